@@ -1,0 +1,31 @@
+// A named thread with one owner: joined by its destructor.
+#pragma once
+#include <functional>
+#include <string>
+#include <thread>
+
+namespace zg {
+
+// Shown by ps and debuggers; at most 15 characters are kept.
+void name_this_thread(const std::string& name);
+
+class NamedThread {
+ public:
+  NamedThread() = default;
+  NamedThread(std::string name, std::function<void()> body);
+  NamedThread(NamedThread&&) = default;
+  NamedThread& operator=(NamedThread&& other) {
+    join();
+    thread_ = std::move(other.thread_);
+    return *this;
+  }
+  ~NamedThread() { join(); }
+  void join() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  std::thread thread_;
+};
+
+}  // namespace zg

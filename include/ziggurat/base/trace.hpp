@@ -1,0 +1,50 @@
+// A timeline of one run, written as Chrome trace JSON (open it in Perfetto): one lane per thread,
+// stream and link. Off by default: a span then costs one relaxed load.
+//
+// Any thread may add spans. Owned by whoever runs the program; handed around by reference.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace zg {
+
+using Clock = std::chrono::steady_clock;
+
+class Trace {
+ public:
+  Trace() : origin_(Clock::now()) {}
+  bool on() const { return on_.load(std::memory_order_relaxed); }
+  // From now on spans are kept, at most kCapacity of them (later ones are counted, not kept).
+  void start();
+  // The number of a lane (a row of the picture); the same name gives the same lane.
+  int lane(const std::string& name);
+  void add(int lane, std::string name, Clock::time_point begin, Clock::time_point end, std::int64_t bytes = 0);
+  // Throws Error(kIo) when the file cannot be written.
+  void save(const std::string& path) const;
+
+  static constexpr std::size_t kCapacity = 2'000'000;
+
+ private:
+  struct Event {
+    int lane;
+    std::string name;
+    Clock::time_point begin, end;
+    std::int64_t bytes;
+  };
+  std::atomic<bool> on_{false};
+  Clock::time_point origin_;
+  mutable std::mutex mutex_;
+  std::vector<std::string> lanes_;
+  std::vector<Event> events_;
+  std::size_t dropped_ = 0;
+};
+
+inline double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+}  // namespace zg

@@ -1,0 +1,115 @@
+// A device: memory with a hard budget, streams that run in order, events, copies, and the op set.
+//
+// The host device is one of them: what people without a GPU, and CI, train on. Its streams are
+// worker threads.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ziggurat/base/trace.hpp"
+
+namespace zg {
+
+// A point in a stream. Copies share it. Any thread.
+class Event {
+ public:
+  Event() = default;  // already done
+  bool done() const;
+  void wait() const;
+  // Runs `action` when done: at once if it is, else on the stream's thread. Must be short.
+  void on_done(std::function<void()> action) const;
+
+  // For implementations of Stream.
+  static Event pending();
+  void set() const;
+
+ private:
+  struct State {
+    std::atomic<bool> done{false};
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::function<void()>> actions;
+  };
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+// Work that runs in the order of its submission. Submitted from one thread at a time.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual const std::string& name() const = 0;
+  virtual Event record() = 0;
+  virtual void wait(const Event& event) = 0;  // later work starts after it
+  // Returns when all work is done; throws what an operation threw.
+  virtual void synchronize() = 0;
+  // Time this stream spent working, so far.
+  virtual double busy_seconds() const = 0;
+};
+
+// A stream of the host device: a worker thread; or none, and then work runs when it is submitted.
+class HostStream : public Stream {
+ public:
+  enum class Mode { kThread, kInline };
+  HostStream(std::string name, Mode mode, Trace* trace = nullptr);
+  ~HostStream() override;
+
+  // `label` must outlive the stream (a literal): it is the span's name in the trace.
+  void enqueue(const char* label, std::function<void()> work);
+
+  const std::string& name() const override { return name_; }
+  Event record() override;
+  void wait(const Event& event) override;
+  void synchronize() override;
+  double busy_seconds() const override;
+
+ private:
+  struct Worker;
+  std::string name_;
+  std::unique_ptr<Worker> worker_;  // null: inline
+};
+
+// Memory of one tier with a hard budget. Buffers of sizes seen before are kept and used again; the
+// bytes in use and kept together never pass the budget. Addresses are aligned to 4096.
+// Thread-safe. Throws nothing: allocate returns null when the budget does not allow it.
+class Arena {
+ public:
+  virtual ~Arena() = default;
+  virtual void* allocate(std::int64_t bytes) = 0;  // bytes: any; charged rounded up to 4096
+  virtual void release(void* data, std::int64_t bytes) = 0;
+  virtual std::int64_t budget() const = 0;
+  virtual std::int64_t in_use() const = 0;
+  virtual std::int64_t peak() const = 0;  // of bytes taken from the system
+  // Called with memory that was just taken from, or is about to go back to, the system.
+  struct Hooks {
+    std::function<void(void*, std::int64_t)> mapped, unmapped;
+  };
+  virtual void set_hooks(Hooks hooks) = 0;
+};
+std::unique_ptr<Arena> make_host_arena(std::string name, std::int64_t budget);
+std::int64_t arena_charge(std::int64_t bytes);  // what an allocation counts against the budget
+
+class Ops;
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string describe() const = 0;
+  virtual bool is_host() const = 0;
+  virtual Arena& arena() = 0;
+  virtual Ops& ops() = 0;
+  virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;
+  // Copies between host memory and this device's, in order on `stream`.
+  virtual void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) = 0;
+  virtual void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) = 0;
+};
+
+std::unique_ptr<Device> make_host_device(std::int64_t budget, Trace* trace);
+
+}  // namespace zg

@@ -1,0 +1,93 @@
+// The run configuration: one JSON file (comments allowed), or several of which later ones win, plus
+// overrides "a.b=c". DeepSpeed's sections and keys mean what they mean there.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ziggurat/io/engine.hpp"
+#include "ziggurat/model/model.hpp"
+#include "ziggurat/optim/schedule.hpp"
+
+namespace zg {
+
+// Where something may live, the lowest tier it may sink to. kAuto: anywhere that has room.
+enum class Placement { kAuto, kDevice, kHost, kNvme };
+enum class Accumulation { kLayerMajor, kMicroBatchMajor };
+
+struct TokenizerConfig {
+  enum class Kind { kBytes, kChars, kGpt2 };
+  Kind kind = Kind::kBytes;
+  std::string directory;  // kGpt2: holds encoder.json and vocab.bpe
+};
+
+struct DataConfig {
+  std::string train;             // text file, or token file .bin
+  std::string validation;        // empty: a share of the training text, its end
+  double validation_share = 0.1; // used when `validation` is empty; 0: none
+  TokenizerConfig tokenizer;
+  DType token_dtype = DType::kU16;  // of .bin files: kU16 or kI32 (read as uint32)
+  std::int64_t seq_len = 256;
+};
+
+struct OptimizerConfig {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+  bool decoupled = true;        // AdamW; Adam with "adam_w_mode": false
+  bool bias_correction = true;
+  bool decay_all = false;       // "decay": "matrices" (default) or "all"
+};
+
+struct AioConfig {
+  io::Backend backend = io::Backend::kAuto;
+  bool require = false;  // "backend" named: no fall-back
+  std::int64_t block_size = 1 << 20;
+  int queue_depth = 32;
+  int threads = 4;       // "intra_op_parallelism" (alias "thread_count"), of the thread-pool back end
+  bool verify = true;    // checksums of what comes back from NVMe
+};
+
+struct TierConfig {
+  std::optional<std::int64_t> device, host;   // budgets in bytes; none: no limit but the machine's
+  std::vector<io::DriveOptions> nvme;         // empty: no NVMe tier
+  io::RamModel ram;                           // for aio.backend "ram" (tests, benchmarks)
+  int prefetch_depth = 8;                     // operations of the program looked ahead
+};
+
+struct RunConfig {
+  // model
+  std::string model_from;                 // Hugging Face directory; empty: `model` from scratch
+  std::optional<ModelConfig> model;       // given in the file; vocab_size 0: the tokenizer's
+  DataConfig data;
+  std::int64_t steps = 0;
+  std::uint64_t seed = 1337;
+  std::int64_t eval_every = 0, eval_batches = 20;  // every 0: only at the end
+  std::int64_t micro_batch = 1, accumulation_steps = 1;  // train_batch_size = product
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  double gradient_clipping = 0;           // 0: off
+  DType dtype = DType::kF32;              // kF32, kBF16; kF64 only for tests ("fp64": {"enabled": true})
+  DType gradient_dtype = DType::kBF16;    // of gradients on their way to the host ("communication_data_type")
+  bool recompute = true;                  // activation_checkpointing.recompute
+  Accumulation accumulation = Accumulation::kLayerMajor;
+  Placement offload_param = Placement::kAuto, offload_optimizer = Placement::kAuto;
+  Placement offload_activation = Placement::kAuto;
+  AioConfig aio;
+  TierConfig tiers;
+  std::string output_dir;                 // empty: "runs/" + name of the (first) file
+  std::int64_t sample_tokens = 0;         // of text generated at the end ("sample": {"tokens": 300, "prompt": ""})
+  std::string sample_prompt;
+
+  std::vector<std::string> warnings;      // known keys without effect, each with its reason
+  std::string resolved_json;              // the merged configuration, for the record
+};
+
+struct ConfigSource {
+  std::vector<std::string> files;
+  std::vector<std::string> overrides;  // "a.b=c"; c is JSON where it parses, else text
+};
+
+// Throws Error(kUsage) naming file and key: what was found, what was expected, how to mend it.
+RunConfig load_config(const ConfigSource& source);
+
+}  // namespace zg

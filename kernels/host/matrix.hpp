@@ -1,0 +1,52 @@
+// Matrix products and attention on the host. Blocking calls, threaded by parallel_for with a partition that
+// depends on the sizes alone. Raw pointers, sizes and leading dimensions; no policy.
+//
+// T: float, bf16, double. Acc<T>: float, for double double.
+#pragma once
+#include <cstdint>
+
+#include "ziggurat/base/dtype.hpp"
+#include "ziggurat/kernels/types.hpp"
+
+namespace zg::host {
+
+template <class T>
+struct AccOf {
+  using type = float;
+};
+template <>
+struct AccOf<double> {
+  using type = double;
+};
+template <class T>
+using Acc = typename AccOf<T>::type;
+
+struct GemmShape {
+  std::int64_t m = 0, n = 0, k = 0;
+  Trans ta = Trans::kNo, tb = Trans::kNo;
+  std::int64_t lda = 0, ldb = 0, ldc = 0;
+  bool accumulate = false;
+};
+// C[m,n] (+)= op(A)[m,k] op(B)[k,n] (+ bias[n]). (In, Out) in {(bf16,bf16), (bf16,float), (float,float),
+// (double,double)}. float and bf16 by oneDNN, double by our own blocked loop (for tests).
+template <class In, class Out>
+void gemm(const GemmShape& shape, const In* a, const In* b, Out* c, const In* bias);
+
+// Whether bf16 products run on the CPU's bf16 instructions; if not they are made in fp32 (and "auto" takes fp32).
+bool has_native_bf16();
+// "AVX512_BF16", "AMX", "none: ..."
+const char* bf16_description();
+
+// See ziggurat/device/ops.hpp for shapes. ld_* in elements.
+template <class T>
+void attention(const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o, std::int64_t ld_o, Acc<T>* lse);
+template <class T>
+void attention_backward(const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, const T* o, std::int64_t ld_o,
+                        const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv, std::int64_t ld_dqkv);
+
+// In place on the first heads * head_size columns of each row.
+template <class T>
+void rope(T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads, std::int64_t head_size,
+          double theta, bool inverse);
+
+}  // namespace zg::host

@@ -1,0 +1,85 @@
+#include "ziggurat/base/log.hpp"
+
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <mutex>
+
+namespace zg::log {
+namespace {
+
+// stderr, with a progress line that log lines do not tear.
+class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  void progress(const std::string& line) {
+    std::lock_guard lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
+    if (terminal_) {
+      erase();
+      line_ = line;
+      draw();
+    } else if (!line.empty() && now - printed_ > std::chrono::seconds(10)) {
+      printed_ = now;
+      std::fprintf(stderr, "%s\n", line.c_str());
+    }
+    std::fflush(stderr);
+  }
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t text;
+    formatter_->format(message, text);
+    erase();
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    draw();
+  }
+  void flush_() override { std::fflush(stderr); }
+
+ private:
+  void erase() const {
+    if (!line_.empty()) std::fputs("\r\033[K", stderr);
+  }
+  void draw() const { std::fputs(line_.c_str(), stderr); }
+
+  const bool terminal_ = isatty(STDERR_FILENO) == 1;
+  std::string line_;
+  std::chrono::steady_clock::time_point printed_{};
+};
+
+struct Output {
+  std::shared_ptr<StderrSink> sink = std::make_shared<StderrSink>();
+  spdlog::logger logger{"ziggurat", sink};
+  Output() {
+    logger.set_pattern("%H:%M:%S.%e %l: %v");
+    logger.flush_on(spdlog::level::trace);
+  }
+};
+
+// The one process-wide object: stderr itself is one.
+Output& output() {
+  static Output instance;
+  return instance;
+}
+
+spdlog::level::level_enum translate(Level level) {
+  switch (level) {
+    case Level::kDebug: return spdlog::level::debug;
+    case Level::kInfo: return spdlog::level::info;
+    case Level::kWarning: return spdlog::level::warn;
+    case Level::kError: return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+}  // namespace
+
+void set_level(Level level) { output().logger.set_level(translate(level)); }
+bool enabled(Level level) { return output().logger.should_log(translate(level)); }
+void write(Level level, const std::string& text) { output().logger.log(translate(level), "{}", text); }
+void progress(const std::string& line) { output().sink->progress(line); }
+
+}  // namespace zg::log

@@ -1,0 +1,119 @@
+#include "ziggurat/base/system.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "ziggurat/base/error.hpp"
+
+namespace zg {
+namespace {
+
+// The number behind `key` in a file of "key: number kB" lines; -1 if there is none.
+std::int64_t kilobytes_of(const char* path, const std::string& key) {
+  std::ifstream in(path);
+  std::string word;
+  while (in >> word) {
+    if (word == key) {
+      std::int64_t value = -1;
+      in >> value;
+      return value * 1024;
+    }
+  }
+  return -1;
+}
+
+std::int64_t number_in(const std::string& path) {
+  std::ifstream in(path);
+  std::int64_t value = -1;
+  return in >> value ? value : -1;
+}
+
+volatile sig_atomic_t interrupt_count = 0;
+
+extern "C" void on_interrupt(int) {
+  interrupt_count = interrupt_count + 1;
+  if (interrupt_count >= 2) _exit(130);
+}
+
+}  // namespace
+
+std::int64_t resident_bytes() { return kilobytes_of("/proc/self/status", "VmRSS:"); }
+std::int64_t peak_resident_bytes() { return kilobytes_of("/proc/self/status", "VmHWM:"); }
+
+std::int64_t available_memory() {
+  std::int64_t available = kilobytes_of("/proc/meminfo", "MemAvailable:");
+  if (available < 0) available = std::numeric_limits<std::int64_t>::max();
+  // cgroup v2: "0::/path"; its limit counts for us and for every ancestor.
+  std::ifstream in("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(in, line)) {
+    if (line.rfind("0::", 0) != 0) continue;
+    std::string path = line.substr(3);
+    while (true) {
+      const std::string base = "/sys/fs/cgroup" + path;
+      const std::int64_t limit = number_in(base + "/memory.max"), used = number_in(base + "/memory.current");
+      if (limit >= 0 && used >= 0) available = std::min(available, std::max<std::int64_t>(0, limit - used));
+      const auto slash = path.rfind('/');
+      if (slash == std::string::npos || path.size() <= 1) break;
+      path.resize(slash);
+    }
+  }
+  return available;
+}
+
+void install_interrupt_handler() {
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+bool interrupted() { return interrupt_count > 0; }
+void request_interrupt() { interrupt_count = 1; }
+
+std::string read_text_file(const std::string& path, const std::string& what) {
+  struct stat st {};
+  if (stat(path.c_str(), &st) != 0) throw Error(Errc::kUsage, path, what + " cannot be read: " + errno_text(errno));
+  if (S_ISDIR(st.st_mode)) throw Error(Errc::kUsage, path, what + " is expected here, this is a directory");
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) throw Error(Errc::kUsage, path, what + " cannot be read: " + errno_text(errno));
+  return text.str();
+}
+
+void write_file_atomically(const std::string& path, const std::string& content) {
+  const std::string temporary = path + ".part";
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) throw Error(Errc::kIo, temporary, "cannot be created: " + errno_text(errno));
+  std::size_t done = 0;
+  while (done < content.size()) {
+    const ssize_t n = ::write(fd, content.data() + done, content.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int error = n < 0 ? errno : EIO;
+      ::close(fd);
+      ::unlink(temporary.c_str());
+      throw Error(Errc::kIo, path, "cannot be written: " + errno_text(error));
+    }
+    done += static_cast<std::size_t>(n);
+  }
+  if (::fsync(fd) != 0 || ::close(fd) != 0 || ::rename(temporary.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(temporary.c_str());
+    throw Error(Errc::kIo, path, "cannot be written: " + errno_text(error));
+  }
+}
+
+}  // namespace zg

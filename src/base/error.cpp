@@ -28,6 +28,7 @@ int Error::exit_code() const {
     case Errc::kInterrupted:
       return 130;
     case Errc::kIo:
+    case Errc::kNumeric:
     case Errc::kDevice:
       return 1;
   }

@@ -16,6 +16,7 @@ enum class Errc {
   kIo,           // the operating system refused or failed an I/O operation
   kMemory,       // a budget, or the machine's memory, does not suffice
   kDevice,       // a device failed
+  kNumeric,      // the training diverged: a loss or gradient is not finite
   kInterrupted,  // the user asked to stop
 };
 

@@ -47,6 +47,8 @@ class Stream {
   virtual const std::string& name() const = 0;
   virtual Event record() = 0;
   virtual void wait(const Event& event) = 0;  // later work starts after it
+  // Calls `action` when all work so far is done, on the stream's thread. Must be short.
+  virtual void callback(std::function<void()> action) = 0;
   // Returns when all work is done; throws what an operation threw.
   virtual void synchronize() = 0;
   // Time this stream spent working, so far.
@@ -66,6 +68,7 @@ class HostStream : public Stream {
   const std::string& name() const override { return name_; }
   Event record() override;
   void wait(const Event& event) override;
+  void callback(std::function<void()> action) override;
   void synchronize() override;
   double busy_seconds() const override;
 
@@ -90,6 +93,7 @@ class Arena {
   struct Hooks {
     std::function<void(void*, std::int64_t)> mapped, unmapped;
   };
+  // Called only while nothing is in use; what was kept goes back to the system first, through the old hooks.
   virtual void set_hooks(Hooks hooks) = 0;
 };
 std::unique_ptr<Arena> make_host_arena(std::string name, std::int64_t budget);

@@ -4,6 +4,9 @@
 // A model is a list of units, each one flat tensor of parameters that is fetched, updated and released as
 // a whole: unit 0 the embedding, units 1..L the blocks, unit L+1 the head (final norm, and the output
 // matrix unless it is tied to the embedding). Shapes: B sequences of T tokens, N = B*T rows, C = width.
+//
+// A model holds no tensor: weights, gradients and scratch are the caller's, and must live until the stream has
+// done the work. Calls may come from any thread, one at a time per stream; none allocates device memory.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -31,7 +34,7 @@ struct ModelConfig {
   bool tied = true;
 };
 
-// Throws Error(kUsage) naming the key when sizes do not fit together.
+// Throws Error(kUsage), whose place is the key as the family's config.json calls it, when sizes do not fit together.
 void validate(const ModelConfig& config);
 
 enum class Init { kZero, kOne, kNormal, kNormalResidual };  // residual: std / sqrt(2 * layers)
@@ -70,22 +73,23 @@ class Model {
   const std::vector<Unit>& units() const { return units_; }
   std::int64_t parameter_count() const;  // without padding
 
+  // Memory handed in as void* must be aligned to 256 bytes and may hold anything: results depend on none of it.
   // Bytes of: the residual stream of one micro-batch ([N,C] of T, rounded up to 4096); what a block's
   // backward needs besides its input ("saved"); scratch of each call.
   std::int64_t checkpoint_bytes(BatchShape shape) const;
   std::int64_t saved_bytes(BatchShape shape) const;
   std::int64_t block_workspace_bytes(BatchShape shape) const;      // forward and backward
   std::int64_t head_workspace_bytes(BatchShape shape) const;       // head() and head_loss()
-  std::int64_t embedding_workspace_bytes(BatchShape shape) const;
 
   // All calls enqueue on `s` and return. `weights`, `grads` are the unit's flat tensors ([1, count]; grads
   // are accumulators, added to). ids, targets: i32 [1,N].
   void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x);
   void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads);
 
-  // out [N,C] = block(x [N,C]); fills `saved` (saved_bytes). out may not alias x.
+  // out [N,C] = block(x [N,C]); fills `saved` (saved_bytes). out may not alias x. Run again on the same x it gives
+  // the same bits, which is how activations are recomputed; a null `out` then saves the last product.
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved, void* workspace);
-  // dx [N,C]: gradient of the output in, of the input out, in place.
+  // dx [N,C]: gradient of the output in, of the input out, in place. `saved` is used up.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
                       void* workspace);
 
@@ -108,8 +112,13 @@ class Model {
   std::vector<Unit> units_;
 };
 
-// Floating point operations of the matrix products (and attention's) of one training step over `tokens`
-// tokens in sequences of `time`: 6 per parameter and token, 8 with recomputation of the blocks.
+// Floating point operations of the matrix products of one training step over `tokens` tokens in sequences of `time`:
+//
+//   tokens * (2 * p * layers * (block + attention) + 6 * table)
+//
+// where block and table are the elements of a block's matrices and of the output matrix, attention = time * heads *
+// head_size (two products, half of each masked away), and p = 3 passes (a backward counts as two), 4 with
+// recomputation of the blocks. What flash attention computes again in its backward is not counted.
 double training_flops(const ModelConfig& config, std::int64_t tokens, std::int64_t time, bool recompute);
 
 }  // namespace zg

@@ -1,20 +1,18 @@
 // The run configuration: one JSON file (comments allowed), or several of which later ones win, plus
-// overrides "a.b=c". DeepSpeed's sections and keys mean what they mean there.
+// overrides "a.b=c". DeepSpeed's sections and keys mean what they mean there. Plain values; load_config() may be
+// called from any thread, and keeps nothing.
 #pragma once
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "ziggurat/engine/layout.hpp"
 #include "ziggurat/io/engine.hpp"
 #include "ziggurat/model/model.hpp"
 #include "ziggurat/optim/schedule.hpp"
 
 namespace zg {
-
-// Where something may live, the lowest tier it may sink to. kAuto: anywhere that has room.
-enum class Placement { kAuto, kDevice, kHost, kNvme };
-enum class Accumulation { kLayerMajor, kMicroBatchMajor };
 
 struct TokenizerConfig {
   enum class Kind { kBytes, kChars, kGpt2 };
@@ -32,7 +30,7 @@ struct DataConfig {
 };
 
 struct OptimizerConfig {
-  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;  // DeepSpeed's defaults
   bool decoupled = true;        // AdamW; Adam with "adam_w_mode": false
   bool bias_correction = true;
   bool decay_all = false;       // "decay": "matrices" (default) or "all"
@@ -49,7 +47,9 @@ struct AioConfig {
 
 struct TierConfig {
   std::optional<std::int64_t> device, host;   // budgets in bytes; none: no limit but the machine's
-  std::vector<io::DriveOptions> nvme;         // empty: no NVMe tier
+  // Empty: no NVMe tier. DriveOptions::bytes 0: as much as the run needs, which the caller computes (so with
+  // DeepSpeed's nvme_path, which has no size).
+  std::vector<io::DriveOptions> nvme;
   io::RamModel ram;                           // for aio.backend "ram" (tests, benchmarks)
   int prefetch_depth = 8;                     // operations of the program looked ahead
 };
@@ -67,18 +67,21 @@ struct RunConfig {
   ScheduleConfig schedule;
   double gradient_clipping = 0;           // 0: off
   DType dtype = DType::kF32;              // kF32, kBF16; kF64 only for tests ("fp64": {"enabled": true})
-  DType gradient_dtype = DType::kBF16;    // of gradients on their way to the host ("communication_data_type")
+  // Of gradients on their way to the host: "communication_data_type", by default as `dtype`; kF64 with kF64.
+  DType gradient_dtype = DType::kF32;
   bool recompute = true;                  // activation_checkpointing.recompute
   Accumulation accumulation = Accumulation::kLayerMajor;
+  // Of what no offload section places: kAuto when the files have "tiers", else kDevice as in DeepSpeed.
   Placement offload_param = Placement::kAuto, offload_optimizer = Placement::kAuto;
   Placement offload_activation = Placement::kAuto;
   AioConfig aio;
   TierConfig tiers;
-  std::string output_dir;                 // empty: "runs/" + name of the (first) file
+  std::string output_dir;                 // "runs/" + name of the first file, unless given
   std::int64_t sample_tokens = 0;         // of text generated at the end ("sample": {"tokens": 300, "prompt": ""})
   std::string sample_prompt;
 
-  std::vector<std::string> warnings;      // known keys without effect, each with its reason
+  // "file: key: has no effect: reason", and what was taken for each "auto".
+  std::vector<std::string> warnings;
   std::string resolved_json;              // the merged configuration, for the record
 };
 
@@ -87,7 +90,8 @@ struct ConfigSource {
   std::vector<std::string> overrides;  // "a.b=c"; c is JSON where it parses, else text
 };
 
-// Throws Error(kUsage) naming file and key: what was found, what was expected, how to mend it.
+// Throws Error(kUsage) naming file and key: what was found, what was expected, how to mend it. Reads nothing but the
+// files of the configuration: that the data and directories it names exist is for those who open them.
 RunConfig load_config(const ConfigSource& source);
 
 }  // namespace zg

@@ -1,0 +1,116 @@
+// Runs step programs: acquires what each operation needs from the store, enqueues it, and goes on.
+//
+// One rank thread calls everything here. Compute runs on one stream of the device and the optimizer on
+// another, so that an update rides beside the forward (or backward) that does not need it yet.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ziggurat/engine/step_program.hpp"
+#include "ziggurat/store/store.hpp"
+
+namespace zg {
+
+// Parameter values by element range, in the layout of Param (initialisation, or a weight file).
+using ParamSource = std::function<void(const Param& param, std::int64_t begin, std::int64_t end, float* out)>;
+
+// What the optimizer applies; the schedule is the caller's.
+struct UpdateRule {
+  AdamParams adam;           // lr, betas, eps, weight_decay, ...; step and grad_scale are set by the engine
+  bool decay_all = false;    // else matrices only
+  double clip = 0;           // global norm; 0: none
+};
+
+struct MicroBatch {
+  const std::int32_t* ids = nullptr;      // [rows]
+  const std::int32_t* targets = nullptr;  // [rows], negative: not counted
+};
+
+enum class Then { kTrain, kPause };  // what follows a step: another one, or anything else
+
+struct Phases {
+  double forward = 0, backward = 0, optimizer = 0;  // seconds the streams worked
+};
+
+struct StepResult {
+  double loss = 0;       // mean over valid tokens
+  double grad_norm = 0;  // of the mean gradient, before clipping
+  std::int64_t tokens = 0;
+  double seconds = 0;    // wall time
+  double stall = 0;      // of it: compute stream without work
+  Phases phases;
+  Traffic traffic;
+};
+
+class Engine {
+ public:
+  struct Options {
+    const Layout* layout = nullptr;
+    const StepPrograms* programs = nullptr;
+    Device* device = nullptr;
+    TensorStore* store = nullptr;  // over layout->table
+    Trace* trace = nullptr;
+  };
+  explicit Engine(const Options& options);
+  ~Engine();
+
+  // Fills master weights (and from them the weights), zeroes m and v. Once, before the first step.
+  void initialize(const ParamSource& source);
+
+  // One optimizer step over `micro_batches` (as many as the layout says); `step` counts from 0. `then` is binding.
+  // Throws Error(kNumeric) when loss or gradient are not finite, before they reach a weight where the
+  // update is deferred.
+  StepResult train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches, const UpdateRule& rule, Then then);
+
+  // Mean loss over the valid tokens of any number of micro-batches. After a step with Then::kPause.
+  double evaluate(std::int64_t micro_batches, const std::function<MicroBatch(std::int64_t)>& batch);
+
+  // Applies what waits (deferred updates). Called by the others where it is needed.
+  void flush();
+
+  // Elements [begin, end) of a parameter's fp32 master. After a step with Then::kPause.
+  void read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, float* out);
+  // The same of exp_avg (0) or exp_avg_sq (1), for tests and checkpoints.
+  void read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, float* out);
+
+  // Bytes that crossed the links since the start, the store's and the engine's own (tokens, sums).
+  Traffic traffic() const;
+  // The engine's own per training step.
+  Traffic own_traffic_per_step() const;
+
+ private:
+  class Timer;
+  void run_program(const StepProgram& program, const StepProgram* next);
+  void issue(const StepOp& op, std::vector<Lease>& leases);
+  void issue_update(const StepOp& op, const std::vector<Lease>& leases);
+  void load_tokens(std::size_t m, const MicroBatch& batch);
+  void zero_scalars();
+  std::vector<double> read_scalars();
+  void leave_program();
+  void read_state(TensorId tensor, const Param& param, std::int64_t begin, std::int64_t end, float* out);
+  Lease host_lease(SegmentId segment, Access access);
+  View whole_view(const Lease& lease, TensorId tensor) const;
+
+  const Layout& layout_;
+  const StepPrograms& programs_;
+  Device& device_;
+  TensorStore& store_;
+  Trace* trace_;
+  std::unique_ptr<Stream> compute_, optimizer_;
+  void* workspace_memory_ = nullptr;
+  std::int64_t workspace_bytes_ = 0;
+  std::unique_ptr<Timer> timer_;
+  std::vector<std::int32_t> token_staging_;
+  std::vector<double> scalar_staging_;
+  std::vector<Lease> leases_;
+  bool pending_ = false;           // gradients wait for their update
+  AdamParams update_;              // of the updates that are being issued
+  UpdateRule rule_;
+  Traffic own_;
+};
+
+}  // namespace zg

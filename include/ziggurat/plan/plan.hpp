@@ -1,0 +1,47 @@
+// Does a run fit, what will it move, and how fast can it be: answered before step 1, without moving a byte.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "ziggurat/engine/step_program.hpp"
+#include "ziggurat/store/residency.hpp"
+
+namespace zg {
+
+struct Plan {
+  bool fits = false;
+  std::optional<NoRoom> obstacle;  // when it does not
+  Traffic per_step;                // of the store, once the run is under way
+  Budgets peak;                    // bytes used of each budget, workspace not included
+};
+
+// Dry run of the whole life of a training run (first steps, evaluation, more steps) under these budgets
+// (workspace not included).
+Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets& budgets);
+
+// The smallest budgets that do: first the device's with as much host memory as there is need for, then the
+// host's with `device` bytes (or the smallest, if that is more) of device memory. Workspace not included.
+// Nothing if no budget does.
+std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs, std::int64_t device);
+
+// Speeds of this machine's links, measured (bench.hpp) or given.
+struct Roofs {
+  double flops = 0;                          // of the matrix products, per second
+  double host_to_device = 0, device_to_host = 0;  // bytes per second
+  double nvme_read = 0, nvme_write = 0;      // all drives together; 0: no NVMe tier
+  bool nvme_half_duplex = true;
+};
+
+// The least time a step can take, by link: T_step >= max of these.
+struct Bound {
+  double seconds = 0;
+  std::string by;  // "compute", "nvme", "host->device", "device->host"
+  double compute = 0, nvme = 0, host_to_device = 0, device_to_host = 0;
+};
+Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic);
+
+// Measures the speed of matrix products in `dtype` and of memory copies; a fraction of a second.
+Roofs measure_roofs(DType dtype);
+
+}  // namespace zg

@@ -1,0 +1,46 @@
+// The future: the sequence of operations of a step, each with the segments it touches.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ziggurat/store/table.hpp"
+
+namespace zg {
+
+struct AccessStep {
+  SegmentId segment = 0;
+  Tier tier = Tier::kDevice;  // kDevice or kHost
+  Access access = Access::kRead;
+  bool last = false;          // the content is dead after this access
+};
+
+class Program {
+ public:
+  explicit Program(std::string name = "") : name_(std::move(name)) {}
+
+  // Appends an operation. Its accesses are all held at once; each segment appears once.
+  void add_op(std::span<const AccessStep> accesses);
+  // Builds the index of next uses; after it the program does not change.
+  void finish(std::int32_t segment_count);
+
+  const std::string& name() const { return name_; }
+  std::int32_t op_count() const { return static_cast<std::int32_t>(op_first_.size()); }
+  std::span<const AccessStep> op(std::int32_t index) const;
+  std::int32_t first_access(std::int32_t op) const { return op_first_[static_cast<std::size_t>(op)]; }
+  std::int32_t access_count() const { return static_cast<std::int32_t>(accesses_.size()); }
+  const AccessStep& access(std::int32_t position) const { return accesses_[static_cast<std::size_t>(position)]; }
+  // Positions at which a segment is accessed, ascending.
+  std::span<const std::int32_t> uses(SegmentId segment) const;
+  // Fingerprint of the sequence: equal programs on all ranks have equal ones.
+  std::uint64_t hash() const;
+
+ private:
+  std::string name_;
+  std::vector<std::int32_t> op_first_;
+  std::vector<AccessStep> accesses_;
+  std::vector<std::int32_t> use_first_, uses_;
+};
+
+}  // namespace zg

@@ -1,0 +1,76 @@
+// What a store holds: tensors, cut into segments, and where each may live.
+//
+// Built before the store, so that budgets, file sizes and traffic can be planned without moving a byte.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ziggurat/base/dtype.hpp"
+
+namespace zg {
+
+enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
+inline constexpr int kTiers = 3;
+const char* name_of(Tier tier);
+
+enum class Role : std::uint8_t { kWeight, kGradient, kOptimizerState, kActivation, kOther };
+
+enum class Access : std::uint8_t {
+  kRead,
+  kWrite,      // read and modify
+  kOverwrite,  // every byte that matters is written before it is read: nothing is fetched
+};
+
+using TensorId = std::int32_t;
+using SegmentId = std::int32_t;
+
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::int64_t count = 0;            // elements
+  Role role = Role::kOther;
+  Tier lowest = Tier::kNvme;         // how far it may sink
+  std::int64_t segment_elements = 0; // 0: one segment (contiguous wherever it is)
+};
+
+struct Tensor {
+  TensorSpec spec;
+  SegmentId first_segment = 0;
+  std::int32_t segments = 0;
+};
+
+struct Segment {
+  TensorId tensor = 0;
+  std::int64_t first_element = 0, elements = 0;
+  std::int64_t bytes = 0;        // of content
+  std::int64_t charge = 0;       // against a memory budget: bytes rounded up to 4096
+  Tier lowest = Tier::kNvme;
+  std::int64_t part = 0;         // bytes on each drive: the segment is cut into equal parts, one per drive
+  std::int64_t extent = -1;      // offset in each drive's file; -1: never on NVMe
+};
+
+class TensorTable {
+ public:
+  // drives: over how many files an NVMe segment is striped; 0: there is no NVMe tier, kNvme means kHost.
+  explicit TensorTable(int drives) : drives_(drives) {}
+
+  TensorId add(const TensorSpec& spec);
+  const Tensor& tensor(TensorId id) const { return tensors_[static_cast<std::size_t>(id)]; }
+  const Segment& segment(SegmentId id) const { return segments_[static_cast<std::size_t>(id)]; }
+  std::int32_t tensor_count() const { return static_cast<std::int32_t>(tensors_.size()); }
+  std::int32_t segment_count() const { return static_cast<std::int32_t>(segments_.size()); }
+  int drives() const { return drives_; }
+  // Bytes each drive's file must have.
+  std::int64_t drive_bytes() const { return drive_bytes_; }
+  // "block.3.master[2]"
+  std::string segment_name(SegmentId id) const;
+
+ private:
+  int drives_;
+  std::int64_t drive_bytes_ = 0;
+  std::vector<Tensor> tensors_;
+  std::vector<Segment> segments_;
+};
+
+}  // namespace zg

@@ -1,0 +1,145 @@
+// What this machine and a path can do, found by doing it.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "io/drive_file.hpp"
+#include "io/open.hpp"
+#include "io/queue.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/philox.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg::io {
+namespace {
+
+constexpr std::int64_t kChunk = 4 * kMiB;  // of one measured transfer
+constexpr int kChunks = 16;                // in flight
+
+// Page-aligned memory of its own, filled with noise that no drive can compress.
+class Noise {
+ public:
+  explicit Noise(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {
+    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+      throw Error(Errc::kMemory, "probe", fmt::format("{}: {}", format_bytes(bytes), errno_text(errno)));
+    data_ = static_cast<char*>(memory);
+    const NamedRandom random(1, "io probe");
+    for (std::size_t i = 0; i < bytes_; i += sizeof(Philox4)) {
+      const Philox4 block = random.block(i);
+      std::memcpy(data_ + i, &block, sizeof(block));
+    }
+  }
+  ~Noise() { munmap(data_, bytes_); }
+  Noise(const Noise&) = delete;
+  Noise& operator=(const Noise&) = delete;
+  char* data() const { return data_; }
+
+ private:
+  const std::size_t bytes_;
+  char* data_ = nullptr;
+};
+
+void check(const Result& result, const std::string& path, Op op) {
+  if (result.ok()) return;
+  throw Error(
+      Errc::kIo, path,
+      fmt::format("{} failed: {}", op == Op::kRead ? "reading" : "writing", errno_text(result.error)));
+}
+
+// Moves the whole file once, in order; bytes per second.
+double stream_through(Engine& engine, Op op, const std::string& path, std::int64_t bytes,
+                      const Noise& noise) {
+  Ticket tickets[kChunks];
+  Result first_failure;
+  const auto settle = [&](Ticket& ticket) {
+    if (!ticket) return;
+    const Result result = engine.wait(ticket);
+    ticket = Ticket();
+    if (first_failure.ok()) first_failure = result;
+  };
+  const auto begin = Clock::now();
+  int k = 0;
+  for (std::int64_t at = 0; at < bytes && first_failure.ok(); at += kChunk, k = (k + 1) % kChunks) {
+    settle(tickets[k]);
+    tickets[k] = engine.submit(
+        {.op = op, .offset = at, .data = noise.data() + k * kChunk, .bytes = std::min(kChunk, bytes - at)});
+  }
+  for (Ticket& ticket : tickets) settle(ticket);
+  check(first_failure, path, op);
+  return static_cast<double>(bytes) / seconds_between(begin, Clock::now());
+}
+
+BackendProbe probe_kernel(Backend backend) {
+  BackendProbe probe{backend, true, "pread and pwrite work everywhere"};
+  if (backend == Backend::kRam) probe.reason = "memory, for tests and benchmarks";
+  if (backend == Backend::kUring) {
+    try {
+      probe.reason = make_uring_queue(-1, 1)->features();
+    } catch (const Error& e) {
+      probe = {backend, false, e.what()};
+    }
+  }
+  return probe;
+}
+
+BackendProbe probe_with_file(Backend backend, const std::string& path) {
+  try {
+    constexpr std::int64_t kBytes = 64 * kKiB;
+    EngineOptions options;
+    options.backend = backend;
+    const Opened opened = open_engine(options, {{path, kBytes}});
+    Engine& engine = *opened.engine;
+    if (engine.backend() != backend) return {backend, false, opened.notices.at(0)};
+    const Noise out(kBytes), back(kBytes);
+    std::memset(back.data(), 0, kBytes);
+    check(engine.wait(engine.submit({.op = Op::kWrite, .data = out.data(), .bytes = kBytes})), path,
+          Op::kWrite);
+    check(engine.wait(engine.submit({.op = Op::kRead, .data = back.data(), .bytes = kBytes})), path,
+          Op::kRead);
+    if (std::memcmp(out.data(), back.data(), kBytes) != 0)
+      return {backend, false, "read other bytes than were written"};
+    return {backend, true, engine.describe()};
+  } catch (const Error& e) {
+    return {backend, false, e.what()};
+  }
+}
+
+}  // namespace
+
+std::vector<BackendProbe> probe_backends(const std::string& path) {
+  std::vector<BackendProbe> probes;
+  for (const Backend backend : {Backend::kUring, Backend::kThreads, Backend::kRam}) {
+    BackendProbe probe = probe_kernel(backend);
+    if (probe.works && !path.empty() && backend != Backend::kRam) probe = probe_with_file(backend, path);
+    probes.push_back(std::move(probe));
+  }
+  return probes;
+}
+
+PathProbe probe_path(const std::string& path, std::int64_t measure_bytes) {
+  const Mount mount = mount_of(path);
+  PathProbe probe;
+  probe.path = path;
+  probe.filesystem = mount.filesystem;
+  probe.device = mount.device;
+  {
+    const DriveFile file({path, kMiB});
+    probe.direct = file.buffered_because().empty();
+    probe.direct_reason = probe.direct ? "O_DIRECT works" : file.buffered_because();
+  }
+  probe.free_bytes = free_bytes_of(path);
+  if (measure_bytes <= 0) return probe;
+  const std::int64_t bytes = round_up(measure_bytes, Engine::alignment());
+  const Noise noise(kChunk * kChunks);
+  const Opened opened = open_engine({}, {{path, bytes}});
+  // The first pass over a new file also pays for its metadata; a tier writes the same places again and again.
+  stream_through(*opened.engine, Op::kWrite, path, bytes, noise);
+  probe.write_bytes_per_second = stream_through(*opened.engine, Op::kWrite, path, bytes, noise);
+  probe.read_bytes_per_second = stream_through(*opened.engine, Op::kRead, path, bytes, noise);
+  return probe;
+}
+
+}  // namespace zg::io

@@ -1,0 +1,214 @@
+// GELU, SwiGLU and addition: one vector in, one out.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/host/activations.cpp"
+// clang-format off
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
+// clang-format on
+
+#include "kernels/host/elementwise.hpp"
+#include "kernels/host/lanes.hpp"
+#include "kernels/host/spans.hpp"
+
+#ifndef ZG_ACTIVATION_KERNELS
+#define ZG_ACTIVATION_KERNELS
+namespace zg::host {
+// The kernels of one instruction set, each over n neighbouring elements.
+template <class T>
+struct ActivationKernels {
+  void (*gelu)(std::int64_t n, const T* x, T* y);
+  void (*gelu_backward)(std::int64_t n, const T* x, const T* dy, T* dx);
+  void (*swiglu)(std::int64_t n, const T* gate, const T* up, T* y);
+  void (*swiglu_backward)(std::int64_t n, const T* gate, const T* up, const T* dy, T* dgate, T* dup);
+  void (*add)(std::int64_t n, const T* a, const T* b, T* out);
+};
+}  // namespace zg::host
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zg::host::HWY_NAMESPACE {
+namespace {
+
+// 1 / (1 + exp(-x)). The exponent is bounded where the result is below any rounding of interest, so that exp
+// stays finite.
+template <class D, class V>
+HWY_INLINE V sigmoid(D d, V x) {
+  using A = hn::TFromD<D>;
+  const V one = hn::Set(d, A{1});
+  const V exponent = hn::Min(hn::Neg(x), hn::Set(d, static_cast<A>(sizeof(A) == 8 ? 700.0 : 88.0)));
+  return hn::Div(one, hn::Add(one, hn::Exp(d, exponent)));
+}
+
+// GELU by tanh is x * sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
+inline constexpr double kTwoSqrt2OverPi = 1.5957691216057307;
+inline constexpr double kCubic = 0.044715;
+
+// x where sigmoid(2u) still changes: beyond, the cube would overflow for nothing.
+template <class D, class V>
+HWY_INLINE V gelu_domain(D d, V x) {
+  using A = hn::TFromD<D>;
+  return hn::Max(hn::Set(d, A{-30}), hn::Min(x, hn::Set(d, A{30})));
+}
+template <class D, class V>
+HWY_INLINE V gelu_sigmoid(D d, V bounded) {
+  using A = hn::TFromD<D>;
+  const V square = hn::Mul(bounded, bounded);
+  const V factor = hn::MulAdd(square, hn::Set(d, static_cast<A>(kTwoSqrt2OverPi * kCubic)),
+                              hn::Set(d, static_cast<A>(kTwoSqrt2OverPi)));
+  return sigmoid(d, hn::Mul(bounded, factor));
+}
+
+template <class T>
+void gelu(std::int64_t n, const T* x, T* y) {
+  const Lanes<T> d;
+  for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
+    const auto v = load(d, x + i, w);
+    save(d, hn::Mul(v, gelu_sigmoid(d, gelu_domain(d, v))), y + i, w);
+  });
+}
+
+template <class T>
+void gelu_backward(std::int64_t n, const T* x, const T* dy, T* dx) {
+  using A = Acc<T>;
+  const Lanes<T> d;
+  const auto one = hn::Set(d, A{1});
+  for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
+    const auto v = load(d, x + i, w);
+    const auto bounded = gelu_domain(d, v);
+    const auto s = gelu_sigmoid(d, bounded);
+    // d(2u)/dx
+    const auto slope =
+        hn::MulAdd(hn::Mul(bounded, bounded), hn::Set(d, static_cast<A>(3 * kTwoSqrt2OverPi * kCubic)),
+                   hn::Set(d, static_cast<A>(kTwoSqrt2OverPi)));
+    const auto derivative = hn::MulAdd(hn::Mul(v, slope), hn::Mul(s, hn::Sub(one, s)), s);
+    save(d, hn::Mul(load(d, dy + i, w), derivative), dx + i, w);
+  });
+}
+
+template <class T>
+void swiglu(std::int64_t n, const T* gate, const T* up, T* y) {
+  const Lanes<T> d;
+  for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
+    const auto g = load(d, gate + i, w);
+    save(d, hn::Mul(hn::Mul(g, sigmoid(d, g)), load(d, up + i, w)), y + i, w);
+  });
+}
+
+template <class T>
+void swiglu_backward(std::int64_t n, const T* gate, const T* up, const T* dy, T* dgate, T* dup) {
+  const Lanes<T> d;
+  const auto one = hn::Set(d, Acc<T>{1});
+  for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
+    const auto g = load(d, gate + i, w);
+    const auto u = load(d, up + i, w);
+    const auto e = load(d, dy + i, w);
+    const auto s = sigmoid(d, g);
+    const auto silu = hn::Mul(g, s);
+    // silu' = s (1 + g (1 - s))
+    const auto derivative = hn::MulAdd(silu, hn::Sub(one, s), s);
+    save(d, hn::Mul(hn::Mul(e, u), derivative), dgate + i, w);
+    save(d, hn::Mul(e, silu), dup + i, w);
+  });
+}
+
+template <class T>
+void add(std::int64_t n, const T* a, const T* b, T* out) {
+  const Lanes<T> d;
+  for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
+    save(d, hn::Add(load(d, a + i, w), load(d, b + i, w)), out + i, w);
+  });
+}
+
+template <class T>
+ActivationKernels<T> activations() {
+  return {gelu<T>, gelu_backward<T>, swiglu<T>, swiglu_backward<T>, add<T>};
+}
+ActivationKernels<float> activations_f32() {
+  return activations<float>();
+}
+ActivationKernels<bf16> activations_bf16() {
+  return activations<bf16>();
+}
+ActivationKernels<double> activations_f64() {
+  return activations<double>();
+}
+
+}  // namespace
+}  // namespace zg::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zg::host {
+namespace {
+HWY_EXPORT(activations_f32);
+HWY_EXPORT(activations_bf16);
+HWY_EXPORT(activations_f64);
+
+template <class T>
+ActivationKernels<T> kernels() {
+  if constexpr (std::is_same_v<T, float>) {
+    return HWY_DYNAMIC_DISPATCH(activations_f32)();
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return HWY_DYNAMIC_DISPATCH(activations_bf16)();
+  } else {
+    return HWY_DYNAMIC_DISPATCH(activations_f64)();
+  }
+}
+}  // namespace
+
+template <class T>
+void gelu(Extent extent, Strided<const T> x, Strided<T> y) {
+  const auto k = kernels<T>();
+  for_spans(flattened(extent, x, y),
+            [&](std::int64_t r, std::int64_t c, std::int64_t n) { k.gelu(n, x.row(r) + c, y.row(r) + c); });
+}
+
+template <class T>
+void gelu_backward(Extent extent, Strided<const T> x, Strided<const T> dy, Strided<T> dx) {
+  const auto k = kernels<T>();
+  for_spans(flattened(extent, x, dy, dx), [&](std::int64_t r, std::int64_t c, std::int64_t n) {
+    k.gelu_backward(n, x.row(r) + c, dy.row(r) + c, dx.row(r) + c);
+  });
+}
+
+template <class T>
+void swiglu(Extent extent, Strided<const T> gate_up, Strided<T> y) {
+  const auto k = kernels<T>();
+  for_spans(extent, [&](std::int64_t r, std::int64_t c, std::int64_t n) {
+    const T* gate = gate_up.row(r) + c;
+    k.swiglu(n, gate, gate + extent.cols, y.row(r) + c);
+  });
+}
+
+template <class T>
+void swiglu_backward(Extent extent, Strided<const T> gate_up, Strided<const T> dy, Strided<T> d_gate_up) {
+  const auto k = kernels<T>();
+  for_spans(extent, [&](std::int64_t r, std::int64_t c, std::int64_t n) {
+    const T* gate = gate_up.row(r) + c;
+    T* dgate = d_gate_up.row(r) + c;
+    k.swiglu_backward(n, gate, gate + extent.cols, dy.row(r) + c, dgate, dgate + extent.cols);
+  });
+}
+
+template <class T>
+void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out) {
+  const auto k = kernels<T>();
+  for_spans(flattened(extent, a, b, out), [&](std::int64_t r, std::int64_t c, std::int64_t n) {
+    k.add(n, a.row(r) + c, b.row(r) + c, out.row(r) + c);
+  });
+}
+
+#define ZG_INSTANTIATE(T)                                                                \
+  template void gelu(Extent, Strided<const T>, Strided<T>);                              \
+  template void gelu_backward(Extent, Strided<const T>, Strided<const T>, Strided<T>);   \
+  template void swiglu(Extent, Strided<const T>, Strided<T>);                            \
+  template void swiglu_backward(Extent, Strided<const T>, Strided<const T>, Strided<T>); \
+  template void add(Extent, Strided<const T>, Strided<const T>, Strided<T>);
+ZG_INSTANTIATE(float)
+ZG_INSTANTIATE(bf16)
+ZG_INSTANTIATE(double)
+#undef ZG_INSTANTIATE
+
+}  // namespace zg::host
+#endif  // HWY_ONCE

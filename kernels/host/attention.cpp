@@ -1,0 +1,550 @@
+// Causal attention on the host without a T x T buffer, after FlashAttention-2 (Dao, 2023): tiles of keys pass
+// by tiles of queries with a running maximum and sum (Milakov and Gimelshein, 2018), and the backward pass
+// makes the probabilities again from the stored logarithm of the sum.
+//
+// Tiles are fp32 in scratch memory. Scores are kept transposed, [keys, queries], so that the softmax over
+// keys runs along whole vectors of queries, and only queries (and their gradients) need transposing, once per
+// tile of theirs. They are scaled by log2(e) too: exponentials are then powers of two.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/host/attention.cpp"
+// Tiles keep vectors in arrays, which SVE and RVV cannot; Arm runs NEON.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/host/attention_tiles.hpp"
+#include "kernels/host/matrix.hpp"
+
+#ifndef ZG_KERNELS_HOST_ATTENTION_ONCE
+#define ZG_KERNELS_HOST_ATTENTION_ONCE
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/parallel.hpp"
+
+namespace zg::host {
+namespace {
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+// One (batch, head): rows of queries, keys and values `ld` apart.
+template <class T>
+struct ForwardTask {
+  const T *q, *k, *v;
+  std::int64_t ld;
+  T* o;
+  std::int64_t ld_o;
+  float* lse;
+  std::int64_t head_size;
+  std::int64_t first, last;  // queries [first, last) of the sequence
+  float* scratch;
+};
+
+// One (batch, key/value head) with all its query heads. dq and q are of the first of them; the next lies
+// head_size on.
+template <class T>
+struct BackwardTask {
+  const T *q, *k, *v;
+  std::int64_t ld;
+  const T *o, *d_o;
+  std::int64_t ld_o, ld_do;
+  const float* lse;  // of the first query head; the next lies `time` on
+  T *dq, *dk, *dv;
+  std::int64_t ld_d;
+  std::int64_t head_size, time, query_heads;
+  float* scratch;
+};
+
+std::int64_t padded_head(std::int64_t head_size) {
+  return (head_size + kPanelUnit - 1) / kPanelUnit * kPanelUnit;
+}
+std::int64_t padded_time(std::int64_t time) {
+  return (time + kTile - 1) / kTile * kTile;
+}
+
+// Scratch of a forward task. Per tile of queries: transposed queries, output, running maximum and sum.
+struct ForwardScratch {
+  explicit ForwardScratch(Cutter& cut, std::int64_t head_size) {
+    const std::int64_t width = padded_head(head_size);
+    for (std::int64_t i = 0; i < kQueryBlock / kTile; ++i) {
+      qt[i] = cut.take(kTile * width);
+      o[i] = cut.take(kTile * width);
+      max[i] = cut.take(kTile);
+      sum[i] = cut.take(kTile);
+    }
+    k = cut.take(kTile * width);
+    v = cut.take(kTile * width);
+    q = cut.take(kTile * width);
+    scores = cut.take(kTile * kTile);
+    factor = cut.take(kTile);
+  }
+  float *qt[kQueryBlock / kTile], *o[kQueryBlock / kTile], *max[kQueryBlock / kTile],
+      *sum[kQueryBlock / kTile];
+  float *k, *v, *q, *scores, *factor;
+};
+
+// Scratch of a backward task: keys, values and their gradients for the whole sequence, and one tile of
+// queries.
+struct BackwardScratch {
+  BackwardScratch(Cutter& cut, std::int64_t head_size, std::int64_t time) {
+    const std::int64_t width = padded_head(head_size), all = padded_time(time) * width, tile = kTile * width;
+    for (float** part : {&k, &v, &dk, &dv}) *part = cut.take(all);
+    for (float** part : {&q, &qt, &d_o, &dot, &dq}) *part = cut.take(tile);
+    for (float** part : {&p, &ds}) *part = cut.take(kTile * kTile);
+    for (float** part : {&lse, &delta}) *part = cut.take(kTile);
+  }
+  float *k, *v, *dk, *dv, *q, *qt, *d_o, *dot, *dq, *p, *ds, *lse, *delta;
+};
+
+}  // namespace
+}  // namespace zg::host
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zg::host::HWY_NAMESPACE {
+namespace {
+
+// Keys that queries [c, c + lanes) of a tile may see, if the diagonal crosses it: as many as products will
+// read.
+HWY_INLINE std::int64_t visible_keys(std::int64_t c, std::int64_t keys, bool diagonal) {
+  return diagonal ? less(keys, up(c + lanes(), kRows)) : keys;
+}
+
+// Whether key k is visible to the queries c, c + 1, ...
+HWY_INLINE hn::Mask<Float> visible(std::int64_t c, std::int64_t k) {
+  const Int d;
+  const auto queries = hn::Iota(d, static_cast<std::int32_t>(c));
+  return hn::RebindMask(Float(), hn::Lt(hn::Set(d, static_cast<std::int32_t>(k - 1)), queries));
+}
+
+// Scores [keys, queries] become 2^(score - new maximum); factor = 2^(old maximum - new maximum).
+HWY_NOINLINE void running_softmax(float* scores, std::int64_t keys, std::int64_t queries, bool diagonal,
+                                  float* max, float* sum, float* factor) {
+  const Float d;
+  const Vector lowest = hn::Set(d, -1e30f);
+  for (std::int64_t c = 0; c < queries; c += lanes()) {
+    const std::int64_t end = visible_keys(c, keys, diagonal), clear = diagonal ? less(c, end) : end;
+    const Vector old = hn::LoadU(d, max + c);
+    Vector top = old;
+    for (std::int64_t k = 0; k < clear; ++k) top = hn::Max(top, hn::LoadU(d, scores + k * kTile + c));
+    for (std::int64_t k = clear; k < end; ++k) {
+      top = hn::Max(top, hn::IfThenElse(visible(c, k), hn::LoadU(d, scores + k * kTile + c), lowest));
+    }
+    Vector total = hn::Zero(d);
+    for (std::int64_t k = 0; k < clear; ++k) {
+      float* at = scores + k * kTile + c;
+      const Vector e = exp2_of(hn::Sub(hn::LoadU(d, at), top));
+      total = hn::Add(total, e);
+      hn::StoreU(e, d, at);
+    }
+    for (std::int64_t k = clear; k < end; ++k) {
+      float* at = scores + k * kTile + c;
+      const Vector e = hn::IfThenElseZero(visible(c, k), exp2_of(hn::Sub(hn::LoadU(d, at), top)));
+      total = hn::Add(total, e);
+      hn::StoreU(e, d, at);
+    }
+    const Vector shrink = exp2_of(hn::Sub(old, top));
+    hn::StoreU(shrink, d, factor + c);
+    hn::StoreU(top, d, max + c);
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, sum + c), shrink, total), d, sum + c);
+  }
+}
+
+template <class T>
+void forward_task(const ForwardTask<T>& task) {
+  Cutter cut(task.scratch);
+  const ForwardScratch s(cut, task.head_size);
+  const std::int64_t width = padded_head(task.head_size), size = task.head_size;
+  const float scale = kLog2E / std::sqrt(static_cast<float>(size));
+  const std::int64_t tiles = (task.last - task.first + kTile - 1) / kTile;
+  const auto queries = [&](std::int64_t i) { return less(kTile, task.last - task.first - i * kTile); };
+  for (std::int64_t i = 0; i < tiles; ++i) {
+    const std::int64_t n = queries(i), padded = up(n, panel());
+    pack(task.q + (task.first + i * kTile) * task.ld, task.ld, n, size, padded, scale, width, s.q);
+    transpose(s.q, width, padded, size, 1.0f, s.qt[i]);
+    for (std::int64_t c = 0; c < kTile * width; ++c) s.o[i][c] = 0.0f;
+    for (std::int64_t c = 0; c < kTile; ++c) s.max[i][c] = -1e30f, s.sum[i][c] = 0.0f;
+  }
+  for (std::int64_t key = 0; key < task.last; key += kTile) {
+    const std::int64_t keys = less(kTile, task.last - key);
+    pack(task.k + key * task.ld, task.ld, keys, size, up(keys, kRows), 1.0f, width, s.k);
+    pack(task.v + key * task.ld, task.ld, keys, size, keys, 1.0f, width, s.v);
+    for (std::int64_t i = 0; i < tiles; ++i) {
+      const std::int64_t n = queries(i), query = task.first + i * kTile;
+      if (query < key) continue;
+      const bool diagonal = query == key;
+      multiply<Start::kZero>({.a = s.k,
+                              .a_row = width,
+                              .a_p = 1,
+                              .b = s.qt[i],
+                              .ldb = kTile,
+                              .c = s.scores,
+                              .ldc = kTile,
+                              .rows = keys,
+                              .cols = n,
+                              .depth = size},
+                             diagonal ? Part::kColumnsFromRow : Part::kAll);
+      running_softmax(s.scores, keys, n, diagonal, s.max[i], s.sum[i], s.factor);
+      multiply<Start::kScaleAndAdd>({.a = s.scores,
+                                     .a_row = 1,
+                                     .a_p = kTile,
+                                     .b = s.v,
+                                     .ldb = width,
+                                     .c = s.o[i],
+                                     .ldc = width,
+                                     .rows = n,
+                                     .cols = size,
+                                     .depth = keys,
+                                     .row_scale = s.factor},
+                                    diagonal ? Part::kSumToRow : Part::kAll);
+    }
+  }
+  for (std::int64_t i = 0; i < tiles; ++i) {
+    const std::int64_t n = queries(i), query = task.first + i * kTile;
+    for (std::int64_t c = 0; c < n; ++c) {
+      task.lse[query + c] = s.max[i][c] * kLn2 + std::log(s.sum[i][c]);
+      s.factor[c] = 1.0f / s.sum[i][c];
+    }
+    unpack(s.o[i], width, n, size, s.factor, 1, task.o + query * task.ld_o, task.ld_o);
+  }
+}
+
+// delta[r] = sum over the head of dO * O.
+template <class T>
+HWY_NOINLINE void row_dots(const T* x, std::int64_t ld_x, const T* y, std::int64_t ld_y, std::int64_t rows,
+                           std::int64_t cols, float* out) {
+  const Float d;
+  for (std::int64_t r = 0; r < rows; ++r, x += ld_x, y += ld_y) {
+    Vector sums = hn::Zero(d);
+    std::int64_t c = 0;
+    for (; c + lanes() <= cols; c += lanes()) sums = hn::MulAdd(load_f32(d, x + c), load_f32(d, y + c), sums);
+    float sum = hn::GetLane(hn::SumOfLanes(d, sums));
+    for (; c < cols; ++c) sum += load_one(x + c) * load_one(y + c);
+    out[r] = sum;
+  }
+}
+
+// Scores in p become probabilities; dP in ds becomes dS = P * (dP - delta). Both [keys, queries].
+HWY_NOINLINE void softmax_backward(float* p, float* ds, std::int64_t keys, std::int64_t queries,
+                                   bool diagonal, const float* lse, const float* delta) {
+  const Float d;
+  for (std::int64_t c = 0; c < queries; c += lanes()) {
+    const std::int64_t end = visible_keys(c, keys, diagonal), clear = diagonal ? less(c, end) : end;
+    const Vector l = hn::LoadU(d, lse + c), dot = hn::LoadU(d, delta + c);
+    for (std::int64_t k = 0; k < end; ++k) {
+      float *at = p + k * kTile + c, *ds_at = ds + k * kTile + c;
+      Vector e = exp2_of(hn::Sub(hn::LoadU(d, at), l));
+      Vector g = hn::Mul(e, hn::Sub(hn::LoadU(d, ds_at), dot));
+      if (k >= clear) {
+        e = hn::IfThenElseZero(visible(c, k), e);
+        g = hn::IfThenElseZero(visible(c, k), g);
+      }
+      hn::StoreU(e, d, at);
+      hn::StoreU(g, d, ds_at);
+    }
+  }
+}
+
+// Queries [query, query + n) of one head: packed, transposed, with their statistics.
+template <class T>
+void load_queries(const BackwardTask<T>& task, const BackwardScratch& s, std::int64_t head,
+                  std::int64_t query, std::int64_t n) {
+  const std::int64_t width = padded_head(task.head_size), size = task.head_size, padded = up(n, panel());
+  const float scale = 1.0f / std::sqrt(static_cast<float>(size));
+  const T* d_o = task.d_o + query * task.ld_do + head * size;
+  pack(task.q + query * task.ld + head * size, task.ld, n, size, padded, scale, width, s.q);
+  transpose(s.q, width, padded, size, kLog2E, s.qt);
+  pack(d_o, task.ld_do, n, size, padded, 1.0f, width, s.d_o);
+  transpose(s.d_o, width, padded, size, 1.0f, s.dot);
+  row_dots(d_o, task.ld_do, task.o + query * task.ld_o + head * size, task.ld_o, n, size, s.delta);
+  for (std::int64_t c = 0; c < n; ++c) s.lse[c] = task.lse[head * task.time + query + c] * kLog2E;
+  for (std::int64_t c = n; c < padded; ++c) s.lse[c] = s.delta[c] = 0.0f;
+  for (std::int64_t c = 0; c < kTile * width; ++c) s.dq[c] = 0.0f;
+}
+
+// One tile of queries against one tile of keys: adds to dq, dk and dv.
+HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std::int64_t key,
+                                std::int64_t keys, std::int64_t queries, bool diagonal) {
+  const std::int64_t width = padded_head(size), at = key * width;
+  const Part rows_are_keys = diagonal ? Part::kColumnsFromRow : Part::kAll;
+  const Part sum_over_queries = diagonal ? Part::kSumFromRow : Part::kAll;
+  const Part sum_over_keys = diagonal ? Part::kSumToRow : Part::kAll;
+  Product product{.a = s.k + at,
+                  .a_row = width,
+                  .a_p = 1,
+                  .b = s.qt,
+                  .ldb = kTile,
+                  .c = s.p,
+                  .ldc = kTile,
+                  .rows = keys,
+                  .cols = queries,
+                  .depth = size};
+  multiply<Start::kZero>(product, rows_are_keys);  // scores
+  product.a = s.v + at, product.b = s.dot, product.c = s.ds;
+  multiply<Start::kZero>(product, rows_are_keys);  // dP
+  softmax_backward(s.p, s.ds, keys, queries, diagonal, s.lse, s.delta);
+  product = {.a = s.p,
+             .a_row = kTile,
+             .a_p = 1,
+             .b = s.d_o,
+             .ldb = width,
+             .c = s.dv + at,
+             .ldc = width,
+             .rows = keys,
+             .cols = size,
+             .depth = queries};
+  multiply<Start::kAdd>(product, sum_over_queries);  // dV
+  product.a = s.ds, product.b = s.q, product.c = s.dk + at;
+  multiply<Start::kAdd>(product, sum_over_queries);  // dK
+  product = {.a = s.ds,
+             .a_row = 1,
+             .a_p = kTile,
+             .b = s.k + at,
+             .ldb = width,
+             .c = s.dq,
+             .ldc = width,
+             .rows = queries,
+             .cols = size,
+             .depth = keys};
+  multiply<Start::kAdd>(product, sum_over_keys);  // dQ
+}
+
+template <class T>
+void backward_task(const BackwardTask<T>& task) {
+  Cutter cut(task.scratch);
+  const BackwardScratch s(cut, task.head_size, task.time);
+  const std::int64_t width = padded_head(task.head_size), size = task.head_size, time = task.time;
+  const float one = 1.0f, scale = 1.0f / std::sqrt(static_cast<float>(size));
+  pack(task.k, task.ld, time, size, padded_time(time), 1.0f, width, s.k);
+  pack(task.v, task.ld, time, size, padded_time(time), 1.0f, width, s.v);
+  for (std::int64_t i = 0; i < padded_time(time) * width; ++i) s.dk[i] = s.dv[i] = 0.0f;
+  for (std::int64_t head = 0; head < task.query_heads; ++head) {
+    for (std::int64_t query = 0; query < time; query += kTile) {
+      const std::int64_t n = less(kTile, time - query);
+      load_queries(task, s, head, query, n);
+      for (std::int64_t key = 0; key <= query; key += kTile) {
+        backward_tile(s, size, key, less(kTile, time - key), n, key == query);
+      }
+      unpack(s.dq, width, n, size, &scale, 0, task.dq + query * task.ld_d + head * size, task.ld_d);
+    }
+  }
+  unpack(s.dk, width, time, size, &one, 0, task.dk, task.ld_d);
+  unpack(s.dv, width, time, size, &one, 0, task.dv, task.ld_d);
+}
+
+void forward_f32(const ForwardTask<float>& task) {
+  forward_task(task);
+}
+void forward_bf16(const ForwardTask<bf16>& task) {
+  forward_task(task);
+}
+void backward_f32(const BackwardTask<float>& task) {
+  backward_task(task);
+}
+void backward_bf16(const BackwardTask<bf16>& task) {
+  backward_task(task);
+}
+
+}  // namespace
+}  // namespace zg::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zg::host {
+namespace {
+
+HWY_EXPORT(forward_f32);
+HWY_EXPORT(forward_bf16);
+HWY_EXPORT(backward_f32);
+HWY_EXPORT(backward_bf16);
+
+void run(const ForwardTask<float>& task) {
+  HWY_DYNAMIC_DISPATCH(forward_f32)(task);
+}
+void run(const ForwardTask<bf16>& task) {
+  HWY_DYNAMIC_DISPATCH(forward_bf16)(task);
+}
+void run(const BackwardTask<float>& task) {
+  HWY_DYNAMIC_DISPATCH(backward_f32)(task);
+}
+void run(const BackwardTask<bf16>& task) {
+  HWY_DYNAMIC_DISPATCH(backward_bf16)(task);
+}
+
+// double is for tests: rows of scores, one at a time.
+struct PlainHead {
+  const double *q, *k, *v;
+  std::int64_t ld, time, size;
+  double scale;
+
+  double score(std::int64_t i, std::int64_t j) const {
+    double sum = 0;
+    for (std::int64_t c = 0; c < size; ++c) sum += q[i * ld + c] * k[j * ld + c];
+    return sum * scale;
+  }
+};
+
+void plain_forward(const PlainHead& x, double* o, std::int64_t ld_o, double* lse) {
+  for (std::int64_t i = 0; i < x.time; ++i) {
+    double max = x.score(i, 0), sum = 0;
+    for (std::int64_t j = i; j > 0; --j) max = std::max(max, x.score(i, j));
+    for (std::int64_t c = 0; c < x.size; ++c) o[i * ld_o + c] = 0;
+    for (std::int64_t j = 0; j <= i; ++j) {
+      const double e = std::exp(x.score(i, j) - max);
+      sum += e;
+      for (std::int64_t c = 0; c < x.size; ++c) o[i * ld_o + c] += e * x.v[j * x.ld + c];
+    }
+    for (std::int64_t c = 0; c < x.size; ++c) o[i * ld_o + c] /= sum;
+    lse[i] = max + std::log(sum);
+  }
+}
+
+struct PlainGradients {
+  const double *o, *d_o;
+  std::int64_t ld_o, ld_do;
+  const double* lse;
+  double *dq, *dk, *dv;
+  std::int64_t ld;
+};
+
+// Adds to dk and dv, which query heads share; overwrites dq.
+void plain_backward(const PlainHead& x, const PlainGradients& g) {
+  for (std::int64_t i = 0; i < x.time; ++i) {
+    const double *o = g.o + i * g.ld_o, *d_o = g.d_o + i * g.ld_do;
+    double* dq = g.dq + i * g.ld;
+    double delta = 0;
+    for (std::int64_t c = 0; c < x.size; ++c) delta += d_o[c] * o[c], dq[c] = 0;
+    for (std::int64_t j = 0; j <= i; ++j) {
+      const double p = std::exp(x.score(i, j) - g.lse[i]);
+      double dp = 0;
+      for (std::int64_t c = 0; c < x.size; ++c) dp += d_o[c] * x.v[j * x.ld + c];
+      const double ds = p * (dp - delta) * x.scale;
+      for (std::int64_t c = 0; c < x.size; ++c) {
+        dq[c] += ds * x.k[j * x.ld + c];
+        g.dk[j * g.ld + c] += ds * x.q[i * x.ld + c];
+        g.dv[j * g.ld + c] += p * d_o[c];
+      }
+    }
+  }
+}
+
+void check(const AttentionShape& s, std::int64_t ld_qkv, std::int64_t ld_o) {
+  ZG_ASSERT_GE(s.kv_heads, 1);
+  ZG_ASSERT_GE(s.head_size, 1);
+  ZG_ASSERT_EQ(s.heads % s.kv_heads, 0);
+  ZG_ASSERT_GE(ld_qkv, (s.heads + 2 * s.kv_heads) * s.head_size);
+  ZG_ASSERT_GE(ld_o, s.heads * s.head_size);
+}
+
+float* scratch_of(std::int64_t floats) {
+  static thread_local Scratch scratch;
+  return scratch.at_least(floats);
+}
+
+}  // namespace
+
+template <class T>
+void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o, std::int64_t ld_o,
+               Acc<T>* lse) {
+  check(s, ld_qkv, ld_o);
+  const std::int64_t group = s.heads / s.kv_heads, size = s.head_size;
+  const std::int64_t blocks = (s.time + kQueryBlock - 1) / kQueryBlock;
+  Cutter measure(nullptr);
+  ForwardScratch(measure, size);
+  parallel_for(s.batch * s.heads * blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      // The last queries see the most keys: they come first.
+      const std::int64_t block = blocks - 1 - t / (s.batch * s.heads), head_of_all = t % (s.batch * s.heads);
+      const std::int64_t b = head_of_all / s.heads, h = head_of_all % s.heads;
+      const T *q = qkv + b * s.time * ld_qkv + h * size, *k = q + (s.heads - h + h / group) * size;
+      const T* v = k + s.kv_heads * size;
+      T* out = o + b * s.time * ld_o + h * size;
+      if constexpr (std::is_same_v<T, double>) {
+        if (block > 0) continue;  // the whole head is one task
+        const double scale = 1.0 / std::sqrt(static_cast<double>(size));
+        plain_forward({q, k, v, ld_qkv, s.time, size, scale}, out, ld_o, lse + head_of_all * s.time);
+      } else {
+        run(ForwardTask<T>{.q = q,
+                           .k = k,
+                           .v = v,
+                           .ld = ld_qkv,
+                           .o = out,
+                           .ld_o = ld_o,
+                           .lse = lse + head_of_all * s.time,
+                           .head_size = size,
+                           .first = block * kQueryBlock,
+                           .last = std::min(s.time, (block + 1) * kQueryBlock),
+                           .scratch = scratch_of(measure.used())});
+      }
+    }
+  });
+}
+
+template <class T>
+void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, const T* o,
+                        std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
+                        std::int64_t ld_dqkv) {
+  check(s, ld_qkv, ld_o);
+  check(s, ld_dqkv, ld_do);
+  const std::int64_t group = s.heads / s.kv_heads, size = s.head_size;
+  Cutter measure(nullptr);
+  BackwardScratch(measure, size, s.time);
+  parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int64_t b = t / s.kv_heads, kv = t % s.kv_heads, h = kv * group, row = b * s.time;
+      const std::int64_t at_q = h * size, at_k = (s.heads + kv) * size, at_v = at_k + s.kv_heads * size;
+      const T* in = qkv + row * ld_qkv;
+      T* out = dqkv + row * ld_dqkv;
+      const T *o_head = o + row * ld_o + at_q, *do_head = d_o + row * ld_do + at_q;
+      const Acc<T>* lse_head = lse + (b * s.heads + h) * s.time;
+      if constexpr (std::is_same_v<T, double>) {
+        for (std::int64_t r = 0; r < s.time; ++r) {
+          std::fill_n(out + r * ld_dqkv + at_k, size, 0.0);
+          std::fill_n(out + r * ld_dqkv + at_v, size, 0.0);
+        }
+        const double scale = 1.0 / std::sqrt(static_cast<double>(size));
+        for (std::int64_t g = 0; g < group; ++g) {
+          plain_backward({in + at_q + g * size, in + at_k, in + at_v, ld_qkv, s.time, size, scale},
+                         {o_head + g * size, do_head + g * size, ld_o, ld_do, lse_head + g * s.time,
+                          out + at_q + g * size, out + at_k, out + at_v, ld_dqkv});
+        }
+      } else {
+        run(BackwardTask<T>{.q = in + at_q,
+                            .k = in + at_k,
+                            .v = in + at_v,
+                            .ld = ld_qkv,
+                            .o = o_head,
+                            .d_o = do_head,
+                            .ld_o = ld_o,
+                            .ld_do = ld_do,
+                            .lse = lse_head,
+                            .dq = out + at_q,
+                            .dk = out + at_k,
+                            .dv = out + at_v,
+                            .ld_d = ld_dqkv,
+                            .head_size = size,
+                            .time = s.time,
+                            .query_heads = group,
+                            .scratch = scratch_of(measure.used())});
+      }
+    }
+  });
+}
+
+template void attention(const AttentionShape&, const float*, std::int64_t, float*, std::int64_t, float*);
+template void attention(const AttentionShape&, const bf16*, std::int64_t, bf16*, std::int64_t, float*);
+template void attention(const AttentionShape&, const double*, std::int64_t, double*, std::int64_t, double*);
+template void attention_backward(const AttentionShape&, const float*, std::int64_t, const float*,
+                                 std::int64_t, const float*, const float*, std::int64_t, float*,
+                                 std::int64_t);
+template void attention_backward(const AttentionShape&, const bf16*, std::int64_t, const bf16*, std::int64_t,
+                                 const float*, const bf16*, std::int64_t, bf16*, std::int64_t);
+template void attention_backward(const AttentionShape&, const double*, std::int64_t, const double*,
+                                 std::int64_t, const double*, const double*, std::int64_t, double*,
+                                 std::int64_t);
+
+}  // namespace zg::host
+#endif  // HWY_ONCE

@@ -1,0 +1,152 @@
+// Everything on the host that is neither a matrix product nor attention: norms, activations, embeddings, the
+// loss, casts. Shapes are those of ziggurat/device/ops.hpp.
+//
+// Blocking calls; any thread. Threaded by parallel_for with partitions that depend on the sizes alone, and
+// every sum has a fixed order, so results are the same bits for any number of threads. Exponentials and sums
+// of floats may differ in the last bits between instruction sets; casts and finish_gradient do not.
+//
+// T: float, bf16, double. Acc<T>: the type of sums and statistics. Nothing is allocated; nothing is owned.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/host/matrix.hpp"
+#include "ziggurat/base/dtype.hpp"
+
+namespace zg::host {
+
+// A row-major matrix whose rows start `ld` elements apart.
+template <class T>
+struct Strided {
+  T* data = nullptr;
+  std::int64_t ld = 0;
+
+  Strided() = default;
+  Strided(T* d, std::int64_t l) : data(d), ld(l) {}
+  template <class U>
+  requires std::is_same_v<const U, T> Strided(const Strided<U>& other)
+      : data(other.data), ld(other.ld) {}  // NOLINT: implicit on purpose
+
+  T* row(std::int64_t r) const { return data + r * ld; }
+};
+
+struct Extent {
+  std::int64_t rows = 0, cols = 0;
+};
+
+// Sums over rows are made in this many groups (fewer when there are fewer rows), added in order.
+inline constexpr std::int64_t kRowGroups = 32;
+
+template <class T>
+struct LayerNorm {
+  Strided<const T> x;
+  const T* w = nullptr;
+  const T* b = nullptr;
+  double eps = 0;
+  Strided<T> y;
+  Strided<Acc<T>> stats;  // mean, rstd
+};
+template <class T>
+void layernorm(Extent extent, const LayerNorm<T>& args);
+
+template <class T>
+struct LayerNormBackward {
+  Strided<const T> dy, x;
+  const T* w = nullptr;
+  Strided<const Acc<T>> stats;
+  Strided<T> dx;            // +=
+  Acc<T>* dw = nullptr;     // +=
+  Acc<T>* db = nullptr;     // +=
+  Strided<Acc<T>> scratch;  // [kRowGroups, 2 * cols]
+};
+template <class T>
+void layernorm_backward(Extent extent, const LayerNormBackward<T>& args);
+
+template <class T>
+struct RmsNorm {
+  Strided<const T> x;
+  const T* w = nullptr;
+  double eps = 0;
+  Strided<T> y;
+  Strided<Acc<T>> stats;  // rstd
+};
+template <class T>
+void rmsnorm(Extent extent, const RmsNorm<T>& args);
+
+template <class T>
+struct RmsNormBackward {
+  Strided<const T> dy, x;
+  const T* w = nullptr;
+  Strided<const Acc<T>> stats;
+  Strided<T> dx;            // +=
+  Acc<T>* dw = nullptr;     // +=
+  Strided<Acc<T>> scratch;  // [kRowGroups, cols]
+};
+template <class T>
+void rmsnorm_backward(Extent extent, const RmsNormBackward<T>& args);
+
+// db += column sums of dy. scratch [kRowGroups, cols].
+template <class T>
+void bias_backward(Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T>> scratch);
+
+// x, y [rows, cols]; y may be x.
+template <class T>
+void gelu(Extent extent, Strided<const T> x, Strided<T> y);
+// dx may be dy.
+template <class T>
+void gelu_backward(Extent extent, Strided<const T> x, Strided<const T> dy, Strided<T> dx);
+// gate_up [rows, 2 * cols], y [rows, cols].
+template <class T>
+void swiglu(Extent extent, Strided<const T> gate_up, Strided<T> y);
+// d_gate_up may be gate_up.
+template <class T>
+void swiglu_backward(Extent extent, Strided<const T> gate_up, Strided<const T> dy, Strided<T> d_gate_up);
+// out may be a or b.
+template <class T>
+void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out);
+
+template <class T>
+struct Embedding {
+  const std::int32_t* ids = nullptr;
+  std::int64_t vocabulary = 0, positions = 0, time = 0;
+  Strided<const T> wte, wpe;  // wpe may be null
+  Strided<T> out;
+};
+// extent: tokens, width.
+template <class T>
+void embedding(Extent extent, const Embedding<T>& args);
+
+template <class T>
+struct EmbeddingBackward {
+  const std::int32_t* ids = nullptr;
+  std::int64_t vocabulary = 0, positions = 0, time = 0;
+  Strided<const T> dout;
+  Strided<Acc<T>> dwte, dwpe;  // +=; either may be null
+};
+template <class T>
+void embedding_backward(Extent extent, const EmbeddingBackward<T>& args);
+
+template <class T>
+struct CrossEntropy {
+  Strided<const Acc<T>> logits;
+  const std::int32_t* targets = nullptr;  // negative: ignored
+  double* loss_sum = nullptr;             // +=
+  Strided<T> dlogits;                     // may be null; may start its rows where logits does
+};
+// extent: tokens, vocabulary.
+template <class T>
+void cross_entropy(Extent extent, const CrossEntropy<T>& args);
+
+// Any storage types; double to bf16 is rounded to float on the way.
+template <class In, class Out>
+void cast(Extent extent, Strided<const In> in, Strided<Out> out);
+
+// extent and leading dimension in bytes.
+void zero(Extent extent, Strided<char> bytes);
+
+// out = in, rounded; returns the sum of squares of what was written, in double and in an order that depends
+// on n alone. (In, Out) in {(float, bf16), (float, float), (double, double)}.
+template <class In, class Out>
+double finish_gradient(std::int64_t n, const In* in, Out* out);
+
+}  // namespace zg::host

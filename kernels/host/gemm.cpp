@@ -1,0 +1,389 @@
+// Matrix products on the host: oneDNN primitives run single-threaded inside our own loop over a fixed grid of
+// tiles of C, so that neither the bits nor the threads in use depend on OpenMP.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+#include "kernels/host/matrix.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/parallel.hpp"
+#include "ziggurat/base/units.hpp"
+
+extern "C" void omp_set_num_threads(int threads);
+
+namespace zg::host {
+namespace {
+
+using DnnlType = dnnl::memory::data_type;
+
+template <class T>
+constexpr DnnlType dnnl_type() {
+  return std::is_same_v<T, bf16> ? DnnlType::bf16 : DnnlType::f32;
+}
+
+// ---- the grid
+// ---------------------------------------------------------------------------------------------------
+
+struct Grid {
+  std::int64_t tile_m = 0, tile_n = 0;
+};
+
+// Of the sizes alone, never of the number of threads. A primitive packs its part of A and of B anew, so of
+// the ways to cut C into so many tiles the one is taken that reads least: m * (columns of tiles) + n * (rows
+// of tiles).
+Grid choose_grid(std::int64_t m, std::int64_t n, std::int64_t k) {
+  constexpr std::int64_t kUsual = 8, kMost = 64;  // tiles, for balance over the cores
+  constexpr double kLeast = 1 << 20;              // multiply-adds that are worth a task
+  constexpr double kAmple = 2e9;                  // multiply-adds of a tile that loses nothing to packing
+  const double work = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  std::int64_t tiles = 1;
+  while (tiles < kMost && work >= static_cast<double>(2 * tiles) * (tiles < kUsual ? kLeast : kAmple))
+    tiles *= 2;
+  std::int64_t best = 1;
+  for (std::int64_t rows = 2; rows <= tiles; rows *= 2) {
+    if (m * (tiles / rows) + n * rows <= m * (tiles / best) + n * best) best = rows;
+  }
+  const auto part = [](std::int64_t size, std::int64_t parts, std::int64_t unit) {
+    return std::min(size, round_up((size + parts - 1) / parts, unit));
+  };
+  return {part(m, best, 32), part(n, tiles / best, 64)};
+}
+
+// ---- primitives
+// -------------------------------------------------------------------------------------------------
+
+struct Problem {
+  DnnlType in = DnnlType::f32, out = DnnlType::f32;
+  GemmShape shape;
+  bool bias = false;
+
+  auto key() const {
+    return std::tuple(in, out, bias, shape.m, shape.n, shape.k, shape.ta, shape.tb, shape.lda, shape.ldb,
+                      shape.ldc, shape.accumulate);
+  }
+};
+
+const dnnl::engine& cpu_engine() {
+  // Never destroyed: threads of oneTBB may outlive the statics of this file, with primitives made on it.
+  static const dnnl::engine* engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  return *engine;
+}
+
+// A primitive with the memory objects that its next execution fills in. Used by the one thread that made it.
+struct Entry {
+  Problem problem;
+  std::uint64_t last_use = 0;
+  dnnl::matmul primitive;
+  dnnl::memory a, b, c, bias, scratchpad;
+  std::size_t scratchpad_bytes = 0;
+  std::unordered_map<int, dnnl::memory> arguments;
+  bool supported = false;  // false: oneDNN has nothing better than its reference for this on this CPU
+};
+
+dnnl::memory::desc matrix_desc(std::int64_t rows, std::int64_t cols, DnnlType type, Trans trans,
+                               std::int64_t ld) {
+  return trans == Trans::kNo ? dnnl::memory::desc({rows, cols}, type, dnnl::memory::dims{ld, 1})
+                             : dnnl::memory::desc({rows, cols}, type, dnnl::memory::dims{1, ld});
+}
+
+dnnl::matmul::primitive_desc describe(const Problem& problem) {
+  const GemmShape& s = problem.shape;
+  const auto a = matrix_desc(s.m, s.k, problem.in, s.ta, s.lda);
+  const auto b = matrix_desc(s.k, s.n, problem.in, s.tb, s.ldb);
+  const auto c = matrix_desc(s.m, s.n, problem.out, Trans::kNo, s.ldc);
+  const dnnl::memory::desc bias({1, s.n}, problem.in, dnnl::memory::dims{s.n, 1});
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (s.accumulate) {
+    dnnl::post_ops after;
+    after.append_sum(1.0f);
+    attributes.set_post_ops(after);
+  }
+  constexpr bool kAllowEmpty = true;
+#if DNNL_VERSION_MAJOR >= 3
+  if (problem.bias) return {cpu_engine(), a, b, bias, c, attributes, kAllowEmpty};
+  return {cpu_engine(), a, b, c, attributes, kAllowEmpty};
+#else
+  const auto what = problem.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
+  return {what, attributes, cpu_engine(), kAllowEmpty};
+#endif
+}
+
+std::unique_ptr<Entry> make_entry(const Problem& problem) {
+  auto entry = std::make_unique<Entry>();
+  entry->problem = problem;
+  const dnnl::matmul::primitive_desc pd = describe(problem);
+  // The bool form of "empty" differs between versions; get(true) does not.
+  if (pd.get(true) == nullptr) return entry;
+  if (problem.in == DnnlType::bf16 && std::strncmp(pd.impl_info_str(), "ref", 3) == 0) return entry;
+  entry->supported = true;
+  entry->primitive = dnnl::matmul(pd);
+  const auto unbound = [&](const dnnl::memory::desc& desc) {
+    return dnnl::memory(desc, cpu_engine(), nullptr);
+  };
+  entry->a = unbound(pd.src_desc());
+  entry->b = unbound(pd.weights_desc());
+  entry->c = unbound(pd.dst_desc());
+  entry->arguments = {{DNNL_ARG_SRC, entry->a}, {DNNL_ARG_WEIGHTS, entry->b}, {DNNL_ARG_DST, entry->c}};
+  if (problem.bias) {
+    entry->bias = unbound(pd.bias_desc());
+    entry->arguments.emplace(DNNL_ARG_BIAS, entry->bias);
+  }
+  entry->scratchpad_bytes = pd.scratchpad_desc().get_size();
+  if (entry->scratchpad_bytes > 0) {
+    entry->scratchpad = unbound(pd.scratchpad_desc());
+    entry->arguments.emplace(DNNL_ARG_SCRATCHPAD, entry->scratchpad);
+  }
+  return entry;
+}
+
+// Memory that only grows, aligned to cache lines.
+class GrowingBuffer {
+ public:
+  void* at_least(std::size_t bytes) {
+    if (bytes > size_) {
+      size_ = (bytes + kAlign - 1) / kAlign * kAlign;
+      memory_.reset();
+      memory_.reset(::operator new (size_, std::align_val_t{kAlign}));
+    }
+    return memory_.get();
+  }
+
+ private:
+  static constexpr std::size_t kAlign = 64;
+  struct Free {
+    void operator()(void* p) const { ::operator delete (p, std::align_val_t{kAlign}); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  std::size_t size_ = 0;
+};
+
+// What one thread keeps for its products. oneDNN shares the generated code between threads by a cache of its
+// own.
+class ThreadState {
+ public:
+  // oneDNN asks OpenMP how many threads it may use, for each calling thread: one. So libgomp never makes any.
+  ThreadState() : stream_(cpu_engine()) { omp_set_num_threads(1); }
+
+  // False, and C untouched, if oneDNN has no fast implementation of this.
+  bool run(const Problem& problem, const void* a, const void* b, void* c, const void* bias) {
+    Entry& entry = find(problem);
+    if (!entry.supported) return false;
+    entry.a.set_data_handle(const_cast<void*>(a));
+    entry.b.set_data_handle(const_cast<void*>(b));
+    entry.c.set_data_handle(c);
+    if (problem.bias) entry.bias.set_data_handle(const_cast<void*>(bias));
+    if (entry.scratchpad_bytes > 0) {
+      entry.scratchpad.set_data_handle(scratchpad_.at_least(entry.scratchpad_bytes));
+    }
+    entry.primitive.execute(stream_, entry.arguments);
+    stream_.wait();
+    return true;
+  }
+
+  GrowingBuffer converted_a, converted_b, converted_c;
+
+ private:
+  static constexpr std::size_t kEntries = 128;  // a step of one model uses some forty
+
+  Entry& find(const Problem& problem) {
+    const auto key = problem.key();
+    auto oldest = entries_.begin();
+    for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+      if ((*it)->problem.key() == key) {
+        (*it)->last_use = ++uses_;
+        return **it;
+      }
+      if ((*it)->last_use < (*oldest)->last_use) oldest = it;
+    }
+    if (entries_.size() < kEntries) {
+      oldest = entries_.insert(entries_.end(), make_entry(problem));
+    } else {
+      *oldest = make_entry(problem);
+    }
+    (*oldest)->last_use = ++uses_;
+    return **oldest;
+  }
+
+  dnnl::stream stream_;
+  std::vector<std::unique_ptr<Entry>> entries_;
+  std::uint64_t uses_ = 0;
+  GrowingBuffer scratchpad_;
+};
+
+ThreadState& this_thread() {
+  static thread_local ThreadState state;
+  return state;
+}
+
+// ---- tiles
+// ------------------------------------------------------------------------------------------------------
+
+template <class T>
+const T* element(const T* x, std::int64_t ld, Trans trans, std::int64_t row, std::int64_t col) {
+  return trans == Trans::kNo ? x + row * ld + col : x + col * ld + row;
+}
+
+// The block [rows, cols] of op(x) as fp32, stored as x is (transposed or not), without gaps.
+void widen(const bf16* x, std::int64_t ld, Trans trans, std::int64_t rows, std::int64_t cols, float* to) {
+  if (trans == Trans::kYes) std::swap(rows, cols);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) to[r * cols + c] = static_cast<float>(x[r * ld + c]);
+  }
+}
+
+// bf16 operands on a CPU without bf16 instructions: blocks widened to fp32 and multiplied as such.
+template <class Out>
+void widened_tile(const GemmShape& s, const bf16* a, const bf16* b, Out* c, const bf16* bias) {
+  constexpr std::int64_t kBlock = 512;
+  const auto floats = [](GrowingBuffer& buffer, std::int64_t count) {
+    return static_cast<float*>(buffer.at_least(static_cast<std::size_t>(count) * sizeof(float)));
+  };
+  ThreadState& state = this_thread();
+  float* fa = floats(state.converted_a, s.m * std::min(s.k, kBlock));
+  float* fb = floats(state.converted_b, s.n * std::min(s.k, kBlock));
+  float* fc = floats(state.converted_c, s.m * s.n);
+  for (std::int64_t p = 0; p < s.k; p += kBlock) {
+    const std::int64_t block = std::min(kBlock, s.k - p);
+    widen(element(a, s.lda, s.ta, 0, p), s.lda, s.ta, s.m, block, fa);
+    widen(element(b, s.ldb, s.tb, p, 0), s.ldb, s.tb, block, s.n, fb);
+    Problem product{.in = DnnlType::f32, .out = DnnlType::f32, .shape = s};
+    product.shape.k = block;
+    product.shape.lda = s.ta == Trans::kNo ? block : s.m;
+    product.shape.ldb = s.tb == Trans::kNo ? s.n : block;
+    product.shape.ldc = s.n;
+    product.shape.accumulate = p > 0;
+    ZG_ASSERT(state.run(product, fa, fb, fc, nullptr), "oneDNN has no fp32 product");
+  }
+  for (std::int64_t i = 0; i < s.m; ++i) {
+    for (std::int64_t j = 0; j < s.n; ++j) {
+      float value = fc[i * s.n + j];
+      if (bias) value += static_cast<float>(bias[j]);
+      if (s.accumulate) value += static_cast<float>(c[i * s.ldc + j]);
+      c[i * s.ldc + j] = Out(value);
+    }
+  }
+}
+
+template <class In, class Out>
+void product_tile(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) {
+  const Problem problem{.in = dnnl_type<In>(), .out = dnnl_type<Out>(), .shape = s, .bias = bias != nullptr};
+  if constexpr (std::is_same_v<In, bf16>) {
+    if (has_native_bf16() && this_thread().run(problem, a, b, c, bias)) return;
+    widened_tile(s, a, b, c, bias);
+  } else {
+    ZG_ASSERT(this_thread().run(problem, a, b, c, bias), "oneDNN has no fp32 product");
+  }
+}
+
+// double: only tests ask for it. Blocks of op(B) are copied so that the inner loop runs along rows.
+template <>
+void product_tile<double, double>(const GemmShape& s, const double* a, const double* b, double* c,
+                                  const double* bias) {
+  constexpr std::int64_t kBlock = 128;
+  std::vector<double> block_b(static_cast<std::size_t>(std::min(kBlock, s.k) * s.n));
+  for (std::int64_t i = 0; i < s.m; ++i) {
+    for (std::int64_t j = 0; j < s.n; ++j) {
+      double& out = c[i * s.ldc + j];
+      out = (s.accumulate ? out : 0.0) + (bias ? bias[j] : 0.0);
+    }
+  }
+  for (std::int64_t p0 = 0; p0 < s.k; p0 += kBlock) {
+    const std::int64_t p1 = std::min(s.k, p0 + kBlock);
+    for (std::int64_t p = p0; p < p1; ++p) {
+      for (std::int64_t j = 0; j < s.n; ++j) block_b[(p - p0) * s.n + j] = *element(b, s.ldb, s.tb, p, j);
+    }
+    for (std::int64_t i = 0; i < s.m; ++i) {
+      for (std::int64_t p = p0; p < p1; ++p) {
+        const double factor = *element(a, s.lda, s.ta, i, p);
+        const double* row = block_b.data() + (p - p0) * s.n;
+        for (std::int64_t j = 0; j < s.n; ++j) c[i * s.ldc + j] += factor * row[j];
+      }
+    }
+  }
+}
+
+template <class In>
+Grid grid_of(const GemmShape& s) {
+  if constexpr (std::is_same_v<In, double>) return {32, 128};
+  if constexpr (std::is_same_v<In, bf16>) {
+    if (!has_native_bf16())
+      return {256, 512};  // square, since both operands are converted anew for every tile
+  }
+  return choose_grid(s.m, s.n, s.k);
+}
+
+}  // namespace
+
+template <class In, class Out>
+void gemm(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) {
+  if (s.m == 0 || s.n == 0) return;
+  ZG_ASSERT_GE(s.k, 1);
+  ZG_ASSERT_GE(s.lda, s.ta == Trans::kNo ? s.k : s.m);
+  ZG_ASSERT_GE(s.ldb, s.tb == Trans::kNo ? s.n : s.k);
+  ZG_ASSERT_GE(s.ldc, s.n);
+  const Grid grid = grid_of<In>(s);
+  const std::int64_t rows = (s.m + grid.tile_m - 1) / grid.tile_m,
+                     cols = (s.n + grid.tile_n - 1) / grid.tile_n;
+  parallel_for(rows * cols, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int64_t i = t / cols * grid.tile_m, j = t % cols * grid.tile_n;
+      GemmShape tile = s;
+      tile.m = std::min(grid.tile_m, s.m - i);
+      tile.n = std::min(grid.tile_n, s.n - j);
+      product_tile(tile, element(a, s.lda, s.ta, i, 0), element(b, s.ldb, s.tb, 0, j), c + i * s.ldc + j,
+                   bias ? bias + j : nullptr);
+    }
+  });
+}
+
+template void gemm(const GemmShape&, const bf16*, const bf16*, bf16*, const bf16*);
+template void gemm(const GemmShape&, const bf16*, const bf16*, float*, const bf16*);
+template void gemm(const GemmShape&, const float*, const float*, float*, const float*);
+template void gemm(const GemmShape&, const double*, const double*, double*, const double*);
+
+namespace {
+
+const char* find_bf16() {
+#if defined(__x86_64__)
+  // What oneDNN will use: the CPU's bits, less what ONEDNN_MAX_CPU_ISA takes away.
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto has = [&](dnnl::cpu_isa wanted) {
+    return (isa & static_cast<unsigned>(wanted)) == static_cast<unsigned>(wanted);
+  };
+  if (has(dnnl::cpu_isa::avx512_core_amx)) return "AMX";
+  if (has(dnnl::cpu_isa::avx512_core_bf16)) return "AVX512_BF16";
+  return "none: neither AVX512_BF16 nor AMX";
+#elif defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16, which older headers lack
+  return (getauxval(AT_HWCAP2) & kBf16) != 0 ? "Arm BF16" : "none: no Arm BF16 extension";
+#else
+  return "none: unknown kind of CPU";
+#endif
+}
+
+}  // namespace
+
+const char* bf16_description() {
+  static const char* const description = find_bf16();
+  return description;
+}
+
+bool has_native_bf16() {
+  static const bool native = std::strncmp(bf16_description(), "none", 4) != 0;
+  return native;
+}
+
+}  // namespace zg::host

@@ -1,0 +1,223 @@
+#include "ziggurat/engine/step_program.hpp"
+
+#include "ziggurat/base/error.hpp"
+
+namespace zg {
+
+const char* name_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::kUpdate: return "update";
+    case OpKind::kEmbedding: return "embedding";
+    case OpKind::kForward: return "forward";
+    case OpKind::kHead: return "head";
+    case OpKind::kHeadLoss: return "loss";
+    case OpKind::kBackward: return "backward";
+    case OpKind::kEmbeddingBackward: return "embedding backward";
+    case OpKind::kFinishGradient: return "finish gradient";
+  }
+  return "?";
+}
+
+namespace {
+
+class Emitter {
+ public:
+  Emitter(const Layout& layout, const char* name) : layout_(layout), out_{Program(name), {}} {}
+
+  StepProgram finish() {
+    out_.program.finish(layout_.table.segment_count());
+    return std::move(out_);
+  }
+
+  // All segments of a unit's state, one operation each. The gradient is dead after the last one.
+  void update(std::int32_t unit) {
+    const auto& u = layout_.units[static_cast<std::size_t>(unit)];
+    const Tier tier = layout_.options.update_at;
+    const std::int32_t n = layout_.state_segments(unit);
+    for (std::int32_t i = 0; i < n; ++i) {
+      add({OpKind::kUpdate, unit, 0, i, i == 0},
+          {{layout_.whole(u.gradient), tier, Access::kRead, i == n - 1},
+           {layout_.whole(u.weight), tier, i == 0 ? Access::kOverwrite : Access::kWrite, false},
+           {layout_.table.tensor(u.master).first_segment + i, tier, Access::kWrite, false},
+           {layout_.table.tensor(u.m).first_segment + i, tier, Access::kWrite, false},
+           {layout_.table.tensor(u.v).first_segment + i, tier, Access::kWrite, false}});
+    }
+  }
+
+  void embedding(std::int32_t m) {
+    add({OpKind::kEmbedding, 0, m, 0, false}, {read(weight(0)), overwrite(activation(0, m))});
+  }
+
+  void forward(std::int32_t layer, std::int32_t m) {
+    std::vector<AccessStep> a{read(weight(layer + 1)), read(activation(layer, m)), overwrite(activation(layer + 1, m))};
+    if (!layout_.options.recompute) a.push_back(overwrite(saved(layer, m)));
+    add({OpKind::kForward, layer, m, 0, false}, a);
+  }
+
+  void forward_only(std::int32_t layer, std::int32_t m) {
+    add({OpKind::kForward, layer, m, 0, false},
+        {read(weight(layer + 1)), last(activation(layer, m)), overwrite(activation(layer + 1, m))});
+  }
+
+  void head_loss(std::int32_t m) {
+    std::vector<AccessStep> a{read(weight(layout_.head_unit()))};
+    if (tied()) a.push_back(read(weight(0)));
+    a.push_back(last(activation(static_cast<std::int32_t>(layout_.layers()), m)));
+    add({OpKind::kHeadLoss, 0, m, 0, false}, a);
+  }
+
+  void head(std::int32_t m, bool first) {
+    std::vector<AccessStep> a{read(weight(layout_.head_unit()))};
+    if (tied()) a.push_back(read(weight(0)));
+    a.push_back(last(activation(static_cast<std::int32_t>(layout_.layers()), m)));
+    a.push_back(overwrite(gradient_of_activation(m)));
+    a.push_back(add_to(accumulator(layout_.head_unit()), first));
+    if (tied()) a.push_back(add_to(accumulator(0), first));
+    add({OpKind::kHead, 0, m, 0, first}, a);
+  }
+
+  void backward(std::int32_t layer, std::int32_t m, bool first) {
+    std::vector<AccessStep> a{read(weight(layer + 1)), last(activation(layer, m)),
+                              {gradient_of_activation(m), Tier::kDevice, Access::kWrite, false},
+                              add_to(accumulator(layer + 1), first)};
+    if (!layout_.options.recompute) a.push_back(last(saved(layer, m)));
+    add({OpKind::kBackward, layer, m, 0, first}, a);
+  }
+
+  void embedding_backward(std::int32_t m, bool first) {
+    add({OpKind::kEmbeddingBackward, 0, m, 0, first && !tied()},
+        {last(gradient_of_activation(m)), add_to(accumulator(0), first && !tied())});
+  }
+
+  void finish_gradient(std::int32_t unit) {
+    add({OpKind::kFinishGradient, unit, 0, 0, false},
+        {last(accumulator(unit)), overwrite(layout_.whole(layout_.units[static_cast<std::size_t>(unit)].gradient))});
+  }
+
+ private:
+  static AccessStep read(SegmentId s) { return {s, Tier::kDevice, Access::kRead, false}; }
+  static AccessStep last(SegmentId s) { return {s, Tier::kDevice, Access::kRead, true}; }
+  static AccessStep overwrite(SegmentId s) { return {s, Tier::kDevice, Access::kOverwrite, false}; }
+  static AccessStep add_to(SegmentId s, bool first) {
+    return {s, Tier::kDevice, first ? Access::kOverwrite : Access::kWrite, false};
+  }
+  SegmentId weight(std::int32_t unit) const { return layout_.whole(layout_.units[static_cast<std::size_t>(unit)].weight); }
+  SegmentId accumulator(std::int32_t unit) const {
+    return layout_.whole(layout_.units[static_cast<std::size_t>(unit)].accumulator);
+  }
+  // Micro-batch-major: all micro-batches use the same buffers, one after the other.
+  std::size_t slot(std::int32_t m) const { return static_cast<std::size_t>(m % layout_.live_micro_batches()); }
+  SegmentId activation(std::int32_t layer, std::int32_t m) const {
+    return layout_.whole(layout_.activation[static_cast<std::size_t>(layer)][slot(m)]);
+  }
+  SegmentId saved(std::int32_t layer, std::int32_t m) const {
+    return layout_.whole(layout_.saved[static_cast<std::size_t>(layer)][slot(m)]);
+  }
+  SegmentId gradient_of_activation(std::int32_t m) const { return layout_.whole(layout_.activation_gradient[slot(m)]); }
+  bool tied() const { return layout_.model->config().tied; }
+
+  void add(const StepOp& op, const std::vector<AccessStep>& accesses) {
+    out_.program.add_op(accesses);
+    out_.ops.push_back(op);
+  }
+
+  const Layout& layout_;
+  StepProgram out_;
+};
+
+struct Emission {
+  const Layout& layout;
+  UpdateTiming timing;
+  bool updates;  // whether the program updates
+};
+
+// All micro-batches through a layer, then the next layer.
+StepProgram layer_major(const Emission& e, const char* name) {
+  Emitter out(e.layout, name);
+  const auto layers = static_cast<std::int32_t>(e.layout.layers());
+  const auto micro_batches = static_cast<std::int32_t>(e.layout.options.micro_batches);
+  const std::int32_t units = layers + 2;
+  const bool deferred = e.updates && e.timing == UpdateTiming::kDeferred;
+  const bool early = e.updates && e.timing == UpdateTiming::kEarly;
+  // A deferred update is one unit ahead of the compute, so that it runs beside it.
+  if (deferred) out.update(0), out.update(1);
+  for (std::int32_t m = 0; m < micro_batches; ++m) out.embedding(m);
+  for (std::int32_t l = 0; l < layers; ++l) {
+    if (deferred) out.update(l + 2);
+    for (std::int32_t m = 0; m < micro_batches; ++m) out.forward(l, m);
+  }
+  for (std::int32_t m = 0; m < micro_batches; ++m) out.head(m, m == 0);
+  out.finish_gradient(units - 1);
+  // An early update is one unit behind the backward, for the same reason.
+  for (std::int32_t l = layers - 1; l >= 0; --l) {
+    for (std::int32_t m = 0; m < micro_batches; ++m) out.backward(l, m, m == 0);
+    out.finish_gradient(l + 1);
+    if (early) out.update(l + 2);
+  }
+  for (std::int32_t m = 0; m < micro_batches; ++m) out.embedding_backward(m, m == 0);
+  out.finish_gradient(0);
+  if (early) out.update(1), out.update(0);
+  return out.finish();
+}
+
+// One micro-batch through all layers, then the next micro-batch.
+StepProgram micro_batch_major(const Emission& e, const char* name) {
+  Emitter out(e.layout, name);
+  const auto layers = static_cast<std::int32_t>(e.layout.layers());
+  const auto micro_batches = static_cast<std::int32_t>(e.layout.options.micro_batches);
+  const bool deferred = e.updates && e.timing == UpdateTiming::kDeferred;
+  const bool early = e.updates && e.timing == UpdateTiming::kEarly;
+  for (std::int32_t m = 0; m < micro_batches; ++m) {
+    const bool first = m == 0, final = m == micro_batches - 1;
+    if (deferred && first) out.update(0), out.update(1);
+    out.embedding(m);
+    for (std::int32_t l = 0; l < layers; ++l) {
+      if (deferred && first) out.update(l + 2);
+      out.forward(l, m);
+    }
+    out.head(m, first);
+    if (final) out.finish_gradient(layers + 1);
+    for (std::int32_t l = layers - 1; l >= 0; --l) {
+      out.backward(l, m, first);
+      if (final) out.finish_gradient(l + 1);
+      if (final && early) out.update(l + 2);
+    }
+    out.embedding_backward(m, first);
+    if (final) out.finish_gradient(0);
+  }
+  if (early) out.update(1), out.update(0);
+  return out.finish();
+}
+
+StepProgram train_program(const Emission& e, const char* name) {
+  return e.layout.options.accumulation == Accumulation::kLayerMajor ? layer_major(e, name) : micro_batch_major(e, name);
+}
+
+StepProgram flush_program(const Layout& layout) {
+  Emitter out(layout, "flush");
+  for (std::int32_t u = 0; u <= layout.head_unit(); ++u) out.update(u);
+  return out.finish();
+}
+
+StepProgram evaluate_program(const Layout& layout) {
+  Emitter out(layout, "evaluate");
+  const auto layers = static_cast<std::int32_t>(layout.layers());
+  const auto group = static_cast<std::int32_t>(layout.live_micro_batches());
+  for (std::int32_t m = 0; m < group; ++m) out.embedding(m);
+  for (std::int32_t l = 0; l < layers; ++l) {
+    for (std::int32_t m = 0; m < group; ++m) out.forward_only(l, m);
+  }
+  for (std::int32_t m = 0; m < group; ++m) out.head_loss(m);
+  return out.finish();
+}
+
+}  // namespace
+
+StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t)
+    : timing(t),
+      first(train_program({layout, t, t == UpdateTiming::kEarly}, "first step")),
+      step(train_program({layout, t, true}, "step")),
+      flush(flush_program(layout)),
+      evaluate(evaluate_program(layout)) {}
+
+}  // namespace zg

@@ -1,0 +1,62 @@
+// How long the streams worked for each phase of a step.
+#pragma once
+#include <atomic>
+
+#include "ziggurat/base/trace.hpp"
+#include "ziggurat/engine/engine.hpp"
+
+namespace zg {
+
+// begin() and end() are called by the rank thread around what it enqueues; the clock is read when the
+// stream gets there.
+class Engine::Timer {
+ public:
+  explicit Timer(Trace* trace) : trace_(trace) {
+    if (trace_ != nullptr) lane_[0] = trace_->lane("operations"), lane_[1] = trace_->lane("updates");
+  }
+
+  void begin(Stream& stream, const StepOp& op) {
+    Clock::time_point& started = started_[op.kind == OpKind::kUpdate ? 1 : 0];
+    stream.callback([&started] { started = Clock::now(); });
+  }
+  void end(Stream& stream, const StepOp& op) {
+    stream.callback([this, op] {
+      const int which = op.kind == OpKind::kUpdate ? 1 : 0;
+      const auto now = Clock::now();
+      const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(now - started_[which]).count();
+      nanoseconds_[phase(op.kind)].fetch_add(spent, std::memory_order_relaxed);
+      if (trace_ != nullptr && trace_->on()) {
+        trace_->add(lane_[which], fmt::format("{} {}.{}", name_of(op.kind), op.unit, which ? op.segment : op.micro_batch),
+                    started_[which], now);
+      }
+    });
+  }
+  void reset() {
+    for (auto& n : nanoseconds_) n.store(0, std::memory_order_relaxed);
+  }
+  Phases phases() const { return {seconds(0), seconds(1), seconds(2)}; }
+
+ private:
+  static int phase(OpKind kind) {
+    switch (kind) {
+      case OpKind::kUpdate: return 2;
+      case OpKind::kEmbedding:
+      case OpKind::kForward:
+      case OpKind::kHeadLoss: return 0;
+      // The head's forward and backward are one operation: counted as backward, the larger part.
+      case OpKind::kHead:
+      case OpKind::kBackward:
+      case OpKind::kEmbeddingBackward:
+      case OpKind::kFinishGradient: return 1;
+    }
+    return 0;
+  }
+  double seconds(std::size_t i) const { return static_cast<double>(nanoseconds_[i].load(std::memory_order_relaxed)) * 1e-9; }
+
+  Trace* trace_;
+  int lane_[2] = {0, 0};
+  Clock::time_point started_[2];
+  std::atomic<std::int64_t> nanoseconds_[3] = {};
+};
+
+}  // namespace zg

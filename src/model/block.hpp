@@ -1,0 +1,35 @@
+// One transformer block of either architecture. N = rows of the batch, C = width.
+//
+// All calls enqueue on the call's stream. What forward leaves in `saved` is read by backward, which may
+// overwrite it; with a null `out` forward does that and no more. Neither depends on what memory held before,
+// so a forward that is run again gives the same bits.
+#pragma once
+#include <cstdint>
+
+#include "model/call.hpp"
+
+namespace zg::model {
+
+struct BlockBytes {
+  std::int64_t saved = 0, workspace = 0;
+};
+
+BlockBytes gpt2_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape);
+void gpt2_block_forward(const Call& call, View x, View out, void* saved);
+void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* workspace);
+
+BlockBytes llama_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape);
+void llama_block_forward(const Call& call, View x, View out, void* saved);
+void llama_block_backward(const Call& call, View x, void* saved, View dx, void* workspace);
+
+inline AttentionShape attention_shape(const ModelConfig& c, BatchShape shape) {
+  AttentionShape a;
+  a.batch = shape.sequences;
+  a.time = shape.time;
+  a.heads = c.heads;
+  a.kv_heads = c.kv_heads;
+  a.head_size = c.head_size;
+  return a;
+}
+
+}  // namespace zg::model

@@ -1,0 +1,85 @@
+// What the parts of a model share: the operands of one call, and where buffers lie in memory that the
+// caller lends.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/model/model.hpp"
+
+namespace zg::model {
+
+inline DType accumulator_of(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+// Hands out views of one piece of memory, one after the other, each aligned to kAlign bytes. With a null
+// base it only counts: the same code computes the layout and its size, so the two cannot disagree.
+class BufferPlan {
+ public:
+  static constexpr std::int64_t kAlign = 256;
+
+  explicit BufferPlan(void* base) : base_(static_cast<char*>(base)) {
+    ZG_ASSERT(reinterpret_cast<std::uintptr_t>(base) % kAlign == 0, "a buffer is not aligned to {} bytes",
+              kAlign);
+  }
+  View take(DType dtype, std::int64_t rows, std::int64_t cols) { return take(dtype, rows, cols, cols); }
+  View take(DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t ld) {
+    const View view(base_ ? base_ + bytes_ : nullptr, dtype, rows, cols, ld);
+    bytes_ = round_up(bytes_ + rows * ld * static_cast<std::int64_t>(size_of(dtype)), kAlign);
+    return view;
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  char* base_;
+  std::int64_t bytes_ = 0;
+};
+
+// The part of a unit's flat tensor (weights or gradients) that is one parameter.
+inline View param_view(const View& flat, const Param& param) {
+  const View at = flat.col_range(param.offset, param.count());
+  return {at.data, at.dtype, param.rows, param.cols};
+}
+
+// One call on one unit. `grads` is null in a forward call.
+struct Call {
+  Ops& ops;
+  Stream& stream;
+  const ModelConfig& config;
+  DType dtype;
+  BatchShape shape;
+  const Unit& unit;
+  View weights, grads;
+
+  View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
+  View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }
+
+  // The matrices are [out, in].
+  // y = x w^T (+ bias)
+  void linear(const View& x, const View& w, const View& bias, const View& y) const {
+    GemmOptions options;
+    options.b = Trans::kYes;
+    options.bias = bias;
+    ops.gemm(stream, x, w, y, options);
+  }
+  // dx = dy w
+  void linear_dx(const View& dy, const View& w, const View& dx) const {
+    ops.gemm(stream, dy, w, dx, GemmOptions{});
+  }
+  // dx += dy w
+  void linear_dx_more(const View& dy, const View& w, const View& dx) const {
+    GemmOptions options;
+    options.accumulate = true;
+    ops.gemm(stream, dy, w, dx, options);
+  }
+  // dw += dy^T x
+  void linear_dw(const View& dy, const View& x, const View& dw) const {
+    GemmOptions options;
+    options.a = Trans::kYes;
+    options.accumulate = true;
+    ops.gemm(stream, dy, x, dw, options);
+  }
+};
+
+}  // namespace zg::model

@@ -1,0 +1,109 @@
+#include "model/head.hpp"
+
+#include <algorithm>
+
+#include "model/units.hpp"
+
+namespace zg::model {
+namespace {
+
+// Rows of logits start at multiples of this many elements: whole cache lines and vector registers.
+constexpr std::int64_t kLogitsAlign = 64;
+constexpr std::int64_t kChunkRows = 64;
+constexpr std::int64_t kLogitsBytes = 32 * kMiB;
+
+struct Workspace {
+  View normed;  // [N, C]; a chunk's rows give way to their gradient
+  View stats;
+  View logits, dlogits;  // of one chunk
+  View norm_partials;
+  std::int64_t bytes = 0;
+
+  Workspace(const ModelConfig& c, DType t, std::int64_t rows, void* base) {
+    BufferPlan plan(base);
+    const DType a = accumulator_of(t);
+    const std::int64_t chunk = head_chunk_rows(c, t, rows), ld = round_up(c.vocab_size, kLogitsAlign);
+    normed = plan.take(t, rows, c.width);
+    stats = plan.take(a, rows, c.arch == Arch::kGpt2 ? 2 : 1);
+    logits = plan.take(a, chunk, c.vocab_size, ld);
+    dlogits = plan.take(t, chunk, c.vocab_size, ld);
+    norm_partials = plan.take(a, Ops::kNormPartials, 2 * c.width);
+    bytes = plan.bytes();
+  }
+};
+
+void norm(const Call& call, const View& x, const Workspace& w) {
+  const double eps = call.config.norm_eps;
+  const View weight = call.weight(head::kNormWeight);
+  if (call.config.arch == Arch::kGpt2) {
+    call.ops.layernorm(call.stream, x, weight, call.weight(head::kNormBias), eps, w.normed, w.stats);
+  } else {
+    call.ops.rmsnorm(call.stream, x, weight, eps, w.normed, w.stats);
+  }
+}
+
+void norm_backward(const Call& call, const View& x, const Workspace& w, const View& dx) {
+  const View weight = call.weight(head::kNormWeight), d_weight = call.grad(head::kNormWeight);
+  if (call.config.arch == Arch::kGpt2) {
+    call.ops.layernorm_backward(call.stream, w.normed, x, weight, w.stats, dx, d_weight,
+                                call.grad(head::kNormBias), w.norm_partials);
+  } else {
+    call.ops.rmsnorm_backward(call.stream, w.normed, x, weight, w.stats, dx, d_weight, w.norm_partials);
+  }
+}
+
+// body(rows of normed, logits of those rows, dlogits likewise, first row, rows), chunk after chunk.
+template <class Body>
+void for_chunks(const Workspace& w, const Body& body) {
+  for (std::int64_t first = 0; first < w.normed.rows; first += w.logits.rows) {
+    const std::int64_t n = std::min(w.logits.rows, w.normed.rows - first);
+    body(w.normed.row_range(first, n), w.logits.row_range(0, n), w.dlogits.row_range(0, n), first, n);
+  }
+}
+
+}  // namespace
+
+std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t rows) {
+  const std::int64_t a = static_cast<std::int64_t>(size_of(accumulator_of(dtype)));
+  const std::int64_t t = static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t columns = round_up(c.vocab_size, kLogitsAlign);
+  const std::int64_t bytes = std::max(kLogitsBytes, columns * c.width * a / 2);
+  const std::int64_t fit = bytes / (columns * (a + t)) / kChunkRows * kChunkRows;
+  return std::min(rows, std::max(kChunkRows, fit));
+}
+
+std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows) {
+  return Workspace(config, dtype, rows, nullptr).bytes;
+}
+
+void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,
+                   void* workspace) {
+  const Workspace w(call.config, call.dtype, x.rows, workspace);
+  norm(call, x, w);
+  for_chunks(w, [&](const View& normed, const View& logits, const View& dlogits, std::int64_t first,
+                    std::int64_t n) {
+    call.linear(normed, table, View{}, logits);
+    call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, dlogits);
+    call.linear_dw(dlogits, normed, d_table);
+    call.linear_dx(dlogits, table, normed);
+  });
+  call.ops.zero(call.stream, dx);
+  norm_backward(call, x, w, dx);
+}
+
+void head_loss(const Call& call, View table, View x, View targets, View loss_sum, void* workspace) {
+  const Workspace w(call.config, call.dtype, x.rows, workspace);
+  norm(call, x, w);
+  for_chunks(w, [&](const View& normed, const View& logits, const View&, std::int64_t first, std::int64_t n) {
+    call.linear(normed, table, View{}, logits);
+    call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, View{});
+  });
+}
+
+void head_logits(const Call& call, View table, View x, View logits, void* workspace) {
+  const Workspace w(call.config, call.dtype, x.rows, workspace);
+  norm(call, x, w);
+  call.linear(w.normed, table, View{}, logits);
+}
+
+}  // namespace zg::model

@@ -1,0 +1,367 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "model/hf_text.hpp"
+#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/model/hf.hpp"
+
+namespace zg {
+namespace {
+
+// Resident memory of a read: what of a file is mapped in before it is dropped again.
+constexpr std::int64_t kBandBytes = 4 * kMiB;
+
+// A tensor in a file, with the parts of its entry that reading needs.
+struct Source {
+  const SafeTensors* file = nullptr;
+  const SafeTensors::Entry* entry = nullptr;
+  DType dtype = DType::kF32;
+
+  std::int64_t width() const { return static_cast<std::int64_t>(size_of(dtype)); }
+  const char* at(std::int64_t element) const {
+    return static_cast<const char*>(entry->data) + element * width();
+  }
+};
+
+// By name, without prefix. Ordered, so that of several mistakes always the same one is told.
+using Sources = std::map<std::string, Source>;
+using Aliases = std::map<std::string, std::string>;
+
+std::optional<DType> float_dtype(const std::string& name) {
+  if (name == "F32") return DType::kF32;
+  if (name == "F64") return DType::kF64;
+  if (name == "F16") return DType::kF16;
+  if (name == "BF16") return DType::kBF16;
+  return std::nullopt;
+}
+
+template <class T>
+T load(const char* p) {  // a file's tensors need not be aligned
+  T value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
+float to_float(double x) {
+  return static_cast<float>(x);
+}
+float to_float(float x) {
+  return x;
+}
+float to_float(bf16 x) {
+  return static_cast<float>(x);
+}
+struct Half {
+  std::uint16_t bits;
+};
+float to_float(Half x) {
+  return half_to_float(x.bits);
+}
+
+// Calls f with a value of the type that the file holds.
+template <class F>
+void with_type(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kF64:
+      return f(double{});
+    case DType::kF16:
+      return f(Half{});
+    case DType::kBF16:
+      return f(bf16{});
+    default:
+      ZG_ASSERT_EQ(dtype, DType::kF32);
+      return f(float{});
+  }
+}
+
+// Elements [begin, end) as they follow each other in the file.
+void read_straight(const Source& s, std::int64_t begin, std::int64_t end, float* out) {
+  const std::int64_t band = kBandBytes / s.width();
+  for (std::int64_t i = begin; i < end; i += band) {
+    const std::int64_t n = std::min(band, end - i);
+    with_type(s.dtype, [&](auto type) {
+      using T = decltype(type);
+      const char* p = s.at(i);
+      for (std::int64_t j = 0; j < n; ++j) out[i - begin + j] = to_float(load<T>(p + j * s.width()));
+    });
+    s.file->drop(s.at(i), n * s.width());
+  }
+}
+
+// Elements [begin, end) of a [rows, cols] matrix that the file holds as [cols, rows].
+void read_transposed(const Source& s, std::int64_t rows, std::int64_t cols, std::int64_t begin,
+                     std::int64_t end, float* out) {
+  const std::int64_t first = begin / cols, last = (end - 1) / cols;  // rows, inclusive
+  // A block of file rows is small enough that their cache lines stay for the next `r`s, which need them too.
+  constexpr std::int64_t kBlock = 32;
+  const std::int64_t band = std::max<std::int64_t>(1, kBandBytes / (rows * s.width()));
+  const auto gather = [&](std::int64_t i0, std::int64_t i1, auto type) {
+    using T = decltype(type);
+    for (std::int64_t r = first; r <= last; ++r) {
+      const std::int64_t lo = std::max(i0, begin - r * cols), hi = std::min(i1, end - r * cols);
+      for (std::int64_t i = lo; i < hi; ++i)
+        out[r * cols + i - begin] = to_float(load<T>(s.at(i * rows + r)));
+    }
+  };
+  for (std::int64_t i0 = 0; i0 < cols; i0 += band) {
+    const std::int64_t i1 = std::min(cols, i0 + band);
+    with_type(s.dtype, [&](auto type) {
+      for (std::int64_t i = i0; i < i1; i += kBlock) gather(i, std::min(i1, i + kBlock), type);
+    });
+    s.file->drop(s.at(i0 * rows + first), ((i1 - 1 - i0) * rows + last + 1 - first) * s.width());
+  }
+}
+
+bool equal(const Source& a, const Source& b) {
+  if (a.entry->shape != b.entry->shape) return false;
+  const std::int64_t count = a.entry->count();
+  constexpr std::int64_t kChunk = 1 << 16;
+  std::vector<float> x(kChunk), y(kChunk);
+  for (std::int64_t i = 0; i < count; i += kChunk) {
+    const std::int64_t n = std::min(kChunk, count - i);
+    read_straight(a, i, i + n, x.data());
+    read_straight(b, i, i + n, y.data());
+    // As bits: a NaN equals itself here.
+    if (std::memcmp(x.data(), y.data(), static_cast<std::size_t>(n) * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+bool ends_with(const std::string& text, std::string_view end) {
+  return text.size() >= end.size() && std::string_view(text).substr(text.size() - end.size()) == end;
+}
+
+// Causal masks and tables of angles, which some versions of the libraries store.
+bool is_buffer(Arch arch, const std::string& name) {
+  if (arch == Arch::kLlama) return ends_with(name, "rotary_emb.inv_freq");
+  return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+}
+
+std::string without_prefix(Arch arch, const std::string& name) {
+  constexpr std::string_view kPrefix = "transformer.";
+  return arch == Arch::kGpt2 && name.rfind(kPrefix, 0) == 0 ? name.substr(kPrefix.size()) : name;
+}
+
+// The files of a directory, and what they hold.
+class Directory {
+ public:
+  Directory(const std::string& directory, Arch arch, std::vector<std::unique_ptr<SafeTensors>>& files)
+      : arch_(arch), files_(files) {
+    const std::string single = directory + "/model.safetensors", index = single + ".index.json";
+    if (::access(single.c_str(), F_OK) == 0) {
+      where_ = single;
+      for (const auto& entry : open(single).entries()) add(*files_.back(), entry);
+    } else if (::access(index.c_str(), F_OK) == 0) {
+      where_ = index;
+      open_shards(directory);
+    } else {
+      throw Error(Errc::kUsage, directory, "has neither model.safetensors nor model.safetensors.index.json",
+                  "name the directory of a Hugging Face model in the safetensors format");
+    }
+    for (const auto& file : files_) {
+      for (const auto& [name, kept] : file->metadata()) {
+        aliases_[without_prefix(arch_, name)] = without_prefix(arch_, kept);
+      }
+    }
+  }
+
+  const std::string& where() const { return where_; }
+  const Sources& sources() const { return sources_; }
+
+  // The tensor of that name, or the one that the file's metadata says it shares its bytes with.
+  const Source* find(const std::string& name) const {
+    if (const auto it = sources_.find(name); it != sources_.end()) return &it->second;
+    const auto alias = aliases_.find(name);
+    if (alias == aliases_.end()) return nullptr;
+    const auto it = sources_.find(alias->second);
+    return it == sources_.end() ? nullptr : &it->second;
+  }
+
+ private:
+  const SafeTensors& open(const std::string& path) {
+    files_.push_back(std::make_unique<SafeTensors>(path));
+    return *files_.back();
+  }
+
+  void add(const SafeTensors& file, const SafeTensors::Entry& entry) {
+    const std::string name = without_prefix(arch_, entry.name);
+    if (!sources_.emplace(name, Source{&file, &entry}).second) {
+      throw Error(
+          Errc::kUsage, file.path(),
+          fmt::format("has {} twice, with and without the prefix \"transformer.\"", hf::in_quotes(name)),
+          "keep one of the two");
+    }
+  }
+
+  void open_shards(const std::string& directory) {
+    const nlohmann::json index = hf::parse_object(read_text_file(where_, "the index of the weights"), where_);
+    if (!index.contains("weight_map") || !index["weight_map"].is_object()) {
+      throw Error(Errc::kUsage, where_, "has no object \"weight_map\"", "fetch or save the model again");
+    }
+    std::map<std::string, std::set<std::string>> names_of;  // by shard
+    for (const auto& item : index["weight_map"].items()) {
+      const std::string shard = item.value().is_string() ? item.value().get<std::string>() : "";
+      if (shard.empty() || shard == ".." || shard.find_first_of(std::string_view("/\0", 2)) != shard.npos) {
+        throw Error(Errc::kUsage, where_,
+                    fmt::format("{} is mapped to {}; the name of a file beside the index is expected",
+                                hf::in_quotes(item.key()), hf::in_quotes(shard)),
+                    "fetch or save the model again");
+      }
+      names_of[shard].insert(item.key());
+    }
+    for (const auto& [shard, names] : names_of) {
+      const std::string path = directory + "/" + shard;
+      if (::access(path.c_str(), F_OK) != 0) {
+        throw Error(Errc::kUsage, path,
+                    fmt::format("is missing; the index names it for {} tensors", names.size()),
+                    "fetch the missing file into the directory");
+      }
+      add_shard(open(path), names);
+    }
+  }
+
+  // The index and the shard must name the same tensors; buffers may be left out.
+  void add_shard(const SafeTensors& file, const std::set<std::string>& names) {
+    const std::string hint = "the index and its files are not from one save; fetch or save the model again";
+    for (const std::string& name : names) {
+      const SafeTensors::Entry* entry = file.find(name);
+      if (entry == nullptr) {
+        throw Error(Errc::kUsage, file.path(),
+                    fmt::format("has no {}, which the index says is here", hf::in_quotes(name)), hint);
+      }
+      add(file, *entry);
+    }
+    if (names.size() == file.entries().size()) return;
+    for (const auto& entry : file.entries()) {
+      if (names.count(entry.name) != 0 || is_buffer(arch_, entry.name)) continue;
+      throw Error(Errc::kUsage, file.path(),
+                  fmt::format("has {}, which the index does not place here", hf::in_quotes(entry.name)),
+                  hint);
+    }
+  }
+
+  Arch arch_;
+  std::vector<std::unique_ptr<SafeTensors>>& files_;
+  std::string where_;
+  Sources sources_;
+  Aliases aliases_;
+};
+
+const char* table_name(Arch arch) {
+  return arch == Arch::kGpt2 ? "wte.weight" : "model.embed_tokens.weight";
+}
+constexpr const char* kHeadName = "lm_head.weight";
+
+// The source of one parameter, or null. When the model is tied, the output matrix may stand for the table.
+const Source* find_param(const Directory& directory, const ModelConfig& config, const std::string& name) {
+  const bool table = config.tied && name == table_name(config.arch);
+  const Source* source = directory.find(name);
+  return source == nullptr && table ? directory.find(kHeadName) : source;
+}
+
+void refuse_missing(const Directory& directory, const Model& model) {
+  std::vector<std::string> missing;
+  for (const Unit& unit : model.units()) {
+    for (const Param& p : unit.params) {
+      if (find_param(directory, model.config(), p.name) == nullptr) missing.push_back(p.name);
+    }
+  }
+  if (missing.empty()) return;
+  if (missing.size() == 1 && missing[0] == kHeadName) {
+    throw Error(Errc::kUsage, directory.where(),
+                "lm_head.weight is missing, and the configuration says that it is not tied to the embedding",
+                "if the two are one matrix, set \"tie_word_embeddings\": true in config.json");
+  }
+  std::string text = "misses " + hf::in_quotes(missing[0]);
+  if (model.config().tied && missing[0] == table_name(model.config().arch))
+    text += " (or \"lm_head.weight\")";
+  if (missing.size() > 1) text += fmt::format(" and {} more of the model's tensors", missing.size() - 1);
+  if (!directory.sources().empty()) {
+    text += fmt::format("; among the {} there is {}", directory.sources().size(),
+                        hf::in_quotes(directory.sources().begin()->first));
+  }
+  throw Error(Errc::kUsage, directory.where(), text, "config.json and the weights must be of the same model");
+}
+
+// The source with its dtype filled in, after the checks of shape and dtype.
+Source checked(const Source& source, const Param& p) {
+  const SafeTensors::Entry& entry = *source.entry;
+  std::vector<std::int64_t> expected = {p.rows, p.cols};
+  if (p.conv1d) expected = {p.cols, p.rows};
+  if (p.vector) expected = {p.cols};
+  if (entry.shape != expected) {
+    throw Error(Errc::kUsage, source.file->path(),
+                fmt::format("{} has the shape {}; the configuration asks for {}", hf::in_quotes(entry.name),
+                            hf::shape_text(entry.shape), hf::shape_text(expected)),
+                "config.json and the weights must be of the same model");
+  }
+  const auto dtype = float_dtype(entry.dtype);
+  if (!dtype) {
+    throw Error(Errc::kUsage, source.file->path(),
+                fmt::format("{} has the dtype {}; F64, F32, F16 and BF16 can be read",
+                            hf::in_quotes(entry.name), entry.dtype),
+                "convert the weights to one of these");
+  }
+  return {source.file, source.entry, *dtype};
+}
+
+// Both names of a tied matrix are there: they must be the same matrix.
+void refuse_untied_pair(const Directory& directory, const ModelConfig& config, const Param& table) {
+  const Source *head = directory.find(kHeadName), *embedding = directory.find(table.name);
+  if (head == nullptr || embedding == nullptr || head->entry == embedding->entry) return;
+  if (equal(checked(*head, table), checked(*embedding, table))) return;
+  throw Error(Errc::kUsage, directory.where(),
+              fmt::format("{} and {} differ, and the configuration says that they are tied",
+                          hf::in_quotes(table_name(config.arch)), hf::in_quotes(kHeadName)),
+              "set \"tie_word_embeddings\": false in config.json");
+}
+
+}  // namespace
+
+struct HfWeights::State {
+  std::vector<std::unique_ptr<SafeTensors>> files;
+  std::map<std::string, Source> params;
+};
+
+HfWeights::HfWeights(const std::string& directory_path, const Model& model)
+    : state_(std::make_unique<State>()) {
+  const ModelConfig& config = model.config();
+  const Directory directory(directory_path, config.arch, state_->files);
+  refuse_missing(directory, model);
+  for (const Unit& unit : model.units()) {
+    for (const Param& p : unit.params) {
+      state_->params[p.name] = checked(*find_param(directory, config, p.name), p);
+      if (config.tied && p.name == table_name(config.arch)) refuse_untied_pair(directory, config, p);
+    }
+  }
+  for (const auto& [name, source] : directory.sources()) {
+    const bool tied_head = config.tied && name == kHeadName;
+    if (state_->params.count(name) != 0 || tied_head || is_buffer(config.arch, name)) continue;
+    throw Error(
+        Errc::kUsage, source.file->path(),
+        fmt::format("{} is no tensor of this model ({}, {} layers)", hf::in_quotes(source.entry->name),
+                    config.arch == Arch::kGpt2 ? "gpt2" : "llama", config.layers),
+        "config.json and the weights must be of the same model");
+  }
+}
+
+HfWeights::~HfWeights() = default;
+
+void HfWeights::read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const {
+  const auto it = state_->params.find(param.name);
+  ZG_ASSERT(it != state_->params.end(), "no parameter {}", param.name);
+  ZG_ASSERT(0 <= begin && begin <= end && end <= param.count(), "{} [{}, {})", param.name, begin, end);
+  if (begin == end) return;
+  if (param.conv1d) {
+    read_transposed(it->second, param.rows, param.cols, begin, end, out);
+  } else {
+    read_straight(it->second, begin, end, out);
+  }
+}
+
+}  // namespace zg

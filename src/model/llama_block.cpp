@@ -1,0 +1,170 @@
+// Llama: x1 = x + o(attention(rope(q, k), v)), out = x1 + down(silu(gate) * up), each behind an RMSNorm.
+#include <algorithm>
+#include <array>
+
+#include "model/block.hpp"
+#include "model/units.hpp"
+
+namespace zg::model {
+namespace {
+
+std::int64_t qkv_columns(const ModelConfig& c) {
+  return (c.heads + 2 * c.kv_heads) * c.head_size;
+}
+
+struct Saved {
+  View norm1, stats1, qkv, att, lse, x1, norm2, stats2, gate_up, act;
+  std::int64_t bytes = 0;
+
+  Saved(const ModelConfig& c, DType t, BatchShape shape, void* base) {
+    BufferPlan plan(base);
+    const std::int64_t n = shape.rows();
+    const DType a = accumulator_of(t);
+    norm1 = plan.take(t, n, c.width);
+    stats1 = plan.take(a, n, 1);
+    qkv = plan.take(t, n, qkv_columns(c));  // q and k already rotated
+    att = plan.take(t, n, c.heads * c.head_size);
+    lse = plan.take(a, shape.sequences * c.heads, shape.time);
+    x1 = plan.take(t, n, c.width);
+    norm2 = plan.take(t, n, c.width);
+    stats2 = plan.take(a, n, 1);
+    gate_up = plan.take(t, n, 2 * c.inner);
+    act = plan.take(t, n, c.inner);
+    bytes = plan.bytes();
+  }
+};
+
+struct Workspace {
+  View d_act;   // [N, inner]
+  View d_qkv;   // in the same place: d_act is done with by then
+  View d_norm;  // [N, C]
+  View d_att;   // [N, heads * head_size], in the same place as d_norm
+  View norm_partials;
+  std::int64_t bytes = 0;
+
+  Workspace(const ModelConfig& c, DType t, BatchShape shape, void* base) {
+    BufferPlan plan(base);
+    const std::int64_t n = shape.rows(), q = c.heads * c.head_size;
+    const View wide = plan.take(t, n, std::max(c.inner, qkv_columns(c)));
+    d_act = View(wide.data, t, n, c.inner);
+    d_qkv = View(wide.data, t, n, qkv_columns(c));
+    const View narrow = plan.take(t, n, std::max(c.width, q));
+    d_norm = View(narrow.data, t, n, c.width);
+    d_att = View(narrow.data, t, n, q);
+    norm_partials = plan.take(accumulator_of(t), Ops::kNormPartials, 2 * c.width);
+    bytes = plan.bytes();
+  }
+};
+
+// Matrices with the same input whose outputs lie side by side in one buffer (q|k|v, gate|up). Those
+// that follow each other in the unit without padding, as they do at all usual sizes, are one larger
+// matrix: fewer and larger products.
+class Stack {
+ public:
+  Stack(const Call& call, llama::Index first, llama::Index last) : call_(call) {
+    std::int64_t end = -1;
+    for (std::size_t i = first; i <= last; ++i) {
+      const Param& p = call.unit.params[i];
+      if (p.offset == end) {
+        pieces_[count_ - 1].rows += p.rows;
+      } else {
+        pieces_[count_++] = {p.offset, columns_, p.rows, p.cols};
+      }
+      end = p.offset + p.count();
+      columns_ += p.rows;
+    }
+  }
+  void forward(const View& x, const View& y) const {
+    for (std::size_t i = 0; i < count_; ++i) {
+      call_.linear(x, pieces_[i].of(call_.weights), View{}, pieces_[i].part(y));
+    }
+  }
+  // dx = sum of dy w; the weights' gradients are added to.
+  void backward(const View& dy, const View& x, const View& dx) const {
+    for (std::size_t i = 0; i < count_; ++i) {
+      const View d = pieces_[i].part(dy), w = pieces_[i].of(call_.weights);
+      call_.linear_dw(d, x, pieces_[i].of(call_.grads));
+      if (i == 0) {
+        call_.linear_dx(d, w, dx);
+      } else {
+        call_.linear_dx_more(d, w, dx);
+      }
+    }
+  }
+
+ private:
+  struct Piece {
+    std::int64_t offset = 0;  // in the unit
+    std::int64_t column = 0;  // of the output
+    std::int64_t rows = 0, cols = 0;
+    View of(const View& flat) const {
+      return {flat.col_range(offset, rows * cols).data, flat.dtype, rows, cols};
+    }
+    View part(const View& y) const { return y.col_range(column, rows); }
+  };
+  const Call& call_;
+  std::array<Piece, 3> pieces_{};
+  std::size_t count_ = 0;
+  std::int64_t columns_ = 0;
+};
+
+// q and k are the first heads of a row, so that one call turns both.
+void rope(const Call& call, const View& qkv, bool inverse) {
+  const ModelConfig& c = call.config;
+  call.ops.rope(call.stream, qkv, call.shape.time, c.heads + c.kv_heads, c.head_size, c.rope_theta, inverse);
+}
+
+}  // namespace
+
+BlockBytes llama_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape) {
+  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, nullptr).bytes};
+}
+
+void llama_block_forward(const Call& call, View x, View out, void* saved) {
+  using namespace llama;
+  const ModelConfig& c = call.config;
+  const Saved f(c, call.dtype, call.shape, saved);
+  Ops& ops = call.ops;
+  Stream& s = call.stream;
+
+  ops.rmsnorm(s, x, call.weight(kNorm1), c.norm_eps, f.norm1, f.stats1);
+  Stack(call, kQ, kV).forward(f.norm1, f.qkv);
+  rope(call, f.qkv, false);
+  ops.attention(s, f.qkv, attention_shape(c, call.shape), f.att, f.lse);
+  call.linear(f.att, call.weight(kO), View{}, f.x1);
+  ops.add(s, f.x1, x, f.x1);
+
+  ops.rmsnorm(s, f.x1, call.weight(kNorm2), c.norm_eps, f.norm2, f.stats2);
+  Stack(call, kGate, kUp).forward(f.norm2, f.gate_up);
+  ops.swiglu(s, f.gate_up, f.act);
+  if (!out) return;
+  call.linear(f.act, call.weight(kDown), View{}, out);
+  ops.add(s, out, f.x1, out);
+}
+
+void llama_block_backward(const Call& call, View x, void* saved, View dx, void* workspace) {
+  using namespace llama;
+  const ModelConfig& c = call.config;
+  const Saved f(c, call.dtype, call.shape, saved);
+  const Workspace w(c, call.dtype, call.shape, workspace);
+  Ops& ops = call.ops;
+  Stream& s = call.stream;
+
+  // dx is the gradient of `out`, and of x1 as far as it goes straight through; the norm adds the rest.
+  call.linear_dw(dx, f.act, call.grad(kDown));
+  call.linear_dx(dx, call.weight(kDown), w.d_act);
+  ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up);
+  Stack(call, kGate, kUp).backward(f.gate_up, f.norm2, w.d_norm);
+  ops.rmsnorm_backward(s, w.d_norm, f.x1, call.weight(kNorm2), f.stats2, dx, call.grad(kNorm2),
+                       w.norm_partials);
+
+  // Now dx is the gradient of x1, and in the same way of x.
+  call.linear_dw(dx, f.att, call.grad(kO));
+  call.linear_dx(dx, call.weight(kO), w.d_att);
+  ops.attention_backward(s, f.qkv, f.att, f.lse, w.d_att, attention_shape(c, call.shape), w.d_qkv);
+  rope(call, w.d_qkv, true);
+  Stack(call, kQ, kV).backward(w.d_qkv, f.norm1, w.d_norm);
+  ops.rmsnorm_backward(s, w.d_norm, x, call.weight(kNorm1), f.stats1, dx, call.grad(kNorm1), w.norm_partials);
+}
+
+}  // namespace zg::model

@@ -1,0 +1,263 @@
+#include "ziggurat/model/model.hpp"
+
+#include <cmath>
+
+#include "model/block.hpp"
+#include "model/head.hpp"
+#include "model/units.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+// The keys of the family's config.json, which is what the user wrote.
+struct Keys {
+  const char *context, *width, *layers, *heads, *kv_heads, *inner, *eps;
+};
+constexpr Keys kGpt2Keys{"n_positions", "n_embd",  "n_layer",           "n_head",
+                         "n_head",      "n_inner", "layer_norm_epsilon"};
+constexpr Keys kLlamaKeys{
+    "max_position_embeddings", "hidden_size",       "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads",     "intermediate_size", "rms_norm_eps"};
+
+// Ids are 32 bits wide. The other limits keep every product of sizes far below 2^63.
+constexpr std::int64_t kMaxVocabulary = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMaxWidth = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxLayers = std::int64_t{1} << 16;
+
+void check_size(const char* key, std::int64_t value, std::int64_t limit) {
+  if (value < 1 || value > limit) {
+    throw Error(Errc::kUsage, key, fmt::format("{} is not between 1 and {}", value, limit));
+  }
+}
+
+void check_positive(const char* key, double value) {
+  if (!std::isfinite(value) || value <= 0) {
+    throw Error(Errc::kUsage, key, fmt::format("{} is not a positive number", value));
+  }
+}
+
+void check_gpt2_heads(const ModelConfig& c, const Keys& keys) {
+  if (c.width % c.heads != 0) {
+    throw Error(Errc::kUsage, keys.heads,
+                fmt::format("{} heads do not divide {} = {}", c.heads, keys.width, c.width));
+  }
+  if (c.head_size * c.heads != c.width) {
+    throw Error(Errc::kUsage, "head_size",
+                fmt::format("{} heads of {} are not {} = {}", c.heads, c.head_size, keys.width, c.width));
+  }
+  if (c.kv_heads != c.heads) {
+    throw Error(Errc::kUsage, "kv_heads",
+                fmt::format("{}, but GPT-2 has one key and value head for each of its {} heads", c.kv_heads,
+                            c.heads));
+  }
+}
+
+void check_llama_heads(const ModelConfig& c, const Keys& keys) {
+  if (c.heads % c.kv_heads != 0) {
+    throw Error(Errc::kUsage, keys.kv_heads,
+                fmt::format("{} does not divide {} = {}", c.kv_heads, keys.heads, c.heads));
+  }
+  if (c.head_size % 2 != 0) {
+    throw Error(Errc::kUsage, "head_dim",
+                fmt::format("{} is odd, but rotary embeddings turn pairs of elements", c.head_size),
+                fmt::format("{} / {} must be even unless head_dim is given", keys.width, keys.heads));
+  }
+  check_positive("rope_theta", c.rope_theta);
+}
+
+void check_flat(const View& view, const Unit& unit, DType dtype) {
+  ZG_ASSERT(view.rows == 1 && view.cols == unit.count, "{} has {} elements, given {} x {}", unit.name,
+            unit.count, view.rows, view.cols);
+  ZG_ASSERT(view.dtype == dtype, "{} is given as {}, not {}", unit.name, name_of(view.dtype), name_of(dtype));
+}
+
+void check_rows(const View& x, std::int64_t rows, std::int64_t columns, DType dtype) {
+  ZG_ASSERT(x.rows == rows && x.cols == columns && x.dtype == dtype, "{} x {} of {}, not {} x {} of {}",
+            x.rows, x.cols, name_of(x.dtype), rows, columns, name_of(dtype));
+}
+
+void check_ids(const View& ids, BatchShape shape) {
+  ZG_ASSERT_EQ(ids.dtype, DType::kI32);
+  ZG_ASSERT_EQ(ids.rows, 1);
+  ZG_ASSERT_EQ(ids.cols, shape.rows());
+}
+
+void check_shape(const ModelConfig& c, BatchShape shape) {
+  ZG_ASSERT_LE(1, shape.sequences);
+  ZG_ASSERT_LE(1, shape.time);
+  ZG_ASSERT_LE(shape.time, c.context);
+}
+
+model::BlockBytes block_bytes(const ModelConfig& c, DType dtype, BatchShape shape) {
+  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, dtype, shape)
+                               : model::llama_block_bytes(c, dtype, shape);
+}
+
+}  // namespace
+
+void validate(const ModelConfig& c) {
+  const Keys& keys = c.arch == Arch::kGpt2 ? kGpt2Keys : kLlamaKeys;
+  check_size("vocab_size", c.vocab_size, kMaxVocabulary);
+  check_size(keys.context, c.context, kMaxWidth);
+  check_size(keys.width, c.width, kMaxWidth);
+  check_size(keys.layers, c.layers, kMaxLayers);
+  check_size(keys.heads, c.heads, kMaxWidth);
+  check_size(keys.kv_heads, c.kv_heads, kMaxWidth);
+  check_size(keys.inner, c.inner, kMaxWidth);
+  if (c.arch == Arch::kGpt2) {
+    check_gpt2_heads(c, keys);
+  } else {
+    check_size("head_dim", c.head_size, kMaxWidth / c.heads);
+    check_llama_heads(c, keys);
+  }
+  check_positive(keys.eps, c.norm_eps);
+  if (!std::isfinite(c.init_std) || c.init_std < 0) {
+    throw Error(Errc::kUsage, "initializer_range", fmt::format("{} is no standard deviation", c.init_std));
+  }
+}
+
+Model::Model(const ModelConfig& config, DType dtype, Ops& ops) : config_(config), dtype_(dtype), ops_(ops) {
+  validate(config);
+  ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF64, "{}", name_of(dtype));
+  units_ = model::make_units(config);
+}
+
+std::int64_t Model::parameter_count() const {
+  std::int64_t count = 0;
+  for (const Unit& unit : units_) {
+    for (const Param& p : unit.params) count += p.count();
+  }
+  return count;
+}
+
+std::int64_t Model::checkpoint_bytes(BatchShape shape) const {
+  return round_up(shape.rows() * config_.width * static_cast<std::int64_t>(size_of(dtype_)), 4096);
+}
+
+std::int64_t Model::saved_bytes(BatchShape shape) const {
+  return block_bytes(config_, dtype_, shape).saved;
+}
+
+std::int64_t Model::block_workspace_bytes(BatchShape shape) const {
+  return block_bytes(config_, dtype_, shape).workspace;
+}
+
+std::int64_t Model::head_workspace_bytes(BatchShape shape) const {
+  return model::head_bytes(config_, dtype_, shape.rows());
+}
+
+void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x) {
+  const Unit& unit = units_.front();
+  check_shape(config_, shape);
+  check_flat(weights, unit, dtype_);
+  check_ids(ids, shape);
+  check_rows(x, shape.rows(), config_.width, dtype_);
+  const bool positions = config_.arch == Arch::kGpt2;
+  const View wpe = positions ? model::param_view(weights, unit.params[model::embedding::kPositions]) : View{};
+  ops_.embedding(s, ids, model::param_view(weights, unit.params[model::embedding::kTokens]), wpe, shape.time,
+                 x);
+}
+
+void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads) {
+  const Unit& unit = units_.front();
+  check_shape(config_, shape);
+  check_flat(grads, unit, accumulator_dtype());
+  check_ids(ids, shape);
+  check_rows(dx, shape.rows(), config_.width, dtype_);
+  const bool positions = config_.arch == Arch::kGpt2;
+  const View d_wpe = positions ? model::param_view(grads, unit.params[model::embedding::kPositions]) : View{};
+  ops_.embedding_backward(s, ids, dx, shape.time,
+                          model::param_view(grads, unit.params[model::embedding::kTokens]), d_wpe);
+}
+
+void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
+                          void* /*workspace*/) {
+  const Unit& unit = units_[1];  // all blocks have the same layout
+  check_shape(config_, shape);
+  check_flat(weights, unit, dtype_);
+  check_rows(x, shape.rows(), config_.width, dtype_);
+  if (out) check_rows(out, shape.rows(), config_.width, dtype_);
+  ZG_ASSERT(x.data != out.data && saved != nullptr);
+  const model::Call call{ops_, s, config_, dtype_, shape, unit, weights, View{}};
+  if (config_.arch == Arch::kGpt2) {
+    model::gpt2_block_forward(call, x, out, saved);
+  } else {
+    model::llama_block_forward(call, x, out, saved);
+  }
+}
+
+void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
+                           View grads, void* workspace) {
+  const Unit& unit = units_[1];
+  check_shape(config_, shape);
+  check_flat(weights, unit, dtype_);
+  check_flat(grads, unit, accumulator_dtype());
+  check_rows(x, shape.rows(), config_.width, dtype_);
+  check_rows(dx, shape.rows(), config_.width, dtype_);
+  ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
+  const model::Call call{ops_, s, config_, dtype_, shape, unit, weights, grads};
+  if (config_.arch == Arch::kGpt2) {
+    model::gpt2_block_backward(call, x, saved, dx, workspace);
+  } else {
+    model::llama_block_backward(call, x, saved, dx, workspace);
+  }
+}
+
+void Model::head(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
+                 View loss_sum, View dx, View head_grads, View table_grads, void* workspace) {
+  const Unit& unit = units_.back();
+  const Unit& table_unit = config_.tied ? units_.front() : unit;
+  check_shape(config_, shape);
+  check_flat(head_weights, unit, dtype_);
+  check_flat(head_grads, unit, accumulator_dtype());
+  check_flat(table, table_unit, dtype_);
+  check_flat(table_grads, table_unit, accumulator_dtype());
+  check_rows(x, shape.rows(), config_.width, dtype_);
+  check_rows(dx, shape.rows(), config_.width, dtype_);
+  check_ids(targets, shape);
+  ZG_ASSERT(x.data != dx.data && workspace != nullptr);
+  const model::Call call{ops_, s, config_, dtype_, shape, unit, head_weights, head_grads};
+  const Param& matrix = model::table_param(config_, units_);
+  model::head_backward(call, model::param_view(table, matrix), model::param_view(table_grads, matrix), x,
+                       targets, loss_sum, dx, workspace);
+}
+
+void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
+                      View loss_sum, void* workspace) {
+  const Unit& unit = units_.back();
+  check_shape(config_, shape);
+  check_flat(head_weights, unit, dtype_);
+  check_flat(table, config_.tied ? units_.front() : unit, dtype_);
+  check_rows(x, shape.rows(), config_.width, dtype_);
+  check_ids(targets, shape);
+  const model::Call call{ops_, s, config_, dtype_, shape, unit, head_weights, View{}};
+  model::head_loss(call, model::param_view(table, model::table_param(config_, units_)), x, targets, loss_sum,
+                   workspace);
+}
+
+void Model::head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace) {
+  const Unit& unit = units_.back();
+  check_flat(head_weights, unit, dtype_);
+  check_flat(table, config_.tied ? units_.front() : unit, dtype_);
+  check_rows(x, x.rows, config_.width, dtype_);
+  check_rows(logits, x.rows, config_.vocab_size, accumulator_dtype());
+  const model::Call call{ops_, s, config_, dtype_, BatchShape{1, x.rows}, unit, head_weights, View{}};
+  model::head_logits(call, model::param_view(table, model::table_param(config_, units_)), x, logits,
+                     workspace);
+}
+
+double training_flops(const ModelConfig& c, std::int64_t tokens, std::int64_t time, bool recompute) {
+  const double width = static_cast<double>(c.width), layers = static_cast<double>(c.layers);
+  const double q = static_cast<double>(c.heads * c.head_size),
+               kv = static_cast<double>(c.kv_heads * c.head_size);
+  const double mlp_matrices = c.arch == Arch::kGpt2 ? 2 : 3;
+  const double block = width * (2 * q + 2 * kv + mlp_matrices * static_cast<double>(c.inner));
+  const double table = width * static_cast<double>(c.vocab_size);
+  const double attention =
+      q * static_cast<double>(time);              // multiply-adds of q k^T and p v, half of each masked
+  const double block_passes = recompute ? 4 : 3;  // backward counts as two forwards
+  return 2 * static_cast<double>(tokens) * (block_passes * layers * (block + attention) + 3 * table);
+}
+
+}  // namespace zg

@@ -1,0 +1,45 @@
+// The units of a model: which parameters there are, in which order, and where each lies.
+//
+// The enumerations are indices into Unit::params; make_units() is the one place that fixes the order.
+#pragma once
+#include <cstddef>
+#include <vector>
+
+#include "ziggurat/model/model.hpp"
+
+namespace zg::model {
+
+namespace embedding {
+enum Index : std::size_t { kTokens, kPositions /* GPT-2 only */ };
+}
+namespace gpt2 {
+enum Index : std::size_t {
+  kLn1Weight,
+  kLn1Bias,
+  kQkvWeight,
+  kQkvBias,
+  kAttProjWeight,
+  kAttProjBias,
+  kLn2Weight,
+  kLn2Bias,
+  kFcWeight,
+  kFcBias,
+  kMlpProjWeight,
+  kMlpProjBias,
+  kCount
+};
+}
+namespace llama {
+enum Index : std::size_t { kNorm1, kQ, kK, kV, kO, kNorm2, kGate, kUp, kDown, kCount };
+}
+namespace head {
+enum Index : std::size_t { kNormWeight, kNormBias /* GPT-2 only */ };
+}
+
+// Unit 0 the embedding, 1..layers the blocks, then the head.
+std::vector<Unit> make_units(const ModelConfig& config);
+
+// The output matrix [V, C] in the unit that holds it: the embedding when tied, else the head.
+const Param& table_param(const ModelConfig& config, const std::vector<Unit>& units);
+
+}  // namespace zg::model

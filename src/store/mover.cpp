@@ -1,0 +1,232 @@
+// The part of TensorStore that carries moves out.
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "store/node.hpp"
+#include "ziggurat/base/log.hpp"
+
+namespace zg {
+namespace {
+
+// At most so many segments are handed to a link at once; the rest wait here, where the most urgent goes
+// first.
+constexpr int kMovingCap[] = {2, 2, 8, 8};
+
+constexpr const char* kGone = "the run cannot go on; nothing older was touched";
+
+bool touches(const Action& a, Tier tier) {
+  return a.tier == tier || (a.kind == Action::Kind::kCopy && a.from == tier);
+}
+bool writes(const Action& a, Tier tier) {
+  if (a.tier != tier) return false;
+  return a.kind != Action::Kind::kUse || a.access != Access::kRead;
+}
+
+bool conflict(const Node& earlier, const Node& later) {
+  for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
+    if (!touches(earlier.action, tier) || !touches(later.action, tier)) continue;
+    if (!writes(earlier.action, tier) && !writes(later.action, tier)) continue;
+    // Two uses on one stream are in order without our help.
+    const bool both_uses = earlier.action.kind == Action::Kind::kUse && later.action.kind == Action::Kind::kUse;
+    if (both_uses && earlier.passed_to != nullptr && earlier.passed_to == later.consumer) continue;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool TensorStore::Earlier::operator()(const Node* a, const Node* b) const { return a->sequence < b->sequence; }
+
+TensorStore::Link TensorStore::link_of(const Action& action) {
+  if (action.tier == Tier::kDevice) return kToDevice;
+  if (action.from == Tier::kDevice) return kToHost;
+  return action.from == Tier::kNvme ? kNvmeRead : kNvmeWrite;
+}
+
+bool TensorStore::may_start(const SegmentState& s, std::size_t i) const {
+  for (std::size_t j = 0; j < i; ++j) {
+    if (s.queue[j].state != Node::State::kDone && conflict(s.queue[j], s.queue[i])) return false;
+  }
+  return true;
+}
+
+// Starts every move of the segment that nothing holds back.
+void TensorStore::advance(Lock& lock, SegmentId segment) {
+  SegmentState& s = at(segment);
+  while (!s.queue.empty() && s.queue.front().state == Node::State::kDone && !s.queue.front().leased) s.queue.pop_front();
+  if (closing_) return;
+  for (std::size_t i = 0; i < s.queue.size(); ++i) {
+    Node& node = s.queue[i];
+    if (node.state == Node::State::kPending && may_start(s, i)) start(lock, node);
+  }
+}
+
+void TensorStore::start(Lock& lock, Node& node) {
+  const Action& action = node.action;
+  switch (action.kind) {
+    case Action::Kind::kAlloc:
+      grant_memory(lock, action.tier);
+      break;
+    case Action::Kind::kUse:
+      node.state = Node::State::kRunning;
+      changed_.notify_all();
+      break;
+    case Action::Kind::kCopy:
+      ready_[link_of(action)].insert(&node);
+      pump_link(lock, link_of(action));
+      break;
+    case Action::Kind::kFree: {
+      node.state = Node::State::kDone;
+      void*& memory = at(action.segment).memory[static_cast<std::size_t>(action.tier)];
+      ZG_ASSERT(memory != nullptr, "{}", describe(node));
+      const std::int64_t charge = table_.segment(action.segment).charge;
+#if defined(ZG_POISON)
+      if (action.tier == Tier::kHost || options_.device->is_host()) {
+        std::memset(memory, 0xff, static_cast<std::size_t>(charge));
+      }
+#endif
+      arena(action.tier).release(std::exchange(memory, nullptr), charge);
+      grant_memory(lock, action.tier);
+      break;
+    }
+  }
+}
+
+// Memory goes out in the order of decisions: who comes first cannot be starved by who comes later.
+void TensorStore::grant_memory(Lock& lock, Tier tier) {
+  auto& queue = memory_queue_[static_cast<std::size_t>(tier)];
+  while (!queue.empty()) {
+    Node& node = *queue.front();
+    SegmentState& s = at(node.action.segment);
+    std::size_t i = 0;
+    while (&s.queue[i] != &node) ++i;
+    if (!may_start(s, i)) return;
+    void* memory = nullptr;
+    try {
+      memory = arena(tier).allocate(table_.segment(node.action.segment).charge);
+    } catch (const Error& e) {  // we may be on a thread of the I/O engine or of a stream: nobody catches it there
+      fail(lock, e.code(), e.where(), e.message(), e.hint());
+    }
+    if (memory == nullptr) return;
+    ZG_ASSERT(s.memory[static_cast<std::size_t>(tier)] == nullptr, "{}", describe(node));
+    s.memory[static_cast<std::size_t>(tier)] = memory;
+    node.state = Node::State::kDone;
+    queue.pop_front();
+    advance(lock, node.action.segment);
+  }
+}
+
+void TensorStore::pump_link(Lock& lock, Link link) {
+  while (!closing_ && !failed_ && moving_[link] < kMovingCap[link] && !ready_[link].empty()) {
+    Node& node = **ready_[link].begin();
+    ready_[link].erase(ready_[link].begin());
+    issue(lock, node);
+  }
+}
+
+void TensorStore::issue(Lock&, Node& node) {
+  const Action& action = node.action;
+  const Segment& segment = table_.segment(action.segment);
+  SegmentState& s = at(action.segment);
+  const Link link = link_of(action);
+  node.state = Node::State::kRunning;
+  node.begin = Clock::now();
+  ++moving_[link];
+  void* host = s.memory[static_cast<std::size_t>(Tier::kHost)];
+  if (link == kToDevice || link == kToHost) {
+    Stream& stream = *copy_stream_[link];
+    void* device = s.memory[static_cast<std::size_t>(Tier::kDevice)];
+    if (link == kToDevice) {
+      options_.device->copy_to_device(stream, device, host, segment.bytes);
+    } else {
+      options_.device->copy_to_host(stream, host, device, segment.bytes);
+    }
+    node.pieces = 1;
+    stream.callback([this, &node] { finish_copy(node); });
+    return;
+  }
+  // One part per drive.
+  const int drives = table_.drives();
+  node.pieces = static_cast<int>((segment.charge + segment.part - 1) / segment.part);
+  for (int d = 0; d < drives && d * segment.part < segment.charge; ++d) {
+    io::Transfer transfer;
+    transfer.op = link == kNvmeRead ? io::Op::kRead : io::Op::kWrite;
+    transfer.drive = d;
+    transfer.offset = segment.extent;
+    transfer.data = static_cast<char*>(host) + d * segment.part;
+    transfer.bytes = std::min(segment.part, segment.charge - d * segment.part);
+    transfer.completion = this;
+    transfer.tag = reinterpret_cast<std::uint64_t>(&node);
+    (void)options_.io->submit(transfer);  // the completion carries the result
+  }
+}
+
+void TensorStore::on_complete(io::Ticket, std::uint64_t tag, io::Result result) {
+  Node& node = *reinterpret_cast<Node*>(tag);
+  if (!result.ok()) {
+    Lock lock(mutex_);
+    fail(lock, Errc::kIo, "nvme tier",
+         fmt::format("{} {} failed: {}", link_of(node.action) == kNvmeRead ? "reading" : "writing",
+                     table_.segment_name(node.action.segment), errno_text(result.error)),
+         kGone);
+  }
+  {
+    Lock lock(mutex_);
+    if (--node.pieces > 0) return;
+  }
+  finish_copy(node);
+}
+
+// On the thread that moved the bytes.
+void TensorStore::finish_copy(Node& node) {
+  const Action& action = node.action;
+  const Segment& segment = table_.segment(action.segment);
+  const Link link = link_of(action);
+  SegmentState& s = at(action.segment);
+  const bool nvme = link == kNvmeRead || link == kNvmeWrite;
+  std::uint64_t checksum = 0;
+  // Nobody writes the host copy while it is being moved, so it may be read without the lock.
+  if (nvme && options_.verify) {
+    const void* host = nullptr;
+    {
+      Lock lock(mutex_);
+      host = s.memory[static_cast<std::size_t>(Tier::kHost)];
+    }
+    checksum = XXH3_64bits(host, static_cast<std::size_t>(segment.bytes));
+  }
+  Lock lock(mutex_);
+  if (nvme && options_.verify) {
+    if (link == kNvmeWrite) {
+      s.checksum = checksum;
+    } else if (checksum != s.checksum && !failed_) {
+      fail(lock, Errc::kIo, "nvme tier",
+           fmt::format("{} came back changed: checksum {:016x}, written with {:016x}",
+                       table_.segment_name(action.segment), checksum, s.checksum),
+           kGone);
+    }
+  }
+  switch (link) {
+    case kToDevice: traffic_.host_to_device += segment.bytes; break;
+    case kToHost: traffic_.device_to_host += segment.bytes; break;
+    case kNvmeRead: traffic_.nvme_read += segment.charge; break;
+    default: traffic_.nvme_write += segment.charge; break;
+  }
+  --moving_[link];
+  finish(lock, node);
+  pump_link(lock, link);
+  changed_.notify_all();
+}
+
+void TensorStore::finish(Lock& lock, Node& node) {
+  node.state = Node::State::kDone;
+  const SegmentId segment = node.action.segment;
+  advance(lock, segment);
+  // Its turn for memory may have come.
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) grant_memory(lock, tier);
+}
+
+}  // namespace zg

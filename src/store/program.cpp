@@ -1,0 +1,52 @@
+#include "ziggurat/store/program.hpp"
+
+#include "ziggurat/base/error.hpp"
+
+namespace zg {
+
+void Program::add_op(std::span<const AccessStep> accesses) {
+  ZG_ASSERT(use_first_.empty(), "the program is finished");
+  ZG_ASSERT(!accesses.empty());
+  op_first_.push_back(access_count());
+  for (std::size_t i = 0; i < accesses.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) ZG_ASSERT(accesses[i].segment != accesses[j].segment, "named twice in one op");
+    ZG_ASSERT(accesses[i].tier != Tier::kNvme, "nobody computes on NVMe");
+    accesses_.push_back(accesses[i]);
+  }
+}
+
+void Program::finish(std::int32_t segment_count) {
+  use_first_.assign(static_cast<std::size_t>(segment_count) + 1, 0);
+  for (const AccessStep& a : accesses_) ++use_first_[static_cast<std::size_t>(a.segment) + 1];
+  for (std::size_t i = 1; i < use_first_.size(); ++i) use_first_[i] += use_first_[i - 1];
+  uses_.resize(accesses_.size());
+  std::vector<std::int32_t> fill(use_first_.begin(), use_first_.end() - 1);
+  for (std::int32_t p = 0; p < access_count(); ++p) {
+    uses_[static_cast<std::size_t>(fill[static_cast<std::size_t>(access(p).segment)]++)] = p;
+  }
+}
+
+std::span<const AccessStep> Program::op(std::int32_t index) const {
+  const std::int32_t first = first_access(index);
+  const std::int32_t end = index + 1 < op_count() ? first_access(index + 1) : access_count();
+  return {accesses_.data() + first, static_cast<std::size_t>(end - first)};
+}
+
+std::span<const std::int32_t> Program::uses(SegmentId segment) const {
+  const auto first = use_first_[static_cast<std::size_t>(segment)];
+  const auto end = use_first_[static_cast<std::size_t>(segment) + 1];
+  return {uses_.data() + first, static_cast<std::size_t>(end - first)};
+}
+
+std::uint64_t Program::hash() const {
+  std::uint64_t h = 0xcbf29ce484222325ull;
+  const auto mix = [&h](std::uint64_t v) { h = (h ^ v) * 0x100000001b3ull; };
+  for (const std::int32_t first : op_first_) mix(static_cast<std::uint64_t>(first));
+  for (const AccessStep& a : accesses_) {
+    mix(static_cast<std::uint64_t>(a.segment));
+    mix(static_cast<std::uint64_t>(a.tier) * 16 + static_cast<std::uint64_t>(a.access) * 2 + (a.last ? 1 : 0));
+  }
+  return h;
+}
+
+}  // namespace zg

@@ -1,0 +1,56 @@
+// GPT-2's byte-pair encoding: the pre-tokenisation pattern, and the merges inside each of its pieces.
+//
+// Immutable after construction, any thread may call.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace zg {
+
+// The length in bytes of the piece that starts at `at`, by GPT-2's pattern
+//   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+// Returns 0 where the text is no UTF-8, with `at` moved to the offending byte. at < text.size().
+std::size_t gpt2_piece(std::string_view text, std::size_t& at);
+
+// The vocabulary and the merges.
+class BpeModel {
+ public:
+  // The contents of encoder.json and vocab.bpe; the names are for errors. Throws Error(kUsage).
+  BpeModel(std::string_view encoder_json, std::string_view vocab_bpe, const std::string& encoder_name,
+           const std::string& bpe_name);
+
+  std::int64_t vocab_size() const { return static_cast<std::int64_t>(bytes_.size()); }
+  // The bytes that a token stands for; <|endoftext|> stands for its own name.
+  const std::string& bytes_of(std::int32_t id) const { return bytes_[static_cast<std::size_t>(id)]; }
+  // Appends the tokens of one piece. Time O(n log n) in its length.
+  void append_piece(std::string_view piece, std::vector<std::int32_t>& out) const;
+
+ private:
+  struct Merge {
+    std::int32_t rank, product;
+  };
+  struct PairHash {
+    std::size_t operator()(std::uint64_t pair) const {
+      pair *= 0x9E3779B97F4A7C15ull;
+      return static_cast<std::size_t>(pair ^ (pair >> 32));
+    }
+  };
+  struct Part;
+  struct Candidate;
+  class Merging;
+
+  using Ids = std::unordered_map<std::string, std::int32_t>;  // by the token's text in encoder.json
+  Ids read_vocabulary(std::string_view json, const std::string& name);
+  void read_merges(std::string_view text, const std::string& name, const Ids& ids, const std::string& encoder_name);
+  const Merge* find(std::int32_t left, std::int32_t right) const;
+
+  std::vector<std::string> bytes_;
+  std::int32_t byte_id_[256] = {};
+  std::unordered_map<std::uint64_t, Merge, PairHash> merges_;
+};
+
+}  // namespace zg

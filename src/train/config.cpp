@@ -1,0 +1,212 @@
+// Interprets the merged configuration: our own sections here, DeepSpeed's in config_*.cpp.
+#include "ziggurat/train/config.hpp"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "config_sections.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/model/hf.hpp"
+
+namespace zg {
+namespace config {
+namespace {
+
+void read_model(Section& root, RunConfig& run) {
+  auto section = root.section("model");
+  if (!section) {
+    root.fail("model", "is missing",
+              "{\"from\": \"a Hugging Face directory\"}, or {\"arch\": \"gpt2\", \"n_layer\": ...}; a "
+              "DeepSpeed file "
+              "goes after one that has it: ziggurat train configs/tiny.json deepspeed.json");
+  }
+  if (section->has("from") == section->has("arch")) {
+    section->fail(
+        "", section->has("from") ? "has both \"from\" and \"arch\"" : "has neither \"from\" nor \"arch\"",
+        "\"from\" loads a Hugging Face directory, \"arch\" describes a new model");
+  }
+  if (section->has("from")) {
+    run.model_from = section->text("from", "");
+    if (run.model_from.empty()) section->wrong("from", "a directory");
+    section->finish();
+    return;
+  }
+  const std::string json = section->json().dump(-1, ' ', true, Json::error_handler_t::replace);
+  run.model = parse_model_config(json, section->where(""));
+}
+
+void read_tokenizer(Section& data, TokenizerConfig& out) {
+  using Kind = TokenizerConfig::Kind;
+  const Json* value = data.find("tokenizer");
+  if (value == nullptr || !value->is_object()) {
+    constexpr const char* kExpected = "\"bytes\", \"chars\" or {\"gpt2\": \"directory\"}";
+    if (value != nullptr && !value->is_string()) data.wrong("tokenizer", kExpected);
+    if (value != nullptr && *value == "gpt2") {
+      data.wrong("tokenizer", kExpected, "the directory holds encoder.json and vocab.bpe");
+    }
+    out.kind = data.choice("tokenizer", out.kind, {{"bytes", Kind::kBytes}, {"chars", Kind::kChars}});
+    return;
+  }
+  auto section = data.section("tokenizer");
+  out.kind = Kind::kGpt2;
+  out.directory = section->text("gpt2", "");
+  section->finish();
+  if (out.directory.empty()) section->wrong("gpt2", "a directory that holds encoder.json and vocab.bpe");
+}
+
+// A path, or a share of the training text.
+void read_validation(Section& data, DataConfig& out) {
+  const Json* value = data.find("validation");
+  if (value == nullptr) return;
+  if (value->is_string()) {
+    out.validation = value->get<std::string>();
+    if (!out.validation.empty()) return;
+  }
+  const bool share = value->is_number() && value->get<double>() >= 0 && value->get<double>() < 1;
+  if (!share) data.wrong("validation", "a file, or a share of the training text from 0 to below 1, e.g. 0.1");
+  out.validation_share = value->get<double>();
+}
+
+void read_data(Section& root, RunConfig& run) {
+  const Json none = Json::object();
+  auto data = root.section("data");
+  if (!data) data = root.child("data", none);
+  DataConfig& out = run.data;
+  out.train = data->text("train", "");
+  if (out.train.empty()) {
+    data->fail("train", "is missing",
+               "name a text file or a token file (.bin), e.g. --set data.train=book.txt");
+  }
+  read_validation(*data, out);
+  read_tokenizer(*data, out.tokenizer);
+  out.token_dtype =
+      data->choice("token_dtype", DType::kU16, {{"uint16", DType::kU16}, {"uint32", DType::kI32}});
+  // Directories that are loaded have their own context, which the model's reader checks.
+  if (run.model) out.seq_len = std::min(out.seq_len, run.model->context);
+  out.seq_len = data->integer("seq_len", {.fallback = out.seq_len, .min = 1, .max = 1 << 24});
+  if (run.model && out.seq_len > run.model->context) {
+    data->wrong("seq_len", fmt::format("at most the context of the model, {}", run.model->context),
+                "make seq_len smaller, or the model's n_positions or max_position_embeddings larger");
+  }
+  data->finish();
+}
+
+void read_run(Section& root, RunConfig& run) {
+  if (!root.has("steps")) root.fail("steps", "is missing", "e.g. \"steps\": 1000, or --set steps=1000");
+  run.steps = root.integer("steps", {.min = 1});
+  run.seed =
+      static_cast<std::uint64_t>(root.integer("seed", {.fallback = static_cast<std::int64_t>(run.seed)}));
+  if (auto eval = root.section("eval")) {
+    run.eval_every = eval->integer("every", {.fallback = run.eval_every});
+    run.eval_batches = eval->integer("batches", {.fallback = run.eval_batches, .min = 1});
+    eval->finish();
+  }
+  if (auto sample = root.section("sample")) {
+    run.sample_tokens = sample->integer("tokens", {.fallback = 0, .max = 1'000'000});
+    run.sample_prompt = sample->text("prompt", "");
+    sample->finish();
+  }
+  run.accumulation = root.choice(
+      "accumulation", Accumulation::kLayerMajor,
+      {{"layer_major", Accumulation::kLayerMajor}, {"micro_batch_major", Accumulation::kMicroBatchMajor}});
+}
+
+void read_drives(Section& tiers, std::vector<io::DriveOptions>& out) {
+  constexpr const char* kExpected = "a list: [{\"path\": \"directory\", \"bytes\": \"1GiB\"}]";
+  const Json* list = tiers.find("nvme");
+  if (list == nullptr) return;
+  if (!list->is_array()) tiers.wrong("nvme", kExpected);
+  for (std::size_t i = 0; i < list->size(); ++i) {
+    const std::string key = fmt::format("nvme.{}", i);
+    if (!(*list)[i].is_object()) {
+      tiers.fail(key, "found " + describe((*list)[i]) + ", expected an object in " + kExpected);
+    }
+    Section entry = tiers.child(key, (*list)[i]);
+    io::DriveOptions drive;
+    drive.path = entry.text("path", "");
+    if (drive.path.empty()) entry.fail("path", "is missing", "a directory on the drive");
+    drive.bytes = entry.bytes("bytes").value_or(0);
+    entry.finish();
+    const auto same = [&](const io::DriveOptions& other) { return other.path == drive.path; };
+    if (std::any_of(out.begin(), out.end(), same)) {
+      entry.fail("path", "found " + drive.path + " a second time, expected a directory a drive");
+    }
+    out.push_back(drive);
+  }
+}
+
+void read_tiers(Section& root, RunConfig& run) {
+  auto tiers = root.section("tiers");
+  if (!tiers) return;
+  run.tiers.device = tiers->bytes("device");
+  run.tiers.host = tiers->bytes("host");
+  read_drives(*tiers, run.tiers.nvme);
+  run.tiers.prefetch_depth =
+      static_cast<int>(tiers->integer("prefetch_depth", {.fallback = run.tiers.prefetch_depth, .max = 4096}));
+  if (auto ram = tiers->section("ram")) {
+    run.tiers.ram.bytes_per_second = ram->number("bytes_per_second", {});
+    run.tiers.ram.latency_seconds = ram->number("latency_seconds", {});
+    run.tiers.ram.duplex = ram->boolean("duplex", false);
+    ram->finish();
+    if (run.aio.backend != io::Backend::kRam)
+      tiers->notice("ram", "has no effect: aio.backend is not \"ram\"");
+  }
+  tiers->finish();
+}
+
+void read_parallel(Section& root) {
+  auto parallel = root.section("parallel");
+  if (!parallel) return;
+  for (const char* key : {"tensor", "pipeline"}) {
+    if (parallel->integer(key, {.fallback = 1, .min = 1}) != 1) {
+      parallel->wrong(key, "1",
+                      std::string(key) + " parallelism is not supported: the model runs on one device");
+    }
+  }
+  parallel->must_be_off("sequence", "sequence parallelism is not supported", "remove the key");
+  parallel->finish();
+}
+
+void read_output(Section& root, const ConfigSource& source, RunConfig& run) {
+  run.output_dir = "runs/" + std::filesystem::path(source.files.front()).stem().string();
+  auto output = root.section("output");
+  if (!output) return;
+  run.output_dir = output->text("dir", run.output_dir);
+  if (run.output_dir.empty()) output->wrong("dir", "a directory");
+  output->finish();
+}
+
+}  // namespace
+
+bool has_tiers(Section& root) {
+  return root.has("tiers");
+}
+
+}  // namespace config
+
+RunConfig load_config(const ConfigSource& source) {
+  using namespace config;
+  const ConfigTree tree = merge_sources(source);
+  RunConfig run;
+  run.warnings = tree.notices;
+  Section root(tree, tree.root, "", run.warnings);
+  read_model(root, run);
+  read_run(root, run);
+  read_data(root, run);
+  read_batch(root, run);
+  read_optimizer(root, run);
+  read_scheduler(root, run);
+  read_precision(root, run);
+  read_activation_checkpointing(root, run);
+  read_aio(root, run);
+  read_tiers(root, run);  // after aio, whose back end says whether tiers.ram counts
+  read_zero(root, run);   // after tiers, which say whether nvme_path counts
+  read_parallel(root);
+  read_output(root, source, run);
+  read_other_deepspeed(root);
+  root.finish();
+  run.resolved_json = tree.root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return run;
+}
+
+}  // namespace zg

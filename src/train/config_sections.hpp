@@ -1,0 +1,29 @@
+// The sections of the configuration, each read into its part of RunConfig. Every function marks its keys in
+// `root` as known; load_config() calls them all, in this order. Private to src/train.
+#pragma once
+#include "config_reader.hpp"
+
+namespace zg::config {
+
+// Whether the files speak of tiers: then what is not placed goes wherever there is room; without them an
+// absent offload section means device memory, as in DeepSpeed.
+bool has_tiers(Section& root);
+
+// config_deepspeed.cpp
+void read_batch(Section& root, RunConfig& run);
+void read_precision(Section& root, RunConfig& run);
+void read_activation_checkpointing(Section& root, RunConfig& run);
+void read_aio(Section& root, RunConfig& run);
+
+// config_zero.cpp. After read_tiers(): offloading to NVMe may bring the path of the tier.
+void read_zero(Section& root, RunConfig& run);
+
+// config_optimizer.cpp. After "steps".
+void read_optimizer(Section& root, RunConfig& run);
+void read_scheduler(Section& root, RunConfig& run);
+
+// config_other.cpp: what DeepSpeed has and this engine has not: refused where it would change what is
+// computed, else a warning.
+void read_other_deepspeed(Section& root);
+
+}  // namespace zg::config

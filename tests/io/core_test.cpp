@@ -1,0 +1,261 @@
+// The engine's own logic, against queues that do as the test says.
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "io/core.hpp"
+#include "support.hpp"
+
+namespace zg::io::test {
+namespace {
+
+// Shared by a test and the fake queue on the engine's thread: blocks wait here until the test ends them.
+struct Script {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Block> begun;  // all, in order
+  std::vector<Block> held;   // begun and not done
+  std::vector<BlockDone> ready;
+  std::size_t most_held = 0;
+  bool woken = false;
+
+  void await_held(std::size_t count) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return held.size() == count; });
+  }
+  // Ends the oldest block (or another one) with `result`; Block::bytes by default.
+  void end(std::int64_t result = kAll, std::size_t which = 0) {
+    std::lock_guard lock(mutex);
+    const Block block = held.at(which);
+    held.erase(held.begin() + static_cast<std::ptrdiff_t>(which));
+    ready.push_back({block.id, result == kAll ? block.bytes : result});
+    changed.notify_all();
+  }
+  static constexpr std::int64_t kAll = 1 << 30;
+};
+
+class FakeQueue final : public Queue {
+ public:
+  explicit FakeQueue(Script& script) : script_(script) {}
+  void begin(const Block& block) override {
+    std::lock_guard lock(script_.mutex);
+    for (const Block& other : script_.held) EXPECT_NE(other.id, block.id);
+    script_.begun.push_back(block);
+    script_.held.push_back(block);
+    script_.most_held = std::max(script_.most_held, script_.held.size());
+    script_.changed.notify_all();
+  }
+  void reap(std::vector<BlockDone>& done, Clock::time_point) override {
+    std::unique_lock lock(script_.mutex);
+    script_.changed.wait(lock, [&] { return script_.woken || !script_.ready.empty(); });
+    script_.woken = false;
+    done.insert(done.end(), script_.ready.begin(), script_.ready.end());
+    script_.ready.clear();
+  }
+  void wake() override {
+    std::lock_guard lock(script_.mutex);
+    script_.woken = true;
+    script_.changed.notify_all();
+  }
+  std::string register_memory(void*, std::int64_t) override { return "the fake has no table"; }
+  std::string features() const override { return "fake"; }
+
+ private:
+  Script& script_;
+};
+
+class CoreTest : public testing::Test {
+ protected:
+  CoreTest() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+  std::unique_ptr<Engine> open(int depth, std::int64_t block_size = 2 * kPage) {
+    EngineOptions options;
+    options.block_size = block_size;
+    options.queue_depth = depth;
+    std::vector<DriveSpec> drives;
+    drives.push_back({.name = "fake0", .bytes = 64 * kPage, .make_queue = [this] {
+                        return std::make_unique<FakeQueue>(script_);
+                      }});
+    return std::make_unique<EngineCore>(Backend::kRam, options, std::move(drives));
+  }
+  Transfer transfer(Op op, std::int64_t pages) {
+    return {.op = op, .data = memory_.data(), .bytes = pages * kPage};
+  }
+
+  Script script_;
+  Memory memory_{64 * kPage};
+};
+
+TEST_F(CoreTest, KeepsToItsDepth) {
+  const auto engine = open(3);
+  const Ticket one = engine->submit(transfer(Op::kRead, 11));  // 6 blocks
+  const Ticket two = engine->submit(transfer(Op::kWrite, 4));  // 2 blocks
+  for (int i = 0; i < 8; ++i) {
+    script_.await_held(static_cast<std::size_t>(std::min(3, 8 - i)));
+    // (Of the last two, the engine may not have seen yet that the one before them is done.)
+    if (i < 6) {
+      EXPECT_NE(engine->state().find("3 of 3 blocks in flight"), std::string::npos) << engine->state();
+    }
+    script_.end();
+  }
+  EXPECT_TRUE(engine->wait(one).ok());
+  EXPECT_EQ(engine->wait(two).bytes, 4 * kPage);
+  EXPECT_EQ(script_.most_held, 3u);
+  ASSERT_EQ(script_.begun.size(), 8u);
+  EXPECT_EQ(script_.begun[5].bytes, kPage);  // the last of 11 pages
+  EXPECT_EQ(script_.begun[5].offset, 10 * kPage);
+  EXPECT_EQ(script_.begun[5].data, memory_.at(10 * kPage));
+}
+
+TEST_F(CoreTest, WaitsForThisTicketOnly) {
+  const auto engine = open(4);
+  const Ticket one = engine->submit(transfer(Op::kRead, 2));
+  script_.await_held(1);
+  const Ticket two = engine->submit(transfer(Op::kRead, 2));
+  script_.await_held(2);
+  script_.end(Script::kAll, 1);
+  EXPECT_TRUE(engine->wait(two).ok());
+  Result result;
+  EXPECT_FALSE(engine->poll(one, result));
+  script_.end();
+  EXPECT_TRUE(engine->wait(one).ok());
+}
+
+// 8 pages: 3 pages moved, then 2 and a piece of a page (which moves again), then the rest.
+TEST_F(CoreTest, ContinuesShortTransfersFromWholePages) {
+  const auto engine = open(1, 8 * kPage);
+  const Ticket ticket = engine->submit(transfer(Op::kRead, 8));
+  script_.await_held(1);
+  script_.end(3 * kPage);
+  script_.await_held(1);
+  script_.end(2 * kPage + 512);
+  script_.await_held(1);
+  script_.end();
+  const Result result = engine->wait(ticket);
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.bytes, 8 * kPage);
+  ASSERT_EQ(script_.begun.size(), 3u);
+  EXPECT_EQ(script_.begun[1].offset, 3 * kPage);
+  EXPECT_EQ(script_.begun[2].offset, 5 * kPage);
+  EXPECT_EQ(script_.begun[2].bytes, 3 * kPage);
+  EXPECT_EQ(script_.begun[2].data, memory_.at(5 * kPage));
+  const LinkCounters c = engine->counters(0);
+  EXPECT_EQ(c.read_bytes, 8 * kPage);
+  EXPECT_EQ(c.read_requests, 1);
+  EXPECT_EQ(c.resubmitted, 2);
+}
+
+TEST_F(CoreTest, NothingMovedIsAnError) {
+  const auto engine = open(1);
+  const Ticket read = engine->submit(transfer(Op::kRead, 1));
+  script_.await_held(1);
+  script_.end(0);
+  EXPECT_EQ(engine->wait(read).error, ENODATA);
+  const Ticket write = engine->submit(transfer(Op::kWrite, 1));
+  script_.await_held(1);
+  script_.end(0);
+  EXPECT_EQ(engine->wait(write).error, EIO);
+}
+
+TEST_F(CoreTest, TriesAgainOnEagainButNotForever) {
+  const auto engine = open(1);
+  const Ticket good = engine->submit(transfer(Op::kRead, 1));
+  for (const std::int64_t result :
+       {std::int64_t{-EAGAIN}, std::int64_t{-EINTR}, std::int64_t{100}, Script::kAll}) {
+    script_.await_held(1);
+    script_.end(result);
+  }
+  EXPECT_TRUE(engine->wait(good).ok());
+  const Ticket bad = engine->submit(transfer(Op::kRead, 1));
+  for (int i = 0; i <= EngineCore::kMaxStalls; ++i) {
+    script_.await_held(1);
+    script_.end(-EAGAIN);
+  }
+  EXPECT_EQ(engine->wait(bad).error, EAGAIN);
+}
+
+// The first error stays; what is in flight is waited for, what is not begun stays so.
+TEST_F(CoreTest, AnErrorStopsTheTransfer) {
+  const auto engine = open(2);
+  const Ticket ticket = engine->submit(transfer(Op::kWrite, 20));
+  const Ticket next = engine->submit(transfer(Op::kRead, 2));
+  script_.await_held(2);
+  script_.end(-EIO);
+  Result result;
+  script_.await_held(2);  // the next transfer's block took the place
+  EXPECT_FALSE(engine->poll(ticket, result));
+  script_.end(-ENOSPC);
+  result = engine->wait(ticket);
+  EXPECT_EQ(result.error, EIO);
+  EXPECT_EQ(result.bytes, 0);
+  script_.end();
+  EXPECT_TRUE(engine->wait(next).ok());
+  EXPECT_EQ(script_.begun.size(), 3u);
+}
+
+TEST_F(CoreTest, EndWaitsForBlocksInFlight) {
+  auto engine = open(2);
+  const Ticket ticket = engine->submit(transfer(Op::kWrite, 8));  // 4 blocks
+  EXPECT_TRUE(ticket);
+  std::thread ender([&] { engine.reset(); });
+  for (std::size_t i = 0; i < 4; ++i) {
+    script_.await_held(std::min<std::size_t>(2, 4 - i));
+    script_.end();
+  }
+  ender.join();
+  EXPECT_EQ(script_.begun.size(), 4u);
+}
+
+TEST_F(CoreTest, RefusedRegistrationIsReportedNotAnError) {
+  const auto engine = open(1);
+  engine->register_memory(memory_.data(), memory_.bytes());
+  EXPECT_NE(engine->describe().find("buffers not registered: the fake has no table"), std::string::npos)
+      << engine->describe();
+  engine->unregister_memory(memory_.data());
+}
+
+TEST_F(CoreTest, AQueueThatCannotBeMadeIsTheConstructorsError) {
+  std::vector<DriveSpec> drives;
+  drives.push_back({.name = "good", .bytes = kPage, .make_queue = [this] {
+                      return std::make_unique<FakeQueue>(script_);
+                    }});
+  drives.push_back({.name = "bad", .bytes = kPage, .make_queue = []() -> std::unique_ptr<Queue> {
+                      throw Error(Errc::kIo, "here", "what", "hint");
+                    }});
+  try {
+    EngineCore engine(Backend::kRam, {}, std::move(drives));
+    FAIL() << "was made";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.where(), "here");
+    EXPECT_EQ(e.hint(), "hint");
+  }
+}
+
+using CoreDeathTest = CoreTest;
+
+TEST_F(CoreDeathTest, StaleTicketsAreBugs) {
+  EXPECT_DEATH(
+      {
+        const auto engine = open(1);
+        const Ticket ticket = engine->submit(transfer(Op::kRead, 1));
+        script_.await_held(1);
+        script_.end();
+        (void)engine->wait(ticket);
+        const Ticket next = engine->submit(transfer(Op::kRead, 1));
+        if (next.slot != ticket.slot) _exit(0);  // not the case that is meant
+        Result result;
+        engine->poll(ticket, result);
+      },
+      "stale ticket 0.1");
+  EXPECT_DEATH((void)open(1)->wait(Ticket()), "names no transfer");
+}
+
+TEST_F(CoreDeathTest, MisalignedTransfersAreBugs) {
+  EXPECT_DEATH(open(1)->submit({.data = memory_.at(8), .bytes = kPage}), "no multiple of 4096");
+  EXPECT_DEATH(open(1)->submit({.data = memory_.data(), .bytes = 100}), "no multiple of 4096");
+  EXPECT_DEATH(open(1)->submit({.drive = 1, .data = memory_.data(), .bytes = kPage}), "drive 1 of 1");
+}
+
+}  // namespace
+}  // namespace zg::io::test

@@ -1,0 +1,268 @@
+// What the machine may lack: io_uring, O_DIRECT, space, a directory; and what the engine then says.
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdio>
+
+#include "support.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg::io::test {
+namespace {
+
+EngineOptions small(Backend backend) {
+  EngineOptions options;
+  options.backend = backend;
+  options.block_size = 4 * kPage;
+  return options;
+}
+
+EngineOptions required(Backend backend) {
+  EngineOptions options = small(backend);
+  options.require = true;
+  return options;
+}
+
+// Writes and reads back through the engine.
+bool works(Engine& engine) {
+  const Memory out(10 * kPage), back(10 * kPage);
+  out.fill(0, out.bytes(), 1);
+  const Result written =
+      engine.wait(engine.submit({.op = Op::kWrite, .data = out.data(), .bytes = out.bytes()}));
+  const Result read =
+      engine.wait(engine.submit({.op = Op::kRead, .data = back.data(), .bytes = back.bytes()}));
+  return written.ok() && read.ok() &&
+         std::memcmp(out.data(), back.data(), static_cast<std::size_t>(out.bytes())) == 0;
+}
+
+void expect_error(const EngineOptions& options, const DriveOptions& drive, Errc code,
+                  const std::string& text) {
+  try {
+    make_engine(options, {drive});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(drive.path), std::string::npos) << e.what();
+  }
+}
+
+// Mounted for the test's duration; empty path when this user may not.
+class Mounted {
+ public:
+  Mounted(const char* type, const char* options, unsigned long flags = 0) {
+    if (mount("zg-test", directory_.path().c_str(), type, flags, options) == 0) path_ = directory_.path();
+  }
+  ~Mounted() {
+    if (!path_.empty()) umount(path_.c_str());
+  }
+  Mounted(const Mounted&) = delete;
+  Mounted& operator=(const Mounted&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  TempDir directory_;
+  std::string path_;
+};
+
+// From here on this process gets `error` for io_uring_setup, as in a container with a strict profile.
+void forbid_io_uring(int error) {
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{.len = sizeof(code) / sizeof(code[0]), .filter = code};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    perror("seccomp");
+    _exit(77);
+  }
+}
+
+class ForbiddenUring : public testing::TestWithParam<int> {
+ protected:
+  ForbiddenUring() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+};
+
+[[noreturn]] void run_with_auto(const std::string& directory, int error) {
+  forbid_io_uring(error);
+  log::set_level(log::Level::kInfo);
+  const auto engine = make_engine(small(Backend::kAuto), {{directory, kMiB}});
+  fprintf(stderr, "%s\n", engine->describe().c_str());
+  const auto probes = probe_backends("");
+  const bool probed = !probes.at(0).works && probes.at(1).works;
+  _exit(engine->backend() == Backend::kThreads && works(*engine) && probed ? 0 : 1);
+}
+
+[[noreturn]] void run_with_required(const std::string& directory, int error) {
+  forbid_io_uring(error);
+  try {
+    make_engine(required(Backend::kUring), {{directory, kMiB}});
+  } catch (const Error& e) {
+    fprintf(stderr, "%s\n", e.what());
+    _exit(3);
+  }
+  _exit(0);
+}
+
+TEST_P(ForbiddenUring, AutoFallsBackAndSaysWhy) {
+  const TempDir directory;
+  EXPECT_EXIT(run_with_auto(directory.path(), GetParam()), testing::ExitedWithCode(0),
+              "info: I/O through threads, as io_uring is unavailable(.|\n)*threads .*io_uring unavailable");
+}
+
+TEST_P(ForbiddenUring, RequiredIsAnErrorThatHelps) {
+  const TempDir directory;
+  if (!probe_path(directory.path(), 0).direct) GTEST_SKIP() << "O_DIRECT, required too, is missing here";
+  EXPECT_EXIT(run_with_required(directory.path(), GetParam()), testing::ExitedWithCode(3),
+              GetParam() == EPERM ? "io_uring.*(seccomp|io_uring_disabled)" : "io_uring.*Linux 5.11");
+}
+
+std::string name_of_errno(const testing::TestParamInfo<int>& info) {
+  return info.param == EPERM ? "eperm" : "enosys";
+}
+INSTANTIATE_TEST_SUITE_P(Errors, ForbiddenUring, testing::Values(EPERM, ENOSYS), name_of_errno);
+
+[[noreturn]] void run_without_memlock(const std::string& directory) {
+  const rlimit none{.rlim_cur = 16 * kPage, .rlim_max = 16 * kPage};
+  if (setrlimit(RLIMIT_MEMLOCK, &none) != 0 || setuid(65534) != 0) _exit(77);
+  const auto engine = make_engine(small(Backend::kAuto), {{directory, kMiB}});
+  const Memory memory(8 * kMiB);
+  engine->register_memory(memory.data(), memory.bytes());
+  fprintf(stderr, "%s\n", engine->describe().c_str());
+  const Result result = engine->wait(engine->submit({.data = memory.data(), .bytes = kMiB}));
+  engine->unregister_memory(memory.data());
+  _exit(result.ok() ? 0 : 1);
+}
+
+// No privileges and no memlock: registration is refused (or the ring itself is), transfers go on.
+TEST(Registration, RefusedByMemlockLimit) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  if (geteuid() != 0) GTEST_SKIP() << "needs to start as root to become somebody without privileges";
+  const TempDir directory;
+  ASSERT_EQ(chmod(directory.path().c_str(), 0777), 0);
+  EXPECT_EXIT(run_without_memlock(directory.path()), testing::ExitedWithCode(0),
+              "buffers not registered: .*(memlock|sparse)|threads");
+}
+
+TEST(Paths, MissingDirectoryIsTheUsersError) {
+  const TempDir directory;
+  expect_error(small(Backend::kAuto), {directory.path() + "/none", kMiB}, Errc::kUsage, "No such file");
+}
+
+TEST(Paths, AFileIsNoDirectory) {
+  const TempDir directory;
+  const std::string file = directory.path() + "/file";
+  fclose(fopen(file.c_str(), "w"));
+  expect_error(small(Backend::kAuto), {file, kMiB}, Errc::kUsage, "is no directory");
+}
+
+TEST(Paths, ReadOnlyDirectoryIsTheUsersError) {
+  const Mounted read_only("tmpfs", "size=1m", MS_RDONLY);
+  if (!read_only.path().empty()) {
+    expect_error(small(Backend::kAuto), {read_only.path(), kMiB}, Errc::kUsage, "Read-only file system");
+    return;
+  }
+  const TempDir directory;
+  ASSERT_EQ(chmod(directory.path().c_str(), 0555), 0);
+  if (access(directory.path().c_str(), W_OK) == 0) GTEST_SKIP() << "this user may write everywhere";
+  expect_error(small(Backend::kAuto), {directory.path(), kMiB}, Errc::kUsage, "Permission denied");
+}
+
+TEST(Paths, AFullDiskSaysWhatIsNeededAndFree) {
+  const Mounted full("tmpfs", "size=1m");
+  if (full.path().empty()) GTEST_SKIP() << "may not mount";
+  expect_error(small(Backend::kThreads), {full.path(), 2 * kMiB}, Errc::kIo, "needs 2.0 MiB, 1.0 MiB free");
+  const auto engine = make_engine(small(Backend::kThreads), {{full.path(), kMiB / 2}});
+  EXPECT_TRUE(works(*engine));
+}
+
+TEST(Paths, TooMuchForAnyDisk) {
+  const TempDir directory;
+  expect_error(small(Backend::kAuto), {directory.path(), std::int64_t{1} << 50}, Errc::kIo, directory.path());
+  EXPECT_TRUE(directory.is_empty());
+}
+
+TEST(Direct, TmpfsIsBufferedAndSaysSo) {
+  if (access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
+  const TempDir directory("/dev/shm");
+  const PathProbe probe = probe_path(directory.path(), 0);
+  if (probe.filesystem != "tmpfs") GTEST_SKIP() << "/dev/shm is " << probe.filesystem;
+  EXPECT_FALSE(probe.direct);
+  for (const Backend backend : {Backend::kAuto, Backend::kThreads}) {
+    testing::internal::CaptureStderr();
+    const auto engine = make_engine(small(backend), {{directory.path(), kMiB}});
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_NE(log.find("warning: " + directory.path() + ": without O_DIRECT"), std::string::npos) << log;
+    EXPECT_NE(engine->describe().find("buffered on " + directory.path()), std::string::npos)
+        << engine->describe();
+    EXPECT_TRUE(works(*engine));
+    expect_error(required(backend), {directory.path(), kMiB}, Errc::kIo, "O_DIRECT is required");
+  }
+}
+
+// ramfs has neither O_DIRECT nor fallocate.
+TEST(Direct, RamfsIsBufferedAndSparseAndSaysSo) {
+  const Mounted ramfs("ramfs", "");
+  if (ramfs.path().empty()) GTEST_SKIP() << "may not mount";
+  testing::internal::CaptureStderr();
+  const auto engine = make_engine(small(Backend::kAuto), {{ramfs.path(), kMiB}});
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("ramfs refuses O_DIRECT"), std::string::npos) << log;
+  EXPECT_NE(log.find("space is not reserved (ramfs cannot reserve space)"), std::string::npos) << log;
+  EXPECT_NE(engine->describe().find("space not reserved"), std::string::npos) << engine->describe();
+  EXPECT_TRUE(works(*engine));
+}
+
+TEST(Probe, SaysWhatWorks) {
+  const TempDir directory;
+  const auto probes = probe_backends(directory.path());
+  ASSERT_EQ(probes.size(), 3u);
+  EXPECT_TRUE(probes[1].works) << probes[1].reason;
+  EXPECT_TRUE(probes[2].works) << probes[2].reason;
+  for (const BackendProbe& probe : probes) EXPECT_FALSE(probe.reason.empty());
+  EXPECT_FALSE(probe_backends(directory.path() + "/none")[1].works);
+  EXPECT_TRUE(directory.is_empty());
+}
+
+TEST(Probe, MeasuresAPath) {
+  const TempDir directory;
+  const PathProbe probe = probe_path(directory.path(), 9 * kMiB);
+  EXPECT_NE(probe.filesystem, "unknown");
+  EXPECT_GT(probe.free_bytes, 0);
+  EXPECT_GT(probe.read_bytes_per_second, 0);
+  EXPECT_GT(probe.write_bytes_per_second, 0);
+  EXPECT_FALSE(probe.direct_reason.empty());
+  EXPECT_TRUE(directory.is_empty());
+  EXPECT_THROW(probe_path(directory.path() + "/none", 0), Error);
+}
+
+TEST(Options, OutOfRangeIsTheUsersError) {
+  const TempDir directory;
+  const auto refused = [&](auto change) {
+    EngineOptions options = small(Backend::kRam);
+    change(options);
+    EXPECT_THROW(make_engine(options, {{"", kMiB}}), Error);
+  };
+  refused([](EngineOptions& o) { o.block_size = 1000; });
+  refused([](EngineOptions& o) { o.block_size = 0; });
+  refused([](EngineOptions& o) { o.queue_depth = 0; });
+  refused([](EngineOptions& o) { o.threads = 0; });
+  EXPECT_THROW(make_engine(small(Backend::kRam), {}), Error);
+  EXPECT_THROW(make_engine(small(Backend::kThreads), {{directory.path(), 0}}), Error);
+}
+
+}  // namespace
+}  // namespace zg::io::test

@@ -1,0 +1,226 @@
+// Properties of the numbers: agreement with the naive ops, accumulation, chunks of logits, recomputation,
+// ignored targets, causality.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "model/head.hpp"
+#include "support/model_runner.hpp"
+#include "support/naive_ops.hpp"
+#include "support/reference.hpp"
+
+namespace zg::test {
+namespace {
+
+ModelConfig small(ModelConfig c) {
+  c.layers = 2;
+  return c;
+}
+
+Batch first_batch(BatchShape shape) {
+  Batch b = reference_batches()[0];
+  b.shape = shape;
+  b.ids.resize(static_cast<std::size_t>(shape.rows()));
+  b.targets.resize(b.ids.size());
+  return b;
+}
+
+struct Numerics : testing::TestWithParam<Arch> {
+  ModelConfig config() const {
+    return small(GetParam() == Arch::kGpt2 ? reference_gpt2() : reference_llama());
+  }
+  ModelRunner runner(DType t) {
+    ModelRunner r(config(), t, host_ops(), stream);
+    r.fill(reference_weight);
+    return r;
+  }
+  HostStream stream{"test", HostStream::Mode::kInline};
+};
+
+double largest(const View& x) {
+  double most = 0;
+  for (std::int64_t c = 0; c < x.cols; ++c) most = std::max(most, std::abs(load(x, 0, c)));
+  return most;
+}
+
+// Largest |a - b| over largest |b|, of flat tensors.
+double difference(const View& a, const View& b) {
+  double most = 0;
+  for (std::int64_t c = 0; c < a.cols; ++c) most = std::max(most, std::abs(load(a, 0, c) - load(b, 0, c)));
+  return most / largest(b);
+}
+
+// The same formulae in another order of summation: sums of up to 688 terms, a few of them after each other,
+// whose roundings add up to at most some hundred eps (2.2e-16) of the largest element.
+constexpr double kFp64 = 500 * 2.2e-16;
+
+TEST_P(Numerics, AgreeWithTheNaiveOps) {
+  NaiveOps naive_ops;
+  ModelRunner naive(config(), DType::kF64, naive_ops, stream), fast = runner(DType::kF64);
+  naive.fill(reference_weight);
+  const Batch batch = first_batch({3, 5});
+  const double expected = naive.forward_backward(batch);
+  EXPECT_NEAR(fast.forward_backward(batch), expected, kFp64 * expected);
+  for (std::size_t u = 0; u < fast.units().size(); ++u) {
+    EXPECT_LT(difference(fast.grads(u), naive.grads(u)), kFp64) << fast.units()[u].name;
+  }
+  const std::vector<double> a = fast.logits(batch), b = naive.logits(batch);
+  for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], kFp64 * 4) << i;
+}
+
+TEST_P(Numerics, GradientsAreAddedTo) {
+  ModelRunner once = runner(DType::kF64), twice = runner(DType::kF64);
+  const Batch batch = first_batch({2, 7});
+  once.forward_backward(batch);
+  twice.forward_backward(batch);
+  twice.forward_backward(batch);
+  for (std::size_t u = 0; u < once.units().size(); ++u) {
+    View expected = once.grads(u);
+    for (std::int64_t c = 0; c < expected.cols; ++c) store(expected, 0, c, 2 * load(expected, 0, c));
+    EXPECT_LT(difference(twice.grads(u), expected), kFp64) << once.units()[u].name;
+  }
+}
+
+// Recomputed activations are the same bits, and so is all that follows from them, for any type.
+TEST_P(Numerics, RecomputationChangesNoBit) {
+  const Batch batch = first_batch({2, 13});
+  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(name_of(t));
+    ModelRunner kept = runner(t), recomputed = runner(t);
+    const double loss = kept.forward_backward(batch);
+    EXPECT_EQ(recomputed.forward_backward(batch, Recompute::kYes), loss);
+    EXPECT_EQ(kept.loss(batch), loss);
+    for (std::size_t u = 0; u < kept.units().size(); ++u) {
+      const View a = kept.grads(u), b = recomputed.grads(u);
+      ASSERT_EQ(std::memcmp(a.data, b.data, static_cast<std::size_t>(a.cols) * size_of(a.dtype)), 0)
+          << kept.units()[u].name;
+    }
+  }
+}
+
+TEST_P(Numerics, BlockForwardTwiceGivesTheSameBits) {
+  const Batch batch = first_batch({2, 13});
+  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16}) {
+    ModelRunner r = runner(t);
+    const Bytes x = r.forward(batch);
+    const std::int64_t row_bytes =
+        batch.shape.rows() * config().width * static_cast<std::int64_t>(size_of(t));
+    Bytes out1(row_bytes), out2(row_bytes), workspace(r.model().block_workspace_bytes(batch.shape));
+    const std::int64_t saved_bytes = r.model().saved_bytes(batch.shape);
+    Bytes saved1(saved_bytes), saved2(saved_bytes), saved3(saved_bytes);
+    const auto run = [&](View out, const Bytes& saved) {
+      workspace.poison();
+      r.model().block_forward(stream, batch.shape, r.weights(1), r.rows(x, batch), out, saved.data(),
+                              workspace.data());
+    };
+    run(r.rows(out1, batch), saved1);
+    run(r.rows(out2, batch), saved2);
+    run(View{}, saved3);
+    stream.synchronize();
+    EXPECT_TRUE(out1 == out2) << name_of(t);
+    EXPECT_TRUE(saved1 == saved2) << name_of(t);
+    EXPECT_TRUE(saved1 == saved3) << name_of(t);
+  }
+}
+
+TEST_P(Numerics, WithoutValidTargetsNothingIsLearned) {
+  ModelRunner r = runner(DType::kF32);
+  Batch batch = first_batch({2, 7});
+  batch.targets.assign(batch.targets.size(), -100);
+  EXPECT_EQ(r.forward_backward(batch), 0.0);
+  for (std::size_t u = 0; u < r.units().size(); ++u) EXPECT_EQ(largest(r.grads(u)), 0.0) << r.units()[u].name;
+}
+
+// A token changes the logits from its own position on, in its own sequence, and nothing else.
+TEST_P(Numerics, CausalAndSequencesApart) {
+  ModelRunner r = runner(DType::kF64);
+  Batch batch = first_batch({2, 11});
+  const std::vector<double> before = r.logits(batch);
+  batch.ids[4] = (batch.ids[4] + 1) % 257;
+  const std::vector<double> after = r.logits(batch);
+  for (std::size_t row = 0; row < 22; ++row) {
+    double most = 0;
+    for (std::size_t c = 0; c < 257; ++c)
+      most = std::max(most, std::abs(after[row * 257 + c] - before[row * 257 + c]));
+    if (row >= 4 && row < 11) {
+      EXPECT_GT(most, 1e-6) << row;
+    } else {
+      EXPECT_EQ(most, 0.0) << row;
+    }
+  }
+}
+
+TEST_P(Numerics, Bf16StaysNearFp64) {
+  ModelRunner exact = runner(DType::kF64), rounded = runner(DType::kBF16);
+  const Batch batch = reference_batches()[0];
+  const double loss = exact.forward_backward(batch);
+  // A logit (at most 3.2) is off by a few roundings of 2^-9 of itself, in either direction: 0.02 for each
+  // of 61.
+  EXPECT_NEAR(rounded.forward_backward(batch), loss, 0.02 * 61);
+  for (std::size_t u = 0; u < exact.units().size(); ++u) {
+    for (const Param& p : exact.units()[u].params) {
+      double error = 0, norm = 0;
+      for (std::int64_t i = 0; i < p.count(); ++i) {
+        const double e = load(exact.grads(u), 0, p.offset + i);
+        error += std::pow(load(rounded.grads(u), 0, p.offset + i) - e, 2);
+        norm += e * e;
+      }
+      // Around 15 rounded tensors a block, forward and backward, each with a relative error of up to 2^-9:
+      // the square root of 60 of them is 1.5 %, and sums that cancel (biases, norms) make a few times that.
+      EXPECT_LT(std::sqrt(error / norm), 0.06) << p.name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Model, Numerics, testing::Values(Arch::kGpt2, Arch::kLlama), [](const auto& one) {
+  return std::string(one.param == Arch::kGpt2 ? "gpt2" : "llama");
+});
+
+// A vocabulary so large that the logits come in chunks of 64, 64 and 22 rows: the same as three batches.
+TEST(Head, ChunksAddUpToTheWhole) {
+  ModelConfig c = reference_gpt2();
+  c.vocab_size = 30011;
+  c.context = 150;
+  c.width = 8;
+  c.heads = c.kv_heads = 2;
+  c.head_size = 4;
+  c.inner = 32;
+  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 150), 64);
+  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 22), 22);
+  HostStream stream("test", HostStream::Mode::kInline);
+  ModelRunner whole(c, DType::kF64, host_ops(), stream), parts(c, DType::kF64, host_ops(), stream);
+  whole.fill(reference_weight);
+  parts.fill(reference_weight);
+
+  std::vector<double> x(150 * 8), dx(x.size()), dx_parts(x.size());
+  std::vector<std::int32_t> targets(150);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    x[i] = static_cast<double>(reference_hash("x", i) >> 40) * 0x1p-24 - 0.5;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    targets[i] = i % 7 == 0 ? -1 : static_cast<std::int32_t>(reference_hash("targets", i) % 30011);
+  }
+  const auto run = [&](ModelRunner& r, std::int64_t first, std::int64_t n, std::vector<double>& d) {
+    double sum = 0;
+    const BatchShape shape{1, n};
+    const Bytes workspace(r.model().head_workspace_bytes(shape));
+    r.model().head(
+        stream, shape, r.weights(r.head()), r.weights(0), View(x.data() + first * 8, DType::kF64, n, 8),
+        View(targets.data() + first, DType::kI32, 1, n), View(&sum, DType::kF64, 1, 1),
+        View(d.data() + first * 8, DType::kF64, n, 8), r.grads(r.head()), r.grads(0), workspace.data());
+    stream.synchronize();
+    return sum;
+  };
+  const double loss = run(whole, 0, 150, dx);
+  double loss_parts = 0;
+  for (const std::int64_t first : {0, 64, 128}) {
+    loss_parts += run(parts, first, std::min<std::int64_t>(64, 150 - first), dx_parts);
+  }
+  EXPECT_NEAR(loss, loss_parts, 1e-14 * loss);
+  EXPECT_LT(difference(whole.grads(0), parts.grads(0)), kFp64);
+  EXPECT_LT(difference(whole.grads(whole.head()), parts.grads(parts.head())), kFp64);
+  const View a(dx.data(), DType::kF64, 1, 1200), b(dx_parts.data(), DType::kF64, 1, 1200);
+  EXPECT_LT(difference(a, b), kFp64);
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -1,0 +1,223 @@
+// A model with all its tensors in plain memory: a training step without store, tiers or schedule.
+//
+// Buffers are exactly as large as the model says, and hold NaN before each use, so that a read of what
+// was never written shows in the results (and a write past the end under a sanitizer). Single-threaded.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "ziggurat/model/model.hpp"
+
+namespace zg::test {
+
+class Bytes {
+ public:
+  explicit Bytes(std::int64_t size) : size_(size) {
+    data_ = ::operator new (static_cast<std::size_t>(size), std::align_val_t{kAlign});
+    poison();
+  }
+  Bytes(Bytes&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+  Bytes& operator=(Bytes&&) = delete;
+  ~Bytes() { ::operator delete (data_, std::align_val_t{kAlign}); }
+
+  void* data() const { return data_; }
+  std::int64_t size() const { return size_; }
+  void poison() { std::memset(data_, 0xff, static_cast<std::size_t>(size_)); }  // NaN in every float type
+  void clear() { std::memset(data_, 0, static_cast<std::size_t>(size_)); }
+  bool operator==(const Bytes& other) const {
+    return size_ == other.size_ && std::memcmp(data_, other.data_, static_cast<std::size_t>(size_)) == 0;
+  }
+
+ private:
+  static constexpr std::size_t kAlign = 256;
+  void* data_;
+  std::int64_t size_;
+};
+
+inline double load(const View& x, std::int64_t row, std::int64_t column) {
+  const std::int64_t i = row * x.ld + column;
+  switch (x.dtype) {
+    case DType::kF64:
+      return x.as<double>()[i];
+    case DType::kF32:
+      return static_cast<double>(x.as<float>()[i]);
+    case DType::kBF16:
+      return static_cast<double>(static_cast<float>(x.as<bf16>()[i]));
+    default:
+      ZG_ASSERT(false, "{}", name_of(x.dtype));
+  }
+  return 0;
+}
+
+inline void store(const View& x, std::int64_t row, std::int64_t column, double value) {
+  const std::int64_t i = row * x.ld + column;
+  switch (x.dtype) {
+    case DType::kF64:
+      x.as<double>()[i] = value;
+      return;
+    case DType::kF32:
+      x.as<float>()[i] = static_cast<float>(value);
+      return;
+    case DType::kBF16:
+      x.as<bf16>()[i] = bf16(static_cast<float>(value));
+      return;
+    default:
+      ZG_ASSERT(false, "{}", name_of(x.dtype));
+  }
+}
+
+struct Batch {
+  BatchShape shape;
+  std::vector<std::int32_t> ids, targets;  // targets: negative where ignored
+};
+
+enum class Recompute { kNo, kYes };
+
+class ModelRunner {
+ public:
+  ModelRunner(const ModelConfig& config, DType dtype, Ops& ops, Stream& stream)
+      : model_(config, dtype, ops), stream_(stream) {
+    for (const Unit& unit : model_.units()) {
+      weights_.emplace_back(unit.count * bytes_of(dtype));
+      weights_.back().clear();
+      grads_.emplace_back(unit.count * bytes_of(model_.accumulator_dtype()));
+      grads_.back().clear();
+    }
+  }
+
+  Model& model() { return model_; }
+  const std::vector<Unit>& units() const { return model_.units(); }
+  View weights(std::size_t unit) const { return flat(weights_, unit, model_.dtype()); }
+  View grads(std::size_t unit) const { return flat(grads_, unit, model_.accumulator_dtype()); }
+  View weight(std::size_t unit, const Param& p) const { return part(weights(unit), p); }
+  View grad(std::size_t unit, const Param& p) const { return part(grads(unit), p); }
+
+  // Each element: value(param, row, column).
+  void fill(const std::function<double(const Param&, std::int64_t, std::int64_t)>& value) {
+    for (std::size_t u = 0; u < units().size(); ++u) {
+      for (const Param& p : units()[u].params) {
+        const View w = weight(u, p);
+        for (std::int64_t r = 0; r < w.rows; ++r) {
+          for (std::int64_t c = 0; c < w.cols; ++c) store(w, r, c, value(p, r, c));
+        }
+      }
+    }
+  }
+  void clear_grads() {
+    for (Bytes& g : grads_) g.clear();
+  }
+
+  // Sum of the losses of all valid targets.
+  double loss(const Batch& batch) {
+    const Bytes x = forward(batch);
+    Bytes workspace(model_.head_workspace_bytes(batch.shape));
+    double sum = 0;
+    model_.head_loss(stream_, batch.shape, weights(head()), weights(table()), rows(x, batch), targets(batch),
+                     View(&sum, DType::kF64, 1, 1), workspace.data());
+    stream_.synchronize();
+    return sum;
+  }
+
+  // Logits [N, V], row-major.
+  std::vector<double> logits(const Batch& batch) {
+    const Bytes x = forward(batch);
+    const std::int64_t v = model_.config().vocab_size, ld = v + 3;
+    Bytes workspace(model_.head_workspace_bytes(batch.shape));
+    const Bytes out(batch.shape.rows() * ld * bytes_of(model_.accumulator_dtype()));
+    const View view(out.data(), model_.accumulator_dtype(), batch.shape.rows(), v, ld);
+    model_.head_logits(stream_, weights(head()), weights(table()), rows(x, batch), view, workspace.data());
+    stream_.synchronize();
+    std::vector<double> result;
+    for (std::int64_t r = 0; r < view.rows; ++r) {
+      for (std::int64_t c = 0; c < v; ++c) result.push_back(load(view, r, c));
+    }
+    return result;
+  }
+
+  // Adds the gradients of the sum of losses; returns that sum.
+  double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo) {
+    const BatchShape shape = batch.shape;
+    std::vector<Bytes> xs, saved;
+    xs.emplace_back(model_.checkpoint_bytes(shape));
+    model_.embedding_forward(stream_, shape, weights(0), ids(batch), rows(xs.back(), batch));
+    Bytes workspace(model_.block_workspace_bytes(shape));
+    for (std::size_t u = 1; u < head(); ++u) {
+      if (recompute == Recompute::kNo || saved.empty()) saved.emplace_back(model_.saved_bytes(shape));
+      xs.emplace_back(model_.checkpoint_bytes(shape));
+      workspace.poison();
+      model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), rows(xs[u], batch),
+                           saved.back().data(), workspace.data());
+      stream_.synchronize();
+    }
+    double sum = 0;
+    const Bytes dx(model_.checkpoint_bytes(shape));
+    Bytes head_workspace(model_.head_workspace_bytes(shape));
+    model_.head(stream_, shape, weights(head()), weights(table()), rows(xs.back(), batch), targets(batch),
+                View(&sum, DType::kF64, 1, 1), rows(dx, batch), grads(head()), grads(table()),
+                head_workspace.data());
+    for (std::size_t u = head() - 1; u >= 1; --u) {
+      Bytes& mine = recompute == Recompute::kNo ? saved[u - 1] : saved.back();
+      if (recompute == Recompute::kYes) {
+        mine.poison();
+        model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), View{}, mine.data(),
+                             workspace.data());
+      }
+      stream_.synchronize();
+      workspace.poison();
+      model_.block_backward(stream_, shape, weights(u), rows(xs[u - 1], batch), mine.data(), rows(dx, batch),
+                            grads(u), workspace.data());
+      stream_.synchronize();
+    }
+    model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), grads(0));
+    stream_.synchronize();
+    return sum;
+  }
+
+  // The residual stream after the last block.
+  Bytes forward(const Batch& batch) {
+    const BatchShape shape = batch.shape;
+    Bytes x(model_.checkpoint_bytes(shape)), next(model_.checkpoint_bytes(shape));
+    Bytes saved(model_.saved_bytes(shape)), workspace(model_.block_workspace_bytes(shape));
+    model_.embedding_forward(stream_, shape, weights(0), ids(batch), rows(x, batch));
+    for (std::size_t u = 1; u < head(); ++u) {
+      Bytes& from = u % 2 == 1 ? x : next;
+      Bytes& to = u % 2 == 1 ? next : x;
+      saved.poison();
+      to.poison();
+      model_.block_forward(stream_, shape, weights(u), rows(from, batch), rows(to, batch), saved.data(),
+                           workspace.data());
+      stream_.synchronize();
+    }
+    return std::move(head() % 2 == 1 ? x : next);
+  }
+
+  View rows(const Bytes& x, const Batch& batch) const {
+    return {x.data(), model_.dtype(), batch.shape.rows(), model_.config().width};
+  }
+  static View ids(const Batch& batch) { return ints(batch.ids); }
+  static View targets(const Batch& batch) { return ints(batch.targets); }
+  std::size_t head() const { return units().size() - 1; }
+  std::size_t table() const { return model_.config().tied ? 0 : head(); }  // the unit of the output matrix
+
+ private:
+  static std::int64_t bytes_of(DType t) { return static_cast<std::int64_t>(size_of(t)); }
+  View flat(const std::vector<Bytes>& all, std::size_t unit, DType t) const {
+    return {all[unit].data(), t, 1, units()[unit].count};
+  }
+  static View part(const View& flat, const Param& p) {
+    return {flat.col_range(p.offset, p.count()).data, flat.dtype, p.rows, p.cols};
+  }
+  static View ints(const std::vector<std::int32_t>& v) {
+    return {const_cast<std::int32_t*>(v.data()), DType::kI32, 1, static_cast<std::int64_t>(v.size())};
+  }
+
+  Model model_;
+  Stream& stream_;
+  std::vector<Bytes> weights_, grads_;
+};
+
+}  // namespace zg::test

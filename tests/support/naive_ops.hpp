@@ -1,0 +1,300 @@
+// The op set in the plainest fp64 loops, written from the formulae alone: what the real ops, and models
+// over them, are compared with. Runs at once; the stream is only a place in the signature.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <vector>
+
+#include "ziggurat/device/ops.hpp"
+
+namespace zg::test {
+
+class NaiveOps : public Ops {
+ public:
+  void gemm(Stream&, View a, View b, View c, const GemmOptions& o) override {
+    const bool ta = o.a == Trans::kYes, tb = o.b == Trans::kYes;
+    const std::int64_t k = ta ? a.rows : a.cols;
+    ZG_ASSERT_EQ(ta ? a.cols : a.rows, c.rows);
+    ZG_ASSERT_EQ(tb ? b.rows : b.cols, c.cols);
+    ZG_ASSERT_EQ(tb ? b.cols : b.rows, k);
+    ZG_ASSERT(!(o.accumulate && o.bias));
+    for (std::int64_t i = 0; i < c.rows; ++i) {
+      for (std::int64_t j = 0; j < c.cols; ++j) {
+        double sum = 0;
+        for (std::int64_t l = 0; l < k; ++l)
+          sum += (ta ? at(a, l, i) : at(a, i, l)) * (tb ? at(b, j, l) : at(b, l, j));
+        if (o.bias) sum += at(o.bias, 0, j);
+        at(c, i, j) = o.accumulate ? at(c, i, j) + sum : sum;
+      }
+    }
+  }
+
+  void layernorm(Stream&, View x, View w, View b, double eps, View y, View stats) override {
+    const double n = static_cast<double>(x.cols);
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+      double mean = 0, variance = 0;
+      for (std::int64_t c = 0; c < x.cols; ++c) mean += at(x, r, c) / n;
+      for (std::int64_t c = 0; c < x.cols; ++c) variance += square(at(x, r, c) - mean) / n;
+      at(stats, r, 0) = mean;
+      const double rstd = at(stats, r, 1) = 1 / std::sqrt(variance + eps);
+      for (std::int64_t c = 0; c < x.cols; ++c)
+        at(y, r, c) = (at(x, r, c) - mean) * rstd * at(w, 0, c) + at(b, 0, c);
+    }
+  }
+  void layernorm_backward(Stream&, View dy, View x, View w, View stats, View dx, View dw, View db,
+                          View) override {
+    const double n = static_cast<double>(x.cols);
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+      const double mean = at(stats, r, 0), rstd = at(stats, r, 1);
+      double sum_g = 0, sum_gx = 0;  // g: the gradient of the normalised row
+      for (std::int64_t c = 0; c < x.cols; ++c) {
+        const double g = at(dy, r, c) * at(w, 0, c), hat = (at(x, r, c) - mean) * rstd;
+        sum_g += g;
+        sum_gx += g * hat;
+        at(dw, 0, c) += at(dy, r, c) * hat;
+        at(db, 0, c) += at(dy, r, c);
+      }
+      for (std::int64_t c = 0; c < x.cols; ++c) {
+        const double g = at(dy, r, c) * at(w, 0, c), hat = (at(x, r, c) - mean) * rstd;
+        at(dx, r, c) += rstd * (g - sum_g / n - hat * sum_gx / n);
+      }
+    }
+  }
+  void rmsnorm(Stream&, View x, View w, double eps, View y, View stats) override {
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+      double mean_square = 0;
+      for (std::int64_t c = 0; c < x.cols; ++c)
+        mean_square += square(at(x, r, c)) / static_cast<double>(x.cols);
+      const double rstd = at(stats, r, 0) = 1 / std::sqrt(mean_square + eps);
+      for (std::int64_t c = 0; c < x.cols; ++c) at(y, r, c) = at(x, r, c) * rstd * at(w, 0, c);
+    }
+  }
+  void rmsnorm_backward(Stream&, View dy, View x, View w, View stats, View dx, View dw, View) override {
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+      const double rstd = at(stats, r, 0);
+      double sum_gx = 0;
+      for (std::int64_t c = 0; c < x.cols; ++c) {
+        sum_gx += at(dy, r, c) * at(w, 0, c) * at(x, r, c) * rstd;
+        at(dw, 0, c) += at(dy, r, c) * at(x, r, c) * rstd;
+      }
+      for (std::int64_t c = 0; c < x.cols; ++c) {
+        const double hat = at(x, r, c) * rstd;
+        at(dx, r, c) += rstd * (at(dy, r, c) * at(w, 0, c) - hat * sum_gx / static_cast<double>(x.cols));
+      }
+    }
+  }
+
+  void gelu(Stream&, View x, View y) override {
+    each(y, [&](std::int64_t r, std::int64_t c) {
+      const double v = at(x, r, c);
+      return 0.5 * v * (1 + std::tanh(gelu_inner(v)));
+    });
+  }
+  void gelu_backward(Stream&, View x, View dy, View dx) override {
+    each(dx, [&](std::int64_t r, std::int64_t c) {
+      const double v = at(x, r, c), t = std::tanh(gelu_inner(v));
+      const double slope = std::sqrt(2 / std::numbers::pi) * (1 + 3 * 0.044715 * v * v);
+      return at(dy, r, c) * (0.5 * (1 + t) + 0.5 * v * (1 - t * t) * slope);
+    });
+  }
+  void swiglu(Stream&, View gate_up, View y) override {
+    each(y, [&](std::int64_t r, std::int64_t c) {
+      const double g = at(gate_up, r, c);
+      return g / (1 + std::exp(-g)) * at(gate_up, r, y.cols + c);
+    });
+  }
+  void swiglu_backward(Stream&, View gate_up, View dy, View d) override {
+    for (std::int64_t r = 0; r < dy.rows; ++r) {
+      for (std::int64_t c = 0; c < dy.cols; ++c) {
+        const double g = at(gate_up, r, c), up = at(gate_up, r, dy.cols + c),
+                     sigmoid = 1 / (1 + std::exp(-g));
+        at(d, r, c) = at(dy, r, c) * up * sigmoid * (1 + g * (1 - sigmoid));
+        at(d, r, dy.cols + c) = at(dy, r, c) * g * sigmoid;
+      }
+    }
+  }
+
+  void rope(Stream&, View x, std::int64_t time, std::int64_t heads, std::int64_t head_size, double theta,
+            bool inverse) override {
+    const std::int64_t half = head_size / 2;
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t i = 0; i < half; ++i) {
+          const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
+          const double angle = static_cast<double>(r % time) * frequency * (inverse ? -1 : 1);
+          double& first = at(x, r, h * head_size + i);
+          double& second = at(x, r, h * head_size + half + i);
+          const double a = first, b = second;
+          first = a * std::cos(angle) - b * std::sin(angle);
+          second = b * std::cos(angle) + a * std::sin(angle);
+        }
+      }
+    }
+  }
+
+  void attention(Stream&, View qkv, const AttentionShape& a, View o, View lse) override {
+    for_heads(a, [&](std::int64_t b, std::int64_t h) {
+      const Head v(qkv, a, b, h);
+      for (std::int64_t i = 0; i < a.time; ++i) {
+        std::vector<double> p;
+        for (std::int64_t j = 0; j <= i; ++j) p.push_back(v.score(i, j));
+        const double most = *std::max_element(p.begin(), p.end());
+        double sum = 0;
+        for (const double score : p) sum += std::exp(score - most);
+        const double log_sum = at(lse, b * a.heads + h, i) = most + std::log(sum);
+        for (double& score : p) score = std::exp(score - log_sum);
+        for (std::int64_t d = 0; d < a.head_size; ++d) {
+          double mixed = 0;
+          for (std::int64_t j = 0; j <= i; ++j) mixed += p[static_cast<std::size_t>(j)] * v.v(j, d);
+          at(o, b * a.time + i, h * a.head_size + d) = mixed;
+        }
+      }
+    });
+  }
+  void attention_backward(Stream&, View qkv, View, View lse, View d_o, const AttentionShape& a,
+                          View dqkv) override {
+    each(dqkv, [](std::int64_t, std::int64_t) { return 0.0; });
+    for_heads(a, [&](std::int64_t b, std::int64_t h) {
+      const Head v(qkv, a, b, h), d(dqkv, a, b, h);
+      std::vector<double> p(static_cast<std::size_t>(a.time)), dp(p.size());
+      for (std::int64_t i = 0; i < a.time; ++i) {
+        double mean = 0;  // of dp under p
+        for (std::int64_t j = 0; j <= i; ++j) {
+          const auto n = static_cast<std::size_t>(j);
+          p[n] = std::exp(v.score(i, j) - at(lse, b * a.heads + h, i));
+          dp[n] = 0;
+          for (std::int64_t k = 0; k < a.head_size; ++k) {
+            const double g = at(d_o, b * a.time + i, h * a.head_size + k);
+            dp[n] += g * v.v(j, k);
+            d.v(j, k) += p[n] * g;
+          }
+          mean += p[n] * dp[n];
+        }
+        for (std::int64_t j = 0; j <= i; ++j) {
+          const auto n = static_cast<std::size_t>(j);
+          const double ds = p[n] * (dp[n] - mean) / std::sqrt(static_cast<double>(a.head_size));
+          for (std::int64_t k = 0; k < a.head_size; ++k) {
+            d.q(i, k) += ds * v.k(j, k);
+            d.k(j, k) += ds * v.q(i, k);
+          }
+        }
+      }
+    });
+  }
+
+  void add(Stream&, View a, View b, View out) override {
+    each(out, [&](std::int64_t r, std::int64_t c) { return at(a, r, c) + at(b, r, c); });
+  }
+  void bias_backward(Stream&, View dy, View db, View) override {
+    for (std::int64_t r = 0; r < dy.rows; ++r) {
+      for (std::int64_t c = 0; c < dy.cols; ++c) at(db, 0, c) += at(dy, r, c);
+    }
+  }
+
+  void embedding(Stream&, View ids, View wte, View wpe, std::int64_t time, View out) override {
+    each(out, [&](std::int64_t r, std::int64_t c) {
+      return at(wte, id(ids, r), c) + (wpe ? at(wpe, r % time, c) : 0.0);
+    });
+  }
+  void embedding_backward(Stream&, View ids, View dout, std::int64_t time, View dwte, View dwpe) override {
+    for (std::int64_t r = 0; r < dout.rows; ++r) {
+      for (std::int64_t c = 0; c < dout.cols; ++c) {
+        at(dwte, id(ids, r), c) += at(dout, r, c);
+        if (dwpe) at(dwpe, r % time, c) += at(dout, r, c);
+      }
+    }
+  }
+
+  void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits) override {
+    for (std::int64_t r = 0; r < logits.rows; ++r) {
+      const std::int64_t target = id(targets, r);
+      double most = -std::numeric_limits<double>::infinity(), sum = 0;
+      for (std::int64_t c = 0; c < logits.cols; ++c) most = std::max(most, at(logits, r, c));
+      for (std::int64_t c = 0; c < logits.cols; ++c) sum += std::exp(at(logits, r, c) - most);
+      const double log_sum = most + std::log(sum);
+      if (target >= 0) at(loss_sum, 0, 0) += log_sum - at(logits, r, target);
+      if (!dlogits) continue;
+      for (std::int64_t c = 0; c < logits.cols; ++c) {
+        const double g = std::exp(at(logits, r, c) - log_sum) - (c == target ? 1 : 0);
+        at(dlogits, r, c) = target >= 0 ? g : 0;
+      }
+    }
+  }
+
+  void zero(Stream&, View x) override {
+    each(x, [](std::int64_t, std::int64_t) { return 0.0; });
+  }
+  void cast(Stream&, View in, View out) override {
+    each(out, [&](std::int64_t r, std::int64_t c) { return at(in, r, c); });
+  }
+  void finish_gradient(Stream&, View accumulator, View out, View norm_sq) override {
+    double sum = 0;
+    each(out, [&](std::int64_t r, std::int64_t c) {
+      sum += square(at(accumulator, r, c));
+      return at(accumulator, r, c);
+    });
+    at(norm_sq, 0, 0) = sum;
+  }
+
+  void adam(Stream&, View grad, View master, View m, View v, View weight, const AdamParams& p) override {
+    const double t = static_cast<double>(p.step);
+    const double correct1 = p.bias_correction ? 1 - std::pow(p.beta1, t) : 1;
+    const double correct2 = p.bias_correction ? 1 - std::pow(p.beta2, t) : 1;
+    each(weight, [&](std::int64_t r, std::int64_t c) {
+      double& w = at(master, r, c);
+      const double g = at(grad, r, c) * p.grad_scale + (p.decoupled ? 0 : p.weight_decay * w);
+      const double m1 = at(m, r, c) = p.beta1 * at(m, r, c) + (1 - p.beta1) * g;
+      const double v1 = at(v, r, c) = p.beta2 * at(v, r, c) + (1 - p.beta2) * g * g;
+      if (p.decoupled) w -= p.lr * p.weight_decay * w;
+      w -= p.lr * (m1 / correct1) / (std::sqrt(v1 / correct2) + p.eps);
+      return w;
+    });
+  }
+
+ private:
+  static double& at(const View& x, std::int64_t row, std::int64_t column) {
+    ZG_ASSERT(row >= 0 && row < x.rows && column >= 0 && column < x.cols);
+    return x.as<double>()[row * x.ld + column];
+  }
+  static std::int64_t id(const View& ids, std::int64_t n) { return ids.as<std::int32_t>()[n]; }
+  static double square(double x) { return x * x; }
+  static double gelu_inner(double x) { return std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x); }
+
+  // x[r, c] = value(r, c) for all elements.
+  template <class Value>
+  static void each(const View& x, const Value& value) {
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+      for (std::int64_t c = 0; c < x.cols; ++c) at(x, r, c) = value(r, c);
+    }
+  }
+  template <class Body>
+  static void for_heads(const AttentionShape& a, const Body& body) {
+    for (std::int64_t b = 0; b < a.batch; ++b) {
+      for (std::int64_t h = 0; h < a.heads; ++h) body(b, h);
+    }
+  }
+
+  // One query head of one sequence, with the key/value head that it reads.
+  struct Head {
+    Head(const View& x, const AttentionShape& a, std::int64_t batch, std::int64_t head)
+        : view(x), row(batch * a.time), size(a.head_size) {
+      q0 = head * size;
+      k0 = (a.heads + head / (a.heads / a.kv_heads)) * size;
+      v0 = k0 + a.kv_heads * size;
+    }
+    double& q(std::int64_t t, std::int64_t d) const { return at(view, row + t, q0 + d); }
+    double& k(std::int64_t t, std::int64_t d) const { return at(view, row + t, k0 + d); }
+    double& v(std::int64_t t, std::int64_t d) const { return at(view, row + t, v0 + d); }
+    double score(std::int64_t i, std::int64_t j) const {
+      double sum = 0;
+      for (std::int64_t d = 0; d < size; ++d) sum += q(i, d) * k(j, d);
+      return sum / std::sqrt(static_cast<double>(size));
+    }
+    View view;
+    std::int64_t row, size, q0 = 0, k0 = 0, v0 = 0;
+  };
+};
+
+}  // namespace zg::test

@@ -1,6 +1,8 @@
 // Conversions between storage types; zeroing; a gradient's way out of its accumulator.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/casts.cpp"
+// Loop bodies keep vectors in their captures, which SVE and RVV cannot; Arm runs NEON.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 // clang-format off
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

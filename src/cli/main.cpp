@@ -1,1 +1,56 @@
-int main() { return 0; }
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <new>
+
+#include "cli/commands.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/system.hpp"
+
+namespace {
+
+// Usage errors of every kind end with 2; help with 0.
+int parse_failed(const CLI::App& app, const CLI::ParseError& e) {
+  if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+  std::fprintf(stderr, "ziggurat: %s\n  hint: see ziggurat --help\n", e.what());
+  return 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  zg::install_interrupt_handler();
+  CLI::App app{
+      "Ziggurat trains models that are larger than the memory of the machine: weights, gradients, optimizer\n"
+      "state and activations move between device, host memory and NVMe exactly when they are needed.\n"};
+  app.name("ziggurat");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "ziggurat 0.1.0");
+  app.footer(
+      "Examples:\n"
+      "  ziggurat train configs/quickstart.json\n"
+      "  ziggurat train configs/tiny.json configs/deepspeed/zero3_nvme.json --set tiers.host=64MiB\n"
+      "  ziggurat generate --model runs/quickstart/model --prompt \"In the beginning\" --tokens 200\n"
+      "  ziggurat probe /mnt/nvme0 /mnt/nvme1\n"
+      "Exit codes: 0 done, 1 a machine or I/O failure, 2 a mistake in flags, configuration or files, 130 interrupted.");
+  int exit_code = 0;
+  try {
+    zg::cli::add_train(app, exit_code);
+    zg::cli::add_generate(app, exit_code);
+    zg::cli::add_probe(app, exit_code);
+    app.parse(argc, argv);
+    return exit_code;
+  } catch (const CLI::ParseError& e) {
+    return parse_failed(app, e);
+  } catch (const zg::Error& e) {
+    zg::log::progress("");
+    std::fprintf(stderr, "ziggurat: %s\n", e.what());
+    return e.exit_code();
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "ziggurat: out of memory\n  hint: lower the budgets (tiers.device, tiers.host) or free memory\n");
+    return 1;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "ziggurat: %s\n", e.what());
+    return 1;
+  }
+}

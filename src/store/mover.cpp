@@ -15,6 +15,7 @@ namespace {
 // first.
 constexpr int kMovingCap[] = {2, 2, 8, 8};
 
+constexpr std::uint64_t kDriveBits = alignof(Node) - 1;
 constexpr const char* kGone = "the run cannot go on; nothing older was touched";
 
 bool touches(const Action& a, Tier tier) {
@@ -160,16 +161,16 @@ void TensorStore::issue(Lock&, Node& node) {
     transfer.data = static_cast<char*>(host) + d * segment.part;
     transfer.bytes = std::min(segment.part, segment.charge - d * segment.part);
     transfer.completion = this;
-    transfer.tag = reinterpret_cast<std::uint64_t>(&node);
+    transfer.tag = reinterpret_cast<std::uint64_t>(&node) | static_cast<std::uint64_t>(d);
     (void)options_.io->submit(transfer);  // the completion carries the result
   }
 }
 
 void TensorStore::on_complete(io::Ticket, std::uint64_t tag, io::Result result) {
-  Node& node = *reinterpret_cast<Node*>(tag);
+  Node& node = *reinterpret_cast<Node*>(tag & ~kDriveBits);
   if (!result.ok()) {
     Lock lock(mutex_);
-    fail(lock, Errc::kIo, "nvme tier",
+    fail(lock, Errc::kIo, fmt::format("nvme tier, drive {}", tag & kDriveBits),
          fmt::format("{} {} failed: {}", link_of(node.action) == kNvmeRead ? "reading" : "writing",
                      table_.segment_name(node.action.segment), errno_text(result.error)),
          kGone);

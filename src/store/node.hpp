@@ -7,7 +7,8 @@
 
 namespace zg {
 
-struct Node {
+// Aligned so that the low bits of its address can carry the drive in a transfer's tag.
+struct alignas(64) Node {
   enum class State : std::uint8_t { kPending, kRunning, kDone };
   Action action;
   State state = State::kPending;

@@ -32,7 +32,7 @@ void read_model(Section& root, RunConfig& run) {
     return;
   }
   const std::string json = section->json().dump(-1, ' ', true, Json::error_handler_t::replace);
-  run.model = parse_model_config(json, section->where(""));
+  run.model = parse_model_config(json, section->tree().where_section("model"));
 }
 
 void read_tokenizer(Section& data, TokenizerConfig& out) {

@@ -182,7 +182,7 @@ void read_activation_checkpointing(Section& root, RunConfig& run) {
   section->off_or_ignored("contiguous_memory_optimization", "checkpoints lie in one arena anyway");
   section->ignored("number_checkpoints", Shape::kNumber, "there is one checkpoint a block");
   section->off_or_ignored("synchronize_checkpoint_boundary", "events order the copies");
-  section->off_or_ignored("profile", "every step's phases are in log.jsonl, and --trace shows each block");
+  section->off_or_ignored("profile", "log.jsonl has the phases of every step, and a trace shows each block");
   section->finish();
 }
 

@@ -25,9 +25,7 @@ void read_betas(Section& params, OptimizerConfig& out) {
     return b.is_number() && b.get<double>() >= 0 && b.get<double>() < 1;
   };
   if (!betas->is_array() || betas->size() != 2 || !valid((*betas)[0]) || !valid((*betas)[1])) {
-    const std::string found =
-        betas->is_array() ? betas->dump(-1, ' ', false, Json::error_handler_t::replace) : describe(*betas);
-    params.fail("betas", "found " + found + ", expected two numbers from 0 to below 1, e.g. [0.9, 0.999]");
+    params.wrong("betas", "two numbers from 0 to below 1, e.g. [0.9, 0.999]");
   }
   out.beta1 = (*betas)[0].get<double>();
   out.beta2 = (*betas)[1].get<double>();
@@ -227,7 +225,7 @@ void read_scheduler(Section& root, RunConfig& run) {
       (void)schedule_at(run.schedule, step, run.optimizer.lr, run.optimizer.beta1);
     }
   } catch (const Error& error) {
-    root.fail("scheduler", error.what());
+    root.fail(error.where(), error.message());
   }
 }
 

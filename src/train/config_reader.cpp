@@ -99,9 +99,11 @@ bool inside(double value, NumberSpec::Range range) {
   return false;
 }
 
-// "0.5" for 0.5: the likeliest slip with numbers and switches.
+// "0.5" for 0.5, or "true" for true: the likeliest slip with numbers and switches.
 std::string quotes_hint(const Json& value) {
-  return value.is_string() ? "write it without quotes" : "";
+  if (!value.is_string()) return "";
+  const Json inner = Json::parse(value.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+  return inner.is_number() || inner.is_boolean() ? "write it without quotes" : "";
 }
 
 bool has_shape(const Json& value, Shape shape) {

@@ -75,6 +75,7 @@ class Section {
   std::string where(const std::string& key) const { return tree_->where(path_of(key)); }
   std::string path_of(const std::string& key) const { return key.empty() ? path_ : join_path(path_, key); }
   const Json& json() const { return *object_; }
+  const ConfigTree& tree() const { return *tree_; }
   // Like the notices of "auto": "file: key: text".
   void notice(const std::string& key, const std::string& text);
   [[noreturn]] void fail(const std::string& key, const std::string& what, const std::string& hint = {}) const;

@@ -1,5 +1,7 @@
 #include "config_tree.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -277,8 +279,8 @@ std::string join_path(const std::string& path, std::string_view key) {
 std::string describe(const Json& value) {
   constexpr std::size_t kLongest = 60;
   if (value.is_object()) return "an object";
-  if (value.is_array()) return value.empty() ? "an empty list" : fmt::format("a list of {}", value.size());
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (value.is_array()) return text.size() <= kLongest ? text : fmt::format("a list of {}", value.size());
   if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
   return value.is_string() ? "text " + text : text;
 }
@@ -296,6 +298,15 @@ std::string ConfigTree::origin(const std::string& path) const {
 
 std::string ConfigTree::where(const std::string& path) const {
   return path.empty() ? origin(path) : origin(path) + ": " + path;
+}
+
+std::string ConfigTree::where_section(const std::string& path) const {
+  std::vector<std::string> sources = {origin(path)};
+  const std::string prefix = path + ".";
+  for (auto it = origins.lower_bound(prefix); it != origins.end() && it->first.starts_with(prefix); ++it) {
+    if (std::find(sources.begin(), sources.end(), it->second) == sources.end()) sources.push_back(it->second);
+  }
+  return fmt::format("{}: {}", fmt::join(sources, " + "), path);
 }
 
 Json parse_text(const std::string& text, const std::string& name) {

@@ -21,6 +21,8 @@ struct ConfigTree {
   // "ds.json: zero_optimization.stage". A key that nobody wrote belongs to the first file.
   std::string where(const std::string& path) const;
   std::string origin(const std::string& path) const;
+  // The same for a whole section that several sources may have filled: "a.json + b.json: model".
+  std::string where_section(const std::string& path) const;
 };
 
 // JSON with comments. Throws Error(kUsage) "name:line:column": what was read, what was expected. Keys given

@@ -147,7 +147,7 @@ void read_offload_optimizer(Section& zero, std::int64_t stage, bool tier_given, 
   section->ignored("pipeline_read", Shape::kBool, kOverlapped);
   section->ignored("pipeline_write", Shape::kBool, kOverlapped);
   section->ignored("pipeline", Shape::kBool, kOverlapped);
-  section->ignored("fast_init", Shape::kBool, "the state starts as zeros without being written");
+  section->ignored("fast_init", Shape::kBool, "the optimizer state is initialised in one way");
   section->ignored("ratio", Shape::kNumber, "each block is updated where its state lives");
   section->ignored("super_offload", Shape::kBool, kOverlapped);
   section->ignored("convert_grad_on_cpu", Shape::kBool, "gradients are converted inside the Adam kernel");

@@ -14,6 +14,7 @@ namespace zg {
 namespace {
 
 constexpr std::int64_t kLlmcHeaderBytes = 256 * 4;
+constexpr std::int64_t kLargestFolio = 2 * kMiB;
 
 struct LlmcKind {
   std::int32_t magic, version;
@@ -91,22 +92,23 @@ void TokenFile::read(std::int64_t first, std::int64_t n, std::int32_t* out) cons
   ZG_ASSERT(first >= 0 && n >= 0 && first <= count_ - n, "tokens [{}, {} + {}) of {}", first, first, n, count_);
   if (n == 0) return;
   const std::int64_t begin = header_bytes_ + first * width_of(dtype_), end = begin + n * width_of(dtype_);
-  static const std::int64_t page = ::sysconf(_SC_PAGESIZE);
-  const std::int64_t first_page = begin / page * page, last_page = std::min(round_up(end, page), bytes_);
   char* const base = static_cast<char*>(data_);
-  const auto advise = [&](int advice) {
-    (void)::madvise(base + first_page, static_cast<std::size_t>(last_page - first_page), advice);  // a hint
+  const auto advise = [&](std::int64_t unit, int advice) {  // of the units of the file that the tokens touch
+    const std::int64_t from = begin / unit * unit, to = std::min(round_up(end, unit), bytes_);
+    (void)::madvise(base + from, static_cast<std::size_t>(to - from), advice);  // a hint
   };
 
-  if (end - begin > page) advise(MADV_WILLNEED);  // one request instead of one per page
+  static const std::int64_t page = ::sysconf(_SC_PAGESIZE);
+  if (end - begin > page) advise(page, MADV_WILLNEED);  // one request instead of one per page
   if (dtype_ == DType::kU16) {
     const auto* tokens = reinterpret_cast<const std::uint16_t*>(base + begin);
     std::copy(tokens, tokens + n, out);
   } else {
     std::memcpy(out, base + begin, static_cast<std::size_t>(end - begin));  // above 2^31 - 1: negative, never valid
   }
-  // The pages stay in the system's cache, but count no longer as ours.
-  advise(MADV_DONTNEED);
+  // The pages stay in the system's cache, but count no longer as ours. A fault maps its neighbours too (Linux: 64 KiB,
+  // or the whole folio of up to 2 MiB), so all that it may have mapped is given back.
+  advise(kLargestFolio, MADV_DONTNEED);
 }
 
 }  // namespace zg

@@ -256,8 +256,9 @@ std::unique_ptr<TextTokenizer> make_gpt2_tokenizer(const std::string& directory)
                 "\"tokenizer\": {\"gpt2\": \"directory\"}");
   }
   const std::string encoder = in_directory(directory, kEncoderFile), merges = in_directory(directory, kMergesFile);
-  return std::make_unique<Gpt2Tokenizer>(read_text_file(encoder, "GPT-2's vocabulary"),
-                                         read_text_file(merges, "GPT-2's merges"), encoder, merges);
+  std::string encoder_json = read_text_file(encoder, "GPT-2's vocabulary");
+  std::string vocab_bpe = read_text_file(merges, "GPT-2's merges");
+  return std::make_unique<Gpt2Tokenizer>(std::move(encoder_json), std::move(vocab_bpe), encoder, merges);
 }
 
 std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory) {

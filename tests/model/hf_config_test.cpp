@@ -59,7 +59,9 @@ void expect_equal(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.head_size, b.head_size);
   EXPECT_EQ(a.inner, b.inner);
   EXPECT_EQ(a.norm_eps, b.norm_eps);
-  if (a.arch == Arch::kLlama) EXPECT_EQ(a.rope_theta, b.rope_theta);
+  if (a.arch == Arch::kLlama) {
+    EXPECT_EQ(a.rope_theta, b.rope_theta);
+  }
   EXPECT_EQ(a.init_std, b.init_std);
   EXPECT_EQ(a.tied, b.tied);
 }

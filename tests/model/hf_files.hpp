@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -45,6 +46,9 @@ class TemporaryDirectory {
 };
 
 inline void write_bytes(const std::string& path, const std::string& bytes) {
+  // A new file each time: ext4 flushes one that was truncated, which takes milliseconds.
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
   std::ofstream out(path, std::ios::binary);
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   if (!out.flush()) throw std::runtime_error("cannot write " + path);

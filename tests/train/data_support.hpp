@@ -16,6 +16,7 @@
 #include "train/utf8.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/philox.hpp"
+#include "ziggurat/train/config.hpp"
 
 namespace zg::test {
 
@@ -68,7 +69,33 @@ inline std::string error_of(const std::function<void()>& call, Errc code = Errc:
   return {};
 }
 
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+inline void expect_has(const std::string& text, const std::string& part, int line) {
+  EXPECT_NE(text.find(part), std::string::npos) << "line " << line << ": no \"" << part << "\" in:\n" << text;
+}
+#define EXPECT_HAS(text, part) ::zg::test::expect_has(text, part, __LINE__)
+
+inline TokenizerConfig chars() { return {.kind = TokenizerConfig::Kind::kChars, .directory = ""}; }
+inline TokenizerConfig gpt2(const std::string& directory) {
+  return {.kind = TokenizerConfig::Kind::kGpt2, .directory = directory};
+}
+
+// DataConfig, of which a test names only what it is about.
+struct Settings {
+  std::string train{}, validation{};
+  double validation_share = 0.1;
+  TokenizerConfig tokenizer{};
+  DType token_dtype = DType::kU16;
+  std::int64_t seq_len = 256;
+
+  operator DataConfig() const {
+    return {.train = train,
+            .validation = validation,
+            .validation_share = validation_share,
+            .tokenizer = tokenizer,
+            .token_dtype = token_dtype,
+            .seq_len = seq_len};
+  }
+};
 
 // GPT-2's way of writing bytes, said in other words than bpe.cpp says it.
 inline std::string written(const std::string& bytes) {

@@ -32,7 +32,7 @@ TEST(ByteTokenizer, RoundTripsAnyBytes) {
 }
 
 TEST(CharTokenizer, NumbersTheSortedCodePoints) {
-  const auto t = make_tokenizer({.kind = Kind::kChars}, "b\na日é\U0001F600aa");
+  const auto t = make_tokenizer(chars(), "b\na日é\U0001F600aa");
   EXPECT_EQ(t->vocab_size(), 6);
   EXPECT_EQ(t->encode("\nabé日\U0001F600"), (Ids{0, 1, 2, 3, 4, 5}));
   EXPECT_EQ(t->encode("日a"), (Ids{4, 1}));
@@ -41,12 +41,12 @@ TEST(CharTokenizer, NumbersTheSortedCodePoints) {
 }
 
 TEST(CharTokenizer, NamesTheUnknownCharacter) {
-  const auto t = make_tokenizer({.kind = Kind::kChars}, "aé");
+  const auto t = make_tokenizer(chars(), "aé");
   const std::string known = error_of([&] { (void)t->encode("aéc"); });
   EXPECT_HAS(known, "U+0063 'c' at byte 3");
   EXPECT_HAS(error_of([&] { (void)t->encode("a\ta"); }), "U+0009 at byte 1");
   EXPECT_HAS(error_of([&] { (void)t->encode("é\u00e8"); }), "U+00E8 'è' at byte 2");
-  EXPECT_HAS(error_of([] { (void)make_tokenizer({.kind = Kind::kChars}, ""); }), "empty");
+  EXPECT_HAS(error_of([] { (void)make_tokenizer(chars(), ""); }), "empty");
 }
 
 // What the Unicode standard calls ill-formed (its table 3-7), each behind two good bytes.
@@ -55,14 +55,14 @@ TEST(CharTokenizer, NamesThePlaceThatIsNoUtf8) {
                                         "\xE0\x9F\xBF", "\xED\xA0\x80",     "\xE2\x82",         "\xE2(\xA1", "\xF0\x8F\xBF\xBF",
                                         "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xF0\x9F\x98",     "\xFF",     "\xFE"};
   for (const std::string& b : bad) {
-    EXPECT_HAS(error_of([&] { (void)make_tokenizer({.kind = Kind::kChars}, "ab" + b); }), "no UTF-8 at byte 2");
+    EXPECT_HAS(error_of([&] { (void)make_tokenizer(chars(), "ab" + b); }), "no UTF-8 at byte 2");
   }
 }
 
 TEST(CharTokenizer, SavedAndLoadedIsTheSame) {
   TemporaryDirectory dir;
   const std::string text = std::string("z\"\\\n\t\0", 6) + "日本é\U0001F600\u2028";
-  const auto t = make_tokenizer({.kind = Kind::kChars}, text);
+  const auto t = make_tokenizer(chars(), text);
   t->save(dir / "deep/er");
   const auto back = load_tokenizer(dir / "deep/er");
   ASSERT_TRUE(back);
@@ -338,7 +338,7 @@ TEST_F(Gpt2Tiny, AMalformedVocabularyNamesFileAndReason) {
   }
   std::filesystem::remove(merges);
   EXPECT_HAS(error_of([&] { (void)make_gpt2_tokenizer(dir_ / "vocabulary"); }), merges);
-  EXPECT_HAS(error_of([] { (void)make_tokenizer({.kind = Kind::kGpt2}, ""); }), "data.tokenizer");
+  EXPECT_HAS(error_of([] { (void)make_tokenizer(gpt2(""), ""); }), "data.tokenizer");
 }
 
 // The numbers are nanoGPT's for this text and this split.

@@ -80,7 +80,8 @@ class HostStream : public Stream {
 
 // Memory of one tier with a hard budget. Buffers of sizes seen before are kept and used again; the
 // bytes in use and kept together never pass the budget. Addresses are aligned to 4096.
-// Thread-safe. Throws nothing: allocate returns null when the budget does not allow it.
+// Thread-safe. allocate returns null when the budget does not allow it, and throws Error(kMemory) when
+// the system refuses memory within the budget.
 class Arena {
  public:
   virtual ~Arena() = default;

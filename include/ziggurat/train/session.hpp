@@ -1,0 +1,75 @@
+// Everything a run is made of, built from its configuration in an order that refuses what cannot work before
+// anything is allocated: data, model, layout, budgets and plan, then device, drives, store and engine.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/plan/plan.hpp"
+#include "ziggurat/train/config.hpp"
+#include "ziggurat/train/data.hpp"
+
+namespace zg {
+
+// Resident memory of the process beyond its device and host budgets stays below this: code, libraries, thread
+// stacks, scratch of the matrix library, token pages.
+inline constexpr std::int64_t kProcessOverhead = 256 << 20;
+
+class Session {
+ public:
+  // Throws Error. `trace` may be null.
+  Session(const RunConfig& config, Trace* trace);
+  ~Session();
+  Session(const Session&) = delete;
+
+  // Allocates, opens the drives, and fills the weights. Once.
+  void start();
+
+  const RunConfig& config() const { return config_; }
+  const DataSet& data() const { return *data_; }
+  const Model& model() const { return *model_; }
+  const Layout& layout() const { return *layout_; }
+  const Plan& plan() const { return plan_; }
+  const Budgets& budgets() const { return budgets_; }  // of the arenas, workspace included
+  Engine& engine() { return *engine_; }
+  TensorStore& store() { return *store_; }
+  Device& device() { return *device_; }
+  Arena& host() { return *host_; }
+  io::Engine* io() { return io_.get(); }
+  double flops_per_step() const;
+  Traffic planned_traffic() const;  // per step, the engine's own included
+  UpdateRule rule_at(std::int64_t step) const;
+
+  // One line per decision: what was taken, and why.
+  std::string describe() const;
+
+  StepResult train_step(std::int64_t step, Then then);
+  double evaluate();
+  // Hugging Face directory with the fp32 master weights, and the tokenizer.
+  void save_model(const std::string& directory);
+
+ private:
+  void resolve_model();
+  void make_layout();
+  void resolve_budgets();
+  void check_plan();
+  void open_drives();
+
+  RunConfig config_;
+  Trace* trace_;
+  ModelConfig model_config_;
+  std::unique_ptr<DataSet> data_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Layout> layout_;
+  std::unique_ptr<StepPrograms> programs_;
+  Budgets budgets_;
+  Plan plan_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Arena> host_;
+  std::unique_ptr<io::Engine> io_;
+  std::unique_ptr<TensorStore> store_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace zg

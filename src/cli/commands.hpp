@@ -1,0 +1,14 @@
+// The subcommands of the program. Each add_* declares one; its callback returns through `exit_code`.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace zg::cli {
+
+void add_train(CLI::App& app, int& exit_code);
+void add_generate(CLI::App& app, int& exit_code);
+void add_probe(CLI::App& app, int& exit_code);
+
+}  // namespace zg::cli

@@ -1,0 +1,124 @@
+#include "ziggurat/device/probe.hpp"
+
+#include <hwloc.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#if defined(ZG_CUDA)
+#include <cuda_runtime_api.h>
+#endif
+
+#include "kernels/host/matrix.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+// The value of the first "key : value" line of /proc/cpuinfo.
+std::string cpu_field(const std::string& key) {
+  std::ifstream in("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(in, line)) {
+    const auto colon = line.find(':');
+    if (colon == std::string::npos || line.compare(0, key.size(), key) != 0) continue;
+    return colon + 2 < line.size() ? line.substr(colon + 2) : "";
+  }
+  return "";
+}
+
+std::string instruction_sets() {
+  const std::string flags = " " + cpu_field("flags") + " " + cpu_field("Features") + " ";
+  std::string found;
+  for (const char* name : {"avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16"}) {
+    if (flags.find(fmt::format(" {} ", name)) != std::string::npos) found += (found.empty() ? "" : " ") + std::string(name);
+  }
+  return found.empty() ? "unknown" : found;
+}
+
+void probe_topology(MachineProbe& out) {
+  hwloc_topology_t raw = nullptr;
+  if (hwloc_topology_init(&raw) != 0) return;
+  const std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)> topology(raw, &hwloc_topology_destroy);
+  if (hwloc_topology_load(raw) != 0) return;
+  out.cores = hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_PU);
+  out.numa_nodes = hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE);
+  for (int i = 0; i < out.numa_nodes; ++i) {
+    hwloc_obj_t node = hwloc_get_obj_by_type(raw, HWLOC_OBJ_NUMANODE, static_cast<unsigned>(i));
+    char* cores = nullptr;
+    if (hwloc_bitmap_list_asprintf(&cores, node->cpuset) < 0) continue;
+    const auto bytes = static_cast<std::int64_t>(node->attr->numanode.local_memory);
+    out.memory += bytes;
+    out.nodes.push_back(fmt::format("node {}: cores {}, {}", node->os_index, cores, format_bytes(bytes)));
+    std::free(cores);
+  }
+}
+
+std::string first_line(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  return line;
+}
+
+void probe_drives(MachineProbe& out) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/block", error)) {
+    const std::string name = entry.path().filename();
+    if (name.rfind("loop", 0) == 0 || name.rfind("ram", 0) == 0 || name.rfind("zram", 0) == 0) continue;
+    const std::string sectors = first_line(entry.path() / "size");
+    if (sectors.empty() || sectors == "0") continue;
+    const std::string model = first_line(entry.path() / "device/model");
+    const std::string node = first_line(entry.path() / "device/numa_node");
+    out.drives.push_back(fmt::format("{}: {}{}{}{}", name, format_bytes(std::stoll(sectors) * 512),
+                                     model.empty() ? "" : ", " + model, node.empty() || node == "-1" ? "" : ", NUMA node " + node,
+                                     first_line(entry.path() / "queue/rotational") == "1" ? ", rotational" : ""));
+  }
+}
+
+void probe_gpus(MachineProbe& out) {
+#if defined(ZG_CUDA)
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    out.gpu_reason = cudaGetErrorString(status);
+    return;
+  }
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp p{};
+    if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
+    out.gpus.push_back(fmt::format("{}: {}, {}, sm_{}{}", i, p.name, format_bytes(static_cast<std::int64_t>(p.totalGlobalMem)), p.major, p.minor));
+  }
+  if (count == 0) out.gpu_reason = "the CUDA runtime finds none";
+#else
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", error)) {
+    std::ifstream in(entry.path() / "information");
+    std::string line;
+    while (std::getline(in, line)) {
+      if (line.rfind("Model:", 0) == 0) out.gpus.push_back(line.substr(line.find_first_not_of(" \t", 6)) + " (this build is without CUDA and does not use it)");
+    }
+  }
+  out.gpu_reason = "no NVIDIA driver is loaded; this build is without CUDA";
+#endif
+}
+
+}  // namespace
+
+MachineProbe probe_machine() {
+  MachineProbe out;
+  out.cpu = cpu_field("model name");
+  if (out.cpu.empty()) out.cpu = "unknown";
+  out.isa = instruction_sets();
+  out.bf16 = host::bf16_description();
+  probe_topology(out);
+  probe_drives(out);
+  probe_gpus(out);
+  return out;
+}
+
+}  // namespace zg

@@ -1,0 +1,42 @@
+#include "train/metrics.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace zg {
+
+MetricsLog::MetricsLog(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "w"), &std::fclose) {
+  if (!file_) throw Error(Errc::kIo, path, "cannot be written: " + errno_text(errno), "choose another output.dir");
+}
+
+void MetricsLog::write(const StepRecord& r) {
+  const StepResult& s = r.result;
+  const auto ms = [](double seconds) { return seconds * 1e3; };
+  nlohmann::ordered_json j;
+  j["step"] = r.step;
+  j["loss"] = s.loss;
+  if (r.val_loss) j["val_loss"] = *r.val_loss;
+  j["grad_norm"] = s.grad_norm;
+  j["lr"] = r.lr;
+  j["tokens"] = s.tokens;
+  j["step_ms"] = ms(s.seconds);
+  j["tokens_per_s"] = static_cast<double>(s.tokens) / s.seconds;
+  j["mfu"] = r.roofs.flops > 0 ? r.flops / s.seconds / r.roofs.flops : 0.0;
+  j["phase_ms"] = {{"forward", ms(s.phases.forward)},
+                   {"backward", ms(s.phases.backward)},
+                   {"optimizer", ms(s.phases.optimizer)},
+                   {"stall", ms(s.stall)}};
+  j["bytes"] = {{"nvme_read", s.traffic.nvme_read},
+                {"nvme_write", s.traffic.nvme_write},
+                {"h2d", s.traffic.host_to_device},
+                {"d2h", s.traffic.device_to_host},
+                {"comm", 0}};
+  j["peak_bytes"] = {{"device", r.peak_device}, {"host", r.peak_host}, {"nvme", r.peak_nvme}};
+  j["bound_ms"] = ms(r.bound.seconds);
+  j["bound_by"] = r.bound.by;
+  const std::string line = j.dump() + "\n";
+  if (std::fputs(line.c_str(), file_.get()) < 0 || std::fflush(file_.get()) != 0) {
+    throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno), "free space on its file system");
+  }
+}
+
+}  // namespace zg

@@ -1,0 +1,27 @@
+// What a run prints when it ends.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/metrics.hpp"
+#include "ziggurat/train/session.hpp"
+
+namespace zg {
+
+// Median of a field over the steady steps (all but the first two, where there are more).
+struct RunSummary {
+  std::int64_t steps = 0;
+  double seconds = 0, median_step = 0, stall = 0;
+  double tokens_per_second = 0;
+  double first_loss = 0, last_loss = 0;
+  std::optional<double> val_loss;
+  Traffic per_step;        // of the last step that followed another one directly
+  bool per_step_known = false;
+};
+
+std::string final_report(const RunSummary& summary, Session& session, const Roofs& roofs);
+// "step 12/300  loss 2.345 ..." for the progress line.
+std::string progress_line(const StepRecord& record, std::int64_t steps, double eta_seconds, double tokens_per_second);
+
+}  // namespace zg

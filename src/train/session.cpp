@@ -1,0 +1,255 @@
+#include "ziggurat/train/session.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/parallel.hpp"
+#include "ziggurat/base/philox.hpp"
+#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/model/hf.hpp"
+
+namespace zg {
+
+Session::Session(const RunConfig& config, Trace* trace) : config_(config), trace_(trace) {
+  resolve_model();
+  model_ = std::make_unique<Model>(model_config_, config_.dtype, host_ops());
+  make_layout();
+  resolve_budgets();
+  check_plan();
+}
+
+Session::~Session() = default;
+
+void Session::resolve_model() {
+  if (!config_.model_from.empty()) {
+    model_config_ = read_hf_config(config_.model_from);
+  } else {
+    model_config_ = *config_.model;
+  }
+  data_ = std::make_unique<DataSet>(config_.data, config_.output_dir + "/tokens", model_config_.vocab_size);
+  if (model_config_.vocab_size == 0) model_config_.vocab_size = data_->vocab_size();
+  if (model_config_.vocab_size == 0) {
+    throw Error(Errc::kUsage, "model.vocab_size", "is not given, and token files without a tokenizer do not tell it",
+                "add \"vocab_size\" to the model section");
+  }
+  if (config_.data.seq_len > model_config_.context) {
+    throw Error(Errc::kUsage, "data.seq_len",
+                fmt::format("is {}, but the model has {} positions", config_.data.seq_len, model_config_.context),
+                "lower data.seq_len");
+  }
+  validate(model_config_);
+}
+
+void Session::make_layout() {
+  LayoutOptions o;
+  o.micro_batch = {config_.micro_batch, config_.data.seq_len};
+  o.micro_batches = config_.accumulation_steps;
+  o.accumulation = config_.accumulation;
+  o.recompute = config_.recompute;
+  o.gradient = config_.gradient_dtype;
+  o.weights = config_.offload_param;
+  o.optimizer = config_.offload_optimizer;
+  o.activations = config_.offload_activation;
+  o.drives = static_cast<int>(config_.tiers.nvme.size());
+  // Small budgets want small pieces: a few of each state tensor must fit at once.
+  const std::int64_t host = config_.tiers.host.value_or(kGiB);
+  o.state_segment_bytes = std::clamp<std::int64_t>(host / 64 / 65536 * 65536, 65536, 4 * kMiB);
+  const auto timing = config_.gradient_clipping > 0 ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
+
+  const auto all_in_device = [&] {
+    std::int64_t sum = layout_->workspace_bytes();
+    for (std::int32_t id = 0; id < layout_->table.segment_count(); ++id) sum += layout_->table.segment(id).charge;
+    return sum;
+  };
+  layout_ = std::make_unique<Layout>(*model_, o);
+  // The optimizer works where its state is: on the device if the user wants it there, or if everything fits.
+  const std::int64_t device = config_.tiers.device.value_or(available_memory() / 2);
+  if (o.optimizer == Placement::kDevice || (o.optimizer == Placement::kAuto && all_in_device() <= device)) {
+    o.update_at = Tier::kDevice;
+    layout_ = std::make_unique<Layout>(*model_, o);
+  }
+  programs_ = std::make_unique<StepPrograms>(*layout_, timing);
+}
+
+void Session::resolve_budgets() {
+  std::int64_t all = 0;
+  for (std::int32_t id = 0; id < layout_->table.segment_count(); ++id) all += layout_->table.segment(id).charge;
+  const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
+  budgets_.device = config_.tiers.device.value_or(all + workspace);
+  budgets_.host = config_.tiers.host.value_or(all);
+  const std::int64_t available = available_memory();
+  // Only what was asked for is checked: without a budget the run takes what it needs.
+  const std::int64_t asked = config_.tiers.device.value_or(0) + config_.tiers.host.value_or(0);
+  if (asked > available) {
+    throw Error(Errc::kMemory, "tiers",
+                fmt::format("device and host budgets are {} together, this process may take {}", format_bytes(asked),
+                            format_bytes(available)),
+                "lower tiers.device or tiers.host, or raise the memory limit of the process's cgroup");
+  }
+  for (const io::DriveOptions& drive : config_.tiers.nvme) {
+    if (drive.bytes > 0 && drive.bytes < layout_->table.drive_bytes()) {
+      throw Error(Errc::kMemory, "tiers.nvme " + drive.path,
+                  fmt::format("has {}, this run needs {} there ({} bytes)", format_bytes(drive.bytes),
+                              format_bytes(layout_->table.drive_bytes()), layout_->table.drive_bytes()),
+                  "raise its \"bytes\"");
+    }
+  }
+}
+
+void Session::check_plan() {
+  const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
+  const Budgets inside{budgets_.device - workspace, budgets_.host};
+  plan_ = make_plan(*layout_, *programs_, inside);
+  if (plan_.fits) return;
+  const auto least = smallest_budgets(*layout_, *programs_, inside.device);
+  if (!least) {
+    throw Error(Errc::kMemory, "tiers", "this run fits no budgets: what may not leave the device or the host is too much",
+                "allow more to sink (zero_optimization.offload_param and offload_optimizer), or name a drive in tiers.nvme");
+  }
+  const std::int64_t device = least->device + workspace;
+  throw Error(Errc::kMemory, fmt::format("tiers.{}", plan_.obstacle->tier == Tier::kDevice ? "device" : "host"),
+              fmt::format("the run does not fit device {} and host {} (no room for {}, {})", format_bytes(budgets_.device),
+                          format_bytes(budgets_.host), layout_->table.segment_name(plan_.obstacle->segment),
+                          format_bytes(plan_.obstacle->needed)),
+              fmt::format("the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} ({})", device,
+                          format_bytes(device), format_bytes(std::max(budgets_.device, device)), least->host,
+                          format_bytes(least->host)));
+}
+
+void Session::open_drives() {
+  if (config_.tiers.nvme.empty()) return;
+  io::EngineOptions o;
+  o.backend = config_.aio.backend;
+  o.require = config_.aio.require;
+  o.block_size = config_.aio.block_size;
+  o.queue_depth = config_.aio.queue_depth;
+  o.threads = config_.aio.threads;
+  o.ram = config_.tiers.ram;
+  o.trace = trace_;
+  std::vector<io::DriveOptions> drives = config_.tiers.nvme;
+  // Only what can be used is taken from the file system.
+  for (io::DriveOptions& d : drives) d.bytes = std::max<std::int64_t>(4096, layout_->table.drive_bytes());
+  io_ = io::make_engine(o, drives);
+}
+
+void Session::start() {
+  device_ = make_host_device(budgets_.device, trace_);
+  host_ = make_host_arena("host memory", budgets_.host);
+  open_drives();
+  const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
+  TensorStore::Options o;
+  o.table = &layout_->table;
+  o.device = device_.get();
+  o.host = host_.get();
+  o.io = io_.get();
+  o.budgets = {budgets_.device - workspace, budgets_.host};
+  o.prefetch_depth = config_.tiers.prefetch_depth;
+  o.verify = config_.aio.verify;
+  o.trace = trace_;
+  store_ = std::make_unique<TensorStore>(o);
+  engine_ = std::make_unique<Engine>(Engine::Options{layout_.get(), programs_.get(), device_.get(), store_.get(), trace_});
+
+  if (!config_.model_from.empty()) {
+    const HfWeights weights(config_.model_from, *model_);
+    engine_->initialize([&](const Param& p, std::int64_t begin, std::int64_t end, float* out) { weights.read(p, begin, end, out); });
+    return;
+  }
+  const double std_residual = model_config_.init_std / std::sqrt(2.0 * static_cast<double>(model_config_.layers));
+  engine_->initialize([&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+    if (p.init == Init::kZero || p.init == Init::kOne) {
+      std::fill(out, out + (end - begin), p.init == Init::kOne ? 1.0f : 0.0f);
+      return;
+    }
+    const NamedRandom random(config_.seed, p.name);
+    const auto std_dev = static_cast<float>(p.init == Init::kNormal ? model_config_.init_std : std_residual);
+    parallel_for(end - begin, 16384, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t i = from; i < to; ++i) out[i] = std_dev * random.normal(static_cast<std::uint64_t>(begin + i));
+    });
+  });
+}
+
+double Session::flops_per_step() const {
+  return training_flops(model_config_, config_.micro_batch * config_.accumulation_steps * config_.data.seq_len,
+                        config_.data.seq_len, config_.recompute);
+}
+
+Traffic Session::planned_traffic() const {
+  Traffic t = plan_.per_step;
+  return t += engine_->own_traffic_per_step();
+}
+
+UpdateRule Session::rule_at(std::int64_t step) const {
+  const OptimizerConfig& o = config_.optimizer;
+  const ScheduleValue now = schedule_at(config_.schedule, step, o.lr, o.beta1);
+  UpdateRule rule;
+  rule.adam.lr = now.lr;
+  rule.adam.beta1 = now.beta1;
+  rule.adam.beta2 = o.beta2;
+  rule.adam.eps = o.eps;
+  rule.adam.weight_decay = o.weight_decay;
+  rule.adam.decoupled = o.decoupled;
+  rule.adam.bias_correction = o.bias_correction;
+  rule.decay_all = o.decay_all;
+  rule.clip = config_.gradient_clipping;
+  return rule;
+}
+
+std::string Session::describe() const {
+  static constexpr const char* kPlaces[] = {"anywhere that has room", "the device", "the host", "NVMe"};
+  std::string text = fmt::format(
+      "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}\n"
+      "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
+      "update     {} on the {}, {}\n"
+      "batch      {} sequences of {} tokens in {} micro-batch{}, {}, recomputation {}",
+      model_config_.arch == Arch::kGpt2 ? "GPT-2" : "Llama", config_.model_from.empty() ? "from scratch" : "from " + config_.model_from,
+      model_config_.layers, model_config_.width, static_cast<double>(model_->parameter_count()) / 1e6, name_of(config_.dtype),
+      model_config_.tied ? ", tied head" : "", format_bytes(layout_->state_bytes()),
+      kPlaces[static_cast<int>(config_.offload_param)], kPlaces[static_cast<int>(config_.offload_optimizer)],
+      config_.optimizer.decoupled ? "AdamW" : "Adam", name_of(layout_->options.update_at),
+      programs_->timing == UpdateTiming::kDeferred ? "deferred into the next forward (gradients are clipped)"
+                                                   : "early, in backward (no clipping)",
+      config_.micro_batch * config_.accumulation_steps, config_.data.seq_len, config_.accumulation_steps,
+      config_.accumulation_steps == 1 ? "" : "es",
+      config_.accumulation == Accumulation::kLayerMajor ? "layer-major" : "micro-batch-major", config_.recompute ? "on" : "off");
+  text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets_.device),
+                      format_bytes(layout_->workspace_bytes()), format_bytes(budgets_.host));
+  if (io_ != nullptr) {
+    text += fmt::format(", nvme {} on {} path(s)\nI/O        {}", format_bytes(layout_->table.drive_bytes() * layout_->table.drives()),
+                        layout_->table.drives(), io_->describe());
+  }
+  return text;
+}
+
+StepResult Session::train_step(std::int64_t step, Then then) {
+  std::vector<Batch> batches(static_cast<std::size_t>(config_.accumulation_steps));
+  std::vector<MicroBatch> micro_batches;
+  for (std::size_t m = 0; m < batches.size(); ++m) {
+    data_->train_batch(config_.seed, step, static_cast<std::int64_t>(m) * config_.micro_batch, config_.micro_batch, batches[m]);
+    micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
+  }
+  return engine_->train_step(step, micro_batches, rule_at(step), then);
+}
+
+double Session::evaluate() {
+  Batch batch;
+  const std::int64_t windows = std::max<std::int64_t>(1, (data_->validation_tokens() - 1) / config_.data.seq_len);
+  const std::int64_t batches = std::min(config_.eval_batches, (windows + config_.micro_batch - 1) / config_.micro_batch);
+  return engine_->evaluate(batches, [&](std::int64_t i) {
+    data_->validation_batch(i * config_.micro_batch, config_.micro_batch, batch);
+    return MicroBatch{batch.ids.data(), batch.targets.data()};
+  });
+}
+
+void Session::save_model(const std::string& directory) {
+  engine_->flush();
+  const auto& units = model_->units();
+  save_hf(directory, *model_, DType::kF32,
+          [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+            engine_->read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end, out);
+          });
+  if (data_->tokenizer() != nullptr) data_->tokenizer()->save(directory);
+}
+
+}  // namespace zg

@@ -1,0 +1,183 @@
+#include "ziggurat/train/trainer.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+
+#include "train/metrics.hpp"
+#include "train/report.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/thread.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/train/generate.hpp"
+
+namespace zg {
+namespace {
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+void make_output_directory(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) {
+    throw Error(Errc::kUsage, "output.dir " + directory, "cannot be created: " + error.message(),
+                "choose a directory that can be written");
+  }
+}
+
+// The roofs of the links that this run has. The drives are measured with a temporary file beside the tier's.
+Roofs measure_links(const RunConfig& config) {
+  Roofs roofs = measure_roofs(config.dtype);
+  if (config.aio.backend == io::Backend::kRam) {
+    roofs.nvme_read = roofs.nvme_write = config.tiers.ram.bytes_per_second;
+    roofs.nvme_half_duplex = !config.tiers.ram.duplex;
+    return roofs;
+  }
+  for (const io::DriveOptions& drive : config.tiers.nvme) {
+    const io::PathProbe probe = io::probe_path(drive.path, 128 * kMiB);
+    roofs.nvme_read += probe.read_bytes_per_second;
+    roofs.nvme_write += probe.write_bytes_per_second;
+  }
+  return roofs;
+}
+
+class Loop {
+ public:
+  Loop(const RunConfig& config, Session& session, const Roofs& roofs)
+      : config_(config), session_(session), roofs_(roofs), log_(config.output_dir + "/log.jsonl") {}
+
+  // On the rank's thread.
+  RunSummary run() {
+    const auto begin = Clock::now();
+    bool follows = false;  // the step before was a step too
+    for (std::int64_t step = 0; step < config_.steps; ++step) {
+      const bool stop = interrupted();
+      if (stop) log::warning("interrupted: this step is the last one");
+      const bool last = stop || step + 1 == config_.steps;
+      const bool evaluate = session_.data().validation_tokens() > 0 &&
+                            (last || (config_.eval_every > 0 && (step + 1) % config_.eval_every == 0));
+      StepRecord record;
+      record.step = step + 1;
+      record.lr = session_.rule_at(step).adam.lr;
+      record.result = session_.train_step(step, last || evaluate ? Then::kPause : Then::kTrain);
+      note(record, follows && !last && !evaluate);
+      if (evaluate) record.val_loss = summary_.val_loss = session_.evaluate();
+      log_.write(record);
+      show(record);
+      follows = !evaluate;
+      if (last) break;
+    }
+    log::progress("");
+    summary_.seconds = seconds_between(begin, Clock::now());
+    summary_.median_step = median(step_seconds_);
+    summary_.stall = stall_seconds_ / std::max(1e-9, all_seconds_);
+    summary_.tokens_per_second = static_cast<double>(config_.micro_batch * config_.accumulation_steps * config_.data.seq_len) / summary_.median_step;
+    return summary_;
+  }
+
+ private:
+  void note(StepRecord& record, bool steady) {
+    const StepResult& s = record.result;
+    record.flops = session_.flops_per_step();
+    record.bound = bound_of(roofs_, record.flops, s.traffic);
+    record.roofs = roofs_;
+    record.peak_device = session_.device().arena().peak();
+    record.peak_host = session_.host().peak();
+    record.peak_nvme = session_.layout().table.drive_bytes() * session_.layout().table.drives();
+    if (summary_.steps++ == 0) summary_.first_loss = s.loss;
+    summary_.last_loss = s.loss;
+    if (steady && summary_.steps > 3) {
+      summary_.per_step = s.traffic;
+      summary_.per_step_known = true;
+    }
+    step_seconds_.push_back(s.seconds);
+    all_seconds_ += s.seconds;
+    stall_seconds_ += s.stall;
+  }
+
+  void show(const StepRecord& record) const {
+    const std::vector<double> recent(step_seconds_.end() - std::min<std::ptrdiff_t>(20, static_cast<std::ptrdiff_t>(step_seconds_.size())),
+                                     step_seconds_.end());
+    const double step = median(recent);
+    if (record.val_loss) log::info("step {}: loss {:.4f}, validation loss {:.4f}", record.step, record.result.loss, *record.val_loss);
+    log::progress(progress_line(record, config_.steps, step * static_cast<double>(config_.steps - record.step),
+                                static_cast<double>(record.result.tokens) / step));
+  }
+
+  const RunConfig& config_;
+  Session& session_;
+  Roofs roofs_;
+  MetricsLog log_;
+  RunSummary summary_;
+  std::vector<double> step_seconds_;
+  double all_seconds_ = 0, stall_seconds_ = 0;
+};
+
+void print_sample(const RunConfig& config, const std::string& model_dir) {
+  Generator generator(model_dir);
+  const Tokenizer* tokenizer = generator.tokenizer();
+  if (tokenizer == nullptr) {
+    log::warning("sample: this data has no tokenizer, so no text is generated");
+    return;
+  }
+  const std::string prompt = config.sample_prompt.empty() ? "\n" : config.sample_prompt;
+  GenerateOptions o;
+  o.tokens = config.sample_tokens;
+  o.temperature = 0.8;
+  o.seed = config.seed;
+  const auto ids = generator.generate(tokenizer->encode(prompt), o, [](std::int32_t) { return !interrupted(); });
+  std::printf("\n--- a sample of %zu tokens ---\n%s%s\n", ids.size(), config.sample_prompt.c_str(), tokenizer->decode(ids).c_str());
+}
+
+}  // namespace
+
+int train(const RunConfig& config, const TrainOptions& options) {
+  for (const std::string& warning : config.warnings) log::warning("{}", warning);
+  make_output_directory(config.output_dir);
+  Trace trace;
+  if (!options.trace_file.empty()) trace.start();
+  Session session(config, &trace);
+  if (options.mode == TrainOptions::Mode::kPlanOnly) {
+    const Traffic t = session.plan().per_step;
+    std::printf("%s\nit fits: peak device %s, host %s\nbytes per step: nvme read %s, nvme write %s, host->device %s, device->host %s\n",
+                session.describe().c_str(), format_bytes(session.plan().peak.device + session.layout().workspace_bytes()).c_str(),
+                format_bytes(session.plan().peak.host).c_str(), format_bytes(t.nvme_read).c_str(), format_bytes(t.nvme_write).c_str(),
+                format_bytes(t.host_to_device).c_str(), format_bytes(t.device_to_host).c_str());
+    return 0;
+  }
+  write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
+  const Roofs roofs = measure_links(config);
+  session.start();
+  log::info("ready\n{}", session.describe());
+
+  RunSummary summary;
+  // One thread per device; what it throws is thrown here.
+  std::exception_ptr failure;
+  {
+    NamedThread rank("zg-rank0", [&] {
+      try {
+        Loop loop(config, session, roofs);
+        summary = loop.run();
+        log::info("saving the model to {}/model", config.output_dir);
+        session.save_model(config.output_dir + "/model");
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    });
+  }
+  log::progress("");
+  if (!options.trace_file.empty()) trace.save(options.trace_file);
+  if (failure) std::rethrow_exception(failure);
+  std::fputs(final_report(summary, session, roofs).c_str(), stdout);
+  if (config.sample_tokens > 0 && !interrupted()) print_sample(config, config.output_dir + "/model");
+  std::fflush(stdout);
+  return interrupted() ? 130 : 0;
+}
+
+}  // namespace zg

@@ -1,0 +1,71 @@
+#include "ziggurat/base/error.hpp"
+
+#include <gtest/gtest.h>
+
+#include "ziggurat/base/view.hpp"
+
+namespace zg {
+namespace {
+
+TEST(Error, SaysWhereWhatAndHow) {
+  const Error e(Errc::kUsage, "run.json: tiers.host", "'10 XB' is no size", "write 10GB or 10GiB");
+  EXPECT_STREQ(e.what(), "run.json: tiers.host: '10 XB' is no size\n  hint: write 10GB or 10GiB");
+  EXPECT_EQ(e.where(), "run.json: tiers.host");
+  EXPECT_EQ(e.message(), "'10 XB' is no size");
+  EXPECT_EQ(e.hint(), "write 10GB or 10GiB");
+  EXPECT_STREQ(Error(Errc::kIo, "", "broken").what(), "broken");
+  EXPECT_STREQ(Error(Errc::kIo, "/dev/x", "broken").what(), "/dev/x: broken");
+}
+
+TEST(Error, ExitCodes) {
+  EXPECT_EQ(Error(Errc::kUsage, "", "").exit_code(), 2);
+  EXPECT_EQ(Error(Errc::kMemory, "", "").exit_code(), 2);
+  EXPECT_EQ(Error(Errc::kIo, "", "").exit_code(), 1);
+  EXPECT_EQ(Error(Errc::kDevice, "", "").exit_code(), 1);
+  EXPECT_EQ(Error(Errc::kInterrupted, "", "").exit_code(), 130);
+}
+
+TEST(Error, ErrnoText) {
+  EXPECT_EQ(errno_text(ENOENT), "No such file or directory (errno 2)");
+}
+
+TEST(Assert, EvaluatesItsOperandsOnceAndPasses) {
+  int evaluations = 0;
+  ZG_ASSERT_EQ(++evaluations, 1);
+  ZG_ASSERT(++evaluations == 2, "{}", "not built");
+  ZG_ASSERT_LE(evaluations, 2);
+  EXPECT_EQ(evaluations, 2);
+}
+
+TEST(AssertDeathTest, PrintsBothOperands) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const int a = 3, b = 4;
+  EXPECT_DEATH(ZG_ASSERT_EQ(a, b), "error_test.cpp:[0-9]+: this is a bug.*a == b: 3 against 4");
+  EXPECT_DEATH(ZG_ASSERT(a > b, "block {}", 17), "a > b: block 17");
+  EXPECT_DEATH(ZG_ASSERT(a > b), "a > b");
+}
+
+TEST(View, RangesKeepTheLeadingDimension) {
+  float data[20] = {};
+  const View v(data, DType::kF32, 4, 3, 5);
+  EXPECT_EQ(v.count(), 12);
+  EXPECT_TRUE(v);
+  EXPECT_FALSE(View());
+  const View rows = v.row_range(1, 2), cols = v.col_range(2, 1);
+  EXPECT_EQ(rows.as<float>(), data + 5);
+  EXPECT_EQ(rows.rows, 2);
+  EXPECT_EQ(rows.ld, 5);
+  EXPECT_EQ(cols.as<float>(), data + 2);
+  EXPECT_EQ(cols.cols, 1);
+  EXPECT_EQ(cols.ld, 5);
+}
+
+TEST(ViewDeathTest, WrongType) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  float x = 0;
+  const View v(&x, DType::kF32, 1, 1);
+  EXPECT_DEATH(v.as<double>(), "dtype == dtype_of");
+}
+
+}  // namespace
+}  // namespace zg

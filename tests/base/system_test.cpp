@@ -1,0 +1,138 @@
+#include "ziggurat/base/system.hpp"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/thread.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+class Files : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "zg_base_XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  std::string path(const std::string& name) const { return directory_ + "/" + name; }
+  std::size_t count() const {
+    std::size_t n = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory_)) ++n;
+    return n;
+  }
+  std::string directory_;
+};
+
+TEST_F(Files, WritesAtomicallyAndReadsBack) {
+  const std::string content("line\n\0with a zero byte", 22);
+  write_file_atomically(path("a"), "old");
+  write_file_atomically(path("a"), content);
+  EXPECT_EQ(read_text_file(path("a"), "the file"), content);
+  write_file_atomically(path("empty"), "");
+  EXPECT_EQ(read_text_file(path("empty"), "the file"), "");
+  EXPECT_EQ(count(), 2u);  // nothing temporary is left
+}
+
+TEST_F(Files, AFailedWriteLeavesTheOldFile) {
+  // The target is a directory that is not empty: the rename must fail.
+  std::filesystem::create_directories(path("target/inside"));
+  try {
+    write_file_atomically(path("target"), "new");
+    FAIL() << "renamed over a directory";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kIo);
+    EXPECT_EQ(e.where(), path("target"));
+    EXPECT_NE(e.message().find("errno"), std::string::npos);
+  }
+  EXPECT_TRUE(std::filesystem::is_directory(path("target/inside")));
+  EXPECT_EQ(count(), 1u);
+}
+
+TEST_F(Files, MissingDirectoryIsNamed) {
+  try {
+    write_file_atomically(path("none/a"), "x");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kIo);
+    EXPECT_NE(std::string(e.what()).find(path("none/a")), std::string::npos);
+  }
+}
+
+TEST_F(Files, ReadingWhatCannotBeRead) {
+  for (const std::string& p : {path("none"), directory_}) {
+    try {
+      read_text_file(p, "the run configuration");
+      FAIL() << p;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kUsage);
+      EXPECT_EQ(e.where(), p);
+      EXPECT_NE(e.message().find("the run configuration"), std::string::npos);
+    }
+  }
+}
+
+TEST(Memory, ResidentBytesFollowWhatIsTouched) {
+  const std::int64_t before = resident_bytes();
+  ASSERT_GT(before, 0);
+  std::vector<char> block(64 * kMiB);
+  std::memset(block.data(), 1, block.size());
+  EXPECT_GE(resident_bytes(), before + 48 * kMiB);
+  EXPECT_GE(peak_resident_bytes(), before + 48 * kMiB);
+  EXPECT_GT(available_memory(), 0);
+}
+
+TEST(Threads, AreNamedAndJoined) {
+  char name[32] = {};
+  bool ran = false;
+  {
+    NamedThread thread("a-name-that-is-too-long", [&] {
+      pthread_getname_np(pthread_self(), name, sizeof name);
+      ran = true;
+    });
+    NamedThread moved = std::move(thread);
+  }
+  EXPECT_TRUE(ran);
+  EXPECT_STREQ(name, "a-name-that-is-");
+}
+
+TEST(InterruptDeathTest, FirstSignalSetsAFlagSecondEnds) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        install_interrupt_handler();
+        if (interrupted()) std::_Exit(1);
+        raise(SIGTERM);
+        if (!interrupted()) std::_Exit(2);
+        raise(SIGINT);
+        std::_Exit(3);
+      },
+      testing::ExitedWithCode(130), "");
+}
+
+TEST(Log, LinesCarryTheirLevelAndTheThreshold) {
+  testing::internal::CaptureStderr();
+  log::set_level(log::Level::kWarning);
+  log::info("hidden {}", 1);
+  log::warning("shown {}", 2);
+  log::set_level(log::Level::kInfo);
+  log::info("with braces {}", "{}");
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(text.find("hidden"), std::string::npos);
+  EXPECT_NE(text.find("warning: shown 2\n"), std::string::npos);
+  EXPECT_NE(text.find("info: with braces {}\n"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace zg

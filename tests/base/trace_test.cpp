@@ -1,0 +1,84 @@
+#include "ziggurat/base/trace.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/system.hpp"
+
+namespace zg {
+namespace {
+
+TEST(Trace, WritesWhatPerfettoReads) {
+  Trace trace;
+  const int early = trace.lane("compute");
+  trace.add(early, "before the start", Clock::now(), Clock::now());
+  EXPECT_FALSE(trace.on());
+  trace.start();
+  const int read = trace.lane("nvme read");
+  EXPECT_NE(read, early);
+  EXPECT_EQ(trace.lane("compute"), early);
+  const auto t = Clock::now();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      for (int k = 0; k < 100; ++k)
+        trace.add(read, "block", t, t + std::chrono::microseconds(1500 + i), 4096);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  trace.add(early, "gemm", t, t + std::chrono::milliseconds(2));
+
+  const std::string path = testing::TempDir() + "zg_trace_test.json";
+  trace.save(path);
+  const auto json = nlohmann::json::parse(read_text_file(path, "the trace"));
+  std::remove(path.c_str());
+  std::map<std::string, int> spans;
+  std::map<int, std::string> lanes;
+  for (const auto& e : json.at("traceEvents")) {
+    if (e.at("ph") == "X") {
+      ++spans[e.at("name")];
+      EXPECT_GE(e.at("ts").get<double>(), 0);
+      if (e.at("name") == "gemm") {
+        EXPECT_EQ(e.at("tid"), early);
+        EXPECT_NEAR(e.at("dur").get<double>(), 2000, 0.001);
+        EXPECT_FALSE(e.contains("args"));
+      } else {
+        EXPECT_EQ(e.at("args").at("bytes"), 4096);
+      }
+    } else if (e.at("name") == "thread_name") {
+      lanes[e.at("tid")] = e.at("args").at("name");
+    }
+  }
+  EXPECT_EQ(spans, (std::map<std::string, int>{{"block", 400}, {"gemm", 1}}));
+  EXPECT_EQ(lanes.at(early), "compute");
+  EXPECT_EQ(lanes.at(read), "nvme read");
+  EXPECT_EQ(json.at("otherData").at("dropped_events"), "0");
+}
+
+TEST(Trace, AnEmptyTraceIsValidJson) {
+  Trace trace;
+  trace.start();
+  const std::string path = testing::TempDir() + "zg_trace_empty.json";
+  trace.save(path);
+  EXPECT_TRUE(nlohmann::json::accept(read_text_file(path, "the trace")));
+  std::remove(path.c_str());
+}
+
+TEST(Trace, AFileThatCannotBeWrittenIsNamed) {
+  Trace trace;
+  try {
+    trace.save("/nonexistent/directory/trace.json");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kIo);
+    EXPECT_EQ(e.where(), "/nonexistent/directory/trace.json");
+  }
+}
+
+}  // namespace
+}  // namespace zg

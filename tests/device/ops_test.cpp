@@ -1,0 +1,283 @@
+// The host's op set against the same ops in plain fp64 loops, through views with gaps, for every storage
+// type. (The kernels' own tests hold them to tighter bounds, on every instruction set.)
+#include "ziggurat/device/ops.hpp"
+
+#include <deque>
+
+#include "tests/kernels/support.hpp"
+#include "tests/support/naive_ops.hpp"
+
+namespace zg::test {
+namespace {
+
+// An operand twice: as the host gets it, and in double for the reference. Both hold the same numbers at
+// first.
+struct Operand {
+  View host, naive;
+};
+
+template <class T>
+class Operands {
+ public:
+  using A = Acc<T>;
+
+  Operand t(std::int64_t rows, std::int64_t cols, double mean = 0) {
+    return make<T>(t_, rows, cols, mean, 3);
+  }
+  Operand a(std::int64_t rows, std::int64_t cols, double mean = 0) {
+    return make<A>(a_, rows, cols, mean, 2);
+  }
+  // In one piece, as vectors and optimizer states are.
+  Operand t_dense(std::int64_t cols, double mean = 0) { return make<T>(t_, 1, cols, mean, 0); }
+  Operand a_dense(std::int64_t rows, std::int64_t cols, double mean = 0) {
+    return make<A>(a_, rows, cols, mean, 0);
+  }
+  Operand number() { return make<double>(numbers_, 1, 1, 0, 0); }
+  // Compared with nothing: what is left in scratch is no result.
+  View scratch(std::int64_t rows, std::int64_t cols) {
+    scratch_.emplace_back(rows, cols, 2);
+    scratch_.back().fill(std::numeric_limits<double>::quiet_NaN());
+    return view(scratch_.back());
+  }
+  Operand ids(std::initializer_list<std::int32_t> values) {
+    ids_.emplace_back(values);
+    const View v(ids_.back().data(), DType::kI32, 1, static_cast<std::int64_t>(values.size()));
+    return {v, v};
+  }
+
+  // Runs `op` on both, then compares all operands, inputs too.
+  template <class Op>
+  void run(const Op& op) {
+    HostStream stream("ops test", HostStream::Mode::kThread);
+    op(host_ops(), stream, [](const Operand& o) { return o.host; });
+    stream.synchronize();
+    NaiveOps naive;
+    op(naive, stream, [](const Operand& o) { return o.naive; });
+    compare(t_), compare(a_), compare(numbers_);
+  }
+
+ private:
+  template <class X>
+  struct Twin {
+    Matrix<X> host;
+    Matrix<double> naive;
+  };
+  template <class X>
+  static View view(Matrix<X>& m) {
+    return {m.data(), dtype_of<X>, m.rows(), m.cols(), m.ld()};
+  }
+  template <class X>
+  Operand make(std::deque<Twin<X>>& list, std::int64_t rows, std::int64_t cols, double mean,
+               std::int64_t gap) {
+    list.emplace_back(Twin<X>{Matrix<X>(rows, cols, gap), {}});
+    Twin<X>& twin = list.back();
+    twin.host.fill_normal(random_, mean, 0.5);
+    twin.naive = copy_as<double>(twin.host);
+    return {view(twin.host), view(twin.naive)};
+  }
+  template <class X>
+  void compare(std::deque<Twin<X>>& list) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      SCOPED_TRACE(testing::Message() << name_of(dtype_of<X>) << " operand " << i);
+      list[i].host.expect_gaps_intact("operand");
+      for (std::int64_t r = 0; r < list[i].host.rows(); ++r) {
+        for (std::int64_t c = 0; c < list[i].host.cols(); ++c) {
+          // Sums have at most 64 terms below 8, in A; what T stores between two steps (probabilities, o, an
+          // updated weight) is rounded up to four times.
+          const double expected = list[i].naive.get(r, c);
+          const double allowed =
+              64 * 8 * unit_roundoff<A>() + 4 * unit_roundoff<T>() * (std::abs(expected) + 1);
+          ASSERT_NEAR(list[i].host.get(r, c), expected, allowed) << r << ", " << c;
+        }
+      }
+    }
+  }
+
+  std::mt19937_64 random_ = generator(1);
+  std::deque<Twin<T>> t_;
+  std::deque<Twin<A>> a_;
+  std::deque<Twin<double>> numbers_;
+  std::deque<Matrix<A>> scratch_;
+  std::deque<std::vector<std::int32_t>> ids_;
+};
+
+template <class T>
+class HostOps : public testing::Test {};
+TYPED_TEST_SUITE(HostOps, StorageTypes);
+
+constexpr std::int64_t kRows = 6, kWidth = 13;
+
+TYPED_TEST(HostOps, Gemm) {
+  for (const Trans ta : {Trans::kNo, Trans::kYes}) {
+    for (const Trans tb : {Trans::kNo, Trans::kYes}) {
+      for (const int mode : {0, 1, 2}) {
+        Operands<TypeParam> o;
+        const auto a = ta == Trans::kYes ? o.t(9, kRows) : o.t(kRows, 9);
+        const auto b = tb == Trans::kYes ? o.t(kWidth, 9) : o.t(9, kWidth);
+        const auto c = mode == 2 ? o.a(kRows, kWidth) : o.t(kRows, kWidth);
+        const auto bias = o.t_dense(kWidth);
+        o.run([&](Ops& ops, Stream& s, auto pick) {
+          ops.gemm(s, pick(a), pick(b), pick(c),
+                   {.a = ta, .b = tb, .accumulate = mode == 2, .bias = mode == 1 ? pick(bias) : View()});
+        });
+      }
+    }
+  }
+}
+
+TYPED_TEST(HostOps, LayerNorm) {
+  Operands<TypeParam> o;
+  const auto x = o.t(kRows, kWidth, 1), y = o.t(kRows, kWidth), dy = o.t(kRows, kWidth),
+             dx = o.t(kRows, kWidth);
+  const auto w = o.t_dense(kWidth, 1), b = o.t_dense(kWidth);
+  const auto stats = o.a(kRows, 2), dw = o.a_dense(1, kWidth), db = o.a_dense(1, kWidth);
+  const View scratch = o.scratch(Ops::kNormPartials, 2 * kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.layernorm(s, pick(x), pick(w), pick(b), 1e-5, pick(y), pick(stats));
+    ops.layernorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), pick(dx), pick(dw), pick(db), scratch);
+  });
+}
+
+TYPED_TEST(HostOps, RmsNorm) {
+  Operands<TypeParam> o;
+  const auto x = o.t(kRows, kWidth, 1), y = o.t(kRows, kWidth), dy = o.t(kRows, kWidth),
+             dx = o.t(kRows, kWidth);
+  const auto w = o.t_dense(kWidth, 1);
+  const auto stats = o.a(kRows, 1), dw = o.a_dense(1, kWidth);
+  const View scratch = o.scratch(Ops::kNormPartials, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.rmsnorm(s, pick(x), pick(w), 1e-5, pick(y), pick(stats));
+    ops.rmsnorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), pick(dx), pick(dw), scratch);
+  });
+}
+
+TYPED_TEST(HostOps, Activations) {
+  Operands<TypeParam> o;
+  const auto x = o.t(kRows, kWidth), y = o.t(kRows, kWidth), dy = o.t(kRows, kWidth);
+  const auto gate_up = o.t(kRows, 2 * kWidth), z = o.t(kRows, kWidth), dz = o.t(kRows, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.gelu(s, pick(x), pick(y));
+    ops.gelu_backward(s, pick(x), pick(dy), pick(dy));
+    ops.swiglu(s, pick(gate_up), pick(z));
+    ops.swiglu_backward(s, pick(gate_up), pick(dz), pick(gate_up));
+  });
+}
+
+TYPED_TEST(HostOps, Rope) {
+  Operands<TypeParam> o;
+  const auto x = o.t(kRows, 3 * 8), back = o.t(kRows, 3 * 8);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.rope(s, pick(x), 3, 2, 8, 10000, false);
+    ops.rope(s, pick(back), 3, 2, 8, 10000, true);
+  });
+}
+
+TYPED_TEST(HostOps, Attention) {
+  for (const std::int64_t kv_heads : {1, 2, 4}) {
+    const AttentionShape shape{.batch = 2, .time = 7, .heads = 4, .kv_heads = kv_heads, .head_size = 8};
+    Operands<TypeParam> o;
+    const std::int64_t tokens = 14, width = (4 + 2 * kv_heads) * 8;
+    const auto qkv = o.t(tokens, width), out = o.t(tokens, 32), d_o = o.t(tokens, 32),
+               dqkv = o.t(tokens, width);
+    const auto lse = o.a_dense(8, 7);
+    o.run([&](Ops& ops, Stream& s, auto pick) {
+      ops.attention(s, pick(qkv), shape, pick(out), pick(lse));
+      ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv));
+    });
+  }
+}
+
+TYPED_TEST(HostOps, AddAndBias) {
+  Operands<TypeParam> o;
+  const auto a = o.t(kRows, kWidth), b = o.t(kRows, kWidth), out = o.t(kRows, kWidth),
+             dy = o.t(kRows, kWidth);
+  const auto db = o.a_dense(1, kWidth);
+  const View scratch = o.scratch(Ops::kNormPartials, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.add(s, pick(a), pick(b), pick(out));
+    ops.add(s, pick(a), pick(b), pick(a));
+    ops.bias_backward(s, pick(dy), pick(db), scratch);
+  });
+}
+
+TYPED_TEST(HostOps, Embedding) {
+  Operands<TypeParam> o;
+  const auto ids = o.ids({4, 0, 4, 2, 2, 4});
+  const auto wte = o.t(5, kWidth), wpe = o.t(4, kWidth), out = o.t(kRows, kWidth), plain = o.t(kRows, kWidth);
+  const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(4, kWidth), alone = o.a(5, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.embedding(s, pick(ids), pick(wte), pick(wpe), 3, pick(out));
+    ops.embedding(s, pick(ids), pick(wte), View(), 3, pick(plain));
+    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(dwte), pick(dwpe));
+    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(alone), View());
+  });
+}
+
+TYPED_TEST(HostOps, CrossEntropy) {
+  Operands<TypeParam> o;
+  const auto logits = o.a(kRows, kWidth), loss = o.number(), only_loss = o.number();
+  const auto targets = o.ids({4, 0, -1, 12, 2, -100});
+  const auto dlogits = o.t(kRows, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(dlogits));
+    ops.cross_entropy(s, pick(logits), pick(targets), pick(only_loss), View());
+  });
+}
+
+TYPED_TEST(HostOps, ZeroAndCast) {
+  Operands<TypeParam> o;
+  const auto zeroed = o.t(kRows, kWidth), a = o.a(kRows, kWidth), t = o.t(kRows, kWidth),
+             back = o.a(kRows, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.zero(s, pick(zeroed));
+    ops.cast(s, pick(a), pick(t));
+    ops.cast(s, pick(t), pick(back));
+  });
+}
+
+TYPED_TEST(HostOps, FinishGradientAndAdam) {
+  for (const bool decoupled : {true, false}) {
+    Operands<TypeParam> o;
+    const auto accumulator = o.a_dense(1, 37), m = o.a_dense(1, 37), v = o.a_dense(1, 37, 4),
+               norm = o.number();
+    const auto master = o.a_dense(1, 37), grad = o.t_dense(37), weight = o.t_dense(37);
+    o.run([&](Ops& ops, Stream& s, auto pick) {
+      ops.finish_gradient(s, pick(accumulator), pick(grad), pick(norm));
+      ops.adam(s, pick(grad), pick(master), pick(m), pick(v), pick(weight),
+               {.lr = 0.01, .weight_decay = 0.1, .decoupled = decoupled, .step = 2, .grad_scale = 0.5});
+    });
+  }
+}
+
+TEST(HostOpsOrder, OpsOfAStreamRunInOrder) {
+  std::vector<float> x(1000, 1.0f);
+  const View v(x.data(), DType::kF32, 1, 1000);
+  HostStream stream("order", HostStream::Mode::kThread);
+  for (int i = 0; i < 10; ++i) host_ops().add(stream, v, v, v);
+  stream.synchronize();
+  for (const float value : x) ASSERT_EQ(value, 1024.0f);
+}
+
+class HostOpsDeathTest : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  float f_[64] = {};
+  double d_[64] = {};
+  HostStream stream_{"death", HostStream::Mode::kInline};
+};
+
+TEST_F(HostOpsDeathTest, WrongOperandsAreNamed) {
+  const View x(f_, DType::kF32, 4, 4), narrow(f_, DType::kF32, 4, 3), wide(d_, DType::kF64, 4, 4);
+  EXPECT_DEATH(host_ops().gelu(stream_, x, narrow), "y is f32 \\[4, 3\\], expected f32 \\[4, 4\\]");
+  EXPECT_DEATH(host_ops().add(stream_, x, wide, x), "b is f64 \\[4, 4\\], expected f32");
+  EXPECT_DEATH(host_ops().add(stream_, x, View(nullptr, DType::kF32, 4, 4), x), "b is null");
+  EXPECT_DEATH(host_ops().zero(stream_, View(f_, DType::kF32, 4, 4, 3)), "4 elements, 3 apart");
+  EXPECT_DEATH(host_ops().gelu(stream_, View(f_, DType::kF16, 1, 4), View(f_, DType::kF16, 1, 4)),
+               "no kernel for f16");
+  EXPECT_DEATH(host_ops().gemm(stream_, x, x, x, {.accumulate = true, .bias = View(f_, DType::kF32, 1, 4)}),
+               "bias");
+  EXPECT_DEATH(host_ops().adam(stream_, x, x, wide, x, x, {}), "master f32, m f64");
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -1,0 +1,417 @@
+// Residency alone: what it decides, with nothing moving.
+#include "ziggurat/store/residency.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "store/programs.hpp"
+#include "support/seed.hpp"
+
+namespace zg::test {
+namespace {
+
+constexpr std::int64_t kPage = 4096;
+
+// Carries actions out on paper and checks that each is possible: memory is taken once and given back once,
+// copies come from where the content is, budgets hold after every single action, and what an operation uses
+// stays until it has got all of its accesses.
+class Replay {
+ public:
+  Replay(const TensorTable& table, const Budgets& budgets)
+      : table_(table), budgets_(budgets), copies_(static_cast<std::size_t>(table.segment_count())) {}
+
+  void content(SegmentId id, Tier tier) { copies_[static_cast<std::size_t>(id)][index(tier)] = true; }
+
+  void operator()(const std::vector<Action>& actions) {
+    std::map<std::pair<SegmentId, Tier>, std::size_t> used;
+    std::size_t last_use = 0;
+    for (std::size_t i = 0; i < actions.size(); ++i) {
+      const Action& a = actions[i];
+      apply(a);
+      if (a.kind == Action::Kind::kUse) {
+        used[{a.segment, a.tier}] = i;
+        last_use = i;
+      }
+    }
+    for (std::size_t i = 0; i < last_use; ++i) {
+      const Action& a = actions[i];
+      const auto it = used.find({a.segment, a.tier});
+      if (a.kind == Action::Kind::kFree && it != used.end()) {
+        EXPECT_LT(i, it->second) << "what the operation uses is given away while it takes the rest";
+      }
+    }
+  }
+
+  std::int64_t used(Tier tier) const { return used_[index(tier)]; }
+  const Traffic& traffic() const { return traffic_; }
+
+ private:
+  static std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
+
+  void apply(const Action& a) {
+    const Segment& s = table_.segment(a.segment);
+    auto& memory = memory_[{a.segment, a.tier}];
+    auto& copies = copies_[static_cast<std::size_t>(a.segment)];
+    switch (a.kind) {
+      case Action::Kind::kAlloc:
+        EXPECT_FALSE(memory);
+        memory = true;
+        used_[index(a.tier)] += s.charge;
+        EXPECT_LE(used_[index(a.tier)], a.tier == Tier::kDevice ? budgets_.device : budgets_.host);
+        break;
+      case Action::Kind::kFree:
+        EXPECT_TRUE(memory);
+        memory = false;
+        copies[index(a.tier)] = false;
+        used_[index(a.tier)] -= s.charge;
+        break;
+      case Action::Kind::kCopy:
+        EXPECT_TRUE(copies[index(a.from)]) << table_.segment_name(a.segment) << " from " << name_of(a.from);
+        if (a.tier == Tier::kNvme) {
+          EXPECT_EQ(s.lowest, Tier::kNvme);
+        } else {
+          EXPECT_TRUE(memory);
+        }
+        EXPECT_TRUE(a.tier == Tier::kHost || a.from == Tier::kHost) << "no link between device and NVMe";
+        copies[index(a.tier)] = true;
+        if (a.from == Tier::kNvme) traffic_.nvme_read += s.charge;
+        if (a.tier == Tier::kNvme) traffic_.nvme_write += s.charge;
+        if (a.from == Tier::kDevice) traffic_.device_to_host += s.bytes;
+        if (a.tier == Tier::kDevice) traffic_.host_to_device += s.bytes;
+        break;
+      case Action::Kind::kUse:
+        EXPECT_TRUE(memory);
+        if (a.access != Access::kOverwrite) EXPECT_TRUE(copies[index(a.tier)]);
+        if (a.access != Access::kRead) copies = {};
+        copies[index(a.tier)] = true;
+        break;
+    }
+  }
+
+  const TensorTable& table_;
+  Budgets budgets_;
+  std::map<std::pair<SegmentId, Tier>, bool> memory_;
+  std::vector<std::array<bool, kTiers>> copies_;
+  std::array<std::int64_t, 2> used_{};
+  Traffic traffic_;
+};
+
+Program trace_of(const std::vector<AccessStep>& accesses, int segments, const std::string& name = "trace") {
+  Program program(name);
+  for (const AccessStep& a : accesses) program.add_op(std::vector<AccessStep>{a});
+  program.finish(segments);
+  return program;
+}
+
+struct Misses {
+  std::int64_t reads = 0, writes = 0;
+};
+
+// Belady's MIN by brute force on the unrolled trace: throw out what is used farthest in the future.
+std::vector<Misses> belady(const std::vector<AccessStep>& period, int rounds, int room) {
+  std::vector<AccessStep> all;
+  for (int r = 0; r < rounds + 3; ++r) all.insert(all.end(), period.begin(), period.end());
+  std::map<SegmentId, bool> held;  // dirty?
+  std::vector<Misses> per_round(static_cast<std::size_t>(rounds));
+  for (std::size_t i = 0; i < period.size() * static_cast<std::size_t>(rounds); ++i) {
+    Misses& misses = per_round[i / period.size()];
+    if (!held.contains(all[i].segment)) {
+      ++misses.reads;
+      if (static_cast<int>(held.size()) == room) {
+        SegmentId victim = -1;
+        std::size_t farthest = 0;
+        for (const auto& [id, dirty] : held) {
+          std::size_t j = i;
+          while (j < all.size() && all[j].segment != id) ++j;
+          if (j >= farthest) farthest = j, victim = id;
+        }
+        if (held[victim]) ++misses.writes;
+        held.erase(victim);
+      }
+      held[all[i].segment] = false;
+    }
+    if (all[i].access == Access::kWrite) held[all[i].segment] = true;
+  }
+  return per_round;
+}
+
+std::vector<Misses> decided(const std::vector<AccessStep>& period, int segments, int rounds, int room) {
+  const TensorTable table = equal_table(1, segments);
+  const Program program = trace_of(period, segments);
+  const Budgets budgets{0, room * kPage};
+  Residency residency(table, budgets);
+  Replay replay(table, budgets);
+  for (SegmentId id = 0; id < segments; ++id) {
+    residency.assume_content(id, Tier::kNvme);
+    replay.content(id, Tier::kNvme);
+  }
+  std::vector<Misses> per_round;
+  for (int r = 0; r < rounds; ++r) {
+    const Traffic before = residency.traffic();
+    residency.set_future(&program, &program);
+    for (std::int32_t op = 0; op < program.op_count(); ++op) {
+      std::vector<Action> actions;
+      EXPECT_FALSE(residency.decide(0, op, actions).has_value());
+      residency.check();
+      replay(actions);
+      EXPECT_EQ(replay.used(Tier::kHost), residency.used(Tier::kHost));
+    }
+    const Traffic moved = residency.traffic() - before;
+    per_round.push_back({moved.nvme_read / kPage, moved.nvme_write / kPage});
+  }
+  return per_round;
+}
+
+TEST(Residency, ReadsAndWritesAsOftenAsTheOfflineOptimum) {
+  const std::uint64_t seed = test_seed(101);
+  SCOPED_TRACE(seed);
+  Random random(seed);
+  for (int trial = 0; trial < 150; ++trial) {
+    const int segments = 2 + below(random, 9);
+    const int write_percent = trial % 2 == 0 ? 0 : 30;
+    std::vector<AccessStep> period;
+    for (int i = 0, n = segments + below(random, 30); i < n; ++i) {
+      const auto access = below(random, 100) < write_percent ? Access::kWrite : Access::kRead;
+      period.push_back({below(random, segments), Tier::kHost, access, false});
+    }
+    for (int room = 1; room <= segments; ++room) {
+      const auto expected = belady(period, 6, room);
+      const auto found = decided(period, segments, 6, room);
+      for (std::size_t r = 0; r < expected.size(); ++r) {
+        ASSERT_EQ(found[r].reads, expected[r].reads) << "trial " << trial << ", room " << room << ", round " << r;
+        ASSERT_EQ(found[r].writes, expected[r].writes) << "trial " << trial << ", room " << room << ", round " << r;
+      }
+    }
+  }
+}
+
+// MIN keeps k - 1 segments and walks the last place over the rest: in n - 1 rounds, n (n - k) misses.
+TEST(Residency, CyclicScanHasTheMissesOfTheClosedForm) {
+  for (int n = 2; n <= 12; ++n) {
+    std::vector<AccessStep> period;
+    for (SegmentId id = 0; id < n; ++id) period.push_back({id, Tier::kHost, Access::kRead, false});
+    for (int room = 1; room <= n; ++room) {
+      const auto found = decided(period, n, 3 * (n - 1), room);
+      std::int64_t reads = 0;
+      for (int r = n - 1; r < 3 * (n - 1); ++r) reads += found[static_cast<std::size_t>(r)].reads;
+      EXPECT_EQ(reads, 2 * n * (n - room)) << n << " segments, room for " << room;
+    }
+  }
+}
+
+// Everything a run of programs decides, as one list; nothing when it does not fit.
+std::optional<std::vector<Action>> decisions(const TensorTable& table, const Budgets& budgets,
+                                             const std::vector<bool>& given, const std::vector<const Program*>& programs,
+                                             std::int64_t depth) {
+  Residency residency(table, budgets);
+  Replay replay(table, budgets);
+  const auto never_held = [](SegmentId, Tier) { return false; };
+  for (SegmentId id = 0; id < table.segment_count(); ++id) {
+    if (!given[static_cast<std::size_t>(id)]) continue;
+    const Tier tier = table.segment(id).lowest == Tier::kDevice ? Tier::kDevice : Tier::kHost;
+    std::vector<Action> actions;
+    if (residency.decide_free({id, tier, Access::kOverwrite, false}, never_held, actions)) return std::nullopt;
+    replay(actions);
+  }
+  std::vector<Action> all;
+  const auto failure = decide_all(residency, programs, depth, [&](const Program&, std::int32_t, const auto& actions) {
+    residency.check();
+    replay(actions);
+    all.insert(all.end(), actions.begin(), actions.end());
+  });
+  if (failure) return std::nullopt;
+  EXPECT_EQ(replay.traffic(), residency.traffic());
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    EXPECT_EQ(replay.used(tier), residency.used(tier));
+    EXPECT_LE(residency.peak(tier), tier == Tier::kDevice ? budgets.device : budgets.host);
+  }
+  return all;
+}
+
+bool same(const std::vector<Action>& a, const std::vector<Action>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Action& x, const Action& y) {
+    return x.kind == y.kind && x.tier == y.tier && x.from == y.from && x.access == y.access && x.segment == y.segment;
+  });
+}
+
+TEST(Residency, TwoTierProgramsAreLegalDeterministicAndIndependentOfPrefetchDepth) {
+  const std::uint64_t seed = test_seed(202);
+  SCOPED_TRACE(seed);
+  Random random(seed);
+  int fitted = 0;
+  for (int trial = 0; trial < 300; ++trial) {
+    SCOPED_TRACE(trial);
+    const TensorTable table = random_table(random, below(random, 3), 4 + below(random, 14));
+    const auto given = random_given(random, table.segment_count());
+    const Program p = random_program(random, "p", table, given, {.ops = 20});
+    const Program q = random_program(random, "q", table, given, {.ops = 12});
+    std::int64_t total = 0;
+    for (SegmentId id = 0; id < table.segment_count(); ++id) total += table.segment(id).charge;
+    const Budgets budgets{std::max(total * (2 + below(random, 7)) / 8 / kPage * kPage, 8 * kPage),
+                          std::max(total * (2 + below(random, 7)) / 8 / kPage * kPage, 8 * kPage)};
+    const std::vector<const Program*> programs{&p, &p, &q, &p, &q, &q};
+    const auto first = decisions(table, budgets, given, programs, 0);
+    if (!first) continue;
+    ++fitted;
+    for (const std::int64_t depth : {0, 1, 8, 1000}) {
+      const auto again = decisions(table, budgets, given, programs, depth);
+      ASSERT_TRUE(again.has_value());
+      EXPECT_TRUE(same(*first, *again)) << "depth " << depth;
+    }
+    if (testing::Test::HasFailure()) return;
+  }
+  EXPECT_GE(fitted, 100) << "budgets too small for the test to mean anything";
+}
+
+std::optional<NoRoom> fits(const TensorTable& table, const Budgets& budgets, const std::vector<AccessStep>& op,
+                           std::optional<Tier> content) {
+  Program program("one");
+  program.add_op(op);
+  program.finish(table.segment_count());
+  Residency residency(table, budgets);
+  if (content) {
+    for (SegmentId id = 0; id < table.segment_count(); ++id) residency.assume_content(id, *content);
+  }
+  residency.set_future(&program, nullptr);
+  std::vector<Action> actions;
+  const auto failure = residency.decide(0, 0, actions);
+  if (!failure) residency.check();
+  return failure;
+}
+
+TEST(Residency, NoRoomIsReportedExactlyBelowTheMinimum) {
+  TensorTable table(1);
+  for (const std::int64_t bytes : {4096, 9000, 20480, 5}) {
+    table.add({.name = fmt::format("b{}", bytes), .dtype = DType::kU8, .count = bytes});
+  }
+  const std::int64_t sum = 4096 + 12288 + 20480 + 4096;
+  const auto all_at = [&](Tier tier, Access access) {
+    std::vector<AccessStep> op;
+    for (SegmentId id = 0; id < 4; ++id) op.push_back({id, tier, access, false});
+    return op;
+  };
+  // At the host, its whole working set.
+  for (const Access access : {Access::kRead, Access::kWrite}) {
+    EXPECT_FALSE(fits(table, {0, sum}, all_at(Tier::kHost, access), Tier::kNvme));
+    const auto failure = fits(table, {0, sum - kPage}, all_at(Tier::kHost, access), Tier::kNvme);
+    ASSERT_TRUE(failure);
+    EXPECT_EQ(failure->tier, Tier::kHost);
+  }
+  // At the device without content: no byte of host memory.
+  EXPECT_FALSE(fits(table, {sum, 0}, all_at(Tier::kDevice, Access::kOverwrite), std::nullopt));
+  auto failure = fits(table, {sum - kPage, 1 << 20}, all_at(Tier::kDevice, Access::kOverwrite), std::nullopt);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->tier, Tier::kDevice);
+  EXPECT_EQ(failure->needed, 4096);
+  EXPECT_EQ(failure->segment, 3);
+  // From NVMe to the device: the host need hold only the largest that is passing through.
+  for (const Access access : {Access::kRead, Access::kWrite}) {
+    EXPECT_FALSE(fits(table, {sum, 20480}, all_at(Tier::kDevice, access), Tier::kNvme));
+    failure = fits(table, {sum, 20480 - kPage}, all_at(Tier::kDevice, access), Tier::kNvme);
+    ASSERT_TRUE(failure);
+    EXPECT_EQ(failure->tier, Tier::kHost);
+    EXPECT_EQ(failure->segment, 2);
+    EXPECT_TRUE(fits(table, {sum - kPage, 1 << 20}, all_at(Tier::kDevice, access), Tier::kNvme));
+  }
+}
+
+TEST(Residency, WhatMayNotSinkStays) {
+  TensorTable table(1);
+  table.add({.name = "stays", .dtype = DType::kU8, .count = kPage, .lowest = Tier::kHost});
+  table.add({.name = "sinks", .dtype = DType::kU8, .count = kPage});
+  table.add({.name = "on device", .dtype = DType::kU8, .count = kPage, .lowest = Tier::kDevice});
+  std::vector<AccessStep> write;
+  for (SegmentId id = 0; id < 2; ++id) write.push_back({id, Tier::kHost, Access::kOverwrite, false});
+  const Program ok = trace_of(write, 3);
+  Residency residency(table, {kPage, kPage});
+  residency.set_future(&ok, nullptr);
+  std::vector<Action> actions;
+  EXPECT_FALSE(residency.decide(0, 0, actions));
+  const auto failure = residency.decide(0, 1, actions);
+  ASSERT_TRUE(failure) << "the host's only page belongs to what may not sink";
+  EXPECT_EQ(failure->segment, 1);
+
+  const Program device = trace_of({{2, Tier::kDevice, Access::kOverwrite, false}, {1, Tier::kDevice, Access::kOverwrite, false}}, 3);
+  Residency other(table, {kPage, 8 * kPage});
+  other.set_future(&device, nullptr);
+  EXPECT_FALSE(other.decide(0, 0, actions));
+  EXPECT_TRUE(other.decide(0, 1, actions));
+}
+
+TEST(Residency, DeadContentIsDroppedWithoutWriteBack) {
+  const TensorTable table = equal_table(1, 3);
+  const auto w = [](SegmentId id, bool last = false) { return AccessStep{id, Tier::kHost, Access::kOverwrite, last}; };
+  const auto r = [](SegmentId id, bool last = false) { return AccessStep{id, Tier::kHost, Access::kRead, last}; };
+  const auto run = [&](const std::vector<AccessStep>& accesses) {
+    const Program program = trace_of(accesses, 3);
+    Residency residency(table, {0, kPage});
+    residency.set_future(&program, nullptr);
+    for (std::int32_t op = 0; op < program.op_count(); ++op) {
+      std::vector<Action> actions;
+      EXPECT_FALSE(residency.decide(0, op, actions));
+    }
+    return residency.traffic();
+  };
+  // 0 is overwritten before it is read again: its first content never leaves.
+  EXPECT_EQ(run({w(0), w(1, true), w(0), r(0)}), (Traffic{}));
+  // The control: it is read again.
+  EXPECT_EQ(run({w(0), w(1, true), r(0)}), (Traffic{.nvme_read = kPage, .nvme_write = kPage}));
+  // Said to be dead.
+  EXPECT_EQ(run({w(0, true), w(1, true), w(2, true), w(0)}), (Traffic{}));
+  // A clean copy leaves for free, however often.
+  EXPECT_EQ(run({w(0), w(1), r(0), r(1), r(0)}), (Traffic{.nvme_read = 3 * kPage, .nvme_write = 2 * kPage}));
+}
+
+TEST(Residency, AmongEquallyFarTheFreeOneGoes) {
+  // 0 is clean, 1 dirty, neither is used again; and the other way round.
+  for (const SegmentId clean : {0, 1}) {
+    const SegmentId dirty = 1 - clean;
+    const TensorTable table = equal_table(1, 3);
+    const Program program = trace_of({{2, Tier::kHost, Access::kOverwrite, false}}, 3);
+    const Program before = trace_of({{clean, Tier::kHost, Access::kRead, false}, {dirty, Tier::kHost, Access::kOverwrite, false}}, 3);
+    Residency residency(table, {0, 2 * kPage});
+    residency.assume_content(clean, Tier::kNvme);
+    std::vector<Action> actions;
+    residency.set_future(&before, &program);
+    EXPECT_FALSE(residency.decide(0, 0, actions));
+    EXPECT_FALSE(residency.decide(0, 1, actions));
+    EXPECT_FALSE(residency.decide(1, 0, actions));
+    EXPECT_EQ(residency.traffic().nvme_write, 0);
+    EXPECT_FALSE(residency.present(clean, Tier::kHost));
+    EXPECT_TRUE(residency.present(dirty, Tier::kHost));
+  }
+}
+
+// p overwrites 0 at its start, so p after p need not keep it; but q may follow, and read it.
+TEST(Residency, AnotherProgramFindsWhatTheOneBeforeLeft) {
+  const TensorTable table = equal_table(1, 3);
+  const auto at_host = [](SegmentId id, Access access) { return AccessStep{id, Tier::kHost, access, false}; };
+  const Program p = trace_of({at_host(0, Access::kOverwrite), at_host(1, Access::kOverwrite), at_host(2, Access::kOverwrite)}, 3, "p");
+  const Program q = trace_of({at_host(0, Access::kRead), at_host(1, Access::kRead), at_host(2, Access::kRead)}, 3, "q");
+  for (const std::int64_t depth : {0, 1, 1000}) {
+    Residency residency(table, {0, kPage});
+    EXPECT_FALSE(decide_all(residency, {&p, &p, &q}, depth, [](const auto&...) {}));
+  }
+}
+
+TEST(Residency, WithoutAProgramTheLeastRecentlyUsedGoesAndTheHeldStays) {
+  const TensorTable table = equal_table(1, 5);
+  Residency residency(table, {0, 3 * kPage});
+  SegmentId held = -1;
+  std::vector<Action> actions;
+  const auto touch = [&](SegmentId id) {
+    return residency.decide_free({id, Tier::kHost, residency.has_content(id) ? Access::kRead : Access::kOverwrite, false},
+                                 [&](SegmentId other, Tier) { return other == held; }, actions);
+  };
+  for (const SegmentId id : {0, 1, 2, 0, 3}) EXPECT_FALSE(touch(id));
+  EXPECT_FALSE(residency.present(1, Tier::kHost)) << "1 was used longest ago";
+  EXPECT_TRUE(residency.present(0, Tier::kHost));
+  held = 2;
+  EXPECT_FALSE(touch(4));
+  EXPECT_TRUE(residency.present(2, Tier::kHost)) << "held";
+  EXPECT_FALSE(residency.present(0, Tier::kHost));
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -1,0 +1,149 @@
+// An io::Engine over memory, for tests of what is above it: transfers complete out of order, after a random
+// delay, on one thread. It can be told to fail a transfer or to flip a bit, and aborts when two transfers
+// that are under way at once touch the same bytes and one of them writes there.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/thread.hpp"
+#include "ziggurat/io/engine.hpp"
+
+namespace zg::test {
+
+class MemoryIo final : public io::Engine {
+ public:
+  struct Faults {
+    int fail_read = -1, fail_write = -1;  // the number of the transfer, counted from 0
+    int flip_read = -1;                   // the one whose first byte changes on the way
+  };
+  struct Options {
+    std::uint64_t seed = 1;
+    std::chrono::microseconds max_delay{100};
+    Faults faults;
+  };
+
+  MemoryIo(int drives, std::int64_t bytes, const Options& options)
+      : options_(options), random_(options.seed), files_(static_cast<std::size_t>(drives)) {
+    for (auto& file : files_) file.resize(static_cast<std::size_t>(bytes));
+    thread_ = NamedThread("memory-io", [this] { serve(); });
+  }
+  ~MemoryIo() override {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  io::Ticket submit(const io::Transfer& t) override {
+    ZG_ASSERT(t.completion != nullptr);
+    ZG_ASSERT(t.offset % alignment() == 0 && t.bytes % alignment() == 0 && t.bytes > 0);
+    ZG_ASSERT_EQ(reinterpret_cast<std::uintptr_t>(t.data) % alignment(), 0u);
+    std::lock_guard lock(mutex_);
+    ZG_ASSERT_LE(t.offset + t.bytes, static_cast<std::int64_t>(file(t).size()));
+    for (const Pending& p : pending_) ZG_ASSERT(!clash(p.transfer, t), "drive {}, offset {}", t.drive, t.offset);
+    const auto delay = std::chrono::microseconds(random_() % static_cast<std::uint64_t>(options_.max_delay.count() + 1));
+    const int number = t.op == io::Op::kRead ? reads_++ : writes_++;
+    pending_.push_back({t, Clock::now() + delay, number});
+    changed_.notify_all();
+    return {static_cast<std::uint32_t>(number), 1};
+  }
+  bool poll(io::Ticket, io::Result&) override { return false; }
+  io::Result wait(io::Ticket) override { return {}; }
+  void register_memory(void*, std::int64_t) override {}
+  void unregister_memory(void*) override {}
+  int drive_count() const override { return static_cast<int>(files_.size()); }
+  io::LinkCounters counters(int) const override { return {}; }
+  io::Backend backend() const override { return io::Backend::kRam; }
+  std::string describe() const override { return "memory"; }
+  std::string state() const override {
+    std::lock_guard lock(mutex_);
+    return fmt::format("memory io: {} transfers under way", pending_.size());
+  }
+  int reads() const {
+    std::lock_guard lock(mutex_);
+    return reads_;
+  }
+  int writes() const {
+    std::lock_guard lock(mutex_);
+    return writes_;
+  }
+
+ private:
+  struct Pending {
+    io::Transfer transfer;
+    Clock::time_point due;
+    int number;
+  };
+
+  static bool overlap(std::uintptr_t a, std::uintptr_t b, std::int64_t a_bytes, std::int64_t b_bytes) {
+    return a < b + static_cast<std::uintptr_t>(b_bytes) && b < a + static_cast<std::uintptr_t>(a_bytes);
+  }
+  static bool clash(const io::Transfer& a, const io::Transfer& b) {
+    const bool a_reads = a.op == io::Op::kRead, b_reads = b.op == io::Op::kRead;
+    const bool file = a.drive == b.drive && overlap(static_cast<std::uintptr_t>(a.offset),
+                                                    static_cast<std::uintptr_t>(b.offset), a.bytes, b.bytes);
+    const bool memory = overlap(reinterpret_cast<std::uintptr_t>(a.data), reinterpret_cast<std::uintptr_t>(b.data),
+                                a.bytes, b.bytes);
+    return (file && !(a_reads && b_reads)) || (memory && (a_reads || b_reads));
+  }
+
+  std::vector<char>& file(const io::Transfer& t) { return files_[static_cast<std::size_t>(t.drive)]; }
+
+  void serve() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      if (pending_.empty()) {
+        if (stop_) return;
+        changed_.wait(lock);
+        continue;
+      }
+      const auto first = std::min_element(pending_.begin(), pending_.end(),
+                                          [](const Pending& a, const Pending& b) { return a.due < b.due; });
+      if (first->due > Clock::now()) {
+        const auto due = first->due;
+        changed_.wait_until(lock, due);
+        continue;
+      }
+      const Pending p = *first;
+      lock.unlock();
+      const io::Result result = move(p);
+      lock.lock();
+      // Under way until now, so that clashes show.
+      std::erase_if(pending_, [&](const Pending& q) { return q.number == p.number && q.transfer.op == p.transfer.op; });
+      lock.unlock();
+      p.transfer.completion->on_complete({static_cast<std::uint32_t>(p.number), 1}, p.transfer.tag, result);
+      lock.lock();
+    }
+  }
+
+  io::Result move(const Pending& p) {
+    const io::Transfer& t = p.transfer;
+    const bool read = t.op == io::Op::kRead;
+    if (p.number == (read ? options_.faults.fail_read : options_.faults.fail_write)) return {EIO, 0};
+    char* at = file(t).data() + t.offset;
+    std::memcpy(read ? t.data : at, read ? at : t.data, static_cast<std::size_t>(t.bytes));
+    if (read && p.number == options_.faults.flip_read) *static_cast<char*>(t.data) ^= 1;
+    return {0, t.bytes};
+  }
+
+  const Options options_;
+  std::mt19937_64 random_;
+  std::vector<std::vector<char>> files_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Pending> pending_;
+  int reads_ = 0, writes_ = 0;
+  bool stop_ = false;
+  NamedThread thread_;
+};
+
+}  // namespace zg::test

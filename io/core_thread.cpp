@@ -53,6 +53,7 @@ void EngineCore::serve(Drive& drive) {
     for (const BlockDone& done : drive.done) handle(drive, done);
     if (drive.finished.head != nullptr) deliver(drive);
   }
+  drive.queue->end();
 }
 
 // False when the engine ends and nothing is left. All drives stay until then, since one's completion may

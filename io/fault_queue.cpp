@@ -69,6 +69,7 @@ class FaultQueue final : public Queue {
     return inner_->register_memory(data, bytes);
   }
   void unregister_memory(void* data) override { inner_->unregister_memory(data); }
+  void end() override { inner_->end(); }
   std::string features() const override {
     return fmt::format("{}, injected faults (seed {}, errors {}, short {}, late {}, failing after {})",
                        inner_->features(), model_.seed, model_.error_rate, model_.short_rate,

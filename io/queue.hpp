@@ -51,6 +51,9 @@ class Queue {
   // Why the memory could not be registered; empty when it was, or when this queue has no use for it.
   virtual std::string register_memory(void* /*data*/, std::int64_t /*bytes*/) { return {}; }
   virtual void unregister_memory(void* /*data*/) {}
+  // The I/O thread's last call, with nothing in flight: lets go of the file and of registered memory at once,
+  // where destruction alone would leave that to the kernel's leisure. wake() may still come.
+  virtual void end() {}
   // Fixed after construction: "registered file", "4 threads".
   virtual std::string features() const = 0;
 };

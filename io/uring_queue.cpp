@@ -67,6 +67,7 @@ class UringQueue final : public Queue {
   void wake() override;
   std::string register_memory(void* data, std::int64_t bytes) override;
   void unregister_memory(void* data) override;
+  void end() override;
   std::string features() const override;
 
  private:
@@ -116,6 +117,13 @@ UringQueue::UringQueue(int fd, int depth) : fd_(fd) {
 UringQueue::~UringQueue() {
   io_uring_queue_exit(&ring_);
   close(wake_fd_);
+}
+
+// The kernel tears a ring down in its own time, and until then the file's space and the pages stay taken.
+// Whatever is refused here goes then.
+void UringQueue::end() {
+  if (fixed_file_) io_uring_unregister_files(&ring_);
+  if (no_table_.empty()) io_uring_unregister_buffers(&ring_);
 }
 
 void UringQueue::make_ring(unsigned entries) {

@@ -121,8 +121,8 @@ HWY_NOINLINE void multiply(const Product& x, Part part) {
   }
 }
 
-// 2^x for x of at most 1 or so; below -125 it stays at 2^-125. NaN stays NaN. The polynomial interpolates 2^f at
-// Chebyshev nodes of [-1/2, 1/2]: its relative error is 2e-8, a third of a roundoff.
+// 2^x for x of at most 1 or so; below -125 it stays at 2^-125. NaN stays NaN. The polynomial interpolates 2^f
+// at Chebyshev nodes of [-1/2, 1/2]: its relative error is 2e-8, a third of a roundoff.
 HWY_INLINE Vector exp2_of(Vector x) {
   const Float d;
   const Int di;

@@ -31,10 +31,10 @@ std::string cpu_field(const std::string& key) {
 }
 
 std::string instruction_sets() {
-  const std::string flags = " " + cpu_field("flags") + " " + cpu_field("Features") + " ";
+  const std::string flags = fmt::format(" {} {} ", cpu_field("flags"), cpu_field("Features"));
   std::string found;
   for (const char* name : {"avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16"}) {
-    if (flags.find(fmt::format(" {} ", name)) != std::string::npos) found += (found.empty() ? "" : " ") + std::string(name);
+    if (flags.find(fmt::format(" {} ", name)) != std::string::npos) found += fmt::format("{}{}", found.empty() ? "" : " ", name);
   }
   return found.empty() ? "unknown" : found;
 }
@@ -74,9 +74,11 @@ void probe_drives(MachineProbe& out) {
     if (sectors.empty() || sectors == "0") continue;
     const std::string model = first_line(entry.path() / "device/model");
     const std::string node = first_line(entry.path() / "device/numa_node");
-    out.drives.push_back(fmt::format("{}: {}{}{}{}", name, format_bytes(std::stoll(sectors) * 512),
-                                     model.empty() ? "" : ", " + model, node.empty() || node == "-1" ? "" : ", NUMA node " + node,
-                                     first_line(entry.path() / "queue/rotational") == "1" ? ", rotational" : ""));
+    std::string text = fmt::format("{}: {}", name, format_bytes(std::stoll(sectors) * 512));
+    if (!model.empty()) text += fmt::format(", {}", model);
+    if (!node.empty() && node != "-1") text += fmt::format(", NUMA node {}", node);
+    if (first_line(entry.path() / "queue/rotational") == "1") text += ", rotational";
+    out.drives.push_back(std::move(text));
   }
 }
 

@@ -44,7 +44,7 @@ TensorStore::TensorStore(const Options& options)
   copy_stream_[kToHost] = options_.device->make_stream("device->host");
   // Memory is not registered with the engine: that waits for its I/O threads, and they wait for us in on_complete.
   if (options_.io != nullptr) ZG_ASSERT_EQ(options_.io->drive_count(), table_.drives());
-  ZG_ASSERT_LE(table_.drives(), static_cast<int>(alignof(Node)), "the tag of a transfer holds no more");
+  ZG_ASSERT_LE(table_.drives(), static_cast<int>(alignof(Node)));  // a transfer's tag holds no more
   ZG_ASSERT_LE(options_.budgets.device, options_.device->arena().budget());
   ZG_ASSERT_LE(options_.budgets.host, options_.host->budget());
 }
@@ -305,10 +305,10 @@ std::string TensorStore::state() const {
   for (const SegmentState& s : segments_) {
     for (const Node& node : s.queue) {
       if (node.state != Node::State::kRunning || shown++ >= 12) continue;
-      text += "\n  " + describe(node) + (node.leased ? ", leased" : "");
+      text += fmt::format("\n  {}{}", describe(node), node.leased ? ", leased" : "");
     }
   }
-  if (options_.io != nullptr) text += "\n" + options_.io->state();
+  if (options_.io != nullptr) text += fmt::format("\n  {}", options_.io->state());
   return text;
 }
 

@@ -40,7 +40,9 @@ constexpr std::array<CharClass, 128> make_ascii_classes() {
 }
 constexpr std::array<CharClass, 128> kAsciiClasses = make_ascii_classes();
 
-CharClass class_of(char32_t code) { return code < 128 ? kAsciiClasses[code] : search_class(code); }
+CharClass class_of(char32_t code) {
+  return code < 128 ? kAsciiClasses[code] : search_class(code);
+}
 
 // A place in a text, with the character that stands there.
 struct Cursor {
@@ -73,8 +75,8 @@ std::size_t contraction_at(std::string_view rest) {
   return 0;
 }
 
-// The characters that GPT-2's files write the 256 bytes with: printable Latin-1 as itself, the rest, in order, from
-// U+0100 on.
+// The characters that GPT-2's files write the 256 bytes with: printable Latin-1 as itself, the rest, in
+// order, from U+0100 on.
 std::array<char32_t, 256> byte_characters() {
   std::array<char32_t, 256> table{};
   char32_t next = 0x100;
@@ -93,7 +95,8 @@ std::vector<int> byte_by_character() {
   return bytes;
 }
 
-std::string bytes_of_text(const std::string& token, const std::vector<int>& byte_by_char, const std::string& name) {
+std::string bytes_of_text(const std::string& token, const std::vector<int>& byte_by_char,
+                          const std::string& name) {
   std::string bytes;
   for (std::size_t at = 0; at < token.size();) {
     const utf8::Decoded c = utf8::decode(token, at);  // the JSON parser lets nothing but UTF-8 through
@@ -119,8 +122,8 @@ std::size_t gpt2_piece(std::string_view text, std::size_t& at) {
   const std::size_t begin = at;
   if (const std::size_t n = contraction_at(text.substr(begin)); n > 0) return n;
 
-  // " ?" and a run of one class. The run's last look may meet invalid bytes: the piece ends before them, and the next
-  // call stands on them.
+  // " ?" and a run of one class. The run's last look may meet invalid bytes: the piece ends before them, and
+  // the next call stands on them.
   Cursor cursor(text, begin);
   if (text[begin] == ' ') cursor.step();
   if (cursor.length == 0 && !cursor.at_end()) {
@@ -133,8 +136,8 @@ std::size_t gpt2_piece(std::string_view text, std::size_t& at) {
     return cursor.at - begin;
   }
 
-  // White space. It leaves its last character to what follows (as the " ?" of a word, if it is a blank), unless it is
-  // the only one, or nothing follows.
+  // White space. It leaves its last character to what follows (as the " ?" of a word, if it is a blank),
+  // unless it is the only one, or nothing follows.
   cursor = Cursor(text, begin);
   std::size_t last = begin;
   while (cursor.length > 0 && cursor.kind == CharClass::kSpace) {
@@ -159,8 +162,9 @@ BpeModel::Ids BpeModel::read_vocabulary(std::string_view json, const std::string
     throw Error(Errc::kUsage, name, fmt::format("is no JSON: {}", e.what()));
   }
   if (!root.is_object() || root.empty()) {
-    throw Error(Errc::kUsage, name, "an object of tokens and their numbers is expected, not " +
-                                        std::string(root.is_object() ? "an empty one" : root.type_name()));
+    throw Error(Errc::kUsage, name,
+                "an object of tokens and their numbers is expected, not " +
+                    std::string(root.is_object() ? "an empty one" : root.type_name()));
   }
   const auto byte_by_char = byte_by_character();
   const auto count = static_cast<std::int64_t>(root.size());
@@ -170,12 +174,14 @@ BpeModel::Ids BpeModel::read_vocabulary(std::string_view json, const std::string
   ids.reserve(root.size());
   for (const auto& [token, value] : root.items()) {
     if (!value.is_number_integer() || value < 0 || value >= count) {
-      throw Error(Errc::kUsage, name, fmt::format("token \"{}\" has the number {}; one of 0 to {} is expected", token,
-                                                  value.dump(), count - 1));
+      throw Error(Errc::kUsage, name,
+                  fmt::format("token \"{}\" has the number {}; one of 0 to {} is expected", token,
+                              value.dump(), count - 1));
     }
     const auto id = value.get<std::int32_t>();
     if (taken[static_cast<std::size_t>(id)]) {
-      throw Error(Errc::kUsage, name, fmt::format("number {} is given to two tokens, \"{}\" being one", id, token));
+      throw Error(Errc::kUsage, name,
+                  fmt::format("number {} is given to two tokens, \"{}\" being one", id, token));
     }
     taken[static_cast<std::size_t>(id)] = true;
     bytes_[static_cast<std::size_t>(id)] = bytes_of_text(token, byte_by_char, name);
@@ -187,7 +193,8 @@ BpeModel::Ids BpeModel::read_vocabulary(std::string_view json, const std::string
     utf8::append(characters[b], character);
     const auto it = ids.find(character);
     if (it == ids.end()) {
-      throw Error(Errc::kUsage, name, fmt::format("there is no token for the byte 0x{:02X} (\"{}\")", b, character));
+      throw Error(Errc::kUsage, name,
+                  fmt::format("there is no token for the byte 0x{:02X} (\"{}\")", b, character));
     }
     byte_id_[b] = it->second;
   }
@@ -238,7 +245,8 @@ struct BpeModel::Part {
   std::int32_t previous, next;  // -1: none
 };
 
-// Two neighbours that could merge. Stale when either has changed since; then their ids no longer give this merge.
+// Two neighbours that could merge. Stale when either has changed since; then their ids no longer give this
+// merge.
 struct BpeModel::Candidate {
   std::int32_t rank, left, left_id, right_id, product;
   bool operator<(const Candidate& other) const {  // the top of the queue: lowest rank, then leftmost
@@ -246,8 +254,8 @@ struct BpeModel::Candidate {
   }
 };
 
-// The reference takes the merge of lowest rank that occurs, applies it from left to right throughout the piece, and
-// starts again. A queue does the same without rescanning.
+// The reference takes the merge of lowest rank that occurs, applies it from left to right throughout the
+// piece, and starts again. A queue does the same without rescanning.
 class BpeModel::Merging {
  public:
   Merging(const BpeModel& model, std::string_view piece) : model_(model) {
@@ -273,7 +281,8 @@ class BpeModel::Merging {
       }
       for (const Candidate& c : same_rank) apply(c);
     }
-    for (std::int32_t i = parts_.empty() ? -1 : 0; i >= 0; i = parts_[index(i)].next) out.push_back(parts_[index(i)].id);
+    for (std::int32_t i = parts_.empty() ? -1 : 0; i >= 0; i = parts_[index(i)].next)
+      out.push_back(parts_[index(i)].id);
   }
 
  private:

@@ -45,7 +45,8 @@ class BpeModel {
 
   using Ids = std::unordered_map<std::string, std::int32_t>;  // by the token's text in encoder.json
   Ids read_vocabulary(std::string_view json, const std::string& name);
-  void read_merges(std::string_view text, const std::string& name, const Ids& ids, const std::string& encoder_name);
+  void read_merges(std::string_view text, const std::string& name, const Ids& ids,
+                   const std::string& encoder_name);
   const Merge* find(std::int32_t left, std::int32_t right) const;
 
   std::vector<std::string> bytes_;

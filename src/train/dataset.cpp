@@ -18,7 +18,9 @@ struct Split {
   std::int64_t first = 0, count = 0;
 };
 
-bool is_token_file(const std::string& path) { return std::filesystem::path(path).extension() == ".bin"; }
+bool is_token_file(const std::string& path) {
+  return std::filesystem::path(path).extension() == ".bin";
+}
 
 constexpr std::int64_t kCheckTokens = 1 << 20;  // at a time, when a whole file is checked
 
@@ -56,7 +58,8 @@ void DataSet::State::take_token_files(const DataConfig& config) {
     const auto held_out = std::make_shared<const TokenFile>(config.validation, config.token_dtype);
     validation = {held_out, 0, held_out->size()};
   } else if (config.validation_share > 0) {
-    train.count = static_cast<std::int64_t>(static_cast<double>(file->size()) * (1 - config.validation_share));
+    train.count =
+        static_cast<std::int64_t>(static_cast<double>(file->size()) * (1 - config.validation_share));
     validation = {file, train.count, file->size() - train.count};
   }
   if (config.tokenizer.kind == TokenizerConfig::Kind::kGpt2) {
@@ -73,11 +76,12 @@ void DataSet::State::check_lengths(const DataConfig& config) const {
   const auto check = [&](const Split& split, const std::string& where, const char* what, const char* hint) {
     if (split.count > seq_len) return;
     throw Error(Errc::kUsage, where,
-                fmt::format("{} {} tokens found; a window of data.seq_len {} needs {}", split.count, what, seq_len,
-                            seq_len + 1),
+                fmt::format("{} {} tokens found; a window of data.seq_len {} needs {}", split.count, what,
+                            seq_len, seq_len + 1),
                 hint);
   };
-  check(train, config.train, "training", "more text, a smaller data.seq_len, or a smaller share for validation");
+  check(train, config.train, "training",
+        "more text, a smaller data.seq_len, or a smaller share for validation");
   if (!config.validation.empty()) {
     check(validation, config.validation, "validation", "more text, or a smaller data.seq_len");
   } else if (config.validation_share > 0) {
@@ -112,12 +116,14 @@ void DataSet::State::throw_bad_id(const Split& split, std::int64_t position, std
 }
 
 // seq_len + 1 tokens from `start` of the split, as inputs and their successors.
-void DataSet::State::window(const Split& split, std::int64_t start, std::int32_t* ids, std::int32_t* targets) const {
+void DataSet::State::window(const Split& split, std::int64_t start, std::int32_t* ids,
+                            std::int32_t* targets) const {
   const std::int64_t first = split.first + start;
   split.file->read(first, seq_len, ids);
   split.file->read(first + seq_len, 1, targets + seq_len - 1);
   std::copy(ids + 1, ids + seq_len, targets);
-  // Checked when the file was opened, but the file may have changed, and an embedding must not read past its end.
+  // Checked when the file was opened, but the file may have changed, and an embedding must not read past its
+  // end.
   for (std::int64_t i = 0; i < seq_len; ++i) check_id(split, first + i, ids[i]);
   check_id(split, first + seq_len, targets[seq_len - 1]);
 }
@@ -133,7 +139,8 @@ void DataSet::State::resize(Batch& batch, std::int64_t sequences) const {
 DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::int64_t vocab_size)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
-  if (config.train.empty()) throw Error(Errc::kUsage, "data.train", "is missing: a text or a token file (.bin)");
+  if (config.train.empty())
+    throw Error(Errc::kUsage, "data.train", "is missing: a text or a token file (.bin)");
   if (config.seq_len < 1) {
     throw Error(Errc::kUsage, "data.seq_len", fmt::format("{} found, 1 or more expected", config.seq_len));
   }
@@ -158,7 +165,8 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
   s.check_lengths(config);
   // Our own tokens are below the tokenizer's vocabulary: no need to read them all.
   const bool known_below = !tokens && (vocab_size == 0 || s.tokenizer->vocab_size() <= vocab_size);
-  const bool cannot_be_above = s.train.file->dtype() == DType::kU16 && (vocab_size == 0 || vocab_size > 65535);
+  const bool cannot_be_above =
+      s.train.file->dtype() == DType::kU16 && (vocab_size == 0 || vocab_size > 65535);
   if (!known_below && !cannot_be_above) {
     s.check_ids(s.train);
     s.check_ids(s.validation);
@@ -167,13 +175,21 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
 
 DataSet::~DataSet() = default;
 
-const Tokenizer* DataSet::tokenizer() const { return state_->tokenizer.get(); }
-std::int64_t DataSet::vocab_size() const { return state_->tokenizer ? state_->tokenizer->vocab_size() : 0; }
-std::int64_t DataSet::train_tokens() const { return state_->train.count; }
-std::int64_t DataSet::validation_tokens() const { return state_->validation.count; }
+const Tokenizer* DataSet::tokenizer() const {
+  return state_->tokenizer.get();
+}
+std::int64_t DataSet::vocab_size() const {
+  return state_->tokenizer ? state_->tokenizer->vocab_size() : 0;
+}
+std::int64_t DataSet::train_tokens() const {
+  return state_->train.count;
+}
+std::int64_t DataSet::validation_tokens() const {
+  return state_->validation.count;
+}
 
-void DataSet::train_batch(std::uint64_t seed, std::int64_t step, std::int64_t first_sequence, std::int64_t sequences,
-                          Batch& out) const {
+void DataSet::train_batch(std::uint64_t seed, std::int64_t step, std::int64_t first_sequence,
+                          std::int64_t sequences, Batch& out) const {
   const State& s = *state_;
   ZG_ASSERT(step >= 0 && first_sequence >= 0, "step {}, sequence {}", step, first_sequence);
   s.resize(out, sequences);

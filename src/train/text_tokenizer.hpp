@@ -22,9 +22,10 @@ struct TextPlace {
 class TextTokenizer : public Tokenizer {
  public:
   // Appends the tokens of `text`. Throws Error(kUsage) naming place, byte offset and what cannot be encoded.
-  virtual void append(std::string_view text, const TextPlace& place, std::vector<std::int32_t>& out) const = 0;
-  // The longest prefix (in bytes) of an unfinished text whose tokens do not depend on what follows, and after which
-  // encoding may start afresh: append(prefix), append(rest) equals append(whole). 0: none, show more.
+  virtual void append(std::string_view text, const TextPlace& place,
+                      std::vector<std::int32_t>& out) const = 0;
+  // The longest prefix (in bytes) of an unfinished text whose tokens do not depend on what follows, and after
+  // which encoding may start afresh: append(prefix), append(rest) equals append(whole). 0: none, show more.
   virtual std::size_t safe_prefix(std::string_view text) const = 0;
   // Two tokenizers with the same identity give the same tokens.
   virtual std::string identity() const = 0;

@@ -57,7 +57,9 @@ class TextFile {
   const std::string& path() const { return path_; }
   std::int64_t size() const { return size_; }
   nlohmann::json stamp() const {
-    return {{"path", std::filesystem::weakly_canonical(path_).string()}, {"size", size_}, {"mtime_ns", mtime_ns_}};
+    return {{"path", std::filesystem::weakly_canonical(path_).string()},
+            {"size", size_},
+            {"mtime_ns", mtime_ns_}};
   }
 
   void read(std::int64_t offset, std::int64_t n, char* out) const {
@@ -65,14 +67,16 @@ class TextFile {
       const ssize_t got = ::pread(fd_.get(), out, static_cast<std::size_t>(n), offset);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw Error(Errc::kIo, path_, "cannot be read: " + errno_text(errno));
-      if (got == 0) throw Error(Errc::kIo, path_, fmt::format("ended at byte {} of {}: it was cut", offset, size_));
+      if (got == 0)
+        throw Error(Errc::kIo, path_, fmt::format("ended at byte {} of {}: it was cut", offset, size_));
       offset += got, out += got, n -= got;
     }
   }
 
-  // Bytes [begin, end) go to use(piece, place), in order. `prefix` says how much of an unfinished piece is a piece; 0
-  // makes it grow.
-  void for_pieces(std::int64_t begin, std::int64_t end, const std::function<std::size_t(std::string_view)>& prefix,
+  // Bytes [begin, end) go to use(piece, place), in order. `prefix` says how much of an unfinished piece is a
+  // piece; 0 makes it grow.
+  void for_pieces(std::int64_t begin, std::int64_t end,
+                  const std::function<std::size_t(std::string_view)>& prefix,
                   const std::function<void(std::string_view, const TextPlace&)>& use) const {
     std::string buffer;
     std::int64_t read_to = begin;
@@ -120,7 +124,8 @@ class TokenWriter {
   }
 
   std::int64_t finish() {
-    if (::fsync(fd_.get()) != 0 || ::close(fd_.release()) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0) {
+    if (::fsync(fd_.get()) != 0 || ::close(fd_.release()) != 0 ||
+        ::rename(part_.c_str(), path_.c_str()) != 0) {
       throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno));
     }
     finished_ = true;
@@ -132,7 +137,8 @@ class TokenWriter {
     while (n > 0) {
       const ssize_t done = ::write(fd_.get(), data, n);
       if (done < 0 && errno == EINTR) continue;
-      if (done <= 0) throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(done < 0 ? errno : EIO));
+      if (done <= 0)
+        throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(done < 0 ? errno : EIO));
       data += done, n -= static_cast<std::size_t>(done);
     }
   }
@@ -150,7 +156,8 @@ class DirectoryLock {
  public:
   explicit DirectoryLock(const std::string& directory)
       : fd_(::open((directory + "/tokens.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
-    if (fd_.get() < 0) throw Error(Errc::kIo, directory, "its lock file cannot be made: " + errno_text(errno));
+    if (fd_.get() < 0)
+      throw Error(Errc::kIo, directory, "its lock file cannot be made: " + errno_text(errno));
     if (::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0) return;
     log::info("data: another process makes tokens in {}; waiting for it", directory);
     while (::flock(fd_.get(), LOCK_EX) != 0) {
@@ -185,7 +192,8 @@ class CacheMaker {
   bool by_characters() const { return config_.tokenizer.kind != TokenizerConfig::Kind::kBytes; }
   std::string path(const char* file) const { return (std::filesystem::path(directory_) / file).string(); }
 
-  // What the tokens depend on, known before any text is read. The vocabulary of "chars" follows from the text.
+  // What the tokens depend on, known before any text is read. The vocabulary of "chars" follows from the
+  // text.
   nlohmann::json sources() const {
     nlohmann::json stamp = {{"version", kCacheVersion}, {"train", train_.stamp()}};
     stamp["tokenizer"] = cache_.tokenizer ? cache_.tokenizer->identity() : "chars";
@@ -204,7 +212,9 @@ class CacheMaker {
             {"validation_tokens", cache_.validation_tokens}};
   }
 
-  DType dtype_of_tokens() const { return cache_.tokenizer->vocab_size() <= 65536 ? DType::kU16 : DType::kI32; }
+  DType dtype_of_tokens() const {
+    return cache_.tokenizer->vocab_size() <= 65536 ? DType::kU16 : DType::kI32;
+  }
 
   // Under the lock, so that what is opened is what was made, even if another process makes other tokens next.
   void open_tokens() {
@@ -212,7 +222,8 @@ class CacheMaker {
       if (tokens == 0) return nullptr;
       auto opened = std::make_unique<TokenFile>(path(file), cache_.dtype);
       if (opened->size() == tokens) return opened;
-      throw Error(Errc::kIo, path(file), fmt::format("holds {} tokens, {} were written", opened->size(), tokens));
+      throw Error(Errc::kIo, path(file),
+                  fmt::format("holds {} tokens, {} were written", opened->size(), tokens));
     };
     cache_.train = open(kTrainFile, cache_.train_tokens);
     cache_.validation = open(kValidationFile, cache_.validation_tokens);
@@ -230,8 +241,8 @@ class CacheMaker {
     const bool learned = !cache_.tokenizer;  // from the text, and kept beside the tokens
     const std::string wrong = take_results(stamp.value("results", nlohmann::json()));
     if (wrong.empty()) {
-      log::info("data: {} training and {} validation tokens, kept in {}", cache_.train_tokens, cache_.validation_tokens,
-                directory_);
+      log::info("data: {} training and {} validation tokens, kept in {}", cache_.train_tokens,
+                cache_.validation_tokens, directory_);
       return true;
     }
     log::warning("data: the tokens in {} are damaged and made anew: {}", directory_, wrong);
@@ -261,7 +272,8 @@ class CacheMaker {
     const auto begin = Clock::now();
     log::info("data: tokenising {} ({})", train_.path(), format_bytes(train_.size()));
     std::error_code ignored;
-    std::filesystem::remove(path("tokens.json"), ignored);  // from here to the end the directory holds no valid cache
+    std::filesystem::remove(path("tokens.json"),
+                            ignored);  // from here to the end the directory holds no valid cache
     const std::int64_t characters = by_characters() ? survey() : 0;
     const std::int64_t cut = validation_ ? train_.size() : cut_of(characters);
     cache_.dtype = dtype_of_tokens();
@@ -275,17 +287,18 @@ class CacheMaker {
     const nlohmann::json stamp = {{"sources", wanted}, {"results", results()}};
     write_file_atomically(path("tokens.json"), stamp.dump(1) + "\n");
     open_tokens();
-    log::info("data: {} training and {} validation tokens made in {}", cache_.train_tokens, cache_.validation_tokens,
-              format_seconds(seconds_between(begin, Clock::now())));
+    log::info("data: {} training and {} validation tokens made in {}", cache_.train_tokens,
+              cache_.validation_tokens, format_seconds(seconds_between(begin, Clock::now())));
   }
 
   // Counts the characters; makes the vocabulary of "chars".
   std::int64_t survey() {
     std::vector<bool> seen(0x110000);
     std::int64_t characters = 0;
-    train_.for_pieces(0, train_.size(), utf8::whole_prefix, [&](std::string_view piece, const TextPlace& place) {
-      characters += mark_code_points(piece, place, seen);
-    });
+    train_.for_pieces(0, train_.size(), utf8::whole_prefix,
+                      [&](std::string_view piece, const TextPlace& place) {
+                        characters += mark_code_points(piece, place, seen);
+                      });
     if (!cache_.tokenizer) cache_.tokenizer = make_char_tokenizer(marked_code_points(seen));
     return characters;
   }
@@ -300,12 +313,13 @@ class CacheMaker {
 
   std::int64_t byte_of_character(std::int64_t index) const {
     std::int64_t seen = 0, byte = train_.size();
-    train_.for_pieces(0, train_.size(), utf8::whole_prefix, [&](std::string_view piece, const TextPlace& place) {
-      for (std::size_t at = 0; at < piece.size() && seen <= index; ++at) {
-        if (utf8::is_continuation(piece[at])) continue;
-        if (seen++ == index) byte = place.offset + static_cast<std::int64_t>(at);
-      }
-    });
+    train_.for_pieces(0, train_.size(), utf8::whole_prefix,
+                      [&](std::string_view piece, const TextPlace& place) {
+                        for (std::size_t at = 0; at < piece.size() && seen <= index; ++at) {
+                          if (utf8::is_continuation(piece[at])) continue;
+                          if (seen++ == index) byte = place.offset + static_cast<std::int64_t>(at);
+                        }
+                      });
     return byte;
   }
 
@@ -320,7 +334,8 @@ class CacheMaker {
     return byte;
   }
 
-  std::int64_t tokenise(const TextFile& text, std::int64_t begin, std::int64_t end, const std::string& file) const {
+  std::int64_t tokenise(const TextFile& text, std::int64_t begin, std::int64_t end,
+                        const std::string& file) const {
     TokenWriter writer(file, cache_.dtype);
     std::vector<std::int32_t> ids;
     text.for_pieces(
@@ -329,7 +344,8 @@ class CacheMaker {
           ids.clear();
           cache_.tokenizer->append(piece, place, ids);
           writer.write(ids);
-          log::progress(fmt::format("data: {} of {} tokenised", format_bytes(place.offset), format_bytes(end)));
+          log::progress(
+              fmt::format("data: {} of {} tokenised", format_bytes(place.offset), format_bytes(end)));
         });
     log::progress("");
     return writer.finish();

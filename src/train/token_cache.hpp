@@ -1,12 +1,13 @@
-// A text tokenised once into a directory, and taken from there as long as nothing that went into it has changed.
+// A text tokenised once into a directory, and taken from there as long as nothing that went into it has
+// changed.
 //
 //   train.bin, validation.bin   the tokens: uint16 up to a vocabulary of 65536, else uint32
 //   tokenizer.ziggurat.json     the tokenizer (with GPT-2's files beside it)
 //   tokens.json                 the stamp: sources (path, size, time), tokenizer, share, counts; written last
 //
-// One process at a time makes a directory's cache (a lock file says who); every file is written aside and renamed.
-// Memory: the text passes in pieces of kPieceBytes. Only with GPT-2's tokenizer can a piece grow beyond that, up to the
-// longest stretch without ASCII white space.
+// One process at a time makes a directory's cache (a lock file says who); every file is written aside and
+// renamed. Memory: the text passes in pieces of kPieceBytes. Only with GPT-2's tokenizer can a piece grow
+// beyond that, up to the longest stretch without ASCII white space.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -22,9 +22,13 @@ struct LlmcKind {
 };
 constexpr LlmcKind kLlmcKinds[] = {{20240520, 1, DType::kU16}, {20240801, 7, DType::kI32}};
 
-const char* width_name(DType dtype) { return dtype == DType::kU16 ? "uint16" : "uint32"; }
+const char* width_name(DType dtype) {
+  return dtype == DType::kU16 ? "uint16" : "uint32";
+}
 
-std::int64_t width_of(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
+std::int64_t width_of(DType dtype) {
+  return static_cast<std::int64_t>(size_of(dtype));
+}
 
 // Bytes of the header; 0 where there is none.
 std::int64_t header_bytes(const std::string& path, DType dtype, const void* data, std::int64_t bytes) {
@@ -36,11 +40,13 @@ std::int64_t header_bytes(const std::string& path, DType dtype, const void* data
   if (kind == std::end(kLlmcKinds)) return 0;
   const std::string what = fmt::format("has llm.c's header (magic {}) ", header[0]);
   if (header[1] != kind->version) {
-    throw Error(Errc::kUsage, path, what + fmt::format("of version {}; {} is read", header[1], kind->version));
+    throw Error(Errc::kUsage, path,
+                what + fmt::format("of version {}; {} is read", header[1], kind->version));
   }
   if (kind->dtype != dtype) {
     throw Error(Errc::kUsage, path,
-                what + fmt::format("of {} tokens, while {} is configured", width_name(kind->dtype), width_name(dtype)),
+                what + fmt::format("of {} tokens, while {} is configured", width_name(kind->dtype),
+                                   width_name(dtype)),
                 fmt::format("set data.token_dtype to \"{}\"", width_name(kind->dtype)));
   }
   const std::int64_t tokens = (bytes - kLlmcHeaderBytes) / width_of(dtype);
@@ -68,7 +74,8 @@ TokenFile::TokenFile(const std::string& path, DType dtype) : path_(path), dtype_
     data_ = nullptr;
     throw Error(Errc::kUsage, path, "a token file cannot be mapped into memory: " + errno_text(error));
   }
-  if (!S_ISREG(st.st_mode)) throw Error(Errc::kUsage, path, "a token file is expected, this is no regular file");
+  if (!S_ISREG(st.st_mode))
+    throw Error(Errc::kUsage, path, "a token file is expected, this is no regular file");
   if (bytes_ == 0) throw Error(Errc::kUsage, path, "is empty; a token file is expected");
   try {
     header_bytes_ = header_bytes(path, dtype, data_, bytes_);
@@ -82,14 +89,18 @@ TokenFile::TokenFile(const std::string& path, DType dtype) : path_(path), dtype_
     throw;
   }
   count_ = (bytes_ - header_bytes_) / width_of(dtype);
-  // Windows start anywhere: read-ahead would fetch, and keep resident, what nobody asked for. A hint: no error matters.
+  // Windows start anywhere: read-ahead would fetch, and keep resident, what nobody asked for. A hint: no
+  // error matters.
   (void)::madvise(data_, static_cast<std::size_t>(bytes_), MADV_RANDOM);
 }
 
-TokenFile::~TokenFile() { ::munmap(data_, static_cast<std::size_t>(bytes_)); }
+TokenFile::~TokenFile() {
+  ::munmap(data_, static_cast<std::size_t>(bytes_));
+}
 
 void TokenFile::read(std::int64_t first, std::int64_t n, std::int32_t* out) const {
-  ZG_ASSERT(first >= 0 && n >= 0 && first <= count_ - n, "tokens [{}, {} + {}) of {}", first, first, n, count_);
+  ZG_ASSERT(first >= 0 && n >= 0 && first <= count_ - n, "tokens [{}, {} + {}) of {}", first, first, n,
+            count_);
   if (n == 0) return;
   const std::int64_t begin = header_bytes_ + first * width_of(dtype_), end = begin + n * width_of(dtype_);
   char* const base = static_cast<char*>(data_);
@@ -104,10 +115,11 @@ void TokenFile::read(std::int64_t first, std::int64_t n, std::int32_t* out) cons
     const auto* tokens = reinterpret_cast<const std::uint16_t*>(base + begin);
     std::copy(tokens, tokens + n, out);
   } else {
-    std::memcpy(out, base + begin, static_cast<std::size_t>(end - begin));  // above 2^31 - 1: negative, never valid
+    std::memcpy(out, base + begin,
+                static_cast<std::size_t>(end - begin));  // above 2^31 - 1: negative, never valid
   }
-  // The pages stay in the system's cache, but count no longer as ours. A fault maps its neighbours too (Linux: 64 KiB,
-  // or the whole folio of up to 2 MiB), so all that it may have mapped is given back.
+  // The pages stay in the system's cache, but count no longer as ours. A fault maps its neighbours too
+  // (Linux: 64 KiB, or the whole folio of up to 2 MiB), so all that it may have mapped is given back.
   advise(kLargestFolio, MADV_DONTNEED);
 }
 

@@ -65,12 +65,15 @@ class CharTokenizer final : public TextTokenizer {
  public:
   explicit CharTokenizer(std::vector<char32_t> codes) : codes_(std::move(codes)) {
     ascii_.fill(-1);
-    for (std::size_t i = 0; i < codes_.size() && codes_[i] < 128; ++i) ascii_[codes_[i]] = static_cast<std::int32_t>(i);
+    for (std::size_t i = 0; i < codes_.size() && codes_[i] < 128; ++i)
+      ascii_[codes_[i]] = static_cast<std::int32_t>(i);
     for (const char32_t code : codes_) utf8::append(code, characters_);
   }
 
   std::int64_t vocab_size() const override { return static_cast<std::int64_t>(codes_.size()); }
-  std::string identity() const override { return fmt::format("chars {} {:016x}", codes_.size(), fnv1a64(characters_)); }
+  std::string identity() const override {
+    return fmt::format("chars {} {:016x}", codes_.size(), fnv1a64(characters_));
+  }
   std::size_t safe_prefix(std::string_view text) const override { return utf8::whole_prefix(text); }
 
   void append(std::string_view text, const TextPlace& place, std::vector<std::int32_t>& out) const override {
@@ -78,7 +81,8 @@ class CharTokenizer final : public TextTokenizer {
       const utf8::Decoded c = utf8::decode(text, at);
       if (c.length == 0) throw_invalid_utf8(text, at, place);
       const std::int32_t id = id_of(c.code);
-      if (id < 0) throw_unknown(text.substr(at, c.length), c.code, place.offset + static_cast<std::int64_t>(at), place);
+      if (id < 0)
+        throw_unknown(text.substr(at, c.length), c.code, place.offset + static_cast<std::int64_t>(at), place);
       out.push_back(id);
       at += c.length;
     }
@@ -108,10 +112,11 @@ class CharTokenizer final : public TextTokenizer {
   [[noreturn]] void throw_unknown(std::string_view character, char32_t code, std::int64_t at,
                                   const TextPlace& place) const {
     const std::string shown = code < 0x20 || code == 0x7F ? "" : fmt::format(" '{}'", character);
-    throw Error(Errc::kUsage, place.where,
-                fmt::format("character U+{:04X}{} at byte {} is not among the {} characters of the vocabulary",
-                            static_cast<std::uint32_t>(code), shown, at, codes_.size()),
-                "the vocabulary is the set of characters of the training text; the tokenizer \"bytes\" knows all");
+    throw Error(
+        Errc::kUsage, place.where,
+        fmt::format("character U+{:04X}{} at byte {} is not among the {} characters of the vocabulary",
+                    static_cast<std::uint32_t>(code), shown, at, codes_.size()),
+        "the vocabulary is the set of characters of the training text; the tokenizer \"bytes\" knows all");
   }
 
   std::vector<char32_t> codes_;
@@ -203,7 +208,8 @@ std::unique_ptr<TextTokenizer> load_char_tokenizer(const nlohmann::json& root, c
     const utf8::Decoded c = utf8::decode(characters, at);
     if (c.length == 0) throw_invalid_utf8(characters, at, {.where = name});
     if (!codes.empty() && codes.back() >= c.code) {
-      throw Error(Errc::kUsage, name, fmt::format("\"characters\" is not sorted at its character {}", codes.size()));
+      throw Error(Errc::kUsage, name,
+                  fmt::format("\"characters\" is not sorted at its character {}", codes.size()));
     }
     codes.push_back(c.code);
     at += c.length;
@@ -222,7 +228,8 @@ void throw_invalid_utf8(std::string_view text, std::size_t at, const TextPlace& 
 }
 
 void throw_unknown_id(std::int32_t id, std::int64_t vocab_size) {
-  throw Error(Errc::kUsage, "tokenizer", fmt::format("token {} is not in its vocabulary of {}", id, vocab_size));
+  throw Error(Errc::kUsage, "tokenizer",
+              fmt::format("token {} is not in its vocabulary of {}", id, vocab_size));
 }
 
 std::int64_t mark_code_points(std::string_view text, const TextPlace& place, std::vector<bool>& seen) {
@@ -244,7 +251,9 @@ std::vector<char32_t> marked_code_points(const std::vector<bool>& seen) {
   return codes;
 }
 
-std::unique_ptr<TextTokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
+std::unique_ptr<TextTokenizer> make_byte_tokenizer() {
+  return std::make_unique<ByteTokenizer>();
+}
 
 std::unique_ptr<TextTokenizer> make_char_tokenizer(std::vector<char32_t> code_points) {
   return std::make_unique<CharTokenizer>(std::move(code_points));
@@ -252,10 +261,12 @@ std::unique_ptr<TextTokenizer> make_char_tokenizer(std::vector<char32_t> code_po
 
 std::unique_ptr<TextTokenizer> make_gpt2_tokenizer(const std::string& directory) {
   if (directory.empty()) {
-    throw Error(Errc::kUsage, "data.tokenizer", "GPT-2's tokenizer needs the directory of encoder.json and vocab.bpe",
+    throw Error(Errc::kUsage, "data.tokenizer",
+                "GPT-2's tokenizer needs the directory of encoder.json and vocab.bpe",
                 "\"tokenizer\": {\"gpt2\": \"directory\"}");
   }
-  const std::string encoder = in_directory(directory, kEncoderFile), merges = in_directory(directory, kMergesFile);
+  const std::string encoder = in_directory(directory, kEncoderFile),
+                    merges = in_directory(directory, kMergesFile);
   std::string encoder_json = read_text_file(encoder, "GPT-2's vocabulary");
   std::string vocab_bpe = read_text_file(merges, "GPT-2's merges");
   return std::make_unique<Gpt2Tokenizer>(std::move(encoder_json), std::move(vocab_bpe), encoder, merges);
@@ -269,15 +280,17 @@ std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory)
   if (!root.is_object()) throw Error(Errc::kUsage, name, "is no JSON object");
   const auto version = root.find("version");
   if (version == root.end() || *version != kFormatVersion) {
-    throw Error(Errc::kUsage, name, fmt::format("version {} found, {} expected",
-                                                version == root.end() ? "none" : version->dump(), kFormatVersion));
+    throw Error(Errc::kUsage, name,
+                fmt::format("version {} found, {} expected", version == root.end() ? "none" : version->dump(),
+                            kFormatVersion));
   }
   const auto type = root.find("type");
   if (type != root.end() && *type == "bytes") return make_byte_tokenizer();
   if (type != root.end() && *type == "chars") return load_char_tokenizer(root, name);
   if (type != root.end() && *type == "gpt2") return make_gpt2_tokenizer(directory);
-  throw Error(Errc::kUsage, name, fmt::format("type {} found, \"bytes\", \"chars\" or \"gpt2\" expected",
-                                              type == root.end() ? "none" : type->dump()));
+  throw Error(Errc::kUsage, name,
+              fmt::format("type {} found, \"bytes\", \"chars\" or \"gpt2\" expected",
+                          type == root.end() ? "none" : type->dump()));
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::string_view training_text) {
@@ -297,6 +310,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::st
   ZG_ASSERT(false, "tokenizer kind {}", static_cast<int>(config.kind));
 }
 
-std::unique_ptr<Tokenizer> load_tokenizer(const std::string& directory) { return load_text_tokenizer(directory); }
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& directory) {
+  return load_text_tokenizer(directory);
+}
 
 }  // namespace zg

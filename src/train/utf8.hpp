@@ -11,7 +11,9 @@ struct Decoded {
   std::size_t length = 0;  // bytes; 0: not UTF-8 at this place
 };
 
-inline bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0u) == 0x80u; }
+inline bool is_continuation(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0u) == 0x80u;
+}
 
 // The code point that starts at text[at]; at < text.size().
 inline Decoded decode(std::string_view text, std::size_t at) {
@@ -50,8 +52,8 @@ inline void append(char32_t code, std::string& out) {
   }
 }
 
-// The longest prefix that does not end in the middle of a code point, by its bytes' looks alone: what is invalid
-// altogether is left for decode() to find.
+// The longest prefix that does not end in the middle of a code point, by its bytes' looks alone: what is
+// invalid altogether is left for decode() to find.
 inline std::size_t whole_prefix(std::string_view text) {
   for (std::size_t back = 1; back <= 4 && back <= text.size(); ++back) {
     const auto lead = static_cast<unsigned char>(text[text.size() - back]);

@@ -186,14 +186,15 @@ TEST_P(EngineTest, ManyTicketsFromManyThreads) {
 }
 
 TEST_P(EngineTest, CompletionsComeOnceEach) {
-  const Memory memory(kZone);
+  constexpr std::int64_t kBytes = 8 * kPage;
+  const Memory memory(100 * kBytes);
   Collector collector;
   for (std::uint64_t i = 0; i < 100; ++i) {
     engine_->submit({.op = i % 2 == 0 ? Op::kWrite : Op::kRead,
                      .drive = static_cast<int>(i / 2 % kDrives),
                      .offset = static_cast<std::int64_t>(i % 16) * kZone,
-                     .data = memory.data(),
-                     .bytes = kZone,
+                     .data = memory.at(static_cast<std::int64_t>(i) * kBytes),
+                     .bytes = kBytes,
                      .completion = &collector,
                      .tag = i});
   }
@@ -237,13 +238,13 @@ TEST_P(EngineTest, EndDrainsChainsAcrossDrives) {
 }
 
 TEST_P(EngineTest, EndDrainsWhatWaits) {
-  const Memory memory(kZone);
+  const Memory memory(kZone), page(kPage);
   Collector collector;
   for (std::uint64_t i = 0; i < 60; ++i) {
     engine_->submit(
         {.op = Op::kWrite, .data = memory.data(), .bytes = kZone, .completion = &collector, .tag = i});
   }
-  const Ticket never_asked_for = engine_->submit({.op = Op::kRead, .data = memory.data(), .bytes = kPage});
+  const Ticket never_asked_for = engine_->submit({.op = Op::kRead, .data = page.data(), .bytes = kPage});
   EXPECT_TRUE(never_asked_for);
   engine_.reset();
   EXPECT_EQ(collector.tags().size(), 60u);

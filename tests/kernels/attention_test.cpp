@@ -1,5 +1,6 @@
 // Attention and rotary embedding against plain double references, and against finite differences.
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include <algorithm>
 #include <cmath>
@@ -245,6 +246,31 @@ TEST(Attention, DoubleIsTheFullSoftmax) {
   for (const AttentionShape& shape : kShapes) compare_with_reference<double>(shape);
 }
 
+// Calls f once for each instruction set of this CPU that the kernels were compiled for, down to the plainest.
+template <class F>
+void for_each_instruction_set(F&& f) {
+  const std::int64_t all = hwy::SupportedTargets();
+  for (std::int64_t rest = all; rest != 0; rest &= rest - 1) {
+    const std::int64_t target = rest & -rest;
+    SCOPED_TRACE(hwy::TargetName(target));
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    f();
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+TEST(Attention, EveryInstructionSetIsTheFullSoftmax) {
+  for_each_instruction_set([] {
+    for (const AttentionShape& shape : kShapes) {
+      if (shape.time > 65) continue;
+      compare_with_reference<float>(shape);
+      compare_with_reference<bf16>(shape);
+    }
+  });
+}
+
 // The tolerance of the tests above must be able to fail: it is far below the effect of one forgotten key.
 TEST(Attention, SeesEveryVisibleKeyAndNoOther) {
   const AttentionShape shape{.batch = 1, .time = 130, .heads = 1, .kv_heads = 1, .head_size = 16};
@@ -279,7 +305,8 @@ TEST(Attention, ANaNReachesWhatDependsOnIt) {
     Problem<float> x(shape);
     x.qkv.at(70, column) = std::nanf("");
     x.forward();
-    EXPECT_TRUE(std::isfinite(x.o.get(63, 0)));  // in a tile before: in one tile, 0 * NaN may reach earlier queries
+    EXPECT_TRUE(
+        std::isfinite(x.o.get(63, 0)));  // in a tile before: in one tile, 0 * NaN may reach earlier queries
     EXPECT_TRUE(std::isnan(x.o.get(70, 0))) << "column " << column;
     x.backward();
     EXPECT_TRUE(std::isnan(x.dqkv.get(70, 0))) << "column " << column;
@@ -378,11 +405,13 @@ void compare_rope(std::int64_t head_size) {
 }
 
 TEST(Rope, RotatesPairsOfHalvesAndBack) {
-  for (const std::int64_t head_size : {2, 22, 64, 128}) {
-    compare_rope<float>(head_size);
-    compare_rope<bf16>(head_size);
-    compare_rope<double>(head_size);
-  }
+  for_each_instruction_set([] {
+    for (const std::int64_t head_size : {2, 22, 64, 128}) {
+      compare_rope<float>(head_size);
+      compare_rope<bf16>(head_size);
+      compare_rope<double>(head_size);
+    }
+  });
 }
 
 }  // namespace

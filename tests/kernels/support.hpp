@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kernels/host/elementwise.hpp"
+#include "tests/support/seed.hpp"
 #include "ziggurat/base/parallel.hpp"
 
 namespace zg::test {
@@ -30,8 +31,7 @@ using host::Strided;
 // ZG_TEST_SEED=n repeats a run.
 inline std::uint64_t seed() {
   static const std::uint64_t value = [] {
-    const char* text = std::getenv("ZG_TEST_SEED");
-    const std::uint64_t chosen = text != nullptr ? std::strtoull(text, nullptr, 10) : 20240607u;
+    const std::uint64_t chosen = test_seed(20240607);
     std::cout << "seed " << chosen << " (set ZG_TEST_SEED to change it)\n";
     return chosen;
   }();

@@ -251,8 +251,7 @@ TEST_F(HfTest, RefusesWhatDoesNotFitTheModel) {
 
   const std::string bytes = test::safetensors_bytes(good);
   test::write_bytes(dir_.file("model.safetensors"), bytes.substr(0, bytes.size() - 5));
-  expect_refusal(model, fmt::format("truncated: the tensors take {} bytes",
-                                    good.size() ? 4 * model.parameter_count() : 0));
+  expect_refusal(model, fmt::format("truncated: the tensors take {} bytes", 4 * model.parameter_count()));
   fs::remove(dir_.file("model.safetensors"));
   expect_refusal(model, "has neither model.safetensors nor model.safetensors.index.json");
   put(test::tensors_of(make_model(test::tiny_llama()), "F32"));

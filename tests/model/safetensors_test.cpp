@@ -280,9 +280,13 @@ TEST_F(SafeTensorsTest, DeepNestingIsRefusedAtOnce) {
   const auto error = open_error(put(file_of("{\"a\":" + brackets + "}", 0)));
   ASSERT_TRUE(error.has_value());
   EXPECT_NE(error->message().find("an array"), std::string::npos) << error->message();
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose own memory would be counted
   // The strings of this test: the header, the file made of it, the mapping of the file. A tree would take 16
   // bytes a bracket and more.
   EXPECT_LT(peak_resident_bytes() - before, 8 * 20'000'000);
+#else
+  EXPECT_GT(before, 0);
+#endif
 }
 
 // Every prefix of a good file is refused, and no change of a single byte does worse than an error; what is

@@ -28,7 +28,8 @@ std::vector<double> lrs(const ScheduleConfig& config, std::int64_t steps, double
 
 void expect_near(const std::vector<double>& found, const std::vector<double>& expected) {
   ASSERT_EQ(found.size(), expected.size());
-  for (std::size_t k = 0; k < found.size(); ++k) EXPECT_NEAR(found[k], expected[k], kTolerance) << "step " << k;
+  for (std::size_t k = 0; k < found.size(); ++k)
+    EXPECT_NEAR(found[k], expected[k], kTolerance) << "step " << k;
 }
 
 TEST(Schedule, ConstantLeavesTheOptimizersValues) {
@@ -57,7 +58,8 @@ TEST(Schedule, WarmupLinear) {
 }
 
 TEST(Schedule, WarmupOfOneStepCountsAsTwo) {
-  const ScheduleConfig c{.kind = Kind::kWarmup, .warmup_max_lr = 1, .warmup_num_steps = 1, .warmup_linear = true};
+  const ScheduleConfig c{
+      .kind = Kind::kWarmup, .warmup_max_lr = 1, .warmup_num_steps = 1, .warmup_linear = true};
   expect_near(lrs(c, 4), {0, 0, 0.5, 1});
 }
 
@@ -88,7 +90,8 @@ TEST(Schedule, WarmupCosine) {
                          .total_num_steps = 6,
                          .warmup_min_ratio = 0.5,
                          .cos_min_ratio = 0.2};
-  // Ratios: 0 before the start; 0.5 + 0.5 * {0, 1/2}; then 0.2 + 0.8 * (1 + cos(pi p)) / 2 with p = 1/4, 1/2, 3/4, 1.
+  // Ratios: 0 before the start; 0.5 + 0.5 * {0, 1/2}; then 0.2 + 0.8 * (1 + cos(pi p)) / 2 with p = 1/4, 1/2,
+  // 3/4, 1.
   const double h = std::sqrt(0.5);
   std::vector<double> ratios = {0, 0.5, 0.75, 0.6 + 0.4 * h, 0.6, 0.6 - 0.4 * h, 0.2, 0.2, 0.2, 0.2};
   for (double& r : ratios) r *= 0.5;
@@ -152,7 +155,8 @@ TEST(Schedule, OneCycleStairs) {
 TEST(Schedule, OnlyOneCycleMovesBeta1) {
   for (const Kind kind : {Kind::kConstant, Kind::kWarmup, Kind::kWarmupDecay, Kind::kWarmupCosine}) {
     const ScheduleConfig c{.kind = kind, .total_num_steps = 2000};
-    for (const std::int64_t k : {0, 1, 999, 1000, 1001, 5000}) EXPECT_EQ(schedule_at(c, k, 1, 0.7).beta1, 0.7);
+    for (const std::int64_t k : {0, 1, 999, 1000, 1001, 5000})
+      EXPECT_EQ(schedule_at(c, k, 1, 0.7).beta1, 0.7);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "ziggurat/base/error.hpp"
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/store/program.hpp"
 #include "ziggurat/store/residency.hpp"

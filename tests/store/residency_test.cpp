@@ -82,7 +82,7 @@ class Replay {
         break;
       case Action::Kind::kUse:
         EXPECT_TRUE(memory);
-        if (a.access != Access::kOverwrite) EXPECT_TRUE(copies[index(a.tier)]);
+        EXPECT_TRUE(a.access == Access::kOverwrite || copies[index(a.tier)]);
         if (a.access != Access::kRead) copies = {};
         copies[index(a.tier)] = true;
         break;

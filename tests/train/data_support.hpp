@@ -54,7 +54,8 @@ inline std::string read_file(const std::string& path) {
 
 template <class T>
 std::string write_tokens(const std::string& path, const std::vector<T>& tokens) {
-  return write_file(path, std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(T)));
+  return write_file(path,
+                    std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(T)));
 }
 
 // The text of the Error that `call` must throw.
@@ -74,7 +75,9 @@ inline void expect_has(const std::string& text, const std::string& part, int lin
 }
 #define EXPECT_HAS(text, part) ::zg::test::expect_has(text, part, __LINE__)
 
-inline TokenizerConfig chars() { return {.kind = TokenizerConfig::Kind::kChars, .directory = ""}; }
+inline TokenizerConfig chars() {
+  return {.kind = TokenizerConfig::Kind::kChars, .directory = ""};
+}
 inline TokenizerConfig gpt2(const std::string& directory) {
   return {.kind = TokenizerConfig::Kind::kGpt2, .directory = directory};
 }
@@ -111,8 +114,8 @@ inline std::string written(const std::string& bytes) {
   return out;
 }
 
-// encoder.json and vocab.bpe: the 256 bytes (numbered downwards, so that no test passes for taking a byte's value as its
-// id), the merges' products, <|endoftext|>.
+// encoder.json and vocab.bpe: the 256 bytes (numbered downwards, so that no test passes for taking a byte's
+// value as its id), the merges' products, <|endoftext|>.
 struct TinyVocabulary {
   std::vector<std::pair<std::string, std::string>> merges;  // of bytes
   std::vector<std::string> tokens;                          // by id, as bytes
@@ -156,13 +159,15 @@ struct TinyVocabulary {
 };
 
 inline TinyVocabulary english_vocabulary() {
-  return TinyVocabulary({{"t", "h"}, {"th", "e"}, {" ", "the"}, {"a", "n"}, {"an", "d"}, {" ", "and"}, {"\xc3", "\xa9"}});
+  return TinyVocabulary(
+      {{"t", "h"}, {"th", "e"}, {" ", "the"}, {"a", "n"}, {"an", "d"}, {" ", "and"}, {"\xc3", "\xa9"}});
 }
 
 // Words, blanks, punctuation and code points of every length in UTF-8.
 inline std::string random_text(std::uint64_t seed, std::size_t pieces) {
-  static const std::vector<std::string> words = {"the", " the", " and", "and", " ",  "  ",  "\n", "\t",    "'s", "'ll",
-                                                 "'re", "'",    "12",   " 3",  "!?", "...", "é",  "\u00a0", "日本", "\u3000"};
+  static const std::vector<std::string> words = {"the", " the", " and", "and",    " ",    "  ",    "\n",
+                                                 "\t",  "'s",   "'ll",  "'re",    "'",    "12",    " 3",
+                                                 "!?",  "...",  "é",    "\u00a0", "日本", "\u3000"};
   const NamedRandom random(seed, "text");
   std::string text;
   for (std::size_t i = 0; i < pieces; ++i) {

@@ -68,16 +68,21 @@ TEST(TokenFile, SkipsTheHeaderOfLlmc) {
   TemporaryDirectory dir;
   const std::vector<std::uint16_t> narrow = {5, 6, 7};
   const std::vector<std::uint32_t> wide = {100000, 6};
-  EXPECT_EQ(all_of(TokenFile(with_header(dir / "a.bin", 20240520, 1, 3, narrow), DType::kU16)), (Ids{5, 6, 7}));
-  EXPECT_EQ(all_of(TokenFile(with_header(dir / "b.bin", 20240801, 7, 2, wide), DType::kI32)), (Ids{100000, 6}));
+  EXPECT_EQ(all_of(TokenFile(with_header(dir / "a.bin", 20240520, 1, 3, narrow), DType::kU16)),
+            (Ids{5, 6, 7}));
+  EXPECT_EQ(all_of(TokenFile(with_header(dir / "b.bin", 20240801, 7, 2, wide), DType::kI32)),
+            (Ids{100000, 6}));
   EXPECT_EQ(TokenFile(with_header(dir / "c.bin", 12345, 1, 3, narrow), DType::kU16).size(), 512 + 3);
   const auto error = [](const std::string& path, DType dtype) {
     return error_of([&] { TokenFile(path, dtype); });
   };
-  EXPECT_HAS(error(with_header(dir / "d.bin", 20240520, 2, 3, narrow), DType::kU16), "of version 2; 1 is read");
-  EXPECT_HAS(error(with_header(dir / "e.bin", 20240520, 1, 4, narrow), DType::kU16), "of 4 tokens, and has 3");
+  EXPECT_HAS(error(with_header(dir / "d.bin", 20240520, 2, 3, narrow), DType::kU16),
+             "of version 2; 1 is read");
+  EXPECT_HAS(error(with_header(dir / "e.bin", 20240520, 1, 4, narrow), DType::kU16),
+             "of 4 tokens, and has 3");
   EXPECT_HAS(error(with_header(dir / "f.bin", 20240801, 7, 2, wide), DType::kU16), "\"uint32\"");
-  EXPECT_HAS(error(with_header(dir / "g.bin", 20240520, 1, 0, std::vector<std::uint16_t>{}), DType::kU16), "0 bytes");
+  EXPECT_HAS(error(with_header(dir / "g.bin", 20240520, 1, 0, std::vector<std::uint16_t>{}), DType::kU16),
+             "0 bytes");
 }
 
 TEST(TokenFile, ReadingDoesNotGrowResidentMemory) {
@@ -89,7 +94,8 @@ TEST(TokenFile, ReadingDoesNotGrowResidentMemory) {
   Ids window(4096);
   const std::int64_t before = resident_bytes();
   for (std::int64_t at = 0; at + 4096 <= file.size(); at += 4096) file.read(at, 4096, window.data());
-  // Without giving back it would be 64 MiB. A fault maps at most 2 MiB; the rest is for what else a process does.
+  // Without giving back it would be 64 MiB. A fault maps at most 2 MiB; the rest is for what else a process
+  // does.
   EXPECT_LT(resident_bytes() - before, 8 * kMiB);
 }
 
@@ -103,7 +109,9 @@ struct Dataset : ::testing::Test {
   std::string error(const Settings& config, std::int64_t vocab_size = 0) {
     return error_of([&] { DataSet(config, cache_, vocab_size); });
   }
-  Ids tokens(const char* file, DType dtype = DType::kU16) { return all_of(TokenFile(cache_ + "/" + file, dtype)); }
+  Ids tokens(const char* file, DType dtype = DType::kU16) {
+    return all_of(TokenFile(cache_ + "/" + file, dtype));
+  }
 };
 
 std::string pattern(std::size_t n) {
@@ -241,8 +249,8 @@ TEST_F(Dataset, CharactersAreCutByCharactersAndBytesAtCharacters) {
 }
 
 TEST_F(Dataset, BytesThatAreNoTextAreCutAnywhere) {
-  const DataSet data =
-      make({.train = write_file(dir_ / "t", std::string(100, '\x80')), .validation_share = 0.5, .seq_len = 4});
+  const DataSet data = make(
+      {.train = write_file(dir_ / "t", std::string(100, '\x80')), .validation_share = 0.5, .seq_len = 4});
   EXPECT_EQ(data.train_tokens(), 50);
 }
 
@@ -266,11 +274,11 @@ TEST_F(Dataset, StreamingChangesNothing) {
   while (text.size() <= kPieceBytes + kPieceBytes / 8) text += block;
   const std::string path = write_file(dir_ / "t.txt", text);
   const std::string vocabulary = english_vocabulary().save(dir_ / "vocabulary");
-  for (const TokenizerConfig& tokenizer : {TokenizerConfig{}, chars(),
-                                           gpt2(vocabulary)}) {
+  for (const TokenizerConfig& tokenizer : {TokenizerConfig{}, chars(), gpt2(vocabulary)}) {
     const DataSet data = make({.train = path, .validation_share = 0, .tokenizer = tokenizer, .seq_len = 8});
     const bool wide = data.vocab_size() > 65536;
-    EXPECT_EQ(tokens("train.bin", wide ? DType::kI32 : DType::kU16), make_tokenizer(tokenizer, text)->encode(text));
+    EXPECT_EQ(tokens("train.bin", wide ? DType::kI32 : DType::kU16),
+              make_tokenizer(tokenizer, text)->encode(text));
   }
 }
 
@@ -280,7 +288,10 @@ TEST_F(Dataset, AStretchWithoutWhiteSpaceGrowsThePiece) {
   text += " and";
   const std::string vocabulary = english_vocabulary().save(dir_ / "vocabulary");
   const TokenizerConfig tokenizer = gpt2(vocabulary);
-  make({.train = write_file(dir_ / "t.txt", text), .validation_share = 0, .tokenizer = tokenizer, .seq_len = 8});
+  make({.train = write_file(dir_ / "t.txt", text),
+        .validation_share = 0,
+        .tokenizer = tokenizer,
+        .seq_len = 8});
   EXPECT_EQ(tokens("train.bin"), make_tokenizer(tokenizer, "")->encode(text));
 }
 
@@ -298,10 +309,8 @@ TEST_F(Dataset, VocabulariesBeyond65536AreKeptWide) {
   for (char32_t c = 0x20; c < 0x20000; ++c) {
     if (c < 0xD800 || c >= 0xE000) utf8::append(c, text);
   }
-  const Settings config{.train = write_file(dir_ / "t.txt", text),
-                          .validation_share = 0,
-                          .tokenizer = chars(),
-                          .seq_len = 4};
+  const Settings config{
+      .train = write_file(dir_ / "t.txt", text), .validation_share = 0, .tokenizer = chars(), .seq_len = 4};
   EXPECT_GT(make(config).vocab_size(), 65536);
   const DataSet kept = make(config);
   EXPECT_EQ(tokens("train.bin", DType::kI32).back(), kept.vocab_size() - 1);
@@ -318,7 +327,8 @@ struct Cache : Dataset {
     EXPECT_EQ(::stat((cache_ + "/train.bin").c_str(), &st), 0);
     return st.st_ino;
   }
-  // Whether making the data set again makes the tokens again. A file kept open here cannot lend its inode to the next.
+  // Whether making the data set again makes the tokens again. A file kept open here cannot lend its inode to
+  // the next.
   bool remade() {
     const std::ifstream held(cache_ + "/train.bin");
     const ino_t before = inode();
@@ -439,15 +449,16 @@ TEST_F(Dataset, TokenFilesAreSplitByTokens) {
   EXPECT_FALSE(std::filesystem::exists(cache_));
   Batch batch;
   data.validation_batch(0, 3, batch);
-  EXPECT_EQ(batch.ids, (Ids{100090, 100091, 100092, 100093, 100094, 100095, 100096, 100097, 100090, 100091, 100092,
-                            100093}));
+  EXPECT_EQ(batch.ids, (Ids{100090, 100091, 100092, 100093, 100094, 100095, 100096, 100097, 100090, 100091,
+                            100092, 100093}));
   config.validation = write_tokens(dir_ / "v.bin", std::vector<std::uint32_t>{1, 2, 3, 4, 5});
   make(config).validation_batch(0, 1, batch);
   EXPECT_EQ(batch.targets, (Ids{2, 3, 4, 5}));
 }
 
 TEST_F(Dataset, ATokenFileHasTheTokenizerBesideIt) {
-  const Settings config{.train = write_tokens(dir_ / "t.bin", std::vector<std::uint16_t>(100, 1)), .seq_len = 4};
+  const Settings config{.train = write_tokens(dir_ / "t.bin", std::vector<std::uint16_t>(100, 1)),
+                        .seq_len = 4};
   make_tokenizer(chars(), "xyz")->save(dir_.path());
   const DataSet data = make(config);
   ASSERT_NE(data.tokenizer(), nullptr);
@@ -469,7 +480,8 @@ TEST_F(Dataset, TokensBeyondTheVocabularyNameFilePositionAndId) {
 
   std::vector<std::uint32_t> wide(1000, 1);
   wide[77] = 3'000'000'000u;
-  const Settings config{.train = write_tokens(dir_ / "w.bin", wide), .token_dtype = DType::kI32, .seq_len = 4};
+  const Settings config{
+      .train = write_tokens(dir_ / "w.bin", wide), .token_dtype = DType::kI32, .seq_len = 4};
   EXPECT_HAS(error(config, 50257), "token 3000000000 at position 77");
   EXPECT_HAS(error(config), "token 3000000000 at position 77");  // no vocabulary allows it
 }
@@ -495,8 +507,7 @@ TEST_F(Dataset, AFileThatChangesUnderUsIsNoticed) {
 TEST_F(Dataset, TinyShakespeare) {
   if (shared_data().empty()) GTEST_SKIP() << "no ../shared/data beside the source";
   const std::string text = shared_data() + "/tinyshakespeare.txt";
-  const DataSet words =
-      make({.train = text, .tokenizer = gpt2(shared_data() + "/gpt2-tokenizer")}, 50257);
+  const DataSet words = make({.train = text, .tokenizer = gpt2(shared_data() + "/gpt2-tokenizer")}, 50257);
   EXPECT_EQ(words.train_tokens(), 301'966);
   EXPECT_EQ(words.validation_tokens(), 36'059);
   const DataSet letters = make({.train = text, .tokenizer = chars()});

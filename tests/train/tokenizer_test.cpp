@@ -15,6 +15,12 @@ using namespace zg::test;
 using Kind = TokenizerConfig::Kind;
 using Ids = std::vector<std::int32_t>;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 TEST(ByteTokenizer, RoundTripsAnyBytes) {
   const std::uint64_t seed = test_seed(11);
   SCOPED_TRACE(seed);
@@ -51,9 +57,21 @@ TEST(CharTokenizer, NamesTheUnknownCharacter) {
 
 // What the Unicode standard calls ill-formed (its table 3-7), each behind two good bytes.
 TEST(CharTokenizer, NamesThePlaceThatIsNoUtf8) {
-  const std::vector<std::string> bad = {"\x80",         "\xC0\x80",         "\xC1\xBF",         "\xC3",     "\xC3(",
-                                        "\xE0\x9F\xBF", "\xED\xA0\x80",     "\xE2\x82",         "\xE2(\xA1", "\xF0\x8F\xBF\xBF",
-                                        "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xF0\x9F\x98",     "\xFF",     "\xFE"};
+  const std::vector<std::string> bad = {"\x80",
+                                        "\xC0\x80",
+                                        "\xC1\xBF",
+                                        "\xC3",
+                                        "\xC3(",
+                                        "\xE0\x9F\xBF",
+                                        "\xED\xA0\x80",
+                                        "\xE2\x82",
+                                        "\xE2(\xA1",
+                                        "\xF0\x8F\xBF\xBF",
+                                        "\xF4\x90\x80\x80",
+                                        "\xF5\x80\x80\x80",
+                                        "\xF0\x9F\x98",
+                                        "\xFF",
+                                        "\xFE"};
   for (const std::string& b : bad) {
     EXPECT_HAS(error_of([&] { (void)make_tokenizer(chars(), "ab" + b); }), "no UTF-8 at byte 2");
   }
@@ -131,10 +149,10 @@ TEST(Gpt2Pieces, FollowThePattern) {
       {"a\t!", {"a", "\t", "!"}},
       {"wait... what?!", {"wait", "...", " what", "?!"}},
       {"é日本 ½²x", {"é日本", " ½²", "x"}},
-      {"a\u00a0b", {"a", "\u00a0", "b"}},             // no-break space is white space, but not " ?"
+      {"a\u00a0b", {"a", "\u00a0", "b"}},  // no-break space is white space, but not " ?"
       {"a\u3000\u3000b", {"a", "\u3000", "\u3000", "b"}},
-      {"a\x1c\x1d", {"a", "\x1c\x1d"}},               // not White_Space
-      {"e\u0301", {"e", "\u0301"}},                   // a combining mark is no letter
+      {"a\x1c\x1d", {"a", "\x1c\x1d"}},  // not White_Space
+      {"e\u0301", {"e", "\u0301"}},      // a combining mark is no letter
       {"\U0001F600 \U0001F600", {"\U0001F600", " \U0001F600"}},
       {"\U0001D400\U00020000", {"\U0001D400\U00020000"}},  // letters beyond the first plane
       {"٣ ४", {"٣", " ४"}},
@@ -146,8 +164,8 @@ TEST(Gpt2Pieces, FollowThePattern) {
   EXPECT_EQ(pieces_of("a  \xff"), (P{"no UTF-8 at 3"}));
 }
 
-// The published algorithm word for word: find the merge of lowest rank among all neighbours, apply it everywhere from
-// left to right, repeat.
+// The published algorithm word for word: find the merge of lowest rank among all neighbours, apply it
+// everywhere from left to right, repeat.
 std::vector<std::string> merge_by_rescanning(const TinyVocabulary& v, const std::string& piece) {
   std::vector<std::string> parts;
   for (const char c : piece) parts.push_back(std::string(1, c));
@@ -176,9 +194,11 @@ TinyVocabulary random_vocabulary(std::uint64_t seed) {
   for (std::uint64_t i = 0; merges.size() < 24; ++i) {
     std::pair<std::string, std::string> m = {known[random.below(3 * i, known.size())],
                                              known[random.below(3 * i + 1, known.size())]};
-    if (m.first.size() + m.second.size() > 6 || std::find(merges.begin(), merges.end(), m) != merges.end()) continue;
+    if (m.first.size() + m.second.size() > 6 || std::find(merges.begin(), merges.end(), m) != merges.end())
+      continue;
     known.push_back(m.first + m.second);
-    merges.insert(merges.begin() + static_cast<std::ptrdiff_t>(random.below(3 * i + 2, merges.size() + 1)), m);
+    merges.insert(merges.begin() + static_cast<std::ptrdiff_t>(random.below(3 * i + 2, merges.size() + 1)),
+                  m);
   }
   return TinyVocabulary(merges);
 }
@@ -193,7 +213,8 @@ TEST(Bpe, MergesLikeTheRescanningAlgorithm) {
     for (std::uint64_t i = 0; i < 40; ++i) {
       std::string piece;
       const std::uint64_t length = 1 + random.below(100 * i, 41);
-      for (std::uint64_t j = 0; j < length; ++j) piece += static_cast<char>('a' + random.below(100 * i + j + 1, 3));
+      for (std::uint64_t j = 0; j < length; ++j)
+        piece += static_cast<char>('a' + random.below(100 * i + j + 1, 3));
       Ids expected, found;
       for (const std::string& part : merge_by_rescanning(v, piece)) expected.push_back(v.id_of(part));
       model.append_piece(piece, found);
@@ -352,9 +373,7 @@ TEST(Gpt2, TinyShakespeareHasThePublishedCounts) {
   const auto begin = Clock::now();
   const Ids train = t->encode(std::string_view(text).substr(0, cut));
   const Ids rest = t->encode(std::string_view(text).substr(cut));
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  EXPECT_LT(seconds_between(begin, Clock::now()), 1) << "1.1 MB";
-#endif
+  EXPECT_LT(seconds_between(begin, Clock::now()), kSanitized ? 20 : 1) << "1.1 MB";
   EXPECT_EQ(train.size(), 301'966u);
   EXPECT_EQ(rest.size(), 36'059u);
   EXPECT_EQ(t->decode(train) + t->decode(rest), text);

@@ -5,8 +5,8 @@
 // a whole: unit 0 the embedding, units 1..L the blocks, unit L+1 the head (final norm, and the output
 // matrix unless it is tied to the embedding). Shapes: B sequences of T tokens, N = B*T rows, C = width.
 //
-// A model holds no tensor: weights, gradients and scratch are the caller's, and must live until the stream has
-// done the work. Calls may come from any thread, one at a time per stream; none allocates device memory.
+// A model holds no tensor: weights, gradients and scratch are the caller's, and must live until the stream
+// has done the work. Calls may come from any thread, one at a time per stream; none allocates device memory.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -21,12 +21,12 @@ enum class Arch { kGpt2, kLlama };
 struct ModelConfig {
   Arch arch = Arch::kGpt2;
   std::int64_t vocab_size = 50257;
-  std::int64_t context = 1024;   // most positions (GPT-2: rows of wpe)
+  std::int64_t context = 1024;  // most positions (GPT-2: rows of wpe)
   std::int64_t width = 768;
   std::int64_t layers = 12;
   std::int64_t heads = 12;
-  std::int64_t kv_heads = 12;    // = heads for GPT-2
-  std::int64_t head_size = 64;   // width / heads unless the file says otherwise (Llama)
+  std::int64_t kv_heads = 12;   // = heads for GPT-2
+  std::int64_t head_size = 64;  // width / heads unless the file says otherwise (Llama)
   std::int64_t inner = 3072;
   double norm_eps = 1e-5;
   double rope_theta = 10000;
@@ -34,7 +34,8 @@ struct ModelConfig {
   bool tied = true;
 };
 
-// Throws Error(kUsage), whose place is the key as the family's config.json calls it, when sizes do not fit together.
+// Throws Error(kUsage), whose place is the key as the family's config.json calls it, when sizes do not fit
+// together.
 void validate(const ModelConfig& config);
 
 enum class Init { kZero, kOne, kNormal, kNormalResidual };  // residual: std / sqrt(2 * layers)
@@ -43,8 +44,8 @@ struct Param {
   std::string name;                 // Hugging Face's, without "transformer."; e.g. "h.0.attn.c_attn.weight"
   std::int64_t rows = 1, cols = 0;  // as stored here: matrices are [out, in], vectors are 1 x n
   bool vector = false;
-  bool conv1d = false;              // the file holds it transposed, [in, out] (GPT-2's Conv1D)
-  std::int64_t offset = 0;          // first element in the unit's flat tensor; multiple of kParamAlign
+  bool conv1d = false;      // the file holds it transposed, [in, out] (GPT-2's Conv1D)
+  std::int64_t offset = 0;  // first element in the unit's flat tensor; multiple of kParamAlign
   Init init = Init::kNormal;
   std::int64_t count() const { return rows * cols; }
 };
@@ -73,35 +74,37 @@ class Model {
   const std::vector<Unit>& units() const { return units_; }
   std::int64_t parameter_count() const;  // without padding
 
-  // Memory handed in as void* must be aligned to 256 bytes and may hold anything: results depend on none of it.
+  // Memory handed in as void* must be aligned to 256 bytes and may hold anything (NaN too).
+  //
   // Bytes of: the residual stream of one micro-batch ([N,C] of T, rounded up to 4096); what a block's
   // backward needs besides its input ("saved"); scratch of each call.
   std::int64_t checkpoint_bytes(BatchShape shape) const;
   std::int64_t saved_bytes(BatchShape shape) const;
-  std::int64_t block_workspace_bytes(BatchShape shape) const;      // forward and backward
-  std::int64_t head_workspace_bytes(BatchShape shape) const;       // head() and head_loss()
+  std::int64_t block_workspace_bytes(BatchShape shape) const;  // forward and backward
+  std::int64_t head_workspace_bytes(BatchShape shape) const;   // head() and head_loss()
 
   // All calls enqueue on `s` and return. `weights`, `grads` are the unit's flat tensors ([1, count]; grads
   // are accumulators, added to). ids, targets: i32 [1,N].
   void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x);
   void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads);
 
-  // out [N,C] = block(x [N,C]); fills `saved` (saved_bytes). out may not alias x. Run again on the same x it gives
-  // the same bits, which is how activations are recomputed; a null `out` then saves the last product.
-  void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved, void* workspace);
+  // out [N,C] = block(x [N,C]); fills `saved` (saved_bytes). out may not alias x. Run again on the same x it
+  // gives the same bits, which is how activations are recomputed; a null `out` then saves the last product.
+  void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
+                     void* workspace);
   // dx [N,C]: gradient of the output in, of the input out, in place. `saved` is used up.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
                       void* workspace);
 
-  // Loss of one micro-batch and its gradient, in chunks of rows so that the logits are never whole. `table`: the
-  // output matrix's unit: the embedding's flat weights when tied, else the head's own. loss_sum f64 [1,1] += sum over
-  // valid tokens. dx [N,C] overwritten with d loss_sum / d x. head_grads, table_grads: accumulators (the same view
-  // when untied).
-  void head(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets, View loss_sum, View dx,
-            View head_grads, View table_grads, void* workspace);
+  // Loss of one micro-batch and its gradient, in chunks of rows so that the logits are never whole. `table`:
+  // the output matrix's unit: the embedding's flat weights when tied, else the head's own. loss_sum f64 [1,1]
+  // += sum over valid tokens. dx [N,C] overwritten with d loss_sum / d x. head_grads, table_grads:
+  // accumulators (the same view when untied).
+  void head(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets, View loss_sum,
+            View dx, View head_grads, View table_grads, void* workspace);
   // Loss alone.
-  void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets, View loss_sum,
-                 void* workspace);
+  void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
+                 View loss_sum, void* workspace);
   // Logits A [n, V] of the rows given in x [n,C] (n <= shape.rows()).
   void head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace);
 
@@ -112,13 +115,14 @@ class Model {
   std::vector<Unit> units_;
 };
 
-// Floating point operations of the matrix products of one training step over `tokens` tokens in sequences of `time`:
+// Floating point operations of the matrix products of one training step over `tokens` tokens in sequences of
+// `time`:
 //
 //   tokens * (2 * p * layers * (block + attention) + 6 * table)
 //
-// where block and table are the elements of a block's matrices and of the output matrix, attention = time * heads *
-// head_size (two products, half of each masked away), and p = 3 passes (a backward counts as two), 4 with
-// recomputation of the blocks. What flash attention computes again in its backward is not counted.
+// where block and table are the elements of a block's matrices and of the output matrix, attention = time *
+// heads * head_size (two products, half of each masked away), and p = 3 passes (a backward counts as two), 4
+// with recomputation of the blocks. What flash attention computes again in its backward is not counted.
 double training_flops(const ModelConfig& config, std::int64_t tokens, std::int64_t time, bool recompute);
 
 }  // namespace zg

@@ -66,7 +66,7 @@ class Lease {
   std::int64_t bytes_ = 0;
 };
 
-class TensorStore : private io::Completion {
+class TensorStore final : private io::Completion {
  public:
   struct Options {
     const TensorTable* table = nullptr;  // outlives the store

@@ -1,0 +1,253 @@
+// Matrix products against a double reference: every kind of operand, odd sizes, gaps between rows, fixed
+// bits.
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/host/matrix.hpp"
+#include "ziggurat/base/parallel.hpp"
+#include "ziggurat/base/philox.hpp"
+
+namespace zg {
+namespace {
+
+constexpr std::uint64_t kSeed = 20250118;
+constexpr std::int64_t kGap = 3;  // columns between rows that nobody may touch
+
+template <class T>
+double wide(T x) {
+  if constexpr (std::is_same_v<T, double>) {
+    return x;
+  } else {
+    return static_cast<double>(static_cast<float>(x));
+  }
+}
+template <class T>
+T narrow(double x) {
+  if constexpr (std::is_same_v<T, double>) {
+    return x;
+  } else {
+    return T(static_cast<float>(x));
+  }
+}
+
+template <class T>
+struct Matrix {
+  Matrix(std::int64_t r, std::int64_t c)
+      : rows(r), cols(c), ld(c + kGap), data(static_cast<std::size_t>(r * ld), narrow<T>(std::nan(""))) {}
+  double get(std::int64_t r, std::int64_t c) const {
+    return wide(data[static_cast<std::size_t>(r * ld + c)]);
+  }
+  double get(std::int64_t r, std::int64_t c, Trans trans) const {
+    return trans == Trans::kNo ? get(r, c) : get(c, r);
+  }
+  void fill(const std::string& name) {
+    const NamedRandom random(kSeed, name);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) {
+        const double x = static_cast<double>(random.uniform(static_cast<std::uint64_t>(r * cols + c)));
+        data[static_cast<std::size_t>(r * ld + c)] = narrow<T>(2 * x - 1);
+      }
+    }
+  }
+  std::int64_t rows, cols, ld;
+  std::vector<T> data;
+};
+
+enum class Extra { kNothing, kAccumulate, kBias, kBoth };
+
+template <class In, class Out>
+struct Case {
+  Case(std::int64_t m, std::int64_t n, std::int64_t k, Trans ta, Trans tb, Extra extra)
+      : a(ta == Trans::kNo ? m : k, ta == Trans::kNo ? k : m),
+        b(tb == Trans::kNo ? k : n, tb == Trans::kNo ? n : k),
+        c(m, n),
+        bias(1, n) {
+    shape = {.m = m, .n = n, .k = k, .ta = ta, .tb = tb, .lda = a.ld, .ldb = b.ld, .ldc = c.ld};
+    shape.accumulate = extra == Extra::kAccumulate || extra == Extra::kBoth;
+    with_bias = extra == Extra::kBias || extra == Extra::kBoth;
+    a.fill("a");
+    b.fill("b");
+    bias.fill("bias");
+    if (shape.accumulate) c.fill("c");  // else NaN: what was in C may not matter
+  }
+  void run() {
+    host::gemm<In, Out>(shape, a.data.data(), b.data.data(), c.data.data(),
+                        with_bias ? bias.data.data() : nullptr);
+  }
+  host::GemmShape shape;
+  Matrix<In> a, b;
+  Matrix<Out> c;
+  Matrix<In> bias;
+  bool with_bias = false;
+};
+
+// Half an ulp, relative, of what is stored and of what is computed in.
+template <class T>
+double roundoff() {
+  return std::is_same_v<T, bf16> ? 0x1p-8 : std::is_same_v<T, float> ? 0x1p-24 : 0x1p-53;
+}
+
+template <class In, class Out>
+void compare(Case<In, Out>& x) {
+  const host::GemmShape& s = x.shape;
+  const Matrix<Out> before = x.c;
+  x.run();
+  // k products and k + 1 additions, each rounded; AVX512_BF16 rounds to nearest as well, but adds pairs: the
+  // same count.
+  const double relative = (2.0 * static_cast<double>(s.k) + 3) * roundoff<host::Acc<In>>();
+  for (std::int64_t i = 0; i < s.m; ++i) {
+    for (std::int64_t j = 0; j < s.n; ++j) {
+      double want = 0, size = 0;
+      const auto add = [&](double term) { want += term, size += std::abs(term); };
+      for (std::int64_t p = 0; p < s.k; ++p) add(x.a.get(i, p, s.ta) * x.b.get(p, j, s.tb));
+      if (x.with_bias) add(x.bias.get(0, j));
+      if (s.accumulate) add(before.get(i, j));
+      const double tolerance = relative * size + roundoff<Out>() * std::abs(want) * 1.01;
+      ASSERT_NEAR(x.c.get(i, j), want, tolerance) << i << ", " << j;
+    }
+    for (std::int64_t j = s.n; j < x.c.ld; ++j) ASSERT_TRUE(std::isnan(x.c.get(i, j))) << "gap of row " << i;
+  }
+}
+
+template <class In, class Out>
+void compare_all_sizes() {
+  int number = 0;
+  for (const std::int64_t m : {1, 3, 43, 257}) {
+    for (const std::int64_t n : {1, 3, 43, 257}) {
+      for (const std::int64_t k : {1, 3, 43, 257}) {
+        for (const Trans ta : {Trans::kNo, Trans::kYes}) {
+          for (const Trans tb : {Trans::kNo, Trans::kYes}) {
+            const auto extra = static_cast<Extra>(number++ * 7 / 3 % 4);
+            SCOPED_TRACE(testing::Message() << m << " x " << n << " x " << k << " ta=" << (ta == Trans::kYes)
+                                            << " tb=" << (tb == Trans::kYes)
+                                            << " extra=" << static_cast<int>(extra) << " seed=" << kSeed);
+            Case<In, Out> x(m, n, k, ta, tb, extra);
+            compare(x);
+            if (testing::Test::HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Gemm, Bf16) {
+  compare_all_sizes<bf16, bf16>();
+}
+TEST(Gemm, Bf16ToFloat) {
+  compare_all_sizes<bf16, float>();
+}
+TEST(Gemm, Float) {
+  compare_all_sizes<float, float>();
+}
+TEST(Gemm, Double) {
+  compare_all_sizes<double, double>();
+}
+
+// Enough work for several tiles, cut by rows, by columns and by both, with a smaller last one.
+TEST(Gemm, Bf16ManyTiles) {
+  for (const Extra extra : {Extra::kAccumulate, Extra::kBias}) {
+    Case<bf16, bf16> tall(901, 130, 300, Trans::kNo, Trans::kYes, extra);
+    compare(tall);
+    Case<bf16, float> wide_one(70, 1501, 300, Trans::kNo, Trans::kNo, extra);
+    compare(wide_one);
+    Case<bf16, float> square(333, 402, 300, Trans::kYes, Trans::kNo, extra);
+    compare(square);
+  }
+}
+
+TEST(Gemm, IsSetOrAdded) {
+  // The same call twice: C = AB stays, C += AB doubles.
+  Case<float, float> set(65, 33, 17, Trans::kNo, Trans::kNo, Extra::kNothing);
+  set.run();
+  const std::vector<float> once = set.c.data;
+  set.run();
+  EXPECT_EQ(std::memcmp(once.data(), set.c.data.data(), once.size() * sizeof(float)), 0);
+  set.shape.accumulate = true;
+  set.run();
+  for (std::int64_t i = 0; i < 65; ++i) {
+    for (std::int64_t j = 0; j < 33; ++j) {
+      // 17 products of numbers below 1: the sum's roundings, once more each.
+      const double old = static_cast<double>(once[static_cast<std::size_t>(i * set.c.ld + j)]);
+      ASSERT_NEAR(set.c.get(i, j), 2 * old, 40 * 17 * 0x1p-24);
+    }
+  }
+}
+
+TEST(Gemm, EmptyProductsTouchNothing) {
+  host::gemm<float, float>({.m = 0, .n = 5, .k = 3, .lda = 3, .ldb = 5, .ldc = 5}, nullptr, nullptr, nullptr,
+                           nullptr);
+  host::gemm<bf16, bf16>({.m = 4, .n = 0, .k = 3, .lda = 3, .ldb = 5, .ldc = 5}, nullptr, nullptr, nullptr,
+                         nullptr);
+}
+
+template <class In, class Out>
+void expect_same_bits(std::int64_t m, std::int64_t n, std::int64_t k) {
+  const int before = parallelism();
+  set_parallelism(1);
+  Case<In, Out> alone(m, n, k, Trans::kYes, Trans::kNo, Extra::kAccumulate);
+  alone.run();
+  for (const int threads : {2, 3, 8}) {
+    set_parallelism(threads);
+    Case<In, Out> x(m, n, k, Trans::kYes, Trans::kNo, Extra::kAccumulate);
+    x.run();
+    for (std::int64_t i = 0; i < m; ++i) {
+      const auto at = static_cast<std::size_t>(i * x.c.ld);
+      ASSERT_EQ(std::memcmp(&x.c.data[at], &alone.c.data[at], static_cast<std::size_t>(n) * sizeof(Out)), 0)
+          << "row " << i << " with " << threads << " threads";
+    }
+  }
+  set_parallelism(before);
+}
+
+TEST(Gemm, BitsDoNotDependOnThreads) {
+  expect_same_bits<bf16, bf16>(700, 900, 300);
+  expect_same_bits<bf16, float>(200, 300, 5000);
+  expect_same_bits<float, float>(515, 260, 400);
+  expect_same_bits<double, double>(130, 300, 100);
+}
+
+// More shapes than a thread keeps primitives for: the oldest make room, and come back right.
+TEST(Gemm, ManyShapes) {
+  for (int round = 0; round < 2; ++round) {
+    for (std::int64_t m = 1; m <= 150; ++m) {
+      Case<float, float> x(m, 5, 4, Trans::kNo, Trans::kNo, Extra::kNothing);
+      compare(x);
+    }
+  }
+}
+
+TEST(Gemm, DescribesBf16) {
+  EXPECT_EQ(host::has_native_bf16(), std::string(host::bf16_description()).rfind("none", 0) != 0);
+  if (std::getenv("ZG_TEST_WITHOUT_BF16") != nullptr) {
+    EXPECT_FALSE(host::has_native_bf16());
+  }
+}
+
+#if defined(__x86_64__)
+// The same tests in a child that is told to have AVX2 only: operands are then widened to fp32.
+TEST(Gemm, WithoutBf16Instructions) {
+  std::string limit = "ONEDNN_MAX_CPU_ISA=AVX2", mark = "ZG_TEST_WITHOUT_BF16=1";
+  std::string program = "/proc/self/exe", filter = "--gtest_filter=Gemm.Bf16*:Gemm.Bits*:Gemm.DescribesBf16";
+  std::vector<char*> environment{limit.data(), mark.data()};
+  for (char** e = environ; *e != nullptr; ++e) environment.push_back(*e);
+  environment.push_back(nullptr);
+  char* arguments[] = {program.data(), filter.data(), nullptr};
+  pid_t child = 0;
+  ASSERT_EQ(posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments, environment.data()), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+}
+#endif
+
+}  // namespace
+}  // namespace zg

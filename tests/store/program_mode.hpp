@@ -1,0 +1,155 @@
+// Runs programs on a store, with work on two streams that checks and modifies contents, and compares with a
+// sequential model.
+#pragma once
+#include <mutex>
+#include <string>
+
+#include "store/programs.hpp"
+#include "store/rig.hpp"
+
+namespace zg::test {
+
+// What runs one after the other between two stretches without a program.
+struct Scenario {
+  TensorTable table{0};
+  std::vector<bool> given;
+  std::vector<Program> distinct;
+  std::vector<int> order;  // indices into distinct
+
+  std::vector<const Program*> programs() const {
+    std::vector<const Program*> all;
+    for (const int i : order) all.push_back(&distinct[static_cast<std::size_t>(i)]);
+    return all;
+  }
+};
+
+inline Scenario random_scenario(Random& random, int drives, int segments, const ProgramShape& shape) {
+  Scenario s;
+  s.table = random_table(random, drives, segments);
+  s.given = random_given(random, segments);
+  for (const char* name : {"p", "q"}) s.distinct.push_back(random_program(random, name, s.table, s.given, shape));
+  s.order = {0, 0, 0, 1, 0, 1, 1};
+  return s;
+}
+
+inline Tier home_of(const TensorTable& table, SegmentId id) {
+  return table.segment(id).lowest == Tier::kDevice ? Tier::kDevice : Tier::kHost;
+}
+
+// The traffic of the whole scenario, or nothing if it does not fit.
+inline std::optional<Traffic> dry_run(const Scenario& s, const Budgets& budgets) {
+  Residency residency(s.table, budgets);
+  std::vector<Action> ignored;
+  const auto never_held = [](SegmentId, Tier) { return false; };
+  const auto touch_all = [&](Access access, auto&& wanted) {
+    for (SegmentId id = 0; id < s.table.segment_count(); ++id) {
+      if (wanted(id) && residency.decide_free({id, home_of(s.table, id), access, false}, never_held, ignored)) return false;
+    }
+    return true;
+  };
+  if (!touch_all(Access::kOverwrite, [&](SegmentId id) { return s.given[static_cast<std::size_t>(id)]; })) return std::nullopt;
+  if (decide_all(residency, s.programs(), 0, [](const auto&...) {})) return std::nullopt;
+  residency.set_future(nullptr, nullptr);
+  if (!touch_all(Access::kRead, [&](SegmentId id) { return residency.has_content(id); })) return std::nullopt;
+  return residency.traffic();
+}
+
+// The smallest host budget for a device budget, page by page; and the smallest device budget that has one.
+inline Budgets smallest_budgets(const Scenario& s) {
+  std::int64_t total = 0;
+  for (SegmentId id = 0; id < s.table.segment_count(); ++id) total += s.table.segment(id).charge;
+  Budgets budgets{0, total};
+  while (!dry_run(s, budgets)) budgets.device += 4096;
+  budgets.host = 0;
+  while (!dry_run(s, budgets)) budgets.host += 4096;
+  return budgets;
+}
+
+class ModelRun {
+ public:
+  ModelRun(Rig& rig, const Scenario& scenario, std::uint64_t seed)
+      : rig_(rig), scenario_(scenario), random_(seed), versions_(scenario.given.size()), valid_(scenario.given) {}
+
+  void operator()() {
+    TensorStore& store = *rig_.store;
+    const Watchdog watchdog(60, [&] { return store.state(); });
+    for (std::size_t id = 0; id < valid_.size(); ++id) {
+      if (valid_[id]) outside(static_cast<SegmentId>(id), Access::kOverwrite);
+    }
+    const auto programs = scenario_.programs();
+    for (std::size_t i = 0; i < programs.size(); ++i) {
+      store.run(programs[i], i + 1 < programs.size() ? programs[i + 1] : nullptr);
+      for (std::int32_t op = 0; op < programs[i]->op_count(); ++op) run_op(programs[i]->op(op));
+    }
+    store.run(nullptr, nullptr);
+    for (HostStream& s : streams_) s.synchronize();
+    for (std::size_t id = 0; id < valid_.size(); ++id) {
+      EXPECT_EQ(store.has_content(static_cast<SegmentId>(id)), valid_[id]) << rig_.table.segment_name(static_cast<SegmentId>(id));
+      if (valid_[id]) outside(static_cast<SegmentId>(id), Access::kRead);
+    }
+    store.drain();
+    rig_.within_budgets();
+    std::lock_guard lock(mutex_);
+    EXPECT_EQ(wrong_, 0) << first_wrong_;
+  }
+
+ private:
+  struct Task {
+    SegmentId id;
+    Access access;
+    void* data;
+    std::int64_t bytes;
+    std::uint64_t before, after;
+  };
+
+  void outside(SegmentId id, Access access) {
+    Lease lease = rig_.store->acquire(id, home_of(rig_.table, id), access);
+    work(task_of({id, home_of(rig_.table, id), access, false}, lease));
+  }
+
+  void run_op(std::span<const AccessStep> accesses) {
+    const int where = below(random_, 5);  // two to each stream, one to the caller
+    HostStream* stream = where == 4 ? nullptr : &streams_[static_cast<std::size_t>(where % 2)];
+    std::vector<Lease> leases;
+    rig_.store->acquire_op(stream, leases);
+    std::vector<Task> tasks;
+    for (std::size_t i = 0; i < accesses.size(); ++i) tasks.push_back(task_of(accesses[i], leases[i]));
+    if (stream == nullptr) {
+      for (const Task& t : tasks) work(t);
+      return;
+    }
+    stream->enqueue("work", [this, tasks] {
+      for (const Task& t : tasks) work(t);
+    });
+    const Event event = stream->record();
+    for (Lease& lease : leases) lease.release_after(*stream, event);
+  }
+
+  Task task_of(const AccessStep& a, const Lease& lease) {
+    const auto at = static_cast<std::size_t>(a.segment);
+    const std::uint64_t before = versions_[at];
+    if (a.access != Access::kRead) ++versions_[at];
+    valid_[at] = !a.last;
+    return {a.segment, a.access, lease.data(), lease.bytes(), before, versions_[at]};
+  }
+
+  void work(const Task& t) {
+    if (t.access != Access::kOverwrite && !holds(t.data, t.bytes, t.id, t.before)) {
+      std::lock_guard lock(mutex_);
+      if (wrong_++ == 0) first_wrong_ = fmt::format("{} is not version {}", rig_.table.segment_name(t.id), t.before);
+    }
+    if (t.access != Access::kRead) fill(t.data, t.bytes, t.id, t.after);
+  }
+
+  Rig& rig_;
+  const Scenario& scenario_;
+  Random random_;
+  std::vector<std::uint64_t> versions_;
+  std::vector<bool> valid_;
+  std::mutex mutex_;
+  int wrong_ = 0;
+  std::string first_wrong_;
+  HostStream streams_[2] = {{"work 0", HostStream::Mode::kThread}, {"work 1", HostStream::Mode::kThread}};
+};
+
+}  // namespace zg::test

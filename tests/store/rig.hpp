@@ -1,0 +1,134 @@
+// A store with all that it stands on, contents that can be recognised, and a watchdog.
+#pragma once
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "support/memory_io.hpp"
+#include "ziggurat/base/thread.hpp"
+#include "ziggurat/store/store.hpp"
+
+namespace zg::test {
+
+// Ends the process, with the store's state, when its scope lasts too long: a hang is a failure like others.
+class Watchdog {
+ public:
+  Watchdog(int seconds, std::function<std::string()> state) {
+    thread_ = NamedThread("watchdog", [this, seconds, state = std::move(state)] {
+      std::unique_lock lock(mutex_);
+      if (changed_.wait_for(lock, std::chrono::seconds(seconds), [&] { return over_; })) return;
+      ZG_ASSERT(false, "nothing goes on:\n{}", state());
+    });
+  }
+  ~Watchdog() {
+    {
+      std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  NamedThread thread_;
+};
+
+// What a segment holds after its version-th write; odd tails included.
+inline void fill(void* data, std::int64_t bytes, SegmentId id, std::uint64_t version) {
+  std::uint64_t word = (static_cast<std::uint64_t>(id) + 1) * 0x9E3779B97F4A7C15ull + version * 0xD1B54A32D192ED03ull;
+  auto* at = static_cast<char*>(data);
+  for (std::int64_t i = 0; i < bytes; i += 8, ++word) {
+    std::memcpy(at + i, &word, static_cast<std::size_t>(std::min<std::int64_t>(8, bytes - i)));
+  }
+}
+inline bool holds(const void* data, std::int64_t bytes, SegmentId id, std::uint64_t version) {
+  std::uint64_t word = (static_cast<std::uint64_t>(id) + 1) * 0x9E3779B97F4A7C15ull + version * 0xD1B54A32D192ED03ull;
+  const auto* at = static_cast<const char*>(data);
+  for (std::int64_t i = 0; i < bytes; i += 8, ++word) {
+    if (std::memcmp(at + i, &word, static_cast<std::size_t>(std::min<std::int64_t>(8, bytes - i))) != 0) return false;
+  }
+  return true;
+}
+
+// Where the NVMe tier lives.
+enum class Nvme { kMemory, kUring, kThreads, kRam };
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "zg-store-XXXXXX").string();
+    ZG_ASSERT(mkdtemp(name.data()) != nullptr, "{}", errno_text(errno));
+    path_ = name;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline std::unique_ptr<io::Engine> make_nvme(Nvme kind, const TensorTable& table, const TempDir& dir,
+                                             const io::FaultModel& faults = {}) {
+  if (table.drives() == 0) return nullptr;
+  const std::int64_t bytes = std::max<std::int64_t>(table.drive_bytes(), 4096);
+  if (kind == Nvme::kMemory) return std::make_unique<MemoryIo>(table.drives(), bytes, MemoryIo::Options{});
+  io::EngineOptions options;
+  options.backend = kind == Nvme::kUring ? io::Backend::kUring : kind == Nvme::kThreads ? io::Backend::kThreads : io::Backend::kRam;
+  options.require = true;
+  options.block_size = 4096;  // several blocks a segment
+  options.queue_depth = 4;
+  options.faults = faults;
+  std::vector<io::DriveOptions> drives;
+  for (int d = 0; d < table.drives(); ++d) {
+    const std::string path = dir.path() + "/" + std::to_string(d);
+    std::filesystem::create_directories(path);
+    drives.push_back({path, bytes});
+  }
+  return io::make_engine(options, drives);
+}
+
+// Members go in the reverse order: the store first.
+struct Rig {
+  TensorTable table;
+  Budgets budgets;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Arena> host;
+  std::unique_ptr<io::Engine> io;
+  std::unique_ptr<TensorStore> store;
+
+  Rig(TensorTable t, const Budgets& b, std::unique_ptr<io::Engine> engine, int depth = 64)
+      : table(std::move(t)), budgets(b), io(std::move(engine)) {
+    device = make_host_device(b.device, nullptr);
+    host = make_host_arena("host memory", b.host);
+    TensorStore::Options options;
+    options.table = &table;
+    options.device = device.get();
+    options.host = host.get();
+    options.io = io.get();
+    options.budgets = b;
+    options.prefetch_depth = depth;
+    options.warn_after_seconds = 30;
+    store = std::make_unique<TensorStore>(options);
+  }
+
+  void within_budgets() const {
+    EXPECT_LE(device->arena().peak(), budgets.device);
+    EXPECT_LE(host->peak(), budgets.host);
+  }
+  // Where a segment is written and read when no program says.
+  Tier home(SegmentId id) const { return table.segment(id).lowest == Tier::kDevice ? Tier::kDevice : Tier::kHost; }
+};
+
+}  // namespace zg::test

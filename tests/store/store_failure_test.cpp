@@ -1,0 +1,215 @@
+// What goes wrong: transfers, checksums, callers.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "store/programs.hpp"
+#include "store/rig.hpp"
+
+namespace zg::test {
+namespace {
+
+constexpr std::int64_t kPage = 4096;
+
+std::unique_ptr<MemoryIo> faulty(const TensorTable& table, const MemoryIo::Faults& faults) {
+  return std::make_unique<MemoryIo>(table.drives(), table.drive_bytes(), MemoryIo::Options{.faults = faults});
+}
+
+// Writes and reads five segments over and over, in room for two, until the error comes; returns it.
+std::optional<Error> error_of(Rig& rig) {
+  const Watchdog watchdog(30, [&] { return rig.store->state(); });
+  std::optional<Error> found;
+  try {
+    for (int i = 0; i < 40; ++i) {
+      const SegmentId id = i % 5;
+      const Lease lease = rig.store->acquire(id, Tier::kHost, i < 5 ? Access::kOverwrite : Access::kRead);
+      if (i < 5) fill(lease.data(), lease.bytes(), id, 1);
+      EXPECT_TRUE(holds(lease.data(), lease.bytes(), id, 1)) << "given away although it is wrong";
+    }
+  } catch (const Error& e) {
+    found = e;
+  }
+  if (found) {
+    for (SegmentId id = 0; id < 5; ++id) {
+      EXPECT_THROW((void)rig.store->acquire(id, Tier::kHost, Access::kOverwrite), Error) << "failed for good";
+    }
+    EXPECT_THROW(rig.store->drain(), Error);
+  }
+  return found;
+}
+
+bool mentions(const Error& e, const std::string& text) { return std::string(e.what()).find(text) != std::string::npos; }
+
+TEST(StoreFailure, AFailedTransferIsToldAtTheNextAcquire) {
+  for (const bool read : {true, false}) {
+    const TensorTable table = equal_table(2, 5, 2 * kPage);
+    MemoryIo::Faults faults;
+    (read ? faults.fail_read : faults.fail_write) = 3;
+    Rig rig(table, {0, 4 * kPage}, faulty(table, faults));
+    const auto error = error_of(rig);
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), Errc::kIo);
+    EXPECT_TRUE(mentions(*error, read ? "reading t" : "writing t")) << error->what();
+    EXPECT_TRUE(mentions(*error, "drive ")) << error->what();
+    EXPECT_TRUE(mentions(*error, "errno 5")) << error->what();
+  }
+}
+
+TEST(StoreFailure, AChangedBitIsFound) {
+  const TensorTable table = equal_table(1, 5);
+  Rig rig(table, {0, 2 * kPage}, faulty(table, {.flip_read = 2}));
+  const auto error = error_of(rig);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), Errc::kIo);
+  EXPECT_TRUE(mentions(*error, "checksum")) << error->what();
+}
+
+TEST(StoreFailure, AnErrorWhileAProgramRunsEndsIt) {
+  const TensorTable table = equal_table(1, 6, 5000);
+  Program program("p");
+  for (int round = 0; round < 3; ++round) {
+    for (SegmentId id = 0; id < 6; ++id) {
+      program.add_op(std::vector<AccessStep>{{id, Tier::kDevice, round == 0 ? Access::kOverwrite : Access::kWrite, false}});
+    }
+  }
+  program.finish(6);
+  for (const int depth : {0, 4, 100}) {
+    for (const bool read : {true, false}) {
+      MemoryIo::Faults faults;
+      (read ? faults.fail_read : faults.fail_write) = 2;
+      Rig rig(table, {2 * 8192, 2 * 8192}, faulty(table, faults), depth);
+      HostStream stream("work", HostStream::Mode::kThread);
+      const Watchdog watchdog(30, [&] { return rig.store->state(); });
+      const auto run_to_the_end = [&] {
+        std::vector<Lease> leases;
+        rig.store->run(&program, nullptr);
+        for (int op = 0; op < program.op_count(); ++op) {
+          rig.store->acquire_op(&stream, leases);
+          stream.enqueue("work", [] {});
+          leases[0].release_after(stream, stream.record());
+        }
+        rig.store->drain();
+      };
+      EXPECT_THROW(run_to_the_end(), Error) << "depth " << depth;
+      EXPECT_THROW(rig.store->run(&program, nullptr), Error);
+    }
+  }
+}
+
+TEST(StoreFailure, FaultsOfTheRealEngineSurfaceToo) {
+  const TensorTable table = equal_table(1, 5);
+  const TempDir dir;
+  Rig rig(table, {0, 2 * kPage}, make_nvme(Nvme::kThreads, table, dir, {.fail_after = 6}));
+  const auto error = error_of(rig);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), Errc::kIo);
+}
+
+TEST(StoreFailure, OthersThatWaitAreWokenByAFailure) {
+  const TensorTable table = equal_table(1, 2);
+  // The first read fails; two threads wait for it.
+  Rig rig(table, {0, kPage}, faulty(table, {.fail_read = 0}));
+  const Watchdog watchdog(30, [&] { return rig.store->state(); });
+  for (SegmentId id = 0; id < 2; ++id) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 1);
+  std::atomic<int> thrown{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      try {
+        (void)rig.store->acquire(0, Tier::kHost, Access::kRead);
+      } catch (const Error&) {
+        ++thrown;
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(thrown, 2);
+}
+
+TEST(StoreFailure, AProgramThatDoesNotFitIsRefusedForGood) {
+  const TensorTable table = equal_table(1, 2);
+  Program program("too large");
+  program.add_op(std::vector<AccessStep>{{0, Tier::kHost, Access::kOverwrite, false}, {1, Tier::kHost, Access::kOverwrite, false}});
+  program.finish(2);
+  Rig rig(table, {0, kPage}, faulty(table, {}));
+  for (int i = 0; i < 2; ++i) {
+    try {
+      rig.store->run(&program, nullptr);
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kMemory);
+      EXPECT_TRUE(mentions(e, "too large")) << e.what();
+      EXPECT_TRUE(mentions(e, "host tier")) << e.what();
+    }
+  }
+}
+
+// The store waits for leases that a stream still has.
+TEST(StoreFailure, TheEndWaitsForStreams) {
+  const TensorTable table = equal_table(0, 1);
+  HostStream stream("work", HostStream::Mode::kThread);
+  const Event gate = Event::pending();
+  std::atomic<bool> done{false};
+  std::thread opener;
+  {
+    Rig rig(table, {kPage, kPage}, nullptr);
+    Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kOverwrite, &stream);
+    stream.wait(gate);
+    stream.enqueue("work", [&, data = lease.data()] {
+      fill(data, kPage, 0, 1);
+      done = true;
+    });
+    lease.release_after(stream, stream.record());
+    opener = std::thread([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      gate.set();
+    });
+    rig.store.reset();
+    EXPECT_TRUE(done);
+  }
+  opener.join();
+}
+
+class StoreFailureDeathTest : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
+TEST_F(StoreFailureDeathTest, ALeaseThatOutlivesItsStore) {
+  const TensorTable table = equal_table(0, 1);
+  EXPECT_DEATH(
+      {
+        Rig rig(table, {0, kPage}, nullptr);
+        const Lease lease = rig.store->acquire(0, Tier::kHost, Access::kOverwrite);
+        rig.store.reset();
+      },
+      "t0.*still leased");
+}
+
+TEST_F(StoreFailureDeathTest, AnAcquireThatLeavesTheProgram) {
+  const TensorTable table = equal_table(0, 2);
+  const auto leave = [&](SegmentId id, Tier tier, Access access) {
+    Program program("straight");
+    program.add_op(std::vector<AccessStep>{{0, Tier::kHost, Access::kOverwrite, false}});
+    program.finish(2);
+    Rig rig(table, {2 * kPage, 2 * kPage}, nullptr);
+    rig.store->run(&program, nullptr);
+    (void)rig.store->acquire(id, tier, access);
+  };
+  EXPECT_DEATH(leave(1, Tier::kHost, Access::kOverwrite), "program straight expects t0 next, not t1");
+  EXPECT_DEATH(leave(0, Tier::kDevice, Access::kOverwrite), "program straight expects");
+  EXPECT_DEATH(leave(0, Tier::kHost, Access::kRead), "program straight expects");
+}
+
+TEST_F(StoreFailureDeathTest, AReadOfWhatWasNeverWritten) {
+  const TensorTable table = equal_table(0, 1);
+  EXPECT_DEATH(
+      {
+        Rig rig(table, {0, kPage}, nullptr);
+        (void)rig.store->acquire(0, Tier::kHost, Access::kRead);
+      },
+      "t0 is read before anything was written");
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -1,0 +1,241 @@
+// The store without a program: several threads against a plain map of contents.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "store/programs.hpp"
+#include "store/rig.hpp"
+#include "support/seed.hpp"
+
+namespace zg::test {
+namespace {
+
+constexpr int kThreads = 4;
+
+// Segments of one thread, or (thread == kThreads) those that all read.
+struct Shares {
+  TensorTable table{0};
+  std::vector<std::vector<SegmentId>> of;
+};
+
+Shares make_shares(Random& random, int drives, int each) {
+  Shares s;
+  s.table = TensorTable(drives);
+  s.of.resize(kThreads + 1);
+  for (int owner = 0; owner <= kThreads; ++owner) {
+    for (int i = 0; i < each; ++i) {
+      // What cannot sink below the device or the host takes room from the rest for ever: few of them.
+      const Tier lowest = i == 0 && drives > 0 ? Tier::kHost : Tier::kNvme;
+      const TensorId t = s.table.add({.name = fmt::format("owner{}.{}", owner, i),
+                                      .dtype = DType::kU8,
+                                      .count = 1 + below(random, 12000),
+                                      .lowest = lowest});
+      s.of[static_cast<std::size_t>(owner)].push_back(s.table.tensor(t).first_segment);
+    }
+  }
+  return s;
+}
+
+class Worker {
+ public:
+  Worker(Rig& rig, const Shares& shares, int number, std::uint64_t seed, int steps)
+      : rig_(rig), own_(shares.of[static_cast<std::size_t>(number)]), shared_(shares.of[kThreads]), random_(seed), steps_(steps) {}
+
+  void operator()() {
+    HostStream stream("work", HostStream::Mode::kThread);
+    for (int i = 0; i < steps_; ++i) step(stream);
+    stream.synchronize();
+    for (const auto& [id, version] : versions_) {
+      const Lease lease = rig_.store->acquire(id, Tier::kHost, Access::kRead);
+      wrong_ += holds(lease.data(), lease.bytes(), id, version) ? 0 : 1;
+    }
+  }
+  int wrong() const { return wrong_; }
+
+ private:
+  void step(HostStream& stream) {
+    const Tier tier = below(random_, 2) == 0 ? Tier::kDevice : Tier::kHost;
+    if (below(random_, 4) == 0) {
+      const SegmentId id = pick(shared_);
+      const Lease lease = rig_.store->acquire(id, tier, Access::kRead);
+      wrong_ += holds(lease.data(), lease.bytes(), id, 0) ? 0 : 1;
+      return;
+    }
+    const SegmentId id = pick(own_);
+    const auto known = versions_.find(id);
+    if (known != versions_.end() && below(random_, 10) == 0) {
+      stream.synchronize();
+      rig_.store->discard(id);
+      if (rig_.store->has_content(id)) ++wrong_;
+      versions_.erase(known);
+      return;
+    }
+    const Access access = known == versions_.end() || below(random_, 8) == 0 ? Access::kOverwrite
+                          : below(random_, 2) == 0                           ? Access::kRead
+                                                                             : Access::kWrite;
+    const bool on_stream = below(random_, 2) == 0;
+    Lease lease = rig_.store->acquire(id, tier, access, on_stream ? &stream : nullptr);
+    const std::uint64_t before = access == Access::kOverwrite ? 0 : known->second;
+    const std::uint64_t after = access == Access::kRead ? before : ++written_;
+    if (access != Access::kRead) versions_[id] = after;
+    const auto work = [this, id, access, before, after, data = lease.data(), bytes = lease.bytes()] {
+      if (access != Access::kOverwrite && !holds(data, bytes, id, before)) ++wrong_;
+      if (access != Access::kRead) fill(data, bytes, id, after);
+    };
+    if (on_stream) {
+      stream.enqueue("work", work);
+      lease.release_after(stream, stream.record());
+      if (below(random_, 2) == 0) stream.synchronize();
+      // At most one of a thread's leases is out, so that the budget is known to suffice.
+      else stream.record().wait();
+    } else {
+      work();
+    }
+  }
+
+  SegmentId pick(const std::vector<SegmentId>& from) {
+    return from[static_cast<std::size_t>(below(random_, static_cast<int>(from.size())))];
+  }
+
+  Rig& rig_;
+  const std::vector<SegmentId>& own_;
+  const std::vector<SegmentId>& shared_;
+  Random random_;
+  int steps_;
+  std::map<SegmentId, std::uint64_t> versions_;
+  std::uint64_t written_ = 0;
+  std::atomic<int> wrong_{0};
+};
+
+void run_threads(Rig& rig, const Shares& shares, std::uint64_t seed, int steps) {
+  const Watchdog watchdog(60, [&] { return rig.store->state(); });
+  for (const SegmentId id : shares.of[kThreads]) {
+    const Lease lease = rig.store->acquire(id, Tier::kHost, Access::kOverwrite);
+    fill(lease.data(), lease.bytes(), id, 0);
+  }
+  std::atomic<bool> over{false};
+  std::thread budget_watch([&] {
+    while (!over) {
+      EXPECT_LE(rig.device->arena().in_use(), rig.budgets.device);
+      EXPECT_LE(rig.host->in_use(), rig.budgets.host);
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  });
+  std::vector<std::unique_ptr<Worker>> workers;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    workers.push_back(std::make_unique<Worker>(rig, shares, t, seed + static_cast<std::uint64_t>(t), steps));
+    threads.emplace_back([&w = *workers.back()] { w(); });
+  }
+  for (auto& t : threads) t.join();
+  over = true;
+  budget_watch.join();
+  for (const auto& w : workers) EXPECT_EQ(w->wrong(), 0);
+  rig.store->drain();
+  rig.within_budgets();
+}
+
+// Each thread holds one lease, and one more segment may be passing through the host; 12288 is the largest.
+// What may not sink below the host comes on top.
+Budgets tight_budgets(const Shares& shares) {
+  Budgets budgets{kThreads * 12288, (kThreads + 1) * 12288};
+  for (SegmentId id = 0; id < shares.table.segment_count(); ++id) {
+    if (shares.table.segment(id).lowest == Tier::kHost) budgets.host += shares.table.segment(id).charge;
+  }
+  return budgets;
+}
+
+TEST(StoreFree, ThreadsMatchTheModelOverThreeTiers) {
+  const std::uint64_t seed = test_seed(707);
+  SCOPED_TRACE(seed);
+  Random random(seed);
+  for (const int drives : {1, 3}) {
+    const Shares shares = make_shares(random, drives, 6);
+    const TempDir dir;
+    Rig rig(shares.table, tight_budgets(shares), make_nvme(Nvme::kMemory, shares.table, dir));
+    run_threads(rig, shares, seed, 400);
+    const Traffic moved = rig.store->traffic();
+    EXPECT_GT(moved.nvme_read, 0);
+    EXPECT_GT(moved.device_to_host, 0);
+  }
+}
+
+TEST(StoreFree, ThreadsMatchTheModelWithoutNvme) {
+  const std::uint64_t seed = test_seed(808);
+  SCOPED_TRACE(seed);
+  Random random(seed);
+  const Shares shares = make_shares(random, 0, 6);
+  Rig rig(shares.table, tight_budgets(shares), nullptr);
+  run_threads(rig, shares, seed, 1500);
+  EXPECT_EQ(rig.store->traffic().nvme_read, 0);
+}
+
+TEST(StoreFree, ThreadsMatchTheModelOnTheRealEngine) {
+  const std::uint64_t seed = test_seed(909);
+  SCOPED_TRACE(seed);
+  Random random(seed);
+  const Shares shares = make_shares(random, 2, 6);
+  const TempDir dir;
+  Rig rig(shares.table, tight_budgets(shares), make_nvme(Nvme::kThreads, shares.table, dir));
+  run_threads(rig, shares, seed, 200);
+}
+
+// A lease that waits for another thread's event is woken when that thread passes it to the same stream.
+TEST(StoreFree, AWriterWaitsForReaders) {
+  TensorTable table = equal_table(0, 1);
+  Rig rig(table, {0, 4096}, nullptr);
+  const Watchdog watchdog(30, [&] { return rig.store->state(); });
+  { fill(rig.store->acquire(0, Tier::kHost, Access::kOverwrite).data(), 4096, 0, 1); }
+  Lease reader = rig.store->acquire(0, Tier::kHost, Access::kRead);
+  Lease another = rig.store->acquire(0, Tier::kHost, Access::kRead);  // readers share
+  std::atomic<bool> written{false};
+  std::thread writer([&] {
+    const Lease lease = rig.store->acquire(0, Tier::kHost, Access::kWrite);
+    written = true;
+    fill(lease.data(), lease.bytes(), 0, 2);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  another.release();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(written);
+  EXPECT_TRUE(holds(reader.data(), reader.bytes(), 0, 1));
+  reader.release();
+  writer.join();
+  EXPECT_TRUE(written);
+  EXPECT_GT(rig.store->waited_seconds(), 0.01);
+}
+
+TEST(StoreFree, LeasesThatFillTheBudgetAreAnErrorThatPasses) {
+  TensorTable table = equal_table(1, 3);
+  const TempDir dir;
+  Rig rig(table, {0, 2 * 4096}, make_nvme(Nvme::kMemory, table, dir));
+  const Watchdog watchdog(30, [&] { return rig.store->state(); });
+  Lease a = rig.store->acquire(0, Tier::kHost, Access::kOverwrite);
+  fill(a.data(), a.bytes(), 0, 1);
+  const Lease b = rig.store->acquire(1, Tier::kHost, Access::kOverwrite);
+  try {
+    (void)rig.store->acquire(2, Tier::kHost, Access::kOverwrite);
+    ADD_FAILURE() << "there was room";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kMemory);
+    EXPECT_NE(std::string(e.what()).find("t2"), std::string::npos) << e.what();
+  }
+  a.release();
+  const Lease c = rig.store->acquire(2, Tier::kHost, Access::kOverwrite);
+  EXPECT_TRUE(c);
+}
+
+TEST(StoreFree, LeasesMove) {
+  TensorTable table = equal_table(0, 2);
+  Rig rig(table, {0, 2 * 4096}, nullptr);
+  Lease a = rig.store->acquire(0, Tier::kHost, Access::kOverwrite);
+  Lease b = std::move(a);
+  EXPECT_FALSE(a);
+  EXPECT_TRUE(b);
+  b = rig.store->acquire(1, Tier::kHost, Access::kOverwrite);  // releases 0
+  const Lease again = rig.store->acquire(0, Tier::kHost, Access::kWrite);
+  EXPECT_TRUE(again);
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Installs what the tests need (Debian 12 or Ubuntu 24.04), builds everything and runs all tests.
+#
+#   tools/test.sh [PRESET] [CTEST FLAGS...]      PRESET: release (default), dev, asan, tsan, cuda
+#
+# The last line is "N passed, N failed, N skipped"; the exit code is 0 only if none failed.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+preset=release
+case "${1:-}" in
+  -h|--help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  release|dev|asan|tsan|cuda) preset=$1; shift ;;
+esac
+
+# shellcheck disable=SC2086
+need $build_packages python3
+cd "$top"
+options=(-DZG_TESTS=ON -DZG_BENCH=ON)
+if [ "$preset" = release ] && command -v nvcc >/dev/null; then options+=(-DZG_CUDA=ON); fi
+configure "$preset" "${options[@]}"
+folder=build
+[ "$preset" = release ] || folder=build/$preset
+ninja -C "$folder"
+
+# What the sanitizers cannot know: libraries that are not built with them.
+export TSAN_OPTIONS="suppressions=$top/tests/tsan.supp history_size=4 ${TSAN_OPTIONS:-}"
+export ASAN_OPTIONS="detect_leaks=1 ${ASAN_OPTIONS:-}"
+export LSAN_OPTIONS="suppressions=$top/tests/lsan.supp ${LSAN_OPTIONS:-}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+(cd "$folder" && ctest --output-on-failure "$@") | tee "$log" || status=$?
+count() { grep -cE "$1" "$log" || true; }
+passed=$(count '^ *[0-9]+/[0-9]+ Test .* Passed ')
+skipped=$(count '^ *[0-9]+/[0-9]+ Test .*\*\*\*Skipped ')
+total=$(count '^ *[0-9]+/[0-9]+ Test ')
+failed=$((total - passed - skipped))
+if [ "$total" = 0 ]; then say "no test ran"; exit 1; fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ] && [ "$status" = 0 ]

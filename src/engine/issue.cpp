@@ -12,7 +12,6 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
   const BatchShape shape = layout_.options.micro_batch;
   const bool tied = model.config().tied;
   Stream& s = *compute_;
-  Model& run = const_cast<Model&>(model);
   std::size_t next = 0;
   const auto flat = [&](TensorId id) { return whole_view(leases[next++], id); };
   const auto rows = [&] {
@@ -26,20 +25,20 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
       break;
     case OpKind::kEmbedding: {
       const View weights = flat(unit(0).weight);
-      run.embedding_forward(s, shape, weights, w.ids(op.micro_batch), rows());
+      model.embedding_forward(s, shape, weights, w.ids(op.micro_batch), rows());
       break;
     }
     case OpKind::kForward: {
       const View weights = flat(unit(op.unit + 1).weight);
       const View x = rows(), out = rows();
       void* saved = next < leases.size() ? leases[next].data() : w.saved();
-      run.block_forward(s, shape, weights, x, out, saved, w.scratch());
+      model.block_forward(s, shape, weights, x, out, saved, w.scratch());
       break;
     }
     case OpKind::kHeadLoss: {
       const View weights = flat(unit(layout_.head_unit()).weight);
       const View table = tied ? flat(unit(0).weight) : weights;
-      run.head_loss(s, shape, weights, table, rows(), w.targets(op.micro_batch), w.scalar(0), w.scratch());
+      model.head_loss(s, shape, weights, table, rows(), w.targets(op.micro_batch), w.scalar(0), w.scratch());
       break;
     }
     case OpKind::kHead: {
@@ -50,7 +49,7 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
       if (op.first) device_.ops().zero(s, grads);
       const View table_grads = tied ? flat(unit(0).accumulator) : grads;
       if (op.first && tied) device_.ops().zero(s, table_grads);
-      run.head(s, shape, weights, table, x, w.targets(op.micro_batch), w.scalar(0), dx, grads, table_grads, w.scratch());
+      model.head(s, shape, weights, table, x, w.targets(op.micro_batch), w.scalar(0), dx, grads, table_grads, w.scratch());
       break;
     }
     case OpKind::kBackward: {
@@ -60,18 +59,18 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
       if (op.first) device_.ops().zero(s, grads);
       void* saved = w.saved();
       if (layout_.options.recompute) {
-        run.block_forward(s, shape, weights, x, View(), saved, w.scratch());
+        model.block_forward(s, shape, weights, x, View(), saved, w.scratch());
       } else {
         saved = leases[next].data();
       }
-      run.block_backward(s, shape, weights, x, saved, dx, grads, w.scratch());
+      model.block_backward(s, shape, weights, x, saved, dx, grads, w.scratch());
       break;
     }
     case OpKind::kEmbeddingBackward: {
       const View dx = rows();
       const View grads = flat(unit(0).accumulator);
       if (op.first) device_.ops().zero(s, grads);
-      run.embedding_backward(s, shape, w.ids(op.micro_batch), dx, grads);
+      model.embedding_backward(s, shape, w.ids(op.micro_batch), dx, grads);
       break;
     }
     case OpKind::kFinishGradient: {

@@ -147,7 +147,7 @@ std::int64_t Model::head_workspace_bytes(BatchShape shape) const {
   return model::head_bytes(config_, dtype_, shape.rows());
 }
 
-void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x) {
+void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -159,7 +159,7 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
                  x);
 }
 
-void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads) {
+void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(grads, unit, accumulator_dtype());
@@ -172,7 +172,7 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
 }
 
 void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                          void* /*workspace*/) {
+                          void* /*workspace*/) const {
   const Unit& unit = units_[1];  // all blocks have the same layout
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -188,7 +188,7 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
 }
 
 void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
-                           View grads, void* workspace) {
+                           View grads, void* workspace) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -205,7 +205,7 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
 }
 
 void Model::head(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
-                 View loss_sum, View dx, View head_grads, View table_grads, void* workspace) {
+                 View loss_sum, View dx, View head_grads, View table_grads, void* workspace) const {
   const Unit& unit = units_.back();
   const Unit& table_unit = config_.tied ? units_.front() : unit;
   check_shape(config_, shape);
@@ -224,7 +224,7 @@ void Model::head(Stream& s, BatchShape shape, View head_weights, View table, Vie
 }
 
 void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
-                      View loss_sum, void* workspace) {
+                      View loss_sum, void* workspace) const {
   const Unit& unit = units_.back();
   check_shape(config_, shape);
   check_flat(head_weights, unit, dtype_);
@@ -236,7 +236,7 @@ void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table
                    workspace);
 }
 
-void Model::head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace) {
+void Model::head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace) const {
   const Unit& unit = units_.back();
   check_flat(head_weights, unit, dtype_);
   check_flat(table, config_.tied ? units_.front() : unit, dtype_);

@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <unordered_set>
 
 #include "model/hf_text.hpp"

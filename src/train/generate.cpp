@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "ziggurat/base/parallel.hpp"
+#include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
@@ -16,12 +16,13 @@ struct Generator::State {
       : tokenizer(load_tokenizer(directory)), model(read_hf_config(directory), DType::kF32, host_ops()) {
     const HfWeights source(directory, model);
     for (const Unit& unit : model.units()) {
-      std::vector<float>& flat = weights.emplace_back(static_cast<std::size_t>(unit.count), 0.0f);
-      for (const Param& p : unit.params) source.read(p, 0, p.count(), flat.data() + p.offset);
+      auto* flat_data = reinterpret_cast<float*>(weights.emplace_back(unit.count * 4).data());
+      std::fill(flat_data, flat_data + unit.count, 0.0f);
+      for (const Param& p : unit.params) source.read(p, 0, p.count(), flat_data + p.offset);
     }
   }
 
-  View flat(std::size_t unit) { return {weights[unit].data(), DType::kF32, 1, static_cast<std::int64_t>(weights[unit].size())}; }
+  View flat(std::size_t unit) { return {weights[unit].data(), DType::kF32, 1, model.units()[unit].count}; }
 
   // Logits of the last token. The sequence is padded to a multiple of 64, so that few shapes occur; what
   // comes later is never looked at (attention is causal).
@@ -31,11 +32,10 @@ struct Generator::State {
     const BatchShape shape{1, std::min(round_up(used, 64), c.context)};
     std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.time), 0);
     std::copy(all.end() - used, all.end(), ids.begin());
-    const auto size = static_cast<std::size_t>(shape.time * c.width);
-    x.resize(size);
-    y.resize(size);
-    saved.resize(static_cast<std::size_t>(model.saved_bytes(shape)));
-    workspace.resize(static_cast<std::size_t>(std::max(model.block_workspace_bytes(shape), model.head_workspace_bytes(shape))));
+    x.reserve(model.checkpoint_bytes(shape));
+    y.reserve(model.checkpoint_bytes(shape));
+    saved.reserve(model.saved_bytes(shape));
+    workspace.reserve(std::max(model.block_workspace_bytes(shape), model.head_workspace_bytes(shape)));
     View in(x.data(), DType::kF32, shape.time, c.width), out(y.data(), DType::kF32, shape.time, c.width);
     HostStream now("generate", HostStream::Mode::kInline);
     model.embedding_forward(now, shape, flat(0), View(ids.data(), DType::kI32, 1, shape.time), in);
@@ -52,9 +52,8 @@ struct Generator::State {
 
   std::unique_ptr<Tokenizer> tokenizer;
   Model model;
-  std::vector<std::vector<float>> weights;
-  std::vector<float> x, y;
-  std::vector<char> saved, workspace;
+  std::vector<Buffer> weights;
+  Buffer x, y, saved, workspace;
 };
 
 namespace {

@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 
 #include <csignal>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>

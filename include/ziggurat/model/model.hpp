@@ -85,28 +85,28 @@ class Model {
 
   // All calls enqueue on `s` and return. `weights`, `grads` are the unit's flat tensors ([1, count]; grads
   // are accumulators, added to). ids, targets: i32 [1,N].
-  void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x);
-  void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads);
+  void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x) const;
+  void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads) const;
 
   // out [N,C] = block(x [N,C]); fills `saved` (saved_bytes). out may not alias x. Run again on the same x it
   // gives the same bits, which is how activations are recomputed; a null `out` then saves the last product.
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                     void* workspace);
+                     void* workspace) const;
   // dx [N,C]: gradient of the output in, of the input out, in place. `saved` is used up.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
-                      void* workspace);
+                      void* workspace) const;
 
   // Loss of one micro-batch and its gradient, in chunks of rows so that the logits are never whole. `table`:
   // the output matrix's unit: the embedding's flat weights when tied, else the head's own. loss_sum f64 [1,1]
   // += sum over valid tokens. dx [N,C] overwritten with d loss_sum / d x. head_grads, table_grads:
   // accumulators (the same view when untied).
   void head(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets, View loss_sum,
-            View dx, View head_grads, View table_grads, void* workspace);
+            View dx, View head_grads, View table_grads, void* workspace) const;
   // Loss alone.
   void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
-                 View loss_sum, void* workspace);
+                 View loss_sum, void* workspace) const;
   // Logits A [n, V] of the rows given in x [n,C] (n <= shape.rows()).
-  void head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace);
+  void head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace) const;
 
  private:
   ModelConfig config_;

@@ -1,10 +1,11 @@
-// The fused Adam pass against the roof of the memory it streams through: a loop that reads and writes the
-// same bytes of the same arrays and computes nothing, with plain and with streaming stores.
+// The fused Adam pass against the roof of the memory it streams through: loops that read and write the same
+// bytes of the same arrays and compute nothing, with plain stores, with streaming stores, and with the weight
+// alone streamed.
 //
 //   bench_adam [--params 100000000] [--repeats 15] [--threads N]
 //
-// Verifies, then times the three in turns. Prints one JSON line: medians in ns per parameter, their median
-// absolute deviations, and the share of the roof (the faster loop).
+// Verifies, then times all of them in turns. Prints one JSON line: medians in ns per parameter, their median
+// absolute deviations, and the share of the roof (the fastest loop).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench/adam.cpp"
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)

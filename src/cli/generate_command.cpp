@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "cli/commands.hpp"
+#include "cli/flags.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/train/generate.hpp"
@@ -10,17 +11,35 @@ namespace zg::cli {
 namespace {
 
 struct Flags {
-  std::string model, prompt;
-  std::vector<std::int32_t> ids;
+  std::string model, prompt, ids;
   bool print_ids = false;
   GenerateOptions options;
 };
 
-void run(const Flags& f) {
+enum class Prompt { kText, kIds };
+
+// "1,2,3".
+std::vector<std::int32_t> parse_ids(const std::string& text) {
+  std::vector<std::int32_t> ids;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const auto id = number_in<std::int32_t>(std::string_view(text).substr(at, end - at));
+    if (!id) {
+      throw Error(Errc::kUsage, "--prompt-ids", fmt::format("found \"{}\", expected token ids", text),
+                  "write them like --prompt-ids 1,2,3");
+    }
+    ids.push_back(*id);
+    at = end + 1;
+  }
+  return ids;
+}
+
+void run(const Flags& f, Prompt kind) {
+  std::vector<std::int32_t> prompt;
+  if (kind == Prompt::kIds) prompt = parse_ids(f.ids);
   Generator generator(f.model);
   const Tokenizer* tokenizer = generator.tokenizer();
-  std::vector<std::int32_t> prompt = f.ids;
-  if (prompt.empty()) {
+  if (kind == Prompt::kText) {
     if (tokenizer == nullptr) {
       throw Error(Errc::kUsage, "--prompt", "the model directory " + f.model + " holds no tokenizer",
                   "give token ids: --prompt-ids 1,2,3 --ids");
@@ -64,13 +83,13 @@ void add_generate(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
   command->add_option("--model", f->model, "Hugging Face directory (a run leaves one in output.dir/model)")->required();
   auto* prompt = command->add_option("--prompt", f->prompt, "Text to continue");
-  auto* ids = command->add_option("--prompt-ids", f->ids, "Token ids to continue: 1,2,3")->delimiter(',');
+  auto* ids = command->add_option("--prompt-ids", f->ids, "Token ids to continue: 1,2,3");
   prompt->excludes(ids);
-  command->add_option("--tokens", f->options.tokens, "Tokens to make")->capture_default_str()->check(CLI::PositiveNumber);
+  command->add_option("--tokens", f->options.tokens, "Tokens to make")->capture_default_str()->check(whole_number(1));
   command->add_flag("--greedy", f->options.greedy, "Always the most likely token");
-  command->add_option("--temperature", f->options.temperature, "Below 1: safer, above 1: wilder")->capture_default_str()->check(CLI::Range(0.0, 100.0));
-  command->add_option("--top-k", f->options.top_k, "Choose among the k most likely (0: all)")->capture_default_str()->check(CLI::NonNegativeNumber);
-  command->add_option("--seed", f->options.seed, "The same seed gives the same text")->capture_default_str();
+  command->add_option("--temperature", f->options.temperature, "Below 1: safer, above 1: wilder")->capture_default_str()->check(real_number(0, 100));
+  command->add_option("--top-k", f->options.top_k, "Choose among the k most likely (0: all)")->capture_default_str()->check(whole_number(0));
+  command->add_option("--seed", f->options.seed, "The same seed gives the same text")->capture_default_str()->check(whole_number<std::uint64_t>(0));
   command->add_flag("--ids", f->print_ids, "Print token ids instead of text");
   command->footer(
       "Examples:\n"
@@ -78,7 +97,7 @@ void add_generate(CLI::App& app, int& exit_code) {
       "  ziggurat generate --model runs/quickstart/model --prompt-ids 65,110,100 --tokens 16 --greedy --ids");
   command->callback([f, prompt, ids, &exit_code] {
     if (prompt->count() + ids->count() == 0) throw Error(Errc::kUsage, "generate", "needs --prompt or --prompt-ids", "say what to continue");
-    run(*f);
+    run(*f, ids->count() > 0 ? Prompt::kIds : Prompt::kText);
     exit_code = interrupted() ? 130 : 0;
   });
 }

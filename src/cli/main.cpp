@@ -10,9 +10,15 @@
 namespace {
 
 // Usage errors of every kind end with 2; help with 0.
-int parse_failed(const CLI::App& app, const CLI::ParseError& e) {
+int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::string& first) {
   if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
-  std::fprintf(stderr, "ziggurat: %s\n  hint: see ziggurat --help\n", e.what());
+  const bool known = !app.get_subcommands([&](const CLI::App* command) { return command->get_name() == first; }).empty();
+  std::string what = e.what(), hint = known ? "see ziggurat " + first + " --help" : "see ziggurat --help";
+  // CLI11 says of a word that is no subcommand only that one is missing.
+  if (!known && (first.empty() || first.front() != '-')) {
+    what = (first.empty() ? "a subcommand" : first + ": a subcommand") + " is expected: train, generate or probe";
+  }
+  std::fprintf(stderr, "ziggurat: %s\n  hint: %s\n", what.c_str(), hint.c_str());
   return 2;
 }
 
@@ -41,7 +47,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
     return exit_code;
   } catch (const CLI::ParseError& e) {
-    return parse_failed(app, e);
+    return parse_failed(app, e, argc > 1 ? argv[1] : "");
   } catch (const zg::Error& e) {
     zg::log::progress("");
     std::fprintf(stderr, "ziggurat: %s\n", e.what());

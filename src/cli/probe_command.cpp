@@ -24,7 +24,12 @@ void print_machine() {
 }
 
 void print_path(const std::string& path, std::int64_t bytes) {
-  const io::PathProbe p = io::probe_path(path, bytes);
+  io::PathProbe p = io::probe_path(path, 0);
+  if (bytes > p.free_bytes) {
+    throw Error(Errc::kUsage, "--size", fmt::format("asks for {}, {} has {} free", format_bytes(bytes), path, format_bytes(p.free_bytes)),
+                "measure with less, or with --size 0 not at all");
+  }
+  if (bytes > 0) p = io::probe_path(path, bytes);
   std::printf("path       %s: %s on %s, %s free, O_DIRECT %s\n", p.path.c_str(), p.filesystem.c_str(), p.device.c_str(),
               format_bytes(p.free_bytes).c_str(), p.direct ? "works" : ("does not work: " + p.direct_reason).c_str());
   for (const io::BackendProbe& b : io::probe_backends(path)) {

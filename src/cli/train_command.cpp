@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.hpp"
+#include "cli/flags.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/parallel.hpp"
@@ -35,10 +36,10 @@ void add_train(CLI::App& app, int& exit_code) {
       ->required();
   command->add_option("--set", flags->source.overrides, "Override one key: --set tiers.device=48MiB (may be repeated)")
       ->allow_extra_args(false);
-  command->add_option("--steps", flags->steps, "Optimizer steps, instead of the file's")->check(CLI::PositiveNumber);
+  command->add_option("--steps", flags->steps, "Optimizer steps, instead of the file's")->check(whole_number(1));
   command->add_option("--devices", flags->devices, "What to train on: host:1 (the processor)")->capture_default_str();
   command->add_option("--threads", flags->threads, "Threads for compute (default: all cores of this process)")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, 4096));
   command->add_option("--trace", flags->options.trace_file, "Write a timeline for Perfetto (ui.perfetto.dev) to this file");
   command->add_flag("--plan", flags->plan, "Say what would be allocated and moved, or the smallest budgets that do, and stop");
   command->add_flag("-v,--verbose", flags->verbose, "Log details");

@@ -9,7 +9,9 @@
 
 namespace zg {
 
-std::int64_t arena_charge(std::int64_t bytes) { return round_up(std::max<std::int64_t>(bytes, 1), 4096); }
+std::int64_t arena_charge(std::int64_t bytes) {
+  return round_up(std::max<std::int64_t>(bytes, 1), 4096);
+}
 
 namespace {
 
@@ -44,9 +46,11 @@ class HostArena : public Arena {
         last->second.pop_back();
         if (last->second.empty()) kept_.erase(last);
       }
-      data = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      data = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (data == MAP_FAILED) {
-        throw Error(Errc::kMemory, name_, "the system refused " + format_bytes(bytes) + ": " + errno_text(errno),
+        throw Error(Errc::kMemory, name_,
+                    "the system refused " + format_bytes(bytes) + ": " + errno_text(errno),
                     "lower this tier's budget, or free memory");
       }
       if (bytes >= 4 * kMiB) madvise(data, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);

@@ -12,7 +12,8 @@ namespace {
 // here as on a GPU.
 class HostDevice : public Device {
  public:
-  HostDevice(std::int64_t budget, Trace* trace) : arena_(make_host_arena("device memory", budget)), trace_(trace) {}
+  HostDevice(std::int64_t budget, Trace* trace)
+      : arena_(make_host_arena("device memory", budget)), trace_(trace) {}
 
   std::string describe() const override {
     return fmt::format("host device ({} threads, budget {})", parallelism(), format_bytes(arena_->budget()));
@@ -32,8 +33,8 @@ class HostDevice : public Device {
 
  private:
   static void copy(Stream& stream, const char* label, void* to, const void* from, std::int64_t bytes) {
-    static_cast<HostStream&>(stream).enqueue(
-        label, [=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
+    static_cast<HostStream&>(stream).enqueue(label,
+                                             [=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
   }
 
   std::unique_ptr<Arena> arena_;

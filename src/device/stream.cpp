@@ -3,13 +3,15 @@
 #include <exception>
 #include <utility>
 
-#include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/thread.hpp"
 #include "ziggurat/device/device.hpp"
 
 namespace zg {
 
-bool Event::done() const { return !state_ || state_->done.load(std::memory_order_acquire); }
+bool Event::done() const {
+  return !state_ || state_->done.load(std::memory_order_acquire);
+}
 
 void Event::wait() const {
   if (done()) return;
@@ -28,7 +30,9 @@ void Event::on_done(std::function<void()> action) const {
   action();
 }
 
-Event Event::pending() { return Event(std::make_shared<State>()); }
+Event Event::pending() {
+  return Event(std::make_shared<State>());
+}
 
 void Event::set() const {
   std::vector<std::function<void()>> actions;

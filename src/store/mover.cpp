@@ -31,7 +31,8 @@ bool conflict(const Node& earlier, const Node& later) {
     if (!touches(earlier.action, tier) || !touches(later.action, tier)) continue;
     if (!writes(earlier.action, tier) && !writes(later.action, tier)) continue;
     // Two uses on one stream are in order without our help.
-    const bool both_uses = earlier.action.kind == Action::Kind::kUse && later.action.kind == Action::Kind::kUse;
+    const bool both_uses =
+        earlier.action.kind == Action::Kind::kUse && later.action.kind == Action::Kind::kUse;
     if (both_uses && earlier.passed_to != nullptr && earlier.passed_to == later.consumer) continue;
     return true;
   }
@@ -40,7 +41,9 @@ bool conflict(const Node& earlier, const Node& later) {
 
 }  // namespace
 
-bool TensorStore::Earlier::operator()(const Node* a, const Node* b) const { return a->sequence < b->sequence; }
+bool TensorStore::Earlier::operator()(const Node* a, const Node* b) const {
+  return a->sequence < b->sequence;
+}
 
 TensorStore::Link TensorStore::link_of(const Action& action) {
   if (action.tier == Tier::kDevice) return kToDevice;
@@ -58,7 +61,8 @@ bool TensorStore::may_start(const SegmentState& s, std::size_t i) const {
 // Starts every move of the segment that nothing holds back.
 void TensorStore::advance(Lock& lock, SegmentId segment) {
   SegmentState& s = at(segment);
-  while (!s.queue.empty() && s.queue.front().state == Node::State::kDone && !s.queue.front().leased) s.queue.pop_front();
+  while (!s.queue.empty() && s.queue.front().state == Node::State::kDone && !s.queue.front().leased)
+    s.queue.pop_front();
   if (closing_) return;
   for (std::size_t i = 0; i < s.queue.size(); ++i) {
     Node& node = s.queue[i];
@@ -109,7 +113,8 @@ void TensorStore::grant_memory(Lock& lock, Tier tier) {
     void* memory = nullptr;
     try {
       memory = arena(tier).allocate(table_.segment(node.action.segment).charge);
-    } catch (const Error& e) {  // we may be on a thread of the I/O engine or of a stream: nobody catches it there
+    } catch (
+        const Error& e) {  // we may be on a thread of the I/O engine or of a stream: nobody catches it there
       fail(lock, e.code(), e.where(), e.message(), e.hint());
     }
     if (memory == nullptr) return;
@@ -211,10 +216,18 @@ void TensorStore::finish_copy(Node& node) {
     }
   }
   switch (link) {
-    case kToDevice: traffic_.host_to_device += segment.bytes; break;
-    case kToHost: traffic_.device_to_host += segment.bytes; break;
-    case kNvmeRead: traffic_.nvme_read += segment.charge; break;
-    default: traffic_.nvme_write += segment.charge; break;
+    case kToDevice:
+      traffic_.host_to_device += segment.bytes;
+      break;
+    case kToHost:
+      traffic_.device_to_host += segment.bytes;
+      break;
+    case kNvmeRead:
+      traffic_.nvme_read += segment.charge;
+      break;
+    default:
+      traffic_.nvme_write += segment.charge;
+      break;
   }
   --moving_[link];
   finish(lock, node);

@@ -12,19 +12,19 @@ struct alignas(64) Node {
   enum class State : std::uint8_t { kPending, kRunning, kDone };
   Action action;
   State state = State::kPending;
-  bool taken = false;             // kUse: an acquire has claimed it
+  bool taken = false;  // kUse: an acquire has claimed it
   bool leased = false;
-  Stream* consumer = nullptr;     // kUse: the stream that will use the bytes
-  Stream* passed_to = nullptr;    // kUse: released, once this stream gets there
-  std::uint64_t sequence = 0;     // order of decision
-  int pieces = 0;                 // kCopy: transfers under way
+  Stream* consumer = nullptr;   // kUse: the stream that will use the bytes
+  Stream* passed_to = nullptr;  // kUse: released, once this stream gets there
+  std::uint64_t sequence = 0;   // order of decision
+  int pieces = 0;               // kCopy: transfers under way
   Clock::time_point begin{};
 };
 
 struct TensorStore::SegmentState {
-  std::deque<Node> queue;           // in order of decision; done ones leave from the front
+  std::deque<Node> queue;  // in order of decision; done ones leave from the front
   void* memory[2] = {nullptr, nullptr};
-  std::uint64_t checksum = 0;       // of the NVMe copy
+  std::uint64_t checksum = 0;  // of the NVMe copy
 };
 
 }  // namespace zg

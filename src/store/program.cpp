@@ -9,7 +9,8 @@ void Program::add_op(std::span<const AccessStep> accesses) {
   ZG_ASSERT(!accesses.empty());
   op_first_.push_back(access_count());
   for (std::size_t i = 0; i < accesses.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j) ZG_ASSERT(accesses[i].segment != accesses[j].segment, "named twice in one op");
+    for (std::size_t j = 0; j < i; ++j)
+      ZG_ASSERT(accesses[i].segment != accesses[j].segment, "named twice in one op");
     ZG_ASSERT(accesses[i].tier != Tier::kNvme, "nobody computes on NVMe");
     accesses_.push_back(accesses[i]);
   }
@@ -44,7 +45,8 @@ std::uint64_t Program::hash() const {
   for (const std::int32_t first : op_first_) mix(static_cast<std::uint64_t>(first));
   for (const AccessStep& a : accesses_) {
     mix(static_cast<std::uint64_t>(a.segment));
-    mix(static_cast<std::uint64_t>(a.tier) * 16 + static_cast<std::uint64_t>(a.access) * 2 + (a.last ? 1 : 0));
+    mix(static_cast<std::uint64_t>(a.tier) * 16 + static_cast<std::uint64_t>(a.access) * 2 +
+        (a.last ? 1 : 0));
   }
   return h;
 }

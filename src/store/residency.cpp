@@ -126,11 +126,14 @@ std::optional<NoRoom> Residency::make_room(Tier tier, SegmentId newcomer) {
     std::uint64_t best_use = 0;
     bool best_free = false;
     for (const SegmentId id : resident_[t]) {
-      if (id == newcomer || pinned(id, tier) || std::find(refused.begin(), refused.end(), id) != refused.end()) continue;
+      if (id == newcomer || pinned(id, tier) ||
+          std::find(refused.begin(), refused.end(), id) != refused.end())
+        continue;
       const std::uint64_t use = next_use(id, tier);
       if (best >= 0 && use < best_use) continue;
       const bool costs_nothing = state(id).current != bit(tier) || dead(id);
-      if (best < 0 || use > best_use || (costs_nothing && !best_free) || (costs_nothing == best_free && id < best)) {
+      if (best < 0 || use > best_use || (costs_nothing && !best_free) ||
+          (costs_nothing == best_free && id < best)) {
         best = id;
         best_use = use;
         best_free = costs_nothing;

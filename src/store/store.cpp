@@ -42,7 +42,8 @@ TensorStore::TensorStore(const Options& options)
       segments_(static_cast<std::size_t>(options.table->segment_count())) {
   copy_stream_[kToDevice] = options_.device->make_stream("host->device");
   copy_stream_[kToHost] = options_.device->make_stream("device->host");
-  // Memory is not registered with the engine: that waits for its I/O threads, and they wait for us in on_complete.
+  // Memory is not registered with the engine: that waits for its I/O threads, and they wait for us in
+  // on_complete.
   if (options_.io != nullptr) ZG_ASSERT_EQ(options_.io->drive_count(), table_.drives());
   ZG_ASSERT_LE(table_.drives(), static_cast<int>(alignof(Node)));  // a transfer's tag holds no more
   ZG_ASSERT_LE(options_.budgets.device, options_.device->arena().budget());
@@ -71,9 +72,13 @@ TensorStore::~TensorStore() {
   copy_stream_[1].reset();
 }
 
-TensorStore::SegmentState& TensorStore::at(SegmentId id) { return segments_[static_cast<std::size_t>(id)]; }
+TensorStore::SegmentState& TensorStore::at(SegmentId id) {
+  return segments_[static_cast<std::size_t>(id)];
+}
 
-Arena& TensorStore::arena(Tier tier) { return tier == Tier::kDevice ? options_.device->arena() : *options_.host; }
+Arena& TensorStore::arena(Tier tier) {
+  return tier == Tier::kDevice ? options_.device->arena() : *options_.host;
+}
 
 void TensorStore::run(const Program* program, const Program* next) {
   Lock lock(mutex_);
@@ -122,7 +127,8 @@ void TensorStore::add_actions(Lock& lock) {
     Node& node = s.queue.emplace_back();
     node.action = action;
     node.sequence = sequence_++;
-    if (action.kind == Action::Kind::kAlloc) memory_queue_[static_cast<std::size_t>(action.tier)].push_back(&node);
+    if (action.kind == Action::Kind::kAlloc)
+      memory_queue_[static_cast<std::size_t>(action.tier)].push_back(&node);
   }
   for (const Action& action : actions_) advance(lock, action.segment);
   actions_.clear();
@@ -266,7 +272,8 @@ double TensorStore::waited_seconds() const {
 }
 
 // The first failure is the one that is told.
-void TensorStore::fail(Lock&, Errc code, const std::string& where, const std::string& what, const std::string& hint) {
+void TensorStore::fail(Lock&, Errc code, const std::string& where, const std::string& what,
+                       const std::string& hint) {
   if (failed_) return;
   failed_ = true;
   failure_.emplace(code, where, what, hint);
@@ -290,11 +297,11 @@ std::string TensorStore::describe(const Node& node) const {
 std::string TensorStore::state() const {
   std::lock_guard lock(mutex_);
   static constexpr const char* kNames[kLinks] = {"host->device", "device->host", "nvme->host", "host->nvme"};
-  std::string text = fmt::format("  device {} of {}, host {} of {}; program {} operation {} of {}, decided {}",
-                                 format_bytes(options_.device->arena().in_use()),
-                                 format_bytes(options_.device->arena().budget()), format_bytes(options_.host->in_use()),
-                                 format_bytes(options_.host->budget()), program_ ? program_->name() : "none", op_,
-                                 program_ ? program_->op_count() : 0, decided_);
+  std::string text = fmt::format(
+      "  device {} of {}, host {} of {}; program {} operation {} of {}, decided {}",
+      format_bytes(options_.device->arena().in_use()), format_bytes(options_.device->arena().budget()),
+      format_bytes(options_.host->in_use()), format_bytes(options_.host->budget()),
+      program_ ? program_->name() : "none", op_, program_ ? program_->op_count() : 0, decided_);
   for (int i = 0; i < kLinks; ++i) {
     text += fmt::format("\n  {}: {} moving, {} ready", kNames[i], moving_[i], ready_[i].size());
   }

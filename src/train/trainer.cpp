@@ -1,5 +1,8 @@
 #include "ziggurat/train/trainer.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -29,10 +32,29 @@ void make_output_directory(const std::string& directory) {
     throw Error(Errc::kUsage, "output.dir " + directory, "cannot be created: " + error.message(),
                 "choose a directory that can be written");
   }
+  std::string name = directory + "/.ziggurat-XXXXXX";
+  const int fd = mkostemp(name.data(), O_CLOEXEC);
+  if (fd < 0) {
+    throw Error(Errc::kUsage, "output.dir " + directory, "cannot be written to: " + errno_text(errno),
+                "choose a directory that can be written");
+  }
+  ::close(fd);
+  ::unlink(name.c_str());
+}
+
+// The trace is written when the run is over: that it can be is found out before. What the file holds stays until then.
+void check_trace_file(const std::string& path) {
+  const int fresh = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  const int fd = fresh >= 0 || errno != EEXIST ? fresh : ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) {
+    throw Error(Errc::kUsage, "--trace " + path, "cannot be written: " + errno_text(errno), "name a file that can be written");
+  }
+  ::close(fd);
+  if (fresh >= 0) ::unlink(path.c_str());
 }
 
 // The roofs of the links that this run has. The drives are measured with a temporary file beside the tier's.
-Roofs measure_links(const RunConfig& config) {
+Roofs measure_links(const RunConfig& config, std::int64_t drive_bytes) {
   Roofs roofs = measure_roofs(config.dtype);
   if (config.aio.backend == io::Backend::kRam) {
     roofs.nvme_read = roofs.nvme_write = config.tiers.ram.bytes_per_second;
@@ -40,7 +62,9 @@ Roofs measure_links(const RunConfig& config) {
     return roofs;
   }
   for (const io::DriveOptions& drive : config.tiers.nvme) {
-    const io::PathProbe probe = io::probe_path(drive.path, 128 * kMiB);
+    // Small drives are measured with less, but always with what the tier will take of them.
+    const std::int64_t bytes = std::max(drive_bytes, io::probe_path(drive.path, 0).free_bytes / 2);
+    const io::PathProbe probe = io::probe_path(drive.path, std::min(128 * kMiB, bytes));
     roofs.nvme_read += probe.read_bytes_per_second;
     roofs.nvme_write += probe.write_bytes_per_second;
   }
@@ -140,6 +164,7 @@ void print_sample(const RunConfig& config, const std::string& model_dir) {
 int train(const RunConfig& config, const TrainOptions& options) {
   for (const std::string& warning : config.warnings) log::warning("{}", warning);
   make_output_directory(config.output_dir);
+  if (!options.trace_file.empty()) check_trace_file(options.trace_file);
   Trace trace;
   if (!options.trace_file.empty()) trace.start();
   Session session(config, &trace);
@@ -151,9 +176,9 @@ int train(const RunConfig& config, const TrainOptions& options) {
                 format_bytes(t.host_to_device).c_str(), format_bytes(t.device_to_host).c_str());
     return 0;
   }
-  write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
-  const Roofs roofs = measure_links(config);
+  const Roofs roofs = measure_links(config, session.layout().table.drive_bytes());
   session.start();
+  write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
   log::info("ready\n{}", session.describe());
 
   RunSummary summary;
@@ -172,8 +197,16 @@ int train(const RunConfig& config, const TrainOptions& options) {
     });
   }
   log::progress("");
+  if (failure) {
+    // The timeline up to the failure may tell why; that it cannot be saved must not hide what failed.
+    try {
+      if (!options.trace_file.empty()) trace.save(options.trace_file);
+    } catch (const Error& e) {
+      log::warning("{}", e.what());
+    }
+    std::rethrow_exception(failure);
+  }
   if (!options.trace_file.empty()) trace.save(options.trace_file);
-  if (failure) std::rethrow_exception(failure);
   std::fputs(final_report(summary, session, roofs).c_str(), stdout);
   if (config.sample_tokens > 0 && !interrupted()) print_sample(config, config.output_dir + "/model");
   std::fflush(stdout);

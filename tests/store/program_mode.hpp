@@ -27,7 +27,8 @@ inline Scenario random_scenario(Random& random, int drives, int segments, const 
   Scenario s;
   s.table = random_table(random, drives, segments);
   s.given = random_given(random, segments);
-  for (const char* name : {"p", "q"}) s.distinct.push_back(random_program(random, name, s.table, s.given, shape));
+  for (const char* name : {"p", "q"})
+    s.distinct.push_back(random_program(random, name, s.table, s.given, shape));
   s.order = {0, 0, 0, 1, 0, 1, 1};
   return s;
 }
@@ -43,11 +44,13 @@ inline std::optional<Traffic> dry_run(const Scenario& s, const Budgets& budgets)
   const auto never_held = [](SegmentId, Tier) { return false; };
   const auto touch_all = [&](Access access, auto&& wanted) {
     for (SegmentId id = 0; id < s.table.segment_count(); ++id) {
-      if (wanted(id) && residency.decide_free({id, home_of(s.table, id), access, false}, never_held, ignored)) return false;
+      if (wanted(id) && residency.decide_free({id, home_of(s.table, id), access, false}, never_held, ignored))
+        return false;
     }
     return true;
   };
-  if (!touch_all(Access::kOverwrite, [&](SegmentId id) { return s.given[static_cast<std::size_t>(id)]; })) return std::nullopt;
+  if (!touch_all(Access::kOverwrite, [&](SegmentId id) { return s.given[static_cast<std::size_t>(id)]; }))
+    return std::nullopt;
   if (decide_all(residency, s.programs(), 0, [](const auto&...) {})) return std::nullopt;
   residency.set_future(nullptr, nullptr);
   if (!touch_all(Access::kRead, [&](SegmentId id) { return residency.has_content(id); })) return std::nullopt;
@@ -68,7 +71,11 @@ inline Budgets smallest_budgets(const Scenario& s) {
 class ModelRun {
  public:
   ModelRun(Rig& rig, const Scenario& scenario, std::uint64_t seed)
-      : rig_(rig), scenario_(scenario), random_(seed), versions_(scenario.given.size()), valid_(scenario.given) {}
+      : rig_(rig),
+        scenario_(scenario),
+        random_(seed),
+        versions_(scenario.given.size()),
+        valid_(scenario.given) {}
 
   void operator()() {
     TensorStore& store = *rig_.store;
@@ -84,7 +91,8 @@ class ModelRun {
     store.run(nullptr, nullptr);
     for (HostStream& s : streams_) s.synchronize();
     for (std::size_t id = 0; id < valid_.size(); ++id) {
-      EXPECT_EQ(store.has_content(static_cast<SegmentId>(id)), valid_[id]) << rig_.table.segment_name(static_cast<SegmentId>(id));
+      EXPECT_EQ(store.has_content(static_cast<SegmentId>(id)), valid_[id])
+          << rig_.table.segment_name(static_cast<SegmentId>(id));
       if (valid_[id]) outside(static_cast<SegmentId>(id), Access::kRead);
     }
     store.drain();
@@ -136,7 +144,8 @@ class ModelRun {
   void work(const Task& t) {
     if (t.access != Access::kOverwrite && !holds(t.data, t.bytes, t.id, t.before)) {
       std::lock_guard lock(mutex_);
-      if (wrong_++ == 0) first_wrong_ = fmt::format("{} is not version {}", rig_.table.segment_name(t.id), t.before);
+      if (wrong_++ == 0)
+        first_wrong_ = fmt::format("{} is not version {}", rig_.table.segment_name(t.id), t.before);
     }
     if (t.access != Access::kRead) fill(t.data, t.bytes, t.id, t.after);
   }

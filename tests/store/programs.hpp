@@ -15,7 +15,9 @@ namespace zg::test {
 
 using Random = std::mt19937_64;
 
-inline int below(Random& random, int bound) { return static_cast<int>(random() % static_cast<std::uint64_t>(bound)); }
+inline int below(Random& random, int bound) {
+  return static_cast<int>(random() % static_cast<std::uint64_t>(bound));
+}
 
 // `count` tensors of one segment each, all of `bytes`.
 inline TensorTable equal_table(int drives, int count, std::int64_t bytes = 4096, Tier lowest = Tier::kNvme) {
@@ -37,7 +39,9 @@ inline TensorTable random_table(Random& random, int drives, int segments) {
     table.add({.name = fmt::format("t{}", table.tensor_count()),
                .dtype = DType::kF32,
                .count = count,
-               .lowest = low == 0 ? Tier::kDevice : low == 1 ? Tier::kHost : Tier::kNvme,
+               .lowest = low == 0   ? Tier::kDevice
+                         : low == 1 ? Tier::kHost
+                                    : Tier::kNvme,
                .segment_elements = parts == 1 ? 0 : elements});
   }
   return table;
@@ -78,8 +82,9 @@ inline Program random_program(Random& random, const std::string& name, const Ten
   }
   for (SegmentId id = 0; id < n; ++id) {
     if (given[static_cast<std::size_t>(id)] && !valid[static_cast<std::size_t>(id)]) {
-      program.add_op(std::vector<AccessStep>{{id, table.segment(id).lowest == Tier::kDevice ? Tier::kDevice : Tier::kHost,
-                                              Access::kOverwrite, false}});
+      program.add_op(std::vector<AccessStep>{
+          {id, table.segment(id).lowest == Tier::kDevice ? Tier::kDevice : Tier::kHost, Access::kOverwrite,
+           false}});
     }
   }
   program.finish(n);
@@ -92,11 +97,11 @@ inline std::vector<bool> random_given(Random& random, int n) {
   return given;
 }
 
-// The order of decisions a store makes when `programs` run one after the other (each announcing the next) with
-// `depth` operations of prefetch. Returns what did not fit, if anything.
+// The order of decisions a store makes when `programs` run one after the other (each announcing the next)
+// with `depth` operations of prefetch. Returns what did not fit, if anything.
 template <class Decided>
-std::optional<NoRoom> decide_all(Residency& residency, const std::vector<const Program*>& programs, std::int64_t depth,
-                                 Decided&& decided) {
+std::optional<NoRoom> decide_all(Residency& residency, const std::vector<const Program*>& programs,
+                                 std::int64_t depth, Decided&& decided) {
   std::int64_t done = 0;
   for (std::size_t i = 0; i < programs.size(); ++i) {
     const Program* current = programs[i];

@@ -179,8 +179,10 @@ TEST(Residency, ReadsAndWritesAsOftenAsTheOfflineOptimum) {
       const auto expected = belady(period, 6, room);
       const auto found = decided(period, segments, 6, room);
       for (std::size_t r = 0; r < expected.size(); ++r) {
-        ASSERT_EQ(found[r].reads, expected[r].reads) << "trial " << trial << ", room " << room << ", round " << r;
-        ASSERT_EQ(found[r].writes, expected[r].writes) << "trial " << trial << ", room " << room << ", round " << r;
+        ASSERT_EQ(found[r].reads, expected[r].reads)
+            << "trial " << trial << ", room " << room << ", round " << r;
+        ASSERT_EQ(found[r].writes, expected[r].writes)
+            << "trial " << trial << ", room " << room << ", round " << r;
       }
     }
   }
@@ -202,7 +204,8 @@ TEST(Residency, CyclicScanHasTheMissesOfTheClosedForm) {
 
 // Everything a run of programs decides, as one list; nothing when it does not fit.
 std::optional<std::vector<Action>> decisions(const TensorTable& table, const Budgets& budgets,
-                                             const std::vector<bool>& given, const std::vector<const Program*>& programs,
+                                             const std::vector<bool>& given,
+                                             const std::vector<const Program*>& programs,
                                              std::int64_t depth) {
   Residency residency(table, budgets);
   Replay replay(table, budgets);
@@ -211,15 +214,17 @@ std::optional<std::vector<Action>> decisions(const TensorTable& table, const Bud
     if (!given[static_cast<std::size_t>(id)]) continue;
     const Tier tier = table.segment(id).lowest == Tier::kDevice ? Tier::kDevice : Tier::kHost;
     std::vector<Action> actions;
-    if (residency.decide_free({id, tier, Access::kOverwrite, false}, never_held, actions)) return std::nullopt;
+    if (residency.decide_free({id, tier, Access::kOverwrite, false}, never_held, actions))
+      return std::nullopt;
     replay(actions);
   }
   std::vector<Action> all;
-  const auto failure = decide_all(residency, programs, depth, [&](const Program&, std::int32_t, const auto& actions) {
-    residency.check();
-    replay(actions);
-    all.insert(all.end(), actions.begin(), actions.end());
-  });
+  const auto failure =
+      decide_all(residency, programs, depth, [&](const Program&, std::int32_t, const auto& actions) {
+        residency.check();
+        replay(actions);
+        all.insert(all.end(), actions.begin(), actions.end());
+      });
   if (failure) return std::nullopt;
   EXPECT_EQ(replay.traffic(), residency.traffic());
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
@@ -231,7 +236,8 @@ std::optional<std::vector<Action>> decisions(const TensorTable& table, const Bud
 
 bool same(const std::vector<Action>& a, const std::vector<Action>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Action& x, const Action& y) {
-    return x.kind == y.kind && x.tier == y.tier && x.from == y.from && x.access == y.access && x.segment == y.segment;
+    return x.kind == y.kind && x.tier == y.tier && x.from == y.from && x.access == y.access &&
+           x.segment == y.segment;
   });
 }
 
@@ -264,8 +270,8 @@ TEST(Residency, TwoTierProgramsAreLegalDeterministicAndIndependentOfPrefetchDept
   EXPECT_GE(fitted, 100) << "budgets too small for the test to mean anything";
 }
 
-std::optional<NoRoom> fits(const TensorTable& table, const Budgets& budgets, const std::vector<AccessStep>& op,
-                           std::optional<Tier> content) {
+std::optional<NoRoom> fits(const TensorTable& table, const Budgets& budgets,
+                           const std::vector<AccessStep>& op, std::optional<Tier> content) {
   Program program("one");
   program.add_op(op);
   program.finish(table.segment_count());
@@ -332,7 +338,8 @@ TEST(Residency, WhatMayNotSinkStays) {
   ASSERT_TRUE(failure) << "the host's only page belongs to what may not sink";
   EXPECT_EQ(failure->segment, 1);
 
-  const Program device = trace_of({{2, Tier::kDevice, Access::kOverwrite, false}, {1, Tier::kDevice, Access::kOverwrite, false}}, 3);
+  const Program device = trace_of(
+      {{2, Tier::kDevice, Access::kOverwrite, false}, {1, Tier::kDevice, Access::kOverwrite, false}}, 3);
   Residency other(table, {kPage, 8 * kPage});
   other.set_future(&device, nullptr);
   EXPECT_FALSE(other.decide(0, 0, actions));
@@ -341,8 +348,12 @@ TEST(Residency, WhatMayNotSinkStays) {
 
 TEST(Residency, DeadContentIsDroppedWithoutWriteBack) {
   const TensorTable table = equal_table(1, 3);
-  const auto w = [](SegmentId id, bool last = false) { return AccessStep{id, Tier::kHost, Access::kOverwrite, last}; };
-  const auto r = [](SegmentId id, bool last = false) { return AccessStep{id, Tier::kHost, Access::kRead, last}; };
+  const auto w = [](SegmentId id, bool last = false) {
+    return AccessStep{id, Tier::kHost, Access::kOverwrite, last};
+  };
+  const auto r = [](SegmentId id, bool last = false) {
+    return AccessStep{id, Tier::kHost, Access::kRead, last};
+  };
   const auto run = [&](const std::vector<AccessStep>& accesses) {
     const Program program = trace_of(accesses, 3);
     Residency residency(table, {0, kPage});
@@ -364,12 +375,16 @@ TEST(Residency, DeadContentIsDroppedWithoutWriteBack) {
 }
 
 TEST(Residency, AmongEquallyFarTheFreeOneGoes) {
-  // 0 is clean, 1 dirty, neither is used again; and the other way round.
-  for (const SegmentId clean : {0, 1}) {
-    const SegmentId dirty = 1 - clean;
+  // One of 0 and 1 is clean, the other dirty, neither is used again; whichever came first, and whatever its
+  // number.
+  for (int variant = 0; variant < 4; ++variant) {
+    const SegmentId clean = variant % 2, dirty = 1 - clean;
     const TensorTable table = equal_table(1, 3);
+    std::vector<AccessStep> first{{clean, Tier::kHost, Access::kRead, false},
+                                  {dirty, Tier::kHost, Access::kOverwrite, false}};
+    if (variant / 2 == 1) std::swap(first[0], first[1]);
+    const Program before = trace_of(first, 3);
     const Program program = trace_of({{2, Tier::kHost, Access::kOverwrite, false}}, 3);
-    const Program before = trace_of({{clean, Tier::kHost, Access::kRead, false}, {dirty, Tier::kHost, Access::kOverwrite, false}}, 3);
     Residency residency(table, {0, 2 * kPage});
     residency.assume_content(clean, Tier::kNvme);
     std::vector<Action> actions;
@@ -377,7 +392,7 @@ TEST(Residency, AmongEquallyFarTheFreeOneGoes) {
     EXPECT_FALSE(residency.decide(0, 0, actions));
     EXPECT_FALSE(residency.decide(0, 1, actions));
     EXPECT_FALSE(residency.decide(1, 0, actions));
-    EXPECT_EQ(residency.traffic().nvme_write, 0);
+    EXPECT_EQ(residency.traffic().nvme_write, 0) << "variant " << variant;
     EXPECT_FALSE(residency.present(clean, Tier::kHost));
     EXPECT_TRUE(residency.present(dirty, Tier::kHost));
   }
@@ -387,8 +402,11 @@ TEST(Residency, AmongEquallyFarTheFreeOneGoes) {
 TEST(Residency, AnotherProgramFindsWhatTheOneBeforeLeft) {
   const TensorTable table = equal_table(1, 3);
   const auto at_host = [](SegmentId id, Access access) { return AccessStep{id, Tier::kHost, access, false}; };
-  const Program p = trace_of({at_host(0, Access::kOverwrite), at_host(1, Access::kOverwrite), at_host(2, Access::kOverwrite)}, 3, "p");
-  const Program q = trace_of({at_host(0, Access::kRead), at_host(1, Access::kRead), at_host(2, Access::kRead)}, 3, "q");
+  const Program p = trace_of(
+      {at_host(0, Access::kOverwrite), at_host(1, Access::kOverwrite), at_host(2, Access::kOverwrite)}, 3,
+      "p");
+  const Program q =
+      trace_of({at_host(0, Access::kRead), at_host(1, Access::kRead), at_host(2, Access::kRead)}, 3, "q");
   for (const std::int64_t depth : {0, 1, 1000}) {
     Residency residency(table, {0, kPage});
     EXPECT_FALSE(decide_all(residency, {&p, &p, &q}, depth, [](const auto&...) {}));
@@ -401,8 +419,9 @@ TEST(Residency, WithoutAProgramTheLeastRecentlyUsedGoesAndTheHeldStays) {
   SegmentId held = -1;
   std::vector<Action> actions;
   const auto touch = [&](SegmentId id) {
-    return residency.decide_free({id, Tier::kHost, residency.has_content(id) ? Access::kRead : Access::kOverwrite, false},
-                                 [&](SegmentId other, Tier) { return other == held; }, actions);
+    return residency.decide_free(
+        {id, Tier::kHost, residency.has_content(id) ? Access::kRead : Access::kOverwrite, false},
+        [&](SegmentId other, Tier) { return other == held; }, actions);
   };
   for (const SegmentId id : {0, 1, 2, 0, 3}) EXPECT_FALSE(touch(id));
   EXPECT_FALSE(residency.present(1, Tier::kHost)) << "1 was used longest ago";

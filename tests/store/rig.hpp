@@ -44,17 +44,20 @@ class Watchdog {
 
 // What a segment holds after its version-th write; odd tails included.
 inline void fill(void* data, std::int64_t bytes, SegmentId id, std::uint64_t version) {
-  std::uint64_t word = (static_cast<std::uint64_t>(id) + 1) * 0x9E3779B97F4A7C15ull + version * 0xD1B54A32D192ED03ull;
+  std::uint64_t word =
+      (static_cast<std::uint64_t>(id) + 1) * 0x9E3779B97F4A7C15ull + version * 0xD1B54A32D192ED03ull;
   auto* at = static_cast<char*>(data);
   for (std::int64_t i = 0; i < bytes; i += 8, ++word) {
     std::memcpy(at + i, &word, static_cast<std::size_t>(std::min<std::int64_t>(8, bytes - i)));
   }
 }
 inline bool holds(const void* data, std::int64_t bytes, SegmentId id, std::uint64_t version) {
-  std::uint64_t word = (static_cast<std::uint64_t>(id) + 1) * 0x9E3779B97F4A7C15ull + version * 0xD1B54A32D192ED03ull;
+  std::uint64_t word =
+      (static_cast<std::uint64_t>(id) + 1) * 0x9E3779B97F4A7C15ull + version * 0xD1B54A32D192ED03ull;
   const auto* at = static_cast<const char*>(data);
   for (std::int64_t i = 0; i < bytes; i += 8, ++word) {
-    if (std::memcmp(at + i, &word, static_cast<std::size_t>(std::min<std::int64_t>(8, bytes - i))) != 0) return false;
+    if (std::memcmp(at + i, &word, static_cast<std::size_t>(std::min<std::int64_t>(8, bytes - i))) != 0)
+      return false;
   }
   return true;
 }
@@ -85,7 +88,9 @@ inline std::unique_ptr<io::Engine> make_nvme(Nvme kind, const TensorTable& table
   const std::int64_t bytes = std::max<std::int64_t>(table.drive_bytes(), 4096);
   if (kind == Nvme::kMemory) return std::make_unique<MemoryIo>(table.drives(), bytes, MemoryIo::Options{});
   io::EngineOptions options;
-  options.backend = kind == Nvme::kUring ? io::Backend::kUring : kind == Nvme::kThreads ? io::Backend::kThreads : io::Backend::kRam;
+  options.backend = kind == Nvme::kUring     ? io::Backend::kUring
+                    : kind == Nvme::kThreads ? io::Backend::kThreads
+                                             : io::Backend::kRam;
   options.require = true;
   options.block_size = 4096;  // several blocks a segment
   options.queue_depth = 4;
@@ -128,7 +133,9 @@ struct Rig {
     EXPECT_LE(host->peak(), budgets.host);
   }
   // Where a segment is written and read when no program says.
-  Tier home(SegmentId id) const { return table.segment(id).lowest == Tier::kDevice ? Tier::kDevice : Tier::kHost; }
+  Tier home(SegmentId id) const {
+    return table.segment(id).lowest == Tier::kDevice ? Tier::kDevice : Tier::kHost;
+  }
 };
 
 }  // namespace zg::test

@@ -38,7 +38,9 @@ std::optional<Error> error_of(Rig& rig) {
   return found;
 }
 
-bool mentions(const Error& e, const std::string& text) { return std::string(e.what()).find(text) != std::string::npos; }
+bool mentions(const Error& e, const std::string& text) {
+  return std::string(e.what()).find(text) != std::string::npos;
+}
 
 TEST(StoreFailure, AFailedTransferIsToldAtTheNextAcquire) {
   for (const bool read : {true, false}) {
@@ -69,7 +71,8 @@ TEST(StoreFailure, AnErrorWhileAProgramRunsEndsIt) {
   Program program("p");
   for (int round = 0; round < 3; ++round) {
     for (SegmentId id = 0; id < 6; ++id) {
-      program.add_op(std::vector<AccessStep>{{id, Tier::kDevice, round == 0 ? Access::kOverwrite : Access::kWrite, false}});
+      program.add_op(std::vector<AccessStep>{
+          {id, Tier::kDevice, round == 0 ? Access::kOverwrite : Access::kWrite, false}});
     }
   }
   program.finish(6);
@@ -110,7 +113,8 @@ TEST(StoreFailure, OthersThatWaitAreWokenByAFailure) {
   // The first read fails; two threads wait for it.
   Rig rig(table, {0, kPage}, faulty(table, {.fail_read = 0}));
   const Watchdog watchdog(30, [&] { return rig.store->state(); });
-  for (SegmentId id = 0; id < 2; ++id) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 1);
+  for (SegmentId id = 0; id < 2; ++id)
+    fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 1);
   std::atomic<int> thrown{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 2; ++i) {
@@ -129,7 +133,8 @@ TEST(StoreFailure, OthersThatWaitAreWokenByAFailure) {
 TEST(StoreFailure, AProgramThatDoesNotFitIsRefusedForGood) {
   const TensorTable table = equal_table(1, 2);
   Program program("too large");
-  program.add_op(std::vector<AccessStep>{{0, Tier::kHost, Access::kOverwrite, false}, {1, Tier::kHost, Access::kOverwrite, false}});
+  program.add_op(std::vector<AccessStep>{{0, Tier::kHost, Access::kOverwrite, false},
+                                         {1, Tier::kHost, Access::kOverwrite, false}});
   program.finish(2);
   Rig rig(table, {0, kPage}, faulty(table, {}));
   for (int i = 0; i < 2; ++i) {

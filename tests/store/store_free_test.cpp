@@ -39,7 +39,11 @@ Shares make_shares(Random& random, int drives, int each) {
 class Worker {
  public:
   Worker(Rig& rig, const Shares& shares, int number, std::uint64_t seed, int steps)
-      : rig_(rig), own_(shares.of[static_cast<std::size_t>(number)]), shared_(shares.of[kThreads]), random_(seed), steps_(steps) {}
+      : rig_(rig),
+        own_(shares.of[static_cast<std::size_t>(number)]),
+        shared_(shares.of[kThreads]),
+        random_(seed),
+        steps_(steps) {}
 
   void operator()() {
     HostStream stream("work", HostStream::Mode::kThread);
@@ -87,7 +91,8 @@ class Worker {
       lease.release_after(stream, stream.record());
       if (below(random_, 2) == 0) stream.synchronize();
       // At most one of a thread's leases is out, so that the budget is known to suffice.
-      else stream.record().wait();
+      else
+        stream.record().wait();
     } else {
       work();
     }

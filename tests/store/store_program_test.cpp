@@ -1,5 +1,5 @@
-// The store with a program: random programs against a sequential model, at any prefetch depth and budget, with
-// exactly the traffic that a dry run predicts.
+// The store with a program: random programs against a sequential model, at any prefetch depth and budget,
+// with exactly the traffic that a dry run predicts.
 #include <gtest/gtest.h>
 
 #include "store/program_mode.hpp"
@@ -77,9 +77,13 @@ TEST(StoreProgram, OneBelowTheSmallestBudgetSaysSo) {
 TEST(StoreProgram, LastAccessesAreHeldWithTheRestOfTheirOperation) {
   TensorTable table = equal_table(0, 3, 5000);
   Program program("p");
-  const auto step = [](SegmentId id, Access access, bool last) { return AccessStep{id, Tier::kHost, access, last}; };
-  program.add_op(std::vector<AccessStep>{step(0, Access::kOverwrite, true), step(1, Access::kOverwrite, true)});
-  program.add_op(std::vector<AccessStep>{step(1, Access::kOverwrite, true), step(2, Access::kOverwrite, true)});
+  const auto step = [](SegmentId id, Access access, bool last) {
+    return AccessStep{id, Tier::kHost, access, last};
+  };
+  program.add_op(
+      std::vector<AccessStep>{step(0, Access::kOverwrite, true), step(1, Access::kOverwrite, true)});
+  program.add_op(
+      std::vector<AccessStep>{step(1, Access::kOverwrite, true), step(2, Access::kOverwrite, true)});
   program.finish(3);
   Rig rig(table, {0, 4 * 4096}, nullptr, 0);
   const Watchdog watchdog(30, [&] { return rig.store->state(); });
@@ -97,7 +101,8 @@ TEST(StoreProgram, AStreamDoesNotWaitForItself) {
   TensorTable table = equal_table(0, 1);
   Program program("p");
   for (int i = 0; i < 3; ++i) {
-    program.add_op(std::vector<AccessStep>{{0, Tier::kDevice, i == 0 ? Access::kOverwrite : Access::kWrite, false}});
+    program.add_op(
+        std::vector<AccessStep>{{0, Tier::kDevice, i == 0 ? Access::kOverwrite : Access::kWrite, false}});
   }
   program.finish(1);
   HostStream stream("work", HostStream::Mode::kThread);
@@ -109,7 +114,8 @@ TEST(StoreProgram, AStreamDoesNotWaitForItself) {
   std::vector<Lease> leases;
   for (int i = 0; i < 3; ++i) {
     rig.store->acquire_op(&stream, leases);
-    stream.enqueue("count", [data = static_cast<int*>(leases[0].data()), i] { *data = i == 0 ? 1 : *data + 1; });
+    stream.enqueue("count",
+                   [data = static_cast<int*>(leases[0].data()), i] { *data = i == 0 ? 1 : *data + 1; });
     leases[0].release_after(stream, stream.record());
   }
   gate.set();
@@ -133,9 +139,12 @@ TEST_P(StoreProgramOnEngine, RandomProgramsMatchTheModelAndTheDryRun) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, StoreProgramOnEngine, testing::Values(Nvme::kUring, Nvme::kThreads, Nvme::kRam),
+INSTANTIATE_TEST_SUITE_P(Engines, StoreProgramOnEngine,
+                         testing::Values(Nvme::kUring, Nvme::kThreads, Nvme::kRam),
                          [](const auto& test) -> std::string {
-                           return test.param == Nvme::kUring ? "uring" : test.param == Nvme::kThreads ? "threads" : "ram";
+                           return test.param == Nvme::kUring     ? "uring"
+                                  : test.param == Nvme::kThreads ? "threads"
+                                                                 : "ram";
                          });
 
 }  // namespace

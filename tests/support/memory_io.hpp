@@ -49,8 +49,10 @@ class MemoryIo final : public io::Engine {
     ZG_ASSERT_EQ(reinterpret_cast<std::uintptr_t>(t.data) % alignment(), 0u);
     std::lock_guard lock(mutex_);
     ZG_ASSERT_LE(t.offset + t.bytes, static_cast<std::int64_t>(file(t).size()));
-    for (const Pending& p : pending_) ZG_ASSERT(!clash(p.transfer, t), "drive {}, offset {}", t.drive, t.offset);
-    const auto delay = std::chrono::microseconds(random_() % static_cast<std::uint64_t>(options_.max_delay.count() + 1));
+    for (const Pending& p : pending_)
+      ZG_ASSERT(!clash(p.transfer, t), "drive {}, offset {}", t.drive, t.offset);
+    const auto delay =
+        std::chrono::microseconds(random_() % static_cast<std::uint64_t>(options_.max_delay.count() + 1));
     const int number = t.op == io::Op::kRead ? reads_++ : writes_++;
     pending_.push_back({t, Clock::now() + delay, number});
     changed_.notify_all();
@@ -91,8 +93,8 @@ class MemoryIo final : public io::Engine {
     const bool a_reads = a.op == io::Op::kRead, b_reads = b.op == io::Op::kRead;
     const bool file = a.drive == b.drive && overlap(static_cast<std::uintptr_t>(a.offset),
                                                     static_cast<std::uintptr_t>(b.offset), a.bytes, b.bytes);
-    const bool memory = overlap(reinterpret_cast<std::uintptr_t>(a.data), reinterpret_cast<std::uintptr_t>(b.data),
-                                a.bytes, b.bytes);
+    const bool memory = overlap(reinterpret_cast<std::uintptr_t>(a.data),
+                                reinterpret_cast<std::uintptr_t>(b.data), a.bytes, b.bytes);
     return (file && !(a_reads && b_reads)) || (memory && (a_reads || b_reads));
   }
 
@@ -118,7 +120,8 @@ class MemoryIo final : public io::Engine {
       const io::Result result = move(p);
       lock.lock();
       // Under way until now, so that clashes show.
-      std::erase_if(pending_, [&](const Pending& q) { return q.number == p.number && q.transfer.op == p.transfer.op; });
+      std::erase_if(pending_,
+                    [&](const Pending& q) { return q.number == p.number && q.transfer.op == p.transfer.op; });
       lock.unlock();
       p.transfer.completion->on_complete({static_cast<std::uint32_t>(p.number), 1}, p.transfer.tag, result);
       lock.lock();

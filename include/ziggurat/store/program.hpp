@@ -13,7 +13,7 @@ struct AccessStep {
   SegmentId segment = 0;
   Tier tier = Tier::kDevice;  // kDevice or kHost
   Access access = Access::kRead;
-  bool last = false;          // the content is dead after this access
+  bool last = false;  // the content is dead after this access
 };
 
 class Program {
@@ -30,7 +30,9 @@ class Program {
   std::span<const AccessStep> op(std::int32_t index) const;
   std::int32_t first_access(std::int32_t op) const { return op_first_[static_cast<std::size_t>(op)]; }
   std::int32_t access_count() const { return static_cast<std::int32_t>(accesses_.size()); }
-  const AccessStep& access(std::int32_t position) const { return accesses_[static_cast<std::size_t>(position)]; }
+  const AccessStep& access(std::int32_t position) const {
+    return accesses_[static_cast<std::size_t>(position)];
+  }
   // Positions at which a segment is accessed, ascending.
   std::span<const std::int32_t> uses(SegmentId segment) const;
   // Fingerprint of the sequence: equal programs on all ranks have equal ones.

@@ -7,8 +7,8 @@
 //
 // A copy that is present is current; a write at one tier drops the copies at the others. The victim of an
 // eviction is the copy whose next use at its tier is farthest in the future (Belady's rule), free ones before
-// those that must be written back, and content that the rest of its program overwrites before reading it is dropped
-// for free. Without a program the victim is the least recently used.
+// those that must be written back, and content that the rest of its program overwrites before reading it is
+// dropped for free. Without a program the victim is the least recently used.
 //
 // What follows the end of a program is taken to be the same program again when victims are compared (exact in
 // a training loop, a guess at worst elsewhere), and is taken to read everything when content is dropped: what
@@ -59,8 +59,8 @@ struct Budgets {
 // Why an operation cannot be placed: its working set at `tier` passes the budget.
 struct NoRoom {
   Tier tier = Tier::kDevice;
-  std::int64_t needed = 0;   // bytes that had to be found
-  SegmentId segment = 0;     // for this one
+  std::int64_t needed = 0;  // bytes that had to be found
+  SegmentId segment = 0;    // for this one
 };
 
 class Residency {
@@ -72,8 +72,8 @@ class Residency {
   // Decides operation `op` of the current (which = 0) or next (1) program; appends the moves. On failure the
   // state is unusable.
   std::optional<NoRoom> decide(int which, std::int32_t op, std::vector<Action>& out);
-  // Without a program: `pinned(segment, tier)` tells whether somebody holds that copy. On failure what was appended
-  // stands (it only made room).
+  // Without a program: `pinned(segment, tier)` tells whether somebody holds that copy. On failure what was
+  // appended stands (it only made room).
   template <class Pinned>
   std::optional<NoRoom> decide_free(const AccessStep& step, Pinned&& pinned, std::vector<Action>& out);
   // Drops the content everywhere.
@@ -91,7 +91,7 @@ class Residency {
 
  private:
   struct State {
-    std::uint8_t current = 0;      // bit per tier that holds the content
+    std::uint8_t current = 0;            // bit per tier that holds the content
     std::array<std::uint64_t, 2> pin{};  // per tier: the decision (clock_) that may not lose the copy
     std::uint64_t last_use = 0;
   };
@@ -133,7 +133,8 @@ class Residency {
 };
 
 template <class Pinned>
-std::optional<NoRoom> Residency::decide_free(const AccessStep& step, Pinned&& pinned_now, std::vector<Action>& out) {
+std::optional<NoRoom> Residency::decide_free(const AccessStep& step, Pinned&& pinned_now,
+                                             std::vector<Action>& out) {
   free_mode_ = true;
   held_.assign(states_.size(), 0);
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {

@@ -73,11 +73,11 @@ class TensorStore final : private io::Completion {
     Device* device = nullptr;            // its arena holds the device tier
     Arena* host = nullptr;               // holds the host tier
     io::Engine* io = nullptr;            // null: no NVMe tier
-    Budgets budgets;                     // what the store may use of the two arenas; others must leave it that
-    int prefetch_depth = 64;             // operations decided ahead of the one that runs; 0: none
-    bool verify = true;                  // checksum NVMe copies
+    Budgets budgets;          // what the store may use of the two arenas; others must leave it that
+    int prefetch_depth = 64;  // operations decided ahead of the one that runs; 0: none
+    bool verify = true;       // checksum NVMe copies
     Trace* trace = nullptr;
-    double warn_after_seconds = 5;       // a longer wait is logged with what waits for what
+    double warn_after_seconds = 5;  // a longer wait is logged with what waits for what
   };
 
   explicit TensorStore(const Options& options);
@@ -90,9 +90,9 @@ class TensorStore final : private io::Completion {
   // must be finished (every operation acquired) and must have announced this one, if any.
   void run(const Program* program, const Program* next);
 
-  // With a program: its next access, which must be this one. `consumer`: the stream that will use the bytes, null
-  // if the caller does. Throws Error(kIo) after a failed transfer, Error(kMemory) when (without a program) the leases
-  // that are held leave no room.
+  // With a program: its next access, which must be this one. `consumer`: the stream that will use the bytes,
+  // null if the caller does. Throws Error(kIo) after a failed transfer, Error(kMemory) when (without a
+  // program) the leases that are held leave no room.
   Lease acquire(SegmentId segment, Tier tier, Access access, Stream* consumer = nullptr);
   // The next operation of the program: all of its leases, in the order of its accesses.
   void acquire_op(Stream* consumer, std::vector<Lease>& out);
@@ -104,7 +104,7 @@ class TensorStore final : private io::Completion {
   // Waits until nothing moves.
   void drain();
 
-  Traffic traffic() const;  // bytes that have crossed each link
+  Traffic traffic() const;        // bytes that have crossed each link
   double waited_seconds() const;  // in acquire
   // What is queued, moving and held: for the watchdog and for people.
   std::string state() const;
@@ -130,7 +130,8 @@ class TensorStore final : private io::Completion {
   void end_use(Node& node);
   Lease wait_for(Lock& lock, Node& node, Stream* consumer);
   Node& next_use_node(SegmentId segment, Tier tier, Access access);
-  void fail(Lock& lock, Errc code, const std::string& where, const std::string& what, const std::string& hint);
+  void fail(Lock& lock, Errc code, const std::string& where, const std::string& what,
+            const std::string& hint);
   void throw_failure() const;
   std::string describe(const Node& node) const;
   SegmentState& at(SegmentId id);
@@ -155,12 +156,12 @@ class TensorStore final : private io::Completion {
 
   const Program* program_ = nullptr;
   const Program* next_ = nullptr;
-  std::int32_t decided_ = 0;        // operations decided, counted from the start of program_
-  std::int32_t op_ = 0;             // operation being acquired
-  std::int32_t access_ = 0;         // accesses of program_ acquired
+  std::int32_t decided_ = 0;  // operations decided, counted from the start of program_
+  std::int32_t op_ = 0;       // operation being acquired
+  std::int32_t access_ = 0;   // accesses of program_ acquired
   std::optional<Error> failure_;
   bool failed_ = false, closing_ = false;
-  int passed_ = 0;                  // leases that a stream still has
+  int passed_ = 0;  // leases that a stream still has
   Traffic traffic_;
   double waited_ = 0;
 };

@@ -28,10 +28,10 @@ using SegmentId = std::int32_t;
 struct TensorSpec {
   std::string name;
   DType dtype = DType::kF32;
-  std::int64_t count = 0;            // elements
+  std::int64_t count = 0;  // elements
   Role role = Role::kOther;
-  Tier lowest = Tier::kNvme;         // how far it may sink
-  std::int64_t segment_elements = 0; // 0: one segment (contiguous wherever it is)
+  Tier lowest = Tier::kNvme;          // how far it may sink
+  std::int64_t segment_elements = 0;  // 0: one segment (contiguous wherever it is)
 };
 
 struct Tensor {
@@ -43,11 +43,11 @@ struct Tensor {
 struct Segment {
   TensorId tensor = 0;
   std::int64_t first_element = 0, elements = 0;
-  std::int64_t bytes = 0;        // of content
-  std::int64_t charge = 0;       // against a memory budget: bytes rounded up to 4096
+  std::int64_t bytes = 0;   // of content
+  std::int64_t charge = 0;  // against a memory budget: bytes rounded up to 4096
   Tier lowest = Tier::kNvme;
-  std::int64_t part = 0;         // bytes on each drive: the segment is cut into equal parts, one per drive
-  std::int64_t extent = -1;      // offset in each drive's file; -1: never on NVMe
+  std::int64_t part = 0;     // bytes on each drive: the segment is cut into equal parts, one per drive
+  std::int64_t extent = -1;  // offset in each drive's file; -1: never on NVMe
 };
 
 class TensorTable {

@@ -1,0 +1,48 @@
+// Checks of flags whose messages say what was found and what is expected. For CLI11's check().
+#pragma once
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace zg::cli {
+
+// The whole of `text` as a number; nothing if it is none or does not fit.
+template <class T>
+std::optional<T> number_in(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+template <class T = std::int64_t>
+CLI::Validator whole_number(T least, T most = std::numeric_limits<T>::max()) {
+  return CLI::Validator(
+      [least, most](std::string& text) {
+        const std::optional<T> value = number_in<T>(text);
+        if (value && *value >= least && *value <= most) return std::string();
+        const std::string range = most == std::numeric_limits<T>::max() ? fmt::format("{} or more", least)
+                                                                        : fmt::format("{} to {}", least, most);
+        return fmt::format("found {}, expected a whole number, {}", text, range);
+      },
+      "");
+}
+
+inline CLI::Validator real_number(double least, double most) {
+  return CLI::Validator(
+      [least, most](std::string& text) {
+        const std::optional<double> value = number_in<double>(text);
+        if (value && *value >= least && *value <= most) return std::string();  // no NaN passes
+        return fmt::format("found {}, expected a number from {} to {}", text, least, most);
+      },
+      "");
+}
+
+}  // namespace zg::cli

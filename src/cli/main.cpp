@@ -14,8 +14,8 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::strin
   if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
   const bool known = !app.get_subcommands([&](const CLI::App* command) { return command->get_name() == first; }).empty();
   std::string what = e.what(), hint = known ? "see ziggurat " + first + " --help" : "see ziggurat --help";
-  // CLI11 says of a word that is no subcommand only that one is missing.
-  if (!known && (first.empty() || first.front() != '-')) {
+  // CLI11 says of a word that is no subcommand only that one is missing, not which word.
+  if (!known) {
     what = (first.empty() ? "a subcommand" : first + ": a subcommand") + " is expected: train, generate or probe";
   }
   std::fprintf(stderr, "ziggurat: %s\n  hint: %s\n", what.c_str(), hint.c_str());

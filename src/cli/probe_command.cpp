@@ -23,13 +23,16 @@ void print_machine() {
   for (const std::string& drive : m.drives) std::printf("drive      %s\n", drive.c_str());
 }
 
+// Before anything is printed or written.
+void check_path(const std::string& path, std::int64_t bytes) {
+  const std::int64_t free = io::probe_path(path, 0).free_bytes;
+  if (bytes <= free) return;
+  throw Error(Errc::kUsage, "--size", fmt::format("asks for {}, {} has {} free", format_bytes(bytes), path, format_bytes(free)),
+              "measure with less, or with --size 0 not at all");
+}
+
 void print_path(const std::string& path, std::int64_t bytes) {
-  io::PathProbe p = io::probe_path(path, 0);
-  if (bytes > p.free_bytes) {
-    throw Error(Errc::kUsage, "--size", fmt::format("asks for {}, {} has {} free", format_bytes(bytes), path, format_bytes(p.free_bytes)),
-                "measure with less, or with --size 0 not at all");
-  }
-  if (bytes > 0) p = io::probe_path(path, bytes);
+  const io::PathProbe p = io::probe_path(path, bytes);
   std::printf("path       %s: %s on %s, %s free, O_DIRECT %s\n", p.path.c_str(), p.filesystem.c_str(), p.device.c_str(),
               format_bytes(p.free_bytes).c_str(), p.direct ? "works" : ("does not work: " + p.direct_reason).c_str());
   for (const io::BackendProbe& b : io::probe_backends(path)) {
@@ -57,13 +60,15 @@ void add_probe(CLI::App& app, int& exit_code) {
   command->callback([f, &exit_code] {
     const auto bytes = parse_bytes(f->size);
     if (!bytes) throw Error(Errc::kUsage, "--size " + f->size, "is no size", "say for example --size 256MiB");
+    const auto paths = f->paths.empty() ? std::vector<std::string>{"."} : f->paths;
+    for (const std::string& path : paths) check_path(path, *bytes);
     print_machine();
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const Roofs r = measure_roofs(dtype);
       std::printf("link       products in %s: %.0f GFLOP/s%s\n", name_of(dtype), r.flops / 1e9,
                   dtype == DType::kF32 ? fmt::format("; memory copy {}", format_rate(r.host_to_device)).c_str() : "");
     }
-    for (const std::string& path : f->paths.empty() ? std::vector<std::string>{"."} : f->paths) print_path(path, round_up(*bytes, 4096));
+    for (const std::string& path : paths) print_path(path, round_up(*bytes, 4096));
     exit_code = 0;
   });
 }

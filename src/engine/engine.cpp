@@ -90,7 +90,16 @@ void Engine::initialize(const ParamSource& source) {
       }
     }
   }
+  // From here on what moves is the programs' doing alone, and can be foretold.
+  store_.sink();
   store_.drain();
+  initial_ = store_.traffic();
+}
+
+Traffic Engine::settled_traffic() {
+  leave_program();
+  store_.drain();
+  return store_.traffic() - initial_;
 }
 
 View Engine::whole_view(const Lease& lease, TensorId tensor) const {
@@ -139,6 +148,10 @@ Traffic Engine::traffic() const {
 
 void Engine::run_program(const StepProgram& program, const StepProgram* next) {
   store_.run(&program.program, next != nullptr ? &next->program : nullptr);
+  if (history_.empty() || history_.back().program != &program || history_.back().next != next) {
+    history_.push_back({&program, next, 0});
+  }
+  ++history_.back().times;
   for (const StepOp& op : program.ops) {
     Stream& stream = op.kind == OpKind::kUpdate ? *optimizer_ : *compute_;
     store_.acquire_op(&stream, leases_);

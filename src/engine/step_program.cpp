@@ -44,8 +44,9 @@ class Emitter {
     }
   }
 
-  void embedding(std::int32_t m) {
-    add({OpKind::kEmbedding, 0, m, 0, false}, {read(weight(0)), overwrite(activation(0, m))});
+  void embedding(std::int32_t m, bool last_use = false) {
+    add({OpKind::kEmbedding, 0, m, 0, false},
+        {{weight(0), Tier::kDevice, Access::kRead, last_use && !tied()}, overwrite(activation(0, m))});
   }
 
   void forward(std::int32_t layer, std::int32_t m) {
@@ -66,9 +67,10 @@ class Emitter {
     add({OpKind::kHeadLoss, 0, m, 0, false}, a);
   }
 
-  void head(std::int32_t m, bool first) {
-    std::vector<AccessStep> a{read(weight(layout_.head_unit()))};
-    if (tied()) a.push_back(read(weight(0)));
+  // last_use: nobody reads the weight before it is updated.
+  void head(std::int32_t m, bool first, bool last_use) {
+    std::vector<AccessStep> a{{weight(layout_.head_unit()), Tier::kDevice, Access::kRead, last_use}};
+    if (tied()) a.push_back({weight(0), Tier::kDevice, Access::kRead, last_use});
     a.push_back(last(activation(static_cast<std::int32_t>(layout_.layers()), m)));
     a.push_back(overwrite(gradient_of_activation(m)));
     a.push_back(add_to(accumulator(layout_.head_unit()), first));
@@ -76,8 +78,8 @@ class Emitter {
     add({OpKind::kHead, 0, m, 0, first}, a);
   }
 
-  void backward(std::int32_t layer, std::int32_t m, bool first) {
-    std::vector<AccessStep> a{read(weight(layer + 1)), last(activation(layer, m)),
+  void backward(std::int32_t layer, std::int32_t m, bool first, bool last_use) {
+    std::vector<AccessStep> a{{weight(layer + 1), Tier::kDevice, Access::kRead, last_use}, last(activation(layer, m)),
                               {gradient_of_activation(m), Tier::kDevice, Access::kWrite, false},
                               add_to(accumulator(layer + 1), first)};
     if (!layout_.options.recompute) a.push_back(last(saved(layer, m)));
@@ -129,6 +131,8 @@ struct Emission {
   const Layout& layout;
   UpdateTiming timing;
   bool updates;  // whether the program updates
+  // A deferred update overwrites every weight before the next program reads it.
+  bool weights_die() const { return timing == UpdateTiming::kDeferred; }
 };
 
 // All micro-batches through a layer, then the next layer.
@@ -141,16 +145,17 @@ StepProgram layer_major(const Emission& e, const char* name) {
   const bool early = e.updates && e.timing == UpdateTiming::kEarly;
   // A deferred update is one unit ahead of the compute, so that it runs beside it.
   if (deferred) out.update(0), out.update(1);
-  for (std::int32_t m = 0; m < micro_batches; ++m) out.embedding(m);
+  const auto final = [&](std::int32_t m) { return e.weights_die() && m == micro_batches - 1; };
+  for (std::int32_t m = 0; m < micro_batches; ++m) out.embedding(m, final(m));
   for (std::int32_t l = 0; l < layers; ++l) {
     if (deferred) out.update(l + 2);
     for (std::int32_t m = 0; m < micro_batches; ++m) out.forward(l, m);
   }
-  for (std::int32_t m = 0; m < micro_batches; ++m) out.head(m, m == 0);
+  for (std::int32_t m = 0; m < micro_batches; ++m) out.head(m, m == 0, final(m));
   out.finish_gradient(units - 1);
   // An early update is one unit behind the backward, for the same reason.
   for (std::int32_t l = layers - 1; l >= 0; --l) {
-    for (std::int32_t m = 0; m < micro_batches; ++m) out.backward(l, m, m == 0);
+    for (std::int32_t m = 0; m < micro_batches; ++m) out.backward(l, m, m == 0, final(m));
     out.finish_gradient(l + 1);
     if (early) out.update(l + 2);
   }
@@ -170,15 +175,15 @@ StepProgram micro_batch_major(const Emission& e, const char* name) {
   for (std::int32_t m = 0; m < micro_batches; ++m) {
     const bool first = m == 0, final = m == micro_batches - 1;
     if (deferred && first) out.update(0), out.update(1);
-    out.embedding(m);
+    out.embedding(m, final && e.weights_die());
     for (std::int32_t l = 0; l < layers; ++l) {
       if (deferred && first) out.update(l + 2);
       out.forward(l, m);
     }
-    out.head(m, first);
+    out.head(m, first, final && e.weights_die());
     if (final) out.finish_gradient(layers + 1);
     for (std::int32_t l = layers - 1; l >= 0; --l) {
-      out.backward(l, m, first);
+      out.backward(l, m, first, final && e.weights_die());
       if (final) out.finish_gradient(l + 1);
       if (final && early) out.update(l + 2);
     }

@@ -16,22 +16,29 @@ std::int64_t total_charge(const TensorTable& table) {
 }
 
 // Where the state is when training starts: as low as it may be, and higher what does not fit there.
+std::optional<NoRoom> place_segment(const TensorTable& table, SegmentId id, const Budgets& budgets, Residency& residency) {
+  const Segment& s = table.segment(id);
+  if (s.lowest == Tier::kNvme) {
+    residency.assume_content(id, Tier::kNvme);
+  } else if (s.lowest == Tier::kHost && residency.used(Tier::kHost) + s.charge <= budgets.host) {
+    residency.assume_content(id, Tier::kHost);
+  } else if (residency.used(Tier::kDevice) + s.charge <= budgets.device) {
+    residency.assume_content(id, Tier::kDevice);
+  } else {
+    return NoRoom{s.lowest, s.charge, id};
+  }
+  return std::nullopt;
+}
+
+// Where the state is when training starts, as Engine::initialize leaves it: as low as it may be, and higher what
+// does not fit there.
 std::optional<NoRoom> place(const Layout& layout, const Budgets& budgets, Residency& residency) {
+  const TensorTable& table = layout.table;
   for (const auto& unit : layout.units) {
-    for (const TensorId tensor : {unit.weight, unit.master, unit.m, unit.v}) {
-      const Tensor& t = layout.table.tensor(tensor);
-      for (std::int32_t i = 0; i < t.segments; ++i) {
-        const SegmentId id = t.first_segment + i;
-        const Segment& s = layout.table.segment(id);
-        if (s.lowest == Tier::kNvme) {
-          residency.assume_content(id, Tier::kNvme);
-        } else if (s.lowest == Tier::kHost && residency.used(Tier::kHost) + s.charge <= budgets.host) {
-          residency.assume_content(id, Tier::kHost);
-        } else if (residency.used(Tier::kDevice) + s.charge <= budgets.device) {
-          residency.assume_content(id, Tier::kDevice);
-        } else {
-          return NoRoom{s.lowest, s.charge, id};
-        }
+    if (auto failure = place_segment(table, layout.whole(unit.weight), budgets, residency)) return failure;
+    for (std::int32_t i = 0; i < table.tensor(unit.master).segments; ++i) {
+      for (const TensorId tensor : {unit.master, unit.m, unit.v}) {
+        if (auto failure = place_segment(table, table.tensor(tensor).first_segment + i, budgets, residency)) return failure;
       }
     }
   }
@@ -79,6 +86,30 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
   plan.fits = true;
   plan.peak = {residency.peak(Tier::kDevice), residency.peak(Tier::kHost)};
   return plan;
+}
+
+Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector<ProgramRun>& history) {
+  Residency residency(layout.table, budgets);
+  ZG_ASSERT(!place(layout, budgets, residency));
+  std::vector<Action> moves;
+  Traffic total;
+  for (const ProgramRun& run : history) {
+    for (std::int64_t i = 0; i < run.times; ++i) {
+      const std::uint64_t state = residency.fingerprint();
+      const Traffic before = residency.traffic();
+      residency.set_future(&run.program->program, run.next != nullptr ? &run.next->program : nullptr);
+      for (std::int32_t op = 0; op < run.program->program.op_count(); ++op) {
+        moves.clear();
+        ZG_ASSERT(!residency.decide(0, op, moves));
+      }
+      const Traffic moved = residency.traffic() - before;
+      total += moved;
+      if (residency.fingerprint() != state) continue;
+      // Nothing changed place: the rest of them move the same bytes again.
+      for (++i; i < run.times; ++i) total += moved;
+    }
+  }
+  return total;
 }
 
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs, std::int64_t device) {

@@ -171,7 +171,13 @@ void TensorStore::issue(Lock&, Node& node) {
   }
 }
 
+// On a drive's I/O thread, which must not wait for our mutex: who holds it may be waiting for that very thread
+// to register memory.
 void TensorStore::on_complete(io::Ticket, std::uint64_t tag, io::Result result) {
+  completions_.enqueue("verify", [this, tag, result] { finish_piece(tag, result); });
+}
+
+void TensorStore::finish_piece(std::uint64_t tag, io::Result result) {
   Node& node = *reinterpret_cast<Node*>(tag & ~kDriveBits);
   if (!result.ok()) {
     Lock lock(mutex_);
@@ -187,7 +193,7 @@ void TensorStore::on_complete(io::Ticket, std::uint64_t tag, io::Result result) 
   finish_copy(node);
 }
 
-// On the thread that moved the bytes.
+// On the thread of the copy stream, or of the completions.
 void TensorStore::finish_copy(Node& node) {
   const Action& action = node.action;
   const Segment& segment = table_.segment(action.segment);

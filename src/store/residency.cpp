@@ -216,6 +216,24 @@ void Residency::assume_content(SegmentId id, Tier tier) {
   }
 }
 
+void Residency::sink(std::vector<Action>& out) {
+  out_ = &out;
+  ++clock_;
+  set_future(nullptr, nullptr);
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    const std::vector<SegmentId> all = resident_[index(tier)];
+    for (const SegmentId id : all) {
+      if (present(id, tier) && table_.segment(id).lowest > tier) evict(id, tier);
+    }
+  }
+}
+
+std::uint64_t Residency::fingerprint() const {
+  std::uint64_t h = 0xcbf29ce484222325ull;
+  for (const State& s : states_) h = (h ^ s.current) * 0x100000001b3ull;
+  return h;
+}
+
 void Residency::check() const {
   std::array<std::int64_t, 2> used{};
   for (std::int32_t id = 0; id < table_.segment_count(); ++id) {

@@ -39,12 +39,16 @@ TensorStore::TensorStore(const Options& options)
     : table_(*options.table),
       options_(options),
       residency_(*options.table, options.budgets),
-      segments_(static_cast<std::size_t>(options.table->segment_count())) {
+      segments_(static_cast<std::size_t>(options.table->segment_count())),
+      completions_("zg-completions", HostStream::Mode::kThread, options.trace) {
   copy_stream_[kToDevice] = options_.device->make_stream("host->device");
   copy_stream_[kToHost] = options_.device->make_stream("device->host");
-  // Memory is not registered with the engine: that waits for its I/O threads, and they wait for us in
-  // on_complete.
-  if (options_.io != nullptr) ZG_ASSERT_EQ(options_.io->drive_count(), table_.drives());
+  if (options_.io != nullptr) {
+    ZG_ASSERT_EQ(options_.io->drive_count(), table_.drives());
+    io::Engine* io = options_.io;
+    options_.host->set_hooks({[io](void* data, std::int64_t bytes) { io->register_memory(data, bytes); },
+                              [io](void* data, std::int64_t) { io->unregister_memory(data); }});
+  }
   ZG_ASSERT_LE(table_.drives(), static_cast<int>(alignof(Node)));  // a transfer's tag holds no more
   ZG_ASSERT_LE(options_.budgets.device, options_.device->arena().budget());
   ZG_ASSERT_LE(options_.budgets.host, options_.host->budget());
@@ -70,6 +74,7 @@ TensorStore::~TensorStore() {
   lock.unlock();
   copy_stream_[0].reset();
   copy_stream_[1].reset();
+  if (options_.io != nullptr) options_.host->set_hooks({});
 }
 
 TensorStore::SegmentState& TensorStore::at(SegmentId id) {
@@ -241,6 +246,13 @@ void TensorStore::discard(SegmentId segment) {
   Lock lock(mutex_);
   ZG_ASSERT(program_ == nullptr, "a program says itself what is dead");
   residency_.discard(segment, actions_);
+  add_actions(lock);
+}
+
+void TensorStore::sink() {
+  Lock lock(mutex_);
+  ZG_ASSERT(program_ == nullptr, "a program says itself what moves");
+  residency_.sink(actions_);
   add_actions(lock);
 }
 

@@ -1,5 +1,7 @@
 #include "train/report.hpp"
 
+#include <algorithm>
+
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -9,11 +11,6 @@ namespace {
 std::string budget_row(const char* name, std::int64_t peak, std::int64_t budget) {
   const double share = budget > 0 ? 100.0 * static_cast<double>(peak) / static_cast<double>(budget) : 0.0;
   return fmt::format("  {:<20} {:>12} {:>12} {:>7.1f}%\n", name, format_bytes(peak), format_bytes(budget), share);
-}
-
-std::string link_row(const char* name, std::int64_t measured, std::int64_t planned, double bound) {
-  return fmt::format("  {:<20} {:>12} {:>12} {:>8} {:>12}\n", name, format_bytes(measured), format_bytes(planned),
-                     measured == planned ? "exact" : "differs", format_seconds(bound));
 }
 
 }  // namespace
@@ -40,15 +37,17 @@ std::string final_report(const RunSummary& r, Session& session, const Roofs& roo
   if (drive_bytes > 0) t += budget_row("nvme", drive_bytes, nvme_budget);
   t += budget_row("process (resident)", peak_resident_bytes(),
                   session.budgets().device + session.budgets().host + kProcessOverhead);
-  if (r.per_step_known) {
-    t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8} {:>12}\n", "link, bytes per step", "measured", "formula", "", "at its roof");
-    t += link_row("nvme read", r.per_step.nvme_read, planned.nvme_read,
-                  roofs.nvme_read > 0 ? static_cast<double>(planned.nvme_read) / roofs.nvme_read : 0);
-    t += link_row("nvme write", r.per_step.nvme_write, planned.nvme_write,
-                  roofs.nvme_write > 0 ? static_cast<double>(planned.nvme_write) / roofs.nvme_write : 0);
-    t += link_row("host -> device", r.per_step.host_to_device, planned.host_to_device, bound.host_to_device);
-    t += link_row("device -> host", r.per_step.device_to_host, planned.device_to_host, bound.device_to_host);
-  }
+  const auto per_step = [&](std::int64_t bytes) { return bytes / std::max<std::int64_t>(1, r.steps); };
+  t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8} {:>12}\n", "link, bytes per step", "measured", "formula", "", "at its roof");
+  const auto row = [&](const char* name, std::int64_t Traffic::*link, double roof) {
+    t += fmt::format("  {:<20} {:>12} {:>12} {:>8} {:>12}\n", name, format_bytes(per_step(r.measured.*link)),
+                     format_bytes(per_step(r.formula.*link)), r.measured.*link == r.formula.*link ? "exact" : "differs",
+                     roof > 0 ? format_seconds(static_cast<double>(planned.*link) / roof) : "-");
+  };
+  row("nvme read", &Traffic::nvme_read, roofs.nvme_read);
+  row("nvme write", &Traffic::nvme_write, roofs.nvme_write);
+  row("host -> device", &Traffic::host_to_device, roofs.host_to_device);
+  row("device -> host", &Traffic::device_to_host, roofs.device_to_host);
   t += fmt::format("\n  stall                {:.1f}% of the step time\n", 100 * r.stall);
   t += fmt::format("  eta                  {:.2f} = T_bound {} / T_measured {}, bound by {}\n", bound.seconds / r.median_step,
                    format_seconds(bound.seconds), format_seconds(r.median_step), bound.by);

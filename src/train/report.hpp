@@ -16,8 +16,7 @@ struct RunSummary {
   double tokens_per_second = 0;
   double first_loss = 0, last_loss = 0;
   std::optional<double> val_loss;
-  Traffic per_step;        // of the last step that followed another one directly
-  bool per_step_known = false;
+  Traffic measured, formula;  // of the whole run, once all moves are done; and what the plan foretells for it
 };
 
 std::string final_report(const RunSummary& summary, Session& session, const Roofs& roofs);

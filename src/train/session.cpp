@@ -77,10 +77,10 @@ void Session::resolve_budgets() {
   std::int64_t all = 0;
   for (std::int32_t id = 0; id < layout_->table.segment_count(); ++id) all += layout_->table.segment(id).charge;
   const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
-  budgets_.device = config_.tiers.device.value_or(all + workspace);
-  budgets_.host = config_.tiers.host.value_or(all);
+  // Without a budget a tier takes what the run can use, as far as the machine has it.
   const std::int64_t available = available_memory();
-  // Only what was asked for is checked: without a budget the run takes what it needs.
+  budgets_.device = config_.tiers.device.value_or(std::min(all + workspace, available / 2));
+  budgets_.host = config_.tiers.host.value_or(std::min(all, available / 3));
   const std::int64_t asked = config_.tiers.device.value_or(0) + config_.tiers.host.value_or(0);
   if (asked > available) {
     throw Error(Errc::kMemory, "tiers",
@@ -178,6 +178,11 @@ double Session::flops_per_step() const {
 Traffic Session::planned_traffic() const {
   Traffic t = plan_.per_step;
   return t += engine_->own_traffic_per_step();
+}
+
+Traffic Session::forecast() const {
+  const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
+  return zg::forecast(*layout_, {budgets_.device - workspace, budgets_.host}, engine_->history());
 }
 
 UpdateRule Session::rule_at(std::int64_t step) const {

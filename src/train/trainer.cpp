@@ -79,7 +79,6 @@ class Loop {
   // On the rank's thread.
   RunSummary run() {
     const auto begin = Clock::now();
-    bool follows = false;  // the step before was a step too
     for (std::int64_t step = 0; step < config_.steps; ++step) {
       const bool stop = interrupted();
       if (stop) log::warning("interrupted: this step is the last one");
@@ -90,15 +89,17 @@ class Loop {
       record.step = step + 1;
       record.lr = session_.rule_at(step).adam.lr;
       record.result = session_.train_step(step, last || evaluate ? Then::kPause : Then::kTrain);
-      note(record, follows && !last && !evaluate);
+      note(record);
       if (evaluate) record.val_loss = summary_.val_loss = session_.evaluate();
       log_.write(record);
       show(record);
-      follows = !evaluate;
       if (last) break;
     }
     log::progress("");
     summary_.seconds = seconds_between(begin, Clock::now());
+    session_.engine().flush();
+    summary_.measured = session_.engine().settled_traffic();
+    summary_.formula = session_.forecast();
     summary_.median_step = median(step_seconds_);
     summary_.stall = stall_seconds_ / std::max(1e-9, all_seconds_);
     summary_.tokens_per_second = static_cast<double>(config_.micro_batch * config_.accumulation_steps * config_.data.seq_len) / summary_.median_step;
@@ -106,7 +107,7 @@ class Loop {
   }
 
  private:
-  void note(StepRecord& record, bool steady) {
+  void note(StepRecord& record) {
     const StepResult& s = record.result;
     record.flops = session_.flops_per_step();
     record.bound = bound_of(roofs_, record.flops, s.traffic);
@@ -116,10 +117,6 @@ class Loop {
     record.peak_nvme = session_.layout().table.drive_bytes() * session_.layout().table.drives();
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
     summary_.last_loss = s.loss;
-    if (steady && summary_.steps > 3) {
-      summary_.per_step = s.traffic;
-      summary_.per_step_known = true;
-    }
     step_seconds_.push_back(s.seconds);
     all_seconds_ += s.seconds;
     stall_seconds_ += s.stall;

@@ -46,6 +46,13 @@ struct StepResult {
   Traffic traffic;
 };
 
+// Programs that were run: `program` so often in a row, each time followed by `next`.
+struct ProgramRun {
+  const StepProgram* program = nullptr;
+  const StepProgram* next = nullptr;
+  std::int64_t times = 0;
+};
+
 class Engine {
  public:
   struct Options {
@@ -79,6 +86,9 @@ class Engine {
 
   // Bytes that crossed the links since the start, the store's and the engine's own (tokens, sums).
   Traffic traffic() const;
+  const std::vector<ProgramRun>& history() const { return history_; }
+  // The store's share of traffic() since initialize(), all decided moves done. Outside of programs.
+  Traffic settled_traffic();
   // The engine's own per training step.
   Traffic own_traffic_per_step() const;
 
@@ -111,6 +121,8 @@ class Engine {
   AdamParams update_;              // of the updates that are being issued
   UpdateRule rule_;
   Traffic own_;
+  Traffic initial_;                // the store's, when training started
+  std::vector<ProgramRun> history_;
 };
 
 }  // namespace zg

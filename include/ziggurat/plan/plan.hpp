@@ -3,8 +3,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "ziggurat/engine/step_program.hpp"
+#include "ziggurat/engine/engine.hpp"
 #include "ziggurat/store/residency.hpp"
 
 namespace zg {
@@ -19,6 +20,10 @@ struct Plan {
 // Dry run of the whole life of a training run (first steps, evaluation, more steps) under these budgets
 // (workspace not included).
 Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets& budgets);
+
+// What a run that has started its programs in this order has moved when all of it is done (ProgramRun,
+// engine.hpp), from the state that Engine::initialize leaves.
+Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector<ProgramRun>& history);
 
 // The smallest budgets that do: first the device's with as much host memory as there is need for, then the
 // host's with `device` bytes (or the smallest, if that is more) of device memory. Workspace not included.

@@ -76,6 +76,8 @@ class Residency {
   // appended stands (it only made room).
   template <class Pinned>
   std::optional<NoRoom> decide_free(const AccessStep& step, Pinned&& pinned, std::vector<Action>& out);
+  // Without a program: everything sinks as low as it may, where there is room.
+  void sink(std::vector<Action>& out);
   // Drops the content everywhere.
   void discard(SegmentId segment, std::vector<Action>& out);
 
@@ -86,6 +88,8 @@ class Residency {
   std::int64_t used(Tier tier) const { return used_[index(tier)]; }
   std::int64_t peak(Tier tier) const { return peak_[index(tier)]; }
   const Traffic& traffic() const { return traffic_; }
+  // Equal ones: the same content at the same places, so that the same program moves the same bytes again.
+  std::uint64_t fingerprint() const;
   // Aborts when the state breaks the table of legal ones.
   void check() const;
 

@@ -101,6 +101,8 @@ class TensorStore final : private io::Completion {
   void discard(SegmentId segment);
   bool has_content(SegmentId segment) const;
 
+  // Without a program and without leases: everything sinks as low as it may.
+  void sink();
   // Waits until nothing moves.
   void drain();
 
@@ -126,6 +128,7 @@ class TensorStore final : private io::Completion {
   void finish(Lock& lock, Node& node);
   void finish_copy(Node& node);
   void on_complete(io::Ticket ticket, std::uint64_t tag, io::Result result) override;
+  void finish_piece(std::uint64_t tag, io::Result result);
   void pass(Node& node, Stream& stream);
   void end_use(Node& node);
   Lease wait_for(Lock& lock, Node& node, Stream* consumer);
@@ -153,6 +156,7 @@ class TensorStore final : private io::Completion {
   std::set<Node*, Earlier> ready_[kLinks];
   int moving_[kLinks] = {};
   std::unique_ptr<Stream> copy_stream_[2];
+  HostStream completions_;  // what the drives have finished is taken up here
 
   const Program* program_ = nullptr;
   const Program* next_ = nullptr;

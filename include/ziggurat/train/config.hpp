@@ -51,7 +51,7 @@ struct TierConfig {
   // DeepSpeed's nvme_path, which has no size).
   std::vector<io::DriveOptions> nvme;
   io::RamModel ram;                           // for aio.backend "ram" (tests, benchmarks)
-  int prefetch_depth = 8;                     // operations of the program looked ahead
+  int prefetch_depth = 256;  // operations of the program decided ahead; what is fetched early is bounded by the budgets
 };
 
 struct RunConfig {

@@ -39,6 +39,8 @@ class Session {
   io::Engine* io() { return io_.get(); }
   double flops_per_step() const;
   Traffic planned_traffic() const;  // per step, the engine's own included
+  // What the plan says that the programs run so far move, the engine's own bytes not included.
+  Traffic forecast() const;
   UpdateRule rule_at(std::int64_t step) const;
 
   // One line per decision: what was taken, and why.

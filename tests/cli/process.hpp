@@ -1,0 +1,31 @@
+// Runs the program as a user does: a process of its own, its output captured, with a limit on its time.
+#pragma once
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace zg::cli_test {
+
+struct Launch {
+  std::vector<std::string> arguments;
+  std::string directory = {};  // the process's current one
+  // Called between fork and exec: system calls only.
+  std::function<void()> in_child = {};
+  // SIGINT is sent when the process has written this to stdout or stderr; empty: never.
+  std::string interrupt_at = {};
+  std::chrono::seconds limit{300};  // generous: sanitizers and a busy machine
+};
+
+struct Outcome {
+  int code = -1;    // exit code; -1: ended by a signal
+  int signal = 0;
+  bool timed_out = false;
+  bool interrupted = false;  // SIGINT was sent
+  std::string out, err;
+};
+
+// argv[0] is `program`.
+Outcome launch(const std::string& program, const Launch& launch);
+
+}  // namespace zg::cli_test

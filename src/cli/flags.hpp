@@ -28,8 +28,9 @@ CLI::Validator whole_number(T least, T most = std::numeric_limits<T>::max()) {
       [least, most](std::string& text) {
         const std::optional<T> value = number_in<T>(text);
         if (value && *value >= least && *value <= most) return std::string();
-        const std::string range = most == std::numeric_limits<T>::max() ? fmt::format("{} or more", least)
-                                                                        : fmt::format("{} to {}", least, most);
+        const std::string range = most == std::numeric_limits<T>::max()
+                                      ? fmt::format("{} or more", least)
+                                      : fmt::format("{} to {}", least, most);
         return fmt::format("found {}, expected a whole number, {}", text, range);
       },
       "");

@@ -84,6 +84,7 @@ void Engine::initialize(const ParamSource& source) {
       }
       const View w = whole_view(weight, tensors.weight).col_range(segment.first_element, segment.elements);
       host_ops().cast(now, out, w);
+      lease.release();  // the plan has room for one segment beside the weight (room_to_load)
       for (const TensorId moment : {tensors.m, tensors.v}) {
         Lease zero = host_lease(layout_.table.tensor(moment).first_segment + i, Access::kOverwrite);
         std::memset(zero.data(), 0, static_cast<std::size_t>(zero.bytes()));

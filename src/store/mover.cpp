@@ -1,10 +1,10 @@
 // The part of TensorStore that carries moves out.
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "store/checksum.hpp"
 #include "store/node.hpp"
 #include "ziggurat/base/log.hpp"
 
@@ -208,7 +208,7 @@ void TensorStore::finish_copy(Node& node) {
       Lock lock(mutex_);
       host = s.memory[static_cast<std::size_t>(Tier::kHost)];
     }
-    checksum = XXH3_64bits(host, static_cast<std::size_t>(segment.bytes));
+    checksum = zg::checksum(host, static_cast<std::size_t>(segment.bytes));
   }
   Lock lock(mutex_);
   if (nvme && options_.verify) {

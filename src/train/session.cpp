@@ -101,8 +101,14 @@ void Session::resolve_budgets() {
 void Session::check_plan() {
   const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
   const Budgets inside{budgets_.device - workspace, budgets_.host};
-  plan_ = make_plan(*layout_, *programs_, inside);
-  if (plan_.fits) return;
+  // Less read-ahead where the budgets are too small for it.
+  for (double share = config_.tiers.read_ahead;; share = share > 0.02 ? share / 2 : 0) {
+    const auto rest = [share](std::int64_t bytes) { return bytes - static_cast<std::int64_t>(share * static_cast<double>(bytes)); };
+    resident_ = {rest(inside.device), rest(inside.host)};
+    plan_ = make_plan(*layout_, *programs_, resident_);
+    if (plan_.fits) return;
+    if (share == 0) break;
+  }
   const auto least = smallest_budgets(*layout_, *programs_, inside.device);
   if (!least) {
     throw Error(Errc::kMemory, "tiers", "this run fits no budgets: what may not leave the device or the host is too much",
@@ -138,13 +144,12 @@ void Session::start() {
   device_ = make_host_device(budgets_.device, trace_);
   host_ = make_host_arena("host memory", budgets_.host);
   open_drives();
-  const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
   TensorStore::Options o;
   o.table = &layout_->table;
   o.device = device_.get();
   o.host = host_.get();
   o.io = io_.get();
-  o.budgets = {budgets_.device - workspace, budgets_.host};
+  o.budgets = resident_;
   o.prefetch_depth = config_.tiers.prefetch_depth;
   o.verify = config_.aio.verify;
   o.trace = trace_;
@@ -181,8 +186,7 @@ Traffic Session::planned_traffic() const {
 }
 
 Traffic Session::forecast() const {
-  const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
-  return zg::forecast(*layout_, {budgets_.device - workspace, budgets_.host}, engine_->history());
+  return zg::forecast(*layout_, resident_, engine_->history());
 }
 
 UpdateRule Session::rule_at(std::int64_t step) const {

@@ -1,5 +1,5 @@
-// Mistakes in flags, configurations and files: each ends with exit code 2 and one message that names its place, and
-// leaves nothing half-written.
+// Mistakes in flags, configurations and files: each ends with exit code 2 and one message that names its
+// place, and leaves nothing half-written.
 #include <cstdint>
 #include <functional>
 
@@ -18,12 +18,18 @@ struct Mistake {
   const char* said;   // part of the message: what is wrong with it
   Prepare prepare = {};
 };
-void PrintTo(const Mistake& mistake, std::ostream* out) { *out << mistake.name; }
+void PrintTo(const Mistake& mistake, std::ostream* out) {
+  *out << mistake.name;
+}
 
 // "train config.json" with overrides.
-Strings with(const Strings& overrides) { return Strings{"train", "config.json"} + sets(overrides); }
+Strings with(const Strings& overrides) {
+  return Strings{"train", "config.json"} + sets(overrides);
+}
 // The same, with "extra.json" laid over it.
-Strings over() { return {"train", "config.json", "extra.json"}; }
+Strings over() {
+  return {"train", "config.json", "extra.json"};
+}
 
 class BadInput : public CliTest, public ::testing::WithParamInterface<Mistake> {
  public:
@@ -32,7 +38,8 @@ class BadInput : public CliTest, public ::testing::WithParamInterface<Mistake> {
 
   // A model directory that is right in all things.
   void make_model(const std::string& name) const {
-    const Outcome o = run(Strings{"train", "config.json", "--steps", "1"} + sets({"output.dir=made", "data.validation=0"}));
+    const Outcome o =
+        run(Strings{"train", "config.json", "--steps", "1"} + sets({"output.dir=made", "data.validation=0"}));
     ASSERT_EQ(o.code, 0) << o.err;
     fs::rename(path("made/model"), path(name));
     fs::remove_all(path("made"));
@@ -81,9 +88,18 @@ std::vector<Mistake> flags() {
       {"UnknownFlag", {"train", "config.json", "--stepz", "3"}, "--stepz", "not expected"},
       {"NoConfiguration", {"train"}, "config", "required"},
       {"FlagWithoutValue", {"train", "config.json", "--steps"}, "--steps", "required"},
-      {"NoSteps", {"train", "config.json", "--steps", "0"}, "--steps", "found 0, expected a whole number, 1 or more"},
-      {"StepsIsText", {"train", "config.json", "--steps", "many"}, "--steps", "found many, expected a whole number"},
-      {"NoThreads", {"train", "config.json", "--threads", "0"}, "--threads", "found 0, expected a whole number, 1 to 4096"},
+      {"NoSteps",
+       {"train", "config.json", "--steps", "0"},
+       "--steps",
+       "found 0, expected a whole number, 1 or more"},
+      {"StepsIsText",
+       {"train", "config.json", "--steps", "many"},
+       "--steps",
+       "found many, expected a whole number"},
+      {"NoThreads",
+       {"train", "config.json", "--threads", "0"},
+       "--threads",
+       "found 0, expected a whole number, 1 to 4096"},
       {"NegativeThreads", {"train", "config.json", "--threads=-2"}, "--threads", "found -2"},
       {"UnknownDevice", {"train", "config.json", "--devices", "tpu:1"}, "--devices tpu:1", "host:1"},
       {"TooManyDevices", {"train", "config.json", "--devices", "host:4"}, "--devices host:4", "host:1"},
@@ -92,34 +108,88 @@ std::vector<Mistake> flags() {
       {"SetUnknownKey", with({"tiers.hots=1MiB"}), "tiers.hots", "did you mean host"},
       {"SetThroughANumber", with({"steps.a=1"}), "--set: steps", "expected a whole number"},
       {"SetFarIndex", with({"tiers.nvme.7.path=x"}), "tiers.nvme", "7"},
-      {"TraceInNoDirectory", {"train", "config.json", "--trace", "none/t.json"}, "--trace none/t.json", "No such file or directory"},
-      {"TraceIsADirectory", {"train", "config.json", "--trace", "d"}, "--trace d", "Is a directory", folder("d")},
+      {"TraceInNoDirectory",
+       {"train", "config.json", "--trace", "none/t.json"},
+       "--trace none/t.json",
+       "No such file or directory"},
+      {"TraceIsADirectory",
+       {"train", "config.json", "--trace", "d"},
+       "--trace d",
+       "Is a directory",
+       folder("d")},
       {"GenerateWithoutModel", {"generate", "--prompt", "x"}, "--model", "required"},
       {"GenerateWithoutPrompt", {"generate", "--model", "hf"}, "generate", "--prompt or --prompt-ids"},
-      {"GenerateTwoPrompts", {"generate", "--model", "hf", "--prompt", "a", "--prompt-ids", "1"}, "--prompt", "excludes"},
+      {"GenerateTwoPrompts",
+       {"generate", "--model", "hf", "--prompt", "a", "--prompt-ids", "1"},
+       "--prompt",
+       "excludes"},
       {"GenerateEmptyPrompt", {"generate", "--model", "hf", "--prompt", ""}, "prompt", "is empty", model()},
-      {"GenerateNoDirectory", {"generate", "--model", "none", "--prompt", "a"}, "none", "No such file or directory"},
-      {"GenerateIdTooLarge", {"generate", "--model", "hf", "--prompt-ids", "1,256"}, "prompt", "256, the model knows 0 to 255", model()},
-      {"GenerateIdNegative", {"generate", "--model", "hf", "--prompt-ids=-3"}, "prompt", "-3, the model knows 0 to 255", model()},
-      {"GenerateIdIsText", {"generate", "--model", "hf", "--prompt-ids", "1,x"}, "--prompt-ids", "found \"1,x\""},
-      {"GenerateIdMissing", {"generate", "--model", "hf", "--prompt-ids", "1,,2"}, "--prompt-ids", "found \"1,,2\""},
-      {"GenerateIdBeyondInt", {"generate", "--model", "hf", "--prompt-ids", "4294967297"}, "--prompt-ids", "found \"4294967297\""},
-      {"GenerateNoTokens", {"generate", "--model", "hf", "--prompt", "a", "--tokens", "0"}, "--tokens", "found 0"},
-      {"GenerateTemperatureNan", {"generate", "--model", "hf", "--prompt", "a", "--temperature", "nan"}, "--temperature", "found nan"},
-      {"GenerateTemperatureNegative", {"generate", "--model", "hf", "--prompt", "a", "--temperature=-1"}, "--temperature", "found -1"},
-      {"GenerateNegativeSeed", {"generate", "--model", "hf", "--prompt", "a", "--seed=-1"}, "--seed", "found -1"},
-      {"GenerateNegativeTopK", {"generate", "--model", "hf", "--prompt", "a", "--top-k=-1"}, "--top-k", "found -1"},
-      {"GenerateNoTokenizer", {"generate", "--model", "hf", "--prompt", "a"}, "--prompt", "no tokenizer",
+      {"GenerateNoDirectory",
+       {"generate", "--model", "none", "--prompt", "a"},
+       "none",
+       "No such file or directory"},
+      {"GenerateIdTooLarge",
+       {"generate", "--model", "hf", "--prompt-ids", "1,256"},
+       "prompt",
+       "256, the model knows 0 to 255",
+       model()},
+      {"GenerateIdNegative",
+       {"generate", "--model", "hf", "--prompt-ids=-3"},
+       "prompt",
+       "-3, the model knows 0 to 255",
+       model()},
+      {"GenerateIdIsText",
+       {"generate", "--model", "hf", "--prompt-ids", "1,x"},
+       "--prompt-ids",
+       "found \"1,x\""},
+      {"GenerateIdMissing",
+       {"generate", "--model", "hf", "--prompt-ids", "1,,2"},
+       "--prompt-ids",
+       "found \"1,,2\""},
+      {"GenerateIdBeyondInt",
+       {"generate", "--model", "hf", "--prompt-ids", "4294967297"},
+       "--prompt-ids",
+       "found \"4294967297\""},
+      {"GenerateNoTokens",
+       {"generate", "--model", "hf", "--prompt", "a", "--tokens", "0"},
+       "--tokens",
+       "found 0"},
+      {"GenerateTemperatureNan",
+       {"generate", "--model", "hf", "--prompt", "a", "--temperature", "nan"},
+       "--temperature",
+       "found nan"},
+      {"GenerateTemperatureNegative",
+       {"generate", "--model", "hf", "--prompt", "a", "--temperature=-1"},
+       "--temperature",
+       "found -1"},
+      {"GenerateNegativeSeed",
+       {"generate", "--model", "hf", "--prompt", "a", "--seed=-1"},
+       "--seed",
+       "found -1"},
+      {"GenerateNegativeTopK",
+       {"generate", "--model", "hf", "--prompt", "a", "--top-k=-1"},
+       "--top-k",
+       "found -1"},
+      {"GenerateNoTokenizer",
+       {"generate", "--model", "hf", "--prompt", "a"},
+       "--prompt",
+       "no tokenizer",
        [](const BadInput& t) {
          t.make_model("hf");
          fs::remove(t.path("hf/tokenizer.ziggurat.json"));
        }},
-      {"GenerateBadTokenizer", {"generate", "--model", "hf", "--prompt", "a"}, "tokenizer.ziggurat.json", "",
+      {"GenerateBadTokenizer",
+       {"generate", "--model", "hf", "--prompt", "a"},
+       "tokenizer.ziggurat.json",
+       "",
        [](const BadInput& t) {
          t.make_model("hf");
          t.write("hf/tokenizer.ziggurat.json", "{\"type\": ");
        }},
-      {"GenerateCharacterUnknown", {"generate", "--model", "hf", "--prompt", "\xE2\x82\xAC"}, "U+20AC", "vocabulary",
+      {"GenerateCharacterUnknown",
+       {"generate", "--model", "hf", "--prompt", "\xE2\x82\xAC"},
+       "U+20AC",
+       "vocabulary",
        [](const BadInput& t) {
          t.edit("config.json", "\"bytes\"", "\"chars\"");
          t.make_model("hf");
@@ -141,7 +211,8 @@ std::vector<Mistake> configurations() {
       {"AList", over(), "extra.json", "expected an object", extra("[1]")},
       {"KeyTwice", over(), "extra.json: steps", "", extra("{\"steps\": 3, \"steps\": 4}")},
       {"UnknownKey", over(), "extra.json: optimzer", "did you mean optimizer?", extra("{\"optimzer\": {}}")},
-      {"UnknownInnerKey", over(), "extra.json: data.seq_length", "did you mean seq_len?", extra("{\"data\": {\"seq_length\": 8}}")},
+      {"UnknownInnerKey", over(), "extra.json: data.seq_length", "did you mean seq_len?",
+       extra("{\"data\": {\"seq_length\": 8}}")},
       {"TextForNumber", over(), "extra.json: steps", "found text \"9\"", extra("{\"steps\": \"9\"}")},
       {"NumberForObject", over(), "extra.json: data", "found 3, expected an object", extra("{\"data\": 3}")},
       {"BadSize", with({"tiers.device=48MB5"}), "tiers.device", "48MiB"},
@@ -151,9 +222,14 @@ std::vector<Mistake> configurations() {
       {"HeadsDoNotDivide", with({"model.n_head=3"}), "n_head", "32"},
       {"NoLayers", with({"model.n_layer=0"}), "n_layer", "0"},
       {"KeysOfTheOtherFamily", with({"model.arch=llama"}), "model", "unknown key"},
-      {"LlamaWithoutWidth", {"train", "extra.json"}, "extra.json: model", "hidden_size",
-       extra("{\"model\": {\"arch\": \"llama\", \"num_hidden_layers\": 2, \"num_attention_heads\": 2}, \"data\": {\"train\": \"text.txt\"},"
-             "\"steps\": 1, \"train_batch_size\": 1, \"train_micro_batch_size_per_gpu\": 1, \"output\": {\"dir\": \"out\"}}")},
+      {"LlamaWithoutWidth",
+       {"train", "extra.json"},
+       "extra.json: model",
+       "is missing",
+       extra("{\"model\": {\"arch\": \"llama\", \"num_hidden_layers\": 2, \"num_attention_heads\": 2}, "
+             "\"data\": {\"train\": \"text.txt\"},"
+             "\"steps\": 1, \"train_batch_size\": 1, \"train_micro_batch_size_per_gpu\": 1, \"output\": "
+             "{\"dir\": \"out\"}}")},
       {"UnknownArchitecture", with({"model.arch=mamba"}), "--set: model", "\"arch\" is \"mamba\""},
       {"Fp16", over(), "fp16.enabled", "bf16", extra("{\"fp16\": {\"enabled\": true}}")},
       {"TensorParallel", with({"parallel.tensor=2"}), "parallel.tensor", "2"},
@@ -162,7 +238,8 @@ std::vector<Mistake> configurations() {
       {"OutputNowhere", with({"output.dir=/proc/run"}), "output.dir /proc/run", ""},
       {"DriveMissing", with({"tiers.nvme.0.path=none"}), "none", "No such file or directory"},
       {"DriveIsAFile", with({"tiers.nvme.0.path=text.txt"}), "text.txt", "is no directory"},
-      {"DriveTooSmall", with({"tiers.nvme.0.path=.", "tiers.nvme.0.bytes=64KiB"}), "tiers.nvme .", "has 64.0 KiB, this run needs"},
+      {"DriveTooSmall", with({"tiers.nvme.0.path=.", "tiers.nvme.0.bytes=64KiB"}), "tiers.nvme .",
+       "has 64.0 KiB, this run needs"},
       {"BudgetsBeyondTheMachine", with({"tiers.host=4000TiB"}), "tiers", "this process may take"},
   };
 }
@@ -175,47 +252,66 @@ std::vector<Mistake> files() {
       {"DataTooShort", with({"data.train=s.txt"}), "s.txt", "", file("s.txt", "seven words are not enough")},
       {"ValidationMissing", with({"data.validation=none.txt"}), "none.txt", "No such file or directory"},
       {"ValidationTooShort", with({"data.validation=s.txt"}), "s.txt", "", file("s.txt", "short")},
-      {"NotUtf8", with({"data.train=l.txt", "data.tokenizer=chars"}), "l.txt", "UTF-8", file("l.txt", std::string(500, 'a') + "\xE9 la carte " + std::string(500, 'b'))},
-      {"TokenFileOdd", with({"data.train=o.bin", "model.vocab_size=256"}), "o.bin", "", file("o.bin", tokens(500, 3) + "x")},
-      {"TokenFileEmpty", with({"data.train=o.bin", "model.vocab_size=256"}), "o.bin", "empty", file("o.bin", "")},
-      {"TokenBeyondVocabulary", with({"data.train=b.bin", "model.vocab_size=256"}), "b.bin", "60000", file("b.bin", tokens(800, 3) + tokens(1, 60000) + tokens(800, 4))},
-      {"VocabularyUnknown", with({"data.train=b.bin"}), "model.vocab_size", "", file("b.bin", tokens(800, 3))},
+      {"NotUtf8", with({"data.train=l.txt", "data.tokenizer=chars"}), "l.txt", "UTF-8",
+       file("l.txt", std::string(500, 'a') + "\xE9 la carte " + std::string(500, 'b'))},
+      {"TokenFileOdd", with({"data.train=o.bin", "model.vocab_size=256"}), "o.bin", "",
+       file("o.bin", tokens(500, 3) + "x")},
+      {"TokenFileEmpty", with({"data.train=o.bin", "model.vocab_size=256"}), "o.bin", "empty",
+       file("o.bin", "")},
+      {"TokenBeyondVocabulary", with({"data.train=b.bin", "model.vocab_size=256"}), "b.bin", "60000",
+       file("b.bin", tokens(800, 3) + tokens(1, 60000) + tokens(800, 4))},
+      {"VocabularyUnknown", with({"data.train=b.bin"}), "model.vocab_size", "",
+       file("b.bin", tokens(800, 3))},
       {"VocabularyTooSmall", with({"model.vocab_size=100"}), "vocab", "100"},
-      {"TokenizerMissing", over(), "none", "encoder.json", extra("{\"data\": {\"tokenizer\": {\"gpt2\": \"none\"}}}")},
-      {"TokenizerNoJson", over(), "encoder.json", "", [](const BadInput& t) {
+      {"TokenizerMissing", over(), "none", "encoder.json",
+       extra("{\"data\": {\"tokenizer\": {\"gpt2\": \"none\"}}}")},
+      {"TokenizerNoJson", over(), "encoder.json", "",
+       [](const BadInput& t) {
          t.write("extra.json", "{\"data\": {\"tokenizer\": {\"gpt2\": \"bpe\"}}}");
          t.write("bpe/encoder.json", "not json");
          t.write("bpe/vocab.bpe", "#version: 0.2\n");
        }},
-      {"ModelMissing", over(), "none/config.json", "No such file or directory", extra("{\"model\": {\"from\": \"none\"}}")},
-      {"ModelWithoutWeights", over(), "hf", "safetensors", [](const BadInput& t) {
+      {"ModelMissing", over(), "none/config.json", "No such file or directory",
+       extra("{\"model\": {\"from\": \"none\"}}")},
+      {"ModelWithoutWeights", over(), "hf", "safetensors",
+       [](const BadInput& t) {
          t.make_model("hf");
          fs::remove(t.path("hf/model.safetensors"));
          t.write("extra.json", "{\"model\": {\"from\": \"hf\"}}");
        }},
-      {"ModelTruncated", over(), "hf/model.safetensors", "", [](const BadInput& t) {
+      {"ModelTruncated", over(), "hf/model.safetensors", "",
+       [](const BadInput& t) {
          t.make_model("hf");
-         fs::resize_file(t.path("hf/model.safetensors"), fs::file_size(t.path("hf/model.safetensors")) - 1000);
+         fs::resize_file(t.path("hf/model.safetensors"),
+                         fs::file_size(t.path("hf/model.safetensors")) - 1000);
          t.write("extra.json", "{\"model\": {\"from\": \"hf\"}}");
        }},
-      {"ModelHeaderBroken", over(), "hf/model.safetensors", "", [](const BadInput& t) {
+      {"ModelHeaderBroken", over(), "hf/model.safetensors", "",
+       [](const BadInput& t) {
          t.make_model("hf");
          t.write("hf/model.safetensors", std::string(8, '\xff') + "{}");
          t.write("extra.json", "{\"model\": {\"from\": \"hf\"}}");
        }},
-      {"ModelOfOtherShape", over(), "hf/model.safetensors", "", [](const BadInput& t) {
+      {"ModelOfOtherShape", over(), "hf/model.safetensors", "",
+       [](const BadInput& t) {
          model("\"n_embd\": 32", "\"n_embd\": 64")(t);
          t.write("extra.json", "{\"model\": {\"from\": \"hf\"}}");
        }},
-      {"ModelLacksALayer", over(), "hf/model.safetensors", "h.2.", [](const BadInput& t) {
+      {"ModelLacksALayer", over(), "hf/model.safetensors", "h.2.",
+       [](const BadInput& t) {
          model("\"n_layer\": 2", "\"n_layer\": 3")(t);
          t.write("extra.json", "{\"model\": {\"from\": \"hf\"}}");
        }},
-      {"ModelHasLessContext", over(), "data.seq_len", "32", [](const BadInput& t) {
+      {"ModelHasLessContext", over(), "data.seq_len", "32",
+       [](const BadInput& t) {
          t.make_model("hf");
          t.write("extra.json", "{\"model\": {\"from\": \"hf\"}, \"data\": {\"seq_len\": 48}}");
        }},
-      {"GenerateTruncated", {"generate", "--model", "hf", "--prompt", "a"}, "hf/model.safetensors", "", [](const BadInput& t) {
+      {"GenerateTruncated",
+       {"generate", "--model", "hf", "--prompt", "a"},
+       "hf/model.safetensors",
+       "",
+       [](const BadInput& t) {
          t.make_model("hf");
          fs::resize_file(t.path("hf/model.safetensors"), 100);
        }},
@@ -231,13 +327,16 @@ TEST_P(BadInput, IsRefusedWithOneMessage) {
   EXPECT_EQ(o.code, 2) << o.err;
   const std::string message = message_of(o);
   RecordProperty("message", message);
-  EXPECT_NE(message.find(mistake.place), std::string::npos) << message << "\n  does not name " << mistake.place;
+  EXPECT_NE(message.find(mistake.place), std::string::npos)
+      << message << "\n  does not name " << mistake.place;
   EXPECT_NE(message.find(mistake.said), std::string::npos) << message << "\n  does not say " << mistake.said;
   EXPECT_EQ(o.out, "");
   expect_nothing_half_written();
 }
 
-std::string name_of_case(const ::testing::TestParamInfo<Mistake>& info) { return info.param.name; }
+std::string name_of_case(const ::testing::TestParamInfo<Mistake>& info) {
+  return info.param.name;
+}
 INSTANTIATE_TEST_SUITE_P(Flags, BadInput, ::testing::ValuesIn(flags()), name_of_case);
 INSTANTIATE_TEST_SUITE_P(Configurations, BadInput, ::testing::ValuesIn(configurations()), name_of_case);
 INSTANTIATE_TEST_SUITE_P(Files, BadInput, ::testing::ValuesIn(files()), name_of_case);

@@ -4,8 +4,9 @@
 
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,8 @@ inline Strings lines_of(const std::string& text) {
   return lines;
 }
 
-// Two layers of width 32, seconds to train at most; everything below the folder of the test, paths relative to it.
+// Two layers of width 32, seconds to train at most; everything below the folder of the test, paths relative
+// to it.
 inline constexpr const char* kConfig = R"({
   "model": {"arch": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32},
   "data": {"train": "text.txt", "validation": 0.1, "tokenizer": "bytes", "seq_len": 16},
@@ -54,8 +56,10 @@ class CliTest : public ::testing::Test {
     directory_ = pattern;
     write("config.json", kConfig);
     std::string text;
-    const Strings words{"let", "there", "be", "light", "and", "it", "was", "good", "the", "evening", "morning", "day"};
-    for (std::size_t i = 0; text.size() < 12000; ++i) text += words[(i * i + i / 7) % words.size()] + (i % 11 == 0 ? ".\n" : " ");
+    const Strings words{"let", "there", "be",  "light",   "and",     "it",
+                        "was", "good",  "the", "evening", "morning", "day"};
+    for (std::size_t i = 0; text.size() < 12000; ++i)
+      text += words[(i * i + i / 7) % words.size()] + (i % 11 == 0 ? ".\n" : " ");
     write("text.txt", text);
   }
   ~CliTest() override {
@@ -119,13 +123,15 @@ class CliTest : public ::testing::Test {
 
   // Nothing is left that looks like (a part of) a run.
   void expect_nothing_half_written() const {
-    for (const auto& entry : fs::recursive_directory_iterator(directory_, fs::directory_options::skip_permission_denied)) {
+    for (const auto& entry :
+         fs::recursive_directory_iterator(directory_, fs::directory_options::skip_permission_denied)) {
       const std::string name = entry.path().filename().string();
       EXPECT_EQ(name.find(".part"), std::string::npos) << entry.path();
       EXPECT_EQ(name.find(".tmp"), std::string::npos) << entry.path();
       EXPECT_NE(name.rfind(".ziggurat-", 0), 0u) << entry.path();
     }
-    for (const char* name : {"out/log.jsonl", "out/config.json", "out/model"}) EXPECT_FALSE(fs::exists(path(name))) << name;
+    for (const char* name : {"out/log.jsonl", "out/config.json", "out/model"})
+      EXPECT_FALSE(fs::exists(path(name))) << name;
   }
 
   std::string directory_;

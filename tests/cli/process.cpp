@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +19,8 @@ namespace {
 class Pipe {
  public:
   Pipe() {
-    if (pipe2(ends_.data(), O_CLOEXEC) != 0) throw std::runtime_error(std::string("pipe2: ") + std::strerror(errno));
+    if (pipe2(ends_.data(), O_CLOEXEC) != 0)
+      throw std::runtime_error(std::string("pipe2: ") + std::strerror(errno));
   }
   ~Pipe() {
     close_end(0);
@@ -37,9 +39,11 @@ class Pipe {
   std::array<int, 2> ends_{-1, -1};
 };
 
-[[noreturn]] void become(const std::vector<char*>& argv, const Launch& launch, const Pipe& out, const Pipe& err) {
+[[noreturn]] void become(const std::vector<char*>& argv, const Launch& launch, const Pipe& out,
+                         const Pipe& err) {
   const int none = open("/dev/null", O_RDONLY);
-  if (none < 0 || dup2(none, 0) < 0 || dup2(out.write_end(), 1) < 0 || dup2(err.write_end(), 2) < 0) _exit(126);
+  if (none < 0 || dup2(none, 0) < 0 || dup2(out.write_end(), 1) < 0 || dup2(err.write_end(), 2) < 0)
+    _exit(126);
   if (!launch.directory.empty() && chdir(launch.directory.c_str()) != 0) _exit(126);
   if (launch.in_child) launch.in_child();
   execv(argv[0], argv.data());
@@ -78,19 +82,23 @@ Outcome launch(const std::string& program, const Launch& launch) {
       outcome.timed_out = true;
       kill(pid, SIGKILL);
     }
-    std::array<pollfd, 2> fds{pollfd{out_open ? out.read_end() : -1, POLLIN, 0}, pollfd{err_open ? err.read_end() : -1, POLLIN, 0}};
+    std::array<pollfd, 2> fds{pollfd{out_open ? out.read_end() : -1, POLLIN, 0},
+                              pollfd{err_open ? err.read_end() : -1, POLLIN, 0}};
     if (poll(fds.data(), fds.size(), 100) < 0 && errno != EINTR) break;
     if (fds[0].revents != 0) out_open = drain(out.read_end(), outcome.out);
     if (fds[1].revents != 0) err_open = drain(err.read_end(), outcome.err);
     if (!launch.interrupt_at.empty() && !outcome.interrupted &&
-        (outcome.err.find(launch.interrupt_at) != std::string::npos || outcome.out.find(launch.interrupt_at) != std::string::npos)) {
+        (outcome.err.find(launch.interrupt_at) != std::string::npos ||
+         outcome.out.find(launch.interrupt_at) != std::string::npos)) {
       outcome.interrupted = true;
       kill(pid, SIGINT);
     }
   }
   int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  rusage usage{};
+  while (wait4(pid, &status, 0, &usage) < 0 && errno == EINTR) {
   }
+  outcome.peak_bytes = std::int64_t{usage.ru_maxrss} * 1024;  // given in KiB
   if (WIFEXITED(status)) outcome.code = WEXITSTATUS(status);
   if (WIFSIGNALED(status)) outcome.signal = WTERMSIG(status);
   return outcome;

@@ -1,6 +1,7 @@
 // Runs the program as a user does: a process of its own, its output captured, with a limit on its time.
 #pragma once
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,14 +15,15 @@ struct Launch {
   std::function<void()> in_child = {};
   // SIGINT is sent when the process has written this to stdout or stderr; empty: never.
   std::string interrupt_at = {};
-  std::chrono::seconds limit{300};  // generous: sanitizers and a busy machine
+  std::chrono::seconds limit{200};  // generous: sanitizers and a busy machine
 };
 
 struct Outcome {
-  int code = -1;    // exit code; -1: ended by a signal
+  int code = -1;  // exit code; -1: ended by a signal
   int signal = 0;
   bool timed_out = false;
-  bool interrupted = false;  // SIGINT was sent
+  bool interrupted = false;     // SIGINT was sent
+  std::int64_t peak_bytes = 0;  // resident, of the process (VmHWM)
   std::string out, err;
 };
 

@@ -66,6 +66,7 @@ class Session {
   std::unique_ptr<Layout> layout_;
   std::unique_ptr<StepPrograms> programs_;
   Budgets budgets_;
+  Budgets resident_;  // of them, what may be planned to stay: without workspace and read-ahead
   Plan plan_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Arena> host_;

@@ -1,0 +1,232 @@
+// What a run leaves and prints: help, log.jsonl, the trace, an interruption, generated text, shipped
+// configurations.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "cli/fixture.hpp"
+
+namespace zg::cli_test {
+namespace {
+
+using nlohmann::json;
+
+TEST_F(CliTest, HelpShowsExamplesEverywhere) {
+  for (const Strings& command : {Strings{}, Strings{"train"}, Strings{"generate"}, Strings{"probe"}}) {
+    for (const char* flag : {"--help", "-h"}) {
+      const Outcome o = run(command + Strings{flag});
+      EXPECT_EQ(o.code, 0);
+      EXPECT_EQ(o.err, "");
+      const std::size_t examples = o.out.find("Examples:\n");
+      ASSERT_NE(examples, std::string::npos) << o.out;
+      EXPECT_NE(o.out.find("  ziggurat " + (command.empty() ? "train" : command[0]), examples),
+                std::string::npos)
+          << o.out;
+    }
+  }
+}
+
+std::set<std::string> keys_of(const json& object) {
+  std::set<std::string> keys;
+  for (const auto& item : object.items()) keys.insert(item.key());
+  return keys;
+}
+
+TEST_F(CliTest, TheLogHasOneCompleteRecordAStep) {
+  train({"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=."});
+  const auto records = log();
+  ASSERT_EQ(records.size(), 5u);
+  const std::set<std::string> keys{"step",       "loss",         "grad_norm", "lr",       "tokens",
+                                   "step_ms",    "tokens_per_s", "mfu",       "phase_ms", "bytes",
+                                   "peak_bytes", "bound_ms",     "bound_by"};
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const json& r = records[i];
+    SCOPED_TRACE(r.dump());
+    // Evaluations: every second step, and at the end.
+    std::set<std::string> expected = keys;
+    if (i == 1 || i == 3 || i == 4) expected.insert("val_loss");
+    EXPECT_EQ(keys_of(r), expected);
+    EXPECT_EQ(r["step"], i + 1);
+    EXPECT_EQ(r["tokens"], 4 * 16);
+    for (const char* number : {"loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "bound_ms"}) {
+      ASSERT_TRUE(r[number].is_number()) << number;
+      EXPECT_GT(r[number].get<double>(), 0) << number;
+    }
+    if (expected.count("val_loss") > 0) {
+      EXPECT_NEAR(r["val_loss"].get<double>(), std::log(256.0), 1.0);
+    }
+    EXPECT_NEAR(r["tokens_per_s"].get<double>(), 64 / (r["step_ms"].get<double>() / 1e3),
+                1e-6 * r["tokens_per_s"].get<double>());
+    EXPECT_TRUE(r["mfu"].is_number());
+    EXPECT_EQ(keys_of(r["phase_ms"]), (std::set<std::string>{"forward", "backward", "optimizer", "stall"}));
+    for (const auto& phase : r["phase_ms"].items()) {
+      EXPECT_GE(phase.value().get<double>(), 0) << phase.key();
+      EXPECT_LE(phase.value().get<double>(), 1.001 * r["step_ms"].get<double>()) << phase.key();
+    }
+    EXPECT_EQ(keys_of(r["bytes"]), (std::set<std::string>{"nvme_read", "nvme_write", "h2d", "d2h", "comm"}));
+    for (const auto& link : r["bytes"].items()) EXPECT_TRUE(link.value().is_number_unsigned()) << link.key();
+    EXPECT_GT(r["bytes"]["h2d"], 0);
+    EXPECT_EQ(r["bytes"]["comm"], 0);
+    EXPECT_EQ(keys_of(r["peak_bytes"]), (std::set<std::string>{"device", "host", "nvme"}));
+    EXPECT_LE(r["peak_bytes"]["device"], 400 << 10);
+    EXPECT_LE(r["peak_bytes"]["host"], 400 << 10);
+    EXPECT_GT(r["peak_bytes"]["nvme"], 0);
+    EXPECT_TRUE(
+        (std::set<std::string>{"compute", "nvme", "host->device", "device->host"}).count(r["bound_by"]) > 0);
+  }
+  // What was run is on record, and can be run again.
+  EXPECT_EQ(json::parse(read("out/config.json"))["steps"], 5);
+  const std::string losses = read("out/log.jsonl");
+  const Outcome again = run({"train", "out/config.json"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(log().back()["loss"], json::parse(lines_of(losses).back())["loss"]);
+}
+
+TEST_F(CliTest, TheTraceIsAChromeTraceWithALanePerLinkAndThread) {
+  train({"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=."}, {"--trace", "trace.json"});
+  const json trace = json::parse(read("trace.json"));
+  EXPECT_EQ(trace["otherData"]["dropped_events"], "0");
+  std::map<int, std::string> lanes;
+  std::map<int, std::size_t> spans;
+  for (const json& event : trace.at("traceEvents")) {
+    ASSERT_EQ(event.at("pid"), 1);
+    if (event.at("ph") == "M") {
+      if (event.at("name") == "thread_name") lanes[event.at("tid")] = event.at("args").at("name");
+      continue;
+    }
+    ASSERT_EQ(event.at("ph"), "X") << event;
+    ASSERT_FALSE(event.at("name").get<std::string>().empty());
+    ASSERT_GE(event.at("ts").get<double>(), 0) << event;
+    ASSERT_GE(event.at("dur").get<double>(), 0) << event;
+    ++spans[event.at("tid")];
+  }
+  for (const auto& [lane, count] : spans)
+    EXPECT_TRUE(lanes.count(lane) > 0) << "a lane without a name: " << lane;
+  const auto has_lane = [&](const std::string& part) {
+    return std::any_of(lanes.begin(), lanes.end(), [&](const auto& lane) {
+      return lane.second.find(part) != std::string::npos && spans[lane.first] > 0;
+    });
+  };
+  std::string names;
+  for (const auto& lane : lanes) names += lane.second + "\n";
+  for (const char* part : {"compute", "nvme0 read", "nvme0 write", "host->device", "device->host"})
+    EXPECT_TRUE(has_lane(part)) << part << " is not among:\n" << names;
+}
+
+TEST_F(CliTest, AnInterruptionEndsTheRunCleanly) {
+  const Outcome o =
+      run(Launch{.arguments = {"train", "config.json", "--steps", "1000000", "--set", "eval.every=3"},
+                 .interrupt_at = "step 3: loss"});
+  EXPECT_FALSE(o.timed_out);
+  EXPECT_TRUE(o.interrupted);
+  EXPECT_EQ(o.code, 130) << o.err;
+  EXPECT_NE(o.err.find("interrupted"), std::string::npos) << o.err;
+  for (const char* part : {"tier", "link, bytes per step", "stall", "eta", "validation loss"}) {
+    EXPECT_NE(o.out.find(part), std::string::npos) << part << " is not in the report:\n" << o.out;
+  }
+  const auto records = log();
+  ASSERT_GT(records.size(), 3u);
+  EXPECT_LT(records.size(), 1000000u);
+  EXPECT_TRUE(records.back().contains("val_loss"));
+  const Outcome text = run({"generate", "--model", "out/model", "--prompt", "the", "--tokens", "3"});
+  EXPECT_EQ(text.code, 0) << text.err;
+}
+
+// A second run that is refused, at whatever point before its first step, leaves the first one's files as they
+// were.
+TEST_F(CliTest, ARefusedRunLeavesTheLastOneAlone) {
+  train({}, {"--trace", "out/trace.json"});
+  const auto files = [&] {
+    std::map<std::string, std::string> all;
+    for (const auto& entry : fs::recursive_directory_iterator(path("out"))) {
+      const std::string name = fs::relative(entry.path(), directory_).string();
+      if (entry.is_regular_file()) all[name] = read(name);
+    }
+    return all;
+  };
+  const auto first = files();
+  EXPECT_GE(first.size(), 6u);
+  for (const char* mistake : {"stepz=3", "data.seq_len=33", "tiers.device=4KiB", "tiers.nvme.0.path=none"}) {
+    const Outcome o = run({"train", "config.json", "--trace", "out/trace.json", "--set", mistake});
+    EXPECT_EQ(o.code, 2) << mistake << ": " << o.err;
+    EXPECT_EQ(files(), first) << mistake;
+  }
+}
+
+TEST_F(CliTest, GeneratedTextDependsOnTheSeedAlone) {
+  train({"steps=2"});
+  const auto generate = [&](const Strings& flags) {
+    const Outcome o = run(Strings{"generate", "--model", "out/model"} + flags);
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_EQ(o.err, "");
+    EXPECT_EQ(o.out.empty() ? ' ' : o.out.back(), '\n');
+    return o.out;
+  };
+  const Strings prompt{"--prompt", "let there"},
+      ids{"--ids", "--tokens", "40"};  // 9 + 40 tokens: beyond the context of 32
+  const std::string seven = generate(prompt + ids + Strings{"--seed", "7"});
+  EXPECT_EQ(generate(prompt + ids + Strings{"--seed", "7"}), seven);
+  EXPECT_NE(generate(prompt + ids + Strings{"--seed", "8"}), seven);
+  EXPECT_EQ(generate(prompt + ids + Strings{"--greedy", "--seed", "7"}),
+            generate(prompt + ids + Strings{"--greedy", "--seed", "8"}));
+  EXPECT_EQ(generate(prompt + ids + Strings{"--top-k", "1", "--seed", "3"}),
+            generate(prompt + ids + Strings{"--greedy"}));
+  EXPECT_EQ(generate(prompt + ids + Strings{"--temperature", "0"}),
+            generate(prompt + ids + Strings{"--greedy"}));
+  // The bytes of the same prompt.
+  EXPECT_EQ(
+      generate(Strings{"--prompt-ids", "108,101,116,32,116,104,101,114,101"} + ids + Strings{"--seed", "7"}),
+      seven);
+
+  // Forty ids of bytes; the text that they are follows the prompt.
+  std::istringstream in(seven);
+  std::string bytes;
+  for (std::string id; std::getline(in, id, ',');) {
+    const int value = std::stoi(id);
+    ASSERT_GE(value, 0);
+    ASSERT_LT(value, 256);
+    bytes += static_cast<char>(value);
+  }
+  EXPECT_EQ(bytes.size(), 40u);
+  EXPECT_EQ(generate(prompt + Strings{"--tokens", "40", "--seed", "7"}), "let there" + bytes + "\n");
+}
+
+TEST_F(CliTest, ASampleIsPrintedAtTheEnd) {
+  const Outcome o = train({"steps=2", "sample.tokens=12", "sample.prompt=the "});
+  const std::size_t at = o.out.find("--- a sample of 12 tokens ---\nthe ");
+  EXPECT_NE(at, std::string::npos) << o.out;
+}
+
+TEST_F(CliTest, ARunGoesOnFromAModelThatItSaved) {
+  train({"steps=3"});
+  fs::rename(path("out/model"), path("first"));
+  write("from.json", R"({"model": {"from": "first"}})");
+  const Outcome o = run({"train", "config.json", "from.json"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(json::parse(read("out/model/config.json")), json::parse(read("first/config.json")));
+  EXPECT_NE(read("out/model/model.safetensors"), read("first/model.safetensors"));
+}
+
+// DeepSpeed's files train as they are, laid over a configuration that names model and data; and so do ours
+// for tests.
+TEST_F(CliTest, ShippedOverlaysTrain) {
+  for (const char* folder : {"configs/deepspeed", "configs/test"}) {
+    for (const auto& entry : fs::directory_iterator(fs::path(ZG_SOURCE_DIR) / folder)) {
+      if (entry.path().extension() != ".json") continue;
+      SCOPED_TRACE(entry.path());
+      const json overlay = json::parse(std::ifstream(entry.path()), nullptr, true, true);
+      Strings overrides{"steps=3"};
+      // Drives that the file names need not be there.
+      const std::string nvme =
+          overlay.dump().find("nvme_path") != std::string::npos ? "tiers.nvme.0.path=" + directory_ : "";
+      if (!nvme.empty()) overrides.push_back(nvme);
+      const Outcome o = run(Strings{"train", "config.json", entry.path().string()} + sets(overrides));
+      EXPECT_EQ(o.code, 0) << o.err;
+      EXPECT_EQ(log().size(), 3u);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zg::cli_test

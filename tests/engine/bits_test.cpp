@@ -1,0 +1,257 @@
+// Placement, overlap and schedule never change a bit of what is trained.
+#include "engine/tiny_run.hpp"
+#include "ziggurat/base/parallel.hpp"
+
+namespace zg::test {
+namespace {
+
+constexpr std::int64_t kSteps = 20;
+const std::vector<std::int64_t> kEvaluations{7, 8};
+
+struct Case {
+  const char* name;
+  Arch arch;
+  DType dtype;
+};
+
+TinySetup setup_of(const Case& c) {
+  TinySetup s;
+  s.model = c.arch == Arch::kGpt2 ? tiny_gpt2() : tiny_llama();
+  s.dtype = c.dtype;
+  return s;
+}
+TinySetup everything_in_the_device(const Case& c) {
+  TinySetup s = setup_of(c);
+  s.layout.update_at = Tier::kDevice;
+  s.layout.weights = s.layout.optimizer = s.layout.activations = Placement::kDevice;
+  return s;
+}
+TinySetup everything_sinks(const Case& c) {
+  TinySetup s = setup_of(c);
+  s.layout.drives = 1;
+  s.room = Room::kSmallest;
+  return s;
+}
+
+class Placements : public testing::TestWithParam<Case> {
+ protected:
+  // Runs it and compares it with the run in which nothing moves.
+  void expect_nothing_changes(const TinySetup& setup) {
+    TinyRun run(setup);
+    const TinyResult result = run.train(kSteps, kEvaluations);
+    expect_same_bits(baseline(), result);
+    run.expect_within_budgets();
+    if (setup.layout.drives > 0 && setup.room == Room::kSmallest) {
+      const Traffic t = run.engine().traffic();
+      EXPECT_GT(t.nvme_read, 0);
+      EXPECT_GT(t.nvme_write, 0);
+    }
+  }
+  // The one to which all are compared; once per model.
+  static const TinyResult& baseline() {
+    static std::map<std::string, TinyResult> all;
+    const Case& c = GetParam();
+    const auto it = all.find(c.name);
+    if (it != all.end()) return it->second;
+    TinyRun run(everything_in_the_device(c));
+    const TinyResult& result = all[c.name] = run.train(kSteps, kEvaluations);
+    return result;
+  }
+};
+
+// What the comparisons are worth: the run moves nothing, learns, and is no constant.
+TEST_P(Placements, TheBaselineLearnsAndMovesNothing) {
+  TinyRun run(everything_in_the_device(GetParam()));
+  const TinyResult result = run.train(kSteps, kEvaluations);
+  EXPECT_EQ(run.engine().settled_traffic(), Traffic{});
+  ASSERT_EQ(result.losses.size(), static_cast<std::size_t>(kSteps));
+  for (std::size_t i = 1; i < result.losses.size(); ++i) EXPECT_NE(result.losses[i], result.losses[i - 1]);
+  for (const double n : result.norms) EXPECT_GT(n, GetParam().arch == Arch::kGpt2 ? 0.1 : 0.01);
+  ASSERT_EQ(result.evals.size(), 2u);
+  EXPECT_NE(result.evals[0], result.evals[1]);
+  expect_same_bits(baseline(), result);
+}
+
+TEST_P(Placements, OptimizerAtTheHost) { expect_nothing_changes(setup_of(GetParam())); }
+
+TEST_P(Placements, SmallestDeviceWithTheRestAtTheHost) {
+  TinySetup s = setup_of(GetParam());
+  const TinyRun ample(s);
+  const auto least = smallest_budgets(ample.layout(), ample.programs(), 0);
+  ASSERT_TRUE(least.has_value());
+  s.room = Room::kGiven;
+  s.budgets = {least->device, ample.everything()};
+  expect_nothing_changes(s);
+}
+
+TEST_P(Placements, UpdateOnTheDeviceWithStateThatSinks) {
+  TinySetup s = everything_sinks(GetParam());
+  s.layout.update_at = Tier::kDevice;
+  expect_nothing_changes(s);
+}
+
+TEST_P(Placements, EverythingSinksOutOfOrder) {
+  TinySetup s = everything_sinks(GetParam());
+  s.nvme = Nvme::kMemory;
+  expect_nothing_changes(s);
+}
+TEST_P(Placements, EverythingSinksToRam) { expect_nothing_changes(everything_sinks(GetParam())); }
+TEST_P(Placements, EverythingSinksThroughThreads) {
+  TinySetup s = everything_sinks(GetParam());
+  s.nvme = Nvme::kThreads;
+  expect_nothing_changes(s);
+}
+TEST_P(Placements, EverythingSinksThroughIoUring) {
+  TinySetup s = everything_sinks(GetParam());
+  s.nvme = Nvme::kUring;
+  expect_nothing_changes(s);
+}
+TEST_P(Placements, DrivesThatAreLateAndShort) {
+  TinySetup s = everything_sinks(GetParam());
+  s.nvme = Nvme::kThreads;
+  s.layout.drives = 2;
+  s.faults = {.seed = 3, .short_rate = 0.2, .delay_rate = 0.002};
+  expect_nothing_changes(s);
+}
+TEST_P(Placements, TwoAndThreeDrives) {
+  for (const int drives : {2, 3}) {
+    SCOPED_TRACE(drives);
+    TinySetup s = everything_sinks(GetParam());
+    s.layout.drives = drives;
+    expect_nothing_changes(s);
+  }
+}
+TEST_P(Placements, PrefetchDepths) {
+  for (const int depth : {0, 1, 8, 256}) {
+    SCOPED_TRACE(depth);
+    TinySetup s = everything_sinks(GetParam());
+    s.prefetch = depth;
+    expect_nothing_changes(s);
+  }
+}
+TEST_P(Placements, StateSegmentsOfOtherSizes) {
+  for (const std::int64_t bytes : {20000, 1 << 20}) {
+    SCOPED_TRACE(bytes);
+    TinySetup s = everything_sinks(GetParam());
+    s.layout.state_segment_bytes = bytes;
+    expect_nothing_changes(s);
+  }
+}
+TEST_P(Placements, WithoutRecomputation) {
+  TinySetup s = everything_sinks(GetParam());
+  s.layout.recompute = false;
+  expect_nothing_changes(s);
+}
+TEST_P(Placements, WithoutChecksums) {
+  TinySetup s = everything_sinks(GetParam());
+  s.verify = Verify::kNo;
+  expect_nothing_changes(s);
+}
+TEST_P(Placements, EachKindHasItsOwnFloor) {
+  TinySetup s = everything_sinks(GetParam());
+  s.layout.weights = Placement::kDevice;
+  s.layout.activations = Placement::kHost;
+  expect_nothing_changes(s);
+  s.layout.weights = Placement::kHost;
+  s.layout.activations = Placement::kDevice;
+  expect_nothing_changes(s);
+}
+
+// Without clipping the factor is exactly 1, so it does not matter when the update runs.
+TEST_P(Placements, EarlyUpdatesAreDeferredOnesWithoutClipping) {
+  TinySetup deferred = everything_in_the_device(GetParam());
+  deferred.clip = 1e30;
+  TinyRun one(deferred);
+  const TinyResult expected = one.train(kSteps, kEvaluations);
+  EXPECT_NE(expected.losses, baseline().losses) << "nothing is ever clipped";
+  for (const Accumulation order : {Accumulation::kLayerMajor, Accumulation::kMicroBatchMajor}) {
+    SCOPED_TRACE(static_cast<int>(order));
+    // The order of additions is the same only where the embedding is not tied: see AccumulationOrder.
+    if (order == Accumulation::kMicroBatchMajor && GetParam().arch == Arch::kGpt2) continue;
+    TinySetup early = everything_sinks(GetParam());
+    early.layout.accumulation = order;
+    early.timing = UpdateTiming::kEarly;
+    early.clip = 0;
+    TinyRun two(early);
+    expect_same_bits(expected, two.train(kSteps, kEvaluations));
+    two.expect_within_budgets();
+  }
+  TinySetup unclipped = everything_sinks(GetParam());
+  unclipped.clip = 0;
+  TinyRun three(unclipped);
+  expect_same_bits(expected, three.train(kSteps, kEvaluations));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Placements,
+                         testing::Values(Case{"gpt2_f32", Arch::kGpt2, DType::kF32},
+                                         Case{"gpt2_bf16", Arch::kGpt2, DType::kBF16},
+                                         Case{"llama_bf16", Arch::kLlama, DType::kBF16}),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+// A layer's gradient is the sum over micro-batches in the same order either way.
+TEST(AccumulationOrder, UntiedModelsTrainToTheSameBits) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const Case c{"", Arch::kLlama, dtype};
+    TinyRun one(everything_in_the_device(c));
+    TinySetup major = everything_sinks(c);
+    major.layout.accumulation = Accumulation::kMicroBatchMajor;
+    TinyRun two(major);
+    expect_same_bits(one.train(kSteps, kEvaluations), two.train(kSteps, kEvaluations));
+    two.expect_within_budgets();
+  }
+}
+
+// Tied, the embedding's gradient gets the head's and the embedding's parts in another order; everything else of
+// the first step is the same to the bit. (Ten steps of both orders: EngineGolden.)
+TEST(AccumulationOrder, TiedModelsDifferInTheRoundingOfOneSum) {
+  TinySetup s = everything_in_the_device({"", Arch::kGpt2, DType::kF32});
+  s.clip = 1e30;
+  TinyRun one(s);
+  s.layout.accumulation = Accumulation::kMicroBatchMajor;
+  TinyRun two(s);
+  const TinyResult a = one.train(1), b = two.train(1);
+  EXPECT_EQ(a.losses, b.losses);
+  ASSERT_EQ(a.names, b.names);
+  for (std::size_t i = 0; i < a.names.size(); ++i) {
+    if (a.names[i].starts_with("embedding.")) continue;
+    EXPECT_TRUE(a.tensors[i] == b.tensors[i]) << a.names[i];
+  }
+  // exp_avg = 0.1 * gradient. An element is a sum of at most n = rows * micro-batches products of the head and as
+  // many rows of the embedding. Either order is off by n roundings of sums no larger than that of the magnitudes,
+  // which for terms of independent signs is sqrt(n) times the sum itself.
+  const auto at = static_cast<std::size_t>(std::find(a.names.begin(), a.names.end(), "embedding.exp_avg") - a.names.begin());
+  const std::size_t n = a.tensors[at].size() / sizeof(float);
+  std::vector<float> x(n), y(n);
+  std::memcpy(x.data(), a.tensors[at].data(), n * sizeof(float));
+  std::memcpy(y.data(), b.tensors[at].data(), n * sizeof(float));
+  double square = 0, difference = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    square += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    difference += std::pow(static_cast<double>(x[i]) - static_cast<double>(y[i]), 2);
+  }
+  const double addends = 2.0 * static_cast<double>(s.layout.micro_batches * s.layout.micro_batch.rows());
+  EXPECT_LE(std::sqrt(difference), std::pow(addends, 1.5) * 0x1p-24 * std::sqrt(square));
+}
+
+// Chunks of parallel loops depend on sizes alone. Large enough for several of them.
+TEST(Threads, TheirNumberChangesNoBit) {
+  TinySetup s;
+  s.model = reference_gpt2();
+  s.dtype = DType::kBF16;
+  s.layout.micro_batch = {2, 32};
+  s.layout.drives = 1;
+  s.room = Room::kSmallest;
+  const int before = parallelism();
+  std::vector<TinyResult> results;
+  for (const int threads : {1, 2, 3}) {
+    set_parallelism(threads);
+    TinyRun run(s);
+    results.push_back(run.train(3, {2}));
+  }
+  set_parallelism(before);
+  expect_same_bits(results[0], results[1]);
+  expect_same_bits(results[0], results[2]);
+}
+
+}  // namespace
+}  // namespace zg::test

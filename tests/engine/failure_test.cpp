@@ -1,0 +1,157 @@
+// What goes wrong in the middle of training ends it with an error that says where, and never with a hang.
+#include <cmath>
+#include <limits>
+
+#include "engine/tiny_run.hpp"
+
+namespace zg::test {
+namespace {
+
+TinySetup sinking() {
+  TinySetup s;
+  s.layout.drives = 2;
+  s.room = Room::kSmallest;
+  return s;
+}
+
+// Trains until it fails; the error, if any. The run is destroyed here: it must not hang, nor abort.
+struct Failure {
+  std::optional<Errc> code;
+  std::string where, what;
+  std::int64_t step = -1;  // in which it was told; -1: before the first
+  bool names_segment = false;
+};
+Failure train_until_it_fails(const TinySetup& setup, std::int64_t steps) {
+  Failure f;
+  TinyRun run(setup);
+  try {
+    run.initialize();
+    for (std::int64_t i = 0; i < steps; ++i) {
+      f.step = i;
+      (void)run.step(i + 1 < steps ? Then::kTrain : Then::kPause);
+    }
+    run.settle();
+  } catch (const Error& e) {
+    f.code = e.code();
+    f.where = e.where();
+    f.what = e.message();
+    for (std::int32_t id = 0; id < run.layout().table.segment_count(); ++id) {
+      f.names_segment |= f.what.find(run.layout().table.segment_name(id)) != std::string::npos;
+    }
+    // Whoever goes on all the same is told again.
+    EXPECT_THROW(run.store().drain(), Error) << f.what;
+  }
+  return f;
+}
+
+TEST(Diverged, NanInTheWeightsIsTold) {
+  for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kEarly}) {
+    TinySetup s = sinking();
+    s.timing = timing;
+    s.clip = 0;
+    TinyRun run(s);
+    run.engine().initialize([](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        out[i - begin] = static_cast<float>(reference_element(p, i));
+        if (p.name == "h.1.mlp.c_fc.weight" && i == 5) out[i - begin] = std::numeric_limits<float>::quiet_NaN();
+      }
+    });
+    try {
+      (void)run.step(Then::kTrain);
+      FAIL() << "nothing was thrown";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kNumeric);
+      EXPECT_EQ(e.where(), "step 0");
+    }
+  }
+}
+
+TEST(Diverged, TheStepIsTheOneWhoseLossIsNotFinite) {
+  for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kEarly}) {
+    TinySetup s = sinking();
+    s.timing = timing;
+    s.clip = 0;
+    s.lr = std::numeric_limits<double>::infinity();  // the first update ruins the weights
+    TinyRun run(s);
+    run.initialize();
+    const StepResult first = run.step(Then::kTrain);
+    EXPECT_TRUE(std::isfinite(first.loss) && std::isfinite(first.grad_norm));
+    try {
+      (void)run.step(Then::kTrain);
+      FAIL() << "nothing was thrown";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kNumeric);
+      EXPECT_EQ(e.where(), "step 1");
+    }
+  }
+}
+
+TEST(Drives, ThatFailInTheMiddleEndTheRunAndNameTheSegment) {
+  TinySetup s = sinking();
+  std::int64_t blocks = 0, of_load = 0;
+  {
+    TinyRun run(s);
+    const auto requests = [&] {
+      const io::LinkCounters c = run.io()->counters(0);
+      return c.read_requests + c.write_requests;
+    };
+    run.initialize();
+    of_load = requests();
+    for (int i = 0; i < 6; ++i) (void)run.step(i < 5 ? Then::kTrain : Then::kPause);
+    run.settle();
+    blocks = requests();
+  }
+  ASSERT_GT(of_load, 0);
+  ASSERT_GT(blocks, of_load + 10);
+  for (const Nvme kind : {Nvme::kRam, Nvme::kThreads, Nvme::kUring}) {
+    for (const int prefetch : {0, 64}) {
+      SCOPED_TRACE(static_cast<int>(kind) * 100 + prefetch);
+      s.nvme = kind;
+      s.prefetch = prefetch;
+      s.faults.fail_after = of_load + (blocks - of_load) / 2;
+      const Failure f = train_until_it_fails(s, 6);
+      ASSERT_TRUE(f.code.has_value()) << "the run did not fail";
+      EXPECT_EQ(*f.code, Errc::kIo);
+      EXPECT_TRUE(f.names_segment) << f.what;
+      EXPECT_NE(f.what.find("Input/output error"), std::string::npos) << f.what;
+      EXPECT_NE(f.where.find("drive "), std::string::npos) << f.where;
+      EXPECT_GT(f.step, 0);
+      // While weights are loaded.
+      s.faults.fail_after = of_load / 2;
+      const Failure early = train_until_it_fails(s, 6);
+      ASSERT_TRUE(early.code.has_value());
+      EXPECT_EQ(*early.code, Errc::kIo);
+      EXPECT_EQ(early.step, -1);
+    }
+  }
+}
+
+TEST(Drives, WhoseContentChangesAreFoundOut) {
+  TinySetup s = sinking();
+  s.nvme = Nvme::kMemory;
+  int reads = 0;
+  TinyResult expected;
+  {
+    TinyRun run(s);
+    expected = run.train(4);
+    reads = static_cast<MemoryIo*>(run.io())->reads();
+  }
+  ASSERT_GT(reads, 100);
+  for (const int at : {0, reads / 3, reads / 2}) {
+    s.memory_faults.flip_read = at;
+    const Failure f = train_until_it_fails(s, 4);
+    ASSERT_TRUE(f.code.has_value()) << "read " << at << " was changed and nobody saw it";
+    EXPECT_EQ(*f.code, Errc::kIo);
+    EXPECT_NE(f.what.find("checksum"), std::string::npos) << f.what;
+    EXPECT_TRUE(f.names_segment) << f.what;
+  }
+  // It is the checksums that find it: without them the run ends, with other bits.
+  s.verify = Verify::kNo;
+  s.memory_faults.flip_read = reads / 3;
+  TinyRun run(s);
+  const TinyResult changed = run.train(4);
+  EXPECT_FALSE(changed.tensors == expected.tensors);
+}
+
+}  // namespace
+}  // namespace zg::test

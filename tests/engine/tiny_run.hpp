@@ -1,0 +1,246 @@
+// A whole training run, small: model, layout, budgets, tiers and engine from one description, and what came out
+// of it down to the bit.
+//
+// Single-threaded, one run per TinyRun. Weights and data are by formula (support/reference.hpp), so that two
+// descriptions which differ only in placement must give the same result.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "store/rig.hpp"
+#include "support/reference.hpp"
+#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/plan/plan.hpp"
+
+namespace zg::test {
+
+// Odd sizes, several state segments a unit; milliseconds a step.
+inline ModelConfig tiny_gpt2() {
+  ModelConfig c = reference_gpt2();
+  c.width = 36, c.head_size = 9, c.inner = 144;
+  return c;
+}
+inline ModelConfig tiny_llama() {
+  ModelConfig c = reference_llama();
+  c.width = 40, c.head_size = 10, c.heads = 4, c.kv_heads = 2, c.inner = 52, c.layers = 4;
+  return c;
+}
+
+enum class Room { kEverything, kSmallest, kGiven };
+enum class Verify { kYes, kNo };
+
+struct TinySetup {
+  ModelConfig model = tiny_gpt2();
+  DType dtype = DType::kF32;
+  LayoutOptions layout = {.micro_batch = {2, 13}, .micro_batches = 3, .state_segment_bytes = 16 << 10};
+  UpdateTiming timing = UpdateTiming::kDeferred;
+  double clip = 0.5;
+  double lr = 1e-3;
+  Room room = Room::kEverything;
+  Budgets budgets = {};  // kGiven: workspace not included
+  Nvme nvme = Nvme::kRam;  // where the drives are, if the layout has any
+  io::FaultModel faults = {};
+  MemoryIo::Faults memory_faults = {};  // Nvme::kMemory
+  int prefetch = 64;
+  Verify verify = Verify::kYes;
+  std::function<Batch(std::int64_t step, std::int64_t micro_batch)> data = {};  // empty: other tokens each step
+  std::int64_t eval_micro_batches = 5;
+};
+
+// All tokens of all steps differ; the number of valid targets does too.
+inline Batch tiny_batch(const TinySetup& s, std::int64_t step, std::int64_t m) {
+  Batch b{s.layout.micro_batch, {}, {}};
+  const std::int64_t rows = b.shape.rows();
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const auto n = static_cast<std::uint64_t>((step * 64 + m) * rows + i);
+    const auto vocab = static_cast<std::uint64_t>(s.model.vocab_size);
+    b.ids.push_back(static_cast<std::int32_t>(reference_hash("tokens", n) % vocab));
+    const bool valid = (i + m + step) % 5 != 0;
+    b.targets.push_back(valid ? static_cast<std::int32_t>(reference_hash("targets", n) % vocab) : -100);
+  }
+  return b;
+}
+
+// Everything that a run leaves, to be compared bit by bit.
+struct TinyResult {
+  std::vector<double> losses, norms, evals;
+  std::vector<std::string> names;         // of the tensors
+  std::vector<std::vector<char>> tensors;  // weight, master, m, v of each unit, gaps included
+};
+
+inline void expect_same_bits(const TinyResult& a, const TinyResult& b) {
+  const auto same = [](const std::vector<double>& x, const std::vector<double>& y) {
+    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(double)) == 0;
+  };
+  EXPECT_TRUE(same(a.losses, b.losses)) << testing::PrintToString(a.losses) << "\n" << testing::PrintToString(b.losses);
+  EXPECT_TRUE(same(a.norms, b.norms)) << testing::PrintToString(a.norms) << "\n" << testing::PrintToString(b.norms);
+  EXPECT_TRUE(same(a.evals, b.evals)) << testing::PrintToString(a.evals) << "\n" << testing::PrintToString(b.evals);
+  ASSERT_EQ(a.names, b.names);
+  for (std::size_t i = 0; i < a.tensors.size(); ++i) EXPECT_TRUE(a.tensors[i] == b.tensors[i]) << a.names[i];
+}
+
+inline double reference_element(const Param& p, std::int64_t i) { return reference_weight(p, i / p.cols, i % p.cols); }
+
+class TinyRun {
+ public:
+  explicit TinyRun(TinySetup setup)
+      : setup_(with_gradient(std::move(setup))),
+        model_(setup_.model, setup_.dtype, host_ops()),
+        layout_(model_, setup_.layout),
+        programs_(layout_, setup_.timing),
+        budgets_(budgets_of(setup_)) {
+    const std::int64_t workspace = arena_charge(layout_.workspace_bytes());
+    device_ = make_host_device(budgets_.device + workspace, nullptr);
+    host_ = make_host_arena("host memory", budgets_.host);
+    if (setup_.nvme == Nvme::kMemory && layout_.table.drives() > 0) {
+      MemoryIo::Options o;
+      o.max_delay = std::chrono::microseconds(20);
+      o.faults = setup_.memory_faults;
+      io_ = std::make_unique<MemoryIo>(layout_.table.drives(), std::max<std::int64_t>(layout_.table.drive_bytes(), 4096), o);
+    } else {
+      io_ = make_nvme(setup_.nvme, layout_.table, directory_, setup_.faults);
+    }
+    TensorStore::Options o;
+    o.table = &layout_.table;
+    o.device = device_.get();
+    o.host = host_.get();
+    o.io = io_.get();
+    o.budgets = budgets_;
+    o.prefetch_depth = setup_.prefetch;
+    o.verify = setup_.verify == Verify::kYes;
+    store_ = std::make_unique<TensorStore>(o);
+    engine_ = std::make_unique<Engine>(Engine::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr});
+    watchdog_ = std::make_unique<Watchdog>(60, [this] { return store_->state(); });
+  }
+
+  void initialize() {
+    engine_->initialize([](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+      for (std::int64_t i = begin; i < end; ++i) out[i - begin] = static_cast<float>(reference_element(p, i));
+    });
+  }
+
+  Batch batch(std::int64_t step, std::int64_t m) const { return setup_.data ? setup_.data(step, m) : tiny_batch(setup_, step, m); }
+  UpdateRule rule() const {
+    UpdateRule r;
+    r.adam.lr = setup_.lr;
+    r.adam.beta2 = 0.95;
+    r.adam.weight_decay = 0.1;
+    r.clip = setup_.clip;
+    return r;
+  }
+
+  StepResult step(Then then) {
+    std::vector<Batch> batches;
+    std::vector<MicroBatch> micro_batches;
+    for (std::int64_t m = 0; m < setup_.layout.micro_batches; ++m) batches.push_back(batch(steps_, m));
+    for (const Batch& b : batches) micro_batches.push_back({b.ids.data(), b.targets.data()});
+    return engine_->train_step(steps_++, micro_batches, rule(), then);
+  }
+  double evaluate() {
+    Batch now;
+    return engine_->evaluate(setup_.eval_micro_batches, [&](std::int64_t i) {
+      now = tiny_batch(setup_, 1000, i);
+      return MicroBatch{now.ids.data(), now.targets.data()};
+    });
+  }
+  // `evaluate_after`: evaluations follow the steps of these numbers, counted from 1.
+  TinyResult train(std::int64_t steps, const std::vector<std::int64_t>& evaluate_after = {}) {
+    TinyResult result;
+    initialize();
+    for (std::int64_t i = 1; i <= steps; ++i) {
+      const bool evaluation = std::find(evaluate_after.begin(), evaluate_after.end(), i) != evaluate_after.end();
+      const StepResult r = step(evaluation || i == steps ? Then::kPause : Then::kTrain);
+      result.losses.push_back(r.loss);
+      result.norms.push_back(r.grad_norm);
+      if (evaluation) result.evals.push_back(evaluate());
+    }
+    add_state(result);
+    return result;
+  }
+
+  void add_state(TinyResult& result) {
+    settle();
+    for (const auto& u : layout_.units) {
+      for (const TensorId id : {u.weight, u.master, u.m, u.v}) {
+        result.names.push_back(layout_.table.tensor(id).spec.name);
+        result.tensors.push_back(content(id));
+      }
+    }
+  }
+  // Applies what waits; nothing moves any more. After a step with Then::kPause.
+  void settle() {
+    engine_->flush();
+    (void)engine_->settled_traffic();
+  }
+  // All bytes of a tensor, when settled.
+  std::vector<char> content(TensorId id) {
+    std::vector<char> all;
+    const Tensor& t = layout_.table.tensor(id);
+    for (std::int32_t i = 0; i < t.segments; ++i) {
+      const SegmentId s = t.first_segment + i;
+      const bool in_device = layout_.table.segment(s).lowest == Tier::kDevice;
+      const Lease lease = store_->acquire(s, in_device ? Tier::kDevice : Tier::kHost, Access::kRead);
+      const auto* data = static_cast<const char*>(lease.data());
+      all.insert(all.end(), data, data + lease.bytes());
+    }
+    return all;
+  }
+
+  void expect_within_budgets() const {
+    EXPECT_LE(device_->arena().peak(), budgets_.device + arena_charge(layout_.workspace_bytes()));
+    EXPECT_LE(host_->peak(), budgets_.host);
+  }
+
+  // Of what the store may use.
+  Budgets peak() const { return {device_->arena().peak() - arena_charge(layout_.workspace_bytes()), host_->peak()}; }
+
+  const TinySetup& setup() const { return setup_; }
+  const Model& model() const { return model_; }
+  const Layout& layout() const { return layout_; }
+  const StepPrograms& programs() const { return programs_; }
+  const Budgets& budgets() const { return budgets_; }
+  Engine& engine() { return *engine_; }
+  TensorStore& store() { return *store_; }
+  io::Engine* io() { return io_.get(); }
+  std::int64_t everything() const {
+    std::int64_t sum = 0;
+    for (std::int32_t id = 0; id < layout_.table.segment_count(); ++id) sum += layout_.table.segment(id).charge;
+    return sum;
+  }
+
+ private:
+  static TinySetup with_gradient(TinySetup s) {
+    s.layout.gradient = s.dtype;
+    return s;
+  }
+  Budgets budgets_of(const TinySetup& s) const {
+    if (s.room == Room::kGiven) return s.budgets;
+    if (s.room == Room::kEverything) return {everything(), everything()};
+    const auto least = smallest_budgets(layout_, programs_, 0);
+    ZG_ASSERT(least.has_value(), "this run fits no budgets");
+    return *least;
+  }
+
+  TinySetup setup_;
+  Model model_;
+  Layout layout_;
+  StepPrograms programs_;
+  Budgets budgets_;
+  TempDir directory_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Arena> host_;
+  std::unique_ptr<io::Engine> io_;
+  std::unique_ptr<TensorStore> store_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Watchdog> watchdog_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace zg::test

@@ -1,0 +1,135 @@
+// The smallest budgets suffice, a page less does not, and the plan's peaks are those of the run.
+#include "engine/tiny_run.hpp"
+
+namespace zg::test {
+namespace {
+
+struct Case {
+  std::string name;
+  TinySetup setup;
+};
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const auto add = [&](const std::string& name, auto&& change) {
+    for (const ModelConfig& model : {tiny_gpt2(), tiny_llama()}) {
+      TinySetup s;
+      s.model = model;
+      s.dtype = DType::kBF16;
+      s.layout.drives = 1;
+      s.room = Room::kSmallest;
+      change(s);
+      all.push_back({name + (model.tied ? "_gpt2" : "_llama"), s});
+    }
+  };
+  add("nvme", [](TinySetup&) {});
+  add("no_drive", [](TinySetup& s) { s.layout.drives = 0; });
+  add("early", [](TinySetup& s) { s.timing = UpdateTiming::kEarly, s.clip = 0; });
+  add("micro_batches", [](TinySetup& s) { s.layout.accumulation = Accumulation::kMicroBatchMajor; });
+  add("keep", [](TinySetup& s) { s.layout.recompute = false; });
+  add("update_on_device", [](TinySetup& s) { s.layout.update_at = Tier::kDevice; });
+  add("weights_in_device", [](TinySetup& s) { s.layout.weights = Placement::kDevice; });
+  add("optimizer_at_host", [](TinySetup& s) { s.layout.optimizer = Placement::kHost; });
+  add("activations_in_device", [](TinySetup& s) { s.layout.activations = Placement::kDevice; });
+  return all;
+}
+
+class SmallestBudgets : public testing::TestWithParam<Case> {};
+
+TEST_P(SmallestBudgets, SufficeAndNotAPageLess) {
+  TinyRun run(GetParam().setup);
+  const Layout& layout = run.layout();
+  const Budgets least = run.budgets();
+  const Plan plan = make_plan(layout, run.programs(), least);
+  ASSERT_TRUE(plan.fits);
+  EXPECT_EQ(least.device % 4096, 0);
+  EXPECT_EQ(least.host % 4096, 0);
+
+  const Plan less_device = make_plan(layout, run.programs(), {least.device - 4096, run.everything()});
+  EXPECT_FALSE(less_device.fits);
+  ASSERT_TRUE(less_device.obstacle.has_value());
+  EXPECT_GT(less_device.obstacle->needed, 0);
+  if (least.host > 0) {
+    const Plan less_host = make_plan(layout, run.programs(), {least.device, least.host - 4096});
+    EXPECT_FALSE(less_host.fits);
+    ASSERT_TRUE(less_host.obstacle.has_value());
+  }
+
+  // A run that sees every program, at the budgets themselves.
+  const TinyResult result = run.train(6, {1, 4});
+  EXPECT_EQ(result.losses.size(), 6u);
+  run.expect_within_budgets();
+  // It is no empty promise: the device at least is needed to the last page.
+  EXPECT_EQ(plan.peak.device, least.device);
+  EXPECT_LE(plan.peak.host, least.host);
+  EXPECT_EQ(run.peak().device, plan.peak.device);
+  EXPECT_LE(run.peak().host, least.host);
+}
+
+// With more room the run needs no more of it than the plan says.
+TEST_P(SmallestBudgets, PeaksAreWhatThePlanSays) {
+  TinySetup s = GetParam().setup;
+  {
+    const TinyRun least(s);
+    s.room = Room::kGiven;
+    s.budgets = {least.budgets().device + 100 * 4096, least.everything()};
+  }
+  TinyRun run(s);
+  const Plan plan = make_plan(run.layout(), run.programs(), s.budgets);
+  ASSERT_TRUE(plan.fits);
+  (void)run.train(6, {1, 4});
+  EXPECT_LE(plan.peak.device, s.budgets.device);
+  run.expect_within_budgets();
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, SmallestBudgets, testing::ValuesIn(cases()), [](const auto& one) { return one.param.name; });
+
+TEST(SmallestBudgetsOf, GivenDevicesNeedNoMoreHostThanSmallOnes) {
+  TinySetup s;
+  s.layout.drives = 1;
+  const TinyRun run(s);
+  const auto tight = smallest_budgets(run.layout(), run.programs(), 0);
+  const auto ample = smallest_budgets(run.layout(), run.programs(), run.everything());
+  ASSERT_TRUE(tight && ample);
+  EXPECT_EQ(tight->device, ample->device);
+  EXPECT_LE(ample->host, tight->host);
+  EXPECT_TRUE(make_plan(run.layout(), run.programs(), {run.everything(), ample->host}).fits);
+}
+
+TEST(SmallestBudgetsOf, FewerBytesThanARunThatMayNotSinkNeedsAreTheWholeOfIt) {
+  TinySetup s;
+  s.layout.weights = s.layout.optimizer = Placement::kHost;
+  const TinyRun run(s);
+  const auto least = smallest_budgets(run.layout(), run.programs(), 0);
+  ASSERT_TRUE(least.has_value());
+  std::int64_t state = 0;
+  for (const auto& u : run.layout().units) {
+    for (const TensorId id : {u.weight, u.master, u.m, u.v}) {
+      const Tensor& t = run.layout().table.tensor(id);
+      for (std::int32_t i = 0; i < t.segments; ++i) state += run.layout().table.segment(t.first_segment + i).charge;
+    }
+  }
+  EXPECT_GE(least->host + least->device, state);
+}
+
+TEST(BoundOf, IsTheSlowestLink) {
+  Roofs r;
+  r.flops = 1e9;
+  r.host_to_device = 2e9, r.device_to_host = 1e9;
+  r.nvme_read = 4e8, r.nvme_write = 2e8;
+  const Traffic t{400'000'000, 100'000'000, 1'000'000'000, 250'000'000};
+  const Bound half = bound_of(r, 1e9, t);
+  EXPECT_DOUBLE_EQ(half.compute, 1);
+  EXPECT_DOUBLE_EQ(half.nvme, 1.5);
+  EXPECT_DOUBLE_EQ(half.host_to_device, 0.5);
+  EXPECT_DOUBLE_EQ(half.device_to_host, 0.25);
+  EXPECT_DOUBLE_EQ(half.seconds, 1.5);
+  EXPECT_EQ(half.by, "nvme");
+  r.nvme_half_duplex = false;
+  EXPECT_DOUBLE_EQ(bound_of(r, 2e9, t).nvme, 1);
+  EXPECT_EQ(bound_of(r, 2e9, t).by, "compute");
+  EXPECT_DOUBLE_EQ(bound_of(r, 2e9, t).seconds, 2);
+  EXPECT_EQ(bound_of(Roofs{}, 1e9, t).seconds, 0);
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -47,7 +47,7 @@ class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
 
   const bool terminal_ = isatty(STDERR_FILENO) == 1;
   std::string line_;
-  std::chrono::steady_clock::time_point printed_{};
+  std::chrono::steady_clock::time_point printed_ = std::chrono::steady_clock::now();
 };
 
 struct Output {

@@ -51,7 +51,7 @@ void Trace::save(const std::string& path) const {
     std::fputs("},\n", f);
   }
   std::fputs("{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"ziggurat\"}}\n]}\n", f);
-  if (std::ferror(f) != 0) throw Error(Errc::kIo, path, "writing the trace failed: " + errno_text(errno));
+  if (std::fflush(f) != 0 || std::ferror(f) != 0) throw Error(Errc::kIo, path, "writing the trace failed: " + errno_text(errno));
 }
 
 }  // namespace zg

@@ -58,6 +58,7 @@ Lease Engine::host_lease(SegmentId segment, Access access) {
 
 void Engine::initialize(const ParamSource& source) {
   leave_program();
+  // The plan makes the same accesses in the same order (Load in plan.cpp).
   const DType state = layout_.model->accumulator_dtype();
   std::vector<float> values;
   for (std::size_t u = 0; u < layout_.units.size(); ++u) {
@@ -84,7 +85,7 @@ void Engine::initialize(const ParamSource& source) {
       }
       const View w = whole_view(weight, tensors.weight).col_range(segment.first_element, segment.elements);
       host_ops().cast(now, out, w);
-      lease.release();  // the plan has room for one segment beside the weight (room_to_load)
+      lease.release();  // the plan has room for one segment beside the weight
       for (const TensorId moment : {tensors.m, tensors.v}) {
         Lease zero = host_lease(layout_.table.tensor(moment).first_segment + i, Access::kOverwrite);
         std::memset(zero.data(), 0, static_cast<std::size_t>(zero.bytes()));

@@ -1,6 +1,7 @@
 #include "ziggurat/plan/plan.hpp"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "ziggurat/base/units.hpp"
@@ -9,62 +10,56 @@
 namespace zg {
 namespace {
 
-std::int64_t total_charge(const TensorTable& table) {
-  std::int64_t sum = 0;
-  for (std::int32_t id = 0; id < table.segment_count(); ++id) sum += table.segment(id).charge;
-  return sum;
-}
+// Puts the state where Engine::initialize leaves it, by the same accesses in the same order.
+class Load {
+ public:
+  Load(const Layout& layout, Residency& residency) : table_(layout.table), residency_(residency) {}
 
-// Where the state is when training starts: as low as it may be, and higher what does not fit there.
-std::optional<NoRoom> place_segment(const TensorTable& table, SegmentId id, const Budgets& budgets, Residency& residency) {
-  const Segment& s = table.segment(id);
-  if (s.lowest == Tier::kNvme) {
-    residency.assume_content(id, Tier::kNvme);
-  } else if (s.lowest == Tier::kHost && residency.used(Tier::kHost) + s.charge <= budgets.host) {
-    residency.assume_content(id, Tier::kHost);
-  } else if (residency.used(Tier::kDevice) + s.charge <= budgets.device) {
-    residency.assume_content(id, Tier::kDevice);
-  } else {
-    return NoRoom{s.lowest, s.charge, id};
-  }
-  return std::nullopt;
-}
-
-// Where the state is when training starts, as Engine::initialize leaves it: as low as it may be, and higher what
-// does not fit there.
-std::optional<NoRoom> place(const Layout& layout, const Budgets& budgets, Residency& residency) {
-  const TensorTable& table = layout.table;
-  for (const auto& unit : layout.units) {
-    if (auto failure = place_segment(table, layout.whole(unit.weight), budgets, residency)) return failure;
-    for (std::int32_t i = 0; i < table.tensor(unit.master).segments; ++i) {
-      for (const TensorId tensor : {unit.master, unit.m, unit.v}) {
-        if (auto failure = place_segment(table, table.tensor(tensor).first_segment + i, budgets, residency)) return failure;
+  std::optional<NoRoom> run(const std::vector<Layout::UnitTensors>& units) {
+    for (const auto& unit : units) {
+      const SegmentId weight = table_.tensor(unit.weight).first_segment;
+      held_.reset();
+      if (auto failure = overwrite(weight)) return failure;
+      held_ = {weight, residency_.present(weight, Tier::kHost) ? Tier::kHost : Tier::kDevice};
+      for (std::int32_t i = 0; i < table_.tensor(unit.master).segments; ++i) {
+        for (const TensorId tensor : {unit.master, unit.m, unit.v}) {
+          if (auto failure = overwrite(table_.tensor(tensor).first_segment + i)) return failure;
+        }
       }
     }
+    actions_.clear();
+    residency_.sink(actions_);
+    return std::nullopt;
   }
-  return std::nullopt;
-}
 
-// Loading needs a unit's weight and a segment of its state at the host at once.
-std::optional<NoRoom> room_to_load(const Layout& layout, const Budgets& budgets) {
-  for (const auto& unit : layout.units) {
-    const Segment& weight = layout.table.segment(layout.whole(unit.weight));
-    const Segment& state = layout.table.segment(layout.table.tensor(unit.master).first_segment);
-    const auto host_share = [](const Segment& s) { return s.lowest == Tier::kDevice ? 0 : s.charge; };
-    const std::int64_t needed = host_share(weight) + host_share(state);
-    if (needed > budgets.host && layout.table.drives() > 0) {
-      return NoRoom{Tier::kHost, needed, layout.whole(unit.weight)};
-    }
+ private:
+  // At the host, or in the device what the host has no room for.
+  std::optional<NoRoom> overwrite(SegmentId id) {
+    const bool at_host = table_.segment(id).lowest != Tier::kDevice;
+    auto failure = overwrite_at(id, at_host ? Tier::kHost : Tier::kDevice);
+    if (failure && at_host && !overwrite_at(id, Tier::kDevice)) return std::nullopt;
+    return failure;
   }
-  return std::nullopt;
-}
+  std::optional<NoRoom> overwrite_at(SegmentId id, Tier tier) {
+    actions_.clear();
+    const auto held = [this](SegmentId other, Tier at) { return held_ && held_->first == other && held_->second == at; };
+    return residency_.decide_free({id, tier, Access::kOverwrite, false}, held, actions_);
+  }
+
+  const TensorTable& table_;
+  Residency& residency_;
+  std::optional<std::pair<SegmentId, Tier>> held_;  // the weight whose state is being loaded
+  std::vector<Action> actions_;
+};
+
+std::optional<NoRoom> load(const Layout& layout, Residency& residency) { return Load(layout, residency).run(layout.units); }
 
 }  // namespace
 
 Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets& budgets) {
   Plan plan;
   Residency residency(layout.table, budgets);
-  if ((plan.obstacle = room_to_load(layout, budgets)) || (plan.obstacle = place(layout, budgets, residency))) return plan;
+  if ((plan.obstacle = load(layout, residency))) return plan;
   std::vector<Action> moves;
   const auto run = [&](const StepProgram& program, const StepProgram* next) {
     residency.set_future(&program.program, next != nullptr ? &next->program : nullptr);
@@ -90,7 +85,8 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
 
 Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector<ProgramRun>& history) {
   Residency residency(layout.table, budgets);
-  ZG_ASSERT(!place(layout, budgets, residency));
+  const bool loaded = !load(layout, residency);
+  ZG_ASSERT(loaded, "the plan of this run said that it fits");
   std::vector<Action> moves;
   Traffic total;
   for (const ProgramRun& run : history) {
@@ -113,7 +109,7 @@ Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector
 }
 
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs, std::int64_t device) {
-  const std::int64_t everything = total_charge(layout.table);
+  const std::int64_t everything = layout.table.total_charge();
   // The smallest multiple of 4096 that fits; budgets are charged in such pages.
   const auto search = [&](auto&& fits) -> std::optional<std::int64_t> {
     std::int64_t low = -4096, high = everything;

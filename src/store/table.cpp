@@ -41,6 +41,7 @@ TensorId TensorTable::add(const TensorSpec& spec) {
       s.extent = drive_bytes_;
       drive_bytes_ += s.part;
     }
+    total_charge_ += s.charge;
     segments_.push_back(s);
     ++tensor.segments;
   }

@@ -58,11 +58,7 @@ void Session::make_layout() {
   o.state_segment_bytes = std::clamp<std::int64_t>(host / 64 / 65536 * 65536, 65536, 4 * kMiB);
   const auto timing = config_.gradient_clipping > 0 ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
 
-  const auto all_in_device = [&] {
-    std::int64_t sum = layout_->workspace_bytes();
-    for (std::int32_t id = 0; id < layout_->table.segment_count(); ++id) sum += layout_->table.segment(id).charge;
-    return sum;
-  };
+  const auto all_in_device = [&] { return layout_->workspace_bytes() + layout_->table.total_charge(); };
   layout_ = std::make_unique<Layout>(*model_, o);
   // The optimizer works where its state is: on the device if the user wants it there, or if everything fits.
   const std::int64_t device = config_.tiers.device.value_or(available_memory() / 2);
@@ -74,8 +70,7 @@ void Session::make_layout() {
 }
 
 void Session::resolve_budgets() {
-  std::int64_t all = 0;
-  for (std::int32_t id = 0; id < layout_->table.segment_count(); ++id) all += layout_->table.segment(id).charge;
+  const std::int64_t all = layout_->table.total_charge();
   const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
   // Without a budget a tier takes what the run can use, as far as the machine has it.
   const std::int64_t available = available_memory();
@@ -101,9 +96,13 @@ void Session::resolve_budgets() {
 void Session::check_plan() {
   const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
   const Budgets inside{budgets_.device - workspace, budgets_.host};
+  const std::int64_t all = layout_->table.total_charge();
   // Less read-ahead where the budgets are too small for it.
   for (double share = config_.tiers.read_ahead;; share = share > 0.02 ? share / 2 : 0) {
-    const auto rest = [share](std::int64_t bytes) { return bytes - static_cast<std::int64_t>(share * static_cast<double>(bytes)); };
+    // A tier that holds everything needs no room for comings and goings.
+    const auto rest = [&](std::int64_t bytes) {
+      return bytes >= all ? bytes : bytes - static_cast<std::int64_t>(share * static_cast<double>(bytes));
+    };
     resident_ = {rest(inside.device), rest(inside.host)};
     plan_ = make_plan(*layout_, *programs_, resident_);
     if (plan_.fits) return;

@@ -63,12 +63,14 @@ class TensorTable {
   int drives() const { return drives_; }
   // Bytes each drive's file must have.
   std::int64_t drive_bytes() const { return drive_bytes_; }
+  // Of all segments: a memory budget of so much holds everything.
+  std::int64_t total_charge() const { return total_charge_; }
   // "block.3.master[2]"
   std::string segment_name(SegmentId id) const;
 
  private:
   int drives_;
-  std::int64_t drive_bytes_ = 0;
+  std::int64_t drive_bytes_ = 0, total_charge_ = 0;
   std::vector<Tensor> tensors_;
   std::vector<Segment> segments_;
 };

@@ -1,6 +1,8 @@
 #include "ziggurat/plan/plan.hpp"
 
 #include <algorithm>
+#include <deque>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -54,32 +56,76 @@ class Load {
 
 std::optional<NoRoom> load(const Layout& layout, Residency& residency) { return Load(layout, residency).run(layout.units); }
 
+std::optional<NoRoom> run_program(Residency& residency, const StepProgram& program) {
+  std::vector<Action> moves;
+  // What comes next changes no decision (residency.hpp).
+  residency.set_future(&program.program, nullptr);
+  for (std::int32_t op = 0; op < program.program.op_count(); ++op) {
+    moves.clear();
+    if (auto failure = residency.decide(0, op, moves)) return failure;
+  }
+  return std::nullopt;
+}
+
+// Runs the programs of a training run in every order in which they can follow each other, from every state of the
+// tiers that this leads to: where content lies when a program starts, and so the past, decides whether it fits.
+class Exploration {
+ public:
+  Exploration(const StepPrograms& programs, const Residency& start) : programs_(programs) {
+    waiting_.push_back({start, Phase::kClean});
+  }
+
+  std::optional<NoRoom> run(Budgets& peak) {
+    const bool deferred = programs_.timing == UpdateTiming::kDeferred;
+    const StepProgram& first = deferred ? programs_.first : programs_.step;
+    // A training loop soon repeats itself, so the states are few; if they are not, the common ones come first.
+    for (int runs = 0; runs < kMostRuns && !waiting_.empty();) {
+      const Node node = std::move(waiting_.front());
+      waiting_.pop_front();
+      if (!known_.insert({node.residency.fingerprint(), node.phase}).second) continue;
+      const bool pending = node.phase == Phase::kPending;
+      const std::pair<const StepProgram*, Phase> followers[] = {
+          {pending ? &programs_.step : &first, deferred ? Phase::kPending : Phase::kClean},
+          {pending ? &programs_.flush : &programs_.evaluate, Phase::kClean}};
+      for (const auto& [program, phase] : followers) {
+        Residency after = node.residency;
+        if (auto failure = run_program(after, *program)) return failure;
+        peak.device = std::max(peak.device, after.peak(Tier::kDevice));
+        peak.host = std::max(peak.host, after.peak(Tier::kHost));
+        waiting_.push_back({std::move(after), phase});
+        ++runs;
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr int kMostRuns = 64;
+  enum class Phase { kClean, kPending };  // pending: gradients wait for their update
+  struct Node {
+    Residency residency;
+    Phase phase;
+  };
+  const StepPrograms& programs_;
+  std::deque<Node> waiting_;
+  std::set<std::pair<std::uint64_t, Phase>> known_;
+};
+
 }  // namespace
 
 Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets& budgets) {
   Plan plan;
   Residency residency(layout.table, budgets);
   if ((plan.obstacle = load(layout, residency))) return plan;
-  std::vector<Action> moves;
-  const auto run = [&](const StepProgram& program, const StepProgram* next) {
-    residency.set_future(&program.program, next != nullptr ? &next->program : nullptr);
-    for (std::int32_t op = 0; op < program.program.op_count() && !plan.obstacle; ++op) {
-      moves.clear();
-      plan.obstacle = residency.decide(0, op, moves);
-    }
-    return !plan.obstacle;
-  };
-  const bool deferred = programs.timing == UpdateTiming::kDeferred;
-  const StepProgram *step = &programs.step, *after = deferred ? &programs.flush : nullptr;
-  if (!run(programs.first, step) || !run(*step, step) || !run(*step, step)) return plan;
-  const Traffic before = residency.traffic();
-  if (!run(*step, step)) return plan;
-  plan.per_step = residency.traffic() - before;
-  if (!run(*step, after) || (deferred && !run(programs.flush, nullptr))) return plan;
-  if (!run(programs.evaluate, &programs.evaluate) || !run(programs.evaluate, nullptr)) return plan;
-  if (!run(programs.first, step) || !run(*step, step)) return plan;
+  if ((plan.obstacle = Exploration(programs, residency).run(plan.peak))) return plan;
   plan.fits = true;
-  plan.peak = {residency.peak(Tier::kDevice), residency.peak(Tier::kHost)};
+  // What a step moves when the run is under way.
+  for (const StepProgram* program : {&programs.first, &programs.step, &programs.step, &programs.step}) {
+    const Traffic before = residency.traffic();
+    plan.obstacle = run_program(residency, *program);
+    ZG_ASSERT(!plan.obstacle, "the plan of this run said that it fits");
+    plan.per_step = residency.traffic() - before;
+  }
   return plan;
 }
 

@@ -72,7 +72,9 @@ TEST_P(Placements, TheBaselineLearnsAndMovesNothing) {
   expect_same_bits(baseline(), result);
 }
 
-TEST_P(Placements, OptimizerAtTheHost) { expect_nothing_changes(setup_of(GetParam())); }
+TEST_P(Placements, OptimizerAtTheHost) {
+  expect_nothing_changes(setup_of(GetParam()));
+}
 
 TEST_P(Placements, SmallestDeviceWithTheRestAtTheHost) {
   TinySetup s = setup_of(GetParam());
@@ -95,7 +97,9 @@ TEST_P(Placements, EverythingSinksOutOfOrder) {
   s.nvme = Nvme::kMemory;
   expect_nothing_changes(s);
 }
-TEST_P(Placements, EverythingSinksToRam) { expect_nothing_changes(everything_sinks(GetParam())); }
+TEST_P(Placements, EverythingSinksToRam) {
+  expect_nothing_changes(everything_sinks(GetParam()));
+}
 TEST_P(Placements, EverythingSinksThroughThreads) {
   TinySetup s = everything_sinks(GetParam());
   s.nvme = Nvme::kThreads;
@@ -201,8 +205,8 @@ TEST(AccumulationOrder, UntiedModelsTrainToTheSameBits) {
   }
 }
 
-// Tied, the embedding's gradient gets the head's and the embedding's parts in another order; everything else of
-// the first step is the same to the bit. (Ten steps of both orders: EngineGolden.)
+// Tied, the embedding's gradient gets the head's and the embedding's parts in another order; everything else
+// of the first step is the same to the bit. (Ten steps of both orders: EngineGolden.)
 TEST(AccumulationOrder, TiedModelsDifferInTheRoundingOfOneSum) {
   TinySetup s = everything_in_the_device({"", Arch::kGpt2, DType::kF32});
   s.clip = 1e30;
@@ -216,10 +220,11 @@ TEST(AccumulationOrder, TiedModelsDifferInTheRoundingOfOneSum) {
     if (a.names[i].starts_with("embedding.")) continue;
     EXPECT_TRUE(a.tensors[i] == b.tensors[i]) << a.names[i];
   }
-  // exp_avg = 0.1 * gradient. An element is a sum of at most n = rows * micro-batches products of the head and as
-  // many rows of the embedding. Either order is off by n roundings of sums no larger than that of the magnitudes,
-  // which for terms of independent signs is sqrt(n) times the sum itself.
-  const auto at = static_cast<std::size_t>(std::find(a.names.begin(), a.names.end(), "embedding.exp_avg") - a.names.begin());
+  // exp_avg = 0.1 * gradient. An element is a sum of at most n = rows * micro-batches products of the head
+  // and as many rows of the embedding. Either order is off by n roundings of sums no larger than that of the
+  // magnitudes, which for terms of independent signs is sqrt(n) times the sum itself.
+  const auto at = static_cast<std::size_t>(std::find(a.names.begin(), a.names.end(), "embedding.exp_avg") -
+                                           a.names.begin());
   const std::size_t n = a.tensors[at].size() / sizeof(float);
   std::vector<float> x(n), y(n);
   std::memcpy(x.data(), a.tensors[at].data(), n * sizeof(float));

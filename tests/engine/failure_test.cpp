@@ -53,7 +53,8 @@ TEST(Diverged, NanInTheWeightsIsTold) {
     run.engine().initialize([](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
       for (std::int64_t i = begin; i < end; ++i) {
         out[i - begin] = static_cast<float>(reference_element(p, i));
-        if (p.name == "h.1.mlp.c_fc.weight" && i == 5) out[i - begin] = std::numeric_limits<float>::quiet_NaN();
+        if (p.name == "h.1.mlp.c_fc.weight" && i == 5)
+          out[i - begin] = std::numeric_limits<float>::quiet_NaN();
       }
     });
     try {

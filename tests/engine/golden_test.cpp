@@ -1,6 +1,7 @@
-// The engine against PyTorch: ten clipped steps of AdamW through all three tiers, each at its smallest budget.
-#include "engine/tiny_run.hpp"
+// The engine against PyTorch: ten clipped steps of AdamW through all three tiers, each at its smallest
+// budget.
 #include "support/golden.hpp"
+#include "engine/tiny_run.hpp"
 
 namespace zg::test {
 namespace {
@@ -28,7 +29,9 @@ TEST_P(EngineGolden, TenStepsOfAdamW) {
   s.layout.drives = 2;
   s.layout.state_segment_bytes = 100000;
   s.room = Room::kSmallest;
-  s.data = [batches = reference_batches()](std::int64_t, std::int64_t m) { return batches[static_cast<std::size_t>(m)]; };
+  s.data = [batches = reference_batches()](std::int64_t, std::int64_t m) {
+    return batches[static_cast<std::size_t>(m)];
+  };
   TinyRun run(s);
   run.initialize();
   for (std::size_t step = 0; step < 10; ++step) {
@@ -45,7 +48,8 @@ TEST_P(EngineGolden, TenStepsOfAdamW) {
     EXPECT_TRUE(weight == run.content(run.layout().units[u].master)) << run.model().units()[u].name;
     const View flat(weight.data(), c.dtype, 1, run.model().units()[u].count);
     for (const Param& p : run.model().units()[u].params) {
-      file.expect_final(p, View(flat.col_range(p.offset, p.count()).data, c.dtype, p.rows, p.cols), tolerance);
+      file.expect_final(p, View(flat.col_range(p.offset, p.count()).data, c.dtype, p.rows, p.cols),
+                        tolerance);
     }
   }
   run.expect_within_budgets();

@@ -1,5 +1,5 @@
-// Step programs as lists: every access finds content, every content is used, every unit is updated once, from the
-// gradients of all micro-batches. No byte moves here.
+// Step programs as lists: every access finds content, every content is used, every unit is updated once, from
+// the gradients of all micro-batches. No byte moves here.
 #include <algorithm>
 
 #include "engine/tiny_run.hpp"
@@ -18,13 +18,16 @@ struct Case {
 std::string text(const Case& c) {
   return fmt::format("{}_{}_{}_{}_{}_{}", c.arch == Arch::kGpt2 ? "gpt2" : "llama",
                      c.timing == UpdateTiming::kEarly ? "early" : "deferred",
-                     c.accumulation == Accumulation::kLayerMajor ? "layers" : "micro_batches", c.recompute ? "recompute" : "keep",
-                     name_of(c.update_at), c.micro_batches);
+                     c.accumulation == Accumulation::kLayerMajor ? "layers" : "micro_batches",
+                     c.recompute ? "recompute" : "keep", name_of(c.update_at), c.micro_batches);
 }
 
 class Programs : public testing::TestWithParam<Case> {
  protected:
-  Programs() : model(config(), DType::kF32, host_ops()), layout(model, options()), programs(layout, GetParam().timing) {}
+  Programs()
+      : model(config(), DType::kF32, host_ops()),
+        layout(model, options()),
+        programs(layout, GetParam().timing) {}
 
   static ModelConfig config() { return GetParam().arch == Arch::kGpt2 ? tiny_gpt2() : tiny_llama(); }
   static LayoutOptions options() {
@@ -46,10 +49,12 @@ class Programs : public testing::TestWithParam<Case> {
 // Follows the content of every segment.
 class Contents {
  public:
-  explicit Contents(const Layout& layout) : layout_(layout), states_(static_cast<std::size_t>(layout.table.segment_count())) {
+  explicit Contents(const Layout& layout)
+      : layout_(layout), states_(static_cast<std::size_t>(layout.table.segment_count())) {
     for (const auto& u : layout.units) {
       for (const TensorId t : {u.weight, u.master, u.m, u.v}) {
-        for (std::int32_t i = 0; i < layout.table.tensor(t).segments; ++i) at(layout.table.tensor(t).first_segment + i) = {true, true};
+        for (std::int32_t i = 0; i < layout.table.tensor(t).segments; ++i)
+          at(layout.table.tensor(t).first_segment + i) = {true, true};
       }
     }
   }
@@ -57,7 +62,8 @@ class Contents {
     for (std::int32_t op = 0; op < p.program.op_count(); ++op) {
       for (const AccessStep& a : p.program.op(op)) {
         const std::string where = fmt::format("{}, operation {} ({}), {}", p.program.name(), op,
-                                              name_of(p.ops[static_cast<std::size_t>(op)].kind), layout_.table.segment_name(a.segment));
+                                              name_of(p.ops[static_cast<std::size_t>(op)].kind),
+                                              layout_.table.segment_name(a.segment));
         State& s = at(a.segment);
         if (a.access == Access::kOverwrite) {
           EXPECT_TRUE(!s.present || s.seen) << where << ": lost before anybody read it";
@@ -129,7 +135,8 @@ TEST_P(Programs, EachUnitIsUpdatedOnceFromAllMicroBatches) {
         const bool update = op.kind == OpKind::kUpdate;
         EXPECT_EQ(a.tier, update ? GetParam().update_at : Tier::kDevice);
         for (std::size_t v = 0; v < units; ++v) {
-          if (a.segment != layout.whole(layout.units[v].accumulator) || op.kind == OpKind::kFinishGradient) continue;
+          if (a.segment != layout.whole(layout.units[v].accumulator) || op.kind == OpKind::kFinishGradient)
+            continue;
           ++added[v];
           firsts[v] += a.access == Access::kOverwrite ? 1 : 0;
           EXPECT_EQ(finished[v], 0) << "added to a sum that is already gone";
@@ -168,7 +175,8 @@ TEST_P(Programs, BuiltTwiceAreTheSame) {
   const Layout layout_again(model, options());
   const StepPrograms again(layout_again, GetParam().timing);
   std::vector<std::uint64_t> hashes;
-  for (const auto part : {&StepPrograms::first, &StepPrograms::step, &StepPrograms::flush, &StepPrograms::evaluate}) {
+  for (const auto part :
+       {&StepPrograms::first, &StepPrograms::step, &StepPrograms::flush, &StepPrograms::evaluate}) {
     const StepProgram &a = programs.*part, &b = again.*part;
     EXPECT_EQ(a.program.hash(), b.program.hash());
     ASSERT_EQ(a.ops.size(), static_cast<std::size_t>(a.program.op_count()));
@@ -195,7 +203,8 @@ std::vector<Case> cases() {
   }
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(All, Programs, testing::ValuesIn(cases()), [](const auto& one) { return text(one.param); });
+INSTANTIATE_TEST_SUITE_P(All, Programs, testing::ValuesIn(cases()),
+                         [](const auto& one) { return text(one.param); });
 
 }  // namespace
 }  // namespace zg::test

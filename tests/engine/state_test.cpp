@@ -74,8 +74,8 @@ TEST(Evaluate, ChangesNoBitOfTraining) {
   }
 }
 
-// The mean over valid tokens, however the micro-batches fall into groups; the same as the training loss of the
-// same data under the same weights.
+// The mean over valid tokens, however the micro-batches fall into groups; the same as the training loss of
+// the same data under the same weights.
 TEST(Evaluate, IsTheLossOfTheSameData) {
   for (const ModelConfig& model : {tiny_gpt2(), tiny_llama()}) {
     TinySetup s = sinking(model);
@@ -117,7 +117,8 @@ TEST(ReadState, GivesAnyRangeOfMastersAndMoments) {
   double moments = 0;
   for (std::size_t u = 0; u < run.model().units().size(); ++u) {
     const auto& tensors = run.layout().units[u];
-    const std::vector<char> content[] = {run.content(tensors.master), run.content(tensors.m), run.content(tensors.v)};
+    const std::vector<char> content[] = {run.content(tensors.master), run.content(tensors.m),
+                                         run.content(tensors.v)};
     for (const Param& p : run.model().units()[u].params) {
       for (int which = 0; which < 3; ++which) {
         const std::vector<float>& got = read[which][next];

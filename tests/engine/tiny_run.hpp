@@ -1,5 +1,5 @@
-// A whole training run, small: model, layout, budgets, tiers and engine from one description, and what came out
-// of it down to the bit.
+// A whole training run, small: model, layout, budgets, tiers and engine from one description, and what came
+// out of it down to the bit.
 //
 // Single-threaded, one run per TinyRun. Weights and data are by formula (support/reference.hpp), so that two
 // descriptions which differ only in placement must give the same result.
@@ -44,13 +44,14 @@ struct TinySetup {
   double clip = 0.5;
   double lr = 1e-3;
   Room room = Room::kEverything;
-  Budgets budgets = {};  // kGiven: workspace not included
+  Budgets budgets = {};    // kGiven: workspace not included
   Nvme nvme = Nvme::kRam;  // where the drives are, if the layout has any
   io::FaultModel faults = {};
   MemoryIo::Faults memory_faults = {};  // Nvme::kMemory
   int prefetch = 64;
   Verify verify = Verify::kYes;
-  std::function<Batch(std::int64_t step, std::int64_t micro_batch)> data = {};  // empty: other tokens each step
+  std::function<Batch(std::int64_t step, std::int64_t micro_batch)> data =
+      {};  // empty: other tokens each step
   std::int64_t eval_micro_batches = 5;
 };
 
@@ -71,7 +72,7 @@ inline Batch tiny_batch(const TinySetup& s, std::int64_t step, std::int64_t m) {
 // Everything that a run leaves, to be compared bit by bit.
 struct TinyResult {
   std::vector<double> losses, norms, evals;
-  std::vector<std::string> names;         // of the tensors
+  std::vector<std::string> names;          // of the tensors
   std::vector<std::vector<char>> tensors;  // weight, master, m, v of each unit, gaps included
 };
 
@@ -79,14 +80,19 @@ inline void expect_same_bits(const TinyResult& a, const TinyResult& b) {
   const auto same = [](const std::vector<double>& x, const std::vector<double>& y) {
     return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(double)) == 0;
   };
-  EXPECT_TRUE(same(a.losses, b.losses)) << testing::PrintToString(a.losses) << "\n" << testing::PrintToString(b.losses);
-  EXPECT_TRUE(same(a.norms, b.norms)) << testing::PrintToString(a.norms) << "\n" << testing::PrintToString(b.norms);
-  EXPECT_TRUE(same(a.evals, b.evals)) << testing::PrintToString(a.evals) << "\n" << testing::PrintToString(b.evals);
+  EXPECT_TRUE(same(a.losses, b.losses)) << testing::PrintToString(a.losses) << "\n"
+                                        << testing::PrintToString(b.losses);
+  EXPECT_TRUE(same(a.norms, b.norms)) << testing::PrintToString(a.norms) << "\n"
+                                      << testing::PrintToString(b.norms);
+  EXPECT_TRUE(same(a.evals, b.evals)) << testing::PrintToString(a.evals) << "\n"
+                                      << testing::PrintToString(b.evals);
   ASSERT_EQ(a.names, b.names);
   for (std::size_t i = 0; i < a.tensors.size(); ++i) EXPECT_TRUE(a.tensors[i] == b.tensors[i]) << a.names[i];
 }
 
-inline double reference_element(const Param& p, std::int64_t i) { return reference_weight(p, i / p.cols, i % p.cols); }
+inline double reference_element(const Param& p, std::int64_t i) {
+  return reference_weight(p, i / p.cols, i % p.cols);
+}
 
 class TinyRun {
  public:
@@ -103,7 +109,8 @@ class TinyRun {
       MemoryIo::Options o;
       o.max_delay = std::chrono::microseconds(20);
       o.faults = setup_.memory_faults;
-      io_ = std::make_unique<MemoryIo>(layout_.table.drives(), std::max<std::int64_t>(layout_.table.drive_bytes(), 4096), o);
+      io_ = std::make_unique<MemoryIo>(layout_.table.drives(),
+                                       std::max<std::int64_t>(layout_.table.drive_bytes(), 4096), o);
     } else {
       io_ = make_nvme(setup_.nvme, layout_.table, directory_, setup_.faults);
     }
@@ -116,7 +123,8 @@ class TinyRun {
     o.prefetch_depth = setup_.prefetch;
     o.verify = setup_.verify == Verify::kYes;
     store_ = std::make_unique<TensorStore>(o);
-    engine_ = std::make_unique<Engine>(Engine::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr});
+    engine_ =
+        std::make_unique<Engine>(Engine::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr});
     watchdog_ = std::make_unique<Watchdog>(60, [this] { return store_->state(); });
   }
 
@@ -126,7 +134,9 @@ class TinyRun {
     });
   }
 
-  Batch batch(std::int64_t step, std::int64_t m) const { return setup_.data ? setup_.data(step, m) : tiny_batch(setup_, step, m); }
+  Batch batch(std::int64_t step, std::int64_t m) const {
+    return setup_.data ? setup_.data(step, m) : tiny_batch(setup_, step, m);
+  }
   UpdateRule rule() const {
     UpdateRule r;
     r.adam.lr = setup_.lr;
@@ -155,7 +165,8 @@ class TinyRun {
     TinyResult result;
     initialize();
     for (std::int64_t i = 1; i <= steps; ++i) {
-      const bool evaluation = std::find(evaluate_after.begin(), evaluate_after.end(), i) != evaluate_after.end();
+      const bool evaluation =
+          std::find(evaluate_after.begin(), evaluate_after.end(), i) != evaluate_after.end();
       const StepResult r = step(evaluation || i == steps ? Then::kPause : Then::kTrain);
       result.losses.push_back(r.loss);
       result.norms.push_back(r.grad_norm);
@@ -199,7 +210,9 @@ class TinyRun {
   }
 
   // Of what the store may use.
-  Budgets peak() const { return {device_->arena().peak() - arena_charge(layout_.workspace_bytes()), host_->peak()}; }
+  Budgets peak() const {
+    return {device_->arena().peak() - arena_charge(layout_.workspace_bytes()), host_->peak()};
+  }
 
   const TinySetup& setup() const { return setup_; }
   const Model& model() const { return model_; }
@@ -211,7 +224,8 @@ class TinyRun {
   io::Engine* io() { return io_.get(); }
   std::int64_t everything() const {
     std::int64_t sum = 0;
-    for (std::int32_t id = 0; id < layout_.table.segment_count(); ++id) sum += layout_.table.segment(id).charge;
+    for (std::int32_t id = 0; id < layout_.table.segment_count(); ++id)
+      sum += layout_.table.segment(id).charge;
     return sum;
   }
 

@@ -81,7 +81,8 @@ TEST_P(SmallestBudgets, PeaksAreWhatThePlanSays) {
   run.expect_within_budgets();
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, SmallestBudgets, testing::ValuesIn(cases()), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Variants, SmallestBudgets, testing::ValuesIn(cases()),
+                         [](const auto& one) { return one.param.name; });
 
 TEST(SmallestBudgetsOf, GivenDevicesNeedNoMoreHostThanSmallOnes) {
   TinySetup s;
@@ -105,7 +106,8 @@ TEST(SmallestBudgetsOf, FewerBytesThanARunThatMayNotSinkNeedsAreTheWholeOfIt) {
   for (const auto& u : run.layout().units) {
     for (const TensorId id : {u.weight, u.master, u.m, u.v}) {
       const Tensor& t = run.layout().table.tensor(id);
-      for (std::int32_t i = 0; i < t.segments; ++i) state += run.layout().table.segment(t.first_segment + i).charge;
+      for (std::int32_t i = 0; i < t.segments; ++i)
+        state += run.layout().table.segment(t.first_segment + i).charge;
     }
   }
   EXPECT_GE(least->host + least->device, state);

@@ -17,8 +17,12 @@ TEST(Checksum, AllVariantsAgree) {
     const std::uint64_t expected = checksum_portable(bytes.data(), n);
     EXPECT_EQ(checksum(bytes.data(), n), expected) << n;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2")) EXPECT_EQ(checksum_avx2(bytes.data(), n), expected) << n;
-    if (__builtin_cpu_supports("avx512f")) EXPECT_EQ(checksum_avx512(bytes.data(), n), expected) << n;
+    if (__builtin_cpu_supports("avx2")) {
+      EXPECT_EQ(checksum_avx2(bytes.data(), n), expected) << n;
+    }
+    if (__builtin_cpu_supports("avx512f")) {
+      EXPECT_EQ(checksum_avx512(bytes.data(), n), expected) << n;
+    }
 #endif
   }
   bytes[50'000] ^= 1;

@@ -24,7 +24,8 @@ std::string random_tokens(const std::string& directory, std::int64_t vocab) {
   const std::string path = directory + "/random.bin";
   std::vector<std::uint16_t> tokens(1 << 20);
   const zg::NamedRandom random(1, "tokens");
-  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::uint16_t>(random.below(i, static_cast<std::uint64_t>(vocab)));
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    tokens[i] = static_cast<std::uint16_t>(random.below(i, static_cast<std::uint64_t>(vocab)));
   std::string bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2);
   zg::write_file_atomically(path, bytes);
   return path;
@@ -74,7 +75,8 @@ int main(int argc, char** argv) {
   try {
     std::filesystem::create_directories(work);
     zg::RunConfig config = zg::load_config(source);
-    config.data.train = random_tokens(work, config.model && config.model->vocab_size > 0 ? config.model->vocab_size : 256);
+    config.data.train =
+        random_tokens(work, config.model && config.model->vocab_size > 0 ? config.model->vocab_size : 256);
     config.data.validation.clear();
     config.data.validation_share = 0;
     config.output_dir = work;
@@ -87,7 +89,8 @@ int main(int argc, char** argv) {
     std::printf("{\"event\":\"ready\",\"roof_flops\":%.6g}\n", roofs.flops);
     std::fflush(stdout);
     std::string line;
-    for (std::int64_t step = 0; serve ? static_cast<bool>(std::getline(std::cin, line)) && line == "step" : step < steps; ++step) {
+    for (std::int64_t step = 0;
+         serve ? static_cast<bool>(std::getline(std::cin, line)) && line == "step" : step < steps; ++step) {
       const bool last = !serve && step + 1 == steps;
       print_step(session, roofs, step, session.train_step(step, last ? zg::Then::kPause : zg::Then::kTrain));
     }

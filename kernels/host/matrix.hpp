@@ -32,21 +32,24 @@ struct GemmShape {
 template <class In, class Out>
 void gemm(const GemmShape& shape, const In* a, const In* b, Out* c, const In* bias);
 
-// Whether bf16 products run on the CPU's bf16 instructions; if not they are made in fp32 (and "auto" takes fp32).
+// Whether bf16 products run on the CPU's bf16 instructions; if not they are made in fp32 (and "auto" takes
+// fp32).
 bool has_native_bf16();
 // "AVX512_BF16", "AMX", "none: ..."
 const char* bf16_description();
 
 // See ziggurat/device/ops.hpp for shapes. ld_* in elements.
 template <class T>
-void attention(const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o, std::int64_t ld_o, Acc<T>* lse);
+void attention(const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o, std::int64_t ld_o,
+               Acc<T>* lse);
 template <class T>
-void attention_backward(const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, const T* o, std::int64_t ld_o,
-                        const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv, std::int64_t ld_dqkv);
+void attention_backward(const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, const T* o,
+                        std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
+                        std::int64_t ld_dqkv);
 
 // In place on the first heads * head_size columns of each row.
 template <class T>
-void rope(T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads, std::int64_t head_size,
-          double theta, bool inverse);
+void rope(T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads,
+          std::int64_t head_size, double theta, bool inverse);
 
 }  // namespace zg::host

@@ -41,8 +41,8 @@ std::string errno_text(int error) {
 }
 
 void assertion_failed(const char* file, int line, const char* expression, const std::string& detail) {
-  std::fprintf(stderr, "\n%s:%d: this is a bug in ziggurat: assertion failed: %s%s%s\n", file, line, expression,
-               detail.empty() ? "" : ": ", detail.c_str());
+  std::fprintf(stderr, "\n%s:%d: this is a bug in ziggurat: assertion failed: %s%s%s\n", file, line,
+               expression, detail.empty() ? "" : ": ", detail.c_str());
   std::fflush(stderr);
   std::abort();
 }

@@ -67,19 +67,31 @@ Output& output() {
 
 spdlog::level::level_enum translate(Level level) {
   switch (level) {
-    case Level::kDebug: return spdlog::level::debug;
-    case Level::kInfo: return spdlog::level::info;
-    case Level::kWarning: return spdlog::level::warn;
-    case Level::kError: return spdlog::level::err;
+    case Level::kDebug:
+      return spdlog::level::debug;
+    case Level::kInfo:
+      return spdlog::level::info;
+    case Level::kWarning:
+      return spdlog::level::warn;
+    case Level::kError:
+      return spdlog::level::err;
   }
   return spdlog::level::info;
 }
 
 }  // namespace
 
-void set_level(Level level) { output().logger.set_level(translate(level)); }
-bool enabled(Level level) { return output().logger.should_log(translate(level)); }
-void write(Level level, const std::string& text) { output().logger.log(translate(level), "{}", text); }
-void progress(const std::string& line) { output().sink->progress(line); }
+void set_level(Level level) {
+  output().logger.set_level(translate(level));
+}
+bool enabled(Level level) {
+  return output().logger.should_log(translate(level));
+}
+void write(Level level, const std::string& text) {
+  output().logger.log(translate(level), "{}", text);
+}
+void progress(const std::string& line) {
+  output().sink->progress(line);
+}
 
 }  // namespace zg::log

@@ -46,8 +46,12 @@ extern "C" void on_interrupt(int) {
 
 }  // namespace
 
-std::int64_t resident_bytes() { return kilobytes_of("/proc/self/status", "VmRSS:"); }
-std::int64_t peak_resident_bytes() { return kilobytes_of("/proc/self/status", "VmHWM:"); }
+std::int64_t resident_bytes() {
+  return kilobytes_of("/proc/self/status", "VmRSS:");
+}
+std::int64_t peak_resident_bytes() {
+  return kilobytes_of("/proc/self/status", "VmHWM:");
+}
 
 std::int64_t available_memory() {
   std::int64_t available = kilobytes_of("/proc/meminfo", "MemAvailable:");
@@ -79,12 +83,17 @@ void install_interrupt_handler() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
-bool interrupted() { return interrupt_count > 0; }
-void request_interrupt() { interrupt_count = 1; }
+bool interrupted() {
+  return interrupt_count > 0;
+}
+void request_interrupt() {
+  interrupt_count = 1;
+}
 
 std::string read_text_file(const std::string& path, const std::string& what) {
   struct stat st {};
-  if (stat(path.c_str(), &st) != 0) throw Error(Errc::kUsage, path, what + " cannot be read: " + errno_text(errno));
+  if (stat(path.c_str(), &st) != 0)
+    throw Error(Errc::kUsage, path, what + " cannot be read: " + errno_text(errno));
   if (S_ISDIR(st.st_mode)) throw Error(Errc::kUsage, path, what + " is expected here, this is a directory");
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;

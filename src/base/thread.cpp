@@ -4,7 +4,9 @@
 
 namespace zg {
 
-void name_this_thread(const std::string& name) { pthread_setname_np(pthread_self(), name.substr(0, 15).c_str()); }
+void name_this_thread(const std::string& name) {
+  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+}
 
 NamedThread::NamedThread(std::string name, std::function<void()> body)
     : thread_([thread_name = std::move(name), run = std::move(body)] {

@@ -59,9 +59,13 @@ void run(const Flags& f, Prompt kind) {
       made.push_back(id);
       const std::string text = tokenizer->decode(made);
       std::size_t complete = text.size();
-      while (complete > shown && text.size() - complete < 3 && (static_cast<unsigned char>(text[complete - 1]) & 0xC0) == 0x80) --complete;
-      if (complete > 0 && complete < text.size() && static_cast<unsigned char>(text[complete - 1]) >= 0xC0) --complete;
-      if (complete == text.size() && !text.empty() && static_cast<unsigned char>(text.back()) >= 0xC0) --complete;
+      while (complete > shown && text.size() - complete < 3 &&
+             (static_cast<unsigned char>(text[complete - 1]) & 0xC0) == 0x80)
+        --complete;
+      if (complete > 0 && complete < text.size() && static_cast<unsigned char>(text[complete - 1]) >= 0xC0)
+        --complete;
+      if (complete == text.size() && !text.empty() && static_cast<unsigned char>(text.back()) >= 0xC0)
+        --complete;
       if (text.size() - complete >= 3) complete = text.size();
       std::fwrite(text.data() + shown, 1, complete - shown, stdout);
       shown = complete;
@@ -81,22 +85,32 @@ void run(const Flags& f, Prompt kind) {
 void add_generate(CLI::App& app, int& exit_code) {
   auto f = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
-  command->add_option("--model", f->model, "Hugging Face directory (a run leaves one in output.dir/model)")->required();
+  command->add_option("--model", f->model, "Hugging Face directory (a run leaves one in output.dir/model)")
+      ->required();
   auto* prompt = command->add_option("--prompt", f->prompt, "Text to continue");
   auto* ids = command->add_option("--prompt-ids", f->ids, "Token ids to continue: 1,2,3");
   prompt->excludes(ids);
-  command->add_option("--tokens", f->options.tokens, "Tokens to make")->capture_default_str()->check(whole_number(1));
+  command->add_option("--tokens", f->options.tokens, "Tokens to make")
+      ->capture_default_str()
+      ->check(whole_number(1));
   command->add_flag("--greedy", f->options.greedy, "Always the most likely token");
-  command->add_option("--temperature", f->options.temperature, "Below 1: safer, above 1: wilder")->capture_default_str()->check(real_number(0, 100));
-  command->add_option("--top-k", f->options.top_k, "Choose among the k most likely (0: all)")->capture_default_str()->check(whole_number(0));
-  command->add_option("--seed", f->options.seed, "The same seed gives the same text")->capture_default_str()->check(whole_number<std::uint64_t>(0));
+  command->add_option("--temperature", f->options.temperature, "Below 1: safer, above 1: wilder")
+      ->capture_default_str()
+      ->check(real_number(0, 100));
+  command->add_option("--top-k", f->options.top_k, "Choose among the k most likely (0: all)")
+      ->capture_default_str()
+      ->check(whole_number(0));
+  command->add_option("--seed", f->options.seed, "The same seed gives the same text")
+      ->capture_default_str()
+      ->check(whole_number<std::uint64_t>(0));
   command->add_flag("--ids", f->print_ids, "Print token ids instead of text");
   command->footer(
       "Examples:\n"
       "  ziggurat generate --model runs/quickstart/model --prompt \"And God said\" --tokens 200\n"
       "  ziggurat generate --model runs/quickstart/model --prompt-ids 65,110,100 --tokens 16 --greedy --ids");
   command->callback([f, prompt, ids, &exit_code] {
-    if (prompt->count() + ids->count() == 0) throw Error(Errc::kUsage, "generate", "needs --prompt or --prompt-ids", "say what to continue");
+    if (prompt->count() + ids->count() == 0)
+      throw Error(Errc::kUsage, "generate", "needs --prompt or --prompt-ids", "say what to continue");
     run(*f, ids->count() > 0 ? Prompt::kIds : Prompt::kText);
     exit_code = interrupted() ? 130 : 0;
   });

@@ -12,11 +12,13 @@ namespace {
 // Usage errors of every kind end with 2; help with 0.
 int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::string& first) {
   if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
-  const bool known = !app.get_subcommands([&](const CLI::App* command) { return command->get_name() == first; }).empty();
+  const bool known =
+      !app.get_subcommands([&](const CLI::App* command) { return command->get_name() == first; }).empty();
   std::string what = e.what(), hint = known ? "see ziggurat " + first + " --help" : "see ziggurat --help";
   // CLI11 says of a word that is no subcommand only that one is missing, not which word.
   if (!known) {
-    what = (first.empty() ? "a subcommand" : first + ": a subcommand") + " is expected: train, generate or probe";
+    what = (first.empty() ? "a subcommand" : first + ": a subcommand") +
+           " is expected: train, generate or probe";
   }
   std::fprintf(stderr, "ziggurat: %s\n  hint: %s\n", what.c_str(), hint.c_str());
   return 2;
@@ -38,7 +40,8 @@ int main(int argc, char** argv) {
       "  ziggurat train configs/tiny.json configs/deepspeed/zero3_nvme.json --set tiers.host=64MiB\n"
       "  ziggurat generate --model runs/quickstart/model --prompt \"In the beginning\" --tokens 200\n"
       "  ziggurat probe /mnt/nvme0 /mnt/nvme1\n"
-      "Exit codes: 0 done, 1 a machine or I/O failure, 2 a mistake in flags, configuration or files, 130 interrupted.");
+      "Exit codes: 0 done, 1 a machine or I/O failure, 2 a mistake in flags, configuration or files, 130 "
+      "interrupted.");
   int exit_code = 0;
   try {
     zg::cli::add_train(app, exit_code);
@@ -53,7 +56,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "ziggurat: %s\n", e.what());
     return e.exit_code();
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "ziggurat: out of memory\n  hint: lower the budgets (tiers.device, tiers.host) or free memory\n");
+    std::fprintf(
+        stderr,
+        "ziggurat: out of memory\n  hint: lower the budgets (tiers.device, tiers.host) or free memory\n");
     return 1;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "ziggurat: %s\n", e.what());

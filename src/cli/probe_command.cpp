@@ -1,6 +1,6 @@
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <unistd.h>
 
 #include "cli/commands.hpp"
 #include "ziggurat/base/system.hpp"
@@ -16,7 +16,8 @@ void print_machine() {
   const MachineProbe m = probe_machine();
   std::printf("processor  %s, %d cores in %d NUMA node(s)\n", m.cpu.c_str(), m.cores, m.numa_nodes);
   std::printf("           instructions: %s; bf16 products: %s\n", m.isa.c_str(), m.bf16.c_str());
-  std::printf("memory     %s, %s available to this process\n", format_bytes(m.memory).c_str(), format_bytes(available_memory()).c_str());
+  std::printf("memory     %s, %s available to this process\n", format_bytes(m.memory).c_str(),
+              format_bytes(available_memory()).c_str());
   for (const std::string& node : m.nodes) std::printf("           %s\n", node.c_str());
   if (m.gpus.empty()) std::printf("GPUs       none (%s)\n", m.gpu_reason.c_str());
   for (const std::string& gpu : m.gpus) std::printf("GPU        %s\n", gpu.c_str());
@@ -27,21 +28,24 @@ void print_machine() {
 void check_path(const std::string& path, std::int64_t bytes) {
   const std::int64_t free = io::probe_path(path, 0).free_bytes;
   if (bytes <= free) return;
-  throw Error(Errc::kUsage, "--size", fmt::format("asks for {}, {} has {} free", format_bytes(bytes), path, format_bytes(free)),
+  throw Error(Errc::kUsage, "--size",
+              fmt::format("asks for {}, {} has {} free", format_bytes(bytes), path, format_bytes(free)),
               "measure with less, or with --size 0 not at all");
 }
 
 void print_path(const std::string& path, std::int64_t bytes) {
   const io::PathProbe p = io::probe_path(path, bytes);
-  std::printf("path       %s: %s on %s, %s free, O_DIRECT %s\n", p.path.c_str(), p.filesystem.c_str(), p.device.c_str(),
-              format_bytes(p.free_bytes).c_str(), p.direct ? "works" : ("does not work: " + p.direct_reason).c_str());
+  std::printf("path       %s: %s on %s, %s free, O_DIRECT %s\n", p.path.c_str(), p.filesystem.c_str(),
+              p.device.c_str(), format_bytes(p.free_bytes).c_str(),
+              p.direct ? "works" : ("does not work: " + p.direct_reason).c_str());
   for (const io::BackendProbe& b : io::probe_backends(path)) {
-    std::printf("           %-9s %s%s%s\n", io::name_of(b.backend), b.works ? "works" : "does not work", b.reason.empty() ? "" : ": ",
-                b.reason.c_str());
+    std::printf("           %-9s %s%s%s\n", io::name_of(b.backend), b.works ? "works" : "does not work",
+                b.reason.empty() ? "" : ": ", b.reason.c_str());
   }
   if (bytes > 0) {
-    std::printf("           link: read %s, write %s (%s, 1 MiB blocks, depth 32)\n", format_rate(p.read_bytes_per_second).c_str(),
-                format_rate(p.write_bytes_per_second).c_str(), format_bytes(bytes).c_str());
+    std::printf("           link: read %s, write %s (%s, 1 MiB blocks, depth 32)\n",
+                format_rate(p.read_bytes_per_second).c_str(), format_rate(p.write_bytes_per_second).c_str(),
+                format_bytes(bytes).c_str());
   }
 }
 
@@ -53,9 +57,13 @@ void add_probe(CLI::App& app, int& exit_code) {
     std::string size = "256MiB";
   };
   auto f = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand("probe", "Say what this machine has: processor, GPUs, drives, I/O back ends, link speeds");
+  CLI::App* command = app.add_subcommand(
+      "probe", "Say what this machine has: processor, GPUs, drives, I/O back ends, link speeds");
   command->add_option("path", f->paths, "Directories to probe as NVMe tiers (default: the current one)");
-  command->add_option("--size", f->size, "Bytes written and read back per path to measure it (0: no measurement)")->capture_default_str();
+  command
+      ->add_option("--size", f->size,
+                   "Bytes written and read back per path to measure it (0: no measurement)")
+      ->capture_default_str();
   command->footer("Examples:\n  ziggurat probe\n  ziggurat probe /mnt/nvme0 /mnt/nvme1 --size 4GiB");
   command->callback([f, &exit_code] {
     const auto bytes = parse_bytes(f->size);
@@ -65,8 +73,9 @@ void add_probe(CLI::App& app, int& exit_code) {
     print_machine();
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const Roofs r = measure_roofs(dtype);
-      std::printf("link       products in %s: %.0f GFLOP/s%s\n", name_of(dtype), r.flops / 1e9,
-                  dtype == DType::kF32 ? fmt::format("; memory copy {}", format_rate(r.host_to_device)).c_str() : "");
+      std::printf(
+          "link       products in %s: %.0f GFLOP/s%s\n", name_of(dtype), r.flops / 1e9,
+          dtype == DType::kF32 ? fmt::format("; memory copy {}", format_rate(r.host_to_device)).c_str() : "");
     }
     for (const std::string& path : paths) print_path(path, round_up(*bytes, 4096));
     exit_code = 0;

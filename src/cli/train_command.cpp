@@ -30,25 +30,35 @@ void check_devices(const std::string& devices) {
 void add_train(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("train", "Train a model as a configuration says");
-  command->add_option("config", flags->source.files,
-                      "Configuration file(s), JSON with comments; keys of later ones win. DeepSpeed's files work as they are, "
-                      "behind one that names model and data")
+  command
+      ->add_option("config", flags->source.files,
+                   "Configuration file(s), JSON with comments; keys of later ones win. DeepSpeed's files "
+                   "work as they are, "
+                   "behind one that names model and data")
       ->required();
-  command->add_option("--set", flags->source.overrides, "Override one key: --set tiers.device=48MiB (may be repeated)")
+  command
+      ->add_option("--set", flags->source.overrides,
+                   "Override one key: --set tiers.device=48MiB (may be repeated)")
       ->allow_extra_args(false);
-  command->add_option("--steps", flags->steps, "Optimizer steps, instead of the file's")->check(whole_number(1));
-  command->add_option("--devices", flags->devices, "What to train on: host:1 (the processor)")->capture_default_str();
+  command->add_option("--steps", flags->steps, "Optimizer steps, instead of the file's")
+      ->check(whole_number(1));
+  command->add_option("--devices", flags->devices, "What to train on: host:1 (the processor)")
+      ->capture_default_str();
   command->add_option("--threads", flags->threads, "Threads for compute (default: all cores of this process)")
       ->check(whole_number(1, 4096));
-  command->add_option("--trace", flags->options.trace_file, "Write a timeline for Perfetto (ui.perfetto.dev) to this file");
-  command->add_flag("--plan", flags->plan, "Say what would be allocated and moved, or the smallest budgets that do, and stop");
+  command->add_option("--trace", flags->options.trace_file,
+                      "Write a timeline for Perfetto (ui.perfetto.dev) to this file");
+  command->add_flag("--plan", flags->plan,
+                    "Say what would be allocated and moved, or the smallest budgets that do, and stop");
   command->add_flag("-v,--verbose", flags->verbose, "Log details");
   command->footer(
       "Examples:\n"
       "  ziggurat train configs/quickstart.json --steps 50\n"
-      "  ziggurat train configs/quickstart.json --set tiers.host=32MiB --set output.dir=runs/small --trace step.json\n"
+      "  ziggurat train configs/quickstart.json --set tiers.host=32MiB --set output.dir=runs/small --trace "
+      "step.json\n"
       "  ziggurat train configs/gpt2-124m.json --plan\n"
-      "Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face layout).\n"
+      "Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face "
+      "layout).\n"
       "Ctrl-C ends the run after the next step and saves the model; twice ends it at once.");
   command->callback([flags, &exit_code] {
     if (flags->verbose) log::set_level(log::Level::kDebug);

@@ -33,8 +33,10 @@ std::string cpu_field(const std::string& key) {
 std::string instruction_sets() {
   const std::string flags = fmt::format(" {} {} ", cpu_field("flags"), cpu_field("Features"));
   std::string found;
-  for (const char* name : {"avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16"}) {
-    if (flags.find(fmt::format(" {} ", name)) != std::string::npos) found += fmt::format("{}{}", found.empty() ? "" : " ", name);
+  for (const char* name :
+       {"avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16"}) {
+    if (flags.find(fmt::format(" {} ", name)) != std::string::npos)
+      found += fmt::format("{}{}", found.empty() ? "" : " ", name);
   }
   return found.empty() ? "unknown" : found;
 }
@@ -93,7 +95,9 @@ void probe_gpus(MachineProbe& out) {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp p{};
     if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
-    out.gpus.push_back(fmt::format("{}: {}, {}, sm_{}{}", i, p.name, format_bytes(static_cast<std::int64_t>(p.totalGlobalMem)), p.major, p.minor));
+    out.gpus.push_back(fmt::format("{}: {}, {}, sm_{}{}", i, p.name,
+                                   format_bytes(static_cast<std::int64_t>(p.totalGlobalMem)), p.major,
+                                   p.minor));
   }
   if (count == 0) out.gpu_reason = "the CUDA runtime finds none";
 #else
@@ -102,7 +106,9 @@ void probe_gpus(MachineProbe& out) {
     std::ifstream in(entry.path() / "information");
     std::string line;
     while (std::getline(in, line)) {
-      if (line.rfind("Model:", 0) == 0) out.gpus.push_back(line.substr(line.find_first_not_of(" \t", 6)) + " (this build is without CUDA and does not use it)");
+      if (line.rfind("Model:", 0) == 0)
+        out.gpus.push_back(line.substr(line.find_first_not_of(" \t", 6)) +
+                           " (this build is without CUDA and does not use it)");
     }
   }
   out.gpu_reason = "no NVIDIA driver is loaded; this build is without CUDA";

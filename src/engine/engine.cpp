@@ -22,8 +22,8 @@ Engine::Engine(const Options& o)
       timer_(std::make_unique<Timer>(o.trace)) {
   workspace_memory_ = device_.arena().allocate(workspace_bytes_);
   if (workspace_memory_ == nullptr) {
-    throw Error(Errc::kMemory, "device tier", "no room for the workspace of " + format_bytes(workspace_bytes_),
-                "raise tiers.device");
+    throw Error(Errc::kMemory, "device tier",
+                "no room for the workspace of " + format_bytes(workspace_bytes_), "raise tiers.device");
   }
   const BatchShape shape = layout_.options.micro_batch;
   token_staging_.resize(static_cast<std::size_t>(2 * layout_.options.micro_batches * shape.rows()));
@@ -43,11 +43,14 @@ Engine::~Engine() {
   device_.arena().release(workspace_memory_, workspace_bytes_);
 }
 
-void Engine::leave_program() { store_.run(nullptr, nullptr); }
+void Engine::leave_program() {
+  store_.run(nullptr, nullptr);
+}
 
 // A lease outside of a program, at the host if there is room, else where the tensor may be.
 Lease Engine::host_lease(SegmentId segment, Access access) {
-  if (layout_.table.segment(segment).lowest == Tier::kDevice) return store_.acquire(segment, Tier::kDevice, access);
+  if (layout_.table.segment(segment).lowest == Tier::kDevice)
+    return store_.acquire(segment, Tier::kDevice, access);
   try {
     return store_.acquire(segment, Tier::kHost, access);
   } catch (const Error& e) {
@@ -72,7 +75,8 @@ void Engine::initialize(const ParamSource& source) {
       for (const Param& p : unit.params) {
         const std::int64_t begin = std::max(p.offset, segment.first_element);
         const std::int64_t end = std::min(p.offset + p.count(), segment.first_element + segment.elements);
-        if (begin < end) source(p, begin - p.offset, end - p.offset, values.data() + (begin - segment.first_element));
+        if (begin < end)
+          source(p, begin - p.offset, end - p.offset, values.data() + (begin - segment.first_element));
       }
       View in(values.data(), DType::kF32, 1, segment.elements);
       Lease lease = host_lease(master.first_segment + i, Access::kOverwrite);
@@ -81,7 +85,8 @@ void Engine::initialize(const ParamSource& source) {
       if (state == DType::kF32) {
         std::memcpy(lease.data(), values.data(), values.size() * sizeof(float));
       } else {
-        for (std::int64_t k = 0; k < segment.elements; ++k) out.as<double>()[k] = values[static_cast<std::size_t>(k)];
+        for (std::int64_t k = 0; k < segment.elements; ++k)
+          out.as<double>()[k] = values[static_cast<std::size_t>(k)];
       }
       const View w = whole_view(weight, tensors.weight).col_range(segment.first_element, segment.elements);
       host_ops().cast(now, out, w);
@@ -165,8 +170,8 @@ void Engine::run_program(const StepProgram& program, const StepProgram* next) {
   }
 }
 
-StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches, const UpdateRule& rule,
-                              Then then) {
+StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
+                              const UpdateRule& rule, Then then) {
   ZG_ASSERT_EQ(static_cast<std::int64_t>(micro_batches.size()), layout_.options.micro_batches);
   const auto begin = Clock::now();
   const double busy = compute_->busy_seconds();
@@ -174,7 +179,8 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   timer_->reset();
   StepResult result;
   for (const MicroBatch& b : micro_batches) {
-    result.tokens += std::count_if(b.targets, b.targets + layout_.options.micro_batch.rows(), [](auto t) { return t >= 0; });
+    result.tokens += std::count_if(b.targets, b.targets + layout_.options.micro_batch.rows(),
+                                   [](auto t) { return t >= 0; });
   }
   const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));
   const bool early = programs_.timing == UpdateTiming::kEarly;
@@ -197,9 +203,10 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   for (std::size_t u = 1; u < scalars.size(); ++u) norm_sq += scalars[u];
   result.grad_norm = std::sqrt(norm_sq) * per_token;
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    throw Error(Errc::kNumeric, fmt::format("step {}", step),
-                fmt::format("the training diverged: loss {}, gradient norm {}", result.loss, result.grad_norm),
-                "lower the learning rate, warm up longer, or clip gradients (gradient_clipping)");
+    throw Error(
+        Errc::kNumeric, fmt::format("step {}", step),
+        fmt::format("the training diverged: loss {}, gradient norm {}", result.loss, result.grad_norm),
+        "lower the learning rate, warm up longer, or clip gradients (gradient_clipping)");
   }
   if (!early) {
     pending_ = true;
@@ -245,7 +252,8 @@ double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBat
   return loss / static_cast<double>(std::max<std::int64_t>(1, tokens));
 }
 
-void Engine::read_state(TensorId tensor, const Param& param, std::int64_t begin, std::int64_t end, float* out) {
+void Engine::read_state(TensorId tensor, const Param& param, std::int64_t begin, std::int64_t end,
+                        float* out) {
   flush();
   leave_program();
   const Tensor& t = layout_.table.tensor(tensor);
@@ -258,19 +266,22 @@ void Engine::read_state(TensorId tensor, const Param& param, std::int64_t begin,
     const Lease lease = host_lease(t.first_segment + i, Access::kRead);
     const std::int64_t inside = at - segment.first_element;
     for (std::int64_t k = 0; k < until - at; ++k) {
-      out[k] = t.spec.dtype == DType::kF64 ? static_cast<float>(static_cast<const double*>(lease.data())[inside + k])
-                                           : static_cast<const float*>(lease.data())[inside + k];
+      out[k] = t.spec.dtype == DType::kF64
+                   ? static_cast<float>(static_cast<const double*>(lease.data())[inside + k])
+                   : static_cast<const float*>(lease.data())[inside + k];
     }
     out += until - at;
     at = until;
   }
 }
 
-void Engine::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, float* out) {
+void Engine::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
+                         float* out) {
   read_state(layout_.units[static_cast<std::size_t>(unit)].master, param, begin, end, out);
 }
 
-void Engine::read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, float* out) {
+void Engine::read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin,
+                         std::int64_t end, float* out) {
   const auto& u = layout_.units[static_cast<std::size_t>(unit)];
   read_state(which == 0 ? u.m : u.v, param, begin, end, out);
 }

@@ -17,7 +17,9 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
   const auto rows = [&] {
     return View(leases[next++].data(), model.dtype(), shape.rows(), model.config().width);
   };
-  const auto unit = [&](std::int32_t u) -> const Layout::UnitTensors& { return layout_.units[static_cast<std::size_t>(u)]; };
+  const auto unit = [&](std::int32_t u) -> const Layout::UnitTensors& {
+    return layout_.units[static_cast<std::size_t>(u)];
+  };
 
   switch (op.kind) {
     case OpKind::kUpdate:
@@ -49,7 +51,8 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
       if (op.first) device_.ops().zero(s, grads);
       const View table_grads = tied ? flat(unit(0).accumulator) : grads;
       if (op.first && tied) device_.ops().zero(s, table_grads);
-      model.head(s, shape, weights, table, x, w.targets(op.micro_batch), w.scalar(0), dx, grads, table_grads, w.scratch());
+      model.head(s, shape, weights, table, x, w.targets(op.micro_batch), w.scalar(0), dx, grads, table_grads,
+                 w.scratch());
       break;
     }
     case OpKind::kBackward: {
@@ -86,11 +89,13 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
 void Engine::issue_update(const StepOp& op, const std::vector<Lease>& leases) {
   const auto& tensors = layout_.units[static_cast<std::size_t>(op.unit)];
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
-  const Segment& segment = layout_.table.segment(layout_.table.tensor(tensors.master).first_segment + op.segment);
+  const Segment& segment =
+      layout_.table.segment(layout_.table.tensor(tensors.master).first_segment + op.segment);
   const DType state = layout_.model->accumulator_dtype();
-  const View gradient = whole_view(leases[0], tensors.gradient), weight = whole_view(leases[1], tensors.weight);
-  const View master(leases[2].data(), state, 1, segment.elements), m(leases[3].data(), state, 1, segment.elements),
-      v(leases[4].data(), state, 1, segment.elements);
+  const View gradient = whole_view(leases[0], tensors.gradient),
+             weight = whole_view(leases[1], tensors.weight);
+  const View master(leases[2].data(), state, 1, segment.elements),
+      m(leases[3].data(), state, 1, segment.elements), v(leases[4].data(), state, 1, segment.elements);
   const std::int64_t first = segment.first_element, last = first + segment.elements;
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
     const Param& p = unit.params[i];

@@ -12,10 +12,13 @@ namespace {
 
 Tier lowest_of(Placement placement) {
   switch (placement) {
-    case Placement::kDevice: return Tier::kDevice;
-    case Placement::kHost: return Tier::kHost;
+    case Placement::kDevice:
+      return Tier::kDevice;
+    case Placement::kHost:
+      return Tier::kHost;
     case Placement::kNvme:
-    case Placement::kAuto: return Tier::kNvme;
+    case Placement::kAuto:
+      return Tier::kNvme;
   }
   return Tier::kNvme;
 }
@@ -24,8 +27,10 @@ Tier lowest_of(Placement placement) {
 
 Layout::Layout(const Model& m_, const LayoutOptions& o) : model(&m_), options(o), table(o.drives) {
   const DType state = model->accumulator_dtype();
-  const auto state_elements = std::max<std::int64_t>(4096, o.state_segment_bytes / static_cast<std::int64_t>(size_of(state)));
-  const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer), activations = lowest_of(o.activations);
+  const auto state_elements =
+      std::max<std::int64_t>(4096, o.state_segment_bytes / static_cast<std::int64_t>(size_of(state)));
+  const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer),
+             activations = lowest_of(o.activations);
   for (const Unit& unit : model->units()) {
     UnitTensors t;
     const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t segment) {
@@ -35,7 +40,8 @@ Layout::Layout(const Model& m_, const LayoutOptions& o) : model(&m_), options(o)
     t.gradient = add("gradient", o.gradient, Role::kGradient, optimizer, 0);
     // fp32 sums never go to NVMe where each is complete before the next one starts.
     const bool brief = o.accumulation == Accumulation::kLayerMajor;
-    t.accumulator = add("gradient_sum", state, Role::kGradient, brief ? std::min(Tier::kHost, optimizer) : optimizer, 0);
+    t.accumulator =
+        add("gradient_sum", state, Role::kGradient, brief ? std::min(Tier::kHost, optimizer) : optimizer, 0);
     t.master = add("master", state, Role::kOptimizerState, optimizer, state_elements);
     t.m = add("exp_avg", state, Role::kOptimizerState, optimizer, state_elements);
     t.v = add("exp_avg_sq", state, Role::kOptimizerState, optimizer, state_elements);
@@ -47,17 +53,18 @@ Layout::Layout(const Model& m_, const LayoutOptions& o) : model(&m_), options(o)
     activation.emplace_back();
     saved.emplace_back();
     for (std::int64_t m = 0; m < live_micro_batches(); ++m) {
-      activation.back().push_back(table.add(
-          {fmt::format("activation.{}.{}", l, m), model->dtype(), checkpoint, Role::kActivation, activations, 0}));
+      activation.back().push_back(table.add({fmt::format("activation.{}.{}", l, m), model->dtype(),
+                                             checkpoint, Role::kActivation, activations, 0}));
       if (!o.recompute && l < layers()) {
-        saved.back().push_back(table.add({fmt::format("saved.{}.{}", l, m), DType::kU8,
-                                          model->saved_bytes(o.micro_batch), Role::kActivation, activations, 0}));
+        saved.back().push_back(
+            table.add({fmt::format("saved.{}.{}", l, m), DType::kU8, model->saved_bytes(o.micro_batch),
+                       Role::kActivation, activations, 0}));
       }
     }
   }
   for (std::int64_t m = 0; m < live_micro_batches(); ++m) {
-    activation_gradient.push_back(table.add({fmt::format("activation_gradient.{}", m), model->dtype(), checkpoint,
-                                             Role::kActivation, activations, 0}));
+    activation_gradient.push_back(table.add({fmt::format("activation_gradient.{}", m), model->dtype(),
+                                             checkpoint, Role::kActivation, activations, 0}));
   }
 }
 
@@ -71,7 +78,9 @@ SegmentId Layout::whole(TensorId id) const {
   return t.first_segment;
 }
 
-std::int64_t Layout::workspace_bytes() const { return Workspace::bytes(*this); }
+std::int64_t Layout::workspace_bytes() const {
+  return Workspace::bytes(*this);
+}
 
 std::int64_t Layout::state_bytes() const {
   std::int64_t sum = 0;

@@ -6,14 +6,22 @@ namespace zg {
 
 const char* name_of(OpKind kind) {
   switch (kind) {
-    case OpKind::kUpdate: return "update";
-    case OpKind::kEmbedding: return "embedding";
-    case OpKind::kForward: return "forward";
-    case OpKind::kHead: return "head";
-    case OpKind::kHeadLoss: return "loss";
-    case OpKind::kBackward: return "backward";
-    case OpKind::kEmbeddingBackward: return "embedding backward";
-    case OpKind::kFinishGradient: return "finish gradient";
+    case OpKind::kUpdate:
+      return "update";
+    case OpKind::kEmbedding:
+      return "embedding";
+    case OpKind::kForward:
+      return "forward";
+    case OpKind::kHead:
+      return "head";
+    case OpKind::kHeadLoss:
+      return "loss";
+    case OpKind::kBackward:
+      return "backward";
+    case OpKind::kEmbeddingBackward:
+      return "embedding backward";
+    case OpKind::kFinishGradient:
+      return "finish gradient";
   }
   return "?";
 }
@@ -50,7 +58,8 @@ class Emitter {
   }
 
   void forward(std::int32_t layer, std::int32_t m) {
-    std::vector<AccessStep> a{read(weight(layer + 1)), read(activation(layer, m)), overwrite(activation(layer + 1, m))};
+    std::vector<AccessStep> a{read(weight(layer + 1)), read(activation(layer, m)),
+                              overwrite(activation(layer + 1, m))};
     if (!layout_.options.recompute) a.push_back(overwrite(saved(layer, m)));
     add({OpKind::kForward, layer, m, 0, false}, a);
   }
@@ -79,7 +88,8 @@ class Emitter {
   }
 
   void backward(std::int32_t layer, std::int32_t m, bool first, bool last_use) {
-    std::vector<AccessStep> a{{weight(layer + 1), Tier::kDevice, Access::kRead, last_use}, last(activation(layer, m)),
+    std::vector<AccessStep> a{{weight(layer + 1), Tier::kDevice, Access::kRead, last_use},
+                              last(activation(layer, m)),
                               {gradient_of_activation(m), Tier::kDevice, Access::kWrite, false},
                               add_to(accumulator(layer + 1), first)};
     if (!layout_.options.recompute) a.push_back(last(saved(layer, m)));
@@ -93,7 +103,8 @@ class Emitter {
 
   void finish_gradient(std::int32_t unit) {
     add({OpKind::kFinishGradient, unit, 0, 0, false},
-        {last(accumulator(unit)), overwrite(layout_.whole(layout_.units[static_cast<std::size_t>(unit)].gradient))});
+        {last(accumulator(unit)),
+         overwrite(layout_.whole(layout_.units[static_cast<std::size_t>(unit)].gradient))});
   }
 
  private:
@@ -103,19 +114,25 @@ class Emitter {
   static AccessStep add_to(SegmentId s, bool first) {
     return {s, Tier::kDevice, first ? Access::kOverwrite : Access::kWrite, false};
   }
-  SegmentId weight(std::int32_t unit) const { return layout_.whole(layout_.units[static_cast<std::size_t>(unit)].weight); }
+  SegmentId weight(std::int32_t unit) const {
+    return layout_.whole(layout_.units[static_cast<std::size_t>(unit)].weight);
+  }
   SegmentId accumulator(std::int32_t unit) const {
     return layout_.whole(layout_.units[static_cast<std::size_t>(unit)].accumulator);
   }
   // Micro-batch-major: all micro-batches use the same buffers, one after the other.
-  std::size_t slot(std::int32_t m) const { return static_cast<std::size_t>(m % layout_.live_micro_batches()); }
+  std::size_t slot(std::int32_t m) const {
+    return static_cast<std::size_t>(m % layout_.live_micro_batches());
+  }
   SegmentId activation(std::int32_t layer, std::int32_t m) const {
     return layout_.whole(layout_.activation[static_cast<std::size_t>(layer)][slot(m)]);
   }
   SegmentId saved(std::int32_t layer, std::int32_t m) const {
     return layout_.whole(layout_.saved[static_cast<std::size_t>(layer)][slot(m)]);
   }
-  SegmentId gradient_of_activation(std::int32_t m) const { return layout_.whole(layout_.activation_gradient[slot(m)]); }
+  SegmentId gradient_of_activation(std::int32_t m) const {
+    return layout_.whole(layout_.activation_gradient[slot(m)]);
+  }
   bool tied() const { return layout_.model->config().tied; }
 
   void add(const StepOp& op, const std::vector<AccessStep>& accesses) {
@@ -195,7 +212,8 @@ StepProgram micro_batch_major(const Emission& e, const char* name) {
 }
 
 StepProgram train_program(const Emission& e, const char* name) {
-  return e.layout.options.accumulation == Accumulation::kLayerMajor ? layer_major(e, name) : micro_batch_major(e, name);
+  return e.layout.options.accumulation == Accumulation::kLayerMajor ? layer_major(e, name)
+                                                                    : micro_batch_major(e, name);
 }
 
 StepProgram flush_program(const Layout& layout) {

@@ -26,7 +26,8 @@ class Engine::Timer {
       const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(now - started_[which]).count();
       nanoseconds_[phase(op.kind)].fetch_add(spent, std::memory_order_relaxed);
       if (trace_ != nullptr && trace_->on()) {
-        trace_->add(lane_[which], fmt::format("{} {}.{}", name_of(op.kind), op.unit, which ? op.segment : op.micro_batch),
+        trace_->add(lane_[which],
+                    fmt::format("{} {}.{}", name_of(op.kind), op.unit, which ? op.segment : op.micro_batch),
                     started_[which], now);
       }
     });
@@ -39,19 +40,24 @@ class Engine::Timer {
  private:
   static int phase(OpKind kind) {
     switch (kind) {
-      case OpKind::kUpdate: return 2;
+      case OpKind::kUpdate:
+        return 2;
       case OpKind::kEmbedding:
       case OpKind::kForward:
-      case OpKind::kHeadLoss: return 0;
+      case OpKind::kHeadLoss:
+        return 0;
       // The head's forward and backward are one operation: counted as backward, the larger part.
       case OpKind::kHead:
       case OpKind::kBackward:
       case OpKind::kEmbeddingBackward:
-      case OpKind::kFinishGradient: return 1;
+      case OpKind::kFinishGradient:
+        return 1;
     }
     return 0;
   }
-  double seconds(std::size_t i) const { return static_cast<double>(nanoseconds_[i].load(std::memory_order_relaxed)) * 1e-9; }
+  double seconds(std::size_t i) const {
+    return static_cast<double>(nanoseconds_[i].load(std::memory_order_relaxed)) * 1e-9;
+  }
 
   Trace* trace_;
   int lane_[2] = {0, 0};

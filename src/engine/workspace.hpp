@@ -24,23 +24,31 @@ class Workspace {
   View targets(std::int64_t micro_batch) const { return tokens(2 * micro_batch + 1); }
   // Loss sum of the step, then one sum of squares per unit.
   View scalar(std::int64_t i) const { return {base_ + scalars_offset(layout_) + 8 * i, DType::kF64, 1, 1}; }
-  View scalars() const { return {base_ + scalars_offset(layout_), DType::kF64, 1, scalar_bytes(layout_) / 8}; }
+  View scalars() const {
+    return {base_ + scalars_offset(layout_), DType::kF64, 1, scalar_bytes(layout_) / 8};
+  }
   std::int64_t token_bytes() const { return 4 * layout_.options.micro_batch.rows(); }
 
  private:
   static std::int64_t scratch_bytes(const Layout& l) {
     const BatchShape shape = l.options.micro_batch;
-    return round_up(std::max(l.model->block_workspace_bytes(shape), l.model->head_workspace_bytes(shape)), 4096);
+    return round_up(std::max(l.model->block_workspace_bytes(shape), l.model->head_workspace_bytes(shape)),
+                    4096);
   }
   // Without recomputation only an evaluation uses this one.
-  static std::int64_t saved_bytes(const Layout& l) { return round_up(l.model->saved_bytes(l.options.micro_batch), 4096); }
+  static std::int64_t saved_bytes(const Layout& l) {
+    return round_up(l.model->saved_bytes(l.options.micro_batch), 4096);
+  }
   static std::int64_t tokens_offset(const Layout& l) { return scratch_bytes(l) + saved_bytes(l); }
   static std::int64_t scalars_offset(const Layout& l) {
     return tokens_offset(l) + round_up(l.options.micro_batches * 2 * 4 * l.options.micro_batch.rows(), 4096);
   }
-  static std::int64_t scalar_bytes(const Layout& l) { return 8 * (1 + static_cast<std::int64_t>(l.units.size())); }
+  static std::int64_t scalar_bytes(const Layout& l) {
+    return 8 * (1 + static_cast<std::int64_t>(l.units.size()));
+  }
   View tokens(std::int64_t i) const {
-    return {base_ + tokens_offset(layout_) + i * token_bytes(), DType::kI32, 1, layout_.options.micro_batch.rows()};
+    return {base_ + tokens_offset(layout_) + i * token_bytes(), DType::kI32, 1,
+            layout_.options.micro_batch.rows()};
   }
 
   const Layout& layout_;

@@ -236,7 +236,8 @@ void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table
                    workspace);
 }
 
-void Model::head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace) const {
+void Model::head_logits(Stream& s, View head_weights, View table, View x, View logits,
+                        void* workspace) const {
   const Unit& unit = units_.back();
   check_flat(head_weights, unit, dtype_);
   check_flat(table, config_.tied ? units_.front() : unit, dtype_);

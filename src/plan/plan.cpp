@@ -44,7 +44,9 @@ class Load {
   }
   std::optional<NoRoom> overwrite_at(SegmentId id, Tier tier) {
     actions_.clear();
-    const auto held = [this](SegmentId other, Tier at) { return held_ && held_->first == other && held_->second == at; };
+    const auto held = [this](SegmentId other, Tier at) {
+      return held_ && held_->first == other && held_->second == at;
+    };
     return residency_.decide_free({id, tier, Access::kOverwrite, false}, held, actions_);
   }
 
@@ -54,7 +56,9 @@ class Load {
   std::vector<Action> actions_;
 };
 
-std::optional<NoRoom> load(const Layout& layout, Residency& residency) { return Load(layout, residency).run(layout.units); }
+std::optional<NoRoom> load(const Layout& layout, Residency& residency) {
+  return Load(layout, residency).run(layout.units);
+}
 
 std::optional<NoRoom> run_program(Residency& residency, const StepProgram& program) {
   std::vector<Action> moves;
@@ -67,8 +71,9 @@ std::optional<NoRoom> run_program(Residency& residency, const StepProgram& progr
   return std::nullopt;
 }
 
-// Runs the programs of a training run in every order in which they can follow each other, from every state of the
-// tiers that this leads to: where content lies when a program starts, and so the past, decides whether it fits.
+// Runs the programs of a training run in every order in which they can follow each other, from every state of
+// the tiers that this leads to: where content lies when a program starts, and so the past, decides whether it
+// fits.
 class Exploration {
  public:
   Exploration(const StepPrograms& programs, const Residency& start) : programs_(programs) {
@@ -78,7 +83,8 @@ class Exploration {
   std::optional<NoRoom> run(Budgets& peak) {
     const bool deferred = programs_.timing == UpdateTiming::kDeferred;
     const StepProgram& first = deferred ? programs_.first : programs_.step;
-    // A training loop soon repeats itself, so the states are few; if they are not, the common ones come first.
+    // A training loop soon repeats itself, so the states are few; if they are not, the common ones come
+    // first.
     for (int runs = 0; runs < kMostRuns && !waiting_.empty();) {
       const Node node = std::move(waiting_.front());
       waiting_.pop_front();
@@ -154,7 +160,8 @@ Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector
   return total;
 }
 
-std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs, std::int64_t device) {
+std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
+                                        std::int64_t device) {
   const std::int64_t everything = layout.table.total_charge();
   // The smallest multiple of 4096 that fits; budgets are charged in such pages.
   const auto search = [&](auto&& fits) -> std::optional<std::int64_t> {
@@ -166,8 +173,9 @@ std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms
     }
     return high;
   };
-  const auto least_device =
-      search([&](std::int64_t d) { return make_plan(layout, programs, {d, everything}).fits; });
+  const auto least_device = search([&](std::int64_t d) {
+    return make_plan(layout, programs, {d, everything}).fits;
+  });
   if (!least_device) return std::nullopt;
   const std::int64_t d = std::max(device / 4096 * 4096, *least_device);
   const auto least_host = search([&](std::int64_t h) { return make_plan(layout, programs, {d, h}).fits; });

@@ -32,12 +32,13 @@ Roofs measure_roofs(DType dtype) {
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t shrink = dtype == DType::kF64 ? 4 : 1;  // slow, and only for tests
   const std::int64_t m = kM / shrink, n = kN / shrink, k = kK / shrink;
-  std::vector<char> a(static_cast<std::size_t>(m * k * element)), b(static_cast<std::size_t>(n * k * element)),
-      c(static_cast<std::size_t>(m * n * element));
+  std::vector<char> a(static_cast<std::size_t>(m * k * element)),
+      b(static_cast<std::size_t>(n * k * element)), c(static_cast<std::size_t>(m * n * element));
   GemmOptions options;
   options.b = Trans::kYes;
   const double product = best_of(6, [&] {
-    host_ops().gemm(now, View(a.data(), dtype, m, k), View(b.data(), dtype, n, k), View(c.data(), dtype, m, n), options);
+    host_ops().gemm(now, View(a.data(), dtype, m, k), View(b.data(), dtype, n, k),
+                    View(c.data(), dtype, m, n), options);
   });
   roofs.flops = 2.0 * static_cast<double>(m * n * k) / product;
   std::vector<char> from(8 * kMiB, 1), to(8 * kMiB);

@@ -5,11 +5,14 @@
 
 namespace zg {
 
-std::uint64_t checksum_portable(const void* data, std::size_t bytes) { return XXH3_64bits(data, bytes); }
+std::uint64_t checksum_portable(const void* data, std::size_t bytes) {
+  return XXH3_64bits(data, bytes);
+}
 
 std::uint64_t checksum(const void* data, std::size_t bytes) {
 #if defined(__x86_64__)
-  static const bool avx512 = __builtin_cpu_supports("avx512f") != 0, avx2 = __builtin_cpu_supports("avx2") != 0;
+  static const bool avx512 = __builtin_cpu_supports("avx512f") != 0,
+                    avx2 = __builtin_cpu_supports("avx2") != 0;
   if (avx512) return checksum_avx512(data, bytes);
   if (avx2) return checksum_avx2(data, bytes);
 #endif

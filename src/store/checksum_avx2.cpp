@@ -8,6 +8,8 @@
 #include "store/checksum.hpp"
 
 namespace zg {
-std::uint64_t checksum_avx2(const void* data, std::size_t bytes) { return XXH3_64bits(data, bytes); }
+std::uint64_t checksum_avx2(const void* data, std::size_t bytes) {
+  return XXH3_64bits(data, bytes);
+}
 }  // namespace zg
 #endif

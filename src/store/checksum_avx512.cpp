@@ -1,5 +1,5 @@
-// Compiled for AVX512 (see CMakeLists.txt). Nothing but xxHash may be included here: inline code of a standard
-// header that is compiled for AVX512 could be the one that the linker keeps for the whole program.
+// Compiled for AVX512 (see CMakeLists.txt). Nothing but xxHash may be included here: inline code of a
+// standard header that is compiled for AVX512 could be the one that the linker keeps for the whole program.
 #if defined(__x86_64__)
 #define XXH_INLINE_ALL
 #define XXH_VECTOR XXH_AVX512
@@ -8,6 +8,8 @@
 #include "store/checksum.hpp"
 
 namespace zg {
-std::uint64_t checksum_avx512(const void* data, std::size_t bytes) { return XXH3_64bits(data, bytes); }
+std::uint64_t checksum_avx512(const void* data, std::size_t bytes) {
+  return XXH3_64bits(data, bytes);
+}
 }  // namespace zg
 #endif

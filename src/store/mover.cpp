@@ -171,8 +171,8 @@ void TensorStore::issue(Lock&, Node& node) {
   }
 }
 
-// On a drive's I/O thread, which must not wait for our mutex: who holds it may be waiting for that very thread
-// to register memory.
+// On a drive's I/O thread, which must not wait for our mutex: who holds it may be waiting for that very
+// thread to register memory.
 void TensorStore::on_complete(io::Ticket, std::uint64_t tag, io::Result result) {
   completions_.enqueue("verify", [this, tag, result] { finish_piece(tag, result); });
 }

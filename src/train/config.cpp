@@ -143,7 +143,8 @@ void read_tiers(Section& root, RunConfig& run) {
   read_drives(*tiers, run.tiers.nvme);
   run.tiers.prefetch_depth =
       static_cast<int>(tiers->integer("prefetch_depth", {.fallback = run.tiers.prefetch_depth, .max = 4096}));
-  run.tiers.read_ahead = tiers->number("read_ahead", {.fallback = run.tiers.read_ahead, .range = NumberSpec::Range::kBelowOne});
+  run.tiers.read_ahead =
+      tiers->number("read_ahead", {.fallback = run.tiers.read_ahead, .range = NumberSpec::Range::kBelowOne});
   if (auto ram = tiers->section("ram")) {
     run.tiers.ram.bytes_per_second = ram->number("bytes_per_second", {});
     run.tiers.ram.latency_seconds = ram->number("latency_seconds", {});

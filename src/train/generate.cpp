@@ -40,7 +40,8 @@ struct Generator::State {
     HostStream now("generate", HostStream::Mode::kInline);
     model.embedding_forward(now, shape, flat(0), View(ids.data(), DType::kI32, 1, shape.time), in);
     for (std::int64_t l = 0; l < c.layers; ++l) {
-      model.block_forward(now, shape, flat(static_cast<std::size_t>(l) + 1), in, out, saved.data(), workspace.data());
+      model.block_forward(now, shape, flat(static_cast<std::size_t>(l) + 1), in, out, saved.data(),
+                          workspace.data());
       std::swap(in, out);
     }
     std::vector<float> logits(static_cast<std::size_t>(c.vocab_size));
@@ -59,7 +60,8 @@ struct Generator::State {
 namespace {
 
 std::int32_t choose(const std::vector<float>& logits, const GenerateOptions& o, std::uint64_t index) {
-  const auto best = static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  const auto best =
+      static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   if (o.greedy || o.temperature <= 0) return best;
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
@@ -88,16 +90,22 @@ std::int32_t choose(const std::vector<float>& logits, const GenerateOptions& o, 
 
 Generator::Generator(const std::string& directory) : state_(std::make_unique<State>(directory)) {}
 Generator::~Generator() = default;
-const Tokenizer* Generator::tokenizer() const { return state_->tokenizer.get(); }
-const ModelConfig& Generator::config() const { return state_->model.config(); }
+const Tokenizer* Generator::tokenizer() const {
+  return state_->tokenizer.get();
+}
+const ModelConfig& Generator::config() const {
+  return state_->model.config();
+}
 
-std::vector<std::int32_t> Generator::generate(const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
+std::vector<std::int32_t> Generator::generate(const std::vector<std::int32_t>& prompt,
+                                              const GenerateOptions& options,
                                               const std::function<bool(std::int32_t)>& seen) {
   if (prompt.empty()) throw Error(Errc::kUsage, "prompt", "is empty", "give at least one token");
   const std::int64_t vocab = config().vocab_size;
   for (const std::int32_t id : prompt) {
     if (id < 0 || id >= vocab) {
-      throw Error(Errc::kUsage, "prompt", fmt::format("has the token {}, the model knows 0 to {}", id, vocab - 1));
+      throw Error(Errc::kUsage, "prompt",
+                  fmt::format("has the token {}, the model knows 0 to {}", id, vocab - 1));
     }
   }
   std::vector<std::int32_t> all = prompt, made;

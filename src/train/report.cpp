@@ -10,38 +10,45 @@ namespace {
 
 std::string budget_row(const char* name, std::int64_t peak, std::int64_t budget) {
   const double share = budget > 0 ? 100.0 * static_cast<double>(peak) / static_cast<double>(budget) : 0.0;
-  return fmt::format("  {:<20} {:>12} {:>12} {:>7.1f}%\n", name, format_bytes(peak), format_bytes(budget), share);
+  return fmt::format("  {:<20} {:>12} {:>12} {:>7.1f}%\n", name, format_bytes(peak), format_bytes(budget),
+                     share);
 }
 
 }  // namespace
 
-std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_seconds, double tokens_per_second) {
+std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_seconds,
+                          double tokens_per_second) {
   const StepResult& s = r.result;
-  return fmt::format("step {}/{}  loss {:.4f}  {:.0f} tokens/s  ETA {}  nvme r {} w {}  h2d {}  d2h {}  stall {:.0f}%", r.step, steps,
-                     s.loss, tokens_per_second, format_seconds(eta_seconds), format_bytes(s.traffic.nvme_read),
-                     format_bytes(s.traffic.nvme_write), format_bytes(s.traffic.host_to_device),
-                     format_bytes(s.traffic.device_to_host), 100 * s.stall / s.seconds);
+  return fmt::format(
+      "step {}/{}  loss {:.4f}  {:.0f} tokens/s  ETA {}  nvme r {} w {}  h2d {}  d2h {}  stall {:.0f}%",
+      r.step, steps, s.loss, tokens_per_second, format_seconds(eta_seconds),
+      format_bytes(s.traffic.nvme_read), format_bytes(s.traffic.nvme_write),
+      format_bytes(s.traffic.host_to_device), format_bytes(s.traffic.device_to_host),
+      100 * s.stall / s.seconds);
 }
 
 std::string final_report(const RunSummary& r, Session& session, const Roofs& roofs) {
   const Traffic planned = session.planned_traffic();
   const Bound bound = bound_of(roofs, session.flops_per_step(), planned);
-  std::string t = fmt::format("\n{} steps in {}, median step {}, {:.0f} tokens/s\n", r.steps, format_seconds(r.seconds),
-                              format_seconds(r.median_step), r.tokens_per_second);
+  std::string t = fmt::format("\n{} steps in {}, median step {}, {:.0f} tokens/s\n", r.steps,
+                              format_seconds(r.seconds), format_seconds(r.median_step), r.tokens_per_second);
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8}\n", "tier", "peak", "budget", "used");
   t += budget_row("device", session.device().arena().peak(), session.budgets().device);
   t += budget_row("host", session.host().peak(), session.budgets().host);
   const std::int64_t drive_bytes = session.layout().table.drive_bytes() * session.layout().table.drives();
   std::int64_t nvme_budget = 0;
-  for (const auto& d : session.config().tiers.nvme) nvme_budget += d.bytes > 0 ? d.bytes : drive_bytes / session.layout().table.drives();
+  for (const auto& d : session.config().tiers.nvme)
+    nvme_budget += d.bytes > 0 ? d.bytes : drive_bytes / session.layout().table.drives();
   if (drive_bytes > 0) t += budget_row("nvme", drive_bytes, nvme_budget);
   t += budget_row("process (resident)", peak_resident_bytes(),
                   session.budgets().device + session.budgets().host + kProcessOverhead);
   const auto per_step = [&](std::int64_t bytes) { return bytes / std::max<std::int64_t>(1, r.steps); };
-  t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8} {:>12}\n", "link, bytes per step", "measured", "formula", "", "at its roof");
+  t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8} {:>12}\n", "link, bytes per step", "measured", "formula",
+                   "", "at its roof");
   const auto row = [&](const char* name, std::int64_t Traffic::*link, double roof) {
     t += fmt::format("  {:<20} {:>12} {:>12} {:>8} {:>12}\n", name, format_bytes(per_step(r.measured.*link)),
-                     format_bytes(per_step(r.formula.*link)), r.measured.*link == r.formula.*link ? "exact" : "differs",
+                     format_bytes(per_step(r.formula.*link)),
+                     r.measured.*link == r.formula.*link ? "exact" : "differs",
                      roof > 0 ? format_seconds(static_cast<double>(planned.*link) / roof) : "-");
   };
   row("nvme read", &Traffic::nvme_read, roofs.nvme_read);
@@ -49,10 +56,12 @@ std::string final_report(const RunSummary& r, Session& session, const Roofs& roo
   row("host -> device", &Traffic::host_to_device, roofs.host_to_device);
   row("device -> host", &Traffic::device_to_host, roofs.device_to_host);
   t += fmt::format("\n  stall                {:.1f}% of the step time\n", 100 * r.stall);
-  t += fmt::format("  eta                  {:.2f} = T_bound {} / T_measured {}, bound by {}\n", bound.seconds / r.median_step,
-                   format_seconds(bound.seconds), format_seconds(r.median_step), bound.by);
+  t += fmt::format("  eta                  {:.2f} = T_bound {} / T_measured {}, bound by {}\n",
+                   bound.seconds / r.median_step, format_seconds(bound.seconds),
+                   format_seconds(r.median_step), bound.by);
   t += fmt::format("                       (roofs measured here: {:.0f} GFLOP/s{})\n", roofs.flops / 1e9,
-                   roofs.nvme_read > 0 ? fmt::format(", nvme {} read, {} write", format_rate(roofs.nvme_read), format_rate(roofs.nvme_write))
+                   roofs.nvme_read > 0 ? fmt::format(", nvme {} read, {} write", format_rate(roofs.nvme_read),
+                                                     format_rate(roofs.nvme_write))
                                        : "");
   t += fmt::format("  training loss        {:.4f} -> {:.4f}\n", r.first_loss, r.last_loss);
   if (r.val_loss) t += fmt::format("  validation loss      {:.4f}\n", *r.val_loss);

@@ -21,6 +21,7 @@ struct RunSummary {
 
 std::string final_report(const RunSummary& summary, Session& session, const Roofs& roofs);
 // "step 12/300  loss 2.345 ..." for the progress line.
-std::string progress_line(const StepRecord& record, std::int64_t steps, double eta_seconds, double tokens_per_second);
+std::string progress_line(const StepRecord& record, std::int64_t steps, double eta_seconds,
+                          double tokens_per_second);
 
 }  // namespace zg

@@ -31,13 +31,15 @@ void Session::resolve_model() {
   data_ = std::make_unique<DataSet>(config_.data, config_.output_dir + "/tokens", model_config_.vocab_size);
   if (model_config_.vocab_size == 0) model_config_.vocab_size = data_->vocab_size();
   if (model_config_.vocab_size == 0) {
-    throw Error(Errc::kUsage, "model.vocab_size", "is not given, and token files without a tokenizer do not tell it",
+    throw Error(Errc::kUsage, "model.vocab_size",
+                "is not given, and token files without a tokenizer do not tell it",
                 "add \"vocab_size\" to the model section");
   }
   if (config_.data.seq_len > model_config_.context) {
-    throw Error(Errc::kUsage, "data.seq_len",
-                fmt::format("is {}, but the model has {} positions", config_.data.seq_len, model_config_.context),
-                "lower data.seq_len");
+    throw Error(
+        Errc::kUsage, "data.seq_len",
+        fmt::format("is {}, but the model has {} positions", config_.data.seq_len, model_config_.context),
+        "lower data.seq_len");
   }
   validate(model_config_);
 }
@@ -79,8 +81,8 @@ void Session::resolve_budgets() {
   const std::int64_t asked = config_.tiers.device.value_or(0) + config_.tiers.host.value_or(0);
   if (asked > available) {
     throw Error(Errc::kMemory, "tiers",
-                fmt::format("device and host budgets are {} together, this process may take {}", format_bytes(asked),
-                            format_bytes(available)),
+                fmt::format("device and host budgets are {} together, this process may take {}",
+                            format_bytes(asked), format_bytes(available)),
                 "lower tiers.device or tiers.host, or raise the memory limit of the process's cgroup");
   }
   for (const io::DriveOptions& drive : config_.tiers.nvme) {
@@ -110,17 +112,20 @@ void Session::check_plan() {
   }
   const auto least = smallest_budgets(*layout_, *programs_, inside.device);
   if (!least) {
-    throw Error(Errc::kMemory, "tiers", "this run fits no budgets: what may not leave the device or the host is too much",
-                "allow more to sink (zero_optimization.offload_param and offload_optimizer), or name a drive in tiers.nvme");
+    throw Error(Errc::kMemory, "tiers",
+                "this run fits no budgets: what may not leave the device or the host is too much",
+                "allow more to sink (zero_optimization.offload_param and offload_optimizer), or name a drive "
+                "in tiers.nvme");
   }
   const std::int64_t device = least->device + workspace;
-  throw Error(Errc::kMemory, fmt::format("tiers.{}", plan_.obstacle->tier == Tier::kDevice ? "device" : "host"),
-              fmt::format("the run does not fit device {} and host {} (no room for {}, {})", format_bytes(budgets_.device),
-                          format_bytes(budgets_.host), layout_->table.segment_name(plan_.obstacle->segment),
-                          format_bytes(plan_.obstacle->needed)),
-              fmt::format("the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} ({})", device,
-                          format_bytes(device), format_bytes(std::max(budgets_.device, device)), least->host,
-                          format_bytes(least->host)));
+  throw Error(
+      Errc::kMemory, fmt::format("tiers.{}", plan_.obstacle->tier == Tier::kDevice ? "device" : "host"),
+      fmt::format("the run does not fit device {} and host {} (no room for {}, {})",
+                  format_bytes(budgets_.device), format_bytes(budgets_.host),
+                  layout_->table.segment_name(plan_.obstacle->segment), format_bytes(plan_.obstacle->needed)),
+      fmt::format("the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} ({})",
+                  device, format_bytes(device), format_bytes(std::max(budgets_.device, device)), least->host,
+                  format_bytes(least->host)));
 }
 
 void Session::open_drives() {
@@ -153,14 +158,18 @@ void Session::start() {
   o.verify = config_.aio.verify;
   o.trace = trace_;
   store_ = std::make_unique<TensorStore>(o);
-  engine_ = std::make_unique<Engine>(Engine::Options{layout_.get(), programs_.get(), device_.get(), store_.get(), trace_});
+  engine_ = std::make_unique<Engine>(
+      Engine::Options{layout_.get(), programs_.get(), device_.get(), store_.get(), trace_});
 
   if (!config_.model_from.empty()) {
     const HfWeights weights(config_.model_from, *model_);
-    engine_->initialize([&](const Param& p, std::int64_t begin, std::int64_t end, float* out) { weights.read(p, begin, end, out); });
+    engine_->initialize([&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+      weights.read(p, begin, end, out);
+    });
     return;
   }
-  const double std_residual = model_config_.init_std / std::sqrt(2.0 * static_cast<double>(model_config_.layers));
+  const double std_residual =
+      model_config_.init_std / std::sqrt(2.0 * static_cast<double>(model_config_.layers));
   engine_->initialize([&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
     if (p.init == Init::kZero || p.init == Init::kOne) {
       std::fill(out, out + (end - begin), p.init == Init::kOne ? 1.0f : 0.0f);
@@ -169,13 +178,15 @@ void Session::start() {
     const NamedRandom random(config_.seed, p.name);
     const auto std_dev = static_cast<float>(p.init == Init::kNormal ? model_config_.init_std : std_residual);
     parallel_for(end - begin, 16384, [&](std::int64_t from, std::int64_t to) {
-      for (std::int64_t i = from; i < to; ++i) out[i] = std_dev * random.normal(static_cast<std::uint64_t>(begin + i));
+      for (std::int64_t i = from; i < to; ++i)
+        out[i] = std_dev * random.normal(static_cast<std::uint64_t>(begin + i));
     });
   });
 }
 
 double Session::flops_per_step() const {
-  return training_flops(model_config_, config_.micro_batch * config_.accumulation_steps * config_.data.seq_len,
+  return training_flops(model_config_,
+                        config_.micro_batch * config_.accumulation_steps * config_.data.seq_len,
                         config_.data.seq_len, config_.recompute);
 }
 
@@ -211,8 +222,9 @@ std::string Session::describe() const {
       "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
       "update     {} on the {}, {}\n"
       "batch      {} sequences of {} tokens in {} micro-batch{}, {}, recomputation {}",
-      model_config_.arch == Arch::kGpt2 ? "GPT-2" : "Llama", config_.model_from.empty() ? "from scratch" : "from " + config_.model_from,
-      model_config_.layers, model_config_.width, static_cast<double>(model_->parameter_count()) / 1e6, name_of(config_.dtype),
+      model_config_.arch == Arch::kGpt2 ? "GPT-2" : "Llama",
+      config_.model_from.empty() ? "from scratch" : "from " + config_.model_from, model_config_.layers,
+      model_config_.width, static_cast<double>(model_->parameter_count()) / 1e6, name_of(config_.dtype),
       model_config_.tied ? ", tied head" : "", format_bytes(layout_->state_bytes()),
       kPlaces[static_cast<int>(config_.offload_param)], kPlaces[static_cast<int>(config_.offload_optimizer)],
       config_.optimizer.decoupled ? "AdamW" : "Adam", name_of(layout_->options.update_at),
@@ -220,11 +232,13 @@ std::string Session::describe() const {
                                                    : "early, in backward (no clipping)",
       config_.micro_batch * config_.accumulation_steps, config_.data.seq_len, config_.accumulation_steps,
       config_.accumulation_steps == 1 ? "" : "es",
-      config_.accumulation == Accumulation::kLayerMajor ? "layer-major" : "micro-batch-major", config_.recompute ? "on" : "off");
+      config_.accumulation == Accumulation::kLayerMajor ? "layer-major" : "micro-batch-major",
+      config_.recompute ? "on" : "off");
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets_.device),
                       format_bytes(layout_->workspace_bytes()), format_bytes(budgets_.host));
   if (io_ != nullptr) {
-    text += fmt::format(", nvme {} on {} path(s)\nI/O        {}", format_bytes(layout_->table.drive_bytes() * layout_->table.drives()),
+    text += fmt::format(", nvme {} on {} path(s)\nI/O        {}",
+                        format_bytes(layout_->table.drive_bytes() * layout_->table.drives()),
                         layout_->table.drives(), io_->describe());
   }
   return text;
@@ -234,7 +248,8 @@ StepResult Session::train_step(std::int64_t step, Then then) {
   std::vector<Batch> batches(static_cast<std::size_t>(config_.accumulation_steps));
   std::vector<MicroBatch> micro_batches;
   for (std::size_t m = 0; m < batches.size(); ++m) {
-    data_->train_batch(config_.seed, step, static_cast<std::int64_t>(m) * config_.micro_batch, config_.micro_batch, batches[m]);
+    data_->train_batch(config_.seed, step, static_cast<std::int64_t>(m) * config_.micro_batch,
+                       config_.micro_batch, batches[m]);
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }
   return engine_->train_step(step, micro_batches, rule_at(step), then);
@@ -242,8 +257,10 @@ StepResult Session::train_step(std::int64_t step, Then then) {
 
 double Session::evaluate() {
   Batch batch;
-  const std::int64_t windows = std::max<std::int64_t>(1, (data_->validation_tokens() - 1) / config_.data.seq_len);
-  const std::int64_t batches = std::min(config_.eval_batches, (windows + config_.micro_batch - 1) / config_.micro_batch);
+  const std::int64_t windows =
+      std::max<std::int64_t>(1, (data_->validation_tokens() - 1) / config_.data.seq_len);
+  const std::int64_t batches =
+      std::min(config_.eval_batches, (windows + config_.micro_batch - 1) / config_.micro_batch);
   return engine_->evaluate(batches, [&](std::int64_t i) {
     data_->validation_batch(i * config_.micro_batch, config_.micro_batch, batch);
     return MicroBatch{batch.ids.data(), batch.targets.data()};

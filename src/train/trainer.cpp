@@ -21,7 +21,8 @@ namespace {
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
   return values[values.size() / 2];
 }
 
@@ -42,12 +43,14 @@ void make_output_directory(const std::string& directory) {
   ::unlink(name.c_str());
 }
 
-// The trace is written when the run is over: that it can be is found out before. What the file holds stays until then.
+// The trace is written when the run is over: that it can be is found out before. What the file holds stays
+// until then.
 void check_trace_file(const std::string& path) {
   const int fresh = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   const int fd = fresh >= 0 || errno != EEXIST ? fresh : ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
   if (fd < 0) {
-    throw Error(Errc::kUsage, "--trace " + path, "cannot be written: " + errno_text(errno), "name a file that can be written");
+    throw Error(Errc::kUsage, "--trace " + path, "cannot be written: " + errno_text(errno),
+                "name a file that can be written");
   }
   ::close(fd);
   if (fresh >= 0) ::unlink(path.c_str());
@@ -102,7 +105,9 @@ class Loop {
     summary_.formula = session_.forecast();
     summary_.median_step = median(step_seconds_);
     summary_.stall = stall_seconds_ / std::max(1e-9, all_seconds_);
-    summary_.tokens_per_second = static_cast<double>(config_.micro_batch * config_.accumulation_steps * config_.data.seq_len) / summary_.median_step;
+    summary_.tokens_per_second =
+        static_cast<double>(config_.micro_batch * config_.accumulation_steps * config_.data.seq_len) /
+        summary_.median_step;
     return summary_;
   }
 
@@ -123,11 +128,15 @@ class Loop {
   }
 
   void show(const StepRecord& record) const {
-    const std::vector<double> recent(step_seconds_.end() - std::min<std::ptrdiff_t>(20, static_cast<std::ptrdiff_t>(step_seconds_.size())),
-                                     step_seconds_.end());
+    const std::vector<double> recent(
+        step_seconds_.end() - std::min<std::ptrdiff_t>(20, static_cast<std::ptrdiff_t>(step_seconds_.size())),
+        step_seconds_.end());
     const double step = median(recent);
-    if (record.val_loss) log::info("step {}: loss {:.4f}, validation loss {:.4f}", record.step, record.result.loss, *record.val_loss);
-    log::progress(progress_line(record, config_.steps, step * static_cast<double>(config_.steps - record.step),
+    if (record.val_loss)
+      log::info("step {}: loss {:.4f}, validation loss {:.4f}", record.step, record.result.loss,
+                *record.val_loss);
+    log::progress(progress_line(record, config_.steps,
+                                step * static_cast<double>(config_.steps - record.step),
                                 static_cast<double>(record.result.tokens) / step));
   }
 
@@ -152,8 +161,10 @@ void print_sample(const RunConfig& config, const std::string& model_dir) {
   o.tokens = config.sample_tokens;
   o.temperature = 0.8;
   o.seed = config.seed;
-  const auto ids = generator.generate(tokenizer->encode(prompt), o, [](std::int32_t) { return !interrupted(); });
-  std::printf("\n--- a sample of %zu tokens ---\n%s%s\n", ids.size(), config.sample_prompt.c_str(), tokenizer->decode(ids).c_str());
+  const auto ids =
+      generator.generate(tokenizer->encode(prompt), o, [](std::int32_t) { return !interrupted(); });
+  std::printf("\n--- a sample of %zu tokens ---\n%s%s\n", ids.size(), config.sample_prompt.c_str(),
+              tokenizer->decode(ids).c_str());
 }
 
 }  // namespace
@@ -167,10 +178,14 @@ int train(const RunConfig& config, const TrainOptions& options) {
   Session session(config, &trace);
   if (options.mode == TrainOptions::Mode::kPlanOnly) {
     const Traffic t = session.plan().per_step;
-    std::printf("%s\nit fits: peak device %s, host %s\nbytes per step: nvme read %s, nvme write %s, host->device %s, device->host %s\n",
-                session.describe().c_str(), format_bytes(session.plan().peak.device + session.layout().workspace_bytes()).c_str(),
-                format_bytes(session.plan().peak.host).c_str(), format_bytes(t.nvme_read).c_str(), format_bytes(t.nvme_write).c_str(),
-                format_bytes(t.host_to_device).c_str(), format_bytes(t.device_to_host).c_str());
+    std::printf(
+        "%s\nit fits: peak device %s, host %s\nbytes per step: nvme read %s, nvme write %s, host->device %s, "
+        "device->host %s\n",
+        session.describe().c_str(),
+        format_bytes(session.plan().peak.device + session.layout().workspace_bytes()).c_str(),
+        format_bytes(session.plan().peak.host).c_str(), format_bytes(t.nvme_read).c_str(),
+        format_bytes(t.nvme_write).c_str(), format_bytes(t.host_to_device).c_str(),
+        format_bytes(t.device_to_host).c_str());
     return 0;
   }
   const Roofs roofs = measure_links(config, session.layout().table.drive_bytes());

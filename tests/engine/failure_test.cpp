@@ -146,12 +146,16 @@ TEST(Drives, WhoseContentChangesAreFoundOut) {
     EXPECT_NE(f.what.find("checksum"), std::string::npos) << f.what;
     EXPECT_TRUE(f.names_segment) << f.what;
   }
-  // It is the checksums that find it: without them the run ends, with other bits.
+  // It is the checksums that find it: without them the run ends, with other bits. (Not after each such
+  // change: the last bit of one number can be rounded away.)
   s.verify = Verify::kNo;
-  s.memory_faults.flip_read = reads / 3;
-  TinyRun run(s);
-  const TinyResult changed = run.train(4);
-  EXPECT_FALSE(changed.tensors == expected.tensors);
+  int changed = 0;
+  for (int at = reads / 3; at < reads / 3 + 12; ++at) {
+    s.memory_faults.flip_read = at;
+    TinyRun run(s);
+    changed += run.train(4).tensors == expected.tensors ? 0 : 1;
+  }
+  EXPECT_GT(changed, 0);
 }
 
 }  // namespace

@@ -195,8 +195,10 @@ TEST(BytesPerStep, TheEngineAddsTokensAndSums) {
 
 // Whatever the budgets: the store moves what the plan foretells, to the byte, with evaluations between the
 // steps.
-TEST(Forecast, IsWhatMovesUnderAnyBudgets) {
-  const std::uint64_t seed = test_seed(20260725);
+class Forecast : public testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
+  const std::uint64_t seed = test_seed(GetParam());
   SCOPED_TRACE(fmt::format("ZG_TEST_SEED={}", seed));
   std::mt19937_64 random(seed);
   const auto below = [&](std::int64_t n) {
@@ -267,6 +269,9 @@ TEST(Forecast, IsWhatMovesUnderAnyBudgets) {
   EXPECT_GT(with_traffic, 40);
   EXPECT_LE(refused, 3);
 }
+// In 4 there are runs whose weights keep their state from sinking when it is loaded, and runs that fit or not
+// depending on whether an evaluation follows the first step.
+INSTANTIATE_TEST_SUITE_P(Seeds, Forecast, testing::Values(20260725u, 4u));
 
 }  // namespace
 }  // namespace zg::test

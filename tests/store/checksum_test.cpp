@@ -13,7 +13,8 @@ TEST(Checksum, AllVariantsAgree) {
   const NamedRandom random(1, "checksum");
   std::vector<unsigned char> bytes(100'000);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(random.block(i)[0]);
-  for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{240}, std::size_t{241}, std::size_t{4096}, std::size_t{99'999}}) {
+  for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{240}, std::size_t{241},
+                              std::size_t{4096}, std::size_t{99'999}}) {
     const std::uint64_t expected = checksum_portable(bytes.data(), n);
     EXPECT_EQ(checksum(bytes.data(), n), expected) << n;
 #if defined(__x86_64__)
@@ -30,7 +31,9 @@ TEST(Checksum, AllVariantsAgree) {
 }
 
 // XXH3's published value of the empty input.
-TEST(Checksum, KnownAnswer) { EXPECT_EQ(checksum(nullptr, 0), 0x2D06800538D394C2ull); }
+TEST(Checksum, KnownAnswer) {
+  EXPECT_EQ(checksum(nullptr, 0), 0x2D06800538D394C2ull);
+}
 
 }  // namespace
 }  // namespace zg

@@ -39,7 +39,8 @@ class Error : public std::runtime_error {
 // "No such file or directory (errno 2)".
 std::string errno_text(int error);
 
-[[noreturn]] void assertion_failed(const char* file, int line, const char* expression, const std::string& detail);
+[[noreturn]] void assertion_failed(const char* file, int line, const char* expression,
+                                   const std::string& detail);
 
 namespace detail {
 template <class T>
@@ -55,20 +56,20 @@ std::string operand_text(const T& value) {
 }  // namespace detail
 }  // namespace zg
 
-#define ZG_ASSERT(condition, ...)                                                          \
-  do {                                                                                     \
-    if (!(condition)) [[unlikely]]                                                         \
+#define ZG_ASSERT(condition, ...)                                                            \
+  do {                                                                                       \
+    if (!(condition)) [[unlikely]]                                                           \
       ::zg::assertion_failed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__)); \
   } while (false)
 
-#define ZG_ASSERT_OP_(a, op, b)                                                                       \
-  do {                                                                                                \
-    const auto& zg_a_ = (a);                                                                          \
-    const auto& zg_b_ = (b);                                                                          \
-    if (!(zg_a_ op zg_b_)) [[unlikely]]                                                               \
-      ::zg::assertion_failed(                                                                         \
-          __FILE__, __LINE__, #a " " #op " " #b,                                                      \
-          ::zg::detail::operand_text(zg_a_) + " against " + ::zg::detail::operand_text(zg_b_));       \
+#define ZG_ASSERT_OP_(a, op, b)                                                                 \
+  do {                                                                                          \
+    const auto& zg_a_ = (a);                                                                    \
+    const auto& zg_b_ = (b);                                                                    \
+    if (!(zg_a_ op zg_b_)) [[unlikely]]                                                         \
+      ::zg::assertion_failed(                                                                   \
+          __FILE__, __LINE__, #a " " #op " " #b,                                                \
+          ::zg::detail::operand_text(zg_a_) + " against " + ::zg::detail::operand_text(zg_b_)); \
   } while (false)
 #define ZG_ASSERT_EQ(a, b) ZG_ASSERT_OP_(a, ==, b)
 #define ZG_ASSERT_LE(a, b) ZG_ASSERT_OP_(a, <=, b)

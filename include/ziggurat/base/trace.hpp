@@ -22,7 +22,8 @@ class Trace {
   void start();
   // The number of a lane (a row of the picture); the same name gives the same lane.
   int lane(const std::string& name);
-  void add(int lane, std::string name, Clock::time_point begin, Clock::time_point end, std::int64_t bytes = 0);
+  void add(int lane, std::string name, Clock::time_point begin, Clock::time_point end,
+           std::int64_t bytes = 0);
   // Throws Error(kIo) when the file cannot be written.
   void save(const std::string& path) const;
 

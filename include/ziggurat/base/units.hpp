@@ -9,7 +9,8 @@ namespace zg {
 
 inline constexpr std::int64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 
-// "48MiB", "1.5 GB", "4096": bytes, or nothing if the text is no size. KiB.. are powers of 1024, KB.. of 1000.
+// "48MiB", "1.5 GB", "4096": bytes, or nothing if the text is no size. KiB.. are powers of 1024, KB.. of
+// 1000.
 std::optional<std::int64_t> parse_bytes(std::string_view text);
 // "48.0 MiB"
 std::string format_bytes(std::int64_t bytes);

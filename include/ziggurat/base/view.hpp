@@ -31,9 +31,7 @@ struct View {
     return static_cast<T*>(data);
   }
   // Rows [first, first + n).
-  View row_range(std::int64_t first, std::int64_t n) const {
-    return {byte(first * ld), dtype, n, cols, ld};
-  }
+  View row_range(std::int64_t first, std::int64_t n) const { return {byte(first * ld), dtype, n, cols, ld}; }
   // Columns [first, first + n) of every row.
   View col_range(std::int64_t first, std::int64_t n) const { return {byte(first), dtype, rows, n, ld}; }
 

@@ -27,14 +27,16 @@ class Ops {
   // C[m,n] (T or A) = op(A)[m,k] op(B)[k,n], fp32 accumulation (fp64 for f64).
   virtual void gemm(Stream& s, View a, View b, View c, const GemmOptions& options) = 0;
 
-  // y = (x - mean) * rstd * w + b. x, y T [N,C]; w, b T [1,C]; stats A [N,2] = mean, rstd. y may be x's alias: no.
+  // y = (x - mean) * rstd * w + b. x, y T [N,C]; w, b T [1,C]; stats A [N,2] = mean, rstd. y may be x's
+  // alias: no.
   virtual void layernorm(Stream& s, View x, View w, View b, double eps, View y, View stats) = 0;
   // dx += (T), dw += (A [1,C]), db += (A [1,C]). scratch: A [kNormPartials, 2*C].
   virtual void layernorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View db,
                                   View scratch) = 0;
   // y = x * rstd * w, stats A [N,1] = rstd.
   virtual void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats) = 0;
-  virtual void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View scratch) = 0;
+  virtual void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw,
+                                View scratch) = 0;
   // Sums over rows are made in this many fixed groups of rows, added in order.
   static constexpr std::int64_t kNormPartials = 32;
 
@@ -50,16 +52,16 @@ class Ops {
   // Rotary embedding in place on the first `heads` heads of size `head_size` of every row: row r has
   // position r % time. Half-split convention (Hugging Face): pairs (i, i + head_size/2). inverse: the
   // transpose, for the backward.
-  virtual void rope(Stream& s, View x, std::int64_t time, std::int64_t heads, std::int64_t head_size, double theta,
-                    bool inverse) = 0;
+  virtual void rope(Stream& s, View x, std::int64_t time, std::int64_t heads, std::int64_t head_size,
+                    double theta, bool inverse) = 0;
 
   // Causal attention, scale 1/sqrt(head_size). qkv T [B*T, (heads + 2*kv_heads)*head_size] = q | k | v;
   // o T [B*T, heads*head_size]; lse A [B*heads, T] = log of the softmax denominator (with the max).
   // Query head h uses key/value head h / (heads / kv_heads). Never stores T x T per head.
   virtual void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse) = 0;
   // dqkv T like qkv, overwritten.
-  virtual void attention_backward(Stream& s, View qkv, View o, View lse, View d_o, const AttentionShape& shape,
-                                  View dqkv) = 0;
+  virtual void attention_backward(Stream& s, View qkv, View o, View lse, View d_o,
+                                  const AttentionShape& shape, View dqkv) = 0;
 
   // out = a + b, T [N,C]; out may alias a or b.
   virtual void add(Stream& s, View a, View b, View out) = 0;
@@ -69,7 +71,8 @@ class Ops {
   // out T [N,C] = wte[ids[n]] (+ wpe[n % time] if given). ids i32 [1,N].
   virtual void embedding(Stream& s, View ids, View wte, View wpe, std::int64_t time, View out) = 0;
   // dwte (A [V,C]) += rows of dout by id, dwpe (A [P,C]) += by position; fixed order, no atomics.
-  virtual void embedding_backward(Stream& s, View ids, View dout, std::int64_t time, View dwte, View dwpe) = 0;
+  virtual void embedding_backward(Stream& s, View ids, View dout, std::int64_t time, View dwte,
+                                  View dwpe) = 0;
 
   // logits A [N,V], targets i32 [1,N] (negative: ignored). loss_sum f64 [1,1] += sum of -log softmax.
   // dlogits T [N,V] = softmax - onehot, 0 for ignored rows; null view: loss only.
@@ -78,13 +81,14 @@ class Ops {
   virtual void zero(Stream& s, View x) = 0;
   // out (T or A) = in, rounded.
   virtual void cast(Stream& s, View in, View out) = 0;
-  // Gradient leaves its accumulator: out (bf16, f32 or f64) = in (A), rounded; norm_sq f64 [1,1] = sum of squares of
-  // what was written, in fp64 and fixed order; a NaN or infinity makes it not finite.
+  // Gradient leaves its accumulator: out (bf16, f32 or f64) = in (A), rounded; norm_sq f64 [1,1] = sum of
+  // squares of what was written, in fp64 and fixed order; a NaN or infinity makes it not finite.
   virtual void finish_gradient(Stream& s, View accumulator, View out, View norm_sq) = 0;
 
-  // One fused pass over n = count elements of each (all 1 x n): grad (bf16/f32/f64) in; master, m, v (f32, or f64)
-  // updated; weight (bf16, f32 or f64) = rounded master.
-  virtual void adam(Stream& s, View grad, View master, View m, View v, View weight, const AdamParams& params) = 0;
+  // One fused pass over n = count elements of each (all 1 x n): grad (bf16/f32/f64) in; master, m, v (f32, or
+  // f64) updated; weight (bf16, f32 or f64) = rounded master.
+  virtual void adam(Stream& s, View grad, View master, View m, View v, View weight,
+                    const AdamParams& params) = 0;
 };
 
 // Enqueues on HostStreams.

@@ -20,9 +20,9 @@ using ParamSource = std::function<void(const Param& param, std::int64_t begin, s
 
 // What the optimizer applies; the schedule is the caller's.
 struct UpdateRule {
-  AdamParams adam;           // lr, betas, eps, weight_decay, ...; step and grad_scale are set by the engine
-  bool decay_all = false;    // else matrices only
-  double clip = 0;           // global norm; 0: none
+  AdamParams adam;         // lr, betas, eps, weight_decay, ...; step and grad_scale are set by the engine
+  bool decay_all = false;  // else matrices only
+  double clip = 0;         // global norm; 0: none
 };
 
 struct MicroBatch {
@@ -40,8 +40,8 @@ struct StepResult {
   double loss = 0;       // mean over valid tokens
   double grad_norm = 0;  // of the mean gradient, before clipping
   std::int64_t tokens = 0;
-  double seconds = 0;    // wall time
-  double stall = 0;      // of it: compute stream without work
+  double seconds = 0;  // wall time
+  double stall = 0;    // of it: compute stream without work
   Phases phases;
   Traffic traffic;
 };
@@ -68,10 +68,11 @@ class Engine {
   // Fills master weights (and from them the weights), zeroes m and v. Once, before the first step.
   void initialize(const ParamSource& source);
 
-  // One optimizer step over `micro_batches` (as many as the layout says); `step` counts from 0. `then` is binding.
-  // Throws Error(kNumeric) when loss or gradient are not finite, before they reach a weight where the
-  // update is deferred.
-  StepResult train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches, const UpdateRule& rule, Then then);
+  // One optimizer step over `micro_batches` (as many as the layout says); `step` counts from 0. `then` is
+  // binding. Throws Error(kNumeric) when loss or gradient are not finite, before they reach a weight where
+  // the update is deferred.
+  StepResult train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
+                        const UpdateRule& rule, Then then);
 
   // Mean loss over the valid tokens of any number of micro-batches. After a step with Then::kPause.
   double evaluate(std::int64_t micro_batches, const std::function<MicroBatch(std::int64_t)>& batch);
@@ -82,7 +83,8 @@ class Engine {
   // Elements [begin, end) of a parameter's fp32 master. After a step with Then::kPause.
   void read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, float* out);
   // The same of exp_avg (0) or exp_avg_sq (1), for tests and checkpoints.
-  void read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, float* out);
+  void read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
+                   float* out);
 
   // Bytes that crossed the links since the start, the store's and the engine's own (tokens, sums).
   Traffic traffic() const;
@@ -117,11 +119,11 @@ class Engine {
   std::vector<std::int32_t> token_staging_;
   std::vector<double> scalar_staging_;
   std::vector<Lease> leases_;
-  bool pending_ = false;           // gradients wait for their update
-  AdamParams update_;              // of the updates that are being issued
+  bool pending_ = false;  // gradients wait for their update
+  AdamParams update_;     // of the updates that are being issued
   UpdateRule rule_;
   Traffic own_;
-  Traffic initial_;                // the store's, when training started
+  Traffic initial_;  // the store's, when training started
   std::vector<ProgramRun> history_;
 };
 

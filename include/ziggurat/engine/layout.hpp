@@ -18,14 +18,15 @@ enum class Accumulation { kLayerMajor, kMicroBatchMajor };
 
 struct LayoutOptions {
   BatchShape micro_batch;
-  std::int64_t micro_batches = 1;       // per step
+  std::int64_t micro_batches = 1;  // per step
   Accumulation accumulation = Accumulation::kLayerMajor;
-  bool recompute = true;                // keep only each block's input, run its forward again in backward
-  DType gradient = DType::kBF16;        // of gradients on their way to the optimizer
+  bool recompute = true;          // keep only each block's input, run its forward again in backward
+  DType gradient = DType::kBF16;  // of gradients on their way to the optimizer
   Placement weights = Placement::kAuto, optimizer = Placement::kAuto, activations = Placement::kAuto;
-  Tier update_at = Tier::kHost;         // kHost: CPU Adam over host copies; kDevice: where all state fits the device
-  std::int64_t state_segment_bytes = 4 << 20;  // of one state tensor's segment: the unit of the streaming update
-  int drives = 0;                       // of the NVMe tier; 0: none
+  Tier update_at = Tier::kHost;  // kHost: CPU Adam over host copies; kDevice: where all state fits the device
+  std::int64_t state_segment_bytes =
+      4 << 20;     // of one state tensor's segment: the unit of the streaming update
+  int drives = 0;  // of the NVMe tier; 0: none
 };
 
 struct Layout {
@@ -49,7 +50,9 @@ struct Layout {
   // Micro-batches whose activations live at the same time.
   std::int64_t live_micro_batches() const;
   SegmentId whole(TensorId id) const;  // the one segment of an uncut tensor
-  std::int32_t state_segments(std::int32_t unit) const { return table.tensor(units[static_cast<std::size_t>(unit)].master).segments; }
+  std::int32_t state_segments(std::int32_t unit) const {
+    return table.tensor(units[static_cast<std::size_t>(unit)].master).segments;
+  }
 
   // Device memory besides tensors: scratch of the largest operation, tokens, sums.
   std::int64_t workspace_bytes() const;

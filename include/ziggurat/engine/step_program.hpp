@@ -11,23 +11,23 @@
 namespace zg {
 
 enum class OpKind : std::uint8_t {
-  kUpdate,             // optimizer over one segment of a unit's state
-  kEmbedding,          // tokens -> input of the first block
-  kForward,            // one block, one micro-batch
-  kHead,               // loss and its gradient, one micro-batch
-  kHeadLoss,           // loss alone (evaluation)
-  kBackward,           // one block, one micro-batch
+  kUpdate,     // optimizer over one segment of a unit's state
+  kEmbedding,  // tokens -> input of the first block
+  kForward,    // one block, one micro-batch
+  kHead,       // loss and its gradient, one micro-batch
+  kHeadLoss,   // loss alone (evaluation)
+  kBackward,   // one block, one micro-batch
   kEmbeddingBackward,
-  kFinishGradient,     // a unit's summed gradient leaves its accumulator
+  kFinishGradient,  // a unit's summed gradient leaves its accumulator
 };
 const char* name_of(OpKind kind);
 
 struct StepOp {
   OpKind kind = OpKind::kForward;
-  std::int32_t unit = 0;         // kUpdate, kFinishGradient: unit; else the layer
+  std::int32_t unit = 0;  // kUpdate, kFinishGradient: unit; else the layer
   std::int32_t micro_batch = 0;
-  std::int32_t segment = 0;      // kUpdate
-  bool first = false;            // the first to add to its accumulator, or the first segment of its unit
+  std::int32_t segment = 0;  // kUpdate
+  bool first = false;        // the first to add to its accumulator, or the first segment of its unit
 };
 
 // When a layer's update runs.

@@ -15,8 +15,8 @@ struct AdamParams {
   double weight_decay = 0;  // decoupled (AdamW) or added to the gradient (Adam)
   bool decoupled = true;
   bool bias_correction = true;
-  std::int64_t step = 1;     // t of the bias correction, from 1
-  double grad_scale = 1;     // the gradient is multiplied by this first (1/tokens, clip factor)
+  std::int64_t step = 1;  // t of the bias correction, from 1
+  double grad_scale = 1;  // the gradient is multiplied by this first (1/tokens, clip factor)
 };
 
 }  // namespace zg

@@ -29,8 +29,8 @@ struct ScheduleValue {
   double beta1;  // OneCycle moves it, the others leave it
 };
 
-// For step 0, 1, ...: what DeepSpeed's scheduler has set when that optimizer step runs. `base_lr`, `beta1`: the
-// optimizer's. The header's .cpp states the formula of each and where it differs from other trainers.
+// For step 0, 1, ...: what DeepSpeed's scheduler has set when that optimizer step runs. `base_lr`, `beta1`:
+// the optimizer's. The header's .cpp states the formula of each and where it differs from other trainers.
 ScheduleValue schedule_at(const ScheduleConfig& config, std::int64_t step, double base_lr, double beta1);
 
 }  // namespace zg

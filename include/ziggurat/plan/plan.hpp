@@ -28,13 +28,14 @@ Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector
 // The smallest budgets that do: first the device's with as much host memory as there is need for, then the
 // host's with `device` bytes (or the smallest, if that is more) of device memory. Workspace not included.
 // Nothing if no budget does.
-std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs, std::int64_t device);
+std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
+                                        std::int64_t device);
 
 // Speeds of this machine's links, measured (bench.hpp) or given.
 struct Roofs {
-  double flops = 0;                          // of the matrix products, per second
+  double flops = 0;                               // of the matrix products, per second
   double host_to_device = 0, device_to_host = 0;  // bytes per second
-  double nvme_read = 0, nvme_write = 0;      // all drives together; 0: no NVMe tier
+  double nvme_read = 0, nvme_write = 0;           // all drives together; 0: no NVMe tier
   bool nvme_half_duplex = true;
 };
 

@@ -1,6 +1,6 @@
 // The run configuration: one JSON file (comments allowed), or several of which later ones win, plus
-// overrides "a.b=c". DeepSpeed's sections and keys mean what they mean there. Plain values; load_config() may be
-// called from any thread, and keeps nothing.
+// overrides "a.b=c". DeepSpeed's sections and keys mean what they mean there. Plain values; load_config() may
+// be called from any thread, and keeps nothing.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -21,9 +21,9 @@ struct TokenizerConfig {
 };
 
 struct DataConfig {
-  std::string train;             // text file, or token file .bin
-  std::string validation;        // empty: a share of the training text, its end
-  double validation_share = 0.1; // used when `validation` is empty; 0: none
+  std::string train;              // text file, or token file .bin
+  std::string validation;         // empty: a share of the training text, its end
+  double validation_share = 0.1;  // used when `validation` is empty; 0: none
   TokenizerConfig tokenizer;
   DType token_dtype = DType::kU16;  // of .bin files: kU16 or kI32 (read as uint32)
   std::int64_t seq_len = 256;
@@ -31,9 +31,9 @@ struct DataConfig {
 
 struct OptimizerConfig {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;  // DeepSpeed's defaults
-  bool decoupled = true;        // AdamW; Adam with "adam_w_mode": false
+  bool decoupled = true;  // AdamW; Adam with "adam_w_mode": false
   bool bias_correction = true;
-  bool decay_all = false;       // "decay": "matrices" (default) or "all"
+  bool decay_all = false;  // "decay": "matrices" (default) or "all"
 };
 
 struct AioConfig {
@@ -41,17 +41,18 @@ struct AioConfig {
   bool require = false;  // "backend" named: no fall-back
   std::int64_t block_size = 1 << 20;
   int queue_depth = 32;
-  int threads = 4;       // "intra_op_parallelism" (alias "thread_count"), of the thread-pool back end
-  bool verify = true;    // checksums of what comes back from NVMe
+  int threads = 4;     // "intra_op_parallelism" (alias "thread_count"), of the thread-pool back end
+  bool verify = true;  // checksums of what comes back from NVMe
 };
 
 struct TierConfig {
-  std::optional<std::int64_t> device, host;   // budgets in bytes; none: no limit but the machine's
+  std::optional<std::int64_t> device, host;  // budgets in bytes; none: no limit but the machine's
   // Empty: no NVMe tier. DriveOptions::bytes 0: as much as the run needs, which the caller computes (so with
   // DeepSpeed's nvme_path, which has no size).
   std::vector<io::DriveOptions> nvme;
-  io::RamModel ram;                           // for aio.backend "ram" (tests, benchmarks)
-  int prefetch_depth = 256;  // operations of the program decided ahead; what is fetched early is bounded by the budgets
+  io::RamModel ram;  // for aio.backend "ram" (tests, benchmarks)
+  int prefetch_depth =
+      256;  // operations of the program decided ahead; what is fetched early is bounded by the budgets
   // Share of each budget that stays free for what is on its way in or out, so that a fetch need not wait for
   // the write-back that makes room for it. The rest is for what stays.
   double read_ahead = 0.25;
@@ -59,33 +60,33 @@ struct TierConfig {
 
 struct RunConfig {
   // model
-  std::string model_from;                 // Hugging Face directory; empty: `model` from scratch
-  std::optional<ModelConfig> model;       // given in the file; vocab_size 0: the tokenizer's
+  std::string model_from;            // Hugging Face directory; empty: `model` from scratch
+  std::optional<ModelConfig> model;  // given in the file; vocab_size 0: the tokenizer's
   DataConfig data;
   std::int64_t steps = 0;
   std::uint64_t seed = 1337;
-  std::int64_t eval_every = 0, eval_batches = 20;  // every 0: only at the end
+  std::int64_t eval_every = 0, eval_batches = 20;        // every 0: only at the end
   std::int64_t micro_batch = 1, accumulation_steps = 1;  // train_batch_size = product
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
-  double gradient_clipping = 0;           // 0: off
-  DType dtype = DType::kF32;              // kF32, kBF16; kF64 only for tests ("fp64": {"enabled": true})
+  double gradient_clipping = 0;  // 0: off
+  DType dtype = DType::kF32;     // kF32, kBF16; kF64 only for tests ("fp64": {"enabled": true})
   // Of gradients on their way to the host: "communication_data_type", by default as `dtype`; kF64 with kF64.
   DType gradient_dtype = DType::kF32;
-  bool recompute = true;                  // activation_checkpointing.recompute
+  bool recompute = true;  // activation_checkpointing.recompute
   Accumulation accumulation = Accumulation::kLayerMajor;
   // Of what no offload section places: kAuto when the files have "tiers", else kDevice as in DeepSpeed.
   Placement offload_param = Placement::kAuto, offload_optimizer = Placement::kAuto;
   Placement offload_activation = Placement::kAuto;
   AioConfig aio;
   TierConfig tiers;
-  std::string output_dir;                 // "runs/" + name of the first file, unless given
-  std::int64_t sample_tokens = 0;         // of text generated at the end ("sample": {"tokens": 300, "prompt": ""})
+  std::string output_dir;          // "runs/" + name of the first file, unless given
+  std::int64_t sample_tokens = 0;  // of text generated at the end ("sample": {"tokens": 300, "prompt": ""})
   std::string sample_prompt;
 
   // "file: key: has no effect: reason", and what was taken for each "auto".
   std::vector<std::string> warnings;
-  std::string resolved_json;              // the merged configuration, for the record
+  std::string resolved_json;  // the merged configuration, for the record
 };
 
 struct ConfigSource {
@@ -93,8 +94,9 @@ struct ConfigSource {
   std::vector<std::string> overrides;  // "a.b=c"; c is JSON where it parses, else text
 };
 
-// Throws Error(kUsage) naming file and key: what was found, what was expected, how to mend it. Reads nothing but the
-// files of the configuration: that the data and directories it names exist is for those who open them.
+// Throws Error(kUsage) naming file and key: what was found, what was expected, how to mend it. Reads nothing
+// but the files of the configuration: that the data and directories it names exist is for those who open
+// them.
 RunConfig load_config(const ConfigSource& source);
 
 }  // namespace zg

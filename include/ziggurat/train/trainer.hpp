@@ -12,7 +12,8 @@ struct TrainOptions {
 };
 
 // Runs to the end, or to the end of the step after an interruption, and leaves in the output directory
-// log.jsonl, config.json (as resolved) and model/. Prints the report to stdout. Returns the process's exit code.
+// log.jsonl, config.json (as resolved) and model/. Prints the report to stdout. Returns the process's exit
+// code.
 int train(const RunConfig& config, const TrainOptions& options);
 
 }  // namespace zg

@@ -63,10 +63,9 @@ struct HostStream::Worker {
   }
 
   void push(Task task) {
-    {
-      std::lock_guard lock(mutex);
-      tasks.push_back(std::move(task));
-    }
+    // Told under the lock: once the task is done the stream may be gone, and nothing of it may be touched.
+    std::lock_guard lock(mutex);
+    tasks.push_back(std::move(task));
     changed.notify_all();
   }
 

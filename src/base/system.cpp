@@ -37,11 +37,12 @@ std::int64_t number_in(const std::string& path) {
   return in >> value ? value : -1;
 }
 
-volatile sig_atomic_t interrupt_count = 0;
+// Written by a signal handler, which may only touch lock-free atomics.
+std::atomic<int> interrupt_count{0};
+static_assert(std::atomic<int>::is_always_lock_free);
 
 extern "C" void on_interrupt(int) {
-  interrupt_count = interrupt_count + 1;
-  if (interrupt_count >= 2) _exit(130);
+  if (interrupt_count.fetch_add(1) >= 1) _exit(130);
 }
 
 }  // namespace
@@ -84,7 +85,7 @@ void install_interrupt_handler() {
 }
 
 bool interrupted() {
-  return interrupt_count > 0;
+  return interrupt_count.load() > 0;
 }
 void request_interrupt() {
   interrupt_count = 1;

@@ -92,6 +92,9 @@ std::int64_t number_after(const std::string& text, const std::string& key) {
 }
 
 TEST_F(ResidentMemory, StaysWithinBudgetsWithStateTwentyTimesTheHost) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need memory of their own";
+#endif
   constexpr std::int64_t kHost = 16 * kMiB;
   const std::vector<std::string> tiers{"tiers.host=" + std::to_string(kHost), "tiers.nvme.0.path=."};
   const auto with_device = [&](std::int64_t bytes) {

@@ -5,7 +5,7 @@
     python pytorch_gpt2.py --layers 2 --width 128 --heads 4  # something small
     python pytorch_gpt2.py --serve                           # one step per line "step" on stdin
 
-Each step prints one JSON line {"event": "step", "step", "seconds", "tokens_per_s", "loss",
+Each step prints one JSON line {"event": "step", "step", "step_s", "tokens_per_s", "loss",
 "grad_norm"}, and the last line is {"event": "summary", ...} with the settings, the median and all
 step times.  Warm-up steps are run, and not printed.
 
@@ -114,7 +114,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - begin
         self.steps_done += 1
-        return {"event": "step", "step": self.steps_done, "seconds": round(seconds, 6),
+        return {"event": "step", "step": self.steps_done, "step_s": round(seconds, 6),
                 "tokens_per_s": round(self.tokens_per_step() / seconds, 2),
                 "loss": total, "grad_norm": grad_norm}
 
@@ -174,7 +174,7 @@ def main():
     times = []
     for _ in requests() if args.serve else range(args.steps):
         record = trainer.step()
-        times.append(record["seconds"])
+        times.append(record["step_s"])
         print(json.dumps(record), flush=True)
     median = statistics.median(times) if times else None
     print(json.dumps({

@@ -20,8 +20,8 @@ from serve import Served, provenance, take_turns
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CASES = {
     # name: (settings, host budget)
-    "early": (["--set", "gradient_clipping=0", "--set", "tiers.read_ahead=0.4"], "320MiB"),
-    "deferred": (["--set", "gradient_clipping=1.0", "--set", "tiers.read_ahead=0.5"], "560MiB"),
+    "early": (["--set", "gradient_clipping=0", "--set", "tiers.read_ahead=0.5"], "448MiB"),
+    "deferred": (["--set", "gradient_clipping=1.0", "--set", "tiers.read_ahead=0.6"], "640MiB"),
 }
 MODEL = ["--set", "model.n_layer=12", "--set", "model.n_embd=512", "--set", "model.n_head=8", "--set", "model.vocab_size=8192",
          "--set", "train_batch_size=16", "--set", "train_micro_batch_size_per_gpu=4",

@@ -248,6 +248,14 @@ void EngineCore::unregister_memory(void* data) {
   registered_.erase(data);
 }
 
+void EngineCore::promote(Ticket, Priority) {}
+std::int64_t EngineCore::drive_bytes(int drive) const {
+  return drives_[drive]->spec.bytes;
+}
+DriveReport EngineCore::report(int) const {
+  return {};
+}
+
 LinkCounters EngineCore::counters(int drive) const {
   ZG_ASSERT(drive >= 0 && drive < drive_count(), "drive {} of {}", drive, drive_count());
   const Counters& c = drives_[drive]->counters;

@@ -24,9 +24,14 @@
 namespace zg::io {
 
 struct DriveSpec {
-  std::string name;                                    // "nvme0": messages and lanes of the trace
-  std::int64_t bytes = 0;                              // transfers must end within
-  std::function<std::unique_ptr<Queue>()> make_queue;  // called on the I/O thread; may throw Error
+  std::string name;        // "nvme0": messages and lanes of the trace
+  std::string path = {};   // of its directory
+  std::int64_t bytes = 0;  // transfers must end within
+  double endurance_bytes = 0;
+  int numa_node = -1;      // -1: unknown
+  std::vector<int> cpus = {};   // where its I/O threads run; empty: anywhere
+  // The drive's queue of this index and depth; called on its I/O thread. May throw Error.
+  std::function<std::unique_ptr<Queue>(int queue, int depth)> make_queue;
 };
 
 class EngineCore final : public Engine {
@@ -40,12 +45,15 @@ class EngineCore final : public Engine {
   EngineCore& operator=(const EngineCore&) = delete;
 
   Ticket submit(const Transfer& transfer) override;
+  void promote(Ticket ticket, Priority priority) override;
   bool poll(Ticket ticket, Result& result) override;
   Result wait(Ticket ticket) override;
   void register_memory(void* data, std::int64_t bytes) override;
   void unregister_memory(void* data) override;
   int drive_count() const override { return static_cast<int>(drives_.size()); }
+  std::int64_t drive_bytes(int drive) const override;
   LinkCounters counters(int drive) const override;
+  DriveReport report(int drive) const override;
   Backend backend() const override { return backend_; }
   std::string describe() const override;
   std::string state() const override;

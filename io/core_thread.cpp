@@ -27,7 +27,7 @@ bool EngineCore::make_queue(Drive& drive) {
   std::unique_ptr<Error> failed;
   std::unique_ptr<Queue> queue;
   try {
-    queue = drive.spec.make_queue();
+    queue = drive.spec.make_queue(0, options_.queue_depth);
   } catch (const Error& e) {
     failed = std::make_unique<Error>(e.code(), e.where(), e.message(), e.hint());
   } catch (const std::exception& e) {

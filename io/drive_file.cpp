@@ -98,7 +98,9 @@ Mount mount_of(const std::string& path) {
 }
 
 DriveFile::DriveFile(const DriveOptions& options)
-    : path_(options.path), bytes_(round_up(options.bytes, Engine::alignment())) {
+    : path_(options.path),
+      bytes_(round_up(options.bytes, Engine::alignment())),
+      endurance_bytes_(options.endurance_bytes) {
   if (options.bytes <= 0) {
     throw Error(Errc::kUsage, path_, fmt::format("a tier of {} bytes", options.bytes),
                 "give it more than 0 bytes");
@@ -116,6 +118,7 @@ DriveFile::DriveFile(const DriveOptions& options)
 DriveFile::DriveFile(DriveFile&& other) noexcept
     : path_(std::move(other.path_)),
       bytes_(other.bytes_),
+      endurance_bytes_(other.endurance_bytes_),
       fd_(std::exchange(other.fd_, -1)),
       buffered_because_(std::move(other.buffered_because_)),
       sparse_because_(std::move(other.sparse_because_)) {}

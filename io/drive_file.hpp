@@ -19,6 +19,7 @@ class DriveFile {
   int fd() const { return fd_; }
   std::int64_t bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
+  double endurance_bytes() const { return endurance_bytes_; }
   // Why O_DIRECT is not in use; empty when it is.
   const std::string& buffered_because() const { return buffered_because_; }
   // Why the space is not reserved; empty when it is.
@@ -30,6 +31,7 @@ class DriveFile {
 
   std::string path_;
   std::int64_t bytes_ = 0;
+  double endurance_bytes_ = 0;
   int fd_ = -1;
   std::string buffered_because_, sparse_because_;
 };

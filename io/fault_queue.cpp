@@ -97,8 +97,8 @@ bool injects_anything(const FaultModel& model) {
 }
 
 std::unique_ptr<Queue> make_fault_queue(std::unique_ptr<Queue> inner, int depth, const FaultModel& model,
-                                        int stream) {
-  return std::make_unique<FaultQueue>(std::move(inner), depth, model, stream);
+                                        int drive, int queue) {
+  return std::make_unique<FaultQueue>(std::move(inner), depth, model, drive + 1000 * queue);
 }
 
 }  // namespace zg::io

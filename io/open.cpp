@@ -1,7 +1,10 @@
 #include "io/open.hpp"
 
+#include <algorithm>
+
 #include "io/core.hpp"
 #include "io/drive_file.hpp"
+#include "io/topology.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
@@ -13,6 +16,7 @@ namespace {
 constexpr std::int64_t kMaxBlock = kGiB;
 constexpr int kMaxDepth = 4096;
 constexpr int kMaxThreads = 256;
+constexpr int kMaxQueues = 64;
 
 using Files = std::vector<DriveFile>;
 
@@ -22,14 +26,14 @@ void check(const EngineOptions& o, const std::vector<DriveOptions>& drives) {
     throw Error(Errc::kUsage, "aio.block_size", fmt::format("{} bytes", o.block_size),
                 fmt::format("a multiple of {}, at most {}", Engine::alignment(), format_bytes(kMaxBlock)));
   }
-  if (o.queue_depth < 1 || o.queue_depth > kMaxDepth) {
-    throw Error(Errc::kUsage, "aio.queue_depth", fmt::format("{}", o.queue_depth),
-                fmt::format("1 to {}", kMaxDepth));
-  }
-  if (o.threads < 1 || o.threads > kMaxThreads) {
-    throw Error(Errc::kUsage, "aio.thread_count", fmt::format("{}", o.threads),
-                fmt::format("1 to {}", kMaxThreads));
-  }
+  const auto in_range = [](const char* key, int value, int most) {
+    if (value < 1 || value > most)
+      throw Error(Errc::kUsage, key, fmt::format("{}", value), fmt::format("1 to {}", most));
+  };
+  in_range("aio.queue_depth", o.queue_depth, kMaxDepth);
+  if (o.adapt_depth) in_range("aio.max_queue_depth", o.max_queue_depth, kMaxDepth);
+  in_range("aio.queues", o.queues, kMaxQueues);
+  in_range("aio.intra_op_parallelism", o.threads, kMaxThreads);
   if (drives.empty()) throw Error(Errc::kUsage, "tiers.nvme", "names no path", "name at least one directory");
 }
 
@@ -39,22 +43,43 @@ std::string joined(const std::vector<std::string>& texts) {
   return all;
 }
 
-std::unique_ptr<Queue> with_faults(std::unique_ptr<Queue> queue, const EngineOptions& o, int drive) {
+std::unique_ptr<Queue> with_faults(std::unique_ptr<Queue> queue, const EngineOptions& o, int depth, int drive,
+                                   int index) {
   if (!injects_anything(o.faults)) return queue;
-  return make_fault_queue(std::move(queue), o.queue_depth, o.faults, drive);
+  return make_fault_queue(std::move(queue), depth, o.faults, drive, index);
 }
 
-std::unique_ptr<Engine> open_ram(const EngineOptions& o, const std::vector<DriveOptions>& drives) {
+std::unique_ptr<Engine> open_ram(EngineOptions o, const std::vector<DriveOptions>& drives) {
+  o.queues = 1;  // the queue is the drive
   std::vector<DriveSpec> specs;
   for (std::size_t i = 0; i < drives.size(); ++i) {
-    const std::int64_t bytes = round_up(drives[i].bytes, Engine::alignment());
-    if (bytes <= 0) throw Error(Errc::kUsage, "ram drive", fmt::format("of {} bytes", drives[i].bytes));
+    const DriveOptions& d = drives[i];
+    const std::int64_t bytes = round_up(d.bytes, Engine::alignment());
+    if (bytes <= 0) throw Error(Errc::kUsage, "ram drive", fmt::format("of {} bytes", d.bytes));
     const int drive = static_cast<int>(i);
-    specs.push_back({.name = fmt::format("nvme{}", i), .bytes = bytes, .make_queue = [o, bytes, drive] {
-                       return with_faults(make_ram_queue(bytes, o.queue_depth, o.ram), o, drive);
+    const RamModel model = d.ram.value_or(o.ram);
+    specs.push_back({.name = fmt::format("nvme{}", i),
+                     .path = d.path,
+                     .bytes = bytes,
+                     .endurance_bytes = d.endurance_bytes,
+                     .make_queue = [o, bytes, model, drive](int queue, int depth) {
+                       return with_faults(make_ram_queue(bytes, depth, model), o, depth, drive, queue);
                      }});
   }
   return std::make_unique<EngineCore>(Backend::kRam, o, std::move(specs));
+}
+
+std::unique_ptr<Queue> make_file_queue(Backend backend, const EngineOptions& o, int fd, int depth,
+                                       const std::string& name) {
+  switch (backend) {
+    case Backend::kUring:
+      return make_uring_queue(fd, depth,
+                              {.registered = o.registered, .sqpoll = o.sqpoll, .iopoll = o.iopoll, .require = o.require});
+    case Backend::kLibaio:
+      return make_aio_queue(fd, depth);
+    default:
+      return make_thread_queue(fd, depth, o.threads, name);
+  }
 }
 
 std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
@@ -63,14 +88,16 @@ std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
   for (std::size_t i = 0; i < files->size(); ++i) {
     const DriveFile& file = (*files)[i];
     const int drive = static_cast<int>(i);
+    const int node = numa_node_of(file.path());
     specs.push_back({.name = fmt::format("nvme{}", i),
+                     .path = file.path(),
                      .bytes = file.bytes(),
-                     .make_queue = [o, backend, drive, fd = file.fd()] {
-                       auto queue = backend == Backend::kUring
-                                        ? make_uring_queue(fd, o.queue_depth)
-                                        : make_thread_queue(fd, o.queue_depth, o.threads,
-                                                            fmt::format("zg-io{}", drive));
-                       return with_faults(std::move(queue), o, drive);
+                     .endurance_bytes = file.endurance_bytes(),
+                     .numa_node = node,
+                     .cpus = o.bind_threads ? cpus_of_node(node) : std::vector<int>(),
+                     .make_queue = [o, backend, drive, fd = file.fd()](int queue, int depth) {
+                       const std::string name = fmt::format("zg-io{}", drive);
+                       return with_faults(make_file_queue(backend, o, fd, depth, name), o, depth, drive, queue);
                      }});
   }
   return std::make_unique<EngineCore>(backend, o, std::move(specs), note, files);
@@ -115,20 +142,23 @@ Opened open_engine(const EngineOptions& options, const std::vector<DriveOptions>
   }
   std::vector<std::string> notes;
   const auto files = open_drive_files(options, drives, opened, notes);
-  if (options.backend != Backend::kThreads) {
+  // Best first; one that was named is the only one, or with `auto` the first of those that work.
+  std::vector<Backend> candidates = {Backend::kUring, Backend::kLibaio, Backend::kThreads};
+  if (options.backend != Backend::kAuto) {
+    candidates.erase(candidates.begin(), std::find(candidates.begin(), candidates.end(), options.backend));
+    if (options.require) candidates.resize(1);
+  }
+  for (const Backend backend : candidates) {
     try {
-      opened.engine = open_files(Backend::kUring, options, files, joined(notes));
+      opened.engine = open_files(backend, options, files, joined(notes));
       return opened;
     } catch (const Error& e) {
-      // "auto" that is required has nothing to require but O_DIRECT.
-      if (options.require && options.backend == Backend::kUring) throw;
-      notes.push_back(fmt::format("io_uring unavailable: {}", e.message()));
-      opened.notices.push_back(
-          fmt::format("I/O through threads, as io_uring is unavailable: {} ({})", e.message(), e.hint()));
+      if (backend == candidates.back()) throw;
+      notes.push_back(fmt::format("{} unavailable: {}", name_of(backend), e.message()));
+      opened.notices.push_back(fmt::format("{} is unavailable for I/O: {} ({})", name_of(backend), e.message(), e.hint()));
     }
   }
-  opened.engine = open_files(Backend::kThreads, options, files, joined(notes));
-  return opened;
+  __builtin_unreachable();
 }
 
 std::unique_ptr<Engine> make_engine(const EngineOptions& options, const std::vector<DriveOptions>& drives) {
@@ -144,6 +174,8 @@ const char* name_of(Backend backend) {
       return "auto";
     case Backend::kUring:
       return "io_uring";
+    case Backend::kLibaio:
+      return "libaio";
     case Backend::kThreads:
       return "threads";
     case Backend::kRam:

@@ -77,7 +77,7 @@ BackendProbe probe_kernel(Backend backend) {
   if (backend == Backend::kRam) probe.reason = "memory, for tests and benchmarks";
   if (backend == Backend::kUring) {
     try {
-      probe.reason = make_uring_queue(-1, 1)->features();
+      probe.reason = make_uring_queue(-1, 1, {})->features();
     } catch (const Error& e) {
       probe = {backend, false, e.what()};
     }
@@ -90,7 +90,7 @@ BackendProbe probe_with_file(Backend backend, const std::string& path) {
     constexpr std::int64_t kBytes = 64 * kKiB;
     EngineOptions options;
     options.backend = backend;
-    const Opened opened = open_engine(options, {{path, kBytes}});
+    const Opened opened = open_engine(options, {{.path = path, .bytes = kBytes, .kind = FileKind::kScratch}});
     Engine& engine = *opened.engine;
     if (engine.backend() != backend) return {backend, false, opened.notices.at(0)};
     const Noise out(kBytes), back(kBytes);
@@ -126,7 +126,7 @@ PathProbe probe_path(const std::string& path, std::int64_t measure_bytes) {
   probe.filesystem = mount.filesystem;
   probe.device = mount.device;
   {
-    const DriveFile file({path, kMiB});
+    const DriveFile file({.path = path, .bytes = Engine::alignment(), .kind = FileKind::kScratch});
     probe.direct = file.buffered_because().empty();
     probe.direct_reason = probe.direct ? "O_DIRECT works" : file.buffered_because();
   }
@@ -134,7 +134,7 @@ PathProbe probe_path(const std::string& path, std::int64_t measure_bytes) {
   if (measure_bytes <= 0) return probe;
   const std::int64_t bytes = round_up(measure_bytes, Engine::alignment());
   const Noise noise(kChunk * kChunks);
-  const Opened opened = open_engine({}, {{path, bytes}});
+  const Opened opened = open_engine({}, {{.path = path, .bytes = bytes, .kind = FileKind::kScratch}});
   // The first pass over a new file also pays for its metadata; a tier writes the same places again and again.
   stream_through(*opened.engine, Op::kWrite, path, bytes, noise);
   probe.write_bytes_per_second = stream_through(*opened.engine, Op::kWrite, path, bytes, noise);

@@ -4,7 +4,8 @@
 // may be called from elsewhere, and features() once it is made. (io_uring's fastest mode allows one
 // submitting task, so registrations come that way too.) Ownership: the engine owns the queue; a block's
 // memory stays valid until the block is done. Invariant: every block begun comes out of reap() exactly once;
-// at most `depth` blocks, with distinct ids below `depth`, are in the queue at a time.
+// at most `depth` blocks, with distinct ids below `depth`, are in the queue at a time. Blocks are aligned in all
+// respects.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -59,12 +60,17 @@ class Queue {
 };
 
 // Each throws Error(kIo) when the system does not give what it needs.
-std::unique_ptr<Queue> make_uring_queue(int fd, int depth);
+struct UringOptions {
+  bool registered = true, sqpoll = false, iopoll = false;  // as in EngineOptions
+  bool require = false;                                    // sqpoll and iopoll: fail instead of doing without
+};
+std::unique_ptr<Queue> make_uring_queue(int fd, int depth, const UringOptions& options);
+std::unique_ptr<Queue> make_aio_queue(int fd, int depth);
 std::unique_ptr<Queue> make_thread_queue(int fd, int depth, int threads, const std::string& thread_name);
 std::unique_ptr<Queue> make_ram_queue(std::int64_t bytes, int depth, const RamModel& model);
-// Faults on top of any queue; `stream` keeps the drives' random numbers apart.
+// Faults on top of any queue of this drive; `queue` keeps the random numbers of several apart.
 std::unique_ptr<Queue> make_fault_queue(std::unique_ptr<Queue> inner, int depth, const FaultModel& model,
-                                        int stream);
+                                        int drive, int queue);
 bool injects_anything(const FaultModel& model);
 
 }  // namespace zg::io

@@ -288,7 +288,7 @@ void UringQueue::unregister_memory(void* data) {
 
 }  // namespace
 
-std::unique_ptr<Queue> make_uring_queue(int fd, int depth) {
+std::unique_ptr<Queue> make_uring_queue(int fd, int depth, const UringOptions&) {
   return std::make_unique<UringQueue>(fd, depth);
 }
 

@@ -12,7 +12,7 @@ die() {
 
 # Packages by their names in Debian 12 and Ubuntu 24.04.
 build_packages="g++ cmake ninja-build ccache pkg-config git
-  libdnnl-dev libtbb-dev libhwloc-dev liburing-dev libhwy-dev libxxhash-dev
+  libdnnl-dev libtbb-dev libhwloc-dev liburing-dev libaio-dev libhwy-dev libxxhash-dev
   nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev libgtest-dev libbenchmark-dev"
 
 # need PACKAGE...: installs those that are missing.

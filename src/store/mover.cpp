@@ -4,9 +4,9 @@
 #include <cstring>
 #include <utility>
 
-#include "store/checksum.hpp"
 #include "store/node.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/io/volume.hpp"
 
 namespace zg {
 namespace {
@@ -208,7 +208,7 @@ void TensorStore::finish_copy(Node& node) {
       Lock lock(mutex_);
       host = s.memory[static_cast<std::size_t>(Tier::kHost)];
     }
-    checksum = zg::checksum(host, static_cast<std::size_t>(segment.bytes));
+    checksum = io::checksum(host, segment.bytes);
   }
   Lock lock(mutex_);
   if (nvme && options_.verify) {

@@ -74,7 +74,7 @@ class CoreTest : public testing::Test {
     options.block_size = block_size;
     options.queue_depth = depth;
     std::vector<DriveSpec> drives;
-    drives.push_back({.name = "fake0", .bytes = 64 * kPage, .make_queue = [this] {
+    drives.push_back({.name = "fake0", .bytes = 64 * kPage, .make_queue = [this](int, int) {
                         return std::make_unique<FakeQueue>(script_);
                       }});
     return std::make_unique<EngineCore>(Backend::kRam, options, std::move(drives));
@@ -217,10 +217,10 @@ TEST_F(CoreTest, RefusedRegistrationIsReportedNotAnError) {
 
 TEST_F(CoreTest, AQueueThatCannotBeMadeIsTheConstructorsError) {
   std::vector<DriveSpec> drives;
-  drives.push_back({.name = "good", .bytes = kPage, .make_queue = [this] {
+  drives.push_back({.name = "good", .bytes = kPage, .make_queue = [this](int, int) {
                       return std::make_unique<FakeQueue>(script_);
                     }});
-  drives.push_back({.name = "bad", .bytes = kPage, .make_queue = []() -> std::unique_ptr<Queue> {
+  drives.push_back({.name = "bad", .bytes = kPage, .make_queue = [](int, int) -> std::unique_ptr<Queue> {
                       throw Error(Errc::kIo, "here", "what", "hint");
                     }});
   try {

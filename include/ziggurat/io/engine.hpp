@@ -1,22 +1,33 @@
-// Asynchronous file I/O for large aligned transfers: NVMe <-> host bytes. Knows nothing of tensors,
-// training or CUDA.
+// Asynchronous file I/O for large transfers: drives <-> host bytes. Knows nothing of tensors, training or CUDA.
 //
-//   drive     one preallocated file without a name in one directory (DriveOptions)
-//   Engine    all drives behind one submit(): splits a transfer into blocks, keeps at most `queue_depth`
-//             blocks in flight per drive, resubmits short ones, and hands the result to the ticket
-//   back end  what moves the blocks: io_uring, a pread/pwrite thread pool, memory (for tests and
-//             benchmarks, with programmable latency and bandwidth), or faults on top of any of them
+//   drive     one preallocated file in one directory (DriveOptions)
+//   Engine    all drives behind one submit(): splits a transfer into blocks, serves the more urgent first,
+//             keeps a bounded number of blocks in flight per drive, resubmits short ones, and hands the
+//             result to the ticket
+//   back end  what moves the blocks: io_uring, libaio, a pread/pwrite thread pool, memory (for tests and
+//             benchmarks, with programmable speed), or faults on top of any of them
 //
-// Threads: any thread may submit, poll and wait. A Completion is called on the drive's I/O thread; it
+// Example (tools/examples/io_stream.cpp is a whole program):
+//
+//   auto engine = zg::io::make_engine({.queue_depth = 32}, {{.path = "/mnt/nvme0", .bytes = 1 << 30}});
+//   zg::io::Ticket t = engine->submit({.op = zg::io::Op::kWrite, .offset = 0, .data = p, .bytes = n});
+//   zg::io::Result r = engine->wait(t);
+//   if (!r.ok()) ...   // r.error is an errno
+//
+// Threads: any thread may submit, poll and wait. A Completion is called on one of the drive's I/O threads; it
 // must be short and may submit, but not wait or register. Buffers belong to the caller and must stay until
-// the ticket is done. Offsets, sizes and addresses are multiples of Engine::alignment().
-// Order: a drive begins transfers in the order of submission and ends them in any; one that overlaps another
-// must be submitted after that one is done.
+// the ticket is done.
+// Alignment: any offset, size and address works. Multiples of Engine::alignment() in all three go straight to
+// the drive; otherwise the pages at both ends, or all of them where the address does not fit the offset, pass
+// through a bounce buffer, and a write first reads the page that it changes in part.
+// Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of another,
+// of which one writes, must be submitted after that one is done.
 // Invariant: every submitted ticket completes exactly once, with an errno or all of its bytes. The
 // destructor waits for all of them, and for what their completions submit.
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,10 +36,20 @@
 namespace zg::io {
 
 enum class Op : std::uint8_t { kRead, kWrite };
-enum class Backend : std::uint8_t { kAuto, kUring, kThreads, kRam };
+enum class Backend : std::uint8_t { kAuto, kUring, kLibaio, kThreads, kRam };
 
-// "auto", "io_uring", "threads", "ram".
+// "auto", "io_uring", "libaio", "threads", "ram".
 const char* name_of(Backend backend);
+
+// Who is served first when transfers wait for a drive. A lower one is never starved: of kFairShare blocks
+// begun while it waits, one is its.
+enum class Priority : std::uint8_t {
+  kDemand,     // somebody waits for it
+  kPrefetch,   // somebody will
+  kWriteBack,  // nobody does
+};
+inline constexpr int kPriorities = 3;
+inline constexpr int kFairShare = 8;
 
 // Names one transfer until its result is handed over. A stale one is recognised by its generation: asking for
 // it, or for one with a completion, is a bug and aborts.
@@ -54,17 +75,13 @@ class Completion {
 
 struct Transfer {
   Op op = Op::kRead;
+  Priority priority = Priority::kDemand;
   int drive = 0;
   std::int64_t offset = 0;  // in the drive's file
-  void* data = nullptr;
+  void* data = nullptr;     // not changed by a write
   std::int64_t bytes = 0;
   Completion* completion = nullptr;  // null: the ticket must be waited for
   std::uint64_t tag = 0;             // handed back to the completion
-};
-
-struct DriveOptions {
-  std::string path;        // an existing directory; not looked at by the RAM back end
-  std::int64_t bytes = 0;  // size of the preallocated file
 };
 
 // For tests and benchmarks: what the RAM back end pretends to be. Reads and writes share the bandwidth
@@ -73,44 +90,118 @@ struct RamModel {
   double bytes_per_second = 0;  // 0: as fast as memory
   double latency_seconds = 0;
   bool duplex = false;
+  // Blocks served at once, each at its share of the bandwidth: as many are needed to reach all of it. 0: one
+  // after another, at full speed.
+  int channels = 0;
+  // A drive that gets worse when it is asked too much: with n > congested_depth blocks in its queue, each takes
+  // 1 + congestion * (n - congested_depth) times as long. 0: never.
+  int congested_depth = 0;
+  double congestion = 0;
+  // From so long after its start on, everything takes `slow_factor` times as long. Negative: never.
+  double slow_after_seconds = -1;
+  double slow_factor = 1;
+  bool moves_bytes = true;  // false: only the time passes, for measuring what the engine itself costs
 };
 
-// For tests: faults injected into any back end, by seed. Rates are per block, in [0, 1]; each drive counts
-// its own blocks, continued ones included.
+enum class FileKind : std::uint8_t {
+  // DIR/ziggurat-<id>.tier, with DIR/ziggurat.lock naming its owner: removed at the end, and reclaimed by the
+  // next run if the process was killed. A second run in the same directory is refused.
+  kTier,
+  kScratch,   // without a name: gone with the process; no lock
+  kExisting,  // `path` is an existing file, whose contents writes replace; `bytes` 0: its size
+};
+
+struct DriveOptions {
+  std::string path = {};        // an existing directory (or file, kExisting); not looked at by the RAM back end
+  std::int64_t bytes = 0;  // size of the preallocated file
+  FileKind kind = FileKind::kTier;
+  double endurance_bytes = 0;   // what its maker says may be written to it in its life; 0: unknown
+  std::optional<RamModel> ram = {};  // instead of EngineOptions::ram
+};
+
+// One fault, for the blocks that match.
+enum class Fault : std::uint8_t {
+  kError,  // fails with `error`
+  kShort,  // moves only a part (which the engine must resubmit)
+  kDelay,  // completes late (up to 2 ms) and so out of order
+  kTorn,   // write: only a first part reaches the drive, and it says that all did
+  kFlip,   // one bit of what is read, or written, is wrong
+};
+struct FaultRule {
+  Fault fault = Fault::kError;
+  int error = 5;                       // EIO
+  int drive = -1;                      // -1: any
+  std::optional<Op> op = {};              // none: any
+  std::int64_t from = 0, to = -1;      // bytes of the drive that the block must touch; to < 0: its end
+  std::int64_t first_block = 0;        // counting the drive's blocks, continued ones included
+  std::int64_t count = -1;             // how often; -1: always
+};
+
+// For tests: faults injected into any back end, by seed and by rule. Rates are per block, in [0, 1]; each queue
+// counts its own blocks, continued ones included.
 struct FaultModel {
   std::uint64_t seed = 0;
   double error_rate = 0;         // fails with `error`
   int error = 5;                 // EIO
-  double short_rate = 0;         // moves only a part (which the engine must resubmit)
-  double delay_rate = 0;         // completes late (up to 2 ms) and so out of order
+  double interrupt_rate = 0;     // fails with EINTR or EAGAIN (which the engine must try again)
+  double short_rate = 0;         // as Fault::kShort, and so on
+  double delay_rate = 0;
+  double torn_rate = 0;
+  double flip_rate = 0;
   std::int64_t fail_after = -1;  // every block from this one on fails; -1: none
+  std::vector<FaultRule> rules = {};
 };
 
 struct EngineOptions {
   Backend backend = Backend::kAuto;
   bool require = false;               // fail instead of falling back, from O_DIRECT too (named by the user)
   std::int64_t block_size = 1 << 20;  // bytes of one request to the kernel; multiple of 4096
-  int queue_depth = 32;               // blocks in flight per drive
-  int threads = 4;                    // of the thread pool, per drive
-  RamModel ram;
-  FaultModel faults;
+  int queue_depth = 32;               // blocks in flight per drive; with adapt_depth, to begin with
+  // Finds the depth at run time: more while that brings bandwidth, less when it only brings latency.
+  bool adapt_depth = false;
+  int max_queue_depth = 256;  // its cap
+  int queues = 1;             // rings, each with a thread, per drive; they share its depth
+  int threads = 4;            // of the thread pool, per queue
+  bool registered = true;     // io_uring: registered file and buffers where the kernel gives them
+  bool sqpoll = false;        // io_uring: a kernel thread takes submissions without a system call
+  bool iopoll = false;        // io_uring: completions are polled for, where the drive has polled queues
+  bool bind_threads = true;   // I/O threads run on the NUMA node of their drive, where it has one
+  RamModel ram = {};
+  FaultModel faults = {};
   Trace* trace = nullptr;
 };
 
 struct LinkCounters {
-  std::int64_t read_bytes = 0, write_bytes = 0;        // moved
+  std::int64_t read_bytes = 0, write_bytes = 0;        // moved for transfers
   std::int64_t read_requests = 0, write_requests = 0;  // blocks, each counted once
   std::int64_t resubmitted = 0;                        // short transfers continued
+  std::int64_t edge_bytes = 0;  // read or written beyond that, since whole pages must be
+  double busy_seconds = 0;      // with at least one block in flight
+};
+
+// A drive as it stands.
+struct DriveReport {
+  std::string name, path;  // "nvme0", its directory
+  int numa_node = -1;      // -1: unknown
+  int depth = 0;           // blocks that it is kept to now
+  std::int64_t in_flight = 0;
+  std::int64_t waiting[kPriorities] = {};  // transfers not begun
+  double endurance_bytes = 0;
+  std::string endurance_text() const;  // "wrote 1.2 TiB, 0.20% of ..."; empty if unknown
+  LinkCounters counters;
 };
 
 class Engine {
  public:
   virtual ~Engine() = default;
 
+  // Offsets, sizes and addresses that are multiples of it need no bounce buffer.
   static constexpr std::int64_t alignment() { return 4096; }
 
   // A transfer past the end of the drive is a result: ENODATA to read, ENOSPC to write.
   virtual Ticket submit(const Transfer& transfer) = 0;
+  // Makes a waiting transfer more urgent. One that has begun, or is done, is left alone.
+  virtual void promote(Ticket ticket, Priority priority) = 0;
   // True and the result, once, when the ticket is done. Tickets with a completion are not polled.
   virtual bool poll(Ticket ticket, Result& result) = 0;
   virtual Result wait(Ticket ticket) = 0;
@@ -122,7 +213,9 @@ class Engine {
   virtual void unregister_memory(void* data) = 0;
 
   virtual int drive_count() const = 0;
+  virtual std::int64_t drive_bytes(int drive) const = 0;  // transfers must end within
   virtual LinkCounters counters(int drive) const = 0;
+  virtual DriveReport report(int drive) const = 0;
   virtual Backend backend() const = 0;
   // "io_uring (depth 32, 1 MiB blocks, O_DIRECT, registered buffers)": what was taken, and why.
   virtual std::string describe() const = 0;
@@ -130,9 +223,10 @@ class Engine {
   virtual std::string state() const = 0;
 };
 
-// Opens and preallocates one file per drive. Throws Error(kUsage) when a path is no directory or
-// cannot be written, Error(kIo) with the path and the cause when space or the back end is missing
-// and it was required. kAuto falls back (io_uring -> threads, O_DIRECT -> buffered) and logs it once.
+// Opens and preallocates one file per drive. Throws Error(kUsage) when a path is no directory, cannot be
+// written, or is in use by another run; Error(kIo) with the path and the cause when space or the back end is
+// missing and it was required. kAuto falls back (io_uring -> libaio -> threads, O_DIRECT -> buffered) and logs
+// it once.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options, const std::vector<DriveOptions>& drives);
 
 struct BackendProbe {
@@ -140,12 +234,13 @@ struct BackendProbe {
   bool works = false;
   std::string reason;  // why not, or its features
 };
-// What works on this machine for files in `path` (empty: the kernel's side alone).
+// What works on this machine for files in `path` (empty: the kernel's side alone), best first.
 std::vector<BackendProbe> probe_backends(const std::string& path);
 
 struct PathProbe {
   std::string path, filesystem, device;
   std::int64_t free_bytes = 0;
+  int numa_node = -1;   // of the device; -1: unknown
   bool direct = false;  // O_DIRECT works
   std::string direct_reason;
   double read_bytes_per_second = 0, write_bytes_per_second = 0;  // 0: not measured

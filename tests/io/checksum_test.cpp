@@ -3,10 +3,11 @@
 
 #include <vector>
 
-#include "store/checksum.hpp"
+#include "io/checksum.hpp"
+#include "ziggurat/io/volume.hpp"
 #include "ziggurat/base/philox.hpp"
 
-namespace zg {
+namespace zg::io {
 namespace {
 
 TEST(Checksum, AllVariantsAgree) {
@@ -36,4 +37,4 @@ TEST(Checksum, KnownAnswer) {
 }
 
 }  // namespace
-}  // namespace zg
+}  // namespace zg::io

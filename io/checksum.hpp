@@ -1,11 +1,9 @@
-// XXH3 (64 bit) of a segment, with the widest vectors the processor has. All variants give the same value.
+// The variants of checksum() (volume.hpp). All give the same value.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-namespace zg {
-
-std::uint64_t checksum(const void* data, std::size_t bytes);
+namespace zg::io {
 
 // Each in a source of its own, compiled for its instructions.
 std::uint64_t checksum_portable(const void* data, std::size_t bytes);
@@ -14,4 +12,4 @@ std::uint64_t checksum_avx2(const void* data, std::size_t bytes);
 std::uint64_t checksum_avx512(const void* data, std::size_t bytes);
 #endif
 
-}  // namespace zg
+}  // namespace zg::io

@@ -5,11 +5,11 @@
 #define XXH_VECTOR XXH_AVX2
 #include <xxhash.h>
 
-#include "store/checksum.hpp"
+#include "io/checksum.hpp"
 
-namespace zg {
+namespace zg::io {
 std::uint64_t checksum_avx2(const void* data, std::size_t bytes) {
   return XXH3_64bits(data, bytes);
 }
-}  // namespace zg
+}  // namespace zg::io
 #endif

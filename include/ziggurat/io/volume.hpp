@@ -1,0 +1,121 @@
+// Extents over all drives of an engine: named runs of bytes, striped without RAID, with checksums and version
+// slots. What a tiered store keeps its segments in.
+//
+//   create()  reserves space for an extent, in each of its slots
+//   write()   replaces the contents of one slot: its pieces go to all drives, each by its share of the bandwidth
+//   read()    brings them back, and compares their checksums (XXH3) with those made when they were written
+//
+// Shares: given by the caller, or learned from what the drives deliver while they work. A drive that becomes
+// slow gets less of what is written from then on (an extent moves when it is next written, if there is space);
+// one that fails is named by the result.
+// Versions: a slot's old contents are forgotten when a write to it begins; other slots are never touched by it. A
+// write that fails or is cut off leaves its slot without contents.
+// Space: an extent is cut over as many free runs as it needs, largest first, in grains, so a reservation
+// succeeds exactly if enough grains are free, and no piece is ever smaller than one: fragmentation can slow,
+// not stop.
+//
+// Threads: any thread may call anything; completions are called on I/O threads, under the rules of
+// io::Completion. Of one extent, a write and any other transfer of the same slot must not overlap.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ziggurat/io/engine.hpp"
+
+namespace zg::io {
+
+struct ExtentId {
+  std::uint32_t index = 0;
+  std::uint32_t generation = 0;  // 0: names nothing
+  explicit operator bool() const { return generation != 0; }
+};
+
+struct [[nodiscard]] ExtentResult {
+  int error = 0;            // an errno; EBADMSG: a checksum is wrong; ENODATA: the slot has no contents
+  int drive = -1;           // where; -1: none
+  std::int64_t offset = 0;  // of the piece that failed, in that drive's file
+  bool ok() const { return error == 0; }
+};
+
+class ExtentCompletion {
+ public:
+  virtual void on_extent(ExtentId extent, std::uint64_t tag, ExtentResult result) = 0;
+
+ protected:
+  ~ExtentCompletion() = default;
+};
+
+struct ExtentSpec {
+  std::string name;        // for messages
+  std::int64_t bytes = 0;  // > 0
+  int slots = 1;           // 1: writes replace the only copy; 2: the other slot keeps the version before
+};
+
+struct ExtentTransfer {
+  ExtentId extent;
+  int slot = 0;
+  void* data = nullptr;  // all bytes of the extent; not changed by a write
+  Priority priority = Priority::kDemand;
+  std::int64_t version = 0;                // write: what version() says of the slot when it is done
+  ExtentCompletion* completion = nullptr;  // required
+  std::uint64_t tag = 0;
+};
+
+struct SpaceReport {
+  std::int64_t bytes = 0;     // of the file
+  std::int64_t used = 0;      // by extents, whole grains
+  std::int64_t largest = 0;   // the longest free run
+  double share = 0;           // of what is written next, in [0, 1]
+  bool shares_are_learned = false;
+};
+
+struct VolumeOptions {
+  // Bandwidths of the drives, in any unit: extents are spread by them. Empty: learned, equal to begin with.
+  std::vector<double> shares = {};
+  bool adapt = true;                    // shares follow what the drives deliver
+  std::int64_t grain = 64 * 1024;       // space is given in multiples of it; multiple of 4096
+  std::int64_t stripe = 512 * 1024;     // an extent gives each drive at least this much, or nothing
+  bool verify = true;                   // checksums
+};
+
+class Volume {
+ public:
+  virtual ~Volume() = default;  // waits for its transfers
+
+  // Reserves. Throws Error(kIo) with what is needed and free on each drive when there is no room.
+  virtual ExtentId create(const ExtentSpec& spec) = 0;
+  virtual void destroy(ExtentId extent) = 0;  // none of its transfers may be under way
+
+  virtual void write(const ExtentTransfer& transfer) = 0;
+  virtual void read(const ExtentTransfer& transfer) = 0;
+  // The same, and wait.
+  virtual ExtentResult write_and_wait(ExtentTransfer transfer) = 0;
+  virtual ExtentResult read_and_wait(ExtentTransfer transfer) = 0;
+  // Makes the waiting parts of a transfer under way more urgent.
+  virtual void promote(ExtentId extent, int slot, Priority priority) = 0;
+
+  // What the slot holds; -1: nothing (never written, being written, or a write failed).
+  virtual std::int64_t version(ExtentId extent, int slot) const = 0;
+  // The slot with the highest version; -1: none has contents.
+  virtual int newest(ExtentId extent) const = 0;
+  // Forgets the contents; the space stays reserved.
+  virtual void invalidate(ExtentId extent, int slot) = 0;
+
+  // Bytes that cross the link when the extent is written or read once: whole pages.
+  virtual std::int64_t transfer_bytes(ExtentId extent) const = 0;
+  virtual SpaceReport space(int drive) const = 0;
+  // "reading block.3.master at 1048576 of nvme1 (/mnt/b): checksum is wrong": for people.
+  virtual std::string explain(ExtentId extent, Op op, const ExtentResult& result) const = 0;
+  // Where the slot's pieces lie: "nvme0 [0, 524288) ...".
+  virtual std::string layout(ExtentId extent, int slot) const = 0;
+};
+
+// The engine must outlive the volume, and nobody else may use its drives.
+std::unique_ptr<Volume> make_volume(Engine& engine, const VolumeOptions& options);
+
+// XXH3 (64 bit), with the widest vectors the processor has; every machine gives the same value.
+std::uint64_t checksum(const void* data, std::int64_t bytes);
+
+}  // namespace zg::io

@@ -50,8 +50,8 @@ TEST(FairQueue, NobodyStarves) {
          now = waiter(Priority::kDemand);
   for (Waiter* w : {&back, &ahead, &now}) queue.push(*w);
   auto served = serve(queue, 800);
-  EXPECT_GE(served[&ahead], 800 / kFairShare - 1);
-  EXPECT_GE(served[&back], 800 / kFairShare - 1);
+  EXPECT_GE(served[&ahead], 800 / kFairShare - 2);  // the last round may be cut
+  EXPECT_GE(served[&back], 800 / kFairShare - 2);
   EXPECT_GE(served[&now], 800 * 5 / kFairShare);
   queue.remove(ahead);
   served = serve(queue, 800);

@@ -18,16 +18,16 @@ struct BenchOptions {
   Pattern pattern = Pattern::kSequential;
   // engine.block_size is the size of a request. Static depth unless adapt_depth.
   EngineOptions engine;
-  double seconds = 0;       // measured for so long; 0: one pass over all files
-  double ramp_seconds = 0;  // before that, not counted
-  bool verify = false;      // a checksum is made of each block written, and compared when it is read
-  std::uint64_t seed = 1;   // of random offsets, and of which request of a mix reads
+  double seconds = 0;         // measured for so long; 0: one pass over all files
+  double ramp_seconds = 0;    // before that, not counted
+  bool verify = false;        // a checksum is made of each block written, and compared when it is read
+  std::uint64_t seed = 1;     // of random offsets, and of which request of a mix reads
   // Called a few times a second; false stops early. May be null.
   std::function<bool(const struct BenchProgress&)> progress;
 };
 
 struct BenchProgress {
-  const char* phase = "";         // "preparing" (the file is written once), "measuring"
+  const char* phase = "";  // "preparing" (the file is written once), "measuring"
   double seconds = 0, share = 0;  // of this phase; share in [0, 1]
   double bytes_per_second = 0;    // since the last call
 };
@@ -54,8 +54,8 @@ struct BenchResult {
   bool stopped = false;          // progress() said so
 };
 
-// Makes the engine, fills the files once where they will be read, and measures. Throws as make_engine() does,
-// and Error(kIo) naming the path and the offset when a transfer fails or a checksum is wrong.
+// Makes the engine, fills the files once where they will be read, and measures. Throws as make_engine() does, and
+// Error(kIo) naming the path and the offset when a transfer fails or a checksum is wrong.
 BenchResult run_bench(const BenchOptions& options);
 
 }  // namespace zg::io

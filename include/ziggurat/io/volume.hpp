@@ -2,17 +2,17 @@
 // slots. What a tiered store keeps its segments in.
 //
 //   create()  reserves space for an extent, in each of its slots
-//   write()   replaces the contents of one slot: its pieces go to all drives, each by its share of the
-//   bandwidth read()    brings them back, and compares their checksums (XXH3) with those made when they were
-//   written
+//   write()   replaces the contents of one slot: its pieces go to all drives, each by its share of the bandwidth
+//   read()    brings them back, and compares their checksums (XXH3) with those made when they were written
 //
 // Shares: given by the caller, or learned from what the drives deliver while they work. A drive that becomes
-// slow gets less of what is written from then on (an extent moves when it is next written, if there is
-// space); one that fails is named by the result. Versions: a slot's old contents are forgotten when a write
-// to it begins; other slots are never touched by it. A write that fails or is cut off leaves its slot without
-// contents. Space: an extent is cut over as many free runs as it needs, largest first, in grains, so a
-// reservation succeeds exactly if enough grains are free, and no piece is ever smaller than one:
-// fragmentation can slow, not stop.
+// slow gets less of what is written from then on (an extent moves when it is next written, if there is space);
+// one that fails is named by the result.
+// Versions: a slot's old contents are forgotten when a write to it begins; other slots are never touched by it. A
+// write that fails or is cut off leaves its slot without contents.
+// Space: an extent is cut over as many free runs as it needs, largest first, in grains, so a reservation
+// succeeds exactly if enough grains are free, and no piece is ever smaller than one: fragmentation can slow,
+// not stop.
 //
 // Threads: any thread may call anything; completions are called on I/O threads, under the rules of
 // io::Completion. Of one extent, a write and any other transfer of the same slot must not overlap.
@@ -64,20 +64,20 @@ struct ExtentTransfer {
 };
 
 struct SpaceReport {
-  std::int64_t bytes = 0;    // of the file
-  std::int64_t used = 0;     // by extents, whole grains
-  std::int64_t largest = 0;  // the longest free run
-  double share = 0;          // of what is written next, in [0, 1]
+  std::int64_t bytes = 0;     // of the file
+  std::int64_t used = 0;      // by extents, whole grains
+  std::int64_t largest = 0;   // the longest free run
+  double share = 0;           // of what is written next, in [0, 1]
   bool shares_are_learned = false;
 };
 
 struct VolumeOptions {
   // Bandwidths of the drives, in any unit: extents are spread by them. Empty: learned, equal to begin with.
   std::vector<double> shares = {};
-  bool adapt = true;                 // shares follow what the drives deliver
-  std::int64_t grain = 64 * 1024;    // space is given in multiples of it; multiple of 4096
-  std::int64_t stripe = 512 * 1024;  // an extent gives each drive at least this much, or nothing
-  bool verify = true;                // checksums
+  bool adapt = true;                    // shares follow what the drives deliver
+  std::int64_t grain = 64 * 1024;       // space is given in multiples of it; multiple of 4096
+  std::int64_t stripe = 512 * 1024;     // an extent gives each drive at least this much, or nothing
+  bool verify = true;                   // checksums
 };
 
 class Volume {

@@ -21,10 +21,11 @@
 // Alignment: any offset, size and address works. Multiples of Engine::alignment() in all three go straight to
 // the drive; otherwise the pages at both ends, or all of them where the address does not fit the offset, pass
 // through a bounce buffer, and a write first reads the page that it changes in part.
-// Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of
-// another, of which one writes, must be submitted after that one is done. Invariant: every submitted ticket
-// completes exactly once, with an errno or all of its bytes. The destructor waits for all of them, and for
-// what their completions submit.
+// Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of another,
+// and either writes, must be submitted after that one is done.
+//
+// Invariant: every submitted ticket completes exactly once, with an errno or all of its bytes. The destructor
+// waits for all of them, and for what their completions submit.
 #pragma once
 #include <cstdint>
 #include <memory>

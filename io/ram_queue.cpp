@@ -83,7 +83,7 @@ class WakeFlag {
   std::atomic<std::uint32_t> state_{kQuiet};
 };
 
-void check(const RamModel& m) {
+const RamModel& checked(const RamModel& m) {
   const auto in_range = [](const char* what, double value, bool ok, const char* hint) {
     if (!ok) throw Error(Errc::kUsage, "ram drive", fmt::format("{} of {}", what, value), hint);
   };
@@ -98,6 +98,7 @@ void check(const RamModel& m) {
   in_range("a time to slow down", m.slow_after_seconds, std::isfinite(m.slow_after_seconds),
            "negative: never");
   in_range("a slow factor", m.slow_factor, m.slow_factor > 0 && std::isfinite(m.slow_factor), "above 0");
+  return m;
 }
 
 // When each of a set of channels is free, the first to be so in front.
@@ -119,10 +120,9 @@ class RamQueue final : public Queue {
  public:
   RamQueue(std::int64_t bytes, int depth, const RamModel& model)
       : bytes_(bytes),
-        model_(model),
+        model_(checked(model)),
         has_delays_(model.bytes_per_second > 0 || model.latency_seconds > 0),
         channels_{Channels(model.channels), Channels(model.channels)} {
-    check(model);
     (has_delays_ ? pending_.reserve(static_cast<std::size_t>(depth))
                  : ready_.reserve(static_cast<std::size_t>(depth)));
     if (model.slow_after_seconds >= 0) slow_from_ = Clock::now() + seconds(model.slow_after_seconds);

@@ -147,7 +147,8 @@ class FaultQueue final : public Queue {
     rate("torn", model_.torn_rate);
     rate("flipped", model_.flip_rate);
     if (model_.fail_after >= 0) text += fmt::format(", failing after {}", model_.fail_after);
-    if (!model_.rules.empty()) text += fmt::format(", {} rules", model_.rules.size());
+    if (!model_.rules.empty())
+      text += fmt::format(", {} rule{}", model_.rules.size(), model_.rules.size() == 1 ? "" : "s");
     return text + ")";
   }
 

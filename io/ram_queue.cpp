@@ -20,6 +20,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "io/queue.hpp"
 #include "ziggurat/base/error.hpp"
@@ -59,8 +60,9 @@ class WakeFlag {
     std::uint32_t quiet = kQuiet;
     if (state_.compare_exchange_strong(quiet, kAsleep, std::memory_order_acq_rel)) {
       // The steady clock is CLOCK_MONOTONIC, and so is this timeout, absolute.
-      const auto ns =
+      std::int64_t ns =
           std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.time_since_epoch()).count();
+      ns = std::max<std::int64_t>(ns, 0);  // before the machine's start
       const timespec until = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
       while (state_.load(std::memory_order_relaxed) == kAsleep) {
         if (futex(FUTEX_WAIT_BITSET_PRIVATE, kAsleep, deadline == Queue::kForever ? nullptr : &until) == 0)

@@ -121,7 +121,7 @@ struct DriveOptions {
   std::optional<RamModel> ram = {};  // instead of EngineOptions::ram
 };
 
-// One fault, for the blocks that match.
+// One fault, for the blocks that match. As with the rates, each queue of a drive counts for itself.
 enum class Fault : std::uint8_t {
   kError,  // fails with `error`
   kShort,  // moves only a part (which the engine must resubmit)
@@ -135,7 +135,7 @@ struct FaultRule {
   int drive = -1;                  // -1: any
   std::optional<Op> op = {};       // none: any
   std::int64_t from = 0, to = -1;  // bytes of the drive that the block must touch; to < 0: its end
-  std::int64_t first_block = 0;    // counting the drive's blocks, continued ones included
+  std::int64_t first_block = 0;    // from this one of the queue's blocks on, continued ones included
   std::int64_t count = -1;         // how often; -1: always
 };
 

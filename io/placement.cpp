@@ -10,12 +10,14 @@
 namespace zg::io {
 namespace {
 
-// A slot is written elsewhere when it would take this much longer than it must, beyond what whole stripes make
-// unavoidable.
+// A slot is written elsewhere when it takes this much longer than it must, not counting so many stripes for each
+// drive: the turns that drives take give one as much more now, and as much less another time.
 constexpr double kLopsided = 1.25;
-// And when the drive that has most to hold, for its share, holds this much more than it should: together its
-// extents would make it the last to finish.
+constexpr std::int64_t kTurnSlack = 3;
+// And when it lies on a drive that holds this much more than its share of all: together its extents would make
+// that drive the last to finish.
 constexpr double kOverfull = 1.05;
+constexpr std::int64_t kLoadSlack = 2;  // stripes; it is never exact
 // What a lopsided slot must gain at least.
 constexpr double kBetter = 0.9;
 constexpr double kTiny = 1e-9;  // for shares of 0
@@ -51,7 +53,8 @@ std::int64_t checked_grain(const VolumeOptions& o) {
 Placement::Placement(const Engine& engine, const VolumeOptions& options)
     : grain_(checked_grain(options)),
       stripe_(grains_of(options.stripe)),
-      shares_(weights_of(engine, options), options.adapt) {
+      shares_(weights_of(engine, options), options.adapt),
+      by_need_(engine.drive_count(), stripe_) {
   for (int d = 0; d < engine.drive_count(); ++d) drives_.emplace_back(engine.drive_bytes(d) / grain_);
   held_.resize(drives_.size());
   free_.resize(drives_.size());
@@ -102,36 +105,52 @@ void Placement::place(std::int64_t bytes, std::span<const std::int64_t> given, s
   ZG_ASSERT_EQ(position, bytes);
 }
 
-// How much longer the slowest drive takes for its part than all would if each had its share, beyond a stripe.
+// How much longer the slowest drive takes for its part than all would if each had its share.
 double Placement::lopsidedness(std::int64_t grains, std::span<const std::int64_t> held) const {
   double worst = 0;
   for (std::size_t d = 0; d < drives_.size(); ++d) {
     const double due = std::max(shares_.shares()[d], kTiny) * static_cast<double>(grains);
-    worst = std::max(worst, static_cast<double>(held[d] - stripe_) / due);
+    worst = std::max(worst, static_cast<double>(held[d] - kTurnSlack * stripe_) / due);
   }
   return worst;
 }
 
-double Placement::load(std::size_t drive, std::int64_t used) const {
-  return static_cast<double>(used) / std::max(shares_.shares()[drive], kTiny);
-}
-
-// The drive that holds the most for its share.
-std::size_t Placement::fullest() const {
-  std::size_t worst = 0;
-  for (std::size_t d = 1; d < drives_.size(); ++d) {
-    if (load(d, drives_[d].used()) > load(worst, drives_[worst].used())) worst = d;
-  }
-  return worst;
-}
-
-// The fullest drive would get rid of some of the extent, and no other become as full.
-bool Placement::relieves(std::size_t worst) const {
-  const double before = load(worst, drives_[worst].used());
+// Some drive holds too much for its share, and this extent has a part in that.
+bool Placement::burdens(std::int64_t grains) const {
+  std::int64_t used = 0;
+  for (const ExtentAllocator& d : drives_) used += d.used();
   for (std::size_t d = 0; d < drives_.size(); ++d) {
-    if (load(d, drives_[d].used() - held_[d] + given_[d]) >= before) return false;
+    const double share = shares_.shares()[d];
+    const double most = kOverfull * share * static_cast<double>(used) + static_cast<double>(kLoadSlack * stripe_);
+    if (static_cast<double>(drives_[d].used()) > most &&
+        static_cast<double>(held_[d]) > share * static_cast<double>(grains)) {
+      return true;
+    }
   }
-  return true;
+  return false;
+}
+
+// The drives that hold least for their share first, within bounds: an extent is still cut about as it should be.
+bool Placement::cut_by_need(std::int64_t grains) {
+  const std::vector<double>& shares = shares_.shares();
+  std::int64_t used = -grains;
+  for (const ExtentAllocator& d : drives_) used += d.used();
+  const auto bound = static_cast<double>(stripe_);
+  need_.resize(drives_.size());
+  for (std::size_t d = 0; d < drives_.size(); ++d) {
+    const auto others = static_cast<double>(drives_[d].used() - held_[d]);
+    need_[d] = std::clamp(shares[d] * static_cast<double>(used) - others, -bound, bound);
+  }
+  by_need_.set_credit(need_);
+  by_need_.cut(grains, shares, free_, given_);
+  // The sum of squares by share is least where all have what they should; so no two cuts undo each other.
+  double change = 0;
+  for (std::size_t d = 0; d < drives_.size(); ++d) {
+    const auto before = static_cast<double>(drives_[d].used());
+    const double after = before + static_cast<double>(given_[d] - held_[d]);
+    change += (after * after - before * before) / std::max(shares[d], kTiny);
+  }
+  return change < 0;
 }
 
 bool Placement::move(std::int64_t bytes, int slot, std::vector<Piece>& pieces) {
@@ -140,23 +159,17 @@ bool Placement::move(std::int64_t bytes, int slot, std::vector<Piece>& pieces) {
   const std::int64_t grains = grains_of(bytes);
   std::fill(held_.begin(), held_.end(), 0);
   for (const Piece& p : pieces) held_[static_cast<std::size_t>(p.drive)] += grains_of(p.bytes);
-  std::int64_t used = 0;
-  for (const ExtentAllocator& d : drives_) used += d.used();
-  const std::size_t worst = fullest();
-  const double lopsided = lopsidedness(grains, held_);
-  const bool burdens = static_cast<double>(drives_[worst].used()) >
-                           kOverfull * shares[worst] * static_cast<double>(used) &&
-                       static_cast<double>(held_[worst]) > shares[worst] * static_cast<double>(grains);
-  if (lopsided <= kLopsided && !burdens) return false;
-  // Its own space may be a part of the new one.
+  // Its own space may be a part of the new one, so there is always room for some cut.
   for (std::size_t d = 0; d < drives_.size(); ++d) free_[d] = drives_[d].free_grains() + held_[d];
-  Cutter& cutter = turns(slot).cutter;
-  const bool room = cutter.cut(grains, shares, free_, given_);
-  ZG_ASSERT(room, "an extent of {} grains does not fit into its own space", grains);
-  // Where space is short, what it would get may be no better than what it has.
-  const bool straighter = lopsided > kLopsided && lopsidedness(grains, given_) < kBetter * lopsided;
-  if (!straighter && !(burdens && relieves(worst))) return false;
-  cutter.commit(grains, shares, free_, given_);
+  if (const double lopsided = lopsidedness(grains, held_); lopsided > kLopsided) {
+    Cutter& cutter = turns(slot).cutter;
+    cutter.cut(grains, shares, free_, given_);
+    // Where space is short, what it would get may be no better than what it has.
+    if (lopsidedness(grains, given_) >= kBetter * lopsided) return false;
+    cutter.commit(grains, shares, free_, given_);
+  } else if (!burdens(grains) || !cut_by_need(grains)) {
+    return false;
+  }
   release(pieces);
   place(bytes, given_, pieces);
   return true;

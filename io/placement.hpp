@@ -60,18 +60,18 @@ class Placement {
   Turns& turns(int slot);
   void place(std::int64_t bytes, std::span<const std::int64_t> given, std::vector<Piece>& pieces);
   double lopsidedness(std::int64_t grains, std::span<const std::int64_t> held) const;
-  double load(std::size_t drive, std::int64_t used) const;
-  std::size_t fullest() const;
-  bool relieves(std::size_t worst) const;
+  bool burdens(std::int64_t grains) const;
+  bool cut_by_need(std::int64_t grains);
 
   const std::int64_t grain_, stripe_;  // bytes, grains
   std::vector<ExtentAllocator> drives_;
   Shares shares_;
   std::vector<Turns> turns_;  // by slot number
+  Cutter by_need_;
   // Scratch:
   std::vector<std::int64_t> held_, free_, given_;
   std::vector<GrainRun> runs_;
-  std::vector<double> before_;
+  std::vector<double> before_, need_;
 };
 
 }  // namespace zg::io

@@ -68,6 +68,7 @@ class Cutter {
   // to work off, gets nothing more until that queue is as long as it would have been made now.
   void shares_changed(std::span<const double> from, std::span<const double> to, std::int64_t grains_under_way);
   std::span<const double> credit() const { return credit_; }
+  void set_credit(std::span<const double> credit) { credit_.assign(credit.begin(), credit.end()); }
 
  private:
   void sort_by_want(std::int64_t grains, std::span<const double> shares);

@@ -314,7 +314,7 @@ std::string error_after(BenchOptions o, const TempDir& directory, const std::fun
     close(fd);
     return true;
   };
-  o.seconds = 60;  // the error ends it
+  o.seconds = 20;  // the error ends it
   try {
     run_bench(o);
   } catch (const Error& e) {
@@ -370,7 +370,7 @@ TEST(Bench, AnExistingFileIsTakenAsItIs) {
   // What it held before is what is compared.
   bool harmed = false;
   o.op = BenchOp::kRead;
-  o.seconds = 60;
+  o.seconds = 20;
   o.progress = [&](const BenchProgress& p) {
     if (harmed || std::string(p.phase) != "measuring") return true;
     harmed = true;
@@ -427,7 +427,7 @@ TEST(Bench, AFileCutShortIsNamed) {
 
 TEST(Bench, AFailedTransferStopsAllAndIsNamed) {
   BenchOptions o = on_ram(64, 2);
-  o.seconds = 60;
+  o.seconds = 20;
   o.engine.faults.rules = {{.fault = Fault::kError, .error = EIO, .drive = 1, .op = Op::kRead}};
   const auto begin = Clock::now();
   try {
@@ -472,7 +472,7 @@ TEST(Bench, ProgressIsToldAndCanStop) {
 
 TEST(Bench, WhatProgressThrowsComesOut) {
   BenchOptions o = on_ram(64);
-  o.seconds = 60;
+  o.seconds = 20;
   o.progress = [](const BenchProgress& p) -> bool {
     if (std::string(p.phase) == "measuring") throw Error(Errc::kInterrupted, "test", "enough");
     return true;

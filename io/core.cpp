@@ -173,7 +173,7 @@ std::string EngineCore::describe() const {
   for (const auto& [data, size] : registered_) bytes += size;
   if (backend_ == Backend::kUring && bytes > 0)
     text += fmt::format(", registered buffers of {}", format_bytes(bytes));
-  if (!refusal_.empty() && options_.registered) text += ", buffers not registered: " + refusal_;
+  if (!refusal_.empty()) text += ", buffers not registered: " + refusal_;
   if (!note_.empty()) text += ", " + note_;
   return text + ")";
 }

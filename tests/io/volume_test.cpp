@@ -16,11 +16,6 @@
 namespace zg::io::test {
 namespace {
 
-// What the engine must be able to do for some of these tests.
-constexpr bool kEngineTakesAnySize = false;
-constexpr bool kEngineHasPriorities = false;
-constexpr bool kEngineCountsBusyTime = false;
-
 constexpr std::int64_t kGrain = 16 * kKiB;
 
 VolumeOptions small_pieces() {
@@ -152,7 +147,7 @@ class RandomUser {
   void create() {
     Extent e;
     e.bytes = kPage * (1 + roll(roll(2) == 0 ? 8 : kMost / kPage));
-    if (kEngineTakesAnySize && roll(2) == 0) e.bytes -= roll(kPage);
+    if (roll(2) == 0) e.bytes -= roll(kPage);
     e.versions.assign(static_cast<std::size_t>(1 + roll(3)), -1);
     try {
       e.id = volume_.create({.name = fmt::format("extent {}", created_),
@@ -423,7 +418,6 @@ TEST(Volume, WithoutVerificationBytesComeAsTheyAre) {
 }
 
 TEST(Volume, OddSizesAndAddresses) {
-  if (!kEngineTakesAnySize) GTEST_SKIP() << "the engine takes whole pages only";
   Fixture f(ram_engine({kMiB, kMiB}));
   std::vector<std::pair<ExtentId, std::int64_t>> extents;
   for (const std::int64_t bytes : {std::int64_t{1}, kPage - 1, kPage + 1, kGrain - 1, kGrain + 1, 7 * kGrain + 123})
@@ -676,7 +670,6 @@ TEST(Volume, CompletionsMayBeginTransfersAndTheDestructorWaitsForTheseToo) {
 }
 
 TEST(Volume, APromotedTransferOvertakes) {
-  if (!kEngineHasPriorities) GTEST_SKIP() << "the engine serves in the order of submission";
   Results results;
   auto engine = ram_engine({8 * kMiB}, {}, {.bytes_per_second = 50e6});
   auto volume = make_volume(*engine, small_pieces());
@@ -698,7 +691,6 @@ TEST(Volume, APromotedTransferOvertakes) {
 }
 
 TEST(Volume, SharesAreLearnedFromTheDrives) {
-  if (!kEngineCountsBusyTime) GTEST_SKIP() << "the engine does not count its busy time";
   EngineOptions options;
   options.backend = Backend::kRam;
   options.block_size = 64 * kKiB;

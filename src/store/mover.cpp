@@ -15,7 +15,6 @@ namespace {
 // first.
 constexpr int kMovingCap[] = {2, 2, 8, 8};
 
-constexpr std::uint64_t kDriveBits = alignof(Node) - 1;
 constexpr const char* kGone = "the run cannot go on; nothing older was touched";
 
 bool touches(const Action& a, Tier tier) {
@@ -151,44 +150,56 @@ void TensorStore::issue(Lock&, Node& node) {
     } else {
       options_.device->copy_to_host(stream, host, device, segment.bytes);
     }
-    node.pieces = 1;
     stream.callback([this, &node] { finish_copy(node); });
     return;
   }
-  // One part per drive.
-  const int drives = table_.drives();
-  node.pieces = static_cast<int>((segment.charge + segment.part - 1) / segment.part);
-  for (int d = 0; d < drives && d * segment.part < segment.charge; ++d) {
-    io::Transfer transfer;
-    transfer.op = link == kNvmeRead ? io::Op::kRead : io::Op::kWrite;
-    transfer.drive = d;
-    transfer.offset = segment.extent;
-    transfer.data = static_cast<char*>(host) + d * segment.part;
-    transfer.bytes = std::min(segment.part, segment.charge - d * segment.part);
-    transfer.completion = this;
-    transfer.tag = reinterpret_cast<std::uint64_t>(&node) | static_cast<std::uint64_t>(d);
-    (void)options_.io->submit(transfer);  // the completion carries the result
+  issue_nvme(node);
+}
+
+void TensorStore::issue_nvme(Node& node) {
+  SegmentState& s = at(node.action.segment);
+  const auto is_awaited = [](const Node& n) {
+    return n.action.kind == Action::Kind::kUse && n.taken && n.state == Node::State::kPending;
+  };
+  const bool awaited = std::any_of(s.queue.begin(), s.queue.end(), is_awaited);
+  io::ExtentTransfer transfer;
+  transfer.extent = s.extent;
+  transfer.data = s.memory[static_cast<std::size_t>(Tier::kHost)];
+  transfer.completion = this;
+  transfer.tag = reinterpret_cast<std::uint64_t>(&node);
+  if (link_of(node.action) == kNvmeRead) {
+    transfer.priority = awaited ? io::Priority::kDemand : io::Priority::kPrefetch;
+    volume_->read(transfer);
+  } else {
+    transfer.priority = io::Priority::kWriteBack;
+    volume_->write(transfer);
+  }
+}
+
+// Somebody waits for this use: what is being read for it goes first.
+void TensorStore::demand(Node& use) {
+  for (const Node& node : at(use.action.segment).queue) {
+    if (&node == &use) return;
+    if (node.action.kind == Action::Kind::kCopy && node.state == Node::State::kRunning &&
+        link_of(node.action) == kNvmeRead)
+      volume_->promote(at(use.action.segment).extent, 0, io::Priority::kDemand);
   }
 }
 
 // On a drive's I/O thread, which must not wait for our mutex: who holds it may be waiting for that very
 // thread to register memory.
-void TensorStore::on_complete(io::Ticket, std::uint64_t tag, io::Result result) {
-  completions_.enqueue("verify", [this, tag, result] { finish_piece(tag, result); });
+void TensorStore::on_extent(io::ExtentId, std::uint64_t tag, io::ExtentResult result) {
+  Node* const node = reinterpret_cast<Node*>(tag);
+  completions_.enqueue("moved", [this, node, result] { finish_nvme(*node, result); });
 }
 
-void TensorStore::finish_piece(std::uint64_t tag, io::Result result) {
-  Node& node = *reinterpret_cast<Node*>(tag & ~kDriveBits);
+void TensorStore::finish_nvme(Node& node, io::ExtentResult result) {
   if (!result.ok()) {
+    const io::Op op = link_of(node.action) == kNvmeRead ? io::Op::kRead : io::Op::kWrite;
+    const std::string what = volume_->explain(at(node.action.segment).extent, op, result);
     Lock lock(mutex_);
-    fail(lock, Errc::kIo, fmt::format("nvme tier, drive {}", tag & kDriveBits),
-         fmt::format("{} {} failed: {}", link_of(node.action) == kNvmeRead ? "reading" : "writing",
-                     table_.segment_name(node.action.segment), errno_text(result.error)),
+    fail(lock, Errc::kIo, result.drive < 0 ? "nvme tier" : fmt::format("nvme tier, drive {}", result.drive), what,
          kGone);
-  }
-  {
-    Lock lock(mutex_);
-    if (--node.pieces > 0) return;
   }
   finish_copy(node);
 }
@@ -198,29 +209,7 @@ void TensorStore::finish_copy(Node& node) {
   const Action& action = node.action;
   const Segment& segment = table_.segment(action.segment);
   const Link link = link_of(action);
-  SegmentState& s = at(action.segment);
-  const bool nvme = link == kNvmeRead || link == kNvmeWrite;
-  std::uint64_t checksum = 0;
-  // Nobody writes the host copy while it is being moved, so it may be read without the lock.
-  if (nvme && options_.verify) {
-    const void* host = nullptr;
-    {
-      Lock lock(mutex_);
-      host = s.memory[static_cast<std::size_t>(Tier::kHost)];
-    }
-    checksum = io::checksum(host, segment.bytes);
-  }
   Lock lock(mutex_);
-  if (nvme && options_.verify) {
-    if (link == kNvmeWrite) {
-      s.checksum = checksum;
-    } else if (checksum != s.checksum && !failed_) {
-      fail(lock, Errc::kIo, "nvme tier",
-           fmt::format("{} came back changed: checksum {:016x}, written with {:016x}",
-                       table_.segment_name(action.segment), checksum, s.checksum),
-           kGone);
-    }
-  }
   switch (link) {
     case kToDevice:
       traffic_.host_to_device += segment.bytes;

@@ -7,8 +7,7 @@
 
 namespace zg {
 
-// Aligned so that the low bits of its address can carry the drive in a transfer's tag.
-struct alignas(64) Node {
+struct Node {
   enum class State : std::uint8_t { kPending, kRunning, kDone };
   Action action;
   State state = State::kPending;
@@ -17,14 +16,13 @@ struct alignas(64) Node {
   Stream* consumer = nullptr;   // kUse: the stream that will use the bytes
   Stream* passed_to = nullptr;  // kUse: released, once this stream gets there
   std::uint64_t sequence = 0;   // order of decision
-  int pieces = 0;               // kCopy: transfers under way
   Clock::time_point begin{};
 };
 
 struct TensorStore::SegmentState {
   std::deque<Node> queue;  // in order of decision; done ones leave from the front
   void* memory[2] = {nullptr, nullptr};
-  std::uint64_t checksum = 0;  // of the NVMe copy
+  io::ExtentId extent;  // of the NVMe copy
 };
 
 }  // namespace zg

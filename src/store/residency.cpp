@@ -242,7 +242,7 @@ void Residency::check() const {
       ZG_ASSERT_EQ(listed, present(id, tier));
       if (listed) used[index(tier)] += table_.segment(id).charge;
     }
-    if (present(id, Tier::kNvme)) ZG_ASSERT_GE(table_.segment(id).extent, 0);
+    if (present(id, Tier::kNvme)) ZG_ASSERT(table_.segment(id).lowest == Tier::kNvme);
   }
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     ZG_ASSERT_EQ(used[index(tier)], used_[index(tier)]);

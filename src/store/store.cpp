@@ -48,8 +48,15 @@ TensorStore::TensorStore(const Options& options)
     io::Engine* io = options_.io;
     options_.host->set_hooks({[io](void* data, std::int64_t bytes) { io->register_memory(data, bytes); },
                               [io](void* data, std::int64_t) { io->unregister_memory(data); }});
+    // Segments are whole pages, so a page is the grain: nothing is lost to rounding.
+    volume_ = io::make_volume(*io, {.shares = options_.drive_shares,
+                                    .grain = io::Engine::alignment(),
+                                    .verify = options_.verify});
+    for (SegmentId id = 0; id < table_.segment_count(); ++id) {
+      if (table_.segment(id).lowest != Tier::kNvme) continue;
+      at(id).extent = volume_->create({.name = table_.segment_name(id), .bytes = table_.segment(id).charge});
+    }
   }
-  ZG_ASSERT_LE(table_.drives(), static_cast<int>(alignof(Node)));  // a transfer's tag holds no more
   ZG_ASSERT_LE(options_.budgets.device, options_.device->arena().budget());
   ZG_ASSERT_LE(options_.budgets.host, options_.host->budget());
 }
@@ -74,6 +81,7 @@ TensorStore::~TensorStore() {
   lock.unlock();
   copy_stream_[0].reset();
   copy_stream_[1].reset();
+  volume_.reset();  // its last completion has returned from completions_ then
   if (options_.io != nullptr) options_.host->set_hooks({});
 }
 
@@ -202,6 +210,7 @@ Lease TensorStore::wait_for(Lock& lock, Node& node, Stream* consumer) {
   node.consumer = consumer;
   advance(lock, node.action.segment);
   if (node.state == Node::State::kPending) {
+    demand(node);
     const auto begin = Clock::now();
     double warn_at = options_.warn_after_seconds;
     while (node.state == Node::State::kPending && !failed_) {

@@ -7,6 +7,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/device.hpp"
+#include "ziggurat/io/engine.hpp"
 
 namespace zg {
 
@@ -36,17 +37,17 @@ TensorId TensorTable::add(const TensorSpec& spec) {
     s.bytes = s.elements * element;
     s.charge = arena_charge(s.bytes);
     s.lowest = tensor.spec.lowest;
-    if (s.lowest == Tier::kNvme) {
-      s.part = round_up((s.charge + drives_ - 1) / drives_, 4096);
-      s.extent = drive_bytes_;
-      drive_bytes_ += s.part;
-    }
+    if (s.lowest == Tier::kNvme) nvme_bytes_ += s.charge;
     total_charge_ += s.charge;
     segments_.push_back(s);
     ++tensor.segments;
   }
   tensors_.push_back(tensor);
   return tensor_count() - 1;
+}
+
+std::int64_t TensorTable::drive_bytes() const {
+  return drives_ == 0 ? 0 : round_up((nvme_bytes_ + drives_ - 1) / drives_, io::Engine::alignment());
 }
 
 std::string TensorTable::segment_name(SegmentId id) const {

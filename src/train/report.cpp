@@ -35,11 +35,12 @@ std::string final_report(const RunSummary& r, Session& session, const Roofs& roo
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8}\n", "tier", "peak", "budget", "used");
   t += budget_row("device", session.device().arena().peak(), session.budgets().device);
   t += budget_row("host", session.host().peak(), session.budgets().host);
-  const std::int64_t drive_bytes = session.layout().table.drive_bytes() * session.layout().table.drives();
-  std::int64_t nvme_budget = 0;
-  for (const auto& d : session.config().tiers.nvme)
-    nvme_budget += d.bytes > 0 ? d.bytes : drive_bytes / session.layout().table.drives();
-  if (drive_bytes > 0) t += budget_row("nvme", drive_bytes, nvme_budget);
+  const std::int64_t nvme = session.layout().table.nvme_bytes();
+  if (io::Engine* io = session.io(); io != nullptr && nvme > 0) {
+    std::int64_t files = 0;
+    for (int d = 0; d < io->drive_count(); ++d) files += io->drive_bytes(d);
+    t += budget_row("nvme", nvme, files);
+  }
   t += budget_row("process (resident)", peak_resident_bytes(),
                   session.budgets().device + session.budgets().host + kProcessOverhead);
   const auto per_step = [&](std::int64_t bytes) { return bytes / std::max<std::int64_t>(1, r.steps); };

@@ -85,13 +85,14 @@ void Session::resolve_budgets() {
                             format_bytes(asked), format_bytes(available)),
                 "lower tiers.device or tiers.host, or raise the memory limit of the process's cgroup");
   }
-  for (const io::DriveOptions& drive : config_.tiers.nvme) {
-    if (drive.bytes > 0 && drive.bytes < layout_->table.drive_bytes()) {
-      throw Error(Errc::kMemory, "tiers.nvme " + drive.path,
-                  fmt::format("has {}, this run needs {} there ({} bytes)", format_bytes(drive.bytes),
-                              format_bytes(layout_->table.drive_bytes()), layout_->table.drive_bytes()),
-                  "raise its \"bytes\"");
-    }
+  const std::vector<io::DriveOptions> drives = drives_for(layout_->table.nvme_bytes());
+  std::int64_t room = 0;
+  for (const io::DriveOptions& drive : drives) room += drive.bytes;
+  if (!drives.empty() && room < layout_->table.nvme_bytes()) {
+    throw Error(Errc::kMemory, drives.size() == 1 ? "tiers.nvme " + drives[0].path : "tiers.nvme",
+                fmt::format("has {}, this run needs {} there ({} bytes)", format_bytes(room),
+                            format_bytes(layout_->table.nvme_bytes()), layout_->table.nvme_bytes()),
+                "raise its \"bytes\"");
   }
 }
 
@@ -128,6 +129,25 @@ void Session::check_plan() {
                   format_bytes(least->host)));
 }
 
+// Only what can be used is taken from the file systems. Where there are several, each gets more than an equal
+// part, since a faster one will hold more; those with a stated size keep to it, and the others make up for it.
+std::vector<io::DriveOptions> Session::drives_for(std::int64_t bytes) const {
+  std::vector<io::DriveOptions> drives = config_.tiers.nvme;
+  const auto count = static_cast<std::int64_t>(drives.size());
+  if (count == 0) return drives;
+  constexpr std::int64_t kPage = io::Engine::alignment();
+  std::int64_t each = round_up((bytes + count - 1) / count, kPage);
+  if (count > 1) each = std::min(bytes, round_up(each + each / 2, kPage));
+  std::int64_t left = bytes, open = 0;
+  for (io::DriveOptions& d : drives) {
+    if (d.bytes == 0) ++open;
+    if (d.bytes > 0) left -= d.bytes = std::min(d.bytes / kPage * kPage, bytes);
+  }
+  if (open > 0) each = std::max(each, round_up((std::max<std::int64_t>(left, 0) + open - 1) / open, kPage));
+  for (io::DriveOptions& d : drives) d.bytes = std::max(kPage, d.bytes == 0 ? each : d.bytes);
+  return drives;
+}
+
 void Session::open_drives() {
   if (config_.tiers.nvme.empty()) return;
   io::EngineOptions o;
@@ -143,10 +163,7 @@ void Session::open_drives() {
   o.threads = config_.aio.threads;
   o.ram = config_.tiers.ram;
   o.trace = trace_;
-  std::vector<io::DriveOptions> drives = config_.tiers.nvme;
-  // Only what can be used is taken from the file system.
-  for (io::DriveOptions& d : drives) d.bytes = std::max<std::int64_t>(4096, layout_->table.drive_bytes());
-  io_ = io::make_engine(o, drives);
+  io_ = io::make_engine(o, drives_for(layout_->table.nvme_bytes()));
 }
 
 void Session::start() {
@@ -243,8 +260,7 @@ std::string Session::describe() const {
                       format_bytes(layout_->workspace_bytes()), format_bytes(budgets_.host));
   if (io_ != nullptr) {
     text += fmt::format(", nvme {} on {} path(s)\nI/O        {}",
-                        format_bytes(layout_->table.drive_bytes() * layout_->table.drives()),
-                        layout_->table.drives(), io_->describe());
+                        format_bytes(layout_->table.nvme_bytes()), layout_->table.drives(), io_->describe());
   }
   return text;
 }

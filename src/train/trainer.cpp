@@ -119,7 +119,7 @@ class Loop {
     record.roofs = roofs_;
     record.peak_device = session_.device().arena().peak();
     record.peak_host = session_.host().peak();
-    record.peak_nvme = session_.layout().table.drive_bytes() * session_.layout().table.drives();
+    record.peak_nvme = session_.layout().table.nvme_bytes();
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
     summary_.last_loss = s.loss;
     step_seconds_.push_back(s.seconds);

@@ -58,12 +58,21 @@ class MemoryIo final : public io::Engine {
     changed_.notify_all();
     return {static_cast<std::uint32_t>(number), 1};
   }
+  void promote(io::Ticket, io::Priority) override {}
   bool poll(io::Ticket, io::Result&) override { return false; }
   io::Result wait(io::Ticket) override { return {}; }
   void register_memory(void*, std::int64_t) override {}
   void unregister_memory(void*) override {}
   int drive_count() const override { return static_cast<int>(files_.size()); }
+  std::int64_t drive_bytes(int drive) const override {
+    return static_cast<std::int64_t>(files_[static_cast<std::size_t>(drive)].size());
+  }
   io::LinkCounters counters(int) const override { return {}; }
+  io::DriveReport report(int drive) const override {
+    io::DriveReport report;
+    report.name = fmt::format("memory{}", drive);
+    return report;
+  }
   io::Backend backend() const override { return io::Backend::kRam; }
   std::string describe() const override { return "memory"; }
   std::string state() const override {

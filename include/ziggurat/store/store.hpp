@@ -33,7 +33,7 @@
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/device.hpp"
-#include "ziggurat/io/engine.hpp"
+#include "ziggurat/io/volume.hpp"
 #include "ziggurat/store/residency.hpp"
 
 namespace zg {
@@ -66,7 +66,7 @@ class Lease {
   std::int64_t bytes_ = 0;
 };
 
-class TensorStore final : private io::Completion {
+class TensorStore final : private io::ExtentCompletion {
  public:
   struct Options {
     const TensorTable* table = nullptr;  // outlives the store
@@ -75,7 +75,8 @@ class TensorStore final : private io::Completion {
     io::Engine* io = nullptr;            // null: no NVMe tier
     Budgets budgets;          // what the store may use of the two arenas; others must leave it that
     int prefetch_depth = 64;  // operations decided ahead of the one that runs; 0: none
-    bool verify = true;       // checksum NVMe copies
+    bool verify = true;       // checksums of NVMe copies
+    std::vector<double> drive_shares = {};  // their bandwidths, in any unit; empty: learned
     Trace* trace = nullptr;
     double warn_after_seconds = 5;  // a longer wait is logged with what waits for what
   };
@@ -127,8 +128,10 @@ class TensorStore final : private io::Completion {
   void issue(Lock& lock, Node& node);
   void finish(Lock& lock, Node& node);
   void finish_copy(Node& node);
-  void on_complete(io::Ticket ticket, std::uint64_t tag, io::Result result) override;
-  void finish_piece(std::uint64_t tag, io::Result result);
+  void issue_nvme(Node& node);
+  void on_extent(io::ExtentId extent, std::uint64_t tag, io::ExtentResult result) override;
+  void finish_nvme(Node& node, io::ExtentResult result);
+  void demand(Node& use);
   void pass(Node& node, Stream& stream);
   void end_use(Node& node);
   Lease wait_for(Lock& lock, Node& node, Stream* consumer);
@@ -156,7 +159,8 @@ class TensorStore final : private io::Completion {
   std::set<Node*, Earlier> ready_[kLinks];
   int moving_[kLinks] = {};
   std::unique_ptr<Stream> copy_stream_[2];
-  HostStream completions_;  // what the drives have finished is taken up here
+  std::unique_ptr<io::Volume> volume_;  // null: no NVMe tier
+  HostStream completions_;              // what the drives have finished is taken up here
 
   const Program* program_ = nullptr;
   const Program* next_ = nullptr;

@@ -45,9 +45,7 @@ struct Segment {
   std::int64_t first_element = 0, elements = 0;
   std::int64_t bytes = 0;   // of content
   std::int64_t charge = 0;  // against a memory budget: bytes rounded up to 4096
-  Tier lowest = Tier::kNvme;
-  std::int64_t part = 0;     // bytes on each drive: the segment is cut into equal parts, one per drive
-  std::int64_t extent = -1;  // offset in each drive's file; -1: never on NVMe
+  Tier lowest = Tier::kNvme;  // kNvme: it has an extent over the drives
 };
 
 class TensorTable {
@@ -61,8 +59,10 @@ class TensorTable {
   std::int32_t tensor_count() const { return static_cast<std::int32_t>(tensors_.size()); }
   std::int32_t segment_count() const { return static_cast<std::int32_t>(segments_.size()); }
   int drives() const { return drives_; }
-  // Bytes each drive's file must have.
-  std::int64_t drive_bytes() const { return drive_bytes_; }
+  // Of all segments that may sink to NVMe, whole pages.
+  std::int64_t nvme_bytes() const { return nvme_bytes_; }
+  // The same for each drive, if all are equally large.
+  std::int64_t drive_bytes() const;
   // Of all segments: a memory budget of so much holds everything.
   std::int64_t total_charge() const { return total_charge_; }
   // "block.3.master[2]"
@@ -70,7 +70,7 @@ class TensorTable {
 
  private:
   int drives_;
-  std::int64_t drive_bytes_ = 0, total_charge_ = 0;
+  std::int64_t nvme_bytes_ = 0, total_charge_ = 0;
   std::vector<Tensor> tensors_;
   std::vector<Segment> segments_;
 };

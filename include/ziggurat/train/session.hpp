@@ -56,6 +56,7 @@ class Session {
   void make_layout();
   void resolve_budgets();
   void check_plan();
+  std::vector<io::DriveOptions> drives_for(std::int64_t bytes) const;
   void open_drives();
 
   RunConfig config_;

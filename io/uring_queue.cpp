@@ -118,7 +118,9 @@ void UringQueue::end() {
 }
 
 std::string UringQueue::features() const {
-  std::string text = fixed_file_ ? "registered file" : "unregistered file";
+  std::string text = fixed_file_   ? "registered file"
+                     : registered_ ? "unregistered file"
+                                   : "nothing registered";
   if (const std::string ring = made_.features(); !ring.empty()) text += ", " + ring;
   return text;
 }

@@ -94,6 +94,33 @@ TEST(Polling, IsTriedWithARead) {
   }
 }
 
+// The kernel's thread says that it took entries only when its whole batch is through; blocks of that batch
+// may be done, and others begun, before. That moment is rare, so here the ring is full for certain: of more
+// blocks than its depth.
+TEST(Sqpoll, WaitsForAFullRing) {
+  constexpr int kDepth = 3, kBlocks = 50;
+  const TempDir directory;
+  const File file(directory, 0);
+  const Memory memory(kBlocks * kPage);
+  ASSERT_EQ(write(file.fd(), memory.data(), kPage), kPage);
+  try {
+    const auto queue = make_uring_queue(file.fd(), kDepth, {.sqpoll = true});
+    if (queue->features().find("no SQPOLL") != std::string::npos) GTEST_SKIP() << queue->features();
+    for (std::uint32_t id = 0; id < kBlocks; ++id)
+      queue->begin({.op = Op::kRead, .id = id, .data = memory.at(id * kPage), .bytes = kPage});
+    std::vector<BlockDone> done;
+    while (done.size() < kBlocks) queue->reap(done, Queue::kForever);
+    std::vector<int> times(kBlocks, 0);
+    for (const BlockDone& block : done) {
+      EXPECT_EQ(block.result, kPage);
+      ++times.at(block.id);
+    }
+    EXPECT_EQ(times, std::vector<int>(kBlocks, 1));
+  } catch (const Error& e) {
+    GTEST_SKIP() << e.what();
+  }
+}
+
 // One thread for this user, and it is this one: the kernel's has no place.
 [[noreturn]] void run_without_threads() {
   const rlimit one{.rlim_cur = 1, .rlim_max = 1};

@@ -9,7 +9,6 @@
 #include <numeric>
 #include <thread>
 
-#include "io/placement.hpp"
 #include "support.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -187,8 +186,7 @@ class RandomUser {
     Results results;
     const Memory* const into[] = {&memory_, &other_};
     for (const std::uint64_t i : {0, 1}) {
-      volume_.read(
-          {.extent = e.id, .slot = slot, .data = into[i]->data(), .completion = &results, .tag = i});
+      volume_.read({.extent = e.id, .slot = slot, .data = into[i]->data(), .completion = &results, .tag = i});
     }
     expected_.fill(0, kMost, static_cast<std::uint64_t>(version));
     for (const std::uint64_t i : {0, 1}) {
@@ -329,12 +327,15 @@ TEST(Volume, AFailedDriveIsNamedWithTheExtent) {
   const DriveReport drive = f.engine->report(1);
   const std::string name = drive.path.empty() ? drive.name : fmt::format("{} ({})", drive.name, drive.path);
   EXPECT_EQ(f.volume->explain(id, Op::kRead, result),
-            fmt::format("reading block.3.master: piece of 32.0 KiB at 0 of {}: Input/output error (errno 5)", name));
-  EXPECT_EQ(f.volume->explain(id, Op::kWrite, {.error = EBADMSG, .drive = 1, .offset = 0}),
-            fmt::format("writing block.3.master: piece of 32.0 KiB at 0 of {}: its checksum is wrong (the drive "
-                        "returned other bytes than were written)",
+            fmt::format("reading block.3.master: piece of 32.0 KiB at 0 of {}: Input/output error (errno 5)",
                         name));
-  EXPECT_EQ(f.volume->explain(id, Op::kRead, {.error = ENODATA}), "reading block.3.master: it has no contents");
+  EXPECT_EQ(
+      f.volume->explain(id, Op::kWrite, {.error = EBADMSG, .drive = 1, .offset = 0}),
+      fmt::format("writing block.3.master: piece of 32.0 KiB at 0 of {}: its checksum is wrong (the drive "
+                  "returned other bytes than were written)",
+                  name));
+  EXPECT_EQ(f.volume->explain(id, Op::kRead, {.error = ENODATA}),
+            "reading block.3.master: it has no contents");
 }
 
 TEST(Volume, AnEmptySlotIsAResultOnAnotherThread) {
@@ -426,7 +427,8 @@ TEST(Volume, OddSizesAndAddresses) {
   if (!kEngineTakesAnySize) GTEST_SKIP() << "the engine takes whole pages only";
   Fixture f(ram_engine({kMiB, kMiB}));
   std::vector<std::pair<ExtentId, std::int64_t>> extents;
-  for (const std::int64_t bytes : {std::int64_t{1}, kPage - 1, kPage + 1, kGrain - 1, kGrain + 1, 7 * kGrain + 123})
+  for (const std::int64_t bytes :
+       {std::int64_t{1}, kPage - 1, kPage + 1, kGrain - 1, kGrain + 1, 7 * kGrain + 123})
     extents.emplace_back(f.volume->create({.name = "odd", .bytes = bytes}), bytes);
   const Memory in(kMiB), out(kMiB);
   for (const std::int64_t shift : {0, 1, 8}) {
@@ -532,98 +534,6 @@ TEST(Volume, OptionsThatMakeNoSenseAreRefused) {
   EXPECT_TRUE(refused({.grain = 0}));
   EXPECT_TRUE(refused({.stripe = 0}));
   EXPECT_FALSE(refused({.shares = {0, 1}}));
-}
-
-// ---- Placement
-
-// Every extent of `bytes`, as it is written next; how many moved.
-int rewrite(Placement& placement, std::vector<std::vector<Piece>>& extents, std::int64_t bytes) {
-  int moved = 0;
-  for (auto& pieces : extents) moved += placement.move(bytes, 0, pieces);
-  return moved;
-}
-
-// No drive holds more than its share, but for what is not worth a move.
-void expect_loads(const Placement& placement, int drives, double tolerance) {
-  std::int64_t all = 0;
-  for (int d = 0; d < drives; ++d) all += placement.used_bytes(d);
-  for (int d = 0; d < drives; ++d) {
-    const double share = placement.shares().shares()[static_cast<std::size_t>(d)];
-    EXPECT_LE(static_cast<double>(placement.used_bytes(d)), share * (1 + tolerance) * static_cast<double>(all) + 1.2e6)
-        << "drive " << d;
-  }
-}
-
-TEST(Placement, ExtentsMoveOffADriveThatBecameSlowAndThenStay) {
-  for (const std::int64_t bytes : {8 * kMiB, 2 * kMiB, 256 * kKiB}) {
-    const auto engine = ram_engine({kGiB, kGiB, kGiB, kGiB});
-    Placement placement(*engine, {});
-    std::vector<std::vector<Piece>> extents(64);
-    for (auto& pieces : extents) ASSERT_TRUE(placement.reserve(bytes, 0, pieces));
-    EXPECT_EQ(rewrite(placement, extents, bytes), 0);
-    expect_loads(placement, 4, 0.01);
-    const auto sample = [&](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
-      for (int i = 0; i < 10; ++i)
-        placement.sample(std::vector<DriveSample>{{a, 0.05}, {b, 0.05}, {c, 0.05}, {d, 0.05}});
-    };
-    sample(10'000'000, 10'000'000, 20'000'000, 40'000'000);
-    EXPECT_GT(rewrite(placement, extents, bytes), 0);
-    for (int i = 0; i < 3; ++i) rewrite(placement, extents, bytes);
-    expect_loads(placement, 4, 0.1);
-    sample(10'000'000, 10'000'000, 20'000'000, 4'000'000);
-    for (int i = 0; i < 3; ++i) rewrite(placement, extents, bytes);
-    expect_loads(placement, 4, 0.1);
-    EXPECT_LE(rewrite(placement, extents, bytes), 4) << bytes;
-    for (auto& pieces : extents) placement.release(pieces);
-    for (int d = 0; d < 4; ++d) EXPECT_EQ(placement.largest_bytes(d), kGiB);
-  }
-}
-
-TEST(Placement, WithoutRoomElsewhereAnExtentStays) {
-  const auto engine = ram_engine({8 * kMiB, 8 * kMiB});
-  Placement placement(*engine, {});
-  std::vector<std::vector<Piece>> extents(2);
-  for (auto& pieces : extents) ASSERT_TRUE(placement.reserve(8 * kMiB, 0, pieces));
-  for (int i = 0; i < 10; ++i)
-    placement.sample(std::vector<DriveSample>{{40'000'000, 0.05}, {4'000'000, 0.05}});
-  EXPECT_EQ(rewrite(placement, extents, 8 * kMiB), 0);
-  // As soon as there is some, its own space counts too.
-  placement.release(extents[0]);
-  EXPECT_EQ(rewrite(placement, extents, 8 * kMiB), 1);
-  EXPECT_GE(placement.used_bytes(0), 7 * kMiB);
-}
-
-// Slots of one number take turns: all slots 0 together use all drives, and so do all slots 1.
-TEST(Placement, EachSlotNumberIsSpreadByItself) {
-  const auto engine = ram_engine({64 * kMiB, 64 * kMiB});
-  Placement placement(*engine, {});
-  std::int64_t held[2][2] = {};
-  for (int i = 0; i < 40; ++i) {
-    for (int slot = 0; slot < 2; ++slot) {
-      std::vector<Piece> pieces;
-      ASSERT_TRUE(placement.reserve(256 * kKiB, slot, pieces));
-      for (const Piece& p : pieces) held[slot][p.drive] += p.bytes;
-    }
-  }
-  for (int slot = 0; slot < 2; ++slot) EXPECT_EQ(held[slot][0], held[slot][1]) << "slot " << slot;
-}
-
-TEST(Placement, PiecesAreBoundedAndCoverTheExtent) {
-  const auto engine = ram_engine({64 * kMiB, 64 * kMiB});
-  Placement placement(*engine, {});
-  for (const std::int64_t bytes : {std::int64_t{1}, 64 * kKiB, 9 * kMiB + 5, 50 * kMiB}) {
-    std::vector<Piece> pieces;
-    ASSERT_TRUE(placement.reserve(bytes, 0, pieces));
-    std::int64_t at = 0;
-    for (const Piece& p : pieces) {
-      EXPECT_EQ(p.position, at);
-      EXPECT_EQ(p.offset % placement.grain(), 0);
-      EXPECT_LE(p.bytes, Placement::kMaxPiece);
-      at += p.bytes;
-    }
-    EXPECT_EQ(at, bytes);
-    placement.release(pieces);
-  }
 }
 
 // ---- Transfers under way

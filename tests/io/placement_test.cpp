@@ -3,19 +3,10 @@
 
 #include <vector>
 
-#include "support.hpp"
-#include "ziggurat/base/units.hpp"
+#include "volume_support.hpp"
 
 namespace zg::io::test {
 namespace {
-
-std::unique_ptr<Engine> ram_engine(const std::vector<std::int64_t>& bytes) {
-  EngineOptions options;
-  options.backend = Backend::kRam;
-  std::vector<DriveOptions> drives;
-  for (const std::int64_t b : bytes) drives.push_back({.bytes = b});
-  return make_engine(options, drives);
-}
 
 // Every extent of `bytes`, as it is written next; how many moved.
 int rewrite(Placement& placement, std::vector<std::vector<Piece>>& extents, std::int64_t bytes) {

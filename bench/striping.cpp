@@ -1,6 +1,6 @@
-// What a volume gets out of unequal drives, and how soon it adapts when one becomes slow. Drives of memory, of
-// bandwidths 1, 1, 2 and 4; extents are written over and over, so many in flight; in mid-run the fastest drive
-// becomes slower. Prints one JSON line for each part.
+// What a volume gets out of unequal drives, and how soon it adapts when one becomes slow. Drives of memory,
+// of bandwidths 1, 1, 2 and 4; extents are written over and over, so many in flight; in mid-run the fastest
+// drive becomes slower. Prints one JSON line for each part.
 //
 //   bench_striping [--unit BYTES_PER_SECOND] [--extent BYTES] [--in-flight N] [--before S] [--after S] ...
 //
@@ -150,7 +150,8 @@ double sum_of(const std::vector<double>& values) {
   return sum;
 }
 
-// After `change` seconds: the share in every window of 250 ms, and from when on each (begun at any tick) has 0.9.
+// After `change` seconds: the share in every window of 250 ms, and from when on each (begun at any tick) has
+// 0.9.
 nlohmann::ordered_json adaptation(const Samples& samples, double change, double left) {
   nlohmann::ordered_json line = {{"part", "write_after_change"}, {"left_bytes_per_second", left}};
   auto windows = nlohmann::ordered_json::array();

@@ -31,8 +31,8 @@ bool ExtentAllocator::allocate(std::int64_t grains, std::vector<GrainRun>& runs)
   return true;
 }
 
-void ExtentAllocator::take(std::set<std::pair<std::int64_t, std::int64_t>>::iterator run,
-                           std::int64_t grains, std::vector<GrainRun>& runs) {
+void ExtentAllocator::take(std::set<std::pair<std::int64_t, std::int64_t>>::iterator run, std::int64_t grains,
+                           std::vector<GrainRun>& runs) {
   const auto [size, begin] = *run;
   by_size_.erase(run);
   by_begin_.erase(begin);

@@ -1,8 +1,8 @@
 // Free space of one drive, counted in grains.
 //
 // An allocation is the smallest free run that holds it; where none does, the largest runs first until it is
-// satisfied. So it succeeds exactly if enough grains are free: fragmentation makes more runs, never a failure.
-// All in O(log n) per run, for n free runs.
+// satisfied. So it succeeds exactly if enough grains are free: fragmentation makes more runs, never a
+// failure. All in O(log n) per run, for n free runs.
 //
 // Threads: none of its own; the owner locks. Invariant: free runs are disjoint and never touch each other.
 #pragma once
@@ -41,7 +41,7 @@ class ExtentAllocator {
 
   const std::int64_t grains_;
   std::int64_t free_ = 0;
-  std::map<std::int64_t, std::int64_t> by_begin_;             // free runs: begin -> grains
+  std::map<std::int64_t, std::int64_t> by_begin_;            // free runs: begin -> grains
   std::set<std::pair<std::int64_t, std::int64_t>> by_size_;  // the same: (grains, begin)
 };
 

@@ -10,14 +10,14 @@
 namespace zg::io {
 namespace {
 
-// A slot is written elsewhere when it takes this much longer than it must, not counting so many stripes for each
-// drive: the turns that drives take give one as much more now, and as much less another time.
+// A slot is written elsewhere when it takes this much longer than it must, not counting so many stripes for
+// each drive: the turns that drives take give one as much more now, and as much less another time.
 constexpr double kLopsided = 1.25;
 constexpr std::int64_t kTurnSlack = 3;
-// And when it lies on a drive that holds this much more than its share of all: together its extents would make
-// that drive the last to finish.
-constexpr double kOverfull = 1.05;
-constexpr std::int64_t kLoadSlack = 2;  // stripes; it is never exact
+// And when it lies on a drive that holds this much more than its share of all: together its extents would
+// make that drive the last to finish.
+constexpr double kOverfull = 1.02;
+constexpr std::int64_t kLoadSlack = 1;  // stripes; it is never exact
 // What a lopsided slot must gain at least.
 constexpr double kBetter = 0.9;
 constexpr double kTiny = 1e-9;  // for shares of 0
@@ -96,8 +96,10 @@ void Placement::place(std::int64_t bytes, std::span<const std::int64_t> given, s
       const std::int64_t end = std::min(run.grains * grain_, bytes - position);
       for (std::int64_t at = 0; at < end; at += longest) {
         const std::int64_t n = std::min(longest, end - at);
-        pieces.push_back(
-            {.drive = static_cast<int>(d), .offset = run.begin * grain_ + at, .bytes = n, .position = position});
+        pieces.push_back({.drive = static_cast<int>(d),
+                          .offset = run.begin * grain_ + at,
+                          .bytes = n,
+                          .position = position});
         position += n;
       }
     }
@@ -121,7 +123,8 @@ bool Placement::burdens(std::int64_t grains) const {
   for (const ExtentAllocator& d : drives_) used += d.used();
   for (std::size_t d = 0; d < drives_.size(); ++d) {
     const double share = shares_.shares()[d];
-    const double most = kOverfull * share * static_cast<double>(used) + static_cast<double>(kLoadSlack * stripe_);
+    const double most =
+        kOverfull * share * static_cast<double>(used) + static_cast<double>(kLoadSlack * stripe_);
     if (static_cast<double>(drives_[d].used()) > most &&
         static_cast<double>(held_[d]) > share * static_cast<double>(grains)) {
       return true;
@@ -130,7 +133,8 @@ bool Placement::burdens(std::int64_t grains) const {
   return false;
 }
 
-// The drives that hold least for their share first, within bounds: an extent is still cut about as it should be.
+// The drives that hold least for their share first, within bounds: an extent is still cut about as it should
+// be.
 bool Placement::cut_by_need(std::int64_t grains) {
   const std::vector<double>& shares = shares_.shares();
   std::int64_t used = -grains;

@@ -31,7 +31,7 @@ Shares::Shares(std::vector<double> weights, bool adapt) : adapt_(adapt), drives_
     sum += weights[i];
   }
   ZG_ASSERT(sum > 0, "no drive has a weight");
-  shares_ = computed();
+  compute(shares_);
 }
 
 bool Shares::learned() const {
@@ -49,11 +49,12 @@ bool Shares::sample(std::span<const DriveSample> samples) {
     drives_[i].busiest += busiest;
     gather(drives_[i]);
   }
-  std::vector<double> now = computed();
+  compute(next_);
   const auto differs = [](double a, double b) { return std::abs(a - b) > kWorthwhile * std::max(a, b); };
-  if (std::equal(now.begin(), now.end(), shares_.begin(), [&](double a, double b) { return !differs(a, b); }))
+  if (std::equal(next_.begin(), next_.end(), shares_.begin(),
+                 [&](double a, double b) { return !differs(a, b); }))
     return false;
-  shares_ = std::move(now);
+  shares_.swap(next_);
   return true;
 }
 
@@ -71,15 +72,15 @@ void Shares::absorb(Drive& drive, double rate, double busy) {
   rate = std::max(rate, 1.0);  // 0 is for drives that were not measured
   const int strays = rate > kStray * drive.rate ? 1 : rate * kStray < drive.rate ? -1 : 0;
   // A long sample is several windows in a row.
-  const bool anew = drive.rate == 0 ||
-                    (strays != 0 && (strays == drive.strayed || busy >= 2 * Shares::kWindowSeconds));
+  const bool anew =
+      drive.rate == 0 || (strays != 0 && (strays == drive.strayed || busy >= 2 * Shares::kWindowSeconds));
   drive.strayed = anew ? 0 : strays;
   drive.age = anew ? busy : drive.age + busy;
   const double gain = anew ? 1 : std::max(busy / drive.age, 1 - std::exp(-busy / kMemory));
   drive.rate += gain * (rate - drive.rate);
 }
 
-std::vector<double> Shares::computed() const {
+void Shares::compute(std::vector<double>& result) const {
   double weights = 0, rates = 0;
   for (const Drive& d : drives_) {
     if (d.rate == 0) continue;
@@ -88,7 +89,7 @@ std::vector<double> Shares::computed() const {
   }
   // Drives that were not measured are taken to be what their weights say, beside those that were.
   const double unit = rates > 0 ? rates / std::max(weights, 1e-12) : 1;
-  std::vector<double> result;
+  result.clear();
   for (const Drive& d : drives_) result.push_back(d.rate > 0 ? d.rate : d.weight * unit);
   const auto normalize = [&] {
     const double sum = std::accumulate(result.begin(), result.end(), 0.0);
@@ -99,14 +100,14 @@ std::vector<double> Shares::computed() const {
     if (drives_[i].rate > 0) result[i] = std::max(result[i], kFloor);
   }
   normalize();
-  return result;
 }
 
 // Drives in the order of what they are due when an extent of these grains is cut.
 void Cutter::sort_by_want(std::int64_t grains, std::span<const double> shares) {
   want_.resize(credit_.size());
   order_.resize(credit_.size());
-  for (std::size_t d = 0; d < credit_.size(); ++d) want_[d] = credit_[d] + shares[d] * static_cast<double>(grains);
+  for (std::size_t d = 0; d < credit_.size(); ++d)
+    want_[d] = credit_[d] + shares[d] * static_cast<double>(grains);
   std::iota(order_.begin(), order_.end(), std::size_t{0});
   std::sort(order_.begin(), order_.end(),
             [&](std::size_t a, std::size_t b) { return want_[a] != want_[b] ? want_[a] > want_[b] : a < b; });
@@ -133,9 +134,10 @@ bool Cutter::cut(std::int64_t grains, std::span<const double> shares, std::span<
     if (rest == 0 || takers == 0) break;
     if (!has_room(d)) continue;
     const double want = std::max(want_[d], 0.0);
-    std::int64_t n = --takers == 0 || wants <= 0
-                         ? rest
-                         : std::max<std::int64_t>(least, std::llround(static_cast<double>(rest) * want / wants));
+    std::int64_t n =
+        --takers == 0 || wants <= 0
+            ? rest
+            : std::max<std::int64_t>(least, std::llround(static_cast<double>(rest) * want / wants));
     // What would be left for the others is too little to be worth a request.
     if (rest - n < least) n = rest;
     given[d] = std::min(n, free[d]);
@@ -165,7 +167,6 @@ void Cutter::commit(std::int64_t grains, std::span<const double> shares, std::sp
   for (std::size_t d = 0; d < credit_.size(); ++d) {
     if (owed(d) && shares_owed > 0) credit_[d] += shares[d] / shares_owed * static_cast<double>(grains);
     credit_[d] -= static_cast<double>(given[d]);
-    if (!owed(d)) credit_[d] = std::min(credit_[d], 0.0);
     sum += credit_[d];
   }
   for (std::size_t d = 0; d < credit_.size(); ++d) credit_[d] -= sum * shares[d];

@@ -44,11 +44,11 @@ class Shares {
   };
   void gather(Drive& drive);
   static void absorb(Drive& drive, double rate, double busy);
-  std::vector<double> computed() const;
+  void compute(std::vector<double>& result) const;
 
   const bool adapt_;
   std::vector<Drive> drives_;
-  std::vector<double> shares_;
+  std::vector<double> shares_, next_;
 };
 
 // Deficit round robin. Credit is what a drive has been due, by its share, and was not given; a small extent
@@ -66,7 +66,8 @@ class Cutter {
               std::span<const std::int64_t> given);
   // What is being written counts as given by the new shares: a drive that became slow, and has a long queue
   // to work off, gets nothing more until that queue is as long as it would have been made now.
-  void shares_changed(std::span<const double> from, std::span<const double> to, std::int64_t grains_under_way);
+  void shares_changed(std::span<const double> from, std::span<const double> to,
+                      std::int64_t grains_under_way);
   std::span<const double> credit() const { return credit_; }
   void set_credit(std::span<const double> credit) { credit_.assign(credit.begin(), credit.end()); }
 

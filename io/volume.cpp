@@ -23,15 +23,15 @@ StripedVolume::~StripedVolume() {
 StripedVolume::Extent& StripedVolume::at(ExtentId id) {
   ZG_ASSERT(id && id.index < extents_.size(), "extent {}.{} is none of this volume", id.index, id.generation);
   Extent& extent = extents_[id.index];
-  ZG_ASSERT(extent.generation == id.generation && !extent.slots.empty(), "extent {}.{} was destroyed", id.index,
-            id.generation);
+  ZG_ASSERT(extent.generation == id.generation && !extent.slots.empty(), "extent {}.{} was destroyed",
+            id.index, id.generation);
   return extent;
 }
 
 StripedVolume::Slot& StripedVolume::at(ExtentId id, int slot) {
   Extent& extent = at(id);
-  ZG_ASSERT(slot >= 0 && static_cast<std::size_t>(slot) < extent.slots.size(), "slot {} of {}, which has {}", slot,
-            extent.name, extent.slots.size());
+  ZG_ASSERT(slot >= 0 && static_cast<std::size_t>(slot) < extent.slots.size(), "slot {} of {}, which has {}",
+            slot, extent.name, extent.slots.size());
   return extent.slots[static_cast<std::size_t>(slot)];
 }
 
@@ -104,7 +104,8 @@ int StripedVolume::newest(ExtentId id) const {
 void StripedVolume::invalidate(ExtentId id, int slot) {
   std::lock_guard lock(mutex_);
   Slot& s = at(id, slot);
-  ZG_ASSERT(s.operations == nullptr, "slot {} of {} is invalidated while it is transferred", slot, at(id).name);
+  ZG_ASSERT(s.operations == nullptr, "slot {} of {} is invalidated while it is transferred", slot,
+            at(id).name);
   s.state = State::kEmpty;
   s.version = -1;
 }
@@ -159,8 +160,8 @@ std::string StripedVolume::layout(ExtentId id, int slot) const {
     std::int64_t end = first.offset + first.bytes;
     for (++i; i < pieces.size() && pieces[i].drive == first.drive && pieces[i].offset == end; ++i)
       end += pieces[i].bytes;
-    text += fmt::format("{}{} [{}, {})", text.empty() ? "" : " ", engine_.report(first.drive).name, first.offset,
-                        end);
+    text += fmt::format("{}{} [{}, {})", text.empty() ? "" : " ", engine_.report(first.drive).name,
+                        first.offset, end);
   }
   return text;
 }

@@ -2,9 +2,9 @@
 //
 // Threads: mutex_ guards the table, the placement and the list of operations; the engine's submit() is called
 // under it, completions are not. A piece's completion runs on its drive's I/O thread and makes the checksum
-// there; the last of an operation finishes it. While an operation runs, its slot's pieces stay where they are, and
-// only the completions of a write touch them (each its own checksum).
-// Invariant: an operation is in one place: the free list, or its slot's list while the engine has parts of it.
+// there; the last of an operation finishes it. While an operation runs, its slot's pieces stay where they
+// are, and only the completions of a write touch them (each its own checksum). Invariant: an operation is in
+// one place: the free list, or its slot's list while the engine has parts of it.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -83,6 +83,7 @@ class StripedVolume final : public Volume {
   Operation& take_operation(Op op, const ExtentTransfer& transfer, Slot& slot);
   void give_back(Operation& operation);
   ExtentResult start_and_wait(Op op, ExtentTransfer transfer);
+  bool sample_is_due() const;
   void sample_drives();
 
   Extent& at(ExtentId id);
@@ -102,7 +103,7 @@ class StripedVolume final : public Volume {
   std::deque<Operation> operations_;  // likewise
   Operation* free_operations_ = nullptr;
   std::int64_t under_way_ = 0;
-  Clock::time_point next_sample_;
+  std::atomic<Clock::rep> next_sample_{0};  // on the clock; looked at without the lock
   std::vector<LinkCounters> last_counters_;
   std::vector<DriveSample> samples_;
 };

@@ -73,10 +73,11 @@ void StripedVolume::read(const ExtentTransfer& transfer) {
   start(Op::kRead, transfer);
 }
 
-// The lock is held to the end, so that no operation is finished, and used for the next, before all its tickets
-// are in it. The engine only takes note in submit(); it calls nobody back there.
+// The lock is held to the end, so that no operation is finished, and used for the next, before all its
+// tickets are in it. The engine only takes note in submit(); it calls nobody back there.
 void StripedVolume::start(Op op, const ExtentTransfer& transfer) {
-  ZG_ASSERT(transfer.completion != nullptr && transfer.data != nullptr, "a transfer without memory or completion");
+  ZG_ASSERT(transfer.completion != nullptr && transfer.data != nullptr,
+            "a transfer without memory or completion");
   std::lock_guard lock(mutex_);
   Slot& slot = at(transfer.extent, transfer.slot);
   const Extent& extent = at(transfer.extent);
@@ -133,18 +134,22 @@ void StripedVolume::promote(ExtentId id, int slot, Priority priority) {
   }
 }
 
-// What the drives moved, reads and writes together, since they share the drive.
+// What the drives moved, reads and writes together, since they share the drive. When a part is done, too, so
+// that the next write knows what happened meanwhile window by window.
+bool StripedVolume::sample_is_due() const {
+  return Clock::now().time_since_epoch().count() >= next_sample_.load(std::memory_order_relaxed);
+}
+
 void StripedVolume::sample_drives() {
-  const auto now = Clock::now();
-  if (now < next_sample_) return;
-  next_sample_ =
-      now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(Shares::kWindowSeconds));
+  if (!sample_is_due()) return;
+  const auto window = std::chrono::duration<double>(Shares::kWindowSeconds);
+  const auto next = Clock::now() + std::chrono::duration_cast<Clock::duration>(window);
+  next_sample_.store(next.time_since_epoch().count(), std::memory_order_relaxed);
   for (std::size_t d = 0; d < samples_.size(); ++d) {
     const LinkCounters counters = engine_.counters(static_cast<int>(d));
     const LinkCounters& last = last_counters_[d];
-    samples_[d] = {
-        .bytes = counters.read_bytes + counters.write_bytes - last.read_bytes - last.write_bytes,
-        .busy_seconds = counters.busy_seconds - last.busy_seconds};
+    samples_[d] = {.bytes = counters.read_bytes + counters.write_bytes - last.read_bytes - last.write_bytes,
+                   .busy_seconds = counters.busy_seconds - last.busy_seconds};
     last_counters_[d] = counters;
   }
   placement_.sample(samples_);
@@ -157,13 +162,16 @@ void StripedVolume::part_done(Operation& o, std::uint32_t piece, Result result) 
   } else if (piece != kNoPiece && verify_) {
     check(o, piece);
   }
+  if (sample_is_due()) {
+    std::lock_guard lock(mutex_);
+    sample_drives();
+  }
   if (o.left.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(o);
 }
 
 void StripedVolume::check(Operation& o, std::uint32_t index) const {
   Piece& piece = o.slot->pieces[index];
-  const std::uint64_t sum =
-      checksum(static_cast<const char*>(o.transfer.data) + piece.position, piece.bytes);
+  const std::uint64_t sum = checksum(static_cast<const char*>(o.transfer.data) + piece.position, piece.bytes);
   if (o.op == Op::kWrite) {
     piece.checksum = sum;
   } else if (sum != piece.checksum) {

@@ -103,8 +103,8 @@ Churn churn(std::int64_t grains, double occupancy, std::int64_t operations, Size
 }
 
 TEST(ExtentAllocator, MillionsOfRandomCallsOfMixedSizes) {
-  const Churn c = churn(1 << 14, 0.95, 2'000'000,
-                        [](auto& roll) { return std::int64_t{1} << roll(8) | roll(16); });
+  const Churn c =
+      churn(1 << 14, 0.95, 2'000'000, [](auto& roll) { return std::int64_t{1} << roll(8) | roll(16); });
   printf("%lld allocations, %.2f runs each, %lld refused\n", static_cast<long long>(c.allocations),
          static_cast<double>(c.runs) / static_cast<double>(c.allocations), static_cast<long long>(c.refused));
   EXPECT_GT(c.refused, 0);

@@ -102,7 +102,8 @@ TEST(Shares, WithoutSamplesTheEstimateStays) {
   const std::vector<double> before = shares.shares();
   for (int i = 0; i < 100; ++i) {
     EXPECT_FALSE(shares.sample(std::vector<DriveSample>{{0, 0}, {0, 0}}));
-    EXPECT_FALSE(shares.sample(std::vector<DriveSample>{{static_cast<std::int64_t>(1e9 * kWindow), kWindow}, {0, 0}}));
+    EXPECT_FALSE(
+        shares.sample(std::vector<DriveSample>{{static_cast<std::int64_t>(1e9 * kWindow), kWindow}, {0, 0}}));
   }
   EXPECT_EQ(shares.shares(), before);
 }
@@ -189,7 +190,8 @@ TEST(Cutter, InTheLongRunSharesAreExactAndNoPartIsSmall) {
     for (std::size_t d = 0; d < 4; ++d) {
       total[d] += given[d];
       EXPECT_TRUE(given[d] == 0 || given[d] >= std::min(grains, kStripe)) << given[d] << " of " << grains;
-      EXPECT_LE(std::abs(static_cast<double>(total[d]) - shares[d] * static_cast<double>(sum)), 4 * 4 * kStripe);
+      EXPECT_LE(std::abs(static_cast<double>(total[d]) - shares[d] * static_cast<double>(sum)),
+                4 * 4 * kStripe);
     }
     if (HasFailure()) FAIL() << "cut " << i;
   }

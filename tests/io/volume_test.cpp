@@ -3,241 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <thread>
 
-#include "io/placement.hpp"
-#include "support.hpp"
-#include "ziggurat/base/units.hpp"
+#include "volume_support.hpp"
 
 namespace zg::io::test {
 namespace {
-
-constexpr std::int64_t kGrain = 16 * kKiB;
-
-VolumeOptions small_pieces() {
-  return {.grain = kGrain, .stripe = 2 * kGrain};
-}
-
-std::unique_ptr<Engine> ram_engine(const std::vector<std::int64_t>& bytes, const FaultModel& faults = {},
-                                   const RamModel& model = {}) {
-  EngineOptions options;
-  options.backend = Backend::kRam;
-  options.block_size = 64 * kKiB;
-  options.queue_depth = 8;
-  options.ram = model;
-  options.faults = faults;
-  std::vector<DriveOptions> drives;
-  for (std::size_t i = 0; i < bytes.size(); ++i)
-    drives.push_back({.path = fmt::format("/mnt/{}", static_cast<char>('a' + i)), .bytes = bytes[i]});
-  return make_engine(options, drives);
-}
-
-// Gathers results by tag.
-class Results final : public ExtentCompletion {
- public:
-  void on_extent(ExtentId, std::uint64_t tag, ExtentResult result) override {
-    std::lock_guard lock(mutex_);
-    EXPECT_TRUE(results_.emplace(tag, result).second) << "completed twice";
-    thread_ = std::this_thread::get_id();
-    changed_.notify_all();
-  }
-  ExtentResult wait_for(std::uint64_t tag) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return results_.count(tag) > 0; });
-    return results_[tag];
-  }
-  std::size_t count() {
-    std::lock_guard lock(mutex_);
-    return results_.size();
-  }
-  std::thread::id thread() {
-    std::lock_guard lock(mutex_);
-    return thread_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::uint64_t, ExtentResult> results_;
-  std::thread::id thread_;
-};
-
-bool same_bytes(const Memory& a, const Memory& b, std::int64_t bytes) {
-  return std::memcmp(a.data(), b.data(), static_cast<std::size_t>(bytes)) == 0;
-}
-
-std::int64_t used_bytes(const Volume& volume, int drives) {
-  std::int64_t used = 0;
-  for (int d = 0; d < drives; ++d) used += volume.space(d).used;
-  return used;
-}
-
-// ---- Random use against a model, over memory and over files.
-
-class VolumeModelTest : public testing::TestWithParam<Backend> {
- protected:
-  static constexpr int kDrives = 3;
-  static constexpr std::int64_t kDriveBytes = 6 * kMiB;
-  void SetUp() override {
-    EngineOptions options;
-    options.backend = GetParam();
-    options.block_size = 64 * kKiB;
-    options.queue_depth = 8;
-    options.faults = {.seed = 5, .short_rate = 0.1, .delay_rate = 0.02};
-    std::vector<DriveOptions> drives;
-    for (int d = 0; d < kDrives; ++d) {
-      directories_.push_back(std::make_unique<TempDir>());
-      drives.push_back({.path = directories_.back()->path(), .bytes = kDriveBytes});
-    }
-    engine_ = make_engine(options, drives);
-    if (engine_->backend() != GetParam()) GTEST_SKIP() << engine_->describe();
-    volume_ = make_volume(*engine_, small_pieces());
-  }
-
-  std::vector<std::unique_ptr<TempDir>> directories_;
-  std::unique_ptr<Engine> engine_;
-  std::unique_ptr<Volume> volume_;
-};
-
-// One thread's extents, and what they must hold.
-class RandomUser {
- public:
-  RandomUser(Volume& volume, std::uint64_t seed, int thread)
-      : volume_(volume), random_(seed, fmt::format("user {}", thread)), thread_(thread) {}
-
-  void step() {
-    const std::int64_t what = roll(16);
-    if (extents_.empty() || (what == 0 && extents_.size() < 12)) return create();
-    Extent& extent = extents_[static_cast<std::size_t>(roll(static_cast<std::int64_t>(extents_.size())))];
-    const int slot = static_cast<int>(roll(static_cast<std::int64_t>(extent.versions.size())));
-    if (what == 1) return destroy(extent);
-    if (what == 2) {
-      volume_.invalidate(extent.id, slot);
-      extent.versions[static_cast<std::size_t>(slot)] = -1;
-    } else if (what < 9) {
-      write(extent, slot);
-    } else {
-      read(extent, slot);
-    }
-    expect_versions(extent);
-  }
-  void end() {
-    for (Extent& e : extents_) {
-      for (std::size_t s = 0; s < e.versions.size(); ++s) read(e, static_cast<int>(s));
-    }
-    while (!extents_.empty()) destroy(extents_.back());
-  }
-  std::int64_t created() const { return created_; }
-  std::int64_t read_bytes() const { return read_bytes_; }
-
- private:
-  static constexpr std::int64_t kMost = 320 * kKiB;
-  struct Extent {
-    ExtentId id;
-    std::int64_t bytes = 0;
-    std::vector<std::int64_t> versions;  // also the key of the contents
-  };
-  std::int64_t roll(std::int64_t bound) {
-    return static_cast<std::int64_t>(random_.below(n_++, static_cast<std::uint64_t>(bound)));
-  }
-  void create() {
-    Extent e;
-    e.bytes = kPage * (1 + roll(roll(2) == 0 ? 8 : kMost / kPage));
-    if (roll(2) == 0) e.bytes -= roll(kPage);
-    e.versions.assign(static_cast<std::size_t>(1 + roll(3)), -1);
-    try {
-      e.id = volume_.create({.name = fmt::format("extent {}", created_),
-                             .bytes = e.bytes,
-                             .slots = static_cast<int>(e.versions.size())});
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Errc::kIo);
-      return;
-    }
-    ++created_;
-    extents_.push_back(e);
-  }
-  void destroy(Extent& extent) {
-    volume_.destroy(extent.id);
-    std::swap(extent, extents_.back());
-    extents_.pop_back();
-  }
-  void write(Extent& e, int slot) {
-    const std::int64_t version = ++version_ * 8 + thread_;
-    memory_.fill(0, kMost, static_cast<std::uint64_t>(version));
-    const ExtentResult result = volume_.write_and_wait({.extent = e.id,
-                                                        .slot = slot,
-                                                        .data = memory_.data(),
-                                                        .priority = static_cast<Priority>(roll(kPriorities)),
-                                                        .version = version});
-    EXPECT_TRUE(result.ok()) << volume_.explain(e.id, Op::kWrite, result);
-    e.versions[static_cast<std::size_t>(slot)] = version;
-  }
-  // Twice at once.
-  void read(Extent& e, int slot) {
-    const std::int64_t version = e.versions[static_cast<std::size_t>(slot)];
-    Results results;
-    const Memory* const into[] = {&memory_, &other_};
-    for (const std::uint64_t i : {0, 1}) {
-      volume_.read(
-          {.extent = e.id, .slot = slot, .data = into[i]->data(), .completion = &results, .tag = i});
-    }
-    expected_.fill(0, kMost, static_cast<std::uint64_t>(version));
-    for (const std::uint64_t i : {0, 1}) {
-      const ExtentResult result = results.wait_for(i);
-      EXPECT_EQ(result.error, version < 0 ? ENODATA : 0) << volume_.explain(e.id, Op::kRead, result);
-      if (version < 0) continue;
-      EXPECT_TRUE(same_bytes(*into[i], expected_, e.bytes)) << volume_.layout(e.id, slot);
-      read_bytes_ += e.bytes;
-    }
-  }
-  void expect_versions(const Extent& e) {
-    const auto newest = std::max_element(e.versions.begin(), e.versions.end());
-    EXPECT_EQ(volume_.newest(e.id), *newest < 0 ? -1 : newest - e.versions.begin());
-    for (std::size_t s = 0; s < e.versions.size(); ++s)
-      EXPECT_EQ(volume_.version(e.id, static_cast<int>(s)), e.versions[s]);
-  }
-
-  Volume& volume_;
-  const NamedRandom random_;
-  const int thread_;
-  std::uint64_t n_ = 0;
-  std::int64_t version_ = 0, created_ = 0, read_bytes_ = 0;
-  std::vector<Extent> extents_;
-  const Memory memory_{kMost}, other_{kMost}, expected_{kMost};
-};
-
-TEST_P(VolumeModelTest, FourThreadsOfRandomUseAgreeWithTheirModels) {
-  const std::uint64_t seed = printed_seed();
-  std::vector<std::unique_ptr<RandomUser>> users;
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    users.push_back(std::make_unique<RandomUser>(*volume_, seed, t));
-    threads.emplace_back([user = users.back().get()] {
-      for (int i = 0; i < 400 && !testing::Test::HasFailure(); ++i) user->step();
-      user->end();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  std::int64_t created = 0, bytes = 0;
-  for (const auto& user : users) {
-    created += user->created();
-    bytes += user->read_bytes();
-  }
-  EXPECT_GT(created, 40);
-  EXPECT_GT(bytes, 10 * kMiB);
-  EXPECT_EQ(used_bytes(*volume_, kDrives), 0);
-  for (int d = 0; d < kDrives; ++d) EXPECT_EQ(volume_->space(d).largest, kDriveBytes);
-}
-
-INSTANTIATE_TEST_SUITE_P(Backends, VolumeModelTest,
-                         testing::Values(Backend::kRam, Backend::kThreads, Backend::kUring),
-                         [](const auto& test) {
-                           return std::string(test.param == Backend::kUring ? "uring" : name_of(test.param));
-                         });
 
 // ---- Versions
 
@@ -324,12 +97,15 @@ TEST(Volume, AFailedDriveIsNamedWithTheExtent) {
   const DriveReport drive = f.engine->report(1);
   const std::string name = drive.path.empty() ? drive.name : fmt::format("{} ({})", drive.name, drive.path);
   EXPECT_EQ(f.volume->explain(id, Op::kRead, result),
-            fmt::format("reading block.3.master: piece of 32.0 KiB at 0 of {}: Input/output error (errno 5)", name));
-  EXPECT_EQ(f.volume->explain(id, Op::kWrite, {.error = EBADMSG, .drive = 1, .offset = 0}),
-            fmt::format("writing block.3.master: piece of 32.0 KiB at 0 of {}: its checksum is wrong (the drive "
-                        "returned other bytes than were written)",
+            fmt::format("reading block.3.master: piece of 32.0 KiB at 0 of {}: Input/output error (errno 5)",
                         name));
-  EXPECT_EQ(f.volume->explain(id, Op::kRead, {.error = ENODATA}), "reading block.3.master: it has no contents");
+  EXPECT_EQ(
+      f.volume->explain(id, Op::kWrite, {.error = EBADMSG, .drive = 1, .offset = 0}),
+      fmt::format("writing block.3.master: piece of 32.0 KiB at 0 of {}: its checksum is wrong (the drive "
+                  "returned other bytes than were written)",
+                  name));
+  EXPECT_EQ(f.volume->explain(id, Op::kRead, {.error = ENODATA}),
+            "reading block.3.master: it has no contents");
 }
 
 TEST(Volume, AnEmptySlotIsAResultOnAnotherThread) {
@@ -418,9 +194,11 @@ TEST(Volume, WithoutVerificationBytesComeAsTheyAre) {
 }
 
 TEST(Volume, OddSizesAndAddresses) {
+  if (!kEngineTakesAnySize) GTEST_SKIP() << "the engine takes whole pages only";
   Fixture f(ram_engine({kMiB, kMiB}));
   std::vector<std::pair<ExtentId, std::int64_t>> extents;
-  for (const std::int64_t bytes : {std::int64_t{1}, kPage - 1, kPage + 1, kGrain - 1, kGrain + 1, 7 * kGrain + 123})
+  for (const std::int64_t bytes :
+       {std::int64_t{1}, kPage - 1, kPage + 1, kGrain - 1, kGrain + 1, 7 * kGrain + 123})
     extents.emplace_back(f.volume->create({.name = "odd", .bytes = bytes}), bytes);
   const Memory in(kMiB), out(kMiB);
   for (const std::int64_t shift : {0, 1, 8}) {
@@ -528,98 +306,6 @@ TEST(Volume, OptionsThatMakeNoSenseAreRefused) {
   EXPECT_FALSE(refused({.shares = {0, 1}}));
 }
 
-// ---- Placement
-
-// Every extent of `bytes`, as it is written next; how many moved.
-int rewrite(Placement& placement, std::vector<std::vector<Piece>>& extents, std::int64_t bytes) {
-  int moved = 0;
-  for (auto& pieces : extents) moved += placement.move(bytes, 0, pieces);
-  return moved;
-}
-
-// No drive holds more than its share, but for what is not worth a move.
-void expect_loads(const Placement& placement, int drives, double tolerance) {
-  std::int64_t all = 0;
-  for (int d = 0; d < drives; ++d) all += placement.used_bytes(d);
-  for (int d = 0; d < drives; ++d) {
-    const double share = placement.shares().shares()[static_cast<std::size_t>(d)];
-    EXPECT_LE(static_cast<double>(placement.used_bytes(d)), share * (1 + tolerance) * static_cast<double>(all) + 1.2e6)
-        << "drive " << d;
-  }
-}
-
-TEST(Placement, ExtentsMoveOffADriveThatBecameSlowAndThenStay) {
-  for (const std::int64_t bytes : {8 * kMiB, 2 * kMiB, 256 * kKiB}) {
-    const auto engine = ram_engine({kGiB, kGiB, kGiB, kGiB});
-    Placement placement(*engine, {});
-    std::vector<std::vector<Piece>> extents(64);
-    for (auto& pieces : extents) ASSERT_TRUE(placement.reserve(bytes, 0, pieces));
-    EXPECT_EQ(rewrite(placement, extents, bytes), 0);
-    expect_loads(placement, 4, 0.01);
-    const auto sample = [&](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
-      for (int i = 0; i < 10; ++i)
-        placement.sample(std::vector<DriveSample>{{a, 0.05}, {b, 0.05}, {c, 0.05}, {d, 0.05}});
-    };
-    sample(10'000'000, 10'000'000, 20'000'000, 40'000'000);
-    EXPECT_GT(rewrite(placement, extents, bytes), 0);
-    for (int i = 0; i < 3; ++i) rewrite(placement, extents, bytes);
-    expect_loads(placement, 4, 0.1);
-    sample(10'000'000, 10'000'000, 20'000'000, 4'000'000);
-    for (int i = 0; i < 3; ++i) rewrite(placement, extents, bytes);
-    expect_loads(placement, 4, 0.1);
-    EXPECT_LE(rewrite(placement, extents, bytes), 4) << bytes;
-    for (auto& pieces : extents) placement.release(pieces);
-    for (int d = 0; d < 4; ++d) EXPECT_EQ(placement.largest_bytes(d), kGiB);
-  }
-}
-
-TEST(Placement, WithoutRoomElsewhereAnExtentStays) {
-  const auto engine = ram_engine({8 * kMiB, 8 * kMiB});
-  Placement placement(*engine, {});
-  std::vector<std::vector<Piece>> extents(2);
-  for (auto& pieces : extents) ASSERT_TRUE(placement.reserve(8 * kMiB, 0, pieces));
-  for (int i = 0; i < 10; ++i)
-    placement.sample(std::vector<DriveSample>{{40'000'000, 0.05}, {4'000'000, 0.05}});
-  EXPECT_EQ(rewrite(placement, extents, 8 * kMiB), 0);
-  // As soon as there is some, its own space counts too.
-  placement.release(extents[0]);
-  EXPECT_EQ(rewrite(placement, extents, 8 * kMiB), 1);
-  EXPECT_GE(placement.used_bytes(0), 7 * kMiB);
-}
-
-// Slots of one number take turns: all slots 0 together use all drives, and so do all slots 1.
-TEST(Placement, EachSlotNumberIsSpreadByItself) {
-  const auto engine = ram_engine({64 * kMiB, 64 * kMiB});
-  Placement placement(*engine, {});
-  std::int64_t held[2][2] = {};
-  for (int i = 0; i < 40; ++i) {
-    for (int slot = 0; slot < 2; ++slot) {
-      std::vector<Piece> pieces;
-      ASSERT_TRUE(placement.reserve(256 * kKiB, slot, pieces));
-      for (const Piece& p : pieces) held[slot][p.drive] += p.bytes;
-    }
-  }
-  for (int slot = 0; slot < 2; ++slot) EXPECT_EQ(held[slot][0], held[slot][1]) << "slot " << slot;
-}
-
-TEST(Placement, PiecesAreBoundedAndCoverTheExtent) {
-  const auto engine = ram_engine({64 * kMiB, 64 * kMiB});
-  Placement placement(*engine, {});
-  for (const std::int64_t bytes : {std::int64_t{1}, 64 * kKiB, 9 * kMiB + 5, 50 * kMiB}) {
-    std::vector<Piece> pieces;
-    ASSERT_TRUE(placement.reserve(bytes, 0, pieces));
-    std::int64_t at = 0;
-    for (const Piece& p : pieces) {
-      EXPECT_EQ(p.position, at);
-      EXPECT_EQ(p.offset % placement.grain(), 0);
-      EXPECT_LE(p.bytes, Placement::kMaxPiece);
-      at += p.bytes;
-    }
-    EXPECT_EQ(at, bytes);
-    placement.release(pieces);
-  }
-}
-
 // ---- Transfers under way
 
 TEST(Volume, TheDestructorWaitsForTransfersAndTheirCompletions) {
@@ -670,6 +356,7 @@ TEST(Volume, CompletionsMayBeginTransfersAndTheDestructorWaitsForTheseToo) {
 }
 
 TEST(Volume, APromotedTransferOvertakes) {
+  if (!kEngineHasPriorities) GTEST_SKIP() << "the engine serves in the order of submission";
   Results results;
   auto engine = ram_engine({8 * kMiB}, {}, {.bytes_per_second = 50e6});
   auto volume = make_volume(*engine, small_pieces());
@@ -691,6 +378,7 @@ TEST(Volume, APromotedTransferOvertakes) {
 }
 
 TEST(Volume, SharesAreLearnedFromTheDrives) {
+  if (!kEngineCountsBusyTime) GTEST_SKIP() << "the engine does not count its busy time";
   EngineOptions options;
   options.backend = Backend::kRam;
   options.block_size = 64 * kKiB;

@@ -2,20 +2,20 @@
 // slots. What a tiered store keeps its segments in.
 //
 //   create()  reserves space for an extent, in each of its slots
-//   write()   replaces the contents of one slot: its pieces go to all drives, each by its share of the bandwidth
+//   write()   replaces the contents of one slot: its pieces go to all drives, each by its share
 //   read()    brings them back, and compares their checksums (XXH3) with those made when they were written
 //
-// Shares: given by the caller, or learned from what the drives deliver while they work. A drive that becomes
-// slow gets less of what is written from then on (an extent moves when it is next written, if other drives have
-// space; it is written whole anyway); one that fails is named by the result.
-// Versions: a slot's old contents are forgotten when a write to it begins; other slots are never touched by it. A
-// write that fails or is cut off leaves its slot without contents.
+// Shares: of the drives' bandwidth; given by the caller, or learned from what they deliver while they work. A
+// drive that becomes slow gets less of what is written from then on (an extent moves when it is next written,
+// if other drives have space; it is written whole anyway); one that fails is named by the result.
+// Versions: a slot's old contents are forgotten when a write to it begins; other slots are never touched by
+// it. A write that fails or is cut off leaves its slot without contents.
 // Space: an extent is cut over as many free runs as it needs, largest first, in grains, so a reservation
 // succeeds exactly if enough grains are free, and no piece is ever smaller than one: fragmentation can slow,
 // not stop.
 //
-// Threads: any thread may call anything, the waiting calls but from a completion; completions are called on I/O
-// threads, never within the call that began the transfer, without locks held, and under the rules of
+// Threads: any thread may call anything (the waiting calls: not from a completion); completions are called on
+// I/O threads, never within the call that began the transfer, without locks held, and under the rules of
 // io::Completion. Of one slot, a write and any other transfer must not overlap; any number of reads may.
 // Memory: reading and writing allocate nothing once as many transfers as now have been under way before (a
 // write that moves its extent does).
@@ -111,15 +111,15 @@ class Volume {
   // Bytes that cross the link when the extent is written or read once: whole pages.
   virtual std::int64_t transfer_bytes(ExtentId extent) const = 0;
   virtual SpaceReport space(int drive) const = 0;
-  // "reading block.3.master: piece of 512.0 KiB at 1048576 of nvme1 (/mnt/b): Input/output error (errno 5)": for
-  // people. Of a result that is ok, "reading block.3.master: done".
+  // For people: "reading block.3.master: piece of 512.0 KiB at 1048576 of nvme1 (/mnt/b): Input/output error
+  // (errno 5)". Of a result that is ok, "reading block.3.master: done".
   virtual std::string explain(ExtentId extent, Op op, const ExtentResult& result) const = 0;
   // Where the slot's pieces lie: "nvme0 [0, 524288) ...".
   virtual std::string layout(ExtentId extent, int slot) const = 0;
 };
 
-// The engine must outlive the volume, and nobody else may use its drives. Throws Error(kUsage) for options that
-// make no sense.
+// The engine must outlive the volume, and nobody else may use its drives. Throws Error(kUsage) for options
+// that make no sense.
 std::unique_ptr<Volume> make_volume(Engine& engine, const VolumeOptions& options);
 
 // XXH3 (64 bit), with the widest vectors the processor has; every machine gives the same value.

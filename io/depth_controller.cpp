@@ -21,11 +21,12 @@ constexpr auto kLongTime = milliseconds(100);
 
 constexpr double kWorth = 0.045;  // what a doubling must bring
 constexpr double kKeep = 0.03;    // what it must bring to be kept
-constexpr int kPairs = 6;         // windows at each of two depths, at most
+constexpr int kPairs = 10;        // windows at each of two depths, at most
 // Standard errors between a difference and what is asked of it. In doubt the shallower one wins: to have gone
 // too far down shows soon, and costs less than to stay deep for nothing.
 constexpr double kSureToDeepen = 2, kSureNotToDeepen = 0.5, kSureToKeep = 1, kSureNotToKeep = 0.5;
-constexpr double kMargin = 1.1;  // above where the knee is thought to be
+constexpr double kAlmost = 0.93;  // of the base, and more: not worth asking about
+constexpr double kMargin = 1.1;   // above where the knee is thought to be
 constexpr int kLevels = 3;
 constexpr double kUp[kLevels] = {1.25, 1.5, 2};
 constexpr double kDown[kLevels] = {0.8, 0.5, 0.25};
@@ -102,12 +103,11 @@ void DepthController::starved(Clock::time_point now, std::int64_t bytes) {
   if (starved_blocks_ < 16 * (depth_ + 1) + 2 * blocks_ || now - starved_begin_ < kWindowTime) return;
   // The caller does not offer what is asked about. All that it offers may still be worth having: what was
   // reached then is the least that this depth gives.
-  if (depth_ > base_) {
-    const double rate = static_cast<double>(starved_bytes_) / seconds_between(starved_begin_, now);
-    if (rate / at_base_.value() - 1 > needed()) base_ = depth_;
-    return rest(now);
-  }
-  refuse(now);
+  if (depth_ <= base_) return rest(now);
+  const double rate = static_cast<double>(starved_bytes_) / seconds_between(starved_begin_, now);
+  if (rate / at_base_.value() - 1 <= needed()) return next_direction(now);
+  base_ = depth_;
+  rest(now);
 }
 
 void DepthController::reset_window() {
@@ -197,16 +197,12 @@ void DepthController::ask(Clock::time_point now, Direction direction, int level)
   direction_ = direction;
   level_ = level;
   asking_ = true;
-  by_knee_ = false;
   if (base_ == (direction == Direction::kUp ? cap_ : 1)) return next_direction(now);
   int depth = step_from(level);
   if (direction == Direction::kDown && below_.depth > 0) {
-    // No need to go where it is known to be too little.
-    if (depth <= below_.depth || depth < knee()) {
-      by_knee_ = true;
-      depth = knee();
-    }
-    if (depth >= base_) return next_direction(now);
+    // Straight to the knee, if that is a step worth asking about.
+    depth = knee();
+    if (depth > kAlmost * base_) return next_direction(now);
   }
   ask_at(now, depth);
 }
@@ -251,9 +247,8 @@ void DepthController::accept(Clock::time_point now) {
 void DepthController::refuse(Clock::time_point now) {
   if (at_base_.n > 0) last_rate_ = usual_rate_ = at_base_.value();
   if (direction_ == Direction::kDown && at_other_.n > 0) below_ = {other_, at_other_.value()};
-  // A large step may have gone past what a small one reaches.
-  const bool past =
-      direction_ == Direction::kUp ? level_ > 0 : at_other_.n > 0 && !by_knee_ && knee() < base_;
+  // A large step may have gone past what a small one reaches. (Downwards each one is shorter than the last.)
+  const bool past = direction_ == Direction::kUp ? level_ > 0 : at_other_.n > 0;
   if (past) return ask(now, direction_, 0);
   next_direction(now);
 }

@@ -95,7 +95,6 @@ class DepthController {
 
   // What is asked.
   bool asking_ = false;
-  bool by_knee_ = false;  // this depth is where the knee is thought to be
   Direction direction_;
   int level_ = 2, first_level_ = 2;  // size of the step
   int refused_ = 0;                  // directions refused in a row

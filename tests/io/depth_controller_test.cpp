@@ -351,7 +351,7 @@ TEST_P(DepthTest, RisesToWhatTheCallerOffers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Noise, DepthTest, testing::Values(0.0, 0.2),
-                         [](const auto& info) { return info.param == 0 ? "none" : "20_percent"; });
+                         [](const auto& p) { return p.param == 0 ? "none" : "20_percent"; });
 
 TEST(DepthLimits, StaysWithinItsCap) {
   const Simulated drive{.latency = 20e-3, .bytes_per_second = 7e9, .block = 128 * kKiB};

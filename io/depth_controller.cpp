@@ -19,9 +19,10 @@ constexpr auto kWindowTime = milliseconds(12), kOneGenerationTime = milliseconds
 constexpr int kLongBlocks = 16;
 constexpr auto kLongTime = milliseconds(100);
 
-constexpr double kWorth = 0.045;  // what a doubling must bring
-constexpr double kKeep = 0.03;    // what it must bring to be kept
-constexpr int kPairs = 10;        // windows at each of two depths, at most
+constexpr double kWorth = 0.045;     // what a doubling must bring
+constexpr double kWorthMost = 0.12;  // and any step
+constexpr double kKeep = 0.03;       // what it must bring to be kept
+constexpr int kPairs = 10;           // windows at each of two depths, at most
 // Standard errors between a difference and what is asked of it. In doubt the shallower one wins: to have gone
 // too far down shows soon, and costs less than to stay deep for nothing.
 constexpr double kSureToDeepen = 2, kSureNotToDeepen = 0.5, kSureToKeep = 1, kSureNotToKeep = 0.5;
@@ -41,10 +42,21 @@ constexpr double kStrange = 0.15;
 constexpr double kStrangeDeviations = 4;
 constexpr int kStrangeWindows = 2;
 
+// Bandwidth that varies by so much from window to window, and more than blocks that vary by themselves
+// explain: the host is busy, and windows have to be longer; until it varies less.
+constexpr double kBusyDeviation = 0.06, kOwnDeviation = 0.3, kCalmDeviation = 0.015;
+constexpr auto kBusyWindowTime = milliseconds(80);
+// What a busy host may be away for.
+constexpr auto kFar = milliseconds(16);
+
 constexpr auto kNever = Clock::time_point::min();
 
 // Of the rate of a window: at first, least and most.
 constexpr double kFirstDeviation = 0.03, kLeastDeviation = 0.003, kMostDeviation = 0.2;
+
+double seconds_of(Clock::duration d) {
+  return std::chrono::duration<double>(d).count();
+}
 
 }  // namespace
 
@@ -81,8 +93,9 @@ void DepthController::done(Clock::time_point now, std::int64_t bytes, double lat
   generation_blocks_ = 0;
   generation_begin_ = now;
   slow_ = blocks_ < 2 * depth_;
-  if (blocks_ < kWindowBlocks || time_ < (slow_ ? kOneGenerationTime : kWindowTime)) return;
-  const double rate = static_cast<double>(bytes_) / std::chrono::duration<double>(time_).count();
+  if (blocks_ < kWindowBlocks || time_ < window_time()) return;
+  const double rate = static_cast<double>(bytes_) / seconds_of(time_);
+  blocks_per_second_ = blocks_ / seconds_of(time_);
   reset_window();
   on_window(now, rate);
 }
@@ -139,6 +152,11 @@ void DepthController::on_window(Clock::time_point now, double rate) {
   }
 }
 
+Clock::duration DepthController::window_time() const {
+  if (busy_host_) return kBusyWindowTime;
+  return slow_ ? kOneGenerationTime : kWindowTime;
+}
+
 double DepthController::deviation() const {
   return std::clamp(std::sqrt(variance_), kLeastDeviation, kMostDeviation);
 }
@@ -148,6 +166,11 @@ void DepthController::watch(Clock::time_point now, double rate) {
   if (last_rate_ > 0) {
     const double change = std::clamp(rate / last_rate_ - 1, -kMostDeviation, kMostDeviation);
     variance_ += (change * change / 2 - variance_) / 8;
+    // Its own blocks vary as well, in a drive that is no host's fault.
+    const double own =
+        kOwnDeviation / std::sqrt(std::max(1.0, blocks_per_second_ * seconds_of(window_time())));
+    if (deviation() > kBusyDeviation + own) busy_host_ = true;
+    if (deviation() < kCalmDeviation) busy_host_ = false;
   }
   const bool first = usual_rate_ == 0;
   if (first) usual_rate_ = rate;
@@ -163,8 +186,21 @@ void DepthController::watch(Clock::time_point now, double rate) {
   strange_windows_ = 0;
   usual_rate_ += (rate - usual_rate_) / 4;
   if (!first && (rest_windows_ < rest_windows_needed_ || now < rest_until_)) return;
+  if (!first && busy_host_ && look_far(now)) return;
   // Latency that long is a queue, not a drive: do not make it longer to see whether that helps.
   ask(now, slow_ ? Direction::kDown : direction_, first_level_);
+}
+
+// A busy host looks late, and the drive runs dry in the meantime. Depth helps against that only once it lasts
+// as long, so that steps from a small one find nothing. False: it is as deep already.
+bool DepthController::look_far(Clock::time_point now) {
+  const int depth = std::min(cap_, static_cast<int>(blocks_per_second_ * seconds_of(kFar)));
+  if (depth < 2 * base_) return false;
+  asking_ = true;
+  direction_ = Direction::kUp;
+  level_ = first_level_ = kLevels - 1;
+  ask_at(now, depth);
+  return true;
 }
 
 void DepthController::rest(Clock::time_point now) {
@@ -223,7 +259,7 @@ void DepthController::next_direction(Clock::time_point now) {
 // What the other depth must give more than the base, as a share; negative where it may give less.
 double DepthController::needed() const {
   const double doublings = std::log2(static_cast<double>(other_) / base_);
-  return doublings * (doublings > 0 ? kWorth : kKeep);
+  return doublings > 0 ? std::min(kWorth * doublings, kWorthMost) : kKeep * doublings;
 }
 
 void DepthController::judge(Clock::time_point now) {

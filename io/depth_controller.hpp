@@ -15,6 +15,10 @@
 //     it).
 //   - At rest it asks again every kRest in both directions. Bandwidth at the base that moves out of its noise
 //     asks at once.
+//   - A busy host looks late, and a queue that is short by then runs dry: bandwidth is then noisy from window
+//   to
+//     window, a little more depth does not help, and one that outlasts the host's absence does. That noise
+//     makes it look that far, in longer windows.
 //
 // Why not the textbook ways: AIMD needs a signal of loss, which drives do not give; a threshold on latency
 // (Vegas, BBR) needs the least latency, which a queue that began at 256 has never seen, which is another for
@@ -70,11 +74,13 @@ class DepthController {
   void ask(Clock::time_point now, Direction direction, int level);
   void ask_at(Clock::time_point now, int depth);
   void next_direction(Clock::time_point now);
+  bool look_far(Clock::time_point now);
   void rest(Clock::time_point now);
   void set_depth(Clock::time_point now, int depth);
   void reset_window();
   int step_from(int level) const;
   int knee() const;
+  Clock::duration window_time() const;
   double deviation() const;
   double needed() const;
 
@@ -106,7 +112,9 @@ class DepthController {
   Clock::time_point rest_until_ = Clock::time_point::min();
   int rest_windows_ = 0, rest_windows_needed_ = 0, rested_at_ = 0, strange_windows_ = 0;
   double last_rate_ = 0, usual_rate_ = 0;  // at the base; 0: none yet
-  double variance_;                        // of a window's rate, relative
+  double blocks_per_second_ = 0;
+  bool busy_host_ = false;
+  double variance_;  // of a window's rate, relative
 };
 
 }  // namespace zg::io

@@ -4,21 +4,18 @@
 // In a full queue latency is depth / bandwidth (Little's law), so "bandwidth does not grow, but latency does"
 // is one question: is the bandwidth at this depth more than at that one? It is asked as such, in windows at
 // the depth held (the base) and at another, in turns, until the difference stands out of the noise of the
-// windows. What it must be worth depends on the step: a doubling of the depth must bring 6% (kWorth), and is
-// given back if it brings less than 4% (kKeep); half a doubling, about half of that. Between the two nothing
+// windows. What it must be worth depends on the step: a doubling of the depth must bring 4.5% (kWorth), and
+// is given back if it brings less than 3% (kKeep); half a doubling, half of that. Between the two nothing
 // moves, so noise does not either.
-//   - Steps are small while it rests (up by a quarter, down by a fifth) and grow while they succeed (x2 and
-//   x1/4),
-//     from the beginning and after a change of the drive too, so that 1 -> 256 takes eight windows, not 255.
-//   - A step down that went too far shows where the knee is: below it bandwidth grows with depth, so the line
-//     through that point meets the bandwidth of the base there (bandwidth times least latency, as BBR says
-//     it).
-//   - At rest it asks again every kRest in both directions. Bandwidth at the base that moves out of its noise
-//     asks at once.
-//   - A busy host looks late, and a queue that is short by then runs dry: bandwidth is then noisy from window
-//   to
-//     window, a little more depth does not help, and one that outlasts the host's absence does. That noise
-//     makes it look that far, in longer windows.
+//
+// - At rest it asks every kRest, later more seldom, a quarter up and a fifth down. Steps grow while they
+//   succeed (x2, x1/4), so that from 1 to 256 it takes eight windows, not 255. It begins with large ones.
+// - A step down that went too far shows where the knee is: below it bandwidth grows with depth, so the line
+//   through that point meets the bandwidth of the base there (bandwidth times least latency, as BBR has it).
+// - Bandwidth at the base that leaves its noise says that the drive has changed: it asks at once.
+// - A busy host looks late, and a queue that is short by then runs dry: bandwidth is noisy from window to
+//   window, a little more depth does not help, and one that outlasts the host's absence does. Such noise
+//   makes it look that far, in longer windows.
 //
 // Why not the textbook ways: AIMD needs a signal of loss, which drives do not give; a threshold on latency
 // (Vegas, BBR) needs the least latency, which a queue that began at 256 has never seen, which is another for
@@ -42,7 +39,7 @@ class DepthController {
  public:
   DepthController(int initial, int cap);
 
-  // Between 1 and the cap. While it asks, the depth asked about: at rest at most a quarter off base().
+  // Between 1 and the cap. While it asks, the depth asked about.
   int depth() const { return depth_; }
   int base() const { return base_; }
   // A block was done. `limited`: others were waiting for its place, so the depth is what bounds the queue.

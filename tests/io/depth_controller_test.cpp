@@ -218,6 +218,15 @@ TEST_P(DepthTest, FindsTheKneeOfALink) {
   EXPECT_GE(still, cases - 6);
 }
 
+// A step down that went too far is not answered with small ones from where it began.
+TEST_P(DepthTest, GoesStraightToTheKneeThatItHasSeen) {
+  const Simulated drive{.latency = 5e-3, .bytes_per_second = 2e9, .block = 128 * kKiB, .noise = GetParam()};
+  Simulation simulation(drive, kCap);
+  simulation.run(0.3);
+  const auto then = simulation.run(0.3);
+  EXPECT_LE(then.mean_depth, 1.6 * drive.knee());
+}
+
 TEST_P(DepthTest, FindsTheNumberOfChannels) {
   for (const int channels : {2, 4, 16, 64}) {
     const Simulated drive{.latency = 80e-6,

@@ -115,6 +115,7 @@ bool Lane::write_back_may() const {
 }
 
 void Lane::issue() {
+  depth_bound_ = false;
   while (!ready_.empty()) {
     auto* slot = static_cast<Slot*>(ready_.choose(write_back_may()));
     if (slot == nullptr) return;
@@ -124,7 +125,8 @@ void Lane::issue() {
       if (slot->outstanding == 0) finish(*slot);
       continue;
     }
-    if (in_flight_ >= controller_.depth() || free_ids_.empty()) return;
+    depth_bound_ = in_flight_ >= controller_.depth();
+    if (depth_bound_ || free_ids_.empty()) return;
     const Cut cut = next_cut(*slot);
     if (!cut.direct && !reserve_bounce(cut)) {
       slot->error = ENOMEM;
@@ -234,7 +236,7 @@ void Lane::handle(const BlockDone& done) {
   if (settle(flight, done.result) == Settled::kGoesOn) return;
   Slot& slot = *flight.slot;
   if (options_.adapt) {
-    controller_.done(now_, flight.cut.page_bytes, seconds_between(flight.begun, now_), !ready_.empty());
+    controller_.done(now_, flight.cut.page_bytes, seconds_between(flight.begun, now_), depth_bound_);
   }
   if (flight.cut.is_edge_write(slot.op)) release_edge(flight.cut.page_offset);
   flight.slot = nullptr;

@@ -75,7 +75,7 @@ class RandomUser {
   void create() {
     Extent e;
     e.bytes = kPage * (1 + roll(roll(2) == 0 ? 8 : kMost / kPage));
-    if (kEngineTakesAnySize && roll(2) == 0) e.bytes -= roll(kPage);
+    if (roll(2) == 0) e.bytes -= roll(kPage);
     e.versions.assign(static_cast<std::size_t>(1 + roll(3)), -1);
     try {
       e.id = volume_.create({.name = fmt::format("extent {}", created_),

@@ -13,11 +13,6 @@
 
 namespace zg::io::test {
 
-// What the engine must be able to do for some of these tests.
-inline constexpr bool kEngineTakesAnySize = true;
-inline constexpr bool kEngineHasPriorities = true;
-inline constexpr bool kEngineCountsBusyTime = true;
-
 inline constexpr std::int64_t kGrain = 16 * kKiB;
 
 inline VolumeOptions small_pieces() {

@@ -194,7 +194,6 @@ TEST(Volume, WithoutVerificationBytesComeAsTheyAre) {
 }
 
 TEST(Volume, OddSizesAndAddresses) {
-  if (!kEngineTakesAnySize) GTEST_SKIP() << "the engine takes whole pages only";
   Fixture f(ram_engine({kMiB, kMiB}));
   std::vector<std::pair<ExtentId, std::int64_t>> extents;
   for (const std::int64_t bytes :
@@ -356,7 +355,6 @@ TEST(Volume, CompletionsMayBeginTransfersAndTheDestructorWaitsForTheseToo) {
 }
 
 TEST(Volume, APromotedTransferOvertakes) {
-  if (!kEngineHasPriorities) GTEST_SKIP() << "the engine serves in the order of submission";
   Results results;
   auto engine = ram_engine({8 * kMiB}, {}, {.bytes_per_second = 50e6});
   auto volume = make_volume(*engine, small_pieces());
@@ -378,7 +376,6 @@ TEST(Volume, APromotedTransferOvertakes) {
 }
 
 TEST(Volume, SharesAreLearnedFromTheDrives) {
-  if (!kEngineCountsBusyTime) GTEST_SKIP() << "the engine does not count its busy time";
   EngineOptions options;
   options.backend = Backend::kRam;
   options.block_size = 64 * kKiB;

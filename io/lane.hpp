@@ -205,7 +205,7 @@ class Lane {
   std::vector<Delivery> deliveries_;
   DepthController controller_;
   int in_flight_ = 0, write_back_in_flight_ = 0;
-  bool depth_bound_ = false;  // somebody waits for nothing but the depth
+  bool depth_bound_ = false;  // somebody waits for nothing but the depth, or its share of it
   Clock::time_point now_;  // of this round
   Clock::time_point last_demand_{};
   Clock::time_point last_span_end_[2] = {};

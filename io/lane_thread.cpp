@@ -118,7 +118,10 @@ void Lane::issue() {
   depth_bound_ = false;
   while (!ready_.empty()) {
     auto* slot = static_cast<Slot*>(ready_.choose(write_back_may()));
-    if (slot == nullptr) return;
+    if (slot == nullptr) {
+      depth_bound_ = true;  // by its share of the depth, which is as good
+      return;
+    }
     if (slot->error != 0 || slot->issued == slot->transfer.bytes) {
       leave_waiting(*slot);
       slot->issuing = false;

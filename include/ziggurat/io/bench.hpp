@@ -1,4 +1,7 @@
 // Measures what drives give through the engine: the core of `ziggurat io-bench` and `io-tune`.
+//
+// One job per drive keeps a fixed number of requests in flight; the completion of one submits the next, on
+// the I/O thread, so that nothing but the engine stands between the job and the drive.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,27 +15,43 @@ namespace zg::io {
 enum class BenchOp : std::uint8_t { kRead, kWrite, kMixed };
 enum class Pattern : std::uint8_t { kSequential, kRandom };
 
+// "read", "write", "mixed"; "sequential", "random".
+const char* name_of(BenchOp op);
+const char* name_of(Pattern pattern);
+
 struct BenchOptions {
-  std::vector<DriveOptions> drives;  // bytes: of the file on each; kScratch or kExisting
-  BenchOp op = BenchOp::kRead;
+  // bytes: of the file on each; the part behind the last whole block is not used. kScratch files are written
+  // once before they are measured, so that neither holes nor the allocation of blocks are. kExisting ones are
+  // taken as they are, and written only by writes and mixes.
+  std::vector<DriveOptions> drives = {};
+  BenchOp op = BenchOp::kRead;  // kMixed: each request reads or writes, with probability 1/2
+  // Sequential goes round the file (a mix in two streams, half the file apart); random hits each block alike.
   Pattern pattern = Pattern::kSequential;
-  // engine.block_size is the size of a request. Static depth unless adapt_depth.
-  EngineOptions engine;
-  double seconds = 0;         // measured for so long; 0: one pass over all files
-  double ramp_seconds = 0;    // before that, not counted
-  bool verify = false;        // a checksum is made of each block written, and compared when it is read
-  std::uint64_t seed = 1;     // of random offsets, and of which request of a mix reads
-  // Called a few times a second; false stops early. May be null.
-  std::function<bool(const struct BenchProgress&)> progress;
+  // block_size is the size of a request; queue_depth of them are in flight per drive. With adapt_depth
+  // max_queue_depth are offered, of which the engine lets through as many as do good.
+  EngineOptions engine = {};
+  double seconds = 0;       // measured for so long; 0: one pass, as many requests as the files have blocks
+  double ramp_seconds = 0;  // before that, not counted; not for a pass
+  // A checksum is made of each block when it is written, and compared when it is read. Existing files that
+  // are read are read once before, to learn theirs. What was measured writing is read back and compared
+  // afterwards.
+  bool verify = false;
+  std::uint64_t seed = 1;  // of random offsets, and of which request of a mix reads
+  // Called a few times a second, by the caller's thread; false stops early. May be null.
+  std::function<bool(const struct BenchProgress&)> progress = {};
 };
 
 struct BenchProgress {
-  const char* phase = "";  // "preparing" (the file is written once), "measuring"
+  // "preparing" (files are written, or read for their checksums), "warming up", "measuring", "verifying"
+  // (what was written is read back).
+  const char* phase = "";
   double seconds = 0, share = 0;  // of this phase; share in [0, 1]
   double bytes_per_second = 0;    // since the last call
 };
 
-struct BenchLatency {  // seconds, of one request from submission to completion
+// Seconds that one request took, from its submission to its completion; percentiles within 1.6%. With
+// adapt_depth that includes waiting for its turn.
+struct BenchLatency {
   double mean = 0, p50 = 0, p99 = 0, p999 = 0, max = 0;
 };
 
@@ -49,13 +68,16 @@ struct BenchResult {
   double requests_per_second() const;
   double cpu_seconds_per_gb() const;  // 1 GB = 10^9 bytes
   std::vector<double> drive_bytes_per_second;
-  std::vector<int> drive_depth;  // at the end
-  std::string engine;            // Engine::describe()
-  bool stopped = false;          // progress() said so
+  std::vector<int> drive_depth;      // at the end
+  Backend backend = Backend::kAuto;  // taken
+  std::string engine;                // Engine::describe()
+  std::int64_t written_bytes = 0;    // in all, preparation and ramp included: what the drives wear by
+  bool stopped = false;              // progress() said so; the counts are of what was measured until then
 };
 
-// Makes the engine, fills the files once where they will be read, and measures. Throws as make_engine() does, and
-// Error(kIo) naming the path and the offset when a transfer fails or a checksum is wrong.
+// Makes the engine, prepares the files and measures. Throws as make_engine() does, Error(kUsage) for a file
+// smaller than a block, Error(kMemory) when there is no room for the buffers, and Error(kIo) naming path and
+// offset when a transfer fails or a checksum is wrong.
 BenchResult run_bench(const BenchOptions& options);
 
 }  // namespace zg::io

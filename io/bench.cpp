@@ -1,0 +1,267 @@
+#include "ziggurat/io/bench.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "io/bench_lane.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg::io {
+namespace {
+
+constexpr auto kFirstReport = std::chrono::milliseconds(50), kReportEvery = std::chrono::milliseconds(250);
+
+double cpu_seconds_now() {
+  rusage usage{};
+  ZG_ASSERT(getrusage(RUSAGE_SELF, &usage) == 0, "getrusage");
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+BenchLatency latency_of(const LatencyHistogram& h) {
+  constexpr double kNs = 1e-9;
+  return {.mean = h.mean() * kNs,
+          .p50 = h.percentile(0.5) * kNs,
+          .p99 = h.percentile(0.99) * kNs,
+          .p999 = h.percentile(0.999) * kNs,
+          .max = h.max() * kNs};
+}
+
+// What the clock and the processor say of one phase.
+struct Span {
+  Clock::time_point begin{}, end{};
+  double cpu_seconds = 0;
+};
+
+class Bench {
+ public:
+  explicit Bench(const BenchOptions& options);
+  // Where progress() threw, requests are under way; they are the last.
+  ~Bench() { control_.stop(Clock::time_point::min()); }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+  BenchResult run();
+
+ private:
+  void check() const;
+  bool are_existing() const;
+  bool move_bytes() const;
+  void open();
+  bool prepare();
+  Span run_phase(const char* name, const BenchPhase& phase, double ramp = 0, double seconds = 0);
+  bool report(const char* name, Clock::time_point begin, double length);
+  void gather(const Span& span);
+
+  const BenchOptions options_;
+  int depth_ = 1;
+  BenchResult result_;
+  BenchControl control_;
+  std::vector<std::unique_ptr<BenchLane>> lanes_;
+  std::unique_ptr<Engine> engine_;  // goes before the lanes, whose completions it calls
+  std::int64_t reported_bytes_ = 0;
+  Clock::time_point reported_at_;
+};
+
+Bench::Bench(const BenchOptions& options) : options_(options) {
+  check();
+  open();
+}
+
+void Bench::check() const {
+  for (const double seconds : {options_.seconds, options_.ramp_seconds}) {
+    if (!(seconds >= 0 && seconds < 1e8))
+      throw Error(Errc::kUsage, "benchmark", fmt::format("of {} seconds", seconds), "a number, 0 or more");
+  }
+  if (options_.verify && !move_bytes())
+    throw Error(Errc::kUsage, "benchmark", "a RAM drive that moves no bytes cannot be verified");
+  const FileKind kind = options_.drives.empty() ? FileKind::kScratch : options_.drives[0].kind;
+  for (const DriveOptions& d : options_.drives) {
+    if ((d.kind == FileKind::kExisting) == (kind == FileKind::kExisting)) continue;
+    throw Error(Errc::kUsage, "benchmark", "of existing files and new ones together",
+                "measure them one after another");
+  }
+}
+
+bool Bench::are_existing() const {
+  return options_.drives[0].kind == FileKind::kExisting && options_.engine.backend != Backend::kRam;
+}
+
+bool Bench::move_bytes() const {
+  return options_.engine.backend != Backend::kRam ||
+         std::all_of(options_.drives.begin(), options_.drives.end(),
+                     [&](const DriveOptions& d) { return d.ram.value_or(options_.engine.ram).moves_bytes; });
+}
+
+void Bench::open() {
+  engine_ = make_engine(options_.engine, options_.drives);
+  const EngineOptions& e = options_.engine;
+  depth_ = e.adapt_depth ? std::max(e.queue_depth, e.max_queue_depth) : e.queue_depth;
+  for (int i = 0; i < engine_->drive_count(); ++i) {
+    const std::string& path = options_.drives[static_cast<std::size_t>(i)].path;
+    const std::string name = path.empty() ? fmt::format("drive {}", i) : path;
+    if (engine_->drive_bytes(i) < e.block_size) {
+      throw Error(Errc::kUsage, name,
+                  fmt::format("a file of {} holds no block of {}", format_bytes(engine_->drive_bytes(i)),
+                              format_bytes(e.block_size)),
+                  "take a larger file or smaller blocks");
+    }
+    lanes_.push_back(std::make_unique<BenchLane>(*engine_, control_, i, name, options_, depth_));
+    const BenchMemory& memory = lanes_.back()->memory();
+    if (e.registered) engine_->register_memory(memory.data(), memory.bytes());
+  }
+}
+
+BenchResult Bench::run() {
+  const bool endless = options_.seconds > 0;
+  BenchPhase phase{.op = options_.op,
+                   .pattern = options_.pattern,
+                   .endless = endless,
+                   .sums = options_.verify ? Sums::kCompare : Sums::kNone,
+                   .depth = depth_};
+  if (prepare()) {
+    const Span span = run_phase("measuring", phase, endless ? options_.ramp_seconds : 0, options_.seconds);
+    gather(span);
+  }
+  for (int i = 0; i < engine_->drive_count(); ++i) result_.drive_depth.push_back(engine_->report(i).depth);
+  result_.drive_bytes_per_second.resize(lanes_.size());
+  result_.backend = engine_->backend();
+  result_.engine = engine_->describe();
+  if (!result_.stopped && options_.verify && options_.op != BenchOp::kRead) {
+    phase = {.read_back = true, .sums = Sums::kCompare, .depth = depth_};
+    run_phase("verifying", phase);
+  }
+  for (int i = 0; i < engine_->drive_count(); ++i) result_.written_bytes += engine_->counters(i).write_bytes;
+  return result_;
+}
+
+// False when it was stopped.
+bool Bench::prepare() {
+  BenchPhase phase{.op = BenchOp::kWrite, .depth = depth_};
+  if (are_existing()) {
+    if (!options_.verify || options_.op == BenchOp::kWrite) return true;
+    phase = {.op = BenchOp::kRead, .sums = Sums::kLearn, .depth = depth_};
+  }
+  if (!move_bytes()) return true;  // there is nothing to write to
+  run_phase("preparing", phase);
+  return !result_.stopped;
+}
+
+// For `seconds` after `ramp`, or one pass. Returns when nothing is under way any more; throws what failed.
+Span Bench::run_phase(const char* name, const BenchPhase& phase, double ramp, double seconds) {
+  const auto start = Clock::now();
+  control_.start(static_cast<int>(lanes_.size()));
+  reported_bytes_ = 0;
+  reported_at_ = start;
+  double cpu_before = 0, cpu_after = -1;
+  // From when this thread sees that it is time, so that the clock and the processor's begin together.
+  bool ramping = true;
+  const auto end_ramp = [&] {
+    ramping = false;
+    cpu_before = cpu_seconds_now();
+    const auto now = Clock::now();
+    control_.measure(now, phase.endless ? now + duration_of(seconds) : BenchControl::kNever);
+  };
+  if (ramp <= 0) end_ramp();
+  for (auto& lane : lanes_) lane->start(phase);
+  auto next_report = start + kFirstReport;
+  for (bool done = false; !done;) {
+    auto wake = next_report;
+    if (ramping) wake = std::min(wake, start + duration_of(ramp));
+    if (cpu_after < 0) wake = std::min(wake, std::max(control_.end(), start));
+    done = control_.wait_for_lanes(wake);
+    const auto now = Clock::now();
+    if (ramping && now >= start + duration_of(ramp)) end_ramp();
+    if (cpu_after < 0 && (done || control_.over(now))) cpu_after = cpu_seconds_now();
+    if (done || now < next_report) continue;
+    next_report = now + kReportEvery;
+    if (!control_.over(now) && !report(ramping ? "warming up" : name, start, ramp + seconds)) {
+      result_.stopped = true;
+      control_.stop(Clock::now());
+    }
+  }
+  control_.throw_if_failed();
+  Span span{.begin = control_.begin(), .end = control_.end(), .cpu_seconds = cpu_after - cpu_before};
+  if (span.end == BenchControl::kNever) {  // a pass, to its last request
+    span.end = span.begin;
+    for (auto& lane : lanes_) span.end = std::max(span.end, lane->take_measure().last);
+  }
+  return span;
+}
+
+bool Bench::report(const char* name, Clock::time_point start, double length) {
+  if (!options_.progress) return true;
+  const auto now = Clock::now();
+  BenchProgress p{.phase = name, .seconds = seconds_between(start, now)};
+  std::int64_t moved = 0, total = 0;
+  for (auto& lane : lanes_) {
+    moved += lane->moved();
+    total += lane->total();
+  }
+  p.share = length > 0 ? p.seconds / length
+                       : static_cast<double>(moved) / static_cast<double>(std::max<std::int64_t>(1, total));
+  p.share = std::clamp(p.share, 0.0, 1.0);
+  if (now > reported_at_)
+    p.bytes_per_second = static_cast<double>(moved - reported_bytes_) / seconds_between(reported_at_, now);
+  reported_bytes_ = moved;
+  reported_at_ = now;
+  return options_.progress(p);
+}
+
+void Bench::gather(const Span& span) {
+  result_.seconds = std::max(0.0, seconds_between(span.begin, span.end));
+  result_.cpu_seconds = result_.seconds > 0 ? span.cpu_seconds : 0;
+  LatencyHistogram latency[2];
+  for (auto& lane : lanes_) {
+    const LaneMeasure m = lane->take_measure();
+    result_.read.bytes += m.bytes[0];
+    result_.write.bytes += m.bytes[1];
+    for (int op = 0; op < 2; ++op) latency[op].merge(m.latency[op]);
+    // In a pass each drive is done in its own time.
+    const double seconds = options_.seconds > 0 ? result_.seconds : seconds_between(span.begin, m.last);
+    result_.drive_bytes_per_second.push_back(
+        seconds > 0 ? static_cast<double>(m.bytes[0] + m.bytes[1]) / seconds : 0);
+  }
+  result_.read.requests = latency[0].count();
+  result_.write.requests = latency[1].count();
+  result_.read.latency = latency_of(latency[0]);
+  result_.write.latency = latency_of(latency[1]);
+}
+
+}  // namespace
+
+const char* name_of(BenchOp op) {
+  return op == BenchOp::kRead ? "read" : op == BenchOp::kWrite ? "write" : "mixed";
+}
+
+const char* name_of(Pattern pattern) {
+  return pattern == Pattern::kSequential ? "sequential" : "random";
+}
+
+double BenchResult::bytes_per_second() const {
+  return seconds > 0 ? static_cast<double>(read.bytes + write.bytes) / seconds : 0;
+}
+
+double BenchResult::requests_per_second() const {
+  return seconds > 0 ? static_cast<double>(read.requests + write.requests) / seconds : 0;
+}
+
+double BenchResult::cpu_seconds_per_gb() const {
+  const std::int64_t bytes = read.bytes + write.bytes;
+  return bytes > 0 ? cpu_seconds / (static_cast<double>(bytes) * 1e-9) : 0;
+}
+
+BenchResult run_bench(const BenchOptions& options) {
+  return Bench(options).run();
+}
+
+}  // namespace zg::io

@@ -1,0 +1,486 @@
+// The benchmark: its histogram, the requests that it picks, and that what it reports is what it did.
+#include "ziggurat/io/bench.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <set>
+#include <vector>
+
+#include "io/latency_histogram.hpp"
+#include "io/request_picker.hpp"
+#include "support.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg::io::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kBlock = 16 * kPage;
+
+// ---- LatencyHistogram
+
+TEST(LatencyHistogram, PercentilesAreNearTheSortedSamples) {
+  const NamedRandom random(printed_seed(), "latencies");
+  LatencyHistogram all, halves[2];
+  std::vector<double> samples;
+  double sum = 0;
+  for (std::uint64_t i = 0; i < 20000; ++i) {
+    // Of all magnitudes, to hours.
+    const auto ns = static_cast<std::int64_t>(random.below(2 * i, 1u << 20) << random.below(2 * i + 1, 24));
+    all.add(ns);
+    halves[i % 2].add(ns);
+    samples.push_back(static_cast<double>(ns));
+    sum += static_cast<double>(ns);
+  }
+  std::sort(samples.begin(), samples.end());
+  for (const double share : {0.0001, 0.01, 0.25, 0.5, 0.9, 0.99, 0.999, 1.0}) {
+    const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(samples.size())));
+    const double exact = samples[rank - 1];
+    EXPECT_NEAR(all.percentile(share), exact, exact / 64) << share;
+  }
+  EXPECT_EQ(all.max(), samples.back());
+  EXPECT_NEAR(all.mean(), sum / 20000, 1e-6 * sum / 20000);
+  halves[0].merge(halves[1]);
+  EXPECT_EQ(halves[0].count(), all.count());
+  EXPECT_EQ(halves[0].max(), all.max());
+  for (const double share : {0.1, 0.5, 0.99}) EXPECT_EQ(halves[0].percentile(share), all.percentile(share));
+}
+
+TEST(LatencyHistogram, SmallValuesAreExactAndTheLargestHasABucket) {
+  LatencyHistogram h;
+  EXPECT_EQ(h.percentile(0.5), 0);
+  EXPECT_EQ(h.mean(), 0);
+  for (std::int64_t ns = 0; ns < 128; ++ns) h.add(ns);
+  for (int i = 1; i <= 128; ++i) EXPECT_EQ(h.percentile(i / 128.0), i - 1);
+  h.add(INT64_MAX);
+  EXPECT_EQ(h.percentile(1), h.max());
+}
+
+// ---- RequestPicker
+
+using Request = RequestPicker::Request;
+
+// Keeps `depth` requests under way, ended in a random order, and gives each to `see` when it begins.
+void drive(RequestPicker& picker, const NamedRandom& random, int depth, std::int64_t most,
+           const std::function<void(const Request&)>& see) {
+  std::vector<Request> under_way;
+  for (std::int64_t n = 0; n < most;) {
+    while (static_cast<int>(under_way.size()) < depth && n < most) {
+      const auto request = picker.next();
+      if (!request) return;
+      see(*request);
+      for (const Request& other : under_way) {
+        if (request->op == Op::kWrite || other.op == Op::kWrite) {
+          ASSERT_NE(request->block, other.block);
+        }
+      }
+      under_way.push_back(*request);
+      ++n;
+    }
+    const auto pick =
+        static_cast<std::ptrdiff_t>(random.below(static_cast<std::uint64_t>(n), under_way.size()));
+    picker.done(under_way[static_cast<std::size_t>(pick)]);
+    under_way.erase(under_way.begin() + pick);
+  }
+}
+
+TEST(RequestPicker, ASequentialPassVisitsEachBlockInOrder) {
+  RequestPicker picker(100, 1, 0);
+  const NamedRandom random(printed_seed(), "ends");
+  for (const BenchOp op : {BenchOp::kRead, BenchOp::kWrite}) {
+    picker.start(op, Pattern::kSequential, picker.blocks());
+    std::vector<std::int64_t> seen;
+    drive(picker, random, 8, 1000, [&](const Request& r) {
+      EXPECT_EQ(r.op, op == BenchOp::kRead ? Op::kRead : Op::kWrite);
+      seen.push_back(r.block);
+    });
+    ASSERT_EQ(seen.size(), 100u);
+    for (std::size_t i = 0; i < seen.size(); ++i) ASSERT_EQ(seen[i], static_cast<std::int64_t>(i));
+  }
+}
+
+TEST(RequestPicker, EveryMixKeepsBlocksApart) {
+  const NamedRandom random(printed_seed(), "ends");
+  for (const BenchOp op : {BenchOp::kWrite, BenchOp::kMixed}) {
+    for (const Pattern pattern : {Pattern::kSequential, Pattern::kRandom}) {
+      RequestPicker picker(16, 3, 0);
+      picker.start(op, pattern, RequestPicker::kEndless);
+      std::int64_t writes = 0;
+      std::set<std::int64_t> blocks;
+      drive(picker, random, 16, 4000, [&](const Request& r) {  // as many as there are blocks
+        if (r.op == Op::kWrite) ++writes;
+        blocks.insert(r.block);
+      });
+      EXPECT_EQ(blocks.size(), 16u);
+      if (op == BenchOp::kMixed) {
+        EXPECT_NEAR(static_cast<double>(writes), 2000, 5 * std::sqrt(4000) / 2);
+      } else {
+        EXPECT_EQ(writes, 4000);
+      }
+    }
+  }
+}
+
+TEST(RequestPicker, AMixHasTwoStreamsHalfAFileApart) {
+  RequestPicker picker(1000, 1, 0);
+  picker.start(BenchOp::kMixed, Pattern::kSequential, RequestPicker::kEndless);
+  std::int64_t expected[2] = {0, 500};
+  for (int i = 0; i < 400; ++i) {
+    const Request r = *picker.next();
+    EXPECT_EQ(r.block, expected[r.op == Op::kWrite]++);
+    picker.done(r);
+  }
+}
+
+TEST(RequestPicker, RandomBlocksAreSpreadAndSeeded) {
+  const auto draw = [](std::uint64_t seed, int drive) {
+    RequestPicker picker(64, seed, drive);
+    picker.start(BenchOp::kRead, Pattern::kRandom, 6400);
+    std::vector<std::int64_t> blocks;
+    while (const auto r = picker.next()) blocks.push_back(r->block);
+    return blocks;
+  };
+  const auto blocks = draw(1, 0);
+  EXPECT_EQ(blocks, draw(1, 0));
+  EXPECT_NE(blocks, draw(2, 0));
+  EXPECT_NE(blocks, draw(1, 1));
+  ASSERT_EQ(blocks.size(), 6400u);
+  for (std::int64_t b = 0; b < 64; ++b)  // 100 each; six standard deviations
+    EXPECT_NEAR(static_cast<double>(std::count(blocks.begin(), blocks.end(), b)), 100, 60) << b;
+}
+
+TEST(RequestPicker, ReadsBackExactlyWhatWasWritten) {
+  RequestPicker picker(200, 5, 0);
+  picker.start(BenchOp::kMixed, Pattern::kRandom, 150);
+  std::set<std::int64_t> written, read;
+  while (const auto r = picker.next()) {
+    if (r->op == Op::kWrite) written.insert(r->block);
+    picker.done(*r);
+  }
+  picker.start_read_back();
+  EXPECT_EQ(picker.left(), static_cast<std::int64_t>(written.size()));
+  while (const auto r = picker.next()) {
+    EXPECT_EQ(r->op, Op::kRead);
+    EXPECT_TRUE(read.insert(r->block).second) << r->block;
+    picker.done(*r);
+  }
+  EXPECT_EQ(read, written);
+}
+
+// ---- run_bench
+
+BenchOptions on_ram(std::int64_t blocks, int drives = 1) {
+  BenchOptions o;
+  o.engine = {.backend = Backend::kRam, .block_size = kBlock, .queue_depth = 4};
+  for (int i = 0; i < drives; ++i) o.drives.push_back({.bytes = blocks * kBlock, .kind = FileKind::kScratch});
+  return o;
+}
+
+BenchOptions on_disk(const TempDir& directory, std::int64_t blocks, Backend backend = Backend::kAuto) {
+  BenchOptions o;
+  o.engine = {.backend = backend, .block_size = kBlock, .queue_depth = 4};
+  o.drives = {{.path = directory.path(), .bytes = blocks * kBlock, .kind = FileKind::kScratch}};
+  return o;
+}
+
+void expect_consistent(const BenchResult& r) {
+  EXPECT_GT(r.seconds, 0);
+  EXPECT_GE(r.cpu_seconds, 0);
+  double drives = 0;
+  for (const double rate : r.drive_bytes_per_second) drives += rate;
+  EXPECT_GE(drives, 0.999 * r.bytes_per_second());  // in a pass each drive has its own time
+  for (const BenchCount& c : {r.read, r.write}) {
+    EXPECT_EQ(c.bytes, c.requests * kBlock);
+    const BenchLatency& l = c.latency;
+    EXPECT_EQ(l.max > 0, c.requests > 0);
+    EXPECT_LE(l.p50, l.p99);
+    EXPECT_LE(l.p99, l.p999);
+    EXPECT_LE(l.p999, l.max);
+    EXPECT_LE(l.mean, l.max);
+  }
+}
+
+TEST(Bench, OnePassMovesEachBlockOnce) {
+  for (const BenchOp op : {BenchOp::kRead, BenchOp::kWrite, BenchOp::kMixed}) {
+    for (const Pattern pattern : {Pattern::kSequential, Pattern::kRandom}) {
+      BenchOptions o = on_ram(100, 3);
+      o.drives[1].bytes += kBlock / 2;  // the rest of a block is left alone
+      o.op = op;
+      o.pattern = pattern;
+      const BenchResult r = run_bench(o);
+      expect_consistent(r);
+      EXPECT_EQ(r.read.requests + r.write.requests, 300);
+      EXPECT_EQ(r.read.requests == 0, op == BenchOp::kWrite);
+      EXPECT_EQ(r.write.requests == 0, op == BenchOp::kRead);
+      EXPECT_EQ(r.written_bytes, 300 * kBlock + r.write.bytes);
+      EXPECT_EQ(r.drive_bytes_per_second.size(), 3u);
+      EXPECT_EQ(r.backend, Backend::kRam);
+      EXPECT_FALSE(r.stopped);
+    }
+  }
+}
+
+TEST(Bench, TimeIsMeasuredAfterTheRamp) {
+  BenchOptions o = on_ram(64);
+  o.engine.ram.latency_seconds = 0.005;
+  o.op = BenchOp::kMixed;
+  o.ramp_seconds = 0.15;
+  o.seconds = 0.1;
+  const auto begin = Clock::now();
+  const BenchResult r = run_bench(o);
+  EXPECT_GE(seconds_between(begin, Clock::now()), 0.25);
+  expect_consistent(r);
+  EXPECT_NEAR(r.seconds, 0.1, 1e-6);
+  // Four at a time, each of 5 ms: those of the ramp are not among them.
+  EXPECT_LE(r.read.requests + r.write.requests, 4 * (100 / 5 + 1));
+  EXPECT_GE(r.read.latency.p50, 0.98 * 0.005);
+  EXPECT_GE(r.write.latency.p50, 0.98 * 0.005);
+}
+
+TEST(Bench, KeepsTheDepthInFlight) {
+  BenchOptions o = on_ram(16);
+  o.engine.ram = {.latency_seconds = 0.03};
+  o.engine.queue_depth = 16;
+  // One after another the pass and what prepares it would take 0.96 s.
+  const auto begin = Clock::now();
+  run_bench(o);
+  EXPECT_LT(seconds_between(begin, Clock::now()), 0.8);
+  o.engine.queue_depth = 4;
+  EXPECT_GE(run_bench(o).seconds, 0.999 * 16 / 4 * 0.03);
+}
+
+TEST(Bench, WritesNeedNoMoreBlocksThanTheDepth) {
+  for (const BenchOp op : {BenchOp::kWrite, BenchOp::kMixed}) {
+    BenchOptions o = on_ram(3);
+    o.engine.queue_depth = 32;
+    o.op = op;
+    o.pattern = Pattern::kRandom;
+    o.verify = true;
+    o.seconds = 0.02;
+    expect_consistent(run_bench(o));
+  }
+}
+
+TEST(Bench, VerifiesOnFilesAndLeavesNothing) {
+  const TempDir directory;
+  for (const Backend backend : {Backend::kAuto, Backend::kThreads}) {
+    for (const BenchOp op : {BenchOp::kRead, BenchOp::kWrite, BenchOp::kMixed}) {
+      for (const Pattern pattern : {Pattern::kSequential, Pattern::kRandom}) {
+        BenchOptions o = on_disk(directory, 40, backend);
+        o.op = op;
+        o.pattern = pattern;
+        o.verify = true;
+        o.seconds = pattern == Pattern::kRandom ? 0.02 : 0;
+        // Short and late transfers must not look like wrong ones.
+        o.engine.faults = {.seed = 4, .short_rate = 0.2, .delay_rate = 0.05};
+        const BenchResult r = run_bench(o);
+        EXPECT_GT(r.read.requests + r.write.requests, 0);
+        if (o.seconds == 0) {
+          EXPECT_EQ(r.read.requests + r.write.requests, 40);
+        }
+        EXPECT_EQ(r.drive_bytes_per_second.size(), 1u);
+        EXPECT_FALSE(r.engine.empty());
+      }
+    }
+  }
+  EXPECT_TRUE(directory.is_empty());
+}
+
+// Of the one nameless file that this process has open below the directory.
+std::string nameless_file_in(const TempDir& directory) {
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = fs::read_symlink(entry.path(), gone).string();
+    if (target.rfind(directory.path(), 0) == 0 && target.find("(deleted)") != std::string::npos)
+      return entry.path().string();
+  }
+  return {};
+}
+
+// Runs a benchmark and, as soon as it measures, does something to its file; the error that comes of it.
+std::string error_after(BenchOptions o, const TempDir& directory, const std::function<void(int fd)>& harm) {
+  bool harmed = false;
+  o.progress = [&](const BenchProgress& p) {
+    if (harmed || std::string(p.phase) != "measuring") return true;
+    harmed = true;
+    const int fd = open(nameless_file_in(directory).c_str(), O_RDWR | O_CLOEXEC);
+    EXPECT_GE(fd, 0) << errno_text(errno);
+    harm(fd);
+    close(fd);
+    return true;
+  };
+  o.seconds = 60;  // the error ends it
+  try {
+    run_bench(o);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kIo);
+    EXPECT_EQ(e.where(), directory.path());
+    return e.message();
+  }
+  ADD_FAILURE() << "nothing was found";
+  return {};
+}
+
+TEST(Bench, AByteChangedOnTheDriveIsFound) {
+  const TempDir directory;
+  for (const BenchOp op : {BenchOp::kRead, BenchOp::kMixed}) {
+    BenchOptions o = on_disk(directory, 64);
+    o.op = op;
+    o.verify = true;
+    const std::string message = error_after(o, directory, [](int fd) {
+      const std::string garbage(64 * kBlock, 'x');
+      EXPECT_EQ(pwrite(fd, garbage.data(), garbage.size(), 0), static_cast<ssize_t>(garbage.size()));
+    });
+    EXPECT_NE(message.find("checksum is wrong"), std::string::npos) << message;
+  }
+  // Not asked for, not looked for.
+  BenchOptions o = on_disk(directory, 8);
+  o.engine.faults = {.seed = 1, .flip_rate = 1};
+  EXPECT_GT(run_bench(o).read.requests, 0);
+}
+
+TEST(Bench, TheOffsetOfAWrongBlockIsNamed) {
+  for (const Fault fault : {Fault::kFlip, Fault::kTorn}) {
+    for (const BenchOp op : {BenchOp::kRead, BenchOp::kWrite}) {
+      if (fault == Fault::kTorn && op == BenchOp::kRead) continue;
+      BenchOptions o = on_ram(64, 2);
+      o.op = op;
+      o.verify = true;
+      // The 37th block of the second drive, written or read after the 64 that prepare it: for writes what
+      // comes to light is that an older generation of some pages is still there.
+      o.engine.faults.rules = {{.fault = fault,
+                                .drive = 1,
+                                .op = op == BenchOp::kRead ? Op::kRead : Op::kWrite,
+                                .from = 37 * kBlock,
+                                .to = 38 * kBlock,
+                                .first_block = 64}};
+      try {
+        run_bench(o);
+        ADD_FAILURE() << "nothing was found";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Errc::kIo);
+        EXPECT_EQ(e.where(), "drive 1");
+        EXPECT_NE(e.message().find(fmt::format("at {}: checksum is wrong", 37 * kBlock)), std::string::npos)
+            << e.message();
+      }
+    }
+  }
+}
+
+TEST(Bench, AFileCutShortIsNamed) {
+  const TempDir directory;
+  const std::string message = error_after(on_disk(directory, 64), directory,
+                                          [](int fd) { EXPECT_EQ(ftruncate(fd, 10 * kBlock), 0); });
+  EXPECT_NE(message.find("reading 64.0 KiB at "), std::string::npos) << message;
+  EXPECT_NE(message.find("the file ends before that"), std::string::npos) << message;
+}
+
+TEST(Bench, AFailedTransferStopsAllAndIsNamed) {
+  BenchOptions o = on_ram(64, 2);
+  o.seconds = 60;
+  o.engine.faults.rules = {{.fault = Fault::kError, .error = EIO, .drive = 1, .op = Op::kRead}};
+  const auto begin = Clock::now();
+  try {
+    run_bench(o);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kIo);
+    EXPECT_EQ(e.where(), "drive 1");
+    EXPECT_NE(e.message().find("reading 64.0 KiB at "), std::string::npos) << e.message();
+    EXPECT_NE(e.message().find(errno_text(EIO)), std::string::npos) << e.message();
+  }
+  EXPECT_LT(seconds_between(begin, Clock::now()), 30);
+}
+
+TEST(Bench, ProgressIsToldAndCanStop) {
+  for (const std::string stop_in : {"preparing", "warming up", "measuring", "verifying"}) {
+    BenchOptions o = on_ram(64);
+    o.engine.ram = {.latency_seconds = 0.008};  // 64 blocks, four at a time: 128 ms each pass
+    o.op = BenchOp::kWrite;
+    o.verify = true;
+    o.ramp_seconds = 0.1;
+    o.seconds = stop_in == "verifying" ? 0.15 : 30;
+    bool asked = false;
+    o.progress = [&](const BenchProgress& p) {
+      EXPECT_FALSE(asked) << "called after it said stop";
+      EXPECT_GE(p.share, 0);
+      EXPECT_LE(p.share, 1);
+      asked = p.phase == stop_in;
+      return !asked;
+    };
+    const auto begin = Clock::now();
+    const BenchResult r = run_bench(o);
+    EXPECT_TRUE(asked) << stop_in;
+    EXPECT_TRUE(r.stopped) << stop_in;
+    EXPECT_LT(seconds_between(begin, Clock::now()), 20);
+    EXPECT_EQ(r.seconds > 0, stop_in == "measuring" || stop_in == "verifying") << stop_in;
+    EXPECT_LT(r.seconds, 20);
+    EXPECT_EQ(r.drive_bytes_per_second.size(), 1u);
+    EXPECT_EQ(r.write.requests > 0, r.seconds > 0);
+  }
+}
+
+TEST(Bench, WhatProgressThrowsComesOut) {
+  BenchOptions o = on_ram(64);
+  o.seconds = 60;
+  o.progress = [](const BenchProgress& p) -> bool {
+    if (std::string(p.phase) == "measuring") throw Error(Errc::kInterrupted, "test", "enough");
+    return true;
+  };
+  const auto begin = Clock::now();
+  EXPECT_THROW(run_bench(o), Error);
+  EXPECT_LT(seconds_between(begin, Clock::now()), 30);
+}
+
+TEST(Bench, AdaptiveDepthOffersItsCap) {
+  BenchOptions o = on_ram(64);
+  o.engine.adapt_depth = true;
+  o.engine.max_queue_depth = 32;
+  const BenchResult r = run_bench(o);
+  expect_consistent(r);
+  EXPECT_EQ(r.read.requests, 64);
+}
+
+std::string refusal_of(const BenchOptions& o, Errc code) {
+  try {
+    run_bench(o);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code);
+    return e.what();
+  }
+  ADD_FAILURE() << "not refused";
+  return {};
+}
+
+TEST(Bench, RefusesWhatCannotBe) {
+  BenchOptions o = on_ram(4);
+  o.drives[0].bytes = kBlock / 2;
+  EXPECT_NE(refusal_of(o, Errc::kUsage).find("holds no block"), std::string::npos);
+  o = on_ram(4);
+  o.seconds = -1;
+  EXPECT_NE(refusal_of(o, Errc::kUsage).find("-1"), std::string::npos);
+  o = on_ram(4);
+  o.engine.ram.moves_bytes = false;
+  EXPECT_EQ(run_bench(o).read.requests, 4);
+  o.verify = true;
+  EXPECT_NE(refusal_of(o, Errc::kUsage).find("moves no bytes"), std::string::npos);
+  o = on_ram(4, 2);
+  o.drives[1].kind = FileKind::kExisting;
+  EXPECT_NE(refusal_of(o, Errc::kUsage).find("existing files and new ones"), std::string::npos);
+  o = on_ram(2);
+  o.engine = {.backend = Backend::kRam, .block_size = kGiB, .queue_depth = 4096};
+  o.drives[0].bytes = kGiB;
+  EXPECT_NE(refusal_of(o, Errc::kMemory).find(" of buffers, queue depth times block size"),
+            std::string::npos);
+  o = on_ram(4);
+  o.drives.clear();
+  refusal_of(o, Errc::kUsage);
+}
+
+}  // namespace
+}  // namespace zg::io::test

@@ -1,0 +1,385 @@
+// `ziggurat io-bench`: what drives give through the engine.
+#include <sys/stat.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.hpp"
+#include "cli/flags.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/io/bench.hpp"
+
+namespace zg::cli {
+namespace {
+
+constexpr std::int64_t kDefaultSize = 4 * kGiB;
+// Small blocks need no large file, and take long to fill one.
+constexpr std::int64_t kDefaultBlocks = 65536;
+
+struct Flags {
+  std::vector<std::string> paths, files;
+  std::string op = "read", pattern = "sequential", block_size = "1MiB", size, backend = "auto";
+  std::string registered = "on", verify = "off", adaptive = "off";
+  int queue_depth = 32, queues = 1, threads = 4;
+  double seconds = 5, ramp = 0.5;
+  std::uint64_t seed = 1;
+  bool sqpoll = false, iopoll = false, overwrite = false, json = false;
+};
+
+CLI::Validator one_of(std::vector<std::string> words) {
+  return CLI::Validator(
+      [words](std::string& text) {
+        if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
+        std::string known;
+        for (std::size_t i = 0; i < words.size(); ++i)
+          known += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
+        return fmt::format("found {}, expected {}", text, known);
+      },
+      "");
+}
+
+CLI::Validator byte_size(std::int64_t least) {
+  return CLI::Validator(
+      [least](std::string& text) {
+        const auto bytes = parse_bytes(text);
+        if (bytes && *bytes >= least) return std::string();
+        return fmt::format("found {}, expected a size, {} or more, like 1MiB", text, format_bytes(least));
+      },
+      "");
+}
+
+io::Backend backend_named(const std::string& name) {
+  for (const io::Backend b :
+       {io::Backend::kUring, io::Backend::kLibaio, io::Backend::kThreads, io::Backend::kRam}) {
+    if (name == io::name_of(b)) return b;
+  }
+  return io::Backend::kAuto;
+}
+
+// Where files are made, and what is free there: each file system once, however many paths lie on it.
+struct Space {
+  std::string path;
+  std::int64_t free = 0;
+  int files = 0;
+  // Left alone, so that a benchmark does not fill the disk under others.
+  std::int64_t usable() const { return free - std::min(kGiB, free / 20); }
+};
+
+std::vector<Space> spaces_of(const Flags& f) {
+  if (f.backend == "ram")
+    return {{"memory", available_memory(), std::max(1, static_cast<int>(f.paths.size()))}};
+  std::map<dev_t, Space> spaces;
+  for (const std::string& path : f.paths) {
+    const std::int64_t free = io::probe_path(path, 0).free_bytes;  // and can be written to, or says why not
+    struct stat info {};
+    if (stat(path.c_str(), &info) != 0) throw Error(Errc::kUsage, "--path " + path, errno_text(errno));
+    Space& space = spaces[info.st_dev];
+    if (space.files++ == 0) space = {path, free, 1};
+  }
+  std::vector<Space> all;
+  for (const auto& [device, space] : spaces) all.push_back(space);
+  return all;
+}
+
+// Of each new file. Throws where one does not fit.
+std::int64_t size_of_files(const Flags& f, std::int64_t block) {
+  std::int64_t size = f.size.empty() ? std::min(kDefaultSize, kDefaultBlocks * block) : *parse_bytes(f.size);
+  for (const Space& s : spaces_of(f)) {
+    if (f.size.empty()) size = std::min(size, s.free / 2 / s.files / block * block);
+    if (size >= block && size <= s.usable() / s.files) continue;
+    const std::string wanted = f.size.empty() ? fmt::format("needs {} at least", format_bytes(block))
+                                              : fmt::format("asks for {}", format_bytes(size));
+    if (!f.size.empty() && size < block)
+      throw Error(Errc::kUsage, "--size",
+                  fmt::format("{}, less than a block of {}", format_bytes(size), format_bytes(block)),
+                  "a file holds one block at least");
+    throw Error(Errc::kUsage, "--size",
+                fmt::format("{}{}; {} has {} free, of which {} are left alone", wanted,
+                            s.files > 1 ? fmt::format(" for each of {} files", s.files) : "", s.path,
+                            format_bytes(s.free), format_bytes(s.free - s.usable())),
+                "measure with less, or free some space");
+  }
+  return size;
+}
+
+void check_file(const std::string& path, const Flags& f) {
+  struct stat info {};
+  const std::string where = "--file " + path;
+  if (stat(path.c_str(), &info) != 0)
+    throw Error(Errc::kUsage, where, errno_text(errno),
+                "name a file that exists, or --path DIR to have one made");
+  if (S_ISDIR(info.st_mode))
+    throw Error(Errc::kUsage, where, "is a directory", "name a file, or say --path to have one made there");
+  if (f.op != "read" && !f.overwrite) {
+    throw Error(Errc::kUsage, where, fmt::format("--op {} replaces its contents", f.op),
+                "say --overwrite if they may be lost, or --path DIR to have a temporary file");
+  }
+  const std::int64_t size = f.size.empty() ? 0 : *parse_bytes(f.size);
+  if (S_ISREG(info.st_mode) && size > info.st_size)
+    throw Error(Errc::kUsage, "--size",
+                fmt::format("asks for {}, {} has {}", format_bytes(size), path, format_bytes(info.st_size)),
+                "measure less of it, or make it larger");
+}
+
+void add_drives(const Flags& f, io::BenchOptions& o) {
+  if (!f.files.empty()) {
+    for (const std::string& path : f.files) {
+      check_file(path, f);
+      o.drives.push_back({.path = path,
+                          .bytes = f.size.empty() ? 0 : *parse_bytes(f.size),
+                          .kind = io::FileKind::kExisting});
+    }
+    return;
+  }
+  const std::int64_t size = size_of_files(f, o.engine.block_size);
+  auto paths = f.paths;
+  if (paths.empty()) paths = {"ram"};
+  for (const std::string& path : paths)
+    o.drives.push_back({.path = path, .bytes = size, .kind = io::FileKind::kScratch});
+}
+
+io::BenchOptions options_of(const Flags& f) {
+  if (f.paths.empty() && f.files.empty() && f.backend != "ram") {
+    throw Error(Errc::kUsage, "io-bench", "needs --path DIR or --file FILE",
+                "name a directory on the drive to measure: --path /mnt/nvme0");
+  }
+  if (!f.files.empty() && f.backend == "ram")
+    throw Error(Errc::kUsage, "--file", "the back end ram has no files", "leave out one of the two");
+  io::BenchOptions o;
+  o.op = f.op == "read" ? io::BenchOp::kRead : f.op == "write" ? io::BenchOp::kWrite : io::BenchOp::kMixed;
+  o.pattern = f.pattern == "random" ? io::Pattern::kRandom : io::Pattern::kSequential;
+  o.seconds = f.seconds;
+  o.ramp_seconds = f.seconds > 0 ? f.ramp : 0;
+  o.verify = f.verify == "on";
+  o.seed = f.seed;
+  o.engine.backend = backend_named(f.backend);
+  o.engine.require = o.engine.backend != io::Backend::kAuto;  // what is measured is what was named
+  o.engine.block_size = *parse_bytes(f.block_size);
+  if (o.engine.block_size % io::Engine::alignment() != 0)
+    throw Error(Errc::kUsage, "--block-size",
+                fmt::format("found {}, expected a multiple of 4096", f.block_size));
+  o.engine.queue_depth = f.queue_depth;
+  o.engine.adapt_depth = f.adaptive == "on";
+  o.engine.max_queue_depth = std::max(o.engine.max_queue_depth, f.queue_depth);
+  o.engine.queues = f.queues;
+  o.engine.threads = f.threads;
+  o.engine.registered = f.registered == "on";
+  o.engine.sqpoll = f.sqpoll;
+  o.engine.iopoll = f.iopoll;
+  add_drives(f, o);
+  return o;
+}
+
+std::string time_text(double seconds) {
+  return seconds < 1e-3 ? fmt::format("{:.1f} us", seconds * 1e6)
+         : seconds < 1  ? fmt::format("{:.2f} ms", seconds * 1e3)
+                        : format_seconds(seconds);
+}
+
+std::string joined_paths(const io::BenchOptions& o) {
+  std::string text;
+  for (const io::DriveOptions& d : o.drives) text += (text.empty() ? "" : ", ") + d.path;
+  return text;
+}
+
+std::string files_text(const Flags& f, const io::BenchOptions& o) {
+  const std::int64_t bytes = o.drives[0].bytes;
+  if (o.engine.backend == io::Backend::kRam) return fmt::format("{} of memory", format_bytes(bytes));
+  if (!f.files.empty())
+    return fmt::format("{}{}", bytes > 0 ? "the first " + format_bytes(bytes) + " of " : "", joined_paths(o));
+  return fmt::format("a temporary file of {}{} in {}", format_bytes(bytes),
+                     f.size.empty() ? " (the default)" : "", joined_paths(o));
+}
+
+void print_latency(const char* name, const io::BenchCount& c) {
+  if (c.requests == 0) return;
+  std::printf("latency    %-6s p50 %s, p99 %s, max %s (mean %s, p99.9 %s)\n", name,
+              time_text(c.latency.p50).c_str(), time_text(c.latency.p99).c_str(),
+              time_text(c.latency.max).c_str(), time_text(c.latency.mean).c_str(),
+              time_text(c.latency.p999).c_str());
+}
+
+void print_text(const Flags& f, const io::BenchOptions& o, const io::BenchResult& r) {
+  std::printf("io-bench   %s, %s, %s blocks, %s\n", f.op.c_str(), f.pattern.c_str(),
+              format_bytes(o.engine.block_size).c_str(), files_text(f, o).c_str());
+  std::printf("engine     %s\n", r.engine.c_str());
+  if (r.stopped) std::printf("           interrupted; this is what was measured until then\n");
+  std::printf("throughput %s, %.0f requests/s, in %s\n", format_rate(r.bytes_per_second()).c_str(),
+              r.requests_per_second(), format_seconds(r.seconds).c_str());
+  if (o.op == io::BenchOp::kMixed && r.seconds > 0) {
+    std::printf("           read %s, write %s\n",
+                format_rate(static_cast<double>(r.read.bytes) / r.seconds).c_str(),
+                format_rate(static_cast<double>(r.write.bytes) / r.seconds).c_str());
+  }
+  print_latency("read", r.read);
+  print_latency("write", r.write);
+  std::printf("CPU        %.3f s per GB (%.0f%% of one core)\n", r.cpu_seconds_per_gb(),
+              r.seconds > 0 ? 100 * r.cpu_seconds / r.seconds : 0.0);
+  for (std::size_t i = 0; i < o.drives.size() && o.drives.size() + (o.engine.adapt_depth ? 1 : 0) > 1; ++i) {
+    std::printf("%-10s %s: %s, depth %d\n", i == 0 ? "paths" : "", o.drives[i].path.c_str(),
+                format_rate(r.drive_bytes_per_second[i]).c_str(), r.drive_depth[i]);
+  }
+  if (o.verify && !r.stopped) std::printf("verified   every block that was read had its checksum\n");
+  if (r.written_bytes > 0 && o.engine.backend != io::Backend::kRam)
+    std::printf("wear       %s written, preparation included\n", format_bytes(r.written_bytes).c_str());
+}
+
+nlohmann::ordered_json json_of(const io::BenchCount& c, double seconds) {
+  const io::BenchLatency& l = c.latency;
+  return {{"bytes", c.bytes},
+          {"requests", c.requests},
+          {"bytes_per_second", seconds > 0 ? static_cast<double>(c.bytes) / seconds : 0.0},
+          {"latency_seconds",
+           {{"mean", l.mean}, {"p50", l.p50}, {"p99", l.p99}, {"p999", l.p999}, {"max", l.max}}}};
+}
+
+void print_json(const io::BenchOptions& o, const io::BenchResult& r) {
+  nlohmann::ordered_json paths = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < o.drives.size(); ++i) {
+    paths.push_back({{"path", o.drives[i].path},
+                     {"bytes_per_second", r.drive_bytes_per_second[i]},
+                     {"depth", r.drive_depth[i]}});
+  }
+  const nlohmann::ordered_json j = {{"op", io::name_of(o.op)},
+                                    {"pattern", io::name_of(o.pattern)},
+                                    {"block_size", o.engine.block_size},
+                                    {"queue_depth", o.engine.queue_depth},
+                                    {"queues", o.engine.queues},
+                                    {"backend", io::name_of(r.backend)},
+                                    {"engine", r.engine},
+                                    {"seconds", r.seconds},
+                                    {"bytes", r.read.bytes + r.write.bytes},
+                                    {"bytes_per_second", r.bytes_per_second()},
+                                    {"requests_per_second", r.requests_per_second()},
+                                    {"read", json_of(r.read, r.seconds)},
+                                    {"write", json_of(r.write, r.seconds)},
+                                    {"cpu_seconds", r.cpu_seconds},
+                                    {"cpu_seconds_per_gb", r.cpu_seconds_per_gb()},
+                                    {"paths", paths},
+                                    {"written_bytes", r.written_bytes},
+                                    {"verified", o.verify && !r.stopped},
+                                    {"interrupted", r.stopped}};
+  std::printf("%s\n", j.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+}
+
+int run(const Flags& f) {
+  io::BenchOptions o = options_of(f);
+  if (f.files.empty() && f.backend != "ram") {
+    log::info("each of {} gets a temporary file of {}, which is written once before it is measured",
+              joined_paths(o), format_bytes(o.drives[0].bytes));
+  }
+  o.progress = [](const io::BenchProgress& p) {
+    log::progress(fmt::format("{} {:.0f}%, {}", p.phase, 100 * p.share, format_rate(p.bytes_per_second)));
+    return !interrupted();
+  };
+  const io::BenchResult r = io::run_bench(o);
+  log::progress("");
+  if (f.json) {
+    print_json(o, r);
+  } else {
+    print_text(f, o, r);
+  }
+  return r.stopped ? 130 : 0;
+}
+
+void add_options(CLI::App& c, Flags& f) {
+  auto* path =
+      c.add_option("--path", f.paths, "Directories, one per drive, each of which gets a temporary file");
+  c.add_option("--file", f.files, "Existing files instead, taken as they are")->excludes(path);
+  c.add_flag("--overwrite", f.overwrite, "Writing may replace the contents of --file");
+  c.add_option("--op", f.op, "read, write or mixed (half of each)")
+      ->capture_default_str()
+      ->check(one_of({"read", "write", "mixed"}));
+  c.add_option("--pattern", f.pattern, "sequential or random")
+      ->capture_default_str()
+      ->check(one_of({"sequential", "random"}));
+  c.add_option("--block-size", f.block_size, "Bytes of one request")
+      ->capture_default_str()
+      ->check(byte_size(4096));
+  c.add_option("--queue-depth", f.queue_depth, "Requests in flight per path")
+      ->capture_default_str()
+      ->check(whole_number(1, 4096));
+  c.add_option("--size", f.size,
+               "Of each file (default: 4GiB, or half of what is free, or 65536 blocks, whichever is least)")
+      ->check(byte_size(4096));
+  c.add_option("--seconds", f.seconds, "Measured for so long (0: one pass over the files)")
+      ->capture_default_str()
+      ->check(real_number(0, 1e6));
+  c.add_option("--ramp", f.ramp, "Seconds before that, which do not count")
+      ->capture_default_str()
+      ->check(real_number(0, 1e6));
+  c.add_option("--backend", f.backend,
+               "auto, io_uring, libaio, threads, or ram (memory: what the engine itself costs)")
+      ->capture_default_str()
+      ->check(one_of({"auto", "io_uring", "libaio", "threads", "ram"}));
+  c.add_option("--registered", f.registered, "io_uring: registered file and buffers")
+      ->capture_default_str()
+      ->check(one_of({"on", "off"}));
+  c.add_option("--queues", f.queues, "Rings with a thread each, per path; they share its depth")
+      ->capture_default_str()
+      ->check(whole_number(1, 64));
+  c.add_option("--threads", f.threads, "Threads of the back end threads, per queue")
+      ->capture_default_str()
+      ->check(whole_number(1, 256));
+  c.add_flag("--sqpoll", f.sqpoll,
+             "io_uring: a kernel thread takes submissions, at the price of its CPU time");
+  c.add_flag("--iopoll", f.iopoll, "io_uring: poll for completions (drives with poll queues)");
+  c.add_option("--adaptive", f.adaptive, "The engine finds the depth itself, beginning with --queue-depth")
+      ->capture_default_str()
+      ->check(one_of({"on", "off"}));
+  c.add_option("--verify", f.verify, "Checksum what is written, compare what is read")
+      ->capture_default_str()
+      ->check(one_of({"on", "off"}));
+  c.add_option("--seed", f.seed, "Of random offsets and of the mix")
+      ->capture_default_str()
+      ->check(whole_number<std::uint64_t>(0));
+  c.add_flag("--json", f.json, "One JSON object on stdout, in SI units");
+}
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  ziggurat io-bench --path /mnt/nvme0\n"
+    "  ziggurat io-bench --path /mnt/nvme0 /mnt/nvme1 --op mixed --verify on\n"
+    "  ziggurat io-bench --path . --pattern random --block-size 4KiB --queue-depth 1   latency of single "
+    "reads\n"
+    "  ziggurat io-bench --path . --op write --seconds 0 --size 16GiB                  one pass\n"
+    "  ziggurat io-bench --file data.bin --json | jq .bytes_per_second\n"
+    "What to choose:\n"
+    "  A drive is only busy while it has requests: block size times queue depth is what is under way. Small\n"
+    "  blocks cost CPU for each; large ones and a deep queue reach the drive's bandwidth, and beyond that "
+    "only\n"
+    "  add latency, since each waits for those before it. 1MiB at depth 32 suits most NVMe drives; io-tune\n"
+    "  searches for the best.\n"
+    "How to read the result:\n"
+    "  latency is from submission to completion; with a full queue p50 is about depth x block size / "
+    "throughput.\n"
+    "  A p99 far above p50 means that the drive stalls: hot, or busy with its own housekeeping. CPU seconds "
+    "per\n"
+    "  GB are those of the whole process, kernel side included. Writes go to blocks that were written "
+    "before;\n"
+    "  many drives slow down when a fast cache is full, so measure as long as your run will write.\n"
+    "  Temporary files have no name: nothing is left, however the program ends. Writing wears drives; the\n"
+    "  result says how much was written.\n"
+    "The same in fio:\n"
+    "  fio --name=a --filename=data.bin --ioengine=io_uring --direct=1 --fixedbufs=1 --registerfiles=1\n"
+    "    --rw=read|write|rw (randread...) --bs=1M --iodepth=32 --time_based --runtime=5 --ramp_time=0.5";
+
+}  // namespace
+
+void add_io_bench(CLI::App& app, int& exit_code) {
+  auto f = std::make_shared<Flags>();
+  CLI::App* command =
+      app.add_subcommand("io-bench", "Measure what drives give: throughput, latency, CPU time per byte");
+  add_options(*command, *f);
+  command->footer(kFooter);
+  command->callback([f, &exit_code] { exit_code = run(*f); });
+}
+
+}  // namespace zg::cli

@@ -1,4 +1,5 @@
 // `ziggurat io-tune`: finds the settings at which drives give most, and says how sure it is.
+#include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 

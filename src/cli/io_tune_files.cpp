@@ -65,12 +65,12 @@ void preallocate(int fd, const std::string& directory, std::int64_t bytes) {
 
 TunePlace look_at(const std::string& path) {
   const io::PathProbe probe = io::probe_path(path, 0);
-  TunePlace place{.filesystem = probe.filesystem,
+  TunePlace place{.path = std::filesystem::canonical(path).string(),
+                  .filesystem = probe.filesystem,
                   .device = probe.device,
                   .free_bytes = probe.free_bytes,
                   .direct = probe.direct,
                   .direct_reason = probe.direct_reason};
-  place.path = std::filesystem::canonical(path).string();
   struct stat info {};
   struct statvfs volume {};
   if (stat(path.c_str(), &info) != 0 || statvfs(path.c_str(), &volume) != 0)

@@ -8,12 +8,12 @@ namespace zg::cli {
 
 // One of the paths, as it stands.
 struct TunePlace {
-  std::string path;  // resolved
-  std::string filesystem, device;
+  std::string path = {};  // resolved
+  std::string filesystem = {}, device = {};
   std::uint64_t volume = 0;  // equal for paths on one file system
   std::int64_t free_bytes = 0, total_bytes = 0;
-  bool direct = false;        // O_DIRECT works
-  std::string direct_reason;  // why not
+  bool direct = false;             // O_DIRECT works
+  std::string direct_reason = {};  // why not
 };
 // Throws Error(kUsage) for what is no writable directory.
 TunePlace look_at(const std::string& path);

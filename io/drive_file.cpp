@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <fstream>
 #include <sstream>
-#include <utility>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
@@ -19,27 +18,50 @@
 namespace zg::io {
 namespace {
 
-// Opened read-write and unlinked at once.
-int open_nameless(const std::string& directory) {
+void check_size(const DriveOptions& options) {
+  if (options.bytes > 0 || (options.bytes == 0 && options.kind == FileKind::kExisting)) return;
+  throw Error(Errc::kUsage, options.path, fmt::format("a tier of {} bytes", options.bytes),
+              "give it more than 0 bytes");
+}
+
+// Without a name from the start, or unlinked at once where the filesystem cannot do that.
+OwnedFd open_nameless(const std::string& directory) {
   struct stat info {};
   if (stat(directory.c_str(), &info) != 0) {
     throw Error(Errc::kUsage, directory, "cannot hold a tier: " + errno_text(errno),
                 "make the directory, or name another one");
   }
   if (!S_ISDIR(info.st_mode)) throw Error(Errc::kUsage, directory, "is no directory", "name a directory");
+  if (OwnedFd fd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)); fd) return fd;
   std::string name = directory + "/.ziggurat-XXXXXX";
-  const int fd = mkostemp(name.data(), O_CLOEXEC);
-  if (fd < 0) {
+  OwnedFd fd(mkostemp(name.data(), O_CLOEXEC));
+  if (!fd) {
     const int error = errno;
     const bool users = error == EACCES || error == EROFS || error == EPERM;
     throw Error(users ? Errc::kUsage : Errc::kIo, directory,
                 "no file can be made there: " + errno_text(error),
                 users ? "name a directory that this user may write to" : "");
   }
-  if (unlink(name.c_str()) != 0) {
-    const int error = errno;
-    close(fd);
-    throw Error(Errc::kIo, name, "cannot be unlinked: " + errno_text(error));
+  if (unlink(name.c_str()) != 0) throw Error(Errc::kIo, name, "cannot be unlinked: " + errno_text(errno));
+  return fd;
+}
+
+// Looked at before it is opened, since opening a device or a pipe can do something.
+OwnedFd open_existing(const std::string& path) {
+  struct stat info {};
+  if (stat(path.c_str(), &info) != 0)
+    throw Error(Errc::kUsage, path, "cannot be opened: " + errno_text(errno), "name an existing file");
+  OwnedFd fd;
+  if (S_ISREG(info.st_mode)) {
+    fd = OwnedFd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (!fd || fstat(fd.get(), &info) != 0) {
+      throw Error(Errc::kUsage, path, "cannot be opened: " + errno_text(errno),
+                  "name a file that this user may read and write");
+    }
+  }
+  if (!S_ISREG(info.st_mode)) {
+    throw Error(Errc::kUsage, path, S_ISDIR(info.st_mode) ? "is a directory" : "is no regular file",
+                "name a file");
   }
   return fd;
 }
@@ -101,41 +123,66 @@ DriveFile::DriveFile(const DriveOptions& options)
     : path_(options.path),
       bytes_(round_up(options.bytes, Engine::alignment())),
       endurance_bytes_(options.endurance_bytes) {
-  if (options.bytes <= 0) {
-    throw Error(Errc::kUsage, path_, fmt::format("a tier of {} bytes", options.bytes),
-                "give it more than 0 bytes");
+  check_size(options);
+  switch (options.kind) {
+    case FileKind::kTier:
+      lock_ = DriveLock::take(path_);
+      fd_ = lock_->make_file();
+      preallocate();
+      break;
+    case FileKind::kScratch:
+      fd_ = open_nameless(path_);
+      preallocate();
+      break;
+    case FileKind::kExisting:
+      fd_ = open_existing(path_);
+      lock_existing();
+      measure_existing();
+      break;
   }
-  fd_ = open_nameless(path_);
-  try {
-    preallocate();
-    buffered_because_ = try_direct();
-  } catch (...) {
-    close(fd_);
-    throw;
-  }
+  buffered_because_ = try_direct();
 }
 
-DriveFile::DriveFile(DriveFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      bytes_(other.bytes_),
-      endurance_bytes_(other.endurance_bytes_),
-      fd_(std::exchange(other.fd_, -1)),
-      buffered_because_(std::move(other.buffered_because_)),
-      sparse_because_(std::move(other.sparse_because_)) {}
+// By a descriptor of its own, as a tier's (DriveLock::make_file).
+void DriveFile::lock_existing() {
+  existing_lock_ = OwnedFd(open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const int error = existing_lock_ ? lock_now(existing_lock_.get()) : errno;
+  if (error == 0) return;
+  if (error == EWOULDBLOCK) {
+    throw Error(Errc::kUsage, path_, "is in use by another run, or by another drive of this one",
+                "wait for it to end, or name another file");
+  }
+  throw Error(Errc::kIo, path_, "cannot be locked against other runs: " + errno_text(error),
+              "some network file systems have no locks; name a file on a local drive");
+}
 
-DriveFile::~DriveFile() {
-  if (fd_ >= 0) close(fd_);
+void DriveFile::measure_existing() {
+  struct stat info {};
+  if (fstat(fd_.get(), &info) != 0) throw Error(Errc::kIo, path_, "fstat: " + errno_text(errno));
+  const std::int64_t whole = info.st_size / Engine::alignment() * Engine::alignment();
+  if (whole == 0) {
+    throw Error(Errc::kUsage, path_, fmt::format("has {} bytes", info.st_size),
+                fmt::format("name a file of at least {}", Engine::alignment()));
+  }
+  if (bytes_ > whole) {
+    throw Error(
+        Errc::kUsage, path_,
+        fmt::format("has {} bytes, {} in whole pages, where {} are asked for", info.st_size, whole, bytes_),
+        "name a larger file, or ask for fewer bytes");
+  }
+  if (bytes_ == 0) bytes_ = whole;
+  if (std::int64_t{info.st_blocks} * 512 < bytes_) sparse_because_ = "the file has holes";
 }
 
 void DriveFile::preallocate() {
   const std::int64_t free = free_bytes_of(path_);  // before: a failed fallocate may have taken some
   int error = 0;
   do {
-    error = fallocate(fd_, 0, 0, bytes_) == 0 ? 0 : errno;
+    error = fallocate(fd_.get(), 0, 0, bytes_) == 0 ? 0 : errno;
   } while (error == EINTR);
   if (error == EOPNOTSUPP || error == ENOSYS) {
     sparse_because_ = fmt::format("{} cannot reserve space", mount_of(path_).filesystem);
-    error = ftruncate(fd_, bytes_) == 0 ? 0 : errno;
+    error = ftruncate(fd_.get(), bytes_) == 0 ? 0 : errno;
   }
   if (error == ENOSPC || error == EDQUOT) {
     throw Error(
@@ -153,20 +200,20 @@ void DriveFile::preallocate() {
 // Turns O_DIRECT on, and tries it with a page, since some filesystems take the flag and refuse the transfer.
 std::string DriveFile::try_direct() const {
   struct statfs info {};
-  if (fstatfs(fd_, &info) != 0) throw Error(Errc::kIo, path_, "fstatfs: " + errno_text(errno));
+  if (fstatfs(fd_.get(), &info) != 0) throw Error(Errc::kIo, path_, "fstatfs: " + errno_text(errno));
   if (info.f_type == TMPFS_MAGIC)
     return "tmpfs keeps its files in memory";  // though newer ones take the flag
-  const int flags = fcntl(fd_, F_GETFL);
+  const int flags = fcntl(fd_.get(), F_GETFL);
   if (flags < 0) throw Error(Errc::kIo, path_, "fcntl: " + errno_text(errno));
   const auto refused = [&](int error) {
     return fmt::format("{} refuses O_DIRECT: {}", mount_of(path_).filesystem, errno_text(error));
   };
-  if (fcntl(fd_, F_SETFL, flags | O_DIRECT) != 0) return refused(errno);
+  if (fcntl(fd_.get(), F_SETFL, flags | O_DIRECT) != 0) return refused(errno);
   alignas(4096) static thread_local char page[Engine::alignment()];
-  const ssize_t n = pread(fd_, page, sizeof(page), 0);
+  const ssize_t n = pread(fd_.get(), page, sizeof(page), 0);
   if (n == static_cast<ssize_t>(sizeof(page))) return {};
   const int error = n < 0 ? errno : EIO;
-  if (fcntl(fd_, F_SETFL, flags) != 0) throw Error(Errc::kIo, path_, "fcntl: " + errno_text(errno));
+  if (fcntl(fd_.get(), F_SETFL, flags) != 0) throw Error(Errc::kIo, path_, "fcntl: " + errno_text(errno));
   return refused(error);
 }
 

@@ -1,23 +1,25 @@
-// The file behind one drive: preallocated, without a name (so that it goes with the process, however that
-// ends, and two runs never meet), O_DIRECT where the filesystem takes it.
+// The file behind one drive, as its FileKind says: a tier's, preallocated in a locked directory and removed
+// at the end (io/drive_lock.hpp); one without a name, that goes with the process; or one that exists already,
+// whose size and name are left alone. O_DIRECT where the filesystem takes it.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "io/drive_lock.hpp"
 #include "ziggurat/io/engine.hpp"
 
 namespace zg::io {
 
 class DriveFile {
  public:
-  // Throws Error(kUsage) for a path that is no writable directory, Error(kIo) when it cannot hold the bytes.
+  // Throws Error(kUsage) for a path that is not what its kind needs, or that another run has; Error(kIo) when
+  // it cannot hold the bytes. Then nothing is left behind.
   explicit DriveFile(const DriveOptions& options);
-  DriveFile(DriveFile&& other) noexcept;
-  DriveFile& operator=(DriveFile&&) = delete;
-  ~DriveFile();
 
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   std::int64_t bytes() const { return bytes_; }
+  // The directory, or the existing file.
   const std::string& path() const { return path_; }
   double endurance_bytes() const { return endurance_bytes_; }
   // Why O_DIRECT is not in use; empty when it is.
@@ -27,12 +29,16 @@ class DriveFile {
 
  private:
   void preallocate();
+  void lock_existing();
+  void measure_existing();
   std::string try_direct() const;
 
   std::string path_;
   std::int64_t bytes_ = 0;
   double endurance_bytes_ = 0;
-  int fd_ = -1;
+  std::unique_ptr<DriveLock> lock_;  // of a tier; ends after fd_
+  OwnedFd existing_lock_;
+  OwnedFd fd_;
   std::string buffered_because_, sparse_because_;
 };
 

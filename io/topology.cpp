@@ -1,13 +1,142 @@
 #include "io/topology.hpp"
 
-namespace zg::io {
+#include <fmt/core.h>
+#include <sched.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 
-int numa_node_of(const std::string&, const std::string&) {
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+namespace zg::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMaxCpus = 1 << 16;
+// Devices upon devices: more layers than this is a loop, or nothing that we know.
+constexpr int kMaxLayers = 8;
+
+std::optional<int> parse_int(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// None where there is no such file.
+std::string first_line(const fs::path& file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+std::vector<fs::path> entries_of(const fs::path& directory) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+    entries.push_back(it->path());
+  return entries;
+}
+
+// "nvme0": the links from an NVMe subsystem to the controllers that reach it.
+bool is_controller(const fs::path& entry) {
+  const std::string name = entry.filename();
+  return name.size() > 4 && name.compare(0, 4, "nvme") == 0 &&
+         name.find_first_not_of("0123456789", 4) == std::string::npos;
+}
+
+// What a device without a place of its own stands on: the drives of an md or device mapper, or the
+// controllers of an NVMe drive with several ports, which the kernel lists below devices/virtual.
+std::vector<fs::path> parts_of(const fs::path& directory) {
+  std::vector<fs::path> parts = entries_of(directory / "slaves");
+  if (directory.filename().string().compare(0, 11, "nvme-subsys") == 0) {
+    for (const fs::path& entry : entries_of(directory)) {
+      if (is_controller(entry)) parts.push_back(entry);
+    }
+  }
+  return parts;
+}
+
+// Walks up from a device's directory: a partition lies below its disk, a disk below its controller, that
+// below the PCI device that says the node.
+int node_above(const fs::path& device, const fs::path& sysfs, int layers) {
+  std::error_code error;
+  const fs::path root = fs::canonical(sysfs, error);
+  fs::path at = error ? fs::path() : fs::canonical(device, error);
+  if (error || layers > kMaxLayers) return -1;
+  for (; at != root && at != at.root_path(); at = at.parent_path()) {
+    const std::vector<fs::path> parts = parts_of(at);
+    if (!parts.empty()) {
+      const int node = node_above(parts[0], sysfs, layers + 1);
+      const auto agrees = [&](const fs::path& part) { return node_above(part, sysfs, layers + 1) == node; };
+      return std::all_of(parts.begin() + 1, parts.end(), agrees) ? node : -1;
+    }
+    if (const auto node = parse_int(first_line(at / "numa_node"))) return std::max(*node, -1);
+  }
   return -1;
 }
 
-std::vector<int> cpus_of_node(int, const std::string&) {
-  return {};
+// Those that the calling thread may use. (The kernel refuses a set that is too small for its own.)
+struct FreeSet {
+  void operator()(cpu_set_t* set) const { CPU_FREE(set); }
+};
+using CpuSet = std::unique_ptr<cpu_set_t, FreeSet>;
+
+CpuSet allowed_cpus() {
+  CpuSet set(CPU_ALLOC(kMaxCpus));
+  if (set == nullptr || sched_getaffinity(0, CPU_ALLOC_SIZE(kMaxCpus), set.get()) != 0) return nullptr;
+  return set;
+}
+
+}  // namespace
+
+int numa_node_of(const std::string& path, const std::string& sysfs) {
+  struct stat info {};
+  if (stat(path.c_str(), &info) != 0) return -1;
+  return numa_node_of_device(fmt::format("{}:{}", major(info.st_dev), minor(info.st_dev)), sysfs);
+}
+
+int numa_node_of_device(const std::string& number, const std::string& sysfs) {
+  return node_above(fs::path(sysfs) / "dev/block" / number, sysfs, 0);
+}
+
+std::vector<int> parse_cpu_list(const std::string& text) {
+  std::vector<int> cpus;
+  std::string_view rest = text;
+  while (!rest.empty() && (rest.back() == '\n' || rest.back() == ' ')) rest.remove_suffix(1);
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find(','), rest.size());
+    const std::string_view range = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    const std::size_t dash = range.find('-');
+    const auto first = parse_int(range.substr(0, dash));
+    const auto last = dash == std::string_view::npos ? first : parse_int(range.substr(dash + 1));
+    if (!first || !last || *first < 0 || *last < *first || *last >= kMaxCpus) return {};
+    for (int cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);
+  }
+  std::sort(cpus.begin(), cpus.end());
+  cpus.erase(std::unique(cpus.begin(), cpus.end()), cpus.end());
+  return cpus;
+}
+
+std::vector<int> cpus_of_node(int node, const std::string& sysfs) {
+  if (node < 0) return {};
+  std::vector<int> cpus =
+      parse_cpu_list(first_line(fs::path(sysfs) / fmt::format("devices/system/node/node{}/cpulist", node)));
+  const CpuSet allowed = allowed_cpus();
+  if (allowed == nullptr) return {};
+  const auto forbidden = [&](int cpu) {
+    return !CPU_ISSET_S(static_cast<std::size_t>(cpu), CPU_ALLOC_SIZE(kMaxCpus), allowed.get());
+  };
+  cpus.erase(std::remove_if(cpus.begin(), cpus.end(), forbidden), cpus.end());
+  return cpus;
 }
 
 }  // namespace zg::io

@@ -66,7 +66,7 @@ class EngineTest : public testing::TestWithParam<Case> {
     options.trace = &trace_;
     if (GetParam().faults) options.faults = {.seed = 7, .short_rate = 0.3, .delay_rate = 0.2};
     std::vector<DriveOptions> drives;
-    for (int i = 0; i < kDrives; ++i) drives.push_back({directory_.path(), kDriveBytes});
+    for (int i = 0; i < kDrives; ++i) drives.push_back({directories_[i].path(), kDriveBytes});
     engine_ = make_engine(options, drives);
   }
   void SetUp() override {
@@ -78,14 +78,16 @@ class EngineTest : public testing::TestWithParam<Case> {
         engine_->submit({.op = op, .drive = drive, .offset = offset, .data = data, .bytes = bytes}));
   }
 
-  TempDir directory_;
+  TempDir directories_[kDrives];
   Trace trace_;
   std::unique_ptr<Engine> engine_;
 };
 
 TEST_P(EngineTest, LeavesNoFileBehind) {
-  EXPECT_TRUE(directory_.is_empty());
   EXPECT_EQ(engine_->drive_count(), kDrives);
+  EXPECT_EQ(directories_[0].is_empty(), GetParam().backend == Backend::kRam);
+  engine_.reset();
+  for (const TempDir& directory : directories_) EXPECT_TRUE(directory.is_empty());
 }
 
 // Each zone of each drive has at most one transfer at a time, so the mirror knows what every read must give.
@@ -297,7 +299,7 @@ TEST_P(EngineTest, TracesEachTransferInItsLane) {
     ASSERT_TRUE(move(Op::kRead, 0, 0, memory.data(), kZone).ok());
   }
   engine_.reset();
-  const std::string file = directory_.path() + "/trace.json";
+  const std::string file = directories_[0].path() + "/trace.json";
   trace_.save(file);
   std::string text(std::filesystem::file_size(file), '\0');
   FILE* f = fopen(file.c_str(), "r");

@@ -102,12 +102,14 @@ class ForbiddenUring : public testing::TestWithParam<int> {
 [[noreturn]] void run_with_auto(const std::string& directory, int error) {
   forbid_io_uring(error);
   log::set_level(log::Level::kInfo);
-  const auto engine = make_engine(small(Backend::kAuto), {{directory, kMiB}});
+  auto engine = make_engine(small(Backend::kAuto), {{directory, kMiB}});
   fprintf(stderr, "%s\n", engine->describe().c_str());
   const auto probes = probe_backends("");
   const bool probed = !probes.at(0).works && probes.at(1).works;
+  const bool good = engine->backend() == Backend::kThreads && works(*engine) && probed;
+  engine.reset();
   std::filesystem::remove(directory);  // this process has its own, and ends without destructors
-  _exit(engine->backend() == Backend::kThreads && works(*engine) && probed ? 0 : 1);
+  _exit(good ? 0 : 1);
 }
 
 [[noreturn]] void run_with_required(const std::string& directory, int error) {
@@ -143,12 +145,13 @@ INSTANTIATE_TEST_SUITE_P(Errors, ForbiddenUring, testing::Values(EPERM, ENOSYS),
 [[noreturn]] void run_without_memlock(const std::string& directory) {
   const rlimit none{.rlim_cur = 16 * kPage, .rlim_max = 16 * kPage};
   if (setrlimit(RLIMIT_MEMLOCK, &none) != 0 || setuid(65534) != 0) _exit(77);
-  const auto engine = make_engine(small(Backend::kAuto), {{directory, kMiB}});
+  auto engine = make_engine(small(Backend::kAuto), {{directory, kMiB}});
   const Memory memory(8 * kMiB);
   engine->register_memory(memory.data(), memory.bytes());
   fprintf(stderr, "%s\n", engine->describe().c_str());
   const Result result = engine->wait(engine->submit({.data = memory.data(), .bytes = kMiB}));
   engine->unregister_memory(memory.data());
+  engine.reset();
   std::filesystem::remove(directory);
   _exit(result.ok() ? 0 : 1);
 }
@@ -191,7 +194,7 @@ TEST(Paths, ReadOnlyDirectoryIsTheUsersError) {
 TEST(Paths, AFullDiskSaysWhatIsNeededAndFree) {
   const Mounted full("tmpfs", "size=1m");
   if (full.path().empty()) GTEST_SKIP() << "may not mount";
-  expect_error(small(Backend::kThreads), {full.path(), 2 * kMiB}, Errc::kIo, "needs 2.0 MiB, 1.0 MiB free");
+  expect_error(small(Backend::kThreads), {full.path(), 2 * kMiB}, Errc::kIo, "needs 2.0 MiB, 1020.0 KiB free");
   const auto engine = make_engine(small(Backend::kThreads), {{full.path(), kMiB / 2}});
   EXPECT_TRUE(works(*engine));
 }
@@ -210,12 +213,13 @@ TEST(Direct, TmpfsIsBufferedAndSaysSo) {
   EXPECT_FALSE(probe.direct);
   for (const Backend backend : {Backend::kAuto, Backend::kThreads}) {
     testing::internal::CaptureStderr();
-    const auto engine = make_engine(small(backend), {{directory.path(), kMiB}});
+    auto engine = make_engine(small(backend), {{directory.path(), kMiB}});
     const std::string log = testing::internal::GetCapturedStderr();
     EXPECT_NE(log.find("warning: " + directory.path() + ": without O_DIRECT"), std::string::npos) << log;
     EXPECT_NE(engine->describe().find("buffered on " + directory.path()), std::string::npos)
         << engine->describe();
     EXPECT_TRUE(works(*engine));
+    engine.reset();
     expect_error(required(backend), {directory.path(), kMiB}, Errc::kIo, "O_DIRECT is required");
   }
 }

@@ -1,0 +1,375 @@
+#include "io/drive_lock.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <ctime>
+#include <string_view>
+#include <thread>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg::io {
+namespace {
+
+constexpr const char* kLockName = "ziggurat.lock";
+constexpr std::string_view kPrefix = "ziggurat-", kSuffix = ".tier";
+constexpr std::size_t kDigits = 16;
+constexpr std::size_t kMaxCommand = 400;  // characters of the command line that are kept
+
+// A lock that is held while its file does not say by whom yet is looked at again this often.
+constexpr int kAttempts = 50;
+constexpr auto kPause = std::chrono::milliseconds(2);
+
+bool is_tier_name(std::string_view name) {
+  if (name.size() != kPrefix.size() + kDigits + kSuffix.size()) return false;
+  if (name.substr(0, kPrefix.size()) != kPrefix) return false;
+  if (name.substr(kPrefix.size() + kDigits) != kSuffix) return false;
+  const std::string_view digits = name.substr(kPrefix.size(), kDigits);
+  return digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+std::string random_tier_name() {
+  std::uint64_t number = 0;
+  if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+    throw Error(Errc::kIo, "getrandom", errno_text(errno));
+  return fmt::format("{}{:016x}{}", kPrefix, number, kSuffix);
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return "?";
+  return name.data();
+}
+
+// One line of a command, or of somebody else's file: nothing in it moves the cursor.
+std::string plain(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  while (!text.empty() && text.back() == ' ') text.pop_back();
+  return text;
+}
+
+std::string read_all(int fd, std::size_t most) {
+  std::string text(most, '\0');
+  const ssize_t n = pread(fd, text.data(), text.size(), 0);
+  text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return text;
+}
+
+std::string command_line() {
+  const OwnedFd fd(open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC));
+  std::string text = fd ? plain(read_all(fd.get(), kMaxCommand)) : std::string();
+  if (text.size() >= kMaxCommand - 1) text += "...";
+  return text;
+}
+
+std::string now_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text.data();
+}
+
+std::string text_of(const Owner& o) {
+  return fmt::format("pid {}\nhost {}\nsince {}\nfile {}\ncommand {}\n", o.pid, o.host, o.since, o.file,
+                     o.command);
+}
+
+// The first line of each kind counts: after a shorter new text the end of an older one may still stand there.
+Owner read_owner(int fd) {
+  Owner owner;
+  const std::string text = read_all(fd, 4096);
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find('\n'), rest.size());
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    const std::size_t blank = std::min(line.find(' '), line.size());
+    const std::string_view key = line.substr(0, blank);
+    const std::string_view raw = line.substr(std::min(blank + 1, line.size()));
+    const std::string value = plain(std::string(raw));
+    if (key == "pid" && owner.pid == 0) std::from_chars(raw.data(), raw.data() + raw.size(), owner.pid);
+    if (key == "host" && owner.host.empty()) owner.host = value;
+    if (key == "since" && owner.since.empty()) owner.since = value;
+    if (key == "file" && owner.file.empty()) owner.file = value;
+    if (key == "command" && owner.command.empty()) owner.command = value;
+  }
+  if (owner.pid < 0) owner.pid = 0;
+  return owner;
+}
+
+bool is_gone(const Owner& owner) {
+  return owner.host == host_name() && kill(static_cast<pid_t>(owner.pid), 0) != 0 && errno == ESRCH;
+}
+
+Error in_use(const std::string& directory, const Owner& owner) {
+  const std::string hint = "wait for it to end, end it, or name another directory";
+  if (owner.pid == 0) {
+    return {Errc::kUsage, directory, "is in use by another run, whose ziggurat.lock does not say who it is",
+            hint};
+  }
+  if (owner.pid == getpid() && owner.host == host_name()) {
+    return {Errc::kUsage, directory, fmt::format("is in use by this process, since {}", owner.since),
+            "give every drive a directory of its own"};
+  }
+  const std::string who =
+      fmt::format("pid {} on {} since {}: {}", owner.pid, owner.host, owner.since, owner.command);
+  if (is_gone(owner)) {
+    return {Errc::kUsage, directory,
+            fmt::format("is in use by a child of a run of ziggurat that has ended itself, {}", who),
+            "end what that run has started, or name another directory"};
+  }
+  return {Errc::kUsage, directory, fmt::format("is in use by ziggurat, {}", who), hint};
+}
+
+bool is_users(int error) {
+  return error == EACCES || error == EROFS || error == EPERM;
+}
+
+Error cannot_make(const std::string& directory, int error) {
+  return {is_users(error) ? Errc::kUsage : Errc::kIo, directory,
+          fmt::format("no file can be made there: {}", errno_text(error)),
+          is_users(error) ? "name a directory that this user may write to" : ""};
+}
+
+Error cannot_lock(const std::string& where, int error) {
+  return {Errc::kIo, where, fmt::format("cannot be locked against other runs: {}", errno_text(error)),
+          "some network file systems have no locks; name a directory on a local drive"};
+}
+
+}  // namespace
+
+void OwnedFd::reset() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+int lock_now(int fd) {
+  int error = 0;
+  do {
+    error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  return error;
+}
+
+std::unique_ptr<DriveLock> DriveLock::take(const std::string& directory) {
+  std::unique_ptr<DriveLock> lock(new DriveLock(directory));  // ends what is half done if a step throws
+  lock->open_directory();
+  const Owner previous = lock->lock();
+  // At once, since others may ask already; but a full drive may have no room for it before it is reclaimed.
+  const bool written = lock->try_write_owner();
+  lock->reclaim(previous);
+  if (!written && !lock->try_write_owner())
+    throw Error(Errc::kIo, lock->path_of(kLockName), "cannot be written: " + errno_text(errno));
+  return lock;
+}
+
+DriveLock::DriveLock(const std::string& directory)
+    : directory_(directory), file_(random_tier_name()), process_(getpid()) {}
+
+// The names go while the locks are held, so nobody takes them for leftovers; the lock file's last, so the
+// next run finds the space free.
+DriveLock::~DriveLock() {
+  if (getpid() != process_) return;
+  if (data_ && is_at(file_, data_)) unlinkat(dir_.get(), file_.c_str(), 0);
+  data_.reset();
+  if (lock_ && is_at(kLockName, lock_)) unlinkat(dir_.get(), kLockName, 0);
+}
+
+void DriveLock::open_directory() {
+  struct stat info {};
+  int error = stat(directory_.c_str(), &info) == 0 ? 0 : errno;
+  if (error == 0 && !S_ISDIR(info.st_mode))
+    throw Error(Errc::kUsage, directory_, "is no directory", "name a directory");
+  if (error == 0) {
+    dir_ = OwnedFd(open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!dir_) error = errno;
+  }
+  if (error != 0) {
+    throw Error(Errc::kUsage, directory_, "cannot hold a tier: " + errno_text(error),
+                "make the directory, or name another one");
+  }
+}
+
+// Locks the file that has the name in the end: its owner may remove it after we have opened it. Returns what
+// the run before has written there.
+Owner DriveLock::lock() {
+  for (int attempt = 1; attempt <= kAttempts; ++attempt) {
+    bool made = false;
+    OwnedFd fd = open_lock_file(made);
+    if (!fd) continue;
+    const int error = lock_now(fd.get());
+    if (error == EWOULDBLOCK) {
+      const Owner owner = read_owner(fd.get());
+      if ((owner.pid != 0 && !is_gone(owner)) || attempt == kAttempts) throw in_use(directory_, owner);
+      std::this_thread::sleep_for(kPause);
+      continue;
+    }
+    if (error != 0) {
+      if (made) unlinkat(dir_.get(), kLockName, 0);
+      throw cannot_lock(directory_, error);
+    }
+    if (!is_at(kLockName, fd)) continue;
+    check_is_ours(fd);
+    lock_ = std::move(fd);
+    return read_owner(lock_.get());
+  }
+  throw Error(Errc::kIo, path_of(kLockName), "is made and removed again by others all the time");
+}
+
+// None when somebody was faster in making it.
+OwnedFd DriveLock::open_lock_file(bool& made) const {
+  constexpr int kFlags = O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
+  OwnedFd fd(openat(dir_.get(), kLockName, O_RDWR | kFlags));
+  if (fd) return fd;
+  if (errno == ENOENT) {
+    fd = OwnedFd(openat(dir_.get(), kLockName, O_RDWR | O_CREAT | O_EXCL | kFlags, 0644));
+    if (!fd && errno != EEXIST) throw cannot_make(directory_, errno);
+    made = static_cast<bool>(fd);
+    return fd;
+  }
+  const int error = errno;
+  const std::string path = path_of(kLockName);
+  if (error == EACCES) {
+    fd = OwnedFd(openat(dir_.get(), kLockName, O_RDONLY | kFlags));
+    if (fd && lock_now(fd.get()) == EWOULDBLOCK) throw in_use(directory_, read_owner(fd.get()));
+    throw Error(Errc::kUsage, path, "belongs to another user, and nobody uses it",
+                "have it removed, or name another directory");
+  }
+  if (error == ELOOP) throw Error(Errc::kUsage, path, "is a symbolic link", "remove it");
+  throw Error(is_users(error) || error == EISDIR ? Errc::kUsage : Errc::kIo, path,
+              "cannot be opened: " + errno_text(error));
+}
+
+// What is ours is overwritten and removed; so a file of somebody's that has this name by chance is looked at
+// first. Zeros are what a power cut makes of a short file.
+void DriveLock::check_is_ours(const OwnedFd& fd) const {
+  struct stat info {};
+  if (fstat(fd.get(), &info) != 0) throw Error(Errc::kIo, path_of(kLockName), errno_text(errno));
+  const std::string begin = read_all(fd.get(), 4);
+  const bool known = info.st_size == 0 || begin == "pid " || (!begin.empty() && begin[0] == '\0');
+  if (S_ISREG(info.st_mode) && info.st_nlink == 1 && known) return;
+  throw Error(Errc::kUsage, path_of(kLockName), "is no lock file of ziggurat's",
+              "move it away, or name another directory");
+}
+
+bool DriveLock::try_write_owner() const {
+  const std::string text = text_of(
+      {.pid = process_, .host = host_name(), .since = now_text(), .file = file_, .command = command_line()});
+  const auto bytes = static_cast<ssize_t>(text.size());
+  const ssize_t n = pwrite(lock_.get(), text.data(), text.size(), 0);
+  if (n >= 0 && n != bytes) errno = ENOSPC;
+  return n == bytes && ftruncate(lock_.get(), bytes) == 0;
+}
+
+// Nothing is removed before all are known to be nobody's.
+void DriveLock::reclaim(const Owner& previous) const {
+  const std::vector<Leftover> leftovers = find_leftovers();
+  if (leftovers.empty()) return;
+  std::int64_t bytes = 0;
+  bool of_previous = true;
+  for (const Leftover& leftover : leftovers) {
+    remove(leftover);
+    bytes += leftover.bytes;
+    of_previous = of_previous && previous.pid != 0 && leftover.name == previous.file;
+  }
+  log::info("reclaimed {} in {}, left by {} that did not end properly", format_bytes(bytes), directory_,
+            of_previous             ? fmt::format("pid {} ({})", previous.pid, previous.command)
+            : leftovers.size() == 1 ? std::string("a run")
+                                    : fmt::format("{} runs", leftovers.size()));
+}
+
+std::vector<DriveLock::Leftover> DriveLock::find_leftovers() const {
+  const int list = openat(dir_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(list >= 0 ? fdopendir(list) : nullptr, &closedir);
+  if (!entries) {
+    const int error = errno;
+    if (list >= 0) close(list);
+    throw Error(Errc::kIo, directory_, "cannot be listed: " + errno_text(error));
+  }
+  std::vector<Leftover> leftovers;
+  for (errno = 0; const dirent* entry = readdir(entries.get()); errno = 0) {
+    const std::string name = entry->d_name;
+    struct stat info {};
+    if (!is_tier_name(name) || fstatat(dir_.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !S_ISREG(info.st_mode)) {
+      continue;
+    }
+    constexpr int kFlags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    OwnedFd fd(openat(dir_.get(), name.c_str(), O_RDWR | kFlags));
+    if (!fd && errno == EACCES) fd = OwnedFd(openat(dir_.get(), name.c_str(), O_RDONLY | kFlags));
+    if (!fd && (errno == ENOENT || errno == ELOOP)) continue;  // no longer what it was
+    if (!fd) {
+      throw Error(is_users(errno) ? Errc::kUsage : Errc::kIo, path_of(name),
+                  "was left by a killed run and cannot be opened: " + errno_text(errno),
+                  "remove it, or name another directory");
+    }
+    if (const int error = lock_now(fd.get()); error == EWOULDBLOCK) {
+      throw Error(Errc::kUsage, path_of(name),
+                  "is in use by a run that lives, though its ziggurat.lock was removed",
+                  "wait for it to end, end it, or name another directory");
+    } else if (error != 0) {
+      throw cannot_lock(path_of(name), error);
+    }
+    const std::int64_t bytes = info.st_nlink == 1 ? std::int64_t{info.st_blocks} * 512 : 0;
+    if (is_at(name, fd)) leftovers.push_back({name, std::move(fd), bytes});
+  }
+  if (errno != 0) throw Error(Errc::kIo, directory_, "cannot be listed: " + errno_text(errno));
+  return leftovers;
+}
+
+void DriveLock::remove(const Leftover& leftover) const {
+  if (unlinkat(dir_.get(), leftover.name.c_str(), 0) != 0) {
+    throw Error(is_users(errno) ? Errc::kUsage : Errc::kIo, path_of(leftover.name),
+                "was left by a killed run and cannot be removed: " + errno_text(errno),
+                "remove it, or name another directory");
+  }
+  // The kernel may hold a killed run's file for a moment longer; its space is wanted now. (Where this fails,
+  // it comes free then.)
+  struct stat info {};
+  if (fstat(leftover.fd.get(), &info) == 0 && info.st_nlink == 0 && ftruncate(leftover.fd.get(), 0) != 0)
+    log::debug("{}: {}", path_of(leftover.name), errno_text(errno));
+}
+
+OwnedFd DriveLock::make_file() {
+  constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
+  ZG_ASSERT(!data_, "a second data file in {}", directory_);
+  data_ = OwnedFd(openat(dir_.get(), file_.c_str(), kFlags | O_CREAT | O_EXCL, 0600));
+  if (!data_) throw cannot_make(directory_, errno);
+  if (const int error = lock_now(data_.get()); error != 0) throw cannot_lock(path_of(file_), error);
+  OwnedFd fd(openat(dir_.get(), file_.c_str(), kFlags));
+  if (!fd || !is_at(file_, data_))
+    throw Error(Errc::kIo, path_of(file_), "was removed by somebody while it was made");
+  return fd;
+}
+
+// Whether the name is that of the open file.
+bool DriveLock::is_at(const std::string& name, const OwnedFd& fd) const {
+  struct stat named {
+  }, open_one{};
+  return fstatat(dir_.get(), name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+         fstat(fd.get(), &open_one) == 0 && named.st_dev == open_one.st_dev &&
+         named.st_ino == open_one.st_ino;
+}
+
+std::string DriveLock::path_of(const std::string& name) const {
+  return fmt::format("{}/{}", directory_, name);
+}
+
+}  // namespace zg::io

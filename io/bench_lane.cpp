@@ -16,8 +16,7 @@ namespace zg::io {
 namespace {
 
 constexpr std::int64_t kHugePage = 2 * kMiB;
-constexpr std::int64_t kNoise =
-    kMiB;  // made once, and copied: longer than the windows of file systems that compress
+constexpr std::int64_t kNoise = kMiB;  // longer than what file systems compress at a time
 
 }  // namespace
 
@@ -60,7 +59,7 @@ void BenchControl::throw_if_failed() const {
   if (error_ != nullptr) throw Error(*error_);
 }
 
-BenchMemory::BenchMemory(std::int64_t bytes) : bytes_(bytes) {
+BenchMemory::BenchMemory(std::int64_t bytes, bool huge_pages) : bytes_(bytes) {
   // More than there is would be granted, and end in the death of some process.
   const std::int64_t available = available_memory();
   const auto refuse = [&](const std::string& why) {
@@ -75,9 +74,8 @@ BenchMemory::BenchMemory(std::int64_t bytes) : bytes_(bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(mapping_);
   data_ = static_cast<char*>(mapping_) +
           (round_up(static_cast<std::int64_t>(address), kHugePage) - static_cast<std::int64_t>(address));
-  // Fewer entries for the kernel to pin and for the processor to look up. Best effort: a machine without them
-  // works.
-  (void)madvise(data_, static_cast<std::size_t>(bytes_), MADV_HUGEPAGE);
+  // Best effort: a machine without them works.
+  (void)madvise(data_, static_cast<std::size_t>(bytes_), huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   fill();
 }
 
@@ -85,6 +83,8 @@ BenchMemory::~BenchMemory() {
   munmap(mapping_, static_cast<std::size_t>(bytes_ + kHugePage));
 }
 
+// One piece is made, the others differ from it in every word: no two blocks are alike, should a drive look
+// for that.
 void BenchMemory::fill() {
   const std::int64_t made = std::min(kNoise, bytes_);
   const NamedRandom random(1, "benchmark noise");
@@ -92,8 +92,12 @@ void BenchMemory::fill() {
     const Philox4 block = random.block(static_cast<std::uint64_t>(i));
     std::memcpy(data_ + i, &block, sizeof(block));
   }
-  for (std::int64_t i = made; i < bytes_; i += made)
-    std::memcpy(data_ + i, data_, static_cast<std::size_t>(std::min(made, bytes_ - i)));
+  for (std::int64_t i = made; i < bytes_; i += static_cast<std::int64_t>(sizeof(std::uint64_t))) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, data_ + i % made, sizeof(word));
+    word ^= static_cast<std::uint64_t>(i / made) * 0x9E3779B97F4A7C15ull;
+    std::memcpy(data_ + i, &word, sizeof(word));
+  }
 }
 
 BenchLane::BenchLane(Engine& engine, BenchControl& control, int drive, std::string name,
@@ -103,7 +107,7 @@ BenchLane::BenchLane(Engine& engine, BenchControl& control, int drive, std::stri
       drive_(drive),
       name_(std::move(name)),
       block_size_(options.engine.block_size),
-      memory_(slots * block_size_),
+      memory_(slots * block_size_, options.huge_pages),
       slots_(static_cast<std::size_t>(slots)),
       picker_(engine.drive_bytes(drive) / block_size_, options.seed, drive) {
   for (int i = 0; i < slots; ++i) slots_[static_cast<std::size_t>(i)].data = memory_.data() + i * block_size_;

@@ -52,11 +52,11 @@ class BenchControl {
   std::unique_ptr<Error> error_;
 };
 
-// Page-aligned memory in huge pages where there are any, all of it present, full of noise that no drive can
-// compress.
+// Page-aligned memory, in huge pages if wanted and there are any, all of it present, full of noise that no
+// drive can compress.
 class BenchMemory {
  public:
-  explicit BenchMemory(std::int64_t bytes);  // throws Error(kMemory)
+  BenchMemory(std::int64_t bytes, bool huge_pages);  // throws Error(kMemory)
   ~BenchMemory();
   BenchMemory(const BenchMemory&) = delete;
   BenchMemory& operator=(const BenchMemory&) = delete;

@@ -1,67 +1,132 @@
-// Faults on top of any queue, by seed: errors, short transfers, and completions held back so that they come
-// late and out of order. What befalls the n-th block of a drive depends on the seed, the drive and n alone.
+// Faults on top of any queue, by seed and by rule. Errors never reach the queue below; short and torn
+// transfers reach it in part; a late one is held back once it is done, so that others overtake it; flipped
+// bits are put into what was read, or into a copy of what is written. The caller's memory is never written
+// for a write.
+//
+// What the rates do to the n-th block of a queue depends on the seed, the drive, the queue and n alone. Where
+// several things befall a block: an error excludes all but a delay, and a torn write is not short as well.
+//
+// Threads: as the queue below. Invariant: a block begun is in the queue below, in held_ or in failed_.
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
 
 #include "io/queue.hpp"
+#include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/philox.hpp"
+#include "ziggurat/base/units.hpp"
 
 namespace zg::io {
 namespace {
 
 constexpr auto kLongestDelay = std::chrono::microseconds(2000);
+// A transfer in part ends at a multiple of it; whole pages alone go to the queue below.
+constexpr std::int64_t kSector = 512;
+
+// The random numbers of one block, drawn as they are needed.
+class Dice {
+ public:
+  Dice(const NamedRandom& random, std::uint64_t block)
+      : random_(random),
+        block_(block),
+        first_(random.block(4 * block)),
+        second_(random.block(4 * block + 1)) {}
+  bool error(double rate) const { return hits(first_[0], rate); }
+  bool interrupt(double rate) const { return hits(first_[1], rate); }
+  bool part(double rate) const { return hits(first_[2], rate); }
+  bool delay(double rate) const { return hits(first_[3], rate); }
+  bool torn(double rate) const { return hits(second_[0], rate); }
+  bool flip(double rate) const { return hits(second_[1], rate); }
+  // Below `bound`, for each kind of fault its own.
+  std::int64_t below(Fault kind, std::int64_t bound) const {
+    const Philox4 draw = random_.block(4 * block_ + (kind == Fault::kDelay || kind == Fault::kFlip ? 2 : 3));
+    const std::size_t at = kind == Fault::kDelay || kind == Fault::kTorn ? 0 : 2;
+    const std::uint64_t x = (std::uint64_t{draw[at + 1]} << 32) | draw[at];
+    return static_cast<std::int64_t>(x % static_cast<std::uint64_t>(bound));
+  }
+
+ private:
+  // Never at rate 0, always at rate 1.
+  static bool hits(std::uint32_t die, double rate) { return (die + 0.5) * 0x1p-32 < rate; }
+
+  const NamedRandom& random_;
+  const std::uint64_t block_;
+  const Philox4 first_, second_;
+};
+
+void check(const FaultModel& m) {
+  const auto refuse = [](std::string what, const char* hint) {
+    throw Error(Errc::kUsage, "injected faults", std::move(what), hint);
+  };
+  for (const double rate :
+       {m.error_rate, m.interrupt_rate, m.short_rate, m.delay_rate, m.torn_rate, m.flip_rate}) {
+    if (!(rate >= 0 && rate <= 1)) refuse(fmt::format("a rate of {}", rate), "0 to 1");
+  }
+  if (m.error <= 0) refuse(fmt::format("error {}", m.error), "an errno, above 0");
+  for (const FaultRule& rule : m.rules) {
+    if (rule.error <= 0) refuse(fmt::format("a rule with error {}", rule.error), "an errno, above 0");
+    if (rule.fault == Fault::kTorn && rule.op == Op::kRead)
+      refuse("a rule for torn reads", "writes are torn");
+  }
+}
 
 class FaultQueue final : public Queue {
  public:
-  FaultQueue(std::unique_ptr<Queue> inner, int depth, const FaultModel& model, int stream)
+  FaultQueue(std::unique_ptr<Queue> inner, int depth, const FaultModel& model, int drive, int queue)
       : inner_(std::move(inner)),
         model_(model),
-        random_(model.seed, fmt::format("io faults of drive {}", stream)),
-        late_(static_cast<std::size_t>(depth)) {
-    failed_.reserve(late_.size());
-    held_.reserve(late_.size());
-    from_inner_.reserve(late_.size());
+        drive_(drive),
+        random_(model.seed, fmt::format("io faults of drive {}, queue {}", drive, queue)),
+        order_(model.seed, fmt::format("io order of drive {}, queue {}", drive, queue)),
+        hits_(model.rules.size()),
+        flights_(static_cast<std::size_t>(depth)) {
+    check(model);
+    delays_ = model.delay_rate > 0;
+    for (const FaultRule& rule : model.rules) delays_ |= rule.fault == Fault::kDelay;
+    failed_.reserve(flights_.size());
+    held_.reserve(flights_.size());
+    from_inner_.reserve(flights_.size());
   }
 
   void begin(const Block& block) override {
-    const auto n = static_cast<std::uint64_t>(begun_++);
-    const auto dice = [&](int k) { return random_.uniform(4 * n + static_cast<std::uint64_t>(k)); };
-    const bool fails = (model_.fail_after >= 0 && begun_ > model_.fail_after) || dice(0) < model_.error_rate;
-    if (fails) {
-      failed_.push_back({block.id, -std::int64_t{model_.error}});
-      return;
+    const Dice dice(random_, static_cast<std::uint64_t>(begun_));
+    const int error = error_of(block, dice);
+    const bool late = rule_hits(Fault::kDelay, block) || dice.delay(model_.delay_rate);
+    const auto delay = late ? kLongestDelay / 256 * (1 + dice.below(Fault::kDelay, 256)) : Clock::duration(0);
+    if (error == 0) {
+      begin_inner(block, dice, delay);
+    } else if (late) {
+      hold(Clock::now() + delay, {block.id, -std::int64_t{error}});
+    } else {
+      failed_.push_back({block.id, -std::int64_t{error}});
     }
-    late_[block.id] = dice(1) < model_.delay_rate
-                          ? Clock::duration(kLongestDelay) / 256 * (1 + static_cast<int>(255 * dice(2)))
-                          : Clock::duration(0);
-    Block shortened = block;
-    const std::int64_t pages = block.bytes / Engine::alignment();
-    if (pages > 1 && dice(3) < model_.short_rate) {
-      shortened.bytes = (1 + static_cast<std::int64_t>(n * 7919 % static_cast<std::uint64_t>(pages - 1))) *
-                        Engine::alignment();
-    }
-    inner_->begin(shortened);
+    ++begun_;
   }
 
   void reap(std::vector<BlockDone>& done, Clock::time_point deadline) override {
-    for (const Held& held : held_) deadline = std::min(deadline, held.due);
-    inner_->reap(from_inner_, failed_.empty() ? deadline : kNoWait);
-    const auto now = Clock::now();
-    for (const BlockDone& block : from_inner_) {
-      if (late_[block.id] == Clock::duration(0)) {
+    const auto first_new = static_cast<std::ptrdiff_t>(done.size());
+    done.insert(done.end(), failed_.begin(), failed_.end());
+    if (!failed_.empty()) deadline = kNoWait;
+    failed_.clear();
+    if (!held_.empty()) deadline = std::min(deadline, held_.front().due);
+    inner_->reap(from_inner_, deadline);
+    const auto now = delays_ ? Clock::now() : Clock::time_point();
+    for (BlockDone& block : from_inner_) {
+      const auto delay = end_inner(block);
+      if (delay == Clock::duration(0)) {
         done.push_back(block);
       } else {
-        held_.push_back({now + late_[block.id], block});
+        hold(now + delay, block);
       }
     }
     from_inner_.clear();
-    std::erase_if(held_, [&](const Held& held) {
-      if (held.due > now) return false;
-      done.push_back(held.done);
-      return true;
-    });
-    done.insert(done.end(), failed_.begin(), failed_.end());
-    failed_.clear();
+    for (; !held_.empty() && held_.front().due <= now; held_.pop_back()) {
+      done.push_back(held_.front().done);
+      std::pop_heap(held_.begin(), held_.end(), Later());
+    }
+    if (delays_) shuffle(done, first_new);
   }
 
   void wake() override { inner_->wake(); }
@@ -71,34 +136,176 @@ class FaultQueue final : public Queue {
   void unregister_memory(void* data) override { inner_->unregister_memory(data); }
   void end() override { inner_->end(); }
   std::string features() const override {
-    return fmt::format("{}, injected faults (seed {}, errors {}, short {}, late {}, failing after {})",
-                       inner_->features(), model_.seed, model_.error_rate, model_.short_rate,
-                       model_.delay_rate, model_.fail_after);
+    std::string text = fmt::format("{}, injected faults (seed {}", inner_->features(), model_.seed);
+    const auto rate = [&](const char* name, double value) {
+      if (value > 0) text += fmt::format(", {} {}", name, value);
+    };
+    rate("errors", model_.error_rate);
+    rate("interrupts", model_.interrupt_rate);
+    rate("short", model_.short_rate);
+    rate("late", model_.delay_rate);
+    rate("torn", model_.torn_rate);
+    rate("flipped", model_.flip_rate);
+    if (model_.fail_after >= 0) text += fmt::format(", failing after {}", model_.fail_after);
+    if (!model_.rules.empty())
+      text += fmt::format(", {} rule{}", model_.rules.size(), model_.rules.size() == 1 ? "" : "s");
+    return text + ")";
   }
 
  private:
+  // A block in the queue below, by id.
+  struct Flight {
+    Block block;               // as it was begun there
+    std::int64_t moved = 0;    // what is reported when it moves all of that
+    Clock::duration delay{0};  // how long it is then held back
+    std::int64_t flip = -1;    // a number for the bit to flip in what was read; -1: none
+    Buffer copy;               // written instead of the caller's bytes
+  };
   struct Held {
     Clock::time_point due;
     BlockDone done;
   };
+  struct Later {
+    bool operator()(const Held& a, const Held& b) const { return a.due > b.due; }
+  };
+
+  // True if a rule with this fault is for this block; the first such counts it.
+  bool rule_hits(Fault fault, const Block& block) {
+    for (std::size_t i = 0; i < hits_.size(); ++i) {
+      const FaultRule& rule = model_.rules[i];
+      if (rule.fault != fault || !is_for(rule, block) || hits_[i] == rule.count) continue;
+      ++hits_[i];
+      last_hit_ = &rule;
+      return true;
+    }
+    return false;
+  }
+  bool is_for(const FaultRule& rule, const Block& block) const {
+    return (rule.drive < 0 || rule.drive == drive_) && rule.op.value_or(block.op) == block.op &&
+           block.offset + block.bytes > rule.from && (rule.to < 0 || block.offset < rule.to) &&
+           begun_ >= rule.first_block;
+  }
+
+  // 0: none.
+  int error_of(const Block& block, const Dice& dice) {
+    // Taken in turn, whether the block fails for another reason or not, so that it depends on the dice alone.
+    const bool interrupted = dice.interrupt(model_.interrupt_rate);
+    if (interrupted) again_ = !again_;
+    if (rule_hits(Fault::kError, block)) return last_hit_->error;
+    if ((model_.fail_after >= 0 && begun_ >= model_.fail_after) || dice.error(model_.error_rate))
+      return model_.error;
+    if (!interrupted) return 0;
+    return again_ ? EAGAIN : EINTR;
+  }
+
+  void begin_inner(const Block& block, const Dice& dice, Clock::duration delay) {
+    Flight& flight = flights_[block.id];
+    flight.block = block;
+    flight.moved = block.bytes;
+    flight.delay = delay;
+    flight.flip = -1;
+    if (block.op == Op::kWrite && (rule_hits(Fault::kTorn, block) || dice.torn(model_.torn_rate))) {
+      tear(flight, dice);
+    } else if (rule_hits(Fault::kShort, block) || dice.part(model_.short_rate)) {
+      shorten(flight, dice);
+    }
+    if (rule_hits(Fault::kFlip, block) || dice.flip(model_.flip_rate)) {
+      flight.flip = dice.below(Fault::kFlip, INT64_MAX);
+      if (block.op == Op::kWrite) {
+        copy_bytes(flight);
+        flip_bit(flight, std::min(flight.moved, flight.block.bytes));
+      }
+    }
+    inner_->begin(flight.block);
+  }
+
+  // Whole pages of a block do not get there, and keep what they held. Of a single page, whose old sectors are
+  // not at hand, the rest gets other bytes than it should.
+  void tear(Flight& flight, const Dice& dice) {
+    const std::int64_t pages = flight.block.bytes / Engine::alignment();
+    if (pages > 1) {
+      flight.block.bytes = (1 + dice.below(Fault::kTorn, pages - 1)) * Engine::alignment();
+      return;
+    }
+    const std::int64_t kept = (1 + dice.below(Fault::kTorn, flight.block.bytes / kSector - 1)) * kSector;
+    copy_bytes(flight);
+    for (std::int64_t i = kept; i < flight.block.bytes; ++i)
+      flight.block.data[i] = static_cast<char>(~flight.block.data[i]);
+  }
+
+  // Any number of sectors is reported, from a page on where there is more than one (else the engine would get
+  // nowhere where every block is short); what is moved beyond that up to the page's end is moved again.
+  void shorten(Flight& flight, const Dice& dice) {
+    const std::int64_t most = flight.block.bytes - kSector;
+    const std::int64_t least = flight.block.bytes > Engine::alignment() ? Engine::alignment() : kSector;
+    flight.moved = least + kSector * dice.below(Fault::kShort, (most - least) / kSector + 1);
+    flight.block.bytes = round_up(flight.moved, Engine::alignment());
+  }
+
+  void copy_bytes(Flight& flight) {
+    if (flight.copy.data() != nullptr) return;
+    if (!spare_.empty()) {
+      flight.copy = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    flight.copy.reserve(flight.block.bytes);
+    std::memcpy(flight.copy.data(), flight.block.data, static_cast<std::size_t>(flight.block.bytes));
+    flight.block.data = flight.copy.data();
+  }
+
+  static void flip_bit(Flight& flight, std::int64_t within) {
+    const std::int64_t bit = flight.flip % (8 * within);
+    flight.block.data[bit / 8] = static_cast<char>(flight.block.data[bit / 8] ^ (1 << (bit % 8)));
+  }
+
+  // What is reported for what the queue below did; returns how long it is held back.
+  Clock::duration end_inner(BlockDone& done) {
+    Flight& flight = flights_[done.id];
+    done.result = done.result == flight.block.bytes ? flight.moved : std::min(done.result, flight.moved);
+    if (flight.flip >= 0 && flight.block.op == Op::kRead && done.result > 0) flip_bit(flight, done.result);
+    if (flight.copy.data() != nullptr) spare_.push_back(std::exchange(flight.copy, Buffer()));
+    return flight.delay;
+  }
+
+  void hold(Clock::time_point due, BlockDone done) {
+    held_.push_back({due, done});
+    std::push_heap(held_.begin(), held_.end(), Later());
+  }
+
+  void shuffle(std::vector<BlockDone>& done, std::ptrdiff_t from) {
+    for (auto i = static_cast<std::ptrdiff_t>(done.size()) - 1; i > from; --i) {
+      const auto other =
+          static_cast<std::ptrdiff_t>(order_.below(shuffled_++, static_cast<std::uint64_t>(i - from + 1)));
+      std::swap(done[static_cast<std::size_t>(i)], done[static_cast<std::size_t>(from + other)]);
+    }
+  }
+
   const std::unique_ptr<Queue> inner_;
   const FaultModel model_;
-  const NamedRandom random_;
+  const int drive_;
+  const NamedRandom random_, order_;
   std::int64_t begun_ = 0;
-  std::vector<Clock::duration> late_;  // by block id: how long its completion will be held back
+  std::uint64_t shuffled_ = 0;
+  bool delays_ = false;             // the model can delay
+  bool again_ = false;              // the last interrupt was EAGAIN
+  std::vector<std::int64_t> hits_;  // by rule
+  const FaultRule* last_hit_ = nullptr;
+  std::vector<Flight> flights_;
+  std::vector<Buffer> spare_;  // copies to use again; as many as were ever in flight at once
   std::vector<BlockDone> failed_, from_inner_;
-  std::vector<Held> held_;
+  std::vector<Held> held_;  // a heap, the first due in front
 };
 
 }  // namespace
 
 bool injects_anything(const FaultModel& model) {
-  return model.error_rate > 0 || model.short_rate > 0 || model.delay_rate > 0 || model.fail_after >= 0;
+  return model.error_rate > 0 || model.interrupt_rate > 0 || model.short_rate > 0 || model.delay_rate > 0 ||
+         model.torn_rate > 0 || model.flip_rate > 0 || model.fail_after >= 0 || !model.rules.empty();
 }
 
 std::unique_ptr<Queue> make_fault_queue(std::unique_ptr<Queue> inner, int depth, const FaultModel& model,
                                         int drive, int queue) {
-  return std::make_unique<FaultQueue>(std::move(inner), depth, model, drive + 1000 * queue);
+  return std::make_unique<FaultQueue>(std::move(inner), depth, model, drive, queue);
 }
 
 }  // namespace zg::io

@@ -73,8 +73,9 @@ std::unique_ptr<Queue> make_file_queue(Backend backend, const EngineOptions& o, 
                                        const std::string& name) {
   switch (backend) {
     case Backend::kUring:
-      return make_uring_queue(fd, depth,
-                              {.registered = o.registered, .sqpoll = o.sqpoll, .iopoll = o.iopoll, .require = o.require});
+      return make_uring_queue(
+          fd, depth,
+          {.registered = o.registered, .sqpoll = o.sqpoll, .iopoll = o.iopoll, .require = o.require});
     case Backend::kLibaio:
       return make_aio_queue(fd, depth);
     default:
@@ -97,7 +98,8 @@ std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
                      .cpus = o.bind_threads ? cpus_of_node(node) : std::vector<int>(),
                      .make_queue = [o, backend, drive, fd = file.fd()](int queue, int depth) {
                        const std::string name = fmt::format("zg-io{}", drive);
-                       return with_faults(make_file_queue(backend, o, fd, depth, name), o, depth, drive, queue);
+                       return with_faults(make_file_queue(backend, o, fd, depth, name), o, depth, drive,
+                                          queue);
                      }});
   }
   return std::make_unique<EngineCore>(backend, o, std::move(specs), note, files);
@@ -155,7 +157,8 @@ Opened open_engine(const EngineOptions& options, const std::vector<DriveOptions>
     } catch (const Error& e) {
       if (backend == candidates.back()) throw;
       notes.push_back(fmt::format("{} unavailable: {}", name_of(backend), e.message()));
-      opened.notices.push_back(fmt::format("{} is unavailable for I/O: {} ({})", name_of(backend), e.message(), e.hint()));
+      opened.notices.push_back(
+          fmt::format("{} is unavailable for I/O: {} ({})", name_of(backend), e.message(), e.hint()));
     }
   }
   __builtin_unreachable();

@@ -8,6 +8,7 @@
 #include "io/drive_file.hpp"
 #include "io/open.hpp"
 #include "io/queue.hpp"
+#include "io/topology.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
@@ -75,12 +76,11 @@ double stream_through(Engine& engine, Op op, const std::string& path, std::int64
 BackendProbe probe_kernel(Backend backend) {
   BackendProbe probe{backend, true, "pread and pwrite work everywhere"};
   if (backend == Backend::kRam) probe.reason = "memory, for tests and benchmarks";
-  if (backend == Backend::kUring) {
-    try {
-      probe.reason = make_uring_queue(-1, 1, {})->features();
-    } catch (const Error& e) {
-      probe = {backend, false, e.what()};
-    }
+  try {
+    if (backend == Backend::kUring) probe.reason = make_uring_queue(-1, 1, {})->features();
+    if (backend == Backend::kLibaio) probe.reason = make_aio_queue(-1, 1)->features();
+  } catch (const Error& e) {
+    probe = {backend, false, e.what()};
   }
   return probe;
 }
@@ -111,11 +111,13 @@ BackendProbe probe_with_file(Backend backend, const std::string& path) {
 
 std::vector<BackendProbe> probe_backends(const std::string& path) {
   std::vector<BackendProbe> probes;
-  for (const Backend backend : {Backend::kUring, Backend::kThreads, Backend::kRam}) {
+  for (const Backend backend : {Backend::kUring, Backend::kLibaio, Backend::kThreads, Backend::kRam}) {
     BackendProbe probe = probe_kernel(backend);
     if (probe.works && !path.empty() && backend != Backend::kRam) probe = probe_with_file(backend, path);
     probes.push_back(std::move(probe));
   }
+  // That is the order of their speed; but what does not work is of no use.
+  std::stable_partition(probes.begin(), probes.end(), [](const BackendProbe& probe) { return probe.works; });
   return probes;
 }
 
@@ -131,6 +133,7 @@ PathProbe probe_path(const std::string& path, std::int64_t measure_bytes) {
     probe.direct_reason = probe.direct ? "O_DIRECT works" : file.buffered_because();
   }
   probe.free_bytes = free_bytes_of(path);
+  probe.numa_node = numa_node_of(path);
   if (measure_bytes <= 0) return probe;
   const std::int64_t bytes = round_up(measure_bytes, Engine::alignment());
   const Noise noise(kChunk * kChunks);

@@ -63,6 +63,7 @@ class Queue {
 struct UringOptions {
   bool registered = true, sqpoll = false, iopoll = false;  // as in EngineOptions
   bool require = false;                                    // sqpoll and iopoll: fail instead of doing without
+  bool spin = false;  // for tests: waits as iopoll must, on a ring that is none
 };
 std::unique_ptr<Queue> make_uring_queue(int fd, int depth, const UringOptions& options);
 std::unique_ptr<Queue> make_aio_queue(int fd, int depth);

@@ -71,7 +71,7 @@ class ThreadQueue final : public Queue {
     reaped_.notify_one();
   }
 
-  std::string features() const override { return fmt::format("{} threads a drive", workers_.size()); }
+  std::string features() const override { return fmt::format("{} threads a queue", workers_.size()); }
 
  private:
   void work() {

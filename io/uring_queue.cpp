@@ -1,18 +1,19 @@
-// Blocks through io_uring: one ring per drive, registered file, registered buffers where the kernel and the
-// memlock limit allow. wake() is an eventfd that the ring itself reads, so that one wait covers all.
-#include <fcntl.h>
+// Blocks through io_uring: one ring per queue, registered file, registered buffers where the kernel and the
+// memlock limit allow. wake() is an eventfd that the ring itself reads, so that one wait covers all; a polled
+// ring (IOPOLL) can read nothing but the drive, and so is asked again and again while blocks are in flight.
 #include <liburing.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
-#include <climits>
-#include <cstring>
 #include <thread>
 #include <utility>
 
 #include "io/queue.hpp"
+#include "io/uring_ring.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
@@ -25,42 +26,10 @@ constexpr unsigned kMaxBuffers = 1024;                 // entries of the table o
 constexpr std::int64_t kMaxBufferBytes = kGiB;         // the kernel's limit for one entry
 constexpr auto kPause = std::chrono::milliseconds(1);  // before asking again a kernel short of memory
 
-std::string read_line_of(const char* path) {
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {};
-  char text[16] = {};
-  const ssize_t n = read(fd, text, sizeof(text) - 1);
-  close(fd);
-  return n > 0 ? std::string(text, static_cast<std::size_t>(n)) : std::string();
-}
-
-[[noreturn]] void throw_unavailable(int error) {
-  const char* const other = "or take the back end \"threads\"";
-  if (error == ENOSYS) {
-    throw Error(Errc::kIo, "io_uring", "this kernel has none: " + errno_text(error),
-                fmt::format("it needs Linux 5.11 or later, built with it; {}", other));
-  }
-  if (error == EPERM || error == EACCES) {
-    const std::string disabled = read_line_of("/proc/sys/kernel/io_uring_disabled");
-    if (!disabled.empty() && disabled[0] != '0') {
-      throw Error(Errc::kIo, "io_uring", fmt::format("kernel.io_uring_disabled is {}", disabled[0]),
-                  fmt::format("sysctl -w kernel.io_uring_disabled=0, {}", other));
-    }
-    throw Error(
-        Errc::kIo, "io_uring", "forbidden, by a seccomp filter it seems: " + errno_text(error),
-        fmt::format("run the container with a seccomp profile that allows io_uring_setup, {}", other));
-  }
-  if (error == ENOMEM) {
-    throw Error(Errc::kIo, "io_uring", "the kernel has no memory for a ring: " + errno_text(error),
-                fmt::format("raise the memlock limit (ulimit -l), {}", other));
-  }
-  throw Error(Errc::kIo, "io_uring", "a ring cannot be made: " + errno_text(error), other);
-}
-
 class UringQueue final : public Queue {
  public:
-  UringQueue(int fd, int depth);
-  ~UringQueue() override;
+  UringQueue(int fd, int depth, const UringOptions& options);
+  ~UringQueue() override { close(wake_fd_); }
 
   void begin(const Block& block) override;
   void reap(std::vector<BlockDone>& done, Clock::time_point deadline) override;
@@ -78,81 +47,94 @@ class UringQueue final : public Queue {
     int index;
   };
 
-  void make_ring(unsigned entries);
+  void register_all();
   void await_wake();
   void enter(Clock::time_point deadline);
+  void spin(Clock::time_point deadline);
+  void sleep_until_woken(Clock::time_point deadline) const;
+  void check(int result);
   void collect(std::vector<BlockDone>& done);
   int update(int index, void* data, std::int64_t bytes);
   const Piece* piece_of(const char* data, std::int64_t bytes) const;
   io_uring_sqe& next_sqe();
 
-  io_uring ring_{};
+  const UringRing made_;
+  io_uring* const ring_;
   const int fd_;
-  int wake_fd_ = -1;
-  std::uint64_t wake_count_ = 0;  // the ring reads the eventfd into it
+  const bool registered_;  // as far as the kernel gives it
+  const bool spins_;
+  const int wake_fd_;
+  std::uint64_t wake_count_ = 0;    // the ring reads the eventfd into it
+  std::atomic<bool> woken_{false};  // what a spinning reap() looks at
+  int in_flight_ = 0;
   bool fixed_file_ = false;
-  bool deferred_ = false;
+  bool awaits_wake_ = false;  // the eventfd is being read
+  bool ended_ = false;
   bool complained_ = false;
   std::string no_table_;       // why there is no table of buffers
   std::vector<Piece> pieces_;  // by address
   std::vector<int> free_indices_;
 };
 
-UringQueue::UringQueue(int fd, int depth) : fd_(fd) {
-  make_ring(static_cast<unsigned>(depth) + 1);  // and one for the eventfd
-  wake_fd_ = eventfd(0, EFD_CLOEXEC);
-  if (wake_fd_ < 0) {
-    const int error = errno;
-    io_uring_queue_exit(&ring_);
-    throw Error(Errc::kIo, "io_uring", "no eventfd: " + errno_text(error),
+int make_eventfd() {
+  const int fd = eventfd(0, EFD_CLOEXEC);
+  if (fd < 0) {
+    throw Error(Errc::kIo, "io_uring", "no eventfd: " + errno_text(errno),
                 "raise the open files limit (ulimit -n)");
   }
-  fixed_file_ = io_uring_register_files(&ring_, &fd_, 1) == 0;
-  const int table = io_uring_register_buffers_sparse(&ring_, kMaxBuffers);
-  if (table != 0) no_table_ = "this kernel has no sparse buffer table: " + errno_text(-table);
-  for (int i = kMaxBuffers; i-- > 0;) free_indices_.push_back(i);
-  await_wake();
+  return fd;
 }
 
-UringQueue::~UringQueue() {
-  io_uring_queue_exit(&ring_);
-  close(wake_fd_);
+UringQueue::UringQueue(int fd, int depth, const UringOptions& options)
+    : made_(fd, static_cast<unsigned>(depth) + 1, options),  // one for the eventfd
+      ring_(made_.get()),
+      fd_(fd),
+      registered_(options.registered),
+      spins_(made_.polled() || options.spin),
+      wake_fd_(make_eventfd()) {
+  if (registered_) register_all();
+  if (!spins_) await_wake();
+}
+
+void UringQueue::register_all() {
+  fixed_file_ = io_uring_register_files(ring_, &fd_, 1) == 0;
+  const int table = io_uring_register_buffers_sparse(ring_, kMaxBuffers);
+  if (table != 0) no_table_ = "this kernel has no sparse buffer table: " + errno_text(-table);
+  for (int i = kMaxBuffers; i-- > 0;) free_indices_.push_back(i);
 }
 
 // The kernel tears a ring down in its own time, and until then the file's space and the pages stay taken.
 // Whatever is refused here goes then.
 void UringQueue::end() {
-  if (fixed_file_) io_uring_unregister_files(&ring_);
-  if (no_table_.empty()) io_uring_unregister_buffers(&ring_);
-}
-
-void UringQueue::make_ring(unsigned entries) {
-  // The first flags spare interrupts and locks (Linux 6.1); older kernels refuse what they do not know.
-  int result = -EINVAL;
-  for (const unsigned flags : {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, 0u}) {
-    io_uring_params params{};
-    params.flags = flags;
-    result = io_uring_queue_init_params(entries, &ring_, &params);
-    deferred_ = flags != 0;
-    if (result != -EINVAL) break;
+  // The eventfd's read too must be over: it would still write into this object.
+  ended_ = true;
+  if (!spins_) wake();
+  for (std::vector<BlockDone> none; awaits_wake_;) {
+    enter(kForever);
+    collect(none);
   }
-  if (result < 0) throw_unavailable(-result);
-  if ((ring_.features & IORING_FEAT_EXT_ARG) == 0 || (ring_.features & IORING_FEAT_NODROP) == 0) {
-    io_uring_queue_exit(&ring_);
-    throw_unavailable(ENOSYS);
-  }
+  if (fixed_file_) io_uring_unregister_files(ring_);
+  if (registered_ && no_table_.empty()) io_uring_unregister_buffers(ring_);
 }
 
 std::string UringQueue::features() const {
-  std::string text = fixed_file_ ? "registered file" : "unregistered file";
-  if (deferred_) text += ", deferred task work";
+  std::string text = fixed_file_   ? "registered file"
+                     : registered_ ? "unregistered file"
+                                   : "nothing registered";
+  if (const std::string ring = made_.features(); !ring.empty()) text += ", " + ring;
   return text;
 }
 
-// Never full: the ring has an entry for each block of the depth and one for the eventfd.
+// An entry for each block of the depth and one for the eventfd: never full, but for a moment where the thread
+// of SQPOLL gives back what it took only when its batch is through.
 io_uring_sqe& UringQueue::next_sqe() {
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-  ZG_ASSERT(sqe != nullptr, "the submission ring is full");
+  io_uring_sqe* sqe = io_uring_get_sqe(ring_);
+  while (sqe == nullptr) {
+    ZG_ASSERT((ring_->flags & IORING_SETUP_SQPOLL) != 0, "the submission ring is full");
+    check(io_uring_submit(ring_));  // the thread may sleep
+    check(io_uring_sqring_wait(ring_));
+    sqe = io_uring_get_sqe(ring_);
+  }
   return *sqe;
 }
 
@@ -160,9 +142,11 @@ void UringQueue::await_wake() {
   io_uring_sqe& sqe = next_sqe();
   io_uring_prep_read(&sqe, wake_fd_, &wake_count_, sizeof(wake_count_), 0);
   sqe.user_data = kWakeTag;
+  awaits_wake_ = true;
 }
 
 void UringQueue::wake() {
+  woken_ = true;
   const std::uint64_t one = 1;
   ssize_t n = 0;
   do {
@@ -196,10 +180,15 @@ void UringQueue::begin(const Block& block) {
   }
   if (fixed_file_) sqe.flags |= IOSQE_FIXED_FILE;
   sqe.user_data = block.id;
+  ++in_flight_;
 }
 
 void UringQueue::reap(std::vector<BlockDone>& done, Clock::time_point deadline) {
-  enter(deadline);
+  if (spins_) {
+    spin(deadline);
+  } else {
+    enter(deadline);
+  }
   collect(done);
 }
 
@@ -208,50 +197,86 @@ void UringQueue::reap(std::vector<BlockDone>& done, Clock::time_point deadline) 
 void UringQueue::enter(Clock::time_point deadline) {
   int result = 0;
   if (deadline == kForever) {
-    result = io_uring_submit_and_wait(&ring_, 1);
+    result = io_uring_submit_and_wait(ring_, 1);
   } else if (const auto left = deadline == kNoWait ? Clock::duration(0) : deadline - Clock::now();
              left.count() > 0) {
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
     __kernel_timespec timeout{.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
     io_uring_cqe* cqe = nullptr;
-    result = io_uring_submit_and_wait_timeout(&ring_, &cqe, 1, &timeout, nullptr);
+    result = io_uring_submit_and_wait_timeout(ring_, &cqe, 1, &timeout, nullptr);
   } else {
-    result = io_uring_submit_and_get_events(&ring_);
+    result = io_uring_submit_and_get_events(ring_);
   }
+  check(result);
+}
+
+// Submits, and asks until something is done; where nothing is in flight there is nothing to ask for, and it
+// sleeps.
+void UringQueue::spin(Clock::time_point deadline) {
+  while (true) {
+    check(io_uring_submit_and_get_events(ring_));
+    if (woken_.exchange(false) || io_uring_cq_ready(ring_) > 0) return;
+    if (deadline != kForever && Clock::now() >= deadline) return;
+    if (in_flight_ == 0) {
+      sleep_until_woken(deadline);
+    } else {
+      std::this_thread::yield();  // to whoever has work, where cores are few
+    }
+  }
+}
+
+// The eventfd may hold a wake() that was seen by woken_ already: one turn more, and nothing is lost.
+void UringQueue::sleep_until_woken(Clock::time_point deadline) const {
+  timespec left{};
+  if (deadline != kForever) {
+    const auto ns = std::chrono::nanoseconds(deadline - Clock::now()).count();
+    if (ns <= 0) return;
+    left = {.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
+  }
+  pollfd wanted{.fd = wake_fd_, .events = POLLIN, .revents = 0};
+  if (ppoll(&wanted, 1, deadline == kForever ? nullptr : &left, nullptr) <= 0) return;
+  std::uint64_t count = 0;
+  const ssize_t n = read(wake_fd_, &count, sizeof(count));
+  ZG_ASSERT(n == sizeof(count) || errno == EINTR, "eventfd: {}", errno_text(errno));
+}
+
+// What io_uring_enter says. Short of memory it is asked again, by the next reap().
+void UringQueue::check(int result) {
   if (result >= 0 || result == -EINTR || result == -ETIME) return;
   ZG_ASSERT(result == -EAGAIN || result == -EBUSY || result == -ENOMEM, "io_uring_enter: {}",
             errno_text(-result));
   if (!std::exchange(complained_, true))
     log::warning("io_uring_enter: {}; trying again", errno_text(-result));
   // Completions give memory back; where there are none, only time does.
-  if (io_uring_cq_ready(&ring_) == 0) std::this_thread::sleep_for(kPause);
+  if (io_uring_cq_ready(ring_) == 0) std::this_thread::sleep_for(kPause);
 }
 
 void UringQueue::collect(std::vector<BlockDone>& done) {
   unsigned head = 0, count = 0;
-  bool woken = false;
   io_uring_cqe* cqe = nullptr;
-  io_uring_for_each_cqe(&ring_, head, cqe) {
+  io_uring_for_each_cqe(ring_, head, cqe) {
     ++count;
     if (cqe->user_data == kWakeTag) {
-      woken = true;
+      awaits_wake_ = false;
     } else {
       done.push_back({static_cast<std::uint32_t>(cqe->user_data), cqe->res});
+      --in_flight_;
     }
   }
-  io_uring_cq_advance(&ring_, count);
-  if (woken) await_wake();
+  io_uring_cq_advance(ring_, count);
+  if (!awaits_wake_ && !spins_ && !ended_) await_wake();
 }
 
 int UringQueue::update(int index, void* data, std::int64_t bytes) {
   const iovec entry{.iov_base = data, .iov_len = static_cast<std::size_t>(bytes)};
   const __u64 tag = 0;
   const int result =
-      io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(index), &entry, &tag, 1);
+      io_uring_register_buffers_update_tag(ring_, static_cast<unsigned>(index), &entry, &tag, 1);
   return result == 1 ? 0 : result == 0 ? EINVAL : -result;
 }
 
 std::string UringQueue::register_memory(void* data, std::int64_t bytes) {
+  if (!registered_) return "registration is switched off";
   if (!no_table_.empty()) return no_table_;
   for (std::int64_t at = 0; at < bytes; at += kMaxBufferBytes) {
     std::string refusal;
@@ -288,8 +313,8 @@ void UringQueue::unregister_memory(void* data) {
 
 }  // namespace
 
-std::unique_ptr<Queue> make_uring_queue(int fd, int depth, const UringOptions&) {
-  return std::make_unique<UringQueue>(fd, depth);
+std::unique_ptr<Queue> make_uring_queue(int fd, int depth, const UringOptions& options) {
+  return std::make_unique<UringQueue>(fd, depth, options);
 }
 
 }  // namespace zg::io

@@ -26,7 +26,7 @@ constexpr std::int64_t kDefaultBlocks = 65536;
 struct Flags {
   std::vector<std::string> paths, files;
   std::string op = "read", pattern = "sequential", block_size = "1MiB", size, backend = "auto";
-  std::string registered = "on", verify = "off", adaptive = "off";
+  std::string registered = "on", verify = "off", adaptive = "off", huge_pages = "on";
   int queue_depth = 32, queues = 1, threads = 4;
   double seconds = 5, ramp = 0.5;
   std::uint64_t seed = 1;
@@ -158,6 +158,7 @@ io::BenchOptions options_of(const Flags& f) {
   o.seconds = f.seconds;
   o.ramp_seconds = f.seconds > 0 ? f.ramp : 0;
   o.verify = f.verify == "on";
+  o.huge_pages = f.huge_pages == "on";
   o.seed = f.seed;
   o.engine.backend = backend_named(f.backend);
   o.engine.require = o.engine.backend != io::Backend::kAuto;  // what is measured is what was named
@@ -322,6 +323,9 @@ void add_options(CLI::App& c, Flags& f) {
   c.add_option("--registered", f.registered, "io_uring: registered file and buffers")
       ->capture_default_str()
       ->check(one_of({"on", "off"}));
+  c.add_option("--huge-pages", f.huge_pages, "Buffers in huge pages, where the system has them")
+      ->capture_default_str()
+      ->check(one_of({"on", "off"}));
   c.add_option("--queues", f.queues, "Rings with a thread each, per path; they share its depth")
       ->capture_default_str()
       ->check(whole_number(1, 64));
@@ -369,7 +373,10 @@ constexpr const char* kFooter =
     "  result says how much was written.\n"
     "The same in fio:\n"
     "  fio --name=a --filename=data.bin --ioengine=io_uring --direct=1 --fixedbufs=1 --registerfiles=1\n"
-    "    --rw=read|write|rw (randread...) --bs=1M --iodepth=32 --time_based --runtime=5 --ramp_time=0.5";
+    "    --rw=read|write|rw (randread...) --bs=1M --iodepth=32 --time_based --runtime=5 --ramp_time=500ms\n"
+    "  Its buffers are in small pages, as with --huge-pages off; the streams of its mix begin together, not "
+    "half\n"
+    "  a file apart; and it changes its buffers before each write, unless told --scramble_buffers=0.";
 
 }  // namespace
 

@@ -126,6 +126,7 @@ void read_drives(Section& tiers, std::vector<io::DriveOptions>& out) {
     drive.path = entry.text("path", "");
     if (drive.path.empty()) entry.fail("path", "is missing", "a directory on the drive");
     drive.bytes = entry.bytes("bytes").value_or(0);
+    drive.endurance_bytes = static_cast<double>(entry.bytes("endurance").value_or(0));
     entry.finish();
     const auto same = [&](const io::DriveOptions& other) { return other.path == drive.path; };
     if (std::any_of(out.begin(), out.end(), same)) {

@@ -17,7 +17,7 @@ struct Elsewhere {
   const char* instead;
 };
 // Keys that people put at the wrong level, or know by another name.
-constexpr std::array<Elsewhere, 35> kElsewhere = {{
+constexpr std::array<Elsewhere, 36> kElsewhere = {{
     {"adam_w_mode", "optimizer.params.adam_w_mode"},
     {"batch_size", "train_batch_size"},
     {"betas", "optimizer.params.betas"},
@@ -43,6 +43,7 @@ constexpr std::array<Elsewhere, 35> kElsewhere = {{
     {"output_dir", "output.dir"},
     {"prefetch_depth", "tiers.prefetch_depth"},
     {"queue_depth", "aio.queue_depth"},
+    {"queues", "aio.queues"},
     {"read_ahead", "tiers.read_ahead"},
     {"recompute", "activation_checkpointing.recompute"},
     {"seq_len", "data.seq_len"},

@@ -135,6 +135,11 @@ void Session::open_drives() {
   o.require = config_.aio.require;
   o.block_size = config_.aio.block_size;
   o.queue_depth = config_.aio.queue_depth;
+  o.adapt_depth = config_.aio.adaptive_depth;
+  o.max_queue_depth = config_.aio.max_queue_depth;
+  o.queues = config_.aio.queues;
+  o.sqpoll = config_.aio.sqpoll;
+  o.iopoll = config_.aio.iopoll;
   o.threads = config_.aio.threads;
   o.ram = config_.tiers.ram;
   o.trace = trace_;

@@ -314,7 +314,7 @@ std::string error_after(BenchOptions o, const TempDir& directory, const std::fun
     close(fd);
     return true;
   };
-  o.seconds = 60;  // the error ends it
+  o.seconds = 20;  // the error ends it
   try {
     run_bench(o);
   } catch (const Error& e) {
@@ -342,6 +342,51 @@ TEST(Bench, AByteChangedOnTheDriveIsFound) {
   BenchOptions o = on_disk(directory, 8);
   o.engine.faults = {.seed = 1, .flip_rate = 1};
   EXPECT_GT(run_bench(o).read.requests, 0);
+}
+
+TEST(Bench, AnExistingFileIsTakenAsItIs) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/data";
+  {
+    const Memory memory(40 * kBlock);
+    memory.fill(0, memory.bytes(), 5);
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    ASSERT_GE(fd, 0) << errno_text(errno);
+    EXPECT_EQ(pwrite(fd, memory.data(), static_cast<std::size_t>(memory.bytes()), 0), memory.bytes());
+    close(fd);
+  }
+  BenchOptions o = on_disk(directory, 0);
+  o.drives = {{.path = path, .kind = FileKind::kExisting}};
+  for (const bool verify : {false, true}) {
+    for (const BenchOp op : {BenchOp::kRead, BenchOp::kMixed, BenchOp::kWrite}) {
+      o.verify = verify;
+      o.op = op;
+      const BenchResult r = run_bench(o);
+      expect_consistent(r);
+      EXPECT_EQ(r.read.requests + r.write.requests, 40);
+      EXPECT_EQ(r.written_bytes, r.write.bytes);
+    }
+  }
+  // What it held before is what is compared.
+  bool harmed = false;
+  o.op = BenchOp::kRead;
+  o.seconds = 20;
+  o.progress = [&](const BenchProgress& p) {
+    if (harmed || std::string(p.phase) != "measuring") return true;
+    harmed = true;
+    const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    EXPECT_EQ(pwrite(fd, "x", 1, 7 * kBlock + 99), 1);
+    close(fd);
+    return true;
+  };
+  try {
+    run_bench(o);
+    ADD_FAILURE() << "nothing was found";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.where(), path);
+    EXPECT_NE(e.message().find(fmt::format("at {}: checksum is wrong", 7 * kBlock)), std::string::npos)
+        << e.message();
+  }
 }
 
 TEST(Bench, TheOffsetOfAWrongBlockIsNamed) {
@@ -382,7 +427,7 @@ TEST(Bench, AFileCutShortIsNamed) {
 
 TEST(Bench, AFailedTransferStopsAllAndIsNamed) {
   BenchOptions o = on_ram(64, 2);
-  o.seconds = 60;
+  o.seconds = 20;
   o.engine.faults.rules = {{.fault = Fault::kError, .error = EIO, .drive = 1, .op = Op::kRead}};
   const auto begin = Clock::now();
   try {
@@ -427,7 +472,7 @@ TEST(Bench, ProgressIsToldAndCanStop) {
 
 TEST(Bench, WhatProgressThrowsComesOut) {
   BenchOptions o = on_ram(64);
-  o.seconds = 60;
+  o.seconds = 20;
   o.progress = [](const BenchProgress& p) -> bool {
     if (std::string(p.phase) == "measuring") throw Error(Errc::kInterrupted, "test", "enough");
     return true;

@@ -90,7 +90,7 @@ class CoreTest : public testing::Test {
 TEST_F(CoreTest, KeepsToItsDepth) {
   const auto engine = open(3);
   const Ticket one = engine->submit(transfer(Op::kRead, 11));  // 6 blocks
-  const Ticket two = engine->submit(transfer(Op::kWrite, 4));  // 2 blocks
+  const Ticket two = engine->submit(transfer(Op::kRead, 4));   // 2 blocks
   for (int i = 0; i < 8; ++i) {
     script_.await_held(static_cast<std::size_t>(std::min(3, 8 - i)));
     // (Of the last two, the engine may not have seen yet that the one before them is done.)
@@ -168,7 +168,7 @@ TEST_F(CoreTest, TriesAgainOnEagainButNotForever) {
   }
   EXPECT_TRUE(engine->wait(good).ok());
   const Ticket bad = engine->submit(transfer(Op::kRead, 1));
-  for (int i = 0; i <= EngineCore::kMaxStalls; ++i) {
+  for (int i = 0; i <= Lane::kMaxStalls; ++i) {
     script_.await_held(1);
     script_.end(-EAGAIN);
   }
@@ -179,7 +179,7 @@ TEST_F(CoreTest, TriesAgainOnEagainButNotForever) {
 TEST_F(CoreTest, AnErrorStopsTheTransfer) {
   const auto engine = open(2);
   const Ticket ticket = engine->submit(transfer(Op::kWrite, 20));
-  const Ticket next = engine->submit(transfer(Op::kRead, 2));
+  const Ticket next = engine->submit(transfer(Op::kWrite, 2));
   script_.await_held(2);
   script_.end(-EIO);
   Result result;
@@ -251,10 +251,188 @@ TEST_F(CoreDeathTest, StaleTicketsAreBugs) {
   EXPECT_DEATH((void)open(1)->wait(Ticket()), "names no transfer");
 }
 
-TEST_F(CoreDeathTest, MisalignedTransfersAreBugs) {
-  EXPECT_DEATH(open(1)->submit({.data = memory_.at(8), .bytes = kPage}), "no multiple of 4096");
-  EXPECT_DEATH(open(1)->submit({.data = memory_.data(), .bytes = 100}), "no multiple of 4096");
+TEST_F(CoreDeathTest, ADriveThatIsNotThereIsABug) {
   EXPECT_DEATH(open(1)->submit({.drive = 1, .data = memory_.data(), .bytes = kPage}), "drive 1 of 1");
+}
+
+// Of what waits, the demand goes before the rest of a long write-back, block by block.
+TEST_F(CoreTest, ADemandDoesNotWaitBehindWriteBack) {
+  const auto engine = open(1);
+  Transfer back = transfer(Op::kWrite, 20);  // 10 blocks
+  back.priority = Priority::kWriteBack;
+  const Ticket slow = engine->submit(back);
+  script_.await_held(1);
+  Transfer ahead = transfer(Op::kRead, 4);
+  ahead.priority = Priority::kPrefetch;
+  ahead.offset = 40 * kPage;
+  const Ticket fetch = engine->submit(ahead);
+  Transfer urgent = transfer(Op::kRead, 2);
+  urgent.offset = 60 * kPage;
+  const Ticket quick = engine->submit(urgent);
+  EXPECT_NE(engine->state().find("1 of 1 blocks in flight"), std::string::npos) << engine->state();
+  script_.end();
+  for (int i = 1; i < 13; ++i) {
+    script_.await_held(1);
+    script_.end();
+  }
+  EXPECT_TRUE(engine->wait(quick).ok());
+  EXPECT_TRUE(engine->wait(fetch).ok());
+  EXPECT_TRUE(engine->wait(slow).ok());
+  EXPECT_EQ(script_.begun.at(1).offset, 60 * kPage);
+  EXPECT_EQ(script_.begun.at(2).offset, 40 * kPage);
+  EXPECT_EQ(script_.begun.at(3).offset, 42 * kPage);
+  EXPECT_EQ(script_.begun.at(4).offset, 2 * kPage);
+}
+
+TEST_F(CoreTest, WriteBackLeavesPlacesToDemandThatComesNowAndThen) {
+  const auto engine = open(8);
+  const Ticket first = engine->submit(transfer(Op::kRead, 1));
+  script_.await_held(1);
+  Transfer back = transfer(Op::kWrite, 20);  // 10 blocks
+  back.priority = Priority::kWriteBack;
+  const Ticket slow = engine->submit(back);
+  script_.await_held(1 + 8 / Lane::kWriteBackShare);
+  script_.end();
+  EXPECT_TRUE(engine->wait(first).ok());
+  // The demand is a while ago now: the next of its blocks that ends finds the queue free.
+  std::this_thread::sleep_for(Lane::kDemandMemory + std::chrono::milliseconds(20));
+  script_.end();
+  script_.await_held(8);
+  EXPECT_EQ(script_.most_held, 8u);
+  for (int i = 0; i < 9; ++i) {
+    {
+      std::unique_lock lock(script_.mutex);
+      script_.changed.wait(lock, [&] { return !script_.held.empty(); });
+    }
+    script_.end();
+  }
+  EXPECT_TRUE(engine->wait(slow).ok());
+}
+
+TEST_F(CoreTest, APromotedTransferOvertakes) {
+  const auto engine = open(1);
+  std::vector<Ticket> tickets = {engine->submit(transfer(Op::kRead, 2))};
+  script_.await_held(1);
+  for (int i = 1; i <= 3; ++i) {
+    Transfer t = transfer(Op::kRead, 2);
+    t.offset = i * 2 * kPage;
+    t.priority = Priority::kPrefetch;
+    tickets.push_back(engine->submit(t));
+  }
+  engine->promote(tickets[3], Priority::kDemand);
+  engine->promote(tickets[2], Priority::kWriteBack);  // less urgent than it is: nothing
+  for (int i = 0; i < 4; ++i) {
+    script_.await_held(1);
+    script_.end();
+  }
+  for (const Ticket ticket : tickets) EXPECT_TRUE(engine->wait(ticket).ok());
+  EXPECT_EQ(script_.begun.at(1).offset, 6 * kPage);
+  EXPECT_EQ(script_.begun.at(2).offset, 2 * kPage);
+  EXPECT_EQ(script_.begun.at(3).offset, 4 * kPage);
+}
+
+// 100 bytes at 4000: the ends of two pages, each read, changed and written back.
+TEST_F(CoreTest, AnEdgeIsReadBeforeItIsWritten) {
+  const auto engine = open(4);
+  const Ticket one = engine->submit({.op = Op::kWrite, .offset = 4000, .data = memory_.at(7), .bytes = 200});
+  script_.await_held(2);
+  const Ticket two = engine->submit({.op = Op::kWrite, .offset = 100, .data = memory_.at(9), .bytes = 50});
+  {
+    std::lock_guard lock(script_.mutex);
+    for (const Block& block : script_.held) {
+      EXPECT_EQ(block.op, Op::kRead);
+      EXPECT_EQ(block.bytes, kPage);
+    }
+  }
+  script_.end();  // page 0 is there; its write begins
+  while (true) {
+    std::lock_guard lock(script_.mutex);
+    if (script_.begun.size() == 3) break;
+  }
+  EXPECT_EQ(script_.begun.at(2).op, Op::kWrite);
+  EXPECT_EQ(script_.begun.at(2).offset, 0);
+  script_.end(Script::kAll, 1);  // page 0 is written: only now the other writer of it begins, by reading
+  while (true) {
+    std::lock_guard lock(script_.mutex);
+    if (script_.begun.size() == 4) break;
+  }
+  EXPECT_EQ(script_.begun.at(3).op, Op::kRead);
+  EXPECT_EQ(script_.begun.at(3).offset, 0);
+  for (int i = 0; i < 4; ++i) {
+    {
+      std::unique_lock lock(script_.mutex);
+      script_.changed.wait(lock, [&] { return !script_.held.empty(); });
+    }
+    script_.end();
+  }
+  EXPECT_EQ(engine->wait(one).bytes, 200);
+  EXPECT_EQ(engine->wait(two).bytes, 50);
+  const LinkCounters c = engine->counters(0);
+  EXPECT_EQ(c.write_bytes, 250);
+  EXPECT_EQ(c.edge_bytes, 3 * 2 * kPage - 250);
+  EXPECT_EQ(c.write_requests, 3);
+}
+
+// Each queue of a drive has its share of the depth; ragged writes all go through the first.
+TEST_F(CoreTest, QueuesShareTheDepthOfTheirDrive) {
+  EngineOptions options;
+  options.block_size = kPage;
+  options.queue_depth = 6;
+  options.queues = 3;
+  Script scripts[3];
+  std::vector<DriveSpec> drives;
+  drives.push_back({.name = "fake0", .bytes = 64 * kPage, .make_queue = [&](int queue, int depth) {
+                      EXPECT_EQ(depth, 2);
+                      return std::make_unique<FakeQueue>(scripts[queue]);
+                    }});
+  {
+    EngineCore engine(Backend::kRam, options, std::move(drives));
+    std::vector<Ticket> tickets;
+    for (int i = 0; i < 9; ++i) tickets.push_back(engine.submit(transfer(Op::kRead, 1)));
+    for (Script& script : scripts) script.await_held(2);
+    EXPECT_EQ(engine.report(0).in_flight, 6);
+    EXPECT_EQ(engine.report(0).depth, 6);
+    for (Script& script : scripts) {
+      script.end();
+      script.await_held(2);
+      script.end();
+      script.end();
+    }
+    for (const Ticket ticket : tickets) EXPECT_TRUE(engine.wait(ticket).ok());
+    std::vector<Ticket> ragged;
+    for (int i = 0; i < 2; ++i)
+      ragged.push_back(
+          engine.submit({.op = Op::kWrite, .offset = i * kPage, .data = memory_.data(), .bytes = 8}));
+    scripts[0].await_held(2);
+    EXPECT_EQ(scripts[1].begun.size() + scripts[2].begun.size(), 6u);
+    for (int i = 0; i < 4; ++i) {
+      std::unique_lock lock(scripts[0].mutex);
+      scripts[0].changed.wait(lock, [&] { return !scripts[0].held.empty(); });
+      lock.unlock();
+      scripts[0].end();
+    }
+    for (const Ticket ticket : ragged) EXPECT_TRUE(engine.wait(ticket).ok());
+  }
+}
+
+// Busy is the time with something in flight, however much.
+TEST_F(CoreTest, CountsTheTimeThatADriveIsBusy) {
+  const auto engine = open(4);
+  constexpr auto kWhile = std::chrono::milliseconds(30);
+  std::this_thread::sleep_for(kWhile);
+  EXPECT_EQ(engine->counters(0).busy_seconds, 0);
+  const auto begin = Clock::now();
+  const Ticket one = engine->submit(transfer(Op::kRead, 8));
+  script_.await_held(4);
+  const auto held = Clock::now();
+  std::this_thread::sleep_for(kWhile);
+  EXPECT_GE(engine->counters(0).busy_seconds, seconds_between(held, Clock::now()) * 0.9);
+  for (int i = 0; i < 4; ++i) script_.end();
+  EXPECT_TRUE(engine->wait(one).ok());
+  const double busy = engine->counters(0).busy_seconds;
+  EXPECT_LE(busy, seconds_between(begin, Clock::now()));
+  std::this_thread::sleep_for(kWhile);
+  EXPECT_EQ(engine->counters(0).busy_seconds, busy);
 }
 
 }  // namespace

@@ -535,7 +535,8 @@ TEST_P(Truncated, WhatIsLostIsAnErrorAndTheRestIsRight) {
     for (std::int64_t i = 0; i < kPieces; ++i) {
       const Result result = engine->wait(tickets[static_cast<std::size_t>(i)]);
       good.push_back(result.ok());
-      EXPECT_EQ(result.error, result.ok() ? 0 : ENODATA);
+      // EIO: of the page that is cut in two, less than a page comes however often it is asked for.
+      EXPECT_TRUE(result.ok() || result.error == ENODATA || result.error == EIO) << errno_text(result.error);
       if (!result.ok()) continue;
       EXPECT_EQ(std::memcmp(back.at(i * kPiece), out.at(i * kPiece), static_cast<std::size_t>(kPiece)), 0)
           << i;

@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <cstdio>
 
+#include "io/queue.hpp"
+#include "io/topology.hpp"
 #include "support.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
@@ -78,11 +80,15 @@ class Mounted {
   std::string path_;
 };
 
-// From here on this process gets `error` for io_uring_setup, as in a container with a strict profile.
-void forbid_io_uring(int error) {
+// From here on this process gets `error` for io_uring_setup, and io_setup too, as in a container with a
+// strict profile.
+enum class Forbidden { kUring, kUringAndLibaio };
+void forbid(Forbidden what, int error) {
+  const unsigned also = what == Forbidden::kUring ? SYS_io_uring_setup : SYS_io_setup;
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 1, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, also, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
@@ -94,28 +100,36 @@ void forbid_io_uring(int error) {
   }
 }
 
-class ForbiddenUring : public testing::TestWithParam<int> {
+class ForbiddenCalls : public testing::TestWithParam<int> {
  protected:
-  ForbiddenUring() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+  ForbiddenCalls() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
 };
 
-[[noreturn]] void run_with_auto(const std::string& directory, int error) {
-  forbid_io_uring(error);
+[[noreturn]] void run_with_auto(const std::string& directory, Forbidden what, int error) {
+  forbid(what, error);
   log::set_level(log::Level::kInfo);
   auto engine = make_engine(small(Backend::kAuto), {{directory, kMiB}});
   fprintf(stderr, "%s\n", engine->describe().c_str());
-  const auto probes = probe_backends("");
-  const bool probed = !probes.at(0).works && probes.at(1).works;
-  const bool good = engine->backend() == Backend::kThreads && works(*engine) && probed;
+  // What works comes first, and each says why.
+  std::string ranks;
+  for (const BackendProbe& probe : probe_backends("")) {
+    ranks += fmt::format("{}{} ", probe.works ? "" : "!", name_of(probe.backend));
+    if (!probe.works) fprintf(stderr, "probe: %s\n", probe.reason.c_str());
+  }
+  const bool only_uring = what == Forbidden::kUring;
+  const bool ranked =
+      ranks == (only_uring ? "libaio threads ram !io_uring " : "threads ram !io_uring !libaio ");
+  const Backend expected = only_uring ? Backend::kLibaio : Backend::kThreads;
+  const bool good = engine->backend() == expected && works(*engine) && ranked;
   engine.reset();
   std::filesystem::remove(directory);  // this process has its own, and ends without destructors
   _exit(good ? 0 : 1);
 }
 
-[[noreturn]] void run_with_required(const std::string& directory, int error) {
-  forbid_io_uring(error);
+[[noreturn]] void run_with_required(const std::string& directory, Backend backend, int error) {
+  forbid(Forbidden::kUringAndLibaio, error);
   try {
-    make_engine(required(Backend::kUring), {{directory, kMiB}});
+    make_engine(required(backend), {{directory, kMiB}});
   } catch (const Error& e) {
     fprintf(stderr, "%s\n", e.what());
     std::filesystem::remove(directory);
@@ -124,23 +138,81 @@ class ForbiddenUring : public testing::TestWithParam<int> {
   _exit(0);
 }
 
-TEST_P(ForbiddenUring, AutoFallsBackAndSaysWhy) {
-  const TempDir directory;
-  EXPECT_EXIT(run_with_auto(directory.path(), GetParam()), testing::ExitedWithCode(0),
-              "info: I/O through threads, as io_uring is unavailable(.|\n)*threads .*io_uring unavailable");
+bool has_libaio() {
+  for (const BackendProbe& probe : probe_backends("")) {
+    if (probe.backend == Backend::kLibaio) return probe.works;
+  }
+  return false;
 }
 
-TEST_P(ForbiddenUring, RequiredIsAnErrorThatHelps) {
+TEST_P(ForbiddenCalls, AutoFallsBackToLibaioAndSaysWhy) {
+  if (!has_libaio()) GTEST_SKIP() << "no libaio here";
+  const TempDir directory;
+  EXPECT_EXIT(run_with_auto(directory.path(), Forbidden::kUring, GetParam()), testing::ExitedWithCode(0),
+              "info: io_uring is unavailable(.|\n)*libaio .*io_uring unavailable(.|\n)*probe: io_uring");
+}
+
+TEST_P(ForbiddenCalls, AutoFallsBackToThreadsAndSaysWhy) {
+  const TempDir directory;
+  EXPECT_EXIT(run_with_auto(directory.path(), Forbidden::kUringAndLibaio, GetParam()),
+              testing::ExitedWithCode(0),
+              "info: io_uring is unavailable(.|\n)*info: libaio is unavailable(.|\n)*"
+              "threads .*io_uring unavailable.*libaio unavailable(.|\n)*probe: libaio");
+}
+
+TEST_P(ForbiddenCalls, RequiredIsAnErrorThatHelps) {
   const TempDir directory;
   if (!probe_path(directory.path(), 0).direct) GTEST_SKIP() << "O_DIRECT, required too, is missing here";
-  EXPECT_EXIT(run_with_required(directory.path(), GetParam()), testing::ExitedWithCode(3),
-              GetParam() == EPERM ? "io_uring.*(seccomp|io_uring_disabled)" : "io_uring.*Linux 5.11");
+  const auto expect = [&](Backend backend, const char* text) {
+    EXPECT_EXIT(run_with_required(directory.path(), backend, GetParam()), testing::ExitedWithCode(3), text);
+  };
+  const bool forbidden = GetParam() == EPERM;
+  expect(Backend::kUring, forbidden ? "io_uring.*(seccomp|io_uring_disabled)" : "io_uring.*Linux 5.11");
+  expect(Backend::kLibaio, forbidden ? "libaio.*seccomp" : "libaio.*CONFIG_AIO");
 }
 
 std::string name_of_errno(const testing::TestParamInfo<int>& info) {
   return info.param == EPERM ? "eperm" : "enosys";
 }
-INSTANTIATE_TEST_SUITE_P(Errors, ForbiddenUring, testing::Values(EPERM, ENOSYS), name_of_errno);
+INSTANTIATE_TEST_SUITE_P(Errors, ForbiddenCalls, testing::Values(EPERM, ENOSYS), name_of_errno);
+
+// What was asked of io_uring and is not to be had.
+TEST(Modes, IopollWorksOrSaysWhyNot) {
+  const TempDir directory;
+  EngineOptions options = small(Backend::kUring);
+  options.iopoll = true;
+  const auto engine = make_engine(options, {{directory.path(), kMiB}});
+  if (engine->backend() != Backend::kUring) GTEST_SKIP() << engine->describe();
+  EXPECT_TRUE(works(*engine));
+  if (engine->describe().find("no IOPOLL (") == std::string::npos) {
+    EXPECT_NE(engine->describe().find("IOPOLL"), std::string::npos) << engine->describe();
+    return;
+  }
+  options.require = true;
+  if (!probe_path(directory.path(), 0).direct) GTEST_SKIP() << "O_DIRECT, required too, is missing here";
+  try {
+    make_engine(options, {{directory.path(), kMiB}});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("IOPOLL is required"), std::string::npos) << e.what();
+    EXPECT_NE(e.hint().find("poll_queues"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Modes, RegistrationSwitchedOffIsSaid) {
+  const TempDir directory;
+  EngineOptions options = small(Backend::kUring);
+  options.registered = false;
+  const auto engine = make_engine(options, {{directory.path(), kMiB}});
+  if (engine->backend() != Backend::kUring) GTEST_SKIP() << engine->describe();
+  const Memory memory(4 * kPage);
+  engine->register_memory(memory.data(), memory.bytes());
+  EXPECT_NE(engine->describe().find("nothing registered"), std::string::npos) << engine->describe();
+  EXPECT_EQ(engine->describe().find("registered buffers"), std::string::npos) << engine->describe();
+  engine->unregister_memory(memory.data());
+  EXPECT_EQ(make_uring_queue(-1, 1, {.registered = false})->register_memory(memory.data(), memory.bytes()),
+            "registration is switched off");
+}
 
 [[noreturn]] void run_without_memlock(const std::string& directory) {
   const rlimit none{.rlim_cur = 16 * kPage, .rlim_max = 16 * kPage};
@@ -164,7 +236,7 @@ TEST(Registration, RefusedByMemlockLimit) {
   ASSERT_EQ(chmod(directory.path().c_str(), 0777), 0);
   ASSERT_EQ(chown(directory.path().c_str(), 65534, 65534), 0);
   EXPECT_EXIT(run_without_memlock(directory.path()), testing::ExitedWithCode(0),
-              "buffers not registered: .*(memlock|sparse)|threads");
+              "buffers not registered: .*(memlock|sparse)|libaio|threads");
 }
 
 TEST(Paths, MissingDirectoryIsTheUsersError) {
@@ -240,11 +312,21 @@ TEST(Direct, RamfsIsBufferedAndSparseAndSaysSo) {
 TEST(Probe, SaysWhatWorks) {
   const TempDir directory;
   const auto probes = probe_backends(directory.path());
-  ASSERT_EQ(probes.size(), 3u);
-  EXPECT_TRUE(probes[1].works) << probes[1].reason;
-  EXPECT_TRUE(probes[2].works) << probes[2].reason;
-  for (const BackendProbe& probe : probes) EXPECT_FALSE(probe.reason.empty());
-  EXPECT_FALSE(probe_backends(directory.path() + "/none")[1].works);
+  ASSERT_EQ(probes.size(), 4u);
+  for (std::size_t i = 0; i < probes.size(); ++i) {
+    const BackendProbe& probe = probes[i];
+    EXPECT_FALSE(probe.reason.empty());
+    if (probe.backend >= Backend::kThreads) {
+      EXPECT_TRUE(probe.works) << probe.reason;
+    }
+    // Of two that work the better one is first, and either before what does not.
+    if (i > 0) {
+      EXPECT_LT(std::pair(!probes[i - 1].works, probes[i - 1].backend),
+                std::pair(!probe.works, probe.backend));
+    }
+  }
+  for (const BackendProbe& probe : probe_backends(directory.path() + "/none"))
+    EXPECT_EQ(probe.works, probe.backend == Backend::kRam) << probe.reason;
   EXPECT_TRUE(directory.is_empty());
 }
 
@@ -256,6 +338,7 @@ TEST(Probe, MeasuresAPath) {
   EXPECT_GT(probe.read_bytes_per_second, 0);
   EXPECT_GT(probe.write_bytes_per_second, 0);
   EXPECT_FALSE(probe.direct_reason.empty());
+  EXPECT_EQ(probe.numa_node, numa_node_of(directory.path()));
   EXPECT_TRUE(directory.is_empty());
   EXPECT_THROW(probe_path(directory.path() + "/none", 0), Error);
 }

@@ -165,11 +165,28 @@ TEST_F(ConfigTest, DeepSpeedSectionsMeanWhatTheyMeanThere) {
                                    "zero_allow_untested_optimizer"}));
 }
 
+// What `ziggurat io-tune` prints, as it is.
+TEST_F(ConfigTest, TheSectionThatIoTunePrintsIsTaken) {
+  const RunConfig run = load_over(R"({
+    "aio": {"block_size": 2097152, "queue_depth": 16, "intra_op_parallelism": 2, "single_submit": false,
+            "overlap_events": true, "backend": "libaio", "queues": 2},
+    "tiers": {"device": "1MiB", "host": "1MiB", "nvme": [{"path": "a", "endurance": "600TB"}]}
+  })");
+  EXPECT_EQ(run.aio.backend, io::Backend::kLibaio);
+  EXPECT_EQ(run.aio.block_size, 2 << 20);
+  EXPECT_EQ(run.aio.queue_depth, 16);
+  EXPECT_EQ(run.aio.max_queue_depth, 256);
+  EXPECT_EQ(run.aio.queues, 2);
+  EXPECT_TRUE(run.aio.adaptive_depth);
+  EXPECT_EQ(run.tiers.nvme.at(0).endurance_bytes, 600e12);
+}
+
 TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
   const RunConfig run = load_over(R"({
     "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}, "offload_optimizer": {"device": "cpu"},
                           "zero_quantized_weights": false, "zero_hpz_partition_size": 1},
-    "aio": {"backend": "threads", "block_size": 8192, "queue_depth": 7, "thread_count": 3, "verify": false},
+    "aio": {"backend": "threads", "block_size": 8192, "queue_depth": 7, "thread_count": 3, "verify": false,
+            "adaptive_depth": false, "max_queue_depth": 9, "queues": 4, "sqpoll": false, "iopoll": false},
     "activation_checkpointing": {"recompute": false, "cpu_checkpointing": false},
     "tiers": {"device": 1000000, "host": "1.5 MiB", "nvme": [{"path": "a"}, {"path": "b", "bytes": "1GB"}],
               "prefetch_depth": 0},
@@ -189,6 +206,9 @@ TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
   EXPECT_EQ(run.aio.block_size, 8192);
   EXPECT_EQ(run.aio.queue_depth, 7);
   EXPECT_EQ(run.aio.threads, 3);
+  EXPECT_FALSE(run.aio.adaptive_depth);
+  EXPECT_EQ(run.aio.max_queue_depth, 9);
+  EXPECT_EQ(run.aio.queues, 4);
   EXPECT_FALSE(run.aio.verify);
   EXPECT_FALSE(run.recompute);
   EXPECT_EQ(run.tiers.device, 1000000);

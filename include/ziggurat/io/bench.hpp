@@ -36,6 +36,9 @@ struct BenchOptions {
   // are read are read once before, to learn theirs. What was measured writing is read back and compared
   // afterwards.
   bool verify = false;
+  // Buffers in huge pages, where the system has them: fewer pieces for the kernel, the drive and a hypervisor
+  // to handle. Off: as memory comes that nobody asked anything of.
+  bool huge_pages = true;
   std::uint64_t seed = 1;  // of random offsets, and of which request of a mix reads
   // Called a few times a second, by the caller's thread; false stops early. May be null.
   std::function<bool(const struct BenchProgress&)> progress = {};

@@ -1,4 +1,5 @@
-// Asynchronous file I/O for large transfers: drives <-> host bytes. Knows nothing of tensors, training or CUDA.
+// Asynchronous file I/O for large transfers: drives <-> host bytes. Knows nothing of tensors, training or
+// CUDA.
 //
 //   drive     one preallocated file in one directory (DriveOptions)
 //   Engine    all drives behind one submit(): splits a transfer into blocks, serves the more urgent first,
@@ -21,9 +22,10 @@
 // the drive; otherwise the pages at both ends, or all of them where the address does not fit the offset, pass
 // through a bounce buffer, and a write first reads the page that it changes in part.
 // Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of another,
-// of which one writes, must be submitted after that one is done.
-// Invariant: every submitted ticket completes exactly once, with an errno or all of its bytes. The
-// destructor waits for all of them, and for what their completions submit.
+// and either writes, must be submitted after that one is done.
+//
+// Invariant: every submitted ticket completes exactly once, with an errno or all of its bytes. The destructor
+// waits for all of them, and for what their completions submit.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -42,7 +44,7 @@ enum class Backend : std::uint8_t { kAuto, kUring, kLibaio, kThreads, kRam };
 const char* name_of(Backend backend);
 
 // Who is served first when transfers wait for a drive. A lower one is never starved: of kFairShare blocks
-// begun while it waits, one is its.
+// begun while it waits, at least one is its.
 enum class Priority : std::uint8_t {
   kDemand,     // somebody waits for it
   kPrefetch,   // somebody will
@@ -93,8 +95,8 @@ struct RamModel {
   // Blocks served at once, each at its share of the bandwidth: as many are needed to reach all of it. 0: one
   // after another, at full speed.
   int channels = 0;
-  // A drive that gets worse when it is asked too much: with n > congested_depth blocks in its queue, each takes
-  // 1 + congestion * (n - congested_depth) times as long. 0: never.
+  // A drive that gets worse when it is asked too much: with n > congested_depth blocks in its queue, each
+  // takes 1 + congestion * (n - congested_depth) times as long. 0: never.
   int congested_depth = 0;
   double congestion = 0;
   // From so long after its start on, everything takes `slow_factor` times as long. Negative: never.
@@ -112,14 +114,14 @@ enum class FileKind : std::uint8_t {
 };
 
 struct DriveOptions {
-  std::string path = {};        // an existing directory (or file, kExisting); not looked at by the RAM back end
+  std::string path = {};   // an existing directory (or file, kExisting); not looked at by the RAM back end
   std::int64_t bytes = 0;  // size of the preallocated file
   FileKind kind = FileKind::kTier;
-  double endurance_bytes = 0;   // what its maker says may be written to it in its life; 0: unknown
+  double endurance_bytes = 0;        // what its maker says may be written to it in its life; 0: unknown
   std::optional<RamModel> ram = {};  // instead of EngineOptions::ram
 };
 
-// One fault, for the blocks that match.
+// One fault, for the blocks that match. As with the rates, each queue of a drive counts for itself.
 enum class Fault : std::uint8_t {
   kError,  // fails with `error`
   kShort,  // moves only a part (which the engine must resubmit)
@@ -129,22 +131,22 @@ enum class Fault : std::uint8_t {
 };
 struct FaultRule {
   Fault fault = Fault::kError;
-  int error = 5;                       // EIO
-  int drive = -1;                      // -1: any
-  std::optional<Op> op = {};              // none: any
-  std::int64_t from = 0, to = -1;      // bytes of the drive that the block must touch; to < 0: its end
-  std::int64_t first_block = 0;        // counting the drive's blocks, continued ones included
-  std::int64_t count = -1;             // how often; -1: always
+  int error = 5;                   // EIO
+  int drive = -1;                  // -1: any
+  std::optional<Op> op = {};       // none: any
+  std::int64_t from = 0, to = -1;  // bytes of the drive that the block must touch; to < 0: its end
+  std::int64_t first_block = 0;    // from this one of the queue's blocks on, continued ones included
+  std::int64_t count = -1;         // how often; -1: always
 };
 
-// For tests: faults injected into any back end, by seed and by rule. Rates are per block, in [0, 1]; each queue
-// counts its own blocks, continued ones included.
+// For tests: faults injected into any back end, by seed and by rule. Rates are per block, in [0, 1]; each
+// queue counts its own blocks, continued ones included.
 struct FaultModel {
   std::uint64_t seed = 0;
-  double error_rate = 0;         // fails with `error`
-  int error = 5;                 // EIO
-  double interrupt_rate = 0;     // fails with EINTR or EAGAIN (which the engine must try again)
-  double short_rate = 0;         // as Fault::kShort, and so on
+  double error_rate = 0;      // fails with `error`
+  int error = 5;              // EIO
+  double interrupt_rate = 0;  // fails with EINTR or EAGAIN (which the engine must try again)
+  double short_rate = 0;      // as Fault::kShort, and so on
   double delay_rate = 0;
   double torn_rate = 0;
   double flip_rate = 0;
@@ -225,8 +227,8 @@ class Engine {
 
 // Opens and preallocates one file per drive. Throws Error(kUsage) when a path is no directory, cannot be
 // written, or is in use by another run; Error(kIo) with the path and the cause when space or the back end is
-// missing and it was required. kAuto falls back (io_uring -> libaio -> threads, O_DIRECT -> buffered) and logs
-// it once.
+// missing and it was required. kAuto falls back (io_uring -> libaio -> threads, O_DIRECT -> buffered) and
+// logs it once.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options, const std::vector<DriveOptions>& drives);
 
 struct BackendProbe {

@@ -6,16 +6,20 @@
 //   read()    brings them back, and compares their checksums (XXH3) with those made when they were written
 //
 // Shares: given by the caller, or learned from what the drives deliver while they work. A drive that becomes
-// slow gets less of what is written from then on (an extent moves when it is next written, if there is space);
-// one that fails is named by the result.
+// slow gets less of what is written from then on (an extent moves when it is next written, if other drives have
+// space; it is written whole anyway); one that fails is named by the result.
 // Versions: a slot's old contents are forgotten when a write to it begins; other slots are never touched by it. A
 // write that fails or is cut off leaves its slot without contents.
 // Space: an extent is cut over as many free runs as it needs, largest first, in grains, so a reservation
 // succeeds exactly if enough grains are free, and no piece is ever smaller than one: fragmentation can slow,
 // not stop.
 //
-// Threads: any thread may call anything; completions are called on I/O threads, under the rules of
-// io::Completion. Of one extent, a write and any other transfer of the same slot must not overlap.
+// Threads: any thread may call anything, the waiting calls but from a completion; completions are called on I/O
+// threads, never within the call that began the transfer, without locks held, and under the rules of
+// io::Completion. Of one slot, a write and any other transfer must not overlap; any number of reads may.
+// Memory: reading and writing allocate nothing once as many transfers as now have been under way before (a
+// write that moves its extent does).
+// Invariant: every transfer's completion is called exactly once.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -58,7 +62,7 @@ struct ExtentTransfer {
   int slot = 0;
   void* data = nullptr;  // all bytes of the extent; not changed by a write
   Priority priority = Priority::kDemand;
-  std::int64_t version = 0;                // write: what version() says of the slot when it is done
+  std::int64_t version = 0;                // write: what version() says when it is done; 0 or more
   ExtentCompletion* completion = nullptr;  // required
   std::uint64_t tag = 0;
 };
@@ -88,9 +92,10 @@ class Volume {
   virtual ExtentId create(const ExtentSpec& spec) = 0;
   virtual void destroy(ExtentId extent) = 0;  // none of its transfers may be under way
 
+  // A completion's result is for the extent as a whole; of several failures it names one.
   virtual void write(const ExtentTransfer& transfer) = 0;
   virtual void read(const ExtentTransfer& transfer) = 0;
-  // The same, and wait.
+  // The same, and wait; `completion` and `tag` are not used.
   virtual ExtentResult write_and_wait(ExtentTransfer transfer) = 0;
   virtual ExtentResult read_and_wait(ExtentTransfer transfer) = 0;
   // Makes the waiting parts of a transfer under way more urgent.
@@ -100,19 +105,21 @@ class Volume {
   virtual std::int64_t version(ExtentId extent, int slot) const = 0;
   // The slot with the highest version; -1: none has contents.
   virtual int newest(ExtentId extent) const = 0;
-  // Forgets the contents; the space stays reserved.
+  // Forgets the contents; the space stays reserved. No transfer of the slot may be under way.
   virtual void invalidate(ExtentId extent, int slot) = 0;
 
   // Bytes that cross the link when the extent is written or read once: whole pages.
   virtual std::int64_t transfer_bytes(ExtentId extent) const = 0;
   virtual SpaceReport space(int drive) const = 0;
-  // "reading block.3.master at 1048576 of nvme1 (/mnt/b): checksum is wrong": for people.
+  // "reading block.3.master: piece of 512.0 KiB at 1048576 of nvme1 (/mnt/b): Input/output error (errno 5)": for
+  // people. Of a result that is ok, "reading block.3.master: done".
   virtual std::string explain(ExtentId extent, Op op, const ExtentResult& result) const = 0;
   // Where the slot's pieces lie: "nvme0 [0, 524288) ...".
   virtual std::string layout(ExtentId extent, int slot) const = 0;
 };
 
-// The engine must outlive the volume, and nobody else may use its drives.
+// The engine must outlive the volume, and nobody else may use its drives. Throws Error(kUsage) for options that
+// make no sense.
 std::unique_ptr<Volume> make_volume(Engine& engine, const VolumeOptions& options);
 
 // XXH3 (64 bit), with the widest vectors the processor has; every machine gives the same value.

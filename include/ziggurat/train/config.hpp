@@ -40,9 +40,13 @@ struct AioConfig {
   io::Backend backend = io::Backend::kAuto;
   bool require = false;  // "backend" named: no fall-back
   std::int64_t block_size = 1 << 20;
-  int queue_depth = 32;
-  int threads = 4;     // "intra_op_parallelism" (alias "thread_count"), of the thread-pool back end
-  bool verify = true;  // checksums of what comes back from NVMe
+  int queue_depth = 32;        // to begin with, when it adapts
+  bool adaptive_depth = true;  // the depth follows what the drives need
+  int max_queue_depth = 256;   // its cap
+  int queues = 1;              // rings and I/O threads a drive
+  int threads = 4;             // "intra_op_parallelism" (alias "thread_count"), of the thread-pool back end
+  bool sqpoll = false, iopoll = false;  // of io_uring
+  bool verify = true;                   // checksums of what comes back from NVMe
 };
 
 struct TierConfig {

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Our engine beside fio on one drive: throughput and CPU seconds per GB, block by block and depth by depth.
+
+    ninja -C build ziggurat
+    bench/io_vs_fio.py --file /mnt/nvme0/bench.bin [--size 4GiB] [--rounds 7] [--seconds 1.5] [--out FILE.json] [--quick]
+
+Four contestants take turns on the same file, in an order that turns round from one round to the next: fio (io_uring,
+direct, registered file and buffers, a thread, not a process, and spared the changing of its buffers before each write),
+`ziggurat io-bench` as it is, the same with checksums of everything that is written and read, and the same with its
+buffers in small pages, as fio's are: what remains of a difference then is the engine. The file is made once and filled with noise, and removed at the end unless it was
+there before: then it must have the size, and its contents are lost to the writing cases (--overwrite).
+
+Medians of the rounds, with the median absolute deviation (MAD). CPU: fio's is the user and system time of its job, which
+leaves out its main thread and its start; ours is that of the whole process while it measures. Of the 1.5 s of a run
+0.3 s before do not count, on either side. Latency is the median of the rounds' p99.
+"""
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+from serve import provenance
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+FIO_RW = {"read": "read", "write": "write", "mixed": "rw"}
+UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
+
+
+def parse_size(text):
+    for unit, factor in UNITS.items():
+        if text.endswith(unit):
+            return int(float(text[: -len(unit)]) * factor)
+    return int(text)
+
+
+def size_text(size):
+    unit, factor = max(((u, f) for u, f in UNITS.items() if size % f == 0), key=lambda p: p[1], default=("B", 1))
+    return f"{size // factor} {unit}"
+
+
+def output_of(command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def run_fio(args, op, block, depth):
+    command = ["fio", "--name=job", f"--filename={args.file}", f"--size={args.size}", f"--rw={FIO_RW[op]}", f"--bs={block}", f"--iodepth={depth}",
+               "--ioengine=io_uring", "--direct=1", "--registerfiles=1", "--fixedbufs=1", "--thread", "--scramble_buffers=0", "--time_based",
+               f"--runtime={round(args.seconds * 1000)}ms", f"--ramp_time={round(args.ramp * 1000)}ms", "--allow_file_create=0",
+               "--output-format=json"]
+    if op == "mixed":
+        command.append("--rwmixread=50")
+    text = output_of(command)
+    job = json.loads(text[text.index("{"):])["jobs"][0]  # notes may come before
+    if job["error"] != 0:
+        sys.exit(f"{' '.join(command)}: fio's job failed with error {job['error']}")
+    sides = [job[side] for side in ("read", "write") if job[side]["io_bytes"] > 0]
+    moved = sum(s["io_bytes"] for s in sides)
+    # A mix runs for as long as its longer side.
+    seconds = max(s["runtime"] for s in sides) / 1000
+    cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
+    return {"bytes_per_second": moved / seconds, "cpu_seconds_per_gb": cpu / (moved / 1e9),
+            "p99_seconds": max(s["clat_ns"]["percentile"]["99.000000"] for s in sides) / 1e9, "bytes": moved}
+
+
+def run_ours(args, op, block, depth, *flags):
+    command = [args.ziggurat, "io-bench", "--file", args.file, "--size", str(args.size), "--op", op, "--block-size", str(block),
+               "--queue-depth", str(depth), "--backend", "io_uring", "--seconds", str(args.seconds), "--ramp", str(args.ramp), "--json"]
+    if op != "read":
+        command.append("--overwrite")
+    result = json.loads(output_of(command + list(flags)))
+    return {"bytes_per_second": result["bytes_per_second"], "cpu_seconds_per_gb": result["cpu_seconds_per_gb"],
+            "p99_seconds": max(result[side]["latency_seconds"]["p99"] for side in ("read", "write")), "bytes": result["bytes"],
+            "engine": result["engine"]}
+
+
+CONTESTANTS = {"fio": run_fio, "ours": run_ours, "verified": lambda *a: run_ours(*a, "--verify", "on"),
+               "small_pages": lambda *a: run_ours(*a, "--huge-pages", "off")}
+
+
+def measure(args, op, block, depth):
+    runs = {name: [] for name in CONTESTANTS}
+    names = list(CONTESTANTS)
+    for number in range(args.rounds):
+        # Each takes every place, and each pair is seen in both orders.
+        at = number % len(names)
+        turned = names[at:] + names[:at]
+        for name in turned if number % 2 == 0 else turned[::-1]:
+            runs[name].append(CONTESTANTS[name](args, op, block, depth))
+    case = {"op": op, "block_size": block, "queue_depth": depth, "rounds": args.rounds, "engine": runs["ours"][0]["engine"]}
+    for name, results in runs.items():
+        case[name] = {}
+        for key in ("bytes_per_second", "cpu_seconds_per_gb", "p99_seconds"):
+            values = [r[key] for r in results]
+            middle = statistics.median(values)
+            case[name][key] = {"median": middle, "mad": statistics.median(abs(v - middle) for v in values), "all": values}
+    for name in ("ours", "verified", "small_pages"):
+        for key in ("bytes_per_second", "cpu_seconds_per_gb"):
+            case[name][f"{key}_of_fio"] = case[name][key]["median"] / case["fio"][key]["median"]
+    case["verified"]["bytes_per_second_of_unverified"] = (case["verified"]["bytes_per_second"]["median"] /
+                                                          case["ours"]["bytes_per_second"]["median"])
+    return case
+
+
+HEADER = """| op | block | depth | fio GB/s (MAD) | ours GB/s (MAD) | ours/fio | small pages/fio | verified/ours | fio CPU s/GB (MAD) | ours CPU s/GB (MAD) | ours/fio | small pages/fio | verified CPU s/GB | p99 fio, ours ms |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def row(case):
+    def rate(name):
+        b = case[name]["bytes_per_second"]
+        return f"{b['median'] / 1e9:.3f} ({b['mad'] / 1e9:.3f})"
+
+    def cpu(name):
+        c = case[name]["cpu_seconds_per_gb"]
+        return f"{c['median']:.4f} ({c['mad']:.4f})"
+
+    p99 = [1e3 * case[name]["p99_seconds"]["median"] for name in ("fio", "ours")]
+    return (f"| {case['op']} | {size_text(case['block_size'])} | {case['queue_depth']} | {rate('fio')} | {rate('ours')} "
+            f"| {case['ours']['bytes_per_second_of_fio']:.3f} | {case['small_pages']['bytes_per_second_of_fio']:.3f} | {case['verified']['bytes_per_second_of_unverified']:.3f} "
+            f"| {cpu('fio')} | {cpu('ours')} | {case['ours']['cpu_seconds_per_gb_of_fio']:.2f} | {case['small_pages']['cpu_seconds_per_gb_of_fio']:.2f} "
+            f"| {case['verified']['cpu_seconds_per_gb']['median']:.4f} | {p99[0]:.1f}, {p99[1]:.1f} |")
+
+
+# True if the file was made here.
+def make_file(args):
+    path = pathlib.Path(args.file)
+    if path.exists():
+        if path.stat().st_size < args.size:
+            sys.exit(f"{path} holds {path.stat().st_size} bytes, less than --size {args.size}")
+        if not args.overwrite and set(args.op) != {"read"}:
+            sys.exit(f"{path} exists, and writing would replace its contents: say --overwrite, or name another file")
+        return False
+    noise = os.urandom(16 * MIB)
+    with open(path, "wb") as out:
+        for at in range(0, args.size, len(noise)):
+            out.write(noise[: args.size - at])
+        os.fsync(out.fileno())
+    return True
+
+
+def device_of(path):
+    fields = subprocess.run(["findmnt", "-no", "SOURCE,FSTYPE,OPTIONS", "-T", path], capture_output=True, text=True).stdout.split()
+    device = {"source": fields[0], "filesystem": fields[1], "options": fields[2]} if len(fields) >= 3 else {}
+    name = pathlib.Path(device.get("source", "")).name
+    for key in ("model", "size"):
+        text = subprocess.run(["lsblk", "-dno", key.upper(), f"/dev/{name}"], capture_output=True, text=True).stdout.strip()
+        if text:
+            device[key] = text
+    return device
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", required=True, help="on the drive to measure")
+    parser.add_argument("--overwrite", action="store_true", help="the file exists, and its contents may be lost")
+    parser.add_argument("--size", type=parse_size, default=4 * GIB, help="4GiB")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.5, help="measured per run")
+    parser.add_argument("--ramp", type=float, default=0.3, help="before that, not counted")
+    parser.add_argument("--op", nargs="+", choices=list(FIO_RW), default=list(FIO_RW))
+    parser.add_argument("--block", nargs="+", type=parse_size, default=[128 * KIB, MIB, 8 * MIB])
+    parser.add_argument("--depth", nargs="+", type=int, default=[8, 32])
+    parser.add_argument("--ziggurat", default=str(ROOT / "build/ziggurat"))
+    parser.add_argument("--quick", action="store_true", help="3 rounds of 0.5 s at 1 MiB and depth 32: to see that all works, not to conclude from")
+    parser.add_argument("--out", help="write everything as JSON here")
+    args = parser.parse_args()
+    if args.quick:
+        args.rounds, args.seconds, args.block, args.depth = 3, 0.5, [MIB], [32]
+    version = output_of(["fio", "--version"]).strip()
+    machine = provenance(ROOT) | {"kernel": platform.release(), "device": device_of(str(pathlib.Path(args.file).parent)), "fio": version}
+    print(f"{version}, Linux {machine['kernel']}, {machine['cpu']} x {machine['cores']}, {machine['device']}, commit {machine['commit']}, "
+          f"{machine['date']}; file of {size_text(args.size)}, median of {args.rounds} runs of {args.seconds} s")
+    made = make_file(args)
+    cases = []
+    begin = time.monotonic()
+    try:
+        print(HEADER, flush=True)
+        for op in args.op:
+            for block in args.block:
+                for depth in args.depth:
+                    cases.append(measure(args, op, block, depth))
+                    print(row(cases[-1]), flush=True)
+    finally:
+        if made:
+            os.remove(args.file)
+    print(f"\nengine: {cases[0]['engine']}\n{time.monotonic() - begin:.0f} s; least of fio's throughput "
+          f"{min(c['ours']['bytes_per_second_of_fio'] for c in cases):.3f}, most of its CPU time "
+          f"{max(c['ours']['cpu_seconds_per_gb_of_fio'] for c in cases):.2f}, least with checksums "
+          f"{min(c['verified']['bytes_per_second_of_unverified'] for c in cases):.3f} of that without")
+    if args.out:
+        settings = {"size": args.size, "rounds": args.rounds, "seconds": args.seconds, "ramp": args.ramp}
+        pathlib.Path(args.out).write_text(json.dumps({"benchmark": "io_vs_fio", "settings": settings, "cases": cases} | machine, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

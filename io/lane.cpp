@@ -1,0 +1,217 @@
+// What others do with a lane. Its own thread is in lane_thread.cpp.
+#include "io/lane.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg::io {
+namespace {
+
+// Waiting for longer than this is worth a line in the log.
+constexpr auto kPatience = std::chrono::seconds(5);
+
+std::int64_t value(const std::atomic<std::int64_t>& counter) {
+  return counter.load(std::memory_order_relaxed);
+}
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+void Lane::SlotList::push(Slot* slot) {
+  slot->link = nullptr;
+  (tail != nullptr ? tail->link : head) = slot;
+  tail = slot;
+}
+
+Lane::Slot* Lane::SlotList::pop() {
+  Slot* slot = head;
+  head = slot->link;
+  if (head == nullptr) tail = nullptr;
+  return slot;
+}
+
+Lane::Lane(LaneOptions options, EngineState& state)
+    : options_(std::move(options)),
+      state_(state),
+      blocks_(static_cast<std::size_t>(options_.cap)),
+      controller_(options_.depth, options_.cap) {
+  const auto cap = static_cast<std::uint32_t>(options_.cap);
+  free_ids_.reserve(cap);
+  for (std::uint32_t id = cap; id-- > 0;) free_ids_.push_back(id);
+  done_.reserve(cap);
+  deliveries_.reserve(cap);
+  edges_.reserve(cap);
+  counters_.depth.store(options_.depth, std::memory_order_relaxed);
+  if (options_.trace != nullptr) {
+    trace_lane_[0] = options_.trace->lane(fmt::format("{} read", options_.name));
+    trace_lane_[1] = options_.trace->lane(fmt::format("{} write", options_.name));
+  }
+  thread_ = NamedThread(options_.thread_name, [this] { run(); });
+}
+
+Lane::~Lane() {
+  join();
+}
+
+const Error* Lane::await_start() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return started_; });
+  return failed_.get();
+}
+
+void Lane::wake() {
+  if (queue_ != nullptr) queue_->wake();
+}
+
+Lane::Slot* Lane::take_slot() {
+  if (free_ == nullptr) {
+    ZG_ASSERT(slots_.size() < kMaxTransfers, "{} transfers submitted and not asked for", slots_.size());
+    Slot& slot = slots_.emplace_back();
+    slot.index = static_cast<std::uint32_t>(slots_.size() - 1);
+    return &slot;
+  }
+  Slot* slot = free_;
+  free_ = slot->link;
+  return slot;
+}
+
+void Lane::release(Slot& slot) {
+  slot.state = SlotState::kFree;
+  if (++slot.generation == 0) slot.generation = 1;
+  slot.link = free_;
+  free_ = &slot;
+}
+
+Ticket Lane::ticket_of(const Slot& slot) const {
+  return {slot.index * options_.count + options_.index, slot.generation};
+}
+
+Lane::Slot& Lane::named_by(Ticket ticket) {
+  const std::size_t index = ticket.slot / options_.count;
+  ZG_ASSERT(ticket && index < slots_.size(), "ticket {}.{} names no transfer of this engine", ticket.slot,
+            ticket.generation);
+  Slot& slot = slots_[index];
+  ZG_ASSERT(slot.generation == ticket.generation && slot.state != SlotState::kFree,
+            "stale ticket {}.{}: its result was handed over before", ticket.slot, ticket.generation);
+  ZG_ASSERT(slot.transfer.completion == nullptr, "ticket {}.{} has a completion, which gets its result",
+            ticket.slot, ticket.generation);
+  return slot;
+}
+
+Ticket Lane::submit(const Transfer& transfer) {
+  state_.unfinished.fetch_add(1, std::memory_order_relaxed);
+  counters_.waiting[static_cast<int>(transfer.priority)].fetch_add(1, std::memory_order_relaxed);
+  std::unique_lock lock(mutex_);
+  Slot* slot = take_slot();
+  slot->transfer = transfer;
+  slot->op = transfer.op;
+  slot->priority = transfer.priority;
+  slot->state = SlotState::kBusy;
+  slot->issuing = true;
+  slot->outstanding = 0;
+  slot->issued = slot->moved = 0;
+  slot->error = 0;
+  // Past the end of the drive: a result like any other, so that the caller names what it was for.
+  if (transfer.offset > options_.bytes - transfer.bytes)
+    slot->error = transfer.op == Op::kRead ? ENODATA : ENOSPC;
+  const Ticket ticket = ticket_of(*slot);
+  incoming_.push(slot);
+  // The I/O thread itself looks again before it sleeps.
+  const bool wake = lane_here_ != this && asleep_.exchange(false, std::memory_order_relaxed);
+  lock.unlock();
+  if (wake) queue_->wake();
+  return ticket;
+}
+
+void Lane::promote(Ticket ticket, Priority priority) {
+  std::unique_lock lock(mutex_);
+  const std::size_t index = ticket.slot / options_.count;
+  ZG_ASSERT(ticket && index < slots_.size(), "ticket {}.{} names no transfer of this engine", ticket.slot,
+            ticket.generation);
+  const Slot& slot = slots_[index];
+  if (slot.generation != ticket.generation || slot.state != SlotState::kBusy) return;
+  promotions_.emplace_back(ticket, priority);
+  const bool wake = lane_here_ != this && asleep_.exchange(false, std::memory_order_relaxed);
+  lock.unlock();
+  if (wake) queue_->wake();
+}
+
+bool Lane::poll(Ticket ticket, Result& result) {
+  std::lock_guard lock(mutex_);
+  Slot& slot = named_by(ticket);
+  if (slot.state != SlotState::kDone) return false;
+  result = slot.result;
+  release(slot);
+  return true;
+}
+
+Result Lane::wait(Ticket ticket) {
+  std::unique_lock lock(mutex_);
+  Slot& slot = named_by(ticket);
+  const auto begin = Clock::now();
+  ++waiters_;
+  while (slot.state != SlotState::kDone) {
+    const bool timed_out = changed_.wait_for(lock, kPatience) == std::cv_status::timeout;
+    ZG_ASSERT(slot.generation == ticket.generation, "two callers wait for ticket {}.{}", ticket.slot,
+              ticket.generation);
+    if (!timed_out || slot.state == SlotState::kDone) continue;
+    const Transfer t = slot.transfer;
+    lock.unlock();
+    log::warning(
+        "waiting for {} to {} {} at {} for {}; {} of at most {} blocks in flight, last one done {}",
+        options_.name, t.op == Op::kRead ? "read" : "write", format_bytes(t.bytes), t.offset,
+        format_seconds(seconds_between(begin, Clock::now())), value(counters_.in_flight),
+        value(counters_.depth),
+        seconds_since_last_block() < 0 ? "never" : format_seconds(seconds_since_last_block()) + " ago");
+    lock.lock();
+  }
+  --waiters_;
+  const Result result = slot.result;
+  release(slot);
+  return result;
+}
+
+void Lane::begin_command(void* data, std::int64_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    command_ = {.data = data, .bytes = bytes, .refusal = {}, .pending = true};
+  }
+  wake();
+}
+
+std::string Lane::end_command() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !command_.pending; });
+  return command_.refusal;
+}
+
+void Lane::add_to(DriveReport& report) const {
+  LinkCounters& c = report.counters;
+  c.read_bytes += value(counters_.bytes[0]);
+  c.write_bytes += value(counters_.bytes[1]);
+  c.read_requests += value(counters_.requests[0]);
+  c.write_requests += value(counters_.requests[1]);
+  c.resubmitted += value(counters_.resubmitted);
+  c.edge_bytes += value(counters_.edge_bytes);
+  const std::int64_t since = value(counters_.busy_since_ns);
+  const std::int64_t busy =
+      value(counters_.busy_ns) + (since > 0 ? std::max<std::int64_t>(0, now_ns() - since) : 0);
+  c.busy_seconds = std::max(c.busy_seconds, static_cast<double>(busy) * 1e-9);
+  report.in_flight += value(counters_.in_flight);
+  report.depth += static_cast<int>(value(counters_.depth));
+  for (int p = 0; p < kPriorities; ++p) report.waiting[p] += value(counters_.waiting[p]);
+}
+
+double Lane::seconds_since_last_block() const {
+  const std::int64_t last = value(counters_.last_done_ns);
+  return last == 0 ? -1 : static_cast<double>(now_ns() - last) * 1e-9;
+}
+
+}  // namespace zg::io

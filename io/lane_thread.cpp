@@ -1,0 +1,364 @@
+// The I/O thread of a lane.
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "io/lane.hpp"
+#include "ziggurat/base/log.hpp"
+
+namespace zg::io {
+namespace {
+
+constexpr std::int64_t kPage = Engine::alignment();
+
+void add(std::atomic<std::int64_t>& counter, std::int64_t n) {
+  counter.fetch_add(n, std::memory_order_relaxed);
+}
+
+std::int64_t ns_of(Clock::time_point t) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
+}
+
+void run_on(const std::vector<int>& cpus, const std::string& name) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &set);
+  const int error = pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+  if (error != 0) log::info("{} does not run on its drive's NUMA node: {}", name, errno_text(error));
+}
+
+}  // namespace
+
+thread_local const void* Lane::engine_here_ = nullptr;
+thread_local const Lane* Lane::lane_here_ = nullptr;
+
+void Lane::run() {
+  engine_here_ = state_.engine;
+  lane_here_ = this;
+  run_on(options_.cpus, options_.thread_name);
+  if (!make_queue()) return;
+  while (take_work()) {
+    now_ = Clock::now();
+    issue();
+    if (finished_.head == nullptr) reap();
+    if (finished_.head != nullptr) deliver();
+  }
+  queue_->end();
+}
+
+bool Lane::make_queue() {
+  std::unique_ptr<Error> failed;
+  std::unique_ptr<Queue> queue;
+  try {
+    queue = options_.make_queue(options_.cap);
+  } catch (const Error& e) {
+    failed = std::make_unique<Error>(e.code(), e.where(), e.message(), e.hint());
+  } catch (const std::exception& e) {
+    failed = std::make_unique<Error>(Errc::kIo, options_.name, e.what());
+  }
+  std::lock_guard lock(mutex_);
+  queue_ = std::move(queue);
+  failed_ = std::move(failed);
+  started_ = true;
+  changed_.notify_all();
+  return queue_ != nullptr;
+}
+
+// False when the engine ends and nothing is left anywhere: one drive's completion may submit to another.
+bool Lane::take_work() {
+  std::unique_lock lock(mutex_);
+  if (command_.pending) run_command(lock);
+  while (incoming_.head != nullptr) ready_.push(*incoming_.pop());
+  if (!promotions_.empty()) apply_promotions();
+  // From here on who submits calls wake(), which the next reap() sees even if it comes before.
+  asleep_.store(true, std::memory_order_relaxed);
+  return !state_.stopping.load() || state_.unfinished.load() > 0;
+}
+
+void Lane::run_command(std::unique_lock<std::mutex>& lock) {
+  const Command command = command_;
+  lock.unlock();
+  std::string refusal;
+  if (command.bytes > 0) {
+    refusal = queue_->register_memory(command.data, command.bytes);
+  } else {
+    queue_->unregister_memory(command.data);
+  }
+  lock.lock();
+  command_.refusal = std::move(refusal);
+  command_.pending = false;
+  changed_.notify_all();
+}
+
+void Lane::apply_promotions() {
+  for (const auto& [ticket, priority] : promotions_) {
+    Slot& slot = slots_[ticket.slot / options_.count];
+    if (slot.generation != ticket.generation || !slot.waits || priority >= slot.priority) continue;
+    add(counters_.waiting[static_cast<int>(slot.priority)], -1);
+    add(counters_.waiting[static_cast<int>(priority)], 1);
+    ready_.promote(slot, priority);
+  }
+  promotions_.clear();
+}
+
+// While somebody's demand comes now and then, write-back leaves most of the queue free for it: what is in the
+// drive already cannot be overtaken.
+bool Lane::write_back_may() const {
+  if (now_ - last_demand_ > kDemandMemory) return true;
+  return write_back_in_flight_ < std::max(1, controller_.depth() / kWriteBackShare);
+}
+
+void Lane::issue() {
+  while (!ready_.empty()) {
+    auto* slot = static_cast<Slot*>(ready_.choose(write_back_may()));
+    if (slot == nullptr) return;
+    if (slot->error != 0 || slot->issued == slot->transfer.bytes) {
+      leave_waiting(*slot);
+      slot->issuing = false;
+      if (slot->outstanding == 0) finish(*slot);
+      continue;
+    }
+    if (in_flight_ >= controller_.depth() || free_ids_.empty()) return;
+    const Cut cut = next_cut(*slot);
+    if (!cut.direct && !reserve_bounce(cut)) {
+      slot->error = ENOMEM;
+      continue;
+    }
+    if (cut.is_edge_write(slot->op)) {
+      if (std::find(edges_.begin(), edges_.end(), cut.page_offset) != edges_.end()) {
+        leave_waiting(*slot);
+        parked_.push(slot);
+        continue;
+      }
+      edges_.push_back(cut.page_offset);
+    }
+    begin_block(*slot, cut);
+  }
+}
+
+void Lane::leave_waiting(Slot& slot) {
+  ready_.remove(slot);
+  add(counters_.waiting[static_cast<int>(slot.priority)], -1);
+}
+
+Lane::Cut Lane::next_cut(const Slot& slot) const {
+  const Transfer& t = slot.transfer;
+  const std::int64_t at = t.offset + slot.issued, left = t.bytes - slot.issued;
+  const std::int64_t skip = at % kPage;
+  if (skip != 0 || left < kPage)
+    return {.page_offset = at - skip,
+            .page_bytes = kPage,
+            .skip = skip,
+            .bytes = std::min(kPage - skip, left),
+            .direct = false};
+  const bool direct = (reinterpret_cast<std::uintptr_t>(t.data) + static_cast<std::uintptr_t>(slot.issued)) %
+                          static_cast<std::uintptr_t>(kPage) ==
+                      0;
+  const std::int64_t most = direct ? options_.block_size : std::min(options_.block_size, kMaxBounce);
+  const std::int64_t bytes = std::min(most, left / kPage * kPage);
+  return {.page_offset = at, .page_bytes = bytes, .skip = 0, .bytes = bytes, .direct = direct};
+}
+
+// For the block that is begun next.
+bool Lane::reserve_bounce(const Cut& cut) {
+  try {
+    blocks_[free_ids_.back()].bounce.reserve(cut.page_bytes);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+void Lane::begin_block(Slot& slot, const Cut& cut) {
+  const Transfer& t = slot.transfer;
+  if (slot.issued == 0) slot.begun = now_;
+  const std::uint32_t id = free_ids_.back();
+  free_ids_.pop_back();
+  InFlight& flight = blocks_[id];
+  flight.slot = &slot;
+  flight.cut = cut;
+  flight.user = static_cast<char*>(t.data) + slot.issued;
+  flight.stalls = 0;
+  flight.begun = now_;
+  flight.reading_edge = cut.is_edge_write(t.op);
+  if (!cut.direct && t.op == Op::kWrite && !flight.reading_edge)
+    std::memcpy(flight.bounce.data(), flight.user, static_cast<std::size_t>(cut.bytes));
+  flight.block = {.op = flight.reading_edge ? Op::kRead : t.op,
+                  .id = id,
+                  .offset = cut.page_offset,
+                  .data = cut.direct ? flight.user : flight.bounce.data(),
+                  .bytes = cut.page_bytes};
+  ready_.began(slot, cut.page_bytes);
+  slot.issued += cut.bytes;
+  ++slot.outstanding;
+  flight.write_back = slot.priority == Priority::kWriteBack;
+  if (flight.write_back) ++write_back_in_flight_;
+  if (slot.priority == Priority::kDemand) last_demand_ = now_;
+  add(counters_.requests[index_of(t.op)], 1);
+  count_busy(1);
+  queue_->begin(flight.block);
+}
+
+// Busy is the time with something in flight.
+void Lane::count_busy(int change) {
+  const int before = std::exchange(in_flight_, in_flight_ + change);
+  counters_.in_flight.store(in_flight_, std::memory_order_relaxed);
+  if (before == 0) {
+    counters_.busy_since_ns.store(ns_of(now_), std::memory_order_relaxed);
+  } else if (in_flight_ == 0) {
+    const std::int64_t since = counters_.busy_since_ns.exchange(0, std::memory_order_relaxed);
+    add(counters_.busy_ns, ns_of(now_) - since);
+  }
+}
+
+void Lane::reap() {
+  done_.clear();
+  queue_->reap(done_, Queue::kForever);
+  asleep_.store(false, std::memory_order_relaxed);
+  if (done_.empty()) return;
+  now_ = Clock::now();
+  counters_.last_done_ns.store(ns_of(now_), std::memory_order_relaxed);
+  for (const BlockDone& done : done_) handle(done);
+  counters_.depth.store(controller_.depth(), std::memory_order_relaxed);
+}
+
+void Lane::handle(const BlockDone& done) {
+  InFlight& flight = blocks_[done.id];
+  ZG_ASSERT(flight.slot != nullptr, "{}: block {} is done, but was not in flight", options_.name, done.id);
+  if (settle(flight, done.result) == Settled::kGoesOn) return;
+  Slot& slot = *flight.slot;
+  if (options_.adapt) {
+    controller_.done(now_, flight.cut.page_bytes, seconds_between(flight.begun, now_), !ready_.empty());
+  }
+  if (flight.cut.is_edge_write(slot.op)) release_edge(flight.cut.page_offset);
+  flight.slot = nullptr;
+  free_ids_.push_back(done.id);
+  if (flight.write_back) --write_back_in_flight_;
+  count_busy(-1);
+  --slot.outstanding;
+  // One that is still to be issued is finished by issue(), which takes it off that list.
+  if (slot.outstanding == 0 && !slot.issuing) finish(slot);
+}
+
+// Whether the block is done, well or not, or its rest (or second phase) was begun.
+Lane::Settled Lane::settle(InFlight& flight, std::int64_t result) {
+  Slot& slot = *flight.slot;
+  Block& block = flight.block;
+  const auto fail = [&](int error) {
+    if (slot.error == 0) slot.error = error;
+    return Settled::kDone;
+  };
+  std::int64_t kept = 0;
+  if (result < 0) {
+    const int error = static_cast<int>(-result);
+    const bool passing = error == EAGAIN || error == EINTR;
+    if (!passing || ++flight.stalls > kMaxStalls) return fail(error);
+  } else {
+    ZG_ASSERT_LE(result, block.bytes);
+    if (result == 0) return fail(block.op == Op::kRead ? ENODATA : EIO);
+    // Whole pages only, so that the rest is still aligned for O_DIRECT; a piece of a page moves twice.
+    kept = result == block.bytes ? result : result / kPage * kPage;
+    if (kept == 0 && ++flight.stalls > kMaxStalls) return fail(EIO);
+  }
+  if (flight.cut.direct) {
+    slot.moved += kept;
+    add(counters_.bytes[index_of(block.op)], kept);
+  }
+  block.offset += kept;
+  block.data += kept;
+  block.bytes -= kept;
+  if (block.bytes == 0 && !flight.reading_edge) {
+    complete_block(flight);
+    return Settled::kDone;
+  }
+  if (slot.error != 0) return Settled::kDone;  // another block failed; the rest does not matter
+  begin_again(flight);
+  return Settled::kGoesOn;
+}
+
+// The rest of a block that moved in part, or the write of an edge that has been read.
+void Lane::begin_again(InFlight& flight) {
+  Block& block = flight.block;
+  if (block.bytes > 0) {
+    add(counters_.resubmitted, 1);
+  } else {
+    const Cut& cut = flight.cut;
+    flight.reading_edge = false;
+    add(counters_.edge_bytes, cut.page_bytes);
+    std::memcpy(flight.bounce.data() + cut.skip, flight.user, static_cast<std::size_t>(cut.bytes));
+    block = {.op = Op::kWrite,
+             .id = block.id,
+             .offset = cut.page_offset,
+             .data = flight.bounce.data(),
+             .bytes = cut.page_bytes};
+  }
+  queue_->begin(block);
+}
+
+void Lane::complete_block(InFlight& flight) {
+  const Cut& cut = flight.cut;
+  if (cut.direct) return;
+  Slot& slot = *flight.slot;
+  if (slot.op == Op::kRead)
+    std::memcpy(flight.user, flight.bounce.data() + cut.skip, static_cast<std::size_t>(cut.bytes));
+  slot.moved += cut.bytes;
+  add(counters_.bytes[index_of(slot.op)], cut.bytes);
+  add(counters_.edge_bytes, cut.page_bytes - cut.bytes);
+}
+
+// Who waited for the page goes back to where it stood.
+void Lane::release_edge(std::int64_t page) {
+  edges_.erase(std::find(edges_.begin(), edges_.end(), page));
+  SlotList parked = std::exchange(parked_, {});
+  while (parked.head != nullptr) {
+    Slot& slot = *parked.pop();
+    add(counters_.waiting[static_cast<int>(slot.priority)], 1);
+    ready_.push_front(slot);
+  }
+}
+
+void Lane::finish(Slot& slot) {
+  finished_.push(&slot);
+  Trace* trace = options_.trace;
+  if (trace == nullptr || !trace->on() || slot.issued == 0) return;
+  // Transfers overlap in the queue; a lane shows each from where the one before it ended, so that spans
+  // stand side by side and their sum is the time the link was busy.
+  const int op = index_of(slot.op);
+  const auto end = Clock::now();
+  trace->add(trace_lane_[op], op == 0 ? "read" : "write", std::max(slot.begun, last_span_end_[op]), end,
+             slot.moved);
+  last_span_end_[op] = end;
+}
+
+void Lane::deliver() {
+  std::int64_t count = 0;
+  {
+    std::lock_guard lock(mutex_);
+    bool somebody = false;
+    while (finished_.head != nullptr) {
+      Slot& slot = *finished_.pop();
+      ++count;
+      slot.result = {.error = slot.error, .bytes = slot.moved};
+      if (slot.transfer.completion == nullptr) {
+        slot.state = SlotState::kDone;
+        somebody = true;
+      } else {
+        const Transfer& t = slot.transfer;
+        deliveries_.push_back({t.completion, ticket_of(slot), t.tag, slot.result});
+        release(slot);
+      }
+    }
+    if (somebody && waiters_ > 0) changed_.notify_all();
+  }
+  for (const Delivery& d : deliveries_) d.completion->on_complete(d.ticket, d.tag, d.result);
+  deliveries_.clear();
+  if (state_.unfinished.fetch_sub(count) == count && state_.stopping.load()) state_.wake_all();
+}
+
+}  // namespace zg::io

@@ -1,0 +1,180 @@
+#include "io/shares.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "ziggurat/base/error.hpp"
+
+namespace zg::io {
+namespace {
+
+// Less busy time than this says little about a drive: a single block may be all of it.
+constexpr double kEnoughBusy = 0.02;
+// Busy for so long and nothing done: then that is the sample.
+constexpr double kEnoughSilence = 0.5;
+// The mean is over about so many busy seconds: five windows, which halves the noise of one.
+constexpr double kMemory = 0.25;
+// Two windows in a row this many times above or below the mean are no noise: the drive has changed, and the
+// mean begins anew.
+constexpr double kStray = 1.5;
+// Shares that differ by less from those in use do not replace them: extents would move for nothing.
+constexpr double kWorthwhile = 0.03;
+
+}  // namespace
+
+Shares::Shares(std::vector<double> weights, bool adapt) : adapt_(adapt), drives_(weights.size()) {
+  double sum = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    ZG_ASSERT(weights[i] >= 0, "weight {}", weights[i]);
+    drives_[i].weight = weights[i];
+    sum += weights[i];
+  }
+  ZG_ASSERT(sum > 0, "no drive has a weight");
+  shares_ = computed();
+}
+
+bool Shares::learned() const {
+  return std::any_of(drives_.begin(), drives_.end(), [](const Drive& d) { return d.rate > 0; });
+}
+
+bool Shares::sample(std::span<const DriveSample> samples) {
+  ZG_ASSERT_EQ(samples.size(), drives_.size());
+  if (!adapt_) return false;
+  double busiest = 0;
+  for (const DriveSample& s : samples) busiest = std::max(busiest, s.busy_seconds);
+  for (std::size_t i = 0; i < drives_.size(); ++i) {
+    drives_[i].bytes += static_cast<double>(samples[i].bytes);
+    drives_[i].busy += samples[i].busy_seconds;
+    drives_[i].busiest += busiest;
+    gather(drives_[i]);
+  }
+  std::vector<double> now = computed();
+  const auto differs = [](double a, double b) { return std::abs(a - b) > kWorthwhile * std::max(a, b); };
+  if (std::equal(now.begin(), now.end(), shares_.begin(), [&](double a, double b) { return !differs(a, b); }))
+    return false;
+  shares_ = std::move(now);
+  return true;
+}
+
+void Shares::gather(Drive& drive) {
+  if (drive.busy < (drive.bytes > 0 ? kEnoughBusy : kEnoughSilence)) return;
+  const double rate = drive.bytes / drive.busy;
+  // One that waited for the others most of the time had few blocks in flight, and might be faster: a slow
+  // one would have been among the busiest. So this is no reason to think less of it.
+  const bool at_least = drive.busy < 0.5 * drive.busiest;
+  if (drive.rate == 0 || !at_least || rate > drive.rate) absorb(drive, rate, drive.busy);
+  drive.bytes = drive.busy = drive.busiest = 0;
+}
+
+void Shares::absorb(Drive& drive, double rate, double busy) {
+  rate = std::max(rate, 1.0);  // 0 is for drives that were not measured
+  const int strays = rate > kStray * drive.rate ? 1 : rate * kStray < drive.rate ? -1 : 0;
+  // A long sample is several windows in a row.
+  const bool anew = drive.rate == 0 ||
+                    (strays != 0 && (strays == drive.strayed || busy >= 2 * Shares::kWindowSeconds));
+  drive.strayed = anew ? 0 : strays;
+  drive.age = anew ? busy : drive.age + busy;
+  const double gain = anew ? 1 : std::max(busy / drive.age, 1 - std::exp(-busy / kMemory));
+  drive.rate += gain * (rate - drive.rate);
+}
+
+std::vector<double> Shares::computed() const {
+  double weights = 0, rates = 0;
+  for (const Drive& d : drives_) {
+    if (d.rate == 0) continue;
+    weights += d.weight;
+    rates += d.rate;
+  }
+  // Drives that were not measured are taken to be what their weights say, beside those that were.
+  const double unit = rates > 0 ? rates / std::max(weights, 1e-12) : 1;
+  std::vector<double> result;
+  for (const Drive& d : drives_) result.push_back(d.rate > 0 ? d.rate : d.weight * unit);
+  const auto normalize = [&] {
+    const double sum = std::accumulate(result.begin(), result.end(), 0.0);
+    for (double& share : result) share /= sum;
+  };
+  normalize();
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    if (drives_[i].rate > 0) result[i] = std::max(result[i], kFloor);
+  }
+  normalize();
+  return result;
+}
+
+// Drives in the order of what they are due when an extent of these grains is cut.
+void Cutter::sort_by_want(std::int64_t grains, std::span<const double> shares) {
+  want_.resize(credit_.size());
+  order_.resize(credit_.size());
+  for (std::size_t d = 0; d < credit_.size(); ++d) want_[d] = credit_[d] + shares[d] * static_cast<double>(grains);
+  std::iota(order_.begin(), order_.end(), std::size_t{0});
+  std::sort(order_.begin(), order_.end(),
+            [&](std::size_t a, std::size_t b) { return want_[a] != want_[b] ? want_[a] > want_[b] : a < b; });
+}
+
+bool Cutter::cut(std::int64_t grains, std::span<const double> shares, std::span<const std::int64_t> free,
+                 std::vector<std::int64_t>& given) {
+  if (std::accumulate(free.begin(), free.end(), std::int64_t{0}) < grains) return false;
+  sort_by_want(grains, shares);
+  given.assign(credit_.size(), 0);
+  // The takers: those due a whole stripe, or else the one due most; all with room for it.
+  const std::int64_t least = std::min(grains, stripe_);
+  double wants = 0;
+  std::size_t takers = 0;
+  const auto has_room = [&](std::size_t d) { return free[d] >= least; };
+  for (const std::size_t d : order_) {
+    if (!has_room(d) || (takers > 0 && want_[d] < static_cast<double>(least))) continue;
+    wants += std::max(want_[d], 0.0);
+    ++takers;
+    if (want_[d] < static_cast<double>(least)) break;
+  }
+  std::int64_t rest = grains;
+  for (const std::size_t d : order_) {
+    if (rest == 0 || takers == 0) break;
+    if (!has_room(d)) continue;
+    const double want = std::max(want_[d], 0.0);
+    std::int64_t n = --takers == 0 || wants <= 0
+                         ? rest
+                         : std::max<std::int64_t>(least, std::llround(static_cast<double>(rest) * want / wants));
+    // What would be left for the others is too little to be worth a request.
+    if (rest - n < least) n = rest;
+    given[d] = std::min(n, free[d]);
+    rest -= given[d];
+    wants -= want;
+  }
+  // Where space was short, whoever has some.
+  for (const std::size_t d : order_) {
+    const std::int64_t n = std::min(rest, free[d] - given[d]);
+    given[d] += n;
+    rest -= n;
+  }
+  return true;
+}
+
+void Cutter::commit(std::int64_t grains, std::span<const double> shares, std::span<const std::int64_t> free,
+                    std::span<const std::int64_t> given) {
+  sort_by_want(grains, shares);
+  // A drive without room for what it was due is not owed it later: it would get all at once then.
+  const auto owed = [&](std::size_t d) {
+    return static_cast<double>(free[d]) >= std::max(static_cast<double>(stripe_), want_[d]);
+  };
+  double shares_owed = 0, sum = 0;
+  for (std::size_t d = 0; d < credit_.size(); ++d) {
+    if (owed(d)) shares_owed += shares[d];
+  }
+  for (std::size_t d = 0; d < credit_.size(); ++d) {
+    if (owed(d) && shares_owed > 0) credit_[d] += shares[d] / shares_owed * static_cast<double>(grains);
+    credit_[d] -= static_cast<double>(given[d]);
+    if (!owed(d)) credit_[d] = std::min(credit_[d], 0.0);
+    sum += credit_[d];
+  }
+  for (std::size_t d = 0; d < credit_.size(); ++d) credit_[d] -= sum * shares[d];
+}
+
+void Cutter::shares_changed(std::span<const double> from, std::span<const double> to,
+                            std::int64_t grains_under_way) {
+  for (std::size_t d = 0; d < credit_.size(); ++d)
+    credit_[d] += (to[d] - from[d]) * static_cast<double>(grains_under_way);
+}
+
+}  // namespace zg::io

@@ -1,0 +1,163 @@
+#include "io/uring_ring.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "ziggurat/base/error.hpp"
+
+namespace zg::io {
+namespace {
+
+// How long the kernel's thread looks for submissions before it sleeps, and must be woken by a system call:
+// longer than the gaps of a stream of blocks, and short enough to give the core back between two streams.
+constexpr unsigned kSqIdleMs = 20;
+
+// The first line of a small file of the kernel's; empty if there is none.
+std::string read_line_of(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return {};
+  char text[16] = {};
+  const ssize_t n = read(fd, text, sizeof(text) - 1);
+  close(fd);
+  return n > 0 ? std::string(text, static_cast<std::size_t>(n)) : std::string();
+}
+
+[[noreturn]] void throw_unavailable(int error) {
+  const char* const other = "or take the back end \"libaio\" or \"threads\"";
+  if (error == ENOSYS) {
+    throw Error(Errc::kIo, "io_uring", "this kernel has none: " + errno_text(error),
+                fmt::format("it needs Linux 5.11 or later, built with it; {}", other));
+  }
+  if (error == EPERM || error == EACCES) {
+    const std::string disabled = read_line_of("/proc/sys/kernel/io_uring_disabled");
+    if (!disabled.empty() && disabled[0] != '0') {
+      throw Error(Errc::kIo, "io_uring", fmt::format("kernel.io_uring_disabled is {}", disabled[0]),
+                  fmt::format("sysctl -w kernel.io_uring_disabled=0, {}", other));
+    }
+    throw Error(
+        Errc::kIo, "io_uring", "forbidden, by a seccomp filter it seems: " + errno_text(error),
+        fmt::format("run the container with a seccomp profile that allows io_uring_setup, {}", other));
+  }
+  if (error == ENOMEM) {
+    throw Error(Errc::kIo, "io_uring", "the kernel has no memory for a ring: " + errno_text(error),
+                fmt::format("raise the memlock limit (ulimit -l), {}", other));
+  }
+  throw Error(Errc::kIo, "io_uring", "a ring cannot be made: " + errno_text(error), other);
+}
+
+const char* name_of_mode(unsigned mode) {
+  return mode == IORING_SETUP_SQPOLL ? "SQPOLL" : "IOPOLL";
+}
+
+const char* hint_for_mode(unsigned mode) {
+  return mode == IORING_SETUP_SQPOLL
+             ? "Linux 5.13 or later, or CAP_SYS_NICE, gives it; or leave \"sqpoll\" out"
+             : "load the driver with polled queues (nvme.poll_queues=4 on the kernel's command line), or "
+               "leave "
+               "\"iopoll\" out";
+}
+
+}  // namespace
+
+std::string unpolled_because(int fd, const std::string& sysfs) {
+  if ((fcntl(fd, F_GETFL) & O_DIRECT) == 0) return "its file is not open with O_DIRECT";
+  struct stat info {};
+  if (fstat(fd, &info) != 0) return "fstat: " + errno_text(errno);
+  const dev_t device = S_ISBLK(info.st_mode) ? info.st_rdev : info.st_dev;
+  const std::string block = fmt::format("{}/dev/block/{}:{}", sysfs, major(device), minor(device));
+  // Kernels from 5.16 to 6.10 take a polled request for any drive, and let an interrupt end it while we spin.
+  for (const char* queue : {"/queue/io_poll", "/../queue/io_poll"}) {  // a partition's is its disk's
+    const std::string polled = read_line_of(block + queue);
+    if (!polled.empty()) return polled[0] == '0' ? "its drive has no polled queues" : "";
+  }
+  return {};
+}
+
+void UringRing::Exit::operator()(io_uring* ring) const {
+  io_uring_queue_exit(ring);
+  delete ring;
+}
+
+// Each wish for itself, on top of a ring without any: what fails then is the wish, and not io_uring.
+UringRing::UringRing(int fd, unsigned entries, const UringOptions& options, const std::string& sysfs)
+    : entries_(entries) {
+  if (const int error = make(0); error != 0) throw_unavailable(error);
+  if ((ring_->features & IORING_FEAT_EXT_ARG) == 0 || (ring_->features & IORING_FEAT_NODROP) == 0)
+    throw_unavailable(ENOSYS);
+  if (options.sqpoll) ask_for(IORING_SETUP_SQPOLL, "", fd, options.require);
+  if (options.iopoll)
+    ask_for(IORING_SETUP_IOPOLL, fd >= 0 ? unpolled_because(fd, sysfs) : "", fd, options.require);
+}
+
+// Puts another ring in the place of this one; an errno leaves it without.
+int UringRing::make(unsigned modes) {
+  ring_.reset();
+  // The first flags spare interrupts and locks (Linux 6.1); older kernels refuse what they do not know. The
+  // thread of SQPOLL does not go with them.
+  constexpr unsigned kDeferred = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
+  int result = -EINVAL;
+  for (const unsigned flags : {kDeferred, 0u}) {
+    if (flags != 0 && (modes & IORING_SETUP_SQPOLL) != 0) continue;
+    io_uring_params params{};
+    params.flags = flags | modes;
+    params.sq_thread_idle = kSqIdleMs;
+    auto ring = std::make_unique<io_uring>();
+    result = io_uring_queue_init_params(entries_, ring.get(), &params);
+    if (result == 0) ring_ = Handle(ring.release());
+    deferred_ = flags != 0;
+    if (result != -EINVAL) break;
+  }
+  return -result;
+}
+
+// `why_not` is what is known beforehand; otherwise it is tried.
+void UringRing::ask_for(unsigned mode, std::string why_not, int fd, bool require) {
+  if (why_not.empty()) {
+    const int error = make(modes_ | mode);
+    if (error != 0) why_not = errno_text(error);
+    if (error == 0 && mode == IORING_SETUP_IOPOLL && fd >= 0) why_not = cannot_poll(fd);
+    if (why_not.empty()) {
+      modes_ |= mode;
+      return;
+    }
+    if (const int lost = make(modes_); lost != 0) throw_unavailable(lost);
+  }
+  if (require) {
+    throw Error(Errc::kIo, "io_uring",
+                fmt::format("{} is required and not to be had: {}", name_of_mode(mode), why_not),
+                hint_for_mode(mode));
+  }
+  lacks_ += fmt::format("{}no {} ({})", lacks_.empty() ? "" : ", ", name_of_mode(mode), why_not);
+}
+
+// One read: what the drive or its filesystem cannot poll for is refused per request.
+std::string UringRing::cannot_poll(int fd) const {
+  alignas(4096) static thread_local char page[Engine::alignment()];
+  io_uring_prep_read(io_uring_get_sqe(get()), fd, page, sizeof(page), 0);
+  io_uring_cqe* cqe = nullptr;
+  while (io_uring_peek_cqe(get(), &cqe) != 0) {
+    const int result = io_uring_submit_and_get_events(get());
+    if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY)
+      return "a read that is polled for: " + errno_text(-result);
+  }
+  const int result = cqe->res;
+  io_uring_cqe_seen(get(), cqe);
+  return result < 0 ? "a read that is polled for: " + errno_text(-result) : std::string();
+}
+
+std::string UringRing::features() const {
+  std::string text;
+  const auto add = [&](const std::string& feature) { text += (text.empty() ? "" : ", ") + feature; };
+  if (deferred_) add("deferred task work");
+  for (const unsigned mode : {IORING_SETUP_SQPOLL, IORING_SETUP_IOPOLL}) {
+    if ((modes_ & mode) != 0) add(name_of_mode(mode));
+  }
+  if (!lacks_.empty()) add(lacks_);
+  return text;
+}
+
+}  // namespace zg::io

@@ -1,0 +1,172 @@
+// The table of extents. What moves their bytes is in volume_transfers.cpp.
+#include "io/volume.hpp"
+
+#include <algorithm>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg::io {
+
+StripedVolume::StripedVolume(Engine& engine, const VolumeOptions& options)
+    : engine_(engine), verify_(options.verify), placement_(engine, options) {
+  const auto drives = static_cast<std::size_t>(engine.drive_count());
+  for (std::size_t d = 0; d < drives; ++d) last_counters_.push_back(engine.counters(static_cast<int>(d)));
+  samples_.resize(drives);
+}
+
+StripedVolume::~StripedVolume() {
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return under_way_ == 0; });
+}
+
+StripedVolume::Extent& StripedVolume::at(ExtentId id) {
+  ZG_ASSERT(id && id.index < extents_.size(), "extent {}.{} is none of this volume", id.index, id.generation);
+  Extent& extent = extents_[id.index];
+  ZG_ASSERT(extent.generation == id.generation && !extent.slots.empty(), "extent {}.{} was destroyed", id.index,
+            id.generation);
+  return extent;
+}
+
+StripedVolume::Slot& StripedVolume::at(ExtentId id, int slot) {
+  Extent& extent = at(id);
+  ZG_ASSERT(slot >= 0 && static_cast<std::size_t>(slot) < extent.slots.size(), "slot {} of {}, which has {}", slot,
+            extent.name, extent.slots.size());
+  return extent.slots[static_cast<std::size_t>(slot)];
+}
+
+ExtentId StripedVolume::create(const ExtentSpec& spec) {
+  ZG_ASSERT(spec.bytes > 0 && spec.slots > 0, "{}: {} slots of {} bytes", spec.name, spec.slots, spec.bytes);
+  std::lock_guard lock(mutex_);
+  std::vector<Slot> slots(static_cast<std::size_t>(spec.slots));
+  for (int s = 0; s < spec.slots; ++s) {
+    if (placement_.reserve(spec.bytes, s, slots[static_cast<std::size_t>(s)].pieces)) continue;
+    for (Slot& slot : slots) placement_.release(slot.pieces);
+    throw_no_room(spec);
+  }
+  if (free_extents_.empty()) {
+    ZG_ASSERT(extents_.size() < kMaxExtents, "{} extents", extents_.size());
+    free_extents_.push_back(static_cast<std::uint32_t>(extents_.size()));
+    extents_.emplace_back();
+  }
+  const std::uint32_t index = free_extents_.back();
+  free_extents_.pop_back();
+  Extent& extent = extents_[index];
+  extent.name = spec.name;
+  extent.bytes = spec.bytes;
+  extent.slots = std::move(slots);
+  return {index, extent.generation};
+}
+
+void StripedVolume::throw_no_room(const ExtentSpec& spec) const {
+  const std::int64_t each = round_up(spec.bytes, placement_.grain());
+  std::string free;
+  for (int d = 0; d < engine_.drive_count(); ++d) {
+    free += fmt::format("{}{} of {} on {}", d == 0 ? "" : ", ", format_bytes(placement_.free_bytes(d)),
+                        format_bytes(engine_.drive_bytes(d)), name_of_drive(d));
+  }
+  throw Error(Errc::kIo, spec.name,
+              fmt::format("no room for {} slot(s) of {}, {} in all; free: {}", spec.slots, format_bytes(each),
+                          format_bytes(each * spec.slots), free),
+              "give the drives larger files, or keep less on them");
+}
+
+void StripedVolume::destroy(ExtentId id) {
+  std::lock_guard lock(mutex_);
+  Extent& extent = at(id);
+  for (Slot& slot : extent.slots) {
+    ZG_ASSERT(slot.operations == nullptr, "{} is destroyed while it is transferred", extent.name);
+    placement_.release(slot.pieces);
+  }
+  extent.slots.clear();
+  if (++extent.generation == 0) extent.generation = 1;
+  free_extents_.push_back(id.index);
+}
+
+std::int64_t StripedVolume::version(ExtentId id, int slot) const {
+  std::lock_guard lock(mutex_);
+  return at(id, slot).version;
+}
+
+int StripedVolume::newest(ExtentId id) const {
+  std::lock_guard lock(mutex_);
+  const Extent& extent = at(id);
+  int best = -1;
+  std::int64_t version = -1;
+  for (std::size_t s = 0; s < extent.slots.size(); ++s) {
+    if (extent.slots[s].version <= version) continue;
+    version = extent.slots[s].version;
+    best = static_cast<int>(s);
+  }
+  return best;
+}
+
+void StripedVolume::invalidate(ExtentId id, int slot) {
+  std::lock_guard lock(mutex_);
+  Slot& s = at(id, slot);
+  ZG_ASSERT(s.operations == nullptr, "slot {} of {} is invalidated while it is transferred", slot, at(id).name);
+  s.state = State::kEmpty;
+  s.version = -1;
+}
+
+std::int64_t StripedVolume::transfer_bytes(ExtentId id) const {
+  std::lock_guard lock(mutex_);
+  return round_up(at(id).bytes, Engine::alignment());
+}
+
+SpaceReport StripedVolume::space(int drive) const {
+  ZG_ASSERT(drive >= 0 && drive < engine_.drive_count(), "drive {} of {}", drive, engine_.drive_count());
+  std::lock_guard lock(mutex_);
+  return {.bytes = engine_.drive_bytes(drive),
+          .used = placement_.used_bytes(drive),
+          .largest = placement_.largest_bytes(drive),
+          .share = placement_.shares().shares()[static_cast<std::size_t>(drive)],
+          .shares_are_learned = placement_.shares().learned()};
+}
+
+std::string StripedVolume::name_of_drive(int drive) const {
+  const DriveReport report = engine_.report(drive);
+  return report.path.empty() ? report.name : fmt::format("{} ({})", report.name, report.path);
+}
+
+std::string StripedVolume::explain(ExtentId id, Op op, const ExtentResult& result) const {
+  std::string text;
+  {
+    std::lock_guard lock(mutex_);
+    const Extent& extent = at(id);
+    text = fmt::format("{} {}: ", op == Op::kRead ? "reading" : "writing", extent.name);
+    for (const Slot& slot : extent.slots) {
+      for (const Piece& p : slot.pieces) {
+        if (p.drive == result.drive && p.offset == result.offset)
+          text += fmt::format("piece of {} ", format_bytes(p.bytes));
+      }
+    }
+  }
+  if (result.drive >= 0) text += fmt::format("at {} of {}: ", result.offset, name_of_drive(result.drive));
+  if (result.ok()) return text + "done";
+  if (result.error == ENODATA && result.drive < 0) return text + "it has no contents";
+  if (result.error == EBADMSG)
+    return text + "its checksum is wrong (the drive returned other bytes than were written)";
+  return text + errno_text(result.error);
+}
+
+std::string StripedVolume::layout(ExtentId id, int slot) const {
+  std::lock_guard lock(mutex_);
+  std::string text;
+  const std::vector<Piece>& pieces = at(id, slot).pieces;
+  for (std::size_t i = 0; i < pieces.size();) {
+    const Piece& first = pieces[i];
+    std::int64_t end = first.offset + first.bytes;
+    for (++i; i < pieces.size() && pieces[i].drive == first.drive && pieces[i].offset == end; ++i)
+      end += pieces[i].bytes;
+    text += fmt::format("{}{} [{}, {})", text.empty() ? "" : " ", engine_.report(first.drive).name, first.offset,
+                        end);
+  }
+  return text;
+}
+
+std::unique_ptr<Volume> make_volume(Engine& engine, const VolumeOptions& options) {
+  return std::make_unique<StripedVolume>(engine, options);
+}
+
+}  // namespace zg::io

@@ -1,0 +1,110 @@
+// The volume proper: the table of extents, and their transfers over the engine's drives.
+//
+// Threads: mutex_ guards the table, the placement and the list of operations; the engine's submit() is called
+// under it, completions are not. A piece's completion runs on its drive's I/O thread and makes the checksum
+// there; the last of an operation finishes it. While an operation runs, its slot's pieces stay where they are, and
+// only the completions of a write touch them (each its own checksum).
+// Invariant: an operation is in one place: the free list, or its slot's list while the engine has parts of it.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "io/placement.hpp"
+#include "ziggurat/base/trace.hpp"
+#include "ziggurat/io/volume.hpp"
+
+namespace zg::io {
+
+class StripedVolume final : public Volume {
+ public:
+  StripedVolume(Engine& engine, const VolumeOptions& options);
+  ~StripedVolume() override;
+  StripedVolume(const StripedVolume&) = delete;
+  StripedVolume& operator=(const StripedVolume&) = delete;
+
+  ExtentId create(const ExtentSpec& spec) override;
+  void destroy(ExtentId extent) override;
+  void write(const ExtentTransfer& transfer) override;
+  void read(const ExtentTransfer& transfer) override;
+  ExtentResult write_and_wait(ExtentTransfer transfer) override;
+  ExtentResult read_and_wait(ExtentTransfer transfer) override;
+  void promote(ExtentId extent, int slot, Priority priority) override;
+  std::int64_t version(ExtentId extent, int slot) const override;
+  int newest(ExtentId extent) const override;
+  void invalidate(ExtentId extent, int slot) override;
+  std::int64_t transfer_bytes(ExtentId extent) const override;
+  SpaceReport space(int drive) const override;
+  std::string explain(ExtentId extent, Op op, const ExtentResult& result) const override;
+  std::string layout(ExtentId extent, int slot) const override;
+
+  // More extents or transfers under way than this are a bug of the caller.
+  static constexpr std::size_t kMaxExtents = std::size_t{1} << 24, kMaxOperations = std::size_t{1} << 20;
+
+ private:
+  struct Operation;
+  enum class State : std::uint8_t { kEmpty, kWriting, kFull };
+  struct Slot {
+    std::vector<Piece> pieces;
+    State state = State::kEmpty;
+    std::int64_t version = -1;
+    Operation* operations = nullptr;  // under way
+  };
+  struct Extent {
+    std::string name;
+    std::int64_t bytes = 0;
+    std::vector<Slot> slots;  // none: the entry is free
+    std::uint32_t generation = 1;
+  };
+  // One transfer of an extent; the engine tells it of its parts, whose tags are the indices of their pieces.
+  struct Operation final : Completion {
+    explicit Operation(StripedVolume& of) : volume(of) {}
+    void on_complete(Ticket, std::uint64_t tag, Result result) override {
+      volume.part_done(*this, static_cast<std::uint32_t>(tag), result);
+    }
+    StripedVolume& volume;
+    Op op = Op::kRead;
+    ExtentTransfer transfer;
+    Slot* slot = nullptr;
+    std::vector<Ticket> tickets;
+    std::atomic<std::int64_t> left{0};      // parts not completed
+    std::atomic<std::uint64_t> failure{0};  // errno << 32 | piece: the first; 0: none
+    Operation* next = nullptr;              // in the one list that it is in
+    Operation* previous = nullptr;
+  };
+
+  void part_done(Operation& operation, std::uint32_t piece, Result result);
+  void check(Operation& operation, std::uint32_t piece) const;
+  void finish(Operation& operation);
+  void start(Op op, const ExtentTransfer& transfer);
+  Operation& take_operation(Op op, const ExtentTransfer& transfer, Slot& slot);
+  void give_back(Operation& operation);
+  ExtentResult start_and_wait(Op op, ExtentTransfer transfer);
+  void sample_drives();
+
+  Extent& at(ExtentId id);
+  const Extent& at(ExtentId id) const { return const_cast<StripedVolume*>(this)->at(id); }
+  Slot& at(ExtentId id, int slot);
+  const Slot& at(ExtentId id, int slot) const { return const_cast<StripedVolume*>(this)->at(id, slot); }
+  [[noreturn]] void throw_no_room(const ExtentSpec& spec) const;
+  std::string name_of_drive(int drive) const;
+
+  Engine& engine_;
+  const bool verify_;
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;  // an operation, its completion included
+  Placement placement_;
+  std::deque<Extent> extents_;  // never shrinks, so that slots stay where they are
+  std::vector<std::uint32_t> free_extents_;
+  std::deque<Operation> operations_;  // likewise
+  Operation* free_operations_ = nullptr;
+  std::int64_t under_way_ = 0;
+  Clock::time_point next_sample_;
+  std::vector<LinkCounters> last_counters_;
+  std::vector<DriveSample> samples_;
+};
+
+}  // namespace zg::io

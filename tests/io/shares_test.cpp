@@ -1,0 +1,239 @@
+// Bandwidths from samples, and cuts from shares: arithmetic, without drives or clocks.
+#include "io/shares.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "support.hpp"
+
+namespace zg::io::test {
+namespace {
+
+constexpr double kWindow = Shares::kWindowSeconds;
+
+class Noise {
+ public:
+  explicit Noise(const char* name) : random_(printed_seed(), name) {}
+  // Uniform in [1 - amplitude, 1 + amplitude].
+  double operator()(double amplitude) { return 1 + amplitude * (2 * random_.uniform(n_++) - 1); }
+  std::int64_t below(std::int64_t bound) {
+    return static_cast<std::int64_t>(random_.below(n_++, static_cast<std::uint64_t>(bound)));
+  }
+
+ private:
+  NamedRandom random_;
+  std::uint64_t n_ = 0;
+};
+
+// One window in which every drive was busy for `busy` of the time, at its rate, give or take the noise.
+bool sample(Shares& shares, const std::vector<double>& rates, Noise& noise, double amplitude,
+            const std::vector<double>& busy = {}) {
+  std::vector<DriveSample> samples;
+  for (std::size_t d = 0; d < rates.size(); ++d) {
+    const double s = kWindow * (busy.empty() ? 1 : busy[d]);
+    samples.push_back({static_cast<std::int64_t>(rates[d] * s * noise(amplitude)), s});
+  }
+  return shares.sample(samples);
+}
+
+void expect_shares(const Shares& shares, const std::vector<double>& rates, double tolerance) {
+  const double sum = std::accumulate(rates.begin(), rates.end(), 0.0);
+  double total = 0;
+  for (std::size_t d = 0; d < rates.size(); ++d) {
+    EXPECT_NEAR(shares.shares()[d], rates[d] / sum, tolerance * rates[d] / sum) << "drive " << d;
+    total += shares.shares()[d];
+  }
+  EXPECT_NEAR(total, 1, 1e-9);
+}
+
+TEST(Shares, BeginWithTheWeights) {
+  expect_shares(Shares({1, 1, 2, 4}, true), {1, 1, 2, 4}, 1e-9);
+  expect_shares(Shares({1, 1, 1}, true), {1, 1, 1}, 1e-9);
+  EXPECT_FALSE(Shares({1, 1}, true).learned());
+}
+
+TEST(Shares, AreLearnedAndStableUnderNoise) {
+  Noise noise("learned");
+  const std::vector<double> rates = {1e9, 1e9, 2e9, 4e9};
+  Shares shares({1, 1, 1, 1}, true);
+  for (int i = 0; i < 6; ++i) sample(shares, rates, noise, 0.2);
+  EXPECT_TRUE(shares.learned());
+  expect_shares(shares, rates, 0.2);
+  // A mean of 5 windows of uniform noise of 0.2 has a deviation of 0.05; four of them are 0.2.
+  for (int i = 0; i < 2000; ++i) {
+    sample(shares, rates, noise, 0.2);
+    expect_shares(shares, rates, 0.2);
+    if (HasFailure()) FAIL() << "window " << i;
+  }
+}
+
+// Whatever the phase of the change within the window: it is known after at most 0.3 s of busy samples.
+TEST(Shares, ADriveTenTimesSlowerIsKnownSoon) {
+  Noise noise("slower");
+  for (double phase = 0; phase < 1; phase += 0.1) {
+    std::vector<double> rates = {1e9, 1e9, 2e9, 4e9};
+    Shares shares({1, 1, 1, 1}, true);
+    for (int i = 0; i < 100; ++i) sample(shares, rates, noise, 0.2);
+    rates[3] = 4e9 * phase + 4e8 * (1 - phase);
+    sample(shares, rates, noise, 0.2);
+    rates[3] = 4e8;
+    for (int i = 0; i < 5; ++i) sample(shares, rates, noise, 0.2);
+    expect_shares(shares, rates, 0.25);
+    if (HasFailure()) FAIL() << "phase " << phase;
+  }
+}
+
+TEST(Shares, ADriveThatRecoversIsKnownSoon) {
+  Noise noise("recovers");
+  std::vector<double> rates = {1e9, 1e9, 1e6};
+  Shares shares({1, 1, 1}, true);
+  for (int i = 0; i < 100; ++i) sample(shares, rates, noise, 0.2);
+  EXPECT_NEAR(shares.shares()[2], Shares::kFloor, 1e-3);  // it is still asked
+  rates[2] = 1e9;
+  // With so little to do it is seldom busy, until it is thought faster.
+  for (int i = 0; i < 40; ++i) sample(shares, rates, noise, 0.2, {1, 1, 0.05});
+  expect_shares(shares, rates, 0.25);
+}
+
+TEST(Shares, WithoutSamplesTheEstimateStays) {
+  Noise noise("idle");
+  Shares shares({1, 1}, true);
+  for (int i = 0; i < 20; ++i) sample(shares, {1e9, 3e9}, noise, 0);
+  const std::vector<double> before = shares.shares();
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_FALSE(shares.sample(std::vector<DriveSample>{{0, 0}, {0, 0}}));
+    EXPECT_FALSE(shares.sample(std::vector<DriveSample>{{static_cast<std::int64_t>(1e9 * kWindow), kWindow}, {0, 0}}));
+  }
+  EXPECT_EQ(shares.shares(), before);
+}
+
+// A drive that waits for the others has a short queue and delivers less than it could.
+TEST(Shares, ASeldomBusyDriveIsNotThoughtSlowerButCanBeFaster) {
+  Noise noise("seldom");
+  Shares shares({1, 1}, true);
+  for (int i = 0; i < 20; ++i) sample(shares, {1e9, 1e9}, noise, 0);
+  for (int i = 0; i < 100; ++i) sample(shares, {1e9, 0.5e9}, noise, 0, {1, 0.3});
+  expect_shares(shares, {1, 1}, 0.05);
+  for (int i = 0; i < 100; ++i) sample(shares, {1e9, 2e9}, noise, 0, {1, 0.3});
+  expect_shares(shares, {1, 2}, 0.05);
+}
+
+TEST(Shares, AStuckDriveLosesItsShare) {
+  Noise noise("stuck");
+  Shares shares({1, 1}, true);
+  for (int i = 0; i < 20; ++i) sample(shares, {1e9, 1e9}, noise, 0);
+  for (int i = 0; i < 25; ++i) sample(shares, {1e9, 0}, noise, 0);
+  EXPECT_LT(shares.shares()[1], 0.02);
+}
+
+TEST(Shares, UnmeasuredDrivesKeepTheirWeightBesideMeasuredOnes) {
+  Shares shares({1, 2, 3}, true);
+  shares.sample(std::vector<DriveSample>{{50'000'000, 0.05}, {0, 0}, {150'000'000, 0.05}});  // 1 and 3 GB/s
+  expect_shares(shares, {1, 2, 3}, 1e-6);
+  EXPECT_EQ(shares.bytes_per_second(1), 0);
+}
+
+TEST(Shares, GivenForGoodTheyStay) {
+  Noise noise("fixed");
+  Shares shares({1, 3}, false);
+  for (int i = 0; i < 50; ++i) EXPECT_FALSE(sample(shares, {5e9, 1e9}, noise, 0));
+  expect_shares(shares, {1, 3}, 1e-9);
+  EXPECT_FALSE(shares.learned());
+}
+
+constexpr std::int64_t kStripe = 8;
+const std::vector<std::int64_t> kRoom = {1 << 30, 1 << 30, 1 << 30, 1 << 30};
+
+std::vector<std::int64_t> cut(Cutter& cutter, std::int64_t grains, const std::vector<double>& shares,
+                              const std::vector<std::int64_t>& free = kRoom) {
+  std::vector<std::int64_t> given;
+  EXPECT_TRUE(cutter.cut(grains, shares, free, given));
+  EXPECT_EQ(std::accumulate(given.begin(), given.end(), std::int64_t{0}), grains);
+  for (std::size_t d = 0; d < given.size(); ++d) EXPECT_LE(given[d], free[d]);
+  cutter.commit(grains, shares, free, given);
+  EXPECT_NEAR(std::accumulate(cutter.credit().begin(), cutter.credit().end(), 0.0), 0, 1e-3);
+  return given;
+}
+
+TEST(Cutter, LargeExtentsAreCutByShares) {
+  Cutter cutter(4, kStripe);
+  const std::vector<double> shares = {0.125, 0.125, 0.25, 0.5};
+  EXPECT_EQ(cut(cutter, 128, shares), (std::vector<std::int64_t>{16, 16, 32, 64}));
+  EXPECT_EQ(cut(cutter, 128, shares), (std::vector<std::int64_t>{16, 16, 32, 64}));
+}
+
+TEST(Cutter, SmallExtentsGoToOneDriveInTurn) {
+  Cutter cutter(4, kStripe);
+  std::vector<int> times(4);
+  for (int i = 0; i < 80; ++i) {
+    const std::vector<std::int64_t> given = cut(cutter, 4, {0.125, 0.125, 0.25, 0.5});
+    for (std::size_t d = 0; d < 4; ++d) {
+      EXPECT_TRUE(given[d] == 0 || given[d] == 4);
+      times[d] += given[d] > 0;
+    }
+  }
+  EXPECT_EQ(times, (std::vector<int>{10, 10, 20, 40}));
+}
+
+// In any mix of sizes what each got never strays from its share by more than a fixed number of stripes.
+TEST(Cutter, InTheLongRunSharesAreExactAndNoPartIsSmall) {
+  Noise noise("cuts");
+  const std::vector<double> shares = {0.01, 0.19, 0.25, 0.55};
+  Cutter cutter(4, kStripe);
+  std::vector<std::int64_t> total(4);
+  std::int64_t sum = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const std::int64_t grains = 1 + noise.below(noise.below(2) == 0 ? 12 : 200);
+    const std::vector<std::int64_t> given = cut(cutter, grains, shares);
+    sum += grains;
+    for (std::size_t d = 0; d < 4; ++d) {
+      total[d] += given[d];
+      EXPECT_TRUE(given[d] == 0 || given[d] >= std::min(grains, kStripe)) << given[d] << " of " << grains;
+      EXPECT_LE(std::abs(static_cast<double>(total[d]) - shares[d] * static_cast<double>(sum)), 4 * 4 * kStripe);
+    }
+    if (HasFailure()) FAIL() << "cut " << i;
+  }
+}
+
+TEST(Cutter, OthersTakeOverForAFullDriveAndItIsNotOwedIt) {
+  Cutter cutter(3, kStripe);
+  const std::vector<double> shares = {0.5, 0.25, 0.25};
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_EQ(cut(cutter, 64, shares, {4, 1000, 1000}), (std::vector<std::int64_t>{0, 32, 32}));
+  }
+  // Space again: its share, and not what it missed.
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(cut(cutter, 64, shares, {1000, 1000, 1000}), (std::vector<std::int64_t>{32, 16, 16}));
+  }
+}
+
+TEST(Cutter, SucceedsExactlyIfEnoughIsFree) {
+  Noise noise("tight");
+  Cutter cutter(3, kStripe);
+  for (int i = 0; i < 5000; ++i) {
+    const std::vector<std::int64_t> free = {noise.below(30), noise.below(30), noise.below(30)};
+    const std::int64_t grains = 1 + noise.below(90), room = free[0] + free[1] + free[2];
+    std::vector<std::int64_t> given;
+    if (grains > room) {
+      EXPECT_FALSE(cutter.cut(grains, std::vector<double>{0.2, 0.3, 0.5}, free, given));
+    } else {
+      cut(cutter, grains, {0.2, 0.3, 0.5}, free);
+    }
+    if (HasFailure()) FAIL() << i;
+  }
+}
+
+TEST(Cutter, ADriveWithALongQueueGetsNothingUntilItIsWorkedOff) {
+  Cutter cutter(2, kStripe);
+  const std::vector<double> before = {0.5, 0.5}, after = {0.9, 0.1};
+  for (int i = 0; i < 10; ++i) cut(cutter, 128, before);
+  // 1280 grains under way, of which drive 1 has 640 and would now have 128: 512 too many.
+  cutter.shares_changed(before, after, 1280);
+  std::int64_t given = 0, cuts = 0;
+  for (; given == 0 && cuts < 1000; ++cuts) given = cut(cutter, 128, after)[1];
+  // Each cut makes up for 12.8 of them.
+  EXPECT_NEAR(static_cast<double>(cuts), 512 / 12.8, 2);
+}
+
+}  // namespace
+}  // namespace zg::io::test

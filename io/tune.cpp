@@ -118,7 +118,9 @@ std::vector<std::size_t> coarse(std::size_t count) {
 
 void Search::note(const TunePoint& point, int round, const TuneSample& sample) {
   out_.records.push_back({.point = point, .round = round, .sample = sample});
-  best_rate_ = std::max({best_rate_, sample.read.bytes_per_second, sample.write.bytes_per_second});
+  // The slower direction decides how long it takes until what is in flight is done.
+  const double read = sample.read.bytes_per_second, write = sample.write.bytes_per_second;
+  best_rate_ = std::max(best_rate_, read > 0 && write > 0 ? std::min(read, write) : std::max(read, write));
   if (round >= 0) return;
   samples_.emplace(point, sample);
   best_score_ = std::max(best_score_, score_of(options_.goal, sample));
@@ -306,7 +308,7 @@ void Search::try_queues(const TunePoint& at) {
   if (best.queues > 1 && score_at(best) > (1 + kTuneTie) * score_at(at)) climb(best);
 }
 
-// The fastest, and the cheapest of those that may be as fast.
+// The fastest, the best of another back end if it is near, and the cheapest of those that may be as fast.
 void Search::choose_candidates() {
   std::vector<TuneCandidate> all;
   for (const auto& [point, sample] : samples_) {
@@ -316,16 +318,28 @@ void Search::choose_candidates() {
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const TuneCandidate& a, const TuneCandidate& b) { return a.median > b.median; });
-  if (all.size() > kFastest) {
-    const double enough = (1 - kNoise) * all.front().median;
-    const auto from = all.begin() + kFastest;
-    const auto to = std::find_if(from, all.end(), [&](const TuneCandidate& c) { return c.median < enough; });
-    std::stable_sort(from, to, [&](const TuneCandidate& a, const TuneCandidate& b) {
-      return is_cheaper(options_.goal, a, b);
-    });
-    // Slower ones only where there would be nobody to be ahead of.
-    all.resize(std::clamp(static_cast<std::size_t>(to - all.begin()), kFastest, kCandidates));
+  auto picked =
+      all.begin() + static_cast<std::ptrdiff_t>(std::min(kFastest, all.size()));  // those before it are
+  const auto pick = [&](auto which) {
+    std::rotate(picked, which, which + 1);
+    ++picked;
+  };
+  const auto other = std::find_if(picked, all.end(), [&](const TuneCandidate& c) {
+    return c.median >= kOtherHill * all.front().median &&
+           std::none_of(all.begin(), picked,
+                        [&](const auto& p) { return p.point.backend == c.point.backend; });
+  });
+  if (other != all.end()) pick(other);
+  while (picked - all.begin() < static_cast<std::ptrdiff_t>(kCandidates)) {
+    auto cheapest = all.end();
+    for (auto c = picked; c != all.end(); ++c) {
+      if (c->median < (1 - kNoise) * all.front().median) continue;
+      if (cheapest == all.end() || is_cheaper(options_.goal, *c, *cheapest)) cheapest = c;
+    }
+    if (cheapest == all.end()) break;
+    pick(cheapest);
   }
+  all.erase(picked, all.end());
   out_.candidates = std::move(all);
 }
 

@@ -156,10 +156,11 @@ std::string verdict_of(const TuneOutcome& outcome) {
       equal += duel.order == TuneOrder::kEqual;
     }
     const int unclear = static_cast<int>(outcome.duels.size()) - ahead - equal;
-    text = fmt::format("{}: {} is ahead of {} of the {} others", unclear == 0 ? "sure" : "not sure",
-                       text_of(first.point), ahead, outcome.duels.size());
+    text = fmt::format("{}: of the {} others {} is ahead of {}", unclear == 0 ? "sure" : "not sure",
+                       outcome.duels.size(), text_of(first.point), ahead);
     if (equal > 0) text += fmt::format(", within {:.0f}% of {}", kTuneTie * 100, equal);
-    if (unclear > 0) text += fmt::format(", and {} rounds do not tell it from {}", outcome.rounds, unclear);
+    if (unclear > 0)
+      text += fmt::format(", and not to be told from {} by {} round(s)", unclear, outcome.rounds);
   }
   if (outcome.chosen != 0) {
     text += fmt::format(". Chosen is {}, the cheapest within {:.0f}% of it by median", text_of(chosen.point),

@@ -12,8 +12,12 @@ namespace zg::cli {
 namespace {
 
 // One direction of a point is measured for a 480th of the time: 0.25 s of two minutes.
-constexpr double kShare = 1.0 / 480, kLeastSlice = 0.05, kMostSlice = 1, kRampShare = 0.3;
-constexpr double kSetUp = 0.05;  // engine and buffers, about
+constexpr double kShare = 1.0 / 480, kLeastSlice = 0.15, kMostSlice = 1, kRampShare = 0.3;
+// A window that saw fewer requests end than this, or than two for each place in the queue, is measured again,
+// longer: some drives, virtual ones above all, complete in bursts.
+constexpr std::int64_t kLeastRequests = 16;
+constexpr double kStretch = 4;
+constexpr double kSetUp = 0.1;  // engine and buffers, about
 // Filling the files shall take no more of the time than this; a slow drive gets smaller ones.
 constexpr double kFillShare = 0.25;
 constexpr std::int64_t kFirstFill = 256 * kMiB;
@@ -99,7 +103,7 @@ std::optional<double> DriveMeter::fill(std::int64_t bytes) {
   const double begin = seconds();
   const auto result = run(b);
   if (!result) return std::nullopt;
-  write_rate_ = best_rate_ = result->bytes_per_second();
+  write_rate_ = result->bytes_per_second();
   return (seconds() - begin) / static_cast<double>(bytes);
 }
 
@@ -123,15 +127,18 @@ bool DriveMeter::prepare() {
   return true;
 }
 
-std::optional<io::TuneSide> DriveMeter::measure_side(const io::TunePoint& point, io::BenchOp op) {
+std::optional<io::TuneSide> DriveMeter::measure_side(const io::TunePoint& point, io::BenchOp op,
+                                                     double stretch) {
   io::BenchOptions b = bench(point, op);
+  const bool writes = op == io::BenchOp::kWrite;
+  double& best_rate = writes ? write_rate_ : read_rate_;
   // Deep queues of large blocks need longer until they are full, and until what completes is even.
   const double in_flight =
       static_cast<double>(point.block_size) * point.queue_depth * static_cast<double>(options_.places.size());
-  const double drain = best_rate_ > 0 ? in_flight / best_rate_ : 0;
-  b.seconds = std::max(slice_of(options_.seconds), 2 * drain);
+  const double rate = best_rate > 0 ? best_rate : write_rate_;
+  const double drain = rate > 0 ? in_flight / rate : 0;
+  b.seconds = stretch * std::max(slice_of(options_.seconds), 2 * drain);
   b.ramp_seconds = std::max(kRampShare * b.seconds, drain);
-  const bool writes = op == io::BenchOp::kWrite;
   if (writes && !may_write(write_rate_ * 1.25, b.seconds + b.ramp_seconds + drain)) return std::nullopt;
   double moved = 0, at = 0;
   b.progress = [&](const io::BenchProgress& p) {
@@ -139,20 +146,22 @@ std::optional<io::TuneSide> DriveMeter::measure_side(const io::TunePoint& point,
     at = p.seconds;
     show(fmt::format("{}: {}, {} {}; {} measured, best {}", progress_.phase, text_of(point), name_of(op),
                      format_rate(p.bytes_per_second), progress_.measured, format_rate(progress_.best_score)));
-    return !interrupted() && (!writes || may_write(moved + in_flight, 1));
+    // With what comes until the next call.
+    return !interrupted() && (!writes || may_write(moved + in_flight + 0.3 * p.bytes_per_second, 1));
   };
   // Two requests in flight must not meet.
   if (2 * point.block_size * point.queue_depth > file_bytes_)
     throw Error(Errc::kUsage, text_of(point), "has more than half of the file in flight");
   const auto result = run(b);
   if (!result) return std::nullopt;
-  best_rate_ = std::max(best_rate_, result->bytes_per_second());
-  if (writes) write_rate_ = std::max(write_rate_, result->bytes_per_second());
-  const io::BenchLatency& latency = (writes ? result->write : result->read).latency;
+  best_rate = std::max(best_rate, result->bytes_per_second());
+  const io::BenchCount& count = writes ? result->write : result->read;
+  const std::int64_t enough = std::max(kLeastRequests, 2 * std::int64_t{point.queue_depth});
+  if (stretch == 1 && count.requests < enough) return measure_side(point, op, kStretch);
   return io::TuneSide{.bytes_per_second = result->bytes_per_second(),
                       .cpu_seconds_per_gb = result->cpu_seconds_per_gb(),
-                      .p50 = latency.p50,
-                      .p99 = latency.p99};
+                      .p50 = count.latency.p50,
+                      .p99 = count.latency.p99};
 }
 
 std::optional<io::TuneSample> DriveMeter::measure(const io::TunePoint& point, int round) {

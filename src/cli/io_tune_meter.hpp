@@ -41,8 +41,8 @@ class DriveMeter {
 
  private:
   std::optional<double> fill(std::int64_t bytes);
-  // Nothing when it was stopped.
-  std::optional<io::TuneSide> measure_side(const io::TunePoint& point, io::BenchOp op);
+  // Nothing when it was stopped. `stretch`: so many times the usual time.
+  std::optional<io::TuneSide> measure_side(const io::TunePoint& point, io::BenchOp op, double stretch = 1);
   io::BenchOptions bench(const io::TunePoint& point, io::BenchOp op) const;
   std::optional<io::BenchResult> run(io::BenchOptions options);
   bool may_write(double bytes_per_second, double seconds);
@@ -53,7 +53,7 @@ class DriveMeter {
   std::vector<TuneFile> files_;
   io::TuneProgress progress_;
   std::int64_t written_ = 0;
-  double best_rate_ = 0, write_rate_ = 0;  // bytes per second of all paths; 0: not seen yet
+  double read_rate_ = 0, write_rate_ = 0;  // best bytes per second of all paths; 0: not seen yet
   std::int64_t file_bytes_ = 0;            // filled of each file
   bool reached_limit_ = false;
 };

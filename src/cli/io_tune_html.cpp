@@ -35,6 +35,7 @@ table.heat td { min-width: 3.2rem; height: 1.7rem; border: 1px solid var(--page)
 table.heat td.strong { color: #fff; }
 table.heat td.none { background: none; color: var(--soft); }
 table.heat td.chosen { outline: 3px solid var(--mark); outline-offset: -2px; font-weight: 700; }
+td.point { white-space: nowrap; }
 caption { text-align: left; font-weight: 600; padding: .8rem 0 .2rem; }
 )";
 
@@ -76,7 +77,7 @@ std::string heat_cell(const HeatCell& cell) {
   }
   // Squared, since the greater half of the points often lies near the best.
   const double strength = 0.05 + 0.85 * cell.share * cell.share;
-  return fmt::format("<td class=\"{}{}\" style=\"--v: {:.2f}\">{}</td>", strength > 0.5 ? "strong" : "weak",
+  return fmt::format("<td class=\"{}{}\" style=\"--v: {:.2f}\">{}</td>", strength > 0.6 ? "strong" : "weak",
                      marked, strength, gb(cell.value));
 }
 
@@ -129,9 +130,12 @@ std::string confidence_table(const TuneReport& report) {
     const auto side = [](const io::TuneSide& s) {
       return s.bytes_per_second > 0 ? gb(s.bytes_per_second) : "-";
     };
-    const auto late = [](const io::TuneSide& s) { return s.p99 > 0 ? format_seconds(s.p99) : "-"; };
+    const auto late = [](const io::TuneSide& s) {
+      return s.p99 > 0 ? fmt::format("{:.1f} ms", s.p99 * 1e3) : std::string("-");
+    };
     html += fmt::format(
-        "<tr><td class=\"left\">{}{}</td><td>{:.3f}</td><td>{:.3f}</td><td>{}</td><td>{}</td><td>{}</td>"
+        "<tr><td class=\"left "
+        "point\">{}{}</td><td>{:.3f}</td><td>{:.3f}</td><td>{}</td><td>{}</td><td>{}</td>"
         "<td>{}</td><td>{:.3f}</td><td class=\"left\">{}</td></tr>\n",
         chosen ? "<strong>chosen</strong> " : "", escaped(text_of(c.point)), c.median / 1e9, c.mad / 1e9,
         side(c.typical.read), side(c.typical.write), late(c.typical.read), late(c.typical.write),

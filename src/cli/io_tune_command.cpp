@@ -179,6 +179,8 @@ TuneRun::TuneRun(const Flags& flags)
     throw Error(Errc::kUsage, report_file_, "the report cannot be written there: " + errno_text(errno),
                 "name another file with --report");
   state_ = std::make_unique<TuneState>(state_file, f_.fresh);
+  places_ =
+      places_of(f_);  // again: what a run killed just now has left could not be reclaimed before it was gone
   if (state_->cut_off()) log::info("{}: the last line was half written, and is left out", state_file);
   size_ = choose_size();
   if (size_ > write_limit_)

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
@@ -75,6 +77,17 @@ void check_is_ours(const std::string& path, const std::string& text) {
               "name another file with --state");
 }
 
+// A run that was killed a moment ago holds its lock until the kernel has taken it apart.
+bool lock_soon(int fd) {
+  constexpr int kAttempts = 25;
+  constexpr auto kPause = std::chrono::milliseconds(20);
+  for (int attempt = 1;; ++attempt) {
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+    if ((errno != EWOULDBLOCK && errno != EINTR) || attempt == kAttempts) return false;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 std::string paths_text(const TuneSettings& s) {
   std::string text;
   for (const auto& p : s.paths)
@@ -112,7 +125,7 @@ void TuneState::open_file(bool fresh) {
                 "make its directory, or name another file with --state");
   }
   try {
-    if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    if (!lock_soon(fd_)) {
       if (errno != EWOULDBLOCK) throw Error(Errc::kIo, path_, "cannot be locked: " + errno_text(errno));
       throw Error(Errc::kUsage, path_, "is in use by another run of io-tune",
                   "wait for that one, or name another file with --state");

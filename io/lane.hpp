@@ -2,8 +2,7 @@
 //
 // A transfer is cut into blocks: whole pages at the caller's address where it fits the offset ("direct"),
 // else through a bounce buffer; a page that the transfer covers in part always bounces, and for a write is
-// read first
-// ("edge"). Two writes that share such a page, each with its own bytes of it, take turns.
+// read first ("edge"). Two writes that share such a page, each with its own bytes of it, take turns.
 //
 // Threads: the lane's I/O thread owns the queue and all progress; mutex_ guards what others touch: slots'
 // states and results, what was submitted, promotions, the command. Completions are called without the lock.
@@ -206,7 +205,7 @@ class Lane {
   DepthController controller_;
   int in_flight_ = 0, write_back_in_flight_ = 0;
   bool depth_bound_ = false;  // somebody waits for nothing but the depth
-  Clock::time_point now_;  // of this round
+  Clock::time_point now_;     // of this round
   Clock::time_point last_demand_{};
   Clock::time_point last_span_end_[2] = {};
   NamedThread thread_;

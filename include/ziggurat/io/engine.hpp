@@ -21,8 +21,8 @@
 // Alignment: any offset, size and address works. Multiples of Engine::alignment() in all three go straight to
 // the drive; otherwise the pages at both ends, or all of them where the address does not fit the offset, pass
 // through a bounce buffer, and a write first reads the page that it changes in part.
-// Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of another,
-// and either writes, must be submitted after that one is done.
+// Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of
+// another, and either writes, must be submitted after that one is done.
 //
 // Invariant: every submitted ticket completes exactly once, with an errno or all of its bytes. The destructor
 // waits for all of them, and for what their completions submit.
@@ -189,7 +189,7 @@ struct DriveReport {
   std::int64_t in_flight = 0;
   std::int64_t waiting[kPriorities] = {};  // transfers not begun
   double endurance_bytes = 0;
-  std::string endurance_text() const;  // "wrote 1.2 TiB, 0.20% of ..."; empty if unknown
+  std::string endurance_text() const;  // "nvme0: 1.20 TiB written, 0.22% of its endurance of ..."; or empty
   LinkCounters counters;
 };
 

@@ -21,8 +21,8 @@
 // Alignment: any offset, size and address works. Multiples of Engine::alignment() in all three go straight to
 // the drive; otherwise the pages at both ends, or all of them where the address does not fit the offset, pass
 // through a bounce buffer, and a write first reads the page that it changes in part.
-// Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of another,
-// and either writes, must be submitted after that one is done.
+// Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of
+// another, and either writes, must be submitted after that one is done.
 //
 // Invariant: every submitted ticket completes exactly once, with an errno or all of its bytes. The destructor
 // waits for all of them, and for what their completions submit.
@@ -230,6 +230,10 @@ class Engine {
 // missing and it was required. kAuto falls back (io_uring -> libaio -> threads, O_DIRECT -> buffered) and
 // logs it once.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options, const std::vector<DriveOptions>& drives);
+
+// Removes what killed runs have left in these directories, as make_engine() does for its tiers: for asking
+// what is free there, before sizes are chosen. Throws as it does, also when one of them is in use.
+void reclaim(const std::vector<std::string>& directories);
 
 struct BackendProbe {
   Backend backend;

@@ -372,4 +372,9 @@ std::string DriveLock::path_of(const std::string& name) const {
   return fmt::format("{}/{}", directory_, name);
 }
 
+void reclaim(const std::vector<std::string>& directories) {
+  std::vector<std::unique_ptr<DriveLock>> locks;  // all held, so that one named twice is found
+  for (const std::string& directory : directories) locks.push_back(DriveLock::take(directory));
+}
+
 }  // namespace zg::io

@@ -111,6 +111,16 @@ void read_run(Section& root, RunConfig& run) {
       {{"layer_major", Accumulation::kLayerMajor}, {"micro_batch_major", Accumulation::kMicroBatchMajor}});
 }
 
+// 0: not stated.
+std::int64_t read_drive_bytes(Section& entry) {
+  const std::int64_t bytes = entry.bytes("bytes").value_or(0);
+  if (!entry.has("bytes") || bytes >= io::Engine::alignment()) return bytes;
+  entry.wrong("bytes", fmt::format("{} bytes or more", io::Engine::alignment()),
+              entry.find("bytes")->is_number()
+                  ? fmt::format("without a unit these are bytes: did you mean \"{}GiB\"?", bytes)
+                  : std::string("leave it out to give the drive what the run needs"));
+}
+
 void read_drives(Section& tiers, std::vector<io::DriveOptions>& out) {
   constexpr const char* kExpected = "a list: [{\"path\": \"directory\", \"bytes\": \"1GiB\"}]";
   const Json* list = tiers.find("nvme");
@@ -125,7 +135,7 @@ void read_drives(Section& tiers, std::vector<io::DriveOptions>& out) {
     io::DriveOptions drive;
     drive.path = entry.text("path", "");
     if (drive.path.empty()) entry.fail("path", "is missing", "a directory on the drive");
-    drive.bytes = entry.bytes("bytes").value_or(0);
+    drive.bytes = read_drive_bytes(entry);
     drive.endurance_bytes = static_cast<double>(entry.bytes("endurance").value_or(0));
     entry.finish();
     const auto same = [&](const io::DriveOptions& other) { return other.path == drive.path; };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "train/drives.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/philox.hpp"
@@ -85,15 +86,7 @@ void Session::resolve_budgets() {
                             format_bytes(asked), format_bytes(available)),
                 "lower tiers.device or tiers.host, or raise the memory limit of the process's cgroup");
   }
-  const std::vector<io::DriveOptions> drives = drives_for(layout_->table.nvme_bytes());
-  std::int64_t room = 0;
-  for (const io::DriveOptions& drive : drives) room += drive.bytes;
-  if (!drives.empty() && room < layout_->table.nvme_bytes()) {
-    throw Error(Errc::kMemory, drives.size() == 1 ? "tiers.nvme " + drives[0].path : "tiers.nvme",
-                fmt::format("has {}, this run needs {} there ({} bytes)", format_bytes(room),
-                            format_bytes(layout_->table.nvme_bytes()), layout_->table.nvme_bytes()),
-                "raise its \"bytes\"");
-  }
+  check_stated_sizes(config_.tiers.nvme, layout_->table.nvme_bytes());
 }
 
 void Session::check_plan() {
@@ -129,26 +122,8 @@ void Session::check_plan() {
                   format_bytes(least->host)));
 }
 
-// Only what can be used is taken from the file systems. Where there are several, each gets more than an equal
-// part, since a faster one will hold more; those with a stated size keep to it, and the others make up for it.
-std::vector<io::DriveOptions> Session::drives_for(std::int64_t bytes) const {
-  std::vector<io::DriveOptions> drives = config_.tiers.nvme;
-  const auto count = static_cast<std::int64_t>(drives.size());
-  if (count == 0) return drives;
-  constexpr std::int64_t kPage = io::Engine::alignment();
-  std::int64_t each = round_up((bytes + count - 1) / count, kPage);
-  if (count > 1) each = std::min(bytes, round_up(each + each / 2, kPage));
-  std::int64_t left = bytes, open = 0;
-  for (io::DriveOptions& d : drives) {
-    if (d.bytes == 0) ++open;
-    if (d.bytes > 0) left -= d.bytes = std::min(d.bytes / kPage * kPage, bytes);
-  }
-  if (open > 0) each = std::max(each, round_up((std::max<std::int64_t>(left, 0) + open - 1) / open, kPage));
-  for (io::DriveOptions& d : drives) d.bytes = std::max(kPage, d.bytes == 0 ? each : d.bytes);
-  return drives;
-}
-
 void Session::open_drives() {
+  ZG_ASSERT(io_ == nullptr, "the drives are open");
   if (config_.tiers.nvme.empty()) return;
   io::EngineOptions o;
   o.backend = config_.aio.backend;
@@ -163,13 +138,37 @@ void Session::open_drives() {
   o.threads = config_.aio.threads;
   o.ram = config_.tiers.ram;
   o.trace = trace_;
-  io_ = io::make_engine(o, drives_for(layout_->table.nvme_bytes()));
+  io_ = io::make_engine(o, sized_drives());
 }
 
-void Session::start() {
+// What killed runs have left counts as free, so it goes first.
+std::vector<io::DriveOptions> Session::sized_drives() const {
+  const std::vector<io::DriveOptions>& asked = config_.tiers.nvme;
+  const std::int64_t bytes = layout_->table.nvme_bytes();
+  std::vector<DriveSpace> space;
+  if (config_.aio.backend == io::Backend::kRam) {
+    for (std::uint64_t i = 0; i < asked.size(); ++i) space.push_back({kUnlimited, i});
+  } else {
+    std::vector<std::string> paths;
+    for (const io::DriveOptions& drive : asked) paths.push_back(drive.path);
+    io::reclaim(paths);
+    space = space_of(asked);
+  }
+  const std::vector<io::DriveOptions> drives = drives_for(asked, space, bytes);
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    if (std::min(asked[i].bytes, bytes) - drives[i].bytes >= io::Engine::alignment()) {
+      log::info("{}: the tier takes {} of the {} that it may, since {} are free", drives[i].path,
+                format_bytes(drives[i].bytes), format_bytes(asked[i].bytes),
+                format_bytes(space[i].free_bytes));
+    }
+  }
+  return drives;
+}
+
+void Session::start(const std::vector<double>& drive_shares) {
+  if (io_ == nullptr) open_drives();
   device_ = make_host_device(budgets_.device, trace_);
   host_ = make_host_arena("host memory", budgets_.host);
-  open_drives();
   TensorStore::Options o;
   o.table = &layout_->table;
   o.device = device_.get();
@@ -178,6 +177,7 @@ void Session::start() {
   o.budgets = resident_;
   o.prefetch_depth = config_.tiers.prefetch_depth;
   o.verify = config_.aio.verify;
+  o.drive_shares = drive_shares;
   o.trace = trace_;
   store_ = std::make_unique<TensorStore>(o);
   engine_ = std::make_unique<Engine>(
@@ -259,8 +259,8 @@ std::string Session::describe() const {
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets_.device),
                       format_bytes(layout_->workspace_bytes()), format_bytes(budgets_.host));
   if (io_ != nullptr) {
-    text += fmt::format(", nvme {} on {} path(s)\nI/O        {}",
-                        format_bytes(layout_->table.nvme_bytes()), layout_->table.drives(), io_->describe());
+    text += fmt::format(", nvme {} on {} path(s)\nI/O        {}", format_bytes(layout_->table.nvme_bytes()),
+                        layout_->table.drives(), io_->describe());
   }
   return text;
 }

@@ -8,6 +8,7 @@
 #include <exception>
 #include <filesystem>
 
+#include "train/drives.hpp"
 #include "train/metrics.hpp"
 #include "train/report.hpp"
 #include "ziggurat/base/log.hpp"
@@ -56,22 +57,34 @@ void check_trace_file(const std::string& path) {
   if (fresh >= 0) ::unlink(path.c_str());
 }
 
-// The roofs of the links that this run has. The drives are measured with a temporary file beside the tier's.
-Roofs measure_links(const RunConfig& config, std::int64_t drive_bytes) {
-  Roofs roofs = measure_roofs(config.dtype);
+struct Links {
+  Roofs roofs;
+  std::vector<double> drive_shares;  // empty: equal
+};
+
+// The roofs of the links that this run has. The drives are open, and are measured where the tier will lie.
+Links measure_links(const RunConfig& config, Session& session) {
+  Links links{measure_roofs(config.dtype), {}};
+  Roofs& roofs = links.roofs;
+  io::Engine* io = session.io();
+  if (io == nullptr || session.layout().table.nvme_bytes() == 0) return links;
   if (config.aio.backend == io::Backend::kRam) {
-    roofs.nvme_read = roofs.nvme_write = config.tiers.ram.bytes_per_second;
+    roofs.nvme_read = roofs.nvme_write = config.tiers.ram.bytes_per_second * io->drive_count();
     roofs.nvme_half_duplex = !config.tiers.ram.duplex;
-    return roofs;
+    return links;
   }
-  for (const io::DriveOptions& drive : config.tiers.nvme) {
-    // Small drives are measured with less, but always with what the tier will take of them.
-    const std::int64_t bytes = std::max(drive_bytes, io::probe_path(drive.path, 0).free_bytes / 2);
-    const io::PathProbe probe = io::probe_path(drive.path, std::min(128 * kMiB, bytes));
-    roofs.nvme_read += probe.read_bytes_per_second;
-    roofs.nvme_write += probe.write_bytes_per_second;
+  const std::vector<DriveRates> rates = measure_drives(*io, config.aio.block_size);
+  for (std::size_t d = 0; d < rates.size(); ++d) {
+    roofs.nvme_read += rates[d].read;
+    roofs.nvme_write += rates[d].write;
+    links.drive_shares.push_back(rates[d].both());
+    if (rates.size() > 1) {
+      const io::DriveReport drive = io->report(static_cast<int>(d));
+      log::info("{} ({}): {} read, {} write, while all drives work", drive.name, drive.path,
+                format_rate(rates[d].read), format_rate(rates[d].write));
+    }
   }
-  return roofs;
+  return links;
 }
 
 class Loop {
@@ -188,8 +201,10 @@ int train(const RunConfig& config, const TrainOptions& options) {
         format_bytes(t.device_to_host).c_str());
     return 0;
   }
-  const Roofs roofs = measure_links(config, session.layout().table.drive_bytes());
-  session.start();
+  session.open_drives();  // before it is measured: a full drive may be mended, and one in use is left alone
+  const Links links = measure_links(config, session);
+  const Roofs& roofs = links.roofs;
+  session.start(links.drive_shares);
   write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
   log::info("ready\n{}", session.describe());
 

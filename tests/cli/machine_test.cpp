@@ -1,9 +1,11 @@
 // Machines that lack something: each lack is named, or survived with "auto" and said so.
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/magic.h>
 #include <linux/seccomp.h>
 #include <sched.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/statvfs.h>
@@ -62,6 +64,8 @@ class SmallDisk {
     while (free_bytes() > left &&
            out.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
     }
+    out.close();
+    sync();  // what writing it out will take, or give back, is counted now
   }
 
  private:
@@ -101,6 +105,70 @@ TEST_F(CliTest, ASmallDiskThatHoldsTheTierSuffices) {
   const Outcome o = run(with({"tiers.nvme.0.path=disk"}));
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_EQ(disk->free_bytes(), before);
+}
+
+// As a killed run leaves a drive that it filled.
+void fill_with_leftover(const SmallDisk& disk, const std::string& directory) {
+  disk.fill(0);
+  fs::rename(directory + "/ballast", directory + "/ziggurat-0123456789abcdef.tier");
+}
+
+TEST_F(CliTest, ADriveThatAKilledRunHasFilledIsReclaimed) {
+  const auto disk = SmallDisk::in_memory(path("disk"), "16m");
+  if (!disk) GTEST_SKIP() << "nothing can be mounted here: " << std::strerror(errno);
+  const std::int64_t before = disk->free_bytes();
+  fill_with_leftover(*disk, path("disk"));
+  EXPECT_LT(disk->free_bytes(), 4096);
+  const Outcome o = run(with({"tiers.nvme.0.path=disk"}));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("reclaimed 16.0 MiB in disk"), std::string::npos) << o.err;
+  EXPECT_EQ(disk->free_bytes(), before);
+}
+
+TEST_F(CliTest, ADirectoryInUseIsLeftAloneFromTheStart) {
+  const auto disk = SmallDisk::in_memory(path("disk"), "16m");
+  if (!disk) GTEST_SKIP() << "nothing can be mounted here: " << std::strerror(errno);
+  write("disk/ziggurat.lock", "pid 1\nhost elsewhere\nsince yesterday\ncommand train of somebody\n");
+  const int lock = open(path("disk/ziggurat.lock").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(flock(lock, LOCK_EX | LOCK_NB), 0);
+  // So full that whoever writes before he looks fails of that.
+  fill_with_leftover(*disk, path("disk"));
+  const Outcome o = run(with({"tiers.nvme.0.path=disk"}));
+  EXPECT_EQ(o.code, 2) << o.err;
+  EXPECT_NE(message_of(o).find("disk: is in use by ziggurat, pid 1 on elsewhere"), std::string::npos)
+      << o.err;
+  EXPECT_TRUE(fs::exists(path("disk/ziggurat-0123456789abcdef.tier")));
+  expect_nothing_half_written();
+  close(lock);
+}
+
+TEST_F(CliTest, DrivesThatShareASmallDiskShareWhatIsFree) {
+  const auto disk = SmallDisk::in_memory(path("disk"), "64m");
+  if (!disk) GTEST_SKIP() << "nothing can be mounted here: " << std::strerror(errno);
+  fs::create_directories(path("disk/a"));
+  fs::create_directories(path("disk/b"));
+  const Strings drives{"tiers.nvme.0.path=disk/a", "tiers.nvme.1.path=disk/b"};
+  const auto refused_with = [&](std::int64_t free) {
+    disk->fill(free);
+    const Outcome o = run(with(drives));
+    EXPECT_EQ(o.code, 1) << o.err;
+    for (const char* part : {"disk/a: ", "disk/b: ", "shared with disk/a", "No space left on device"})
+      EXPECT_NE(message_of(o).find(part), std::string::npos) << o.err;
+    EXPECT_TRUE(fs::is_empty(path("disk/a")) && fs::is_empty(path("disk/b")));
+    expect_nothing_half_written();
+    return message_of(o);
+  };
+  const std::string message = refused_with(100 << 10);
+  const std::int64_t needed = std::stoll(message.substr(message.find('(') + 1));
+  ASSERT_GT(needed, 512 << 10) << message;
+  fs::remove(path("disk/ballast"));
+  refused_with(needed - 8192);
+
+  // Enough for the run, and not for half as much again; lock files need some pages, too.
+  fs::remove(path("disk/ballast"));
+  disk->fill(needed + needed / 20 + (64 << 10));
+  const Outcome o = run(with(drives));
+  EXPECT_EQ(o.code, 0) << o.err;
 }
 
 TEST_F(CliTest, AModelThatFindsNoSpaceIsNotHalfSaved) {
@@ -145,11 +213,12 @@ TEST_F(CliTest, ATierWithoutODirectIsSurvivedAndSaid) {
   EXPECT_NE(message_of(required).find("O_DIRECT is required"), std::string::npos) << required.err;
 }
 
-// io_uring_setup fails with EPERM, as under a container's default profile.
-void forbid_io_uring() {
+// These system calls fail with EPERM, as io_uring's under a container's default profile.
+void forbid(unsigned first, unsigned second) {
   sock_filter rules[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, first, 1, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, second, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
@@ -158,28 +227,64 @@ void forbid_io_uring() {
       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
     _exit(125);
 }
+void forbid_io_uring() {
+  forbid(__NR_io_uring_setup, __NR_io_uring_setup);
+}
+void forbid_io_uring_and_libaio() {
+  forbid(__NR_io_uring_setup, __NR_io_setup);
+}
 
-TEST_F(CliTest, WithoutIoUringThreadsDoTheIo) {
-  train({"output.dir=plain"});
-  const Outcome o = run(Launch{.arguments = with({"tiers.nvme.0.path=."}), .in_child = forbid_io_uring});
-  if (o.code == 125) GTEST_SKIP() << "seccomp filters are not allowed here";
-  EXPECT_EQ(o.code, 0) << o.err;
-  EXPECT_NE(o.err.find("I/O through threads, as io_uring is unavailable"), std::string::npos) << o.err;
-  EXPECT_EQ(read("out/model/model.safetensors"), read("plain/model/model.safetensors"));
-  fs::remove_all(path("out"));
+// The next best does the I/O, and says why the better ones do not; the one that is required is missed.
+class WithoutBackends : public CliTest {
+ protected:
+  bool trains(void (*in_child)(), const Strings& missing, const std::string& taken) const {
+    train({"output.dir=plain"});
+    const Outcome o = run(Launch{.arguments = with({"tiers.nvme.0.path=."}), .in_child = in_child});
+    if (o.code == 125) return false;
+    EXPECT_EQ(o.code, 0) << o.err;
+    for (const std::string& name : missing) {
+      const std::size_t at = o.err.find(name + " is unavailable for I/O: ");
+      EXPECT_NE(at, std::string::npos) << o.err;
+      if (at == std::string::npos) continue;
+      const std::string line = o.err.substr(at, o.err.find('\n', at) - at);
+      EXPECT_NE(line.find("Operation not permitted"), std::string::npos) << line;
+    }
+    EXPECT_NE(o.err.find("I/O        " + taken + " ("), std::string::npos) << o.err;
+    EXPECT_EQ(read("out/model/model.safetensors"), read("plain/model/model.safetensors"));
+    fs::remove_all(path("out"));
+    return true;
+  }
+  void expect_missed(void (*in_child)(), const std::string& backend) const {
+    const Outcome o = run(
+        Launch{.arguments = with({"tiers.nvme.0.path=.", "aio.backend=" + backend}), .in_child = in_child});
+    EXPECT_EQ(o.code, 1) << o.err;
+    const std::string message = message_of(o);
+    EXPECT_NE(message.find(backend), std::string::npos) << message;
+    EXPECT_NE(message.find("Operation not permitted"), std::string::npos) << message;
+    expect_nothing_half_written();
+  }
+  // What `probe` says of the back ends.
+  void expect_probed(void (*in_child)(), const Strings& lines) const {
+    const Outcome o = run(Launch{.arguments = {"probe", ".", "--size", "0"}, .in_child = in_child});
+    EXPECT_EQ(o.code, 0) << o.err;
+    for (const std::string& line : lines) EXPECT_NE(o.out.find(line), std::string::npos) << o.out;
+  }
+};
 
-  const Outcome required = run(Launch{.arguments = with({"tiers.nvme.0.path=.", "aio.backend=io_uring"}),
-                                      .in_child = forbid_io_uring});
-  EXPECT_EQ(required.code, 1) << required.err;
-  const std::string message = message_of(required);
-  EXPECT_NE(message.find("io_uring"), std::string::npos) << message;
-  EXPECT_NE(message.find("Operation not permitted"), std::string::npos) << message;
-  expect_nothing_half_written();
+TEST_F(WithoutBackends, WithoutIoUringLibaioDoesTheIo) {
+  if (!trains(forbid_io_uring, {"io_uring"}, "libaio"))
+    GTEST_SKIP() << "seccomp filters are not allowed here";
+  expect_missed(forbid_io_uring, "io_uring");
+  expect_probed(forbid_io_uring, {"io_uring  does not work", "libaio    works", "threads   works"});
+}
 
-  const Outcome probe = run(Launch{.arguments = {"probe", ".", "--size", "0"}, .in_child = forbid_io_uring});
-  EXPECT_EQ(probe.code, 0) << probe.err;
-  EXPECT_NE(probe.out.find("io_uring  does not work"), std::string::npos) << probe.out;
-  EXPECT_NE(probe.out.find("threads   works"), std::string::npos) << probe.out;
+TEST_F(WithoutBackends, WithoutLibaioTooThreadsDoTheIo) {
+  if (!trains(forbid_io_uring_and_libaio, {"io_uring", "libaio"}, "threads"))
+    GTEST_SKIP() << "seccomp filters are not allowed here";
+  expect_missed(forbid_io_uring_and_libaio, "io_uring");
+  expect_missed(forbid_io_uring_and_libaio, "libaio");
+  expect_probed(forbid_io_uring_and_libaio,
+                {"io_uring  does not work", "libaio    does not work", "threads   works"});
 }
 
 // As a user who may not do everything.

@@ -233,6 +233,10 @@ class Engine {
 // logs it once.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options, const std::vector<DriveOptions>& drives);
 
+// Removes what killed runs have left in these directories, as make_engine() does for its tiers: for asking
+// what is free there, before sizes are chosen. Throws as it does, also when one of them is in use.
+void reclaim(const std::vector<std::string>& directories);
+
 struct BackendProbe {
   Backend backend;
   bool works = false;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ziggurat/engine/engine.hpp"
 #include "ziggurat/plan/plan.hpp"
@@ -23,8 +24,12 @@ class Session {
   ~Session();
   Session(const Session&) = delete;
 
-  // Allocates, opens the drives, and fills the weights. Once.
-  void start();
+  // Locks the tier's directories, reclaims what killed runs have left there, and reserves the space. Once,
+  // before start(), or by it. Until then they belong to the caller, who may measure them.
+  void open_drives();
+  // Allocates and fills the weights. Once. Extents are spread over the drives by these bandwidths, in any
+  // unit, until the run has learned better; empty: equally.
+  void start(const std::vector<double>& drive_shares = {});
 
   const RunConfig& config() const { return config_; }
   const DataSet& data() const { return *data_; }
@@ -36,7 +41,7 @@ class Session {
   TensorStore& store() { return *store_; }
   Device& device() { return *device_; }
   Arena& host() { return *host_; }
-  io::Engine* io() { return io_.get(); }
+  io::Engine* io() { return io_.get(); }  // null: no NVMe tier, or not open yet
   double flops_per_step() const;
   Traffic planned_traffic() const;  // per step, the engine's own included
   // What the plan says that the programs run so far move, the engine's own bytes not included.
@@ -56,8 +61,7 @@ class Session {
   void make_layout();
   void resolve_budgets();
   void check_plan();
-  std::vector<io::DriveOptions> drives_for(std::int64_t bytes) const;
-  void open_drives();
+  std::vector<io::DriveOptions> sized_drives() const;
 
   RunConfig config_;
   Trace* trace_;

@@ -1,0 +1,42 @@
+// The drives of a run's NVMe tier: how large a file each gets, and how fast they are.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "ziggurat/io/engine.hpp"
+
+namespace zg {
+
+// Where a drive's file goes.
+struct DriveSpace {
+  std::int64_t free_bytes = 0;
+  std::uint64_t file_system = 0;  // drives on the same one share what is free
+};
+inline constexpr std::int64_t kUnlimited = std::int64_t{1} << 60;
+// As it is now, one for each drive. Throws Error(kIo).
+std::vector<DriveSpace> space_of(const std::vector<io::DriveOptions>& drives);
+
+// Throws Error(kMemory) when every drive has a stated size, and all together are too small for `bytes`.
+void check_stated_sizes(const std::vector<io::DriveOptions>& drives, std::int64_t bytes);
+
+// The drives with the sizes that their files get, whole pages and at least one, so that together they hold
+// `bytes`. A stated size is the most that a drive gives; 0 leaves it open. Where there are several, each gets
+// more than its part, since a faster one will hold more, but that takes no more than kTaken of what is free
+// anywhere. Throws Error(kIo) that says what is free on each path when they cannot hold it all, and as
+// check_stated_sizes() does. Pure: looks at nothing but its arguments.
+std::vector<io::DriveOptions> drives_for(std::vector<io::DriveOptions> drives,
+                                         const std::vector<DriveSpace>& space, std::int64_t bytes);
+inline constexpr double kTaken = 0.9;
+
+// Bytes per second while all drives work at once.
+struct DriveRates {
+  double read = 0, write = 0;
+  // Of as many bytes read as written; what extents are spread by.
+  double both() const { return read > 0 && write > 0 ? read * write / (read + write) : 0; }
+};
+// Writes and reads the first bytes of every drive's file through the engine, for about a second, with its
+// depth and transfers of a block or more; what was there is lost. Throws Error(kIo) with the path when a
+// transfer fails. Nobody else may use the drives meanwhile.
+std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size);
+
+}  // namespace zg

@@ -17,7 +17,7 @@ namespace zg::io::test {
 // ZG_STRESS_OPERATIONS: of the volume's users together; the engines' take parts of it.
 inline std::int64_t stress_operations() {
   const char* text = std::getenv("ZG_STRESS_OPERATIONS");
-  return text != nullptr ? std::max(std::strtoll(text, nullptr, 0), 1000LL) : 150'000;
+  return text != nullptr ? std::max(std::strtoll(text, nullptr, 0), 1000LL) : 300'000;
 }
 
 // Random numbers in sequence: SplitMix64, since Philox would be most of what the test does.
@@ -75,13 +75,14 @@ class Contents {
   std::uint64_t key_;
 };
 
-// Memory for one transfer, at any address; what stands before and behind it must not change.
+// Memory for one transfer, at any address within its room; what stands before and behind it must not change.
 class GuardedMemory {
  public:
-  explicit GuardedMemory(std::int64_t most) : memory_(kPage + most + 2 * kPage) {}
+  static constexpr std::int64_t room(std::int64_t most) { return most + 3 * kPage; }
+  explicit GuardedMemory(char* pages) : pages_(pages) {}
   // `shift` bytes from a page's begin.
   void place(std::int64_t shift, std::int64_t bytes) {
-    data_ = memory_.at(kPage + shift);
+    data_ = pages_ + kPage + shift;
     bytes_ = bytes;
     std::memset(data_ - kGuard, kMark, kGuard);
     std::memset(data_ + bytes, kMark, kGuard);
@@ -94,12 +95,11 @@ class GuardedMemory {
     }
     return true;
   }
-  const Memory& all() const { return memory_; }
 
  private:
   static constexpr std::int64_t kGuard = 16;
   static constexpr char kMark = 0x3C;
-  Memory memory_;
+  char* const pages_;
   char* data_ = nullptr;
   std::int64_t bytes_ = 0;
 };

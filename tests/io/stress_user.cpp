@@ -30,7 +30,7 @@ VolumeUser::VolumeUser(Volume& volume, Watchdog& watchdog, const Dangers& danger
       number_(number),
       dice_(seed, static_cast<std::uint64_t>(number)) {
   for (int i = 0; i < kInFlight; ++i) {
-    operations_.push_back(std::make_unique<Operation>());
+    operations_.push_back(std::make_unique<Operation>(memory_.at(i * GuardedMemory::room(kMost))));
     free_.push_back(operations_.back().get());
   }
 }

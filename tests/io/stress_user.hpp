@@ -60,6 +60,7 @@ class VolumeUser final : public ExtentCompletion {
     int under_way = 0;
   };
   struct Operation {
+    explicit Operation(char* pages) : memory(pages) {}
     std::uint64_t tag = 0;
     Once once;
     Op op = Op::kRead;
@@ -71,7 +72,7 @@ class VolumeUser final : public ExtentCompletion {
     std::string layout;         // before; empty: not looked at
     ExtentId named;
     ExtentResult result;
-    GuardedMemory memory{kMost};
+    GuardedMemory memory;
   };
   struct Look {
     Extent* extent;
@@ -118,6 +119,7 @@ class VolumeUser final : public ExtentCompletion {
   std::uint64_t next_tag_ = kInFlight, next_extent_ = 0;
   std::int64_t version_ = 0;
   std::vector<std::unique_ptr<Extent>> extents_;
+  const Memory memory_{kInFlight * GuardedMemory::room(kMost)};
   std::vector<std::unique_ptr<Operation>> operations_;  // by tag
   std::vector<Operation*> free_, taken_;
   std::vector<Look> looks_;

@@ -51,6 +51,7 @@ class UringQueue final : public Queue {
   void await_wake();
   void enter(Clock::time_point deadline);
   void spin(Clock::time_point deadline);
+  void submit_all();
   void sleep_until_woken(Clock::time_point deadline) const;
   void check(int result);
   void collect(std::vector<BlockDone>& done);
@@ -300,8 +301,17 @@ std::string UringQueue::register_memory(void* data, std::int64_t bytes) {
   return {};
 }
 
-// Blocks in flight keep their buffer's entry alive in the kernel.
+// Until the kernel has taken all that was prepared.
+void UringQueue::submit_all() {
+  while (io_uring_sq_ready(ring_) > 0) {
+    check(io_uring_submit(ring_));
+    if (io_uring_sq_ready(ring_) > 0) std::this_thread::yield();  // to the thread of SQPOLL
+  }
+}
+
+// Blocks that the kernel has keep their buffer's entry alive; one that it has not would find the entry empty.
 void UringQueue::unregister_memory(void* data) {
+  submit_all();
   std::erase_if(pieces_, [&](const Piece& piece) {
     if (piece.owner != data) return false;
     const int error = update(piece.index, nullptr, 0);

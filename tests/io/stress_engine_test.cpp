@@ -17,8 +17,8 @@ namespace zg::io::test {
 namespace {
 
 constexpr int kUsers = 4, kDrives = 2, kInFlight = 12;
-constexpr std::int64_t kCell = 512, kCellsOfPage = kPage / kCell, kMostCells = 128;
-constexpr std::int64_t kRegion = 100 * kPage + 3 * kCell, kOddity = 137;
+constexpr std::int64_t kCell = 512, kCellsOfPage = kPage / kCell, kMostCells = 64;
+constexpr std::int64_t kRegion = 40 * kPage + 3 * kCell, kOddity = 137;
 constexpr std::int64_t kDriveBytes = (kUsers * kRegion / kPage + 1) * kPage;
 // Writes that touch it fail with ENOSPC.
 constexpr std::int64_t kFullFrom = 50 * kPage, kFullTo = 51 * kPage;
@@ -135,7 +135,7 @@ class EngineUser final : public Completion {
   // Some run of cells, every other time of whole pages where the region has them.
   void submit_cells(Op op) {
     const int drive = static_cast<int>(dice_.roll(kDrives));
-    std::int64_t count = std::min(dice_.log_uniform(7), kMostCells);
+    std::int64_t count = std::min(dice_.log_uniform(6), kMostCells);
     std::int64_t first = dice_.roll(cells() - kMostCells);
     if (dice_.roll(2) == 0) {
       count = round_up(count, kCellsOfPage);

@@ -26,38 +26,35 @@ class ThreadQueue final : public Queue {
  public:
   ThreadQueue(int fd, int depth, int threads, const std::string& thread_name) : fd_(fd), ring_(depth) {
     done_.reserve(ring_.size());
+    begun_.reserve(ring_.size());
     workers_.reserve(static_cast<std::size_t>(threads));
-    for (int i = 0; i < threads; ++i) {
-      workers_.emplace_back(fmt::format("{}.{}", thread_name, i), [this] { work(); });
+    try {
+      for (int i = 0; i < threads; ++i)
+        workers_.emplace_back(fmt::format("{}.{}", thread_name, i), [this] { work(); });
+    } catch (const std::exception& e) {
+      stop();
+      throw Error(Errc::kIo, "threads",
+                  fmt::format("{} of {}, and no more: {}", workers_.size(), threads, e.what()),
+                  "ask for fewer, or raise the limit of threads (ulimit -u, the cgroup's pids.max)");
     }
   }
 
-  ~ThreadQueue() override {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    work_.notify_all();
-    workers_.clear();  // joins
-  }
+  ~ThreadQueue() override { stop(); }
 
-  void begin(const Block& block) override {
-    {
-      std::lock_guard lock(mutex_);
-      ZG_ASSERT_LT(count_, ring_.size());
-      ring_[(first_ + count_++) % ring_.size()] = block;
-    }
-    work_.notify_one();
-  }
+  // Handed to the threads at the next reap(), all at once: one lock and few wake-ups for many blocks.
+  void begin(const Block& block) override { begun_.push_back(block); }
 
   void reap(std::vector<BlockDone>& done, Clock::time_point deadline) override {
     std::unique_lock lock(mutex_);
+    hand_over();
     const auto something = [&] { return woken_ || !done_.empty(); };
+    reaper_waits_ = true;
     if (deadline == kForever) {
       reaped_.wait(lock, something);
     } else if (deadline != kNoWait) {
       reaped_.wait_until(lock, deadline, something);
     }
+    reaper_waits_ = false;
     woken_ = false;
     done.insert(done.end(), done_.begin(), done_.end());
     done_.clear();
@@ -74,10 +71,30 @@ class ThreadQueue final : public Queue {
   std::string features() const override { return fmt::format("{} threads a queue", workers_.size()); }
 
  private:
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    work_.notify_all();
+    for (NamedThread& worker : workers_) worker.join();
+  }
+
+  void hand_over() {
+    for (const Block& block : begun_) {
+      ZG_ASSERT_LT(count_, ring_.size());
+      ring_[(first_ + count_++) % ring_.size()] = block;
+    }
+    for (std::size_t i = 0; i < begun_.size() && i < static_cast<std::size_t>(idle_); ++i) work_.notify_one();
+    begun_.clear();
+  }
+
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {
+      ++idle_;
       work_.wait(lock, [&] { return stop_ || count_ > 0; });
+      --idle_;
       if (count_ == 0) return;
       const Block block = ring_[first_];
       first_ = (first_ + 1) % ring_.size();
@@ -86,7 +103,7 @@ class ThreadQueue final : public Queue {
       const std::int64_t result = move_block(fd_, block);
       lock.lock();
       done_.push_back({block.id, result});
-      reaped_.notify_one();
+      if (reaper_waits_) reaped_.notify_one();
     }
   }
 
@@ -96,6 +113,9 @@ class ThreadQueue final : public Queue {
   std::vector<Block> ring_;  // blocks that no thread has taken yet: [first_, first_ + count_)
   std::size_t first_ = 0, count_ = 0;
   std::vector<BlockDone> done_;
+  std::vector<Block> begun_;  // the reaping thread's: not handed over yet
+  int idle_ = 0;              // threads without work
+  bool reaper_waits_ = false;
   bool woken_ = false, stop_ = false;
   std::vector<NamedThread> workers_;
 };

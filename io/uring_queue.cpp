@@ -51,7 +51,6 @@ class UringQueue final : public Queue {
   void await_wake();
   void enter(Clock::time_point deadline);
   void spin(Clock::time_point deadline);
-  void submit_all();
   void sleep_until_woken(Clock::time_point deadline) const;
   void check(int result);
   void collect(std::vector<BlockDone>& done);
@@ -249,6 +248,7 @@ void UringQueue::check(int result) {
   if (!std::exchange(complained_, true))
     log::warning("io_uring_enter: {}; trying again", errno_text(-result));
   // Completions give memory back; where there are none, only time does.
+  io_uring_get_events(ring_);
   if (io_uring_cq_ready(ring_) == 0) std::this_thread::sleep_for(kPause);
 }
 
@@ -301,20 +301,17 @@ std::string UringQueue::register_memory(void* data, std::int64_t bytes) {
   return {};
 }
 
-// Until the kernel has taken all that was prepared.
-void UringQueue::submit_all() {
+// Blocks that the kernel has taken keep their buffer's entry alive; those that it has not would not find it.
+void UringQueue::unregister_memory(void* data) {
   while (io_uring_sq_ready(ring_) > 0) {
     check(io_uring_submit(ring_));
-    if (io_uring_sq_ready(ring_) > 0) std::this_thread::yield();  // to the thread of SQPOLL
+    if (io_uring_sq_ready(ring_) > 0) std::this_thread::yield();  // SQPOLL: its thread is on its way
   }
-}
-
-// Blocks that the kernel has keep their buffer's entry alive; one that it has not would find the entry empty.
-void UringQueue::unregister_memory(void* data) {
-  submit_all();
   std::erase_if(pieces_, [&](const Piece& piece) {
     if (piece.owner != data) return false;
-    const int error = update(piece.index, nullptr, 0);
+    int error = 0;
+    while ((error = update(piece.index, nullptr, 0)) == EINTR || error == ENOMEM)
+      std::this_thread::sleep_for(kPause);
     ZG_ASSERT(error == 0, "unregistering a buffer: {}", errno_text(error));
     free_indices_.push_back(piece.index);
     return true;

@@ -18,7 +18,7 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::strin
   // CLI11 says of a word that is no subcommand only that one is missing, not which word.
   if (!known) {
     what = (first.empty() ? "a subcommand" : first + ": a subcommand") +
-           " is expected: train, generate, probe or io-bench";
+           " is expected: train, generate, probe, io-bench or io-tune";
   }
   std::fprintf(stderr, "ziggurat: %s\n  hint: %s\n", what.c_str(), hint.c_str());
   return 2;
@@ -41,6 +41,7 @@ int main(int argc, char** argv) {
       "  ziggurat generate --model runs/quickstart/model --prompt \"In the beginning\" --tokens 200\n"
       "  ziggurat probe /mnt/nvme0 /mnt/nvme1\n"
       "  ziggurat io-bench --path /mnt/nvme0 --op mixed\n"
+      "  ziggurat io-tune --path /mnt/nvme0\n"
       "Exit codes: 0 done, 1 a machine or I/O failure, 2 a mistake in flags, configuration or files, 130 "
       "interrupted.");
   int exit_code = 0;
@@ -49,6 +50,7 @@ int main(int argc, char** argv) {
     zg::cli::add_generate(app, exit_code);
     zg::cli::add_probe(app, exit_code);
     zg::cli::add_io_bench(app, exit_code);
+    zg::cli::add_io_tune(app, exit_code);
     app.parse(argc, argv);
     return exit_code;
   } catch (const CLI::ParseError& e) {

@@ -121,6 +121,33 @@ TEST(Sqpoll, WaitsForAFullRing) {
   }
 }
 
+// Blocks that were begun before keep what they need, whether the kernel has looked at them yet or not.
+TEST(Registration, MayEndWhileBlocksAreUnderWay) {
+  constexpr int kBlocks = 16;
+  const TempDir directory;
+  const File file(directory, 0);
+  const Memory memory(kBlocks * kPage);
+  ASSERT_EQ(write(file.fd(), memory.data(), kPage), kPage);
+  for (const bool sqpoll : {false, true}) {
+    std::unique_ptr<Queue> queue;
+    try {
+      queue = make_uring_queue(file.fd(), kBlocks, {.sqpoll = sqpoll});
+    } catch (const Error& e) {
+      GTEST_SKIP() << e.what();
+    }
+    for (int round = 0; round < 20; ++round) {
+      if (!queue->register_memory(memory.data(), memory.bytes()).empty())
+        GTEST_SKIP() << "nothing registered";
+      for (std::uint32_t id = 0; id < kBlocks; ++id)
+        queue->begin({.op = Op::kRead, .id = id, .data = memory.at(id * kPage), .bytes = kPage});
+      queue->unregister_memory(memory.data());
+      std::vector<BlockDone> done;
+      while (done.size() < kBlocks) queue->reap(done, Queue::kForever);
+      for (const BlockDone& block : done) ASSERT_EQ(block.result, kPage) << queue->features();
+    }
+  }
+}
+
 // One thread for this user, and it is this one: the kernel's has no place.
 [[noreturn]] void run_without_threads() {
   const rlimit one{.rlim_cur = 1, .rlim_max = 1};

@@ -4,11 +4,13 @@
     ninja -C build ziggurat
     bench/io_vs_fio.py --file /mnt/nvme0/bench.bin [--size 4GiB] [--rounds 7] [--seconds 1.5] [--out FILE.json] [--quick]
 
-Four contestants take turns on the same file, in an order that turns round from one round to the next: fio (io_uring,
-direct, registered file and buffers, a thread, not a process, and spared the changing of its buffers before each write),
-`ziggurat io-bench` as it is, the same with checksums of everything that is written and read, and the same with its
-buffers in small pages, as fio's are: what remains of a difference then is the engine. The file is made once and filled with noise, and removed at the end unless it was
-there before: then it must have the size, and its contents are lost to the writing cases (--overwrite).
+Five contestants take turns on the same file, in an order that turns round from one round to the next: fio (io_uring,
+direct, registered file and buffers, a thread, not a process, and spared the changing of its buffers before each write)
+and `ziggurat io-bench`, both with buffers in small pages and both in huge ones, since what a drive gives depends on that;
+and ours with checksums of everything that is written and read. fio's huge pages must be there: as root,
+echo 400 > /proc/sys/vm/nr_hugepages; else that pair is left out. The file is made once and filled with noise, and removed
+at the end unless it was there before: then it must have the size, and its contents are lost to the writing cases
+(--overwrite).
 
 Medians of the rounds, with the median absolute deviation (MAD). CPU: fio's is the user and system time of its job, which
 leaves out its main thread and its start; ours is that of the whole process while it measures. Of the 1.5 s of a run
@@ -51,14 +53,14 @@ def output_of(command):
     return done.stdout
 
 
-def run_fio(args, op, block, depth):
+def run_fio(args, op, block, depth, *flags):
     command = ["fio", "--name=job", f"--filename={args.file}", f"--size={args.size}", f"--rw={FIO_RW[op]}", f"--bs={block}", f"--iodepth={depth}",
                "--ioengine=io_uring", "--direct=1", "--registerfiles=1", "--fixedbufs=1", "--thread", "--scramble_buffers=0", "--time_based",
                f"--runtime={round(args.seconds * 1000)}ms", f"--ramp_time={round(args.ramp * 1000)}ms", "--allow_file_create=0",
                "--output-format=json"]
     if op == "mixed":
         command.append("--rwmixread=50")
-    text = output_of(command)
+    text = output_of(command + list(flags))
     job = json.loads(text[text.index("{"):])["jobs"][0]  # notes may come before
     if job["error"] != 0:
         sys.exit(f"{' '.join(command)}: fio's job failed with error {job['error']}")
@@ -82,13 +84,23 @@ def run_ours(args, op, block, depth, *flags):
             "engine": result["engine"]}
 
 
-CONTESTANTS = {"fio": run_fio, "ours": run_ours, "verified": lambda *a: run_ours(*a, "--verify", "on"),
-               "small_pages": lambda *a: run_ours(*a, "--huge-pages", "off")}
+CONTESTANTS = {"fio": run_fio, "ours": lambda *a: run_ours(*a, "--huge-pages", "off"),
+               "fio_huge": lambda *a: run_fio(*a, "--iomem=mmaphuge"), "ours_huge": run_ours,
+               "verified": lambda *a: run_ours(*a, "--verify", "on")}
+PAIRS = {"ours": "fio", "ours_huge": "fio_huge", "verified": "ours_huge"}
+COLUMNS = ("bytes_per_second", "cpu_seconds_per_gb", "p99_seconds")
+
+
+# Of 2 MiB, what MAP_HUGETLB can be given.
+def free_huge_pages():
+    fields = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
+    size = int(fields.get("Hugepagesize", "0").split()[0])
+    return int(fields.get("HugePages_Free", "0")) if size == 2048 else 0
 
 
 def measure(args, op, block, depth):
-    runs = {name: [] for name in CONTESTANTS}
-    names = list(CONTESTANTS)
+    names = [name for name in CONTESTANTS if name != "fio_huge" or free_huge_pages() >= depth * block // (2 * MIB) + 8]
+    runs = {name: [] for name in names}
     for number in range(args.rounds):
         # Each takes every place, and each pair is seen in both orders.
         at = number % len(names)
@@ -98,36 +110,37 @@ def measure(args, op, block, depth):
     case = {"op": op, "block_size": block, "queue_depth": depth, "rounds": args.rounds, "engine": runs["ours"][0]["engine"]}
     for name, results in runs.items():
         case[name] = {}
-        for key in ("bytes_per_second", "cpu_seconds_per_gb", "p99_seconds"):
+        for key in COLUMNS:
             values = [r[key] for r in results]
             middle = statistics.median(values)
             case[name][key] = {"median": middle, "mad": statistics.median(abs(v - middle) for v in values), "all": values}
-    for name in ("ours", "verified", "small_pages"):
-        for key in ("bytes_per_second", "cpu_seconds_per_gb"):
-            case[name][f"{key}_of_fio"] = case[name][key]["median"] / case["fio"][key]["median"]
-    case["verified"]["bytes_per_second_of_unverified"] = (case["verified"]["bytes_per_second"]["median"] /
-                                                          case["ours"]["bytes_per_second"]["median"])
+    for name, peer in PAIRS.items():
+        if peer in runs:
+            for key in COLUMNS:
+                case[name][f"{key}_of_{peer}"] = case[name][key]["median"] / case[peer][key]["median"]
     return case
 
 
-HEADER = """| op | block | depth | fio GB/s (MAD) | ours GB/s (MAD) | ours/fio | small pages/fio | verified/ours | fio CPU s/GB (MAD) | ours CPU s/GB (MAD) | ours/fio | small pages/fio | verified CPU s/GB | p99 fio, ours ms |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+HEADER = """| op | block | depth | small pages: fio GB/s (MAD) | ours | ours/fio | CPU ours/fio | huge pages: fio GB/s (MAD) | ours | ours/fio | CPU ours/fio | verified/ours | CPU s/GB: fio, ours, fio huge, ours huge, verified |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def row(case):
     def rate(name):
+        if name not in case:
+            return "-"
         b = case[name]["bytes_per_second"]
-        return f"{b['median'] / 1e9:.3f} ({b['mad'] / 1e9:.3f})"
+        return f"{b['median'] / 1e9:.2f} ({b['mad'] / 1e9:.2f})"
 
-    def cpu(name):
-        c = case[name]["cpu_seconds_per_gb"]
-        return f"{c['median']:.4f} ({c['mad']:.4f})"
+    def ratio(name, key):
+        value = case[name].get(f"{key}_of_{PAIRS[name]}")
+        return "-" if value is None else f"{value:.3f}" if key == "bytes_per_second" else f"{value:.2f}"
 
-    p99 = [1e3 * case[name]["p99_seconds"]["median"] for name in ("fio", "ours")]
-    return (f"| {case['op']} | {size_text(case['block_size'])} | {case['queue_depth']} | {rate('fio')} | {rate('ours')} "
-            f"| {case['ours']['bytes_per_second_of_fio']:.3f} | {case['small_pages']['bytes_per_second_of_fio']:.3f} | {case['verified']['bytes_per_second_of_unverified']:.3f} "
-            f"| {cpu('fio')} | {cpu('ours')} | {case['ours']['cpu_seconds_per_gb_of_fio']:.2f} | {case['small_pages']['cpu_seconds_per_gb_of_fio']:.2f} "
-            f"| {case['verified']['cpu_seconds_per_gb']['median']:.4f} | {p99[0]:.1f}, {p99[1]:.1f} |")
+    pairs = " | ".join(f"{rate(peer)} | {rate(name)} | {ratio(name, 'bytes_per_second')} | {ratio(name, 'cpu_seconds_per_gb')}"
+                       for name, peer in (("ours", "fio"), ("ours_huge", "fio_huge")))
+    cpu = ", ".join(f"{case[name]['cpu_seconds_per_gb']['median']:.4f}" if name in case else "-" for name in CONTESTANTS)
+    return (f"| {case['op']} | {size_text(case['block_size'])} | {case['queue_depth']} | {pairs} "
+            f"| {ratio('verified', 'bytes_per_second')} | {cpu} |")
 
 
 # True if the file was made here.
@@ -192,10 +205,15 @@ def main():
     finally:
         if made:
             os.remove(args.file)
-    print(f"\nengine: {cases[0]['engine']}\n{time.monotonic() - begin:.0f} s; least of fio's throughput "
-          f"{min(c['ours']['bytes_per_second_of_fio'] for c in cases):.3f}, most of its CPU time "
-          f"{max(c['ours']['cpu_seconds_per_gb_of_fio'] for c in cases):.2f}, least with checksums "
-          f"{min(c['verified']['bytes_per_second_of_unverified'] for c in cases):.3f} of that without")
+    print(f"\nengine: {cases[0]['engine']}\n{time.monotonic() - begin:.0f} s")
+    for name, peer in list(PAIRS.items()) + [("ours_huge", "fio")]:
+        both = [c for c in cases if name in c and peer in c]
+        if both:
+            def ratios(key):
+                values = [c[name][key]["median"] / c[peer][key]["median"] for c in both]
+                return f"{min(values):.2f} to {max(values):.2f}, median {statistics.median(values):.2f}"
+
+            print(f"{name} / {peer}: throughput {ratios('bytes_per_second')}; CPU per GB {ratios('cpu_seconds_per_gb')}")
     if args.out:
         settings = {"size": args.size, "rounds": args.rounds, "seconds": args.seconds, "ramp": args.ramp}
         pathlib.Path(args.out).write_text(json.dumps({"benchmark": "io_vs_fio", "settings": settings, "cases": cases} | machine, indent=1) + "\n")

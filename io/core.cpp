@@ -20,7 +20,14 @@ EngineCore::EngineCore(Backend backend, const EngineOptions& options, std::vecto
   state_.wake_all = [this] {
     for (const auto& lane : lanes_) lane->wake();
   };
-  make_lanes();
+  try {
+    make_lanes();
+  } catch (const std::exception& e) {  // no thread, no memory
+    for (const auto& lane : lanes_) lane->await_start();
+    stop();
+    throw Error(Errc::kIo, "I/O threads", fmt::format("{} of them, and no more: {}", lanes_.size(), e.what()),
+                "ask for fewer queues, or raise the limit of threads (ulimit -u, the cgroup's pids.max)");
+  }
   start();
 }
 
@@ -29,31 +36,37 @@ EngineCore::~EngineCore() {
 }
 
 void EngineCore::make_lanes() {
-  const auto queues = static_cast<std::uint32_t>(options_.queues);
-  const auto share = [&](int depth) { return std::max(1, (depth + options_.queues - 1) / options_.queues); };
+  // A queue without a block of the depth would have nothing to do.
+  const int queues = std::min(options_.queues, options_.queue_depth);
+  lanes_.reserve(drives_.size() * static_cast<std::size_t>(queues));
   for (auto& drive : drives_) {
     drive->first_lane = static_cast<std::uint32_t>(lanes_.size());
-    drive->lanes = queues;
-    for (std::uint32_t q = 0; q < queues; ++q) {
-      const std::string suffix = queues > 1 ? fmt::format(".{}", q) : std::string();
-      LaneOptions o;
-      o.name = drive->spec.name + suffix;
-      o.thread_name = fmt::format("zg-io{}{}", &drive - drives_.data(), suffix);
-      o.bytes = drive->spec.bytes;
-      o.block_size = options_.block_size;
-      o.adapt = options_.adapt_depth;
-      o.depth = share(options_.queue_depth);
-      o.cap = o.adapt ? std::max(o.depth, share(options_.max_queue_depth)) : o.depth;
-      o.index = static_cast<std::uint32_t>(lanes_.size());
-      o.count = static_cast<std::uint32_t>(drives_.size()) * queues;
-      o.cpus = drive->spec.cpus;
-      o.make_queue = [d = drive.get(), q](int depth) {
-        return d->spec.make_queue(static_cast<int>(q), depth);
-      };
-      o.trace = options_.trace;
-      lanes_.push_back(std::make_unique<Lane>(std::move(o), state_));
-    }
+    drive->lanes = static_cast<std::uint32_t>(queues);
+    for (std::uint32_t q = 0; q < drive->lanes; ++q) make_lane(*drive, q);
   }
+}
+
+void EngineCore::make_lane(Drive& drive, std::uint32_t queue) {
+  // The first ones take what does not divide evenly.
+  const auto share = [&](int depth) {
+    const auto all = static_cast<std::uint32_t>(depth);
+    return static_cast<int>(all / drive.lanes + (queue < all % drive.lanes ? 1 : 0));
+  };
+  const std::string suffix = drive.lanes > 1 ? fmt::format(".{}", queue) : std::string();
+  LaneOptions o;
+  o.name = drive.spec.name + suffix;
+  o.thread_name = fmt::format("zg-io{}{}", drive.first_lane / drive.lanes, suffix);
+  o.bytes = drive.spec.bytes;
+  o.block_size = options_.block_size;
+  o.adapt = options_.adapt_depth;
+  o.depth = share(options_.queue_depth);
+  o.cap = o.adapt ? share(options_.max_queue_depth) : o.depth;
+  o.index = static_cast<std::uint32_t>(lanes_.size());
+  o.count = static_cast<std::uint32_t>(drives_.size()) * drive.lanes;
+  o.cpus = drive.spec.cpus;
+  o.make_queue = [&drive, queue](int depth) { return drive.spec.make_queue(static_cast<int>(queue), depth); };
+  o.trace = options_.trace;
+  lanes_.push_back(std::make_unique<Lane>(std::move(o), state_, drive.busy));
 }
 
 void EngineCore::start() {
@@ -143,6 +156,14 @@ void EngineCore::unregister_memory(void* data) {
   registered_.erase(data);
 }
 
+LinkCounters EngineCore::counters(int drive) const {
+  const Drive& d = at(drive);
+  LinkCounters c;
+  for (std::uint32_t i = 0; i < d.lanes; ++i) lanes_[d.first_lane + i]->add_to(c);
+  c.busy_seconds = d.busy.seconds();
+  return c;
+}
+
 DriveReport EngineCore::report(int drive) const {
   const Drive& d = at(drive);
   DriveReport r;
@@ -151,6 +172,7 @@ DriveReport EngineCore::report(int drive) const {
   r.numa_node = d.spec.numa_node;
   r.endurance_bytes = d.spec.endurance_bytes;
   for (std::uint32_t i = 0; i < d.lanes; ++i) lanes_[d.first_lane + i]->add_to(r);
+  r.counters.busy_seconds = d.busy.seconds();
   return r;
 }
 

@@ -44,7 +44,7 @@ class EngineCore final : public Engine {
   void unregister_memory(void* data) override;
   int drive_count() const override { return static_cast<int>(drives_.size()); }
   std::int64_t drive_bytes(int drive) const override { return at(drive).spec.bytes; }
-  LinkCounters counters(int drive) const override { return report(drive).counters; }
+  LinkCounters counters(int drive) const override;
   DriveReport report(int drive) const override;
   Backend backend() const override { return backend_; }
   std::string describe() const override;
@@ -55,9 +55,11 @@ class EngineCore final : public Engine {
     DriveSpec spec;
     std::uint32_t first_lane = 0, lanes = 1;
     std::atomic<std::uint32_t> turn{0};
+    BusyClock busy;
   };
   const Drive& at(int drive) const;
   void make_lanes();
+  void make_lane(Drive& drive, std::uint32_t queue);
   void start();
   void stop();
   Lane& lane_of(Ticket ticket);

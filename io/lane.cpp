@@ -18,8 +18,12 @@ std::int64_t value(const std::atomic<std::int64_t>& counter) {
   return counter.load(std::memory_order_relaxed);
 }
 
+std::int64_t ns_of(Clock::time_point t) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
+}
+
 std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+  return ns_of(Clock::now());
 }
 
 }  // namespace
@@ -37,9 +41,10 @@ Lane::Slot* Lane::SlotList::pop() {
   return slot;
 }
 
-Lane::Lane(LaneOptions options, EngineState& state)
+Lane::Lane(LaneOptions options, EngineState& state, BusyClock& busy)
     : options_(std::move(options)),
       state_(state),
+      busy_(busy),
       blocks_(static_cast<std::size_t>(options_.cap)),
       controller_(options_.depth, options_.cap) {
   const auto cap = static_cast<std::uint32_t>(options_.cap);
@@ -106,10 +111,10 @@ Lane::Slot& Lane::named_by(Ticket ticket) {
 }
 
 Ticket Lane::submit(const Transfer& transfer) {
-  state_.unfinished.fetch_add(1, std::memory_order_relaxed);
-  counters_.waiting[static_cast<int>(transfer.priority)].fetch_add(1, std::memory_order_relaxed);
   std::unique_lock lock(mutex_);
   Slot* slot = take_slot();
+  state_.unfinished.fetch_add(1, std::memory_order_relaxed);
+  counters_.waiting[static_cast<int>(transfer.priority)].fetch_add(1, std::memory_order_relaxed);
   slot->transfer = transfer;
   slot->op = transfer.op;
   slot->priority = transfer.priority;
@@ -192,18 +197,36 @@ std::string Lane::end_command() {
   return command_.refusal;
 }
 
-void Lane::add_to(DriveReport& report) const {
-  LinkCounters& c = report.counters;
+void BusyClock::lane_begins(Clock::time_point now) {
+  std::lock_guard lock(mutex_);
+  last_ns_ = std::max(last_ns_, ns_of(now));
+  if (busy_lanes_++ == 0)
+    value_.store(value_.load(std::memory_order_relaxed) - last_ns_, std::memory_order_relaxed);
+}
+
+void BusyClock::lane_ends(Clock::time_point now) {
+  std::lock_guard lock(mutex_);
+  last_ns_ = std::max(last_ns_, ns_of(now));
+  if (--busy_lanes_ == 0)
+    value_.store(value_.load(std::memory_order_relaxed) + last_ns_, std::memory_order_relaxed);
+}
+
+double BusyClock::seconds() const {
+  const std::int64_t v = value(value_);
+  return static_cast<double>(v < 0 ? std::max<std::int64_t>(0, v + now_ns()) : v) * 1e-9;
+}
+
+void Lane::add_to(LinkCounters& c) const {
   c.read_bytes += value(counters_.bytes[0]);
   c.write_bytes += value(counters_.bytes[1]);
   c.read_requests += value(counters_.requests[0]);
   c.write_requests += value(counters_.requests[1]);
   c.resubmitted += value(counters_.resubmitted);
   c.edge_bytes += value(counters_.edge_bytes);
-  const std::int64_t since = value(counters_.busy_since_ns);
-  const std::int64_t busy =
-      value(counters_.busy_ns) + (since > 0 ? std::max<std::int64_t>(0, now_ns() - since) : 0);
-  c.busy_seconds = std::max(c.busy_seconds, static_cast<double>(busy) * 1e-9);
+}
+
+void Lane::add_to(DriveReport& report) const {
+  add_to(report.counters);
   report.in_flight += value(counters_.in_flight);
   report.depth += static_cast<int>(value(counters_.depth));
   for (int p = 0; p < kPriorities; ++p) report.waiting[p] += value(counters_.waiting[p]);

@@ -36,6 +36,21 @@ struct EngineState {
   const void* engine = nullptr;
 };
 
+// How long a drive has had at least one block in flight, on any of its lanes.
+class BusyClock {
+ public:
+  void lane_begins(Clock::time_point now);
+  void lane_ends(Clock::time_point now);
+  double seconds() const;
+
+ private:
+  std::mutex mutex_;
+  int busy_lanes_ = 0;
+  std::int64_t last_ns_ = 0;  // of a change; lanes look at the clock on their own, and time does not go back
+  // Idle: nanoseconds so far. Busy: those less the time when the spell began, which is negative.
+  std::atomic<std::int64_t> value_{0};
+};
+
 struct LaneOptions {
   std::string name, thread_name;
   std::int64_t bytes = 0;  // transfers must end within
@@ -50,7 +65,7 @@ struct LaneOptions {
 
 class Lane {
  public:
-  Lane(LaneOptions options, EngineState& state);
+  Lane(LaneOptions options, EngineState& state, BusyClock& busy);
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -72,6 +87,7 @@ class Lane {
   const std::string& name() const { return options_.name; }
   std::string features() const { return queue_->features(); }
   void add_to(DriveReport& report) const;
+  void add_to(LinkCounters& counters) const;
   double seconds_since_last_block() const;  // negative: none yet
 
   // Whether the calling thread is an I/O thread of this engine, where waiting would never end.
@@ -140,7 +156,7 @@ class Lane {
   };
   struct Counters {  // written by the I/O thread alone
     std::atomic<std::int64_t> bytes[2]{}, requests[2]{};
-    std::atomic<std::int64_t> resubmitted{0}, edge_bytes{0}, busy_ns{0}, busy_since_ns{0};
+    std::atomic<std::int64_t> resubmitted{0}, edge_bytes{0};
     std::atomic<std::int64_t> in_flight{0}, last_done_ns{0}, depth{0};
     std::atomic<std::int64_t> waiting[kPriorities]{};  // by submitters too
   };
@@ -157,14 +173,15 @@ class Lane {
   bool take_work();
   void run_command(std::unique_lock<std::mutex>& lock);
   void apply_promotions();
-  void issue();
+  bool issue();
+  void all_issued(Slot& slot);
   void leave_waiting(Slot& slot);
   bool write_back_may() const;
   Cut next_cut(const Slot& slot) const;
   bool reserve_bounce(const Cut& cut);
   void begin_block(Slot& slot, const Cut& cut);
   void begin_again(InFlight& flight);
-  void reap();
+  void reap(Clock::time_point deadline);
   void handle(const BlockDone& done);
   enum class Settled { kDone, kGoesOn };
   Settled settle(InFlight& flight, std::int64_t result);
@@ -172,13 +189,14 @@ class Lane {
   void release_edge(std::int64_t page);
   void finish(Slot& slot);
   void deliver();
-  void count_busy(int change);
+  void count_in_flight(int change);
 
   static thread_local const void* engine_here_;
   static thread_local const Lane* lane_here_;
 
   const LaneOptions options_;
   EngineState& state_;
+  BusyClock& busy_;
   std::unique_ptr<Queue> queue_;
   Counters counters_;
   int trace_lane_[2] = {};
@@ -206,7 +224,7 @@ class Lane {
   DepthController controller_;
   int in_flight_ = 0, write_back_in_flight_ = 0;
   bool depth_bound_ = false;  // somebody waits for nothing but the depth, or its share of it
-  Clock::time_point now_;  // of this round
+  Clock::time_point now_;     // of this round
   Clock::time_point last_demand_{};
   Clock::time_point last_span_end_[2] = {};
   NamedThread thread_;

@@ -46,8 +46,11 @@ void Lane::run() {
   while (take_work()) {
     now_ = Clock::now();
     issue();
-    if (finished_.head == nullptr) reap();
-    if (finished_.head != nullptr) deliver();
+    reap(finished_.head == nullptr ? Queue::kForever : Queue::kNoWait);
+    if (finished_.head == nullptr) continue;
+    // Completions may take their time (checksums): the drive gets what waits for the free places first.
+    if (issue()) reap(Queue::kNoWait);
+    deliver();
   }
   queue_->end();
 }
@@ -99,7 +102,11 @@ void Lane::run_command(std::unique_lock<std::mutex>& lock) {
 void Lane::apply_promotions() {
   for (const auto& [ticket, priority] : promotions_) {
     Slot& slot = slots_[ticket.slot / options_.count];
-    if (slot.generation != ticket.generation || !slot.waits || priority >= slot.priority) continue;
+    if (slot.generation != ticket.generation || !slot.issuing || priority >= slot.priority) continue;
+    if (!slot.waits) {  // parked
+      slot.priority = priority;
+      continue;
+    }
     add(counters_.waiting[static_cast<int>(slot.priority)], -1);
     add(counters_.waiting[static_cast<int>(priority)], 1);
     ready_.promote(slot, priority);
@@ -114,22 +121,23 @@ bool Lane::write_back_may() const {
   return write_back_in_flight_ < std::max(1, controller_.depth() / kWriteBackShare);
 }
 
-void Lane::issue() {
+// Whether any block was begun.
+bool Lane::issue() {
+  bool any = false;
   depth_bound_ = false;
   while (!ready_.empty()) {
     auto* slot = static_cast<Slot*>(ready_.choose(write_back_may()));
     if (slot == nullptr) {
       depth_bound_ = true;  // by its share of the depth, which is as good
-      return;
+      return any;
     }
     if (slot->error != 0 || slot->issued == slot->transfer.bytes) {
-      leave_waiting(*slot);
-      slot->issuing = false;
+      all_issued(*slot);
       if (slot->outstanding == 0) finish(*slot);
       continue;
     }
     depth_bound_ = in_flight_ >= controller_.depth();
-    if (depth_bound_ || free_ids_.empty()) return;
+    if (depth_bound_ || free_ids_.empty()) return any;
     const Cut cut = next_cut(*slot);
     if (!cut.direct && !reserve_bounce(cut)) {
       slot->error = ENOMEM;
@@ -144,7 +152,16 @@ void Lane::issue() {
       edges_.push_back(cut.page_offset);
     }
     begin_block(*slot, cut);
+    any = true;
+    if (slot->issued == slot->transfer.bytes) all_issued(*slot);
   }
+  return any;
+}
+
+// From here on the slot is finished by its last block.
+void Lane::all_issued(Slot& slot) {
+  leave_waiting(slot);
+  slot.issuing = false;
 }
 
 void Lane::leave_waiting(Slot& slot) {
@@ -206,25 +223,20 @@ void Lane::begin_block(Slot& slot, const Cut& cut) {
   if (flight.write_back) ++write_back_in_flight_;
   if (slot.priority == Priority::kDemand) last_demand_ = now_;
   add(counters_.requests[index_of(t.op)], 1);
-  count_busy(1);
+  count_in_flight(1);
   queue_->begin(flight.block);
 }
 
-// Busy is the time with something in flight.
-void Lane::count_busy(int change) {
+void Lane::count_in_flight(int change) {
   const int before = std::exchange(in_flight_, in_flight_ + change);
   counters_.in_flight.store(in_flight_, std::memory_order_relaxed);
-  if (before == 0) {
-    counters_.busy_since_ns.store(ns_of(now_), std::memory_order_relaxed);
-  } else if (in_flight_ == 0) {
-    const std::int64_t since = counters_.busy_since_ns.exchange(0, std::memory_order_relaxed);
-    add(counters_.busy_ns, ns_of(now_) - since);
-  }
+  if (before == 0) busy_.lane_begins(now_);
+  if (in_flight_ == 0) busy_.lane_ends(now_);
 }
 
-void Lane::reap() {
+void Lane::reap(Clock::time_point deadline) {
   done_.clear();
-  queue_->reap(done_, Queue::kForever);
+  queue_->reap(done_, deadline);
   asleep_.store(false, std::memory_order_relaxed);
   if (done_.empty()) return;
   now_ = Clock::now();
@@ -245,9 +257,10 @@ void Lane::handle(const BlockDone& done) {
   flight.slot = nullptr;
   free_ids_.push_back(done.id);
   if (flight.write_back) --write_back_in_flight_;
-  count_busy(-1);
+  count_in_flight(-1);
   --slot.outstanding;
-  // One that is still to be issued is finished by issue(), which takes it off that list.
+  if (slot.error != 0 && slot.waits) all_issued(slot);  // the rest does not matter
+  // (One that is parked is finished when its turn comes.)
   if (slot.outstanding == 0 && !slot.issuing) finish(slot);
 }
 
@@ -271,6 +284,7 @@ Lane::Settled Lane::settle(InFlight& flight, std::int64_t result) {
     kept = result == block.bytes ? result : result / kPage * kPage;
     if (kept == 0 && ++flight.stalls > kMaxStalls) return fail(EIO);
   }
+  if (kept > 0) flight.stalls = 0;
   if (flight.cut.direct) {
     slot.moved += kept;
     add(counters_.bytes[index_of(block.op)], kept);
@@ -320,9 +334,14 @@ void Lane::complete_block(InFlight& flight) {
 // Who waited for the page goes back to where it stood.
 void Lane::release_edge(std::int64_t page) {
   edges_.erase(std::find(edges_.begin(), edges_.end(), page));
-  SlotList parked = std::exchange(parked_, {});
-  while (parked.head != nullptr) {
-    Slot& slot = *parked.pop();
+  // The first of them must come to stand first.
+  Slot* backwards = nullptr;
+  while (parked_.head != nullptr) {
+    Slot* slot = parked_.pop();
+    slot->link = std::exchange(backwards, slot);
+  }
+  while (backwards != nullptr) {
+    Slot& slot = *std::exchange(backwards, backwards->link);
     add(counters_.waiting[static_cast<int>(slot.priority)], 1);
     ready_.push_front(slot);
   }

@@ -1,11 +1,11 @@
-// The seam between the engine and what moves blocks: one Queue per drive.
+// The seam between the engine and what moves blocks: one Queue per lane, of which a drive has one or several.
 //
-// Threads: a queue is made and used by its drive's I/O thread, and ended after that thread; only wake()
+// Threads: a queue is made and used by its lane's I/O thread, and ended after that thread; only wake()
 // may be called from elsewhere, and features() once it is made. (io_uring's fastest mode allows one
 // submitting task, so registrations come that way too.) Ownership: the engine owns the queue; a block's
 // memory stays valid until the block is done. Invariant: every block begun comes out of reap() exactly once;
-// at most `depth` blocks, with distinct ids below `depth`, are in the queue at a time. Blocks are aligned in all
-// respects.
+// at most `depth` blocks, with distinct ids below `depth`, are in the queue at a time. Blocks are aligned in
+// all respects.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -28,19 +28,18 @@ class ThreadQueue final : public Queue {
     done_.reserve(ring_.size());
     begun_.reserve(ring_.size());
     workers_.reserve(static_cast<std::size_t>(threads));
-    for (int i = 0; i < threads; ++i) {
-      workers_.emplace_back(fmt::format("{}.{}", thread_name, i), [this] { work(); });
+    try {
+      for (int i = 0; i < threads; ++i)
+        workers_.emplace_back(fmt::format("{}.{}", thread_name, i), [this] { work(); });
+    } catch (const std::exception& e) {
+      stop();
+      throw Error(Errc::kIo, "threads",
+                  fmt::format("{} of {}, and no more: {}", workers_.size(), threads, e.what()),
+                  "ask for fewer, or raise the limit of threads (ulimit -u, the cgroup's pids.max)");
     }
   }
 
-  ~ThreadQueue() override {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    work_.notify_all();
-    workers_.clear();  // joins
-  }
+  ~ThreadQueue() override { stop(); }
 
   // Handed to the threads at the next reap(), all at once: one lock and few wake-ups for many blocks.
   void begin(const Block& block) override { begun_.push_back(block); }
@@ -72,6 +71,15 @@ class ThreadQueue final : public Queue {
   std::string features() const override { return fmt::format("{} threads a queue", workers_.size()); }
 
  private:
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    work_.notify_all();
+    for (NamedThread& worker : workers_) worker.join();
+  }
+
   void hand_over() {
     for (const Block& block : begun_) {
       ZG_ASSERT_LT(count_, ring_.size());

@@ -248,6 +248,7 @@ void UringQueue::check(int result) {
   if (!std::exchange(complained_, true))
     log::warning("io_uring_enter: {}; trying again", errno_text(-result));
   // Completions give memory back; where there are none, only time does.
+  io_uring_get_events(ring_);
   if (io_uring_cq_ready(ring_) == 0) std::this_thread::sleep_for(kPause);
 }
 
@@ -300,11 +301,17 @@ std::string UringQueue::register_memory(void* data, std::int64_t bytes) {
   return {};
 }
 
-// Blocks in flight keep their buffer's entry alive in the kernel.
+// Blocks that the kernel has taken keep their buffer's entry alive; those that it has not would not find it.
 void UringQueue::unregister_memory(void* data) {
+  while (io_uring_sq_ready(ring_) > 0) {
+    check(io_uring_submit(ring_));
+    if (io_uring_sq_ready(ring_) > 0) std::this_thread::yield();  // SQPOLL: its thread is on its way
+  }
   std::erase_if(pieces_, [&](const Piece& piece) {
     if (piece.owner != data) return false;
-    const int error = update(piece.index, nullptr, 0);
+    int error = 0;
+    while ((error = update(piece.index, nullptr, 0)) == EINTR || error == ENOMEM)
+      std::this_thread::sleep_for(kPause);
     ZG_ASSERT(error == 0, "unregistering a buffer: {}", errno_text(error));
     free_indices_.push_back(piece.index);
     return true;

@@ -213,6 +213,10 @@ void read_aio(Section& root, RunConfig& run) {
   out.queues = static_cast<int>(aio->integer("queues", {.fallback = out.queues, .min = 1, .max = 64}));
   out.sqpoll = aio->boolean("sqpoll", out.sqpoll);
   out.iopoll = aio->boolean("iopoll", out.iopoll);
+  const bool can_be_uring = out.backend == Backend::kAuto || out.backend == Backend::kUring;
+  for (const auto& [key, on] : {std::pair{"sqpoll", out.sqpoll}, std::pair{"iopoll", out.iopoll}}) {
+    if (on && !can_be_uring) aio->notice(key, "has no effect: aio.backend is not \"io_uring\"");
+  }
   if (aio->has("thread_count") && aio->has("intra_op_parallelism")) {
     aio->fail("thread_count", "is the old name of intra_op_parallelism, which is given too",
               "remove one of the two");

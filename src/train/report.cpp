@@ -14,6 +14,16 @@ std::string budget_row(const char* name, std::int64_t peak, std::int64_t budget)
                      share);
 }
 
+// A line for each drive whose endurance is stated.
+std::string wear_text(const io::Engine* engine) {
+  std::string text;
+  for (int d = 0; engine != nullptr && d < engine->drive_count(); ++d) {
+    const std::string wear = engine->report(d).endurance_text();
+    if (!wear.empty()) text += fmt::format("{}  {}\n", text.empty() ? "\n" : "", wear);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_seconds,
@@ -43,6 +53,7 @@ std::string final_report(const RunSummary& r, Session& session, const Roofs& roo
   }
   t += budget_row("process (resident)", peak_resident_bytes(),
                   session.budgets().device + session.budgets().host + kProcessOverhead);
+  t += wear_text(session.io());
   const auto per_step = [&](std::int64_t bytes) { return bytes / std::max<std::int64_t>(1, r.steps); };
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8} {:>12}\n", "link, bytes per step", "measured", "formula",
                    "", "at its roof");

@@ -2,6 +2,7 @@
 // configurations.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <set>
 
@@ -81,6 +82,27 @@ TEST_F(CliTest, TheLogHasOneCompleteRecordAStep) {
   const Outcome again = run({"train", "out/config.json"});
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(log().back()["loss"], json::parse(lines_of(losses).back())["loss"]);
+}
+
+TEST_F(CliTest, TheReportSaysWhatTheRunWoreOfAStatedEndurance) {
+  const Strings budgets{"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=."};
+  const std::string unknown = train(budgets).out;
+  EXPECT_EQ(unknown.find("endurance"), std::string::npos) << unknown;
+  const std::string stated = train(budgets + Strings{"tiers.nvme.0.endurance=1GiB"}).out;
+  const std::size_t at = stated.find("  nvme0: ");
+  ASSERT_NE(at, std::string::npos) << stated;
+  const std::string line = stated.substr(at, stated.find('\n', at) - at);
+  // The store fills the tier before the first step, so more is written than the steps' bytes.
+  std::int64_t written = 0;
+  for (const json& record : log()) written += record["bytes"]["nvme_write"].get<std::int64_t>();
+  ASSERT_GT(written, 0);
+  double mebibytes = 0, percent = 0;
+  ASSERT_EQ(std::sscanf(line.c_str(), "  nvme0: %lf MiB written, %lf%% of its endurance of 1.0 GiB",
+                        &mebibytes, &percent),
+            2)
+      << line;
+  EXPECT_GE(mebibytes * (1 << 20), 0.95 * static_cast<double>(written)) << line;
+  EXPECT_NEAR(percent, 100 * mebibytes / 1024, 0.06 * percent) << line;
 }
 
 TEST_F(CliTest, TheTraceIsAChromeTraceWithALanePerLinkAndThread) {

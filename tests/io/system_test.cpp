@@ -241,6 +241,35 @@ TEST(Registration, RefusedByMemlockLimit) {
               "buffers not registered: .*(memlock|sparse)|libaio|threads");
 }
 
+[[noreturn]] void run_with_few_threads(const std::string& directory) {
+  const rlimit few{.rlim_cur = 12, .rlim_max = 12};
+  if (setgid(65534) != 0 || setuid(65534) != 0 || setrlimit(RLIMIT_NPROC, &few) != 0) _exit(2);
+  int errors = 0;
+  for (const int queues : {64, 1}) {  // the engine's own, and those of a pool
+    EngineOptions options = small(Backend::kThreads);
+    options.queue_depth = 64;
+    options.queues = queues;
+    options.threads = queues == 1 ? 64 : 1;
+    try {
+      make_engine(options, {{directory, kMiB}});
+    } catch (const Error& e) {
+      fprintf(stderr, "%s\n", e.what());
+      errors += e.code() == Errc::kIo && std::string(e.what()).find("and no more") != std::string::npos ? 1 : 0;
+    }
+  }
+  std::filesystem::remove(directory);
+  _exit(errors == 2 ? 0 : 1);
+}
+
+TEST(Limits, ThreadsThatCannotBeMadeAreAnErrorNotAHang) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  if (geteuid() != 0) GTEST_SKIP() << "needs to start as root to become somebody without privileges";
+  const TempDir directory;
+  ASSERT_EQ(chmod(directory.path().c_str(), 0777), 0);
+  ASSERT_EQ(chown(directory.path().c_str(), 65534, 65534), 0);
+  EXPECT_EXIT(run_with_few_threads(directory.path()), testing::ExitedWithCode(0), "ulimit -u");
+}
+
 TEST(Paths, MissingDirectoryIsTheUsersError) {
   const TempDir directory;
   expect_error(small(Backend::kAuto), {directory.path() + "/none", kMiB}, Errc::kUsage, "No such file");
@@ -357,6 +386,11 @@ TEST(Options, OutOfRangeIsTheUsersError) {
   refused([](EngineOptions& o) { o.block_size = 0; });
   refused([](EngineOptions& o) { o.queue_depth = 0; });
   refused([](EngineOptions& o) { o.threads = 0; });
+  refused([](EngineOptions& o) { o.queues = 0; });
+  refused([](EngineOptions& o) {
+    o.adapt_depth = true;
+    o.max_queue_depth = o.queue_depth - 1;
+  });
   EXPECT_THROW(make_engine(small(Backend::kRam), {}), Error);
   EXPECT_THROW(make_engine(small(Backend::kThreads), {{directory.path(), 0}}), Error);
 }

@@ -181,6 +181,19 @@ TEST_F(ConfigTest, TheSectionThatIoTunePrintsIsTaken) {
   EXPECT_EQ(run.tiers.nvme.at(0).endurance_bytes, 600e12);
 }
 
+TEST_F(ConfigTest, PollingWithoutIoUringIsAWarning) {
+  const auto warnings = [&](const char* aio) {
+    const RunConfig run = load_over(fmt::format(R"({{"aio": {}}})", aio));
+    return std::count_if(run.warnings.begin(), run.warnings.end(), [](const std::string& text) {
+      return text.find("has no effect: aio.backend is not \"io_uring\"") != std::string::npos;
+    });
+  };
+  EXPECT_EQ(warnings(R"({"backend": "libaio", "sqpoll": true, "iopoll": true})"), 2);
+  EXPECT_EQ(warnings(R"({"backend": "threads", "sqpoll": false})"), 0);
+  EXPECT_EQ(warnings(R"({"backend": "io_uring", "sqpoll": true})"), 0);
+  EXPECT_EQ(warnings(R"({"iopoll": true})"), 0);
+}
+
 TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
   const RunConfig run = load_over(R"({
     "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}, "offload_optimizer": {"device": "cpu"},

@@ -21,8 +21,8 @@
 // Alignment: any offset, size and address works. Multiples of Engine::alignment() in all three go straight to
 // the drive; otherwise the pages at both ends, or all of them where the address does not fit the offset, pass
 // through a bounce buffer, and a write first reads the page that it changes in part.
-// Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of another,
-// and either writes, must be submitted after that one is done.
+// Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of
+// another, and either writes, must be submitted after that one is done.
 //
 // Invariant: every submitted ticket completes exactly once, with an errno or all of its bytes. The destructor
 // waits for all of them, and for what their completions submit.
@@ -43,8 +43,9 @@ enum class Backend : std::uint8_t { kAuto, kUring, kLibaio, kThreads, kRam };
 // "auto", "io_uring", "libaio", "threads", "ram".
 const char* name_of(Backend backend);
 
-// Who is served first when transfers wait for a drive. A lower one is never starved: of kFairShare blocks
-// begun while it waits, at least one is its.
+// Who is served first when transfers wait for a drive (on each of its queues). A lower one is never starved: of
+// kFairShare blocks begun while it waits, at least one is its; but while demands come now and then, at most a
+// quarter of the depth is write-back, since what is in the drive cannot be overtaken.
 enum class Priority : std::uint8_t {
   kDemand,     // somebody waits for it
   kPrefetch,   // somebody will
@@ -187,9 +188,9 @@ struct DriveReport {
   int numa_node = -1;      // -1: unknown
   int depth = 0;           // blocks that it is kept to now
   std::int64_t in_flight = 0;
-  std::int64_t waiting[kPriorities] = {};  // transfers not begun
+  std::int64_t waiting[kPriorities] = {};  // transfers with blocks that have not begun
   double endurance_bytes = 0;
-  std::string endurance_text() const;  // "wrote 1.2 TiB, 0.20% of ..."; empty if unknown
+  std::string endurance_text() const;  // "nvme0: 1.20 TiB written, 0.22% of its endurance of ..."; or empty
   LinkCounters counters;
 };
 
@@ -204,7 +205,8 @@ class Engine {
 
   // A transfer past the end of the drive is a result: ENODATA to read, ENOSPC to write.
   virtual Ticket submit(const Transfer& transfer) = 0;
-  // Makes a waiting transfer more urgent. One that has begun, or is done, is left alone.
+  // Makes what has not begun of a transfer more urgent. One that is done, also one with a stale ticket, is left
+  // alone.
   virtual void promote(Ticket ticket, Priority priority) = 0;
   // True and the result, once, when the ticket is done. Tickets with a completion are not polled.
   virtual bool poll(Ticket ticket, Result& result) = 0;

@@ -225,14 +225,14 @@ void Bench::gather(const Span& span) {
     const LaneMeasure m = lane->take_measure();
     result_.read.bytes += m.bytes[0];
     result_.write.bytes += m.bytes[1];
+    result_.read.requests += m.requests[0];
+    result_.write.requests += m.requests[1];
     for (int op = 0; op < 2; ++op) latency[op].merge(m.latency[op]);
     // In a pass each drive is done in its own time.
     const double seconds = options_.seconds > 0 ? result_.seconds : seconds_between(span.begin, m.last);
     result_.drive_bytes_per_second.push_back(
         seconds > 0 ? static_cast<double>(m.bytes[0] + m.bytes[1]) / seconds : 0);
   }
-  result_.read.requests = latency[0].count();
-  result_.write.requests = latency[1].count();
   result_.read.latency = latency_of(latency[0]);
   result_.write.latency = latency_of(latency[1]);
 }

@@ -88,8 +88,9 @@ struct BenchPhase {
 
 struct LaneMeasure {
   std::int64_t bytes[2] = {0, 0};  // read, written
-  LatencyHistogram latency[2];     // nanoseconds
-  Clock::time_point last;          // of completions
+  std::int64_t requests[2] = {0, 0};
+  LatencyHistogram latency[2];  // nanoseconds; of those begun while it was measured
+  Clock::time_point last;       // of completions
 };
 
 class BenchLane final : public Completion {

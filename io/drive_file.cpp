@@ -143,9 +143,9 @@ DriveFile::DriveFile(const DriveOptions& options)
   buffered_because_ = try_direct();
 }
 
-// By a descriptor of its own, as a tier's (DriveLock::make_file).
+// By a descriptor of its own, as a tier's (DriveLock::make_file). NFS locks only what may be written to.
 void DriveFile::lock_existing() {
-  existing_lock_ = OwnedFd(open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  existing_lock_ = OwnedFd(open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   const int error = existing_lock_ ? lock_now(existing_lock_.get()) : errno;
   if (error == 0) return;
   if (error == EWOULDBLOCK) {

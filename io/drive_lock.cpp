@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -168,10 +169,44 @@ int lock_now(int fd) {
   return error;
 }
 
-std::unique_ptr<DriveLock> DriveLock::take(const std::string& directory) {
+bool is_network_file_system(std::int64_t type) {
+  // From statfs(2), linux/magic.h and the sources of those that are not in the kernel.
+  static constexpr std::uint32_t kTypes[] = {
+      0x00006969,  // NFS
+      0x0000517B,  // SMB
+      0xFE534D42,  // SMB 2 and 3
+      0xFF534D42,  // CIFS
+      0x01021997,  // 9p
+      0x65735546,  // FUSE: many network file systems are, and cannot be told from others
+      0x00C36400,  // Ceph
+      0x0BD00BD0,  // Lustre
+      0x47504653,  // GPFS
+      0x19830326,  // BeeGFS
+      0xAAD7AAEA,  // PanFS
+      0x20030528,  // OrangeFS
+      0x6B414653,  // AFS of the kernel
+      0x5346414F,  // OpenAFS
+      0x73757245,  // Coda
+      0x0000564C,  // NCP
+      0x01161970,  // GFS2
+      0x7461636F,  // OCFS2
+      0x786F4256,  // VirtualBox shared folders
+      0xBACBACBC,  // VMware shared folders
+  };
+  return std::find(std::begin(kTypes), std::end(kTypes), static_cast<std::uint32_t>(type)) !=
+         std::end(kTypes);
+}
+
+bool may_live_elsewhere(const Owner& owner, const std::string& this_host, std::int64_t file_system_type) {
+  return !owner.host.empty() && owner.host != this_host && is_network_file_system(file_system_type);
+}
+
+std::unique_ptr<DriveLock> DriveLock::take(const std::string& directory,
+                                           std::optional<std::int64_t> file_system_type) {
   std::unique_ptr<DriveLock> lock(new DriveLock(directory));  // ends what is half done if a step throws
   lock->open_directory();
   const Owner previous = lock->lock();
+  lock->refuse_what_may_live_elsewhere(previous, file_system_type);
   // At once, since others may ask already; but a full drive may have no room for it before it is reclaimed.
   const bool written = lock->try_write_owner();
   lock->reclaim(previous);
@@ -276,6 +311,31 @@ bool DriveLock::try_write_owner() const {
   const ssize_t n = pwrite(lock_.get(), text.data(), text.size(), 0);
   if (n >= 0 && n != bytes) errno = ENOSPC;
   return n == bytes && ftruncate(lock_.get(), bytes) == 0;
+}
+
+// Before the lock file says something else. It is not ours until then: whatever is thrown, it stays for
+// whoever asks next.
+void DriveLock::refuse_what_may_live_elsewhere(const Owner& previous,
+                                               std::optional<std::int64_t> file_system_type) {
+  if (!file_system_type) {
+    struct statfs info {};
+    if (fstatfs(dir_.get(), &info) != 0) throw Error(Errc::kIo, directory_, "fstatfs: " + errno_text(errno));
+    file_system_type = static_cast<std::int64_t>(info.f_type);
+  }
+  if (!may_live_elsewhere(previous, host_name(), *file_system_type)) return;
+  OwnedFd ours = std::move(lock_);
+  const std::vector<Leftover> leftovers = find_leftovers();
+  if (leftovers.empty()) {
+    lock_ = std::move(ours);
+    return;
+  }
+  throw Error(
+      Errc::kUsage, directory_,
+      fmt::format("holds {} of ziggurat, pid {} on {} since {}: {}; on a network file system its locks "
+                  "may not be seen from here, so that run may live",
+                  leftovers[0].name, previous.pid, previous.host, previous.since, previous.command),
+      "end that run; if it has ended, remove ziggurat.lock and the ziggurat-*.tier files there by hand; "
+      "or name another directory");
 }
 
 // Nothing is removed before all are known to be nobody's.

@@ -4,14 +4,16 @@
 //   DIR/ziggurat-<16 hex digits>.tier  the data; locked too, in case somebody removes the lock file by hand
 //
 // The kernel lets go of the locks when a process ends, however it ends: a file that can be locked belongs to
-// nobody. Only regular files of exactly these names are ever removed; both are, at the end.
-// Threads: none of its own; made and ended by one thread. A child of fork() that has the object removes
-// nothing.
+// nobody. (On network file systems it may belong to somebody on another host all the same, since some lock
+// within a host alone: there what another host has left stays.) Only regular files of exactly these names are
+// ever removed; both are, at the end. Threads: none of its own; made and ended by one thread. A child of
+// fork() that has the object removes nothing.
 #pragma once
 #include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,14 +48,21 @@ int lock_now(int fd);
 // What the lock file says; empty and 0 where it says nothing.
 struct Owner {
   std::int64_t pid = 0;
-  std::string host, since, file, command;
+  std::string host = {}, since = {}, file = {}, command = {};
 };
+
+// By the f_type that statfs() gives.
+bool is_network_file_system(std::int64_t type);
+// Whether data files that can be locked, beside a lock file of this owner, may be in use on another host.
+bool may_live_elsewhere(const Owner& owner, const std::string& this_host, std::int64_t file_system_type);
 
 class DriveLock {
  public:
   // Locks the directory and reclaims what killed runs have left there. Throws Error(kUsage), naming the
-  // owner, when another run (or this one) has it; Error(kIo) where the file system has no locks.
-  static std::unique_ptr<DriveLock> take(const std::string& directory);
+  // owner, when another run (or this one) has it, or may have it on another host; Error(kIo) where the file
+  // system has no locks. `file_system_type`, for tests: instead of what the directory's is.
+  static std::unique_ptr<DriveLock> take(const std::string& directory,
+                                         std::optional<std::int64_t> file_system_type = {});
   DriveLock(const DriveLock&) = delete;
   DriveLock& operator=(const DriveLock&) = delete;
   ~DriveLock();
@@ -75,6 +84,7 @@ class DriveLock {
   OwnedFd open_lock_file(bool& made) const;
   void check_is_ours(const OwnedFd& fd) const;
   bool try_write_owner() const;
+  void refuse_what_may_live_elsewhere(const Owner& previous, std::optional<std::int64_t> file_system_type);
   void reclaim(const Owner& previous) const;
   std::vector<Leftover> find_leftovers() const;
   void remove(const Leftover& leftover) const;

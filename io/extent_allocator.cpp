@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "ziggurat/base/error.hpp"
 
@@ -12,67 +13,77 @@ ExtentAllocator::ExtentAllocator(std::int64_t grains) : grains_(grains) {
   if (grains > 0) free({0, grains});
 }
 
+ExtentAllocator::Node ExtentAllocator::new_node() {
+  ByBegin by_begin{{0, 0}};
+  BySize by_size{{0, 0}};
+  return {by_begin.extract(by_begin.begin()), by_size.extract(by_size.begin())};
+}
+
+ExtentAllocator::Node ExtentAllocator::extract(GrainRun run) {
+  return {by_begin_.extract(run.begin), by_size_.extract({run.grains, run.begin})};
+}
+
+void ExtentAllocator::insert(Node node, GrainRun run) {
+  node.by_begin.key() = run.begin;
+  node.by_begin.mapped() = run.grains;
+  node.by_size.value() = {run.grains, run.begin};
+  by_begin_.insert(std::move(node.by_begin));
+  by_size_.insert(std::move(node.by_size));
+}
+
+void ExtentAllocator::reserve(std::size_t frees) {
+  while (spare_.size() < frees) spare_.push_back(new_node());
+}
+
 bool ExtentAllocator::allocate(std::int64_t grains, std::vector<GrainRun>& runs) {
   ZG_ASSERT(grains > 0, "{} grains", grains);
   if (grains > free_) return false;
-  const auto fits = by_size_.lower_bound({grains, 0});
-  if (fits != by_size_.end()) {
-    take(fits, grains, runs);
-    return true;
-  }
   while (grains > 0) {
-    // None holds all of it; for the rest of it the best fit is the right one again.
+    // The best fit; where none holds all of it, the largest, and for the rest the best fit again.
     auto run = by_size_.lower_bound({grains, 0});
     if (run == by_size_.end()) --run;
     const std::int64_t n = std::min(grains, run->first);
-    take(run, n, runs);
+    take({run->second, run->first}, n, runs);
     grains -= n;
   }
   return true;
 }
 
-void ExtentAllocator::take(std::set<std::pair<std::int64_t, std::int64_t>>::iterator run, std::int64_t grains,
-                           std::vector<GrainRun>& runs) {
-  const auto [size, begin] = *run;
-  by_size_.erase(run);
-  by_begin_.erase(begin);
-  if (size > grains) {
-    by_begin_.emplace(begin + grains, size - grains);
-    by_size_.emplace(size - grains, begin + grains);
-  }
+void ExtentAllocator::take(GrainRun run, std::int64_t grains, std::vector<GrainRun>& runs) {
+  runs.push_back({run.begin, grains});
+  Node node = extract(run);
+  if (run.grains > grains) insert(std::move(node), {run.begin + grains, run.grains - grains});
   free_ -= grains;
-  runs.push_back({begin, grains});
-}
-
-void ExtentAllocator::erase(std::map<std::int64_t, std::int64_t>::iterator run) {
-  by_size_.erase({run->second, run->first});
-  by_begin_.erase(run);
 }
 
 void ExtentAllocator::free(GrainRun run) {
   ZG_ASSERT(run.begin >= 0 && run.grains > 0 && run.begin <= grains_ - run.grains, "[{}, +{}) of {} grains",
             run.begin, run.grains, grains_);
-  free_ += run.grains;
-  const auto after = by_begin_.lower_bound(run.begin);
-  if (after != by_begin_.begin()) {
-    const auto before = std::prev(after);
-    const std::int64_t end = before->first + before->second;
-    ZG_ASSERT(end <= run.begin, "[{}, +{}) is free in part already", run.begin, run.grains);
-    if (end == run.begin) {
-      run = {before->first, before->second + run.grains};
-      erase(before);
-    }
+  const std::int64_t freed = run.grains, end = run.begin + run.grains;
+  GrainRun before, after;
+  const auto next = by_begin_.lower_bound(run.begin);
+  if (next != by_begin_.begin()) before = {std::prev(next)->first, std::prev(next)->second};
+  if (next != by_begin_.end()) after = {next->first, next->second};
+  ZG_ASSERT(before.begin + before.grains <= run.begin && (after.grains == 0 || after.begin >= end),
+            "[{}, +{}) is free in part already", run.begin, run.grains);
+  const bool joins_before = before.grains > 0 && before.begin + before.grains == run.begin;
+  const bool joins_after = after.grains > 0 && after.begin == end;
+  Node node;
+  if (joins_before) {
+    run = {before.begin, before.grains + run.grains};
+    node = extract(before);
   }
-  if (after != by_begin_.end()) {
-    ZG_ASSERT(after->first >= run.begin + run.grains, "[{}, +{}) is free in part already", run.begin,
-              run.grains);
-    if (after->first == run.begin + run.grains) {
-      run.grains += after->second;
-      erase(after);
-    }
+  if (joins_after) {
+    run.grains += after.grains;
+    node = extract(after);
   }
-  by_begin_.emplace(run.begin, run.grains);
-  by_size_.emplace(run.grains, run.begin);
+  if (!joins_before && !joins_after) {
+    if (spare_.empty()) spare_.push_back(new_node());
+    node = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  insert(std::move(node), run);
+  free_ += freed;
 }
 
 }  // namespace zg::io

@@ -21,11 +21,15 @@ struct GrainRun {
 class ExtentAllocator {
  public:
   explicit ExtentAllocator(std::int64_t grains);
+  ExtentAllocator(ExtentAllocator&&) = default;
 
   // Appends the runs to `runs`; false, and nothing is changed, when fewer grains are free. `grains` > 0.
+  // Throws only where `runs` must grow.
   bool allocate(std::int64_t grains, std::vector<GrainRun>& runs);
-  // Any part of what was allocated, in any order.
+  // Any part of what was allocated, in any order. Throws, and nothing is changed, when memory runs out.
   void free(GrainRun run);
+  // Takes the memory that so many calls of free() can need, which do not throw then.
+  void reserve(std::size_t frees);
 
   std::int64_t grains() const { return grains_; }
   std::int64_t used() const { return grains_ - free_; }
@@ -34,15 +38,24 @@ class ExtentAllocator {
   std::size_t free_runs() const { return by_begin_.size(); }
 
  private:
+  using ByBegin = std::map<std::int64_t, std::int64_t>;            // begin -> grains
+  using BySize = std::set<std::pair<std::int64_t, std::int64_t>>;  // (grains, begin)
+  // The memory of one free run, which changes its place without being freed.
+  struct Node {
+    ByBegin::node_type by_begin;
+    BySize::node_type by_size;
+  };
+  static Node new_node();
+  Node extract(GrainRun run);
+  void insert(Node node, GrainRun run);
   // Takes the first `grains` of this free run.
-  void take(std::set<std::pair<std::int64_t, std::int64_t>>::iterator run, std::int64_t grains,
-            std::vector<GrainRun>& runs);
-  void erase(std::map<std::int64_t, std::int64_t>::iterator run);
+  void take(GrainRun run, std::int64_t grains, std::vector<GrainRun>& runs);
 
   const std::int64_t grains_;
   std::int64_t free_ = 0;
-  std::map<std::int64_t, std::int64_t> by_begin_;            // free runs: begin -> grains
-  std::set<std::pair<std::int64_t, std::int64_t>> by_size_;  // the same: (grains, begin)
+  ByBegin by_begin_;  // free runs
+  BySize by_size_;    // the same
+  std::vector<Node> spare_;
 };
 
 }  // namespace zg::io

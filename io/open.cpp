@@ -13,7 +13,6 @@ namespace zg::io {
 namespace {
 
 // Caps that keep a slip of the pen from asking the kernel for absurd things.
-constexpr std::int64_t kMaxBlock = kGiB;
 constexpr int kMaxDepth = 4096;
 constexpr int kMaxThreads = 256;
 constexpr int kMaxQueues = 64;
@@ -21,10 +20,11 @@ constexpr int kMaxQueues = 64;
 using Files = std::vector<DriveFile>;
 
 void check(const EngineOptions& o, const std::vector<DriveOptions>& drives) {
-  if (o.block_size < Engine::alignment() || o.block_size > kMaxBlock ||
+  if (o.block_size < Engine::alignment() || o.block_size > Engine::max_block_size() ||
       o.block_size % Engine::alignment() != 0) {
     throw Error(Errc::kUsage, "aio.block_size", fmt::format("{} bytes", o.block_size),
-                fmt::format("a multiple of {}, at most {}", Engine::alignment(), format_bytes(kMaxBlock)));
+                fmt::format("a multiple of {}, at most {}", Engine::alignment(),
+                            format_bytes(Engine::max_block_size())));
   }
   const auto in_range = [](const char* key, int value, int most) {
     if (value < 1 || value > most)

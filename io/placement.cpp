@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <numeric>
 
 #include "ziggurat/base/error.hpp"
@@ -72,20 +73,43 @@ bool Placement::reserve(std::int64_t bytes, int slot, std::vector<Piece>& pieces
   for (std::size_t d = 0; d < drives_.size(); ++d) free_[d] = drives_[d].free_grains();
   Cutter& cutter = turns(slot).cutter;
   if (!cutter.cut(grains, shares_.shares(), free_, given_)) return false;
+  make_ready_to_place(given_, 0);
   cutter.commit(grains, shares_.shares(), free_, given_);
   place(bytes, given_, pieces);
   return true;
 }
 
+void Placement::make_ready_to_release(std::span<const Piece> pieces) {
+  for (std::size_t d = 0; d < drives_.size(); ++d) {
+    const auto frees = std::count_if(pieces.begin(), pieces.end(),
+                                     [&](const Piece& p) { return p.drive == static_cast<int>(d); });
+    drives_[d].reserve(static_cast<std::size_t>(frees));
+  }
+}
+
+// Takes all the memory that place() needs in the worst case, when so many pieces have been released.
+void Placement::make_ready_to_place(std::span<const std::int64_t> given, std::size_t released) {
+  std::size_t runs = 0, pieces = 0;
+  for (std::size_t d = 0; d < drives_.size(); ++d) {
+    const std::size_t most = std::min(static_cast<std::size_t>(given[d]), drives_[d].free_runs() + released);
+    runs = std::max(runs, most);
+    pieces += most + static_cast<std::size_t>(given[d] / longest_piece());
+  }
+  runs_.reserve(runs);
+  placed_.reserve(pieces);
+}
+
 void Placement::release(std::vector<Piece>& pieces) {
+  make_ready_to_release(pieces);
   for (const Piece& p : pieces)
     drives_[static_cast<std::size_t>(p.drive)].free({p.offset / grain_, grains_of(p.bytes)});
   pieces.clear();
 }
 
+// Does not throw, after make_ready_to_place().
 void Placement::place(std::int64_t bytes, std::span<const std::int64_t> given, std::vector<Piece>& pieces) {
-  pieces.clear();
-  const std::int64_t longest = std::max<std::int64_t>(1, kMaxPiece / grain_) * grain_;
+  placed_.clear();
+  const std::int64_t longest = longest_piece() * grain_;
   std::int64_t position = 0;
   for (std::size_t d = 0; d < drives_.size(); ++d) {
     if (given[d] == 0) continue;
@@ -96,15 +120,20 @@ void Placement::place(std::int64_t bytes, std::span<const std::int64_t> given, s
       const std::int64_t end = std::min(run.grains * grain_, bytes - position);
       for (std::int64_t at = 0; at < end; at += longest) {
         const std::int64_t n = std::min(longest, end - at);
-        pieces.push_back({.drive = static_cast<int>(d),
-                          .offset = run.begin * grain_ + at,
-                          .bytes = n,
-                          .position = position});
+        placed_.push_back({.drive = static_cast<int>(d),
+                           .offset = run.begin * grain_ + at,
+                           .bytes = n,
+                           .position = position});
         position += n;
       }
     }
   }
   ZG_ASSERT_EQ(position, bytes);
+  try {
+    pieces.assign(placed_.begin(), placed_.end());
+  } catch (const std::bad_alloc&) {
+    pieces.swap(placed_);  // larger than need be
+  }
 }
 
 // How much longer the slowest drive takes for its part than all would if each had its share.
@@ -170,8 +199,13 @@ bool Placement::move(std::int64_t bytes, int slot, std::vector<Piece>& pieces) {
     cutter.cut(grains, shares, free_, given_);
     // Where space is short, what it would get may be no better than what it has.
     if (lopsidedness(grains, given_) >= kBetter * lopsided) return false;
+    make_ready_to_release(pieces);
+    make_ready_to_place(given_, pieces.size());
     cutter.commit(grains, shares, free_, given_);
-  } else if (!burdens(grains) || !cut_by_need(grains)) {
+  } else if (burdens(grains) && cut_by_need(grains)) {
+    make_ready_to_release(pieces);
+    make_ready_to_place(given_, pieces.size());
+  } else {
     return false;
   }
   release(pieces);
@@ -179,9 +213,9 @@ bool Placement::move(std::int64_t bytes, int slot, std::vector<Piece>& pieces) {
   return true;
 }
 
-void Placement::sample(std::span<const DriveSample> samples) {
+void Placement::sample(std::span<const DriveSample> samples, double wall_seconds) {
   before_ = shares_.shares();
-  if (!shares_.sample(samples)) return;
+  if (!shares_.sample(samples, wall_seconds)) return;
   for (Turns& t : turns_) t.cutter.shares_changed(before_, shares_.shares(), t.under_way);
 }
 

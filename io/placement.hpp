@@ -3,6 +3,7 @@
 // Threads: none of its own; the volume calls it under its lock. Invariant: pieces that were reserved and not
 // released never overlap, and each begins on a grain.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -31,6 +32,8 @@ class Placement {
 
   Placement(const Engine& engine, const VolumeOptions& options);
 
+  // What throws for want of memory has changed nothing.
+
   // Space for one slot of an extent; false when less is free. Slots of the same number take turns among the
   // drives, apart from those of others: what is written together, the same slot of many extents, is spread.
   bool reserve(std::int64_t bytes, int slot, std::vector<Piece>& pieces);
@@ -42,7 +45,7 @@ class Placement {
   // What is being written to this slot number, for Cutter::shares_changed.
   void write_begins(std::int64_t bytes, int slot) { turns(slot).under_way += grains_of(bytes); }
   void write_ends(std::int64_t bytes, int slot) { turns(slot).under_way -= grains_of(bytes); }
-  void sample(std::span<const DriveSample> samples);
+  void sample(std::span<const DriveSample> samples, double wall_seconds);  // as Shares::sample()
 
   std::int64_t grains_of(std::int64_t bytes) const { return (bytes + grain_ - 1) / grain_; }
   std::int64_t free_bytes(int drive) const { return at(drive).free_grains() * grain_; }
@@ -58,7 +61,10 @@ class Placement {
   };
   const ExtentAllocator& at(int drive) const { return drives_[static_cast<std::size_t>(drive)]; }
   Turns& turns(int slot);
+  void make_ready_to_release(std::span<const Piece> pieces);
+  void make_ready_to_place(std::span<const std::int64_t> given, std::size_t released);
   void place(std::int64_t bytes, std::span<const std::int64_t> given, std::vector<Piece>& pieces);
+  std::int64_t longest_piece() const { return std::max<std::int64_t>(1, kMaxPiece / grain_); }  // grains
   double lopsidedness(std::int64_t grains, std::span<const std::int64_t> held) const;
   bool burdens(std::int64_t grains) const;
   bool cut_by_need(std::int64_t grains);
@@ -71,6 +77,7 @@ class Placement {
   // Scratch:
   std::vector<std::int64_t> held_, free_, given_;
   std::vector<GrainRun> runs_;
+  std::vector<Piece> placed_;
   std::vector<double> before_, need_;
 };
 

@@ -38,14 +38,17 @@ bool Shares::learned() const {
   return std::any_of(drives_.begin(), drives_.end(), [](const Drive& d) { return d.rate > 0; });
 }
 
-bool Shares::sample(std::span<const DriveSample> samples) {
+bool Shares::sample(std::span<const DriveSample> samples, double wall_seconds) {
   ZG_ASSERT_EQ(samples.size(), drives_.size());
   if (!adapt_) return false;
+  const auto busy = [&](const DriveSample& s) {
+    return std::clamp(s.busy_seconds, 0.0, std::max(wall_seconds, 0.0));
+  };
   double busiest = 0;
-  for (const DriveSample& s : samples) busiest = std::max(busiest, s.busy_seconds);
+  for (const DriveSample& s : samples) busiest = std::max(busiest, busy(s));
   for (std::size_t i = 0; i < drives_.size(); ++i) {
-    drives_[i].bytes += static_cast<double>(samples[i].bytes);
-    drives_[i].busy += samples[i].busy_seconds;
+    drives_[i].bytes += static_cast<double>(std::max<std::int64_t>(samples[i].bytes, 0));
+    drives_[i].busy += busy(samples[i]);
     drives_[i].busiest += busiest;
     gather(drives_[i]);
   }

@@ -21,8 +21,10 @@ class Shares {
   // Weights in any unit, one per drive; they hold until a drive has been measured. Not `adapt`: for good.
   Shares(std::vector<double> weights, bool adapt);
 
-  // What each drive moved since the last call (about every kWindowSeconds). True when the shares changed.
-  bool sample(std::span<const DriveSample> drives);
+  // What each drive moved since the last call (about every kWindowSeconds), which was `wall_seconds` ago:
+  // none can have been busy for longer, nor for less than no time, nor have moved less than nothing. True
+  // when the shares changed.
+  bool sample(std::span<const DriveSample> drives, double wall_seconds);
   // In [0, 1], their sum is 1. Those of measured drives are at least about kFloor, so that one that was slow
   // is still asked and can be seen to recover.
   const std::vector<double>& shares() const { return shares_; }

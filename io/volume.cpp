@@ -35,27 +35,49 @@ StripedVolume::Slot& StripedVolume::at(ExtentId id, int slot) {
   return extent.slots[static_cast<std::size_t>(slot)];
 }
 
+// What can fail is done before the table is changed.
 ExtentId StripedVolume::create(const ExtentSpec& spec) {
   ZG_ASSERT(spec.bytes > 0 && spec.slots > 0, "{}: {} slots of {} bytes", spec.name, spec.slots, spec.bytes);
-  std::lock_guard lock(mutex_);
+  std::string name = spec.name;
   std::vector<Slot> slots(static_cast<std::size_t>(spec.slots));
-  for (int s = 0; s < spec.slots; ++s) {
-    if (placement_.reserve(spec.bytes, s, slots[static_cast<std::size_t>(s)].pieces)) continue;
-    for (Slot& slot : slots) placement_.release(slot.pieces);
-    throw_no_room(spec);
-  }
+  std::lock_guard lock(mutex_);
   if (free_extents_.empty()) {
     ZG_ASSERT(extents_.size() < kMaxExtents, "{} extents", extents_.size());
-    free_extents_.push_back(static_cast<std::uint32_t>(extents_.size()));
+    if (free_extents_.capacity() <= extents_.size()) free_extents_.reserve(2 * extents_.size() + 1);
     extents_.emplace_back();
+    free_extents_.push_back(static_cast<std::uint32_t>(extents_.size() - 1));
   }
+  reserve(spec, slots);
   const std::uint32_t index = free_extents_.back();
   free_extents_.pop_back();
   Extent& extent = extents_[index];
-  extent.name = spec.name;
+  extent.name = std::move(name);
   extent.bytes = spec.bytes;
   extent.slots = std::move(slots);
   return {index, extent.generation};
+}
+
+// All of them, or none.
+void StripedVolume::reserve(const ExtentSpec& spec, std::vector<Slot>& slots) {
+  const auto reserve_all = [&] {
+    for (int s = 0; s < spec.slots; ++s) {
+      if (!placement_.reserve(spec.bytes, s, slots[static_cast<std::size_t>(s)].pieces)) return false;
+    }
+    return true;
+  };
+  const auto release_all = [&] {
+    for (Slot& slot : slots) placement_.release(slot.pieces);
+  };
+  bool done = false;
+  try {
+    done = reserve_all();
+  } catch (...) {
+    release_all();
+    throw;
+  }
+  if (done) return;
+  release_all();
+  throw_no_room(spec);
 }
 
 void StripedVolume::throw_no_room(const ExtentSpec& spec) const {
@@ -145,10 +167,11 @@ std::string StripedVolume::explain(ExtentId id, Op op, const ExtentResult& resul
   }
   if (result.drive >= 0) text += fmt::format("at {} of {}: ", result.offset, name_of_drive(result.drive));
   if (result.ok()) return text + "done";
-  if (result.error == ENODATA && result.drive < 0) return text + "it has no contents";
+  if (result.error == ENODATA) return text + "it has no contents";
   if (result.error == EBADMSG)
     return text + "its checksum is wrong (the drive returned other bytes than were written)";
-  return text + errno_text(result.error);
+  if (result.cause == ENODATA) return text + "the file ends before it: was it cut short?";
+  return text + errno_text(result.cause != 0 ? result.cause : result.error);
 }
 
 std::string StripedVolume::layout(ExtentId id, int slot) const {

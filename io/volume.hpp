@@ -71,7 +71,7 @@ class StripedVolume final : public Volume {
     Slot* slot = nullptr;
     std::vector<Ticket> tickets;
     std::atomic<std::int64_t> left{0};      // parts not completed
-    std::atomic<std::uint64_t> failure{0};  // errno << 32 | piece: the first; 0: none
+    std::atomic<std::uint64_t> failure{0};  // the first (see failure_of); 0: none
     Operation* next = nullptr;              // in the one list that it is in
     Operation* previous = nullptr;
   };
@@ -80,8 +80,11 @@ class StripedVolume final : public Volume {
   void check(Operation& operation, std::uint32_t piece) const;
   void finish(Operation& operation);
   void start(Op op, const ExtentTransfer& transfer);
+  void submit_parts(Operation& operation);
+  void give_up(Operation& operation);
   Operation& take_operation(Op op, const ExtentTransfer& transfer, Slot& slot);
   void give_back(Operation& operation);
+  static ExtentResult result_of(const Operation& operation);
   ExtentResult start_and_wait(Op op, ExtentTransfer transfer);
   bool sample_is_due() const;
   void sample_drives();
@@ -90,6 +93,7 @@ class StripedVolume final : public Volume {
   const Extent& at(ExtentId id) const { return const_cast<StripedVolume*>(this)->at(id); }
   Slot& at(ExtentId id, int slot);
   const Slot& at(ExtentId id, int slot) const { return const_cast<StripedVolume*>(this)->at(id, slot); }
+  void reserve(const ExtentSpec& spec, std::vector<Slot>& slots);
   [[noreturn]] void throw_no_room(const ExtentSpec& spec) const;
   std::string name_of_drive(int drive) const;
 
@@ -104,6 +108,7 @@ class StripedVolume final : public Volume {
   Operation* free_operations_ = nullptr;
   std::int64_t under_way_ = 0;
   std::atomic<Clock::rep> next_sample_{0};  // on the clock; looked at without the lock
+  Clock::time_point last_sample_ = Clock::now();
   std::vector<LinkCounters> last_counters_;
   std::vector<DriveSample> samples_;
 };

@@ -1,6 +1,7 @@
 // The part of StripedVolume that moves bytes.
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "io/volume.hpp"
 #include "ziggurat/base/error.hpp"
@@ -11,9 +12,24 @@ namespace {
 // The part of a read of an empty slot: it moves nothing, and only brings the result to an I/O thread.
 constexpr std::uint32_t kNoPiece = ~std::uint32_t{0};
 
-std::uint64_t failure_of(int error, std::uint32_t piece) {
-  return static_cast<std::uint64_t>(error) << 32 | piece;
+// Beside an errno of the volume's own, where the engine's may have the same number.
+constexpr std::uint32_t kOwn = std::uint32_t{1} << 31;
+
+std::uint64_t failure_of(std::uint32_t error, std::uint32_t piece) {
+  return std::uint64_t{error} << 32 | piece;
 }
+
+std::uint64_t own_failure(int error, std::uint32_t piece) {
+  return failure_of(static_cast<std::uint32_t>(error) | kOwn, piece);
+}
+
+void note_first(std::atomic<std::uint64_t>& failure, std::uint64_t value) {
+  std::uint64_t none = 0;
+  failure.compare_exchange_strong(none, value, std::memory_order_relaxed);
+}
+
+// Whose completion this thread is calling: waiting there would never end.
+thread_local const void* calling_for = nullptr;
 
 class Waiter final : public ExtentCompletion {
  public:
@@ -38,17 +54,19 @@ class Waiter final : public ExtentCompletion {
 
 }  // namespace
 
+// Takes all the memory that the transfer needs before anything is changed.
 StripedVolume::Operation& StripedVolume::take_operation(Op op, const ExtentTransfer& transfer, Slot& slot) {
   if (free_operations_ == nullptr) {
     ZG_ASSERT(operations_.size() < kMaxOperations, "{} transfers under way", operations_.size());
     free_operations_ = &operations_.emplace_back(*this);
   }
   Operation& o = *free_operations_;
+  o.tickets.clear();
+  o.tickets.reserve(slot.pieces.size());
   free_operations_ = o.next;
   o.op = op;
   o.transfer = transfer;
   o.slot = &slot;
-  o.tickets.clear();
   o.failure.store(0, std::memory_order_relaxed);
   o.previous = nullptr;
   o.next = slot.operations;
@@ -85,34 +103,65 @@ void StripedVolume::start(Op op, const ExtentTransfer& transfer) {
             "slot {} of {} is written while it is transferred", transfer.slot, extent.name);
   if (op == Op::kWrite) {
     ZG_ASSERT_GE(transfer.version, 0);
+    slot.state = State::kEmpty;
+    slot.version = -1;
     sample_drives();
     placement_.move(extent.bytes, transfer.slot, slot.pieces);
-    placement_.write_begins(extent.bytes, transfer.slot);
-    slot.version = -1;
   }
   Operation& o = take_operation(op, transfer, slot);
-  Transfer part{.op = op, .priority = transfer.priority, .completion = &o};
-  if (op == Op::kRead && slot.state == State::kEmpty) {
-    o.failure.store(failure_of(ENODATA, kNoPiece), std::memory_order_relaxed);
-    o.left.store(1, std::memory_order_relaxed);
-    part.tag = kNoPiece;
-    o.tickets.push_back(engine_.submit(part));
-    return;
+  if (op == Op::kWrite) {
+    placement_.write_begins(extent.bytes, transfer.slot);
+    slot.state = State::kWriting;
   }
-  if (op == Op::kWrite) slot.state = State::kWriting;
-  o.left.store(static_cast<std::int64_t>(slot.pieces.size()), std::memory_order_relaxed);
-  for (std::size_t i = 0; i < slot.pieces.size(); ++i) {
-    const Piece& piece = slot.pieces[i];
-    part.drive = piece.drive;
-    part.offset = piece.offset;
-    part.data = static_cast<char*>(transfer.data) + piece.position;
-    part.bytes = piece.bytes;
-    part.tag = i;
-    o.tickets.push_back(engine_.submit(part));
+  submit_parts(o);
+}
+
+// An engine that throws has not taken the part. Those before it go on, and the last of them tells what
+// happened; if none is under way any more, only the caller is told.
+void StripedVolume::submit_parts(Operation& o) {
+  const std::vector<Piece>& pieces = o.slot->pieces;
+  const bool empty = o.slot->state == State::kEmpty;
+  const std::size_t parts = empty ? 1 : pieces.size();
+  Transfer part{.op = o.op, .priority = o.transfer.priority, .completion = &o};
+  o.left.store(static_cast<std::int64_t>(parts), std::memory_order_relaxed);
+  std::uint32_t i = 0;
+  try {
+    if (empty) {
+      o.failure.store(own_failure(ENODATA, kNoPiece), std::memory_order_relaxed);
+      part.tag = kNoPiece;
+      o.tickets.push_back(engine_.submit(part));
+      return;
+    }
+    for (; i < parts; ++i) {
+      part.drive = pieces[i].drive;
+      part.offset = pieces[i].offset;
+      part.data = static_cast<char*>(o.transfer.data) + pieces[i].position;
+      part.bytes = pieces[i].bytes;
+      part.tag = i;
+      o.tickets.push_back(engine_.submit(part));
+    }
+  } catch (...) {
+    note_first(o.failure, own_failure(ENOMEM, i));
+    const auto missing = static_cast<std::int64_t>(parts - i);
+    if (o.left.fetch_sub(missing, std::memory_order_acq_rel) != missing) return;
+    give_up(o);
+    throw;
   }
 }
 
+// Of a transfer none of whose parts is under way, as if it had not been begun.
+void StripedVolume::give_up(Operation& o) {
+  if (o.op == Op::kWrite) {
+    o.slot->state = State::kEmpty;
+    placement_.write_ends(at(o.transfer.extent).bytes, o.transfer.slot);
+  }
+  give_back(o);
+  --under_way_;
+}
+
 ExtentResult StripedVolume::start_and_wait(Op op, ExtentTransfer transfer) {
+  ZG_ASSERT(calling_for != this, "{}_and_wait() in a completion waits for itself",
+            op == Op::kRead ? "read" : "write");
   Waiter waiter;
   transfer.completion = &waiter;
   start(op, transfer);
@@ -143,7 +192,7 @@ bool StripedVolume::sample_is_due() const {
 void StripedVolume::sample_drives() {
   if (!sample_is_due()) return;
   const auto window = std::chrono::duration<double>(Shares::kWindowSeconds);
-  const auto next = Clock::now() + std::chrono::duration_cast<Clock::duration>(window);
+  const auto now = Clock::now(), next = now + std::chrono::duration_cast<Clock::duration>(window);
   next_sample_.store(next.time_since_epoch().count(), std::memory_order_relaxed);
   for (std::size_t d = 0; d < samples_.size(); ++d) {
     const LinkCounters counters = engine_.counters(static_cast<int>(d));
@@ -152,13 +201,13 @@ void StripedVolume::sample_drives() {
                    .busy_seconds = counters.busy_seconds - last.busy_seconds};
     last_counters_[d] = counters;
   }
-  placement_.sample(samples_);
+  placement_.sample(samples_, seconds_between(last_sample_, now));
+  last_sample_ = now;
 }
 
 void StripedVolume::part_done(Operation& o, std::uint32_t piece, Result result) {
   if (!result.ok()) {
-    std::uint64_t none = 0;
-    o.failure.compare_exchange_strong(none, failure_of(result.error, piece), std::memory_order_relaxed);
+    note_first(o.failure, failure_of(static_cast<std::uint32_t>(result.error), piece));
   } else if (piece != kNoPiece && verify_) {
     check(o, piece);
   }
@@ -175,9 +224,24 @@ void StripedVolume::check(Operation& o, std::uint32_t index) const {
   if (o.op == Op::kWrite) {
     piece.checksum = sum;
   } else if (sum != piece.checksum) {
-    std::uint64_t none = 0;
-    o.failure.compare_exchange_strong(none, failure_of(EBADMSG, index), std::memory_order_relaxed);
+    note_first(o.failure, own_failure(EBADMSG, index));
   }
+}
+
+// With the lock held. The volume's own errors keep their meaning: the engine's of the same number are EIO.
+ExtentResult StripedVolume::result_of(const Operation& o) {
+  const std::uint64_t failure = o.failure.load(std::memory_order_relaxed);
+  ExtentResult result;
+  if (failure == 0) return result;
+  const auto code = static_cast<std::uint32_t>(failure >> 32), piece = static_cast<std::uint32_t>(failure);
+  result.error = static_cast<int>(code & ~kOwn);
+  if ((code & kOwn) == 0 && (result.error == ENODATA || result.error == EBADMSG))
+    result.cause = std::exchange(result.error, EIO);
+  if (piece != kNoPiece) {
+    result.drive = o.slot->pieces[piece].drive;
+    result.offset = o.slot->pieces[piece].offset;
+  }
+  return result;
 }
 
 void StripedVolume::finish(Operation& o) {
@@ -186,13 +250,7 @@ void StripedVolume::finish(Operation& o) {
   {
     std::lock_guard lock(mutex_);
     Slot& slot = *o.slot;
-    if (const std::uint64_t failure = o.failure.load(std::memory_order_relaxed); failure != 0) {
-      result.error = static_cast<int>(failure >> 32);
-      if (const auto piece = static_cast<std::uint32_t>(failure); piece != kNoPiece) {
-        result.drive = slot.pieces[piece].drive;
-        result.offset = slot.pieces[piece].offset;
-      }
-    }
+    result = result_of(o);
     if (o.op == Op::kWrite) {
       slot.state = result.ok() ? State::kFull : State::kEmpty;
       slot.version = result.ok() ? t.version : -1;
@@ -200,7 +258,9 @@ void StripedVolume::finish(Operation& o) {
     }
     give_back(o);
   }
+  const void* const outer = std::exchange(calling_for, this);
   t.completion->on_extent(t.extent, t.tag, result);
+  calling_for = outer;
   std::lock_guard lock(mutex_);
   if (--under_way_ == 0) ended_.notify_all();
 }

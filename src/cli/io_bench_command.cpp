@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <map>
@@ -145,6 +146,28 @@ void add_drives(const Flags& f, io::BenchOptions& o) {
     o.drives.push_back({.path = path, .bytes = size, .kind = io::FileKind::kScratch});
 }
 
+// As the engine checks it, but before anything is made of it.
+std::int64_t block_size_of(const std::string& text) {
+  const std::int64_t bytes = *parse_bytes(text);
+  if (bytes > io::Engine::max_block_size()) {
+    throw Error(
+        Errc::kUsage, "--block-size",
+        fmt::format("found {}, expected at most {}", text, format_bytes(io::Engine::max_block_size())));
+  }
+  if (bytes % io::Engine::alignment() == 0) return bytes;
+  // Elsewhere 1M is what we, with the standards, call 1MiB.
+  std::string binary = text;
+  while (!binary.empty() && (binary.back() == 'b' || binary.back() == 'B' || binary.back() == ' '))
+    binary.pop_back();
+  const bool has_unit = !binary.empty() && std::isalpha(static_cast<unsigned char>(binary.back())) != 0;
+  binary += "iB";
+  const auto meant = has_unit ? parse_bytes(binary) : std::nullopt;
+  throw Error(Errc::kUsage, "--block-size", fmt::format("found {}, expected a multiple of 4096", text),
+              meant && *meant % io::Engine::alignment() == 0
+                  ? fmt::format("{} is {} bytes; say {} for {}", text, bytes, binary, *meant)
+                  : "");
+}
+
 io::BenchOptions options_of(const Flags& f) {
   if (f.paths.empty() && f.files.empty() && f.backend != "ram") {
     throw Error(Errc::kUsage, "io-bench", "needs --path DIR or --file FILE",
@@ -162,10 +185,7 @@ io::BenchOptions options_of(const Flags& f) {
   o.seed = f.seed;
   o.engine.backend = backend_named(f.backend);
   o.engine.require = o.engine.backend != io::Backend::kAuto;  // what is measured is what was named
-  o.engine.block_size = *parse_bytes(f.block_size);
-  if (o.engine.block_size % io::Engine::alignment() != 0)
-    throw Error(Errc::kUsage, "--block-size",
-                fmt::format("found {}, expected a multiple of 4096", f.block_size));
+  o.engine.block_size = block_size_of(f.block_size);
   o.engine.queue_depth = f.queue_depth;
   o.engine.adapt_depth = f.adaptive == "on";
   o.engine.max_queue_depth = std::max(o.engine.max_queue_depth, f.queue_depth);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "store/node.hpp"
@@ -187,19 +188,25 @@ void TensorStore::demand(Node& use) {
 }
 
 // On a drive's I/O thread, which must not wait for our mutex: who holds it may be waiting for that very
-// thread to register memory.
+// thread to register memory. As a callback, which runs whatever became of those before it.
 void TensorStore::on_extent(io::ExtentId, std::uint64_t tag, io::ExtentResult result) {
   Node* const node = reinterpret_cast<Node*>(tag);
-  completions_.enqueue("moved", [this, node, result] { finish_nvme(*node, result); });
+  completions_.callback([this, node, result] { finish_nvme(*node, result); });
 }
 
+// A move that failed is finished too, so that nobody waits for it in vain.
 void TensorStore::finish_nvme(Node& node, io::ExtentResult result) {
   if (!result.ok()) {
     const io::Op op = link_of(node.action) == kNvmeRead ? io::Op::kRead : io::Op::kWrite;
-    const std::string what = volume_->explain(at(node.action.segment).extent, op, result);
+    std::string where = "nvme tier", what;
+    try {
+      what = volume_->explain(at(node.action.segment).extent, op, result);
+      if (result.drive >= 0) where = fmt::format("nvme tier, drive {}", result.drive);
+    } catch (const std::bad_alloc&) {
+      what = "I/O error";  // which needs no memory
+    }
     Lock lock(mutex_);
-    fail(lock, Errc::kIo, result.drive < 0 ? "nvme tier" : fmt::format("nvme tier, drive {}", result.drive), what,
-         kGone);
+    fail(lock, Errc::kIo, where, what, kGone);
   }
   finish_copy(node);
 }

@@ -40,25 +40,25 @@ TensorStore::TensorStore(const Options& options)
       options_(options),
       residency_(*options.table, options.budgets),
       segments_(static_cast<std::size_t>(options.table->segment_count())),
-      completions_("zg-completions", HostStream::Mode::kThread, options.trace) {
+      completions_("zg-completions", HostStream::Mode::kThread) {
   copy_stream_[kToDevice] = options_.device->make_stream("host->device");
   copy_stream_[kToHost] = options_.device->make_stream("device->host");
+  ZG_ASSERT_LE(options_.budgets.device, options_.device->arena().budget());
+  ZG_ASSERT_LE(options_.budgets.host, options_.host->budget());
   if (options_.io != nullptr) {
     ZG_ASSERT_EQ(options_.io->drive_count(), table_.drives());
     io::Engine* io = options_.io;
-    options_.host->set_hooks({[io](void* data, std::int64_t bytes) { io->register_memory(data, bytes); },
-                              [io](void* data, std::int64_t) { io->unregister_memory(data); }});
     // Segments are whole pages, so a page is the grain: nothing is lost to rounding.
-    volume_ = io::make_volume(*io, {.shares = options_.drive_shares,
-                                    .grain = io::Engine::alignment(),
-                                    .verify = options_.verify});
+    volume_ = io::make_volume(
+        *io, {.shares = options_.drive_shares, .grain = io::Engine::alignment(), .verify = options_.verify});
     for (SegmentId id = 0; id < table_.segment_count(); ++id) {
       if (table_.segment(id).lowest != Tier::kNvme) continue;
       at(id).extent = volume_->create({.name = table_.segment_name(id), .bytes = table_.segment(id).charge});
     }
+    // Last: where something throws before, nobody takes them off the arena, which may outlive the engine.
+    options_.host->set_hooks({[io](void* data, std::int64_t bytes) { io->register_memory(data, bytes); },
+                              [io](void* data, std::int64_t) { io->unregister_memory(data); }});
   }
-  ZG_ASSERT_LE(options_.budgets.device, options_.device->arena().budget());
-  ZG_ASSERT_LE(options_.budgets.host, options_.host->budget());
 }
 
 TensorStore::~TensorStore() {
@@ -296,8 +296,8 @@ double TensorStore::waited_seconds() const {
 void TensorStore::fail(Lock&, Errc code, const std::string& where, const std::string& what,
                        const std::string& hint) {
   if (failed_) return;
-  failed_ = true;
   failure_.emplace(code, where, what, hint);
+  failed_ = true;
   changed_.notify_all();
 }
 

@@ -157,6 +157,8 @@ TEST_F(IoBench, MistakesAreNamedBeforeAnythingIsWritten) {
       {on_drive + Strings{"--pattern", "zigzag"}, "--pattern", "expected sequential or random"},
       {on_drive + Strings{"--backend", "aio"}, "--backend", "found aio, expected auto, io_uring"},
       {on_drive + Strings{"--block-size", "5000"}, "--block-size", "found 5000, expected a multiple of 4096"},
+      {on_drive + Strings{"--block-size", "1M"}, "--block-size", "1M is 1000000 bytes; say 1MiB for 1048576"},
+      {on_drive + Strings{"--block-size", "8e18"}, "--block-size", "expected at most 1.00 GiB"},
       {on_drive + Strings{"--block-size", "much"}, "--block-size", "found much, expected a size"},
       {on_drive + Strings{"--block-size", "16MiB"}, "--size", "less than a block of 16.0 MiB"},
       {on_drive + Strings{"--size", "1000TiB"}, "--size", "free"},

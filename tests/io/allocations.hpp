@@ -1,9 +1,16 @@
-// Counts what this program allocates with new, for tests of what must not allocate in its steady state.
+// Counts what this program allocates with new, for tests of what must not allocate in its steady state; and
+// makes one fail, for tests of what must survive that.
 #pragma once
 #include <cstdint>
 
 namespace zg::io::test {
 
 std::int64_t allocations_of_this_thread();
+std::int64_t allocations_of_all_threads();
+
+// The n-th from now, on this thread, throws std::bad_alloc; those after it do not.
+void fail_allocation(std::int64_t n);
+// Whether it came to that; it does not any more.
+bool allocation_failed();
 
 }  // namespace zg::io::test

@@ -308,6 +308,7 @@ TEST_F(DriveFileTest, ADataFileThatWasReplacedIsNotOurs) {
 
 TEST_F(DriveFileTest, AForkedChildRemovesNothing) {
   auto first = tier();
+  const fs::path data = data_file();
   const pid_t child = fork();
   if (child == 0) {
     first.reset();
@@ -315,6 +316,65 @@ TEST_F(DriveFileTest, AForkedChildRemovesNothing) {
   }
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(names().size(), 2u);
+  // Nor lets go of the parent's locks.
+  for (const fs::path& file : {lock_file(), data}) {
+    const OwnedFd theirs(open(file.c_str(), O_RDWR | O_CLOEXEC));
+    EXPECT_EQ(lock_now(theirs.get()), EWOULDBLOCK) << file;
+  }
+  EXPECT_TRUE(says(refusal(), "in use by this process"));
+}
+
+TEST(MayLiveElsewhere, OnNetworkFileSystemsAndOnAnotherHostAlone) {
+  constexpr std::int64_t kNfs = 0x6969, kExt4 = 0xEF53, kXfs = 0x58465342, kTmpfs = 0x01021994;
+  for (const std::int64_t type :
+       {kNfs, std::int64_t{0x517B}, std::int64_t{0xFE534D42}, std::int64_t{0xFF534D42},
+        std::int64_t{0x01021997}, std::int64_t{0x65735546}, std::int64_t{0x00C36400},
+        std::int64_t{0x0BD00BD0}, std::int64_t{0x47504653}}) {
+    EXPECT_TRUE(is_network_file_system(type)) << std::hex << type;
+  }
+  // As where f_type is signed and 32 bits wide.
+  EXPECT_TRUE(is_network_file_system(static_cast<std::int32_t>(0xFF534D42u)));
+  for (const std::int64_t type : {kExt4, kXfs, kTmpfs, std::int64_t{0x9123683E}, std::int64_t{0x794C7630}})
+    EXPECT_FALSE(is_network_file_system(type)) << std::hex << type;
+  EXPECT_TRUE(may_live_elsewhere({.pid = 1, .host = "there"}, "here", kNfs));
+  EXPECT_FALSE(may_live_elsewhere({.pid = 1, .host = "there"}, "here", kExt4));
+  EXPECT_FALSE(may_live_elsewhere({.pid = 1, .host = "here"}, "here", kNfs));
+  EXPECT_FALSE(may_live_elsewhere({}, "here", kNfs));  // the lock file says nothing
+}
+
+// Its locks are not seen from here: that all of its files can be locked says nothing.
+TEST_F(DriveFileTest, WhatAnotherHostLeftOnANetworkFileSystemStays) {
+  constexpr std::int64_t kNfs = 0x6969;
+  const std::string owner = fmt::format(
+      "pid 4711\nhost elsewhere\nsince 2026-01-02T03:04:05Z\nfile {}\ncommand ziggurat train a.json\n",
+      kSomeTier);
+  write_text(lock_file(), owner);
+  write_text(in(kSomeTier), "perhaps alive");
+  const auto before = names();
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      DriveLock::take(path(), kNfs);
+      ADD_FAILURE() << "not refused";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kUsage);
+      EXPECT_EQ(e.where(), path());
+      EXPECT_TRUE(says(e, "pid 4711 on elsewhere since 2026-01-02T03:04:05Z: ziggurat train a.json"))
+          << e.what();
+      EXPECT_TRUE(says(e, "end that run")) << e.what();
+      EXPECT_TRUE(says(e, "by hand")) << e.what();
+    }
+    EXPECT_EQ(names(), before);
+    EXPECT_EQ(text_of(lock_file()), owner);
+    EXPECT_EQ(text_of(in(kSomeTier)), "perhaps alive");
+  }
+  // As it says: without the files the directory is free; and our own host's are reclaimed there too.
+  fs::remove(in(kSomeTier));
+  DriveLock::take(path(), kNfs);
+  EXPECT_TRUE(is_empty());
+  write_text(lock_file(), fmt::format("pid 4711\nhost {}\nsince s\nfile {}\n", host_name(), kSomeTier));
+  write_text(in(kSomeTier), "dead");
+  DriveLock::take(path(), kNfs);
+  EXPECT_TRUE(is_empty());
 }
 
 TEST_F(DriveFileTest, AForeignFileNamedLikeTheLockIsLeftAlone) {

@@ -33,7 +33,7 @@ bool sample(Shares& shares, const std::vector<double>& rates, Noise& noise, doub
     const double s = kWindow * (busy.empty() ? 1 : busy[d]);
     samples.push_back({static_cast<std::int64_t>(rates[d] * s * noise(amplitude)), s});
   }
-  return shares.sample(samples);
+  return shares.sample(samples, kWindow);
 }
 
 void expect_shares(const Shares& shares, const std::vector<double>& rates, double tolerance) {
@@ -101,9 +101,9 @@ TEST(Shares, WithoutSamplesTheEstimateStays) {
   for (int i = 0; i < 20; ++i) sample(shares, {1e9, 3e9}, noise, 0);
   const std::vector<double> before = shares.shares();
   for (int i = 0; i < 100; ++i) {
-    EXPECT_FALSE(shares.sample(std::vector<DriveSample>{{0, 0}, {0, 0}}));
-    EXPECT_FALSE(
-        shares.sample(std::vector<DriveSample>{{static_cast<std::int64_t>(1e9 * kWindow), kWindow}, {0, 0}}));
+    EXPECT_FALSE(shares.sample(std::vector<DriveSample>{{0, 0}, {0, 0}}, kWindow));
+    EXPECT_FALSE(shares.sample(
+        std::vector<DriveSample>{{static_cast<std::int64_t>(1e9 * kWindow), kWindow}, {0, 0}}, kWindow));
   }
   EXPECT_EQ(shares.shares(), before);
 }
@@ -129,9 +129,39 @@ TEST(Shares, AStuckDriveLosesItsShare) {
 
 TEST(Shares, UnmeasuredDrivesKeepTheirWeightBesideMeasuredOnes) {
   Shares shares({1, 2, 3}, true);
-  shares.sample(std::vector<DriveSample>{{50'000'000, 0.05}, {0, 0}, {150'000'000, 0.05}});  // 1 and 3 GB/s
+  shares.sample(std::vector<DriveSample>{{50'000'000, 0.05}, {0, 0}, {150'000'000, 0.05}},
+                kWindow);  // 1 and 3 GB/s
   expect_shares(shares, {1, 2, 3}, 1e-6);
   EXPECT_EQ(shares.bytes_per_second(1), 0);
+}
+
+// Whatever counters say, no drive was busy for longer than time has passed, or for less than none.
+TEST(Shares, ImpossibleSamplesAreTakenForWhatTheyCanBe) {
+  const auto rate = [](const DriveSample& sample, double wall_seconds) {
+    Shares shares({1, 1}, true);
+    shares.sample(std::vector<DriveSample>{sample, {50'000'000, kWindow}}, wall_seconds);
+    return shares.bytes_per_second(0);
+  };
+  EXPECT_NEAR(rate({50'000'000, 40 * kWindow}, kWindow), 1e9, 1);  // and not a fortieth of it
+  EXPECT_NEAR(rate({50'000'000, kWindow}, 2 * kWindow), 1e9, 1);
+  EXPECT_EQ(rate({50'000'000, -kWindow}, kWindow), 0);  // nothing is known of it
+  EXPECT_EQ(rate({50'000'000, kWindow}, -1), 0);
+  // What was gathered before is not taken back.
+  Shares shares({1, 1}, true);
+  const DriveSample other = {50'000'000, kWindow};
+  const auto sample = [&](std::int64_t bytes, double busy) {
+    shares.sample(std::vector<DriveSample>{{bytes, busy}, other}, kWindow);
+  };
+  sample(10'000'000, 0.01);
+  sample(-70'000'000, -3);
+  EXPECT_EQ(shares.bytes_per_second(0), 0);
+  sample(10'000'000, 0.01);
+  EXPECT_NEAR(shares.bytes_per_second(0), 1e9, 1);
+  for (int i = 0; i < 100; ++i) sample(-70'000'000, kWindow);
+  for (const double share : shares.shares()) {
+    EXPECT_GT(share, 0);
+    EXPECT_LE(share, 1);
+  }
 }
 
 TEST(Shares, GivenForGoodTheyStay) {

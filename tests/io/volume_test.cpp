@@ -7,6 +7,8 @@
 #include <numeric>
 #include <thread>
 
+#include "allocations.hpp"
+#include "support/memory_io.hpp"
 #include "volume_support.hpp"
 
 namespace zg::io::test {
@@ -119,6 +121,27 @@ TEST(Volume, AnEmptySlotIsAResultOnAnotherThread) {
   EXPECT_NE(results.thread(), std::this_thread::get_id());
   ASSERT_TRUE(f.write(id, 0, 1).ok());
   EXPECT_TRUE(f.holds(id, 0, 1));
+}
+
+// ENODATA and EBADMSG are the volume's words; what the engine means by them is told in another way.
+TEST(Volume, ErrorsOfTheEngineAreNotTakenForTheVolumes) {
+  for (const auto& [error, said] : {std::pair{ENODATA, "the file ends before it: was it cut short?"},
+                                    std::pair{EBADMSG, "Bad message (errno 74)"}}) {
+    for (const Op op : {Op::kRead, Op::kWrite}) {
+      Fixture f(ram_engine({kMiB}, {.rules = {{.error = error, .op = op, .first_block = 1}}}));
+      const ExtentId id = f.volume->create({.name = "x", .bytes = 2 * kGrain});
+      ASSERT_TRUE(f.write(id, 0, 1).ok());
+      const ExtentResult result = op == Op::kWrite
+                                      ? f.write(id, 0, 2)
+                                      : f.volume->read_and_wait({.extent = id, .data = f.memory.data()});
+      EXPECT_EQ(result.error, EIO);
+      EXPECT_EQ(result.cause, error);
+      EXPECT_EQ(result.drive, 0);
+      const std::string text = f.volume->explain(id, op, result);
+      EXPECT_NE(text.find(said), std::string::npos) << text;
+      EXPECT_EQ(f.volume->version(id, 0), op == Op::kRead ? 1 : -1);
+    }
+  }
 }
 
 // All pages of all drives, by their first word (Memory::fill makes them differ).
@@ -392,6 +415,160 @@ TEST(Volume, SharesAreLearnedFromTheDrives) {
   EXPECT_GT(f.volume->space(1).share, 0.6);
   EXPECT_GT(f.volume->space(1).used, f.volume->space(0).used);
   EXPECT_TRUE(f.holds(id, 0, 11));
+}
+
+// ---- Memory
+
+// One drive, whose share is learned, and two with given ones: extents stay where they are.
+TEST(Volume, SteadyReadsAndWritesAllocateNothing) {
+  EngineOptions options;
+  options.backend = Backend::kRam;
+  options.block_size = 64 * kKiB;
+  VolumeOptions placed = small_pieces();
+  std::vector<DriveOptions> drives;
+  for (const char* path : {"/mnt/a path of some length", "/mnt/another one"}) {
+    drives.push_back({.path = path, .bytes = 8 * kMiB});
+    placed.shares.push_back(1);
+    placed.adapt = drives.size() == 1;
+    Fixture f(make_engine(options, drives), placed);
+    const ExtentId id = f.volume->create({.name = "x", .bytes = kMiB, .slots = 2});
+    std::int64_t transfers = 0, good = 0;
+    // Many samples of the drives are taken in that time.
+    const auto use = [&](double seconds) {
+      for (const auto begin = Clock::now(); seconds_between(begin, Clock::now()) < seconds; ++transfers) {
+        const ExtentTransfer t{
+            .extent = id, .slot = static_cast<int>(transfers / 2 % 2), .data = f.memory.data(), .version = 1};
+        good += (transfers % 2 == 0 ? f.volume->write_and_wait(t) : f.volume->read_and_wait(t)).ok();
+      }
+    };
+    use(0.15);
+    const std::int64_t before = allocations_of_all_threads();
+    use(0.3);
+    const std::int64_t after = allocations_of_all_threads();
+    EXPECT_EQ(after, before) << drives.size() << " drives";
+    EXPECT_EQ(good, transfers);
+  }
+}
+
+// A write that moves its extent, of many pieces, to the drive where room has come free; its n-th allocation
+// fails.
+class OutOfMemory {
+ public:
+  bool refused = false, cut_off = false;
+  OutOfMemory() { prepare(); }
+  // False when it has fewer allocations.
+  bool write(std::int64_t n) {
+    fail_allocation(n);
+    bool begun = true;
+    try {
+      volume->write({.extent = id, .data = memory.data(), .version = 1, .completion = &results, .tag = 1});
+    } catch (const std::bad_alloc&) {
+      begun = false;
+    }
+    const bool failed = allocation_failed();
+    if (!begun) {
+      EXPECT_EQ(results.count(), 0u);
+      EXPECT_EQ(volume->version(id, 0), -1);
+      refused = true;
+    } else if (const ExtentResult result = results.wait_for(1); !result.ok()) {
+      EXPECT_EQ(result.error, ENOMEM);
+      EXPECT_NE(volume->explain(id, Op::kWrite, result).find("writing x: piece of 16.0 KiB"),
+                std::string::npos);
+      cut_off = true;
+    } else {
+      EXPECT_EQ(volume->version(id, 0), 1);
+    }
+    EXPECT_EQ(used_bytes(*volume, 2), 192 * kGrain - 64 * kGrain + kPieces * kGrain);
+    return failed;
+  }
+  // Whatever came of it, the slot can be used, and nobody else's space is touched.
+  void check() {
+    memory.fill(0, memory.bytes(), 5);
+    ASSERT_TRUE(volume->write_and_wait({.extent = id, .data = memory.data()}).ok());
+    const Memory back(memory.bytes());
+    ASSERT_TRUE(volume->read_and_wait({.extent = id, .data = back.data()}).ok());
+    EXPECT_TRUE(same_bytes(back, memory, kPieces * kGrain));
+    for (const ExtentId other : filling) volume->destroy(other);
+    volume->destroy(id);
+    EXPECT_EQ(used_bytes(*volume, 2), 0);
+    for (int d = 0; d < 2; ++d) EXPECT_EQ(volume->space(d).largest, 128 * kGrain);
+  }
+
+ private:
+  void prepare() {
+    engine = std::make_unique<zg::test::MemoryIo>(2, 128 * kGrain, zg::test::MemoryIo::Options{});
+    volume = make_volume(*engine, small_pieces());
+    std::vector<ExtentId> on[2];
+    for (int i = 0; i < 256; ++i) {
+      const ExtentId e = volume->create({.name = "filling", .bytes = kGrain});
+      on[volume->layout(e, 0).rfind("memory1", 0) == 0].push_back(e);
+    }
+    filling.clear();
+    const auto make_holes = [&](int drive) {
+      for (std::size_t i = 0; i < on[drive].size(); ++i) {
+        if (i % 2 == 0) {
+          volume->destroy(on[drive][i]);
+        } else {
+          filling.push_back(on[drive][i]);
+        }
+      }
+    };
+    make_holes(1);
+    id = volume->create({.name = "x", .bytes = kPieces * kGrain});
+    EXPECT_EQ(volume->layout(id, 0).find("memory0"), std::string::npos);
+    make_holes(0);
+  }
+
+  static constexpr std::int64_t kPieces = 40;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Volume> volume;
+  std::vector<ExtentId> filling;
+  ExtentId id;
+  Results results;
+  const Memory memory{kPieces * kGrain};
+};
+
+TEST(Volume, WhereMemoryRunsOutASlotStaysUsable) {
+  int refused = 0, cut_off = 0;
+  bool failed = true;
+  for (std::int64_t n = 0; failed; ++n) {
+    OutOfMemory test;
+    failed = test.write(n);
+    test.check();
+    refused += test.refused;
+    cut_off += test.cut_off;
+    if (HasFailure()) FAIL() << "allocation " << n;
+  }
+  // Before anything was begun, and between its parts.
+  EXPECT_GT(refused, 10);
+  EXPECT_GT(cut_off, 1);
+}
+
+// Waits where that can never end.
+class Waits final : public ExtentCompletion {
+ public:
+  Waits(Volume& volume, char* data) : volume_(volume), data_(data) {}
+  void on_extent(ExtentId id, std::uint64_t tag, ExtentResult) override {
+    const ExtentTransfer t{.extent = id, .data = data_};
+    (void)(tag == 0 ? volume_.read_and_wait(t) : volume_.write_and_wait(t));
+  }
+
+ private:
+  Volume& volume_;
+  char* const data_;
+};
+
+TEST(VolumeDeathTest, WaitingInACompletionIsABug) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto wait = [](std::uint64_t tag) {
+    Fixture f(ram_engine({kMiB}));
+    Waits completion(*f.volume, f.memory.data());
+    const ExtentId id = f.volume->create({.name = "x", .bytes = kGrain});
+    f.volume->write({.extent = id, .data = f.memory.data(), .completion = &completion, .tag = tag});
+    std::this_thread::sleep_for(std::chrono::seconds(30));
+  };
+  EXPECT_DEATH(wait(0), "read_and_wait\\(\\) in a completion waits for itself");
+  EXPECT_DEATH(wait(1), "write_and_wait\\(\\) in a completion waits for itself");
 }
 
 TEST(VolumeDeathTest, WhatMustNotOverlapIsABug) {

@@ -149,6 +149,23 @@ TEST(StoreFailure, AProgramThatDoesNotFitIsRefusedForGood) {
   }
 }
 
+// The arena may outlive the engine: what the store would have told that one of it must not reach it then.
+TEST(StoreFailure, AStoreThatCannotBeMadeLeavesTheArenaAlone) {
+  const TensorTable table = equal_table(1, 4, 2 * kPage);
+  const auto device = make_host_device(kPage, nullptr);
+  const auto host = make_host_arena("host memory", 8 * kPage);
+  MemoryIo io(1, 6 * kPage, {});  // room for three of them
+  TensorStore::Options options;
+  options.table = &table;
+  options.device = device.get();
+  options.host = host.get();
+  options.io = &io;
+  options.budgets = {kPage, 8 * kPage};
+  EXPECT_THROW(TensorStore store(options), Error);
+  host->release(host->allocate(kPage), kPage);
+  EXPECT_EQ(io.registered(), 0);
+}
+
 // The store waits for leases that a stream still has.
 TEST(StoreFailure, TheEndWaitsForStreams) {
   const TensorTable table = equal_table(0, 1);

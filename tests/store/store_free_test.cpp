@@ -10,6 +10,45 @@
 namespace zg::test {
 namespace {
 
+// Drives of unequal speed, with room to spare: extents move to the faster one when they are written again,
+// and nothing of what they hold is lost.
+TEST(StoreFree, ExtentsMoveToTheFasterDriveAndKeepTheirContents) {
+  constexpr SegmentId kSegments = 8;
+  constexpr std::int64_t kBytes = 1 << 20;
+  const TensorTable table = equal_table(2, kSegments, kBytes);
+  io::EngineOptions options;
+  options.backend = io::Backend::kRam;
+  options.block_size = 64 * 1024;
+  std::vector<io::DriveOptions> drives;
+  for (const double speed : {50e6, 400e6}) {
+    drives.push_back({.bytes = 2 * kSegments * kBytes});
+    drives.back().ram = io::RamModel{.bytes_per_second = speed};
+  }
+  Rig rig(table, {0, 2 * kBytes}, io::make_engine(options, drives));
+  const Watchdog watchdog(60, [&] { return rig.store->state(); });
+  const auto written = [&](int drive) { return rig.io->counters(drive).write_bytes; };
+  std::int64_t before[2] = {0, 0};
+  constexpr std::uint64_t kRounds = 6;
+  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+    rig.store->drain();
+    for (const int d : {0, 1}) before[d] = written(d);
+    for (SegmentId id = 0; id < kSegments; ++id) {
+      const Lease lease =
+          rig.store->acquire(id, Tier::kHost, round == 1 ? Access::kOverwrite : Access::kWrite);
+      EXPECT_TRUE(round == 1 || holds(lease.data(), lease.bytes(), id, round - 1)) << id << ", " << round;
+      fill(lease.data(), lease.bytes(), id, round);
+    }
+    rig.store->sink();
+  }
+  rig.store->drain();
+  // They were laid out in equal parts; now the fast one has most.
+  EXPECT_GT(written(1) - before[1], 2 * (written(0) - before[0]));
+  for (SegmentId id = 0; id < kSegments; ++id) {
+    const Lease lease = rig.store->acquire(id, Tier::kHost, Access::kRead);
+    EXPECT_TRUE(holds(lease.data(), lease.bytes(), id, kRounds)) << id;
+  }
+}
+
 constexpr int kThreads = 4;
 
 // Segments of one thread, or (thread == kThreads) those that all read.

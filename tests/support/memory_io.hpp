@@ -61,7 +61,7 @@ class MemoryIo final : public io::Engine {
   void promote(io::Ticket, io::Priority) override {}
   bool poll(io::Ticket, io::Result&) override { return false; }
   io::Result wait(io::Ticket) override { return {}; }
-  void register_memory(void*, std::int64_t) override {}
+  void register_memory(void*, std::int64_t) override { ++registered_; }
   void unregister_memory(void*) override {}
   int drive_count() const override { return static_cast<int>(files_.size()); }
   std::int64_t drive_bytes(int drive) const override {
@@ -83,6 +83,7 @@ class MemoryIo final : public io::Engine {
     std::lock_guard lock(mutex_);
     return reads_;
   }
+  int registered() const { return registered_; }  // how often
   int writes() const {
     std::lock_guard lock(mutex_);
     return writes_;
@@ -154,6 +155,7 @@ class MemoryIo final : public io::Engine {
   std::condition_variable changed_;
   std::vector<Pending> pending_;
   int reads_ = 0, writes_ = 0;
+  std::atomic<int> registered_{0};
   bool stop_ = false;
   NamedThread thread_;
 };

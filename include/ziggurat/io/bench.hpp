@@ -53,13 +53,14 @@ struct BenchProgress {
 };
 
 // Seconds that one request took, from its submission to its completion; percentiles within 1.6%. With
-// adapt_depth that includes waiting for its turn.
+// adapt_depth that includes waiting for its turn. Of the requests begun while it was measured, whenever they
+// were done.
 struct BenchLatency {
   double mean = 0, p50 = 0, p99 = 0, p999 = 0, max = 0;
 };
 
 struct BenchCount {
-  std::int64_t bytes = 0, requests = 0;
+  std::int64_t bytes = 0, requests = 0;  // done while it was measured
   BenchLatency latency;
 };
 

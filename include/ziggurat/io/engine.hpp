@@ -200,6 +200,8 @@ class Engine {
 
   // Offsets, sizes and addresses that are multiples of it need no bounce buffer.
   static constexpr std::int64_t alignment() { return 4096; }
+  // Of EngineOptions::block_size; a cap against slips of the pen.
+  static constexpr std::int64_t max_block_size() { return std::int64_t{1} << 30; }
 
   // A transfer past the end of the drive is a result: ENODATA to read, ENOSPC to write.
   virtual Ticket submit(const Transfer& transfer) = 0;

@@ -18,8 +18,9 @@
 // I/O threads, never within the call that began the transfer, without locks held, and under the rules of
 // io::Completion. Of one slot, a write and any other transfer must not overlap; any number of reads may.
 // Memory: reading and writing allocate nothing once as many transfers as now have been under way before (a
-// write that moves its extent does).
-// Invariant: every transfer's completion is called exactly once.
+// write that moves its extent does). Where memory runs out they throw std::bad_alloc: then nothing was begun,
+// and the slot of a write has no contents.
+// Invariant: the completion of every transfer begun is called exactly once.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -37,9 +38,12 @@ struct ExtentId {
 };
 
 struct [[nodiscard]] ExtentResult {
-  int error = 0;            // an errno; EBADMSG: a checksum is wrong; ENODATA: the slot has no contents
+  // An errno. EBADMSG: a checksum is wrong; ENODATA: the slot has no contents; neither ever means anything
+  // else.
+  int error = 0;
   int drive = -1;           // where; -1: none
   std::int64_t offset = 0;  // of the piece that failed, in that drive's file
+  int cause = 0;            // what the engine said where that is no errno for the above; 0: the same
   bool ok() const { return error == 0; }
 };
 

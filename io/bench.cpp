@@ -106,6 +106,8 @@ void Bench::open() {
   engine_ = make_engine(options_.engine, options_.drives);
   const EngineOptions& e = options_.engine;
   depth_ = e.adapt_depth ? std::max(e.queue_depth, e.max_queue_depth) : e.queue_depth;
+  // The engine still keeps to its depth; the rest are those whose checksums are being made meanwhile.
+  if (options_.verify) depth_ *= 2;
   for (int i = 0; i < engine_->drive_count(); ++i) {
     const std::string& path = options_.drives[static_cast<std::size_t>(i)].path;
     const std::string name = path.empty() ? fmt::format("drive {}", i) : path;

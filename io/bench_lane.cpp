@@ -59,7 +59,8 @@ void BenchControl::throw_if_failed() const {
   if (error_ != nullptr) throw Error(*error_);
 }
 
-BenchMemory::BenchMemory(std::int64_t bytes, bool huge_pages) : bytes_(bytes) {
+// Whole huge pages, also for a few small blocks: what lies in less is never put into one.
+BenchMemory::BenchMemory(std::int64_t bytes, bool huge_pages) : bytes_(round_up(bytes, kHugePage)) {
   // More than there is would be granted, and end in the death of some process.
   const std::int64_t available = available_memory();
   const auto refuse = [&](const std::string& why) {

@@ -99,7 +99,7 @@ def free_huge_pages():
 
 
 def measure(args, op, block, depth):
-    names = [name for name in CONTESTANTS if name != "fio_huge" or free_huge_pages() >= depth * block // (2 * MIB) + 8]
+    names = [name for name in args.contestants if name != "fio_huge" or free_huge_pages() >= depth * block // (2 * MIB) + 8]
     runs = {name: [] for name in names}
     for number in range(args.rounds):
         # Each takes every place, and each pair is seen in both orders.
@@ -107,7 +107,8 @@ def measure(args, op, block, depth):
         turned = names[at:] + names[:at]
         for name in turned if number % 2 == 0 else turned[::-1]:
             runs[name].append(CONTESTANTS[name](args, op, block, depth))
-    case = {"op": op, "block_size": block, "queue_depth": depth, "rounds": args.rounds, "engine": runs["ours"][0]["engine"]}
+    case = {"op": op, "block_size": block, "queue_depth": depth, "rounds": args.rounds,
+            "engine": next(r[0]["engine"] for name, r in runs.items() if not name.startswith("fio"))}
     for name, results in runs.items():
         case[name] = {}
         for key in COLUMNS:
@@ -115,7 +116,7 @@ def measure(args, op, block, depth):
             middle = statistics.median(values)
             case[name][key] = {"median": middle, "mad": statistics.median(abs(v - middle) for v in values), "all": values}
     for name, peer in PAIRS.items():
-        if peer in runs:
+        if name in runs and peer in runs:
             for key in COLUMNS:
                 case[name][f"{key}_of_{peer}"] = case[name][key]["median"] / case[peer][key]["median"]
     return case
@@ -133,7 +134,7 @@ def row(case):
         return f"{b['median'] / 1e9:.2f} ({b['mad'] / 1e9:.2f})"
 
     def ratio(name, key):
-        value = case[name].get(f"{key}_of_{PAIRS[name]}")
+        value = case.get(name, {}).get(f"{key}_of_{PAIRS[name]}")
         return "-" if value is None else f"{value:.3f}" if key == "bytes_per_second" else f"{value:.2f}"
 
     pairs = " | ".join(f"{rate(peer)} | {rate(name)} | {ratio(name, 'bytes_per_second')} | {ratio(name, 'cpu_seconds_per_gb')}"
@@ -182,6 +183,7 @@ def main():
     parser.add_argument("--op", nargs="+", choices=list(FIO_RW), default=list(FIO_RW))
     parser.add_argument("--block", nargs="+", type=parse_size, default=[128 * KIB, MIB, 8 * MIB])
     parser.add_argument("--depth", nargs="+", type=int, default=[8, 32])
+    parser.add_argument("--contestants", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
     parser.add_argument("--ziggurat", default=str(ROOT / "build/ziggurat"))
     parser.add_argument("--quick", action="store_true", help="3 rounds of 0.5 s at 1 MiB and depth 32: to see that all works, not to conclude from")
     parser.add_argument("--out", help="write everything as JSON here")

@@ -358,8 +358,10 @@ void add_options(CLI::App& c, Flags& f) {
   c.add_option("--adaptive", f.adaptive, "The engine finds the depth itself, beginning with --queue-depth")
       ->capture_default_str()
       ->check(one_of({"on", "off"}));
-  c.add_option("--verify", f.verify, "Checksum what is written, compare what is read (twice the depth is offered, so that sums are made beside the "
-                   "transfers; latency has that wait in it)")
+  c.add_option("--verify", f.verify,
+               "Checksum what is written, compare what is read (twice the depth is offered, so that sums are "
+               "made beside the "
+               "transfers; latency has that wait in it)")
       ->capture_default_str()
       ->check(one_of({"on", "off"}));
   c.add_option("--seed", f.seed, "Of random offsets and of the mix")

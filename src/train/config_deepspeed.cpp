@@ -206,10 +206,9 @@ void read_aio(Section& root, RunConfig& run) {
   out.queue_depth = static_cast<int>(aio->integer(
       "queue_depth", {.fallback = out.queue_depth, .min = 1, .max = 4096, .autos = Auto::kTakesFallback}));
   out.adaptive_depth = aio->boolean("adaptive_depth", out.adaptive_depth);
-  out.max_queue_depth = static_cast<int>(
-      aio->integer("max_queue_depth", {.fallback = std::max(out.max_queue_depth, out.queue_depth),
-                                       .min = out.queue_depth,
-                                       .max = 4096}));
+  out.max_queue_depth = static_cast<int>(aio->integer(
+      "max_queue_depth",
+      {.fallback = std::max(out.max_queue_depth, out.queue_depth), .min = out.queue_depth, .max = 4096}));
   out.queues = static_cast<int>(aio->integer("queues", {.fallback = out.queues, .min = 1, .max = 64}));
   out.sqpoll = aio->boolean("sqpoll", out.sqpoll);
   out.iopoll = aio->boolean("iopoll", out.iopoll);

@@ -14,7 +14,8 @@ namespace {
 using nlohmann::json;
 
 TEST_F(CliTest, HelpShowsExamplesEverywhere) {
-  for (const Strings& command : {Strings{}, Strings{"train"}, Strings{"generate"}, Strings{"probe"}}) {
+  for (const Strings& command : {Strings{}, Strings{"train"}, Strings{"generate"}, Strings{"probe"},
+                                 Strings{"io-bench"}, Strings{"io-tune"}}) {
     for (const char* flag : {"--help", "-h"}) {
       const Outcome o = run(command + Strings{flag});
       EXPECT_EQ(o.code, 0);

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "io/checksum.hpp"
-#include "ziggurat/io/volume.hpp"
 #include "ziggurat/base/philox.hpp"
+#include "ziggurat/io/volume.hpp"
 
 namespace zg::io {
 namespace {

@@ -326,8 +326,7 @@ TEST_P(EngineTest, SaysWhatItIsAndDoes) {
   EXPECT_EQ(engine_->describe().rfind(name_of(GetParam().backend), 0), 0u) << engine_->describe();
   EXPECT_NE(engine_->describe().find("depth 8"), std::string::npos);
   EXPECT_EQ(engine_->describe().find("injected faults") != std::string::npos, GetParam().faults);
-  EXPECT_NE(engine_->state().find("nvme1: 0 of 8 blocks in flight"), std::string::npos)
-      << engine_->state();
+  EXPECT_NE(engine_->state().find("nvme1: 0 of 8 blocks in flight"), std::string::npos) << engine_->state();
 }
 
 INSTANTIATE_TEST_SUITE_P(

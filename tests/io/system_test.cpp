@@ -254,7 +254,8 @@ TEST(Registration, RefusedByMemlockLimit) {
       make_engine(options, {{directory, kMiB}});
     } catch (const Error& e) {
       fprintf(stderr, "%s\n", e.what());
-      errors += e.code() == Errc::kIo && std::string(e.what()).find("and no more") != std::string::npos ? 1 : 0;
+      errors +=
+          e.code() == Errc::kIo && std::string(e.what()).find("and no more") != std::string::npos ? 1 : 0;
     }
   }
   std::filesystem::remove(directory);

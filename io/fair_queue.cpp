@@ -20,30 +20,23 @@ FairQueue::List& FairQueue::list_of(const Waiter& waiter) {
   return lists_[static_cast<int>(waiter.priority)][index_of(waiter.op)];
 }
 
-void FairQueue::check_free(const Waiter& waiter) {
+void FairQueue::insert(Waiter& waiter, Waiter* previous, Waiter* next) {
   ZG_ASSERT(!waiter.waits, "a waiter stands in one list at a time");
+  List& list = list_of(waiter);
+  waiter.previous = previous;
+  waiter.next = next;
+  (previous != nullptr ? previous->next : list.head) = &waiter;
+  (next != nullptr ? next->previous : list.tail) = &waiter;
+  waiter.waits = true;
+  ++count_;
 }
 
 void FairQueue::push(Waiter& waiter) {
-  check_free(waiter);
-  List& list = list_of(waiter);
-  waiter.next = nullptr;
-  waiter.previous = list.tail;
-  (list.tail != nullptr ? list.tail->next : list.head) = &waiter;
-  list.tail = &waiter;
-  waiter.waits = true;
-  ++count_;
+  insert(waiter, list_of(waiter).tail, nullptr);
 }
 
 void FairQueue::push_front(Waiter& waiter) {
-  check_free(waiter);
-  List& list = list_of(waiter);
-  waiter.previous = nullptr;
-  waiter.next = list.head;
-  (list.head != nullptr ? list.head->previous : list.tail) = &waiter;
-  list.head = &waiter;
-  waiter.waits = true;
-  ++count_;
+  insert(waiter, nullptr, list_of(waiter).head);
 }
 
 void FairQueue::remove(Waiter& waiter) {

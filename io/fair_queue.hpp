@@ -37,7 +37,7 @@ class FairQueue {
     Waiter* tail = nullptr;
   };
   List& list_of(const Waiter& waiter);
-  static void check_free(const Waiter& waiter);
+  void insert(Waiter& waiter, Waiter* previous, Waiter* next);  // null: at that end
 
   List lists_[kPriorities][2];              // by priority and Op
   int passed_[kPriorities] = {};            // blocks of more urgent ones begun while somebody waited here

@@ -25,9 +25,9 @@ constexpr double kLongEnough = 0.5;           // seconds, for slow ones
 
 // Keeps one drive busy. Each slot has its own chunks of the file, so that no two transfers overlap.
 // Threads: run by one; completions on the drive's I/O threads.
-class Stream final : public io::Completion {
+class DriveMeter final : public io::Completion {
  public:
-  Stream(io::Engine& engine, int drive, std::int64_t block_size, std::int64_t memory)
+  DriveMeter(io::Engine& engine, int drive, std::int64_t block_size, std::int64_t memory)
       : engine_(engine), drive_(drive) {
     const std::int64_t area = std::min(kArea, engine.drive_bytes(drive)) / kPage * kPage;
     ZG_ASSERT_GE(area, kPage);
@@ -127,25 +127,25 @@ class Stream final : public io::Completion {
   Clock::time_point begin_, end_;
 };
 
-using Streams = std::vector<std::unique_ptr<Stream>>;
+using DriveMeters = std::vector<std::unique_ptr<DriveMeter>>;
 
 // All at once, since drives may share a bus, or be one.
-std::vector<double> run(Streams& streams, io::Op op, Stream::Rounds rounds) {
+std::vector<double> run(DriveMeters& meters, io::Op op, DriveMeter::Rounds rounds) {
   const auto begin = Clock::now();
-  for (auto& stream : streams) stream->start(op, rounds);
-  if (rounds == Stream::Rounds::kEndless) {
+  for (auto& meter : meters) meter->start(op, rounds);
+  if (rounds == DriveMeter::Rounds::kEndless) {
     const auto all_have_enough = [&] {
-      return std::all_of(streams.begin(), streams.end(), [](auto& s) { return s->has_enough(); });
+      return std::all_of(meters.begin(), meters.end(), [](auto& s) { return s->has_enough(); });
     };
     while (!all_have_enough() && seconds_between(begin, Clock::now()) < kLongEnough)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    for (auto& stream : streams) stream->stop();
+    for (auto& meter : meters) meter->stop();
   }
   std::vector<double> rates;
   std::exception_ptr failure;
-  for (auto& stream : streams) {  // all of them: none may be left under way
+  for (auto& meter : meters) {  // all of them: none may be left under way
     try {
-      rates.push_back(stream->finish());
+      rates.push_back(meter->finish());
     } catch (const Error&) {
       if (!failure) failure = std::current_exception();
     }
@@ -158,13 +158,14 @@ std::vector<double> run(Streams& streams, io::Op op, Stream::Rounds rounds) {
 
 std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size) {
   const int count = engine.drive_count();
-  Streams streams;
+  DriveMeters meters;
   for (int d = 0; d < count; ++d)
-    streams.push_back(std::make_unique<Stream>(engine, d, block_size, std::max(4 * kChunk, kMemory / count)));
+    meters.push_back(
+        std::make_unique<DriveMeter>(engine, d, block_size, std::max(4 * kChunk, kMemory / count)));
   // The first pass over a new file also pays for its metadata; a tier writes the same places again and again.
-  (void)run(streams, io::Op::kWrite, Stream::Rounds::kOnce);
-  const std::vector<double> write = run(streams, io::Op::kWrite, Stream::Rounds::kEndless);
-  const std::vector<double> read = run(streams, io::Op::kRead, Stream::Rounds::kEndless);
+  (void)run(meters, io::Op::kWrite, DriveMeter::Rounds::kOnce);
+  const std::vector<double> write = run(meters, io::Op::kWrite, DriveMeter::Rounds::kEndless);
+  const std::vector<double> read = run(meters, io::Op::kRead, DriveMeter::Rounds::kEndless);
   std::vector<DriveRates> rates;
   for (std::size_t d = 0; d < write.size(); ++d) rates.push_back({.read = read[d], .write = write[d]});
   return rates;

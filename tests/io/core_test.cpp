@@ -396,6 +396,28 @@ TEST_F(CoreTest, WritersOfOnePageTakeTurnsInOrder) {
   }
 }
 
+TEST_F(CoreTest, OfTwoThatWaitForAPageTheFirstGoesFirst) {
+  const auto engine = open(8);
+  std::vector<Ticket> tickets;
+  for (int i = 0; i < 3; ++i)
+    tickets.push_back(
+        engine->submit({.op = Op::kWrite, .offset = 100 * i, .data = memory_.at(kPage * i), .bytes = 100}));
+  script_.await_held(1);
+  rounds(*engine);
+  ASSERT_EQ(script_.begun.size(), 1u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    script_.await_held(1);
+    script_.end();  // the page is read
+    script_.await_held(1);
+    script_.end();
+    rounds(*engine);
+    for (std::size_t k = i; k < 3; ++k) {
+      Result result;
+      ASSERT_EQ(engine->poll(tickets[k], result), k == i) << i << " " << k;
+    }
+  }
+}
+
 TEST_F(CoreTest, APromotedTransferOvertakes) {
   const auto engine = open(1);
   std::vector<Ticket> tickets = {engine->submit(transfer(Op::kRead, 2))};

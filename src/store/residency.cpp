@@ -1,54 +1,147 @@
 #include "ziggurat/store/residency.hpp"
 
 #include <algorithm>
-#include <limits>
 
 #include "ziggurat/base/error.hpp"
 
 namespace zg {
-namespace {
-constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+
+// What the policy of one tier sees.
+class Residency::View final : public PolicyView {
+ public:
+  View(const Residency& residency, Tier tier) : r_(residency), tier_(tier) {}
+  bool may_leave(SegmentId id) const override { return r_.may_leave(id, tier_); }
+  std::uint64_t next_use(SegmentId id) const override {
+    const std::uint64_t distance = r_.next_use(id, tier_);
+    return distance == kNever ? kNever : now() + distance;
+  }
+  std::uint64_t last_use(SegmentId id) const override {
+    return r_.gate_ != nullptr ? r_.gate_->last_use(id, tier_) : r_.state(id).last_use;
+  }
+  bool costs_write(SegmentId id) const override { return r_.sole(id, tier_) && !r_.dead(id); }
+  std::int64_t bytes(SegmentId id) const override { return r_.table_.segment(id).charge; }
+  // One ahead, as positions begin at -1.
+  std::uint64_t now() const override { return r_.base_ + static_cast<std::uint64_t>(r_.at_ + 1); }
+  bool knows_future() const override { return r_.foresees(); }
+  std::uint64_t needed_until() const override {
+    const std::uint64_t ahead = r_.horizon_[index(tier_)];
+    return ahead == kNever ? 0 : now() + ahead;
+  }
+  bool recent_matters() const override { return r_.gate_ != nullptr || r_.future_ == nullptr; }
+
+ private:
+  const Residency& r_;
+  Tier tier_;
+};
+
+Residency::Residency(const TensorTable& table, const Budgets& budgets, PolicyFactory policy)
+    : table_(table), budgets_(budgets), make_policy_(policy ? std::move(policy) : next_use_policy()) {
+  uses_future_ = make_policy_()->uses_future();
+  grow();
 }
 
-Residency::Residency(const TensorTable& table, const Budgets& budgets)
-    : table_(table), budgets_(budgets), states_(static_cast<std::size_t>(table.segment_count())) {
-  for (auto& s : slot_) s.assign(states_.size(), -1);
+Residency::Residency(const Residency& o)
+    : table_(o.table_),
+      budgets_(o.budgets_),
+      make_policy_(o.make_policy_),
+      uses_future_(o.uses_future_),
+      states_(o.states_),
+      resident_(o.resident_),
+      slot_(o.slot_),
+      priorities_(o.priorities_),
+      level_(o.level_),
+      used_(o.used_),
+      peak_(o.peak_),
+      traffic_(o.traffic_),
+      program_{o.program_[0], o.program_[1]},
+      future_(o.future_),
+      future_accesses_(o.future_accesses_),
+      at_(o.at_),
+      base_(o.base_),
+      clock_(o.clock_),
+      searches_(o.searches_) {
+  for (std::size_t t = 0; t < 2; ++t) {
+    for (const auto& policy : o.policies_[t]) policies_[t].push_back(policy->clone());
+  }
+}
+
+void Residency::grow() {
+  const auto n = static_cast<std::size_t>(table_.segment_count());
+  states_.resize(n);
+  for (auto& s : slot_) s.resize(n, -1);
+  for (auto& r : resident_) r.reserve(n);
+  const auto priority = [&](SegmentId id) { return table_.tensor(table_.segment(id).tensor).spec.priority; };
+  for (std::size_t id = level_.size(); id < n; ++id) {
+    const int p = priority(static_cast<SegmentId>(id));
+    const auto it = std::lower_bound(priorities_.begin(), priorities_.end(), p);
+    const auto at = it - priorities_.begin();
+    if (it == priorities_.end() || *it != p) {
+      priorities_.insert(it, p);
+      for (std::uint8_t& level : level_) level = static_cast<std::uint8_t>(level + (level >= at ? 1 : 0));
+      for (auto& tier : policies_) tier.insert(tier.begin() + at, make_policy_());
+      ZG_ASSERT_LE(priorities_.size(), 255u);
+    }
+    level_.push_back(static_cast<std::uint8_t>(at));
+  }
 }
 
 void Residency::set_future(const Program* current, const Program* next) {
   program_[0] = current;
   program_[1] = next;
-  now_ = {};
+  gate_ = nullptr;
+  if (current == nullptr && future_ != nullptr) follow(nullptr, -1);
+}
+
+void Residency::set_gate(Gate* gate) {
+  gate_ = gate;
+}
+
+// Everybody's next use is another from now on.
+void Residency::follow(const Program* program, std::int32_t position) {
+  base_ += future_accesses_;
+  future_ = program;
+  future_accesses_ = program != nullptr ? static_cast<std::uint64_t>(program->access_count()) : 0;
+  at_ = position;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    for (const auto& policy : policies_[index(tier)]) policy->future_changed(View(*this, tier));
+  }
+}
+
+void Residency::guess(const Program* program, std::int32_t position) {
+  follow(program, position);
+}
+
+void Residency::used_at(SegmentId segment, std::int32_t position) {
+  at_ = std::max(at_, position);
+  changed(segment);
 }
 
 // Calls visit(access, distance) for the accesses after now, in order, until it returns false: those of the
 // rest of the program, then the same program once more from its start.
 template <class Visit>
 void Residency::visit_future(SegmentId id, Visit&& visit) const {
-  const Program* p = program_[now_.which];
-  if (p == nullptr) return;
+  const Program* p = future_;
+  if (p == nullptr || !p->knows(id)) return;
   const auto uses = p->uses(id);
-  const auto rest = std::upper_bound(uses.begin(), uses.end(), now_.at);
+  const auto rest = std::upper_bound(uses.begin(), uses.end(), at_);
   for (auto it = rest; it != uses.end(); ++it) {
-    if (!visit(p->access(*it), static_cast<std::uint64_t>(*it - now_.at))) return;
+    if (!visit(p->access(*it), static_cast<std::uint64_t>(*it - at_))) return;
   }
   for (auto it = uses.begin(); it != rest; ++it) {
-    if (!visit(p->access(*it), static_cast<std::uint64_t>(*it + p->access_count() - now_.at))) return;
+    if (!visit(p->access(*it), static_cast<std::uint64_t>(*it + p->access_count() - at_))) return;
   }
 }
 
-// Only what this program will do for certain counts: another one may follow and read.
+// Only what this program will do for certain counts: another one may follow and read. A guess is not certain.
 bool Residency::dead(SegmentId id) const {
-  const Program* p = program_[now_.which];
-  if (p == nullptr) return false;
-  const auto uses = p->uses(id);
-  const auto next = std::upper_bound(uses.begin(), uses.end(), now_.at);
-  return next != uses.end() && p->access(*next).access == Access::kOverwrite;
+  if (!foresees() || gate_ != nullptr || !future_->knows(id)) return false;
+  const auto uses = future_->uses(id);
+  const auto next = std::upper_bound(uses.begin(), uses.end(), at_);
+  return next != uses.end() && future_->access(*next).access == Access::kOverwrite;
 }
 
 // Distance to the next access that the copy at `tier` would serve.
 std::uint64_t Residency::next_use(SegmentId id, Tier tier) const {
-  if (free_mode_) return kNever - state(id).last_use;  // least recently used is farthest
   const bool on_device = present(id, Tier::kDevice);
   std::uint64_t found = kNever;
   visit_future(id, [&](const AccessStep& a, std::uint64_t distance) {
@@ -60,9 +153,24 @@ std::uint64_t Residency::next_use(SegmentId id, Tier tier) const {
   return found;
 }
 
-bool Residency::pinned(SegmentId id, Tier tier) const {
-  return state(id).pin[index(tier)] == clock_ ||
-         (free_mode_ && (held_[static_cast<std::size_t>(id)] & bit(tier)) != 0);
+Policy& Residency::policy_of(SegmentId id, Tier tier) const {
+  return *policies_[index(tier)][level_[static_cast<std::size_t>(id)]];
+}
+
+bool Residency::may_leave(SegmentId id, Tier tier) const {
+  const State& s = state(id);
+  const std::size_t t = index(tier);
+  if (s.hold[t] == clock_ || s.pins[t] > 0 || s.refused[t] == search_[t]) return false;
+  if (gate_ != nullptr && gate_->held(id, tier)) return false;
+  if (horizon_[t] != kNever && next_use(id, tier) <= horizon_[t]) return false;
+  const bool can_sink = table_.segment(id).lowest > tier;
+  return can_sink || s.current != bit(tier) || dead(id);
+}
+
+void Residency::changed(SegmentId id) {
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    if (present(id, tier)) policy_of(id, tier).update(id, View(*this, tier));
+  }
 }
 
 void Residency::alloc(SegmentId id, Tier tier) {
@@ -73,6 +181,8 @@ void Residency::alloc(SegmentId id, Tier tier) {
   state(id).current |= bit(tier);
   slot_[t][static_cast<std::size_t>(id)] = static_cast<std::int32_t>(resident_[t].size());
   resident_[t].push_back(id);
+  policy_of(id, tier).insert(id, View(*this, tier));
+  changed(id);
   out_->push_back({Action::Kind::kAlloc, tier, tier, Access::kOverwrite, id});
 }
 
@@ -86,6 +196,8 @@ void Residency::free(SegmentId id, Tier tier) {
   slot_[t][static_cast<std::size_t>(resident_[t][slot])] = static_cast<std::int32_t>(slot);
   resident_[t].pop_back();
   slot_[t][static_cast<std::size_t>(id)] = -1;
+  policy_of(id, tier).remove(id);
+  changed(id);
   out_->push_back({Action::Kind::kFree, tier, tier, Access::kOverwrite, id});
 }
 
@@ -97,50 +209,63 @@ void Residency::copy(SegmentId id, Tier from, Tier to) {
   if (to == Tier::kDevice) traffic_.host_to_device += bytes;
   if (from == Tier::kDevice) traffic_.device_to_host += bytes;
   state(id).current |= bit(to);
+  changed(id);
   out_->push_back({Action::Kind::kCopy, to, from, Access::kRead, id});
 }
 
-bool Residency::evict(SegmentId victim, Tier tier) {
-  const bool only_copy = state(victim).current == bit(tier);
-  if (only_copy && !dead(victim)) {
-    if (table_.segment(victim).lowest <= tier) return false;
-    if (tier == Tier::kDevice) {
-      if (make_room(Tier::kHost, victim)) return false;
-      alloc(victim, Tier::kHost);
-      copy(victim, Tier::kDevice, Tier::kHost);
-    } else {
-      copy(victim, Tier::kHost, Tier::kNvme);
+// `left`: whether it did. A failure is one that passes by itself (NoRoom::busy).
+std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
+  left = false;
+  const bool only_copy = state(id).current == bit(tier);
+  if (only_copy && !dead(id) && tier == Tier::kDevice) {
+    if (auto failure = make_room(Tier::kHost, id)) {
+      if (failure->busy >= 0) return failure;
+      state(id).refused[index(tier)] = search_[index(tier)];
+      return std::nullopt;
     }
   }
-  free(victim, tier);
-  return true;
+  const auto closed = gate_ == nullptr ? Gate::Closed::kYes : gate_->close(id, tier);
+  if (closed == Gate::Closed::kMoving) return NoRoom{tier, table_.segment(id).charge, id, id};
+  if (closed == Gate::Closed::kHeld) {
+    state(id).refused[index(tier)] = search_[index(tier)];
+    return std::nullopt;
+  }
+  if (only_copy && !dead(id)) {
+    if (tier == Tier::kDevice) {
+      alloc(id, Tier::kHost);
+      copy(id, Tier::kDevice, Tier::kHost);
+    } else {
+      copy(id, Tier::kHost, Tier::kNvme);
+    }
+  }
+  free(id, tier);
+  left = true;
+  return std::nullopt;
+}
+
+SegmentId Residency::victim(Tier tier) const {
+  for (const auto& policy : policies_[index(tier)]) {
+    const SegmentId id = policy->victim(View(*this, tier));
+    if (id >= 0) return id;
+  }
+  return -1;
 }
 
 std::optional<NoRoom> Residency::make_room(Tier tier, SegmentId newcomer) {
   const std::size_t t = index(tier);
-  const std::int64_t budget = tier == Tier::kDevice ? budgets_.device : budgets_.host;
   const std::int64_t needed = table_.segment(newcomer).charge;
-  std::vector<SegmentId> refused;
-  while (used_[t] + needed > budget) {
-    SegmentId best = -1;
-    std::uint64_t best_use = 0;
-    bool best_free = false;
-    for (const SegmentId id : resident_[t]) {
-      if (id == newcomer || pinned(id, tier) ||
-          std::find(refused.begin(), refused.end(), id) != refused.end())
-        continue;
-      const std::uint64_t use = next_use(id, tier);
-      if (best >= 0 && use < best_use) continue;
-      const bool costs_nothing = state(id).current != bit(tier) || dead(id);
-      if (best < 0 || use > best_use || (costs_nothing && !best_free) ||
-          (costs_nothing == best_free && id < best)) {
-        best = id;
-        best_use = use;
-        best_free = costs_nothing;
-      }
+  if (used_[t] + needed <= budget(tier)) return std::nullopt;
+  search_[t] = ++searches_;
+  state(newcomer).refused[t] = search_[t];
+  while (used_[t] + needed > budget(tier)) {
+    const SegmentId id = victim(tier);
+    if (id < 0) return NoRoom{tier, needed, newcomer};
+    bool left = false;
+    if (auto failure = evict(id, tier, left)) {
+      failure->segment = newcomer;
+      failure->needed = needed;
+      return failure;
     }
-    if (best < 0) return NoRoom{tier, needed, newcomer};
-    if (!evict(best, tier)) refused.push_back(best);
   }
   return std::nullopt;
 }
@@ -153,21 +278,23 @@ std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, bool fetch) {
     if (tier == Tier::kDevice) {
       if (auto failure = bring(id, Tier::kHost, true)) return failure;
       source = Tier::kHost;
-      state(id).pin[index(Tier::kHost)] = clock_;  // until it is copied, further down
+      state(id).hold[index(Tier::kHost)] = clock_;  // until it is copied, further down
     } else if (present(id, Tier::kDevice)) {
       source = Tier::kDevice;
     }
   }
-  if (auto failure = make_room(tier, id)) return failure;
-  alloc(id, tier);
-  if (fetch) copy(id, source, tier);
-  if (tier == Tier::kDevice) state(id).pin[index(Tier::kHost)] = 0;
-  return std::nullopt;
+  auto failure = make_room(tier, id);
+  if (!failure) {
+    alloc(id, tier);
+    if (fetch) copy(id, source, tier);
+  }
+  if (tier == Tier::kDevice) state(id).hold[index(Tier::kHost)] = 0;
+  return failure;
 }
 
 std::optional<NoRoom> Residency::apply(const AccessStep& step) {
   State& s = state(step.segment);
-  s.pin[index(step.tier)] = clock_;
+  s.hold[index(step.tier)] = clock_;
   s.last_use = clock_;
   if (auto failure = bring(step.segment, step.tier, step.access != Access::kOverwrite)) return failure;
   if (step.access != Access::kRead) {
@@ -176,6 +303,7 @@ std::optional<NoRoom> Residency::apply(const AccessStep& step) {
     }
     s.current = bit(step.tier);
   }
+  changed(step.segment);
   out_->push_back({Action::Kind::kUse, step.tier, step.tier, step.access, step.segment});
   return std::nullopt;
 }
@@ -192,10 +320,12 @@ std::optional<NoRoom> Residency::decide(int which, std::int32_t op, std::vector<
   const Program& program = *program_[which];
   out_ = &out;
   ++clock_;
+  if (op == 0) follow(&program, -1);
+  ZG_ASSERT(future_ == &program, "operations are decided in order");
   const auto accesses = program.op(op);
-  for (const AccessStep& a : accesses) state(a.segment).pin[index(a.tier)] = clock_;
+  for (const AccessStep& a : accesses) state(a.segment).hold[index(a.tier)] = clock_;
   for (std::size_t i = 0; i < accesses.size(); ++i) {
-    now_ = {which, program.first_access(op) + static_cast<std::int32_t>(i)};
+    at_ = program.first_access(op) + static_cast<std::int32_t>(i);
     if (auto failure = apply(accesses[i])) return failure;
   }
   // Only now: the accesses of an operation are held together, so none may live on the memory of another.
@@ -203,6 +333,59 @@ std::optional<NoRoom> Residency::decide(int which, std::int32_t op, std::vector<
     if (a.last) discard(a.segment, out);
   }
   return std::nullopt;
+}
+
+std::optional<NoRoom> Residency::decide_free(const AccessStep& step, std::vector<Action>& out) {
+  out_ = &out;
+  ++clock_;
+  return apply(step);
+}
+
+bool Residency::prefetch(SegmentId segment, Tier tier, std::int32_t position, std::vector<Action>& out) {
+  if (present(segment, tier)) return true;
+  if (!has_content(segment)) return false;
+  out_ = &out;
+  ++clock_;
+  if (foresees() && position >= 0) {
+    const std::int32_t ahead = position > at_ ? position - at_ : position + future_->access_count() - at_;
+    horizon_.fill(static_cast<std::uint64_t>(ahead));
+  }
+  state(segment).hold[index(tier)] = clock_;
+  state(segment).last_use = clock_;
+  const bool there = !bring(segment, tier, true);
+  horizon_.fill(kNever);
+  return there;
+}
+
+void Residency::clean(std::int64_t bytes, std::vector<Action>& out) {
+  out_ = &out;
+  ++clock_;
+  const std::size_t t = index(Tier::kHost);
+  search_[t] = ++searches_;
+  std::int64_t ready = budget(Tier::kHost) - used_[t];
+  while (ready < bytes) {
+    const SegmentId id = victim(Tier::kHost);
+    if (id < 0) break;
+    state(id).refused[t] = search_[t];  // considered
+    if (sole(id, Tier::kHost) && !dead(id)) {
+      if (gate_ != nullptr && gate_->close(id, Tier::kHost) != Gate::Closed::kYes) continue;
+      copy(id, Tier::kHost, Tier::kNvme);
+    }
+    ready += table_.segment(id).charge;
+  }
+  search_[t] = ++searches_;
+}
+
+void Residency::pin(SegmentId segment, Tier tier) {
+  std::uint8_t& pins = state(segment).pins[index(tier)];
+  ZG_ASSERT(pins < 255, "{} is pinned too often", table_.segment_name(segment));
+  ++pins;
+}
+
+void Residency::unpin(SegmentId segment, Tier tier) {
+  std::uint8_t& pins = state(segment).pins[index(tier)];
+  ZG_ASSERT(pins > 0, "{} is not pinned", table_.segment_name(segment));
+  --pins;
 }
 
 void Residency::assume_content(SegmentId id, Tier tier) {
@@ -219,13 +402,17 @@ void Residency::assume_content(SegmentId id, Tier tier) {
 void Residency::sink(std::vector<Action>& out) {
   out_ = &out;
   ++clock_;
+  Gate* const gate = gate_;
   set_future(nullptr, nullptr);
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    search_[index(tier)] = ++searches_;
     const std::vector<SegmentId> all = resident_[index(tier)];
     for (const SegmentId id : all) {
-      if (present(id, tier) && table_.segment(id).lowest > tier) evict(id, tier);
+      bool left = false;
+      if (present(id, tier) && table_.segment(id).lowest > tier) (void)evict(id, tier, left);
     }
   }
+  gate_ = gate;
 }
 
 std::uint64_t Residency::fingerprint() const {

@@ -33,6 +33,8 @@ class Program {
   const AccessStep& access(std::int32_t position) const {
     return accesses_[static_cast<std::size_t>(position)];
   }
+  // Whether the segment existed when the program was made.
+  bool knows(SegmentId segment) const { return static_cast<std::size_t>(segment) + 1 < use_first_.size(); }
   // Positions at which a segment is accessed, ascending.
   std::span<const std::int32_t> uses(SegmentId segment) const;
   // Fingerprint of the sequence: equal programs on all ranks have equal ones.

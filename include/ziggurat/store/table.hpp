@@ -32,6 +32,7 @@ struct TensorSpec {
   Role role = Role::kOther;
   Tier lowest = Tier::kNvme;          // how far it may sink
   std::int64_t segment_elements = 0;  // 0: one segment (contiguous wherever it is)
+  int priority = 0;                   // copies of a lower one leave a tier first
 };
 
 struct Tensor {

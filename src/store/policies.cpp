@@ -1,0 +1,183 @@
+#include <algorithm>
+
+#include "store/indexed_heap.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/store/policy.hpp"
+
+namespace zg {
+namespace {
+
+// Takes the top of a heap that may leave and has a key above `limit`. Keys that have become smaller without notice (by a use) are put right
+// on the way.
+template <class KeyOf>
+SegmentId take(IndexedHeap& heap, const PolicyView& view, std::vector<SegmentId>& aside, KeyOf&& key_of,
+               std::uint64_t limit = 0) {
+  SegmentId found = -1;
+  aside.clear();
+  while (!heap.empty()) {
+    const SegmentId id = heap.top();
+    const IndexedHeap::Key key = key_of(id);
+    if (key < heap.top_key()) {
+      heap.set(id, key);
+      continue;
+    }
+    if (key[0] <= limit) break;
+    if (view.may_leave(id)) {
+      found = id;
+      break;
+    }
+    aside.push_back(id);
+    heap.remove(id);
+  }
+  for (const SegmentId id : aside) heap.set(id, key_of(id));
+  return found;
+}
+
+std::uint64_t id_order(SegmentId id) {
+  return kNever - static_cast<std::uint64_t>(id);
+}
+
+class NextUse final : public Policy {
+ public:
+  explicit NextUse(const NextUseOptions& options) : options_(options) {}
+
+  void insert(SegmentId id, const PolicyView& view) override { update(id, view); }
+  void remove(SegmentId id) override { heap_of(id).remove(id); }
+  void update(SegmentId id, const PolicyView& view) override {
+    IndexedHeap& heap = options_.write_cost > 0 && view.costs_write(id) ? costly_ : free_;
+    IndexedHeap& other = &heap == &free_ ? costly_ : free_;
+    if (other.contains(id)) other.remove(id);
+    heap.set(id, key_of(id, view));
+  }
+  void future_changed(const PolicyView& view) override {
+    // A cost may have changed, too.
+    all_.clear();
+    for (std::size_t i = 0; i < costly_.size(); ++i) all_.push_back(costly_.at(i));
+    for (std::size_t i = 0; i < free_.size() && options_.write_cost > 0; ++i) all_.push_back(free_.at(i));
+    for (const SegmentId id : all_) update(id, view);
+    free_.rebuild([&](SegmentId id) { return key_of(id, view); });
+  }
+  SegmentId victim(const PolicyView& view) override {
+    const auto key = [&](SegmentId id) { return key_of(id, view); };
+    const SegmentId free = take(free_, view, aside_, key, view.needed_until());
+    if (costly_.empty()) return free;
+    const SegmentId costly = take(costly_, view, aside_, key, view.needed_until());
+    if (free < 0 || costly < 0) return std::max(free, costly);
+    // A copy that nobody needs any more leaves first, free or not.
+    if (key(free)[0] == kNever || key(costly)[0] == kNever) return key(free) >= key(costly) ? free : costly;
+    const auto distance = [&](SegmentId id) { return static_cast<double>(view.next_use(id) - view.now()); };
+    return distance(free) * (1 + options_.write_cost) >= distance(costly) ? free : costly;
+  }
+  bool uses_future() const override { return true; }
+  std::unique_ptr<Policy> clone() const override { return std::make_unique<NextUse>(*this); }
+
+ private:
+  static IndexedHeap::Key key_of(SegmentId id, const PolicyView& view) {
+    const std::uint64_t recent = view.recent_matters() ? kNever - view.last_use(id) : 0;
+    if (!view.knows_future()) return {kNever, recent, id_order(id)};
+    const std::uint64_t use = view.next_use(id);
+    if (use < kNever) return {use, 0, id_order(id)};
+    // What costs no write leaves first.
+    const std::uint64_t cost = view.costs_write(id) ? 0 : std::uint64_t{1} << 63;
+    return {use, cost | (recent >> 1), id_order(id)};
+  }
+  IndexedHeap& heap_of(SegmentId id) { return free_.contains(id) ? free_ : costly_; }
+
+  NextUseOptions options_;
+  IndexedHeap free_, costly_;  // with write_cost 0 everything is in the first
+  std::vector<SegmentId> aside_, all_;
+};
+
+class Lru final : public Policy {
+ public:
+  void insert(SegmentId id, const PolicyView& view) override { heap_.set(id, key_of(id, view)); }
+  void remove(SegmentId id) override { heap_.remove(id); }
+  void update(SegmentId id, const PolicyView& view) override { heap_.set(id, key_of(id, view)); }
+  void future_changed(const PolicyView&) override {}
+  SegmentId victim(const PolicyView& view) override {
+    return take(heap_, view, aside_, [&](SegmentId id) { return key_of(id, view); });
+  }
+  bool uses_future() const override { return false; }
+  std::unique_ptr<Policy> clone() const override { return std::make_unique<Lru>(*this); }
+
+ private:
+  static IndexedHeap::Key key_of(SegmentId id, const PolicyView& view) {
+    return {kNever - view.last_use(id), id_order(id), 0};
+  }
+  IndexedHeap heap_;
+  std::vector<SegmentId> aside_;
+};
+
+class ClockHand final : public Policy {
+ public:
+  void insert(SegmentId id, const PolicyView& view) override {
+    const auto i = static_cast<std::size_t>(id);
+    if (i >= ring_.size()) ring_.resize(i + 1);
+    Entry& e = ring_[i];
+    e.seen = view.last_use(id);
+    // Behind the hand: it is the last that the hand comes to.
+    e.next = hand_ < 0 ? id : hand_;
+    e.before = hand_ < 0 ? id : at(hand_).before;
+    at(e.before).next = id;
+    at(e.next).before = id;
+    if (hand_ < 0) hand_ = id;
+    ++count_;
+  }
+  void remove(SegmentId id) override {
+    const Entry& e = at(id);
+    if (hand_ == id) hand_ = e.next == id ? -1 : e.next;
+    at(e.before).next = e.next;
+    at(e.next).before = e.before;
+    --count_;
+  }
+  void update(SegmentId, const PolicyView&) override {}
+  void future_changed(const PolicyView&) override {}
+  SegmentId victim(const PolicyView& view) override {
+    // Twice round at most: the first clears the bits.
+    for (std::size_t n = 0; n < 2 * count_; ++n) {
+      Entry& e = at(hand_);
+      const std::uint64_t used = view.last_use(hand_);
+      const bool referenced = used != e.seen;
+      e.seen = used;
+      if (!referenced && view.may_leave(hand_)) return hand_;
+      hand_ = e.next;
+    }
+    return -1;
+  }
+  bool uses_future() const override { return false; }
+  std::unique_ptr<Policy> clone() const override { return std::make_unique<ClockHand>(*this); }
+
+ private:
+  struct Entry {
+    SegmentId before = -1, next = -1;
+    std::uint64_t seen = 0;  // last use when the hand passed: another one since is the bit
+  };
+  Entry& at(SegmentId id) { return ring_[static_cast<std::size_t>(id)]; }
+
+  std::vector<Entry> ring_;  // by segment
+  SegmentId hand_ = -1;
+  std::size_t count_ = 0;
+};
+
+}  // namespace
+
+PolicyFactory next_use_policy(const NextUseOptions& options) {
+  return [options] { return std::make_unique<NextUse>(options); };
+}
+
+PolicyFactory lru_policy() {
+  return [] { return std::make_unique<Lru>(); };
+}
+
+PolicyFactory clock_policy() {
+  return [] { return std::make_unique<ClockHand>(); };
+}
+
+PolicyFactory policy_by_name(const std::string& name) {
+  if (name == "next-use") return next_use_policy();
+  if (name == "lru") return lru_policy();
+  if (name == "clock") return clock_policy();
+  throw Error(Errc::kUsage, "policy", fmt::format("\"{}\" is not known", name), "use next-use, lru or clock");
+}
+
+}  // namespace zg

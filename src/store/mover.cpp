@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "store/node.hpp"
+#include "store/predictor.hpp"
 #include "ziggurat/base/log.hpp"
-#include "ziggurat/io/volume.hpp"
 
 namespace zg {
 namespace {
@@ -39,151 +39,272 @@ bool conflict(const Node& earlier, const Node& later) {
   return false;
 }
 
-}  // namespace
-
-bool TensorStore::Earlier::operator()(const Node* a, const Node* b) const {
-  return a->sequence < b->sequence;
+bool before(const Node& a, const Node& b) {
+  return a.urgency != b.urgency ? a.urgency < b.urgency : a.sequence < b.sequence;
 }
 
-TensorStore::Link TensorStore::link_of(const Action& action) {
+}  // namespace
+
+Link TensorStore::link_of(const Action& action) {
   if (action.tier == Tier::kDevice) return kToDevice;
   if (action.from == Tier::kDevice) return kToHost;
   return action.from == Tier::kNvme ? kNvmeRead : kNvmeWrite;
 }
 
-bool TensorStore::may_start(const SegmentState& s, std::size_t i) const {
-  for (std::size_t j = 0; j < i; ++j) {
-    if (s.queue[j].state != Node::State::kDone && conflict(s.queue[j], s.queue[i])) return false;
+Node& TensorStore::new_node() {
+  if (unused_ == nullptr) {
+    nodes_.push_back(std::make_unique<Node[]>(kBlock));
+    for (std::size_t i = 0; i < kBlock; ++i) nodes_.back()[i].next = std::exchange(unused_, &nodes_.back()[i]);
+  }
+  Node& node = *unused_;
+  unused_ = node.next;
+  node = Node{};
+  return node;
+}
+
+// Most come last: the search begins there.
+void TensorStore::insert(NodeList& list, Node& node) {
+  Node* after = list.last;
+  while (after != nullptr && before(node, *after)) after = after->list_before;
+  node.list_before = after;
+  node.list_next = after != nullptr ? after->list_next : list.first;
+  (after != nullptr ? after->list_next : list.first) = &node;
+  (node.list_next != nullptr ? node.list_next->list_before : list.last) = &node;
+  node.in_list = true;
+  ++list.size;
+}
+
+void TensorStore::remove(NodeList& list, Node& node) {
+  (node.list_before != nullptr ? node.list_before->list_next : list.first) = node.list_next;
+  (node.list_next != nullptr ? node.list_next->list_before : list.last) = node.list_before;
+  node.in_list = false;
+  --list.size;
+}
+
+// Appends the decided moves to their segments' queues and starts what can start.
+void TensorStore::add_actions(Lock& lock, Urgency urgency) {
+  for (const Action& action : actions_) {
+    // Without a program leases are no nodes.
+    if (action.kind == Action::Kind::kUse && program_ == nullptr) continue;
+    SegmentState& s = at(action.segment);
+    Node& node = new_node();
+    node.action = action;
+    node.sequence = sequence_++;
+    node.urgency = static_cast<std::uint8_t>(urgency);
+    node.before = s.last;
+    (s.last != nullptr ? s.last->next : s.first) = &node;
+    s.last = &node;
+    if (action.kind == Action::Kind::kAlloc) insert(memory_queue_[static_cast<std::size_t>(action.tier)], node);
+    if (action.kind == Action::Kind::kFree) {
+      const auto t = static_cast<std::size_t>(action.tier);
+      ++s.counts.evictions;
+      ++tiers_[t].evictions;
+      if (s.prefetched == static_cast<std::int8_t>(t)) {
+        if (hot(action.segment).hits[t].load(std::memory_order_relaxed) == s.hits_before) ++prefetched_in_vain_;
+        used(action.segment);
+      }
+    }
+  }
+  for (const Action& action : actions_) touch(action.segment);
+  actions_.clear();
+  settle(lock);
+}
+
+bool TensorStore::may_start(const Node& node) {
+  for (const Node* n = node.before; n != nullptr; n = n->before) {
+    if (n->state != Node::State::kDone && conflict(*n, node)) return false;
   }
   return true;
 }
 
-// Starts every move of the segment that nothing holds back.
-void TensorStore::advance(Lock& lock, SegmentId segment) {
+// Something changed in the queue of the segment: settle() will look at it.
+void TensorStore::touch(SegmentId segment) {
   SegmentState& s = at(segment);
-  while (!s.queue.empty() && s.queue.front().state == Node::State::kDone && !s.queue.front().leased)
-    s.queue.pop_front();
-  if (closing_) return;
-  for (std::size_t i = 0; i < s.queue.size(); ++i) {
-    Node& node = s.queue[i];
-    if (node.state == Node::State::kPending && may_start(s, i)) start(lock, node);
-  }
+  if (s.touched) return;
+  s.touched = true;
+  touched_.push_back(segment);
 }
 
-void TensorStore::start(Lock& lock, Node& node) {
-  const Action& action = node.action;
-  switch (action.kind) {
-    case Action::Kind::kAlloc:
-      grant_memory(lock, action.tier);
-      break;
-    case Action::Kind::kUse:
-      node.state = Node::State::kRunning;
-      changed_.notify_all();
-      break;
-    case Action::Kind::kCopy:
-      ready_[link_of(action)].insert(&node);
-      pump_link(lock, link_of(action));
-      break;
-    case Action::Kind::kFree: {
-      node.state = Node::State::kDone;
-      void*& memory = at(action.segment).memory[static_cast<std::size_t>(action.tier)];
-      ZG_ASSERT(memory != nullptr, "{}", describe(node));
-      const std::int64_t charge = table_.segment(action.segment).charge;
-#if defined(ZG_POISON)
-      if (action.tier == Tier::kHost || options_.device->is_host()) {
-        std::memset(memory, 0xff, static_cast<std::size_t>(charge));
+// Starts everything that nothing holds back any more.
+void TensorStore::settle(Lock& lock) {
+  while (true) {
+    if (!touched_.empty()) {
+      const SegmentId segment = touched_.back();
+      touched_.pop_back();
+      advance(segment);
+    } else if (memory_freed_[0] || memory_freed_[1]) {
+      for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+        if (std::exchange(memory_freed_[static_cast<std::size_t>(tier)], false)) grant_memory(lock, tier);
       }
-#endif
-      arena(action.tier).release(std::exchange(memory, nullptr), charge);
-      grant_memory(lock, action.tier);
+    } else {
       break;
     }
   }
+  for (int link = 0; link < kLinks; ++link) pump_link(static_cast<Link>(link));
 }
 
-// Memory goes out in the order of decisions: who comes first cannot be starved by who comes later.
+void TensorStore::pop_done(SegmentState& s) {
+  while (s.first != nullptr && s.first->state == Node::State::kDone && !s.first->leased) {
+    Node& node = *s.first;
+    s.first = node.next;
+    (s.first != nullptr ? s.first->before : s.last) = nullptr;
+    node.next = unused_;
+    unused_ = &node;
+  }
+}
+
+void TensorStore::advance(SegmentId segment) {
+  SegmentState& s = at(segment);
+  s.touched = false;
+  pop_done(s);
+  if (closing_) return;
+  for (Node* node = s.first; node != nullptr; node = node->next) {
+    if (node->state != Node::State::kPending || !may_start(*node)) continue;
+    switch (node->action.kind) {
+      case Action::Kind::kAlloc:
+        memory_freed_[static_cast<std::size_t>(node->action.tier)] = true;  // it may be its turn
+        break;
+      case Action::Kind::kUse:
+        node->state = Node::State::kRunning;
+        changed_.notify_all();
+        break;
+      case Action::Kind::kCopy:
+        if (!node->in_list) insert(ready_[link_of(node->action)], *node);
+        break;
+      case Action::Kind::kFree:
+        node->state = Node::State::kDone;
+        free_memory(node->action);
+        break;
+    }
+  }
+  pop_done(s);
+  refresh(segment);
+}
+
+void TensorStore::free_memory(const Action& action) {
+  void*& memory = hot(action.segment).memory[static_cast<std::size_t>(action.tier)];
+  ZG_ASSERT(memory != nullptr, "{} has no memory at {}", table_.segment_name(action.segment), name_of(action.tier));
+  const std::int64_t charge = table_.segment(action.segment).charge;
+#if defined(ZG_POISON)
+  if (action.tier == Tier::kHost || options_.device->is_host()) {
+    std::memset(memory, 0xff, static_cast<std::size_t>(charge));
+  }
+#endif
+  arena(action.tier).release(std::exchange(memory, nullptr), charge);
+  memory_freed_[static_cast<std::size_t>(action.tier)] = true;
+}
+
+// Memory goes out by urgency and in the order of decisions: among equals, who comes first cannot be starved by
+// who comes later.
 void TensorStore::grant_memory(Lock& lock, Tier tier) {
-  auto& queue = memory_queue_[static_cast<std::size_t>(tier)];
-  while (!queue.empty()) {
-    Node& node = *queue.front();
-    SegmentState& s = at(node.action.segment);
-    std::size_t i = 0;
-    while (&s.queue[i] != &node) ++i;
-    if (!may_start(s, i)) return;
+  NodeList& queue = memory_queue_[static_cast<std::size_t>(tier)];
+  while (queue.first != nullptr) {
+    Node& node = *queue.first;
+    if (!may_start(node)) return;
+    const SegmentId segment = node.action.segment;
     void* memory = nullptr;
     try {
-      memory = arena(tier).allocate(table_.segment(node.action.segment).charge);
+      memory = arena(tier).allocate(table_.segment(segment).charge);
     } catch (
         const Error& e) {  // we may be on a thread of the I/O engine or of a stream: nobody catches it there
       fail(lock, e.code(), e.where(), e.message(), e.hint());
     }
     if (memory == nullptr) return;
-    ZG_ASSERT(s.memory[static_cast<std::size_t>(tier)] == nullptr, "{}", describe(node));
-    s.memory[static_cast<std::size_t>(tier)] = memory;
+    void*& slot = hot(segment).memory[static_cast<std::size_t>(tier)];
+    ZG_ASSERT(slot == nullptr, "{}", describe(node));
+    slot = memory;
     node.state = Node::State::kDone;
-    queue.pop_front();
-    advance(lock, node.action.segment);
+    remove(queue, node);
+    touch(segment);
   }
 }
 
-void TensorStore::pump_link(Lock& lock, Link link) {
-  while (!closing_ && !failed_ && moving_[link] < kMovingCap[link] && !ready_[link].empty()) {
-    Node& node = **ready_[link].begin();
-    ready_[link].erase(ready_[link].begin());
-    issue(lock, node);
+// What may be done with the segment's copies by the fast way.
+void TensorStore::refresh(SegmentId segment) {
+  Hot& h = hot(segment);
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    const std::size_t t = static_cast<std::size_t>(tier);
+    std::uint64_t flags = 0;
+    if (program_ == nullptr && !closed_for_program_ && !closing_ && !failed_ && residency_.present(segment, tier) && h.memory[t] != nullptr) {
+      bool idle = true, readable = true;
+      for (const Node* n = at(segment).first; n != nullptr; n = n->next) {
+        if (n->state == Node::State::kDone) continue;
+        idle = false;
+        readable = readable && !writes(n->action, tier);
+      }
+      if (readable) flags |= Hot::kOpen;
+      if (idle && residency_.sole(segment, tier)) flags |= Hot::kSole;
+    }
+    auto& word = h.word[t];
+    std::uint64_t w = word.load();
+    while (!word.compare_exchange_weak(w, (w & ~(Hot::kOpen | Hot::kSole)) | flags)) {
+    }
   }
 }
 
-void TensorStore::issue(Lock&, Node& node) {
+void TensorStore::pump_link(Link link) {
+  NodeList& ready = ready_[link];
+  while (!closing_ && !failed_ && links_[link].moving < kMovingCap[link] && ready.first != nullptr) {
+    Node& node = *ready.first;
+    remove(ready, node);
+    issue(node);
+  }
+}
+
+void TensorStore::issue(Node& node) {
   const Action& action = node.action;
-  const Segment& segment = table_.segment(action.segment);
-  SegmentState& s = at(action.segment);
   const Link link = link_of(action);
   node.state = Node::State::kRunning;
-  node.begin = Clock::now();
-  ++moving_[link];
-  void* host = s.memory[static_cast<std::size_t>(Tier::kHost)];
-  if (link == kToDevice || link == kToHost) {
-    Stream& stream = *copy_stream_[link];
-    void* device = s.memory[static_cast<std::size_t>(Tier::kDevice)];
-    if (link == kToDevice) {
-      options_.device->copy_to_device(stream, device, host, segment.bytes);
-    } else {
-      options_.device->copy_to_host(stream, host, device, segment.bytes);
-    }
-    stream.callback([this, &node] { finish_copy(node); });
+  if (links_[link].moving++ == 0) busy_since_[link] = Clock::now();
+  if (link == kNvmeRead || link == kNvmeWrite) {
+    issue_nvme(node);
     return;
   }
-  issue_nvme(node);
+  Stream& stream = *copy_stream_[link];
+  const Hot& h = hot(action.segment);
+  if (link == kToDevice) {
+    options_.device->copy_to_device(stream, h.memory[0], h.memory[1], h.bytes);
+  } else {
+    options_.device->copy_to_host(stream, h.memory[1], h.memory[0], h.bytes);
+  }
+  stream.callback([this, &node] { finish_copy(node); });
 }
 
 void TensorStore::issue_nvme(Node& node) {
+  const bool reads = link_of(node.action) == kNvmeRead;
   SegmentState& s = at(node.action.segment);
   const auto is_awaited = [](const Node& n) {
     return n.action.kind == Action::Kind::kUse && n.taken && n.state == Node::State::kPending;
   };
-  const bool awaited = std::any_of(s.queue.begin(), s.queue.end(), is_awaited);
+  bool awaited = program_ == nullptr && node.urgency == static_cast<std::uint8_t>(Urgency::kDemand);
+  for (const Node* n = s.first; n != nullptr && reads; n = n->next) awaited = awaited || is_awaited(*n);
   io::ExtentTransfer transfer;
   transfer.extent = s.extent;
-  transfer.data = s.memory[static_cast<std::size_t>(Tier::kHost)];
+  transfer.data = hot(node.action.segment).memory[static_cast<std::size_t>(Tier::kHost)];
   transfer.completion = this;
   transfer.tag = reinterpret_cast<std::uint64_t>(&node);
-  if (link_of(node.action) == kNvmeRead) {
-    transfer.priority = awaited ? io::Priority::kDemand : io::Priority::kPrefetch;
-    volume_->read(transfer);
-  } else {
-    transfer.priority = io::Priority::kWriteBack;
-    volume_->write(transfer);
-  }
+  // A write that somebody waits for (its memory is wanted) is as urgent as a read.
+  transfer.priority = awaited ? io::Priority::kDemand : reads ? io::Priority::kPrefetch : io::Priority::kWriteBack;
+  reads ? volume_->read(transfer) : volume_->write(transfer);
 }
 
-// Somebody waits for this use: what is being read for it goes first.
-void TensorStore::demand(Node& use) {
-  for (const Node& node : at(use.action.segment).queue) {
-    if (&node == &use) return;
-    if (node.action.kind == Action::Kind::kCopy && node.state == Node::State::kRunning &&
-        link_of(node.action) == kNvmeRead)
-      volume_->promote(at(use.action.segment).extent, 0, io::Priority::kDemand);
+// Somebody waits for the segment: what moves for it goes first.
+void TensorStore::demand(SegmentId segment) {
+  for (Node* n = at(segment).first; n != nullptr; n = n->next) {
+    const Action& a = n->action;
+    if (n->state == Node::State::kDone) continue;
+    if (n->state == Node::State::kRunning) {
+      if (a.kind == Action::Kind::kCopy && link_of(a) == kNvmeRead)
+        volume_->promote(at(segment).extent, 0, io::Priority::kDemand);
+      continue;
+    }
+    if (program_ != nullptr || n->urgency == static_cast<std::uint8_t>(Urgency::kDemand)) continue;
+    NodeList* list = !n->in_list                         ? nullptr
+                     : a.kind == Action::Kind::kAlloc ? &memory_queue_[static_cast<std::size_t>(a.tier)]
+                                                      : &ready_[link_of(a)];
+    if (list != nullptr) remove(*list, *n);
+    n->urgency = static_cast<std::uint8_t>(Urgency::kDemand);
+    if (list != nullptr) insert(*list, *n);
   }
 }
 
@@ -213,36 +334,28 @@ void TensorStore::finish_nvme(Node& node, io::ExtentResult result) {
 
 // On the thread of the copy stream, or of the completions.
 void TensorStore::finish_copy(Node& node) {
-  const Action& action = node.action;
-  const Segment& segment = table_.segment(action.segment);
-  const Link link = link_of(action);
+  const Segment& segment = table_.segment(node.action.segment);
+  const Link link = link_of(node.action);
+  const std::int64_t bytes = link == kToDevice || link == kToHost ? segment.bytes : segment.charge;
   Lock lock(mutex_);
-  switch (link) {
-    case kToDevice:
-      traffic_.host_to_device += segment.bytes;
-      break;
-    case kToHost:
-      traffic_.device_to_host += segment.bytes;
-      break;
-    case kNvmeRead:
-      traffic_.nvme_read += segment.charge;
-      break;
-    default:
-      traffic_.nvme_write += segment.charge;
-      break;
-  }
-  --moving_[link];
+  LinkStatistics& l = links_[link];
+  l.bytes += bytes;
+  ++l.transfers;
+  at(node.action.segment).counts.bytes[link] += bytes;
+  if (--l.moving == 0) l.busy_seconds += seconds_between(busy_since_[link], Clock::now());
   finish(lock, node);
-  pump_link(lock, link);
-  changed_.notify_all();
+  if (predictor_->active()) follow_log();
+  fetch_ahead(lock);
 }
 
 void TensorStore::finish(Lock& lock, Node& node) {
   node.state = Node::State::kDone;
-  const SegmentId segment = node.action.segment;
-  advance(lock, segment);
+  progress_.fetch_add(1, std::memory_order_relaxed);
+  touch(node.action.segment);
   // Its turn for memory may have come.
-  for (const Tier tier : {Tier::kDevice, Tier::kHost}) grant_memory(lock, tier);
+  memory_freed_ = {true, true};
+  settle(lock);
+  changed_.notify_all();
 }
 
 }  // namespace zg

@@ -1,8 +1,9 @@
 // A decided move or use of one segment, waiting for its turn in the segment's queue. See store.hpp.
 #pragma once
 #include <cstdint>
-#include <deque>
+#include <vector>
 
+#include "store/hot.hpp"
 #include "ziggurat/store/store.hpp"
 
 namespace zg {
@@ -11,18 +12,70 @@ struct Node {
   enum class State : std::uint8_t { kPending, kRunning, kDone };
   Action action;
   State state = State::kPending;
-  bool taken = false;  // kUse: an acquire has claimed it
+  std::uint8_t urgency = 0;     // TensorStore::Urgency
+  bool taken = false;           // kUse: an acquire has claimed it
   bool leased = false;
+  bool in_list = false;         // waits for memory or a link
   Stream* consumer = nullptr;   // kUse: the stream that will use the bytes
   Stream* passed_to = nullptr;  // kUse: released, once this stream gets there
   std::uint64_t sequence = 0;   // order of decision
-  Clock::time_point begin{};
+  Node *before = nullptr, *next = nullptr;            // in the segment's queue
+  Node *list_before = nullptr, *list_next = nullptr;  // in the queue for memory or of a link
 };
 
-struct TensorStore::SegmentState {
-  std::deque<Node> queue;  // in order of decision; done ones leave from the front
-  void* memory[2] = {nullptr, nullptr};
-  io::ExtentId extent;  // of the NVMe copy
+struct SegmentState {
+  Node *first = nullptr, *last = nullptr;  // in order of decision; done ones leave from the front
+  io::ExtentId extent;                     // of the NVMe copy
+  bool touched = false;                    // settle() will look at it
+  // Without a program.
+  int intents[2] = {0, 0};           // acquires that wait for the copy they had decided
+  int lease_waiters = 0;             // acquires that wait for leases to end
+  int write_waiters = 0;             // of those, the ones that will write
+  int passed[2] = {0, 0};            // leases that a stream still has
+  Stream* passed_to = nullptr;       // which; null: several
+  std::int8_t prefetched = -1;       // the tier that it was fetched ahead for, and has not been used at yet
+  bool ahead = false;                // counted in ahead_bytes_
+  std::int64_t hits_before = 0;      // at that tier, when it was fetched
+  TensorStatistics counts;
 };
+
+// A thread that acquires without a program, and what it holds.
+struct alignas(64) TensorStore::Holder {
+  static constexpr std::size_t kEntries = 32;   // leases beyond are not seen by check_waits()
+  std::atomic<const Hot*> entries[kEntries]{};  // set by the thread, cleared by who releases
+  std::size_t next = 0;
+  std::uint64_t thread = 0;  // which: see holder()
+};
+
+// An acquire that has gone the slow way. Lives under the store's mutex.
+struct TensorStore::Waiter {
+  Waiter(TensorStore& s, const AccessStep& a, Stream* c);
+  ~Waiter();
+  Waiter(const Waiter&) = delete;
+
+  TensorStore& store;
+  AccessStep step;
+  Stream* consumer;
+  Holder& holder;
+  Obstacle obstacle = Obstacle::kNone;
+  NoRoom room{};             // kRoom
+  SegmentId moving = -1;     // kMoving: what must arrive first
+  bool decided = false;      // counted in intents
+  bool flagged = false;      // counted in lease_waiters
+  bool in_line = false;      // counted in room_waiters_
+  std::uint64_t ticket = 0;  // order of those that wait for room
+  bool listed = false;       // in waiters_
+  bool missed = false;       // it was not at the tier
+  Clock::time_point begin{};
+  double warn_at = 0;  // seconds
+};
+
+inline SegmentState& TensorStore::at(SegmentId id) const {
+  return segments_[static_cast<std::size_t>(id) / kBlock][static_cast<std::size_t>(id) % kBlock];
+}
+
+inline Hot& TensorStore::hot(SegmentId id) const {
+  return hot_[static_cast<std::size_t>(id) / kBlock][static_cast<std::size_t>(id) % kBlock];
+}
 
 }  // namespace zg

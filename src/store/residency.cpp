@@ -153,6 +153,15 @@ std::uint64_t Residency::next_use(SegmentId id, Tier tier) const {
   return found;
 }
 
+std::uint64_t Residency::next_access(SegmentId id) const {
+  std::uint64_t found = kNever;
+  visit_future(id, [&](const AccessStep&, std::uint64_t distance) {
+    found = distance;
+    return false;
+  });
+  return found;
+}
+
 Policy& Residency::policy_of(SegmentId id, Tier tier) const {
   return *policies_[index(tier)][level_[static_cast<std::size_t>(id)]];
 }
@@ -357,13 +366,13 @@ bool Residency::prefetch(SegmentId segment, Tier tier, std::int32_t position, st
   return there;
 }
 
-void Residency::clean(std::int64_t bytes, std::vector<Action>& out) {
+void Residency::clean(std::int64_t bytes, int most, std::vector<Action>& out) {
   out_ = &out;
   ++clock_;
   const std::size_t t = index(Tier::kHost);
   search_[t] = ++searches_;
   std::int64_t ready = budget(Tier::kHost) - used_[t];
-  while (ready < bytes) {
+  for (int n = 0; n < most && ready < bytes; ++n) {
     const SegmentId id = victim(Tier::kHost);
     if (id < 0) break;
     state(id).refused[t] = search_[t];  // considered

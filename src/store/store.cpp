@@ -4,42 +4,29 @@
 #include <utility>
 
 #include "store/node.hpp"
+#include "store/predictor.hpp"
+#include "store/recorder.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
 
-Lease& Lease::operator=(Lease&& other) noexcept {
-  if (this != &other) {
-    release();
-    node_ = std::exchange(other.node_, nullptr);
-    store_ = std::exchange(other.store_, nullptr);
-    data_ = std::exchange(other.data_, nullptr);
-    bytes_ = std::exchange(other.bytes_, 0);
-  }
-  return *this;
+namespace {
+
+// Tells the stores of a process apart, for what threads remember of the last one that they used.
+std::uint64_t next_identity() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
 }
 
-void Lease::release() {
-  if (store_ == nullptr) return;
-  std::exchange(store_, nullptr)->end_use(*node_);
-  data_ = nullptr;
-}
-
-void Lease::release_after(Stream& stream, const Event& event) {
-  if (store_ == nullptr) return;
-  TensorStore* store = std::exchange(store_, nullptr);
-  data_ = nullptr;
-  Node* node = node_;
-  store->pass(*node, stream);
-  event.on_done([store, node] { store->end_use(*node); });
-}
+}  // namespace
 
 TensorStore::TensorStore(const Options& options)
-    : table_(*options.table),
+    : table_(options.table != nullptr ? *options.table
+                                      : TensorTable(options.io != nullptr ? options.io->drive_count() : 0)),
       options_(options),
-      residency_(*options.table, options.budgets),
-      segments_(static_cast<std::size_t>(options.table->segment_count())),
+      identity_(next_identity()),
+      residency_(table_, options.budgets, options.policy),
       completions_("zg-completions", HostStream::Mode::kThread) {
   copy_stream_[kToDevice] = options_.device->make_stream("host->device");
   copy_stream_[kToHost] = options_.device->make_stream("device->host");
@@ -47,34 +34,90 @@ TensorStore::TensorStore(const Options& options)
   ZG_ASSERT_LE(options_.budgets.host, options_.host->budget());
   if (options_.io != nullptr) {
     ZG_ASSERT_EQ(options_.io->drive_count(), table_.drives());
-    io::Engine* io = options_.io;
     // Segments are whole pages, so a page is the grain: nothing is lost to rounding.
-    volume_ = io::make_volume(
-        *io, {.shares = options_.drive_shares, .grain = io::Engine::alignment(), .verify = options_.verify});
-    for (SegmentId id = 0; id < table_.segment_count(); ++id) {
-      if (table_.segment(id).lowest != Tier::kNvme) continue;
-      at(id).extent = volume_->create({.name = table_.segment_name(id), .bytes = table_.segment(id).charge});
-    }
+    volume_ = io::make_volume(*options_.io, {.shares = options_.drive_shares,
+                                             .grain = io::Engine::alignment(),
+                                             .verify = options_.verify});
+  }
+  predictor_ = std::make_unique<Predictor>();
+  recorder_ = std::make_unique<Recorder>();
+  make_segments();
+  residency_.set_gate(this);
+  if (io::Engine* io = options_.io) {
     // Last: where something throws before, nobody takes them off the arena, which may outlive the engine.
     options_.host->set_hooks({[io](void* data, std::int64_t bytes) { io->register_memory(data, bytes); },
                               [io](void* data, std::int64_t) { io->unregister_memory(data); }});
   }
 }
 
+// For those that the table has and we do not. Where the drives have no room for one it has no extent, and the
+// rest have none either.
+void TensorStore::make_segments() {
+  std::optional<Error> failure;
+  for (; segment_count_ < table_.segment_count(); ++segment_count_) {
+    const SegmentId id = segment_count_;
+    if (static_cast<std::size_t>(id) % kBlock == 0) {
+      hot_.push_back(std::make_unique<Hot[]>(kBlock));
+      segments_.push_back(std::make_unique<SegmentState[]>(kBlock));
+    }
+    hot(id).bytes = table_.segment(id).bytes;
+    if (failure || volume_ == nullptr || table_.segment(id).lowest != Tier::kNvme) continue;
+    try {
+      at(id).extent = volume_->create({.name = table_.segment_name(id), .bytes = table_.segment(id).charge});
+    } catch (const Error& e) {
+      failure = e;
+    }
+  }
+  touched_.reserve(static_cast<std::size_t>(segment_count_));
+  residency_.grow();
+  if (failure) throw Error(*failure);
+}
+
+TensorId TensorStore::add(const TensorSpec& spec) {
+  Lock lock(mutex_);
+  throw_failure();
+  ZG_ASSERT(program_ == nullptr, "tensors are added between programs");
+  const TensorId id = table_.add(spec);
+  try {
+    make_segments();
+  } catch (const Error&) {
+    free_extents(table_.tensor(id));
+    table_.remove(id);
+    throw;
+  }
+  return id;
+}
+
+void TensorStore::free_extents(const Tensor& tensor) {
+  for (SegmentId id = tensor.first_segment; id < tensor.first_segment + tensor.segments; ++id) {
+    if (at(id).extent) volume_->destroy(std::exchange(at(id).extent, io::ExtentId{}));
+  }
+}
+
+void TensorStore::remove(TensorId tensor) {
+  const Tensor& t = table_.tensor(tensor);
+  for (SegmentId id = t.first_segment; id < t.first_segment + t.segments; ++id) discard(id);
+  drain();
+  Lock lock(mutex_);
+  free_extents(t);
+  table_.remove(tensor);
+}
+
 TensorStore::~TensorStore() {
   Lock lock(mutex_);
   closing_ = true;
   changed_.wait(lock, [&] {
-    return passed_ == 0 && std::all_of(std::begin(moving_), std::end(moving_), [](int n) { return n == 0; });
+    return passed_ == 0 && std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; });
   });
-  for (SegmentState& s : segments_) {
-    for (const Node& node : s.queue) {
-      ZG_ASSERT(!node.leased, "{} is still leased when its store ends", describe(node));
-    }
-  }
   for (std::int32_t id = 0; id < table_.segment_count(); ++id) {
+    for (const Node* n = at(id).first; n != nullptr; n = n->next) {
+      ZG_ASSERT(!n->leased, "{} is still leased when its store ends", describe(*n));
+    }
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      void*& memory = at(id).memory[static_cast<std::size_t>(tier)];
+      const auto t = static_cast<std::size_t>(tier);
+      ZG_ASSERT((hot(id).word[t].load() & Hot::kLeases) == 0, "{} is still leased when its store ends",
+                table_.segment_name(id));
+      void*& memory = hot(id).memory[t];
       if (memory != nullptr) arena(tier).release(std::exchange(memory, nullptr), table_.segment(id).charge);
     }
   }
@@ -83,10 +126,6 @@ TensorStore::~TensorStore() {
   copy_stream_[1].reset();
   volume_.reset();  // its last completion has returned from completions_ then
   if (options_.io != nullptr) options_.host->set_hooks({});
-}
-
-TensorStore::SegmentState& TensorStore::at(SegmentId id) {
-  return segments_[static_cast<std::size_t>(id)];
 }
 
 Arena& TensorStore::arena(Tier tier) {
@@ -101,14 +140,47 @@ void TensorStore::run(const Program* program, const Program* next) {
     ZG_ASSERT_EQ(access_, program_->access_count());
     if (announced) ZG_ASSERT(next_ == program, "another program was announced");
   }
+  if (program_ == nullptr && program != nullptr) enter_program(lock);
   decided_ = announced ? decided_ - program_->op_count() : 0;
   if (decided_ < 0) decided_ = 0;
+  const bool leaves = program_ != nullptr && program == nullptr;
   program_ = program;
   next_ = next;
   op_ = 0;
   access_ = 0;
   residency_.set_future(program, next);
-  if (program_ != nullptr) decide_ahead(lock);
+  if (program_ != nullptr) {
+    if (options_.record) recorder_->ran(*program_);
+    decide_ahead(lock);
+  } else {
+    residency_.set_gate(this);
+    if (leaves) {
+      for (SegmentId id = 0; id < table_.segment_count(); ++id) refresh(id);
+    }
+  }
+}
+
+// From now on leases are nodes: those of before must have ended.
+void TensorStore::enter_program(Lock& lock) {
+  ZG_ASSERT(!logging_, "a step is under way: end it before a program begins");
+  closed_for_program_ = true;
+  for (SegmentId id = 0; id < table_.segment_count(); ++id) refresh(id);
+  double warn_at = options_.warn_after_seconds;
+  const auto begin = Clock::now();
+  for (SegmentId id = 0; id < table_.segment_count(); ++id) {
+    while (held(id, Tier::kDevice) || held(id, Tier::kHost)) {
+      ZG_ASSERT(!holds(holder(), hot(id)), "{} is leased by the thread that starts a program", table_.segment_name(id));
+      for (auto& word : hot(id).word) word.fetch_or(Hot::kWaited);
+      changed_.wait_for(lock, std::chrono::milliseconds(100));
+      if (const double waited = seconds_between(begin, Clock::now()); waited > warn_at) {
+        warn_at *= 2;
+        log::warning("a program waits to start for {}: {} is still leased", format_seconds(waited),
+                     table_.segment_name(id));
+      }
+    }
+    for (auto& word : hot(id).word) word.fetch_and(~Hot::kWaited);
+  }
+  closed_for_program_ = false;
 }
 
 // Decides the operations up to prefetch_depth ahead of the current one. Those of the next program are only
@@ -129,67 +201,35 @@ void TensorStore::decide_ahead(Lock& lock) {
       throw_failure();
     }
     ++decided_;
-    add_actions(lock);
+    // For when there is no program any more.
+    const std::uint64_t now = tick();
+    for (const AccessStep& a : (in_next ? next_ : program_)->op(op)) hot(a.segment).last_use = now;
+    add_actions(lock, Urgency::kDemand);
   }
-}
-
-// Appends the decided moves to their segments' queues and starts what can start.
-void TensorStore::add_actions(Lock& lock) {
-  for (const Action& action : actions_) {
-    SegmentState& s = at(action.segment);
-    Node& node = s.queue.emplace_back();
-    node.action = action;
-    node.sequence = sequence_++;
-    if (action.kind == Action::Kind::kAlloc)
-      memory_queue_[static_cast<std::size_t>(action.tier)].push_back(&node);
-  }
-  for (const Action& action : actions_) advance(lock, action.segment);
-  actions_.clear();
 }
 
 // The first use of the segment that nobody has taken yet.
 Node& TensorStore::next_use_node(SegmentId segment, Tier tier, Access access) {
-  for (Node& node : at(segment).queue) {
-    if (node.action.kind != Action::Kind::kUse || node.taken) continue;
-    ZG_ASSERT(node.action.tier == tier && node.action.access == access, "{}", describe(node));
-    node.taken = true;
-    return node;
+  for (Node* n = at(segment).first; n != nullptr; n = n->next) {
+    if (n->action.kind != Action::Kind::kUse || n->taken) continue;
+    ZG_ASSERT(n->action.tier == tier && n->action.access == access, "{}", describe(*n));
+    n->taken = true;
+    return *n;
   }
   ZG_ASSERT(false, "{} was not decided", table_.segment_name(segment));
   __builtin_unreachable();
 }
 
-Lease TensorStore::acquire(SegmentId segment, Tier tier, Access access, Stream* consumer) {
-  Lock lock(mutex_);
+Lease TensorStore::acquire_in_program(Lock& lock, SegmentId segment, Tier tier, Access access, Stream* consumer) {
   throw_failure();
-  if (program_ != nullptr) {
-    ZG_ASSERT_LT(access_, program_->access_count());
-    const AccessStep& expected = program_->access(access_);
-    ZG_ASSERT(expected.segment == segment && expected.tier == tier && expected.access == access,
-              "program {} expects {} next, not {}", program_->name(), table_.segment_name(expected.segment),
-              table_.segment_name(segment));
-    while (op_ + 1 < program_->op_count() && program_->first_access(op_ + 1) <= access_) ++op_;
-    decide_ahead(lock);
-    ++access_;
-  } else {
-    const AccessStep step{segment, tier, access, false};
-    const auto held = [&](SegmentId id, Tier held_at) {
-      const auto& queue = at(id).queue;
-      return std::any_of(queue.begin(), queue.end(), [&](const Node& node) {
-        return node.action.kind == Action::Kind::kUse && node.action.tier == held_at &&
-               node.state != Node::State::kDone;
-      });
-    };
-    if (const auto failure = residency_.decide_free(step, held, actions_)) {
-      // What was decided before the failure stands; only this use does not happen.
-      add_actions(lock);
-      throw Error(Errc::kMemory, name_of(failure->tier) + std::string(" tier"),
-                  fmt::format("no room for {} ({}): the leases that are held fill the budget",
-                              table_.segment_name(failure->segment), format_bytes(failure->needed)),
-                  "release leases, or raise this tier's budget");
-    }
-    add_actions(lock);
-  }
+  ZG_ASSERT_LT(access_, program_->access_count());
+  const AccessStep& expected = program_->access(access_);
+  ZG_ASSERT(expected.segment == segment && expected.tier == tier && expected.access == access,
+            "program {} expects {} next, not {}", program_->name(), table_.segment_name(expected.segment),
+            table_.segment_name(segment));
+  while (op_ + 1 < program_->op_count() && program_->first_access(op_ + 1) <= access_) ++op_;
+  decide_ahead(lock);
+  ++access_;
   return wait_for(lock, next_use_node(segment, tier, access), consumer);
 }
 
@@ -207,10 +247,16 @@ void TensorStore::acquire_op(Stream* consumer, std::vector<Lease>& out) {
 }
 
 Lease TensorStore::wait_for(Lock& lock, Node& node, Stream* consumer) {
+  const SegmentId id = node.action.segment;
+  SegmentState& s = at(id);
   node.consumer = consumer;
-  advance(lock, node.action.segment);
+  touch(id);
+  settle(lock);
   if (node.state == Node::State::kPending) {
-    demand(node);
+    ++s.counts.misses;
+    ++tiers_[static_cast<std::size_t>(node.action.tier)].misses;
+    demand(id);
+    waiting_.fetch_add(1);
     const auto begin = Clock::now();
     double warn_at = options_.warn_after_seconds;
     while (node.state == Node::State::kPending && !failed_) {
@@ -224,15 +270,22 @@ Lease TensorStore::wait_for(Lock& lock, Node& node, Stream* consumer) {
         lock.lock();
       }
     }
-    waited_ += seconds_between(begin, Clock::now());
+    waiting_.fetch_sub(1);
+    const double seconds = seconds_between(begin, Clock::now());
+    waited_ += seconds;
+    ++waits_;
+    ++s.counts.waits;
+    s.counts.waited_seconds += seconds;
+  } else {
+    hot(id).hits[static_cast<std::size_t>(node.action.tier)].fetch_add(1, std::memory_order_relaxed);
   }
   throw_failure();
   node.leased = true;
   Lease lease;
   lease.node_ = &node;
   lease.store_ = this;
-  lease.data_ = at(node.action.segment).memory[static_cast<std::size_t>(node.action.tier)];
-  lease.bytes_ = table_.segment(node.action.segment).bytes;
+  lease.data_ = hot(id).memory[static_cast<std::size_t>(node.action.tier)];
+  lease.bytes_ = hot(id).bytes;
   return lease;
 }
 
@@ -240,7 +293,8 @@ void TensorStore::pass(Node& node, Stream& stream) {
   Lock lock(mutex_);
   node.passed_to = &stream;
   ++passed_;
-  advance(lock, node.action.segment);  // a use on the same stream may have waited for just this
+  touch(node.action.segment);
+  settle(lock);  // a use on the same stream may have waited for just this
 }
 
 void TensorStore::end_use(Node& node) {
@@ -248,21 +302,59 @@ void TensorStore::end_use(Node& node) {
   node.leased = false;
   if (node.passed_to != nullptr) --passed_;
   finish(lock, node);
-  if (closing_) changed_.notify_all();
 }
 
 void TensorStore::discard(SegmentId segment) {
   Lock lock(mutex_);
   ZG_ASSERT(program_ == nullptr, "a program says itself what is dead");
+  check_access(segment, Tier::kHost);
+  Waiter waiter(*this, {segment, Tier::kHost, Access::kOverwrite, false}, nullptr);
+  while (true) {
+    throw_failure();
+    if (at(segment).first != nullptr) {
+      waiter.obstacle = Obstacle::kMoving;
+      waiter.moving = segment;
+      demand(segment);
+    } else if (in_the_way(waiter) || !close_for_write(segment)) {
+      waiter.obstacle = Obstacle::kLeases;
+    } else {
+      break;
+    }
+    wait(lock, waiter);
+  }
   residency_.discard(segment, actions_);
-  add_actions(lock);
+  add_actions(lock, Urgency::kDemand);
+}
+
+Pin TensorStore::pin(SegmentId segment, Tier tier) {
+  check_access(segment, tier);
+  {
+    Lock lock(mutex_);
+    throw_failure();
+    residency_.pin(segment, tier);
+  }
+  Pin pin;
+  pin.store_ = this;
+  pin.segment_ = segment;
+  pin.tier_ = tier;
+  prefetch(segment, tier);
+  return pin;
+}
+
+void TensorStore::unpin(SegmentId segment, Tier tier) {
+  Lock lock(mutex_);
+  residency_.unpin(segment, tier);
+  changed_.notify_all();
 }
 
 void TensorStore::sink() {
   Lock lock(mutex_);
   ZG_ASSERT(program_ == nullptr, "a program says itself what moves");
+  // What is on its way first: it may be what sinks.
+  changed_.wait(lock, [&] { return failed_ || idle(); });
+  throw_failure();
   residency_.sink(actions_);
-  add_actions(lock);
+  add_actions(lock, Urgency::kWriteBack);
 }
 
 bool TensorStore::has_content(SegmentId segment) const {
@@ -272,19 +364,18 @@ bool TensorStore::has_content(SegmentId segment) const {
 
 void TensorStore::drain() {
   Lock lock(mutex_);
-  changed_.wait(lock, [&] {
-    if (failed_) return true;
-    for (int i = 0; i < kLinks; ++i) {
-      if (moving_[i] != 0 || !ready_[i].empty()) return false;
-    }
-    return true;
-  });
+  changed_.wait(lock, [&] { return failed_ || idle(); });
   throw_failure();
+}
+
+bool TensorStore::idle() const {
+  return std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; }) &&
+         std::all_of(ready_.begin(), ready_.end(), [](const auto& r) { return r.first == nullptr; });
 }
 
 Traffic TensorStore::traffic() const {
   std::lock_guard lock(mutex_);
-  return traffic_;
+  return {links_[kNvmeRead].bytes, links_[kNvmeWrite].bytes, links_[kToDevice].bytes, links_[kToHost].bytes};
 }
 
 double TensorStore::waited_seconds() const {
@@ -303,41 +394,6 @@ void TensorStore::fail(Lock&, Errc code, const std::string& where, const std::st
 
 void TensorStore::throw_failure() const {
   if (failed_) throw Error(*failure_);
-}
-
-std::string TensorStore::describe(const Node& node) const {
-  static constexpr const char* kKinds[] = {"memory for", "move of", "release of", "use of"};
-  static constexpr const char* kStates[] = {"pending", "running", "done"};
-  std::string text = fmt::format("{} {} at {} ({})", kKinds[static_cast<int>(node.action.kind)],
-                                 table_.segment_name(node.action.segment), name_of(node.action.tier),
-                                 kStates[static_cast<int>(node.state)]);
-  if (node.action.kind == Action::Kind::kCopy) text += fmt::format(" from {}", name_of(node.action.from));
-  return text;
-}
-
-std::string TensorStore::state() const {
-  std::lock_guard lock(mutex_);
-  static constexpr const char* kNames[kLinks] = {"host->device", "device->host", "nvme->host", "host->nvme"};
-  std::string text = fmt::format(
-      "  device {} of {}, host {} of {}; program {} operation {} of {}, decided {}",
-      format_bytes(options_.device->arena().in_use()), format_bytes(options_.device->arena().budget()),
-      format_bytes(options_.host->in_use()), format_bytes(options_.host->budget()),
-      program_ ? program_->name() : "none", op_, program_ ? program_->op_count() : 0, decided_);
-  for (int i = 0; i < kLinks; ++i) {
-    text += fmt::format("\n  {}: {} moving, {} ready", kNames[i], moving_[i], ready_[i].size());
-  }
-  for (const auto& queue : memory_queue_) {
-    if (!queue.empty()) text += fmt::format("\n  first to get memory: {}", describe(*queue.front()));
-  }
-  int shown = 0;
-  for (const SegmentState& s : segments_) {
-    for (const Node& node : s.queue) {
-      if (node.state != Node::State::kRunning || shown++ >= 12) continue;
-      text += fmt::format("\n  {}{}", describe(node), node.leased ? ", leased" : "");
-    }
-  }
-  if (options_.io != nullptr) text += fmt::format("\n  {}", options_.io->state());
-  return text;
 }
 
 }  // namespace zg

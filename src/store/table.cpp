@@ -10,6 +10,9 @@
 #include "ziggurat/io/engine.hpp"
 
 namespace zg {
+namespace {
+constexpr std::int64_t kMostSegments = std::int64_t{1} << 30;
+}
 
 const char* name_of(Tier tier) {
   switch (tier) {
@@ -23,12 +26,40 @@ const char* name_of(Tier tier) {
   return "?";
 }
 
+const char* name_of(Role role) {
+  switch (role) {
+    case Role::kWeight:
+      return "weight";
+    case Role::kGradient:
+      return "gradient";
+    case Role::kOptimizerState:
+      return "optimizer state";
+    case Role::kActivation:
+      return "activation";
+    case Role::kOther:
+      return "other";
+  }
+  return "?";
+}
+
 TensorId TensorTable::add(const TensorSpec& spec) {
-  ZG_ASSERT(spec.count > 0, "{}", spec.name);
+  const auto refuse = [&](const std::string& what, const char* hint) {
+    throw Error(Errc::kUsage, fmt::format("tensor \"{}\"", spec.name), what, hint);
+  };
+  const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
+  if (spec.name.empty()) refuse("has no name", "give each tensor a name of its own");
+  if (find(spec.name) >= 0) refuse("exists already", "give each tensor a name of its own");
+  constexpr std::int64_t kMost = std::int64_t{1} << 60;
+  if (spec.count <= 0 || spec.count > kMost / element)
+    refuse(fmt::format("has {} elements", spec.count), "expected 1 or more");
+  if (spec.segment_elements < 0)
+    refuse(fmt::format("has segments of {} elements", spec.segment_elements), "expected 0 (one segment) or more");
+  if ((spec.count - 1) / std::max<std::int64_t>(1, spec.segment_elements) >= kMostSegments - segment_count() &&
+      spec.segment_elements > 0)
+    refuse("has too many segments", "make the segments larger");
   Tensor tensor{spec, segment_count(), 0};
   if (tensor.spec.lowest == Tier::kNvme && drives_ == 0) tensor.spec.lowest = Tier::kHost;
   const std::int64_t step = spec.segment_elements > 0 ? spec.segment_elements : spec.count;
-  const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
   for (std::int64_t first = 0; first < spec.count; first += step) {
     Segment s;
     s.tensor = tensor_count();
@@ -43,7 +74,24 @@ TensorId TensorTable::add(const TensorSpec& spec) {
     ++tensor.segments;
   }
   tensors_.push_back(tensor);
+  by_name_.emplace(spec.name, tensor_count() - 1);
   return tensor_count() - 1;
+}
+
+void TensorTable::remove(TensorId id) {
+  Tensor& t = tensors_[static_cast<std::size_t>(id)];
+  if (t.removed) return;
+  for (SegmentId s = t.first_segment; s < t.first_segment + t.segments; ++s) {
+    total_charge_ -= segment(s).charge;
+    if (segment(s).lowest == Tier::kNvme) nvme_bytes_ -= segment(s).charge;
+  }
+  by_name_.erase(t.spec.name);
+  t.removed = true;
+}
+
+TensorId TensorTable::find(const std::string& name) const {
+  const auto it = by_name_.find(name);
+  return it == by_name_.end() ? -1 : it->second;
 }
 
 std::int64_t TensorTable::drive_bytes() const {

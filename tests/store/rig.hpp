@@ -125,6 +125,7 @@ struct Rig {
     options.budgets = b;
     options.prefetch_depth = depth;
     options.warn_after_seconds = 30;
+    options.write_ahead = false;  // traffic is compared with a dry run's
     store = std::make_unique<TensorStore>(options);
   }
 

@@ -112,8 +112,8 @@ class Residency {
   // a later use must leave for it. Says whether it is, or will be, there. What was appended stands.
   bool prefetch(SegmentId segment, Tier tier, std::int32_t position, std::vector<Action>& out);
   // Writes back, in the order in which they will leave, host copies that would have to be written when they
-  // leave, until `bytes` of those that leave first are clean or free.
-  void clean(std::int64_t bytes, std::vector<Action>& out);
+  // leave, until `bytes` are free or clean, or `most` copies have been looked at.
+  void clean(std::int64_t bytes, int most, std::vector<Action>& out);
   // Everything sinks as low as it may, where there is room.
   void sink(std::vector<Action>& out);
   // Drops the content everywhere.
@@ -135,6 +135,8 @@ class Residency {
   const Traffic& traffic() const { return traffic_; }
   // Accesses until the copy at `tier` is needed again; kNever.
   std::uint64_t next_use(SegmentId id, Tier tier) const;
+  // Accesses until the segment is accessed at all; kNever.
+  std::uint64_t next_access(SegmentId id) const;
   // Equal ones: the same content at the same places, so that the same program moves the same bytes again (with
   // a policy that does not look at the past).
   std::uint64_t fingerprint() const;

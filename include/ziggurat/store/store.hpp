@@ -2,43 +2,70 @@
 // budgets that are never passed. Knows nothing of training.
 //
 //   acquire()  gives a Lease, the only way to see bytes; it waits until they are there
-//   run()      announces the program that follows: from then on acquire() must follow it, and the store
-//              moves what the program will need ahead of it, and what it no longer needs out of the way
 //
-// With a program, the leases of an operation must be released (or passed to a stream) before the next one is
-// acquired: its memory may be theirs. Without one, who holds a lease may not acquire the same segment for
-// writing, nor discard it: that waits for the lease.
+// There are three ways to tell the store what comes, so that who computes never waits:
+//
+//   run()         a static program, which acquire() must follow exactly from then on. Everything is decided in
+//                 its order, ahead of time: the moves are the same in every run, and can be foretold to the byte
+//   step_begin()  a step that repeats, more or less: the store records it once, and from then on fetches ahead
+//                 of it and keeps what is needed soonest. Leaving the record costs time, never correctness
+//   prefetch()    a hint
+//
+// Without any of them the least recently used leaves first (or what another policy says; see policy.hpp).
 //
 // Who may call: with a program running, one thread. Without one, any threads. Leases may be released from
-// anywhere, and must be gone before the store is; its destructor waits for those passed to a stream.
+// anywhere, and must be gone before the store is; its destructor waits for those passed to a stream. add() and
+// remove() only while no other thread is inside the store.
 //
-// How it works: Residency decides moves in program order (see residency.hpp). Each becomes a node in its
-// segment's queue, and starts when nothing before it in that queue touches the same copy in a conflicting
-// way. Memory is granted in the order of decisions. So a move waits only for earlier decisions, an
-// operation only for moves decided at or before it, and a decision for an operation never needs more than
-// the budget: there is always something that can go on, and no cycle of waiting can close.
+// Moves: Residency decides them (see residency.hpp). Each becomes a node in its segment's queue, and starts
+// when nothing before it in that queue touches the same copy in a conflicting way. Memory is granted, and links
+// are used, by urgency (what somebody waits for, then what is fetched ahead, then what is written back), and in
+// the order of decisions among equals.
+//
+// Why nothing can wait for ever:
+//   With a program, all is equally urgent. A move waits only for earlier decisions, an operation only for
+//   moves decided at or before it, and a decision for an operation never needs more than the budget: there is
+//   always something that can go on, and no cycle of waiting can close. (The leases of an operation must be
+//   released, or passed to a stream, before the next one is acquired: its memory may be theirs.)
+//   Without one, moves are only decided for copies that nobody holds and that have arrived. So moves never
+//   wait for leases: host memory comes free when writes to NVMe end, which need no memory; device memory comes
+//   free when copies to the host end, which need host memory only; so all decided moves end, in any order of
+//   grants. What is left is threads that wait for leases: acquire() waits for others' leases only while one of
+//   them can still be released, that is, while not all who hold them wait themselves. When that is so, a
+//   thread that holds leases gets an Error instead (kUsage for a cycle over segments, kMemory for room). Who
+//   needs several segments at once takes them by acquire(span): all or none, so it never waits while it holds.
 //
 // Errors: a transfer that fails makes the store fail for good; the next acquire (and every later one) throws
 // Error(kIo) naming segment, tier, drive and cause. A copy whose checksum is wrong is such a failure, and so,
-// with Error(kMemory), are an operation that does not fit and memory that the system refuses.
+// with Error(kMemory), is memory within the budget that the system refuses.
 #pragma once
+#include <array>
+#include <atomic>
 #include <condition_variable>
-#include <deque>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/io/volume.hpp"
+#include "ziggurat/store/access_trace.hpp"
 #include "ziggurat/store/residency.hpp"
+#include "ziggurat/store/statistics.hpp"
 
 namespace zg {
 
 class TensorStore;
+class Predictor;
+class Recorder;
+struct Node;
+struct Hot;
+struct SegmentState;
 
 // Access to the bytes of one segment at one tier, until released. Move-only.
 class Lease {
@@ -60,25 +87,52 @@ class Lease {
 
  private:
   friend class TensorStore;
-  struct Node* node_ = nullptr;
   TensorStore* store_ = nullptr;
+  Node* node_ = nullptr;  // with a program
+  SegmentId segment_ = 0;
+  std::atomic<const Hot*>* entry_ = nullptr;  // without one: where its holder is noted
+  Tier tier_ = Tier::kHost;
+  bool writes_ = false;
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
 };
 
-class TensorStore final : private io::ExtentCompletion {
+// Keeps a segment at a tier, once it is there, until the pin ends. Move-only.
+class Pin {
+ public:
+  Pin() = default;
+  Pin(Pin&& other) noexcept { *this = std::move(other); }
+  Pin& operator=(Pin&& other) noexcept;
+  ~Pin() { release(); }
+  explicit operator bool() const { return store_ != nullptr; }
+  void release();
+
+ private:
+  friend class TensorStore;
+  TensorStore* store_ = nullptr;
+  SegmentId segment_ = 0;
+  Tier tier_ = Tier::kHost;
+};
+
+class TensorStore final : private io::ExtentCompletion, private Gate {
  public:
   struct Options {
-    const TensorTable* table = nullptr;  // outlives the store
+    const TensorTable* table = nullptr;  // copied; null: no tensors yet, and no NVMe tier unless `io` is given
     Device* device = nullptr;            // its arena holds the device tier
     Arena* host = nullptr;               // holds the host tier
     io::Engine* io = nullptr;            // null: no NVMe tier
     Budgets budgets;          // what the store may use of the two arenas; others must leave it that
-    int prefetch_depth = 64;  // operations decided ahead of the one that runs; 0: none
-    bool verify = true;       // checksums of NVMe copies
+    int prefetch_depth = 64;  // operations of a program decided ahead of the one that runs; 0: none
+    PolicyFactory policy = {};          // empty: next use
+    std::int64_t read_ahead = 0;        // bytes on their way, and not used yet, ahead of a step; 0: half of each budget
+    bool verify = true;                 // checksums of NVMe copies
     std::vector<double> drive_shares = {};  // their bandwidths, in any unit; empty: learned
     Trace* trace = nullptr;
     double warn_after_seconds = 5;  // a longer wait is logged with what waits for what
+    // Without a program: once somebody had to wait for a write-back, those copies that leave next are written
+    // ahead of time. It may write what is changed again before it leaves.
+    bool write_ahead = true;
+    bool record = false;            // programs and steps are kept for access_trace()
   };
 
   explicit TensorStore(const Options& options);
@@ -86,21 +140,44 @@ class TensorStore final : private io::ExtentCompletion {
   TensorStore(const TensorStore&) = delete;
 
   const TensorTable& table() const { return table_; }
+  // Declares a tensor; it has no content until it is written. Throws Error(kUsage) for a name that is taken or a
+  // shape that makes no sense, Error(kIo) when the drives have no room for it.
+  TensorId add(const TensorSpec& spec);
+  // Drops content and space; nobody may hold it. Its name is free again.
+  void remove(TensorId tensor);
 
   // Starts `program`; `next` follows it (null: nothing is decided beyond its end). The previous program
-  // must be finished (every operation acquired) and must have announced this one, if any.
+  // must be finished (every operation acquired) and must have announced this one, if any. Null: none from
+  // now on. Coming from none, waits until all leases are released.
   void run(const Program* program, const Program* next);
 
   // With a program: its next access, which must be this one. `consumer`: the stream that will use the bytes,
-  // null if the caller does. Throws Error(kIo) after a failed transfer, Error(kMemory) when (without a
-  // program) the leases that are held leave no room.
+  // null if the caller does. Throws Error(kIo) after a failed transfer and, without a program, Error(kMemory)
+  // when what is held or pinned leaves no room, Error(kUsage) when reading what was never written or when the
+  // wait would never end (see above).
   Lease acquire(SegmentId segment, Tier tier, Access access, Stream* consumer = nullptr);
+  // Without a program: all of them at once, each segment named once; holds nothing while it waits.
+  void acquire(std::span<const AccessStep> accesses, std::vector<Lease>& out, Stream* consumer = nullptr);
   // The next operation of the program: all of its leases, in the order of its accesses.
   void acquire_op(Stream* consumer, std::vector<Lease>& out);
 
-  // Without a program: the content is no longer needed.
+  // Without a program. A hint: the segment is brought to the tier, if it has content and there is room.
+  void prefetch(SegmentId segment, Tier tier);
+  // Brings the segment to the tier (it must have content, or be written later) and keeps it there: with the
+  // pins that exist, room must be left for what is acquired.
+  Pin pin(SegmentId segment, Tier tier);
+  // The content is no longer needed. Waits for leases of the segment.
   void discard(SegmentId segment);
   bool has_content(SegmentId segment) const;
+
+  // A step begins or ends; steps of one name are alike. Without a program. What is acquired in between is
+  // recorded, and taken as what the next step of this name will do.
+  void step_begin(std::string_view name = "step");
+  void step_end();
+  // What a step of this name is expected to do before it was ever recorded (from a saved trace).
+  void expect(const Program& program);
+  // The programs that ran and steps that were recorded, if Options::record.
+  AccessTrace access_trace() const;
 
   // Without a program and without leases: everything sinks as low as it may.
   void sink();
@@ -108,56 +185,128 @@ class TensorStore final : private io::ExtentCompletion {
   void drain();
 
   Traffic traffic() const;        // bytes that have crossed each link
-  double waited_seconds() const;  // in acquire
+  double waited_seconds() const;  // in acquire, of all threads
+  StoreStatistics statistics() const;
+  TensorStatistics statistics(TensorId tensor) const;
+  // Where each segment of a tensor is, who holds it, when it is needed next, what it waits for.
+  std::vector<SegmentReport> report(TensorId tensor) const;
+  std::string explain(TensorId tensor) const;  // the same for people
   // What is queued, moving and held: for the watchdog and for people.
   std::string state() const;
+  std::uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }  // grows with what is done
+  int waiting() const { return waiting_.load(std::memory_order_relaxed); }  // threads inside that wait
 
  private:
   friend class Lease;
+  friend class Pin;
   using Lock = std::unique_lock<std::mutex>;
-  enum Link { kToDevice, kToHost, kNvmeRead, kNvmeWrite, kLinks };
-  struct SegmentState;
+  struct Holder;
+  struct Waiter;
+  enum class Obstacle : std::uint8_t { kNone, kMoving, kLeases, kRoom };
+  // In order of urgency.
+  enum class Urgency : std::uint8_t { kDemand, kPrefetch, kWriteBack };
+  struct NodeList {
+    Node* first = nullptr;
+    Node* last = nullptr;
+    std::size_t size = 0;
+  };
 
-  void decide_ahead(Lock& lock);
-  void add_actions(Lock& lock);
-  void advance(Lock& lock, SegmentId segment);
-  bool may_start(const SegmentState& s, std::size_t i) const;
-  void start(Lock& lock, Node& node);
+  // Moves (mover.cpp).
+  void add_actions(Lock& lock, Urgency urgency);
+  void touch(SegmentId segment);
+  void settle(Lock& lock);
+  void advance(SegmentId segment);
+  static bool may_start(const Node& node);
+  void free_memory(const Action& action);
   void grant_memory(Lock& lock, Tier tier);
-  void pump_link(Lock& lock, Link link);
-  void issue(Lock& lock, Node& node);
+  void refresh(SegmentId segment);
+  void pump_link(Link link);
+  void issue(Node& node);
+  void issue_nvme(Node& node);
   void finish(Lock& lock, Node& node);
   void finish_copy(Node& node);
-  void issue_nvme(Node& node);
   void on_extent(io::ExtentId extent, std::uint64_t tag, io::ExtentResult result) override;
   void finish_nvme(Node& node, io::ExtentResult result);
-  void demand(Node& use);
-  void pass(Node& node, Stream& stream);
-  void end_use(Node& node);
+  void demand(SegmentId segment);
+  Node& new_node();
+  void pop_done(SegmentState& s);
+  static void insert(NodeList& list, Node& node);
+  static void remove(NodeList& list, Node& node);
+  bool idle() const;
+
+  // Programs (store.cpp).
+  void decide_ahead(Lock& lock);
+  Lease acquire_in_program(Lock& lock, SegmentId segment, Tier tier, Access access, Stream* consumer);
   Lease wait_for(Lock& lock, Node& node, Stream* consumer);
   Node& next_use_node(SegmentId segment, Tier tier, Access access);
+  void pass(Node& node, Stream& stream);
+  void end_use(Node& node);
+  void enter_program(Lock& lock);
+
+  // Without a program (acquire.cpp).
+  void check_access(SegmentId segment, Tier tier) const;
+  bool take_fast(Lease& lease, SegmentId segment, Tier tier, Access access);
+  void fill(Lease& lease, SegmentId id, Tier tier, Access access);
+  bool try_take(Lock& lock, Waiter& waiter, Lease& lease);
+  bool in_the_way(const Waiter& waiter) const;
+  bool is_behind(const Waiter& waiter) const;
+  bool close_for_write(SegmentId segment);
+  void wait(Lock& lock, Waiter& waiter);
+  void check_waits(Waiter& waiter) const;
+  void end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry);
+  void pass(SegmentId id, Tier tier, std::atomic<const Hot*>* entry, Stream& stream);
+  void end_passed(SegmentId id, Tier tier, bool writes);
+  void unpin(SegmentId segment, Tier tier);
+  Holder& holder();
+  static bool holds(const Holder& holder, const Hot& hot);
+  static bool holds_any(const Holder& holder);
+  bool held(SegmentId segment, Tier tier) const override;
+  Closed close(SegmentId segment, Tier tier) override;
+  std::uint64_t last_use(SegmentId segment, Tier tier) const override;
+
+  // Steps and what is fetched for them (prefetch.cpp).
+  void log_access(SegmentId segment, Tier tier, Access access);
+  void follow_log();
+  void used(SegmentId segment);
+  bool fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t position);
+  void fetch_ahead(Lock& lock);
+  void write_ahead(Lock& lock);
+
   void fail(Lock& lock, Errc code, const std::string& where, const std::string& what,
             const std::string& hint);
   void throw_failure() const;
   std::string describe(const Node& node) const;
-  SegmentState& at(SegmentId id);
+  std::string describe(const Waiter& waiter) const;
+  SegmentReport report_of(SegmentId segment) const;
+  SegmentState& at(SegmentId id) const;
+  Hot& hot(SegmentId id) const;
+  void make_segments();
+  void free_extents(const Tensor& tensor);
   Arena& arena(Tier tier);
   static Link link_of(const Action& action);
 
-  const TensorTable& table_;
+  static constexpr std::size_t kBlock = 256;  // segments and nodes are made so many at a time, and never move
+
+  TensorTable table_;
   Options options_;
+  const std::uint64_t identity_;  // among the stores of this process
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Residency residency_;
-  std::vector<SegmentState> segments_;
+  std::vector<std::unique_ptr<Hot[]>> hot_;
+  std::vector<std::unique_ptr<SegmentState[]>> segments_;
+  std::int32_t segment_count_ = 0;
   std::vector<Action> actions_;
   std::uint64_t sequence_ = 0;
-  std::deque<Node*> memory_queue_[2];
-  struct Earlier {
-    bool operator()(const Node* a, const Node* b) const;
-  };
-  std::set<Node*, Earlier> ready_[kLinks];
-  int moving_[kLinks] = {};
+  std::vector<SegmentId> touched_;
+  std::array<bool, 2> memory_freed_{};
+  std::vector<std::unique_ptr<Node[]>> nodes_;
+  Node* unused_ = nullptr;
+  NodeList memory_queue_[2];
+  std::array<NodeList, kLinks> ready_;
+  std::array<LinkStatistics, kLinks> links_;
+  std::array<Clock::time_point, kLinks> busy_since_;
+  std::array<TierStatistics, 2> tiers_;
   std::unique_ptr<Stream> copy_stream_[2];
   std::unique_ptr<io::Volume> volume_;  // null: no NVMe tier
   HostStream completions_;              // what the drives have finished is taken up here
@@ -168,10 +317,29 @@ class TensorStore final : private io::ExtentCompletion {
   std::int32_t op_ = 0;       // operation being acquired
   std::int32_t access_ = 0;   // accesses of program_ acquired
   std::optional<Error> failure_;
-  bool failed_ = false, closing_ = false;
+  std::atomic<bool> failed_{false};
+  bool closing_ = false, closed_for_program_ = false;
   int passed_ = 0;  // leases that a stream still has
-  Traffic traffic_;
   double waited_ = 0;
+  std::int64_t waits_ = 0, prefetches_ = 0, prefetched_in_vain_ = 0;
+  std::atomic<std::uint64_t> progress_{0};
+  std::atomic<int> waiting_{0};
+
+  mutable std::mutex holders_mutex_;  // may be taken under mutex_
+  std::vector<std::unique_ptr<Holder>> holders_;  // one a thread that has acquired
+  std::vector<Waiter*> waiters_;
+  std::uint64_t tickets_ = 0;
+  std::atomic<int> room_waiters_{0};
+
+  std::unique_ptr<Predictor> predictor_;
+  std::unique_ptr<Recorder> recorder_;
+  std::atomic<bool> logging_{false};
+  std::mutex log_mutex_;  // may be taken under mutex_
+  std::vector<AccessStep> log_, log_taken_;
+  std::int64_t log_bytes_ = 0;
+  std::int32_t ahead_ = 0;                    // the expected access that is fetched next
+  std::array<std::int64_t, 2> ahead_bytes_{};  // fetched ahead of a step and not used yet
+  std::int64_t left_record_ = 0;
 };
 
 }  // namespace zg

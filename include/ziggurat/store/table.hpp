@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "ziggurat/base/dtype.hpp"
@@ -15,6 +16,7 @@ inline constexpr int kTiers = 3;
 const char* name_of(Tier tier);
 
 enum class Role : std::uint8_t { kWeight, kGradient, kOptimizerState, kActivation, kOther };
+const char* name_of(Role role);
 
 enum class Access : std::uint8_t {
   kRead,
@@ -39,6 +41,7 @@ struct Tensor {
   TensorSpec spec;
   SegmentId first_segment = 0;
   std::int32_t segments = 0;
+  bool removed = false;
 };
 
 struct Segment {
@@ -54,7 +57,12 @@ class TensorTable {
   // drives: over how many files an NVMe segment is striped; 0: there is no NVMe tier, kNvme means kHost.
   explicit TensorTable(int drives) : drives_(drives) {}
 
+  // Throws Error(kUsage) for a name that is taken, or sizes that make no sense.
   TensorId add(const TensorSpec& spec);
+  // Its name is free again; its id is not used again.
+  void remove(TensorId id);
+  // -1: there is none of that name.
+  TensorId find(const std::string& name) const;
   const Tensor& tensor(TensorId id) const { return tensors_[static_cast<std::size_t>(id)]; }
   const Segment& segment(SegmentId id) const { return segments_[static_cast<std::size_t>(id)]; }
   std::int32_t tensor_count() const { return static_cast<std::int32_t>(tensors_.size()); }
@@ -74,6 +82,7 @@ class TensorTable {
   std::int64_t nvme_bytes_ = 0, total_charge_ = 0;
   std::vector<Tensor> tensors_;
   std::vector<Segment> segments_;
+  std::unordered_map<std::string, TensorId> by_name_;
 };
 
 }  // namespace zg

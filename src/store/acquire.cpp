@@ -1,0 +1,480 @@
+// The part of TensorStore that gives leases without a program, to any number of threads.
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "store/node.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+constexpr auto kPatience = std::chrono::milliseconds(100);  // between looks for waits without end
+
+std::size_t index(Tier tier) {
+  return static_cast<std::size_t>(tier);
+}
+Tier other(Tier tier) {
+  return tier == Tier::kDevice ? Tier::kHost : Tier::kDevice;
+}
+
+}  // namespace
+
+Lease& Lease::operator=(Lease&& o) noexcept {
+  if (this != &o) {
+    release();
+    store_ = std::exchange(o.store_, nullptr);
+    node_ = std::exchange(o.node_, nullptr);
+    segment_ = o.segment_;
+    entry_ = std::exchange(o.entry_, nullptr);
+    tier_ = o.tier_;
+    writes_ = o.writes_;
+    data_ = std::exchange(o.data_, nullptr);
+    bytes_ = std::exchange(o.bytes_, 0);
+  }
+  return *this;
+}
+
+void Lease::release() {
+  if (store_ == nullptr) return;
+  TensorStore* store = std::exchange(store_, nullptr);
+  data_ = nullptr;
+  if (node_ != nullptr) {
+    store->end_use(*std::exchange(node_, nullptr));
+  } else {
+    store->end_lease(segment_, tier_, writes_, entry_);
+  }
+}
+
+void Lease::release_after(Stream& stream, const Event& event) {
+  if (store_ == nullptr) return;
+  TensorStore* store = std::exchange(store_, nullptr);
+  data_ = nullptr;
+  if (Node* node = std::exchange(node_, nullptr)) {
+    store->pass(*node, stream);
+    event.on_done([store, node] { store->end_use(*node); });
+    return;
+  }
+  store->pass(segment_, tier_, entry_, stream);
+  event.on_done([store, id = segment_, tier = tier_, writes = writes_] { store->end_passed(id, tier, writes); });
+}
+
+Pin& Pin::operator=(Pin&& o) noexcept {
+  if (this != &o) {
+    release();
+    store_ = std::exchange(o.store_, nullptr);
+    segment_ = o.segment_;
+    tier_ = o.tier_;
+  }
+  return *this;
+}
+
+void Pin::release() {
+  if (store_ != nullptr) std::exchange(store_, nullptr)->unpin(segment_, tier_);
+}
+
+// What the calling thread holds of this store.
+TensorStore::Holder& TensorStore::holder() {
+  struct Last {
+    std::uint64_t store = 0;
+    Holder* holder = nullptr;
+  };
+  thread_local Last last;
+  if (last.store == identity_) return *last.holder;
+  const std::uint64_t thread = std::hash<std::thread::id>()(std::this_thread::get_id());
+  std::lock_guard lock(holders_mutex_);
+  const auto it = std::find_if(holders_.begin(), holders_.end(), [&](const auto& h) { return h->thread == thread; });
+  Holder& found = it != holders_.end() ? **it : *holders_.emplace_back(std::make_unique<Holder>());
+  found.thread = thread;
+  last = {identity_, &found};
+  return found;
+}
+
+// A lease on a copy of which the word has been counted up already.
+void TensorStore::fill(Lease& lease, SegmentId id, Tier tier, Access access) {
+  Hot& h = hot(id);
+  Holder& mine = holder();
+  lease.entry_ = nullptr;
+  for (std::size_t n = 0; n < Holder::kEntries; ++n) {
+    auto& entry = mine.entries[mine.next];
+    mine.next = (mine.next + 1) % Holder::kEntries;
+    if (entry.load(std::memory_order_relaxed) != nullptr) continue;
+    entry.store(&h, std::memory_order_relaxed);
+    lease.entry_ = &entry;
+    break;
+  }
+  h.last_use.store(tick(), std::memory_order_relaxed);
+  lease.store_ = this;
+  lease.segment_ = id;
+  lease.tier_ = tier;
+  lease.writes_ = access != Access::kRead;
+  lease.data_ = h.memory[index(tier)];
+  lease.bytes_ = h.bytes;
+}
+
+bool TensorStore::take_fast(Lease& lease, SegmentId segment, Tier tier, Access access) {
+  Hot& h = hot(segment);
+  auto& word = h.word[index(tier)];
+  const bool reads = access == Access::kRead;
+  const std::uint64_t needed = reads ? Hot::kOpen : Hot::kOpen | Hot::kSole;
+  std::uint64_t w = word.load(std::memory_order_relaxed);
+  do {
+    if ((w & (needed | Hot::kWaited)) != needed) return false;
+    if (reads ? Hot::writers(w) != 0 : (w & Hot::kLeases) != 0) return false;
+  } while (!word.compare_exchange_weak(w, w + (reads ? Hot::kReader : Hot::kWriter), std::memory_order_acquire,
+                                       std::memory_order_relaxed));
+  h.hits[index(tier)].fetch_add(1, std::memory_order_relaxed);
+  fill(lease, segment, tier, access);
+  return true;
+}
+
+Lease TensorStore::acquire(SegmentId segment, Tier tier, Access access, Stream* consumer) {
+  check_access(segment, tier);
+  Lease lease;
+  if (!take_fast(lease, segment, tier, access)) {
+    Lock lock(mutex_);
+    if (program_ != nullptr) return acquire_in_program(lock, segment, tier, access, consumer);
+    Waiter waiter(*this, {segment, tier, access, false}, consumer);
+    while (!try_take(lock, waiter, lease)) wait(lock, waiter);
+  }
+  if (logging_.load(std::memory_order_relaxed)) log_access(segment, tier, access);
+  return lease;
+}
+
+void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Lease>& out, Stream* consumer) {
+  out.clear();
+  for (const AccessStep& a : accesses) check_access(a.segment, a.tier);
+  Lock lock(mutex_);
+  ZG_ASSERT(program_ == nullptr, "with a program, its operations are acquired");
+  const auto once = [&] {
+    for (const AccessStep& a : accesses) {
+      Waiter waiter(*this, a, consumer);
+      Lease lease;
+      while (!try_take(lock, waiter, lease)) {
+        if (waiter.obstacle == Obstacle::kMoving || out.empty()) {
+          wait(lock, waiter);
+          continue;
+        }
+        // Nothing is held while others' leases are waited for.
+        lock.unlock();
+        out.clear();
+        lock.lock();
+        wait(lock, waiter);
+        if (!try_take(lock, waiter, lease)) wait(lock, waiter);
+        lock.unlock();
+        lease.release();
+        lock.lock();
+        return false;
+      }
+      out.push_back(std::move(lease));
+    }
+    return true;
+  };
+  try {
+    while (!once()) {
+    }
+  } catch (...) {
+    lock.unlock();
+    out.clear();
+    throw;
+  }
+  lock.unlock();
+  if (logging_.load(std::memory_order_relaxed)) {
+    for (const AccessStep& a : accesses) log_access(a.segment, a.tier, a.access);
+  }
+}
+
+void TensorStore::check_access(SegmentId segment, Tier tier) const {
+  if (segment < 0 || segment >= segment_count_)
+    throw Error(Errc::kUsage, "acquire", fmt::format("there is no segment {}, but {} of them", segment, segment_count_),
+                "take the numbers from the table of the store");
+  if (tier == Tier::kNvme)
+    throw Error(Errc::kUsage, "acquire", "nobody can see bytes on NVMe", "acquire at the device or the host");
+}
+
+TensorStore::Waiter::Waiter(TensorStore& s, const AccessStep& a, Stream* c)
+    : store(s), step(a), consumer(c), holder(s.holder()) {}
+
+// Under the mutex, like all of its life.
+TensorStore::Waiter::~Waiter() {
+  SegmentState& s = store.at(step.segment);
+  if (decided) --s.intents[index(step.tier)];
+  if (flagged) {
+    if (step.access != Access::kRead) --s.write_waiters;
+    if (--s.lease_waiters == 0) {
+      for (auto& word : store.hot(step.segment).word) word.fetch_and(~Hot::kWaited);
+    }
+  }
+  if (in_line) store.room_waiters_.fetch_sub(1);
+  if (!listed) return;
+  store.waiters_.erase(std::find(store.waiters_.begin(), store.waiters_.end(), this));
+  store.waiting_.fetch_sub(1);
+  const double seconds = seconds_between(begin, Clock::now());
+  store.waited_ += seconds;
+  ++store.waits_;
+  ++s.counts.waits;
+  s.counts.waited_seconds += seconds;
+  store.changed_.notify_all();  // what it stood in the way of
+}
+
+// Leases, and those that came before us to wait for them.
+bool TensorStore::in_the_way(const Waiter& w) const {
+  const SegmentId id = w.step.segment;
+  const SegmentState& s = at(id);
+  const Hot& h = hot(id);
+  const std::size_t t = index(w.step.tier), o = index(other(w.step.tier));
+  const std::uint64_t here = h.word[t].load(), there = h.word[o].load();
+  const bool reads = w.step.access == Access::kRead;
+  const auto blocks = [&](std::uint64_t word) { return reads ? Hot::writers(word) > 0 : (word & Hot::kLeases) != 0; };
+  if (!blocks(here) && !blocks(there)) {
+    return reads && s.write_waiters > 0 && !w.flagged && !holds_any(w.holder);
+  }
+  // What is on the consumer's own stream is in order without our help.
+  const bool ready = residency_.present(id, w.step.tier) && (reads || residency_.sole(id, w.step.tier));
+  return !(ready && !blocks(there) && w.consumer != nullptr && s.passed_to == w.consumer &&
+           Hot::readers(here) + Hot::writers(here) == s.passed[t]);
+}
+
+bool TensorStore::close_for_write(SegmentId segment) {
+  for (auto& word : hot(segment).word) {
+    std::uint64_t w = word.load();
+    do {
+      if ((w & Hot::kLeases) != 0) {
+        refresh(segment);
+        return false;
+      }
+    } while (!word.compare_exchange_weak(w, w & ~(Hot::kOpen | Hot::kSole)));
+  }
+  return true;
+}
+
+// Takes the lease, or says in the waiter what stands against it, having begun what can be begun.
+bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
+  const SegmentId id = w.step.segment;
+  const Tier tier = w.step.tier;
+  const Access access = w.step.access;
+  SegmentState& s = at(id);
+  Hot& h = hot(id);
+  const std::size_t t = index(tier);
+  const bool reads = access == Access::kRead;
+  const auto hindered = [&w](Obstacle obstacle, SegmentId moving = -1) {
+    w.obstacle = obstacle;
+    w.moving = moving;
+    return false;
+  };
+  throw_failure();
+  if (in_the_way(w)) return hindered(Obstacle::kLeases);
+  const auto ready = [&] { return residency_.present(id, tier) && (reads || residency_.sole(id, tier)); };
+  if (!ready()) {
+    if (std::exchange(w.decided, false)) --s.intents[t];
+    if (s.first != nullptr) {
+      demand(id);
+      return hindered(Obstacle::kMoving, id);
+    }
+    if (access != Access::kOverwrite && !residency_.has_content(id))
+      throw Error(Errc::kUsage, table_.segment_name(id), "is read, and has no content",
+                  "write it first (Access::kOverwrite)");
+    if (is_behind(w)) return hindered(Obstacle::kRoom);
+    if (!reads && !close_for_write(id)) return hindered(Obstacle::kLeases);
+    h.last_use.store(tick(), std::memory_order_relaxed);
+    const auto failure = residency_.decide_free(w.step, actions_);
+    const bool writes_back = std::any_of(actions_.begin(), actions_.end(), [](const Action& a) {
+      return a.kind == Action::Kind::kCopy && a.tier == Tier::kNvme;
+    });
+    add_actions(lock, Urgency::kDemand);
+    if (writes_back && options_.write_ahead) write_ahead(lock);
+    if (failure) {
+      refresh(id);
+      if (failure->busy >= 0) {
+        demand(failure->busy);
+        return hindered(Obstacle::kMoving, failure->busy);
+      }
+      w.room = *failure;
+      return hindered(Obstacle::kRoom);
+    }
+    w.missed = true;
+    w.decided = true;
+    ++s.intents[t];
+    throw_failure();
+  }
+  std::uint64_t word = h.word[t].load();
+  const std::uint64_t needed = reads ? Hot::kOpen : Hot::kOpen | Hot::kSole;
+  do {
+    if ((word & needed) != needed) {
+      demand(id);
+      return hindered(Obstacle::kMoving, id);
+    }
+    // A fast one may have come in between.
+    if ((word & Hot::kLeases) != 0 && in_the_way(w)) return hindered(Obstacle::kLeases);
+  } while (!h.word[t].compare_exchange_weak(word, word + (reads ? Hot::kReader : Hot::kWriter)));
+  fill(lease, id, tier, access);
+  if (w.missed) {
+    ++s.counts.misses;
+    ++tiers_[t].misses;
+  } else {
+    h.hits[t].fetch_add(1, std::memory_order_relaxed);
+  }
+  return true;
+}
+
+// Who holds nothing waits for room in the order of coming; who holds something must not wait for who may be
+// waiting for just that.
+bool TensorStore::is_behind(const Waiter& w) const {
+  if (holds_any(w.holder)) return false;
+  return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
+    return o != &w && o->obstacle == Obstacle::kRoom && o->in_line && (!w.in_line || o->ticket < w.ticket) &&
+           !holds_any(o->holder);
+  });
+}
+
+// Until something has changed; at once where that may have happened unseen.
+void TensorStore::wait(Lock& lock, Waiter& w) {
+  SegmentState& s = at(w.step.segment);
+  if (!w.listed) {
+    w.listed = true;
+    w.begin = Clock::now();
+    w.warn_at = options_.warn_after_seconds;
+    waiters_.push_back(&w);
+    waiting_.fetch_add(1);
+  }
+  if (w.obstacle == Obstacle::kLeases && !w.flagged) {
+    w.flagged = true;
+    ++s.lease_waiters;
+    if (w.step.access != Access::kRead) ++s.write_waiters;
+    for (auto& word : hot(w.step.segment).word) word.fetch_or(Hot::kWaited);
+    return;
+  }
+  if (w.obstacle == Obstacle::kRoom && !w.in_line) {
+    w.in_line = true;
+    w.ticket = tickets_++;
+    room_waiters_.fetch_add(1);
+    return;
+  }
+  check_waits(w);
+  changed_.wait_for(lock, kPatience);
+  const double waited = seconds_between(w.begin, Clock::now());
+  if (waited > w.warn_at && !failed_) {
+    w.warn_at *= 2;
+    const std::string what = describe(w);
+    lock.unlock();
+    log::warning("waiting for {} for {}\n{}", what, format_seconds(waited), state());
+    lock.lock();
+  }
+}
+
+bool TensorStore::holds(const Holder& holder, const Hot& h) {
+  return std::any_of(std::begin(holder.entries), std::end(holder.entries),
+                     [&](const auto& e) { return e.load(std::memory_order_relaxed) == &h; });
+}
+
+bool TensorStore::holds_any(const Holder& holder) {
+  return std::any_of(std::begin(holder.entries), std::end(holder.entries),
+                     [](const auto& e) { return e.load(std::memory_order_relaxed) != nullptr; });
+}
+
+// Throws if `w` can never go on and its thread is one of those that stand in the way. A thread that holds a
+// lease and is not waiting for leases or room can go on; so can one that waits for leases of those that can,
+// or for room while anybody can give some back.
+void TensorStore::check_waits(Waiter& w) const {
+  if (w.obstacle == Obstacle::kMoving) return;
+  const bool moving = !idle() || passed_ > 0;
+  std::lock_guard holders_lock(holders_mutex_);
+  std::vector<const Waiter*> stuck;
+  for (const Waiter* v : waiters_) {
+    if (v->obstacle == Obstacle::kLeases || v->obstacle == Obstacle::kRoom) stuck.push_back(v);
+  }
+  const auto can_go_on = [&](const Holder& holder) {
+    return std::none_of(stuck.begin(), stuck.end(), [&](const Waiter* v) { return &v->holder == &holder; });
+  };
+  const auto lives = [&](const Waiter& v) {
+    if (v.obstacle == Obstacle::kRoom) {
+      if (moving) return true;
+      return std::any_of(holders_.begin(), holders_.end(),
+                         [&](const auto& o) { return holds_any(*o) && can_go_on(*o); }) ||
+             std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) { return o->decided && o != &v; });
+    }
+    const Hot& h = hot(v.step.segment);
+    return std::none_of(holders_.begin(), holders_.end(),
+                        [&](const auto& o) { return holds(*o, h) && !can_go_on(*o); });
+  };
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (std::size_t i = 0; i < stuck.size(); ++i) {
+      if (!lives(*stuck[i])) continue;
+      stuck.erase(stuck.begin() + static_cast<std::ptrdiff_t>(i));
+      changed = true;
+      break;
+    }
+  }
+  if (std::find(stuck.begin(), stuck.end(), &w) == stuck.end()) return;
+  const std::string name = table_.segment_name(w.step.segment);
+  const bool holds_something = holds_any(w.holder);
+  if (w.obstacle == Obstacle::kLeases) {
+    if (!holds_something) return;  // one of the others gets the error
+    throw Error(Errc::kUsage, name,
+                fmt::format("cannot be acquired at the {}: its leases are held by this thread, or by one that waits for it",
+                            name_of(w.step.tier)),
+                "release leases first, or acquire all segments of an operation in one call");
+  }
+  const bool anybody = std::any_of(holders_.begin(), holders_.end(), [](const auto& o) { return holds_any(*o); });
+  if (!holds_something && anybody) return;
+  throw Error(Errc::kMemory, name_of(w.room.tier) + std::string(" tier"),
+              fmt::format("no room for {} ({}): {} the budget of {}", name,
+                          format_bytes(table_.segment(w.step.segment).charge),
+                          anybody ? "the leases that are held fill" : "it, what is pinned and what may not sink pass",
+                          format_bytes(residency_.budget(w.room.tier))),
+              "release leases, or raise this tier's budget");
+}
+
+void TensorStore::end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry) {
+  if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
+  const std::uint64_t before = hot(id).word[index(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
+  // The waiter counts itself before it looks at the leases for the last time, and we look for it after the lease
+  // has ended: one of us sees the other.
+  if ((before & Hot::kWaited) == 0 && room_waiters_.load() == 0) return;
+  std::lock_guard lock(mutex_);
+  changed_.notify_all();
+}
+
+void TensorStore::pass(SegmentId id, Tier tier, std::atomic<const Hot*>* entry, Stream& stream) {
+  if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
+  std::lock_guard lock(mutex_);
+  SegmentState& s = at(id);
+  const bool first = s.passed[0] + s.passed[1] == 0;
+  s.passed_to = first || s.passed_to == &stream ? &stream : nullptr;
+  ++s.passed[index(tier)];
+  ++passed_;
+  if (s.lease_waiters > 0) changed_.notify_all();  // one for the same stream may go on
+}
+
+void TensorStore::end_passed(SegmentId id, Tier tier, bool writes) {
+  std::lock_guard lock(mutex_);
+  --at(id).passed[index(tier)];
+  --passed_;
+  hot(id).word[index(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
+  changed_.notify_all();
+}
+
+bool TensorStore::held(SegmentId segment, Tier tier) const {
+  const std::size_t t = index(tier);
+  return (hot(segment).word[t].load() & Hot::kLeases) != 0 || at(segment).intents[t] > 0;
+}
+
+Gate::Closed TensorStore::close(SegmentId segment, Tier tier) {
+  const std::size_t t = index(tier);
+  if (held(segment, tier)) return Closed::kHeld;
+  if (at(segment).first != nullptr) return Closed::kMoving;
+  std::uint64_t w = hot(segment).word[t].load();
+  do {
+    if ((w & Hot::kLeases) != 0) return Closed::kHeld;
+  } while (!hot(segment).word[t].compare_exchange_weak(w, w & ~(Hot::kOpen | Hot::kSole)));
+  return Closed::kYes;
+}
+
+std::uint64_t TensorStore::last_use(SegmentId segment, Tier) const {
+  return hot(segment).last_use.load(std::memory_order_relaxed);
+}
+
+}  // namespace zg

@@ -1,0 +1,168 @@
+// The part of TensorStore that follows steps, and fetches ahead of them.
+
+#include <algorithm>
+#include <utility>
+
+#include "store/node.hpp"
+#include "store/predictor.hpp"
+#include "store/recorder.hpp"
+
+namespace zg {
+namespace {
+
+// What is logged is looked at after so much of it, whichever comes first.
+constexpr std::size_t kLookAfterAccesses = 32;
+constexpr std::int64_t kLookAfterBytes = 1 << 20;
+
+}  // namespace
+
+void TensorStore::step_begin(std::string_view name) {
+  Lock lock(mutex_);
+  throw_failure();
+  ZG_ASSERT(program_ == nullptr, "steps are for who has no program");
+  const Program* expected = predictor_->program();
+  predictor_->begin(std::string(name), table_.segment_count());
+  if (predictor_->program() != expected || expected == nullptr) {
+    residency_.guess(predictor_->program(), -1);
+    ahead_ = 0;
+  }
+  logging_ = true;
+  fetch_ahead(lock);
+}
+
+void TensorStore::step_end() {
+  Lock lock(mutex_);
+  ZG_ASSERT(predictor_->active(), "no step has begun");
+  follow_log();
+  logging_ = false;
+  const bool repeated = predictor_->repeats();
+  const std::int32_t count = predictor_->program() != nullptr ? predictor_->program()->access_count() : 0;
+  residency_.guess(nullptr, -1);  // the record may be replaced
+  predictor_->end();
+  if (options_.record && predictor_->last_recorded() != nullptr) recorder_->ran(*predictor_->last_recorded());
+  // What was fetched for the start of the next one has been.
+  ahead_ = repeated ? std::max(0, ahead_ - count) : 0;
+  residency_.guess(predictor_->program(), -1);
+  fetch_ahead(lock);
+}
+
+void TensorStore::expect(const Program& program) {
+  Lock lock(mutex_);
+  ZG_ASSERT(program_ == nullptr, "steps are for who has no program");
+  for (std::int32_t i = 0; i < program.access_count(); ++i) check_access(program.access(i).segment, program.access(i).tier);
+  residency_.guess(nullptr, -1);
+  predictor_->expect(program, table_.segment_count());
+  residency_.guess(predictor_->program(), -1);
+  ahead_ = 0;
+}
+
+AccessTrace TensorStore::access_trace() const {
+  std::lock_guard lock(mutex_);
+  return {table_, options_.budgets, recorder_->programs(), recorder_->sequence()};
+}
+
+void TensorStore::log_access(SegmentId segment, Tier tier, Access access) {
+  bool look = false;
+  {
+    std::lock_guard lock(log_mutex_);
+    log_.push_back({segment, tier, access, false});
+    log_bytes_ += hot(segment).bytes;
+    look = log_.size() >= kLookAfterAccesses || log_bytes_ >= kLookAfterBytes;
+  }
+  if (!look) return;
+  // Whoever is inside looks when a move ends, at the latest.
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !predictor_->active()) return;
+  follow_log();
+  fetch_ahead(lock);
+}
+
+void TensorStore::follow_log() {
+  {
+    std::lock_guard lock(log_mutex_);
+    log_taken_.swap(log_);
+    log_bytes_ = 0;
+  }
+  for (const AccessStep& a : log_taken_) {
+    const std::int32_t before = predictor_->cursor();
+    const bool expected = predictor_->happened(a, [&](SegmentId id) { residency_.used_at(id, predictor_->cursor()); });
+    if (!expected && predictor_->program() != nullptr) ++left_record_;
+    if (predictor_->cursor() != before) ahead_ = std::max(ahead_, predictor_->cursor() + 1);
+    used(a.segment);
+  }
+  log_taken_.clear();
+}
+
+// What was fetched ahead for it has been of use.
+void TensorStore::used(SegmentId segment) {
+  SegmentState& s = at(segment);
+  if (s.prefetched < 0) return;
+  if (std::exchange(s.ahead, false)) ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -= table_.segment(segment).charge;
+  s.prefetched = -1;
+}
+
+// Brings it, unless that must wait for somebody or something.
+bool TensorStore::fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t position) {
+  SegmentState& s = at(segment);
+  Hot& h = hot(segment);
+  if (s.first != nullptr) return false;
+  // A copy may be made while others read, not while they write.
+  for (auto& word : h.word) {
+    std::uint64_t w = word.load();
+    do {
+      if (Hot::writers(w) > 0) return false;
+    } while (!word.compare_exchange_weak(w, w & ~Hot::kSole));
+  }
+  h.last_use.store(tick(), std::memory_order_relaxed);
+  const bool there = residency_.prefetch(segment, tier, position, actions_);
+  add_actions(lock, Urgency::kPrefetch);
+  refresh(segment);
+  if (there && s.prefetched < 0) {
+    const auto t = static_cast<std::size_t>(tier);
+    s.prefetched = static_cast<std::int8_t>(tier);
+    s.hits_before = h.hits[t].load(std::memory_order_relaxed);
+    s.ahead = position >= 0;
+    if (s.ahead) ahead_bytes_[t] += table_.segment(segment).charge;
+    ++prefetches_;
+    ++s.counts.prefetches;
+  }
+  return there;
+}
+
+void TensorStore::prefetch(SegmentId segment, Tier tier) {
+  check_access(segment, tier);
+  Lock lock(mutex_);
+  throw_failure();
+  if (program_ != nullptr || residency_.present(segment, tier) || !residency_.has_content(segment)) return;
+  (void)fetch(lock, segment, tier, -1);
+}
+
+// Walks the expected accesses from the cursor on, at most once round, until the room that later uses can spare
+// is full, or enough is on its way.
+void TensorStore::fetch_ahead(Lock& lock) {
+  if (program_ != nullptr || failed_ || closing_ || predictor_->program() == nullptr) return;
+  const Program& p = *predictor_->program();
+  const std::int32_t end = predictor_->repeats() ? predictor_->cursor() + 1 + p.access_count() : p.access_count();
+  ahead_ = std::max(ahead_, predictor_->cursor() + 1);
+  for (; ahead_ < end; ++ahead_) {
+    const std::int32_t position = ahead_ % p.access_count();
+    const AccessStep& a = p.access(position);
+    const auto t = static_cast<std::size_t>(a.tier);
+    if (a.access == Access::kOverwrite || residency_.present(a.segment, a.tier) || !residency_.has_content(a.segment))
+      continue;
+    const std::int64_t limit = options_.read_ahead > 0 ? options_.read_ahead : residency_.budget(a.tier) / 2;
+    const Hot& h = hot(a.segment);
+    if (Hot::writers(h.word[0].load()) > 0 || Hot::writers(h.word[1].load()) > 0) continue;
+    if (ahead_bytes_[t] > 0 && ahead_bytes_[t] + table_.segment(a.segment).charge > limit) return;
+    if (!fetch(lock, a.segment, a.tier, position)) return;
+  }
+}
+
+// Somebody had to wait for a write-back: those who come next shall not.
+void TensorStore::write_ahead(Lock& lock) {
+  constexpr int kAtOnce = 16;
+  residency_.clean(residency_.budget(Tier::kHost) / 8, kAtOnce, actions_);
+  add_actions(lock, Urgency::kWriteBack);
+}
+
+}  // namespace zg

@@ -120,6 +120,7 @@ bool TensorStore::take_fast(Lease& lease, SegmentId segment, Tier tier, Access a
   const bool reads = access == Access::kRead;
   const std::uint64_t needed = reads ? Hot::kOpen : Hot::kOpen | Hot::kSole;
   std::uint64_t w = word.load(std::memory_order_relaxed);
+  if (failed_.load(std::memory_order_relaxed)) return false;
   do {
     if ((w & (needed | Hot::kWaited)) != needed) return false;
     if (reads ? Hot::writers(w) != 0 : (w & Hot::kLeases) != 0) return false;

@@ -223,14 +223,17 @@ TEST_F(StoreFailureDeathTest, AnAcquireThatLeavesTheProgram) {
   EXPECT_DEATH(leave(0, Tier::kHost, Access::kRead), "program straight expects");
 }
 
-TEST_F(StoreFailureDeathTest, AReadOfWhatWasNeverWritten) {
-  const TensorTable table = equal_table(0, 1);
-  EXPECT_DEATH(
-      {
-        Rig rig(table, {0, kPage}, nullptr);
-        (void)rig.store->acquire(0, Tier::kHost, Access::kRead);
-      },
-      "t0 is read before anything was written");
+TEST(StoreFailure, AReadOfWhatWasNeverWrittenIsRefused) {
+  Rig rig(equal_table(0, 1), {0, kPage}, nullptr);
+  try {
+    (void)rig.store->acquire(0, Tier::kHost, Access::kRead);
+    FAIL() << "bytes that nobody wrote";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kUsage);
+    EXPECT_TRUE(mentions(e, "t0: is read, and has no content")) << e.what();
+  }
+  rig.store->acquire(0, Tier::kHost, Access::kOverwrite).release();
+  EXPECT_TRUE(rig.store->acquire(0, Tier::kHost, Access::kRead));
 }
 
 }  // namespace

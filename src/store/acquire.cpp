@@ -394,7 +394,7 @@ void TensorStore::check_waits(Waiter& w) const {
       if (moving) return true;
       return std::any_of(holders_.begin(), holders_.end(),
                          [&](const auto& o) { return holds_any(*o) && can_go_on(*o); }) ||
-             std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) { return o->decided && o != &v; });
+             std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) { return o->decided && o != &v && can_go_on(o->holder); });
     }
     const Hot& h = hot(v.step.segment);
     return std::none_of(holders_.begin(), holders_.end(),

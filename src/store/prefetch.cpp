@@ -20,6 +20,11 @@ void TensorStore::step_begin(std::string_view name) {
   Lock lock(mutex_);
   throw_failure();
   ZG_ASSERT(program_ == nullptr, "steps are for who has no program");
+  {
+    std::lock_guard log_lock(log_mutex_);
+    log_.clear();  // latecomers of the step before
+    log_bytes_ = 0;
+  }
   const Program* expected = predictor_->program();
   predictor_->begin(std::string(name), table_.segment_count());
   if (predictor_->program() != expected || expected == nullptr) {

@@ -155,6 +155,7 @@ void TensorStore::run(const Program* program, const Program* next) {
   } else {
     residency_.set_gate(this);
     if (leaves) {
+      residency_.guess(predictor_->program(), -1);
       for (SegmentId id = 0; id < table_.segment_count(); ++id) refresh(id);
     }
   }

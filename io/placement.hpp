@@ -28,7 +28,7 @@ struct Piece {
 class Placement {
  public:
   // Longer runs are several pieces, so that checksums are made while the next piece moves.
-  static constexpr std::int64_t kMaxPiece = 4 << 20;
+  static constexpr std::int64_t kMaxPiece = kMaxPieceBytes;
 
   Placement(const Engine& engine, const VolumeOptions& options);
 

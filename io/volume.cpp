@@ -17,7 +17,8 @@ StripedVolume::StripedVolume(Engine& engine, const VolumeOptions& options)
 
 StripedVolume::~StripedVolume() {
   std::unique_lock lock(mutex_);
-  ended_.wait(lock, [&] { return under_way_ == 0; });
+  ended_.wait(lock, [&] { return under_way_ == staged_; });
+  ZG_ASSERT(staged_ == 0, "{} staged writes were neither made ready nor abandoned", staged_);
 }
 
 StripedVolume::Extent& StripedVolume::at(ExtentId id) {
@@ -170,6 +171,7 @@ std::string StripedVolume::explain(ExtentId id, Op op, const ExtentResult& resul
   if (result.error == ENODATA) return text + "it has no contents";
   if (result.error == EBADMSG)
     return text + "its checksum is wrong (the drive returned other bytes than were written)";
+  if (result.error == ECANCELED) return text + "it was abandoned";
   if (result.cause == ENODATA) return text + "the file ends before it: was it cut short?";
   return text + errno_text(result.cause != 0 ? result.cause : result.error);
 }

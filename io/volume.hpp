@@ -32,6 +32,8 @@ class StripedVolume final : public Volume {
   void read(const ExtentTransfer& transfer) override;
   ExtentResult write_and_wait(ExtentTransfer transfer) override;
   ExtentResult read_and_wait(ExtentTransfer transfer) override;
+  void ready(ExtentId extent, int slot, std::int64_t bytes) override;
+  void abandon(ExtentId extent, int slot) override;
   void promote(ExtentId extent, int slot, Priority priority) override;
   std::int64_t version(ExtentId extent, int slot) const override;
   int newest(ExtentId extent) const override;
@@ -70,17 +72,23 @@ class StripedVolume final : public Volume {
     ExtentTransfer transfer;
     Slot* slot = nullptr;
     std::vector<Ticket> tickets;
-    std::atomic<std::int64_t> left{0};      // parts not completed
+    bool staged = false;                    // a write whose last pieces are to come
+    std::uint32_t next_piece = 0;           // to be submitted
+    std::atomic<std::int64_t> left{0};      // parts not completed; all that are to come count as one
     std::atomic<std::uint64_t> failure{0};  // the first (see failure_of); 0: none
     Operation* next = nullptr;              // in the one list that it is in
     Operation* previous = nullptr;
   };
 
   void part_done(Operation& operation, std::uint32_t piece, Result result);
-  void check(Operation& operation, std::uint32_t piece) const;
+  static bool check(Operation& operation, std::uint32_t piece);
   void finish(Operation& operation);
   void start(Op op, const ExtentTransfer& transfer);
-  void submit_parts(Operation& operation);
+  void submit_pieces(Operation& operation, std::uint32_t end);
+  void submit_nothing(Operation& operation);
+  Operation& staged_write(ExtentId extent, int slot);
+  static std::uint32_t pieces_within(const Operation& operation, std::int64_t bytes);
+  void end_early(Operation& operation, std::unique_lock<std::mutex>& lock);
   void give_up(Operation& operation);
   Operation& take_operation(Op op, const ExtentTransfer& transfer, Slot& slot);
   void give_back(Operation& operation);
@@ -106,8 +114,8 @@ class StripedVolume final : public Volume {
   std::vector<std::uint32_t> free_extents_;
   std::deque<Operation> operations_;  // likewise
   Operation* free_operations_ = nullptr;
-  std::int64_t under_way_ = 0;
-  std::atomic<Clock::rep> next_sample_{0};  // on the clock; looked at without the lock
+  std::int64_t under_way_ = 0, staged_ = 0;  // operations; those of them that are staged
+  std::atomic<Clock::rep> next_sample_{0};   // on the clock; looked at without the lock
   Clock::time_point last_sample_ = Clock::now();
   std::vector<LinkCounters> last_counters_;
   std::vector<DriveSample> samples_;

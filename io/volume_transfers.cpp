@@ -9,7 +9,8 @@
 namespace zg::io {
 namespace {
 
-// The part of a read of an empty slot: it moves nothing, and only brings the result to an I/O thread.
+// A part that moves nothing, and only brings the result to an I/O thread: of a read of an empty slot, or of a
+// staged write that ends early.
 constexpr std::uint32_t kNoPiece = ~std::uint32_t{0};
 
 // Beside an errno of the volume's own, where the engine's may have the same number.
@@ -67,6 +68,9 @@ StripedVolume::Operation& StripedVolume::take_operation(Op op, const ExtentTrans
   o.op = op;
   o.transfer = transfer;
   o.slot = &slot;
+  o.staged = false;
+  o.next_piece = 0;
+  o.left.store(1, std::memory_order_relaxed);
   o.failure.store(0, std::memory_order_relaxed);
   o.previous = nullptr;
   o.next = slot.operations;
@@ -109,44 +113,116 @@ void StripedVolume::start(Op op, const ExtentTransfer& transfer) {
     placement_.move(extent.bytes, transfer.slot, slot.pieces);
   }
   Operation& o = take_operation(op, transfer, slot);
+  std::int64_t ready = extent.bytes;
   if (op == Op::kWrite) {
     placement_.write_begins(extent.bytes, transfer.slot);
     slot.state = State::kWriting;
+    if (transfer.ready >= 0) ready = std::min(transfer.ready, ready);
+    o.staged = ready < extent.bytes;
+    staged_ += o.staged;
   }
-  submit_parts(o);
-}
-
-// An engine that throws has not taken the part. Those before it go on, and the last of them tells what
-// happened; if none is under way any more, only the caller is told.
-void StripedVolume::submit_parts(Operation& o) {
-  const std::vector<Piece>& pieces = o.slot->pieces;
-  const bool empty = o.slot->state == State::kEmpty;
-  const std::size_t parts = empty ? 1 : pieces.size();
-  Transfer part{.op = o.op, .priority = o.transfer.priority, .completion = &o};
-  o.left.store(static_cast<std::int64_t>(parts), std::memory_order_relaxed);
-  std::uint32_t i = 0;
   try {
-    if (empty) {
+    if (slot.state == State::kEmpty) {
       o.failure.store(own_failure(ENODATA, kNoPiece), std::memory_order_relaxed);
-      part.tag = kNoPiece;
-      o.tickets.push_back(engine_.submit(part));
-      return;
-    }
-    for (; i < parts; ++i) {
-      part.drive = pieces[i].drive;
-      part.offset = pieces[i].offset;
-      part.data = static_cast<char*>(o.transfer.data) + pieces[i].position;
-      part.bytes = pieces[i].bytes;
-      part.tag = i;
-      o.tickets.push_back(engine_.submit(part));
+      submit_nothing(o);
+    } else {
+      submit_pieces(o, pieces_within(o, ready));
     }
   } catch (...) {
-    note_first(o.failure, own_failure(ENOMEM, i));
-    const auto missing = static_cast<std::int64_t>(parts - i);
-    if (o.left.fetch_sub(missing, std::memory_order_acq_rel) != missing) return;
+    // Those parts that were taken go on, and the last tells what happened; if none is under way any more,
+    // only the caller is told.
+    if (o.staged ? o.next_piece > 0 : o.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     give_up(o);
     throw;
   }
+}
+
+void StripedVolume::submit_nothing(Operation& o) {
+  o.tickets.push_back(
+      engine_.submit({.op = o.op, .priority = o.transfer.priority, .completion = &o, .tag = kNoPiece}));
+}
+
+// From the next piece on, which may be the end: pieces lie in the order of their positions.
+std::uint32_t StripedVolume::pieces_within(const Operation& o, std::int64_t bytes) {
+  const std::vector<Piece>& pieces = o.slot->pieces;
+  std::uint32_t end = o.next_piece;
+  while (end < pieces.size() && pieces[end].position + pieces[end].bytes <= bytes) ++end;
+  return end;
+}
+
+// The last of all pieces takes the place that what is to come has in o.left. When the engine throws, which
+// has not taken the part then, the rest is still to come, and this is noted as the failure.
+void StripedVolume::submit_pieces(Operation& o, std::uint32_t end) {
+  const std::vector<Piece>& pieces = o.slot->pieces;
+  const std::int64_t last = end == pieces.size() ? 1 : 0;
+  Transfer part{.op = o.op, .priority = o.transfer.priority, .completion = &o};
+  o.left.fetch_add(end - o.next_piece - last, std::memory_order_relaxed);
+  try {
+    for (; o.next_piece < end; ++o.next_piece) {
+      const Piece& piece = pieces[o.next_piece];
+      part.drive = piece.drive;
+      part.offset = piece.offset;
+      part.data = static_cast<char*>(o.transfer.data) + piece.position;
+      part.bytes = piece.bytes;
+      part.tag = o.next_piece;
+      o.tickets.push_back(engine_.submit(part));
+    }
+  } catch (...) {
+    note_first(o.failure, own_failure(ENOMEM, o.next_piece));
+    o.left.fetch_sub(end - o.next_piece - last, std::memory_order_relaxed);
+    throw;
+  }
+}
+
+StripedVolume::Operation& StripedVolume::staged_write(ExtentId id, int slot) {
+  Operation* const o = at(id, slot).operations;
+  ZG_ASSERT(o != nullptr && o->staged, "slot {} of {}: no staged write is under way", slot, at(id).name);
+  return *o;
+}
+
+void StripedVolume::ready(ExtentId id, int slot, std::int64_t bytes) {
+  std::unique_lock lock(mutex_);
+  Operation& o = staged_write(id, slot);
+  const Extent& extent = at(id);
+  ZG_ASSERT(bytes >= o.transfer.ready && bytes <= extent.bytes, "{}: {} of {} bytes are ready, after {}",
+            extent.name, bytes, extent.bytes, o.transfer.ready);
+  o.transfer.ready = bytes;
+  const bool all = bytes == extent.bytes;
+  if (all) {
+    o.staged = false;
+    --staged_;
+  }
+  bool submitted = false;
+  if (o.failure.load(std::memory_order_relaxed) == 0) {
+    try {
+      submit_pieces(o, pieces_within(o, bytes));
+      submitted = true;
+    } catch (...) {  // noted
+    }
+  }
+  if (all && !submitted) end_early(o, lock);
+}
+
+void StripedVolume::abandon(ExtentId id, int slot) {
+  std::unique_lock lock(mutex_);
+  Operation& o = staged_write(id, slot);
+  o.staged = false;
+  --staged_;
+  note_first(o.failure, own_failure(ECANCELED, kNoPiece));
+  end_early(o, lock);
+}
+
+// Of a failed write whose last pieces do not come any more. The last part under way finishes it; if there is
+// none, one that moves nothing; and where there is no memory for that, the caller.
+void StripedVolume::end_early(Operation& o, std::unique_lock<std::mutex>& lock) {
+  if (o.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  o.left.store(1, std::memory_order_relaxed);
+  try {
+    return submit_nothing(o);
+  } catch (...) {
+  }
+  lock.unlock();
+  finish(o);
 }
 
 // Of a transfer none of whose parts is under way, as if it had not been begun.
@@ -154,6 +230,7 @@ void StripedVolume::give_up(Operation& o) {
   if (o.op == Op::kWrite) {
     o.slot->state = State::kEmpty;
     placement_.write_ends(at(o.transfer.extent).bytes, o.transfer.slot);
+    staged_ -= o.staged;
   }
   give_back(o);
   --under_way_;
@@ -178,7 +255,8 @@ ExtentResult StripedVolume::read_and_wait(ExtentTransfer transfer) {
 
 void StripedVolume::promote(ExtentId id, int slot, Priority priority) {
   std::lock_guard lock(mutex_);
-  for (const Operation* o = at(id, slot).operations; o != nullptr; o = o->next) {
+  for (Operation* o = at(id, slot).operations; o != nullptr; o = o->next) {
+    if (o->staged) o->transfer.priority = std::min(o->transfer.priority, priority);
     for (const Ticket ticket : o->tickets) engine_.promote(ticket, priority);
   }
 }
@@ -205,27 +283,31 @@ void StripedVolume::sample_drives() {
   last_sample_ = now;
 }
 
-void StripedVolume::part_done(Operation& o, std::uint32_t piece, Result result) {
-  if (!result.ok()) {
-    note_first(o.failure, failure_of(static_cast<std::uint32_t>(result.error), piece));
-  } else if (piece != kNoPiece && verify_) {
-    check(o, piece);
-  }
+void StripedVolume::part_done(Operation& o, std::uint32_t index, Result result) {
+  bool good = result.ok() && index != kNoPiece;
+  if (!result.ok()) note_first(o.failure, failure_of(static_cast<std::uint32_t>(result.error), index));
+  if (good && verify_) good = check(o, index);
   if (sample_is_due()) {
     std::lock_guard lock(mutex_);
     sample_drives();
   }
+  if (good && o.op == Op::kRead) {
+    const ExtentTransfer& t = o.transfer;
+    const Piece& piece = o.slot->pieces[index];
+    const void* const outer = std::exchange(calling_for, this);
+    t.completion->on_piece(t.extent, t.tag, piece.position, piece.bytes);
+    calling_for = outer;
+  }
   if (o.left.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(o);
 }
 
-void StripedVolume::check(Operation& o, std::uint32_t index) const {
+bool StripedVolume::check(Operation& o, std::uint32_t index) {
   Piece& piece = o.slot->pieces[index];
   const std::uint64_t sum = checksum(static_cast<const char*>(o.transfer.data) + piece.position, piece.bytes);
-  if (o.op == Op::kWrite) {
-    piece.checksum = sum;
-  } else if (sum != piece.checksum) {
-    note_first(o.failure, own_failure(EBADMSG, index));
-  }
+  if (o.op == Op::kWrite) piece.checksum = sum;
+  if (sum == piece.checksum) return true;
+  note_first(o.failure, own_failure(EBADMSG, index));
+  return false;
 }
 
 // With the lock held. The volume's own errors keep their meaning: the engine's of the same number are EIO.
@@ -235,7 +317,7 @@ ExtentResult StripedVolume::result_of(const Operation& o) {
   if (failure == 0) return result;
   const auto code = static_cast<std::uint32_t>(failure >> 32), piece = static_cast<std::uint32_t>(failure);
   result.error = static_cast<int>(code & ~kOwn);
-  if ((code & kOwn) == 0 && (result.error == ENODATA || result.error == EBADMSG))
+  if ((code & kOwn) == 0 && (result.error == ENODATA || result.error == EBADMSG || result.error == ECANCELED))
     result.cause = std::exchange(result.error, EIO);
   if (piece != kNoPiece) {
     result.drive = o.slot->pieces[piece].drive;
@@ -262,7 +344,7 @@ void StripedVolume::finish(Operation& o) {
   t.completion->on_extent(t.extent, t.tag, result);
   calling_for = outer;
   std::lock_guard lock(mutex_);
-  if (--under_way_ == 0) ended_.notify_all();
+  if (--under_way_ == staged_) ended_.notify_all();
 }
 
 }  // namespace zg::io

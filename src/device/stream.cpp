@@ -1,56 +1,56 @@
+#include <atomic>
 #include <chrono>
-#include <deque>
+#include <condition_variable>
 #include <exception>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/device/device.hpp"
 
 namespace zg {
+namespace {
 
-bool Event::done() const {
-  return !state_ || state_->done.load(std::memory_order_acquire);
-}
+// What waits for a stream, in a ring that keeps its memory. Behind a lock of its owner.
+class Ring {
+ public:
+  struct Item {
+    const char* label = nullptr;  // null: not work, and so neither timed nor skipped after a failure
+    Task work;
+  };
+  // Waiting for one stream; more are a bug of who never waits for it.
+  static constexpr std::size_t kMost = std::size_t{1} << 24;
 
-void Event::wait() const {
-  if (done()) return;
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->done.load(std::memory_order_acquire); });
-}
-
-void Event::on_done(std::function<void()> action) const {
-  if (!done()) {
-    std::lock_guard lock(state_->mutex);
-    if (!state_->done.load(std::memory_order_acquire)) {
-      state_->actions.push_back(std::move(action));
-      return;
-    }
+  bool empty() const { return count_ == 0; }
+  void push(Item item) {
+    if (count_ == items_.size()) grow();
+    items_[(first_ + count_++) % items_.size()] = std::move(item);
   }
-  action();
-}
-
-Event Event::pending() {
-  return Event(std::make_shared<State>());
-}
-
-void Event::set() const {
-  std::vector<std::function<void()>> actions;
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->done.store(true, std::memory_order_release);
-    actions.swap(state_->actions);
+  Item pop() {
+    Item item = std::move(items_[first_]);
+    first_ = (first_ + 1) % items_.size();
+    --count_;
+    return item;
   }
-  state_->changed.notify_all();
-  for (const auto& action : actions) action();
-}
+
+ private:
+  void grow() {
+    ZG_ASSERT_LT(count_, kMost);
+    std::vector<Item> larger(items_.empty() ? 64 : 2 * items_.size());
+    for (std::size_t i = 0; i < count_; ++i) larger[i] = std::move(items_[(first_ + i) % items_.size()]);
+    items_ = std::move(larger);
+    first_ = 0;
+  }
+
+  std::vector<Item> items_;
+  std::size_t first_ = 0, count_ = 0;
+};
+
+}  // namespace
 
 struct HostStream::Worker {
-  struct Task {
-    const char* label;
-    std::function<void()> work;
-  };
-
   Worker(const std::string& name, Trace* t) : trace(t), lane(t ? t->lane(name) : 0) {
     thread = NamedThread(name, [this] { run(); });
   }
@@ -62,10 +62,10 @@ struct HostStream::Worker {
     changed.notify_all();
   }
 
-  void push(Task task) {
+  void push(const char* label, Task work) {
     // Told under the lock: once the task is done the stream may be gone, and nothing of it may be touched.
     std::lock_guard lock(mutex);
-    tasks.push_back(std::move(task));
+    tasks.push({label, std::move(work)});
     changed.notify_all();
   }
 
@@ -74,8 +74,7 @@ struct HostStream::Worker {
     while (true) {
       changed.wait(lock, [&] { return stop || !tasks.empty(); });
       if (tasks.empty()) return;  // stopped, and everything is done
-      Task task = std::move(tasks.front());
-      tasks.pop_front();
+      Ring::Item task = tasks.pop();
       idle = false;
       const bool skip = failure != nullptr && task.label != nullptr;  // events are set even after a failure
       lock.unlock();
@@ -103,10 +102,11 @@ struct HostStream::Worker {
   int lane;
   std::mutex mutex;
   std::condition_variable changed, drained;
-  std::deque<Task> tasks;
+  Ring tasks;
   bool stop = false, idle = true;
   std::exception_ptr failure;
   std::atomic<std::int64_t> busy_ns{0};
+  EventPool events;
   NamedThread thread;  // last: joined before the rest goes
 };
 
@@ -116,9 +116,9 @@ HostStream::HostStream(std::string name, Mode mode, Trace* trace) : name_(std::m
 
 HostStream::~HostStream() = default;
 
-void HostStream::enqueue(const char* label, std::function<void()> work) {
+void HostStream::enqueue(const char* label, Task work) {
   if (worker_) {
-    worker_->push({label, std::move(work)});
+    worker_->push(label, std::move(work));
   } else {
     work();
   }
@@ -126,20 +126,20 @@ void HostStream::enqueue(const char* label, std::function<void()> work) {
 
 Event HostStream::record() {
   if (!worker_) return {};
-  Event event = Event::pending();
-  worker_->push({nullptr, [event] { event.set(); }});
+  Event event = worker_->events.pending();
+  worker_->push(nullptr, [event] { event.set(); });
   return event;
 }
 
 void HostStream::wait(const Event& event) {
   if (event.done()) return;
   ZG_ASSERT(worker_ != nullptr, "an inline stream would wait for ever");
-  worker_->push({nullptr, [event] { event.wait(); }});
+  worker_->push(nullptr, [event] { event.wait(); });
 }
 
-void HostStream::callback(std::function<void()> action) {
+void HostStream::callback(Task action) {
   if (worker_) {
-    worker_->push({nullptr, std::move(action)});
+    worker_->push(nullptr, std::move(action));
   } else {
     action();
   }

@@ -1,7 +1,11 @@
 // Streams and events of the host device.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <memory>
+#include <mutex>
 #include <thread>
+#include <vector>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/device.hpp"
@@ -53,6 +57,86 @@ TEST(Event, NoActionIsLostWhenItRacesWithTheEnd) {
     setter.join();
   }
   EXPECT_EQ(ran, kRounds);
+}
+
+// The state is that of an event that is gone; nothing of it may be left.
+TEST(EventPool, AnEventMadeOfAnOldOneIsNew) {
+  EventPool pool;
+  int calls = 0;
+  for (int i = 0; i < 5; ++i) {
+    const Event event = pool.pending();
+    EXPECT_FALSE(event.done());
+    event.on_done([&] { ++calls; });
+    if (i % 2 == 0) continue;  // never set: its action never runs
+    event.set();
+    EXPECT_TRUE(event.done());
+  }
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(EventPool, ItsEventsMayOutliveIt) {
+  Event event, other;
+  {
+    EventPool pool;
+    pool.pending().set();
+    event = pool.pending();
+    other = pool.pending();
+  }
+  other = {};
+  bool called = false;
+  event.on_done([&] { called = true; });
+  event.set();
+  event.wait();
+  EXPECT_TRUE(called);
+}
+
+TEST(EventPool, ActionsGoWithTheirEvent) {
+  EventPool pool;
+  auto captured = std::make_shared<int>(1);
+  pool.pending().on_done([captured] {});
+  EXPECT_EQ(captured.use_count(), 1);
+}
+
+// The last that holds an event may be its own action.
+TEST(EventPool, AnActionMayDropItsEvent) {
+  EventPool pool;
+  auto holder = std::make_unique<Event>(pool.pending());
+  int calls = 0;
+  holder->on_done([&] { holder.reset(); });
+  holder->on_done([&] { ++calls; });
+  holder->set();
+  EXPECT_EQ(holder, nullptr);
+  EXPECT_EQ(calls, 1);
+}
+
+// Four threads make, pass on, set and drop events of one pool.
+TEST(EventPool, ThreadsShareIt) {
+  EventPool pool;
+  std::mutex mutex;
+  std::vector<Event> passed;
+  std::atomic<int> ran{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 1000; ++i) {
+        const Event event = pool.pending();
+        event.on_done([&] { ++ran; });
+        Event other;
+        {
+          std::lock_guard lock(mutex);
+          if (!passed.empty()) {
+            other = passed.back();
+            passed.pop_back();
+          }
+          passed.push_back(event);
+        }
+        event.set();
+        other.wait();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(ran, 4000);
 }
 
 TEST(HostStream, RunsInTheOrderOfSubmission) {

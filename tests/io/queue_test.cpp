@@ -9,7 +9,7 @@
 #include <functional>
 #include <thread>
 
-#include "allocations.hpp"
+#include "support/count_allocations.hpp"
 #include "support.hpp"
 
 namespace zg::io::test {
@@ -94,7 +94,7 @@ TEST_P(QueueTest, EveryBlockIsDoneOnceAndMovesItsBytes) {
   int begun = 0, ended = 0;
   std::int64_t before = 0;
   while (ended < kBlocks) {
-    if (ended > kBlocks / 2 && before == 0) before = allocations_of_this_thread();
+    if (ended > kBlocks / 2 && before == 0) before = zg::test::allocations_of_this_thread();
     for (std::uint32_t id = 0; id < kDepth && begun < kBlocks; ++id) {
       if (flights[id].busy) continue;
       // A page of each id's own, so that what a read must give is known.
@@ -122,7 +122,7 @@ TEST_P(QueueTest, EveryBlockIsDoneOnceAndMovesItsBytes) {
       ++ended;
     }
   }
-  EXPECT_EQ(allocations_of_this_thread(), before) << "allocates in the steady state";
+  EXPECT_EQ(zg::test::allocations_of_this_thread(), before) << "allocates in the steady state";
   done_.clear();
   queue_->reap(done_, Queue::kNoWait);
   EXPECT_TRUE(done_.empty());

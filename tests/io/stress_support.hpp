@@ -47,8 +47,9 @@ class Dice {
 class Contents {
  public:
   explicit Contents(std::uint64_t key) : key_(Dice::mix(key)) {}
-  void fill(char* data, std::int64_t bytes) const {
-    std::int64_t i = 0;
+  // From a multiple of 8 on.
+  void fill(char* data, std::int64_t bytes, std::int64_t from = 0) const {
+    std::int64_t i = from;
     for (; i + 8 <= bytes; i += 8) {
       const std::uint64_t word = at(i);
       std::memcpy(data + i, &word, 8);
@@ -56,9 +57,9 @@ class Contents {
     const std::uint64_t last = at(i);
     std::memcpy(data + i, &last, static_cast<std::size_t>(bytes - i));
   }
-  bool are(const char* data, std::int64_t bytes) const {
+  bool are(const char* data, std::int64_t bytes, std::int64_t from = 0) const {
     std::uint64_t wrong = 0;
-    std::int64_t i = 0;
+    std::int64_t i = from;
     for (; i + 8 <= bytes; i += 8) {
       std::uint64_t word = 0;
       std::memcpy(&word, data + i, 8);
@@ -109,6 +110,7 @@ class GuardedMemory {
 class Once {
  public:
   void arm(std::uint64_t tag) { tag_.store(tag, std::memory_order_relaxed); }
+  bool is_armed(std::uint64_t tag) const { return tag_.load(std::memory_order_relaxed) == tag; }
   bool take(std::uint64_t tag) { return tag_.compare_exchange_strong(tag, 0, std::memory_order_relaxed); }
 
  private:

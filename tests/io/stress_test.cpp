@@ -94,6 +94,8 @@ class VolumeStressTest : public testing::Test {
     EXPECT_GT(t.read_eio, 0);
     EXPECT_GT(t.read_again, 0);
     EXPECT_GT(t.found_empty, 0);
+    EXPECT_GT(t.staged, 0);
+    EXPECT_GT(t.abandoned, 0);
     EXPECT_GT(t.written, 20 * (t.write_eio + t.write_enospc));
     EXPECT_GT(t.read, 10 * (t.read_eio + t.bad_sum));
   }

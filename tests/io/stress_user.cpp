@@ -8,18 +8,19 @@ void Tally::add(const Tally& o) {
   const auto sum = [&](auto... member) { ((this->*member += o.*member), ...); };
   sum(&Tally::created, &Tally::refused, &Tally::destroyed, &Tally::invalidated, &Tally::promoted,
       &Tally::inspected, &Tally::written, &Tally::read, &Tally::found_empty, &Tally::read_again,
-      &Tally::bytes, &Tally::moved, &Tally::watched, &Tally::write_eio, &Tally::write_enospc,
-      &Tally::read_eio, &Tally::bad_sum, &Tally::begun, &Tally::completed);
+      &Tally::bytes, &Tally::moved, &Tally::watched, &Tally::staged, &Tally::abandoned, &Tally::write_eio,
+      &Tally::write_enospc, &Tally::read_eio, &Tally::bad_sum, &Tally::begun, &Tally::completed);
 }
 
 std::string Tally::text() const {
   return fmt::format(
       "{} created, {} refused, {} destroyed, {} invalidated, {} promoted, {} inspected\n"
-      "{} written ({} of {} looked at moved), {} failed with EIO, {} with ENOSPC\n"
+      "{} written ({} of {} looked at moved, {} staged), {} abandoned, {} failed with EIO, {} with ENOSPC\n"
       "{} read, {} more from completions, {} empty, {} failed with EIO, {} with a wrong checksum\n"
       "{} transfers completed, {} moved",
-      created, refused, destroyed, invalidated, promoted, inspected, written, moved, watched, write_eio,
-      write_enospc, read, read_again, found_empty, read_eio, bad_sum, completed, format_bytes(bytes));
+      created, refused, destroyed, invalidated, promoted, inspected, written, moved, watched, staged,
+      abandoned, write_eio, write_enospc, read, read_again, found_empty, read_eio, bad_sum, completed,
+      format_bytes(bytes));
 }
 
 VolumeUser::VolumeUser(Volume& volume, Watchdog& watchdog, const Dangers& dangers, std::uint64_t seed,
@@ -46,6 +47,7 @@ void VolumeUser::step() {
   take_results(false);
   watchdog_.progress();
   if (look_after_failure()) return;
+  if (!staged_.empty() && dice_.roll(2) == 0) return go_on(index_below(staged_.size()));
   const std::int64_t what = dice_.roll(64);
   if (extents_.empty() || (what < 3 && extents_.size() < kMostExtents)) return create();
   if (what < 5) return destroy();
@@ -136,7 +138,8 @@ void VolumeUser::write(bool waits) {
   if (waits) {
     (void)move_and_wait(Op::kWrite, *e, slot);
   } else {
-    begin(Op::kWrite, *e, slot);
+    begin(Op::kWrite, *e, slot,
+          staged_.size() < kMostStaged && dice_.roll(3) == 0 ? Way::kStaged : Way::kWhole);
   }
 }
 
@@ -176,6 +179,9 @@ VolumeUser::Operation& VolumeUser::prepare(Op op, Extent& extent, int slot) {
   o.slot = slot;
   o.priority = static_cast<Priority>(dice_.roll(kPriorities));
   o.again = false;
+  o.ready = -1;
+  o.abandoned = o.waited_for = false;
+  o.told = 0;
   o.layout.clear();
   o.memory.place(dice_.roll(2) == 0 ? 0 : dice_.roll(kPage), extent.bytes);
   ++extent.under_way;
@@ -202,11 +208,12 @@ ExtentTransfer VolumeUser::transfer_of(Operation& o) {
           .priority = o.priority,
           .version = o.op == Op::kWrite ? o.version : 0,
           .completion = this,
-          .tag = o.tag};
+          .tag = o.tag,
+          .ready = o.ready};
 }
 
 // Tags name their operation, and are never used twice: every one is followed by the one of a second reading.
-void VolumeUser::begin(Op op, Extent& extent, int slot) {
+void VolumeUser::begin(Op op, Extent& extent, int slot, Way way) {
   Operation& o = prepare(op, extent, slot);
   const auto index = static_cast<std::uint64_t>(
       std::find_if(operations_.begin(), operations_.end(), [&](const auto& p) { return p.get() == &o; }) -
@@ -214,12 +221,49 @@ void VolumeUser::begin(Op op, Extent& extent, int slot) {
   o.tag = next_tag_ + index;
   next_tag_ += 2 * kInFlight;
   o.once.arm(o.tag);
+  if (way == Way::kStaged) {
+    o.memory.wipe();
+    o.ready = 0;
+    staged_.push_back(&o);
+    ++tally_.staged;
+  }
   op == Op::kRead ? volume_.read(transfer_of(o)) : volume_.write(transfer_of(o));
+}
+
+// More of the bytes of a staged write, or its end.
+void VolumeUser::go_on(std::size_t staged) {
+  Operation& o = *staged_[staged];
+  const std::int64_t bytes = o.extent->bytes, from = o.ready;
+  const std::int64_t what = dice_.roll(32);
+  o.ready = what < 8 ? bytes : std::min(bytes, from + 8 * dice_.roll(bytes / 16 + 2));
+  o.abandoned = what == 8;
+  if (o.abandoned) o.ready = from;
+  contents_of(o).fill(o.memory.data(), o.ready, from);
+  const bool ended = o.abandoned || o.ready == bytes;
+  if (ended) staged_.erase(staged_.begin() + static_cast<std::ptrdiff_t>(staged));
+  // Once it has ended, `o` is its completion's.
+  const ExtentId id = o.extent->id;
+  const int slot = o.slot;
+  o.abandoned ? volume_.abandon(id, slot) : volume_.ready(id, slot, o.ready);
+}
+
+// Null: of all extents.
+void VolumeUser::end_staged(const Extent* of) {
+  for (std::size_t i = 0; i < staged_.size();) {
+    const std::size_t before = staged_.size();
+    if (of == nullptr || staged_[i]->extent == of) {
+      go_on(i);
+      if (staged_.size() < before) continue;
+    } else {
+      ++i;
+    }
+  }
 }
 
 ExtentResult VolumeUser::move_and_wait(Op op, Extent& extent, int slot) {
   Operation& o = prepare(op, extent, slot);
   o.again = false;
+  o.waited_for = true;
   o.named = extent.id;
   o.result = op == Op::kRead ? volume_.read_and_wait(transfer_of(o)) : volume_.write_and_wait(transfer_of(o));
   ++tally_.completed;
@@ -241,6 +285,7 @@ void VolumeUser::on_extent(ExtentId extent, std::uint64_t tag, ExtentResult resu
     check(o);
     o.again = false;
     o.memory.wipe();
+    o.told = 0;
     o.tag += kInFlight;
     read_again_.fetch_add(1, std::memory_order_relaxed);
     o.once.arm(o.tag);
@@ -251,7 +296,18 @@ void VolumeUser::on_extent(ExtentId extent, std::uint64_t tag, ExtentResult resu
   changed_.notify_one();
 }
 
+void VolumeUser::on_piece(ExtentId extent, std::uint64_t tag, std::int64_t first, std::int64_t bytes) {
+  Operation& o = *operations_[tag % kInFlight];
+  EXPECT_TRUE(o.once.is_armed(tag) && o.op == Op::kRead) << "a piece of what is over, or was never begun";
+  EXPECT_EQ(extent.index, o.extent->id.index);
+  EXPECT_LE(first + bytes, o.extent->bytes);
+  EXPECT_TRUE(contents_of(o).are(o.memory.data(), first + bytes, first))
+      << "a wrong piece of " << o.extent->name << ": " << bytes << " bytes at " << first;
+  o.told.fetch_add(bytes, std::memory_order_relaxed);
+}
+
 void VolumeUser::settle(Extent& extent) {
+  end_staged(&extent);
   while (extent.under_way > 0) take_results(true);
 }
 
@@ -297,6 +353,9 @@ void VolumeUser::count(const Operation& o) {
       ++(write ? t.written : t.read);
       t.bytes += o.extent->bytes;
       break;
+    case ECANCELED:
+      ++t.abandoned;
+      break;
     case ENODATA:
       ++t.found_empty;
       break;
@@ -324,8 +383,10 @@ void VolumeUser::check(const Operation& o) const {
       << e.name << ": the completion is for another extent";
   EXPECT_TRUE(o.memory.guards_hold()) << e.name << ": bytes beside it were changed";
   if (o.op == Op::kWrite) {
-    EXPECT_TRUE(contents_of(o).are(o.memory.data(), e.bytes)) << e.name << ": a write changed its source";
+    EXPECT_TRUE(contents_of(o).are(o.memory.data(), o.abandoned ? o.ready : e.bytes))
+        << e.name << ": a write changed its source";
   } else if (o.result.ok()) {
+    EXPECT_EQ(o.told, o.waited_for ? 0 : e.bytes) << e.name << ": bytes that were told";
     EXPECT_GE(o.version, 0) << e.name << ": bytes were read from a slot that has none";
     EXPECT_TRUE(contents_of(o).are(o.memory.data(), e.bytes))
         << "wrong bytes of " << e.name << " (" << e.bytes << " bytes), slot " << o.slot << ", version "
@@ -338,6 +399,10 @@ void VolumeUser::check_failure(const Operation& o) const {
   const Extent& e = *o.extent;
   const ExtentResult& r = o.result;
   const std::string text = volume_.explain(e.id, o.op, r);
+  if (r.error == ECANCELED) {
+    EXPECT_TRUE(o.abandoned && r.drive < 0) << text;
+    return;
+  }
   EXPECT_EQ(text.find(fmt::format("{} {}: ", o.op == Op::kRead ? "reading" : "writing", e.name)), 0) << text;
   EXPECT_EQ(r.error == ENODATA, o.op == Op::kRead && o.version < 0) << text;
   if (r.error == ENODATA) {
@@ -364,6 +429,7 @@ void VolumeUser::check_failure(const Operation& o) const {
 // ---- the end ----
 
 void VolumeUser::end() {
+  end_staged(nullptr);
   while (free_.size() < operations_.size()) take_results(true);
   for (auto& e : extents_) {
     for (std::size_t s = 0; s < e->slots.size(); ++s) read_to_the_end(*e, static_cast<int>(s));

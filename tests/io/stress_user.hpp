@@ -25,6 +25,7 @@ struct Tally {
   std::int64_t created = 0, refused = 0, destroyed = 0, invalidated = 0, promoted = 0, inspected = 0;
   std::int64_t written = 0, read = 0, found_empty = 0, read_again = 0, bytes = 0;
   std::int64_t moved = 0, watched = 0;  // by writes that were looked at
+  std::int64_t staged = 0, abandoned = 0;
   std::int64_t write_eio = 0, write_enospc = 0, read_eio = 0, bad_sum = 0;
   std::int64_t begun = 0, completed = 0;
   void add(const Tally& other);
@@ -44,6 +45,7 @@ class VolumeUser final : public ExtentCompletion {
   static constexpr int kInFlight = 16;
   static constexpr std::size_t kMostExtents = 40;
   static constexpr int kMostTries = 100;  // of a read that fails by chance
+  static constexpr std::size_t kMostStaged = 4;
 
   struct Slot {
     std::int64_t version = -1;
@@ -69,7 +71,10 @@ class VolumeUser final : public ExtentCompletion {
     Priority priority = Priority::kDemand;
     std::int64_t version = -1;  // written; or that must be found
     bool again = false;         // the first completion reads once more
-    std::string layout;         // before; empty: not looked at
+    std::int64_t ready = -1;    // of a staged write; its other bytes are not what it is to write
+    bool abandoned = false, waited_for = false;
+    std::atomic<std::int64_t> told{0};  // bytes of pieces
+    std::string layout;                 // before; empty: not looked at
     ExtentId named;
     ExtentResult result;
     GuardedMemory memory;
@@ -80,6 +85,7 @@ class VolumeUser final : public ExtentCompletion {
   };
 
   void on_extent(ExtentId extent, std::uint64_t tag, ExtentResult result) override;
+  void on_piece(ExtentId extent, std::uint64_t tag, std::int64_t first, std::int64_t bytes) override;
   Contents contents_of(const Operation& o) const;
   void check(const Operation& o) const;
   void check_failure(const Operation& o) const;
@@ -95,7 +101,10 @@ class VolumeUser final : public ExtentCompletion {
 
   Operation& prepare(Op op, Extent& extent, int slot);
   ExtentTransfer transfer_of(Operation& o);
-  void begin(Op op, Extent& extent, int slot);
+  enum class Way { kWhole, kStaged };
+  void begin(Op op, Extent& extent, int slot, Way way = Way::kWhole);
+  void go_on(std::size_t staged);
+  void end_staged(const Extent* of);
   ExtentResult move_and_wait(Op op, Extent& extent, int slot);
   Extent& any_extent() { return *extents_[index_below(extents_.size())]; }
   std::size_t index_below(std::size_t n) {
@@ -122,6 +131,7 @@ class VolumeUser final : public ExtentCompletion {
   const Memory memory_{kInFlight * GuardedMemory::room(kMost)};
   std::vector<std::unique_ptr<Operation>> operations_;  // by tag
   std::vector<Operation*> free_, taken_;
+  std::vector<Operation*> staged_;  // writes whose bytes are not all there
   std::vector<Look> looks_;
   std::mutex mutex_;
   std::condition_variable changed_;

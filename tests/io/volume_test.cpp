@@ -7,7 +7,7 @@
 #include <numeric>
 #include <thread>
 
-#include "allocations.hpp"
+#include "support/count_allocations.hpp"
 #include "support/memory_io.hpp"
 #include "volume_support.hpp"
 
@@ -442,9 +442,9 @@ TEST(Volume, SteadyReadsAndWritesAllocateNothing) {
       }
     };
     use(0.15);
-    const std::int64_t before = allocations_of_all_threads();
+    const std::int64_t before = zg::test::allocations_of_all_threads();
     use(0.3);
-    const std::int64_t after = allocations_of_all_threads();
+    const std::int64_t after = zg::test::allocations_of_all_threads();
     EXPECT_EQ(after, before) << drives.size() << " drives";
     EXPECT_EQ(good, transfers);
   }
@@ -458,14 +458,14 @@ class OutOfMemory {
   OutOfMemory() { prepare(); }
   // False when it has fewer allocations.
   bool write(std::int64_t n) {
-    fail_allocation(n);
+    zg::test::fail_allocation(n);
     bool begun = true;
     try {
       volume->write({.extent = id, .data = memory.data(), .version = 1, .completion = &results, .tag = 1});
     } catch (const std::bad_alloc&) {
       begun = false;
     }
-    const bool failed = allocation_failed();
+    const bool failed = zg::test::allocation_failed();
     if (!begun) {
       EXPECT_EQ(results.count(), 0u);
       EXPECT_EQ(volume->version(id, 0), -1);

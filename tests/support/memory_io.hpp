@@ -45,7 +45,7 @@ class MemoryIo final : public io::Engine {
 
   io::Ticket submit(const io::Transfer& t) override {
     ZG_ASSERT(t.completion != nullptr);
-    ZG_ASSERT(t.offset % alignment() == 0 && t.bytes % alignment() == 0 && t.bytes > 0);
+    ZG_ASSERT(t.offset % alignment() == 0 && t.bytes % alignment() == 0 && t.bytes >= 0);
     ZG_ASSERT_EQ(reinterpret_cast<std::uintptr_t>(t.data) % alignment(), 0u);
     std::lock_guard lock(mutex_);
     ZG_ASSERT_LE(t.offset + t.bytes, static_cast<std::int64_t>(file(t).size()));
@@ -141,6 +141,7 @@ class MemoryIo final : public io::Engine {
   io::Result move(const Pending& p) {
     const io::Transfer& t = p.transfer;
     const bool read = t.op == io::Op::kRead;
+    if (t.bytes == 0) return {};
     if (p.number == (read ? options_.faults.fail_read : options_.faults.fail_write)) return {EIO, 0};
     char* at = file(t).data() + t.offset;
     std::memcpy(read ? t.data : at, read ? at : t.data, static_cast<std::size_t>(t.bytes));

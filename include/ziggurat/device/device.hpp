@@ -3,15 +3,14 @@
 // The host device is one of them: what people without a GPU, and CI, train on. Its streams are
 // worker threads.
 #pragma once
-#include <atomic>
-#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <vector>
+#include <utility>
 
+#include "ziggurat/base/task.hpp"
 #include "ziggurat/base/trace.hpp"
 
 namespace zg {
@@ -20,24 +19,41 @@ namespace zg {
 class Event {
  public:
   Event() = default;  // already done
+  Event(const Event& other) noexcept;
+  Event(Event&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+  Event& operator=(Event other) noexcept {
+    std::swap(state_, other.state_);
+    return *this;
+  }
+  ~Event();
   bool done() const;
   void wait() const;
   // Runs `action` when done: at once if it is, else on the stream's thread. Must be short.
-  void on_done(std::function<void()> action) const;
+  void on_done(Task action) const;
 
   // For implementations of Stream.
   static Event pending();
   void set() const;
 
  private:
-  struct State {
-    std::atomic<bool> done{false};
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::vector<std::function<void()>> actions;
-  };
-  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  std::shared_ptr<State> state_;
+  friend class EventPool;
+  struct State;
+  explicit Event(State* state) : state_(state) {}
+  State* state_ = nullptr;  // counted
+};
+
+// Makes pending events out of those that nobody holds any more: in the steady state nothing is allocated,
+// on_done() included. Any thread. It may go before its events.
+class EventPool {
+ public:
+  static constexpr std::size_t kMostKept = 1024;  // not in use; more go back to the heap
+  EventPool();
+  Event pending();
+
+ private:
+  friend class Event;
+  struct Free;
+  std::shared_ptr<Free> free_;
 };
 
 // Work that runs in the order of its submission. Submitted from one thread at a time.
@@ -48,14 +64,16 @@ class Stream {
   virtual Event record() = 0;
   virtual void wait(const Event& event) = 0;  // later work starts after it
   // Calls `action` when all work so far is done, on the stream's thread. Must be short.
-  virtual void callback(std::function<void()> action) = 0;
+  virtual void callback(Task action) = 0;
   // Returns when all work is done; throws what an operation threw.
   virtual void synchronize() = 0;
   // Time this stream spent working, so far.
   virtual double busy_seconds() const = 0;
 };
 
-// A stream of the host device: a worker thread; or none, and then work runs when it is submitted.
+// A stream of the host device: a worker thread; or none, and then work runs when it is submitted. Once as
+// much as now has been under way before, it allocates nothing for work whose captures fit into a Task, nor
+// for callbacks, events and waits.
 class HostStream : public Stream {
  public:
   enum class Mode { kThread, kInline };
@@ -63,12 +81,12 @@ class HostStream : public Stream {
   ~HostStream() override;
 
   // `label` must outlive the stream (a literal): it is the span's name in the trace.
-  void enqueue(const char* label, std::function<void()> work);
+  void enqueue(const char* label, Task work);
 
   const std::string& name() const override { return name_; }
   Event record() override;
   void wait(const Event& event) override;
-  void callback(std::function<void()> action) override;
+  void callback(Task action) override;
   void synchronize() override;
   double busy_seconds() const override;
 

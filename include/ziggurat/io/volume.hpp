@@ -5,6 +5,11 @@
 //   write()   replaces the contents of one slot: its pieces go to all drives, each by its share
 //   read()    brings them back, and compares their checksums (XXH3) with those made when they were written
 //
+// In parts, for who passes the bytes on to another link, or has them from one: a read tells of each piece as
+// soon as it is there and right (ExtentCompletion::on_piece), and a staged write (ExtentTransfer::ready)
+// takes each piece as soon as its bytes are there (Volume::ready). A piece has at most kMaxPieceBytes, or a
+// grain.
+//
 // Shares: of the drives' bandwidth; given by the caller, or learned from what they deliver while they work. A
 // drive that becomes slow gets less of what is written from then on (an extent moves when it is next written,
 // if other drives have space; it is written whole anyway); one that fails is named by the result.
@@ -16,7 +21,8 @@
 //
 // Threads: any thread may call anything (the waiting calls: not from a completion); completions are called on
 // I/O threads, never within the call that began the transfer, without locks held, and under the rules of
-// io::Completion. Of one slot, a write and any other transfer must not overlap; any number of reads may.
+// io::Completion. (Where memory has run out, that of a staged write may be called within the last ready(), or
+// abandon().) Of one slot, a write and any other transfer must not overlap; any number of reads may.
 // Memory: reading and writing allocate nothing once as many transfers as now have been under way before (a
 // write that moves its extent does). Where memory runs out they throw std::bad_alloc: then nothing was begun,
 // and the slot of a write has no contents.
@@ -38,8 +44,8 @@ struct ExtentId {
 };
 
 struct [[nodiscard]] ExtentResult {
-  // An errno. EBADMSG: a checksum is wrong; ENODATA: the slot has no contents; neither ever means anything
-  // else.
+  // An errno. EBADMSG: a checksum is wrong; ENODATA: the slot has no contents; ECANCELED: the write was
+  // abandoned; none ever means anything else.
   int error = 0;
   int drive = -1;           // where; -1: none
   std::int64_t offset = 0;  // of the piece that failed, in that drive's file
@@ -50,6 +56,11 @@ struct [[nodiscard]] ExtentResult {
 class ExtentCompletion {
  public:
   virtual void on_extent(ExtentId extent, std::uint64_t tag, ExtentResult result) = 0;
+  // Of a read: these bytes of the extent are in memory, and their checksum is right. Each byte comes once at
+  // most; all have come before an on_extent() that is ok. Pieces come in any order, from several threads at
+  // once, and none during or after on_extent(). One that failed does not come.
+  virtual void on_piece(ExtentId /*extent*/, std::uint64_t /*tag*/, std::int64_t /*first*/,
+                        std::int64_t /*bytes*/) {}
 
  protected:
   ~ExtentCompletion() = default;
@@ -69,28 +80,34 @@ struct ExtentTransfer {
   std::int64_t version = 0;                // write: what version() says when it is done; 0 or more
   ExtentCompletion* completion = nullptr;  // required
   std::uint64_t tag = 0;
+  // A write, staged if 0 or more: so many of the first bytes may be read now, and the rest as ready() says.
+  // It must be brought to its end, by ready() of all bytes or by abandon(), and does not complete before.
+  std::int64_t ready = -1;
 };
 
+// What is transferred and checked at once, at most (one grain, where that is more).
+inline constexpr std::int64_t kMaxPieceBytes = 4 << 20;
+
 struct SpaceReport {
-  std::int64_t bytes = 0;     // of the file
-  std::int64_t used = 0;      // by extents, whole grains
-  std::int64_t largest = 0;   // the longest free run
-  double share = 0;           // of what is written next, in [0, 1]
+  std::int64_t bytes = 0;    // of the file
+  std::int64_t used = 0;     // by extents, whole grains
+  std::int64_t largest = 0;  // the longest free run
+  double share = 0;          // of what is written next, in [0, 1]
   bool shares_are_learned = false;
 };
 
 struct VolumeOptions {
   // Bandwidths of the drives, in any unit: extents are spread by them. Empty: learned, equal to begin with.
   std::vector<double> shares = {};
-  bool adapt = true;                    // shares follow what the drives deliver
-  std::int64_t grain = 64 * 1024;       // space is given in multiples of it; multiple of 4096
-  std::int64_t stripe = 512 * 1024;     // an extent gives each drive at least this much, or nothing
-  bool verify = true;                   // checksums
+  bool adapt = true;                 // shares follow what the drives deliver
+  std::int64_t grain = 64 * 1024;    // space is given in multiples of it; multiple of 4096
+  std::int64_t stripe = 512 * 1024;  // an extent gives each drive at least this much, or nothing
+  bool verify = true;                // checksums
 };
 
 class Volume {
  public:
-  virtual ~Volume() = default;  // waits for its transfers
+  virtual ~Volume() = default;  // waits for its transfers; a staged write left without an end is a bug
 
   // Reserves. Throws Error(kIo) with what is needed and free on each drive when there is no room.
   virtual ExtentId create(const ExtentSpec& spec) = 0;
@@ -102,7 +119,13 @@ class Volume {
   // The same, and wait; `completion` and `tag` are not used.
   virtual ExtentResult write_and_wait(ExtentTransfer transfer) = 0;
   virtual ExtentResult read_and_wait(ExtentTransfer transfer) = 0;
-  // Makes the waiting parts of a transfer under way more urgent.
+  // Of the staged write of a slot: its first `bytes` bytes may be read now. Grows; with the extent's size the
+  // write is as any other. After a failure no more is read, and the last call lets the write complete.
+  virtual void ready(ExtentId extent, int slot, std::int64_t bytes) = 0;
+  // No more bytes come. The write completes when the parts that were begun are done, with ECANCELED or with
+  // what had failed, and leaves the slot without contents.
+  virtual void abandon(ExtentId extent, int slot) = 0;
+  // Makes the waiting parts of a transfer under way more urgent, and those that are still to come.
   virtual void promote(ExtentId extent, int slot, Priority priority) = 0;
 
   // What the slot holds; -1: nothing (never written, being written, or a write failed).

@@ -1,9 +1,10 @@
 // Counts what this program allocates with new, for tests of what must not allocate in its steady state; and
-// makes one fail, for tests of what must survive that.
+// makes one fail, for tests of what must survive that. For programs that have count_allocations.cpp among
+// their sources.
 #pragma once
 #include <cstdint>
 
-namespace zg::io::test {
+namespace zg::test {
 
 std::int64_t allocations_of_this_thread();
 std::int64_t allocations_of_all_threads();
@@ -13,4 +14,4 @@ void fail_allocation(std::int64_t n);
 // Whether it came to that; it does not any more.
 bool allocation_failed();
 
-}  // namespace zg::io::test
+}  // namespace zg::test

@@ -137,10 +137,10 @@ void TensorStore::settle(Lock& lock) {
         if (std::exchange(memory_freed_[static_cast<std::size_t>(tier)], false)) grant_memory(lock, tier);
       }
     } else {
-      break;
+      for (int link = 0; link < kLinks; ++link) pump_link(static_cast<Link>(link));
+      if (touched_.empty()) return;
     }
   }
-  for (int link = 0; link < kLinks; ++link) pump_link(static_cast<Link>(link));
 }
 
 void TensorStore::pop_done(SegmentState& s) {
@@ -159,7 +159,12 @@ void TensorStore::advance(SegmentId segment) {
   pop_done(s);
   if (closing_) return;
   for (Node* node = s.first; node != nullptr; node = node->next) {
-    if (node->state != Node::State::kPending || !may_start(*node)) continue;
+    if (node->state != Node::State::kPending) continue;
+    if (Node* source = source_of(*node)) {
+      chain(*source, *node);
+      continue;
+    }
+    if (!may_start(*node)) continue;
     switch (node->action.kind) {
       case Action::Kind::kAlloc:
         memory_freed_[static_cast<std::size_t>(node->action.tier)] = true;  // it may be its turn
@@ -179,6 +184,65 @@ void TensorStore::advance(SegmentId segment) {
   }
   pop_done(s);
   refresh(segment);
+}
+
+// The second of two hops of a large segment need not wait for the first: it takes each piece as it comes.
+Node* TensorStore::source_of(const Node& node) const {
+  const Action& a = node.action;
+  if (a.kind != Action::Kind::kCopy || hot(a.segment).bytes <= io::kMaxPieceBytes) return nullptr;
+  const bool down = link_of(a) == kNvmeWrite;
+  if (!down && (link_of(a) != kToDevice || hot(a.segment).memory[0] == nullptr)) return nullptr;
+  // A staged write must not overtake those that wait for the link.
+  if (down && (ready_[kNvmeWrite].first != nullptr || links_[kNvmeWrite].moving >= kMovingCap[kNvmeWrite])) return nullptr;
+  Node* source = nullptr;
+  for (Node* n = node.before; n != nullptr; n = n->before) {
+    if (n->state == Node::State::kDone || !conflict(*n, node)) continue;
+    const bool feeds = source == nullptr && n->state == Node::State::kRunning && n->action.kind == Action::Kind::kCopy &&
+                       link_of(n->action) == (down ? kToHost : kNvmeRead);
+    if (!feeds) return nullptr;
+    source = n;
+  }
+  return source;
+}
+
+void TensorStore::chain(Node& source, Node& node) {
+  node.state = Node::State::kRunning;
+  source.feeds = &node;
+  if (link_of(node.action) == kToDevice) {
+    for (const auto& [first, bytes] : at(node.action.segment).landed) copy_piece(node, first, bytes);
+    return;
+  }
+  begin_move(kNvmeWrite);
+  issue_nvme(node, source.moved);
+}
+
+void TensorStore::copy_piece(const Node& node, std::int64_t first, std::int64_t bytes) {
+  const Hot& h = hot(node.action.segment);
+  // The last one may go to the end of its page.
+  bytes = std::min(bytes, h.bytes - first);
+  if (bytes <= 0) return;
+  options_.device->copy_to_device(*copy_stream_[kToDevice], static_cast<char*>(h.memory[0]) + first,
+                                  static_cast<const char*>(h.memory[1]) + first, bytes);
+}
+
+// On a drive's I/O thread, like on_extent().
+void TensorStore::on_piece(io::ExtentId, std::uint64_t tag, std::int64_t first, std::int64_t bytes) {
+  Node* const node = reinterpret_cast<Node*>(tag);
+  if (!node->in_pieces) return;
+  completions_.callback([this, node, first, bytes] {
+    Lock lock(mutex_);
+    at(node->action.segment).landed.emplace_back(first, bytes);
+    if (node->feeds != nullptr) copy_piece(*node->feeds, first, bytes);
+  });
+}
+
+// The first bytes of what goes down have come to the host.
+void TensorStore::copied(Node& node, std::int64_t bytes) {
+  Lock lock(mutex_);
+  node.moved = bytes;
+  if (node.feeds == nullptr) return;
+  const bool all = bytes == hot(node.action.segment).bytes;
+  volume_->ready(at(node.action.segment).extent, 0, all ? table_.segment(node.action.segment).charge : bytes);
 }
 
 void TensorStore::free_memory(const Action& action) {
@@ -251,28 +315,44 @@ void TensorStore::pump_link(Link link) {
   }
 }
 
-void TensorStore::issue(Node& node) {
-  const Action& action = node.action;
-  const Link link = link_of(action);
-  node.state = Node::State::kRunning;
+void TensorStore::begin_move(Link link) {
   if (links_[link].moving++ == 0) busy_since_[link] = Clock::now();
+}
+
+void TensorStore::issue(Node& node) {
+  const SegmentId segment = node.action.segment;
+  const Link link = link_of(node.action);
+  node.state = Node::State::kRunning;
+  begin_move(link);
   if (link == kNvmeRead || link == kNvmeWrite) {
-    issue_nvme(node);
+    issue_nvme(node, -1);
+    touch(segment);  // what follows may take the pieces
     return;
   }
   Stream& stream = *copy_stream_[link];
-  const Hot& h = hot(action.segment);
+  const Hot& h = hot(segment);
   if (link == kToDevice) {
     options_.device->copy_to_device(stream, h.memory[0], h.memory[1], h.bytes);
   } else {
-    options_.device->copy_to_host(stream, h.memory[1], h.memory[0], h.bytes);
+    for (std::int64_t first = 0; first < h.bytes; first += io::kMaxPieceBytes) {
+      const std::int64_t bytes = std::min(io::kMaxPieceBytes, h.bytes - first);
+      options_.device->copy_to_host(stream, static_cast<char*>(h.memory[1]) + first,
+                                    static_cast<const char*>(h.memory[0]) + first, bytes);
+      if (h.bytes > io::kMaxPieceBytes) stream.callback([this, &node, moved = first + bytes] { copied(node, moved); });
+    }
+    touch(segment);
   }
   stream.callback([this, &node] { finish_copy(node); });
 }
 
-void TensorStore::issue_nvme(Node& node) {
+// `ready`: the bytes of a write that are there, if the rest is still to come; else -1.
+void TensorStore::issue_nvme(Node& node, std::int64_t ready) {
   const bool reads = link_of(node.action) == kNvmeRead;
   SegmentState& s = at(node.action.segment);
+  if (reads) {
+    s.landed.clear();
+    node.in_pieces = hot(node.action.segment).bytes > io::kMaxPieceBytes;
+  }
   const auto is_awaited = [](const Node& n) {
     return n.action.kind == Action::Kind::kUse && n.taken && n.state == Node::State::kPending;
   };
@@ -282,6 +362,7 @@ void TensorStore::issue_nvme(Node& node) {
   transfer.extent = s.extent;
   transfer.data = hot(node.action.segment).memory[static_cast<std::size_t>(Tier::kHost)];
   transfer.completion = this;
+  transfer.ready = ready;
   transfer.tag = reinterpret_cast<std::uint64_t>(&node);
   // A write that somebody waits for (its memory is wanted) is as urgent as a read.
   transfer.priority = awaited ? io::Priority::kDemand : reads ? io::Priority::kPrefetch : io::Priority::kWriteBack;
@@ -328,6 +409,13 @@ void TensorStore::finish_nvme(Node& node, io::ExtentResult result) {
     }
     Lock lock(mutex_);
     fail(lock, Errc::kIo, where, what, kGone);
+  }
+  if (link_of(node.action) == kNvmeRead) {
+    Lock lock(mutex_);
+    if (Node* fed = node.feeds) {
+      begin_move(kToDevice);
+      copy_stream_[kToDevice]->callback([this, fed] { finish_copy(*fed); });
+    }
   }
   finish_copy(node);
 }

@@ -19,6 +19,9 @@ struct Node {
   Stream* consumer = nullptr;   // kUse: the stream that will use the bytes
   Stream* passed_to = nullptr;  // kUse: released, once this stream gets there
   std::uint64_t sequence = 0;   // order of decision
+  Node* feeds = nullptr;        // kCopy: the next hop, which takes the pieces as they come
+  std::int64_t moved = 0;       // kCopy from the device: bytes at the host so far
+  bool in_pieces = false;       // kCopy from NVMe: somebody may want the pieces
   Node *before = nullptr, *next = nullptr;            // in the segment's queue
   Node *list_before = nullptr, *list_next = nullptr;  // in the queue for memory or of a link
 };
@@ -27,6 +30,7 @@ struct SegmentState {
   Node *first = nullptr, *last = nullptr;  // in order of decision; done ones leave from the front
   io::ExtentId extent;                     // of the NVMe copy
   bool touched = false;                    // settle() will look at it
+  std::vector<std::pair<std::int64_t, std::int64_t>> landed;  // pieces of the read under way
   // Without a program.
   int intents[2] = {0, 0};           // acquires that wait for the copy they had decided
   int lease_waiters = 0;             // acquires that wait for leases to end

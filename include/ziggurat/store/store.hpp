@@ -222,10 +222,16 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   void refresh(SegmentId segment);
   void pump_link(Link link);
   void issue(Node& node);
-  void issue_nvme(Node& node);
+  void issue_nvme(Node& node, std::int64_t ready);
+  void begin_move(Link link);
+  Node* source_of(const Node& node) const;
+  void chain(Node& source, Node& node);
+  void copy_piece(const Node& node, std::int64_t first, std::int64_t bytes);
+  void copied(Node& node, std::int64_t bytes);
   void finish(Lock& lock, Node& node);
   void finish_copy(Node& node);
   void on_extent(io::ExtentId extent, std::uint64_t tag, io::ExtentResult result) override;
+  void on_piece(io::ExtentId extent, std::uint64_t tag, std::int64_t first, std::int64_t bytes) override;
   void finish_nvme(Node& node, io::ExtentResult result);
   void demand(SegmentId segment);
   Node& new_node();

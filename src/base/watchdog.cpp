@@ -19,7 +19,7 @@
 namespace zg {
 namespace {
 
-constexpr double kLooksPerStall = 10;
+constexpr double kLooksPerStall = 10, kLeastLook = 1e-3;
 
 // What the signal handler uses. `handlers` of them may be about to write to `descriptor`.
 struct SignalTarget {
@@ -276,7 +276,7 @@ std::string Watchdog::text_of(const std::vector<Answer>& answers) {
       text += fmt::format("{}: does not answer, asked {} ago\n", a.name, format_seconds(*a.silent_seconds));
       continue;
     }
-    text += fmt::format("{}: {} done{}\n{}", a.name, a.progress, a.waiting ? ", somebody waits" : "",
+    text += fmt::format("{}: progress {}{}\n{}", a.name, a.progress, a.waiting ? ", somebody waits" : "",
                         indented(a.state));
   }
   return text.empty() ? "nothing is watched\n" : text;
@@ -346,7 +346,7 @@ void Watchdog::write_dump() {
 void Watchdog::run() {
   const bool looks = options_.stall_seconds > 0 && !options_.now;
   const auto every = std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(options_.stall_seconds / kLooksPerStall));
+      std::chrono::duration<double>(std::max(options_.stall_seconds / kLooksPerStall, kLeastLook)));
   auto next = Clock::now() + every;
   while (!ending_.load()) {
     int timeout_ms = -1;

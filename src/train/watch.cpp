@@ -3,18 +3,18 @@
 namespace zg {
 
 // What is in flight is waited for, whoever wants it: a drive that answers nothing is a stall, also when it
-// only takes what sinks. Blocks count, since a transfer may have many.
+// only takes what sinks.
 WatchedPart part_of(const io::Engine& io) {
   return {.name = "io",
           .state = [&io] { return io.state(); },
           .progress =
               [&io] {
-                std::uint64_t blocks = 0;
+                std::int64_t bytes = 0;
                 for (int d = 0; d < io.drive_count(); ++d) {
                   const io::LinkCounters c = io.counters(d);
-                  blocks += static_cast<std::uint64_t>(c.read_requests + c.write_requests + c.resubmitted);
+                  bytes += c.read_bytes + c.write_bytes;
                 }
-                return blocks;
+                return static_cast<std::uint64_t>(bytes);
               },
           .waiting =
               [&io] {

@@ -57,7 +57,8 @@ TEST_F(CliTest, ADriveThatHangsIsToldOf) {
   EXPECT_EQ(o.code, 0) << o.err;
   const std::size_t stall = o.err.find("no progress for ");
   ASSERT_NE(stall, std::string::npos) << o.err;
-  for (const char* part : {"somebody waits for io", "store: progress ", "engine: progress "})
+  for (const char* part :
+       {"somebody waits for io", "store: progress ", "engine: progress ", "; waits for a lease"})
     EXPECT_NE(o.err.find(part, stall), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("it goes on, after ", stall), std::string::npos) << o.err;
   // A program that follows the run, or a person, may ask not to be told.

@@ -8,10 +8,10 @@
 // run on that part's thread alone, so one that blocks, since a stuck thread holds the lock that it needs,
 // keeps no other part from answering: all are asked at once and given `answer_seconds` together. One that has
 // not answered by then is told as such, counts as waited for (who holds its lock keeps others out), and is
-// not asked again before it has. So a dump takes `answer_seconds` at most, however many parts are stuck, and
-// no threads pile up. Timed attempts at locks would do the same only as far as every lock below a part had
-// them. No lock of the watchdog is held while a callback runs: a callback may take any lock but one that is
-// held while a registration ends.
+// not asked again before it has. So one round of questions takes `answer_seconds` at most, however many are
+// stuck, and no threads pile up. Timed attempts at locks would do the same only as far as every lock below a
+// part had them. No lock of the watchdog is held while a callback runs: a callback may take any lock but one
+// that is held while a registration ends.
 //
 // Signals: a handler gets nothing but the signal's number, so what it writes to must be found through a
 // static object: an atomic descriptor (an eventfd; write() is async-signal-safe) and an atomic count of

@@ -90,6 +90,10 @@ bool enabled(Level level) {
 void write(Level level, const std::string& text) {
   output().logger.log(translate(level), "{}", text);
 }
+void write_always(Level level, const std::string& text) {
+  output().sink->log({"ziggurat", translate(level), text});
+  output().sink->flush();
+}
 void progress(const std::string& line) {
   output().sink->progress(line);
 }

@@ -1,4 +1,5 @@
 // `ziggurat io-bench`: what drives give through the engine.
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
@@ -9,6 +10,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "cli/bench_watch.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "ziggurat/base/error.hpp"
@@ -292,6 +294,9 @@ void print_json(const io::BenchOptions& o, const io::BenchResult& r) {
 
 int run(const Flags& f) {
   io::BenchOptions o = options_of(f);
+  Watchdog watchdog({.file = "state.txt"});
+  BenchWatch watch(watchdog, "io-bench");
+  watchdog.dump_on_signal(SIGUSR1);
   if (f.files.empty() && f.backend != "ram") {
     log::info("each of {} gets a temporary file of {}, which is written once before it is measured",
               joined_paths(o), format_bytes(o.drives[0].bytes));
@@ -300,7 +305,7 @@ int run(const Flags& f) {
     log::progress(fmt::format("{} {:.0f}%, {}", p.phase, 100 * p.share, format_rate(p.bytes_per_second)));
     return !interrupted();
   };
-  const io::BenchResult r = io::run_bench(o);
+  const io::BenchResult r = watch.run(o);
   log::progress("");
   if (f.json) {
     print_json(o, r);
@@ -394,6 +399,7 @@ constexpr const char* kFooter =
     "  many drives slow down when a fast cache is full, so measure as long as your run will write.\n"
     "  Temporary files have no name: nothing is left, however the program ends. Writing wears drives; the\n"
     "  result says how much was written.\n"
+    "  SIGUSR1 has it say where it stands, on stderr and in state.txt.\n"
     "The same in fio:\n"
     "  fio --name=a --filename=data.bin --ioengine=io_uring --direct=1 --fixedbufs=1 --registerfiles=1\n"
     "    --rw=read|write|rw (randread...) --bs=1M --iodepth=32 --time_based --runtime=5 --ramp_time=500ms\n"

@@ -1,5 +1,6 @@
 // `ziggurat io-tune`: finds the settings at which drives give most, and says how sure it is.
 #include <sched.h>
+#include <signal.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -157,6 +158,8 @@ class TuneRun {
   std::int64_t size_ = 0;
   TuneSettings settings_;
   io::TuneOptions options_;
+  Watchdog watchdog_;
+  BenchWatch watch_;
   std::unique_ptr<DriveMeter> meter_;
   io::TuneOutcome outcome_;
   bool nothing_new_ = false;
@@ -166,7 +169,10 @@ TuneRun::TuneRun(const Flags& flags)
     : f_(flags),
       write_limit_(size_in("--write-limit", flags.write_limit, kTuneSizeStep)),
       goal_(goal_of(flags.goal)),
-      places_(places_of(flags)) {
+      places_(places_of(flags)),
+      watchdog_({.file = flags.output + "/state.txt"}),
+      watch_(watchdog_, "io-tune") {
+  watchdog_.dump_on_signal(SIGUSR1);
   report_file_ = f_.report.empty() ? f_.output + "/io-tune.html" : f_.report;
   const std::string state_file = f_.state.empty() ? f_.output + "/io-tune.jsonl" : f_.state;
   if (f_.report.empty() || f_.state.empty()) {
@@ -230,6 +236,7 @@ void TuneRun::search() {
                  .seconds = f_.seconds,
                  .goal = goal_,
                  .space = options_.space,
+                 .watch = &watch_,
                  .record = [this](const io::TuneRecord& r) { state_->append(r); }};
   meter_ = std::make_unique<DriveMeter>(std::move(m));
   options_.expected_seconds = meter_->expected_seconds();
@@ -318,6 +325,7 @@ constexpr const char* kFooter =
     "same\n"
     "command takes over what io-tune.jsonl holds, so a run that was interrupted goes on; --fresh begins "
     "anew.\n"
+    "SIGUSR1 has it say where it stands, on stderr and in OUTPUT/state.txt.\n"
     "Space: one file per path, removed at the end; of every disk 5%, and at least 1 GiB, stay free.\n"
     "Wear: writes are half of what is measured. What is written is counted, and --write-limit ends it.\n"
     "The aio section goes into our configuration, and into DeepSpeed's, which leaves out what it does not "

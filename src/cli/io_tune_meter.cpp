@@ -64,7 +64,7 @@ bool DriveMeter::may_write(double bytes_per_second, double seconds) {
 
 std::optional<io::BenchResult> DriveMeter::run(io::BenchOptions options) {
   const QuietLog quiet;
-  const io::BenchResult result = run_bench(options);
+  const io::BenchResult result = options_.watch->run(options);
   written_ += result.written_bytes;
   if (result.stopped) return std::nullopt;
   if (result.backend != options.engine.backend) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/bench_watch.hpp"
 #include "cli/io_tune_files.hpp"
 #include "ziggurat/base/trace.hpp"
 #include "ziggurat/io/bench.hpp"
@@ -19,6 +20,7 @@ struct MeterOptions {
   double seconds = 120;          // of the whole run
   io::TuneGoal goal = io::TuneGoal::kBoth;
   io::TuneSpace space;
+  BenchWatch* watch = nullptr;                        // outlives the meter
   std::function<void(const io::TuneRecord&)> record;  // called with every sample
 };
 

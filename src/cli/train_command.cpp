@@ -1,3 +1,5 @@
+#include <signal.h>
+
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.hpp"
@@ -5,6 +7,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/parallel.hpp"
+#include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/train/trainer.hpp"
 
 namespace zg::cli {
@@ -15,6 +18,7 @@ struct Flags {
   std::int64_t steps = -1;
   std::string devices = "host:1";
   int threads = 0;
+  double stall_seconds = 10;
   bool plan = false, verbose = false;
   TrainOptions options;
 };
@@ -48,6 +52,12 @@ void add_train(CLI::App& app, int& exit_code) {
       ->check(whole_number(1, 4096));
   command->add_option("--trace", flags->options.trace_file,
                       "Write a timeline for Perfetto (ui.perfetto.dev) to this file");
+  command
+      ->add_option("--stall-seconds", flags->stall_seconds,
+                   "Warn, with the state of everything, when nothing has got on for so long while somebody "
+                   "waits (0: never)")
+      ->capture_default_str()
+      ->check(real_number(0, 1e6));
   command->add_flag("--plan", flags->plan,
                     "Say what would be allocated and moved, or the smallest budgets that do, and stop");
   command->add_flag("-v,--verbose", flags->verbose, "Log details");
@@ -59,13 +69,19 @@ void add_train(CLI::App& app, int& exit_code) {
       "  ziggurat train configs/gpt2-124m.json --plan\n"
       "Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face "
       "layout).\n"
-      "Ctrl-C ends the run after the next step and saves the model; twice ends it at once.");
+      "Ctrl-C ends the run after the next step and saves the model; twice ends it at once.\n"
+      "SIGUSR1 (kill -USR1 PID) has the run say what every part of it holds, moves and waits for: on stderr, "
+      "and in\n"
+      "output.dir/state.txt, newest last. The run goes on undisturbed.");
   command->callback([flags, &exit_code] {
     if (flags->verbose) log::set_level(log::Level::kDebug);
     check_devices(flags->devices);
     if (flags->threads > 0) set_parallelism(flags->threads);
     if (flags->steps > 0) flags->source.overrides.push_back("steps=" + std::to_string(flags->steps));
     if (flags->plan) flags->options.mode = TrainOptions::Mode::kPlanOnly;
+    Watchdog watchdog({.stall_seconds = flags->stall_seconds});
+    watchdog.dump_on_signal(SIGUSR1);
+    flags->options.watchdog = &watchdog;
     exit_code = train(load_config(flags->source), flags->options);
   });
 }

@@ -19,7 +19,8 @@ Engine::Engine(const Options& o)
       compute_(device_.make_stream("compute")),
       optimizer_(device_.make_stream("optimizer")),
       workspace_bytes_(layout_.workspace_bytes()),
-      timer_(std::make_unique<Timer>(o.trace)) {
+      position_(std::make_unique<Position>()),
+      timer_(std::make_unique<Timer>(o.trace, *position_)) {
   workspace_memory_ = device_.arena().allocate(workspace_bytes_);
   if (workspace_memory_ == nullptr) {
     throw Error(Errc::kMemory, "device tier",
@@ -49,6 +50,7 @@ void Engine::leave_program() {
 
 // A lease outside of a program, at the host if there is room, else where the tensor may be.
 Lease Engine::host_lease(SegmentId segment, Access access) {
+  const Position::Waiting waiting(*position_, Position::Waits::kForLease);
   if (layout_.table.segment(segment).lowest == Tier::kDevice)
     return store_.acquire(segment, Tier::kDevice, access);
   try {
@@ -99,12 +101,16 @@ void Engine::initialize(const ParamSource& source) {
   }
   // From here on what moves is the programs' doing alone, and can be foretold.
   store_.sink();
-  store_.drain();
+  {
+    const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
+    store_.drain();
+  }
   initial_ = store_.traffic();
 }
 
 Traffic Engine::settled_traffic() {
   leave_program();
+  const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
   store_.drain();
   return store_.traffic() - initial_;
 }
@@ -137,6 +143,7 @@ std::vector<double> Engine::read_scalars() {
   const auto bytes = static_cast<std::int64_t>(scalar_staging_.size() * sizeof(double));
   device_.copy_to_host(*compute_, scalar_staging_.data(), w.scalars().data, bytes);
   own_.device_to_host += bytes;
+  const Position::Waiting waiting(*position_, Position::Waits::kForStream);
   compute_->synchronize();
   return scalar_staging_;
 }
@@ -153,20 +160,37 @@ Traffic Engine::traffic() const {
   return t += own_;
 }
 
+std::string Engine::state() const {
+  return position_->text();
+}
+std::uint64_t Engine::progress() const {
+  return position_->progress();
+}
+bool Engine::waiting() const {
+  return position_->waiting();
+}
+
 void Engine::run_program(const StepProgram& program, const StepProgram* next) {
   store_.run(&program.program, next != nullptr ? &next->program : nullptr);
   if (history_.empty() || history_.back().program != &program || history_.back().next != next) {
     history_.push_back({&program, next, 0});
   }
   ++history_.back().times;
-  for (const StepOp& op : program.ops) {
+  position_->begin_program(program);
+  for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
+    const StepOp& op = program.ops[static_cast<std::size_t>(i)];
     Stream& stream = op.kind == OpKind::kUpdate ? *optimizer_ : *compute_;
-    store_.acquire_op(&stream, leases_);
+    position_->next_op(i);
+    {
+      const Position::Waiting waiting(*position_, Position::Waits::kForLease);
+      store_.acquire_op(&stream, leases_);
+    }
     timer_->begin(stream, op);
     issue(op, leases_);
     timer_->end(stream, op);
     const Event event = stream.record();
     for (Lease& lease : leases_) lease.release_after(stream, event);
+    position_->issued();
   }
 }
 
@@ -177,6 +201,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   const double busy = compute_->busy_seconds();
   const Traffic before = traffic();
   timer_->reset();
+  position_->begin_step(step);
   StepResult result;
   for (const MicroBatch& b : micro_batches) {
     result.tokens += std::count_if(b.targets, b.targets + layout_.options.micro_batch.rows(),
@@ -226,6 +251,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
 void Engine::flush() {
   if (!pending_) return;
   run_program(programs_.flush, nullptr);
+  const Position::Waiting waiting(*position_, Position::Waits::kForStream);
   optimizer_->synchronize();
   pending_ = false;
 }

@@ -2,33 +2,36 @@
 #pragma once
 #include <atomic>
 
+#include "engine/position.hpp"
 #include "ziggurat/base/trace.hpp"
 #include "ziggurat/engine/engine.hpp"
 
 namespace zg {
 
 // begin() and end() are called by the rank thread around what it enqueues; the clock is read when the
-// stream gets there.
+// stream gets there. Operations outlive it.
 class Engine::Timer {
  public:
-  explicit Timer(Trace* trace) : trace_(trace) {
+  Timer(Trace* trace, Position& position) : trace_(trace), position_(position) {
     if (trace_ != nullptr) lane_[0] = trace_->lane("operations"), lane_[1] = trace_->lane("updates");
   }
 
   void begin(Stream& stream, const StepOp& op) {
-    Clock::time_point& started = started_[op.kind == OpKind::kUpdate ? 1 : 0];
-    stream.callback([&started] { started = Clock::now(); });
+    stream.callback([this, &op] {
+      const int which = op.kind == OpKind::kUpdate ? 1 : 0;
+      started_[which] = Clock::now();
+      position_.begin_work(which, op);
+    });
   }
   void end(Stream& stream, const StepOp& op) {
-    stream.callback([this, op] {
+    stream.callback([this, &op] {
       const int which = op.kind == OpKind::kUpdate ? 1 : 0;
+      position_.end_work(which);
       const auto now = Clock::now();
       const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(now - started_[which]).count();
       nanoseconds_[phase(op.kind)].fetch_add(spent, std::memory_order_relaxed);
       if (trace_ != nullptr && trace_->on()) {
-        trace_->add(lane_[which],
-                    fmt::format("{} {}.{}", name_of(op.kind), op.unit, which ? op.segment : op.micro_batch),
-                    started_[which], now);
+        trace_->add(lane_[which], text_of(op), started_[which], now);
       }
     });
   }
@@ -60,6 +63,7 @@ class Engine::Timer {
   }
 
   Trace* trace_;
+  Position& position_;
   int lane_[2] = {0, 0};
   Clock::time_point started_[2];
   std::atomic<std::int64_t> nanoseconds_[3] = {};

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "train/drives.hpp"
+#include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/philox.hpp"
@@ -13,7 +14,8 @@
 
 namespace zg {
 
-Session::Session(const RunConfig& config, Trace* trace) : config_(config), trace_(trace) {
+Session::Session(const RunConfig& config, Trace* trace, Watchdog* watchdog)
+    : config_(config), trace_(trace), watchdog_(watchdog) {
   resolve_model();
   model_ = std::make_unique<Model>(model_config_, config_.dtype, host_ops());
   make_layout();
@@ -139,6 +141,7 @@ void Session::open_drives() {
   o.ram = config_.tiers.ram;
   o.trace = trace_;
   io_ = io::make_engine(o, sized_drives());
+  if (watchdog_ != nullptr) watched_.push_back(watchdog_->watch(part_of(*io_)));
 }
 
 // What killed runs have left counts as free, so it goes first.
@@ -182,6 +185,10 @@ void Session::start(const std::vector<double>& drive_shares) {
   store_ = std::make_unique<TensorStore>(o);
   engine_ = std::make_unique<Engine>(
       Engine::Options{layout_.get(), programs_.get(), device_.get(), store_.get(), trace_});
+  if (watchdog_ != nullptr) {
+    watched_.push_back(watchdog_->watch(part_of(*store_)));
+    watched_.push_back(watchdog_->watch(part_of(*engine_)));
+  }
 
   if (!config_.model_from.empty()) {
     const HfWeights weights(config_.model_from, *model_);

@@ -188,7 +188,8 @@ int train(const RunConfig& config, const TrainOptions& options) {
   if (!options.trace_file.empty()) check_trace_file(options.trace_file);
   Trace trace;
   if (!options.trace_file.empty()) trace.start();
-  Session session(config, &trace);
+  if (options.watchdog != nullptr) options.watchdog->set_file(config.output_dir + "/state.txt");
+  Session session(config, &trace, options.watchdog);
   if (options.mode == TrainOptions::Mode::kPlanOnly) {
     const Traffic t = session.plan().per_step;
     std::printf(

@@ -91,7 +91,7 @@ Outcome launch(const std::string& program, const Launch& launch) {
         (outcome.err.find(launch.interrupt_at) != std::string::npos ||
          outcome.out.find(launch.interrupt_at) != std::string::npos)) {
       outcome.interrupted = true;
-      kill(pid, SIGINT);
+      kill(pid, launch.signal);
     }
   }
   int status = 0;

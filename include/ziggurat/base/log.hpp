@@ -12,6 +12,8 @@ enum class Level { kDebug, kInfo, kWarning, kError };
 void set_level(Level level);
 bool enabled(Level level);
 void write(Level level, const std::string& text);
+// Whatever the level that was set: for what somebody asked for, and what must be heard.
+void write_always(Level level, const std::string& text);
 
 // A line that is redrawn in place where stderr is a terminal; elsewhere printed every few seconds.
 // Empty text removes it.

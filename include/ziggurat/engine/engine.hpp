@@ -94,8 +94,14 @@ class Engine {
   // The engine's own per training step.
   Traffic own_traffic_per_step() const;
 
+  // For the watchdog, from any thread and without locks.
+  std::string state() const;       // the step, the operation that is issued, and what the streams work on
+  std::uint64_t progress() const;  // operations issued and done
+  bool waiting() const;            // the rank thread waits for memory, for what moves, or for a stream
+
  private:
   class Timer;
+  class Position;
   void run_program(const StepProgram& program, const StepProgram* next);
   void issue(const StepOp& op, std::vector<Lease>& leases);
   void issue_update(const StepOp& op, const std::vector<Lease>& leases);
@@ -115,6 +121,7 @@ class Engine {
   std::unique_ptr<Stream> compute_, optimizer_;
   void* workspace_memory_ = nullptr;
   std::int64_t workspace_bytes_ = 0;
+  std::unique_ptr<Position> position_;
   std::unique_ptr<Timer> timer_;
   std::vector<std::int32_t> token_staging_;
   std::vector<double> scalar_staging_;

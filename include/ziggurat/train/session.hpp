@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/engine/engine.hpp"
 #include "ziggurat/plan/plan.hpp"
 #include "ziggurat/train/config.hpp"
@@ -19,8 +20,8 @@ inline constexpr std::int64_t kProcessOverhead = 256 << 20;
 
 class Session {
  public:
-  // Throws Error. `trace` may be null.
-  Session(const RunConfig& config, Trace* trace);
+  // Throws Error. `trace` and `watchdog` may be null; both outlive the session.
+  Session(const RunConfig& config, Trace* trace, Watchdog* watchdog = nullptr);
   ~Session();
   Session(const Session&) = delete;
 
@@ -65,6 +66,7 @@ class Session {
 
   RunConfig config_;
   Trace* trace_;
+  Watchdog* watchdog_;
   ModelConfig model_config_;
   std::unique_ptr<DataSet> data_;
   std::unique_ptr<Model> model_;
@@ -78,6 +80,7 @@ class Session {
   std::unique_ptr<io::Engine> io_;
   std::unique_ptr<TensorStore> store_;
   std::unique_ptr<Engine> engine_;
+  std::vector<Watchdog::Registration> watched_;  // last: nothing is watched that is gone
 };
 
 }  // namespace zg

@@ -2,12 +2,15 @@
 #pragma once
 #include <string>
 
+#include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/train/config.hpp"
 
 namespace zg {
 
 struct TrainOptions {
   std::string trace_file;  // Chrome trace of the whole run; empty: none
+  // Watches the run from when it opens its drives, and has its dumps in output.dir/state.txt. May be null.
+  Watchdog* watchdog = nullptr;
   enum class Mode { kTrain, kPlanOnly } mode = Mode::kTrain;
 };
 

@@ -1,0 +1,48 @@
+#include "train/watch.hpp"
+
+namespace zg {
+
+// What is in flight is waited for, whoever wants it: a drive that answers nothing is a stall, also when it
+// only takes what sinks.
+WatchedPart part_of(const io::Engine& io) {
+  return {.name = "io",
+          .state = [&io] { return io.state(); },
+          .progress =
+              [&io] {
+                std::int64_t bytes = 0;
+                for (int d = 0; d < io.drive_count(); ++d) {
+                  const io::LinkCounters c = io.counters(d);
+                  bytes += c.read_bytes + c.write_bytes;
+                }
+                return static_cast<std::uint64_t>(bytes);
+              },
+          .waiting =
+              [&io] {
+                for (int d = 0; d < io.drive_count(); ++d) {
+                  if (io.report(d).in_flight > 0) return true;
+                }
+                return false;
+              }};
+}
+
+// Who waits for the store is the engine, which says so itself.
+WatchedPart part_of(const TensorStore& store) {
+  return {.name = "store",
+          .state = [&store] { return store.state(); },
+          .progress =
+              [&store] {
+                const Traffic t = store.traffic();
+                return static_cast<std::uint64_t>(t.nvme_read + t.nvme_write + t.host_to_device +
+                                                  t.device_to_host);
+              },
+          .waiting = {}};
+}
+
+WatchedPart part_of(const Engine& engine) {
+  return {.name = "engine",
+          .state = [&engine] { return engine.state(); },
+          .progress = [&engine] { return engine.progress(); },
+          .waiting = [&engine] { return engine.waiting(); }};
+}
+
+}  // namespace zg

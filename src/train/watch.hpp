@@ -1,0 +1,12 @@
+// What the watchdog is told of the parts of a run. They outlive the registration.
+#pragma once
+#include "ziggurat/base/watchdog.hpp"
+#include "ziggurat/engine/engine.hpp"
+
+namespace zg {
+
+WatchedPart part_of(const io::Engine& io);
+WatchedPart part_of(const TensorStore& store);
+WatchedPart part_of(const Engine& engine);
+
+}  // namespace zg

@@ -1,0 +1,67 @@
+// What the engine says of itself to who watches it.
+#include <fmt/core.h>
+
+#include <atomic>
+#include <thread>
+
+#include "engine/tiny_run.hpp"
+
+namespace zg::test {
+namespace {
+
+TEST(EnginePosition, SaysWhereItIsAndCountsWhatIsIssuedAndDone) {
+  TinySetup setup;
+  setup.layout.drives = 1;
+  setup.room = Room::kSmallest;
+  TinyRun run(setup);
+  const Engine& engine = run.engine();
+  EXPECT_EQ(engine.state(),
+            "before the first step\ncompute stream: 0 operations done, idle\n"
+            "optimizer stream: 0 operations done, idle");
+  run.initialize();
+  EXPECT_EQ(engine.progress(), 0u);
+
+  // Asked all the time; what it says is whole, whatever runs.
+  std::atomic<bool> stop{false};
+  std::thread watcher([&] {
+    std::uint64_t before = 0;
+    while (!stop) {
+      const std::string text = engine.state();
+      EXPECT_NE(text.find("\ncompute stream: "), std::string::npos) << text;
+      EXPECT_NE(text.find("\noptimizer stream: "), std::string::npos) << text;
+      const std::uint64_t now = engine.progress();
+      EXPECT_GE(now, before);
+      before = now;
+    }
+  });
+  (void)run.step(Then::kTrain);
+  (void)run.step(Then::kPause);
+  stop = true;
+  watcher.join();
+
+  const auto count = [&](const StepProgram& program) { return program.ops.size(); };
+  const StepPrograms& programs = run.programs();
+  std::string text = engine.state();
+  EXPECT_EQ(text.rfind(fmt::format("step 2, program {}, operation {} of {}: ", programs.step.program.name(),
+                                   count(programs.step), count(programs.step)),
+                       0),
+            0u)
+      << text;
+  run.settle();
+  EXPECT_FALSE(engine.waiting());
+  // Each is counted when it is issued and when it is done.
+  const std::size_t all = count(programs.first) + count(programs.step) + count(programs.flush);
+  EXPECT_EQ(engine.progress(), 2 * all);
+  text = engine.state();
+  EXPECT_EQ(
+      text.rfind(fmt::format("step 2, program {}, operation {} of {}: update ", programs.flush.program.name(),
+                             count(programs.flush), count(programs.flush)),
+                 0),
+      0u)
+      << text;
+  EXPECT_EQ(text.find("waits"), std::string::npos) << text;
+  EXPECT_EQ(text.find("works on"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace zg::test

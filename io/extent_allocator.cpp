@@ -10,6 +10,7 @@ namespace zg::io {
 
 ExtentAllocator::ExtentAllocator(std::int64_t grains) : grains_(grains) {
   ZG_ASSERT_GE(grains, 0);
+  spare_.reserve(kSpares);
   if (grains > 0) free({0, grains});
 }
 
@@ -29,6 +30,10 @@ void ExtentAllocator::insert(Node node, GrainRun run) {
   node.by_size.value() = {run.grains, run.begin};
   by_begin_.insert(std::move(node.by_begin));
   by_size_.insert(std::move(node.by_size));
+}
+
+void ExtentAllocator::keep(Node node) {
+  if (spare_.size() < kSpares) spare_.push_back(std::move(node));
 }
 
 void ExtentAllocator::reserve(std::size_t frees) {
@@ -52,7 +57,11 @@ bool ExtentAllocator::allocate(std::int64_t grains, std::vector<GrainRun>& runs)
 void ExtentAllocator::take(GrainRun run, std::int64_t grains, std::vector<GrainRun>& runs) {
   runs.push_back({run.begin, grains});
   Node node = extract(run);
-  if (run.grains > grains) insert(std::move(node), {run.begin + grains, run.grains - grains});
+  if (run.grains > grains) {
+    insert(std::move(node), {run.begin + grains, run.grains - grains});
+  } else {
+    keep(std::move(node));
+  }
   free_ -= grains;
 }
 
@@ -75,6 +84,7 @@ void ExtentAllocator::free(GrainRun run) {
   }
   if (joins_after) {
     run.grains += after.grains;
+    if (joins_before) keep(std::move(node));
     node = extract(after);
   }
   if (!joins_before && !joins_after) {

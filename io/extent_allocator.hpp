@@ -48,14 +48,18 @@ class ExtentAllocator {
   static Node new_node();
   Node extract(GrainRun run);
   void insert(Node node, GrainRun run);
+  void keep(Node node);
   // Takes the first `grains` of this free run.
   void take(GrainRun run, std::int64_t grains, std::vector<GrainRun>& runs);
+
+  // Spares kept without being reserved; more go back to the heap.
+  static constexpr std::size_t kSpares = 256;
 
   const std::int64_t grains_;
   std::int64_t free_ = 0;
   ByBegin by_begin_;  // free runs
   BySize by_size_;    // the same
-  std::vector<Node> spare_;
+  std::vector<Node> spare_;  // of runs that are gone, for those to come
 };
 
 }  // namespace zg::io

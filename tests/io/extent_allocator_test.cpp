@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "support.hpp"
+#include "support/count_allocations.hpp"
 
 namespace zg::io::test {
 namespace {
@@ -160,6 +161,26 @@ TEST(ExtentAllocatorDeathTest, FreeingTwiceIsABug) {
   EXPECT_DEATH(allocator.free({5, 6}), "free in part already");
   EXPECT_DEATH(allocator.free({49, 2}), "free in part already");
   EXPECT_DEATH(allocator.free({99, 2}), "of 100 grains");
+}
+
+// Runs come and go; what one leaves is there for the next.
+TEST(ExtentAllocator, SteadyUseAllocatesNothing) {
+  constexpr std::size_t kHeld = 100;
+  const NamedRandom random(printed_seed(), "steady");
+  ExtentAllocator allocator(4096);
+  std::vector<GrainRun> held[kHeld];
+  for (auto& runs : held) runs.reserve(64);
+  std::uint64_t n = 0;
+  std::int64_t before = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    if (i == 10'000) before = zg::test::allocations_of_this_thread();
+    std::vector<GrainRun>& runs = held[random.below(n++, kHeld)];
+    for (const GrainRun& run : runs) allocator.free(run);
+    runs.clear();
+    ASSERT_TRUE(allocator.allocate(1 + static_cast<std::int64_t>(random.below(n++, 40)), runs));
+  }
+  // A number of free runs as never before may come late.
+  EXPECT_LE(zg::test::allocations_of_this_thread() - before, 20);
 }
 
 }  // namespace

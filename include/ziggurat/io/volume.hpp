@@ -24,7 +24,7 @@
 // io::Completion. (Where memory has run out, that of a staged write may be called within the last ready(), or
 // abandon().) Of one slot, a write and any other transfer must not overlap; any number of reads may.
 // Memory: reading and writing allocate nothing once as many transfers as now have been under way before (a
-// write that moves its extent does). Where memory runs out they throw std::bad_alloc: then nothing was begun,
+// write that moves its extent may). Where memory runs out they throw std::bad_alloc: then nothing was begun,
 // and the slot of a write has no contents.
 // Invariant: the completion of every transfer begun is called exactly once.
 #pragma once

@@ -5,6 +5,7 @@
 
 #include "train/drives.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/base/memory_limits.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/system.hpp"
@@ -76,16 +77,13 @@ void Session::resolve_budgets() {
   const std::int64_t all = layout_->table.total_charge();
   const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
   // Without a budget a tier takes what the run can use, as far as the machine has it.
-  const std::int64_t available = available_memory();
+  const MemoryLimits limits = read_memory_limits();
+  const std::int64_t available = limits.left();
   budgets_.device = config_.tiers.device.value_or(std::min(all + workspace, available / 2));
   budgets_.host = config_.tiers.host.value_or(std::min(all, available / 3));
+  // Together, before either is taken: each alone may fit.
   const std::int64_t asked = config_.tiers.device.value_or(0) + config_.tiers.host.value_or(0);
-  if (asked > available) {
-    throw Error(Errc::kMemory, "tiers",
-                fmt::format("device and host budgets are {} together, this process may take {}",
-                            format_bytes(asked), format_bytes(available)),
-                "lower tiers.device or tiers.host, or raise the memory limit of the process's cgroup");
-  }
+  check_memory(limits, {.name = "tiers.device and tiers.host", .bytes = asked});
   check_stated_sizes(config_.tiers.nvme, layout_->table.nvme_bytes());
 }
 

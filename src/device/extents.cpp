@@ -15,7 +15,6 @@ void Extents::add_region(Range region) {
 void Extents::clear() {
   extents_.clear();
   holes_.clear();
-  hole_bytes_ = 0;
 }
 
 Extents::Map::const_iterator Extents::at_or_before(std::int64_t at) const {
@@ -44,7 +43,6 @@ void Extents::split(std::int64_t at) {
 void Extents::put(Map::iterator it, Kind kind) {
   const auto forget = [&](Map::iterator hole) {
     holes_.erase({hole->second.bytes, hole->first});
-    hole_bytes_ -= hole->second.bytes;
   };
   if (it->second.kind == Kind::kHole) forget(it);
   it->second.kind = kind;
@@ -67,7 +65,6 @@ void Extents::put(Map::iterator it, Kind kind) {
   }
   if (kind == Kind::kHole) {
     holes_.emplace(it->second.bytes, it->first);
-    hole_bytes_ += it->second.bytes;
   }
 }
 
@@ -98,7 +95,6 @@ void Extents::set(Range range, Kind kind) {
     for (const auto& part : {it, next}) {
       if (part->second.kind != Kind::kHole) continue;
       holes_.erase({part->second.bytes, part->first});
-      hole_bytes_ -= part->second.bytes;
     }
     it->second.kind = Kind::kEmpty;
     it->second.bytes += next->second.bytes;

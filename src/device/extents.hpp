@@ -10,7 +10,6 @@
 // extents as now have existed before.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory_resource>
 #include <optional>
@@ -56,9 +55,6 @@ class Extents {
   // Changes free addresses to `kind`, or to free ones again.
   void set(Range range, Kind kind);
 
-  std::int64_t hole_bytes() const { return hole_bytes_; }
-  std::size_t count() const { return extents_.size(); }
-
  private:
   struct Extent {
     std::int64_t bytes;
@@ -74,7 +70,6 @@ class Extents {
   std::pmr::unsynchronized_pool_resource pool_;
   Map extents_;                                                 // by address
   std::pmr::set<std::pair<std::int64_t, std::int64_t>> holes_;  // (bytes, address)
-  std::int64_t hole_bytes_ = 0;
 };
 
 }  // namespace zg

@@ -58,4 +58,40 @@ class HostMemory : public Arena {
 // Throws Error(kMemory), as check_memory() does, before anything is taken.
 std::unique_ptr<HostMemory> make_host_memory(const HostMemoryOptions& options);
 
+// What there is of NUMA, for deciding.
+struct NodeTopology {
+  struct Node {
+    int node = 0;            // the system's number
+    std::int64_t bytes = 0;  // 0: a node without memory
+    bool operator==(const Node&) const = default;
+  };
+  std::vector<Node> nodes = {};  // by number
+  // distances[i][j], from nodes[i] to nodes[j], as the firmware states them; empty: unknown, all alike.
+  std::vector<std::vector<std::int64_t>> distances = {};
+};
+// Of this machine; or of a synthetic one, "pack:2 core:8" in hwloc's words. Throws Error(kUsage) for one it
+// cannot read. A machine whose topology cannot be read has one node.
+NodeTopology read_node_topology(const std::string& synthetic = "");
+
+// Who uses the host memory: a device or a drive, and the node it is attached to; -1: unknown.
+struct MemoryUser {
+  std::string name = {};
+  int node = -1;
+};
+struct MemoryPlacement {
+  // Of each device's and each drive's buffers; -1: any node, there is nothing to decide.
+  std::vector<int> device_nodes = {}, drive_nodes = {};
+  // The host budget of each device, by nodes, nearest first; the bytes of a device's shares are its part of
+  // the budget.
+  std::vector<std::vector<NodeShare>> device_shares = {};
+};
+// Decides by the topology alone. Each user's node is its own where that has memory, else the nearest that
+// has; where its node is unknown, none is preferred. Every device gets an equal part of the budget, on its
+// node as far as that has memory for all devices that it serves, and then on the next nearest with room.
+// Without devices the whole budget is one part, spread over the drives' nodes, or near nothing where there
+// are none. On one node there is nothing to decide. What no node has room for is node -1's: check_memory()
+// will refuse it.
+MemoryPlacement place_memory(const NodeTopology& topology, const std::vector<MemoryUser>& devices,
+                             const std::vector<MemoryUser>& drives, std::int64_t budget);
+
 }  // namespace zg

@@ -262,7 +262,7 @@ class PagedMemory final : public HostMemory {
       }
       count_taken(part, 1);
       if (error != 0) {
-        extents_.set(buffer, Kind::kHole);
+        extents_.release(buffer);
         for (std::size_t j = 0; j <= i; ++j) give_back(parts[j]);
         for (std::size_t j = i + 1; j < parts.size(); ++j) extents_.set(parts[j], Kind::kEmpty);
         throw Error(

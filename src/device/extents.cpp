@@ -41,9 +41,7 @@ void Extents::split(std::int64_t at) {
 }
 
 void Extents::put(Map::iterator it, Kind kind) {
-  const auto forget = [&](Map::iterator hole) {
-    holes_.erase({hole->second.bytes, hole->first});
-  };
+  const auto forget = [&](Map::iterator hole) { holes_.erase({hole->second.bytes, hole->first}); };
   if (it->second.kind == Kind::kHole) forget(it);
   it->second.kind = kind;
   if (kind != Kind::kUsed) {
@@ -63,9 +61,7 @@ void Extents::put(Map::iterator it, Kind kind) {
       it = before;
     }
   }
-  if (kind == Kind::kHole) {
-    holes_.emplace(it->second.bytes, it->first);
-  }
+  if (kind == Kind::kHole) holes_.emplace(it->second.bytes, it->first);
 }
 
 std::optional<std::int64_t> Extents::take(std::int64_t bytes) {
@@ -86,15 +82,16 @@ void Extents::release(Range buffer) {
 void Extents::set(Range range, Kind kind) {
   split(range.begin);
   split(range.end());
-  // A used extent is one buffer: its parts become one before.
   auto it = extents_.find(range.begin);
   ZG_ASSERT(it != extents_.end(), "address {} is in no region", range.begin);
+  ZG_ASSERT(it->second.kind != Kind::kUsed, "address {} is in use", range.begin);
+  // First one extent of one kind, then of the kind that is wanted.
   for (auto next = std::next(it); it->second.bytes < range.bytes; next = std::next(it)) {
     ZG_ASSERT(next != extents_.end() && it->first + it->second.bytes == next->first, "a gap after {}",
               it->first);
+    ZG_ASSERT(next->second.kind != Kind::kUsed, "address {} is in use", next->first);
     for (const auto& part : {it, next}) {
-      if (part->second.kind != Kind::kHole) continue;
-      holes_.erase({part->second.bytes, part->first});
+      if (part->second.kind == Kind::kHole) holes_.erase({part->second.bytes, part->first});
     }
     it->second.kind = Kind::kEmpty;
     it->second.bytes += next->second.bytes;

@@ -52,7 +52,7 @@ class Extents {
   bool backed(Range range) const;
   // Holes, the largest first.
   std::vector<Range> holes() const;
-  // Changes free addresses to `kind`, or to free ones again.
+  // Changes what free addresses are. Asserts that none of them is in use.
   void set(Range range, Kind kind);
 
  private:

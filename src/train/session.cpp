@@ -163,10 +163,29 @@ std::vector<io::DriveOptions> Session::sized_drives() const {
   return drives;
 }
 
+// The host tier near the drives that fill and empty it, where they are on nodes of their own.
+std::vector<NodeShare> Session::host_shares() const {
+  std::vector<MemoryUser> drives;
+  for (int i = 0; io_ != nullptr && i < io_->drive_count(); ++i) {
+    const io::DriveReport drive = io_->report(i);
+    drives.push_back({drive.name, drive.numa_node});
+  }
+  const auto is_known = [](const MemoryUser& drive) { return drive.node >= 0; };
+  if (std::none_of(drives.begin(), drives.end(), is_known)) return {};
+  // What is taken already is no place for it.
+  NodeTopology topology = read_node_topology();
+  for (const MemoryLimits::Node& free : read_memory_limits().nodes) {
+    for (NodeTopology::Node& node : topology.nodes) {
+      if (node.node == free.node) node.bytes = std::min(node.bytes, free.available);
+    }
+  }
+  return place_memory(topology, {}, drives, budgets_.host).device_shares.front();
+}
+
 void Session::start(const std::vector<double>& drive_shares) {
   if (io_ == nullptr) open_drives();
   device_ = make_host_device(budgets_.device, trace_);
-  host_ = make_host_arena("host memory", budgets_.host);
+  host_ = make_host_memory({.name = "host memory", .budget = budgets_.host, .shares = host_shares()});
   TensorStore::Options o;
   o.table = &layout_->table;
   o.device = device_.get();
@@ -259,6 +278,11 @@ std::string Session::describe() const {
   if (io_ != nullptr) {
     text += fmt::format(", nvme {} on {} path(s)\nI/O        {}", format_bytes(layout_->table.nvme_bytes()),
                         layout_->table.drives(), io_->describe());
+  }
+  if (host_ != nullptr && budgets_.host > 0) {
+    const HostMemoryReport got = host_->report();
+    text += fmt::format("\nmemory     {} of the host tier taken, {} in huge pages", format_bytes(got.taken),
+                        format_bytes(got.huge));
   }
   return text;
 }

@@ -5,14 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
-#include <limits>
 #include <sstream>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/memory_limits.hpp"
 
 namespace zg {
 namespace {
@@ -29,12 +28,6 @@ std::int64_t kilobytes_of(const char* path, const std::string& key) {
     }
   }
   return -1;
-}
-
-std::int64_t number_in(const std::string& path) {
-  std::ifstream in(path);
-  std::int64_t value = -1;
-  return in >> value ? value : -1;
 }
 
 // Written by a signal handler, which may only touch lock-free atomics.
@@ -55,24 +48,7 @@ std::int64_t peak_resident_bytes() {
 }
 
 std::int64_t available_memory() {
-  std::int64_t available = kilobytes_of("/proc/meminfo", "MemAvailable:");
-  if (available < 0) available = std::numeric_limits<std::int64_t>::max();
-  // cgroup v2: "0::/path"; its limit counts for us and for every ancestor.
-  std::ifstream in("/proc/self/cgroup");
-  std::string line;
-  while (std::getline(in, line)) {
-    if (line.rfind("0::", 0) != 0) continue;
-    std::string path = line.substr(3);
-    while (true) {
-      const std::string base = "/sys/fs/cgroup" + path;
-      const std::int64_t limit = number_in(base + "/memory.max"), used = number_in(base + "/memory.current");
-      if (limit >= 0 && used >= 0) available = std::min(available, std::max<std::int64_t>(0, limit - used));
-      const auto slash = path.rfind('/');
-      if (slash == std::string::npos || path.size() <= 1) break;
-      path.resize(slash);
-    }
-  }
-  return available;
+  return read_memory_limits().left();
 }
 
 void install_interrupt_handler() {

@@ -1,73 +1,76 @@
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <map>
 
+#include "device/extents.hpp"
+#include "device/pages.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/device/device.hpp"
+#include "ziggurat/device/memory.hpp"
 
 namespace zg {
 
 std::int64_t arena_charge(std::int64_t bytes) {
-  return round_up(std::max<std::int64_t>(bytes, 1), 4096);
+  return round_up(std::max<std::int64_t>(bytes, 1), pages::kPage);
 }
 
 namespace {
 
-// Buffers come from mmap one by one, so that there is no fragmentation: what counts is bytes. Freed
-// buffers are kept by size; those of other sizes go back to the system when the budget asks for it.
-class HostArena : public Arena {
- public:
-  HostArena(std::string name, std::int64_t budget) : name_(std::move(name)), budget_(budget) {}
+using pages::kPage;
+using pages::kUnit;
+using Range = Extents::Range;
+using Kind = Extents::Kind;
 
-  ~HostArena() override {
+// Chunks in which pages are taken while the budget has room: a hook is called for each, and drivers keep a
+// table.
+constexpr std::int64_t kChunksPerBudget = 32, kMaxChunk = kGiB;
+// Addresses reserved at once, in budgets. More are reserved when they are too fragmented.
+constexpr std::int64_t kAddressFactors[] = {4, 2, 1};
+
+std::int64_t unit_below(std::int64_t at) {
+  return at / kUnit * kUnit;
+}
+
+// Each unit of kUnit bytes may be huge if and only if it has all its pages: else the kernel, giving a huge
+// page for a part of it, would pass the budget.
+class PagedMemory final : public HostMemory {
+ public:
+  explicit PagedMemory(const HostMemoryOptions& options)
+      : name_(options.name),
+        budget_(options.budget),
+        pinned_(options.pinned),
+        huge_(options.huge_pages),
+        chunk_(std::min(
+            round_up(std::max<std::int64_t>(budget_, 1), kChunksPerBudget * kUnit) / kChunksPerBudget,
+            kMaxChunk)),
+        shares_(options.shares) {
+    if (shares_.empty()) shares_.push_back({-1, budget_});
+  }
+
+  ~PagedMemory() override {
     std::lock_guard lock(mutex_);
     ZG_ASSERT_EQ(in_use_, 0);
-    unmap_kept();
+    give_all_back();
   }
 
   void* allocate(std::int64_t wanted) override {
     const std::int64_t bytes = arena_charge(wanted);
     std::lock_guard lock(mutex_);
-    if (in_use_ + bytes > budget_) return nullptr;
-    void* data = nullptr;
-    if (auto it = kept_.find(bytes); it != kept_.end()) {
-      data = it->second.back();
-      it->second.pop_back();
-      if (it->second.empty()) kept_.erase(it);
-      kept_bytes_ -= bytes;
-    } else {
-      // Largest first: fewest calls.
-      while (in_use_ + kept_bytes_ + bytes > budget_) {
-        auto last = std::prev(kept_.end());
-        unmap(last->second.back(), last->first);
-        kept_bytes_ -= last->first;
-        last->second.pop_back();
-        if (last->second.empty()) kept_.erase(last);
-      }
-      data = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (data == MAP_FAILED) {
-        throw Error(Errc::kMemory, name_,
-                    "the system refused " + format_bytes(bytes) + ": " + errno_text(errno),
-                    "lower this tier's budget, or free memory");
-      }
-      if (bytes >= 4 * kMiB) madvise(data, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);
-      if (hooks_.mapped) hooks_.mapped(data, bytes);
-    }
+    if (bytes > budget_ - in_use_) return nullptr;
+    auto begin = extents_.take(bytes);
+    if (!begin) begin = grow(bytes);
+    if (!begin) begin = regather(bytes);
     in_use_ += bytes;
-    peak_ = std::max(peak_, in_use_ + kept_bytes_);
-    return data;
+    peak_ = std::max(peak_, in_use_);
+    return reinterpret_cast<void*>(*begin);
   }
 
   void release(void* data, std::int64_t wanted) override {
     const std::int64_t bytes = arena_charge(wanted);
     std::lock_guard lock(mutex_);
     ZG_ASSERT_LE(bytes, in_use_);
+    extents_.release({reinterpret_cast<std::int64_t>(data), bytes});
     in_use_ -= bytes;
-    kept_bytes_ += bytes;
-    kept_[bytes].push_back(data);
   }
 
   std::int64_t budget() const override { return budget_; }
@@ -82,36 +85,240 @@ class HostArena : public Arena {
   void set_hooks(Hooks hooks) override {
     std::lock_guard lock(mutex_);
     ZG_ASSERT_EQ(in_use_, 0);
-    unmap_kept();
+    give_all_back();
     hooks_ = std::move(hooks);
+  }
+  HostMemoryReport report() const override {
+    std::lock_guard lock(mutex_);
+    pages::Counts counts;
+    for (const Region& region : regions_) counts += pages::count(region.range.begin, region.range.bytes);
+    return {taken_,
+            counts.resident,
+            counts.huge,
+            counts.locked,
+            regathered_,
+            regathered_bytes_,
+            static_cast<std::int64_t>(chunks_.size())};
   }
 
  private:
-  void unmap_kept() {
-    for (auto& [size, list] : kept_) {
-      for (void* data : list) unmap(data, size);
+  struct Region {
+    Range range;
+    std::size_t share;
+  };
+
+  std::int64_t room() const { return budget_ / kPage * kPage - taken_; }
+
+  Region& region_of(std::int64_t at) {
+    for (Region& region : regions_) {
+      if (region.range.begin <= at && at < region.range.end()) return region;
     }
-    kept_.clear();
-    kept_bytes_ = 0;
+    ZG_ASSERT(false, "address {} is in no region", at);
+    return regions_.front();
+  }
+  void count_taken(Range range, std::int64_t sign) {
+    taken_of_share_[region_of(range.begin).share] += sign * range.bytes;
+    taken_ += sign * range.bytes;
   }
 
-  void unmap(void* data, std::int64_t bytes) {
-    if (hooks_.unmapped) hooks_.unmapped(data, bytes);
-    munmap(data, static_cast<std::size_t>(bytes));
+  void add_region(std::size_t share) {
+    std::int64_t begin = 0, bytes = 0;
+    for (const std::int64_t factor : kAddressFactors) {
+      bytes = round_up(factor * budget_, kUnit);
+      begin = pages::reserve(bytes);
+      if (begin != 0) break;
+    }
+    if (begin == 0) {
+      throw Error(
+          Errc::kMemory, name_,
+          fmt::format("the system refused {} of addresses: {}", format_bytes(bytes), errno_text(errno)),
+          "raise the address space limit (ulimit -v)");
+    }
+    if (const int node = shares_[share].node; node >= 0) {
+      if (const int error = pages::prefer_node(begin, bytes, node); error != 0)
+        log::warning("{}: memory of node {} cannot be preferred: {}", name_, node, errno_text(error));
+    }
+    regions_.push_back({{begin, bytes}, share});
+    extents_.add_region({begin, bytes});
+  }
+
+  // New pages, as long as the budget has them: more than is needed now, in whole units.
+  std::optional<std::int64_t> grow(std::int64_t bytes) {
+    taken_of_share_.resize(shares_.size());
+    for (std::size_t share = 0; share < shares_.size(); ++share) {
+      const std::int64_t left =
+          std::min(room(), shares_[share].bytes / kPage * kPage - taken_of_share_[share]);
+      if (left <= 0) continue;
+      const auto has_region = [&](const Region& region) { return region.share == share; };
+      if (std::none_of(regions_.begin(), regions_.end(), has_region)) add_region(share);
+      for (const Region& region : regions_) {
+        if (region.share != share) continue;
+        const auto window = extents_.window(bytes, region.range);
+        if (!window || window->missing > left) continue;
+        const std::int64_t end = window->range.end();
+        const std::int64_t more = std::max<std::int64_t>(0, chunk_ - window->missing);
+        const std::int64_t spare = std::min(
+            {left - window->missing, extents_.empty_bytes_at(end), round_up(end + more, kUnit) - end});
+        const std::vector<Range> parts = extents_.empty_parts({window->range.begin, bytes + spare});
+        extents_.set(window->range, Kind::kUsed);
+        if (spare > 0) extents_.set({end, spare}, Kind::kHole);
+        take_pages(window->range, parts);
+        if (hooks_.mapped) {
+          for (const Range& part : parts) {
+            hooks_.mapped(reinterpret_cast<void*>(part.begin), part.bytes);
+            chunks_[part.begin] = part.bytes;
+          }
+        }
+        return window->range.begin;
+      }
+    }
+    return std::nullopt;
+  }
+
+  // Pages of holes that are too small or too far apart, for a buffer that the budget allows.
+  std::int64_t regather(std::int64_t bytes) {
+    std::optional<Extents::Window> best;
+    const auto look = [&] {
+      for (const Region& region : regions_) {
+        const auto window = extents_.window(bytes, region.range);
+        if (window && (!best || window->missing < best->missing)) best = window;
+      }
+    };
+    look();
+    if (!best) {
+      add_region(0);
+      look();
+    }
+    Range range = best->range;
+    if (best->missing == bytes) {  // addresses of its own: whole units, if they are free
+      const std::int64_t aligned = round_up(range.begin, kUnit);
+      if (extents_.empty_bytes_at(range.begin) >= aligned - range.begin + bytes) range.begin = aligned;
+    }
+    const std::vector<Range> parts = extents_.empty_parts(range);
+    extents_.set(range, Kind::kUsed);
+    give_back_from_holes(best->missing - room());
+    take_pages(range, parts);
+    ++regathered_;
+    regathered_bytes_ += best->missing;
+    return range.begin;
+  }
+
+  // Whole units as long as possible, so that huge pages stay whole.
+  void give_back_from_holes(std::int64_t bytes) {
+    for (const Range& hole : bytes >= kUnit ? extents_.holes() : std::vector<Range>()) {
+      const std::int64_t begin = round_up(hole.begin, kUnit), end = unit_below(hole.end());
+      const std::int64_t n = std::min(end - begin, unit_below(bytes));
+      if (n <= 0) continue;
+      give_back({end - n, n});
+      bytes -= n;
+    }
+    while (bytes > 0) {
+      // The smallest that suffices, else the largest.
+      const std::vector<Range> holes = extents_.holes();
+      ZG_ASSERT(!holes.empty(), "{} bytes are missing", bytes);
+      Range hole = holes.front();
+      for (const Range& other : holes) {
+        if (other.bytes >= bytes) hole = other;
+      }
+      const std::int64_t n = std::min(hole.bytes, bytes);
+      give_back({hole.end() - n, n});
+      bytes -= n;
+    }
+  }
+
+  // Of holes.
+  void give_back(Range range) {
+    // Who holds a chunk would keep its pages.
+    for (auto it = chunks_.upper_bound(range.begin); it != chunks_.begin();) {
+      --it;
+      if (it->first + it->second <= range.begin) break;
+      hooks_.unmapped(reinterpret_cast<void*>(it->first), it->second);
+      it = chunks_.erase(it);
+    }
+    for (auto it = chunks_.lower_bound(range.begin); it != chunks_.end() && it->first < range.end();) {
+      hooks_.unmapped(reinterpret_cast<void*>(it->first), it->second);
+      it = chunks_.erase(it);
+    }
+    if (huge_) {
+      const std::int64_t begin = unit_below(range.begin);
+      pages::allow_huge(begin, round_up(range.end(), kUnit) - begin, false);
+    }
+    pages::give_back(range.begin, range.bytes, pinned_);
+    extents_.set(range, Kind::kEmpty);
+    count_taken(range, -1);
+  }
+
+  // For empty parts of `buffer` and of what follows it, which are marked as taken already.
+  void take_pages(Range buffer, const std::vector<Range>& parts) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const Range& part = parts[i];
+      const std::int64_t begin = round_up(part.begin, kUnit), end = unit_below(part.end());
+      if (huge_ && begin < end) pages::allow_huge(begin, end - begin, true);
+      int error = pages::take(part.begin, part.bytes);
+      const char* what = "";
+      if (error == 0 && pinned_) {
+        error = pages::lock(part.begin, part.bytes);
+        what = " to be locked";
+      }
+      count_taken(part, 1);
+      if (error != 0) {
+        extents_.release(buffer);
+        for (std::size_t j = 0; j <= i; ++j) give_back(parts[j]);
+        for (std::size_t j = i + 1; j < parts.size(); ++j) extents_.set(parts[j], Kind::kEmpty);
+        throw Error(
+            Errc::kMemory, name_,
+            fmt::format("the system refused {}{}: {}", format_bytes(part.bytes), what, errno_text(error)),
+            pinned_ ? "raise the memlock limit (ulimit -l), lower this tier's budget, or free memory"
+                    : "lower this tier's budget, or free memory");
+      }
+      if (!huge_) continue;
+      // Units that are whole only with what lies around the part: the kernel may join their pages later.
+      for (const std::int64_t unit : {unit_below(part.begin), unit_below(part.end())}) {
+        const bool inside = part.begin <= unit && unit + kUnit <= part.end();
+        if (!inside && unit < region_of(part.begin).range.end() && extents_.backed({unit, kUnit}))
+          pages::allow_huge(unit, kUnit, true);
+      }
+    }
+  }
+
+  void give_all_back() {
+    for (const auto& [begin, bytes] : chunks_) hooks_.unmapped(reinterpret_cast<void*>(begin), bytes);
+    chunks_.clear();
+    for (const Region& region : regions_) pages::unreserve(region.range.begin, region.range.bytes);
+    regions_.clear();
+    extents_.clear();
+    taken_ = 0;
+    taken_of_share_.clear();
   }
 
   const std::string name_;
   const std::int64_t budget_;
+  const bool pinned_, huge_;
+  const std::int64_t chunk_;
+  std::vector<NodeShare> shares_;
   mutable std::mutex mutex_;
-  std::int64_t in_use_ = 0, kept_bytes_ = 0, peak_ = 0;
-  std::map<std::int64_t, std::vector<void*>> kept_;
+  std::int64_t in_use_ = 0, peak_ = 0, taken_ = 0;
+  std::vector<std::int64_t> taken_of_share_;
+  std::vector<Region> regions_;
+  Extents extents_;
+  std::map<std::int64_t, std::int64_t> chunks_;  // that the hooks have seen: address, bytes
+  std::int64_t regathered_ = 0, regathered_bytes_ = 0;
   Hooks hooks_;
 };
 
 }  // namespace
 
+std::unique_ptr<HostMemory> make_host_memory(const HostMemoryOptions& options) {
+  MemoryDemand demand{.name = options.name, .bytes = options.budget, .pinned = options.pinned};
+  for (const NodeShare& share : options.shares) {
+    if (share.node >= 0) demand.nodes.push_back({share.node, share.bytes});
+  }
+  check_memory(options.limits != nullptr ? *options.limits : read_memory_limits(), demand);
+  return std::make_unique<PagedMemory>(options);
+}
+
 std::unique_ptr<Arena> make_host_arena(std::string name, std::int64_t budget) {
-  return std::make_unique<HostArena>(std::move(name), budget);
+  return make_host_memory({.name = std::move(name), .budget = budget});
 }
 
 }  // namespace zg

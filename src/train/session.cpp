@@ -6,6 +6,7 @@
 #include "train/drives.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/base/memory_limits.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/system.hpp"
@@ -78,16 +79,13 @@ void Session::resolve_budgets() {
   const std::int64_t all = layout_->table.total_charge();
   const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
   // Without a budget a tier takes what the run can use, as far as the machine has it.
-  const std::int64_t available = available_memory();
+  const MemoryLimits limits = read_memory_limits();
+  const std::int64_t available = limits.left();
   budgets_.device = config_.tiers.device.value_or(std::min(all + workspace, available / 2));
   budgets_.host = config_.tiers.host.value_or(std::min(all, available / 3));
+  // Together, before either is taken: each alone may fit.
   const std::int64_t asked = config_.tiers.device.value_or(0) + config_.tiers.host.value_or(0);
-  if (asked > available) {
-    throw Error(Errc::kMemory, "tiers",
-                fmt::format("device and host budgets are {} together, this process may take {}",
-                            format_bytes(asked), format_bytes(available)),
-                "lower tiers.device or tiers.host, or raise the memory limit of the process's cgroup");
-  }
+  check_memory(limits, {.name = "tiers.device and tiers.host", .bytes = asked});
   check_stated_sizes(config_.tiers.nvme, layout_->table.nvme_bytes());
 }
 
@@ -168,10 +166,29 @@ std::vector<io::DriveOptions> Session::sized_drives() const {
   return drives;
 }
 
+// The host tier near the drives that fill and empty it, where they are on nodes of their own.
+std::vector<NodeShare> Session::host_shares() const {
+  std::vector<MemoryUser> drives;
+  for (int i = 0; io_ != nullptr && i < io_->drive_count(); ++i) {
+    const io::DriveReport drive = io_->report(i);
+    drives.push_back({drive.name, drive.numa_node});
+  }
+  const auto is_known = [](const MemoryUser& drive) { return drive.node >= 0; };
+  if (std::none_of(drives.begin(), drives.end(), is_known)) return {};
+  // What is taken already is no place for it.
+  NodeTopology topology = read_node_topology();
+  for (const MemoryLimits::Node& free : read_memory_limits().nodes) {
+    for (NodeTopology::Node& node : topology.nodes) {
+      if (node.node == free.node) node.bytes = std::min(node.bytes, free.available);
+    }
+  }
+  return place_memory(topology, {}, drives, budgets_.host).device_shares.front();
+}
+
 void Session::start(const std::vector<double>& drive_shares) {
   if (io_ == nullptr) open_drives();
   device_ = make_host_device(budgets_.device, trace_);
-  host_ = make_host_arena("host memory", budgets_.host);
+  host_ = make_host_memory({.name = "host memory", .budget = budgets_.host, .shares = host_shares()});
   TensorStore::Options o;
   o.table = &layout_->table;
   o.device = device_.get();
@@ -268,6 +285,11 @@ std::string Session::describe() const {
   if (io_ != nullptr) {
     text += fmt::format(", nvme {} on {} path(s)\nI/O        {}", format_bytes(layout_->table.nvme_bytes()),
                         layout_->table.drives(), io_->describe());
+  }
+  if (host_ != nullptr && budgets_.host > 0) {
+    const HostMemoryReport got = host_->report();
+    text += fmt::format("\nmemory     {} of the host tier taken, {} in huge pages", format_bytes(got.taken),
+                        format_bytes(got.huge));
   }
   return text;
 }

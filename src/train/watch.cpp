@@ -25,17 +25,11 @@ WatchedPart part_of(const io::Engine& io) {
               }};
 }
 
-// Who waits for the store is the engine, which says so itself.
 WatchedPart part_of(const TensorStore& store) {
   return {.name = "store",
           .state = [&store] { return store.state(); },
-          .progress =
-              [&store] {
-                const Traffic t = store.traffic();
-                return static_cast<std::uint64_t>(t.nvme_read + t.nvme_write + t.host_to_device +
-                                                  t.device_to_host);
-              },
-          .waiting = {}};
+          .progress = [&store] { return store.progress(); },
+          .waiting = [&store] { return store.waiting() > 0; }};
 }
 
 WatchedPart part_of(const Engine& engine) {

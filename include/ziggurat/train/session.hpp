@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ziggurat/base/watchdog.hpp"
+#include "ziggurat/device/memory.hpp"
 #include "ziggurat/engine/engine.hpp"
 #include "ziggurat/plan/plan.hpp"
 #include "ziggurat/train/config.hpp"
@@ -63,6 +64,7 @@ class Session {
   void resolve_budgets();
   void check_plan();
   std::vector<io::DriveOptions> sized_drives() const;
+  std::vector<NodeShare> host_shares() const;
 
   RunConfig config_;
   Trace* trace_;
@@ -76,7 +78,7 @@ class Session {
   Budgets resident_;  // of them, what may be planned to stay: without workspace and read-ahead
   Plan plan_;
   std::unique_ptr<Device> device_;
-  std::unique_ptr<Arena> host_;
+  std::unique_ptr<HostMemory> host_;
   std::unique_ptr<io::Engine> io_;
   std::unique_ptr<TensorStore> store_;
   std::unique_ptr<Engine> engine_;

@@ -1,0 +1,114 @@
+#include "device/pages.hpp"
+
+#include <linux/mempolicy.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/units.hpp"
+
+#if !defined(MADV_POPULATE_WRITE)
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace zg::pages {
+namespace {
+
+void* pointer(std::int64_t at) {
+  return reinterpret_cast<void*>(at);
+}
+std::size_t size(std::int64_t bytes) {
+  return static_cast<std::size_t>(bytes);
+}
+
+}  // namespace
+
+std::int64_t reserve(std::int64_t bytes) {
+  ZG_ASSERT_EQ(bytes % kUnit, 0);
+  void* data = mmap(nullptr, size(bytes + kUnit), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return 0;
+  const auto got = reinterpret_cast<std::int64_t>(data), begin = round_up(got, kUnit);
+  if (begin > got) munmap(data, size(begin - got));
+  munmap(pointer(begin + bytes), size(got + kUnit - begin));
+  allow_huge(begin, bytes, false);
+  return begin;
+}
+
+void unreserve(std::int64_t begin, std::int64_t bytes) {
+  munmap(pointer(begin), size(bytes));
+}
+
+int prefer_node(std::int64_t begin, std::int64_t bytes, int node) {
+  constexpr std::size_t kBits = 8 * sizeof(unsigned long);
+  std::vector<unsigned long> mask(static_cast<std::size_t>(node) / kBits + 1);
+  mask.back() = 1ul << (static_cast<std::size_t>(node) % kBits);
+  // The kernel takes one bit less than it is told.
+  return syscall(SYS_mbind, begin, bytes, MPOL_PREFERRED, mask.data(), mask.size() * kBits + 1, 0) == 0
+             ? 0
+             : errno;
+}
+
+void allow_huge(std::int64_t begin, std::int64_t bytes, bool huge) {
+  // A kernel without huge pages refuses both, and needs neither.
+  madvise(pointer(begin), size(bytes), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+}
+
+int take(std::int64_t begin, std::int64_t bytes) {
+  while (madvise(pointer(begin), size(bytes), MADV_POPULATE_WRITE) != 0) {
+    if (errno == EINTR || errno == EAGAIN) continue;
+    if (errno != EINVAL) return errno;
+    // Linux before 5.14: touched one by one.
+    for (std::int64_t at = begin; at < begin + bytes; at += kPage)
+      *static_cast<volatile char*>(pointer(at)) = 0;
+    break;
+  }
+  return 0;
+}
+
+void give_back(std::int64_t begin, std::int64_t bytes, bool locked) {
+  if (locked) munlock(pointer(begin), size(bytes));
+  const int result = madvise(pointer(begin), size(bytes), MADV_DONTNEED);
+  ZG_ASSERT(result == 0, "madvise: {}", errno_text(errno));
+}
+
+int lock(std::int64_t begin, std::int64_t bytes) {
+  return mlock(pointer(begin), size(bytes)) == 0 ? 0 : errno;
+}
+
+Counts& operator+=(Counts& a, const Counts& b) {
+  a.resident += b.resident;
+  a.huge += b.huge;
+  a.locked += b.locked;
+  return a;
+}
+
+// "7f0000000000-7f0000200000 rw-p ..." begins each mapping, followed by lines of "Name:  number kB".
+Counts count(std::int64_t begin, std::int64_t bytes) {
+  Counts counts;
+  std::ifstream in("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string name;
+    std::int64_t value = 0;
+    words >> name;
+    if (name.empty() || name.back() != ':') {
+      const auto from = static_cast<std::int64_t>(std::strtoull(name.c_str(), nullptr, 16));
+      inside = begin <= from && from < begin + bytes;
+    } else if (inside && words >> value) {
+      if (name == "Rss:") counts.resident += value * kKiB;
+      if (name == "AnonHugePages:") counts.huge += value * kKiB;
+      if (name == "Locked:") counts.locked += value * kKiB;
+    }
+  }
+  return counts;
+}
+
+}  // namespace zg::pages

@@ -101,7 +101,7 @@ void TensorStore::fill(Lease& lease, SegmentId id, Tier tier, Access access) {
     auto& entry = mine.entries[mine.next];
     mine.next = (mine.next + 1) % Holder::kEntries;
     if (entry.load(std::memory_order_relaxed) != nullptr) continue;
-    entry.store(&h, std::memory_order_relaxed);
+    entry.store(&h, std::memory_order_release);
     lease.entry_ = &entry;
     break;
   }
@@ -377,11 +377,22 @@ bool TensorStore::holds_any(const Holder& holder) {
 
 // Throws if `w` can never go on and its thread is one of those that stand in the way. A thread that holds a
 // lease and is not waiting for leases or room can go on; so can one that waits for leases of those that can,
-// or for room while anybody can give some back.
+// or for room while anybody can give some back. (More than Holder::kEntries leases in one thread are never found
+// to be a circle.)
 void TensorStore::check_waits(Waiter& w) const {
   if (w.obstacle == Obstacle::kMoving) return;
-  const bool moving = !idle() || passed_ > 0;
   std::lock_guard holders_lock(holders_mutex_);
+  // A lease is counted in its word before it is noted with its holder, and noted off before it is counted down:
+  // where there are more of the former, somebody is just taking or releasing one.
+  std::int64_t noted = passed_, counted = 0;
+  for (const auto& o : holders_) {
+    noted += std::count_if(std::begin(o->entries), std::end(o->entries),
+                           [](const auto& e) { return e.load(std::memory_order_acquire) != nullptr; });
+  }
+  for (SegmentId id = 0; id < segment_count_; ++id) {
+    for (const auto& word : hot(id).word) counted += Hot::readers(word.load()) + Hot::writers(word.load());
+  }
+  const bool moving = !idle() || passed_ > 0 || counted != noted;
   std::vector<const Waiter*> stuck;
   for (const Waiter* v : waiters_) {
     if (v->obstacle == Obstacle::kLeases || v->obstacle == Obstacle::kRoom) stuck.push_back(v);
@@ -430,7 +441,7 @@ void TensorStore::check_waits(Waiter& w) const {
 }
 
 void TensorStore::end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry) {
-  if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
+  if (entry != nullptr) entry->store(nullptr, std::memory_order_release);
   const std::uint64_t before = hot(id).word[index(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
   // The waiter counts itself before it looks at the leases for the last time, and we look for it after the lease
   // has ended: one of us sees the other.

@@ -108,7 +108,7 @@ class SteadyState : public testing::TestWithParam<Case> {
 
   template <class Round>
   void expect_steady(Round round) {
-    constexpr int kRounds = 16;
+    constexpr int kRounds = 10;
     for (int i = 0; i < kRounds / 2; ++i) round(i);
     const std::int64_t before = zg::test::allocations_of_all_threads();
     for (int i = kRounds / 2; i < kRounds; ++i) round(i);

@@ -89,15 +89,17 @@ class SteadyState : public testing::TestWithParam<Case> {
     for (int d = 0; d < kDrives; ++d) {
       for (int lane = 0; lane < lanes; ++lane) {
         gates.push_back(std::make_unique<Gate>());
-        (void)engine_->submit(
-            {.drive = d, .data = memory_.data(), .bytes = kPage, .completion = gates.back().get()});
+        (void)engine_->submit({.drive = d,
+                               .data = memory_.at(32 * kMiB + (d * lanes + lane) * kPage),
+                               .bytes = kPage,
+                               .completion = gates.back().get()});
       }
     }
     for (auto& gate : gates) gate->await_closed();
     for (int i = 0; i < transfers * lanes * kDrives; ++i) {
       const Ticket ticket = engine_->submit({.priority = Priority::kWriteBack,
                                              .drive = i % kDrives,
-                                             .data = memory_.at(i * kPage + 1),
+                                             .data = memory_.at(8 * i * kPage + 1),
                                              .bytes = 4 * kPage,
                                              .completion = &count});
       engine_->promote(ticket, Priority::kDemand);
@@ -108,7 +110,7 @@ class SteadyState : public testing::TestWithParam<Case> {
 
   template <class Round>
   void expect_steady(Round round) {
-    constexpr int kRounds = 16;
+    constexpr int kRounds = 10;
     for (int i = 0; i < kRounds / 2; ++i) round(i);
     const std::int64_t before = zg::test::allocations_of_all_threads();
     for (int i = kRounds / 2; i < kRounds; ++i) round(i);

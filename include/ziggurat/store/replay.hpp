@@ -16,7 +16,7 @@
 namespace zg {
 
 struct ReplayOptions {
-  int rounds = 32;              // of the sequence, at most
+  int rounds = 32;                   // of the sequence, at most
   std::vector<SegmentId> keep = {};  // pinned to the host from their first use on (placement.hpp)
   // Told the share that is done, now and then; false: Error(kInterrupted) is thrown.
   std::function<bool(double)> progress = {};
@@ -58,7 +58,8 @@ ReplayResult replay(const AccessTrace& trace, const Budgets& budgets, const Poli
 
 // The smallest budgets under which two rounds of the sequence fit, with the next-use policy: first the
 // device's, with as much host memory as there is use for, then the host's with `device` bytes (or the
-// smallest, if that is more) of device memory. Nothing if no budgets do. Some thirty replays a tier.
+// smallest, if that is more) of device memory. Nothing if no budgets do. Found by
+// bisection, some thirty replays a tier: as if more memory never made a run fail, which is rare.
 std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t device,
                                         const std::function<bool(double)>& progress = {});
 

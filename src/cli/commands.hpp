@@ -12,5 +12,6 @@ void add_generate(CLI::App& app, int& exit_code);
 void add_probe(CLI::App& app, int& exit_code);
 void add_io_bench(CLI::App& app, int& exit_code);
 void add_io_tune(CLI::App& app, int& exit_code);
+void add_trace(CLI::App& app, int& exit_code);
 
 }  // namespace zg::cli

@@ -26,7 +26,7 @@ LAYERS = [
     ("engine", ["base", "model", "optim", "store", "comm", "device"]),
     ("plan", ["base", "device", "store", "model", "engine"]),
     ("train", ["base", "kernels", "io", "device", "store", "optim", "model", "engine", "plan"]),
-    ("cli", ["base", "io", "device", "plan", "train"]),
+    ("cli", ["base", "io", "device", "store", "plan", "train"]),
 ]
 RANK = {area: rank for rank, (area, _) in enumerate(LAYERS)}
 ALLOWED = {area: set(below) for area, below in LAYERS}

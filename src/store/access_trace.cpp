@@ -1,0 +1,300 @@
+#include "ziggurat/store/access_trace.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/system.hpp"
+
+namespace zg {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kFormat = "ziggurat access trace";
+constexpr std::int64_t kVersion = 1;
+constexpr std::int64_t kMostSegments = 1 << 24;
+constexpr std::int64_t kMostRuns = 1 << 24;
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
+constexpr std::size_t kMostPriorities = 255;
+
+constexpr Role kRoles[] = {Role::kWeight, Role::kGradient, Role::kOptimizerState, Role::kActivation,
+                           Role::kOther};
+constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16,
+                             DType::kI64, DType::kI32, DType::kU16, DType::kU8};
+constexpr Tier kLowest[] = {Tier::kDevice, Tier::kHost, Tier::kNvme};
+
+std::string access_text(const AccessStep& a) {
+  std::string text(a.tier == Tier::kDevice ? "d" : "h");
+  text += a.access == Access::kRead ? 'r' : a.access == Access::kWrite ? 'w' : 'o';
+  if (a.last) text += '!';
+  return text;
+}
+
+// The file as a tree, with the place of what is looked at, for messages.
+class Reader {
+ public:
+  explicit Reader(const std::string& path) : path_(path) {}
+
+  AccessTrace read() {
+    const std::string text = read_text_file(path_, "a trace");
+    Json root;
+    try {
+      root = Json::parse(text);
+    } catch (const Json::parse_error& e) {
+      fail_to_parse(text, e.byte);
+    }
+    if (!root.is_object() || !root.contains("format") || root["format"] != kFormat) {
+      throw Error(Errc::kUsage, path_,
+                  fmt::format("is no trace: expected an object with \"format\": \"{}\"", kFormat),
+                  "make one with ziggurat trace record CONFIG -o FILE");
+    }
+    const std::int64_t version = integer(member(root, "", "version"), "version", 1, kMost);
+    if (version != kVersion) {
+      fail("version", fmt::format("found {}, expected {}", version, kVersion),
+           "record the trace again with this program");
+    }
+    AccessTrace trace;
+    trace.table = TensorTable(static_cast<int>(integer(member(root, "", "drives"), "drives", 0, 4096)));
+    const Json& budgets = member(root, "", "budgets");
+    trace.budgets.device = integer(member(budgets, "budgets", "device"), "budgets.device", 0, kMost);
+    trace.budgets.host = integer(member(budgets, "budgets", "host"), "budgets.host", 0, kMost);
+    read_tensors(list(member(root, "", "tensors"), "tensors"), trace);
+    const Json& programs = list(member(root, "", "programs"), "programs");
+    for (std::size_t i = 0; i < programs.size(); ++i) {
+      trace.programs.push_back(
+          program(programs[i], fmt::format("programs[{}]", i), trace.table.segment_count()));
+    }
+    read_sequence(list(member(root, "", "sequence"), "sequence"), trace);
+    return trace;
+  }
+
+ private:
+  static constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+  [[noreturn]] void fail(const std::string& place, const std::string& what,
+                         const std::string& hint = {}) const {
+    throw Error(Errc::kUsage, fmt::format("{}: {}", path_, place), what, hint);
+  }
+
+  [[noreturn]] void fail_to_parse(const std::string& text, std::size_t byte) const {
+    const std::size_t at = std::min(byte > 0 ? byte - 1 : 0, text.size());
+    const auto begin = text.begin(), end = text.begin() + static_cast<std::ptrdiff_t>(at);
+    const auto line = 1 + std::count(begin, end, '\n');
+    const std::size_t last = text.rfind('\n', at == 0 ? 0 : at - 1);
+    const std::size_t column = at - (last == std::string::npos || at == 0 ? 0 : last + 1) + 1;
+    const bool ended = at >= text.size();
+    throw Error(Errc::kUsage, fmt::format("{}:{}:{}", path_, line, column),
+                ended ? "the file ends in the middle of the trace" : "is no JSON from here on",
+                "the file is damaged or incomplete: copy or record it again");
+  }
+
+  // What stands there instead, short enough for a message.
+  static std::string shown(const Json& j) {
+    const std::string text = j.dump(-1, ' ', true, Json::error_handler_t::replace);
+    return text.size() <= 60 ? text : text.substr(0, 57) + "...";
+  }
+
+  const Json& member(const Json& object, const std::string& place, const char* key) const {
+    if (!object.is_object()) fail(place, fmt::format("found {}, expected an object", shown(object)));
+    const auto it = object.find(key);
+    if (it == object.end()) fail(place.empty() ? key : fmt::format("{}.{}", place, key), "is missing");
+    return *it;
+  }
+  const Json& list(const Json& j, const std::string& place) const {
+    if (!j.is_array()) fail(place, fmt::format("found {}, expected a list", shown(j)));
+    return j;
+  }
+  std::int64_t integer(const Json& j, const std::string& place, std::int64_t least, std::int64_t most) const {
+    const bool fits = j.is_number_unsigned() ? j.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMost)
+                                             : j.is_number_integer();
+    if (fits) {
+      const auto value = j.get<std::int64_t>();
+      if (value >= least && value <= most) return value;
+    }
+    const std::string range =
+        most == kMost ? fmt::format("{} or more", least) : fmt::format("{} to {}", least, most);
+    fail(place, fmt::format("found {}, expected a whole number, {}", shown(j), range));
+  }
+  std::string word(const Json& j, const std::string& place) const {
+    if (!j.is_string()) fail(place, fmt::format("found {}, expected a text", shown(j)));
+    return j.get<std::string>();
+  }
+  template <class T, std::size_t n, class Name>
+  T one_of(const Json& j, const std::string& place, const T (&values)[n], Name&& name) const {
+    std::string known;
+    for (const T value : values) {
+      if (j.is_string() && j.get_ref<const std::string&>() == name(value)) return value;
+      known += fmt::format("{}{}", known.empty() ? "" : ", ", name(value));
+    }
+    fail(place, fmt::format("found {}, expected one of {}", shown(j), known));
+  }
+
+  void read_tensors(const Json& tensors, AccessTrace& trace) const {
+    std::vector<int> priorities;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::string place = fmt::format("tensors[{}]", i);
+      const Json& t = list(tensors[i], place);
+      if (t.size() != 7) {
+        fail(place, fmt::format(
+                        "found {} values, expected 7: name, type, elements, role, lowest tier, elements of a "
+                        "segment, priority",
+                        t.size()));
+      }
+      const auto at = [&](int k) { return fmt::format("{}[{}]", place, k); };
+      TensorSpec spec;
+      spec.name = word(t[0], at(0));
+      spec.dtype = one_of(t[1], at(1), kDTypes, [](DType d) { return name_of(d); });
+      spec.count = integer(t[2], at(2), 1, kMostBytes / static_cast<std::int64_t>(size_of(spec.dtype)));
+      spec.role = one_of(t[3], at(3), kRoles, role_name);
+      spec.lowest = one_of(t[4], at(4), kLowest, [](Tier tier) { return name_of(tier); });
+      spec.segment_elements = integer(t[5], at(5), 0, kMost);
+      spec.priority = static_cast<int>(
+          integer(t[6], at(6), std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
+      const std::int64_t pieces =
+          spec.segment_elements == 0 ? 1 : (spec.count - 1) / spec.segment_elements + 1;
+      if (pieces > kMostSegments - trace.table.segment_count()) {
+        fail(at(5), fmt::format("makes {} segments more, expected at most {} in all", pieces, kMostSegments));
+      }
+      const auto known = std::lower_bound(priorities.begin(), priorities.end(), spec.priority);
+      if (known == priorities.end() || *known != spec.priority) priorities.insert(known, spec.priority);
+      if (priorities.size() > kMostPriorities)
+        fail(at(6), fmt::format("is one priority more than {}", kMostPriorities));
+      trace.table.add(spec);
+      if (trace.table.total_charge() > kMostBytes)
+        fail(at(2), fmt::format("found {} bytes up to here, expected at most {}", trace.table.total_charge(),
+                                kMostBytes));
+    }
+    if (tensors.empty()) fail("tensors", "is empty, expected one at least");
+  }
+
+  AccessStep access(const Json& segment, const Json& how, const std::string& place,
+                    std::int32_t segments) const {
+    AccessStep a;
+    a.segment = static_cast<SegmentId>(integer(segment, place, 0, segments - 1));
+    const std::string text = how.is_string() ? how.get<std::string>() : "";
+    const bool known = (text.size() == 2 || (text.size() == 3 && text[2] == '!')) &&
+                       (text[0] == 'd' || text[0] == 'h') &&
+                       (text[1] == 'r' || text[1] == 'w' || text[1] == 'o');
+    if (!known)
+      fail(place, fmt::format("found {}, expected an access: d or h, then r, w or o, then ! or nothing",
+                              shown(how)));
+    a.tier = text[0] == 'd' ? Tier::kDevice : Tier::kHost;
+    a.access = text[1] == 'r' ? Access::kRead : text[1] == 'w' ? Access::kWrite : Access::kOverwrite;
+    a.last = text.size() == 3;
+    return a;
+  }
+
+  Program program(const Json& j, const std::string& place, std::int32_t segments) const {
+    Program program(word(member(j, place, "name"), place + ".name"));
+    const Json& ops = list(member(j, place, "ops"), place + ".ops");
+    if (ops.empty()) fail(place + ".ops", "is empty, expected one operation at least");
+    std::vector<AccessStep> accesses;
+    std::vector<SegmentId> seen(static_cast<std::size_t>(segments), -1);  // the last operation that names it
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const std::string op = fmt::format("{}.ops[{}]", place, i);
+      list(ops[i], op);
+      if (ops[i].empty() || ops[i].size() % 2 != 0)
+        fail(op, fmt::format("found {} values, expected pairs of a segment and its access", ops[i].size()));
+      accesses.clear();
+      for (std::size_t k = 0; k < ops[i].size(); k += 2) {
+        accesses.push_back(access(ops[i][k], ops[i][k + 1], op, segments));
+        auto& last = seen[static_cast<std::size_t>(accesses.back().segment)];
+        if (last == static_cast<SegmentId>(i))
+          fail(op, fmt::format("names segment {} twice, expected each once", accesses.back().segment));
+        last = static_cast<SegmentId>(i);
+      }
+      program.add_op(accesses);
+    }
+    program.finish(segments);
+    return program;
+  }
+
+  void read_sequence(const Json& sequence, AccessTrace& trace) const {
+    for (std::size_t i = 0; i < sequence.size(); ++i) {
+      const std::string place = fmt::format("sequence[{}]", i);
+      if (!sequence[i].is_array() || sequence[i].size() != 2)
+        fail(place, fmt::format("found {}, expected a program and how often it runs", shown(sequence[i])));
+      const auto which =
+          integer(sequence[i][0], place, 0, static_cast<std::int64_t>(trace.programs.size()) - 1);
+      const auto times =
+          integer(sequence[i][1], place, 1, kMostRuns - static_cast<std::int64_t>(trace.sequence.size()));
+      trace.sequence.insert(trace.sequence.end(), static_cast<std::size_t>(times),
+                            static_cast<std::int32_t>(which));
+    }
+    if (trace.sequence.empty()) fail("sequence", "is empty, expected one program at least");
+  }
+
+  const std::string& path_;
+};
+
+}  // namespace
+
+const char* role_name(Role role) {
+  switch (role) {
+    case Role::kWeight:
+      return "weight";
+    case Role::kGradient:
+      return "gradient";
+    case Role::kOptimizerState:
+      return "optimizer state";
+    case Role::kActivation:
+      return "activation";
+    case Role::kOther:
+      return "other";
+  }
+  return "?";
+}
+
+void save_trace(const AccessTrace& trace, const std::string& path) {
+  fmt::memory_buffer out;
+  const auto put = [&out](fmt::string_view format, const auto&... values) {
+    fmt::vformat_to(std::back_inserter(out), format, fmt::make_format_args(values...));
+  };
+  const auto quoted = [](const std::string& text) {
+    return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  put("{{\"format\": \"{}\", \"version\": {},\n \"drives\": {}, \"budgets\": {{\"device\": {}, \"host\": "
+      "{}}},\n",
+      kFormat, kVersion, trace.table.drives(), trace.budgets.device, trace.budgets.host);
+  put(" \"tensors\": [");
+  for (TensorId id = 0; id < trace.table.tensor_count(); ++id) {
+    const TensorSpec& s = trace.table.tensor(id).spec;
+    put("{}\n  [{}, \"{}\", {}, \"{}\", \"{}\", {}, {}]", id == 0 ? "" : ",", quoted(s.name),
+        name_of(s.dtype), s.count, role_name(s.role), name_of(s.lowest), s.segment_elements, s.priority);
+  }
+  put("],\n \"programs\": [");
+  for (std::size_t p = 0; p < trace.programs.size(); ++p) {
+    const Program& program = trace.programs[p];
+    put("{}\n  {{\"name\": {}, \"ops\": [", p == 0 ? "" : ",", quoted(program.name()));
+    for (std::int32_t op = 0; op < program.op_count(); ++op) {
+      put("{}\n   [", op == 0 ? "" : ",");
+      bool first = true;
+      for (const AccessStep& a : program.op(op)) {
+        put("{}{}, \"{}\"", first ? "" : ", ", a.segment, access_text(a));
+        first = false;
+      }
+      put("]");
+    }
+    put("]}}");
+  }
+  put("],\n \"sequence\": [");
+  for (std::size_t i = 0; i < trace.sequence.size();) {
+    std::size_t end = i + 1;
+    while (end < trace.sequence.size() && trace.sequence[end] == trace.sequence[i]) ++end;
+    put("{}[{}, {}]", i == 0 ? "" : ", ", trace.sequence[i], end - i);
+    i = end;
+  }
+  put("]}}\n");
+  write_file_atomically(path, fmt::to_string(out));
+}
+
+AccessTrace load_trace(const std::string& path) {
+  return Reader(path).read();
+}
+
+}  // namespace zg

@@ -1,0 +1,260 @@
+#include "ziggurat/store/replay.hpp"
+
+#include <algorithm>
+
+#include "ziggurat/base/error.hpp"
+
+namespace zg {
+namespace {
+
+ReplayCounts operator-(const ReplayCounts& a, const ReplayCounts& b) {
+  return {a.accesses - b.accesses, a.hits - b.hits, a.host_hits - b.host_hits,
+          a.device_evictions - b.device_evictions, a.host_evictions - b.host_evictions};
+}
+
+class Replayer {
+ public:
+  Replayer(const AccessTrace& trace, const Budgets& budgets, const PolicyFactory& policy,
+           const ReplayOptions& options)
+      : trace_(trace),
+        options_(options),
+        past_matters_(policy && !policy()->uses_future()),
+        residency_(trace.table, budgets, policy),
+        of_op_(static_cast<std::size_t>(trace.table.segment_count()), -1) {
+    for (const std::int32_t which : trace.sequence) {
+      ops_per_round_ += trace.programs[static_cast<std::size_t>(which)].op_count();
+    }
+    for (const SegmentId id : options.keep) residency_.pin(id, Tier::kHost);
+  }
+
+  ReplayResult run() {
+    if (place_content()) {
+      for (int round = 0; round < options_.rounds && !repeats(); ++round) {
+        if (!run_round()) break;
+      }
+    }
+    summarize();
+    return std::move(result_);
+  }
+
+ private:
+  bool fail(const NoRoom& obstacle, std::int32_t op) {
+    result_.obstacle = obstacle;
+    result_.obstacle_run = static_cast<std::int64_t>(result_.runs.size());
+    result_.obstacle_op = op;
+    return false;
+  }
+
+  // Gives a segment content, as low as it may lie.
+  bool place(SegmentId id, std::int32_t op) {
+    const Tier lowest = trace_.table.segment(id).lowest;
+    if (lowest == Tier::kNvme) {
+      residency_.assume_content(id, Tier::kNvme);
+      return true;
+    }
+    moves_.clear();
+    if (auto failure = residency_.decide_free({id, lowest, Access::kOverwrite, false}, moves_))
+      return fail(*failure, op);
+    return true;
+  }
+
+  bool place_content() {
+    std::vector<bool> seen(of_op_.size());
+    for (const std::int32_t which : trace_.sequence) {
+      const Program& program = trace_.programs[static_cast<std::size_t>(which)];
+      for (std::int32_t i = 0; i < program.access_count(); ++i) {
+        const AccessStep& a = program.access(i);
+        if (seen[static_cast<std::size_t>(a.segment)]) continue;
+        seen[static_cast<std::size_t>(a.segment)] = true;
+        if (a.access != Access::kOverwrite && !place(a.segment, 0)) return false;
+      }
+    }
+    return true;
+  }
+
+  bool run_round() {
+    const Traffic before = residency_.traffic();
+    const ReplayCounts counted = counts_;
+    for (std::size_t i = 0; i < trace_.sequence.size(); ++i) {
+      const Traffic start = residency_.traffic();
+      const Program& program = trace_.programs[static_cast<std::size_t>(trace_.sequence[i])];
+      residency_.set_future(&program, nullptr);  // what comes next changes no decision (residency.hpp)
+      for (std::int32_t op = 0; op < program.op_count(); ++op) {
+        if (!decide(program, op)) return false;
+      }
+      result_.runs.push_back(residency_.traffic() - start);
+    }
+    result_.rounds.push_back(residency_.traffic() - before);
+    result_.counts.push_back(counts_ - counted);
+    places_.push_back(residency_.fingerprint());
+    return true;
+  }
+
+  bool decide(const Program& program, std::int32_t op) {
+    report();
+    for (const AccessStep& a : program.op(op)) {
+      if (a.access == Access::kOverwrite) continue;
+      if (!residency_.has_content(a.segment) && !place(a.segment, op)) return false;
+      ++counts_.accesses;
+      if (residency_.present(a.segment, a.tier)) {
+        ++counts_.hits;
+      } else if (residency_.present(a.segment, Tier::kHost)) {
+        ++counts_.host_hits;
+      }
+    }
+    moves_.clear();
+    if (auto failure = residency_.decide(0, op, moves_)) return fail(*failure, op);
+    // A copy that an access itself has made useless did not leave to make room.
+    ++stamp_;
+    for (const AccessStep& a : program.op(op)) {
+      if (a.access != Access::kRead || a.last) of_op_[static_cast<std::size_t>(a.segment)] = stamp_;
+    }
+    for (const Action& move : moves_) {
+      if (move.kind != Action::Kind::kFree || of_op_[static_cast<std::size_t>(move.segment)] == stamp_)
+        continue;
+      ++(move.tier == Tier::kDevice ? counts_.device_evictions : counts_.host_evictions);
+    }
+    return true;
+  }
+
+  void report() {
+    if (!options_.progress || stamp_ % 4096 != 0) return;
+    const double share =
+        static_cast<double>(stamp_) / (static_cast<double>(ops_per_round_) * options_.rounds);
+    if (!options_.progress(std::min(share, 1.0))) throw Error(Errc::kInterrupted, "replay", "interrupted");
+  }
+
+  // Sets result_.cycle when the last rounds are a repetition of those before.
+  bool repeats() {
+    const std::size_t n = places_.size();
+    for (std::size_t c = 1; c < n && n > 1; ++c) {
+      if (places_[n - 1 - c] != places_[n - 1]) continue;
+      if (past_matters_ && !twice(c)) continue;
+      result_.cycle = static_cast<int>(c);
+      return true;
+    }
+    return false;
+  }
+  bool twice(std::size_t c) const {
+    const std::size_t n = places_.size();
+    if (n < 2 * c + 1) return false;
+    for (std::size_t i = n - c; i < n; ++i) {
+      if (places_[i] != places_[i - c] || result_.rounds[i] != result_.rounds[i - c]) return false;
+    }
+    return true;
+  }
+
+  void summarize() {
+    result_.peak = {residency_.peak(Tier::kDevice), residency_.peak(Tier::kHost)};
+    const std::size_t n = result_.rounds.size();
+    if (n == 0) return;
+    if (result_.cycle == 0) repeats();
+    const std::size_t last = result_.cycle > 0 ? static_cast<std::size_t>(result_.cycle) : (n + 1) / 2;
+    Traffic sum;
+    ReplayCounts counts;
+    for (std::size_t i = n - last; i < n; ++i) {
+      sum += result_.rounds[i];
+      counts = counts - (ReplayCounts{} - result_.counts[i]);
+    }
+    const auto mean = [&](std::int64_t value) {
+      const auto k = static_cast<std::int64_t>(last);
+      return (value + k / 2) / k;
+    };
+    result_.per_round = {mean(sum.nvme_read), mean(sum.nvme_write), mean(sum.host_to_device),
+                         mean(sum.device_to_host)};
+    result_.counts_per_round = {mean(counts.accesses), mean(counts.hits), mean(counts.host_hits),
+                                mean(counts.device_evictions), mean(counts.host_evictions)};
+  }
+
+  const AccessTrace& trace_;
+  const ReplayOptions& options_;
+  bool past_matters_;
+  Residency residency_;
+  std::vector<std::int64_t> of_op_;  // by segment: the operation that was the last to drop its copies
+  std::int64_t stamp_ = 0, ops_per_round_ = 0;
+  ReplayCounts counts_;
+  std::vector<Action> moves_;
+  std::vector<std::uint64_t> places_;  // after each round
+  ReplayResult result_;
+};
+
+}  // namespace
+
+ReplayResult replay(const AccessTrace& trace, const Budgets& budgets, const PolicyFactory& policy,
+                    const ReplayOptions& options) {
+  return Replayer(trace, budgets, policy, options).run();
+}
+
+std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t device,
+                                        const std::function<bool(double)>& progress) {
+  constexpr std::int64_t kPage = 4096;
+  const std::int64_t everything = trace.table.total_charge();
+  // A tier needs no less than what one operation holds there.
+  Budgets least;
+  for (const Program& program : trace.programs) {
+    for (std::int32_t op = 0; op < program.op_count(); ++op) {
+      Budgets held;
+      for (const AccessStep& a : program.op(op)) {
+        (a.tier == Tier::kDevice ? held.device : held.host) += trace.table.segment(a.segment).charge;
+      }
+      least = {std::max(least.device, held.device), std::max(least.host, held.host)};
+    }
+  }
+  int done = 0;
+  const auto fits = [&](const Budgets& budgets) {
+    if (progress && !progress(std::min(1.0, ++done / 64.0)))
+      throw Error(Errc::kInterrupted, "replay", "interrupted");
+    return !replay(trace, budgets, next_use_policy(), {.rounds = 2}).obstacle;
+  };
+  const auto search = [&](std::int64_t low, auto&& does) -> std::optional<std::int64_t> {
+    std::int64_t high = everything;
+    if (does(low)) return low;
+    if (!does(high)) return std::nullopt;
+    while (high - low > kPage) {
+      const std::int64_t middle = low + (high - low) / (2 * kPage) * kPage;
+      (does(middle) ? high : low) = middle;
+    }
+    return high;
+  };
+  const auto least_device = search(least.device, [&](std::int64_t d) { return fits({d, everything}); });
+  if (!least_device) return std::nullopt;
+  const std::int64_t d = std::max(device / kPage * kPage, *least_device);
+  const auto least_host = search(least.host, [&](std::int64_t h) { return fits({d, h}); });
+  if (!least_host) return std::nullopt;
+  return Budgets{*least_device, *least_host};
+}
+
+// Stack distances in bytes: a sum over the last uses of all segments that lie behind the last use of this
+// one, in a Fenwick tree by position. A first round fills it, a second one asks.
+std::vector<std::int64_t> reuse_distances(const TensorTable& table,
+                                          std::span<const Program* const> sequence) {
+  std::vector<SegmentId> accesses;
+  for (const Program* program : sequence) {
+    for (std::int32_t i = 0; i < program->access_count(); ++i) accesses.push_back(program->access(i).segment);
+  }
+  const std::size_t n = accesses.size();
+  std::vector<std::int64_t> tree(2 * n + 1), last(static_cast<std::size_t>(table.segment_count()), -1),
+      found(n);
+  const auto add = [&](std::size_t at, std::int64_t bytes) {
+    for (std::size_t i = at + 1; i < tree.size(); i += i & (~i + 1)) tree[i] += bytes;
+  };
+  const auto sum_below = [&](std::size_t end) {
+    std::int64_t sum = 0;
+    for (std::size_t i = end; i > 0; i -= i & (~i + 1)) sum += tree[i];
+    return sum;
+  };
+  for (std::size_t p = 0; p < 2 * n; ++p) {
+    const SegmentId id = accesses[p % n];
+    const std::int64_t bytes = table.segment(id).charge;
+    std::int64_t& before = last[static_cast<std::size_t>(id)];
+    if (before >= 0) {
+      if (p >= n) found[p - n] = sum_below(p) - sum_below(static_cast<std::size_t>(before) + 1);
+      add(static_cast<std::size_t>(before), -bytes);
+    }
+    before = static_cast<std::int64_t>(p);
+    add(p, bytes);
+  }
+  return found;
+}
+
+}  // namespace zg

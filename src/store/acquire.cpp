@@ -292,6 +292,10 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
         demand(failure->busy);
         return hindered(Obstacle::kMoving, failure->busy);
       }
+      if (!kept_.empty()) {
+        keep(nullptr);
+        return try_take(lock, w, lease);
+      }
       w.room = *failure;
       return hindered(Obstacle::kRoom);
     }

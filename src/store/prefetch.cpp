@@ -6,6 +6,7 @@
 #include "store/node.hpp"
 #include "store/predictor.hpp"
 #include "store/recorder.hpp"
+#include "ziggurat/store/placement.hpp"
 
 namespace zg {
 namespace {
@@ -45,6 +46,7 @@ void TensorStore::step_end() {
   residency_.guess(nullptr, -1);  // the record may be replaced
   predictor_->end();
   if (options_.record && predictor_->last_recorded() != nullptr) recorder_->ran(*predictor_->last_recorded());
+  keep(predictor_->last_recorded());
   // What was fetched for the start of the next one has been.
   ahead_ = repeated ? std::max(0, ahead_ - count) : 0;
   residency_.guess(predictor_->program(), -1);
@@ -161,6 +163,15 @@ void TensorStore::fetch_ahead(Lock& lock) {
     if (ahead_bytes_[t] > 0 && ahead_bytes_[t] + table_.segment(a.segment).charge > limit) return;
     if (!fetch(lock, a.segment, a.tier, position)) return;
   }
+}
+
+// Instead of what was kept so far; null: nothing.
+void TensorStore::keep(const Program* program) {
+  for (const SegmentId id : kept_) residency_.unpin(id, Tier::kHost);
+  kept_.clear();
+  if (program == nullptr || residency_.uses_future() || !options_.keep_by_value) return;
+  kept_ = keep_by_value(table_, *program, residency_.budget(Tier::kHost));
+  for (const SegmentId id : kept_) residency_.pin(id, Tier::kHost);
 }
 
 // Somebody had to wait for a write-back: those who come next shall not.

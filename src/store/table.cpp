@@ -86,6 +86,7 @@ void TensorTable::remove(TensorId id) {
     if (segment(s).lowest == Tier::kNvme) nvme_bytes_ -= segment(s).charge;
   }
   by_name_.erase(t.spec.name);
+  t.spec.name += fmt::format(" (removed, {})", id);
   t.removed = true;
 }
 

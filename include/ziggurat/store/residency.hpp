@@ -122,6 +122,7 @@ class Residency {
   // A pinned copy does not leave its tier (a write elsewhere still drops it). Counted.
   void pin(SegmentId segment, Tier tier);
   void unpin(SegmentId segment, Tier tier);
+  bool uses_future() const { return uses_future_; }  // whether the policy looks ahead
   bool is_pinned(SegmentId id, Tier tier) const { return state(id).pins[index(tier)] > 0; }
 
   bool present(SegmentId id, Tier tier) const { return (state(id).current & bit(tier)) != 0; }

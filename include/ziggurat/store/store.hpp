@@ -132,6 +132,9 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
     // Without a program: once somebody had to wait for a write-back, those copies that leave next are written
     // ahead of time. It may write what is changed again before it leaves.
     bool write_ahead = true;
+    // With a policy that does not look ahead: what saves most NVMe bytes in a recorded step, for the host bytes
+    // that it takes, stays at the host (placement.hpp), until something else has no room.
+    bool keep_by_value = true;
     bool record = false;            // programs and steps are kept for access_trace()
   };
 
@@ -277,6 +280,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   bool fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t position);
   void fetch_ahead(Lock& lock);
   void write_ahead(Lock& lock);
+  void keep(const Program* program);
 
   void fail(Lock& lock, Errc code, const std::string& where, const std::string& what,
             const std::string& hint);
@@ -346,6 +350,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::int32_t ahead_ = 0;                    // the expected access that is fetched next
   std::array<std::int64_t, 2> ahead_bytes_{};  // fetched ahead of a step and not used yet
   std::int64_t left_record_ = 0;
+  std::vector<SegmentId> kept_;  // pinned at the host by keep()
 };
 
 }  // namespace zg

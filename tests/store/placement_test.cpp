@@ -53,7 +53,7 @@ TEST(KeepByValue, TheMostValuableBytesComeFirst) {
 TEST(KeepByValue, LargerOnesFirstAndWhatDoesNotFitIsPassedOver) {
   TensorTable table(1);
   for (const std::int64_t pages : {1, 5, 3, 1}) {
-    table.add({.name = fmt::format("{}", pages), .dtype = DType::kU8, .count = pages * kPage});
+    table.add({.name = fmt::format("{}", table.tensor_count()), .dtype = DType::kU8, .count = pages * kPage});
   }
   // All of them are 10 pages, which are left free in any case: the largest, and the largest once more.
   const Program program = program_of(scan(4, Access::kRead), 4);

@@ -161,7 +161,7 @@ typedef struct zg_tensor_spec {
 } zg_tensor_spec;
 
 /* Declares a tensor, which has no content until it is written, and reserves its room on the drives. *tensor:
- * its number from 0, which is never used again. ZG_IO: the drives have no room. */
+ * its number from 0, which is never used again. Between steps only. ZG_IO: the drives have no room. */
 ZG_API int zg_tensor_add(zg_store* store, const zg_tensor_spec* spec, int32_t* tensor);
 /* Drops content and room. ZG_USAGE while there are leases or pins of it. */
 ZG_API int zg_tensor_remove(zg_store* store, int32_t tensor);

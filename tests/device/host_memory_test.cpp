@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 #include <linux/mempolicy.h>
 #include <linux/seccomp.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -160,7 +162,14 @@ TEST_P(Fragmented, OnlyBytesDecide) {
     ASSERT_LE(report.taken, budget);
     ASSERT_LE(report.resident, report.taken) << "the kernel's count, at " << i;
     std::int64_t bytes = 0;
-    for (const auto& [data, size] : hooked) bytes += size;
+    for (const auto& [data, size] : hooked) {
+      bytes += size;
+      // Who holds a chunk, a driver say, would still reach pages that have gone.
+      std::vector<unsigned char> there(static_cast<std::size_t>(size / kPage));
+      ASSERT_EQ(mincore(data, static_cast<std::size_t>(size), there.data()), 0);
+      ASSERT_EQ(std::count_if(there.begin(), there.end(), [](unsigned char page) { return (page & 1) != 0; }),
+                size / kPage);
+    }
     ASSERT_LE(bytes, budget);
     ASSERT_EQ(report.chunks, static_cast<std::int64_t>(hooked.size()));
   }
@@ -211,6 +220,25 @@ TEST(HostMemory, HooksSeeChunksNotBuffers) {
   }
   memory->set_hooks({});
   EXPECT_TRUE(chunks.empty());
+}
+
+TEST(HostMemory, HooksSeeEveryChunkGoThatLosesPages) {
+  std::vector<std::int64_t> gone;
+  const auto memory = make_host_memory({.name = "test", .budget = 32 * kUnit});  // chunks of a unit
+  memory->set_hooks({[](void*, std::int64_t) {}, [&](void*, std::int64_t bytes) { gone.push_back(bytes); }});
+  std::vector<void*> held;
+  for (int i = 0; i < 32; ++i) held.push_back(memory->allocate(kUnit));
+  ASSERT_EQ(memory->report().chunks, 32);
+  for (const std::size_t i : {8, 9, 10, 11, 20}) memory->release(held[i], kUnit);
+  void* large = memory->allocate(5 * kUnit);  // of a hole of four chunks and one of one
+  ASSERT_NE(large, nullptr);
+  EXPECT_EQ(gone, std::vector<std::int64_t>(5, kUnit));
+  memory->release(large, 5 * kUnit);
+  for (std::size_t i = 0; i < 32; ++i) {
+    if (i < 8 || (i > 11 && i != 20)) memory->release(held[i], kUnit);
+  }
+  memory->set_hooks({});
+  EXPECT_EQ(gone.size(), 32u);
 }
 
 TEST(HostMemory, IsLockedIfAsked) {

@@ -193,6 +193,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::string explain(TensorId tensor) const;  // the same for people
   // What is queued, moving and held: for the watchdog and for people.
   std::string state() const;
+  // Aborts when what is known of copies, memory, leases and waiters contradicts itself. For tests.
+  void check() const;
   std::uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }  // grows with what is done
   int waiting() const { return waiting_.load(std::memory_order_relaxed); }  // threads inside that wait
 

@@ -251,6 +251,20 @@ bool TensorStore::close_for_write(SegmentId segment) {
   return true;
 }
 
+// A copy may be made while others read, not while they write. What cleared the flag must refresh() it.
+bool TensorStore::close_to_writers(SegmentId segment) {
+  for (auto& word : hot(segment).word) {
+    std::uint64_t w = word.load();
+    do {
+      if (Hot::writers(w) > 0) {
+        refresh(segment);
+        return false;
+      }
+    } while (!word.compare_exchange_weak(w, w & ~Hot::kSole));
+  }
+  return true;
+}
+
 // Takes the lease, or says in the waiter what stands against it, having begun what can be begun.
 bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
   const SegmentId id = w.step.segment;
@@ -278,7 +292,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
       throw Error(Errc::kUsage, table_.segment_name(id), "is read, and has no content",
                   "write it first (Access::kOverwrite)");
     if (is_behind(w)) return hindered(Obstacle::kRoom);
-    if (!reads && !close_for_write(id)) return hindered(Obstacle::kLeases);
+    if (!(reads ? close_to_writers(id) : close_for_write(id))) return hindered(Obstacle::kLeases);
     h.last_use.store(tick(), std::memory_order_relaxed);
     const auto failure = residency_.decide_free(w.step, actions_);
     const bool writes_back = std::any_of(actions_.begin(), actions_.end(), [](const Action& a) {

@@ -105,14 +105,7 @@ void TensorStore::used(SegmentId segment) {
 bool TensorStore::fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t position) {
   SegmentState& s = at(segment);
   Hot& h = hot(segment);
-  if (s.first != nullptr) return false;
-  // A copy may be made while others read, not while they write.
-  for (auto& word : h.word) {
-    std::uint64_t w = word.load();
-    do {
-      if (Hot::writers(w) > 0) return false;
-    } while (!word.compare_exchange_weak(w, w & ~Hot::kSole));
-  }
+  if (s.first != nullptr || !close_to_writers(segment)) return false;
   h.last_use.store(tick(), std::memory_order_relaxed);
   const bool there = residency_.prefetch(segment, tier, position, actions_);
   add_actions(lock, Urgency::kPrefetch);

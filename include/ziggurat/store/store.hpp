@@ -253,6 +253,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   bool in_the_way(const Waiter& waiter) const;
   bool is_behind(const Waiter& waiter) const;
   bool close_for_write(SegmentId segment);
+  bool close_to_writers(SegmentId segment);
   void wait(Lock& lock, Waiter& waiter);
   void check_waits(Waiter& waiter) const;
   void end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry);

@@ -92,19 +92,23 @@ TensorStore::Holder& TensorStore::holder() {
   return found;
 }
 
-// A lease on a copy of which the word has been counted up already.
-void TensorStore::fill(Lease& lease, SegmentId id, Tier tier, Access access) {
-  Hot& h = hot(id);
+// That this thread holds it. Before the word is counted up, so that nobody sees a lease that no thread has.
+std::atomic<const Hot*>* TensorStore::note(const Hot& h) {
   Holder& mine = holder();
-  lease.entry_ = nullptr;
   for (std::size_t n = 0; n < Holder::kEntries; ++n) {
     auto& entry = mine.entries[mine.next];
     mine.next = (mine.next + 1) % Holder::kEntries;
     if (entry.load(std::memory_order_relaxed) != nullptr) continue;
     entry.store(&h, std::memory_order_relaxed);
-    lease.entry_ = &entry;
-    break;
+    return &entry;
   }
+  return nullptr;
+}
+
+// A lease on a copy of which the word has been counted up already.
+void TensorStore::fill(Lease& lease, SegmentId id, Tier tier, Access access, std::atomic<const Hot*>* entry) {
+  Hot& h = hot(id);
+  lease.entry_ = entry;
   h.last_use.store(tick(), std::memory_order_relaxed);
   lease.store_ = this;
   lease.segment_ = id;
@@ -121,13 +125,20 @@ bool TensorStore::take_fast(Lease& lease, SegmentId segment, Tier tier, Access a
   const std::uint64_t needed = reads ? Hot::kOpen : Hot::kOpen | Hot::kSole;
   std::uint64_t w = word.load(std::memory_order_relaxed);
   if (failed_.load(std::memory_order_relaxed)) return false;
-  do {
+  const auto may_take = [&] {
     if ((w & (needed | Hot::kWaited)) != needed) return false;
-    if (reads ? Hot::writers(w) != 0 : (w & Hot::kLeases) != 0) return false;
-  } while (!word.compare_exchange_weak(w, w + (reads ? Hot::kReader : Hot::kWriter), std::memory_order_acquire,
-                                       std::memory_order_relaxed));
+    return reads ? Hot::writers(w) == 0 : (w & Hot::kLeases) == 0;
+  };
+  if (!may_take()) return false;
+  auto* const entry = note(h);
+  while (!word.compare_exchange_weak(w, w + (reads ? Hot::kReader : Hot::kWriter), std::memory_order_acq_rel,
+                                     std::memory_order_relaxed)) {
+    if (may_take()) continue;
+    if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
+    return false;
+  }
   h.hits[index(tier)].fetch_add(1, std::memory_order_relaxed);
-  fill(lease, segment, tier, access);
+  fill(lease, segment, tier, access, entry);
   return true;
 }
 
@@ -217,7 +228,7 @@ TensorStore::Waiter::~Waiter() {
   ++store.waits_;
   ++s.counts.waits;
   s.counts.waited_seconds += seconds;
-  store.changed_.notify_all();  // what it stood in the way of
+  store.wake();  // what it stood in the way of
 }
 
 // Leases, and those that came before us to wait for them.
@@ -274,9 +285,10 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
   Hot& h = hot(id);
   const std::size_t t = index(tier);
   const bool reads = access == Access::kRead;
-  const auto hindered = [&w](Obstacle obstacle, SegmentId moving = -1) {
+  const auto hindered = [&](Obstacle obstacle, SegmentId moving = -1) {
     w.obstacle = obstacle;
     w.moving = moving;
+    w.seen = changes_;
     return false;
   };
   throw_failure();
@@ -291,7 +303,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     if (access != Access::kOverwrite && !residency_.has_content(id))
       throw Error(Errc::kUsage, table_.segment_name(id), "is read, and has no content",
                   "write it first (Access::kOverwrite)");
-    if (is_behind(w)) return hindered(Obstacle::kRoom);
+    if (is_behind(w)) return hindered(Obstacle::kLine);
     if (!(reads ? close_to_writers(id) : close_for_write(id))) return hindered(Obstacle::kLeases);
     h.last_use.store(tick(), std::memory_order_relaxed);
     const auto failure = residency_.decide_free(w.step, actions_);
@@ -324,7 +336,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     // A fast one may have come in between.
     if ((word & Hot::kLeases) != 0 && in_the_way(w)) return hindered(Obstacle::kLeases);
   } while (!h.word[t].compare_exchange_weak(word, word + (reads ? Hot::kReader : Hot::kWriter)));
-  fill(lease, id, tier, access);
+  fill(lease, id, tier, access, note(h));
   if (w.missed) {
     ++s.counts.misses;
     ++tiers_[t].misses;
@@ -339,8 +351,9 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
 bool TensorStore::is_behind(const Waiter& w) const {
   if (holds_any(w.holder)) return false;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
-    return o != &w && o->obstacle == Obstacle::kRoom && o->in_line && (!w.in_line || o->ticket < w.ticket) &&
-           !holds_any(o->holder);
+    const bool wants_room = o->obstacle == Obstacle::kRoom || o->obstacle == Obstacle::kLine ||
+                            (o->obstacle == Obstacle::kMoving && !o->decided);
+    return o != &w && wants_room && o->in_line && (!w.in_line || o->ticket < w.ticket) && !holds_any(o->holder);
   });
 }
 
@@ -361,7 +374,7 @@ void TensorStore::wait(Lock& lock, Waiter& w) {
     for (auto& word : hot(w.step.segment).word) word.fetch_or(Hot::kWaited);
     return;
   }
-  if (w.obstacle == Obstacle::kRoom && !w.in_line) {
+  if ((w.obstacle == Obstacle::kRoom || w.obstacle == Obstacle::kLine) && !w.in_line) {
     w.in_line = true;
     w.ticket = tickets_++;
     room_waiters_.fetch_add(1);
@@ -391,24 +404,28 @@ bool TensorStore::holds_any(const Holder& holder) {
 
 // Throws if `w` can never go on and its thread is one of those that stand in the way. A thread that holds a
 // lease and is not waiting for leases or room can go on; so can one that waits for leases of those that can,
-// or for room while anybody can give some back.
+// or for room while anybody can give some back. Moves play no part: a copy that could leave once it has arrived is
+// waited for as such (kMoving).
 void TensorStore::check_waits(Waiter& w) const {
-  if (w.obstacle == Obstacle::kMoving) return;
-  const bool moving = !idle() || passed_ > 0;
+  if (w.obstacle != Obstacle::kLeases && w.obstacle != Obstacle::kRoom) return;
+  if (w.obstacle == Obstacle::kRoom && w.room.needed > residency_.budget(w.room.tier)) throw_no_room(w, false);
   std::lock_guard holders_lock(holders_mutex_);
   std::vector<const Waiter*> stuck;
   for (const Waiter* v : waiters_) {
-    if (v->obstacle == Obstacle::kLeases || v->obstacle == Obstacle::kRoom) stuck.push_back(v);
+    // Who has not looked since the last change may find a way.
+    if ((v->obstacle == Obstacle::kLeases || v->obstacle == Obstacle::kRoom) && v->seen == changes_) stuck.push_back(v);
   }
+  const auto is_stuck = [&](const Waiter* v) { return std::find(stuck.begin(), stuck.end(), v) != stuck.end(); };
   const auto can_go_on = [&](const Holder& holder) {
     return std::none_of(stuck.begin(), stuck.end(), [&](const Waiter* v) { return &v->holder == &holder; });
   };
   const auto lives = [&](const Waiter& v) {
     if (v.obstacle == Obstacle::kRoom) {
-      if (moving) return true;
-      return std::any_of(holders_.begin(), holders_.end(),
+      return passed_ > 0 ||
+             std::any_of(holders_.begin(), holders_.end(),
                          [&](const auto& o) { return holds_any(*o) && can_go_on(*o); }) ||
-             std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) { return o->decided && o != &v; });
+             std::any_of(waiters_.begin(), waiters_.end(),
+                         [&](const Waiter* o) { return o->decided && !is_stuck(o); });
     }
     const Hot& h = hot(v.step.segment);
     return std::none_of(holders_.begin(), holders_.end(),
@@ -423,45 +440,58 @@ void TensorStore::check_waits(Waiter& w) const {
       break;
     }
   }
-  if (std::find(stuck.begin(), stuck.end(), &w) == stuck.end()) return;
-  const std::string name = table_.segment_name(w.step.segment);
+  if (!is_stuck(&w)) return;
   const bool holds_something = holds_any(w.holder);
-  if (w.obstacle == Obstacle::kLeases) {
-    if (!holds_something) return;  // one of the others gets the error
-    throw Error(Errc::kUsage, name,
-                fmt::format("cannot be acquired at the {}: its leases are held by this thread, or by one that waits for it",
-                            name_of(w.step.tier)),
-                "release leases first, or acquire all segments of an operation in one call");
-  }
   const bool anybody = std::any_of(holders_.begin(), holders_.end(), [](const auto& o) { return holds_any(*o); });
-  if (!holds_something && anybody) return;
+  if (!holds_something && (anybody || w.obstacle == Obstacle::kLeases)) return;  // one of the others gets the error
+  if (w.obstacle == Obstacle::kRoom) throw_no_room(w, anybody);
+  throw Error(Errc::kUsage, table_.segment_name(w.step.segment),
+              fmt::format("cannot be acquired at the {}: its leases are held by this thread, or by one that waits for it",
+                          name_of(w.step.tier)),
+              "release leases first, or acquire all segments of an operation in one call");
+}
+
+void TensorStore::throw_no_room(const Waiter& w, bool held) const {
   throw Error(Errc::kMemory, name_of(w.room.tier) + std::string(" tier"),
-              fmt::format("no room for {} ({}): {} the budget of {}", name,
+              fmt::format("no room for {} ({}): {} the budget of {}", table_.segment_name(w.step.segment),
                           format_bytes(table_.segment(w.step.segment).charge),
-                          anybody ? "the leases that are held fill" : "it, what is pinned and what may not sink pass",
+                          held ? "the leases that are held fill" : "it, what is pinned and what may not sink pass",
                           format_bytes(residency_.budget(w.room.tier))),
               "release leases, or raise this tier's budget");
 }
 
-void TensorStore::end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry) {
-  if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
-  const std::uint64_t before = hot(id).word[index(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
-  // The waiter counts itself before it looks at the leases for the last time, and we look for it after the lease
-  // has ended: one of us sees the other.
-  if ((before & Hot::kWaited) == 0 && room_waiters_.load() == 0) return;
-  std::lock_guard lock(mutex_);
+// Who waits looks again.
+void TensorStore::wake() {
+  ++changes_;
   changed_.notify_all();
 }
 
-void TensorStore::pass(SegmentId id, Tier tier, std::atomic<const Hot*>* entry, Stream& stream) {
-  if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
+void TensorStore::end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry) {
+  const std::uint64_t before = hot(id).word[index(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
+  // Held until those who wait are told, so that none of them takes it for lost.
+  const auto clear = [entry] {
+    if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
+  };
+  // The waiter counts itself before it looks at the leases for the last time, and we look for it after the lease
+  // has ended: one of us sees the other.
+  if ((before & Hot::kWaited) == 0 && room_waiters_.load() == 0) {
+    clear();
+    return;
+  }
   std::lock_guard lock(mutex_);
+  clear();
+  wake();
+}
+
+void TensorStore::pass(SegmentId id, Tier tier, std::atomic<const Hot*>* entry, Stream& stream) {
+  std::lock_guard lock(mutex_);
+  if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
   SegmentState& s = at(id);
   const bool first = s.passed[0] + s.passed[1] == 0;
   s.passed_to = first || s.passed_to == &stream ? &stream : nullptr;
   ++s.passed[index(tier)];
   ++passed_;
-  if (s.lease_waiters > 0) changed_.notify_all();  // one for the same stream may go on
+  if (s.lease_waiters > 0) wake();  // one for the same stream may go on
 }
 
 void TensorStore::end_passed(SegmentId id, Tier tier, bool writes) {
@@ -469,7 +499,7 @@ void TensorStore::end_passed(SegmentId id, Tier tier, bool writes) {
   --at(id).passed[index(tier)];
   --passed_;
   hot(id).word[index(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
-  changed_.notify_all();
+  wake();
 }
 
 bool TensorStore::held(SegmentId segment, Tier tier) const {

@@ -355,7 +355,7 @@ void TensorStore::finish(Lock& lock, Node& node) {
   // Its turn for memory may have come.
   memory_freed_ = {true, true};
   settle(lock);
-  changed_.notify_all();
+  wake();
 }
 
 }  // namespace zg

@@ -51,6 +51,8 @@ std::string TensorStore::describe(const Waiter& w) const {
       return text + fmt::format("leases of others ({} read, {} write; {} of them passed to a stream)", readers, writers,
                                 s.passed[0] + s.passed[1]);
     }
+    case Obstacle::kLine:
+      return text + "others who wait for room";
     case Obstacle::kRoom:
       return text + fmt::format("room for {} in the {} tier, which leases fill", format_bytes(w.room.needed),
                                 name_of(w.room.tier));

@@ -344,7 +344,7 @@ Pin TensorStore::pin(SegmentId segment, Tier tier) {
 void TensorStore::unpin(SegmentId segment, Tier tier) {
   Lock lock(mutex_);
   residency_.unpin(segment, tier);
-  changed_.notify_all();
+  wake();
 }
 
 void TensorStore::sink() {
@@ -389,7 +389,7 @@ void TensorStore::fail(Lock&, Errc code, const std::string& where, const std::st
   if (failed_) return;
   failure_.emplace(code, where, what, hint);
   failed_ = true;
-  changed_.notify_all();
+  wake();
 }
 
 void TensorStore::throw_failure() const {

@@ -204,7 +204,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   using Lock = std::unique_lock<std::mutex>;
   struct Holder;
   struct Waiter;
-  enum class Obstacle : std::uint8_t { kNone, kMoving, kLeases, kRoom };
+  enum class Obstacle : std::uint8_t { kNone, kMoving, kLeases, kRoom, kLine };
   // In order of urgency.
   enum class Urgency : std::uint8_t { kDemand, kPrefetch, kWriteBack };
   struct NodeList {
@@ -248,7 +248,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   // Without a program (acquire.cpp).
   void check_access(SegmentId segment, Tier tier) const;
   bool take_fast(Lease& lease, SegmentId segment, Tier tier, Access access);
-  void fill(Lease& lease, SegmentId id, Tier tier, Access access);
+  void fill(Lease& lease, SegmentId id, Tier tier, Access access, std::atomic<const Hot*>* entry);
+  std::atomic<const Hot*>* note(const Hot& hot);
   bool try_take(Lock& lock, Waiter& waiter, Lease& lease);
   bool in_the_way(const Waiter& waiter) const;
   bool is_behind(const Waiter& waiter) const;
@@ -256,6 +257,9 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   bool close_to_writers(SegmentId segment);
   void wait(Lock& lock, Waiter& waiter);
   void check_waits(Waiter& waiter) const;
+  bool others_can_release(const Waiter& waiter) const;
+  [[noreturn]] void throw_no_room(const Waiter& waiter, bool held) const;
+  void wake();
   void end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry);
   void pass(SegmentId id, Tier tier, std::atomic<const Hot*>* entry, Stream& stream);
   void end_passed(SegmentId id, Tier tier, bool writes);
@@ -332,6 +336,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::vector<std::unique_ptr<Holder>> holders_;  // one a thread that has acquired
   std::vector<Waiter*> waiters_;
   std::uint64_t tickets_ = 0;
+  std::uint64_t changes_ = 0;  // of what waiters look at
   std::atomic<int> room_waiters_{0};
 
   std::unique_ptr<Predictor> predictor_;

@@ -241,12 +241,24 @@ bool TensorStore::in_the_way(const Waiter& w) const {
   const bool reads = w.step.access == Access::kRead;
   const auto blocks = [&](std::uint64_t word) { return reads ? Hot::writers(word) > 0 : (word & Hot::kLeases) != 0; };
   if (!blocks(here) && !blocks(there)) {
-    return reads && s.write_waiters > 0 && !w.flagged && !holds_any(w.holder);
+    return overtakes(w);
   }
   // What is on the consumer's own stream is in order without our help.
   const bool ready = residency_.present(id, w.step.tier) && (reads || residency_.sole(id, w.step.tier));
   return !(ready && !blocks(there) && w.consumer != nullptr && s.passed_to == w.consumer &&
            Hot::readers(here) + Hot::writers(here) == s.passed[t]);
+}
+
+// Those who wait for leases of one segment, of which one at least writes, go in the order of coming. Who holds
+// something does not wait for who may be waiting for just that.
+bool TensorStore::overtakes(const Waiter& w) const {
+  const SegmentState& s = at(w.step.segment);
+  const bool reads = w.step.access == Access::kRead;
+  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || holds_any(w.holder)) return false;
+  return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
+    return o != &w && o->flagged && o->step.segment == w.step.segment && (!w.flagged || o->arrival < w.arrival) &&
+           !(reads && o->step.access == Access::kRead);
+  });
 }
 
 bool TensorStore::close_for_write(SegmentId segment) {
@@ -369,6 +381,7 @@ void TensorStore::wait(Lock& lock, Waiter& w) {
   }
   if (w.obstacle == Obstacle::kLeases && !w.flagged) {
     w.flagged = true;
+    w.arrival = tickets_++;
     ++s.lease_waiters;
     if (w.step.access != Access::kRead) ++s.write_waiters;
     for (auto& word : hot(w.step.segment).word) word.fetch_or(Hot::kWaited);

@@ -252,6 +252,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::atomic<const Hot*>* note(const Hot& hot);
   bool try_take(Lock& lock, Waiter& waiter, Lease& lease);
   bool in_the_way(const Waiter& waiter) const;
+  bool overtakes(const Waiter& waiter) const;
   bool is_behind(const Waiter& waiter) const;
   bool close_for_write(SegmentId segment);
   bool close_to_writers(SegmentId segment);

@@ -155,37 +155,35 @@ Lease TensorStore::acquire(SegmentId segment, Tier tier, Access access, Stream* 
   return lease;
 }
 
+// Waits, while nothing is held, for the one that could not be had; then tries the others.
 void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Lease>& out, Stream* consumer) {
   out.clear();
-  for (const AccessStep& a : accesses) check_access(a.segment, a.tier);
+  check_together(accesses);
   Lock lock(mutex_);
   ZG_ASSERT(program_ == nullptr, "with a program, its operations are acquired");
-  const auto once = [&] {
-    for (const AccessStep& a : accesses) {
-      Waiter waiter(*this, a, consumer);
-      Lease lease;
-      while (!try_take(lock, waiter, lease)) {
-        if (waiter.obstacle == Obstacle::kMoving || out.empty()) {
-          wait(lock, waiter);
-          continue;
+  const std::size_t n = accesses.size();
+  std::size_t first = 0;
+  // Which could not be had; n: all were.
+  const auto take_all = [&] {
+    out.resize(n);
+    for (std::size_t k = 0; k < n; ++k) {
+      const std::size_t i = (first + k) % n;
+      Waiter waiter(*this, accesses[i], consumer);
+      while (!try_take(lock, waiter, out[i])) {
+        if (k > 0 && waiter.obstacle != Obstacle::kMoving) {
+          if (waiter.obstacle == Obstacle::kRoom && !others_can_release(waiter)) throw_no_room(waiter, false);
+          return i;
         }
-        // Nothing is held while others' leases are waited for.
-        lock.unlock();
-        out.clear();
-        lock.lock();
         wait(lock, waiter);
-        if (!try_take(lock, waiter, lease)) wait(lock, waiter);
-        lock.unlock();
-        lease.release();
-        lock.lock();
-        return false;
       }
-      out.push_back(std::move(lease));
     }
-    return true;
+    return n;
   };
   try {
-    while (!once()) {
+    while ((first = take_all()) != n) {
+      lock.unlock();
+      out.clear();
+      lock.lock();
     }
   } catch (...) {
     lock.unlock();
@@ -195,6 +193,26 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
   lock.unlock();
   if (logging_.load(std::memory_order_relaxed)) {
     for (const AccessStep& a : accesses) log_access(a.segment, a.tier, a.access);
+  }
+}
+
+// What can never be had together must not be tried for ever.
+void TensorStore::check_together(std::span<const AccessStep> accesses) const {
+  std::array<std::int64_t, 2> bytes{};
+  for (std::size_t i = 0; i < accesses.size(); ++i) {
+    const AccessStep& a = accesses[i];
+    check_access(a.segment, a.tier);
+    const auto same = [&](const AccessStep& b) { return b.segment == a.segment; };
+    if (std::any_of(accesses.begin(), accesses.begin() + static_cast<std::ptrdiff_t>(i), same))
+      throw Error(Errc::kUsage, table_.segment_name(a.segment), "is named twice in one acquire", "name each segment once");
+    bytes[index(a.tier)] += table_.segment(a.segment).charge;
+  }
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    if (bytes[index(tier)] <= residency_.budget(tier)) continue;
+    throw Error(Errc::kMemory, name_of(tier) + std::string(" tier"),
+                fmt::format("no room for {} segments ({}) at once: they pass the budget of {}", accesses.size(),
+                            format_bytes(bytes[index(tier)]), format_bytes(residency_.budget(tier))),
+                "acquire fewer at once, or raise this tier's budget");
   }
 }
 
@@ -462,6 +480,14 @@ void TensorStore::check_waits(Waiter& w) const {
               fmt::format("cannot be acquired at the {}: its leases are held by this thread, or by one that waits for it",
                           name_of(w.step.tier)),
               "release leases first, or acquire all segments of an operation in one call");
+}
+
+// Whether room can still come from others than the thread of `w`.
+bool TensorStore::others_can_release(const Waiter& w) const {
+  std::lock_guard holders_lock(holders_mutex_);
+  return passed_ > 0 ||
+         std::any_of(holders_.begin(), holders_.end(), [&](const auto& o) { return o.get() != &w.holder && holds_any(*o); }) ||
+         std::any_of(waiters_.begin(), waiters_.end(), [](const Waiter* o) { return o->decided; });
 }
 
 void TensorStore::throw_no_room(const Waiter& w, bool held) const {

@@ -247,6 +247,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
 
   // Without a program (acquire.cpp).
   void check_access(SegmentId segment, Tier tier) const;
+  void check_together(std::span<const AccessStep> accesses) const;
   bool take_fast(Lease& lease, SegmentId segment, Tier tier, Access access);
   void fill(Lease& lease, SegmentId id, Tier tier, Access access, std::atomic<const Hot*>* entry);
   std::atomic<const Hot*>* note(const Hot& hot);

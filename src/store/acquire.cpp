@@ -330,6 +330,8 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
       demand(id);
       return hindered(Obstacle::kMoving, id);
     }
+    if (table_.tensor(table_.segment(id).tensor).removed)
+      throw Error(Errc::kUsage, table_.segment_name(id), "is accessed, and was removed", "take the numbers from the table of the store");
     if (access != Access::kOverwrite && !residency_.has_content(id))
       throw Error(Errc::kUsage, table_.segment_name(id), "is read, and has no content",
                   "write it first (Access::kOverwrite)");

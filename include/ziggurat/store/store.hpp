@@ -179,7 +179,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   // The programs that ran and steps that were recorded, if Options::record.
   AccessTrace access_trace() const;
 
-  // Without a program and without leases: everything sinks as low as it may.
+  // Without a program: everything sinks as low as it may, what is leased or pinned excepted. Nothing is fetched
+  // ahead before the next step begins or goes on.
   void sink();
   // Waits until nothing moves.
   void drain();

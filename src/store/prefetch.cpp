@@ -27,6 +27,7 @@ void TensorStore::step_begin(std::string_view name) {
     ahead_ = 0;
   }
   logging_ = true;
+  resting_ = false;
   fetch_ahead(lock);
 }
 
@@ -44,6 +45,12 @@ void TensorStore::step_end() {
   ahead_ = repeated ? std::max(0, ahead_ - count) : 0;
   residency_.guess(predictor_->program(), -1);
   fetch_ahead(lock);
+}
+
+// Something took the future, and what had been fetched for it, away.
+void TensorStore::expect_again() {
+  residency_.guess(predictor_->program(), predictor_->cursor());
+  ahead_ = 0;
 }
 
 void TensorStore::expect(const Program& program) {
@@ -83,6 +90,7 @@ void TensorStore::follow_log() {
     log_taken_.swap(log_);
     log_bytes_ = 0;
   }
+  if (!log_taken_.empty()) resting_ = false;
   for (const AccessStep& a : log_taken_) {
     const std::int32_t before = predictor_->cursor();
     const bool expected = predictor_->happened(a, [&](SegmentId id) { residency_.used_at(id, predictor_->cursor()); });
@@ -133,7 +141,7 @@ void TensorStore::prefetch(SegmentId segment, Tier tier) {
 // Walks the expected accesses from the cursor on, at most once round, until the room that later uses can spare
 // is full, or enough is on its way.
 void TensorStore::fetch_ahead(Lock& lock) {
-  if (program_ != nullptr || failed_ || closing_ || predictor_->program() == nullptr) return;
+  if (program_ != nullptr || failed_ || closing_ || resting_ || predictor_->program() == nullptr) return;
   const Program& p = *predictor_->program();
   const std::int32_t end = predictor_->repeats() ? predictor_->cursor() + 1 + p.access_count() : p.access_count();
   ahead_ = std::max(ahead_, predictor_->cursor() + 1);

@@ -156,6 +156,8 @@ void TensorStore::run(const Program* program, const Program* next) {
     residency_.set_gate(this);
     if (leaves) {
       for (SegmentId id = 0; id < table_.segment_count(); ++id) refresh(id);
+      expect_again();
+      fetch_ahead(lock);
     }
   }
 }
@@ -355,6 +357,8 @@ void TensorStore::sink() {
   throw_failure();
   residency_.sink(actions_);
   add_actions(lock, Urgency::kWriteBack);
+  expect_again();
+  resting_ = true;
 }
 
 bool TensorStore::has_content(SegmentId segment) const {

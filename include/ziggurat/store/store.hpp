@@ -277,6 +277,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   // Steps and what is fetched for them (prefetch.cpp).
   void log_access(SegmentId segment, Tier tier, Access access);
   void follow_log();
+  void expect_again();
   void used(SegmentId segment);
   bool fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t position);
   void fetch_ahead(Lock& lock);
@@ -350,6 +351,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::int64_t log_bytes_ = 0;
   std::int32_t ahead_ = 0;                    // the expected access that is fetched next
   std::array<std::int64_t, 2> ahead_bytes_{};  // fetched ahead of a step and not used yet
+  bool resting_ = false;                      // nothing is fetched until the step begins or goes on
+  std::int64_t look_after_bytes_ = 0;
   std::int64_t left_record_ = 0;
 };
 

@@ -10,9 +10,10 @@
 namespace zg {
 namespace {
 
-// What is logged is looked at after so much of it, whichever comes first.
+// What is logged is looked at after so much of it, whichever comes first: in little room, after less.
 constexpr std::size_t kLookAfterAccesses = 32;
 constexpr std::int64_t kLookAfterBytes = 1 << 20;
+constexpr std::int64_t kLooksInWhatIsAhead = 4;
 
 }  // namespace
 
@@ -74,7 +75,7 @@ void TensorStore::log_access(SegmentId segment, Tier tier, Access access) {
     std::lock_guard lock(log_mutex_);
     log_.push_back({segment, tier, access, false});
     log_bytes_ += hot(segment).bytes;
-    look = log_.size() >= kLookAfterAccesses || log_bytes_ >= kLookAfterBytes;
+    look = log_.size() >= kLookAfterAccesses || log_bytes_ >= look_after_bytes_;
   }
   if (!look) return;
   // Whoever is inside looks when a move ends, at the latest.
@@ -138,6 +139,17 @@ void TensorStore::prefetch(SegmentId segment, Tier tier) {
   (void)fetch(lock, segment, tier, -1);
 }
 
+std::int64_t TensorStore::read_ahead(Tier tier) const {
+  return options_.read_ahead > 0 ? options_.read_ahead : residency_.budget(tier) / 2;
+}
+
+void TensorStore::set_looks() {
+  look_after_bytes_ = kLookAfterBytes;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    if (residency_.budget(tier) > 0) look_after_bytes_ = std::min(look_after_bytes_, read_ahead(tier) / kLooksInWhatIsAhead);
+  }
+}
+
 // Walks the expected accesses from the cursor on, at most once round, until the room that later uses can spare
 // is full, or enough is on its way.
 void TensorStore::fetch_ahead(Lock& lock) {
@@ -151,7 +163,7 @@ void TensorStore::fetch_ahead(Lock& lock) {
     const auto t = static_cast<std::size_t>(a.tier);
     if (a.access == Access::kOverwrite || residency_.present(a.segment, a.tier) || !residency_.has_content(a.segment))
       continue;
-    const std::int64_t limit = options_.read_ahead > 0 ? options_.read_ahead : residency_.budget(a.tier) / 2;
+    const std::int64_t limit = read_ahead(a.tier);
     const Hot& h = hot(a.segment);
     if (Hot::writers(h.word[0].load()) > 0 || Hot::writers(h.word[1].load()) > 0) continue;
     if (ahead_bytes_[t] > 0 && ahead_bytes_[t] + table_.segment(a.segment).charge > limit) return;

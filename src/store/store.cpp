@@ -42,6 +42,7 @@ TensorStore::TensorStore(const Options& options)
   predictor_ = std::make_unique<Predictor>();
   recorder_ = std::make_unique<Recorder>();
   make_segments();
+  set_looks();
   residency_.set_gate(this);
   if (io::Engine* io = options_.io) {
     // Last: where something throws before, nobody takes them off the arena, which may outlive the engine.

@@ -278,6 +278,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   void log_access(SegmentId segment, Tier tier, Access access);
   void follow_log();
   void expect_again();
+  void set_looks();
+  std::int64_t read_ahead(Tier tier) const;
   void used(SegmentId segment);
   bool fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t position);
   void fetch_ahead(Lock& lock);

@@ -22,7 +22,7 @@ void TensorStore::step_begin(std::string_view name) {
   throw_failure();
   ZG_ASSERT(program_ == nullptr, "steps are for who has no program");
   const Program* expected = predictor_->program();
-  predictor_->begin(std::string(name), table_.segment_count());
+  predictor_->begin(std::string(name));
   if (predictor_->program() != expected || expected == nullptr) {
     residency_.guess(predictor_->program(), -1);
     ahead_ = 0;
@@ -40,7 +40,7 @@ void TensorStore::step_end() {
   const bool repeated = predictor_->repeats();
   const std::int32_t count = predictor_->program() != nullptr ? predictor_->program()->access_count() : 0;
   residency_.guess(nullptr, -1);  // the record may be replaced
-  predictor_->end();
+  predictor_->end(table_.segment_count());
   if (options_.record && predictor_->last_recorded() != nullptr) recorder_->ran(*predictor_->last_recorded());
   // What was fetched for the start of the next one has been.
   ahead_ = repeated ? std::max(0, ahead_ - count) : 0;

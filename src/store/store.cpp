@@ -167,7 +167,10 @@ void TensorStore::run(const Program* program, const Program* next) {
 void TensorStore::enter_program(Lock& lock) {
   ZG_ASSERT(!logging_, "a step is under way: end it before a program begins");
   closed_for_program_ = true;
-  for (SegmentId id = 0; id < table_.segment_count(); ++id) refresh(id);
+  for (SegmentId id = 0; id < table_.segment_count(); ++id) {
+    refresh(id);
+    demand(id);  // with a program all is equally urgent: what was decided before it must not come after it
+  }
   double warn_at = options_.warn_after_seconds;
   const auto begin = Clock::now();
   for (SegmentId id = 0; id < table_.segment_count(); ++id) {
@@ -183,6 +186,7 @@ void TensorStore::enter_program(Lock& lock) {
     }
     for (auto& word : hot(id).word) word.fetch_and(~Hot::kWaited);
   }
+  ZG_ASSERT(waiters_.empty(), "a thread waits for {}, which a program takes", describe(*waiters_.front()));
   closed_for_program_ = false;
 }
 

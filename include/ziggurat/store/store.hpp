@@ -97,7 +97,7 @@ class Lease {
   std::int64_t bytes_ = 0;
 };
 
-// Keeps a segment at a tier, once it is there, until the pin ends. Move-only.
+// Keeps a segment at a tier, once it is there, until the pin ends; gone before the store is. Move-only.
 class Pin {
  public:
   Pin() = default;

@@ -248,6 +248,7 @@ std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
     }
   }
   free(id, tier);
+  out_->back().access = Access::kRead;
   left = true;
   return std::nullopt;
 }

@@ -37,7 +37,7 @@ struct Action {
   Kind kind = Kind::kUse;
   Tier tier = Tier::kDevice;  // of the memory taken, given back, used, or copied to
   Tier from = Tier::kDevice;  // kCopy
-  Access access = Access::kRead;
+  Access access = Access::kRead;  // kUse; of kFree: kRead if it leaves to make room, else kOverwrite
   SegmentId segment = 0;
 };
 

@@ -343,8 +343,8 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
       return a.kind == Action::Kind::kCopy && a.tier == Tier::kNvme;
     });
     add_actions(lock, Urgency::kDemand);
-    if (writes_back && options_.write_ahead) write_ahead(lock);
     if (failure) {
+      if (writes_back && options_.write_ahead) write_ahead(lock);
       refresh(id);
       if (failure->busy >= 0) {
         demand(failure->busy);
@@ -355,7 +355,8 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     }
     w.missed = true;
     w.decided = true;
-    ++s.intents[t];
+    ++s.intents[t];  // which keeps write_ahead() off it
+    if (writes_back && options_.write_ahead) write_ahead(lock);
     throw_failure();
   }
   std::uint64_t word = h.word[t].load();

@@ -92,19 +92,32 @@ TensorStore::Holder& TensorStore::holder() {
   return found;
 }
 
-// A lease on a copy of which the word has been counted up already.
-void TensorStore::fill(Lease& lease, SegmentId id, Tier tier, Access access) {
-  Hot& h = hot(id);
+// That this thread holds it. Before the word is counted up, so that nobody sees a lease that no thread has.
+std::atomic<const Hot*>* TensorStore::note(const Hot& h) {
   Holder& mine = holder();
-  lease.entry_ = nullptr;
   for (std::size_t n = 0; n < Holder::kEntries; ++n) {
     auto& entry = mine.entries[mine.next];
     mine.next = (mine.next + 1) % Holder::kEntries;
     if (entry.load(std::memory_order_relaxed) != nullptr) continue;
-    entry.store(&h, std::memory_order_release);
-    lease.entry_ = &entry;
-    break;
+    entry.store(&h, std::memory_order_relaxed);
+    return &entry;
   }
+  unnoted_.fetch_add(1);
+  return nullptr;
+}
+
+void TensorStore::note_off(std::atomic<const Hot*>* entry) {
+  if (entry != nullptr) {
+    entry->store(nullptr, std::memory_order_relaxed);
+  } else {
+    unnoted_.fetch_sub(1);
+  }
+}
+
+// A lease on a copy of which the word has been counted up already.
+void TensorStore::fill(Lease& lease, SegmentId id, Tier tier, Access access, std::atomic<const Hot*>* entry) {
+  Hot& h = hot(id);
+  lease.entry_ = entry;
   h.last_use.store(tick(), std::memory_order_relaxed);
   lease.store_ = this;
   lease.segment_ = id;
@@ -121,13 +134,20 @@ bool TensorStore::take_fast(Lease& lease, SegmentId segment, Tier tier, Access a
   const std::uint64_t needed = reads ? Hot::kOpen : Hot::kOpen | Hot::kSole;
   std::uint64_t w = word.load(std::memory_order_relaxed);
   if (failed_.load(std::memory_order_relaxed)) return false;
-  do {
+  const auto may_take = [&] {
     if ((w & (needed | Hot::kWaited)) != needed) return false;
-    if (reads ? Hot::writers(w) != 0 : (w & Hot::kLeases) != 0) return false;
-  } while (!word.compare_exchange_weak(w, w + (reads ? Hot::kReader : Hot::kWriter), std::memory_order_acquire,
-                                       std::memory_order_relaxed));
+    return reads ? Hot::writers(w) == 0 : (w & Hot::kLeases) == 0;
+  };
+  if (!may_take()) return false;
+  auto* const entry = note(h);
+  while (!word.compare_exchange_weak(w, w + (reads ? Hot::kReader : Hot::kWriter), std::memory_order_acq_rel,
+                                     std::memory_order_relaxed)) {
+    if (may_take()) continue;
+    note_off(entry);
+    return false;
+  }
   h.hits[index(tier)].fetch_add(1, std::memory_order_relaxed);
-  fill(lease, segment, tier, access);
+  fill(lease, segment, tier, access, entry);
   return true;
 }
 
@@ -144,37 +164,35 @@ Lease TensorStore::acquire(SegmentId segment, Tier tier, Access access, Stream* 
   return lease;
 }
 
+// Waits, while nothing is held, for the one that could not be had; then tries the others.
 void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Lease>& out, Stream* consumer) {
   out.clear();
-  for (const AccessStep& a : accesses) check_access(a.segment, a.tier);
+  check_together(accesses);
   Lock lock(mutex_);
   ZG_ASSERT(program_ == nullptr, "with a program, its operations are acquired");
-  const auto once = [&] {
-    for (const AccessStep& a : accesses) {
-      Waiter waiter(*this, a, consumer);
-      Lease lease;
-      while (!try_take(lock, waiter, lease)) {
-        if (waiter.obstacle == Obstacle::kMoving || out.empty()) {
-          wait(lock, waiter);
-          continue;
+  const std::size_t n = accesses.size();
+  std::size_t first = 0;
+  // Which could not be had; n: all were.
+  const auto take_all = [&] {
+    out.resize(n);
+    for (std::size_t k = 0; k < n; ++k) {
+      const std::size_t i = (first + k) % n;
+      Waiter waiter(*this, accesses[i], consumer);
+      while (!try_take(lock, waiter, out[i])) {
+        if (k > 0 && waiter.obstacle != Obstacle::kMoving) {
+          if (waiter.obstacle == Obstacle::kRoom && !others_can_release(waiter)) throw_no_room(waiter, false);
+          return i;
         }
-        // Nothing is held while others' leases are waited for.
-        lock.unlock();
-        out.clear();
-        lock.lock();
         wait(lock, waiter);
-        if (!try_take(lock, waiter, lease)) wait(lock, waiter);
-        lock.unlock();
-        lease.release();
-        lock.lock();
-        return false;
       }
-      out.push_back(std::move(lease));
     }
-    return true;
+    return n;
   };
   try {
-    while (!once()) {
+    while ((first = take_all()) != n) {
+      lock.unlock();
+      out.clear();
+      lock.lock();
     }
   } catch (...) {
     lock.unlock();
@@ -184,6 +202,26 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
   lock.unlock();
   if (logging_.load(std::memory_order_relaxed)) {
     for (const AccessStep& a : accesses) log_access(a.segment, a.tier, a.access);
+  }
+}
+
+// What can never be had together must not be tried for ever.
+void TensorStore::check_together(std::span<const AccessStep> accesses) const {
+  std::array<std::int64_t, 2> bytes{};
+  for (std::size_t i = 0; i < accesses.size(); ++i) {
+    const AccessStep& a = accesses[i];
+    check_access(a.segment, a.tier);
+    const auto same = [&](const AccessStep& b) { return b.segment == a.segment; };
+    if (std::any_of(accesses.begin(), accesses.begin() + static_cast<std::ptrdiff_t>(i), same))
+      throw Error(Errc::kUsage, table_.segment_name(a.segment), "is named twice in one acquire", "name each segment once");
+    bytes[index(a.tier)] += table_.segment(a.segment).charge;
+  }
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    if (bytes[index(tier)] <= residency_.budget(tier)) continue;
+    throw Error(Errc::kMemory, name_of(tier) + std::string(" tier"),
+                fmt::format("no room for {} segments ({}) at once: they pass the budget of {}", accesses.size(),
+                            format_bytes(bytes[index(tier)]), format_bytes(residency_.budget(tier))),
+                "acquire fewer at once, or raise this tier's budget");
   }
 }
 
@@ -217,7 +255,7 @@ TensorStore::Waiter::~Waiter() {
   ++store.waits_;
   ++s.counts.waits;
   s.counts.waited_seconds += seconds;
-  store.changed_.notify_all();  // what it stood in the way of
+  store.wake();  // what it stood in the way of
 }
 
 // Leases, and those that came before us to wait for them.
@@ -230,12 +268,24 @@ bool TensorStore::in_the_way(const Waiter& w) const {
   const bool reads = w.step.access == Access::kRead;
   const auto blocks = [&](std::uint64_t word) { return reads ? Hot::writers(word) > 0 : (word & Hot::kLeases) != 0; };
   if (!blocks(here) && !blocks(there)) {
-    return reads && s.write_waiters > 0 && !w.flagged && !holds_any(w.holder);
+    return overtakes(w);
   }
   // What is on the consumer's own stream is in order without our help.
   const bool ready = residency_.present(id, w.step.tier) && (reads || residency_.sole(id, w.step.tier));
   return !(ready && !blocks(there) && w.consumer != nullptr && s.passed_to == w.consumer &&
            Hot::readers(here) + Hot::writers(here) == s.passed[t]);
+}
+
+// Those who wait for leases of one segment, of which one at least writes, go in the order of coming. Who holds
+// something does not wait for who may be waiting for just that.
+bool TensorStore::overtakes(const Waiter& w) const {
+  const SegmentState& s = at(w.step.segment);
+  const bool reads = w.step.access == Access::kRead;
+  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || holds_any(w.holder)) return false;
+  return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
+    return o != &w && o->flagged && o->step.segment == w.step.segment && (!w.flagged || o->arrival < w.arrival) &&
+           !(reads && o->step.access == Access::kRead);
+  });
 }
 
 bool TensorStore::close_for_write(SegmentId segment) {
@@ -251,6 +301,20 @@ bool TensorStore::close_for_write(SegmentId segment) {
   return true;
 }
 
+// A copy may be made while others read, not while they write. What cleared the flag must refresh() it.
+bool TensorStore::close_to_writers(SegmentId segment) {
+  for (auto& word : hot(segment).word) {
+    std::uint64_t w = word.load();
+    do {
+      if (Hot::writers(w) > 0) {
+        refresh(segment);
+        return false;
+      }
+    } while (!word.compare_exchange_weak(w, w & ~Hot::kSole));
+  }
+  return true;
+}
+
 // Takes the lease, or says in the waiter what stands against it, having begun what can be begun.
 bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
   const SegmentId id = w.step.segment;
@@ -260,9 +324,10 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
   Hot& h = hot(id);
   const std::size_t t = index(tier);
   const bool reads = access == Access::kRead;
-  const auto hindered = [&w](Obstacle obstacle, SegmentId moving = -1) {
+  const auto hindered = [&](Obstacle obstacle, SegmentId moving = -1) {
     w.obstacle = obstacle;
     w.moving = moving;
+    w.seen = changes_;
     return false;
   };
   throw_failure();
@@ -274,19 +339,21 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
       demand(id);
       return hindered(Obstacle::kMoving, id);
     }
+    if (table_.tensor(table_.segment(id).tensor).removed)
+      throw Error(Errc::kUsage, table_.segment_name(id), "is accessed, and was removed", "take the numbers from the table of the store");
     if (access != Access::kOverwrite && !residency_.has_content(id))
       throw Error(Errc::kUsage, table_.segment_name(id), "is read, and has no content",
                   "write it first (Access::kOverwrite)");
-    if (is_behind(w)) return hindered(Obstacle::kRoom);
-    if (!reads && !close_for_write(id)) return hindered(Obstacle::kLeases);
+    if (is_behind(w)) return hindered(Obstacle::kLine);
+    if (!(reads ? close_to_writers(id) : close_for_write(id))) return hindered(Obstacle::kLeases);
     h.last_use.store(tick(), std::memory_order_relaxed);
     const auto failure = residency_.decide_free(w.step, actions_);
     const bool writes_back = std::any_of(actions_.begin(), actions_.end(), [](const Action& a) {
       return a.kind == Action::Kind::kCopy && a.tier == Tier::kNvme;
     });
     add_actions(lock, Urgency::kDemand);
-    if (writes_back && options_.write_ahead) write_ahead(lock);
     if (failure) {
+      if (writes_back && options_.write_ahead) write_ahead(lock);
       refresh(id);
       if (failure->busy >= 0) {
         demand(failure->busy);
@@ -301,7 +368,8 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     }
     w.missed = true;
     w.decided = true;
-    ++s.intents[t];
+    ++s.intents[t];  // which keeps write_ahead() off it
+    if (writes_back && options_.write_ahead) write_ahead(lock);
     throw_failure();
   }
   std::uint64_t word = h.word[t].load();
@@ -314,7 +382,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     // A fast one may have come in between.
     if ((word & Hot::kLeases) != 0 && in_the_way(w)) return hindered(Obstacle::kLeases);
   } while (!h.word[t].compare_exchange_weak(word, word + (reads ? Hot::kReader : Hot::kWriter)));
-  fill(lease, id, tier, access);
+  fill(lease, id, tier, access, note(h));
   if (w.missed) {
     ++s.counts.misses;
     ++tiers_[t].misses;
@@ -329,8 +397,9 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
 bool TensorStore::is_behind(const Waiter& w) const {
   if (holds_any(w.holder)) return false;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
-    return o != &w && o->obstacle == Obstacle::kRoom && o->in_line && (!w.in_line || o->ticket < w.ticket) &&
-           !holds_any(o->holder);
+    const bool wants_room = o->obstacle == Obstacle::kRoom || o->obstacle == Obstacle::kLine ||
+                            (o->obstacle == Obstacle::kMoving && !o->decided);
+    return o != &w && wants_room && o->in_line && (!w.in_line || o->ticket < w.ticket) && !holds_any(o->holder);
   });
 }
 
@@ -346,12 +415,13 @@ void TensorStore::wait(Lock& lock, Waiter& w) {
   }
   if (w.obstacle == Obstacle::kLeases && !w.flagged) {
     w.flagged = true;
+    w.arrival = tickets_++;
     ++s.lease_waiters;
     if (w.step.access != Access::kRead) ++s.write_waiters;
     for (auto& word : hot(w.step.segment).word) word.fetch_or(Hot::kWaited);
     return;
   }
-  if (w.obstacle == Obstacle::kRoom && !w.in_line) {
+  if ((w.obstacle == Obstacle::kRoom || w.obstacle == Obstacle::kLine) && !w.in_line) {
     w.in_line = true;
     w.ticket = tickets_++;
     room_waiters_.fetch_add(1);
@@ -381,35 +451,28 @@ bool TensorStore::holds_any(const Holder& holder) {
 
 // Throws if `w` can never go on and its thread is one of those that stand in the way. A thread that holds a
 // lease and is not waiting for leases or room can go on; so can one that waits for leases of those that can,
-// or for room while anybody can give some back. (More than Holder::kEntries leases in one thread are never found
-// to be a circle.)
+// or for room while anybody can give some back. Moves play no part: a copy that could leave once it has arrived is
+// waited for as such (kMoving).
 void TensorStore::check_waits(Waiter& w) const {
-  if (w.obstacle == Obstacle::kMoving) return;
+  if (w.obstacle != Obstacle::kLeases && w.obstacle != Obstacle::kRoom) return;
+  if (w.obstacle == Obstacle::kRoom && w.room.needed > residency_.budget(w.room.tier)) throw_no_room(w, false);
   std::lock_guard holders_lock(holders_mutex_);
-  // A lease is counted in its word before it is noted with its holder, and noted off before it is counted down:
-  // where there are more of the former, somebody is just taking or releasing one.
-  std::int64_t noted = passed_, counted = 0;
-  for (const auto& o : holders_) {
-    noted += std::count_if(std::begin(o->entries), std::end(o->entries),
-                           [](const auto& e) { return e.load(std::memory_order_acquire) != nullptr; });
-  }
-  for (SegmentId id = 0; id < segment_count_; ++id) {
-    for (const auto& word : hot(id).word) counted += Hot::readers(word.load()) + Hot::writers(word.load());
-  }
-  const bool moving = !idle() || passed_ > 0 || counted != noted;
   std::vector<const Waiter*> stuck;
   for (const Waiter* v : waiters_) {
-    if (v->obstacle == Obstacle::kLeases || v->obstacle == Obstacle::kRoom) stuck.push_back(v);
+    // Who has not looked since the last change may find a way.
+    if ((v->obstacle == Obstacle::kLeases || v->obstacle == Obstacle::kRoom) && v->seen == changes_) stuck.push_back(v);
   }
+  const auto is_stuck = [&](const Waiter* v) { return std::find(stuck.begin(), stuck.end(), v) != stuck.end(); };
   const auto can_go_on = [&](const Holder& holder) {
     return std::none_of(stuck.begin(), stuck.end(), [&](const Waiter* v) { return &v->holder == &holder; });
   };
   const auto lives = [&](const Waiter& v) {
     if (v.obstacle == Obstacle::kRoom) {
-      if (moving) return true;
-      return std::any_of(holders_.begin(), holders_.end(),
+      return passed_ > 0 || unnoted_ > 0 ||
+             std::any_of(holders_.begin(), holders_.end(),
                          [&](const auto& o) { return holds_any(*o) && can_go_on(*o); }) ||
-             std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) { return o->decided && o != &v && can_go_on(o->holder); });
+             std::any_of(waiters_.begin(), waiters_.end(),
+                         [&](const Waiter* o) { return o->decided && !is_stuck(o); });
     }
     const Hot& h = hot(v.step.segment);
     return std::none_of(holders_.begin(), holders_.end(),
@@ -424,45 +487,66 @@ void TensorStore::check_waits(Waiter& w) const {
       break;
     }
   }
-  if (std::find(stuck.begin(), stuck.end(), &w) == stuck.end()) return;
-  const std::string name = table_.segment_name(w.step.segment);
+  if (!is_stuck(&w)) return;
   const bool holds_something = holds_any(w.holder);
-  if (w.obstacle == Obstacle::kLeases) {
-    if (!holds_something) return;  // one of the others gets the error
-    throw Error(Errc::kUsage, name,
-                fmt::format("cannot be acquired at the {}: its leases are held by this thread, or by one that waits for it",
-                            name_of(w.step.tier)),
-                "release leases first, or acquire all segments of an operation in one call");
-  }
   const bool anybody = std::any_of(holders_.begin(), holders_.end(), [](const auto& o) { return holds_any(*o); });
-  if (!holds_something && anybody) return;
+  if (!holds_something && (anybody || w.obstacle == Obstacle::kLeases)) return;  // one of the others gets the error
+  if (w.obstacle == Obstacle::kRoom) throw_no_room(w, anybody);
+  throw Error(Errc::kUsage, table_.segment_name(w.step.segment),
+              fmt::format("cannot be acquired at the {}: its leases are held by this thread, or by one that waits for it",
+                          name_of(w.step.tier)),
+              "release leases first, or acquire all segments of an operation in one call");
+}
+
+// Whether room can still come from others than the thread of `w`.
+bool TensorStore::others_can_release(const Waiter& w) const {
+  std::lock_guard holders_lock(holders_mutex_);
+  return passed_ > 0 || unnoted_ > 0 ||
+         std::any_of(holders_.begin(), holders_.end(), [&](const auto& o) { return o.get() != &w.holder && holds_any(*o); }) ||
+         std::any_of(waiters_.begin(), waiters_.end(), [](const Waiter* o) { return o->decided; });
+}
+
+void TensorStore::throw_no_room(const Waiter& w, bool held) const {
   throw Error(Errc::kMemory, name_of(w.room.tier) + std::string(" tier"),
-              fmt::format("no room for {} ({}): {} the budget of {}", name,
+              fmt::format("no room for {} ({}): {} the budget of {}", table_.segment_name(w.step.segment),
                           format_bytes(table_.segment(w.step.segment).charge),
-                          anybody ? "the leases that are held fill" : "it, what is pinned and what may not sink pass",
+                          held ? "the leases that are held fill" : "it, what is pinned and what may not sink pass",
                           format_bytes(residency_.budget(w.room.tier))),
               "release leases, or raise this tier's budget");
 }
 
-void TensorStore::end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry) {
-  if (entry != nullptr) entry->store(nullptr, std::memory_order_release);
-  const std::uint64_t before = hot(id).word[index(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
-  // The waiter counts itself before it looks at the leases for the last time, and we look for it after the lease
-  // has ended: one of us sees the other.
-  if ((before & Hot::kWaited) == 0 && room_waiters_.load() == 0) return;
-  std::lock_guard lock(mutex_);
+// Who waits looks again.
+void TensorStore::wake() {
+  ++changes_;
   changed_.notify_all();
 }
 
-void TensorStore::pass(SegmentId id, Tier tier, std::atomic<const Hot*>* entry, Stream& stream) {
-  if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
+void TensorStore::end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry) {
+  const std::uint64_t before = hot(id).word[index(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
+  // Held until those who wait are told, so that none of them takes it for lost.
+  const auto clear = [this, entry] {
+    note_off(entry);
+  };
+  // The waiter counts itself before it looks at the leases for the last time, and we look for it after the lease
+  // has ended: one of us sees the other.
+  if ((before & Hot::kWaited) == 0 && room_waiters_.load() == 0) {
+    clear();
+    return;
+  }
   std::lock_guard lock(mutex_);
+  clear();
+  wake();
+}
+
+void TensorStore::pass(SegmentId id, Tier tier, std::atomic<const Hot*>* entry, Stream& stream) {
+  std::lock_guard lock(mutex_);
+  note_off(entry);
   SegmentState& s = at(id);
   const bool first = s.passed[0] + s.passed[1] == 0;
   s.passed_to = first || s.passed_to == &stream ? &stream : nullptr;
   ++s.passed[index(tier)];
   ++passed_;
-  if (s.lease_waiters > 0) changed_.notify_all();  // one for the same stream may go on
+  if (s.lease_waiters > 0) wake();  // one for the same stream may go on
 }
 
 void TensorStore::end_passed(SegmentId id, Tier tier, bool writes) {
@@ -470,7 +554,7 @@ void TensorStore::end_passed(SegmentId id, Tier tier, bool writes) {
   --at(id).passed[index(tier)];
   --passed_;
   hot(id).word[index(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
-  changed_.notify_all();
+  wake();
 }
 
 bool TensorStore::held(SegmentId segment, Tier tier) const {

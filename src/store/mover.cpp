@@ -97,8 +97,10 @@ void TensorStore::add_actions(Lock& lock, Urgency urgency) {
     if (action.kind == Action::Kind::kAlloc) insert(memory_queue_[static_cast<std::size_t>(action.tier)], node);
     if (action.kind == Action::Kind::kFree) {
       const auto t = static_cast<std::size_t>(action.tier);
-      ++s.counts.evictions;
-      ++tiers_[t].evictions;
+      if (action.access == Access::kRead) {
+        ++s.counts.evictions;
+        ++tiers_[t].evictions;
+      }
       if (s.prefetched == static_cast<std::int8_t>(t)) {
         if (hot(action.segment).hits[t].load(std::memory_order_relaxed) == s.hits_before) ++prefetched_in_vain_;
         used(action.segment);
@@ -443,7 +445,7 @@ void TensorStore::finish(Lock& lock, Node& node) {
   // Its turn for memory may have come.
   memory_freed_ = {true, true};
   settle(lock);
-  changed_.notify_all();
+  wake();
 }
 
 }  // namespace zg

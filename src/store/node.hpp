@@ -68,6 +68,8 @@ struct TensorStore::Waiter {
   bool flagged = false;      // counted in lease_waiters
   bool in_line = false;      // counted in room_waiters_
   std::uint64_t ticket = 0;  // order of those that wait for room
+  std::uint64_t arrival = 0;  // order of those that wait for leases
+  std::uint64_t seen = 0;    // changes_ when the obstacle was found
   bool listed = false;       // in waiters_
   bool missed = false;       // it was not at the tier
   Clock::time_point begin{};

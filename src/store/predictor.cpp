@@ -11,12 +11,11 @@ std::shared_ptr<const Program> Predictor::find(const std::string& name) const {
   return it == known_.end() ? nullptr : it->second;
 }
 
-void Predictor::begin(const std::string& name, std::int32_t segment_count) {
+void Predictor::begin(const std::string& name) {
   ZG_ASSERT(!active_, "step \"{}\" has not ended", name_);
   if (!name_.empty()) successor_[name_] = name;
   active_ = true;
   name_ = name;
-  segment_count_ = segment_count;
   program_ = find(name);
   log_.clear();
   cursor_ = -1;
@@ -26,14 +25,14 @@ void Predictor::begin(const std::string& name, std::int32_t segment_count) {
   repeats_ = next == successor_.end() || next->second == name;
 }
 
-void Predictor::end() {
+void Predictor::end(std::int32_t segment_count) {
   ZG_ASSERT(active_, "no step has begun");
   active_ = false;
   recorded_ = nullptr;
   if (!log_.empty()) {
     Program program(name_);
     for (const AccessStep& a : log_) program.add_op({&a, 1});
-    program.finish(segment_count_);
+    program.finish(segment_count);
     recorded_ = std::make_shared<const Program>(std::move(program));
     // One that was left early says nothing about the rest.
     std::shared_ptr<const Program>& known = known_[name_];

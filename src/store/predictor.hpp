@@ -20,13 +20,13 @@ namespace zg {
 class Predictor {
  public:
   // A step begins. The record of the last one of that name, if there is one, is what is expected.
-  void begin(const std::string& name, std::int32_t segment_count);
+  void begin(const std::string& name);
   // An access happened. Says whether it was expected; `passed(segment)` is called for it and for those whose
   // uses were left out.
   template <class Passed>
   bool happened(const AccessStep& access, Passed&& passed);
   // The step ends. What is expected to follow; null: not known. Never one that is expected no more.
-  void end();
+  void end(std::int32_t segment_count);
   void expect(const Program& program, std::int32_t segment_count);
 
   bool active() const { return active_; }
@@ -53,7 +53,6 @@ class Predictor {
   std::map<std::string, std::string> successor_;
   bool active_ = false;
   std::string name_;
-  std::int32_t segment_count_ = 0;
   std::shared_ptr<const Program> program_, recorded_;
   std::vector<AccessStep> log_;
   std::int32_t cursor_ = -1;

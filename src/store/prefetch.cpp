@@ -11,9 +11,10 @@
 namespace zg {
 namespace {
 
-// What is logged is looked at after so much of it, whichever comes first.
+// What is logged is looked at after so much of it, whichever comes first: in little room, after less.
 constexpr std::size_t kLookAfterAccesses = 32;
 constexpr std::int64_t kLookAfterBytes = 1 << 20;
+constexpr std::int64_t kLooksInWhatIsAhead = 4;
 
 }  // namespace
 
@@ -27,12 +28,13 @@ void TensorStore::step_begin(std::string_view name) {
     log_bytes_ = 0;
   }
   const Program* expected = predictor_->program();
-  predictor_->begin(std::string(name), table_.segment_count());
+  predictor_->begin(std::string(name));
   if (predictor_->program() != expected || expected == nullptr) {
     residency_.guess(predictor_->program(), -1);
     ahead_ = 0;
   }
   logging_ = true;
+  resting_ = false;
   fetch_ahead(lock);
 }
 
@@ -44,13 +46,19 @@ void TensorStore::step_end() {
   const bool repeated = predictor_->repeats();
   const std::int32_t count = predictor_->program() != nullptr ? predictor_->program()->access_count() : 0;
   residency_.guess(nullptr, -1);  // the record may be replaced
-  predictor_->end();
+  predictor_->end(table_.segment_count());
   if (options_.record && predictor_->last_recorded() != nullptr) recorder_->ran(*predictor_->last_recorded());
   keep(predictor_->last_recorded());
   // What was fetched for the start of the next one has been.
   ahead_ = repeated ? std::max(0, ahead_ - count) : 0;
   residency_.guess(predictor_->program(), -1);
   fetch_ahead(lock);
+}
+
+// Something took the future, and what had been fetched for it, away.
+void TensorStore::expect_again() {
+  residency_.guess(predictor_->program(), predictor_->cursor());
+  ahead_ = 0;
 }
 
 void TensorStore::expect(const Program& program) {
@@ -74,7 +82,7 @@ void TensorStore::log_access(SegmentId segment, Tier tier, Access access) {
     std::lock_guard lock(log_mutex_);
     log_.push_back({segment, tier, access, false});
     log_bytes_ += hot(segment).bytes;
-    look = log_.size() >= kLookAfterAccesses || log_bytes_ >= kLookAfterBytes;
+    look = log_.size() >= kLookAfterAccesses || log_bytes_ >= look_after_bytes_;
   }
   if (!look) return;
   // Whoever is inside looks when a move ends, at the latest.
@@ -90,6 +98,7 @@ void TensorStore::follow_log() {
     log_taken_.swap(log_);
     log_bytes_ = 0;
   }
+  if (!log_taken_.empty()) resting_ = false;
   for (const AccessStep& a : log_taken_) {
     const std::int32_t before = predictor_->cursor();
     const bool expected = predictor_->happened(a, [&](SegmentId id) { residency_.used_at(id, predictor_->cursor()); });
@@ -112,14 +121,7 @@ void TensorStore::used(SegmentId segment) {
 bool TensorStore::fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t position) {
   SegmentState& s = at(segment);
   Hot& h = hot(segment);
-  if (s.first != nullptr) return false;
-  // A copy may be made while others read, not while they write.
-  for (auto& word : h.word) {
-    std::uint64_t w = word.load();
-    do {
-      if (Hot::writers(w) > 0) return false;
-    } while (!word.compare_exchange_weak(w, w & ~Hot::kSole));
-  }
+  if (s.first != nullptr || !close_to_writers(segment)) return false;
   h.last_use.store(tick(), std::memory_order_relaxed);
   const bool there = residency_.prefetch(segment, tier, position, actions_);
   add_actions(lock, Urgency::kPrefetch);
@@ -144,10 +146,21 @@ void TensorStore::prefetch(SegmentId segment, Tier tier) {
   (void)fetch(lock, segment, tier, -1);
 }
 
+std::int64_t TensorStore::read_ahead(Tier tier) const {
+  return options_.read_ahead > 0 ? options_.read_ahead : residency_.budget(tier) / 2;
+}
+
+void TensorStore::set_looks() {
+  look_after_bytes_ = kLookAfterBytes;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    if (residency_.budget(tier) > 0) look_after_bytes_ = std::min(look_after_bytes_, read_ahead(tier) / kLooksInWhatIsAhead);
+  }
+}
+
 // Walks the expected accesses from the cursor on, at most once round, until the room that later uses can spare
 // is full, or enough is on its way.
 void TensorStore::fetch_ahead(Lock& lock) {
-  if (program_ != nullptr || failed_ || closing_ || predictor_->program() == nullptr) return;
+  if (program_ != nullptr || failed_ || closing_ || resting_ || predictor_->program() == nullptr) return;
   const Program& p = *predictor_->program();
   const std::int32_t end = predictor_->repeats() ? predictor_->cursor() + 1 + p.access_count() : p.access_count();
   ahead_ = std::max(ahead_, predictor_->cursor() + 1);
@@ -157,7 +170,7 @@ void TensorStore::fetch_ahead(Lock& lock) {
     const auto t = static_cast<std::size_t>(a.tier);
     if (a.access == Access::kOverwrite || residency_.present(a.segment, a.tier) || !residency_.has_content(a.segment))
       continue;
-    const std::int64_t limit = options_.read_ahead > 0 ? options_.read_ahead : residency_.budget(a.tier) / 2;
+    const std::int64_t limit = read_ahead(a.tier);
     const Hot& h = hot(a.segment);
     if (Hot::writers(h.word[0].load()) > 0 || Hot::writers(h.word[1].load()) > 0) continue;
     if (ahead_bytes_[t] > 0 && ahead_bytes_[t] + table_.segment(a.segment).charge > limit) return;

@@ -51,6 +51,8 @@ std::string TensorStore::describe(const Waiter& w) const {
       return text + fmt::format("leases of others ({} read, {} write; {} of them passed to a stream)", readers, writers,
                                 s.passed[0] + s.passed[1]);
     }
+    case Obstacle::kLine:
+      return text + "others who wait for room";
     case Obstacle::kRoom:
       return text + fmt::format("room for {} in the {} tier, which leases fill", format_bytes(w.room.needed),
                                 name_of(w.room.tier));
@@ -227,6 +229,48 @@ std::string TensorStore::state() const {
   if (failed_) text += fmt::format("\n  failed: {}", failure_->what());
   if (options_.io != nullptr) text += fmt::format("\n  {}", options_.io->state());
   return text;
+}
+
+// After a failure moves are left where they are, and nothing of this need hold.
+void TensorStore::check() const {
+  std::lock_guard lock(mutex_);
+  if (failed_) return;
+  residency_.check();
+  int passed = 0;
+  std::array<std::int64_t, 2> ahead{}, memory{};
+  for (SegmentId id = 0; id < table_.segment_count(); ++id) {
+    const SegmentState& s = at(id);
+    const std::string name = table_.segment_name(id);
+    if (s.ahead) ahead[static_cast<std::size_t>(s.prefetched)] += table_.segment(id).charge;
+    for (const Node* n = s.first; n != nullptr; n = n->next) {
+      passed += n->leased && n->passed_to != nullptr ? 1 : 0;
+      ZG_ASSERT(n->next != nullptr ? n->next->before == n : s.last == n, "{}", name);
+    }
+    const auto mine = [&](const Waiter* w) { return w->step.segment == id; };
+    const auto count = [&](auto&& what) {
+      return std::count_if(waiters_.begin(), waiters_.end(), [&](const Waiter* w) { return mine(w) && what(*w); });
+    };
+    ZG_ASSERT_EQ(count([](const Waiter& w) { return w.flagged; }), s.lease_waiters);
+    ZG_ASSERT_EQ(count([](const Waiter& w) { return w.flagged && w.step.access != Access::kRead; }), s.write_waiters);
+    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+      const auto t = static_cast<std::size_t>(tier);
+      const std::uint64_t word = hot(id).word[t].load();
+      const bool taken = hot(id).memory[t] != nullptr, present = residency_.present(id, tier);
+      passed += s.passed[t];
+      if (taken) memory[t] += table_.segment(id).charge;
+      if (s.first == nullptr) ZG_ASSERT(taken == present, "{} at the {}", name, name_of(tier));
+      if ((word & Hot::kOpen) != 0) ZG_ASSERT(taken && present && program_ == nullptr, "{} at the {}", name, name_of(tier));
+      if ((word & Hot::kSole) != 0) ZG_ASSERT(residency_.sole(id, tier) && s.first == nullptr, "{} at the {}", name, name_of(tier));
+      if ((word & Hot::kLeases) != 0) ZG_ASSERT(taken, "{} at the {}", name, name_of(tier));
+      ZG_ASSERT_LE(s.passed[t], Hot::readers(word) + Hot::writers(word));
+      ZG_ASSERT(s.lease_waiters == 0 || (word & Hot::kWaited) != 0, "{} at the {}", name, name_of(tier));
+    }
+  }
+  ZG_ASSERT_EQ(passed, passed_);
+  ZG_ASSERT_EQ(ahead[0], ahead_bytes_[0]);
+  ZG_ASSERT_EQ(ahead[1], ahead_bytes_[1]);
+  ZG_ASSERT_LE(memory[0], options_.budgets.device);
+  ZG_ASSERT_LE(memory[1], options_.budgets.host);
 }
 
 }  // namespace zg

@@ -248,6 +248,7 @@ std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
     }
   }
   free(id, tier);
+  out_->back().access = Access::kRead;
   left = true;
   return std::nullopt;
 }
@@ -417,15 +418,15 @@ void Residency::sink(std::vector<Action>& out) {
   ++clock_;
   Gate* const gate = gate_;
   set_future(nullptr, nullptr);
+  gate_ = gate;  // what is held stays
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     search_[index(tier)] = ++searches_;
     const std::vector<SegmentId> all = resident_[index(tier)];
     for (const SegmentId id : all) {
       bool left = false;
-      if (present(id, tier) && table_.segment(id).lowest > tier) (void)evict(id, tier, left);
+      if (present(id, tier) && table_.segment(id).lowest > tier && !is_pinned(id, tier)) (void)evict(id, tier, left);
     }
   }
-  gate_ = gate;
 }
 
 std::uint64_t Residency::fingerprint() const {

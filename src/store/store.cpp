@@ -42,6 +42,7 @@ TensorStore::TensorStore(const Options& options)
   predictor_ = std::make_unique<Predictor>();
   recorder_ = std::make_unique<Recorder>();
   make_segments();
+  set_looks();
   residency_.set_gate(this);
   if (io::Engine* io = options_.io) {
     // Last: where something throws before, nobody takes them off the arena, which may outlive the engine.
@@ -117,6 +118,7 @@ TensorStore::~TensorStore() {
       const auto t = static_cast<std::size_t>(tier);
       ZG_ASSERT((hot(id).word[t].load() & Hot::kLeases) == 0, "{} is still leased when its store ends",
                 table_.segment_name(id));
+      ZG_ASSERT(!residency_.is_pinned(id, tier), "{} is still pinned when its store ends", table_.segment_name(id));
       void*& memory = hot(id).memory[t];
       if (memory != nullptr) arena(tier).release(std::exchange(memory, nullptr), table_.segment(id).charge);
     }
@@ -157,6 +159,8 @@ void TensorStore::run(const Program* program, const Program* next) {
     if (leaves) {
       residency_.guess(predictor_->program(), -1);
       for (SegmentId id = 0; id < table_.segment_count(); ++id) refresh(id);
+      expect_again();
+      fetch_ahead(lock);
     }
   }
 }
@@ -165,7 +169,10 @@ void TensorStore::run(const Program* program, const Program* next) {
 void TensorStore::enter_program(Lock& lock) {
   ZG_ASSERT(!logging_, "a step is under way: end it before a program begins");
   closed_for_program_ = true;
-  for (SegmentId id = 0; id < table_.segment_count(); ++id) refresh(id);
+  for (SegmentId id = 0; id < table_.segment_count(); ++id) {
+    refresh(id);
+    demand(id);  // with a program all is equally urgent: what was decided before it must not come after it
+  }
   double warn_at = options_.warn_after_seconds;
   const auto begin = Clock::now();
   for (SegmentId id = 0; id < table_.segment_count(); ++id) {
@@ -181,6 +188,7 @@ void TensorStore::enter_program(Lock& lock) {
     }
     for (auto& word : hot(id).word) word.fetch_and(~Hot::kWaited);
   }
+  ZG_ASSERT(waiters_.empty(), "a thread waits for {}, which a program takes", describe(*waiters_.front()));
   closed_for_program_ = false;
 }
 
@@ -345,7 +353,7 @@ Pin TensorStore::pin(SegmentId segment, Tier tier) {
 void TensorStore::unpin(SegmentId segment, Tier tier) {
   Lock lock(mutex_);
   residency_.unpin(segment, tier);
-  changed_.notify_all();
+  wake();
 }
 
 void TensorStore::sink() {
@@ -356,6 +364,8 @@ void TensorStore::sink() {
   throw_failure();
   residency_.sink(actions_);
   add_actions(lock, Urgency::kWriteBack);
+  expect_again();
+  resting_ = true;
 }
 
 bool TensorStore::has_content(SegmentId segment) const {
@@ -390,7 +400,7 @@ void TensorStore::fail(Lock&, Errc code, const std::string& where, const std::st
   if (failed_) return;
   failure_.emplace(code, where, what, hint);
   failed_ = true;
-  changed_.notify_all();
+  wake();
 }
 
 void TensorStore::throw_failure() const {

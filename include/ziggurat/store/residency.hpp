@@ -37,7 +37,7 @@ struct Action {
   Kind kind = Kind::kUse;
   Tier tier = Tier::kDevice;  // of the memory taken, given back, used, or copied to
   Tier from = Tier::kDevice;  // kCopy
-  Access access = Access::kRead;
+  Access access = Access::kRead;  // kUse; of kFree: kRead if it leaves to make room, else kOverwrite
   SegmentId segment = 0;
 };
 
@@ -114,7 +114,7 @@ class Residency {
   // Writes back, in the order in which they will leave, host copies that would have to be written when they
   // leave, until `bytes` are free or clean, or `most` copies have been looked at.
   void clean(std::int64_t bytes, int most, std::vector<Action>& out);
-  // Everything sinks as low as it may, where there is room.
+  // Everything that nobody holds sinks as low as it may, where there is room. No future is known afterwards.
   void sink(std::vector<Action>& out);
   // Drops the content everywhere.
   void discard(SegmentId segment, std::vector<Action>& out);

@@ -25,7 +25,7 @@ struct TierStatistics {
   std::int64_t segments = 0;                    // that have a copy there
   std::int64_t bytes = 0;                       // of those
   std::int64_t hits = 0, misses = 0;            // acquires at this tier that found it there, or did not
-  std::int64_t evictions = 0;                   // copies that left, discarded ones aside
+  std::int64_t evictions = 0;                   // copies that left to make room
 };
 
 struct StoreStatistics {

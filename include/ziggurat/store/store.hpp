@@ -97,7 +97,7 @@ class Lease {
   std::int64_t bytes_ = 0;
 };
 
-// Keeps a segment at a tier, once it is there, until the pin ends. Move-only.
+// Keeps a segment at a tier, once it is there, until the pin ends; gone before the store is. Move-only.
 class Pin {
  public:
   Pin() = default;
@@ -182,7 +182,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   // The programs that ran and steps that were recorded, if Options::record.
   AccessTrace access_trace() const;
 
-  // Without a program and without leases: everything sinks as low as it may.
+  // Without a program: everything sinks as low as it may, what is leased or pinned excepted. Nothing is fetched
+  // ahead before the next step begins or goes on.
   void sink();
   // Waits until nothing moves.
   void drain();
@@ -196,6 +197,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::string explain(TensorId tensor) const;  // the same for people
   // What is queued, moving and held: for the watchdog and for people.
   std::string state() const;
+  // Aborts when what is known of copies, memory, leases and waiters contradicts itself. For tests.
+  void check() const;
   std::uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }  // grows with what is done
   int waiting() const { return waiting_.load(std::memory_order_relaxed); }  // threads inside that wait
 
@@ -205,7 +208,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   using Lock = std::unique_lock<std::mutex>;
   struct Holder;
   struct Waiter;
-  enum class Obstacle : std::uint8_t { kNone, kMoving, kLeases, kRoom };
+  enum class Obstacle : std::uint8_t { kNone, kMoving, kLeases, kRoom, kLine };
   // In order of urgency.
   enum class Urgency : std::uint8_t { kDemand, kPrefetch, kWriteBack };
   struct NodeList {
@@ -254,14 +257,22 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
 
   // Without a program (acquire.cpp).
   void check_access(SegmentId segment, Tier tier) const;
+  void check_together(std::span<const AccessStep> accesses) const;
   bool take_fast(Lease& lease, SegmentId segment, Tier tier, Access access);
-  void fill(Lease& lease, SegmentId id, Tier tier, Access access);
+  void fill(Lease& lease, SegmentId id, Tier tier, Access access, std::atomic<const Hot*>* entry);
+  std::atomic<const Hot*>* note(const Hot& hot);
+  void note_off(std::atomic<const Hot*>* entry);
   bool try_take(Lock& lock, Waiter& waiter, Lease& lease);
   bool in_the_way(const Waiter& waiter) const;
+  bool overtakes(const Waiter& waiter) const;
   bool is_behind(const Waiter& waiter) const;
   bool close_for_write(SegmentId segment);
+  bool close_to_writers(SegmentId segment);
   void wait(Lock& lock, Waiter& waiter);
   void check_waits(Waiter& waiter) const;
+  bool others_can_release(const Waiter& waiter) const;
+  [[noreturn]] void throw_no_room(const Waiter& waiter, bool held) const;
+  void wake();
   void end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry);
   void pass(SegmentId id, Tier tier, std::atomic<const Hot*>* entry, Stream& stream);
   void end_passed(SegmentId id, Tier tier, bool writes);
@@ -276,6 +287,9 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   // Steps and what is fetched for them (prefetch.cpp).
   void log_access(SegmentId segment, Tier tier, Access access);
   void follow_log();
+  void expect_again();
+  void set_looks();
+  std::int64_t read_ahead(Tier tier) const;
   void used(SegmentId segment);
   bool fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t position);
   void fetch_ahead(Lock& lock);
@@ -337,8 +351,10 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
 
   mutable std::mutex holders_mutex_;  // may be taken under mutex_
   std::vector<std::unique_ptr<Holder>> holders_;  // one a thread that has acquired
+  std::atomic<int> unnoted_{0};                   // leases of threads that have more than their holder notes
   std::vector<Waiter*> waiters_;
   std::uint64_t tickets_ = 0;
+  std::uint64_t changes_ = 0;  // of what waiters look at
   std::atomic<int> room_waiters_{0};
 
   std::unique_ptr<Predictor> predictor_;
@@ -349,6 +365,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::int64_t log_bytes_ = 0;
   std::int32_t ahead_ = 0;                    // the expected access that is fetched next
   std::array<std::int64_t, 2> ahead_bytes_{};  // fetched ahead of a step and not used yet
+  bool resting_ = false;                      // nothing is fetched until the step begins or goes on
+  std::int64_t look_after_bytes_ = 0;
   std::int64_t left_record_ = 0;
   std::vector<SegmentId> kept_;  // pinned at the host by keep()
 };

@@ -1,13 +1,13 @@
 // Streams a set of tensors from a drive through small memory, each read at the device in a step that is
-// recorded; beside it, in turns, what io-bench reaches on the same file with the same block size and depth.
+// recorded; in turns with it what io-bench reaches beside it with the same block size and depth.
 //
 //   bench_store_stream --path DIR [--size 16GiB] [--host 512MiB] [--device 64MiB] [--tensor 8MiB] [--rounds
 //   3]
 //                      [--block-size 1MiB] [--queue-depth 32] [--checksums on|off|both]
 //
-// A file of the size lies in DIR meanwhile, and is removed at the end. Rates are bytes that crossed the
-// drive's link over time. Peak memory (VmHWM) is reset before each pass of the store, and compared with what
-// the process had without a store and the two budgets.
+// A file of the size, and one of at most 4 GiB for io-bench, lie in DIR meanwhile, and are removed at the
+// end. Rates are bytes that crossed the drive's link over time. Peak memory (VmHWM) is reset before each pass
+// of the store, and compared with what the process had without a store and the two budgets.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -30,8 +30,9 @@ struct Options {
 // Gone with its scope.
 class File {
  public:
-  File(const std::string& directory, std::int64_t bytes)
-      : path_((std::filesystem::path(directory) / fmt::format("store_stream-{}.data", getpid())).string()) {
+  File(const std::string& directory, const std::string& name, std::int64_t bytes)
+      : path_(
+            (std::filesystem::path(directory) / fmt::format("store_stream-{}.{}", getpid(), name)).string()) {
     const int fd = open(path_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     const int error = fd < 0 ? errno : posix_fallocate(fd, 0, bytes);
     if (fd >= 0) close(fd);
@@ -63,7 +64,7 @@ double process_seconds() {
 }
 
 struct Results {
-  std::vector<double> rate, drive, ratio, stall, cpu_per_gb;
+  std::vector<double> rate, drive, ratio, stall, busy, cpu_per_gb;
   std::int64_t peak = 0;
 };
 
@@ -71,7 +72,8 @@ struct Results {
 void pass(Bed& bed, Results& results) {
   TensorStore& store = *bed.store;
   const Traffic before = store.traffic();
-  const double waited = store.waited_seconds(), cpu = process_seconds();
+  const auto busy = [&] { return store.statistics().links[kNvmeRead].busy_seconds; };
+  const double waited = store.waited_seconds(), cpu = process_seconds(), busy_before = busy();
   const auto begin = Clock::now();
   store.step_begin();
   for (SegmentId id = 0; id < bed.table.segment_count(); ++id) {
@@ -83,6 +85,7 @@ void pass(Bed& bed, Results& results) {
   const auto bytes = static_cast<double>((store.traffic() - before).nvme_read);
   results.rate.push_back(bytes / seconds);
   results.stall.push_back((store.waited_seconds() - waited) / seconds);
+  results.busy.push_back((busy() - busy_before) / seconds);
   results.cpu_per_gb.push_back((process_seconds() - cpu) / bytes * 1e9);
 }
 
@@ -93,21 +96,22 @@ io::EngineOptions engine_of(const Options& o) {
   return engine;
 }
 
-double drive_rate(const Options& o, const std::string& file) {
+double drive_rate(const Options& o, const std::string& file, io::BenchOp op) {
   io::BenchOptions options;
-  options.drives = {{.path = file, .bytes = o.size, .kind = io::FileKind::kExisting}};
+  options.drives = {{.path = file, .kind = io::FileKind::kExisting}};
+  options.op = op;
   options.engine = engine_of(o);
   return io::run_bench(options).bytes_per_second();
 }
 
-nlohmann::json measure(const Options& o, const std::string& file, bool verify) {
+nlohmann::json measure(const Options& o, const File& file, const File& beside, bool verify) {
   const std::int64_t without = resident_bytes();
   const io::EngineOptions engine = engine_of(o);
   Bed bed({.tensors = static_cast<int>(o.size / o.tensor),
            .bytes = o.tensor,
            .arenas = {.device = o.device, .host = o.host},
            .engine = &engine,
-           .drive = {.path = file, .bytes = o.size, .kind = io::FileKind::kExisting},
+           .drive = {.path = file.path(), .bytes = o.size, .kind = io::FileKind::kExisting},
            .verify = verify});
   bed.fill();
   bed.store->sink();
@@ -116,7 +120,7 @@ nlohmann::json measure(const Options& o, const std::string& file, bool verify) {
   pass(bed, warm_up);
   bool counted = true;
   for (int r = 0; r < o.rounds; ++r) {
-    const double drive = drive_rate(o, file);
+    const double drive = drive_rate(o, beside.path(), io::BenchOp::kRead);
     counted = reset_peak() && counted;
     pass(bed, results);
     results.peak = std::max(results.peak, peak_resident_bytes());
@@ -128,13 +132,14 @@ nlohmann::json measure(const Options& o, const std::string& file, bool verify) {
   }
   const std::int64_t beyond = results.peak - o.host - o.device;
   std::fprintf(stderr,
-               "checksums %-3s  io-bench %s, store %s, ratio %.3f (MAD %.3f), stall %.1f%%, %.3f CPU s/GB\n"
+               "checksums %-3s  io-bench %s, store %s, ratio %.3f (MAD %.3f), stall %.1f%%, drive busy "
+               "%.1f%%, %.3f CPU s/GB\n"
                "               peak %s: budgets and %s (without a store: %s)%s\n",
                verify ? "on" : "off", format_rate(median(results.drive)).c_str(),
                format_rate(median(results.rate)).c_str(), median(results.ratio), mad(results.ratio),
-               100 * median(results.stall), median(results.cpu_per_gb), format_bytes(results.peak).c_str(),
-               format_bytes(beyond).c_str(), format_bytes(without).c_str(),
-               counted ? "" : ", since the process began");
+               100 * median(results.stall), 100 * median(results.busy), median(results.cpu_per_gb),
+               format_bytes(results.peak).c_str(), format_bytes(beyond).c_str(),
+               format_bytes(without).c_str(), counted ? "" : ", since the process began");
   return {{"checksums", verify},
           {"engine", bed.io->describe()},
           {"io_bench_bytes_per_second", results.drive},
@@ -142,6 +147,7 @@ nlohmann::json measure(const Options& o, const std::string& file, bool verify) {
           {"ratio", median(results.ratio)},
           {"ratio_mad", mad(results.ratio)},
           {"stall_share", median(results.stall)},
+          {"drive_busy_share", median(results.busy)},
           {"cpu_seconds_per_gb", median(results.cpu_per_gb)},
           {"peak_bytes", results.peak},
           {"peak_beyond_budgets", beyond},
@@ -153,10 +159,13 @@ void run(const Options& o) {
                          {"device", o.device},           {"tensor", o.tensor}, {"block_size", o.block_size},
                          {"queue_depth", o.queue_depth}, {"rounds", o.rounds}};
   json.update(provenance());
-  const File file(o.path, o.size);
+  const File file(o.path, "tensors", o.size);
+  const File beside(o.path, "io-bench", std::min(o.size, 4 * kGiB));
+  (void)drive_rate(o, beside.path(),
+                   io::BenchOp::kWrite);  // what was never written is not read from the drive
   for (const bool verify : {true, false}) {
     if (o.checksums != "both" && verify != (o.checksums == "on")) continue;
-    json["results"].push_back(measure(o, file.path(), verify));
+    json["results"].push_back(measure(o, file, beside, verify));
   }
   json["load_at_end"] = first_line("/proc/loadavg", "");
   std::printf("%s\n", json.dump().c_str());

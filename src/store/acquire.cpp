@@ -366,6 +366,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
       w.room = *failure;
       return hindered(Obstacle::kRoom);
     }
+    used(id);
     w.missed = true;
     w.decided = true;
     ++s.intents[t];  // which keeps write_ahead() off it
@@ -383,6 +384,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     if ((word & Hot::kLeases) != 0 && in_the_way(w)) return hindered(Obstacle::kLeases);
   } while (!h.word[t].compare_exchange_weak(word, word + (reads ? Hot::kReader : Hot::kWriter)));
   fill(lease, id, tier, access, note(h));
+  used(id);
   if (w.missed) {
     ++s.counts.misses;
     ++tiers_[t].misses;

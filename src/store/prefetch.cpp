@@ -31,7 +31,7 @@ void TensorStore::step_begin(std::string_view name) {
   predictor_->begin(std::string(name));
   if (predictor_->program() != expected || expected == nullptr) {
     residency_.guess(predictor_->program(), -1);
-    ahead_ = 0;
+    ahead_ = predictor_->staged = 0;
   }
   logging_ = true;
   resting_ = false;
@@ -51,6 +51,7 @@ void TensorStore::step_end() {
   keep(predictor_->last_recorded());
   // What was fetched for the start of the next one has been.
   ahead_ = repeated ? std::max(0, ahead_ - count) : 0;
+  predictor_->staged = repeated ? std::max(0, predictor_->staged - count) : 0;
   residency_.guess(predictor_->program(), -1);
   fetch_ahead(lock);
 }
@@ -68,7 +69,7 @@ void TensorStore::expect(const Program& program) {
   residency_.guess(nullptr, -1);
   predictor_->expect(program, table_.segment_count());
   residency_.guess(predictor_->program(), -1);
-  ahead_ = 0;
+  ahead_ = predictor_->staged = 0;
 }
 
 AccessTrace TensorStore::access_trace() const {
@@ -126,14 +127,17 @@ bool TensorStore::fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t p
   const bool there = residency_.prefetch(segment, tier, position, actions_);
   add_actions(lock, Urgency::kPrefetch);
   refresh(segment);
-  if (there && s.prefetched < 0) {
-    const auto t = static_cast<std::size_t>(tier);
+  const auto t = static_cast<std::size_t>(tier);
+  if (there && s.prefetched != static_cast<std::int8_t>(t)) {
+    // From the host, where it was fetched for the device, it has gone on.
+    const bool goes_on = s.prefetched >= 0;
+    used(segment);
     s.prefetched = static_cast<std::int8_t>(tier);
     s.hits_before = h.hits[t].load(std::memory_order_relaxed);
     s.ahead = position >= 0;
     if (s.ahead) ahead_bytes_[t] += table_.segment(segment).charge;
-    ++prefetches_;
-    ++s.counts.prefetches;
+    prefetches_ += goes_on ? 0 : 1;
+    s.counts.prefetches += goes_on ? 0 : 1;
   }
   return there;
 }
@@ -158,24 +162,34 @@ void TensorStore::set_looks() {
 }
 
 // Walks the expected accesses from the cursor on, at most once round, until the room that later uses can spare
-// is full, or enough is on its way.
+// is full, or enough is on its way. What the device has no room for yet comes to the host meanwhile: there is
+// more room there, and the way from the drives is the longer one.
 void TensorStore::fetch_ahead(Lock& lock) {
   if (program_ != nullptr || failed_ || closing_ || resting_ || predictor_->program() == nullptr) return;
   const Program& p = *predictor_->program();
   const std::int32_t end = predictor_->repeats() ? predictor_->cursor() + 1 + p.access_count() : p.access_count();
+  // `farthest`: as far as this has come.
+  const auto walk = [&](std::int32_t& farthest, bool to_host) {
+    for (; farthest < end; ++farthest) {
+      const std::int32_t position = farthest % p.access_count();
+      const AccessStep& a = p.access(position);
+      const Tier tier = to_host ? Tier::kHost : a.tier;
+      const auto t = static_cast<std::size_t>(tier);
+      if (a.access == Access::kOverwrite || residency_.present(a.segment, a.tier) || residency_.present(a.segment, tier) ||
+          !residency_.has_content(a.segment))
+        continue;
+      const std::int64_t limit = read_ahead(tier);
+      const Hot& h = hot(a.segment);
+      if (Hot::writers(h.word[0].load()) > 0 || Hot::writers(h.word[1].load()) > 0) continue;
+      if (ahead_bytes_[t] > 0 && ahead_bytes_[t] + table_.segment(a.segment).charge > limit) return;
+      if (!fetch(lock, a.segment, tier, position)) return;
+    }
+  };
   ahead_ = std::max(ahead_, predictor_->cursor() + 1);
-  for (; ahead_ < end; ++ahead_) {
-    const std::int32_t position = ahead_ % p.access_count();
-    const AccessStep& a = p.access(position);
-    const auto t = static_cast<std::size_t>(a.tier);
-    if (a.access == Access::kOverwrite || residency_.present(a.segment, a.tier) || !residency_.has_content(a.segment))
-      continue;
-    const std::int64_t limit = read_ahead(a.tier);
-    const Hot& h = hot(a.segment);
-    if (Hot::writers(h.word[0].load()) > 0 || Hot::writers(h.word[1].load()) > 0) continue;
-    if (ahead_bytes_[t] > 0 && ahead_bytes_[t] + table_.segment(a.segment).charge > limit) return;
-    if (!fetch(lock, a.segment, a.tier, position)) return;
-  }
+  walk(ahead_, false);
+  std::int32_t& staged = predictor_->staged;
+  staged = std::max(staged, ahead_);
+  walk(staged, true);
 }
 
 // Instead of what was kept so far; null: nothing.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "store/c_api.hpp"
+#include "ziggurat/base/units.hpp"
 
 namespace zg::c_api {
 namespace {
@@ -64,6 +65,22 @@ void check_named_once(const TensorStore& store, const std::vector<AccessStep>& s
            "name each segment once");
 }
 
+// That they can be held together at all, where nothing else is in memory.
+void check_room(zg_store& store, const std::vector<AccessStep>& steps) {
+  const TensorTable& table = store.opened->store().table();
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    const std::int64_t budget =
+        (tier == Tier::kDevice ? store.opened->device().arena() : store.opened->host()).budget();
+    std::int64_t needed = 0;
+    for (const AccessStep& s : steps) needed += s.tier == tier ? table.segment(s.segment).charge : 0;
+    if (needed > budget)
+      throw Error(Errc::kMemory, "accesses",
+                  fmt::format("need {} at the {}, whose budget is {}", format_bytes(needed), name_of(tier),
+                              format_bytes(budget)),
+                  "acquire fewer at once, or raise this tier's budget");
+  }
+}
+
 }  // namespace
 }  // namespace zg::c_api
 
@@ -87,6 +104,7 @@ int zg_acquire_all(zg_store* store, const zg_access* accesses, size_t count, zg_
     std::vector<zg::AccessStep> steps;
     for (std::size_t i = 0; i < count; ++i) steps.push_back(step_of(inside.store(), accesses[i]));
     check_named_once(inside.store(), steps);
+    check_room(inside.handle(), steps);
     acquire_all(inside.handle(), steps, leases);
   });
 }

@@ -1,5 +1,5 @@
 # Installs the build into WORK, then configures, builds and runs projects of others against it: this folder's, the
-# example of the I/O part, and requests for single components.
+# examples, and requests for single components.
 #   cmake -DBUILD=... -DWORK=... -DSOURCE=... -DEXAMPLE=... -DCXX=... -P run.cmake
 function(step)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)
@@ -23,20 +23,52 @@ step(${configure} -S ${SOURCE} -B ${WORK}/build)
 step(${CMAKE_COMMAND} --build ${WORK}/build)
 step(${WORK}/build/use)
 
-# The example, away from the tree; of all that ziggurat uses, only what the I/O part needs is looked for.
+# The examples, away from the tree. Each program is built by itself too, and then only what its part needs is looked for.
 file(COPY ${EXAMPLE}/ DESTINATION ${WORK}/example)
-step(${configure} -S ${WORK}/example -B ${WORK}/example/build)
-file(STRINGS ${WORK}/example/build/CMakeCache.txt found REGEX "^(URING_FOUND|HWLOC|HWY|DNNL|nlohmann_json)")
-expect("${found}" "^URING_FOUND:INTERNAL=1$")
-step(${CMAKE_COMMAND} --build ${WORK}/example/build)
-file(MAKE_DIRECTORY ${WORK}/drive0 ${WORK}/drive1)
-step(${WORK}/example/build/io_stream -n 6 -s 1000000 -b 4 ${WORK}/drive0 ${WORK}/drive1)
-expect("${text}" "written .*read .*nvme0 .*drive0: wrote .*nvme1 .*drive1: wrote ")
-file(GLOB left ${WORK}/drive?/*)
-expect("${left}" "^$")
+function(example name pattern)
+  step(${configure} -DEXAMPLES=${name} -S ${WORK}/example -B ${WORK}/example/${name})
+  file(STRINGS ${WORK}/example/${name}/CMakeCache.txt found
+    REGEX "^(URING_FOUND|HWLOC_FOUND|HWY_FOUND|DNNL|nlohmann_json|fmt_DIR|CMAKE_CXX_COMPILER_AR)")
+  string(REGEX REPLACE "[:=][^;]*" "" found "${found}")
+  expect("${found}" "^${pattern}$")
+  step(${CMAKE_COMMAND} --build ${WORK}/example/${name})
+endfunction()
+function(run_example name pattern)
+  file(MAKE_DIRECTORY ${WORK}/drive0 ${WORK}/drive1)
+  step(${WORK}/example/${name}/${name} ${ARGN})
+  expect("${text}" "${pattern}")
+  file(GLOB left ${WORK}/drive?/*)
+  expect("${left}" "^$")
+endfunction()
+function(refused code pattern)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE got OUTPUT_VARIABLE text ERROR_VARIABLE text)
+  expect("${got}" "^${code}$")
+  expect("${text}" "${pattern}")
+endfunction()
+
+example(io_stream "CMAKE_CXX_COMPILER_AR;URING_FOUND;fmt_DIR")
+run_example(io_stream "written .*read .*nvme0 .*drive0: wrote .*nvme1 .*drive1: wrote "
+  -n 6 -s 1000000 -b 4 ${WORK}/drive0 ${WORK}/drive1)
+
+example(store_stream "CMAKE_CXX_COMPILER_AR;HWLOC_FOUND;HWY_FOUND;URING_FOUND;fmt_DIR")
+set(small --total 64MiB --host 8MiB --device 2MiB --tensor 6MiB --steps 2)
+run_example(store_stream "step 0 .*step 2 .*nvme->host 6[0-9].[0-9] MiB.*tensor.0.*peak of host memory [0-8].[0-9] MiB"
+  ${small} ${WORK}/drive0 ${WORK}/drive1)
+run_example(store_stream "--total 4GiB" --help)
+refused(2 "needs a directory" ${WORK}/example/store_stream/store_stream ${small})
+refused(2 "${WORK}/drive7" ${WORK}/example/store_stream/store_stream ${small} ${WORK}/drive7)
+
+# In C alone: nothing but the shared library is looked for.
+example(store_c "")
+run_example(store_c "all right: .*peak of host [0-9]+" --total 32 --host 4 --steps 2 ${WORK}/drive0)
+run_example(store_c "--total 1024" --help)
+refused(2 "${WORK}/drive7" ${WORK}/example/store_c/store_c --total 8 --host 4 ${WORK}/drive7)
+
+# All of them in one project, as its README says.
+step(${configure} -S ${WORK}/example -B ${WORK}/example/all)
 
 # Each component alone finds all that it links to; one that does not exist is refused with the names of those that do.
-step(${configure} -DASK=base,io,kernels,device,store,optim,model,engine,plan,train -S ${SOURCE}/components
+step(${configure} -DASK=base,io,kernels,device,store,store_c,optim,model,engine,plan,train -S ${SOURCE}/components
   -B ${WORK}/components)
 execute_process(COMMAND ${configure} -DASK=tape -S ${SOURCE}/components -B ${WORK}/unknown
   RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)

@@ -16,9 +16,6 @@ extern "C" int zg_test_c_program(void);
 namespace zg::test {
 namespace {
 
-using ::testing::HasFailure;
-using ::testing::Test;
-
 constexpr std::int64_t kPage = 4096;
 
 std::string last_error() {
@@ -37,7 +34,7 @@ bool said(const std::string& part) {
   } while (false)
 
 // A store over pretended drives, closed at the end.
-class CApi : public Test {
+class CApi : public ::testing::Test {
  protected:
   void open(std::int64_t device, std::int64_t host, std::int64_t drive = 1 << 22) {
     const char* path = nullptr;
@@ -488,7 +485,7 @@ TEST_F(CApi, ManyThreadsAtOnce) {
       fill(lease.data, lease.bytes, i, 0);
       EXPECT_OK(zg_release(store_, &lease));
     }
-    for (std::uint64_t round = 1; round <= kRounds && !HasFailure(); ++round) {
+    for (std::uint64_t round = 1; round <= kRounds && !testing::Test::HasFailure(); ++round) {
       const auto a = static_cast<std::int32_t>(random() % kSegments);
       const auto b = static_cast<std::int32_t>(
           (a + 1 + static_cast<std::int32_t>(random() % (kSegments - 1))) % kSegments);

@@ -107,6 +107,7 @@ void TensorStore::remove(TensorId tensor) {
 TensorStore::~TensorStore() {
   Lock lock(mutex_);
   closing_ = true;
+  keep(nullptr);
   changed_.wait(lock, [&] {
     return passed_ == 0 && std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; });
   });

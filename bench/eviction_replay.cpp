@@ -119,7 +119,6 @@ struct Row {
   int percent = 0;
   std::int64_t host = 0;
   std::map<std::string, Traffic> moved;  // a step, by policy
-  std::map<std::string, int> cycle;
   NvmeBound bound;
 };
 
@@ -162,7 +161,6 @@ Table measure(const Subject& subject, int rounds) {
       const ReplayResult r = replay(trace, budgets, c.policy, options);
       if (r.obstacle) continue;
       row.moved[c.name] = r.per_round;
-      row.cycle[c.name] = r.cycle;
     }
     table.rows.push_back(std::move(row));
   }
@@ -269,33 +267,31 @@ std::string markdown(const std::vector<Table>& tables) {
   return text;
 }
 
-nlohmann::ordered_json json_of(const std::vector<Table>& tables) {
-  auto all = nlohmann::ordered_json::array();
+// A line for each budget.
+std::string json_text(const std::vector<Table>& tables) {
+  std::string text = "[";
   for (const Table& t : tables) {
-    auto rows = nlohmann::ordered_json::array();
+    const nlohmann::ordered_json head = {{"name", t.subject.name},
+                                         {"bytes", t.total},
+                                         {"operations", t.ops},
+                                         {"device", t.device},
+                                         {"smallest_device", t.least.device},
+                                         {"smallest_host", t.least.host}};
+    const std::string fields = head.dump();
+    text += fmt::format("{}\n{}, \"rows\": [", &t == &tables.front() ? "" : ",",
+                        fields.substr(0, fields.size() - 1));
     for (const Row& row : t.rows) {
-      nlohmann::ordered_json policies;
-      for (const auto& [name, moved] : row.moved) {
-        policies[name] = {{"nvme_read", moved.nvme_read},
-                          {"nvme_write", moved.nvme_write},
-                          {"host_to_device", moved.host_to_device},
-                          {"device_to_host", moved.device_to_host},
-                          {"cycle", row.cycle.at(name)}};
+      nlohmann::ordered_json j = {{"host_percent", row.percent},
+                                  {"bound", {row.bound.read, row.bound.write}}};
+      for (const Candidate& c : candidates()) {
+        const auto it = row.moved.find(c.name);
+        if (it != row.moved.end()) j[c.name] = {it->second.nvme_read, it->second.nvme_write};
       }
-      rows.push_back({{"host_percent", row.percent},
-                      {"host", row.host},
-                      {"bound", {{"nvme_read", row.bound.read}, {"nvme_write", row.bound.write}}},
-                      {"policies", policies}});
+      text += fmt::format("{}\n {}", &row == &t.rows.front() ? "" : ",", j.dump());
     }
-    all.push_back({{"name", t.subject.name},
-                   {"text", t.subject.text},
-                   {"bytes", t.total},
-                   {"operations", t.ops},
-                   {"device", t.device},
-                   {"smallest", {{"device", t.least.device}, {"host", t.least.host}}},
-                   {"rows", rows}});
+    text += "]}";
   }
-  return all;
+  return text + "]\n";
 }
 
 }  // namespace
@@ -318,7 +314,7 @@ int main(int argc, char** argv) {
     const std::string text = zg::markdown(tables);
     std::fputs(text.c_str(), stdout);
     zg::write_file_atomically(out + ".md", text);
-    zg::write_file_atomically(out + ".json", zg::json_of(tables).dump(1) + "\n");
+    zg::write_file_atomically(out + ".json", zg::json_text(tables));
   } catch (const zg::Error& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return e.exit_code();

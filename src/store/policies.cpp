@@ -7,8 +7,8 @@
 namespace zg {
 namespace {
 
-// Takes the top of a heap that may leave and has a key above `limit`. Keys that have become smaller without notice (by a use) are put right
-// on the way.
+// Takes the top of a heap that may leave and has a key above `limit`. Keys that have become smaller without
+// notice (by a use) are put right on the way.
 template <class KeyOf>
 SegmentId take(IndexedHeap& heap, const PolicyView& view, std::vector<SegmentId>& aside, KeyOf&& key_of,
                std::uint64_t limit = 0) {

@@ -124,31 +124,39 @@ class Replayer {
     if (!options_.progress(std::min(share, 1.0))) throw Error(Errc::kInterrupted, "replay", "interrupted");
   }
 
-  // Sets result_.cycle when the last rounds are a repetition of those before.
+  // Sets result_.cycle when the last round ends as an earlier one did: all that decisions depend on.
   bool repeats() {
     const std::size_t n = places_.size();
-    for (std::size_t c = 1; c < n && n > 1; ++c) {
+    for (std::size_t c = 1; c < n && !past_matters_; ++c) {
       if (places_[n - 1 - c] != places_[n - 1]) continue;
-      if (past_matters_ && !twice(c)) continue;
       result_.cycle = static_cast<int>(c);
       return true;
     }
     return false;
   }
-  bool twice(std::size_t c) const {
-    const std::size_t n = places_.size();
-    if (n < 2 * c + 1) return false;
-    for (std::size_t i = n - c; i < n; ++i) {
-      if (places_[i] != places_[i - c] || result_.rounds[i] != result_.rounds[i - c]) return false;
+  // What a policy remembers of the past is its own affair, so all that can be seen is whether the second half
+  // of the rounds does the same thing over and over again.
+  void find_repetition() {
+    const std::size_t n = places_.size(), half = n / 2;
+    const auto same = [&](std::size_t a, std::size_t b) {
+      return places_[a] == places_[b] && result_.rounds[a] == result_.rounds[b];
+    };
+    for (std::size_t c = 1; 2 * c <= half && result_.cycle == 0; ++c) {
+      bool all = true;
+      for (std::size_t i = n - half + c; i < n && all; ++i) all = same(i, i - c);
+      if (all) result_.cycle = static_cast<int>(c);
     }
-    return true;
   }
 
   void summarize() {
     result_.peak = {residency_.peak(Tier::kDevice), residency_.peak(Tier::kHost)};
     const std::size_t n = result_.rounds.size();
     if (n == 0) return;
-    if (result_.cycle == 0) repeats();
+    if (past_matters_) {
+      find_repetition();
+    } else if (result_.cycle == 0) {
+      repeats();
+    }
     const std::size_t last = result_.cycle > 0 ? static_cast<std::size_t>(result_.cycle) : (n + 1) / 2;
     Traffic sum;
     ReplayCounts counts;

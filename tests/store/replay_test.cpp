@@ -134,6 +134,42 @@ TEST(Replay, FindsTheCycleAndItsMean) {
   EXPECT_EQ(brief.per_round, brief.rounds.back());
 }
 
+// What it takes for a repetition goes on: the rounds that it did not carry out move what it foretells.
+TEST(Replay, ACycleThatIsFoundGoesOn) {
+  const std::uint64_t seed = test_seed(4004);
+  SCOPED_TRACE(seed);
+  Random random(seed);
+  int found_cycles = 0;
+  for (int trial = 0; trial < 300; ++trial) {
+    SCOPED_TRACE(trial);
+    const std::int32_t n = 3 + below(random, 10);
+    const AccessTrace trace =
+        equal_trace(n, random_accesses(random, n, n + below(random, 25), {.write_percent = 30}));
+    const Budgets budgets{0, (1 + below(random, n)) * kPage};
+    for (const PolicyFactory& policy :
+         {next_use_policy(), next_use_policy({.write_cost = 1}), lru_policy(), clock_policy()}) {
+      const ReplayResult r = replay(trace, budgets, policy, {.rounds = 40});
+      if (r.cycle == 0) continue;
+      ++found_cycles;
+      Residency residency(trace.table, budgets, policy);
+      for (SegmentId id = 0; id < n; ++id) residency.assume_content(id, Tier::kNvme);
+      const auto found = static_cast<std::size_t>(r.cycle);
+      std::vector<Traffic> rounds;
+      for (std::size_t i = 0; i < r.rounds.size() + 2 * found; ++i) {
+        const Traffic before = residency.traffic();
+        residency.set_future(&trace.programs[0], nullptr);
+        std::vector<Action> actions;
+        for (std::int32_t op = 0; op < trace.programs[0].op_count(); ++op)
+          ASSERT_FALSE(residency.decide(0, op, actions));
+        rounds.push_back(residency.traffic() - before);
+        const Traffic expected = i < r.rounds.size() ? r.rounds[i] : rounds[i - found];
+        ASSERT_EQ(rounds.back(), expected) << "round " << i << ", cycle " << found;
+      }
+    }
+  }
+  EXPECT_GE(found_cycles, 1000);
+}
+
 TEST(Replay, CountsHitsAndEvictionsAtBothTiers) {
   // 0 and 1 take turns on the device, which has room for one; the host keeps both.
   const AccessTrace trace = equal_trace(2, {at_device(0), at_device(0), at_device(1)});

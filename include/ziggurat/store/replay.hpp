@@ -49,17 +49,18 @@ struct ReplayResult {
   Budgets peak;  // bytes used of each budget
 };
 
-// Carries the sequence out, round after round, until it repeats itself: until a round ends with copies at the
-// same places as an earlier one (with a policy that does not use the future: and has done so twice over, with
-// the same traffic). Content that is read before it was written is taken to lie as low as it may: before the
-// first run, or, if it was said to be dead, before that operation.
+// Carries the sequence out, round after round, until one ends with copies at the same places as an earlier
+// one: from there on it repeats itself (a policy that uses the future is taken to use nothing else). With
+// other policies all rounds are carried out, and the cycle is what the second half of them does at least
+// twice. Content that is read before it was written is taken to lie as low as it may: before the first run,
+// or, if it was said to be dead, before that operation.
 ReplayResult replay(const AccessTrace& trace, const Budgets& budgets, const PolicyFactory& policy,
                     const ReplayOptions& options = {});
 
 // The smallest budgets under which two rounds of the sequence fit, with the next-use policy: first the
 // device's, with as much host memory as there is use for, then the host's with `device` bytes (or the
-// smallest, if that is more) of device memory. Nothing if no budgets do. Found by
-// bisection, some thirty replays a tier: as if more memory never made a run fail, which is rare.
+// smallest, if that is more) of device memory. Nothing if no budgets do. Found by bisection, some thirty
+// replays a tier, as if more memory never made a run fail; that it does is rare.
 std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t device,
                                         const std::function<bool(double)>& progress = {});
 

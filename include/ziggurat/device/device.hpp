@@ -96,8 +96,8 @@ class HostStream : public Stream {
   std::unique_ptr<Worker> worker_;  // null: inline
 };
 
-// Memory of one tier with a hard budget. Buffers of sizes seen before are kept and used again; the
-// bytes in use and kept together never pass the budget. Addresses are aligned to 4096.
+// Memory of one tier with a hard budget: what is taken from the system never passes it, and whatever sum of
+// charges it allows can be had. What is released is kept and used again. Addresses are aligned to 4096.
 // Thread-safe. allocate returns null when the budget does not allow it, and throws Error(kMemory) when
 // the system refuses memory within the budget.
 class Arena {
@@ -107,14 +107,16 @@ class Arena {
   virtual void release(void* data, std::int64_t bytes) = 0;
   virtual std::int64_t budget() const = 0;
   virtual std::int64_t in_use() const = 0;
-  virtual std::int64_t peak() const = 0;  // of bytes taken from the system
-  // Called with memory that was just taken from, or is about to go back to, the system.
+  virtual std::int64_t peak() const = 0;  // of bytes in use
+  // Called with memory that was just taken from, or of which a part at least is about to go back to, the
+  // system. Buffers in it may be in use.
   struct Hooks {
     std::function<void(void*, std::int64_t)> mapped, unmapped;
   };
   // Called only while nothing is in use; what was kept goes back to the system first, through the old hooks.
   virtual void set_hooks(Hooks hooks) = 0;
 };
+// make_host_memory() of memory.hpp with nothing but these; throws as it does.
 std::unique_ptr<Arena> make_host_arena(std::string name, std::int64_t budget);
 std::int64_t arena_charge(std::int64_t bytes);  // what an allocation counts against the budget
 

@@ -498,22 +498,19 @@ TEST_F(CApi, ManyThreadsAtOnce) {
       fill(leases[0].data, leases[0].bytes, a, round);
       versions[a] = round;
       for (zg_lease& l : leases) EXPECT_OK(zg_release(store_, &l));
-      switch (random() % 6) {
-        case 0:
-          EXPECT_OK(zg_prefetch(store_, t, b, tier));
-          break;
-        case 1: {
+      switch (random() % 5) {
+        case 0: {
           zg_statistics statistics = {};
           statistics.size = sizeof statistics;
           EXPECT_OK(zg_get_statistics(store_, &statistics));
           break;
         }
-        case 2: {
+        case 1: {
           char text[256];
           EXPECT_OK(zg_explain(store_, tensors[random() % kThreads], text, sizeof text, nullptr));
           break;
         }
-        case 3: {
+        case 2: {
           zg_lease lease;
           EXPECT_EQ(zg_acquire(store_, {t, kSegments, ZG_HOST, ZG_READ}, &lease), ZG_USAGE);
           EXPECT_TRUE(said(fmt::format("\"t{}\"", number))) << last_error();  // not another thread's

@@ -268,11 +268,11 @@ bool TensorStore::in_the_way(const Waiter& w) const {
 }
 
 // Those who wait for leases of one segment, of which one at least writes, go in the order of coming. Who holds
-// something does not wait for who may be waiting for just that.
+// something, or a copy by having decided it, does not wait for who may be waiting for just that.
 bool TensorStore::overtakes(const Waiter& w) const {
   const SegmentState& s = at(w.step.segment);
   const bool reads = w.step.access == Access::kRead;
-  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || holds_any(w.holder)) return false;
+  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || w.decided || holds_any(w.holder)) return false;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
     return o != &w && o->flagged && o->step.segment == w.step.segment && (!w.flagged || o->arrival < w.arrival) &&
            !(reads && o->step.access == Access::kRead);

@@ -24,8 +24,7 @@ void TensorStore::step_begin(std::string_view name) {
   const Program* expected = predictor_->program();
   predictor_->begin(std::string(name));
   if (predictor_->program() != expected || expected == nullptr) {
-    residency_.guess(predictor_->program(), -1);
-    ahead_ = 0;
+    expect_again();
   }
   logging_ = true;
   resting_ = false;
@@ -39,11 +38,14 @@ void TensorStore::step_end() {
   logging_ = false;
   const bool repeated = predictor_->repeats();
   const std::int32_t count = predictor_->program() != nullptr ? predictor_->program()->access_count() : 0;
+  const bool ended = predictor_->cursor() + 1 >= count;
   residency_.guess(nullptr, -1);  // the record may be replaced
   predictor_->end(table_.segment_count());
   if (options_.record && predictor_->last_recorded() != nullptr) recorder_->ran(*predictor_->last_recorded());
   // What was fetched for the start of the next one has been.
-  ahead_ = repeated ? std::max(0, ahead_ - count) : 0;
+  const std::int32_t beyond = repeated && ended ? std::max(0, ahead_ - count) : 0;
+  if (beyond == 0) forget_ahead();
+  ahead_ = beyond;
   residency_.guess(predictor_->program(), -1);
   fetch_ahead(lock);
 }
@@ -51,7 +53,18 @@ void TensorStore::step_end() {
 // Something took the future, and what had been fetched for it, away.
 void TensorStore::expect_again() {
   residency_.guess(predictor_->program(), predictor_->cursor());
+  forget_ahead();
+}
+
+// What has been fetched may still be used, but nobody counts on it.
+void TensorStore::forget_ahead() {
+  for (SegmentId id = 0; id < table_.segment_count(); ++id) not_ahead(id);
   ahead_ = 0;
+}
+
+void TensorStore::not_ahead(SegmentId segment) {
+  SegmentState& s = at(segment);
+  if (std::exchange(s.ahead, false)) ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -= table_.segment(segment).charge;
 }
 
 void TensorStore::expect(const Program& program) {
@@ -61,7 +74,7 @@ void TensorStore::expect(const Program& program) {
   residency_.guess(nullptr, -1);
   predictor_->expect(program, table_.segment_count());
   residency_.guess(predictor_->program(), -1);
-  ahead_ = 0;
+  forget_ahead();
 }
 
 AccessTrace TensorStore::access_trace() const {
@@ -94,7 +107,10 @@ void TensorStore::follow_log() {
   if (!log_taken_.empty()) resting_ = false;
   for (const AccessStep& a : log_taken_) {
     const std::int32_t before = predictor_->cursor();
-    const bool expected = predictor_->happened(a, [&](SegmentId id) { residency_.used_at(id, predictor_->cursor()); });
+    const bool expected = predictor_->happened(a, [&](SegmentId id) {
+      residency_.used_at(id, predictor_->cursor());
+      not_ahead(id);
+    });
     if (!expected && predictor_->program() != nullptr) ++left_record_;
     if (predictor_->cursor() != before) ahead_ = std::max(ahead_, predictor_->cursor() + 1);
     used(a.segment);
@@ -106,7 +122,7 @@ void TensorStore::follow_log() {
 void TensorStore::used(SegmentId segment) {
   SegmentState& s = at(segment);
   if (s.prefetched < 0) return;
-  if (std::exchange(s.ahead, false)) ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -= table_.segment(segment).charge;
+  not_ahead(segment);
   s.prefetched = -1;
 }
 

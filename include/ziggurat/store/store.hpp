@@ -278,6 +278,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   void log_access(SegmentId segment, Tier tier, Access access);
   void follow_log();
   void expect_again();
+  void forget_ahead();
+  void not_ahead(SegmentId segment);
   void set_looks();
   std::int64_t read_ahead(Tier tier) const;
   void used(SegmentId segment);

@@ -92,7 +92,7 @@ int show(const Flags& f) {
         {"recorded_budgets", {{"device", trace.budgets.device}, {"host", trace.budgets.host}}}};
     for (const Role role : kRoles) {
       const RoleSum sum = sum_of(trace.table, role);
-      j["roles"][role_name(role)] = {
+      j["roles"][name_of(role)] = {
           {"tensors", sum.tensors}, {"segments", sum.segments}, {"bytes", sum.bytes}};
     }
     j["programs"] = nlohmann::ordered_json::array();
@@ -119,7 +119,7 @@ int show(const Flags& f) {
   for (const Role role : kRoles) {
     const RoleSum sum = sum_of(trace.table, role);
     if (sum.tensors > 0) {
-      std::printf("           %-16s %5lld tensors %7lld segments %10s\n", role_name(role),
+      std::printf("           %-16s %5lld tensors %7lld segments %10s\n", name_of(role),
                   static_cast<long long>(sum.tensors), static_cast<long long>(sum.segments),
                   format_bytes(sum.bytes).c_str());
     }

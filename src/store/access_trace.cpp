@@ -150,7 +150,7 @@ class Reader {
       spec.name = word(t[0], at(0));
       spec.dtype = one_of(t[1], at(1), kDTypes, [](DType d) { return name_of(d); });
       spec.count = integer(t[2], at(2), 1, kMostBytes / static_cast<std::int64_t>(size_of(spec.dtype)));
-      spec.role = one_of(t[3], at(3), kRoles, role_name);
+      spec.role = one_of(t[3], at(3), kRoles, static_cast<const char* (*)(Role)>(name_of));
       spec.lowest = one_of(t[4], at(4), kLowest, [](Tier tier) { return name_of(tier); });
       spec.segment_elements = integer(t[5], at(5), 0, kMost);
       spec.priority = static_cast<int>(
@@ -234,22 +234,6 @@ class Reader {
 
 }  // namespace
 
-const char* role_name(Role role) {
-  switch (role) {
-    case Role::kWeight:
-      return "weight";
-    case Role::kGradient:
-      return "gradient";
-    case Role::kOptimizerState:
-      return "optimizer state";
-    case Role::kActivation:
-      return "activation";
-    case Role::kOther:
-      return "other";
-  }
-  return "?";
-}
-
 void save_trace(const AccessTrace& trace, const std::string& path) {
   fmt::memory_buffer out;
   const auto put = [&out](fmt::string_view format, const auto&... values) {
@@ -265,7 +249,7 @@ void save_trace(const AccessTrace& trace, const std::string& path) {
   for (TensorId id = 0; id < trace.table.tensor_count(); ++id) {
     const TensorSpec& s = trace.table.tensor(id).spec;
     put("{}\n  [{}, \"{}\", {}, \"{}\", \"{}\", {}, {}]", id == 0 ? "" : ",", quoted(s.name),
-        name_of(s.dtype), s.count, role_name(s.role), name_of(s.lowest), s.segment_elements, s.priority);
+        name_of(s.dtype), s.count, name_of(s.role), name_of(s.lowest), s.segment_elements, s.priority);
   }
   put("],\n \"programs\": [");
   for (std::size_t p = 0; p < trace.programs.size(); ++p) {

@@ -240,6 +240,10 @@ TensorStore::Waiter::Waiter(TensorStore& s, const AccessStep& a, Stream* c)
 TensorStore::Waiter::~Waiter() {
   SegmentState& s = store.at(step.segment);
   if (decided) --s.intents[index(step.tier)];
+  if (taken) {
+    store.hot(step.segment).word[index(step.tier)].fetch_sub(Hot::kWriter);
+    if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
+  }
   if (flagged) {
     if (step.access != Access::kRead) --s.write_waiters;
     if (--s.lease_waiters == 0) {
@@ -277,11 +281,11 @@ bool TensorStore::in_the_way(const Waiter& w) const {
 }
 
 // Those who wait for leases of one segment, of which one at least writes, go in the order of coming. Who holds
-// something does not wait for who may be waiting for just that.
+// something, or a copy by having decided it, does not wait for who may be waiting for just that.
 bool TensorStore::overtakes(const Waiter& w) const {
   const SegmentState& s = at(w.step.segment);
   const bool reads = w.step.access == Access::kRead;
-  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || holds_any(w.holder)) return false;
+  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || w.decided || holds_any(w.holder)) return false;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
     return o != &w && o->flagged && o->step.segment == w.step.segment && (!w.flagged || o->arrival < w.arrival) &&
            !(reads && o->step.access == Access::kRead);
@@ -331,6 +335,14 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     return false;
   };
   throw_failure();
+  if (w.taken) {
+    if ((h.word[t].load() & Hot::kOpen) == 0) return hindered(Obstacle::kMoving, id);
+    w.taken = false;
+    fill(lease, id, tier, access, w.entry);
+    ++s.counts.misses;
+    ++tiers_[t].misses;
+    return true;
+  }
   if (in_the_way(w)) return hindered(Obstacle::kLeases);
   const auto ready = [&] { return residency_.present(id, tier) && (reads || residency_.sole(id, tier)); };
   if (!ready()) {
@@ -346,11 +358,18 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
                   "write it first (Access::kOverwrite)");
     if (is_behind(w)) return hindered(Obstacle::kLine);
     if (!(reads ? close_to_writers(id) : close_for_write(id))) return hindered(Obstacle::kLeases);
+    const bool fresh = access == Access::kOverwrite && !residency_.present(id, tier);
     h.last_use.store(tick(), std::memory_order_relaxed);
     const auto failure = residency_.decide_free(w.step, actions_);
     const bool writes_back = std::any_of(actions_.begin(), actions_.end(), [](const Action& a) {
       return a.kind == Action::Kind::kCopy && a.tier == Tier::kNvme;
     });
+    if (fresh && !failure) {
+      // While it is closed: nobody else may see what it holds before it is written.
+      w.entry = note(h);
+      h.word[t].fetch_add(Hot::kWriter);
+      w.taken = true;
+    }
     add_actions(lock, Urgency::kDemand);
     if (failure) {
       if (writes_back && options_.write_ahead) write_ahead(lock);
@@ -372,6 +391,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     ++s.intents[t];  // which keeps write_ahead() off it
     if (writes_back && options_.write_ahead) write_ahead(lock);
     throw_failure();
+    if (w.taken) return try_take(lock, w, lease);
   }
   std::uint64_t word = h.word[t].load();
   const std::uint64_t needed = reads ? Hot::kOpen : Hot::kOpen | Hot::kSole;

@@ -65,6 +65,8 @@ struct TensorStore::Waiter {
   NoRoom room{};             // kRoom
   SegmentId moving = -1;     // kMoving: what must arrive first
   bool decided = false;      // counted in intents
+  bool taken = false;        // its lease is counted, of a copy without content, for which memory is on its way
+  std::atomic<const Hot*>* entry = nullptr;  // if taken
   bool flagged = false;      // counted in lease_waiters
   bool in_line = false;      // counted in room_waiters_
   std::uint64_t ticket = 0;  // order of those that wait for room

@@ -37,9 +37,6 @@ class Predictor {
   bool repeats() const { return repeats_; }
   const Program* last_recorded() const { return recorded_.get(); }
 
-  // The store's note: the expected access that is brought to the host next, ahead of where it will be used.
-  std::int32_t staged = 0;
-
  private:
   static constexpr std::int32_t kWindow = 64;
   static constexpr int kPatience = 24;  // accesses found behind a gap before it counts as left out

@@ -30,8 +30,7 @@ void TensorStore::step_begin(std::string_view name) {
   const Program* expected = predictor_->program();
   predictor_->begin(std::string(name));
   if (predictor_->program() != expected || expected == nullptr) {
-    residency_.guess(predictor_->program(), -1);
-    ahead_ = predictor_->staged = 0;
+    expect_again();
   }
   logging_ = true;
   resting_ = false;
@@ -45,13 +44,18 @@ void TensorStore::step_end() {
   logging_ = false;
   const bool repeated = predictor_->repeats();
   const std::int32_t count = predictor_->program() != nullptr ? predictor_->program()->access_count() : 0;
+  const bool ended = predictor_->cursor() + 1 >= count;
   residency_.guess(nullptr, -1);  // the record may be replaced
   predictor_->end(table_.segment_count());
   if (options_.record && predictor_->last_recorded() != nullptr) recorder_->ran(*predictor_->last_recorded());
   keep(predictor_->last_recorded());
   // What was fetched for the start of the next one has been.
-  ahead_ = repeated ? std::max(0, ahead_ - count) : 0;
-  predictor_->staged = repeated ? std::max(0, predictor_->staged - count) : 0;
+  const std::int32_t ahead = ahead_ - count, staged = staged_ - count;
+  if (!repeated || !ended || ahead <= 0) forget_ahead();
+  if (repeated && ended) {
+    ahead_ = std::max(0, ahead);
+    staged_ = std::max(0, staged);
+  }
   residency_.guess(predictor_->program(), -1);
   fetch_ahead(lock);
 }
@@ -59,7 +63,18 @@ void TensorStore::step_end() {
 // Something took the future, and what had been fetched for it, away.
 void TensorStore::expect_again() {
   residency_.guess(predictor_->program(), predictor_->cursor());
-  ahead_ = 0;
+  forget_ahead();
+}
+
+// What has been fetched may still be used, but nobody counts on it.
+void TensorStore::forget_ahead() {
+  for (SegmentId id = 0; id < table_.segment_count(); ++id) not_ahead(id);
+  ahead_ = staged_ = 0;
+}
+
+void TensorStore::not_ahead(SegmentId segment) {
+  SegmentState& s = at(segment);
+  if (std::exchange(s.ahead, false)) ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -= table_.segment(segment).charge;
 }
 
 void TensorStore::expect(const Program& program) {
@@ -69,7 +84,7 @@ void TensorStore::expect(const Program& program) {
   residency_.guess(nullptr, -1);
   predictor_->expect(program, table_.segment_count());
   residency_.guess(predictor_->program(), -1);
-  ahead_ = predictor_->staged = 0;
+  forget_ahead();
 }
 
 AccessTrace TensorStore::access_trace() const {
@@ -102,7 +117,10 @@ void TensorStore::follow_log() {
   if (!log_taken_.empty()) resting_ = false;
   for (const AccessStep& a : log_taken_) {
     const std::int32_t before = predictor_->cursor();
-    const bool expected = predictor_->happened(a, [&](SegmentId id) { residency_.used_at(id, predictor_->cursor()); });
+    const bool expected = predictor_->happened(a, [&](SegmentId id) {
+      residency_.used_at(id, predictor_->cursor());
+      not_ahead(id);
+    });
     if (!expected && predictor_->program() != nullptr) ++left_record_;
     if (predictor_->cursor() != before) ahead_ = std::max(ahead_, predictor_->cursor() + 1);
     used(a.segment);
@@ -114,7 +132,7 @@ void TensorStore::follow_log() {
 void TensorStore::used(SegmentId segment) {
   SegmentState& s = at(segment);
   if (s.prefetched < 0) return;
-  if (std::exchange(s.ahead, false)) ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -= table_.segment(segment).charge;
+  not_ahead(segment);
   s.prefetched = -1;
 }
 
@@ -187,9 +205,8 @@ void TensorStore::fetch_ahead(Lock& lock) {
   };
   ahead_ = std::max(ahead_, predictor_->cursor() + 1);
   walk(ahead_, false);
-  std::int32_t& staged = predictor_->staged;
-  staged = std::max(staged, ahead_);
-  walk(staged, true);
+  staged_ = std::max(staged_, ahead_);
+  walk(staged_, true);
 }
 
 // Instead of what was kept so far; null: nothing.

@@ -256,7 +256,9 @@ std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
 SegmentId Residency::victim(Tier tier) const {
   for (const auto& policy : policies_[index(tier)]) {
     const SegmentId id = policy->victim(View(*this, tier));
-    if (id >= 0) return id;
+    if (id < 0) continue;
+    ZG_ASSERT(may_leave(id, tier), "the policy gives away {}, which may not leave", table_.segment_name(id));
+    return id;
   }
   return -1;
 }

@@ -330,6 +330,7 @@ void TensorStore::discard(SegmentId segment) {
     } else {
       break;
     }
+    waiter.seen = changes_;
     wait(lock, waiter);
   }
   residency_.discard(segment, actions_);

@@ -42,7 +42,4 @@ void save_trace(const AccessTrace& trace, const std::string& path);
 // Throws Error(kUsage) that names the file and the place in it, what was found and what is expected.
 AccessTrace load_trace(const std::string& path);
 
-// "weight", "gradient", "optimizer state", "activation", "other".
-const char* role_name(Role role);
-
 }  // namespace zg

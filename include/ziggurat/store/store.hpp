@@ -288,6 +288,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   void log_access(SegmentId segment, Tier tier, Access access);
   void follow_log();
   void expect_again();
+  void forget_ahead();
+  void not_ahead(SegmentId segment);
   void set_looks();
   std::int64_t read_ahead(Tier tier) const;
   void used(SegmentId segment);
@@ -363,7 +365,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::mutex log_mutex_;  // may be taken under mutex_
   std::vector<AccessStep> log_, log_taken_;
   std::int64_t log_bytes_ = 0;
-  std::int32_t ahead_ = 0;                    // the expected access that is fetched next
+  std::int32_t ahead_ = 0;                     // the expected access that is fetched next
+  std::int32_t staged_ = 0;                    // the one that is brought to the host next, ahead of its room in the device
   std::array<std::int64_t, 2> ahead_bytes_{};  // fetched ahead of a step and not used yet
   bool resting_ = false;                      // nothing is fetched until the step begins or goes on
   std::int64_t look_after_bytes_ = 0;

@@ -1,0 +1,369 @@
+// Threads without a program in little room: everybody goes on, and what can never go on is an error.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "store/programs.hpp"
+#include "store/rig.hpp"
+#include "support/stall_watch.hpp"
+
+namespace zg::test {
+namespace {
+
+constexpr std::int64_t kPage = 4096;
+constexpr int kThreads = 8;
+constexpr int kStallSeconds = 30;
+
+Rig two_segments(int segments) {
+  const TensorTable table = equal_table(1, segments);
+  const TempDir dir;
+  Rig rig(table, {2 * kPage, 2 * kPage}, make_nvme(Nvme::kMemory, table, dir));
+  for (SegmentId id = 0; id < segments; ++id) {
+    const Lease lease = rig.store->acquire(id, Tier::kHost, Access::kOverwrite);
+    fill(lease.data(), lease.bytes(), id, 0);
+  }
+  return rig;
+}
+
+// Each of `count` threads calls body(thread, i) so many times. An error that it lets through fails the test.
+template <class Body>
+void in_threads(TensorStore& store, int count, int times, Body&& body) {
+  StallWatch watch(count, kStallSeconds, [&] { return store.state(); });
+  std::vector<std::thread> threads;
+  for (int t = 0; t < count; ++t) {
+    threads.emplace_back([&, t] {
+      auto& counter = watch.counter(t);
+      try {
+        for (int i = 0; i < times; ++i, ++counter) body(t, i);
+      } catch (const Error& e) {
+        ADD_FAILURE() << "thread " << t << ": " << e.what();
+      }
+      counter = StallWatch::kOver;
+    });
+  }
+  for (auto& t : threads) t.join();
+}
+
+TEST(StoreThreads, SingleLeasesInRoomForTwoGoOnForEverybody) {
+  constexpr int kSegments = 10;
+  Rig rig = two_segments(kSegments);
+  std::vector<std::unique_ptr<HostStream>> streams;
+  for (int t = 0; t < kThreads; ++t) streams.push_back(std::make_unique<HostStream>("work", HostStream::Mode::kThread));
+  std::atomic<int> wrong{0};
+  in_threads(*rig.store, kThreads, 150, [&](int t, int i) {
+    const SegmentId id = (t * 7 + i * 3) % kSegments;
+    HostStream& stream = *streams[static_cast<std::size_t>(t)];
+    const Tier tier = i % 2 == 0 ? Tier::kDevice : Tier::kHost;
+    Lease lease = rig.store->acquire(id, tier, t % 2 == 0 ? Access::kRead : Access::kWrite, &stream);
+    stream.enqueue("look", [&wrong, id, data = lease.data()] { wrong += holds(data, kPage, id, 0) ? 0 : 1; });
+    lease.release_after(stream, stream.record());
+  });
+  for (auto& s : streams) s->synchronize();
+  EXPECT_EQ(wrong, 0);
+  rig.store->check();
+  rig.within_budgets();
+}
+
+TEST(StoreThreads, SegmentsTakenTogetherNeverCloseACircle) {
+  constexpr int kSegments = 7;
+  Rig rig = two_segments(kSegments);
+  std::atomic<int> wrong{0};
+  in_threads(*rig.store, kThreads, 60, [&](int t, int i) {
+    const SegmentId a = (t + i) % kSegments, b = (a + 1 + (t + 3 * i) % (kSegments - 1)) % kSegments;
+    const Tier tier = (t + i) % 3 == 0 ? Tier::kDevice : Tier::kHost;
+    std::vector<Lease> leases;
+    rig.store->acquire(std::vector<AccessStep>{{a, tier, Access::kWrite, false}, {b, tier, t % 2 == 0 ? Access::kRead : Access::kWrite, false}}, leases);
+    EXPECT_EQ(leases.size(), 2u);
+    wrong += holds(leases[0].data(), kPage, a, 0) && holds(leases[1].data(), kPage, b, 0) ? 0 : 1;
+  });
+  EXPECT_EQ(wrong, 0);
+  rig.store->check();
+  rig.within_budgets();
+}
+
+bool mentions(const Error& e, const std::string& text) {
+  return std::string(e.what()).find(text) != std::string::npos;
+}
+
+// One after the other: circles close, over segments and over room. Who gets the error gives way, and all end.
+TEST(StoreThreads, NestedLeasesThatCloseACircleAreRefusedAndTheOthersGoOn) {
+  constexpr int kSegments = 4;
+  Rig rig = two_segments(kSegments);
+  std::atomic<int> circles{0}, no_room{0}, both{0};
+  in_threads(*rig.store, kThreads, 60, [&](int t, int i) {
+    const SegmentId a = (t + i) % kSegments, b = (t + i + 1 + i % 3) % kSegments;
+    Lease first = rig.store->acquire(a, Tier::kHost, Access::kWrite);
+    try {
+      const Lease second = rig.store->acquire(b, Tier::kHost, Access::kWrite);
+      ++both;
+    } catch (const Error& e) {
+      if (e.code() == Errc::kUsage) {
+        EXPECT_TRUE(mentions(e, fmt::format("t{}: cannot be acquired at the host: its leases are held", b))) << e.what();
+        ++circles;
+      } else {
+        EXPECT_EQ(e.code(), Errc::kMemory) << e.what();
+        EXPECT_TRUE(mentions(e, "the leases that are held fill the budget of 8.0 KiB")) << e.what();
+        ++no_room;
+      }
+    }
+    first.release();
+  });
+  EXPECT_GT(circles + no_room, 0);
+  EXPECT_GT(both, 0);
+  rig.store->check();
+}
+
+TEST(StoreThreads, AThreadThatWaitsForItselfIsRefused) {
+  Rig rig = two_segments(1);
+  const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
+  const Lease held = rig.store->acquire(0, Tier::kHost, Access::kRead);
+  for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
+    try {
+      (void)rig.store->acquire(0, tier, Access::kWrite);
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kUsage);
+      EXPECT_TRUE(mentions(e, "held by this thread")) << e.what();
+    }
+  }
+  EXPECT_THROW(rig.store->discard(0), Error);
+  EXPECT_TRUE(rig.store->acquire(0, Tier::kHost, Access::kRead));
+}
+
+// Whoever wants to write has its copy already when another reads it first, and holds it while it wants more room.
+TEST(StoreThreads, ACircleThroughAnAcquireThatHasItsCopyIsSeen) {
+  const TensorTable table = equal_table(1, 2);
+  auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(), MemoryIo::Options{.seed = 1, .max_delay = std::chrono::microseconds(3000), .faults = {}});
+  Rig rig(table, {0, kPage}, std::move(io));
+  for (SegmentId id = 0; id < 2; ++id) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+  std::atomic<int> refused{0};
+  for (int round = 0; round < 12; ++round) {
+    rig.store->acquire(1, Tier::kHost, Access::kWrite).release();  // 0 must come back
+    std::atomic<int> ready{0};
+    in_threads(*rig.store, 2, 1, [&](int t, int) {
+      ++ready;
+      while (ready < 2) std::this_thread::yield();
+      if (t == 0) {
+        (void)rig.store->acquire(0, Tier::kHost, Access::kWrite);
+        return;
+      }
+      const Lease held = rig.store->acquire(0, Tier::kHost, Access::kRead);
+      try {
+        (void)rig.store->acquire(1, Tier::kHost, Access::kRead);
+        ADD_FAILURE() << "there was no room";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Errc::kMemory) << e.what();
+        ++refused;
+      }
+    });
+  }
+  EXPECT_EQ(refused, 12);
+}
+
+TEST(StoreThreads, SegmentsThatNeverFitTogetherAreRefused) {
+  Rig rig = two_segments(4);
+  const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
+  const auto all = [](std::initializer_list<SegmentId> ids) {
+    std::vector<AccessStep> accesses;
+    for (const SegmentId id : ids) accesses.push_back({id, Tier::kHost, Access::kRead, false});
+    return accesses;
+  };
+  std::vector<Lease> leases;
+  const auto refused = [&](std::initializer_list<SegmentId> ids, Errc code) {
+    try {
+      rig.store->acquire(all(ids), leases);
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), code) << e.what();
+    }
+    EXPECT_TRUE(leases.empty());
+  };
+  refused({0, 1, 2}, Errc::kMemory);
+  refused({0, 0}, Errc::kUsage);
+  {
+    const Pin pin = rig.store->pin(3, Tier::kHost);
+    rig.store->drain();
+    refused({0, 1}, Errc::kMemory);
+    rig.store->acquire(all({0, 3}), leases);
+    EXPECT_EQ(leases.size(), 2u);
+    leases.clear();
+  }
+  rig.store->acquire(all({0, 1}), leases);
+  EXPECT_EQ(leases.size(), 2u);
+}
+
+// Others may hold leases for as long as they like: that is not what it lacks.
+TEST(StoreThreads, ASegmentLargerThanTheBudgetIsRefusedAtOnce) {
+  TensorTable table(1);
+  table.add({.name = "small", .dtype = DType::kU8, .count = kPage});
+  table.add({.name = "large", .dtype = DType::kU8, .count = 3 * kPage});
+  const TempDir dir;
+  Rig rig(table, {0, 2 * kPage}, make_nvme(Nvme::kMemory, table, dir));
+  const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
+  const Lease held = rig.store->acquire(0, Tier::kHost, Access::kOverwrite);
+  std::thread([&] { EXPECT_THROW((void)rig.store->acquire(1, Tier::kHost, Access::kOverwrite), Error); }).join();
+}
+
+// Who stands in line behind one that can never go on is not refused in its stead.
+TEST(StoreThreads, TheErrorIsOfTheOneThatCannotGoOn) {
+  for (int round = 0; round < 10; ++round) {
+    Rig rig = two_segments(5);
+    const Pin pins[] = {rig.store->pin(0, Tier::kDevice), rig.store->pin(1, Tier::kDevice)};
+    rig.store->drain();
+    Lease held = rig.store->acquire(2, Tier::kHost, Access::kRead);
+    in_threads(*rig.store, 3, 1, [&](int t, int) {
+      if (t == 0) {
+        EXPECT_THROW((void)rig.store->acquire(3, Tier::kDevice, Access::kRead), Error);
+      } else if (t == 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        EXPECT_TRUE(rig.store->acquire(4, Tier::kHost, Access::kRead));
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        held.release();
+      }
+    });
+  }
+}
+
+// A copy is made for a reader while another begins to write.
+TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
+  const TensorTable table = equal_table(0, 2, 2 * kPage);
+  Rig rig(table, {4 * kPage, 4 * kPage}, nullptr);
+  std::atomic<std::uint64_t> version{0};
+  std::atomic<int> wrong{0};
+  fill(rig.store->acquire(0, Tier::kDevice, Access::kOverwrite).data(), 2 * kPage, 0, 0);
+  in_threads(*rig.store, 2, 15000, [&](int t, int) {
+    const Lease lease = rig.store->acquire(0, t == 0 ? Tier::kDevice : Tier::kHost, t == 0 ? Access::kWrite : Access::kRead);
+    if (!holds(lease.data(), lease.bytes(), 0, version)) ++wrong;
+    if (t == 0) fill(lease.data(), lease.bytes(), 0, ++version);
+  });
+  EXPECT_EQ(wrong, 0);
+  rig.store->check();
+}
+
+// An overwrite waits for memory; whoever reads meanwhile sees what was there before, or what comes then.
+TEST(StoreThreads, NobodyReadsWhatAnOverwriteHasNotWrittenYet) {
+  const TensorTable table = equal_table(1, 4);
+  auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(), MemoryIo::Options{.seed = 1, .max_delay = std::chrono::microseconds(1000), .faults = {}});
+  Rig rig(table, {kPage, 2 * kPage}, std::move(io));
+  for (SegmentId id = 0; id < 4; ++id) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+  std::atomic<std::uint64_t> version{0};
+  std::atomic<int> wrong{0};
+  for (int round = 0; round < 60; ++round) {
+    for (const SegmentId id : {1, 2, 3}) (void)rig.store->acquire(id, id == 1 ? Tier::kDevice : Tier::kHost, Access::kWrite);
+    std::atomic<int> ready{0};
+    in_threads(*rig.store, 4, 1, [&](int t, int) {
+      ++ready;
+      while (ready < 4) std::this_thread::yield();
+      const Lease lease = rig.store->acquire(0, Tier::kDevice, t == 0 ? Access::kOverwrite : Access::kRead);
+      if (t == 0) {
+        fill(lease.data(), kPage, 0, ++version);
+      } else {
+        wrong += holds(lease.data(), kPage, 0, version) ? 0 : 1;
+      }
+    });
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(StoreThreads, ReadersShare) {
+  Rig rig = two_segments(2);
+  constexpr int kReaders = 6;
+  std::atomic<int> inside{0};
+  in_threads(*rig.store, kReaders, 1, [&](int, int) {
+    const Lease lease = rig.store->acquire(0, Tier::kHost, Access::kRead);
+    ++inside;
+    while (inside < kReaders) std::this_thread::yield();  // for ever, if they took turns
+  });
+}
+
+// There is always a reader at it.
+TEST(StoreThreads, AWriterIsNotStarvedByReaders) {
+  Rig rig = two_segments(2);
+  std::atomic<bool> over{false};
+  StallWatch watch(1, kStallSeconds, [&] { return rig.store->state(); });
+  std::vector<std::thread> readers;
+  for (int t = 0; t < 6; ++t) {
+    readers.emplace_back([&] {
+      while (!over) {
+        const Lease lease = rig.store->acquire(0, Tier::kHost, Access::kRead);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+  }
+  for (int i = 0; i < 50; ++i, ++watch.counter(0)) (void)rig.store->acquire(0, Tier::kHost, Access::kWrite);
+  over = true;
+  for (auto& t : readers) t.join();
+}
+
+// Every hand-over wakes who waits: were it found by looking now and then, this would not end.
+TEST(StoreThreads, WhoWaitsIsWoken) {
+  Rig rig = two_segments(6);
+  const Watchdog watchdog(60, [&] { return rig.store->state(); });
+  std::atomic<int> turn{0};
+  for (const bool same : {true, false}) {  // for a lease; for room
+    turn = 0;
+    in_threads(*rig.store, 3, 1500, [&](int t, int i) {
+      const SegmentId id = same ? 0 : (t * 2 + i) % 6;
+      HostStream* const stream = nullptr;
+      const Lease lease = rig.store->acquire(id, Tier::kHost, Access::kWrite, stream);
+      ++turn;
+    });
+    EXPECT_EQ(turn, 3 * 1500);
+  }
+}
+
+TEST(StoreThreads, AnAcquireOfWhatWasRemovedIsRefused) {
+  const TensorTable table = equal_table(1, 2);
+  const TempDir dir;
+  Rig rig(table, {0, kPage}, make_nvme(Nvme::kMemory, table, dir));
+  for (SegmentId id = 0; id < 2; ++id) rig.store->acquire(id, Tier::kHost, Access::kOverwrite).release();
+  rig.store->remove(0);
+  for (const Access access : {Access::kRead, Access::kOverwrite}) {
+    try {
+      (void)rig.store->acquire(0, Tier::kHost, access);
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kUsage);
+      EXPECT_TRUE(mentions(e, "t0")) << e.what();
+    }
+  }
+  EXPECT_TRUE(rig.store->acquire(1, Tier::kHost, Access::kRead));
+}
+
+TEST(StoreThreads, WhatIsHeldDoesNotSink) {
+  Rig rig = two_segments(3);
+  const Lease held = rig.store->acquire(0, Tier::kHost, Access::kWrite);
+  fill(held.data(), held.bytes(), 0, 7);
+  rig.store->sink();
+  rig.store->drain();
+  rig.store->check();
+  EXPECT_TRUE(holds(held.data(), held.bytes(), 0, 7));
+  EXPECT_TRUE(rig.store->report(0)[0].present[static_cast<std::size_t>(Tier::kHost)]);
+}
+
+// A program begins while prefetches still wait for memory: what they wait for must not wait for the program.
+TEST(StoreThreads, PrefetchesAreNotOvertakenByAProgram) {
+  for (int round = 0; round < 8; ++round) {
+    const TensorTable table = equal_table(1, 4);
+    auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(), MemoryIo::Options{.seed = static_cast<std::uint64_t>(round), .max_delay = std::chrono::microseconds(20000), .faults = {}});
+    Rig rig(table, {0, 2 * kPage}, std::move(io));
+    const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
+    constexpr SegmentId kX = 0, kY = 1, kV = 2, kW = 3;
+    for (const SegmentId id : {kX, kY, kV, kW}) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+    rig.store->drain();
+    rig.store->prefetch(kX, Tier::kHost);  // in the place of kV, which must be written first
+    Program program("p");
+    for (const SegmentId id : {kW, kX, kY}) program.add_op(std::vector<AccessStep>{{id, Tier::kHost, Access::kRead, false}});
+    program.finish(4);
+    rig.store->run(&program, nullptr);
+    for (const SegmentId id : {kW, kX, kY}) {
+      const Lease lease = rig.store->acquire(id, Tier::kHost, Access::kRead);
+      EXPECT_TRUE(holds(lease.data(), lease.bytes(), id, 0));
+    }
+    rig.store->run(nullptr, nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -381,7 +381,7 @@ void TensorStore::demand(SegmentId segment) {
         volume_->promote(at(segment).extent, 0, io::Priority::kDemand);
       continue;
     }
-    if (program_ != nullptr || n->urgency == static_cast<std::uint8_t>(Urgency::kDemand)) continue;
+    if (program_ != nullptr || sinking_ || n->urgency == static_cast<std::uint8_t>(Urgency::kDemand)) continue;
     NodeList* list = !n->in_list                         ? nullptr
                      : a.kind == Action::Kind::kAlloc ? &memory_queue_[static_cast<std::size_t>(a.tier)]
                                                       : &ready_[link_of(a)];

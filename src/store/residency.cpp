@@ -188,6 +188,7 @@ void Residency::alloc(SegmentId id, Tier tier) {
   used_[t] += table_.segment(id).charge;
   peak_[t] = std::max(peak_[t], used_[t]);
   state(id).current |= bit(tier);
+  state(id).came[t] = clock_;
   slot_[t][static_cast<std::size_t>(id)] = static_cast<std::int32_t>(resident_[t].size());
   resident_[t].push_back(id);
   policy_of(id, tier).insert(id, View(*this, tier));
@@ -233,7 +234,10 @@ std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
       return std::nullopt;
     }
   }
-  const auto closed = gate_ == nullptr ? Gate::Closed::kYes : gate_->close(id, tier);
+  // Without a program no move is decided for what has not arrived: not even by the same decision.
+  const auto closed = gate_ == nullptr                         ? Gate::Closed::kYes
+                      : state(id).came[index(tier)] == clock_ ? Gate::Closed::kMoving
+                                                              : gate_->close(id, tier);
   if (closed == Gate::Closed::kMoving) return NoRoom{tier, table_.segment(id).charge, id, id};
   if (closed == Gate::Closed::kHeld) {
     state(id).refused[index(tier)] = search_[index(tier)];

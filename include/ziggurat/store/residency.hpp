@@ -149,6 +149,7 @@ class Residency {
     std::uint8_t current = 0;             // bit per tier that holds the content
     std::array<std::uint8_t, 2> pins{};   // per tier, by the user
     std::array<std::uint64_t, 2> hold{};  // per tier: the decision (clock_) that may not lose the copy
+    std::array<std::uint64_t, 2> came{};     // per tier: the decision that brought the copy
     std::array<std::uint64_t, 2> refused{};  // per tier: the search for room in which it could not leave
     std::uint64_t last_use = 0;
   };
@@ -213,6 +214,7 @@ std::optional<NoRoom> Residency::decide_free(const AccessStep& step, Held&& held
   Gate* const before = gate_;
   gate_ = &gate;
   auto failure = decide_free(step, out);
+  while (failure && failure->busy >= 0) failure = decide_free(step, out);  // on paper it has arrived
   gate_ = before;
   return failure;
 }

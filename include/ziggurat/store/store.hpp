@@ -344,7 +344,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::int32_t access_ = 0;   // accesses of program_ acquired
   std::optional<Error> failure_;
   std::atomic<bool> failed_{false};
-  bool closing_ = false, closed_for_program_ = false;
+  bool closing_ = false, closed_for_program_ = false, sinking_ = false;
   int passed_ = 0;  // leases that a stream still has
   double waited_ = 0;
   std::int64_t waits_ = 0, prefetches_ = 0, prefetched_in_vain_ = 0;

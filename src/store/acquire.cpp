@@ -356,7 +356,6 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     if (access != Access::kOverwrite && !residency_.has_content(id))
       throw Error(Errc::kUsage, table_.segment_name(id), "is read, and has no content",
                   "write it first (Access::kOverwrite)");
-    if (sinking_) return hindered(Obstacle::kMoving, id);
     if (is_behind(w)) return hindered(Obstacle::kLine);
     if (!(reads ? close_to_writers(id) : close_for_write(id))) return hindered(Obstacle::kLeases);
     const bool fresh = access == Access::kOverwrite && !residency_.present(id, tier);

@@ -39,7 +39,9 @@ bool conflict(const Node& earlier, const Node& later) {
   return false;
 }
 
+// Memory goes out in the order of decisions, whatever is urgent: see store.hpp.
 bool before(const Node& a, const Node& b) {
+  if (a.action.kind == Action::Kind::kAlloc) return a.sequence < b.sequence;
   return a.urgency != b.urgency ? a.urgency < b.urgency : a.sequence < b.sequence;
 }
 
@@ -260,8 +262,7 @@ void TensorStore::free_memory(const Action& action) {
   memory_freed_[static_cast<std::size_t>(action.tier)] = true;
 }
 
-// Memory goes out by urgency and in the order of decisions: among equals, who comes first cannot be starved by
-// who comes later.
+// In the order of decisions: who comes first cannot be starved by who comes later.
 void TensorStore::grant_memory(Lock& lock, Tier tier) {
   NodeList& queue = memory_queue_[static_cast<std::size_t>(tier)];
   while (queue.first != nullptr) {
@@ -381,7 +382,7 @@ void TensorStore::demand(SegmentId segment) {
         volume_->promote(at(segment).extent, 0, io::Priority::kDemand);
       continue;
     }
-    if (program_ != nullptr || sinking_ || n->urgency == static_cast<std::uint8_t>(Urgency::kDemand)) continue;
+    if (program_ != nullptr || n->urgency == static_cast<std::uint8_t>(Urgency::kDemand)) continue;
     NodeList* list = !n->in_list                         ? nullptr
                      : a.kind == Action::Kind::kAlloc ? &memory_queue_[static_cast<std::size_t>(a.tier)]
                                                       : &ready_[link_of(a)];

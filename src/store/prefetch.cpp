@@ -140,7 +140,7 @@ void TensorStore::used(SegmentId segment) {
 bool TensorStore::fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t position) {
   SegmentState& s = at(segment);
   Hot& h = hot(segment);
-  if (sinking_ || s.first != nullptr || !close_to_writers(segment)) return false;
+  if (s.first != nullptr || !close_to_writers(segment)) return false;
   h.last_use.store(tick(), std::memory_order_relaxed);
   const bool there = residency_.prefetch(segment, tier, position, actions_);
   add_actions(lock, Urgency::kPrefetch);

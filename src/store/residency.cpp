@@ -77,11 +77,10 @@ void Residency::grow() {
     const auto at = it - priorities_.begin();
     if (it == priorities_.end() || *it != p) {
       priorities_.insert(it, p);
-      for (std::uint8_t& level : level_) level = static_cast<std::uint8_t>(level + (level >= at ? 1 : 0));
+      for (std::int32_t& level : level_) level += level >= at ? 1 : 0;
       for (auto& tier : policies_) tier.insert(tier.begin() + at, make_policy_());
-      ZG_ASSERT_LE(priorities_.size(), 255u);
     }
-    level_.push_back(static_cast<std::uint8_t>(at));
+    level_.push_back(static_cast<std::int32_t>(at));
   }
 }
 
@@ -163,7 +162,7 @@ std::uint64_t Residency::next_access(SegmentId id) const {
 }
 
 Policy& Residency::policy_of(SegmentId id, Tier tier) const {
-  return *policies_[index(tier)][level_[static_cast<std::size_t>(id)]];
+  return *policies_[index(tier)][static_cast<std::size_t>(level_[static_cast<std::size_t>(id)])];
 }
 
 bool Residency::may_leave(SegmentId id, Tier tier) const {
@@ -188,7 +187,6 @@ void Residency::alloc(SegmentId id, Tier tier) {
   used_[t] += table_.segment(id).charge;
   peak_[t] = std::max(peak_[t], used_[t]);
   state(id).current |= bit(tier);
-  state(id).came[t] = clock_;
   slot_[t][static_cast<std::size_t>(id)] = static_cast<std::int32_t>(resident_[t].size());
   resident_[t].push_back(id);
   policy_of(id, tier).insert(id, View(*this, tier));
@@ -234,10 +232,7 @@ std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
       return std::nullopt;
     }
   }
-  // Without a program no move is decided for what has not arrived: not even by the same decision.
-  const auto closed = gate_ == nullptr                         ? Gate::Closed::kYes
-                      : state(id).came[index(tier)] == clock_ ? Gate::Closed::kMoving
-                                                              : gate_->close(id, tier);
+  const auto closed = gate_ == nullptr ? Gate::Closed::kYes : gate_->close(id, tier);
   if (closed == Gate::Closed::kMoving) return NoRoom{tier, table_.segment(id).charge, id, id};
   if (closed == Gate::Closed::kHeld) {
     state(id).refused[index(tier)] = search_[index(tier)];
@@ -397,13 +392,11 @@ void Residency::clean(std::int64_t bytes, int most, std::vector<Action>& out) {
 }
 
 void Residency::pin(SegmentId segment, Tier tier) {
-  std::uint8_t& pins = state(segment).pins[index(tier)];
-  ZG_ASSERT(pins < 255, "{} is pinned too often", table_.segment_name(segment));
-  ++pins;
+  ++state(segment).pins[index(tier)];
 }
 
 void Residency::unpin(SegmentId segment, Tier tier) {
-  std::uint8_t& pins = state(segment).pins[index(tier)];
+  std::int32_t& pins = state(segment).pins[index(tier)];
   ZG_ASSERT(pins > 0, "{} is not pinned", table_.segment_name(segment));
   --pins;
 }
@@ -422,9 +415,8 @@ void Residency::assume_content(SegmentId id, Tier tier) {
 void Residency::sink(std::vector<Action>& out) {
   out_ = &out;
   ++clock_;
-  Gate* const gate = gate_;
-  set_future(nullptr, nullptr);
-  gate_ = gate;  // what is held stays
+  program_[0] = program_[1] = nullptr;
+  if (future_ != nullptr) follow(nullptr, -1);
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     search_[index(tier)] = ++searches_;
     const std::vector<SegmentId> all = resident_[index(tier)];

@@ -362,19 +362,12 @@ void TensorStore::sink() {
   Lock lock(mutex_);
   ZG_ASSERT(program_ == nullptr, "a program says itself what moves");
   // What is on its way first: it may be what sinks.
-  changed_.wait(lock, [&] { return failed_ || (!sinking_ && idle()); });
+  changed_.wait(lock, [&] { return failed_ || idle(); });
   throw_failure();
-  // These decisions build on each other, so nothing may go before them, nor be decided until they are carried
-  // out.
-  sinking_ = true;
   residency_.sink(actions_);
   add_actions(lock, Urgency::kWriteBack);
   expect_again();
   resting_ = true;
-  changed_.wait(lock, [&] { return failed_ || idle(); });
-  sinking_ = false;
-  wake();
-  throw_failure();
 }
 
 bool TensorStore::has_content(SegmentId segment) const {

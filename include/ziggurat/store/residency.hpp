@@ -147,9 +147,8 @@ class Residency {
  private:
   struct State {
     std::uint8_t current = 0;             // bit per tier that holds the content
-    std::array<std::uint8_t, 2> pins{};   // per tier, by the user
+    std::array<std::int32_t, 2> pins{};   // per tier, by the user
     std::array<std::uint64_t, 2> hold{};  // per tier: the decision (clock_) that may not lose the copy
-    std::array<std::uint64_t, 2> came{};     // per tier: the decision that brought the copy
     std::array<std::uint64_t, 2> refused{};  // per tier: the search for room in which it could not leave
     std::uint64_t last_use = 0;
   };
@@ -184,7 +183,7 @@ class Residency {
   std::array<std::vector<SegmentId>, 2> resident_;  // ids present at device, host
   std::array<std::vector<std::int32_t>, 2> slot_;   // where in resident_
   std::vector<int> priorities_;                     // those of the table, ascending
-  std::vector<std::uint8_t> level_;                 // by segment: index into priorities_
+  std::vector<std::int32_t> level_;                 // by segment: index into priorities_
   std::array<std::vector<std::unique_ptr<Policy>>, 2> policies_;  // per tier, by level
   std::array<std::int64_t, 2> used_{}, peak_{};
   Traffic traffic_;
@@ -214,7 +213,6 @@ std::optional<NoRoom> Residency::decide_free(const AccessStep& step, Held&& held
   Gate* const before = gate_;
   gate_ = &gate;
   auto failure = decide_free(step, out);
-  while (failure && failure->busy >= 0) failure = decide_free(step, out);  // on paper it has arrived
   gate_ = before;
   return failure;
 }

@@ -18,22 +18,22 @@
 // remove() only while no other thread is inside the store.
 //
 // Moves: Residency decides them (see residency.hpp). Each becomes a node in its segment's queue, and starts
-// when nothing before it in that queue touches the same copy in a conflicting way. Memory is granted, and links
-// are used, by urgency (what somebody waits for, then what is fetched ahead, then what is written back), and in
-// the order of decisions among equals.
+// when nothing before it in that queue touches the same copy in a conflicting way. Memory is granted in the order
+// of decisions; links are used by urgency: what somebody waits for, then what is fetched ahead, then what is
+// written back.
 //
 // Why nothing can wait for ever:
-//   With a program, all is equally urgent. A move waits only for earlier decisions, an operation only for
-//   moves decided at or before it, and a decision for an operation never needs more than the budget: there is
-//   always something that can go on, and no cycle of waiting can close. (The leases of an operation must be
-//   released, or passed to a stream, before the next one is acquired: its memory may be theirs.)
-//   Without one, moves are only decided for copies that nobody holds and that have arrived. So moves never
-//   wait for leases: host memory comes free when writes to NVMe end, which need no memory; device memory comes
-//   free when copies to the host end, which need host memory only; so all decided moves end, in any order of
-//   grants. What is left is threads that wait for leases: acquire() waits for others' leases only while one of
-//   them can still be released, that is, while not all who hold them wait themselves. When that is so, a
-//   thread that holds leases gets an Error instead (kUsage for a cycle over segments, kMemory for room). Who
-//   needs several segments at once takes them by acquire(span): all or none, so it never waits while it holds.
+//   Moves. A decision never needs more than the budget, if all decided before it is carried out. Of the memory
+//   that is decided and not granted yet, look at what was decided first: everything before it has its memory, so
+//   all copies decided before it can be made (a copy waits for memory and for earlier moves of its segment only),
+//   so all that was to be given back before it is; so there is room for it. The same then holds for the next one.
+//   With a program, a move may also wait for the leases of earlier operations; who acquires an operation has
+//   released those of the one before, or passed them to a stream. Without one, moves are decided for copies only
+//   that nobody holds, so they never wait for leases.
+//   Leases. acquire() waits for others' leases only while one of them can still be released, that is, while not
+//   all who hold them wait themselves. When that is so, a thread that holds leases gets an Error instead (kUsage
+//   for a circle over segments, kMemory for room). Who needs several segments at once takes them by
+//   acquire(span): all or none, so it never waits for leases while it holds some.
 //
 // Errors: a transfer that fails makes the store fail for good; the next acquire (and every later one) throws
 // Error(kIo) naming segment, tier, drive and cause. A copy whose checksum is wrong is such a failure, and so,
@@ -344,7 +344,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::int32_t access_ = 0;   // accesses of program_ acquired
   std::optional<Error> failure_;
   std::atomic<bool> failed_{false};
-  bool closing_ = false, closed_for_program_ = false, sinking_ = false;
+  bool closing_ = false, closed_for_program_ = false;
   int passed_ = 0;  // leases that a stream still has
   double waited_ = 0;
   std::int64_t waits_ = 0, prefetches_ = 0, prefetched_in_vain_ = 0;

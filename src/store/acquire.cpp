@@ -31,6 +31,7 @@ Lease& Lease::operator=(Lease&& o) noexcept {
     entry_ = std::exchange(o.entry_, nullptr);
     tier_ = o.tier_;
     writes_ = o.writes_;
+    made_ = o.made_;
     data_ = std::exchange(o.data_, nullptr);
     bytes_ = std::exchange(o.bytes_, 0);
   }
@@ -112,6 +113,7 @@ void TensorStore::fill(Lease& lease, SegmentId id, Tier tier, Access access, std
   h.last_use.store(tick(), std::memory_order_relaxed);
   lease.store_ = this;
   lease.segment_ = id;
+  lease.made_ = false;
   lease.tier_ = tier;
   lease.writes_ = access != Access::kRead;
   lease.data_ = h.memory[index(tier)];
@@ -168,7 +170,10 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
     out.resize(n);
     for (std::size_t k = 0; k < n; ++k) {
       const std::size_t i = (first + k) % n;
-      Waiter waiter(*this, accesses[i], consumer);
+      AccessStep a = accesses[i];
+      // It may have to be given back unwritten: only the last may lose what it held.
+      if (a.access == Access::kOverwrite && k + 1 < n && residency_.has_content(a.segment)) a.access = Access::kWrite;
+      Waiter waiter(*this, a, consumer);
       while (!try_take(lock, waiter, out[i])) {
         if (k > 0 && waiter.obstacle != Obstacle::kMoving) {
           if (waiter.obstacle == Obstacle::kRoom && !others_can_release(waiter)) throw_no_room(waiter, false);
@@ -180,20 +185,28 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
     return n;
   };
   try {
-    while ((first = take_all()) != n) {
-      lock.unlock();
-      out.clear();
-      lock.lock();
-    }
+    while ((first = take_all()) != n) let_go(lock, out);
   } catch (...) {
-    lock.unlock();
-    out.clear();
+    let_go(lock, out);
     throw;
   }
   lock.unlock();
   if (logging_.load(std::memory_order_relaxed)) {
     for (const AccessStep& a : accesses) log_access(a.segment, a.tier, a.access);
   }
+}
+
+// What had no content before has none again.
+void TensorStore::let_go(Lock& lock, std::vector<Lease>& leases) {
+  for (const Lease& lease : leases) {
+    if (!lease || !lease.made_) continue;
+    for (auto& word : hot(lease.segment_).word) word.fetch_and(~(Hot::kOpen | Hot::kSole));
+    residency_.discard(lease.segment_, actions_);
+  }
+  add_actions(lock, Urgency::kDemand);
+  lock.unlock();
+  leases.clear();
+  lock.lock();
 }
 
 // What can never be had together must not be tried for ever.
@@ -330,6 +343,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     if ((h.word[t].load() & Hot::kOpen) == 0) return hindered(Obstacle::kMoving, id);
     w.taken = false;
     fill(lease, id, tier, access, w.entry);
+    lease.made_ = w.made;
     ++s.counts.misses;
     ++tiers_[t].misses;
     return true;
@@ -351,6 +365,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     if (!(reads ? close_to_writers(id) : close_for_write(id))) return hindered(Obstacle::kLeases);
     const bool fresh = access == Access::kOverwrite && !residency_.present(id, tier);
     h.last_use.store(tick(), std::memory_order_relaxed);
+    w.made = !residency_.has_content(id);
     const auto failure = residency_.decide_free(w.step, actions_);
     const bool writes_back = std::any_of(actions_.begin(), actions_.end(), [](const Action& a) {
       return a.kind == Action::Kind::kCopy && a.tier == Tier::kNvme;

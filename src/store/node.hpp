@@ -63,6 +63,7 @@ struct TensorStore::Waiter {
   bool decided = false;      // counted in intents
   bool taken = false;        // its lease is counted, of a copy without content, for which memory is on its way
   std::atomic<const Hot*>* entry = nullptr;  // if taken
+  bool made = false;         // if taken: there was no content before
   bool flagged = false;      // counted in lease_waiters
   bool in_line = false;      // counted in room_waiters_
   std::uint64_t ticket = 0;  // order of those that wait for room

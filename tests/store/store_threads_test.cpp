@@ -266,6 +266,35 @@ TEST(StoreThreads, NobodyReadsWhatAnOverwriteHasNotWrittenYet) {
   EXPECT_EQ(wrong, 0);
 }
 
+// Two are wanted at once, of which one is not to be had: the other must not lose its content by that.
+TEST(StoreThreads, WhatIsGivenBackUnwrittenIsAsBefore) {
+  TensorTable table = equal_table(1, 6);
+  const TempDir dir;
+  Rig rig(table, {2 * kPage, 4 * kPage}, make_nvme(Nvme::kMemory, table, dir));
+  TensorStore& store = *rig.store;
+  const Watchdog watchdog(kStallSeconds, [&] { return store.state(); });
+  for (SegmentId id = 0; id < 5; ++id) fill(store.acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+  constexpr SegmentId kHeld = 1, kWithout = 5;
+  for (const SegmentId other : {SegmentId{0}, kWithout}) {
+    Lease held = store.acquire(kHeld, Tier::kHost, Access::kRead);
+    std::thread both([&] {
+      std::vector<Lease> leases;
+      store.acquire(std::vector<AccessStep>{{other, Tier::kDevice, Access::kOverwrite, false}, {kHeld, Tier::kHost, Access::kWrite, false}}, leases);
+      fill(leases[0].data(), kPage, other, 1);
+    });
+    while (store.waiting() == 0) std::this_thread::yield();
+    if (other == kWithout) {
+      EXPECT_FALSE(store.has_content(other));
+    } else {
+      EXPECT_TRUE(holds(store.acquire(other, Tier::kHost, Access::kRead).data(), kPage, other, 0));
+    }
+    held.release();
+    both.join();
+    EXPECT_TRUE(holds(store.acquire(other, Tier::kHost, Access::kRead).data(), kPage, other, 1));
+    store.check();
+  }
+}
+
 TEST(StoreThreads, ReadersShare) {
   Rig rig = two_segments(2);
   constexpr int kReaders = 6;

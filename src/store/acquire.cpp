@@ -176,8 +176,9 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
       Waiter waiter(*this, a, consumer);
       while (!try_take(lock, waiter, out[i])) {
         if (k > 0 && waiter.obstacle != Obstacle::kMoving) {
-          if (waiter.obstacle == Obstacle::kRoom && !others_can_release(waiter)) throw_no_room(waiter, false);
-          return i;
+          if (waiter.obstacle != Obstacle::kRoom || others_can_release(waiter)) return i;
+          // Once more in line, since only then are we told of what is released.
+          if (waiter.in_line) throw_no_room(waiter, false);
         }
         wait(lock, waiter);
       }

@@ -15,7 +15,7 @@ class ModelWorker {
   bool run(std::int64_t operations, std::atomic<std::int64_t>& counter) {
     try {
       while (count.operations < operations) {
-        if (number_ == 0 && below(random_, 20) == 0) {
+        if (number_ == 0 && below(random_, 20) == 0 && !(std::getenv("DBG") && (std::atoi(std::getenv("DBG")) & 32))) {
           step();
         } else {
           operation();
@@ -48,7 +48,13 @@ class ModelWorker {
 
   void operation() {
     ++count.operations;
-    const int what = below(random_, 100);
+    static const int mask = std::getenv("DBG") ? std::atoi(std::getenv("DBG")) : 0;
+    int what = below(random_, 100);
+    if ((mask & 1) && what >= 60 && what < 75) what = 0;
+    if ((mask & 2) && what >= 75 && what < 83) what = 0;
+    if ((mask & 4) && what >= 83 && what < 92) what = 0;
+    if ((mask & 8) && what >= 92 && what < 96) what = 0;
+    if ((mask & 16) && what >= 96) what = 0;
     if (what < 60) {
       single(some_access());
     } else if (what < 75) {
@@ -83,7 +89,7 @@ class ModelWorker {
   }
 
   void single(const AccessStep& a) {
-    const bool on_stream = below(random_, 3) == 0;
+    const bool on_stream = below(random_, 3) == 0 && !(std::getenv("DBG") && (std::atoi(std::getenv("DBG")) & 64));
     std::optional<Lease> lease = take(a, on_stream ? &stream_ : nullptr);
     if (!lease) return;
     use({&a, 1}, {&*lease, 1}, on_stream);

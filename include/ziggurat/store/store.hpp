@@ -18,19 +18,18 @@
 // remove() only while no other thread is inside the store.
 //
 // Moves: Residency decides them (see residency.hpp). Each becomes a node in its segment's queue, and starts
-// when nothing before it in that queue touches the same copy in a conflicting way. Memory is granted, and links
-// are used, by urgency (what somebody waits for, then what is fetched ahead, then what is written back), and in
-// the order of decisions among equals.
+// when nothing before it in that queue touches the same copy in a conflicting way. Memory is granted in the order
+// of decisions. Links are used by urgency (what somebody waits for, then what is fetched ahead, then what is
+// written back), and in the order of decisions among equals.
 //
 // Why nothing can wait for ever:
 //   With a program, all is equally urgent. A move waits only for earlier decisions, an operation only for
 //   moves decided at or before it, and a decision for an operation never needs more than the budget: there is
-//   always something that can go on, and no cycle of waiting can close. (The leases of an operation must be
+//   always something that can go on, and no cycle of waiting can close. What was decided before it goes before it. (The leases of an operation must be
 //   released, or passed to a stream, before the next one is acquired: its memory may be theirs.)
 //   Without one, moves are only decided for copies that nobody holds and that have arrived. So moves never
-//   wait for leases: host memory comes free when writes to NVMe end, which need no memory; device memory comes
-//   free when copies to the host end, which need host memory only; so all decided moves end, in any order of
-//   grants. What is left is threads that wait for leases: acquire() waits for others' leases only while one of
+//   wait for leases, only for moves decided before them, which gave them their room; so all decided moves end.
+//   What is left is threads that wait for leases: acquire() waits for others' leases only while one of
 //   them can still be released, that is, while not all who hold them wait themselves. When that is so, a
 //   thread that holds leases gets an Error instead (kUsage for a cycle over segments, kMemory for room). Who
 //   needs several segments at once takes them by acquire(span): all or none, so it never waits while it holds.

@@ -15,7 +15,7 @@ class ModelWorker {
   bool run(std::int64_t operations, std::atomic<std::int64_t>& counter) {
     try {
       while (count.operations < operations) {
-        if (number_ == 0 && below(random_, 20) == 0 && !(std::getenv("DBG") && (std::atoi(std::getenv("DBG")) & 32))) {
+        if (number_ == 0 && below(random_, 20) == 0) {
           step();
         } else {
           operation();
@@ -35,7 +35,9 @@ class ModelWorker {
   ModelCount count;
 
  private:
-  SegmentId pick() { return segments_[static_cast<std::size_t>(below(random_, static_cast<int>(segments_.size())))]; }
+  SegmentId pick() {
+    return segments_[static_cast<std::size_t>(below(random_, static_cast<int>(segments_.size())))];
+  }
   AccessStep some_access() {
     const SegmentId id = pick();
     const int kind = below(random_, 10);
@@ -48,13 +50,7 @@ class ModelWorker {
 
   void operation() {
     ++count.operations;
-    static const int mask = std::getenv("DBG") ? std::atoi(std::getenv("DBG")) : 0;
-    int what = below(random_, 100);
-    if ((mask & 1) && what >= 60 && what < 75) what = 0;
-    if ((mask & 2) && what >= 75 && what < 83) what = 0;
-    if ((mask & 4) && what >= 83 && what < 92) what = 0;
-    if ((mask & 8) && what >= 92 && what < 96) what = 0;
-    if ((mask & 16) && what >= 96) what = 0;
+    const int what = below(random_, 100);
     if (what < 60) {
       single(some_access());
     } else if (what < 75) {
@@ -89,7 +85,7 @@ class ModelWorker {
   }
 
   void single(const AccessStep& a) {
-    const bool on_stream = below(random_, 3) == 0 && !(std::getenv("DBG") && (std::atoi(std::getenv("DBG")) & 64));
+    const bool on_stream = below(random_, 3) == 0;
     std::optional<Lease> lease = take(a, on_stream ? &stream_ : nullptr);
     if (!lease) return;
     use({&a, 1}, {&*lease, 1}, on_stream);
@@ -147,11 +143,13 @@ class ModelWorker {
     ++count.nested;
     try {
       std::optional<Lease> second = take(inner, nullptr);
-      if (second && outer.segment == inner.segment && (outer.access != Access::kRead || inner.access != Access::kRead))
+      if (second && outer.segment == inner.segment &&
+          (outer.access != Access::kRead || inner.access != Access::kRead))
         rig_.truth->wrong("two leases at once, of which one writes");
       if (second) use({&inner, 1}, {&*second, 1}, false);
     } catch (const Error& e) {
-      if (e.code() == Errc::kUsage && std::string(e.what()).find("release leases first") != std::string::npos) {
+      if (e.code() == Errc::kUsage &&
+          std::string(e.what()).find("release leases first") != std::string::npos) {
         ++count.circles;
       } else if (e.code() == Errc::kMemory && rig_.tight()) {
         ++count.no_room;
@@ -189,8 +187,12 @@ class ModelWorker {
     ++count.steps;
     const bool other = below(random_, 4) == 0;
     std::vector<AccessStep> now = other ? other_script_ : script_;
-    if (below(random_, 3) == 0) std::swap(now[static_cast<std::size_t>(below(random_, 6))], now[static_cast<std::size_t>(below(random_, 6))]);
-    const std::size_t end = below(random_, 6) == 0 ? static_cast<std::size_t>(below(random_, static_cast<int>(now.size()))) : now.size();
+    if (below(random_, 3) == 0)
+      std::swap(now[static_cast<std::size_t>(below(random_, 6))],
+                now[static_cast<std::size_t>(below(random_, 6))]);
+    const std::size_t end = below(random_, 6) == 0
+                                ? static_cast<std::size_t>(below(random_, static_cast<int>(now.size())))
+                                : now.size();
     store_.step_begin(other ? "evaluation" : "step");
     for (std::size_t i = 0; i < end; ++i) {
       const int deviation = below(random_, 30);

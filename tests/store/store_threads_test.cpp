@@ -48,7 +48,8 @@ TEST(StoreThreads, SingleLeasesInRoomForTwoGoOnForEverybody) {
   constexpr int kSegments = 10;
   Rig rig = two_segments(kSegments);
   std::vector<std::unique_ptr<HostStream>> streams;
-  for (int t = 0; t < kThreads; ++t) streams.push_back(std::make_unique<HostStream>("work", HostStream::Mode::kThread));
+  for (int t = 0; t < kThreads; ++t)
+    streams.push_back(std::make_unique<HostStream>("work", HostStream::Mode::kThread));
   std::atomic<int> wrong{0};
   in_threads(*rig.store, kThreads, 150, [&](int t, int i) {
     const SegmentId id = (t * 7 + i * 3) % kSegments;
@@ -72,7 +73,9 @@ TEST(StoreThreads, SegmentsTakenTogetherNeverCloseACircle) {
     const SegmentId a = (t + i) % kSegments, b = (a + 1 + (t + 3 * i) % (kSegments - 1)) % kSegments;
     const Tier tier = (t + i) % 3 == 0 ? Tier::kDevice : Tier::kHost;
     std::vector<Lease> leases;
-    rig.store->acquire(std::vector<AccessStep>{{a, tier, Access::kWrite, false}, {b, tier, t % 2 == 0 ? Access::kRead : Access::kWrite, false}}, leases);
+    rig.store->acquire(std::vector<AccessStep>{{a, tier, Access::kWrite, false},
+                                               {b, tier, t % 2 == 0 ? Access::kRead : Access::kWrite, false}},
+                       leases);
     EXPECT_EQ(leases.size(), 2u);
     wrong += holds(leases[0].data(), kPage, a, 0) && holds(leases[1].data(), kPage, b, 0) ? 0 : 1;
   });
@@ -98,7 +101,8 @@ TEST(StoreThreads, NestedLeasesThatCloseACircleAreRefusedAndTheOthersGoOn) {
       ++both;
     } catch (const Error& e) {
       if (e.code() == Errc::kUsage) {
-        EXPECT_TRUE(mentions(e, fmt::format("t{}: cannot be acquired at the host: its leases are held", b))) << e.what();
+        EXPECT_TRUE(mentions(e, fmt::format("t{}: cannot be acquired at the host: its leases are held", b)))
+            << e.what();
         ++circles;
       } else {
         EXPECT_EQ(e.code(), Errc::kMemory) << e.what();
@@ -130,12 +134,16 @@ TEST(StoreThreads, AThreadThatWaitsForItselfIsRefused) {
   EXPECT_TRUE(rig.store->acquire(0, Tier::kHost, Access::kRead));
 }
 
-// Whoever wants to write has its copy already when another reads it first, and holds it while it wants more room.
+// Whoever wants to write has its copy already when another reads it first, and holds it while it wants more
+// room.
 TEST(StoreThreads, ACircleThroughAnAcquireThatHasItsCopyIsSeen) {
   const TensorTable table = equal_table(1, 2);
-  auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(), MemoryIo::Options{.seed = 1, .max_delay = std::chrono::microseconds(3000), .faults = {}});
+  auto io = std::make_unique<MemoryIo>(
+      1, table.drive_bytes(),
+      MemoryIo::Options{.seed = 1, .max_delay = std::chrono::microseconds(3000), .faults = {}});
   Rig rig(table, {0, kPage}, std::move(io));
-  for (SegmentId id = 0; id < 2; ++id) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+  for (SegmentId id = 0; id < 2; ++id)
+    fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
   std::atomic<int> refused{0};
   for (int round = 0; round < 12; ++round) {
     rig.store->acquire(1, Tier::kHost, Access::kWrite).release();  // 0 must come back
@@ -201,7 +209,9 @@ TEST(StoreThreads, ASegmentLargerThanTheBudgetIsRefusedAtOnce) {
   Rig rig(table, {0, 2 * kPage}, make_nvme(Nvme::kMemory, table, dir));
   const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
   const Lease held = rig.store->acquire(0, Tier::kHost, Access::kOverwrite);
-  std::thread([&] { EXPECT_THROW((void)rig.store->acquire(1, Tier::kHost, Access::kOverwrite), Error); }).join();
+  std::thread([&] {
+    EXPECT_THROW((void)rig.store->acquire(1, Tier::kHost, Access::kOverwrite), Error);
+  }).join();
 }
 
 // Who stands in line behind one that can never go on is not refused in its stead.
@@ -233,7 +243,8 @@ TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
   std::atomic<int> wrong{0};
   fill(rig.store->acquire(0, Tier::kDevice, Access::kOverwrite).data(), 2 * kPage, 0, 0);
   in_threads(*rig.store, 2, 15000, [&](int t, int) {
-    const Lease lease = rig.store->acquire(0, t == 0 ? Tier::kDevice : Tier::kHost, t == 0 ? Access::kWrite : Access::kRead);
+    const Lease lease =
+        rig.store->acquire(0, t == 0 ? Tier::kDevice : Tier::kHost, t == 0 ? Access::kWrite : Access::kRead);
     if (!holds(lease.data(), lease.bytes(), 0, version)) ++wrong;
     if (t == 0) fill(lease.data(), lease.bytes(), 0, ++version);
   });
@@ -244,13 +255,17 @@ TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
 // An overwrite waits for memory; whoever reads meanwhile sees what was there before, or what comes then.
 TEST(StoreThreads, NobodyReadsWhatAnOverwriteHasNotWrittenYet) {
   const TensorTable table = equal_table(1, 4);
-  auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(), MemoryIo::Options{.seed = 1, .max_delay = std::chrono::microseconds(1000), .faults = {}});
+  auto io = std::make_unique<MemoryIo>(
+      1, table.drive_bytes(),
+      MemoryIo::Options{.seed = 1, .max_delay = std::chrono::microseconds(1000), .faults = {}});
   Rig rig(table, {kPage, 2 * kPage}, std::move(io));
-  for (SegmentId id = 0; id < 4; ++id) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+  for (SegmentId id = 0; id < 4; ++id)
+    fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
   std::atomic<std::uint64_t> version{0};
   std::atomic<int> wrong{0};
   for (int round = 0; round < 60; ++round) {
-    for (const SegmentId id : {1, 2, 3}) (void)rig.store->acquire(id, id == 1 ? Tier::kDevice : Tier::kHost, Access::kWrite);
+    for (const SegmentId id : {1, 2, 3})
+      (void)rig.store->acquire(id, id == 1 ? Tier::kDevice : Tier::kHost, Access::kWrite);
     std::atomic<int> ready{0};
     in_threads(*rig.store, 4, 1, [&](int t, int) {
       ++ready;
@@ -273,13 +288,16 @@ TEST(StoreThreads, WhatIsGivenBackUnwrittenIsAsBefore) {
   Rig rig(table, {2 * kPage, 4 * kPage}, make_nvme(Nvme::kMemory, table, dir));
   TensorStore& store = *rig.store;
   const Watchdog watchdog(kStallSeconds, [&] { return store.state(); });
-  for (SegmentId id = 0; id < 5; ++id) fill(store.acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+  for (SegmentId id = 0; id < 5; ++id)
+    fill(store.acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
   constexpr SegmentId kHeld = 1, kWithout = 5;
   for (const SegmentId other : {SegmentId{0}, kWithout}) {
     Lease held = store.acquire(kHeld, Tier::kHost, Access::kRead);
     std::thread both([&] {
       std::vector<Lease> leases;
-      store.acquire(std::vector<AccessStep>{{other, Tier::kDevice, Access::kOverwrite, false}, {kHeld, Tier::kHost, Access::kWrite, false}}, leases);
+      store.acquire(std::vector<AccessStep>{{other, Tier::kDevice, Access::kOverwrite, false},
+                                            {kHeld, Tier::kHost, Access::kWrite, false}},
+                    leases);
       fill(leases[0].data(), kPage, other, 1);
     });
     while (store.waiting() == 0) std::this_thread::yield();
@@ -375,15 +393,20 @@ TEST(StoreThreads, WhatIsHeldDoesNotSink) {
 TEST(StoreThreads, PrefetchesAreNotOvertakenByAProgram) {
   for (int round = 0; round < 8; ++round) {
     const TensorTable table = equal_table(1, 4);
-    auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(), MemoryIo::Options{.seed = static_cast<std::uint64_t>(round), .max_delay = std::chrono::microseconds(20000), .faults = {}});
+    auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(),
+                                         MemoryIo::Options{.seed = static_cast<std::uint64_t>(round),
+                                                           .max_delay = std::chrono::microseconds(20000),
+                                                           .faults = {}});
     Rig rig(table, {0, 2 * kPage}, std::move(io));
     const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
     constexpr SegmentId kX = 0, kY = 1, kV = 2, kW = 3;
-    for (const SegmentId id : {kX, kY, kV, kW}) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+    for (const SegmentId id : {kX, kY, kV, kW})
+      fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
     rig.store->drain();
     rig.store->prefetch(kX, Tier::kHost);  // in the place of kV, which must be written first
     Program program("p");
-    for (const SegmentId id : {kW, kX, kY}) program.add_op(std::vector<AccessStep>{{id, Tier::kHost, Access::kRead, false}});
+    for (const SegmentId id : {kW, kX, kY})
+      program.add_op(std::vector<AccessStep>{{id, Tier::kHost, Access::kRead, false}});
     program.finish(4);
     rig.store->run(&program, nullptr);
     for (const SegmentId id : {kW, kX, kY}) {

@@ -23,10 +23,11 @@
 // written back), and in the order of decisions among equals.
 //
 // Why nothing can wait for ever:
-//   With a program, all is equally urgent. A move waits only for earlier decisions, an operation only for
-//   moves decided at or before it, and a decision for an operation never needs more than the budget: there is
-//   always something that can go on, and no cycle of waiting can close. What was decided before it goes before it. (The leases of an operation must be
-//   released, or passed to a stream, before the next one is acquired: its memory may be theirs.)
+//   With a program, all is equally urgent. A move waits only for earlier decisions, those of before the program
+//   included, an operation only for moves decided at or before it, and a decision for an operation never needs
+//   more than the budget: there is always something that can go on, and no cycle of waiting can close. (The
+//   leases of an operation must be released, or passed to a stream, before the next one is acquired: its memory
+//   may be theirs.)
 //   Without one, moves are only decided for copies that nobody holds and that have arrived. So moves never
 //   wait for leases, only for moves decided before them, which gave them their room; so all decided moves end.
 //   What is left is threads that wait for leases: acquire() waits for others' leases only while one of

@@ -170,10 +170,8 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
     out.resize(n);
     for (std::size_t k = 0; k < n; ++k) {
       const std::size_t i = (first + k) % n;
-      AccessStep a = accesses[i];
-      // It may have to be given back unwritten: only the last may lose what it held.
-      if (a.access == Access::kOverwrite && k + 1 < n && residency_.has_content(a.segment)) a.access = Access::kWrite;
-      Waiter waiter(*this, a, consumer);
+      Waiter waiter(*this, accesses[i], consumer);
+      waiter.gives_back = k + 1 < n;
       while (!try_take(lock, waiter, out[i])) {
         if (k > 0 && waiter.obstacle != Obstacle::kMoving) {
           if (waiter.obstacle != Obstacle::kRoom || others_can_release(waiter)) return i;
@@ -328,7 +326,8 @@ bool TensorStore::close_to_writers(SegmentId segment) {
 bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
   const SegmentId id = w.step.segment;
   const Tier tier = w.step.tier;
-  const Access access = w.step.access;
+  const bool keeps = w.gives_back && w.step.access == Access::kOverwrite && residency_.has_content(id);
+  const Access access = keeps ? Access::kWrite : w.step.access;
   SegmentState& s = at(id);
   Hot& h = hot(id);
   const std::size_t t = index(tier);
@@ -367,7 +366,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     const bool fresh = access == Access::kOverwrite && !residency_.present(id, tier);
     h.last_use.store(tick(), std::memory_order_relaxed);
     w.made = !residency_.has_content(id);
-    const auto failure = residency_.decide_free(w.step, actions_);
+    const auto failure = residency_.decide_free({id, tier, access, false}, actions_);
     const bool writes_back = std::any_of(actions_.begin(), actions_.end(), [](const Action& a) {
       return a.kind == Action::Kind::kCopy && a.tier == Tier::kNvme;
     });

@@ -61,6 +61,7 @@ struct TensorStore::Waiter {
   NoRoom room{};             // kRoom
   SegmentId moving = -1;     // kMoving: what must arrive first
   bool decided = false;      // counted in intents
+  bool gives_back = false;   // perhaps, unwritten: what it overwrites must not be lost by that
   bool taken = false;        // its lease is counted, of a copy without content, for which memory is on its way
   std::atomic<const Hot*>* entry = nullptr;  // if taken
   bool made = false;         // if taken: there was no content before

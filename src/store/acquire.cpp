@@ -31,6 +31,7 @@ Lease& Lease::operator=(Lease&& o) noexcept {
     entry_ = std::exchange(o.entry_, nullptr);
     tier_ = o.tier_;
     writes_ = o.writes_;
+    made_ = o.made_;
     data_ = std::exchange(o.data_, nullptr);
     bytes_ = std::exchange(o.bytes_, 0);
   }
@@ -121,6 +122,7 @@ void TensorStore::fill(Lease& lease, SegmentId id, Tier tier, Access access, std
   h.last_use.store(tick(), std::memory_order_relaxed);
   lease.store_ = this;
   lease.segment_ = id;
+  lease.made_ = false;
   lease.tier_ = tier;
   lease.writes_ = access != Access::kRead;
   lease.data_ = h.memory[index(tier)];
@@ -178,10 +180,12 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
     for (std::size_t k = 0; k < n; ++k) {
       const std::size_t i = (first + k) % n;
       Waiter waiter(*this, accesses[i], consumer);
+      waiter.gives_back = k + 1 < n;
       while (!try_take(lock, waiter, out[i])) {
         if (k > 0 && waiter.obstacle != Obstacle::kMoving) {
-          if (waiter.obstacle == Obstacle::kRoom && !others_can_release(waiter)) throw_no_room(waiter, false);
-          return i;
+          if (waiter.obstacle != Obstacle::kRoom || others_can_release(waiter)) return i;
+          // Once more in line, since only then are we told of what is released.
+          if (waiter.in_line) throw_no_room(waiter, false);
         }
         wait(lock, waiter);
       }
@@ -189,20 +193,28 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
     return n;
   };
   try {
-    while ((first = take_all()) != n) {
-      lock.unlock();
-      out.clear();
-      lock.lock();
-    }
+    while ((first = take_all()) != n) let_go(lock, out);
   } catch (...) {
-    lock.unlock();
-    out.clear();
+    let_go(lock, out);
     throw;
   }
   lock.unlock();
   if (logging_.load(std::memory_order_relaxed)) {
     for (const AccessStep& a : accesses) log_access(a.segment, a.tier, a.access);
   }
+}
+
+// What had no content before has none again.
+void TensorStore::let_go(Lock& lock, std::vector<Lease>& leases) {
+  for (const Lease& lease : leases) {
+    if (!lease || !lease.made_) continue;
+    for (auto& word : hot(lease.segment_).word) word.fetch_and(~(Hot::kOpen | Hot::kSole));
+    residency_.discard(lease.segment_, actions_);
+  }
+  add_actions(lock, Urgency::kDemand);
+  lock.unlock();
+  leases.clear();
+  lock.lock();
 }
 
 // What can never be had together must not be tried for ever.
@@ -323,7 +335,8 @@ bool TensorStore::close_to_writers(SegmentId segment) {
 bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
   const SegmentId id = w.step.segment;
   const Tier tier = w.step.tier;
-  const Access access = w.step.access;
+  const bool keeps = w.gives_back && w.step.access == Access::kOverwrite && residency_.has_content(id);
+  const Access access = keeps ? Access::kWrite : w.step.access;
   SegmentState& s = at(id);
   Hot& h = hot(id);
   const std::size_t t = index(tier);
@@ -339,6 +352,7 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     if ((h.word[t].load() & Hot::kOpen) == 0) return hindered(Obstacle::kMoving, id);
     w.taken = false;
     fill(lease, id, tier, access, w.entry);
+    lease.made_ = w.made;
     ++s.counts.misses;
     ++tiers_[t].misses;
     return true;
@@ -360,7 +374,8 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
     if (!(reads ? close_to_writers(id) : close_for_write(id))) return hindered(Obstacle::kLeases);
     const bool fresh = access == Access::kOverwrite && !residency_.present(id, tier);
     h.last_use.store(tick(), std::memory_order_relaxed);
-    const auto failure = residency_.decide_free(w.step, actions_);
+    w.made = !residency_.has_content(id);
+    const auto failure = residency_.decide_free({id, tier, access, false}, actions_);
     const bool writes_back = std::any_of(actions_.begin(), actions_.end(), [](const Action& a) {
       return a.kind == Action::Kind::kCopy && a.tier == Tier::kNvme;
     });

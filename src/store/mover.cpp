@@ -39,10 +39,10 @@ bool conflict(const Node& earlier, const Node& later) {
   return false;
 }
 
-// Memory goes out in the order of decisions, whatever is urgent: see store.hpp.
+// Memory in the order of decisions, links by urgency.
 bool before(const Node& a, const Node& b) {
-  if (a.action.kind == Action::Kind::kAlloc) return a.sequence < b.sequence;
-  return a.urgency != b.urgency ? a.urgency < b.urgency : a.sequence < b.sequence;
+  if (a.action.kind == Action::Kind::kAlloc || a.urgency == b.urgency) return a.sequence < b.sequence;
+  return a.urgency < b.urgency;
 }
 
 }  // namespace
@@ -262,7 +262,8 @@ void TensorStore::free_memory(const Action& action) {
   memory_freed_[static_cast<std::size_t>(action.tier)] = true;
 }
 
-// In the order of decisions: who comes first cannot be starved by who comes later.
+// Memory goes out in the order of decisions: the room of each was made by earlier ones. One that came first by
+// urgency could take what an earlier one needs to make the very room that it was promised.
 void TensorStore::grant_memory(Lock& lock, Tier tier) {
   NodeList& queue = memory_queue_[static_cast<std::size_t>(tier)];
   while (queue.first != nullptr) {

@@ -65,8 +65,10 @@ struct TensorStore::Waiter {
   NoRoom room{};             // kRoom
   SegmentId moving = -1;     // kMoving: what must arrive first
   bool decided = false;      // counted in intents
+  bool gives_back = false;   // perhaps, unwritten: what it overwrites must not be lost by that
   bool taken = false;        // its lease is counted, of a copy without content, for which memory is on its way
   std::atomic<const Hot*>* entry = nullptr;  // if taken
+  bool made = false;         // if taken: there was no content before
   bool flagged = false;      // counted in lease_waiters
   bool in_line = false;      // counted in room_waiters_
   std::uint64_t ticket = 0;  // order of those that wait for room

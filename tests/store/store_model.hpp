@@ -31,8 +31,8 @@ struct ModelConfig {
   std::string text() const {
     static constexpr const char* kDriveNames[] = {"memory", "uring", "libaio", "threads", "ram"};
     static constexpr const char* kFaultNames[] = {"no faults", "harmless faults", "errors", "flips"};
-    return fmt::format("seed {}, {} threads, {}, {}, room for {} and {}, {}, write-ahead {}, depth {}", seed, threads,
-                       kDriveNames[static_cast<int>(drives)], policy, device_room, host_room,
+    return fmt::format("seed {}, {} threads, {}, {}, room for {} and {}, {}, write-ahead {}, depth {}", seed,
+                       threads, kDriveNames[static_cast<int>(drives)], policy, device_room, host_room,
                        kFaultNames[static_cast<int>(faults)], write_ahead, prefetch_depth);
   }
 };
@@ -61,12 +61,14 @@ class RandomPolicy final : public Policy {
   std::vector<SegmentId> there_;
 };
 
-inline std::unique_ptr<io::Engine> make_drives(const ModelConfig& c, int count, std::int64_t bytes, const TempDir& dir) {
+inline std::unique_ptr<io::Engine> make_drives(const ModelConfig& c, int count, std::int64_t bytes,
+                                               const TempDir& dir) {
   Random random(c.seed);
   const int when = 5 + below(random, 150);
   if (c.drives == Drives::kMemory) {
     MemoryIo::Options options{.seed = c.seed, .max_delay = std::chrono::microseconds(60), .faults = {}};
-    if (c.faults == Faults::kErrors) (below(random, 2) == 0 ? options.faults.fail_read : options.faults.fail_write) = when;
+    if (c.faults == Faults::kErrors)
+      (below(random, 2) == 0 ? options.faults.fail_read : options.faults.fail_write) = when;
     if (c.faults == Faults::kFlips) options.faults.flip_read = when;
     return std::make_unique<MemoryIo>(count, bytes, options);
   }
@@ -119,7 +121,8 @@ class Truth {
       return;
     }
     if (one.owners.fetch_sub(kWriter) != 0) wrong(id, "is written while others are at it");
-    if (access == Access::kWrite && !holds(data, bytes, id, version)) wrong(id, fmt::format("is not version {}, to be changed", version));
+    if (access == Access::kWrite && !holds(data, bytes, id, version))
+      wrong(id, fmt::format("is not version {}, to be changed", version));
     fill(data, bytes, id, version + 1);
     one.version.store(version + 1);
     one.owners.fetch_add(kWriter);
@@ -157,22 +160,27 @@ class Truth {
 // What happened, over all configurations.
 struct ModelCount {
   std::int64_t operations = 0, leases = 0, together = 0, nested = 0, circles = 0, no_room = 0, no_content = 0;
-  std::int64_t prefetches = 0, pins = 0, discards = 0, steps = 0, programs = 0, added = 0, removed = 0, sunk = 0;
+  std::int64_t prefetches = 0, pins = 0, discards = 0, steps = 0, programs = 0, added = 0, removed = 0,
+               sunk = 0;
   std::int64_t failed_stores = 0, configurations = 0, skipped = 0;
   ModelCount& operator+=(const ModelCount& o) {
-    operations += o.operations, leases += o.leases, together += o.together, nested += o.nested, circles += o.circles;
+    operations += o.operations, leases += o.leases, together += o.together, nested += o.nested,
+        circles += o.circles;
     no_room += o.no_room, no_content += o.no_content, prefetches += o.prefetches, pins += o.pins;
     discards += o.discards, steps += o.steps, programs += o.programs, added += o.added, removed += o.removed;
-    sunk += o.sunk, failed_stores += o.failed_stores, configurations += o.configurations, skipped += o.skipped;
+    sunk += o.sunk, failed_stores += o.failed_stores, configurations += o.configurations,
+        skipped += o.skipped;
     return *this;
   }
   std::string text() const {
     return fmt::format(
-        "{} operations in {} configurations ({} not possible here): {} leases, {} taken together, {} nested ({} circles and {} "
-        "without room refused), {} reads without content, {} prefetches, {} pins, {} discards, {} steps, {} programs, {} "
+        "{} operations in {} configurations ({} not possible here): {} leases, {} taken together, {} nested "
+        "({} circles and {} "
+        "without room refused), {} reads without content, {} prefetches, {} pins, {} discards, {} steps, {} "
+        "programs, {} "
         "tensors added and {} removed, {} times sunk, {} stores failed by faults",
-        operations, configurations, skipped, leases, together, nested, circles, no_room, no_content, prefetches, pins,
-        discards, steps, programs, added, removed, sunk, failed_stores);
+        operations, configurations, skipped, leases, together, nested, circles, no_room, no_content,
+        prefetches, pins, discards, steps, programs, added, removed, sunk, failed_stores);
   }
 };
 
@@ -196,10 +204,13 @@ struct ModelStore {
     Random random(c.seed);
     for (int i = 0; i < 9; ++i) tensors.push_back(table.add(spec(random, i)));
     const std::int64_t everything = table.total_charge() + 4 * 3 * kLargest;  // and what is added
-    budgets = {c.device_room > 0 ? c.device_room * kLargest : everything, c.host_room > 0 ? c.host_room * kLargest : everything};
+    budgets = {c.device_room > 0 ? c.device_room * kLargest : everything,
+               c.host_room > 0 ? c.host_room * kLargest : everything};
     for (SegmentId id = 0; id < table.segment_count(); ++id) {
-      if (table.segment(id).lowest == Tier::kHost && c.host_room > 0) budgets.host += table.segment(id).charge;
-      if (table.segment(id).lowest == Tier::kDevice && c.device_room > 0) budgets.device += table.segment(id).charge;
+      if (table.segment(id).lowest == Tier::kHost && c.host_room > 0)
+        budgets.host += table.segment(id).charge;
+      if (table.segment(id).lowest == Tier::kDevice && c.device_room > 0)
+        budgets.device += table.segment(id).charge;
     }
     device = make_host_device(budgets.device, nullptr);
     host = make_host_arena("host memory", budgets.host);
@@ -211,8 +222,9 @@ struct ModelStore {
     options.io = io.get();
     options.budgets = budgets;
     options.prefetch_depth = c.prefetch_depth;
-    options.policy = c.policy == "random" ? PolicyFactory([seed = c.seed] { return std::make_unique<RandomPolicy>(seed); })
-                                          : policy_by_name(c.policy);
+    options.policy = c.policy == "random"
+                         ? PolicyFactory([seed = c.seed] { return std::make_unique<RandomPolicy>(seed); })
+                         : policy_by_name(c.policy);
     options.warn_after_seconds = 20;
     options.write_ahead = c.write_ahead;
     store = std::make_unique<TensorStore>(options);
@@ -227,7 +239,9 @@ struct ModelStore {
             .dtype = DType::kU8,
             .count = elements * parts,
             .role = Role::kOther,
-            .lowest = number == 0 ? Tier::kHost : number == 1 ? Tier::kDevice : Tier::kNvme,
+            .lowest = number == 0   ? Tier::kHost
+                      : number == 1 ? Tier::kDevice
+                                    : Tier::kNvme,
             .segment_elements = elements,
             .priority = number % 4 == 3 ? 1 : 0};
   }

@@ -1,5 +1,5 @@
-// Random operations from several threads against a plain map, in all configurations. ZG_STORE_OPS says how many
-// operations (20,000), ZG_TEST_SEED which.
+// Random operations from several threads against a plain map, in all configurations. ZG_STORE_OPS says how
+// many operations (20,000), ZG_TEST_SEED which.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -161,7 +161,8 @@ class ModelRound {
   }
 
   void add_and_remove() {
-    const std::size_t gone = 2 + static_cast<std::size_t>(below(random_, static_cast<int>(rig_.tensors.size()) - 2));
+    const std::size_t gone =
+        2 + static_cast<std::size_t>(below(random_, static_cast<int>(rig_.tensors.size()) - 2));
     store().remove(rig_.tensors[gone]);
     rig_.tensors.erase(rig_.tensors.begin() + static_cast<std::ptrdiff_t>(gone));
     ++count_.removed;
@@ -184,7 +185,8 @@ class ModelRound {
     const StallWatch watch(1, kStallSeconds, [&] { return rig_.config.text() + "\n" + store().state(); });
     for (const SegmentId id : rig_.segments()) {
       if (!store().has_content(id)) {
-        if (!rig_.is_volatile(id)) rig_.truth->wrong(fmt::format("{} has lost its content", store().table().segment_name(id)));
+        if (!rig_.is_volatile(id))
+          rig_.truth->wrong(fmt::format("{} has lost its content", store().table().segment_name(id)));
         continue;
       }
       use(id, Access::kRead);
@@ -209,7 +211,8 @@ class ModelRound {
       hits += one.hits;
       misses += one.misses;
     }
-    for (std::size_t l = 0; l < kLinks; ++l) EXPECT_EQ(bytes[l], s.links[l].bytes) << name_of(static_cast<Link>(l));
+    for (std::size_t l = 0; l < kLinks; ++l)
+      EXPECT_EQ(bytes[l], s.links[l].bytes) << name_of(static_cast<Link>(l));
     EXPECT_EQ(hits, s.tiers[0].hits + s.tiers[1].hits);
     EXPECT_EQ(misses, s.tiers[0].misses + s.tiers[1].misses);
   }

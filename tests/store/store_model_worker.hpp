@@ -35,7 +35,9 @@ class ModelWorker {
   ModelCount count;
 
  private:
-  SegmentId pick() { return segments_[static_cast<std::size_t>(below(random_, static_cast<int>(segments_.size())))]; }
+  SegmentId pick() {
+    return segments_[static_cast<std::size_t>(below(random_, static_cast<int>(segments_.size())))];
+  }
   AccessStep some_access() {
     const SegmentId id = pick();
     const int kind = below(random_, 10);
@@ -141,11 +143,13 @@ class ModelWorker {
     ++count.nested;
     try {
       std::optional<Lease> second = take(inner, nullptr);
-      if (second && outer.segment == inner.segment && (outer.access != Access::kRead || inner.access != Access::kRead))
+      if (second && outer.segment == inner.segment &&
+          (outer.access != Access::kRead || inner.access != Access::kRead))
         rig_.truth->wrong("two leases at once, of which one writes");
       if (second) use({&inner, 1}, {&*second, 1}, false);
     } catch (const Error& e) {
-      if (e.code() == Errc::kUsage && std::string(e.what()).find("release leases first") != std::string::npos) {
+      if (e.code() == Errc::kUsage &&
+          std::string(e.what()).find("release leases first") != std::string::npos) {
         ++count.circles;
       } else if (e.code() == Errc::kMemory && rig_.tight()) {
         ++count.no_room;
@@ -183,8 +187,12 @@ class ModelWorker {
     ++count.steps;
     const bool other = below(random_, 4) == 0;
     std::vector<AccessStep> now = other ? other_script_ : script_;
-    if (below(random_, 3) == 0) std::swap(now[static_cast<std::size_t>(below(random_, 6))], now[static_cast<std::size_t>(below(random_, 6))]);
-    const std::size_t end = below(random_, 6) == 0 ? static_cast<std::size_t>(below(random_, static_cast<int>(now.size()))) : now.size();
+    if (below(random_, 3) == 0)
+      std::swap(now[static_cast<std::size_t>(below(random_, 6))],
+                now[static_cast<std::size_t>(below(random_, 6))]);
+    const std::size_t end = below(random_, 6) == 0
+                                ? static_cast<std::size_t>(below(random_, static_cast<int>(now.size())))
+                                : now.size();
     store_.step_begin(other ? "evaluation" : "step");
     for (std::size_t i = 0; i < end; ++i) {
       const int deviation = below(random_, 30);

@@ -13,12 +13,15 @@ constexpr std::int64_t kPage = 4096;
 constexpr SegmentId kSegments = 20;
 constexpr int kRoom = 8;
 
-// Reads segments at the host, in room for some of them, and looks at each. Nothing is under way when it asks, so
-// that what is missed does not depend on who is faster.
+// Reads segments at the host, in room for some of them, and looks at each. Nothing is under way when it asks,
+// so that what is missed does not depend on who is faster.
 class Steps {
  public:
-  Steps() : rig_(table_, {0, kRoom * kPage}, std::make_unique<MemoryIo>(1, table_.drive_bytes() * 2, MemoryIo::Options{})) {
-    for (SegmentId id = 0; id < kSegments; ++id) fill(store().acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+  Steps()
+      : rig_(table_, {0, kRoom * kPage},
+             std::make_unique<MemoryIo>(1, table_.drive_bytes() * 2, MemoryIo::Options{})) {
+    for (SegmentId id = 0; id < kSegments; ++id)
+      fill(store().acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
     store().sink();
     store().drain();
   }
@@ -65,7 +68,8 @@ TEST(StoreStep, TheSecondStepMissesNothing) {
   EXPECT_LE(s.prefetched_in_vain, 2);
 }
 
-// Next use reads no more than it must: what has no room beside what is fetched ahead (half of it), each time round.
+// Next use reads no more than it must: what has no room beside what is fetched ahead (half of it), each time
+// round.
 TEST(StoreStep, WhatHasRoomStays) {
   Steps steps;
   for (int i = 0; i < 3; ++i) (void)steps.step(up_to(kSegments));
@@ -91,7 +95,8 @@ TEST(StoreStep, LeftOutAndSwappedAccessesDoNotLeadAstray) {
   std::vector<SegmentId> ids = up_to(kSegments);
   ids.erase(ids.begin() + 5, ids.begin() + 8);
   std::swap(ids[10], ids[11]);
-  // Until enough of the rest is seen, what was left out may still come, and keeps the room that it was fetched to.
+  // Until enough of the rest is seen, what was left out may still come, and keeps the room that it was
+  // fetched to.
   EXPECT_LE(steps.step(ids), 8);
   EXPECT_EQ(steps.left_record(), 0);
   EXPECT_LE(steps.step(ids), 1);
@@ -121,7 +126,8 @@ TEST(StoreStep, AnEvaluationInBetweenIsExpectedTheSecondTime) {
 TEST(StoreStep, WhatIsExpectedFromATraceNeedsNoFirstStep) {
   Steps steps;
   Program program("step");
-  for (const SegmentId id : up_to(kSegments)) program.add_op(std::vector<AccessStep>{{id, Tier::kHost, Access::kRead, false}});
+  for (const SegmentId id : up_to(kSegments))
+    program.add_op(std::vector<AccessStep>{{id, Tier::kHost, Access::kRead, false}});
   program.finish(kSegments);
   steps.store().expect(program);
   EXPECT_EQ(steps.step(up_to(kSegments)), 0);
@@ -133,7 +139,8 @@ TEST(StoreStep, AProgramOrASinkInBetweenIsNoReasonToForget) {
     Steps steps;
     for (int i = 0; i < 3; ++i) (void)steps.step(up_to(kSegments));
     Program program("p");
-    for (const SegmentId id : {3, 4, 5}) program.add_op(std::vector<AccessStep>{{id, Tier::kHost, Access::kRead, false}});
+    for (const SegmentId id : {3, 4, 5})
+      program.add_op(std::vector<AccessStep>{{id, Tier::kHost, Access::kRead, false}});
     program.finish(kSegments);
     if (program_between) {
       steps.store().run(&program, nullptr);
@@ -154,7 +161,8 @@ TEST(StoreStep, TensorsMayComeDuringAStep) {
   for (int i = 0; i < 2; ++i) {
     steps.store().step_begin();
     for (int n = 0; n < 40; ++n) {
-      const TensorId t = steps.store().add({.name = fmt::format("new{}.{}", i, n), .dtype = DType::kU8, .count = 100, .lowest = Tier::kHost});
+      const TensorId t = steps.store().add(
+          {.name = fmt::format("new{}.{}", i, n), .dtype = DType::kU8, .count = 100, .lowest = Tier::kHost});
       const SegmentId id = steps.store().table().tensor(t).first_segment;
       if (n < 2) steps.store().acquire(id, Tier::kHost, Access::kOverwrite).release();
     }

@@ -48,7 +48,8 @@ TEST(StoreThreads, SingleLeasesInRoomForTwoGoOnForEverybody) {
   constexpr int kSegments = 10;
   Rig rig = two_segments(kSegments);
   std::vector<std::unique_ptr<HostStream>> streams;
-  for (int t = 0; t < kThreads; ++t) streams.push_back(std::make_unique<HostStream>("work", HostStream::Mode::kThread));
+  for (int t = 0; t < kThreads; ++t)
+    streams.push_back(std::make_unique<HostStream>("work", HostStream::Mode::kThread));
   std::atomic<int> wrong{0};
   in_threads(*rig.store, kThreads, 150, [&](int t, int i) {
     const SegmentId id = (t * 7 + i * 3) % kSegments;
@@ -72,7 +73,9 @@ TEST(StoreThreads, SegmentsTakenTogetherNeverCloseACircle) {
     const SegmentId a = (t + i) % kSegments, b = (a + 1 + (t + 3 * i) % (kSegments - 1)) % kSegments;
     const Tier tier = (t + i) % 3 == 0 ? Tier::kDevice : Tier::kHost;
     std::vector<Lease> leases;
-    rig.store->acquire(std::vector<AccessStep>{{a, tier, Access::kWrite, false}, {b, tier, t % 2 == 0 ? Access::kRead : Access::kWrite, false}}, leases);
+    rig.store->acquire(std::vector<AccessStep>{{a, tier, Access::kWrite, false},
+                                               {b, tier, t % 2 == 0 ? Access::kRead : Access::kWrite, false}},
+                       leases);
     EXPECT_EQ(leases.size(), 2u);
     wrong += holds(leases[0].data(), kPage, a, 0) && holds(leases[1].data(), kPage, b, 0) ? 0 : 1;
   });
@@ -98,7 +101,8 @@ TEST(StoreThreads, NestedLeasesThatCloseACircleAreRefusedAndTheOthersGoOn) {
       ++both;
     } catch (const Error& e) {
       if (e.code() == Errc::kUsage) {
-        EXPECT_TRUE(mentions(e, fmt::format("t{}: cannot be acquired at the host: its leases are held", b))) << e.what();
+        EXPECT_TRUE(mentions(e, fmt::format("t{}: cannot be acquired at the host: its leases are held", b)))
+            << e.what();
         ++circles;
       } else {
         EXPECT_EQ(e.code(), Errc::kMemory) << e.what();
@@ -130,12 +134,16 @@ TEST(StoreThreads, AThreadThatWaitsForItselfIsRefused) {
   EXPECT_TRUE(rig.store->acquire(0, Tier::kHost, Access::kRead));
 }
 
-// Whoever wants to write has its copy already when another reads it first, and holds it while it wants more room.
+// Whoever wants to write has its copy already when another reads it first, and holds it while it wants more
+// room.
 TEST(StoreThreads, ACircleThroughAnAcquireThatHasItsCopyIsSeen) {
   const TensorTable table = equal_table(1, 2);
-  auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(), MemoryIo::Options{.seed = 1, .max_delay = std::chrono::microseconds(3000), .faults = {}});
+  auto io = std::make_unique<MemoryIo>(
+      1, table.drive_bytes(),
+      MemoryIo::Options{.seed = 1, .max_delay = std::chrono::microseconds(3000), .faults = {}});
   Rig rig(table, {0, kPage}, std::move(io));
-  for (SegmentId id = 0; id < 2; ++id) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+  for (SegmentId id = 0; id < 2; ++id)
+    fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
   std::atomic<int> refused{0};
   for (int round = 0; round < 12; ++round) {
     rig.store->acquire(1, Tier::kHost, Access::kWrite).release();  // 0 must come back
@@ -201,7 +209,9 @@ TEST(StoreThreads, ASegmentLargerThanTheBudgetIsRefusedAtOnce) {
   Rig rig(table, {0, 2 * kPage}, make_nvme(Nvme::kMemory, table, dir));
   const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
   const Lease held = rig.store->acquire(0, Tier::kHost, Access::kOverwrite);
-  std::thread([&] { EXPECT_THROW((void)rig.store->acquire(1, Tier::kHost, Access::kOverwrite), Error); }).join();
+  std::thread([&] {
+    EXPECT_THROW((void)rig.store->acquire(1, Tier::kHost, Access::kOverwrite), Error);
+  }).join();
 }
 
 // Who stands in line behind one that can never go on is not refused in its stead.
@@ -225,17 +235,25 @@ TEST(StoreThreads, TheErrorIsOfTheOneThatCannotGoOn) {
   }
 }
 
-// A copy is made for a reader while another begins to write.
+// A copy is made for a reader while another begins to write. Short leases with gaps, so that they meet.
 TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
-  const TensorTable table = equal_table(0, 2, 2 * kPage);
-  Rig rig(table, {4 * kPage, 4 * kPage}, nullptr);
+  constexpr std::int64_t kBytes = 64;
+  const TensorTable table = equal_table(0, 1, kBytes);
+  Rig rig(table, {kPage, kPage}, nullptr);
   std::atomic<std::uint64_t> version{0};
   std::atomic<int> wrong{0};
-  fill(rig.store->acquire(0, Tier::kDevice, Access::kOverwrite).data(), 2 * kPage, 0, 0);
-  in_threads(*rig.store, 2, 15000, [&](int t, int) {
-    const Lease lease = rig.store->acquire(0, t == 0 ? Tier::kDevice : Tier::kHost, t == 0 ? Access::kWrite : Access::kRead);
-    if (!holds(lease.data(), lease.bytes(), 0, version)) ++wrong;
-    if (t == 0) fill(lease.data(), lease.bytes(), 0, ++version);
+  {
+    const Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kOverwrite);
+    fill(lease.data(), kBytes, 0, 0);
+  }
+  in_threads(*rig.store, 2, 40000, [&](int t, int i) {
+    {
+      const Lease lease = rig.store->acquire(0, t == 0 ? Tier::kDevice : Tier::kHost,
+                                             t == 0 ? Access::kWrite : Access::kRead);
+      if (!holds(lease.data(), lease.bytes(), 0, version)) ++wrong;
+      if (t == 0) fill(lease.data(), lease.bytes(), 0, ++version);
+    }
+    for (volatile int wait = 0; wait < i % 701;) wait = wait + 1;
   });
   EXPECT_EQ(wrong, 0);
   rig.store->check();
@@ -244,13 +262,17 @@ TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
 // An overwrite waits for memory; whoever reads meanwhile sees what was there before, or what comes then.
 TEST(StoreThreads, NobodyReadsWhatAnOverwriteHasNotWrittenYet) {
   const TensorTable table = equal_table(1, 4);
-  auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(), MemoryIo::Options{.seed = 1, .max_delay = std::chrono::microseconds(1000), .faults = {}});
+  auto io = std::make_unique<MemoryIo>(
+      1, table.drive_bytes(),
+      MemoryIo::Options{.seed = 1, .max_delay = std::chrono::microseconds(1000), .faults = {}});
   Rig rig(table, {kPage, 2 * kPage}, std::move(io));
-  for (SegmentId id = 0; id < 4; ++id) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+  for (SegmentId id = 0; id < 4; ++id)
+    fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
   std::atomic<std::uint64_t> version{0};
   std::atomic<int> wrong{0};
   for (int round = 0; round < 60; ++round) {
-    for (const SegmentId id : {1, 2, 3}) (void)rig.store->acquire(id, id == 1 ? Tier::kDevice : Tier::kHost, Access::kWrite);
+    for (const SegmentId id : {1, 2, 3})
+      (void)rig.store->acquire(id, id == 1 ? Tier::kDevice : Tier::kHost, Access::kWrite);
     std::atomic<int> ready{0};
     in_threads(*rig.store, 4, 1, [&](int t, int) {
       ++ready;
@@ -264,6 +286,111 @@ TEST(StoreThreads, NobodyReadsWhatAnOverwriteHasNotWrittenYet) {
     });
   }
   EXPECT_EQ(wrong, 0);
+}
+
+// Two are wanted at once, of which one is not to be had: the other must not lose its content by that.
+TEST(StoreThreads, WhatIsGivenBackUnwrittenIsAsBefore) {
+  TensorTable table = equal_table(1, 6);
+  const TempDir dir;
+  Rig rig(table, {2 * kPage, 4 * kPage}, make_nvme(Nvme::kMemory, table, dir));
+  TensorStore& store = *rig.store;
+  const Watchdog watchdog(kStallSeconds, [&] { return store.state(); });
+  for (SegmentId id = 0; id < 5; ++id)
+    fill(store.acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+  constexpr SegmentId kHeld = 1, kWithout = 5;
+  for (const SegmentId other : {SegmentId{0}, kWithout}) {
+    Lease held = store.acquire(kHeld, Tier::kHost, Access::kRead);
+    std::thread both([&] {
+      std::vector<Lease> leases;
+      store.acquire(std::vector<AccessStep>{{other, Tier::kDevice, Access::kOverwrite, false},
+                                            {kHeld, Tier::kHost, Access::kWrite, false}},
+                    leases);
+      fill(leases[0].data(), kPage, other, 1);
+    });
+    while (store.waiting() == 0) std::this_thread::yield();
+    if (other == kWithout) {
+      EXPECT_FALSE(store.has_content(other));
+    } else {
+      EXPECT_TRUE(holds(store.acquire(other, Tier::kHost, Access::kRead).data(), kPage, other, 0));
+    }
+    held.release();
+    both.join();
+    EXPECT_TRUE(holds(store.acquire(other, Tier::kHost, Access::kRead).data(), kPage, other, 1));
+    store.check();
+  }
+}
+
+// Room comes for one that holds what another needs. Who looks first must not take the first one's last look
+// for what it will see.
+TEST(StoreThreads, WhoHasNotLookedYetMayGoOn) {
+  const TensorTable table = equal_table(1, 5);
+  const TempDir dir;
+  Rig rig(table, {kPage, 2 * kPage}, make_nvme(Nvme::kMemory, table, dir));
+  TensorStore& store = *rig.store;
+  const Watchdog watchdog(kStallSeconds, [&] { return store.state(); });
+  constexpr SegmentId kD = 0, kT = 1, kX = 2, kY = 3, kZ = 4;
+  for (const SegmentId id : {kD, kX, kY, kZ}) store.acquire(id, Tier::kHost, Access::kOverwrite).release();
+  for (int round = 0; round < 40; ++round) {
+    store.discard(kT);
+    store.sink();
+    store.drain();
+    Lease d = store.acquire(kD, Tier::kDevice, Access::kRead);
+    for (const SegmentId id : {kX, kZ}) (void)store.acquire(id, Tier::kHost, Access::kRead);
+    const auto holder_that_asks = [&](SegmentId held, SegmentId wanted, Tier tier, Access access) {
+      return std::thread([&store, held, wanted, tier, access] {
+        try {
+          const Lease first = store.acquire(held, Tier::kHost, Access::kRead);
+          const Lease second = store.acquire(wanted, tier, access);
+        } catch (const Error& e) {
+          ADD_FAILURE() << e.what();
+        }
+      });
+    };
+    std::thread v = holder_that_asks(kZ, kT, Tier::kDevice, Access::kOverwrite);
+    while (store.waiting() < 1) std::this_thread::yield();
+    std::thread w = holder_that_asks(kX, kY, Tier::kHost, Access::kRead);
+    while (store.waiting() < 2) std::this_thread::yield();
+    d.release();
+    v.join();
+    w.join();
+  }
+}
+
+// As the model does, more often: what has no content when it is asked for may have some when it comes.
+TEST(StoreThreads, ContentThatComesMeanwhileIsNotLostEither) {
+  const TensorTable table = equal_table(1, 6);
+  const TempDir dir;
+  Rig rig(table, {3 * kPage, 3 * kPage}, make_nvme(Nvme::kMemory, table, dir));
+  TensorStore& store = *rig.store;
+  std::atomic<std::uint64_t> version{0};  // changed under a lease of 0
+  std::atomic<int> wrong{0};
+  (void)store.acquire(1, Tier::kHost, Access::kOverwrite);
+  in_threads(store, 4, 1500, [&](int t, int i) {
+    const Tier tier = i % 2 == 0 ? Tier::kDevice : Tier::kHost;
+    try {
+      if (t == 0) {
+        store.discard(0);
+      } else if (t == 1) {
+        (void)store.acquire(1, tier, Access::kWrite);
+      } else if (t == 2) {
+        std::vector<Lease> leases;
+        store.acquire(std::vector<AccessStep>{{0, tier, Access::kOverwrite, false},
+                                              {1, Tier::kHost, Access::kWrite, false}},
+                      leases);
+        fill(leases[0].data(), kPage, 0, ++version);
+      } else if (i % 4 == 0) {
+        const Lease lease = store.acquire(0, Tier::kHost, Access::kOverwrite);
+        fill(lease.data(), kPage, 0, ++version);
+      } else {
+        const Lease lease = store.acquire(0, Tier::kHost, Access::kRead);
+        wrong += holds(lease.data(), kPage, 0, version) ? 0 : 1;
+      }
+    } catch (const Error& e) {
+      EXPECT_TRUE(t == 3 && mentions(e, "has no content")) << e.what();
+    }
+  });
+  EXPECT_EQ(wrong, 0);
+  store.check();
 }
 
 TEST(StoreThreads, ReadersShare) {
@@ -346,15 +473,20 @@ TEST(StoreThreads, WhatIsHeldDoesNotSink) {
 TEST(StoreThreads, PrefetchesAreNotOvertakenByAProgram) {
   for (int round = 0; round < 8; ++round) {
     const TensorTable table = equal_table(1, 4);
-    auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(), MemoryIo::Options{.seed = static_cast<std::uint64_t>(round), .max_delay = std::chrono::microseconds(20000), .faults = {}});
+    auto io = std::make_unique<MemoryIo>(1, table.drive_bytes(),
+                                         MemoryIo::Options{.seed = static_cast<std::uint64_t>(round),
+                                                           .max_delay = std::chrono::microseconds(20000),
+                                                           .faults = {}});
     Rig rig(table, {0, 2 * kPage}, std::move(io));
     const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
     constexpr SegmentId kX = 0, kY = 1, kV = 2, kW = 3;
-    for (const SegmentId id : {kX, kY, kV, kW}) fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
+    for (const SegmentId id : {kX, kY, kV, kW})
+      fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
     rig.store->drain();
     rig.store->prefetch(kX, Tier::kHost);  // in the place of kV, which must be written first
     Program program("p");
-    for (const SegmentId id : {kW, kX, kY}) program.add_op(std::vector<AccessStep>{{id, Tier::kHost, Access::kRead, false}});
+    for (const SegmentId id : {kW, kX, kY})
+      program.add_op(std::vector<AccessStep>{{id, Tier::kHost, Access::kRead, false}});
     program.finish(4);
     rig.store->run(&program, nullptr);
     for (const SegmentId id : {kW, kX, kY}) {

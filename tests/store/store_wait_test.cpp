@@ -18,7 +18,8 @@ struct Free {
   TensorTable table;
   Rig rig;
   Free(int segments, const Budgets& budgets, bool write_ahead = false)
-      : table(equal_table(1, segments)), rig(table, budgets, std::make_unique<MemoryIo>(1, 2 * table.drive_bytes(), MemoryIo::Options{})) {
+      : table(equal_table(1, segments)),
+        rig(table, budgets, std::make_unique<MemoryIo>(1, 2 * table.drive_bytes(), MemoryIo::Options{})) {
     if (!write_ahead) return;
     TensorStore::Options options;
     options.table = &table;
@@ -46,7 +47,7 @@ TEST(StoreCounts, HitsMissesAndBytesByHand) {
   f.read(0, Tier::kDevice);  // miss: copied
   f.read(0, Tier::kDevice);  // hit
   f.write(1);                // miss
-  f.write(2);                // miss: one of 0 and 1 leaves; 0, of which the device has a copy, is the older one
+  f.write(2);  // miss: one of 0 and 1 leaves; 0, of which the device has a copy, is the older one
   f.store().drain();
   StoreStatistics s = f.store().statistics();
   EXPECT_EQ(s.tiers[at(Tier::kHost)].hits, 1);
@@ -103,8 +104,11 @@ TEST(StoreCounts, WaitsAreCountedWhereTheyHappen) {
   while (f.store().waiting() == 0) std::this_thread::yield();
   const SegmentReport r = f.store().report(0)[0];
   EXPECT_EQ(r.readers[at(Tier::kHost)], 1);
-  EXPECT_NE(r.waits_for.find("write of t0 at host: leases of others (1 read, 0 write; 0 of them passed"), std::string::npos) << r.waits_for;
-  EXPECT_NE(f.store().explain(0).find("host (1 reading, 0 writing)"), std::string::npos) << f.store().explain(0);
+  EXPECT_NE(r.waits_for.find("write of t0 at host: leases of others (1 read, 0 write; 0 of them passed"),
+            std::string::npos)
+      << r.waits_for;
+  EXPECT_NE(f.store().explain(0).find("host (1 reading, 0 writing)"), std::string::npos)
+      << f.store().explain(0);
   EXPECT_NE(f.store().state().find("waiting for"), std::string::npos);
   EXPECT_TRUE(f.store().report(1)[0].waits_for.empty());
   held.release();
@@ -149,7 +153,8 @@ TEST(StoreCounts, TheReportSaysWhatIsPinnedPassedAndMoving) {
   store.sink();
   const SegmentReport r = store.report(0)[0];
   ASSERT_FALSE(r.moves.empty());
-  EXPECT_NE(store.explain(0).find("move of t0 at nvme (running) from host"), std::string::npos) << store.explain(0);
+  EXPECT_NE(store.explain(0).find("move of t0 at nvme (running) from host"), std::string::npos)
+      << store.explain(0);
   store.drain();
   EXPECT_TRUE(store.report(0)[0].moves.empty());
   EXPECT_TRUE(store.report(0)[0].present[at(Tier::kNvme)]);
@@ -240,7 +245,8 @@ TEST_F(StoreMisuseDeathTest, ProgramsAndSteps) {
   EXPECT_DEATH(with_program([](TensorStore& s) { s.step_begin(); }), "steps are for who has no program");
   EXPECT_DEATH(with_program([](TensorStore& s) { s.discard(0); }), "a program says itself what is dead");
   EXPECT_DEATH(with_program([](TensorStore& s) { s.sink(); }), "a program says itself what moves");
-  EXPECT_DEATH(with_program([](TensorStore& s) { (void)s.add({.name = "x", .count = 1}); }), "tensors are added between programs");
+  EXPECT_DEATH(with_program([](TensorStore& s) { (void)s.add({.name = "x", .count = 1}); }),
+               "tensors are added between programs");
   EXPECT_DEATH(with_program([](TensorStore& s) {
                  std::vector<Lease> leases;
                  s.acquire(std::vector<AccessStep>{{0, Tier::kHost, Access::kRead, false}}, leases);

@@ -93,6 +93,7 @@ class Lease {
   std::atomic<const Hot*>* entry_ = nullptr;  // without one: where its holder is noted
   Tier tier_ = Tier::kHost;
   bool writes_ = false;
+  bool made_ = false;  // there was no content before
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
 };
@@ -270,6 +271,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   bool close_to_writers(SegmentId segment);
   void wait(Lock& lock, Waiter& waiter);
   void check_waits(Waiter& waiter) const;
+  void let_go(Lock& lock, std::vector<Lease>& leases);
   bool others_can_release(const Waiter& waiter) const;
   [[noreturn]] void throw_no_room(const Waiter& waiter, bool held) const;
   void wake();

@@ -226,8 +226,8 @@ ZG_API int zg_unpin(zg_store* store, zg_pin* pin);
  * is "step". One step at a time. */
 ZG_API int zg_step_begin(zg_store* store, const char* name);
 ZG_API int zg_step_end(zg_store* store);
-/* Begins to write everything back as low as it may sink. ZG_USAGE while there are leases
- * or pins. */
+/* Begins to write everything back as low as it may sink. ZG_USAGE while there are leases or
+ * pins. */
 ZG_API int zg_sink(zg_store* store);
 /* Waits until nothing moves. */
 ZG_API int zg_drain(zg_store* store);

@@ -443,6 +443,31 @@ TEST_F(CApi, TextsAreCutAsBySnprintf) {
   EXPECT_GT(again, 10u);
 }
 
+TEST_F(CApi, AFailedTransferIsToldFromThenOnAndTheStoreStillCloses) {
+  StoreConfig config{.host_bytes = 2 * kPage, .drives = {{.bytes = 1 << 20}}};
+  config.aio.backend = io::Backend::kRam;
+  config.aio.faults.fail_after = 2;
+  auto made = std::make_unique<zg_store>();
+  made->opened = open_store(config);
+  store_ = made.release();
+  const std::int32_t t = add("t", 8);
+  zg_lease kept = acquire(t, 0, ZG_OVERWRITE), lease = {};
+  int status = ZG_OK;
+  for (std::int32_t i = 1; status == ZG_OK; i = i % 7 + 1) {
+    status = zg_acquire(store_, {t, i, ZG_HOST, ZG_OVERWRITE}, &lease);
+    EXPECT_EQ(lease.id != 0, status == ZG_OK);
+    EXPECT_OK(zg_release(store_, &lease));
+  }
+  EXPECT_EQ(status, ZG_IO);
+  EXPECT_TRUE(said("nvme0")) << last_error();
+  EXPECT_EQ(zg_acquire(store_, {t, 0, ZG_HOST, ZG_READ}, &lease), ZG_IO);
+  EXPECT_EQ(zg_step_begin(store_, nullptr), ZG_IO);
+  EXPECT_EQ(zg_drain(store_), ZG_IO);
+  std::size_t length = 0;
+  EXPECT_OK(zg_state(store_, nullptr, 0, &length));
+  EXPECT_OK(zg_release(store_, &kept));
+}
+
 // What needs the store alone says so, instead of waiting for somebody who waits for this very thread.
 TEST_F(CApi, WhatNeedsTheStoreAloneDoesNotWaitForOthers) {
   open(0, 4 * kPage);

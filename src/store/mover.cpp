@@ -12,9 +12,18 @@
 namespace zg {
 namespace {
 
-// At most so many segments are handed to a link at once; the rest wait here, where the most urgent goes
-// first.
-constexpr int kMovingCap[] = {2, 2, 8, 8};
+// So many segments, and more while they are small, are handed to a link at once; the rest wait here, where the
+// most urgent goes first. Drives also go by urgency among what they were handed, copies in order.
+struct Cap {
+  int least, most;     // segments
+  std::int64_t bytes;  // between them
+};
+constexpr Cap kMovingCap[] = {{2, 16, 16 << 20}, {2, 16, 16 << 20}, {8, 128, 64 << 20}, {8, 128, 64 << 20}};
+
+int moving_cap(Link link, std::int64_t segment_bytes) {
+  const Cap& cap = kMovingCap[link];
+  return static_cast<int>(std::clamp<std::int64_t>(cap.bytes / segment_bytes, cap.least, cap.most));
+}
 
 constexpr const char* kGone = "the run cannot go on; nothing older was touched";
 
@@ -244,8 +253,9 @@ void TensorStore::refresh(SegmentId segment) {
 
 void TensorStore::pump_link(Link link) {
   NodeList& ready = ready_[link];
-  while (!closing_ && !failed_ && links_[link].moving < kMovingCap[link] && ready.first != nullptr) {
+  while (!closing_ && !failed_ && ready.first != nullptr) {
     Node& node = *ready.first;
+    if (links_[link].moving >= moving_cap(link, table_.segment(node.action.segment).charge)) return;
     remove(ready, node);
     issue(node);
   }

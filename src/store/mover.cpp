@@ -188,6 +188,8 @@ void TensorStore::advance(SegmentId segment) {
   }
   pop_done(s);
   refresh(segment);
+  const auto waits_for_it = [&](const Waiter* w) { return w->obstacle == Obstacle::kMoving && w->moving == segment; };
+  if (std::any_of(waiters_.begin(), waiters_.end(), waits_for_it)) changed_.notify_all();
 }
 
 void TensorStore::free_memory(const Action& action) {
@@ -365,7 +367,10 @@ void TensorStore::finish(Lock& lock, Node& node) {
   // Its turn for memory may have come.
   memory_freed_ = {true, true};
   settle(lock);
-  changed_.notify_all();
+  // Who waits for one segment is told when that changes (advance): to be woken for all others costs more than
+  // small moves do.
+  const auto waits_for_any = [](const Waiter* w) { return w->obstacle != Obstacle::kMoving; };
+  if (closing_ || idle() || std::any_of(waiters_.begin(), waiters_.end(), waits_for_any)) changed_.notify_all();
 }
 
 }  // namespace zg

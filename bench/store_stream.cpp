@@ -1,9 +1,8 @@
 // Streams a set of tensors from a drive through small memory, each read at the device in a step that is
 // recorded; in turns with it what io-bench reaches beside it with the same block size and depth.
 //
-//   bench_store_stream --path DIR [--size 16GiB] [--host 512MiB] [--device 64MiB] [--tensor 8MiB] [--rounds
-//   3]
-//                      [--block-size 1MiB] [--queue-depth 32] [--checksums on|off|both]
+//   bench_store_stream --path DIR [--size 16GiB] [--host 512MiB] [--device 64MiB] [--tensor 8MiB]
+//                      [--rounds 3] [--block-size 1MiB] [--queue-depth 32] [--checksums on|off|both]
 //
 // A file of the size, and one of at most 4 GiB for io-bench, lie in DIR meanwhile, and are removed at the
 // end. Rates are bytes that crossed the drive's link over time. Peak memory (VmHWM) is reset before each pass

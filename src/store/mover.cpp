@@ -12,9 +12,18 @@
 namespace zg {
 namespace {
 
-// At most so many segments are handed to a link at once; the rest wait here, where the most urgent goes
-// first.
-constexpr int kMovingCap[] = {2, 2, 8, 8};
+// So many segments, and more while they are small, are handed to a link at once; the rest wait here, where the
+// most urgent goes first. Drives also go by urgency among what they were handed, copies in order.
+struct Cap {
+  int least, most;     // segments
+  std::int64_t bytes;  // between them
+};
+constexpr Cap kMovingCap[] = {{2, 16, 16 << 20}, {2, 16, 16 << 20}, {8, 128, 64 << 20}, {8, 128, 64 << 20}};
+
+int moving_cap(Link link, std::int64_t segment_bytes) {
+  const Cap& cap = kMovingCap[link];
+  return static_cast<int>(std::clamp<std::int64_t>(cap.bytes / segment_bytes, cap.least, cap.most));
+}
 
 constexpr const char* kGone = "the run cannot go on; nothing older was touched";
 
@@ -188,6 +197,8 @@ void TensorStore::advance(SegmentId segment) {
   }
   pop_done(s);
   refresh(segment);
+  const auto waits_for_it = [&](const Waiter* w) { return w->obstacle == Obstacle::kMoving && w->moving == segment; };
+  if (std::any_of(waiters_.begin(), waiters_.end(), waits_for_it)) changed_.notify_all();
 }
 
 // The second of two hops of a large segment need not wait for the first: it takes each piece as it comes.
@@ -197,7 +208,9 @@ Node* TensorStore::source_of(const Node& node) const {
   const bool down = link_of(a) == kNvmeWrite;
   if (!down && (link_of(a) != kToDevice || hot(a.segment).memory[0] == nullptr)) return nullptr;
   // A staged write must not overtake those that wait for the link.
-  if (down && (ready_[kNvmeWrite].first != nullptr || links_[kNvmeWrite].moving >= kMovingCap[kNvmeWrite])) return nullptr;
+  if (down && (ready_[kNvmeWrite].first != nullptr ||
+               links_[kNvmeWrite].moving >= moving_cap(kNvmeWrite, table_.segment(a.segment).charge)))
+    return nullptr;
   Node* source = nullptr;
   for (Node* n = node.before; n != nullptr; n = n->before) {
     if (n->state == Node::State::kDone || !conflict(*n, node)) continue;
@@ -312,8 +325,9 @@ void TensorStore::refresh(SegmentId segment) {
 
 void TensorStore::pump_link(Link link) {
   NodeList& ready = ready_[link];
-  while (!closing_ && !failed_ && links_[link].moving < kMovingCap[link] && ready.first != nullptr) {
+  while (!closing_ && !failed_ && ready.first != nullptr) {
     Node& node = *ready.first;
+    if (links_[link].moving >= moving_cap(link, table_.segment(node.action.segment).charge)) return;
     remove(ready, node);
     issue(node);
   }
@@ -447,7 +461,11 @@ void TensorStore::finish(Lock& lock, Node& node) {
   // Its turn for memory may have come.
   memory_freed_ = {true, true};
   settle(lock);
-  wake();
+  // Who waits for one segment is told when that changes (advance): to be woken for all others costs more than
+  // small moves do.
+  ++changes_;
+  const auto waits_for_any = [](const Waiter* w) { return w->obstacle != Obstacle::kMoving; };
+  if (closing_ || idle() || std::any_of(waiters_.begin(), waiters_.end(), waits_for_any)) changed_.notify_all();
 }
 
 }  // namespace zg

@@ -84,7 +84,7 @@ TensorStore::Holder& TensorStore::holder() {
   };
   thread_local Last last;
   if (last.store == identity_) return *last.holder;
-  const std::uint64_t thread = std::hash<std::thread::id>()(std::this_thread::get_id());
+  const std::thread::id thread = std::this_thread::get_id();
   std::lock_guard lock(holders_mutex_);
   const auto it = std::find_if(holders_.begin(), holders_.end(), [&](const auto& h) { return h->thread == thread; });
   Holder& found = it != holders_.end() ? **it : *holders_.emplace_back(std::make_unique<Holder>());
@@ -96,23 +96,29 @@ TensorStore::Holder& TensorStore::holder() {
 // That this thread holds it. Before the word is counted up, so that nobody sees a lease that no thread has.
 std::atomic<const Hot*>* TensorStore::note(const Hot& h) {
   Holder& mine = holder();
-  for (std::size_t n = 0; n < Holder::kEntries; ++n) {
-    auto& entry = mine.entries[mine.next];
-    mine.next = (mine.next + 1) % Holder::kEntries;
-    if (entry.load(std::memory_order_relaxed) != nullptr) continue;
-    entry.store(&h, std::memory_order_relaxed);
-    return &entry;
+  const auto free_in = [&](std::size_t block, std::size_t from) -> Holder::Entry* {
+    Holder::Entry* const entries = mine.blocks[block].load(std::memory_order_relaxed);
+    const std::size_t size = Holder::size(block);
+    for (std::size_t n = 0; n < size; ++n) {
+      const std::size_t i = (from + n) % size;
+      if (entries[i].load(std::memory_order_relaxed) != nullptr) continue;
+      mine.block = block;
+      mine.next = i + 1;
+      entries[i].store(&h, std::memory_order_relaxed);
+      return &entries[i];
+    }
+    return nullptr;
+  };
+  if (Holder::Entry* entry = free_in(mine.block, mine.next)) return entry;
+  for (std::size_t block = 0;; ++block) {
+    ZG_ASSERT_LT(block, Holder::kBlocks);
+    if (mine.blocks[block].load(std::memory_order_relaxed) == nullptr) mine.add(block);
+    if (Holder::Entry* entry = free_in(block, 0)) return entry;
   }
-  unnoted_.fetch_add(1);
-  return nullptr;
 }
 
 void TensorStore::note_off(std::atomic<const Hot*>* entry) {
-  if (entry != nullptr) {
-    entry->store(nullptr, std::memory_order_relaxed);
-  } else {
-    unnoted_.fetch_sub(1);
-  }
+  entry->store(nullptr, std::memory_order_relaxed);
 }
 
 // A lease on a copy of which the word has been counted up already.
@@ -477,13 +483,11 @@ void TensorStore::wait(Lock& lock, Waiter& w) {
 }
 
 bool TensorStore::holds(const Holder& holder, const Hot& h) {
-  return std::any_of(std::begin(holder.entries), std::end(holder.entries),
-                     [&](const auto& e) { return e.load(std::memory_order_relaxed) == &h; });
+  return holder.any([&](const Hot* hot) { return hot == &h; });
 }
 
 bool TensorStore::holds_any(const Holder& holder) {
-  return std::any_of(std::begin(holder.entries), std::end(holder.entries),
-                     [](const auto& e) { return e.load(std::memory_order_relaxed) != nullptr; });
+  return holder.any([](const Hot*) { return true; });
 }
 
 // Throws if `w` can never go on and its thread is one of those that stand in the way. A thread that holds a
@@ -505,7 +509,7 @@ void TensorStore::check_waits(Waiter& w) const {
   };
   const auto lives = [&](const Waiter& v) {
     if (v.obstacle == Obstacle::kRoom) {
-      return passed_ > 0 || unnoted_ > 0 ||
+      return passed_ > 0 ||
              std::any_of(holders_.begin(), holders_.end(),
                          [&](const auto& o) { return holds_any(*o) && can_go_on(*o); }) ||
              std::any_of(waiters_.begin(), waiters_.end(),
@@ -538,7 +542,7 @@ void TensorStore::check_waits(Waiter& w) const {
 // Whether room can still come from others than the thread of `w`.
 bool TensorStore::others_can_release(const Waiter& w) const {
   std::lock_guard holders_lock(holders_mutex_);
-  return passed_ > 0 || unnoted_ > 0 ||
+  return passed_ > 0 ||
          std::any_of(holders_.begin(), holders_.end(), [&](const auto& o) { return o.get() != &w.holder && holds_any(*o); }) ||
          std::any_of(waiters_.begin(), waiters_.end(), [](const Waiter* o) { return o->decided; });
 }

@@ -1,6 +1,8 @@
 // A decided move or use of one segment, waiting for its turn in the segment's queue. See store.hpp.
 #pragma once
 #include <cstdint>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "store/hot.hpp"
@@ -43,12 +45,35 @@ struct SegmentState {
   TensorStatistics counts;
 };
 
-// A thread that acquires without a program, and what it holds.
+// A thread that acquires without a program, and what it holds. Its entries are set by the thread and cleared by
+// who releases; they lie in blocks, each twice as large as the one before, that are made when they are needed.
 struct alignas(64) TensorStore::Holder {
-  static constexpr std::size_t kEntries = 32;   // leases beyond are not seen by check_waits()
-  std::atomic<const Hot*> entries[kEntries]{};  // set by the thread, cleared by who releases
-  std::size_t next = 0;
-  std::uint64_t thread = 0;  // which: see holder()
+  using Entry = std::atomic<const Hot*>;
+  static constexpr std::size_t kBlocks = 20;
+  static std::size_t size(std::size_t b) { return std::size_t{32} << b; }
+
+  Holder() { add(0); }
+  void add(std::size_t b) {
+    memory[b] = std::make_unique<Entry[]>(size(b));
+    blocks[b].store(memory[b].get(), std::memory_order_release);
+  }
+  template <class Visit>  // until one says true
+  bool any(Visit&& visit) const {
+    for (std::size_t b = 0; b < kBlocks; ++b) {
+      const Entry* const entries = blocks[b].load(std::memory_order_acquire);
+      if (entries == nullptr) return false;
+      for (std::size_t i = 0; i < size(b); ++i) {
+        const Hot* const hot = entries[i].load(std::memory_order_relaxed);
+        if (hot != nullptr && visit(hot)) return true;
+      }
+    }
+    return false;
+  }
+
+  std::unique_ptr<Entry[]> memory[kBlocks];
+  std::atomic<Entry*> blocks[kBlocks]{};
+  std::size_t block = 0, next = 0;  // where the next free entry is likely
+  std::thread::id thread;
 };
 
 // An acquire that has gone the slow way. Lives under the store's mutex.

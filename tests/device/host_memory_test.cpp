@@ -17,7 +17,7 @@
 #include <map>
 #include <random>
 
-#include "allocations.hpp"
+#include "support/count_allocations.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"

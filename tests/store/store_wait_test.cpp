@@ -287,16 +287,23 @@ TEST_F(StoreMisuseDeathTest, ResidencyKeepsItsTable) {
   EXPECT_DEATH(
       {
         Residency r(table, {kPage, kPage});
-        for (int i = 0; i < 256; ++i) r.pin(0, Tier::kHost);
-      },
-      "pinned too often");
-  EXPECT_DEATH(
-      {
-        Residency r(table, {kPage, kPage});
         std::vector<Action> actions;
         (void)r.decide_free({0, Tier::kHost, Access::kRead, false}, actions);
       },
       "read before anything was written");
+}
+
+// More leases than fit into the first notes of a thread.
+TEST(StoreWait, AThreadOfManyLeasesIsStillSeenToWaitForItself) {
+  constexpr int kSegments = 200;
+  Rig rig(equal_table(0, kSegments), {0, kSegments * kPage}, nullptr);
+  std::vector<Lease> leases;
+  for (SegmentId id = 0; id < kSegments; ++id) leases.push_back(rig.store->acquire(id, Tier::kHost, Access::kOverwrite));
+  for (const SegmentId id : {0, 31, 32, 150, kSegments - 1}) {
+    EXPECT_THROW((void)rig.store->acquire(id, Tier::kHost, Access::kRead), Error) << id;
+  }
+  leases.clear();
+  EXPECT_TRUE(rig.store->acquire(0, Tier::kHost, Access::kWrite));
 }
 
 }  // namespace

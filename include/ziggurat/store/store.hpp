@@ -262,7 +262,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   bool take_fast(Lease& lease, SegmentId segment, Tier tier, Access access);
   void fill(Lease& lease, SegmentId id, Tier tier, Access access, std::atomic<const Hot*>* entry);
   std::atomic<const Hot*>* note(const Hot& hot);
-  void note_off(std::atomic<const Hot*>* entry);
+  static void note_off(std::atomic<const Hot*>* entry);
   bool try_take(Lock& lock, Waiter& waiter, Lease& lease);
   bool in_the_way(const Waiter& waiter) const;
   bool overtakes(const Waiter& waiter) const;
@@ -355,7 +355,6 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
 
   mutable std::mutex holders_mutex_;  // may be taken under mutex_
   std::vector<std::unique_ptr<Holder>> holders_;  // one a thread that has acquired
-  std::atomic<int> unnoted_{0};                   // leases of threads that have more than their holder notes
   std::vector<Waiter*> waiters_;
   std::uint64_t tickets_ = 0;
   std::uint64_t changes_ = 0;  // of what waiters look at

@@ -235,30 +235,35 @@ TEST(StoreThreads, TheErrorIsOfTheOneThatCannotGoOn) {
   }
 }
 
-// A copy is made for a reader while another begins to write. Short leases with gaps, so that they meet.
+// A copy is made for a reader while another begins to write, and takes its time.
 TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
   constexpr std::int64_t kBytes = 64;
   const TensorTable table = equal_table(0, 1, kBytes);
   Rig rig(table, {kPage, kPage}, nullptr);
   std::atomic<std::uint64_t> version{0};
-  std::atomic<int> wrong{0};
+  std::atomic<int> wrong{0}, ready{0};
   {
     const Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kOverwrite);
     fill(lease.data(), kBytes, 0, 0);
   }
-  std::atomic<int> ready{0};
-  in_threads(*rig.store, 2, 40000, [&](int t, int i) {
+  const auto pause = [](int length) {
+    for (volatile int i = 0; i < length;) i = i + 1;
+  };
+  in_threads(*rig.store, 2, 6000, [&](int t, int i) {
     if (i == 0) {
       ++ready;
       while (ready < 2) std::this_thread::yield();
     }
-    {
-      const Lease lease = rig.store->acquire(0, t == 0 ? Tier::kDevice : Tier::kHost,
-                                             t == 0 ? Access::kWrite : Access::kRead);
-      if (!holds(lease.data(), lease.bytes(), 0, version)) ++wrong;
-      if (t == 0) fill(lease.data(), lease.bytes(), 0, ++version);
+    pause(i * 7919 % 100003);
+    if (t == 0) {
+      const Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kWrite);
+      pause(60000);
+      if (!holds(lease.data(), kBytes, 0, version)) ++wrong;
+      fill(lease.data(), kBytes, 0, ++version);
+    } else {
+      const Lease lease = rig.store->acquire(0, Tier::kHost, Access::kRead);
+      if (!holds(lease.data(), kBytes, 0, version)) ++wrong;
     }
-    for (volatile int wait = 0; wait < i % 701;) wait = wait + 1;
   });
   EXPECT_EQ(wrong, 0);
   rig.store->check();

@@ -87,6 +87,8 @@ TEST_F(StoreOrder, AnotherStreamsLeaseIsWaitedFor) {
   const Event gate = Event::pending();
   std::atomic<bool> open{false};
   other.wait(gate);
+  store.acquire(0, Tier::kHost, Access::kWrite)
+      .release();  // no copy elsewhere, so that nothing is to be decided
   for (HostStream* s : {&other, &mine}) {
     Lease lease = store.acquire(0, Tier::kHost, Access::kRead, s);
     lease.release_after(*s, s->record());

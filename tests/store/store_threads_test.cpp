@@ -235,25 +235,35 @@ TEST(StoreThreads, TheErrorIsOfTheOneThatCannotGoOn) {
   }
 }
 
-// A copy is made for a reader while another begins to write. Short leases with gaps, so that they meet.
+// A copy is made for a reader while another begins to write, and takes its time.
 TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
   constexpr std::int64_t kBytes = 64;
   const TensorTable table = equal_table(0, 1, kBytes);
   Rig rig(table, {kPage, kPage}, nullptr);
   std::atomic<std::uint64_t> version{0};
-  std::atomic<int> wrong{0};
+  std::atomic<int> wrong{0}, ready{0};
   {
     const Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kOverwrite);
     fill(lease.data(), kBytes, 0, 0);
   }
-  in_threads(*rig.store, 2, 40000, [&](int t, int i) {
-    {
-      const Lease lease = rig.store->acquire(0, t == 0 ? Tier::kDevice : Tier::kHost,
-                                             t == 0 ? Access::kWrite : Access::kRead);
-      if (!holds(lease.data(), lease.bytes(), 0, version)) ++wrong;
-      if (t == 0) fill(lease.data(), lease.bytes(), 0, ++version);
+  const auto pause = [](int length) {
+    for (volatile int i = 0; i < length;) i = i + 1;
+  };
+  in_threads(*rig.store, 2, 6000, [&](int t, int i) {
+    if (i == 0) {
+      ++ready;
+      while (ready < 2) std::this_thread::yield();
     }
-    for (volatile int wait = 0; wait < i % 701;) wait = wait + 1;
+    pause(i * 7919 % 100003);
+    if (t == 0) {
+      const Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kWrite);
+      pause(60000);
+      if (!holds(lease.data(), kBytes, 0, version)) ++wrong;
+      fill(lease.data(), kBytes, 0, ++version);
+    } else {
+      const Lease lease = rig.store->acquire(0, Tier::kHost, Access::kRead);
+      if (!holds(lease.data(), kBytes, 0, version)) ++wrong;
+    }
   });
   EXPECT_EQ(wrong, 0);
   rig.store->check();
@@ -391,6 +401,34 @@ TEST(StoreThreads, ContentThatComesMeanwhileIsNotLostEither) {
   });
   EXPECT_EQ(wrong, 0);
   store.check();
+}
+
+// Some who wait for room at the device, with room for one of them to pass through the host: they must not
+// bring theirs there by turns, and look as if they went on.
+TEST(StoreThreads, WhoHasNoRoomMovesNothing) {
+  constexpr int kHolders = 4;
+  const TensorTable table = equal_table(1, 2 * kHolders);
+  const TempDir dir;
+  Rig rig(table, {kHolders * kPage, kPage}, make_nvme(Nvme::kMemory, table, dir));
+  TensorStore& store = *rig.store;
+  for (SegmentId id = 0; id < 2 * kHolders; ++id) {
+    const Lease lease = store.acquire(id, Tier::kHost, Access::kOverwrite);
+    fill(lease.data(), kPage, id, 0);
+  }
+  std::atomic<int> holding{0}, refused{0};
+  in_threads(store, kHolders, 1, [&](int t, int) {
+    Lease held = store.acquire(t, Tier::kDevice, Access::kRead);
+    ++holding;
+    while (holding < kHolders) std::this_thread::yield();
+    try {
+      (void)store.acquire(kHolders + t, Tier::kDevice, Access::kRead);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kMemory) << e.what();
+      ++refused;
+    }
+  });
+  EXPECT_GE(refused, 1);
+  EXPECT_LT(refused, kHolders);  // who is refused gives its room to another
 }
 
 TEST(StoreThreads, ReadersShare) {

@@ -226,6 +226,12 @@ ZG_API int zg_unpin(zg_store* store, zg_pin* pin);
  * is "step". One step at a time. */
 ZG_API int zg_step_begin(zg_store* store, const char* name);
 ZG_API int zg_step_end(zg_store* store);
+/* Writes what was recorded (ZG_RECORD) to a file, for `ziggurat trace`, which compares policies and budgets
+ * without moving a byte, and for zg_trace_expect(). */
+ZG_API int zg_trace_save(zg_store* store, const char* path);
+/* Takes the steps of such a file for what steps of their names will do, before they were ever recorded. The
+ * store must have the same tensors, added in the same order. ZG_USAGE says what differs. */
+ZG_API int zg_trace_expect(zg_store* store, const char* path);
 /* Begins to write everything back as low as it may sink. ZG_USAGE while there are leases or
  * pins. */
 ZG_API int zg_sink(zg_store* store);

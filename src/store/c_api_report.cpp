@@ -79,3 +79,22 @@ int zg_state(zg_store* store, char* buffer, size_t capacity, size_t* length) {
     write_text(Inside(store).store().state(), buffer, capacity, length);
   });
 }
+
+int zg_trace_save(zg_store* store, const char* path) {
+  return guarded([&] {
+    const Inside inside(store);
+    if (path == nullptr) refuse("zg_trace_save", "path is NULL", "give the name of a file");
+    zg::AccessTrace trace = inside.store().access_trace();
+    if (trace.programs.empty())
+      refuse("zg_trace_save", "nothing was recorded", "open the store with ZG_RECORD, and let a step end");
+    zg::save_trace(trace, path);
+  });
+}
+
+int zg_trace_expect(zg_store* store, const char* path) {
+  return guarded([&] {
+    const Inside inside(store);
+    if (path == nullptr) refuse("zg_trace_expect", "path is NULL", "give the name of a file");
+    inside.store().expect(zg::load_trace(path));
+  });
+}

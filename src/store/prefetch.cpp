@@ -87,6 +87,22 @@ void TensorStore::expect(const Program& program) {
   forget_ahead();
 }
 
+void TensorStore::expect(const AccessTrace& trace) {
+  const auto refuse = [](const std::string& what) {
+    throw Error(Errc::kUsage, "access trace", what, "expect a trace of the same tensors, added in the same order");
+  };
+  if (trace.table.tensor_count() > table_.tensor_count())
+    refuse(fmt::format("has {} tensors, the store has {}", trace.table.tensor_count(), table_.tensor_count()));
+  for (TensorId id = 0; id < trace.table.tensor_count(); ++id) {
+    const TensorSpec &theirs = trace.table.tensor(id).spec, &ours = table_.tensor(id).spec;
+    if (theirs.name != ours.name || theirs.dtype != ours.dtype || theirs.count != ours.count ||
+        theirs.segment_elements != ours.segment_elements)
+      refuse(fmt::format("tensor {} is \"{}\" of {} {}, in the store it is \"{}\" of {} {}", id, theirs.name,
+                         theirs.count, name_of(theirs.dtype), ours.name, ours.count, name_of(ours.dtype)));
+  }
+  for (const Program& program : trace.programs) expect(program);
+}
+
 AccessTrace TensorStore::access_trace() const {
   std::lock_guard lock(mutex_);
   return {table_, options_.budgets, recorder_->programs(), recorder_->sequence()};

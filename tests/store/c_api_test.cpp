@@ -36,7 +36,7 @@ bool said(const std::string& part) {
 // A store over pretended drives, closed at the end.
 class CApi : public ::testing::Test {
  protected:
-  void open(std::int64_t device, std::int64_t host, std::int64_t drive = 1 << 22) {
+  void open(std::int64_t device, std::int64_t host, std::uint32_t flags = 0, std::int64_t drive = 1 << 22) {
     const char* path = nullptr;
     zg_store_config config = {};
     config.size = sizeof config;
@@ -47,6 +47,7 @@ class CApi : public ::testing::Test {
     config.drive_count = 1;
     config.backend = ZG_BACKEND_RAM;
     config.warn_after_seconds = 30;
+    config.flags = flags;
     ASSERT_OK(zg_store_open(&config, &store_));
   }
   void TearDown() override { EXPECT_OK(zg_store_close(store_)); }
@@ -253,7 +254,7 @@ TEST_F(CApi, StructsCarryTheirSize) {
 }
 
 TEST_F(CApi, TensorsThatMakeNoSenseAreRefused) {
-  open(0, 4 * kPage, 16 * kPage);
+  open(0, 4 * kPage, 0, 16 * kPage);
   EXPECT_EQ(add("t", 3), 0);
   const auto refused = [&](const char* part, auto spoil) {
     zg_tensor_spec s = spec("new", 2);
@@ -417,7 +418,8 @@ TEST_F(CApi, StepsComeOneAfterTheOther) {
   EXPECT_REFUSED(zg_step_begin(store_, nullptr), "has not ended");
   const zg_tensor_spec s = spec("s", 1);
   std::int32_t tensor = 0;
-  EXPECT_REFUSED(zg_tensor_add(store_, &s, &tensor), "a step is under way");
+  EXPECT_OK(zg_tensor_add(store_, &s, &tensor));
+  write(tensor, 0);
   EXPECT_OK(zg_step_end(store_));
 }
 
@@ -491,6 +493,40 @@ TEST_F(CApi, WhatNeedsTheStoreAloneDoesNotWaitForOthers) {
 }
 
 // Threads with a tensor each, in the room of a few segments, and all other calls in between.
+TEST_F(CApi, ATraceIsSavedAndExpected) {
+  const std::string path = ::testing::TempDir() + "c_api.trace.json";
+  const auto step = [&](std::int32_t t) {
+    EXPECT_OK(zg_step_begin(store_, nullptr));
+    for (std::int32_t i = 0; i < 6; ++i) {
+      zg_lease lease = acquire(t, i, ZG_READ);
+      EXPECT_OK(zg_release(store_, &lease));
+    }
+    EXPECT_OK(zg_step_end(store_));
+  };
+  zg_statistics statistics = {};
+  statistics.size = sizeof statistics;
+  open(0, 4 * kPage, ZG_RECORD);
+  EXPECT_EQ(zg_trace_save(store_, path.c_str()), ZG_USAGE);
+  EXPECT_TRUE(said("nothing was recorded")) << last_error();
+  std::int32_t t = add("t", 6);
+  for (std::int32_t i = 0; i < 6; ++i) write(t, i);
+  step(t);
+  EXPECT_OK(zg_trace_save(store_, path.c_str()));
+  EXPECT_OK(zg_store_close(store_));
+  open(0, 4 * kPage);
+  EXPECT_EQ(zg_trace_expect(store_, path.c_str()), ZG_USAGE);
+  EXPECT_TRUE(said("has 1 tensors, the store has 0")) << last_error();
+  t = add("t", 6);
+  EXPECT_OK(zg_trace_expect(store_, path.c_str()));
+  for (std::int32_t i = 0; i < 6; ++i) write(t, i);
+  EXPECT_OK(zg_drain(store_));
+  step(t);  // the first here, and foreseen
+  EXPECT_OK(zg_get_statistics(store_, &statistics));
+  EXPECT_GT(statistics.prefetches, 0);
+  EXPECT_EQ(statistics.left_record, 0);
+  std::remove(path.c_str());
+}
+
 TEST_F(CApi, ManyThreadsAtOnce) {
   constexpr int kThreads = 6, kRounds = 400;
   constexpr std::int32_t kSegments = 5;
@@ -523,7 +559,10 @@ TEST_F(CApi, ManyThreadsAtOnce) {
       fill(leases[0].data, leases[0].bytes, a, round);
       versions[a] = round;
       for (zg_lease& l : leases) EXPECT_OK(zg_release(store_, &l));
-      switch (random() % 5) {
+      switch (random() % 6) {
+        case 5:
+          EXPECT_OK(zg_prefetch(store_, t, b, tier));
+          break;
         case 0: {
           zg_statistics statistics = {};
           statistics.size = sizeof statistics;

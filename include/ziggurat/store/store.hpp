@@ -180,6 +180,9 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   void step_end();
   // What a step of this name is expected to do before it was ever recorded (from a saved trace).
   void expect(const Program& program);
+  // The same for each program of a trace of the same tensors. Throws Error(kUsage) that names the first one that
+  // differs.
+  void expect(const AccessTrace& trace);
   // The programs that ran and steps that were recorded, if Options::record.
   AccessTrace access_trace() const;
 

@@ -216,15 +216,17 @@ void TensorStore::check_together(std::span<const AccessStep> accesses) const {
     check_access(a.segment, a.tier);
     const auto same = [&](const AccessStep& b) { return b.segment == a.segment; };
     if (std::any_of(accesses.begin(), accesses.begin() + static_cast<std::ptrdiff_t>(i), same))
-      throw Error(Errc::kUsage, table_.segment_name(a.segment), "is named twice in one acquire", "name each segment once");
+      throw Error(Errc::kUsage, table_.segment_name(a.segment), "is named twice in one acquire",
+                  "name each segment once");
     bytes[index(a.tier)] += table_.segment(a.segment).charge;
   }
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     if (bytes[index(tier)] <= residency_.budget(tier)) continue;
-    throw Error(Errc::kMemory, name_of(tier) + std::string(" tier"),
-                fmt::format("no room for {} segments ({}) at once: they pass the budget of {}", accesses.size(),
-                            format_bytes(bytes[index(tier)]), format_bytes(residency_.budget(tier))),
-                "acquire fewer at once, or raise this tier's budget");
+    throw Error(
+        Errc::kMemory, name_of(tier) + std::string(" tier"),
+        fmt::format("no room for {} segments ({}) at once: they pass the budget of {}", accesses.size(),
+                    format_bytes(bytes[index(tier)]), format_bytes(residency_.budget(tier))),
+        "acquire fewer at once, or raise this tier's budget");
   }
 }
 
@@ -283,15 +285,15 @@ bool TensorStore::in_the_way(const Waiter& w) const {
            Hot::readers(here) + Hot::writers(here) == s.passed[t]);
 }
 
-// Those who wait for leases of one segment, of which one at least writes, go in the order of coming. Who holds
-// something, or a copy by having decided it, does not wait for who may be waiting for just that.
+// Those who wait for leases of one segment, of which one at least writes, go in the order of coming. Who
+// holds something, or a copy by having decided it, does not wait for who may be waiting for just that.
 bool TensorStore::overtakes(const Waiter& w) const {
   const SegmentState& s = at(w.step.segment);
   const bool reads = w.step.access == Access::kRead;
   if ((reads ? s.write_waiters : s.lease_waiters) == 0 || w.decided || holds_any(w.holder)) return false;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
-    return o != &w && o->flagged && o->step.segment == w.step.segment && (!w.flagged || o->arrival < w.arrival) &&
-           !(reads && o->step.access == Access::kRead);
+    return o != &w && o->flagged && o->step.segment == w.step.segment &&
+           (!w.flagged || o->arrival < w.arrival) && !(reads && o->step.access == Access::kRead);
   });
 }
 
@@ -357,7 +359,8 @@ bool TensorStore::try_take(Lock& lock, Waiter& w, Lease& lease) {
       return hindered(Obstacle::kMoving, id);
     }
     if (table_.tensor(table_.segment(id).tensor).removed)
-      throw Error(Errc::kUsage, table_.segment_name(id), "is accessed, and was removed", "take the numbers from the table of the store");
+      throw Error(Errc::kUsage, table_.segment_name(id), "is accessed, and was removed",
+                  "take the numbers from the table of the store");
     if (access != Access::kOverwrite && !residency_.has_content(id))
       throw Error(Errc::kUsage, table_.segment_name(id), "is read, and has no content",
                   "write it first (Access::kOverwrite)");
@@ -421,7 +424,8 @@ bool TensorStore::is_behind(const Waiter& w) const {
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
     const bool wants_room = o->obstacle == Obstacle::kRoom || o->obstacle == Obstacle::kLine ||
                             (o->obstacle == Obstacle::kMoving && !o->decided);
-    return o != &w && wants_room && o->in_line && (!w.in_line || o->ticket < w.ticket) && !holds_any(o->holder);
+    return o != &w && wants_room && o->in_line && (!w.in_line || o->ticket < w.ticket) &&
+           !holds_any(o->holder);
   });
 }
 
@@ -473,18 +477,22 @@ bool TensorStore::holds_any(const Holder& holder) {
 
 // Throws if `w` can never go on and its thread is one of those that stand in the way. A thread that holds a
 // lease and is not waiting for leases or room can go on; so can one that waits for leases of those that can,
-// or for room while anybody can give some back. Moves play no part: a copy that could leave once it has arrived is
-// waited for as such (kMoving).
+// or for room while anybody can give some back. Moves play no part: a copy that could leave once it has
+// arrived is waited for as such (kMoving).
 void TensorStore::check_waits(Waiter& w) const {
   if (w.obstacle != Obstacle::kLeases && w.obstacle != Obstacle::kRoom) return;
-  if (w.obstacle == Obstacle::kRoom && w.room.needed > residency_.budget(w.room.tier)) throw_no_room(w, false);
+  if (w.obstacle == Obstacle::kRoom && w.room.needed > residency_.budget(w.room.tier))
+    throw_no_room(w, false);
   std::lock_guard holders_lock(holders_mutex_);
   std::vector<const Waiter*> stuck;
   for (const Waiter* v : waiters_) {
     // Who has not looked since the last change may find a way.
-    if ((v->obstacle == Obstacle::kLeases || v->obstacle == Obstacle::kRoom) && v->seen == changes_) stuck.push_back(v);
+    if ((v->obstacle == Obstacle::kLeases || v->obstacle == Obstacle::kRoom) && v->seen == changes_)
+      stuck.push_back(v);
   }
-  const auto is_stuck = [&](const Waiter* v) { return std::find(stuck.begin(), stuck.end(), v) != stuck.end(); };
+  const auto is_stuck = [&](const Waiter* v) {
+    return std::find(stuck.begin(), stuck.end(), v) != stuck.end();
+  };
   const auto can_go_on = [&](const Holder& holder) {
     return std::none_of(stuck.begin(), stuck.end(), [&](const Waiter* v) { return &v->holder == &holder; });
   };
@@ -512,29 +520,34 @@ void TensorStore::check_waits(Waiter& w) const {
   if (!is_stuck(&w)) return;
   const bool holds_something = holds_any(w.holder);
   const bool anybody = std::any_of(holders_.begin(), holders_.end(), [](const auto& o) { return holds_any(*o); });
-  if (!holds_something && (anybody || w.obstacle == Obstacle::kLeases)) return;  // one of the others gets the error
+  if (!holds_something && (anybody || w.obstacle == Obstacle::kLeases))
+    return;  // one of the others gets the error
   if (w.obstacle == Obstacle::kRoom) throw_no_room(w, anybody);
-  throw Error(Errc::kUsage, table_.segment_name(w.step.segment),
-              fmt::format("cannot be acquired at the {}: its leases are held by this thread, or by one that waits for it",
-                          name_of(w.step.tier)),
-              "release leases first, or acquire all segments of an operation in one call");
+  throw Error(
+      Errc::kUsage, table_.segment_name(w.step.segment),
+      fmt::format(
+          "cannot be acquired at the {}: its leases are held by this thread, or by one that waits for it",
+          name_of(w.step.tier)),
+      "release leases first, or acquire all segments of an operation in one call");
 }
 
 // Whether room can still come from others than the thread of `w`.
 bool TensorStore::others_can_release(const Waiter& w) const {
   std::lock_guard holders_lock(holders_mutex_);
   return passed_ > 0 ||
-         std::any_of(holders_.begin(), holders_.end(), [&](const auto& o) { return o.get() != &w.holder && holds_any(*o); }) ||
+         std::any_of(holders_.begin(), holders_.end(),
+                     [&](const auto& o) { return o.get() != &w.holder && holds_any(*o); }) ||
          std::any_of(waiters_.begin(), waiters_.end(), [](const Waiter* o) { return o->decided; });
 }
 
 void TensorStore::throw_no_room(const Waiter& w, bool held) const {
-  throw Error(Errc::kMemory, name_of(w.room.tier) + std::string(" tier"),
-              fmt::format("no room for {} ({}): {} the budget of {}", table_.segment_name(w.step.segment),
-                          format_bytes(table_.segment(w.step.segment).charge),
-                          held ? "the leases that are held fill" : "it, what is pinned and what may not sink pass",
-                          format_bytes(residency_.budget(w.room.tier))),
-              "release leases, or raise this tier's budget");
+  throw Error(
+      Errc::kMemory, name_of(w.room.tier) + std::string(" tier"),
+      fmt::format("no room for {} ({}): {} the budget of {}", table_.segment_name(w.step.segment),
+                  format_bytes(table_.segment(w.step.segment).charge),
+                  held ? "the leases that are held fill" : "it, what is pinned and what may not sink pass",
+                  format_bytes(residency_.budget(w.room.tier))),
+      "release leases, or raise this tier's budget");
 }
 
 // Who waits looks again.

@@ -198,8 +198,8 @@ void TensorStore::free_memory(const Action& action) {
   memory_freed_[static_cast<std::size_t>(action.tier)] = true;
 }
 
-// Memory goes out in the order of decisions: the room of each was made by earlier ones. One that came first by
-// urgency could take what an earlier one needs to make the very room that it was promised.
+// Memory goes out in the order of decisions: the room of each was made by earlier ones. One that came first
+// by urgency could take what an earlier one needs to make the very room that it was promised.
 void TensorStore::grant_memory(Lock& lock, Tier tier) {
   NodeList& queue = memory_queue_[static_cast<std::size_t>(tier)];
   while (queue.first != nullptr) {

@@ -64,7 +64,8 @@ void TensorStore::forget_ahead() {
 
 void TensorStore::not_ahead(SegmentId segment) {
   SegmentState& s = at(segment);
-  if (std::exchange(s.ahead, false)) ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -= table_.segment(segment).charge;
+  if (std::exchange(s.ahead, false))
+    ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -= table_.segment(segment).charge;
 }
 
 void TensorStore::expect(const Program& program) {
@@ -162,7 +163,8 @@ std::int64_t TensorStore::read_ahead(Tier tier) const {
 void TensorStore::set_looks() {
   look_after_bytes_ = kLookAfterBytes;
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    if (residency_.budget(tier) > 0) look_after_bytes_ = std::min(look_after_bytes_, read_ahead(tier) / kLooksInWhatIsAhead);
+    if (residency_.budget(tier) > 0)
+      look_after_bytes_ = std::min(look_after_bytes_, read_ahead(tier) / kLooksInWhatIsAhead);
   }
 }
 

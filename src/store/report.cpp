@@ -248,10 +248,12 @@ void TensorStore::check() const {
     }
     const auto mine = [&](const Waiter* w) { return w->step.segment == id; };
     const auto count = [&](auto&& what) {
-      return std::count_if(waiters_.begin(), waiters_.end(), [&](const Waiter* w) { return mine(w) && what(*w); });
+      return std::count_if(waiters_.begin(), waiters_.end(),
+                           [&](const Waiter* w) { return mine(w) && what(*w); });
     };
     ZG_ASSERT_EQ(count([](const Waiter& w) { return w.flagged; }), s.lease_waiters);
-    ZG_ASSERT_EQ(count([](const Waiter& w) { return w.flagged && w.step.access != Access::kRead; }), s.write_waiters);
+    ZG_ASSERT_EQ(count([](const Waiter& w) { return w.flagged && w.step.access != Access::kRead; }),
+                 s.write_waiters);
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
       const auto t = static_cast<std::size_t>(tier);
       const std::uint64_t word = hot(id).word[t].load();
@@ -259,8 +261,10 @@ void TensorStore::check() const {
       passed += s.passed[t];
       if (taken) memory[t] += table_.segment(id).charge;
       if (s.first == nullptr) ZG_ASSERT(taken == present, "{} at the {}", name, name_of(tier));
-      if ((word & Hot::kOpen) != 0) ZG_ASSERT(taken && present && program_ == nullptr, "{} at the {}", name, name_of(tier));
-      if ((word & Hot::kSole) != 0) ZG_ASSERT(residency_.sole(id, tier) && s.first == nullptr, "{} at the {}", name, name_of(tier));
+      if ((word & Hot::kOpen) != 0)
+        ZG_ASSERT(taken && present && program_ == nullptr, "{} at the {}", name, name_of(tier));
+      if ((word & Hot::kSole) != 0)
+        ZG_ASSERT(residency_.sole(id, tier) && s.first == nullptr, "{} at the {}", name, name_of(tier));
       if ((word & Hot::kLeases) != 0) ZG_ASSERT(taken, "{} at the {}", name, name_of(tier));
       ZG_ASSERT_LE(s.passed[t], Hot::readers(word) + Hot::writers(word));
       ZG_ASSERT(s.lease_waiters == 0 || (word & Hot::kWaited) != 0, "{} at the {}", name, name_of(tier));

@@ -286,8 +286,8 @@ std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, bool fetch) {
   if (fetch) {
     ZG_ASSERT(has_content(id), "{} is read before anything was written to it", table_.segment_name(id));
     if (tier == Tier::kDevice) {
-      // First what may fail: one that has no room must not have taken that of another for what it cannot use, or
-      // two of them would do so by turns, for ever.
+      // First what may fail: one that has no room must not have taken that of another for what it cannot use,
+      // or two of them would do so by turns, for ever.
       if (gate_ != nullptr && !present(id, Tier::kHost)) {
         if (auto failure = make_room(tier, id)) return failure;
       }
@@ -425,7 +425,8 @@ void Residency::sink(std::vector<Action>& out) {
     const std::vector<SegmentId> all = resident_[index(tier)];
     for (const SegmentId id : all) {
       bool left = false;
-      if (present(id, tier) && table_.segment(id).lowest > tier && !is_pinned(id, tier)) (void)evict(id, tier, left);
+      if (present(id, tier) && table_.segment(id).lowest > tier && !is_pinned(id, tier))
+        (void)evict(id, tier, left);
     }
   }
 }

@@ -118,7 +118,8 @@ TensorStore::~TensorStore() {
       const auto t = static_cast<std::size_t>(tier);
       ZG_ASSERT((hot(id).word[t].load() & Hot::kLeases) == 0, "{} is still leased when its store ends",
                 table_.segment_name(id));
-      ZG_ASSERT(!residency_.is_pinned(id, tier), "{} is still pinned when its store ends", table_.segment_name(id));
+      ZG_ASSERT(!residency_.is_pinned(id, tier), "{} is still pinned when its store ends",
+                table_.segment_name(id));
       void*& memory = hot(id).memory[t];
       if (memory != nullptr) arena(tier).release(std::exchange(memory, nullptr), table_.segment(id).charge);
     }

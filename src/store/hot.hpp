@@ -1,9 +1,9 @@
 // What acquire and release of a resident segment touch without a program: one cache line, no mutex.
 //
-// The word of a copy: flags, and how many leases read and write it. kOpen is set and cleared under the store's
-// mutex; a lease is taken by a compare-and-swap that sees kOpen, and a copy is closed (to move it or drop it)
-// by one that sees no lease. So either a taker sees it closed and goes the slow way, or the closer sees the
-// lease and leaves the copy alone.
+// The word of a copy: flags, and how many leases read and write it. kOpen is set and cleared under the
+// store's mutex; a lease is taken by a compare-and-swap that sees kOpen, and a copy is closed (to move it or
+// drop it) by one that sees no lease. So either a taker sees it closed and goes the slow way, or the closer
+// sees the lease and leaves the copy alone.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -18,8 +18,9 @@
 namespace zg {
 
 struct alignas(64) Hot {
-  static constexpr std::uint64_t kOpen = 1;    // leases may be taken
-  static constexpr std::uint64_t kSole = 2;    // there is no other copy, and nothing moves: writing needs no decision
+  static constexpr std::uint64_t kOpen = 1;  // leases may be taken
+  static constexpr std::uint64_t kSole =
+      2;  // there is no other copy, and nothing moves: writing needs no decision
   static constexpr std::uint64_t kWaited = 4;  // somebody waits for the leases to end
   static constexpr std::uint64_t kReader = std::uint64_t{1} << 8, kWriter = std::uint64_t{1} << 32;
   static constexpr std::uint64_t kLeases = ~std::uint64_t{0xff};

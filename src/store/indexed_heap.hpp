@@ -1,5 +1,5 @@
-// A heap of segments by key, the largest on top, in which each can be found: nothing is allocated once as many
-// were in it as now.
+// A heap of segments by key, the largest on top, in which each can be found: nothing is allocated once as
+// many were in it as now.
 #pragma once
 #include <array>
 #include <cstdint>

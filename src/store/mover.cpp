@@ -12,8 +12,8 @@
 namespace zg {
 namespace {
 
-// So many segments, and more while they are small, are handed to a link at once; the rest wait here, where the
-// most urgent goes first. Drives also go by urgency among what they were handed, copies in order.
+// So many segments, and more while they are small, are handed to a link at once; the rest wait here, where
+// the most urgent goes first. Drives also go by urgency among what they were handed, copies in order.
 struct Cap {
   int least, most;     // segments
   std::int64_t bytes;  // between them
@@ -65,7 +65,8 @@ Link TensorStore::link_of(const Action& action) {
 Node& TensorStore::new_node() {
   if (unused_ == nullptr) {
     nodes_.push_back(std::make_unique<Node[]>(kBlock));
-    for (std::size_t i = 0; i < kBlock; ++i) nodes_.back()[i].next = std::exchange(unused_, &nodes_.back()[i]);
+    for (std::size_t i = 0; i < kBlock; ++i)
+      nodes_.back()[i].next = std::exchange(unused_, &nodes_.back()[i]);
   }
   Node& node = *unused_;
   unused_ = node.next;
@@ -105,7 +106,8 @@ void TensorStore::add_actions(Lock& lock, Urgency urgency) {
     node.before = s.last;
     (s.last != nullptr ? s.last->next : s.first) = &node;
     s.last = &node;
-    if (action.kind == Action::Kind::kAlloc) insert(memory_queue_[static_cast<std::size_t>(action.tier)], node);
+    if (action.kind == Action::Kind::kAlloc)
+      insert(memory_queue_[static_cast<std::size_t>(action.tier)], node);
     if (action.kind == Action::Kind::kFree) {
       const auto t = static_cast<std::size_t>(action.tier);
       if (action.access == Access::kRead) {
@@ -113,7 +115,8 @@ void TensorStore::add_actions(Lock& lock, Urgency urgency) {
         ++tiers_[t].evictions;
       }
       if (s.prefetched == static_cast<std::int8_t>(t)) {
-        if (hot(action.segment).hits[t].load(std::memory_order_relaxed) == s.hits_before) ++prefetched_in_vain_;
+        if (hot(action.segment).hits[t].load(std::memory_order_relaxed) == s.hits_before)
+          ++prefetched_in_vain_;
         used(action.segment);
       }
     }
@@ -197,7 +200,9 @@ void TensorStore::advance(SegmentId segment) {
   }
   pop_done(s);
   refresh(segment);
-  const auto waits_for_it = [&](const Waiter* w) { return w->obstacle == Obstacle::kMoving && w->moving == segment; };
+  const auto waits_for_it = [&](const Waiter* w) {
+    return w->obstacle == Obstacle::kMoving && w->moving == segment;
+  };
   if (std::any_of(waiters_.begin(), waiters_.end(), waits_for_it)) changed_.notify_all();
 }
 
@@ -214,7 +219,8 @@ Node* TensorStore::source_of(const Node& node) const {
   Node* source = nullptr;
   for (Node* n = node.before; n != nullptr; n = n->before) {
     if (n->state == Node::State::kDone || !conflict(*n, node)) continue;
-    const bool feeds = source == nullptr && n->state == Node::State::kRunning && n->action.kind == Action::Kind::kCopy &&
+    const bool feeds = source == nullptr && n->state == Node::State::kRunning &&
+                       n->action.kind == Action::Kind::kCopy &&
                        link_of(n->action) == (down ? kToHost : kNvmeRead);
     if (!feeds) return nullptr;
     source = n;
@@ -264,7 +270,8 @@ void TensorStore::copied(Node& node, std::int64_t bytes) {
 
 void TensorStore::free_memory(const Action& action) {
   void*& memory = hot(action.segment).memory[static_cast<std::size_t>(action.tier)];
-  ZG_ASSERT(memory != nullptr, "{} has no memory at {}", table_.segment_name(action.segment), name_of(action.tier));
+  ZG_ASSERT(memory != nullptr, "{} has no memory at {}", table_.segment_name(action.segment),
+            name_of(action.tier));
   const std::int64_t charge = table_.segment(action.segment).charge;
 #if defined(ZG_POISON)
   if (action.tier == Tier::kHost || options_.device->is_host()) {
@@ -275,8 +282,8 @@ void TensorStore::free_memory(const Action& action) {
   memory_freed_[static_cast<std::size_t>(action.tier)] = true;
 }
 
-// Memory goes out in the order of decisions: the room of each was made by earlier ones. One that came first by
-// urgency could take what an earlier one needs to make the very room that it was promised.
+// Memory goes out in the order of decisions: the room of each was made by earlier ones. One that came first
+// by urgency could take what an earlier one needs to make the very room that it was promised.
 void TensorStore::grant_memory(Lock& lock, Tier tier) {
   NodeList& queue = memory_queue_[static_cast<std::size_t>(tier)];
   while (queue.first != nullptr) {
@@ -306,7 +313,8 @@ void TensorStore::refresh(SegmentId segment) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const std::size_t t = static_cast<std::size_t>(tier);
     std::uint64_t flags = 0;
-    if (program_ == nullptr && !closed_for_program_ && !closing_ && !failed_ && residency_.present(segment, tier) && h.memory[t] != nullptr) {
+    if (program_ == nullptr && !closed_for_program_ && !closing_ && !failed_ &&
+        residency_.present(segment, tier) && h.memory[t] != nullptr) {
       bool idle = true, readable = true;
       for (const Node* n = at(segment).first; n != nullptr; n = n->next) {
         if (n->state == Node::State::kDone) continue;
@@ -356,7 +364,8 @@ void TensorStore::issue(Node& node) {
       const std::int64_t bytes = std::min(io::kMaxPieceBytes, h.bytes - first);
       options_.device->copy_to_host(stream, static_cast<char*>(h.memory[1]) + first,
                                     static_cast<const char*>(h.memory[0]) + first, bytes);
-      if (h.bytes > io::kMaxPieceBytes) stream.callback([this, &node, moved = first + bytes] { copied(node, moved); });
+      if (h.bytes > io::kMaxPieceBytes)
+        stream.callback([this, &node, moved = first + bytes] { copied(node, moved); });
     }
     touch(segment);
   }
@@ -383,7 +392,9 @@ void TensorStore::issue_nvme(Node& node, std::int64_t ready) {
   transfer.ready = ready;
   transfer.tag = reinterpret_cast<std::uint64_t>(&node);
   // A write that somebody waits for (its memory is wanted) is as urgent as a read.
-  transfer.priority = awaited ? io::Priority::kDemand : reads ? io::Priority::kPrefetch : io::Priority::kWriteBack;
+  transfer.priority = awaited ? io::Priority::kDemand
+                      : reads ? io::Priority::kPrefetch
+                              : io::Priority::kWriteBack;
   reads ? volume_->read(transfer) : volume_->write(transfer);
 }
 
@@ -398,7 +409,7 @@ void TensorStore::demand(SegmentId segment) {
       continue;
     }
     if (program_ != nullptr || n->urgency == static_cast<std::uint8_t>(Urgency::kDemand)) continue;
-    NodeList* list = !n->in_list                         ? nullptr
+    NodeList* list = !n->in_list                      ? nullptr
                      : a.kind == Action::Kind::kAlloc ? &memory_queue_[static_cast<std::size_t>(a.tier)]
                                                       : &ready_[link_of(a)];
     if (list != nullptr) remove(*list, *n);
@@ -465,7 +476,8 @@ void TensorStore::finish(Lock& lock, Node& node) {
   // small moves do.
   ++changes_;
   const auto waits_for_any = [](const Waiter* w) { return w->obstacle != Obstacle::kMoving; };
-  if (closing_ || idle() || std::any_of(waiters_.begin(), waiters_.end(), waits_for_any)) changed_.notify_all();
+  if (closing_ || idle() || std::any_of(waiters_.begin(), waiters_.end(), waits_for_any))
+    changed_.notify_all();
 }
 
 }  // namespace zg

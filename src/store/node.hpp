@@ -14,17 +14,17 @@ struct Node {
   enum class State : std::uint8_t { kPending, kRunning, kDone };
   Action action;
   State state = State::kPending;
-  std::uint8_t urgency = 0;     // TensorStore::Urgency
-  bool taken = false;           // kUse: an acquire has claimed it
+  std::uint8_t urgency = 0;  // TensorStore::Urgency
+  bool taken = false;        // kUse: an acquire has claimed it
   bool leased = false;
-  bool in_list = false;         // waits for memory or a link
-  Stream* consumer = nullptr;   // kUse: the stream that will use the bytes
-  Stream* passed_to = nullptr;  // kUse: released, once this stream gets there
-  std::uint64_t sequence = 0;   // order of decision
-  Node* feeds = nullptr;        // kCopy: the next hop, which takes the pieces as they come
-  std::int64_t moved = 0;       // kCopy from the device: bytes at the host so far
-  bool in_pieces = false;       // kCopy from NVMe: somebody may want the pieces
-  Node *before = nullptr, *next = nullptr;            // in the segment's queue
+  bool in_list = false;                     // waits for memory or a link
+  Stream* consumer = nullptr;               // kUse: the stream that will use the bytes
+  Stream* passed_to = nullptr;              // kUse: released, once this stream gets there
+  std::uint64_t sequence = 0;               // order of decision
+  Node* feeds = nullptr;                    // kCopy: the next hop, which takes the pieces as they come
+  std::int64_t moved = 0;                   // kCopy from the device: bytes at the host so far
+  bool in_pieces = false;                   // kCopy from NVMe: somebody may want the pieces
+  Node *before = nullptr, *next = nullptr;  // in the segment's queue
   Node *list_before = nullptr, *list_next = nullptr;  // in the queue for memory or of a link
 };
 
@@ -34,19 +34,20 @@ struct SegmentState {
   bool touched = false;                    // settle() will look at it
   std::vector<std::pair<std::int64_t, std::int64_t>> landed;  // pieces of the read under way
   // Without a program.
-  int intents[2] = {0, 0};           // acquires that wait for the copy they had decided
-  int lease_waiters = 0;             // acquires that wait for leases to end
-  int write_waiters = 0;             // of those, the ones that will write
-  int passed[2] = {0, 0};            // leases that a stream still has
-  Stream* passed_to = nullptr;       // which; null: several
-  std::int8_t prefetched = -1;       // the tier that it was fetched ahead for, and has not been used at yet
-  bool ahead = false;                // counted in ahead_bytes_
-  std::int64_t hits_before = 0;      // at that tier, when it was fetched
+  int intents[2] = {0, 0};       // acquires that wait for the copy they had decided
+  int lease_waiters = 0;         // acquires that wait for leases to end
+  int write_waiters = 0;         // of those, the ones that will write
+  int passed[2] = {0, 0};        // leases that a stream still has
+  Stream* passed_to = nullptr;   // which; null: several
+  std::int8_t prefetched = -1;   // the tier that it was fetched ahead for, and has not been used at yet
+  bool ahead = false;            // counted in ahead_bytes_
+  std::int64_t hits_before = 0;  // at that tier, when it was fetched
   TensorStatistics counts;
 };
 
-// A thread that acquires without a program, and what it holds. Its entries are set by the thread and cleared by
-// who releases; they lie in blocks, each twice as large as the one before, that are made when they are needed.
+// A thread that acquires without a program, and what it holds. Its entries are set by the thread and cleared
+// by who releases; they lie in blocks, each twice as large as the one before, that are made when they are
+// needed.
 struct alignas(64) TensorStore::Holder {
   using Entry = std::atomic<const Hot*>;
   static constexpr std::size_t kBlocks = 20;
@@ -87,20 +88,20 @@ struct TensorStore::Waiter {
   Stream* consumer;
   Holder& holder;
   Obstacle obstacle = Obstacle::kNone;
-  NoRoom room{};             // kRoom
-  SegmentId moving = -1;     // kMoving: what must arrive first
-  bool decided = false;      // counted in intents
-  bool gives_back = false;   // perhaps, unwritten: what it overwrites must not be lost by that
-  bool taken = false;        // its lease is counted, of a copy without content, for which memory is on its way
+  NoRoom room{};            // kRoom
+  SegmentId moving = -1;    // kMoving: what must arrive first
+  bool decided = false;     // counted in intents
+  bool gives_back = false;  // perhaps, unwritten: what it overwrites must not be lost by that
+  bool taken = false;       // its lease is counted, of a copy without content, for which memory is on its way
   std::atomic<const Hot*>* entry = nullptr;  // if taken
-  bool made = false;         // if taken: there was no content before
-  bool flagged = false;      // counted in lease_waiters
-  bool in_line = false;      // counted in room_waiters_
-  std::uint64_t ticket = 0;  // order of those that wait for room
-  std::uint64_t arrival = 0;  // order of those that wait for leases
-  std::uint64_t seen = 0;    // changes_ when the obstacle was found
-  bool listed = false;       // in waiters_
-  bool missed = false;       // it was not at the tier
+  bool made = false;                         // if taken: there was no content before
+  bool flagged = false;                      // counted in lease_waiters
+  bool in_line = false;                      // counted in room_waiters_
+  std::uint64_t ticket = 0;                  // order of those that wait for room
+  std::uint64_t arrival = 0;                 // order of those that wait for leases
+  std::uint64_t seen = 0;                    // changes_ when the obstacle was found
+  bool listed = false;                       // in waiters_
+  bool missed = false;                       // it was not at the tier
   Clock::time_point begin{};
   double warn_at = 0;  // seconds
 };

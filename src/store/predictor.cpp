@@ -37,7 +37,8 @@ void Predictor::end(std::int32_t segment_count) {
     // One that was left early says nothing about the rest.
     std::shared_ptr<const Program>& known = known_[name_];
     const auto same = [&](std::int32_t i) {
-      return known->access(i).segment == recorded_->access(i).segment && known->access(i).tier == recorded_->access(i).tier;
+      return known->access(i).segment == recorded_->access(i).segment &&
+             known->access(i).tier == recorded_->access(i).tier;
     };
     bool prefix = known != nullptr && recorded_->access_count() < known->access_count();
     for (std::int32_t i = 0; prefix && i < recorded_->access_count(); ++i) prefix = same(i);

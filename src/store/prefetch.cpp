@@ -74,13 +74,15 @@ void TensorStore::forget_ahead() {
 
 void TensorStore::not_ahead(SegmentId segment) {
   SegmentState& s = at(segment);
-  if (std::exchange(s.ahead, false)) ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -= table_.segment(segment).charge;
+  if (std::exchange(s.ahead, false))
+    ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -= table_.segment(segment).charge;
 }
 
 void TensorStore::expect(const Program& program) {
   Lock lock(mutex_);
   ZG_ASSERT(program_ == nullptr, "steps are for who has no program");
-  for (std::int32_t i = 0; i < program.access_count(); ++i) check_access(program.access(i).segment, program.access(i).tier);
+  for (std::int32_t i = 0; i < program.access_count(); ++i)
+    check_access(program.access(i).segment, program.access(i).tier);
   residency_.guess(nullptr, -1);
   predictor_->expect(program, table_.segment_count());
   residency_.guess(predictor_->program(), -1);
@@ -89,10 +91,12 @@ void TensorStore::expect(const Program& program) {
 
 void TensorStore::expect(const AccessTrace& trace) {
   const auto refuse = [](const std::string& what) {
-    throw Error(Errc::kUsage, "access trace", what, "expect a trace of the same tensors, added in the same order");
+    throw Error(Errc::kUsage, "access trace", what,
+                "expect a trace of the same tensors, added in the same order");
   };
   if (trace.table.tensor_count() > table_.tensor_count())
-    refuse(fmt::format("has {} tensors, the store has {}", trace.table.tensor_count(), table_.tensor_count()));
+    refuse(
+        fmt::format("has {} tensors, the store has {}", trace.table.tensor_count(), table_.tensor_count()));
   for (TensorId id = 0; id < trace.table.tensor_count(); ++id) {
     const TensorSpec &theirs = trace.table.tensor(id).spec, &ours = table_.tensor(id).spec;
     if (theirs.name != ours.name || theirs.dtype != ours.dtype || theirs.count != ours.count ||
@@ -191,17 +195,19 @@ std::int64_t TensorStore::read_ahead(Tier tier) const {
 void TensorStore::set_looks() {
   look_after_bytes_ = kLookAfterBytes;
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    if (residency_.budget(tier) > 0) look_after_bytes_ = std::min(look_after_bytes_, read_ahead(tier) / kLooksInWhatIsAhead);
+    if (residency_.budget(tier) > 0)
+      look_after_bytes_ = std::min(look_after_bytes_, read_ahead(tier) / kLooksInWhatIsAhead);
   }
 }
 
-// Walks the expected accesses from the cursor on, at most once round, until the room that later uses can spare
-// is full, or enough is on its way. What the device has no room for yet comes to the host meanwhile: there is
-// more room there, and the way from the drives is the longer one.
+// Walks the expected accesses from the cursor on, at most once round, until the room that later uses can
+// spare is full, or enough is on its way. What the device has no room for yet comes to the host meanwhile:
+// there is more room there, and the way from the drives is the longer one.
 void TensorStore::fetch_ahead(Lock& lock) {
   if (program_ != nullptr || failed_ || closing_ || resting_ || predictor_->program() == nullptr) return;
   const Program& p = *predictor_->program();
-  const std::int32_t end = predictor_->repeats() ? predictor_->cursor() + 1 + p.access_count() : p.access_count();
+  const std::int32_t end =
+      predictor_->repeats() ? predictor_->cursor() + 1 + p.access_count() : p.access_count();
   // `farthest`: as far as this has come.
   const auto walk = [&](std::int32_t& farthest, bool to_host) {
     for (; farthest < end; ++farthest) {
@@ -209,8 +215,8 @@ void TensorStore::fetch_ahead(Lock& lock) {
       const AccessStep& a = p.access(position);
       const Tier tier = to_host ? Tier::kHost : a.tier;
       const auto t = static_cast<std::size_t>(tier);
-      if (a.access == Access::kOverwrite || residency_.present(a.segment, a.tier) || residency_.present(a.segment, tier) ||
-          !residency_.has_content(a.segment))
+      if (a.access == Access::kOverwrite || residency_.present(a.segment, a.tier) ||
+          residency_.present(a.segment, tier) || !residency_.has_content(a.segment))
         continue;
       const std::int64_t limit = read_ahead(tier);
       const Hot& h = hot(a.segment);

@@ -11,7 +11,8 @@ namespace zg {
 class Recorder {
  public:
   void ran(const Program& program) {
-    const auto [it, fresh] = by_hash_.try_emplace(program.hash(), static_cast<std::int32_t>(programs_.size()));
+    const auto [it, fresh] =
+        by_hash_.try_emplace(program.hash(), static_cast<std::int32_t>(programs_.size()));
     if (fresh) programs_.push_back(program);
     sequence_.push_back(it->second);
   }

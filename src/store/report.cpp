@@ -48,8 +48,8 @@ std::string TensorStore::describe(const Waiter& w) const {
         readers += Hot::readers(word.load());
         writers += Hot::writers(word.load());
       }
-      return text + fmt::format("leases of others ({} read, {} write; {} of them passed to a stream)", readers, writers,
-                                s.passed[0] + s.passed[1]);
+      return text + fmt::format("leases of others ({} read, {} write; {} of them passed to a stream)",
+                                readers, writers, s.passed[0] + s.passed[1]);
     }
     case Obstacle::kLine:
       return text + "others who wait for room";
@@ -106,11 +106,12 @@ std::string TensorStore::explain(TensorId tensor) const {
   std::lock_guard lock(mutex_);
   const TensorSpec& spec = table_.tensor(tensor).spec;
   std::string text = fmt::format(
-      "{}: {} {} x {}, {} segment{}; may sink to {}, priority {}\n  acquired {} times, {} without waiting for a move; waited "
+      "{}: {} {} x {}, {} segment{}; may sink to {}, priority {}\n  acquired {} times, {} without waiting "
+      "for a move; waited "
       "{} times, {}\n",
-      spec.name, name_of(spec.role), spec.count, name_of(spec.dtype), reports.size(), reports.size() == 1 ? "" : "s",
-      name_of(spec.lowest), spec.priority, counts.hits + counts.misses, counts.hits, counts.waits,
-      format_seconds(counts.waited_seconds));
+      spec.name, name_of(spec.role), spec.count, name_of(spec.dtype), reports.size(),
+      reports.size() == 1 ? "" : "s", name_of(spec.lowest), spec.priority, counts.hits + counts.misses,
+      counts.hits, counts.waits, format_seconds(counts.waited_seconds));
   for (const SegmentReport& r : reports) {
     std::string where;
     for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
@@ -203,15 +204,16 @@ std::string TensorStore::state() const {
   }
   for (int i = 0; i < kLinks; ++i) {
     const auto link = static_cast<std::size_t>(i);
-    text += fmt::format("\n  {}: {} moving, {} ready, {} so far", name_of(static_cast<Link>(i)), links_[link].moving,
-                        ready_[link].size, format_bytes(links_[link].bytes));
+    text += fmt::format("\n  {}: {} moving, {} ready, {} so far", name_of(static_cast<Link>(i)),
+                        links_[link].moving, ready_[link].size, format_bytes(links_[link].bytes));
   }
   for (const NodeList& queue : memory_queue_) {
     if (queue.first != nullptr)
       text += fmt::format("\n  first of {} to get memory: {}", queue.size, describe(*queue.first));
   }
   for (const Waiter* w : waiters_) {
-    text += fmt::format("\n  waiting for {}: {}", format_seconds(seconds_between(w->begin, Clock::now())), describe(*w));
+    text += fmt::format("\n  waiting for {}: {}", format_seconds(seconds_between(w->begin, Clock::now())),
+                        describe(*w));
   }
   constexpr int kMost = 24;
   int shown = 0;
@@ -248,10 +250,12 @@ void TensorStore::check() const {
     }
     const auto mine = [&](const Waiter* w) { return w->step.segment == id; };
     const auto count = [&](auto&& what) {
-      return std::count_if(waiters_.begin(), waiters_.end(), [&](const Waiter* w) { return mine(w) && what(*w); });
+      return std::count_if(waiters_.begin(), waiters_.end(),
+                           [&](const Waiter* w) { return mine(w) && what(*w); });
     };
     ZG_ASSERT_EQ(count([](const Waiter& w) { return w.flagged; }), s.lease_waiters);
-    ZG_ASSERT_EQ(count([](const Waiter& w) { return w.flagged && w.step.access != Access::kRead; }), s.write_waiters);
+    ZG_ASSERT_EQ(count([](const Waiter& w) { return w.flagged && w.step.access != Access::kRead; }),
+                 s.write_waiters);
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
       const auto t = static_cast<std::size_t>(tier);
       const std::uint64_t word = hot(id).word[t].load();
@@ -259,8 +263,10 @@ void TensorStore::check() const {
       passed += s.passed[t];
       if (taken) memory[t] += table_.segment(id).charge;
       if (s.first == nullptr) ZG_ASSERT(taken == present, "{} at the {}", name, name_of(tier));
-      if ((word & Hot::kOpen) != 0) ZG_ASSERT(taken && present && program_ == nullptr, "{} at the {}", name, name_of(tier));
-      if ((word & Hot::kSole) != 0) ZG_ASSERT(residency_.sole(id, tier) && s.first == nullptr, "{} at the {}", name, name_of(tier));
+      if ((word & Hot::kOpen) != 0)
+        ZG_ASSERT(taken && present && program_ == nullptr, "{} at the {}", name, name_of(tier));
+      if ((word & Hot::kSole) != 0)
+        ZG_ASSERT(residency_.sole(id, tier) && s.first == nullptr, "{} at the {}", name, name_of(tier));
       if ((word & Hot::kLeases) != 0) ZG_ASSERT(taken, "{} at the {}", name, name_of(tier));
       ZG_ASSERT_LE(s.passed[t], Hot::readers(word) + Hot::writers(word));
       ZG_ASSERT(s.lease_waiters == 0 || (word & Hot::kWaited) != 0, "{} at the {}", name, name_of(tier));

@@ -287,8 +287,9 @@ std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, bool fetch) {
   if (fetch) {
     ZG_ASSERT(has_content(id), "{} is read before anything was written to it", table_.segment_name(id));
     if (tier == Tier::kDevice) {
-      // Its room at the device first: what leaves for it passes through the host. And one that has no room must not
-      // have taken that of another for what it cannot use, or two of them would do so by turns, for ever.
+      // Its room at the device first: what leaves for it passes through the host. And one that has no room
+      // must not have taken that of another for what it cannot use, or two of them would do so by turns, for
+      // ever.
       if (!present(id, Tier::kHost)) {
         if (auto failure = make_room(tier, id)) return failure;
       }
@@ -423,7 +424,8 @@ void Residency::sink(std::vector<Action>& out) {
     const std::vector<SegmentId> all = resident_[index(tier)];
     for (const SegmentId id : all) {
       bool left = false;
-      if (present(id, tier) && table_.segment(id).lowest > tier && !is_pinned(id, tier)) (void)evict(id, tier, left);
+      if (present(id, tier) && table_.segment(id).lowest > tier && !is_pinned(id, tier))
+        (void)evict(id, tier, left);
     }
   }
 }

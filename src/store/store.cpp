@@ -35,9 +35,9 @@ TensorStore::TensorStore(const Options& options)
   if (options_.io != nullptr) {
     ZG_ASSERT_EQ(options_.io->drive_count(), table_.drives());
     // Segments are whole pages, so a page is the grain: nothing is lost to rounding.
-    volume_ = io::make_volume(*options_.io, {.shares = options_.drive_shares,
-                                             .grain = io::Engine::alignment(),
-                                             .verify = options_.verify});
+    volume_ = io::make_volume(
+        *options_.io,
+        {.shares = options_.drive_shares, .grain = io::Engine::alignment(), .verify = options_.verify});
   }
   predictor_ = std::make_unique<Predictor>();
   recorder_ = std::make_unique<Recorder>();
@@ -109,7 +109,8 @@ TensorStore::~TensorStore() {
   closing_ = true;
   keep(nullptr);
   changed_.wait(lock, [&] {
-    return passed_ == 0 && std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; });
+    return passed_ == 0 &&
+           std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; });
   });
   for (std::int32_t id = 0; id < table_.segment_count(); ++id) {
     for (const Node* n = at(id).first; n != nullptr; n = n->next) {
@@ -119,7 +120,8 @@ TensorStore::~TensorStore() {
       const auto t = static_cast<std::size_t>(tier);
       ZG_ASSERT((hot(id).word[t].load() & Hot::kLeases) == 0, "{} is still leased when its store ends",
                 table_.segment_name(id));
-      ZG_ASSERT(!residency_.is_pinned(id, tier), "{} is still pinned when its store ends", table_.segment_name(id));
+      ZG_ASSERT(!residency_.is_pinned(id, tier), "{} is still pinned when its store ends",
+                table_.segment_name(id));
       void*& memory = hot(id).memory[t];
       if (memory != nullptr) arena(tier).release(std::exchange(memory, nullptr), table_.segment(id).charge);
     }
@@ -178,7 +180,8 @@ void TensorStore::enter_program(Lock& lock) {
   const auto begin = Clock::now();
   for (SegmentId id = 0; id < table_.segment_count(); ++id) {
     while (held(id, Tier::kDevice) || held(id, Tier::kHost)) {
-      ZG_ASSERT(!holds(holder(), hot(id)), "{} is leased by the thread that starts a program", table_.segment_name(id));
+      ZG_ASSERT(!holds(holder(), hot(id)), "{} is leased by the thread that starts a program",
+                table_.segment_name(id));
       for (auto& word : hot(id).word) word.fetch_or(Hot::kWaited);
       changed_.wait_for(lock, std::chrono::milliseconds(100));
       if (const double waited = seconds_between(begin, Clock::now()); waited > warn_at) {
@@ -230,7 +233,8 @@ Node& TensorStore::next_use_node(SegmentId segment, Tier tier, Access access) {
   __builtin_unreachable();
 }
 
-Lease TensorStore::acquire_in_program(Lock& lock, SegmentId segment, Tier tier, Access access, Stream* consumer) {
+Lease TensorStore::acquire_in_program(Lock& lock, SegmentId segment, Tier tier, Access access,
+                                      Stream* consumer) {
   throw_failure();
   ZG_ASSERT_LT(access_, program_->access_count());
   const AccessStep& expected = program_->access(access_);

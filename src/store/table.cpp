@@ -53,8 +53,10 @@ TensorId TensorTable::add(const TensorSpec& spec) {
   if (spec.count <= 0 || spec.count > kMost / element)
     refuse(fmt::format("has {} elements", spec.count), "expected 1 or more");
   if (spec.segment_elements < 0)
-    refuse(fmt::format("has segments of {} elements", spec.segment_elements), "expected 0 (one segment) or more");
-  if ((spec.count - 1) / std::max<std::int64_t>(1, spec.segment_elements) >= kMostSegments - segment_count() &&
+    refuse(fmt::format("has segments of {} elements", spec.segment_elements),
+           "expected 0 (one segment) or more");
+  if ((spec.count - 1) / std::max<std::int64_t>(1, spec.segment_elements) >=
+          kMostSegments - segment_count() &&
       spec.segment_elements > 0)
     refuse("has too many segments", "make the segments larger");
   Tensor tensor{spec, segment_count(), 0};

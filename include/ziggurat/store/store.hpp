@@ -267,27 +267,29 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::atomic<const Hot*>* note(const Hot& hot);
   static void note_off(std::atomic<const Hot*>* entry);
   bool try_take(Lock& lock, Waiter& waiter, Lease& lease);
-  bool in_the_way(const Waiter& waiter) const;
-  bool overtakes(const Waiter& waiter) const;
-  bool is_behind(const Waiter& waiter) const;
   bool close_for_write(SegmentId segment);
   bool close_to_writers(SegmentId segment);
-  void wait(Lock& lock, Waiter& waiter);
-  void check_waits(Waiter& waiter) const;
   void let_go(Lock& lock, std::vector<Lease>& leases);
-  bool others_can_release(const Waiter& waiter) const;
-  [[noreturn]] void throw_no_room(const Waiter& waiter, bool held) const;
-  void wake();
   void end_lease(SegmentId id, Tier tier, bool writes, std::atomic<const Hot*>* entry);
   void pass(SegmentId id, Tier tier, std::atomic<const Hot*>* entry, Stream& stream);
   void end_passed(SegmentId id, Tier tier, bool writes);
   void unpin(SegmentId segment, Tier tier);
   Holder& holder();
-  static bool holds(const Holder& holder, const Hot& hot);
-  static bool holds_any(const Holder& holder);
   bool held(SegmentId segment, Tier tier) const override;
   Closed close(SegmentId segment, Tier tier) override;
   std::uint64_t last_use(SegmentId segment, Tier tier) const override;
+
+  // What waits for what (waits.cpp).
+  bool in_the_way(const Waiter& waiter) const;
+  bool overtakes(const Waiter& waiter) const;
+  bool is_behind(const Waiter& waiter) const;
+  void wait(Lock& lock, Waiter& waiter);
+  void wake();
+  void check_waits(Waiter& waiter) const;
+  bool others_can_release(const Waiter& waiter) const;
+  [[noreturn]] void throw_no_room(const Waiter& waiter, bool held) const;
+  static bool holds(const Holder& holder, const Hot& hot);
+  static bool holds_any(const Holder& holder);
 
   // Steps and what is fetched for them (prefetch.cpp).
   void log_access(SegmentId segment, Tier tier, Access access);

@@ -10,6 +10,9 @@
 namespace zg {
 namespace {
 
+// Who has tried so often to get several at once, while others came and went, goes first.
+constexpr int kPatientTries = 4;
+
 std::size_t index(Tier tier) {
   return static_cast<std::size_t>(tier);
 }
@@ -176,6 +179,7 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
   ZG_ASSERT(program_ == nullptr, "with a program, its operations are acquired");
   const std::size_t n = accesses.size();
   std::size_t first = 0;
+  int tries = 0;
   // Which could not be had; n: all were.
   const auto take_all = [&] {
     out.resize(n);
@@ -183,6 +187,7 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
       const std::size_t i = (first + k) % n;
       Waiter waiter(*this, accesses[i], consumer);
       waiter.gives_back = k + 1 < n;
+      waiter.goes_first = goes_first_ == &tries;
       while (!try_take(lock, waiter, out[i])) {
         if (k > 0 && waiter.obstacle != Obstacle::kMoving) {
           if (waiter.obstacle != Obstacle::kRoom || others_can_release(waiter)) return i;
@@ -194,12 +199,20 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
     }
     return n;
   };
+  const auto end_turn = [&] {
+    if (goes_first_ == &tries) goes_first_ = nullptr, wake();
+  };
   try {
-    while ((first = take_all()) != n) let_go(lock, out);
+    while ((first = take_all()) != n) {
+      let_go(lock, out);
+      if (++tries >= kPatientTries && goes_first_ == nullptr) goes_first_ = &tries;
+    }
   } catch (...) {
     let_go(lock, out);
+    end_turn();
     throw;
   }
+  end_turn();
   lock.unlock();
   if (logging_.load(std::memory_order_relaxed)) {
     for (const AccessStep& a : accesses) log_access(a.segment, a.tier, a.access);

@@ -102,6 +102,7 @@ struct TensorStore::Waiter {
   std::uint64_t seen = 0;                    // changes_ when the obstacle was found
   bool listed = false;                       // in waiters_
   bool missed = false;                       // it was not at the tier
+  bool goes_first = false;   // it is the turn of its thread: see goes_first_
   Clock::time_point begin{};
   double warn_at = 0;  // seconds
 };

@@ -166,10 +166,14 @@ Policy& Residency::policy_of(SegmentId id, Tier tier) const {
 }
 
 bool Residency::may_leave(SegmentId id, Tier tier) const {
+  return could_leave(id, tier) && (gate_ == nullptr || !gate_->held(id, tier));
+}
+
+// If nobody holds it, which may change at any moment.
+bool Residency::could_leave(SegmentId id, Tier tier) const {
   const State& s = state(id);
   const std::size_t t = index(tier);
   if (s.hold[t] == clock_ || s.pins[t] > 0 || s.refused[t] == search_[t]) return false;
-  if (gate_ != nullptr && gate_->held(id, tier)) return false;
   if (horizon_[t] != kNever && next_use(id, tier) <= horizon_[t]) return false;
   const bool can_sink = table_.segment(id).lowest > tier;
   return can_sink || s.current != bit(tier) || dead(id);
@@ -256,7 +260,7 @@ SegmentId Residency::victim(Tier tier) const {
   for (const auto& policy : policies_[index(tier)]) {
     const SegmentId id = policy->victim(View(*this, tier));
     if (id < 0) continue;
-    ZG_ASSERT(may_leave(id, tier), "the policy gives away {}, which may not leave", table_.segment_name(id));
+    ZG_ASSERT(present(id, tier) && could_leave(id, tier), "the policy gives away {}, which may not leave", table_.segment_name(id));
     return id;
   }
   return -1;

@@ -171,6 +171,7 @@ void TensorStore::run(const Program* program, const Program* next) {
 // From now on leases are nodes: those of before must have ended.
 void TensorStore::enter_program(Lock& lock) {
   ZG_ASSERT(!logging_, "a step is under way: end it before a program begins");
+  keep(nullptr);  // a program decides itself what stays
   closed_for_program_ = true;
   for (SegmentId id = 0; id < table_.segment_count(); ++id) {
     refresh(id);

@@ -75,7 +75,7 @@ bool TensorStore::in_the_way(const Waiter& w) const {
 bool TensorStore::overtakes(const Waiter& w) const {
   const SegmentState& s = at(w.step.segment);
   const bool reads = w.step.access == Access::kRead;
-  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || w.decided || holds_any(w.holder)) return false;
+  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || w.decided || w.goes_first || holds_any(w.holder)) return false;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
     return o != &w && o->flagged && o->step.segment == w.step.segment &&
            (!w.flagged || o->arrival < w.arrival) && !(reads && o->step.access == Access::kRead);
@@ -85,7 +85,8 @@ bool TensorStore::overtakes(const Waiter& w) const {
 // Who holds nothing waits for room in the order of coming; who holds something must not wait for who may be
 // waiting for just that.
 bool TensorStore::is_behind(const Waiter& w) const {
-  if (holds_any(w.holder)) return false;
+  if (holds_any(w.holder) || w.goes_first) return false;
+  if (goes_first_ != nullptr) return true;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
     const bool wants_room = o->obstacle == Obstacle::kRoom || o->obstacle == Obstacle::kLine ||
                             (o->obstacle == Obstacle::kMoving && !o->decided);

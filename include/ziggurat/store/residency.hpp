@@ -170,6 +170,7 @@ class Residency {
   void free(SegmentId id, Tier tier);
   void changed(SegmentId id);
   bool may_leave(SegmentId id, Tier tier) const;
+  bool could_leave(SegmentId id, Tier tier) const;
   bool dead(SegmentId id) const;
   Policy& policy_of(SegmentId id, Tier tier) const;
   template <class Visit>

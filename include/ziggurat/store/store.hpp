@@ -364,6 +364,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::uint64_t tickets_ = 0;
   std::uint64_t changes_ = 0;  // of what waiters look at
   std::atomic<int> room_waiters_{0};
+  const void* goes_first_ = nullptr;  // the acquire of several that others, who hold nothing, wait behind
 
   std::unique_ptr<Predictor> predictor_;
   std::unique_ptr<Recorder> recorder_;

@@ -242,6 +242,9 @@ TEST(HostMemory, HooksSeeEveryChunkGoThatLosesPages) {
 }
 
 TEST(HostMemory, IsLockedIfAsked) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers turn mlock into nothing";
+#endif
   constexpr std::int64_t kBudget = 4 * kUnit;
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
@@ -282,6 +285,9 @@ void lock_too_much() {
   _exit(0);
 }
 TEST(HostMemoryDeathTest, ARefusedLockIsAnError) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers turn mlock into nothing";
+#endif
   if (geteuid() != 0) GTEST_SKIP() << "must give up the right to lock";
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(lock_too_much(), testing::ExitedWithCode(0), "");

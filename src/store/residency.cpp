@@ -291,10 +291,9 @@ std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, bool fetch) {
   if (fetch) {
     ZG_ASSERT(has_content(id), "{} is read before anything was written to it", table_.segment_name(id));
     if (tier == Tier::kDevice) {
-      // Its room at the device first: what leaves for it passes through the host. And one that has no room
-      // must not have taken that of another for what it cannot use, or two of them would do so by turns, for
-      // ever.
-      if (!present(id, Tier::kHost)) {
+      // First what may fail: one that has no room must not have taken that of another for what it cannot use,
+      // or two of them would do so by turns, for ever.
+      if (gate_ != nullptr && !present(id, Tier::kHost)) {
         if (auto failure = make_room(tier, id)) return failure;
       }
       if (auto failure = bring(id, Tier::kHost, true)) return failure;

@@ -409,9 +409,8 @@ void TensorStore::demand(SegmentId segment) {
       continue;
     }
     if (program_ != nullptr || n->urgency == static_cast<std::uint8_t>(Urgency::kDemand)) continue;
-    NodeList* list = !n->in_list                      ? nullptr
-                     : a.kind == Action::Kind::kAlloc ? &memory_queue_[static_cast<std::size_t>(a.tier)]
-                                                      : &ready_[link_of(a)];
+    // Memory goes out in the order of decisions all the same.
+    NodeList* const list = n->in_list && a.kind == Action::Kind::kCopy ? &ready_[link_of(a)] : nullptr;
     if (list != nullptr) remove(*list, *n);
     n->urgency = static_cast<std::uint8_t>(Urgency::kDemand);
     if (list != nullptr) insert(*list, *n);

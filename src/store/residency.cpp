@@ -260,7 +260,8 @@ SegmentId Residency::victim(Tier tier) const {
   for (const auto& policy : policies_[index(tier)]) {
     const SegmentId id = policy->victim(View(*this, tier));
     if (id < 0) continue;
-    ZG_ASSERT(present(id, tier) && could_leave(id, tier), "the policy gives away {}, which may not leave", table_.segment_name(id));
+    ZG_ASSERT(present(id, tier) && could_leave(id, tier), "the policy gives away {}, which may not leave",
+              table_.segment_name(id));
     return id;
   }
   return -1;

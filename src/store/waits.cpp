@@ -75,7 +75,8 @@ bool TensorStore::in_the_way(const Waiter& w) const {
 bool TensorStore::overtakes(const Waiter& w) const {
   const SegmentState& s = at(w.step.segment);
   const bool reads = w.step.access == Access::kRead;
-  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || w.decided || w.goes_first || holds_any(w.holder)) return false;
+  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || w.decided || w.goes_first || holds_any(w.holder))
+    return false;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
     return o != &w && o->flagged && o->step.segment == w.step.segment &&
            (!w.flagged || o->arrival < w.arrival) && !(reads && o->step.access == Access::kRead);

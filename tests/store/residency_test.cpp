@@ -432,5 +432,29 @@ TEST(Residency, WithoutAProgramTheLeastRecentlyUsedGoesAndTheHeldStays) {
   EXPECT_FALSE(residency.present(0, Tier::kHost));
 }
 
+// The drive is the longer way: along a program it begins before room is made at the device.
+TEST(Residency, AlongAProgramAFetchIsDecidedBeforeTheDevicesRoom) {
+  const TensorTable table = equal_table(1, 2);
+  const Program program = trace_of({{0, Tier::kDevice, Access::kOverwrite, false},
+                                    {1, Tier::kDevice, Access::kRead, false},
+                                    {0, Tier::kDevice, Access::kRead, false}},
+                                   2);
+  Residency residency(table, {kPage, 2 * kPage});
+  residency.assume_content(1, Tier::kNvme);
+  residency.set_future(&program, &program);
+  std::vector<Action> actions;
+  ASSERT_FALSE(residency.decide(0, 0, actions));
+  actions.clear();
+  ASSERT_FALSE(residency.decide(0, 1, actions));
+  const auto at = [&](SegmentId id, Tier from) {
+    return std::find_if(actions.begin(), actions.end(), [&](const Action& a) {
+      return a.kind == Action::Kind::kCopy && a.segment == id && a.from == from;
+    });
+  };
+  ASSERT_NE(at(1, Tier::kNvme), actions.end());
+  ASSERT_NE(at(0, Tier::kDevice), actions.end());
+  EXPECT_LT(at(1, Tier::kNvme), at(0, Tier::kDevice));
+}
+
 }  // namespace
 }  // namespace zg::test

@@ -1,4 +1,4 @@
-// Element types. bf16 is a storage type only: arithmetic happens in fp32.
+// Element types. bf16 and fp16 are storage types only: arithmetic happens in fp32.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -32,9 +32,30 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2);
 
-// IEEE half to float and back (round to nearest even), for weight files.
+// IEEE half to float and back (round to nearest even).
 float half_to_float(std::uint16_t half);
 std::uint16_t float_to_half(float value);
+
+struct fp16 {
+  std::uint16_t bits = 0;
+
+  fp16() = default;
+  // Round to nearest, ties to even; too large becomes an infinity, NaN stays a quiet NaN.
+  explicit fp16(float value) : bits(float_to_half(value)) {}
+  explicit operator float() const { return half_to_float(bits); }
+  bool operator==(const fp16&) const = default;
+};
+static_assert(sizeof(fp16) == 2);
+
+// A master weight as the models use it: rounded to nearest, ties away from zero, so that the master can be
+// had back from it and its own low half (kernels/host/update.hpp). NaN becomes one quiet NaN.
+inline bf16 round_master(float master) {
+  const std::uint32_t u = std::bit_cast<std::uint32_t>(master);
+  bf16 weight;
+  const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
+  weight.bits = nan ? std::uint16_t{0x7fc0} : static_cast<std::uint16_t>((u + 0x8000u) >> 16);
+  return weight;
+}
 
 template <class T>
 inline constexpr DType dtype_of = DType::kU8;
@@ -44,6 +65,8 @@ template <>
 inline constexpr DType dtype_of<float> = DType::kF32;
 template <>
 inline constexpr DType dtype_of<bf16> = DType::kBF16;
+template <>
+inline constexpr DType dtype_of<fp16> = DType::kF16;
 template <>
 inline constexpr DType dtype_of<std::int32_t> = DType::kI32;
 template <>

@@ -1,0 +1,60 @@
+// The optimizers of the host, each one fused pass: per parameter it reads a gradient, the master weight and
+// the moments once, and writes the last two and the rounded weight once.
+//
+// Blocking, any thread, threaded by parallel_for. The bits of every output are the same on every instruction
+// set, for any alignment and for any number of threads: the arithmetic is additions, products, quotients and
+// square roots, each rounded once to S (never contracted), in the order written here. S is float, or double
+// for a model in f64. Constants (UpdateConstants) are computed in double and rounded once.
+//
+//   g = grad * grad_scale
+//
+//   Adam       g = g + l2 * master                           (only if not decoupled)
+//              m = beta1 * m + one_minus_beta1 * g
+//              v = beta2 * v + (one_minus_beta2 * g) * g
+//              master = decay * master                       (only if decoupled)
+//              master = master - (step_size * m) / (sqrt(v) * inv_sqrt_correction2 + eps)
+//   SGD        g = g + l2 * master
+//              m = momentum * m + rest * g                   (with momentum; rest: 1 - dampening, 1 in the
+//                                                            first step, as torch does)
+//              g = nesterov ? g + momentum * m : m           (with momentum)
+//              master = master - step_size * g
+//   Lion       u = beta1 * m + one_minus_beta1 * g
+//              m = beta2 * m + one_minus_beta2 * g
+//              master = decay * master
+//              master = master - (step_size with the sign of u; nothing where u is zero)
+//
+//   weight = master, rounded to nearest, ties away from zero in bf16 (see below), to even in f16
+//
+// Master formats (MasterFormat). A weight in bf16 is the fp32 master, rounded to nearest. With kSplit the low
+// 16 bits of the master are kept beside it, and from these two the master comes back exactly: its high half is
+// the weight, less one where the low half is 0x8000 or more, since then it was rounded up. That is why ties
+// go away from zero here, in all formats: to-even would round half of the ties up and half down, with the same
+// low half, so that the master could not be told any more. A NaN becomes one quiet NaN.
+//
+// Moments (MomentFormat), computed in fp32 from what was kept, kept anew:
+//   kBf16  rounded stochastically to bf16 by 16 random bits, added to the fp32 bits below the last that stays
+//          (update_random.hpp): of expectation exact. An infinity or a NaN stays one.
+//   kInt8  see update_int8.hpp.
+#pragma once
+#include <cstdint>
+
+#include "ziggurat/base/dtype.hpp"
+#include "ziggurat/kernels/types.hpp"
+
+namespace zg::host {
+
+// Arrays of the same n elements. They do not overlap; any alignment.
+struct UpdateArrays {
+  const void* grad = nullptr;
+  DType grad_type = DType::kF32;  // f32, bf16 or f16; f64 where the state is
+  void* weight = nullptr;
+  DType weight_type = DType::kF32;  // f32, bf16 or f16 (kSplit: bf16); f64 where the state is
+  void* master = nullptr;           // kFull: f32 (or f64); kSplit: uint16, the low halves
+  void* moment[2] = {nullptr, nullptr};  // kFull: f32 (or f64); kBf16: bf16; kInt8: codes, 1 byte each
+  float* scale[2] = {nullptr, nullptr};  // kInt8: one for each begun block of kQuantBlock elements
+};
+
+// p.step >= 1; with Adam p.eps > 0, also when rounded to S. Of f64 only kFull, and all arrays are f64.
+void update(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p);
+
+}  // namespace zg::host

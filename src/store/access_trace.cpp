@@ -21,6 +21,7 @@ constexpr std::int64_t kMostSegments = 1 << 24;
 constexpr std::int64_t kMostRuns = 1 << 24;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
 constexpr std::size_t kMostPriorities = 255;
+constexpr std::int64_t kMostTime = std::int64_t{1} << 40;
 
 constexpr Role kRoles[] = {Role::kWeight, Role::kGradient, Role::kOptimizerState, Role::kActivation,
                            Role::kOther};
@@ -193,6 +194,11 @@ class Reader {
     Program program(word(member(j, place, "name"), place + ".name"));
     const Json& ops = list(member(j, place, "ops"), place + ".ops");
     if (ops.empty()) fail(place + ".ops", "is empty, expected one operation at least");
+    const Json* times = j.contains("times") ? &list(j["times"], place + ".times") : nullptr;
+    if (times != nullptr && times->size() != ops.size()) {
+      fail(place + ".times",
+           fmt::format("found {} values, expected one for each of {} operations", times->size(), ops.size()));
+    }
     std::vector<AccessStep> accesses;
     std::vector<SegmentId> seen(static_cast<std::size_t>(segments), -1);  // the last operation that names it
     for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -208,7 +214,9 @@ class Reader {
           fail(op, fmt::format("names segment {} twice, expected each once", accesses.back().segment));
         last = static_cast<SegmentId>(i);
       }
-      program.add_op(accesses);
+      const auto time =
+          times == nullptr ? 1 : integer((*times)[i], fmt::format("{}.times[{}]", place, i), 0, kMostTime);
+      program.add_op(accesses, time);
     }
     program.finish(segments);
     return program;
@@ -242,6 +250,16 @@ void save_trace(const AccessTrace& trace, const std::string& path) {
   const auto quoted = [](const std::string& text) {
     return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
   };
+  // Those of a program whose operations all take 1 are left out.
+  const auto put_times = [&put](const Program& program) {
+    bool all_one = true;
+    for (std::int32_t op = 0; op < program.op_count(); ++op) all_one = all_one && program.time(op) == 1;
+    if (all_one) return;
+    put(", \"times\": [");
+    for (std::int32_t op = 0; op < program.op_count(); ++op)
+      put("{}{}", op == 0 ? "" : ", ", program.time(op));
+    put("]");
+  };
   put("{{\"format\": \"{}\", \"version\": {},\n \"drives\": {}, \"budgets\": {{\"device\": {}, \"host\": "
       "{}}},\n",
       kFormat, kVersion, trace.table.drives(), trace.budgets.device, trace.budgets.host);
@@ -264,7 +282,9 @@ void save_trace(const AccessTrace& trace, const std::string& path) {
       }
       put("]");
     }
-    put("]}}");
+    put("]");
+    put_times(program);
+    put("}}");
   }
   put("],\n \"sequence\": [");
   for (std::size_t i = 0; i < trace.sequence.size();) {

@@ -78,7 +78,7 @@ inline Program random_program(Random& random, const std::string& name, const Ten
       valid[at] = !a.last;
       accesses.push_back(a);
     }
-    program.add_op(accesses);
+    program.add_op(accesses, below(random, 4));
   }
   for (SegmentId id = 0; id < n; ++id) {
     if (given[static_cast<std::size_t>(id)] && !valid[static_cast<std::size_t>(id)]) {

@@ -18,7 +18,8 @@
 // Segments are numbered through all tensors in their order. An operation is a flat list of segments, each
 // followed by its access: d(evice) or h(ost), then r(ead), w(rite: read and modify) or o(verwrite), then ! if
 // its content is dead afterwards. The sequence is made of pairs: index of a program, how often it runs before
-// the next pair. Keys of other names are ignored.
+// the next pair. A program may have "times", one number for each operation (Program::add_op); without, all are 1.
+// Keys of other names are ignored.
 #pragma once
 #include <cstdint>
 #include <string>

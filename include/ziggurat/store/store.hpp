@@ -124,7 +124,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
     io::Engine* io = nullptr;            // null: no NVMe tier
     Budgets budgets;          // what the store may use of the two arenas; others must leave it that
     int prefetch_depth = 64;  // operations of a program decided ahead of the one that runs; 0: none
-    PolicyFactory policy = {};          // empty: next use
+    PolicyFactory policy = {};          // empty: the default one
     std::int64_t read_ahead = 0;        // bytes on their way, and not used yet, ahead of a step; 0: half of each budget
     bool verify = true;                 // checksums of NVMe copies
     std::vector<double> drive_shares = {};  // their bandwidths, in any unit; empty: learned

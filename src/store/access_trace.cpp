@@ -140,10 +140,10 @@ class Reader {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const std::string place = fmt::format("tensors[{}]", i);
       const Json& t = list(tensors[i], place);
-      if (t.size() != 7) {
+      if (t.size() != 7 && t.size() != 8) {
         fail(place, fmt::format(
-                        "found {} values, expected 7: name, type, elements, role, lowest tier, elements of a "
-                        "segment, priority",
+                        "found {} values, expected 7 or 8: name, type, elements, role, lowest tier, elements "
+                        "of a segment, priority, versions",
                         t.size()));
       }
       const auto at = [&](int k) { return fmt::format("{}[{}]", place, k); };
@@ -156,6 +156,7 @@ class Reader {
       spec.segment_elements = integer(t[5], at(5), 0, kMost);
       spec.priority = static_cast<int>(
           integer(t[6], at(6), std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
+      if (t.size() == 8) spec.versions = static_cast<int>(integer(t[7], at(7), 1, 2));
       const std::int64_t pieces =
           spec.segment_elements == 0 ? 1 : (spec.count - 1) / spec.segment_elements + 1;
       if (pieces > kMostSegments - trace.table.segment_count()) {
@@ -266,8 +267,10 @@ void save_trace(const AccessTrace& trace, const std::string& path) {
   put(" \"tensors\": [");
   for (TensorId id = 0; id < trace.table.tensor_count(); ++id) {
     const TensorSpec& s = trace.table.tensor(id).spec;
-    put("{}\n  [{}, \"{}\", {}, \"{}\", \"{}\", {}, {}]", id == 0 ? "" : ",", quoted(s.name),
-        name_of(s.dtype), s.count, name_of(s.role), name_of(s.lowest), s.segment_elements, s.priority);
+    put("{}\n  [{}, \"{}\", {}, \"{}\", \"{}\", {}, {}", id == 0 ? "" : ",", quoted(s.name), name_of(s.dtype),
+        s.count, name_of(s.role), name_of(s.lowest), s.segment_elements, s.priority);
+    if (s.versions != 1) put(", {}", s.versions);
+    put("]");
   }
   put("],\n \"programs\": [");
   for (std::size_t p = 0; p < trace.programs.size(); ++p) {

@@ -42,7 +42,8 @@ inline TensorTable random_table(Random& random, int drives, int segments) {
                .lowest = low == 0   ? Tier::kDevice
                          : low == 1 ? Tier::kHost
                                     : Tier::kNvme,
-               .segment_elements = parts == 1 ? 0 : elements});
+               .segment_elements = parts == 1 ? 0 : elements,
+               .versions = 1 + below(random, 2)});
   }
   return table;
 }

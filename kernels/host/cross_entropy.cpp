@@ -90,6 +90,9 @@ CrossEntropyRow<float> row_f32() {
 CrossEntropyRow<bf16> row_bf16() {
   return cross_entropy_row<bf16>;
 }
+CrossEntropyRow<fp16> row_f16() {
+  return cross_entropy_row<fp16>;
+}
 CrossEntropyRow<double> row_f64() {
   return cross_entropy_row<double>;
 }
@@ -103,6 +106,7 @@ namespace zg::host {
 namespace {
 HWY_EXPORT(row_f32);
 HWY_EXPORT(row_bf16);
+HWY_EXPORT(row_f16);
 HWY_EXPORT(row_f64);
 
 template <class T>
@@ -111,6 +115,8 @@ CrossEntropyRow<T> row_kernel() {
     return HWY_DYNAMIC_DISPATCH(row_f32)();
   } else if constexpr (std::is_same_v<T, bf16>) {
     return HWY_DYNAMIC_DISPATCH(row_bf16)();
+  } else if constexpr (std::is_same_v<T, fp16>) {
+    return HWY_DYNAMIC_DISPATCH(row_f16)();
   } else {
     return HWY_DYNAMIC_DISPATCH(row_f64)();
   }
@@ -145,6 +151,7 @@ void cross_entropy(Extent extent, const CrossEntropy<T>& args) {
 
 template void cross_entropy(Extent, const CrossEntropy<float>&);
 template void cross_entropy(Extent, const CrossEntropy<bf16>&);
+template void cross_entropy(Extent, const CrossEntropy<fp16>&);
 template void cross_entropy(Extent, const CrossEntropy<double>&);
 
 }  // namespace zg::host

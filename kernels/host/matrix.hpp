@@ -1,7 +1,7 @@
 // Matrix products and attention on the host. Blocking calls, threaded by parallel_for with a partition that
 // depends on the sizes alone. Raw pointers, sizes and leading dimensions; no policy.
 //
-// T: float, bf16, double. Acc<T>: float, for double double.
+// T: float, bf16, fp16, double. Acc<T>: float, for double double.
 #pragma once
 #include <cstdint>
 

@@ -5,7 +5,7 @@
 // every sum has a fixed order, so results are the same bits for any number of threads. Exponentials and sums
 // of floats may differ in the last bits between instruction sets; casts and finish_gradient do not.
 //
-// T: float, bf16, fp16, double. Acc<T>: the type of sums and statistics. Nothing is allocated; nothing is owned.
+// T: float, bf16, fp16, double. Acc<T>: the type of sums and statistics. Nothing is allocated or owned.
 #pragma once
 #include <cstdint>
 #include <type_traits>

@@ -1,5 +1,5 @@
-// Highway vectors of fp32 to and from fp32, bf16 or fp16 memory. Include after hwy/highway.h, inside a file that
-// foreach_target.h includes once per instruction set (so no #pragma once: the guard below flips instead).
+// Highway vectors of fp32 to and from fp32, bf16 or fp16 memory. Include after hwy/highway.h, inside a file
+// that foreach_target.h includes once per instruction set (so no #pragma once: the guard flips instead).
 // Pure functions; any thread. They touch exactly Lanes(d) elements: pad or finish tails with scalars.
 #if defined(ZG_KERNELS_HOST_SIMD_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZG_KERNELS_HOST_SIMD_HPP
@@ -32,8 +32,9 @@ HWY_INLINE hn::Vec<D> load_f32(D d, const bf16* from) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
 }
 
-// Whether Highway's conversions of halves are F16C's instructions, which are IEEE's. Without them version 1.0.3
-// truncates and has neither infinities nor NaNs: integers make them here. (So too on Arm: right on any target.)
+// Whether Highway's conversions of halves are F16C's instructions, which are IEEE's. Without them its version
+// 1.0.3 truncates and has neither infinities nor NaNs: integers convert here. (On Arm too: they are right on
+// any target.)
 #if HWY_ARCH_X86 && HWY_TARGET < HWY_SSE4 && !defined(HWY_DISABLE_F16C)
 inline constexpr bool kHasF16c = true;
 #else

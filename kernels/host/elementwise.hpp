@@ -132,6 +132,7 @@ struct CrossEntropy {
   const std::int32_t* targets = nullptr;  // negative: ignored
   double* loss_sum = nullptr;             // +=
   Strided<T> dlogits;                     // may be null; may start its rows where logits does
+  double scale = 1;                       // of dlogits, not of the loss; positive
 };
 // extent: tokens, vocabulary.
 template <class T>

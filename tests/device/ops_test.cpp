@@ -217,9 +217,10 @@ TYPED_TEST(HostOps, CrossEntropy) {
   Operands<TypeParam> o;
   const auto logits = o.a(kRows, kWidth), loss = o.number(), only_loss = o.number();
   const auto targets = o.ids({4, 0, -1, 12, 2, -100});
-  const auto dlogits = o.t(kRows, kWidth);
+  const auto dlogits = o.t(kRows, kWidth), scaled = o.t(kRows, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
     ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(dlogits));
+    ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(scaled), 64.0);
     ops.cross_entropy(s, pick(logits), pick(targets), pick(only_loss), View());
   });
 }
@@ -235,7 +236,16 @@ TYPED_TEST(HostOps, ZeroAndCast) {
   });
 }
 
+TYPED_TEST(HostOps, FinishGradient) {
+  Operands<TypeParam> o;
+  const auto accumulator = o.a_dense(1, 37), norm = o.number(), grad = o.t_dense(37);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.finish_gradient(s, pick(accumulator), pick(grad), pick(norm));
+  });
+}
+
 TYPED_TEST(HostOps, FinishGradientAndAdam) {
+  if (std::is_same_v<TypeParam, fp16>) GTEST_SKIP() << "adam() takes no f16";
   for (const bool decoupled : {true, false}) {
     Operands<TypeParam> o;
     const auto accumulator = o.a_dense(1, 37), m = o.a_dense(1, 37), v = o.a_dense(1, 37, 4),
@@ -272,8 +282,8 @@ TEST_F(HostOpsDeathTest, WrongOperandsAreNamed) {
   EXPECT_DEATH(host_ops().add(stream_, x, wide, x), "b is f64 \\[4, 4\\], expected f32");
   EXPECT_DEATH(host_ops().add(stream_, x, View(nullptr, DType::kF32, 4, 4), x), "b is null");
   EXPECT_DEATH(host_ops().zero(stream_, View(f_, DType::kF32, 4, 4, 3)), "4 elements, 3 apart");
-  EXPECT_DEATH(host_ops().gelu(stream_, View(f_, DType::kF16, 1, 4), View(f_, DType::kF16, 1, 4)),
-               "no kernel for f16");
+  EXPECT_DEATH(host_ops().gelu(stream_, View(f_, DType::kU16, 1, 4), View(f_, DType::kU16, 1, 4)),
+               "no kernel for u16");
   EXPECT_DEATH(host_ops().gemm(stream_, x, x, x, {.accumulate = true, .bias = View(f_, DType::kF32, 1, 4)}),
                "bias");
   EXPECT_DEATH(host_ops().adam(stream_, x, x, wide, x, x, {}), "master f32, m f64");

@@ -14,22 +14,25 @@
 //              master = decay * master                       (only if decoupled)
 //              master = master - (step_size * m) / (sqrt(v) * inv_sqrt_correction2 + eps)
 //   SGD        g = g + l2 * master
-//              m = momentum * m + rest * g                   (with momentum; rest: 1 - dampening, 1 in the
+//              m = momentum * m + rest * g                   (with a moment; rest: 1 - dampening, 1 in the
 //                                                            first step, as torch does)
-//              g = nesterov ? g + momentum * m : m           (with momentum)
+//              g = nesterov ? g + momentum * m : m           (with a moment)
 //              master = master - step_size * g
 //   Lion       u = beta1 * m + one_minus_beta1 * g
 //              m = beta2 * m + one_minus_beta2 * g
 //              master = decay * master
-//              master = master - (step_size with the sign of u; nothing where u is zero)
+//              master = master - (step_size with the sign of u; u itself where it is zero or NaN)
 //
 //   weight = master, rounded to nearest, ties away from zero in bf16 (see below), to even in f16
+//
+// A NaN in a master or a weight is one quiet NaN, and so it is in narrow moments. Whole moments keep the NaN
+// that the machine makes: which one is the only thing that is left open.
 //
 // Master formats (MasterFormat). A weight in bf16 is the fp32 master, rounded to nearest. With kSplit the low
 // 16 bits of the master are kept beside it, and from these two the master comes back exactly: its high half is
 // the weight, less one where the low half is 0x8000 or more, since then it was rounded up. That is why ties
 // go away from zero here, in all formats: to-even would round half of the ties up and half down, with the same
-// low half, so that the master could not be told any more. A NaN becomes one quiet NaN.
+// low half, so that the master could not be told any more.
 //
 // Moments (MomentFormat), computed in fp32 from what was kept, kept anew:
 //   kBf16  rounded stochastically to bf16 by 16 random bits, added to the fp32 bits below the last that stays

@@ -1,7 +1,7 @@
 // The op set on the host: checks shapes when an op is submitted, then enqueues the kernel on the stream.
-#include "kernels/host/adam.hpp"
 #include "kernels/host/elementwise.hpp"
 #include "kernels/host/matrix.hpp"
+#include "kernels/host/update.hpp"
 #include "ziggurat/device/ops.hpp"
 
 namespace zg {
@@ -381,7 +381,7 @@ class HostOps final : public Ops {
       using In = decltype(from);
       using Out = decltype(to);
       on_host(s).enqueue("finish_gradient", [n, accumulator, out, norm_sq] {
-        *norm_sq.as<double>() = host::finish_gradient<In, Out>(n, accumulator.as<In>(), out.as<Out>());
+        *norm_sq.as<double>() += host::finish_gradient<In, Out>(n, accumulator.as<In>(), out.as<Out>());
       });
     };
     if (accumulator.dtype == DType::kF32 && out.dtype == DType::kBF16) return submit(float{}, bf16{});
@@ -390,30 +390,23 @@ class HostOps final : public Ops {
     ZG_ASSERT(false, "no gradient from {} to {}", name_of(accumulator.dtype), name_of(out.dtype));
   }
 
-  void adam(Stream& s, View grad, View master, View m, View v, View weight,
-            const AdamParams& params) override {
-    const std::int64_t n = master.count();
-    const DType state = master.dtype;
-    for (const View& x : {grad, master, m, v, weight}) expect_dense(x, "an operand of adam", n);
-    ZG_ASSERT(m.dtype == state && v.dtype == state, "master {}, m {}, v {}", name_of(state), name_of(m.dtype),
-              name_of(v.dtype));
-    const auto submit = [&](auto g, auto acc, auto w) {
-      using G = decltype(g);
-      using S = decltype(acc);
-      using W = decltype(w);
-      const host::AdamArrays<G, S, W> arrays{.grad = grad.as<G>(),
-                                             .master = master.as<S>(),
-                                             .m = m.as<S>(),
-                                             .v = v.as<S>(),
-                                             .weight = weight.as<W>()};
-      on_host(s).enqueue("adam", [n, arrays, params] { host::adam<G, S, W>(n, arrays, params); });
-    };
-    const bool narrow_grad = grad.dtype == DType::kBF16, narrow_weight = weight.dtype == DType::kBF16;
-    if (state == DType::kF64) return submit(double{}, double{}, double{});
-    if (narrow_grad && narrow_weight) return submit(bf16{}, float{}, bf16{});
-    if (narrow_grad) return submit(bf16{}, float{}, float{});
-    if (narrow_weight) return submit(float{}, float{}, bf16{});
-    return submit(float{}, float{}, float{});
+  void update(Stream& s, View grad, View weight, const OptimizerState& state, const StateFormat& format,
+              const UpdateParams& params) override {
+    const std::int64_t n = weight.count();
+    for (const View& x : {grad, weight, state.master}) expect_dense(x, "an operand of update", n);
+    host::UpdateArrays arrays{.grad = grad.data,
+                              .grad_type = grad.dtype,
+                              .weight = weight.data,
+                              .weight_type = weight.dtype,
+                              .master = state.master.data};
+    for (int i = 0; i < format.moment_count; ++i) {
+      expect_dense(state.moment[i], "a moment", n);
+      arrays.moment[i] = state.moment[i].data;
+      if (format.moments != MomentFormat::kInt8) continue;
+      expect_dense(state.scale[i], "the scales of a moment", (n + kQuantBlock - 1) / kQuantBlock);
+      arrays.scale[i] = state.scale[i].as<float>();
+    }
+    on_host(s).enqueue("update", [n, arrays, format, params] { host::update(n, arrays, format, params); });
   }
 
  private:

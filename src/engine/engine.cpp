@@ -7,6 +7,7 @@
 #include "engine/timer.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/philox.hpp"
 
 namespace zg {
 
@@ -29,6 +30,12 @@ Engine::Engine(const Options& o)
   const BatchShape shape = layout_.options.micro_batch;
   token_staging_.resize(static_cast<std::size_t>(2 * layout_.options.micro_batches * shape.rows()));
   scalar_staging_.resize(layout_.units.size() + 1);
+  for (const Unit& unit : layout_.model->units()) {
+    random_.emplace_back();
+    // Other numbers than those of the parameter's initialisation.
+    for (const Param& p : unit.params)
+      random_.back().push_back(NamedRandom(o.seed, p.name + ".update").key());
+  }
 }
 
 Engine::~Engine() {
@@ -63,42 +70,7 @@ Lease Engine::host_lease(SegmentId segment, Access access) {
 
 void Engine::initialize(const ParamSource& source) {
   leave_program();
-  // The plan makes the same accesses in the same order (Load in plan.cpp).
-  const DType state = layout_.model->accumulator_dtype();
-  std::vector<float> values;
-  for (std::size_t u = 0; u < layout_.units.size(); ++u) {
-    const auto& tensors = layout_.units[u];
-    const Unit& unit = layout_.model->units()[u];
-    Lease weight = host_lease(layout_.whole(tensors.weight), Access::kOverwrite);
-    const Tensor& master = layout_.table.tensor(tensors.master);
-    for (std::int32_t i = 0; i < master.segments; ++i) {
-      const Segment& segment = layout_.table.segment(master.first_segment + i);
-      values.assign(static_cast<std::size_t>(segment.elements), 0.0f);
-      for (const Param& p : unit.params) {
-        const std::int64_t begin = std::max(p.offset, segment.first_element);
-        const std::int64_t end = std::min(p.offset + p.count(), segment.first_element + segment.elements);
-        if (begin < end)
-          source(p, begin - p.offset, end - p.offset, values.data() + (begin - segment.first_element));
-      }
-      View in(values.data(), DType::kF32, 1, segment.elements);
-      Lease lease = host_lease(master.first_segment + i, Access::kOverwrite);
-      const View out(lease.data(), state, 1, segment.elements);
-      HostStream now("initialize", HostStream::Mode::kInline);
-      if (state == DType::kF32) {
-        std::memcpy(lease.data(), values.data(), values.size() * sizeof(float));
-      } else {
-        for (std::int64_t k = 0; k < segment.elements; ++k)
-          out.as<double>()[k] = values[static_cast<std::size_t>(k)];
-      }
-      const View w = whole_view(weight, tensors.weight).col_range(segment.first_element, segment.elements);
-      host_ops().cast(now, out, w);
-      lease.release();  // the plan has room for one segment beside the weight
-      for (const TensorId moment : {tensors.m, tensors.v}) {
-        Lease zero = host_lease(layout_.table.tensor(moment).first_segment + i, Access::kOverwrite);
-        std::memset(zero.data(), 0, static_cast<std::size_t>(zero.bytes()));
-      }
-    }
-  }
+  for (std::int32_t u = 0; u <= layout_.head_unit(); ++u) initialize_unit(u, source);
   // From here on what moves is the programs' doing alone, and can be foretold.
   store_.sink();
   {
@@ -106,6 +78,47 @@ void Engine::initialize(const ParamSource& source) {
     store_.drain();
   }
   initial_ = store_.traffic();
+}
+
+// The plan makes the same accesses in the same order (Load in plan.cpp).
+void Engine::initialize_unit(std::int32_t u, const ParamSource& source) {
+  const Layout::UnitTensors& tensors = layout_.unit(u);
+  const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(u)].params;
+  const Lease weight_lease = host_lease(layout_.whole(tensors.weight), Access::kOverwrite);
+  const View weight = whole_view(weight_lease, tensors.weight);
+  std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
+  std::vector<float> values;
+  // Elements [begin, end) of a parameter and its gap, which is zero.
+  const auto values_of = [&](const Param& p, std::int64_t begin, std::int64_t end) {
+    values.assign(static_cast<std::size_t>(end - begin), 0.0f);
+    if (begin < p.count()) source(p, begin, std::min(end, p.count()), values.data());
+    return values.data();
+  };
+  const StateFormat& format = layout_.state().format();
+  for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
+    const Layout::Elements segment = layout_.state_elements(u, i);
+    const Lease lease = host_lease(layout_.state_segment(u, i), Access::kOverwrite);
+    std::memset(lease.data(), 0, static_cast<std::size_t>(lease.bytes()));
+    for (const Layout::StateRange& range : tensors.ranges) {
+      const std::int64_t begin = std::max(range.state_first, segment.first);
+      const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
+      if (begin >= end) continue;
+      const std::int64_t skip = begin - range.state_first, n = end - begin;
+      write_masters(format, layout_.state().part(lease.data(), segment.count, begin - segment.first, n),
+                    weight.col_range(range.unit_first + skip, n),
+                    values_of(params[static_cast<std::size_t>(range.param)], skip, skip + n));
+    }
+  }
+  if (layout_.options.groups.empty()) return;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Param& p = params[i];
+    if (layout_.options.groups[static_cast<std::size_t>(u)][i] != kFrozen) continue;
+    constexpr std::int64_t kPart = 1 << 20;  // elements at a time
+    for (std::int64_t at = 0; at < p.count(); at += kPart) {
+      const std::int64_t n = std::min(kPart, p.count() - at);
+      write_weights(weight.col_range(p.offset + at, n), values_of(p, at, at + n));
+    }
+  }
 }
 
 Traffic Engine::settled_traffic() {
@@ -209,38 +222,41 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   }
   const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));
   const bool early = programs_.timing == UpdateTiming::kEarly;
-  ZG_ASSERT(!(early && rule.clip > 0), "clipping needs all gradients before the first update");
+  const bool scaled = rule.loss_scale > 0;
+  ZG_ASSERT(!early || (rule.clip == 0 && !scaled),
+            "the verdict on all gradients comes after the first update");
   if (early) {
-    rule_ = rule;
-    update_ = rule.adam;
-    update_.step = step + 1;
-    update_.grad_scale = per_token;
+    update_ = rule;
+    update_.params.grad_scale = per_token;
   }
+  // Scaled gradients are those of the mean loss, as their range counts; others are those of its sum.
+  head_scale_ = scaled ? rule.loss_scale * per_token : 1;
+  const double unscale = scaled ? 1 / rule.loss_scale : per_token;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) load_tokens(m, micro_batches[m]);
   zero_scalars();
-  const StepProgram& program = early || pending_ ? programs_.step : programs_.first;
-  const StepProgram* next = then == Then::kTrain ? &programs_.step : early ? nullptr : &programs_.flush;
-  run_program(program, next);
-  const std::vector<double> scalars = read_scalars();
+  const std::vector<double> scalars = run_backward(then);
 
   result.loss = scalars[0] * per_token;
   double norm_sq = 0;
   for (std::size_t u = 1; u < scalars.size(); ++u) norm_sq += scalars[u];
-  result.grad_norm = std::sqrt(norm_sq) * per_token;
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
+  result.grad_norm = std::sqrt(norm_sq) * unscale;
+  const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  if (!finite && !scaled) {
     throw Error(
         Errc::kNumeric, fmt::format("step {}", step),
         fmt::format("the training diverged: loss {}, gradient norm {}", result.loss, result.grad_norm),
         "lower the learning rate, warm up longer, or clip gradients (gradient_clipping)");
   }
+  result.skipped = !finite;
   if (!early) {
     pending_ = true;
-    rule_ = rule;
-    update_ = rule.adam;
-    update_.step = step + 1;
+    update_ = rule;
+    update_.params.skip = result.skipped;
     const double clip = rule.clip > 0 ? std::min(1.0, rule.clip / (result.grad_norm + 1e-6)) : 1.0;
-    update_.grad_scale = per_token * clip;
+    update_.params.grad_scale = result.skipped ? 0 : unscale * clip;
   }
+  if (programs_.timing == UpdateTiming::kSeparate)
+    run_updates(then == Then::kTrain ? &programs_.first : nullptr);
   result.seconds = seconds_between(begin, Clock::now());
   result.stall = std::max(0.0, result.seconds - (compute_->busy_seconds() - busy));
   result.phases = timer_->phases();
@@ -248,12 +264,32 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   return result;
 }
 
-void Engine::flush() {
-  if (!pending_) return;
-  run_program(programs_.flush, nullptr);
+// Up to the gradients; what else the program does rides along.
+std::vector<double> Engine::run_backward(Then then) {
+  switch (programs_.timing) {
+    case UpdateTiming::kDeferred:
+      run_program(pending_ ? programs_.step : programs_.first,
+                  then == Then::kTrain ? &programs_.step : &programs_.flush);
+      break;
+    case UpdateTiming::kEarly:
+      run_program(programs_.step, then == Then::kTrain ? &programs_.step : nullptr);
+      break;
+    case UpdateTiming::kSeparate:
+      run_program(programs_.first, &programs_.flush);
+      break;
+  }
+  return read_scalars();
+}
+
+void Engine::run_updates(const StepProgram* next) {
+  run_program(programs_.flush, next);
   const Position::Waiting waiting(*position_, Position::Waits::kForStream);
   optimizer_->synchronize();
   pending_ = false;
+}
+
+void Engine::flush() {
+  if (pending_) run_updates(nullptr);
 }
 
 double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBatch(std::int64_t)>& batch) {
@@ -278,38 +314,65 @@ double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBat
   return loss / static_cast<double>(std::max<std::int64_t>(1, tokens));
 }
 
-void Engine::read_state(TensorId tensor, const Param& param, std::int64_t begin, std::int64_t end,
-                        float* out) {
+void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin, std::int64_t end,
+                         const StateVisitor& visit) {
   flush();
   leave_program();
-  const Tensor& t = layout_.table.tensor(tensor);
-  std::int64_t at = param.offset + begin;
-  const std::int64_t stop = param.offset + end;
-  while (at < stop) {
-    const auto i = static_cast<std::int32_t>(at / layout_.table.segment(t.first_segment).elements);
-    const Segment& segment = layout_.table.segment(t.first_segment + i);
-    const std::int64_t until = std::min(stop, segment.first_element + segment.elements);
-    const Lease lease = host_lease(t.first_segment + i, Access::kRead);
-    const std::int64_t inside = at - segment.first_element;
-    for (std::int64_t k = 0; k < until - at; ++k) {
-      out[k] = t.spec.dtype == DType::kF64
-                   ? static_cast<float>(static_cast<const double*>(lease.data())[inside + k])
-                   : static_cast<const float*>(lease.data())[inside + k];
-    }
-    out += until - at;
-    at = until;
+  const Layout::UnitTensors& tensors = layout_.unit(u);
+  const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(u)].params;
+  const auto range = std::find_if(tensors.ranges.begin(), tensors.ranges.end(), [&](const auto& r) {
+    return params[static_cast<std::size_t>(r.param)].offset == param.offset;
+  });
+  const Lease weight_lease = host_lease(layout_.whole(tensors.weight), Access::kRead);
+  const View weight = whole_view(weight_lease, tensors.weight);
+  if (range == tensors.ranges.end()) {  // frozen
+    visit({}, weight.col_range(param.offset + begin, end - begin), 0, 0, end - begin);
+    return;
+  }
+  for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
+    const Layout::Elements segment = layout_.state_elements(u, i);
+    const std::int64_t from = std::max(range->state_first + begin, segment.first);
+    const std::int64_t to = std::min(range->state_first + end, segment.first + segment.count);
+    if (from >= to) continue;
+    const Lease lease = host_lease(layout_.state_segment(u, i), Access::kRead);
+    // Parts begin at whole blocks.
+    const std::int64_t inside = from - segment.first, block = inside / kQuantBlock * kQuantBlock;
+    const OptimizerState state =
+        layout_.state().part(lease.data(), segment.count, block, to - segment.first - block);
+    const std::int64_t skip = inside - block;
+    const std::int64_t element = from - range->state_first;  // of the parameter
+    visit(state, weight.col_range(range->unit_first + element - skip, to - from + skip), element - begin,
+          skip, to - from);
   }
 }
 
 void Engine::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                          float* out) {
-  read_state(layout_.units[static_cast<std::size_t>(unit)].master, param, begin, end, out);
+  std::vector<float> values;
+  visit_state(unit, param, begin, end,
+              [&](const OptimizerState& state, View weight, std::int64_t first, std::int64_t skip,
+                  std::int64_t count) {
+                values.resize(static_cast<std::size_t>(skip + count));
+                if (state.master) {
+                  read_masters(layout_.state().format(), state, weight, values.data());
+                } else {
+                  read_weights(weight, values.data());
+                }
+                std::copy_n(values.begin() + skip, count, out + first);
+              });
 }
 
 void Engine::read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin,
                          std::int64_t end, float* out) {
-  const auto& u = layout_.units[static_cast<std::size_t>(unit)];
-  read_state(which == 0 ? u.m : u.v, param, begin, end, out);
+  std::vector<float> values;
+  visit_state(
+      unit, param, begin, end,
+      [&](const OptimizerState& state, View, std::int64_t first, std::int64_t skip, std::int64_t count) {
+        ZG_ASSERT(static_cast<bool>(state.master), "{} is not trained", param.name);
+        values.resize(static_cast<std::size_t>(skip + count));
+        read_moments(layout_.state().format(), state, which, skip + count, values.data());
+        std::copy_n(values.begin() + skip, count, out + first);
+      });
 }
 
 }  // namespace zg

@@ -1,10 +1,29 @@
 // What each operation of a step program does with its leases. Their order is that of the accesses in
 // step_program.cpp.
+#include <algorithm>
+#include <utility>
+
 #include "engine/timer.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/engine/engine.hpp"
 
 namespace zg {
+namespace {
+
+// Elements of a unit that are trained, in as few pieces as possible.
+std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::UnitTensors& unit) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> runs;  // first, count
+  for (const Layout::StateRange& range : unit.ranges) {
+    if (!runs.empty() && runs.back().first + runs.back().second == range.unit_first) {
+      runs.back().second += range.count;
+    } else {
+      runs.push_back({range.unit_first, range.count});
+    }
+  }
+  return runs;
+}
+
+}  // namespace
 
 void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
   const Model& model = *layout_.model;
@@ -78,35 +97,45 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
     }
     case OpKind::kFinishGradient: {
       const View sum = flat(unit(op.unit).accumulator);
-      device_.ops().finish_gradient(s, sum, flat(unit(op.unit).gradient), w.scalar(1 + op.unit));
+      if (unit(op.unit).gradient == Layout::kNone) break;
+      const View gradient = flat(unit(op.unit).gradient);
+      // What is frozen leaves no gradient and has no part in the norm.
+      for (const auto& [first, count] : trained_runs(unit(op.unit))) {
+        device_.ops().finish_gradient(s, sum.col_range(first, count), gradient.col_range(first, count),
+                                      w.scalar(1 + op.unit));
+      }
       break;
     }
   }
 }
 
-// One segment of a unit's state, parameter by parameter: their weight decay differs. The gap behind a
+// One segment of a unit's state, parameter by parameter: what applies to them differs. The gap behind a
 // parameter is updated with it (its gradient is zero for ever, so nothing changes there).
 void Engine::issue_update(const StepOp& op, const std::vector<Lease>& leases) {
-  const auto& tensors = layout_.units[static_cast<std::size_t>(op.unit)];
+  const Layout::UnitTensors& tensors = layout_.unit(op.unit);
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
-  const Segment& segment =
-      layout_.table.segment(layout_.table.tensor(tensors.master).first_segment + op.segment);
-  const DType state = layout_.model->accumulator_dtype();
   const View gradient = whole_view(leases[0], tensors.gradient),
              weight = whole_view(leases[1], tensors.weight);
-  const View master(leases[2].data(), state, 1, segment.elements),
-      m(leases[3].data(), state, 1, segment.elements), v(leases[4].data(), state, 1, segment.elements);
-  const std::int64_t first = segment.first_element, last = first + segment.elements;
-  for (std::size_t i = 0; i < unit.params.size(); ++i) {
-    const Param& p = unit.params[i];
-    const std::int64_t until = i + 1 < unit.params.size() ? unit.params[i + 1].offset : unit.count;
-    const std::int64_t begin = std::max(p.offset, first), end = std::min(until, last);
+  const Layout::Elements segment = layout_.state_elements(op.unit, op.segment);
+  for (const Layout::StateRange& range : tensors.ranges) {
+    const std::int64_t begin = std::max(range.state_first, segment.first);
+    const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
     if (begin >= end) continue;
-    AdamParams adam = update_;
-    if (p.vector && !rule_.decay_all) adam.weight_decay = 0;
-    const std::int64_t n = end - begin, at = begin - first;
-    device_.ops().adam(*optimizer_, gradient.col_range(begin, n), master.col_range(at, n), m.col_range(at, n),
-                       v.col_range(at, n), weight.col_range(begin, n), adam);
+    const auto p = static_cast<std::size_t>(range.param);
+    const GroupRule& group = update_.groups[static_cast<std::size_t>(range.group)];
+    UpdateParams params = update_.params;
+    params.lr *= group.lr_factor;
+    if (group.weight_decay) {
+      params.weight_decay = *group.weight_decay;
+    } else if (unit.params[p].vector && !update_.decay_all) {
+      params.weight_decay = 0;
+    }
+    params.random = random_[static_cast<std::size_t>(op.unit)][p];
+    params.first_element = begin - range.state_first;
+    const std::int64_t at = range.unit_first + params.first_element, n = end - begin;
+    device_.ops().update(*optimizer_, gradient.col_range(at, n), weight.col_range(at, n),
+                         layout_.state().part(leases[2].data(), segment.count, begin - segment.first, n),
+                         layout_.state().format(), params);
   }
 }
 

@@ -23,29 +23,41 @@ Tier lowest_of(Placement placement) {
   return Tier::kNvme;
 }
 
+StateFormat with_full(StateFormat format, const Model& model) {
+  format.full = model.accumulator_dtype();
+  ZG_ASSERT(format.full == DType::kF32 || format.moments == MomentFormat::kFull,
+            "state in fewer bits than {}", name_of(format.full));
+  ZG_ASSERT(format.master == MasterFormat::kFull || model.dtype() == DType::kBF16,
+            "a {} weight is no half of its master", name_of(model.dtype()));
+  return format;
+}
+
 }  // namespace
 
-Layout::Layout(const Model& m_, const LayoutOptions& o) : model(&m_), options(o), table(o.drives) {
-  const DType state = model->accumulator_dtype();
-  const auto state_elements =
-      std::max<std::int64_t>(4096, o.state_segment_bytes / static_cast<std::int64_t>(size_of(state)));
+Layout::Layout(const Model& m_, const LayoutOptions& o)
+    : model(&m_),
+      options(o),
+      table(o.drives),
+      state_(with_full(o.state, m_)),
+      segment_elements_(state_.elements_within(o.state_segment_bytes)) {
   const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer),
              activations = lowest_of(o.activations);
   for (const Unit& unit : model->units()) {
-    UnitTensors t;
-    const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t segment) {
-      return table.add({unit.name + "." + what, dtype, unit.count, role, lowest, segment});
+    const auto u = static_cast<std::int32_t>(units.size());
+    units.emplace_back();
+    const auto add = [&](const char* what, DType dtype, Role role, Tier lowest) {
+      return table.add({unit.name + "." + what, dtype, unit.count, role, lowest, 0});
     };
-    t.weight = add("weight", model->dtype(), Role::kWeight, weights, 0);
-    t.gradient = add("gradient", o.gradient, Role::kGradient, optimizer, 0);
+    units.back().weight = add("weight", model->dtype(), Role::kWeight, weights);
     // fp32 sums never go to NVMe where each is complete before the next one starts.
     const bool brief = o.accumulation == Accumulation::kLayerMajor;
-    t.accumulator =
-        add("gradient_sum", state, Role::kGradient, brief ? std::min(Tier::kHost, optimizer) : optimizer, 0);
-    t.master = add("master", state, Role::kOptimizerState, optimizer, state_elements);
-    t.m = add("exp_avg", state, Role::kOptimizerState, optimizer, state_elements);
-    t.v = add("exp_avg_sq", state, Role::kOptimizerState, optimizer, state_elements);
-    units.push_back(t);
+    units.back().accumulator = add("gradient_sum", model->accumulator_dtype(), Role::kGradient,
+                                   brief ? std::min(Tier::kHost, optimizer) : optimizer);
+    // What is updated on the device while other units are not has its place there.
+    const bool all = o.device_updates >= static_cast<std::int32_t>(model->units().size());
+    add_state(u, update_at(u) == Tier::kDevice && !all ? Tier::kDevice : optimizer);
+    if (units.back().state != kNone)
+      units.back().gradient = add("gradient", o.gradient, Role::kGradient, optimizer);
   }
   const auto element = static_cast<std::int64_t>(size_of(model->dtype()));
   const std::int64_t checkpoint = model->checkpoint_bytes(o.micro_batch) / element;
@@ -68,6 +80,45 @@ Layout::Layout(const Model& m_, const LayoutOptions& o) : model(&m_), options(o)
   }
 }
 
+void Layout::add_state(std::int32_t u, Tier lowest) {
+  const Unit& unit = model->units()[static_cast<std::size_t>(u)];
+  UnitTensors& t = units[static_cast<std::size_t>(u)];
+  for (std::size_t i = 0; i < unit.params.size(); ++i) {
+    const int group = options.groups.empty() ? 0 : options.groups[static_cast<std::size_t>(u)][i];
+    if (group == kFrozen) continue;
+    const std::int64_t first = unit.params[i].offset;
+    const std::int64_t last = i + 1 < unit.params.size() ? unit.params[i + 1].offset : unit.count;
+    t.ranges.push_back({static_cast<std::int32_t>(i), group, first, t.state_elements, last - first});
+    t.state_elements += last - first;
+  }
+  if (t.ranges.empty()) return;
+  // A shorter last segment follows whole ones.
+  const std::int64_t whole = t.state_elements / segment_elements_,
+                     rest = t.state_elements % segment_elements_;
+  const std::int64_t bytes = whole * state_.bytes(segment_elements_) + (rest > 0 ? state_.bytes(rest) : 0);
+  TensorSpec spec{unit.name + ".state",  DType::kU8, bytes,
+                  Role::kOptimizerState, lowest,     state_.bytes(segment_elements_)};
+  t.state = table.add(spec);
+}
+
+std::int32_t Layout::state_segments(std::int32_t u) const {
+  return unit(u).state == kNone ? 0 : table.tensor(unit(u).state).segments;
+}
+
+Layout::Elements Layout::state_elements(std::int32_t u, std::int32_t i) const {
+  const std::int64_t first = i * segment_elements_;
+  return {first, std::min(segment_elements_, unit(u).state_elements - first)};
+}
+
+SegmentId Layout::state_segment(std::int32_t u, std::int32_t i) const {
+  return table.tensor(unit(u).state).first_segment + i;
+}
+
+bool Layout::update_rebuilds_weight(std::int32_t u) const {
+  const std::int64_t count = model->units()[static_cast<std::size_t>(u)].count;
+  return state_.format().master == MasterFormat::kFull && unit(u).state_elements == count;
+}
+
 std::int64_t Layout::live_micro_batches() const {
   return options.accumulation == Accumulation::kLayerMajor ? options.micro_batches : 1;
 }
@@ -85,7 +136,8 @@ std::int64_t Layout::workspace_bytes() const {
 std::int64_t Layout::state_bytes() const {
   std::int64_t sum = 0;
   for (const UnitTensors& t : units) {
-    for (const TensorId id : {t.weight, t.gradient, t.master, t.m, t.v}) {
+    for (const TensorId id : {t.weight, t.gradient, t.state}) {
+      if (id == kNone) continue;
       const TensorSpec& spec = table.tensor(id).spec;
       sum += spec.count * static_cast<std::int64_t>(size_of(spec.dtype));
     }

@@ -39,22 +39,21 @@ class Emitter {
 
   // All segments of a unit's state, one operation each. The gradient is dead after the last one.
   void update(std::int32_t unit) {
-    const auto& u = layout_.units[static_cast<std::size_t>(unit)];
-    const Tier tier = layout_.options.update_at;
+    const Tier tier = layout_.update_at(unit);
     const std::int32_t n = layout_.state_segments(unit);
     for (std::int32_t i = 0; i < n; ++i) {
+      const bool overwrites = i == 0 && layout_.update_rebuilds_weight(unit);
       add({OpKind::kUpdate, unit, 0, i, i == 0},
-          {{layout_.whole(u.gradient), tier, Access::kRead, i == n - 1},
-           {layout_.whole(u.weight), tier, i == 0 ? Access::kOverwrite : Access::kWrite, false},
-           {layout_.table.tensor(u.master).first_segment + i, tier, Access::kWrite, false},
-           {layout_.table.tensor(u.m).first_segment + i, tier, Access::kWrite, false},
-           {layout_.table.tensor(u.v).first_segment + i, tier, Access::kWrite, false}});
+          {{layout_.whole(layout_.unit(unit).gradient), tier, Access::kRead, i == n - 1},
+           {weight(unit), tier, overwrites ? Access::kOverwrite : Access::kWrite, false},
+           {layout_.state_segment(unit, i), tier, Access::kWrite, false}});
     }
   }
 
   void embedding(std::int32_t m, bool last_use = false) {
     add({OpKind::kEmbedding, 0, m, 0, false},
-        {{weight(0), Tier::kDevice, Access::kRead, last_use && !tied()}, overwrite(activation(0, m))});
+        {{weight(0), Tier::kDevice, Access::kRead, last_use && !tied() && dies(0)},
+         overwrite(activation(0, m))});
   }
 
   void forward(std::int32_t layer, std::int32_t m) {
@@ -78,8 +77,9 @@ class Emitter {
 
   // last_use: nobody reads the weight before it is updated.
   void head(std::int32_t m, bool first, bool last_use) {
-    std::vector<AccessStep> a{{weight(layout_.head_unit()), Tier::kDevice, Access::kRead, last_use}};
-    if (tied()) a.push_back({weight(0), Tier::kDevice, Access::kRead, last_use});
+    const std::int32_t u = layout_.head_unit();
+    std::vector<AccessStep> a{{weight(u), Tier::kDevice, Access::kRead, last_use && dies(u)}};
+    if (tied()) a.push_back({weight(0), Tier::kDevice, Access::kRead, last_use && dies(0)});
     a.push_back(last(activation(static_cast<std::int32_t>(layout_.layers()), m)));
     a.push_back(overwrite(gradient_of_activation(m)));
     a.push_back(add_to(accumulator(layout_.head_unit()), first));
@@ -88,7 +88,7 @@ class Emitter {
   }
 
   void backward(std::int32_t layer, std::int32_t m, bool first, bool last_use) {
-    std::vector<AccessStep> a{{weight(layer + 1), Tier::kDevice, Access::kRead, last_use},
+    std::vector<AccessStep> a{{weight(layer + 1), Tier::kDevice, Access::kRead, last_use && dies(layer + 1)},
                               last(activation(layer, m)),
                               {gradient_of_activation(m), Tier::kDevice, Access::kWrite, false},
                               add_to(accumulator(layer + 1), first)};
@@ -101,10 +101,13 @@ class Emitter {
         {last(gradient_of_activation(m)), add_to(accumulator(0), first && !tied())});
   }
 
+  // Of a unit that is not trained the sum is dropped: its kernels make it all the same.
   void finish_gradient(std::int32_t unit) {
-    add({OpKind::kFinishGradient, unit, 0, 0, false},
-        {last(accumulator(unit)),
-         overwrite(layout_.whole(layout_.units[static_cast<std::size_t>(unit)].gradient))});
+    std::vector<AccessStep> a{last(accumulator(unit))};
+    if (layout_.unit(unit).gradient != Layout::kNone) {
+      a.push_back(overwrite(layout_.whole(layout_.unit(unit).gradient)));
+    }
+    add({OpKind::kFinishGradient, unit, 0, 0, false}, a);
   }
 
  private:
@@ -114,12 +117,10 @@ class Emitter {
   static AccessStep add_to(SegmentId s, bool first) {
     return {s, Tier::kDevice, first ? Access::kOverwrite : Access::kWrite, false};
   }
-  SegmentId weight(std::int32_t unit) const {
-    return layout_.whole(layout_.units[static_cast<std::size_t>(unit)].weight);
-  }
-  SegmentId accumulator(std::int32_t unit) const {
-    return layout_.whole(layout_.units[static_cast<std::size_t>(unit)].accumulator);
-  }
+  SegmentId weight(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).weight); }
+  SegmentId accumulator(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).accumulator); }
+  // Whether an update makes the weight anew, without looking at it.
+  bool dies(std::int32_t unit) const { return layout_.update_rebuilds_weight(unit); }
   // Micro-batch-major: all micro-batches use the same buffers, one after the other.
   std::size_t slot(std::int32_t m) const {
     return static_cast<std::size_t>(m % layout_.live_micro_batches());
@@ -148,8 +149,8 @@ struct Emission {
   const Layout& layout;
   UpdateTiming timing;
   bool updates;  // whether the program updates
-  // A deferred update overwrites every weight before the next program reads it.
-  bool weights_die() const { return timing == UpdateTiming::kDeferred; }
+  // An update that follows overwrites weights before the next program reads them.
+  bool weights_die() const { return timing != UpdateTiming::kEarly; }
 };
 
 // All micro-batches through a layer, then the next layer.

@@ -17,16 +17,15 @@ class Load {
  public:
   Load(const Layout& layout, Residency& residency) : table_(layout.table), residency_(residency) {}
 
-  std::optional<NoRoom> run(const std::vector<Layout::UnitTensors>& units) {
-    for (const auto& unit : units) {
+  std::optional<NoRoom> run(const Layout& layout) {
+    for (std::int32_t u = 0; u <= layout.head_unit(); ++u) {
+      const Layout::UnitTensors& unit = layout.unit(u);
       const SegmentId weight = table_.tensor(unit.weight).first_segment;
       held_.reset();
       if (auto failure = overwrite(weight)) return failure;
       held_ = {weight, residency_.present(weight, Tier::kHost) ? Tier::kHost : Tier::kDevice};
-      for (std::int32_t i = 0; i < table_.tensor(unit.master).segments; ++i) {
-        for (const TensorId tensor : {unit.master, unit.m, unit.v}) {
-          if (auto failure = overwrite(table_.tensor(tensor).first_segment + i)) return failure;
-        }
+      for (std::int32_t i = 0; i < layout.state_segments(u); ++i) {
+        if (auto failure = overwrite(layout.state_segment(u, i))) return failure;
       }
     }
     actions_.clear();
@@ -57,7 +56,7 @@ class Load {
 };
 
 std::optional<NoRoom> load(const Layout& layout, Residency& residency) {
-  return Load(layout, residency).run(layout.units);
+  return Load(layout, residency).run(layout);
 }
 
 std::optional<NoRoom> run_program(Residency& residency, const StepProgram& program) {
@@ -81,8 +80,10 @@ class Exploration {
   }
 
   std::optional<NoRoom> run(Budgets& peak) {
-    const bool deferred = programs_.timing == UpdateTiming::kDeferred;
-    const StepProgram& first = deferred ? programs_.first : programs_.step;
+    const bool early = programs_.timing == UpdateTiming::kEarly;
+    const bool separate = programs_.timing == UpdateTiming::kSeparate;
+    const StepProgram& first = early ? programs_.step : programs_.first;
+    const StepProgram& after_pending = separate ? programs_.flush : programs_.step;
     // A training loop soon repeats itself, so the states are few; if they are not, the common ones come
     // first.
     for (int runs = 0; runs < kMostRuns && !waiting_.empty();) {
@@ -90,8 +91,9 @@ class Exploration {
       waiting_.pop_front();
       if (!known_.insert({node.residency.fingerprint(), node.phase}).second) continue;
       const bool pending = node.phase == Phase::kPending;
+      const Phase next = early || (separate && pending) ? Phase::kClean : Phase::kPending;
       const std::pair<const StepProgram*, Phase> followers[] = {
-          {pending ? &programs_.step : &first, deferred ? Phase::kPending : Phase::kClean},
+          {pending ? &after_pending : &first, next},
           {pending ? &programs_.flush : &programs_.evaluate, Phase::kClean}};
       for (const auto& [program, phase] : followers) {
         Residency after = node.residency;
@@ -125,11 +127,19 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
   if ((plan.obstacle = load(layout, residency))) return plan;
   if ((plan.obstacle = Exploration(programs, residency).run(plan.peak))) return plan;
   plan.fits = true;
-  // What a step moves when the run is under way.
-  for (const StepProgram* program : {&programs.first, &programs.step, &programs.step, &programs.step}) {
+  // What a step moves when the run is under way: the last of a few.
+  std::vector<const StepProgram*> step{&programs.step};
+  if (programs.timing == UpdateTiming::kSeparate) {
+    step = {&programs.first, &programs.flush};
+  } else {
+    plan.obstacle = run_program(residency, programs.first);
+  }
+  for (int i = 0; i < 3; ++i) {
     const Traffic before = residency.traffic();
-    plan.obstacle = run_program(residency, *program);
-    ZG_ASSERT(!plan.obstacle, "the plan of this run said that it fits");
+    for (const StepProgram* program : step) {
+      plan.obstacle = run_program(residency, *program);
+      ZG_ASSERT(!plan.obstacle, "the plan of this run said that it fits");
+    }
     plan.per_step = residency.traffic() - before;
   }
   return plan;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "train/drives.hpp"
+#include "train/optimizer_setup.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/memory_limits.hpp"
@@ -59,20 +60,47 @@ void Session::make_layout() {
   o.optimizer = config_.offload_optimizer;
   o.activations = config_.offload_activation;
   o.drives = static_cast<int>(config_.tiers.nvme.size());
-  // Small budgets want small pieces: a few of each state tensor must fit at once.
+  o.state = state_format(config_.optimizer, config_.dtype);
+  o.groups = parameter_groups(config_.optimizer, *model_);
+  // Small budgets want small pieces: a few of them must fit at once.
   const std::int64_t host = config_.tiers.host.value_or(kGiB);
-  o.state_segment_bytes = std::clamp<std::int64_t>(host / 64 / 65536 * 65536, 65536, 4 * kMiB);
-  const auto timing = config_.gradient_clipping > 0 ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
-
-  const auto all_in_device = [&] { return layout_->workspace_bytes() + layout_->table.total_charge(); };
+  o.state_segment_bytes = std::clamp<std::int64_t>(host / 24 / 65536 * 65536, 3 * 65536, 12 * kMiB);
   layout_ = std::make_unique<Layout>(*model_, o);
-  // The optimizer works where its state is: on the device if the user wants it there, or if everything fits.
-  const std::int64_t device = config_.tiers.device.value_or(available_memory() / 2);
-  if (o.optimizer == Placement::kDevice || (o.optimizer == Placement::kAuto && all_in_device() <= device)) {
-    o.update_at = Tier::kDevice;
-    layout_ = std::make_unique<Layout>(*model_, o);
+  o.device_updates = device_updates();
+  if (o.device_updates > 0) layout_ = std::make_unique<Layout>(*model_, o);
+  auto timing = UpdateTiming::kSeparate;
+  if (config_.optimizer.overlap) {
+    timing = config_.gradient_clipping > 0 ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
   }
   programs_ = std::make_unique<StepPrograms>(*layout_, timing);
+}
+
+// The optimizer works where its state is. That is the device if the user wants it there, or if everything
+// fits it; else the units that the next forward waits for, as many as there is room beside all that is used
+// more often for its bytes: weights, gradients and activations.
+std::int32_t Session::device_updates() const {
+  const Placement wanted = config_.offload_optimizer;
+  const std::int32_t units = layout_->head_unit() + 1;
+  if (wanted == Placement::kDevice) return units;
+  if (wanted != Placement::kAuto) return 0;
+  const std::int64_t device = config_.tiers.device.value_or(available_memory() / 2);
+  const auto state_of = [&](std::int32_t u) {
+    std::int64_t charge = 0;
+    for (std::int32_t i = 0; i < layout_->state_segments(u); ++i) {
+      charge += layout_->table.segment(layout_->state_segment(u, i)).charge;
+    }
+    return charge;
+  };
+  std::int64_t used = arena_charge(layout_->workspace_bytes()) + layout_->table.total_charge();
+  for (std::int32_t u = 0; u < units; ++u) used -= state_of(u);
+  const std::int64_t room =
+      device - static_cast<std::int64_t>(config_.tiers.read_ahead * static_cast<double>(device));
+  std::int32_t n = 0;
+  for (; n < units; ++n) {
+    used += state_of(n);
+    if (used > (n + 1 == units ? device : room)) break;
+  }
+  return n;
 }
 
 void Session::resolve_budgets() {
@@ -201,7 +229,7 @@ void Session::start(const std::vector<double>& drive_shares) {
   o.trace = trace_;
   store_ = std::make_unique<TensorStore>(o);
   engine_ = std::make_unique<Engine>(
-      Engine::Options{layout_.get(), programs_.get(), device_.get(), store_.get(), trace_});
+      Engine::Options{layout_.get(), programs_.get(), device_.get(), store_.get(), trace_, config_.seed});
   if (watchdog_ != nullptr) {
     watched_.push_back(watchdog_->watch(part_of(*store_)));
     watched_.push_back(watchdog_->watch(part_of(*engine_)));
@@ -245,20 +273,22 @@ Traffic Session::forecast() const {
   return zg::forecast(*layout_, resident_, engine_->history());
 }
 
-UpdateRule Session::rule_at(std::int64_t step) const {
-  const OptimizerConfig& o = config_.optimizer;
-  const ScheduleValue now = schedule_at(config_.schedule, step, o.lr, o.beta1);
-  UpdateRule rule;
-  rule.adam.lr = now.lr;
-  rule.adam.beta1 = now.beta1;
-  rule.adam.beta2 = o.beta2;
-  rule.adam.eps = o.eps;
-  rule.adam.weight_decay = o.weight_decay;
-  rule.adam.decoupled = o.decoupled;
-  rule.adam.bias_correction = o.bias_correction;
-  rule.decay_all = o.decay_all;
-  rule.clip = config_.gradient_clipping;
-  return rule;
+UpdateRule Session::rule() const {
+  return update_rule(config_, updates_);
+}
+
+std::string Session::describe_update() const {
+  static constexpr const char* kWhen[] = {"deferred into the next forward (gradients are clipped)",
+                                          "early, in backward (no clipping)",
+                                          "in a phase of its own (optimizer.overlap is off)"};
+  const std::int32_t units = layout_->head_unit() + 1, on_device = layout_->options.device_updates;
+  const std::string where =
+      on_device == units ? "on the device"
+      : on_device == 0
+          ? "on the host"
+          : fmt::format("of {} of {} units on the device, of the others on the host", on_device, units);
+  return fmt::format("{} with {:.3g} bytes of state per parameter, {}, {}", optimizer_name(config_.optimizer),
+                     layout_->state().bytes_per_element(), where, kWhen[static_cast<int>(programs_->timing)]);
 }
 
 std::string Session::describe() const {
@@ -266,18 +296,15 @@ std::string Session::describe() const {
   std::string text = fmt::format(
       "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}\n"
       "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
-      "update     {} on the {}, {}\n"
+      "update     {}\n"
       "batch      {} sequences of {} tokens in {} micro-batch{}, {}, recomputation {}",
       model_config_.arch == Arch::kGpt2 ? "GPT-2" : "Llama",
       config_.model_from.empty() ? "from scratch" : "from " + config_.model_from, model_config_.layers,
       model_config_.width, static_cast<double>(model_->parameter_count()) / 1e6, name_of(config_.dtype),
       model_config_.tied ? ", tied head" : "", format_bytes(layout_->state_bytes()),
       kPlaces[static_cast<int>(config_.offload_param)], kPlaces[static_cast<int>(config_.offload_optimizer)],
-      config_.optimizer.decoupled ? "AdamW" : "Adam", name_of(layout_->options.update_at),
-      programs_->timing == UpdateTiming::kDeferred ? "deferred into the next forward (gradients are clipped)"
-                                                   : "early, in backward (no clipping)",
-      config_.micro_batch * config_.accumulation_steps, config_.data.seq_len, config_.accumulation_steps,
-      config_.accumulation_steps == 1 ? "" : "es",
+      describe_update(), config_.micro_batch * config_.accumulation_steps, config_.data.seq_len,
+      config_.accumulation_steps, config_.accumulation_steps == 1 ? "" : "es",
       config_.accumulation == Accumulation::kLayerMajor ? "layer-major" : "micro-batch-major",
       config_.recompute ? "on" : "off");
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets_.device),
@@ -302,7 +329,9 @@ StepResult Session::train_step(std::int64_t step, Then then) {
                        config_.micro_batch, batches[m]);
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }
-  return engine_->train_step(step, micro_batches, rule_at(step), then);
+  const StepResult result = engine_->train_step(step, micro_batches, rule(), then);
+  if (!result.skipped) ++updates_;
+  return result;
 }
 
 double Session::evaluate() {

@@ -103,7 +103,7 @@ class Loop {
                             (last || (config_.eval_every > 0 && (step + 1) % config_.eval_every == 0));
       StepRecord record;
       record.step = step + 1;
-      record.lr = session_.rule_at(step).adam.lr;
+      record.lr = session_.rule().params.lr;
       record.result = session_.train_step(step, last || evaluate ? Then::kPause : Then::kTrain);
       note(record);
       if (evaluate) record.val_loss = summary_.val_loss = session_.evaluate();

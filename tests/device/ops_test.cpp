@@ -235,7 +235,7 @@ TYPED_TEST(HostOps, ZeroAndCast) {
   });
 }
 
-TYPED_TEST(HostOps, FinishGradientAndAdam) {
+TYPED_TEST(HostOps, FinishGradientAndUpdate) {
   for (const bool decoupled : {true, false}) {
     Operands<TypeParam> o;
     const auto accumulator = o.a_dense(1, 37), m = o.a_dense(1, 37), v = o.a_dense(1, 37, 4),
@@ -243,8 +243,10 @@ TYPED_TEST(HostOps, FinishGradientAndAdam) {
     const auto master = o.a_dense(1, 37), grad = o.t_dense(37), weight = o.t_dense(37);
     o.run([&](Ops& ops, Stream& s, auto pick) {
       ops.finish_gradient(s, pick(accumulator), pick(grad), pick(norm));
-      ops.adam(s, pick(grad), pick(master), pick(m), pick(v), pick(weight),
-               {.lr = 0.01, .weight_decay = 0.1, .decoupled = decoupled, .step = 2, .grad_scale = 0.5});
+      const View masters = pick(master);
+      ops.update(s, pick(grad), pick(weight),
+                 {.master = masters, .moment = {pick(m), pick(v)}, .scale = {}}, {.full = masters.dtype},
+                 {.lr = 0.01, .weight_decay = 0.1, .decoupled = decoupled, .step = 2, .grad_scale = 0.5});
     });
   }
 }
@@ -276,7 +278,8 @@ TEST_F(HostOpsDeathTest, WrongOperandsAreNamed) {
                "no kernel for f16");
   EXPECT_DEATH(host_ops().gemm(stream_, x, x, x, {.accumulate = true, .bias = View(f_, DType::kF32, 1, 4)}),
                "bias");
-  EXPECT_DEATH(host_ops().adam(stream_, x, x, wide, x, x, {}), "master f32, m f64");
+  EXPECT_DEATH(host_ops().update(stream_, x, x, {.master = x, .moment = {x, wide}, .scale = {}}, {}, {}),
+               "a moment is f64, expected f32");
 }
 
 }  // namespace

@@ -31,12 +31,12 @@ class Programs : public testing::TestWithParam<Case> {
 
   static ModelConfig config() { return GetParam().arch == Arch::kGpt2 ? tiny_gpt2() : tiny_llama(); }
   static LayoutOptions options() {
-    LayoutOptions o = {.micro_batch = {2, 13}, .state_segment_bytes = 16 << 10};
+    LayoutOptions o = {.micro_batch = {2, 13}, .state_segment_bytes = 48 << 10};
     o.gradient = DType::kF32;
     o.micro_batches = GetParam().micro_batches;
     o.accumulation = GetParam().accumulation;
     o.recompute = GetParam().recompute;
-    o.update_at = GetParam().update_at;
+    o.device_updates = GetParam().update_at == Tier::kDevice ? kAllUnits : 0;
     return o;
   }
   bool deferred() const { return GetParam().timing == UpdateTiming::kDeferred; }
@@ -52,7 +52,7 @@ class Contents {
   explicit Contents(const Layout& layout)
       : layout_(layout), states_(static_cast<std::size_t>(layout.table.segment_count())) {
     for (const auto& u : layout.units) {
-      for (const TensorId t : {u.weight, u.master, u.m, u.v}) {
+      for (const TensorId t : {u.weight, u.state}) {
         for (std::int32_t i = 0; i < layout.table.tensor(t).segments; ++i)
           at(layout.table.tensor(t).first_segment + i) = {true, true};
       }

@@ -39,7 +39,7 @@ enum class Verify { kYes, kNo };
 struct TinySetup {
   ModelConfig model = tiny_gpt2();
   DType dtype = DType::kF32;
-  LayoutOptions layout = {.micro_batch = {2, 13}, .micro_batches = 3, .state_segment_bytes = 16 << 10};
+  LayoutOptions layout = {.micro_batch = {2, 13}, .micro_batches = 3, .state_segment_bytes = 48 << 10};
   UpdateTiming timing = UpdateTiming::kDeferred;
   double clip = 0.5;
   double lr = 1e-3;
@@ -73,7 +73,7 @@ inline Batch tiny_batch(const TinySetup& s, std::int64_t step, std::int64_t m) {
 struct TinyResult {
   std::vector<double> losses, norms, evals;
   std::vector<std::string> names;          // of the tensors
-  std::vector<std::vector<char>> tensors;  // weight, master, m, v of each unit, gaps included
+  std::vector<std::vector<char>> tensors;  // weight and state of each unit, gaps included
 };
 
 inline void expect_same_bits(const TinyResult& a, const TinyResult& b) {
@@ -151,9 +151,10 @@ class TinyRun {
   }
   UpdateRule rule() const {
     UpdateRule r;
-    r.adam.lr = setup_.lr;
-    r.adam.beta2 = 0.95;
-    r.adam.weight_decay = 0.1;
+    r.params.lr = setup_.lr;
+    r.params.beta2 = 0.95;
+    r.params.weight_decay = 0.1;
+    r.params.step = steps_ + 1;
     r.clip = setup_.clip;
     return r;
   }
@@ -163,7 +164,8 @@ class TinyRun {
     std::vector<MicroBatch> micro_batches;
     for (std::int64_t m = 0; m < setup_.layout.micro_batches; ++m) batches.push_back(batch(steps_, m));
     for (const Batch& b : batches) micro_batches.push_back({b.ids.data(), b.targets.data()});
-    return engine_->train_step(steps_++, micro_batches, rule(), then);
+    const UpdateRule now = rule();
+    return engine_->train_step(steps_++, micro_batches, now, then);
   }
   double evaluate() {
     Batch now;
@@ -191,7 +193,8 @@ class TinyRun {
   void add_state(TinyResult& result) {
     settle();
     for (const auto& u : layout_.units) {
-      for (const TensorId id : {u.weight, u.master, u.m, u.v}) {
+      for (const TensorId id : {u.weight, u.state}) {
+        if (id == Layout::kNone) continue;
         result.names.push_back(layout_.table.tensor(id).spec.name);
         result.tensors.push_back(content(id));
       }
@@ -214,6 +217,23 @@ class TinyRun {
       all.insert(all.end(), data, data + lease.bytes());
     }
     return all;
+  }
+
+  // Of a unit's state: 0 the masters, 1 and 2 the moments; of all its elements, as they are kept. When settled.
+  std::vector<char> state_part(std::size_t unit, int which) {
+    std::vector<char> part;
+    std::vector<char> all = content(layout_.units[unit].state);
+    const auto u = static_cast<std::int32_t>(unit);
+    char* segment = all.data();
+    for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
+      const std::int64_t n = layout_.state_elements(u, i).count;
+      const OptimizerState state = layout_.state().part(segment, n, 0, n);
+      const View& v = which == 0 ? state.master : state.moment[which - 1];
+      const auto* data = static_cast<const char*>(v.data);
+      part.insert(part.end(), data, data + v.count() * static_cast<std::int64_t>(size_of(v.dtype)));
+      segment += layout_.table.segment(layout_.state_segment(u, i)).bytes;
+    }
+    return part;
   }
 
   void expect_within_budgets() const {

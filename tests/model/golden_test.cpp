@@ -131,7 +131,7 @@ class AdamW {
   void step(Stream& s, std::int64_t number, double grad_scale) {
     for (std::size_t u = 0; u < runner_.units().size(); ++u) {
       for (const Param& p : runner_.units()[u].params) {
-        AdamParams a;
+        UpdateParams a;
         a.lr = 1e-3;
         a.beta2 = 0.95;
         a.weight_decay = p.vector ? 0 : 0.1;
@@ -142,8 +142,9 @@ class AdamW {
         const auto state = [&](const Bytes& b) {
           return part(View(b.data(), t, 1, runner_.units()[u].count));
         };
-        host_ops().adam(s, part(runner_.grads(u)), state(master_[u]), state(m_[u]), state(v_[u]),
-                        part(runner_.weights(u)), a);
+        host_ops().update(s, part(runner_.grads(u)), part(runner_.weights(u)),
+                          {.master = state(master_[u]), .moment = {state(m_[u]), state(v_[u])}, .scale = {}},
+                          {.full = t}, a);
       }
     }
     s.synchronize();

@@ -26,7 +26,7 @@ std::vector<Case> cases() {
   add("early", [](TinySetup& s) { s.timing = UpdateTiming::kEarly, s.clip = 0; });
   add("micro_batches", [](TinySetup& s) { s.layout.accumulation = Accumulation::kMicroBatchMajor; });
   add("keep", [](TinySetup& s) { s.layout.recompute = false; });
-  add("update_on_device", [](TinySetup& s) { s.layout.update_at = Tier::kDevice; });
+  add("update_on_device", [](TinySetup& s) { s.layout.device_updates = kAllUnits; });
   add("weights_in_device", [](TinySetup& s) { s.layout.weights = Placement::kDevice; });
   add("optimizer_at_host", [](TinySetup& s) { s.layout.optimizer = Placement::kHost; });
   add("activations_in_device", [](TinySetup& s) { s.layout.activations = Placement::kDevice; });
@@ -104,7 +104,7 @@ TEST(SmallestBudgetsOf, FewerBytesThanARunThatMayNotSinkNeedsAreTheWholeOfIt) {
   ASSERT_TRUE(least.has_value());
   std::int64_t state = 0;
   for (const auto& u : run.layout().units) {
-    for (const TensorId id : {u.weight, u.master, u.m, u.v}) {
+    for (const TensorId id : {u.weight, u.state}) {
       const Tensor& t = run.layout().table.tensor(id);
       for (std::int32_t i = 0; i < t.segments; ++i)
         state += run.layout().table.segment(t.first_segment + i).charge;

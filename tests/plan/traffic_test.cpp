@@ -32,15 +32,16 @@ void expect_per_step(const TinySetup& setup, const Traffic& formula) {
 // Sizes of one unit's tensors, computed from the model alone.
 struct Sizes {
   std::int64_t weight = 0, gradient = 0, sum = 0;  // bytes
-  std::int64_t weight_pages = 0, gradient_pages = 0, sum_pages = 0,
-               state_pages = 0;  // bytes in whole pages; state: one of three
+  std::int64_t weight_pages = 0, gradient_pages = 0, sum_pages = 0, state_pages = 0;  // in whole pages
 };
 std::int64_t pages(std::int64_t bytes) {
   return (bytes + 4095) / 4096 * 4096;
 }
 std::vector<Sizes> sizes_of(const TinySetup& s) {
   const Model model(s.model, s.dtype, host_ops());
-  const std::int64_t element = s.dtype == DType::kBF16 ? 2 : 4, step = s.layout.state_segment_bytes;
+  const std::int64_t element = s.dtype == DType::kBF16 ? 2 : 4;
+  const StateLayout state{StateFormat{}};
+  const std::int64_t step = state.elements_within(s.layout.state_segment_bytes);
   std::vector<Sizes> all;
   for (const Unit& u : model.units()) {
     Sizes x;
@@ -48,8 +49,8 @@ std::vector<Sizes> sizes_of(const TinySetup& s) {
     x.sum = u.count * 4;
     x.weight_pages = x.gradient_pages = pages(x.weight);
     x.sum_pages = pages(x.sum);
-    for (std::int64_t first = 0; first < u.count * 4; first += step)
-      x.state_pages += pages(std::min(step, u.count * 4 - first));
+    for (std::int64_t first = 0; first < u.count; first += step)
+      x.state_pages += pages(state.bytes(std::min(step, u.count - first)));
     all.push_back(x);
   }
   return all;
@@ -64,7 +65,7 @@ TEST(BytesPerStep, EverythingInTheDeviceMovesNothing) {
   for (const ModelConfig& model : {tiny_gpt2(), tiny_llama()}) {
     TinySetup s;
     s.model = model;
-    s.layout.update_at = Tier::kDevice;
+    s.layout.device_updates = kAllUnits;
     expect_per_step(s, {});
   }
 }
@@ -130,7 +131,7 @@ TEST(BytesPerStep, DeviceOfTwoBlocks) {
 }
 
 // Weights, gradients and state that sink to NVMe through a host that holds just the update of one block, all
-// its segments at once: gradient, weight, master and two moments. Every block's update pushes everything else
+// its segments at once: gradient, weight and state. Every block's update pushes everything else
 // out, so
 //   - every state segment is read and written once
 //   - a new weight that is not in the device yet when the next block is updated is written, and read again
@@ -156,7 +157,7 @@ TEST(BytesPerStep, HostOfOneUpdate) {
         const std::vector<Sizes> units = sizes_of(s);
         const Sizes &block = units[1], &head = units.back();
         const auto update = [](const Sizes& u) {
-          return u.gradient_pages + u.weight_pages + 3 * u.state_pages;
+          return u.gradient_pages + u.weight_pages + u.state_pages;
         };
         ASSERT_LE(update(units[0]), update(block));
         ASSERT_LE(update(head), block.weight_pages);
@@ -169,7 +170,7 @@ TEST(BytesPerStep, HostOfOneUpdate) {
                                       ? block.weight_pages + head.weight_pages
                                       : block.weight_pages + units[0].weight_pages;
         Traffic formula;
-        formula.nvme_read = formula.nvme_write = 3 * total(units, &Sizes::state_pages) + all_weights - kept;
+        formula.nvme_read = formula.nvme_write = total(units, &Sizes::state_pages) + all_weights - kept;
         formula.host_to_device = total(units, &Sizes::weight);
         formula.device_to_host = total(units, &Sizes::gradient);
         expect_per_step(s, formula);
@@ -214,20 +215,20 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
     s.clip = s.timing == UpdateTiming::kDeferred ? 0.5 : 0;
     s.layout.accumulation = below(2) == 0 ? Accumulation::kLayerMajor : Accumulation::kMicroBatchMajor;
     s.layout.recompute = below(2) == 0;
-    s.layout.update_at = below(3) == 0 ? Tier::kDevice : Tier::kHost;
+    s.layout.device_updates = static_cast<std::int32_t>(below(3) == 0 ? kAllUnits : below(2) * below(4));
     s.layout.drives = static_cast<int>(below(3));
     s.layout.micro_batches = 1 + below(3);
     s.layout.weights = static_cast<Placement>(below(4));
     s.layout.optimizer =
-        s.layout.update_at == Tier::kDevice || below(2) == 0 ? Placement::kAuto : Placement::kHost;
+        s.layout.device_updates == kAllUnits || below(2) == 0 ? Placement::kAuto : Placement::kHost;
     s.layout.activations = static_cast<Placement>(below(4));
     s.prefetch = static_cast<int>(below(3) * 40);
     s.nvme = below(2) == 0 ? Nvme::kRam : Nvme::kMemory;
-    s.layout.state_segment_bytes = 16384 + 4096 * below(30);
+    s.layout.state_segment_bytes = 3 * (16384 + 4096 * below(30));
     SCOPED_TRACE(fmt::format(
-        "case {}: {} {}, {}, order {}, recompute {}, update at {}, {} drives, placements {} {} {}", i,
+        "case {}: {} {}, {}, order {}, recompute {}, {} units on the device, {} drives, placements {} {} {}", i,
         s.model.tied ? "gpt2" : "llama", name_of(s.dtype), static_cast<int>(s.timing),
-        static_cast<int>(s.layout.accumulation), s.layout.recompute, name_of(s.layout.update_at),
+        static_cast<int>(s.layout.accumulation), s.layout.recompute, s.layout.device_updates,
         s.layout.drives, static_cast<int>(s.layout.weights), static_cast<int>(s.layout.optimizer),
         static_cast<int>(s.layout.activations)));
     TinySetup ample = s;

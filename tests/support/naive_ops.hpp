@@ -235,20 +235,24 @@ class NaiveOps : public Ops {
       sum += square(at(accumulator, r, c));
       return at(accumulator, r, c);
     });
-    at(norm_sq, 0, 0) = sum;
+    at(norm_sq, 0, 0) += sum;
   }
 
-  void adam(Stream&, View grad, View master, View m, View v, View weight, const AdamParams& p) override {
+  // Adam alone.
+  void update(Stream&, View grad, View weight, const OptimizerState& state, const StateFormat& format,
+              const UpdateParams& p) override {
+    ZG_ASSERT(format.kind == OptimizerKind::kAdam && !p.skip);
     const double t = static_cast<double>(p.step);
     const double correct1 = p.bias_correction ? 1 - std::pow(p.beta1, t) : 1;
     const double correct2 = p.bias_correction ? 1 - std::pow(p.beta2, t) : 1;
     each(weight, [&](std::int64_t r, std::int64_t c) {
-      double& w = at(master, r, c);
+      double& w = at(state.master, r, c);
+      double &m = at(state.moment[0], r, c), &v = at(state.moment[1], r, c);
       const double g = at(grad, r, c) * p.grad_scale + (p.decoupled ? 0 : p.weight_decay * w);
-      const double m1 = at(m, r, c) = p.beta1 * at(m, r, c) + (1 - p.beta1) * g;
-      const double v1 = at(v, r, c) = p.beta2 * at(v, r, c) + (1 - p.beta2) * g * g;
+      m = p.beta1 * m + (1 - p.beta1) * g;
+      v = p.beta2 * v + (1 - p.beta2) * g * g;
       if (p.decoupled) w -= p.lr * p.weight_decay * w;
-      w -= p.lr * (m1 / correct1) / (std::sqrt(v1 / correct2) + p.eps);
+      w -= p.lr * (m / correct1) / (std::sqrt(v / correct2) + p.eps);
       return w;
     });
   }

@@ -56,6 +56,15 @@ inline bf16 round_master(float master) {
   weight.bits = nan ? std::uint16_t{0x7fc0} : static_cast<std::uint16_t>((u + 0x8000u) >> 16);
   return weight;
 }
+// What is kept beside it, and the master again (of a NaN: one quiet NaN).
+inline std::uint16_t low_of_master(float master) {
+  const std::uint32_t u = std::bit_cast<std::uint32_t>(master);
+  return (u & 0x7fffffffu) > 0x7f800000u ? std::uint16_t{0} : static_cast<std::uint16_t>(u);
+}
+inline float join_master(bf16 weight, std::uint16_t low) {
+  const std::uint32_t high = weight.bits - static_cast<std::uint32_t>(low >> 15);  // it was rounded up
+  return std::bit_cast<float>((high << 16) | low);
+}
 
 template <class T>
 inline constexpr DType dtype_of = DType::kU8;

@@ -42,6 +42,8 @@ class NamedRandom {
                           static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)},
                          key_);
   }
+  // For kernels that count on their own.
+  const std::array<std::uint32_t, 2>& key() const { return key_; }
   // Uniform integer below `bound` (> 0), by multiplication; its bias is below bound / 2^64.
   std::uint64_t below(std::uint64_t index, std::uint64_t bound) const {
     const Philox4 b = block(index);

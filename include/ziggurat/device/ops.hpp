@@ -20,6 +20,14 @@ struct GemmOptions {
   View bias;                // T [1, n], added to every row; only without accumulate
 };
 
+// What an optimizer keeps of n elements, each part 1 x n in one piece (optim/state.hpp). Parts that the format
+// does not have are null views.
+struct OptimizerState {
+  View master;     // f32 (f64), or u16: the low halves
+  View moment[2];  // f32 (f64), bf16, or u8 codes
+  View scale[2];   // f32 [1, ceil(n / kQuantBlock)], of codes
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -81,14 +89,14 @@ class Ops {
   virtual void zero(Stream& s, View x) = 0;
   // out (T or A) = in, rounded.
   virtual void cast(Stream& s, View in, View out) = 0;
-  // Gradient leaves its accumulator: out (bf16, f32 or f64) = in (A), rounded; norm_sq f64 [1,1] = sum of
+  // Gradient leaves its accumulator: out (bf16, f32 or f64) = in (A), rounded; norm_sq f64 [1,1] += sum of
   // squares of what was written, in fp64 and fixed order; a NaN or infinity makes it not finite.
   virtual void finish_gradient(Stream& s, View accumulator, View out, View norm_sq) = 0;
 
-  // One fused pass over n = count elements of each (all 1 x n): grad (bf16/f32/f64) in; master, m, v (f32, or
-  // f64) updated; weight (bf16, f32 or f64) = rounded master.
-  virtual void adam(Stream& s, View grad, View master, View m, View v, View weight,
-                    const AdamParams& params) = 0;
+  // One fused pass of the optimizer over n = weight.count() elements (all 1 x n): grad in (f32, bf16, f16 or
+  // f64), state updated, weight = rounded master. kernels/host/update.hpp has the formulae.
+  virtual void update(Stream& s, View grad, View weight, const OptimizerState& state,
+                      const StateFormat& format, const UpdateParams& params) = 0;
 };
 
 // Enqueues on HostStreams.

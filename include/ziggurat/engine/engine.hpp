@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,19 @@ namespace zg {
 // Parameter values by element range, in the layout of Param (initialisation, or a weight file).
 using ParamSource = std::function<void(const Param& param, std::int64_t begin, std::int64_t end, float* out)>;
 
-// What the optimizer applies; the schedule is the caller's.
+// What differs for some parameters (LayoutOptions::groups).
+struct GroupRule {
+  double lr_factor = 1;
+  std::optional<double> weight_decay;  // none: the rule's, on matrices only unless decay_all
+};
+
+// What the optimizer applies; the schedule and the count of updates are the caller's.
 struct UpdateRule {
-  AdamParams adam;         // lr, betas, eps, weight_decay, ...; step and grad_scale are set by the engine
-  bool decay_all = false;  // else matrices only
-  double clip = 0;         // global norm; 0: none
+  UpdateParams params;  // lr, betas, ..., step; grad_scale, skip and random are set by the engine
+  std::vector<GroupRule> groups = std::vector<GroupRule>(1);
+  bool decay_all = false;
+  double clip = 0;        // global norm; 0: none
+  double loss_scale = 0;  // gradients are made of so many times the loss; 0: none, and no step is left out
 };
 
 struct MicroBatch {
@@ -38,7 +47,8 @@ struct Phases {
 
 struct StepResult {
   double loss = 0;       // mean over valid tokens
-  double grad_norm = 0;  // of the mean gradient, before clipping
+  double grad_norm = 0;  // of the mean gradient, before clipping and without the loss scale
+  bool skipped = false;  // with a loss scale: gradients overflowed, the update leaves everything as it is
   std::int64_t tokens = 0;
   double seconds = 0;  // wall time
   double stall = 0;    // of it: compute stream without work
@@ -61,16 +71,17 @@ class Engine {
     Device* device = nullptr;
     TensorStore* store = nullptr;  // over layout->table
     Trace* trace = nullptr;
+    std::uint64_t seed = 0;  // of stochastic rounding, with each parameter's name
   };
   explicit Engine(const Options& options);
   ~Engine();
 
-  // Fills master weights (and from them the weights), zeroes m and v. Once, before the first step.
+  // Fills master weights (and from them the weights), zeroes the moments. Once, before the first step.
   void initialize(const ParamSource& source);
 
-  // One optimizer step over `micro_batches` (as many as the layout says); `step` counts from 0. `then` is
-  // binding. Throws Error(kNumeric) when loss or gradient are not finite, before they reach a weight where
-  // the update is deferred.
+  // One optimizer step over `micro_batches` (as many as the layout says); `step` counts from 0, for messages.
+  // `then` is binding. When loss or gradient are not finite: with a loss scale the update is left out, else
+  // it throws Error(kNumeric), before they reach a weight unless the update is early.
   StepResult train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
                         const UpdateRule& rule, Then then);
 
@@ -80,9 +91,10 @@ class Engine {
   // Applies what waits (deferred updates). Called by the others where it is needed.
   void flush();
 
-  // Elements [begin, end) of a parameter's fp32 master. After a step with Then::kPause.
+  // Elements [begin, end) of a parameter's fp32 master (a frozen one's weight). After a step with
+  // Then::kPause.
   void read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, float* out);
-  // The same of exp_avg (0) or exp_avg_sq (1), for tests and checkpoints.
+  // The same of moment 0 or 1, as far as the optimizer has it; of a parameter that is trained.
   void read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                    float* out);
 
@@ -105,11 +117,18 @@ class Engine {
   void run_program(const StepProgram& program, const StepProgram* next);
   void issue(const StepOp& op, std::vector<Lease>& leases);
   void issue_update(const StepOp& op, const std::vector<Lease>& leases);
+  std::vector<double> run_backward(Then then);
+  void run_updates(const StepProgram* next);
   void load_tokens(std::size_t m, const MicroBatch& batch);
   void zero_scalars();
   std::vector<double> read_scalars();
   void leave_program();
-  void read_state(TensorId tensor, const Param& param, std::int64_t begin, std::int64_t end, float* out);
+  // What is kept of elements [begin, end) of a parameter, a segment's share at a time.
+  using StateVisitor = std::function<void(const OptimizerState& state, View weight, std::int64_t first,
+                                          std::int64_t skip, std::int64_t count)>;
+  void visit_state(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
+                   const StateVisitor& visit);
+  void initialize_unit(std::int32_t unit, const ParamSource& source);
   Lease host_lease(SegmentId segment, Access access);
   View whole_view(const Lease& lease, TensorId tensor) const;
 
@@ -127,8 +146,9 @@ class Engine {
   std::vector<double> scalar_staging_;
   std::vector<Lease> leases_;
   bool pending_ = false;  // gradients wait for their update
-  AdamParams update_;     // of the updates that are being issued
-  UpdateRule rule_;
+  UpdateRule update_;     // of the updates that are being issued
+  double head_scale_ = 1;  // of the gradients that the head starts with
+  std::vector<std::vector<RandomKey>> random_;  // by unit and parameter
   Traffic own_;
   Traffic initial_;  // the store's, when training started
   std::vector<ProgramRun> history_;

@@ -34,7 +34,8 @@ struct StepOp {
 //   deferred  in the next step, just before its weight is needed: with clipping, whose factor is known
 //             only when backward has ended
 //   early     in backward, as soon as the layer's gradient is complete
-enum class UpdateTiming { kDeferred, kEarly };
+//   separate  after backward, before the step ends: for comparison
+enum class UpdateTiming { kDeferred, kEarly, kSeparate };
 
 struct StepProgram {
   Program program;
@@ -44,9 +45,9 @@ struct StepProgram {
 struct StepPrograms {
   StepPrograms(const Layout& layout, UpdateTiming timing);
   UpdateTiming timing;
-  StepProgram first;     // deferred: a step without updates (no gradient is waiting)
+  StepProgram first;     // deferred: a step without updates (no gradient is waiting); separate: every step
   StepProgram step;      // deferred: with the updates of the step before; early: with its own
-  StepProgram flush;     // deferred: the waiting updates alone
+  StepProgram flush;     // the waiting updates alone: deferred, at pauses; separate: after every step
   StepProgram evaluate;  // forward and loss
 };
 

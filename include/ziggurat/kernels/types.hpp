@@ -1,5 +1,6 @@
 // Parameters that kernels and the op set share.
 #pragma once
+#include <array>
 #include <cstdint>
 
 #include "ziggurat/base/dtype.hpp"
@@ -39,19 +40,8 @@ struct StateFormat {
   bool operator==(const StateFormat&) const = default;
 };
 
-// Names of random numbers (base/philox.hpp): those of a parameter depend on its name and the run's seed.
-struct RandomKey {
-  std::uint32_t key[2] = {0, 0};
-};
-
-struct AdamParams {
-  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
-  double weight_decay = 0;  // decoupled (AdamW) or added to the gradient (Adam)
-  bool decoupled = true;
-  bool bias_correction = true;
-  std::int64_t step = 1;  // t of the bias correction, from 1
-  double grad_scale = 1;  // the gradient is multiplied by this first (1/tokens, clip factor)
-};
+// The Philox key of a parameter's random numbers (base/philox.hpp).
+using RandomKey = std::array<std::uint32_t, 2>;
 
 struct UpdateParams {
   double lr = 0;
@@ -68,7 +58,7 @@ struct UpdateParams {
   // master is made anew from it.
   bool skip = false;
   // Of stochastic rounding: the parameter's key, and where in it the arrays begin (a multiple of kQuantBlock).
-  RandomKey random;
+  RandomKey random = {0, 0};
   std::int64_t first_element = 0;
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ziggurat/device/ops.hpp"
+#include "ziggurat/kernels/types.hpp"
 
 namespace zg {
 
@@ -49,7 +50,8 @@ struct Param {
   Init init = Init::kNormal;
   std::int64_t count() const { return rows * cols; }
 };
-inline constexpr std::int64_t kParamAlign = 32;  // elements; the gaps are zero for ever
+// Elements; the gaps are zero for ever. Blocks of quantised state never hold elements of two parameters.
+inline constexpr std::int64_t kParamAlign = kQuantBlock;
 
 struct Unit {
   std::string name;  // "embedding", "block.0", ..., "head"

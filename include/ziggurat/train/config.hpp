@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/engine/layout.hpp"
+#include "ziggurat/engine/engine.hpp"
 #include "ziggurat/io/engine.hpp"
 #include "ziggurat/model/model.hpp"
 #include "ziggurat/optim/schedule.hpp"
@@ -29,11 +29,31 @@ struct DataConfig {
   std::int64_t seq_len = 256;
 };
 
+// Parameters for which something differs. The first group that matches a name holds.
+struct ParamGroup {
+  std::vector<std::string> patterns;  // of names as in the weight files; * and ? match as in a shell
+  GroupRule rule;
+  bool frozen = false;  // keeps its value, and has no state
+};
+
+// How the optimizer's state is kept ("state"): bytes of Adam's per parameter in brackets, beside the weight.
+//   kFull   "fp32"   master, m and v in fp32 (12)
+//   kSplit  "split"  the bf16 weight is the master's high half; the same results, to the bit (10)
+//   kBf16   "bf16"   m and v in bf16, rounded stochastically (6 with bf16 weights, which are split; else 8)
+//   kInt8   "int8"   m and v in 8 bits, block by block (4; else 6)
+enum class StatePrecision { kFull, kSplit, kBf16, kInt8 };
+
 struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kAdam;
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;  // DeepSpeed's defaults
   bool decoupled = true;  // AdamW; Adam with "adam_w_mode": false
   bool bias_correction = true;
+  double momentum = 0, dampening = 0;  // SGD
+  bool nesterov = false;
   bool decay_all = false;  // "decay": "matrices" (default) or "all"
+  StatePrecision state = StatePrecision::kFull;
+  bool overlap = true;  // false: a phase of its own after backward
+  std::vector<ParamGroup> groups;
 };
 
 struct AioConfig {
@@ -74,7 +94,7 @@ struct RunConfig {
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
   double gradient_clipping = 0;  // 0: off
-  DType dtype = DType::kF32;     // kF32, kBF16; kF64 only for tests ("fp64": {"enabled": true})
+  DType dtype = DType::kF32;  // kF32, kBF16, kF16; kF64 only for tests ("fp64": {"enabled": true})
   // Of gradients on their way to the host: "communication_data_type", by default as `dtype`; kF64 with kF64.
   DType gradient_dtype = DType::kF32;
   bool recompute = true;  // activation_checkpointing.recompute

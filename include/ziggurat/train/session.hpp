@@ -48,7 +48,8 @@ class Session {
   Traffic planned_traffic() const;  // per step, the engine's own included
   // What the plan says that the programs run so far move, the engine's own bytes not included.
   Traffic forecast() const;
-  UpdateRule rule_at(std::int64_t step) const;
+  UpdateRule rule() const;                              // of the next step
+  std::int64_t updates() const { return updates_; }     // applied or waiting: steps without those left out
 
   // One line per decision: what was taken, and why.
   std::string describe() const;
@@ -61,6 +62,8 @@ class Session {
  private:
   void resolve_model();
   void make_layout();
+  std::int32_t device_updates() const;
+  std::string describe_update() const;
   void resolve_budgets();
   void check_plan();
   std::vector<io::DriveOptions> sized_drives() const;
@@ -77,6 +80,7 @@ class Session {
   Budgets budgets_;
   Budgets resident_;  // of them, what may be planned to stay: without workspace and read-ahead
   Plan plan_;
+  std::int64_t updates_ = 0;
   std::unique_ptr<Device> device_;
   std::unique_ptr<HostMemory> host_;
   std::unique_ptr<io::Engine> io_;

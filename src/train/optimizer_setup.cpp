@@ -1,0 +1,107 @@
+#include "train/optimizer_setup.hpp"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "ziggurat/base/error.hpp"
+
+namespace zg {
+
+StateFormat state_format(const OptimizerConfig& config, DType weights) {
+  StateFormat f;
+  f.kind = config.kind;
+  switch (config.kind) {
+    case OptimizerKind::kAdam:
+      f.moment_count = 2;
+      break;
+    case OptimizerKind::kSgd:
+      f.moment_count = config.momentum > 0 ? 1 : 0;
+      break;
+    case OptimizerKind::kLion:
+      f.moment_count = 1;
+      break;
+  }
+  const bool small = config.state != StatePrecision::kFull;
+  f.master = small && weights == DType::kBF16 ? MasterFormat::kSplit : MasterFormat::kFull;
+  if (config.state == StatePrecision::kBf16) f.moments = MomentFormat::kBf16;
+  if (config.state == StatePrecision::kInt8) f.moments = MomentFormat::kInt8;
+  return f;
+}
+
+std::vector<std::vector<int>> parameter_groups(const OptimizerConfig& config, const Model& model) {
+  std::vector<std::vector<int>> groups;
+  if (config.groups.empty()) return groups;
+  std::vector<std::vector<bool>> matched;
+  for (const ParamGroup& group : config.groups) matched.emplace_back(group.patterns.size(), false);
+  bool trained = false;
+  const auto group_of = [&](const std::string& name) {
+    int found = 0;
+    for (std::size_t g = 0; g < config.groups.size(); ++g) {
+      for (std::size_t p = 0; p < config.groups[g].patterns.size(); ++p) {
+        if (fnmatch(config.groups[g].patterns[p].c_str(), name.c_str(), 0) != 0) continue;
+        matched[g][p] = true;  // also where an earlier group holds
+        if (found == 0) found = static_cast<int>(g) + 1;
+      }
+    }
+    return found > 0 && config.groups[static_cast<std::size_t>(found - 1)].frozen ? kFrozen : found;
+  };
+  for (const Unit& unit : model.units()) {
+    groups.emplace_back();
+    for (const Param& param : unit.params) {
+      groups.back().push_back(group_of(param.name));
+      trained |= groups.back().back() != kFrozen;
+    }
+  }
+  for (std::size_t g = 0; g < matched.size(); ++g) {
+    for (std::size_t p = 0; p < matched[g].size(); ++p) {
+      if (matched[g][p]) continue;
+      const Unit& block = model.units()[1];
+      throw Error(
+          Errc::kUsage, fmt::format("optimizer.param_groups[{}].params", g),
+          fmt::format("\"{}\" matches no parameter", config.groups[g].patterns[p]),
+          fmt::format("the names are those of the weight files, e.g. \"{}\", \"{}\"; * matches any text",
+                      block.params.front().name, block.params.back().name));
+    }
+  }
+  if (!trained) {
+    throw Error(Errc::kUsage, "optimizer.param_groups",
+                "every parameter is frozen: there is nothing to train", "freeze fewer");
+  }
+  return groups;
+}
+
+UpdateRule update_rule(const RunConfig& config, std::int64_t updates) {
+  const OptimizerConfig& o = config.optimizer;
+  const ScheduleValue now = schedule_at(config.schedule, updates, o.lr, o.beta1);
+  UpdateRule rule;
+  rule.params.lr = now.lr;
+  rule.params.beta1 = now.beta1;
+  rule.params.beta2 = o.beta2;
+  rule.params.eps = o.eps;
+  rule.params.weight_decay = o.weight_decay;
+  rule.params.decoupled = o.decoupled;
+  rule.params.bias_correction = o.bias_correction;
+  rule.params.momentum = o.momentum;
+  rule.params.dampening = o.dampening;
+  rule.params.nesterov = o.nesterov;
+  rule.params.step = updates + 1;
+  for (const ParamGroup& group : o.groups) rule.groups.push_back(group.rule);
+  rule.decay_all = o.decay_all;
+  rule.clip = config.gradient_clipping;
+  return rule;
+}
+
+const char* optimizer_name(const OptimizerConfig& config) {
+  switch (config.kind) {
+    case OptimizerKind::kAdam:
+      return config.decoupled ? "AdamW" : "Adam";
+    case OptimizerKind::kSgd:
+      return "SGD";
+    case OptimizerKind::kLion:
+      return "Lion";
+  }
+  return "?";
+}
+
+}  // namespace zg

@@ -179,15 +179,11 @@ void check(const std::vector<Share>& shares, const CoreWishes& wishes) {
   }
 }
 
-std::string counted(int n, const char* what) {
-  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
-}
-
 std::string why_reserved(const std::vector<Share>& shares, const CoreWishes& wishes) {
   const bool any = std::any_of(shares.begin(), shares.end(), [](const Share& s) { return s.reserved() > 0; });
   if (wishes.reserved) return fmt::format("threads.reserved is {}", *wishes.reserved);
   if (any) return "one for each, at most an eighth of a node's cores for drives";
-  if (wishes.bind == Binding::kNever) return "threads are not bound";
+  if (wishes.bind == Binding::kOff) return "threads are not bound";
   if (std::all_of(shares.begin(), shares.end(), [](const Share& s) { return s.users() == 0; }))
     return "there are neither drives nor devices that need one";
   const bool small = std::all_of(shares.begin(), shares.end(),
@@ -290,7 +286,7 @@ CoreAssignment assign_cores(const CoreTopology& topology, const CoreWishes& wish
   for (Share& share : shares) {
     if (wishes.reserved) {
       reserve_as_wished(share, *wishes.reserved);
-    } else if (wishes.bind != Binding::kNever) {
+    } else if (wishes.bind != Binding::kOff) {
       reserve_by_rule(share);
     }
   }
@@ -310,7 +306,7 @@ CoreAssignment assign_cores(const CoreTopology& topology, const CoreWishes& wish
   int most = 0;
   for (const NodeCores& node : out.nodes) most += static_cast<int>(node.compute.size());
   spread(wishes.compute.value_or(most), out.nodes);
-  out.bind = wishes.bind == Binding::kAlways ||
+  out.bind = wishes.bind == Binding::kOn ||
              (wishes.bind == Binding::kAuto && (out.nodes.size() > 1 || out.reserved() > 0));
   return out;
 }
@@ -340,22 +336,25 @@ std::string CoreAssignment::describe() const {
   std::string compute, kept;
   for (const NodeCores& node : nodes) {
     if (node.threads > 0) {
-      compute += fmt::format("{}{} on node {} (core{} {})", compute.empty() ? "" : ", ", node.threads,
-                             node.node, node.compute.size() == 1 ? "" : "s", format_cpu_list(node.compute));
+      compute += fmt::format(
+          "{} on node {} (core{} {})",
+          compute.empty() ? fmt::format("{} compute", node.threads) : fmt::format(", {}", node.threads),
+          node.node, node.compute.size() == 1 ? "" : "s", format_cpu_list(node.compute));
     }
     const bool both = node.devices == node.drives;
-    if (!node.drives.empty()) {
-      kept += fmt::format("{}{} of node {} for {}", kept.empty() ? "" : ", ", format_cpu_list(node.drives),
-                          node.node, both ? "drives and devices" : "drives");
-    }
-    if (!node.devices.empty() && !both) {
-      kept += fmt::format("{}{} of node {} for devices", kept.empty() ? "" : ", ",
-                          format_cpu_list(node.devices), node.node);
-    }
+    const auto keep = [&](const std::vector<int>& cores, const char* whom) {
+      kept += fmt::format("{}{} of node {} for {}", kept.empty() ? "" : ", ", format_cpu_list(cores),
+                          node.node, whom);
+    };
+    if (!node.drives.empty()) keep(node.drives, both ? "drives and devices" : "drives");
+    if (!node.devices.empty() && !both) keep(node.devices, "devices");
   }
-  if (kept.empty()) kept = "none";
-  return fmt::format("{} compute: {}{}; reserved: {} ({})", counted(threads(), "thread"), compute,
-                     bind ? ", bound to them" : "", kept, why);
+  const bool could_bind = nodes.size() > 1 || reserved() > 0;
+  return fmt::format("{}{}; reserved: {} ({})", compute,
+                     bind         ? ", bound to them"
+                     : could_bind ? ", not bound"
+                                  : "",
+                     kept.empty() ? "none" : kept, why);
 }
 
 }  // namespace zg

@@ -178,6 +178,23 @@ void run_chunks(std::int64_t n, std::int64_t grain, Body body) {
   ZG_TSAN_ACQUIRE(&ended);
 }
 
+// On the calling thread, or, while all slots are taken, on another in its stead.
+template <class F>
+void execute_in(tbb::task_arena& arena, const F& run) {
+  char begun = 0, ended = 0;
+  ZG_TSAN_RELEASE(&begun);
+  arena.execute([&] {
+    ZG_TSAN_ACQUIRE(&begun);
+    run();
+    ZG_TSAN_RELEASE(&ended);
+  });
+  ZG_TSAN_ACQUIRE(&ended);
+}
+
+// Where a loop's memory is looked at. What lies in one piece lies on one node mostly, and each place costs a
+// quarter of a microsecond.
+constexpr std::size_t kPlaces = 8;
+
 // Who waits for the last chunks of its loop takes none of another's, which may be long.
 void run_isolated(std::int64_t n, std::int64_t grain, Body body) {
   tbb::this_task_arena::isolate([&] { run_chunks(n, grain, body); });
@@ -187,39 +204,83 @@ void run_isolated(std::int64_t n, std::int64_t grain, Body body) {
 void run_in(Team& team, std::int64_t n, std::int64_t grain, Body body) {
   std::unique_lock turn(team.turn, std::defer_lock);
   if (team.threads == 1) turn.lock();
-  team.arena.execute([&] {
+  execute_in(team.arena, [&] {
     const Inside inside;  // with the turn
     run_isolated(n, grain, body);
   });
 }
 
 // A loop over several teams: parts of its chunks, each of one team's, which others may help with. It is done
-// when its chunks are, whether or not every team has come; who comes later finds nothing, so it lives as long
-// as any of them.
+// when its chunks are, whether or not every team has come; who comes later finds nothing, so it lives until
+// the last has come.
 class SharedLoop {
  public:
-  static constexpr int kMostParts = 64;
+  struct Drop {
+    void operator()(SharedLoop* loop) const {
+      if (loop->users_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete loop;
+    }
+  };
+  using Use = std::unique_ptr<SharedLoop, Drop>;
 
-  SharedLoop(std::int64_t n, std::int64_t grain, Body body)
-      : n_(n), grain_(grain), body_(body), left_(chunk_count(n, grain)) {}
+  SharedLoop(Pool& threads, std::int64_t n, std::int64_t grain, Body body)
+      : pool_(threads),
+        n_(n),
+        grain_(grain),
+        body_(body),
+        part_(std::max(threads.teams.size(), kPlaces)),
+        left_(chunk_count(n, grain)) {}
 
   // Up to this chunk, from where the last part has ended.
   void add_part(std::int64_t end, int team) {
     const std::int64_t begin = parts_ == 0 ? 0 : part_[static_cast<std::size_t>(parts_ - 1)].end;
     if (end <= begin) return;
-    ZG_ASSERT_LT(parts_, kMostParts);
-    Part& part = part_[static_cast<std::size_t>(parts_++)];
+    Part& part = part_.at(static_cast<std::size_t>(parts_++));
     part.next.store(begin, std::memory_order_relaxed);
     part.end = end;
     part.team = team;
   }
+  // Its parts are added. All teams that have some are called.
+  void run(int own) {
+    ZG_TSAN_RELEASE(this);
+    for (std::size_t t = 0; t < pool_.teams.size(); ++t) {
+      const int team = static_cast<int>(t);
+      if (team == own || !has_part_of(team)) continue;
+      users_.fetch_add(1, std::memory_order_relaxed);
+      pool_.called.fetch_add(1, std::memory_order_relaxed);
+      pool_.teams[t]->arena.enqueue([loop = this, team] { loop->come(team); });
+    }
+    if (has_part_of(own)) execute_in(pool_.teams[static_cast<std::size_t>(own)]->arena, [&] { work(own); });
+    wait();
+  }
+
+ private:
+  struct alignas(64) Part {
+    std::atomic<std::int64_t> next{0};
+    std::int64_t end = 0;
+    int team = 0;
+  };
+
   bool has_part_of(int team) const {
     return std::any_of(part_.begin(), part_.begin() + parts_, [&](const Part& p) { return p.team == team; });
   }
-
-  void begin() { ZG_TSAN_RELEASE(this); }
-  // By any number of threads of the team.
+  // A worker of the team.
+  void come(int team) {
+    ZG_TSAN_ACQUIRE(this);
+    const Use use(this);
+    work(team);
+    pool_.called.fetch_sub(1, std::memory_order_release);
+  }
+  // With as many threads of the team as come.
   void work(int team) {
+    Team& those = *pool_.teams[static_cast<std::size_t>(team)];
+    std::unique_lock turn(those.turn, std::defer_lock);
+    if (those.threads == 1) turn.lock();
+    tbb::this_task_arena::isolate([&] {
+      tbb::parallel_for(
+          0, those.threads, [this, team](int) { take_all(team); }, tbb::simple_partitioner());
+    });
+  }
+  void take_all(int team) {
     ZG_TSAN_ACQUIRE(this);
     for (const bool own : {true, false}) {
       for (int p = 0; p < parts_; ++p) {
@@ -234,14 +295,6 @@ class SharedLoop {
       left_.wait(left, std::memory_order_acquire);
     if (failed_.load(std::memory_order_relaxed)) std::rethrow_exception(failure_);
   }
-
- private:
-  struct alignas(64) Part {
-    std::atomic<std::int64_t> next{0};
-    std::int64_t end = 0;
-    int team = 0;
-  };
-
   void take_from(Part& part) {
     std::int64_t done = 0;
     for (std::int64_t i; (i = part.next.fetch_add(1, std::memory_order_relaxed)) < part.end; ++done) {
@@ -258,10 +311,12 @@ class SharedLoop {
     if (done > 0 && left_.fetch_sub(done, std::memory_order_acq_rel) == done) left_.notify_all();
   }
 
+  Pool& pool_;
   const std::int64_t n_, grain_;
   const Body body_;
-  std::array<Part, kMostParts> part_;
+  std::vector<Part> part_;  // the first parts_ of them
   int parts_ = 0;
+  std::atomic<int> users_{1};
   alignas(64) std::atomic<std::int64_t> left_;  // chunks that are not done
   std::atomic<bool> claimed_{false}, failed_{false};
   std::exception_ptr failure_;
@@ -277,67 +332,38 @@ void share_out(const Pool& p, SharedLoop& loop, std::int64_t chunks) {
   }
 }
 
-// The team of each of some places spread over the memory; false where the system does not tell.
-template <std::size_t N>
-bool find_teams(const Pool& p, Near memory, std::array<int, N>& teams) {
+// The team of each place, as far as the system tells; false where it tells of none.
+bool find_teams(const Pool& p, Near memory, std::array<int, kPlaces>& teams) {
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.address);
-  std::array<void*, N> pages{};
-  std::array<int, N> nodes{};
-  for (std::size_t i = 0; i < N; ++i) {
-    const std::uintptr_t at = begin + static_cast<std::uintptr_t>(memory.bytes) * (2 * i + 1) / (2 * N);
+  std::array<void*, kPlaces> pages{};
+  std::array<int, kPlaces> nodes{};
+  for (std::size_t i = 0; i < kPlaces; ++i) {
+    const std::uintptr_t at = begin + static_cast<std::uintptr_t>(memory.bytes) * (2 * i + 1) / (2 * kPlaces);
     pages[i] = reinterpret_cast<void*>(at / page * page);  // NOLINT: an address, for the system alone
   }
-  if (syscall(SYS_move_pages, 0, N, pages.data(), nullptr, nodes.data(), 0) != 0) return false;
-  bool any = false;
-  for (std::size_t i = 0; i < N; ++i) {
-    teams[i] = p.team_of_node(nodes[i]);
-    any = any || teams[i] >= 0;
-  }
-  return any;
+  if (syscall(SYS_move_pages, 0, kPlaces, pages.data(), nullptr, nodes.data(), 0) != 0) return false;
+  for (std::size_t i = 0; i < kPlaces; ++i) teams[i] = p.team_of_node(nodes[i]);
+  return std::any_of(teams.begin(), teams.end(), [](int team) { return team >= 0; });
 }
 
-// Eight places: what lies in one piece lies on one node mostly, and each place costs a quarter of a
-// microsecond.
 bool share_out_near(const Pool& p, SharedLoop& loop, std::int64_t chunks, Near memory) {
-  std::array<int, 8> teams{};
+  std::array<int, kPlaces> teams{};
   if (memory.bytes < kAskBytes || !find_teams(p, memory, teams)) return false;
   // A place that nobody knows goes with the one before it, or with the first that is known.
   int team = *std::find_if(teams.begin(), teams.end(), [](int t) { return t >= 0; });
-  for (std::size_t i = 0; i < teams.size(); ++i) {
+  for (std::size_t i = 0; i < kPlaces; ++i) {
     if (teams[i] >= 0) team = teams[i];
-    loop.add_part(chunks * static_cast<std::int64_t>(i + 1) / static_cast<std::int64_t>(teams.size()), team);
+    loop.add_part(chunks * static_cast<std::int64_t>(i + 1) / static_cast<std::int64_t>(kPlaces), team);
   }
   return true;
 }
 
 void run_shared(Pool& p, Near memory, std::int64_t n, std::int64_t grain, Body body) {
-  const auto loop = std::make_shared<SharedLoop>(n, grain, body);
+  const SharedLoop::Use loop(new SharedLoop(p, n, grain, body));
   const std::int64_t chunks = chunk_count(n, grain);
   if (!share_out_near(p, *loop, chunks, memory)) share_out(p, *loop, chunks);
-  loop->begin();
-  // Several at once, as far as threads come.
-  const auto work = [&p, loop](int team) {
-    Team& those = *p.teams[static_cast<std::size_t>(team)];
-    std::unique_lock turn(those.turn, std::defer_lock);
-    if (those.threads == 1) turn.lock();
-    tbb::this_task_arena::isolate([&] {
-      tbb::parallel_for(
-          0, those.threads, [&](int) { loop->work(team); }, tbb::simple_partitioner());
-    });
-  };
-  const int own = p.team_here();
-  for (std::size_t t = 0; t < p.teams.size(); ++t) {
-    const int team = static_cast<int>(t);
-    if (team == own || !loop->has_part_of(team)) continue;
-    p.called.fetch_add(1, std::memory_order_relaxed);
-    p.teams[t]->arena.enqueue([&p, work, team] {
-      work(team);
-      p.called.fetch_sub(1, std::memory_order_release);
-    });
-  }
-  if (loop->has_part_of(own)) p.teams[static_cast<std::size_t>(own)]->arena.execute([&] { work(own); });
-  loop->wait();
+  loop->run(p.team_here());
 }
 
 void use_pool(std::unique_ptr<Pool> next) {

@@ -121,7 +121,7 @@ void expect_rule(const CoreWishes& w, const CoreAssignment& a) {
     };
     const std::size_t size = n.compute.size() + n.drives.size() + n.devices.size();
     const std::size_t drives = at_home(a.drive_nodes), devices = at_home(a.device_nodes);
-    if (size < static_cast<std::size_t>(kFewCores) || w.bind == Binding::kNever) {
+    if (size < static_cast<std::size_t>(kFewCores) || w.bind == Binding::kOff) {
       EXPECT_EQ(n.drives.size() + n.devices.size(), 0u);
       continue;
     }
@@ -208,7 +208,7 @@ TEST(Cores, TwoCoresKeepBoth) {
   EXPECT_FALSE(a.bind);
   EXPECT_TRUE(a.cores_of_drive(0).empty());
   EXPECT_EQ(a.describe(),
-            "2 threads compute: 2 on node 0 (cores 0-1); reserved: none (a node of fewer than 8 cores keeps "
+            "2 compute on node 0 (cores 0-1); reserved: none (a node of fewer than 8 cores keeps "
             "them all)");
 }
 
@@ -220,7 +220,7 @@ TEST(Cores, EightCoresWithADriveAndADevice) {
   EXPECT_EQ(a.cores_of_drive(0), Ints{0});
   EXPECT_EQ(a.cores_of_device(0), Ints{1});
   EXPECT_EQ(a.describe(),
-            "6 threads compute: 6 on node 0 (cores 2-7), bound to them; reserved: 0 of node 0 for drives, 1 "
+            "6 compute on node 0 (cores 2-7), bound to them; reserved: 0 of node 0 for drives, 1 "
             "of node 0 "
             "for devices (one for each, at most an eighth of a node's cores for drives)");
   // Nobody needs one: none is reserved.
@@ -242,6 +242,9 @@ TEST(Cores, TwoSocketsWithHyperthreadsEightDrivesAndEightGpus) {
   EXPECT_TRUE(a.bind);
   EXPECT_EQ(a.cores_of_drive(7), a.nodes[1].drives);
   EXPECT_EQ(a.cores_of_device(0), a.nodes[0].devices);
+  EXPECT_EQ(a.describe().substr(0, 109),
+            "120 compute on node 0 (cores 4-63,132-191), 120 on node 1 (cores 68-127,196-255), bound to "
+            "them; reserved: 0-");
   // A limit is spread evenly, and changes nothing of what is reserved while there is room.
   w.compute = 101;
   a = assign_cores(t, w);
@@ -292,15 +295,15 @@ TEST(Cores, AWishReplacesTheRule) {
 }
 
 TEST(Cores, Binding) {
-  EXPECT_TRUE(assign_cores(machine(1, 2, 1), {.bind = Binding::kAlways}).bind);
+  EXPECT_TRUE(assign_cores(machine(1, 2, 1), {.bind = Binding::kOn}).bind);
   EXPECT_TRUE(assign_cores(machine(2, 2, 1), {}).bind);
-  const CoreAssignment never = assign_cores(machine(2, 16, 1), {.drives = {0}, .bind = Binding::kNever});
+  const CoreAssignment never = assign_cores(machine(2, 16, 1), {.drives = {0}, .bind = Binding::kOff});
   EXPECT_FALSE(never.bind);
   EXPECT_EQ(never.threads(), 32);
   EXPECT_TRUE(never.cores_of_drive(0).empty());
   // Asked for, cores are kept free all the same, but nobody is bound to them.
   const CoreAssignment free =
-      assign_cores(machine(1, 16, 1), {.drives = {0}, .reserved = 2, .bind = Binding::kNever});
+      assign_cores(machine(1, 16, 1), {.drives = {0}, .reserved = 2, .bind = Binding::kOff});
   EXPECT_EQ(free.threads(), 14);
   EXPECT_TRUE(free.cores_of_drive(0).empty());
 }

@@ -38,7 +38,7 @@ struct CoreTopology {
 // that no node has belongs to the first.
 CoreTopology read_core_topology(const std::vector<int>& usable = usable_cores(), const std::string& root = "");
 
-enum class Binding { kAuto, kAlways, kNever };
+enum class Binding { kAuto, kOn, kOff };
 
 struct CoreWishes {
   std::vector<int> drives = {}, devices = {};  // the node of each; -1: unknown
@@ -81,7 +81,7 @@ struct CoreAssignment {
 // cores are given back that the rule alone had reserved. Every node that has cores keeps one that computes. Throws
 // Error(kUsage) naming the key where more was wished for than there is.
 //
-// kAuto binds where that has a use: with several nodes, or with cores reserved. With kNever the rule reserves nothing.
+// kAuto binds where that has a use: with several nodes, or with cores reserved. With kOff the rule reserves nothing.
 CoreAssignment assign_cores(const CoreTopology& topology, const CoreWishes& wishes);
 inline constexpr int kFewCores = 8;
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/device/memory.hpp"
 #include "ziggurat/engine/engine.hpp"
@@ -66,6 +67,8 @@ class Session {
   std::string describe_update() const;
   void resolve_budgets();
   void check_plan();
+  void assign_threads();
+  bool bind_threads();
   std::vector<io::DriveOptions> sized_drives() const;
   std::vector<NodeShare> host_shares() const;
 
@@ -80,6 +83,7 @@ class Session {
   Budgets budgets_;
   Budgets resident_;  // of them, what may be planned to stay: without workspace and read-ahead
   Plan plan_;
+  CoreAssignment cores_;
   std::int64_t updates_ = 0;
   std::unique_ptr<Device> device_;
   std::unique_ptr<HostMemory> host_;

@@ -192,11 +192,14 @@ class TinyRun {
 
   void add_state(TinyResult& result) {
     settle();
-    for (const auto& u : layout_.units) {
-      for (const TensorId id : {u.weight, u.state}) {
-        if (id == Layout::kNone) continue;
-        result.names.push_back(layout_.table.tensor(id).spec.name);
-        result.tensors.push_back(content(id));
+    static constexpr const char* kParts[] = {"master", "moment 0", "moment 1", "scale 0", "scale 1"};
+    for (std::size_t u = 0; u < layout_.units.size(); ++u) {
+      const std::string& name = model_.units()[u].name;
+      result.names.push_back(name + ".weight");
+      result.tensors.push_back(content(layout_.units[u].weight));
+      for (int part = 0; part < 5 && layout_.units[u].state != Layout::kNone; ++part) {
+        result.names.push_back(name + "." + kParts[part]);
+        result.tensors.push_back(state_part(u, part));
       }
     }
   }
@@ -219,7 +222,8 @@ class TinyRun {
     return all;
   }
 
-  // Of a unit's state: 0 the masters, 1 and 2 the moments; of all its elements, as they are kept. When settled.
+  // Of a unit's state: 0 the masters, 1 and 2 the moments, 3 and 4 their scales; of all its elements, as they
+  // are kept, however they are cut into segments. When settled.
   std::vector<char> state_part(std::size_t unit, int which) {
     std::vector<char> part;
     std::vector<char> all = content(layout_.units[unit].state);
@@ -228,7 +232,7 @@ class TinyRun {
     for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
       const std::int64_t n = layout_.state_elements(u, i).count;
       const OptimizerState state = layout_.state().part(segment, n, 0, n);
-      const View& v = which == 0 ? state.master : state.moment[which - 1];
+      const View& v = which == 0 ? state.master : which < 3 ? state.moment[which - 1] : state.scale[which - 3];
       const auto* data = static_cast<const char*>(v.data);
       part.insert(part.end(), data, data + v.count() * static_cast<std::int64_t>(size_of(v.dtype)));
       segment += layout_.table.segment(layout_.state_segment(u, i)).bytes;

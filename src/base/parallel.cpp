@@ -81,8 +81,8 @@ class Binder final : public tbb::task_scheduler_observer {
   }
   void on_scheduler_exit(bool) override {
     here.inside = false;
-    (void)here.before
-        .apply();  // where it ran before, it may; were those cores gone by now, it stays where it is
+    // Where it ran before, it may; were those cores gone by now, it stays where it is.
+    (void)here.before.apply();
     inside_.fetch_sub(1, std::memory_order_release);
   }
 

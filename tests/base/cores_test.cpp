@@ -263,6 +263,19 @@ TEST(Cores, TwoSocketsWithHyperthreadsEightDrivesAndEightGpus) {
   EXPECT_EQ(a.nodes[1].threads, 0);
 }
 
+TEST(Cores, HyperthreadsGoTogetherAndLoneOnesFirstWhereTheyFit) {
+  // 0 and 10, 1 alone, 2 and 12, ..., 8 and 18: 1's other hyperthread is not ours.
+  CoreTopology t{{{0, {}}}};
+  for (int cpu = 0; cpu < 9; ++cpu) {
+    t.nodes[0].cores.push_back({cpu, cpu});
+    if (cpu != 1) t.nodes[0].cores.push_back({cpu + 10, cpu});
+  }
+  EXPECT_EQ(assign_cores(t, {.drives = {0}}).nodes[0].drives, Ints{1});
+  EXPECT_EQ(assign_cores(t, {.drives = {0, 0}}).nodes[0].drives, (Ints{0, 10}));
+  EXPECT_EQ(assign_cores(t, {.drives = {0}, .reserved = 3}).nodes[0].drives, (Ints{0, 1, 10}));
+  EXPECT_EQ(assign_cores(t, {.drives = {0}, .reserved = 5}).nodes[0].drives, (Ints{0, 1, 2, 10, 12}));
+}
+
 TEST(Cores, UsersOfUnknownNodesGoWhereTheFewestAre) {
   const CoreTopology t = machine(2, 16, 1);
   EXPECT_EQ(assign_cores(t, {.drives = {-1, 0, -1, 0}}).drive_nodes, (Ints{1, 0, 1, 0}));

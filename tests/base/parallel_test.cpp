@@ -170,13 +170,13 @@ TEST_F(ParallelFor, ALimitHoldsForAllCallersTogether) {
   for (const int limit : {1, cores - 1}) {
     if (limit < 1 || limit >= cores) continue;
     set_parallelism(limit);
-    EXPECT_LE(most_at_once(4, 40), limit);
+    EXPECT_LE(most_at_once(4, 20), limit);
   }
   if (!has_two_cores()) return;
   ASSERT_EQ(set_parallelism(one_reserved()), "");
-  EXPECT_LE(most_at_once(4, 40), cores - 1);
+  EXPECT_LE(most_at_once(4, 20), cores - 1);
   ASSERT_EQ(set_parallelism(two_nodes()), "");
-  EXPECT_LE(most_at_once(4, 40), 2);
+  EXPECT_LE(most_at_once(4, 20), 2);
 }
 
 TEST_F(ParallelFor, WithoutALimitAllCoresWork) {
@@ -248,6 +248,25 @@ TEST_F(ParallelFor, NobodyIsBoundUnlessAsked) {
   }
 }
 
+// A worker begins on the cores of who happens to need it first: here somebody who is bound.
+TEST_F(ParallelFor, NorAreWorkersThatWereBornBound) {
+  if (!has_two_cores()) GTEST_SKIP() << "one core";
+  const std::vector<int> before = usable_cores();
+  ASSERT_EQ(set_parallelism(two_nodes()), "");
+  (void)chunks_of(1000, 1);
+  std::thread([] {
+    ASSERT_EQ(bind_this_thread({usable_cores().front()}), 0);
+    for (int repeat = 0; repeat < 20; ++repeat) (void)chunks_of(1000, 1);
+  }).join();
+  set_parallelism(tbb::info::default_concurrency());
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    parallel_for(64, 1, [&](std::int64_t, std::int64_t) {
+      EXPECT_EQ(usable_cores(), before);
+      spin(std::chrono::microseconds(50));
+    });
+  }
+}
+
 TEST_F(ParallelFor, EveryNodesThreadsRunOnItsCores) {
   if (!has_two_cores()) GTEST_SKIP() << "one core";
   const CoreAssignment cores = two_nodes();
@@ -269,6 +288,21 @@ TEST_F(ParallelFor, EveryNodesThreadsRunOnItsCores) {
       parallel_for(8, 1, [&](std::int64_t, std::int64_t) { EXPECT_EQ(usable_cores(), mine); });
     });
     EXPECT_EQ(places, (std::set<std::vector<int>>{cores.nodes[0].compute, cores.nodes[1].compute}));
+  }
+}
+
+TEST_F(ParallelFor, WhoIsDoneWithItsNodesPartHelpsWithTheOthers) {
+  if (!has_two_cores()) GTEST_SKIP() << "one core";
+  ASSERT_EQ(set_parallelism(two_nodes()), "");
+  for (const std::int64_t held : {0, 8}) {  // the first chunk of either node
+    std::atomic<int> others{0};
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    parallel_for(16, 1, [&](std::int64_t begin, std::int64_t) {
+      others += begin != held;
+      while (begin == held && others < 15 && std::chrono::steady_clock::now() < end)
+        std::this_thread::yield();
+    });
+    EXPECT_LT(std::chrono::steady_clock::now(), end) << "nobody took what lay behind chunk " << held;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/base/cores.hpp"
 #include "ziggurat/engine/engine.hpp"
 #include "ziggurat/io/engine.hpp"
 #include "ziggurat/model/model.hpp"

@@ -69,6 +69,11 @@ void Session::make_layout() {
   layout_ = std::make_unique<Layout>(*model_, o);
   o.device_updates = device_updates();
   if (o.device_updates > 0) layout_ = std::make_unique<Layout>(*model_, o);
+  if (o.drives > 0 && config_.aio.backend != io::Backend::kRam) {
+    o.state_versions = 2;
+    auto twice = std::make_unique<Layout>(*model_, o);
+    if (drives_have_room(twice->table.nvme_bytes())) layout_ = std::move(twice);
+  }
   auto timing = UpdateTiming::kSeparate;
   if (config_.optimizer.overlap) {
     timing = config_.gradient_clipping > 0 ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
@@ -193,6 +198,19 @@ void Session::open_drives() {
   o.trace = trace_;
   io_ = io::make_engine(o, sized_drives());
   if (watchdog_ != nullptr) watched_.push_back(watchdog_->watch(part_of(*io_)));
+}
+
+// Room for a second copy of the optimizer's state, so that a write never goes over the only one: in what was
+// stated, and in half of what is free where nothing was.
+bool Session::drives_have_room(std::int64_t bytes) const {
+  std::vector<DriveSpace> space = space_of(config_.tiers.nvme);
+  for (DriveSpace& s : space) s.free_bytes /= 2;
+  try {
+    (void)drives_for(config_.tiers.nvme, space, bytes);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 // What killed runs have left counts as free, so it goes first.
@@ -336,8 +354,10 @@ std::string Session::describe() const {
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets_.device),
                       format_bytes(layout_->workspace_bytes()), format_bytes(budgets_.host));
   if (io_ != nullptr) {
-    text += fmt::format(", nvme {} on {} path(s)\nI/O        {}", format_bytes(layout_->table.nvme_bytes()),
-                        layout_->table.drives(), io_->describe());
+    text += fmt::format(", nvme {} on {} path(s){}\nI/O        {}", format_bytes(layout_->table.nvme_bytes()),
+                        layout_->table.drives(),
+                        layout_->options.state_versions > 1 ? ", two versions of the state" : "",
+                        io_->describe());
   }
   if (host_ != nullptr && budgets_.host > 0) {
     const HostMemoryReport got = host_->report();

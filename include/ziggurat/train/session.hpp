@@ -65,6 +65,7 @@ class Session {
   void make_layout();
   std::int32_t device_updates() const;
   std::string describe_update() const;
+  bool drives_have_room(std::int64_t bytes) const;
   void resolve_budgets();
   void check_plan();
   void assign_threads();

@@ -17,7 +17,7 @@ struct Elsewhere {
   const char* instead;
 };
 // Keys that people put at the wrong level, or know by another name.
-constexpr std::array<Elsewhere, 45> kElsewhere = {{
+constexpr std::array<Elsewhere, 47> kElsewhere = {{
     {"adam_w_mode", "optimizer.params.adam_w_mode"},
     {"batch_size", "train_batch_size"},
     {"betas", "optimizer.params.betas"},
@@ -41,6 +41,7 @@ constexpr std::array<Elsewhere, 45> kElsewhere = {{
     {"micro_batch_size", "train_micro_batch_size_per_gpu"},
     {"min_loss_scale", "fp16.min_loss_scale"},
     {"momentum", "optimizer.params.momentum"},
+    {"num_threads", "threads.compute"},
     {"nvme", "tiers.nvme"},
     {"nvme_path", "zero_optimization.offload_optimizer.nvme_path"},
     {"offload_optimizer", "zero_optimization.offload_optimizer"},
@@ -54,6 +55,7 @@ constexpr std::array<Elsewhere, 45> kElsewhere = {{
     {"ratio", "zero_optimization.offload_optimizer.ratio"},
     {"read_ahead", "tiers.read_ahead"},
     {"recompute", "activation_checkpointing.recompute"},
+    {"reserved", "threads.reserved"},
     {"seq_len", "data.seq_len"},
     {"sequence_length", "data.seq_len"},
     {"stage", "zero_optimization.stage"},

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/device/memory.hpp"
 #include "ziggurat/engine/engine.hpp"
@@ -69,8 +70,11 @@ class Session {
   std::int32_t device_updates() const;
   std::int32_t units_within(double share) const;
   std::string describe_update() const;
+  bool drives_have_room(std::int64_t bytes) const;
   void resolve_budgets();
   void check_plan();
+  void assign_threads();
+  bool bind_threads();
   std::vector<io::DriveOptions> sized_drives() const;
   std::vector<NodeShare> host_shares() const;
 
@@ -85,6 +89,7 @@ class Session {
   Budgets budgets_;
   Budgets resident_;  // of them, what may be planned to stay: without workspace and read-ahead
   Plan plan_;
+  CoreAssignment cores_;
   std::int64_t updates_ = 0, skipped_ = 0;
   std::optional<LossScaler> scaler_;
   std::unique_ptr<Device> device_;

@@ -185,10 +185,7 @@ bool Engine::waiting() const {
 
 void Engine::run_program(const StepProgram& program, const StepProgram* next) {
   store_.run(&program.program, next != nullptr ? &next->program : nullptr);
-  if (history_.empty() || history_.back().program != &program || history_.back().next != next) {
-    history_.push_back({&program, next, 0});
-  }
-  ++history_.back().times;
+  note_run({&program, next});
   position_->begin_program(program);
   for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
     const StepOp& op = program.ops[static_cast<std::size_t>(i)];
@@ -207,6 +204,21 @@ void Engine::run_program(const StepProgram& program, const StepProgram* next) {
   }
 }
 
+// Grows with the variety of what was run, not with its length.
+void Engine::note_run(const ProgramRun::Part& part) {
+  const bool updates = programs_.timing == UpdateTiming::kSeparate && part.program == &programs_.flush;
+  if (updates && !history_.empty() && history_.back().parts[0].next == part.program) {
+    history_.back().parts[1] = part;  // of the step before
+  } else {
+    history_.push_back({{part, {}}, 1});
+  }
+  if (history_.size() < 2) return;
+  ProgramRun& before = *(history_.end() - 2);
+  if (!std::ranges::equal(before.parts, history_.back().parts)) return;
+  before.times += history_.back().times;
+  history_.pop_back();
+}
+
 StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
                               const UpdateRule& rule, Then then) {
   ZG_ASSERT_EQ(static_cast<std::int64_t>(micro_batches.size()), layout_.options.micro_batches);
@@ -221,6 +233,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
                                    [](auto t) { return t >= 0; });
   }
   const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));
+  if (pending_ && programs_.timing == UpdateTiming::kSeparate) run_updates(&programs_.first);
   const bool early = programs_.timing == UpdateTiming::kEarly;
   const bool scaled = rule.loss_scale > 0;
   ZG_ASSERT(!early || (rule.clip == 0 && !scaled),
@@ -241,12 +254,6 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   for (std::size_t u = 1; u < scalars.size(); ++u) norm_sq += scalars[u];
   result.grad_norm = std::sqrt(norm_sq) * unscale;
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-  if (!finite && !scaled) {
-    throw Error(
-        Errc::kNumeric, fmt::format("step {}", step),
-        fmt::format("the training diverged: loss {}, gradient norm {}", result.loss, result.grad_norm),
-        "lower the learning rate, warm up longer, or clip gradients (gradient_clipping)");
-  }
   result.skipped = !finite;
   if (!early) {
     pending_ = true;
@@ -254,6 +261,12 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
     update_.params.skip = result.skipped;
     const double clip = rule.clip > 0 ? std::min(1.0, rule.clip / (result.grad_norm + 1e-6)) : 1.0;
     update_.params.grad_scale = result.skipped ? 0 : unscale * clip;
+  }
+  if (!finite && !scaled) {
+    throw Error(
+        Errc::kNumeric, fmt::format("step {}", step),
+        fmt::format("the training diverged: loss {}, gradient norm {}", result.loss, result.grad_norm),
+        "lower the learning rate, warm up longer, or clip gradients (gradient_clipping)");
   }
   if (programs_.timing == UpdateTiming::kSeparate)
     run_updates(then == Then::kTrain ? &programs_.first : nullptr);

@@ -56,10 +56,14 @@ struct StepResult {
   Traffic traffic;
 };
 
-// Programs that were run: `program` so often in a row, each time followed by `next`.
+// Programs that were run: one, or a step and its updates in a program of their own, so often in a row.
 struct ProgramRun {
-  const StepProgram* program = nullptr;
-  const StepProgram* next = nullptr;
+  struct Part {
+    const StepProgram* program = nullptr;  // null: no second one
+    const StepProgram* next = nullptr;     // what was announced to follow
+    bool operator==(const Part&) const = default;
+  };
+  Part parts[2];
   std::int64_t times = 0;
 };
 
@@ -80,8 +84,8 @@ class Engine {
   void initialize(const ParamSource& source);
 
   // One optimizer step over `micro_batches` (as many as the layout says); `step` counts from 0, for messages.
-  // `then` is binding. When loss or gradient are not finite: with a loss scale the update is left out, else
-  // it throws Error(kNumeric), before they reach a weight unless the update is early.
+  // `then` is binding. When loss or gradient are not finite the update is left out (unless it is early, and
+  // has happened); without a loss scale that is an Error(kNumeric).
   StepResult train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
                         const UpdateRule& rule, Then then);
 
@@ -115,6 +119,7 @@ class Engine {
   class Timer;
   class Position;
   void run_program(const StepProgram& program, const StepProgram* next);
+  void note_run(const ProgramRun::Part& part);
   void issue(const StepOp& op, std::vector<Lease>& leases);
   void issue_update(const StepOp& op, const std::vector<Lease>& leases);
   std::vector<double> run_backward(Then then);

@@ -33,8 +33,10 @@ Engine::Engine(const Options& o)
   for (const Unit& unit : layout_.model->units()) {
     random_.emplace_back();
     // Other numbers than those of the parameter's initialisation.
-    for (const Param& p : unit.params)
-      random_.back().push_back(NamedRandom(o.seed, p.name + ".update").key());
+    for (const Param& p : unit.params) {
+      const std::array<std::uint32_t, 2> key = NamedRandom(o.seed, p.name + ".update").key();
+      random_.back().push_back({{key[0], key[1]}});
+    }
   }
 }
 

@@ -172,10 +172,7 @@ void read_moments(const StateFormat& format, const OptimizerState& state, int wh
   const auto* codes = static_cast<const std::uint8_t*>(moment.data);
   const float* scales = state.scale[which].as<float>();
   for (std::int64_t i = 0; i < count; ++i) {
-    const float scale = scales[i / kQuantBlock];
-    // Adam's second moment is never negative, and has a code of its own.
-    const bool squared = format.kind == OptimizerKind::kAdam && which == 1;
-    out[i] = squared ? host::decode_v(codes[i], scale) : host::decode_m(codes[i], scale);
+    out[i] = host::int8::decode(which, codes[i], scales[i / kQuantBlock]);
   }
 }
 

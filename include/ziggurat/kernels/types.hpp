@@ -1,6 +1,5 @@
 // Parameters that kernels and the op set share.
 #pragma once
-#include <array>
 #include <cstdint>
 
 #include "ziggurat/base/dtype.hpp"
@@ -41,7 +40,9 @@ struct StateFormat {
 };
 
 // The Philox key of a parameter's random numbers (base/philox.hpp).
-using RandomKey = std::array<std::uint32_t, 2>;
+struct RandomKey {
+  std::uint32_t key[2] = {0, 0};
+};
 
 struct UpdateParams {
   double lr = 0;
@@ -58,7 +59,7 @@ struct UpdateParams {
   // master is made anew from it.
   bool skip = false;
   // Of stochastic rounding: the parameter's key, and where in it the arrays begin (a multiple of kQuantBlock).
-  RandomKey random = {0, 0};
+  RandomKey random = {};
   std::int64_t first_element = 0;
 };
 

@@ -36,6 +36,8 @@ void with_type(DType dtype, const F& f) {
       return f(float{});
     case DType::kBF16:
       return f(bf16{});
+    case DType::kF16:
+      return f(fp16{});
     case DType::kF64:
       return f(double{});
     default:
@@ -90,6 +92,8 @@ class HostOps final : public Ops {
     };
     if (a.dtype == DType::kBF16 && c.dtype == DType::kBF16) return submit(bf16{}, bf16{});
     if (a.dtype == DType::kBF16 && c.dtype == DType::kF32) return submit(bf16{}, float{});
+    if (a.dtype == DType::kF16 && c.dtype == DType::kF16) return submit(fp16{}, fp16{});
+    if (a.dtype == DType::kF16 && c.dtype == DType::kF32) return submit(fp16{}, float{});
     if (a.dtype == DType::kF32 && c.dtype == DType::kF32) return submit(float{}, float{});
     if (a.dtype == DType::kF64 && c.dtype == DType::kF64) return submit(double{}, double{});
     ZG_ASSERT(false, "no product of {} into {}", name_of(a.dtype), name_of(c.dtype));
@@ -334,7 +338,8 @@ class HostOps final : public Ops {
     });
   }
 
-  void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits) override {
+  void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits,
+                     double scale) override {
     const DType t = dlogits ? dlogits.dtype : logits.dtype;
     expect(logits, "logits", acc_of(t), logits.rows, logits.cols);
     expect(targets, "targets", DType::kI32, 1, logits.rows);
@@ -345,7 +350,8 @@ class HostOps final : public Ops {
       const host::CrossEntropy<T> args{.logits = strided<host::Acc<T>>(logits),
                                        .targets = targets.as<std::int32_t>(),
                                        .loss_sum = loss_sum.as<double>(),
-                                       .dlogits = strided<T>(dlogits)};
+                                       .dlogits = strided<T>(dlogits),
+                                       .scale = scale};
       on_host(s).enqueue("cross_entropy",
                          [extent = extent_of(logits), args] { host::cross_entropy<T>(extent, args); });
     });
@@ -385,6 +391,7 @@ class HostOps final : public Ops {
       });
     };
     if (accumulator.dtype == DType::kF32 && out.dtype == DType::kBF16) return submit(float{}, bf16{});
+    if (accumulator.dtype == DType::kF32 && out.dtype == DType::kF16) return submit(float{}, fp16{});
     if (accumulator.dtype == DType::kF32 && out.dtype == DType::kF32) return submit(float{}, float{});
     if (accumulator.dtype == DType::kF64 && out.dtype == DType::kF64) return submit(double{}, double{});
     ZG_ASSERT(false, "no gradient from {} to {}", name_of(accumulator.dtype), name_of(out.dtype));

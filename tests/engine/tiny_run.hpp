@@ -74,6 +74,7 @@ inline std::vector<NamedFormat> state_formats(OptimizerKind kind, int moment_cou
   };
   std::vector<NamedFormat> all{{"f32", DType::kF32, of(MasterFormat::kFull, kFull)},
                                {"bf16", DType::kBF16, of(MasterFormat::kFull, kFull)},
+                               {"f16", DType::kF16, of(MasterFormat::kFull, kFull)},
                                {"bf16_split", DType::kBF16, of(MasterFormat::kSplit, kFull)}};
   if (moment_count == 0) return all;
   all.push_back({"f32_bf16_moments", DType::kF32, of(MasterFormat::kFull, kBf16)});
@@ -81,6 +82,16 @@ inline std::vector<NamedFormat> state_formats(OptimizerKind kind, int moment_cou
   all.push_back({"bf16_split_bf16_moments", DType::kBF16, of(MasterFormat::kSplit, kBf16)});
   all.push_back({"bf16_split_int8", DType::kBF16, of(MasterFormat::kSplit, kInt8)});
   return all;
+}
+
+// A master as a weight.
+inline float rounded(float master, DType dtype) {
+  float weight = 0;
+  double memory = 0;
+  const View v(&memory, dtype, 1, 1);
+  write_weights(v, &master);
+  read_weights(v, &weight);
+  return weight;
 }
 
 inline const char* name_of(UpdateTiming timing) {

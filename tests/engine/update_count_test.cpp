@@ -77,8 +77,7 @@ class HalvingRun {
         const std::vector<float> masters = run_.masters(u, params[i]);
         for (std::int64_t e = 0; e < params[i].count(); ++e) {
           float expected = std::ldexp(run_.initial(params[i], e), -bits * applied_);
-          if (group == kFrozen && run_.setup().dtype == DType::kBF16)
-            expected = static_cast<float>(round_master(expected));
+          if (group == kFrozen) expected = rounded(expected, run_.setup().dtype);
           const float got = masters[static_cast<std::size_t>(e)];
           ASSERT_GT(std::abs(expected), 0x1p-40f);
           ++elements;
@@ -103,8 +102,7 @@ class HalvingRun {
         read_weights(weights.col_range(p.offset, p.count()), got.data());
         int wrong = 0;
         for (std::size_t e = 0; e < masters.size(); ++e) {
-          const bool narrow = run_.setup().dtype == DType::kBF16;
-          wrong += got[e] == (narrow ? static_cast<float>(round_master(masters[e])) : masters[e]) ? 0 : 1;
+          wrong += got[e] == rounded(masters[e], run_.setup().dtype) ? 0 : 1;
         }
         EXPECT_EQ(wrong, 0) << p.name;
       }

@@ -92,8 +92,9 @@ TEST(StateLayout, HasTheSizesOfItsFormat) {
     EXPECT_EQ(static_cast<std::int64_t>(size_of(state.master.dtype)), sizes.master);
     for (int i = 0; i < 2; ++i) {
       EXPECT_EQ(state.moment[i].count(), i < format.moment_count ? n : 0);
-      if (i < format.moment_count)
+      if (i < format.moment_count) {
         EXPECT_EQ(static_cast<std::int64_t>(size_of(state.moment[i].dtype)), sizes.moment);
+      }
       const bool scaled = i < format.moment_count && format.moments == MomentFormat::kInt8;
       EXPECT_EQ(state.scale[i].count(), scaled ? 37 : 0);
     }

@@ -235,7 +235,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
                                    [](auto t) { return t >= 0; });
   }
   const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));
-  if (pending_ && programs_.timing == UpdateTiming::kSeparate) run_updates(&programs_.first);
+  if (pending_ && updates_follow_) run_updates(&programs_.first);
   const bool early = programs_.timing == UpdateTiming::kEarly;
   const bool scaled = rule.loss_scale > 0;
   ZG_ASSERT(!early || (rule.clip == 0 && !scaled),
@@ -249,6 +249,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   const double unscale = scaled ? 1 / rule.loss_scale : per_token;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) load_tokens(m, micro_batches[m]);
   zero_scalars();
+  updates_follow_ = programs_.timing == UpdateTiming::kSeparate || then == Then::kPause;
   const std::vector<double> scalars = run_backward(then);
 
   result.loss = scalars[0] * per_token;

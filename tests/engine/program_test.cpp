@@ -120,7 +120,9 @@ TEST_P(Programs, EveryAccessFindsContentAndEveryContentIsUsed) {
     }
     for (const auto& u : layout.units) {
       EXPECT_FALSE(contents.present(layout.whole(u.accumulator)));
-      if (u.gradient != Layout::kNone) EXPECT_EQ(contents.present(layout.whole(u.gradient)), gradients);
+      if (u.gradient != Layout::kNone) {
+        EXPECT_EQ(contents.present(layout.whole(u.gradient)), gradients);
+      }
       // A weight that the next update overwrites need not be kept; one that holds half of its master, or that
       // is not trained, must be.
       const bool rebuilt =

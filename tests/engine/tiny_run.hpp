@@ -266,8 +266,7 @@ class TinyRun {
     const Tensor& t = layout_.table.tensor(id);
     for (std::int32_t i = 0; i < t.segments; ++i) {
       const SegmentId s = t.first_segment + i;
-      const bool in_device = layout_.table.segment(s).lowest == Tier::kDevice;
-      const Lease lease = store_->acquire(s, in_device ? Tier::kDevice : Tier::kHost, Access::kRead);
+      const Lease lease = lease_of(s, Access::kRead);
       const auto* data = static_cast<const char*>(lease.data());
       all.insert(all.end(), data, data + lease.bytes());
     }
@@ -280,8 +279,7 @@ class TinyRun {
     const char* from = all.data();
     for (std::int32_t i = 0; i < t.segments; ++i) {
       const SegmentId s = t.first_segment + i;
-      const bool in_device = layout_.table.segment(s).lowest == Tier::kDevice;
-      const Lease lease = store_->acquire(s, in_device ? Tier::kDevice : Tier::kHost, Access::kOverwrite);
+      const Lease lease = lease_of(s, Access::kOverwrite);
       ZG_ASSERT(from + lease.bytes() <= all.data() + all.size(), "{} has more bytes", t.spec.name);
       std::memcpy(lease.data(), from, static_cast<std::size_t>(lease.bytes()));
       from += lease.bytes();
@@ -343,6 +341,16 @@ class TinyRun {
   }
 
  private:
+  // At the host if there is room, else in the device.
+  Lease lease_of(SegmentId id, Access access) {
+    if (layout_.table.segment(id).lowest == Tier::kDevice) return store_->acquire(id, Tier::kDevice, access);
+    try {
+      return store_->acquire(id, Tier::kHost, access);
+    } catch (const Error& e) {
+      if (e.code() != Errc::kMemory) throw;
+      return store_->acquire(id, Tier::kDevice, access);
+    }
+  }
   static TinySetup with_gradient(TinySetup s) {
     s.layout.gradient = s.gradient.value_or(s.dtype);
     return s;

@@ -39,7 +39,7 @@ struct MicroBatch {
   const std::int32_t* targets = nullptr;  // [rows], negative: not counted
 };
 
-enum class Then { kTrain, kPause };  // what follows a step: another one, or anything else
+enum class Then { kTrain, kPause };  // what follows a step: another one for certain, or anything
 
 struct Phases {
   double forward = 0, backward = 0, optimizer = 0;  // seconds the streams worked
@@ -150,8 +150,9 @@ class Engine {
   std::vector<std::int32_t> token_staging_;
   std::vector<double> scalar_staging_;
   std::vector<Lease> leases_;
-  bool pending_ = false;  // gradients wait for their update
-  UpdateRule update_;     // of the updates that are being issued
+  bool pending_ = false;         // gradients wait for their update
+  bool updates_follow_ = false;  // ... which is announced to the store as the next program
+  UpdateRule update_;            // of the updates that are being issued
   double head_scale_ = 1;  // of the gradients that the head starts with
   std::vector<std::vector<RandomKey>> random_;  // by unit and parameter
   Traffic own_;

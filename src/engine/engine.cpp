@@ -330,8 +330,9 @@ double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBat
   return loss / static_cast<double>(std::max<std::int64_t>(1, tokens));
 }
 
+// One lease at a time: outside of programs the tiers need not have room for two.
 void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin, std::int64_t end,
-                         const StateVisitor& visit) {
+                         Weights weights, const StateVisitor& visit) {
   flush();
   leave_program();
   const Layout::UnitTensors& tensors = layout_.unit(u);
@@ -339,33 +340,45 @@ void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin,
   const auto range = std::find_if(tensors.ranges.begin(), tensors.ranges.end(), [&](const auto& r) {
     return params[static_cast<std::size_t>(r.param)].offset == param.offset;
   });
-  const Lease weight_lease = host_lease(layout_.whole(tensors.weight), Access::kRead);
-  const View weight = whole_view(weight_lease, tensors.weight);
+  const auto with_weight = [&](std::int64_t first, std::int64_t count, const auto& use) {
+    const Lease lease = host_lease(layout_.whole(tensors.weight), Access::kRead);
+    use(whole_view(lease, tensors.weight).col_range(first, count));
+  };
   if (range == tensors.ranges.end()) {  // frozen
-    visit({}, weight.col_range(param.offset + begin, end - begin), 0, 0, end - begin);
+    with_weight(param.offset + begin, end - begin,
+                [&](const View& weight) { visit({}, weight, 0, 0, end - begin); });
     return;
   }
+  std::vector<char> copy;
   for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
     const Layout::Elements segment = layout_.state_elements(u, i);
     const std::int64_t from = std::max(range->state_first + begin, segment.first);
     const std::int64_t to = std::min(range->state_first + end, segment.first + segment.count);
     if (from >= to) continue;
-    const Lease lease = host_lease(layout_.state_segment(u, i), Access::kRead);
     // Parts begin at whole blocks.
     const std::int64_t inside = from - segment.first, block = inside / kQuantBlock * kQuantBlock;
-    const OptimizerState state =
-        layout_.state().part(lease.data(), segment.count, block, to - segment.first - block);
     const std::int64_t skip = inside - block;
     const std::int64_t element = from - range->state_first;  // of the parameter
-    visit(state, weight.col_range(range->unit_first + element - skip, to - from + skip), element - begin,
-          skip, to - from);
+    View weight;
+    if (weights == Weights::kNeeded) {
+      with_weight(range->unit_first + element - skip, to - from + skip, [&](const View& v) {
+        const auto* data = static_cast<const char*>(v.data);
+        copy.assign(data, data + v.count() * static_cast<std::int64_t>(size_of(v.dtype)));
+        weight = View(copy.data(), v.dtype, 1, v.count());
+      });
+    }
+    const Lease lease = host_lease(layout_.state_segment(u, i), Access::kRead);
+    const OptimizerState state =
+        layout_.state().part(lease.data(), segment.count, block, to - segment.first - block);
+    visit(state, weight, element - begin, skip, to - from);
   }
 }
 
 void Engine::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                          float* out) {
   std::vector<float> values;
-  visit_state(unit, param, begin, end,
+  const bool split = layout_.state().format().master == MasterFormat::kSplit;
+  visit_state(unit, param, begin, end, split ? Weights::kNeeded : Weights::kNotNeeded,
               [&](const OptimizerState& state, View weight, std::int64_t first, std::int64_t skip,
                   std::int64_t count) {
                 values.resize(static_cast<std::size_t>(skip + count));
@@ -382,7 +395,7 @@ void Engine::read_moment(int which, std::int32_t unit, const Param& param, std::
                          std::int64_t end, float* out) {
   std::vector<float> values;
   visit_state(
-      unit, param, begin, end,
+      unit, param, begin, end, Weights::kNotNeeded,
       [&](const OptimizerState& state, View, std::int64_t first, std::int64_t skip, std::int64_t count) {
         ZG_ASSERT(static_cast<bool>(state.master), "{} is not trained", param.name);
         values.resize(static_cast<std::size_t>(skip + count));

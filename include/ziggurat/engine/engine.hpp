@@ -131,8 +131,9 @@ class Engine {
   // What is kept of elements [begin, end) of a parameter, a segment's share at a time.
   using StateVisitor = std::function<void(const OptimizerState& state, View weight, std::int64_t first,
                                           std::int64_t skip, std::int64_t count)>;
+  enum class Weights { kNeeded, kNotNeeded };  // beside the state; a frozen parameter has no other values
   void visit_state(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
-                   const StateVisitor& visit);
+                   Weights weights, const StateVisitor& visit);
   void initialize_unit(std::int32_t unit, const ParamSource& source);
   Lease host_lease(SegmentId segment, Access access);
   View whole_view(const Lease& lease, TensorId tensor) const;

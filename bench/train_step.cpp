@@ -57,6 +57,15 @@ void print_step(Session& session, const zg::Roofs& roofs, std::int64_t step, con
   std::fflush(stdout);
 }
 
+std::int64_t optimizer_state_bytes(const zg::TensorTable& table) {
+  std::int64_t bytes = 0;
+  for (zg::SegmentId id = 0; id < table.segment_count(); ++id) {
+    const zg::Segment& segment = table.segment(id);
+    if (table.tensor(segment.tensor).spec.role == zg::Role::kOptimizerState) bytes += segment.charge;
+  }
+  return bytes;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -86,7 +95,8 @@ int main(int argc, char** argv) {
     const zg::Roofs roofs = zg::measure_roofs(config.dtype);
     session.start();
     std::fprintf(stderr, "%s\n", session.describe().c_str());
-    std::printf("{\"event\":\"ready\",\"roof_flops\":%.6g}\n", roofs.flops);
+    std::printf("{\"event\":\"ready\",\"roof_flops\":%.6g,\"optimizer_state_bytes\":%lld}\n", roofs.flops,
+                static_cast<long long>(optimizer_state_bytes(session.layout().table)));
     std::fflush(stdout);
     std::string line;
     for (std::int64_t step = 0;

@@ -6,7 +6,6 @@
 #include "cli/flags.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
-#include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/train/trainer.hpp"
 
@@ -48,7 +47,8 @@ void add_train(CLI::App& app, int& exit_code) {
       ->check(whole_number(1));
   command->add_option("--devices", flags->devices, "What to train on: host:1 (the processor)")
       ->capture_default_str();
-  command->add_option("--threads", flags->threads, "Threads for compute (default: all cores of this process)")
+  command
+      ->add_option("--threads", flags->threads, "Threads that compute, instead of the file's threads.compute")
       ->check(whole_number(1, 4096));
   command->add_option("--trace", flags->options.trace_file,
                       "Write a timeline for Perfetto (ui.perfetto.dev) to this file");
@@ -76,7 +76,8 @@ void add_train(CLI::App& app, int& exit_code) {
   command->callback([flags, &exit_code] {
     if (flags->verbose) log::set_level(log::Level::kDebug);
     check_devices(flags->devices);
-    if (flags->threads > 0) set_parallelism(flags->threads);
+    if (flags->threads > 0)
+      flags->source.overrides.push_back("threads.compute=" + std::to_string(flags->threads));
     if (flags->steps > 0) flags->source.overrides.push_back("steps=" + std::to_string(flags->steps));
     if (flags->plan) flags->options.mode = TrainOptions::Mode::kPlanOnly;
     Watchdog watchdog({.stall_seconds = flags->stall_seconds});

@@ -60,6 +60,11 @@ void expect_dense(const View& v, const char* name, std::int64_t count) {
   ZG_ASSERT(v.data != nullptr || count == 0, "{} is null", name);
 }
 
+void expect_dense(const View& v, const char* name, DType dtype, std::int64_t count) {
+  ZG_ASSERT(v.dtype == dtype, "{} is {}, expected {}", name, name_of(v.dtype), name_of(dtype));
+  expect_dense(v, name, count);
+}
+
 class HostOps final : public Ops {
  public:
   void gemm(Stream& s, View a, View b, View c, const GemmOptions& options) override {
@@ -400,17 +405,23 @@ class HostOps final : public Ops {
   void update(Stream& s, View grad, View weight, const OptimizerState& state, const StateFormat& format,
               const UpdateParams& params) override {
     const std::int64_t n = weight.count();
-    for (const View& x : {grad, weight, state.master}) expect_dense(x, "an operand of update", n);
+    for (const View& x : {grad, weight}) expect_dense(x, "an operand of update", n);
+    const bool split = format.master == MasterFormat::kSplit;
+    expect_dense(state.master, "the master", split ? DType::kU16 : format.full, n);
+    const DType moment = format.moments == MomentFormat::kInt8   ? DType::kU8
+                         : format.moments == MomentFormat::kBf16 ? DType::kBF16
+                                                                 : format.full;
     host::UpdateArrays arrays{.grad = grad.data,
                               .grad_type = grad.dtype,
                               .weight = weight.data,
                               .weight_type = weight.dtype,
                               .master = state.master.data};
     for (int i = 0; i < format.moment_count; ++i) {
-      expect_dense(state.moment[i], "a moment", n);
+      expect_dense(state.moment[i], "a moment", moment, n);
       arrays.moment[i] = state.moment[i].data;
       if (format.moments != MomentFormat::kInt8) continue;
-      expect_dense(state.scale[i], "the scales of a moment", (n + kQuantBlock - 1) / kQuantBlock);
+      expect_dense(state.scale[i], "the scales of a moment", DType::kF32,
+                   (n + kQuantBlock - 1) / kQuantBlock);
       arrays.scale[i] = state.scale[i].as<float>();
     }
     on_host(s).enqueue("update", [n, arrays, format, params] { host::update(n, arrays, format, params); });

@@ -98,6 +98,7 @@ void Layout::add_state(std::int32_t u, Tier lowest) {
   const std::int64_t bytes = whole * state_.bytes(segment_elements_) + (rest > 0 ? state_.bytes(rest) : 0);
   TensorSpec spec{unit.name + ".state",  DType::kU8, bytes,
                   Role::kOptimizerState, lowest,     state_.bytes(segment_elements_)};
+  spec.versions = options.state_versions;
   t.state = table.add(spec);
 }
 

@@ -37,8 +37,9 @@ class Emitter {
     return std::move(out_);
   }
 
-  // All segments of a unit's state, one operation each. The gradient is dead after the last one.
-  void update(std::int32_t unit) {
+  // All segments of a unit's state, one operation each. The gradient is dead after the last one. `time` of
+  // each: 0 beside compute.
+  void update(std::int32_t unit, std::int64_t time = 0) {
     const Tier tier = layout_.update_at(unit);
     const std::int32_t n = layout_.state_segments(unit);
     for (std::int32_t i = 0; i < n; ++i) {
@@ -46,7 +47,8 @@ class Emitter {
       add({OpKind::kUpdate, unit, 0, i, i == 0},
           {{layout_.whole(layout_.unit(unit).gradient), tier, Access::kRead, i == n - 1},
            {weight(unit), tier, overwrites ? Access::kOverwrite : Access::kWrite, false},
-           {layout_.state_segment(unit, i), tier, Access::kWrite, false}});
+           {layout_.state_segment(unit, i), tier, Access::kWrite, false}},
+          time);
     }
   }
 
@@ -60,19 +62,20 @@ class Emitter {
     std::vector<AccessStep> a{read(weight(layer + 1)), read(activation(layer, m)),
                               overwrite(activation(layer + 1, m))};
     if (!layout_.options.recompute) a.push_back(overwrite(saved(layer, m)));
-    add({OpKind::kForward, layer, m, 0, false}, a);
+    add({OpKind::kForward, layer, m, 0, false}, a, products(layer + 1));
   }
 
   void forward_only(std::int32_t layer, std::int32_t m) {
     add({OpKind::kForward, layer, m, 0, false},
-        {read(weight(layer + 1)), last(activation(layer, m)), overwrite(activation(layer + 1, m))});
+        {read(weight(layer + 1)), last(activation(layer, m)), overwrite(activation(layer + 1, m))},
+        products(layer + 1));
   }
 
   void head_loss(std::int32_t m) {
     std::vector<AccessStep> a{read(weight(layout_.head_unit()))};
     if (tied()) a.push_back(read(weight(0)));
     a.push_back(last(activation(static_cast<std::int32_t>(layout_.layers()), m)));
-    add({OpKind::kHeadLoss, 0, m, 0, false}, a);
+    add({OpKind::kHeadLoss, 0, m, 0, false}, a, head_products());
   }
 
   // last_use: nobody reads the weight before it is updated.
@@ -84,7 +87,7 @@ class Emitter {
     a.push_back(overwrite(gradient_of_activation(m)));
     a.push_back(add_to(accumulator(layout_.head_unit()), first));
     if (tied()) a.push_back(add_to(accumulator(0), first));
-    add({OpKind::kHead, 0, m, 0, first}, a);
+    add({OpKind::kHead, 0, m, 0, first}, a, 3 * head_products());
   }
 
   void backward(std::int32_t layer, std::int32_t m, bool first, bool last_use) {
@@ -93,7 +96,8 @@ class Emitter {
                               {gradient_of_activation(m), Tier::kDevice, Access::kWrite, false},
                               add_to(accumulator(layer + 1), first)};
     if (!layout_.options.recompute) a.push_back(last(saved(layer, m)));
-    add({OpKind::kBackward, layer, m, 0, first}, a);
+    add({OpKind::kBackward, layer, m, 0, first}, a,
+        (layout_.options.recompute ? 3 : 2) * products(layer + 1));
   }
 
   void embedding_backward(std::int32_t m, bool first) {
@@ -135,9 +139,15 @@ class Emitter {
     return layout_.whole(layout_.activation_gradient[slot(m)]);
   }
   bool tied() const { return layout_.model->config().tied; }
+  // What a forward through the unit takes: it multiplies each row by each of its parameters. All else counts
+  // as nothing.
+  std::int64_t products(std::int32_t unit) const {
+    return layout_.model->units()[static_cast<std::size_t>(unit)].count;
+  }
+  std::int64_t head_products() const { return products(tied() ? 0 : layout_.head_unit()); }
 
-  void add(const StepOp& op, const std::vector<AccessStep>& accesses) {
-    out_.program.add_op(accesses);
+  void add(const StepOp& op, const std::vector<AccessStep>& accesses, std::int64_t time = 0) {
+    out_.program.add_op(accesses, time);
     out_.ops.push_back(op);
   }
 
@@ -219,7 +229,7 @@ StepProgram train_program(const Emission& e, const char* name) {
 
 StepProgram flush_program(const Layout& layout) {
   Emitter out(layout, "flush");
-  for (std::int32_t u = 0; u <= layout.head_unit(); ++u) out.update(u);
+  for (std::int32_t u = 0; u <= layout.head_unit(); ++u) out.update(u, 1);
   return out.finish();
 }
 

@@ -21,6 +21,7 @@ constexpr std::int64_t kMostSegments = 1 << 24;
 constexpr std::int64_t kMostRuns = 1 << 24;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
 constexpr std::size_t kMostPriorities = 255;
+constexpr std::int64_t kMostTime = std::int64_t{1} << 40;
 
 constexpr Role kRoles[] = {Role::kWeight, Role::kGradient, Role::kOptimizerState, Role::kActivation,
                            Role::kOther};
@@ -139,10 +140,10 @@ class Reader {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const std::string place = fmt::format("tensors[{}]", i);
       const Json& t = list(tensors[i], place);
-      if (t.size() != 7) {
+      if (t.size() != 7 && t.size() != 8) {
         fail(place, fmt::format(
-                        "found {} values, expected 7: name, type, elements, role, lowest tier, elements of a "
-                        "segment, priority",
+                        "found {} values, expected 7 or 8: name, type, elements, role, lowest tier, elements "
+                        "of a segment, priority, versions",
                         t.size()));
       }
       const auto at = [&](int k) { return fmt::format("{}[{}]", place, k); };
@@ -155,6 +156,7 @@ class Reader {
       spec.segment_elements = integer(t[5], at(5), 0, kMost);
       spec.priority = static_cast<int>(
           integer(t[6], at(6), std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
+      if (t.size() == 8) spec.versions = static_cast<int>(integer(t[7], at(7), 1, 2));
       const std::int64_t pieces =
           spec.segment_elements == 0 ? 1 : (spec.count - 1) / spec.segment_elements + 1;
       if (pieces > kMostSegments - trace.table.segment_count()) {
@@ -193,6 +195,11 @@ class Reader {
     Program program(word(member(j, place, "name"), place + ".name"));
     const Json& ops = list(member(j, place, "ops"), place + ".ops");
     if (ops.empty()) fail(place + ".ops", "is empty, expected one operation at least");
+    const Json* times = j.contains("times") ? &list(j["times"], place + ".times") : nullptr;
+    if (times != nullptr && times->size() != ops.size()) {
+      fail(place + ".times",
+           fmt::format("found {} values, expected one for each of {} operations", times->size(), ops.size()));
+    }
     std::vector<AccessStep> accesses;
     std::vector<SegmentId> seen(static_cast<std::size_t>(segments), -1);  // the last operation that names it
     for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -208,7 +215,9 @@ class Reader {
           fail(op, fmt::format("names segment {} twice, expected each once", accesses.back().segment));
         last = static_cast<SegmentId>(i);
       }
-      program.add_op(accesses);
+      const auto time =
+          times == nullptr ? 1 : integer((*times)[i], fmt::format("{}.times[{}]", place, i), 0, kMostTime);
+      program.add_op(accesses, time);
     }
     program.finish(segments);
     return program;
@@ -242,14 +251,26 @@ void save_trace(const AccessTrace& trace, const std::string& path) {
   const auto quoted = [](const std::string& text) {
     return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
   };
+  // Those of a program whose operations all take 1 are left out.
+  const auto put_times = [&put](const Program& program) {
+    bool all_one = true;
+    for (std::int32_t op = 0; op < program.op_count(); ++op) all_one = all_one && program.time(op) == 1;
+    if (all_one) return;
+    put(", \"times\": [");
+    for (std::int32_t op = 0; op < program.op_count(); ++op)
+      put("{}{}", op == 0 ? "" : ", ", program.time(op));
+    put("]");
+  };
   put("{{\"format\": \"{}\", \"version\": {},\n \"drives\": {}, \"budgets\": {{\"device\": {}, \"host\": "
       "{}}},\n",
       kFormat, kVersion, trace.table.drives(), trace.budgets.device, trace.budgets.host);
   put(" \"tensors\": [");
   for (TensorId id = 0; id < trace.table.tensor_count(); ++id) {
     const TensorSpec& s = trace.table.tensor(id).spec;
-    put("{}\n  [{}, \"{}\", {}, \"{}\", \"{}\", {}, {}]", id == 0 ? "" : ",", quoted(s.name),
-        name_of(s.dtype), s.count, name_of(s.role), name_of(s.lowest), s.segment_elements, s.priority);
+    put("{}\n  [{}, \"{}\", {}, \"{}\", \"{}\", {}, {}", id == 0 ? "" : ",", quoted(s.name), name_of(s.dtype),
+        s.count, name_of(s.role), name_of(s.lowest), s.segment_elements, s.priority);
+    if (s.versions != 1) put(", {}", s.versions);
+    put("]");
   }
   put("],\n \"programs\": [");
   for (std::size_t p = 0; p < trace.programs.size(); ++p) {
@@ -264,7 +285,9 @@ void save_trace(const AccessTrace& trace, const std::string& path) {
       }
       put("]");
     }
-    put("]}}");
+    put("]");
+    put_times(program);
+    put("}}");
   }
   put("],\n \"sequence\": [");
   for (std::size_t i = 0; i < trace.sequence.size();) {

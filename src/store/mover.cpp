@@ -265,7 +265,8 @@ void TensorStore::copied(Node& node, std::int64_t bytes) {
   node.moved = bytes;
   if (node.feeds == nullptr) return;
   const bool all = bytes == hot(node.action.segment).bytes;
-  volume_->ready(at(node.action.segment).extent, 0, all ? table_.segment(node.action.segment).charge : bytes);
+  volume_->ready(at(node.action.segment).extent, node.feeds->slot,
+                 all ? table_.segment(node.action.segment).charge : bytes);
 }
 
 void TensorStore::free_memory(const Action& action) {
@@ -387,6 +388,11 @@ void TensorStore::issue_nvme(Node& node, std::int64_t ready) {
   for (const Node* n = s.first; n != nullptr && reads; n = n->next) awaited = awaited || is_awaited(*n);
   io::ExtentTransfer transfer;
   transfer.extent = s.extent;
+  // The one before stays whole, where there is room for two.
+  const int versions = versions_of(node.action.segment), newest = volume_->newest(s.extent);
+  transfer.slot = reads ? std::max(0, newest) : (newest + 1) % versions;
+  if (!reads) transfer.version = ++s.written;
+  node.slot = static_cast<std::int8_t>(transfer.slot);
   transfer.data = hot(node.action.segment).memory[static_cast<std::size_t>(Tier::kHost)];
   transfer.completion = this;
   transfer.ready = ready;
@@ -405,7 +411,7 @@ void TensorStore::demand(SegmentId segment) {
     if (n->state == Node::State::kDone) continue;
     if (n->state == Node::State::kRunning) {
       if (a.kind == Action::Kind::kCopy && link_of(a) == kNvmeRead)
-        volume_->promote(at(segment).extent, 0, io::Priority::kDemand);
+        volume_->promote(at(segment).extent, n->slot, io::Priority::kDemand);
       continue;
     }
     if (program_ != nullptr || n->urgency == static_cast<std::uint8_t>(Urgency::kDemand)) continue;

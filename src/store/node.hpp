@@ -23,6 +23,7 @@ struct Node {
   std::uint64_t sequence = 0;               // order of decision
   Node* feeds = nullptr;                    // kCopy: the next hop, which takes the pieces as they come
   std::int64_t moved = 0;                   // kCopy from the device: bytes at the host so far
+  std::int8_t slot = 0;                     // kCopy from or to NVMe: which version, once it has begun
   bool in_pieces = false;                   // kCopy from NVMe: somebody may want the pieces
   Node *before = nullptr, *next = nullptr;  // in the segment's queue
   Node *list_before = nullptr, *list_next = nullptr;  // in the queue for memory or of a link
@@ -31,6 +32,7 @@ struct Node {
 struct SegmentState {
   Node *first = nullptr, *last = nullptr;  // in order of decision; done ones leave from the front
   io::ExtentId extent;                     // of the NVMe copy
+  std::int64_t written = 0;                // times that was begun
   bool touched = false;                    // settle() will look at it
   std::vector<std::pair<std::int64_t, std::int64_t>> landed;  // pieces of the read under way
   // Without a program.

@@ -44,22 +44,25 @@ class NextUse final : public Policy {
   void insert(SegmentId id, const PolicyView& view) override { update(id, view); }
   void remove(SegmentId id) override { heap_of(id).remove(id); }
   void update(SegmentId id, const PolicyView& view) override {
-    IndexedHeap& heap = options_.write_cost > 0 && view.costs_write(id) ? costly_ : free_;
-    IndexedHeap& other = &heap == &free_ ? costly_ : free_;
-    if (other.contains(id)) other.remove(id);
-    heap.set(id, key_of(id, view));
+    if (rests(id, view)) {
+      move(id, resting_, {kNever - view.spread(id), 0, id_order(id)});
+    } else {
+      move(id, options_.write_cost > 0 && view.costs_write(id) ? costly_ : free_, key_of(id, view));
+    }
   }
   void future_changed(const PolicyView& view) override {
     // A cost may have changed, too.
     all_.clear();
-    for (std::size_t i = 0; i < costly_.size(); ++i) all_.push_back(costly_.at(i));
-    for (std::size_t i = 0; i < free_.size() && options_.write_cost > 0; ++i) all_.push_back(free_.at(i));
+    for (const IndexedHeap* heap : {&free_, &costly_, &resting_}) {
+      for (std::size_t i = 0; i < heap->size(); ++i) all_.push_back(heap->at(i));
+    }
     for (const SegmentId id : all_) update(id, view);
-    free_.rebuild([&](SegmentId id) { return key_of(id, view); });
   }
   SegmentId victim(const PolicyView& view) override {
     const auto key = [&](SegmentId id) { return key_of(id, view); };
+    const SegmentId resting = take_resting(view);  // first: what rests no longer goes to the others
     const SegmentId free = take(free_, view, aside_, key, view.needed_until());
+    if (resting >= 0) return free >= 0 && key(free)[0] == kNever ? free : resting;
     if (costly_.empty()) return free;
     const SegmentId costly = take(costly_, view, aside_, key, view.needed_until());
     if (free < 0 || costly < 0) return std::max(free, costly);
@@ -81,10 +84,42 @@ class NextUse final : public Policy {
     const std::uint64_t cost = view.costs_write(id) ? 0 : std::uint64_t{1} << 63;
     return {use, cost | (recent >> 1), id_order(id)};
   }
-  IndexedHeap& heap_of(SegmentId id) { return free_.contains(id) ? free_ : costly_; }
+  // Needed once in a cycle, and not soon.
+  bool rests(SegmentId id, const PolicyView& view) const {
+    if (!options_.spread || options_.write_cost > 0 || view.cycle() == 0 || view.spread(id) == 0)
+      return false;
+    const std::uint64_t use = view.next_use(id);
+    return use != kNever && use - view.now() >= view.cycle() / kNear;
+  }
+  SegmentId take_resting(const PolicyView& view) {
+    SegmentId found = -1;
+    aside_.clear();
+    while (found < 0 && !resting_.empty()) {
+      const SegmentId id = resting_.top();
+      if (!rests(id, view)) {
+        update(id, view);
+      } else if (view.may_leave(id)) {
+        found = id;
+      } else {
+        aside_.push_back(id);
+        resting_.remove(id);
+      }
+    }
+    for (const SegmentId id : aside_) update(id, view);
+    return found;
+  }
+  IndexedHeap& heap_of(SegmentId id) {
+    return free_.contains(id) ? free_ : costly_.contains(id) ? costly_ : resting_;
+  }
+  void move(SegmentId id, IndexedHeap& heap, const IndexedHeap::Key& key) {
+    if (IndexedHeap& now = heap_of(id); &now != &heap && now.contains(id)) now.remove(id);
+    heap.set(id, key);
+  }
+
+  static constexpr std::uint64_t kNear = 4;  // a next use within this part of a cycle is near
 
   NextUseOptions options_;
-  IndexedHeap free_, costly_;  // with write_cost 0 everything is in the first
+  IndexedHeap free_, costly_, resting_;  // with write_cost 0 the second is empty, else the third
   std::vector<SegmentId> aside_, all_;
 };
 
@@ -165,6 +200,10 @@ PolicyFactory next_use_policy(const NextUseOptions& options) {
   return [options] { return std::make_unique<NextUse>(options); };
 }
 
+PolicyFactory default_policy() {
+  return next_use_policy({.spread = true});
+}
+
 PolicyFactory lru_policy() {
   return [] { return std::make_unique<Lru>(); };
 }
@@ -174,7 +213,7 @@ PolicyFactory clock_policy() {
 }
 
 PolicyFactory policy_by_name(const std::string& name) {
-  if (name == "next-use") return next_use_policy();
+  if (name == "next-use") return default_policy();
   if (name == "lru") return lru_policy();
   if (name == "clock") return clock_policy();
   throw Error(Errc::kUsage, "policy", fmt::format("\"{}\" is not known", name), "use next-use, lru or clock");

@@ -54,7 +54,7 @@ void Predictor::end(std::int32_t segment_count) {
 void Predictor::expect(const Program& program, std::int32_t segment_count) {
   ZG_ASSERT(!active_, "a step is under way");
   Program copy(program.name());
-  for (std::int32_t op = 0; op < program.op_count(); ++op) copy.add_op(program.op(op));
+  for (std::int32_t op = 0; op < program.op_count(); ++op) copy.add_op(program.op(op), program.time(op));
   copy.finish(segment_count);
   known_[program.name()] = std::make_shared<const Program>(std::move(copy));
   program_ = known_[program.name()];

@@ -4,10 +4,12 @@
 
 namespace zg {
 
-void Program::add_op(std::span<const AccessStep> accesses) {
+void Program::add_op(std::span<const AccessStep> accesses, std::int64_t time) {
   ZG_ASSERT(use_first_.empty(), "the program is finished");
   ZG_ASSERT(!accesses.empty());
+  ZG_ASSERT_GE(time, 0);
   op_first_.push_back(access_count());
+  op_time_.push_back(time);
   for (std::size_t i = 0; i < accesses.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j)
       ZG_ASSERT(accesses[i].segment != accesses[j].segment, "named twice in one op");
@@ -43,6 +45,7 @@ std::uint64_t Program::hash() const {
   std::uint64_t h = 0xcbf29ce484222325ull;
   const auto mix = [&h](std::uint64_t v) { h = (h ^ v) * 0x100000001b3ull; };
   for (const std::int32_t first : op_first_) mix(static_cast<std::uint64_t>(first));
+  for (const std::int64_t time : op_time_) mix(static_cast<std::uint64_t>(time));
   for (const AccessStep& a : accesses_) {
     mix(static_cast<std::uint64_t>(a.segment));
     mix(static_cast<std::uint64_t>(a.tier) * 16 + static_cast<std::uint64_t>(a.access) * 2 +

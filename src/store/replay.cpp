@@ -212,7 +212,7 @@ std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t d
   const auto fits = [&](const Budgets& budgets) {
     if (progress && !progress(std::min(1.0, ++done / 64.0)))
       throw Error(Errc::kInterrupted, "replay", "interrupted");
-    return !replay(trace, budgets, next_use_policy(), {.rounds = 2}).obstacle;
+    return !replay(trace, budgets, default_policy(), {.rounds = 2}).obstacle;
   };
   const auto search = [&](std::int64_t low, auto&& does) -> std::optional<std::int64_t> {
     std::int64_t high = everything;

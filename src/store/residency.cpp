@@ -1,6 +1,7 @@
 #include "ziggurat/store/residency.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "ziggurat/base/error.hpp"
 
@@ -27,6 +28,10 @@ class Residency::View final : public PolicyView {
     const std::uint64_t ahead = r_.horizon_[index(tier_)];
     return ahead == kNever ? 0 : now() + ahead;
   }
+  std::uint64_t cycle() const override {
+    return r_.follows_program() ? static_cast<std::uint64_t>(r_.future_->access_count()) : 0;
+  }
+  std::uint64_t spread(SegmentId id) const override { return r_.spread_.order(id); }
   bool recent_matters() const override { return r_.gate_ != nullptr || r_.future_ == nullptr; }
 
  private:
@@ -35,7 +40,7 @@ class Residency::View final : public PolicyView {
 };
 
 Residency::Residency(const TensorTable& table, const Budgets& budgets, PolicyFactory policy)
-    : table_(table), budgets_(budgets), make_policy_(policy ? std::move(policy) : next_use_policy()) {
+    : table_(table), budgets_(budgets), make_policy_(policy ? std::move(policy) : default_policy()) {
   uses_future_ = make_policy_()->uses_future();
   grow();
 }
@@ -58,6 +63,7 @@ Residency::Residency(const Residency& o)
       future_accesses_(o.future_accesses_),
       at_(o.at_),
       base_(o.base_),
+      spread_(o.spread_),
       clock_(o.clock_),
       searches_(o.searches_) {
   for (std::size_t t = 0; t < 2; ++t) {
@@ -101,6 +107,7 @@ void Residency::follow(const Program* program, std::int32_t position) {
   future_ = program;
   future_accesses_ = program != nullptr ? static_cast<std::uint64_t>(program->access_count()) : 0;
   at_ = position;
+  if (follows_program()) spread_.plan(table_, *program);
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     for (const auto& policy : policies_[index(tier)]) policy->future_changed(View(*this, tier));
   }
@@ -141,7 +148,7 @@ bool Residency::dead(SegmentId id) const {
 
 // Distance to the next access that the copy at `tier` would serve.
 std::uint64_t Residency::next_use(SegmentId id, Tier tier) const {
-  const bool on_device = present(id, Tier::kDevice);
+  const bool on_device = present(id, Tier::kDevice) && id != leaving_;
   std::uint64_t found = kNever;
   visit_future(id, [&](const AccessStep& a, std::uint64_t distance) {
     if (a.access == Access::kOverwrite) return false;
@@ -286,6 +293,16 @@ std::optional<NoRoom> Residency::make_room(Tier tier, SegmentId newcomer) {
   return std::nullopt;
 }
 
+// What will leave the device for the newcomer is known before room for that is made at the host: its host
+// copy will be needed again, and may be worth more than others.
+void Residency::set_leaving(SegmentId newcomer) {
+  const std::size_t t = index(Tier::kDevice);
+  if (used_[t] + table_.segment(newcomer).charge <= budget(Tier::kDevice)) return;
+  search_[t] = ++searches_;
+  leaving_ = victim(Tier::kDevice);
+  if (leaving_ >= 0) changed(leaving_);
+}
+
 std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, bool fetch) {
   if (present(id, tier)) return std::nullopt;
   Tier source = Tier::kNvme;
@@ -297,7 +314,10 @@ std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, bool fetch) {
       if (gate_ != nullptr && !present(id, Tier::kHost)) {
         if (auto failure = make_room(tier, id)) return failure;
       }
-      if (auto failure = bring(id, Tier::kHost, true)) return failure;
+      if (follows_program() && !present(id, Tier::kHost)) set_leaving(id);
+      auto failure = bring(id, Tier::kHost, true);
+      if (leaving_ >= 0) changed(std::exchange(leaving_, -1));
+      if (failure) return failure;
       source = Tier::kHost;
       state(id).hold[index(Tier::kHost)] = clock_;  // until it is copied, further down
     } else if (present(id, Tier::kDevice)) {

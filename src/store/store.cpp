@@ -1,11 +1,13 @@
 #include "ziggurat/store/store.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "store/node.hpp"
 #include "store/predictor.hpp"
 #include "store/recorder.hpp"
+#include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -64,7 +66,8 @@ void TensorStore::make_segments() {
     hot(id).bytes = table_.segment(id).bytes;
     if (failure || volume_ == nullptr || table_.segment(id).lowest != Tier::kNvme) continue;
     try {
-      at(id).extent = volume_->create({.name = table_.segment_name(id), .bytes = table_.segment(id).charge});
+      at(id).extent = volume_->create(
+          {.name = table_.segment_name(id), .bytes = table_.segment(id).charge, .slots = versions_of(id)});
     } catch (const Error& e) {
       failure = e;
     }
@@ -72,6 +75,10 @@ void TensorStore::make_segments() {
   touched_.reserve(static_cast<std::size_t>(segment_count_));
   residency_.grow();
   if (failure) throw Error(*failure);
+}
+
+int TensorStore::versions_of(SegmentId segment) const {
+  return table_.tensor(table_.segment(segment).tensor).spec.versions;
 }
 
 TensorId TensorStore::add(const TensorSpec& spec) {
@@ -378,6 +385,46 @@ void TensorStore::sink() {
 bool TensorStore::has_content(SegmentId segment) const {
   std::lock_guard lock(mutex_);
   return residency_.has_content(segment);
+}
+
+std::vector<std::int64_t> TensorStore::versions(SegmentId segment) const {
+  check_access(segment, Tier::kHost);
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return still(); });
+  std::vector<std::int64_t> found;
+  if (!at(segment).extent) return found;
+  for (int slot = 0; slot < versions_of(segment); ++slot) {
+    if (const std::int64_t version = volume_->version(at(segment).extent, slot); version >= 0)
+      found.push_back(version);
+  }
+  std::sort(found.rbegin(), found.rend());
+  return found;
+}
+
+void TensorStore::read_version(SegmentId segment, std::int64_t version, void* data) const {
+  check_access(segment, Tier::kHost);
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return still(); });
+  const io::ExtentId extent = at(segment).extent;
+  int slot = versions_of(segment) - 1;
+  while (slot >= 0 && (!extent || volume_->version(extent, slot) != version)) --slot;
+  if (slot < 0)
+    throw Error(Errc::kUsage, table_.segment_name(segment), fmt::format("has no version {} on NVMe", version),
+                "ask versions() for those that it has");
+  const std::int64_t charge = table_.segment(segment).charge;
+  const Buffer pages(charge);
+  const io::ExtentResult result =
+      volume_->read_and_wait({.extent = extent, .slot = slot, .data = pages.data()});
+  if (!result.ok())
+    throw Error(Errc::kIo, "nvme tier", volume_->explain(extent, io::Op::kRead, result),
+                "another version may be whole");
+  std::memcpy(data, pages.data(), static_cast<std::size_t>(table_.segment(segment).bytes));
+}
+
+// Nothing moves, and nothing begins to while the lock is held.
+bool TensorStore::still() const {
+  return failed_ ? std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; })
+                 : idle();
 }
 
 void TensorStore::drain() {

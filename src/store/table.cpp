@@ -12,7 +12,8 @@
 namespace zg {
 namespace {
 constexpr std::int64_t kMostSegments = std::int64_t{1} << 30;
-}
+constexpr int kMostVersions = 2;
+}  // namespace
 
 const char* name_of(Tier tier) {
   switch (tier) {
@@ -55,6 +56,8 @@ TensorId TensorTable::add(const TensorSpec& spec) {
   if (spec.segment_elements < 0)
     refuse(fmt::format("has segments of {} elements", spec.segment_elements),
            "expected 0 (one segment) or more");
+  if (spec.versions < 1 || spec.versions > kMostVersions)
+    refuse(fmt::format("has {} versions", spec.versions), "expected 1 or 2");
   if ((spec.count - 1) / std::max<std::int64_t>(1, spec.segment_elements) >=
           kMostSegments - segment_count() &&
       spec.segment_elements > 0)
@@ -70,7 +73,7 @@ TensorId TensorTable::add(const TensorSpec& spec) {
     s.bytes = s.elements * element;
     s.charge = arena_charge(s.bytes);
     s.lowest = tensor.spec.lowest;
-    if (s.lowest == Tier::kNvme) nvme_bytes_ += s.charge;
+    if (s.lowest == Tier::kNvme) nvme_bytes_ += s.charge * spec.versions;
     total_charge_ += s.charge;
     segments_.push_back(s);
     ++tensor.segments;
@@ -85,7 +88,7 @@ void TensorTable::remove(TensorId id) {
   if (t.removed) return;
   for (SegmentId s = t.first_segment; s < t.first_segment + t.segments; ++s) {
     total_charge_ -= segment(s).charge;
-    if (segment(s).lowest == Tier::kNvme) nvme_bytes_ -= segment(s).charge;
+    if (segment(s).lowest == Tier::kNvme) nvme_bytes_ -= segment(s).charge * t.spec.versions;
   }
   by_name_.erase(t.spec.name);
   t.spec.name += fmt::format(" (removed, {})", id);

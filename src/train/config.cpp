@@ -215,6 +215,7 @@ RunConfig load_config(const ConfigSource& source) {
   read_tiers(root, run);  // after aio, whose back end says whether tiers.ram counts
   read_zero(root, run);   // after tiers, which say whether nvme_path counts
   read_parallel(root);
+  read_threads(root, run);
   read_output(root, source, run);
   read_other_deepspeed(root);
   root.finish();

@@ -17,7 +17,7 @@ struct Elsewhere {
   const char* instead;
 };
 // Keys that people put at the wrong level, or know by another name.
-constexpr std::array<Elsewhere, 36> kElsewhere = {{
+constexpr std::array<Elsewhere, 38> kElsewhere = {{
     {"adam_w_mode", "optimizer.params.adam_w_mode"},
     {"batch_size", "train_batch_size"},
     {"betas", "optimizer.params.betas"},
@@ -36,6 +36,7 @@ constexpr std::array<Elsewhere, 36> kElsewhere = {{
     {"max_steps", "steps"},
     {"micro_batch", "train_micro_batch_size_per_gpu"},
     {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+    {"num_threads", "threads.compute"},
     {"nvme", "tiers.nvme"},
     {"nvme_path", "zero_optimization.offload_optimizer.nvme_path"},
     {"offload_optimizer", "zero_optimization.offload_optimizer"},
@@ -46,6 +47,7 @@ constexpr std::array<Elsewhere, 36> kElsewhere = {{
     {"queues", "aio.queues"},
     {"read_ahead", "tiers.read_ahead"},
     {"recompute", "activation_checkpointing.recompute"},
+    {"reserved", "threads.reserved"},
     {"seq_len", "data.seq_len"},
     {"sequence_length", "data.seq_len"},
     {"stage", "zero_optimization.stage"},

@@ -22,6 +22,9 @@ void read_zero(Section& root, RunConfig& run);
 void read_optimizer(Section& root, RunConfig& run);
 void read_scheduler(Section& root, RunConfig& run);
 
+// config_threads.cpp
+void read_threads(Section& root, RunConfig& run);
+
 // config_other.cpp: what DeepSpeed has and this engine has not: refused where it would change what is
 // computed, else a warning.
 void read_other_deepspeed(Section& root);

@@ -23,6 +23,7 @@ Session::Session(const RunConfig& config, Trace* trace, Watchdog* watchdog)
   make_layout();
   resolve_budgets();
   check_plan();
+  assign_threads();
 }
 
 Session::~Session() = default;
@@ -68,6 +69,11 @@ void Session::make_layout() {
   layout_ = std::make_unique<Layout>(*model_, o);
   o.device_updates = device_updates();
   if (o.device_updates > 0) layout_ = std::make_unique<Layout>(*model_, o);
+  if (o.drives > 0 && config_.aio.backend != io::Backend::kRam) {
+    o.state_versions = 2;
+    auto twice = std::make_unique<Layout>(*model_, o);
+    if (drives_have_room(twice->table.nvme_bytes())) layout_ = std::move(twice);
+  }
   auto timing = UpdateTiming::kSeparate;
   if (config_.optimizer.overlap) {
     timing = config_.gradient_clipping > 0 ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
@@ -150,8 +156,31 @@ void Session::check_plan() {
                   format_bytes(least->host)));
 }
 
+// The host device computes where it is asked to, so that none of its threads drives it: it needs no core.
+void Session::assign_threads() {
+  CoreWishes wishes{
+      .compute = config_.threads.compute, .reserved = config_.threads.reserved, .bind = config_.threads.bind};
+  for (const io::DriveOptions& drive : config_.tiers.nvme)
+    wishes.drives.push_back(config_.aio.backend == io::Backend::kRam ? -1 : io::node_of_drive(drive.path));
+  cores_ = assign_cores(read_core_topology(), wishes);
+}
+
+// Whether threads may be bound at all.
+bool Session::bind_threads() {
+  const std::string refusal = set_parallelism(cores_);
+  if (refusal.empty()) return config_.threads.bind != Binding::kOff;
+  if (config_.threads.bind == Binding::kOn) {
+    throw Error(Errc::kIo, "threads.bind", "is true, but threads cannot be bound to " + refusal,
+                "let the process set its affinity, or say \"auto\"");
+  }
+  log::info("threads are not bound to {}: memory may be far from those who work on it", refusal);
+  cores_.bind = false;
+  return false;
+}
+
 void Session::open_drives() {
   ZG_ASSERT(io_ == nullptr, "the drives are open");
+  const bool may_bind = bind_threads();
   if (config_.tiers.nvme.empty()) return;
   io::EngineOptions o;
   o.backend = config_.aio.backend;
@@ -164,10 +193,24 @@ void Session::open_drives() {
   o.sqpoll = config_.aio.sqpoll;
   o.iopoll = config_.aio.iopoll;
   o.threads = config_.aio.threads;
+  o.bind_threads = may_bind;
   o.ram = config_.tiers.ram;
   o.trace = trace_;
   io_ = io::make_engine(o, sized_drives());
   if (watchdog_ != nullptr) watched_.push_back(watchdog_->watch(part_of(*io_)));
+}
+
+// Room for a second copy of the optimizer's state, so that a write never goes over the only one: in what was
+// stated, and in half of what is free where nothing was.
+bool Session::drives_have_room(std::int64_t bytes) const {
+  std::vector<DriveSpace> space = space_of(config_.tiers.nvme);
+  for (DriveSpace& s : space) s.free_bytes /= 2;
+  try {
+    (void)drives_for(config_.tiers.nvme, space, bytes);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 // What killed runs have left counts as free, so it goes first.
@@ -183,8 +226,9 @@ std::vector<io::DriveOptions> Session::sized_drives() const {
     io::reclaim(paths);
     space = space_of(asked);
   }
-  const std::vector<io::DriveOptions> drives = drives_for(asked, space, bytes);
+  std::vector<io::DriveOptions> drives = drives_for(asked, space, bytes);
   for (std::size_t i = 0; i < drives.size(); ++i) {
+    drives[i].cpus = cores_.cores_of_drive(i);
     if (std::min(asked[i].bytes, bytes) - drives[i].bytes >= io::Engine::alignment()) {
       log::info("{}: the tier takes {} of the {} that it may, since {} are free", drives[i].path,
                 format_bytes(drives[i].bytes), format_bytes(asked[i].bytes),
@@ -310,15 +354,17 @@ std::string Session::describe() const {
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets_.device),
                       format_bytes(layout_->workspace_bytes()), format_bytes(budgets_.host));
   if (io_ != nullptr) {
-    text += fmt::format(", nvme {} on {} path(s)\nI/O        {}", format_bytes(layout_->table.nvme_bytes()),
-                        layout_->table.drives(), io_->describe());
+    text += fmt::format(", nvme {} on {} path(s){}\nI/O        {}", format_bytes(layout_->table.nvme_bytes()),
+                        layout_->table.drives(),
+                        layout_->options.state_versions > 1 ? ", two versions of the state" : "",
+                        io_->describe());
   }
   if (host_ != nullptr && budgets_.host > 0) {
     const HostMemoryReport got = host_->report();
     text += fmt::format("\nmemory     {} of the host tier taken, {} in huge pages", format_bytes(got.taken),
                         format_bytes(got.huge));
   }
-  return text;
+  return text + "\nthreads    " + cores_.describe();
 }
 
 StepResult Session::train_step(std::int64_t step, Then then) {

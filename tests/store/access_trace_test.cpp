@@ -72,6 +72,7 @@ void expect_same(const AccessTrace& a, const AccessTrace& b) {
     EXPECT_EQ(x.lowest, y.lowest);
     EXPECT_EQ(x.segment_elements, y.segment_elements);
     EXPECT_EQ(x.priority, y.priority);
+    EXPECT_EQ(x.versions, y.versions);
   }
   ASSERT_EQ(a.programs.size(), b.programs.size());
   for (std::size_t i = 0; i < a.programs.size(); ++i) EXPECT_TRUE(same(a.programs[i], b.programs[i])) << i;
@@ -98,7 +99,8 @@ TEST_F(TraceFile, ComesBackAsItWas) {
                        .role = kRoles[below(random, 5)],
                        .lowest = kLowest[below(random, 3)],
                        .segment_elements = below(random, 2) == 0 ? 0 : 1 + below(random, 900),
-                       .priority = below(random, 7) - 3});
+                       .priority = below(random, 7) - 3,
+                       .versions = 1 + below(random, 2)});
     }
     trace.budgets = {below(random, 1 << 30), std::int64_t{1} << 45};
     const auto given = random_given(random, trace.table.segment_count());
@@ -184,7 +186,9 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"TensorsAreNoList",
                R"([["a", "f32", 1024, "weight", "nvme", 0, 0], ["b", "bf16", 100, "other", "host", 50, 0]])",
                "{}", "tensors", "found {}, expected a list"},
-        Damage{"TooFewValues", ", 50, 0]", ", 50]", "tensors[1]", "found 6 values, expected 7"},
+        Damage{"TooFewValues", ", 50, 0]", ", 50]", "tensors[1]", "found 6 values, expected 7 or 8"},
+        Damage{"Versions", "50, 0]", "50, 0, 3]", "tensors[1][7]",
+               "found 3, expected a whole number, 1 to 2"},
         Damage{"Type", "\"bf16\"", "\"fp8\"", "tensors[1][1]", "found \"fp8\", expected one of f64, f32"},
         Damage{"Role", "\"other\"", "\"others\"", "tensors[1][3]",
                "found \"others\", expected one of weight"},
@@ -207,6 +211,10 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"EmptyOp", "[2, \"dw\"]", "[]", "programs[0].ops[1]", "found 0 values"},
         Damage{"EmptyProgram", R"([[0, "hr", 1, "do!"], [2, "dw"]])", "[]", "programs[0].ops", "is empty"},
         Damage{"ProgramWithoutName", "\"name\"", "\"nam\"", "programs[0].name", "is missing"},
+        Damage{"TooFewTimes", "\"name\": \"p\"", "\"name\": \"p\", \"times\": [1]", "programs[0].times",
+               "found 1 values, expected one for each of 2 operations"},
+        Damage{"NegativeTime", "\"name\": \"p\"", "\"name\": \"p\", \"times\": [1, -1]",
+               "programs[0].times[1]", "found -1"},
         Damage{"SequenceOutOfRange", "[[0, 3]]", "[[1, 3]]", "sequence[0]",
                "found 1, expected a whole number, 0 to 0"},
         Damage{"SequenceZeroTimes", "[[0, 3]]", "[[0, 0]]", "sequence[0]", "found 0"},

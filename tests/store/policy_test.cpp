@@ -68,6 +68,7 @@ struct Named {
 };
 std::vector<Named> all_policies() {
   return {{"next-use", next_use_policy()},
+          {"next-use, spread", default_policy()},
           {"next-use, writes cost", next_use_policy({.write_cost = 2})},
           {"lru", lru_policy()},
           {"clock", clock_policy()},

@@ -42,7 +42,8 @@ inline TensorTable random_table(Random& random, int drives, int segments) {
                .lowest = low == 0   ? Tier::kDevice
                          : low == 1 ? Tier::kHost
                                     : Tier::kNvme,
-               .segment_elements = parts == 1 ? 0 : elements});
+               .segment_elements = parts == 1 ? 0 : elements,
+               .versions = 1 + below(random, 2)});
   }
   return table;
 }
@@ -78,7 +79,7 @@ inline Program random_program(Random& random, const std::string& name, const Ten
       valid[at] = !a.last;
       accesses.push_back(a);
     }
-    program.add_op(accesses);
+    program.add_op(accesses, below(random, 4));
   }
   for (SegmentId id = 0; id < n; ++id) {
     if (given[static_cast<std::size_t>(id)] && !valid[static_cast<std::size_t>(id)]) {

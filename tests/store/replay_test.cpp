@@ -226,12 +226,12 @@ TEST(Replay, SaysWhereItDoesNotFitAndWhatWould) {
     if (!least) continue;
     ++found;
     const auto fits = [&](const Budgets& b) {
-      return !replay(trace, b, next_use_policy(), {.rounds = 2}).obstacle;
+      return !replay(trace, b, default_policy(), {.rounds = 2}).obstacle;
     };
     EXPECT_TRUE(fits(*least));
     EXPECT_FALSE(fits({least->device - kPage, trace.table.total_charge()}));
     const ReplayResult r =
-        replay(trace, {least->device, least->host - kPage}, next_use_policy(), {.rounds = 2});
+        replay(trace, {least->device, least->host - kPage}, default_policy(), {.rounds = 2});
     if (!r.obstacle) continue;
     ++exact;
     EXPECT_GE(r.obstacle_op, 0);

@@ -136,11 +136,12 @@ std::vector<Misses> belady(const std::vector<AccessStep>& period, int rounds, in
   return per_round;
 }
 
-std::vector<Misses> decided(const std::vector<AccessStep>& period, int segments, int rounds, int room) {
+std::vector<Misses> decided(const std::vector<AccessStep>& period, int segments, int rounds, int room,
+                            const PolicyFactory& policy = next_use_policy()) {
   const TensorTable table = equal_table(1, segments);
   const Program program = trace_of(period, segments);
   const Budgets budgets{0, room * kPage};
-  Residency residency(table, budgets);
+  Residency residency(table, budgets, policy);
   Replay replay(table, budgets);
   for (SegmentId id = 0; id < segments; ++id) {
     residency.assume_content(id, Tier::kNvme);
@@ -198,6 +199,22 @@ TEST(Residency, CyclicScanHasTheMissesOfTheClosedForm) {
       std::int64_t reads = 0;
       for (int r = n - 1; r < 3 * (n - 1); ++r) reads += found[static_cast<std::size_t>(r)].reads;
       EXPECT_EQ(reads, 2 * n * (n - room)) << n << " segments, room for " << room;
+    }
+  }
+}
+
+// What stays is spread: that costs less than a segment a round more.
+TEST(Residency, SpreadReadsAtMostOneSegmentMoreInARound) {
+  for (int n = 2; n <= 40; n += 1 + n / 8) {
+    std::vector<AccessStep> period;
+    for (SegmentId id = 0; id < n; ++id) period.push_back({id, Tier::kHost, Access::kWrite, false});
+    for (int room = 1; room <= n; ++room) {
+      const auto found = decided(period, n, 6, room, default_policy());
+      const int most = room == n ? 0 : n - room + 1;
+      for (std::size_t r = 3; r < found.size(); ++r) {
+        EXPECT_LE(found[r].reads, most) << n << " segments, room for " << room;
+        EXPECT_EQ(found[r].writes, found[r].reads) << n << " segments, room for " << room;
+      }
     }
   }
 }

@@ -14,11 +14,13 @@
 //    "sequence": [[0, 1], [1, 99]]}
 //
 // A tensor is name, type, elements, role (weight, gradient, optimizer state, activation, other), the lowest
-// tier that it may sink to (device, host, nvme), elements of a segment (0: one segment) and priority.
+// tier that it may sink to (device, host, nvme), elements of a segment (0: one segment), priority, and its versions
+// on NVMe (1 if it is left out).
 // Segments are numbered through all tensors in their order. An operation is a flat list of segments, each
 // followed by its access: d(evice) or h(ost), then r(ead), w(rite: read and modify) or o(verwrite), then ! if
 // its content is dead afterwards. The sequence is made of pairs: index of a program, how often it runs before
-// the next pair. Keys of other names are ignored.
+// the next pair. A program may have "times", one number for each operation (Program::add_op); without, all are 1.
+// Keys of other names are ignored.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -37,6 +37,11 @@ class PolicyView {
   virtual bool knows_future() const = 0;
   // Copies with a next use up to this position may not leave now; 0: no such limit.
   virtual std::uint64_t needed_until() const = 0;
+  // Accesses of the program that repeats; 0: none does for certain.
+  virtual std::uint64_t cycle() const = 0;
+  // For segments that are needed once in a cycle: smaller ones should leave before larger ones, so that what
+  // must come back is spread over the cycle (spread.hpp). 0: not one of those.
+  virtual std::uint64_t spread(SegmentId segment) const = 0;
   // Whether ties are broken by last_use(); else by segment, so that decisions depend on the places of copies
   // alone and can be foretold.
   virtual bool recent_matters() const = 0;
@@ -70,15 +75,21 @@ struct NextUseOptions {
   // leaves first: its distance counts (1 + write_cost) times. 0 reads least (Belady's MIN); larger values trade
   // reads for fewer writes.
   double write_cost = 0;
+  // Along a program: what is needed once in a cycle leaves in the order of PolicyView::spread() as long as its next
+  // use is not near. That moves at most one segment a cycle more than the least there is, and moves it evenly.
+  // Only with write_cost 0.
+  bool spread = false;
 };
 
 // The farthest next use leaves first; what is never used before everything; at a tie, what costs no write. Without
 // a known future: the least recently used.
 PolicyFactory next_use_policy(const NextUseOptions& options = {});
+// Next use, spread: what is taken where none is asked for.
+PolicyFactory default_policy();
 PolicyFactory lru_policy();
 // One bit a copy, set by use and cleared by a hand that goes round and takes the first that it finds unset.
 PolicyFactory clock_policy();
-// "next-use", "lru", "clock"; throws Error(kUsage) that lists them for other names.
+// "next-use" (the default policy), "lru", "clock"; throws Error(kUsage) that lists them for other names.
 PolicyFactory policy_by_name(const std::string& name);
 
 }  // namespace zg

@@ -20,14 +20,16 @@ class Program {
  public:
   explicit Program(std::string name = "") : name_(std::move(name)) {}
 
-  // Appends an operation. Its accesses are all held at once; each segment appears once.
-  void add_op(std::span<const AccessStep> accesses);
+  // Appends an operation. Its accesses are all held at once; each segment appears once. `time`: how long it
+  // takes, compared with the others; 0: it runs beside them. Decides what stays, never what is right.
+  void add_op(std::span<const AccessStep> accesses, std::int64_t time = 1);
   // Builds the index of next uses; after it the program does not change.
   void finish(std::int32_t segment_count);
 
   const std::string& name() const { return name_; }
   std::int32_t op_count() const { return static_cast<std::int32_t>(op_first_.size()); }
   std::span<const AccessStep> op(std::int32_t index) const;
+  std::int64_t time(std::int32_t op) const { return op_time_[static_cast<std::size_t>(op)]; }
   std::int32_t first_access(std::int32_t op) const { return op_first_[static_cast<std::size_t>(op)]; }
   std::int32_t access_count() const { return static_cast<std::int32_t>(accesses_.size()); }
   const AccessStep& access(std::int32_t position) const {
@@ -43,6 +45,7 @@ class Program {
  private:
   std::string name_;
   std::vector<std::int32_t> op_first_;
+  std::vector<std::int64_t> op_time_;
   std::vector<AccessStep> accesses_;
   std::vector<std::int32_t> use_first_, uses_;
 };

@@ -28,6 +28,7 @@
 
 #include "ziggurat/store/policy.hpp"
 #include "ziggurat/store/program.hpp"
+#include "ziggurat/store/spread.hpp"
 #include "ziggurat/store/table.hpp"
 
 namespace zg {
@@ -83,7 +84,7 @@ class Gate {
 
 class Residency {
  public:
-  // `policy` is asked once for each memory tier and priority; empty: next use.
+  // `policy` is asked once for each memory tier and priority; empty: the default one.
   Residency(const TensorTable& table, const Budgets& budgets, PolicyFactory policy = {});
   Residency(const Residency& other);
   Residency& operator=(const Residency&) = delete;
@@ -158,12 +159,14 @@ class Residency {
   State& state(SegmentId id) { return states_[static_cast<std::size_t>(id)]; }
   const State& state(SegmentId id) const { return states_[static_cast<std::size_t>(id)]; }
   bool foresees() const { return future_ != nullptr && uses_future_; }
+  bool follows_program() const { return foresees() && gate_ == nullptr; }
 
   void follow(const Program* program, std::int32_t position);
   std::optional<NoRoom> apply(const AccessStep& step);
   std::optional<NoRoom> bring(SegmentId id, Tier tier, bool fetch);
   std::optional<NoRoom> make_room(Tier tier, SegmentId newcomer);
   SegmentId victim(Tier tier) const;
+  void set_leaving(SegmentId newcomer);
   std::optional<NoRoom> evict(SegmentId victim, Tier tier, bool& left);
   void alloc(SegmentId id, Tier tier);
   void copy(SegmentId id, Tier from, Tier to);
@@ -193,9 +196,11 @@ class Residency {
   std::uint64_t future_accesses_ = 0;
   std::int32_t at_ = -1;
   std::uint64_t base_ = 0;  // accesses before future_ began
+  Spread spread_;           // along a program
   std::uint64_t clock_ = 0, searches_ = 0;
   std::array<std::uint64_t, 2> search_{};  // per tier: the search for room that is on
   std::array<std::uint64_t, 2> horizon_{kNever, kNever};  // per tier: what is needed before this stays
+  SegmentId leaving_ = -1;  // the copy of it at the device is about to leave
   std::vector<Action>* out_ = nullptr;
   Gate* gate_ = nullptr;
 };

@@ -124,7 +124,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
     io::Engine* io = nullptr;            // null: no NVMe tier
     Budgets budgets;          // what the store may use of the two arenas; others must leave it that
     int prefetch_depth = 64;  // operations of a program decided ahead of the one that runs; 0: none
-    PolicyFactory policy = {};          // empty: next use
+    PolicyFactory policy = {};          // empty: the default one
     std::int64_t read_ahead = 0;        // bytes on their way, and not used yet, ahead of a step; 0: half of each budget
     bool verify = true;                 // checksums of NVMe copies
     std::vector<double> drive_shares = {};  // their bandwidths, in any unit; empty: learned
@@ -173,6 +173,14 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   // The content is no longer needed. Waits for leases of the segment.
   void discard(SegmentId segment);
   bool has_content(SegmentId segment) const;
+
+  // The whole copies that NVMe has of the segment, newest first: its write-backs are counted from 1. One that is
+  // being written, or whose write failed, is none. The newest may be older than the content, which need not be
+  // written yet. Waits until nothing moves; a store that has failed answers, too.
+  std::vector<std::int64_t> versions(SegmentId segment) const;
+  // Reads one of them into `data` (bytes of the segment). Throws Error(kUsage) when it is not there, Error(kIo) when
+  // it cannot be read. It does not become the content.
+  void read_version(SegmentId segment, std::int64_t version, void* data) const;
 
   // A step begins or ends; steps of one name are alike. Without a program. What is acquired in between is
   // recorded, and taken as what the next step of this name will do.
@@ -233,6 +241,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   void pump_link(Link link);
   void issue(Node& node);
   void issue_nvme(Node& node, std::int64_t ready);
+  int versions_of(SegmentId segment) const;
   void begin_move(Link link);
   Node* source_of(const Node& node) const;
   void chain(Node& source, Node& node);
@@ -249,6 +258,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   static void insert(NodeList& list, Node& node);
   static void remove(NodeList& list, Node& node);
   bool idle() const;
+  bool still() const;
 
   // Programs (store.cpp).
   void decide_ahead(Lock& lock);
@@ -324,7 +334,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   Options options_;
   const std::uint64_t identity_;  // among the stores of this process
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  mutable std::condition_variable changed_;
   Residency residency_;
   std::vector<std::unique_ptr<Hot[]>> hot_;
   std::vector<std::unique_ptr<SegmentState[]>> segments_;

@@ -35,6 +35,7 @@ struct TensorSpec {
   Tier lowest = Tier::kNvme;          // how far it may sink
   std::int64_t segment_elements = 0;  // 0: one segment (contiguous wherever it is)
   int priority = 0;                   // copies of a lower one leave a tier first
+  int versions = 1;  // of its NVMe copies: with 2 (the most), a write leaves the one before whole
 };
 
 struct Tensor {
@@ -68,7 +69,7 @@ class TensorTable {
   std::int32_t tensor_count() const { return static_cast<std::int32_t>(tensors_.size()); }
   std::int32_t segment_count() const { return static_cast<std::int32_t>(segments_.size()); }
   int drives() const { return drives_; }
-  // Of all segments that may sink to NVMe, whole pages.
+  // Of all segments that may sink to NVMe, in all of their versions, whole pages.
   std::int64_t nvme_bytes() const { return nvme_bytes_; }
   // The same for each drive, if all are equally large.
   std::int64_t drive_bytes() const;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/base/cores.hpp"
 #include "ziggurat/engine/engine.hpp"
 #include "ziggurat/io/engine.hpp"
 #include "ziggurat/model/model.hpp"
@@ -82,6 +83,12 @@ struct TierConfig {
   double read_ahead = 0.25;
 };
 
+struct ThreadsConfig {
+  std::optional<int> compute;   // in all; none: one for each core that is not reserved
+  std::optional<int> reserved;  // cores of each NUMA node; none: assign_cores() decides
+  Binding bind = Binding::kAuto;
+};
+
 struct RunConfig {
   // model
   std::string model_from;            // Hugging Face directory; empty: `model` from scratch
@@ -104,6 +111,7 @@ struct RunConfig {
   Placement offload_activation = Placement::kAuto;
   AioConfig aio;
   TierConfig tiers;
+  ThreadsConfig threads;
   std::string output_dir;          // "runs/" + name of the first file, unless given
   std::int64_t sample_tokens = 0;  // of text generated at the end ("sample": {"tokens": 300, "prompt": ""})
   std::string sample_prompt;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/device/memory.hpp"
 #include "ziggurat/engine/engine.hpp"
@@ -64,8 +65,11 @@ class Session {
   void make_layout();
   std::int32_t device_updates() const;
   std::string describe_update() const;
+  bool drives_have_room(std::int64_t bytes) const;
   void resolve_budgets();
   void check_plan();
+  void assign_threads();
+  bool bind_threads();
   std::vector<io::DriveOptions> sized_drives() const;
   std::vector<NodeShare> host_shares() const;
 
@@ -80,6 +84,7 @@ class Session {
   Budgets budgets_;
   Budgets resident_;  // of them, what may be planned to stay: without workspace and read-ahead
   Plan plan_;
+  CoreAssignment cores_;
   std::int64_t updates_ = 0;
   std::unique_ptr<Device> device_;
   std::unique_ptr<HostMemory> host_;

@@ -1,0 +1,69 @@
+#include "ziggurat/store/spread.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace zg {
+namespace {
+
+// The position of the access before which the segment is not used for longest, in the program that repeats;
+// -1 if that is less than half of it, or if the access needs no content.
+std::int32_t after_rest(const Program& program, SegmentId id) {
+  const auto uses = program.uses(id);
+  if (uses.empty()) return -1;
+  std::int32_t before = uses.back() - program.access_count(), longest = 0, found = -1;
+  for (const std::int32_t use : uses) {
+    if (use - before > longest) longest = use - before, found = use;
+    before = use;
+  }
+  const bool once = 2 * longest >= program.access_count();
+  return once && program.access(found).access != Access::kOverwrite ? found : -1;
+}
+
+// 0, 1/2, 1/4, 3/4, 1/8, ...: of any number of the first ones each is about as far from the next.
+std::uint32_t reversed(std::uint32_t n) {
+  std::uint32_t r = 0;
+  for (int bit = 0; bit < 32; ++bit) r |= (n >> bit & 1u) << (31 - bit);
+  return r;
+}
+
+}  // namespace
+
+void Spread::plan(const TensorTable& table, const Program& program) {
+  order_.assign(static_cast<std::size_t>(table.segment_count()), 0);
+  needs_.clear();
+  std::int64_t now = 0;
+  for (std::int32_t op = 0; op < program.op_count(); ++op) {
+    const std::int32_t first = program.first_access(op);
+    const auto accesses = program.op(op);
+    for (std::size_t i = 0; i < accesses.size(); ++i) {
+      const SegmentId id = accesses[i].segment;
+      if (table.segment(id).lowest == Tier::kNvme &&
+          after_rest(program, id) == first + static_cast<std::int32_t>(i))
+        needs_.push_back({id, now});
+    }
+    now += program.time(op);
+  }
+  if (needs_.empty()) return;
+  // Of one moment after the other: what it needs, for each unit of the time that there is before and after
+  // it.
+  std::uint32_t moments = 0;
+  std::int64_t before = needs_.back().moment - now;
+  for (std::size_t begin = 0, end = 0; begin < needs_.size(); begin = end, ++moments) {
+    const std::int64_t moment = needs_[begin].moment;
+    while (end < needs_.size() && needs_[end].moment == moment) ++end;
+    const std::int64_t after = end < needs_.size() ? needs_[end].moment : needs_.front().moment + now;
+    const auto time =
+        static_cast<float>(std::max<std::int64_t>(1, std::min(moment - before, after - moment)));
+    std::int64_t bytes = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      bytes += table.segment(needs_[i].segment).charge;
+      // The bits of positive numbers are in their order.
+      const auto level = std::uint64_t{std::bit_cast<std::uint32_t>(static_cast<float>(bytes) / time)};
+      order_[static_cast<std::size_t>(needs_[i].segment)] = level << 32 | reversed(moments);
+    }
+    before = moment;
+  }
+}
+
+}  // namespace zg

@@ -1,0 +1,180 @@
+// Tensors with two versions on NVMe: a write-back goes beside the one before.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "store/programs.hpp"
+#include "store/rig.hpp"
+
+namespace zg::test {
+namespace {
+
+constexpr std::int64_t kPage = 4096;
+constexpr std::int64_t kBytes = 2 * kPage - 100;
+
+TensorTable versioned(int count, int versions) {
+  TensorTable table(1);
+  for (int i = 0; i < count; ++i) {
+    table.add({.name = fmt::format("t{}", i), .dtype = DType::kU8, .count = kBytes, .versions = versions});
+  }
+  return table;
+}
+
+std::unique_ptr<MemoryIo> memory(const TensorTable& table, const MemoryIo::Faults& faults = {}) {
+  return std::make_unique<MemoryIo>(table.drives(), table.drive_bytes(), MemoryIo::Options{.faults = faults});
+}
+
+// Writes the segment, and pushes it out to NVMe.
+void write_back(TensorStore& store, SegmentId id, std::uint64_t content) {
+  {
+    const Lease lease = store.acquire(id, Tier::kHost, Access::kOverwrite);
+    fill(lease.data(), lease.bytes(), id, content);
+  }
+  store.sink();
+  store.drain();
+}
+
+bool version_holds(const TensorStore& store, SegmentId id, std::int64_t version, std::uint64_t content) {
+  std::array<char, kBytes + 1> bytes{};
+  bytes.back() = 7;
+  store.read_version(id, version, bytes.data());
+  EXPECT_EQ(bytes.back(), 7) << "more than the segment was read";
+  return holds(bytes.data(), kBytes, id, content);
+}
+
+using Versions = std::vector<std::int64_t>;
+
+TEST(StoreVersions, AWriteBackLeavesTheOneBeforeReadable) {
+  const TensorTable table = versioned(2, 2);
+  Rig rig(table, {0, 4 * kPage}, memory(table));
+  const Watchdog watchdog(30, [&] { return rig.store->state(); });
+  EXPECT_EQ(rig.store->versions(0), Versions{});
+  for (std::int64_t n = 1; n <= 5; ++n) {
+    write_back(*rig.store, 0, static_cast<std::uint64_t>(100 + n));
+    EXPECT_EQ(rig.store->versions(0), n == 1 ? Versions{1} : (Versions{n, n - 1}));
+    EXPECT_TRUE(version_holds(*rig.store, 0, n, static_cast<std::uint64_t>(100 + n)));
+    if (n > 1) {
+      EXPECT_TRUE(version_holds(*rig.store, 0, n - 1, static_cast<std::uint64_t>(100 + n - 1)));
+    }
+    // What is read as always is the newest.
+    const Lease lease = rig.store->acquire(0, Tier::kHost, Access::kRead);
+    EXPECT_TRUE(holds(lease.data(), lease.bytes(), 0, static_cast<std::uint64_t>(100 + n)));
+  }
+  EXPECT_EQ(rig.store->versions(1), Versions{});
+  for (const std::int64_t gone : {0, 3, 6}) {
+    try {
+      (void)version_holds(*rig.store, 0, gone, 0);
+      ADD_FAILURE() << "version " << gone;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kUsage);
+    }
+  }
+}
+
+TEST(StoreVersions, AWriteThatFailsLeavesTheOneBefore) {
+  for (const int versions : {1, 2}) {
+    SCOPED_TRACE(versions);
+    const TensorTable table = versioned(1, versions);
+    Rig rig(table, {0, 4 * kPage}, memory(table, {.fail_write = 2}));
+    const Watchdog watchdog(30, [&] { return rig.store->state(); });
+    write_back(*rig.store, 0, 1);
+    write_back(*rig.store, 0, 2);
+    EXPECT_THROW(write_back(*rig.store, 0, 3), Error);
+    EXPECT_THROW((void)rig.store->acquire(0, Tier::kHost, Access::kRead), Error) << "failed for good";
+    if (versions == 1) {
+      EXPECT_EQ(rig.store->versions(0), Versions{}) << "written over the only copy";
+    } else {
+      EXPECT_EQ(rig.store->versions(0), Versions{2});
+      EXPECT_TRUE(version_holds(*rig.store, 0, 2, 2));
+    }
+  }
+}
+
+// A version is compared with its checksum; the other one is not touched by what is wrong with it.
+TEST(StoreVersions, ADamagedVersionIsToldAndTheOtherIsWhole) {
+  const TensorTable table = versioned(1, 2);
+  Rig rig(table, {0, 4 * kPage}, memory(table, {.flip_read = 0}));
+  const Watchdog watchdog(30, [&] { return rig.store->state(); });
+  write_back(*rig.store, 0, 1);
+  write_back(*rig.store, 0, 2);
+  try {
+    (void)version_holds(*rig.store, 0, 2, 2);
+    ADD_FAILURE() << "taken although it is wrong";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kIo);
+    EXPECT_NE(std::string(e.what()).find("checksum"), std::string::npos) << e.what();
+  }
+  EXPECT_TRUE(version_holds(*rig.store, 0, 1, 1));
+}
+
+// Written while it is still on its way down from the device.
+TEST(StoreVersions, HoldAlongAProgramAndInPieces) {
+  constexpr std::int64_t kLarge = 3 * io::kMaxPieceBytes + 5000;
+  TensorTable table(1);
+  for (int i = 0; i < 3; ++i)
+    table.add({.name = fmt::format("t{}", i), .dtype = DType::kU8, .count = kLarge, .versions = 2});
+  const std::int64_t charge = table.segment(0).charge;
+  Rig rig(table, {charge, 2 * charge}, memory(table));
+  const Watchdog watchdog(60, [&] { return rig.store->state(); });
+  Program program("p");
+  for (SegmentId id = 0; id < 3; ++id)
+    program.add_op(std::vector<AccessStep>{{id, Tier::kDevice, Access::kOverwrite, false}});
+  for (SegmentId id = 0; id < 3; ++id)
+    program.add_op(std::vector<AccessStep>{{id, Tier::kDevice, Access::kWrite, false}});
+  program.finish(3);
+  HostStream stream("work", HostStream::Mode::kThread);
+  std::vector<Lease> leases;
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    rig.store->run(&program, nullptr);
+    for (std::uint64_t op = 0; op < 6; ++op) {
+      rig.store->acquire_op(&stream, leases);
+      const auto id = static_cast<SegmentId>(op % 3);
+      stream.enqueue("fill", [id, op, round, data = leases[0].data()] {
+        if (op >= 3) {
+          EXPECT_TRUE(holds(data, kLarge, id, 10 * round)) << id;
+        }
+        fill(data, kLarge, id, 10 * round + op / 3);
+      });
+      leases[0].release_after(stream, stream.record());
+    }
+  }
+  stream.synchronize();
+  rig.store->run(nullptr, nullptr);
+  rig.store->drain();
+  rig.store->sink();
+  rig.store->drain();
+  for (SegmentId id = 0; id < 3; ++id) {
+    const Versions versions = rig.store->versions(id);
+    ASSERT_EQ(versions.size(), 2u);
+    EXPECT_EQ(versions[0], versions[1] + 1);
+    std::vector<char> bytes(static_cast<std::size_t>(kLarge));
+    rig.store->read_version(id, versions[0], bytes.data());
+    EXPECT_TRUE(holds(bytes.data(), kLarge, id, 21));
+    // Not every content was written back; what was is whole.
+    rig.store->read_version(id, versions[1], bytes.data());
+    int found = 0;
+    for (const std::uint64_t before : {0, 1, 10, 11, 20})
+      found += holds(bytes.data(), kLarge, id, before) ? 1 : 0;
+    EXPECT_EQ(found, 1) << id;
+  }
+}
+
+TEST(StoreVersions, AreCountedInTheSpaceOfTheDrives) {
+  TensorTable table(2);
+  const TensorId one = table.add({.name = "one", .dtype = DType::kU8, .count = 3 * kPage});
+  const TensorId two = table.add({.name = "two", .dtype = DType::kU8, .count = 5 * kPage, .versions = 2});
+  table.add({.name = "host", .dtype = DType::kU8, .count = kPage, .lowest = Tier::kHost, .versions = 2});
+  EXPECT_EQ(table.nvme_bytes(), 13 * kPage);
+  EXPECT_EQ(table.drive_bytes(), 7 * kPage);
+  EXPECT_EQ(table.total_charge(), 9 * kPage);
+  table.remove(two);
+  EXPECT_EQ(table.nvme_bytes(), 3 * kPage);
+  table.remove(one);
+  EXPECT_EQ(table.nvme_bytes(), 0);
+  for (const int versions : {-1, 0, 3}) {
+    EXPECT_THROW(table.add({.name = "more", .count = 1, .versions = versions}), Error) << versions;
+  }
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -23,6 +23,7 @@ inline TinySetup killed_setup(UpdateTiming timing) {
   s.clip = timing == UpdateTiming::kEarly ? 0 : 0.05;
   s.layout.state = {.master = MasterFormat::kSplit, .moments = MomentFormat::kInt8};
   s.layout.drives = 1;
+  s.layout.state_versions = 2;
   s.layout.micro_batches = 2;
   s.layout.state_segment_bytes = 16 << 10;
   s.layout.device_updates = 1;

@@ -81,6 +81,7 @@ TEST_P(Timings, GiveTheSameBits) {
           s.layout.device_updates = on_device;
           s.layout.accumulation = below(2) == 0 ? Accumulation::kLayerMajor : Accumulation::kMicroBatchMajor;
           s.layout.drives = room == Room::kSmallest ? static_cast<int>(below(3)) : 0;
+          s.layout.state_versions = static_cast<int>(1 + below(2));
           s.layout.state_segment_bytes = 8192 << below(5);
           s.layout.recompute = below(2) == 0;
           s.room = room;

@@ -165,6 +165,7 @@ TEST_P(Updates, HappenOncePerParameterAndStep) {
     s.layout.state_segment_bytes = 8192 << below(5);
     s.layout.device_updates = static_cast<std::int32_t>(below(3) == 0 ? kAllUnits : below(2) * below(4));
     s.layout.drives = static_cast<int>(below(3));
+    s.layout.state_versions = static_cast<int>(1 + below(2));
     s.layout.groups = groups_of(s, static_cast<Groups>(below(3)));
     s.room = below(4) == 0 ? Room::kEverything : Room::kSmallest;
     s.prefetch = static_cast<int>(below(3) * 32);

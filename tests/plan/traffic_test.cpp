@@ -231,6 +231,7 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
     s.prefetch = static_cast<int>(below(3) * 40);
     s.nvme = below(2) == 0 ? Nvme::kRam : Nvme::kMemory;
     s.layout.state_segment_bytes = 3 * (16384 + 4096 * below(30));
+    s.layout.state_versions = static_cast<int>(1 + below(2));
     s.layout.state.master =
         s.dtype == DType::kBF16 && below(2) == 0 ? MasterFormat::kSplit : MasterFormat::kFull;
     s.layout.state.moments = static_cast<MomentFormat>(below(3));

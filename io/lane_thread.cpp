@@ -1,7 +1,4 @@
 // The I/O thread of a lane.
-#include <pthread.h>
-#include <sched.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -9,6 +6,7 @@
 #include <utility>
 
 #include "io/lane.hpp"
+#include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/log.hpp"
 
 namespace zg::io {
@@ -26,11 +24,8 @@ std::int64_t ns_of(Clock::time_point t) {
 
 void run_on(const std::vector<int>& cpus, const std::string& name) {
   if (cpus.empty()) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &set);
-  const int error = pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
-  if (error != 0) log::info("{} does not run on its drive's NUMA node: {}", name, errno_text(error));
+  const int error = bind_this_thread(cpus);
+  if (error != 0) log::info("{} does not run on the cores meant for it: {}", name, errno_text(error));
 }
 
 }  // namespace

@@ -67,6 +67,7 @@ std::unique_ptr<Engine> open_ram(EngineOptions o, const std::vector<DriveOptions
                      .path = d.path,
                      .bytes = bytes,
                      .endurance_bytes = d.endurance_bytes,
+                     .cpus = d.cpus,
                      .make_queue = [o, bytes, model, drive](int queue, int depth) {
                        return with_faults(make_ram_queue(bytes, depth, model), o, depth, drive, queue);
                      }});
@@ -88,7 +89,14 @@ std::unique_ptr<Queue> make_file_queue(Backend backend, const EngineOptions& o, 
   }
 }
 
+// Where a drive's I/O threads run; empty: anywhere.
+std::vector<int> cpus_for(const EngineOptions& o, const DriveOptions& drive, int node) {
+  if (!drive.cpus.empty()) return drive.cpus;
+  return o.bind_threads ? cpus_of_node(node) : std::vector<int>();
+}
+
 std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
+                                   const std::vector<DriveOptions>& drives,
                                    const std::shared_ptr<Files>& files, const std::string& note) {
   std::vector<DriveSpec> specs;
   for (std::size_t i = 0; i < files->size(); ++i) {
@@ -100,7 +108,7 @@ std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
                      .bytes = file.bytes(),
                      .endurance_bytes = file.endurance_bytes(),
                      .numa_node = node,
-                     .cpus = o.bind_threads ? cpus_of_node(node) : std::vector<int>(),
+                     .cpus = cpus_for(o, drives[i], node),
                      .make_queue = [o, backend, drive, fd = file.fd()](int queue, int depth) {
                        const std::string name = fmt::format("zg-io{}", drive);
                        return with_faults(make_file_queue(backend, o, fd, depth, name), o, depth, drive,
@@ -157,7 +165,7 @@ Opened open_engine(const EngineOptions& options, const std::vector<DriveOptions>
   }
   for (const Backend backend : candidates) {
     try {
-      opened.engine = open_files(backend, options, files, joined(notes));
+      opened.engine = open_files(backend, options, drives, files, joined(notes));
       return opened;
     } catch (const Error& e) {
       if (backend == candidates.back()) throw;

@@ -1,7 +1,6 @@
 #include "io/topology.hpp"
 
 #include <fmt/core.h>
-#include <sched.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
@@ -9,16 +8,17 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <optional>
 #include <string_view>
+
+#include "ziggurat/base/cores.hpp"
+#include "ziggurat/io/engine.hpp"
 
 namespace zg::io {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMaxCpus = 1 << 16;
 // Devices upon devices: more layers than this is a loop, or nothing that we know.
 constexpr int kMaxLayers = 8;
 
@@ -83,18 +83,6 @@ int node_above(const fs::path& device, const fs::path& sysfs, int layers) {
   return -1;
 }
 
-// Those that the calling thread may use. (The kernel refuses a set that is too small for its own.)
-struct FreeSet {
-  void operator()(cpu_set_t* set) const { CPU_FREE(set); }
-};
-using CpuSet = std::unique_ptr<cpu_set_t, FreeSet>;
-
-CpuSet allowed_cpus() {
-  CpuSet set(CPU_ALLOC(kMaxCpus));
-  if (set == nullptr || sched_getaffinity(0, CPU_ALLOC_SIZE(kMaxCpus), set.get()) != 0) return nullptr;
-  return set;
-}
-
 }  // namespace
 
 int numa_node_of(const std::string& path, const std::string& sysfs) {
@@ -103,38 +91,20 @@ int numa_node_of(const std::string& path, const std::string& sysfs) {
   return numa_node_of_device(fmt::format("{}:{}", major(info.st_dev), minor(info.st_dev)), sysfs);
 }
 
-int numa_node_of_device(const std::string& number, const std::string& sysfs) {
-  return node_above(fs::path(sysfs) / "dev/block" / number, sysfs, 0);
+int node_of_drive(const std::string& path) {
+  return numa_node_of(path);
 }
 
-std::vector<int> parse_cpu_list(const std::string& text) {
-  std::vector<int> cpus;
-  std::string_view rest = text;
-  while (!rest.empty() && (rest.back() == '\n' || rest.back() == ' ')) rest.remove_suffix(1);
-  while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find(','), rest.size());
-    const std::string_view range = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    const std::size_t dash = range.find('-');
-    const auto first = parse_int(range.substr(0, dash));
-    const auto last = dash == std::string_view::npos ? first : parse_int(range.substr(dash + 1));
-    if (!first || !last || *first < 0 || *last < *first || *last >= kMaxCpus) return {};
-    for (int cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);
-  }
-  std::sort(cpus.begin(), cpus.end());
-  cpus.erase(std::unique(cpus.begin(), cpus.end()), cpus.end());
-  return cpus;
+int numa_node_of_device(const std::string& number, const std::string& sysfs) {
+  return node_above(fs::path(sysfs) / "dev/block" / number, sysfs, 0);
 }
 
 std::vector<int> cpus_of_node(int node, const std::string& sysfs) {
   if (node < 0) return {};
   std::vector<int> cpus =
       parse_cpu_list(first_line(fs::path(sysfs) / fmt::format("devices/system/node/node{}/cpulist", node)));
-  const CpuSet allowed = allowed_cpus();
-  if (allowed == nullptr) return {};
-  const auto forbidden = [&](int cpu) {
-    return !CPU_ISSET_S(static_cast<std::size_t>(cpu), CPU_ALLOC_SIZE(kMaxCpus), allowed.get());
-  };
+  const std::vector<int> usable = usable_cores();
+  const auto forbidden = [&](int cpu) { return !std::binary_search(usable.begin(), usable.end(), cpu); };
   cpus.erase(std::remove_if(cpus.begin(), cpus.end(), forbidden), cpus.end());
   return cpus;
 }

@@ -15,7 +15,5 @@ int numa_node_of(const std::string& path, const std::string& sysfs = "/sys");
 int numa_node_of_device(const std::string& number, const std::string& sysfs);
 // Processors of the node that the calling thread may use, rising; empty: unknown, or none.
 std::vector<int> cpus_of_node(int node, const std::string& sysfs = "/sys");
-// "0-3,8,10-11"; what is no such list gives none.
-std::vector<int> parse_cpu_list(const std::string& text);
 
 }  // namespace zg::io

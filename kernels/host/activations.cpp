@@ -132,6 +132,9 @@ ActivationKernels<float> activations_f32() {
 ActivationKernels<bf16> activations_bf16() {
   return activations<bf16>();
 }
+ActivationKernels<fp16> activations_f16() {
+  return activations<fp16>();
+}
 ActivationKernels<double> activations_f64() {
   return activations<double>();
 }
@@ -145,6 +148,7 @@ namespace zg::host {
 namespace {
 HWY_EXPORT(activations_f32);
 HWY_EXPORT(activations_bf16);
+HWY_EXPORT(activations_f16);
 HWY_EXPORT(activations_f64);
 
 template <class T>
@@ -153,6 +157,8 @@ ActivationKernels<T> kernels() {
     return HWY_DYNAMIC_DISPATCH(activations_f32)();
   } else if constexpr (std::is_same_v<T, bf16>) {
     return HWY_DYNAMIC_DISPATCH(activations_bf16)();
+  } else if constexpr (std::is_same_v<T, fp16>) {
+    return HWY_DYNAMIC_DISPATCH(activations_f16)();
   } else {
     return HWY_DYNAMIC_DISPATCH(activations_f64)();
   }
@@ -209,6 +215,7 @@ void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out) 
   template void add(Extent, Strided<const T>, Strided<const T>, Strided<T>);
 ZG_INSTANTIATE(float)
 ZG_INSTANTIATE(bf16)
+ZG_INSTANTIATE(fp16)
 ZG_INSTANTIATE(double)
 #undef ZG_INSTANTIATE
 

@@ -341,10 +341,16 @@ void forward_f32(const ForwardTask<float>& task) {
 void forward_bf16(const ForwardTask<bf16>& task) {
   forward_task(task);
 }
+void forward_f16(const ForwardTask<fp16>& task) {
+  forward_task(task);
+}
 void backward_f32(const BackwardTask<float>& task) {
   backward_task(task);
 }
 void backward_bf16(const BackwardTask<bf16>& task) {
+  backward_task(task);
+}
+void backward_f16(const BackwardTask<fp16>& task) {
   backward_task(task);
 }
 
@@ -358,8 +364,10 @@ namespace {
 
 HWY_EXPORT(forward_f32);
 HWY_EXPORT(forward_bf16);
+HWY_EXPORT(forward_f16);
 HWY_EXPORT(backward_f32);
 HWY_EXPORT(backward_bf16);
+HWY_EXPORT(backward_f16);
 
 void run(const ForwardTask<float>& task) {
   HWY_DYNAMIC_DISPATCH(forward_f32)(task);
@@ -367,11 +375,17 @@ void run(const ForwardTask<float>& task) {
 void run(const ForwardTask<bf16>& task) {
   HWY_DYNAMIC_DISPATCH(forward_bf16)(task);
 }
+void run(const ForwardTask<fp16>& task) {
+  HWY_DYNAMIC_DISPATCH(forward_f16)(task);
+}
 void run(const BackwardTask<float>& task) {
   HWY_DYNAMIC_DISPATCH(backward_f32)(task);
 }
 void run(const BackwardTask<bf16>& task) {
   HWY_DYNAMIC_DISPATCH(backward_bf16)(task);
+}
+void run(const BackwardTask<fp16>& task) {
+  HWY_DYNAMIC_DISPATCH(backward_f16)(task);
 }
 
 // double is for tests: rows of scores, one at a time.
@@ -536,12 +550,15 @@ void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_q
 
 template void attention(const AttentionShape&, const float*, std::int64_t, float*, std::int64_t, float*);
 template void attention(const AttentionShape&, const bf16*, std::int64_t, bf16*, std::int64_t, float*);
+template void attention(const AttentionShape&, const fp16*, std::int64_t, fp16*, std::int64_t, float*);
 template void attention(const AttentionShape&, const double*, std::int64_t, double*, std::int64_t, double*);
 template void attention_backward(const AttentionShape&, const float*, std::int64_t, const float*,
                                  std::int64_t, const float*, const float*, std::int64_t, float*,
                                  std::int64_t);
 template void attention_backward(const AttentionShape&, const bf16*, std::int64_t, const bf16*, std::int64_t,
                                  const float*, const bf16*, std::int64_t, bf16*, std::int64_t);
+template void attention_backward(const AttentionShape&, const fp16*, std::int64_t, const fp16*, std::int64_t,
+                                 const float*, const fp16*, std::int64_t, fp16*, std::int64_t);
 template void attention_backward(const AttentionShape&, const double*, std::int64_t, const double*,
                                  std::int64_t, const double*, const double*, std::int64_t, double*,
                                  std::int64_t);

@@ -21,7 +21,12 @@ namespace zg::host {
 struct CastKernels {
   void (*bf16_to_f32)(std::int64_t n, const bf16* in, float* out);
   void (*f32_to_bf16)(std::int64_t n, const float* in, bf16* out);
+  void (*f16_to_f32)(std::int64_t n, const fp16* in, float* out);
+  void (*f32_to_f16)(std::int64_t n, const float* in, fp16* out);
+  void (*bf16_to_f16)(std::int64_t n, const bf16* in, fp16* out);
+  void (*f16_to_bf16)(std::int64_t n, const fp16* in, bf16* out);
   double (*finish_f32_bf16)(std::int64_t n, const float* in, bf16* out);
+  double (*finish_f32_f16)(std::int64_t n, const float* in, fp16* out);
   double (*finish_f32_f32)(std::int64_t n, const float* in, float* out);
   double (*finish_f64_f64)(std::int64_t n, const double* in, double* out);
 };
@@ -86,8 +91,16 @@ double finish(std::int64_t n, const In* in, Out* out) {
 }
 
 CastKernels casts() {
-  return {convert<bf16, float>, convert<float, bf16>, finish<float, bf16>, finish<float, float>,
-          finish<double, double>};
+  return {.bf16_to_f32 = convert<bf16, float>,
+          .f32_to_bf16 = convert<float, bf16>,
+          .f16_to_f32 = convert<fp16, float>,
+          .f32_to_f16 = convert<float, fp16>,
+          .bf16_to_f16 = convert<bf16, fp16>,
+          .f16_to_bf16 = convert<fp16, bf16>,
+          .finish_f32_bf16 = finish<float, bf16>,
+          .finish_f32_f16 = finish<float, fp16>,
+          .finish_f32_f32 = finish<float, float>,
+          .finish_f64_f64 = finish<double, double>};
 }
 
 }  // namespace
@@ -107,7 +120,15 @@ void cast_span(const CastKernels& k, std::int64_t n, const In* in, Out* out) {
     k.bf16_to_f32(n, in, out);
   } else if constexpr (std::is_same_v<In, float> && std::is_same_v<Out, bf16>) {
     k.f32_to_bf16(n, in, out);
-  } else if constexpr (std::is_same_v<In, bf16> || std::is_same_v<Out, bf16>) {
+  } else if constexpr (std::is_same_v<In, fp16> && std::is_same_v<Out, float>) {
+    k.f16_to_f32(n, in, out);
+  } else if constexpr (std::is_same_v<In, float> && std::is_same_v<Out, fp16>) {
+    k.f32_to_f16(n, in, out);
+  } else if constexpr (std::is_same_v<In, bf16> && std::is_same_v<Out, fp16>) {
+    k.bf16_to_f16(n, in, out);
+  } else if constexpr (std::is_same_v<In, fp16> && std::is_same_v<Out, bf16>) {
+    k.f16_to_bf16(n, in, out);
+  } else if constexpr (sizeof(In) == 2 || sizeof(Out) == 2) {
     for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(static_cast<float>(in[i]));
   } else {
     for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(in[i]);
@@ -137,6 +158,8 @@ double finish_gradient(std::int64_t n, const In* in, Out* out) {
     kernel = k.finish_f64_f64;
   } else if constexpr (std::is_same_v<Out, bf16>) {
     kernel = k.finish_f32_bf16;
+  } else if constexpr (std::is_same_v<Out, fp16>) {
+    kernel = k.finish_f32_f16;
   } else {
     kernel = k.finish_f32_f32;
   }
@@ -155,12 +178,15 @@ double finish_gradient(std::int64_t n, const In* in, Out* out) {
 #define ZG_INSTANTIATE(In)                                       \
   template void cast(Extent, Strided<const In>, Strided<float>); \
   template void cast(Extent, Strided<const In>, Strided<bf16>);  \
+  template void cast(Extent, Strided<const In>, Strided<fp16>);  \
   template void cast(Extent, Strided<const In>, Strided<double>);
 ZG_INSTANTIATE(float)
 ZG_INSTANTIATE(bf16)
+ZG_INSTANTIATE(fp16)
 ZG_INSTANTIATE(double)
 #undef ZG_INSTANTIATE
 template double finish_gradient(std::int64_t, const float*, bf16*);
+template double finish_gradient(std::int64_t, const float*, fp16*);
 template double finish_gradient(std::int64_t, const float*, float*);
 template double finish_gradient(std::int64_t, const double*, double*);
 

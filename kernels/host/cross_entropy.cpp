@@ -22,9 +22,10 @@
 #ifndef ZG_CROSS_ENTROPY_KERNELS
 #define ZG_CROSS_ENTROPY_KERNELS
 namespace zg::host {
-// Returns -log softmax(logits)[target]; writes the gradient if dlogits is not null.
+// Returns -log softmax(logits)[target]; writes the gradient, times `scale`, if dlogits is not null.
 template <class T>
-using CrossEntropyRow = double (*)(std::int64_t n, const Acc<T>* logits, std::int64_t target, T* dlogits);
+using CrossEntropyRow = double (*)(std::int64_t n, const Acc<T>* logits, std::int64_t target, double scale,
+                                   T* dlogits);
 }  // namespace zg::host
 #endif
 
@@ -68,18 +69,19 @@ double sum_of_exponentials(std::int64_t n, const A* logits, A max) {
 }
 
 template <class T>
-double cross_entropy_row(std::int64_t n, const Acc<T>* logits, std::int64_t target, T* dlogits) {
+double cross_entropy_row(std::int64_t n, const Acc<T>* logits, std::int64_t target, double scale,
+                         T* dlogits) {
   using A = Acc<T>;
   const A max = largest(n, logits);
   const double total = sum_of_exponentials(n, logits, max);
   const double distance = static_cast<double>(logits[target]) - static_cast<double>(max);
   if (dlogits != nullptr) {
     const Lanes<T> d;
-    const auto top = hn::Set(d, max), scale = hn::Set(d, static_cast<A>(1.0 / total));
+    const auto top = hn::Set(d, max), factor = hn::Set(d, static_cast<A>(scale / total));
     for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
-      save(d, hn::Mul(exp_or_nan(d, hn::Sub(load(d, logits + i, w), top)), scale), dlogits + i, w);
+      save(d, hn::Mul(exp_or_nan(d, hn::Sub(load(d, logits + i, w), top)), factor), dlogits + i, w);
     });
-    dlogits[target] = static_cast<T>(static_cast<A>(std::exp(distance) / total - 1.0));
+    dlogits[target] = static_cast<T>(static_cast<A>(scale * (std::exp(distance) / total - 1.0)));
   }
   return std::log(total) - distance;
 }
@@ -89,6 +91,9 @@ CrossEntropyRow<float> row_f32() {
 }
 CrossEntropyRow<bf16> row_bf16() {
   return cross_entropy_row<bf16>;
+}
+CrossEntropyRow<fp16> row_f16() {
+  return cross_entropy_row<fp16>;
 }
 CrossEntropyRow<double> row_f64() {
   return cross_entropy_row<double>;
@@ -103,6 +108,7 @@ namespace zg::host {
 namespace {
 HWY_EXPORT(row_f32);
 HWY_EXPORT(row_bf16);
+HWY_EXPORT(row_f16);
 HWY_EXPORT(row_f64);
 
 template <class T>
@@ -111,6 +117,8 @@ CrossEntropyRow<T> row_kernel() {
     return HWY_DYNAMIC_DISPATCH(row_f32)();
   } else if constexpr (std::is_same_v<T, bf16>) {
     return HWY_DYNAMIC_DISPATCH(row_bf16)();
+  } else if constexpr (std::is_same_v<T, fp16>) {
+    return HWY_DYNAMIC_DISPATCH(row_f16)();
   } else {
     return HWY_DYNAMIC_DISPATCH(row_f64)();
   }
@@ -119,6 +127,7 @@ CrossEntropyRow<T> row_kernel() {
 
 template <class T>
 void cross_entropy(Extent extent, const CrossEntropy<T>& args) {
+  ZG_ASSERT(args.scale > 0, "scale {}", args.scale);
   // The loss is summed in as many groups of rows as there may be threads, added in order.
   constexpr std::int64_t kGroups = 256;
   const std::int64_t groups = std::min(extent.rows, kGroups);
@@ -131,7 +140,8 @@ void cross_entropy(Extent extent, const CrossEntropy<T>& args) {
         ZG_ASSERT_LT(target, extent.cols);
         T* dlogits = args.dlogits.data == nullptr ? nullptr : args.dlogits.row(r);
         if (target >= 0) {
-          losses[static_cast<std::size_t>(g)] += kernel(extent.cols, args.logits.row(r), target, dlogits);
+          losses[static_cast<std::size_t>(g)] +=
+              kernel(extent.cols, args.logits.row(r), target, args.scale, dlogits);
         } else if (dlogits != nullptr) {
           std::fill_n(dlogits, extent.cols, T{});
         }
@@ -145,6 +155,7 @@ void cross_entropy(Extent extent, const CrossEntropy<T>& args) {
 
 template void cross_entropy(Extent, const CrossEntropy<float>&);
 template void cross_entropy(Extent, const CrossEntropy<bf16>&);
+template void cross_entropy(Extent, const CrossEntropy<fp16>&);
 template void cross_entropy(Extent, const CrossEntropy<double>&);
 
 }  // namespace zg::host

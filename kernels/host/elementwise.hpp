@@ -5,7 +5,7 @@
 // every sum has a fixed order, so results are the same bits for any number of threads. Exponentials and sums
 // of floats may differ in the last bits between instruction sets; casts and finish_gradient do not.
 //
-// T: float, bf16, double. Acc<T>: the type of sums and statistics. Nothing is allocated; nothing is owned.
+// T: float, bf16, fp16, double. Acc<T>: the type of sums and statistics. Nothing is allocated or owned.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -132,12 +132,13 @@ struct CrossEntropy {
   const std::int32_t* targets = nullptr;  // negative: ignored
   double* loss_sum = nullptr;             // +=
   Strided<T> dlogits;                     // may be null; may start its rows where logits does
+  double scale = 1;                       // of dlogits, not of the loss; positive
 };
 // extent: tokens, vocabulary.
 template <class T>
 void cross_entropy(Extent extent, const CrossEntropy<T>& args);
 
-// Any storage types; double to bf16 is rounded to float on the way.
+// Any storage types; double to bf16 or fp16 is rounded to float on the way.
 template <class In, class Out>
 void cast(Extent extent, Strided<const In> in, Strided<Out> out);
 
@@ -145,7 +146,8 @@ void cast(Extent extent, Strided<const In> in, Strided<Out> out);
 void zero(Extent extent, Strided<char> bytes);
 
 // out = in, rounded; returns the sum of squares of what was written, in double and in an order that depends
-// on n alone. (In, Out) in {(float, bf16), (float, float), (double, double)}.
+// on n alone: not finite if an element is not, or became so by rounding. (In, Out) in {(float, bf16), (float,
+// fp16), (float, float), (double, double)}.
 template <class In, class Out>
 double finish_gradient(std::int64_t n, const In* in, Out* out);
 

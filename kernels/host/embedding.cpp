@@ -1,12 +1,93 @@
 // Rows of a table by token, and their gradients.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/host/embedding.cpp"
+// Loop bodies keep vectors in their captures, which SVE and RVV cannot; Arm runs NEON.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+// clang-format off
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+// clang-format on
+
 #include <cstring>
 
 #include "kernels/host/elementwise.hpp"
+#include "kernels/host/lanes.hpp"
 #include "kernels/host/spans.hpp"
 #include "ziggurat/base/error.hpp"
 
+#ifndef ZG_EMBEDDING_KERNELS
+#define ZG_EMBEDDING_KERNELS
+namespace zg::host {
+// The kernels of one instruction set, each over n neighbouring elements.
+template <class T>
+struct EmbeddingKernels {
+  void (*add)(std::int64_t n, const T* token, const T* position, T* out);
+  void (*accumulate)(std::int64_t n, const T* from, Acc<T>* to);
+};
+}  // namespace zg::host
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zg::host::HWY_NAMESPACE {
+namespace {
+
+template <class T>
+void add(std::int64_t n, const T* token, const T* position, T* out) {
+  const Lanes<T> d;
+  for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
+    save(d, hn::Add(load(d, token + i, w), load(d, position + i, w)), out + i, w);
+  });
+}
+
+template <class T>
+void accumulate(std::int64_t n, const T* from, Acc<T>* to) {
+  const Lanes<T> d;
+  for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
+    save(d, hn::Add(load(d, static_cast<const Acc<T>*>(to) + i, w), load(d, from + i, w)), to + i, w);
+  });
+}
+
+template <class T>
+EmbeddingKernels<T> embeddings() {
+  return {add<T>, accumulate<T>};
+}
+EmbeddingKernels<float> embeddings_f32() {
+  return embeddings<float>();
+}
+EmbeddingKernels<bf16> embeddings_bf16() {
+  return embeddings<bf16>();
+}
+EmbeddingKernels<fp16> embeddings_f16() {
+  return embeddings<fp16>();
+}
+EmbeddingKernels<double> embeddings_f64() {
+  return embeddings<double>();
+}
+
+}  // namespace
+}  // namespace zg::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace zg::host {
 namespace {
+HWY_EXPORT(embeddings_f32);
+HWY_EXPORT(embeddings_bf16);
+HWY_EXPORT(embeddings_f16);
+HWY_EXPORT(embeddings_f64);
+
+template <class T>
+EmbeddingKernels<T> kernels() {
+  if constexpr (std::is_same_v<T, float>) {
+    return HWY_DYNAMIC_DISPATCH(embeddings_f32)();
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return HWY_DYNAMIC_DISPATCH(embeddings_bf16)();
+  } else if constexpr (std::is_same_v<T, fp16>) {
+    return HWY_DYNAMIC_DISPATCH(embeddings_f16)();
+  } else {
+    return HWY_DYNAMIC_DISPATCH(embeddings_f64)();
+  }
+}
 
 // The gradient is cut into tiles of kColumns columns by one of kShares shares of the ids; each tile walks all
 // tokens in order, so that equal ids are added in order and no two tiles write the same element.
@@ -14,12 +95,8 @@ constexpr std::int64_t kColumns = 256;
 constexpr std::int64_t kShares = 8;
 
 template <class T>
-void add_row(std::int64_t n, const T* from, Acc<T>* to) {
-  for (std::int64_t i = 0; i < n; ++i) to[i] += static_cast<Acc<T>>(from[i]);
-}
-
-template <class T>
 void backward_by_id(Extent extent, const EmbeddingBackward<T>& args) {
+  const auto k = kernels<T>();
   const std::int64_t pieces = (extent.cols + kColumns - 1) / kColumns;
   parallel_for(pieces * kShares, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
@@ -27,7 +104,7 @@ void backward_by_id(Extent extent, const EmbeddingBackward<T>& args) {
       const std::int64_t n = std::min(kColumns, extent.cols - c);
       for (std::int64_t r = 0; r < extent.rows; ++r) {
         if (args.ids[r] % kShares == share)
-          add_row<T>(n, args.dout.row(r) + c, args.dwte.row(args.ids[r]) + c);
+          k.accumulate(n, args.dout.row(r) + c, args.dwte.row(args.ids[r]) + c);
       }
     }
   });
@@ -35,11 +112,12 @@ void backward_by_id(Extent extent, const EmbeddingBackward<T>& args) {
 
 template <class T>
 void backward_by_position(Extent extent, const EmbeddingBackward<T>& args) {
+  const auto k = kernels<T>();
   const std::int64_t positions = std::min(args.time, extent.rows);
   parallel_for(positions, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
       for (std::int64_t r = p; r < extent.rows; r += args.time) {
-        add_row<T>(extent.cols, args.dout.row(r), args.dwpe.row(p));
+        k.accumulate(extent.cols, args.dout.row(r), args.dwpe.row(p));
       }
     }
   });
@@ -57,6 +135,7 @@ template <class T>
 void embedding(Extent extent, const Embedding<T>& args) {
   check_ids(extent.rows, args.ids, args.vocabulary);
   if (args.wpe.data != nullptr) ZG_ASSERT_LE(std::min(args.time, extent.rows), args.positions);
+  const auto k = kernels<T>();
   parallel_for(extent.rows, rows_per_task(extent), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const T* token = args.wte.row(args.ids[r]);
@@ -65,10 +144,7 @@ void embedding(Extent extent, const Embedding<T>& args) {
         std::memcpy(out, token, static_cast<std::size_t>(extent.cols) * sizeof(T));
         continue;
       }
-      const T* position = args.wpe.row(r % args.time);
-      for (std::int64_t c = 0; c < extent.cols; ++c) {
-        out[c] = static_cast<T>(static_cast<Acc<T>>(token[c]) + static_cast<Acc<T>>(position[c]));
-      }
+      k.add(extent.cols, token, args.wpe.row(r % args.time), out);
     }
   });
 }
@@ -88,7 +164,9 @@ void embedding_backward(Extent extent, const EmbeddingBackward<T>& args) {
   template void embedding_backward(Extent, const EmbeddingBackward<T>&);
 ZG_INSTANTIATE(float)
 ZG_INSTANTIATE(bf16)
+ZG_INSTANTIATE(fp16)
 ZG_INSTANTIATE(double)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::host
+#endif  // HWY_ONCE

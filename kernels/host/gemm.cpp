@@ -16,6 +16,7 @@
 #include <sys/auxv.h>
 #endif
 
+#include "kernels/host/gemm_tiles.hpp"
 #include "kernels/host/matrix.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/parallel.hpp"
@@ -236,29 +237,35 @@ const T* element(const T* x, std::int64_t ld, Trans trans, std::int64_t row, std
   return trans == Trans::kNo ? x + row * ld + col : x + col * ld + row;
 }
 
-// The block [rows, cols] of op(x) as fp32, stored as x is (transposed or not), without gaps.
-void widen(const bf16* x, std::int64_t ld, Trans trans, std::int64_t rows, std::int64_t cols, float* to) {
-  if (trans == Trans::kYes) std::swap(rows, cols);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t c = 0; c < cols; ++c) to[r * cols + c] = static_cast<float>(x[r * ld + c]);
-  }
-}
+// Tiles of C whose operands are widened: nearly square, since both are converted anew for every tile.
+constexpr Grid kWidenedTile = {256, 512};
+// Of the inner dimension, so much is widened at a time.
+constexpr std::int64_t kWidenedDepth = 512;
+static_assert(kWidenedBytes == static_cast<std::int64_t>(sizeof(float)) *
+                                   (kWidenedDepth * (kWidenedTile.tile_m + kWidenedTile.tile_n) +
+                                    kWidenedTile.tile_m * kWidenedTile.tile_n));
 
-// bf16 operands on a CPU without bf16 instructions: blocks widened to fp32 and multiplied as such.
-template <class Out>
-void widened_tile(const GemmShape& s, const bf16* a, const bf16* b, Out* c, const bf16* bias) {
-  constexpr std::int64_t kBlock = 512;
+// Blocks widened to fp32 and multiplied as such.
+template <class In, class Out>
+void widened_tile(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) {
   const auto floats = [](GrowingBuffer& buffer, std::int64_t count) {
     return static_cast<float*>(buffer.at_least(static_cast<std::size_t>(count) * sizeof(float)));
   };
+  // The block [rows, cols] of op(x), stored as x is (transposed or not).
+  const auto block_of = [](const In* x, std::int64_t ld, Trans trans, std::int64_t rows, std::int64_t cols,
+                           float* to) {
+    if (trans == Trans::kYes) std::swap(rows, cols);
+    widen(x, ld, rows, cols, to);
+  };
   ThreadState& state = this_thread();
-  float* fa = floats(state.converted_a, s.m * std::min(s.k, kBlock));
-  float* fb = floats(state.converted_b, s.n * std::min(s.k, kBlock));
+  const std::int64_t depth = std::min(s.k, kWidenedDepth);
+  float* fa = floats(state.converted_a, s.m * depth);
+  float* fb = floats(state.converted_b, s.n * depth);
   float* fc = floats(state.converted_c, s.m * s.n);
-  for (std::int64_t p = 0; p < s.k; p += kBlock) {
-    const std::int64_t block = std::min(kBlock, s.k - p);
-    widen(element(a, s.lda, s.ta, 0, p), s.lda, s.ta, s.m, block, fa);
-    widen(element(b, s.ldb, s.tb, p, 0), s.ldb, s.tb, block, s.n, fb);
+  for (std::int64_t p = 0; p < s.k; p += depth) {
+    const std::int64_t block = std::min(depth, s.k - p);
+    block_of(element(a, s.lda, s.ta, 0, p), s.lda, s.ta, s.m, block, fa);
+    block_of(element(b, s.ldb, s.tb, p, 0), s.ldb, s.tb, block, s.n, fb);
     Problem product{.in = DnnlType::f32, .out = DnnlType::f32, .shape = s};
     product.shape.k = block;
     product.shape.lda = s.ta == Trans::kNo ? block : s.m;
@@ -267,24 +274,42 @@ void widened_tile(const GemmShape& s, const bf16* a, const bf16* b, Out* c, cons
     product.shape.accumulate = p > 0;
     ZG_ASSERT(state.run(product, fa, fb, fc, nullptr), "oneDNN has no fp32 product");
   }
-  for (std::int64_t i = 0; i < s.m; ++i) {
-    for (std::int64_t j = 0; j < s.n; ++j) {
-      float value = fc[i * s.n + j];
-      if (bias) value += static_cast<float>(bias[j]);
-      if (s.accumulate) value += static_cast<float>(c[i * s.ldc + j]);
-      c[i * s.ldc + j] = Out(value);
+  write_result<In, Out>({.rows = s.m,
+                         .cols = s.n,
+                         .product = fc,
+                         .bias = bias,
+                         .accumulate = s.accumulate,
+                         .c = c,
+                         .ldc = s.ldc});
+}
+
+// Operands that oneDNN does not multiply as they are (on this CPU).
+template <class In, class Out>
+void widened_product(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) {
+  for (std::int64_t i = 0; i < s.m; i += kWidenedTile.tile_m) {
+    for (std::int64_t j = 0; j < s.n; j += kWidenedTile.tile_n) {
+      GemmShape tile = s;
+      tile.m = std::min(kWidenedTile.tile_m, s.m - i);
+      tile.n = std::min(kWidenedTile.tile_n, s.n - j);
+      widened_tile(tile, element(a, s.lda, s.ta, i, 0), element(b, s.ldb, s.tb, 0, j), c + i * s.ldc + j,
+                   bias ? bias + j : nullptr);
     }
   }
 }
 
 template <class In, class Out>
 void product_tile(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) {
-  const Problem problem{.in = dnnl_type<In>(), .out = dnnl_type<Out>(), .shape = s, .bias = bias != nullptr};
-  if constexpr (std::is_same_v<In, bf16>) {
-    if (has_native_bf16() && this_thread().run(problem, a, b, c, bias)) return;
-    widened_tile(s, a, b, c, bias);
+  if constexpr (std::is_same_v<In, fp16>) {
+    widened_product(s, a, b, c, bias);
   } else {
-    ZG_ASSERT(this_thread().run(problem, a, b, c, bias), "oneDNN has no fp32 product");
+    const Problem problem{
+        .in = dnnl_type<In>(), .out = dnnl_type<Out>(), .shape = s, .bias = bias != nullptr};
+    if constexpr (std::is_same_v<In, bf16>) {
+      if (has_native_bf16() && this_thread().run(problem, a, b, c, bias)) return;
+      widened_product(s, a, b, c, bias);
+    } else {
+      ZG_ASSERT(this_thread().run(problem, a, b, c, bias), "oneDNN has no fp32 product");
+    }
   }
 }
 
@@ -318,9 +343,9 @@ void product_tile<double, double>(const GemmShape& s, const double* a, const dou
 template <class In>
 Grid grid_of(const GemmShape& s) {
   if constexpr (std::is_same_v<In, double>) return {32, 128};
+  if constexpr (std::is_same_v<In, fp16>) return kWidenedTile;
   if constexpr (std::is_same_v<In, bf16>) {
-    if (!has_native_bf16())
-      return {256, 512};  // square, since both operands are converted anew for every tile
+    if (!has_native_bf16()) return kWidenedTile;
   }
   return choose_grid(s.m, s.n, s.k);
 }
@@ -351,6 +376,8 @@ void gemm(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) 
 
 template void gemm(const GemmShape&, const bf16*, const bf16*, bf16*, const bf16*);
 template void gemm(const GemmShape&, const bf16*, const bf16*, float*, const bf16*);
+template void gemm(const GemmShape&, const fp16*, const fp16*, fp16*, const fp16*);
+template void gemm(const GemmShape&, const fp16*, const fp16*, float*, const fp16*);
 template void gemm(const GemmShape&, const float*, const float*, float*, const float*);
 template void gemm(const GemmShape&, const double*, const double*, double*, const double*);
 

@@ -1,7 +1,7 @@
 // Matrix products and attention on the host. Blocking calls, threaded by parallel_for with a partition that
 // depends on the sizes alone. Raw pointers, sizes and leading dimensions; no policy.
 //
-// T: float, bf16, double. Acc<T>: float, for double double.
+// T: float, bf16, fp16, double. Acc<T>: float, for double double.
 #pragma once
 #include <cstdint>
 
@@ -27,10 +27,16 @@ struct GemmShape {
   std::int64_t lda = 0, ldb = 0, ldc = 0;
   bool accumulate = false;
 };
-// C[m,n] (+)= op(A)[m,k] op(B)[k,n] (+ bias[n]). (In, Out) in {(bf16,bf16), (bf16,float), (float,float),
-// (double,double)}. float and bf16 by oneDNN, double by our own blocked loop (for tests).
+// C[m,n] (+)= op(A)[m,k] op(B)[k,n] (+ bias[n]). (In, Out) in {(bf16,bf16), (bf16,float), (fp16,fp16),
+// (fp16,float), (float,float), (double,double)}. float and bf16 by oneDNN, double by our own blocked loop
+// (for tests). fp16, and bf16 where the CPU has no instructions for it, by oneDNN's fp32 product of tiles
+// that are widened for it; sums are rounded to Out once, at the end.
 template <class In, class Out>
 void gemm(const GemmShape& shape, const In* a, const In* b, Out* c, const In* bias);
+
+// What widening takes of each thread that multiplies, whatever the sizes; besides it oneDNN keeps scratch for
+// a product of 256 x 512 x 512.
+inline constexpr std::int64_t kWidenedBytes = 2 * 1024 * 1024;
 
 // Whether bf16 products run on the CPU's bf16 instructions; if not they are made in fp32 (and "auto" takes
 // fp32).

@@ -191,6 +191,9 @@ NormKernels<float> norms_f32() {
 NormKernels<bf16> norms_bf16() {
   return norms<bf16>();
 }
+NormKernels<fp16> norms_f16() {
+  return norms<fp16>();
+}
 NormKernels<double> norms_f64() {
   return norms<double>();
 }
@@ -204,6 +207,7 @@ namespace zg::host {
 namespace {
 HWY_EXPORT(norms_f32);
 HWY_EXPORT(norms_bf16);
+HWY_EXPORT(norms_f16);
 HWY_EXPORT(norms_f64);
 
 template <class T>
@@ -212,6 +216,8 @@ NormKernels<T> kernels() {
     return HWY_DYNAMIC_DISPATCH(norms_f32)();
   } else if constexpr (std::is_same_v<T, bf16>) {
     return HWY_DYNAMIC_DISPATCH(norms_bf16)();
+  } else if constexpr (std::is_same_v<T, fp16>) {
+    return HWY_DYNAMIC_DISPATCH(norms_f16)();
   } else {
     return HWY_DYNAMIC_DISPATCH(norms_f64)();
   }
@@ -297,6 +303,7 @@ void bias_backward(Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T
   template void bias_backward<T>(Extent, Strided<const T>, Acc<T>*, Strided<Acc<T>>);
 ZG_INSTANTIATE(float)
 ZG_INSTANTIATE(bf16)
+ZG_INSTANTIATE(fp16)
 ZG_INSTANTIATE(double)
 #undef ZG_INSTANTIATE
 

@@ -45,6 +45,10 @@ void turn_bf16(bf16* x, std::int64_t heads, std::int64_t half, const float* cosi
                float sign) {
   turn(x, heads, half, cosine, sine, sign);
 }
+void turn_f16(fp16* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
+              float sign) {
+  turn(x, heads, half, cosine, sine, sign);
+}
 
 }  // namespace
 }  // namespace zg::host::HWY_NAMESPACE
@@ -64,6 +68,7 @@ namespace {
 
 HWY_EXPORT(turn_f32);
 HWY_EXPORT(turn_bf16);
+HWY_EXPORT(turn_f16);
 
 void turn_row(float* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
               float sign) {
@@ -72,6 +77,10 @@ void turn_row(float* x, std::int64_t heads, std::int64_t half, const float* cosi
 void turn_row(bf16* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
               float sign) {
   HWY_DYNAMIC_DISPATCH(turn_bf16)(x, heads, half, cosine, sine, sign);
+}
+void turn_row(fp16* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
+              float sign) {
+  HWY_DYNAMIC_DISPATCH(turn_f16)(x, heads, half, cosine, sine, sign);
 }
 void turn_row(double* x, std::int64_t heads, std::int64_t half, const double* cosine, const double* sine,
               double sign) {
@@ -143,6 +152,7 @@ void rope(T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int6
 template void rope(float*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double,
                    bool);
 template void rope(bf16*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, bool);
+template void rope(fp16*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, bool);
 template void rope(double*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double,
                    bool);
 

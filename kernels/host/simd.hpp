@@ -1,5 +1,5 @@
-// Highway vectors of fp32 to and from fp32 or bf16 memory. Include after hwy/highway.h, inside a file that
-// foreach_target.h includes once per instruction set (so no #pragma once: the guard below flips instead).
+// Highway vectors of fp32 to and from fp32, bf16 or fp16 memory. Include after hwy/highway.h, inside a file
+// that foreach_target.h includes once per instruction set (so no #pragma once: the guard flips instead).
 // Pure functions; any thread. They touch exactly Lanes(d) elements: pad or finish tails with scalars.
 #if defined(ZG_KERNELS_HOST_SIMD_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZG_KERNELS_HOST_SIMD_HPP
@@ -32,24 +32,39 @@ HWY_INLINE hn::Vec<D> load_f32(D d, const bf16* from) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
 }
 
-// Integer operations and one exact product, so that every instruction set gives the bits of zg::fp16:
-// Highway's own conversions are emulated where there is no F16C, with other roundings.
+// Whether Highway's conversions of halves are F16C's instructions, which are IEEE's. Without them its version
+// 1.0.3 truncates and has neither infinities nor NaNs: integers convert here. (On Arm too: they are right on
+// any target.)
+#if HWY_ARCH_X86 && HWY_TARGET < HWY_SSE4 && !defined(HWY_DISABLE_F16C)
+inline constexpr bool kHasF16c = true;
+#else
+inline constexpr bool kHasF16c = false;
+#endif
+
+// Exact; a NaN becomes quiet: the same bits as float(zg::fp16).
 template <class D>
 HWY_INLINE hn::Vec<D> load_f32(D d, const fp16* from) {
   const hn::Rebind<std::uint16_t, D> d16;
-  const hn::RebindToUnsigned<D> d32;
-  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from)));
-  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(d32, 0x8000u)));
-  const auto magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(d32, 0x7fffu)));
-  const auto finite = hn::Add(magnitude, hn::Set(d32, 0x38000000u));
-  const auto other = hn::Add(magnitude, hn::Set(d32, 0x70000000u));  // infinity and NaN
-  // Subnormals: the mantissa under an implicit one that is taken away again, exactly.
-  const auto one = hn::Set(d32, 0x38800000u);
-  const auto small = hn::Sub(hn::BitCast(d, hn::Add(magnitude, one)), hn::BitCast(d, one));
-  const auto value =
-      hn::IfThenElse(hn::Gt(hn::Set(d32, 0x00800000u), magnitude), hn::BitCast(d32, small),
-                     hn::IfThenElse(hn::Gt(hn::Set(d32, 0x0f800000u), magnitude), finite, other));
-  return hn::BitCast(d, hn::Or(sign, value));
+  const auto half = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from));
+  if constexpr (kHasF16c) {
+    return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), half));
+  } else {
+    const hn::RebindToUnsigned<D> d32;
+    const hn::RebindToSigned<D> di;
+    const auto bits = hn::BitCast(di, hn::PromoteTo(d32, half));
+    const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(di, 0x8000)));
+    const auto size = hn::And(bits, hn::Set(di, 0x7fff));
+    const auto rebias = hn::Set(di, 112 << 23);
+    const auto normal = hn::Add(hn::ShiftLeft<13>(size), rebias);
+    const auto quiet = hn::IfThenElseZero(hn::Gt(size, hn::Set(di, 0x7c00)), hn::Set(di, 0x400000));
+    const auto special = hn::Or(hn::Add(normal, rebias), quiet);
+    // The last bit of a float in [1/2, 1) is worth as much as that of a subnormal half: 2^-24.
+    const auto above_half = hn::BitCast(d, hn::Add(size, hn::Set(di, 0x3f000000)));
+    const auto subnormal = hn::BitCast(di, hn::Sub(above_half, hn::Set(d, 0.5f)));
+    const auto finite = hn::IfThenElse(hn::Gt(hn::Set(di, 0x400), size), subnormal, normal);
+    const auto value = hn::IfThenElse(hn::Gt(size, hn::Set(di, 0x7bff)), special, finite);
+    return hn::BitCast(d, hn::Or(value, sign));
+  }
 }
 
 template <class D>
@@ -72,24 +87,34 @@ HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> v, bf16* to) {
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(i32, bits)), d16, reinterpret_cast<std::uint16_t*>(to));
 }
 
-// Round to nearest, ties to even; the same bits as zg::fp16(float), by the same steps.
+// Round to nearest, ties to even; too large becomes an infinity, NaN stays a quiet NaN: the same bits as
+// zg::fp16(float).
 template <class D>
-HWY_INLINE void store(D d, hn::Vec<D> v, fp16* to) {
-  const hn::RebindToUnsigned<D> d32;
+HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> v, fp16* to) {
   const hn::Rebind<std::uint16_t, D> d16;
-  const auto u = hn::BitCast(d32, v);
-  const auto sign = hn::And(hn::ShiftRight<16>(u), hn::Set(d32, 0x8000u));
-  const auto magnitude = hn::And(u, hn::Set(d32, 0x7fffffffu));
-  const auto half = hn::Set(d32, 0x3f000000u);
-  const auto small =
-      hn::Sub(hn::BitCast(d32, hn::Add(hn::BitCast(d, magnitude), hn::BitCast(d, half))), half);
-  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d32, 1u));
-  const auto rounded = hn::Add(hn::Add(magnitude, hn::Set(d32, 0xfffu)), odd);
-  const auto normal = hn::ShiftRight<13>(hn::Sub(rounded, hn::Set(d32, 0x38000000u)));
-  auto bits = hn::IfThenElse(hn::Gt(hn::Set(d32, 0x38800000u), magnitude), small, normal);
-  bits = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x477fefffu)), hn::Set(d32, 0x7c00u), bits);
-  bits = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x7f800000u)), hn::Set(d32, 0x7e00u), bits);
-  hn::StoreU(hn::TruncateTo(d16, hn::Or(bits, sign)), d16, reinterpret_cast<std::uint16_t*>(to));
+  auto* halves = reinterpret_cast<std::uint16_t*>(to);
+  if constexpr (kHasF16c) {
+    hn::StoreU(hn::BitCast(d16, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), v)), d16, halves);
+  } else {
+    const hn::RebindToUnsigned<D> d32;
+    const hn::RebindToSigned<D> di;
+    const auto bits = hn::BitCast(d32, v);
+    const auto sign = hn::ShiftRight<16>(hn::And(bits, hn::Set(d32, 0x80000000u)));
+    const auto size = hn::BitCast(di, hn::And(bits, hn::Set(d32, 0x7fffffffu)));
+    const auto odd = hn::And(hn::ShiftRight<13>(size), hn::Set(di, 1));
+    const auto rounded = hn::Add(hn::Add(size, odd), hn::Set(di, 0xfff - (112 << 23)));
+    const auto normal = hn::ShiftRight<13>(rounded);
+    // The addition rounds to multiples of 2^-24.
+    const auto above_half = hn::Add(hn::BitCast(d, size), hn::Set(d, 0.5f));
+    const auto subnormal = hn::Sub(hn::BitCast(di, above_half), hn::Set(di, 0x3f000000));
+    const auto payload = hn::And(hn::ShiftRight<13>(size), hn::Set(di, 0x3ff));
+    const auto nan = hn::Or(payload, hn::Set(di, 0x7e00));
+    const auto infinite = hn::IfThenElse(hn::Gt(size, hn::Set(di, 0x7f800000)), nan, hn::Set(di, 0x7c00));
+    const auto finite = hn::IfThenElse(hn::Gt(hn::Set(di, 0x38800000), size), subnormal, normal);
+    const auto value = hn::IfThenElse(hn::Gt(size, hn::Set(di, 0x477fefff)), infinite, finite);
+    // DemoteTo saturates; every value is below 65536 already.
+    hn::StoreU(hn::DemoteTo(d16, hn::Or(value, hn::BitCast(di, sign))), d16, halves);
+  }
 }
 
 // One element, for tails.
@@ -101,10 +126,16 @@ HWY_INLINE float load_one(const bf16* from) {
       hn::BitCast(hn::CappedTag<float, 1>(),
                   hn::Set(hn::CappedTag<std::uint32_t, 1>(), static_cast<std::uint32_t>(from->bits) << 16)));
 }
+HWY_INLINE float load_one(const fp16* from) {
+  return hwy::HWY_NAMESPACE::GetLane(load_f32(hn::CappedTag<float, 1>(), from));
+}
 HWY_INLINE void store_one(float v, float* to) {
   *to = v;
 }
 HWY_INLINE void store_one(float v, bf16* to) {
+  store(hn::CappedTag<float, 1>(), hn::Set(hn::CappedTag<float, 1>(), v), to);
+}
+HWY_INLINE void store_one(float v, fp16* to) {
   store(hn::CappedTag<float, 1>(), hn::Set(hn::CappedTag<float, 1>(), v), to);
 }
 

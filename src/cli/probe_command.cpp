@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "cli/commands.hpp"
+#include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/probe.hpp"
@@ -12,13 +13,17 @@
 namespace zg::cli {
 namespace {
 
-void print_machine() {
+void print_machine(const std::vector<std::string>& paths) {
   const MachineProbe m = probe_machine();
   std::printf("processor  %s, %d cores in %d NUMA node(s)\n", m.cpu.c_str(), m.cores, m.numa_nodes);
   std::printf("           instructions: %s; bf16 products: %s\n", m.isa.c_str(), m.bf16.c_str());
   std::printf("memory     %s, %s available to this process\n", format_bytes(m.memory).c_str(),
               format_bytes(available_memory()).c_str());
   for (const std::string& node : m.nodes) std::printf("           %s\n", node.c_str());
+  // As a run with the default configuration and a drive at each of these paths has them.
+  CoreWishes wishes;
+  for (const std::string& path : paths) wishes.drives.push_back(io::node_of_drive(path));
+  std::printf("threads    %s\n", assign_cores(read_core_topology(), wishes).describe().c_str());
   if (m.gpus.empty()) std::printf("GPUs       none (%s)\n", m.gpu_reason.c_str());
   for (const std::string& gpu : m.gpus) std::printf("GPU        %s\n", gpu.c_str());
   for (const std::string& drive : m.drives) std::printf("drive      %s\n", drive.c_str());
@@ -70,7 +75,7 @@ void add_probe(CLI::App& app, int& exit_code) {
     if (!bytes) throw Error(Errc::kUsage, "--size " + f->size, "is no size", "say for example --size 256MiB");
     const auto paths = f->paths.empty() ? std::vector<std::string>{"."} : f->paths;
     for (const std::string& path : paths) check_path(path, *bytes);
-    print_machine();
+    print_machine(paths);
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const Roofs r = measure_roofs(dtype);
       std::printf(

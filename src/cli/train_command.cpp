@@ -6,7 +6,6 @@
 #include "cli/flags.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
-#include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/train/trainer.hpp"
 
@@ -48,7 +47,8 @@ void add_train(CLI::App& app, int& exit_code) {
       ->check(whole_number(1));
   command->add_option("--devices", flags->devices, "What to train on: host:1 (the processor)")
       ->capture_default_str();
-  command->add_option("--threads", flags->threads, "Threads for compute (default: all cores of this process)")
+  command
+      ->add_option("--threads", flags->threads, "Threads that compute, instead of the file's threads.compute")
       ->check(whole_number(1, 4096));
   command->add_option("--trace", flags->options.trace_file,
                       "Write a timeline for Perfetto (ui.perfetto.dev) to this file");
@@ -67,6 +67,8 @@ void add_train(CLI::App& app, int& exit_code) {
       "  ziggurat train configs/quickstart.json --set tiers.host=32MiB --set output.dir=runs/small --trace "
       "step.json\n"
       "  ziggurat train configs/gpt2-124m.json --plan\n"
+      "  ziggurat train configs/quickstart.json --set optimizer.type=Lion --set optimizer.params.lr=3e-4\n"
+      "  ziggurat train configs/quickstart.json --set optimizer.overlap=off\n"
       "Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face "
       "layout).\n"
       "Ctrl-C ends the run after the next step and saves the model; twice ends it at once.\n"
@@ -76,7 +78,8 @@ void add_train(CLI::App& app, int& exit_code) {
   command->callback([flags, &exit_code] {
     if (flags->verbose) log::set_level(log::Level::kDebug);
     check_devices(flags->devices);
-    if (flags->threads > 0) set_parallelism(flags->threads);
+    if (flags->threads > 0)
+      flags->source.overrides.push_back("threads.compute=" + std::to_string(flags->threads));
     if (flags->steps > 0) flags->source.overrides.push_back("steps=" + std::to_string(flags->steps));
     if (flags->plan) flags->options.mode = TrainOptions::Mode::kPlanOnly;
     Watchdog watchdog({.stall_seconds = flags->stall_seconds});

@@ -36,6 +36,8 @@ void with_type(DType dtype, const F& f) {
       return f(float{});
     case DType::kBF16:
       return f(bf16{});
+    case DType::kF16:
+      return f(fp16{});
     case DType::kF64:
       return f(double{});
     default:
@@ -56,6 +58,11 @@ void expect_dense(const View& v, const char* name, std::int64_t count) {
   ZG_ASSERT(v.count() == count && (v.rows <= 1 || v.ld == v.cols),
             "{} is [{}, {}] with rows {} apart, expected {} in one piece", name, v.rows, v.cols, v.ld, count);
   ZG_ASSERT(v.data != nullptr || count == 0, "{} is null", name);
+}
+
+void expect_dense(const View& v, const char* name, DType dtype, std::int64_t count) {
+  ZG_ASSERT(v.dtype == dtype, "{} is {}, expected {}", name, name_of(v.dtype), name_of(dtype));
+  expect_dense(v, name, count);
 }
 
 class HostOps final : public Ops {
@@ -90,6 +97,8 @@ class HostOps final : public Ops {
     };
     if (a.dtype == DType::kBF16 && c.dtype == DType::kBF16) return submit(bf16{}, bf16{});
     if (a.dtype == DType::kBF16 && c.dtype == DType::kF32) return submit(bf16{}, float{});
+    if (a.dtype == DType::kF16 && c.dtype == DType::kF16) return submit(fp16{}, fp16{});
+    if (a.dtype == DType::kF16 && c.dtype == DType::kF32) return submit(fp16{}, float{});
     if (a.dtype == DType::kF32 && c.dtype == DType::kF32) return submit(float{}, float{});
     if (a.dtype == DType::kF64 && c.dtype == DType::kF64) return submit(double{}, double{});
     ZG_ASSERT(false, "no product of {} into {}", name_of(a.dtype), name_of(c.dtype));
@@ -334,7 +343,8 @@ class HostOps final : public Ops {
     });
   }
 
-  void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits) override {
+  void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits,
+                     double scale) override {
     const DType t = dlogits ? dlogits.dtype : logits.dtype;
     expect(logits, "logits", acc_of(t), logits.rows, logits.cols);
     expect(targets, "targets", DType::kI32, 1, logits.rows);
@@ -345,7 +355,8 @@ class HostOps final : public Ops {
       const host::CrossEntropy<T> args{.logits = strided<host::Acc<T>>(logits),
                                        .targets = targets.as<std::int32_t>(),
                                        .loss_sum = loss_sum.as<double>(),
-                                       .dlogits = strided<T>(dlogits)};
+                                       .dlogits = strided<T>(dlogits),
+                                       .scale = scale};
       on_host(s).enqueue("cross_entropy",
                          [extent = extent_of(logits), args] { host::cross_entropy<T>(extent, args); });
     });
@@ -385,6 +396,7 @@ class HostOps final : public Ops {
       });
     };
     if (accumulator.dtype == DType::kF32 && out.dtype == DType::kBF16) return submit(float{}, bf16{});
+    if (accumulator.dtype == DType::kF32 && out.dtype == DType::kF16) return submit(float{}, fp16{});
     if (accumulator.dtype == DType::kF32 && out.dtype == DType::kF32) return submit(float{}, float{});
     if (accumulator.dtype == DType::kF64 && out.dtype == DType::kF64) return submit(double{}, double{});
     ZG_ASSERT(false, "no gradient from {} to {}", name_of(accumulator.dtype), name_of(out.dtype));
@@ -393,17 +405,23 @@ class HostOps final : public Ops {
   void update(Stream& s, View grad, View weight, const OptimizerState& state, const StateFormat& format,
               const UpdateParams& params) override {
     const std::int64_t n = weight.count();
-    for (const View& x : {grad, weight, state.master}) expect_dense(x, "an operand of update", n);
+    for (const View& x : {grad, weight}) expect_dense(x, "an operand of update", n);
+    const bool split = format.master == MasterFormat::kSplit;
+    expect_dense(state.master, "the master", split ? DType::kU16 : format.full, n);
+    const DType moment = format.moments == MomentFormat::kInt8   ? DType::kU8
+                         : format.moments == MomentFormat::kBf16 ? DType::kBF16
+                                                                 : format.full;
     host::UpdateArrays arrays{.grad = grad.data,
                               .grad_type = grad.dtype,
                               .weight = weight.data,
                               .weight_type = weight.dtype,
                               .master = state.master.data};
     for (int i = 0; i < format.moment_count; ++i) {
-      expect_dense(state.moment[i], "a moment", n);
+      expect_dense(state.moment[i], "a moment", moment, n);
       arrays.moment[i] = state.moment[i].data;
       if (format.moments != MomentFormat::kInt8) continue;
-      expect_dense(state.scale[i], "the scales of a moment", (n + kQuantBlock - 1) / kQuantBlock);
+      expect_dense(state.scale[i], "the scales of a moment", DType::kF32,
+                   (n + kQuantBlock - 1) / kQuantBlock);
       arrays.scale[i] = state.scale[i].as<float>();
     }
     on_host(s).enqueue("update", [n, arrays, format, params] { host::update(n, arrays, format, params); });

@@ -71,7 +71,7 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
       const View table_grads = tied ? flat(unit(0).accumulator) : grads;
       if (op.first && tied) device_.ops().zero(s, table_grads);
       model.head(s, shape, weights, table, x, w.targets(op.micro_batch), w.scalar(0), dx, grads, table_grads,
-                 w.scratch());
+                 w.scratch(), head_scale_);
       break;
     }
     case OpKind::kBackward: {

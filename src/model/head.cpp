@@ -77,13 +77,13 @@ std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t row
 }
 
 void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,
-                   void* workspace) {
+                   void* workspace, double loss_scale) {
   const Workspace w(call.config, call.dtype, x.rows, workspace);
   norm(call, x, w);
   for_chunks(w, [&](const View& normed, const View& logits, const View& dlogits, std::int64_t first,
                     std::int64_t n) {
     call.linear(normed, table, View{}, logits);
-    call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, dlogits);
+    call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, dlogits, loss_scale);
     call.linear_dw(dlogits, normed, d_table);
     call.linear_dx(dlogits, table, normed);
   });

@@ -13,9 +13,10 @@ std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_
 
 std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows);
 
-// The call's unit is the head. `table` and `d_table` are the output matrix and its gradients, [V, C].
+// The call's unit is the head. `table` and `d_table` are the output matrix and its gradients, [V, C]. All
+// gradients are times loss_scale.
 void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,
-                   void* workspace);
+                   void* workspace, double loss_scale);
 void head_loss(const Call& call, View table, View x, View targets, View loss_sum, void* workspace);
 void head_logits(const Call& call, View table, View x, View logits, void* workspace);
 

@@ -119,7 +119,8 @@ void validate(const ModelConfig& c) {
 
 Model::Model(const ModelConfig& config, DType dtype, Ops& ops) : config_(config), dtype_(dtype), ops_(ops) {
   validate(config);
-  ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF64, "{}", name_of(dtype));
+  ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
+            "{}", name_of(dtype));
   units_ = model::make_units(config);
 }
 
@@ -205,7 +206,8 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
 }
 
 void Model::head(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
-                 View loss_sum, View dx, View head_grads, View table_grads, void* workspace) const {
+                 View loss_sum, View dx, View head_grads, View table_grads, void* workspace,
+                 double loss_scale) const {
   const Unit& unit = units_.back();
   const Unit& table_unit = config_.tied ? units_.front() : unit;
   check_shape(config_, shape);
@@ -220,7 +222,7 @@ void Model::head(Stream& s, BatchShape shape, View head_weights, View table, Vie
   const model::Call call{ops_, s, config_, dtype_, shape, unit, head_weights, head_grads};
   const Param& matrix = model::table_param(config_, units_);
   model::head_backward(call, model::param_view(table, matrix), model::param_view(table_grads, matrix), x,
-                       targets, loss_sum, dx, workspace);
+                       targets, loss_sum, dx, workspace, loss_scale);
 }
 
 void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,

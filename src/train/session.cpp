@@ -18,11 +18,13 @@ namespace zg {
 
 Session::Session(const RunConfig& config, Trace* trace, Watchdog* watchdog)
     : config_(config), trace_(trace), watchdog_(watchdog) {
+  if (config_.dtype == DType::kF16) scaler_.emplace(config_.loss_scale);
   resolve_model();
   model_ = std::make_unique<Model>(model_config_, config_.dtype, host_ops());
   make_layout();
   resolve_budgets();
   check_plan();
+  assign_threads();
 }
 
 Session::~Session() = default;
@@ -68,21 +70,28 @@ void Session::make_layout() {
   layout_ = std::make_unique<Layout>(*model_, o);
   o.device_updates = device_updates();
   if (o.device_updates > 0) layout_ = std::make_unique<Layout>(*model_, o);
+  if (o.drives > 0 && config_.aio.backend != io::Backend::kRam) {
+    o.state_versions = 2;
+    auto twice = std::make_unique<Layout>(*model_, o);
+    if (drives_have_room(twice->table.nvme_bytes())) layout_ = std::move(twice);
+  }
   auto timing = UpdateTiming::kSeparate;
   if (config_.optimizer.overlap) {
-    timing = config_.gradient_clipping > 0 ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
+    // A clip factor, and whether a step is left out, take all gradients.
+    const bool verdict = config_.gradient_clipping > 0 || scaler_.has_value();
+    timing = verdict ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
   }
   programs_ = std::make_unique<StepPrograms>(*layout_, timing);
 }
 
 // The optimizer works where its state is. That is the device if the user wants it there, or if everything
-// fits it; else the units that the next forward waits for, as many as there is room beside all that is used
-// more often for its bytes: weights, gradients and activations.
+// fits it; else the units that the next forward waits for: by a share of the parameters, or as many as there
+// is room beside all that is used more often for its bytes: weights, gradients and activations.
 std::int32_t Session::device_updates() const {
   const Placement wanted = config_.offload_optimizer;
   const std::int32_t units = layout_->head_unit() + 1;
   if (wanted == Placement::kDevice) return units;
-  if (wanted != Placement::kAuto) return 0;
+  if (wanted != Placement::kAuto) return units_within(1 - config_.host_update_share);
   const std::int64_t device = config_.tiers.device.value_or(available_memory() / 2);
   const auto state_of = [&](std::int32_t u) {
     std::int64_t charge = 0;
@@ -100,6 +109,17 @@ std::int32_t Session::device_updates() const {
     used += state_of(n);
     if (used > (n + 1 == units ? device : room)) break;
   }
+  return n;
+}
+
+// The first units that have no more than this share of the optimizer's state.
+std::int32_t Session::units_within(double share) const {
+  const std::int32_t units = layout_->head_unit() + 1;
+  std::int64_t all = 0, sum = 0;
+  for (std::int32_t u = 0; u < units; ++u) all += layout_->unit(u).state_elements;
+  const std::int64_t most = std::llround(share * static_cast<double>(all));
+  std::int32_t n = 0;
+  while (n < units && (sum += layout_->unit(n).state_elements) <= most) ++n;
   return n;
 }
 
@@ -150,8 +170,31 @@ void Session::check_plan() {
                   format_bytes(least->host)));
 }
 
+// The host device computes where it is asked to, so that none of its threads drives it: it needs no core.
+void Session::assign_threads() {
+  CoreWishes wishes{
+      .compute = config_.threads.compute, .reserved = config_.threads.reserved, .bind = config_.threads.bind};
+  for (const io::DriveOptions& drive : config_.tiers.nvme)
+    wishes.drives.push_back(config_.aio.backend == io::Backend::kRam ? -1 : io::node_of_drive(drive.path));
+  cores_ = assign_cores(read_core_topology(), wishes);
+}
+
+// Whether threads may be bound at all.
+bool Session::bind_threads() {
+  const std::string refusal = set_parallelism(cores_);
+  if (refusal.empty()) return config_.threads.bind != Binding::kOff;
+  if (config_.threads.bind == Binding::kOn) {
+    throw Error(Errc::kIo, "threads.bind", "is true, but threads cannot be bound to " + refusal,
+                "let the process set its affinity, or say \"auto\"");
+  }
+  log::info("threads are not bound to {}: memory may be far from those who work on it", refusal);
+  cores_.bind = false;
+  return false;
+}
+
 void Session::open_drives() {
   ZG_ASSERT(io_ == nullptr, "the drives are open");
+  const bool may_bind = bind_threads();
   if (config_.tiers.nvme.empty()) return;
   io::EngineOptions o;
   o.backend = config_.aio.backend;
@@ -164,10 +207,24 @@ void Session::open_drives() {
   o.sqpoll = config_.aio.sqpoll;
   o.iopoll = config_.aio.iopoll;
   o.threads = config_.aio.threads;
+  o.bind_threads = may_bind;
   o.ram = config_.tiers.ram;
   o.trace = trace_;
   io_ = io::make_engine(o, sized_drives());
   if (watchdog_ != nullptr) watched_.push_back(watchdog_->watch(part_of(*io_)));
+}
+
+// Room for a second copy of the optimizer's state, so that a write never goes over the only one: in what was
+// stated, and in half of what is free where nothing was.
+bool Session::drives_have_room(std::int64_t bytes) const {
+  std::vector<DriveSpace> space = space_of(config_.tiers.nvme);
+  for (DriveSpace& s : space) s.free_bytes /= 2;
+  try {
+    (void)drives_for(config_.tiers.nvme, space, bytes);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 // What killed runs have left counts as free, so it goes first.
@@ -183,8 +240,9 @@ std::vector<io::DriveOptions> Session::sized_drives() const {
     io::reclaim(paths);
     space = space_of(asked);
   }
-  const std::vector<io::DriveOptions> drives = drives_for(asked, space, bytes);
+  std::vector<io::DriveOptions> drives = drives_for(asked, space, bytes);
   for (std::size_t i = 0; i < drives.size(); ++i) {
+    drives[i].cpus = cores_.cores_of_drive(i);
     if (std::min(asked[i].bytes, bytes) - drives[i].bytes >= io::Engine::alignment()) {
       log::info("{}: the tier takes {} of the {} that it may, since {} are free", drives[i].path,
                 format_bytes(drives[i].bytes), format_bytes(asked[i].bytes),
@@ -274,21 +332,36 @@ Traffic Session::forecast() const {
 }
 
 UpdateRule Session::rule() const {
-  return update_rule(config_, updates_);
+  UpdateRule rule = update_rule(config_, updates_);
+  if (scaler_) rule.loss_scale = scaler_->scale();
+  return rule;
 }
 
 std::string Session::describe_update() const {
-  static constexpr const char* kWhen[] = {"deferred into the next forward (gradients are clipped)",
+  static constexpr const char* kWhen[] = {"deferred into the next forward",
                                           "early, in backward (no clipping)",
                                           "in a phase of its own (optimizer.overlap is off)"};
+  std::string when = kWhen[static_cast<int>(programs_->timing)];
+  if (programs_->timing == UpdateTiming::kDeferred) {
+    when += config_.gradient_clipping > 0 ? " (gradients are clipped)"
+                                          : " (fp16: it is left out if gradients overflow)";
+  }
   const std::int32_t units = layout_->head_unit() + 1, on_device = layout_->options.device_updates;
   const std::string where =
       on_device == units ? "on the device"
       : on_device == 0
           ? "on the host"
           : fmt::format("of {} of {} units on the device, of the others on the host", on_device, units);
-  return fmt::format("{} with {:.3g} bytes of state per parameter, {}, {}", optimizer_name(config_.optimizer),
-                     layout_->state().bytes_per_element(), where, kWhen[static_cast<int>(programs_->timing)]);
+  std::int64_t frozen = 0;
+  for (std::size_t u = 0; u < layout_->options.groups.size(); ++u) {
+    const std::vector<Param>& params = model_->units()[u].params;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (layout_->options.groups[u][i] == kFrozen) frozen += params[i].count();
+    }
+  }
+  return fmt::format("{} with {:.3g} bytes of state per parameter, {}, {}{}",
+                     optimizer_name(config_.optimizer), layout_->state().bytes_per_element(), where, when,
+                     frozen > 0 ? fmt::format("; {} parameters are frozen", frozen) : "");
 }
 
 std::string Session::describe() const {
@@ -310,15 +383,17 @@ std::string Session::describe() const {
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets_.device),
                       format_bytes(layout_->workspace_bytes()), format_bytes(budgets_.host));
   if (io_ != nullptr) {
-    text += fmt::format(", nvme {} on {} path(s)\nI/O        {}", format_bytes(layout_->table.nvme_bytes()),
-                        layout_->table.drives(), io_->describe());
+    text += fmt::format(", nvme {} on {} path(s){}\nI/O        {}", format_bytes(layout_->table.nvme_bytes()),
+                        layout_->table.drives(),
+                        layout_->options.state_versions > 1 ? ", two versions of the state" : "",
+                        io_->describe());
   }
   if (host_ != nullptr && budgets_.host > 0) {
     const HostMemoryReport got = host_->report();
     text += fmt::format("\nmemory     {} of the host tier taken, {} in huge pages", format_bytes(got.taken),
                         format_bytes(got.huge));
   }
-  return text;
+  return text + "\nthreads    " + cores_.describe();
 }
 
 StepResult Session::train_step(std::int64_t step, Then then) {
@@ -330,7 +405,8 @@ StepResult Session::train_step(std::int64_t step, Then then) {
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }
   const StepResult result = engine_->train_step(step, micro_batches, rule(), then);
-  if (!result.skipped) ++updates_;
+  ++(result.skipped ? skipped_ : updates_);
+  if (scaler_) scaler_->update(result.skipped);
   return result;
 }
 

@@ -217,9 +217,10 @@ TYPED_TEST(HostOps, CrossEntropy) {
   Operands<TypeParam> o;
   const auto logits = o.a(kRows, kWidth), loss = o.number(), only_loss = o.number();
   const auto targets = o.ids({4, 0, -1, 12, 2, -100});
-  const auto dlogits = o.t(kRows, kWidth);
+  const auto dlogits = o.t(kRows, kWidth), scaled = o.t(kRows, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
     ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(dlogits));
+    ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(scaled), 64.0);
     ops.cross_entropy(s, pick(logits), pick(targets), pick(only_loss), View());
   });
 }
@@ -274,8 +275,8 @@ TEST_F(HostOpsDeathTest, WrongOperandsAreNamed) {
   EXPECT_DEATH(host_ops().add(stream_, x, wide, x), "b is f64 \\[4, 4\\], expected f32");
   EXPECT_DEATH(host_ops().add(stream_, x, View(nullptr, DType::kF32, 4, 4), x), "b is null");
   EXPECT_DEATH(host_ops().zero(stream_, View(f_, DType::kF32, 4, 4, 3)), "4 elements, 3 apart");
-  EXPECT_DEATH(host_ops().gelu(stream_, View(f_, DType::kF16, 1, 4), View(f_, DType::kF16, 1, 4)),
-               "no kernel for f16");
+  EXPECT_DEATH(host_ops().gelu(stream_, View(f_, DType::kU16, 1, 4), View(f_, DType::kU16, 1, 4)),
+               "no kernel for u16");
   EXPECT_DEATH(host_ops().gemm(stream_, x, x, x, {.accumulate = true, .bias = View(f_, DType::kF32, 1, 4)}),
                "bias");
   EXPECT_DEATH(host_ops().update(stream_, x, x, {.master = x, .moment = {x, wide}, .scale = {}}, {}, {}),

@@ -136,14 +136,6 @@ TEST_F(TopologyTest, APathIsLookedUpByItsDevice) {
   EXPECT_EQ(numa_node_of(root() + "/none", root()), -1);
 }
 
-TEST(CpuList, IsParsed) {
-  EXPECT_EQ(parse_cpu_list("0-3,8,10-11\n"), (std::vector<int>{0, 1, 2, 3, 8, 10, 11}));
-  EXPECT_EQ(parse_cpu_list("5"), (std::vector<int>{5}));
-  EXPECT_EQ(parse_cpu_list("8,2-3,3"), (std::vector<int>{2, 3, 8}));
-  for (const char* text : {"", "\n", "a", "1-", "-1", "3-1", "1,,2", "0-99999999", "1;2", "0-3x"})
-    EXPECT_TRUE(parse_cpu_list(text).empty()) << text;
-}
-
 TEST_F(TopologyTest, OnlyCpusThatTheThreadMayUse) {
   cpu_set_t before;
   CPU_ZERO(&before);

@@ -37,8 +37,12 @@ T narrow(double x) {
 // Half an ulp of the stored type, relative.
 template <class T>
 constexpr double kRoundoff = std::is_same_v<T, bf16>    ? 0x1p-8
+                             : std::is_same_v<T, fp16>  ? 0x1p-11
                              : std::is_same_v<T, float> ? 0x1p-24
                                                         : 0x1p-53;
+// ... absolute, of what is subnormal there (ample for all but fp16).
+template <class T>
+constexpr double kLeast = std::is_same_v<T, fp16> ? 0x1p-25 : 1e-37;
 // ... of the type that is computed in.
 template <class T>
 constexpr double kArithmetic = std::is_same_v<T, double> ? 0x1p-53 : 0x1p-24;
@@ -191,7 +195,7 @@ void expect_near(const Matrix<T>& got, const Matrix<double>& want, const Matrix<
   for (std::int64_t r = 0; r < want.rows; ++r) {
     for (std::int64_t c = 0; c < want.cols; ++c) {
       const double tolerance =
-          relative * size.get(r, c) + kRoundoff<T> * std::abs(want.get(r, c)) * 1.01 + 1e-37;
+          relative * size.get(r, c) + kRoundoff<T> * std::abs(want.get(r, c)) * 1.01 + kLeast<T>;
       const double error = std::abs(got.get(r, c) - want.get(r, c));
       if (!(error <= tolerance) && ++bad <= 3) {
         ADD_FAILURE() << what << " [" << r << ", " << c << "]: " << got.get(r, c) << ", expected "
@@ -242,6 +246,9 @@ TEST(Attention, Float32IsTheFullSoftmax) {
 TEST(Attention, Bf16IsTheFullSoftmax) {
   for (const AttentionShape& shape : kShapes) compare_with_reference<bf16>(shape);
 }
+TEST(Attention, Fp16IsTheFullSoftmax) {
+  for (const AttentionShape& shape : kShapes) compare_with_reference<fp16>(shape);
+}
 TEST(Attention, DoubleIsTheFullSoftmax) {
   for (const AttentionShape& shape : kShapes) compare_with_reference<double>(shape);
 }
@@ -267,6 +274,7 @@ TEST(Attention, EveryInstructionSetIsTheFullSoftmax) {
       if (shape.time > 65) continue;
       compare_with_reference<float>(shape);
       compare_with_reference<bf16>(shape);
+      compare_with_reference<fp16>(shape);
     }
   });
 }
@@ -348,16 +356,17 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-TEST(Attention, BitsDoNotDependOnThreads) {
+template <class T>
+void expect_same_bits() {
   const AttentionShape shape{.batch = 2, .time = 600, .heads = 4, .kv_heads = 2, .head_size = 22};
   const int before = parallelism();
   set_parallelism(1);
-  Problem<bf16> x(shape);
+  Problem<T> x(shape);
   x.forward();
   x.backward();
   for (const int threads : {2, 4}) {
     set_parallelism(threads);
-    Problem<bf16> y(shape);
+    Problem<T> y(shape);
     y.forward();
     y.backward();
     EXPECT_TRUE(same_bits(x.o.data, y.o.data));
@@ -365,6 +374,11 @@ TEST(Attention, BitsDoNotDependOnThreads) {
     EXPECT_TRUE(same_bits(x.dqkv.data, y.dqkv.data));
   }
   set_parallelism(before);
+}
+
+TEST(Attention, BitsDoNotDependOnThreads) {
+  expect_same_bits<bf16>();
+  expect_same_bits<fp16>();
 }
 
 // ---- rope
@@ -386,7 +400,7 @@ void compare_rope(std::int64_t head_size) {
                              std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_size));
         const double a = before.get(r, h * head_size + i), b = before.get(r, h * head_size + half + i);
         // Rounding of sine and cosine, of two products and a sum, and of the stored result.
-        const double tolerance = (std::abs(a) + std::abs(b)) * (3 * kArithmetic<T> + kRoundoff<T>);
+        const double tolerance = (std::abs(a) + std::abs(b)) * (3 * kArithmetic<T> + kRoundoff<T>)+kLeast<T>;
         ASSERT_NEAR(x.get(r, h * head_size + i), a * std::cos(angle) - b * std::sin(angle), tolerance);
         ASSERT_NEAR(x.get(r, h * head_size + half + i), b * std::cos(angle) + a * std::sin(angle), tolerance);
       }
@@ -409,6 +423,7 @@ TEST(Rope, RotatesPairsOfHalvesAndBack) {
     for (const std::int64_t head_size : {2, 22, 64, 128}) {
       compare_rope<float>(head_size);
       compare_rope<bf16>(head_size);
+      compare_rope<fp16>(head_size);
       compare_rope<double>(head_size);
     }
   });

@@ -14,7 +14,7 @@ struct Case {
   Matrix<A> logits;
   Matrix<T> dlogits;
   std::vector<std::int32_t> targets;
-  double loss = 0.25;
+  double loss = 0.25, scale = 1;
 
   Case(std::int64_t n, std::int64_t v, std::int64_t gap)
       : rows(n), cols(v), logits(n, v, gap), dlogits(n, v, gap), targets(static_cast<std::size_t>(n)) {
@@ -26,16 +26,18 @@ struct Case {
   }
   void run() {
     host::cross_entropy<T>(
-        {rows, cols}, {.logits = logits, .targets = targets.data(), .loss_sum = &loss, .dlogits = dlogits});
+        {rows, cols},
+        {.logits = logits, .targets = targets.data(), .loss_sum = &loss, .dlogits = dlogits, .scale = scale});
   }
 };
 
-TYPED_TEST(CrossEntropy, MatchesItsDefinition) {
-  using T = TypeParam;
-  for_each_target([] {
+template <class T>
+void expect_definition(double scale) {
+  for_each_target([&] {
     for (const std::int64_t cols : {1, 3, 43, 257, 5000}) {
       for (const std::int64_t gap : {0, 5}) {
         Case<T> t(7, cols, gap);
+        t.scale = scale;
         t.logits.set(1, 0, 200);  // exp would overflow without the maximum
         t.logits.set(3, cols - 1, -std::numeric_limits<double>::infinity());
         if (cols == 1) t.logits.set(3, 0, 1);
@@ -50,10 +52,10 @@ TYPED_TEST(CrossEntropy, MatchesItsDefinition) {
           for (std::int64_t c = 0; c < cols; ++c) sum += std::exp(t.logits.get(r, c) - max);
           for (std::int64_t c = 0; c < cols; ++c) {
             const double p = std::exp(t.logits.get(r, c) - max) / sum;
-            const double expected = target < 0 ? 0 : p - (c == target ? 1 : 0);
+            const double expected = target < 0 ? 0 : scale * (p - (c == target ? 1 : 0));
             // l - max is rounded once and is the exponent: up to 200 units; the sum adds at most 1024 terms
             // in A before it goes to double; exp and the products a handful.
-            ASSERT_NEAR(t.dlogits.get(r, c), expected, bound<T>(expected, 1024 + 200 + 8, p))
+            ASSERT_NEAR(t.dlogits.get(r, c), expected, bound<T>(expected, 1024 + 200 + 8, scale * p))
                 << r << ", " << c;
           }
           if (target < 0) continue;
@@ -62,6 +64,57 @@ TYPED_TEST(CrossEntropy, MatchesItsDefinition) {
         }
         // The relative error of the sum is the absolute error of its logarithm.
         EXPECT_NEAR(t.loss, loss, (1024 + 200 + 8) * unit_roundoff<Acc<T>>() * 7 + 1e-14 * size);
+      }
+    }
+  });
+}
+
+TYPED_TEST(CrossEntropy, MatchesItsDefinition) {
+  expect_definition<TypeParam>(1);
+}
+
+TYPED_TEST(CrossEntropy, ScalesTheGradientAndNotTheLoss) {
+  expect_definition<TypeParam>(0.37);
+  expect_definition<TypeParam>(32768);
+}
+
+// A power of two changes no rounding, so all that changes is the exponent.
+TYPED_TEST(CrossEntropy, APowerOfTwoScalesExactly) {
+  using T = TypeParam;
+  Case<T> plain(7, 257, 0), scaled(7, 257, 0);
+  plain.logits.fill(1), scaled.logits.fill(1);  // every gradient is far from what underflows
+  plain.logits.set(3, 9, 3), scaled.logits.set(3, 9, 3);
+  scaled.scale = 1024;
+  plain.run(), scaled.run();
+  EXPECT_EQ(scaled.loss, plain.loss);
+  for (std::int64_t r = 0; r < 7; ++r) {
+    for (std::int64_t c = 0; c < 257; ++c) {
+      ASSERT_EQ(scaled.dlogits.get(r, c), 1024 * plain.dlogits.get(r, c)) << r << ", " << c;
+    }
+  }
+}
+
+// The gradient is scaled before it is rounded: in fp16 a probability of 2^-30 is nothing, 2^15 times it is
+// 2^-15. And a scale too large for fp16 shows as an infinity.
+TEST(CrossEntropyFp16, TheScaleKeepsWhatUnderflows) {
+  for_each_target([] {
+    for (const double scale : {1.0, 0x1p15, 0x1p17}) {
+      Case<fp16> t(1, 43, 0);
+      t.scale = scale;
+      t.logits.fill(-30 * std::log(2.0));
+      t.logits.set(0, 7, 0);
+      t.targets[0] = 9;
+      t.run();
+      // The sum of all 43 is 1 but for 43 * 2^-30; the logit's rounding of 2^-20 is the exponent's, and the
+      // probability's then.
+      const double p = scale * 0x1p-30;
+      EXPECT_NEAR(t.dlogits.get(0, 3), scale == 1 ? 0.0 : p, scale == 1 ? 0.0 : p * 0x1p-10);
+      if (scale == 0x1p17) {
+        EXPECT_EQ(t.dlogits.get(0, 7), std::numeric_limits<double>::infinity());
+        EXPECT_EQ(t.dlogits.get(0, 9), -std::numeric_limits<double>::infinity());
+      } else {
+        EXPECT_EQ(t.dlogits.get(0, 7), scale);
+        EXPECT_EQ(t.dlogits.get(0, 9), -scale);
       }
     }
   });

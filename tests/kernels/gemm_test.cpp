@@ -1,6 +1,7 @@
 // Matrix products against a double reference: every kind of operand, odd sizes, gaps between rows, fixed
 // bits.
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <spawn.h>
 #include <sys/wait.h>
 
@@ -8,10 +9,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
 #include "kernels/host/matrix.hpp"
+#include "tests/kernels/support.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/philox.hpp"
 
@@ -92,7 +95,10 @@ struct Case {
 // Half an ulp, relative, of what is stored and of what is computed in.
 template <class T>
 double roundoff() {
-  return std::is_same_v<T, bf16> ? 0x1p-8 : std::is_same_v<T, float> ? 0x1p-24 : 0x1p-53;
+  return std::is_same_v<T, bf16>    ? 0x1p-8
+         : std::is_same_v<T, fp16>  ? 0x1p-11
+         : std::is_same_v<T, float> ? 0x1p-24
+                                    : 0x1p-53;
 }
 
 template <class In, class Out>
@@ -110,7 +116,8 @@ void compare(Case<In, Out>& x) {
       for (std::int64_t p = 0; p < s.k; ++p) add(x.a.get(i, p, s.ta) * x.b.get(p, j, s.tb));
       if (x.with_bias) add(x.bias.get(0, j));
       if (s.accumulate) add(before.get(i, j));
-      const double tolerance = relative * size + roundoff<Out>() * std::abs(want) * 1.01;
+      const double subnormal = std::is_same_v<Out, fp16> ? 0x1p-25 : 0.0;
+      const double tolerance = relative * size + roundoff<Out>() * std::abs(want) * 1.01 + subnormal;
       ASSERT_NEAR(x.c.get(i, j), want, tolerance) << i << ", " << j;
     }
     for (std::int64_t j = s.n; j < x.c.ld; ++j) ASSERT_TRUE(std::isnan(x.c.get(i, j))) << "gap of row " << i;
@@ -145,6 +152,12 @@ TEST(Gemm, Bf16) {
 TEST(Gemm, Bf16ToFloat) {
   compare_all_sizes<bf16, float>();
 }
+TEST(Gemm, Fp16) {
+  compare_all_sizes<fp16, fp16>();
+}
+TEST(Gemm, Fp16ToFloat) {
+  compare_all_sizes<fp16, float>();
+}
 TEST(Gemm, Float) {
   compare_all_sizes<float, float>();
 }
@@ -162,6 +175,60 @@ TEST(Gemm, Bf16ManyTiles) {
     Case<bf16, float> square(333, 402, 300, Trans::kYes, Trans::kNo, extra);
     compare(square);
   }
+}
+
+// Several tiles and blocks of the inner dimension, on every instruction set that widens and rounds.
+TEST(Gemm, Fp16ManyTiles) {
+  test::for_each_target([] {
+    Case<fp16, fp16> square(301, 700, 37, Trans::kNo, Trans::kYes, Extra::kBias);
+    compare(square);
+    Case<fp16, float> deep(70, 61, 1301, Trans::kYes, Trans::kNo, Extra::kAccumulate);
+    compare(deep);
+    Case<fp16, fp16> both(43, 530, 513, Trans::kNo, Trans::kNo, Extra::kBoth);
+    compare(both);
+  });
+}
+
+// The sum is made in fp32: what is too large for fp16 on the way comes back; a result that is becomes
+// infinite.
+TEST(Gemm, Fp16OverflowsInTheResultAlone) {
+  std::vector<fp16> a(600, fp16(300.0f)), b(600, fp16(300.0f)), c(1);
+  const host::GemmShape shape{.m = 1, .n = 1, .k = 600, .lda = 600, .ldb = 1, .ldc = 1};
+  float wide_c = 0;
+  host::gemm<fp16, float>(shape, a.data(), b.data(), &wide_c, nullptr);
+  EXPECT_EQ(wide_c, 600 * 9e4f);
+  host::gemm<fp16, fp16>(shape, a.data(), b.data(), c.data(), nullptr);
+  EXPECT_EQ(c[0].bits, 0x7c00u);
+  for (std::size_t i = 300; i < 600; ++i) b[i] = fp16(-300.0f);
+  b[599] = fp16(-299.0f);
+  host::gemm<fp16, fp16>(shape, a.data(), b.data(), c.data(), nullptr);
+  EXPECT_EQ(static_cast<float>(c[0]), 300.0f);
+}
+
+// What the program has from malloc.
+std::int64_t allocated_bytes() {
+  const auto info = mallinfo2();
+  return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
+}
+
+TEST(Gemm, Fp16ScratchDoesNotGrowWithTheSizes) {
+  const int before = parallelism();
+  set_parallelism(1);
+  // A thread without scratch of earlier products.
+  std::thread([] {
+    const auto growth = [](std::int64_t m, std::int64_t n, std::int64_t k) {
+      Case<fp16, fp16> x(m, n, k, Trans::kNo, Trans::kNo, Extra::kNothing);
+      const std::int64_t start = allocated_bytes();
+      x.run();
+      return allocated_bytes() - start;
+    };
+    // Of one whole tile: what is widened, and no more than as much again of oneDNN's, with the code that it
+    // makes.
+    EXPECT_LE(growth(256, 512, 512), 2 * host::kWidenedBytes + 1024 * 1024);
+    // All of these operands would be 41 MB of fp32; code for the smaller tiles at the ends is made.
+    EXPECT_LE(growth(500, 600, 9000), 1024 * 1024);
+  }).join();
+  set_parallelism(before);
 }
 
 TEST(Gemm, IsSetOrAdded) {
@@ -211,6 +278,8 @@ void expect_same_bits(std::int64_t m, std::int64_t n, std::int64_t k) {
 TEST(Gemm, BitsDoNotDependOnThreads) {
   expect_same_bits<bf16, bf16>(700, 900, 300);
   expect_same_bits<bf16, float>(200, 300, 5000);
+  expect_same_bits<fp16, fp16>(700, 900, 300);
+  expect_same_bits<fp16, float>(200, 300, 5000);
   expect_same_bits<float, float>(515, 260, 400);
   expect_same_bits<double, double>(130, 300, 100);
 }

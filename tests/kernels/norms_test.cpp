@@ -137,7 +137,7 @@ TYPED_TEST(Norms, RmsNormMatchesItsDefinition) {
   });
 }
 
-// float and bf16 against the double kernels, which the slopes below check.
+// The narrower types against the double kernels, which the slopes below check.
 template <class T>
 void expect_backward_near_double(NormCase<T>& t, NormCase<double>& d, const Matrix<Acc<T>>& stats,
                                  std::int64_t column) {

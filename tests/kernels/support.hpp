@@ -65,15 +65,15 @@ class Matrix {
   T& at(std::int64_t r, std::int64_t c) { return data_[static_cast<std::size_t>(r * ld_ + c)]; }
   double get(std::int64_t r, std::int64_t c) const {
     const T value = data_[static_cast<std::size_t>(r * ld_ + c)];
-    if constexpr (std::is_same_v<T, bf16>) {
+    if constexpr (sizeof(T) == 2) {
       return static_cast<double>(static_cast<float>(value));
     } else {
       return static_cast<double>(value);
     }
   }
   void set(std::int64_t r, std::int64_t c, double value) {
-    if constexpr (std::is_same_v<T, bf16>) {
-      at(r, c) = bf16(static_cast<float>(value));
+    if constexpr (sizeof(T) == 2) {
+      at(r, c) = T(static_cast<float>(value));
     } else {
       at(r, c) = static_cast<T>(value);
     }
@@ -121,21 +121,35 @@ Matrix<To> copy_as(const Matrix<From>& from) {
   return to;
 }
 
-// Largest relative error of one rounding to T.
+// Largest relative error of one rounding to T, of what is neither subnormal nor too large.
 template <class T>
 constexpr double unit_roundoff() {
   if constexpr (std::is_same_v<T, bf16>) {
     return 0x1p-8;
+  } else if constexpr (std::is_same_v<T, fp16>) {
+    return 0x1p-11;
   } else {
     return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
   }
+}
+
+// Largest error of one rounding to T of what is subnormal there, and some roundings of a float's.
+template <class T>
+constexpr double least_error() {
+  return std::is_same_v<T, fp16> ? 0x1p-25 : static_cast<double>(std::numeric_limits<float>::denorm_min());
+}
+
+// From here on numbers become infinities in T.
+template <class T>
+constexpr double overflow_of() {
+  return std::is_same_v<T, fp16> ? 65520.0 : static_cast<double>(std::numeric_limits<float>::max());
 }
 
 // A result stored in T after `roundings` roundings in Acc<T>, each at most of a value as large as `scale`.
 template <class T>
 double bound(double reference, double roundings, double scale) {
   return unit_roundoff<T>() * std::abs(reference) + roundings * unit_roundoff<Acc<T>>() * scale +
-         static_cast<double>(std::numeric_limits<float>::denorm_min());
+         least_error<T>();
 }
 
 // Runs body once for every instruction set that this machine and this build have.
@@ -180,6 +194,6 @@ double slope(double& element, const F& f) {
 // h^2 = 1e-10 times derivatives and weights of a few hundred; rounding 1e3 * 1e-16 * 100 / 1e-5 = 1e-6.
 inline constexpr double kSlopeBound = 2e-6;
 
-using StorageTypes = testing::Types<float, bf16, double>;
+using StorageTypes = testing::Types<float, bf16, fp16, double>;
 
 }  // namespace zg::test

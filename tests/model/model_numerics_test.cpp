@@ -84,7 +84,7 @@ TEST_P(Numerics, GradientsAreAddedTo) {
 // Recomputed activations are the same bits, and so is all that follows from them, for any type.
 TEST_P(Numerics, RecomputationChangesNoBit) {
   const Batch batch = first_batch({2, 13});
-  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16}) {
+  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     SCOPED_TRACE(name_of(t));
     ModelRunner kept = runner(t), recomputed = runner(t);
     const double loss = kept.forward_backward(batch);
@@ -100,7 +100,7 @@ TEST_P(Numerics, RecomputationChangesNoBit) {
 
 TEST_P(Numerics, BlockForwardTwiceGivesTheSameBits) {
   const Batch batch = first_batch({2, 13});
-  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16}) {
+  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     ModelRunner r = runner(t);
     const Bytes x = r.forward(batch);
     const std::int64_t row_bytes =
@@ -150,26 +150,110 @@ TEST_P(Numerics, CausalAndSequencesApart) {
   }
 }
 
-TEST_P(Numerics, Bf16StaysNearFp64) {
-  ModelRunner exact = runner(DType::kF64), rounded = runner(DType::kBF16);
+// The relative error of one parameter's gradient, which is times `scale` in `rounded`.
+double gradient_error(const ModelRunner& rounded, const ModelRunner& exact, std::size_t unit, const Param& p,
+                      double scale = 1) {
+  double error = 0, norm = 0;
+  for (std::int64_t i = 0; i < p.count(); ++i) {
+    const double e = load(exact.grads(unit), 0, p.offset + i);
+    error += std::pow(load(rounded.grads(unit), 0, p.offset + i) / scale - e, 2);
+    norm += e * e;
+  }
+  return std::sqrt(error / norm);
+}
+
+// `ulp`: of a number in [1, 2).
+void expect_near_fp64(ModelRunner& rounded, ModelRunner& exact, double scale, double ulp) {
   const Batch batch = reference_batches()[0];
   const double loss = exact.forward_backward(batch);
-  // A logit (at most 3.2) is off by a few roundings of 2^-9 of itself, in either direction: 0.02 for each
-  // of 61.
-  EXPECT_NEAR(rounded.forward_backward(batch), loss, 0.02 * 61);
+  // A logit (at most 3.2) is off by a few roundings of a quarter ulp of itself, in either direction: 2.5 ulp
+  // for each of 61.
+  EXPECT_NEAR(rounded.forward_backward(batch, Recompute::kNo, scale), loss, 2.5 * ulp * 61);
   for (std::size_t u = 0; u < exact.units().size(); ++u) {
     for (const Param& p : exact.units()[u].params) {
-      double error = 0, norm = 0;
-      for (std::int64_t i = 0; i < p.count(); ++i) {
-        const double e = load(exact.grads(u), 0, p.offset + i);
-        error += std::pow(load(rounded.grads(u), 0, p.offset + i) - e, 2);
-        norm += e * e;
-      }
-      // Around 15 rounded tensors a block, forward and backward, each with a relative error of up to 2^-9:
-      // the square root of 60 of them is 1.5 %, and sums that cancel (biases, norms) make a few times that.
-      EXPECT_LT(std::sqrt(error / norm), 0.06) << p.name;
+      // Around 15 rounded tensors a block, forward and backward, each with a relative error of a quarter ulp:
+      // the square root of 60 of them is 2 ulp, and sums that cancel (biases, norms) make a few times that.
+      EXPECT_LT(gradient_error(rounded, exact, u, p, scale), 8 * ulp) << p.name;
     }
   }
+}
+
+TEST_P(Numerics, Bf16StaysNearFp64) {
+  ModelRunner exact = runner(DType::kF64), rounded = runner(DType::kBF16);
+  expect_near_fp64(rounded, exact, 1, 0x1p-7);
+}
+
+// The scale keeps gradients from the subnormals of fp16, whose steps are larger.
+TEST_P(Numerics, Fp16StaysNearFp64) {
+  ModelRunner exact = runner(DType::kF64), rounded = runner(DType::kF16);
+  expect_near_fp64(rounded, exact, 0x1p10, 0x1p-10);
+}
+
+// A loss scale of a power of two changes no rounding where nothing underflows.
+TEST_P(Numerics, TheLossScaleIsAFactorOfEveryGradient) {
+  const Batch batch = first_batch({2, 13});
+  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(name_of(t));
+    ModelRunner plain = runner(t), scaled = runner(t);
+    const double loss = plain.forward_backward(batch);
+    EXPECT_EQ(scaled.forward_backward(batch, Recompute::kNo, 4096), loss);
+    for (std::size_t u = 0; u < plain.units().size(); ++u) {
+      const View a = plain.grads(u), b = scaled.grads(u);
+      for (std::int64_t c = 0; c < a.cols; ++c) ASSERT_EQ(load(b, 0, c), 4096 * load(a, 0, c)) << c;
+    }
+  }
+}
+
+// What finish_gradient() says of all gradients, as fp16.
+double fp16_norm(const ModelRunner& runner, Stream& stream) {
+  double sum = 0;
+  for (std::size_t u = 0; u < runner.units().size(); ++u) {
+    const View grads = runner.grads(u);
+    std::vector<fp16> out(static_cast<std::size_t>(grads.cols));
+    double part = 0;
+    host_ops().finish_gradient(stream, grads, View(out.data(), DType::kF16, 1, grads.cols),
+                               View(&part, DType::kF64, 1, 1));
+    stream.synchronize();
+    sum += part;
+  }
+  return std::sqrt(sum);
+}
+
+// An output matrix of 2^-18 and a final norm of 2^-8 make all gradients below them, but no activation,
+// smaller than what fp16 has numbers for: the loss scale brings them back. Too large a scale shows in the
+// norm.
+TEST_P(Numerics, TheLossScaleRecoversWhatUnderflows) {
+  ModelConfig c = config();
+  c.tied = false;
+  const auto tiny = [](const Param& p, std::int64_t row, std::int64_t column) {
+    const double value =
+        static_cast<double>(static_cast<float>(fp16(static_cast<float>(reference_weight(p, row, column)))));
+    if (p.name.ends_with("lm_head.weight")) return value < 0 ? -0x1p-18 : 0x1p-18;
+    if (p.name == "ln_f.weight" || p.name == "model.norm.weight") return 0x1p-8;
+    return value;
+  };
+  const auto make = [&](DType t) {
+    ModelRunner r(c, t, host_ops(), stream);
+    r.fill(tiny);
+    return r;
+  };
+  const Batch batch = reference_batches()[0];
+  ModelRunner exact = make(DType::kF64), lost = make(DType::kF16), scaled = make(DType::kF16),
+              overflowed = make(DType::kF16);
+  constexpr double kScale = 0x1p15;
+  exact.forward_backward(batch);
+  lost.forward_backward(batch);
+  scaled.forward_backward(batch, Recompute::kNo, kScale);
+  overflowed.forward_backward(batch, Recompute::kNo, 4 * kScale);
+  for (std::size_t u = 0; u < exact.head(); ++u) {
+    for (const Param& p : exact.units()[u].params) {
+      EXPECT_GT(gradient_error(lost, exact, u, p), 0.9) << p.name;
+      // As in expect_near_fp64().
+      EXPECT_LT(gradient_error(scaled, exact, u, p, kScale), 8 * 0x1p-10) << p.name;
+    }
+  }
+  EXPECT_TRUE(std::isfinite(fp16_norm(scaled, stream)));
+  EXPECT_FALSE(std::isfinite(fp16_norm(overflowed, stream)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Model, Numerics, testing::Values(Arch::kGpt2, Arch::kLlama), [](const auto& one) {

@@ -131,7 +131,7 @@ TEST(TrainingFlops, ByHand) {
 TEST(Sizes, GrowWithTheBatchAndFitTheirParts) {
   NaiveOps ops;
   for (const ModelConfig& config : {reference_gpt2(), reference_llama()}) {
-    for (const DType t : {DType::kF32, DType::kBF16, DType::kF64}) {
+    for (const DType t : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
       const Model model(config, t, ops);
       const std::int64_t bytes = static_cast<std::int64_t>(size_of(t)), row = config.width * bytes;
       const BatchShape small{1, 7}, large{3, 19};

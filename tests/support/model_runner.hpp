@@ -47,6 +47,8 @@ inline double load(const View& x, std::int64_t row, std::int64_t column) {
       return static_cast<double>(x.as<float>()[i]);
     case DType::kBF16:
       return static_cast<double>(static_cast<float>(x.as<bf16>()[i]));
+    case DType::kF16:
+      return static_cast<double>(static_cast<float>(x.as<fp16>()[i]));
     default:
       ZG_ASSERT(false, "{}", name_of(x.dtype));
   }
@@ -64,6 +66,9 @@ inline void store(const View& x, std::int64_t row, std::int64_t column, double v
       return;
     case DType::kBF16:
       x.as<bf16>()[i] = bf16(static_cast<float>(value));
+      return;
+    case DType::kF16:
+      x.as<fp16>()[i] = fp16(static_cast<float>(value));
       return;
     default:
       ZG_ASSERT(false, "{}", name_of(x.dtype));
@@ -138,8 +143,8 @@ class ModelRunner {
     return result;
   }
 
-  // Adds the gradients of the sum of losses; returns that sum.
-  double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo) {
+  // Adds the gradients of the sum of losses, times the scale; returns that sum.
+  double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo, double loss_scale = 1) {
     const BatchShape shape = batch.shape;
     std::vector<Bytes> xs, saved;
     xs.emplace_back(model_.checkpoint_bytes(shape));
@@ -158,7 +163,7 @@ class ModelRunner {
     Bytes head_workspace(model_.head_workspace_bytes(shape));
     model_.head(stream_, shape, weights(head()), weights(table()), rows(xs.back(), batch), targets(batch),
                 View(&sum, DType::kF64, 1, 1), rows(dx, batch), grads(head()), grads(table()),
-                head_workspace.data());
+                head_workspace.data(), loss_scale);
     for (std::size_t u = head() - 1; u >= 1; --u) {
       Bytes& mine = recompute == Recompute::kNo ? saved[u - 1] : saved.back();
       if (recompute == Recompute::kYes) {

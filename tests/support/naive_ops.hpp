@@ -207,7 +207,8 @@ class NaiveOps : public Ops {
     }
   }
 
-  void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits) override {
+  void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits,
+                     double scale) override {
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r);
       double most = -std::numeric_limits<double>::infinity(), sum = 0;
@@ -218,7 +219,7 @@ class NaiveOps : public Ops {
       if (!dlogits) continue;
       for (std::int64_t c = 0; c < logits.cols; ++c) {
         const double g = std::exp(at(logits, r, c) - log_sum) - (c == target ? 1 : 0);
-        at(dlogits, r, c) = target >= 0 ? g : 0;
+        at(dlogits, r, c) = target >= 0 ? scale * g : 0;
       }
     }
   }

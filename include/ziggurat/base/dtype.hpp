@@ -32,7 +32,8 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2);
 
-// IEEE half to float and back (round to nearest even).
+// IEEE half to float and back (round to nearest even). A NaN keeps its sign and the high bits of its payload,
+// and becomes quiet, as processors have it.
 float half_to_float(std::uint16_t half);
 std::uint16_t float_to_half(float value);
 

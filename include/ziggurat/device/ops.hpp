@@ -1,7 +1,7 @@
 // The op set: what a device can compute. Each op is enqueued on a stream and works on views of memory
 // of that device (for the host device: any memory). No op allocates device memory; scratch is an argument.
 //
-// Storage types of "T" operands are f32, bf16 or f64, all T operands of a call alike; arithmetic is fp32
+// Storage types of "T" operands are f32, bf16, f16 or f64, all T operands of a call alike; arithmetic is fp32
 // (fp64 for f64). "A" operands (accumulators, statistics) are f32, or f64 when T is f64.
 // Results do not depend on the number of threads.
 // N = rows (tokens), C = width, V = vocabulary. Views may have ld > cols.
@@ -83,14 +83,16 @@ class Ops {
                                   View dwpe) = 0;
 
   // logits A [N,V], targets i32 [1,N] (negative: ignored). loss_sum f64 [1,1] += sum of -log softmax.
-  // dlogits T [N,V] = softmax - onehot, 0 for ignored rows; null view: loss only.
-  virtual void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits) = 0;
+  // dlogits T [N,V] = scale * (softmax - onehot), 0 for ignored rows; null view: loss only. The scale lifts
+  // gradients that would vanish in f16; the loss has none of it.
+  virtual void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits,
+                             double scale = 1) = 0;
 
   virtual void zero(Stream& s, View x) = 0;
   // out (T or A) = in, rounded.
   virtual void cast(Stream& s, View in, View out) = 0;
-  // Gradient leaves its accumulator: out (bf16, f32 or f64) = in (A), rounded; norm_sq f64 [1,1] += sum of
-  // squares of what was written, in fp64 and fixed order; a NaN or infinity makes it not finite.
+  // Gradient leaves its accumulator: out (bf16, f16, f32 or f64) = in (A), rounded; norm_sq f64 [1,1] += sum
+  // of squares of what was written, in fp64 and fixed order; a NaN or infinity makes it not finite.
   virtual void finish_gradient(Stream& s, View accumulator, View out, View norm_sq) = 0;
 
   // One fused pass of the optimizer over n = weight.count() elements (all 1 x n): grad in (f32, bf16, f16 or

@@ -120,6 +120,8 @@ struct DriveOptions {
   FileKind kind = FileKind::kTier;
   double endurance_bytes = 0;        // what its maker says may be written to it in its life; 0: unknown
   std::optional<RamModel> ram = {};  // instead of EngineOptions::ram
+  // Where its I/O threads run; empty: as EngineOptions::bind_threads says.
+  std::vector<int> cpus = {};
 };
 
 // One fault, for the blocks that match. As with the rates, each queue of a drive counts for itself.
@@ -238,6 +240,9 @@ std::unique_ptr<Engine> make_engine(const EngineOptions& options, const std::vec
 // Removes what killed runs have left in these directories, as make_engine() does for its tiers: for asking
 // what is free there, before sizes are chosen. Throws as it does, also when one of them is in use.
 void reclaim(const std::vector<std::string>& directories);
+
+// The NUMA node that the drive behind a path is attached to; -1: unknown, or there is no such path.
+int node_of_drive(const std::string& path);
 
 struct BackendProbe {
   Backend backend;

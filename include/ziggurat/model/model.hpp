@@ -67,7 +67,7 @@ struct BatchShape {
 
 class Model {
  public:
-  // T: f32, bf16 or f64 (DType of weights and activations). Accumulators are f32, f64 for f64.
+  // T: f32, bf16, f16 or f64 (DType of weights and activations). Accumulators are f32, f64 for f64.
   Model(const ModelConfig& config, DType dtype, Ops& ops);
 
   const ModelConfig& config() const { return config_; }
@@ -100,10 +100,11 @@ class Model {
 
   // Loss of one micro-batch and its gradient, in chunks of rows so that the logits are never whole. `table`:
   // the output matrix's unit: the embedding's flat weights when tied, else the head's own. loss_sum f64 [1,1]
-  // += sum over valid tokens. dx [N,C] overwritten with d loss_sum / d x. head_grads, table_grads:
-  // accumulators (the same view when untied).
+  // += sum over valid tokens. dx [N,C] overwritten with loss_scale * d loss_sum / d x. head_grads,
+  // table_grads: accumulators (the same view when untied). All gradients that follow from dx have that factor
+  // too; whoever uses them divides by it.
   void head(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets, View loss_sum,
-            View dx, View head_grads, View table_grads, void* workspace) const;
+            View dx, View head_grads, View table_grads, void* workspace, double loss_scale = 1) const;
   // Loss alone.
   void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
                  View loss_sum, void* workspace) const;

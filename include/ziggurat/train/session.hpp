@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/device/memory.hpp"
 #include "ziggurat/engine/engine.hpp"
+#include "ziggurat/optim/loss_scale.hpp"
 #include "ziggurat/plan/plan.hpp"
 #include "ziggurat/train/config.hpp"
 #include "ziggurat/train/data.hpp"
@@ -48,8 +50,11 @@ class Session {
   Traffic planned_traffic() const;  // per step, the engine's own included
   // What the plan says that the programs run so far move, the engine's own bytes not included.
   Traffic forecast() const;
-  UpdateRule rule() const;                              // of the next step
-  std::int64_t updates() const { return updates_; }     // applied or waiting: steps without those left out
+  UpdateRule rule() const;                           // of the next step
+  std::int64_t updates() const { return updates_; }  // applied or waiting: steps without those left out
+  std::int64_t skipped() const { return skipped_; }  // steps left out: their gradients overflowed (fp16)
+  // Of the next step's gradients, and how it follows the overflows; nothing but with fp16.
+  const std::optional<LossScaler>& loss_scaler() const { return scaler_; }
 
   // One line per decision: what was taken, and why.
   std::string describe() const;
@@ -63,9 +68,13 @@ class Session {
   void resolve_model();
   void make_layout();
   std::int32_t device_updates() const;
+  std::int32_t units_within(double share) const;
   std::string describe_update() const;
+  bool drives_have_room(std::int64_t bytes) const;
   void resolve_budgets();
   void check_plan();
+  void assign_threads();
+  bool bind_threads();
   std::vector<io::DriveOptions> sized_drives() const;
   std::vector<NodeShare> host_shares() const;
 
@@ -80,7 +89,9 @@ class Session {
   Budgets budgets_;
   Budgets resident_;  // of them, what may be planned to stay: without workspace and read-ahead
   Plan plan_;
-  std::int64_t updates_ = 0;
+  CoreAssignment cores_;
+  std::int64_t updates_ = 0, skipped_ = 0;
+  std::optional<LossScaler> scaler_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<HostMemory> host_;
   std::unique_ptr<io::Engine> io_;

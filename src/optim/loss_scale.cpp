@@ -1,0 +1,87 @@
+// DeepSpeed's two scalers (deepspeed/runtime/fp16/loss_scaler.py), as rules:
+//
+//   overflow      of `hysteresis` overflows that are counted the last one, and every one after it, halves the
+//                 scale, though not below the minimum; at the minimum it is an error. The step is remembered.
+//   no overflow   when the number of steps since the last overflow (since step -1 at first) is a multiple of
+//                 the window, the scale doubles. The count of overflows begins anew then, or, with
+//                 consecutive_hysteresis, at every step without overflow.
+#include "ziggurat/optim/loss_scale.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ziggurat/base/error.hpp"
+
+namespace zg {
+namespace {
+
+void check(bool good, const char* key, double value, const std::string& expected) {
+  if (good) return;
+  throw Error(Errc::kUsage, std::string("fp16.") + key, fmt::format("{} is not {}", value, expected));
+}
+
+bool is_positive(double x) {
+  return std::isfinite(x) && x > 0;
+}
+
+double first_scale(const LossScaleConfig& c) {
+  return c.loss_scale != 0 ? c.loss_scale : std::ldexp(1.0, c.initial_scale_power);
+}
+
+}  // namespace
+
+LossScaler::LossScaler(const LossScaleConfig& config) : config_(config) {
+  const LossScaleConfig& c = config;
+  check(c.loss_scale == 0 || is_positive(c.loss_scale), "loss_scale", c.loss_scale,
+        "0 (dynamic) or a positive number");
+  check(is_positive(c.min_loss_scale), "min_loss_scale", c.min_loss_scale, "a positive number");
+  check(c.loss_scale_window >= 1, "loss_scale_window", static_cast<double>(c.loss_scale_window), "1 or more");
+  check(c.hysteresis >= 1, "hysteresis", c.hysteresis, "1 or more");
+  if (dynamic()) {
+    // A fp32 gradient would overflow anyway, beyond.
+    constexpr int kMostPower = 127;
+    check(c.initial_scale_power <= kMostPower && first_scale(c) >= c.min_loss_scale, "initial_scale_power",
+          c.initial_scale_power,
+          fmt::format("at most {}, with 2 to its power at least min_loss_scale ({})", kMostPower,
+                      c.min_loss_scale));
+  }
+  state_ = {.scale = first_scale(c), .steps = 0, .last_overflow = -1, .hysteresis = c.hysteresis};
+}
+
+void LossScaler::update(bool overflow) {
+  State& s = state_;
+  if (dynamic() && overflow) {
+    if (s.hysteresis > 1) {
+      --s.hysteresis;
+    } else if (s.scale == config_.min_loss_scale) {
+      throw Error(Errc::kNumeric, "loss scale",
+                  fmt::format("gradients overflow in fp16 with the smallest loss scale, {}", s.scale),
+                  "the training diverges (a lower learning rate, a longer warm-up or clipping may help), or "
+                  "needs a smaller fp16.min_loss_scale, or bf16");
+    } else {
+      s.scale = std::max(s.scale / 2, config_.min_loss_scale);
+    }
+    s.last_overflow = s.steps;
+  } else if (dynamic()) {
+    const bool window_ends = (s.steps - s.last_overflow) % config_.loss_scale_window == 0;
+    if (window_ends) s.scale *= 2;
+    if (window_ends || config_.consecutive_hysteresis) s.hysteresis = config_.hysteresis;
+  }
+  ++s.steps;
+}
+
+void LossScaler::restore(const State& state) {
+  if (!is_positive(state.scale) || state.steps < 0 || state.last_overflow < -1 ||
+      state.last_overflow >= state.steps || state.hysteresis < 1) {
+    throw Error(
+        Errc::kUsage, "loss scale",
+        fmt::format("no run has a scale of {} after {} steps, with the last overflow in step {} and {} "
+                    "until the next that halves it",
+                    state.scale, state.steps, state.last_overflow, state.hysteresis));
+  }
+  state_ = state;
+  state_.scale = dynamic() ? std::max(state.scale, config_.min_loss_scale) : config_.loss_scale;
+  state_.hysteresis = std::min(state.hysteresis, config_.hysteresis);
+}
+
+}  // namespace zg

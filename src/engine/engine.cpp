@@ -187,10 +187,7 @@ bool Engine::waiting() const {
 
 void Engine::run_program(const StepProgram& program, const StepProgram* next) {
   store_.run(&program.program, next != nullptr ? &next->program : nullptr);
-  if (history_.empty() || history_.back().program != &program || history_.back().next != next) {
-    history_.push_back({&program, next, 0});
-  }
-  ++history_.back().times;
+  note_run({&program, next});
   position_->begin_program(program);
   for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
     const StepOp& op = program.ops[static_cast<std::size_t>(i)];
@@ -209,6 +206,21 @@ void Engine::run_program(const StepProgram& program, const StepProgram* next) {
   }
 }
 
+// Grows with the variety of what was run, not with its length.
+void Engine::note_run(const ProgramRun::Part& part) {
+  const bool updates = programs_.timing == UpdateTiming::kSeparate && part.program == &programs_.flush;
+  if (updates && !history_.empty() && history_.back().parts[0].next == part.program) {
+    history_.back().parts[1] = part;  // of the step before
+  } else {
+    history_.push_back({{part, {}}, 1});
+  }
+  if (history_.size() < 2) return;
+  ProgramRun& before = *(history_.end() - 2);
+  if (!std::ranges::equal(before.parts, history_.back().parts)) return;
+  before.times += history_.back().times;
+  history_.pop_back();
+}
+
 StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
                               const UpdateRule& rule, Then then) {
   ZG_ASSERT_EQ(static_cast<std::int64_t>(micro_batches.size()), layout_.options.micro_batches);
@@ -223,6 +235,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
                                    [](auto t) { return t >= 0; });
   }
   const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));
+  if (pending_ && updates_follow_) run_updates(&programs_.first);
   const bool early = programs_.timing == UpdateTiming::kEarly;
   const bool scaled = rule.loss_scale > 0;
   ZG_ASSERT(!early || (rule.clip == 0 && !scaled),
@@ -236,6 +249,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   const double unscale = scaled ? 1 / rule.loss_scale : per_token;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) load_tokens(m, micro_batches[m]);
   zero_scalars();
+  updates_follow_ = programs_.timing == UpdateTiming::kSeparate || then == Then::kPause;
   const std::vector<double> scalars = run_backward(then);
 
   result.loss = scalars[0] * per_token;
@@ -243,12 +257,6 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   for (std::size_t u = 1; u < scalars.size(); ++u) norm_sq += scalars[u];
   result.grad_norm = std::sqrt(norm_sq) * unscale;
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-  if (!finite && !scaled) {
-    throw Error(
-        Errc::kNumeric, fmt::format("step {}", step),
-        fmt::format("the training diverged: loss {}, gradient norm {}", result.loss, result.grad_norm),
-        "lower the learning rate, warm up longer, or clip gradients (gradient_clipping)");
-  }
   result.skipped = !finite;
   if (!early) {
     pending_ = true;
@@ -256,6 +264,12 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
     update_.params.skip = result.skipped;
     const double clip = rule.clip > 0 ? std::min(1.0, rule.clip / (result.grad_norm + 1e-6)) : 1.0;
     update_.params.grad_scale = result.skipped ? 0 : unscale * clip;
+  }
+  if (!finite && !scaled) {
+    throw Error(
+        Errc::kNumeric, fmt::format("step {}", step),
+        fmt::format("the training diverged: loss {}, gradient norm {}", result.loss, result.grad_norm),
+        "lower the learning rate, warm up longer, or clip gradients (gradient_clipping)");
   }
   if (programs_.timing == UpdateTiming::kSeparate)
     run_updates(then == Then::kTrain ? &programs_.first : nullptr);
@@ -316,8 +330,9 @@ double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBat
   return loss / static_cast<double>(std::max<std::int64_t>(1, tokens));
 }
 
+// One lease at a time: outside of programs the tiers need not have room for two.
 void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin, std::int64_t end,
-                         const StateVisitor& visit) {
+                         Weights weights, const StateVisitor& visit) {
   flush();
   leave_program();
   const Layout::UnitTensors& tensors = layout_.unit(u);
@@ -325,33 +340,45 @@ void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin,
   const auto range = std::find_if(tensors.ranges.begin(), tensors.ranges.end(), [&](const auto& r) {
     return params[static_cast<std::size_t>(r.param)].offset == param.offset;
   });
-  const Lease weight_lease = host_lease(layout_.whole(tensors.weight), Access::kRead);
-  const View weight = whole_view(weight_lease, tensors.weight);
+  const auto with_weight = [&](std::int64_t first, std::int64_t count, const auto& use) {
+    const Lease lease = host_lease(layout_.whole(tensors.weight), Access::kRead);
+    use(whole_view(lease, tensors.weight).col_range(first, count));
+  };
   if (range == tensors.ranges.end()) {  // frozen
-    visit({}, weight.col_range(param.offset + begin, end - begin), 0, 0, end - begin);
+    with_weight(param.offset + begin, end - begin,
+                [&](const View& weight) { visit({}, weight, 0, 0, end - begin); });
     return;
   }
+  std::vector<char> copy;
   for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
     const Layout::Elements segment = layout_.state_elements(u, i);
     const std::int64_t from = std::max(range->state_first + begin, segment.first);
     const std::int64_t to = std::min(range->state_first + end, segment.first + segment.count);
     if (from >= to) continue;
-    const Lease lease = host_lease(layout_.state_segment(u, i), Access::kRead);
     // Parts begin at whole blocks.
     const std::int64_t inside = from - segment.first, block = inside / kQuantBlock * kQuantBlock;
-    const OptimizerState state =
-        layout_.state().part(lease.data(), segment.count, block, to - segment.first - block);
     const std::int64_t skip = inside - block;
     const std::int64_t element = from - range->state_first;  // of the parameter
-    visit(state, weight.col_range(range->unit_first + element - skip, to - from + skip), element - begin,
-          skip, to - from);
+    View weight;
+    if (weights == Weights::kNeeded) {
+      with_weight(range->unit_first + element - skip, to - from + skip, [&](const View& v) {
+        const auto* data = static_cast<const char*>(v.data);
+        copy.assign(data, data + v.count() * static_cast<std::int64_t>(size_of(v.dtype)));
+        weight = View(copy.data(), v.dtype, 1, v.count());
+      });
+    }
+    const Lease lease = host_lease(layout_.state_segment(u, i), Access::kRead);
+    const OptimizerState state =
+        layout_.state().part(lease.data(), segment.count, block, to - segment.first - block);
+    visit(state, weight, element - begin, skip, to - from);
   }
 }
 
 void Engine::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                          float* out) {
   std::vector<float> values;
-  visit_state(unit, param, begin, end,
+  const bool split = layout_.state().format().master == MasterFormat::kSplit;
+  visit_state(unit, param, begin, end, split ? Weights::kNeeded : Weights::kNotNeeded,
               [&](const OptimizerState& state, View weight, std::int64_t first, std::int64_t skip,
                   std::int64_t count) {
                 values.resize(static_cast<std::size_t>(skip + count));
@@ -368,7 +395,7 @@ void Engine::read_moment(int which, std::int32_t unit, const Param& param, std::
                          std::int64_t end, float* out) {
   std::vector<float> values;
   visit_state(
-      unit, param, begin, end,
+      unit, param, begin, end, Weights::kNotNeeded,
       [&](const OptimizerState& state, View, std::int64_t first, std::int64_t skip, std::int64_t count) {
         ZG_ASSERT(static_cast<bool>(state.master), "{} is not trained", param.name);
         values.resize(static_cast<std::size_t>(skip + count));

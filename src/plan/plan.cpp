@@ -59,10 +59,11 @@ std::optional<NoRoom> load(const Layout& layout, Residency& residency) {
   return Load(layout, residency).run(layout);
 }
 
-std::optional<NoRoom> run_program(Residency& residency, const StepProgram& program) {
+std::optional<NoRoom> run_program(Residency& residency, const StepProgram& program,
+                                  const StepProgram* next = nullptr) {
   std::vector<Action> moves;
   // What comes next changes no decision (residency.hpp).
-  residency.set_future(&program.program, nullptr);
+  residency.set_future(&program.program, next != nullptr ? &next->program : nullptr);
   for (std::int32_t op = 0; op < program.program.op_count(); ++op) {
     moves.clear();
     if (auto failure = residency.decide(0, op, moves)) return failure;
@@ -149,16 +150,15 @@ Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector
   Residency residency(layout.table, budgets);
   const bool loaded = !load(layout, residency);
   ZG_ASSERT(loaded, "the plan of this run said that it fits");
-  std::vector<Action> moves;
   Traffic total;
   for (const ProgramRun& run : history) {
     for (std::int64_t i = 0; i < run.times; ++i) {
       const std::uint64_t state = residency.fingerprint();
       const Traffic before = residency.traffic();
-      residency.set_future(&run.program->program, run.next != nullptr ? &run.next->program : nullptr);
-      for (std::int32_t op = 0; op < run.program->program.op_count(); ++op) {
-        moves.clear();
-        ZG_ASSERT(!residency.decide(0, op, moves));
+      for (const ProgramRun::Part& part : run.parts) {
+        if (part.program == nullptr) continue;
+        const auto failure = run_program(residency, *part.program, part.next);
+        ZG_ASSERT(!failure, "the plan of this run said that it fits");
       }
       const Traffic moved = residency.traffic() - before;
       total += moved;

@@ -127,6 +127,119 @@ TEST(Drives, ThatFailInTheMiddleEndTheRunAndNameTheSegment) {
   }
 }
 
+// A drive that fails while an update is applied: who asked for it is told, and nobody sees a state that
+// claims the update, or half of it.
+TEST(Drives, ThatFailDuringAnUpdateLeaveNoneThatClaimsIt) {
+  for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kSeparate}) {
+    TinySetup s = sinking();
+    s.layout.drives = 1;
+    s.timing = timing;
+    s.nvme = Nvme::kRam;
+    // Blocks moved when two steps are done, when the third is, and when its updates are.
+    std::int64_t blocks[3] = {};
+    {
+      TinyRun run(s);
+      run.initialize();
+      const auto count = [&] {
+        const io::LinkCounters c = run.io()->counters(0);
+        return c.read_requests + c.write_requests;
+      };
+      (void)run.step(Then::kTrain);
+      (void)run.step(Then::kPause);
+      run.settle();
+      blocks[0] = count();
+      (void)run.step(Then::kPause);
+      blocks[1] = count();
+      run.settle();
+      blocks[2] = count();
+    }
+    ASSERT_GT(blocks[2], blocks[0] + 20);
+    int in_step = 0, in_flush = 0, behind = 0;
+    for (int part = 0; part < 12; ++part) {
+      s.faults.fail_after = blocks[0] + (blocks[2] - blocks[0]) * part / 12;
+      SCOPED_TRACE(fmt::format("{}, failing after {} of {} to {}", name_of(timing), s.faults.fail_after,
+                               blocks[0], blocks[2]));
+      TinyRun run(s);
+      run.initialize();
+      (void)run.step(Then::kTrain);
+      (void)run.step(Then::kPause);
+      run.settle();
+      const auto fails = [&](const auto& action) {
+        try {
+          action();
+          return false;
+        } catch (const Error& e) {
+          EXPECT_EQ(e.code(), Errc::kIo);
+          EXPECT_NE(std::string(e.message()).find("Input/output error"), std::string::npos) << e.message();
+          return true;
+        }
+      };
+      if (fails([&] { (void)run.step(Then::kPause); })) {
+        ++in_step;
+      } else if (fails([&] { run.engine().flush(); })) {
+        ++in_flush;
+      } else {
+        // The update was applied; that its results do not reach the drives is told before it is looked at.
+        EXPECT_TRUE(fails([&] { (void)run.engine().settled_traffic(); }));
+        ++behind;
+      }
+      const Param& p = run.model().units()[1].params[0];
+      std::vector<float> out(static_cast<std::size_t>(p.count()));
+      EXPECT_TRUE(fails([&] { run.engine().read_master(1, p, 0, p.count(), out.data()); }));
+      EXPECT_TRUE(fails([&] { run.engine().read_moment(0, 1, p, 0, p.count(), out.data()); }));
+      EXPECT_TRUE(fails([&] { (void)run.step(Then::kPause); }));
+      EXPECT_TRUE(fails([&] { (void)run.evaluate(); }));
+      EXPECT_TRUE(fails([&] { run.settle(); }));
+    }
+    // The places that the name promises are among them.
+    EXPECT_GT(timing == UpdateTiming::kDeferred ? in_flush : in_step, 0);
+    EXPECT_EQ(in_step + in_flush + behind, 12);
+  }
+}
+
+// The same of deferred updates in the step after: it fails as a whole.
+TEST(Drives, ThatFailDuringADeferredUpdateFailItsStep) {
+  TinySetup s = sinking();
+  s.layout.drives = 1;
+  s.nvme = Nvme::kRam;
+  std::int64_t before = 0, after = 0;
+  {
+    TinyRun run(s);
+    run.initialize();
+    const auto count = [&] {
+      const io::LinkCounters c = run.io()->counters(0);
+      return c.read_requests + c.write_requests;
+    };
+    (void)run.step(Then::kTrain);
+    before = count();
+    (void)run.step(Then::kTrain);
+    after = count();
+    (void)run.step(Then::kPause);
+  }
+  for (int part = 0; part < 6; ++part) {
+    s.faults.fail_after = before + (after - before) * part / 6;
+    SCOPED_TRACE(s.faults.fail_after);
+    TinyRun run(s);
+    run.initialize();
+    int done = 0;
+    try {
+      (void)run.step(Then::kTrain);
+      ++done;
+      (void)run.step(Then::kTrain);
+      ++done;
+      (void)run.step(Then::kPause);
+      ++done;
+      run.settle();
+      ++done;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kIo);
+    }
+    EXPECT_LE(done, 2);
+    EXPECT_THROW(run.engine().flush(), Error);
+    EXPECT_THROW((void)run.step(Then::kPause), Error);
+  }
+}
+
 TEST(Drives, WhoseContentChangesAreFoundOut) {
   TinySetup s = sinking();
   s.nvme = Nvme::kMemory;

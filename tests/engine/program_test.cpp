@@ -12,34 +12,50 @@ struct Case {
   UpdateTiming timing;
   Accumulation accumulation;
   bool recompute;
-  Tier update_at;
+  std::int32_t device_updates;
   std::int64_t micro_batches;
+  MasterFormat master;
+  bool frozen;  // a parameter of block 0, and all of block 1
 };
 std::string text(const Case& c) {
-  return fmt::format("{}_{}_{}_{}_{}_{}", c.arch == Arch::kGpt2 ? "gpt2" : "llama",
-                     c.timing == UpdateTiming::kEarly ? "early" : "deferred",
+  const std::string where = c.device_updates == 0           ? "host"
+                            : c.device_updates == kAllUnits ? "device"
+                                                            : fmt::format("device_{}", c.device_updates);
+  return fmt::format("{}_{}_{}_{}_{}_{}_{}{}", c.arch == Arch::kGpt2 ? "gpt2" : "llama", name_of(c.timing),
                      c.accumulation == Accumulation::kLayerMajor ? "layers" : "micro_batches",
-                     c.recompute ? "recompute" : "keep", name_of(c.update_at), c.micro_batches);
+                     c.recompute ? "recompute" : "keep", where, c.micro_batches,
+                     c.master == MasterFormat::kSplit ? "split" : "full", c.frozen ? "_frozen" : "");
 }
 
 class Programs : public testing::TestWithParam<Case> {
  protected:
   Programs()
-      : model(config(), DType::kF32, host_ops()),
-        layout(model, options()),
+      : model(config(), GetParam().master == MasterFormat::kSplit ? DType::kBF16 : DType::kF32, host_ops()),
+        layout(model, options(model)),
         programs(layout, GetParam().timing) {}
 
   static ModelConfig config() { return GetParam().arch == Arch::kGpt2 ? tiny_gpt2() : tiny_llama(); }
-  static LayoutOptions options() {
+  static LayoutOptions options(const Model& model) {
     LayoutOptions o = {.micro_batch = {2, 13}, .state_segment_bytes = 48 << 10};
-    o.gradient = DType::kF32;
+    o.gradient = model.dtype();
+    o.state.master = GetParam().master;
     o.micro_batches = GetParam().micro_batches;
     o.accumulation = GetParam().accumulation;
     o.recompute = GetParam().recompute;
-    o.device_updates = GetParam().update_at == Tier::kDevice ? kAllUnits : 0;
+    o.device_updates = GetParam().device_updates;
+    if (GetParam().frozen) {
+      for (const Unit& unit : model.units()) o.groups.emplace_back(unit.params.size(), 0);
+      o.groups[1][1] = kFrozen;
+      std::ranges::fill(o.groups[2], kFrozen);
+    }
     return o;
   }
   bool deferred() const { return GetParam().timing == UpdateTiming::kDeferred; }
+  bool separate() const { return GetParam().timing == UpdateTiming::kSeparate; }
+  bool early() const { return GetParam().timing == UpdateTiming::kEarly; }
+  Tier tier_of(std::int32_t unit) const {
+    return unit < GetParam().device_updates ? Tier::kDevice : Tier::kHost;
+  }
 
   Model model;
   Layout layout;
@@ -53,6 +69,7 @@ class Contents {
       : layout_(layout), states_(static_cast<std::size_t>(layout.table.segment_count())) {
     for (const auto& u : layout.units) {
       for (const TensorId t : {u.weight, u.state}) {
+        if (t == Layout::kNone) continue;
         for (std::int32_t i = 0; i < layout.table.tensor(t).segments; ++i)
           at(layout.table.tensor(t).first_segment + i) = {true, true};
       }
@@ -95,6 +112,7 @@ TEST_P(Programs, EveryAccessFindsContentAndEveryContentIsUsed) {
   const StepProgram &first = programs.first, &step = programs.step;
   // Weights, masters and moments are read by every step; gradients of activations and sums by their own step.
   const auto nothing_else_is_left = [&](bool gradients) {
+    std::int32_t unit = 0;
     for (std::int32_t id = 0; id < layout.table.segment_count(); ++id) {
       const Role role = layout.table.tensor(layout.table.segment(id).tensor).spec.role;
       if (role != Role::kActivation) continue;
@@ -102,19 +120,35 @@ TEST_P(Programs, EveryAccessFindsContentAndEveryContentIsUsed) {
     }
     for (const auto& u : layout.units) {
       EXPECT_FALSE(contents.present(layout.whole(u.accumulator)));
-      EXPECT_EQ(contents.present(layout.whole(u.gradient)), gradients);
-      // A weight that the next update overwrites need not be kept.
-      EXPECT_EQ(contents.present(layout.whole(u.weight)), !gradients);
+      if (u.gradient != Layout::kNone) {
+        EXPECT_EQ(contents.present(layout.whole(u.gradient)), gradients);
+      }
+      // A weight that the next update overwrites need not be kept; one that holds half of its master, or that
+      // is not trained, must be.
+      const bool rebuilt =
+          GetParam().master == MasterFormat::kFull && (!GetParam().frozen || (unit != 1 && unit != 2));
+      EXPECT_EQ(layout.update_rebuilds_weight(unit), rebuilt);
+      EXPECT_EQ(contents.present(layout.whole(u.weight)), !gradients || !rebuilt);
+      ++unit;
     }
   };
   for (int round = 0; round < 2; ++round) {
-    contents.run(deferred() ? first : step);
-    nothing_else_is_left(deferred());
-    contents.run(step);
-    contents.run(step);
-    nothing_else_is_left(deferred());
-    if (deferred()) contents.run(programs.flush);
-    nothing_else_is_left(false);
+    if (separate()) {
+      for (int i = 0; i < 3; ++i) {
+        contents.run(first);
+        nothing_else_is_left(true);
+        contents.run(programs.flush);
+        nothing_else_is_left(false);
+      }
+    } else {
+      contents.run(deferred() ? first : step);
+      nothing_else_is_left(deferred());
+      contents.run(step);
+      contents.run(step);
+      nothing_else_is_left(deferred());
+      if (deferred()) contents.run(programs.flush);
+      nothing_else_is_left(false);
+    }
     contents.run(programs.evaluate);
     contents.run(programs.evaluate);
     nothing_else_is_left(false);
@@ -125,7 +159,11 @@ TEST_P(Programs, EachUnitIsUpdatedOnceFromAllMicroBatches) {
   const auto units = layout.units.size();
   const auto micro_batches = static_cast<int>(GetParam().micro_batches);
   const bool tied = model.config().tied;
+  const auto expected_updates = [&](std::size_t unit) {
+    return GetParam().frozen && unit == 2 ? 0 : layout.state_segments(static_cast<std::int32_t>(unit));
+  };
   for (const StepProgram* p : {&programs.first, &programs.step}) {
+    if (separate() && p == &programs.step) continue;  // never runs
     std::vector<int> added(units), firsts(units), updates(units), finished(units);
     std::map<std::pair<std::int32_t, std::int32_t>, int> forwards, backwards;
     for (std::size_t i = 0; i < p->ops.size(); ++i) {
@@ -133,7 +171,7 @@ TEST_P(Programs, EachUnitIsUpdatedOnceFromAllMicroBatches) {
       const auto u = static_cast<std::size_t>(op.unit);
       for (const AccessStep& a : p->program.op(static_cast<std::int32_t>(i))) {
         const bool update = op.kind == OpKind::kUpdate;
-        EXPECT_EQ(a.tier, update ? GetParam().update_at : Tier::kDevice);
+        EXPECT_EQ(a.tier, update ? tier_of(op.unit) : Tier::kDevice);
         for (std::size_t v = 0; v < units; ++v) {
           if (a.segment != layout.whole(layout.units[v].accumulator) || op.kind == OpKind::kFinishGradient)
             continue;
@@ -155,13 +193,13 @@ TEST_P(Programs, EachUnitIsUpdatedOnceFromAllMicroBatches) {
         EXPECT_EQ(finished[u], deferred() ? 0 : 1);
       }
     }
-    const bool has_updates = !deferred() || p == &programs.step;
+    const bool has_updates = early() || (deferred() && p == &programs.step);
     for (std::size_t u = 0; u < units; ++u) {
       SCOPED_TRACE(model.units()[u].name);
       EXPECT_EQ(added[u], micro_batches * (u == 0 && tied ? 2 : 1));
       EXPECT_EQ(firsts[u], 1);
       EXPECT_EQ(finished[u], 1);
-      EXPECT_EQ(updates[u], has_updates ? layout.state_segments(static_cast<std::int32_t>(u)) : 0);
+      EXPECT_EQ(updates[u], has_updates ? expected_updates(u) : 0);
     }
     const auto each = static_cast<std::size_t>(layout.layers() * micro_batches);
     EXPECT_EQ(forwards.size(), each);
@@ -169,10 +207,55 @@ TEST_P(Programs, EachUnitIsUpdatedOnceFromAllMicroBatches) {
     for (const auto& [key, times] : forwards) EXPECT_EQ(times, 1);
     for (const auto& [key, times] : backwards) EXPECT_EQ(times, 1);
   }
+  // The updates alone: each segment once, and nothing else.
+  std::vector<std::int32_t> updates(units);
+  for (const StepOp& op : programs.flush.ops) {
+    EXPECT_EQ(op.kind, OpKind::kUpdate);
+    EXPECT_EQ(op.segment, updates[static_cast<std::size_t>(op.unit)]++);
+  }
+  for (std::size_t u = 0; u < units; ++u) EXPECT_EQ(updates[u], expected_updates(u));
+}
+
+// A unit of which nothing is trained has neither state nor a gradient, and one of which a part is trained has
+// state of that part alone.
+TEST_P(Programs, WhatIsFrozenHasNoState) {
+  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+    const Unit& unit = model.units()[u];
+    const Layout::UnitTensors& t = layout.units[u];
+    SCOPED_TRACE(unit.name);
+    const bool none = GetParam().frozen && u == 2, part = GetParam().frozen && u == 1;
+    EXPECT_EQ(layout.table.find(unit.name + ".state") < 0, none);
+    EXPECT_EQ(layout.table.find(unit.name + ".gradient") < 0, none);
+    EXPECT_EQ(t.state == Layout::kNone, none);
+    EXPECT_EQ(t.gradient == Layout::kNone, none);
+    const std::int64_t frozen = none ? unit.count : part ? unit.params[2].offset - unit.params[1].offset : 0;
+    EXPECT_EQ(t.state_elements, unit.count - frozen);
+    std::int64_t elements = 0;
+    for (std::int32_t i = 0; i < layout.state_segments(static_cast<std::int32_t>(u)); ++i) {
+      const Layout::Elements e = layout.state_elements(static_cast<std::int32_t>(u), i);
+      EXPECT_EQ(e.first, elements);
+      EXPECT_EQ(layout.table.segment(layout.state_segment(static_cast<std::int32_t>(u), i)).bytes,
+                layout.state().bytes(e.count));
+      EXPECT_LE(layout.state().bytes(e.count), layout.options.state_segment_bytes);
+      elements += e.count;
+    }
+    EXPECT_EQ(elements, t.state_elements);
+    // Ranges: parameters in their order, each with its gap, next to each other in the state.
+    std::int64_t at = 0;
+    for (const Layout::StateRange& r : t.ranges) {
+      EXPECT_EQ(r.state_first, at);
+      EXPECT_EQ(r.unit_first, unit.params[static_cast<std::size_t>(r.param)].offset);
+      EXPECT_EQ(r.unit_first % kQuantBlock, 0);
+      EXPECT_EQ(r.count % kQuantBlock, 0);
+      EXPECT_GE(r.count, unit.params[static_cast<std::size_t>(r.param)].count());
+      at += r.count;
+    }
+    EXPECT_EQ(at, t.state_elements);
+  }
 }
 
 TEST_P(Programs, BuiltTwiceAreTheSame) {
-  const Layout layout_again(model, options());
+  const Layout layout_again(model, options(model));
   const StepPrograms again(layout_again, GetParam().timing);
   std::vector<std::uint64_t> hashes;
   for (const auto part :
@@ -185,17 +268,22 @@ TEST_P(Programs, BuiltTwiceAreTheSame) {
   }
   std::sort(hashes.begin(), hashes.end());
   const auto distinct = std::unique(hashes.begin(), hashes.end()) - hashes.begin();
-  EXPECT_EQ(distinct, deferred() ? 4 : 3) << "early, the first step is one like others";
+  // Early, the first step is one like others; separate, no step has updates in it.
+  EXPECT_EQ(distinct, deferred() ? 4 : 3);
 }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Arch a : {Arch::kGpt2, Arch::kLlama}) {
-    for (const UpdateTiming t : {UpdateTiming::kDeferred, UpdateTiming::kEarly}) {
+    for (const UpdateTiming t : {UpdateTiming::kDeferred, UpdateTiming::kEarly, UpdateTiming::kSeparate}) {
       for (const Accumulation o : {Accumulation::kLayerMajor, Accumulation::kMicroBatchMajor}) {
         for (const bool recompute : {true, false}) {
-          for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
-            for (const std::int64_t m : {1, 3}) all.push_back({a, t, o, recompute, tier, m});
+          for (const std::int32_t on_device : {0, 2, kAllUnits}) {
+            for (const std::int64_t m : {1, 3}) {
+              all.push_back({a, t, o, recompute, on_device, m, MasterFormat::kFull, false});
+            }
+            all.push_back({a, t, o, recompute, on_device, 2, MasterFormat::kSplit, false});
+            all.push_back({a, t, o, recompute, on_device, 2, MasterFormat::kFull, true});
           }
         }
       }

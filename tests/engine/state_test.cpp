@@ -130,5 +130,41 @@ TEST(ReadState, GivesAnyRangeOfMastersAndMoments) {
   EXPECT_GT(moments, 0);
 }
 
+// Whoever looks at the state needs no more room than training does.
+TEST(ReadState, WorksInTheSmallestBudgets) {
+  for (const NamedFormat& format : state_formats(OptimizerKind::kAdam, 2)) {
+    std::vector<float> expected;
+    for (const int drives : {0, 1, 2}) {
+      for (const std::int32_t on_device : {0, 2, kAllUnits}) {
+        SCOPED_TRACE(fmt::format("{}, {} drives, {} units on the device", format.name, drives, on_device));
+        TinySetup s = sinking(tiny_llama(), format.dtype);
+        s.layout.state = format.format;
+        s.layout.drives = drives;
+        s.layout.device_updates = on_device;
+        s.layout.state_segment_bytes = 80 << 10;
+        s.layout.micro_batch = {1, 7};
+        s.timing = UpdateTiming::kEarly;
+        s.clip = 0;
+        TinyRun run(s);
+        (void)run.train(2);
+        std::vector<float> all;
+        for (std::size_t u = 0; u < run.model().units().size(); ++u) {
+          for (const Param& p : run.model().units()[u].params) {
+            std::vector<float> values = run.masters(u, p);
+            all.insert(all.end(), values.begin(), values.end());
+            for (int which = 0; which < 2; ++which) {
+              run.engine().read_moment(which, static_cast<std::int32_t>(u), p, 0, p.count(), values.data());
+              all.insert(all.end(), values.begin(), values.end());
+            }
+          }
+        }
+        if (expected.empty()) expected = all;
+        EXPECT_TRUE(all == expected);
+        run.expect_within_budgets();
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zg::test

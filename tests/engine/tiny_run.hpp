@@ -53,7 +53,51 @@ struct TinySetup {
   std::function<Batch(std::int64_t step, std::int64_t micro_batch)> data =
       {};  // empty: other tokens each step
   std::int64_t eval_micro_batches = 5;
+  std::optional<DType> gradient = {};  // on its way to the optimizer; none: the model's
+  // Changes what the step of this number, from 0, applies.
+  std::function<void(std::int64_t step, UpdateRule& rule)> rule = {};
+  std::function<double(const Param& p, std::int64_t element)> initial = {};  // empty: reference_element
+  std::uint64_t seed = 0;      // of stochastic rounding
+  std::string directory = {};  // of the drives; empty: one for this run alone
 };
+
+// The ways to keep the state of an optimizer.
+struct NamedFormat {
+  std::string name;
+  DType dtype;  // of the model
+  StateFormat format;
+};
+inline std::vector<NamedFormat> state_formats(OptimizerKind kind, int moment_count) {
+  using enum MomentFormat;
+  const auto of = [&](MasterFormat master, MomentFormat moments) {
+    return StateFormat{.kind = kind, .master = master, .moments = moments, .moment_count = moment_count};
+  };
+  std::vector<NamedFormat> all{{"f32", DType::kF32, of(MasterFormat::kFull, kFull)},
+                               {"bf16", DType::kBF16, of(MasterFormat::kFull, kFull)},
+                               {"f16", DType::kF16, of(MasterFormat::kFull, kFull)},
+                               {"bf16_split", DType::kBF16, of(MasterFormat::kSplit, kFull)}};
+  if (moment_count == 0) return all;
+  all.push_back({"f32_bf16_moments", DType::kF32, of(MasterFormat::kFull, kBf16)});
+  all.push_back({"f32_int8", DType::kF32, of(MasterFormat::kFull, kInt8)});
+  all.push_back({"bf16_split_bf16_moments", DType::kBF16, of(MasterFormat::kSplit, kBf16)});
+  all.push_back({"bf16_split_int8", DType::kBF16, of(MasterFormat::kSplit, kInt8)});
+  return all;
+}
+
+// A master as a weight.
+inline float rounded(float master, DType dtype) {
+  float weight = 0;
+  double memory = 0;
+  const View v(&memory, dtype, 1, 1);
+  write_weights(v, &master);
+  read_weights(v, &weight);
+  return weight;
+}
+
+inline const char* name_of(UpdateTiming timing) {
+  static constexpr const char* kNames[] = {"deferred", "early", "separate"};
+  return kNames[static_cast<int>(timing)];
+}
 
 // All tokens of all steps differ; the number of valid targets does too.
 inline Batch tiny_batch(const TinySetup& s, std::int64_t step, std::int64_t m) {
@@ -72,8 +116,8 @@ inline Batch tiny_batch(const TinySetup& s, std::int64_t step, std::int64_t m) {
 // Everything that a run leaves, to be compared bit by bit.
 struct TinyResult {
   std::vector<double> losses, norms, evals;
-  std::vector<std::string> names;          // of the tensors
-  std::vector<std::vector<char>> tensors;  // weight and state of each unit, gaps included
+  std::vector<std::string> names;          // of weight and parts of the state, by unit
+  std::vector<std::vector<char>> tensors;  // what they hold, gaps included
 };
 
 inline void expect_same_bits(const TinyResult& a, const TinyResult& b) {
@@ -113,7 +157,8 @@ class TinyRun {
         model_(setup_.model, setup_.dtype, host_ops()),
         layout_(model_, setup_.layout),
         programs_(layout_, setup_.timing),
-        budgets_(budgets_of(setup_)) {
+        budgets_(budgets_of(setup_)),
+        directory_(setup_.directory.empty() ? TempDir() : TempDir(setup_.directory)) {
     const std::int64_t workspace = arena_charge(layout_.workspace_bytes());
     device_ = make_host_device(budgets_.device + workspace, nullptr);
     host_ = make_host_arena("host memory", budgets_.host);
@@ -135,15 +180,18 @@ class TinyRun {
     o.prefetch_depth = setup_.prefetch;
     o.verify = setup_.verify == Verify::kYes;
     store_ = std::make_unique<TensorStore>(o);
-    engine_ =
-        std::make_unique<Engine>(Engine::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr});
+    engine_ = std::make_unique<Engine>(
+        Engine::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr, setup_.seed});
     watchdog_ = std::make_unique<Watchdog>(60, [this] { return store_->state(); });
   }
 
   void initialize() {
-    engine_->initialize([](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-      for (std::int64_t i = begin; i < end; ++i) out[i - begin] = static_cast<float>(reference_element(p, i));
+    engine_->initialize([this](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+      for (std::int64_t i = begin; i < end; ++i) out[i - begin] = initial(p, i);
     });
+  }
+  float initial(const Param& p, std::int64_t element) const {
+    return static_cast<float>(setup_.initial ? setup_.initial(p, element) : reference_element(p, element));
   }
 
   Batch batch(std::int64_t step, std::int64_t m) const {
@@ -154,8 +202,9 @@ class TinyRun {
     r.params.lr = setup_.lr;
     r.params.beta2 = 0.95;
     r.params.weight_decay = 0.1;
-    r.params.step = steps_ + 1;
+    r.params.step = updates_ + 1;
     r.clip = setup_.clip;
+    if (setup_.rule) setup_.rule(steps_, r);
     return r;
   }
 
@@ -165,7 +214,9 @@ class TinyRun {
     for (std::int64_t m = 0; m < setup_.layout.micro_batches; ++m) batches.push_back(batch(steps_, m));
     for (const Batch& b : batches) micro_batches.push_back({b.ids.data(), b.targets.data()});
     const UpdateRule now = rule();
-    return engine_->train_step(steps_++, micro_batches, now, then);
+    const StepResult result = engine_->train_step(steps_++, micro_batches, now, then);
+    updates_ += result.skipped ? 0 : 1;
+    return result;
   }
   double evaluate() {
     Batch now;
@@ -191,14 +242,15 @@ class TinyRun {
   }
 
   void add_state(TinyResult& result) {
+    static constexpr const char* kParts[] = {"master", "moment 0", "moment 1", "scales 0", "scales 1"};
     settle();
-    static constexpr const char* kParts[] = {"master", "moment 0", "moment 1", "scale 0", "scale 1"};
     for (std::size_t u = 0; u < layout_.units.size(); ++u) {
-      const std::string& name = model_.units()[u].name;
-      result.names.push_back(name + ".weight");
+      const std::string& unit = model_.units()[u].name;
+      result.names.push_back(unit + ".weight");
       result.tensors.push_back(content(layout_.units[u].weight));
-      for (int part = 0; part < 5 && layout_.units[u].state != Layout::kNone; ++part) {
-        result.names.push_back(name + "." + kParts[part]);
+      if (layout_.units[u].state == Layout::kNone) continue;
+      for (int part = 0; part < 5; ++part) {
+        result.names.push_back(unit + "." + kParts[part]);
         result.tensors.push_back(state_part(u, part));
       }
     }
@@ -214,16 +266,31 @@ class TinyRun {
     const Tensor& t = layout_.table.tensor(id);
     for (std::int32_t i = 0; i < t.segments; ++i) {
       const SegmentId s = t.first_segment + i;
-      const bool in_device = layout_.table.segment(s).lowest == Tier::kDevice;
-      const Lease lease = store_->acquire(s, in_device ? Tier::kDevice : Tier::kHost, Access::kRead);
+      const Lease lease = lease_of(s, Access::kRead);
       const auto* data = static_cast<const char*>(lease.data());
       all.insert(all.end(), data, data + lease.bytes());
     }
     return all;
   }
 
+  // Sets all bytes of a tensor. Outside of programs.
+  void set_content(TensorId id, const std::vector<char>& all) {
+    const Tensor& t = layout_.table.tensor(id);
+    const char* from = all.data();
+    for (std::int32_t i = 0; i < t.segments; ++i) {
+      const SegmentId s = t.first_segment + i;
+      const Lease lease = lease_of(s, Access::kOverwrite);
+      ZG_ASSERT(from + lease.bytes() <= all.data() + all.size(), "{} has more bytes", t.spec.name);
+      std::memcpy(lease.data(), from, static_cast<std::size_t>(lease.bytes()));
+      from += lease.bytes();
+    }
+  }
+  std::int64_t steps() const { return steps_; }
+  // As if so many steps had been done, all of them applied.
+  void go_on_from(std::int64_t steps) { steps_ = updates_ = steps; }
+
   // Of a unit's state: 0 the masters, 1 and 2 the moments, 3 and 4 their scales; of all its elements, as they
-  // are kept, however they are cut into segments. When settled.
+  // are kept. Empty: there are none. When settled.
   std::vector<char> state_part(std::size_t unit, int which) {
     std::vector<char> part;
     std::vector<char> all = content(layout_.units[unit].state);
@@ -232,12 +299,20 @@ class TinyRun {
     for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
       const std::int64_t n = layout_.state_elements(u, i).count;
       const OptimizerState state = layout_.state().part(segment, n, 0, n);
-      const View& v = which == 0 ? state.master : which < 3 ? state.moment[which - 1] : state.scale[which - 3];
-      const auto* data = static_cast<const char*>(v.data);
-      part.insert(part.end(), data, data + v.count() * static_cast<std::int64_t>(size_of(v.dtype)));
+      const View v[] = {state.master, state.moment[0], state.moment[1], state.scale[0], state.scale[1]};
+      const auto* data = static_cast<const char*>(v[which].data);
+      const auto element = static_cast<std::int64_t>(size_of(v[which].dtype));
+      if (data != nullptr) part.insert(part.end(), data, data + v[which].count() * element);
       segment += layout_.table.segment(layout_.state_segment(u, i)).bytes;
     }
     return part;
+  }
+
+  // Masters of a parameter (the weight, where it is frozen). After a step with Then::kPause.
+  std::vector<float> masters(std::size_t unit, const Param& p) {
+    std::vector<float> values(static_cast<std::size_t>(p.count()));
+    engine_->read_master(static_cast<std::int32_t>(unit), p, 0, p.count(), values.data());
+    return values;
   }
 
   void expect_within_budgets() const {
@@ -266,8 +341,18 @@ class TinyRun {
   }
 
  private:
+  // At the host if there is room, else in the device.
+  Lease lease_of(SegmentId id, Access access) {
+    if (layout_.table.segment(id).lowest == Tier::kDevice) return store_->acquire(id, Tier::kDevice, access);
+    try {
+      return store_->acquire(id, Tier::kHost, access);
+    } catch (const Error& e) {
+      if (e.code() != Errc::kMemory) throw;
+      return store_->acquire(id, Tier::kDevice, access);
+    }
+  }
   static TinySetup with_gradient(TinySetup s) {
-    s.layout.gradient = s.dtype;
+    s.layout.gradient = s.gradient.value_or(s.dtype);
     return s;
   }
   Budgets budgets_of(const TinySetup& s) const {
@@ -290,7 +375,7 @@ class TinyRun {
   std::unique_ptr<TensorStore> store_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Watchdog> watchdog_;
-  std::int64_t steps_ = 0;
+  std::int64_t steps_ = 0, updates_ = 0;
 };
 
 }  // namespace zg::test

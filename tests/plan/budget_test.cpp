@@ -1,4 +1,6 @@
 // The smallest budgets suffice, a page less does not, and the plan's peaks are those of the run.
+#include <algorithm>
+
 #include "engine/tiny_run.hpp"
 
 namespace zg::test {
@@ -8,6 +10,17 @@ struct Case {
   std::string name;
   TinySetup setup;
 };
+// All of block 0 and of the head, and a parameter of block 1.
+std::vector<std::vector<int>> some_frozen(const TinySetup& s) {
+  std::vector<std::vector<int>> groups;
+  const Model model(s.model, s.dtype, host_ops());
+  for (const Unit& unit : model.units()) groups.emplace_back(unit.params.size(), 0);
+  std::ranges::fill(groups[1], kFrozen);
+  std::ranges::fill(groups.back(), kFrozen);
+  groups[2][1] = kFrozen;
+  return groups;
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   const auto add = [&](const std::string& name, auto&& change) {
@@ -27,6 +40,20 @@ std::vector<Case> cases() {
   add("micro_batches", [](TinySetup& s) { s.layout.accumulation = Accumulation::kMicroBatchMajor; });
   add("keep", [](TinySetup& s) { s.layout.recompute = false; });
   add("update_on_device", [](TinySetup& s) { s.layout.device_updates = kAllUnits; });
+  add("update_of_two_on_device", [](TinySetup& s) { s.layout.device_updates = 2; });
+  add("update_of_one_on_device_early",
+      [](TinySetup& s) { s.layout.device_updates = 1, s.timing = UpdateTiming::kEarly, s.clip = 0; });
+  add("separate", [](TinySetup& s) { s.timing = UpdateTiming::kSeparate; });
+  add("separate_no_drive", [](TinySetup& s) { s.timing = UpdateTiming::kSeparate, s.layout.drives = 0; });
+  add("separate_update_of_two_on_device",
+      [](TinySetup& s) { s.timing = UpdateTiming::kSeparate, s.layout.device_updates = 2; });
+  add("split_int8", [](TinySetup& s) {
+    s.layout.state = {.master = MasterFormat::kSplit, .moments = MomentFormat::kInt8};
+  });
+  add("sgd", [](TinySetup& s) { s.layout.state = {.kind = OptimizerKind::kSgd, .moment_count = 0}; });
+  add("frozen", [](TinySetup& s) { s.layout.groups = some_frozen(s); });
+  add("frozen_separate",
+      [](TinySetup& s) { s.layout.groups = some_frozen(s), s.timing = UpdateTiming::kSeparate; });
   add("weights_in_device", [](TinySetup& s) { s.layout.weights = Placement::kDevice; });
   add("optimizer_at_host", [](TinySetup& s) { s.layout.optimizer = Placement::kHost; });
   add("activations_in_device", [](TinySetup& s) { s.layout.activations = Placement::kDevice; });

@@ -31,7 +31,7 @@ void expect_per_step(const TinySetup& setup, const Traffic& formula) {
 
 // Sizes of one unit's tensors, computed from the model alone.
 struct Sizes {
-  std::int64_t weight = 0, gradient = 0, sum = 0;  // bytes
+  std::int64_t weight = 0, gradient = 0, sum = 0;                                     // bytes
   std::int64_t weight_pages = 0, gradient_pages = 0, sum_pages = 0, state_pages = 0;  // in whole pages
 };
 std::int64_t pages(std::int64_t bytes) {
@@ -74,20 +74,28 @@ TEST(BytesPerStep, EverythingInTheDeviceMovesNothing) {
 // weights go up once, gradients come down once.
 TEST(BytesPerStep, OptimizerAtTheHost) {
   for (const ModelConfig& model : {tiny_gpt2(), tiny_llama()}) {
-    for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kEarly}) {
+    for (const UpdateTiming timing :
+         {UpdateTiming::kDeferred, UpdateTiming::kEarly, UpdateTiming::kSeparate}) {
       for (const Accumulation order : {Accumulation::kLayerMajor, Accumulation::kMicroBatchMajor}) {
-        TinySetup s;
-        s.model = model;
-        s.dtype = DType::kBF16;
-        s.timing = timing;
-        s.clip = timing == UpdateTiming::kDeferred ? 0.5 : 0;
-        s.layout.optimizer = Placement::kHost;
-        s.layout.accumulation = order;
-        const std::vector<Sizes> units = sizes_of(s);
-        Traffic formula;
-        formula.host_to_device = total(units, &Sizes::weight);
-        formula.device_to_host = total(units, &Sizes::gradient);
-        expect_per_step(s, formula);
+        for (const std::size_t on_device : {0, 1, 3}) {
+          SCOPED_TRACE(fmt::format("{}, order {}, {} units on the device", name_of(timing),
+                                   static_cast<int>(order), on_device));
+          TinySetup s;
+          s.model = model;
+          s.dtype = DType::kBF16;
+          s.timing = timing;
+          s.clip = timing == UpdateTiming::kEarly ? 0 : 0.5;
+          s.layout.optimizer = Placement::kHost;
+          s.layout.accumulation = order;
+          s.layout.device_updates = static_cast<std::int32_t>(on_device);
+          // What is updated on the device stays there: weight, gradient and state.
+          std::vector<Sizes> units = sizes_of(s);
+          units.erase(units.begin(), units.begin() + static_cast<std::ptrdiff_t>(on_device));
+          Traffic formula;
+          formula.host_to_device = total(units, &Sizes::weight);
+          formula.device_to_host = total(units, &Sizes::gradient);
+          expect_per_step(s, formula);
+        }
       }
     }
   }
@@ -156,9 +164,7 @@ TEST(BytesPerStep, HostOfOneUpdate) {
         s.layout.state_segment_bytes = 1 << 20;
         const std::vector<Sizes> units = sizes_of(s);
         const Sizes &block = units[1], &head = units.back();
-        const auto update = [](const Sizes& u) {
-          return u.gradient_pages + u.weight_pages + u.state_pages;
-        };
+        const auto update = [](const Sizes& u) { return u.gradient_pages + u.weight_pages + u.state_pages; };
         ASSERT_LE(update(units[0]), update(block));
         ASSERT_LE(update(head), block.weight_pages);
         s.room = Room::kGiven;
@@ -211,8 +217,8 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
     TinySetup s;
     s.model = below(2) == 0 ? tiny_gpt2() : tiny_llama();
     s.dtype = below(2) == 0 ? DType::kF32 : DType::kBF16;
-    s.timing = below(2) == 0 ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
-    s.clip = s.timing == UpdateTiming::kDeferred ? 0.5 : 0;
+    s.timing = static_cast<UpdateTiming>(below(3));
+    s.clip = s.timing == UpdateTiming::kEarly ? 0 : 0.5;
     s.layout.accumulation = below(2) == 0 ? Accumulation::kLayerMajor : Accumulation::kMicroBatchMajor;
     s.layout.recompute = below(2) == 0;
     s.layout.device_updates = static_cast<std::int32_t>(below(3) == 0 ? kAllUnits : below(2) * below(4));
@@ -225,12 +231,29 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
     s.prefetch = static_cast<int>(below(3) * 40);
     s.nvme = below(2) == 0 ? Nvme::kRam : Nvme::kMemory;
     s.layout.state_segment_bytes = 3 * (16384 + 4096 * below(30));
+    s.layout.state_versions = static_cast<int>(1 + below(2));
+    s.layout.state.master =
+        s.dtype == DType::kBF16 && below(2) == 0 ? MasterFormat::kSplit : MasterFormat::kFull;
+    s.layout.state.moments = static_cast<MomentFormat>(below(3));
+    if (below(3) == 0) {  // some parameters are not trained, and perhaps a unit
+      const Model model(s.model, s.dtype, host_ops());
+      const std::int64_t unit = below(2 * static_cast<std::int64_t>(model.units().size()));
+      for (const Unit& u : model.units()) {
+        const bool whole = unit == static_cast<std::int64_t>(s.layout.groups.size());
+        s.layout.groups.emplace_back();
+        for (std::size_t p = 0; p < u.params.size(); ++p)
+          s.layout.groups.back().push_back(whole || below(4) == 0 ? kFrozen : 0);
+      }
+    }
     SCOPED_TRACE(fmt::format(
-        "case {}: {} {}, {}, order {}, recompute {}, {} units on the device, {} drives, placements {} {} {}", i,
-        s.model.tied ? "gpt2" : "llama", name_of(s.dtype), static_cast<int>(s.timing),
-        static_cast<int>(s.layout.accumulation), s.layout.recompute, s.layout.device_updates,
-        s.layout.drives, static_cast<int>(s.layout.weights), static_cast<int>(s.layout.optimizer),
-        static_cast<int>(s.layout.activations)));
+        "case {}: {} {}, {}, {} of it trained, state {} {}, order {}, recompute {}, {} units on the device, "
+        "{} drives, "
+        "placements {} {} {}",
+        i, s.model.tied ? "gpt2" : "llama", name_of(s.dtype), name_of(s.timing),
+        s.layout.groups.empty() ? "all" : "part", static_cast<int>(s.layout.state.master),
+        static_cast<int>(s.layout.state.moments), static_cast<int>(s.layout.accumulation), s.layout.recompute,
+        s.layout.device_updates, s.layout.drives, static_cast<int>(s.layout.weights),
+        static_cast<int>(s.layout.optimizer), static_cast<int>(s.layout.activations)));
     TinySetup ample = s;
     ample.layout.drives = 0;
     s.room = Room::kGiven;
@@ -273,6 +296,33 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
 // In 4 there are runs whose weights keep their state from sinking when it is loaded, and runs that fit or not
 // depending on whether an evaluation follows the first step.
 INSTANTIATE_TEST_SUITE_P(Seeds, Forecast, testing::Values(20260725u, 4u));
+
+// What was run is remembered by its kinds, not by its length.
+TEST(History, OfALongRunIsShort) {
+  for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kEarly, UpdateTiming::kSeparate}) {
+    TinySetup s;
+    s.timing = timing;
+    s.clip = 0;
+    s.layout.drives = 1;
+    s.room = Room::kSmallest;
+    TinyRun run(s);
+    run.initialize();
+    for (int i = 0; i < 30; ++i) (void)run.step(i % 10 < 9 ? Then::kTrain : Then::kPause);
+    const auto& history = run.engine().history();
+    std::int64_t steps = 0;
+    for (const ProgramRun& r : history) {
+      const bool flush = r.parts[0].program == &run.programs().flush;
+      if (!flush) steps += r.times;
+      EXPECT_EQ(r.parts[1].program != nullptr, timing == UpdateTiming::kSeparate);
+    }
+    EXPECT_EQ(steps, 30);
+    // Of each ten: the first, those that follow, the last, and the updates that wait.
+    EXPECT_LE(history.size(), 12u) << name_of(timing);
+    run.engine().flush();
+    const Traffic t = run.engine().settled_traffic();
+    EXPECT_EQ(t, forecast(run.layout(), run.budgets(), run.engine().history()));
+  }
+}
 
 }  // namespace
 }  // namespace zg::test

@@ -72,7 +72,11 @@ class TempDir {
     ZG_ASSERT(mkdtemp(name.data()) != nullptr, "{}", errno_text(errno));
     path_ = name;
   }
+  // One that exists, and stays.
+  explicit TempDir(std::string path) : path_(std::move(path)), stays_(true) {}
+  TempDir(const TempDir&) = delete;
   ~TempDir() {
+    if (stays_) return;
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
   }
@@ -80,6 +84,7 @@ class TempDir {
 
  private:
   std::string path_;
+  bool stays_ = false;
 };
 
 inline std::unique_ptr<io::Engine> make_nvme(Nvme kind, const TensorTable& table, const TempDir& dir,

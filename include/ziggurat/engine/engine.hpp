@@ -39,7 +39,7 @@ struct MicroBatch {
   const std::int32_t* targets = nullptr;  // [rows], negative: not counted
 };
 
-enum class Then { kTrain, kPause };  // what follows a step: another one, or anything else
+enum class Then { kTrain, kPause };  // what follows a step: another one for certain, or anything
 
 struct Phases {
   double forward = 0, backward = 0, optimizer = 0;  // seconds the streams worked
@@ -56,10 +56,14 @@ struct StepResult {
   Traffic traffic;
 };
 
-// Programs that were run: `program` so often in a row, each time followed by `next`.
+// Programs that were run: one, or a step and its updates in a program of their own, so often in a row.
 struct ProgramRun {
-  const StepProgram* program = nullptr;
-  const StepProgram* next = nullptr;
+  struct Part {
+    const StepProgram* program = nullptr;  // null: no second one
+    const StepProgram* next = nullptr;     // what was announced to follow
+    bool operator==(const Part&) const = default;
+  };
+  Part parts[2];
   std::int64_t times = 0;
 };
 
@@ -80,8 +84,8 @@ class Engine {
   void initialize(const ParamSource& source);
 
   // One optimizer step over `micro_batches` (as many as the layout says); `step` counts from 0, for messages.
-  // `then` is binding. When loss or gradient are not finite: with a loss scale the update is left out, else
-  // it throws Error(kNumeric), before they reach a weight unless the update is early.
+  // `then` is binding. When loss or gradient are not finite the update is left out (unless it is early, and
+  // has happened); without a loss scale that is an Error(kNumeric).
   StepResult train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
                         const UpdateRule& rule, Then then);
 
@@ -115,6 +119,7 @@ class Engine {
   class Timer;
   class Position;
   void run_program(const StepProgram& program, const StepProgram* next);
+  void note_run(const ProgramRun::Part& part);
   void issue(const StepOp& op, std::vector<Lease>& leases);
   void issue_update(const StepOp& op, const std::vector<Lease>& leases);
   std::vector<double> run_backward(Then then);
@@ -126,8 +131,9 @@ class Engine {
   // What is kept of elements [begin, end) of a parameter, a segment's share at a time.
   using StateVisitor = std::function<void(const OptimizerState& state, View weight, std::int64_t first,
                                           std::int64_t skip, std::int64_t count)>;
+  enum class Weights { kNeeded, kNotNeeded };  // beside the state; a frozen parameter has no other values
   void visit_state(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
-                   const StateVisitor& visit);
+                   Weights weights, const StateVisitor& visit);
   void initialize_unit(std::int32_t unit, const ParamSource& source);
   Lease host_lease(SegmentId segment, Access access);
   View whole_view(const Lease& lease, TensorId tensor) const;
@@ -145,8 +151,9 @@ class Engine {
   std::vector<std::int32_t> token_staging_;
   std::vector<double> scalar_staging_;
   std::vector<Lease> leases_;
-  bool pending_ = false;  // gradients wait for their update
-  UpdateRule update_;     // of the updates that are being issued
+  bool pending_ = false;         // gradients wait for their update
+  bool updates_follow_ = false;  // ... which is announced to the store as the next program
+  UpdateRule update_;            // of the updates that are being issued
   double head_scale_ = 1;  // of the gradients that the head starts with
   std::vector<std::vector<RandomKey>> random_;  // by unit and parameter
   Traffic own_;

@@ -119,6 +119,7 @@ std::int32_t Session::units_within(double share) const {
   for (std::int32_t u = 0; u < units; ++u) all += layout_->unit(u).state_elements;
   const std::int64_t most = std::llround(share * static_cast<double>(all));
   std::int32_t n = 0;
+  if (most == 0) return n;  // frozen units, which have no state, are none of it
   while (n < units && (sum += layout_->unit(n).state_elements) <= most) ++n;
   return n;
 }

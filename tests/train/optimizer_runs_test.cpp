@@ -87,7 +87,8 @@ constexpr Kind kKinds[] = {
     {"Adam", R"({"type": "Adam", "params": {"lr": 1e-2, "weight_decay": 0.001, "adam_w_mode": false}})"},
     {"SGD", R"({"type": "SGD", "params": {"lr": 0.5}})"},
     {"Momentum", R"({"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": true}})"},
-    {"Lion", R"({"type": "Lion", "params": {"lr": 3e-3, "betas": [0.9, 0.99], "weight_decay": 0.1}})"},
+    // At a rate of 3e-3 some seeds have single steps after which the loss is 5 higher, in fp32 as well.
+    {"Lion", R"({"type": "Lion", "params": {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.1}})"},
 };
 
 class EveryOptimizer : public OptimizerRuns,
@@ -96,13 +97,16 @@ class EveryOptimizer : public OptimizerRuns,
 TEST_P(EveryOptimizer, TheLossFalls) {
   const auto& [kind, state, precision] = GetParam();
   const std::string format = precision;
-  const Run out = run(
-      config({std::string("optimizer=") + kind.section, std::string("optimizer.state=") + state,
-              format == "fp32" ? "bf16.enabled=false" : format + ".enabled=true", "gradient_clipping=1"}));
-  ASSERT_EQ(out.losses.size(), 25u);
+  Strings sets{std::string("optimizer=") + kind.section, std::string("optimizer.state=") + state,
+               "gradient_clipping=1", "steps=60"};
+  if (format == "bf16") sets.push_back("bf16.enabled=true");
+  // No step is left out.
+  if (format == "fp16") sets.push_back(R"(fp16={"enabled": true, "initial_scale_power": 8})");
+  const Run out = run(config(sets));
+  ASSERT_EQ(out.losses.size(), 60u);
   EXPECT_NEAR(out.losses.front(), std::log(256.0), 0.2);
   // Twenty letters and the blank in a fixed order: from 5.5 towards 0.
-  EXPECT_LT(out.losses.back(), out.losses.front() - 1.5) << testing::PrintToString(out.losses);
+  EXPECT_LT(out.losses.back(), out.losses.front() - 2) << testing::PrintToString(out.losses);
 }
 
 std::string name_of_case(const testing::TestParamInfo<EveryOptimizer::ParamType>& info) {
@@ -240,11 +244,11 @@ TEST_F(OptimizerRuns, GroupsAreCheckedBeforeAnythingIsAllocated) {
 
 TEST_F(OptimizerRuns, TooHighALossScaleLeavesStepsOutUntilItFits) {
   const RunConfig c = config({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})",
-                              R"(fp16={"enabled": true, "initial_scale_power": 32})", "steps=40",
+                              R"(fp16={"enabled": true, "initial_scale_power": 32})", "steps=60",
                               R"(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 10}})"});
   const Trained run = trained(c);
   double scale = std::exp2(32);
-  std::int64_t applied = 0, skipped = 0;
+  std::int64_t applied = 0, skipped = 0, skipped_first = 0;
   int hysteresis = 2;
   std::vector<double> losses;
   for (const Json& record : run.log) {
@@ -256,26 +260,26 @@ TEST_F(OptimizerRuns, TooHighALossScaleLeavesStepsOutUntilItFits) {
     losses.push_back(record["loss"].get<double>());
     if (record["grad_norm"].is_null()) {  // infinite, or no number
       ++skipped;
+      if (applied == 0) skipped_first = skipped;
       if (hysteresis > 1) {
         --hysteresis;
       } else {
         scale /= 2;
       }
-      EXPECT_EQ(applied, 0) << "once it fits, it does";
     } else {
       ++applied;
     }
     EXPECT_EQ(record["skipped"].get<std::int64_t>(), skipped);
   }
-  // Of 65536 and less, the gradients of a mean loss fit; those of 2^32 surely do not.
-  EXPECT_GE(skipped, 5);
-  EXPECT_LE(skipped, 18);
-  EXPECT_GT(applied, 15);
+  // A gradient of the mean loss has elements of about 1, and 65504 is the largest number: at 2^32 they surely
+  // overflow, at 2^10 surely not.
+  EXPECT_GE(skipped_first, 5);
+  EXPECT_LE(skipped, 1 + 32 - 10);
   // Nothing moves while steps are left out: only the data differ.
-  EXPECT_NEAR(losses[static_cast<std::size_t>(skipped)], losses.front(), 0.05);
-  EXPECT_LT(losses.back(), losses.front() - 1.5) << testing::PrintToString(losses);
+  EXPECT_NEAR(losses[static_cast<std::size_t>(skipped_first)], losses.front(), 0.05);
+  EXPECT_LT(losses.back(), losses.front() - 2) << testing::PrintToString(losses);
   const std::string line =
-      fmt::format("skipped steps        {} of 40, their gradients overflowed; the loss scale is {:g} now",
+      fmt::format("skipped steps        {} of 60, their gradients overflowed; the loss scale is {:g} now",
                   skipped, scale);
   EXPECT_NE(run.report.find(line), std::string::npos) << run.report;
 }
@@ -294,7 +298,7 @@ TEST_F(OptimizerRuns, Fp16WithoutOverlapIsTheSameToTheBit) {
   const auto model = [&](const char* overlap) {
     return trained(
         config({R"(optimizer={"type": "Lion", "params": {"lr": 1e-3, "betas": [0.9, 0.99]}})",
-                R"(fp16={"enabled": true, "initial_scale_power": 28, "hysteresis": 1})", "steps=12",
+                R"(fp16={"enabled": true, "initial_scale_power": 20, "hysteresis": 1})", "steps=12",
                 std::string("optimizer.overlap=") + overlap, "output.dir=" + directory_ + "/" + overlap}));
   };
   const Trained on = model("on"), off = model("off");

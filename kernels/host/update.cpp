@@ -44,6 +44,12 @@ class Arrays {
         moment_(bytes_of_moment(format)),
         moments_(format.moment_count) {}
 
+  // A unit's state lies in one piece mostly: where one array lies, the others do.
+  Near near(std::int64_t n) const {
+    if (moments_ > 0) return {arrays_.moment[0], n * moment_};
+    if (arrays_.master != nullptr) return {arrays_.master, n * master_};
+    return {arrays_.weight, n * weight_};
+  }
   // begin: a multiple of kQuantBlock.
   UpdateArrays from(std::int64_t begin) const {
     UpdateArrays a = arrays_;
@@ -127,7 +133,7 @@ void run(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, 
   job.constants = &constants;
   job.random = p.random;
   job.step = p.step;
-  parallel_for(n, kChunk, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(whole.near(n), n, kChunk, [&](std::int64_t begin, std::int64_t end) {
     const std::int64_t rest = (end - begin) % kQuantBlock;
     UpdateJob<S> part = job;
     part.arrays = whole.from(begin);

@@ -7,7 +7,7 @@
 //     code                 sign << 7 | top(|m| + a, rounded) - base
 //     value                +-(x(base + magnitude) - a)
 //   second, not negative   scale x(base), base = max(0, top(largest v) + 1 - 255)
-//     code                 0 of 0, else max(1, top(v, rounded) - base)
+//     code                 0 of v < 2^-133, else max(1, top(v, rounded) - base)
 //     value                0 of code 0, else x(base + code)
 //
 // Adding a makes the first code linear about zero, where its steps are a / 8 = 2^-18.6 of the block's largest
@@ -16,9 +16,9 @@
 // cannot blow up because v was lost, small values are kept too large instead. Its grid does not move with the
 // block's largest value. Zero bytes and scales of zero are zero moments.
 //
-// Rounding is stochastic: 16 bits (update_random.hpp) in the middle of what is cut off. To nearest would not
-// do: beta2 = 0.999 changes v by a thousandth a step, far less than half a step of the code, and v would
-// stay where it is.
+// Rounding is stochastic, by 20 random bits (update_random.hpp) added to what is cut off. To nearest would
+// not do: beta2 = 0.999 changes v by a thousandth a step, far less than half a step of the code, and v would
+// stay where it is (tests/kernels/update_int8_test.cpp).
 //
 // A block with an infinity or a NaN becomes NaN as a whole: scale NaN, codes zero.
 #pragma once
@@ -30,7 +30,7 @@
 
 namespace zg::host {
 
-// The definition, for tests; update_pass.hpp computes the same in vectors. `random16` of update_random16().
+// The definition, for tests; update_pass.hpp computes the same in vectors. `random` of update_random().
 namespace int8 {
 
 inline constexpr int kShift = 20;
@@ -39,8 +39,8 @@ inline constexpr std::uint32_t kInfinity = 0x7f800000u, kNan = 0x7fc00000u;
 inline float from_bits(std::uint32_t bits) {
   return std::bit_cast<float>(bits);
 }
-inline std::uint32_t below_the_code(std::uint32_t random16) {
-  return random16 << 4 | 8u;
+inline std::uint32_t below_the_code(std::uint32_t random) {
+  return random & 0xfffffu;
 }
 
 // largest: the bits of the block's largest |m| (v), taken as integers, so that NaN is the largest of all.
@@ -52,17 +52,17 @@ inline float scale_of(int moment, std::uint32_t largest) {
   return from_bits(largest >= kInfinity ? kNan : base_of(moment, largest) << kShift);
 }
 
-inline std::uint8_t encode(int moment, float value, float scale, std::uint32_t random16) {
+inline std::uint8_t encode(int moment, float value, float scale, std::uint32_t random) {
   if (!(scale == scale)) return 0;
   const std::uint32_t base = std::bit_cast<std::uint32_t>(scale) >> kShift;
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   if (moment == 0) {
     const std::uint32_t shifted = std::bit_cast<std::uint32_t>(from_bits(bits & 0x7fffffffu) + scale);
-    const std::uint32_t magnitude = ((shifted + below_the_code(random16)) >> kShift) - base;
+    const std::uint32_t magnitude = ((shifted + below_the_code(random)) >> kShift) - base;
     return static_cast<std::uint8_t>((bits >> 24 & 0x80u) | magnitude);
   }
-  if (bits == 0) return 0;
-  const std::uint32_t top = (bits + below_the_code(random16)) >> kShift;
+  if (bits >> 16 == 0) return 0;
+  const std::uint32_t top = (bits + below_the_code(random)) >> kShift;
   return static_cast<std::uint8_t>(std::max(1, static_cast<int>(top) - static_cast<int>(base)));
 }
 
@@ -71,7 +71,7 @@ inline float decode(int moment, std::uint8_t code, float scale) {
   const std::uint32_t base = std::bit_cast<std::uint32_t>(scale) >> kShift;
   if (moment == 0) {
     const float magnitude = from_bits((base + (code & 0x7fu)) << kShift) - scale;
-    return code & 0x80u ? -magnitude : magnitude;
+    return code & 0x80u && magnitude > 0 ? -magnitude : magnitude;
   }
   return code == 0 ? 0.0f : from_bits((base + code) << kShift);
 }

@@ -39,8 +39,8 @@ class Lion {
     const V u = hn::Add(hn::Mul(beta1_, m), hn::Mul(rest1_, g));
     m = hn::Add(hn::Mul(beta2_, m), hn::Mul(rest2_, g));
     const V moved = hn::CopySign(step_size_, u);
-    const V still = hn::IfThenElse(hn::Gt(hn::Abs(u), hn::Zero(d)), moved, u);
-    master = hn::Sub(hn::Mul(decay_, master), still);
+    const V change = hn::IfThenElse(hn::Gt(hn::Abs(u), hn::Zero(d)), moved, u);
+    master = hn::Sub(hn::Mul(decay_, master), change);
   }
 
  private:
@@ -59,6 +59,7 @@ void weights(const UpdateJob<float>& job) {
     const std::int64_t begin = b * kQuantBlock;
     weight_block(job.arrays, begin, static_cast<const float*>(job.arrays.master) + begin);
   }
+  hwy::FlushStream();
 }
 UpdateKernel<float> weights_f32() {
   return weights;

@@ -11,128 +11,94 @@
 #define ZG_KERNELS_HOST_UPDATE_PASS_HPP
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/host/simd.hpp"
 #include "kernels/host/update_int8.hpp"
 #include "kernels/host/update_kernels.hpp"
-#include "kernels/host/update_random.hpp"
+#include "kernels/host/update_pairs.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 
-template <class D>
-using Bits = hn::RebindToUnsigned<D>;
+// ------------------------------------------------------------------------------- the parts of one block
 
-// NaN in one form, so that an update's bits do not depend on which operand's NaN an instruction takes.
-template <class D>
-HWY_INLINE hn::Vec<D> one_nan(D d, hn::Vec<D> v) {
-  return hn::IfThenElse(hn::IsNaN(v), hn::NaN(d), v);
-}
-
-// ------------------------------------------------------------------------------------------ random bits
-
-// The 16 bits of the first moment of every element of a block (update_random.hpp). `counter`: that of its
-// first element.
-HWY_INLINE void random_block(RandomKey key, std::uint64_t step, std::uint64_t counter, std::uint16_t* out) {
-#if HWY_TARGET == HWY_SCALAR  // has no vectors of two
-  for (std::uint64_t j = 0; j < 32; ++j) {
-    const Philox4 words =
-        philox4x32_10({static_cast<std::uint32_t>(counter + j), static_cast<std::uint32_t>(counter >> 32),
-                       static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32)},
-                      {key.key[0], key.key[1]});
-    for (std::uint64_t k = 0; k < 8; ++k) {
-      out[k / 4 * 128 + 4 * j + k % 4] = static_cast<std::uint16_t>(words[k / 2] >> (k % 2 * 16));
+template <Order kOrder, class S>
+class Gradient {
+ public:
+  // buffer: a block.
+  Gradient(const UpdateArrays& a, std::int64_t begin, S* buffer) {
+    if constexpr (sizeof(S) == 8) {
+      whole_ = static_cast<const S*>(a.grad) + begin;
+    } else if (a.grad_type == DType::kBF16) {
+      narrow_ = static_cast<const std::uint16_t*>(a.grad) + begin;
+    } else if (a.grad_type == DType::kF32) {
+      whole_ = static_cast<const S*>(a.grad) + begin;
+    } else {
+      const hn::ScalableTag<float> d;
+      const fp16* const from = static_cast<const fp16*>(a.grad) + begin;
+      for (std::int64_t i = 0; i < kQuantBlock; i += static_cast<std::int64_t>(hn::Lanes(d))) {
+        hn::Store(load_f32(d, from + i), d, buffer + i);
+      }
+      whole_ = buffer;
     }
   }
-#else
-  const hn::ScalableTag<std::uint64_t> d;
-  const hn::RepartitionToNarrow<decltype(d)> d32;
-  using V = hn::Vec<decltype(d)>;
-  constexpr std::uint64_t kLow = 0xffffffffu;
-  const V m0 = hn::Set(d, std::uint64_t{0xD2511F53u}), m1 = hn::Set(d, std::uint64_t{0xCD9E8D57u});
-  std::uint64_t* const words = reinterpret_cast<std::uint64_t*>(out);
-  const std::size_t lanes = hn::Lanes(d);
-  for (std::size_t j = 0; j < 32; j += lanes) {
-    // Only the low halves of the 64-bit lanes count; what is in the high halves is never looked at.
-    V c0 = hn::Add(hn::Set(d, counter & kLow), hn::Iota(d, j)), c1 = hn::Set(d, counter >> 32);
-    V c2 = hn::Set(d, step & kLow), c3 = hn::Set(d, step >> 32);
-    std::uint32_t k0 = key.key[0], k1 = key.key[1];
-    for (int round = 0; round < 10; ++round) {
-      const V p0 = hn::MulEven(hn::BitCast(d32, m0), hn::BitCast(d32, c0));
-      const V p1 = hn::MulEven(hn::BitCast(d32, m1), hn::BitCast(d32, c2));
-      c0 = hn::Xor3(hn::ShiftRight<32>(p1), c1, hn::Set(d, std::uint64_t{k0}));
-      c2 = hn::Xor3(hn::ShiftRight<32>(p0), c3, hn::Set(d, std::uint64_t{k1}));
-      c1 = p1;
-      c3 = p0;
-      k0 += 0x9E3779B9u;
-      k1 += 0xBB67AE85u;
+  template <class D>
+  HWY_INLINE Floats<D> load(D d, std::int64_t i) const {
+    if constexpr (sizeof(S) == 4) {
+      if (narrow_ != nullptr) return as_floats(d, load_high<kOrder>(d, narrow_ + i));
     }
-    const auto pair = [&](V low, V high) HWY_ATTR {
-      return hn::BitCast(d, hn::OddEven(hn::BitCast(d32, hn::ShiftLeft<32>(high)), hn::BitCast(d32, low)));
-    };
-    hn::StoreU(pair(c0, c1), d, words + j);
-    hn::StoreU(pair(c2, c3), d, words + 32 + j);
+    return load_whole<kOrder>(d, whole_ + i);
   }
-#endif
-}
 
-// Random bits as integers of the width of D's lanes. moment: 0 or 1; i: within the block.
-template <class D>
-HWY_INLINE hn::Vec<Bits<D>> random_at([[maybe_unused]] D d, const std::uint16_t* random, int moment,
-                                      std::int64_t i) {
-  const hn::Rebind<std::uint16_t, D> d16;
-  return hn::PromoteTo(Bits<D>(), hn::LoadU(d16, random + (moment == 1 ? i ^ 128 : i)));
-}
+ private:
+  const S* whole_ = nullptr;
+  const std::uint16_t* narrow_ = nullptr;
+};
 
-// -------------------------------------------------------------------------------------------- the master
-
-template <MasterFormat kFormat, class S>
+template <Order kOrder, MasterFormat kFormat, class S>
 class Master;
 
-template <class S>
-class Master<MasterFormat::kFull, S> {
+template <Order kOrder, class S>
+class Master<kOrder, MasterFormat::kFull, S> {
  public:
   Master(const UpdateArrays& a, std::int64_t begin) : master_(static_cast<S*>(a.master) + begin) {}
   template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t i) const {
-    return hn::LoadU(d, master_ + i);
+  HWY_INLINE Floats<D> load(D d, std::int64_t i) const {
+    return load_whole<kOrder>(d, master_ + i);
   }
   template <class D>
-  HWY_INLINE void store(D d, hn::Vec<D> v, std::int64_t i) const {
-    hn::StoreU(one_nan(d, v), d, master_ + i);
+  HWY_INLINE void store(D d, Floats<D> f, std::int64_t i) const {
+    store_whole<kOrder>(d, Floats<D>{one_nan(d, f.a), one_nan(d, f.b)}, master_ + i);
   }
 
  private:
   S* master_;
 };
 
-template <class S>
-class Master<MasterFormat::kSplit, S> {
+template <Order kOrder, class S>
+class Master<kOrder, MasterFormat::kSplit, S> {
  public:
   Master(const UpdateArrays& a, std::int64_t begin)
       : weight_(static_cast<std::uint16_t*>(a.weight) + begin),
         low_(static_cast<std::uint16_t*>(a.master) + begin) {}
   // The weight was rounded up where the low half is 0x8000 or more, that is, negative as a signed number.
   template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t i) const {
-    const hn::Rebind<std::uint16_t, D> d16;
-    const hn::RebindToSigned<decltype(d16)> i16;
-    const hn::RebindToSigned<D> i32;
-    const auto high = hn::ShiftLeft<16>(hn::PromoteTo(i32, hn::LoadU(d16, weight_ + i)));
-    const auto low = hn::PromoteTo(i32, hn::BitCast(i16, hn::LoadU(d16, low_ + i)));
-    return hn::BitCast(d, hn::Add(high, low));
+  HWY_INLINE Floats<D> load(D d, std::int64_t i) const {
+    const auto high = load_high<kOrder>(d, weight_ + i);
+    const auto low = load_signed<kOrder>(d, low_ + i);
+    return as_floats(d, Words<D>{hn::Add(high.a, low.a), hn::Add(high.b, low.b)});
   }
   template <class D>
-  HWY_INLINE void store(D d, hn::Vec<D> v, std::int64_t i) const {
-    const hn::Rebind<std::uint16_t, D> d16;
-    const Bits<D> d32;
-    const auto bits = hn::BitCast(d32, one_nan(d, v));
-    const auto high = hn::ShiftRight<16>(hn::Add(bits, hn::Set(d32, 0x8000u)));
-    hn::StoreU(hn::TruncateTo(d16, high), d16, weight_ + i);
-    hn::StoreU(hn::TruncateTo(d16, bits), d16, low_ + i);
+  HWY_INLINE void store(D d, Floats<D> f, std::int64_t i) const {
+    const auto half = hn::Set(Bits<D>(), 0x8000u);
+    const auto bits = as_words(d, Floats<D>{one_nan(d, f.a), one_nan(d, f.b)});
+    store_low<kOrder>(d, bits, low_ + i);
+    store_high<kOrder>(d, Words<D>{hn::Add(bits.a, half), hn::Add(bits.b, half)}, weight_ + i);
   }
 
  private:
@@ -140,190 +106,221 @@ class Master<MasterFormat::kSplit, S> {
   std::uint16_t* low_;
 };
 
-// ------------------------------------------------------------------------------------------- the moments
+// Where a block's moments lie, and what they need.
+template <class S>
+struct MomentPlace {
+  const UpdateArrays& arrays;
+  std::int64_t begin;
+  const RandomBlocks& random;
+  std::int64_t block;  // in the parameter
+  S* values;           // a block of each moment, for kInt8
+};
 
-// One moment of one block. finish() after all of its elements were stored.
-template <MomentFormat kFormat, class S>
+// One moment of one block, the first or the second. finish() after all of its elements were stored.
+template <int kMoment, MomentFormat kFormat, class S>
 class Moment;
 
-template <class S>
-class Moment<MomentFormat::kFull, S> {
+template <int kMoment, class S>
+class Moment<kMoment, MomentFormat::kFull, S> {
  public:
-  Moment(const UpdateArrays& a, int which, std::int64_t begin, const std::uint16_t* /*random*/)
-      : data_(static_cast<S*>(a.moment[which]) + begin) {}
+  explicit Moment(const MomentPlace<S>& p) : data_(static_cast<S*>(p.arrays.moment[kMoment]) + p.begin) {}
   template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t i) const {
-    return hn::LoadU(d, data_ + i);
+  HWY_INLINE Floats<D> load(D d, std::int64_t i) const {
+    return load_whole<Order::kNeighbours>(d, data_ + i);
   }
   template <class D>
-  HWY_INLINE void store(D d, hn::Vec<D> v, std::int64_t i) {
-    hn::StoreU(v, d, data_ + i);
+  HWY_INLINE void store(D d, Floats<D> f, std::int64_t i) {
+    store_whole<Order::kNeighbours>(d, f, data_ + i);
   }
-  HWY_INLINE void finish() {}
+  HWY_INLINE void settle() {}
+  HWY_INLINE void encode(std::int64_t /*i*/) const {}
+  HWY_INLINE void finish() const {}
 
  private:
   S* data_;
 };
 
-template <class S>
-class Moment<MomentFormat::kBf16, S> {
+template <int kMoment, class S>
+class Moment<kMoment, MomentFormat::kBf16, S> {
  public:
-  Moment(const UpdateArrays& a, int which, std::int64_t begin, const std::uint16_t* random)
-      : data_(static_cast<bf16*>(a.moment[which]) + begin), random_(random), which_(which) {}
+  explicit Moment(const MomentPlace<S>& p)
+      : data_(static_cast<std::uint16_t*>(p.arrays.moment[kMoment]) + p.begin),
+        random_(p.random),
+        block_(p.block) {}
   template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t i) const {
-    return load_f32(d, static_cast<const bf16*>(data_) + i);
+  HWY_INLINE Floats<D> load(D d, std::int64_t i) const {
+    return as_floats(d, load_high<Order::kEvenOdd>(d, data_ + i));
   }
   template <class D>
-  HWY_INLINE void store(D d, hn::Vec<D> v, std::int64_t i) {
-    const hn::Rebind<std::uint16_t, D> d16;
-    const Bits<D> d32;
-    const auto sum = hn::Add(hn::BitCast(d32, v), random_at(d, random_, which_, i));
-    const auto bits =
-        hn::ShiftRight<16>(hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(v)), hn::Set(d32, int8::kNan), sum));
-    hn::StoreU(hn::TruncateTo(d16, bits), d16, reinterpret_cast<std::uint16_t*>(data_) + i);
+  HWY_INLINE void store(D d, Floats<D> f, std::int64_t i) {
+    const auto random = random_.at(d, block_, kMoment, i);
+    store_high<Order::kEvenOdd>(d, Words<D>{round(d, f.a, random.a), round(d, f.b, random.b)}, data_ + i);
   }
-  HWY_INLINE void finish() {}
+  HWY_INLINE void settle() {}
+  HWY_INLINE void encode(std::int64_t /*i*/) const {}
+  HWY_INLINE void finish() const {}
 
  private:
-  bf16* data_;
-  const std::uint16_t* random_;
-  int which_;
+  template <class D>
+  HWY_INLINE hn::Vec<Bits<D>> round(D d, hn::Vec<D> v, hn::Vec<Bits<D>> random) const {
+    const Bits<D> d32;
+    const auto sum = hn::Add(hn::BitCast(d32, v), hn::And(random, hn::Set(d32, 0xffffu)));
+    return hn::BitCast(d32, hn::IfThenElse(hn::IsNaN(v), quiet_nan(d), hn::BitCast(d, sum)));
+  }
+
+  std::uint16_t* data_;
+  const RandomBlocks& random_;
+  std::int64_t block_;
 };
 
-template <class S>
-class Moment<MomentFormat::kInt8, S> {
+// The codes of update_int8.hpp. A code's place in a word is that of the fp32 bits it stands for.
+template <int kMoment, class S>
+class Moment<kMoment, MomentFormat::kInt8, S> {
   using Tag = hn::ScalableTag<S>;
   using Unsigned = Bits<Tag>;
+  using Vector = hn::Vec<Unsigned>;
 
  public:
-  Moment(const UpdateArrays& a, int which, std::int64_t begin, const std::uint16_t* random)
-      : codes_(static_cast<std::uint8_t*>(a.moment[which]) + begin),
-        scale_(a.scale[which] + begin / kQuantBlock),
-        random_(random),
-        which_(which),
-        largest_(hn::Zero(Unsigned())) {
-    const bool poisoned = !(*scale_ == *scale_);
-    const std::uint32_t base = std::bit_cast<std::uint32_t>(*scale_) >> int8::kShift;
-    base_ = hn::Set(Unsigned(), base);
+  explicit Moment(const MomentPlace<S>& p)
+      : codes_(static_cast<std::uint8_t*>(p.arrays.moment[kMoment]) + p.begin),
+        scale_(p.arrays.scale[kMoment] + p.begin / kQuantBlock),
+        values_(p.values + kMoment * kQuantBlock),
+        random_(p.random),
+        block_(p.block) {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(*scale_);
+    base_ = hn::Set(Unsigned(), bits >> int8::kShift << int8::kShift);
+    zero_ = hn::Set(Unsigned(), *scale_ == *scale_ ? 0u : int8::kNan);
     offset_ = hn::Set(Tag(), *scale_);
-    poison_ = hn::Set(Unsigned(), poisoned ? int8::kNan : 0u);
+    largest_ = hn::Zero(Unsigned());
   }
   template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t i) const {
-    const Unsigned d32;
-    const auto code = hn::PromoteTo(d32, hn::LoadU(hn::Rebind<std::uint8_t, D>(), codes_ + i));
-    if (which_ == 0) {
-      const auto magnitude = hn::Add(hn::And(code, hn::Set(d32, 0x7fu)), base_);
-      const auto value = hn::Sub(hn::BitCast(d, hn::ShiftLeft<int8::kShift>(magnitude)), offset_);
-      const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(d32, 0x80u)));
-      return hn::Xor(value, hn::BitCast(d, sign));
+  HWY_INLINE Floats<D> load(D d, std::int64_t i) const {
+    if constexpr (kMoment == 0) {
+      const auto words = load_bytes<std::int8_t>(d, codes_ + i);
+      return {first(d, hn::ShiftLeft<int8::kShift>(words)),
+              first(d, hn::ShiftLeft<int8::kShift - 16>(words))};
+    } else {
+      const auto words = load_bytes<std::uint8_t>(d, codes_ + i);
+      return {second(d, hn::ShiftLeft<int8::kShift>(words)),
+              second(d, hn::ShiftLeft<int8::kShift - 16>(words))};
     }
-    const auto value = hn::ShiftLeft<int8::kShift>(hn::Add(code, base_));
-    const auto or_zero = hn::IfThenZeroElse(hn::Eq(code, hn::Zero(d32)), value);
-    return hn::BitCast(d, hn::Or(or_zero, poison_));
   }
   template <class D>
-  HWY_INLINE void store(D d, hn::Vec<D> v, std::int64_t i) {
-    auto bits = hn::BitCast(Unsigned(), v);
-    if (which_ == 0) bits = hn::And(bits, hn::Set(Unsigned(), 0x7fffffffu));
-    largest_ = hn::Max(largest_, bits);
-    hn::Store(v, d, values_ + i);
+  HWY_INLINE void store(D d, Floats<D> f, std::int64_t i) {
+    auto bits = as_words(d, f);
+    if constexpr (kMoment == 0) {
+      const auto magnitude = hn::Set(Unsigned(), 0x7fffffffu);
+      bits = {hn::And(bits.a, magnitude), hn::And(bits.b, magnitude)};
+    }
+    largest_ = hn::Max(largest_, hn::Max(bits.a, bits.b));
+    hn::Store(f.a, d, values_ + i);
+    hn::Store(f.b, d, values_ + i + hn::Lanes(d));
   }
-  HWY_INLINE void finish() {
+  // After the last store(): the scale, then all codes.
+  HWY_INLINE void settle() {
     const Tag d;
     const Unsigned d32;
     const std::uint32_t largest = hn::GetLane(hn::MaxOfLanes(d32, largest_));
-    *scale_ = int8::scale_of(which_, largest);
-    if (largest >= int8::kInfinity) {
-      std::memset(codes_, 0, kQuantBlock);
-      return;
-    }
-    const auto base = hn::Set(d32, int8::base_of(which_, largest));
-    const auto offset = hn::Set(d, *scale_);
-    for (std::int64_t i = 0; i < kQuantBlock; i += static_cast<std::int64_t>(hn::Lanes(d))) {
-      const auto value = hn::Load(d, values_ + i);
-      encode(value, base, offset, i);
-    }
+    const float scale = int8::scale_of(kMoment, largest);
+    *scale_ = scale;
+    lost_ = largest >= int8::kInfinity;
+    base_ = hn::Set(d32, 0u - (int8::base_of(kMoment, largest) << int8::kShift));
+    offset_ = hn::Set(d, scale);
+  }
+  HWY_INLINE void encode(std::int64_t i) const {
+    const Tag d;
+    const Floats<Tag> f{hn::Load(d, values_ + i), hn::Load(d, values_ + i + hn::Lanes(d))};
+    const auto random = random_.at(d, block_, kMoment, i);
+    const Words<Tag> rounded{round(f.a, random.a), round(f.b, random.b)};
+    store_bytes(d, codes(high_halves(d, rounded), high_halves(d, as_words(d, f))), codes_ + i);
+  }
+  HWY_INLINE void finish() const {
+    if (HWY_UNLIKELY(lost_)) std::memset(codes_, 0, kQuantBlock);
   }
 
  private:
-  HWY_INLINE void encode(hn::Vec<Tag> value, hn::Vec<Unsigned> base, hn::Vec<Tag> offset, std::int64_t i) {
-    const Tag d;
+  // shifted: the code at its place, below and above it what else was in the word.
+  template <class D>
+  HWY_INLINE hn::Vec<D> first(D d, Vector shifted) const {
+    const auto kept = hn::And(shifted, hn::Set(Unsigned(), 0x87f00000u));  // a copy of the sign is on top
+    const auto value = hn::BitCast(d, hn::Add(kept, base_));
+    return hn::Sub(value, hn::CopySign(offset_, value));
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> second(D d, Vector shifted) const {
     const Unsigned d32;
-    const hn::RebindToSigned<Tag> i32;
-    const hn::Rebind<std::uint8_t, Tag> d8;
-    const auto bits = hn::BitCast(d32, value);
-    const auto below = hn::Or(hn::ShiftLeft<4>(random_at(d, random_, which_, i)), hn::Set(d32, 8u));
-    if (which_ == 0) {
-      const auto shifted = hn::BitCast(d32, hn::Add(hn::Abs(value), offset));
-      const auto magnitude = hn::Sub(hn::ShiftRight<int8::kShift>(hn::Add(shifted, below)), base);
-      const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(d32, 0x80u));
-      hn::StoreU(hn::TruncateTo(d8, hn::Or(magnitude, sign)), d8, codes_ + i);
-      return;
+    const auto code = hn::And(shifted, hn::Set(d32, 0x0ff00000u));
+    return hn::BitCast(d, hn::IfThenElse(hn::Eq(code, hn::Zero(d32)), zero_, hn::Add(code, base_)));
+  }
+  // The code at its place, over what was cut off.
+  HWY_INLINE Vector round(hn::Vec<Tag> value, Vector random) const {
+    const Unsigned d32;
+    const auto below = hn::OrAnd(base_, random, hn::Set(d32, 0xfffffu));
+    if constexpr (kMoment == 0) value = hn::Add(value, hn::CopySign(offset_, value));
+    return hn::Add(hn::BitCast(d32, value), below);
+  }
+  // Both arguments as halves of words, of round() and of the value itself.
+  HWY_INLINE Vector codes(Vector rounded, Vector value) const {
+#if HWY_TARGET == HWY_SCALAR
+    const std::uint32_t r = hn::GetLane(rounded), v = hn::GetLane(value);
+    return hn::Set(Unsigned(), std::uint32_t{code(r & 0xffffu, v & 0xffffu)} |
+                                   std::uint32_t{code(r >> 16, v >> 16)} << 16);
+#else
+    const hn::Repartition<std::uint16_t, Tag> d16;
+    const hn::Repartition<std::int16_t, Tag> i16;
+    const auto halves = hn::BitCast(d16, rounded);
+    if constexpr (kMoment == 0) {
+      const auto magnitude = hn::And(hn::ShiftRight<4>(halves), hn::Set(d16, std::uint16_t{0x7f}));
+      return hn::BitCast(Unsigned(),
+                         hn::OrAnd(magnitude, hn::ShiftRight<8>(halves), hn::Set(d16, std::uint16_t{0x80})));
+    } else {
+      // Not zero, unless the value's half is: that is no less than its code.
+      const auto above = hn::Max(hn::ShiftRight<4>(hn::BitCast(i16, halves)), hn::Set(i16, std::int16_t{1}));
+      return hn::BitCast(Unsigned(), hn::Min(above, hn::BitCast(i16, value)));
     }
-    const auto top = hn::BitCast(i32, hn::Sub(hn::ShiftRight<int8::kShift>(hn::Add(bits, below)), base));
-    const auto code = hn::BitCast(d32, hn::Max(top, hn::Set(i32, 1)));
-    const auto or_zero = hn::IfThenZeroElse(hn::Eq(bits, hn::Zero(d32)), code);
-    hn::StoreU(hn::TruncateTo(d8, or_zero), d8, codes_ + i);
+#endif
+  }
+  static std::uint16_t code(std::uint32_t rounded, std::uint32_t value) {
+    if (kMoment == 0) return static_cast<std::uint16_t>((rounded >> 4 & 0x7fu) | (rounded >> 8 & 0x80u));
+    const std::int32_t top = static_cast<std::int16_t>(rounded) >> 4, above = top < 1 ? 1 : top;
+    const std::int32_t most = static_cast<std::int32_t>(value);
+    return static_cast<std::uint16_t>(above < most ? above : most);
   }
 
   std::uint8_t* codes_;
   float* scale_;
-  const std::uint16_t* random_;
-  int which_;
-  hn::Vec<Unsigned> largest_, base_, poison_;
+  S* values_;
+  const RandomBlocks& random_;
+  std::int64_t block_;
+  Vector base_;  // of the codes that were read; from settle() on that of those written, negative
+  Vector zero_, largest_;
   hn::Vec<Tag> offset_;
-  alignas(64) S values_[kQuantBlock];
+  bool lost_ = false;
 };
 
 // A moment that the optimizer does not keep.
 template <class S>
 struct NoMoment {
-  NoMoment(const UpdateArrays& /*a*/, int /*which*/, std::int64_t /*begin*/,
-           const std::uint16_t* /*random*/) {}
+  explicit NoMoment(const MomentPlace<S>& /*p*/) {}
   template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t /*i*/) const {
-    return hn::Zero(d);
+  HWY_INLINE Floats<D> load(D d, std::int64_t /*i*/) const {
+    return {hn::Zero(d), hn::Zero(d)};
   }
   template <class D>
-  HWY_INLINE void store(D /*d*/, hn::Vec<D> /*v*/, std::int64_t /*i*/) {}
-  HWY_INLINE void finish() {}
+  HWY_INLINE void store(D /*d*/, Floats<D> /*f*/, std::int64_t /*i*/) {}
+  HWY_INLINE void settle() {}
+  HWY_INLINE void encode(std::int64_t /*i*/) const {}
+  HWY_INLINE void finish() const {}
 };
 
-// --------------------------------------------------------------------------------- gradient and weight
-
-template <class T>
-HWY_INLINE void widen(const T* from, float* to) {
-  const hn::ScalableTag<float> d;
-  for (std::int64_t i = 0; i < kQuantBlock; i += static_cast<std::int64_t>(hn::Lanes(d))) {
-    hn::Store(load_f32(d, from + i), d, to + i);
-  }
-}
-
-// A block of the gradient in S: where it lies, or widened in `buffer`.
-HWY_INLINE const double* gradient_block(const UpdateArrays& a, std::int64_t begin, double* /*buffer*/) {
-  return static_cast<const double*>(a.grad) + begin;
-}
-HWY_INLINE const float* gradient_block(const UpdateArrays& a, std::int64_t begin, float* buffer) {
-  if (a.grad_type == DType::kF32) return static_cast<const float*>(a.grad) + begin;
-  if (a.grad_type == DType::kBF16) {
-    widen(static_cast<const bf16*>(a.grad) + begin, buffer);
+// A store past the caches where the place is aligned: what is written and not read would be read for nothing
+// otherwise. Needs hwy::FlushStream() before another thread may look.
+template <class D>
+HWY_INLINE void store_past(D d, hn::Vec<D> v, hn::TFromD<D>* to) {
+  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(v) == 0) {
+    hn::Stream(v, d, to);
   } else {
-    widen(static_cast<const fp16*>(a.grad) + begin, buffer);
-  }
-  return buffer;
-}
-
-// round_master() of each element.
-HWY_INLINE void round_block(const float* master, bf16* weight) {
-  const hn::ScalableTag<float> d;
-  const Bits<decltype(d)> d32;
-  const hn::Rebind<std::uint16_t, decltype(d)> d16;
-  for (std::int64_t i = 0; i < kQuantBlock; i += static_cast<std::int64_t>(hn::Lanes(d))) {
-    const auto bits = hn::BitCast(d32, one_nan(d, hn::LoadU(d, master + i)));
-    const auto high = hn::ShiftRight<16>(hn::Add(bits, hn::Set(d32, 0x8000u)));
-    hn::StoreU(hn::TruncateTo(d16, high), d16, reinterpret_cast<std::uint16_t*>(weight) + i);
+    hn::StoreU(v, d, to);
   }
 }
 
@@ -332,16 +329,32 @@ HWY_INLINE void weight_block(const UpdateArrays& a, std::int64_t begin, const do
   std::memcpy(static_cast<double*>(a.weight) + begin, master, kQuantBlock * sizeof(double));
 }
 HWY_INLINE void weight_block(const UpdateArrays& a, std::int64_t begin, const float* master) {
+  const hn::ScalableTag<float> d;
+  const Bits<decltype(d)> d32;
+  [[maybe_unused]] const hn::Rebind<std::uint16_t, decltype(d)> d16;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   if (a.weight_type == DType::kF32) {
-    std::memcpy(static_cast<float*>(a.weight) + begin, master, kQuantBlock * sizeof(float));
+    float* const weight = static_cast<float*>(a.weight) + begin;
+    for (std::int64_t i = 0; i < kQuantBlock; i += lanes) store_past(d, hn::LoadU(d, master + i), weight + i);
   } else if (a.weight_type == DType::kBF16) {
-    round_block(master, static_cast<bf16*>(a.weight) + begin);
-  } else {
-    const hn::ScalableTag<float> d;
-    fp16* const weight = static_cast<fp16*>(a.weight) + begin;
-    for (std::int64_t i = 0; i < kQuantBlock; i += static_cast<std::int64_t>(hn::Lanes(d))) {
-      store(d, hn::LoadU(d, master + i), weight + i);
+    std::uint16_t* const weight = static_cast<std::uint16_t*>(a.weight) + begin;
+    const auto round = [&](std::int64_t i) HWY_ATTR {  // round_master()
+      return hn::Add(hn::BitCast(d32, one_nan(d, hn::LoadU(d, master + i))), hn::Set(d32, 0x8000u));
+    };
+#if HWY_TARGET == HWY_SCALAR
+    for (std::int64_t i = 0; i < kQuantBlock; ++i) {
+      hn::Store(hn::TruncateTo(d16, hn::ShiftRight<16>(round(i))), d16, weight + i);
     }
+#else
+    const hn::Repartition<std::uint16_t, decltype(d)> both;
+    for (std::int64_t i = 0; i < kQuantBlock; i += 2 * lanes) {
+      const auto low = hn::BitCast(both, round(i)), high = hn::BitCast(both, round(i + lanes));
+      store_past(both, hn::ConcatOdd(both, high, low), weight + i);
+    }
+#endif
+  } else {
+    fp16* const weight = static_cast<fp16*>(a.weight) + begin;
+    for (std::int64_t i = 0; i < kQuantBlock; i += lanes) store(d, hn::LoadU(d, master + i), weight + i);
   }
 }
 
@@ -350,33 +363,47 @@ HWY_INLINE void weight_block(const UpdateArrays& a, std::int64_t begin, const fl
 template <class Rule, MasterFormat kMaster, MomentFormat kMoments>
 void update_pass(const UpdateJob<typename Rule::S>& job) {
   using S = typename Rule::S;
-  using M = std::conditional_t<Rule::kMoments >= 1, Moment<kMoments, S>, NoMoment<S>>;
-  using V = std::conditional_t<Rule::kMoments >= 2, Moment<kMoments, S>, NoMoment<S>>;
+  using First = std::conditional_t<Rule::kMoments >= 1, Moment<0, kMoments, S>, NoMoment<S>>;
+  using Second = std::conditional_t<Rule::kMoments >= 2, Moment<1, kMoments, S>, NoMoment<S>>;
+  constexpr Order kOrder = kMoments == MomentFormat::kFull ? Order::kNeighbours : Order::kEvenOdd;
   const hn::ScalableTag<S> d;
-  const std::int64_t step = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t step = 2 * static_cast<std::int64_t>(hn::Lanes(d));
   const UpdateArrays a = job.arrays;
   const Rule rule(d, *job.constants);
   const auto grad_scale = hn::Set(d, job.constants->grad_scale);
   alignas(64) S buffer[kQuantBlock];
-  alignas(64) std::uint16_t random[kQuantBlock];
+  alignas(64) S values[2 * kQuantBlock];
+  RandomBlocks random;
+  const RoundKeys keys(job.random);
   for (std::int64_t b = 0; b < job.blocks; ++b) {
-    const std::int64_t begin = b * kQuantBlock;
-    if constexpr (kMoments != MomentFormat::kFull) {
-      random_block(job.random, static_cast<std::uint64_t>(job.step),
-                   static_cast<std::uint64_t>(job.first_block + b) * 32, random);
+    const std::int64_t begin = b * kQuantBlock, block = job.first_block + b;
+    if (kMoments != MomentFormat::kFull && (b == 0 || block % 2 == 0)) {
+      random.fill(keys, static_cast<std::uint64_t>(job.step), static_cast<std::uint64_t>(block / 2 * 2));
     }
-    const S* const grad = gradient_block(a, begin, buffer);
-    const Master<kMaster, S> masters(a, begin);
-    M first(a, 0, begin, random);
-    V second(a, 1, begin, random);
+    const Gradient<kOrder, S> gradient(a, begin, buffer);
+    const Master<kOrder, kMaster, S> masters(a, begin);
+    const MomentPlace<S> place{
+        .arrays = a, .begin = begin, .random = random, .block = block, .values = values};
+    First first(place);
+    Second second(place);
     for (std::int64_t i = 0; i < kQuantBlock; i += step) {
+      auto g = gradient.load(d, i);
       auto master = masters.load(d, i);
       auto m = first.load(d, i);
       auto v = second.load(d, i);
-      rule.apply(hn::Mul(hn::LoadU(d, grad + i), grad_scale), master, m, v);
+      rule.apply(hn::Mul(g.a, grad_scale), master.a, m.a, v.a);
+      rule.apply(hn::Mul(g.b, grad_scale), master.b, m.b, v.b);
       first.store(d, m, i);
       second.store(d, v, i);
       masters.store(d, master, i);
+    }
+    first.settle();
+    second.settle();
+    if constexpr (kMoments == MomentFormat::kInt8) {
+      for (std::int64_t i = 0; i < kQuantBlock; i += step) {
+        first.encode(i);
+        second.encode(i);
+      }
     }
     first.finish();
     second.finish();
@@ -384,6 +411,7 @@ void update_pass(const UpdateJob<typename Rule::S>& job) {
       weight_block(a, begin, static_cast<const S*>(a.master) + begin);
     }
   }
+  if constexpr (kMaster == MasterFormat::kFull) hwy::FlushStream();
 }
 
 // Every way to keep the state that Rule::S allows.

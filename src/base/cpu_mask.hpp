@@ -1,4 +1,4 @@
-// A set of cores as the system takes it, of a fixed size, so that it lies anywhere without allocation. Private to base.
+// A set of cores as the system takes it, of fixed size: nothing is allocated. Private to base.
 #pragma once
 #include <sched.h>
 
@@ -28,7 +28,7 @@ class CpuMask {
     return sched_getaffinity(0, sizeof(words_), reinterpret_cast<cpu_set_t*>(words_.data())) == 0 ? 0 : errno;
   }
   [[nodiscard]] int apply() const {
-    return sched_setaffinity(0, sizeof(words_), reinterpret_cast<const cpu_set_t*>(words_.data())) == 0 ? 0 : errno;
+    return sched_setaffinity(0, sizeof(words_), reinterpret_cast<const cpu_set_t*>(&words_)) == 0 ? 0 : errno;
   }
 
  private:

@@ -58,9 +58,8 @@ struct Inside {
 // Keeps to the cores of a team whoever works in its arena, workers and callers alike.
 class Binder final : public tbb::task_scheduler_observer {
  public:
-  // Made on a thread that may run on all cores of this process.
   Binder(tbb::task_arena& arena, const std::vector<int>& cpus)
-      : tbb::task_scheduler_observer(arena), cores_(cpus), all_(usable_cores()) {
+      : tbb::task_scheduler_observer(arena), cores_(cpus) {
     observe(true);
   }
   // Nobody stays bound: workers go as soon as they find nothing to do.
@@ -69,11 +68,9 @@ class Binder final : public tbb::task_scheduler_observer {
     observe(false);
   }
 
-  void on_scheduler_entry(bool worker) override {
+  void on_scheduler_entry(bool) override {
     inside_.fetch_add(1, std::memory_order_relaxed);
-    // A worker has inherited the cores of who happened to start it, which may be bound.
-    here.before = all_;
-    int error = worker ? 0 : here.before.read();
+    int error = here.before.read();
     if (error == 0) error = cores_.apply();
     here.inside = true;
     if (error != 0 && !told_.exchange(true))
@@ -87,7 +84,7 @@ class Binder final : public tbb::task_scheduler_observer {
   }
 
  private:
-  const CpuMask cores_, all_;
+  const CpuMask cores_;
   std::atomic<int> inside_{0};
   std::atomic<bool> told_{false};
 };

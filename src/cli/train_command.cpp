@@ -67,6 +67,8 @@ void add_train(CLI::App& app, int& exit_code) {
       "  ziggurat train configs/quickstart.json --set tiers.host=32MiB --set output.dir=runs/small --trace "
       "step.json\n"
       "  ziggurat train configs/gpt2-124m.json --plan\n"
+      "  ziggurat train configs/quickstart.json --set optimizer.type=Lion --set optimizer.params.lr=3e-4\n"
+      "  ziggurat train configs/quickstart.json --set optimizer.overlap=off\n"
       "Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face "
       "layout).\n"
       "Ctrl-C ends the run after the next step and saves the model; twice ends it at once.\n"

@@ -207,9 +207,9 @@ RunConfig load_config(const ConfigSource& source) {
   read_run(root, run);
   read_data(root, run);
   read_batch(root, run);
-  read_optimizer(root, run);
-  read_scheduler(root, run);
   read_precision(root, run);
+  read_optimizer(root, run);  // after the precision, which limits how its state may be kept
+  read_scheduler(root, run);
   read_activation_checkpointing(root, run);
   read_aio(root, run);
   read_tiers(root, run);  // after aio, whose back end says whether tiers.ram counts

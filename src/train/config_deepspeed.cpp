@@ -1,5 +1,8 @@
 // Batch sizes, number formats, activation checkpointing and asynchronous I/O, as in DeepSpeed's files.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 
 #include "config_sections.hpp"
 #include "kernels/host/matrix.hpp"
@@ -64,40 +67,71 @@ void read_batch(Section& root, RunConfig& run) {
 
 namespace {
 
-void read_fp16(Section& root) {
+// DeepSpeed's keys and defaults.
+LossScaleConfig read_loss_scale(Section& fp16) {
+  using Range = NumberSpec::Range;
+  constexpr std::int64_t kMostPower = 127;  // of a float
+  LossScaleConfig out;
+  out.loss_scale = fp16.number("loss_scale", {.fallback = 0, .range = Range::kNotNegative});
+  out.initial_scale_power = static_cast<int>(
+      fp16.integer("initial_scale_power", {.fallback = out.initial_scale_power, .max = kMostPower}));
+  out.loss_scale_window = fp16.integer("loss_scale_window", {.fallback = out.loss_scale_window, .min = 1});
+  out.hysteresis =
+      static_cast<int>(fp16.integer("hysteresis", {.fallback = out.hysteresis, .min = 1, .max = 1'000'000}));
+  out.consecutive_hysteresis = fp16.boolean("consecutive_hysteresis", out.consecutive_hysteresis);
+  out.min_loss_scale =
+      fp16.number("min_loss_scale", {.fallback = out.min_loss_scale, .range = Range::kPositive});
+  const double first = std::exp2(out.initial_scale_power);
+  if (out.loss_scale == 0 && out.min_loss_scale > first) {
+    fp16.fail("min_loss_scale",
+              fmt::format("is {}, more than the scale to begin with, {}", out.min_loss_scale, first),
+              "lower it, or raise initial_scale_power");
+  }
+  return out;
+}
+
+bool read_fp16(Section& root, RunConfig& run) {
   auto fp16 = root.section("fp16");
-  if (!fp16) return;
+  if (!fp16) return false;
+  bool enabled = false;
   if (fp16->is_auto("enabled")) {
-    fp16->notice("enabled", "\"auto\": took false, fp16 is not supported");
+    fp16->notice("enabled", "\"auto\": took false, fp16 has to be asked for (bf16 needs no loss scale)");
   } else {
-    fp16->must_be_off("enabled", "fp16 with its loss scale is not supported",
-                      "use \"bf16\": {\"enabled\": true}");
+    enabled = fp16->boolean("enabled", false);
   }
   fp16->must_be_off("fp16_master_weights_and_grads", "master weights are fp32 always", "remove the key");
+  if (enabled) {
+    run.loss_scale = read_loss_scale(*fp16);
+    fp16->off_or_ignored("auto_cast", "the inputs are tokens, which are not cast");
+  }
   // Without fp16 the others do nothing in DeepSpeed either.
   for (const char* key : {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
                           "consecutive_hysteresis", "min_loss_scale", "fused_mode", "opt_level"}) {
     (void)fp16->find(key);
   }
   fp16->finish();
+  return enabled;
 }
 
-bool read_bf16(Section& root) {
+bool read_bf16(Section& root, bool fp16) {
   if (root.has("bf16") && root.has("bfloat16")) {
     root.fail("bfloat16", "is the old name of bf16, which is given too", "remove one of the two");
   }
   auto bf16 = root.section(root.has("bfloat16") ? "bfloat16" : "bf16");
   if (!bf16) return false;
   bool enabled = false;
-  if (bf16->is_auto("enabled")) {
+  if (bf16->is_auto("enabled") && fp16) {
+    bf16->notice("enabled", "\"auto\": took false, fp16 is enabled");
+  } else if (bf16->is_auto("enabled")) {
     enabled = host::has_native_bf16();
     bf16->notice("enabled", fmt::format("\"auto\": took {}, this processor's bf16 instructions: {}", enabled,
                                         host::bf16_description()));
   } else {
     enabled = bf16->boolean("enabled", false);
   }
-  bf16->must_be_off("bf16_master_weights_and_grads", "master weights are fp32 always", "remove the key");
-  bf16->must_be_off("bf16_optimizer_states", "Adam's moments are fp32 always", "remove the key");
+  bf16->must_be_off("bf16_master_weights_and_grads", "master weights are fp32 always",
+                    "remove the key; bf16_optimizer_states does without it here");
+  (void)bf16->boolean("bf16_optimizer_states", false);  // read_optimizer() takes it
   bf16->ignored("immediate_grad_update", Shape::kBool, "gradients are accumulated as soon as they exist");
   bf16->ignored("check_grad_overflow", Shape::kBool, "the gradient's norm is checked in every step");
   bf16->finish();
@@ -125,8 +159,10 @@ void read_communication_type(Section& root, RunConfig& run) {
                                      {"fp16", Format::kF16},
                                      {"none", Format::kSame},
                                      {"auto", Format::kSame}});
-  if (format == Format::kF16)
-    root.wrong(kKey, "\"bf16\" or \"fp32\"", "fp16 would need a loss scale: use \"bf16\"");
+  if (format == Format::kF16 && run.dtype != DType::kF16) {
+    root.wrong(kKey, "\"bf16\" or \"fp32\"",
+               "fp16 needs the loss scale that \"fp16\": {\"enabled\": true} brings: use \"bf16\"");
+  }
   run.gradient_dtype = run.dtype;
   if (format != Format::kSame && run.dtype == DType::kF64) {
     root.fail(kKey, "cannot be combined with fp64, where gradients stay fp64", "remove the key");
@@ -147,7 +183,8 @@ void read_data_types(Section& root) {
     types->notice("grad_accum_dtype", "has no effect: gradients are accumulated in fp32 always");
   }
   if (types->has("param_dtype")) {
-    types->fail("param_dtype", "is not supported", "use \"bf16\": {\"enabled\": true}, or nothing for fp32");
+    types->fail("param_dtype", "is not supported",
+                "use \"bf16\" or \"fp16\": {\"enabled\": true}, or nothing for fp32");
   }
   types->ignored("buffer_dtype", Shape::kText, "the models have no buffers");
   types->finish();
@@ -156,10 +193,12 @@ void read_data_types(Section& root) {
 }  // namespace
 
 void read_precision(Section& root, RunConfig& run) {
-  read_fp16(root);
-  const bool bf16 = read_bf16(root), fp64 = read_fp64(root);
-  if (bf16 && fp64) root.fail("fp64", "cannot be combined with bf16", "disable one of the two");
-  run.dtype = fp64 ? DType::kF64 : bf16 ? DType::kBF16 : DType::kF32;
+  const bool fp16 = read_fp16(root, run), bf16 = read_bf16(root, fp16), fp64 = read_fp64(root);
+  constexpr const char* kOne = "disable one of the two";
+  if (bf16 && fp64) root.fail("fp64", "cannot be combined with bf16", kOne);
+  if (fp16 && fp64) root.fail("fp64", "cannot be combined with fp16", kOne);
+  if (fp16 && bf16) root.fail("fp16", "cannot be combined with bf16", kOne);
+  run.dtype = fp64 ? DType::kF64 : bf16 ? DType::kBF16 : fp16 ? DType::kF16 : DType::kF32;
   read_communication_type(root, run);
   read_data_types(root);
   // Hugging Face's Trainer clips at 1 unless told otherwise, and that is what its "auto" stands for.

@@ -17,7 +17,7 @@ struct Elsewhere {
   const char* instead;
 };
 // Keys that people put at the wrong level, or know by another name.
-constexpr std::array<Elsewhere, 38> kElsewhere = {{
+constexpr std::array<Elsewhere, 47> kElsewhere = {{
     {"adam_w_mode", "optimizer.params.adam_w_mode"},
     {"batch_size", "train_batch_size"},
     {"betas", "optimizer.params.betas"},
@@ -28,29 +28,38 @@ constexpr std::array<Elsewhere, 38> kElsewhere = {{
     {"eps", "optimizer.params.eps"},
     {"grad_clip", "gradient_clipping"},
     {"host", "tiers.host"},
+    {"hysteresis", "fp16.hysteresis"},
+    {"initial_scale_power", "fp16.initial_scale_power"},
     {"iterations", "steps"},
     {"learning_rate", "optimizer.params.lr"},
+    {"loss_scale", "fp16.loss_scale"},
     {"lr", "optimizer.params.lr"},
     {"lr_scheduler", "scheduler"},
     {"max_iters", "steps"},
     {"max_steps", "steps"},
     {"micro_batch", "train_micro_batch_size_per_gpu"},
     {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+    {"min_loss_scale", "fp16.min_loss_scale"},
+    {"momentum", "optimizer.params.momentum"},
     {"num_threads", "threads.compute"},
     {"nvme", "tiers.nvme"},
     {"nvme_path", "zero_optimization.offload_optimizer.nvme_path"},
     {"offload_optimizer", "zero_optimization.offload_optimizer"},
     {"offload_param", "zero_optimization.offload_param"},
     {"output_dir", "output.dir"},
+    {"overlap", "optimizer.overlap"},
+    {"param_groups", "optimizer.param_groups"},
     {"prefetch_depth", "tiers.prefetch_depth"},
     {"queue_depth", "aio.queue_depth"},
     {"queues", "aio.queues"},
+    {"ratio", "zero_optimization.offload_optimizer.ratio"},
     {"read_ahead", "tiers.read_ahead"},
     {"recompute", "activation_checkpointing.recompute"},
     {"reserved", "threads.reserved"},
     {"seq_len", "data.seq_len"},
     {"sequence_length", "data.seq_len"},
     {"stage", "zero_optimization.stage"},
+    {"state", "optimizer.state"},
     {"sub_group_size", "zero_optimization.sub_group_size"},
     {"tokenizer", "data.tokenizer"},
     {"total_num_steps", "scheduler.params.total_num_steps"},
@@ -83,6 +92,8 @@ const char* range_text(NumberSpec::Range range) {
       return "a number above 0";
     case NumberSpec::Range::kBelowOne:
       return "a number from 0 to below 1";
+    case NumberSpec::Range::kShare:
+      return "a number from 0 to 1";
     case NumberSpec::Range::kAny:
       return "a number";
   }
@@ -97,6 +108,8 @@ bool inside(double value, NumberSpec::Range range) {
       return value > 0;
     case NumberSpec::Range::kBelowOne:
       return value >= 0 && value < 1;
+    case NumberSpec::Range::kShare:
+      return value >= 0 && value <= 1;
     case NumberSpec::Range::kAny:
       return true;
   }

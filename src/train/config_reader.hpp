@@ -27,7 +27,7 @@ struct IntSpec {
 };
 
 struct NumberSpec {
-  enum class Range { kNotNegative, kPositive, kBelowOne, kAny };  // kBelowOne: [0, 1)
+  enum class Range { kNotNegative, kPositive, kBelowOne, kShare, kAny };  // kBelowOne: [0, 1), kShare: [0, 1]
   double fallback = 0;
   Range range = Range::kNotNegative;
   Auto autos = Auto::kRefused;

@@ -18,7 +18,7 @@ void read_aio(Section& root, RunConfig& run);
 // config_zero.cpp. After read_tiers(): offloading to NVMe may bring the path of the tier.
 void read_zero(Section& root, RunConfig& run);
 
-// config_optimizer.cpp. After "steps".
+// config_optimizer.cpp. After "steps" and read_precision().
 void read_optimizer(Section& root, RunConfig& run);
 void read_scheduler(Section& root, RunConfig& run);
 

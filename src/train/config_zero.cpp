@@ -42,7 +42,7 @@ constexpr Ignored kIgnored[] = {
     {"reduce_bucket_size", Shape::kNumber, kBuckets},
     {"reduce_scatter", Shape::kBool, kBuckets},
     {"round_robin_gradients", Shape::kBool, kBuckets},
-    {"save_muon_momentum_buffer_in_memory", Shape::kBool, "the optimizer is Adam"},
+    {"save_muon_momentum_buffer_in_memory", Shape::kBool, "there is no Muon"},
     {"stage3_allgather_sequential", Shape::kBool, kBuckets},
     {"stage3_gather_16bit_weights_on_model_save", Shape::kBool, "the model is always saved whole"},
     {"stage3_gather_fp16_weights_on_model_save", Shape::kBool, "the model is always saved whole"},
@@ -133,6 +133,21 @@ void read_offload_param(Section& zero, std::int64_t stage, bool tier_given, RunC
   section->finish();
 }
 
+// DeepSpeed's "Twin-Flow": this share of the parameters is updated on the host, the rest on the device.
+void read_ratio(Section& section, std::int64_t stage, RunConfig& run) {
+  constexpr const char* kKey = "ratio";
+  const double share = section.number(
+      kKey, {.fallback = 1, .range = NumberSpec::Range::kShare, .autos = Auto::kTakesFallback});
+  if (share == 1) return;
+  if (run.offload_optimizer == Placement::kDevice) {
+    section.notice(kKey, "has no effect: device is none, so everything is updated on the device");
+  } else if (stage != 3) {
+    section.notice(kKey, "has no effect: as in DeepSpeed, it counts with stage 3 alone");
+  } else {
+    run.host_update_share = share;
+  }
+}
+
 void read_offload_optimizer(Section& zero, std::int64_t stage, bool tier_given, RunConfig& run) {
   auto section = zero.section("offload_optimizer");
   if (!section) return;
@@ -148,7 +163,7 @@ void read_offload_optimizer(Section& zero, std::int64_t stage, bool tier_given, 
   section->ignored("pipeline_write", Shape::kBool, kOverlapped);
   section->ignored("pipeline", Shape::kBool, kOverlapped);
   section->ignored("fast_init", Shape::kBool, "the optimizer state is initialised in one way");
-  section->ignored("ratio", Shape::kNumber, "each block is updated where its state lives");
+  read_ratio(*section, stage, run);
   section->ignored("super_offload", Shape::kBool, kOverlapped);
   section->ignored("convert_grad_on_cpu", Shape::kBool, "gradients are converted inside the Adam kernel");
   section->ignored("cpuadam_cores_perc", Shape::kNumber, "the updates share all cores with the rest");

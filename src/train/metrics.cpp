@@ -19,6 +19,10 @@ void MetricsLog::write(const StepRecord& r) {
   if (r.val_loss) j["val_loss"] = *r.val_loss;
   j["grad_norm"] = s.grad_norm;
   j["lr"] = r.lr;
+  if (r.loss_scale) {
+    j["loss_scale"] = *r.loss_scale;
+    j["skipped"] = r.skipped;
+  }
   j["tokens"] = s.tokens;
   j["step_ms"] = ms(s.seconds);
   j["tokens_per_s"] = static_cast<double>(s.tokens) / s.seconds;

@@ -19,6 +19,8 @@ struct StepRecord {
   Roofs roofs;
   std::int64_t peak_device = 0, peak_host = 0, peak_nvme = 0;
   std::optional<double> val_loss;
+  std::optional<double> loss_scale;  // of the step's gradients; with fp16
+  std::int64_t skipped = 0;          // steps so far that were left out
 };
 
 // Owned by the training loop. Lines are written through: a run that is killed keeps what it logged.

@@ -29,41 +29,64 @@ StateFormat state_format(const OptimizerConfig& config, DType weights) {
   return f;
 }
 
-std::vector<std::vector<int>> parameter_groups(const OptimizerConfig& config, const Model& model) {
-  std::vector<std::vector<int>> groups;
-  if (config.groups.empty()) return groups;
-  std::vector<std::vector<bool>> matched;
-  for (const ParamGroup& group : config.groups) matched.emplace_back(group.patterns.size(), false);
-  bool trained = false;
-  const auto group_of = [&](const std::string& name) {
-    int found = 0;
-    for (std::size_t g = 0; g < config.groups.size(); ++g) {
-      for (std::size_t p = 0; p < config.groups[g].patterns.size(); ++p) {
-        if (fnmatch(config.groups[g].patterns[p].c_str(), name.c_str(), 0) != 0) continue;
-        matched[g][p] = true;  // also where an earlier group holds
-        if (found == 0) found = static_cast<int>(g) + 1;
-      }
-    }
-    return found > 0 && config.groups[static_cast<std::size_t>(found - 1)].frozen ? kFrozen : found;
-  };
-  for (const Unit& unit : model.units()) {
-    groups.emplace_back();
-    for (const Param& param : unit.params) {
-      groups.back().push_back(group_of(param.name));
-      trained |= groups.back().back() != kFrozen;
+namespace {
+
+// What the patterns of the groups have met.
+struct Met {
+  std::vector<std::vector<bool>> patterns;  // by group: matched some name
+  std::vector<bool> groups;                 // holds for some parameter
+
+  explicit Met(const std::vector<ParamGroup>& all) : groups(all.size(), false) {
+    for (const ParamGroup& group : all) patterns.emplace_back(group.patterns.size(), false);
+  }
+};
+
+// 0: no group matches.
+int group_of(const std::vector<ParamGroup>& groups, const std::string& name, Met& met) {
+  int found = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (std::size_t p = 0; p < groups[g].patterns.size(); ++p) {
+      if (fnmatch(groups[g].patterns[p].c_str(), name.c_str(), 0) != 0) continue;
+      met.patterns[g][p] = true;  // also where an earlier group holds
+      if (found == 0) found = static_cast<int>(g) + 1;
     }
   }
-  for (std::size_t g = 0; g < matched.size(); ++g) {
-    for (std::size_t p = 0; p < matched[g].size(); ++p) {
-      if (matched[g][p]) continue;
+  if (found > 0) met.groups[static_cast<std::size_t>(found - 1)] = true;
+  return found > 0 && groups[static_cast<std::size_t>(found - 1)].frozen ? kFrozen : found;
+}
+
+void check_met(const std::vector<ParamGroup>& groups, const Met& met, const Model& model) {
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const std::string where = fmt::format("optimizer.param_groups.{}.params", g);
+    for (std::size_t p = 0; p < groups[g].patterns.size(); ++p) {
+      if (met.patterns[g][p]) continue;
       const Unit& block = model.units()[1];
       throw Error(
-          Errc::kUsage, fmt::format("optimizer.param_groups[{}].params", g),
-          fmt::format("\"{}\" matches no parameter", config.groups[g].patterns[p]),
+          Errc::kUsage, where, fmt::format("\"{}\" matches no parameter", groups[g].patterns[p]),
           fmt::format("the names are those of the weight files, e.g. \"{}\", \"{}\"; * matches any text",
                       block.params.front().name, block.params.back().name));
     }
+    if (met.groups[g]) continue;
+    throw Error(Errc::kUsage, where, "matches only parameters that earlier groups have taken",
+                "the first group that matches holds: put this one before them");
   }
+}
+
+}  // namespace
+
+std::vector<std::vector<int>> parameter_groups(const OptimizerConfig& config, const Model& model) {
+  std::vector<std::vector<int>> groups;
+  if (config.groups.empty()) return groups;
+  Met met(config.groups);
+  bool trained = false;
+  for (const Unit& unit : model.units()) {
+    groups.emplace_back();
+    for (const Param& param : unit.params) {
+      groups.back().push_back(group_of(config.groups, param.name, met));
+      trained |= groups.back().back() != kFrozen;
+    }
+  }
+  check_met(config.groups, met, model);
   if (!trained) {
     throw Error(Errc::kUsage, "optimizer.param_groups",
                 "every parameter is frozen: there is nothing to train", "freeze fewer");

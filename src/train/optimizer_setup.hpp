@@ -10,9 +10,9 @@ namespace zg {
 
 StateFormat state_format(const OptimizerConfig& config, DType weights);
 
-// The group of every parameter, by unit (LayoutOptions::groups); the configuration's group i is i + 1, 0 is what
-// no group matches. Empty without groups. Throws Error(kUsage) for a pattern that matches nothing, and where
-// nothing is left to be trained.
+// The group of every parameter, by unit (LayoutOptions::groups); the configuration's group i is i + 1, 0 is
+// what no group matches. Empty without groups. Throws Error(kUsage) for a pattern that matches nothing, for a
+// group whose parameters earlier ones have, and where nothing is left to be trained.
 std::vector<std::vector<int>> parameter_groups(const OptimizerConfig& config, const Model& model);
 
 // For the update after `updates` others.

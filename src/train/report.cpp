@@ -29,9 +29,12 @@ std::string wear_text(const io::Engine* engine) {
 std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_seconds,
                           double tokens_per_second) {
   const StepResult& s = r.result;
+  const std::string skipped =
+      s.skipped ? fmt::format("  skipped: gradients overflow at loss scale {:g}", r.loss_scale.value_or(1))
+                : "";
   return fmt::format(
-      "step {}/{}  loss {:.4f}  {:.0f} tokens/s  ETA {}  nvme r {} w {}  h2d {}  d2h {}  stall {:.0f}%",
-      r.step, steps, s.loss, tokens_per_second, format_seconds(eta_seconds),
+      "step {}/{}  loss {:.4f}{}  {:.0f} tokens/s  ETA {}  nvme r {} w {}  h2d {}  d2h {}  stall {:.0f}%",
+      r.step, steps, s.loss, skipped, tokens_per_second, format_seconds(eta_seconds),
       format_bytes(s.traffic.nvme_read), format_bytes(s.traffic.nvme_write),
       format_bytes(s.traffic.host_to_device), format_bytes(s.traffic.device_to_host),
       100 * s.stall / s.seconds);
@@ -76,6 +79,11 @@ std::string final_report(const RunSummary& r, Session& session, const Roofs& roo
                                                      format_rate(roofs.nvme_write))
                                        : "");
   t += fmt::format("  training loss        {:.4f} -> {:.4f}\n", r.first_loss, r.last_loss);
+  if (r.loss_scale) {
+    t += fmt::format(
+        "  skipped steps        {} of {}, their gradients overflowed; the loss scale is {:g} now\n",
+        r.skipped, r.steps, *r.loss_scale);
+  }
   if (r.val_loss) t += fmt::format("  validation loss      {:.4f}\n", *r.val_loss);
   return t;
 }

@@ -16,6 +16,8 @@ struct RunSummary {
   double tokens_per_second = 0;
   double first_loss = 0, last_loss = 0;
   std::optional<double> val_loss;
+  std::optional<double> loss_scale;  // at the end; with fp16
+  std::int64_t skipped = 0;          // of the steps: left out
   Traffic measured, formula;  // of the whole run, once all moves are done; and what the plan foretells for it
 };
 

@@ -18,6 +18,7 @@ namespace zg {
 
 Session::Session(const RunConfig& config, Trace* trace, Watchdog* watchdog)
     : config_(config), trace_(trace), watchdog_(watchdog) {
+  if (config_.dtype == DType::kF16) scaler_.emplace(config_.loss_scale);
   resolve_model();
   model_ = std::make_unique<Model>(model_config_, config_.dtype, host_ops());
   make_layout();
@@ -76,19 +77,21 @@ void Session::make_layout() {
   }
   auto timing = UpdateTiming::kSeparate;
   if (config_.optimizer.overlap) {
-    timing = config_.gradient_clipping > 0 ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
+    // A clip factor, and whether a step is left out, take all gradients.
+    const bool verdict = config_.gradient_clipping > 0 || scaler_.has_value();
+    timing = verdict ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
   }
   programs_ = std::make_unique<StepPrograms>(*layout_, timing);
 }
 
 // The optimizer works where its state is. That is the device if the user wants it there, or if everything
-// fits it; else the units that the next forward waits for, as many as there is room beside all that is used
-// more often for its bytes: weights, gradients and activations.
+// fits it; else the units that the next forward waits for: by a share of the parameters, or as many as there
+// is room beside all that is used more often for its bytes: weights, gradients and activations.
 std::int32_t Session::device_updates() const {
   const Placement wanted = config_.offload_optimizer;
   const std::int32_t units = layout_->head_unit() + 1;
   if (wanted == Placement::kDevice) return units;
-  if (wanted != Placement::kAuto) return 0;
+  if (wanted != Placement::kAuto) return units_within(1 - config_.host_update_share);
   const std::int64_t device = config_.tiers.device.value_or(available_memory() / 2);
   const auto state_of = [&](std::int32_t u) {
     std::int64_t charge = 0;
@@ -106,6 +109,17 @@ std::int32_t Session::device_updates() const {
     used += state_of(n);
     if (used > (n + 1 == units ? device : room)) break;
   }
+  return n;
+}
+
+// The first units that have no more than this share of the optimizer's state.
+std::int32_t Session::units_within(double share) const {
+  const std::int32_t units = layout_->head_unit() + 1;
+  std::int64_t all = 0, sum = 0;
+  for (std::int32_t u = 0; u < units; ++u) all += layout_->unit(u).state_elements;
+  const std::int64_t most = std::llround(share * static_cast<double>(all));
+  std::int32_t n = 0;
+  while (n < units && (sum += layout_->unit(n).state_elements) <= most) ++n;
   return n;
 }
 
@@ -318,21 +332,36 @@ Traffic Session::forecast() const {
 }
 
 UpdateRule Session::rule() const {
-  return update_rule(config_, updates_);
+  UpdateRule rule = update_rule(config_, updates_);
+  if (scaler_) rule.loss_scale = scaler_->scale();
+  return rule;
 }
 
 std::string Session::describe_update() const {
-  static constexpr const char* kWhen[] = {"deferred into the next forward (gradients are clipped)",
+  static constexpr const char* kWhen[] = {"deferred into the next forward",
                                           "early, in backward (no clipping)",
                                           "in a phase of its own (optimizer.overlap is off)"};
+  std::string when = kWhen[static_cast<int>(programs_->timing)];
+  if (programs_->timing == UpdateTiming::kDeferred) {
+    when += config_.gradient_clipping > 0 ? " (gradients are clipped)"
+                                          : " (fp16: it is left out if gradients overflow)";
+  }
   const std::int32_t units = layout_->head_unit() + 1, on_device = layout_->options.device_updates;
   const std::string where =
       on_device == units ? "on the device"
       : on_device == 0
           ? "on the host"
           : fmt::format("of {} of {} units on the device, of the others on the host", on_device, units);
-  return fmt::format("{} with {:.3g} bytes of state per parameter, {}, {}", optimizer_name(config_.optimizer),
-                     layout_->state().bytes_per_element(), where, kWhen[static_cast<int>(programs_->timing)]);
+  std::int64_t frozen = 0;
+  for (std::size_t u = 0; u < layout_->options.groups.size(); ++u) {
+    const std::vector<Param>& params = model_->units()[u].params;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (layout_->options.groups[u][i] == kFrozen) frozen += params[i].count();
+    }
+  }
+  return fmt::format("{} with {:.3g} bytes of state per parameter, {}, {}{}",
+                     optimizer_name(config_.optimizer), layout_->state().bytes_per_element(), where, when,
+                     frozen > 0 ? fmt::format("; {} parameters are frozen", frozen) : "");
 }
 
 std::string Session::describe() const {
@@ -376,7 +405,8 @@ StepResult Session::train_step(std::int64_t step, Then then) {
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }
   const StepResult result = engine_->train_step(step, micro_batches, rule(), then);
-  if (!result.skipped) ++updates_;
+  ++(result.skipped ? skipped_ : updates_);
+  if (scaler_) scaler_->update(result.skipped);
   return result;
 }
 

@@ -103,7 +103,9 @@ class Loop {
                             (last || (config_.eval_every > 0 && (step + 1) % config_.eval_every == 0));
       StepRecord record;
       record.step = step + 1;
-      record.lr = session_.rule().params.lr;
+      const UpdateRule rule = session_.rule();
+      record.lr = rule.params.lr;
+      if (session_.loss_scaler()) record.loss_scale = rule.loss_scale;
       record.result = session_.train_step(step, last || evaluate ? Then::kPause : Then::kTrain);
       note(record);
       if (evaluate) record.val_loss = summary_.val_loss = session_.evaluate();
@@ -133,6 +135,8 @@ class Loop {
     record.peak_device = session_.device().arena().peak();
     record.peak_host = session_.host().peak();
     record.peak_nvme = session_.layout().table.nvme_bytes();
+    record.skipped = summary_.skipped = session_.skipped();
+    if (session_.loss_scaler()) summary_.loss_scale = session_.loss_scaler()->scale();
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
     summary_.last_loss = s.loss;
     step_seconds_.push_back(s.seconds);

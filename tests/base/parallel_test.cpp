@@ -248,12 +248,11 @@ TEST_F(ParallelFor, NobodyIsBoundUnlessAsked) {
   }
 }
 
-// A worker begins on the cores of who happens to need it first: here somebody who is bound.
+// Who happens to need a worker first is bound himself.
 TEST_F(ParallelFor, NorAreWorkersThatWereBornBound) {
   if (!has_two_cores()) GTEST_SKIP() << "one core";
   const std::vector<int> before = usable_cores();
   ASSERT_EQ(set_parallelism(two_nodes()), "");
-  (void)chunks_of(1000, 1);
   std::thread([] {
     ASSERT_EQ(bind_this_thread({usable_cores().front()}), 0);
     for (int repeat = 0; repeat < 20; ++repeat) (void)chunks_of(1000, 1);

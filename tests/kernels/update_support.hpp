@@ -28,7 +28,11 @@ inline std::string describe(const Case& c) {
          ", weight " + name_of(c.weight);
 }
 
-// Every optimizer with its variants, in the formats and types given by the other arguments.
+inline void PrintTo(const Case& c, std::ostream* out) {
+  *out << describe(c);
+}
+
+// Every optimizer with its variants, kept whole in fp32.
 inline std::vector<Case> optimizers() {
   const UpdateParams p{.lr = 3e-3,
                        .beta1 = 0.9,
@@ -225,7 +229,7 @@ class State {
       if (case_.format.full == DType::kF64) moment_[k].set(i, static_cast<double>(values[i]));
       if (case_.format.full == DType::kF64) continue;
       const float value = static_cast<float>(values[i]);
-      const std::uint32_t random = host::update_random16(
+      const std::uint32_t random = host::update_random(
           p.random, p.step, p.first_element + static_cast<std::int64_t>(i), static_cast<int>(k));
       if (case_.format.moments == MomentFormat::kFull) moment_[k].set(i, value);
       if (case_.format.moments == MomentFormat::kBf16)
@@ -243,11 +247,20 @@ class State {
                      host::int8::encode(static_cast<int>(k), value, scale_[k].get<float>(i / 256), random));
     }
   }
-  const Guarded& moment_bytes(std::size_t k) const { return moment_[k]; }
-  const Guarded& weight_bytes() const { return weight_; }
-  const Guarded& master_bytes() const { return master_; }
-  Guarded& moment_bytes(std::size_t k) { return moment_[k]; }
-  Guarded& scale_bytes(std::size_t k) { return scale_[k]; }
+  std::uint16_t weight_bits(std::size_t i) const { return weight_.get<std::uint16_t>(i); }  // of 16
+  void make_moment_nans_one() {
+    if (case_.format.moments != MomentFormat::kFull || case_.format.full == DType::kF64) return;
+    for (std::size_t k = 0; k < moments(); ++k) {
+      for (std::size_t i = 0; i < n_; ++i) {
+        const float m = moment_[k].get<float>(i);
+        if (m != m) moment_[k].set(i, std::numeric_limits<float>::quiet_NaN());
+      }
+    }
+  }
+  void spoil_weight(std::size_t i) {
+    if (case_.weight == DType::kF64) return weight_.set(i, 1234.0);
+    set_weight(i, 1234.0f);
+  }
 
   bool operator==(const State& other) const {
     return grad_ == other.grad_ && weight_ == other.weight_ && master_ == other.master_ &&

@@ -3,6 +3,7 @@
 
 #include "config_fixture.hpp"
 #include "kernels/host/matrix.hpp"
+#include "train/optimizer_setup.hpp"
 
 namespace zg {
 namespace {
@@ -83,6 +84,21 @@ TEST_F(ConfigTest, QuickstartSaysWhatItShould) {
   EXPECT_NE(run.warnings[0].find("bf16.enabled: \"auto\": took"), std::string::npos) << run.warnings[0];
 }
 
+TEST_F(ConfigTest, TheExampleOfASmallStateSaysWhatItShould) {
+  const RunConfig run = load_config({{shipped("gpt2-124m-small-state.json")}, {}});
+  EXPECT_EQ(run.warnings, Strings{});
+  EXPECT_EQ(run.optimizer.state, StatePrecision::kInt8);
+  EXPECT_EQ(run.dtype, DType::kBF16);
+  ASSERT_EQ(run.optimizer.groups.size(), 2u);
+  EXPECT_TRUE(run.optimizer.groups[0].frozen);
+  EXPECT_DOUBLE_EQ(run.optimizer.groups[1].rule.lr_factor, 2);
+  // Its patterns match what the model has.
+  const Model model(*run.model, run.dtype, host_ops());
+  const std::vector<std::vector<int>> groups = parameter_groups(run.optimizer, model);
+  EXPECT_EQ(groups.front(), (std::vector<int>{kFrozen, kFrozen}));
+  EXPECT_EQ(groups.back(), (std::vector<int>{2, 2}));  // the last norm
+}
+
 // ---- defaults and meanings
 
 TEST_F(ConfigTest, DefaultsAreDeepSpeeds) {
@@ -146,7 +162,6 @@ TEST_F(ConfigTest, DeepSpeedSectionsMeanWhatTheyMeanThere) {
                                    "zero_optimization.contiguous_gradients",
                                    "zero_optimization.offload_param.pin_memory",
                                    "zero_optimization.offload_optimizer.pin_memory",
-                                   "zero_optimization.offload_optimizer.ratio",
                                    "zero_optimization.offload_optimizer.buffer_count",
                                    "zero_optimization.offload_optimizer.fast_init",
                                    "zero_optimization.stage3_max_live_parameters",

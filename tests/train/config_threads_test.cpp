@@ -44,7 +44,7 @@ TEST_F(ConfigThreads, MistakesAreNamed) {
       {R"({"threads": {"compute": 0}})", "threads.compute", "found 0, expected a whole number, 1 to"},
       {R"({"threads": {"compute": 1.5}})", "threads.compute", "a whole number"},
       {R"({"threads": {"compute": "all"}})", "threads.compute",
-       "found \"all\", expected \"auto\", or a whole"},
+       "found text \"all\", expected \"auto\", or a whole"},
       {R"({"threads": {"compute": true}})", "threads.compute", "\"auto\", or a whole number"},
       {R"({"threads": {"reserved": -1}})", "threads.reserved", "0 to"},
       {R"({"threads": {"reserved": 100000}})", "threads.reserved", "0 to"},

@@ -1,8 +1,8 @@
-// Which cores this process may use, and who gets them: threads that compute, I/O threads, and threads that drive
-// a device.
+// Which cores this process may use, and who gets them: threads that compute, I/O threads, threads that
+// drive a device.
 //
-// A core is here what the system schedules on: a hyperthread where a physical core has several. Nodes are NUMA
-// nodes, by the system's numbers.
+// A core is here what the system schedules on: a hyperthread where a physical core has several. Nodes are
+// NUMA nodes, by the system's numbers.
 #pragma once
 #include <optional>
 #include <string>
@@ -14,8 +14,8 @@ namespace zg {
 std::vector<int> parse_cpu_list(const std::string& text);
 std::string format_cpu_list(const std::vector<int>& cpus);
 
-// Those that the calling thread may run on, rising: its affinity, within its control group's cpuset. None where the
-// system does not tell.
+// Those that the calling thread may run on, rising: its affinity, within its control group's cpuset. None
+// where the system does not tell.
 std::vector<int> usable_cores();
 // The calling thread runs on these from now on; 0, or the errno of the refusal. `cpus` must not be empty.
 [[nodiscard]] int bind_this_thread(const std::vector<int>& cpus);
@@ -34,9 +34,9 @@ struct CoreTopology {
   std::vector<Node> nodes = {};  // by number
   int cores() const;
 };
-// Of the cores in `usable`, from files below `root` + /sys. Where these say nothing of nodes there is one, 0; a core
-// that no node has belongs to the first.
-CoreTopology read_core_topology(const std::vector<int>& usable = usable_cores(), const std::string& root = "");
+// Of `usable`, by files below `root` + /sys. Without nodes there is one, 0; the first has what no node has.
+CoreTopology read_core_topology(const std::vector<int>& usable = usable_cores(),
+                                const std::string& root = "");
 
 enum class Binding { kAuto, kOn, kOff };
 
@@ -49,14 +49,14 @@ struct CoreWishes {
 
 struct NodeCores {
   int node = 0;
-  std::vector<int> compute = {};              // where its compute threads run
-  int threads = 0;                            // of them: at most one for each of these cores; 0: none computes here
+  std::vector<int> compute = {};  // where its compute threads run
+  int threads = 0;                // of them: at most one for each of these cores; 0: none computes here
   std::vector<int> drives = {}, devices = {};  // reserved for threads that serve these
   bool operator==(const NodeCores&) const = default;
 };
 
 struct CoreAssignment {
-  std::vector<NodeCores> nodes = {};              // those that have cores; at least one
+  std::vector<NodeCores> nodes = {};                     // those that have cores; at least one
   std::vector<int> drive_nodes = {}, device_nodes = {};  // for each of the wishes: an index into `nodes`
   bool bind = false;                              // whether threads are kept to their cores
   std::string why = {};                           // of the reservation, for people
@@ -71,17 +71,17 @@ struct CoreAssignment {
 
 // Decides by these alone.
 //
-// A node of kFewCores or more reserves a core for each of its drives, at most an eighth of its cores, and one for each
-// of its devices, at most a quarter of its cores with both; a smaller node reserves none. Hyperthreads of one physical
-// core go together. What is attached to no known node, or to one without cores, counts for the node that serves the
-// fewest. Each other core computes.
+// A node of kFewCores or more reserves a core for each of its drives, at most an eighth of its cores, and one
+// for each device, at most a quarter with both; a smaller one reserves none. Hyperthreads of a physical core
+// go together. What is attached to no known node, or to one without cores, counts for the node that serves
+// the fewest. Each other core computes.
 //
-// A wish replaces the rule: so many cores of each node, of which each device has one while one is left for the drives,
-// which have the rest (a single one serves both); so many compute threads, spread evenly over the nodes, for which
-// cores are given back that the rule alone had reserved. Every node that has cores keeps one that computes. Throws
-// Error(kUsage) naming the key where more was wished for than there is.
+// A wish replaces the rule: so many cores of each node, of which each device has one while one is left for
+// the drives, which have the rest (a single one serves both); so many compute threads, spread evenly, for
+// which cores are given back that the rule alone had reserved. Every node that has cores keeps one that
+// computes. Throws Error(kUsage) naming the key where more was wished for than there is.
 //
-// kAuto binds where that has a use: with several nodes, or with cores reserved. With kOff the rule reserves nothing.
+// kAuto binds where it has a use: with several nodes, or reserved cores. With kOff the rule reserves nothing.
 CoreAssignment assign_cores(const CoreTopology& topology, const CoreWishes& wishes);
 inline constexpr int kFewCores = 8;
 

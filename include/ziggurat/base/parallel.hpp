@@ -1,13 +1,13 @@
-// Data-parallel loops over oneTBB, with a partition that depends on the sizes alone, on the cores that compute.
+// Data-parallel loops over oneTBB on the cores that compute, cut up by sizes alone.
 //
 // Chunk i is [i * grain, min(n, (i + 1) * grain)) whatever the number of threads, so that sums made
 // per chunk and added in order are the same bits on every machine. May be called from any thread, and
 // from within a loop.
 //
-// Unless told otherwise a loop runs on its caller and on one thread for each other core. With cores assigned, the
-// threads of each NUMA node stand in an arena of their own and keep to the node's cores; a caller that joins them keeps
-// to these too, until its loop is done. A loop is shared out over the nodes, and who is done with a node's part helps
-// with the others'. A loop within a loop stays on the node where it begins.
+// Unless told otherwise a loop runs on its caller and a thread for each other core. With cores assigned, each
+// NUMA node's threads stand in an arena of their own and keep to its cores; so does a caller that joins them,
+// until its loop is done. A loop is shared out over the nodes, and who is done with a node's part helps with
+// the others'. A loop within a loop stays on the node where it begins.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -46,17 +46,17 @@ struct Near {
   const void* address = nullptr;
   std::int64_t bytes = 0;
 };
-// The same chunks, each on the node where its memory lies, as far as the system tells and it pays to ask (several
-// nodes, kAskBytes or more). Nodes that hold none of it take no part.
+// The same chunks, each on the node where its memory lies, as far as the system tells and it pays to ask
+// (several nodes, kAskBytes or more). Nodes that hold none of it take no part.
 void parallel_for(Near memory, std::int64_t n, std::int64_t grain,
                   FunctionRef<void(std::int64_t, std::int64_t)> body);
 inline constexpr std::int64_t kAskBytes = 1 << 20;
 
 // Threads that loops may use: the cores of this process, or what set_parallelism said.
 int parallelism();
-// Call either once, early, while no loop runs. At most so many threads work on loops at once, however many callers
-// there are. (As many as there are cores, or more, limit nothing: then each caller works on its own loop, beside one
-// thread less than that.)
+// Call either once, early, while no loop runs. At most so many threads work on loops at once, however many
+// callers there are. (As many as there are cores, or more, unbound, limit nothing: then each caller works on
+// its own loop, beside one thread less than that.)
 void set_parallelism(int threads);
 // As assigned. Empty, or why the system refuses to bind threads to their cores: then none is bound.
 [[nodiscard]] std::string set_parallelism(const CoreAssignment& cores);

@@ -11,6 +11,7 @@
 #include "ziggurat/engine/engine.hpp"
 #include "ziggurat/io/engine.hpp"
 #include "ziggurat/model/model.hpp"
+#include "ziggurat/optim/loss_scale.hpp"
 #include "ziggurat/optim/schedule.hpp"
 
 namespace zg {
@@ -46,7 +47,8 @@ enum class StatePrecision { kFull, kSplit, kBf16, kInt8 };
 
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kAdam;
-  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;  // DeepSpeed's defaults
+  // DeepSpeed's defaults; Lion's are lr 1e-4 and beta2 0.99.
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled = true;  // AdamW; Adam with "adam_w_mode": false
   bool bias_correction = true;
   double momentum = 0, dampening = 0;  // SGD
@@ -102,13 +104,18 @@ struct RunConfig {
   ScheduleConfig schedule;
   double gradient_clipping = 0;  // 0: off
   DType dtype = DType::kF32;  // kF32, kBF16, kF16; kF64 only for tests ("fp64": {"enabled": true})
-  // Of gradients on their way to the host: "communication_data_type", by default as `dtype`; kF64 with kF64.
+  // Of gradients on their way to the host: "communication_data_type", by default as `dtype`; kF64 with kF64,
+  // kF16 only with kF16.
   DType gradient_dtype = DType::kF32;
-  bool recompute = true;  // activation_checkpointing.recompute
+  LossScaleConfig loss_scale;  // with kF16
+  bool recompute = true;       // activation_checkpointing.recompute
   Accumulation accumulation = Accumulation::kLayerMajor;
   // Of what no offload section places: kAuto when the files have "tiers", else kDevice as in DeepSpeed.
   Placement offload_param = Placement::kAuto, offload_optimizer = Placement::kAuto;
   Placement offload_activation = Placement::kAuto;
+  // "ratio" of offload_optimizer, when the state may leave the device: the share of the parameters that is
+  // updated on the host. As many whole units as are in the rest of them are updated on the device.
+  double host_update_share = 1;
   AioConfig aio;
   TierConfig tiers;
   ThreadsConfig threads;

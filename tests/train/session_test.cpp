@@ -38,7 +38,8 @@ class SessionDrives : public ConfigTest {
 TEST_F(SessionDrives, ExtentsAreSpreadByTheGivenShares) {
   for (const int faster : {0, 1}) {
     Trace trace;
-    Session session(config({"aio.backend=ram"}), &trace);
+    // Blocks enough for a share to show: the state of each is one extent, which lies on one drive.
+    Session session(config({"aio.backend=ram", "model.n_layer=12"}), &trace);
     session.start(faster == 0 ? std::vector<double>{7, 1} : std::vector<double>{1, 7});
     session.engine().flush();
     const std::int64_t more = session.io()->counters(faster).write_bytes,

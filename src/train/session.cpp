@@ -218,12 +218,12 @@ void Session::open_drives() {
 // Room for a second copy of the optimizer's state, so that a write never goes over the only one: in what was
 // stated, and in half of what is free where nothing was.
 bool Session::drives_have_room(std::int64_t bytes) const {
-  std::vector<DriveSpace> space = space_of(config_.tiers.nvme);
-  for (DriveSpace& s : space) s.free_bytes /= 2;
   try {
+    std::vector<DriveSpace> space = space_of(config_.tiers.nvme);
+    for (DriveSpace& s : space) s.free_bytes /= 2;
     (void)drives_for(config_.tiers.nvme, space, bytes);
     return true;
-  } catch (const Error&) {
+  } catch (const Error&) {  // those who open the drives say what is wrong
     return false;
   }
 }

@@ -231,7 +231,8 @@ std::vector<Mistake> configurations() {
              "\"steps\": 1, \"train_batch_size\": 1, \"train_micro_batch_size_per_gpu\": 1, \"output\": "
              "{\"dir\": \"out\"}}")},
       {"UnknownArchitecture", with({"model.arch=mamba"}), "--set: model", "\"arch\" is \"mamba\""},
-      {"Fp16", over(), "fp16.enabled", "bf16", extra("{\"fp16\": {\"enabled\": true}}")},
+      {"Fp16AndBf16", over(), "fp16", "bf16",
+       extra("{\"fp16\": {\"enabled\": true}, \"bf16\": {\"enabled\": true}}")},
       {"TensorParallel", with({"parallel.tensor=2"}), "parallel.tensor", "2"},
       {"OutputIsAFile", with({"output.dir=text.txt"}), "output.dir text.txt", ""},
       {"OutputBelowAFile", with({"output.dir=text.txt/run"}), "output.dir text.txt/run", "Not a directory"},

@@ -19,6 +19,7 @@
 #include <filesystem>
 
 #include "bench/store_support.hpp"
+#include "ziggurat/device/ops.hpp"
 #include "ziggurat/io/bench.hpp"
 #include "ziggurat/optim/state.hpp"
 

@@ -7,6 +7,7 @@
 
 #include "train/config_fixture.hpp"
 #include "train/data_support.hpp"
+#include "train/report.hpp"
 #include "ziggurat/train/session.hpp"
 #include "ziggurat/train/trainer.hpp"
 
@@ -315,6 +316,19 @@ TEST_F(OptimizerRuns, AStaticLossScaleStays) {
     EXPECT_DOUBLE_EQ(record["loss_scale"].get<double>(), 128);
     EXPECT_EQ(record["skipped"].get<int>(), 0);
   }
+}
+
+TEST_F(OptimizerRuns, TheProgressLineTellsOfAStepLeftOut) {
+  StepRecord record;
+  record.step = 3;
+  record.result.loss = 5.5;
+  record.result.seconds = 1;
+  record.loss_scale = 32768;
+  EXPECT_EQ(progress_line(record, 9, 1, 1).find("skipped"), std::string::npos);
+  record.result.skipped = true;
+  const std::string line = progress_line(record, 9, 1, 1);
+  EXPECT_NE(line.find("loss 5.5000  skipped: gradients overflow at loss scale 32768  "), std::string::npos)
+      << line;
 }
 
 TEST_F(OptimizerRuns, OtherFormatsHaveNoLossScale) {

@@ -71,7 +71,7 @@ def measure(name, args):
     model, device, hosts = MODELS[args.model]
     host = args.host or hosts[name]
     program = [str(ROOT / "build/bench/bench_train_step"), str(ROOT / "configs/bench-gpt2-124m.json"), "--work", str(ROOT / "build/bench")]
-    base = program + model + settings
+    base = program + model + settings + [word for setting in args.set for word in ("--set", setting)]
     tiers = ["--set", f"tiers.device={args.device or device}", "--set", f"tiers.host={host}", "--set", 'tiers.nvme=[{"path":"/tmp"}]',
              "--set", "aio.backend=ram", "--set", f"tiers.read_ahead={args.read_ahead}"]
     compute = Served("compute alone", base + ["--serve"])
@@ -118,6 +118,7 @@ def main():
     parser.add_argument("--read-ahead", type=float, default=0.25, help="tiers.read_ahead")
     parser.add_argument("--io-share", type=float, default=0.9, help="I/O time wanted, as a share of compute")
     parser.add_argument("--io", choices=["nominal", "moved"], default="nominal", help="which I/O that is")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of both programs, e.g. aio.verify=false")
     parser.add_argument("--trace-dir", help="write a timeline of each case here")
     parser.add_argument("--out")
     args = parser.parse_args()

@@ -127,4 +127,12 @@ inline nlohmann::json provenance() {
           {"load", first_line("/proc/loadavg", "")}};
 }
 
+// Of a flag such as "64MiB", in whole pages. Throws Error(kUsage) that names the flag.
+inline std::int64_t bytes_of(const std::string& flag, const std::string& text) {
+  const auto bytes = parse_bytes(text);
+  if (!bytes || *bytes < 4096 || *bytes % 4096 != 0)
+    throw Error(Errc::kUsage, flag, text + " is not in whole pages");
+  return *bytes;
+}
+
 }  // namespace zg::bench

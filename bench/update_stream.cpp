@@ -302,13 +302,6 @@ void run(const Options& o) {
   std::printf("%s\n", json.dump().c_str());
 }
 
-std::int64_t bytes_of(const std::string& flag, const std::string& text) {
-  const auto bytes = parse_bytes(text);
-  if (!bytes || *bytes < 4096 || *bytes % 4096 != 0)
-    throw Error(Errc::kUsage, flag, text + " is not in whole pages");
-  return *bytes;
-}
-
 }  // namespace
 }  // namespace zg::bench
 

@@ -249,10 +249,7 @@ int main(int argc, char** argv) {
   app.add_option("--policy", o.policies)->delimiter(',')->check(CLI::IsMember({"next-use", "least"}));
   CLI11_PARSE(app, argc, argv);
   try {
-    const auto parsed = zg::parse_bytes(segment);
-    if (!parsed || *parsed < 4096 || *parsed % 4096 != 0)
-      throw zg::Error(zg::Errc::kUsage, "--segment", segment + " is not in whole pages");
-    o.segment = *parsed;
+    o.segment = zg::bench::bytes_of("--segment", segment);
     zg::bench::run(o);
   } catch (const zg::Error& e) {
     std::fprintf(stderr, "bench_store_step: %s\n", e.what());

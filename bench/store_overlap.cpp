@@ -268,10 +268,7 @@ int main(int argc, char** argv) {
   prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   o.compute_seconds = milliseconds * 1e-3;
   try {
-    const auto parsed = zg::parse_bytes(bytes);
-    if (!parsed || *parsed < 4096 || *parsed % 4096 != 0)
-      throw zg::Error(zg::Errc::kUsage, "--tensor", bytes + " is not in whole pages");
-    o.bytes = *parsed;
+    o.bytes = zg::bench::bytes_of("--tensor", bytes);
     zg::bench::run(o);
   } catch (const zg::Error& e) {
     std::fprintf(stderr, "bench_store_overlap: %s\n", e.what());

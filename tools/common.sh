@@ -14,6 +14,8 @@ die() {
 build_packages="g++ cmake ninja-build ccache pkg-config git
   libdnnl-dev libtbb-dev libhwloc-dev liburing-dev libaio-dev libhwy-dev libxxhash-dev
   nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev libgtest-dev libbenchmark-dev"
+# ... and for the tests: fibers for the emulation of CUDA.
+test_packages="libboost-context-dev"
 
 # need PACKAGE...: installs those that are missing.
 need() {

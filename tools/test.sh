@@ -14,7 +14,7 @@ case "${1:-}" in
 esac
 
 # shellcheck disable=SC2086
-need $build_packages python3 e2fsprogs mount
+need $build_packages $test_packages python3 e2fsprogs mount
 cd "$top"
 options=(-DZG_TESTS=ON -DZG_BENCH=ON)
 if [ "$preset" = release ] && command -v nvcc >/dev/null; then options+=(-DZG_CUDA=ON); fi

@@ -15,73 +15,18 @@
 
 namespace zg::host {
 
-// A row-major matrix whose rows start `ld` elements apart.
-template <class T>
-struct Strided {
-  T* data = nullptr;
-  std::int64_t ld = 0;
-
-  Strided() = default;
-  Strided(T* d, std::int64_t l) : data(d), ld(l) {}
-  template <class U>
-  requires std::is_same_v<const U, T> Strided(const Strided<U>& other)
-      : data(other.data), ld(other.ld) {}  // NOLINT: implicit on purpose
-
-  T* row(std::int64_t r) const { return data + r * ld; }
-};
-
-struct Extent {
-  std::int64_t rows = 0, cols = 0;
-};
-
 // Sums over rows are made in this many groups (fewer when there are fewer rows), added in order.
 inline constexpr std::int64_t kRowGroups = 32;
 
 template <class T>
-struct LayerNorm {
-  Strided<const T> x;
-  const T* w = nullptr;
-  const T* b = nullptr;
-  double eps = 0;
-  Strided<T> y;
-  Strided<Acc<T>> stats;  // mean, rstd
-};
-template <class T>
 void layernorm(Extent extent, const LayerNorm<T>& args);
 
-template <class T>
-struct LayerNormBackward {
-  Strided<const T> dy, x;
-  const T* w = nullptr;
-  Strided<const Acc<T>> stats;
-  Strided<T> dx;            // +=
-  Acc<T>* dw = nullptr;     // +=
-  Acc<T>* db = nullptr;     // +=
-  Strided<Acc<T>> scratch;  // [kRowGroups, 2 * cols]
-};
 template <class T>
 void layernorm_backward(Extent extent, const LayerNormBackward<T>& args);
 
 template <class T>
-struct RmsNorm {
-  Strided<const T> x;
-  const T* w = nullptr;
-  double eps = 0;
-  Strided<T> y;
-  Strided<Acc<T>> stats;  // rstd
-};
-template <class T>
 void rmsnorm(Extent extent, const RmsNorm<T>& args);
 
-template <class T>
-struct RmsNormBackward {
-  Strided<const T> dy, x;
-  const T* w = nullptr;
-  Strided<const Acc<T>> stats;
-  Strided<T> dx;            // +=
-  Acc<T>* dw = nullptr;     // +=
-  Strided<Acc<T>> scratch;  // [kRowGroups, cols]
-};
 template <class T>
 void rmsnorm_backward(Extent extent, const RmsNormBackward<T>& args);
 
@@ -105,35 +50,13 @@ void swiglu_backward(Extent extent, Strided<const T> gate_up, Strided<const T> d
 template <class T>
 void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out);
 
-template <class T>
-struct Embedding {
-  const std::int32_t* ids = nullptr;
-  std::int64_t vocabulary = 0, positions = 0, time = 0;
-  Strided<const T> wte, wpe;  // wpe may be null
-  Strided<T> out;
-};
 // extent: tokens, width.
 template <class T>
 void embedding(Extent extent, const Embedding<T>& args);
 
 template <class T>
-struct EmbeddingBackward {
-  const std::int32_t* ids = nullptr;
-  std::int64_t vocabulary = 0, positions = 0, time = 0;
-  Strided<const T> dout;
-  Strided<Acc<T>> dwte, dwpe;  // +=; either may be null
-};
-template <class T>
 void embedding_backward(Extent extent, const EmbeddingBackward<T>& args);
 
-template <class T>
-struct CrossEntropy {
-  Strided<const Acc<T>> logits;
-  const std::int32_t* targets = nullptr;  // negative: ignored
-  double* loss_sum = nullptr;             // +=
-  Strided<T> dlogits;                     // may be null; may start its rows where logits does
-  double scale = 1;                       // of dlogits, not of the loss; positive
-};
 // extent: tokens, vocabulary.
 template <class T>
 void cross_entropy(Extent extent, const CrossEntropy<T>& args);

@@ -6,27 +6,13 @@
 #include <cstdint>
 
 #include "ziggurat/base/dtype.hpp"
+#include "ziggurat/kernels/arguments.hpp"
 #include "ziggurat/kernels/types.hpp"
 
 namespace zg::host {
 
-template <class T>
-struct AccOf {
-  using type = float;
-};
-template <>
-struct AccOf<double> {
-  using type = double;
-};
-template <class T>
-using Acc = typename AccOf<T>::type;
+using namespace kernels;
 
-struct GemmShape {
-  std::int64_t m = 0, n = 0, k = 0;
-  Trans ta = Trans::kNo, tb = Trans::kNo;
-  std::int64_t lda = 0, ldb = 0, ldc = 0;
-  bool accumulate = false;
-};
 // C[m,n] (+)= op(A)[m,k] op(B)[k,n] (+ bias[n]). (In, Out) in {(bf16,bf16), (bf16,float), (fp16,fp16),
 // (fp16,float), (float,float), (double,double)}. float and bf16 by oneDNN, double by our own blocked loop
 // (for tests). fp16, and bf16 where the CPU has no instructions for it, by oneDNN's fp32 product of tiles

@@ -42,20 +42,12 @@
 #include <cstdint>
 
 #include "ziggurat/base/dtype.hpp"
+#include "ziggurat/kernels/arguments.hpp"
 #include "ziggurat/kernels/types.hpp"
 
 namespace zg::host {
 
-// Arrays of the same n elements. They do not overlap; any alignment.
-struct UpdateArrays {
-  const void* grad = nullptr;
-  DType grad_type = DType::kF32;  // f32, bf16 or f16; f64 where the state is
-  void* weight = nullptr;
-  DType weight_type = DType::kF32;  // f32, bf16 or f16 (kSplit: bf16); f64 where the state is
-  void* master = nullptr;           // kFull: f32 (or f64); kSplit: uint16, the low halves
-  void* moment[2] = {nullptr, nullptr};  // kFull: f32 (or f64); kBf16: bf16; kInt8: codes, 1 byte each
-  float* scale[2] = {nullptr, nullptr};  // kInt8: one for each begun block of kQuantBlock elements
-};
+using namespace kernels;
 
 // p.step >= 1; with Adam p.eps > 0, also when rounded to S. Of f64 only kFull, and all arrays are f64.
 void update(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p);

@@ -44,6 +44,16 @@ struct RandomKey {
   std::uint32_t key[2] = {0, 0};
 };
 
+// What is left out: element i (row-major, without gaps) stays where word i % 4 of the Philox block i / 4 of
+// (key, counter) is at least rate * 2^32, and is then divided by 1 - rate. A function of these alone, so that
+// a backward, or a forward that is run again, leaves out the same.
+struct Dropout {
+  double rate = 0;  // [0, 1)
+  RandomKey key = {};
+  std::uint64_t counter = 0;        // the high half of Philox's counter: step, layer, ... as the caller numbers them
+  std::int64_t first_element = 0;  // of the view, in what the numbers are counted over; a multiple of 4
+};
+
 struct UpdateParams {
   double lr = 0;
   double beta1 = 0.9, beta2 = 0.999;  // Adam, Lion

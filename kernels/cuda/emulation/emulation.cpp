@@ -1,0 +1,298 @@
+// The scheduler of the emulated block: fibers by Boost.Context, changed at barriers and collectives alone.
+#include "kernels/cuda/emulation/emulation.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <boost/context/fiber.hpp>
+#include <boost/context/protected_fixedsize_stack.hpp>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "ziggurat/base/error.hpp"
+
+namespace zg::emulation {
+namespace {
+
+namespace context = boost::context;
+
+constexpr std::size_t kStackBytes = 256 * 1024;
+constexpr int kWarp = 32;
+constexpr unsigned kMostThreads = 1024;
+constexpr std::size_t kMostShared = 227 * 1024;  // of a block on sm_90 and sm_100; sm_80 has 163 KiB
+
+std::atomic<std::uint64_t> g_seed{1};
+std::atomic<std::uint64_t> g_switches{0};
+
+enum class State { kReady, kAtBarrier, kAtCollective, kDone };
+
+struct Fiber {
+  context::fiber self;    // where it goes on
+  context::fiber caller;  // the scheduler
+  Place place;
+  int index = 0;  // of the thread in its block
+  State state = State::kDone;
+  unsigned mask = 0;      // of the collective that it waits in
+  std::size_t bytes = 0;  // ... and what it gave there
+  int predicate = 0;      // of the barrier that it waits at
+};
+
+// What the lanes of a warp give to a collective, and what of it all may read once they have come.
+struct Warp {
+  alignas(16) unsigned char given[kWarp][kMostGiven];
+  alignas(16) unsigned char seen[kWarp][kMostGiven];
+};
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+struct Block {
+  const char* name = "";
+  const std::function<void()>* kernel = nullptr;
+  std::vector<Fiber*> fibers;
+  std::vector<Warp> warps;
+  std::unique_ptr<void, Free> shared;  // exactly as large as was asked for: a sanitizer sees what lies beyond
+  int votes[3] = {0, 0, 0};            // of the last barrier
+  std::uint64_t random = 0, switches = 0;
+
+  std::uint64_t draw() {  // xorshift64*
+    random ^= random >> 12;
+    random ^= random << 25;
+    random ^= random >> 27;
+    return random * 0x2545F4914F6CDD1Dull;
+  }
+  template <class T>
+  void shuffle(std::vector<T>& items) {
+    for (std::size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[draw() % i]);
+  }
+};
+
+thread_local Block* t_block = nullptr;
+thread_local Fiber* t_fiber = nullptr;
+// Stacks are the dear part of a fiber: a thread of the machine keeps its fibers from block to block.
+thread_local std::vector<std::unique_ptr<Fiber>> t_kept;
+
+void stop(State state) {
+  Fiber& f = *t_fiber;
+  f.state = state;
+  f.caller = std::move(f.caller).resume();
+}
+
+std::unique_ptr<Fiber> make_fiber() {
+  auto made = std::make_unique<Fiber>();
+  Fiber* const f = made.get();
+  f->self = context::fiber(std::allocator_arg, context::protected_fixedsize_stack(kStackBytes),
+                           [f](context::fiber&& caller) {
+                             f->caller = std::move(caller);
+                             while (true) {  // one thread of a block after the other
+                               (*t_block->kernel)();
+                               stop(State::kDone);
+                             }
+                             return std::move(f->caller);
+                           });
+  return made;
+}
+
+[[noreturn]] void broken(const Fiber& f, const std::string& what) {
+  const Place& p = f.place;
+  assertion_failed(t_block->name, 0, "the kernel keeps CUDA's rules",
+                   fmt::format("{}: block ({}, {}, {}), thread ({}, {}, {})", what, p.block.x, p.block.y,
+                               p.block.z, p.thread.x, p.thread.y, p.thread.z));
+}
+
+const char* text_of(State state) {
+  switch (state) {
+    case State::kReady:
+      return "runs";
+    case State::kAtBarrier:
+      return "waits at a barrier";
+    case State::kAtCollective:
+      return "waits in a warp collective";
+    case State::kDone:
+      return "has ended";
+  }
+  return "?";
+}
+
+// Lets those go on whose collective is complete.
+bool complete_collectives(Block& b) {
+  bool any = false;
+  for (Fiber* f : b.fibers) {
+    if (f->state != State::kAtCollective) continue;
+    const std::size_t first = static_cast<std::size_t>(f->index) / kWarp * kWarp;
+    bool all = true;
+    for (std::size_t l = 0; l < kWarp && all; ++l) {
+      if ((f->mask >> l & 1) == 0) continue;
+      if (first + l >= b.fibers.size())
+        broken(*f, fmt::format("a collective names lane {}, which the block lacks", l));
+      const Fiber& other = *b.fibers[first + l];
+      if (other.state == State::kDone)
+        broken(*f, fmt::format("a collective waits for lane {}, which has ended", l));
+      all = other.state == State::kAtCollective;
+      if (all && (other.mask != f->mask || other.bytes != f->bytes))
+        broken(*f, fmt::format("lane {} came to another collective (masks {:#x} and {:#x}, {} and {} bytes)",
+                               l, other.mask, f->mask, other.bytes, f->bytes));
+    }
+    if (!all) continue;
+    any = true;
+    Warp& w = b.warps[first / kWarp];
+    const unsigned mask = f->mask;
+    for (std::size_t l = 0; l < kWarp; ++l) {
+      if ((mask >> l & 1) == 0) continue;
+      std::memcpy(w.seen[l], w.given[l], f->bytes);
+      b.fibers[first + l]->state = State::kReady;
+    }
+  }
+  return any;
+}
+
+bool complete_barrier(Block& b) {
+  int count = 0;
+  const auto waits = [](const Fiber* f) { return f->state == State::kAtBarrier; };
+  if (!std::all_of(b.fibers.begin(), b.fibers.end(), waits)) return false;
+  for (Fiber* f : b.fibers) {
+    count += f->predicate != 0 ? 1 : 0;
+    f->state = State::kReady;
+  }
+  b.votes[0] = count;
+  b.votes[1] = count == static_cast<int>(b.fibers.size()) ? 1 : 0;
+  b.votes[2] = count > 0 ? 1 : 0;
+  return true;
+}
+
+void run_block(Block& b) {
+  std::vector<Fiber*> order = b.fibers;
+  while (true) {
+    b.shuffle(order);
+    bool all_done = true;
+    for (Fiber* f : order) {
+      if (f->state == State::kReady) {
+        t_fiber = f;
+        ++b.switches;
+        f->self = std::move(f->self).resume();
+      }
+      all_done = all_done && f->state == State::kDone;
+    }
+    if (all_done) return;
+    if (complete_collectives(b) || complete_barrier(b)) continue;
+    const auto waits = [](const Fiber* f) { return f->state != State::kDone; };
+    const Fiber& stuck = **std::find_if(b.fibers.begin(), b.fibers.end(), waits);
+    const auto other = std::find_if(b.fibers.begin(), b.fibers.end(),
+                                    [&](const Fiber* f) { return f->state != stuck.state; });
+    broken(stuck, fmt::format("{} for ever, for thread {} of the block {}", text_of(stuck.state),
+                              other == b.fibers.end() ? 0 : (*other)->index,
+                              other == b.fibers.end() ? "waits too" : text_of((*other)->state)));
+  }
+}
+
+}  // namespace
+
+const Place& place() {
+  return t_fiber->place;
+}
+
+int lane() {
+  return t_fiber->index % kWarp;
+}
+
+void* dynamic_shared() {
+  return t_block->shared.get();
+}
+
+void barrier() {
+  barrier_vote(1, 0);
+}
+
+int barrier_vote(int predicate, int kind) {
+  t_fiber->predicate = predicate;
+  stop(State::kAtBarrier);
+  return t_block->votes[kind];
+}
+
+const void* gather(unsigned mask, const void* value, std::size_t bytes) {
+  ZG_ASSERT_LE(bytes, kMostGiven);
+  Fiber& f = *t_fiber;
+  if ((mask >> lane() & 1) == 0)
+    broken(f, fmt::format("a collective of mask {:#x} without the lane that calls it", mask));
+  Warp& w = t_block->warps[static_cast<std::size_t>(f.index / kWarp)];
+  std::memcpy(w.given[lane()], value, bytes);
+  f.mask = mask;
+  f.bytes = bytes;
+  stop(State::kAtCollective);
+  return w.seen;
+}
+
+std::uint64_t exchange(unsigned mask, std::uint64_t value, int from) {
+  const void* all = gather(mask, &value, sizeof(value));
+  if ((mask >> from & 1) == 0)
+    broken(*t_fiber, fmt::format("a shuffle from lane {}, which is not in its mask {:#x}", from, mask));
+  std::memcpy(&value, static_cast<const unsigned char*>(all) + static_cast<std::size_t>(from) * kMostGiven,
+              sizeof(value));
+  return value;
+}
+
+unsigned vote(unsigned mask, bool predicate) {
+  const auto* all = static_cast<const unsigned char*>(gather(mask, &predicate, 1));
+  unsigned bits = 0;
+  for (unsigned l = 0; l < kWarp; ++l) {
+    if ((mask >> l & 1) != 0 && all[l * kMostGiven] != 0) bits |= 1u << l;
+  }
+  return bits;
+}
+
+void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
+         const std::function<void()>& kernel) {
+  const std::size_t threads = std::size_t{block.x} * block.y * block.z;
+  ZG_ASSERT(threads >= 1 && threads <= kMostThreads, "{}: blocks of {} threads", name, threads);
+  ZG_ASSERT(shared_bytes <= kMostShared, "{}: {} bytes of shared memory", name, shared_bytes);
+  ZG_ASSERT(grid.y <= 65535 && grid.z <= 65535 && grid.x <= 0x7fffffffu, "{}: a grid of {} x {} x {}", name,
+            grid.x, grid.y, grid.z);
+  ZG_ASSERT(t_block == nullptr, "{} is launched within a kernel", name);
+  Block b;
+  b.name = name;
+  b.kernel = &kernel;
+  b.random = (g_seed.load() + 1) * 0x9E3779B97F4A7C15ull | 1;
+  b.warps.resize((threads + kWarp - 1) / kWarp);
+  if (shared_bytes > 0) {
+    void* memory = nullptr;
+    ZG_ASSERT_EQ(posix_memalign(&memory, 128, shared_bytes), 0);
+    b.shared.reset(memory);
+  }
+  while (t_kept.size() < threads) t_kept.push_back(make_fiber());
+  std::vector<std::uint64_t> blocks(std::size_t{grid.x} * grid.y * grid.z);
+  std::iota(blocks.begin(), blocks.end(), std::uint64_t{0});
+  b.shuffle(blocks);
+  t_block = &b;
+  for (const std::uint64_t at : blocks) {
+    b.fibers.clear();
+    for (std::size_t i = 0; i < threads; ++i) {
+      Fiber& f = *t_kept[i];
+      const auto t = static_cast<unsigned>(i);
+      f.index = static_cast<int>(i);
+      f.place.thread = {t % block.x, t / block.x % block.y, t / block.x / block.y};
+      f.place.block = {static_cast<unsigned>(at % grid.x), static_cast<unsigned>(at / grid.x % grid.y),
+                       static_cast<unsigned>(at / grid.x / grid.y)};
+      f.place.block_size = block;
+      f.place.grid_size = grid;
+      f.state = State::kReady;
+      b.fibers.push_back(&f);
+    }
+    if (shared_bytes > 0) std::memset(b.shared.get(), 0xff, shared_bytes);
+    run_block(b);
+  }
+  t_block = nullptr;
+  g_switches.store(b.switches);
+}
+
+void set_seed(std::uint64_t seed) {
+  g_seed.store(seed);
+}
+
+std::uint64_t switches() {
+  return g_switches.load();
+}
+
+}  // namespace zg::emulation

@@ -1,0 +1,96 @@
+// The kernels of CUDA devices: arithmetic on raw device pointers, enqueued on a stream. No allocation, no
+// policy. Operands, shapes and results are those of ziggurat/device/ops.hpp; all errors are Error(kDevice).
+//
+// T: float, bf16, fp16, double. Arithmetic is fp32 (fp64 for double), sums of a call have a fixed order:
+// results are the same bits for the same sizes, whatever the GPU, unless a call says otherwise.
+#pragma once
+#include <cstdint>
+
+#include "ziggurat/kernels/arguments.hpp"
+#include "ziggurat/kernels/types.hpp"
+
+struct CUstream_st;
+
+namespace zg::cuda {
+
+using namespace kernels;
+
+// CUDA's own stream (cudaStream_t).
+using StreamHandle = CUstream_st*;
+
+// Where a kernel goes, and what it may know of the device.
+struct Launch {
+  StreamHandle stream = nullptr;
+  int multiprocessors = 1;
+  bool deterministic = true;  // else sums may be made by atomics, in any order
+};
+
+// Sums over rows are made in this many groups of rows (scratch of so many rows), added in order.
+inline constexpr std::int64_t kRowGroups = 256;
+// Doubles of scratch for sums over all elements.
+inline constexpr std::int64_t kSumPartials = 1024;
+
+// norms.cu
+template <class T>
+void layernorm(const Launch& on, Extent extent, const LayerNorm<T>& args);
+template <class T>
+void layernorm_backward(const Launch& on, Extent extent, const LayerNormBackward<T>& args);
+template <class T>
+void rmsnorm(const Launch& on, Extent extent, const RmsNorm<T>& args);
+template <class T>
+void rmsnorm_backward(const Launch& on, Extent extent, const RmsNormBackward<T>& args);
+template <class T>
+void bias_backward(const Launch& on, Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T>> scratch);
+
+// elementwise.cu
+template <class T>
+void gelu(const Launch& on, Extent extent, Strided<const T> x, Strided<T> y);
+template <class T>
+void gelu_backward(const Launch& on, Extent extent, Strided<const T> x, Strided<const T> dy, Strided<T> dx);
+template <class T>
+void swiglu(const Launch& on, Extent extent, Strided<const T> gate_up, Strided<T> y);
+template <class T>
+void swiglu_backward(const Launch& on, Extent extent, Strided<const T> gate_up, Strided<const T> dy,
+                     Strided<T> d_gate_up);
+template <class T>
+void add(const Launch& on, Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out);
+template <class T>
+void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads,
+          std::int64_t head_size, double theta, bool inverse);
+template <class T>
+void dropout(const Launch& on, Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y);
+
+// casts.cu
+template <class In, class Out>
+void cast(const Launch& on, Extent extent, Strided<const In> in, Strided<Out> out);
+// *norm_sq += the sum of squares of what was written. scratch: kSumPartials doubles.
+template <class In, class Out>
+void finish_gradient(const Launch& on, std::int64_t n, const In* in, Out* out, double* norm_sq,
+                     double* scratch);
+
+// embedding.cu
+template <class T>
+void embedding(const Launch& on, Extent extent, const Embedding<T>& args);
+template <class T>
+void embedding_backward(const Launch& on, Extent extent, const EmbeddingBackward<T>& args);
+
+// cross_entropy.cu. scratch: kSumPartials doubles.
+template <class T>
+void cross_entropy(const Launch& on, Extent extent, const CrossEntropy<T>& args, double* scratch);
+
+// attention.cu. Without tensor cores for float and double. scratch: attention_scratch_bytes().
+template <class T>
+void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
+               std::int64_t ld_o, Acc<T>* lse);
+template <class T>
+void attention_backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
+                        const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
+                        T* dqkv, std::int64_t ld_dqkv, void* scratch);
+// Of the backward, for operands whose sums take accumulator_bytes (4, or 8 for double).
+std::int64_t attention_scratch_bytes(const AttentionShape& shape, std::int64_t accumulator_bytes);
+
+// update.cu: the formulae, and the bits, of kernels/host/update.hpp.
+void update(const Launch& on, std::int64_t n, const UpdateArrays& arrays, const StateFormat& format,
+            const UpdateParams& p);
+
+}  // namespace zg::cuda

@@ -1,0 +1,75 @@
+// How kernels are written and launched: with nvcc for GPUs, or with the host's compiler for the emulation
+// (emulation/emulation.hpp), from the same sources. Kernels include nothing but this, headers of their own
+// folder and include/ziggurat/kernels: nvcc and the libraries of the host do not always agree.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/cuda/kernels.hpp"
+
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#define ZG_UNROLL _Pragma("unroll")
+#else
+#include "kernels/cuda/emulation/emulation.hpp"
+#define ZG_UNROLL
+#endif
+
+namespace zg::cuda {
+
+struct Shape {
+  dim3 grid, block;
+  std::size_t shared_bytes = 0;  // dynamic; more than 48 KiB is asked for where it is needed
+};
+
+#if defined(__CUDACC__)
+
+// Memory that the launch gave the block, 128-byte aligned.
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char zg_dynamic_shared[];
+  return reinterpret_cast<T*>(zg_dynamic_shared);
+}
+
+[[noreturn]] void refused(const char* kernel, int status);
+
+// Throws Error(kDevice) when CUDA refuses. An empty grid launches nothing.
+template <class... P, class... A>
+void launch(const char* name, void (*kernel)(P...), const Launch& on, const Shape& shape, A&&... args) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  cudaError_t status = cudaSuccess;
+  if (shape.shared_bytes > 48 * 1024) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shape.shared_bytes));
+  }
+  if (status == cudaSuccess) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = shape.grid;
+    config.blockDim = shape.block;
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = on.stream;
+    status = cudaLaunchKernelEx(&config, kernel, P(std::forward<A>(args))...);
+  }
+  if (status != cudaSuccess) refused(name, static_cast<int>(status));
+}
+
+#else
+
+template <class T>
+T* dynamic_shared() {
+  return static_cast<T*>(emulation::dynamic_shared());
+}
+
+// On the emulated stream; at once where there is none.
+template <class... P, class... A>
+void launch(const char* name, void (*kernel)(P...), const Launch& on, const Shape& shape, A&&... args) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  emulation::enqueue(on.stream, [=, held = std::make_tuple(P(std::forward<A>(args))...)] {
+    emulation::run(name, shape.grid, shape.block, shape.shared_bytes, [&] { std::apply(kernel, held); });
+  });
+}
+
+#endif
+
+}  // namespace zg::cuda

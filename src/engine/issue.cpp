@@ -102,7 +102,7 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
       // What is frozen leaves no gradient and has no part in the norm.
       for (const auto& [first, count] : trained_runs(unit(op.unit))) {
         device_.ops().finish_gradient(s, sum.col_range(first, count), gradient.col_range(first, count),
-                                      w.scalar(1 + op.unit));
+                                      w.scalar(1 + op.unit), w.sum_partials());
       }
       break;
     }

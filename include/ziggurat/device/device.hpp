@@ -15,6 +15,14 @@
 
 namespace zg {
 
+// How the streams of one device wait for a point in one of them without the host. It belongs to the event that
+// it is attached to, and is given back when nobody holds that any more.
+class DeviceMark {
+ public:
+  virtual ~DeviceMark() = default;
+  virtual void give_back() = 0;  // any thread
+};
+
 // A point in a stream. Copies share it. Any thread.
 class Event {
  public:
@@ -34,6 +42,8 @@ class Event {
   // For implementations of Stream.
   static Event pending();
   void set() const;
+  void attach(DeviceMark* mark) const;  // once, before anybody else has the event
+  DeviceMark* mark() const;             // null: only the host knows when it is done. Valid while this is held
 
  private:
   friend class EventPool;
@@ -103,7 +113,9 @@ class HostStream : public Stream {
 class Arena {
  public:
   virtual ~Arena() = default;
-  virtual void* allocate(std::int64_t bytes) = 0;  // bytes: any; charged rounded up to 4096
+  // What charges are multiples of: 4096, or what the device gives its memory in.
+  virtual std::int64_t granule() const { return 4096; }
+  virtual void* allocate(std::int64_t bytes) = 0;  // bytes: any; charged rounded up to the granule
   virtual void release(void* data, std::int64_t bytes) = 0;
   virtual std::int64_t budget() const = 0;
   virtual std::int64_t in_use() const = 0;
@@ -130,7 +142,9 @@ class Device {
   virtual Arena& arena() = 0;
   virtual Ops& ops() = 0;
   virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;
-  // Copies between host memory and this device's, in order on `stream`.
+  // What host memory that is copied from and to should be told of (HostMemory::set_hooks): it is pinned.
+  virtual Arena::Hooks host_hooks() { return {}; }
+  // Copies between host memory and this device's, in order on `stream`. They do not throw: synchronize() does.
   virtual void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) = 0;
   virtual void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) = 0;
 };

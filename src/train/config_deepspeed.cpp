@@ -123,9 +123,11 @@ bool read_bf16(Section& root, bool fp16) {
   if (bf16->is_auto("enabled") && fp16) {
     bf16->notice("enabled", "\"auto\": took false, fp16 is enabled");
   } else if (bf16->is_auto("enabled")) {
-    enabled = host::has_native_bf16();
-    bf16->notice("enabled", fmt::format("\"auto\": took {}, this processor's bf16 instructions: {}", enabled,
-                                        host::bf16_description()));
+    const bool gpu = run.device.kind == DeviceConfig::Kind::kCuda;
+    enabled = gpu || host::has_native_bf16();
+    bf16->notice("enabled", gpu ? std::string("\"auto\": took true, the GPU has bf16 instructions")
+                                : fmt::format("\"auto\": took {}, this processor's bf16 instructions: {}", enabled,
+                                              host::bf16_description()));
   } else {
     enabled = bf16->boolean("enabled", false);
   }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ziggurat/base/task.hpp"
 #include "ziggurat/base/trace.hpp"
@@ -139,6 +140,9 @@ class Device {
   virtual ~Device() = default;
   virtual std::string describe() const = 0;
   virtual bool is_host() const = 0;
+  virtual int numa_node() const { return -1; }  // that it is attached to; -1: unknown, or all
+  // Its own threads run there from now on; empty: anywhere.
+  virtual void bind_threads(const std::vector<int>& /*cpus*/) {}
   virtual Arena& arena() = 0;
   virtual Ops& ops() = 0;
   virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;

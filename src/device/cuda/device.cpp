@@ -214,6 +214,8 @@ class CudaDevice : public Device {
                        options_.deterministic ? "deterministic" : "not deterministic");
   }
   bool is_host() const override { return false; }
+  int numa_node() const override { return info_.numa_node; }
+  void bind_threads(const std::vector<int>& cpus) override { completions_.bind(cpus); }
   Arena& arena() override { return arena_; }
   Ops& ops() override { return ops_; }
   // The engine's compute is what must never wait behind a copy's kernels or an update.

@@ -1,7 +1,5 @@
 #include "ziggurat/device/probe.hpp"
 
-#include "ziggurat/device/cuda.hpp"
-
 #include <hwloc.h>
 
 #include <cstdlib>
@@ -9,10 +7,10 @@
 #include <fstream>
 #include <memory>
 
-
 #include "kernels/host/matrix.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/device/cuda.hpp"
 
 namespace zg {
 namespace {

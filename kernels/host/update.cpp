@@ -126,8 +126,6 @@ void run(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, 
   ZG_ASSERT(kernel != nullptr, "no kernel for master format {} with moment format {}",
             static_cast<int>(format.master), static_cast<int>(format.moments));
   const UpdateConstants<S> constants(format.kind, p);
-  // Elements that have always been zero (padding) must give 0 / eps and not 0 / 0.
-  ZG_ASSERT(p.skip || format.kind != OptimizerKind::kAdam || constants.eps > 0, "eps {}", p.eps);
   const Arrays whole(arrays, format);
   UpdateJob<S> job;
   job.constants = &constants;
@@ -164,8 +162,13 @@ bool is_storage(DType type) {
   return type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;
 }
 
-void check(const UpdateArrays& a, const StateFormat& f, const UpdateParams& p) {
+}  // namespace
+
+void check_update(const UpdateArrays& a, const StateFormat& f, const UpdateParams& p) {
   ZG_ASSERT_GE(p.step, 1);
+  // Elements that have always been zero (padding) must give 0 / eps and not 0 / 0.
+  const bool positive = f.full == DType::kF64 ? p.eps > 0 : static_cast<float>(p.eps) > 0;
+  ZG_ASSERT(p.skip || f.kind != OptimizerKind::kAdam || positive, "eps {}", p.eps);
   ZG_ASSERT(f.full == DType::kF32 || f.full == DType::kF64, "state in {}", name_of(f.full));
   const int most = f.kind == OptimizerKind::kAdam ? 2 : 1;
   const int least = f.kind == OptimizerKind::kSgd ? 0 : most;
@@ -186,10 +189,8 @@ void check(const UpdateArrays& a, const StateFormat& f, const UpdateParams& p) {
             p.first_element);
 }
 
-}  // namespace
-
 void update(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p) {
-  check(arrays, format, p);
+  check_update(arrays, format, p);
   if (p.skip) return skip(n, arrays, format, p);
   StateFormat f = format;
   // What is not kept has no format.

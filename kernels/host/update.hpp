@@ -50,6 +50,9 @@ namespace zg::host {
 using namespace kernels;
 
 // p.step >= 1; with Adam p.eps > 0, also when rounded to S. Of f64 only kFull, and all arrays are f64.
+// Ends the process otherwise: whoever calls it has a bug. For other devices' update(), too.
+void check_update(const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p);
+
 void update(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p);
 
 }  // namespace zg::host

@@ -89,6 +89,7 @@ class Guarded {
     std::fill_n(bytes_.begin() + static_cast<std::ptrdiff_t>(begin_), count * size, std::byte{0});
   }
   void* data() { return bytes_.data() + begin_; }
+  std::vector<std::byte>& bytes() { return bytes_; }  // guards included
   template <class T>
   T get(std::size_t i) const {
     T value;
@@ -148,6 +149,10 @@ class State {
   }
   void update(const UpdateParams& p) {
     host::update(static_cast<std::int64_t>(n_), arrays(), case_.format, p);
+  }
+  // All memory that arrays() points into.
+  std::vector<Guarded*> memory() {
+    return {&grad_, &weight_, &master_, &moment_[0], &moment_[1], &scale_[0], &scale_[1]};
   }
 
   template <class S>

@@ -202,6 +202,10 @@ void* dynamic_shared() {
   return t_block->shared.get();
 }
 
+void trap() {
+  broken(*t_fiber, "the kernel trapped");
+}
+
 void barrier() {
   barrier_vote(1, 0);
 }

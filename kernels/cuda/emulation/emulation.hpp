@@ -78,6 +78,7 @@ const void* gather(unsigned mask, const void* value, std::size_t bytes);
 unsigned vote(unsigned mask, bool predicate);  // a bit for each lane
 void* dynamic_shared();
 int lane();
+[[noreturn]] void trap();  // ends the process
 
 // Runs the kernel over the grid, in this thread, blocks in a drawn order.
 void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
@@ -156,6 +157,9 @@ inline int __any_sync(unsigned mask, int predicate) {
 inline int __all_sync(unsigned mask, int predicate) {
   return zg::emulation::vote(mask, predicate != 0) == mask;
 }
+[[noreturn]] inline void __trap() {
+  zg::emulation::trap();
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 
@@ -211,6 +215,12 @@ inline unsigned __float_as_uint(float x) {
 inline float __uint_as_float(unsigned x) {
   return std::bit_cast<float>(x);
 }
+inline long long __double_as_longlong(double x) {
+  return std::bit_cast<long long>(x);
+}
+inline double __longlong_as_double(long long x) {
+  return std::bit_cast<double>(x);
+}
 inline int __popc(unsigned x) {
   return std::popcount(x);
 }
@@ -243,6 +253,9 @@ inline double __dadd_rn(double a, double b) {
 }
 inline double __dmul_rn(double a, double b) {
   return a * b;
+}
+inline double __dsqrt_rn(double a) {
+  return std::sqrt(a);
 }
 inline float __fdividef(float a, float b) {
   return a / b;

@@ -1,0 +1,268 @@
+// Softmax cross entropy against its definition in double.
+#include "tests/cuda/harness.hpp"
+
+namespace zg::test {
+namespace {
+
+template <class T>
+class CudaCrossEntropy : public testing::Test {};
+TYPED_TEST_SUITE(CudaCrossEntropy, StorageTypes);
+
+constexpr double kLossBefore = 0.25;
+
+template <class T>
+struct Rows {
+  using A = Acc<T>;
+  std::int64_t rows, cols;
+  Matrix<A> logits;
+  Matrix<T> dlogits;
+  std::vector<std::int32_t> targets;
+  std::vector<double> loss = {kLossBefore};
+  double scale = 1;
+
+  Rows(std::int64_t n, std::int64_t v, std::int64_t gap)
+      : rows(n), cols(v), logits(n, v, gap), dlogits(n, v, gap), targets(static_cast<std::size_t>(n)) {
+    auto random = generator(static_cast<std::uint64_t>(n * 100000 + v));
+    logits.fill_normal(random, 3, 4);
+    dlogits.fill(std::numeric_limits<double>::quiet_NaN());
+    for (auto& t : targets) t = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(v));
+    if (n > 2) targets[2] = -1;
+  }
+  void run(bool gradient = true) {
+    loss[0] = kLossBefore;
+    std::vector<double> scratch(cuda::kSumPartials, NAN);
+    OnDevice<A> d_logits(logits);
+    OnDevice<T> d_dlogits(dlogits);
+    OnDevice<std::int32_t> d_targets(targets);
+    OnDevice<double> d_loss(loss), d_scratch(scratch);
+    kernels::CrossEntropy<T> args{.logits = d_logits,
+                                  .targets = d_targets.data(),
+                                  .loss_sum = d_loss.data(),
+                                  .dlogits = {},
+                                  .scale = scale};
+    if (gradient) args.dlogits = d_dlogits;
+    cuda::cross_entropy<T>(launch(), {rows, cols}, args, d_scratch.data());
+    d_dlogits.fetch(), d_loss.fetch();
+  }
+  // Of the row of logits; relative, of a sum of exponentials and of each of them over it. Differences from
+  // the largest logit so far, and of largest ones, are exponents: each is rounded by a unit of itself, 200 at
+  // most. A thread adds 16 terms of a tile of at least 4096, and at each tile takes its sum to the new
+  // largest one by a product with an exponential (4 units together); what threads have is added in double.
+  double roundings() const { return 20.0 * (1 + static_cast<double>(cols) / 4096) + 2 * 200 + 16; }
+
+  void expect_definition() {
+    logits.expect_gaps_intact("logits"), dlogits.expect_gaps_intact("dlogits");
+    double sum_of_losses = kLossBefore, size = 1;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t target = targets[static_cast<std::size_t>(r)];
+      double max = logits.get(r, 0), sum = 0;
+      for (std::int64_t c = 0; c < cols; ++c) max = std::max(max, logits.get(r, c));
+      for (std::int64_t c = 0; c < cols; ++c) sum += std::exp(logits.get(r, c) - max);
+      for (std::int64_t c = 0; c < cols; ++c) {
+        const double p = std::exp(logits.get(r, c) - max) / sum;
+        const double expected = target < 0 ? 0 : scale * (p - (c == target ? 1 : 0));
+        ASSERT_NEAR(dlogits.get(r, c), expected, bound<T>(expected, roundings(), scale * p))
+            << r << ", " << c;
+      }
+      if (target < 0) continue;
+      sum_of_losses += std::log(sum) - (logits.get(r, target) - max);
+      size += std::log(sum) + max - logits.get(r, target);
+    }
+    // The relative error of the sum is the absolute error of its logarithm.
+    EXPECT_NEAR(loss[0], sum_of_losses,
+                roundings() * unit_roundoff<A>() * static_cast<double>(rows) + 1e-14 * size);
+  }
+};
+
+template <class T>
+void expect_definition(double scale) {
+  for (const std::int64_t cols : {1, 3, 43, 257, 5000}) {
+    for (const std::int64_t gap : {0, 4, 5}) {
+      SCOPED_TRACE(testing::Message() << cols << " columns, gap " << gap);
+      Rows<T> t(7, cols, gap);
+      t.scale = scale;
+      t.logits.set(1, 0, 200);  // exp would overflow without the maximum
+      // So many that some threads see nothing else.
+      for (std::int64_t c = 0; c + 1 < cols; ++c) {
+        if (c / 700 % 2 == 0 && c != t.targets[3]) {
+          t.logits.set(3, c, -std::numeric_limits<double>::infinity());
+        }
+      }
+      t.run();
+      t.expect_definition();
+    }
+  }
+}
+
+TYPED_TEST(CudaCrossEntropy, MatchesItsDefinition) {
+  expect_definition<TypeParam>(1);
+}
+TYPED_TEST(CudaCrossEntropy, ScalesTheGradientAndNotTheLoss) {
+  expect_definition<TypeParam>(0.37);
+  expect_definition<TypeParam>(32768);
+}
+
+// Of large blocks; some rows fit shared memory, some do not. From an aligned address, and from others.
+TYPED_TEST(CudaCrossEntropy, LargeVocabularies) {
+  using T = TypeParam;
+  for (const std::int64_t cols : {8193, 50257, 70001}) {
+    for (const std::int64_t gap : {cols == 50257 ? 47 : 3, 2}) {
+      SCOPED_TRACE(testing::Message() << cols << " columns, gap " << gap);
+      Rows<T> t(2, cols, gap);
+      t.targets[1] = static_cast<std::int32_t>(cols - 1);
+      t.run();
+      t.expect_definition();
+    }
+  }
+}
+
+TYPED_TEST(CudaCrossEntropy, SameBitsInAnyOrderOfThreads) {
+  using T = TypeParam;
+  for (const std::int64_t cols : {257, 9000}) {
+    Rows<T> first(9, cols, 0);
+    first.run();
+    for_each_order([&] {
+      Rows<T> t(9, cols, 0);
+      t.run();
+      EXPECT_EQ(t.loss, first.loss);
+      EXPECT_TRUE(t.dlogits.same_bits(first.dlogits));
+    });
+    // Nor does the way in which memory is accessed matter.
+    Rows<T> t(9, cols, 1);
+    for (std::int64_t r = 0; r < 9; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) t.logits.at(r, c) = first.logits.at(r, c);
+    }
+    t.targets = first.targets;
+    t.run();
+    EXPECT_EQ(t.loss, first.loss);
+    for (std::int64_t r = 0; r < 9; ++r) {
+      ASSERT_EQ(std::memcmp(&t.dlogits.at(r, 0), &first.dlogits.at(r, 0),
+                            static_cast<std::size_t>(cols) * sizeof(T)),
+                0);
+    }
+  }
+}
+
+// More rows than groups of them.
+TEST(CudaCrossEntropyFloat, ManyRows) {
+  Rows<float> t(cuda::kSumPartials + 70, 5, 0);
+  t.run();
+  t.expect_definition();
+}
+
+// A power of two changes no rounding, so all that changes is the exponent.
+TYPED_TEST(CudaCrossEntropy, APowerOfTwoScalesExactly) {
+  using T = TypeParam;
+  Rows<T> plain(7, 257, 0), scaled(7, 257, 0);
+  plain.logits.fill(1), scaled.logits.fill(1);  // every gradient is far from what underflows
+  plain.logits.set(3, 9, 3), scaled.logits.set(3, 9, 3);
+  scaled.scale = 1024;
+  plain.run(), scaled.run();
+  EXPECT_EQ(scaled.loss, plain.loss);
+  for (std::int64_t r = 0; r < 7; ++r) {
+    for (std::int64_t c = 0; c < 257; ++c) {
+      ASSERT_EQ(scaled.dlogits.get(r, c), 1024 * plain.dlogits.get(r, c)) << r << ", " << c;
+    }
+  }
+}
+
+// The gradient is scaled before it is rounded: in fp16 a probability of 2^-30 is nothing, 2^15 times it is
+// 2^-15. And a scale too large for fp16 shows as an infinity.
+TEST(CudaCrossEntropyFp16, TheScaleKeepsWhatUnderflows) {
+  for (const double scale : {1.0, 0x1p15, 0x1p17}) {
+    Rows<fp16> t(1, 43, 0);
+    t.scale = scale;
+    t.logits.fill(-30 * std::log(2.0));
+    t.logits.set(0, 7, 0);
+    t.targets[0] = 9;
+    t.run();
+    // The sum of all 43 is 1 but for 43 * 2^-30; the logit's rounding of 2^-20 is the exponent's, and the
+    // probability's then.
+    const double p = scale * 0x1p-30;
+    EXPECT_NEAR(t.dlogits.get(0, 3), scale == 1 ? 0.0 : p, scale == 1 ? 0.0 : p * 0x1p-10);
+    const double most = scale == 0x1p17 ? std::numeric_limits<double>::infinity() : scale;
+    EXPECT_EQ(t.dlogits.get(0, 7), most);
+    EXPECT_EQ(t.dlogits.get(0, 9), -most);
+  }
+}
+
+TYPED_TEST(CudaCrossEntropy, LossOnlyIsTheSameLoss) {
+  using T = TypeParam;
+  Rows<T> with(5, 257, 1), without(5, 257, 1);
+  const Matrix<T> untouched = without.dlogits;
+  with.run(), without.run(false);
+  EXPECT_EQ(with.loss, without.loss);
+  EXPECT_TRUE(without.dlogits.same_bits(untouched));
+}
+
+TYPED_TEST(CudaCrossEntropy, IgnoredRowsAlone) {
+  using T = TypeParam;
+  Rows<T> t(3, 43, 0);
+  t.targets = {-1, -100, std::numeric_limits<std::int32_t>::min()};
+  t.logits.fill(std::numeric_limits<double>::quiet_NaN());
+  t.run();
+  EXPECT_EQ(t.loss[0], kLossBefore);
+  for (std::int64_t r = 0; r < 3; ++r) {
+    for (std::int64_t c = 0; c < 43; ++c) ASSERT_EQ(t.dlogits.get(r, c), 0);
+  }
+}
+
+// Rows of T that start where the rows of logits do: in shared memory alone, and partly read again.
+TYPED_TEST(CudaCrossEntropy, GradientMayOverwriteLogits) {
+  using T = TypeParam;
+  using A = Acc<T>;
+  for (const std::int64_t cols : {257, 5000, 120001}) {
+    for (const std::int64_t gap : {0, 3}) {
+      SCOPED_TRACE(testing::Message() << cols << " columns, gap " << gap);
+      Rows<T> t(cols > 100000 ? 1 : 4, cols, gap);
+      t.run();
+      for_each_order([&] {
+        Matrix<A> shared = t.logits;
+        std::vector<double> loss = {kLossBefore}, scratch(cuda::kSumPartials, NAN);
+        OnDevice<A> d_shared(shared);
+        OnDevice<std::int32_t> d_targets(t.targets);
+        OnDevice<double> d_loss(loss), d_scratch(scratch);
+        const std::int64_t ld = t.logits.ld() * static_cast<std::int64_t>(sizeof(A) / sizeof(T));
+        cuda::cross_entropy<T>(launch(), {t.rows, cols},
+                               {.logits = d_shared,
+                                .targets = d_targets.data(),
+                                .loss_sum = d_loss.data(),
+                                .dlogits = {reinterpret_cast<T*>(d_shared.data()), ld}},
+                               d_scratch.data());
+        d_shared.fetch(), d_loss.fetch();
+        EXPECT_EQ(loss, t.loss);
+        for (std::int64_t r = 0; r < t.rows; ++r) {
+          ASSERT_EQ(
+              std::memcmp(&shared.at(r, 0), &t.dlogits.at(r, 0), static_cast<std::size_t>(cols) * sizeof(T)),
+              0)
+              << r;
+        }
+      });
+    }
+  }
+}
+
+TYPED_TEST(CudaCrossEntropy, NanIsNotHidden) {
+  using T = TypeParam;
+  const double nan = std::numeric_limits<double>::quiet_NaN(),
+               infinity = std::numeric_limits<double>::infinity();
+  for (const double bad : {nan, infinity}) {
+    for (const std::int64_t where : {0, 17, 42}) {
+      Rows<T> t(1, 43, 0);
+      t.targets[0] = 5;
+      t.logits.set(0, where, bad);
+      t.run();
+      EXPECT_TRUE(std::isnan(t.loss[0]));
+      EXPECT_TRUE(std::isnan(t.dlogits.get(0, 5)));
+    }
+  }
+  // A row without a finite logit.
+  Rows<T> t(1, 43, 0);
+  t.logits.fill(-infinity);
+  t.run();
+  EXPECT_TRUE(std::isnan(t.loss[0]));
+  for (std::int64_t c = 0; c < 43; ++c) ASSERT_TRUE(std::isnan(t.dlogits.get(0, c)));
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -130,7 +130,8 @@ class Arena {
 };
 // make_host_memory() of memory.hpp with nothing but these; throws as it does.
 std::unique_ptr<Arena> make_host_arena(std::string name, std::int64_t budget);
-std::int64_t arena_charge(std::int64_t bytes);  // what an allocation counts against the budget
+// What an allocation counts against the budget of an arena with this granule.
+std::int64_t arena_charge(std::int64_t bytes, std::int64_t granule = 4096);
 
 class Ops;
 

@@ -74,6 +74,7 @@ class PagedMemory final : public HostMemory {
   }
 
   std::int64_t budget() const override { return budget_; }
+  std::int64_t granule() const override { return kPage; }
   std::int64_t in_use() const override {
     std::lock_guard lock(mutex_);
     return in_use_;

@@ -51,11 +51,19 @@ TensorStore::TensorStore(const Options& options)
   make_segments();
   set_looks();
   residency_.set_gate(this);
-  if (io::Engine* io = options_.io) {
-    // Last: where something throws before, nobody takes them off the arena, which may outlive the engine.
-    options_.host->set_hooks({[io](void* data, std::int64_t bytes) { io->register_memory(data, bytes); },
-                              [io](void* data, std::int64_t) { io->unregister_memory(data); }});
-  }
+  // Last: where something throws before, nobody takes them off the arena, which may outlive the engine.
+  const Arena::Hooks pin = options_.device->host_hooks();
+  io::Engine* const io = options_.io;
+  if (io == nullptr && !pin.mapped) return;
+  options_.host->set_hooks({[io, pin](void* data, std::int64_t bytes) {
+                              if (pin.mapped) pin.mapped(data, bytes);
+                              if (io != nullptr) io->register_memory(data, bytes);
+                            },
+                            [io, pin](void* data, std::int64_t bytes) {
+                              if (io != nullptr) io->unregister_memory(data);
+                              if (pin.unmapped) pin.unmapped(data, bytes);
+                            }});
+  hooked_ = true;
 }
 
 // For those that the table has and we do not. Where the drives have no room for one it has no extent, and the
@@ -143,7 +151,7 @@ TensorStore::~TensorStore() {
   copy_stream_[0].reset();
   copy_stream_[1].reset();
   volume_.reset();  // its last completion has returned from completions_ then
-  if (options_.io != nullptr) options_.host->set_hooks({});
+  if (hooked_) options_.host->set_hooks({});
 }
 
 Arena& TensorStore::arena(Tier tier) {

@@ -1,4 +1,5 @@
-// A device that gives its memory in granules, as GPUs do: around any other, whose allocations it rounds up.
+// A device that gives its memory in granules, as GPUs do: around any other, whose allocations it rounds up
+// (and whose alignment of addresses it keeps).
 #pragma once
 #include <memory>
 #include <string>
@@ -15,9 +16,9 @@ class GranuleArena final : public Arena {
     ZG_ASSERT_EQ(granule % inner.granule(), 0);
   }
   std::int64_t granule() const override { return granule_; }
-  void* allocate(std::int64_t bytes) override { return inner_.allocate(arena_charge(bytes, granule_)); }
+  void* allocate(std::int64_t bytes) override { return inner_.allocate(charge(bytes)); }
   void release(void* data, std::int64_t bytes) override {
-    inner_.release(data, arena_charge(bytes, granule_));
+    inner_.release(data, charge(bytes));
   }
   std::int64_t budget() const override { return inner_.budget(); }
   std::int64_t in_use() const override { return inner_.in_use(); }

@@ -5,7 +5,7 @@
 
 #include "device/checked_ops.hpp"
 #include "device/cuda/arena.hpp"
-#include "device/cuda/pinned.hpp"
+//PIN#include "device/cuda/pinned.hpp"
 #include "device/cuda/stream.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
@@ -202,8 +202,8 @@ class CudaDevice : public Device {
         runtime_(std::move(runtime)),
         info_(checked_info(*runtime_, options.device)),
         blas_(make_blas(*runtime_, options.device, {.tf32 = options.tf32})),
-        arena_(*runtime_, options.device, "device memory", options.budget),
-        pinned_(*runtime_, options.device),
+        arena_(*runtime_, {.device = options.device, .budget = options.budget}),
+        //PINpinned_(*runtime_, options.device),
         completions_(*runtime_, options.device, fmt::format("zg-cuda-{}", options.device)),
         ops_(Context{*runtime_, *blas_, info_.multiprocessors, options.deterministic}) {}
 
@@ -214,6 +214,8 @@ class CudaDevice : public Device {
                        options_.deterministic ? "deterministic" : "not deterministic");
   }
   bool is_host() const override { return false; }
+  int numa_node() const override { return info_.numa_node; }
+  void bind_threads(const std::vector<int>& cpus) override { completions_.bind(cpus); }
   Arena& arena() override { return arena_; }
   Ops& ops() override { return ops_; }
   // The engine's compute is what must never wait behind a copy's kernels or an update.
@@ -223,7 +225,8 @@ class CudaDevice : public Device {
   }
   Arena::Hooks host_hooks() override {
     if (!options_.pin) return {};
-    return pinned_.hooks();
+    //PINreturn pinned_.hooks();
+    return {};
   }
   void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
     copy(stream, device, host, bytes, Direction::kToDevice);
@@ -260,7 +263,7 @@ class CudaDevice : public Device {
   const DeviceInfo info_;
   std::unique_ptr<Blas> blas_;
   CudaArena arena_;
-  PinnedRegions pinned_;
+  //PINPinnedRegions pinned_;
   Completions completions_;
   CheckedOps<CudaBackend> ops_;
 };

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg::cuda {
@@ -39,6 +40,15 @@ Completions::~Completions() {
             marks_.size() - free_marks_.size());
   for (const auto& mark : marks_) runtime_.destroy_event(mark->handle());
   for (std::uint32_t* page : word_pages_) runtime_.release_host(page);
+}
+
+void Completions::bind(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  {
+    std::lock_guard lock(mutex_);
+    bind_to_ = cpus;
+  }
+  changed_.notify_all();
 }
 
 Track* Completions::add_track() {
@@ -162,8 +172,12 @@ void Completions::run() {
   std::unique_lock lock(mutex_);
   while (true) {
     const auto waits = [](const auto& t) { return !t->entries.empty(); };
-    changed_.wait(lock, [&] { return stop_ || std::any_of(tracks_.begin(), tracks_.end(), waits); });
+    changed_.wait(lock, [&] {
+      return stop_ || !bind_to_.empty() || std::any_of(tracks_.begin(), tracks_.end(), waits);
+    });
     if (stop_) return;
+    // What fails here costs time at most: whoever asked for binding was told that it is possible.
+    if (!bind_to_.empty()) (void)bind_this_thread(std::exchange(bind_to_, {}));
     for (const auto& track : tracks_) advance(*track, done);
     lock.unlock();
     if (done.empty()) {

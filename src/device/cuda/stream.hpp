@@ -60,6 +60,9 @@ class Completions {
   // All tracks are gone.
   ~Completions();
 
+  // Its thread runs there from now on.
+  void bind(const std::vector<int>& cpus);
+
   Track* add_track();
   void remove_track(Track* track);  // has no entries
   void push(Track& track, Track::Entry entry);
@@ -91,6 +94,7 @@ class Completions {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Track>> tracks_;
   bool stop_ = false;
+  std::vector<int> bind_to_;
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;
   std::mutex marks_mutex_;  // of the two pools; taken with mutex_ held, never the other way round

@@ -10,8 +10,8 @@
 
 namespace zg {
 
-std::int64_t arena_charge(std::int64_t bytes) {
-  return round_up(std::max<std::int64_t>(bytes, 1), pages::kPage);
+std::int64_t arena_charge(std::int64_t bytes, std::int64_t granule) {
+  return round_up(std::max<std::int64_t>(bytes, 1), granule);
 }
 
 namespace {

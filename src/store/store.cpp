@@ -25,7 +25,8 @@ std::uint64_t next_identity() {
 
 TensorStore::TensorStore(const Options& options)
     : table_(options.table != nullptr ? *options.table
-                                      : TensorTable(options.io != nullptr ? options.io->drive_count() : 0)),
+                                      : TensorTable(options.io != nullptr ? options.io->drive_count() : 0,
+                                                    options.device->arena().granule())),
       options_(options),
       identity_(next_identity()),
       residency_(table_, options.budgets, options.policy),
@@ -34,6 +35,10 @@ TensorStore::TensorStore(const Options& options)
   copy_stream_[kToHost] = options_.device->make_stream("device->host");
   ZG_ASSERT_LE(options_.budgets.device, options_.device->arena().budget());
   ZG_ASSERT_LE(options_.budgets.host, options_.host->budget());
+  // Where an arena charges more than is counted here, it refuses what was promised, and that is waited for
+  // for ever.
+  ZG_ASSERT_EQ(table_.device_granule() % options_.device->arena().granule(), 0);
+  ZG_ASSERT_EQ(io::Engine::alignment() % options_.host->granule(), 0);
   if (options_.io != nullptr) {
     ZG_ASSERT_EQ(options_.io->drive_count(), table_.drives());
     // Segments are whole pages, so a page is the grain: nothing is lost to rounding.
@@ -138,7 +143,8 @@ TensorStore::~TensorStore() {
       ZG_ASSERT(!residency_.is_pinned(id, tier), "{} is still pinned when its store ends",
                 table_.segment_name(id));
       void*& memory = hot(id).memory[t];
-      if (memory != nullptr) arena(tier).release(std::exchange(memory, nullptr), table_.segment(id).charge);
+      if (memory != nullptr)
+        arena(tier).release(std::exchange(memory, nullptr), table_.segment(id).charge_at(tier));
     }
   }
   lock.unlock();

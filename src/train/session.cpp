@@ -95,6 +95,7 @@ void Session::make_layout() {
   o.optimizer = config_.offload_optimizer;
   o.activations = config_.offload_activation;
   o.drives = static_cast<int>(config_.tiers.nvme.size());
+  if (device_ != nullptr) o.device_granule = device_->arena().granule();
   o.state = state_format(config_.optimizer, config_.dtype);
   o.groups = parameter_groups(config_.optimizer, *model_);
   // Small budgets want small pieces: a few of them must fit at once.
@@ -129,11 +130,11 @@ std::int32_t Session::device_updates() const {
   const auto state_of = [&](std::int32_t u) {
     std::int64_t charge = 0;
     for (std::int32_t i = 0; i < layout_->state_segments(u); ++i) {
-      charge += layout_->table.segment(layout_->state_segment(u, i)).charge;
+      charge += layout_->table.segment(layout_->state_segment(u, i)).device_charge;
     }
     return charge;
   };
-  std::int64_t used = arena_charge(layout_->workspace_bytes()) + layout_->table.total_charge();
+  std::int64_t used = layout_->workspace_charge() + layout_->table.total_charge(Tier::kDevice);
   for (std::int32_t u = 0; u < units; ++u) used -= state_of(u);
   const std::int64_t room =
       device - static_cast<std::int64_t>(config_.tiers.read_ahead * static_cast<double>(device));
@@ -157,20 +158,25 @@ std::int32_t Session::units_within(double share) const {
   return n;
 }
 
+// Budgets that hold all tensors.
+Budgets Session::everything() const {
+  return {layout_->table.total_charge(Tier::kDevice), layout_->table.total_charge(Tier::kHost)};
+}
+
 void Session::resolve_budgets() {
-  const std::int64_t all = layout_->table.total_charge();
-  const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
+  const Budgets all = everything();
+  const std::int64_t workspace = layout_->workspace_charge();
   // Without a budget a tier takes what the run can use, as far as the machine has it.
   const MemoryLimits limits = read_memory_limits();
   const std::int64_t available = limits.left();
   const std::int64_t host = config_.tiers.host.value_or(0);
   if (device_ != nullptr) {
-    budgets_.device = config_.tiers.device.value_or(std::min(all + workspace, device_limit()));
-    budgets_.host = config_.tiers.host.value_or(std::min(all, available / 4 * 3));
+    budgets_.device = config_.tiers.device.value_or(std::min(all.device + workspace, device_limit()));
+    budgets_.host = config_.tiers.host.value_or(std::min(all.host, available / 4 * 3));
     check_memory(limits, {.name = "tiers.host", .bytes = host});
   } else {
-    budgets_.device = config_.tiers.device.value_or(std::min(all + workspace, available / 2));
-    budgets_.host = config_.tiers.host.value_or(std::min(all, available / 3));
+    budgets_.device = config_.tiers.device.value_or(std::min(all.device + workspace, available / 2));
+    budgets_.host = config_.tiers.host.value_or(std::min(all.host, available / 3));
     // Together, before either is taken: each alone may fit.
     check_memory(limits, {.name = "tiers.device and tiers.host",
                           .bytes = config_.tiers.device.value_or(0) + host});
@@ -179,16 +185,17 @@ void Session::resolve_budgets() {
 }
 
 void Session::check_plan() {
-  const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
+  const std::int64_t workspace = layout_->workspace_charge();
   const Budgets inside{budgets_.device - workspace, budgets_.host};
-  const std::int64_t all = layout_->table.total_charge();
+  const Budgets all = everything();
   // Less read-ahead where the budgets are too small for it.
   for (double share = config_.tiers.read_ahead;; share = share > 0.02 ? share / 2 : 0) {
     // A tier that holds everything needs no room for comings and goings.
-    const auto rest = [&](std::int64_t bytes) {
-      return bytes >= all ? bytes : bytes - static_cast<std::int64_t>(share * static_cast<double>(bytes));
+    const auto rest = [&](std::int64_t bytes, std::int64_t everything) {
+      const auto ahead = static_cast<std::int64_t>(share * static_cast<double>(bytes));
+      return bytes >= everything ? bytes : bytes - ahead;
     };
-    resident_ = {rest(inside.device), rest(inside.host)};
+    resident_ = {rest(inside.device, all.device), rest(inside.host, all.host)};
     plan_ = make_plan(*layout_, *programs_, resident_);
     if (plan_.fits) return;
     if (share == 0) break;

@@ -135,7 +135,8 @@ class Arena {
 };
 // make_host_memory() of memory.hpp with nothing but these; throws as it does.
 std::unique_ptr<Arena> make_host_arena(std::string name, std::int64_t budget);
-std::int64_t arena_charge(std::int64_t bytes);  // charge() of every host arena: in pages of 4096
+// charge() of an arena with this granule; every host arena has pages of 4096.
+std::int64_t arena_charge(std::int64_t bytes, std::int64_t granule = 4096);
 
 class Ops;
 

@@ -76,6 +76,7 @@ class Session {
   std::int32_t units_within(double share) const;
   std::string describe_update() const;
   bool drives_have_room(std::int64_t bytes) const;
+  Budgets everything() const;
   void resolve_budgets();
   void check_plan();
   void assign_threads();

@@ -14,8 +14,9 @@ struct Layout {
 inline std::ostream& operator<<(std::ostream& out, const Layout& l) {
   return out << "gap " << l.gap << ", offset " << l.offset;
 }
-// Packed throughout, aligned with pitches of whole packs, and two that no access of 16 bytes fits.
-inline constexpr Layout kLayouts[] = {{0, 0}, {16, 0}, {3, 0}, {15, 1}};
+// Without gaps; aligned for widths of whole packs; aligned for a width of 43, which is none; and never
+// aligned.
+inline constexpr Layout kLayouts[] = {{0, 0}, {16, 0}, {5, 0}, {15, 1}};
 
 template <class T>
 class Operand {

@@ -1,6 +1,7 @@
 // Element types on the device: conversions to and from the type of arithmetic, and packs of 16 bytes.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/launch.hpp"
 #include "ziggurat/base/dtype.hpp"
@@ -99,8 +100,10 @@ __device__ __forceinline__ void store_pack(T* at, const Pack<T>& pack) {
     unsigned word[4];
     ZG_UNROLL
     for (int j = 0; j < 4; ++j) {
-      if constexpr (sizeof(T) == 4) {
+      if constexpr (std::is_same_v<T, float>) {
         word[j] = __float_as_uint(pack.at[j]);
+      } else if constexpr (sizeof(T) == 4) {
+        word[j] = pack.at[j];
       } else {
         word[j] = static_cast<unsigned>(pack.at[2 * j].bits) | static_cast<unsigned>(pack.at[2 * j + 1].bits)
                                                                    << 16;
@@ -112,6 +115,15 @@ __device__ __forceinline__ void store_pack(T* at, const Pack<T>& pack) {
   }
 #else
   *reinterpret_cast<Pack<T>*>(at) = pack;
+#endif
+}
+
+// What will be read soon begins to come to the L2 cache. In global memory.
+__device__ __forceinline__ void prefetch(const void* at) {
+#if defined(__CUDACC__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
+#else
+  static_cast<void>(at);
 #endif
 }
 

@@ -290,3 +290,15 @@ inline float rsqrtf(float x) {
 inline double rsqrt(double x) {
   return 1 / std::sqrt(x);
 }
+// The remainder is exact.
+inline void sincospi(double x, double* sine, double* cosine) {
+  const double angle = std::fmod(x, 2.0) * 3.14159265358979323846;
+  *sine = std::sin(angle);
+  *cosine = std::cos(angle);
+}
+inline void sincospif(float x, float* sine, float* cosine) {
+  double s = 0, c = 0;
+  sincospi(static_cast<double>(x), &s, &c);
+  *sine = static_cast<float>(s);
+  *cosine = static_cast<float>(c);
+}

@@ -327,12 +327,15 @@ TEST(FakeRuntime, AfterAFailureNothingRunsAndEveryCallSaysSo) {
   const StreamHandle a = fake.stream(), b = fake.stream();
   char *device = fake.on_device(), *host = fake.pinned();
   const EventHandle event = fake.event();
-  Gate gate(fake);
-  gate.close(b);  // for ever
+  Gate gate(fake), for_ever(fake);
+  fake.failed = true;
+  for_ever.close(b);
+  gate.close(a);
   emulation::enqueue(a, [] { throw Error(Errc::kDevice, "kernel", "an illegal access"); });
   host[0] = 1;
   runtime.copy(a, host, device, 1, Direction::kToHost);
   runtime.record(event, a);
+  gate.open();
   const auto fails = [&](const auto& call) {
     try {
       for (int i = 0; i < 5000; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(1))) call();
@@ -352,7 +355,6 @@ TEST(FakeRuntime, AfterAFailureNothingRunsAndEveryCallSaysSo) {
   // What gives back works still; what is mapped stays.
   for (const StreamHandle stream : std::exchange(fake.streams, {})) runtime.destroy_stream(stream);
   EXPECT_TRUE(runtime.take_mistakes().empty());
-  fake.failed = true;
 }
 
 TEST(FakeRuntimeDeathTest, LeaksAndMisuseEndTheTest) {

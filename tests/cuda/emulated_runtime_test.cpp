@@ -248,7 +248,9 @@ TEST(FakeRuntime, FindsMisuseOfHostMemory) {
   fake.expect_mistake("no host memory", [&] { runtime.register_host(device, 4096); });
   fake.expect_mistake("a part of", [&] { runtime.copy(stream, device, page, 4097, Direction::kToDevice); });
   runtime.register_host(page + 4096, 4096);
-  runtime.copy(stream, device, page, 8192, Direction::kToDevice);  // all of it is registered
+  fake.expect_mistake("two registrations",
+                      [&] { runtime.copy(stream, device, page + 1, 4096, Direction::kToDevice); });
+  runtime.copy(stream, device, page + 4096, 4096, Direction::kToDevice);
   fake.finish(stream);
   Gate gate(fake);
   gate.close(stream);

@@ -186,7 +186,8 @@ TEST_F(CudaRuntime, HostMemoryIsRegisteredAsAWholeOrNotAtAll) {
   runtime_->register_host(page, 4096);
   runtime_->register_host(page + 4096, 4096);
   expect_refused([&] { runtime_->register_host(page, 4096); });
-  runtime_->copy(stream_, device_, page, 2 * 4096, Direction::kToDevice);
+  runtime_->copy(stream_, device_, page, 4096, Direction::kToDevice);
+  runtime_->copy(stream_, device_ + 4096, page + 4096, 4096, Direction::kToDevice);
   finish();
   EXPECT_EQ(read(device_, 2 * 4096), of(2 * 4096, 6));
   expect_refused([&] { runtime_->copy(stream_, device_, page, 3 * 4096, Direction::kToDevice); });

@@ -156,14 +156,17 @@ class TinyRun {
  public:
   explicit TinyRun(TinySetup setup)
       : setup_(with_gradient(std::move(setup))),
-        ops_device_(make_test_device(0)),
+        ops_device_(make_test_device(kAnyBudget)),
         model_(setup_.model, setup_.dtype, ops_device_->ops()),
         layout_(model_, setup_.layout),
         programs_(layout_, setup_.timing),
         budgets_(budgets_of(setup_)),
         directory_(setup_.directory.empty() ? TempDir() : TempDir(setup_.directory)) {
-    device_ = in_granules(make_test_device(budgets_.device + layout_.workspace_charge()),
-                          layout_.options.device_granule);
+    // The host's ops are everybody's; others are those of one device.
+    const std::int64_t granule = layout_.options.device_granule;
+    const std::int64_t budget = budgets_.device + layout_.workspace_charge();
+    device_ = ops_device_->is_host() ? in_granules(make_test_device(budget), granule)
+                                     : within(std::move(ops_device_), granule, budget);
     host_ = make_host_arena("host memory", budgets_.host);
     if (setup_.nvme == Nvme::kMemory && layout_.table.drives() > 0) {
       MemoryIo::Options o;
@@ -376,6 +379,7 @@ class TinyRun {
   }
 
   TinySetup setup_;
+  static constexpr std::int64_t kAnyBudget = std::int64_t{1} << 28;
   std::unique_ptr<Device> ops_device_;  // of the model, which is there before budgets are known
   Model model_;
   Layout layout_;

@@ -78,7 +78,8 @@ const void* gather(unsigned mask, const void* value, std::size_t bytes);
 unsigned vote(unsigned mask, bool predicate);  // a bit for each lane
 void* dynamic_shared();
 int lane();
-[[noreturn]] void trap();  // ends the process
+[[noreturn]] void trap();                                   // ends the process
+void check_access(const void* address, std::size_t bytes);  // that it is aligned, as a GPU would
 
 // Runs the kernel over the grid, in this thread, blocks in a drawn order.
 void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,

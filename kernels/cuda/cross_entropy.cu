@@ -138,13 +138,14 @@ struct Shared {
   T at_target;
 };
 
-// The row's loss, in the first thread of the block.
+// The row's loss, in the first thread of the block. `shared` may be used for the next row at once: a barrier
+// lies between the last reader of each of its members and the next writer.
 template <class T, int kThreads>
 __device__ __forceinline__ double row_loss(const Row<T, kThreads>& row, std::int64_t target, double scale,
                                            Shared<T>& shared) {
   using A = Acc<T>;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const double of_target = static_cast<double>(row.logits[target]);  // before it may be overwritten
+  const double of_target = static_cast<double>(row.logits[target]);  // on its way while the row is read
   const Softmax<A> mine = row.read();
   const A of_warp = warp_max(mine.max);
   if (lane == 0) shared.maxima[warp] = of_warp;
@@ -183,7 +184,6 @@ __global__ void __launch_bounds__(kThreads)
                                aligned};
     if (target >= 0) {
       loss += row_loss(row, target, args.scale, shared);
-      __syncthreads();  // `shared` is used again
     } else if (row.gradient != nullptr) {
       row.clear();
     }

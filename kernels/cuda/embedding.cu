@@ -216,7 +216,7 @@ struct ById {
 
 __device__ __forceinline__ int4 load_ids(const std::int32_t* ids, std::int64_t i, std::int64_t tokens,
                                          bool whole) {
-  if (whole && i + 4 <= tokens) return *reinterpret_cast<const int4*>(ids + i);
+  if (whole && i + 4 <= tokens) return *at_once<const int4>(ids + i);
   return make_int4(i < tokens ? ids[i] : 0, i + 1 < tokens ? ids[i + 1] : 0, i + 2 < tokens ? ids[i + 2] : 0,
                    i + 3 < tokens ? ids[i + 3] : 0);
 }

@@ -24,7 +24,7 @@ bool quads(const T* data, std::int64_t ld) {
 template <bool kAll, class T>
 __device__ __forceinline__ Quad<T> load_quad(const T* from, std::int64_t left, bool aligned, T other = T{}) {
   if constexpr (kAll) {
-    return *reinterpret_cast<const Quad<T>*>(from);
+    return *at_once<const Quad<T>>(from);
   } else {
     if (aligned && left >= 4) return load_quad<true>(from, left, true);
     Quad<T> quad;
@@ -36,7 +36,7 @@ __device__ __forceinline__ Quad<T> load_quad(const T* from, std::int64_t left, b
 template <bool kAll, class T>
 __device__ __forceinline__ void store_quad(T* to, const Quad<T>& quad, std::int64_t left, bool aligned) {
   if constexpr (kAll) {
-    *reinterpret_cast<Quad<T>*>(to) = quad;
+    *at_once<Quad<T>>(to) = quad;
   } else {
     if (aligned && left >= 4) return store_quad<true>(to, quad, left, true);
     ZG_UNROLL

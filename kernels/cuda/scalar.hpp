@@ -85,9 +85,19 @@ bool packs(const T* data, std::int64_t ld) {
          ld * static_cast<std::int64_t>(sizeof(T)) % 16 == 0;
 }
 
+// As what is accessed at once: a GPU stops where the address is no multiple of its size, and so does the
+// emulation.
+template <class P, class T>
+__device__ __forceinline__ P* at_once(T* at) {
+#if !defined(__CUDACC__)
+  emulation::check_access(at, alignof(P));
+#endif
+  return reinterpret_cast<P*>(at);
+}
+
 template <class T>
 __device__ __forceinline__ Pack<T> load_pack(const T* at) {
-  return *reinterpret_cast<const Pack<T>*>(at);
+  return *at_once<const Pack<T>>(at);
 }
 // To global memory. In PTX: where the address has several terms, nvcc takes a store of 16 bytes apart.
 template <class T>
@@ -114,7 +124,7 @@ __device__ __forceinline__ void store_pack(T* at, const Pack<T>& pack) {
                  : "memory");
   }
 #else
-  *reinterpret_cast<Pack<T>*>(at) = pack;
+  *at_once<Pack<T>>(at) = pack;
 #endif
 }
 

@@ -64,31 +64,38 @@ template <class In, class Out>
 void expect_cast(const std::vector<In>& values) {
   const std::int64_t all = static_cast<std::int64_t>(values.size());
   struct Layout {
-    std::int64_t rows, cols, gap, offset;
+    std::int64_t rows, cols, in_gap, in_offset, out_gap, out_offset;
   };
-  std::vector<Layout> layouts{{1, all, 0, 0}, {1, all - 1, 0, 1}};
+  std::vector<Layout> layouts{{1, all, 0, 0, 0, 0}, {1, all - 1, 0, 1, 0, 0}, {1, all - 1, 0, 0, 0, 1}};
   for (const std::int64_t cols : {1, 3, 4, 43, 257, 4096, 5000}) {
-    layouts.insert(layouts.end(), {{5, cols, 0, 0}, {5, cols, 3, 0}, {5, cols, 8, 0}, {4, cols, 4, 1}});
+    layouts.insert(layouts.end(), {{5, cols, 0, 0, 0, 0},
+                                   {5, cols, 8, 0, 4, 0},
+                                   {5, cols, 3, 0, 0, 0},
+                                   {5, cols, 0, 0, 3, 0},
+                                   {4, cols, 4, 1, 4, 0},
+                                   {4, cols, 4, 0, 4, 1}});
   }
   for (const Layout& at : layouts) {
-    SCOPED_TRACE(testing::Message() << at.rows << " x " << at.cols << ", gap " << at.gap << ", offset "
-                                    << at.offset);
-    Matrix<In> in(at.rows + 1, at.cols, at.gap);
-    Matrix<Out> out(at.rows + 1, at.cols, at.gap);
-    const std::int64_t ld = in.ld();
-    for (std::int64_t i = 0; i < (at.rows + 1) * ld; ++i) {
+    SCOPED_TRACE(testing::Message() << at.rows << " x " << at.cols << ", gaps " << at.in_gap << " and "
+                                    << at.out_gap << ", offsets " << at.in_offset << " and "
+                                    << at.out_offset);
+    Matrix<In> in(at.rows + 1, at.cols, at.in_gap);
+    Matrix<Out> out(at.rows + 1, at.cols, at.out_gap);
+    for (std::int64_t i = 0; i < in.rows() * in.ld(); ++i) {
       in.data()[i] = values[static_cast<std::size_t>(i * (at.cols == all ? 1 : 977) % all)];
     }
-    std::fill_n(out.data(), (at.rows + 1) * ld, poison<Out>());
+    std::fill_n(out.data(), out.rows() * out.ld(), poison<Out>());
     OnDevice<In> d_in(in);
     OnDevice<Out> d_out(out);
-    cuda::cast<In, Out>(launch(), {at.rows, at.cols}, {d_in.data() + at.offset, ld},
-                        {d_out.data() + at.offset, ld});
+    cuda::cast<In, Out>(launch(), {at.rows, at.cols}, {d_in.data() + at.in_offset, in.ld()},
+                        {d_out.data() + at.out_offset, out.ld()});
     d_out.fetch();
-    for (std::int64_t i = 0; i < (at.rows + 1) * ld; ++i) {
-      const std::int64_t place = i - at.offset, row = place / ld;
-      const bool written = place >= 0 && row < at.rows && place % ld < at.cols;
-      expect_same(out.data()[i], written ? converted<Out>(in.data()[i]) : poison<Out>(), i);
+    for (std::int64_t i = 0; i < out.rows() * out.ld(); ++i) {
+      const std::int64_t place = i - at.out_offset, r = place / out.ld(), c = place % out.ld();
+      const bool written = place >= 0 && r < at.rows && c < at.cols;
+      const Out expected =
+          written ? converted<Out>(in.data()[at.in_offset + r * in.ld() + c]) : poison<Out>();
+      expect_same(out.data()[i], expected, i);
       if (testing::Test::HasFatalFailure()) return;
     }
   }

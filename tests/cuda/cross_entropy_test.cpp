@@ -20,8 +20,13 @@ struct Rows {
   std::vector<double> loss = {kLossBefore};
   double scale = 1;
 
-  Rows(std::int64_t n, std::int64_t v, std::int64_t gap)
-      : rows(n), cols(v), logits(n, v, gap), dlogits(n, v, gap), targets(static_cast<std::size_t>(n)) {
+  Rows(std::int64_t n, std::int64_t v, std::int64_t gap) : Rows(n, v, gap, gap) {}
+  Rows(std::int64_t n, std::int64_t v, std::int64_t gap, std::int64_t gradient_gap)
+      : rows(n),
+        cols(v),
+        logits(n, v, gap),
+        dlogits(n, v, gradient_gap),
+        targets(static_cast<std::size_t>(n)) {
     auto random = generator(static_cast<std::uint64_t>(n * 100000 + v));
     logits.fill_normal(random, 3, 4);
     dlogits.fill(std::numeric_limits<double>::quiet_NaN());
@@ -127,18 +132,20 @@ TYPED_TEST(CudaCrossEntropy, SameBitsInAnyOrderOfThreads) {
       EXPECT_EQ(t.loss, first.loss);
       EXPECT_TRUE(t.dlogits.same_bits(first.dlogits));
     });
-    // Nor does the way in which memory is accessed matter.
-    Rows<T> t(9, cols, 1);
-    for (std::int64_t r = 0; r < 9; ++r) {
-      for (std::int64_t c = 0; c < cols; ++c) t.logits.at(r, c) = first.logits.at(r, c);
-    }
-    t.targets = first.targets;
-    t.run();
-    EXPECT_EQ(t.loss, first.loss);
-    for (std::int64_t r = 0; r < 9; ++r) {
-      ASSERT_EQ(std::memcmp(&t.dlogits.at(r, 0), &first.dlogits.at(r, 0),
-                            static_cast<std::size_t>(cols) * sizeof(T)),
-                0);
+    // Nor does the way in which memory is accessed matter: rows in quads of both, of one, of none.
+    for (const auto& [gap, gradient_gap] : {std::pair(1, 1), std::pair(3, 0), std::pair(0, 3)}) {
+      Rows<T> t(9, cols, cols % 4 == 0 ? gap : 3 + gap, cols % 4 == 0 ? gradient_gap : 3 + gradient_gap);
+      for (std::int64_t r = 0; r < 9; ++r) {
+        for (std::int64_t c = 0; c < cols; ++c) t.logits.at(r, c) = first.logits.at(r, c);
+      }
+      t.targets = first.targets;
+      t.run();
+      EXPECT_EQ(t.loss, first.loss);
+      for (std::int64_t r = 0; r < 9; ++r) {
+        ASSERT_EQ(std::memcmp(&t.dlogits.at(r, 0), &first.dlogits.at(r, 0),
+                              static_cast<std::size_t>(cols) * sizeof(T)),
+                  0);
+      }
     }
   }
 }

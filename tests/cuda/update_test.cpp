@@ -8,20 +8,22 @@
 namespace zg::test {
 namespace {
 
-// A state's memory on the device, guards included.
+// A state's memory on the device, guards included; the part `moved` an element from where it would be.
 class OnDeviceState {
  public:
-  explicit OnDeviceState(State& host) : host_(host) {
+  explicit OnDeviceState(State& host, std::size_t moved = 99) : host_(host) {
     for (Guarded* part : host.memory()) {
       const auto bytes = static_cast<std::int64_t>(part->bytes().size());
-      parts_.push_back({part, device_allocate(bytes)});
+      const std::size_t by = parts_.size() == moved ? host.element_bytes()[moved] : 0;
+      void* const memory = device_allocate(bytes + static_cast<std::int64_t>(by));
+      parts_.push_back({part, memory, static_cast<char*>(memory) + by});
       device_write(parts_.back().device, part->bytes().data(), bytes);
     }
   }
   OnDeviceState(const OnDeviceState&) = delete;
   OnDeviceState& operator=(const OnDeviceState&) = delete;
   ~OnDeviceState() {
-    for (const Part& part : parts_) device_release(part.device);
+    for (const Part& part : parts_) device_release(part.memory);
   }
 
   kernels::UpdateArrays arrays(std::size_t begin = 0) const {
@@ -43,13 +45,14 @@ class OnDeviceState {
  private:
   struct Part {
     Guarded* host;
-    void* device;
+    void* memory;
+    char* device;
   };
   void* there(const void* p) const {
     for (const Part& part : parts_) {
       const auto& bytes = part.host->bytes();
       const auto at = reinterpret_cast<std::uintptr_t>(p) - reinterpret_cast<std::uintptr_t>(bytes.data());
-      if (p != nullptr && !bytes.empty() && at < bytes.size()) return static_cast<char*>(part.device) + at;
+      if (p != nullptr && !bytes.empty() && at < bytes.size()) return part.device + at;
     }
     EXPECT_EQ(p, nullptr);
     return nullptr;
@@ -99,6 +102,22 @@ TEST_P(CudaUpdate, SameBitsAsTheHost) {
   }
 }
 
+// Any array alone may keep elements from being read in quads.
+TEST_P(CudaUpdate, AnyArrayElsewhere) {
+  const Case& c = GetParam();
+  State begin(c, 300);
+  begin.fill(6, c.params);
+  State expected = begin;
+  expected.update(c.params);
+  for (std::size_t moved = 0; moved < begin.memory().size(); ++moved) {
+    State actual = begin;
+    OnDeviceState device(actual, moved);
+    cuda::update(launch(), 300, device.arrays(), c.format, c.params);
+    device.fetch();
+    ASSERT_TRUE(actual == expected) << "array " << moved;
+  }
+}
+
 TEST_P(CudaUpdate, InAnyOrderOfThreads) {
   const Case& c = GetParam();
   State begin(c, 1111);
@@ -115,15 +134,15 @@ TEST_P(CudaUpdate, InAnyOrderOfThreads) {
 // Numbers of any size: subnormal ones, squares that are lost or too large, quotients that need care.
 TEST_P(CudaUpdate, SameBitsForNumbersOfAnySize) {
   const Case& c = GetParam();
-  constexpr std::size_t kCount = 3000;
-  State actual(c, kCount);
+  const std::size_t count = is_gpu() ? 300000 : 3000;
+  State actual(c, count);
   auto random = generator(2);
   std::normal_distribution<double> normal;
   const bool wide = c.format.full == DType::kF64;
   std::uniform_int_distribution<int> exponent(wide ? -1070 : -148, wide ? 1000 : 120);
-  std::vector<double> moment[2] = {std::vector<double>(kCount), std::vector<double>(kCount)};
+  std::vector<double> moment[2] = {std::vector<double>(count), std::vector<double>(count)};
   // In int8 one infinity takes its block with it: there half of the blocks have moderate numbers.
-  for (std::size_t i = 0; i < kCount; ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     const int most = i / 256 % 2 == 0 ? 30 : 2000;
     const auto size = [&] { return std::ldexp(1.0, std::min(exponent(random), most)); };
     actual.set_grad(i, normal(random) * size());

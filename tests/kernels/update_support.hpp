@@ -108,14 +108,16 @@ class Guarded {
   std::vector<std::byte> bytes_;
 };
 
+inline std::size_t bytes_of_moment(const StateFormat& format) {
+  if (format.moments == MomentFormat::kFull) return size_of(format.full);
+  return format.moments == MomentFormat::kBf16 ? 2 : 1;
+}
+
 // n elements of a case: their arrays, and the numbers in them.
 class State {
  public:
   State(const Case& c, std::size_t n, std::size_t offset = 0) : case_(c), n_(n) {
-    const std::size_t whole = size_of(c.format.full);
-    const std::size_t moment = c.format.moments == MomentFormat::kFull   ? whole
-                               : c.format.moments == MomentFormat::kBf16 ? 2
-                                                                         : 1;
+    const std::size_t whole = size_of(c.format.full), moment = bytes_of_moment(c.format);
     grad_ = Guarded(n, size_of(c.grad), offset);
     weight_ = Guarded(n, size_of(c.weight), offset);
     master_ = Guarded(n, split() ? 2 : whole, offset);
@@ -150,9 +152,13 @@ class State {
   void update(const UpdateParams& p) {
     host::update(static_cast<std::int64_t>(n_), arrays(), case_.format, p);
   }
-  // All memory that arrays() points into.
+  // All memory that arrays() points into; and bytes of an element of each.
   std::vector<Guarded*> memory() {
     return {&grad_, &weight_, &master_, &moment_[0], &moment_[1], &scale_[0], &scale_[1]};
+  }
+  std::vector<std::size_t> element_bytes() const {
+    const std::size_t whole = size_of(case_.format.full), moment = bytes_of_moment(case_.format);
+    return {size_of(case_.grad), size_of(case_.weight), split() ? 2 : whole, moment, moment, 4, 4};
   }
 
   template <class S>

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/device.hpp"
@@ -17,9 +18,7 @@ class GranuleArena final : public Arena {
   }
   std::int64_t granule() const override { return granule_; }
   void* allocate(std::int64_t bytes) override { return inner_.allocate(charge(bytes)); }
-  void release(void* data, std::int64_t bytes) override {
-    inner_.release(data, charge(bytes));
-  }
+  void release(void* data, std::int64_t bytes) override { inner_.release(data, charge(bytes)); }
   std::int64_t budget() const override { return inner_.budget(); }
   std::int64_t in_use() const override { return inner_.in_use(); }
   std::int64_t peak() const override { return inner_.peak(); }
@@ -36,6 +35,8 @@ class GranuleDevice final : public Device {
       : inner_(std::move(inner)), arena_(inner_->arena(), granule) {}
   std::string describe() const override { return inner_->describe(); }
   bool is_host() const override { return inner_->is_host(); }
+  int numa_node() const override { return inner_->numa_node(); }
+  void bind_threads(const std::vector<int>& cpus) override { inner_->bind_threads(cpus); }
   Arena& arena() override { return arena_; }
   Ops& ops() override { return inner_->ops(); }
   std::unique_ptr<Stream> make_stream(const std::string& name) override { return inner_->make_stream(name); }

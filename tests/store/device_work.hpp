@@ -24,7 +24,8 @@ struct Leased {
   bool within_reach(const Device& device) const { return tier == Tier::kHost || device.is_host(); }
 };
 
-// Host memory that the device copies from and to without the host's waiting for it.
+// Host memory that the device copies from and to without the host's waiting for it. To end it may wait for
+// all that the device does.
 class Staging {
  public:
   Staging(Device& device, std::int64_t bytes) : buffer_(bytes), hooks_(device.host_hooks()) {
@@ -35,6 +36,7 @@ class Staging {
     if (hooks_.unmapped) hooks_.unmapped(buffer_.data(), buffer_.size());
   }
   void* data() const { return buffer_.data(); }
+  std::int64_t bytes() const { return buffer_.size(); }
 
  private:
   Buffer buffer_;
@@ -47,7 +49,7 @@ template <class Work>
 void work_on(Device& device, const Leased& at, Work&& work) {
   if (at.within_reach(device)) return work(at.data);
   const auto stream = device.make_stream("test copies");
-  const Staging staging(device, at.bytes);
+  const Buffer staging(at.bytes);
   if (at.access != Access::kOverwrite) {
     device.copy_to_host(*stream, staging.data(), at.data, at.bytes);
     stream->synchronize();
@@ -91,14 +93,20 @@ class WorkStream {
   void enqueue(const Leased& at, Work work) {
     if (at.within_reach(device_))
       return enqueue([data = at.data, work = std::move(work)]() mutable { work(data); });
-    while (!staged_.empty() && staged_.front().done.done()) staged_.pop_front();
-    Staged& staged = staged_.emplace_back();
-    staged.memory = std::make_unique<Staging>(device_, at.bytes);
+    const bool again = !staged_.empty() && staged_.front().done.done();
+    Staged staged;
+    if (again) {
+      staged = std::move(staged_.front());
+      staged_.pop_front();
+    }
+    if (!again || staged.memory->bytes() < at.bytes)
+      staged.memory = std::make_unique<Staging>(device_, at.bytes);
     void* const memory = staged.memory->data();
     if (at.access != Access::kOverwrite) device_.copy_to_host(*stream_, memory, at.data, at.bytes);
     enqueue([memory, work = std::move(work)]() mutable { work(memory); });
     if (at.access != Access::kRead) device_.copy_to_device(*stream_, at.data, memory, at.bytes);
     staged.done = stream_->record();
+    staged_.push_back(std::move(staged));
   }
   // Everything so far comes before the lease's end.
   void release(Lease& lease) { lease.release_after(*stream_, stream_->record()); }

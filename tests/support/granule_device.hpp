@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/device.hpp"
@@ -44,6 +45,8 @@ class GranuleDevice final : public Device {
       : inner_(std::move(inner)), arena_(inner_->arena(), granule, budget) {}
   std::string describe() const override { return inner_->describe(); }
   bool is_host() const override { return inner_->is_host(); }
+  int numa_node() const override { return inner_->numa_node(); }
+  void bind_threads(const std::vector<int>& cpus) override { inner_->bind_threads(cpus); }
   Arena& arena() override { return arena_; }
   Ops& ops() override { return inner_->ops(); }
   std::unique_ptr<Stream> make_stream(const std::string& name) override { return inner_->make_stream(name); }

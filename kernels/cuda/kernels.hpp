@@ -30,7 +30,7 @@ inline constexpr std::int64_t kRowGroups = 256;
 // Doubles of scratch for sums over all elements.
 inline constexpr std::int64_t kSumPartials = 1024;
 
-// norms.cu
+// layernorm.cu, rmsnorm.cu, bias_backward.cu
 template <class T>
 void layernorm(const Launch& on, Extent extent, const LayerNorm<T>& args);
 template <class T>
@@ -42,7 +42,7 @@ void rmsnorm_backward(const Launch& on, Extent extent, const RmsNormBackward<T>&
 template <class T>
 void bias_backward(const Launch& on, Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T>> scratch);
 
-// elementwise.cu
+// gelu.cu, swiglu.cu, add.cu, rope.cu, dropout.cu
 template <class T>
 void gelu(const Launch& on, Extent extent, Strided<const T> x, Strided<T> y);
 template <class T>

@@ -294,6 +294,17 @@ class CheckedOps : public Ops {
     });
   }
 
+  void dropout(Stream& s, View x, const Dropout& dropout, View y) override {
+    expect(x, "x", x.dtype, x.rows, x.cols);
+    expect(y, "y", x.dtype, x.rows, x.cols);
+    ZG_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "a dropout of {}", dropout.rate);
+    ZG_ASSERT_EQ(dropout.first_element % 4, 0);
+    checked::with_type(x.dtype, [&](auto type) {
+      using T = decltype(type);
+      backend_.template dropout<T>(s, checked::extent_of(x), checked::strided<T>(x), dropout, checked::strided<T>(y));
+    });
+  }
+
   void bias_backward(Stream& s, View dy, View db, View scratch) override {
     const DType a = checked::acc_of(dy.dtype);
     expect(dy, "dy", dy.dtype, dy.rows, dy.cols);

@@ -81,6 +81,10 @@ struct HostBackend {
     enqueue(s, "add", [=] { host::add<T>(extent, a, b, out); });
   }
   template <class T>
+  void dropout(Stream& s, Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y) {
+    enqueue(s, "dropout", [=] { host::dropout<T>(extent, x, dropout, y); });
+  }
+  template <class T>
   void rope(Stream& s, T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads,
             std::int64_t head_size, double theta, bool inverse) {
     enqueue(s, "rope", [=] { host::rope<T>(x, ld, rows, time, heads, head_size, theta, inverse); });

@@ -9,9 +9,9 @@
 #include <thread>
 
 #include "device/cuda/arena.hpp"
-#include "support/count_allocations.hpp"
-#include "support/seed.hpp"
 #include "tests/cuda/fake_runtime.hpp"
+#include "tests/support/count_allocations.hpp"
+#include "tests/support/seed.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::test {

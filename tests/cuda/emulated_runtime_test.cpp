@@ -178,7 +178,7 @@ TEST(FakeRuntime, PhysicalMemoryMovesWithItsBytesAndCountsOnce) {
   runtime.map(at + 3 * kGranule, kGranule, a);
   EXPECT_EQ(at[3 * kGranule + 5], 'a');
   EXPECT_EQ(at[kGranule], 'b');
-  EXPECT_EXIT(at[0] = 1, testing::KilledBySignal(SIGSEGV), "");
+  EXPECT_DEATH(at[0] = 1, "");
   // Released, it stays as long as it is mapped.
   runtime.release_physical(a);
   runtime.set_other_use(0, 0);
@@ -248,7 +248,9 @@ TEST(FakeRuntime, FindsMisuseOfHostMemory) {
   fake.expect_mistake("no host memory", [&] { runtime.register_host(device, 4096); });
   fake.expect_mistake("a part of", [&] { runtime.copy(stream, device, page, 4097, Direction::kToDevice); });
   runtime.register_host(page + 4096, 4096);
-  runtime.copy(stream, device, page, 8192, Direction::kToDevice);  // all of it is registered
+  fake.expect_mistake("two registrations",
+                      [&] { runtime.copy(stream, device, page + 1, 4096, Direction::kToDevice); });
+  runtime.copy(stream, device, page + 4096, 4096, Direction::kToDevice);
   fake.finish(stream);
   Gate gate(fake);
   gate.close(stream);
@@ -327,12 +329,15 @@ TEST(FakeRuntime, AfterAFailureNothingRunsAndEveryCallSaysSo) {
   const StreamHandle a = fake.stream(), b = fake.stream();
   char *device = fake.on_device(), *host = fake.pinned();
   const EventHandle event = fake.event();
-  Gate gate(fake);
-  gate.close(b);  // for ever
+  Gate gate(fake), for_ever(fake);
+  fake.failed = true;
+  for_ever.close(b);
+  gate.close(a);
   emulation::enqueue(a, [] { throw Error(Errc::kDevice, "kernel", "an illegal access"); });
   host[0] = 1;
   runtime.copy(a, host, device, 1, Direction::kToHost);
   runtime.record(event, a);
+  gate.open();
   const auto fails = [&](const auto& call) {
     try {
       for (int i = 0; i < 5000; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(1))) call();
@@ -352,7 +357,6 @@ TEST(FakeRuntime, AfterAFailureNothingRunsAndEveryCallSaysSo) {
   // What gives back works still; what is mapped stays.
   for (const StreamHandle stream : std::exchange(fake.streams, {})) runtime.destroy_stream(stream);
   EXPECT_TRUE(runtime.take_mistakes().empty());
-  fake.failed = true;
 }
 
 TEST(FakeRuntimeDeathTest, LeaksAndMisuseEndTheTest) {

@@ -240,7 +240,11 @@ FakeMemory::Place FakeMemory::place_locked(Address at, std::int64_t bytes) const
     return place;
   }
   const std::int64_t pinned = covered(pinned_);
-  if (pinned == bytes) return {Kind::kPinned, -1};
+  if (pinned == bytes) {
+    const auto it = overlap(pinned_, at, bytes);
+    if (it->first + it->second.bytes < end) throw Misuse{"two registrations: CUDA does not say that it may"};
+    return {Kind::kPinned, -1};
+  }
   if (pinned != 0)
     throw Misuse{fmt::format("of {} bytes of host memory, a part of {} is registered", bytes, pinned)};
   if (!exists(at, bytes)) throw Misuse{fmt::format("there is no memory at {:#x}, {} bytes", at, bytes)};

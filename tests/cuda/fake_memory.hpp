@@ -41,8 +41,8 @@ class FakeMemory {
   void* allocate_host(std::int64_t bytes);  // what follows it cannot be touched
   void release_host(void* at);
 
-  // Where all of these bytes are; device memory must be mapped, host memory must exist and be pinned as a
-  // whole or not at all.
+  // Where all of these bytes are; device memory must be mapped, host memory must exist and be pinned, at
+  // once, as a whole or not at all.
   Place place(const void* at, std::int64_t bytes) const;
   // Bytes that work on a stream is going to touch: until end_use(), nobody may unmap or unregister them.
   void begin_use(const void* at, std::int64_t bytes);

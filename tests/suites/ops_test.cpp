@@ -258,6 +258,18 @@ TYPED_TEST(DeviceOps, AddAndBias) {
   });
 }
 
+TYPED_TEST(DeviceOps, Dropout) {
+  Operands<TypeParam> o;
+  const auto x = o.t(kRows, kWidth), y = o.t(kRows, kWidth), in_place = o.t(kRows, kWidth),
+             all = o.t(kRows, kWidth);
+  const Dropout some{.rate = 0.3, .key = {{1, 2}}, .counter = 7, .first_element = 40};
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.dropout(s, pick(x), some, pick(y));
+    ops.dropout(s, pick(in_place), some, pick(in_place));
+    ops.dropout(s, pick(x), {}, pick(all));
+  });
+}
+
 TYPED_TEST(DeviceOps, Embedding) {
   Operands<TypeParam> o;
   const auto ids = o.ids({4, 0, 4, 2, 2, 4});

@@ -7,6 +7,7 @@
 #include <numbers>
 #include <vector>
 
+#include "ziggurat/base/philox.hpp"
 #include "ziggurat/device/ops.hpp"
 
 namespace zg::test {
@@ -186,6 +187,15 @@ class NaiveOps : public Ops {
 
   void add(Stream&, View a, View b, View out) override {
     each(out, [&](std::int64_t r, std::int64_t c) { return at(a, r, c) + at(b, r, c); });
+  }
+  void dropout(Stream&, View x, const Dropout& d, View y) override {
+    each(y, [&](std::int64_t r, std::int64_t c) {
+      const auto i = static_cast<std::uint64_t>(d.first_element + r * x.cols + c);
+      const Philox4 words = philox4x32_10({static_cast<std::uint32_t>(i / 4), static_cast<std::uint32_t>(i / 4 >> 32),
+                                           static_cast<std::uint32_t>(d.counter), static_cast<std::uint32_t>(d.counter >> 32)},
+                                          {d.key.key[0], d.key.key[1]});
+      return words[i % 4] >= d.rate * 0x1p32 ? at(x, r, c) / (1 - d.rate) : 0.0;
+    });
   }
   void bias_backward(Stream&, View dy, View db, View) override {
     for (std::int64_t r = 0; r < dy.rows; ++r) {

@@ -74,6 +74,8 @@ class Ops {
 
   // out = a + b, T [N,C]; out may alias a or b.
   virtual void add(Stream& s, View a, View b, View out) = 0;
+  // y = x where Dropout keeps it, divided by what it keeps of all; else 0. The same for a gradient. y may be x.
+  virtual void dropout(Stream& s, View x, const Dropout& dropout, View y) = 0;
   // db (A [1,M]) += column sums of dy (T [N,M]). scratch: A [row_groups(), M].
   virtual void bias_backward(Stream& s, View dy, View db, View scratch) = 0;
 

@@ -5,7 +5,8 @@
 
 #include "device/checked_ops.hpp"
 #include "device/cuda/arena.hpp"
-//PIN#include "device/cuda/pinned.hpp"
+#include "device/cuda/attention.hpp"
+#include "device/cuda/pinned.hpp"
 #include "device/cuda/stream.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
@@ -17,6 +18,7 @@ namespace {
 struct Context {
   Runtime& runtime;
   Blas& blas;
+  Attention& attention;
   int multiprocessors;
   bool deterministic;
 };
@@ -138,20 +140,21 @@ class CudaBackend {
   }
   template <class T>
   void attention(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-                 std::int64_t ld_o, Acc<T>* lse, void* /*scratch*/) {
-    enqueue(c_, s, "attention",
-            [&](const Launch& on) { cuda::attention<T>(on, shape, qkv, ld_qkv, o, ld_o, lse); });
+                 std::int64_t ld_o, Acc<T>* lse, void* scratch) {
+    enqueue(c_, s, "attention", [&](const Launch& on) {
+      c_.attention.forward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, scratch);
+    });
   }
   template <class T>
   void attention_backward(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                           const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
                           T* dqkv, std::int64_t ld_dqkv, void* scratch) {
     enqueue(c_, s, "attention_backward", [&](const Launch& on) {
-      cuda::attention_backward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, scratch);
+      c_.attention.backward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, scratch);
     });
   }
   std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const {
-    return cuda::attention_scratch_bytes(shape, dtype == DType::kF64 ? 8 : 4);
+    return c_.attention.scratch_bytes(dtype, shape);
   }
   template <class T>
   void embedding(Stream& s, Extent extent, const Embedding<T>& args) {
@@ -203,15 +206,16 @@ class CudaDevice : public Device {
         info_(checked_info(*runtime_, options.device)),
         blas_(make_blas(*runtime_, options.device, {.tf32 = options.tf32})),
         arena_(*runtime_, {.device = options.device, .budget = options.budget}),
-        //PINpinned_(*runtime_, options.device),
+        attention_(options.attention, options.deterministic),
+        pinned_(*runtime_, {.device = options.device}),
         completions_(*runtime_, options.device, fmt::format("zg-cuda-{}", options.device)),
-        ops_(Context{*runtime_, *blas_, info_.multiprocessors, options.deterministic}) {}
+        ops_(Context{*runtime_, *blas_, attention_, info_.multiprocessors, options.deterministic}) {}
 
   std::string describe() const override {
-    return fmt::format("cuda:{} {} (sm_{}{}, {} multiprocessors, budget {} of {}; {}; {})", options_.device,
-                       info_.name, info_.major, info_.minor, info_.multiprocessors,
+    return fmt::format("cuda:{} {} (sm_{}{}, {} multiprocessors, budget {} of {}; {}; {}; {})",
+                       options_.device, info_.name, info_.major, info_.minor, info_.multiprocessors,
                        format_bytes(arena_.budget()), format_bytes(info_.memory), blas_->describe(),
-                       options_.deterministic ? "deterministic" : "not deterministic");
+                       attention_.describe(), options_.deterministic ? "deterministic" : "not deterministic");
   }
   bool is_host() const override { return false; }
   int numa_node() const override { return info_.numa_node; }
@@ -225,8 +229,7 @@ class CudaDevice : public Device {
   }
   Arena::Hooks host_hooks() override {
     if (!options_.pin) return {};
-    //PINreturn pinned_.hooks();
-    return {};
+    return pinned_.hooks();
   }
   void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
     copy(stream, device, host, bytes, Direction::kToDevice);
@@ -254,8 +257,16 @@ class CudaDevice : public Device {
 
   void copy(Stream& stream, void* to, const void* from, std::int64_t bytes, Direction direction) {
     if (bytes == 0) return;
-    static_cast<CudaStream&>(stream).attempt(
-        [&](StreamHandle handle) { runtime_->copy(handle, to, from, bytes, direction); });
+    const bool down = direction == Direction::kToHost;
+    static_cast<CudaStream&>(stream).attempt([&](StreamHandle handle) {
+      PinnedRegions::Hold hold = pinned_.hold();
+      for (std::int64_t done = 0; done < bytes;) {
+        const auto at = [&](const void* p) { return const_cast<char*>(static_cast<const char*>(p)) + done; };
+        const PinnedRegions::Part part = pinned_.part(hold, at(down ? to : from), bytes - done);
+        runtime_->copy(handle, at(to), at(from), part.bytes, direction);
+        done += part.bytes;
+      }
+    });
   }
 
   const CudaOptions options_;
@@ -263,7 +274,8 @@ class CudaDevice : public Device {
   const DeviceInfo info_;
   std::unique_ptr<Blas> blas_;
   CudaArena arena_;
-  //PINPinnedRegions pinned_;
+  Attention attention_;
+  PinnedRegions pinned_;
   Completions completions_;
   CheckedOps<CudaBackend> ops_;
 };

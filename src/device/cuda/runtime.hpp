@@ -24,8 +24,8 @@ using GraphHandle = CUgraphExec_st*;
 using PhysicalHandle = unsigned long long;  // of device memory without an address
 
 struct DeviceInfo {
-  std::string name;          // "NVIDIA H100 80GB HBM3"
-  std::string pci;           // "0000:1b:00.0"
+  std::string name = {};     // "NVIDIA H100 80GB HBM3"
+  std::string pci = {};      // "0000:1b:00.0"
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
   int numa_node = -1;        // that it is attached to; -1: unknown
@@ -111,5 +111,10 @@ class Runtime {
 // CUDA's own. Throws Error(kDevice) when there is no driver, or one that is too old for this build's toolkit:
 // it says which is there, which is needed, and what to do.
 std::unique_ptr<Runtime> make_cuda_runtime();
+
+// What it throws, by the numbers of driver_version() and runtime_version().
+void check_versions(int driver, int runtime);
+// Throws Error(kDevice) when our kernels need a newer device.
+void check_device(const DeviceInfo& info);
 
 }  // namespace zg::cuda

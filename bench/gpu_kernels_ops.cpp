@@ -34,6 +34,11 @@ class OpCases {
                  out = take.out(at.t, at.m.rows(), at.m.width);
       return [=](Stream& s) { at.ops->add(s, a, b, out); };
     });
+    add("dropout", at_.m.rows(), at_.m.width, [=, at = at_](Takes& take) -> Work {
+      const View x = take.in(at.t, at.m.rows(), at.m.width), y = take.out(at.t, at.m.rows(), at.m.width);
+      const Dropout rule{.rate = 0.1, .key = {{1, 2}}};
+      return [=](Stream& s) { at.ops->dropout(s, x, rule, y); };
+    });
     embeddings();
     loss();
     conversions();

@@ -133,7 +133,7 @@ Table measure(const Subject& subject, int rounds) {
   Table table;
   table.subject = subject;
   const AccessTrace trace = trace_of(subject);
-  table.total = trace.table.total_charge();
+  table.total = trace.table.total_charge(Tier::kHost);
   table.ops = trace.programs[0].op_count();
   const auto note = [&](const std::string& what) {
     return [name = subject.name, what](double share) {

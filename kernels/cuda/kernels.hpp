@@ -30,7 +30,7 @@ inline constexpr std::int64_t kRowGroups = 256;
 // Doubles of scratch for sums over all elements.
 inline constexpr std::int64_t kSumPartials = 1024;
 
-// norms.cu
+// layernorm.cu, rmsnorm.cu, bias_backward.cu
 template <class T>
 void layernorm(const Launch& on, Extent extent, const LayerNorm<T>& args);
 template <class T>
@@ -42,7 +42,7 @@ void rmsnorm_backward(const Launch& on, Extent extent, const RmsNormBackward<T>&
 template <class T>
 void bias_backward(const Launch& on, Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T>> scratch);
 
-// elementwise.cu
+// gelu.cu, swiglu.cu, add.cu, rope.cu, dropout.cu
 template <class T>
 void gelu(const Launch& on, Extent extent, Strided<const T> x, Strided<T> y);
 template <class T>
@@ -78,7 +78,9 @@ void embedding_backward(const Launch& on, Extent extent, const EmbeddingBackward
 template <class T>
 void cross_entropy(const Launch& on, Extent extent, const CrossEntropy<T>& args, double* scratch);
 
-// attention.cu. Without tensor cores for float and double. scratch: attention_scratch_bytes().
+// attention.cu, and attention_*.cu for each of its kernels. On tensor cores for bf16 and fp16 where head_size
+// is a multiple of 8 up to 128: probabilities and the scores' gradients are then rounded to T. lse: without
+// gaps. scratch: attention_scratch_bytes(), 16-byte aligned; nothing in it is kept.
 template <class T>
 void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
                std::int64_t ld_o, Acc<T>* lse);

@@ -11,9 +11,11 @@
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
 #define ZG_UNROLL _Pragma("unroll")
+#define ZG_NO_UNROLL _Pragma("unroll 1")
 #else
 #include "kernels/cuda/emulation/emulation.hpp"
 #define ZG_UNROLL
+#define ZG_NO_UNROLL
 #endif
 
 namespace zg::cuda {

@@ -1,6 +1,7 @@
 // Element types on the device: conversions to and from the type of arithmetic, and packs of 16 bytes.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/launch.hpp"
 #include "ziggurat/base/dtype.hpp"
@@ -89,7 +90,7 @@ bool packs(const T* data, std::int64_t ld) {
 template <class P, class T>
 __device__ __forceinline__ P* at_once(T* at) {
 #if !defined(__CUDACC__)
-  emulation::check_access(at, alignof(P));
+  emulation::require(reinterpret_cast<std::uintptr_t>(at) % alignof(P) == 0, "accesses at once are aligned");
 #endif
   return reinterpret_cast<P*>(at);
 }
@@ -98,9 +99,42 @@ template <class T>
 __device__ __forceinline__ Pack<T> load_pack(const T* at) {
   return *at_once<const Pack<T>>(at);
 }
+// To global memory. In PTX: where the address has several terms, nvcc takes a store of 16 bytes apart.
 template <class T>
 __device__ __forceinline__ void store_pack(T* at, const Pack<T>& pack) {
+#if defined(__CUDACC__)
+  const std::size_t to = __cvta_generic_to_global(at);
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("st.global.v2.f64 [%0], {%1, %2};" ::"l"(to), "d"(pack.at[0]), "d"(pack.at[1]) : "memory");
+  } else {
+    unsigned word[4];
+    ZG_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      if constexpr (std::is_same_v<T, float>) {
+        word[j] = __float_as_uint(pack.at[j]);
+      } else if constexpr (sizeof(T) == 4) {
+        word[j] = pack.at[j];
+      } else {
+        word[j] = static_cast<unsigned>(pack.at[2 * j].bits) | static_cast<unsigned>(pack.at[2 * j + 1].bits)
+                                                                   << 16;
+      }
+    }
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
+                 "r"(word[2]), "r"(word[3])
+                 : "memory");
+  }
+#else
   *at_once<Pack<T>>(at) = pack;
+#endif
+}
+
+// What will be read soon begins to come to the L2 cache. In global memory.
+__device__ __forceinline__ void prefetch(const void* at) {
+#if defined(__CUDACC__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
+#else
+  static_cast<void>(at);
+#endif
 }
 
 // The sum over the lanes of a warp, in all of them; the order is fixed.

@@ -3,7 +3,7 @@
 //
 // Blocking calls; any thread. Threaded by parallel_for with partitions that depend on the sizes alone, and
 // every sum has a fixed order, so results are the same bits for any number of threads. Exponentials and sums
-// of floats may differ in the last bits between instruction sets; casts and finish_gradient do not.
+// of floats may differ in the last bits between instruction sets; casts, dropout and finish_gradient do not.
 //
 // T: float, bf16, fp16, double. Acc<T>: the type of sums and statistics. Nothing is allocated or owned.
 #pragma once
@@ -49,6 +49,10 @@ void swiglu_backward(Extent extent, Strided<const T> gate_up, Strided<const T> d
 // out may be a or b.
 template <class T>
 void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out);
+
+// y may be x. What is left out is 0, even of a NaN.
+template <class T>
+void dropout(Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y);
 
 // extent: tokens, width.
 template <class T>

@@ -52,7 +52,7 @@ int record(RecordFlags f) {
     ops += trace.programs[static_cast<std::size_t>(which)].op_count();
   std::printf("%s: %zu run(s) of %zu program(s), %lld operations, %d segments of %s in all\n", f.out.c_str(),
               trace.sequence.size(), trace.programs.size(), static_cast<long long>(ops),
-              trace.table.segment_count(), format_bytes(trace.table.total_charge()).c_str());
+              trace.table.segment_count(), format_bytes(trace.table.total_charge(Tier::kHost)).c_str());
   return 0;
 }
 
@@ -145,8 +145,9 @@ int run_replay(const ReplayFlags& f) {
   std::vector<Choice> choices;
   for (const std::string& name : f.policies) choices.push_back(choice_of(name));
   const AccessTrace trace = load_trace(f.file);
-  const std::int64_t all = trace.table.total_charge();
-  const auto devices = sizes_of("--device", f.device, all, trace.budgets.device);
+  const std::int64_t all = trace.table.total_charge(Tier::kHost);
+  const auto devices =
+      sizes_of("--device", f.device, trace.table.total_charge(Tier::kDevice), trace.budgets.device);
   const auto hosts = sizes_of("--host", f.host, all, trace.budgets.host);
   auto results = nlohmann::ordered_json::array();
   std::string text, obstacle;

@@ -85,10 +85,11 @@ int show(const Flags& f) {
   if (f.json) {
     nlohmann::ordered_json j = {
         {"file", f.file},
-        {"bytes", trace.table.total_charge()},
+        {"bytes", trace.table.total_charge(Tier::kHost)},
         {"nvme_bytes", trace.table.nvme_bytes()},
         {"tensors", trace.table.tensor_count()},
         {"segments", trace.table.segment_count()},
+        {"device_granule", trace.table.device_granule()},
         {"recorded_budgets", {{"device", trace.budgets.device}, {"host", trace.budgets.host}}}};
     for (const Role role : kRoles) {
       const RoleSum sum = sum_of(trace.table, role);
@@ -110,11 +111,12 @@ int show(const Flags& f) {
     return 0;
   }
   std::printf("trace      %s\n", f.file.c_str());
-  std::printf("recorded   device %s, host %s\n", format_bytes(trace.budgets.device).c_str(),
+  std::printf("recorded   device %s, in granules of %s, host %s\n",
+              format_bytes(trace.budgets.device).c_str(), format_bytes(trace.table.device_granule()).c_str(),
               format_bytes(trace.budgets.host).c_str());
   std::printf("tensors    %d, in %d segments, %s in all, of which %s may sink to NVMe\n",
               trace.table.tensor_count(), trace.table.segment_count(),
-              format_bytes(trace.table.total_charge()).c_str(),
+              format_bytes(trace.table.total_charge(Tier::kHost)).c_str(),
               format_bytes(trace.table.nvme_bytes()).c_str());
   for (const Role role : kRoles) {
     const RoleSum sum = sum_of(trace.table, role);

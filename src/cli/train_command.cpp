@@ -15,18 +15,12 @@ namespace {
 struct Flags {
   ConfigSource source;
   std::int64_t steps = -1;
-  std::string devices = "host:1";
+  std::string devices;
   int threads = 0;
   double stall_seconds = 10;
   bool plan = false, verbose = false;
   TrainOptions options;
 };
-
-void check_devices(const std::string& devices) {
-  if (devices == "host:1" || devices == "host") return;
-  throw Error(Errc::kUsage, "--devices " + devices, "this build trains on one host device",
-              "leave the flag away, or say --devices host:1");
-}
 
 }  // namespace
 
@@ -45,8 +39,9 @@ void add_train(CLI::App& app, int& exit_code) {
       ->allow_extra_args(false);
   command->add_option("--steps", flags->steps, "Optimizer steps, instead of the file's")
       ->check(whole_number(1));
-  command->add_option("--devices", flags->devices, "What to train on: host:1 (the processor)")
-      ->capture_default_str();
+  command->add_option("--devices", flags->devices,
+                      "What to train on: host (the processor), cuda:0 (the first GPU), or auto, instead of the "
+                      "file's; auto is a GPU where there is one");
   command
       ->add_option("--threads", flags->threads, "Threads that compute, instead of the file's threads.compute")
       ->check(whole_number(1, 4096));
@@ -77,7 +72,7 @@ void add_train(CLI::App& app, int& exit_code) {
       "output.dir/state.txt, newest last. The run goes on undisturbed.");
   command->callback([flags, &exit_code] {
     if (flags->verbose) log::set_level(log::Level::kDebug);
-    check_devices(flags->devices);
+    if (!flags->devices.empty()) flags->source.overrides.push_back("devices=\"" + flags->devices + "\"");
     if (flags->threads > 0)
       flags->source.overrides.push_back("threads.compute=" + std::to_string(flags->threads));
     if (flags->steps > 0) flags->source.overrides.push_back("steps=" + std::to_string(flags->steps));

@@ -10,8 +10,8 @@
 
 namespace zg {
 
-std::int64_t arena_charge(std::int64_t bytes) {
-  return round_up(std::max<std::int64_t>(bytes, 1), pages::kPage);
+std::int64_t arena_charge(std::int64_t bytes, std::int64_t granule) {
+  return round_up(std::max<std::int64_t>(bytes, 1), granule);
 }
 
 namespace {
@@ -74,6 +74,7 @@ class PagedMemory final : public HostMemory {
   }
 
   std::int64_t budget() const override { return budget_; }
+  std::int64_t granule() const override { return kPage; }
   std::int64_t in_use() const override {
     std::lock_guard lock(mutex_);
     return in_use_;

@@ -19,6 +19,7 @@ struct Event::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<Task> actions;
+  DeviceMark* mark = nullptr;
   std::shared_ptr<EventPool::Free> pool;  // null: from the heap, or not in use
   State* next = nullptr;                  // of those not in use
 };
@@ -71,8 +72,17 @@ Event::Event(const Event& other) noexcept : state_(other.state_) {
 Event::~Event() {
   if (state_ == nullptr || state_->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   state_->actions.clear();  // of one that was never set
+  if (DeviceMark* const mark = std::exchange(state_->mark, nullptr)) mark->give_back();
   const std::shared_ptr<EventPool::Free> pool = std::exchange(state_->pool, nullptr);
   if (pool == nullptr || !pool->give(*state_)) delete state_;
+}
+
+void Event::attach(DeviceMark* mark) const {
+  state_->mark = mark;
+}
+
+DeviceMark* Event::mark() const {
+  return state_ != nullptr ? state_->mark : nullptr;
 }
 
 bool Event::done() const {

@@ -7,13 +7,10 @@
 #include <fstream>
 #include <memory>
 
-#if defined(ZG_CUDA)
-#include <cuda_runtime_api.h>
-#endif
-
 #include "kernels/host/matrix.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/device/cuda.hpp"
 
 namespace zg {
 namespace {
@@ -85,34 +82,24 @@ void probe_drives(MachineProbe& out) {
 }
 
 void probe_gpus(MachineProbe& out) {
-#if defined(ZG_CUDA)
-  int count = 0;
-  const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status != cudaSuccess) {
-    out.gpu_reason = cudaGetErrorString(status);
-    return;
+  for (const Gpu& gpu : list_gpus(&out.gpu_reason)) {
+    out.gpus.push_back(fmt::format("{}: {}, {} ({} free), sm_{}{}, {} multiprocessors{}", gpu.device, gpu.name,
+                                   format_bytes(gpu.memory), format_bytes(gpu.free), gpu.major, gpu.minor,
+                                   gpu.multiprocessors,
+                                   gpu.numa_node >= 0 ? fmt::format(", NUMA node {}", gpu.numa_node) : ""));
   }
-  for (int i = 0; i < count; ++i) {
-    cudaDeviceProp p{};
-    if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
-    out.gpus.push_back(fmt::format("{}: {}, {}, sm_{}{}", i, p.name,
-                                   format_bytes(static_cast<std::int64_t>(p.totalGlobalMem)), p.major,
-                                   p.minor));
-  }
-  if (count == 0) out.gpu_reason = "the CUDA runtime finds none";
-#else
+  if (!out.gpus.empty()) return;
+  // What a driver shows, where CUDA shows nothing.
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", error)) {
     std::ifstream in(entry.path() / "information");
     std::string line;
     while (std::getline(in, line)) {
       if (line.rfind("Model:", 0) == 0)
-        out.gpus.push_back(line.substr(line.find_first_not_of(" \t", 6)) +
-                           " (this build is without CUDA and does not use it)");
+        out.gpus.push_back(fmt::format("{} (not used: {})", line.substr(line.find_first_not_of(" \t", 6)),
+                                       out.gpu_reason));
     }
   }
-  out.gpu_reason = "no NVIDIA driver is loaded; this build is without CUDA";
-#endif
 }
 
 }  // namespace

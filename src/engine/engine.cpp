@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "engine/host_lease.hpp"
 #include "engine/timer.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
@@ -18,7 +19,8 @@ Engine::Engine(const Options& o)
       store_(*o.store),
       trace_(o.trace),
       compute_(device_.make_stream("compute")),
-      optimizer_(device_.make_stream("optimizer")),
+      optimizer_(device_.is_host() ? device_.make_stream("optimizer")
+                                   : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
       workspace_bytes_(layout_.workspace_bytes()),
       position_(std::make_unique<Position>()),
       timer_(std::make_unique<Timer>(o.trace, *position_)) {
@@ -57,16 +59,20 @@ void Engine::leave_program() {
   store_.run(nullptr, nullptr);
 }
 
-// A lease outside of a program, at the host if there is room, else where the tensor may be.
-Lease Engine::host_lease(SegmentId segment, Access access) {
+// Outside of a program, at the host if there is room, else where the tensor may be.
+HostLease Engine::host_lease(SegmentId segment, Access access) {
   const Position::Waiting waiting(*position_, Position::Waits::kForLease);
-  if (layout_.table.segment(segment).lowest == Tier::kDevice)
-    return store_.acquire(segment, Tier::kDevice, access);
+  const auto at_device = [&] {
+    Lease lease = store_.acquire(segment, Tier::kDevice, access);
+    return device_.is_host() ? HostLease(std::move(lease))
+                             : HostLease(std::move(lease), access, device_, *compute_);
+  };
+  if (layout_.table.segment(segment).lowest == Tier::kDevice) return at_device();
   try {
-    return store_.acquire(segment, Tier::kHost, access);
+    return HostLease(store_.acquire(segment, Tier::kHost, access));
   } catch (const Error& e) {
-    if (e.code() != Errc::kMemory || !device_.is_host()) throw;
-    return store_.acquire(segment, Tier::kDevice, access);
+    if (e.code() != Errc::kMemory) throw;
+    return at_device();
   }
 }
 
@@ -86,8 +92,8 @@ void Engine::initialize(const ParamSource& source) {
 void Engine::initialize_unit(std::int32_t u, const ParamSource& source) {
   const Layout::UnitTensors& tensors = layout_.unit(u);
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(u)].params;
-  const Lease weight_lease = host_lease(layout_.whole(tensors.weight), Access::kOverwrite);
-  const View weight = whole_view(weight_lease, tensors.weight);
+  const HostLease weight_lease = host_lease(layout_.whole(tensors.weight), Access::kOverwrite);
+  const View weight = whole_view(weight_lease.data(), tensors.weight);
   std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
   std::vector<float> values;
   // Elements [begin, end) of a parameter and its gap, which is zero.
@@ -99,7 +105,7 @@ void Engine::initialize_unit(std::int32_t u, const ParamSource& source) {
   const StateFormat& format = layout_.state().format();
   for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
     const Layout::Elements segment = layout_.state_elements(u, i);
-    const Lease lease = host_lease(layout_.state_segment(u, i), Access::kOverwrite);
+    const HostLease lease = host_lease(layout_.state_segment(u, i), Access::kOverwrite);
     std::memset(lease.data(), 0, static_cast<std::size_t>(lease.bytes()));
     for (const Layout::StateRange& range : tensors.ranges) {
       const std::int64_t begin = std::max(range.state_first, segment.first);
@@ -130,9 +136,9 @@ Traffic Engine::settled_traffic() {
   return store_.traffic() - initial_;
 }
 
-View Engine::whole_view(const Lease& lease, TensorId tensor) const {
+View Engine::whole_view(void* data, TensorId tensor) const {
   const TensorSpec& spec = layout_.table.tensor(tensor).spec;
-  return {lease.data(), spec.dtype, 1, spec.count};
+  return {data, spec.dtype, 1, spec.count};
 }
 
 // The previous step's work is done when this is called: its tokens may be overwritten.
@@ -191,7 +197,7 @@ void Engine::run_program(const StepProgram& program, const StepProgram* next) {
   position_->begin_program(program);
   for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
     const StepOp& op = program.ops[static_cast<std::size_t>(i)];
-    Stream& stream = op.kind == OpKind::kUpdate ? *optimizer_ : *compute_;
+    Stream& stream = op.kind == OpKind::kUpdate ? update_stream(op.unit) : *compute_;
     position_->next_op(i);
     {
       const Position::Waiting waiting(*position_, Position::Waits::kForLease);
@@ -204,6 +210,12 @@ void Engine::run_program(const StepProgram& program, const StepProgram* next) {
     for (Lease& lease : leases_) lease.release_after(stream, event);
     position_->issued();
   }
+}
+
+// The host's updates have a stream of their own everywhere. Those on a GPU are bound by its memory, which
+// compute uses too, and in one stream need nobody to wait between an update and the forward that reads it.
+Stream& Engine::update_stream(std::int32_t unit) {
+  return !device_.is_host() && layout_.update_at(unit) == Tier::kDevice ? *compute_ : *optimizer_;
 }
 
 // Grows with the variety of what was run, not with its length.
@@ -301,6 +313,7 @@ void Engine::run_updates(const StepProgram* next) {
   run_program(programs_.flush, next);
   const Position::Waiting waiting(*position_, Position::Waits::kForStream);
   optimizer_->synchronize();
+  compute_->synchronize();
   pending_ = false;
 }
 
@@ -341,8 +354,8 @@ void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin,
     return params[static_cast<std::size_t>(r.param)].offset == param.offset;
   });
   const auto with_weight = [&](std::int64_t first, std::int64_t count, const auto& use) {
-    const Lease lease = host_lease(layout_.whole(tensors.weight), Access::kRead);
-    use(whole_view(lease, tensors.weight).col_range(first, count));
+    const HostLease lease = host_lease(layout_.whole(tensors.weight), Access::kRead);
+    use(whole_view(lease.data(), tensors.weight).col_range(first, count));
   };
   if (range == tensors.ranges.end()) {  // frozen
     with_weight(param.offset + begin, end - begin,
@@ -367,7 +380,7 @@ void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin,
         weight = View(copy.data(), v.dtype, 1, v.count());
       });
     }
-    const Lease lease = host_lease(layout_.state_segment(u, i), Access::kRead);
+    const HostLease lease = host_lease(layout_.state_segment(u, i), Access::kRead);
     const OptimizerState state =
         layout_.state().part(lease.data(), segment.count, block, to - segment.first - block);
     visit(state, weight, element - begin, skip, to - from);

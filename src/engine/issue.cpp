@@ -32,7 +32,7 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
   const bool tied = model.config().tied;
   Stream& s = *compute_;
   std::size_t next = 0;
-  const auto flat = [&](TensorId id) { return whole_view(leases[next++], id); };
+  const auto flat = [&](TensorId id) { return whole_view(leases[next++].data(), id); };
   const auto rows = [&] {
     return View(leases[next++].data(), model.dtype(), shape.rows(), model.config().width);
   };
@@ -102,7 +102,7 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
       // What is frozen leaves no gradient and has no part in the norm.
       for (const auto& [first, count] : trained_runs(unit(op.unit))) {
         device_.ops().finish_gradient(s, sum.col_range(first, count), gradient.col_range(first, count),
-                                      w.scalar(1 + op.unit));
+                                      w.scalar(1 + op.unit), w.sum_partials());
       }
       break;
     }
@@ -114,9 +114,11 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
 void Engine::issue_update(const StepOp& op, const std::vector<Lease>& leases) {
   const Layout::UnitTensors& tensors = layout_.unit(op.unit);
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
-  const View gradient = whole_view(leases[0], tensors.gradient),
-             weight = whole_view(leases[1], tensors.weight);
+  const View gradient = whole_view(leases[0].data(), tensors.gradient),
+             weight = whole_view(leases[1].data(), tensors.weight);
   const Layout::Elements segment = layout_.state_elements(op.unit, op.segment);
+  Ops& ops = layout_.update_at(op.unit) == Tier::kDevice ? device_.ops() : host_ops();
+  Stream& stream = update_stream(op.unit);
   for (const Layout::StateRange& range : tensors.ranges) {
     const std::int64_t begin = std::max(range.state_first, segment.first);
     const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
@@ -133,7 +135,7 @@ void Engine::issue_update(const StepOp& op, const std::vector<Lease>& leases) {
     params.random = random_[static_cast<std::size_t>(op.unit)][p];
     params.first_element = begin - range.state_first;
     const std::int64_t at = range.unit_first + params.first_element, n = end - begin;
-    device_.ops().update(*optimizer_, gradient.col_range(at, n), weight.col_range(at, n),
+    ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
                          layout_.state().part(leases[2].data(), segment.count, begin - segment.first, n),
                          layout_.state().format(), params);
   }

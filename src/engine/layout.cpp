@@ -37,7 +37,7 @@ StateFormat with_full(StateFormat format, const Model& model) {
 Layout::Layout(const Model& m_, const LayoutOptions& o)
     : model(&m_),
       options(o),
-      table(o.drives),
+      table(o.drives, o.device_granule),
       state_(with_full(o.state, m_)),
       segment_elements_(state_.elements_within(o.state_segment_bytes)) {
   const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer),
@@ -132,6 +132,10 @@ SegmentId Layout::whole(TensorId id) const {
 
 std::int64_t Layout::workspace_bytes() const {
   return Workspace::bytes(*this);
+}
+
+std::int64_t Layout::workspace_charge() const {
+  return arena_charge(workspace_bytes(), options.device_granule);
 }
 
 std::int64_t Layout::state_bytes() const {

@@ -19,6 +19,8 @@ class Workspace {
 
   // Scratch of the operation that runs; what a block saves where that is recomputed.
   void* scratch() const { return base_; }
+  // In the place of scratch.
+  View sum_partials() const { return {scratch(), DType::kF64, 1, Ops::kSumPartials}; }
   void* saved() const { return base_ + scratch_bytes(layout_); }
   View ids(std::int64_t micro_batch) const { return tokens(2 * micro_batch); }
   View targets(std::int64_t micro_batch) const { return tokens(2 * micro_batch + 1); }
@@ -32,8 +34,9 @@ class Workspace {
  private:
   static std::int64_t scratch_bytes(const Layout& l) {
     const BatchShape shape = l.options.micro_batch;
-    return round_up(std::max(l.model->block_workspace_bytes(shape), l.model->head_workspace_bytes(shape)),
-                    4096);
+    const std::int64_t bytes = std::max({l.model->block_workspace_bytes(shape), l.model->head_workspace_bytes(shape),
+                                         Ops::kSumPartials * std::int64_t{sizeof(double)}});
+    return round_up(bytes, 4096);
   }
   // Without recomputation only an evaluation uses this one.
   static std::int64_t saved_bytes(const Layout& l) {

@@ -51,6 +51,7 @@ struct Call {
   BatchShape shape;
   const Unit& unit;
   View weights, grads;
+  std::int64_t logits_bytes = 0;  // of a head's chunks
 
   View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
   View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }
@@ -62,6 +63,28 @@ struct Call {
     options.b = Trans::kYes;
     options.bias = bias;
     ops.gemm(stream, x, w, y, options);
+  }
+  // y = x w^T (+ bias) + addend
+  void linear_add(const View& x, const View& w, const View& bias, const View& addend, const View& y) const {
+    GemmOptions options;
+    options.b = Trans::kYes;
+    options.bias = bias;
+    options.addend = addend;
+    ops.gemm(stream, x, w, y, options);
+  }
+  // y = gelu(inner), inner = x w^T + bias
+  void linear_gelu(const View& x, const View& w, const View& bias, const View& inner, const View& y) const {
+    GemmOptions options;
+    options.b = Trans::kYes;
+    options.bias = bias;
+    options.gelu_input = inner;
+    ops.gemm(stream, x, w, y, options);
+  }
+  // dx = (dy w) * gelu'(inner)
+  void linear_dx_gelu(const View& dy, const View& w, const View& inner, const View& dx) const {
+    GemmOptions options;
+    options.gelu_backward = inner;
+    ops.gemm(stream, dy, w, dx, options);
   }
   // dx = dy w
   void linear_dx(const View& dy, const View& w, const View& dx) const {

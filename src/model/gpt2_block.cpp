@@ -30,14 +30,15 @@ struct Saved {
 };
 
 struct Workspace {
-  View d_fc;      // [N, inner]
-  View d_qkv;     // [N, 3C], in the same place: d_fc is done with by then
-  View d_narrow;  // [N, C]: of a norm's output, and of attention's
-  View partials;  // for sums over rows
+  View d_fc;       // [N, inner]
+  View d_qkv;      // [N, 3C], in the same place: d_fc is done with by then
+  View d_narrow;   // [N, C]: of a norm's output, and of attention's
+  View attention;  // scratch
+  View partials;   // for sums over rows
   View norm_partials;
   std::int64_t bytes = 0;
 
-  Workspace(const ModelConfig& c, DType t, BatchShape shape, void* base) {
+  Workspace(const ModelConfig& c, DType t, BatchShape shape, const Ops& ops, void* base) {
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), wide = std::max(c.inner, 3 * c.width);
     const DType a = accumulator_of(t);
@@ -45,8 +46,9 @@ struct Workspace {
     d_fc = View(shared.data, t, n, c.inner);
     d_qkv = View(shared.data, t, n, 3 * c.width);
     d_narrow = plan.take(t, n, c.width);
-    partials = plan.take(a, Ops::kNormPartials, wide);
-    norm_partials = View(partials.data, a, Ops::kNormPartials, 2 * c.width);
+    attention = attention_scratch(plan, c, t, shape, ops);
+    partials = plan.take(a, ops.row_groups(), wide);
+    norm_partials = View(partials.data, a, ops.row_groups(), 2 * c.width);
     bytes = plan.bytes();
   }
   View bias_partials(std::int64_t columns) const {
@@ -63,43 +65,40 @@ void linear_backward(const Call& call, const Workspace& w, View dy, View x, gpt2
 
 }  // namespace
 
-BlockBytes gpt2_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape) {
-  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, nullptr).bytes};
+BlockBytes gpt2_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const Ops& ops) {
+  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, ops, nullptr).bytes};
 }
 
-void gpt2_block_forward(const Call& call, View x, View out, void* saved) {
+void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* workspace) {
   using namespace gpt2;
   const ModelConfig& c = call.config;
   const Saved f(c, call.dtype, call.shape, saved);
+  const Workspace w(c, call.dtype, call.shape, call.ops, workspace);
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
   ops.layernorm(s, x, call.weight(kLn1Weight), call.weight(kLn1Bias), c.norm_eps, f.ln1, f.stats1);
   call.linear(f.ln1, call.weight(kQkvWeight), call.weight(kQkvBias), f.qkv);
-  ops.attention(s, f.qkv, attention_shape(c, call.shape), f.att, f.lse);
-  call.linear(f.att, call.weight(kAttProjWeight), call.weight(kAttProjBias), f.x1);
-  ops.add(s, f.x1, x, f.x1);
+  ops.attention(s, f.qkv, attention_shape(c, call.shape), f.att, f.lse, w.attention);
+  call.linear_add(f.att, call.weight(kAttProjWeight), call.weight(kAttProjBias), x, f.x1);
 
   ops.layernorm(s, f.x1, call.weight(kLn2Weight), call.weight(kLn2Bias), c.norm_eps, f.ln2, f.stats2);
-  call.linear(f.ln2, call.weight(kFcWeight), call.weight(kFcBias), f.fc);
-  ops.gelu(s, f.fc, f.act);
+  call.linear_gelu(f.ln2, call.weight(kFcWeight), call.weight(kFcBias), f.fc, f.act);
   if (!out) return;
-  call.linear(f.act, call.weight(kMlpProjWeight), call.weight(kMlpProjBias), out);
-  ops.add(s, out, f.x1, out);
+  call.linear_add(f.act, call.weight(kMlpProjWeight), call.weight(kMlpProjBias), f.x1, out);
 }
 
 void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* workspace) {
   using namespace gpt2;
   const ModelConfig& c = call.config;
   const Saved f(c, call.dtype, call.shape, saved);
-  const Workspace w(c, call.dtype, call.shape, workspace);
+  const Workspace w(c, call.dtype, call.shape, call.ops, workspace);
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
   // dx is the gradient of `out`, and of x1 as far as it goes straight through; the norm adds the rest.
   linear_backward(call, w, dx, f.act, kMlpProjWeight, kMlpProjBias);
-  call.linear_dx(dx, call.weight(kMlpProjWeight), w.d_fc);
-  ops.gelu_backward(s, f.fc, w.d_fc, w.d_fc);
+  call.linear_dx_gelu(dx, call.weight(kMlpProjWeight), f.fc, w.d_fc);
   linear_backward(call, w, w.d_fc, f.ln2, kFcWeight, kFcBias);
   call.linear_dx(w.d_fc, call.weight(kFcWeight), w.d_narrow);
   ops.layernorm_backward(s, w.d_narrow, f.x1, call.weight(kLn2Weight), f.stats2, dx, call.grad(kLn2Weight),
@@ -108,7 +107,8 @@ void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* w
   // Now dx is the gradient of x1, and in the same way of x.
   linear_backward(call, w, dx, f.att, kAttProjWeight, kAttProjBias);
   call.linear_dx(dx, call.weight(kAttProjWeight), w.d_narrow);
-  ops.attention_backward(s, f.qkv, f.att, f.lse, w.d_narrow, attention_shape(c, call.shape), w.d_qkv);
+  ops.attention_backward(s, f.qkv, f.att, f.lse, w.d_narrow, attention_shape(c, call.shape), w.d_qkv,
+                         w.attention);
   linear_backward(call, w, w.d_qkv, f.ln1, kQkvWeight, kQkvBias);
   call.linear_dx(w.d_qkv, call.weight(kQkvWeight), w.d_narrow);
   ops.layernorm_backward(s, w.d_narrow, x, call.weight(kLn1Weight), f.stats1, dx, call.grad(kLn1Weight),

@@ -10,24 +10,26 @@ namespace {
 // Rows of logits start at multiples of this many elements: whole cache lines and vector registers.
 constexpr std::int64_t kLogitsAlign = 64;
 constexpr std::int64_t kChunkRows = 64;
-constexpr std::int64_t kLogitsBytes = 32 * kMiB;
 
 struct Workspace {
   View normed;  // [N, C]; a chunk's rows give way to their gradient
   View stats;
   View logits, dlogits;  // of one chunk
-  View norm_partials;
+  View norm_partials, sum_partials;
   std::int64_t bytes = 0;
 
-  Workspace(const ModelConfig& c, DType t, std::int64_t rows, void* base) {
+  Workspace(const ModelConfig& c, DType t, std::int64_t rows, const Ops& ops, std::int64_t logits_bytes,
+            void* base) {
     BufferPlan plan(base);
     const DType a = accumulator_of(t);
-    const std::int64_t chunk = head_chunk_rows(c, t, rows), ld = round_up(c.vocab_size, kLogitsAlign);
+    const std::int64_t chunk = head_chunk_rows(c, t, rows, logits_bytes);
+    const std::int64_t ld = round_up(c.vocab_size, kLogitsAlign);
     normed = plan.take(t, rows, c.width);
     stats = plan.take(a, rows, c.arch == Arch::kGpt2 ? 2 : 1);
     logits = plan.take(a, chunk, c.vocab_size, ld);
     dlogits = plan.take(t, chunk, c.vocab_size, ld);
-    norm_partials = plan.take(a, Ops::kNormPartials, 2 * c.width);
+    norm_partials = plan.take(a, ops.row_groups(), 2 * c.width);
+    sum_partials = plan.take(DType::kF64, 1, Ops::kSumPartials);
     bytes = plan.bytes();
   }
 };
@@ -63,27 +65,29 @@ void for_chunks(const Workspace& w, const Body& body) {
 
 }  // namespace
 
-std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t rows) {
+std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t rows, std::int64_t most) {
   const std::int64_t a = static_cast<std::int64_t>(size_of(accumulator_of(dtype)));
   const std::int64_t t = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t columns = round_up(c.vocab_size, kLogitsAlign);
-  const std::int64_t bytes = std::max(kLogitsBytes, columns * c.width * a / 2);
+  const std::int64_t bytes = std::max(most, columns * c.width * a / 2);
   const std::int64_t fit = bytes / (columns * (a + t)) / kChunkRows * kChunkRows;
   return std::min(rows, std::max(kChunkRows, fit));
 }
 
-std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows) {
-  return Workspace(config, dtype, rows, nullptr).bytes;
+std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows, const Ops& ops,
+                        std::int64_t logits_bytes) {
+  return Workspace(config, dtype, rows, ops, logits_bytes, nullptr).bytes;
 }
 
 void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,
                    void* workspace, double loss_scale) {
-  const Workspace w(call.config, call.dtype, x.rows, workspace);
+  const Workspace w(call.config, call.dtype, x.rows, call.ops, call.logits_bytes, workspace);
   norm(call, x, w);
   for_chunks(w, [&](const View& normed, const View& logits, const View& dlogits, std::int64_t first,
                     std::int64_t n) {
     call.linear(normed, table, View{}, logits);
-    call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, dlogits, loss_scale);
+    call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, dlogits,
+                           w.sum_partials, loss_scale);
     call.linear_dw(dlogits, normed, d_table);
     call.linear_dx(dlogits, table, normed);
   });
@@ -92,16 +96,17 @@ void head_backward(const Call& call, View table, View d_table, View x, View targ
 }
 
 void head_loss(const Call& call, View table, View x, View targets, View loss_sum, void* workspace) {
-  const Workspace w(call.config, call.dtype, x.rows, workspace);
+  const Workspace w(call.config, call.dtype, x.rows, call.ops, call.logits_bytes, workspace);
   norm(call, x, w);
   for_chunks(w, [&](const View& normed, const View& logits, const View&, std::int64_t first, std::int64_t n) {
     call.linear(normed, table, View{}, logits);
-    call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, View{});
+    call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, View{},
+                           w.sum_partials);
   });
 }
 
 void head_logits(const Call& call, View table, View x, View logits, void* workspace) {
-  const Workspace w(call.config, call.dtype, x.rows, workspace);
+  const Workspace w(call.config, call.dtype, x.rows, call.ops, call.logits_bytes, workspace);
   norm(call, x, w);
   call.linear(w.normed, table, View{}, logits);
 }

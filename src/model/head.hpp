@@ -7,11 +7,13 @@
 namespace zg::model {
 
 // Rows of logits held at once; a function of the sizes alone. Logits and their gradient take at most
-// 32 MiB, or half of what the output matrix's gradients take where that is more: each chunk reads and
+// `bytes` (Ops::logits_bytes()), or half of what the output matrix's gradients take where that is more: each chunk reads and
 // writes those gradients once, and more rows in a chunk make that cheaper.
-std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_t rows);
+std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_t rows, std::int64_t bytes);
 
-std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows);
+// Of workspace.
+std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows, const Ops& ops,
+                        std::int64_t logits_bytes);
 
 // The call's unit is the head. `table` and `d_table` are the output matrix and its gradients, [V, C]. All
 // gradients are times loss_scale.

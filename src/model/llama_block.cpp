@@ -35,14 +35,15 @@ struct Saved {
 };
 
 struct Workspace {
-  View d_act;   // [N, inner]
-  View d_qkv;   // in the same place: d_act is done with by then
-  View d_norm;  // [N, C]
-  View d_att;   // [N, heads * head_size], in the same place as d_norm
+  View d_act;      // [N, inner]
+  View d_qkv;      // in the same place: d_act is done with by then
+  View d_norm;     // [N, C]
+  View d_att;      // [N, heads * head_size], in the same place as d_norm
+  View attention;  // scratch
   View norm_partials;
   std::int64_t bytes = 0;
 
-  Workspace(const ModelConfig& c, DType t, BatchShape shape, void* base) {
+  Workspace(const ModelConfig& c, DType t, BatchShape shape, const Ops& ops, void* base) {
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), q = c.heads * c.head_size;
     const View wide = plan.take(t, n, std::max(c.inner, qkv_columns(c)));
@@ -51,7 +52,8 @@ struct Workspace {
     const View narrow = plan.take(t, n, std::max(c.width, q));
     d_norm = View(narrow.data, t, n, c.width);
     d_att = View(narrow.data, t, n, q);
-    norm_partials = plan.take(accumulator_of(t), Ops::kNormPartials, 2 * c.width);
+    attention = attention_scratch(plan, c, t, shape, ops);
+    norm_partials = plan.take(accumulator_of(t), ops.row_groups(), 2 * c.width);
     bytes = plan.bytes();
   }
 };
@@ -116,37 +118,36 @@ void rope(const Call& call, const View& qkv, bool inverse) {
 
 }  // namespace
 
-BlockBytes llama_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape) {
-  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, nullptr).bytes};
+BlockBytes llama_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const Ops& ops) {
+  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, ops, nullptr).bytes};
 }
 
-void llama_block_forward(const Call& call, View x, View out, void* saved) {
+void llama_block_forward(const Call& call, View x, View out, void* saved, void* workspace) {
   using namespace llama;
   const ModelConfig& c = call.config;
   const Saved f(c, call.dtype, call.shape, saved);
+  const Workspace w(c, call.dtype, call.shape, call.ops, workspace);
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
   ops.rmsnorm(s, x, call.weight(kNorm1), c.norm_eps, f.norm1, f.stats1);
   Stack(call, kQ, kV).forward(f.norm1, f.qkv);
   rope(call, f.qkv, false);
-  ops.attention(s, f.qkv, attention_shape(c, call.shape), f.att, f.lse);
-  call.linear(f.att, call.weight(kO), View{}, f.x1);
-  ops.add(s, f.x1, x, f.x1);
+  ops.attention(s, f.qkv, attention_shape(c, call.shape), f.att, f.lse, w.attention);
+  call.linear_add(f.att, call.weight(kO), View{}, x, f.x1);
 
   ops.rmsnorm(s, f.x1, call.weight(kNorm2), c.norm_eps, f.norm2, f.stats2);
   Stack(call, kGate, kUp).forward(f.norm2, f.gate_up);
   ops.swiglu(s, f.gate_up, f.act);
   if (!out) return;
-  call.linear(f.act, call.weight(kDown), View{}, out);
-  ops.add(s, out, f.x1, out);
+  call.linear_add(f.act, call.weight(kDown), View{}, f.x1, out);
 }
 
 void llama_block_backward(const Call& call, View x, void* saved, View dx, void* workspace) {
   using namespace llama;
   const ModelConfig& c = call.config;
   const Saved f(c, call.dtype, call.shape, saved);
-  const Workspace w(c, call.dtype, call.shape, workspace);
+  const Workspace w(c, call.dtype, call.shape, call.ops, workspace);
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
@@ -161,7 +162,8 @@ void llama_block_backward(const Call& call, View x, void* saved, View dx, void* 
   // Now dx is the gradient of x1, and in the same way of x.
   call.linear_dw(dx, f.att, call.grad(kO));
   call.linear_dx(dx, call.weight(kO), w.d_att);
-  ops.attention_backward(s, f.qkv, f.att, f.lse, w.d_att, attention_shape(c, call.shape), w.d_qkv);
+  ops.attention_backward(s, f.qkv, f.att, f.lse, w.d_att, attention_shape(c, call.shape), w.d_qkv,
+                         w.attention);
   rope(call, w.d_qkv, true);
   Stack(call, kQ, kV).backward(w.d_qkv, f.norm1, w.d_norm);
   ops.rmsnorm_backward(s, w.d_norm, x, call.weight(kNorm1), f.stats1, dx, call.grad(kNorm1), w.norm_partials);

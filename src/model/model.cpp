@@ -89,9 +89,9 @@ void check_shape(const ModelConfig& c, BatchShape shape) {
   ZG_ASSERT_LE(shape.time, c.context);
 }
 
-model::BlockBytes block_bytes(const ModelConfig& c, DType dtype, BatchShape shape) {
-  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, dtype, shape)
-                               : model::llama_block_bytes(c, dtype, shape);
+model::BlockBytes block_bytes(const ModelConfig& c, DType dtype, BatchShape shape, const Ops& ops) {
+  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, dtype, shape, ops)
+                               : model::llama_block_bytes(c, dtype, shape, ops);
 }
 
 }  // namespace
@@ -117,7 +117,11 @@ void validate(const ModelConfig& c) {
   }
 }
 
-Model::Model(const ModelConfig& config, DType dtype, Ops& ops) : config_(config), dtype_(dtype), ops_(ops) {
+Model::Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes)
+    : config_(config),
+      dtype_(dtype),
+      ops_(ops),
+      logits_bytes_(logits_bytes > 0 ? logits_bytes : ops.logits_bytes()) {
   validate(config);
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
@@ -137,15 +141,15 @@ std::int64_t Model::checkpoint_bytes(BatchShape shape) const {
 }
 
 std::int64_t Model::saved_bytes(BatchShape shape) const {
-  return block_bytes(config_, dtype_, shape).saved;
+  return block_bytes(config_, dtype_, shape, ops_).saved;
 }
 
 std::int64_t Model::block_workspace_bytes(BatchShape shape) const {
-  return block_bytes(config_, dtype_, shape).workspace;
+  return block_bytes(config_, dtype_, shape, ops_).workspace;
 }
 
 std::int64_t Model::head_workspace_bytes(BatchShape shape) const {
-  return model::head_bytes(config_, dtype_, shape.rows());
+  return model::head_bytes(config_, dtype_, shape.rows(), ops_, logits_bytes_);
 }
 
 void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x) const {
@@ -173,7 +177,7 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
 }
 
 void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                          void* /*workspace*/) const {
+                          void* workspace) const {
   const Unit& unit = units_[1];  // all blocks have the same layout
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -182,9 +186,9 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
   ZG_ASSERT(x.data != out.data && saved != nullptr);
   const model::Call call{ops_, s, config_, dtype_, shape, unit, weights, View{}};
   if (config_.arch == Arch::kGpt2) {
-    model::gpt2_block_forward(call, x, out, saved);
+    model::gpt2_block_forward(call, x, out, saved, workspace);
   } else {
-    model::llama_block_forward(call, x, out, saved);
+    model::llama_block_forward(call, x, out, saved, workspace);
   }
 }
 
@@ -219,7 +223,7 @@ void Model::head(Stream& s, BatchShape shape, View head_weights, View table, Vie
   check_rows(dx, shape.rows(), config_.width, dtype_);
   check_ids(targets, shape);
   ZG_ASSERT(x.data != dx.data && workspace != nullptr);
-  const model::Call call{ops_, s, config_, dtype_, shape, unit, head_weights, head_grads};
+  const model::Call call{ops_, s, config_, dtype_, shape, unit, head_weights, head_grads, logits_bytes_};
   const Param& matrix = model::table_param(config_, units_);
   model::head_backward(call, model::param_view(table, matrix), model::param_view(table_grads, matrix), x,
                        targets, loss_sum, dx, workspace, loss_scale);
@@ -233,7 +237,7 @@ void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table
   check_flat(table, config_.tied ? units_.front() : unit, dtype_);
   check_rows(x, shape.rows(), config_.width, dtype_);
   check_ids(targets, shape);
-  const model::Call call{ops_, s, config_, dtype_, shape, unit, head_weights, View{}};
+  const model::Call call{ops_, s, config_, dtype_, shape, unit, head_weights, View{}, logits_bytes_};
   model::head_loss(call, model::param_view(table, model::table_param(config_, units_)), x, targets, loss_sum,
                    workspace);
 }
@@ -245,7 +249,8 @@ void Model::head_logits(Stream& s, View head_weights, View table, View x, View l
   check_flat(table, config_.tied ? units_.front() : unit, dtype_);
   check_rows(x, x.rows, config_.width, dtype_);
   check_rows(logits, x.rows, config_.vocab_size, accumulator_dtype());
-  const model::Call call{ops_, s, config_, dtype_, BatchShape{1, x.rows}, unit, head_weights, View{}};
+  const model::Call call{ops_,         s,      config_,      dtype_, BatchShape{1, x.rows}, unit,
+                         head_weights, View{}, logits_bytes_};
   model::head_logits(call, model::param_view(table, model::table_param(config_, units_)), x, logits,
                      workspace);
 }

@@ -172,23 +172,28 @@ Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector
 
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
                                         std::int64_t device) {
-  const std::int64_t everything = layout.table.total_charge();
-  // The smallest multiple of 4096 that fits; budgets are charged in such pages.
-  const auto search = [&](auto&& fits) -> std::optional<std::int64_t> {
-    std::int64_t low = -4096, high = everything;
+  // The smallest multiple that fits of what charges are multiples of.
+  const auto search = [](std::int64_t step, std::int64_t high,
+                         auto&& fits) -> std::optional<std::int64_t> {
+    std::int64_t low = -step;
     if (!fits(high)) return std::nullopt;
-    while (high - low > 4096) {
-      const std::int64_t middle = low + (high - low) / 8192 * 4096;
+    while (high - low > step) {
+      const std::int64_t middle = low + (high - low) / (2 * step) * step;
       (fits(middle) ? high : low) = middle;
     }
     return high;
   };
-  const auto least_device = search([&](std::int64_t d) {
-    return make_plan(layout, programs, {d, everything}).fits;
+  constexpr std::int64_t kPage = 4096;
+  const std::int64_t granule = layout.table.device_granule();
+  const Budgets everything{layout.table.total_charge(Tier::kDevice), layout.table.total_charge(Tier::kHost)};
+  const auto least_device = search(granule, everything.device, [&](std::int64_t d) {
+    return make_plan(layout, programs, {d, everything.host}).fits;
   });
   if (!least_device) return std::nullopt;
-  const std::int64_t d = std::max(device / 4096 * 4096, *least_device);
-  const auto least_host = search([&](std::int64_t h) { return make_plan(layout, programs, {d, h}).fits; });
+  const std::int64_t d = std::max(device / granule * granule, *least_device);
+  const auto least_host = search(kPage, everything.host, [&](std::int64_t h) {
+    return make_plan(layout, programs, {d, h}).fits;
+  });
   if (!least_host) return std::nullopt;
   return Budgets{*least_device, *least_host};
 }

@@ -20,6 +20,7 @@ constexpr std::int64_t kVersion = 1;
 constexpr std::int64_t kMostSegments = 1 << 24;
 constexpr std::int64_t kMostRuns = 1 << 24;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
+constexpr std::int64_t kPage = 4096, kMostGranule = 1 << 30;
 constexpr std::size_t kMostPriorities = 255;
 constexpr std::int64_t kMostTime = std::int64_t{1} << 40;
 
@@ -60,7 +61,8 @@ class Reader {
            "record the trace again with this program");
     }
     AccessTrace trace;
-    trace.table = TensorTable(static_cast<int>(integer(member(root, "", "drives"), "drives", 0, 4096)));
+    const auto drives = static_cast<int>(integer(member(root, "", "drives"), "drives", 0, 4096));
+    trace.table = TensorTable(drives, granule(root));
     const Json& budgets = member(root, "", "budgets");
     trace.budgets.device = integer(member(budgets, "budgets", "device"), "budgets.device", 0, kMost);
     trace.budgets.host = integer(member(budgets, "budgets", "host"), "budgets.host", 0, kMost);
@@ -135,6 +137,14 @@ class Reader {
     fail(place, fmt::format("found {}, expected one of {}", shown(j), known));
   }
 
+  std::int64_t granule(const Json& root) const {
+    constexpr const char* kKey = "device_granule";
+    if (!root.contains(kKey)) return kPage;
+    const std::int64_t bytes = integer(root[kKey], kKey, kPage, kMostGranule);
+    if (bytes % kPage != 0) fail(kKey, fmt::format("found {}, expected a multiple of {}", bytes, kPage));
+    return bytes;
+  }
+
   void read_tensors(const Json& tensors, AccessTrace& trace) const {
     std::vector<int> priorities;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -167,9 +177,10 @@ class Reader {
       if (priorities.size() > kMostPriorities)
         fail(at(6), fmt::format("is one priority more than {}", kMostPriorities));
       trace.table.add(spec);
-      if (trace.table.total_charge() > kMostBytes)
-        fail(at(2), fmt::format("found {} bytes up to here, expected at most {}", trace.table.total_charge(),
-                                kMostBytes));
+      // The device's is the larger one.
+      const std::int64_t bytes = trace.table.total_charge(Tier::kDevice);
+      if (bytes > kMostBytes)
+        fail(at(2), fmt::format("found {} bytes up to here, expected at most {}", bytes, kMostBytes));
     }
     if (tensors.empty()) fail("tensors", "is empty, expected one at least");
   }
@@ -264,6 +275,7 @@ void save_trace(const AccessTrace& trace, const std::string& path) {
   put("{{\"format\": \"{}\", \"version\": {},\n \"drives\": {}, \"budgets\": {{\"device\": {}, \"host\": "
       "{}}},\n",
       kFormat, kVersion, trace.table.drives(), trace.budgets.device, trace.budgets.host);
+  if (trace.table.device_granule() != kPage) put(" \"device_granule\": {},\n", trace.table.device_granule());
   put(" \"tensors\": [");
   for (TensorId id = 0; id < trace.table.tensor_count(); ++id) {
     const TensorSpec& s = trace.table.tensor(id).spec;

@@ -242,7 +242,7 @@ void TensorStore::check_together(std::span<const AccessStep> accesses) const {
     if (std::any_of(accesses.begin(), accesses.begin() + static_cast<std::ptrdiff_t>(i), same))
       throw Error(Errc::kUsage, table_.segment_name(a.segment), "is named twice in one acquire",
                   "name each segment once");
-    bytes[index(a.tier)] += table_.segment(a.segment).charge;
+    bytes[index(a.tier)] += table_.segment(a.segment).charge_at(a.tier);
   }
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     if (bytes[index(tier)] <= residency_.budget(tier)) continue;

@@ -72,7 +72,7 @@ void check_room(zg_store& store, const std::vector<AccessStep>& steps) {
     const std::int64_t budget =
         (tier == Tier::kDevice ? store.opened->device().arena() : store.opened->host()).budget();
     std::int64_t needed = 0;
-    for (const AccessStep& s : steps) needed += s.tier == tier ? table.segment(s.segment).charge : 0;
+    for (const AccessStep& s : steps) needed += s.tier == tier ? table.segment(s.segment).charge_at(tier) : 0;
     if (needed > budget)
       throw Error(Errc::kMemory, "accesses",
                   fmt::format("need {} at the {}, whose budget is {}", format_bytes(needed), name_of(tier),

@@ -273,7 +273,7 @@ void TensorStore::free_memory(const Action& action) {
   void*& memory = hot(action.segment).memory[static_cast<std::size_t>(action.tier)];
   ZG_ASSERT(memory != nullptr, "{} has no memory at {}", table_.segment_name(action.segment),
             name_of(action.tier));
-  const std::int64_t charge = table_.segment(action.segment).charge;
+  const std::int64_t charge = table_.segment(action.segment).charge_at(action.tier);
 #if defined(ZG_POISON)
   if (action.tier == Tier::kHost || options_.device->is_host()) {
     std::memset(memory, 0xff, static_cast<std::size_t>(charge));
@@ -293,7 +293,7 @@ void TensorStore::grant_memory(Lock& lock, Tier tier) {
     const SegmentId segment = node.action.segment;
     void* memory = nullptr;
     try {
-      memory = arena(tier).allocate(table_.segment(segment).charge);
+      memory = arena(tier).allocate(table_.segment(segment).charge_at(tier));
     } catch (
         const Error& e) {  // we may be on a thread of the I/O engine or of a stream: nobody catches it there
       fail(lock, e.code(), e.where(), e.message(), e.hint());

@@ -75,7 +75,8 @@ void TensorStore::forget_ahead() {
 void TensorStore::not_ahead(SegmentId segment) {
   SegmentState& s = at(segment);
   if (std::exchange(s.ahead, false))
-    ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -= table_.segment(segment).charge;
+    ahead_bytes_[static_cast<std::size_t>(s.prefetched)] -=
+        table_.segment(segment).charge_at(static_cast<Tier>(s.prefetched));
 }
 
 void TensorStore::expect(const Program& program) {
@@ -173,7 +174,7 @@ bool TensorStore::fetch(Lock& lock, SegmentId segment, Tier tier, std::int32_t p
     s.prefetched = static_cast<std::int8_t>(tier);
     s.hits_before = h.hits[t].load(std::memory_order_relaxed);
     s.ahead = position >= 0;
-    if (s.ahead) ahead_bytes_[t] += table_.segment(segment).charge;
+    if (s.ahead) ahead_bytes_[t] += table_.segment(segment).charge_at(tier);
     prefetches_ += goes_on ? 0 : 1;
     s.counts.prefetches += goes_on ? 0 : 1;
   }
@@ -221,7 +222,7 @@ void TensorStore::fetch_ahead(Lock& lock) {
       const std::int64_t limit = read_ahead(tier);
       const Hot& h = hot(a.segment);
       if (Hot::writers(h.word[0].load()) > 0 || Hot::writers(h.word[1].load()) > 0) continue;
-      if (ahead_bytes_[t] > 0 && ahead_bytes_[t] + table_.segment(a.segment).charge > limit) return;
+      if (ahead_bytes_[t] > 0 && ahead_bytes_[t] + table_.segment(a.segment).charge_at(tier) > limit) return;
       if (!fetch(lock, a.segment, tier, position)) return;
     }
   };

@@ -196,14 +196,14 @@ ReplayResult replay(const AccessTrace& trace, const Budgets& budgets, const Poli
 std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t device,
                                         const std::function<bool(double)>& progress) {
   constexpr std::int64_t kPage = 4096;
-  const std::int64_t everything = trace.table.total_charge();
+  const std::int64_t granule = trace.table.device_granule();
   // A tier needs no less than what one operation holds there.
   Budgets least;
   for (const Program& program : trace.programs) {
     for (std::int32_t op = 0; op < program.op_count(); ++op) {
       Budgets held;
       for (const AccessStep& a : program.op(op)) {
-        (a.tier == Tier::kDevice ? held.device : held.host) += trace.table.segment(a.segment).charge;
+        (a.tier == Tier::kDevice ? held.device : held.host) += trace.table.segment(a.segment).charge_at(a.tier);
       }
       least = {std::max(least.device, held.device), std::max(least.host, held.host)};
     }
@@ -214,20 +214,24 @@ std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t d
       throw Error(Errc::kInterrupted, "replay", "interrupted");
     return !replay(trace, budgets, default_policy(), {.rounds = 2}).obstacle;
   };
-  const auto search = [&](std::int64_t low, auto&& does) -> std::optional<std::int64_t> {
-    std::int64_t high = everything;
+  // In steps of what charges are multiples of.
+  const auto search = [](std::int64_t low, std::int64_t high, std::int64_t step,
+                         auto&& does) -> std::optional<std::int64_t> {
     if (does(low)) return low;
     if (!does(high)) return std::nullopt;
-    while (high - low > kPage) {
-      const std::int64_t middle = low + (high - low) / (2 * kPage) * kPage;
+    while (high - low > step) {
+      const std::int64_t middle = low + (high - low) / (2 * step) * step;
       (does(middle) ? high : low) = middle;
     }
     return high;
   };
-  const auto least_device = search(least.device, [&](std::int64_t d) { return fits({d, everything}); });
+  const Budgets everything{trace.table.total_charge(Tier::kDevice), trace.table.total_charge(Tier::kHost)};
+  const auto least_device = search(least.device, everything.device, granule,
+                                   [&](std::int64_t d) { return fits({d, everything.host}); });
   if (!least_device) return std::nullopt;
-  const std::int64_t d = std::max(device / kPage * kPage, *least_device);
-  const auto least_host = search(least.host, [&](std::int64_t h) { return fits({d, h}); });
+  const std::int64_t d = std::max(device / granule * granule, *least_device);
+  const auto least_host =
+      search(least.host, everything.host, kPage, [&](std::int64_t h) { return fits({d, h}); });
   if (!least_host) return std::nullopt;
   return Budgets{*least_device, *least_host};
 }

@@ -1,7 +1,7 @@
 // What must cross the drives' link in a round of an endlessly repeated sequence, whoever decides.
 //
 // Device and host memory count as one memory of C bytes, which is no less than what can be held above NVMe at
-// any moment. All segments of an operation are there while it runs. Between two uses of a segment, the second
+// any moment (of a segment the page-rounded bytes count, at both tiers: the device charges no less). All segments of an operation are there while it runs. Between two uses of a segment, the second
 // of which needs its content, every byte either stays or is read again: an interval of operations that lasts
 // from the one use to the other. Its bytes may be dropped singly (a whole segment can do no better). To read
 // least, keep as many bytes as possible, so that at each operation those kept across it and those that it
@@ -115,7 +115,8 @@ class Intervals {
   Intervals(const AccessTrace& trace, const Budgets& budgets)
       : table_(trace.table), uses_(static_cast<std::size_t>(trace.table.segment_count())) {
     constexpr std::int64_t kPage = 4096;
-    const std::int64_t memory = budgets.device / kPage * kPage + budgets.host / kPage * kPage;
+    const std::int64_t granule = table_.device_granule();
+    const std::int64_t memory = budgets.device / granule * granule + budgets.host / kPage * kPage;
     for (const std::int32_t which : trace.sequence) {
       const Program& program = trace.programs[static_cast<std::size_t>(which)];
       for (std::int32_t op = 0; op < program.op_count(); ++op, ++ops_) {

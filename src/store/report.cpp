@@ -243,7 +243,9 @@ void TensorStore::check() const {
   for (SegmentId id = 0; id < table_.segment_count(); ++id) {
     const SegmentState& s = at(id);
     const std::string name = table_.segment_name(id);
-    if (s.ahead) ahead[static_cast<std::size_t>(s.prefetched)] += table_.segment(id).charge;
+    if (s.ahead)
+      ahead[static_cast<std::size_t>(s.prefetched)] +=
+          table_.segment(id).charge_at(static_cast<Tier>(s.prefetched));
     for (const Node* n = s.first; n != nullptr; n = n->next) {
       passed += n->leased && n->passed_to != nullptr ? 1 : 0;
       ZG_ASSERT(n->next != nullptr ? n->next->before == n : s.last == n, "{}", name);
@@ -261,7 +263,7 @@ void TensorStore::check() const {
       const std::uint64_t word = hot(id).word[t].load();
       const bool taken = hot(id).memory[t] != nullptr, present = residency_.present(id, tier);
       passed += s.passed[t];
-      if (taken) memory[t] += table_.segment(id).charge;
+      if (taken) memory[t] += table_.segment(id).charge_at(tier);
       if (s.first == nullptr) ZG_ASSERT(taken == present, "{} at the {}", name, name_of(tier));
       if ((word & Hot::kOpen) != 0)
         ZG_ASSERT(taken && present && program_ == nullptr, "{} at the {}", name, name_of(tier));

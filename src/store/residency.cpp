@@ -20,7 +20,7 @@ class Residency::View final : public PolicyView {
     return r_.gate_ != nullptr ? r_.gate_->last_use(id, tier_) : r_.state(id).last_use;
   }
   bool costs_write(SegmentId id) const override { return r_.sole(id, tier_) && !r_.dead(id); }
-  std::int64_t bytes(SegmentId id) const override { return r_.table_.segment(id).charge; }
+  std::int64_t bytes(SegmentId id) const override { return r_.table_.segment(id).charge_at(tier_); }
   // One ahead, as positions begin at -1.
   std::uint64_t now() const override { return r_.base_ + static_cast<std::uint64_t>(r_.at_ + 1); }
   bool knows_future() const override { return r_.foresees(); }
@@ -195,7 +195,7 @@ void Residency::changed(SegmentId id) {
 void Residency::alloc(SegmentId id, Tier tier) {
   const std::size_t t = index(tier);
   ZG_ASSERT(!present(id, tier), "{} twice at {}", table_.segment_name(id), name_of(tier));
-  used_[t] += table_.segment(id).charge;
+  used_[t] += table_.segment(id).charge_at(tier);
   peak_[t] = std::max(peak_[t], used_[t]);
   state(id).current |= bit(tier);
   slot_[t][static_cast<std::size_t>(id)] = static_cast<std::int32_t>(resident_[t].size());
@@ -208,7 +208,7 @@ void Residency::alloc(SegmentId id, Tier tier) {
 void Residency::free(SegmentId id, Tier tier) {
   const std::size_t t = index(tier);
   ZG_ASSERT(present(id, tier), "{} not at {}", table_.segment_name(id), name_of(tier));
-  used_[t] -= table_.segment(id).charge;
+  used_[t] -= table_.segment(id).charge_at(tier);
   state(id).current &= static_cast<std::uint8_t>(~bit(tier));
   const auto slot = static_cast<std::size_t>(slot_[t][static_cast<std::size_t>(id)]);
   resident_[t][slot] = resident_[t].back();
@@ -244,7 +244,7 @@ std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
     }
   }
   const auto closed = gate_ == nullptr ? Gate::Closed::kYes : gate_->close(id, tier);
-  if (closed == Gate::Closed::kMoving) return NoRoom{tier, table_.segment(id).charge, id, id};
+  if (closed == Gate::Closed::kMoving) return NoRoom{tier, table_.segment(id).charge_at(tier), id, id};
   if (closed == Gate::Closed::kHeld) {
     state(id).refused[index(tier)] = search_[index(tier)];
     return std::nullopt;
@@ -276,7 +276,7 @@ SegmentId Residency::victim(Tier tier) const {
 
 std::optional<NoRoom> Residency::make_room(Tier tier, SegmentId newcomer) {
   const std::size_t t = index(tier);
-  const std::int64_t needed = table_.segment(newcomer).charge;
+  const std::int64_t needed = table_.segment(newcomer).charge_at(tier);
   if (used_[t] + needed <= budget(tier)) return std::nullopt;
   search_[t] = ++searches_;
   state(newcomer).refused[t] = search_[t];
@@ -297,7 +297,7 @@ std::optional<NoRoom> Residency::make_room(Tier tier, SegmentId newcomer) {
 // copy will be needed again, and may be worth more than others.
 void Residency::set_leaving(SegmentId newcomer) {
   const std::size_t t = index(Tier::kDevice);
-  if (used_[t] + table_.segment(newcomer).charge <= budget(Tier::kDevice)) return;
+  if (used_[t] + table_.segment(newcomer).device_charge <= budget(Tier::kDevice)) return;
   search_[t] = ++searches_;
   leaving_ = victim(Tier::kDevice);
   if (leaving_ >= 0) changed(leaving_);
@@ -466,7 +466,7 @@ void Residency::check() const {
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
       const bool listed = slot_[index(tier)][static_cast<std::size_t>(id)] >= 0;
       ZG_ASSERT_EQ(listed, present(id, tier));
-      if (listed) used[index(tier)] += table_.segment(id).charge;
+      if (listed) used[index(tier)] += table_.segment(id).charge_at(tier);
     }
     if (present(id, Tier::kNvme)) ZG_ASSERT(table_.segment(id).lowest == Tier::kNvme);
   }

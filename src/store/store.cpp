@@ -25,7 +25,8 @@ std::uint64_t next_identity() {
 
 TensorStore::TensorStore(const Options& options)
     : table_(options.table != nullptr ? *options.table
-                                      : TensorTable(options.io != nullptr ? options.io->drive_count() : 0)),
+                                      : TensorTable(options.io != nullptr ? options.io->drive_count() : 0,
+                                                    options.device->arena().granule())),
       options_(options),
       identity_(next_identity()),
       residency_(table_, options.budgets, options.policy),
@@ -34,6 +35,10 @@ TensorStore::TensorStore(const Options& options)
   copy_stream_[kToHost] = options_.device->make_stream("device->host");
   ZG_ASSERT_LE(options_.budgets.device, options_.device->arena().budget());
   ZG_ASSERT_LE(options_.budgets.host, options_.host->budget());
+  // Where an arena charges more than is counted here, it refuses what was promised, and that is waited for
+  // for ever.
+  ZG_ASSERT_EQ(table_.device_granule() % options_.device->arena().granule(), 0);
+  ZG_ASSERT_EQ(io::Engine::alignment() % options_.host->granule(), 0);
   if (options_.io != nullptr) {
     ZG_ASSERT_EQ(options_.io->drive_count(), table_.drives());
     // Segments are whole pages, so a page is the grain: nothing is lost to rounding.
@@ -46,11 +51,19 @@ TensorStore::TensorStore(const Options& options)
   make_segments();
   set_looks();
   residency_.set_gate(this);
-  if (io::Engine* io = options_.io) {
-    // Last: where something throws before, nobody takes them off the arena, which may outlive the engine.
-    options_.host->set_hooks({[io](void* data, std::int64_t bytes) { io->register_memory(data, bytes); },
-                              [io](void* data, std::int64_t) { io->unregister_memory(data); }});
-  }
+  // Last: where something throws before, nobody takes them off the arena, which may outlive the engine.
+  const Arena::Hooks pin = options_.device->host_hooks();
+  io::Engine* const io = options_.io;
+  if (io == nullptr && !pin.mapped) return;
+  options_.host->set_hooks({[io, pin](void* data, std::int64_t bytes) {
+                              if (pin.mapped) pin.mapped(data, bytes);
+                              if (io != nullptr) io->register_memory(data, bytes);
+                            },
+                            [io, pin](void* data, std::int64_t bytes) {
+                              if (io != nullptr) io->unregister_memory(data);
+                              if (pin.unmapped) pin.unmapped(data, bytes);
+                            }});
+  hooked_ = true;
 }
 
 // For those that the table has and we do not. Where the drives have no room for one it has no extent, and the
@@ -130,14 +143,15 @@ TensorStore::~TensorStore() {
       ZG_ASSERT(!residency_.is_pinned(id, tier), "{} is still pinned when its store ends",
                 table_.segment_name(id));
       void*& memory = hot(id).memory[t];
-      if (memory != nullptr) arena(tier).release(std::exchange(memory, nullptr), table_.segment(id).charge);
+      if (memory != nullptr)
+        arena(tier).release(std::exchange(memory, nullptr), table_.segment(id).charge_at(tier));
     }
   }
   lock.unlock();
   copy_stream_[0].reset();
   copy_stream_[1].reset();
   volume_.reset();  // its last completion has returned from completions_ then
-  if (options_.io != nullptr) options_.host->set_hooks({});
+  if (hooked_) options_.host->set_hooks({});
 }
 
 Arena& TensorStore::arena(Tier tier) {

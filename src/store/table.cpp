@@ -13,6 +13,7 @@ namespace zg {
 namespace {
 constexpr std::int64_t kMostSegments = std::int64_t{1} << 30;
 constexpr int kMostVersions = 2;
+constexpr std::int64_t kPage = 4096;
 }  // namespace
 
 const char* name_of(Tier tier) {
@@ -41,6 +42,11 @@ const char* name_of(Role role) {
       return "other";
   }
   return "?";
+}
+
+TensorTable::TensorTable(int drives, std::int64_t device_granule)
+    : drives_(drives), device_granule_(device_granule) {
+  ZG_ASSERT(device_granule > 0 && device_granule % kPage == 0, "a granule of {} bytes", device_granule);
 }
 
 TensorId TensorTable::add(const TensorSpec& spec) {
@@ -72,9 +78,11 @@ TensorId TensorTable::add(const TensorSpec& spec) {
     s.elements = std::min(step, spec.count - first);
     s.bytes = s.elements * element;
     s.charge = arena_charge(s.bytes);
+    s.device_charge = arena_charge(s.bytes, device_granule_);
     s.lowest = tensor.spec.lowest;
     if (s.lowest == Tier::kNvme) nvme_bytes_ += s.charge * spec.versions;
     total_charge_ += s.charge;
+    total_device_charge_ += s.device_charge;
     segments_.push_back(s);
     ++tensor.segments;
   }
@@ -88,6 +96,7 @@ void TensorTable::remove(TensorId id) {
   if (t.removed) return;
   for (SegmentId s = t.first_segment; s < t.first_segment + t.segments; ++s) {
     total_charge_ -= segment(s).charge;
+    total_device_charge_ -= segment(s).device_charge;
     if (segment(s).lowest == Tier::kNvme) nvme_bytes_ -= segment(s).charge * t.spec.versions;
   }
   by_name_.erase(t.spec.name);

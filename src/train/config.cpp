@@ -207,6 +207,7 @@ RunConfig load_config(const ConfigSource& source) {
   read_run(root, run);
   read_data(root, run);
   read_batch(root, run);
+  read_devices(root, run);    // before the precision, which is "auto" by what the device multiplies fast
   read_precision(root, run);
   read_optimizer(root, run);  // after the precision, which limits how its state may be kept
   read_scheduler(root, run);

@@ -113,7 +113,7 @@ bool read_fp16(Section& root, RunConfig& run) {
   return enabled;
 }
 
-bool read_bf16(Section& root, bool fp16) {
+bool read_bf16(Section& root, const RunConfig& run, bool fp16) {
   if (root.has("bf16") && root.has("bfloat16")) {
     root.fail("bfloat16", "is the old name of bf16, which is given too", "remove one of the two");
   }
@@ -123,9 +123,11 @@ bool read_bf16(Section& root, bool fp16) {
   if (bf16->is_auto("enabled") && fp16) {
     bf16->notice("enabled", "\"auto\": took false, fp16 is enabled");
   } else if (bf16->is_auto("enabled")) {
-    enabled = host::has_native_bf16();
-    bf16->notice("enabled", fmt::format("\"auto\": took {}, this processor's bf16 instructions: {}", enabled,
-                                        host::bf16_description()));
+    const bool gpu = run.device.kind == DeviceConfig::Kind::kCuda;
+    enabled = gpu || host::has_native_bf16();
+    bf16->notice("enabled", gpu ? std::string("\"auto\": took true, the GPU has bf16 instructions")
+                                : fmt::format("\"auto\": took {}, this processor's bf16 instructions: {}", enabled,
+                                              host::bf16_description()));
   } else {
     enabled = bf16->boolean("enabled", false);
   }
@@ -193,7 +195,7 @@ void read_data_types(Section& root) {
 }  // namespace
 
 void read_precision(Section& root, RunConfig& run) {
-  const bool fp16 = read_fp16(root, run), bf16 = read_bf16(root, fp16), fp64 = read_fp64(root);
+  const bool fp16 = read_fp16(root, run), bf16 = read_bf16(root, run, fp16), fp64 = read_fp64(root);
   constexpr const char* kOne = "disable one of the two";
   if (bf16 && fp64) root.fail("fp64", "cannot be combined with bf16", kOne);
   if (fp16 && fp64) root.fail("fp64", "cannot be combined with fp16", kOne);

@@ -23,6 +23,7 @@ void read_optimizer(Section& root, RunConfig& run);
 void read_scheduler(Section& root, RunConfig& run);
 
 // config_threads.cpp
+void read_devices(Section& root, RunConfig& run);
 void read_threads(Section& root, RunConfig& run);
 
 // config_other.cpp: what DeepSpeed has and this engine has not: refused where it would change what is

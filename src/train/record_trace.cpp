@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "ziggurat/device/device.hpp"
 #include "ziggurat/engine/step_program.hpp"
 #include "ziggurat/train/session.hpp"
 
@@ -45,7 +44,7 @@ AccessTrace record_trace(const RunConfig& config, std::int64_t steps) {
   AccessTrace trace;
   trace.table = session.layout().table;
   trace.budgets = session.budgets();
-  trace.budgets.device -= arena_charge(session.layout().workspace_bytes());
+  trace.budgets.device -= session.layout().workspace_charge();
   if (steps == 0) {
     trace.programs.push_back(std::move(programs.step.program));
     trace.sequence = {0};

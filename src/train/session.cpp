@@ -20,7 +20,11 @@ Session::Session(const RunConfig& config, Trace* trace, Watchdog* watchdog)
     : config_(config), trace_(trace), watchdog_(watchdog) {
   if (config_.dtype == DType::kF16) scaler_.emplace(config_.loss_scale);
   resolve_model();
-  model_ = std::make_unique<Model>(model_config_, config_.dtype, host_ops());
+  open_device();
+  // Small budgets want small logits.
+  const std::int64_t logits = ops().logits_bytes();
+  model_ = std::make_unique<Model>(model_config_, config_.dtype, ops(),
+                                   std::min(logits, std::max(32 * kMiB, device_limit() / 8)));
   make_layout();
   resolve_budgets();
   check_plan();
@@ -28,6 +32,35 @@ Session::Session(const RunConfig& config, Trace* trace, Watchdog* watchdog)
 }
 
 Session::~Session() = default;
+
+// A GPU is there from the start: it says how much memory it has. Its arena takes none before it is used.
+void Session::open_device() {
+  if (config_.device.kind == DeviceConfig::Kind::kHost) return;
+  const DeviceConfig& d = config_.device;
+  CudaOptions options{.device = d.index,
+                      .budget = config_.tiers.device.value_or(0),
+                      .deterministic = d.deterministic,
+                      .tf32 = d.tf32,
+                      .attention = d.attention,
+                      .pin = d.pin,
+                      .trace = trace_};
+  if (options.budget == 0) {
+    for (const Gpu& gpu : list_gpus(nullptr)) {
+      if (gpu.device == d.index) options.budget = std::max<std::int64_t>(0, gpu.free - kGpuReserve);
+    }
+  }
+  device_ = make_cuda_device(options);
+}
+
+Ops& Session::ops() {
+  return device_ != nullptr ? device_->ops() : host_ops();
+}
+
+// What the device tier may be at most. The host device shares the machine's memory with the host tier.
+std::int64_t Session::device_limit() const {
+  if (device_ != nullptr) return device_->arena().budget();
+  return config_.tiers.device.value_or(available_memory() / 2);
+}
 
 void Session::resolve_model() {
   if (!config_.model_from.empty()) {
@@ -62,6 +95,7 @@ void Session::make_layout() {
   o.optimizer = config_.offload_optimizer;
   o.activations = config_.offload_activation;
   o.drives = static_cast<int>(config_.tiers.nvme.size());
+  if (device_ != nullptr) o.device_granule = device_->arena().granule();
   o.state = state_format(config_.optimizer, config_.dtype);
   o.groups = parameter_groups(config_.optimizer, *model_);
   // Small budgets want small pieces: a few of them must fit at once.
@@ -92,15 +126,15 @@ std::int32_t Session::device_updates() const {
   const std::int32_t units = layout_->head_unit() + 1;
   if (wanted == Placement::kDevice) return units;
   if (wanted != Placement::kAuto) return units_within(1 - config_.host_update_share);
-  const std::int64_t device = config_.tiers.device.value_or(available_memory() / 2);
+  const std::int64_t device = device_limit();
   const auto state_of = [&](std::int32_t u) {
     std::int64_t charge = 0;
     for (std::int32_t i = 0; i < layout_->state_segments(u); ++i) {
-      charge += layout_->table.segment(layout_->state_segment(u, i)).charge;
+      charge += layout_->table.segment(layout_->state_segment(u, i)).device_charge;
     }
     return charge;
   };
-  std::int64_t used = arena_charge(layout_->workspace_bytes()) + layout_->table.total_charge();
+  std::int64_t used = layout_->workspace_charge() + layout_->table.total_charge(Tier::kDevice);
   for (std::int32_t u = 0; u < units; ++u) used -= state_of(u);
   const std::int64_t room =
       device - static_cast<std::int64_t>(config_.tiers.read_ahead * static_cast<double>(device));
@@ -124,31 +158,44 @@ std::int32_t Session::units_within(double share) const {
   return n;
 }
 
+// Budgets that hold all tensors.
+Budgets Session::everything() const {
+  return {layout_->table.total_charge(Tier::kDevice), layout_->table.total_charge(Tier::kHost)};
+}
+
 void Session::resolve_budgets() {
-  const std::int64_t all = layout_->table.total_charge();
-  const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
+  const Budgets all = everything();
+  const std::int64_t workspace = layout_->workspace_charge();
   // Without a budget a tier takes what the run can use, as far as the machine has it.
   const MemoryLimits limits = read_memory_limits();
   const std::int64_t available = limits.left();
-  budgets_.device = config_.tiers.device.value_or(std::min(all + workspace, available / 2));
-  budgets_.host = config_.tiers.host.value_or(std::min(all, available / 3));
-  // Together, before either is taken: each alone may fit.
-  const std::int64_t asked = config_.tiers.device.value_or(0) + config_.tiers.host.value_or(0);
-  check_memory(limits, {.name = "tiers.device and tiers.host", .bytes = asked});
+  const std::int64_t host = config_.tiers.host.value_or(0);
+  if (device_ != nullptr) {
+    budgets_.device = config_.tiers.device.value_or(std::min(all.device + workspace, device_limit()));
+    budgets_.host = config_.tiers.host.value_or(std::min(all.host, available / 4 * 3));
+    check_memory(limits, {.name = "tiers.host", .bytes = host});
+  } else {
+    budgets_.device = config_.tiers.device.value_or(std::min(all.device + workspace, available / 2));
+    budgets_.host = config_.tiers.host.value_or(std::min(all.host, available / 3));
+    // Together, before either is taken: each alone may fit.
+    check_memory(limits, {.name = "tiers.device and tiers.host",
+                          .bytes = config_.tiers.device.value_or(0) + host});
+  }
   check_stated_sizes(config_.tiers.nvme, layout_->table.nvme_bytes());
 }
 
 void Session::check_plan() {
-  const std::int64_t workspace = arena_charge(layout_->workspace_bytes());
+  const std::int64_t workspace = layout_->workspace_charge();
   const Budgets inside{budgets_.device - workspace, budgets_.host};
-  const std::int64_t all = layout_->table.total_charge();
+  const Budgets all = everything();
   // Less read-ahead where the budgets are too small for it.
   for (double share = config_.tiers.read_ahead;; share = share > 0.02 ? share / 2 : 0) {
     // A tier that holds everything needs no room for comings and goings.
-    const auto rest = [&](std::int64_t bytes) {
-      return bytes >= all ? bytes : bytes - static_cast<std::int64_t>(share * static_cast<double>(bytes));
+    const auto rest = [&](std::int64_t bytes, std::int64_t everything) {
+      const auto ahead = static_cast<std::int64_t>(share * static_cast<double>(bytes));
+      return bytes >= everything ? bytes : bytes - ahead;
     };
-    resident_ = {rest(inside.device), rest(inside.host)};
+    resident_ = {rest(inside.device, all.device), rest(inside.host, all.host)};
     plan_ = make_plan(*layout_, *programs_, resident_);
     if (plan_.fits) return;
     if (share == 0) break;
@@ -171,12 +218,14 @@ void Session::check_plan() {
                   format_bytes(least->host)));
 }
 
-// The host device computes where it is asked to, so that none of its threads drives it: it needs no core.
+// The host device computes where it is asked to, so that none of its threads drives it: it needs no core. A GPU
+// has one thread that learns what it has done.
 void Session::assign_threads() {
   CoreWishes wishes{
       .compute = config_.threads.compute, .reserved = config_.threads.reserved, .bind = config_.threads.bind};
   for (const io::DriveOptions& drive : config_.tiers.nvme)
     wishes.drives.push_back(config_.aio.backend == io::Backend::kRam ? -1 : io::node_of_drive(drive.path));
+  if (device_ != nullptr) wishes.devices.push_back(device_->numa_node());
   cores_ = assign_cores(read_core_topology(), wishes);
 }
 
@@ -196,6 +245,7 @@ bool Session::bind_threads() {
 void Session::open_drives() {
   ZG_ASSERT(io_ == nullptr, "the drives are open");
   const bool may_bind = bind_threads();
+  if (device_ != nullptr && may_bind) device_->bind_threads(cores_.cores_of_device(0));
   if (config_.tiers.nvme.empty()) return;
   io::EngineOptions o;
   o.backend = config_.aio.backend;
@@ -253,15 +303,20 @@ std::vector<io::DriveOptions> Session::sized_drives() const {
   return drives;
 }
 
-// The host tier near the drives that fill and empty it, where they are on nodes of their own.
+// The host tier near the GPU, or else near the drives that fill and empty it, where they are on nodes of their
+// own.
 std::vector<NodeShare> Session::host_shares() const {
   std::vector<MemoryUser> drives;
   for (int i = 0; io_ != nullptr && i < io_->drive_count(); ++i) {
     const io::DriveReport drive = io_->report(i);
     drives.push_back({drive.name, drive.numa_node});
   }
-  const auto is_known = [](const MemoryUser& drive) { return drive.node >= 0; };
-  if (std::none_of(drives.begin(), drives.end(), is_known)) return {};
+  std::vector<MemoryUser> devices;
+  if (device_ != nullptr) devices.push_back({device_->describe(), device_->numa_node()});
+  const auto is_known = [](const MemoryUser& user) { return user.node >= 0; };
+  if (std::none_of(drives.begin(), drives.end(), is_known) &&
+      std::none_of(devices.begin(), devices.end(), is_known))
+    return {};
   // What is taken already is no place for it.
   NodeTopology topology = read_node_topology();
   for (const MemoryLimits::Node& free : read_memory_limits().nodes) {
@@ -269,12 +324,12 @@ std::vector<NodeShare> Session::host_shares() const {
       if (node.node == free.node) node.bytes = std::min(node.bytes, free.available);
     }
   }
-  return place_memory(topology, {}, drives, budgets_.host).device_shares.front();
+  return place_memory(topology, devices, drives, budgets_.host).device_shares.front();
 }
 
 void Session::start(const std::vector<double>& drive_shares) {
   if (io_ == nullptr) open_drives();
-  device_ = make_host_device(budgets_.device, trace_);
+  if (device_ == nullptr) device_ = make_host_device(budgets_.device, trace_);
   host_ = make_host_memory({.name = "host memory", .budget = budgets_.host, .shares = host_shares()});
   TensorStore::Options o;
   o.table = &layout_->table;
@@ -381,6 +436,7 @@ std::string Session::describe() const {
       config_.accumulation_steps, config_.accumulation_steps == 1 ? "" : "es",
       config_.accumulation == Accumulation::kLayerMajor ? "layer-major" : "micro-batch-major",
       config_.recompute ? "on" : "off");
+  if (config_.device.kind == DeviceConfig::Kind::kCuda) text += "\ndevice     " + device_->describe();
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets_.device),
                       format_bytes(layout_->workspace_bytes()), format_bytes(budgets_.host));
   if (io_ != nullptr) {

@@ -20,6 +20,10 @@ TEST(Arena, ChargesWholePages) {
   EXPECT_EQ(arena_charge(1), kPage);
   EXPECT_EQ(arena_charge(kPage), kPage);
   EXPECT_EQ(arena_charge(kPage + 1), 2 * kPage);
+  const auto arena = make_host_arena("test", 2 * kPage);
+  EXPECT_EQ(arena->granule(), kPage);
+  for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{1}, kPage, kPage + 1, 5 * kPage})
+    EXPECT_EQ(arena->charge(bytes), arena_charge(bytes)) << bytes;
 }
 
 TEST(Arena, GivesExactlyItsBudget) {

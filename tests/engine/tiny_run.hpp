@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "store/rig.hpp"
+#include "support/granule_device.hpp"
 #include "support/reference.hpp"
 #include "ziggurat/engine/engine.hpp"
 #include "ziggurat/plan/plan.hpp"
@@ -159,8 +160,8 @@ class TinyRun {
         programs_(layout_, setup_.timing),
         budgets_(budgets_of(setup_)),
         directory_(setup_.directory.empty() ? TempDir() : TempDir(setup_.directory)) {
-    const std::int64_t workspace = arena_charge(layout_.workspace_bytes());
-    device_ = make_host_device(budgets_.device + workspace, nullptr);
+    device_ = in_granules(make_host_device(budgets_.device + layout_.workspace_charge(), nullptr),
+                          layout_.options.device_granule);
     host_ = make_host_arena("host memory", budgets_.host);
     if (setup_.nvme == Nvme::kMemory && layout_.table.drives() > 0) {
       MemoryIo::Options o;
@@ -316,13 +317,13 @@ class TinyRun {
   }
 
   void expect_within_budgets() const {
-    EXPECT_LE(device_->arena().peak(), budgets_.device + arena_charge(layout_.workspace_bytes()));
+    EXPECT_LE(device_->arena().peak(), budgets_.device + layout_.workspace_charge());
     EXPECT_LE(host_->peak(), budgets_.host);
   }
 
   // Of what the store may use.
   Budgets peak() const {
-    return {device_->arena().peak() - arena_charge(layout_.workspace_bytes()), host_->peak()};
+    return {device_->arena().peak() - layout_.workspace_charge(), host_->peak()};
   }
 
   const TinySetup& setup() const { return setup_; }
@@ -333,12 +334,7 @@ class TinyRun {
   Engine& engine() { return *engine_; }
   TensorStore& store() { return *store_; }
   io::Engine* io() { return io_.get(); }
-  std::int64_t everything() const {
-    std::int64_t sum = 0;
-    for (std::int32_t id = 0; id < layout_.table.segment_count(); ++id)
-      sum += layout_.table.segment(id).charge;
-    return sum;
-  }
+  std::int64_t everything(Tier tier = Tier::kHost) const { return layout_.table.total_charge(tier); }
 
  private:
   // At the host if there is room, else in the device.
@@ -357,7 +353,7 @@ class TinyRun {
   }
   Budgets budgets_of(const TinySetup& s) const {
     if (s.room == Room::kGiven) return s.budgets;
-    if (s.room == Room::kEverything) return {everything(), everything()};
+    if (s.room == Room::kEverything) return {everything(Tier::kDevice), everything(Tier::kHost)};
     const auto least = smallest_budgets(layout_, programs_, 0);
     ZG_ASSERT(least.has_value(), "this run fits no budgets");
     return *least;

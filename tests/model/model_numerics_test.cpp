@@ -210,9 +210,10 @@ double fp16_norm(const ModelRunner& runner, Stream& stream) {
   for (std::size_t u = 0; u < runner.units().size(); ++u) {
     const View grads = runner.grads(u);
     std::vector<fp16> out(static_cast<std::size_t>(grads.cols));
-    double part = 0;
+    double part = 0, partials[Ops::kSumPartials];
     host_ops().finish_gradient(stream, grads, View(out.data(), DType::kF16, 1, grads.cols),
-                               View(&part, DType::kF64, 1, 1));
+                               View(&part, DType::kF64, 1, 1),
+                               View(partials, DType::kF64, 1, Ops::kSumPartials));
     stream.synchronize();
     sum += part;
   }
@@ -269,8 +270,8 @@ TEST(Head, ChunksAddUpToTheWhole) {
   c.heads = c.kv_heads = 2;
   c.head_size = 4;
   c.inner = 32;
-  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 150), 64);
-  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 22), 22);
+  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 150, host_ops().logits_bytes()), 64);
+  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 22, host_ops().logits_bytes()), 22);
   HostStream stream("test", HostStream::Mode::kInline);
   ModelRunner whole(c, DType::kF64, host_ops(), stream), parts(c, DType::kF64, host_ops(), stream);
   whole.fill(reference_weight);

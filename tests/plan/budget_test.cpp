@@ -1,4 +1,4 @@
-// The smallest budgets suffice, a page less does not, and the plan's peaks are those of the run.
+// The smallest budgets suffice, a page (at the device, a granule) less does not, and the plan's peaks are those of the run.
 #include <algorithm>
 
 #include "engine/tiny_run.hpp"
@@ -54,6 +54,9 @@ std::vector<Case> cases() {
   add("frozen", [](TinySetup& s) { s.layout.groups = some_frozen(s); });
   add("frozen_separate",
       [](TinySetup& s) { s.layout.groups = some_frozen(s), s.timing = UpdateTiming::kSeparate; });
+  add("granules", [](TinySetup& s) { s.layout.device_granule = 64 << 10; });
+  add("granules_update_of_two_on_device",
+      [](TinySetup& s) { s.layout.device_granule = 64 << 10, s.layout.device_updates = 2; });
   add("weights_in_device", [](TinySetup& s) { s.layout.weights = Placement::kDevice; });
   add("optimizer_at_host", [](TinySetup& s) { s.layout.optimizer = Placement::kHost; });
   add("activations_in_device", [](TinySetup& s) { s.layout.activations = Placement::kDevice; });
@@ -68,10 +71,11 @@ TEST_P(SmallestBudgets, SufficeAndNotAPageLess) {
   const Budgets least = run.budgets();
   const Plan plan = make_plan(layout, run.programs(), least);
   ASSERT_TRUE(plan.fits);
-  EXPECT_EQ(least.device % 4096, 0);
+  const std::int64_t granule = layout.table.device_granule();
+  EXPECT_EQ(least.device % granule, 0);
   EXPECT_EQ(least.host % 4096, 0);
 
-  const Plan less_device = make_plan(layout, run.programs(), {least.device - 4096, run.everything()});
+  const Plan less_device = make_plan(layout, run.programs(), {least.device - granule, run.everything()});
   EXPECT_FALSE(less_device.fits);
   ASSERT_TRUE(less_device.obstacle.has_value());
   EXPECT_GT(less_device.obstacle->needed, 0);
@@ -98,7 +102,7 @@ TEST_P(SmallestBudgets, PeaksAreWhatThePlanSays) {
   {
     const TinyRun least(s);
     s.room = Room::kGiven;
-    s.budgets = {least.budgets().device + 100 * 4096, least.everything()};
+    s.budgets = {least.budgets().device + 100 * s.layout.device_granule, least.everything()};
   }
   TinyRun run(s);
   const Plan plan = make_plan(run.layout(), run.programs(), s.budgets);

@@ -10,6 +10,7 @@
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
+#include "ziggurat/store/replay.hpp"
 
 namespace zg::test {
 namespace {
@@ -61,6 +62,7 @@ void expect_same(const AccessTrace& a, const AccessTrace& b) {
   EXPECT_EQ(a.budgets.host, b.budgets.host);
   EXPECT_EQ(a.sequence, b.sequence);
   EXPECT_EQ(a.table.drives(), b.table.drives());
+  EXPECT_EQ(a.table.device_granule(), b.table.device_granule());
   EXPECT_EQ(a.table.segment_count(), b.table.segment_count());
   ASSERT_EQ(a.table.tensor_count(), b.table.tensor_count());
   for (TensorId id = 0; id < a.table.tensor_count(); ++id) {
@@ -89,7 +91,7 @@ TEST_F(TraceFile, ComesBackAsItWas) {
   constexpr Tier kLowest[] = {Tier::kDevice, Tier::kHost, Tier::kNvme};
   for (int trial = 0; trial < 30; ++trial) {
     AccessTrace trace;
-    trace.table = TensorTable(below(random, 3));
+    trace.table = TensorTable(below(random, 3), 4096 * (1 + below(random, 3)));
     const int tensors = 1 + below(random, 12);
     for (int i = 0; i < tensors; ++i) {
       const std::int64_t count = 1 + below(random, 5000);
@@ -115,6 +117,25 @@ TEST_F(TraceFile, ComesBackAsItWas) {
     expect_same(trace, load_trace(path_));
     if (testing::Test::HasFailure()) return;
   }
+}
+
+// What a GPU gives its memory in decides what fits; files of before do not say, and mean pages.
+TEST_F(TraceFile, SaysWhatTheDeviceGivesItsMemoryInUnlessItIsPages) {
+  constexpr std::int64_t kGranule = 2 << 20;
+  AccessTrace trace = equal_trace(2, {at_device(0), at_device(1)});
+  save_trace(trace, path_);
+  EXPECT_EQ(read().find("granule"), std::string::npos);
+  EXPECT_EQ(load_trace(path_).table.device_granule(), kPage);
+  EXPECT_FALSE(replay(load_trace(path_), {2 * kPage, 2 * kPage}, default_policy()).obstacle);
+  trace.table = equal_table(1, 2, kPage, Tier::kNvme, kGranule);
+  save_trace(trace, path_);
+  const AccessTrace loaded = load_trace(path_);
+  EXPECT_EQ(loaded.table.device_granule(), kGranule);
+  EXPECT_EQ(replay(loaded, {2 * kGranule, 2 * kPage}, default_policy()).peak.device, 2 * kGranule);
+  const ReplayResult less = replay(loaded, {kGranule - kPage, 2 * kPage}, default_policy());
+  ASSERT_TRUE(less.obstacle);
+  EXPECT_EQ(less.obstacle->tier, Tier::kDevice);
+  EXPECT_EQ(less.obstacle->needed, kGranule);
 }
 
 TEST_F(TraceFile, IsWrittenWholeOrNotAtAll) {
@@ -179,6 +200,12 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"NegativeBudget", "\"device\": 4096", "\"device\": -1", "budgets.device",
                "found -1, expected"},
         Damage{"BudgetIsText", "8192", "\"8KiB\"", "budgets.host", "found \"8KiB\", expected a whole number"},
+        Damage{"Granule", "\"drives\": 1", "\"drives\": 1, \"device_granule\": 6000", "device_granule",
+               "found 6000, expected a multiple of 4096"},
+        Damage{"SmallGranule", "\"drives\": 1", "\"drives\": 1, \"device_granule\": 0", "device_granule",
+               "found 0, expected a whole number"},
+        Damage{"GranuleIsText", "\"drives\": 1", "\"drives\": 1, \"device_granule\": \"2MiB\"",
+               "device_granule", "found \"2MiB\", expected a whole number"},
         Damage{"Drives", "\"drives\": 1", "\"drives\": 1.5", "drives", "found 1.5"},
         Damage{"NoTensors",
                R"([["a", "f32", 1024, "weight", "nvme", 0, 0], ["b", "bf16", 100, "other", "host", 50, 0]])",

@@ -99,7 +99,7 @@ TEST(KeepByValue, WhatIsKeptFitsAndSavesWhatItSays) {
     const auto given = random_given(random, trace.table.segment_count());
     trace.programs.push_back(random_program(random, "p", trace.table, given, {.ops = 40}));
     trace.sequence = {0};
-    const std::int64_t all = trace.table.total_charge();
+    const std::int64_t all = trace.table.total_charge(Tier::kHost);
     const std::int64_t host = all * (2 + below(random, 9)) / 10;
     const auto kept = keep_by_value(trace.table, trace.programs[0], host);
     if (kept.empty()) continue;

@@ -260,13 +260,15 @@ TEST(Policy, AnyChoiceKeepsTheTableLegalOnTwoTiers) {
     Random random(seed);
     int fitted = 0;
     for (int trial = 0; trial < 60; ++trial) {
-      const TensorTable table = random_table(random, 1, 4 + below(random, 14));
+      const TensorTable table = random_table(random, 1, 4 + below(random, 14), some_granule(random));
       const std::int32_t n = table.segment_count();
       const auto given = random_given(random, n);
       const Program program = random_program(random, "p", table, given, {.ops = 25});
-      const std::int64_t all = table.total_charge();
-      const Budgets budgets{std::max(all * (2 + below(random, 7)) / 8, 8 * kPage),
-                            std::max(all * (2 + below(random, 7)) / 8, 8 * kPage)};
+      const auto some_of = [&](Tier tier, std::int64_t step) {
+        return std::max(table.total_charge(tier) * (2 + below(random, 7)) / 8, 8 * step);
+      };
+      const std::int64_t device = some_of(Tier::kDevice, table.device_granule());
+      const Budgets budgets{device, some_of(Tier::kHost, kPage)};
       Residency residency(table, budgets, p.policy);
       bool fits = true;
       for (SegmentId id = 0; id < n && fits; ++id) {

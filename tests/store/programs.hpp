@@ -20,17 +20,25 @@ inline int below(Random& random, int bound) {
 }
 
 // `count` tensors of one segment each, all of `bytes`.
-inline TensorTable equal_table(int drives, int count, std::int64_t bytes = 4096, Tier lowest = Tier::kNvme) {
-  TensorTable table(drives);
+inline TensorTable equal_table(int drives, int count, std::int64_t bytes = 4096, Tier lowest = Tier::kNvme,
+                               std::int64_t device_granule = 4096) {
+  TensorTable table(drives, device_granule);
   for (int i = 0; i < count; ++i) {
     table.add({.name = fmt::format("t{}", i), .dtype = DType::kU8, .count = bytes, .lowest = lowest});
   }
   return table;
 }
 
+// What devices may give their memory in: pages as the host does, some to a segment, several segments' worth.
+inline std::int64_t some_granule(Random& random) {
+  constexpr std::int64_t kGranules[] = {4096, 8192, 65536};
+  return kGranules[below(random, 3)];
+}
+
 // Odd sizes, several segments a tensor, all sorts of lowest tiers.
-inline TensorTable random_table(Random& random, int drives, int segments) {
-  TensorTable table(drives);
+inline TensorTable random_table(Random& random, int drives, int segments,
+                                std::int64_t device_granule = 4096) {
+  TensorTable table(drives, device_granule);
   while (table.segment_count() < segments) {
     const int parts = std::min(1 + below(random, 3), segments - table.segment_count());
     const std::int64_t elements = 700 + below(random, 3000);

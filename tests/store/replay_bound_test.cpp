@@ -123,7 +123,7 @@ TEST(NvmeBound, IsNoMoreThanTheBestOfAllDecisionsAndReachesItForReadsOfEqualSegm
     std::int64_t largest = 0;
     for (SegmentId id = 0; id < segments; ++id) largest = std::max(largest, table.segment(id).charge);
     const std::int64_t memory =
-        largest + below(random, static_cast<int>((table.total_charge() - largest) / kPage) + 1) * kPage;
+        largest + below(random, static_cast<int>((table.total_charge(Tier::kHost) - largest) / kPage) + 1) * kPage;
     const AccessTrace trace = trace_of(table, period);
     // How the memory is split between the tiers is nothing to the bound.
     const NvmeBound bound =
@@ -147,8 +147,8 @@ TEST(NvmeBound, IsNoMoreThanTheBestOfAllDecisionsAndReachesItForReadsOfEqualSegm
     EXPECT_LE(sum_of(bound.round_reads, both) + sum_of(bound.round_writes, both), search.least(both, 1, 1));
     // In the limit: no more than what the best decisions cost over many rounds, of which the free first uses
     // are a small part.
-    EXPECT_LE(bound.read * 24, search.least(24, 1, 0) + table.total_charge());
-    EXPECT_LE(bound.write * 24, search.least(24, 0, 1) + table.total_charge());
+    EXPECT_LE(bound.read * 24, search.least(24, 1, 0) + table.total_charge(Tier::kHost));
+    EXPECT_LE(bound.write * 24, search.least(24, 0, 1) + table.total_charge(Tier::kHost));
   }
   // That it says something: most often the writes are the best possible, too.
   EXPECT_GE(tight_writes * 10, equals * 6);
@@ -165,7 +165,7 @@ TEST(NvmeBound, NoPolicyIsBelowItAndNextUseReadsThatMuchOfEqualSegments) {
     const auto period = random_accesses(random, segments, segments + below(random, 25),
                                         {.write_percent = 30, .overwrite_percent = 15});
     const AccessTrace trace = trace_of(sized_table(random, segments, equal), period);
-    const std::int64_t all = trace.table.total_charge();
+    const std::int64_t all = trace.table.total_charge(Tier::kHost);
     const Budgets budgets{0, std::max<std::int64_t>(4 * kPage, all * (1 + below(random, 10)) / 10)};
     const NvmeBound bound = nvme_bound(trace, budgets);
     for (const PolicyFactory& policy :
@@ -191,14 +191,16 @@ TEST(NvmeBound, OfTwoTiersAndOperationsThatHoldSeveralSegments) {
   for (int trial = 0; trial < 200; ++trial) {
     SCOPED_TRACE(trial);
     AccessTrace trace;
-    trace.table = random_table(random, 1, 4 + below(random, 10));
+    trace.table = random_table(random, 1, 4 + below(random, 10), some_granule(random));
     const auto given = random_given(random, trace.table.segment_count());
     trace.programs.push_back(random_program(random, "p", trace.table, given, {.ops = 20}));
     trace.programs.push_back(random_program(random, "q", trace.table, given, {.ops = 10}));
     trace.sequence = {0, 0, 1};
-    const std::int64_t all = trace.table.total_charge();
-    const Budgets budgets{std::max(all * (2 + below(random, 7)) / 10, 8 * kPage),
-                          std::max(all * (2 + below(random, 7)) / 10, 8 * kPage)};
+    const auto some_of = [&](Tier tier, std::int64_t step) {
+      return std::max(trace.table.total_charge(tier) * (2 + below(random, 7)) / 10, 8 * step);
+    };
+    const std::int64_t device = some_of(Tier::kDevice, trace.table.device_granule());
+    const Budgets budgets{device, some_of(Tier::kHost, kPage)};
     const NvmeBound bound = nvme_bound(trace, budgets);
     for (const PolicyFactory& policy : {next_use_policy(), lru_policy(), clock_policy()}) {
       const ReplayResult r = replay(trace, budgets, policy, {.rounds = 64});

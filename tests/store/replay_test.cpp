@@ -216,7 +216,8 @@ TEST(Replay, SaysWhereItDoesNotFitAndWhatWould) {
   for (int trial = 0; trial < 60; ++trial) {
     SCOPED_TRACE(trial);
     AccessTrace trace;
-    trace.table = random_table(random, 1, 3 + below(random, 8));
+    const std::int64_t granule = some_granule(random);
+    trace.table = random_table(random, 1, 3 + below(random, 8), granule);
     const auto given = random_given(random, trace.table.segment_count());
     for (const char* name : {"p", "q"}) {
       trace.programs.push_back(random_program(random, name, trace.table, given, {.ops = 12}));
@@ -229,7 +230,8 @@ TEST(Replay, SaysWhereItDoesNotFitAndWhatWould) {
       return !replay(trace, b, default_policy(), {.rounds = 2}).obstacle;
     };
     EXPECT_TRUE(fits(*least));
-    EXPECT_FALSE(fits({least->device - kPage, trace.table.total_charge()}));
+    EXPECT_EQ(least->device % granule, 0);
+    EXPECT_FALSE(fits({least->device - granule, trace.table.total_charge(Tier::kHost)}));
     const ReplayResult r =
         replay(trace, {least->device, least->host - kPage}, default_policy(), {.rounds = 2});
     if (!r.obstacle) continue;

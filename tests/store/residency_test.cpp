@@ -57,14 +57,14 @@ class Replay {
       case Action::Kind::kAlloc:
         EXPECT_FALSE(memory);
         memory = true;
-        used_[index(a.tier)] += s.charge;
+        used_[index(a.tier)] += s.charge_at(a.tier);
         EXPECT_LE(used_[index(a.tier)], a.tier == Tier::kDevice ? budgets_.device : budgets_.host);
         break;
       case Action::Kind::kFree:
         EXPECT_TRUE(memory);
         memory = false;
         copies[index(a.tier)] = false;
-        used_[index(a.tier)] -= s.charge;
+        used_[index(a.tier)] -= s.charge_at(a.tier);
         break;
       case Action::Kind::kCopy:
         EXPECT_TRUE(copies[index(a.from)]) << table_.segment_name(a.segment) << " from " << name_of(a.from);
@@ -265,14 +265,16 @@ TEST(Residency, TwoTierProgramsAreLegalDeterministicAndIndependentOfPrefetchDept
   int fitted = 0;
   for (int trial = 0; trial < 300; ++trial) {
     SCOPED_TRACE(trial);
-    const TensorTable table = random_table(random, below(random, 3), 4 + below(random, 14));
+    const std::int64_t granule = some_granule(random);
+    const TensorTable table = random_table(random, below(random, 3), 4 + below(random, 14), granule);
     const auto given = random_given(random, table.segment_count());
     const Program p = random_program(random, "p", table, given, {.ops = 20});
     const Program q = random_program(random, "q", table, given, {.ops = 12});
-    std::int64_t total = 0;
-    for (SegmentId id = 0; id < table.segment_count(); ++id) total += table.segment(id).charge;
-    const Budgets budgets{std::max(total * (2 + below(random, 7)) / 8 / kPage * kPage, 8 * kPage),
-                          std::max(total * (2 + below(random, 7)) / 8 / kPage * kPage, 8 * kPage)};
+    const auto some_of = [&](Tier tier, std::int64_t step) {
+      return std::max(table.total_charge(tier) * (2 + below(random, 7)) / 8 / step * step, 8 * step);
+    };
+    const std::int64_t device = some_of(Tier::kDevice, granule);
+    const Budgets budgets{device, some_of(Tier::kHost, kPage)};
     const std::vector<const Program*> programs{&p, &p, &q, &p, &q, &q};
     const auto first = decisions(table, budgets, given, programs, 0);
     if (!first) continue;
@@ -337,6 +339,35 @@ TEST(Residency, NoRoomIsReportedExactlyBelowTheMinimum) {
     EXPECT_EQ(failure->segment, 2);
     EXPECT_TRUE(fits(table, {sum - kPage, 1 << 20}, all_at(Tier::kDevice, access), Tier::kNvme));
   }
+}
+
+// The device counts a granule for each of them, however small; the host and what passes through it do not.
+TEST(Residency, TheDeviceIsFilledByGranules) {
+  constexpr std::int64_t kGranule = 65536;
+  TensorTable table(1, kGranule);
+  for (const std::int64_t bytes : {std::int64_t{4096}, std::int64_t{5}, kGranule, kGranule + 1}) {
+    table.add({.name = fmt::format("b{}", bytes), .dtype = DType::kU8, .count = bytes});
+  }
+  constexpr std::int64_t kDevice = 5 * kGranule;
+  const auto all_at = [&](Tier tier, Access access) {
+    std::vector<AccessStep> op;
+    for (SegmentId id = 0; id < 4; ++id) op.push_back({id, tier, access, false});
+    return op;
+  };
+  EXPECT_FALSE(fits(table, {kDevice, 0}, all_at(Tier::kDevice, Access::kOverwrite), std::nullopt));
+  const auto failure =
+      fits(table, {kDevice - 1, 1 << 20}, all_at(Tier::kDevice, Access::kOverwrite), std::nullopt);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->tier, Tier::kDevice);
+  EXPECT_EQ(failure->needed, 2 * kGranule);
+  EXPECT_EQ(failure->segment, 3);
+  // From NVMe, by the pages of the largest at the host.
+  const std::int64_t largest = kGranule + kPage;
+  EXPECT_FALSE(fits(table, {kDevice, largest}, all_at(Tier::kDevice, Access::kRead), Tier::kNvme));
+  EXPECT_TRUE(fits(table, {kDevice, largest - kPage}, all_at(Tier::kDevice, Access::kRead), Tier::kNvme));
+  const std::int64_t pages = 3 * kPage + 2 * kGranule;
+  EXPECT_FALSE(fits(table, {0, pages}, all_at(Tier::kHost, Access::kRead), Tier::kNvme));
+  EXPECT_TRUE(fits(table, {0, pages - kPage}, all_at(Tier::kHost, Access::kRead), Tier::kNvme));
 }
 
 TEST(Residency, WhatMayNotSinkStays) {

@@ -203,7 +203,7 @@ struct ModelStore {
   explicit ModelStore(const ModelConfig& c) : config(c) {
     Random random(c.seed);
     for (int i = 0; i < 9; ++i) tensors.push_back(table.add(spec(random, i)));
-    const std::int64_t everything = table.total_charge() + 4 * 3 * kLargest;  // and what is added
+    const std::int64_t everything = table.total_charge(Tier::kHost) + 4 * 3 * kLargest;  // and what is added
     budgets = {c.device_room > 0 ? c.device_room * kLargest : everything,
                c.host_room > 0 ? c.host_room * kLargest : everything};
     for (SegmentId id = 0; id < table.segment_count(); ++id) {

@@ -166,7 +166,7 @@ TEST(StoreVersions, AreCountedInTheSpaceOfTheDrives) {
   table.add({.name = "host", .dtype = DType::kU8, .count = kPage, .lowest = Tier::kHost, .versions = 2});
   EXPECT_EQ(table.nvme_bytes(), 13 * kPage);
   EXPECT_EQ(table.drive_bytes(), 7 * kPage);
-  EXPECT_EQ(table.total_charge(), 9 * kPage);
+  EXPECT_EQ(table.total_charge(Tier::kHost), 9 * kPage);
   table.remove(two);
   EXPECT_EQ(table.nvme_bytes(), 3 * kPage);
   table.remove(one);

@@ -7,12 +7,17 @@
 #include <numbers>
 #include <vector>
 
+#include "ziggurat/base/philox.hpp"
 #include "ziggurat/device/ops.hpp"
 
 namespace zg::test {
 
 class NaiveOps : public Ops {
  public:
+  std::int64_t row_groups() const override { return 1; }
+  std::int64_t logits_bytes() const override { return std::int64_t{1} << 20; }
+  std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const override { return 0; }
+
   void gemm(Stream&, View a, View b, View c, const GemmOptions& o) override {
     const bool ta = o.a == Trans::kYes, tb = o.b == Trans::kYes;
     const std::int64_t k = ta ? a.rows : a.cols;
@@ -26,6 +31,9 @@ class NaiveOps : public Ops {
         for (std::int64_t l = 0; l < k; ++l)
           sum += (ta ? at(a, l, i) : at(a, i, l)) * (tb ? at(b, j, l) : at(b, l, j));
         if (o.bias) sum += at(o.bias, 0, j);
+        if (o.addend) sum += at(o.addend, i, j);
+        if (o.gelu_input) sum = gelu_of(at(o.gelu_input, i, j) = sum);
+        if (o.gelu_backward) sum *= gelu_slope(at(o.gelu_backward, i, j));
         at(c, i, j) = o.accumulate ? at(c, i, j) + sum : sum;
       }
     }
@@ -87,17 +95,10 @@ class NaiveOps : public Ops {
   }
 
   void gelu(Stream&, View x, View y) override {
-    each(y, [&](std::int64_t r, std::int64_t c) {
-      const double v = at(x, r, c);
-      return 0.5 * v * (1 + std::tanh(gelu_inner(v)));
-    });
+    each(y, [&](std::int64_t r, std::int64_t c) { return gelu_of(at(x, r, c)); });
   }
   void gelu_backward(Stream&, View x, View dy, View dx) override {
-    each(dx, [&](std::int64_t r, std::int64_t c) {
-      const double v = at(x, r, c), t = std::tanh(gelu_inner(v));
-      const double slope = std::sqrt(2 / std::numbers::pi) * (1 + 3 * 0.044715 * v * v);
-      return at(dy, r, c) * (0.5 * (1 + t) + 0.5 * v * (1 - t * t) * slope);
-    });
+    each(dx, [&](std::int64_t r, std::int64_t c) { return at(dy, r, c) * gelu_slope(at(x, r, c)); });
   }
   void swiglu(Stream&, View gate_up, View y) override {
     each(y, [&](std::int64_t r, std::int64_t c) {
@@ -134,7 +135,7 @@ class NaiveOps : public Ops {
     }
   }
 
-  void attention(Stream&, View qkv, const AttentionShape& a, View o, View lse) override {
+  void attention(Stream&, View qkv, const AttentionShape& a, View o, View lse, View) override {
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
       const Head v(qkv, a, b, h);
       for (std::int64_t i = 0; i < a.time; ++i) {
@@ -154,7 +155,7 @@ class NaiveOps : public Ops {
     });
   }
   void attention_backward(Stream&, View qkv, View, View lse, View d_o, const AttentionShape& a,
-                          View dqkv) override {
+                          View dqkv, View) override {
     each(dqkv, [](std::int64_t, std::int64_t) { return 0.0; });
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
       const Head v(qkv, a, b, h), d(dqkv, a, b, h);
@@ -187,6 +188,15 @@ class NaiveOps : public Ops {
   void add(Stream&, View a, View b, View out) override {
     each(out, [&](std::int64_t r, std::int64_t c) { return at(a, r, c) + at(b, r, c); });
   }
+  void dropout(Stream&, View x, const Dropout& d, View y) override {
+    each(y, [&](std::int64_t r, std::int64_t c) {
+      const auto i = static_cast<std::uint64_t>(d.first_element + r * x.cols + c);
+      const Philox4 words = philox4x32_10({static_cast<std::uint32_t>(i / 4), static_cast<std::uint32_t>(i / 4 >> 32),
+                                           static_cast<std::uint32_t>(d.counter), static_cast<std::uint32_t>(d.counter >> 32)},
+                                          {d.key.key[0], d.key.key[1]});
+      return words[i % 4] >= d.rate * 0x1p32 ? at(x, r, c) / (1 - d.rate) : 0.0;
+    });
+  }
   void bias_backward(Stream&, View dy, View db, View) override {
     for (std::int64_t r = 0; r < dy.rows; ++r) {
       for (std::int64_t c = 0; c < dy.cols; ++c) at(db, 0, c) += at(dy, r, c);
@@ -207,7 +217,7 @@ class NaiveOps : public Ops {
     }
   }
 
-  void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits,
+  void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits, View,
                      double scale) override {
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r);
@@ -230,7 +240,7 @@ class NaiveOps : public Ops {
   void cast(Stream&, View in, View out) override {
     each(out, [&](std::int64_t r, std::int64_t c) { return at(in, r, c); });
   }
-  void finish_gradient(Stream&, View accumulator, View out, View norm_sq) override {
+  void finish_gradient(Stream&, View accumulator, View out, View norm_sq, View) override {
     double sum = 0;
     each(out, [&](std::int64_t r, std::int64_t c) {
       sum += square(at(accumulator, r, c));
@@ -266,6 +276,13 @@ class NaiveOps : public Ops {
   static std::int64_t id(const View& ids, std::int64_t n) { return ids.as<std::int32_t>()[n]; }
   static double square(double x) { return x * x; }
   static double gelu_inner(double x) { return std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x); }
+
+  static double gelu_of(double x) { return 0.5 * x * (1 + std::tanh(gelu_inner(x))); }
+  static double gelu_slope(double x) {
+    const double t = std::tanh(gelu_inner(x));
+    const double inner_slope = std::sqrt(2 / std::numbers::pi) * (1 + 3 * 0.044715 * x * x);
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner_slope;
+  }
 
   // x[r, c] = value(r, c) for all elements.
   template <class Value>

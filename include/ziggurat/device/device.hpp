@@ -9,11 +9,20 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ziggurat/base/task.hpp"
 #include "ziggurat/base/trace.hpp"
 
 namespace zg {
+
+// How the streams of one device wait for a point in one of them without the host. It belongs to the event that
+// it is attached to, and is given back when nobody holds that any more.
+class DeviceMark {
+ public:
+  virtual ~DeviceMark() = default;
+  virtual void give_back() = 0;  // any thread
+};
 
 // A point in a stream. Copies share it. Any thread.
 class Event {
@@ -34,6 +43,8 @@ class Event {
   // For implementations of Stream.
   static Event pending();
   void set() const;
+  void attach(DeviceMark* mark) const;  // once, before anybody else has the event
+  DeviceMark* mark() const;             // null: only the host knows when it is done. Valid while this is held
 
  private:
   friend class EventPool;
@@ -97,17 +108,23 @@ class HostStream : public Stream {
 };
 
 // Memory of one tier with a hard budget: what is taken from the system never passes it, and whatever sum of
-// charges it allows can be had. What is released is kept and used again. Addresses are aligned to 4096.
-// Thread-safe. allocate returns null when the budget does not allow it, and throws Error(kMemory) when
-// the system refuses memory within the budget.
+// charges it allows can be had. What is released is kept and used again. Addresses are aligned to the
+// granule. Thread-safe. allocate returns null when the budget does not allow it, and throws Error(kMemory)
+// when the system refuses memory within the budget.
 class Arena {
  public:
   virtual ~Arena() = default;
-  virtual void* allocate(std::int64_t bytes) = 0;  // bytes: any; charged rounded up to 4096
+  virtual void* allocate(std::int64_t bytes) = 0;  // bytes: any; charged as charge() says
   virtual void release(void* data, std::int64_t bytes) = 0;
   virtual std::int64_t budget() const = 0;
   virtual std::int64_t in_use() const = 0;
   virtual std::int64_t peak() const = 0;  // of bytes in use
+  // What memory comes in, and what an allocation counts against the budget: so many whole granules, at least
+  // one.
+  virtual std::int64_t granule() const = 0;
+  std::int64_t charge(std::int64_t bytes) const {
+    return bytes <= granule() ? granule() : (bytes + granule() - 1) / granule() * granule();
+  }
   // Called with memory that was just taken from, or of which a part at least is about to go back to, the
   // system. Buffers in it may be in use.
   struct Hooks {
@@ -118,7 +135,8 @@ class Arena {
 };
 // make_host_memory() of memory.hpp with nothing but these; throws as it does.
 std::unique_ptr<Arena> make_host_arena(std::string name, std::int64_t budget);
-std::int64_t arena_charge(std::int64_t bytes);  // what an allocation counts against the budget
+// charge() of an arena with this granule; every host arena has pages of 4096.
+std::int64_t arena_charge(std::int64_t bytes, std::int64_t granule = 4096);
 
 class Ops;
 
@@ -127,10 +145,15 @@ class Device {
   virtual ~Device() = default;
   virtual std::string describe() const = 0;
   virtual bool is_host() const = 0;
+  virtual int numa_node() const { return -1; }  // that it is attached to; -1: unknown, or all
+  // Its own threads run there from now on; empty: anywhere.
+  virtual void bind_threads(const std::vector<int>& /*cpus*/) {}
   virtual Arena& arena() = 0;
   virtual Ops& ops() = 0;
   virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;
-  // Copies between host memory and this device's, in order on `stream`.
+  // What host memory that is copied from and to should be told of (HostMemory::set_hooks): it is pinned.
+  virtual Arena::Hooks host_hooks() { return {}; }
+  // Copies between host memory and this device's, in order on `stream`. They do not throw: synchronize() does.
   virtual void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) = 0;
   virtual void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) = 0;
 };

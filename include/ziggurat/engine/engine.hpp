@@ -1,7 +1,7 @@
 // Runs step programs: acquires what each operation needs from the store, enqueues it, and goes on.
 //
-// One rank thread calls everything here. Compute runs on one stream of the device and the optimizer on
-// another, so that an update rides beside the forward (or backward) that does not need it yet.
+// One rank thread calls everything here. Compute runs on one stream of the device, the host's updates on a
+// thread of their own, so that an update rides beside the forward (or backward) that does not need it yet.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -66,6 +66,8 @@ struct ProgramRun {
   Part parts[2];
   std::int64_t times = 0;
 };
+
+class HostLease;
 
 class Engine {
  public:
@@ -135,8 +137,9 @@ class Engine {
   void visit_state(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                    Weights weights, const StateVisitor& visit);
   void initialize_unit(std::int32_t unit, const ParamSource& source);
-  Lease host_lease(SegmentId segment, Access access);
-  View whole_view(const Lease& lease, TensorId tensor) const;
+  HostLease host_lease(SegmentId segment, Access access);
+  View whole_view(void* data, TensorId tensor) const;
+  Stream& update_stream(std::int32_t unit);
 
   const Layout& layout_;
   const StepPrograms& programs_;

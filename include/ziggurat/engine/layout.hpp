@@ -38,6 +38,7 @@ struct LayoutOptions {
   std::int64_t state_segment_bytes = 12 << 20;  // the unit of the streaming update
   int state_versions = 1;  // copies of state on NVMe: with 2, a write leaves the version before intact
   int drives = 0;          // of the NVMe tier; 0: none
+  std::int64_t device_granule = 4096;  // Arena::granule() of the device
 };
 
 struct Layout {
@@ -89,6 +90,8 @@ struct Layout {
 
   // Device memory besides tensors: scratch of the largest operation, tokens, sums.
   std::int64_t workspace_bytes() const;
+  // What it takes of the device's budget.
+  std::int64_t workspace_charge() const;
   // Bytes of weights, gradients and optimizer state.
   std::int64_t state_bytes() const;
 

@@ -68,7 +68,8 @@ struct BatchShape {
 class Model {
  public:
   // T: f32, bf16, f16 or f64 (DType of weights and activations). Accumulators are f32, f64 for f64.
-  Model(const ModelConfig& config, DType dtype, Ops& ops);
+  // logits_bytes: what the logits of a chunk and their gradient should take at most; 0: as the device likes it.
+  Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes = 0);
 
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return dtype_; }
@@ -115,6 +116,7 @@ class Model {
   ModelConfig config_;
   DType dtype_;
   Ops& ops_;
+  std::int64_t logits_bytes_;
   std::vector<Unit> units_;
 };
 

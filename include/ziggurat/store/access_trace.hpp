@@ -13,6 +13,9 @@
 //      ...]}],
 //    "sequence": [[0, 1], [1, 99]]}
 //
+// "device_granule", beside the budgets: what device memory is given in (Arena::granule()), so that a segment
+// takes so many bytes of the device's budget, rounded up to it; 4096 if it is left out.
+//
 // A tensor is name, type, elements, role (weight, gradient, optimizer state, activation, other), the lowest
 // tier that it may sink to (device, host, nvme), elements of a segment (0: one segment), priority, and its versions
 // on NVMe (1 if it is left out).

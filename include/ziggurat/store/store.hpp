@@ -352,6 +352,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::array<TierStatistics, 2> tiers_;
   std::unique_ptr<Stream> copy_stream_[2];
   std::unique_ptr<io::Volume> volume_;  // null: no NVMe tier
+  bool hooked_ = false;  // into the host arena
   HostStream completions_;              // what the drives have finished is taken up here
 
   const Program* program_ = nullptr;

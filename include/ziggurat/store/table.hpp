@@ -49,14 +49,18 @@ struct Segment {
   TensorId tensor = 0;
   std::int64_t first_element = 0, elements = 0;
   std::int64_t bytes = 0;   // of content
-  std::int64_t charge = 0;  // against a memory budget: bytes rounded up to 4096
+  std::int64_t charge = 0;  // against the host budget, and on NVMe: bytes rounded up to 4096
+  std::int64_t device_charge = 0;  // against the device budget: bytes rounded up to the device's granule
   Tier lowest = Tier::kNvme;  // kNvme: it has an extent over the drives
+
+  std::int64_t charge_at(Tier tier) const { return tier == Tier::kDevice ? device_charge : charge; }
 };
 
 class TensorTable {
  public:
   // drives: over how many files an NVMe segment is striped; 0: there is no NVMe tier, kNvme means kHost.
-  explicit TensorTable(int drives) : drives_(drives) {}
+  // device_granule: Arena::granule() of the device, a multiple of 4096.
+  explicit TensorTable(int drives, std::int64_t device_granule = 4096);
 
   // Throws Error(kUsage) for a name that is taken, or sizes that make no sense.
   TensorId add(const TensorSpec& spec);
@@ -69,18 +73,22 @@ class TensorTable {
   std::int32_t tensor_count() const { return static_cast<std::int32_t>(tensors_.size()); }
   std::int32_t segment_count() const { return static_cast<std::int32_t>(segments_.size()); }
   int drives() const { return drives_; }
+  std::int64_t device_granule() const { return device_granule_; }
   // Of all segments that may sink to NVMe, in all of their versions, whole pages.
   std::int64_t nvme_bytes() const { return nvme_bytes_; }
   // The same for each drive, if all are equally large.
   std::int64_t drive_bytes() const;
-  // Of all segments: a memory budget of so much holds everything.
-  std::int64_t total_charge() const { return total_charge_; }
+  // Of all segments: a budget of so much at this tier of memory holds everything.
+  std::int64_t total_charge(Tier tier) const {
+    return tier == Tier::kDevice ? total_device_charge_ : total_charge_;
+  }
   // "block.3.master[2]"
   std::string segment_name(SegmentId id) const;
 
  private:
   int drives_;
-  std::int64_t nvme_bytes_ = 0, total_charge_ = 0;
+  std::int64_t device_granule_;
+  std::int64_t nvme_bytes_ = 0, total_charge_ = 0, total_device_charge_ = 0;
   std::vector<Tensor> tensors_;
   std::vector<Segment> segments_;
   std::unordered_map<std::string, TensorId> by_name_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ziggurat/base/cores.hpp"
+#include "ziggurat/device/cuda.hpp"
 #include "ziggurat/engine/engine.hpp"
 #include "ziggurat/io/engine.hpp"
 #include "ziggurat/model/model.hpp"
@@ -91,6 +92,15 @@ struct ThreadsConfig {
   Binding bind = Binding::kAuto;
 };
 
+struct DeviceConfig {
+  enum class Kind { kHost, kCuda };
+  Kind kind = Kind::kHost;
+  int index = 0;  // of the GPU
+  // Of CUDA (CudaOptions).
+  bool deterministic = true, tf32 = false, pin = true;
+  AttentionKernel attention = AttentionKernel::kAuto;
+};
+
 struct RunConfig {
   // model
   std::string model_from;            // Hugging Face directory; empty: `model` from scratch
@@ -116,6 +126,7 @@ struct RunConfig {
   // "ratio" of offload_optimizer, when the state may leave the device: the share of the parameters that is
   // updated on the host. As many whole units as are in the rest of them are updated on the device.
   double host_update_share = 1;
+  DeviceConfig device;
   AioConfig aio;
   TierConfig tiers;
   ThreadsConfig threads;

@@ -20,6 +20,8 @@ namespace zg {
 // Resident memory of the process beyond its device and host budgets stays below this: code, libraries, thread
 // stacks, scratch of the matrix library, token pages.
 inline constexpr std::int64_t kProcessOverhead = 256 << 20;
+// Of a GPU's free memory, what is left to libraries' workspaces and CUDA itself where tiers.device is not stated.
+inline constexpr std::int64_t kGpuReserve = std::int64_t{1} << 30;
 
 class Session {
  public:
@@ -65,12 +67,16 @@ class Session {
   void save_model(const std::string& directory);
 
  private:
+  void open_device();
+  Ops& ops();
+  std::int64_t device_limit() const;
   void resolve_model();
   void make_layout();
   std::int32_t device_updates() const;
   std::int32_t units_within(double share) const;
   std::string describe_update() const;
   bool drives_have_room(std::int64_t bytes) const;
+  Budgets everything() const;
   void resolve_budgets();
   void check_plan();
   void assign_threads();

@@ -28,15 +28,23 @@ std::atomic<std::uint64_t> g_switches{0};
 
 enum class State { kReady, kAtBarrier, kAtCollective, kDone };
 
+struct Copy {
+  void* to;
+  const void* from;
+  std::size_t bytes, group;
+};
+
 struct Fiber {
   context::fiber self;    // where it goes on
   context::fiber caller;  // the scheduler
   Place place;
   int index = 0;  // of the thread in its block
   State state = State::kDone;
-  unsigned mask = 0;      // of the collective that it waits in
-  std::size_t bytes = 0;  // ... and what it gave there
-  int predicate = 0;      // of the barrier that it waits at
+  unsigned mask = 0;         // of the collective that it waits in
+  std::size_t bytes = 0;     // ... and what it gave there
+  int predicate = 0;         // of the barrier that it waits at
+  std::vector<Copy> copies;  // not carried out yet, in the order of their groups
+  std::size_t groups = 0;    // committed
 };
 
 // What the lanes of a warp give to a collective, and what of it all may read once they have come.
@@ -115,6 +123,10 @@ const char* text_of(State state) {
       return "has ended";
   }
   return "?";
+}
+
+void carry_out(const Copy& copy) {
+  copy.from == nullptr ? std::memset(copy.to, 0, copy.bytes) : std::memcpy(copy.to, copy.from, copy.bytes);
 }
 
 // Lets those go on whose collective is complete.
@@ -206,11 +218,6 @@ void trap() {
   broken(*t_fiber, "the kernel trapped");
 }
 
-void check_access(const void* address, std::size_t bytes) {
-  if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0)
-    broken(*t_fiber, fmt::format("an access of {} bytes at an address that is no multiple of it", bytes));
-}
-
 void barrier() {
   barrier_vote(1, 0);
 }
@@ -219,6 +226,26 @@ int barrier_vote(int predicate, int kind) {
   t_fiber->predicate = predicate;
   stop(State::kAtBarrier);
   return t_block->votes[kind];
+}
+
+void require(bool kept, const char* rule) {
+  if (!kept) broken(*t_fiber, fmt::format("it must be that {}", rule));
+}
+
+void start_copy(void* to, const void* from, std::size_t bytes) {
+  const Copy copy{to, from, bytes, t_fiber->groups};
+  t_block->draw() % 2 == 0 ? carry_out(copy) : t_fiber->copies.push_back(copy);
+}
+
+void commit_copies() {
+  ++t_fiber->groups;
+}
+
+void wait_copies(std::size_t left) {
+  Fiber& f = *t_fiber;
+  std::size_t done = 0;
+  while (done < f.copies.size() && f.copies[done].group + left < f.groups) carry_out(f.copies[done++]);
+  f.copies.erase(f.copies.begin(), f.copies.begin() + static_cast<std::ptrdiff_t>(done));
 }
 
 const void* gather(unsigned mask, const void* value, std::size_t bytes) {
@@ -287,6 +314,8 @@ void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
       f.place.block_size = block;
       f.place.grid_size = grid;
       f.state = State::kReady;
+      f.copies.clear();
+      f.groups = 0;
       b.fibers.push_back(&f);
     }
     if (shared_bytes > 0) std::memset(b.shared.get(), 0xff, shared_bytes);

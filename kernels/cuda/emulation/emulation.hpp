@@ -78,8 +78,16 @@ const void* gather(unsigned mask, const void* value, std::size_t bytes);
 unsigned vote(unsigned mask, bool predicate);  // a bit for each lane
 void* dynamic_shared();
 int lane();
-[[noreturn]] void trap();                                   // ends the process
-void check_access(const void* address, std::size_t bytes);  // that it is aligned, as a GPU would
+[[noreturn]] void trap();  // ends the process
+// Ends the process, and says which rule it was, unless it is kept.
+void require(bool kept, const char* rule);
+
+// Copies that a thread starts and waits for later, in groups (cp.async). Whether one is carried out at once,
+// or when the thread waits for its group, is drawn: a wait that is missing, and a copy to what others still
+// read, give other results for other seeds. From null: zeros. Copies that nobody waits for are lost.
+void start_copy(void* to, const void* from, std::size_t bytes);
+void commit_copies();
+void wait_copies(std::size_t left);  // until at most so many groups are left, the latest
 
 // Runs the kernel over the grid, in this thread, blocks in a drawn order.
 void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
@@ -278,4 +286,16 @@ inline float rsqrtf(float x) {
 }
 inline double rsqrt(double x) {
   return 1 / std::sqrt(x);
+}
+// The remainder is exact.
+inline void sincospi(double x, double* sine, double* cosine) {
+  const double angle = std::fmod(x, 2.0) * 3.14159265358979323846;
+  *sine = std::sin(angle);
+  *cosine = std::cos(angle);
+}
+inline void sincospif(float x, float* sine, float* cosine) {
+  double s = 0, c = 0;
+  sincospi(static_cast<double>(x), &s, &c);
+  *sine = static_cast<float>(s);
+  *cosine = static_cast<float>(c);
 }

@@ -4,10 +4,12 @@
 //
 // Calls may come from any thread; each acts on the device that the thread chose by use_device(). A call that
 // CUDA refuses throws Error(kDevice) with CUDA's words; an allocation that does not fit throws
-// Error(kMemory).
+// Error(kMemory). What only gives back (destroy_*, release_*, free_addresses, unregister_host) does not
+// throw: it logs what CUDA refuses, and may be called when the device has failed.
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 struct CUstream_st;
@@ -22,8 +24,8 @@ using GraphHandle = CUgraphExec_st*;
 using PhysicalHandle = unsigned long long;  // of device memory without an address
 
 struct DeviceInfo {
-  std::string name;          // "NVIDIA H100 80GB HBM3"
-  std::string pci;           // "0000:1b:00.0"
+  std::string name = {};     // "NVIDIA H100 80GB HBM3"
+  std::string pci = {};      // "0000:1b:00.0"
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
   int numa_node = -1;        // that it is attached to; -1: unknown
@@ -59,11 +61,14 @@ class Runtime {
   virtual void record(EventHandle event, StreamHandle stream) = 0;
   // Whether all work before the record is done. Throws what that work failed by.
   virtual bool query(EventHandle event) = 0;
+  // Returns when all that was enqueued on the device is done; throws what it failed by.
+  virtual void synchronize() = 0;
   virtual void wait(StreamHandle stream, EventHandle event) = 0;
   // The stream goes on when the word, in memory of allocate_host(), is `value`.
   virtual void wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) = 0;
 
-  // In order on the stream. Host memory that is not registered makes the call wait for the copy.
+  // In order on the stream. Host memory that is not registered makes the call wait for the copy; memory of
+  // which a part alone is registered is refused.
   virtual void copy(StreamHandle stream, void* to, const void* from, std::int64_t bytes,
                     Direction direction) = 0;
   virtual void copy_peer(StreamHandle stream, void* to, int to_device, const void* from, int from_device,
@@ -81,7 +86,10 @@ class Runtime {
   virtual void free_addresses(void* at, std::int64_t bytes) = 0;
   // Readable and writable from then on by the device.
   virtual void map(void* at, std::int64_t bytes, PhysicalHandle physical) = 0;
-  virtual void unmap(void* at, std::int64_t bytes) = 0;  // whole mappings; nothing on the device uses them
+  // Many of `each` bytes, one after the other: all or, when it throws, none. Faster than one by one.
+  virtual void map_each(void* at, std::int64_t each, std::span<const PhysicalHandle> physical) = 0;
+  // One whole mapping; nothing on the device uses it.
+  virtual void unmap(void* at, std::int64_t bytes) = 0;
 
   // Host memory: pinned by us, or made pinned. Whole pages.
   virtual void register_host(void* at, std::int64_t bytes) = 0;
@@ -103,5 +111,10 @@ class Runtime {
 // CUDA's own. Throws Error(kDevice) when there is no driver, or one that is too old for this build's toolkit:
 // it says which is there, which is needed, and what to do.
 std::unique_ptr<Runtime> make_cuda_runtime();
+
+// What it throws, by the numbers of driver_version() and runtime_version().
+void check_versions(int driver, int runtime);
+// Throws Error(kDevice) when our kernels need a newer device.
+void check_device(const DeviceInfo& info);
 
 }  // namespace zg::cuda

@@ -1,19 +1,20 @@
-// The host's op set against the same ops in plain fp64 loops, through views with gaps, for every storage
-// type. (The kernels' own tests hold them to tighter bounds, on every instruction set.)
+// The device's op set against the same ops in plain fp64 loops, through views with gaps, for every storage
+// type. (The kernels' own tests hold them to tighter bounds.)
 #include "ziggurat/device/ops.hpp"
 
 #include <deque>
 
 #include "tests/kernels/support.hpp"
 #include "tests/support/naive_ops.hpp"
+#include "tests/support/test_device.hpp"
 
 namespace zg::test {
 namespace {
 
-// An operand twice: as the host gets it, and in double for the reference. Both hold the same numbers at
+// An operand twice: as the device gets it, and in double for the reference. Both hold the same numbers at
 // first.
 struct Operand {
-  View host, naive;
+  View device, naive;
 };
 
 template <class T>
@@ -34,80 +35,116 @@ class Operands {
   }
   Operand number() { return make<double>(numbers_, 1, 1, 0, 0); }
   // Compared with nothing: what is left in scratch is no result.
-  View scratch(std::int64_t rows, std::int64_t cols) {
-    scratch_.emplace_back(rows, cols, 2);
-    scratch_.back().fill(std::numeric_limits<double>::quiet_NaN());
-    return view(scratch_.back());
+  Operand scratch(std::int64_t rows, std::int64_t cols) { return poisoned(scratch_, rows, cols, 2); }
+  Operand sum_scratch() { return poisoned(sum_scratch_, 1, Ops::kSumPartials, 0); }
+  // In whole bytes; null for none.
+  Operand byte_scratch(std::int64_t bytes) {
+    if (bytes == 0) return {};
+    const Operand floats = poisoned(byte_scratch_, 1, (bytes + 3) / 4, 0);
+    return {View(floats.device.data, DType::kU8, 1, bytes), {}};
   }
+  Device& device() { return *device_; }
   Operand ids(std::initializer_list<std::int32_t> values) {
     ids_.emplace_back(values);
-    const View v(ids_.back().data(), DType::kI32, 1, static_cast<std::int64_t>(values.size()));
-    return {v, v};
+    std::vector<std::int32_t>& ids = ids_.back();
+    const auto n = static_cast<std::int64_t>(ids.size());
+    return {View(on_device(ids.data(), 4 * n), DType::kI32, 1, n), View(ids.data(), DType::kI32, 1, n)};
   }
 
   // Runs `op` on both, then compares all operands, inputs too.
   template <class Op>
   void run(const Op& op) {
-    HostStream stream("ops test", HostStream::Mode::kThread);
-    op(host_ops(), stream, [](const Operand& o) { return o.host; });
-    stream.synchronize();
+    for (const Piece& p : pieces_) device_->copy_to_device(*stream_, p.device, p.host, p.bytes);
+    op(device_->ops(), *stream_, [](const Operand& o) { return o.device; });
+    for (const Piece& p : pieces_) device_->copy_to_host(*stream_, p.host, p.device, p.bytes);
+    stream_->synchronize();
     NaiveOps naive;
-    op(naive, stream, [](const Operand& o) { return o.naive; });
+    op(naive, *stream_, [](const Operand& o) { return o.naive; });
     compare(t_), compare(a_), compare(numbers_);
+  }
+  ~Operands() {
+    for (const Piece& p : pieces_) device_->arena().release(p.device, p.bytes);
   }
 
  private:
   template <class X>
   struct Twin {
-    Matrix<X> host;
+    Matrix<X> device;
     Matrix<double> naive;
   };
+  struct Piece {
+    void *host, *device;
+    std::int64_t bytes;
+  };
+  void* on_device(void* host, std::int64_t bytes) {
+    void* const device = device_->arena().allocate(bytes);
+    ZG_ASSERT(device != nullptr);
+    pieces_.push_back({host, device, bytes});
+    return device;
+  }
+  // Gaps included, so that they can be seen to be intact.
+  template <class X>
+  View device_view(Matrix<X>& m) {
+    const std::int64_t bytes = m.rows() * m.ld() * static_cast<std::int64_t>(sizeof(X));
+    return {on_device(m.data(), bytes), dtype_of<X>, m.rows(), m.cols(), m.ld()};
+  }
   template <class X>
   static View view(Matrix<X>& m) {
     return {m.data(), dtype_of<X>, m.rows(), m.cols(), m.ld()};
+  }
+  template <class X>
+  Operand poisoned(std::deque<Matrix<X>>& list, std::int64_t rows, std::int64_t cols, std::int64_t gap) {
+    list.emplace_back(rows, cols, gap);
+    list.back().fill(std::numeric_limits<double>::quiet_NaN());
+    return {device_view(list.back()), {}};
   }
   template <class X>
   Operand make(std::deque<Twin<X>>& list, std::int64_t rows, std::int64_t cols, double mean,
                std::int64_t gap) {
     list.emplace_back(Twin<X>{Matrix<X>(rows, cols, gap), {}});
     Twin<X>& twin = list.back();
-    twin.host.fill_normal(random_, mean, 0.5);
-    twin.naive = copy_as<double>(twin.host);
-    return {view(twin.host), view(twin.naive)};
+    twin.device.fill_normal(random_, mean, 0.5);
+    twin.naive = copy_as<double>(twin.device);
+    return {device_view(twin.device), view(twin.naive)};
   }
   template <class X>
   void compare(std::deque<Twin<X>>& list) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       SCOPED_TRACE(testing::Message() << name_of(dtype_of<X>) << " operand " << i);
-      list[i].host.expect_gaps_intact("operand");
-      for (std::int64_t r = 0; r < list[i].host.rows(); ++r) {
-        for (std::int64_t c = 0; c < list[i].host.cols(); ++c) {
+      list[i].device.expect_gaps_intact("operand");
+      for (std::int64_t r = 0; r < list[i].device.rows(); ++r) {
+        for (std::int64_t c = 0; c < list[i].device.cols(); ++c) {
           // Sums have at most 64 terms below 8, in A; what T stores between two steps (probabilities, o, an
           // updated weight) is rounded up to four times.
           const double expected = list[i].naive.get(r, c);
           const double allowed =
               64 * 8 * unit_roundoff<A>() + 4 * unit_roundoff<T>() * (std::abs(expected) + 1);
-          ASSERT_NEAR(list[i].host.get(r, c), expected, allowed) << r << ", " << c;
+          ASSERT_NEAR(list[i].device.get(r, c), expected, allowed) << r << ", " << c;
         }
       }
     }
   }
 
+  std::unique_ptr<Device> device_ = make_test_device(256 << 20);
+  std::unique_ptr<Stream> stream_ = device_->make_stream("ops test");
+  std::vector<Piece> pieces_;
   std::mt19937_64 random_ = generator(1);
   std::deque<Twin<T>> t_;
   std::deque<Twin<A>> a_;
   std::deque<Twin<double>> numbers_;
   std::deque<Matrix<A>> scratch_;
+  std::deque<Matrix<double>> sum_scratch_;
+  std::deque<Matrix<float>> byte_scratch_;
   std::deque<std::vector<std::int32_t>> ids_;
 };
 
 template <class T>
-class HostOps : public testing::Test {};
-TYPED_TEST_SUITE(HostOps, StorageTypes);
+class DeviceOps : public testing::Test {};
+TYPED_TEST_SUITE(DeviceOps, StorageTypes);
 
 constexpr std::int64_t kRows = 6, kWidth = 13;
 
-TYPED_TEST(HostOps, Gemm) {
+TYPED_TEST(DeviceOps, Gemm) {
   for (const Trans ta : {Trans::kNo, Trans::kYes}) {
     for (const Trans tb : {Trans::kNo, Trans::kYes}) {
       for (const int mode : {0, 1, 2}) {
@@ -125,33 +162,53 @@ TYPED_TEST(HostOps, Gemm) {
   }
 }
 
-TYPED_TEST(HostOps, LayerNorm) {
+// What is worked into a product, or follows it.
+TYPED_TEST(DeviceOps, GemmEpilogues) {
+  for (const Trans tb : {Trans::kNo, Trans::kYes}) {
+    for (const bool with_bias : {false, true}) {
+      Operands<TypeParam> o;
+      const auto a = o.t(kRows, 9), b = tb == Trans::kYes ? o.t(kWidth, 9) : o.t(9, kWidth);
+      const auto bias = o.t_dense(kWidth), addend = o.t(kRows, kWidth), inner = o.t(kRows, kWidth),
+                 other = o.t(kRows, kWidth);
+      const auto sum = o.t(kRows, kWidth), act = o.t(kRows, kWidth), dx = o.t(kRows, kWidth);
+      o.run([&](Ops& ops, Stream& s, auto pick) {
+        const View added = with_bias ? pick(bias) : View();
+        ops.gemm(s, pick(a), pick(b), pick(sum), {.b = tb, .bias = added, .addend = pick(addend)});
+        ops.gemm(s, pick(a), pick(b), pick(act), {.b = tb, .bias = added, .gelu_input = pick(inner)});
+        if (!with_bias) ops.gemm(s, pick(a), pick(b), pick(dx), {.b = tb, .gelu_backward = pick(other)});
+      });
+    }
+  }
+}
+
+TYPED_TEST(DeviceOps, LayerNorm) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, kWidth, 1), y = o.t(kRows, kWidth), dy = o.t(kRows, kWidth),
              dx = o.t(kRows, kWidth);
   const auto w = o.t_dense(kWidth, 1), b = o.t_dense(kWidth);
   const auto stats = o.a(kRows, 2), dw = o.a_dense(1, kWidth), db = o.a_dense(1, kWidth);
-  const View scratch = o.scratch(Ops::kNormPartials, 2 * kWidth);
+  const auto scratch = o.scratch(o.device().ops().row_groups(), 2 * kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
     ops.layernorm(s, pick(x), pick(w), pick(b), 1e-5, pick(y), pick(stats));
-    ops.layernorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), pick(dx), pick(dw), pick(db), scratch);
+    ops.layernorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), pick(dx), pick(dw), pick(db),
+                           pick(scratch));
   });
 }
 
-TYPED_TEST(HostOps, RmsNorm) {
+TYPED_TEST(DeviceOps, RmsNorm) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, kWidth, 1), y = o.t(kRows, kWidth), dy = o.t(kRows, kWidth),
              dx = o.t(kRows, kWidth);
   const auto w = o.t_dense(kWidth, 1);
   const auto stats = o.a(kRows, 1), dw = o.a_dense(1, kWidth);
-  const View scratch = o.scratch(Ops::kNormPartials, kWidth);
+  const auto scratch = o.scratch(o.device().ops().row_groups(), kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
     ops.rmsnorm(s, pick(x), pick(w), 1e-5, pick(y), pick(stats));
-    ops.rmsnorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), pick(dx), pick(dw), scratch);
+    ops.rmsnorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), pick(dx), pick(dw), pick(scratch));
   });
 }
 
-TYPED_TEST(HostOps, Activations) {
+TYPED_TEST(DeviceOps, Activations) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, kWidth), y = o.t(kRows, kWidth), dy = o.t(kRows, kWidth);
   const auto gate_up = o.t(kRows, 2 * kWidth), z = o.t(kRows, kWidth), dz = o.t(kRows, kWidth);
@@ -163,7 +220,7 @@ TYPED_TEST(HostOps, Activations) {
   });
 }
 
-TYPED_TEST(HostOps, Rope) {
+TYPED_TEST(DeviceOps, Rope) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, 3 * 8), back = o.t(kRows, 3 * 8);
   o.run([&](Ops& ops, Stream& s, auto pick) {
@@ -172,7 +229,7 @@ TYPED_TEST(HostOps, Rope) {
   });
 }
 
-TYPED_TEST(HostOps, Attention) {
+TYPED_TEST(DeviceOps, Attention) {
   for (const std::int64_t kv_heads : {1, 2, 4}) {
     const AttentionShape shape{.batch = 2, .time = 7, .heads = 4, .kv_heads = kv_heads, .head_size = 8};
     Operands<TypeParam> o;
@@ -180,27 +237,40 @@ TYPED_TEST(HostOps, Attention) {
     const auto qkv = o.t(tokens, width), out = o.t(tokens, 32), d_o = o.t(tokens, 32),
                dqkv = o.t(tokens, width);
     const auto lse = o.a_dense(8, 7);
+    const auto scratch = o.byte_scratch(o.device().ops().attention_scratch_bytes(dtype_of<TypeParam>, shape));
     o.run([&](Ops& ops, Stream& s, auto pick) {
-      ops.attention(s, pick(qkv), shape, pick(out), pick(lse));
-      ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv));
+      ops.attention(s, pick(qkv), shape, pick(out), pick(lse), pick(scratch));
+      ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv), pick(scratch));
     });
   }
 }
 
-TYPED_TEST(HostOps, AddAndBias) {
+TYPED_TEST(DeviceOps, AddAndBias) {
   Operands<TypeParam> o;
   const auto a = o.t(kRows, kWidth), b = o.t(kRows, kWidth), out = o.t(kRows, kWidth),
              dy = o.t(kRows, kWidth);
   const auto db = o.a_dense(1, kWidth);
-  const View scratch = o.scratch(Ops::kNormPartials, kWidth);
+  const auto scratch = o.scratch(o.device().ops().row_groups(), kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
     ops.add(s, pick(a), pick(b), pick(out));
     ops.add(s, pick(a), pick(b), pick(a));
-    ops.bias_backward(s, pick(dy), pick(db), scratch);
+    ops.bias_backward(s, pick(dy), pick(db), pick(scratch));
   });
 }
 
-TYPED_TEST(HostOps, Embedding) {
+TYPED_TEST(DeviceOps, Dropout) {
+  Operands<TypeParam> o;
+  const auto x = o.t(kRows, kWidth), y = o.t(kRows, kWidth), in_place = o.t(kRows, kWidth),
+             all = o.t(kRows, kWidth);
+  const Dropout some{.rate = 0.3, .key = {{1, 2}}, .counter = 7, .first_element = 40};
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.dropout(s, pick(x), some, pick(y));
+    ops.dropout(s, pick(in_place), some, pick(in_place));
+    ops.dropout(s, pick(x), {}, pick(all));
+  });
+}
+
+TYPED_TEST(DeviceOps, Embedding) {
   Operands<TypeParam> o;
   const auto ids = o.ids({4, 0, 4, 2, 2, 4});
   const auto wte = o.t(5, kWidth), wpe = o.t(4, kWidth), out = o.t(kRows, kWidth), plain = o.t(kRows, kWidth);
@@ -213,19 +283,20 @@ TYPED_TEST(HostOps, Embedding) {
   });
 }
 
-TYPED_TEST(HostOps, CrossEntropy) {
+TYPED_TEST(DeviceOps, CrossEntropy) {
   Operands<TypeParam> o;
   const auto logits = o.a(kRows, kWidth), loss = o.number(), only_loss = o.number();
   const auto targets = o.ids({4, 0, -1, 12, 2, -100});
+  const auto scratch = o.sum_scratch();
   const auto dlogits = o.t(kRows, kWidth), scaled = o.t(kRows, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(dlogits));
-    ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(scaled), 64.0);
-    ops.cross_entropy(s, pick(logits), pick(targets), pick(only_loss), View());
+    ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(dlogits), pick(scratch));
+    ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(scaled), pick(scratch), 64.0);
+    ops.cross_entropy(s, pick(logits), pick(targets), pick(only_loss), View(), pick(scratch));
   });
 }
 
-TYPED_TEST(HostOps, ZeroAndCast) {
+TYPED_TEST(DeviceOps, ZeroAndCast) {
   Operands<TypeParam> o;
   const auto zeroed = o.t(kRows, kWidth), a = o.a(kRows, kWidth), t = o.t(kRows, kWidth),
              back = o.a(kRows, kWidth);
@@ -236,51 +307,21 @@ TYPED_TEST(HostOps, ZeroAndCast) {
   });
 }
 
-TYPED_TEST(HostOps, FinishGradientAndUpdate) {
+TYPED_TEST(DeviceOps, FinishGradientAndUpdate) {
   for (const bool decoupled : {true, false}) {
     Operands<TypeParam> o;
     const auto accumulator = o.a_dense(1, 37), m = o.a_dense(1, 37), v = o.a_dense(1, 37, 4),
                norm = o.number();
     const auto master = o.a_dense(1, 37), grad = o.t_dense(37), weight = o.t_dense(37);
+    const auto scratch = o.sum_scratch();
     o.run([&](Ops& ops, Stream& s, auto pick) {
-      ops.finish_gradient(s, pick(accumulator), pick(grad), pick(norm));
+      ops.finish_gradient(s, pick(accumulator), pick(grad), pick(norm), pick(scratch));
       const View masters = pick(master);
-      ops.update(s, pick(grad), pick(weight),
-                 {.master = masters, .moment = {pick(m), pick(v)}, .scale = {}}, {.full = masters.dtype},
+      ops.update(s, pick(grad), pick(weight), {.master = masters, .moment = {pick(m), pick(v)}, .scale = {}},
+                 {.full = masters.dtype},
                  {.lr = 0.01, .weight_decay = 0.1, .decoupled = decoupled, .step = 2, .grad_scale = 0.5});
     });
   }
-}
-
-TEST(HostOpsOrder, OpsOfAStreamRunInOrder) {
-  std::vector<float> x(1000, 1.0f);
-  const View v(x.data(), DType::kF32, 1, 1000);
-  HostStream stream("order", HostStream::Mode::kThread);
-  for (int i = 0; i < 10; ++i) host_ops().add(stream, v, v, v);
-  stream.synchronize();
-  for (const float value : x) ASSERT_EQ(value, 1024.0f);
-}
-
-class HostOpsDeathTest : public testing::Test {
- protected:
-  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
-  float f_[64] = {};
-  double d_[64] = {};
-  HostStream stream_{"death", HostStream::Mode::kInline};
-};
-
-TEST_F(HostOpsDeathTest, WrongOperandsAreNamed) {
-  const View x(f_, DType::kF32, 4, 4), narrow(f_, DType::kF32, 4, 3), wide(d_, DType::kF64, 4, 4);
-  EXPECT_DEATH(host_ops().gelu(stream_, x, narrow), "y is f32 \\[4, 3\\], expected f32 \\[4, 4\\]");
-  EXPECT_DEATH(host_ops().add(stream_, x, wide, x), "b is f64 \\[4, 4\\], expected f32");
-  EXPECT_DEATH(host_ops().add(stream_, x, View(nullptr, DType::kF32, 4, 4), x), "b is null");
-  EXPECT_DEATH(host_ops().zero(stream_, View(f_, DType::kF32, 4, 4, 3)), "4 elements, 3 apart");
-  EXPECT_DEATH(host_ops().gelu(stream_, View(f_, DType::kU16, 1, 4), View(f_, DType::kU16, 1, 4)),
-               "no kernel for u16");
-  EXPECT_DEATH(host_ops().gemm(stream_, x, x, x, {.accumulate = true, .bias = View(f_, DType::kF32, 1, 4)}),
-               "bias");
-  EXPECT_DEATH(host_ops().update(stream_, x, x, {.master = x, .moment = {x, wide}, .scale = {}}, {}, {}),
-               "a moment is f64, expected f32");
 }
 
 }  // namespace

@@ -1,0 +1,134 @@
+// Attention: which kernels compute it, and the backward's stats of queries.
+#include <cmath>
+
+#include "kernels/cuda/attention.hpp"
+
+namespace zg::cuda {
+namespace {
+
+constexpr int kThreads = 256, kLanes = 8;  // lanes that share a query
+
+std::int64_t padded_time(std::int64_t time) {
+  return tiles_of(time, kStatsTile) * kStatsTile;
+}
+
+// A block's queries follow each other in one head's stats, which may end behind the sequence.
+template <class T, bool kPacks>
+__global__ void __launch_bounds__(kThreads)
+    attention_stats(AttentionShape shape, const T* o, std::int64_t ld_o, const T* d_o, std::int64_t ld_do,
+                    const Acc<T>* lse, QueryStats<Acc<T>> stats) {
+  using A = Acc<T>;
+  const std::int64_t at = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
+  const std::int64_t unit = at / stats.padded_time, query = at % stats.padded_time;
+  const std::int64_t batch = unit / shape.heads, head = unit % shape.heads;
+  const bool there = batch < shape.batch && query < shape.time;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, head_size = static_cast<int>(shape.head_size);
+  A sum = 0;
+  if (there) {
+    const std::int64_t row = batch * shape.time + query;
+    o += row * ld_o + head * head_size, d_o += row * ld_do + head * head_size;
+    if constexpr (kPacks) {
+      constexpr int kCount = Pack<T>::kCount;
+      for (int c = lane * kCount; c < head_size; c += kLanes * kCount) {
+        const Pack<T> x = load_pack(o + c), y = load_pack(d_o + c);
+        ZG_UNROLL
+        for (int i = 0; i < kCount; ++i) sum += to_acc(x.at[i]) * to_acc(y.at[i]);
+      }
+    } else {
+      for (int c = lane; c < head_size; c += kLanes) sum += to_acc(o[c]) * to_acc(d_o[c]);
+    }
+  }
+  ZG_UNROLL
+  for (int d = kLanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  if (lane != 0 || batch >= shape.batch) return;
+  stats.delta[at] = sum;
+  stats.lse2[at] = there ? lse[unit * shape.time + query] * static_cast<A>(1.4426950408889634) : A{0};
+}
+
+template <class T>
+bool on_tensor_cores(const AttentionShape& shape) {
+  return sizeof(T) == 2 && shape.head_size % 8 == 0 && shape.head_size <= kMostTensorHead;
+}
+
+template <class T>
+Acc<T> natural_scale(const AttentionShape& shape) {
+  return static_cast<Acc<T>>(1 / std::sqrt(static_cast<double>(shape.head_size)));
+}
+template <class T>
+Acc<T> binary_scale(const AttentionShape& shape) {
+  return static_cast<Acc<T>>(1.4426950408889634 / std::sqrt(static_cast<double>(shape.head_size)));
+}
+
+template <class T>
+bool heads_in_packs(const AttentionShape& shape) {
+  return shape.head_size % Pack<T>::kCount == 0;
+}
+
+}  // namespace
+
+std::int64_t attention_scratch_bytes(const AttentionShape& shape, std::int64_t accumulator_bytes) {
+  return 2 * shape.batch * shape.heads * padded_time(shape.time) * accumulator_bytes;
+}
+
+template <class T>
+void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
+               std::int64_t ld_o, Acc<T>* lse) {
+  const AttentionForward<T> x{shape,
+                              qkv,
+                              ld_qkv,
+                              o,
+                              ld_o,
+                              lse,
+                              binary_scale<T>(shape),
+                              heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(o, ld_o)};
+  if constexpr (sizeof(T) == 2) {
+    if (on_tensor_cores<T>(shape)) return attention_forward_tensor<T>(on, x);
+  }
+  attention_forward_generic<T>(on, x);
+}
+
+template <class T>
+void attention_backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
+                        const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
+                        T* dqkv, std::int64_t ld_dqkv, void* scratch) {
+  const std::int64_t padded = padded_time(shape.time), queries = shape.batch * shape.heads * padded;
+  auto* const delta = static_cast<Acc<T>*>(scratch);
+  const QueryStats<Acc<T>> stats{delta, delta + queries, padded};
+  const bool stats_in_packs = heads_in_packs<T>(shape) && packs(o, ld_o) && packs(d_o, ld_do);
+  launch("attention_stats", stats_in_packs ? attention_stats<T, true> : attention_stats<T, false>, on,
+         Shape{blocks(tiles_of(queries * kLanes, kThreads)), kThreads}, shape, o, ld_o, d_o, ld_do, lse,
+         stats);
+  const AttentionBackward<T> x{
+      shape,
+      qkv,
+      ld_qkv,
+      d_o,
+      ld_do,
+      stats,
+      dqkv,
+      ld_dqkv,
+      binary_scale<T>(shape),
+      natural_scale<T>(shape),
+      heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(d_o, ld_do) && packs(dqkv, ld_dqkv)};
+  if constexpr (sizeof(T) == 2) {
+    if (on_tensor_cores<T>(shape)) {
+      attention_backward_keys_tensor<T>(on, x);
+      return attention_backward_queries_tensor<T>(on, x);
+    }
+  }
+  attention_backward_generic<T>(on, x);
+}
+
+#define ZG_ATTENTION(T)                                                                                      \
+  template void attention<T>(const Launch&, const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, \
+                             Acc<T>*);                                                                       \
+  template void attention_backward<T>(const Launch&, const AttentionShape&, const T*, std::int64_t,          \
+                                      const T*, std::int64_t, const Acc<T>*, const T*, std::int64_t, T*,     \
+                                      std::int64_t, void*);
+ZG_ATTENTION(float)
+ZG_ATTENTION(bf16)
+ZG_ATTENTION(fp16)
+ZG_ATTENTION(double)
+#undef ZG_ATTENTION
+
+}  // namespace zg::cuda

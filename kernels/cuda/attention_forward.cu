@@ -1,0 +1,168 @@
+// Attention's forward on tensor cores, for bf16 and fp16.
+#include "kernels/cuda/attention_tiles.hpp"
+
+namespace zg::cuda {
+namespace {
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+// With 32 rows a warp uses what it reads from shared memory for two products.
+constexpr int kM = 2, kWarpQueries = 16 * kM, kQueries = kWarps * kWarpQueries;
+constexpr int kKeys = 64;
+// Keys whose scores are in registers at a time: fewer beside the sums of wide heads.
+template <int kHead>
+constexpr int kStep = kHead <= 64 ? 64 : 32;
+
+// What a lane keeps of the rows that it shares with the three others of its four: rows m * 16 + h * 8 + lane
+// / 4.
+template <int kHead>
+struct Running {
+  float o[kM][kHead / 8][4];
+  float max[kM][2];
+  float sum[kM][2];  // of this lane's columns alone
+};
+
+// Scores become 2^((score - new maximum) * scale), and what was summed is scaled to the new maximum.
+template <int kHead, int kN>
+__device__ __forceinline__ void running_softmax(float (&s)[kM][kN][4], Running<kHead>& r, float scale) {
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      float top = r.max[m][h];
+      ZG_UNROLL
+      for (int n = 0; n < kN; ++n) top = fmaxf(top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      const float shrink = exp2_flushed((r.max[m][h] - top) * scale), offset = -top * scale;
+      r.max[m][h] = top;
+      float sum = 0;
+      ZG_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        ZG_UNROLL
+        for (int i = 2 * h; i < 2 * h + 2; ++i) {
+          s[m][n][i] = exp2_flushed(__fmaf_rn(s[m][n][i], scale, offset));
+          sum += s[m][n][i];
+        }
+      }
+      r.sum[m][h] = __fmaf_rn(r.sum[m][h], shrink, sum);
+      if (__any_sync(0xffffffffu, shrink != 1.0f) == 0) continue;  // as it mostly is after the first tiles
+      ZG_UNROLL
+      for (int n = 0; n < kHead / 8; ++n) {
+        r.o[m][n][2 * h] *= shrink;
+        r.o[m][n][2 * h + 1] *= shrink;
+      }
+    }
+  }
+}
+
+// The warp's queries meet kStep keys. ahead: how far the first query is behind the first key's position.
+template <int kHead, class T>
+__device__ __forceinline__ void add_keys(Running<kHead>& r, const T* q, const T* k, const T* v, int ahead,
+                                         float scale) {
+  constexpr int kN = kStep<kHead> / 8;
+  float s[kM][kN][4];
+  multiply_rows<kHead>(s, q, k);
+  if (ahead < kStep<kHead> - 1) {
+    ZG_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      ZG_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        ZG_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          if (n * 8 + col_of(i) > ahead + m * 16 + row_of(i)) s[m][n][i] = -INFINITY;
+        }
+      }
+    }
+  }
+  running_softmax(s, r, scale);
+  unsigned p[kM][kN / 2][4];
+  as_operand<T>(s, p);
+  add_products<kHead>(r.o, p, v);
+}
+
+// A block makes kQueries rows of o for one head. Blocks with most keys come first. Tiles of keys and values
+// are double-buffered: one is on its way while the other is used.
+template <class T, int kHead>
+__global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(AttentionForward<T> x) {
+  constexpr int kPitch = kTilePitch<kHead>, kKeyTile = kKeys * kPitch;
+  const auto units = static_cast<unsigned>(x.shape.batch * x.shape.heads), unit = blockIdx.x % units;
+  const int first = static_cast<int>(gridDim.x / units - 1 - blockIdx.x / units) * kQueries;
+  const int time = static_cast<int>(x.shape.time), head_size = static_cast<int>(x.shape.head_size);
+  const std::int64_t batch = unit / x.shape.heads;
+  const Heads heads(x.shape, unit % x.shape.heads);
+  const T* const sequence = x.qkv + batch * time * x.ld_qkv;
+  T* const q_tile = dynamic_shared<T>();
+  T* const kv_tiles = q_tile + kQueries * kPitch;
+  const auto load_keys = [&](int tile) {
+    const int key = tile * kKeys;
+    const T* const row = sequence + key * x.ld_qkv;
+    T* const to = kv_tiles + tile % 2 * 2 * kKeyTile;
+    load_tile<kKeys, kHead, kThreads>(to, row + heads.keys, x.ld_qkv, time - key, head_size, x.packs);
+    load_tile<kKeys, kHead, kThreads>(to + kKeyTile, row + heads.values, x.ld_qkv, time - key, head_size,
+                                      x.packs);
+  };
+  load_tile<kQueries, kHead, kThreads>(q_tile, sequence + first * x.ld_qkv + heads.queries, x.ld_qkv,
+                                       time - first, head_size, x.packs);
+  load_keys(0);
+  cp_async_commit();
+  const int lane = static_cast<int>(threadIdx.x) % 32,
+            row = static_cast<int>(threadIdx.x) / 32 * kWarpQueries;
+  const int query = first + row;
+  Running<kHead> r;
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int n = 0; n < kHead / 8; ++n) r.o[m][n][0] = r.o[m][n][1] = r.o[m][n][2] = r.o[m][n][3] = 0.0f;
+    r.max[m][0] = r.max[m][1] = -INFINITY;
+    r.sum[m][0] = r.sum[m][1] = 0.0f;
+  }
+  const int tiles = ((first + kQueries < time ? first + kQueries : time) + kKeys - 1) / kKeys;
+  for (int tile = 0; tile < tiles; ++tile) {
+    cp_async_wait<0>();
+    __syncthreads();  // the tile is there for all, and nobody uses the other any more
+    if (tile + 1 < tiles) load_keys(tile + 1);
+    cp_async_commit();
+    const T* k_tile = kv_tiles + tile % 2 * 2 * kKeyTile;
+    for (int key = 0; key < kKeys; key += kStep<kHead>) {
+      const int ahead = query - tile * kKeys - key;
+      if (ahead <= -kWarpQueries) break;  // the keys are behind the warp's last query
+      add_keys<kHead>(r, q_tile + row * kPitch, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch,
+                      ahead, x.scale);
+    }
+  }
+  float inverse[kM][2];
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      float sum = r.sum[m][h];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      inverse[m][h] = 1.0f / sum;
+      const int at = query + m * 16 + h * 8 + lane / 4;
+      constexpr float kLn2 = 0.693147181f;
+      if (lane % 4 == 0 && at < time)
+        x.lse[std::int64_t{unit} * time + at] = __fmaf_rn(r.max[m][h], x.scale, log2f(sum)) * kLn2;
+    }
+  }
+  store_rows<kM, kHead>(r.o, inverse, q_tile + row * kPitch,
+                        x.o + (batch * time + query) * x.ld_o + heads.queries, x.ld_o, time - query,
+                        head_size, x.packs);
+}
+
+}  // namespace
+
+template <class T>
+void attention_forward_tensor(const Launch& on, const AttentionForward<T>& x) {
+  for_padded_head(x.shape.head_size, [&]<int kHead>() {
+    const std::size_t shared = sizeof(T) * (kQueries + 4 * kKeys) * kTilePitch<kHead>;
+    const Shape shape{blocks(tiles_of(x.shape.time, kQueries) * x.shape.batch * x.shape.heads), kThreads,
+                      shared};
+    launch("attention_forward", attention_forward_tiles<T, kHead>, on, shape, x);
+  });
+}
+
+template void attention_forward_tensor<bf16>(const Launch&, const AttentionForward<bf16>&);
+template void attention_forward_tensor<fp16>(const Launch&, const AttentionForward<fp16>&);
+
+}  // namespace zg::cuda

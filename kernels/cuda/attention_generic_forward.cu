@@ -1,0 +1,126 @@
+// Attention's forward without tensor cores.
+#include "kernels/cuda/attention_pieces.hpp"
+
+namespace zg::cuda {
+namespace {
+
+// What a thread keeps of its rows; max and sum are the same in all threads of a row.
+template <class A>
+struct Running {
+  static constexpr int kPer = Pieces<A>::kPer;
+  A o[kPer][kOwn / kSide], max[kPer], sum[kPer];
+};
+
+// Scores become 2^((score - new maximum) * scale), and what was summed is scaled to the new maximum.
+template <class A>
+__device__ __forceinline__ void running_softmax(A (&s)[Pieces<A>::kPer][Pieces<A>::kPer], Running<A>& r,
+                                                A scale) {
+  constexpr int kPer = Pieces<A>::kPer;
+  ZG_UNROLL
+  for (int i = 0; i < kPer; ++i) {
+    A top = r.max[i];
+    ZG_UNROLL
+    for (int j = 0; j < kPer; ++j) top = s[i][j] > top ? s[i][j] : top;
+    ZG_UNROLL
+    for (int d = kSide / 2; d > 0; d /= 2) {
+      const A other = __shfl_xor_sync(0xffffffffu, top, d);
+      top = other > top ? other : top;
+    }
+    const A shrink = exp2_exact((r.max[i] - top) * scale);
+    A sum = 0;
+    ZG_UNROLL
+    for (int j = 0; j < kPer; ++j) sum += s[i][j] = exp2_exact((s[i][j] - top) * scale);
+    ZG_UNROLL
+    for (int d = kSide / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    r.max[i] = top;
+    r.sum[i] = r.sum[i] * shrink + sum;
+    ZG_UNROLL
+    for (int c = 0; c < kOwn / kSide; ++c) r.o[i][c] *= shrink;
+  }
+}
+
+// A block: kTile rows and kOwn columns of o, for one head. Blocks with most keys come first.
+template <class T>
+__global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(AttentionForward<T> x) {
+  using A = Acc<T>;
+  constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile;
+  const std::int64_t head_size = x.shape.head_size, time = x.shape.time;
+  const std::int64_t parts = (head_size + kOwn - 1) / kOwn, units = x.shape.batch * x.shape.heads * parts;
+  const std::int64_t unit = blockIdx.x % units, own = unit % parts * kOwn, of_head = unit / parts;
+  const std::int64_t first = (gridDim.x / units - 1 - blockIdx.x / units) * kTile;
+  const std::int64_t batch = of_head / x.shape.heads;
+  const Heads heads(x.shape, of_head % x.shape.heads);
+  const T* const sequence = x.qkv + batch * time * x.ld_qkv;
+  A* const q = dynamic_shared<A>();
+  A* const kv = q + Pieces<A>::kPieceSize;
+  A* const scores = kv + Pieces<A>::kPieceSize;
+  Running<A> r;
+  ZG_UNROLL
+  for (int i = 0; i < kPer; ++i) {
+    ZG_UNROLL
+    for (int c = 0; c < kOwn / kSide; ++c) r.o[i][c] = 0;
+    r.max[i] = -INFINITY, r.sum[i] = 0;
+  }
+  const std::int64_t last = first + kTile < time ? first + kTile : time;
+  for (std::int64_t key = 0; key < last; key += kTile) {
+    const T* const rows = sequence + key * x.ld_qkv;
+    A s[kPer][kPer] = {};
+    for (std::int64_t col = 0; col < head_size; col += kPiece) {
+      const int cols = piece_cols(head_size, col);
+      __syncthreads();  // nobody uses the pieces any more
+      if (key == 0 || head_size > kPiece)
+        load_piece(q, sequence + first * x.ld_qkv + heads.queries + col, x.ld_qkv, time - first, cols);
+      load_piece(kv, rows + heads.keys + col, x.ld_qkv, time - key, cols);
+      __syncthreads();
+      add_dots(s, q, kv, cols);
+    }
+    ZG_UNROLL
+    for (int i = 0; i < kPer; ++i) {
+      ZG_UNROLL
+      for (int j = 0; j < kPer; ++j) {
+        if (key + thread_x() + kSide * j > first + thread_y() * kPer + i) s[i][j] = -INFINITY;
+      }
+    }
+    running_softmax(s, r, x.scale);
+    put_scores<false>(scores, s);
+    ZG_UNROLL
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const std::int64_t col = own + piece * kPiece;
+      if (col >= head_size) break;
+      __syncthreads();  // the scores are there, and nobody uses the piece any more
+      load_piece(kv, rows + heads.values + col, x.ld_qkv, time - key, piece_cols(head_size, col));
+      __syncthreads();
+      add_weighted(r.o, piece, scores, kv);
+    }
+  }
+  A inverse[kPer];
+  ZG_UNROLL
+  for (int i = 0; i < kPer; ++i) {
+    inverse[i] = 1 / r.sum[i];
+    const std::int64_t query = first + thread_y() * kPer + i;
+    if (own == 0 && thread_x() == 0 && query < time)
+      x.lse[of_head * time + query] =
+          (r.max[i] * x.scale + static_cast<A>(log2(r.sum[i]))) * static_cast<A>(0.69314718055994531);
+  }
+  store_sums(r.o, inverse, x.o + (batch * time + first) * x.ld_o + heads.queries, x.ld_o, time - first, own,
+             head_size);
+}
+
+}  // namespace
+
+template <class T>
+void attention_forward_generic(const Launch& on, const AttentionForward<T>& x) {
+  using P = Pieces<Acc<T>>;
+  const std::int64_t count =
+      tiles_of(x.shape.time, P::kTile) * x.shape.batch * x.shape.heads * tiles_of(x.shape.head_size, kOwn);
+  const std::size_t shared = sizeof(Acc<T>) * (2 * P::kPieceSize + P::kScoreSize);
+  launch("attention_forward_pieces", attention_forward_pieces<T>, on,
+         Shape{blocks(count), kPieceThreads, shared}, x);
+}
+
+template void attention_forward_generic<float>(const Launch&, const AttentionForward<float>&);
+template void attention_forward_generic<bf16>(const Launch&, const AttentionForward<bf16>&);
+template void attention_forward_generic<fp16>(const Launch&, const AttentionForward<fp16>&);
+template void attention_forward_generic<double>(const Launch&, const AttentionForward<double>&);
+
+}  // namespace zg::cuda

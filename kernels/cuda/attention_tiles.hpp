@@ -1,0 +1,175 @@
+// Tiles of attention on tensor cores: rows of queries, keys or values in shared memory, and the products of a
+// warp's rows with them. kHead is the head size, padded with zeros to a multiple of 32 there.
+//
+// A warp owns kM times 16 rows of the block's own tile (operand a); the rows of the other tile (operand b)
+// pass by. Products stay in registers from the scores to the sums: the layout of a result d is that of an
+// operand a.
+#pragma once
+#include "kernels/cuda/attention.hpp"
+#include "kernels/cuda/mma.hpp"
+
+namespace zg::cuda {
+
+// Elements from row to row: an odd number of 16-byte pieces, so that eight rows lie in different banks.
+template <int kHead>
+inline constexpr int kTilePitch = kHead + 8;
+
+// Rows [0, rows) of head_size columns to a tile of kRows, zeros behind them. Committed and waited for by the
+// caller.
+template <int kRows, int kHead, int kThreads, class T>
+__device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t ld, int rows, int head_size,
+                                          bool packs) {
+  constexpr int kAcross = kHead <= 64 ? 8 : 16, kStep = kThreads / kAcross;
+  static_assert(kRows % kStep == 0 && kHead <= 8 * kAcross);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (packs) {
+    const int col = thread % kAcross * 8;
+    if (col >= kHead) return;
+    const int row = thread / kAcross;
+    const bool in_head = col < head_size;
+    const T* at = from + row * ld + col;
+    tile += row * kTilePitch<kHead> + col;
+    ZG_UNROLL
+    for (int i = 0; i < kRows; i += kStep) {
+      const bool there = in_head && row + i < rows;
+      cp_async_16(tile + i * kTilePitch<kHead>, there ? at : from, there);
+      at += kStep * ld;
+    }
+  } else {
+    for (int i = thread; i < kRows * kHead; i += kThreads) {
+      const int row = i / kHead, col = i % kHead;
+      T x{};
+      if (row < rows && col < head_size) x = from[row * ld + col];
+      tile[row * kTilePitch<kHead> + col] = x;
+    }
+  }
+}
+
+// Sums, times `scale`, to the warp's own kM * 16 rows of a tile that nobody else reads any more, and from
+// there to rows [0, rows) of `to`.
+template <int kM, int kHead, class T>
+__device__ __forceinline__ void store_rows(const float (&sums)[kM][kHead / 8][4], const float (&scale)[kM][2],
+                                           T* tile, T* to, std::int64_t ld, int rows, int head_size,
+                                           bool packs) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  __syncwarp();
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int n = 0; n < kHead / 8; ++n) {
+      ZG_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const int row = m * 16 + h * 8 + lane / 4, col = n * 8 + lane % 4 * 2;
+        *reinterpret_cast<unsigned*>(tile + row * kTilePitch<kHead> + col) =
+            pack_halves<T>(sums[m][n][2 * h] * scale[m][h], sums[m][n][2 * h + 1] * scale[m][h]);
+      }
+    }
+  }
+  __syncwarp();
+  if (packs) {
+    constexpr int kPieces = kHead / 8;
+    ZG_UNROLL
+    for (int first = 0; first < kM * 16 * kPieces; first += 32) {
+      const int row = (first + lane) / kPieces, col = (first + lane) % kPieces * 8;
+      if (row < rows && col < head_size) {
+        store_pack(to + row * ld + col, load_pack(tile + row * kTilePitch<kHead> + col));
+      }
+    }
+  } else {
+    for (int i = lane; i < kM * 16 * kHead; i += 32) {
+      const int row = i / kHead, col = i % kHead;
+      if (row < rows && col < head_size) to[row * ld + col] = tile[row * kTilePitch<kHead> + col];
+    }
+  }
+}
+
+// d[m][n] = rows [16 m, 16 m + 16) of a times rows [8 n, 8 n + 8) of b: dot products over the head.
+template <int kHead, int kM, int kN, class T>
+__device__ __forceinline__ void multiply_rows(float (&d)[kM][kN][4], const T* a, const T* b) {
+  static_assert(kN % 2 == 0 && kHead % 32 == 0);
+  constexpr int kPitch = kTilePitch<kHead>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  a += lane % 16 * kPitch + lane / 16 * 8;
+  b += (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8;
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int n = 0; n < kN; ++n) d[m][n][0] = d[m][n][1] = d[m][n][2] = d[m][n][3] = 0.0f;
+  }
+  ZG_UNROLL
+  for (int k = 0; k < kHead; k += 16) {
+    unsigned of_a[kM][4];
+    ZG_UNROLL
+    for (int m = 0; m < kM; ++m) ldmatrix_x4(of_a[m], a + m * 16 * kPitch + k);
+    ZG_UNROLL
+    for (int n = 0; n < kN; n += 2) {
+      unsigned of_b[4];
+      ldmatrix_x4(of_b, b + n * 8 * kPitch + k);
+      ZG_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        mma_m16n8k16<T>(d[m][n], of_a[m], of_b[0], of_b[1]);
+        mma_m16n8k16<T>(d[m][n + 1], of_a[m], of_b[2], of_b[3]);
+      }
+    }
+  }
+}
+
+// The results of multiply_rows() as operands a, [16, 16] each, rounded to T.
+template <class T, int kM, int kN>
+__device__ __forceinline__ void as_operand(const float (&d)[kM][kN][4], unsigned (&a)[kM][kN / 2][4]) {
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int k = 0; k < kN / 2; ++k) {
+      ZG_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float* two = d[m][2 * k + i / 2] + i % 2 * 2;
+        a[m][k][i] = pack_halves<T>(two[0], two[1]);
+      }
+    }
+  }
+}
+
+// sums[m] += a[m] times kK * 16 rows of b.
+template <int kHead, int kM, int kK, class T>
+__device__ __forceinline__ void add_products(float (&sums)[kM][kHead / 8][4], const unsigned (&a)[kM][kK][4],
+                                             const T* b) {
+  constexpr int kPitch = kTilePitch<kHead>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  b += lane % 16 * kPitch + lane / 16 * 8;
+  ZG_UNROLL
+  for (int k = 0; k < kK; ++k) {
+    ZG_UNROLL
+    for (int n = 0; n < kHead / 8; n += 2) {
+      unsigned of_b[4];
+      ldmatrix_x4_trans(of_b, b + k * 16 * kPitch + n * 8);
+      ZG_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        mma_m16n8k16<T>(sums[m][n], a[m][k], of_b[0], of_b[1]);
+        mma_m16n8k16<T>(sums[m][n + 1], a[m][k], of_b[2], of_b[3]);
+      }
+    }
+  }
+}
+
+// Rows and columns of element i of a result, in its 16 x 8.
+__device__ __forceinline__ int row_of(int i) {
+  return static_cast<int>(threadIdx.x) % 32 / 4 + i / 2 * 8;
+}
+__device__ __forceinline__ int col_of(int i) {
+  return static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+}
+
+// Calls body.template operator()<kHead>() for the padded size of a head.
+template <class F>
+void for_padded_head(std::int64_t head_size, const F& body) {
+  if (head_size <= 64) {
+    body.template operator()<64>();
+  } else if (head_size <= 96) {
+    body.template operator()<96>();
+  } else {
+    body.template operator()<128>();
+  }
+}
+
+}  // namespace zg::cuda

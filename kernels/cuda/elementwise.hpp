@@ -1,0 +1,96 @@
+// Kernels whose results depend on elements of the same place alone: a functor over some inputs and outputs.
+#pragma once
+#include <algorithm>
+
+#include "kernels/cuda/held.hpp"
+
+namespace zg::cuda {
+
+template <class T, int kIn, int kOut>
+struct Operands {
+  Strided<const T> in[kIn];
+  Strided<T> out[kOut];
+};
+
+inline constexpr unsigned kElementwiseThreads = 256;  // at most
+inline constexpr int kDeep = 2;                       // accesses of a thread that are under way together
+
+template <int N, class T, int kIn, int kOut, class F>
+__device__ __forceinline__ void apply(const Operands<T, kIn, kOut>& operands, const F& f, std::int64_t row,
+                                      std::int64_t cols, std::int64_t c, const Few<T, N> (&in)[kIn]) {
+  Acc<T> x[kIn][N], y[kOut][N];
+  ZG_UNROLL
+  for (int k = 0; k < kIn; ++k) {
+    ZG_UNROLL
+    for (int j = 0; j < N; ++j) x[k][j] = in[k][j];
+  }
+  f(row * cols + c, x, y);
+  ZG_UNROLL
+  for (int k = 0; k < kOut; ++k) {
+    Few<T, N> out = {};
+    ZG_UNROLL
+    for (int j = 0; j < N; ++j) out.set(j, from_acc<T>(y[k][j]));
+    store_few(operands.out[k].row(row) + c, out);
+  }
+}
+
+// Column blocks along x, rows along y. A thread reads all of its elements before it writes one, and nobody
+// else's: an output may be an input.
+template <class T, int N, int kIn, int kOut, class F>
+__global__ void __launch_bounds__(kElementwiseThreads)
+    elementwise_rows(Extent extent, Operands<T, kIn, kOut> operands, F f) {
+  const std::int64_t cols = extent.cols, step = std::int64_t{blockDim.x} * N;
+  const std::int64_t first = blockIdx.x * step * kDeep + threadIdx.x * N;
+  for (std::int64_t row = blockIdx.y; row < extent.rows; row += gridDim.y) {
+    Few<T, N> in[kDeep][kIn] = {};
+    ZG_UNROLL
+    for (int d = 0; d < kDeep; ++d) {
+      const std::int64_t c = first + d * step;
+      if (c + N > cols) continue;
+      ZG_UNROLL
+      for (int k = 0; k < kIn; ++k) in[d][k] = load_few<N>(operands.in[k].row(row) + c);
+    }
+    ZG_UNROLL
+    for (int d = 0; d < kDeep; ++d) {
+      std::int64_t c = first + d * step;
+      if (c + N <= cols) {
+        apply<N, T>(operands, f, row, cols, c, in[d]);
+      } else if constexpr (N > 1) {
+        ZG_NO_UNROLL
+        for (; c < cols; ++c) {  // what is left behind the last pack
+          Few<T, 1> one[kIn];
+          ZG_UNROLL
+          for (int k = 0; k < kIn; ++k) one[k] = load_few<1>(operands.in[k].row(row) + c);
+          apply<1, T>(operands, f, row, cols, c, one);
+        }
+      }
+    }
+  }
+}
+
+// f(element, in, out) for neighbouring elements, `element` the first one's number (row-major, without gaps):
+// in is const Acc<T>[kIn][N], out Acc<T>[kOut][N], N 1 or as many as are in a pack; 1 unless may_pack.
+template <class T, int kIn, int kOut, class F>
+void elementwise(const char* name, const Launch& on, Extent extent, const Operands<T, kIn, kOut>& operands,
+                 const F& f, bool may_pack = true) {
+  if (extent.rows == 0 || extent.cols == 0) return;
+  // Without gaps the matrix is one long row, of which the start alone has to be aligned.
+  bool dense = true;
+  for (const auto& m : operands.in) dense = dense && m.ld == extent.cols;
+  for (const auto& m : operands.out) dense = dense && m.ld == extent.cols;
+  if (dense) extent = {1, extent.rows * extent.cols};
+  bool packed = may_pack;
+  for (const auto& m : operands.in) packed = packed && packs(m.data, extent.rows == 1 ? 0 : m.ld);
+  for (const auto& m : operands.out) packed = packed && packs(m.data, extent.rows == 1 ? 0 : m.ld);
+  const std::int64_t width = packed ? Pack<T>::kCount : 1;
+  const std::int64_t items = (extent.cols + width - 1) / width;
+  const std::int64_t threads =
+      std::min<std::int64_t>(kElementwiseThreads, (items + 32 * kDeep - 1) / (32 * kDeep) * 32);
+  const dim3 grid(static_cast<unsigned>((items + threads * kDeep - 1) / (threads * kDeep)),
+                  static_cast<unsigned>(std::min<std::int64_t>(extent.rows, 65535)));
+  launch(name,
+         packed ? elementwise_rows<T, Pack<T>::kCount, kIn, kOut, F> : elementwise_rows<T, 1, kIn, kOut, F>,
+         on, Shape{grid, static_cast<unsigned>(threads)}, extent, operands, f);
+}
+
+}  // namespace zg::cuda

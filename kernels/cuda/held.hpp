@@ -1,0 +1,86 @@
+// Elements in registers, between a load and a store.
+#pragma once
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/cuda/scalar.hpp"
+
+namespace zg::cuda {
+
+// A pack, with elements of 16 bits two to a register. (Of a Pack, nvcc keeps every element in a register of
+// its own where a load and a use stand in different branches.)
+template <class T>
+struct Held {
+  static constexpr int kCount = Pack<T>::kCount;
+  using Word = std::conditional_t<sizeof(T) == 2, unsigned, T>;
+  Pack<Word> words;
+
+  __device__ __forceinline__ T element(int j) const {
+    if constexpr (sizeof(T) == 2) {
+      T e;
+      e.bits = static_cast<std::uint16_t>(words.at[j / 2] >> (16 * (j % 2)));
+      return e;
+    } else {
+      return words.at[j];
+    }
+  }
+  __device__ __forceinline__ Acc<T> operator[](int j) const { return to_acc(element(j)); }
+  // Every element once, from zeros.
+  __device__ __forceinline__ void set(int j, T e) {
+    if constexpr (sizeof(T) == 2) {
+      words.at[j / 2] |= static_cast<unsigned>(e.bits) << (16 * (j % 2));
+    } else {
+      words.at[j] = e;
+    }
+  }
+};
+
+template <class T>
+__device__ __forceinline__ Held<T> load_held(const T* at) {
+  Held<T> held;
+#if defined(__CUDACC__)
+  held.words = *reinterpret_cast<const Pack<typename Held<T>::Word>*>(at);
+#else
+  std::memcpy(&held, at, sizeof(held));
+#endif
+  return held;
+}
+template <class T>
+__device__ __forceinline__ void store_held(T* at, const Held<T>& held) {
+#if defined(__CUDACC__)
+  store_pack(reinterpret_cast<typename Held<T>::Word*>(at), held.words);
+#else
+  std::memcpy(static_cast<void*>(at), &held, sizeof(held));
+#endif
+}
+
+// One element, with the same names.
+template <class T>
+struct Single {
+  T value;
+  __device__ __forceinline__ Acc<T> operator[](int) const { return to_acc(value); }
+  __device__ __forceinline__ void set(int, T e) { value = e; }
+};
+
+// N neighbouring elements: one, or a pack, which is then aligned.
+template <class T, int N>
+using Few = std::conditional_t<N == 1, Single<T>, Held<T>>;
+template <int N, class T>
+__device__ __forceinline__ Few<T, N> load_few(const T* from) {
+  static_assert(N == 1 || N == Pack<T>::kCount);
+  if constexpr (N == 1) {
+    return {*from};
+  } else {
+    return load_held(from);
+  }
+}
+template <class T>
+__device__ __forceinline__ void store_few(T* to, const Single<T>& one) {
+  *to = one.value;
+}
+template <class T>
+__device__ __forceinline__ void store_few(T* to, const Held<T>& held) {
+  store_held(to, held);
+}
+
+}  // namespace zg::cuda

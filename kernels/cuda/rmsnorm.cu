@@ -1,0 +1,30 @@
+// RMSNorm. The kernels are in norms.hpp and norms_backward.hpp.
+#include "kernels/cuda/norms_backward.hpp"
+
+namespace zg::cuda {
+
+template <class T>
+void rmsnorm(const Launch& on, Extent extent, const RmsNorm<T>& args) {
+  launch_norm<false, T>(
+      "rmsnorm", on, extent,
+      {.x = args.x, .w = args.w, .eps = static_cast<Acc<T>>(args.eps), .y = args.y, .stats = args.stats});
+}
+
+template <class T>
+void rmsnorm_backward(const Launch& on, Extent extent, const RmsNormBackward<T>& args) {
+  launch_norm_backward<false, T>(
+      "rmsnorm_backward", on, extent,
+      {.dy = args.dy, .x = args.x, .w = args.w, .stats = args.stats, .dx = args.dx, .scratch = args.scratch},
+      args.dw, nullptr);
+}
+
+#define ZG_INSTANTIATE(T)                                          \
+  template void rmsnorm(const Launch&, Extent, const RmsNorm<T>&); \
+  template void rmsnorm_backward(const Launch&, Extent, const RmsNormBackward<T>&);
+ZG_INSTANTIATE(float)
+ZG_INSTANTIATE(bf16)
+ZG_INSTANTIATE(fp16)
+ZG_INSTANTIATE(double)
+#undef ZG_INSTANTIATE
+
+}  // namespace zg::cuda

@@ -1,0 +1,125 @@
+// Rows that are worked on by teams of warps: who has which elements, rows held in registers, sums over a row.
+#pragma once
+#include "kernels/cuda/held.hpp"
+
+namespace zg::cuda {
+
+inline constexpr int kMostWarps = 32;  // of a block
+
+// The warps of a block stand in teams of a power of two, a row to each. A thread has the packs thread,
+// thread + threads, ... of its row.
+struct Team {
+  int index;   // of the team in its block
+  int thread;  // in its team
+  int threads;
+};
+__device__ __forceinline__ Team team_of(int warps) {
+  const int threads = warps * 32, thread = static_cast<int>(threadIdx.x);
+  return {thread / threads, thread % threads, threads};
+}
+__device__ __forceinline__ int teams_of(int warps) {
+  return static_cast<int>(blockDim.x) / (warps * 32);
+}
+
+// Sums over each team, in all of its threads; the order is fixed. All threads of the block must come. With
+// more than a warp to a team there is a barrier within, and `partials`, in shared memory, may be used again
+// only behind another one.
+template <int kSums, class A>
+__device__ __forceinline__ void team_sum(A (&sums)[kSums], int warps, A (&partials)[kSums][kMostWarps]) {
+  ZG_UNROLL
+  for (int k = 0; k < kSums; ++k) sums[k] = warp_sum(sums[k]);
+  if (warps == 1) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  if (lane == 0) {
+    ZG_UNROLL
+    for (int k = 0; k < kSums; ++k) partials[k][warp] = sums[k];
+  }
+  __syncthreads();
+  const int first = warp / warps * warps;
+  ZG_UNROLL
+  for (int k = 0; k < kSums; ++k) sums[k] = warp_sum(lane < warps ? partials[k][first + lane] : A{0});
+}
+
+// From column c of a row of so many; zeros behind its end. whole: rows are aligned and end with a pack.
+template <class T, class Index>
+__device__ __forceinline__ Held<T> load_part(const T* row, Index c, Index cols, bool whole) {
+  if (whole) return load_held(row + c);
+  Held<T> held = {};
+  ZG_UNROLL
+  for (int j = 0; j < Held<T>::kCount; ++j) {
+    if (c + j < cols) held.set(j, row[c + j]);
+  }
+  return held;
+}
+template <class T, class Index>
+__device__ __forceinline__ void store_part(T* row, Index c, Index cols, bool whole, const Held<T>& held) {
+  if (whole) {
+    store_held(row + c, held);
+    return;
+  }
+  ZG_UNROLL
+  for (int j = 0; j < Held<T>::kCount; ++j) {
+    if (c + j < cols) row[c + j] = held.element(j);
+  }
+}
+
+// Columns of a row: int where it can be held.
+template <int kHeld>
+using Column = std::conditional_t<(kHeld > 0), int, std::int64_t>;
+
+// body(p, c) for the thread's packs p, which begin at columns c. kHeld: how many there are at most; 0: any
+// number, and p is 0.
+template <class T, int kHeld, class Body>
+__device__ __forceinline__ void for_packs(const Team& team, Column<kHeld> cols, const Body& body) {
+  constexpr int kCount = Pack<T>::kCount;
+  if constexpr (kHeld > 0) {
+    ZG_UNROLL
+    for (int p = 0; p < kHeld; ++p) {
+      const int c = (p * team.threads + team.thread) * kCount;
+      if (c < cols) body(p, c);
+    }
+  } else {
+    ZG_NO_UNROLL
+    for (std::int64_t c = team.thread * kCount; c < cols; c += team.threads * kCount) body(0, c);
+  }
+}
+
+// A thread's part of a row, held in registers, or (kHeld = 0) loaded again wherever it is asked for.
+template <class T, int kHeld>
+class RowPart {
+ public:
+  __device__ __forceinline__ RowPart(const T* row, const Team& team, Column<kHeld> cols, bool whole)
+      : row_(row), cols_(cols), whole_(whole) {
+    if constexpr (kHeld > 0) {
+      // Two loops, so that the loads of the usual one stand together.
+      if (whole) {
+        for_packs<T, kHeld>(team, cols, [&](int p, int c) { held_[p] = load_held(row + c); });
+      } else {
+        for_packs<T, kHeld>(team, cols, [&](int p, int c) { held_[p] = load_part(row, c, cols, false); });
+      }
+    }
+  }
+  __device__ __forceinline__ Held<T> at(int p, Column<kHeld> c) const {
+    if constexpr (kHeld > 0) {
+      return held_[p];
+    } else {
+      return load_part(row_, c, cols_, whole_);
+    }
+  }
+
+ private:
+  const T* row_;
+  Column<kHeld> cols_;
+  bool whole_;
+  Held<T> held_[kHeld > 0 ? kHeld : 1];
+};
+
+// Rows [begin, end) of group g of so many.
+struct RowGroup {
+  std::int64_t begin, end;
+};
+__device__ __forceinline__ RowGroup row_group(std::int64_t rows, std::int64_t g, std::int64_t groups) {
+  return {rows * g / groups, rows * (g + 1) / groups};
+}
+
+}  // namespace zg::cuda

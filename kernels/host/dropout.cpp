@@ -1,0 +1,43 @@
+// Dropout: what is left out is a function of the key, the counter and the element's number alone.
+#include "ziggurat/kernels/dropout.hpp"
+
+#include "kernels/host/elementwise.hpp"
+#include "kernels/host/spans.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/philox.hpp"
+
+namespace zg::host {
+
+template <class T>
+void dropout(Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y) {
+  using A = Acc<T>;
+  ZG_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "dropout of rate {}", dropout.rate);
+  ZG_ASSERT_EQ(dropout.first_element % 4, 0);
+  const std::uint64_t threshold = kernels::dropout_threshold(dropout);
+  const A scale = kernels::dropout_scale<A>(dropout);
+  const Extent whole = flattened(extent, x, y);
+  for_spans(whole, [&](std::int64_t r, std::int64_t c, std::int64_t n) {
+    const T* from = x.row(r) + c;
+    T* to = y.row(r) + c;
+    const auto first = static_cast<std::uint64_t>(dropout.first_element + r * whole.cols + c);
+    Philox4 words = {};
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::uint64_t element = first + static_cast<std::uint64_t>(i), block = element / 4;
+      if (i == 0 || element % 4 == 0) {
+        words = philox4x32_10(
+            {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+             static_cast<std::uint32_t>(dropout.counter), static_cast<std::uint32_t>(dropout.counter >> 32)},
+            {dropout.key.key[0], dropout.key.key[1]});
+      }
+      const A kept = static_cast<A>(from[i]) * scale;
+      to[i] = static_cast<T>(words[element % 4] >= threshold ? kept : A{0});
+    }
+  });
+}
+
+template void dropout(Extent, Strided<const float>, const Dropout&, Strided<float>);
+template void dropout(Extent, Strided<const bf16>, const Dropout&, Strided<bf16>);
+template void dropout(Extent, Strided<const fp16>, const Dropout&, Strided<fp16>);
+template void dropout(Extent, Strided<const double>, const Dropout&, Strided<double>);
+
+}  // namespace zg::host

@@ -1,0 +1,480 @@
+// The op set over a backend: checks operands when an op is submitted, finds the types, and hands raw pointers
+// on. What is right to ask of one device is so of all of them.
+//
+// A backend has a member function for each op, templates over the types, with the operands of the kernels
+// (kernels/host/elementwise.hpp, kernels/cuda/kernels.hpp) behind the stream.
+#pragma once
+#include "ziggurat/device/ops.hpp"
+#include "ziggurat/kernels/arguments.hpp"
+
+namespace zg {
+
+using namespace kernels;
+
+// What GemmOptions add to a product, as pointers; null: nothing.
+template <class In>
+struct Epilogue {
+  const In* bias = nullptr;
+  Strided<const In> addend, gelu_backward;
+  Strided<In> gelu_input;
+};
+
+namespace checked {
+
+inline DType acc_of(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+// A view must be what the op says it is.
+inline void expect(const View& v, const char* name, DType dtype, std::int64_t rows, std::int64_t cols) {
+  ZG_ASSERT(v.dtype == dtype && v.rows == rows && v.cols == cols, "{} is {} [{}, {}], expected {} [{}, {}]",
+            name, name_of(v.dtype), v.rows, v.cols, name_of(dtype), rows, cols);
+  ZG_ASSERT(v.data != nullptr || v.count() == 0, "{} is null", name);
+  ZG_ASSERT(v.ld >= v.cols || v.rows <= 1, "{}: rows of {} elements, {} apart", name, v.cols, v.ld);
+}
+
+// Calls f with a value of the storage type.
+template <class F>
+void with_type(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kF32:
+      return f(float{});
+    case DType::kBF16:
+      return f(bf16{});
+    case DType::kF16:
+      return f(fp16{});
+    case DType::kF64:
+      return f(double{});
+    default:
+      ZG_ASSERT(false, "no kernel for {}", name_of(dtype));
+  }
+}
+
+template <class T>
+Strided<T> strided(const View& v) {
+  return v.data == nullptr ? Strided<T>() : Strided<T>(v.as<T>(), v.ld);
+}
+
+inline Extent extent_of(const View& v) {
+  return {v.rows, v.cols};
+}
+
+inline void expect_dense(const View& v, const char* name, std::int64_t count) {
+  ZG_ASSERT(v.count() == count && (v.rows <= 1 || v.ld == v.cols),
+            "{} is [{}, {}] with rows {} apart, expected {} in one piece", name, v.rows, v.cols, v.ld, count);
+  ZG_ASSERT(v.data != nullptr || count == 0, "{} is null", name);
+}
+
+inline void expect_dense(const View& v, const char* name, DType dtype, std::int64_t count) {
+  ZG_ASSERT(v.dtype == dtype, "{} is {}, expected {}", name, name_of(v.dtype), name_of(dtype));
+  expect_dense(v, name, count);
+}
+
+}  // namespace checked
+
+template <class Backend>
+class CheckedOps : public Ops {
+ public:
+  template <class... Args>
+  explicit CheckedOps(Args&&... args) : backend_(std::forward<Args>(args)...) {}
+
+  std::int64_t row_groups() const override { return Backend::kRowGroups; }
+  std::int64_t logits_bytes() const override { return Backend::kLogitsBytes; }
+
+  void gemm(Stream& s, View a, View b, View c, const GemmOptions& options) override {
+    const std::int64_t m = c.rows, n = c.cols;
+    const bool ta = options.a == Trans::kYes, tb = options.b == Trans::kYes;
+    const std::int64_t k = ta ? a.rows : a.cols;
+    expect(a, "a", a.dtype, ta ? k : m, ta ? m : k);
+    expect(b, "b", a.dtype, tb ? n : k, tb ? k : n);
+    expect(c, "c", c.dtype, m, n);
+    check_epilogue(options, a.dtype, c);
+    const GemmShape shape{.m = m,
+                          .n = n,
+                          .k = k,
+                          .ta = options.a,
+                          .tb = options.b,
+                          .lda = a.ld,
+                          .ldb = b.ld,
+                          .ldc = c.ld,
+                          .accumulate = options.accumulate};
+    const auto submit = [&](auto in, auto out) {
+      using In = decltype(in);
+      using Out = decltype(out);
+      const Epilogue<In> epilogue{.bias = options.bias ? options.bias.as<In>() : nullptr,
+                                  .addend = checked::strided<In>(options.addend),
+                                  .gelu_backward = checked::strided<In>(options.gelu_backward),
+                                  .gelu_input = checked::strided<In>(options.gelu_input)};
+      backend_.template gemm<In, Out>(s, shape, a.as<In>(), b.as<In>(), c.as<Out>(), epilogue);
+    };
+    if (a.dtype == DType::kBF16 && c.dtype == DType::kBF16) return submit(bf16{}, bf16{});
+    if (a.dtype == DType::kBF16 && c.dtype == DType::kF32) return submit(bf16{}, float{});
+    if (a.dtype == DType::kF16 && c.dtype == DType::kF16) return submit(fp16{}, fp16{});
+    if (a.dtype == DType::kF16 && c.dtype == DType::kF32) return submit(fp16{}, float{});
+    if (a.dtype == DType::kF32 && c.dtype == DType::kF32) return submit(float{}, float{});
+    if (a.dtype == DType::kF64 && c.dtype == DType::kF64) return submit(double{}, double{});
+    ZG_ASSERT(false, "no product of {} into {}", name_of(a.dtype), name_of(c.dtype));
+  }
+
+  void layernorm(Stream& s, View x, View w, View b, double eps, View y, View stats) override {
+    const DType t = x.dtype;
+    expect(x, "x", t, x.rows, x.cols);
+    expect(w, "w", t, 1, x.cols);
+    expect(b, "b", t, 1, x.cols);
+    expect(y, "y", t, x.rows, x.cols);
+    expect(stats, "stats", checked::acc_of(t), x.rows, 2);
+    checked::with_type(t, [&](auto type) {
+      using T = decltype(type);
+      const LayerNorm<T> args{.x = checked::strided<T>(x),
+                              .w = w.as<T>(),
+                              .b = b.as<T>(),
+                              .eps = eps,
+                              .y = checked::strided<T>(y),
+                              .stats = checked::strided<Acc<T>>(stats)};
+      backend_.template layernorm<T>(s, checked::extent_of(x), args);
+    });
+  }
+
+  void layernorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View db,
+                          View scratch) override {
+    const DType t = x.dtype, a = checked::acc_of(t);
+    expect(x, "x", t, x.rows, x.cols);
+    expect(dy, "dy", t, x.rows, x.cols);
+    expect(w, "w", t, 1, x.cols);
+    expect(stats, "stats", a, x.rows, 2);
+    expect(dx, "dx", t, x.rows, x.cols);
+    expect(dw, "dw", a, 1, x.cols);
+    expect(db, "db", a, 1, x.cols);
+    expect(scratch, "scratch", a, row_groups(), 2 * x.cols);
+    checked::with_type(t, [&](auto type) {
+      using T = decltype(type);
+      using A = Acc<T>;
+      const LayerNormBackward<T> args{.dy = checked::strided<T>(dy),
+                                      .x = checked::strided<T>(x),
+                                      .w = w.as<T>(),
+                                      .stats = checked::strided<A>(stats),
+                                      .dx = checked::strided<T>(dx),
+                                      .dw = dw.as<A>(),
+                                      .db = db.as<A>(),
+                                      .scratch = checked::strided<A>(scratch)};
+      backend_.template layernorm_backward<T>(s, checked::extent_of(x), args);
+    });
+  }
+
+  void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats) override {
+    const DType t = x.dtype;
+    expect(x, "x", t, x.rows, x.cols);
+    expect(w, "w", t, 1, x.cols);
+    expect(y, "y", t, x.rows, x.cols);
+    expect(stats, "stats", checked::acc_of(t), x.rows, 1);
+    checked::with_type(t, [&](auto type) {
+      using T = decltype(type);
+      const RmsNorm<T> args{.x = checked::strided<T>(x),
+                            .w = w.as<T>(),
+                            .eps = eps,
+                            .y = checked::strided<T>(y),
+                            .stats = checked::strided<Acc<T>>(stats)};
+      backend_.template rmsnorm<T>(s, checked::extent_of(x), args);
+    });
+  }
+
+  void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw,
+                        View scratch) override {
+    const DType t = x.dtype, a = checked::acc_of(t);
+    expect(x, "x", t, x.rows, x.cols);
+    expect(dy, "dy", t, x.rows, x.cols);
+    expect(w, "w", t, 1, x.cols);
+    expect(stats, "stats", a, x.rows, 1);
+    expect(dx, "dx", t, x.rows, x.cols);
+    expect(dw, "dw", a, 1, x.cols);
+    // The scratch of a LayerNorm serves as well.
+    ZG_ASSERT_GE(scratch.cols, x.cols);
+    expect(scratch, "scratch", a, row_groups(), scratch.cols);
+    checked::with_type(t, [&](auto type) {
+      using T = decltype(type);
+      using A = Acc<T>;
+      const RmsNormBackward<T> args{.dy = checked::strided<T>(dy),
+                                    .x = checked::strided<T>(x),
+                                    .w = w.as<T>(),
+                                    .stats = checked::strided<A>(stats),
+                                    .dx = checked::strided<T>(dx),
+                                    .dw = dw.as<A>(),
+                                    .scratch = checked::strided<A>(scratch)};
+      backend_.template rmsnorm_backward<T>(s, checked::extent_of(x), args);
+    });
+  }
+
+  void gelu(Stream& s, View x, View y) override {
+    expect(x, "x", x.dtype, x.rows, x.cols);
+    expect(y, "y", x.dtype, x.rows, x.cols);
+    checked::with_type(x.dtype, [&](auto type) {
+      using T = decltype(type);
+      backend_.template gelu<T>(s, checked::extent_of(x), checked::strided<T>(x), checked::strided<T>(y));
+    });
+  }
+
+  void gelu_backward(Stream& s, View x, View dy, View dx) override {
+    expect(x, "x", x.dtype, x.rows, x.cols);
+    expect(dy, "dy", x.dtype, x.rows, x.cols);
+    expect(dx, "dx", x.dtype, x.rows, x.cols);
+    checked::with_type(x.dtype, [&](auto type) {
+      using T = decltype(type);
+      backend_.template gelu_backward<T>(s, checked::extent_of(x), checked::strided<T>(x),
+                                         checked::strided<T>(dy), checked::strided<T>(dx));
+    });
+  }
+
+  void swiglu(Stream& s, View gate_up, View y) override {
+    expect(y, "y", y.dtype, y.rows, y.cols);
+    expect(gate_up, "gate_up", y.dtype, y.rows, 2 * y.cols);
+    checked::with_type(y.dtype, [&](auto type) {
+      using T = decltype(type);
+      backend_.template swiglu<T>(s, checked::extent_of(y), checked::strided<T>(gate_up),
+                                  checked::strided<T>(y));
+    });
+  }
+
+  void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up) override {
+    expect(dy, "dy", dy.dtype, dy.rows, dy.cols);
+    expect(gate_up, "gate_up", dy.dtype, dy.rows, 2 * dy.cols);
+    expect(d_gate_up, "d_gate_up", dy.dtype, dy.rows, 2 * dy.cols);
+    checked::with_type(dy.dtype, [&](auto type) {
+      using T = decltype(type);
+      backend_.template swiglu_backward<T>(s, checked::extent_of(dy), checked::strided<T>(gate_up),
+                                           checked::strided<T>(dy), checked::strided<T>(d_gate_up));
+    });
+  }
+
+  void rope(Stream& s, View x, std::int64_t time, std::int64_t heads, std::int64_t head_size, double theta,
+            bool inverse) override {
+    expect(x, "x", x.dtype, x.rows, x.cols);
+    ZG_ASSERT_GE(time, 1);
+    ZG_ASSERT_LE(heads * head_size, x.cols);
+    ZG_ASSERT_EQ(head_size % 2, 0);
+    checked::with_type(x.dtype, [&](auto type) {
+      using T = decltype(type);
+      backend_.template rope<T>(s, x.as<T>(), x.ld, x.rows, time, heads, head_size, theta, inverse);
+    });
+  }
+
+  void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse, View scratch) override {
+    expect_attention(qkv, shape, o, lse, scratch);
+    checked::with_type(qkv.dtype, [&](auto type) {
+      using T = decltype(type);
+      backend_.template attention<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld, lse.as<Acc<T>>(),
+                                     scratch.data);
+    });
+  }
+
+  void attention_backward(Stream& s, View qkv, View o, View lse, View d_o, const AttentionShape& shape,
+                          View dqkv, View scratch) override {
+    expect_attention(qkv, shape, o, lse, scratch);
+    expect(d_o, "d_o", o.dtype, o.rows, o.cols);
+    expect(dqkv, "dqkv", qkv.dtype, qkv.rows, qkv.cols);
+    checked::with_type(qkv.dtype, [&](auto type) {
+      using T = decltype(type);
+      backend_.template attention_backward<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld,
+                                              lse.as<Acc<T>>(), d_o.as<T>(), d_o.ld, dqkv.as<T>(), dqkv.ld,
+                                              scratch.data);
+    });
+  }
+
+  std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const override {
+    return backend_.attention_scratch_bytes(dtype, shape);
+  }
+
+  void add(Stream& s, View a, View b, View out) override {
+    expect(a, "a", a.dtype, a.rows, a.cols);
+    expect(b, "b", a.dtype, a.rows, a.cols);
+    expect(out, "out", a.dtype, a.rows, a.cols);
+    checked::with_type(a.dtype, [&](auto type) {
+      using T = decltype(type);
+      backend_.template add<T>(s, checked::extent_of(a), checked::strided<T>(a), checked::strided<T>(b),
+                               checked::strided<T>(out));
+    });
+  }
+
+  void dropout(Stream& s, View x, const Dropout& dropout, View y) override {
+    expect(x, "x", x.dtype, x.rows, x.cols);
+    expect(y, "y", x.dtype, x.rows, x.cols);
+    ZG_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "a dropout of {}", dropout.rate);
+    ZG_ASSERT_EQ(dropout.first_element % 4, 0);
+    checked::with_type(x.dtype, [&](auto type) {
+      using T = decltype(type);
+      backend_.template dropout<T>(s, checked::extent_of(x), checked::strided<T>(x), dropout, checked::strided<T>(y));
+    });
+  }
+
+  void bias_backward(Stream& s, View dy, View db, View scratch) override {
+    const DType a = checked::acc_of(dy.dtype);
+    expect(dy, "dy", dy.dtype, dy.rows, dy.cols);
+    expect(db, "db", a, 1, dy.cols);
+    ZG_ASSERT_GE(scratch.cols, dy.cols);
+    expect(scratch, "scratch", a, row_groups(), scratch.cols);
+    checked::with_type(dy.dtype, [&](auto type) {
+      using T = decltype(type);
+      using A = Acc<T>;
+      backend_.template bias_backward<T>(s, checked::extent_of(dy), checked::strided<T>(dy), db.as<A>(),
+                                         checked::strided<A>(scratch));
+    });
+  }
+
+  void embedding(Stream& s, View ids, View wte, View wpe, std::int64_t time, View out) override {
+    const DType t = out.dtype;
+    ZG_ASSERT_GE(time, 1);
+    expect(ids, "ids", DType::kI32, 1, out.rows);
+    expect(wte, "wte", t, wte.rows, out.cols);
+    if (wpe) expect(wpe, "wpe", t, wpe.rows, out.cols);
+    expect(out, "out", t, out.rows, out.cols);
+    checked::with_type(t, [&](auto type) {
+      using T = decltype(type);
+      const Embedding<T> args{.ids = ids.as<std::int32_t>(),
+                              .vocabulary = wte.rows,
+                              .positions = wpe.rows,
+                              .time = time,
+                              .wte = checked::strided<T>(wte),
+                              .wpe = checked::strided<T>(wpe),
+                              .out = checked::strided<T>(out)};
+      backend_.template embedding<T>(s, checked::extent_of(out), args);
+    });
+  }
+
+  void embedding_backward(Stream& s, View ids, View dout, std::int64_t time, View dwte, View dwpe) override {
+    const DType a = checked::acc_of(dout.dtype);
+    ZG_ASSERT_GE(time, 1);
+    expect(ids, "ids", DType::kI32, 1, dout.rows);
+    expect(dout, "dout", dout.dtype, dout.rows, dout.cols);
+    expect(dwte, "dwte", a, dwte.rows, dout.cols);
+    if (dwpe) expect(dwpe, "dwpe", a, dwpe.rows, dout.cols);
+    checked::with_type(dout.dtype, [&](auto type) {
+      using T = decltype(type);
+      using A = Acc<T>;
+      const EmbeddingBackward<T> args{.ids = ids.as<std::int32_t>(),
+                                      .vocabulary = dwte.rows,
+                                      .positions = dwpe.rows,
+                                      .time = time,
+                                      .dout = checked::strided<T>(dout),
+                                      .dwte = checked::strided<A>(dwte),
+                                      .dwpe = checked::strided<A>(dwpe)};
+      backend_.template embedding_backward<T>(s, checked::extent_of(dout), args);
+    });
+  }
+
+  void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits, View scratch,
+                     double scale) override {
+    const DType t = dlogits ? dlogits.dtype : logits.dtype;
+    expect(logits, "logits", checked::acc_of(t), logits.rows, logits.cols);
+    expect(targets, "targets", DType::kI32, 1, logits.rows);
+    expect(loss_sum, "loss_sum", DType::kF64, 1, 1);
+    expect(scratch, "scratch", DType::kF64, 1, kSumPartials);
+    if (dlogits) expect(dlogits, "dlogits", t, logits.rows, logits.cols);
+    checked::with_type(t, [&](auto type) {
+      using T = decltype(type);
+      const CrossEntropy<T> args{.logits = checked::strided<Acc<T>>(logits),
+                                 .targets = targets.as<std::int32_t>(),
+                                 .loss_sum = loss_sum.as<double>(),
+                                 .dlogits = checked::strided<T>(dlogits),
+                                 .scale = scale};
+      backend_.template cross_entropy<T>(s, checked::extent_of(logits), args, scratch.as<double>());
+    });
+  }
+
+  void zero(Stream& s, View x) override {
+    expect(x, "x", x.dtype, x.rows, x.cols);
+    const auto size = static_cast<std::int64_t>(size_of(x.dtype));
+    backend_.zero(s, {x.rows, x.cols * size}, {static_cast<char*>(x.data), x.ld * size});
+  }
+
+  void cast(Stream& s, View in, View out) override {
+    expect(in, "in", in.dtype, in.rows, in.cols);
+    expect(out, "out", out.dtype, in.rows, in.cols);
+    checked::with_type(in.dtype, [&](auto from) {
+      checked::with_type(out.dtype, [&](auto to) {
+        using In = decltype(from);
+        using Out = decltype(to);
+        backend_.template cast<In, Out>(s, checked::extent_of(in), checked::strided<In>(in),
+                                        checked::strided<Out>(out));
+      });
+    });
+  }
+
+  void finish_gradient(Stream& s, View accumulator, View out, View norm_sq, View scratch) override {
+    const std::int64_t n = accumulator.count();
+    checked::expect_dense(accumulator, "accumulator", n);
+    checked::expect_dense(out, "out", n);
+    expect(norm_sq, "norm_sq", DType::kF64, 1, 1);
+    expect(scratch, "scratch", DType::kF64, 1, kSumPartials);
+    const auto submit = [&](auto from, auto to) {
+      using In = decltype(from);
+      using Out = decltype(to);
+      backend_.template finish_gradient<In, Out>(s, n, accumulator.as<In>(), out.as<Out>(),
+                                                 norm_sq.as<double>(), scratch.as<double>());
+    };
+    if (accumulator.dtype == DType::kF32 && out.dtype == DType::kBF16) return submit(float{}, bf16{});
+    if (accumulator.dtype == DType::kF32 && out.dtype == DType::kF16) return submit(float{}, fp16{});
+    if (accumulator.dtype == DType::kF32 && out.dtype == DType::kF32) return submit(float{}, float{});
+    if (accumulator.dtype == DType::kF64 && out.dtype == DType::kF64) return submit(double{}, double{});
+    ZG_ASSERT(false, "no gradient from {} to {}", name_of(accumulator.dtype), name_of(out.dtype));
+  }
+
+  void update(Stream& s, View grad, View weight, const OptimizerState& state, const StateFormat& format,
+              const UpdateParams& params) override {
+    const std::int64_t n = weight.count();
+    for (const View& x : {grad, weight}) checked::expect_dense(x, "an operand of update", n);
+    const bool split = format.master == MasterFormat::kSplit;
+    checked::expect_dense(state.master, "the master", split ? DType::kU16 : format.full, n);
+    const DType moment = format.moments == MomentFormat::kInt8   ? DType::kU8
+                         : format.moments == MomentFormat::kBf16 ? DType::kBF16
+                                                                 : format.full;
+    UpdateArrays arrays{.grad = grad.data,
+                        .grad_type = grad.dtype,
+                        .weight = weight.data,
+                        .weight_type = weight.dtype,
+                        .master = state.master.data};
+    for (int i = 0; i < format.moment_count; ++i) {
+      checked::expect_dense(state.moment[i], "a moment", moment, n);
+      arrays.moment[i] = state.moment[i].data;
+      if (format.moments != MomentFormat::kInt8) continue;
+      checked::expect_dense(state.scale[i], "the scales of a moment", DType::kF32,
+                            (n + kQuantBlock - 1) / kQuantBlock);
+      arrays.scale[i] = state.scale[i].as<float>();
+    }
+    backend_.update(s, n, arrays, format, params);
+  }
+
+ private:
+  static void expect(const View& v, const char* name, DType dtype, std::int64_t rows, std::int64_t cols) {
+    checked::expect(v, name, dtype, rows, cols);
+  }
+  void expect_attention(const View& qkv, const AttentionShape& shape, const View& o, const View& lse,
+                        const View& scratch) const {
+    const std::int64_t tokens = shape.batch * shape.time;
+    ZG_ASSERT_GE(shape.kv_heads, 1);
+    ZG_ASSERT_EQ(shape.heads % shape.kv_heads, 0);
+    expect(qkv, "qkv", qkv.dtype, tokens, (shape.heads + 2 * shape.kv_heads) * shape.head_size);
+    expect(o, "o", qkv.dtype, tokens, shape.heads * shape.head_size);
+    expect(lse, "lse", checked::acc_of(qkv.dtype), shape.batch * shape.heads, shape.time);
+    checked::expect_dense(lse, "lse", lse.count());
+    const std::int64_t bytes = attention_scratch_bytes(qkv.dtype, shape);
+    ZG_ASSERT(scratch.count() >= bytes && (scratch.data != nullptr || bytes == 0),
+              "attention needs {} bytes of scratch, given {}", bytes, scratch.count());
+  }
+  static void check_epilogue(const GemmOptions& o, DType t, const View& c) {
+    const bool any = o.bias || o.addend || o.gelu_input || o.gelu_backward;
+    if (!any) return;
+    ZG_ASSERT(!o.accumulate, "what is added to a product would be added once more with every accumulation");
+    if (o.bias) expect(o.bias, "bias", t, 1, c.cols);
+    for (const View& v : {o.addend, o.gelu_input, o.gelu_backward}) {
+      if (!v) continue;
+      expect(v, "an operand of the epilogue", t, c.rows, c.cols);
+      expect(c, "c", t, c.rows, c.cols);
+      ZG_ASSERT(v.data != c.data, "an operand of the epilogue is C itself");
+    }
+    ZG_ASSERT(!o.addend + !o.gelu_input + !o.gelu_backward >= 2, "more than one of addend and gelu");
+    ZG_ASSERT(!o.gelu_backward || !o.bias, "a bias has no place in a backward");
+  }
+
+  Backend backend_;
+};
+
+}  // namespace zg

@@ -1,0 +1,77 @@
+#include "device/cuda/attention.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
+
+namespace zg::cuda {
+namespace {
+
+bool wants_cudnn(AttentionKernel wanted, bool deterministic) {
+  return wanted == AttentionKernel::kCudnn || (wanted == AttentionKernel::kAuto && !deterministic);
+}
+
+}  // namespace
+
+Attention::Attention(AttentionKernel wanted, bool deterministic)
+    : wanted_(wanted), deterministic_(deterministic) {
+  if (wants_cudnn(wanted, deterministic)) cudnn_ = make_cudnn_attention(&why_);
+  if (wanted != AttentionKernel::kCudnn || cudnn_ != nullptr) return;
+  throw Error(Errc::kDevice, "cuda.attention", "is \"cudnn\", which is not there: " + why_,
+              "install cuDNN 9 and build with its frontend's headers, or say \"auto\" or \"own\"");
+}
+
+Attention::Attention(AttentionKernel wanted, bool deterministic, std::unique_ptr<CudnnAttention> cudnn,
+                     std::string why)
+    : wanted_(wanted), deterministic_(deterministic), cudnn_(std::move(cudnn)), why_(std::move(why)) {}
+
+CudnnProblem Attention::problem(DType dtype, const AttentionShape& shape) const {
+  const std::int64_t ld_o = shape.heads * shape.head_size;
+  const std::int64_t ld_qkv = ld_o + 2 * shape.kv_heads * shape.head_size;
+  return {.shape = shape,
+          .dtype = dtype,
+          .ld_qkv = ld_qkv,
+          .ld_o = ld_o,
+          .ld_do = ld_o,
+          .ld_dqkv = ld_qkv,
+          .deterministic = deterministic_};
+}
+
+bool Attention::by_cudnn(const CudnnProblem& p) {
+  if (cudnn_ == nullptr) return false;
+  const AttentionShape& s = p.shape;
+  const Key key{p.dtype, s.batch, s.time, s.heads, s.kv_heads, s.head_size};
+  std::lock_guard lock(mutex_);
+  const auto known = choices_.find(key);
+  if (known != choices_.end()) return known->second;
+  std::string why;
+  const bool takes = cudnn_->supports(p, &why);
+  if (!takes && wanted_ == AttentionKernel::kCudnn) {
+    throw Error(Errc::kDevice, "cuda.attention",
+                fmt::format("is \"cudnn\", which does not take {} heads of {} ({}) over {} tokens: {}",
+                            s.heads, s.head_size, name_of(p.dtype), s.time, why),
+                "say \"auto\" or \"own\"");
+  }
+  if (!takes) log::info("attention by our own kernel: cuDNN does not take this shape ({})", why);
+  choices_.emplace(key, takes);
+  return takes;
+}
+
+std::int64_t Attention::scratch_bytes(DType dtype, const AttentionShape& shape) {
+  const std::int64_t own = attention_scratch_bytes(shape, dtype == DType::kF64 ? 8 : 4);
+  if (dtype != DType::kBF16 && dtype != DType::kF16) return own;
+  const CudnnProblem p = problem(dtype, shape);
+  if (!by_cudnn(p)) return own;
+  return std::max(cudnn_->forward_workspace_bytes(p), cudnn_->backward_workspace_bytes(p));
+}
+
+std::string Attention::describe() const {
+  if (cudnn_ == nullptr) return "own attention";
+  const std::int64_t v = cudnn_->version();
+  return fmt::format("attention by cuDNN {}.{}.{} where it takes the shape", v / 10000, v / 100 % 100,
+                     v % 100);
+}
+
+}  // namespace zg::cuda

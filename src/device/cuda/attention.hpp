@@ -1,0 +1,80 @@
+// Which attention a device uses for which shape: cuDNN's or our own. Decided once for each, before anything is
+// allocated for it, so that a run stays with one of them.
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "device/cuda/cudnn_attention.hpp"
+#include "kernels/cuda/kernels.hpp"
+#include "ziggurat/device/cuda.hpp"
+
+namespace zg::cuda {
+
+class Attention {
+ public:
+  // Throws Error(kDevice) when cuDNN is asked for by name and is not there. Where nothing is asked for, cuDNN's is
+  // taken when sums need not have a fixed order: its deterministic backward takes memory by the square of time.
+  Attention(AttentionKernel wanted, bool deterministic);
+  // Another's, for tests.
+  Attention(AttentionKernel wanted, bool deterministic, std::unique_ptr<CudnnAttention> cudnn, std::string why);
+
+  std::int64_t scratch_bytes(DType dtype, const AttentionShape& shape);
+  // scratch: scratch_bytes(). Throws Error(kDevice).
+  template <class T>
+  void forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
+               std::int64_t ld_o, Acc<T>* lse, void* scratch);
+  template <class T>
+  void backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, const T* o,
+                std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
+                std::int64_t ld_dqkv, void* scratch);
+  std::string describe() const;
+
+ private:
+  // Whether cuDNN is used. Throws when it must be and cannot.
+  bool by_cudnn(const CudnnProblem& problem);
+  CudnnProblem problem(DType dtype, const AttentionShape& shape) const;
+
+  const AttentionKernel wanted_;
+  const bool deterministic_;
+  std::unique_ptr<CudnnAttention> cudnn_;  // null: not to be used, or not there
+  std::string why_;
+  std::mutex mutex_;
+  using Key = std::tuple<DType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+  std::map<Key, bool> choices_;
+};
+
+template <class T>
+void Attention::forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
+                        std::int64_t ld_o, Acc<T>* lse, void* scratch) {
+  if constexpr (sizeof(T) == 2) {
+    CudnnProblem p = problem(dtype_of<T>, shape);
+    if (by_cudnn(p)) {
+      p.ld_qkv = ld_qkv;
+      p.ld_o = ld_o;
+      return cudnn_->forward(on.stream, p, qkv, o, lse, scratch);
+    }
+  }
+  cuda::attention<T>(on, shape, qkv, ld_qkv, o, ld_o, lse);
+}
+
+template <class T>
+void Attention::backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
+                         const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
+                         T* dqkv, std::int64_t ld_dqkv, void* scratch) {
+  if constexpr (sizeof(T) == 2) {
+    CudnnProblem p = problem(dtype_of<T>, shape);
+    if (by_cudnn(p)) {
+      p.ld_qkv = ld_qkv;
+      p.ld_o = ld_o;
+      p.ld_do = ld_do;
+      p.ld_dqkv = ld_dqkv;
+      return cudnn_->backward(on.stream, p, qkv, o, lse, d_o, dqkv, scratch);
+    }
+  }
+  cuda::attention_backward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, scratch);
+}
+
+}  // namespace zg::cuda

@@ -1,0 +1,22 @@
+// A CUDA device over the seam to CUDA's libraries (runtime.hpp, blas.hpp).
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "device/cuda/blas.hpp"
+#include "device/cuda/runtime.hpp"
+#include "ziggurat/device/cuda.hpp"
+
+namespace zg::cuda {
+
+using MakeBlas =
+    std::function<std::unique_ptr<Blas>(Runtime& runtime, int device, const BlasOptions& options)>;
+
+// Throws as make_cuda_device() does.
+std::unique_ptr<Device> make_device(const CudaOptions& options, std::unique_ptr<Runtime> runtime,
+                                    const MakeBlas& make_blas);
+
+// What makes a GPU unfit, and what to do about it; empty: it is fit.
+std::string unfit(const DeviceInfo& info);
+
+}  // namespace zg::cuda

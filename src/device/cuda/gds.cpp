@@ -1,0 +1,258 @@
+#include "device/cuda/gds.hpp"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/types.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <utility>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
+
+namespace zg::cuda {
+namespace {
+
+// cuFile's types, as its documentation gives them (cuFile API reference, 4.1): few toolkits bring its header.
+struct Status {
+  int error;  // 0, or above kFirstError
+  int cuda;   // where `error` is kCudaError: a CUresult
+};
+constexpr int kFirstError = 5000, kCudaError = 5011;
+struct Descriptor {
+  int type;
+  union {
+    int fd;
+    void* handle;
+  };
+  const void* operations;
+};
+constexpr int kTypeFd = 1;
+struct Properties {
+  struct {
+    unsigned major, minor;
+    std::size_t poll_threshold, max_direct_io;
+    unsigned status, control;
+  } driver;
+  unsigned features, max_device_cache, buffer_cache, max_pinned, max_batch, batch_timeout_ms;
+  unsigned spare[32];  // of versions to come
+};
+constexpr unsigned kFeatureP2p = 1u << 4;
+
+const char* text_of(int error) {
+  switch (error) {
+    case 5001:
+      return "the driver nvidia-fs is not loaded, and compatibility mode is off";
+    case 5004:
+      return "the driver nvidia-fs has another version";
+    case 5005:
+      return "the version of nvidia-fs cannot be read";
+    case 5007:
+      return "this platform is not supported";
+    case 5008:
+      return "this file system is not supported";
+    case 5009:
+      return "this GPU is not supported";
+    case 5010:
+      return "nvidia-fs failed";
+    case 5012:
+    case 5013:
+      return "this is no device memory";
+    case 5014:
+      return "it passes the end of the memory";
+    case 5018:
+      return "this kind of file is not supported";
+    case 5019:
+    case 5020:
+      return "the file was not opened with O_DIRECT";
+    case 5022:
+      return "an invalid argument";
+    case 5023:
+      return "the memory is registered already";
+    case 5024:
+      return "the memory is not registered";
+    case 5025:
+      return "permission denied";
+    case 5027:
+      return "the file is not registered";
+    case 5028:
+      return "the file is registered already";
+    case 5034:
+      return "its configuration (cufile.json) forbids this file";
+    case 5036:
+      return "device memory could not be pinned";
+    default:
+      return "it failed";
+  }
+}
+
+std::string text_of(const Status& status) {
+  if (status.error == kCudaError) return fmt::format("CUDA refused it (CUresult {})", status.cuda);
+  return fmt::format("{} (cuFile error {})", text_of(status.error), status.error);
+}
+
+}  // namespace
+
+struct Gds::Library {
+  void* handle = nullptr;
+  Status (*driver_open)() = nullptr;
+  Status (*driver_close)() = nullptr;
+  Status (*properties)(Properties*) = nullptr;
+  Status (*open_file)(void**, Descriptor*) = nullptr;
+  void (*close_file)(void*) = nullptr;
+  Status (*register_buffer)(const void*, std::size_t, int) = nullptr;
+  Status (*unregister_buffer)(const void*) = nullptr;
+  ssize_t (*read)(void*, void*, std::size_t, off_t, off_t) = nullptr;
+  ssize_t (*write)(void*, const void*, std::size_t, off_t, off_t) = nullptr;
+  bool is_open = false;
+
+  template <class Function>
+  bool find(Function& into, const char* name) {
+    into = reinterpret_cast<Function>(dlsym(handle, name));
+    return into != nullptr;
+  }
+  // The name of what is missing, if anything is.
+  const char* find_all() {
+    if (!find(driver_open, "cuFileDriverOpen")) return "cuFileDriverOpen";
+    if (!find(driver_close, "cuFileDriverClose_v2") && !find(driver_close, "cuFileDriverClose"))
+      return "cuFileDriverClose";
+    if (!find(properties, "cuFileDriverGetProperties")) return "cuFileDriverGetProperties";
+    if (!find(open_file, "cuFileHandleRegister")) return "cuFileHandleRegister";
+    if (!find(close_file, "cuFileHandleDeregister")) return "cuFileHandleDeregister";
+    if (!find(register_buffer, "cuFileBufRegister")) return "cuFileBufRegister";
+    if (!find(unregister_buffer, "cuFileBufDeregister")) return "cuFileBufDeregister";
+    if (!find(read, "cuFileRead")) return "cuFileRead";
+    if (!find(write, "cuFileWrite")) return "cuFileWrite";
+    return nullptr;
+  }
+  ~Library() {
+    if (is_open) {
+      const Status status = driver_close();
+      if (status.error != 0) log::warning("cuFile: closing its driver: {}", text_of(status));
+    }
+    // The library stays: it has threads of its own, which may outlive its driver.
+  }
+};
+
+Gds::Gds(std::unique_ptr<Library> library) : library_(std::move(library)) {}
+Gds::~Gds() = default;
+
+std::unique_ptr<Gds> Gds::load(std::string* why, const std::string& name) {
+  auto library = std::make_unique<Library>();
+  library->handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library->handle == nullptr) {
+    const char* text = dlerror();
+    *why = fmt::format("GPUDirect Storage is not installed: {}", text != nullptr ? text : name.c_str());
+    return nullptr;
+  }
+  if (const char* missing = library->find_all()) {
+    *why = fmt::format("{} has no function {}", name, missing);
+    dlclose(library->handle);
+    return nullptr;
+  }
+  if (const Status status = library->driver_open(); status.error != 0) {
+    *why = fmt::format("cuFile's driver cannot be opened: {}", text_of(status));
+    return nullptr;
+  }
+  library->is_open = true;
+  return std::unique_ptr<Gds>(new Gds(std::move(library)));
+}
+
+std::string Gds::describe() const {
+  Properties p{};
+  const Status status = library_->properties(&p);
+  if (status.error != 0) return fmt::format("unknown: {}", text_of(status));
+  if (p.driver.major != 0 || p.driver.minor != 0)
+    return fmt::format("nvidia-fs {}.{}", p.driver.major, p.driver.minor);
+  return (p.features & kFeatureP2p) != 0 ? "the kernel's PCI P2PDMA, where file and drive allow it"
+                                         : "compatibility mode";
+}
+
+Gds::File::File(File&& other) noexcept : gds_(other.gds_), handle_(std::exchange(other.handle_, nullptr)) {}
+Gds::File& Gds::File::operator=(File&& other) noexcept {
+  std::swap(gds_, other.gds_);
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+Gds::File::~File() {
+  if (handle_ != nullptr) gds_->library_->close_file(handle_);
+}
+
+Gds::File Gds::open(int fd, std::string* why) const {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0) {
+    *why = errno_text(errno);
+    return {};
+  }
+  if ((flags & O_DIRECT) == 0) {
+    *why = text_of(5020);
+    return {};
+  }
+  Descriptor descriptor{};
+  descriptor.type = kTypeFd;
+  descriptor.fd = fd;
+  void* handle = nullptr;
+  const Status status = library_->open_file(&handle, &descriptor);
+  if (status.error != 0) {
+    *why = text_of(status);
+    return {};
+  }
+  return File(this, handle);
+}
+
+namespace {
+
+// Until all is moved, nothing more comes, or it fails. -1: errno says by what; below: cuFile's error,
+// negated.
+template <class Move>
+Gds::Result move_all(std::int64_t bytes, const Move& move) {
+  Gds::Result result;
+  while (result.bytes < bytes) {
+    const ssize_t n = move(result.bytes, static_cast<std::size_t>(bytes - result.bytes));
+    if (n > 0) {
+      result.bytes += n;
+    } else if (n == 0) {
+      break;
+    } else if (n == -1 && errno == EINTR) {
+      continue;
+    } else {
+      const auto error = static_cast<int>(-n);
+      result.error = error > kFirstError ? text_of(Status{error, 0}) : errno_text(errno);
+      break;
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+Gds::Result Gds::read(const File& file, std::int64_t offset, std::int64_t bytes, void* device,
+                      std::int64_t device_offset) const {
+  ZG_ASSERT(file, "a file that is not open");
+  return move_all(bytes, [&](std::int64_t done, std::size_t left) {
+    return library_->read(file.handle_, device, left, offset + done, device_offset + done);
+  });
+}
+
+Gds::Result Gds::write(const File& file, std::int64_t offset, std::int64_t bytes, const void* device,
+                       std::int64_t device_offset) const {
+  ZG_ASSERT(file, "a file that is not open");
+  Result result = move_all(bytes, [&](std::int64_t done, std::size_t left) {
+    return library_->write(file.handle_, device, left, offset + done, device_offset + done);
+  });
+  if (result.bytes < bytes && result.error.empty()) result.error = "the file takes no more";
+  return result;
+}
+
+std::string Gds::register_buffer(void* device, std::int64_t bytes) const {
+  const Status status = library_->register_buffer(device, static_cast<std::size_t>(bytes), 0);
+  return status.error == 0 ? std::string() : text_of(status);
+}
+
+std::string Gds::unregister_buffer(void* device) const {
+  const Status status = library_->unregister_buffer(device);
+  return status.error == 0 ? std::string() : text_of(status);
+}
+
+}  // namespace zg::cuda

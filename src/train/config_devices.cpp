@@ -1,0 +1,60 @@
+// What the run trains on: "devices" and the section "cuda".
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "config_sections.hpp"
+#include "ziggurat/train/config.hpp"
+
+namespace zg::config {
+namespace {
+
+constexpr const char* kForms = "\"auto\" (a GPU where there is one), \"host\" or \"cuda:N\"";
+
+// The number behind "cuda:" or "host:"; none if there is no number.
+std::optional<int> number_after(const std::string& text, std::size_t at) {
+  int n = 0;
+  const char *begin = text.data() + at, *end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(begin, end, n);
+  if (error != std::errc() || stopped != end || begin == end || n < 0) return std::nullopt;
+  return n;
+}
+
+// The first GPU, if there is any that this build can use.
+bool has_gpu() {
+  return !list_gpus(nullptr).empty();
+}
+
+}  // namespace
+
+void read_devices(Section& root, RunConfig& run) {
+  const std::string text = root.text("devices", "auto");
+  DeviceConfig& out = run.device;
+  if (text == "auto") {
+    out.kind = has_gpu() ? DeviceConfig::Kind::kCuda : DeviceConfig::Kind::kHost;
+  } else if (text == "host" || text == "host:1") {
+    out.kind = DeviceConfig::Kind::kHost;
+  } else if (text == "cuda") {
+    out.kind = DeviceConfig::Kind::kCuda;
+  } else if (text.rfind("cuda:", 0) == 0 && text.find(',') == std::string::npos) {
+    const std::optional<int> n = number_after(text, 5);
+    if (!n) root.wrong("devices", kForms, "cuda:0 is the first GPU");
+    out.kind = DeviceConfig::Kind::kCuda;
+    out.index = *n;
+  } else {
+    const bool several = text.rfind("host:", 0) == 0 || text.rfind("cuda:", 0) == 0;
+    root.wrong("devices", kForms, several ? "a run trains on one device" : "ziggurat probe lists the GPUs");
+  }
+  auto cuda = root.section("cuda");
+  if (!cuda) return;
+  out.deterministic = cuda->boolean("deterministic", out.deterministic);
+  out.tf32 = cuda->boolean("tf32", out.tf32);
+  out.pin = cuda->boolean("pin", out.pin);
+  out.attention = cuda->choice("attention", AttentionKernel::kAuto,
+                               {{"auto", AttentionKernel::kAuto},
+                                {"own", AttentionKernel::kOwn},
+                                {"cudnn", AttentionKernel::kCudnn}});
+  cuda->finish();
+}
+
+}  // namespace zg::config

@@ -1,0 +1,111 @@
+// Attention in fp64, written plainly: the full softmax of the stored inputs, with the sums of magnitudes that
+// bound the errors of a computation in less.
+#pragma once
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "tests/cuda/harness.hpp"
+
+namespace zg::test {
+
+// The arithmetic's relative error of an operation. Tensor cores cut what they add, to fp32's 24 bits.
+template <class T>
+constexpr double arithmetic_error() {
+  return sizeof(T) == 2 ? 0x1p-23 : unit_roundoff<Acc<T>>();
+}
+
+struct AttentionReference {
+  // tiny: what a probability or a score's gradient may lose beside its relative rounding to T, in units of
+  // that.
+  template <class T>
+  AttentionReference(const AttentionShape& s, const Matrix<T>& qkv, const Matrix<T>& d_o)
+      : shape(s),
+        o(qkv.rows(), s.heads * s.head_size),
+        o_size(o),
+        dqkv(qkv.rows(), qkv.cols()),
+        dqkv_size(dqkv),
+        lse(static_cast<std::size_t>(s.batch * s.heads * s.time)),
+        tiny(least_error<T>() / unit_roundoff<T>()) {
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      for (std::int64_t h = 0; h < s.heads; ++h) {
+        for (std::int64_t i = 0; i < s.time; ++i) row(qkv, d_o, b, h, i);
+      }
+    }
+    terms = static_cast<double>(s.time * (s.heads / s.kv_heads) + 2 * s.head_size);
+  }
+
+  // |o - reference| <= this * o_size + half an ulp: probabilities are rounded to T (tensor cores), and sums
+  // have `terms` terms at most, with probabilities' own errors of `worst` roundings.
+  template <class T>
+  double o_bound() const {
+    return arithmetic_error<T>() * (worst + terms) + unit_roundoff<T>();
+  }
+  // The same for the gradients. A score's gradient, p * (dp - delta), is rounded to T; its delta is made of
+  // an o with o_bound()'s error and its own rounding: 4 roundings in all.
+  template <class T>
+  double dqkv_bound() const {
+    return arithmetic_error<T>() * (worst + terms) + 4 * unit_roundoff<T>();
+  }
+
+  AttentionShape shape;
+  Matrix<double> o, o_size, dqkv, dqkv_size;
+  std::vector<double> lse;
+  double worst = 0;  // relative error of a probability, in the arithmetic's roundings
+  double terms = 0, tiny = 0;
+
+ private:
+  template <class T>
+  void row(const Matrix<T>& qkv, const Matrix<T>& d_o, std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::int64_t size = shape.head_size, kv = h / (shape.heads / shape.kv_heads),
+                       first = b * shape.time;
+    const std::int64_t q_at = h * size, k_at = (shape.heads + kv) * size, v_at = k_at + shape.kv_heads * size;
+    const double scale = 1 / std::sqrt(static_cast<double>(size));
+    std::vector<double> p(static_cast<std::size_t>(i + 1)), dp(p), dp_size(p);
+    double max = -std::numeric_limits<double>::infinity(), sum = 0, error = 0;
+    for (std::int64_t j = 0; j <= i; ++j) {
+      double s = 0, magnitude = 0;
+      for (std::int64_t c = 0; c < size; ++c) {
+        const double product = qkv.get(first + i, q_at + c) * qkv.get(first + j, k_at + c);
+        s += product, magnitude += std::abs(product);
+      }
+      s *= scale;
+      // A score is rounded once for each term and when it is scaled; an exponential once for its argument.
+      error = std::max(error, (static_cast<double>(size) + 4) * magnitude * scale + 4 * std::abs(s));
+      max = std::max(max, s);
+      p[static_cast<std::size_t>(j)] = s;
+    }
+    for (double& s : p) sum += s = std::exp(s - max);
+    for (double& s : p) s /= sum;
+    const double log_sum = max + std::log(sum);
+    lse[static_cast<std::size_t>((b * shape.heads + h) * shape.time + i)] = log_sum;
+    // Of two scores (the maximum's, or the stored lse's), of lse, of some exponentials and of their sum.
+    worst = std::max(worst, 2 * error + 4 * std::abs(log_sum) + 8 + static_cast<double>(i + 1));
+    double delta = 0, delta_size = 0;
+    for (std::int64_t j = 0; j <= i; ++j) {
+      const auto at = static_cast<std::size_t>(j);
+      for (std::int64_t c = 0; c < size; ++c) {
+        const double v = qkv.get(first + j, v_at + c), g = d_o.get(first + i, q_at + c);
+        o.at(first + i, q_at + c) += p[at] * v;
+        o_size.at(first + i, q_at + c) += (p[at] + tiny) * std::abs(v);
+        dp[at] += g * v, dp_size[at] += std::abs(g * v);
+      }
+      delta += p[at] * dp[at], delta_size += (p[at] + tiny) * dp_size[at];
+    }
+    for (std::int64_t j = 0; j <= i; ++j) {
+      const auto at = static_cast<std::size_t>(j);
+      const double ds = p[at] * (dp[at] - delta) * scale,
+                   ds_size = ((p[at] + tiny) * (dp_size[at] + delta_size) + tiny) * scale;
+      for (std::int64_t c = 0; c < size; ++c) {
+        const double q = qkv.get(first + i, q_at + c), k = qkv.get(first + j, k_at + c);
+        const double g = d_o.get(first + i, q_at + c);
+        dqkv.at(first + i, q_at + c) += ds * k, dqkv_size.at(first + i, q_at + c) += ds_size * std::abs(k);
+        dqkv.at(first + j, k_at + c) += ds * q, dqkv_size.at(first + j, k_at + c) += ds_size * std::abs(q);
+        dqkv.at(first + j, v_at + c) += p[at] * g;
+        dqkv_size.at(first + j, v_at + c) += (p[at] + tiny) * std::abs(g);
+      }
+    }
+  }
+};
+
+}  // namespace zg::test

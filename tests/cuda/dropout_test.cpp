@@ -1,0 +1,77 @@
+// Dropout leaves out the same, and gives the same bits, as on the host.
+#include "tests/cuda/operand.hpp"
+
+namespace zg::test {
+namespace {
+
+template <class T>
+class CudaDropout : public testing::Test {};
+TYPED_TEST_SUITE(CudaDropout, StorageTypes);
+
+template <class T>
+void expect_bits_of_the_host(Extent extent, Layout layout, const Dropout& d, bool in_place) {
+  SCOPED_TRACE(testing::Message() << extent.rows << " x " << extent.cols << ", " << layout << ", rate "
+                                  << d.rate << ", first " << d.first_element
+                                  << (in_place ? ", in place" : ""));
+  Operand<T> x(extent.rows, extent.cols, layout), y(extent.rows, extent.cols, layout),
+      expected(extent.rows, extent.cols, layout);
+  auto random = generator(1);
+  x.fill_normal(random);
+  host::dropout<T>(extent, x.host_view(), d, expected.host_view());
+  x.send(), y.send();
+  Operand<T>& out = in_place ? x : y;
+  cuda::dropout<T>(launch(), extent, x.read(), d, out.view());
+  out.fetch("y");
+  for (std::int64_t r = 0; r < extent.rows; ++r) {
+    for (std::int64_t c = 0; c < extent.cols; ++c) {
+      ASSERT_EQ(std::memcmp(&out.at(r, c), &expected.at(r, c), sizeof(T)), 0)
+          << r << ", " << c << ": " << out(r, c) << " and " << expected(r, c);
+    }
+  }
+}
+
+TYPED_TEST(CudaDropout, HasTheBitsOfTheHost) {
+  // Columns that begin rows in the middle of a block of Philox, of a pack, and of neither.
+  for (const std::int64_t cols : {1, 2, 4, 12, 43, 64, 1026, 4104}) {
+    for (const Layout layout : kLayouts) {
+      const Dropout d{.rate = 0.1, .key = {{0xdeadbeefu, 17}}, .counter = 3, .first_element = 8};
+      for (const bool in_place : {false, true}) {
+        expect_bits_of_the_host<TypeParam>({5, cols}, layout, d, in_place);
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TYPED_TEST(CudaDropout, HasTheBitsOfTheHostForAllParameters) {
+  for (const double rate : {0.0, 0.1, 1.0 / 3, 0.5, 0.999, 1 - 0x1p-53}) {
+    // An odd quarter of a pack, and blocks whose numbers pass 2^32.
+    for (const std::int64_t first : {std::int64_t{0}, std::int64_t{4}, (std::int64_t{1} << 34) - 8}) {
+      for (const std::uint64_t counter : {std::uint64_t{0}, std::uint64_t{0x1234'5678'9abc'def0ull}}) {
+        const Dropout d{.rate = rate, .key = {{7, 0x80000001u}}, .counter = counter, .first_element = first};
+        expect_bits_of_the_host<TypeParam>({3, 72}, {}, d, false);
+        expect_bits_of_the_host<TypeParam>({3, 72}, {8, 0}, d, false);
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TYPED_TEST(CudaDropout, WhatIsLeftOutIsZero) {
+  using T = TypeParam;
+  Operand<T> x(1, 64), y(1, 64);
+  x.fill(NAN).send(), y.fill(1).send();
+  const Dropout d{.rate = 0.5};
+  cuda::dropout<T>(launch(), {1, 64}, x.read(), d, y.view());
+  y.fetch("y");
+  std::int64_t zeros = 0;
+  for (std::int64_t c = 0; c < 64; ++c) {
+    EXPECT_TRUE(y(0, c) == 0 || std::isnan(y(0, c)));
+    zeros += y(0, c) == 0 ? 1 : 0;
+  }
+  EXPECT_GT(zeros, 0);
+  EXPECT_LT(zeros, 64);
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -1,0 +1,185 @@
+// GPUDirect Storage over a fake cuFile, found when the test runs as the real one is.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "device/cuda/arena.hpp"
+#include "device/cuda/gds.hpp"
+#include "tests/cuda/fake_runtime.hpp"
+#include "tests/cuda/programs/fake_cufile.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg::test {
+namespace {
+
+using cuda::Gds;
+
+class GdsOverFake : public testing::Test {
+ protected:
+  GdsOverFake() : arena_(runtime_, {.budget = 16 * kMiB}) {
+    void* library = dlopen(ZG_FAKE_CUFILE, RTLD_NOW);
+    ZG_ASSERT(library != nullptr, "{}", dlerror());
+    fake_ = static_cast<FakeCuFile*>(dlsym(library, "zg_fake_cufile"));
+    *fake_ = {.fail_open = 0,
+              .fail_file = 0,
+              .fail_buffer = 0,
+              .fail_transfer = 0,
+              .most_bytes = 0,
+              .nvfs_major = 2,
+              .features = 0,
+              .drivers = 0,
+              .files = 0,
+              .buffers = 0,
+              .transfers = 0,
+              .registered_transfers = 0};
+    std::string pattern = testing::TempDir() + "zg_gds_XXXXXX";
+    const int fd = mkstemp(pattern.data());
+    ZG_ASSERT(fd >= 0, "{}", errno_text(errno));
+    close(fd);
+    path_ = pattern;
+    fd_ = ::open(path_.c_str(), O_RDWR | O_DIRECT);
+    device_ = static_cast<unsigned char*>(arena_.allocate(4 * kMiB));
+  }
+  ~GdsOverFake() override {
+    EXPECT_EQ(fake_->drivers, 0);
+    EXPECT_EQ(fake_->files, 0);
+    EXPECT_EQ(fake_->buffers, 0);
+    arena_.release(device_, 4 * kMiB);
+    if (fd_ >= 0) close(fd_);
+    unlink(path_.c_str());
+  }
+  void SetUp() override {
+    if (fd_ < 0) GTEST_SKIP() << "no O_DIRECT in " << path_;
+  }
+  std::unique_ptr<Gds> load() {
+    std::string why;
+    auto gds = Gds::load(&why, ZG_FAKE_CUFILE);
+    EXPECT_NE(gds, nullptr) << why;
+    return gds;
+  }
+  Gds::File open(const Gds& gds) {
+    std::string why;
+    Gds::File file = gds.open(fd_, &why);
+    EXPECT_TRUE(static_cast<bool>(file)) << why;
+    return file;
+  }
+
+  FakeRuntime runtime_;
+  cuda::CudaArena arena_;
+  FakeCuFile* fake_ = nullptr;
+  std::string path_;
+  int fd_ = -1;
+  unsigned char* device_ = nullptr;
+};
+
+TEST_F(GdsOverFake, WritesAndReadsAtAnyOffset) {
+  const auto gds = load();
+  EXPECT_EQ(gds->describe(), "nvidia-fs 2.26");
+  const Gds::File file = open(*gds);
+  EXPECT_EQ(gds->register_buffer(device_, 4 * kMiB), "");
+  for (std::int64_t i = 0; i < kMiB; ++i) device_[kMiB + i] = static_cast<unsigned char>(i / 4096);
+  for (const long most : {0L, 4096L, 100 * 4096L}) {  // whole, and in many short transfers
+    fake_->most_bytes = most;
+    const Gds::Result written = gds->write(file, 8192, kMiB, device_, kMiB);
+    EXPECT_EQ(written.bytes, kMiB);
+    EXPECT_EQ(written.error, "");
+    std::memset(device_ + 2 * kMiB, 0, kMiB);
+    const Gds::Result read = gds->read(file, 8192 + 4096, kMiB - 4096, device_, 2 * kMiB);
+    EXPECT_EQ(read.bytes, kMiB - 4096);
+    EXPECT_EQ(read.error, "");
+    EXPECT_EQ(std::memcmp(device_ + 2 * kMiB, device_ + kMiB + 4096, kMiB - 4096), 0);
+  }
+  EXPECT_EQ(fake_->registered_transfers, fake_->transfers);
+  const Gds::Result end = gds->read(file, kMiB, kMiB, device_, 0);
+  EXPECT_EQ(end.bytes, 8192) << "the file ends there";
+  EXPECT_EQ(end.error, "");
+  EXPECT_EQ(gds->unregister_buffer(device_), "");
+  EXPECT_EQ(gds->read(file, 0, 4096, device_, 0).bytes, 4096) << "unregistered memory works too";
+}
+
+TEST_F(GdsOverFake, FailuresAreValuesWithATextOfTheirOwn) {
+  const auto gds = load();
+  const Gds::File file = open(*gds);
+  EXPECT_EQ(gds->write(file, 0, 64 * kKiB, device_, 0).error, "");
+  fake_->fail_transfer = EIO;
+  EXPECT_NE(gds->read(file, 0, 4096, device_, 0).error.find("errno 5"), std::string::npos);
+  fake_->fail_transfer = EINTR;  // is tried again
+  EXPECT_EQ(gds->read(file, 0, 4096, device_, 0).bytes, 4096);
+  fake_->fail_transfer = 5010;
+  EXPECT_NE(gds->read(file, 0, 4096, device_, 0).error.find("nvidia-fs failed (cuFile error 5010)"),
+            std::string::npos);
+  fake_->fail_transfer = ENOSPC;
+  EXPECT_NE(gds->write(file, 0, 4096, device_, 0).error.find("errno 28"), std::string::npos);
+  // What was moved before a failure is known.
+  fake_->most_bytes = 16384;
+  EXPECT_EQ(gds->read(file, 0, 32768, device_, 0).bytes, 32768);
+  EXPECT_EQ(gds->register_buffer(device_, 4096), "");
+  const Gds::Result past = gds->read(file, 0, 8192, device_, 0);
+  EXPECT_EQ(past.bytes, 0);
+  EXPECT_NE(past.error.find("passes the end of the memory"), std::string::npos);
+  EXPECT_NE(gds->register_buffer(device_, 4096).find("registered already"), std::string::npos);
+  EXPECT_EQ(gds->unregister_buffer(device_), "");
+  EXPECT_NE(gds->unregister_buffer(device_).find("not registered"), std::string::npos);
+  fake_->fail_buffer = 5011;
+  EXPECT_NE(gds->register_buffer(device_, 4096).find("CUDA refused it (CUresult 999)"), std::string::npos);
+}
+
+TEST_F(GdsOverFake, FilesThatCannotBeHadSayWhy) {
+  const auto gds = load();
+  std::string why;
+  const int plain = ::open(path_.c_str(), O_RDWR);
+  EXPECT_FALSE(static_cast<bool>(gds->open(plain, &why)));
+  EXPECT_NE(why.find("O_DIRECT"), std::string::npos);
+  close(plain);
+  EXPECT_FALSE(static_cast<bool>(gds->open(plain, &why)));
+  EXPECT_NE(why.find("errno 9"), std::string::npos);
+  fake_->fail_file = 5008;
+  EXPECT_FALSE(static_cast<bool>(gds->open(fd_, &why)));
+  EXPECT_NE(why.find("this file system is not supported"), std::string::npos);
+  Gds::File file = open(*gds), other = std::move(file);
+  EXPECT_FALSE(static_cast<bool>(file));
+  file = std::move(other);
+  EXPECT_TRUE(static_cast<bool>(file));
+  EXPECT_EQ(fake_->files, 1);
+}
+
+TEST_F(GdsOverFake, ALibraryThatCannotBeHadSaysWhy) {
+  std::string why;
+  EXPECT_EQ(Gds::load(&why, "/nowhere/libcufile.so.0"), nullptr);
+  EXPECT_NE(why.find("not installed"), std::string::npos);
+  EXPECT_NE(why.find("/nowhere/libcufile.so.0"), std::string::npos);
+  EXPECT_EQ(Gds::load(&why, ZG_INCOMPLETE_CUFILE), nullptr);
+  EXPECT_NE(why.find("has no function cuFileDriverClose"), std::string::npos);
+  fake_->fail_open = 5001;
+  EXPECT_EQ(Gds::load(&why, ZG_FAKE_CUFILE), nullptr);
+  EXPECT_NE(why.find("nvidia-fs is not loaded"), std::string::npos);
+  fake_->nvfs_major = 0;
+  EXPECT_EQ(load()->describe(), "compatibility mode");
+  fake_->features = 1 << 4;
+  EXPECT_NE(load()->describe().find("P2PDMA"), std::string::npos);
+}
+
+// As a link between drives and a device would: the arena's memory is registered as it comes.
+TEST_F(GdsOverFake, TheArenasHooksRegisterItsMemory) {
+  const auto gds = load();
+  const Gds::File file = open(*gds);
+  cuda::CudaArena arena(runtime_, {.budget = 8 * kMiB});
+  arena.set_hooks({[&](void* at, std::int64_t bytes) { EXPECT_EQ(gds->register_buffer(at, bytes), ""); },
+                   [&](void* at, std::int64_t) { EXPECT_EQ(gds->unregister_buffer(at), ""); }});
+  auto* data = static_cast<unsigned char*>(arena.allocate(4 * kMiB));
+  EXPECT_EQ(fake_->buffers, 1);
+  std::memset(data, 9, 64 * kKiB);
+  EXPECT_EQ(gds->write(file, 0, 64 * kKiB, data, 0).bytes, 64 * kKiB);
+  std::memset(data, 0, 64 * kKiB);
+  EXPECT_EQ(gds->read(file, 0, 64 * kKiB, data, kMiB).bytes, 64 * kKiB);
+  EXPECT_EQ(data[kMiB + 65535], 9);
+  EXPECT_EQ(fake_->registered_transfers, 2);
+  arena.release(data, 4 * kMiB);
+}
+
+}  // namespace
+}  // namespace zg::test

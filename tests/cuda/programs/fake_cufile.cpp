@@ -1,0 +1,146 @@
+// A libcufile.so.0 for tests: cuFile's functions over pread and pwrite, on memory of the host. Tests reach
+// `zg_fake_cufile` to make it fail, and to see what it was asked for.
+#include "tests/cuda/programs/fake_cufile.hpp"
+
+#include <fcntl.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <map>
+#include <mutex>
+#include <set>
+
+// Only as much as the interface of cuFile says; written apart from src/device/cuda/gds.cpp, so that the two
+// check each other.
+extern "C" {
+
+struct CuFileError {
+  int err;
+  int cu_err;
+};
+struct CuFileDescr {
+  int type;
+  union {
+    int fd;
+    void* handle;
+  } handle;
+  const void* fs_ops;
+};
+struct CuFileDrvProps {
+  struct {
+    unsigned int major_version, minor_version;
+    size_t poll_thresh_size, max_direct_io_size;
+    unsigned int dstatusflags, dcontrolflags;
+  } nvfs;
+  unsigned int fflags, max_device_cache_size, per_buffer_cache_size, max_device_pinned_mem_size,
+      max_batch_io_size, max_batch_io_timeout_msecs;
+};
+
+FakeCuFile zg_fake_cufile;
+}
+
+namespace {
+
+struct Handle {
+  int fd;
+};
+std::mutex g_mutex;
+std::set<void*> g_handles;
+std::map<const void*, size_t> g_buffers;
+
+CuFileError result(int error) {
+  return {error, error == 5011 ? 999 : 0};
+}
+// The next failure that the test asked for, of this call.
+int failure(int& wanted) {
+  const int error = wanted;
+  wanted = 0;
+  return error;
+}
+
+template <class Move>
+ssize_t transfer(void* fh, const void* base, size_t size, off_t buffer_offset, const Move& move) {
+  int fd = -1;
+  {
+    std::lock_guard lock(g_mutex);
+    ++zg_fake_cufile.transfers;
+    if (g_handles.count(fh) == 0) return -5027;
+    const auto buffer = g_buffers.find(base);
+    if (buffer != g_buffers.end() && static_cast<size_t>(buffer_offset) + size > buffer->second) return -5014;
+    zg_fake_cufile.registered_transfers += buffer != g_buffers.end() ? 1 : 0;
+    if (const int error = failure(zg_fake_cufile.fail_transfer); error != 0) {
+      if (error > 5000) return -error;
+      errno = error;
+      return -1;
+    }
+    fd = static_cast<Handle*>(fh)->fd;
+    const auto most = static_cast<size_t>(zg_fake_cufile.most_bytes);
+    if (most > 0 && size > most) size = most;
+  }
+  return move(fd, size);
+}
+
+}  // namespace
+
+extern "C" {
+
+CuFileError cuFileDriverOpen() {
+  if (const int error = failure(zg_fake_cufile.fail_open); error != 0) return result(error);
+  ++zg_fake_cufile.drivers;
+  return result(0);
+}
+#if !defined(ZG_FAKE_CUFILE_INCOMPLETE)
+CuFileError cuFileDriverClose_v2() {
+  --zg_fake_cufile.drivers;
+  return result(g_handles.empty() && g_buffers.empty() ? 0 : 5022);
+}
+#endif
+CuFileError cuFileDriverGetProperties(CuFileDrvProps* properties) {
+  *properties = {};
+  properties->nvfs.major_version = static_cast<unsigned>(zg_fake_cufile.nvfs_major);
+  properties->nvfs.minor_version = zg_fake_cufile.nvfs_major != 0 ? 26 : 0;
+  properties->fflags = static_cast<unsigned>(zg_fake_cufile.features);
+  return result(0);
+}
+CuFileError cuFileHandleRegister(void** fh, CuFileDescr* descr) {
+  std::lock_guard lock(g_mutex);
+  if (const int error = failure(zg_fake_cufile.fail_file); error != 0) return result(error);
+  if (descr->type != 1 || descr->fs_ops != nullptr) return result(5022);
+  if ((fcntl(descr->handle.fd, F_GETFL) & O_DIRECT) == 0) return result(5019);
+  *fh = new Handle{descr->handle.fd};
+  g_handles.insert(*fh);
+  ++zg_fake_cufile.files;
+  return result(0);
+}
+void cuFileHandleDeregister(void* fh) {
+  std::lock_guard lock(g_mutex);
+  if (g_handles.erase(fh) == 0) return;
+  delete static_cast<Handle*>(fh);
+  --zg_fake_cufile.files;
+}
+CuFileError cuFileBufRegister(const void* base, size_t size, int flags) {
+  std::lock_guard lock(g_mutex);
+  if (flags != 0 || size == 0) return result(5022);
+  if (const int error = failure(zg_fake_cufile.fail_buffer); error != 0) return result(error);
+  if (!g_buffers.emplace(base, size).second) return result(5023);
+  ++zg_fake_cufile.buffers;
+  return result(0);
+}
+CuFileError cuFileBufDeregister(const void* base) {
+  std::lock_guard lock(g_mutex);
+  if (g_buffers.erase(base) == 0) return result(5024);
+  --zg_fake_cufile.buffers;
+  return result(0);
+}
+ssize_t cuFileRead(void* fh, void* base, size_t size, off_t file_offset, off_t buffer_offset) {
+  return transfer(fh, base, size, buffer_offset, [&](int fd, size_t n) {
+    return pread(fd, static_cast<char*>(base) + buffer_offset, n, file_offset);
+  });
+}
+ssize_t cuFileWrite(void* fh, const void* base, size_t size, off_t file_offset, off_t buffer_offset) {
+  return transfer(fh, base, size, buffer_offset, [&](int fd, size_t n) {
+    return pwrite(fd, static_cast<const char*>(base) + buffer_offset, n, file_offset);
+  });
+}
+}

@@ -1,0 +1,16 @@
+// What a test sets, and sees, of the fake cuFile.
+#pragma once
+
+extern "C" {
+
+struct FakeCuFile {
+  // The next call of its kind fails: cuFile's error, or an errno for a transfer.
+  int fail_open, fail_file, fail_buffer, fail_transfer;
+  long most_bytes;  // of one transfer; 0: any
+  int nvfs_major;   // 0: not loaded
+  int features;
+  // Open or registered now.
+  int drivers, files, buffers;
+  int transfers, registered_transfers;  // so far
+};
+}

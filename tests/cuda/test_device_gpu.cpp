@@ -1,0 +1,10 @@
+#include "tests/support/test_device.hpp"
+#include "ziggurat/device/cuda.hpp"
+
+namespace zg::test {
+
+std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace) {
+  return make_cuda_device({.budget = budget, .trace = trace});
+}
+
+}  // namespace zg::test

@@ -1,0 +1,61 @@
+// A device that gives its memory in granules, as GPUs do: around any other, whose allocations it rounds up
+// (and whose alignment of addresses it keeps).
+#pragma once
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/device/device.hpp"
+
+namespace zg::test {
+
+class GranuleArena final : public Arena {
+ public:
+  GranuleArena(Arena& inner, std::int64_t granule) : inner_(inner), granule_(granule) {
+    ZG_ASSERT_EQ(granule % inner.granule(), 0);
+  }
+  std::int64_t granule() const override { return granule_; }
+  void* allocate(std::int64_t bytes) override { return inner_.allocate(charge(bytes)); }
+  void release(void* data, std::int64_t bytes) override {
+    inner_.release(data, charge(bytes));
+  }
+  std::int64_t budget() const override { return inner_.budget(); }
+  std::int64_t in_use() const override { return inner_.in_use(); }
+  std::int64_t peak() const override { return inner_.peak(); }
+  void set_hooks(Hooks hooks) override { inner_.set_hooks(std::move(hooks)); }
+
+ private:
+  Arena& inner_;
+  const std::int64_t granule_;
+};
+
+class GranuleDevice final : public Device {
+ public:
+  GranuleDevice(std::unique_ptr<Device> inner, std::int64_t granule)
+      : inner_(std::move(inner)), arena_(inner_->arena(), granule) {}
+  std::string describe() const override { return inner_->describe(); }
+  bool is_host() const override { return inner_->is_host(); }
+  Arena& arena() override { return arena_; }
+  Ops& ops() override { return inner_->ops(); }
+  std::unique_ptr<Stream> make_stream(const std::string& name) override { return inner_->make_stream(name); }
+  Arena::Hooks host_hooks() override { return inner_->host_hooks(); }
+  void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
+    inner_->copy_to_device(stream, device, host, bytes);
+  }
+  void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) override {
+    inner_->copy_to_host(stream, host, device, bytes);
+  }
+
+ private:
+  std::unique_ptr<Device> inner_;
+  GranuleArena arena_;
+};
+
+// `inner` itself where its granule is that already.
+inline std::unique_ptr<Device> in_granules(std::unique_ptr<Device> inner, std::int64_t granule) {
+  if (inner->arena().granule() == granule) return inner;
+  return std::make_unique<GranuleDevice>(std::move(inner), granule);
+}
+
+}  // namespace zg::test

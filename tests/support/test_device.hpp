@@ -1,0 +1,25 @@
+// The device that a test program tests: the host device, a CUDA device over the emulation, or a GPU, as the
+// program is linked.
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "ziggurat/device/device.hpp"
+
+namespace zg::test {
+
+std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace = nullptr);
+
+// Copies that are done when they return.
+inline void to_device(Device& device, void* to, const void* from, std::int64_t bytes) {
+  const auto stream = device.make_stream("test copies");
+  device.copy_to_device(*stream, to, from, bytes);
+  stream->synchronize();
+}
+inline void to_host(Device& device, void* to, const void* from, std::int64_t bytes) {
+  const auto stream = device.make_stream("test copies");
+  device.copy_to_host(*stream, to, from, bytes);
+  stream->synchronize();
+}
+
+}  // namespace zg::test

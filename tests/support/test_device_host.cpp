@@ -1,0 +1,9 @@
+#include "tests/support/test_device.hpp"
+
+namespace zg::test {
+
+std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace) {
+  return make_host_device(budget, trace);
+}
+
+}  // namespace zg::test

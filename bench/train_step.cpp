@@ -53,6 +53,8 @@ void print_step(Session& session, const zg::Roofs& roofs, std::int64_t step, con
   j["bound_s"] = bound.seconds;
   j["bound_by"] = bound.by;
   j["peak_rss_bytes"] = zg::peak_resident_bytes();
+  j["peak_device_bytes"] = session.device().arena().peak();
+  j["peak_host_bytes"] = session.host().peak();
   std::printf("%s\n", j.dump().c_str());
   std::fflush(stdout);
 }
@@ -64,6 +66,31 @@ std::int64_t optimizer_state_bytes(const zg::TensorTable& table) {
     if (table.tensor(segment.tensor).spec.role == zg::Role::kOptimizerState) bytes += segment.charge;
   }
   return bytes;
+}
+
+// What a bound on the step's time is made of, beside the steps themselves.
+void print_ready(Session& session, const zg::Roofs& roofs) {
+  const zg::Layout& layout = session.layout();
+  std::int64_t on_host = 0;
+  for (std::int32_t u = layout.options.device_updates; u <= layout.head_unit(); ++u)
+    on_host += layout.unit(u).state_elements;
+  nlohmann::ordered_json j;
+  j["event"] = "ready";
+  j["roof_flops"] = roofs.flops;
+  j["roof_h2d"] = roofs.host_to_device;
+  j["roof_d2h"] = roofs.device_to_host;
+  j["optimizer_state_bytes"] = optimizer_state_bytes(layout.table);
+  j["parameters"] = session.model().parameter_count();
+  j["updated_on_host"] = on_host;
+  j["device"] = session.device().describe();
+  j["device_budget"] = session.budgets().device;
+  j["host_budget"] = session.budgets().host;
+  j["nvme_bytes"] = layout.table.nvme_bytes();
+  j["checkpoint_bytes"] =
+      layout.activation.size() * static_cast<std::size_t>(layout.options.micro_batches) *
+      static_cast<std::size_t>(session.model().checkpoint_bytes(layout.options.micro_batch));
+  std::printf("%s\n", j.dump().c_str());
+  std::fflush(stdout);
 }
 
 }  // namespace
@@ -92,12 +119,10 @@ int main(int argc, char** argv) {
     zg::Trace trace;
     if (!trace_file.empty()) trace.start();
     Session session(config, &trace);
-    const zg::Roofs roofs = zg::measure_roofs(config.dtype);
+    const zg::Roofs roofs = zg::measure_roofs(config);
     session.start();
     std::fprintf(stderr, "%s\n", session.describe().c_str());
-    std::printf("{\"event\":\"ready\",\"roof_flops\":%.6g,\"optimizer_state_bytes\":%lld}\n", roofs.flops,
-                static_cast<long long>(optimizer_state_bytes(session.layout().table)));
-    std::fflush(stdout);
+    print_ready(session, roofs);
     std::string line;
     for (std::int64_t step = 0;
          serve ? static_cast<bool>(std::getline(std::cin, line)) && line == "step" : step < steps; ++step) {

@@ -12,7 +12,8 @@ std::int64_t padded_time(std::int64_t time) {
   return tiles_of(time, kStatsTile) * kStatsTile;
 }
 
-// A block's queries follow each other in one head's stats, which may end behind the sequence.
+// Whole blocks: the stats of a head are whole tiles, which may end behind the sequence.
+static_assert(kStatsTile * kLanes % kThreads == 0);
 template <class T, bool kPacks>
 __global__ void __launch_bounds__(kThreads)
     attention_stats(AttentionShape shape, const T* o, std::int64_t ld_o, const T* d_o, std::int64_t ld_do,
@@ -21,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t at = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   const std::int64_t unit = at / stats.padded_time, query = at % stats.padded_time;
   const std::int64_t batch = unit / shape.heads, head = unit % shape.heads;
-  const bool there = batch < shape.batch && query < shape.time;
+  const bool there = query < shape.time;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, head_size = static_cast<int>(shape.head_size);
   A sum = 0;
   if (there) {
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   ZG_UNROLL
   for (int d = kLanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-  if (lane != 0 || batch >= shape.batch) return;
+  if (lane != 0) return;
   stats.delta[at] = sum;
   stats.lse2[at] = there ? lse[unit * shape.time + query] * static_cast<A>(1.4426950408889634) : A{0};
 }
@@ -96,8 +97,7 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
   const QueryStats<Acc<T>> stats{delta, delta + queries, padded};
   const bool stats_in_packs = heads_in_packs<T>(shape) && packs(o, ld_o) && packs(d_o, ld_do);
   launch("attention_stats", stats_in_packs ? attention_stats<T, true> : attention_stats<T, false>, on,
-         Shape{blocks(tiles_of(queries * kLanes, kThreads)), kThreads}, shape, o, ld_o, d_o, ld_do, lse,
-         stats);
+         Shape{blocks(queries * kLanes / kThreads), kThreads}, shape, o, ld_o, d_o, ld_do, lse, stats);
   const AttentionBackward<T> x{
       shape,
       qkv,

@@ -85,7 +85,7 @@ __device__ __forceinline__ void put_scores(A* to, const A (&s)[kPer][kPer]) {
 }
 
 // sums[i][piece * kPiece / 16 + c] += row y * kPer + i of the scores times column x + 16 c of the tile's
-// piece.
+// piece. The loop over pieces must be unrolled: sums are registers.
 template <class A, int kPer, int kCols>
 __device__ __forceinline__ void add_weighted(A (&sums)[kPer][kCols], int piece, const A* scores,
                                              const A* tile) {
@@ -100,7 +100,6 @@ __device__ __forceinline__ void add_weighted(A (&sums)[kPer][kCols], int piece, 
       const A weight = scores[i * Pieces<A>::kScorePitch + k];
       ZG_UNROLL
       for (int c = 0; c < kWidth; ++c) {
-        // A constant index: `piece` is only known when the loop around is unrolled.
         sums[i][piece * kWidth + c] += weight * of_tile[c];
       }
     }

@@ -90,7 +90,7 @@ bool packs(const T* data, std::int64_t ld) {
 template <class P, class T>
 __device__ __forceinline__ P* at_once(T* at) {
 #if !defined(__CUDACC__)
-  emulation::require(reinterpret_cast<std::uintptr_t>(at) % alignof(P) == 0, "accesses at once are aligned");
+  emulation::check_access(at, alignof(P));
 #endif
   return reinterpret_cast<P*>(at);
 }

@@ -6,6 +6,7 @@
 #include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/device/cuda.hpp"
 #include "ziggurat/device/probe.hpp"
 #include "ziggurat/io/engine.hpp"
 #include "ziggurat/plan/plan.hpp"
@@ -27,6 +28,30 @@ void print_machine(const std::vector<std::string>& paths) {
   if (m.gpus.empty()) std::printf("GPUs       none (%s)\n", m.gpu_reason.c_str());
   for (const std::string& gpu : m.gpus) std::printf("GPU        %s\n", gpu.c_str());
   for (const std::string& drive : m.drives) std::printf("drive      %s\n", drive.c_str());
+}
+
+void print_roofs(Device& device, const std::string& name) {
+  const LinkRates link = measure_link(device);
+  std::printf("link       %s: host -> device %s, device -> host %s, both at once %s\n", name.c_str(),
+              format_rate(link.to_device).c_str(), format_rate(link.to_host).c_str(),
+              format_rate(link.both).c_str());
+  std::printf("           its memory, read and written: %s\n", format_rate(measure_memory(device)).c_str());
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    std::printf("           products in %s: %.1f TFLOP/s\n", name_of(dtype),
+                measure_products(device, dtype) / 1e12);
+  }
+}
+
+// A GPU that another program has taken, or that fails, is no reason to tell nothing of the rest.
+void print_gpus() {
+  for (const Gpu& gpu : list_gpus(nullptr)) {
+    const std::string name = fmt::format("cuda:{}", gpu.device);
+    try {
+      print_roofs(*make_cuda_device({.device = gpu.device, .budget = kRoofMemory}), name);
+    } catch (const Error& e) {
+      std::printf("link       %s is not measured: %s\n", name.c_str(), e.what());
+    }
+  }
 }
 
 // Before anything is printed or written.
@@ -82,6 +107,7 @@ void add_probe(CLI::App& app, int& exit_code) {
           "link       products in %s: %.0f GFLOP/s%s\n", name_of(dtype), r.flops / 1e9,
           dtype == DType::kF32 ? fmt::format("; memory copy {}", format_rate(r.host_to_device)).c_str() : "");
     }
+    print_gpus();
     for (const std::string& path : paths) print_path(path, round_up(*bytes, 4096));
     exit_code = 0;
   });

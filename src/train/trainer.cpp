@@ -64,7 +64,7 @@ struct Links {
 
 // The roofs of the links that this run has. The drives are open, and are measured where the tier will lie.
 Links measure_links(const RunConfig& config, Session& session) {
-  Links links{measure_roofs(config.dtype), {}};
+  Links links{measure_roofs(config), {}};
   Roofs& roofs = links.roofs;
   io::Engine* io = session.io();
   if (io == nullptr || session.layout().table.nvme_bytes() == 0) return links;

@@ -267,6 +267,18 @@ TEST(CudaArena, SurvivesEveryCallThatFails) {
   }
 }
 
+TEST(CudaArena, WhatAFailureLeftIsUsedFirst) {
+  FakeRuntime runtime(small(16));
+  CudaArena arena(runtime, {.budget = 16 * kGranule});
+  runtime.fail("map_each", 1);
+  EXPECT_THROW(arena.allocate(2 * kGranule), Error);
+  EXPECT_EQ(arena.in_use(), 0);
+  void* data = arena.allocate(3 * kGranule);
+  EXPECT_EQ(runtime.calls("create_physical"), 3);
+  EXPECT_EQ(arena.report().taken, 3 * kGranule);
+  arena.release(data, 3 * kGranule);
+}
+
 TEST(CudaArena, HooksSeeAllThatIsMapped) {
   FakeRuntime runtime(small(16));
   std::map<char*, std::int64_t> seen;

@@ -154,6 +154,8 @@ TEST_F(GdsOverFake, ALibraryThatCannotBeHadSaysWhy) {
   EXPECT_NE(why.find("/nowhere/libcufile.so.0"), std::string::npos);
   EXPECT_EQ(Gds::load(&why, ZG_INCOMPLETE_CUFILE), nullptr);
   EXPECT_NE(why.find("has no function cuFileDriverClose"), std::string::npos);
+  EXPECT_EQ(Gds::load(&why), nullptr) << "this program uses no driver of NVIDIA's";
+  EXPECT_NE(why.find("needs NVIDIA's driver"), std::string::npos);
   fake_->fail_open = 5001;
   EXPECT_EQ(Gds::load(&why, ZG_FAKE_CUFILE), nullptr);
   EXPECT_NE(why.find("nvidia-fs is not loaded"), std::string::npos);

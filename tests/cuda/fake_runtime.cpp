@@ -396,7 +396,7 @@ void FakeRuntime::fill(cuda::StreamHandle stream, void* at, int byte, std::int64
   guarded("fill", Kind::kAsks, fmt::format("{}, {} bytes", byte, bytes), [&] {
     if (bytes == 0) return;
     if (memory_.place(at, bytes).kind != FakeMemory::Kind::kDevice)
-      throw FakeMemory::Misuse{"this is no device memory"};
+      throw FakeMemory::Misuse{fmt::format("{}, {} bytes, is no device memory", at, bytes)};
     const auto run = [=] { std::memset(at, byte, static_cast<std::size_t>(bytes)); };
     enqueue(stream_of(stream), {.run = run, .uses = {{at, bytes}}});
   });
@@ -409,7 +409,7 @@ void FakeRuntime::fill_rows(cuda::StreamHandle stream, void* at, std::int64_t pi
     if (width > pitch) throw FakeMemory::Misuse{"rows wider than their pitch"};
     const std::int64_t all = (rows - 1) * pitch + width;
     if (memory_.place(at, all).kind != FakeMemory::Kind::kDevice)
-      throw FakeMemory::Misuse{"this is no device memory"};
+      throw FakeMemory::Misuse{fmt::format("{}, {} bytes, is no device memory", at, all)};
     const auto run = [=] {
       for (std::int64_t r = 0; r < rows; ++r)
         std::memset(static_cast<char*>(at) + r * pitch, byte, static_cast<std::size_t>(width));

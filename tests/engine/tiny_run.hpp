@@ -17,6 +17,7 @@
 #include "store/rig.hpp"
 #include "support/granule_device.hpp"
 #include "support/reference.hpp"
+#include "support/test_device.hpp"
 #include "ziggurat/engine/engine.hpp"
 #include "ziggurat/plan/plan.hpp"
 
@@ -155,13 +156,17 @@ class TinyRun {
  public:
   explicit TinyRun(TinySetup setup)
       : setup_(with_gradient(std::move(setup))),
-        model_(setup_.model, setup_.dtype, host_ops()),
+        ops_device_(make_test_device(kAnyBudget)),
+        model_(setup_.model, setup_.dtype, ops_device_->ops()),
         layout_(model_, setup_.layout),
         programs_(layout_, setup_.timing),
         budgets_(budgets_of(setup_)),
         directory_(setup_.directory.empty() ? TempDir() : TempDir(setup_.directory)) {
-    device_ = in_granules(make_host_device(budgets_.device + layout_.workspace_charge(), nullptr),
-                          layout_.options.device_granule);
+    // The host's ops are everybody's; others are those of one device.
+    const std::int64_t granule = layout_.options.device_granule;
+    const std::int64_t budget = budgets_.device + layout_.workspace_charge();
+    device_ = ops_device_->is_host() ? in_granules(make_test_device(budget), granule)
+                                     : within(std::move(ops_device_), granule, budget);
     host_ = make_host_arena("host memory", budgets_.host);
     if (setup_.nvme == Nvme::kMemory && layout_.table.drives() > 0) {
       MemoryIo::Options o;
@@ -267,9 +272,14 @@ class TinyRun {
     const Tensor& t = layout_.table.tensor(id);
     for (std::int32_t i = 0; i < t.segments; ++i) {
       const SegmentId s = t.first_segment + i;
-      const Lease lease = lease_of(s, Access::kRead);
-      const auto* data = static_cast<const char*>(lease.data());
-      all.insert(all.end(), data, data + lease.bytes());
+      const auto [lease, tier] = lease_of(s, Access::kRead);
+      all.resize(all.size() + static_cast<std::size_t>(lease.bytes()));
+      char* const to = all.data() + all.size() - lease.bytes();
+      if (tier == Tier::kDevice) {
+        to_host(*device_, to, lease.data(), lease.bytes());
+      } else {
+        std::memcpy(to, lease.data(), static_cast<std::size_t>(lease.bytes()));
+      }
     }
     return all;
   }
@@ -280,9 +290,13 @@ class TinyRun {
     const char* from = all.data();
     for (std::int32_t i = 0; i < t.segments; ++i) {
       const SegmentId s = t.first_segment + i;
-      const Lease lease = lease_of(s, Access::kOverwrite);
+      const auto [lease, tier] = lease_of(s, Access::kOverwrite);
       ZG_ASSERT(from + lease.bytes() <= all.data() + all.size(), "{} has more bytes", t.spec.name);
-      std::memcpy(lease.data(), from, static_cast<std::size_t>(lease.bytes()));
+      if (tier == Tier::kDevice) {
+        to_device(*device_, lease.data(), from, lease.bytes());
+      } else {
+        std::memcpy(lease.data(), from, static_cast<std::size_t>(lease.bytes()));
+      }
       from += lease.bytes();
     }
   }
@@ -338,13 +352,18 @@ class TinyRun {
 
  private:
   // At the host if there is room, else in the device.
-  Lease lease_of(SegmentId id, Access access) {
-    if (layout_.table.segment(id).lowest == Tier::kDevice) return store_->acquire(id, Tier::kDevice, access);
+  struct Placed {
+    Lease lease;
+    Tier tier;
+  };
+  Placed lease_of(SegmentId id, Access access) {
+    if (layout_.table.segment(id).lowest == Tier::kDevice)
+      return {store_->acquire(id, Tier::kDevice, access), Tier::kDevice};
     try {
-      return store_->acquire(id, Tier::kHost, access);
+      return {store_->acquire(id, Tier::kHost, access), Tier::kHost};
     } catch (const Error& e) {
       if (e.code() != Errc::kMemory) throw;
-      return store_->acquire(id, Tier::kDevice, access);
+      return {store_->acquire(id, Tier::kDevice, access), Tier::kDevice};
     }
   }
   static TinySetup with_gradient(TinySetup s) {
@@ -360,6 +379,8 @@ class TinyRun {
   }
 
   TinySetup setup_;
+  static constexpr std::int64_t kAnyBudget = std::int64_t{1} << 28;
+  std::unique_ptr<Device> ops_device_;  // of the model, which is there before budgets are known
   Model model_;
   Layout layout_;
   StepPrograms programs_;

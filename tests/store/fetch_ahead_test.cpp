@@ -21,10 +21,10 @@ std::unique_ptr<Rig> make_rig() {
   return rig;
 }
 
-void read_all(TensorStore& store) {
+void read_all(Rig& rig) {
   for (SegmentId id = 0; id < kSegments; ++id) {
-    const Lease lease = store.acquire(id, Tier::kDevice, Access::kRead);
-    ASSERT_TRUE(holds(lease.data(), lease.bytes(), id, 0)) << id;
+    const Lease lease = rig.store->acquire(id, Tier::kDevice, Access::kRead);
+    ASSERT_TRUE(rig.has(lease, Tier::kDevice, id, 0)) << id;
   }
 }
 
@@ -33,7 +33,7 @@ TEST(FetchAhead, WhatTheDeviceHasNoRoomForComesToTheHost) {
   TensorStore& store = *rig->store;
   Watchdog watchdog(60, [&] { return store.state(); });
   store.step_begin();
-  read_all(store);
+  read_all(*rig);
   const Traffic before = store.traffic();
   store.step_end();  // from now on it is known that the same will come again
   store.drain();
@@ -51,7 +51,7 @@ TEST(FetchAhead, NothingIsReadTwice) {
   for (int step = 0; step < 6; ++step) {
     const Traffic before = store.traffic();
     store.step_begin();
-    read_all(store);
+    read_all(*rig);
     store.step_end();
     store.drain();
     // What was fetched for the next step is counted with this one.

@@ -25,7 +25,7 @@ struct Scenario {
 
 inline Scenario random_scenario(Random& random, int drives, int segments, const ProgramShape& shape) {
   Scenario s;
-  s.table = random_table(random, drives, segments);
+  s.table = random_table(random, drives, segments, std::max(some_granule(random), test_granule()));
   s.given = random_given(random, segments);
   for (const char* name : {"p", "q"})
     s.distinct.push_back(random_program(random, name, s.table, s.given, shape));
@@ -57,12 +57,11 @@ inline std::optional<Traffic> dry_run(const Scenario& s, const Budgets& budgets)
   return residency.traffic();
 }
 
-// The smallest host budget for a device budget, page by page; and the smallest device budget that has one.
+// The smallest host budget for a device budget, page by page; and the smallest device budget that has one,
+// granule by granule.
 inline Budgets smallest_budgets(const Scenario& s) {
-  std::int64_t total = 0;
-  for (SegmentId id = 0; id < s.table.segment_count(); ++id) total += s.table.segment(id).charge;
-  Budgets budgets{0, total};
-  while (!dry_run(s, budgets)) budgets.device += 4096;
+  Budgets budgets{0, s.table.total_charge(Tier::kHost)};
+  while (!dry_run(s, budgets)) budgets.device += s.table.device_granule();
   budgets.host = 0;
   while (!dry_run(s, budgets)) budgets.host += 4096;
   return budgets;
@@ -89,7 +88,7 @@ class ModelRun {
       for (std::int32_t op = 0; op < programs[i]->op_count(); ++op) run_op(programs[i]->op(op));
     }
     store.run(nullptr, nullptr);
-    for (HostStream& s : streams_) s.synchronize();
+    for (WorkStream& s : streams_) s.synchronize();
     for (std::size_t id = 0; id < valid_.size(); ++id) {
       EXPECT_EQ(store.has_content(static_cast<SegmentId>(id)), valid_[id])
           << rig_.table.segment_name(static_cast<SegmentId>(id));
@@ -104,33 +103,28 @@ class ModelRun {
  private:
   struct Task {
     SegmentId id;
-    Access access;
-    void* data;
-    std::int64_t bytes;
+    Leased at;
     std::uint64_t before, after;
   };
 
   void outside(SegmentId id, Access access) {
     Lease lease = rig_.store->acquire(id, home_of(rig_.table, id), access);
-    work(task_of({id, home_of(rig_.table, id), access, false}, lease));
+    work_now(task_of({id, home_of(rig_.table, id), access, false}, lease));
   }
 
   void run_op(std::span<const AccessStep> accesses) {
     const int where = below(random_, 5);  // two to each stream, one to the caller
-    HostStream* stream = where == 4 ? nullptr : &streams_[static_cast<std::size_t>(where % 2)];
+    WorkStream* stream = where == 4 ? nullptr : &streams_[static_cast<std::size_t>(where % 2)];
     std::vector<Lease> leases;
-    rig_.store->acquire_op(stream, leases);
+    rig_.store->acquire_op(stream != nullptr ? stream->get() : nullptr, leases);
     std::vector<Task> tasks;
     for (std::size_t i = 0; i < accesses.size(); ++i) tasks.push_back(task_of(accesses[i], leases[i]));
     if (stream == nullptr) {
-      for (const Task& t : tasks) work(t);
+      for (const Task& t : tasks) work_now(t);
       return;
     }
-    stream->enqueue("work", [this, tasks] {
-      for (const Task& t : tasks) work(t);
-    });
-    const Event event = stream->record();
-    for (Lease& lease : leases) lease.release_after(*stream, event);
+    for (const Task& t : tasks) stream->enqueue(t.at, [this, t](void* data) { work(t, data); });
+    for (Lease& lease : leases) stream->release(lease);
   }
 
   Task task_of(const AccessStep& a, const Lease& lease) {
@@ -138,16 +132,19 @@ class ModelRun {
     const std::uint64_t before = versions_[at];
     if (a.access != Access::kRead) ++versions_[at];
     valid_[at] = !a.last;
-    return {a.segment, a.access, lease.data(), lease.bytes(), before, versions_[at]};
+    return {a.segment, {a, lease}, before, versions_[at]};
   }
 
-  void work(const Task& t) {
-    if (t.access != Access::kOverwrite && !holds(t.data, t.bytes, t.id, t.before)) {
+  void work_now(const Task& t) {
+    work_on(*rig_.device, t.at, [&](void* data) { work(t, data); });
+  }
+  void work(const Task& t, void* data) {
+    if (t.at.access != Access::kOverwrite && !holds(data, t.at.bytes, t.id, t.before)) {
       std::lock_guard lock(mutex_);
       if (wrong_++ == 0)
         first_wrong_ = fmt::format("{} is not version {}", rig_.table.segment_name(t.id), t.before);
     }
-    if (t.access != Access::kRead) fill(t.data, t.bytes, t.id, t.after);
+    if (t.at.access != Access::kRead) fill(data, t.at.bytes, t.id, t.after);
   }
 
   Rig& rig_;
@@ -158,7 +155,7 @@ class ModelRun {
   std::mutex mutex_;
   int wrong_ = 0;
   std::string first_wrong_;
-  HostStream streams_[2] = {{"work 0", HostStream::Mode::kThread}, {"work 1", HostStream::Mode::kThread}};
+  WorkStream streams_[2] = {WorkStream(*rig_.device, "work 0"), WorkStream(*rig_.device, "work 1")};
 };
 
 }  // namespace zg::test

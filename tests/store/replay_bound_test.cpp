@@ -123,7 +123,8 @@ TEST(NvmeBound, IsNoMoreThanTheBestOfAllDecisionsAndReachesItForReadsOfEqualSegm
     std::int64_t largest = 0;
     for (SegmentId id = 0; id < segments; ++id) largest = std::max(largest, table.segment(id).charge);
     const std::int64_t memory =
-        largest + below(random, static_cast<int>((table.total_charge(Tier::kHost) - largest) / kPage) + 1) * kPage;
+        largest +
+        below(random, static_cast<int>((table.total_charge(Tier::kHost) - largest) / kPage) + 1) * kPage;
     const AccessTrace trace = trace_of(table, period);
     // How the memory is split between the tiers is nothing to the bound.
     const NvmeBound bound =

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <filesystem>
@@ -11,7 +12,10 @@
 #include <mutex>
 #include <string>
 
+#include "store/device_work.hpp"
+#include "support/granule_device.hpp"
 #include "support/memory_io.hpp"
+#include "tests/support/test_device.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -109,6 +113,17 @@ inline std::unique_ptr<io::Engine> make_nvme(Nvme kind, const TensorTable& table
   return io::make_engine(options, drives);
 }
 
+// The same tensors on a device of another granule.
+inline TensorTable in_granules(const TensorTable& table, std::int64_t granule) {
+  TensorTable other(table.drives(), granule);
+  for (TensorId id = 0; id < table.tensor_count(); ++id) other.add(table.tensor(id).spec);
+  return other;
+}
+
+// On the device that the program tests, or one in larger granules around it, where the table wants that. A
+// table in smaller ones is made anew for the device, and the device's budget becomes larger by what the table
+// does: room for so many of segments that are all alike stays room for so many.
+//
 // Members go in the reverse order: the store first.
 struct Rig {
   TensorTable table;
@@ -120,18 +135,37 @@ struct Rig {
 
   Rig(TensorTable t, const Budgets& b, std::unique_ptr<io::Engine> engine, int depth = 64)
       : table(std::move(t)), budgets(b), io(std::move(engine)) {
-    device = make_host_device(b.device, nullptr);
+    if (const std::int64_t granule = test_granule(); table.device_granule() < granule) {
+      const std::int64_t before = table.total_charge(Tier::kDevice);
+      table = in_granules(table, granule);
+      const std::int64_t after = table.total_charge(Tier::kDevice);
+      budgets.device = std::llround(static_cast<double>(budgets.device) * static_cast<double>(after) /
+                                    static_cast<double>(before));
+    }
+    device = in_granules(make_test_device(budgets.device), table.device_granule());
     host = make_host_arena("host memory", b.host);
     TensorStore::Options options;
     options.table = &table;
     options.device = device.get();
     options.host = host.get();
     options.io = io.get();
-    options.budgets = b;
+    options.budgets = budgets;
     options.prefetch_depth = depth;
     options.warn_after_seconds = 30;
     options.write_ahead = false;  // traffic is compared with a dry run's
     store = std::make_unique<TensorStore>(options);
+  }
+
+  // Writes the version under the lease; whether it is there.
+  void write(const Lease& lease, Tier tier, SegmentId id, std::uint64_t version) {
+    work_on(*device, {tier, Access::kOverwrite, lease},
+            [&](void* data) { fill(data, lease.bytes(), id, version); });
+  }
+  bool has(const Lease& lease, Tier tier, SegmentId id, std::uint64_t version) {
+    bool is_there = false;
+    work_on(*device, {tier, Access::kRead, lease},
+            [&](const void* data) { is_there = holds(data, lease.bytes(), id, version); });
+    return is_there;
   }
 
   void within_budgets() const {

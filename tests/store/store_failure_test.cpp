@@ -81,15 +81,15 @@ TEST(StoreFailure, AnErrorWhileAProgramRunsEndsIt) {
       MemoryIo::Faults faults;
       (read ? faults.fail_read : faults.fail_write) = 2;
       Rig rig(table, {2 * 8192, 2 * 8192}, faulty(table, faults), depth);
-      HostStream stream("work", HostStream::Mode::kThread);
+      WorkStream stream(*rig.device);
       const Watchdog watchdog(30, [&] { return rig.store->state(); });
       const auto run_to_the_end = [&] {
         std::vector<Lease> leases;
         rig.store->run(&program, nullptr);
         for (int op = 0; op < program.op_count(); ++op) {
-          rig.store->acquire_op(&stream, leases);
-          stream.enqueue("work", [] {});
-          leases[0].release_after(stream, stream.record());
+          rig.store->acquire_op(stream.get(), leases);
+          stream.enqueue([] {});
+          stream.release(leases[0]);
         }
         rig.store->drain();
       };
@@ -169,26 +169,23 @@ TEST(StoreFailure, AStoreThatCannotBeMadeLeavesTheArenaAlone) {
 // The store waits for leases that a stream still has.
 TEST(StoreFailure, TheEndWaitsForStreams) {
   const TensorTable table = equal_table(0, 1);
-  HostStream stream("work", HostStream::Mode::kThread);
+  Rig rig(table, {kPage, kPage}, nullptr);
+  WorkStream stream(*rig.device);
   const Event gate = Event::pending();
   std::atomic<bool> done{false};
-  std::thread opener;
-  {
-    Rig rig(table, {kPage, kPage}, nullptr);
-    Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kOverwrite, &stream);
-    stream.wait(gate);
-    stream.enqueue("work", [&, data = lease.data()] {
-      fill(data, kPage, 0, 1);
-      done = true;
-    });
-    lease.release_after(stream, stream.record());
-    opener = std::thread([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(30));
-      gate.set();
-    });
-    rig.store.reset();
-    EXPECT_TRUE(done);
-  }
+  Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kOverwrite, stream.get());
+  stream.wait(gate);
+  stream.enqueue({Tier::kDevice, Access::kOverwrite, lease}, [&](void* data) {
+    fill(data, kPage, 0, 1);
+    done = true;
+  });
+  stream.release(lease);
+  std::thread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    gate.set();
+  });
+  rig.store.reset();
+  EXPECT_TRUE(done);
   opener.join();
 }
 

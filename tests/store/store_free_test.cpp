@@ -59,7 +59,7 @@ struct Shares {
 
 Shares make_shares(Random& random, int drives, int each) {
   Shares s;
-  s.table = TensorTable(drives);
+  s.table = TensorTable(drives, test_granule());
   s.of.resize(kThreads + 1);
   for (int owner = 0; owner <= kThreads; ++owner) {
     for (int i = 0; i < each; ++i) {
@@ -85,7 +85,7 @@ class Worker {
         steps_(steps) {}
 
   void operator()() {
-    HostStream stream("work", HostStream::Mode::kThread);
+    WorkStream stream(*rig_.device);
     for (int i = 0; i < steps_; ++i) step(stream);
     stream.synchronize();
     for (const auto& [id, version] : versions_) {
@@ -96,12 +96,12 @@ class Worker {
   int wrong() const { return wrong_; }
 
  private:
-  void step(HostStream& stream) {
+  void step(WorkStream& stream) {
     const Tier tier = below(random_, 2) == 0 ? Tier::kDevice : Tier::kHost;
     if (below(random_, 4) == 0) {
       const SegmentId id = pick(shared_);
       const Lease lease = rig_.store->acquire(id, tier, Access::kRead);
-      wrong_ += holds(lease.data(), lease.bytes(), id, 0) ? 0 : 1;
+      wrong_ += rig_.has(lease, tier, id, 0) ? 0 : 1;
       return;
     }
     const SegmentId id = pick(own_);
@@ -117,23 +117,24 @@ class Worker {
                           : below(random_, 2) == 0                           ? Access::kRead
                                                                              : Access::kWrite;
     const bool on_stream = below(random_, 2) == 0;
-    Lease lease = rig_.store->acquire(id, tier, access, on_stream ? &stream : nullptr);
+    Lease lease = rig_.store->acquire(id, tier, access, on_stream ? stream.get() : nullptr);
     const std::uint64_t before = access == Access::kOverwrite ? 0 : known->second;
     const std::uint64_t after = access == Access::kRead ? before : ++written_;
     if (access != Access::kRead) versions_[id] = after;
-    const auto work = [this, id, access, before, after, data = lease.data(), bytes = lease.bytes()] {
+    const Leased at(tier, access, lease);
+    const auto work = [this, id, access, before, after, bytes = lease.bytes()](void* data) {
       if (access != Access::kOverwrite && !holds(data, bytes, id, before)) ++wrong_;
       if (access != Access::kRead) fill(data, bytes, id, after);
     };
     if (on_stream) {
-      stream.enqueue("work", work);
-      lease.release_after(stream, stream.record());
+      stream.enqueue(at, work);
+      stream.release(lease);
       if (below(random_, 2) == 0) stream.synchronize();
       // At most one of a thread's leases is out, so that the budget is known to suffice.
       else
         stream.record().wait();
     } else {
-      work();
+      work_on(*rig_.device, at, work);
     }
   }
 
@@ -179,10 +180,12 @@ void run_threads(Rig& rig, const Shares& shares, std::uint64_t seed, int steps) 
   rig.within_budgets();
 }
 
-// Each thread holds one lease, and one more segment may be passing through the host; 12288 is the largest.
+// Each thread holds one lease, and one more segment may be passing through the host; kLargest is the largest.
 // What may not sink below the host comes on top.
 Budgets tight_budgets(const Shares& shares) {
-  Budgets budgets{kThreads * 12288, (kThreads + 1) * 12288};
+  constexpr std::int64_t kLargest = 12288;
+  Budgets budgets{kThreads * arena_charge(kLargest, shares.table.device_granule()),
+                  (kThreads + 1) * kLargest};
   for (SegmentId id = 0; id < shares.table.segment_count(); ++id) {
     if (shares.table.segment(id).lowest == Tier::kHost) budgets.host += shares.table.segment(id).charge;
   }

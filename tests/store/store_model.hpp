@@ -24,6 +24,7 @@ struct ModelConfig {
   Drives drives = Drives::kMemory;
   std::string policy = "next-use";
   int device_room = 2, host_room = 2;  // largest segments; 0: everything
+  std::int64_t granule = 4096;         // of the device, or what the tested one has, if that is larger
   Faults faults = Faults::kNone;
   bool write_ahead = true;
   int prefetch_depth = 0;
@@ -31,9 +32,10 @@ struct ModelConfig {
   std::string text() const {
     static constexpr const char* kDriveNames[] = {"memory", "uring", "libaio", "threads", "ram"};
     static constexpr const char* kFaultNames[] = {"no faults", "harmless faults", "errors", "flips"};
-    return fmt::format("seed {}, {} threads, {}, {}, room for {} and {}, {}, write-ahead {}, depth {}", seed,
-                       threads, kDriveNames[static_cast<int>(drives)], policy, device_room, host_room,
-                       kFaultNames[static_cast<int>(faults)], write_ahead, prefetch_depth);
+    return fmt::format(
+        "seed {}, {} threads, {}, {}, room for {} and {}, granules of {}, {}, write-ahead {}, depth {}", seed,
+        threads, kDriveNames[static_cast<int>(drives)], policy, device_room, host_room, granule,
+        kFaultNames[static_cast<int>(faults)], write_ahead, prefetch_depth);
   }
 };
 
@@ -191,7 +193,7 @@ struct ModelStore {
 
   ModelConfig config;
   TempDir dir;
-  TensorTable table{2};
+  TensorTable table;
   Budgets budgets;
   std::unique_ptr<Device> device;
   std::unique_ptr<Arena> host;
@@ -200,21 +202,23 @@ struct ModelStore {
   std::unique_ptr<Truth> truth;
   std::vector<TensorId> tensors;  // that are there
 
-  explicit ModelStore(const ModelConfig& c) : config(c) {
+  explicit ModelStore(const ModelConfig& c) : config(c), table(2, std::max(c.granule, test_granule())) {
     Random random(c.seed);
     for (int i = 0; i < 9; ++i) tensors.push_back(table.add(spec(random, i)));
-    const std::int64_t everything = table.total_charge(Tier::kHost) + 4 * 3 * kLargest;  // and what is added
-    budgets = {c.device_room > 0 ? c.device_room * kLargest : everything,
-               c.host_room > 0 ? c.host_room * kLargest : everything};
+    const std::int64_t at_device = arena_charge(kLargest, table.device_granule());
+    constexpr int kAdded = 4 * 3;  // segments of tensors that are added
+    const Budgets everything{table.total_charge(Tier::kDevice) + kAdded * at_device,
+                             table.total_charge(Tier::kHost) + kAdded * kLargest};
+    budgets = {c.device_room > 0 ? c.device_room * at_device : everything.device,
+               c.host_room > 0 ? c.host_room * kLargest : everything.host};
     for (SegmentId id = 0; id < table.segment_count(); ++id) {
-      if (table.segment(id).lowest == Tier::kHost && c.host_room > 0)
-        budgets.host += table.segment(id).charge;
-      if (table.segment(id).lowest == Tier::kDevice && c.device_room > 0)
-        budgets.device += table.segment(id).charge;
+      const Segment& s = table.segment(id);
+      if (s.lowest == Tier::kHost && c.host_room > 0) budgets.host += s.charge_at(Tier::kHost);
+      if (s.lowest == Tier::kDevice && c.device_room > 0) budgets.device += s.charge_at(Tier::kDevice);
     }
-    device = make_host_device(budgets.device, nullptr);
+    device = in_granules(make_test_device(budgets.device), table.device_granule());
     host = make_host_arena("host memory", budgets.host);
-    io = make_drives(c, 2, 4 * everything, dir);
+    io = make_drives(c, 2, 4 * everything.host, dir);
     TensorStore::Options options;
     options.table = &table;
     options.device = device.get();

@@ -47,6 +47,7 @@ std::vector<ModelConfig> configurations(std::uint64_t seed) {
                            .policy = policy,
                            .device_room = device,
                            .host_room = host,
+                           .granule = some_granule(random),
                            .faults = faults,
                            .write_ahead = below(random, 2) == 0,
                            .prefetch_depth = below(random, 3) * 8});
@@ -141,17 +142,17 @@ class ModelRound {
       const SegmentId id = steps[static_cast<std::size_t>(i) % steps.size()].segment;
       store().prefetch(id, rig_.some_tier(random_, id));
     }
-    HostStream stream("program", HostStream::Mode::kThread);
+    WorkStream stream(*rig_.device, "program");
     const int times = 1 + below(random_, 2);
     for (int time = 0; time < times; ++time) {
       store().run(&program, time + 1 < times ? &program : nullptr);
       for (const AccessStep& a : steps) {
         std::vector<Lease> leases;
-        store().acquire_op(&stream, leases);
-        stream.enqueue("work", [this, a, data = leases[0].data(), bytes = leases[0].bytes()] {
+        store().acquire_op(stream.get(), leases);
+        stream.enqueue({a, leases[0]}, [this, a, bytes = leases[0].bytes()](void* data) {
           rig_.truth->work(a.segment, a.access, data, bytes);
         });
-        leases[0].release_after(stream, stream.record());
+        stream.release(leases[0]);
         ++count_.operations;
       }
     }
@@ -175,8 +176,10 @@ class ModelRound {
   }
 
   void use(SegmentId id, Access access) {
-    const Lease lease = store().acquire(id, rig_.some_tier(random_, id), access);
-    rig_.truth->work(id, access, lease.data(), lease.bytes());
+    const Tier tier = rig_.some_tier(random_, id);
+    const Lease lease = store().acquire(id, tier, access);
+    work_on(*rig_.device, {tier, access, lease},
+            [&](void* data) { rig_.truth->work(id, access, data, lease.bytes()); });
   }
   void write_all() {
     for (const SegmentId id : rig_.segments()) use(id, Access::kOverwrite);

@@ -9,7 +9,12 @@ namespace zg::test {
 class ModelWorker {
  public:
   ModelWorker(ModelStore& rig, int number, std::uint64_t seed)
-      : rig_(rig), store_(*rig.store), number_(number), random_(seed), segments_(rig.segments()) {}
+      : rig_(rig),
+        store_(*rig.store),
+        number_(number),
+        random_(seed),
+        segments_(rig.segments()),
+        stream_(*rig.device) {}
 
   // Until so many operations are done, or the store has failed; says whether it has.
   bool run(std::int64_t operations, std::atomic<std::int64_t>& counter) {
@@ -86,7 +91,7 @@ class ModelWorker {
 
   void single(const AccessStep& a) {
     const bool on_stream = below(random_, 3) == 0;
-    std::optional<Lease> lease = take(a, on_stream ? &stream_ : nullptr);
+    std::optional<Lease> lease = take(a, on_stream ? stream_.get() : nullptr);
     if (!lease) return;
     use({&a, 1}, {&*lease, 1}, on_stream);
   }
@@ -94,17 +99,13 @@ class ModelWorker {
   void use(std::span<const AccessStep> accesses, std::span<Lease> leases, bool on_stream) {
     for (std::size_t i = 0; i < leases.size(); ++i) {
       const AccessStep& a = accesses[i];
-      const auto work = [truth = rig_.truth.get(), a, data = leases[i].data(), bytes = leases[i].bytes()] {
+      const Leased at(a, leases[i]);
+      const auto work = [truth = rig_.truth.get(), a, bytes = at.bytes](void* data) {
         truth->work(a.segment, a.access, data, bytes);
       };
-      on_stream ? stream_.enqueue("work", work) : work();
+      on_stream ? stream_.enqueue(at, work) : work_on(*rig_.device, at, work);
     }
-    if (!on_stream) {
-      for (Lease& lease : leases) lease.release();
-      return;
-    }
-    const Event event = stream_.record();
-    for (Lease& lease : leases) lease.release_after(stream_, event);
+    for (Lease& lease : leases) on_stream ? stream_.release(lease) : lease.release();
   }
 
   // In little room two segments of one tier, which always fit.
@@ -122,7 +123,7 @@ class ModelWorker {
     const bool on_stream = below(random_, 3) == 0;
     std::vector<Lease> leases;
     try {
-      store_.acquire(accesses, leases, on_stream ? &stream_ : nullptr);
+      store_.acquire(accesses, leases, on_stream ? stream_.get() : nullptr);
     } catch (const Error& e) {
       const auto comes_and_goes = [&](const AccessStep& a) { return rig_.is_volatile(a.segment); };
       if (!is_absent(e) || std::none_of(accesses.begin(), accesses.end(), comes_and_goes)) throw;
@@ -213,7 +214,7 @@ class ModelWorker {
   std::vector<AccessStep> script_, other_script_;
   std::vector<Pin> pins_;
   bool failed_ = false;
-  HostStream stream_{"work", HostStream::Mode::kThread};
+  WorkStream stream_;
 };
 
 }  // namespace zg::test

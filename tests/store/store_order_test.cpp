@@ -83,18 +83,18 @@ TEST_F(StoreOrder, RoomIsGivenInTheOrderOfComing) {
 
 // What one stream still has is in order for that stream alone.
 TEST_F(StoreOrder, AnotherStreamsLeaseIsWaitedFor) {
-  HostStream mine("mine", HostStream::Mode::kThread), other("other", HostStream::Mode::kThread);
+  WorkStream mine(*rig.device, "mine"), other(*rig.device, "other");
   const Event gate = Event::pending();
   std::atomic<bool> open{false};
   other.wait(gate);
   store.acquire(0, Tier::kHost, Access::kWrite)
       .release();  // no copy elsewhere, so that nothing is to be decided
-  for (HostStream* s : {&other, &mine}) {
-    Lease lease = store.acquire(0, Tier::kHost, Access::kRead, s);
-    lease.release_after(*s, s->record());
+  for (WorkStream* s : {&other, &mine}) {
+    Lease lease = store.acquire(0, Tier::kHost, Access::kRead, s->get());
+    s->release(lease);
   }
   std::thread writer([&] {
-    const Lease lease = store.acquire(0, Tier::kHost, Access::kWrite, &mine);
+    const Lease lease = store.acquire(0, Tier::kHost, Access::kWrite, mine.get());
     EXPECT_TRUE(open) << "the other stream has not read it yet";
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -104,16 +104,16 @@ TEST_F(StoreOrder, AnotherStreamsLeaseIsWaitedFor) {
 }
 
 TEST_F(StoreOrder, ItsOwnStreamsLeaseIsNotWaitedFor) {
-  HostStream mine("mine", HostStream::Mode::kThread);
+  WorkStream mine(*rig.device, "mine");
   const Event gate = Event::pending();
   mine.wait(gate);
   for (std::uint64_t version = 1; version <= 3; ++version) {
-    Lease lease = store.acquire(0, Tier::kHost, Access::kWrite, &mine);
-    mine.enqueue("work", [data = lease.data(), version] {
+    Lease lease = store.acquire(0, Tier::kHost, Access::kWrite, mine.get());
+    mine.enqueue({Tier::kHost, Access::kWrite, lease}, [version](void* data) {
       EXPECT_TRUE(holds(data, kPage, 0, version - 1));
       fill(data, kPage, 0, version);
     });
-    lease.release_after(mine, mine.record());
+    mine.release(lease);
   }
   EXPECT_EQ(store.report(0)[0].passed, 3);
   gate.set();

@@ -1,4 +1,4 @@
-// The two hops of a large segment run at once; and moving allocates nothing once it is under way.
+// The two hops of a large segment run at once.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -6,7 +6,6 @@
 
 #include "store/programs.hpp"
 #include "store/rig.hpp"
-#include "support/count_allocations.hpp"
 #include "support/memory_io.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -19,9 +18,10 @@ constexpr int kPieces = 5;
 // Counts the copies, and has those to the host wait for a word after the first ones.
 class CountingDevice final : public Device {
  public:
-  explicit CountingDevice(std::int64_t budget) : inner_(make_host_device(budget, nullptr)) {}
+  explicit CountingDevice(std::int64_t budget) : inner_(make_test_device(budget)) {}
   std::string describe() const override { return inner_->describe(); }
-  bool is_host() const override { return true; }
+  bool is_host() const override { return inner_->is_host(); }
+  Arena::Hooks host_hooks() override { return inner_->host_hooks(); }
   Arena& arena() override { return inner_->arena(); }
   Ops& ops() override { return inner_->ops(); }
   std::unique_ptr<Stream> make_stream(const std::string& name) override { return inner_->make_stream(name); }
@@ -33,6 +33,8 @@ class CountingDevice final : public Device {
     if (++to_host == hold_after + 1) stream.wait(held);
     inner_->copy_to_host(stream, host, device, bytes);
   }
+
+  Device* inner() { return inner_.get(); }  // copies by which are not counted
 
   std::atomic<int> to_device{0}, to_host{0};
   int hold_after = 1000000;
@@ -103,19 +105,24 @@ struct PiecesRig {
 
   explicit PiecesRig(TensorTable t)
       : table(std::move(t)),
-        device(table.segment(0).charge),
+        device(table.segment(0).device_charge),
         host(make_host_arena("host memory", table.segment(0).charge)),
         io(table.drive_bytes()),
         store({.table = &table,
                .device = &device,
                .host = host.get(),
                .io = &io,
-               .budgets = {table.segment(0).charge, table.segment(0).charge},
+               .budgets = {table.segment(0).device_charge, table.segment(0).charge},
                .warn_after_seconds = 30}) {}
+  // At the device.
+  void expect_written(const Lease& lease) {
+    work_on(*device.inner(), {Tier::kDevice, Access::kRead, lease},
+            [&](const void* data) { EXPECT_TRUE(holds(data, lease.bytes(), 0, 1)); });
+  }
 };
 
 TEST(StorePieces, GoOnToTheDeviceWhileOthersAreStillRead) {
-  PiecesRig rig(equal_table(1, 1, kBytes));
+  PiecesRig rig(equal_table(1, 1, kBytes, Tier::kNvme, test_granule()));
   {
     const Lease lease = rig.store.acquire(0, Tier::kHost, Access::kOverwrite);
     fill(lease.data(), lease.bytes(), 0, 1);
@@ -130,15 +137,16 @@ TEST(StorePieces, GoOnToTheDeviceWhileOthersAreStillRead) {
   rig.io.let_go();
   reader.join();
   EXPECT_EQ(rig.device.to_device, kPieces);
-  EXPECT_TRUE(holds(lease.data(), lease.bytes(), 0, 1));
+  rig.expect_written(lease);
   EXPECT_EQ(rig.store.traffic().host_to_device, kBytes);
 }
 
 TEST(StorePieces, GoOnToNvmeWhileOthersAreStillCopied) {
-  PiecesRig rig(equal_table(1, 1, kBytes));
+  PiecesRig rig(equal_table(1, 1, kBytes, Tier::kNvme, test_granule()));
   {
     const Lease lease = rig.store.acquire(0, Tier::kDevice, Access::kOverwrite);
-    fill(lease.data(), lease.bytes(), 0, 1);
+    work_on(*rig.device.inner(), {Tier::kDevice, Access::kOverwrite, lease},
+            [&](void* data) { fill(data, lease.bytes(), 0, 1); });
   }
   rig.device.hold_after = 2;
   rig.store.sink();
@@ -147,8 +155,7 @@ TEST(StorePieces, GoOnToNvmeWhileOthersAreStillCopied) {
   rig.device.held.set();
   rig.store.drain();
   EXPECT_EQ(rig.io.writes, kPieces);
-  const Lease lease = rig.store.acquire(0, Tier::kDevice, Access::kRead);
-  EXPECT_TRUE(holds(lease.data(), lease.bytes(), 0, 1));
+  rig.expect_written(rig.store.acquire(0, Tier::kDevice, Access::kRead));
 }
 
 // Large segments in both directions, in many orders. (Two at the host: what leaves the device for what comes
@@ -164,14 +171,14 @@ TEST(StorePieces, KeepTheirContents) {
       const SegmentId id = below(random, 4);
       const auto at = static_cast<std::size_t>(id);
       const Tier tier = below(random, 2) == 0 ? Tier::kDevice : Tier::kHost;
-      const Access access = version[at] == 0         ? Access::kOverwrite
+      const Access access = version[at] == 0        ? Access::kOverwrite
                             : below(random, 2) == 0 ? Access::kRead
                                                     : Access::kWrite;
       const Lease lease = rig.store->acquire(id, tier, access);
       if (access != Access::kOverwrite) {
-        ASSERT_TRUE(holds(lease.data(), lease.bytes(), id, version[at])) << i;
+        ASSERT_TRUE(rig.has(lease, tier, id, version[at])) << i;
       }
-      if (access != Access::kRead) fill(lease.data(), lease.bytes(), id, ++version[at]);
+      if (access != Access::kRead) rig.write(lease, tier, id, ++version[at]);
     }
     rig.within_budgets();
   }
@@ -186,71 +193,13 @@ TEST(StorePieces, AFailureOnTheWayIsToldAndNothingHangs) {
             std::make_unique<MemoryIo>(1, table.drive_bytes(), MemoryIo::Options{.faults = faults}));
     EXPECT_THROW(
         {
-          for (SegmentId id = 0; id < 2; ++id) rig.store->acquire(id, Tier::kDevice, Access::kOverwrite).release();
+          for (SegmentId id = 0; id < 2; ++id)
+            rig.store->acquire(id, Tier::kDevice, Access::kOverwrite).release();
           for (int i = 0; i < 4; ++i) rig.store->acquire(i % 2, Tier::kDevice, Access::kRead).release();
         },
         Error);
   }
 }
-
-// Both ways of use, through all tiers, with everything evicted all the time.
-class StoreSteadyState : public ::testing::TestWithParam<Nvme> {};
-
-TEST_P(StoreSteadyState, MovesWithoutAllocating) {
-  constexpr int kSegments = 24;
-  TempDir dir;
-  const TensorTable table = equal_table(1, kSegments, 64 * 1024);
-  const std::int64_t charge = table.segment(0).charge;
-  Rig rig(table, {6 * charge, 9 * charge}, make_nvme(GetParam(), table, dir));
-  const auto pass = [&](Access access) {
-    for (SegmentId id = 0; id < kSegments; ++id) rig.store->acquire(id, Tier::kDevice, access).release();
-  };
-  pass(Access::kOverwrite);
-  const auto count = [&](auto&& round) {
-    std::int64_t least = 1000000;
-    for (int i = 0; i < 12; ++i) {
-      const std::int64_t before = allocations_of_all_threads();
-      round();
-      rig.store->drain();
-      least = std::min(least, allocations_of_all_threads() - before);
-    }
-    return least;
-  };
-  EXPECT_EQ(count([&] { pass(Access::kWrite); }), 0) << "without a program";
-  // A step builds its record when it ends: some allocations for all of it, none for each move.
-  const std::int64_t step = count([&] {
-    rig.store->step_begin();
-    pass(Access::kWrite);
-    rig.store->step_end();
-  });
-  EXPECT_LE(step, 40) << "in a step";
-  Program program("steady");
-  for (SegmentId id = 0; id < kSegments; ++id) {
-    program.add_op(std::vector<AccessStep>{{id, Tier::kDevice, Access::kWrite, false}});
-  }
-  program.finish(kSegments);
-  rig.store->run(&program, &program);
-  std::vector<Lease> leases;
-  EXPECT_EQ(count([&] {
-              for (SegmentId id = 0; id < kSegments; ++id) {
-                rig.store->acquire_op(nullptr, leases);
-                leases.clear();
-              }
-              rig.store->run(&program, &program);
-            }),
-            0)
-      << "with a program";
-  for (SegmentId id = 0; id < kSegments; ++id) rig.store->acquire_op(nullptr, leases), leases.clear();
-  rig.store->run(&program, nullptr);
-  for (SegmentId id = 0; id < kSegments; ++id) rig.store->acquire_op(nullptr, leases), leases.clear();
-  rig.store->run(nullptr, nullptr);
-}
-
-INSTANTIATE_TEST_SUITE_P(Engines, StoreSteadyState,
-                         ::testing::Values(Nvme::kUring, Nvme::kThreads, Nvme::kRam),
-                         [](const auto& kind) {
-                           return kind.param == Nvme::kUring ? "uring" : kind.param == Nvme::kThreads ? "threads" : "ram";
-                         });
 
 }  // namespace
 }  // namespace zg::test

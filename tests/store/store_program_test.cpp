@@ -32,7 +32,8 @@ TEST(StoreProgram, RandomProgramsMatchTheModelAndTheDryRun) {
     SCOPED_TRACE(trial);
     const Scenario s = random_scenario(random, below(random, 4), 6 + below(random, 12), {.ops = 25});
     const Budgets least = smallest_budgets(s);
-    const Budgets budgets{least.device + 4096 * below(random, 12), least.host + 4096 * below(random, 12)};
+    const Budgets budgets{least.device + s.table.device_granule() * below(random, 12),
+                          least.host + 4096 * below(random, 12)};
     for (const int depth : kDepths) check(s, budgets, depth, Nvme::kMemory, random());
     if (HasFailure()) return;
   }
@@ -105,23 +106,26 @@ TEST(StoreProgram, AStreamDoesNotWaitForItself) {
         std::vector<AccessStep>{{0, Tier::kDevice, i == 0 ? Access::kOverwrite : Access::kWrite, false}});
   }
   program.finish(1);
-  HostStream stream("work", HostStream::Mode::kThread);
   Rig rig(table, {4096, 0}, nullptr, 8);
+  WorkStream stream(*rig.device);
   const Watchdog watchdog(30, [&] { return rig.store->state(); });
   rig.store->run(&program, nullptr);
   const Event gate = Event::pending();
   stream.wait(gate);
   std::vector<Lease> leases;
   for (int i = 0; i < 3; ++i) {
-    rig.store->acquire_op(&stream, leases);
-    stream.enqueue("count",
-                   [data = static_cast<int*>(leases[0].data()), i] { *data = i == 0 ? 1 : *data + 1; });
-    leases[0].release_after(stream, stream.record());
+    rig.store->acquire_op(stream.get(), leases);
+    stream.enqueue({program.op(i)[0], leases[0]}, [i](void* data) {
+      int& count = *static_cast<int*>(data);
+      count = i == 0 ? 1 : count + 1;
+    });
+    stream.release(leases[0]);
   }
   gate.set();
   rig.store->run(nullptr, nullptr);
   const Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kRead);
-  EXPECT_EQ(*static_cast<const int*>(lease.data()), 3);
+  work_on(*rig.device, {Tier::kDevice, Access::kRead, lease},
+          [](const void* data) { EXPECT_EQ(*static_cast<const int*>(data), 3); });
 }
 
 class StoreProgramOnEngine : public testing::TestWithParam<Nvme> {};

@@ -47,17 +47,18 @@ void in_threads(TensorStore& store, int count, int times, Body&& body) {
 TEST(StoreThreads, SingleLeasesInRoomForTwoGoOnForEverybody) {
   constexpr int kSegments = 10;
   Rig rig = two_segments(kSegments);
-  std::vector<std::unique_ptr<HostStream>> streams;
-  for (int t = 0; t < kThreads; ++t)
-    streams.push_back(std::make_unique<HostStream>("work", HostStream::Mode::kThread));
+  std::vector<std::unique_ptr<WorkStream>> streams;
+  for (int t = 0; t < kThreads; ++t) streams.push_back(std::make_unique<WorkStream>(*rig.device));
   std::atomic<int> wrong{0};
   in_threads(*rig.store, kThreads, 150, [&](int t, int i) {
     const SegmentId id = (t * 7 + i * 3) % kSegments;
-    HostStream& stream = *streams[static_cast<std::size_t>(t)];
+    WorkStream& stream = *streams[static_cast<std::size_t>(t)];
     const Tier tier = i % 2 == 0 ? Tier::kDevice : Tier::kHost;
-    Lease lease = rig.store->acquire(id, tier, t % 2 == 0 ? Access::kRead : Access::kWrite, &stream);
-    stream.enqueue("look", [&wrong, id, data = lease.data()] { wrong += holds(data, kPage, id, 0) ? 0 : 1; });
-    lease.release_after(stream, stream.record());
+    const Access access = t % 2 == 0 ? Access::kRead : Access::kWrite;
+    Lease lease = rig.store->acquire(id, tier, access, stream.get());
+    stream.enqueue({tier, Access::kRead, lease},
+                   [&wrong, id](const void* data) { wrong += holds(data, kPage, id, 0) ? 0 : 1; });
+    stream.release(lease);
   });
   for (auto& s : streams) s->synchronize();
   EXPECT_EQ(wrong, 0);
@@ -77,7 +78,7 @@ TEST(StoreThreads, SegmentsTakenTogetherNeverCloseACircle) {
                                                {b, tier, t % 2 == 0 ? Access::kRead : Access::kWrite, false}},
                        leases);
     EXPECT_EQ(leases.size(), 2u);
-    wrong += holds(leases[0].data(), kPage, a, 0) && holds(leases[1].data(), kPage, b, 0) ? 0 : 1;
+    wrong += rig.has(leases[0], tier, a, 0) && rig.has(leases[1], tier, b, 0) ? 0 : 1;
   });
   EXPECT_EQ(wrong, 0);
   rig.store->check();
@@ -244,7 +245,7 @@ TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
   std::atomic<int> wrong{0}, ready{0};
   {
     const Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kOverwrite);
-    fill(lease.data(), kBytes, 0, 0);
+    rig.write(lease, Tier::kDevice, 0, 0);
   }
   const auto pause = [](int length) {
     for (volatile int i = 0; i < length;) i = i + 1;
@@ -258,8 +259,8 @@ TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
     if (t == 0) {
       const Lease lease = rig.store->acquire(0, Tier::kDevice, Access::kWrite);
       pause(60000);
-      if (!holds(lease.data(), kBytes, 0, version)) ++wrong;
-      fill(lease.data(), kBytes, 0, ++version);
+      if (!rig.has(lease, Tier::kDevice, 0, version)) ++wrong;
+      rig.write(lease, Tier::kDevice, 0, ++version);
     } else {
       const Lease lease = rig.store->acquire(0, Tier::kHost, Access::kRead);
       if (!holds(lease.data(), kBytes, 0, version)) ++wrong;
@@ -289,9 +290,9 @@ TEST(StoreThreads, NobodyReadsWhatAnOverwriteHasNotWrittenYet) {
       while (ready < 4) std::this_thread::yield();
       const Lease lease = rig.store->acquire(0, Tier::kDevice, t == 0 ? Access::kOverwrite : Access::kRead);
       if (t == 0) {
-        fill(lease.data(), kPage, 0, ++version);
+        rig.write(lease, Tier::kDevice, 0, ++version);
       } else {
-        wrong += holds(lease.data(), kPage, 0, version) ? 0 : 1;
+        wrong += rig.has(lease, Tier::kDevice, 0, version) ? 0 : 1;
       }
     });
   }
@@ -315,7 +316,7 @@ TEST(StoreThreads, WhatIsGivenBackUnwrittenIsAsBefore) {
       store.acquire(std::vector<AccessStep>{{other, Tier::kDevice, Access::kOverwrite, false},
                                             {kHeld, Tier::kHost, Access::kWrite, false}},
                     leases);
-      fill(leases[0].data(), kPage, other, 1);
+      rig.write(leases[0], Tier::kDevice, other, 1);
     });
     while (store.waiting() == 0) std::this_thread::yield();
     if (other == kWithout) {
@@ -387,7 +388,7 @@ TEST(StoreThreads, ContentThatComesMeanwhileIsNotLostEither) {
         store.acquire(std::vector<AccessStep>{{0, tier, Access::kOverwrite, false},
                                               {1, Tier::kHost, Access::kWrite, false}},
                       leases);
-        fill(leases[0].data(), kPage, 0, ++version);
+        rig.write(leases[0], tier, 0, ++version);
       } else if (i % 4 == 0) {
         const Lease lease = store.acquire(0, Tier::kHost, Access::kOverwrite);
         fill(lease.data(), kPage, 0, ++version);
@@ -470,8 +471,7 @@ TEST(StoreThreads, WhoWaitsIsWoken) {
     turn = 0;
     in_threads(*rig.store, 3, 1500, [&](int t, int i) {
       const SegmentId id = same ? 0 : (t * 2 + i) % 6;
-      HostStream* const stream = nullptr;
-      const Lease lease = rig.store->acquire(id, Tier::kHost, Access::kWrite, stream);
+      const Lease lease = rig.store->acquire(id, Tier::kHost, Access::kWrite);
       ++turn;
     });
     EXPECT_EQ(turn, 3 * 1500);

@@ -122,20 +122,21 @@ TEST(StoreVersions, HoldAlongAProgramAndInPieces) {
   for (SegmentId id = 0; id < 3; ++id)
     program.add_op(std::vector<AccessStep>{{id, Tier::kDevice, Access::kWrite, false}});
   program.finish(3);
-  HostStream stream("work", HostStream::Mode::kThread);
+  WorkStream stream(*rig.device);
   std::vector<Lease> leases;
   for (std::uint64_t round = 0; round < 3; ++round) {
     rig.store->run(&program, nullptr);
     for (std::uint64_t op = 0; op < 6; ++op) {
-      rig.store->acquire_op(&stream, leases);
+      rig.store->acquire_op(stream.get(), leases);
       const auto id = static_cast<SegmentId>(op % 3);
-      stream.enqueue("fill", [id, op, round, data = leases[0].data()] {
+      const AccessStep& access = program.op(static_cast<std::int32_t>(op))[0];
+      stream.enqueue({access, leases[0]}, [id, op, round](void* data) {
         if (op >= 3) {
           EXPECT_TRUE(holds(data, kLarge, id, 10 * round)) << id;
         }
         fill(data, kLarge, id, 10 * round + op / 3);
       });
-      leases[0].release_after(stream, stream.record());
+      stream.release(leases[0]);
     }
   }
   stream.synchronize();

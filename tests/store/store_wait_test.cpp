@@ -22,21 +22,21 @@ struct Free {
         rig(table, budgets, std::make_unique<MemoryIo>(1, 2 * table.drive_bytes(), MemoryIo::Options{})) {
     if (!write_ahead) return;
     TensorStore::Options options;
-    options.table = &table;
+    options.table = &rig.table;
     options.device = rig.device.get();
     options.host = rig.host.get();
     options.io = rig.io.get();
-    options.budgets = budgets;
+    options.budgets = rig.budgets;
     options.policy = [] { return std::make_unique<RandomPolicy>(1); };
     rig.store.reset();
     rig.store = std::make_unique<TensorStore>(options);
   }
   TensorStore& store() { return *rig.store; }
   void write(SegmentId id, Tier tier = Tier::kHost, std::uint64_t version = 0) {
-    fill(store().acquire(id, tier, Access::kOverwrite).data(), kPage, id, version);
+    rig.write(store().acquire(id, tier, Access::kOverwrite), tier, id, version);
   }
   void read(SegmentId id, Tier tier = Tier::kHost) {
-    EXPECT_TRUE(holds(store().acquire(id, tier, Access::kRead).data(), kPage, id, 0)) << id;
+    EXPECT_TRUE(rig.has(store().acquire(id, tier, Access::kRead), tier, id, 0)) << id;
   }
 };
 
@@ -137,11 +137,11 @@ TEST(StoreCounts, TheReportSaysWhatIsPinnedPassedAndMoving) {
   }
   EXPECT_FALSE(store.report(0)[0].pinned[at(Tier::kHost)]);
   {
-    HostStream stream("work", HostStream::Mode::kThread);
+    WorkStream stream(*rig.device);
     const Event gate = Event::pending();
-    Lease lease = store.acquire(0, Tier::kDevice, Access::kWrite, &stream);
+    Lease lease = store.acquire(0, Tier::kDevice, Access::kWrite, stream.get());
     stream.wait(gate);
-    lease.release_after(stream, stream.record());
+    stream.release(lease);
     const SegmentReport r = store.report(0)[0];
     EXPECT_EQ(r.passed, 1);
     EXPECT_EQ(r.writers[at(Tier::kDevice)], 1);
@@ -174,26 +174,24 @@ TEST(StoreCounts, TheReportKnowsTheNextUse) {
 // A store that ends while a stream has leases, with others' transfers under way.
 TEST(StoreEnd, WaitsForPassedLeasesAndMoves) {
   for (int round = 0; round < 20; ++round) {
-    HostStream stream("work", HostStream::Mode::kThread);
+    Free f(6, {2 * kPage, 3 * kPage});
+    WorkStream stream(*f.rig.device);
     std::atomic<int> done{0};
-    {
-      Free f(6, {2 * kPage, 3 * kPage});
-      for (SegmentId id = 0; id < 6; ++id) f.write(id);
-      for (SegmentId id = 0; id < 2; ++id) {
-        Lease lease = f.store().acquire(id, Tier::kDevice, Access::kWrite, &stream);
-        stream.enqueue("work", [&done, data = lease.data()] {
-          std::this_thread::sleep_for(std::chrono::milliseconds(2));
-          fill(data, kPage, 0, 1);
-          ++done;
-        });
-        lease.release_after(stream, stream.record());
-      }
-      for (SegmentId id = 2; id < 6; ++id) f.store().prefetch(id, Tier::kHost);
-      f.rig.store.reset();
-      EXPECT_EQ(done, 2);
-      EXPECT_EQ(f.rig.host->in_use(), 0);
-      EXPECT_EQ(f.rig.device->arena().in_use(), 0);
+    for (SegmentId id = 0; id < 6; ++id) f.write(id);
+    for (SegmentId id = 0; id < 2; ++id) {
+      Lease lease = f.store().acquire(id, Tier::kDevice, Access::kWrite, stream.get());
+      stream.enqueue({Tier::kDevice, Access::kWrite, lease}, [&done](void* data) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        fill(data, kPage, 0, 1);
+        ++done;
+      });
+      stream.release(lease);
     }
+    for (SegmentId id = 2; id < 6; ++id) f.store().prefetch(id, Tier::kHost);
+    f.rig.store.reset();
+    EXPECT_EQ(done, 2);
+    EXPECT_EQ(f.rig.host->in_use(), 0);
+    EXPECT_EQ(f.rig.device->arena().in_use(), 0);
   }
 }
 
@@ -298,7 +296,8 @@ TEST(StoreWait, AThreadOfManyLeasesIsStillSeenToWaitForItself) {
   constexpr int kSegments = 200;
   Rig rig(equal_table(0, kSegments), {0, kSegments * kPage}, nullptr);
   std::vector<Lease> leases;
-  for (SegmentId id = 0; id < kSegments; ++id) leases.push_back(rig.store->acquire(id, Tier::kHost, Access::kOverwrite));
+  for (SegmentId id = 0; id < kSegments; ++id)
+    leases.push_back(rig.store->acquire(id, Tier::kHost, Access::kOverwrite));
   for (const SegmentId id : {0, 31, 32, 150, kSegments - 1}) {
     EXPECT_THROW((void)rig.store->acquire(id, Tier::kHost, Access::kRead), Error) << id;
   }

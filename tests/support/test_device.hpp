@@ -10,6 +10,12 @@ namespace zg::test {
 
 std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace = nullptr);
 
+// What its arena charges multiples of.
+inline std::int64_t test_granule() {
+  static const std::int64_t granule = make_test_device(std::int64_t{64} << 20)->arena().granule();
+  return granule;
+}
+
 // Copies that are done when they return.
 inline void to_device(Device& device, void* to, const void* from, std::int64_t bytes) {
   const auto stream = device.make_stream("test copies");

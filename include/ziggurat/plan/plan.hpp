@@ -50,4 +50,18 @@ Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic);
 // Measures the speed of matrix products in `dtype` and of memory copies; a fraction of a second.
 Roofs measure_roofs(DType dtype);
 
+// Between host memory and a device, bytes per second: each way while the other rests, and the sum of the two
+// while both are under way.
+struct LinkRates {
+  double to_device = 0, to_host = 0, both = 0;
+};
+// A device's own speeds, the best of several runs on random numbers. Each takes some of the arena,
+// kRoofMemory where that much is free, and of the host as much as a few copies need; a fraction of a second.
+inline constexpr std::int64_t kRoofMemory = std::int64_t{640} << 20;
+double measure_products(Device& device, DType dtype);  // FLOP/s
+double measure_memory(Device& device);  // bytes per second, read and written, of its own memory
+LinkRates measure_link(Device& device);
+// Products and link.
+Roofs measure_roofs(Device& device, DType dtype);
+
 }  // namespace zg

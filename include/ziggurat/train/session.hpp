@@ -20,8 +20,13 @@ namespace zg {
 // Resident memory of the process beyond its device and host budgets stays below this: code, libraries, thread
 // stacks, scratch of the matrix library, token pages.
 inline constexpr std::int64_t kProcessOverhead = 256 << 20;
-// Of a GPU's free memory, what is left to libraries' workspaces and CUDA itself where tiers.device is not stated.
+// Of a GPU's free memory, what is left to libraries' workspaces and CUDA itself where tiers.device is not
+// stated.
 inline constexpr std::int64_t kGpuReserve = std::int64_t{1} << 30;
+
+// Speeds of what the run computes on and of its link to host memory: of the processor, or of the GPU, which
+// is asked for memory of its own that goes back. Before the session starts, which may take all there is.
+Roofs measure_roofs(const RunConfig& config);
 
 class Session {
  public:

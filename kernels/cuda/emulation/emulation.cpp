@@ -218,6 +218,11 @@ void trap() {
   broken(*t_fiber, "the kernel trapped");
 }
 
+void check_access(const void* address, std::size_t bytes) {
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0)
+    broken(*t_fiber, fmt::format("an access of {} bytes at an address that is no multiple of it", bytes));
+}
+
 void barrier() {
   barrier_vote(1, 0);
 }

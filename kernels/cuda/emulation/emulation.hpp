@@ -88,6 +88,7 @@ void require(bool kept, const char* rule);
 void start_copy(void* to, const void* from, std::size_t bytes);
 void commit_copies();
 void wait_copies(std::size_t left);  // until at most so many groups are left, the latest
+void check_access(const void* address, std::size_t bytes);  // that it is aligned, as a GPU would
 
 // Runs the kernel over the grid, in this thread, blocks in a drawn order.
 void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,

@@ -139,6 +139,11 @@ Gds::Gds(std::unique_ptr<Library> library) : library_(std::move(library)) {}
 Gds::~Gds() = default;
 
 std::unique_ptr<Gds> Gds::load(std::string* why, const std::string& name) {
+  // Without NVIDIA's driver, cuFile (1.17) never comes back from opening its own.
+  if (name == kLibrary && dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) == nullptr) {
+    *why = "GPUDirect Storage needs NVIDIA's driver, which this process does not use";
+    return nullptr;
+  }
   auto library = std::make_unique<Library>();
   library->handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library->handle == nullptr) {

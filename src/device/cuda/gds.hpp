@@ -23,7 +23,8 @@ namespace zg::cuda {
 class Gds {
  public:
   static constexpr const char* kLibrary = "libcufile.so.0";
-  // Finds the library and opens its driver. Null: it cannot be had, and `why` says why not.
+  // Finds the library and opens its driver, after the process has begun to use CUDA. Null: it cannot be had,
+  // and `why` says why not.
   static std::unique_ptr<Gds> load(std::string* why, const std::string& library = kLibrary);
   ~Gds();  // after its files
   Gds(const Gds&) = delete;

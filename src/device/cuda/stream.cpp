@@ -135,14 +135,14 @@ void Completions::rethrow() const {
 }
 
 bool Completions::is_done(const Track::Entry& entry) {
-  if (failed() || entry.point.done()) return true;
-  if (!entry.sets) return false;  // who sets it comes before it in the track
+  if (drained_ || entry.point.done()) return true;
+  if (!entry.sets || failed()) return false;  // who sets it comes before it in the track
   try {
     return runtime_.query(static_cast<Mark*>(entry.point.mark())->handle());
   } catch (...) {
     if (failure_ == nullptr) failure_ = std::current_exception();
     failed_.store(true, std::memory_order_release);
-    return true;
+    return false;
   }
 }
 
@@ -178,6 +178,16 @@ void Completions::run() {
     if (stop_) return;
     // What fails here costs time at most: whoever asked for binding was told that it is possible.
     if (!bind_to_.empty()) (void)bind_this_thread(std::exchange(bind_to_, {}));
+    if (failed() && !drained_) {
+      // What was enqueued before may still run, and must have ended before its memory is somebody else's.
+      lock.unlock();
+      try {
+        runtime_.synchronize();
+      } catch (...) {  // the failure itself
+      }
+      lock.lock();
+      drained_ = true;
+    }
     for (const auto& track : tracks_) advance(*track, done);
     lock.unlock();
     if (done.empty()) {

@@ -96,6 +96,7 @@ class Completions {
   bool stop_ = false;
   std::vector<int> bind_to_;
   std::atomic<bool> failed_{false};
+  bool drained_ = false;  // after a failure: nothing runs any more
   std::exception_ptr failure_;
   std::mutex marks_mutex_;  // of the two pools; taken with mutex_ held, never the other way round
   std::vector<std::unique_ptr<Mark>> marks_;

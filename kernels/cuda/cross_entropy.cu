@@ -70,7 +70,7 @@ struct Row {
     ZG_UNROLL
     for (int q = 0; q < kQuads; ++q) {
       const std::int64_t i = place(begin, q);
-      if (i < kept_cols) store_quad<true>(kept + i, x[q], 4, true);
+      if (i < kept_cols) *at_once<Quad<A>>(kept + i) = x[q];
       ZG_UNROLL
       for (int j = 0; j < 4; ++j) max = max < x[q].at[j] ? x[q].at[j] : max;
     }

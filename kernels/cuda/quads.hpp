@@ -33,12 +33,59 @@ __device__ __forceinline__ Quad<T> load_quad(const T* from, std::int64_t left, b
     return quad;
   }
 }
+
+__device__ __forceinline__ unsigned bits_of(float x) {
+  return __float_as_uint(x);
+}
+__device__ __forceinline__ unsigned bits_of(bf16 x) {
+  return x.bits;
+}
+__device__ __forceinline__ unsigned bits_of(fp16 x) {
+  return x.bits;
+}
+__device__ __forceinline__ unsigned bits_of(std::uint16_t x) {
+  return x;
+}
+__device__ __forceinline__ unsigned bits_of(std::uint8_t x) {
+  return x;
+}
+
+// To global memory, at once; in PTX for the reason that store_pack() has.
+template <class T>
+__device__ __forceinline__ void store_whole(T* to, const Quad<T>& quad) {
+#if defined(__CUDACC__)
+  const std::size_t at = __cvta_generic_to_global(to);
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("st.global.v2.f64 [%0], {%1, %2};" ::"l"(at), "d"(quad.at[0]), "d"(quad.at[1]) : "memory");
+    asm volatile("st.global.v2.f64 [%0+16], {%1, %2};" ::"l"(at), "d"(quad.at[2]), "d"(quad.at[3])
+                 : "memory");
+  } else {
+    unsigned x[4];
+    ZG_UNROLL
+    for (int j = 0; j < 4; ++j) x[j] = bits_of(quad.at[j]);
+    if constexpr (sizeof(T) == 4) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+                   "r"(x[3])
+                   : "memory");
+    } else if constexpr (sizeof(T) == 2) {
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(x[0] | x[1] << 16),
+                   "r"(x[2] | x[3] << 16)
+                   : "memory");
+    } else {
+      asm volatile("st.global.b32 [%0], %1;" ::"l"(at), "r"(x[0] | x[1] << 8 | x[2] << 16 | x[3] << 24)
+                   : "memory");
+    }
+  }
+#else
+  *at_once<Quad<T>>(to) = quad;
+#endif
+}
 template <bool kAll, class T>
 __device__ __forceinline__ void store_quad(T* to, const Quad<T>& quad, std::int64_t left, bool aligned) {
   if constexpr (kAll) {
-    *at_once<Quad<T>>(to) = quad;
+    store_whole(to, quad);
   } else {
-    if (aligned && left >= 4) return store_quad<true>(to, quad, left, true);
+    if (aligned && left >= 4) return store_whole(to, quad);
     ZG_UNROLL
     for (int j = 0; j < 4; ++j) {
       if (j < left) to[j] = quad.at[j];

@@ -2,6 +2,8 @@
 # From a fresh clone to a trained model, through all three tiers: installs what is needed (Debian 12 or
 # Ubuntu 24.04), builds, fetches a text, trains configs/quickstart.json on it and prints a sample.
 #
+# With a GPU and the CUDA toolkit it builds the CUDA code too, and trains there.
+#
 #   tools/quickstart.sh [TEXT_FILE] [-- MORE FLAGS OF ziggurat train]
 #
 # Without TEXT_FILE the text is the King James Bible, from the distribution's package bible-kjv.
@@ -10,7 +12,7 @@ set -euo pipefail
 
 text=
 case "${1:-}" in
-  -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
   --|'') ;;
   *) text=$(realpath -- "$1") || exit 2; shift ;;
 esac
@@ -23,7 +25,17 @@ need $build_packages
 [ -n "$text" ] || need bible-kjv
 
 say "2/3 build"
-configure release -DZG_TESTS=OFF -DZG_BENCH=OFF
+cuda=(-DZG_CUDA=OFF)
+if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+  PATH=$PATH:/usr/local/cuda/bin
+  if command -v nvcc >/dev/null; then
+    cuda=(-DZG_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native)
+    say "   with CUDA: trains on $(nvidia-smi -L | head -1)"
+  else
+    say "   there is a GPU but no CUDA toolkit (nvcc): trains on the processor. Install CUDA 13 to use the GPU."
+  fi
+fi
+configure release -DZG_TESTS=OFF -DZG_BENCH=OFF "${cuda[@]}"
 cd "$top"
 ninja -C build ziggurat
 

@@ -248,9 +248,7 @@ class CudaDevice : public Device {
                              : "see ziggurat probe, and CUDA_VISIBLE_DEVICES");
     }
     DeviceInfo info = runtime.device_info(device);
-    if (const std::string why = unfit(info); !why.empty())
-      throw Error(Errc::kDevice, fmt::format("cuda:{}", device), why,
-                  "choose another GPU: ziggurat probe lists them");
+    check_device(info);
     runtime.use_device(device);
     return info;
   }
@@ -281,12 +279,6 @@ class CudaDevice : public Device {
 };
 
 }  // namespace
-
-std::string unfit(const DeviceInfo& info) {
-  if (info.major >= 8) return {};
-  return fmt::format("{} has compute capability {}.{}, and 8.0 or later is needed", info.name, info.major,
-                     info.minor);
-}
 
 std::unique_ptr<Device> make_device(const CudaOptions& options, std::unique_ptr<Runtime> runtime,
                                     const MakeBlas& make_blas) {

@@ -16,7 +16,4 @@ using MakeBlas =
 std::unique_ptr<Device> make_device(const CudaOptions& options, std::unique_ptr<Runtime> runtime,
                                     const MakeBlas& make_blas);
 
-// What makes a GPU unfit, and what to do about it; empty: it is fit.
-std::string unfit(const DeviceInfo& info);
-
 }  // namespace zg::cuda

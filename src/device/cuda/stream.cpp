@@ -166,7 +166,11 @@ bool Completions::advance(Track& track, std::vector<Track::Entry>& done) {
 
 void Completions::run() {
   prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 20 us are not to take 70
-  runtime_.use_device(device_);
+  try {
+    runtime_.use_device(device_);
+  } catch (...) {
+    fail(std::current_exception());
+  }
   std::vector<Track::Entry> done;
   Clock::time_point last = Clock::now();
   std::unique_lock lock(mutex_);

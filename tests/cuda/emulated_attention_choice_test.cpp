@@ -1,0 +1,98 @@
+// Which attention is used for which shape, and what is said where one that must be cannot.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "device/cuda/attention.hpp"
+#include "ziggurat/base/error.hpp"
+
+namespace zg::test {
+namespace {
+
+using cuda::Attention;
+using cuda::CudnnProblem;
+
+constexpr AttentionShape kSmall{.batch = 1, .time = 8, .heads = 2, .kv_heads = 1, .head_size = 8};
+constexpr AttentionShape kOdd{.batch = 1, .time = 8, .heads = 2, .kv_heads = 2, .head_size = 7};
+
+// Takes head sizes that are multiples of 8, and notes what it is asked to do.
+class FakeCudnn : public cuda::CudnnAttention {
+ public:
+  struct Log {
+    int asked = 0, forward = 0, backward = 0;
+    CudnnProblem last;
+  };
+  explicit FakeCudnn(Log& log) : log_(log) {}
+  std::int64_t version() const override { return 91900; }
+  bool supports(const CudnnProblem& p, std::string* why) override {
+    ++log_.asked;
+    if (p.shape.head_size % 8 == 0) return true;
+    *why = "heads of no such size";
+    return false;
+  }
+  std::int64_t forward_workspace_bytes(const CudnnProblem&) override { return 1000; }
+  std::int64_t backward_workspace_bytes(const CudnnProblem&) override { return 5000; }
+  void forward(cuda::StreamHandle, const CudnnProblem& p, const void*, void*, float*, void*) override {
+    ++log_.forward;
+    log_.last = p;
+  }
+  void backward(cuda::StreamHandle, const CudnnProblem& p, const void*, const void*, const float*, const void*,
+                void*, void*) override {
+    ++log_.backward;
+    log_.last = p;
+  }
+
+ private:
+  Log& log_;
+};
+
+TEST(CudaAttentionChoice, CudnnTakesWhatItCanAndOursTheRest) {
+  FakeCudnn::Log log;
+  Attention attention(AttentionKernel::kAuto, false, std::make_unique<FakeCudnn>(log), "");
+  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kSmall), 5000) << "the larger of the two";
+  EXPECT_EQ(attention.scratch_bytes(DType::kF32, kSmall), cuda::attention_scratch_bytes(kSmall, 4));
+  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kOdd), cuda::attention_scratch_bytes(kOdd, 4));
+  // Rows with gaps are told as they are; that a shape is taken was decided before.
+  std::vector<bf16> qkv(8 * 40), o(8 * 24);
+  std::vector<float> lse(16);
+  const int asked = log.asked;
+  attention.forward<bf16>({}, kSmall, qkv.data(), 40, o.data(), 24, lse.data(), nullptr);
+  EXPECT_EQ(log.forward, 1);
+  EXPECT_EQ(log.last.ld_qkv, 40);
+  EXPECT_EQ(log.last.ld_o, 24);
+  attention.backward<bf16>({}, kSmall, qkv.data(), 40, o.data(), 24, lse.data(), o.data(), 24, qkv.data(), 40,
+                           nullptr);
+  EXPECT_EQ(log.backward, 1);
+  EXPECT_EQ(log.last.ld_dqkv, 40);
+  EXPECT_FALSE(log.last.deterministic);
+  EXPECT_EQ(log.asked, asked) << "planning takes cuDNN a second";
+  EXPECT_NE(attention.describe().find("9.19.0"), std::string::npos) << attention.describe();
+}
+
+TEST(CudaAttentionChoice, OursIsOursAlone) {
+  Attention attention(AttentionKernel::kOwn, false);
+  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kSmall), cuda::attention_scratch_bytes(kSmall, 4));
+  EXPECT_EQ(attention.describe(), "own attention");
+}
+
+// In a deterministic run nobody looks for cuDNN unless it is named.
+TEST(CudaAttentionChoice, DeterministicRunsTakeOurs) {
+  EXPECT_EQ(Attention(AttentionKernel::kAuto, true).describe(), "own attention");
+}
+
+TEST(CudaAttentionChoice, WhatMustBeCudnnIsOrTheRunEnds) {
+  FakeCudnn::Log log;
+  Attention attention(AttentionKernel::kCudnn, true, std::make_unique<FakeCudnn>(log), "");
+  EXPECT_EQ(attention.scratch_bytes(DType::kF16, kSmall), 5000);
+  try {
+    (void)attention.scratch_bytes(DType::kF16, kOdd);
+    FAIL() << "taken";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.where(), "cuda.attention");
+    EXPECT_NE(e.message().find("heads of no such size"), std::string::npos) << e.message();
+    EXPECT_NE(e.hint().find("own"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -1,0 +1,77 @@
+// "devices" and the section "cuda", and a session for a GPU that is not there.
+#include "train/config_fixture.hpp"
+#include "ziggurat/device/cuda.hpp"
+#include "ziggurat/train/session.hpp"
+
+namespace zg {
+namespace {
+
+using Kind = DeviceConfig::Kind;
+
+class ConfigDevices : public ConfigTest {};
+
+TEST_F(ConfigDevices, AreReadAsTheyStand) {
+  const bool gpu = !list_gpus(nullptr).empty();
+  EXPECT_EQ(load_set({}).device.kind, gpu ? Kind::kCuda : Kind::kHost);
+  EXPECT_EQ(load_set({"devices=auto"}).device.kind, gpu ? Kind::kCuda : Kind::kHost);
+  for (const char* host : {"host", "host:1"})
+    EXPECT_EQ(load_set({std::string("devices=\"") + host + "\""}).device.kind, Kind::kHost) << host;
+  const RunConfig plain = load_set({"devices=cuda"}), third = load_set({"devices=\"cuda:2\""});
+  EXPECT_EQ(plain.device.kind, Kind::kCuda);
+  EXPECT_EQ(plain.device.index, 0);
+  EXPECT_TRUE(plain.device.deterministic && plain.device.pin && !plain.device.tf32);
+  EXPECT_EQ(third.device.index, 2);
+  const RunConfig all = load_over(
+      R"({"cuda": {"deterministic": false, "tf32": true, "pin": false, "attention": "cudnn"}})");
+  EXPECT_TRUE(!all.device.deterministic && !all.device.pin && all.device.tf32);
+  EXPECT_EQ(all.device.attention, AttentionKernel::kCudnn);
+}
+
+TEST_F(ConfigDevices, MistakesAreNamed) {
+  struct Case {
+    const char* overlay;
+    const char* key;
+    const char* part;  // of message or hint
+  };
+  const Case cases[] = {
+      {R"({"devices": "tpu"})", "devices", "\"host\" or \"cuda:N\""},
+      {R"({"devices": "host:4"})", "devices", "one device"},
+      {R"({"devices": "cuda:0,1"})", "devices", "one device"},
+      {R"({"devices": "cuda:x"})", "devices", "cuda:0 is the first"},
+      {R"({"devices": "cuda:-1"})", "devices", "cuda:0 is the first"},
+      {R"({"devices": "cuda:"})", "devices", "cuda:0 is the first"},
+      {R"({"cuda": {"attention": "flash"}})", "cuda.attention", "own"},
+      {R"({"cuda": {"deterministc": true}})", "cuda.deterministc", "did you mean deterministic?"},
+      {R"({"cuda": {"tf32": 1}})", "cuda.tf32", "true"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.overlay);
+    try {
+      load_over(c.overlay);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.exit_code(), 2);
+      EXPECT_NE(e.where().find(c.key), std::string::npos) << e.where();
+      EXPECT_NE((e.message() + e.hint()).find(c.part), std::string::npos) << e.message() << "; " << e.hint();
+    }
+  }
+}
+
+// A GPU with bf16 instructions decides "auto", whatever the processor has.
+TEST_F(ConfigDevices, DecideWhatAutoTakes) {
+  EXPECT_EQ(load_over(R"({"devices": "cuda:0", "bf16": {"enabled": "auto"}})").dtype, DType::kBF16);
+}
+
+TEST_F(ConfigDevices, AGpuThatIsNotThereIsSaidBeforeAnythingIsTaken) {
+  if (!list_gpus(nullptr).empty()) GTEST_SKIP() << "there is a GPU";
+  try {
+    Session session(load_set({"devices=cuda"}), nullptr);
+    FAIL() << "made";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kDevice);
+    EXPECT_FALSE(e.hint().empty());
+  }
+}
+
+}  // namespace
+}  // namespace zg

@@ -38,19 +38,21 @@ struct Held {
 template <class T>
 __device__ __forceinline__ Held<T> load_held(const T* at) {
   Held<T> held;
+  const auto* const from = at_once<const Pack<typename Held<T>::Word>>(at);
 #if defined(__CUDACC__)
-  held.words = *reinterpret_cast<const Pack<typename Held<T>::Word>*>(at);
+  held.words = *from;
 #else
-  std::memcpy(&held, at, sizeof(held));
+  std::memcpy(&held.words, from, sizeof(held));
 #endif
   return held;
 }
 template <class T>
 __device__ __forceinline__ void store_held(T* at, const Held<T>& held) {
+  auto* const to = at_once<Pack<typename Held<T>::Word>>(at);
 #if defined(__CUDACC__)
-  store_pack(reinterpret_cast<typename Held<T>::Word*>(at), held.words);
+  store_pack(to->at, held.words);
 #else
-  std::memcpy(static_cast<void*>(at), &held, sizeof(held));
+  std::memcpy(to, &held.words, sizeof(held));
 #endif
 }
 

@@ -80,6 +80,36 @@ TEST(Emulation, AMissingBarrierShows) {
   EXPECT_EQ(results[1].size(), 1u);
 }
 
+// A value for all, from a warp in turn, `buffers` of them by turns and one barrier a turn: with one buffer, a
+// warp that is ahead writes what another has yet to read.
+void one_after_another(int* out, int buffers) {
+  int* const shared = cuda::dynamic_shared<int>();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  int sum = 0;
+  for (int turn = 0; turn < 6; ++turn) {
+    if (threadIdx.x % 32 == 0 && turn % 4 == warp) shared[turn % buffers] = 1 << turn;
+    __syncthreads();
+    __syncwarp();
+    sum += shared[turn % buffers];
+  }
+  out[threadIdx.x] = sum;
+}
+
+TEST(Emulation, AWarpMayBeALoopAhead) {
+  std::set<std::vector<int>> results[2];
+  for (const int buffers : {1, 2}) {
+    for (std::uint64_t seed = 1; seed < 6; ++seed) {
+      emulation::set_seed(seed);
+      std::vector<int> out(128);
+      cuda::launch("one_after_another", one_after_another, Launch{}, Shape{1, 128, 2 * sizeof(int)},
+                   out.data(), buffers);
+      results[buffers - 1].insert(out);
+    }
+  }
+  EXPECT_GT(results[0].size(), 1u) << "with one buffer all orders gave the same";
+  EXPECT_EQ(results[1].size(), 1u);
+}
+
 void half_a_barrier() {
   if (threadIdx.x < 32) __syncthreads();
 }

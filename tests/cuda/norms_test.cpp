@@ -21,16 +21,18 @@ struct NormCase {
   Operand<A> stats, dw, db, scratch;
   std::vector<double> mean, rstd;  // of each row, as defined
 
-  NormCase(std::int64_t n, std::int64_t c, Layout layout, bool with_mean, double mean_of_x = 0.5)
+  // odd: the operand, of x, y, dy, dx, w and b, that is not aligned though the layout is.
+  NormCase(std::int64_t n, std::int64_t c, Layout layout, bool with_mean, double mean_of_x = 0.5,
+           int odd = -1)
       : rows(n),
         cols(c),
         centered(with_mean),
-        x(n, c, layout),
-        y(n, c, layout),
-        dy(n, c, layout),
-        dx(n, c, layout),
-        w(1, c, {0, layout.offset}),
-        b(1, c, {0, layout.offset}),
+        x(n, c, odd == 0 ? Layout{15, 1} : layout),
+        y(n, c, odd == 1 ? Layout{15, 1} : layout),
+        dy(n, c, odd == 2 ? Layout{15, 1} : layout),
+        dx(n, c, odd == 3 ? Layout{15, 1} : layout),
+        w(1, c, {0, odd == 4 ? 1 : layout.offset}),
+        b(1, c, {0, odd == 5 ? 1 : layout.offset}),
         stats(n, with_mean ? 2 : 1, {layout.gap, 0}),
         dw(1, c),
         db(1, c),
@@ -256,6 +258,19 @@ TYPED_TEST(CudaNorms, SameBitsForEveryOrderAndLayout) {
           EXPECT_TRUE(t.dx.same_bits(first.dx) && t.dw.same_bits(first.dw) && t.db.same_bits(first.db));
         }
       });
+    }
+  }
+}
+
+TYPED_TEST(CudaNorms, EachOperandsAlignmentIsLookedAt) {
+  for (const bool centered : {true, false}) {
+    NormCase<TypeParam> first(3, 48, {}, centered);
+    first.send(), first.forward(), first.backward();
+    for (const int odd : {0, 1, 2, 3, 4, 5}) {
+      NormCase<TypeParam> t(3, 48, {}, centered, 0.5, odd);
+      t.send(), t.forward(), t.backward();
+      EXPECT_TRUE(t.y.same_bits(first.y) && t.dx.same_bits(first.dx)) << "operand " << odd;
+      EXPECT_TRUE(t.dw.same_bits(first.dw) && t.db.same_bits(first.db)) << "operand " << odd;
     }
   }
 }

@@ -65,6 +65,7 @@ struct Block {
   std::unique_ptr<void, Free> shared;  // exactly as large as was asked for: a sanitizer sees what lies beyond
   int votes[3] = {0, 0, 0};            // of the last barrier
   std::uint64_t random = 0, switches = 0;
+  std::vector<bool> late;  // warps that run on only when no other can
 
   std::uint64_t draw() {  // xorshift64*
     random ^= random >> 12;
@@ -175,23 +176,41 @@ bool complete_barrier(Block& b) {
   return true;
 }
 
+// Each warp is late, or not, until the next barrier; half of the time none is. So a warp may be a whole loop
+// ahead of another where no barrier holds it.
+void draw_late(Block& b) {
+  const std::uint64_t drawn = b.draw(), warps = b.draw();
+  for (std::size_t w = 0; w < b.late.size(); ++w)
+    b.late[w] = drawn >> 63 != 0 && (warps >> (w % 32 + 16) & 1) != 0;
+}
+
+// Runs those that are ready, once each, of the warps that are late or of the others.
+bool run_ready(Block& b, const std::vector<Fiber*>& order, bool late) {
+  bool any = false;
+  for (Fiber* f : order) {
+    if (f->state != State::kReady || b.late[static_cast<std::size_t>(f->index / kWarp)] != late) continue;
+    any = true;
+    t_fiber = f;
+    ++b.switches;
+    f->self = std::move(f->self).resume();
+  }
+  return any;
+}
+
 void run_block(Block& b) {
   std::vector<Fiber*> order = b.fibers;
+  draw_late(b);
   while (true) {
     b.shuffle(order);
-    bool all_done = true;
-    for (Fiber* f : order) {
-      if (f->state == State::kReady) {
-        t_fiber = f;
-        ++b.switches;
-        f->self = std::move(f->self).resume();
-      }
-      all_done = all_done && f->state == State::kDone;
-    }
-    if (all_done) return;
-    if (complete_collectives(b) || complete_barrier(b)) continue;
+    if (run_ready(b, order, false) || complete_collectives(b) || run_ready(b, order, true)) continue;
     const auto waits = [](const Fiber* f) { return f->state != State::kDone; };
-    const Fiber& stuck = **std::find_if(b.fibers.begin(), b.fibers.end(), waits);
+    const auto stuck_at = std::find_if(b.fibers.begin(), b.fibers.end(), waits);
+    if (stuck_at == b.fibers.end()) return;
+    if (complete_barrier(b)) {
+      draw_late(b);
+      continue;
+    }
+    const Fiber& stuck = **stuck_at;
     const auto other = std::find_if(b.fibers.begin(), b.fibers.end(),
                                     [&](const Fiber* f) { return f->state != stuck.state; });
     broken(stuck, fmt::format("{} for ever, for thread {} of the block {}", text_of(stuck.state),
@@ -297,6 +316,7 @@ void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
   b.kernel = &kernel;
   b.random = (g_seed.load() + 1) * 0x9E3779B97F4A7C15ull | 1;
   b.warps.resize((threads + kWarp - 1) / kWarp);
+  b.late.resize(b.warps.size());
   if (shared_bytes > 0) {
     void* memory = nullptr;
     ZG_ASSERT_EQ(posix_memalign(&memory, 128, shared_bytes), 0);

@@ -182,6 +182,28 @@ TEST(CudaDevice, AFailureIsToldAndNobodyWaitsInVain) {
   }
 }
 
+// What was enqueued before goes on, and its memory is in use until it has ended; what comes after is dropped.
+TEST(CudaDevice, AfterARefusalNothingIsDoneBeforeAllHasEnded) {
+  Rig rig(slow());
+  {
+    const auto stream = rig.device->make_stream("compute");
+    void* const data = rig.device->arena().allocate(4096);
+    const View v(data, DType::kF32, 1, 1024);
+    std::vector<float> ones(1024, 1.0f);
+    rig.device->copy_to_device(*stream, data, ones.data(), 4096);
+    for (int i = 0; i < 10; ++i) rig.device->ops().add(*stream, v, v, v);
+    rig.fake->fail("fill", 1);
+    rig.device->ops().zero(*stream, v);
+    stream->record().wait();
+    EXPECT_EQ(static_cast<const float*>(data)[1023], 1024.0f) << "kernels were still to run";
+    const std::int64_t kernels = rig.fake->calls("kernel");
+    rig.device->ops().add(*stream, v, v, v);
+    EXPECT_EQ(rig.fake->calls("kernel"), kernels);
+    EXPECT_THROW(stream->synchronize(), Error);
+    rig.device->arena().release(data, 4096);
+  }
+}
+
 TEST(CudaDevice, UnfitDevicesAreRefusedWithWhatToDo) {
   const auto refusal = [](FakeOptions options, int device) -> std::string {
     try {

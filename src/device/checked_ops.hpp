@@ -462,7 +462,7 @@ class CheckedOps : public Ops {
   static void check_epilogue(const GemmOptions& o, DType t, const View& c) {
     const bool any = o.bias || o.addend || o.gelu_input || o.gelu_backward;
     if (!any) return;
-    ZG_ASSERT(!o.accumulate, "what is added to a product would be added once more with every accumulation");
+    ZG_ASSERT(!o.accumulate, "a bias, or what else is added to a product, would be added once more with every accumulation");
     if (o.bias) expect(o.bias, "bias", t, 1, c.cols);
     for (const View& v : {o.addend, o.gelu_input, o.gelu_backward}) {
       if (!v) continue;

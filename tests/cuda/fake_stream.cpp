@@ -1,5 +1,7 @@
 #include "tests/cuda/fake_stream.hpp"
 
+#include <algorithm>
+
 namespace zg::test {
 
 FakeRuntime::Stream::Stream(FakeRuntime& runtime, std::int64_t number, int device, int most_delay_us,
@@ -22,7 +24,8 @@ FakeRuntime::Stream::~Stream() {
 
 bool FakeRuntime::Stream::idle() const {
   std::lock_guard lock(mutex_);
-  return work_.empty() && !busy_;
+  // Marks are no work: another thread that waits for the device may have put one there just now.
+  return !busy_ && std::all_of(work_.begin(), work_.end(), [](const Work& work) { return work.marks; });
 }
 
 void FakeRuntime::Stream::push(Work work) {
@@ -58,7 +61,7 @@ void FakeRuntime::Stream::run() {
     Work work = std::move(work_.front());
     work_.pop_front();
     busy_ = !work.marks;
-    const bool drop = stops_;
+    const bool drop = stops_ && !work.marks;  // somebody may wait for a mark, as synchronize() does
     lock.unlock();
     if (drop) {
       for (const Range& range : work.uses) runtime_.memory_.end_use(range.at, range.bytes);

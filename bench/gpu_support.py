@@ -28,7 +28,7 @@ def library_path():
     roots = set(site.getsitepackages() + [p for p in sys.path if p.endswith("site-packages")])
     wheels = sorted(d for r in roots for d in glob.glob(os.path.join(r, "nvidia", "*", "lib")))
     parts = [str(ROOT / "lib")] if (ROOT / "lib").is_dir() else []
-    return ":".join(parts + ["/usr/local/cuda/lib64"] + wheels + [p for p in [os.environ.get("LD_LIBRARY_PATH")] if p])
+    return ":".join(parts + ["/usr/local/cuda/lib64", "/usr/local/cuda/lib"] + wheels + [p for p in [os.environ.get("LD_LIBRARY_PATH")] if p])
 
 
 class Stage:

@@ -39,7 +39,7 @@ cp "$top"/bench/gpu*.py "$top"/bench/gpu.sh "$top"/bench/pytorch_gpu.py "$top"/b
 mkdir -p "$stage/configs"
 cp "$top"/configs/bench-*.json "$stage/configs/"
 git -C "$top" describe --always --dirty >"$stage/COMMIT" 2>/dev/null || echo unknown >"$stage/COMMIT"
-tar -C "$stage" -cf - . | xz -T0 -6 >"$out/bundle.tar.xz"
+tar -C "$stage" -cf - . | xz -T0 -3 >"$out/bundle.tar.xz"
 
 cat >"$out/run.sh" <<'R'
 #!/usr/bin/env bash

@@ -234,8 +234,9 @@ TEST(Drives, ThatFailDuringADeferredUpdateFailItsStep) {
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::kIo);
     }
-    EXPECT_LE(done, 2);
-    EXPECT_THROW(run.engine().flush(), Error);
+    EXPECT_LE(done, 3);
+    // A failed write-back may come to light after the update, when nothing is left to flush, but then it does.
+    EXPECT_THROW(run.settle(), Error);
     EXPECT_THROW((void)run.step(Then::kPause), Error);
   }
 }

@@ -188,7 +188,7 @@ class TinyRun {
     store_ = std::make_unique<TensorStore>(o);
     engine_ = std::make_unique<Engine>(
         Engine::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr, setup_.seed});
-    watchdog_ = std::make_unique<Watchdog>(60, [this] { return store_->state(); });
+    watchdog_ = std::make_unique<Watchdog>(device_->is_host() ? 60 : 500, [this] { return store_->state(); });
   }
 
   void initialize() {

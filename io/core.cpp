@@ -38,11 +38,15 @@ EngineCore::~EngineCore() {
 void EngineCore::make_lanes() {
   // A queue without a block of the depth would have nothing to do.
   const int queues = std::min(options_.queues, options_.queue_depth);
-  lanes_.reserve(drives_.size() * static_cast<std::size_t>(queues));
   for (auto& drive : drives_) {
-    drive->first_lane = static_cast<std::uint32_t>(lanes_.size());
+    drive->first_lane = lane_count_;
     drive->lanes = static_cast<std::uint32_t>(queues);
+    lane_count_ += drive->all_lanes();
+  }
+  lanes_.reserve(lane_count_);
+  for (auto& drive : drives_) {
     for (std::uint32_t q = 0; q < drive->lanes; ++q) make_lane(*drive, q);
+    if (drive->spec.make_direct_queue) make_direct_lane(*drive);
   }
 }
 
@@ -52,19 +56,29 @@ void EngineCore::make_lane(Drive& drive, std::uint32_t queue) {
     const auto all = static_cast<std::uint32_t>(depth);
     return static_cast<int>(all / drive.lanes + (queue < all % drive.lanes ? 1 : 0));
   };
-  const std::string suffix = drive.lanes > 1 ? fmt::format(".{}", queue) : std::string();
   LaneOptions o;
-  o.name = drive.spec.name + suffix;
-  o.thread_name = fmt::format("zg-io{}{}", drive.first_lane / drive.lanes, suffix);
-  o.bytes = drive.spec.bytes;
-  o.block_size = options_.block_size;
   o.adapt = options_.adapt_depth;
   o.depth = share(options_.queue_depth);
   o.cap = o.adapt ? share(options_.max_queue_depth) : o.depth;
-  o.index = static_cast<std::uint32_t>(lanes_.size());
-  o.count = static_cast<std::uint32_t>(drives_.size()) * drive.lanes;
-  o.cpus = drive.spec.cpus;
   o.make_queue = [&drive, queue](int depth) { return drive.spec.make_queue(static_cast<int>(queue), depth); };
+  add_lane(drive, std::move(o), drive.lanes > 1 ? fmt::format(".{}", queue) : std::string());
+}
+
+void EngineCore::make_direct_lane(Drive& drive) {
+  LaneOptions o;
+  o.depth = o.cap = options_.direct_threads;
+  o.make_queue = drive.spec.make_direct_queue;
+  add_lane(drive, std::move(o), ".gpu");
+}
+
+void EngineCore::add_lane(Drive& drive, LaneOptions o, const std::string& suffix) {
+  o.name = drive.spec.name + suffix;
+  o.thread_name = fmt::format("zg-io{}{}", drive.first_lane / drive.all_lanes(), suffix);
+  o.bytes = drive.spec.bytes;
+  o.block_size = options_.block_size;
+  o.index = static_cast<std::uint32_t>(lanes_.size());
+  o.count = lane_count_;
+  o.cpus = drive.spec.cpus;
   o.trace = options_.trace;
   lanes_.push_back(std::make_unique<Lane>(std::move(o), state_, drive.busy));
 }
@@ -100,6 +114,12 @@ Ticket EngineCore::submit(const Transfer& transfer) {
   ZG_ASSERT_GE(transfer.offset, 0);
   ZG_ASSERT_GE(transfer.bytes, 0);
   Drive& drive = *drives_[static_cast<std::size_t>(transfer.drive)];
+  if (transfer.on_device) {
+    ZG_ASSERT(drive.all_lanes() > drive.lanes, "{} reaches no memory but the host's", drive.spec.name);
+    const auto at = reinterpret_cast<std::int64_t>(transfer.data);
+    ZG_ASSERT_EQ((transfer.offset | transfer.bytes | at) % alignment(), 0);
+    return lanes_[drive.first_lane + drive.lanes]->submit(transfer);
+  }
   std::uint32_t lane = 0;
   // Writes with ragged ends all go through one lane, where those that share a page take turns.
   const bool ragged = transfer.op == Op::kWrite && (transfer.offset | transfer.bytes) % alignment() != 0;
@@ -159,7 +179,7 @@ void EngineCore::unregister_memory(void* data) {
 LinkCounters EngineCore::counters(int drive) const {
   const Drive& d = at(drive);
   LinkCounters c;
-  for (std::uint32_t i = 0; i < d.lanes; ++i) lanes_[d.first_lane + i]->add_to(c);
+  for (std::uint32_t i = 0; i < d.all_lanes(); ++i) lanes_[d.first_lane + i]->add_to(c);
   c.busy_seconds = d.busy.seconds();
   return c;
 }
@@ -171,7 +191,7 @@ DriveReport EngineCore::report(int drive) const {
   r.path = d.spec.path;
   r.numa_node = d.spec.numa_node;
   r.endurance_bytes = d.spec.endurance_bytes;
-  for (std::uint32_t i = 0; i < d.lanes; ++i) lanes_[d.first_lane + i]->add_to(r);
+  for (std::uint32_t i = 0; i < d.all_lanes(); ++i) lanes_[d.first_lane + i]->add_to(r);
   r.counters.busy_seconds = d.busy.seconds();
   return r;
 }
@@ -196,6 +216,8 @@ std::string EngineCore::describe() const {
   if (backend_ == Backend::kUring && bytes > 0)
     text += fmt::format(", registered buffers of {}", format_bytes(bytes));
   if (!refusal_.empty()) text += ", buffers not registered: " + refusal_;
+  if (options_.direct != nullptr)
+    text += fmt::format(", {} with {} threads a drive", options_.direct->describe(), options_.direct_threads);
   if (!note_.empty()) text += ", " + note_;
   return text + ")";
 }
@@ -205,7 +227,7 @@ std::string EngineCore::state() const {
   for (int d = 0; d < drive_count(); ++d) {
     const DriveReport r = report(d);
     double last = -1;  // of the lane that was last served
-    for (std::uint32_t i = 0; i < at(d).lanes; ++i) {
+    for (std::uint32_t i = 0; i < at(d).all_lanes(); ++i) {
       const double s = lanes_[at(d).first_lane + i]->seconds_since_last_block();
       if (s >= 0) last = last < 0 ? s : std::min(last, s);
     }

@@ -24,6 +24,8 @@ struct DriveSpec {
   std::vector<int> cpus = {};  // where its I/O threads run; empty: anywhere
   // The drive's queue of this index and depth; called on its I/O thread. May throw Error.
   std::function<std::unique_ptr<Queue>(int queue, int depth)> make_queue;
+  // The one for memory of a device; null: it has none.
+  std::function<std::unique_ptr<Queue>(int depth)> make_direct_queue = {};
 };
 
 class EngineCore final : public Engine {
@@ -47,19 +49,23 @@ class EngineCore final : public Engine {
   LinkCounters counters(int drive) const override;
   DriveReport report(int drive) const override;
   Backend backend() const override { return backend_; }
+  DirectStorage* direct() const override { return options_.direct.get(); }
   std::string describe() const override;
   std::string state() const override;
 
  private:
   struct Drive {
     DriveSpec spec;
-    std::uint32_t first_lane = 0, lanes = 1;
+    std::uint32_t first_lane = 0, lanes = 1;  // for the host's memory; the one for a device's comes after them
+    std::uint32_t all_lanes() const { return lanes + (spec.make_direct_queue ? 1 : 0); }
     std::atomic<std::uint32_t> turn{0};
     BusyClock busy;
   };
   const Drive& at(int drive) const;
   void make_lanes();
   void make_lane(Drive& drive, std::uint32_t queue);
+  void make_direct_lane(Drive& drive);
+  void add_lane(Drive& drive, LaneOptions options, const std::string& suffix);
   void start();
   void stop();
   Lane& lane_of(Ticket ticket);
@@ -76,6 +82,7 @@ class EngineCore final : public Engine {
   std::mutex registration_mutex_;  // one registration at a time; taken before mutex_
   std::vector<std::unique_ptr<Drive>> drives_;
   std::vector<std::unique_ptr<Lane>> lanes_;
+  std::uint32_t lane_count_ = 0;  // of them, once all are made: tickets are told apart by it
 };
 
 }  // namespace zg::io

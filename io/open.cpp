@@ -17,7 +17,10 @@ constexpr int kMaxDepth = 4096;
 constexpr int kMaxThreads = 256;
 constexpr int kMaxQueues = 64;
 
-using Files = std::vector<DriveFile>;
+struct Files {
+  std::vector<DriveFile> files;
+  std::vector<std::unique_ptr<DirectStorage::File>> direct;  // of the same, if there is a DirectStorage
+};
 
 void check(const EngineOptions& o, const std::vector<DriveOptions>& drives) {
   if (o.block_size < Engine::alignment() || o.block_size > Engine::max_block_size() ||
@@ -39,6 +42,11 @@ void check(const EngineOptions& o, const std::vector<DriveOptions>& drives) {
   }
   in_range("aio.queues", o.queues, kMaxQueues);
   in_range("aio.intra_op_parallelism", o.threads, kMaxThreads);
+  if (o.direct != nullptr) in_range("direct_threads", o.direct_threads, kMaxThreads);
+  if (o.direct != nullptr && o.backend == Backend::kRam) {
+    throw Error(Errc::kUsage, "aio.backend", "is ram, which has no files that a device could read",
+                "name another back end, or do without " + o.direct->describe());
+  }
   if (drives.empty()) throw Error(Errc::kUsage, "tiers.nvme", "names no path", "name at least one directory");
 }
 
@@ -99,8 +107,8 @@ std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
                                    const std::vector<DriveOptions>& drives,
                                    const std::shared_ptr<Files>& files, const std::string& note) {
   std::vector<DriveSpec> specs;
-  for (std::size_t i = 0; i < files->size(); ++i) {
-    const DriveFile& file = (*files)[i];
+  for (std::size_t i = 0; i < files->files.size(); ++i) {
+    const DriveFile& file = files->files[i];
     const int drive = static_cast<int>(i);
     const int node = numa_node_of(file.path());
     specs.push_back({.name = fmt::format("nvme{}", i),
@@ -114,6 +122,11 @@ std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
                        return with_faults(make_file_queue(backend, o, fd, depth, name), o, depth, drive,
                                           queue);
                      }});
+    if (o.direct == nullptr) continue;
+    specs.back().make_direct_queue = [o, drive, file = files->direct[i].get()](int depth) {
+      auto queue = make_direct_queue(*o.direct, *file, depth, fmt::format("zg-io{}.gpu", drive));
+      return with_faults(std::move(queue), o, depth, drive, o.queues);
+    };
   }
   return std::make_unique<EngineCore>(backend, o, std::move(specs), note, files);
 }
@@ -124,7 +137,7 @@ std::shared_ptr<Files> open_drive_files(const EngineOptions& o, const std::vecto
   auto files = std::make_shared<Files>();
   bool all_direct = true;
   for (const DriveOptions& drive : drives) {
-    const DriveFile& file = files->emplace_back(drive);
+    const DriveFile& file = files->files.emplace_back(drive);
     if (const std::string& why = file.buffered_because(); !why.empty()) {
       all_direct = false;
       if (o.require) {
@@ -143,6 +156,14 @@ std::shared_ptr<Files> open_drive_files(const EngineOptions& o, const std::vecto
     }
   }
   if (all_direct) notes.insert(notes.begin(), "O_DIRECT");
+  if (o.direct == nullptr) return files;
+  for (const DriveFile& file : files->files) {
+    try {
+      files->direct.push_back(o.direct->open(file.fd()));
+    } catch (const Error& e) {
+      throw Error(e.code(), file.path(), fmt::format("{}: {}", o.direct->describe(), e.message()), e.hint());
+    }
+  }
   return files;
 }
 

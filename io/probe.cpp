@@ -121,6 +121,17 @@ std::vector<BackendProbe> probe_backends(const std::string& path) {
   return probes;
 }
 
+std::string why_not_direct(DirectStorage& storage, const std::string& directory) {
+  const DriveFile file({.path = directory, .bytes = Engine::alignment(), .kind = FileKind::kScratch});
+  if (!file.buffered_because().empty()) return "no O_DIRECT: " + file.buffered_because();
+  try {
+    (void)storage.open(file.fd());
+    return {};
+  } catch (const Error& e) {
+    return e.message();
+  }
+}
+
 PathProbe probe_path(const std::string& path, std::int64_t measure_bytes) {
   const Mount mount = mount_of(path);
   PathProbe probe;

@@ -1,8 +1,10 @@
-// Blocks through pread and pwrite on a few threads: works everywhere.
+// Blocks on a few threads, through calls that return when they are done: pread and pwrite, which work everywhere, or
+// those of a DirectStorage.
 #include <unistd.h>
 
 #include <cerrno>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 
 #include "io/queue.hpp"
@@ -22,9 +24,16 @@ std::int64_t move_block(int fd, const Block& block) {
   return n < 0 ? -errno : n;
 }
 
+// What moves the blocks: `enter` is each thread's first call, `move` returns bytes or a negative errno.
+struct Mover {
+  std::function<void()> enter;
+  std::function<std::int64_t(const Block&)> move;
+};
+
 class ThreadQueue final : public Queue {
  public:
-  ThreadQueue(int fd, int depth, int threads, const std::string& thread_name) : fd_(fd), ring_(depth) {
+  ThreadQueue(Mover mover, int depth, int threads, const std::string& thread_name)
+      : mover_(std::move(mover)), ring_(static_cast<std::size_t>(depth)) {
     done_.reserve(ring_.size());
     begun_.reserve(ring_.size());
     workers_.reserve(static_cast<std::size_t>(threads));
@@ -90,6 +99,7 @@ class ThreadQueue final : public Queue {
   }
 
   void work() {
+    mover_.enter();
     std::unique_lock lock(mutex_);
     while (true) {
       ++idle_;
@@ -100,14 +110,14 @@ class ThreadQueue final : public Queue {
       first_ = (first_ + 1) % ring_.size();
       --count_;
       lock.unlock();
-      const std::int64_t result = move_block(fd_, block);
+      const std::int64_t result = mover_.move(block);
       lock.lock();
       done_.push_back({block.id, result});
       if (reaper_waits_) reaped_.notify_one();
     }
   }
 
-  const int fd_;
+  const Mover mover_;
   std::mutex mutex_;
   std::condition_variable work_, reaped_;
   std::vector<Block> ring_;  // blocks that no thread has taken yet: [first_, first_ + count_)
@@ -123,7 +133,17 @@ class ThreadQueue final : public Queue {
 }  // namespace
 
 std::unique_ptr<Queue> make_thread_queue(int fd, int depth, int threads, const std::string& thread_name) {
-  return std::make_unique<ThreadQueue>(fd, depth, threads, thread_name);
+  return std::make_unique<ThreadQueue>(
+      Mover{[] {}, [fd](const Block& block) { return move_block(fd, block); }}, depth, threads, thread_name);
+}
+
+std::unique_ptr<Queue> make_direct_queue(DirectStorage& storage, DirectStorage::File& file, int depth,
+                                         const std::string& thread_name) {
+  const auto move = [&file](const Block& b) {
+    return b.op == Op::kRead ? file.read(b.data, b.bytes, b.offset) : file.write(b.data, b.bytes, b.offset);
+  };
+  return std::make_unique<ThreadQueue>(Mover{[&storage] { storage.enter_thread(); }, move}, depth, depth,
+                                       thread_name);
 }
 
 }  // namespace zg::io

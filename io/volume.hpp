@@ -81,7 +81,7 @@ class StripedVolume final : public Volume {
   };
 
   void part_done(Operation& operation, std::uint32_t piece, Result result);
-  static bool check(Operation& operation, std::uint32_t piece);
+  bool check(Operation& operation, std::uint32_t piece) const;
   void finish(Operation& operation);
   void start(Op op, const ExtentTransfer& transfer);
   void submit_pieces(Operation& operation, std::uint32_t end);

@@ -100,6 +100,7 @@ void StripedVolume::read(const ExtentTransfer& transfer) {
 void StripedVolume::start(Op op, const ExtentTransfer& transfer) {
   ZG_ASSERT(transfer.completion != nullptr && transfer.data != nullptr,
             "a transfer without memory or completion");
+  ZG_ASSERT(!transfer.on_device || engine_.direct() != nullptr, "the engine reaches no device's memory");
   std::lock_guard lock(mutex_);
   Slot& slot = at(transfer.extent, transfer.slot);
   const Extent& extent = at(transfer.extent);
@@ -155,7 +156,10 @@ std::uint32_t StripedVolume::pieces_within(const Operation& o, std::int64_t byte
 void StripedVolume::submit_pieces(Operation& o, std::uint32_t end) {
   const std::vector<Piece>& pieces = o.slot->pieces;
   const std::int64_t last = end == pieces.size() ? 1 : 0;
-  Transfer part{.op = o.op, .priority = o.transfer.priority, .completion = &o};
+  Transfer part{.op = o.op,
+                .priority = o.transfer.priority,
+                .on_device = o.transfer.on_device,
+                .completion = &o};
   o.left.fetch_add(end - o.next_piece - last, std::memory_order_relaxed);
   try {
     for (; o.next_piece < end; ++o.next_piece) {
@@ -301,11 +305,17 @@ void StripedVolume::part_done(Operation& o, std::uint32_t index, Result result) 
   if (o.left.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(o);
 }
 
-bool StripedVolume::check(Operation& o, std::uint32_t index) {
+bool StripedVolume::check(Operation& o, std::uint32_t index) const {
   Piece& piece = o.slot->pieces[index];
-  const std::uint64_t sum = checksum(static_cast<const char*>(o.transfer.data) + piece.position, piece.bytes);
-  if (o.op == Op::kWrite) piece.checksum = sum;
-  if (sum == piece.checksum) return true;
+  const char* const data = static_cast<const char*>(o.transfer.data) + piece.position;
+  const std::optional<std::uint64_t> sum = o.transfer.on_device ? engine_.direct()->checksum(data, piece.bytes)
+                                                                : checksum(data, piece.bytes);
+  if (!sum) {
+    note_first(o.failure, own_failure(EIO, index));
+    return false;
+  }
+  if (o.op == Op::kWrite) piece.checksum = *sum;
+  if (*sum == piece.checksum) return true;
   note_first(o.failure, own_failure(EBADMSG, index));
   return false;
 }

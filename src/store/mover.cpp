@@ -18,7 +18,15 @@ struct Cap {
   int least, most;     // segments
   std::int64_t bytes;  // between them
 };
-constexpr Cap kMovingCap[] = {{2, 16, 16 << 20}, {2, 16, 16 << 20}, {8, 128, 64 << 20}, {8, 128, 64 << 20}};
+constexpr Cap kCopies = {2, 16, 16 << 20}, kDrives = {8, 128, 64 << 20};
+constexpr Cap kMovingCap[kLinks] = {kCopies, kCopies, kDrives, kDrives, kDrives, kDrives};
+
+bool reads_drives(Link link) {
+  return link == kNvmeRead || link == kDirectRead;
+}
+bool writes_drives(Link link) {
+  return link == kNvmeWrite || link == kDirectWrite;
+}
 
 int moving_cap(Link link, std::int64_t segment_bytes) {
   const Cap& cap = kMovingCap[link];
@@ -57,9 +65,9 @@ bool before(const Node& a, const Node& b) {
 }  // namespace
 
 Link TensorStore::link_of(const Action& action) {
-  if (action.tier == Tier::kDevice) return kToDevice;
-  if (action.from == Tier::kDevice) return kToHost;
-  return action.from == Tier::kNvme ? kNvmeRead : kNvmeWrite;
+  if (action.from == Tier::kNvme) return action.tier == Tier::kDevice ? kDirectRead : kNvmeRead;
+  if (action.tier == Tier::kNvme) return action.from == Tier::kDevice ? kDirectWrite : kNvmeWrite;
+  return action.tier == Tier::kDevice ? kToDevice : kToHost;
 }
 
 Node& TensorStore::new_node() {
@@ -351,7 +359,7 @@ void TensorStore::issue(Node& node) {
   const Link link = link_of(node.action);
   node.state = Node::State::kRunning;
   begin_move(link);
-  if (link == kNvmeRead || link == kNvmeWrite) {
+  if (reads_drives(link) || writes_drives(link)) {
     issue_nvme(node, -1);
     touch(segment);  // what follows may take the pieces
     return;
@@ -375,9 +383,10 @@ void TensorStore::issue(Node& node) {
 
 // `ready`: the bytes of a write that are there, if the rest is still to come; else -1.
 void TensorStore::issue_nvme(Node& node, std::int64_t ready) {
-  const bool reads = link_of(node.action) == kNvmeRead;
+  const Link link = link_of(node.action);
+  const bool reads = reads_drives(link);
   SegmentState& s = at(node.action.segment);
-  if (reads) {
+  if (link == kNvmeRead) {
     s.landed.clear();
     node.in_pieces = hot(node.action.segment).bytes > io::kMaxPieceBytes;
   }
@@ -393,7 +402,9 @@ void TensorStore::issue_nvme(Node& node, std::int64_t ready) {
   transfer.slot = reads ? std::max(0, newest) : (newest + 1) % versions;
   if (!reads) transfer.version = ++s.written;
   node.slot = static_cast<std::int8_t>(transfer.slot);
-  transfer.data = hot(node.action.segment).memory[static_cast<std::size_t>(Tier::kHost)];
+  const Tier memory = reads ? node.action.tier : node.action.from;
+  transfer.data = hot(node.action.segment).memory[static_cast<std::size_t>(memory)];
+  transfer.on_device = memory == Tier::kDevice && !options_.device->is_host();
   transfer.completion = this;
   transfer.ready = ready;
   transfer.tag = reinterpret_cast<std::uint64_t>(&node);
@@ -410,7 +421,7 @@ void TensorStore::demand(SegmentId segment) {
     const Action& a = n->action;
     if (n->state == Node::State::kDone) continue;
     if (n->state == Node::State::kRunning) {
-      if (a.kind == Action::Kind::kCopy && link_of(a) == kNvmeRead)
+      if (a.kind == Action::Kind::kCopy && reads_drives(link_of(a)))
         volume_->promote(at(segment).extent, n->slot, io::Priority::kDemand);
       continue;
     }
@@ -433,7 +444,7 @@ void TensorStore::on_extent(io::ExtentId, std::uint64_t tag, io::ExtentResult re
 // A move that failed is finished too, so that nobody waits for it in vain.
 void TensorStore::finish_nvme(Node& node, io::ExtentResult result) {
   if (!result.ok()) {
-    const io::Op op = link_of(node.action) == kNvmeRead ? io::Op::kRead : io::Op::kWrite;
+    const io::Op op = reads_drives(link_of(node.action)) ? io::Op::kRead : io::Op::kWrite;
     std::string where = "nvme tier", what;
     try {
       what = volume_->explain(at(node.action.segment).extent, op, result);

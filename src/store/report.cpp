@@ -18,6 +18,10 @@ const char* name_of(Link link) {
       return "nvme->host";
     case kNvmeWrite:
       return "host->nvme";
+    case kDirectRead:
+      return "nvme->device";
+    case kDirectWrite:
+      return "device->nvme";
   }
   return "?";
 }
@@ -202,7 +206,7 @@ std::string TensorStore::state() const {
     text += fmt::format("; expected step {} access {} of {}, fetched up to {}", predictor_->program()->name(),
                         predictor_->cursor() + 1, predictor_->program()->access_count(), ahead_);
   }
-  for (int i = 0; i < kLinks; ++i) {
+  for (int i = 0; i < (options_.budgets.direct ? kLinks : kDirectRead); ++i) {
     const auto link = static_cast<std::size_t>(i);
     text += fmt::format("\n  {}: {} moving, {} ready, {} so far", name_of(static_cast<Link>(i)),
                         links_[link].moving, ready_[link].size, format_bytes(links_[link].bytes));

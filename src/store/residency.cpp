@@ -222,25 +222,69 @@ void Residency::free(SegmentId id, Tier tier) {
 
 void Residency::copy(SegmentId id, Tier from, Tier to) {
   const std::int64_t bytes = table_.segment(id).bytes;
-  // Direct I/O moves whole pages.
-  if (from == Tier::kNvme) traffic_.nvme_read += table_.segment(id).charge;
-  if (to == Tier::kNvme) traffic_.nvme_write += table_.segment(id).charge;
-  if (to == Tier::kDevice) traffic_.host_to_device += bytes;
-  if (from == Tier::kDevice) traffic_.device_to_host += bytes;
+  // Drives move whole pages.
+  const std::int64_t pages = table_.segment(id).charge;
+  if (from == Tier::kNvme) {
+    traffic_.nvme_read += pages;
+    if (to == Tier::kDevice) traffic_.direct_read += pages;
+  } else if (to == Tier::kNvme) {
+    traffic_.nvme_write += pages;
+    if (from == Tier::kDevice) traffic_.direct_write += pages;
+  } else {
+    (to == Tier::kDevice ? traffic_.host_to_device : traffic_.device_to_host) += bytes;
+  }
   state(id).current |= bit(to);
   changed(id);
   out_->push_back({Action::Kind::kCopy, to, from, Access::kRead, id});
+}
+
+bool Residency::may_go_direct(SegmentId id) const {
+  return budgets_.direct && table_.segment(id).lowest == Tier::kNvme;
+}
+
+// Accesses until the content is read, wherever; kNever.
+std::uint64_t Residency::next_read(SegmentId id) const {
+  std::uint64_t found = kNever;
+  visit_future(id, [&](const AccessStep& a, std::uint64_t distance) {
+    if (a.access != Access::kOverwrite) found = distance;
+    return false;
+  });
+  return found;
+}
+
+// Of a segment that is not at the host and moves between NVMe and the device: whether a copy stays at the host
+// on the way. It does where there is room, and where it is needed sooner than what would leave for it; that
+// copy and the one at the device count as one here, since both are there for the same uses.
+bool Residency::passes_host(SegmentId id) {
+  if (!may_go_direct(id)) return true;
+  const std::size_t t = index(Tier::kHost);
+  const std::int64_t charge = table_.segment(id).charge;
+  if (used_[t] + charge <= budgets_.host) return true;
+  if (charge > budgets_.host) return false;
+  if (!foresees()) return true;
+  search_[t] = ++searches_;
+  const SegmentId other = victim(Tier::kHost);
+  if (other < 0) return false;
+  const auto level = [&](SegmentId of) { return level_[static_cast<std::size_t>(of)]; };
+  if (level(other) != level(id)) return level(other) < level(id);
+  return next_read(id) < next_read(other);
 }
 
 // `left`: whether it did. A failure is one that passes by itself (NoRoom::busy).
 std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
   left = false;
   const bool only_copy = state(id).current == bit(tier);
+  Tier below = tier == Tier::kDevice ? Tier::kHost : Tier::kNvme;
   if (only_copy && !dead(id) && tier == Tier::kDevice) {
-    if (auto failure = make_room(Tier::kHost, id)) {
+    if (!passes_host(id)) {
+      below = Tier::kNvme;
+    } else if (auto failure = make_room(Tier::kHost, id)) {
       if (failure->busy >= 0) return failure;
-      state(id).refused[index(tier)] = search_[index(tier)];
-      return std::nullopt;
+      if (!may_go_direct(id)) {
+        state(id).refused[index(tier)] = search_[index(tier)];
+        return std::nullopt;
+      }
+      below = Tier::kNvme;
     }
   }
   const auto closed = gate_ == nullptr ? Gate::Closed::kYes : gate_->close(id, tier);
@@ -250,12 +294,8 @@ std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
     return std::nullopt;
   }
   if (only_copy && !dead(id)) {
-    if (tier == Tier::kDevice) {
-      alloc(id, Tier::kHost);
-      copy(id, Tier::kDevice, Tier::kHost);
-    } else {
-      copy(id, Tier::kHost, Tier::kNvme);
-    }
+    if (below == Tier::kHost) alloc(id, Tier::kHost);
+    copy(id, tier, below);
   }
   free(id, tier);
   out_->back().access = Access::kRead;
@@ -303,8 +343,9 @@ void Residency::set_leaving(SegmentId newcomer) {
   if (leaving_ >= 0) changed(leaving_);
 }
 
-std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, bool fetch) {
+std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, Access access) {
   if (present(id, tier)) return std::nullopt;
+  const bool fetch = access != Access::kOverwrite;
   Tier source = Tier::kNvme;
   if (fetch) {
     ZG_ASSERT(has_content(id), "{} is read before anything was written to it", table_.segment_name(id));
@@ -315,11 +356,16 @@ std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, bool fetch) {
         if (auto failure = make_room(tier, id)) return failure;
       }
       if (follows_program() && !present(id, Tier::kHost)) set_leaving(id);
-      auto failure = bring(id, Tier::kHost, true);
+      std::optional<NoRoom> failure;
+      const bool stale = access == Access::kWrite && may_go_direct(id);  // a copy that stayed at the host
+      if (present(id, Tier::kHost) || (!stale && passes_host(id))) {
+        failure = bring(id, Tier::kHost, Access::kRead);
+        if (!failure) source = Tier::kHost;
+        if (failure && failure->busy < 0 && may_go_direct(id)) failure.reset();
+      }
       if (leaving_ >= 0) changed(std::exchange(leaving_, -1));
       if (failure) return failure;
-      source = Tier::kHost;
-      state(id).hold[index(Tier::kHost)] = clock_;  // until it is copied, further down
+      if (source == Tier::kHost) state(id).hold[index(Tier::kHost)] = clock_;  // until it is copied, below
     } else if (present(id, Tier::kDevice)) {
       source = Tier::kDevice;
     }
@@ -337,7 +383,7 @@ std::optional<NoRoom> Residency::apply(const AccessStep& step) {
   State& s = state(step.segment);
   s.hold[index(step.tier)] = clock_;
   s.last_use = clock_;
-  if (auto failure = bring(step.segment, step.tier, step.access != Access::kOverwrite)) return failure;
+  if (auto failure = bring(step.segment, step.tier, step.access)) return failure;
   if (step.access != Access::kRead) {
     for (const Tier other : {Tier::kDevice, Tier::kHost}) {
       if (other != step.tier && present(step.segment, other)) free(step.segment, other);
@@ -393,7 +439,7 @@ bool Residency::prefetch(SegmentId segment, Tier tier, std::int32_t position, st
   }
   state(segment).hold[index(tier)] = clock_;
   state(segment).last_use = clock_;
-  const bool there = !bring(segment, tier, true);
+  const bool there = !bring(segment, tier, Access::kRead);
   horizon_.fill(kNever);
   return there;
 }

@@ -454,7 +454,13 @@ bool TensorStore::idle() const {
 
 Traffic TensorStore::traffic() const {
   std::lock_guard lock(mutex_);
-  return {links_[kNvmeRead].bytes, links_[kNvmeWrite].bytes, links_[kToDevice].bytes, links_[kToHost].bytes};
+  const std::int64_t direct_read = links_[kDirectRead].bytes, direct_write = links_[kDirectWrite].bytes;
+  return {links_[kNvmeRead].bytes + direct_read,
+          links_[kNvmeWrite].bytes + direct_write,
+          links_[kToDevice].bytes,
+          links_[kToHost].bytes,
+          direct_read,
+          direct_write};
 }
 
 double TensorStore::waited_seconds() const {

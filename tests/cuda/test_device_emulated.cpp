@@ -15,4 +15,8 @@ std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace) {
                            make_host_blas);
 }
 
+bool test_device_is_host() {
+  return false;
+}
+
 }  // namespace zg::test

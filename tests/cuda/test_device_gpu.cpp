@@ -7,4 +7,8 @@ std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace) {
   return make_cuda_device({.budget = budget, .trace = trace});
 }
 
+bool test_device_is_host() {
+  return false;
+}
+
 }  // namespace zg::test

@@ -59,8 +59,8 @@ inline std::optional<Traffic> dry_run(const Scenario& s, const Budgets& budgets)
 
 // The smallest host budget for a device budget, page by page; and the smallest device budget that has one,
 // granule by granule.
-inline Budgets smallest_budgets(const Scenario& s) {
-  Budgets budgets{0, s.table.total_charge(Tier::kHost)};
+inline Budgets smallest_budgets(const Scenario& s, bool direct = false) {
+  Budgets budgets{0, s.table.total_charge(Tier::kHost), direct};
   while (!dry_run(s, budgets)) budgets.device += s.table.device_granule();
   budgets.host = 0;
   while (!dry_run(s, budgets)) budgets.host += 4096;

@@ -73,12 +73,16 @@ class Replay {
         } else {
           EXPECT_TRUE(memory);
         }
-        EXPECT_TRUE(a.tier == Tier::kHost || a.from == Tier::kHost) << "no link between device and NVMe";
         copies[index(a.tier)] = true;
         if (a.from == Tier::kNvme) traffic_.nvme_read += s.charge;
         if (a.tier == Tier::kNvme) traffic_.nvme_write += s.charge;
-        if (a.from == Tier::kDevice) traffic_.device_to_host += s.bytes;
-        if (a.tier == Tier::kDevice) traffic_.host_to_device += s.bytes;
+        if (a.tier != Tier::kHost && a.from != Tier::kHost) {
+          EXPECT_TRUE(budgets_.direct) << "no link between device and NVMe";
+          (a.from == Tier::kNvme ? traffic_.direct_read : traffic_.direct_write) += s.charge;
+        } else {
+          if (a.from == Tier::kDevice) traffic_.device_to_host += s.bytes;
+          if (a.tier == Tier::kDevice) traffic_.host_to_device += s.bytes;
+        }
         break;
       case Action::Kind::kUse:
         EXPECT_TRUE(memory);
@@ -274,7 +278,7 @@ TEST(Residency, TwoTierProgramsAreLegalDeterministicAndIndependentOfPrefetchDept
       return std::max(table.total_charge(tier) * (2 + below(random, 7)) / 8 / step * step, 8 * step);
     };
     const std::int64_t device = some_of(Tier::kDevice, granule);
-    const Budgets budgets{device, some_of(Tier::kHost, kPage)};
+    const Budgets budgets{device, some_of(Tier::kHost, kPage), trial % 2 == 1};
     const std::vector<const Program*> programs{&p, &p, &q, &p, &q, &q};
     const auto first = decisions(table, budgets, given, programs, 0);
     if (!first) continue;
@@ -368,6 +372,129 @@ TEST(Residency, TheDeviceIsFilledByGranules) {
   const std::int64_t pages = 3 * kPage + 2 * kGranule;
   EXPECT_FALSE(fits(table, {0, pages}, all_at(Tier::kHost, Access::kRead), Tier::kNvme));
   EXPECT_TRUE(fits(table, {0, pages - kPage}, all_at(Tier::kHost, Access::kRead), Tier::kNvme));
+}
+
+TEST(Residency, ADirectLinkNeedsNoHostMemory) {
+  const TensorTable table = equal_table(1, 3, 9000);
+  const auto all_at_device = [&](Access access) {
+    std::vector<AccessStep> op;
+    for (SegmentId id = 0; id < 3; ++id) op.push_back({id, Tier::kDevice, access, false});
+    return op;
+  };
+  for (const Access access : {Access::kRead, Access::kWrite}) {
+    EXPECT_TRUE(fits(table, {9 * kPage, 2 * kPage}, all_at_device(access), Tier::kNvme));
+    EXPECT_FALSE(fits(table, {9 * kPage, 0, true}, all_at_device(access), Tier::kNvme));
+    const auto failure = fits(table, {9 * kPage - 1, 1 << 20, true}, all_at_device(access), Tier::kNvme);
+    ASSERT_TRUE(failure);
+    EXPECT_EQ(failure->tier, Tier::kDevice);
+  }
+  // Down and up again, with a device for one of them, and for those that may sink to NVMe alone.
+  for (const Tier lowest : {Tier::kNvme, Tier::kHost}) {
+    const TensorTable sinking = equal_table(1, 2, 9000, lowest);
+    const auto step = [](SegmentId id, Access access) { return AccessStep{id, Tier::kDevice, access, false}; };
+    const Program program =
+        trace_of({step(0, Access::kOverwrite), step(1, Access::kOverwrite), step(0, Access::kRead)}, 2);
+    const Budgets budgets{3 * kPage, 0, true};
+    Residency residency(sinking, budgets);
+    Replay replay(sinking, budgets);
+    residency.set_future(&program, nullptr);
+    for (std::int32_t op = 0; op < 3; ++op) {
+      std::vector<Action> actions;
+      const auto failure = residency.decide(0, op, actions);
+      ASSERT_EQ(failure.has_value(), lowest == Tier::kHost && op == 1);
+      if (failure) break;
+      residency.check();
+      replay(actions);
+    }
+    if (lowest == Tier::kHost) continue;
+    const Traffic expected{.nvme_read = 3 * kPage,
+                           .nvme_write = 2 * 3 * kPage,
+                           .direct_read = 3 * kPage,
+                           .direct_write = 2 * 3 * kPage};
+    EXPECT_EQ(residency.traffic(), expected);
+    EXPECT_EQ(replay.traffic(), expected);
+  }
+}
+
+// Two of them want the host's only page: H is used there, D passes by on its way to the device. Who is needed
+// first has it; of other priorities, who has more.
+TEST(Residency, WhatTheHostNeedsSoonerStaysThere) {
+  const auto moved = [](bool host_first, int priority, const PolicyFactory& policy) {
+    TensorTable table(1);
+    table.add({.name = "h", .dtype = DType::kU8, .count = kPage, .priority = 0});
+    table.add({.name = "d", .dtype = DType::kU8, .count = kPage, .priority = priority});
+    table.add({.name = "other", .dtype = DType::kU8, .count = kPage});
+    const AccessStep h{0, Tier::kHost, Access::kRead, false}, d{1, Tier::kDevice, Access::kRead, false},
+        other{2, Tier::kDevice, Access::kOverwrite, true};
+    const Program program = trace_of(host_first ? std::vector{h, d, other, h, d} : std::vector{h, d, other, d, h}, 3);
+    const Budgets budgets{kPage, kPage, true};
+    Residency residency(table, budgets, policy);
+    Replay replay(table, budgets);
+    for (SegmentId id = 0; id < 2; ++id) {
+      residency.assume_content(id, Tier::kNvme);
+      replay.content(id, Tier::kNvme);
+    }
+    residency.set_future(&program, nullptr);
+    for (std::int32_t op = 0; op < program.op_count(); ++op) {
+      std::vector<Action> actions;
+      EXPECT_FALSE(residency.decide(0, op, actions));
+      replay(actions);
+    }
+    EXPECT_EQ(replay.traffic(), residency.traffic());
+    return residency.traffic();
+  };
+  for (const auto& policy : {default_policy(), next_use_policy()}) {
+    // H is read once; D comes directly, twice.
+    EXPECT_EQ(moved(true, 0, policy), (Traffic{.nvme_read = 3 * kPage, .direct_read = 2 * kPage}));
+    // D takes H's place, and comes from there the second time; H is read again.
+    EXPECT_EQ(moved(false, 0, policy), (Traffic{.nvme_read = 3 * kPage, .host_to_device = 2 * kPage}));
+    // Whatever comes first.
+    EXPECT_EQ(moved(false, -1, policy).direct_read, 2 * kPage);
+    EXPECT_EQ(moved(true, 1, policy).direct_read, 0);
+  }
+  // Who knows no future has what passes by stay.
+  EXPECT_EQ(moved(true, 0, lru_policy()).direct_read, 0);
+}
+
+// Segments that the device, with room for two, needs one after the other, once a step or there and back. The first
+// come directly, since what the host has is needed sooner; there and back, what comes is needed soonest of all, so
+// it stays at the host on its way. NVMe reads and writes no more than without the direct link.
+TEST(Residency, ADirectLinkCostsTheDrivesNothing) {
+  constexpr int kSegments = 12;
+  const TensorTable table = equal_table(1, kSegments);
+  for (const Access access : {Access::kRead, Access::kWrite}) {
+    for (const bool and_back : {false, true}) {
+      std::vector<AccessStep> accesses;
+      for (SegmentId id = 0; id < kSegments; ++id) accesses.push_back({id, Tier::kDevice, access, false});
+      for (SegmentId id = kSegments; and_back && id-- > 0;)
+        accesses.push_back({id, Tier::kDevice, access, false});
+      const Program program = trace_of(accesses, kSegments);
+      for (int room = access == Access::kRead ? 1 : 2; room < kSegments - 2; ++room) {
+        SCOPED_TRACE(fmt::format("{}, room for {}", and_back ? "there and back" : "once", room));
+        const auto in_a_round = [&](bool direct) {
+          Residency residency(table, {2 * kPage, room * kPage, direct});
+          for (SegmentId id = 0; id < kSegments; ++id) residency.assume_content(id, Tier::kNvme);
+          Traffic before;
+          for (int round = 0; round < 4; ++round) {
+            before = residency.traffic();
+            residency.set_future(&program, &program);
+            for (std::int32_t op = 0; op < program.op_count(); ++op) {
+              std::vector<Action> actions;
+              EXPECT_FALSE(residency.decide(0, op, actions));
+            }
+            residency.check();
+          }
+          return residency.traffic() - before;
+        };
+        const Traffic without = in_a_round(false), with = in_a_round(true);
+        EXPECT_LE(with.nvme_read, without.nvme_read);
+        EXPECT_LE(with.nvme_write, without.nvme_write);
+        if (and_back) continue;
+        EXPECT_GT(with.direct_read, 0);
+        EXPECT_LT(with.host_to_device, without.host_to_device);
+      }
+    }
+  }
 }
 
 TEST(Residency, WhatMayNotSinkStays) {

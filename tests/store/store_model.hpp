@@ -27,15 +27,17 @@ struct ModelConfig {
   std::int64_t granule = 4096;         // of the device, or what the tested one has, if that is larger
   Faults faults = Faults::kNone;
   bool write_ahead = true;
+  bool direct = false;
   int prefetch_depth = 0;
 
   std::string text() const {
     static constexpr const char* kDriveNames[] = {"memory", "uring", "libaio", "threads", "ram"};
     static constexpr const char* kFaultNames[] = {"no faults", "harmless faults", "errors", "flips"};
     return fmt::format(
-        "seed {}, {} threads, {}, {}, room for {} and {}, granules of {}, {}, write-ahead {}, depth {}", seed,
-        threads, kDriveNames[static_cast<int>(drives)], policy, device_room, host_room, granule,
-        kFaultNames[static_cast<int>(faults)], write_ahead, prefetch_depth);
+        "seed {}, {} threads, {}, {}, room for {} and {}, granules of {}, {}, write-ahead {}, direct {}, "
+        "depth {}",
+        seed, threads, kDriveNames[static_cast<int>(drives)], policy, device_room, host_room, granule,
+        kFaultNames[static_cast<int>(faults)], write_ahead, direct, prefetch_depth);
   }
 };
 
@@ -210,7 +212,7 @@ struct ModelStore {
     const Budgets everything{table.total_charge(Tier::kDevice) + kAdded * at_device,
                              table.total_charge(Tier::kHost) + kAdded * kLargest};
     budgets = {c.device_room > 0 ? c.device_room * at_device : everything.device,
-               c.host_room > 0 ? c.host_room * kLargest : everything.host};
+               c.host_room > 0 ? c.host_room * kLargest : everything.host, c.direct};
     for (SegmentId id = 0; id < table.segment_count(); ++id) {
       const Segment& s = table.segment(id);
       if (s.lowest == Tier::kHost && c.host_room > 0) budgets.host += s.charge_at(Tier::kHost);

@@ -11,7 +11,8 @@ namespace {
 void check(const Scenario& scenario, const Budgets& budgets, int depth, Nvme nvme, std::uint64_t seed) {
   const auto expected = dry_run(scenario, budgets);
   ASSERT_TRUE(expected.has_value());
-  SCOPED_TRACE(fmt::format("depth {}, device {}, host {}", depth, budgets.device, budgets.host));
+  SCOPED_TRACE(fmt::format("depth {}, device {}, host {}{}", depth, budgets.device, budgets.host,
+                           budgets.direct ? ", direct" : ""));
   const TempDir dir;
   Rig rig(scenario.table, budgets, make_nvme(nvme, scenario.table, dir), depth);
   ModelRun(rig, scenario, seed)();
@@ -19,7 +20,13 @@ void check(const Scenario& scenario, const Budgets& budgets, int depth, Nvme nvm
       << "nvme read " << rig.store->traffic().nvme_read << " for " << expected->nvme_read << ", written "
       << rig.store->traffic().nvme_write << " for " << expected->nvme_write << ", to device "
       << rig.store->traffic().host_to_device << " for " << expected->host_to_device << ", from device "
-      << rig.store->traffic().device_to_host << " for " << expected->device_to_host;
+      << rig.store->traffic().device_to_host << " for " << expected->device_to_host << ", directly "
+      << rig.store->traffic().direct_read << " for " << expected->direct_read << " and "
+      << rig.store->traffic().direct_write << " for " << expected->direct_write;
+}
+
+bool some_direct(Random& random) {
+  return test_device_is_host() && below(random, 2) == 0;
 }
 
 constexpr int kDepths[] = {0, 1, 8, 1000};
@@ -31,9 +38,9 @@ TEST(StoreProgram, RandomProgramsMatchTheModelAndTheDryRun) {
   for (int trial = 0; trial < 20; ++trial) {
     SCOPED_TRACE(trial);
     const Scenario s = random_scenario(random, below(random, 4), 6 + below(random, 12), {.ops = 25});
-    const Budgets least = smallest_budgets(s);
+    const Budgets least = smallest_budgets(s, some_direct(random));
     const Budgets budgets{least.device + s.table.device_granule() * below(random, 12),
-                          least.host + 4096 * below(random, 12)};
+                          least.host + 4096 * below(random, 12), least.direct};
     for (const int depth : kDepths) check(s, budgets, depth, Nvme::kMemory, random());
     if (HasFailure()) return;
   }
@@ -46,7 +53,7 @@ TEST(StoreProgram, TheSmallestBudgetsSuffice) {
   for (int trial = 0; trial < 20; ++trial) {
     SCOPED_TRACE(trial);
     const Scenario s = random_scenario(random, 1 + below(random, 2), 6 + below(random, 8), {.ops = 25});
-    const Budgets budgets = smallest_budgets(s);
+    const Budgets budgets = smallest_budgets(s, some_direct(random));
     for (const int depth : kDepths) check(s, budgets, depth, Nvme::kMemory, random());
     if (HasFailure()) return;
   }
@@ -57,7 +64,7 @@ TEST(StoreProgram, OneBelowTheSmallestBudgetSaysSo) {
   int refused = 0;
   for (int trial = 0; trial < 10; ++trial) {
     const Scenario s = random_scenario(random, 1, 8, {.ops = 15});
-    Budgets budgets = smallest_budgets(s);
+    Budgets budgets = smallest_budgets(s, some_direct(random));
     budgets.host -= 4096;
     const TempDir dir;
     Rig rig(s.table, budgets, make_nvme(Nvme::kMemory, s.table, dir), 4);
@@ -137,7 +144,7 @@ TEST_P(StoreProgramOnEngine, RandomProgramsMatchTheModelAndTheDryRun) {
   for (int trial = 0; trial < 4; ++trial) {
     SCOPED_TRACE(trial);
     const Scenario s = random_scenario(random, 1 + below(random, 2), 12, {.ops = 25});
-    const Budgets budgets = smallest_budgets(s);
+    const Budgets budgets = smallest_budgets(s, test_device_is_host() && trial % 2 == 1);
     for (const int depth : {0, 8}) check(s, budgets, depth, GetParam(), random());
     if (HasFailure()) return;
   }

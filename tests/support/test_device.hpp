@@ -10,6 +10,10 @@ namespace zg::test {
 
 std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace = nullptr);
 
+// Whether a drive's own calls reach its memory, so that a store over any engine may have the direct link
+// (Budgets::direct). For others see tests/cuda/emulated_direct_test.cpp.
+bool test_device_is_host();
+
 // What its arena charges multiples of.
 inline std::int64_t test_granule() {
   static const std::int64_t granule = make_test_device(std::int64_t{64} << 20)->arena().granule();

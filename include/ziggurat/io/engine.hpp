@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "ziggurat/base/trace.hpp"
+#include "ziggurat/io/direct.hpp"
 
 namespace zg::io {
 
@@ -83,6 +84,8 @@ struct Transfer {
   std::int64_t offset = 0;  // in the drive's file
   void* data = nullptr;     // not changed by a write
   std::int64_t bytes = 0;
+  // `data` is memory of EngineOptions::direct: offset, address and bytes are multiples of Engine::alignment().
+  bool on_device = false;
   Completion* completion = nullptr;  // null: the ticket must be waited for
   std::uint64_t tag = 0;             // handed back to the completion
 };
@@ -173,6 +176,9 @@ struct EngineOptions {
   bool bind_threads = true;   // I/O threads run on the NUMA node of their drive, where it has one
   RamModel ram = {};
   FaultModel faults = {};
+  // What reaches the memory of a device; null: only the host's. Not for the RAM back end.
+  std::shared_ptr<DirectStorage> direct = {};
+  int direct_threads = 8;  // per drive: so many blocks of such transfers are in flight
   Trace* trace = nullptr;
 };
 
@@ -225,6 +231,7 @@ class Engine {
   virtual LinkCounters counters(int drive) const = 0;
   virtual DriveReport report(int drive) const = 0;
   virtual Backend backend() const = 0;
+  virtual DirectStorage* direct() const { return nullptr; }  // EngineOptions::direct
   // "io_uring (depth 32, 1 MiB blocks, O_DIRECT, registered buffers)": what was taken, and why.
   virtual std::string describe() const = 0;
   // One line per drive of what is queued and in flight, for the watchdog.

@@ -18,6 +18,11 @@
 // nobody needs after the program must say so (AccessStep::last). Only so are the decisions for an operation
 // the same whether they are made during its own program or, ahead of time, during the one before.
 //
+// Where NVMe and the device have a link of their own (Budgets::direct), a segment takes it when a copy at the
+// host would not pay: when it is written at the device, so that such a copy is old at once, or when all that had
+// to leave the host for it is needed sooner, or may not leave. (Where the policy knows no future, nothing counts
+// as needed sooner.)
+//
 // Not thread-safe: the store calls it under its mutex.
 #pragma once
 #include <array>
@@ -42,16 +47,20 @@ struct Action {
   SegmentId segment = 0;
 };
 
-// Bytes over each link.
+// Bytes over each link. What goes between NVMe and the device without the host counts twice: for the drives, and
+// as direct.
 struct Traffic {
   std::int64_t nvme_read = 0, nvme_write = 0, host_to_device = 0, device_to_host = 0;
+  std::int64_t direct_read = 0, direct_write = 0;
   Traffic operator-(const Traffic& o) const {
-    return {nvme_read - o.nvme_read, nvme_write - o.nvme_write, host_to_device - o.host_to_device,
-            device_to_host - o.device_to_host};
+    return {nvme_read - o.nvme_read,           nvme_write - o.nvme_write,
+            host_to_device - o.host_to_device, device_to_host - o.device_to_host,
+            direct_read - o.direct_read,       direct_write - o.direct_write};
   }
   Traffic& operator+=(const Traffic& o) {
     nvme_read += o.nvme_read, nvme_write += o.nvme_write;
     host_to_device += o.host_to_device, device_to_host += o.device_to_host;
+    direct_read += o.direct_read, direct_write += o.direct_write;
     return *this;
   }
   bool operator==(const Traffic&) const = default;
@@ -59,6 +68,7 @@ struct Traffic {
 
 struct Budgets {
   std::int64_t device = 0, host = 0;
+  bool direct = false;  // NVMe and the device have a link of their own, beside the way through the host
 };
 
 // Why an access cannot be placed: what may not leave `tier` now leaves no room.
@@ -163,7 +173,7 @@ class Residency {
 
   void follow(const Program* program, std::int32_t position);
   std::optional<NoRoom> apply(const AccessStep& step);
-  std::optional<NoRoom> bring(SegmentId id, Tier tier, bool fetch);
+  std::optional<NoRoom> bring(SegmentId id, Tier tier, Access access);
   std::optional<NoRoom> make_room(Tier tier, SegmentId newcomer);
   SegmentId victim(Tier tier) const;
   void set_leaving(SegmentId newcomer);
@@ -175,6 +185,9 @@ class Residency {
   bool may_leave(SegmentId id, Tier tier) const;
   bool could_leave(SegmentId id, Tier tier) const;
   bool dead(SegmentId id) const;
+  bool may_go_direct(SegmentId id) const;
+  bool passes_host(SegmentId id);
+  std::uint64_t next_read(SegmentId id) const;
   Policy& policy_of(SegmentId id, Tier tier) const;
   template <class Visit>
   void visit_future(SegmentId id, Visit&& visit) const;

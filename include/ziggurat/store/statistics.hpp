@@ -9,8 +9,9 @@
 
 namespace zg {
 
-enum Link : std::uint8_t { kToDevice, kToHost, kNvmeRead, kNvmeWrite };
-inline constexpr int kLinks = 4;
+// The last two: past the host.
+enum Link : std::uint8_t { kToDevice, kToHost, kNvmeRead, kNvmeWrite, kDirectRead, kDirectWrite };
+inline constexpr int kLinks = 6;
 const char* name_of(Link link);  // "host->device", ...
 
 struct LinkStatistics {

@@ -141,12 +141,19 @@ Result EngineCore::wait(Ticket ticket) {
 }
 
 std::string EngineCore::run_on_all(void* data, std::int64_t bytes) {
-  for (const auto& lane : lanes_) lane->begin_command(data, bytes);
+  // Not those of a device's memory: they have no use for it, and may wait for the device, which whoever
+  // registers may be needed by.
+  const auto on_all = [&](auto&& call) {
+    for (const auto& drive : drives_) {
+      for (std::uint32_t i = 0; i < drive->lanes; ++i) call(*lanes_[drive->first_lane + i]);
+    }
+  };
+  on_all([&](Lane& lane) { lane.begin_command(data, bytes); });
   std::string refusal;
-  for (const auto& lane : lanes_) {
-    const std::string of_this = lane->end_command();
+  on_all([&](Lane& lane) {
+    const std::string of_this = lane.end_command();
     if (refusal.empty()) refusal = of_this;
-  }
+  });
   return refusal;
 }
 

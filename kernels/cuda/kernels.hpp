@@ -91,6 +91,11 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
 // Of the backward, for operands whose sums take accumulator_bytes (4, or 8 for double).
 std::int64_t attention_scratch_bytes(const AttentionShape& shape, std::int64_t accumulator_bytes);
 
+// checksum.cu: XXH3 of 64 bits, io::checksum(), of more than 240 bytes, a multiple of 8 of them, 8-byte aligned.
+// scratch: checksum_scratch_bytes(), 8-byte aligned.
+void checksum(const Launch& on, std::int64_t bytes, const void* data, void* scratch, std::uint64_t* result);
+std::int64_t checksum_scratch_bytes(std::int64_t bytes);
+
 // update.cu: the formulae, and the bits, of kernels/host/update.hpp.
 void update(const Launch& on, std::int64_t n, const UpdateArrays& arrays, const StateFormat& format,
             const UpdateParams& p);

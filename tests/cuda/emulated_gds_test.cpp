@@ -24,18 +24,8 @@ class GdsOverFake : public testing::Test {
     void* library = dlopen(ZG_FAKE_CUFILE, RTLD_NOW);
     ZG_ASSERT(library != nullptr, "{}", dlerror());
     fake_ = static_cast<FakeCuFile*>(dlsym(library, "zg_fake_cufile"));
-    *fake_ = {.fail_open = 0,
-              .fail_file = 0,
-              .fail_buffer = 0,
-              .fail_transfer = 0,
-              .most_bytes = 0,
-              .nvfs_major = 2,
-              .features = 0,
-              .drivers = 0,
-              .files = 0,
-              .buffers = 0,
-              .transfers = 0,
-              .registered_transfers = 0};
+    *fake_ = {};
+    fake_->nvfs_major = 2;
     std::string pattern = testing::TempDir() + "zg_gds_XXXXXX";
     const int fd = mkstemp(pattern.data());
     ZG_ASSERT(fd >= 0, "{}", errno_text(errno));
@@ -47,7 +37,6 @@ class GdsOverFake : public testing::Test {
   ~GdsOverFake() override {
     EXPECT_EQ(fake_->drivers, 0);
     EXPECT_EQ(fake_->files, 0);
-    EXPECT_EQ(fake_->buffers, 0);
     arena_.release(device_, 4 * kMiB);
     if (fd_ >= 0) close(fd_);
     unlink(path_.c_str());
@@ -79,53 +68,49 @@ class GdsOverFake : public testing::Test {
 TEST_F(GdsOverFake, WritesAndReadsAtAnyOffset) {
   const auto gds = load();
   EXPECT_EQ(gds->describe(), "nvidia-fs 2.26");
+  EXPECT_FALSE(gds->passes_host());
   const Gds::File file = open(*gds);
-  EXPECT_EQ(gds->register_buffer(device_, 4 * kMiB), "");
   for (std::int64_t i = 0; i < kMiB; ++i) device_[kMiB + i] = static_cast<unsigned char>(i / 4096);
   for (const long most : {0L, 4096L, 100 * 4096L}) {  // whole, and in many short transfers
     fake_->most_bytes = most;
-    const Gds::Result written = gds->write(file, 8192, kMiB, device_, kMiB);
+    const Gds::Result written = gds->write(file, 8192, kMiB, device_ + kMiB);
     EXPECT_EQ(written.bytes, kMiB);
-    EXPECT_EQ(written.error, "");
+    EXPECT_EQ(written.error, 0);
     std::memset(device_ + 2 * kMiB, 0, kMiB);
-    const Gds::Result read = gds->read(file, 8192 + 4096, kMiB - 4096, device_, 2 * kMiB);
+    const Gds::Result read = gds->read(file, 8192 + 4096, kMiB - 4096, device_ + 2 * kMiB);
     EXPECT_EQ(read.bytes, kMiB - 4096);
-    EXPECT_EQ(read.error, "");
+    EXPECT_EQ(read.error, 0);
     EXPECT_EQ(std::memcmp(device_ + 2 * kMiB, device_ + kMiB + 4096, kMiB - 4096), 0);
   }
-  EXPECT_EQ(fake_->registered_transfers, fake_->transfers);
-  const Gds::Result end = gds->read(file, kMiB, kMiB, device_, 0);
+  const Gds::Result end = gds->read(file, kMiB, kMiB, device_);
   EXPECT_EQ(end.bytes, 8192) << "the file ends there";
-  EXPECT_EQ(end.error, "");
-  EXPECT_EQ(gds->unregister_buffer(device_), "");
-  EXPECT_EQ(gds->read(file, 0, 4096, device_, 0).bytes, 4096) << "unregistered memory works too";
+  EXPECT_EQ(end.error, 0);
 }
 
 TEST_F(GdsOverFake, FailuresAreValuesWithATextOfTheirOwn) {
   const auto gds = load();
   const Gds::File file = open(*gds);
-  EXPECT_EQ(gds->write(file, 0, 64 * kKiB, device_, 0).error, "");
+  EXPECT_EQ(gds->write(file, 0, 64 * kKiB, device_).error, 0);
+  const auto read = [&](std::int64_t bytes = 4096) { return gds->read(file, 0, bytes, device_); };
   fake_->fail_transfer = EIO;
-  EXPECT_NE(gds->read(file, 0, 4096, device_, 0).error.find("errno 5"), std::string::npos);
+  const Gds::Result failed = read();
+  EXPECT_EQ(failed.error, EIO);
+  EXPECT_NE(failed.text.find("errno 5"), std::string::npos);
   fake_->fail_transfer = EINTR;  // is tried again
-  EXPECT_EQ(gds->read(file, 0, 4096, device_, 0).bytes, 4096);
+  EXPECT_EQ(read().bytes, 4096);
   fake_->fail_transfer = 5010;
-  EXPECT_NE(gds->read(file, 0, 4096, device_, 0).error.find("nvidia-fs failed (cuFile error 5010)"),
-            std::string::npos);
+  const Gds::Result own = read();
+  EXPECT_EQ(own.error, EIO) << "a number of cuFile's own";
+  EXPECT_NE(own.text.find("nvidia-fs failed (cuFile error 5010)"), std::string::npos);
   fake_->fail_transfer = ENOSPC;
-  EXPECT_NE(gds->write(file, 0, 4096, device_, 0).error.find("errno 28"), std::string::npos);
+  EXPECT_EQ(gds->write(file, 0, 4096, device_).error, ENOSPC);
   // What was moved before a failure is known.
   fake_->most_bytes = 16384;
-  EXPECT_EQ(gds->read(file, 0, 32768, device_, 0).bytes, 32768);
-  EXPECT_EQ(gds->register_buffer(device_, 4096), "");
-  const Gds::Result past = gds->read(file, 0, 8192, device_, 0);
+  EXPECT_EQ(read(32768).bytes, 32768);
+  fake_->granule = 4096;
+  const Gds::Result past = read(8192);
   EXPECT_EQ(past.bytes, 0);
-  EXPECT_NE(past.error.find("passes the end of the memory"), std::string::npos);
-  EXPECT_NE(gds->register_buffer(device_, 4096).find("registered already"), std::string::npos);
-  EXPECT_EQ(gds->unregister_buffer(device_), "");
-  EXPECT_NE(gds->unregister_buffer(device_).find("not registered"), std::string::npos);
-  fake_->fail_buffer = 5011;
-  EXPECT_NE(gds->register_buffer(device_, 4096).find("CUDA refused it (CUresult 999)"), std::string::npos);
+  EXPECT_NE(past.text.find("passes the end of the memory"), std::string::npos);
 }
 
 TEST_F(GdsOverFake, FilesThatCannotBeHadSayWhy) {
@@ -161,26 +146,10 @@ TEST_F(GdsOverFake, ALibraryThatCannotBeHadSaysWhy) {
   EXPECT_NE(why.find("nvidia-fs is not loaded"), std::string::npos);
   fake_->nvfs_major = 0;
   EXPECT_EQ(load()->describe(), "compatibility mode");
+  EXPECT_TRUE(load()->passes_host());
   fake_->features = 1 << 4;
   EXPECT_NE(load()->describe().find("P2PDMA"), std::string::npos);
-}
-
-// As a link between drives and a device would: the arena's memory is registered as it comes.
-TEST_F(GdsOverFake, TheArenasHooksRegisterItsMemory) {
-  const auto gds = load();
-  const Gds::File file = open(*gds);
-  cuda::CudaArena arena(runtime_, {.budget = 8 * kMiB});
-  arena.set_hooks({[&](void* at, std::int64_t bytes) { EXPECT_EQ(gds->register_buffer(at, bytes), ""); },
-                   [&](void* at, std::int64_t) { EXPECT_EQ(gds->unregister_buffer(at), ""); }});
-  auto* data = static_cast<unsigned char*>(arena.allocate(4 * kMiB));
-  EXPECT_EQ(fake_->buffers, 1);
-  std::memset(data, 9, 64 * kKiB);
-  EXPECT_EQ(gds->write(file, 0, 64 * kKiB, data, 0).bytes, 64 * kKiB);
-  std::memset(data, 0, 64 * kKiB);
-  EXPECT_EQ(gds->read(file, 0, 64 * kKiB, data, kMiB).bytes, 64 * kKiB);
-  EXPECT_EQ(data[kMiB + 65535], 9);
-  EXPECT_EQ(fake_->registered_transfers, 2);
-  arena.release(data, 4 * kMiB);
+  EXPECT_FALSE(load()->passes_host());
 }
 
 }  // namespace

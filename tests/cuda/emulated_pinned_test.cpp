@@ -58,7 +58,7 @@ struct Device {
 };
 
 // As the header shows.
-void copy_parts(FakeRuntime& runtime, const PinnedRegions& pinned, const Device& device, char* host,
+void copy_parts(FakeRuntime& runtime, PinnedRegions& pinned, const Device& device, char* host,
                 std::int64_t bytes, Direction direction) {
   auto hold = pinned.hold();
   for (std::int64_t done = 0; done < bytes;) {
@@ -69,6 +69,7 @@ void copy_parts(FakeRuntime& runtime, const PinnedRegions& pinned, const Device&
     void *here = host + done, *there = device.at + done;
     const bool to_device = direction == Direction::kToDevice;
     runtime.copy(device.stream, to_device ? there : here, to_device ? here : there, part.bytes, direction);
+    if (part.pinned) pinned.used(hold, host + done, device.stream);
     done += part.bytes;
   }
 }
@@ -165,7 +166,7 @@ TEST(PinnedRegions, APieceGoesWhenNoCopyUsesIt) {
       pinned.unmapped(memory.at, memory.bytes);
       gone = true;
     });
-    while (runtime.calls("synchronize") == 0) std::this_thread::yield();
+    while (runtime.calls("synchronize_stream") == 0) std::this_thread::yield();
     std::thread copies([&] {
       auto hold = pinned.hold();
       EXPECT_FALSE(pinned.part(hold, memory.at, memory.bytes).pinned);
@@ -187,18 +188,35 @@ TEST(PinnedRegions, APieceGoesWhenNoCopyUsesIt) {
   runtime.release_host(gate);
 }
 
-TEST(PinnedRegions, CallsItsOwnersWait) {
-  FakeRuntime runtime;
-  Pages memory(4);
-  std::vector<std::pair<const void*, std::int64_t>> waited;
-  PinnedRegions pinned(runtime, {.piece = 2 * kPage, .idle = [&](const void* at, std::int64_t n) {
-                                   waited.push_back({at, n});
-                                 }});
-  pinned.mapped(memory.at, memory.bytes);
-  pinned.unmapped(memory.at, memory.bytes);
-  EXPECT_EQ(waited, (std::vector<std::pair<const void*, std::int64_t>>{{memory.at, 2 * kPage},
-                                                                       {memory.at + 2 * kPage, 2 * kPage}}));
-  EXPECT_EQ(runtime.calls("synchronize"), 0);
+// A stream that waits for the very thread that gives the memory back, and had no copy of it, or has gone.
+TEST(PinnedRegions, OtherStreamsAreNotWaitedFor) {
+  FakeRuntime runtime({.granule = 64 * kKiB});
+  Device device(runtime, 64 * kKiB);
+  Pages memory(4), other(4);
+  auto* gate = static_cast<std::uint32_t*>(runtime.allocate_host(kPage));
+  std::atomic_ref(*gate).store(0);
+  const cuda::StreamHandle held = runtime.create_stream(false);
+  {
+    PinnedRegions pinned(runtime, {.piece = 2 * kPage});
+    pinned.mapped(memory.at, memory.bytes);
+    pinned.mapped(other.at, other.bytes);
+    copy_parts(runtime, pinned, device, memory.at, memory.bytes, Direction::kToDevice);
+    {
+      auto hold = pinned.hold();
+      runtime.copy(held, device.at, other.at, 8, Direction::kToDevice);
+      pinned.used(hold, other.at, held);
+    }
+    runtime.wait_value(held, gate, 1);
+    pinned.unmapped(memory.at, memory.bytes);
+    EXPECT_EQ(runtime.calls("synchronize_stream"), 1);
+    std::atomic_ref(*gate).store(1, std::memory_order_release);
+    runtime.synchronize();
+    pinned.forget(held);
+    runtime.destroy_stream(held);
+    pinned.unmapped(other.at, other.bytes);
+    EXPECT_EQ(runtime.calls("synchronize_stream"), 1);
+  }
+  runtime.release_host(gate);
 }
 
 // A host arena whose buffers are copied while it regathers: parts of a buffer are registered, parts are not,

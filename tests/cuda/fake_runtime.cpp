@@ -292,6 +292,18 @@ void FakeRuntime::synchronize() {
   });
 }
 
+void FakeRuntime::synchronize(cuda::StreamHandle handle) {
+  guarded("synchronize_stream", Kind::kAsks, "", [&] {
+    const auto point = std::make_shared<Point>();
+    Stream& stream = stream_of(handle);
+    if (stream.capture != nullptr) throw FakeMemory::Misuse{"the stream is being captured"};
+    stream.push(mark(this, point));
+    await(*point);
+    std::lock_guard lock(mutex_);
+    check_not_broken("synchronize_stream");
+  });
+}
+
 void FakeRuntime::wait(cuda::StreamHandle handle, cuda::EventHandle event) {
   guarded("wait", Kind::kAsks, "", [&] {
     Stream& stream = stream_of(handle);

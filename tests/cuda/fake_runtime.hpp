@@ -77,6 +77,7 @@ class FakeRuntime final : public cuda::Runtime {
   void record(cuda::EventHandle event, cuda::StreamHandle stream) override;
   bool query(cuda::EventHandle event) override;
   void synchronize() override;
+  void synchronize(cuda::StreamHandle stream) override;
   void wait(cuda::StreamHandle stream, cuda::EventHandle event) override;
   void wait_value(cuda::StreamHandle stream, const std::uint32_t* word, std::uint32_t value) override;
   void copy(cuda::StreamHandle stream, void* to, const void* from, std::int64_t bytes,

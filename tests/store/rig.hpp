@@ -143,7 +143,18 @@ struct Rig {
                                     static_cast<double>(before));
     }
     device = in_granules(make_test_device(budgets.device), table.device_granule());
-    host = make_host_arena("host memory", b.host);
+    make_store(depth);
+  }
+
+  // On a device of its own, of the table's granule, which the engine may reach.
+  using MakeEngine = std::function<std::unique_ptr<io::Engine>(Device&)>;
+  Rig(TensorTable t, const Budgets& b, std::unique_ptr<Device> d, const MakeEngine& make_engine, int depth = 64)
+      : table(std::move(t)), budgets(b), device(std::move(d)), io(make_engine(*device)) {
+    make_store(depth);
+  }
+
+  void make_store(int depth) {
+    host = make_host_arena("host memory", budgets.host);
     TensorStore::Options options;
     options.table = &table;
     options.device = device.get();

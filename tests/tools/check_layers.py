@@ -18,7 +18,7 @@ LAYERS = [
     ("base", []),
     ("kernels", ["base"]),
     ("io", ["base"]),
-    ("device", ["base", "kernels"]),
+    ("device", ["base", "kernels", "io"]),
     ("comm", ["base", "kernels", "device"]),
     ("store", ["base", "io", "device"]),
     ("optim", ["base", "kernels", "store"]),

@@ -14,6 +14,10 @@
 #include "ziggurat/base/task.hpp"
 #include "ziggurat/base/trace.hpp"
 
+namespace zg::io {
+class DirectStorage;
+}
+
 namespace zg {
 
 // How the streams of one device wait for a point in one of them without the host. It belongs to the event that
@@ -153,6 +157,13 @@ class Device {
   virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;
   // What host memory that is copied from and to should be told of (HostMemory::set_hooks): it is pinned.
   virtual Arena::Hooks host_hooks() { return {}; }
+  // What moves bytes between drives and this device's memory without the host's, for an I/O engine that is gone
+  // before the device. Null, and `why` says why not: there is none, or one that passes through the host's memory
+  // itself, unless it is `wanted` all the same.
+  virtual std::shared_ptr<io::DirectStorage> direct_storage(bool /*wanted*/, std::string* why) {
+    *why = "drives reach the memory of " + describe() + " as any other";
+    return nullptr;
+  }
   // Copies between host memory and this device's, in order on `stream`. They do not throw: synchronize() does.
   virtual void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) = 0;
   virtual void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) = 0;

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "device/cuda/runtime.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::cuda {
@@ -27,10 +29,16 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   ~Block() {
-    runtime_.use_device(device_);
-    runtime_.unmap(data_, bytes_);
+    bool mapped = true;
+    try {
+      runtime_.use_device(device_);
+      runtime_.unmap(data_, bytes_);
+      mapped = false;
+    } catch (const Error& error) {  // a device that has failed
+      log::warning("device {}: {}", device_, error.what());
+    }
     runtime_.release_physical(physical_);
-    runtime_.free_addresses(data_, bytes_);
+    if (!mapped) runtime_.free_addresses(data_, bytes_);
   }
   void* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }

@@ -6,6 +6,7 @@
 #include "device/checked_ops.hpp"
 #include "device/cuda/arena.hpp"
 #include "device/cuda/attention.hpp"
+#include "device/cuda/direct_storage.hpp"
 #include "device/cuda/pinned.hpp"
 #include "device/cuda/stream.hpp"
 #include "ziggurat/base/error.hpp"
@@ -198,10 +199,27 @@ class CudaBackend {
   Context c_;
 };
 
+// One that the pinned memory, of which it copies, need not know for longer than it is there.
+class DeviceStream final : public CudaStream {
+ public:
+  template <class... A>
+  explicit DeviceStream(PinnedRegions& pinned, A&&... args)
+      : CudaStream(std::forward<A>(args)...), pinned_(pinned) {}
+  ~DeviceStream() override {
+    finish();
+    pinned_.forget(handle());
+  }
+
+ private:
+  PinnedRegions& pinned_;
+};
+
 class CudaDevice : public Device {
  public:
-  CudaDevice(const CudaOptions& options, std::unique_ptr<Runtime> runtime, const MakeBlas& make_blas)
+  CudaDevice(const CudaOptions& options, std::unique_ptr<Runtime> runtime, const MakeBlas& make_blas,
+             std::string cufile)
       : options_(options),
+        cufile_(std::move(cufile)),
         runtime_(std::move(runtime)),
         info_(checked_info(*runtime_, options.device)),
         blas_(make_blas(*runtime_, options.device, {.tf32 = options.tf32})),
@@ -224,12 +242,25 @@ class CudaDevice : public Device {
   Ops& ops() override { return ops_; }
   // The engine's compute is what must never wait behind a copy's kernels or an update.
   std::unique_ptr<Stream> make_stream(const std::string& name) override {
-    return std::make_unique<CudaStream>(*runtime_, completions_, options_.device, name, name == "compute",
-                                        info_.wait_values);
+    return std::make_unique<DeviceStream>(pinned_, *runtime_, completions_, options_.device, name,
+                                          name == "compute", info_.wait_values);
   }
   Arena::Hooks host_hooks() override {
     if (!options_.pin) return {};
     return pinned_.hooks();
+  }
+  std::shared_ptr<io::DirectStorage> direct_storage(bool wanted, std::string* why) override {
+    if (direct_ != nullptr) return direct_;
+    auto gds = Gds::load(why, cufile_);
+    if (gds == nullptr) return nullptr;
+    if (gds->passes_host() && !wanted) {
+      *why =
+          "cuFile is in compatibility mode (the driver nvidia-fs is not loaded): it goes through host memory";
+      return nullptr;
+    }
+    direct_ =
+        std::make_shared<CudaDirectStorage>(*runtime_, completions_, options_.device, info_, std::move(gds));
+    return direct_;
   }
   void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
     copy(stream, device, host, bytes, Direction::kToDevice);
@@ -260,14 +291,17 @@ class CudaDevice : public Device {
       PinnedRegions::Hold hold = pinned_.hold();
       for (std::int64_t done = 0; done < bytes;) {
         const auto at = [&](const void* p) { return const_cast<char*>(static_cast<const char*>(p)) + done; };
-        const PinnedRegions::Part part = pinned_.part(hold, at(down ? to : from), bytes - done);
+        char* const host = at(down ? to : from);
+        const PinnedRegions::Part part = pinned_.part(hold, host, bytes - done);
         runtime_->copy(handle, at(to), at(from), part.bytes, direction);
+        if (part.pinned) pinned_.used(hold, host, handle);
         done += part.bytes;
       }
     });
   }
 
   const CudaOptions options_;
+  const std::string cufile_;
   std::unique_ptr<Runtime> runtime_;
   const DeviceInfo info_;
   std::unique_ptr<Blas> blas_;
@@ -275,14 +309,15 @@ class CudaDevice : public Device {
   Attention attention_;
   PinnedRegions pinned_;
   Completions completions_;
+  std::shared_ptr<CudaDirectStorage> direct_;
   CheckedOps<CudaBackend> ops_;
 };
 
 }  // namespace
 
 std::unique_ptr<Device> make_device(const CudaOptions& options, std::unique_ptr<Runtime> runtime,
-                                    const MakeBlas& make_blas) {
-  return std::make_unique<CudaDevice>(options, std::move(runtime), make_blas);
+                                    const MakeBlas& make_blas, const std::string& cufile) {
+  return std::make_unique<CudaDevice>(options, std::move(runtime), make_blas, cufile);
 }
 
 }  // namespace zg::cuda

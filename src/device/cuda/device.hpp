@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "device/cuda/blas.hpp"
+#include "device/cuda/gds.hpp"
 #include "device/cuda/runtime.hpp"
 #include "ziggurat/device/cuda.hpp"
 
@@ -12,8 +13,8 @@ namespace zg::cuda {
 using MakeBlas =
     std::function<std::unique_ptr<Blas>(Runtime& runtime, int device, const BlasOptions& options)>;
 
-// Throws as make_cuda_device() does.
+// Throws as make_cuda_device() does. cufile: the library for GPUDirect Storage.
 std::unique_ptr<Device> make_device(const CudaOptions& options, std::unique_ptr<Runtime> runtime,
-                                    const MakeBlas& make_blas);
+                                    const MakeBlas& make_blas, const std::string& cufile = Gds::kLibrary);
 
 }  // namespace zg::cuda

@@ -68,10 +68,6 @@ const char* text_of(int error) {
       return "the file was not opened with O_DIRECT";
     case 5022:
       return "an invalid argument";
-    case 5023:
-      return "the memory is registered already";
-    case 5024:
-      return "the memory is not registered";
     case 5025:
       return "permission denied";
     case 5027:
@@ -101,8 +97,6 @@ struct Gds::Library {
   Status (*properties)(Properties*) = nullptr;
   Status (*open_file)(void**, Descriptor*) = nullptr;
   void (*close_file)(void*) = nullptr;
-  Status (*register_buffer)(const void*, std::size_t, int) = nullptr;
-  Status (*unregister_buffer)(const void*) = nullptr;
   ssize_t (*read)(void*, void*, std::size_t, off_t, off_t) = nullptr;
   ssize_t (*write)(void*, const void*, std::size_t, off_t, off_t) = nullptr;
   bool is_open = false;
@@ -120,8 +114,6 @@ struct Gds::Library {
     if (!find(properties, "cuFileDriverGetProperties")) return "cuFileDriverGetProperties";
     if (!find(open_file, "cuFileHandleRegister")) return "cuFileHandleRegister";
     if (!find(close_file, "cuFileHandleDeregister")) return "cuFileHandleDeregister";
-    if (!find(register_buffer, "cuFileBufRegister")) return "cuFileBufRegister";
-    if (!find(unregister_buffer, "cuFileBufDeregister")) return "cuFileBufDeregister";
     if (!find(read, "cuFileRead")) return "cuFileRead";
     if (!find(write, "cuFileWrite")) return "cuFileWrite";
     return nullptr;
@@ -174,6 +166,12 @@ std::string Gds::describe() const {
                                          : "compatibility mode";
 }
 
+bool Gds::passes_host() const {
+  Properties p{};
+  return library_->properties(&p).error == 0 && p.driver.major == 0 && p.driver.minor == 0 &&
+         (p.features & kFeatureP2p) == 0;
+}
+
 Gds::File::File(File&& other) noexcept : gds_(other.gds_), handle_(std::exchange(other.handle_, nullptr)) {}
 Gds::File& Gds::File::operator=(File&& other) noexcept {
   std::swap(gds_, other.gds_);
@@ -223,7 +221,8 @@ Gds::Result move_all(std::int64_t bytes, const Move& move) {
       continue;
     } else {
       const auto error = static_cast<int>(-n);
-      result.error = error > kFirstError ? text_of(Status{error, 0}) : errno_text(errno);
+      result.error = error > kFirstError ? EIO : errno;
+      result.text = error > kFirstError ? text_of(Status{error, 0}) : errno_text(errno);
       break;
     }
   }
@@ -232,32 +231,23 @@ Gds::Result move_all(std::int64_t bytes, const Move& move) {
 
 }  // namespace
 
-Gds::Result Gds::read(const File& file, std::int64_t offset, std::int64_t bytes, void* device,
-                      std::int64_t device_offset) const {
+Gds::Result Gds::read(const File& file, std::int64_t offset, std::int64_t bytes, void* device) const {
   ZG_ASSERT(file, "a file that is not open");
   return move_all(bytes, [&](std::int64_t done, std::size_t left) {
-    return library_->read(file.handle_, device, left, offset + done, device_offset + done);
+    return library_->read(file.handle_, device, left, offset + done, done);
   });
 }
 
-Gds::Result Gds::write(const File& file, std::int64_t offset, std::int64_t bytes, const void* device,
-                       std::int64_t device_offset) const {
+Gds::Result Gds::write(const File& file, std::int64_t offset, std::int64_t bytes, const void* device) const {
   ZG_ASSERT(file, "a file that is not open");
   Result result = move_all(bytes, [&](std::int64_t done, std::size_t left) {
-    return library_->write(file.handle_, device, left, offset + done, device_offset + done);
+    return library_->write(file.handle_, device, left, offset + done, done);
   });
-  if (result.bytes < bytes && result.error.empty()) result.error = "the file takes no more";
+  if (result.bytes < bytes && result.error == 0) {
+    result.error = ENOSPC;
+    result.text = "the file takes no more";
+  }
   return result;
-}
-
-std::string Gds::register_buffer(void* device, std::int64_t bytes) const {
-  const Status status = library_->register_buffer(device, static_cast<std::size_t>(bytes), 0);
-  return status.error == 0 ? std::string() : text_of(status);
-}
-
-std::string Gds::unregister_buffer(void* device) const {
-  const Status status = library_->unregister_buffer(device);
-  return status.error == 0 ? std::string() : text_of(status);
 }
 
 }  // namespace zg::cuda

@@ -1,18 +1,15 @@
 // GPUDirect Storage: files read into, and written from, device memory without a copy through the host's.
 // NVIDIA's cuFile is found when the program runs; where it is not, everything goes through host memory as
-// ever.
+// ever. DirectStorage (direct_storage.hpp) puts it behind the I/O engine.
 //
-// How the store's mover would use it, as a link from drives to a device beside the one over the host: each
-// transfer is a call of read() or write() that returns when it is done, so the link has a few threads of its
-// own, which choose the device (Runtime::use_device) once and take transfers from a queue; a transfer's event
-// is set by its thread, which a stream waits for as for any other. read() sees none of the stream's work:
-// a buffer is read into when the work that used it is done, and written from when the work that makes it is.
-// Offsets, sizes and device addresses that are multiples of 4096 go straight; others go through cuFile's own
-// buffers. The arena's hooks register its memory (register_buffer; what cannot be registered works too, over
-// cuFile's buffers). Bytes that never were in host memory have no checksum made there: the link needs one
-// that the device makes, or files without.
+// Each transfer is a call that returns when it is done. It sees none of a stream's work: a buffer is read into
+// when the work that used it is done, and written from when the work that makes it is. Offsets, sizes and
+// device addresses that are multiples of 4096 go straight; others go through cuFile's own buffers.
+// Memory is not registered (cuFileBufRegister): the arena moves granules from hole to hole, and what was
+// registered would lead to where they were. cuFile then moves the bytes by way of a buffer of its own on the
+// device.
 //
-// Failures of transfers are values; a text is made only for a failure. Any thread.
+// Failures of transfers are values; a text is made only for a failure. Any thread that has chosen the device.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -33,6 +30,7 @@ class Gds {
   // "nvidia-fs 2.26": who moves the bytes. "compatibility mode": cuFile itself goes through host memory,
   // which is no faster than we are.
   std::string describe() const;
+  bool passes_host() const;  // compatibility mode
 
   class File {
    public:
@@ -53,17 +51,11 @@ class Gds {
 
   struct Result {
     std::int64_t bytes = 0;  // moved: all, fewer at the end of the file, or fewer than wanted and an error
-    std::string error = {};
+    int error = 0;           // an errno; EIO where cuFile has a number of its own
+    std::string text = {};   // of the error
   };
-  [[nodiscard]] Result read(const File& file, std::int64_t offset, std::int64_t bytes, void* device,
-                            std::int64_t device_offset) const;
-  [[nodiscard]] Result write(const File& file, std::int64_t offset, std::int64_t bytes, const void* device,
-                             std::int64_t device_offset) const;
-
-  // Device memory that transfers use again and again; its transfers name it by `device`, its beginning, and
-  // an offset. Empty text: done.
-  [[nodiscard]] std::string register_buffer(void* device, std::int64_t bytes) const;
-  [[nodiscard]] std::string unregister_buffer(void* device) const;
+  [[nodiscard]] Result read(const File& file, std::int64_t offset, std::int64_t bytes, void* device) const;
+  [[nodiscard]] Result write(const File& file, std::int64_t offset, std::int64_t bytes, const void* device) const;
 
  private:
   struct Library;

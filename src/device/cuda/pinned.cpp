@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <mutex>
-#include <vector>
+#include <set>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
@@ -93,23 +92,25 @@ void PinnedRegions::unmapped(void* at, std::int64_t bytes) {
 void PinnedRegions::unregister(Address begin, std::int64_t bytes) {
   std::vector<std::pair<Address, std::int64_t>> going;
   {
-    std::lock_guard lock(mutex_);
-    for (auto it = pieces_.lower_bound(begin); it != pieces_.end() && it->first - begin < bytes; ++it) {
-      if (std::exchange(it->second.going, true)) continue;
-      going.emplace_back(it->first, it->second.bytes);
+    std::lock_guard waits(waits_mutex_);
+    std::set<StreamHandle> users;
+    {
+      std::lock_guard lock(mutex_);
+      for (auto it = pieces_.lower_bound(begin); it != pieces_.end() && it->first - begin < bytes; ++it) {
+        if (std::exchange(it->second.going, true)) continue;
+        going.emplace_back(it->first, it->second.bytes);
+        users.insert(it->second.users.begin(), it->second.users.end());
+      }
+    }
+    if (going.empty()) return;
+    try {
+      runtime_.use_device(options_.device);
+      for (const StreamHandle stream : users) runtime_.synchronize(stream);
+    } catch (const Error& error) {  // a device that has failed copies nothing any more
+      log::debug("unregistering host memory: {}", error.what());
     }
   }
-  if (going.empty()) return;
   double seconds = 0;
-  try {
-    runtime_.use_device(options_.device);
-    if (!options_.idle) runtime_.synchronize();
-    for (const auto& [at, n] : going) {
-      if (options_.idle) options_.idle(pointer(at), n);
-    }
-  } catch (const Error& error) {  // a device that has failed copies nothing any more
-    log::debug("unregistering host memory: {}", error.what());
-  }
   {
     const Stopwatch stopwatch(seconds);
     for (const auto& [at, n] : going) runtime_.unregister_host(pointer(at));
@@ -138,6 +139,22 @@ PinnedRegions::Part PinnedRegions::part(Hold& hold, const void* at, std::int64_t
     if (!it->second.going) return {std::min(bytes, it->first + it->second.bytes - begin), true};
     gone_.wait(hold);
   }
+}
+
+void PinnedRegions::used(const Hold& hold, const void* at, StreamHandle stream) {
+  ZG_ASSERT(hold.owns_lock() && hold.mutex() == &mutex_, "without its hold");
+  auto it = pieces_.upper_bound(address(at));
+  ZG_ASSERT(it != pieces_.begin(), "memory that is not pinned");
+  std::vector<StreamHandle>& users = std::prev(it)->second.users;
+  std::lock_guard lock(users_mutex_);
+  if (std::find(users.begin(), users.end(), stream) == users.end()) users.push_back(stream);
+}
+
+void PinnedRegions::forget(StreamHandle stream) {
+  std::lock_guard waits(waits_mutex_);
+  std::lock_guard lock(mutex_);
+  for (auto& [at, piece] : pieces_)
+    piece.users.erase(std::remove(piece.users.begin(), piece.users.end(), stream), piece.users.end());
 }
 
 PinnedReport PinnedRegions::report() const {

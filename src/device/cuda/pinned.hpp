@@ -9,18 +9,21 @@
 //   for (std::int64_t done = 0; done < bytes;) {
 //     const auto part = pinned.part(hold, host + done, bytes - done);
 //     runtime.copy(stream, device + done, host + done, part.bytes, Direction::kToDevice);
+//     if (part.pinned) pinned.used(hold, host + done, stream);
 //     done += part.bytes;
 //   }
 //
 // While a piece goes (the arena gives pages of its chunk back to the system, or ends), no new copy of it may
-// begin and those under way must end: the device would go on with the old pages. `idle` waits for the latter,
-// part() for the former. So a thread that makes an arena regather, or ends it, must be none that copies of
-// the same chunk wait for.
+// begin, which part() sees to, and those under way must end: the device would go on with the old pages. So
+// the streams that had copies of it are waited for. A thread that makes an arena regather, or ends it, must be
+// none that these streams wait for; for others it may be. (Whether CUDA itself waits for the whole device when
+// memory is unregistered, its documentation does not say.)
 #pragma once
 #include <condition_variable>
-#include <functional>
 #include <map>
+#include <mutex>
 #include <shared_mutex>
+#include <vector>
 
 #include "device/cuda/runtime.hpp"
 #include "ziggurat/device/device.hpp"
@@ -32,9 +35,6 @@ struct PinnedOptions {
   bool required = false;  // a registration that fails throws, instead of a warning, once
   // Registered at once. Large ones take longer, small ones make more parts of a copy.
   std::int64_t piece = std::int64_t{256} << 20;
-  // Returns when no copy that was enqueued uses this memory. None: waits for all of this device's work;
-  // where there are several devices, all of them must be waited for.
-  std::function<void(const void*, std::int64_t)> idle = {};
 };
 
 struct PinnedReport {
@@ -65,6 +65,10 @@ class PinnedRegions {
     bool pinned = false;
   };
   Part part(Hold& hold, const void* at, std::int64_t bytes) const;
+  // A copy of the part that begins at `at` was enqueued there.
+  void used(const Hold& hold, const void* at, StreamHandle stream);
+  // The stream's work is done, and it goes.
+  void forget(StreamHandle stream);
 
   PinnedReport report() const;
 
@@ -73,6 +77,7 @@ class PinnedRegions {
   struct Piece {
     std::int64_t bytes = 0;
     bool going = false;
+    std::vector<StreamHandle> users = {};  // had copies of it; guarded by users_mutex_, too, under a hold
   };
   void unregister(Address begin, std::int64_t bytes);
   void refuse(const std::exception& error, std::int64_t bytes);
@@ -80,6 +85,8 @@ class PinnedRegions {
   Runtime& runtime_;
   const PinnedOptions options_;
   mutable std::shared_mutex mutex_;
+  std::mutex users_mutex_;  // the last to be taken
+  std::mutex waits_mutex_;  // held while streams are waited for, which must not end then; the first to be taken
   mutable std::condition_variable_any gone_;
   std::map<Address, Piece> pieces_;
   std::int64_t bytes_ = 0, refused_ = 0;

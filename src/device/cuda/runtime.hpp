@@ -63,6 +63,7 @@ class Runtime {
   virtual bool query(EventHandle event) = 0;
   // Returns when all that was enqueued on the device is done; throws what it failed by.
   virtual void synchronize() = 0;
+  virtual void synchronize(StreamHandle stream) = 0;  // the same, of one stream
   virtual void wait(StreamHandle stream, EventHandle event) = 0;
   // The stream goes on when the word, in memory of allocate_host(), is `value`.
   virtual void wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) = 0;

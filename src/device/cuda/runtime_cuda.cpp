@@ -213,6 +213,7 @@ class CudaRuntime final : public Runtime {
     return true;
   }
   void synchronize() override { check(cudaDeviceSynchronize(), "work on the device"); }
+  void synchronize(StreamHandle stream) override { check(cudaStreamSynchronize(stream), "work of a stream"); }
   void wait(StreamHandle stream, EventHandle event) override {
     check(cudaStreamWaitEvent(stream, event, cudaEventWaitDefault), "a stream's wait");
   }

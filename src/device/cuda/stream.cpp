@@ -224,11 +224,15 @@ CudaStream::CudaStream(Runtime& runtime, Completions& completions, int device, s
   track_ = completions_.add_track();
 }
 
-CudaStream::~CudaStream() {
+void CudaStream::finish() {
   try {
-    synchronize();
-  } catch (...) {  // was, or is being, reported
+    CudaStream::synchronize();
+  } catch (...) {
   }
+}
+
+CudaStream::~CudaStream() {
+  finish();
   last_ = {};
   completions_.remove_track(track_);
   runtime_.destroy_stream(handle_);

@@ -134,6 +134,9 @@ class CudaStream : public Stream {
   void synchronize() override;
   double busy_seconds() const override;
 
+ protected:
+  void finish();  // waits until all work is done; what failed was, or is being, reported
+
  private:
   Event point();  // where the stream is now: the last one, if nothing came since
 

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <map>
 #include <mutex>
 #include <set>
 
@@ -46,7 +45,6 @@ struct Handle {
 };
 std::mutex g_mutex;
 std::set<void*> g_handles;
-std::map<const void*, size_t> g_buffers;
 
 CuFileError result(int error) {
   return {error, error == 5011 ? 999 : 0};
@@ -65,9 +63,8 @@ ssize_t transfer(void* fh, const void* base, size_t size, off_t buffer_offset, c
     std::lock_guard lock(g_mutex);
     ++zg_fake_cufile.transfers;
     if (g_handles.count(fh) == 0) return -5027;
-    const auto buffer = g_buffers.find(base);
-    if (buffer != g_buffers.end() && static_cast<size_t>(buffer_offset) + size > buffer->second) return -5014;
-    zg_fake_cufile.registered_transfers += buffer != g_buffers.end() ? 1 : 0;
+    const auto at = reinterpret_cast<long>(base) + buffer_offset, granule = zg_fake_cufile.granule;
+    if (granule > 0 && at / granule != (at + static_cast<long>(size) - 1) / granule) return -5014;
     if (const int error = failure(zg_fake_cufile.fail_transfer); error != 0) {
       if (error > 5000) return -error;
       errno = error;
@@ -92,7 +89,7 @@ CuFileError cuFileDriverOpen() {
 #if !defined(ZG_FAKE_CUFILE_INCOMPLETE)
 CuFileError cuFileDriverClose_v2() {
   --zg_fake_cufile.drivers;
-  return result(g_handles.empty() && g_buffers.empty() ? 0 : 5022);
+  return result(g_handles.empty() ? 0 : 5022);
 }
 #endif
 CuFileError cuFileDriverGetProperties(CuFileDrvProps* properties) {
@@ -116,20 +113,6 @@ void cuFileHandleDeregister(void* fh) {
   if (g_handles.erase(fh) == 0) return;
   delete static_cast<Handle*>(fh);
   --zg_fake_cufile.files;
-}
-CuFileError cuFileBufRegister(const void* base, size_t size, int flags) {
-  std::lock_guard lock(g_mutex);
-  if (flags != 0 || size == 0) return result(5022);
-  if (const int error = failure(zg_fake_cufile.fail_buffer); error != 0) return result(error);
-  if (!g_buffers.emplace(base, size).second) return result(5023);
-  ++zg_fake_cufile.buffers;
-  return result(0);
-}
-CuFileError cuFileBufDeregister(const void* base) {
-  std::lock_guard lock(g_mutex);
-  if (g_buffers.erase(base) == 0) return result(5024);
-  --zg_fake_cufile.buffers;
-  return result(0);
 }
 ssize_t cuFileRead(void* fh, void* base, size_t size, off_t file_offset, off_t buffer_offset) {
   return transfer(fh, base, size, buffer_offset, [&](int fd, size_t n) {

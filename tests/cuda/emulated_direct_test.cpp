@@ -1,0 +1,170 @@
+// The I/O engine's way to a CUDA device's memory, over the fakes of CUDA and of cuFile.
+#include <dlfcn.h>
+
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "device/cuda/device.hpp"
+#include "device/cuda/direct_storage.hpp"
+#include "tests/cuda/fake_runtime.hpp"
+#include "tests/cuda/host_blas.hpp"
+#include "tests/cuda/programs/fake_cufile.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/io/volume.hpp"
+
+#include <gtest/gtest.h>
+
+namespace zg::test {
+namespace {
+
+constexpr std::int64_t kGranule = 64 * kKiB;
+
+class DirectOverFake : public testing::Test {
+ protected:
+  DirectOverFake() {
+    void* library = dlopen(ZG_FAKE_CUFILE, RTLD_NOW);
+    ZG_ASSERT(library != nullptr, "{}", dlerror());
+    cufile_ = static_cast<FakeCuFile*>(dlsym(library, "zg_fake_cufile"));
+    *cufile_ = {};
+    cufile_->nvfs_major = 2;
+    cufile_->granule = kGranule;
+    std::string pattern = testing::TempDir() + "zg_direct_XXXXXX";
+    ZG_ASSERT(mkdtemp(pattern.data()) != nullptr, "{}", errno_text(errno));
+    path_ = pattern;
+    FakeOptions options;
+    options.granule = kGranule;
+    options.most_delay_us = 20;
+    auto fake = std::make_unique<FakeRuntime>(options);
+    runtime_ = fake.get();
+    device_ = cuda::make_device({.budget = 16 * kMiB}, std::move(fake), make_host_blas, ZG_FAKE_CUFILE);
+  }
+  ~DirectOverFake() override {
+    device_.reset();
+    EXPECT_EQ(cufile_->files, 0);
+    EXPECT_EQ(cufile_->drivers, 0);
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::shared_ptr<io::DirectStorage> storage() {
+    std::string why;
+    auto direct = device_->direct_storage(false, &why);
+    EXPECT_NE(direct, nullptr) << why;
+    return direct;
+  }
+  std::unique_ptr<io::Engine> engine() {
+    auto direct = storage();
+    if (const std::string why = io::why_not_direct(*direct, path_); !why.empty()) return nullptr;
+    io::EngineOptions o;
+    o.backend = io::Backend::kThreads;
+    o.direct = std::move(direct);
+    return io::make_engine(o, {{.path = path_, .bytes = 32 * kMiB}});
+  }
+  unsigned char* allocate(std::int64_t bytes) {
+    return static_cast<unsigned char*>(device_->arena().allocate(bytes));
+  }
+
+  FakeCuFile* cufile_ = nullptr;
+  std::string path_;
+  FakeRuntime* runtime_ = nullptr;
+  std::unique_ptr<Device> device_;
+};
+
+// Pieces of 4 MiB and less, over granules of which each is a mapping of its own; what either side wrote, the
+// other reads and finds right.
+TEST_F(DirectOverFake, AVolumeWritesFromAndReadsIntoTheDevice) {
+  const auto io = engine();
+  if (io == nullptr) GTEST_SKIP() << "no O_DIRECT in " << path_;
+  EXPECT_NE(io->describe().find("GPUDirect Storage (nvidia-fs 2.26)"), std::string::npos) << io->describe();
+  const auto volume = io::make_volume(*io, {.grain = 4096});
+  const std::int64_t bytes = 9 * kMiB + 4096;
+  const io::ExtentId extent = volume->create({.name = "e", .bytes = bytes, .slots = 2});
+  unsigned char* const data = allocate(bytes);
+  std::mt19937_64 random(3);
+  std::vector<std::uint64_t> host(static_cast<std::size_t>(bytes / 8)), back(host.size());
+  for (auto& word : host) word = random();
+  std::memcpy(data, host.data(), static_cast<std::size_t>(bytes));
+  EXPECT_TRUE(volume->write_and_wait({.extent = extent, .data = data, .on_device = true}).ok());
+  EXPECT_TRUE(volume->read_and_wait({.extent = extent, .data = back.data()}).ok());
+  EXPECT_EQ(back, host);
+  for (auto& word : host) word = random();
+  EXPECT_TRUE(volume->write_and_wait({.extent = extent, .slot = 1, .data = host.data()}).ok());
+  EXPECT_TRUE(volume->read_and_wait({.extent = extent, .slot = 1, .data = data, .on_device = true}).ok());
+  EXPECT_EQ(std::memcmp(data, host.data(), static_cast<std::size_t>(bytes)), 0);
+  EXPECT_GE(cufile_->transfers, 2 * bytes / kGranule);
+  EXPECT_GE(runtime_->calls("kernel"), 2 * 2 * 3) << "two kernels a piece";
+  device_->arena().release(data, bytes);
+}
+
+TEST_F(DirectOverFake, FailuresNameTheirCause) {
+  const auto io = engine();
+  if (io == nullptr) GTEST_SKIP() << "no O_DIRECT in " << path_;
+  const auto volume = io::make_volume(*io, {.grain = 4096});
+  const io::ExtentId extent = volume->create({.name = "e", .bytes = kMiB});
+  unsigned char* const data = allocate(kMiB);
+  std::memset(data, 1, kMiB);
+  const auto read = [&] {
+    return volume->read_and_wait({.extent = extent, .data = data, .on_device = true});
+  };
+  EXPECT_TRUE(volume->write_and_wait({.extent = extent, .data = data, .on_device = true}).ok());
+  cufile_->fail_transfer = 5010;
+  EXPECT_EQ(read().error, EIO);
+  cufile_->fail_transfer = ENXIO;
+  EXPECT_EQ(read().error, ENXIO);
+  EXPECT_TRUE(read().ok());
+  // Nobody can say whether the bytes are right when the device is gone.
+  runtime_->break_device("Xid 79: the GPU has fallen off the bus");
+  EXPECT_EQ(read().error, EIO);
+  (void)runtime_->take_mistakes();
+  device_->arena().release(data, kMiB);
+}
+
+// More at once than there are desks for.
+TEST_F(DirectOverFake, ChecksumsOfSeveralThreads) {
+  const auto direct = storage();
+  constexpr std::int64_t kBytes = 64 * kKiB;
+  constexpr int kThreads = 6;
+  unsigned char* const data = allocate(kThreads * kBytes);
+  for (std::int64_t i = 0; i < kThreads * kBytes; ++i)
+    data[i] = static_cast<unsigned char>(i * 7 + i / kBytes);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      direct->enter_thread();
+      for (int i = 0; i < 10; ++i) {
+        const unsigned char* const at = data + (t + i) % kThreads * kBytes;
+        wrong += direct->checksum(at, kBytes - 4096 * i) != io::checksum(at, kBytes - 4096 * i);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  device_->arena().release(data, kThreads * kBytes);
+}
+
+TEST_F(DirectOverFake, IsNotHadWhereItWouldPassTheHost) {
+  cufile_->nvfs_major = 0;
+  std::string why;
+  EXPECT_EQ(device_->direct_storage(false, &why), nullptr);
+  EXPECT_NE(why.find("compatibility mode"), std::string::npos);
+  EXPECT_NE(device_->direct_storage(true, &why), nullptr) << "wanted all the same";
+  EXPECT_EQ(device_->direct_storage(false, &why), device_->direct_storage(true, &why)) << "it is the same";
+}
+
+TEST_F(DirectOverFake, SaysWhyItCannotBeHad) {
+  std::string why;
+  cufile_->fail_open = 5001;
+  EXPECT_EQ(device_->direct_storage(true, &why), nullptr);
+  EXPECT_NE(why.find("nvidia-fs is not loaded"), std::string::npos);
+  const auto host = make_host_device(4096, nullptr);
+  EXPECT_EQ(host->direct_storage(true, &why), nullptr);
+  EXPECT_NE(why.find("as any other"), std::string::npos);
+  const auto direct = storage();
+  cufile_->fail_file = 5008;
+  EXPECT_NE(io::why_not_direct(*direct, path_).find("this file system is not supported"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace zg::test

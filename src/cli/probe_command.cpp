@@ -42,12 +42,29 @@ void print_roofs(Device& device, const std::string& name) {
   }
 }
 
+// Whether drives reach its memory, by themselves or, in name only, through the host's.
+void print_direct_storage(Device& device, const std::vector<std::string>& paths) {
+  std::string why;
+  const auto direct = device.direct_storage(true, &why);
+  if (direct == nullptr) {
+    std::printf("           drives reach its memory through the host's: %s\n", why.c_str());
+    return;
+  }
+  std::printf("           %s\n", direct->describe().c_str());
+  for (const std::string& path : paths) {
+    const std::string refusal = io::why_not_direct(*direct, path);
+    std::printf("           %s: %s\n", path.c_str(), refusal.empty() ? "can be had" : refusal.c_str());
+  }
+}
+
 // A GPU that another program has taken, or that fails, is no reason to tell nothing of the rest.
-void print_gpus() {
+void print_gpus(const std::vector<std::string>& paths) {
   for (const Gpu& gpu : list_gpus(nullptr)) {
     const std::string name = fmt::format("cuda:{}", gpu.device);
     try {
-      print_roofs(*make_cuda_device({.device = gpu.device, .budget = kRoofMemory}), name);
+      const auto device = make_cuda_device({.device = gpu.device, .budget = kRoofMemory});
+      print_roofs(*device, name);
+      print_direct_storage(*device, paths);
     } catch (const Error& e) {
       std::printf("link       %s is not measured: %s\n", name.c_str(), e.what());
     }
@@ -107,7 +124,7 @@ void add_probe(CLI::App& app, int& exit_code) {
           "link       products in %s: %.0f GFLOP/s%s\n", name_of(dtype), r.flops / 1e9,
           dtype == DType::kF32 ? fmt::format("; memory copy {}", format_rate(r.host_to_device)).c_str() : "");
     }
-    print_gpus();
+    print_gpus(paths);
     for (const std::string& path : paths) print_path(path, round_up(*bytes, 4096));
     exit_code = 0;
   });

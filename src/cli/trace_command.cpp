@@ -29,6 +29,7 @@ struct ReplayFlags {
   std::string file;
   std::vector<std::string> policies{"next-use", "lru", "clock"}, host, device;
   int rounds = 32;
+  bool direct = false;
   bool json = false;
 };
 
@@ -123,6 +124,8 @@ nlohmann::ordered_json json_of(const AccessTrace& trace, const Choice& c, const 
           {"nvme_write", r.per_round.nvme_write},
           {"host_to_device", r.per_round.host_to_device},
           {"device_to_host", r.per_round.device_to_host},
+          {"direct_read", r.per_round.direct_read},
+          {"direct_write", r.per_round.direct_write},
           {"accesses", n.accesses},
           {"hits", n.hits},
           {"host_hits", n.host_hits},
@@ -132,8 +135,9 @@ nlohmann::ordered_json json_of(const AccessTrace& trace, const Choice& c, const 
           {"peak", {{"device", r.peak.device}, {"host", r.peak.host}}}};
 }
 
-[[noreturn]] void nothing_fits(const AccessTrace& trace, std::int64_t device, const std::string& why) {
-  const auto least = smallest_budgets(trace, device, progress_of("smallest budgets"));
+[[noreturn]] void nothing_fits(const AccessTrace& trace, std::int64_t device, bool direct,
+                               const std::string& why) {
+  const auto least = smallest_budgets(trace, device, progress_of("smallest budgets"), direct);
   log::progress("");
   if (!least) throw Error(Errc::kMemory, "replay", why, "it fits no budgets: what may not sink is too much");
   throw Error(Errc::kMemory, "replay", why,
@@ -154,7 +158,7 @@ int run_replay(const ReplayFlags& f) {
   bool any = false, unsteady = false;
   for (const std::int64_t device : devices) {
     for (const std::int64_t host : hosts) {
-      const Budgets budgets{device, host};
+      const Budgets budgets{device, host, f.direct};
       const auto line = [&](const std::string& policy, const std::string& rest) {
         text +=
             fmt::format("{:>10} {:>10}  {:<14} {}\n", format_bytes(device), format_bytes(host), policy, rest);
@@ -176,10 +180,13 @@ int run_replay(const ReplayFlags& f) {
         any = true;
         unsteady = unsteady || r.cycle == 0;
         line(c.name,
-             fmt::format("{:>10} {:>10} {:>10} {:>10} {:>7.1f}%{}", format_bytes(r.per_round.nvme_read),
+             fmt::format("{:>10} {:>10} {:>10} {:>10}{} {:>7.1f}%{}", format_bytes(r.per_round.nvme_read),
                          format_bytes(r.per_round.nvme_write), format_bytes(r.per_round.host_to_device),
-                         format_bytes(r.per_round.device_to_host), 100 * served(r.counts_per_round),
-                         r.cycle == 0 ? " *" : ""));
+                         format_bytes(r.per_round.device_to_host),
+                         f.direct ? fmt::format(" {:>10} {:>10}", format_bytes(r.per_round.direct_read),
+                                                format_bytes(r.per_round.direct_write))
+                                  : "",
+                         100 * served(r.counts_per_round), r.cycle == 0 ? " *" : ""));
       }
       const NvmeBound bound = nvme_bound(trace, budgets, f.rounds);
       line("bound", fmt::format("{:>10} {:>10}", format_bytes(bound.read), format_bytes(bound.write)));
@@ -190,7 +197,7 @@ int run_replay(const ReplayFlags& f) {
     }
   }
   log::progress("");
-  if (!any) nothing_fits(trace, devices.front(), obstacle);
+  if (!any) nothing_fits(trace, devices.front(), f.direct, obstacle);
   if (f.json) {
     const nlohmann::ordered_json j = {{"file", f.file}, {"bytes", all}, {"results", results}};
     std::printf("%s\n", j.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
@@ -198,8 +205,8 @@ int run_replay(const ReplayFlags& f) {
   }
   std::printf("trace      %s: %s in all, %zu run(s) a round; bytes of one round in the steady state\n",
               f.file.c_str(), format_bytes(all).c_str(), trace.sequence.size());
-  std::printf("%10s %10s  %-14s %10s %10s %10s %10s %8s\n", "device", "host", "policy", "NVMe read",
-              "NVMe write", "to device", "to host", "hits");
+  std::printf("%10s %10s  %-14s %10s %10s %10s %10s%s %8s\n", "device", "host", "policy", "NVMe read",
+              "NVMe write", "to device", "to host", f.direct ? "  read past  write past" : "", "hits");
   std::printf("%s", text.c_str());
   if (unsteady)
     std::printf("* did not repeat itself within %d rounds: the mean of the second half of them\n", f.rounds);
@@ -276,6 +283,10 @@ void add_trace(CLI::App& app, int& exit_code) {
   rep->add_option("--host", p->host, "Sizes, or shares of all bytes (default: as recorded)")->delimiter(',');
   rep->add_option("--device", p->device, "Sizes, or shares of all bytes (default: as recorded)")
       ->delimiter(',');
+  rep->add_flag(
+      "--direct", p->direct,
+      "As if drives reached the device's memory (GPUDirect Storage): what of the NVMe bytes goes past\n"
+      "the host");
   rep->add_option("--rounds", p->rounds, "Repetitions of the trace, at most")
       ->capture_default_str()
       ->check(whole_number(1, 1000000));

@@ -171,10 +171,9 @@ Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector
 }
 
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
-                                        std::int64_t device) {
+                                        std::int64_t device, bool direct) {
   // The smallest multiple that fits of what charges are multiples of.
-  const auto search = [](std::int64_t step, std::int64_t high,
-                         auto&& fits) -> std::optional<std::int64_t> {
+  const auto search = [](std::int64_t step, std::int64_t high, auto&& fits) -> std::optional<std::int64_t> {
     std::int64_t low = -step;
     if (!fits(high)) return std::nullopt;
     while (high - low > step) {
@@ -187,23 +186,26 @@ std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms
   const std::int64_t granule = layout.table.device_granule();
   const Budgets everything{layout.table.total_charge(Tier::kDevice), layout.table.total_charge(Tier::kHost)};
   const auto least_device = search(granule, everything.device, [&](std::int64_t d) {
-    return make_plan(layout, programs, {d, everything.host}).fits;
+    return make_plan(layout, programs, {d, everything.host, direct}).fits;
   });
   if (!least_device) return std::nullopt;
   const std::int64_t d = std::max(device / granule * granule, *least_device);
   const auto least_host = search(kPage, everything.host, [&](std::int64_t h) {
-    return make_plan(layout, programs, {d, h}).fits;
+    return make_plan(layout, programs, {d, h, direct}).fits;
   });
   if (!least_host) return std::nullopt;
-  return Budgets{*least_device, *least_host};
+  return Budgets{*least_device, *least_host, direct};
 }
 
 Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic) {
   const auto time = [](double amount, double speed) { return speed > 0 ? amount / speed : 0.0; };
   Bound b;
   b.compute = time(flops, roofs.flops);
-  b.host_to_device = time(static_cast<double>(traffic.host_to_device), roofs.host_to_device);
-  b.device_to_host = time(static_cast<double>(traffic.device_to_host), roofs.device_to_host);
+  // What goes past the host takes the device's link all the same.
+  b.host_to_device =
+      time(static_cast<double>(traffic.host_to_device + traffic.direct_read), roofs.host_to_device);
+  b.device_to_host =
+      time(static_cast<double>(traffic.device_to_host + traffic.direct_write), roofs.device_to_host);
   const double read = time(static_cast<double>(traffic.nvme_read), roofs.nvme_read);
   const double write = time(static_cast<double>(traffic.nvme_write), roofs.nvme_write);
   b.nvme = roofs.nvme_half_duplex ? read + write : std::max(read, write);

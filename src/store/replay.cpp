@@ -168,8 +168,8 @@ class Replayer {
       const auto k = static_cast<std::int64_t>(last);
       return (value + k / 2) / k;
     };
-    result_.per_round = {mean(sum.nvme_read), mean(sum.nvme_write), mean(sum.host_to_device),
-                         mean(sum.device_to_host)};
+    result_.per_round = {mean(sum.nvme_read),      mean(sum.nvme_write),  mean(sum.host_to_device),
+                         mean(sum.device_to_host), mean(sum.direct_read), mean(sum.direct_write)};
     result_.counts_per_round = {mean(counts.accesses), mean(counts.hits), mean(counts.host_hits),
                                 mean(counts.device_evictions), mean(counts.host_evictions)};
   }
@@ -194,7 +194,7 @@ ReplayResult replay(const AccessTrace& trace, const Budgets& budgets, const Poli
 }
 
 std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t device,
-                                        const std::function<bool(double)>& progress) {
+                                        const std::function<bool(double)>& progress, bool direct) {
   constexpr std::int64_t kPage = 4096;
   const std::int64_t granule = trace.table.device_granule();
   // A tier needs no less than what one operation holds there.
@@ -203,7 +203,8 @@ std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t d
     for (std::int32_t op = 0; op < program.op_count(); ++op) {
       Budgets held;
       for (const AccessStep& a : program.op(op)) {
-        (a.tier == Tier::kDevice ? held.device : held.host) += trace.table.segment(a.segment).charge_at(a.tier);
+        (a.tier == Tier::kDevice ? held.device : held.host) +=
+            trace.table.segment(a.segment).charge_at(a.tier);
       }
       least = {std::max(least.device, held.device), std::max(least.host, held.host)};
     }
@@ -226,14 +227,16 @@ std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t d
     return high;
   };
   const Budgets everything{trace.table.total_charge(Tier::kDevice), trace.table.total_charge(Tier::kHost)};
-  const auto least_device = search(least.device, everything.device, granule,
-                                   [&](std::int64_t d) { return fits({d, everything.host}); });
+  const auto least_device = search(least.device, everything.device, granule, [&](std::int64_t d) {
+    return fits({d, everything.host, direct});
+  });
   if (!least_device) return std::nullopt;
   const std::int64_t d = std::max(device / granule * granule, *least_device);
-  const auto least_host =
-      search(least.host, everything.host, kPage, [&](std::int64_t h) { return fits({d, h}); });
+  const auto least_host = search(least.host, everything.host, kPage, [&](std::int64_t h) {
+    return fits({d, h, direct});
+  });
   if (!least_host) return std::nullopt;
-  return Budgets{*least_device, *least_host};
+  return Budgets{*least_device, *least_host, direct};
 }
 
 // Stack distances in bytes: a sum over the last uses of all segments that lie behind the last use of this

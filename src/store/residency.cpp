@@ -253,8 +253,9 @@ std::uint64_t Residency::next_read(SegmentId id) const {
 }
 
 // Of a segment that is not at the host and moves between NVMe and the device: whether a copy stays at the host
-// on the way. It does where there is room, and where it is needed sooner than what would leave for it; that
-// copy and the one at the device count as one here, since both are there for the same uses.
+// on the way. It does where there is room, where it is needed sooner than what would leave for it (that copy and
+// the one at the device count as one here, since both are there for the same uses), and, with content that NVMe
+// has not, where a copy would leave whose content it has.
 bool Residency::passes_host(SegmentId id) {
   if (!may_go_direct(id)) return true;
   const std::size_t t = index(Tier::kHost);
@@ -267,6 +268,8 @@ bool Residency::passes_host(SegmentId id) {
   if (other < 0) return false;
   const auto level = [&](SegmentId of) { return level_[static_cast<std::size_t>(of)]; };
   if (level(other) != level(id)) return level(other) < level(id);
+  const bool other_is_free = !sole(other, Tier::kHost) || dead(other);
+  if (sole(id, Tier::kDevice) && other_is_free) return true;
   return next_read(id) < next_read(other);
 }
 

@@ -126,8 +126,8 @@ bool read_bf16(Section& root, const RunConfig& run, bool fp16) {
     const bool gpu = run.device.kind == DeviceConfig::Kind::kCuda;
     enabled = gpu || host::has_native_bf16();
     bf16->notice("enabled", gpu ? std::string("\"auto\": took true, the GPU has bf16 instructions")
-                                : fmt::format("\"auto\": took {}, this processor's bf16 instructions: {}", enabled,
-                                              host::bf16_description()));
+                                : fmt::format("\"auto\": took {}, this processor's bf16 instructions: {}",
+                                              enabled, host::bf16_description()));
   } else {
     enabled = bf16->boolean("enabled", false);
   }
@@ -267,8 +267,14 @@ void read_aio(Section& root, RunConfig& run) {
   out.verify = aio->boolean("verify", out.verify);
   aio->ignored("single_submit", Shape::kBool, "requests are submitted in batches as large as they come");
   aio->ignored("overlap_events", Shape::kBool, "submission and completion always overlap");
-  aio->must_be_off("use_gds", "GPUDirect Storage is not supported",
-                   "remove the key: data goes through pinned memory");
+  if (aio->boolean("use_gds", false)) {
+    using Direct = DeviceConfig::Direct;
+    if (run.device.kind != DeviceConfig::Kind::kCuda || run.device.direct == Direct::kOff) {
+      aio->wrong("use_gds", "false where no GPU is trained on, or cuda.gpudirect_storage is \"off\"",
+                 "remove the key: data goes through pinned memory");
+    }
+    run.device.direct = Direct::kOn;
+  }
   aio->finish();
 }
 

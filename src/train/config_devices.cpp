@@ -50,10 +50,14 @@ void read_devices(Section& root, RunConfig& run) {
   out.deterministic = cuda->boolean("deterministic", out.deterministic);
   out.tf32 = cuda->boolean("tf32", out.tf32);
   out.pin = cuda->boolean("pin", out.pin);
-  out.attention = cuda->choice("attention", AttentionKernel::kAuto,
-                               {{"auto", AttentionKernel::kAuto},
-                                {"own", AttentionKernel::kOwn},
-                                {"cudnn", AttentionKernel::kCudnn}});
+  out.attention = cuda->choice(
+      "attention", AttentionKernel::kAuto,
+      {{"auto", AttentionKernel::kAuto}, {"own", AttentionKernel::kOwn}, {"cudnn", AttentionKernel::kCudnn}});
+  using Direct = DeviceConfig::Direct;
+  out.direct = cuda->choice("gpudirect_storage", Direct::kAuto,
+                            {{"auto", Direct::kAuto}, {"on", Direct::kOn}, {"off", Direct::kOff}});
+  if (out.direct == Direct::kOn && out.kind != DeviceConfig::Kind::kCuda)
+    cuda->wrong("gpudirect_storage", "\"auto\" or \"off\": this run trains on the processor");
   cuda->finish();
 }
 

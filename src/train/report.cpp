@@ -70,6 +70,10 @@ std::string final_report(const RunSummary& r, Session& session, const Roofs& roo
   row("nvme write", &Traffic::nvme_write, roofs.nvme_write);
   row("host -> device", &Traffic::host_to_device, roofs.host_to_device);
   row("device -> host", &Traffic::device_to_host, roofs.device_to_host);
+  if (r.formula.direct_read + r.formula.direct_write > 0) {
+    row("nvme -> device", &Traffic::direct_read, roofs.nvme_read);
+    row("device -> nvme", &Traffic::direct_write, roofs.nvme_write);
+  }
   t += fmt::format("\n  stall                {:.1f}% of the step time\n", 100 * r.stall);
   t += fmt::format("  eta                  {:.2f} = T_bound {} / T_measured {}, bound by {}\n",
                    bound.seconds / r.median_step, format_seconds(bound.seconds),

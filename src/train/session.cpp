@@ -50,6 +50,34 @@ void Session::open_device() {
     }
   }
   device_ = make_cuda_device(options);
+  open_direct_storage();
+}
+
+// Before anything is planned: what goes past the host needs no room there.
+void Session::open_direct_storage() {
+  using Direct = DeviceConfig::Direct;
+  const Direct wanted = config_.device.direct;
+  if (wanted == Direct::kOff) return;
+  std::string why;
+  if (config_.tiers.nvme.empty()) {
+    why = "no drive is named in tiers.nvme";
+  } else if (config_.aio.backend == io::Backend::kRam) {
+    why = "aio.backend is ram, which has no files";
+  } else {
+    direct_ = device_->direct_storage(wanted == Direct::kOn, &why);
+    for (const io::DriveOptions& drive : config_.tiers.nvme) {
+      if (direct_ == nullptr) break;
+      const std::string refusal = io::why_not_direct(*direct_, drive.path);
+      if (refusal.empty()) continue;
+      why = fmt::format("{}: {}", drive.path, refusal);
+      direct_.reset();
+    }
+  }
+  if (direct_ != nullptr) return;
+  if (wanted == Direct::kOn)
+    throw Error(Errc::kUsage, "cuda.gpudirect_storage", "is \"on\", but cannot be had: " + why,
+                "install it and name drives that it supports (NVIDIA's gdscheck -p tells), or say \"auto\"");
+  if (!config_.tiers.nvme.empty()) log::debug("drives move bytes by way of host memory: {}", why);
 }
 
 Ops& Session::ops() {
@@ -178,15 +206,15 @@ void Session::resolve_budgets() {
     budgets_.device = config_.tiers.device.value_or(std::min(all.device + workspace, available / 2));
     budgets_.host = config_.tiers.host.value_or(std::min(all.host, available / 3));
     // Together, before either is taken: each alone may fit.
-    check_memory(limits, {.name = "tiers.device and tiers.host",
-                          .bytes = config_.tiers.device.value_or(0) + host});
+    check_memory(limits,
+                 {.name = "tiers.device and tiers.host", .bytes = config_.tiers.device.value_or(0) + host});
   }
   check_stated_sizes(config_.tiers.nvme, layout_->table.nvme_bytes());
 }
 
 void Session::check_plan() {
   const std::int64_t workspace = layout_->workspace_charge();
-  const Budgets inside{budgets_.device - workspace, budgets_.host};
+  const Budgets inside{budgets_.device - workspace, budgets_.host, direct_ != nullptr};
   const Budgets all = everything();
   // Less read-ahead where the budgets are too small for it.
   for (double share = config_.tiers.read_ahead;; share = share > 0.02 ? share / 2 : 0) {
@@ -195,12 +223,12 @@ void Session::check_plan() {
       const auto ahead = static_cast<std::int64_t>(share * static_cast<double>(bytes));
       return bytes >= everything ? bytes : bytes - ahead;
     };
-    resident_ = {rest(inside.device, all.device), rest(inside.host, all.host)};
+    resident_ = {rest(inside.device, all.device), rest(inside.host, all.host), inside.direct};
     plan_ = make_plan(*layout_, *programs_, resident_);
     if (plan_.fits) return;
     if (share == 0) break;
   }
-  const auto least = smallest_budgets(*layout_, *programs_, inside.device);
+  const auto least = smallest_budgets(*layout_, *programs_, inside.device, inside.direct);
   if (!least) {
     throw Error(Errc::kMemory, "tiers",
                 "this run fits no budgets: what may not leave the device or the host is too much",
@@ -218,8 +246,8 @@ void Session::check_plan() {
                   format_bytes(least->host)));
 }
 
-// The host device computes where it is asked to, so that none of its threads drives it: it needs no core. A GPU
-// has one thread that learns what it has done.
+// The host device computes where it is asked to, so that none of its threads drives it: it needs no core. A
+// GPU has one thread that learns what it has done.
 void Session::assign_threads() {
   CoreWishes wishes{
       .compute = config_.threads.compute, .reserved = config_.threads.reserved, .bind = config_.threads.bind};
@@ -260,6 +288,7 @@ void Session::open_drives() {
   o.threads = config_.aio.threads;
   o.bind_threads = may_bind;
   o.ram = config_.tiers.ram;
+  o.direct = direct_;
   o.trace = trace_;
   io_ = io::make_engine(o, sized_drives());
   if (watchdog_ != nullptr) watched_.push_back(watchdog_->watch(part_of(*io_)));
@@ -303,8 +332,8 @@ std::vector<io::DriveOptions> Session::sized_drives() const {
   return drives;
 }
 
-// The host tier near the GPU, or else near the drives that fill and empty it, where they are on nodes of their
-// own.
+// The host tier near the GPU, or else near the drives that fill and empty it, where they are on nodes of
+// their own.
 std::vector<NodeShare> Session::host_shares() const {
   std::vector<MemoryUser> drives;
   for (int i = 0; io_ != nullptr && i < io_->drive_count(); ++i) {

@@ -92,6 +92,26 @@ TEST_P(Placements, UpdateOnTheDeviceWithStateThatSinks) {
   expect_nothing_changes(s);
 }
 
+// Weights, activations and state at the device, which drives reach: little is left to the host.
+TEST_P(Placements, WhatSinksGoesPastTheHost) {
+  if (!test_device_is_host()) return;  // needs drives that reach its memory: tests/cuda/store
+  for (const bool on_device : {false, true}) {
+    SCOPED_TRACE(on_device);
+    TinySetup s = everything_sinks(GetParam());
+    if (on_device) s.layout.device_updates = kAllUnits;
+    const TinyRun around(s);
+    s.direct = true;
+    TinyRun past(s);
+    EXPECT_LE(past.budgets().host, around.budgets().host);
+    expect_same_bits(baseline(), past.train(kSteps, kEvaluations));
+    past.expect_within_budgets();
+    const Traffic t = past.engine().settled_traffic();
+    if (on_device) {
+      EXPECT_GT(std::min(t.direct_read, t.direct_write), 0);
+    }
+  }
+}
+
 TEST_P(Placements, EverythingSinksOutOfOrder) {
   TinySetup s = everything_sinks(GetParam());
   s.nvme = Nvme::kMemory;

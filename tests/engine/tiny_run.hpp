@@ -47,6 +47,7 @@ struct TinySetup {
   double lr = 1e-3;
   Room room = Room::kEverything;
   Budgets budgets = {};    // kGiven: workspace not included
+  bool direct = false;     // else than kGiven: NVMe and the device have a link of their own (host device only)
   Nvme nvme = Nvme::kRam;  // where the drives are, if the layout has any
   io::FaultModel faults = {};
   MemoryIo::Faults memory_faults = {};  // Nvme::kMemory
@@ -372,8 +373,8 @@ class TinyRun {
   }
   Budgets budgets_of(const TinySetup& s) const {
     if (s.room == Room::kGiven) return s.budgets;
-    if (s.room == Room::kEverything) return {everything(Tier::kDevice), everything(Tier::kHost)};
-    const auto least = smallest_budgets(layout_, programs_, 0);
+    if (s.room == Room::kEverything) return {everything(Tier::kDevice), everything(Tier::kHost), s.direct};
+    const auto least = smallest_budgets(layout_, programs_, 0, s.direct);
     ZG_ASSERT(least.has_value(), "this run fits no budgets");
     return *least;
   }

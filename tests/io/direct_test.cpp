@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <thread>
 
 #include "support.hpp"
 #include "ziggurat/base/units.hpp"
@@ -20,7 +21,7 @@ class FakeDirect final : public DirectStorage {
     std::atomic<int> files{0}, strangers{0};
   };
   std::shared_ptr<Counts> counts = std::make_shared<Counts>();
-  std::atomic<bool> refuse{false}, lost{false};
+  std::atomic<bool> refuse{false}, lost{false}, held{false};
   std::atomic<int> error{0};          // of the next transfer
   std::atomic<std::int64_t> most{0};  // moved at once; 0: all
 
@@ -59,6 +60,7 @@ class FakeDirect final : public DirectStorage {
   void enter_thread() override { entered_ = this; }
   std::optional<std::uint64_t> checksum(const void* data, std::int64_t bytes) override {
     ++counts->checksums;
+    while (held) std::this_thread::yield();
     if (lost) return std::nullopt;
     return io::checksum(data, bytes);
   }
@@ -168,6 +170,22 @@ TEST_F(DeviceMemory, ManyTransfersOfBothMemories) {
   EXPECT_NE(engine->state().find("of 7 blocks"), std::string::npos) << engine->state();
 }
 
+// Who registers memory may be waited for by the device, and so by a checksum.
+TEST_F(DeviceMemory, RegistrationWaitsForNoDevice) {
+  const auto engine = open();
+  const auto volume = make_volume(*engine, {});
+  const ExtentId extent = volume->create({.name = "e", .bytes = kMiB});
+  storage->held = true;
+  std::thread writes([&] {
+    EXPECT_TRUE(volume->write_and_wait({.extent = extent, .data = device.data(), .on_device = true}).ok());
+  });
+  while (storage->counts->checksums == 0) std::this_thread::yield();
+  engine->register_memory(host.data(), kMiB);
+  engine->unregister_memory(host.data());
+  storage->held = false;
+  writes.join();
+}
+
 TEST_F(DeviceMemory, FailuresAreResults) {
   const auto engine = open();
   const auto read = [&] {
@@ -242,8 +260,10 @@ using DeviceMemoryDeathTest = DeviceMemory;
 TEST_F(DeviceMemoryDeathTest, WhatIsNotWholePagesIsABug) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto engine = open();
-  EXPECT_DEATH((void)engine->submit({.data = device.data() + 8, .bytes = kPage, .on_device = true}), "alignment");
-  EXPECT_DEATH((void)engine->submit({.data = device.data(), .bytes = kPage + 8, .on_device = true}), "alignment");
+  EXPECT_DEATH((void)engine->submit({.data = device.data() + 8, .bytes = kPage, .on_device = true}),
+               "alignment");
+  EXPECT_DEATH((void)engine->submit({.data = device.data(), .bytes = kPage + 8, .on_device = true}),
+               "alignment");
   const TempDir directory;
   const auto plain = make_engine({.backend = Backend::kThreads}, {{.path = directory.path(), .bytes = kMiB}});
   EXPECT_EQ(plain->direct(), nullptr);

@@ -202,10 +202,15 @@ TEST(BytesPerStep, TheEngineAddsTokensAndSums) {
 
 // Whatever the budgets: the store moves what the plan foretells, to the byte, with evaluations between the
 // steps.
-class Forecast : public testing::TestWithParam<std::uint64_t> {};
+struct ForecastCase {
+  std::uint64_t seed;
+  bool direct;
+};
+class Forecast : public testing::TestWithParam<ForecastCase> {};
 
 TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
-  const std::uint64_t seed = test_seed(GetParam());
+  const std::uint64_t seed = test_seed(GetParam().seed);
+  const bool direct = GetParam().direct;
   SCOPED_TRACE(fmt::format("ZG_TEST_SEED={}", seed));
   std::mt19937_64 random(seed);
   const auto below = [&](std::int64_t n) {
@@ -259,12 +264,12 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
     s.room = Room::kGiven;
     const std::int64_t everything = TinyRun(ample).everything();
     {
-      s.budgets = {everything, everything};
+      s.budgets = {everything, everything, direct};
       const TinyRun probe(s);
-      const auto least_device = smallest_budgets(probe.layout(), probe.programs(), 0);
+      const auto least_device = smallest_budgets(probe.layout(), probe.programs(), 0, direct);
       ASSERT_TRUE(least_device.has_value());
       s.budgets.device = least_device->device + below(3) * below(everything - least_device->device + 1) / 4;
-      const auto least_host = smallest_budgets(probe.layout(), probe.programs(), s.budgets.device);
+      const auto least_host = smallest_budgets(probe.layout(), probe.programs(), s.budgets.device, direct);
       ASSERT_TRUE(least_host.has_value());
       s.budgets.host = least_host->host + below(3) * below(everything - least_host->host + 1) / 4;
     }
@@ -295,7 +300,12 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
 }
 // In 4 there are runs whose weights keep their state from sinking when it is loaded, and runs that fit or not
 // depending on whether an evaluation follows the first step.
-INSTANTIATE_TEST_SUITE_P(Seeds, Forecast, testing::Values(20260725u, 4u));
+INSTANTIATE_TEST_SUITE_P(Seeds, Forecast,
+                         testing::Values(ForecastCase{20260725u, false}, ForecastCase{4u, false},
+                                         ForecastCase{7u, true}),
+                         [](const auto& test) {
+                           return fmt::format("{}{}", test.param.seed, test.param.direct ? "_direct" : "");
+                         });
 
 // What was run is remembered by its kinds, not by its length.
 TEST(History, OfALongRunIsShort) {

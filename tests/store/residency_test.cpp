@@ -391,7 +391,9 @@ TEST(Residency, ADirectLinkNeedsNoHostMemory) {
   // Down and up again, with a device for one of them, and for those that may sink to NVMe alone.
   for (const Tier lowest : {Tier::kNvme, Tier::kHost}) {
     const TensorTable sinking = equal_table(1, 2, 9000, lowest);
-    const auto step = [](SegmentId id, Access access) { return AccessStep{id, Tier::kDevice, access, false}; };
+    const auto step = [](SegmentId id, Access access) {
+      return AccessStep{id, Tier::kDevice, access, false};
+    };
     const Program program =
         trace_of({step(0, Access::kOverwrite), step(1, Access::kOverwrite), step(0, Access::kRead)}, 2);
     const Budgets budgets{3 * kPage, 0, true};
@@ -426,7 +428,8 @@ TEST(Residency, WhatTheHostNeedsSoonerStaysThere) {
     table.add({.name = "other", .dtype = DType::kU8, .count = kPage});
     const AccessStep h{0, Tier::kHost, Access::kRead, false}, d{1, Tier::kDevice, Access::kRead, false},
         other{2, Tier::kDevice, Access::kOverwrite, true};
-    const Program program = trace_of(host_first ? std::vector{h, d, other, h, d} : std::vector{h, d, other, d, h}, 3);
+    const Program program =
+        trace_of(host_first ? std::vector{h, d, other, h, d} : std::vector{h, d, other, d, h}, 3);
     const Budgets budgets{kPage, kPage, true};
     Residency residency(table, budgets, policy);
     Replay replay(table, budgets);
@@ -456,9 +459,31 @@ TEST(Residency, WhatTheHostNeedsSoonerStaysThere) {
   EXPECT_EQ(moved(true, 0, lru_policy()).direct_read, 0);
 }
 
-// Segments that the device, with room for two, needs one after the other, once a step or there and back. The first
-// come directly, since what the host has is needed sooner; there and back, what comes is needed soonest of all, so
-// it stays at the host on its way. NVMe reads and writes no more than without the direct link.
+// What only the device has would have to be written, were it to go past the host: so what NVMe has too makes
+// way for it there, though it is needed sooner.
+TEST(Residency, WhatIsFreeMakesWayForWhatIsNot) {
+  const TensorTable table = equal_table(1, 4);
+  const auto read = [](SegmentId id, bool last = false) {
+    return AccessStep{id, Tier::kHost, Access::kRead, last};
+  };
+  const AccessStep made{2, Tier::kDevice, Access::kOverwrite, false},
+      other{3, Tier::kDevice, Access::kOverwrite, true};
+  const Program program = trace_of({read(0), read(1), made, other, read(1), read(0), read(2, true)}, 4);
+  for (const bool direct : {false, true}) {
+    Residency residency(table, {kPage, 2 * kPage, direct});
+    for (SegmentId id = 0; id < 2; ++id) residency.assume_content(id, Tier::kNvme);
+    residency.set_future(&program, nullptr);
+    for (std::int32_t op = 0; op < program.op_count(); ++op) {
+      std::vector<Action> actions;
+      EXPECT_FALSE(residency.decide(0, op, actions));
+    }
+    EXPECT_EQ(residency.traffic(), (Traffic{.nvme_read = 3 * kPage, .device_to_host = kPage})) << direct;
+  }
+}
+
+// Segments that the device, with room for two, needs one after the other, once a step or there and back. The
+// first come directly, since what the host has is needed sooner; there and back, what comes is needed soonest
+// of all, so it stays at the host on its way. NVMe reads and writes no more than without the direct link.
 TEST(Residency, ADirectLinkCostsTheDrivesNothing) {
   constexpr int kSegments = 12;
   const TensorTable table = equal_table(1, kSegments);

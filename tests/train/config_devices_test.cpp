@@ -22,7 +22,14 @@ TEST_F(ConfigDevices, AreReadAsTheyStand) {
   EXPECT_TRUE(plain.device.deterministic && plain.device.pin && !plain.device.tf32);
   EXPECT_EQ(third.device.index, 2);
   const RunConfig all = load_over(
-      R"({"cuda": {"deterministic": false, "tf32": true, "pin": false, "attention": "cudnn"}})");
+      R"({"devices": "cuda", "cuda": {"deterministic": false, "tf32": true, "pin": false, "attention": "cudnn",
+          "gpudirect_storage": "on"}})");
+  EXPECT_EQ(load_over(R"({"devices": "cuda", "aio": {"use_gds": true}})").device.direct,
+            DeviceConfig::Direct::kOn);
+  EXPECT_EQ(load_over(R"({"devices": "cuda", "aio": {"use_gds": false}})").device.direct,
+            DeviceConfig::Direct::kAuto);
+  EXPECT_EQ(plain.device.direct, DeviceConfig::Direct::kAuto);
+  EXPECT_EQ(all.device.direct, DeviceConfig::Direct::kOn);
   EXPECT_TRUE(!all.device.deterministic && !all.device.pin && all.device.tf32);
   EXPECT_EQ(all.device.attention, AttentionKernel::kCudnn);
 }
@@ -41,6 +48,11 @@ TEST_F(ConfigDevices, MistakesAreNamed) {
       {R"({"devices": "cuda:-1"})", "devices", "cuda:0 is the first"},
       {R"({"devices": "cuda:"})", "devices", "cuda:0 is the first"},
       {R"({"cuda": {"attention": "flash"}})", "cuda.attention", "own"},
+      {R"({"cuda": {"gpudirect_storage": true}})", "cuda.gpudirect_storage", "auto"},
+      {R"({"devices": "host", "cuda": {"gpudirect_storage": "on"}})", "cuda.gpudirect_storage",
+       "trains on the processor"},
+      {R"({"devices": "cuda", "cuda": {"gpudirect_storage": "off"}, "aio": {"use_gds": true}})",
+       "aio.use_gds", "off"},
       {R"({"cuda": {"deterministc": true}})", "cuda.deterministc", "did you mean deterministic?"},
       {R"({"cuda": {"tf32": 1}})", "cuda.tf32", "true"},
   };

@@ -233,7 +233,7 @@ const Bad kBad[] = {
      "gradient_clipping"},
     {R"({"scheduler": {"type": "LRRangeTest"}})", "scheduler.type", "not supported"},
     {R"({"scheduler": {"type": "WarmupCosinLR"}})", "scheduler.type", "did you mean \"WarmupCosineLR\"?"},
-    {R"({"aio": {"use_gds": true}})", "aio.use_gds", "not supported"},
+    {R"({"devices": "host", "aio": {"use_gds": true}})", "aio.use_gds", "where no GPU is trained on"},
 };
 
 TEST_F(ConfigErrors, BadConfigurationsNameTheirPlace) {

@@ -29,7 +29,7 @@ Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector
 // host's with `device` bytes (or the smallest, if that is more) of device memory. Workspace not included.
 // Nothing if no budget does.
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
-                                        std::int64_t device);
+                                        std::int64_t device, bool direct = false);
 
 // Speeds of this machine's links, measured (bench.hpp) or given.
 struct Roofs {

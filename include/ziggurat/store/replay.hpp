@@ -62,7 +62,8 @@ ReplayResult replay(const AccessTrace& trace, const Budgets& budgets, const Poli
 // smallest, if that is more) of device memory. Nothing if no budgets do. Found by bisection, some thirty
 // replays a tier, as if more memory never made a run fail; that it does is rare.
 std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t device,
-                                        const std::function<bool(double)>& progress = {});
+                                        const std::function<bool(double)>& progress = {},
+                                        bool direct = false);
 
 // Bytes of NVMe traffic in a round of the endlessly repeated sequence that no decisions can avoid; see
 // replay_bound.cpp for what they rest on.

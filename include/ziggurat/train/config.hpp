@@ -99,6 +99,9 @@ struct DeviceConfig {
   // Of CUDA (CudaOptions).
   bool deterministic = true, tf32 = false, pin = true;
   AttentionKernel attention = AttentionKernel::kAuto;
+  // Drives that reach its memory: where that spares the host's, also where it does not (and else an error), never.
+  enum class Direct { kAuto, kOn, kOff };
+  Direct direct = Direct::kAuto;
 };
 
 struct RunConfig {

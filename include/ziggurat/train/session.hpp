@@ -73,6 +73,7 @@ class Session {
 
  private:
   void open_device();
+  void open_direct_storage();
   Ops& ops();
   std::int64_t device_limit() const;
   void resolve_model();
@@ -104,6 +105,7 @@ class Session {
   std::int64_t updates_ = 0, skipped_ = 0;
   std::optional<LossScaler> scaler_;
   std::unique_ptr<Device> device_;
+  std::shared_ptr<io::DirectStorage> direct_;  // null: all goes through host memory
   std::unique_ptr<HostMemory> host_;
   std::unique_ptr<io::Engine> io_;
   std::unique_ptr<TensorStore> store_;

@@ -27,6 +27,7 @@ STAGES = {
     "copies": (30, 10),
     "gpt2-1.5b": (150, 60),
     "kernels": (75, 20),
+    "graphs": (60, 25),
     "llama-7b": (240, 120),
     "sanitizer": (120, 30),
     "largest": (300, 120),

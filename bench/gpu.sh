@@ -11,6 +11,7 @@
 #   copies      host <-> device beside cudaMemcpyAsync
 #   gpt2-1.5b   as gpt2-124m, one program after the other, since both do not fit
 #   kernels     every op with its share of the roof
+#   graphs      GPT-2 124M with operations as CUDA graphs, in large batches and in small ones
 #   llama-7b    6.7 billion parameters on 80 GB and on 16 GiB, against the least time that a step can take
 #   sanitizer   compute-sanitizer's memcheck and racecheck over the op tests
 #   largest     the largest model that this machine holds takes a step

@@ -182,6 +182,29 @@ def kernels(stage):
         stage.data(f"attention {whose}", records)
 
 
+def graphs(stage):
+    """Where operations as CUDA graphs pay: where they are short for the host, and where they are not."""
+    tiny = TINY_GPT2 if stage.tiny else []
+    cases = [("1 sequence of 256 a micro-batch, 8 of them", ["data.seq_len=64" if stage.tiny else "data.seq_len=256", "train_batch_size=8",
+                                                            "train_micro_batch_size_per_gpu=1"]),
+             ("as in gpt2-124m", [])]
+    rounds, per_turn = (1, 1) if stage.tiny else (5, 4)
+    rows = []
+    for case, settings in cases:
+        pair = [ours(stage, "bench-gpt2-124m-gpu.json", name, *tiny, *settings, f"cuda.graphs={on}")
+                for name, on in (("launch by launch", "false"), ("graphs", "true"))]
+        for p in pair:
+            for _ in range(3):  # once as it is, once captured, once launched
+                p.step(False)
+        take_turns(pair, rounds, per_turn, stage.say)
+        for p in pair:
+            p.close()
+        without, whole = (p.median() for p in pair)
+        rows.append([case, without * 1e3, whole * 1e3, without / whole])
+        stage.table("GPT-2 124M, operations launched one by one and as CUDA graphs (cuda.graphs)", ["batch", "ms", "ms as graphs", "ratio"], rows)
+        stage.data("steps", [p.summary() for p in pair] + stage.told["data"].get("steps", []))
+
+
 def sanitizer(stage):
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     program = stage.program("zg_test_gpu")
@@ -224,7 +247,7 @@ def hang(stage):
     subprocess.run(["sleep", "1000"], check=False)
 
 
-STAGES = {"suite": suite, "gpt2-124m": gpt2_124m, "copies": copies, "gpt2-1.5b": gpt2_1_5b, "kernels": kernels, "llama-7b": gpu_large.llama_7b,
+STAGES = {"suite": suite, "gpt2-124m": gpt2_124m, "copies": copies, "gpt2-1.5b": gpt2_1_5b, "kernels": kernels, "graphs": graphs, "llama-7b": gpu_large.llama_7b,
           "sanitizer": sanitizer, "largest": gpu_large.largest, "fail": fail, "hang": hang}
 
 

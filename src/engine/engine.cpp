@@ -204,7 +204,7 @@ void Engine::run_program(const StepProgram& program, const StepProgram* next) {
       store_.acquire_op(&stream, leases_);
     }
     timer_->begin(stream, op);
-    issue(op, leases_);
+    issue_again(op);
     timer_->end(stream, op);
     const Event event = stream.record();
     for (Lease& lease : leases_) lease.release_after(stream, event);

@@ -1,6 +1,7 @@
 // What each operation of a step program does with its leases. Their order is that of the accesses in
 // step_program.cpp.
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "engine/timer.hpp"
@@ -24,6 +25,18 @@ std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::Un
 }
 
 }  // namespace
+
+// An operation is the same again where all that issue() looks at is; an update is another in every step.
+void Engine::issue_again(const StepOp& op) {
+  if (op.kind == OpKind::kUpdate) return issue(op, leases_);
+  const auto number = [](std::int32_t n) {
+    return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
+  };
+  key_.assign({static_cast<std::uint64_t>(op.kind) | (op.first ? 0x100u : 0), number(op.unit),
+               number(op.micro_batch), std::bit_cast<std::uint64_t>(head_scale_)});
+  for (const Lease& lease : leases_) key_.push_back(reinterpret_cast<std::uint64_t>(lease.data()));
+  device_.repeat(*compute_, key_, [this, &op] { issue(op, leases_); });
+}
 
 void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
   const Model& model = *layout_.model;
@@ -136,8 +149,8 @@ void Engine::issue_update(const StepOp& op, const std::vector<Lease>& leases) {
     params.first_element = begin - range.state_first;
     const std::int64_t at = range.unit_first + params.first_element, n = end - begin;
     ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
-                         layout_.state().part(leases[2].data(), segment.count, begin - segment.first, n),
-                         layout_.state().format(), params);
+               layout_.state().part(leases[2].data(), segment.count, begin - segment.first, n),
+               layout_.state().format(), params);
   }
 }
 

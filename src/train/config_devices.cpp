@@ -50,6 +50,7 @@ void read_devices(Section& root, RunConfig& run) {
   out.deterministic = cuda->boolean("deterministic", out.deterministic);
   out.tf32 = cuda->boolean("tf32", out.tf32);
   out.pin = cuda->boolean("pin", out.pin);
+  out.graphs = cuda->boolean("graphs", out.graphs);
   out.attention = cuda->choice(
       "attention", AttentionKernel::kAuto,
       {{"auto", AttentionKernel::kAuto}, {"own", AttentionKernel::kOwn}, {"cudnn", AttentionKernel::kCudnn}});

@@ -43,6 +43,7 @@ void Session::open_device() {
                       .tf32 = d.tf32,
                       .attention = d.attention,
                       .pin = d.pin,
+                      .graphs = d.graphs,
                       .trace = trace_};
   if (options.budget == 0) {
     for (const Gpu& gpu : list_gpus(nullptr)) {

@@ -439,20 +439,30 @@ void FakeRuntime::begin_capture(cuda::StreamHandle handle) {
   });
 }
 
+// A capture ends also where no graph comes of it.
 cuda::GraphHandle FakeRuntime::end_capture(cuda::StreamHandle handle) {
-  return guarded("end_capture", Kind::kAsks, "", [&] {
-    Stream& stream = stream_of(handle);
-    const std::shared_ptr<Capture> capture = stream.capture;
-    if (capture == nullptr) throw FakeMemory::Misuse{"the stream is not being captured"};
-    if (capture->origin != &stream) throw FakeMemory::Misuse{"the capture began on another stream"};
+  std::shared_ptr<Capture> capture;
+  const auto end = [&](Stream& stream) {
+    capture = std::exchange(stream.capture, nullptr);
     capture->ended = true;
-    stream.capture = nullptr;
     for (Stream* joined : capture->joined) joined->capture = nullptr;
-    std::lock_guard lock(mutex_);
-    const auto graph = reinterpret_cast<cuda::GraphHandle>(next_handle_ += 16);
-    graphs_[graph] = {std::move(capture->work)};
-    return graph;
-  });
+  };
+  try {
+    return guarded("end_capture", Kind::kAsks, "", [&] {
+      Stream& stream = stream_of(handle);
+      if (stream.capture == nullptr) throw FakeMemory::Misuse{"the stream is not being captured"};
+      if (stream.capture->origin != &stream) throw FakeMemory::Misuse{"the capture began on another stream"};
+      end(stream);
+      std::lock_guard lock(mutex_);
+      const auto graph = reinterpret_cast<cuda::GraphHandle>(next_handle_ += 16);
+      graphs_[graph] = {std::move(capture->work)};
+      return graph;
+    });
+  } catch (...) {
+    const auto it = streams_.find(handle);
+    if (it != streams_.end() && it->second->capture != nullptr) end(*it->second);
+    throw;
+  }
 }
 
 void FakeRuntime::launch(cuda::GraphHandle graph, cuda::StreamHandle handle) {

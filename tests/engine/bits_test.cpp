@@ -72,6 +72,12 @@ TEST_P(Placements, TheBaselineLearnsAndMovesNothing) {
   expect_same_bits(baseline(), result);
 }
 
+TEST_P(Placements, OperationsThatAreLaunchedAsAWhole) {
+  TinySetup s = everything_in_the_device(GetParam());
+  s.graphs = true;
+  expect_nothing_changes(s);
+}
+
 TEST_P(Placements, OptimizerAtTheHost) {
   expect_nothing_changes(setup_of(GetParam()));
 }

@@ -47,6 +47,7 @@ struct TinySetup {
   double lr = 1e-3;
   Room room = Room::kEverything;
   Budgets budgets = {};    // kGiven: workspace not included
+  bool graphs = false;     // operations that repeat are launched as a whole, where the device can
   bool direct = false;     // else than kGiven: NVMe and the device have a link of their own (host device only)
   Nvme nvme = Nvme::kRam;  // where the drives are, if the layout has any
   io::FaultModel faults = {};
@@ -157,7 +158,7 @@ class TinyRun {
  public:
   explicit TinyRun(TinySetup setup)
       : setup_(with_gradient(std::move(setup))),
-        ops_device_(make_test_device(kAnyBudget)),
+        ops_device_(make_test_device(kAnyBudget, nullptr, setup_.graphs)),
         model_(setup_.model, setup_.dtype, ops_device_->ops()),
         layout_(model_, setup_.layout),
         programs_(layout_, setup_.timing),

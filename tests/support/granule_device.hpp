@@ -50,7 +50,13 @@ class GranuleDevice final : public Device {
   Arena& arena() override { return arena_; }
   Ops& ops() override { return inner_->ops(); }
   std::unique_ptr<Stream> make_stream(const std::string& name) override { return inner_->make_stream(name); }
+  void repeat(Stream& stream, std::span<const std::uint64_t> key, const std::function<void()>& work) override {
+    inner_->repeat(stream, key, work);
+  }
   Arena::Hooks host_hooks() override { return inner_->host_hooks(); }
+  std::shared_ptr<io::DirectStorage> direct_storage(bool wanted, std::string* why) override {
+    return inner_->direct_storage(wanted, why);
+  }
   void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
     inner_->copy_to_device(stream, device, host, bytes);
   }

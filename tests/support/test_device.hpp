@@ -8,7 +8,8 @@
 
 namespace zg::test {
 
-std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace = nullptr);
+// graphs: CudaOptions::graphs; nothing to the host device.
+std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace = nullptr, bool graphs = false);
 
 // Whether a drive's own calls reach its memory, so that a store over any engine may have the direct link
 // (Budgets::direct). For others see tests/cuda/emulated_direct_test.cpp.

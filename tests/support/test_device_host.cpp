@@ -2,7 +2,7 @@
 
 namespace zg::test {
 
-std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace) {
+std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace, bool) {
   return make_host_device(budget, trace);
 }
 

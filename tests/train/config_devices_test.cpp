@@ -22,7 +22,7 @@ TEST_F(ConfigDevices, AreReadAsTheyStand) {
   EXPECT_TRUE(plain.device.deterministic && plain.device.pin && !plain.device.tf32);
   EXPECT_EQ(third.device.index, 2);
   const RunConfig all = load_over(
-      R"({"devices": "cuda", "cuda": {"deterministic": false, "tf32": true, "pin": false, "attention": "cudnn",
+      R"({"devices": "cuda", "cuda": {"deterministic": false, "tf32": true, "pin": false, "graphs": true, "attention": "cudnn",
           "gpudirect_storage": "on"}})");
   EXPECT_EQ(load_over(R"({"devices": "cuda", "aio": {"use_gds": true}})").device.direct,
             DeviceConfig::Direct::kOn);
@@ -30,7 +30,8 @@ TEST_F(ConfigDevices, AreReadAsTheyStand) {
             DeviceConfig::Direct::kAuto);
   EXPECT_EQ(plain.device.direct, DeviceConfig::Direct::kAuto);
   EXPECT_EQ(all.device.direct, DeviceConfig::Direct::kOn);
-  EXPECT_TRUE(!all.device.deterministic && !all.device.pin && all.device.tf32);
+  EXPECT_TRUE(!all.device.deterministic && !all.device.pin && all.device.tf32 && all.device.graphs);
+  EXPECT_FALSE(plain.device.graphs);
   EXPECT_EQ(all.device.attention, AttentionKernel::kCudnn);
 }
 

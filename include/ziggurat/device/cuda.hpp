@@ -19,6 +19,7 @@ struct CudaOptions {
   bool tf32 = false;  // products of f32 with 10 bits of mantissa, on tensor cores
   AttentionKernel attention = AttentionKernel::kAuto;
   bool pin = true;  // host memory that is copied from and to
+  bool graphs = false;  // what Device::repeat() is given is kept as CUDA graphs
   Trace* trace = nullptr;
 };
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -155,6 +156,13 @@ class Device {
   virtual Arena& arena() = 0;
   virtual Ops& ops() = 0;
   virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;
+  // Enqueues on `stream` what `work` does: ops of this device on that stream alone, and whenever the key is the
+  // same, the same ones with the same operands. So a device may keep them, and enqueue them as a whole from then
+  // on without calling `work`. One thread at a time.
+  virtual void repeat(Stream& /*stream*/, std::span<const std::uint64_t> /*key*/,
+                      const std::function<void()>& work) {
+    work();
+  }
   // What host memory that is copied from and to should be told of (HostMemory::set_hooks): it is pinned.
   virtual Arena::Hooks host_hooks() { return {}; }
   // What moves bytes between drives and this device's memory without the host's, for an I/O engine that is gone

@@ -122,6 +122,7 @@ class Engine {
   class Position;
   void run_program(const StepProgram& program, const StepProgram* next);
   void note_run(const ProgramRun::Part& part);
+  void issue_again(const StepOp& op);
   void issue(const StepOp& op, std::vector<Lease>& leases);
   void issue_update(const StepOp& op, const std::vector<Lease>& leases);
   std::vector<double> run_backward(Then then);
@@ -154,6 +155,7 @@ class Engine {
   std::vector<std::int32_t> token_staging_;
   std::vector<double> scalar_staging_;
   std::vector<Lease> leases_;
+  std::vector<std::uint64_t> key_;  // of the operation that is issued
   bool pending_ = false;         // gradients wait for their update
   bool updates_follow_ = false;  // ... which is announced to the store as the next program
   UpdateRule update_;            // of the updates that are being issued

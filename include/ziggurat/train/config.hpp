@@ -97,7 +97,7 @@ struct DeviceConfig {
   Kind kind = Kind::kHost;
   int index = 0;  // of the GPU
   // Of CUDA (CudaOptions).
-  bool deterministic = true, tf32 = false, pin = true;
+  bool deterministic = true, tf32 = false, pin = true, graphs = false;
   AttentionKernel attention = AttentionKernel::kAuto;
   // Drives that reach its memory: where that spares the host's, also where it does not (and else an error), never.
   enum class Direct { kAuto, kOn, kOff };

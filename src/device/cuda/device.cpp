@@ -7,6 +7,7 @@
 #include "device/cuda/arena.hpp"
 #include "device/cuda/attention.hpp"
 #include "device/cuda/direct_storage.hpp"
+#include "device/cuda/graphs.hpp"
 #include "device/cuda/pinned.hpp"
 #include "device/cuda/stream.hpp"
 #include "ziggurat/base/error.hpp"
@@ -227,13 +228,15 @@ class CudaDevice : public Device {
         attention_(options.attention, options.deterministic),
         pinned_(*runtime_, {.device = options.device}),
         completions_(*runtime_, options.device, fmt::format("zg-cuda-{}", options.device)),
+        graphs_(*runtime_, pinned_),
         ops_(Context{*runtime_, *blas_, attention_, info_.multiprocessors, options.deterministic}) {}
 
   std::string describe() const override {
-    return fmt::format("cuda:{} {} (sm_{}{}, {} multiprocessors, budget {} of {}; {}; {}; {})",
+    return fmt::format("cuda:{} {} (sm_{}{}, {} multiprocessors, budget {} of {}; {}; {}; {}{})",
                        options_.device, info_.name, info_.major, info_.minor, info_.multiprocessors,
                        format_bytes(arena_.budget()), format_bytes(info_.memory), blas_->describe(),
-                       attention_.describe(), options_.deterministic ? "deterministic" : "not deterministic");
+                       attention_.describe(), options_.deterministic ? "deterministic" : "not deterministic",
+                       options_.graphs ? "; operations as CUDA graphs" : "");
   }
   bool is_host() const override { return false; }
   int numa_node() const override { return info_.numa_node; }
@@ -244,6 +247,11 @@ class CudaDevice : public Device {
   std::unique_ptr<Stream> make_stream(const std::string& name) override {
     return std::make_unique<DeviceStream>(pinned_, *runtime_, completions_, options_.device, name,
                                           name == "compute", info_.wait_values);
+  }
+  void repeat(Stream& stream, std::span<const std::uint64_t> key,
+              const std::function<void()>& work) override {
+    if (!options_.graphs) return work();
+    graphs_.run(static_cast<CudaStream&>(stream), key, work);
   }
   Arena::Hooks host_hooks() override {
     if (!options_.pin) return {};
@@ -309,6 +317,7 @@ class CudaDevice : public Device {
   Attention attention_;
   PinnedRegions pinned_;
   Completions completions_;
+  Graphs graphs_;
   std::shared_ptr<CudaDirectStorage> direct_;
   CheckedOps<CudaBackend> ops_;
 };

@@ -69,6 +69,9 @@ class PinnedRegions {
   void used(const Hold& hold, const void* at, StreamHandle stream);
   // The stream's work is done, and it goes.
   void forget(StreamHandle stream);
+  // While it is held, no stream is waited for: pieces that go are held up.
+  using Quiet = std::unique_lock<std::mutex>;
+  Quiet quiet() { return Quiet(waits_mutex_); }
 
   PinnedReport report() const;
 

@@ -123,9 +123,12 @@ class CudaStream : public Stream {
     try {
       work(begin_work());
     } catch (...) {
+      if (capturing_) throw;
       completions_.fail(std::current_exception());
     }
   }
+  // What is enqueued is captured: a failure to do so is told who captures, and is not the device's.
+  void set_capturing(bool capturing) { capturing_ = capturing; }
 
   const std::string& name() const override { return name_; }
   Event record() override;
@@ -148,7 +151,7 @@ class CudaStream : public Stream {
   StreamHandle handle_;
   Track* track_;
   Event last_;
-  bool work_since_ = false;
+  bool work_since_ = false, capturing_ = false;
 };
 
 }  // namespace zg::cuda

@@ -122,9 +122,9 @@ std::vector<BackendProbe> probe_backends(const std::string& path) {
 }
 
 std::string why_not_direct(DirectStorage& storage, const std::string& directory) {
-  const DriveFile file({.path = directory, .bytes = Engine::alignment(), .kind = FileKind::kScratch});
-  if (!file.buffered_because().empty()) return "no O_DIRECT: " + file.buffered_because();
   try {
+    const DriveFile file({.path = directory, .bytes = Engine::alignment(), .kind = FileKind::kScratch});
+    if (!file.buffered_because().empty()) return "no O_DIRECT: " + file.buffered_because();
     (void)storage.open(file.fd());
     return {};
   } catch (const Error& e) {

@@ -68,7 +68,8 @@ struct UringOptions {
 std::unique_ptr<Queue> make_uring_queue(int fd, int depth, const UringOptions& options);
 std::unique_ptr<Queue> make_aio_queue(int fd, int depth);
 std::unique_ptr<Queue> make_thread_queue(int fd, int depth, int threads, const std::string& thread_name);
-// The file outlives it, and so does the storage. One thread for each block of the depth.
+// The file outlives it, and so does the storage, which this thread enters, too. One thread for each block of the
+// depth.
 std::unique_ptr<Queue> make_direct_queue(DirectStorage& storage, DirectStorage::File& file, int depth,
                                          const std::string& thread_name);
 std::unique_ptr<Queue> make_ram_queue(std::int64_t bytes, int depth, const RamModel& model);

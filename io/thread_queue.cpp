@@ -1,5 +1,5 @@
-// Blocks on a few threads, through calls that return when they are done: pread and pwrite, which work everywhere, or
-// those of a DirectStorage.
+// Blocks on a few threads, through calls that return when they are done: pread and pwrite, which work
+// everywhere, or those of a DirectStorage.
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +9,7 @@
 
 #include "io/queue.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/thread.hpp"
 
 namespace zg::io {
@@ -80,6 +81,17 @@ class ThreadQueue final : public Queue {
   std::string features() const override { return fmt::format("{} threads a queue", workers_.size()); }
 
  private:
+  // A thread that cannot begin fails its blocks.
+  bool enter() {
+    try {
+      mover_.enter();
+      return true;
+    } catch (const std::exception& e) {
+      log::error("I/O thread: {}", e.what());
+      return false;
+    }
+  }
+
   void stop() {
     {
       std::lock_guard lock(mutex_);
@@ -99,7 +111,7 @@ class ThreadQueue final : public Queue {
   }
 
   void work() {
-    mover_.enter();
+    const bool entered = enter();
     std::unique_lock lock(mutex_);
     while (true) {
       ++idle_;
@@ -110,7 +122,7 @@ class ThreadQueue final : public Queue {
       first_ = (first_ + 1) % ring_.size();
       --count_;
       lock.unlock();
-      const std::int64_t result = mover_.move(block);
+      const std::int64_t result = entered ? mover_.move(block) : -EIO;
       lock.lock();
       done_.push_back({block.id, result});
       if (reaper_waits_) reaped_.notify_one();
@@ -142,6 +154,7 @@ std::unique_ptr<Queue> make_direct_queue(DirectStorage& storage, DirectStorage::
   const auto move = [&file](const Block& b) {
     return b.op == Op::kRead ? file.read(b.data, b.bytes, b.offset) : file.write(b.data, b.bytes, b.offset);
   };
+  storage.enter_thread();  // this one too: completions, on it, make checksums
   return std::make_unique<ThreadQueue>(Mover{[&storage] { storage.enter_thread(); }, move}, depth, depth,
                                        thread_name);
 }

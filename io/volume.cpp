@@ -192,6 +192,11 @@ std::string StripedVolume::layout(ExtentId id, int slot) const {
 }
 
 std::unique_ptr<Volume> make_volume(Engine& engine, const VolumeOptions& options) {
+  // A device has room for the checksum of a piece of the usual size.
+  if (engine.direct() != nullptr && options.verify && options.grain > kMaxPieceBytes) {
+    throw Error(Errc::kUsage, "VolumeOptions::grain", fmt::format("is {} bytes", options.grain),
+                fmt::format("at most {} where checksums are made of a device's memory", kMaxPieceBytes));
+  }
   return std::make_unique<StripedVolume>(engine, options);
 }
 

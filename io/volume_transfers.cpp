@@ -156,10 +156,8 @@ std::uint32_t StripedVolume::pieces_within(const Operation& o, std::int64_t byte
 void StripedVolume::submit_pieces(Operation& o, std::uint32_t end) {
   const std::vector<Piece>& pieces = o.slot->pieces;
   const std::int64_t last = end == pieces.size() ? 1 : 0;
-  Transfer part{.op = o.op,
-                .priority = o.transfer.priority,
-                .on_device = o.transfer.on_device,
-                .completion = &o};
+  Transfer part{
+      .op = o.op, .priority = o.transfer.priority, .on_device = o.transfer.on_device, .completion = &o};
   o.left.fetch_add(end - o.next_piece - last, std::memory_order_relaxed);
   try {
     for (; o.next_piece < end; ++o.next_piece) {
@@ -308,8 +306,8 @@ void StripedVolume::part_done(Operation& o, std::uint32_t index, Result result) 
 bool StripedVolume::check(Operation& o, std::uint32_t index) const {
   Piece& piece = o.slot->pieces[index];
   const char* const data = static_cast<const char*>(o.transfer.data) + piece.position;
-  const std::optional<std::uint64_t> sum = o.transfer.on_device ? engine_.direct()->checksum(data, piece.bytes)
-                                                                : checksum(data, piece.bytes);
+  const std::optional<std::uint64_t> sum =
+      o.transfer.on_device ? engine_.direct()->checksum(data, piece.bytes) : checksum(data, piece.bytes);
   if (!sum) {
     note_first(o.failure, own_failure(EIO, index));
     return false;

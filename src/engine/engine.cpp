@@ -1,6 +1,7 @@
 #include "ziggurat/engine/engine.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -11,6 +12,15 @@
 #include "ziggurat/base/philox.hpp"
 
 namespace zg {
+
+namespace {
+
+std::uint64_t next_identity() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+}  // namespace
 
 Engine::Engine(const Options& o)
     : layout_(*o.layout),
@@ -23,7 +33,8 @@ Engine::Engine(const Options& o)
                                    : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
       workspace_bytes_(layout_.workspace_bytes()),
       position_(std::make_unique<Position>()),
-      timer_(std::make_unique<Timer>(o.trace, *position_)) {
+      timer_(std::make_unique<Timer>(o.trace, *position_)),
+      identity_(next_identity()) {
   workspace_memory_ = device_.arena().allocate(workspace_bytes_);
   if (workspace_memory_ == nullptr) {
     throw Error(Errc::kMemory, "device tier",

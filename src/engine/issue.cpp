@@ -32,8 +32,9 @@ void Engine::issue_again(const StepOp& op) {
   const auto number = [](std::int32_t n) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
   };
-  key_.assign({static_cast<std::uint64_t>(op.kind) | (op.first ? 0x100u : 0), number(op.unit),
-               number(op.micro_batch), std::bit_cast<std::uint64_t>(head_scale_)});
+  const double scale = op.kind == OpKind::kHead ? head_scale_ : 0;
+  key_.assign({identity_, static_cast<std::uint64_t>(op.kind) | (op.first ? 0x100u : 0), number(op.unit),
+               number(op.micro_batch), std::bit_cast<std::uint64_t>(scale)});
   for (const Lease& lease : leases_) key_.push_back(reinterpret_cast<std::uint64_t>(lease.data()));
   device_.repeat(*compute_, key_, [this, &op] { issue(op, leases_); });
 }

@@ -8,6 +8,7 @@
 #include "store/node.hpp"
 #include "store/predictor.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
 
 namespace zg {
 namespace {
@@ -304,7 +305,7 @@ void TensorStore::grant_memory(Lock& lock, Tier tier) {
       memory = arena(tier).allocate(table_.segment(segment).charge_at(tier));
     } catch (
         const Error& e) {  // we may be on a thread of the I/O engine or of a stream: nobody catches it there
-      fail(lock, e.code(), e.where(), e.message(), e.hint());
+      fail(lock, e.code(), e.where(), e.message() + "; " + what_holds(tier), e.hint());
     }
     if (memory == nullptr) return;
     void*& slot = hot(segment).memory[static_cast<std::size_t>(tier)];
@@ -314,6 +315,24 @@ void TensorStore::grant_memory(Lock& lock, Tier tier) {
     remove(queue, node);
     touch(segment);
   }
+}
+
+// "of the device tier, copies hold: weight 12.0 GiB in 25 segments, activation 2.0 GiB in 8 segments".
+std::string TensorStore::what_holds(Tier tier) const {
+  std::int64_t bytes[kRoles] = {}, segments[kRoles] = {};
+  for (SegmentId id = 0; id < table_.segment_count(); ++id) {
+    if (hot(id).memory[static_cast<std::size_t>(tier)] == nullptr) continue;
+    const auto role = static_cast<std::size_t>(table_.tensor(table_.segment(id).tensor).spec.role);
+    bytes[role] += table_.segment(id).charge_at(tier);
+    ++segments[role];
+  }
+  std::string text;
+  for (std::size_t role = 0; role < kRoles; ++role) {
+    if (segments[role] == 0) continue;
+    text += fmt::format("{}{} {} in {} segment{}", text.empty() ? "" : ", ", name_of(static_cast<Role>(role)),
+                        format_bytes(bytes[role]), segments[role], segments[role] == 1 ? "" : "s");
+  }
+  return fmt::format("of the {} tier, copies hold: {}", name_of(tier), text.empty() ? "nothing" : text);
 }
 
 // What may be done with the segment's copies by the fast way.

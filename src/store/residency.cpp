@@ -252,10 +252,10 @@ std::uint64_t Residency::next_read(SegmentId id) const {
   return found;
 }
 
-// Of a segment that is not at the host and moves between NVMe and the device: whether a copy stays at the host
-// on the way. It does where there is room, where it is needed sooner than what would leave for it (that copy and
-// the one at the device count as one here, since both are there for the same uses), and, with content that NVMe
-// has not, where a copy would leave whose content it has.
+// Of a segment that is not at the host and moves between NVMe and the device: whether a copy stays at the
+// host on the way. It does where there is room, where it is needed sooner than what would leave for it, and,
+// with content that NVMe has not, where a copy would leave whose content it has. Its own next use counts
+// wherever it is: by then the device may have given it away.
 bool Residency::passes_host(SegmentId id) {
   if (!may_go_direct(id)) return true;
   const std::size_t t = index(Tier::kHost);
@@ -270,7 +270,7 @@ bool Residency::passes_host(SegmentId id) {
   if (level(other) != level(id)) return level(other) < level(id);
   const bool other_is_free = !sole(other, Tier::kHost) || dead(other);
   if (sole(id, Tier::kDevice) && other_is_free) return true;
-  return next_read(id) < next_read(other);
+  return next_read(id) < next_use(other, Tier::kHost);
 }
 
 // `left`: whether it did. A failure is one that passes by itself (NoRoom::busy).
@@ -442,7 +442,8 @@ bool Residency::prefetch(SegmentId segment, Tier tier, std::int32_t position, st
   }
   state(segment).hold[index(tier)] = clock_;
   state(segment).last_use = clock_;
-  const bool there = !bring(segment, tier, Access::kRead);
+  const bool writes = foresees() && position >= 0 && future_->access(position).access == Access::kWrite;
+  const bool there = !bring(segment, tier, writes ? Access::kWrite : Access::kRead);
   horizon_.fill(kNever);
   return there;
 }

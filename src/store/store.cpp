@@ -35,6 +35,9 @@ TensorStore::TensorStore(const Options& options)
   copy_stream_[kToHost] = options_.device->make_stream("device->host");
   ZG_ASSERT_LE(options_.budgets.device, options_.device->arena().budget());
   ZG_ASSERT_LE(options_.budgets.host, options_.host->budget());
+  ZG_ASSERT(!options_.budgets.direct || options_.device->is_host() ||
+                (options_.io != nullptr && options_.io->direct() != nullptr),
+            "the drives do not reach the device");
   // Where an arena charges more than is counted here, it refuses what was promised, and that is waited for
   // for ever.
   ZG_ASSERT_EQ(table_.device_granule() % options_.device->arena().granule(), 0);

@@ -76,7 +76,8 @@ void Session::open_direct_storage() {
   }
   if (direct_ != nullptr) return;
   if (wanted == Direct::kOn)
-    throw Error(Errc::kUsage, "cuda.gpudirect_storage", "is \"on\", but cannot be had: " + why,
+    throw Error(Errc::kUsage, "cuda.gpudirect_storage",
+                "is asked for (aio.use_gds asks, too), but cannot be had: " + why,
                 "install it and name drives that it supports (NVIDIA's gdscheck -p tells), or say \"auto\"");
   if (!config_.tiers.nvme.empty()) log::debug("drives move bytes by way of host memory: {}", why);
 }

@@ -198,12 +198,16 @@ int train(const RunConfig& config, const TrainOptions& options) {
     const Traffic t = session.plan().per_step;
     std::printf(
         "%s\nit fits: peak device %s, host %s\nbytes per step: nvme read %s, nvme write %s, host->device %s, "
-        "device->host %s\n",
+        "device->host %s%s\n",
         session.describe().c_str(),
         format_bytes(session.plan().peak.device + session.layout().workspace_bytes()).c_str(),
         format_bytes(session.plan().peak.host).c_str(), format_bytes(t.nvme_read).c_str(),
         format_bytes(t.nvme_write).c_str(), format_bytes(t.host_to_device).c_str(),
-        format_bytes(t.device_to_host).c_str());
+        format_bytes(t.device_to_host).c_str(),
+        session.goes_past_host() ? fmt::format("; of the nvme bytes past the host: read {}, written {}",
+                                               format_bytes(t.direct_read), format_bytes(t.direct_write))
+                                       .c_str()
+                                 : "");
     return 0;
   }
   session.open_drives();  // before it is measured: a full drive may be mended, and one in use is left alone

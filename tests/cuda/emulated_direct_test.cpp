@@ -34,11 +34,13 @@ class DirectOverFake : public testing::Test {
     ZG_ASSERT(mkdtemp(pattern.data()) != nullptr, "{}", errno_text(errno));
     path_ = pattern;
     FakeOptions options;
+    options.devices = 2;
     options.granule = kGranule;
     options.most_delay_us = 20;
     auto fake = std::make_unique<FakeRuntime>(options);
     runtime_ = fake.get();
-    device_ = cuda::make_device({.budget = 16 * kMiB}, std::move(fake), make_host_blas, ZG_FAKE_CUFILE);
+    device_ = cuda::make_device({.device = 1, .budget = 16 * kMiB}, std::move(fake), make_host_blas,
+                                ZG_FAKE_CUFILE);
   }
   ~DirectOverFake() override {
     device_.reset();
@@ -149,7 +151,7 @@ TEST_F(DirectOverFake, IsNotHadWhereItWouldPassTheHost) {
   cufile_->nvfs_major = 0;
   std::string why;
   EXPECT_EQ(device_->direct_storage(false, &why), nullptr);
-  EXPECT_NE(why.find("compatibility mode"), std::string::npos);
+  EXPECT_NE(why.find("compatibility mode"), std::string::npos) << why;
   EXPECT_NE(device_->direct_storage(true, &why), nullptr) << "wanted all the same";
   EXPECT_EQ(device_->direct_storage(false, &why), device_->direct_storage(true, &why)) << "it is the same";
 }

@@ -46,7 +46,7 @@ class GdsOverFake : public testing::Test {
   }
   std::unique_ptr<Gds> load() {
     std::string why;
-    auto gds = Gds::load(&why, ZG_FAKE_CUFILE);
+    auto gds = Gds::load(&why, true, ZG_FAKE_CUFILE);
     EXPECT_NE(gds, nullptr) << why;
     return gds;
   }
@@ -134,22 +134,41 @@ TEST_F(GdsOverFake, FilesThatCannotBeHadSayWhy) {
 
 TEST_F(GdsOverFake, ALibraryThatCannotBeHadSaysWhy) {
   std::string why;
-  EXPECT_EQ(Gds::load(&why, "/nowhere/libcufile.so.0"), nullptr);
+  EXPECT_EQ(Gds::load(&why, true, "/nowhere/libcufile.so.0"), nullptr);
   EXPECT_NE(why.find("not installed"), std::string::npos);
   EXPECT_NE(why.find("/nowhere/libcufile.so.0"), std::string::npos);
-  EXPECT_EQ(Gds::load(&why, ZG_INCOMPLETE_CUFILE), nullptr);
+  EXPECT_EQ(Gds::load(&why, true, ZG_INCOMPLETE_CUFILE), nullptr);
   EXPECT_NE(why.find("has no function cuFileDriverClose"), std::string::npos);
-  EXPECT_EQ(Gds::load(&why), nullptr) << "this program uses no driver of NVIDIA's";
+  EXPECT_EQ(Gds::load(&why, true), nullptr) << "this program uses no driver of NVIDIA's";
   EXPECT_NE(why.find("needs NVIDIA's driver"), std::string::npos);
   fake_->fail_open = 5001;
-  EXPECT_EQ(Gds::load(&why, ZG_FAKE_CUFILE), nullptr);
+  EXPECT_EQ(Gds::load(&why, true, ZG_FAKE_CUFILE), nullptr);
   EXPECT_NE(why.find("nvidia-fs is not loaded"), std::string::npos);
   fake_->nvfs_major = 0;
+  why.clear();
+  EXPECT_EQ(Gds::load(&why, false, ZG_FAKE_CUFILE), nullptr);
+  EXPECT_NE(why.find("nvidia-fs is not loaded"), std::string::npos) << why;
   EXPECT_EQ(load()->describe(), "compatibility mode");
   EXPECT_TRUE(load()->passes_host());
   fake_->features = 1 << 4;
   EXPECT_NE(load()->describe().find("P2PDMA"), std::string::npos);
   EXPECT_FALSE(load()->passes_host());
+}
+
+// With the driver there, files that only cuFile's compatibility mode takes are refused, or taken where that
+// is wanted.
+TEST_F(GdsOverFake, CompatibilityModeIsAskedFor) {
+  fake_->odd_files = 1;
+  std::string why;
+  {
+    const auto gds = Gds::load(&why, false, ZG_FAKE_CUFILE);
+    ASSERT_NE(gds, nullptr) << why;
+    EXPECT_FALSE(static_cast<bool>(gds->open(fd_, &why)));
+    EXPECT_NE(why.find("this file system is not supported"), std::string::npos);
+  }
+  const auto gds = Gds::load(&why, true, ZG_FAKE_CUFILE);
+  ASSERT_NE(gds, nullptr) << why;
+  EXPECT_TRUE(static_cast<bool>(gds->open(fd_, &why)));
 }
 
 }  // namespace

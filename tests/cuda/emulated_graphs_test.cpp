@@ -133,7 +133,7 @@ TEST(Graphs, NobodyWaitsForAStreamThatIsCaptured) {
   alignas(4096) static char page[4096];
   {
     cuda::CudaStream stream(runtime, completions, 0, "compute", true, true);
-    cuda::Graphs graphs(runtime, pinned);
+    cuda::Graphs graphs(runtime, pinned, completions);
     const std::uint64_t key[] = {1};
     graphs.run(stream, key, [] {});
     pinned.mapped(page, 4096);
@@ -155,6 +155,28 @@ TEST(Graphs, NobodyWaitsForAStreamThatIsCaptured) {
   EXPECT_TRUE(runtime.take_mistakes().empty());
 }
 
+// A failure elsewhere makes the thread that learns what is done wait for the device: not while a stream is
+// captured.
+TEST(Graphs, AFailureElsewhereWaitsForTheCapture) {
+  FakeRuntime runtime;
+  cuda::PinnedRegions pinned(runtime, {});
+  cuda::Completions completions(runtime, 0, "completions");
+  {
+    cuda::CudaStream stream(runtime, completions, 0, "compute", true, true);
+    cuda::Graphs graphs(runtime, pinned, completions);
+    const std::uint64_t key[] = {1};
+    graphs.run(stream, key, [] {});
+    graphs.run(stream, key, [&] {
+      completions.fail(std::make_exception_ptr(Error(Errc::kDevice, "test", "a checksum failed")));
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      EXPECT_EQ(runtime.calls("synchronize"), 0);
+    });
+    EXPECT_THROW(stream.synchronize(), Error);
+    EXPECT_EQ(runtime.calls("synchronize"), 1);
+  }
+  EXPECT_TRUE(runtime.take_mistakes().empty());
+}
+
 // Keys that do not come back go, those in use stay, and graphs go when the stream is past them.
 TEST(Graphs, KeepsWhatIsUsed) {
   FakeRuntime runtime;
@@ -162,7 +184,7 @@ TEST(Graphs, KeepsWhatIsUsed) {
   cuda::Completions completions(runtime, 0, "completions");
   {
     cuda::CudaStream stream(runtime, completions, 0, "compute", true, true);
-    cuda::Graphs graphs(runtime, pinned);
+    cuda::Graphs graphs(runtime, pinned, completions);
     int called = 0;
     const auto run = [&](std::uint64_t key) {
       const std::uint64_t keys[] = {key};

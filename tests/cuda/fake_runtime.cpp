@@ -365,8 +365,10 @@ void FakeRuntime::enqueue_and_wait(Stream& stream, Work work) {
 }
 
 void FakeRuntime::kernel(Stream& stream, std::function<void()> run) {
-  guarded("kernel", Kind::kAsks, stream.name(),
-          [&] { enqueue(stream, {.run = std::move(run), .uses = {}}); });
+  guarded("kernel", Kind::kAsks, stream.name(), [&] {
+    if (stream.device() != current()) throw FakeMemory::Misuse{"the stream is another device's"};
+    enqueue(stream, {.run = std::move(run), .uses = {}});
+  });
 }
 
 void FakeRuntime::copy(cuda::StreamHandle handle, void* to, const void* from, std::int64_t bytes,

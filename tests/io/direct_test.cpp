@@ -23,6 +23,7 @@ class FakeDirect final : public DirectStorage {
   std::shared_ptr<Counts> counts = std::make_shared<Counts>();
   std::atomic<bool> refuse{false}, lost{false}, held{false};
   std::atomic<int> error{0};          // of the next transfer
+  std::atomic<int> enters{1 << 30};   // threads that may still enter
   std::atomic<std::int64_t> most{0};  // moved at once; 0: all
 
   class FakeFile final : public File {
@@ -57,9 +58,13 @@ class FakeDirect final : public DirectStorage {
     if (refuse) throw Error(Errc::kIo, "fake storage", "this file system is not supported");
     return std::make_unique<FakeFile>(*this, fd);
   }
-  void enter_thread() override { entered_ = this; }
+  void enter_thread() override {
+    if (--enters < 0) throw Error(Errc::kDevice, "fake storage", "the device is lost");
+    entered_ = this;
+  }
   std::optional<std::uint64_t> checksum(const void* data, std::int64_t bytes) override {
     ++counts->checksums;
+    counts->strangers += entered_ != this;
     while (held) std::this_thread::yield();
     if (lost) return std::nullopt;
     return io::checksum(data, bytes);
@@ -211,12 +216,27 @@ TEST_F(DeviceMemory, VolumesCheckWhatTheDeviceMoves) {
   EXPECT_GT(storage->counts->checksums, 0);
   EXPECT_TRUE(volume->read_and_wait({.extent = extent, .data = host.data()}).ok());
   EXPECT_EQ(std::memcmp(device.data(), host.data(), static_cast<std::size_t>(bytes)), 0);
+  EXPECT_EQ(storage->counts->strangers, 0) << "who makes checksums has entered, too";
   // A device that is gone has nothing to compare with.
   storage->lost = true;
   EXPECT_EQ(volume->read_and_wait({.extent = extent, .data = device.data(), .on_device = true}).error, EIO);
   EXPECT_TRUE(volume->read_and_wait({.extent = extent, .data = host.data()}).ok());
   EXPECT_EQ(volume->write_and_wait({.extent = extent, .data = device.data(), .on_device = true}).error, EIO);
   EXPECT_EQ(volume->read_and_wait({.extent = extent, .data = host.data()}).error, ENODATA);
+}
+
+TEST_F(DeviceMemory, PiecesMustNotBeTooLargeForTheDevice) {
+  const auto engine = open();
+  EXPECT_THROW((void)make_volume(*engine, {.grain = 8 * kMiB}), Error);
+  EXPECT_NE(make_volume(*engine, {.grain = 8 * kMiB, .verify = false}), nullptr);
+}
+
+// Threads that cannot begin fail what they are given.
+TEST_F(DeviceMemory, AThreadThatCannotEnterFailsItsBlocks) {
+  storage->enters = 1;  // the lane's own
+  const auto engine = open();
+  EXPECT_EQ(engine->wait(engine->submit({.data = device.data(), .bytes = kMiB, .on_device = true})).error,
+            EIO);
 }
 
 TEST_F(DeviceMemory, AFlippedBitOfTheDevicesIsFound) {
@@ -237,6 +257,7 @@ TEST_F(DeviceMemory, WhatCannotBeHadSaysWhy) {
   EXPECT_TRUE(directory.is_empty());
   storage->refuse = true;
   EXPECT_EQ(why_not_direct(*storage, directory.path()), "this file system is not supported");
+  EXPECT_NE(why_not_direct(*storage, directory.path() + "/nowhere"), "");
   try {
     (void)open();
     ADD_FAILURE();

@@ -470,7 +470,7 @@ TEST(Residency, WhatIsFreeMakesWayForWhatIsNot) {
       other{3, Tier::kDevice, Access::kOverwrite, true};
   const Program program = trace_of({read(0), read(1), made, other, read(1), read(0), read(2, true)}, 4);
   for (const bool direct : {false, true}) {
-    Residency residency(table, {kPage, 2 * kPage, direct});
+    Residency residency(table, {kPage, 2 * kPage, direct}, next_use_policy());
     for (SegmentId id = 0; id < 2; ++id) residency.assume_content(id, Tier::kNvme);
     residency.set_future(&program, nullptr);
     for (std::int32_t op = 0; op < program.op_count(); ++op) {
@@ -481,12 +481,13 @@ TEST(Residency, WhatIsFreeMakesWayForWhatIsNot) {
   }
 }
 
-// Segments that the device, with room for two, needs one after the other, once a step or there and back. The
-// first come directly, since what the host has is needed sooner; there and back, what comes is needed soonest
-// of all, so it stays at the host on its way. NVMe reads and writes no more than without the direct link.
+// Segments that the device needs one after the other, once a round or there and back, under any budgets: what
+// goes past the host leaves room there, so that drives move no more, and mostly less. (With 20 segments, read
+// there and back, 2 of 361 budgets cost a segment more.)
 TEST(Residency, ADirectLinkCostsTheDrivesNothing) {
   constexpr int kSegments = 12;
   const TensorTable table = equal_table(1, kSegments);
+  std::int64_t spared = 0;
   for (const Access access : {Access::kRead, Access::kWrite}) {
     for (const bool and_back : {false, true}) {
       std::vector<AccessStep> accesses;
@@ -494,32 +495,38 @@ TEST(Residency, ADirectLinkCostsTheDrivesNothing) {
       for (SegmentId id = kSegments; and_back && id-- > 0;)
         accesses.push_back({id, Tier::kDevice, access, false});
       const Program program = trace_of(accesses, kSegments);
-      for (int room = access == Access::kRead ? 1 : 2; room < kSegments - 2; ++room) {
-        SCOPED_TRACE(fmt::format("{}, room for {}", and_back ? "there and back" : "once", room));
-        const auto in_a_round = [&](bool direct) {
-          Residency residency(table, {2 * kPage, room * kPage, direct});
-          for (SegmentId id = 0; id < kSegments; ++id) residency.assume_content(id, Tier::kNvme);
-          Traffic before;
-          for (int round = 0; round < 4; ++round) {
-            before = residency.traffic();
-            residency.set_future(&program, &program);
-            for (std::int32_t op = 0; op < program.op_count(); ++op) {
-              std::vector<Action> actions;
-              EXPECT_FALSE(residency.decide(0, op, actions));
+      for (int device = 1; device <= kSegments; ++device) {
+        for (int host = 2; host <= kSegments; ++host) {
+          SCOPED_TRACE(
+              fmt::format("{}, room for {} and {}", and_back ? "there and back" : "once", device, host));
+          const auto in_four_rounds = [&](bool direct) {
+            Residency residency(table, {device * kPage, host * kPage, direct});
+            for (SegmentId id = 0; id < kSegments; ++id) residency.assume_content(id, Tier::kNvme);
+            Traffic before;
+            for (int round = 0; round < 8; ++round) {
+              if (round == 4) before = residency.traffic();
+              residency.set_future(&program, &program);
+              for (std::int32_t op = 0; op < program.op_count(); ++op) {
+                std::vector<Action> actions;
+                EXPECT_FALSE(residency.decide(0, op, actions));
+              }
+              residency.check();
             }
-            residency.check();
+            return residency.traffic() - before;
+          };
+          const Traffic without = in_four_rounds(false), with = in_four_rounds(true);
+          EXPECT_LE(with.nvme_read, without.nvme_read);
+          EXPECT_LE(with.nvme_write, without.nvme_write);
+          EXPECT_LE(with.host_to_device, without.host_to_device);
+          spared += without.nvme_read + without.nvme_write - with.nvme_read - with.nvme_write;
+          if (access == Access::kWrite) {
+            EXPECT_EQ(with.direct_read, with.nvme_read) << "a copy at the host would be old at once";
           }
-          return residency.traffic() - before;
-        };
-        const Traffic without = in_a_round(false), with = in_a_round(true);
-        EXPECT_LE(with.nvme_read, without.nvme_read);
-        EXPECT_LE(with.nvme_write, without.nvme_write);
-        if (and_back) continue;
-        EXPECT_GT(with.direct_read, 0);
-        EXPECT_LT(with.host_to_device, without.host_to_device);
+        }
       }
     }
   }
+  EXPECT_GT(spared, 1000 * kPage);
 }
 
 TEST(Residency, WhatMayNotSinkStays) {

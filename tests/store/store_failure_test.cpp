@@ -149,6 +149,57 @@ TEST(StoreFailure, AProgramThatDoesNotFitIsRefusedForGood) {
   }
 }
 
+// Memory that the system has not, though the budget would allow it.
+class RefusingArena final : public Arena {
+ public:
+  RefusingArena(std::int64_t budget, int allowed)
+      : inner_(make_host_arena("host memory", budget)), allowed_(allowed) {}
+  void* allocate(std::int64_t bytes) override {
+    if (allowed_-- > 0) return inner_->allocate(bytes);
+    throw Error(Errc::kMemory, "host memory", "the system refuses a page", "close other programs");
+  }
+  void release(void* data, std::int64_t bytes) override { inner_->release(data, bytes); }
+  std::int64_t budget() const override { return inner_->budget(); }
+  std::int64_t in_use() const override { return inner_->in_use(); }
+  std::int64_t peak() const override { return inner_->peak(); }
+  std::int64_t granule() const override { return inner_->granule(); }
+  void set_hooks(Hooks hooks) override { inner_->set_hooks(std::move(hooks)); }
+
+ private:
+  std::unique_ptr<Arena> inner_;
+  int allowed_;
+};
+
+TEST(StoreFailure, RefusedMemorySaysWhatHoldsTheRest) {
+  TensorTable table(0);
+  for (const Role role : {Role::kWeight, Role::kWeight, Role::kActivation, Role::kOther})
+    table.add({.name = fmt::format("t{}", table.tensor_count()),
+               .dtype = DType::kU8,
+               .count = 3 * kPage,
+               .role = role,
+               .lowest = Tier::kHost});
+  const auto device = make_host_device(0, nullptr);
+  RefusingArena host(64 * kPage, 3);
+  TensorStore::Options options;
+  options.table = &table;
+  options.device = device.get();
+  options.host = &host;
+  options.budgets = {0, 64 * kPage};
+  TensorStore store(options);
+  for (SegmentId id = 0; id < 3; ++id) (void)store.acquire(id, Tier::kHost, Access::kOverwrite);
+  try {
+    (void)store.acquire(3, Tier::kHost, Access::kOverwrite);
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kMemory);
+    EXPECT_TRUE(
+        mentions(e,
+                 "the system refuses a page; of the host tier, copies hold: weight 24.0 KiB in 2 segments, "
+                 "activation 12.0 KiB in 1 segment"))
+        << e.what();
+  }
+}
+
 // The arena may outlive the engine: what the store would have told that one of it must not reach it then.
 TEST(StoreFailure, AStoreThatCannotBeMadeLeavesTheArenaAlone) {
   const TensorTable table = equal_table(1, 4, 2 * kPage);

@@ -167,7 +167,7 @@ class Device {
   virtual Arena::Hooks host_hooks() { return {}; }
   // What moves bytes between drives and this device's memory without the host's, for an I/O engine that is gone
   // before the device. Null, and `why` says why not: there is none, or one that passes through the host's memory
-  // itself, unless it is `wanted` all the same.
+  // itself, unless it is `wanted` all the same. The first answer that is not null stays.
   virtual std::shared_ptr<io::DirectStorage> direct_storage(bool /*wanted*/, std::string* why) {
     *why = "drives reach the memory of " + describe() + " as any other";
     return nullptr;

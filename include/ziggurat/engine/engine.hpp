@@ -155,6 +155,7 @@ class Engine {
   std::vector<std::int32_t> token_staging_;
   std::vector<double> scalar_staging_;
   std::vector<Lease> leases_;
+  std::uint64_t identity_;          // among the engines of this process
   std::vector<std::uint64_t> key_;  // of the operation that is issued
   bool pending_ = false;         // gradients wait for their update
   bool updates_follow_ = false;  // ... which is announced to the store as the next program

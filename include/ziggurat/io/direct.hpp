@@ -28,13 +28,14 @@ class DirectStorage {
   // the file cannot be had so.
   virtual std::unique_ptr<File> open(int fd) = 0;
 
-  virtual void enter_thread() = 0;
+  virtual void enter_thread() = 0;  // throws Error where the device cannot be had
   // What io::checksum() says of the same bytes; nothing where the device has failed. At least 4096 bytes.
   virtual std::optional<std::uint64_t> checksum(const void* data, std::int64_t bytes) = 0;
   virtual std::string describe() const = 0;  // "GPUDirect Storage (nvidia-fs 2.26)"
 };
 
-// Whether files in this directory can be had so; the reason why not, or nothing. Makes a file without a name.
+// Why files in this directory cannot be had so; empty: they can. Makes a file without a name, of a page. What is
+// wrong with the directory is such a reason, too: nothing is thrown.
 std::string why_not_direct(DirectStorage& storage, const std::string& directory);
 
 }  // namespace zg::io

@@ -145,7 +145,8 @@ struct FaultRule {
   std::int64_t count = -1;         // how often; -1: always
 };
 
-// For tests: faults injected into any back end, by seed and by rule. Rates are per block, in [0, 1]; each
+// For tests: faults injected into any back end, by seed and by rule. (Those that touch bytes, not into a
+// device's memory that the host cannot touch.) Rates are per block, in [0, 1]; each
 // queue counts its own blocks, continued ones included.
 struct FaultModel {
   std::uint64_t seed = 0;

@@ -76,7 +76,9 @@ struct ExtentTransfer {
   ExtentId extent;
   int slot = 0;
   void* data = nullptr;  // all bytes of the extent; not changed by a write
-  bool on_device = false;  // they are in memory of the engine's DirectStorage
+  // They are in memory of the engine's DirectStorage; address, and the extent's bytes and grains, are multiples of
+  // Engine::alignment().
+  bool on_device = false;
   Priority priority = Priority::kDemand;
   std::int64_t version = 0;                // write: what version() says when it is done; 0 or more
   ExtentCompletion* completion = nullptr;  // required

@@ -237,6 +237,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   static bool may_start(const Node& node);
   void free_memory(const Action& action);
   void grant_memory(Lock& lock, Tier tier);
+  std::string what_holds(Tier tier) const;
   void refresh(SegmentId segment);
   void pump_link(Link link);
   void issue(Node& node);

@@ -16,6 +16,7 @@ inline constexpr int kTiers = 3;
 const char* name_of(Tier tier);
 
 enum class Role : std::uint8_t { kWeight, kGradient, kOptimizerState, kActivation, kOther };
+inline constexpr std::size_t kRoles = 5;
 const char* name_of(Role role);
 
 enum class Access : std::uint8_t {

@@ -47,6 +47,7 @@ class Session {
   const Model& model() const { return *model_; }
   const Layout& layout() const { return *layout_; }
   const Plan& plan() const { return plan_; }
+  bool goes_past_host() const { return direct_ != nullptr; }  // between drives and device
   const Budgets& budgets() const { return budgets_; }  // of the arenas, workspace included
   Engine& engine() { return *engine_; }
   TensorStore& store() { return *store_; }

@@ -94,20 +94,19 @@ ArenaReport CudaArena::report() const {
   return {taken_, in_use_, peak_, regathered_, regathered_bytes_, addresses};
 }
 
-// Whoever reads it must see what to change: what the budget is, who holds it, and who holds the rest.
+// Whoever reads it must see what to change: what the budget is, and who holds the rest. What its buffers are, the
+// store adds.
 void CudaArena::explain(const Error& refusal, std::int64_t bytes) {
   const ArenaReport now = report();
   const MemoryInfo info = runtime_.memory_info();
   const std::int64_t others = std::max<std::int64_t>(0, info.total - info.free - now.taken);
-  std::string holders = options_.holders ? options_.holders() : std::string();
-  if (!holders.empty()) holders = fmt::format(" ({})", holders);
   throw Error(
       Errc::kMemory, options_.name,
-      fmt::format("device {} refused {} within the budget: of the budget's {}, {} are in use{} and {} are "
+      fmt::format("device {} refused {} within the budget: of the budget's {}, {} are in use and {} are "
                   "held but free; other processes, and CUDA itself, hold {} of the device's {}; {} are free "
                   "({})",
                   options_.device, format_bytes(bytes), format_bytes(options_.budget),
-                  format_bytes(now.in_use), holders, format_bytes(now.taken - now.in_use),
+                  format_bytes(now.in_use), format_bytes(now.taken - now.in_use),
                   format_bytes(others), format_bytes(info.total), format_bytes(info.free), refusal.message()),
       fmt::format("lower tiers.device to {} or less, or end the other processes (nvidia-smi)",
                   format_bytes(now.taken + info.free)));

@@ -14,7 +14,6 @@
 // A buffer may be released when no work on the device uses it any more. Thread-safe; calls that ask CUDA for
 // something choose this arena's device for the calling thread.
 #pragma once
-#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -30,9 +29,6 @@ struct ArenaOptions {
   std::string name = "tiers.device";  // of the tier, for messages
   int device = 0;
   std::int64_t budget = 0;
-  // What the buffers in use are, for the message when CUDA refuses memory: "weights 12.0 GiB, workspace 1.0
-  // GiB". Called on the thread that wanted more, without the arena's mutex.
-  std::function<std::string()> holders = {};
 };
 
 struct ArenaReport {

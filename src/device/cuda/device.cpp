@@ -228,7 +228,7 @@ class CudaDevice : public Device {
         attention_(options.attention, options.deterministic),
         pinned_(*runtime_, {.device = options.device}),
         completions_(*runtime_, options.device, fmt::format("zg-cuda-{}", options.device)),
-        graphs_(*runtime_, pinned_),
+        graphs_(*runtime_, pinned_, completions_),
         ops_(Context{*runtime_, *blas_, attention_, info_.multiprocessors, options.deterministic}) {}
 
   std::string describe() const override {
@@ -259,15 +259,14 @@ class CudaDevice : public Device {
   }
   std::shared_ptr<io::DirectStorage> direct_storage(bool wanted, std::string* why) override {
     if (direct_ != nullptr) return direct_;
-    auto gds = Gds::load(why, cufile_);
-    if (gds == nullptr) return nullptr;
-    if (gds->passes_host() && !wanted) {
-      *why =
-          "cuFile is in compatibility mode (the driver nvidia-fs is not loaded): it goes through host memory";
-      return nullptr;
+    try {
+      auto gds = Gds::load(why, wanted, cufile_);
+      if (gds == nullptr) return nullptr;
+      direct_ = std::make_shared<CudaDirectStorage>(*runtime_, completions_, options_.device, info_,
+                                                    std::move(gds));
+    } catch (const Error& e) {
+      *why = e.message();
     }
-    direct_ =
-        std::make_shared<CudaDirectStorage>(*runtime_, completions_, options_.device, info_, std::move(gds));
     return direct_;
   }
   void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) override {

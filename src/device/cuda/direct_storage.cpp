@@ -58,17 +58,34 @@ CudaDirectStorage::CudaDirectStorage(Runtime& runtime, Completions& completions,
       gds_(std::move(gds)),
       scratch_(runtime, device, std::max<std::int64_t>(info.granule, checksum_scratch_bytes(kMostBytes))) {
   const std::int64_t each = checksum_scratch_bytes(kMostBytes), desks = scratch_.bytes() / each;
-  results_ = runtime_.allocate_host(desks * static_cast<std::int64_t>(sizeof(std::uint64_t)));
-  for (std::int64_t i = 0; i < desks; ++i) {
-    // Whoever waits for it waits for a drive.
-    desks_.push_back({runtime_.create_stream(true), static_cast<char*>(scratch_.data()) + i * each,
-                      static_cast<std::uint64_t*>(results_) + i});
+  try {
+    results_ = runtime_.allocate_host(desks * static_cast<std::int64_t>(sizeof(std::uint64_t)));
+    for (std::int64_t i = 0; i < desks; ++i) {
+      // Whoever waits for it waits for a drive.
+      desks_.push_back({runtime_.create_stream(true), static_cast<char*>(scratch_.data()) + i * each,
+                        static_cast<std::uint64_t*>(results_) + i});
+    }
+    // Its kernels are loaded now, for which CUDA may wait for the device. Of what, is no matter.
+    checksum_at(desks_[0], scratch_.data(), 4096);
+  } catch (...) {
+    give_back();
+    throw;
   }
 }
 
 CudaDirectStorage::~CudaDirectStorage() {
+  give_back();
+}
+
+void CudaDirectStorage::give_back() {
   for (const Desk& desk : desks_) runtime_.destroy_stream(desk.stream);
-  runtime_.release_host(results_);
+  if (results_ != nullptr) runtime_.release_host(results_);
+}
+
+std::uint64_t CudaDirectStorage::checksum_at(const Desk& desk, const void* data, std::int64_t bytes) const {
+  cuda::checksum({desk.stream, multiprocessors_}, bytes, data, desk.scratch, desk.result);
+  runtime_.synchronize(desk.stream);
+  return *desk.result;
 }
 
 std::unique_ptr<io::DirectStorage::File> CudaDirectStorage::open(int fd) {
@@ -94,10 +111,9 @@ std::optional<std::uint64_t> CudaDirectStorage::checksum(const void* data, std::
   // Waits by itself: the thread that learns what is done on the device may be waiting for an I/O thread.
   std::optional<std::uint64_t> sum;
   try {
-    cuda::checksum({desk.stream, multiprocessors_}, bytes, data, desk.scratch, desk.result);
-    runtime_.synchronize(desk.stream);
-    sum = *desk.result;
-  } catch (...) {
+    sum = checksum_at(desk, data, bytes);
+  } catch (const std::exception& e) {
+    log::error("{}: a checksum of {} bytes: {}", describe(), bytes, e.what());
     completions_.fail(std::current_exception());
   }
   {

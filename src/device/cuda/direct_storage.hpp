@@ -10,16 +10,17 @@
 #include "device/cuda/block.hpp"
 #include "device/cuda/gds.hpp"
 #include "device/cuda/stream.hpp"
-#include "ziggurat/io/direct.hpp"
+#include "ziggurat/io/volume.hpp"
 
 namespace zg::cuda {
 
 class CudaDirectStorage final : public io::DirectStorage {
  public:
   // Checksums are of so many bytes at most: an io::Volume's pieces.
-  static constexpr std::int64_t kMostBytes = 4 << 20;
+  static constexpr std::int64_t kMostBytes = io::kMaxPieceBytes;
 
-  // Takes a granule of device memory, outside of the arena. Throws Error(kMemory). A checksum that fails is a
+  // Takes a granule of device memory, outside of the arena. Throws Error(kMemory), and what a first checksum
+  // fails by. A checksum that fails is a
   // failure of the device, which `completions` is told of.
   CudaDirectStorage(Runtime& runtime, Completions& completions, int device, const DeviceInfo& info,
                     std::unique_ptr<Gds> gds);
@@ -39,13 +40,16 @@ class CudaDirectStorage final : public io::DirectStorage {
     std::uint64_t* result = nullptr;  // pinned
   };
 
+  std::uint64_t checksum_at(const Desk& desk, const void* data, std::int64_t bytes) const;
+  void give_back();
+
   Runtime& runtime_;
   Completions& completions_;
   const int device_, multiprocessors_;
   const std::int64_t granule_;
   const std::unique_ptr<Gds> gds_;
   Block scratch_;
-  void* results_;  // pinned
+  void* results_ = nullptr;  // pinned
   std::mutex mutex_;
   std::condition_variable free_desk_;
   std::vector<Desk> desks_;  // not in use; all, in the end

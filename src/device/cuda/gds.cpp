@@ -39,6 +39,7 @@ struct Properties {
   unsigned spare[32];  // of versions to come
 };
 constexpr unsigned kFeatureP2p = 1u << 4;
+constexpr int kAllowCompatMode = 1;  // a parameter of cuFile 1.14 and later
 
 const char* text_of(int error) {
   switch (error) {
@@ -95,6 +96,7 @@ struct Gds::Library {
   Status (*driver_open)() = nullptr;
   Status (*driver_close)() = nullptr;
   Status (*properties)(Properties*) = nullptr;
+  Status (*set_bool)(int, bool) = nullptr;  // null: it is older
   Status (*open_file)(void**, Descriptor*) = nullptr;
   void (*close_file)(void*) = nullptr;
   ssize_t (*read)(void*, void*, std::size_t, off_t, off_t) = nullptr;
@@ -116,6 +118,7 @@ struct Gds::Library {
     if (!find(close_file, "cuFileHandleDeregister")) return "cuFileHandleDeregister";
     if (!find(read, "cuFileRead")) return "cuFileRead";
     if (!find(write, "cuFileWrite")) return "cuFileWrite";
+    find(set_bool, "cuFileSetParameterBool");
     return nullptr;
   }
   ~Library() {
@@ -130,7 +133,7 @@ struct Gds::Library {
 Gds::Gds(std::unique_ptr<Library> library) : library_(std::move(library)) {}
 Gds::~Gds() = default;
 
-std::unique_ptr<Gds> Gds::load(std::string* why, const std::string& name) {
+std::unique_ptr<Gds> Gds::load(std::string* why, bool any_way, const std::string& name) {
   // Without NVIDIA's driver, cuFile (1.17) never comes back from opening its own.
   if (name == kLibrary && dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) == nullptr) {
     *why = "GPUDirect Storage needs NVIDIA's driver, which this process does not use";
@@ -148,12 +151,19 @@ std::unique_ptr<Gds> Gds::load(std::string* why, const std::string& name) {
     dlclose(library->handle);
     return nullptr;
   }
+  if (library->set_bool != nullptr) {
+    if (const Status status = library->set_bool(kAllowCompatMode, any_way); status.error != 0)
+      log::warning("cuFile: its compatibility mode cannot be set: {}", text_of(status));
+  }
   if (const Status status = library->driver_open(); status.error != 0) {
     *why = fmt::format("cuFile's driver cannot be opened: {}", text_of(status));
     return nullptr;
   }
   library->is_open = true;
-  return std::unique_ptr<Gds>(new Gds(std::move(library)));
+  auto gds = std::unique_ptr<Gds>(new Gds(std::move(library)));
+  if (any_way || !gds->passes_host()) return gds;
+  *why = "cuFile is in compatibility mode (the driver nvidia-fs is not loaded): it goes through host memory";
+  return nullptr;
 }
 
 std::string Gds::describe() const {
@@ -168,8 +178,8 @@ std::string Gds::describe() const {
 
 bool Gds::passes_host() const {
   Properties p{};
-  return library_->properties(&p).error == 0 && p.driver.major == 0 && p.driver.minor == 0 &&
-         (p.features & kFeatureP2p) == 0;
+  if (library_->properties(&p).error != 0) return true;
+  return p.driver.major == 0 && p.driver.minor == 0 && (p.features & kFeatureP2p) == 0;
 }
 
 Gds::File::File(File&& other) noexcept : gds_(other.gds_), handle_(std::exchange(other.handle_, nullptr)) {}

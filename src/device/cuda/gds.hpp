@@ -21,8 +21,9 @@ class Gds {
  public:
   static constexpr const char* kLibrary = "libcufile.so.0";
   // Finds the library and opens its driver, after the process has begun to use CUDA. Null: it cannot be had,
-  // and `why` says why not.
-  static std::unique_ptr<Gds> load(std::string* why, const std::string& library = kLibrary);
+  // and `why` says why not. any_way: also where cuFile would go through host memory itself (compatibility mode),
+  // for all files or for some; else open() refuses those.
+  static std::unique_ptr<Gds> load(std::string* why, bool any_way, const std::string& library = kLibrary);
   ~Gds();  // after its files
   Gds(const Gds&) = delete;
   Gds& operator=(const Gds&) = delete;
@@ -30,7 +31,7 @@ class Gds {
   // "nvidia-fs 2.26": who moves the bytes. "compatibility mode": cuFile itself goes through host memory,
   // which is no faster than we are.
   std::string describe() const;
-  bool passes_host() const;  // compatibility mode
+  bool passes_host() const;  // compatibility mode, or unknown
 
   class File {
    public:

@@ -40,8 +40,9 @@ void Graphs::run(CudaStream& stream, std::span<const std::uint64_t> key, const s
 }
 
 GraphHandle Graphs::capture(CudaStream& stream, const std::function<void()>& work) {
-  // Nobody may wait for the stream meanwhile.
+  // Nobody may wait for the stream meanwhile, or for the device.
   const PinnedRegions::Quiet quiet = pinned_.quiet();
+  const auto undrained = completions_.quiet();
   const StreamHandle handle = stream.begin_work();
   runtime_.begin_capture(handle);
   stream.set_capturing(true);

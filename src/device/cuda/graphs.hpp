@@ -2,7 +2,7 @@
 // The host then has less to do for each operation, which is what matters where operations are so short that the
 // device waits for the host; the device gains little else.
 //
-// Work is known by its key. The first time it is enqueued as it is (libraries set themselves up then), the
+// A graph takes some memory of the device, outside of its budget. Work is known by its key. The first time it is enqueued as it is (libraries set themselves up then), the
 // second time captured, from then on launched as a whole. Keys that do not come back cost their entry, of which
 // there are kMost; who was not used for longest goes.
 #pragma once
@@ -27,7 +27,8 @@ class Graphs {
  public:
   static constexpr std::size_t kMost = 4096;
 
-  Graphs(Runtime& runtime, PinnedRegions& pinned) : runtime_(runtime), pinned_(pinned) {}
+  Graphs(Runtime& runtime, PinnedRegions& pinned, Completions& completions)
+      : runtime_(runtime), pinned_(pinned), completions_(completions) {}
   ~Graphs();  // nothing of them is under way
   Graphs(const Graphs&) = delete;
   Graphs& operator=(const Graphs&) = delete;
@@ -48,6 +49,7 @@ class Graphs {
 
   Runtime& runtime_;
   PinnedRegions& pinned_;
+  Completions& completions_;
   std::map<Key, Entry> entries_;
   Key key_;  // the one asked for
   std::uint64_t clock_ = 0;

@@ -91,6 +91,7 @@ void PinnedRegions::unmapped(void* at, std::int64_t bytes) {
 
 void PinnedRegions::unregister(Address begin, std::int64_t bytes) {
   std::vector<std::pair<Address, std::int64_t>> going;
+  double seconds = 0;
   {
     std::lock_guard waits(waits_mutex_);
     std::set<StreamHandle> users;
@@ -109,9 +110,6 @@ void PinnedRegions::unregister(Address begin, std::int64_t bytes) {
     } catch (const Error& error) {  // a device that has failed copies nothing any more
       log::debug("unregistering host memory: {}", error.what());
     }
-  }
-  double seconds = 0;
-  {
     const Stopwatch stopwatch(seconds);
     for (const auto& [at, n] : going) runtime_.unregister_host(pointer(at));
   }

@@ -69,7 +69,7 @@ class PinnedRegions {
   void used(const Hold& hold, const void* at, StreamHandle stream);
   // The stream's work is done, and it goes.
   void forget(StreamHandle stream);
-  // While it is held, no stream is waited for: pieces that go are held up.
+  // While it is held, no stream is waited for, and nothing is unregistered: pieces that go are held up.
   using Quiet = std::unique_lock<std::mutex>;
   Quiet quiet() { return Quiet(waits_mutex_); }
 
@@ -89,7 +89,7 @@ class PinnedRegions {
   const PinnedOptions options_;
   mutable std::shared_mutex mutex_;
   std::mutex users_mutex_;  // the last to be taken
-  std::mutex waits_mutex_;  // held while streams are waited for, which must not end then; the first to be taken
+  std::mutex waits_mutex_;  // held while pieces go; streams that are waited for must not end then. The first to be taken
   mutable std::condition_variable_any gone_;
   std::map<Address, Piece> pieces_;
   std::int64_t bytes_ = 0, refused_ = 0;

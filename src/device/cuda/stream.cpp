@@ -186,6 +186,7 @@ void Completions::run() {
       // What was enqueued before may still run, and must have ended before its memory is somebody else's.
       lock.unlock();
       try {
+        std::lock_guard drain(drain_mutex_);
         runtime_.synchronize();
       } catch (...) {  // the failure itself
       }

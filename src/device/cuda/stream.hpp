@@ -79,6 +79,8 @@ class Completions {
   void fail(std::exception_ptr cause);  // the first one counts
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   void rethrow() const;  // if failed
+  // While it is held, the device as a whole is not waited for.
+  std::unique_lock<std::mutex> quiet() { return std::unique_lock(drain_mutex_); }
 
  private:
   friend class Mark;
@@ -98,6 +100,7 @@ class Completions {
   std::atomic<bool> failed_{false};
   bool drained_ = false;  // after a failure: nothing runs any more
   std::exception_ptr failure_;
+  std::mutex drain_mutex_;  // held while the device is waited for; mutex_ is not, then
   std::mutex marks_mutex_;  // of the two pools; taken with mutex_ held, never the other way round
   std::vector<std::unique_ptr<Mark>> marks_;
   std::vector<Mark*> free_marks_;

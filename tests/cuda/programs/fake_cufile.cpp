@@ -83,6 +83,8 @@ extern "C" {
 
 CuFileError cuFileDriverOpen() {
   if (const int error = failure(zg_fake_cufile.fail_open); error != 0) return result(error);
+  if (zg_fake_cufile.allow_compat == 0 && zg_fake_cufile.nvfs_major == 0 && zg_fake_cufile.features == 0)
+    return result(5001);
   ++zg_fake_cufile.drivers;
   return result(0);
 }
@@ -99,9 +101,17 @@ CuFileError cuFileDriverGetProperties(CuFileDrvProps* properties) {
   properties->fflags = static_cast<unsigned>(zg_fake_cufile.features);
   return result(0);
 }
+#if !defined(ZG_FAKE_CUFILE_INCOMPLETE)
+CuFileError cuFileSetParameterBool(int parameter, bool value) {
+  if (parameter != 1) return result(5022);
+  zg_fake_cufile.allow_compat = value ? 1 : 0;
+  return result(0);
+}
+#endif
 CuFileError cuFileHandleRegister(void** fh, CuFileDescr* descr) {
   std::lock_guard lock(g_mutex);
   if (const int error = failure(zg_fake_cufile.fail_file); error != 0) return result(error);
+  if (zg_fake_cufile.odd_files != 0 && zg_fake_cufile.allow_compat == 0) return result(5008);
   if (descr->type != 1 || descr->fs_ops != nullptr) return result(5022);
   *fh = new Handle{descr->handle.fd};
   g_handles.insert(*fh);

@@ -9,6 +9,8 @@ struct FakeCuFile {
   long most_bytes;  // of one transfer; 0: any
   long granule;     // of device memory: a transfer that passes the end of one fails; 0: they may
   int nvfs_major;   // 0: not loaded
+  int odd_files;    // files that only compatibility mode takes
+  int allow_compat;  // as it was set; -1: it was not
   int features;
   // Open or registered now.
   int drivers, files;

@@ -163,11 +163,13 @@ TEST(Graphs, AFailureElsewhereWaitsForTheCapture) {
   cuda::Completions completions(runtime, 0, "completions");
   {
     cuda::CudaStream stream(runtime, completions, 0, "compute", true, true);
+    cuda::CudaStream other(runtime, completions, 0, "other", false, true);
     cuda::Graphs graphs(runtime, pinned, completions);
     const std::uint64_t key[] = {1};
     graphs.run(stream, key, [] {});
     graphs.run(stream, key, [&] {
       completions.fail(std::make_exception_ptr(Error(Errc::kDevice, "test", "a checksum failed")));
+      other.callback([] {});  // for which it looks at the device
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       EXPECT_EQ(runtime.calls("synchronize"), 0);
     });
@@ -222,6 +224,10 @@ TEST_P(CaptureThatFails, IsEnqueuedAsItIs) {
   EXPECT_NE(said.find("CUDA graphs are off from here on"), std::string::npos) << said;
   EXPECT_EQ(fake->calls("launch"), 0);
   EXPECT_EQ(read(a), std::vector<float>(kCount, 14));
+  // From then on a failure is the device's again.
+  fake->fail("kernel", 1);
+  EXPECT_NO_THROW(grow(a, b));
+  EXPECT_THROW(stream->synchronize(), Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, CaptureThatFails, testing::Values("begin_capture", "kernel", "end_capture"));

@@ -29,8 +29,9 @@ Engine::Engine(const Options& o)
       store_(*o.store),
       trace_(o.trace),
       compute_(device_.make_stream("compute")),
-      optimizer_(device_.is_host() ? device_.make_stream("optimizer")
-                                   : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
+      optimizer_(device_.is_host()
+                     ? device_.make_stream("optimizer")
+                     : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
       workspace_bytes_(layout_.workspace_bytes()),
       position_(std::make_unique<Position>()),
       timer_(std::make_unique<Timer>(o.trace, *position_)),

@@ -205,9 +205,8 @@ TEST(CudaArena, ARefusalSaysWhoHoldsTheMemory) {
     EXPECT_EQ(error.where(), "tiers.device");
     const std::string text = error.what();
     for (const char* part :
-         {"refused 40.0 MiB", "the budget's 80.0 MiB", "10.0 MiB are in use",
-          "6.0 MiB are held but free", "hold 70.0 MiB of the device's 100.0 MiB", "14.0 MiB are free",
-          "lower tiers.device to 30.0 MiB"})
+         {"refused 40.0 MiB", "the budget's 80.0 MiB", "10.0 MiB are in use", "6.0 MiB are held but free",
+          "hold 70.0 MiB of the device's 100.0 MiB", "14.0 MiB are free", "lower tiers.device to 30.0 MiB"})
       EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
   EXPECT_EQ(arena.in_use(), 10 * kMiB);

@@ -1,7 +1,7 @@
 // What moves bytes between files and memory that the kernel's calls do not reach: a GPU's.
 //
-// GPUDirect Storage is one (device/cuda/direct_storage.hpp). An engine that is given one (EngineOptions::direct) has for each
-// drive, beside its lanes, one for transfers whose memory is there (Transfer::on_device).
+// GPUDirect Storage is one (device/cuda/direct_storage.hpp). An engine that is given one (EngineOptions::direct)
+// has for each drive, beside its lanes, one for transfers whose memory is there (Transfer::on_device).
 //
 // Threads: any, several at once; each of the engine's threads calls enter_thread() first.
 #pragma once

@@ -94,8 +94,8 @@ ArenaReport CudaArena::report() const {
   return {taken_, in_use_, peak_, regathered_, regathered_bytes_, addresses};
 }
 
-// Whoever reads it must see what to change: what the budget is, and who holds the rest. What its buffers are, the
-// store adds.
+// Whoever reads it must see what to change: what the budget is, and who holds the rest. What its buffers are,
+// the store adds.
 void CudaArena::explain(const Error& refusal, std::int64_t bytes) {
   const ArenaReport now = report();
   const MemoryInfo info = runtime_.memory_info();
@@ -106,8 +106,8 @@ void CudaArena::explain(const Error& refusal, std::int64_t bytes) {
                   "held but free; other processes, and CUDA itself, hold {} of the device's {}; {} are free "
                   "({})",
                   options_.device, format_bytes(bytes), format_bytes(options_.budget),
-                  format_bytes(now.in_use), format_bytes(now.taken - now.in_use),
-                  format_bytes(others), format_bytes(info.total), format_bytes(info.free), refusal.message()),
+                  format_bytes(now.in_use), format_bytes(now.taken - now.in_use), format_bytes(others),
+                  format_bytes(info.total), format_bytes(info.free), refusal.message()),
       fmt::format("lower tiers.device to {} or less, or end the other processes (nvidia-smi)",
                   format_bytes(now.taken + info.free)));
 }

@@ -1,8 +1,9 @@
 // What is enqueued again and again with the same operands, kept as CUDA graphs: one launch for all its kernels.
 // The host then has less to do for each operation, which is what matters where operations are so short that the
-// device waits for the host; the device gains little else.
+// device waits for the host; the device gains little else. A graph takes some of the device's memory, outside of
+// its budget.
 //
-// A graph takes some memory of the device, outside of its budget. Work is known by its key. The first time it is enqueued as it is (libraries set themselves up then), the
+// Work is known by its key. The first time it is enqueued as it is (libraries set themselves up then), the
 // second time captured, from then on launched as a whole. Keys that do not come back cost their entry, of which
 // there are kMost; who was not used for longest goes.
 #pragma once

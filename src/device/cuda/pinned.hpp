@@ -89,7 +89,8 @@ class PinnedRegions {
   const PinnedOptions options_;
   mutable std::shared_mutex mutex_;
   std::mutex users_mutex_;  // the last to be taken
-  std::mutex waits_mutex_;  // held while pieces go; streams that are waited for must not end then. The first to be taken
+  // Held while pieces go: streams that are waited for must not end then. The first to be taken.
+  std::mutex waits_mutex_;
   mutable std::condition_variable_any gone_;
   std::map<Address, Piece> pieces_;
   std::int64_t bytes_ = 0, refused_ = 0;

@@ -22,7 +22,7 @@ import gpu_report
 HERE = pathlib.Path(__file__).resolve().parent
 # name: seconds that it may take, and that must be left for it to begin
 STAGES = {
-    "suite": (90, 10),
+    "suite": (150, 10),
     "gpt2-124m": (130, 45),
     "copies": (30, 10),
     "gpt2-1.5b": (150, 60),

@@ -6,7 +6,7 @@
 #   bench/gpu.sh --dry-run [OUT_DIR]     the same on the processor, with tiny models: does all of it work?
 #
 # Stages, the most important first, each with a time limit inside the total; one that no longer fits is listed as not run:
-#   suite       the GPU's tests, all of which must run
+#   suite       the GPU's tests (ops, store, training), all of which must run
 #   gpt2-124m   training steps beside PyTorch's, in turns
 #   copies      host <-> device beside cudaMemcpyAsync
 #   gpt2-1.5b   as gpt2-124m, one program after the other, since both do not fit

@@ -22,10 +22,13 @@ TINY_GPT2 = ["model.n_layer=2", "model.n_embd=64", "model.n_head=2", "model.n_po
 SANITIZED = os.environ.get("ZG_SANITIZER_FILTER", "Cuda*:Mma*:Tensor*:Plain*:All*-*Death*:*Large*")
 
 
+# Ops and runtime, the store's suites, and training: the goldens, placements over the tiers.
+SUITES = ("zg_test_gpu", "zg_test_gpu_store", "zg_test_gpu_engine")
+
+
 def suite(stage):
-    command = [stage.program("zg_test_gpu")]
     counts = {"run": 0, "skipped": 0}
-    failed, passed = [], []
+    failed, passed, ended = [], [], {}
 
     def read(line):
         print(line, file=sys.stderr)
@@ -41,13 +44,18 @@ def suite(stage):
         elif match := re.match(r"\[  PASSED  \] (\d+) test", line):
             passed.append(int(match.group(1)))
 
-    code = stage.run_lines(command, read, env={} if stage.tiny else {"ZG_REQUIRE_GPU": "1"})
-    if code == 77:
-        raise Skipped("there is no GPU")
-    stage.data("tests", counts | {"passed": sum(passed), "failed": failed})
-    stage.aim("GPU tests that pass", f"{sum(passed)} of {counts['run']}", "all", code == 0 and not counts["skipped"])
-    if code != 0:
-        raise Failed(f"zg_test_gpu ended with {code}; failed: {', '.join(sorted(set(failed))) or 'it did not get to the end'}")
+    for program in SUITES:
+        code = stage.run_lines([stage.program(program)], read, env={} if stage.tiny else {"ZG_REQUIRE_GPU": "1"})
+        if code == 77:
+            raise Skipped("there is no GPU")
+        if code != 0:
+            ended[program] = code
+        stage.data("tests", counts | {"passed": sum(passed), "failed": failed})
+        stage.say(f"{program}: {'passed' if code == 0 else f'ended with {code}'}")
+    stage.aim("GPU tests that pass", f"{sum(passed)} of {counts['run']}", "all", not ended and not counts["skipped"])
+    if ended:
+        how = ", ".join(f"{program} ended with {code}" for program, code in ended.items())
+        raise Failed(f"{how}; failed: {', '.join(sorted(set(failed))) or 'it did not get to the end'}")
 
 
 def torch_steps(stage, model, *flags):

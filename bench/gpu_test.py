@@ -26,10 +26,12 @@ class Driver(unittest.TestCase):
         (self.root / "COMMIT").write_text("abc1234\n")
         self.pid_file = self.root / "pid"
 
-    def program(self, body):
-        file = self.root / "bin" / "zg_test_gpu"
-        file.write_text(f"#!/bin/sh\n{body}\n")
-        file.chmod(0o755)
+    def program(self, body, name="zg_test_gpu"):
+        """One of the suites; the others pass."""
+        for suite in ("zg_test_gpu", "zg_test_gpu_store", "zg_test_gpu_engine"):
+            file = self.root / "bin" / suite
+            file.write_text(f"#!/bin/sh\n{body if suite == name else PASSING}\n")
+            file.chmod(0o755)
 
     def command(self, *flags):
         return [str(self.root / "bench" / "gpu.sh"), str(self.root / "out"), *flags]
@@ -53,6 +55,15 @@ class Driver(unittest.TestCase):
                 return True
             time.sleep(0.1)
         return False
+
+    def test_every_suite_counts(self):
+        for name in ("zg_test_gpu_store", "zg_test_gpu_engine"):
+            self.program(FAILING, name)
+            suite = self.run_driver("--stages", "suite")["suite"]
+            self.assertEqual(suite["status"], "failed")
+            self.assertEqual(suite["data"]["tests"], {"run": 3, "skipped": 0, "passed": 2, "failed": ["A.one"]})
+            self.assertFalse(suite["aims"][0]["met"])
+            self.assertIn(f"{name} ended with 1", "\n".join(suite["notes"]))
 
     def test_what_passes_and_what_fails(self):
         self.program(PASSING)

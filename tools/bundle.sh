@@ -17,7 +17,7 @@ out=$1
 build=${2:-$top/build}
 limit=$((64 << 20))
 
-programs=(ziggurat tests/zg_test_gpu bench/bench_train_step bench/bench_gpu_kernels bench/bench_optimizer)
+programs=(ziggurat tests/zg_test_gpu tests/zg_test_gpu_store tests/zg_test_gpu_engine bench/bench_train_step bench/bench_gpu_kernels bench/bench_optimizer)
 stays='^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util)\.so.*|lib(cuda|cudart|cublas|cublasLt|cudnn.*|cufile|nvrtc.*|nvJitLink|nvToolsExt)\.so.*)$'
 
 stage=$(mktemp -d)

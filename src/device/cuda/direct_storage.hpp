@@ -20,8 +20,7 @@ class CudaDirectStorage final : public io::DirectStorage {
   static constexpr std::int64_t kMostBytes = io::kMaxPieceBytes;
 
   // Takes a granule of device memory, outside of the arena. Throws Error(kMemory), and what a first checksum
-  // fails by. A checksum that fails is a
-  // failure of the device, which `completions` is told of.
+  // fails by. One that fails later is a failure of the device, which `completions` is told of.
   CudaDirectStorage(Runtime& runtime, Completions& completions, int device, const DeviceInfo& info,
                     std::unique_ptr<Gds> gds);
   ~CudaDirectStorage() override;

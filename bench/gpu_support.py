@@ -39,7 +39,8 @@ class Stage:
         self.work.mkdir(parents=True, exist_ok=True)
         self.end = time.monotonic() + args.seconds
         self.told = {"tables": [], "aims": [], "notes": [], "data": {}}
-        self.environment = dict(os.environ, LD_LIBRARY_PATH=library_path())
+        # The goldens of the engine's suite, in a bundle as in the sources.
+        self.environment = dict(os.environ, LD_LIBRARY_PATH=library_path(), ZG_REFERENCE_DIR=str(ROOT / "tests" / "reference"))
 
     def left(self):
         return self.end - time.monotonic()

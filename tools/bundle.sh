@@ -38,6 +38,8 @@ strip --strip-unneeded "$stage"/bin/* "$stage"/lib/*
 cp "$top"/bench/gpu*.py "$top"/bench/gpu.sh "$top"/bench/pytorch_gpu.py "$top"/bench/pytorch_gpt2.py "$top"/bench/serve.py "$stage/bench/"
 mkdir -p "$stage/configs"
 cp "$top"/configs/bench-*.json "$stage/configs/"
+mkdir -p "$stage/tests/reference"
+cp "$top"/tests/reference/*.safetensors "$stage/tests/reference/"
 git -C "$top" describe --always --dirty >"$stage/COMMIT" 2>/dev/null || echo unknown >"$stage/COMMIT"
 tar -C "$stage" -cf - . | xz -T0 -3 >"$out/bundle.tar.xz"
 
@@ -60,7 +62,7 @@ if [ "${1:-}" = --exec ]; then
   program=$2
   shift 2
   paths=$(cd "$place/bench" && "${PYTHON:-python3}" -c 'import gpu_support; print(gpu_support.library_path())')
-  export LD_LIBRARY_PATH=$paths
+  export LD_LIBRARY_PATH=$paths ZG_REFERENCE_DIR=$place/tests/reference
   exec "$place/bin/$program" "$@"
 fi
 exec "$place/bench/gpu.sh" "$@"

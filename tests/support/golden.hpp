@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -43,10 +44,16 @@ inline Tolerance tolerance_of(DType t) {
 // What PyTorch's own sums of squares may have rounded in the stored norms: some eps of fp64.
 inline constexpr double kStoredSum = 16 * 0x1p-53;
 
+// Where the stored outputs lie: ZG_REFERENCE_DIR, for programs that run where their sources are not.
+inline std::string reference_directory() {
+  const char* const elsewhere = std::getenv("ZG_REFERENCE_DIR");
+  return elsewhere != nullptr ? std::string(elsewhere) + "/" : std::string(ZG_SOURCE_DIR "/tests/reference/");
+}
+
 class GoldenFile {
  public:
   explicit GoldenFile(Arch arch)
-      : file_(std::string(ZG_SOURCE_DIR "/tests/reference/") + (arch == Arch::kGpt2 ? "gpt2" : "llama") +
+      : file_(reference_directory() + (arch == Arch::kGpt2 ? "gpt2" : "llama") +
               "_tiny.safetensors") {}
 
   const SafeTensors::Entry* find(const std::string& name) const { return file_.find(name); }

@@ -105,7 +105,8 @@ bool Bench::move_bytes() const {
 void Bench::open() {
   engine_ = make_engine(options_.engine, options_.drives);
   const EngineOptions& e = options_.engine;
-  depth_ = e.adapt_depth ? std::max(e.queue_depth, e.max_queue_depth) : e.queue_depth;
+  const int depth = e.queue_depth != 0 ? e.queue_depth : default_queue_depth(e.block_size);
+  depth_ = e.adapt_depth ? std::max(depth, e.max_queue_depth) : depth;
   // The engine still keeps to its depth; the rest are those whose checksums are being made meanwhile.
   if (options_.verify) depth_ *= 2;
   for (int i = 0; i < engine_->drive_count(); ++i) {

@@ -22,6 +22,7 @@ constexpr auto kLongTime = milliseconds(100);
 constexpr double kWorth = 0.045;     // what a doubling must bring
 constexpr double kWorthMost = 0.12;  // and any step
 constexpr double kKeep = 0.03;       // what it must bring to be kept
+constexpr double kMostLost = 0.06;   // by all steps down together
 constexpr int kPairs = 10;           // windows at each of two depths, at most
 // Standard errors between a difference and what is asked of it. In doubt the shallower one wins: to have gone
 // too far down shows soon, and costs less than to stay deep for nothing.
@@ -181,6 +182,7 @@ void DepthController::watch(Clock::time_point now, double rate) {
     if (++strange_windows_ < kStrangeWindows) return;
     usual_rate_ = rate;
     first_level_ = 1;
+    lost_ = 0;
     return ask(now, off > 0 ? Direction::kUp : Direction::kDown, first_level_);
   }
   strange_windows_ = 0;
@@ -259,7 +261,8 @@ void DepthController::next_direction(Clock::time_point now) {
 // What the other depth must give more than the base, as a share; negative where it may give less.
 double DepthController::needed() const {
   const double doublings = std::log2(static_cast<double>(other_) / base_);
-  return doublings > 0 ? std::min(kWorth * doublings, kWorthMost) : kKeep * doublings;
+  if (doublings > 0) return std::min(kWorth * doublings, kWorthMost);
+  return std::max(kKeep * doublings, lost_ - kMostLost);
 }
 
 void DepthController::judge(Clock::time_point now) {
@@ -273,6 +276,7 @@ void DepthController::judge(Clock::time_point now) {
 }
 
 void DepthController::accept(Clock::time_point now) {
+  lost_ = std::clamp(lost_ + 1 - at_other_.value() / at_base_.value(), 0.0, kMostLost);
   if (direction_ == Direction::kUp) below_ = {base_, at_base_.value()};
   base_ = other_;
   last_rate_ = usual_rate_ = at_other_.value();

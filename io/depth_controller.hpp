@@ -1,12 +1,19 @@
 // Finds at run time how many blocks a queue should have in flight: more while that brings bandwidth, fewer
 // when it only brings latency. Pure logic, no clock of its own.
 //
+// It is an option (EngineOptions::adapt_depth) for those who want short queues. A fixed number of bytes in
+// flight is the default, since a queue that is too deep costs some latency, and one that is too shallow costs
+// bandwidth at once, in every step: in training, whose load comes and goes, no controller won against it
+// (bench_drive_bound, bench/results).
+//
 // In a full queue latency is depth / bandwidth (Little's law), so "bandwidth does not grow, but latency does"
 // is one question: is the bandwidth at this depth more than at that one? It is asked as such, in windows at
 // the depth held (the base) and at another, in turns, until the difference stands out of the noise of the
 // windows. What it must be worth depends on the step: a doubling of the depth must bring 4.5% (kWorth), and
 // is given back if it brings less than 3% (kKeep); half a doubling, half of that. Between the two nothing
-// moves, so noise does not either.
+// moves, so noise does not either. Several steps down together may lose no more than kMostLost (what each of
+// them lost is remembered until a step up wins it back, or the drive changes), since many small losses make a
+// large one.
 //
 // - At rest it asks every kRest, later more seldom, a quarter up and a fifth down. Steps grow while they
 //   succeed (x2, x1/4), so that from 1 to 256 it takes eight windows, not 255. It begins with large ones.
@@ -104,6 +111,7 @@ class DepthController {
   int other_ = 0;                    // the depth that the base is compared with
   Mean at_base_, at_other_;
   Point below_;
+  double lost_ = 0;  // of the bandwidth, by steps down that were accepted
 
   // At rest.
   Clock::time_point rest_until_ = Clock::time_point::min();

@@ -30,7 +30,7 @@ struct Flags {
   std::vector<std::string> paths, files;
   std::string op = "read", pattern = "sequential", block_size = "1MiB", size, backend = "auto";
   std::string registered = "on", verify = "off", adaptive = "off", huge_pages = "on";
-  int queue_depth = 32, queues = 1, threads = 4;
+  int queue_depth = 0, queues = 1, threads = 4;
   double seconds = 5, ramp = 0.5;
   std::uint64_t seed = 1;
   bool sqpoll = false, iopoll = false, overwrite = false, json = false;
@@ -188,9 +188,9 @@ io::BenchOptions options_of(const Flags& f) {
   o.engine.backend = backend_named(f.backend);
   o.engine.require = o.engine.backend != io::Backend::kAuto;  // what is measured is what was named
   o.engine.block_size = block_size_of(f.block_size);
-  o.engine.queue_depth = f.queue_depth;
+  o.engine.queue_depth = f.queue_depth != 0 ? f.queue_depth : io::default_queue_depth(o.engine.block_size);
   o.engine.adapt_depth = f.adaptive == "on";
-  o.engine.max_queue_depth = std::max(o.engine.max_queue_depth, f.queue_depth);
+  o.engine.max_queue_depth = std::max(o.engine.max_queue_depth, o.engine.queue_depth);
   o.engine.queues = f.queues;
   o.engine.threads = f.threads;
   o.engine.registered = f.registered == "on";
@@ -329,8 +329,8 @@ void add_options(CLI::App& c, Flags& f) {
   c.add_option("--block-size", f.block_size, "Bytes of one request")
       ->capture_default_str()
       ->check(byte_size(4096));
-  c.add_option("--queue-depth", f.queue_depth, "Requests in flight per path")
-      ->capture_default_str()
+  c.add_option("--queue-depth", f.queue_depth,
+               "Requests in flight per path (default: as many as are 32 MiB, at least 4 and at most 256)")
       ->check(whole_number(1, 4096));
   c.add_option("--size", f.size,
                "Of each file (default: 4GiB, or half of what is free, or 65536 blocks, whichever is least)")
@@ -387,8 +387,9 @@ constexpr const char* kFooter =
     "  A drive is only busy while it has requests: block size times queue depth is what is under way. Small\n"
     "  blocks cost CPU for each; large ones and a deep queue reach the drive's bandwidth, and beyond that "
     "only\n"
-    "  add latency, since each waits for those before it. 1MiB at depth 32 suits most NVMe drives; io-tune\n"
-    "  searches for the best.\n"
+    "  add latency, since each waits for those before it. 32 MiB under way (the default: 32 blocks of 1MiB) "
+    "suit\n"
+    "  most NVMe drives; io-tune searches for the best.\n"
     "How to read the result:\n"
     "  latency is from submission to completion; with a full queue p50 is about depth x block size / "
     "throughput.\n"

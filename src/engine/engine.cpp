@@ -251,6 +251,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   const auto begin = Clock::now();
   const double busy = compute_->busy_seconds();
   const Traffic before = traffic();
+  const std::int64_t first_written = store_.first_written_bytes();
   timer_->reset();
   position_->begin_step(step);
   StepResult result;
@@ -301,6 +302,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   result.stall = std::max(0.0, result.seconds - (compute_->busy_seconds() - busy));
   result.phases = timer_->phases();
   result.traffic = traffic() - before;
+  result.first_written = store_.first_written_bytes() - first_written;
   return result;
 }
 

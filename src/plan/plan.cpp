@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <initializer_list>
 #include <set>
 #include <utility>
 #include <vector>
@@ -197,18 +198,37 @@ std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms
   return Budgets{*least_device, *least_host, direct};
 }
 
-Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic) {
-  const auto time = [](double amount, double speed) { return speed > 0 ? amount / speed : 0.0; };
+namespace {
+
+double time_of(double amount, double speed) {
+  return speed > 0 ? amount / speed : 0.0;
+}
+
+}  // namespace
+
+double nvme_seconds(const Roofs& roofs, std::int64_t read, std::int64_t written, std::int64_t first_written) {
+  const auto reads = static_cast<double>(read), writes = static_cast<double>(written);
+  const double first = time_of(static_cast<double>(first_written), roofs.nvme_first_write) -
+                       time_of(static_cast<double>(first_written), roofs.nvme_write);
+  const double extra = roofs.nvme_first_write > 0 ? std::max(0.0, first) : 0.0;
+  const double read_alone = time_of(reads, roofs.nvme_read), write_alone = time_of(writes, roofs.nvme_write);
+  if (roofs.nvme_mixed <= 0 || reads == 0 || writes == 0) return read_alone + write_alone + extra;
+  const double share = roofs.nvme_mixed_reads;
+  const double mixed = std::min(reads / share, writes / (1 - share));
+  const double seconds = mixed / roofs.nvme_mixed + time_of(reads - share * mixed, roofs.nvme_read) +
+                         time_of(writes - (1 - share) * mixed, roofs.nvme_write);
+  return std::max({seconds, read_alone, write_alone}) + extra;
+}
+
+Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic, std::int64_t first_written) {
   Bound b;
-  b.compute = time(flops, roofs.flops);
+  b.compute = time_of(flops, roofs.flops);
   // What goes past the host takes the device's link all the same.
   b.host_to_device =
-      time(static_cast<double>(traffic.host_to_device + traffic.direct_read), roofs.host_to_device);
+      time_of(static_cast<double>(traffic.host_to_device + traffic.direct_read), roofs.host_to_device);
   b.device_to_host =
-      time(static_cast<double>(traffic.device_to_host + traffic.direct_write), roofs.device_to_host);
-  const double read = time(static_cast<double>(traffic.nvme_read), roofs.nvme_read);
-  const double write = time(static_cast<double>(traffic.nvme_write), roofs.nvme_write);
-  b.nvme = roofs.nvme_half_duplex ? read + write : std::max(read, write);
+      time_of(static_cast<double>(traffic.device_to_host + traffic.direct_write), roofs.device_to_host);
+  b.nvme = nvme_seconds(roofs, traffic.nvme_read, traffic.nvme_write, first_written);
   b.seconds = b.compute;
   b.by = "compute";
   const auto consider = [&b](double seconds, const char* name) {
@@ -218,6 +238,19 @@ Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic) {
   consider(b.host_to_device, "host->device");
   consider(b.device_to_host, "device->host");
   return b;
+}
+
+bool raise_to(Roofs& roofs, const Bound& bound, double seconds) {
+  if (seconds <= 0 || bound.seconds <= seconds) return false;
+  const auto raise = [seconds](double link, std::initializer_list<double*> rates) {
+    if (link <= seconds) return;
+    for (double* rate : rates) *rate *= link / seconds;
+  };
+  raise(bound.compute, {&roofs.flops});
+  raise(bound.host_to_device, {&roofs.host_to_device});
+  raise(bound.device_to_host, {&roofs.device_to_host});
+  raise(bound.nvme, {&roofs.nvme_read, &roofs.nvme_write, &roofs.nvme_mixed, &roofs.nvme_first_write});
+  return true;
 }
 
 }  // namespace zg

@@ -94,10 +94,7 @@ StoreConfig config_of(const zg_store_config& c) {
         {.path = path != nullptr ? path : "", .bytes = (&required(c.drive_bytes, "drive_bytes"))[i]});
   }
   config.aio.require = (c.flags & ZG_REQUIRE_BACKEND) != 0;
-  if (c.queue_depth != 0) {
-    config.aio.queue_depth = c.queue_depth;
-    config.aio.adapt_depth = false;
-  }
+  config.aio.queue_depth = c.queue_depth;
   if (c.block_size != 0) config.aio.block_size = c.block_size;
   if (c.policy != nullptr) config.policy = c.policy;
   config.read_ahead = c.read_ahead;

@@ -419,7 +419,11 @@ void TensorStore::issue_nvme(Node& node, std::int64_t ready) {
   // The one before stays whole, where there is room for two.
   const int versions = versions_of(node.action.segment), newest = volume_->newest(s.extent);
   transfer.slot = reads ? std::max(0, newest) : (newest + 1) % versions;
-  if (!reads) transfer.version = ++s.written;
+  if (!reads) {
+    // Versions take their places in turn, so the first write of each goes where nothing was written.
+    if (s.written < versions) first_written_ += table_.segment(node.action.segment).charge;
+    transfer.version = ++s.written;
+  }
   node.slot = static_cast<std::int8_t>(transfer.slot);
   const Tier memory = reads ? node.action.tier : node.action.from;
   transfer.data = hot(node.action.segment).memory[static_cast<std::size_t>(memory)];

@@ -466,6 +466,11 @@ Traffic TensorStore::traffic() const {
           direct_write};
 }
 
+std::int64_t TensorStore::first_written_bytes() const {
+  std::lock_guard lock(mutex_);
+  return first_written_;
+}
+
 double TensorStore::waited_seconds() const {
   std::lock_guard lock(mutex_);
   return waited_;

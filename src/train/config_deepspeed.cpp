@@ -244,12 +244,17 @@ void read_aio(Section& root, RunConfig& run) {
                                                .max = std::int64_t{1} << 30,
                                                .multiple_of = 4096,
                                                .autos = Auto::kTakesFallback});
-  out.queue_depth = static_cast<int>(aio->integer(
-      "queue_depth", {.fallback = out.queue_depth, .min = 1, .max = 4096, .autos = Auto::kTakesFallback}));
+  // Kept as 0, "not stated", where the file says nothing or "auto".
+  const int depth = io::default_queue_depth(out.block_size);
+  if (aio->has("queue_depth")) {
+    out.queue_depth = static_cast<int>(aio->integer(
+        "queue_depth", {.fallback = depth, .min = 1, .max = 4096, .autos = Auto::kTakesFallback}));
+  }
   out.adaptive_depth = aio->boolean("adaptive_depth", out.adaptive_depth);
-  out.max_queue_depth = static_cast<int>(aio->integer(
-      "max_queue_depth",
-      {.fallback = std::max(out.max_queue_depth, out.queue_depth), .min = out.queue_depth, .max = 4096}));
+  out.max_queue_depth = static_cast<int>(
+      aio->integer("max_queue_depth", {.fallback = std::max(out.max_queue_depth, out.queue_depth),
+                                       .min = std::max(1, out.queue_depth),
+                                       .max = 4096}));
   out.queues = static_cast<int>(aio->integer("queues", {.fallback = out.queues, .min = 1, .max = 64}));
   out.sqpoll = aio->boolean("sqpoll", out.sqpoll);
   out.iopoll = aio->boolean("iopoll", out.iopoll);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -7,56 +8,60 @@
 #include <thread>
 
 #include "train/drives.hpp"
-#include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/trace.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/device/memory.hpp"
 
 namespace zg {
 namespace {
 
 constexpr std::int64_t kPage = io::Engine::alignment();
-constexpr std::int64_t kArea = 128 * kMiB;    // of each file
-constexpr std::int64_t kMemory = 64 * kMiB;   // for all drives
-constexpr std::int64_t kChunk = kMiB;         // of one transfer, at least
-constexpr std::int64_t kEnough = 128 * kMiB;  // of each drive
-constexpr double kLongEnough = 0.5;           // seconds, for slow ones
+constexpr std::int64_t kArea = 512 * kMiB;         // of each file, at most
+constexpr std::int64_t kMemory = 64 * kMiB;        // for all drives
+constexpr std::int64_t kChunk = kMiB;              // of one transfer, at least
+constexpr std::int64_t kLeastEnough = 128 * kMiB;  // of each drive, each way
+constexpr std::int64_t kMostEnough = 2 * kGiB;
+constexpr int kPasses = 4;           // over the area, between the two
+constexpr double kLongEnough = 0.8;  // seconds, for slow ones
 
 // Keeps one drive busy. Each slot has its own chunks of the file, so that no two transfers overlap.
 // Threads: run by one; completions on the drive's I/O threads.
 class DriveMeter final : public io::Completion {
  public:
-  DriveMeter(io::Engine& engine, int drive, std::int64_t block_size, std::int64_t memory)
-      : engine_(engine), drive_(drive) {
+  // Memory for so many bytes in all, in equal parts.
+  DriveMeter(io::Engine& engine, int drive, std::int64_t block_size, char* memory, std::int64_t bytes,
+             double read_share)
+      : engine_(engine), drive_(drive), read_share_(read_share), memory_(memory) {
     const std::int64_t area = std::min(kArea, engine.drive_bytes(drive)) / kPage * kPage;
     ZG_ASSERT_GE(area, kPage);
+    enough_ = std::clamp(kPasses * area, kLeastEnough, kMostEnough);
     // But a few at a time, in a small file too.
-    chunk_ = std::max(kPage, std::min({std::max(kChunk, block_size), area / 4, memory / 4}) / kPage * kPage);
+    chunk_ = std::max(kPage, std::min({std::max(kChunk, block_size), area / 4, bytes / 4}) / kPage * kPage);
     chunks_ = area / chunk_;
-    const std::int64_t slots = std::min(chunks_, memory / chunk_);
-    next_.resize(static_cast<std::size_t>(slots));
-    memory_.reserve(slots * chunk_);
+    const std::int64_t slots = std::min(chunks_, bytes / chunk_);
+    slots_.resize(static_cast<std::size_t>(slots));
     // Noise that no drive can compress.
     const NamedRandom random(static_cast<std::uint64_t>(drive), "drive rates");
     for (std::int64_t i = 0; i < slots * chunk_; i += static_cast<std::int64_t>(sizeof(Philox4))) {
       const Philox4 block = random.block(static_cast<std::uint64_t>(i));
-      std::memcpy(memory_.data() + i, &block, sizeof(block));
+      std::memcpy(memory_ + i, &block, sizeof(block));
     }
   }
 
-  // Every chunk once, or again and again until stop().
-  enum class Rounds { kOnce, kEndless };
-  void start(io::Op op, Rounds rounds) {
-    op_ = op;
-    once_ = rounds == Rounds::kOnce;
+  enum class Load { kFirstWrite, kWrite, kRead, kMixed };
+  // Until stop(); kFirstWrite also when all chunks were written once. Of what it did not reach until then,
+  // nothing is used from then on.
+  void start(Load load) {
+    load_ = load;
     moved_ = 0;
     stopped_ = false;
-    in_flight_ = next_.size();
+    in_flight_ = slots_.size();
     begin_ = end_ = Clock::now();
-    for (std::size_t slot = 0; slot < next_.size(); ++slot) {
-      next_[slot] = static_cast<std::int64_t>(slot);
-      submit(slot, next_[slot]);
+    for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+      slots_[slot] = {};
+      submit(slot);
     }
   }
   void stop() {
@@ -65,7 +70,7 @@ class DriveMeter final : public io::Completion {
   }
   bool has_enough() {
     std::lock_guard lock(mutex_);
-    return failure_.error != 0 || moved_ >= kEnough;
+    return failure_.error != 0 || in_flight_ == 0 || moved_ >= enough_;
   }
   // Bytes per second until the last one.
   double finish() {
@@ -73,18 +78,43 @@ class DriveMeter final : public io::Completion {
     idle_.wait(lock, [&] { return in_flight_ == 0; });
     if (!failure_.ok()) {
       throw Error(Errc::kIo, engine_.report(drive_).path,
-                  fmt::format("{} the tier's file failed: {}", op_ == io::Op::kRead ? "reading" : "writing",
-                              errno_text(failure_.error)));
+                  fmt::format("{} the tier's file failed: {}",
+                              failed_ == io::Op::kRead ? "reading" : "writing", errno_text(failure_.error)));
+    }
+    if (load_ == Load::kFirstWrite) {
+      std::int64_t rounds = chunks_;
+      for (const Slot& slot : slots_) rounds = std::min(rounds, slot.done);
+      chunks_ = std::min(chunks_, rounds * static_cast<std::int64_t>(slots_.size()));
     }
     return static_cast<double>(moved_) / std::max(1e-9, seconds_between(begin_, end_));
   }
 
  private:
-  void submit(std::size_t slot, std::int64_t chunk) {
-    (void)engine_.submit({.op = op_,
+  struct Slot {
+    std::int64_t done = 0;  // transfers
+    io::Op op = io::Op::kWrite;
+  };
+  // The chunks of a slot are as far apart as there are slots.
+  std::int64_t chunks_of(std::size_t slot) const {
+    const auto n = static_cast<std::int64_t>(slots_.size());
+    return (chunks_ - static_cast<std::int64_t>(slot) + n - 1) / n;
+  }
+  // In a mixture the reads of a slot are spread evenly, and those of all slots over the shares.
+  io::Op op_of(std::size_t slot) const {
+    if (load_ != Load::kMixed) return load_ == Load::kRead ? io::Op::kRead : io::Op::kWrite;
+    const double at = static_cast<double>(slots_[slot].done) +
+                      static_cast<double>(slot) / static_cast<double>(slots_.size());
+    return std::floor((at + 1) * read_share_) > std::floor(at * read_share_) ? io::Op::kRead : io::Op::kWrite;
+  }
+
+  void submit(std::size_t slot) {
+    const std::int64_t chunk = static_cast<std::int64_t>(slot) +
+                               slots_[slot].done % chunks_of(slot) * static_cast<std::int64_t>(slots_.size());
+    slots_[slot].op = op_of(slot);
+    (void)engine_.submit({.op = slots_[slot].op,
                           .drive = drive_,
                           .offset = chunk * chunk_,
-                          .data = memory_.data() + static_cast<std::int64_t>(slot) * chunk_,
+                          .data = memory_ + static_cast<std::int64_t>(slot) * chunk_,
                           .bytes = chunk_,
                           .completion = this,
                           .tag = slot});
@@ -92,55 +122,49 @@ class DriveMeter final : public io::Completion {
 
   void on_complete(io::Ticket, std::uint64_t tag, io::Result result) override {
     const auto slot = static_cast<std::size_t>(tag);
-    std::int64_t chunk = 0;
     {
       std::lock_guard lock(mutex_);
-      if (!result.ok() && failure_.ok()) failure_ = result;
+      if (!result.ok() && failure_.ok()) failure_ = result, failed_ = slots_[slot].op;
       moved_ += result.bytes;
       end_ = Clock::now();
-      chunk = next_[slot] + static_cast<std::int64_t>(next_.size());
-      const bool wraps = chunk >= chunks_;
-      if (wraps) chunk = static_cast<std::int64_t>(slot);
-      next_[slot] = chunk;
-      if (stopped_ || !failure_.ok() || (wraps && once_)) {
+      const bool whole = ++slots_[slot].done == chunks_of(slot);
+      if (stopped_ || !failure_.ok() || (whole && load_ == Load::kFirstWrite)) {
         if (--in_flight_ == 0) idle_.notify_one();
         return;
       }
     }
-    submit(slot, chunk);
+    submit(slot);
   }
 
   io::Engine& engine_;
   const int drive_;
-  std::int64_t chunk_ = 0, chunks_ = 0;
-  Buffer memory_;
-  io::Op op_ = io::Op::kWrite;
-  bool once_ = false;
+  const double read_share_;
+  std::int64_t chunk_ = 0, chunks_ = 0, enough_ = 0;
+  char* const memory_;
+  Load load_ = Load::kWrite;
   std::mutex mutex_;
   std::condition_variable idle_;
-  // Of each slot, the chunk that it moves.
-  std::vector<std::int64_t> next_;
+  std::vector<Slot> slots_;  // each is touched by who has its transfer
   std::size_t in_flight_ = 0;
   std::int64_t moved_ = 0;
   bool stopped_ = false;
   io::Result failure_;
+  io::Op failed_ = io::Op::kWrite;
   Clock::time_point begin_, end_;
 };
 
 using DriveMeters = std::vector<std::unique_ptr<DriveMeter>>;
 
 // All at once, since drives may share a bus, or be one.
-std::vector<double> run(DriveMeters& meters, io::Op op, DriveMeter::Rounds rounds) {
+std::vector<double> run(DriveMeters& meters, DriveMeter::Load load) {
   const auto begin = Clock::now();
-  for (auto& meter : meters) meter->start(op, rounds);
-  if (rounds == DriveMeter::Rounds::kEndless) {
-    const auto all_have_enough = [&] {
-      return std::all_of(meters.begin(), meters.end(), [](auto& s) { return s->has_enough(); });
-    };
-    while (!all_have_enough() && seconds_between(begin, Clock::now()) < kLongEnough)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    for (auto& meter : meters) meter->stop();
-  }
+  for (auto& meter : meters) meter->start(load);
+  const auto all_have_enough = [&] {
+    return std::all_of(meters.begin(), meters.end(), [](auto& s) { return s->has_enough(); });
+  };
+  while (!all_have_enough() && seconds_between(begin, Clock::now()) < kLongEnough)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (auto& meter : meters) meter->stop();
   std::vector<double> rates;
   std::exception_ptr failure;
   for (auto& meter : meters) {  // all of them: none may be left under way
@@ -154,20 +178,48 @@ std::vector<double> run(DriveMeters& meters, io::Op op, DriveMeter::Rounds round
   return rates;
 }
 
+// Memory as a run has it: in huge pages, and registered with the engine while this lives.
+class MeterMemory {
+ public:
+  MeterMemory(io::Engine& engine, std::int64_t bytes)
+      : engine_(engine),
+        memory_(
+            make_host_memory({.name = "memory to measure drives with", .budget = round_up(bytes, 2 * kMiB)})),
+        data_(memory_->allocate(bytes)),
+        bytes_(bytes) {
+    ZG_ASSERT(data_ != nullptr);
+    engine_.register_memory(data_, bytes_);
+  }
+  ~MeterMemory() {
+    engine_.unregister_memory(data_);
+    memory_->release(data_, bytes_);
+  }
+  MeterMemory(const MeterMemory&) = delete;
+  char* data() const { return static_cast<char*>(data_); }
+
+ private:
+  io::Engine& engine_;
+  std::unique_ptr<HostMemory> memory_;
+  void* data_;
+  std::int64_t bytes_;
+};
+
 }  // namespace
 
-std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size) {
+std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size, double read_share) {
   const int count = engine.drive_count();
+  const std::int64_t each = round_up(std::max(4 * kChunk, kMemory / count), kPage);
+  const MeterMemory memory(engine, each * count);
   DriveMeters meters;
   for (int d = 0; d < count; ++d)
     meters.push_back(
-        std::make_unique<DriveMeter>(engine, d, block_size, std::max(4 * kChunk, kMemory / count)));
-  // The first pass over a new file also pays for its metadata; a tier writes the same places again and again.
-  (void)run(meters, io::Op::kWrite, DriveMeter::Rounds::kOnce);
-  const std::vector<double> write = run(meters, io::Op::kWrite, DriveMeter::Rounds::kEndless);
-  const std::vector<double> read = run(meters, io::Op::kRead, DriveMeter::Rounds::kEndless);
+        std::make_unique<DriveMeter>(engine, d, block_size, memory.data() + d * each, each, read_share));
+  using Load = DriveMeter::Load;
+  const std::vector<double> first_write = run(meters, Load::kFirstWrite), write = run(meters, Load::kWrite),
+                            read = run(meters, Load::kRead), mixed = run(meters, Load::kMixed);
   std::vector<DriveRates> rates;
-  for (std::size_t d = 0; d < write.size(); ++d) rates.push_back({.read = read[d], .write = write[d]});
+  for (std::size_t d = 0; d < write.size(); ++d)
+    rates.push_back({.read = read[d], .write = write[d], .mixed = mixed[d], .first_write = first_write[d]});
   return rates;
 }
 

@@ -30,13 +30,14 @@ inline constexpr double kTaken = 0.9;
 
 // Bytes per second while all drives work at once.
 struct DriveRates {
-  double read = 0, write = 0;
-  // Of as many bytes read as written; what extents are spread by.
-  double both() const { return read > 0 && write > 0 ? read * write / (read + write) : 0; }
+  double read = 0, write = 0;  // one way alone, of blocks that were written before
+  double mixed = 0;            // both ways together; what extents are spread by
+  double first_write = 0;      // of a file's blocks that were never written
 };
-// Writes and reads the first bytes of every drive's file through the engine, for about a second, with its
-// depth and transfers of a block or more; what was there is lost. Throws Error(kIo) with the path when a
+// Writes and reads the first bytes of every drive's file through the engine, for some three seconds, as a run
+// uses them: with its depth, transfers of a block or more, registered memory in huge pages, and a mixture in
+// which `read_share` of the bytes are read. What was there is lost. Throws Error(kIo) with the path when a
 // transfer fails. Nobody else may use the drives meanwhile.
-std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size);
+std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size, double read_share = 0.5);
 
 }  // namespace zg

@@ -24,6 +24,12 @@ std::string wear_text(const io::Engine* engine) {
   return text;
 }
 
+// Bytes per second of a step's own mixture, as the bound has it.
+double mixed_rate(const Roofs& roofs, const Traffic& t) {
+  const double seconds = nvme_seconds(roofs, t.nvme_read, t.nvme_write, 0);
+  return seconds > 0 ? static_cast<double>(t.nvme_read + t.nvme_write) / seconds : 0;
+}
+
 }  // namespace
 
 std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_seconds,
@@ -40,7 +46,8 @@ std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_se
       100 * s.stall / s.seconds);
 }
 
-std::string final_report(const RunSummary& r, Session& session, const Roofs& roofs) {
+std::string final_report(const RunSummary& r, Session& session) {
+  const Roofs& roofs = r.roofs;
   const Traffic planned = session.planned_traffic();
   const Bound bound = bound_of(roofs, session.flops_per_step(), planned);
   std::string t = fmt::format("\n{} steps in {}, median step {}, {:.0f} tokens/s\n", r.steps,
@@ -78,10 +85,13 @@ std::string final_report(const RunSummary& r, Session& session, const Roofs& roo
   t += fmt::format("  eta                  {:.2f} = T_bound {} / T_measured {}, bound by {}\n",
                    bound.seconds / r.median_step, format_seconds(bound.seconds),
                    format_seconds(r.median_step), bound.by);
-  t += fmt::format("                       (roofs measured here: {:.0f} GFLOP/s{})\n", roofs.flops / 1e9,
-                   roofs.nvme_read > 0 ? fmt::format(", nvme {} read, {} write", format_rate(roofs.nvme_read),
-                                                     format_rate(roofs.nvme_write))
-                                       : "");
+  t += fmt::format(
+      "                       (roofs measured here{}: {:.0f} GFLOP/s{})\n",
+      r.raised ? ", raised to what steps reached" : "", roofs.flops / 1e9,
+      roofs.nvme_read > 0
+          ? fmt::format(", nvme {} read, {} write, {} in the step's mixture", format_rate(roofs.nvme_read),
+                        format_rate(roofs.nvme_write), format_rate(mixed_rate(roofs, planned)))
+          : "");
   t += fmt::format("  training loss        {:.4f} -> {:.4f}\n", r.first_loss, r.last_loss);
   if (r.loss_scale) {
     t += fmt::format(

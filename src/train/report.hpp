@@ -18,10 +18,12 @@ struct RunSummary {
   std::optional<double> val_loss;
   std::optional<double> loss_scale;  // at the end; with fp16
   std::int64_t skipped = 0;          // of the steps: left out
+  Roofs roofs;                       // at the end
+  bool raised = false;               // a step was faster than the roofs that were measured at first
   Traffic measured, formula;  // of the whole run, once all moves are done; and what the plan foretells for it
 };
 
-std::string final_report(const RunSummary& summary, Session& session, const Roofs& roofs);
+std::string final_report(const RunSummary& summary, Session& session);
 // "step 12/300  loss 2.345 ..." for the progress line.
 std::string progress_line(const StepRecord& record, std::int64_t steps, double eta_seconds,
                           double tokens_per_second);

@@ -1,4 +1,5 @@
-// The smallest budgets suffice, a page (at the device, a granule) less does not, and the plan's peaks are those of the run.
+// The smallest budgets suffice, a page (at the device, a granule) less does not, and the plan's peaks are
+// those of the run.
 #include <algorithm>
 
 #include "engine/tiny_run.hpp"
@@ -157,11 +158,60 @@ TEST(BoundOf, IsTheSlowestLink) {
   EXPECT_DOUBLE_EQ(half.device_to_host, 0.25);
   EXPECT_DOUBLE_EQ(half.seconds, 1.5);
   EXPECT_EQ(half.by, "nvme");
-  r.nvme_half_duplex = false;
+  // Each way undisturbed by the other: of 400 and 100 MB, the mixture of one to one holds 200, which take 0.5
+  // s, and reads the rest.
+  r.nvme_mixed = 4e8;
+  EXPECT_DOUBLE_EQ(bound_of(r, 2e9, t).nvme, 0.5 + 0.75);
+  r.nvme_mixed_reads = 0.8;  // the step's own mixture
+  r.nvme_mixed = 5e8;
   EXPECT_DOUBLE_EQ(bound_of(r, 2e9, t).nvme, 1);
   EXPECT_EQ(bound_of(r, 2e9, t).by, "compute");
   EXPECT_DOUBLE_EQ(bound_of(r, 2e9, t).seconds, 2);
   EXPECT_EQ(bound_of(Roofs{}, 1e9, t).seconds, 0);
+}
+
+TEST(NvmeSeconds, UseTheMixtureAndWhatIsLeftOneWay) {
+  Roofs r{.nvme_read = 4e9, .nvme_write = 2e9};
+  EXPECT_DOUBLE_EQ(nvme_seconds(r, 8'000'000'000, 2'000'000'000, 0), 3) << "half duplex: one after the other";
+  r.nvme_mixed = 4e9;
+  EXPECT_DOUBLE_EQ(nvme_seconds(r, 8'000'000'000, 2'000'000'000, 0), 1 + 1.5);
+  EXPECT_DOUBLE_EQ(nvme_seconds(r, 2'000'000'000, 8'000'000'000, 0), 1 + 3);
+  EXPECT_DOUBLE_EQ(nvme_seconds(r, 8'000'000'000, 0, 0), 2);
+  EXPECT_DOUBLE_EQ(nvme_seconds(r, 0, 8'000'000'000, 0), 4);
+  r.nvme_first_write = 1e9;
+  EXPECT_DOUBLE_EQ(nvme_seconds(r, 0, 8'000'000'000, 1'000'000'000), 4 + 0.5);
+  r.nvme_first_write = 3e9;
+  EXPECT_DOUBLE_EQ(nvme_seconds(r, 0, 8'000'000'000, 1'000'000'000), 4) << "no faster than other writes";
+  EXPECT_EQ(nvme_seconds({}, 1, 1, 1), 0);
+}
+
+// A mixture faster than its parts are possible (measured under other conditions) hides neither of them.
+TEST(NvmeSeconds, AreNoLessThanEachWayAlone) {
+  const Roofs r{.nvme_read = 1e9, .nvme_write = 1e9, .nvme_mixed = 1e10};
+  EXPECT_DOUBLE_EQ(nvme_seconds(r, 1'000'000'000, 1'000'000'000, 0), 1);
+}
+
+TEST(RaiseTo, MeetsTheStepThatWasFaster) {
+  Roofs r{.flops = 1e9,
+          .host_to_device = 1e9,
+          .device_to_host = 1e9,
+          .nvme_read = 2e9,
+          .nvme_write = 1e9,
+          .nvme_mixed = 1e9,
+          .nvme_mixed_reads = 0.25,
+          .nvme_first_write = 5e8};
+  const Traffic t{3'000'000'000, 4'000'000'000, 500'000'000, 500'000'000};
+  EXPECT_FALSE(raise_to(r, bound_of(r, 1e8, t, 1'000'000), 10));
+  EXPECT_EQ(r.nvme_read, 2e9);
+  ASSERT_TRUE(raise_to(r, bound_of(r, 1e8, t, 1'000'000), 2));
+  const Bound raised = bound_of(r, 1e8, t, 1'000'000);
+  EXPECT_NEAR(raised.nvme, 2, 1e-12);
+  EXPECT_NEAR(raised.seconds, 2, 1e-12);
+  EXPECT_EQ(r.flops, 1e9) << "its time is within the step";
+  EXPECT_EQ(r.host_to_device, 1e9);
+  EXPECT_NEAR(r.nvme_read / r.nvme_write, 2, 1e-12);
+  ASSERT_TRUE(raise_to(r, bound_of(r, 1e8, t, 0), 0.25));
+  EXPECT_NEAR(r.host_to_device, 2e9, 1);
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ TEST(OpenStore, NamesTheFieldThatMakesNoSense) {
        }},
       {"policy", [](auto& c) { c.policy = "newest"; }},
       {"aio.block_size", [](auto& c) { c.aio.block_size = 1000; }},
-      {"aio.queue_depth", [](auto& c) { c.aio.queue_depth = 0; }},
+      {"aio.queue_depth", [](auto& c) { c.aio.queue_depth = -1; }},
   };
   for (const Case& each : cases) {
     StoreConfig config = ram_config();

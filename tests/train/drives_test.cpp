@@ -191,7 +191,8 @@ TEST(DriveRates, AFasterDriveIsFoundToBeFaster) {
                                       {{.bytes = 4 * kMiB, .ram = slow}, {.bytes = 32 * kMiB, .ram = fast}});
   const std::vector<DriveRates> rates = measure_drives(*engine, kMiB);
   ASSERT_EQ(rates.size(), 2u);
-  EXPECT_GT(rates[0].both(), 0);
+  EXPECT_GT(rates[0].mixed, 0);
+  EXPECT_LT(rates[0].mixed, 1.1e8) << "half duplex";
   // None is faster than it is (a machine that is busy makes them slower).
   EXPECT_LT(rates[0].read, 1.1e8);
   EXPECT_LT(rates[0].write, 1.1e8);
@@ -200,12 +201,24 @@ TEST(DriveRates, AFasterDriveIsFoundToBeFaster) {
   EXPECT_GT(rates[1].write, 1.5 * rates[0].write);
 }
 
+// The ways of such a drive do not disturb each other: a mixture is as fast as its larger part allows.
+TEST(DriveRates, TheMixtureIsTheOneThatIsAskedFor) {
+  const io::RamModel model{.bytes_per_second = 2e8, .duplex = true};
+  const auto engine = io::make_engine({.backend = io::Backend::kRam}, {{.bytes = 32 * kMiB, .ram = model}});
+  for (const double share : {0.1, 0.5, 0.8}) {
+    const DriveRates rates = measure_drives(*engine, kMiB, share).at(0);
+    EXPECT_LT(rates.mixed, 1.1 * 2e8 / std::max(share, 1 - share)) << share;
+    EXPECT_LT(rates.first_write, 2.2e8);
+  }
+}
+
 TEST(DriveRates, AFileOfAPageIsEnough) {
   test::TemporaryDirectory directory;
   const auto engine =
       io::make_engine({}, {{.path = directory.path(), .bytes = 4096},
                            {.path = directory.path(), .bytes = 4096 * 3, .kind = io::FileKind::kScratch}});
-  for (const DriveRates& r : measure_drives(*engine, kMiB)) EXPECT_GT(std::min(r.read, r.write), 0);
+  for (const DriveRates& r : measure_drives(*engine, kMiB))
+    EXPECT_GT(std::min({r.read, r.write, r.mixed, r.first_write}), 0);
 }
 
 TEST(DriveRates, ADriveThatFailsIsNamed) {

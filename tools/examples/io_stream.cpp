@@ -90,7 +90,7 @@ int run(int count, char** words) {
   // In this order, so that it ends well however it ends: the volume goes first and waits for its transfers,
   // then the engine lets go of the buffers and removes its files.
   std::deque<Slot> slots(static_cast<std::size_t>(buffers));
-  const auto engine = make_engine({.adapt_depth = true}, files);
+  const auto engine = make_engine({}, files);
   const auto volume = make_volume(*engine, options);
   for (Slot& slot : slots) {
     slot.buffer.reserve(bytes);

@@ -54,6 +54,7 @@ struct StepResult {
   double stall = 0;    // of it: compute stream without work
   Phases phases;
   Traffic traffic;
+  std::int64_t first_written = 0;  // of the bytes to NVMe: to places that held none before
 };
 
 // Programs that were run: one, or a step and its updates in a program of their own, so often in a row.

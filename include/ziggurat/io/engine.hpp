@@ -10,7 +10,7 @@
 //
 // Example (tools/examples/io_stream.cpp is a whole program):
 //
-//   auto engine = zg::io::make_engine({.queue_depth = 32}, {{.path = "/mnt/nvme0", .bytes = 1 << 30}});
+//   auto engine = zg::io::make_engine({.block_size = 1 << 20}, {{.path = "/mnt/nvme0", .bytes = 1 << 30}});
 //   zg::io::Ticket t = engine->submit({.op = zg::io::Op::kWrite, .offset = 0, .data = p, .bytes = n});
 //   zg::io::Result r = engine->wait(t);
 //   if (!r.ok()) ...   // r.error is an errno
@@ -109,6 +109,14 @@ struct RamModel {
   bool moves_bytes = true;  // false: only the time passes, for measuring what the engine itself costs
 };
 
+// The depth that keeps a drive busy whatever its speed: kBytesInFlight in blocks of this size, at least 4 and at
+// most 256 of them. A queue of fixed bytes needs to know no rate: it lasts 2 ms on the fastest drive of today
+// (14 GB/s), longer than such a drive's latency, and what a slow one has waiting costs its demands little, since
+// write-back takes a part of the queue only (kFairShare, Priority). bench_io_depth and bench_drive_bound compare
+// it with all fixed depths and with adapt_depth.
+inline constexpr std::int64_t kBytesInFlight = std::int64_t{32} << 20;
+int default_queue_depth(std::int64_t block_size);
+
 enum class FileKind : std::uint8_t {
   // DIR/ziggurat-<id>.tier, with DIR/ziggurat.lock naming its owner: removed at the end, and reclaimed by the
   // next run if the process was killed. A second run in the same directory is refused.
@@ -165,8 +173,10 @@ struct EngineOptions {
   Backend backend = Backend::kAuto;
   bool require = false;               // fail instead of falling back, from O_DIRECT too (named by the user)
   std::int64_t block_size = 1 << 20;  // bytes of one request to the kernel; multiple of 4096
-  int queue_depth = 32;               // blocks in flight per drive; with adapt_depth, to begin with
-  // Finds the depth at run time: more while that brings bandwidth, less when it only brings latency.
+  // Blocks in flight per drive; with adapt_depth, to begin with. 0: default_queue_depth(block_size).
+  int queue_depth = 0;
+  // Looks for the shallowest depth at run time that loses little bandwidth, where latency counts for more than
+  // the last few percent of it.
   bool adapt_depth = false;
   int max_queue_depth = 256;  // its cap
   int queues = 1;             // rings, each with a thread, per drive; they share its depth

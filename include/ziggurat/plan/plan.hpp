@@ -31,13 +31,24 @@ Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
                                         std::int64_t device, bool direct = false);
 
-// Speeds of this machine's links, measured (bench.hpp) or given.
+// Speeds of this machine's links, measured or given.
 struct Roofs {
   double flops = 0;                               // of the matrix products, per second
   double host_to_device = 0, device_to_host = 0;  // bytes per second
-  double nvme_read = 0, nvme_write = 0;           // all drives together; 0: no NVMe tier
-  bool nvme_half_duplex = true;
+  double nvme_read = 0, nvme_write = 0;           // all drives together, one way alone; 0: no NVMe tier
+  // Both ways together, while `nvme_mixed_reads` of the bytes are read. A drive's two ways share what it has
+  // in a manner of their own (flash, bus and host are each shared or not), so this is measured and not
+  // derived. 0: the ways take turns (half duplex).
+  double nvme_mixed = 0, nvme_mixed_reads = 0.5;
+  // To blocks that were never written since they were reserved: a drive, or what provides it, may have to
+  // find room for them first. 0: as fast as any.
+  double nvme_first_write = 0;
 };
+
+// The least seconds in which drives of these speeds read and write so many bytes: as much as possible in the
+// measured mixture, the rest one way alone. `first_written` of the bytes written go to blocks that never
+// were.
+double nvme_seconds(const Roofs& roofs, std::int64_t read, std::int64_t written, std::int64_t first_written);
 
 // The least time a step can take, by link: T_step >= max of these.
 struct Bound {
@@ -45,7 +56,12 @@ struct Bound {
   std::string by;  // "compute", "nvme", "host->device", "device->host"
   double compute = 0, nvme = 0, host_to_device = 0, device_to_host = 0;
 };
-Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic);
+Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic, std::int64_t first_written = 0);
+
+// A step that took less than its bound shows that a roof was measured too low (under load, or for too short a
+// time). Raises those of each link whose time in `bound` is more than `seconds`, to meet it; true if there
+// was one.
+bool raise_to(Roofs& roofs, const Bound& bound, double seconds);
 
 // Measures the speed of matrix products in `dtype` and of memory copies; a fraction of a second.
 Roofs measure_roofs(DType dtype);

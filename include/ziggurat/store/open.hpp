@@ -22,12 +22,6 @@
 
 namespace zg {
 
-inline io::EngineOptions adaptive_depth() {
-  io::EngineOptions options;
-  options.adapt_depth = true;
-  return options;
-}
-
 // Sizes are bytes.
 struct StoreConfig {
   std::int64_t device_bytes = 0;  // budget of device memory; 0: none, tensors are acquired at the host alone
@@ -36,10 +30,10 @@ struct StoreConfig {
   // may be 0). Several share what is written by their bandwidth, so each should have more than its equal
   // part. None: no NVMe tier.
   std::vector<io::DriveOptions> drives = {};
-  io::EngineOptions aio = adaptive_depth();  // how the drives are used; without a trace: that of below
-  std::string policy = "next-use";           // see policy_by_name()
-  PolicyFactory own_policy = {};             // instead of one by name
-  std::int64_t read_ahead = 0;               // as in TensorStore::Options, here and below
+  io::EngineOptions aio = {};       // how the drives are used; without a trace: that of below
+  std::string policy = "next-use";  // see policy_by_name()
+  PolicyFactory own_policy = {};    // instead of one by name
+  std::int64_t read_ahead = 0;      // as in TensorStore::Options, here and below
   bool verify = true;
   std::vector<double> drive_shares = {};
   double warn_after_seconds = 5;

@@ -201,6 +201,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   void drain();
 
   Traffic traffic() const;        // bytes that have crossed each link
+  // Of the bytes written to NVMe, or on their way there, those for places that held none before.
+  std::int64_t first_written_bytes() const;
   double waited_seconds() const;  // in acquire, of all threads
   StoreStatistics statistics() const;
   TensorStatistics statistics(TensorId tensor) const;
@@ -349,6 +351,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   NodeList memory_queue_[2];
   std::array<NodeList, kLinks> ready_;
   std::array<LinkStatistics, kLinks> links_;
+  std::int64_t first_written_ = 0;
   std::array<Clock::time_point, kLinks> busy_since_;
   std::array<TierStatistics, 2> tiers_;
   std::unique_ptr<Stream> copy_stream_[2];

@@ -64,10 +64,10 @@ struct AioConfig {
   io::Backend backend = io::Backend::kAuto;
   bool require = false;  // "backend" named: no fall-back
   std::int64_t block_size = 1 << 20;
-  int queue_depth = 32;        // to begin with, when it adapts
-  bool adaptive_depth = true;  // the depth follows what the drives need
-  int max_queue_depth = 256;   // its cap
-  int queues = 1;              // rings and I/O threads a drive
+  int queue_depth = 0;          // 0: io::default_queue_depth()
+  bool adaptive_depth = false;  // looks for the shallowest depth that loses little, from queue_depth on
+  int max_queue_depth = 256;    // its cap
+  int queues = 1;               // rings and I/O threads a drive
   int threads = 4;             // "intra_op_parallelism" (alias "thread_count"), of the thread-pool back end
   bool sqpoll = false, iopoll = false;  // of io_uring
   bool verify = true;                   // checksums of what comes back from NVMe

@@ -241,16 +241,17 @@ Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic, std::in
 }
 
 bool raise_to(Roofs& roofs, const Bound& bound, double seconds) {
-  if (seconds <= 0 || bound.seconds <= seconds) return false;
-  const auto raise = [seconds](double link, std::initializer_list<double*> rates) {
-    if (link <= seconds) return;
+  bool any = false;
+  const auto raise = [&](double link, std::initializer_list<double*> rates) {
+    if (seconds <= 0 || link <= seconds) return;
     for (double* rate : rates) *rate *= link / seconds;
+    any = true;
   };
   raise(bound.compute, {&roofs.flops});
   raise(bound.host_to_device, {&roofs.host_to_device});
   raise(bound.device_to_host, {&roofs.device_to_host});
   raise(bound.nvme, {&roofs.nvme_read, &roofs.nvme_write, &roofs.nvme_mixed, &roofs.nvme_first_write});
-  return true;
+  return any;
 }
 
 }  // namespace zg

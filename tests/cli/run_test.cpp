@@ -85,6 +85,28 @@ TEST_F(CliTest, TheLogHasOneCompleteRecordAStep) {
   EXPECT_EQ(log().back()["loss"], json::parse(lines_of(losses).back())["loss"]);
 }
 
+// Where the speed of the drives is known, the bound is the time that the step's bytes take on them, and no run is
+// faster. A step may count bytes that moved while the one before it ended, so all steps are taken together.
+TEST_F(CliTest, TheBoundOfDrivesOfKnownSpeedHolds) {
+  const double rate = 2e7;
+  for (const bool duplex : {false, true}) {
+    SCOPED_TRACE(duplex);
+    train({"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=.", "aio.backend=ram",
+           fmt::format("tiers.ram.bytes_per_second={}", rate), fmt::format("tiers.ram.duplex={}", duplex)});
+    double bound = 0, taken = 0;
+    for (const json& r : log()) {
+      const auto read = r["bytes"]["nvme_read"].get<double>(), written = r["bytes"]["nvme_write"].get<double>();
+      EXPECT_GT(read + written, 0);
+      EXPECT_EQ(r["bound_by"], "nvme");
+      const double expected = 1e3 * (duplex ? std::max(read, written) : read + written) / rate;
+      EXPECT_NEAR(r["bound_ms"].get<double>(), expected, 1e-6 * expected);
+      bound += r["bound_ms"].get<double>();
+      taken += r["step_ms"].get<double>();
+    }
+    EXPECT_LE(bound, 1.02 * taken);
+  }
+}
+
 TEST_F(CliTest, TheReportSaysWhatTheRunWoreOfAStatedEndurance) {
   const Strings budgets{"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=."};
   const std::string unknown = train(budgets).out;

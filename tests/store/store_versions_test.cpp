@@ -71,6 +71,22 @@ TEST(StoreVersions, AWriteBackLeavesTheOneBeforeReadable) {
   }
 }
 
+TEST(StoreVersions, FirstWritesAreThoseToPlacesThatHeldNothing) {
+  for (const int versions : {1, 2}) {
+    SCOPED_TRACE(versions);
+    const TensorTable table = versioned(2, versions);
+    Rig rig(table, {0, 4 * kPage}, memory(table));
+    const Watchdog watchdog(30, [&] { return rig.store->state(); });
+    EXPECT_EQ(rig.store->first_written_bytes(), 0);
+    for (std::int64_t n = 1; n <= 4; ++n) {
+      write_back(*rig.store, 0, static_cast<std::uint64_t>(n));
+      EXPECT_EQ(rig.store->first_written_bytes(), std::min<std::int64_t>(n, versions) * 2 * kPage) << n;
+    }
+    write_back(*rig.store, 1, 9);
+    EXPECT_EQ(rig.store->first_written_bytes(), (versions + 1) * 2 * kPage);
+  }
+}
+
 TEST(StoreVersions, AWriteThatFailsLeavesTheOneBefore) {
   for (const int versions : {1, 2}) {
     SCOPED_TRACE(versions);

@@ -7,13 +7,12 @@
     documented_commands.py self-test                 proves on planted mistakes that each kind is found
 
 documents.py finds the commands, documented_rows.py is the table: which commands there are, and how each is run here, or
-why it is not. What is run is made from the documented text, so that an option that no longer exists fails. Each row runs
-in a folder of its own, which looks like the tree, and is removed at the end.
+why it is not. What is run is made from the documented text, so that an option that no longer exists fails. Each row
+runs in a folder of its own, which looks like the tree, and is removed at the end.
 
 Exit code 0: all right; 1: mistakes, one line each; 77: a row needs what this machine does not have.
 """
 import argparse
-import dataclasses
 import os
 import pathlib
 import re
@@ -42,8 +41,8 @@ def row_of(command, rows):
 
 
 class Folder:
-    """A folder that looks like the tree after a build, in which commands can be run: scripts are copied, since they look
-    for things beside themselves, and what they make stays in here; programs are links into the real build folder."""
+    """A folder that looks like the tree after a build, in which commands can be run: scripts are copied, since they
+    look for things beside themselves, and what they make stays in here; programs are links into the build folder."""
 
     def __init__(self, root, build, name):
         self.root, self.build = root, build
@@ -54,7 +53,8 @@ class Folder:
         for folder in ("bench", "tools", "tests/tools", "tests/reference"):
             if (root / folder).is_dir():
                 shutil.copytree(root / folder, self.path / folder, ignore=ignored)
-        for folder in ("bench/results", "build/bench", "build/tests", "drives/nvme0", "drives/nvme1", "home", "src/train", "unseen"):
+        for folder in ("bench/results", "build/bench", "build/tests", "drives/nvme0", "drives/nvme1", "home", "src/train",
+                       "unseen"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         for name in ("configs", "README.md"):
             if (root / name).exists():
@@ -67,28 +67,26 @@ class Folder:
     def environment(self, unseen=()):
         """With our programs in the path, and modules of Python that cannot be imported."""
         for module in unseen:
-            (self.path / "unseen" / f"{module}.py").write_text(f'raise ImportError("{module} is hidden from this run")\n')
-        paths = [str(self.path / "build"), str(self.path / "build/bench"), str(self.path / "tools"), os.environ.get("PATH", "")]
-        return dict(os.environ, PATH=":".join(paths), PYTHONPATH=str(self.path / "unseen"), HOME=str(self.path / "home"), PYTHON=sys.executable,
-                    PYTHONDONTWRITEBYTECODE="1")
+            file = self.path / "unseen" / f"{module}.py"
+            file.write_text(f'raise ImportError("{module} is hidden from this run")\n')
+        paths = [f"{self.path}/build", f"{self.path}/build/bench", os.environ.get("PATH", "")]
+        return dict(os.environ, PATH=":".join(paths), PYTHONPATH=f"{self.path}/unseen", HOME=f"{self.path}/home",
+                    PYTHON=sys.executable, PYTHONDONTWRITEBYTECODE="1")
 
     def here(self, text):
         """A text whose places are those of this folder."""
         for drive in ("nvme0", "nvme1"):
             text = text.replace(f"/mnt/{drive}", str(self.path / "drives" / drive))
-        return text.replace("{root}", str(self.root)).replace("{build}", str(self.build)).replace("{here}", str(self.path))
+        for name, path in (("{root}", self.root), ("{build}", self.build), ("{here}", self.path)):
+            text = text.replace(name, str(path))
+        return text
 
     def remove(self):
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def option_of(word):
-    return word.split("=", 1)[0] if word.startswith("-") else None
-
-
 def with_settings(words, settings):
-    """The words with other values of these options; an option that is not there is added. A value of None leaves it alone
-    where it is, and does not add it; True is an option without a value."""
+    """The words with other values of these options; one that is not there is added. True: an option without a value."""
     words = list(words)
     for option, value in settings.items():
         if option in words:
@@ -108,9 +106,8 @@ def words_to_run(row, command):
             word = real if word == documented else word
         words.append(word)
     words = with_settings(words, row.set) + shlex.split(row.more)
-    left = documents.Command(command.place, shlex.join(words), False)
-    if not row.literal and any(re.fullmatch(r"[A-Z][A-Z_]*|\[.*|.*\.\.\.", word) for word in words):
-        raise ValueError(f"placeholders are left in: {left.text}")
+    if any(re.fullmatch(r"[A-Z][A-Z_]*|\[.*|.*\.\.\.", word) for word in words):
+        raise ValueError(f"placeholders are left in: {shlex.join(words)}")
     return words
 
 
@@ -126,7 +123,8 @@ def runs_of(row, found):
 
 
 def launch(folder, words, row, limit):
-    """Runs one command; (exit code, output of both kinds). A command that takes too long is ended with all it started."""
+    """Runs one command; (exit code, all that it says). One that takes too long is ended, with all that it started: its
+    code is None."""
     words = [folder.here(word) for word in words]
     if words[0] in ("python", "python3"):
         words[0] = sys.executable
@@ -135,8 +133,9 @@ def launch(folder, words, row, limit):
     place = folder.path / row.directory
     if words[0].endswith(".sh") and not pathlib.Path(words[0]).is_absolute():
         words[0] = str(folder.path / words[0])
-    process = subprocess.Popen(words, cwd=place, env=folder.environment(row.unseen), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
+    process = subprocess.Popen(words, cwd=place, env=folder.environment(row.unseen), stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                               start_new_session=True)
     try:
         text, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -184,7 +183,7 @@ def run_row(row, found, root, build, say=print):
             if not re.search(expected, output):
                 say(f"{output.rstrip()}\n{row.name}: nothing that it says matches {expected}")
                 return MISTAKES
-        left = [str(p.relative_to(folder.path)) for p in (folder.path / "drives").glob("*/*") if p.name not in row.files_left]
+        left = [str(p.relative_to(folder.path)) for p in (folder.path / "drives").glob("*/*")]
         if left:
             say(f"{row.name}: left behind on the drives: {', '.join(left)}")
             return MISTAKES
@@ -200,7 +199,8 @@ class Programs:
         self.root, self.folder, self.known = root, Folder(root, build, "help"), {}
 
     def help(self, program):
-        """What `program --help` says, or a text that names its options where it cannot be asked; None if there is neither."""
+        """What the program says when asked for help, or a text that names its options where it cannot be asked; None if
+        there is neither."""
         if program not in self.known:
             self.known[program] = self.ask(program)
         return self.known[program]
@@ -224,14 +224,14 @@ class Programs:
             texts.append(text)
         return "\n".join(texts)
 
-    def programs_of(self, command):
+    def program_of(self, command):
         """The program whose options a command's are: `ziggurat io-bench` and its like count as one."""
         words = command.words
         if words[0] in ("python", "python3", "venv/bin/python") and len(words) > 1 and words[1].endswith(".py"):
             words = words[1:]
         first = words[0]
         if first in ("ziggurat", "build/ziggurat"):
-            return " ".join(["ziggurat"] + words[1:2]) if len(words) > 1 and re.fullmatch(r"[a-z-]+", words[1]) else "ziggurat"
+            return " ".join(["ziggurat"] + [word for word in words[1:2] if re.fullmatch(r"[a-z-]+", word)])
         name = first.rsplit("/", 1)[-1]
         return name if name in HELPS else first
 
@@ -239,7 +239,7 @@ class Programs:
         """Options of the command that its program does not know, as texts."""
         if not command.options:
             return []
-        program = self.programs_of(command)
+        program = self.program_of(command)
         if program == "cmake":
             return self.mistakes_of_cmake(command)
         text = self.help(program)
@@ -254,7 +254,7 @@ class Programs:
         return mistakes
 
     def mistakes_of_cmake(self, command):
-        lists = "\n".join(p.read_text(encoding="utf-8") for p in sorted(self.root.rglob("CMakeLists.txt")) if "build" not in p.parts)
+        lists = "\n".join(path.read_text(encoding="utf-8") for path, _ in documents.files(self.root) if path.name == "CMakeLists.txt")
         mistakes = []
         for word in command.words:
             if name := re.match(r"-D(\w+)=", word):
@@ -336,13 +336,15 @@ def check_table(root, build, rows):
                 mistakes += programs.mistakes_in(command)
         everything = "\n".join(text for text in (programs.help(name) for name in HELPS) if text)
         mentioned = documents.options(root)
-        mistakes += [f"{place}: no program of this tree has the option {option}" for place, option in mentioned if not knows(everything, option)]
+        mistakes += [f"{place}: no program of this tree has the option {option}" for place, option in mentioned
+                     if not knows(everything, option)]
     finally:
         programs.close()
     for mistake in mistakes:
         print(mistake)
     run = sum(is_run(row) for row in rows)
-    print(f"{len(found)} commands and {len(mentioned)} options by themselves; {len(rows)} rows, {run} of them run; {len(mistakes)} mistakes")
+    print(f"{len(found)} commands and {len(mentioned)} options by themselves; {len(rows)} rows, {run} of them run; "
+          f"{len(mistakes)} mistakes")
     return MISTAKES if mistakes or not found else 0
 
 

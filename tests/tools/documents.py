@@ -1,8 +1,8 @@
 """The commands that the documents of this tree name, and the words that each is made of.
 
-A document is a Markdown file, the docstring of a Python program, the comment at the head of a program or script, a comment
-of a configuration, or what the program gives as examples when it is asked for its help. A command is a line of an indented or fenced block, or
-an inline `code`, whose first word is a program of this tree, or one of the tools that build it.
+A document is a Markdown file, the docstring of a Python program, the comment at the head of a program, a script or a
+configuration, or what the program gives as examples when it is asked for its help. A command is a line of an indented
+or fenced block, or an inline `code`, whose first word is a program of this tree, or one of the tools that build it.
 """
 import ast
 import os
@@ -11,12 +11,11 @@ import re
 import shlex
 
 # Programs of other people that a command may begin with.
-TOOLS = {"cmake", "ctest", "ninja", "python", "python3", "mpirun", "kill", "cc", "taskset", "venv/bin/pip", "venv/bin/python"}
-FOLDERS = ("bench/", "build/", "tools/", "tests/")
+TOOLS = {"cmake", "ctest", "ninja", "python", "python3", "mpirun", "kill", "cc", "taskset", "venv/bin/pip",
+         "venv/bin/python"}
 # Programs that documents beside them name without their folder.
-BESIDE = {"make_reference.py", "make_optimizers.py", "pytorch_gpt2.py", "pytorch_gpu.py", "check_layers.py", "ptxas_table.py",
-          "documented_commands.py", "io_stream", "store_stream", "store_c", "run.sh", "run.cmake"}
-PROGRAM_ENDINGS = (".py", ".sh")
+BESIDE = {"make_reference.py", "make_optimizers.py", "pytorch_gpt2.py", "pytorch_gpu.py", "check_layers.py",
+          "documented_commands.py", "io_stream", "store_stream", "store_c"}
 # A block in one of these languages holds no commands.
 OTHER_LANGUAGES = {"cpp", "c", "json", "cmake", "python"}
 
@@ -46,10 +45,9 @@ def program_of(text):
     first = words[0]
     if first in TOOLS or first == "ziggurat" or re.fullmatch(r"bench_[a-z_]+", first) or first in BESIDE:
         return first
-    name = first.rsplit("/", 1)[-1]
     if re.match(r"(OUT_DIR|/tmp/\w+)/", first):
         return first
-    if first.startswith(FOLDERS) and re.fullmatch(r"[\w./-]+", first) and (name.endswith(PROGRAM_ENDINGS) or first.startswith("build/")):
+    if re.fullmatch(r"build/[\w./-]+|(bench|tools|tests)/[\w./-]+\.(py|sh)", first):
         return first
     return None
 
@@ -61,9 +59,9 @@ def without_comment(line):
 
 
 def parts_of(line):
-    """The commands of one line that are joined by `&&`, `;` or a pipe between spaces. A synopsis has its `|` within brackets."""
+    """The commands of one line, which `&&` or `;` joins where they are in no brackets and no quotes."""
     depth, quote, part, parts = 0, "", "", []
-    for piece in re.split(r"(\s&&\s|\s\|\s|\s;\s|[\[\]()\"'])", line):
+    for piece in re.split(r"(\s&&\s|\s;\s|[\[\]()\"'])", line):
         if quote:
             quote = "" if piece == quote else quote
         elif piece in ('"', "'"):
@@ -100,8 +98,17 @@ def commands_of_block(place, first_line, lines):
 
 def commands_of_inline(place, first_line, text):
     """Of `code` within a paragraph, which may be broken over lines."""
-    return [Command(f"{place}:{first_line + text.count(chr(10), 0, match.start())}", part, True)
-            for match in re.finditer(r"(?<!`)`([^`]+)`(?!`)", text) for part in parts_of(" ".join(match.group(1).split())) if program_of(part)]
+    found = []
+    for match in re.finditer(r"(?<!`)`([^`]+)`(?!`)", text):
+        line = first_line + text.count("\n", 0, match.start())
+        parts = parts_of(" ".join(match.group(1).split()))
+        found += [Command(f"{place}:{line}", part, True) for part in parts if program_of(part)]
+    return found
+
+
+def of_list(prose):
+    """Whether these lines begin a point of a list, which goes on indented."""
+    return bool(prose and re.match(r"\s*([-*]|\d+\.) ", prose[0]))
 
 
 def of_text(place, text, first_line=1):
@@ -130,7 +137,7 @@ def of_text(place, text, first_line=1):
                 fence = None
         elif fence is not None:
             block.append(line)
-        elif re.match(r" {2,}", line) and not (prose and re.match(r"\s*([-*]|\d+\.) ", prose[0]) and not block) or (block and not line.strip()):
+        elif block and not line.strip() or line.startswith("  ") and (block or not of_list(prose)):
             if not block:
                 end_prose(number)
                 start = number
@@ -163,16 +170,16 @@ def head_comment(text, mark):
 def docstring(text):
     """Of a Python program, with its line."""
     module = ast.parse(text)
-    if not (module.body and isinstance(module.body[0], ast.Expr) and isinstance(getattr(module.body[0], "value", None), ast.Constant)):
-        return "", 1
-    node = module.body[0].value
-    return (node.value, node.lineno) if isinstance(node.value, str) else ("", 1)
+    return (ast.get_docstring(module, clean=False) or "", module.body[0].lineno if module.body else 1)
 
 
 def files(root):
-    """(path, place below the root) of the tree's files, but for what is built, run or hidden."""
+    """(path, place below the root) of the tree's files, but for those of build folders and others that are not its own."""
     for folder, below, names in os.walk(root):
-        below[:] = sorted(n for n in below if not n.startswith(".") and not (n in ("build", "runs", "venv") and folder == str(root)))
+        if "CMakeCache.txt" in names:
+            names, below[:] = [], []
+        others = ("build", "runs", "venv") if folder == str(root) else ()
+        below[:] = sorted(n for n in below if not n.startswith(".") and n not in others)
         for name in sorted(names):
             path = pathlib.Path(folder, name)
             yield path, path.relative_to(root).as_posix()
@@ -188,7 +195,7 @@ def documents(root):
             yield place, text, line
         elif path.suffix == ".sh":
             yield place, head_comment(path.read_text(encoding="utf-8"), "#"), 1
-        elif place.startswith(("bench/", "tools/examples/")) and path.suffix == ".cpp" or path.suffix == ".json" and place.startswith("configs/"):
+        elif path.suffix == ".cpp" and place.startswith(("bench/", "tools/")) or path.suffix == ".json" and place.startswith("configs/"):
             yield place, head_comment(path.read_text(encoding="utf-8"), "//"), 1
         elif path.suffix == ".c" and place.startswith("tools/examples/"):
             yield place, head_comment(path.read_text(encoding="utf-8"), " *"), 1
@@ -200,6 +207,9 @@ def commands(root):
 
 
 def options(root):
-    """(place, option) of each inline `--option` that stands by itself, without a program, in a Markdown file of the tree."""
-    return [(f"{place}:{text.count(chr(10), 0, match.start()) + 1}", match.group(1))
-            for place, text, _ in documents(root) if place.endswith(".md") for match in re.finditer(r"(?<!`)`(--[a-z][\w-]*)[^`]*`(?!`)", text)]
+    """(place, option) of each inline `--option` without a program before it, in the Markdown files of the tree."""
+    found = []
+    for place, text, _ in documents(root):
+        for match in re.finditer(r"(?<!`)`(--[a-z][\w-]*)[^`]*`(?!`)", text) if place.endswith(".md") else ():
+            found.append((f"{place}:{text.count(chr(10), 0, match.start()) + 1}", match.group(1)))
+    return found

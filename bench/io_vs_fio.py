@@ -8,9 +8,9 @@ Five contestants take turns on the same file, in an order that turns round from 
 direct, registered file and buffers, a thread, not a process, and spared the changing of its buffers before each write)
 and `ziggurat io-bench`, both with buffers in small pages and both in huge ones, since what a drive gives depends on that;
 and ours with checksums of everything that is written and read. fio's huge pages must be there: as root,
-echo 400 > /proc/sys/vm/nr_hugepages; else that pair is left out. The file is made once and filled with noise, and removed
-at the end unless it was there before: then it must have the size, and its contents are lost to the writing cases
-(--overwrite).
+echo 400 > /proc/sys/vm/nr_hugepages; else that pair is left out. Without fio ours is measured alone. The file is made
+once and filled with noise, and removed at the end unless it was there before: then it must have the size, and its
+contents are lost to the writing cases (--overwrite).
 
 Medians of the rounds, with the median absolute deviation (MAD). CPU: fio's is the user and system time of its job, which
 leaves out its main thread and its start; ours is that of the whole process while it measures. Of the 1.5 s of a run
@@ -21,6 +21,7 @@ import json
 import os
 import pathlib
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def output_of(command):
 
 
 def run_fio(args, op, block, depth, *flags):
-    command = ["fio", "--name=job", f"--filename={args.file}", f"--size={args.size}", f"--rw={FIO_RW[op]}", f"--bs={block}", f"--iodepth={depth}",
+    command = [args.fio, "--name=job", f"--filename={args.file}", f"--size={args.size}", f"--rw={FIO_RW[op]}", f"--bs={block}", f"--iodepth={depth}",
                "--ioengine=io_uring", "--direct=1", "--registerfiles=1", "--fixedbufs=1", "--thread", "--scramble_buffers=0", "--time_based",
                f"--runtime={round(args.seconds * 1000)}ms", f"--ramp_time={round(args.ramp * 1000)}ms", "--allow_file_create=0",
                "--output-format=json"]
@@ -185,12 +186,20 @@ def main():
     parser.add_argument("--depth", nargs="+", type=int, default=[8, 32])
     parser.add_argument("--contestants", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
     parser.add_argument("--ziggurat", default=str(ROOT / "build/ziggurat"))
+    parser.add_argument("--fio", default="fio", help="the program to compare with")
     parser.add_argument("--quick", action="store_true", help="3 rounds of 0.5 s at 1 MiB and depth 32: to see that all works, not to conclude from")
     parser.add_argument("--out", help="write everything as JSON here")
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds, args.block, args.depth = 3, 0.5, [MIB], [32]
-    version = output_of(["fio", "--version"]).strip()
+    version = "no fio"
+    if shutil.which(args.fio):
+        version = output_of([args.fio, "--version"]).strip()
+    else:
+        args.contestants = [name for name in args.contestants if not name.startswith("fio")]
+        print(f"fio is not compared: {args.fio} is not installed", flush=True)
+        if not args.contestants:
+            return
     machine = provenance(ROOT) | {"kernel": platform.release(), "device": device_of(str(pathlib.Path(args.file).parent)), "fio": version}
     print(f"{version}, Linux {machine['kernel']}, {machine['cpu']} x {machine['cores']}, {machine['device']}, commit {machine['commit']}, "
           f"{machine['date']}; file of {size_text(args.size)}, median of {args.rounds} runs of {args.seconds} s")

@@ -3,7 +3,7 @@
 takes a given share of its compute; a step should take as long as the longer of the two, not their sum.
 
     cmake --preset release -DZG_BENCH=ON && ninja -C build bench_train_step
-    bench/overlap.py [--model gpt2-124m|small] [--rounds 5] [--trace-dir DIR] [--out bench/results/NAME.json]
+    bench/overlap.py [--model gpt2-124m|small|tiny] [--rounds 5] [--trace-dir DIR] [--out bench/results/NAME.json]
 
 Cases: without clipping (updates early, in backward), with it (deferred into the next forward), the same two with
 optimizer.overlap=off, and activations that travel instead of the optimizer's state. Compute is the same configuration with
@@ -15,16 +15,17 @@ everything in memory. I/O is bytes over the bandwidth that was set:
 Updates can only hide in a part of the step: early in backward, deferred in forward. Before the first of them at most the
 host's memory has been read, behind the last at most as much is still to be written; so 2 x (state - host memory) must
 cross the link in that part. `least` is the step that this leaves possible, whatever is done; where it is above the aim,
-the host's budget is too small for this bandwidth.
+the host's budget is too small for this bandwidth. --model tiny is there to see that all works, not to conclude from.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import re
 import subprocess
 
-from serve import Served, provenance, take_turns
+from serve import Served, drive_directories, provenance, take_turns
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 AIM = 1.10
@@ -49,6 +50,9 @@ MODELS = {
     "small": (["--set", "model.n_layer=12", "--set", "model.n_embd=512", "--set", "model.n_head=8", "--set", "model.vocab_size=8192",
                "--set", "train_batch_size=16", "--set", "train_micro_batch_size_per_gpu=4", "--set", "activation_checkpointing.recompute=true"],
               "160MiB", {"early": "448MiB", "deferred": "640MiB", "early, off": "448MiB", "deferred, off": "640MiB", "activations": "1100MiB"}),
+    "tiny": (["--set", "model.n_layer=2", "--set", "model.n_embd=64", "--set", "model.n_head=2", "--set", "model.n_positions=64",
+              "--set", "model.vocab_size=515", "--set", "data.seq_len=64", "--set", "activation_checkpointing.recompute=true"],
+             "4MiB", dict.fromkeys(CASES, "4MiB")),
 }
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -67,26 +71,38 @@ def least_step(compute, phase, state, host, bandwidth):
 
 
 def measure(name, args):
+    """Runs one case and tells it. A run locks the directory of its drive, also where that is memory: each has its own."""
+    with drive_directories(args.work) as new_drive, contextlib.ExitStack() as running:
+        return measure_with(name, args, new_drive, running)
+
+
+def measure_with(name, args, new_drive, running):
     settings, phase = CASES[name]
     model, device, hosts = MODELS[args.model]
     host = args.host or hosts[name]
-    program = [str(ROOT / "build/bench/bench_train_step"), str(ROOT / "configs/bench-gpt2-124m.json"), "--work", str(ROOT / "build/bench")]
+    program = [str(ROOT / "build/bench/bench_train_step"), str(ROOT / "configs/bench-gpt2-124m.json"), "--work", args.work]
     base = program + model + settings + [word for setting in args.set for word in ("--set", setting)]
-    tiers = ["--set", f"tiers.device={args.device or device}", "--set", f"tiers.host={host}", "--set", 'tiers.nvme=[{"path":"/tmp"}]',
-             "--set", "aio.backend=ram", "--set", f"tiers.read_ahead={args.read_ahead}"]
-    compute = Served("compute alone", base + ["--serve"])
+    tiers = ["--set", f"tiers.device={args.device or device}", "--set", f"tiers.host={host}", "--set", "aio.backend=ram",
+             "--set", f"tiers.read_ahead={args.read_ahead}", "--set", "tiers.nvme=" + json.dumps([{"path": new_drive()}])]
+
+    def serve(name, command):
+        program = Served(name, command + ["--serve"])
+        running.callback(program.close)
+        return program
+
+    compute = serve("compute alone", base)
     for i in range(args.warm_up + 4):
         compute.step(i >= args.warm_up)
     state = compute.ready["optimizer_state_bytes"]
     # The bytes do not depend on the bandwidth: read them off a run that is not slowed down.
-    free = Served("unthrottled", base + tiers + ["--serve"])
+    free = serve("unthrottled", base + tiers)
     for i in range(args.warm_up + 3):
         free.step(i >= args.warm_up)
     moved = sum(s["nvme_read"] + s["nvme_write"] for s in free.steps) / len(free.steps)
     free.close()
     bandwidth = (moved if args.io == "moved" or name == "activations" else 2 * state) / (compute.median() * args.io_share)
     throttle = ["--set", f"tiers.ram={{\"bytes_per_second\":{bandwidth:.0f}}}"]
-    throttled = Served("with I/O", base + tiers + throttle + ["--serve"])
+    throttled = serve("with I/O", base + tiers + throttle)
     take_turns([compute, throttled], args.rounds, args.steps)
     compute.close()
     throttled.close()
@@ -120,11 +136,12 @@ def main():
     parser.add_argument("--io", choices=["nominal", "moved"], default="nominal", help="which I/O that is")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of both programs, e.g. aio.verify=false")
     parser.add_argument("--trace-dir", help="write a timeline of each case here")
+    parser.add_argument("--work", default=str(ROOT / "build/bench"), help="directory of the tokens")
     parser.add_argument("--out")
     args = parser.parse_args()
     results = {case: measure(case, args) for case in CASES if not args.case or case in args.case}
     if args.out:
-        settings = {k: v for k, v in vars(args).items() if k not in ("out", "trace_dir")}
+        settings = {k: v for k, v in vars(args).items() if k not in ("out", "trace_dir", "work")}
         pathlib.Path(args.out).write_text(json.dumps({"benchmark": "overlap", "settings": settings, "cases": results} | provenance(ROOT), indent=1) + "\n")
 
 

@@ -12,6 +12,7 @@ step times.  Warm-up steps are run, and not printed.
 With --serve the program prints {"event": "ready", ...} once built and warmed up, and then answers
 every line "step" with one step line.  End of input, or the line "quit", ends it with the summary.
 Between steps it sleeps on stdin, so a driver can alternate steps of two trainers on one machine.
+Where torch is missing, the program says so on stderr and ends with code 3.
 
 A step is everything a trainer does: forward and backward for all micro-batches, the optional
 gradient clipping, AdamW, and reading the loss.  Tokens are random and lie in memory beforehand.
@@ -26,9 +27,13 @@ import statistics
 import sys
 import time
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
+try:
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+except ImportError as failure:
+    print(f"pytorch_gpt2.py: torch cannot be imported ({failure}); there is no PyTorch baseline in this run", file=sys.stderr)
+    sys.exit(3)
 
 
 class Block(nn.Module):

@@ -3,10 +3,14 @@
 Used by the drivers beside it. A turn is several steps of one program; the first of each turn is not counted: between
 turns a program may have fetched ahead for free.
 """
+import contextlib
 import json
+import os
 import platform
+import shutil
 import statistics
 import subprocess
+import tempfile
 import time
 
 
@@ -15,11 +19,13 @@ class Served:
 
     def __init__(self, name, command):
         self.name, self.command, self.steps, self.ready = name, command, [], None
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # A file, since nobody reads a pipe while the child works: a full one would stop it.
+        self.words = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.words, text=True)
         while self.ready is None:
             line = self.process.stdout.readline()
             if not line:
-                raise SystemExit(f"{name} ended before it was ready:\n{self.process.stderr.read()}")
+                raise SystemExit(f"{name} ended before it was ready:\n{self.last_words()}")
             event = json.loads(line)
             if event.get("event") == "ready":
                 self.ready = event
@@ -29,13 +35,20 @@ class Served:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended:\n{self.process.stderr.read()}")
+            raise SystemExit(f"{self.name} ended:\n{self.last_words()}")
         event = json.loads(line)
         if counted:
             self.steps.append(event)
 
+    def last_words(self):
+        self.process.wait()
+        self.words.seek(0)
+        return self.words.read()
+
     def close(self):
-        self.process.stdin.close()
+        """Ends the child; a second call does nothing."""
+        with contextlib.suppress(BrokenPipeError):  # it had ended by itself
+            self.process.stdin.close()
         self.process.wait()
 
     def median(self, key="step_s"):
@@ -44,6 +57,24 @@ class Served:
     def mad(self, key="step_s"):
         middle = self.median(key)
         return statistics.median(abs(s[key] - middle) for s in self.steps)
+
+
+@contextlib.contextmanager
+def drive_directories(base):
+    """Gives a function that makes a new directory below `base` at each call, for the NVMe tier of one program: a run locks
+    its drive's directory, so programs that live side by side need one each. Those and what they hold are removed at the end."""
+    os.makedirs(base, exist_ok=True)
+    made = []
+
+    def new():
+        made.append(tempfile.mkdtemp(prefix="drive-", dir=base))
+        return made[-1]
+
+    try:
+        yield new
+    finally:
+        for directory in made:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def take_turns(programs, rounds, per_turn, progress=print):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes src/train/unicode_tables.inc: the code points of the categories L* and N*, and White_Space, as ranges.
 
-Run it from anywhere: python3 tools/make_unicode_tables.py. The Unicode version is that of the Python that runs it.
+Run it from anywhere: `python3 tools/make_unicode_tables.py`. The Unicode version is that of the Python that runs it.
 """
 import pathlib
 import sys

@@ -1,0 +1,277 @@
+"""The table of documented_commands.py: which commands documents may name, and how each is run by the tests, or why not.
+
+A new command in a document needs a row, or has to match a pattern of one. A row is as small as it can be: all that it
+runs together takes a second or two.
+"""
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What is done with the documented commands that match one of these patterns (`*` is any text) and of no row before.
+
+    Each is run as it is documented, but for what `replace` and `set` change: a word for a word, and the values of
+    options, which are added where a document does not name them (True: an option without a value). `why` says why it
+    is not run; its options must exist all the same. In texts `{root}` is the tree, `{build}` its build folder, `{here}`
+    the folder of the run, and /mnt/nvme0 and /mnt/nvme1 are drives in it, on which nothing may be left.
+    """
+    name: str  # of the test
+    commands: tuple
+    why: str = ""
+    replace: dict = dataclasses.field(default_factory=dict)
+    set: dict = dataclasses.field(default_factory=dict)
+    more: str = ""  # words at the end
+    instead: tuple = ()  # commands that are run in place of a synopsis, which has no values
+    also: tuple = ()  # commands that are run after them: other ways through the same program
+    before: tuple = ()  # commands that make what these need
+    files: dict = dataclasses.field(default_factory=dict)  # to be there, with their contents; they may be run
+    expect: tuple = ()  # patterns, each of which something that is said matches
+    unseen: tuple = ()  # modules of Python that cannot be imported
+    code: int = 0  # what they end with
+    directory: str = "."  # where they are run
+    needs: str = ""  # io_uring: skipped where that does not work
+    seconds: int = 90  # for one of them, with others beside it
+    foreign: bool = False  # options are those of other people's programs, and are not looked up
+
+
+# A program, and what says its options, where that is not `PROGRAM --help`; "source FILE": it cannot be asked here.
+HELPS = {
+    "ziggurat": "ziggurat --help",
+    "ziggurat train": "ziggurat train --help",
+    "ziggurat generate": "ziggurat generate --help",
+    "ziggurat probe": "ziggurat probe --help",
+    "ziggurat io-bench": "ziggurat io-bench --help",
+    "ziggurat io-tune": "ziggurat io-tune --help",
+    "ziggurat trace": "ziggurat trace --help ; ziggurat trace record --help ; ziggurat trace show --help ; "
+                      "ziggurat trace replay --help",
+    "gpt2_124m.py": "python bench/gpt2_124m.py --help",
+    "overlap.py": "python bench/overlap.py --help",
+    "io_vs_fio.py": "python bench/io_vs_fio.py --help",
+    "gpu.sh": "bench/gpu.sh --help",
+    "pytorch_gpt2.py": "source bench/pytorch_gpt2.py",  # without torch it only says so
+    "pytorch_gpu.py": "python bench/pytorch_gpu.py --help",
+    "make_reference.py": "source tests/reference/make_reference.py",
+    "make_optimizers.py": "source tests/reference/make_optimizers.py",
+    "documented_commands.py": "python tests/tools/documented_commands.py --help",
+    "quickstart.sh": "tools/quickstart.sh --help",
+    "test.sh": "tools/test.sh --help",
+    "bundle.sh": "tools/bundle.sh --help",
+    "ptxas.sh": "tools/ptxas.sh --help",
+    "io_stream": "source tools/examples/io_stream.cpp",
+    "store_stream": "source tools/examples/store_stream.cpp",
+    "store_c": "source tools/examples/store_c.c",
+    "cmake": "cmake --help ; cmake --install ; cmake --build",
+}
+
+TEXT = "In the beginning God created the heaven and the earth. And the earth was without form, and void.\n" * 200
+BOOK = {"text.txt": TEXT, "build/quickstart/bible.txt": TEXT}
+# A configuration's model in small, and one step: what takes the time is the measuring of the machine before it.
+MODEL = ("--set model.n_layer=1 --set model.n_embd=32 --set model.n_head=2 --set data.seq_len=32 "
+         "--set train_batch_size=2 --set train_micro_batch_size_per_gpu=2")
+SMALL = (f"--devices host {MODEL} --set eval.every=0 --set eval.batches=1 --set data.train=text.txt "
+         "--set sample.tokens=4")
+TRAIN = f"ziggurat train configs/quickstart.json --steps 1 {SMALL}"
+NO_GPT2_FILES = "--set data.train=text.txt --set data.tokenizer=bytes --set data.validation=0"
+# io-bench and io-tune in small.
+PIECE = {"--size": "1MiB", "--seconds": "0.05"}
+TUNE = {"--size": "16MiB", "--seconds": "1"}
+
+# Stands for `fio`: says what fio says of a run of half a second.
+FIO = """#!/usr/bin/env python3
+import json, sys
+if sys.argv[1:] == ["--version"]:
+    sys.exit(print("fio-stand-in"))
+side = {"io_bytes": 1 << 20, "runtime": 500, "clat_ns": {"percentile": {"99.000000": 1000}}}
+cpu = {"usr_cpu": 1, "sys_cpu": 1, "job_runtime": 500}
+print(json.dumps({"jobs": [{"error": 0, "read": side, "write": side} | cpu]}))
+"""
+# Stands for a Python with PyTorch: imports it, and answers as bench/pytorch_gpt2.py --serve does.
+TORCH = """#!/usr/bin/env python3
+import json, sys
+if sys.argv[1] == "-c":
+    sys.exit(0)
+assert sys.argv[1].endswith("bench/pytorch_gpt2.py") and "--serve" in sys.argv
+print(json.dumps({"event": "ready"}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"event": "step", "step_s": 0.01}), flush=True)
+"""
+NO_TORCH = "#!/bin/sh\necho 'ModuleNotFoundError: No module named torch' >&2\nexit 1\n"
+
+# What nvcc's assembler says of one kernel.
+PTXAS = """ptxas info    : Compiling entry function 'k' for 'sm_90'
+    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 40 registers, 32 bytes smem
+"""
+
+BUILDS = "builds the tree, which has been done when this runs"
+INSTALL_TEST = "the test install.find_package does it"
+NEEDS_A_GPU = "runs the suites of a GPU; bench/gpu_test.py tries the driver"
+NAMED = "names a program whose commands have rows of their own"
+
+ROWS = (
+    # Training. The text is a small one: that of the documents is fetched by tools/quickstart.sh.
+    Row("train", ("ziggurat train configs/quickstart.json", "ziggurat train configs/quickstart.json *"), files=BOOK,
+        replace={"optimizer.state=STATE": "optimizer.state=bf16"}, set={"--steps": "1"}, more=SMALL),
+    Row("train_again", ("ziggurat train runs/quickstart/config.json",), files=BOOK, before=(TRAIN,)),
+    Row("train_deepspeed", ("ziggurat train configs/tiny.json configs/deepspeed/zero3_nvme.json *",), files=BOOK,
+        set={"--steps": "1"}, more="--devices host --set zero_optimization.offload_param.nvme_path=/mnt/nvme0 "
+                                   "--set zero_optimization.offload_optimizer.nvme_path=/mnt/nvme0"),
+    Row("train_overrides", ("ziggurat train configs/tiny.json my-deepspeed.json *",), more="--devices host",
+        files={"my-deepspeed.json": '{"train_batch_size": 4, "train_micro_batch_size_per_gpu": 2}'},
+        replace={"steps=100": "steps=1", "tiers.nvme.0.path=/mnt/fast": "tiers.nvme.0.path=/mnt/nvme0"}),
+    Row("train_characters", ("ziggurat train configs/shakespeare-char.json *",),
+        files={"tinyshakespeare.txt": TEXT, "build/shakespeare/a-folder": ""},
+        more="--devices host --steps 1 --set eval.every=0 --set eval.batches=1 --set sample.tokens=4"),
+    Row("train_small_state", ("ziggurat train configs/gpt2-124m-small-state.json *",),
+        why="needs the weights of GPT-2; tests/train reads the configuration"),
+    Row("train_plan", ("ziggurat train configs/gpt2-124m.json --plan",), files=BOOK,
+        more=f"--devices host {NO_GPT2_FILES}"),
+    Row("train_synopsis", ("ziggurat train CONFIG... *",), files=BOOK, instead=(
+        f"{TRAIN} --threads 1 --trace trace.json --stall-seconds 5 -v", f"{TRAIN} --plan")),
+    Row("generate", ("ziggurat generate --model runs/quickstart/model *",), files=BOOK, before=(TRAIN,),
+        set={"--tokens": "4"}),
+    Row("generate_synopsis", ("ziggurat generate --model DIR *",), files=BOOK, before=(TRAIN,), instead=(
+        "ziggurat generate --model runs/quickstart/model --prompt-ids 1,2,3 --tokens 2 --temperature 0.5 --top-k 3 "
+        "--seed 2 --ids",)),
+
+    # Measuring drives and the machine.
+    Row("probe", ("ziggurat probe", "ziggurat probe /mnt/nvme0 *", "ziggurat probe DIR",
+                  "ziggurat probe [DIRECTORY...] *"),
+        instead=("ziggurat probe /mnt/nvme0 /mnt/nvme1 --size 1MiB",)),
+    Row("io_bench", ("ziggurat io-bench --path /mnt/nvme0", "ziggurat io-bench --path /mnt/nvme0 *",
+                     "ziggurat io-bench --path . *"), set=PIECE, directory="drives/nvme1"),
+    Row("io_bench_file", ("ziggurat io-bench --file data.bin *",), files={"data.bin": "0123456789abcdef" * 65536},
+        set={"--seconds": "0.05"}),
+    Row("io_bench_synopsis", ("ziggurat io-bench --path DIR... *",), instead=(
+        "ziggurat io-bench --path /mnt/nvme0 --op mixed --block-size 64KiB --queue-depth 4 --seconds 0.05 --size 1MiB "
+        "--backend threads --verify on --json",)),
+    Row("io_tune", ("ziggurat io-tune --path /mnt/nvme0", "ziggurat io-tune --path /mnt/nvme0 --path /mnt/nvme1 *"),
+        set=TUNE),
+    Row("io_tune_uring", ("ziggurat io-tune --path /mnt/nvme0 --for read --backend io_uring *",), set=TUNE,
+        needs="io_uring"),
+    Row("io_tune_synopsis", ("ziggurat io-tune --path DIR... *",), instead=(
+        "ziggurat io-tune --path /mnt/nvme0 --seconds 1 --size 16MiB --for write --output tuned --json",)),
+
+    # Traces.
+    Row("trace_record", ("ziggurat trace record configs/quickstart.json *",
+                         "ziggurat trace record configs/tiny.json *"),
+        files=BOOK, more="--set devices=host"),
+    Row("trace_record_large", ("ziggurat trace record configs/gpt2-124m.json *",), files=BOOK,
+        more=f"--set devices=host {NO_GPT2_FILES}"),
+    Row("trace_show", ("ziggurat trace show *",), before=(
+        "ziggurat trace record configs/tiny.json --set devices=host -o step.json",
+        "ziggurat trace record configs/tiny.json --set devices=host -o step.trace")),
+    Row("trace_replay", ("ziggurat trace replay step.json *", "ziggurat trace replay step.trace *"), files=BOOK,
+        before=(
+        "ziggurat trace record configs/quickstart.json --set devices=host -o step.json",
+        "ziggurat trace record configs/quickstart.json --set devices=host -o step.trace")),
+    Row("trace_synopsis", ("ziggurat trace record CONFIG... *",), why="the rows before run all of it"),
+    Row("trace_direct", ("ziggurat trace replay --direct",), files=BOOK, before=(
+        "ziggurat trace record configs/quickstart.json --set devices=host -o step.json",),
+        instead=("ziggurat trace replay step.json --host 25% --direct",)),
+    Row("signals", ("kill -USR1 PID", "kill -9"), why="tests/cli and tests/io send them", foreign=True),
+    Row("names", ("ziggurat train", "ziggurat io-bench", "ziggurat io-tune", "build/ziggurat"), why=NAMED),
+
+    # Benchmarks.
+    Row("eviction_replay", ("bench_eviction_replay", "bench_eviction_replay *"), instead=(
+        "bench_eviction_replay --only gpt2-124m-deferred --rounds 1 --out replay",)),
+    Row("gpu_kernels", ("bench_gpu_kernels *",), instead=(
+        "bench_gpu_kernels --device host --tiny --rounds 1 --seconds 3 --only copies,attention,ops",)),
+    Row("io_depth", ("bench_io_depth --static-seconds *",),
+        set={"--static-seconds": "0.02", "--seconds": "0.05", "--depths": "1,8"}),
+    Row("io_depth_synopsis", ("bench_io_depth [--path *",), instead=(
+        "bench_io_depth --path /mnt/nvme0 --size 4MiB --op write --block-size 64KiB --depths 1,4 "
+        "--static-seconds 0.05 --seconds 0.1",
+        "bench_io_depth --drive near --depths 1,4 --static-seconds 0.05 --seconds 0.1")),
+    Row("io_engine", ("bench_io_engine", "bench_io_engine *"), instead=(
+        "bench_io_engine --seconds 0.01 --repeats 1 --depth 4 --block-size 65536",)),
+    Row("io_priority", ("bench_io_priority", "bench_io_priority *"), instead=(
+        "bench_io_priority --rounds 1 --seconds 0.1", "bench_io_priority --path /mnt/nvme0 --rounds 1 --seconds 0.1")),
+    Row("optimizer", ("bench_optimizer --*",), set={"--repeats": "1", "--params": "65536"}),
+    Row("optimizer_synopsis", ("bench_optimizer [*",), instead=(
+        "bench_optimizer --params 65536 --repeats 1 --threads 1 --only adamw_fp32",)),
+    Row("store_hot_path", ("bench_store_hot_path", "bench_store_hot_path *"), instead=(
+        "bench_store_hot_path --rounds 1 --pairs 1000",)),
+    Row("store_overlap", ("bench_store_overlap --rounds *",),
+        set={"--steps": "1", "--tensors": "24", "--tensor": "64KiB", "--compute-ms": "0.2"}),
+    Row("store_overlap_synopsis", ("bench_store_overlap [*",), instead=(
+        "bench_store_overlap --rounds 1 --steps 1 --tensors 24 --tensor 64KiB --compute-ms 0.2 --busy --shares 1 "
+        "--only host --dump",)),
+    Row("store_step", ("bench_store_step", "bench_store_step *"), instead=(
+        "bench_store_step --rounds 1 --steps 1 --step-seconds 0.1 --segment 16KiB --io-share 0.9 --host 0.6 "
+        "--read-ahead 0.25 --policy next-use,least",)),
+    Row("store_stream", ("bench_store_stream --path DIR --rounds *",), replace={"DIR": "/mnt/nvme0"},
+        set={"--rounds": "1", "--size": "32MiB", "--host": "8MiB", "--device": "2MiB", "--tensor": "256KiB"}),
+    Row("store_stream_synopsis", ("bench_store_stream --path DIR [*",), instead=(
+        "bench_store_stream --path /mnt/nvme0 --rounds 1 --size 32MiB --host 8MiB --device 2MiB --tensor 256KiB "
+        "--block-size 64KiB --queue-depth 4 --checksums on",)),
+    Row("striping", ("bench_striping", "bench_striping *"), instead=(
+        "bench_striping --unit 100000000 --extent 65536 --extents 64 --in-flight 8 --before 2 --after 0.2 "
+        "--reading 0.1",)),
+    Row("train_step", ("bench_train_step *",), instead=(
+        f"bench_train_step configs/bench-gpt2-124m.json {MODEL} --set devices=host --set model.vocab_size=300 "
+        "--set model.n_positions=32 --steps 1 --trace trace.json --work work",)),
+    Row("update_stream", ("bench_update_stream --path DIR --rounds *",), replace={"DIR": "/mnt/nvme0"},
+        set={"--rounds": "1", "--updates": "1", "--parameters": "1000000", "--host": "8MiB", "--io-seconds": "0.1"}),
+    Row("update_stream_synopsis", ("bench_update_stream --path DIR [*",), instead=(
+        "bench_update_stream --path /mnt/nvme0 --parameters 1000000 --host 8MiB --read-ahead 0.25 --rounds 1 "
+        "--updates 1 --io-seconds 0.1 --block-size 64KiB --queue-depth 4 --checksums off",)),
+
+    # Benchmarks beside other people's programs, which stand-ins play here, or which are not there.
+    Row("gpt2_124m", ("bench/gpt2_124m.py --torch-python PYTHON *",), replace={"PYTHON": "{here}/with-torch"},
+        files={"with-torch": TORCH, "without-torch": NO_TORCH},
+        set={"--tiny": True, "--rounds": "1", "--steps": "1", "--nvme": "/mnt/nvme0"},
+        also=("bench/gpt2_124m.py --tiny --rounds 1 --steps 1 --nvme /mnt/nvme0 --out results.json "
+              "--torch-python {here}/without-torch",),
+        expect=("torch fused / memory", "PyTorch is not compared: .*/without-torch cannot import torch .Module")),
+    Row("gpt2_124m_synopsis", ("bench/gpt2_124m.py [*",), instead=(
+        "bench/gpt2_124m.py --tiny --rounds 1 --steps 1 --nvme /mnt/nvme0 --work work",),
+        expect=("PyTorch is not compared: no --torch-python was named",)),
+    Row("overlap", ("bench/overlap.py", "bench/overlap.py *"), instead=(
+        "bench/overlap.py --model tiny --rounds 1 --steps 1 --warm-up 1 --case early --trace-dir traces --out out.json",
+        "bench/overlap.py --model tiny --rounds 1 --steps 1 --warm-up 1 --case activations")),
+    Row("io_vs_fio", ("bench/io_vs_fio.py --file *",), needs="io_uring", files={"stand-in-fio": FIO}, instead=(
+        "bench/io_vs_fio.py --file {here}/file.bin --size 4MiB --seconds 0.05 --ramp 0.01 --rounds 1 --block 65536 "
+        "--depth 4 --fio {here}/stand-in-fio --out fio.json",
+        "bench/io_vs_fio.py --file {here}/file.bin --size 4MiB --ramp 0.01 --quick --op read --fio {here}/no-fio"),
+        expect=("fio-stand-in", "ours / fio: throughput", "fio is not compared: .*/no-fio is not installed")),
+    Row("pytorch", ("python pytorch_gpt2.py *", "python pytorch_gpu.py *"), directory="bench", unseen=("torch",),
+        code=3, expect=("pytorch_gpt2.py: torch cannot be imported .*; there is no PyTorch baseline",
+                "pytorch_gpu.py: torch cannot be imported .*; there is no PyTorch baseline")),
+    Row("gpu", ("bench/gpu.sh --dry-run [OUT_DIR]",), unseen=("torch",), expect=("PyTorch is not compared",), instead=(
+        "bench/gpu.sh --dry-run gpu --disk /mnt/nvme0",)),
+    Row("gpu_stages", ("bench/gpu.sh", "bench/gpu.sh --stages graphs", "bench/gpu.sh [OUT_DIR] *"), why=NEEDS_A_GPU),
+    Row("bundle", ("tools/bundle.sh OUT_DIR*", "OUT_DIR/run.sh*"), why=NEEDS_A_GPU),
+
+    # Tools.
+    Row("quickstart_script", ("tools/quickstart.sh", "tools/quickstart.sh *"), why="installs packages"),
+    Row("test_script", ("tools/test.sh", "tools/test.sh *"), why="builds everything and runs these tests"),
+    Row("common", ("tools/common.sh",), why="is read by the scripts beside it"),
+    Row("ptxas", ("tools/ptxas.sh *",), why="needs nvcc"),
+    Row("check_layers", ("tests/tools/check_layers.py", "check_layers.py *"), why="is a test itself: layers.includes",
+        foreign=True),
+    Row("documented_commands", ("documented_commands.py *",), why="is this program"),
+    Row("unicode_tables", ("python3 tools/make_unicode_tables.py",)),
+    Row("ptxas_table", ("tools/ptxas_table.py *",), instead=("python tools/ptxas_table.py 90 13.0 ptxas.log",),
+        files={"ptxas.log": PTXAS}, expect=(r"\| `k` \| 40 \| 8 \| 4 \| 4 \| 32 \|",)),
+    Row("reference", ("make_reference.py", "make_optimizers.py", "python make_reference.py --check",
+                      "venv/bin/python tests/reference/make_reference.py --check"),
+        why="needs PyTorch, and makes files that lie in the tree"),
+    Row("reference_packages", ("python3 -m venv venv", "venv/bin/pip install *"), foreign=True,
+        why="downloads packages"),
+    Row("from_python", ("tests/store/c_api_ctypes.py",), why="is a test itself: store.c_api_from_python"),
+
+    # Building.
+    Row("configure", ("cmake --preset release", "cmake --preset release *", "cmake -DZG_CUDA=ON"), why=BUILDS),
+    Row("build", ("ninja -C build", "ninja -C build *", "ninja -C /tmp/ziggurat"), why=BUILDS, foreign=True),
+    Row("build_folders", ("build/dev", "build/asan", "build/tsan", "build/cuda"), why="names a folder"),
+    Row("affinity", ("taskset",), why="names a program of others"),
+    Row("install", ("cmake --install build", "cmake --install /tmp/ziggurat *"), why=INSTALL_TEST),
+    Row("examples_build", ("cmake -S ../.. -B /tmp/ziggurat *", "cmake -S . -B /tmp/examples *",
+                           "cmake --build /tmp/examples"), why=INSTALL_TEST),
+    Row("examples_run", ("/tmp/examples/io_stream *", "/tmp/examples/store_stream *", "io_stream *", "store_stream *",
+                         "store_c"), why=INSTALL_TEST),
+    Row("example_in_c", ("cc *", "/tmp/examples/store_c *", "store_c [*"), foreign=True, instead=(
+        "cc {root}/tools/examples/store_c.c -I {root}/include -L {build} -lziggurat_store -o store_c",
+        "env LD_LIBRARY_PATH={build} ./store_c --total 8 --host 4 --steps 2 /mnt/nvme0")),
+)

@@ -262,6 +262,13 @@ typedef struct zg_statistics {
   int64_t prefetches;         /* segments fetched ahead */
   int64_t prefetched_in_vain; /* of them, left again without having been used */
   int64_t left_record;        /* acquires within a known step that its record does not have there */
+  /* Of waited_seconds, for what; together they are it. */
+  double waited_for_reads;       /* from the drives */
+  double waited_for_write_backs; /* to the drives, which must make room */
+  double waited_for_memory;      /* that leases or other moves must give back, and no write to the drives */
+  double waited_for_copies;      /* between host and device */
+  double waited_for_leases;      /* of the same tensor */
+  double waited_for_other;       /* all was there, and the thread had not run yet */
 } zg_statistics;
 
 typedef struct zg_tensor_statistics {

@@ -19,11 +19,20 @@ class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
     std::lock_guard lock(mutex_);
     const auto now = std::chrono::steady_clock::now();
     if (terminal_) {
-      erase();
-      line_ = line;
-      draw();
-    } else if (!line.empty() && now - printed_ > std::chrono::seconds(10)) {
-      printed_ = now;
+      redraw(line);
+    } else if (!line.empty() && now - printed_ > kSilence) {
+      printed_ = refreshed_ = now;
+      std::fprintf(stderr, "%s\n", line.c_str());
+    }
+    std::fflush(stderr);
+  }
+  void refresh(const std::string& line) {
+    std::lock_guard lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
+    if (terminal_) {
+      redraw(line);
+    } else if (now - refreshed_ > 2 * kSilence) {
+      refreshed_ = now;
       std::fprintf(stderr, "%s\n", line.c_str());
     }
     std::fflush(stderr);
@@ -44,10 +53,18 @@ class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
     if (!line_.empty()) std::fputs("\r\033[K", stderr);
   }
   void draw() const { std::fputs(line_.c_str(), stderr); }
+  void redraw(const std::string& line) {
+    erase();
+    line_ = line;
+    draw();
+  }
+
+  static constexpr std::chrono::seconds kSilence{10};  // between lines, where there is no terminal
 
   const bool terminal_ = isatty(STDERR_FILENO) == 1;
   std::string line_;
-  std::chrono::steady_clock::time_point printed_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point printed_ = std::chrono::steady_clock::now();  // by progress()
+  std::chrono::steady_clock::time_point refreshed_ = printed_;                        // by either
 };
 
 struct Output {
@@ -96,6 +113,9 @@ void write_always(Level level, const std::string& text) {
 }
 void progress(const std::string& line) {
   output().sink->progress(line);
+}
+void refresh(const std::string& line) {
+  output().sink->refresh(line);
 }
 
 }  // namespace zg::log

@@ -1,8 +1,8 @@
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -76,9 +76,10 @@ struct HostStream::Worker {
       if (tasks.empty()) return;  // stopped, and everything is done
       Ring::Item task = tasks.pop();
       idle = false;
+      const auto begin = Clock::now();
+      if (task.label != nullptr) working_since = begin;
       const bool skip = failure != nullptr && task.label != nullptr;  // events are set even after a failure
       lock.unlock();
-      const auto begin = Clock::now();
       std::exception_ptr caught;
       try {
         if (!skip) task.work();
@@ -87,11 +88,12 @@ struct HostStream::Worker {
       }
       task.work = nullptr;
       const auto end = Clock::now();
-      if (task.label != nullptr) {
-        busy_ns.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count());
-        if (trace) trace->add(lane, task.label, begin, end);
-      }
+      if (task.label != nullptr && trace) trace->add(lane, task.label, begin, end);
       lock.lock();
+      if (task.label != nullptr) {
+        busy += end - begin;
+        working_since.reset();
+      }
       if (caught && !failure) failure = caught;
       idle = tasks.empty();
       if (idle) drained.notify_all();
@@ -105,7 +107,8 @@ struct HostStream::Worker {
   Ring tasks;
   bool stop = false, idle = true;
   std::exception_ptr failure;
-  std::atomic<std::int64_t> busy_ns{0};
+  Clock::duration busy{0};                         // with tasks that are done
+  std::optional<Clock::time_point> working_since;  // on one that is not
   EventPool events;
   NamedThread thread;  // last: joined before the rest goes
 };
@@ -153,7 +156,11 @@ void HostStream::synchronize() {
 }
 
 double HostStream::busy_seconds() const {
-  return worker_ ? static_cast<double>(worker_->busy_ns.load()) * 1e-9 : 0.0;
+  if (!worker_) return 0;
+  std::lock_guard lock(worker_->mutex);
+  Clock::duration busy = worker_->busy;
+  if (worker_->working_since) busy += Clock::now() - *worker_->working_since;
+  return std::chrono::duration<double>(busy).count();
 }
 
 }  // namespace zg

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "engine/host_lease.hpp"
+#include "engine/stall_meter.hpp"
 #include "engine/timer.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
@@ -35,6 +36,7 @@ Engine::Engine(const Options& o)
       workspace_bytes_(layout_.workspace_bytes()),
       position_(std::make_unique<Position>()),
       timer_(std::make_unique<Timer>(o.trace, *position_)),
+      stall_(std::make_unique<StallMeter>(*compute_, *optimizer_)),
       identity_(next_identity()) {
   workspace_memory_ = device_.arena().allocate(workspace_bytes_);
   if (workspace_memory_ == nullptr) {
@@ -52,9 +54,11 @@ Engine::Engine(const Options& o)
       random_.back().push_back({{key[0], key[1]}});
     }
   }
+  store_.observe_waits(stall_.get());
 }
 
 Engine::~Engine() {
+  store_.observe_waits(nullptr);
   leases_.clear();
   // Work that is under way uses leases; it must end before the store does. Its failure was reported, or
   // is being so.
@@ -199,6 +203,9 @@ std::string Engine::state() const {
 std::uint64_t Engine::progress() const {
   return position_->progress();
 }
+std::string Engine::work() const {
+  return position_->work(layout_.layers(), stall_->awaited());
+}
 bool Engine::waiting() const {
   return position_->waiting();
 }
@@ -249,7 +256,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
                               const UpdateRule& rule, Then then) {
   ZG_ASSERT_EQ(static_cast<std::int64_t>(micro_batches.size()), layout_.options.micro_batches);
   const auto begin = Clock::now();
-  const double busy = compute_->busy_seconds();
+  stall_->begin();
   const Traffic before = traffic();
   const std::int64_t first_written = store_.first_written_bytes();
   timer_->reset();
@@ -299,7 +306,8 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   if (programs_.timing == UpdateTiming::kSeparate)
     run_updates(then == Then::kTrain ? &programs_.first : nullptr);
   result.seconds = seconds_between(begin, Clock::now());
-  result.stall = std::max(0.0, result.seconds - (compute_->busy_seconds() - busy));
+  result.stall_for = stall_->end();
+  result.stall = result.stall_for.total();
   result.phases = timer_->phases();
   result.traffic = traffic() - before;
   result.first_written = store_.first_written_bytes() - first_written;
@@ -326,7 +334,9 @@ std::vector<double> Engine::run_backward(Then then) {
 void Engine::run_updates(const StepProgram* next) {
   run_program(programs_.flush, next);
   const Position::Waiting waiting(*position_, Position::Waits::kForStream);
+  stall_->mark(StallCause::kOptimizer);
   optimizer_->synchronize();
+  stall_->mark(StallCause::kOther);
   compute_->synchronize();
   pending_ = false;
 }

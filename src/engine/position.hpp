@@ -4,6 +4,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "ziggurat/base/units.hpp"
@@ -50,6 +51,7 @@ class Engine::Position {
   std::uint64_t progress() const { return issued_.load() + done_[0].load() + done_[1].load(); }
   bool waiting() const { return waits_.load() != Waits::kNo; }
   std::string text() const;
+  std::string work(std::int64_t layers, std::optional<StallCause> awaited) const;
 
  private:
   std::atomic<std::int64_t> step_{-1};  // from 0; -1: before the first
@@ -60,6 +62,46 @@ class Engine::Position {
   std::atomic<std::uint64_t> done_[2] = {};
   std::atomic<const StepOp*> working_[2] = {};
 };
+
+// What an operation does, for people who know the model and not the programs: "backward of layer 12 of 40".
+inline std::string work_of(const StepOp& op, std::int64_t layers) {
+  const auto layer = [&](std::int32_t i) { return fmt::format("layer {} of {}", i + 1, layers); };
+  const auto unit = [&] {
+    return op.unit == 0 ? "the embedding" : op.unit > layers ? "the head" : layer(op.unit - 1);
+  };
+  switch (op.kind) {
+    case OpKind::kUpdate:
+      return "update of " + unit();
+    case OpKind::kFinishGradient:
+      return "gradient of " + unit();
+    case OpKind::kEmbedding:
+      return "embedding";
+    case OpKind::kForward:
+      return "forward of " + layer(op.unit);
+    case OpKind::kHead:
+    case OpKind::kHeadLoss:
+      return "head";
+    case OpKind::kBackward:
+      return "backward of " + layer(op.unit);
+    case OpKind::kEmbeddingBackward:
+      return "backward of the embedding";
+  }
+  return "?";
+}
+
+// What computes; if nothing does, what updates at the end of a step, or the operation that comes next, and
+// what it waits for.
+inline std::string Engine::Position::work(std::int64_t layers, std::optional<StallCause> awaited) const {
+  if (const StepOp* op = working_[0].load()) return work_of(*op, layers);
+  const Waits waits = waits_.load();
+  const StepOp* const update = working_[1].load();
+  if (waits == Waits::kForStream && update != nullptr) return work_of(*update, layers);
+  const StepProgram* program = program_.load();
+  const auto op = static_cast<std::size_t>(op_.load());
+  if (program == nullptr || op >= program->ops.size()) return "";
+  const bool waiting = waits == Waits::kForLease && awaited.has_value();
+  return work_of(program->ops[op], layers) + (waiting ? std::string(" waits for ") + name_of(*awaited) : "");
+}
 
 inline std::string Engine::Position::text() const {
   static constexpr const char* kWaits[] = {"", "; waits for a lease", "; waits for all moves",

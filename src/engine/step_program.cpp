@@ -1,6 +1,7 @@
 #include "ziggurat/engine/step_program.hpp"
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/engine/stall.hpp"
 
 namespace zg {
 
@@ -24,6 +25,12 @@ const char* name_of(OpKind kind) {
       return "finish gradient";
   }
   return "?";
+}
+
+const char* name_of(StallCause cause) {
+  static constexpr const char* kNames[] = {"reads",  "write-backs", "memory in order",
+                                           "copies", "optimizer",   "other"};
+  return kNames[static_cast<std::size_t>(cause)];
 }
 
 namespace {

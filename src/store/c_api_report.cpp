@@ -4,8 +4,8 @@
 namespace zg::c_api {
 namespace {
 
-constexpr std::size_t kStatisticsBytes = 400, kTensorStatisticsBytes = 88;
-static_assert(sizeof(zg_statistics) == kStatisticsBytes &&
+constexpr std::size_t kStatisticsBytes = 400, kTensorStatisticsBytes = 88;  // of the first version
+static_assert(sizeof(zg_statistics) == kStatisticsBytes + kWaitCauses * sizeof(double) &&
                   sizeof(zg_tensor_statistics) == kTensorStatisticsBytes,
               "a struct of ours changed without a new field at its end");
 
@@ -40,6 +40,15 @@ int zg_get_statistics(zg_store* store, zg_statistics* statistics) {
     out.prefetches = s.prefetches;
     out.prefetched_in_vain = s.prefetched_in_vain;
     out.left_record = s.left_record;
+    const auto waited_for = [&](zg::WaitCause cause) {
+      return s.waited_for[static_cast<std::size_t>(cause)];
+    };
+    out.waited_for_reads = waited_for(zg::WaitCause::kReads);
+    out.waited_for_write_backs = waited_for(zg::WaitCause::kWriteBacks);
+    out.waited_for_memory = waited_for(zg::WaitCause::kMemory);
+    out.waited_for_copies = waited_for(zg::WaitCause::kCopies);
+    out.waited_for_leases = waited_for(zg::WaitCause::kLeases);
+    out.waited_for_other = waited_for(zg::WaitCause::kOther);
     write_struct(statistics, out, "statistics", kStatisticsBytes);
   });
 }

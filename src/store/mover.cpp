@@ -44,6 +44,15 @@ bool writes(const Action& a, Tier tier) {
   return a.kind != Action::Kind::kUse || a.access != Access::kRead;
 }
 
+// Memory in the order of decisions, links by urgency.
+bool before(const Node& a, const Node& b) {
+  const bool memory = a.action.kind == Action::Kind::kAlloc || a.action.kind == Action::Kind::kFree;
+  if (memory || a.urgency == b.urgency) return a.sequence < b.sequence;
+  return a.urgency < b.urgency;
+}
+
+}  // namespace
+
 bool conflict(const Node& earlier, const Node& later) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
     if (!touches(earlier.action, tier) || !touches(later.action, tier)) continue;
@@ -56,14 +65,6 @@ bool conflict(const Node& earlier, const Node& later) {
   }
   return false;
 }
-
-// Memory in the order of decisions, links by urgency.
-bool before(const Node& a, const Node& b) {
-  if (a.action.kind == Action::Kind::kAlloc || a.urgency == b.urgency) return a.sequence < b.sequence;
-  return a.urgency < b.urgency;
-}
-
-}  // namespace
 
 Link TensorStore::link_of(const Action& action) {
   if (action.from == Tier::kNvme) return action.tier == Tier::kDevice ? kDirectRead : kNvmeRead;
@@ -119,6 +120,7 @@ void TensorStore::add_actions(Lock& lock, Urgency urgency) {
       insert(memory_queue_[static_cast<std::size_t>(action.tier)], node);
     if (action.kind == Action::Kind::kFree) {
       const auto t = static_cast<std::size_t>(action.tier);
+      insert(frees_[t], node);
       if (action.access == Access::kRead) {
         ++s.counts.evictions;
         ++tiers_[t].evictions;
@@ -203,6 +205,7 @@ void TensorStore::advance(SegmentId segment) {
         break;
       case Action::Kind::kFree:
         node->state = Node::State::kDone;
+        remove(frees_[static_cast<std::size_t>(node->action.tier)], *node);
         free_memory(node->action);
         break;
     }
@@ -511,6 +514,7 @@ void TensorStore::finish(Lock& lock, Node& node) {
   // Its turn for memory may have come.
   memory_freed_ = {true, true};
   settle(lock);
+  if (awaited_ != nullptr) look_at_wait();
   // Who waits for one segment is told when that changes (advance): to be woken for all others costs more than
   // small moves do.
   ++changes_;

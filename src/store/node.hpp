@@ -17,7 +17,7 @@ struct Node {
   std::uint8_t urgency = 0;  // TensorStore::Urgency
   bool taken = false;        // kUse: an acquire has claimed it
   bool leased = false;
-  bool in_list = false;                     // waits for memory or a link
+  bool in_list = false;                     // waits for memory or a link, or is to give memory back
   Stream* consumer = nullptr;               // kUse: the stream that will use the bytes
   Stream* passed_to = nullptr;              // kUse: released, once this stream gets there
   std::uint64_t sequence = 0;               // order of decision
@@ -26,8 +26,11 @@ struct Node {
   std::int8_t slot = 0;                     // kCopy from or to NVMe: which version, once it has begun
   bool in_pieces = false;                   // kCopy from NVMe: somebody may want the pieces
   Node *before = nullptr, *next = nullptr;  // in the segment's queue
-  Node *list_before = nullptr, *list_next = nullptr;  // in the queue for memory or of a link
+  Node *list_before = nullptr, *list_next = nullptr;  // in that list
 };
+
+// Whether `later` has to wait for `earlier`, which comes before it in the queue of their segment.
+bool conflict(const Node& earlier, const Node& later);
 
 struct SegmentState {
   Node *first = nullptr, *last = nullptr;  // in order of decision; done ones leave from the front
@@ -106,6 +109,7 @@ struct TensorStore::Waiter {
   bool missed = false;                       // it was not at the tier
   bool goes_first = false;   // it is the turn of its thread: see goes_first_
   Clock::time_point begin{};
+  Uncounted uncounted;
   double warn_at = 0;  // seconds
 };
 

@@ -1,6 +1,7 @@
 // The part of TensorStore that tells of itself.
 
 #include <algorithm>
+#include <numeric>
 
 #include "store/node.hpp"
 #include "store/predictor.hpp"
@@ -24,6 +25,11 @@ const char* name_of(Link link) {
       return "device->nvme";
   }
   return "?";
+}
+
+const char* name_of(WaitCause cause) {
+  static constexpr const char* kNames[] = {"reads", "write-backs", "memory", "copies", "leases", "other"};
+  return kNames[static_cast<std::size_t>(cause)];
 }
 
 std::string TensorStore::describe(const Node& node) const {
@@ -171,7 +177,8 @@ StoreStatistics TensorStore::statistics() const {
     }
   }
   out.waits = waits_;
-  out.waited_seconds = waited_;
+  out.waited_for = waited_for_;
+  out.waited_seconds = std::accumulate(waited_for_.begin(), waited_for_.end(), 0.0);
   out.prefetches = prefetches_;
   out.prefetched_in_vain = prefetched_in_vain_;
   out.left_record = left_record_;
@@ -215,6 +222,8 @@ std::string TensorStore::state() const {
     if (queue.first != nullptr)
       text += fmt::format("\n  first of {} to get memory: {}", queue.size, describe(*queue.first));
   }
+  if (awaited_ != nullptr)
+    text += fmt::format("\n  the program waits for {}: {}", name_of(awaiting_.cause), describe(*awaited_));
   for (const Waiter* w : waiters_) {
     text += fmt::format("\n  waiting for {}: {}", format_seconds(seconds_between(w->begin, Clock::now())),
                         describe(*w));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "store/node.hpp"
@@ -296,10 +297,11 @@ Lease TensorStore::wait_for(Lock& lock, Node& node, Stream* consumer) {
     ++tiers_[static_cast<std::size_t>(node.action.tier)].misses;
     demand(id);
     waiting_.fetch_add(1);
-    const auto begin = Clock::now();
+    const auto begin = begin_wait(node);
     double warn_at = options_.warn_after_seconds;
     while (node.state == Node::State::kPending && !failed_) {
       changed_.wait_for(lock, std::chrono::milliseconds(500));
+      look_at_wait();
       const double waited = seconds_between(begin, Clock::now());
       if (waited > warn_at && node.state == Node::State::kPending && !failed_) {
         warn_at *= 2;
@@ -310,8 +312,8 @@ Lease TensorStore::wait_for(Lock& lock, Node& node, Stream* consumer) {
       }
     }
     waiting_.fetch_sub(1);
-    const double seconds = seconds_between(begin, Clock::now());
-    waited_ += seconds;
+    end_wait();
+    const double seconds = seconds_between(begin, awaiting_.since);
     ++waits_;
     ++s.counts.waits;
     s.counts.waited_seconds += seconds;
@@ -473,7 +475,13 @@ std::int64_t TensorStore::first_written_bytes() const {
 
 double TensorStore::waited_seconds() const {
   std::lock_guard lock(mutex_);
-  return waited_;
+  return std::accumulate(waited_for_.begin(), waited_for_.end(), 0.0);
+}
+
+void TensorStore::observe_waits(WaitObserver* observer) {
+  Lock lock(mutex_);
+  ZG_ASSERT(program_ == nullptr || observer == nullptr, "{} runs", program_->name());
+  observer_ = observer;
 }
 
 // The first failure is the one that is told.

@@ -42,8 +42,8 @@ TensorStore::Waiter::~Waiter() {
   if (!listed) return;
   store.waiters_.erase(std::find(store.waiters_.begin(), store.waiters_.end(), this));
   store.waiting_.fetch_sub(1);
-  const double seconds = seconds_between(begin, Clock::now());
-  store.waited_ += seconds;
+  store.count_wait(uncounted, WaitCause::kOther);
+  const double seconds = seconds_between(begin, uncounted.since);
   ++store.waits_;
   ++s.counts.waits;
   s.counts.waited_seconds += seconds;
@@ -102,6 +102,7 @@ void TensorStore::wait(Lock& lock, Waiter& w) {
   if (!w.listed) {
     w.listed = true;
     w.begin = Clock::now();
+    w.uncounted.since = w.begin;
     w.warn_at = options_.warn_after_seconds;
     waiters_.push_back(&w);
     waiting_.fetch_add(1);
@@ -121,6 +122,7 @@ void TensorStore::wait(Lock& lock, Waiter& w) {
     return;
   }
   check_waits(w);
+  count_wait(w.uncounted, cause_of(w));
   changed_.wait_for(lock, kPatience);
   const double waited = seconds_between(w.begin, Clock::now());
   if (waited > w.warn_at && !failed_) {

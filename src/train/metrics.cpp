@@ -31,6 +31,12 @@ void MetricsLog::write(const StepRecord& r) {
                    {"backward", ms(s.phases.backward)},
                    {"optimizer", ms(s.phases.optimizer)},
                    {"stall", ms(s.stall)}};
+  j["stall_ms"] = {{"reads", ms(s.stall_for[StallCause::kReads])},
+                   {"write_backs", ms(s.stall_for[StallCause::kWriteBacks])},
+                   {"memory", ms(s.stall_for[StallCause::kMemory])},
+                   {"copies", ms(s.stall_for[StallCause::kCopies])},
+                   {"optimizer", ms(s.stall_for[StallCause::kOptimizer])},
+                   {"other", ms(s.stall_for[StallCause::kOther])}};
   j["bytes"] = {{"nvme_read", s.traffic.nvme_read},
                 {"nvme_write", s.traffic.nvme_write},
                 {"h2d", s.traffic.host_to_device},

@@ -32,18 +32,31 @@ double mixed_rate(const Roofs& roofs, const Traffic& t) {
 
 }  // namespace
 
+std::string stall_text(const StallTimes& stall, double seconds, int decimals, double least) {
+  std::string text;
+  for (int i = 0; i < kStallCauses; ++i) {
+    const auto cause = static_cast<StallCause>(i);
+    const double percent = 100 * stall[cause] / seconds;
+    if (percent < least) continue;
+    text += fmt::format("{}{} {:.{}f}", text.empty() ? "" : ", ", name_of(cause), percent, decimals);
+  }
+  return text;
+}
+
 std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_seconds,
                           double tokens_per_second) {
   const StepResult& s = r.result;
   const std::string skipped =
       s.skipped ? fmt::format("  skipped: gradients overflow at loss scale {:g}", r.loss_scale.value_or(1))
                 : "";
+  // One cause is not worth a word where it comes to less than the last digit.
+  const std::string causes = stall_text(s.stall_for, s.seconds, 0, 0.5);
   return fmt::format(
-      "step {}/{}  loss {:.4f}{}  {:.0f} tokens/s  ETA {}  nvme r {} w {}  h2d {}  d2h {}  stall {:.0f}%",
+      "step {}/{}  loss {:.4f}{}  {:.0f} tokens/s  ETA {}  nvme r {} w {}  h2d {}  d2h {}  stall {:.0f}%{}",
       r.step, steps, s.loss, skipped, tokens_per_second, format_seconds(eta_seconds),
       format_bytes(s.traffic.nvme_read), format_bytes(s.traffic.nvme_write),
       format_bytes(s.traffic.host_to_device), format_bytes(s.traffic.device_to_host),
-      100 * s.stall / s.seconds);
+      100 * s.stall / s.seconds, causes.empty() ? "" : " (" + causes + ")");
 }
 
 std::string final_report(const RunSummary& r, Session& session) {
@@ -81,7 +94,9 @@ std::string final_report(const RunSummary& r, Session& session) {
     row("nvme -> device", &Traffic::direct_read, roofs.nvme_read);
     row("device -> nvme", &Traffic::direct_write, roofs.nvme_write);
   }
-  t += fmt::format("\n  stall                {:.1f}% of the step time\n", 100 * r.stall);
+  const double all = std::max(1e-9, r.step_seconds);
+  t += fmt::format("\n  stall                {:.1f}% of the step time: {}\n", 100 * r.stall.total() / all,
+                   stall_text(r.stall, all, 1, 0));
   t += fmt::format("  eta                  {:.2f} = T_bound {} / T_measured {}, bound by {}\n",
                    bound.seconds / r.median_step, format_seconds(bound.seconds),
                    format_seconds(r.median_step), bound.by);

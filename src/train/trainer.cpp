@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "train/drives.hpp"
+#include "train/live_line.hpp"
 #include "train/metrics.hpp"
 #include "train/report.hpp"
 #include "ziggurat/base/log.hpp"
@@ -117,6 +118,7 @@ class Loop {
   // On the rank's thread.
   RunSummary run() {
     const auto begin = Clock::now();
+    LiveLine live(session_, config_.steps);
     for (std::int64_t step = 0; step < config_.steps; ++step) {
       const bool stop = interrupted();
       if (stop) log::warning("interrupted: this step is the last one");
@@ -128,7 +130,9 @@ class Loop {
       const UpdateRule rule = session_.rule();
       record.lr = rule.params.lr;
       if (session_.loss_scaler()) record.loss_scale = rule.loss_scale;
+      live.begin(step + 1);
       record.result = session_.train_step(step, last || evaluate ? Then::kPause : Then::kTrain);
+      live.end();
       note(record);
       if (evaluate) record.val_loss = summary_.val_loss = session_.evaluate();
       log_.write(record);
@@ -141,7 +145,6 @@ class Loop {
     summary_.measured = session_.engine().settled_traffic();
     summary_.formula = session_.forecast();
     summary_.median_step = median(step_seconds_);
-    summary_.stall = stall_seconds_ / std::max(1e-9, all_seconds_);
     summary_.tokens_per_second =
         static_cast<double>(config_.micro_batch * config_.accumulation_steps * config_.data.seq_len) /
         summary_.median_step;
@@ -169,8 +172,8 @@ class Loop {
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
     summary_.last_loss = s.loss;
     step_seconds_.push_back(s.seconds);
-    all_seconds_ += s.seconds;
-    stall_seconds_ += s.stall;
+    summary_.step_seconds += s.seconds;
+    summary_.stall += s.stall_for;
   }
 
   void show(const StepRecord& record) const {
@@ -192,7 +195,6 @@ class Loop {
   MetricsLog log_;
   RunSummary summary_;
   std::vector<double> step_seconds_;
-  double all_seconds_ = 0, stall_seconds_ = 0;
 };
 
 void print_sample(const RunConfig& config, const std::string& model_dir) {

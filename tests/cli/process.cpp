@@ -26,6 +26,7 @@ class Pipe {
     close_end(0);
     close_end(1);
   }
+  explicit Pipe(const std::array<int, 2>& ends) : ends_(ends) {}
   Pipe(const Pipe&) = delete;
   Pipe& operator=(const Pipe&) = delete;
   int read_end() const { return ends_[0]; }
@@ -50,6 +51,17 @@ class Pipe {
   _exit(127);
 }
 
+// As the two ends of a pipe: what is written to the second one is read from the first.
+std::array<int, 2> open_terminal() {
+  std::array<int, 2> ends{posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), -1};
+  std::array<char, 128> name{};
+  if (ends[0] >= 0 && grantpt(ends[0]) == 0 && unlockpt(ends[0]) == 0 &&
+      ptsname_r(ends[0], name.data(), name.size()) == 0)
+    ends[1] = open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (ends[1] < 0) throw std::runtime_error(std::string("a pseudo-terminal: ") + std::strerror(errno));
+  return ends;
+}
+
 // Appends what there is; false at the end of the stream.
 bool drain(int fd, std::string& text) {
   char buffer[4096];
@@ -67,7 +79,8 @@ Outcome launch(const std::string& program, const Launch& launch) {
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
 
-  Pipe out, err;
+  Pipe out;
+  Pipe err = launch.terminal ? Pipe(open_terminal()) : Pipe();
   const pid_t pid = fork();
   if (pid < 0) throw std::runtime_error(std::string("fork: ") + std::strerror(errno));
   if (pid == 0) become(argv, launch, out, err);

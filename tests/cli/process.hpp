@@ -18,6 +18,7 @@ struct Launch {
   // `signal` is sent when the process has written this to stdout or stderr; empty: never.
   std::string interrupt_at = {};
   int signal = SIGINT;
+  bool terminal = false;            // stderr is one
   std::chrono::seconds limit{200};  // generous: sanitizers and a busy machine
 };
 

@@ -1,6 +1,7 @@
 // What a run leaves and prints: help, log.jsonl, the trace, an interruption, generated text, shipped
 // configurations.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -39,9 +40,9 @@ TEST_F(CliTest, TheLogHasOneCompleteRecordAStep) {
   train({"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=."});
   const auto records = log();
   ASSERT_EQ(records.size(), 5u);
-  const std::set<std::string> keys{"step",       "loss",         "grad_norm", "lr",       "tokens",
-                                   "step_ms",    "tokens_per_s", "mfu",       "phase_ms", "bytes",
-                                   "peak_bytes", "bound_ms",     "bound_by"};
+  const std::set<std::string> keys{"step",    "loss",         "grad_norm", "lr",       "tokens",
+                                   "step_ms", "tokens_per_s", "mfu",       "phase_ms", "stall_ms",
+                                   "bytes",   "peak_bytes",   "bound_ms",  "bound_by"};
   for (std::size_t i = 0; i < records.size(); ++i) {
     const json& r = records[i];
     SCOPED_TRACE(r.dump());
@@ -66,6 +67,14 @@ TEST_F(CliTest, TheLogHasOneCompleteRecordAStep) {
       EXPECT_GE(phase.value().get<double>(), 0) << phase.key();
       EXPECT_LE(phase.value().get<double>(), 1.001 * r["step_ms"].get<double>()) << phase.key();
     }
+    EXPECT_EQ(keys_of(r["stall_ms"]),
+              (std::set<std::string>{"reads", "write_backs", "memory", "copies", "optimizer", "other"}));
+    double stall = 0;
+    for (const auto& cause : r["stall_ms"].items()) {
+      EXPECT_GE(cause.value().get<double>(), 0) << cause.key();
+      stall += cause.value().get<double>();
+    }
+    EXPECT_NEAR(stall, r["phase_ms"]["stall"].get<double>(), 1e-9 * (1 + stall));
     EXPECT_EQ(keys_of(r["bytes"]), (std::set<std::string>{"nvme_read", "nvme_write", "h2d", "d2h", "comm"}));
     for (const auto& link : r["bytes"].items()) EXPECT_TRUE(link.value().is_number_unsigned()) << link.key();
     EXPECT_GT(r["bytes"]["h2d"], 0);
@@ -157,6 +166,58 @@ TEST_F(CliTest, TheTraceIsAChromeTraceWithALanePerLinkAndThread) {
   for (const auto& lane : lanes) names += lane.second + "\n";
   for (const char* part : {"compute", "nvme0 read", "nvme0 write", "host->device", "device->host"})
     EXPECT_TRUE(has_lane(part)) << part << " is not among:\n" << names;
+}
+
+// Drives that are too slow for a step a second, by far. The first step only reads a little.
+const Strings kSlowDrives{
+    "steps=2",           "eval.every=0",        "data.validation=0", "tiers.device=400KiB",
+    "tiers.host=400KiB", "tiers.nvme.0.path=.", "aio.backend=ram"};
+
+// What is drawn in between, and for what the run stood still.
+TEST_F(CliTest, TheProgressLineGoesOnWithinASlowStep) {
+  const Outcome o = run(Launch{.arguments = Strings{"train", "config.json"} +
+                                            sets(kSlowDrives + Strings{"tiers.ram.bytes_per_second=300e3"}),
+                               .terminal = true});
+  ASSERT_EQ(o.code, 0) << o.err;
+  ASSERT_GT(log().at(1)["step_ms"], 3000) << "its bytes take longer: " << log().at(1);
+  const std::string redraw = "\r\033[K";
+  Strings drawn;
+  for (std::size_t at = 0; (at = o.err.find(redraw, at)) != std::string::npos;) {
+    at += redraw.size();
+    drawn.push_back(o.err.substr(at, o.err.find('\r', at) - at));
+  }
+  const auto has = [&](const std::string& begin, const std::string& part) {
+    return std::any_of(drawn.begin(), drawn.end(), [&](const std::string& line) {
+      return line.rfind(begin, 0) == 0 && line.find(part) != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(has("step 2/2 for ", " kB/s  h2d ")) << o.err;
+  EXPECT_TRUE(has("step 2/2 for ", " waits for reads  nvme r ") ||
+              has("step 2/2 for ", " waits for write-backs  nvme r "))
+      << o.err;
+  EXPECT_TRUE(has("step 2/2  loss ", "  stall ")) << o.err;
+  const std::size_t stall = o.out.find("% of the step time: reads ");
+  ASSERT_NE(stall, std::string::npos) << o.out;
+  double reads = 0, writes = 0;
+  ASSERT_EQ(std::sscanf(o.out.c_str() + stall, "%% of the step time: reads %lf, write-backs %lf, memory",
+                        &reads, &writes),
+            2)
+      << o.out;
+  EXPECT_GT(reads, 0) << o.out;
+  EXPECT_GT(writes, 0) << o.out;
+}
+
+// Where stderr is no terminal, a line comes every ten seconds at most, steps that take longer than one
+// included.
+TEST_F(CliTest, LogFilesAreNotFilledByTheProgressLine) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Outcome o = train(kSlowDrives + Strings{"tiers.ram.bytes_per_second=600e3"});
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  const Strings lines = lines_of(o.err);
+  EXPECT_LE(
+      std::count_if(lines.begin(), lines.end(), [](const auto& line) { return line.rfind("step ", 0) == 0; }),
+      took.count() / 10)
+      << o.err;
 }
 
 TEST_F(CliTest, AnInterruptionEndsTheRunCleanly) {

@@ -1,5 +1,6 @@
 // ziggurat.h: versions, errors, and what it refuses. That a compiler of C takes it is shown by c_program.c,
 // and that Python does by c_api_ctypes.py.
+#include <cstddef>
 #include <new>
 #include <system_error>
 #include <thread>
@@ -175,6 +176,12 @@ TEST_F(CApi, StructsCarryTheirSize) {
   EXPECT_EQ(out.statistics.size, sizeof(zg_statistics) + 8);
   EXPECT_EQ(out.later, 0);    // unknown to us
   EXPECT_EQ(out.beyond, -1);  // not the caller's struct
+  // Of a caller that was compiled before waits were told apart.
+  out.statistics.size = offsetof(zg_statistics, waited_for_reads);
+  out.statistics.waited_for_reads = -1;
+  ASSERT_OK(zg_get_statistics(store_, &out.statistics));
+  EXPECT_EQ(out.statistics.host.budget, kPage);
+  EXPECT_EQ(out.statistics.waited_for_reads, -1);
   out.statistics.size = 8;
   EXPECT_REFUSED(zg_get_statistics(store_, &out.statistics), "statistics.size");
   zg_tensor_spec s = spec("s", 1);

@@ -121,6 +121,9 @@ TEST_F(CApi, APinnedSegmentStaysAndADiscardedOneIsGone) {
   EXPECT_OK(zg_get_statistics(store_, &all));
   EXPECT_EQ(all.host.segments, 0);
   EXPECT_EQ(all.nvme.segments, 11);
+  EXPECT_DOUBLE_EQ(all.waited_seconds, all.waited_for_reads + all.waited_for_write_backs +
+                                           all.waited_for_memory + all.waited_for_copies +
+                                           all.waited_for_leases + all.waited_for_other);
 }
 
 TEST_F(CApi, StepsComeOneAfterTheOther) {

@@ -3,6 +3,7 @@
 // that are under way at once touch the same bytes and one of them writes there.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
@@ -38,6 +39,7 @@ class MemoryIo final : public io::Engine {
     {
       std::lock_guard lock(mutex_);
       stop_ = true;
+      held_ = {};
     }
     changed_.notify_all();
     thread_.join();
@@ -79,6 +81,9 @@ class MemoryIo final : public io::Engine {
     std::lock_guard lock(mutex_);
     return fmt::format("memory io: {} transfers under way", pending_.size());
   }
+  // Transfers of this kind stay under way until they are let go.
+  void hold(io::Op op) { hold(op, true); }
+  void let_go(io::Op op) { hold(op, false); }
   int reads() const {
     std::lock_guard lock(mutex_);
     return reads_;
@@ -108,6 +113,13 @@ class MemoryIo final : public io::Engine {
     return (file && !(a_reads && b_reads)) || (memory && (a_reads || b_reads));
   }
 
+  void hold(io::Op op, bool held) {
+    std::lock_guard lock(mutex_);
+    held_[static_cast<std::size_t>(op)] = held;
+    changed_.notify_all();
+  }
+  bool is_held(const Pending& p) const { return held_[static_cast<std::size_t>(p.transfer.op)]; }
+
   std::vector<char>& file(const io::Transfer& t) { return files_[static_cast<std::size_t>(t.drive)]; }
 
   void serve() {
@@ -118,8 +130,14 @@ class MemoryIo final : public io::Engine {
         changed_.wait(lock);
         continue;
       }
-      const auto first = std::min_element(pending_.begin(), pending_.end(),
-                                          [](const Pending& a, const Pending& b) { return a.due < b.due; });
+      const auto first =
+          std::min_element(pending_.begin(), pending_.end(), [&](const Pending& a, const Pending& b) {
+            return is_held(a) != is_held(b) ? is_held(b) : a.due < b.due;
+          });
+      if (is_held(*first)) {
+        changed_.wait(lock);
+        continue;
+      }
       if (first->due > Clock::now()) {
         const auto due = first->due;
         changed_.wait_until(lock, due);
@@ -156,6 +174,7 @@ class MemoryIo final : public io::Engine {
   std::condition_variable changed_;
   std::vector<Pending> pending_;
   int reads_ = 0, writes_ = 0;
+  std::array<bool, 2> held_{};  // by io::Op
   std::atomic<int> registered_{0};
   bool stop_ = false;
   NamedThread thread_;

@@ -18,6 +18,10 @@ void write_always(Level level, const std::string& text);
 // A line that is redrawn in place where stderr is a terminal; elsewhere printed every few seconds.
 // Empty text removes it.
 void progress(const std::string& line);
+// The same for what changes in between. Where stderr is no terminal it is printed only when nothing else of
+// the two has been for twice as long, and takes no turn of theirs: lines of progress() are not lost for it,
+// and where they come often enough there are no others.
+void refresh(const std::string& line);
 
 template <class... Args>
 void debug(fmt::format_string<Args...> format, Args&&... args) {

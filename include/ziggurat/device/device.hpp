@@ -83,7 +83,7 @@ class Stream {
   virtual void callback(Task action) = 0;
   // Returns when all work is done; throws what an operation threw.
   virtual void synchronize() = 0;
-  // Time this stream spent working, so far.
+  // Time this stream spent working, so far, with what it works on now.
   virtual double busy_seconds() const = 0;
 };
 

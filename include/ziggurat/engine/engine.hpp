@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/engine/stall.hpp"
 #include "ziggurat/engine/step_program.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -51,7 +52,8 @@ struct StepResult {
   bool skipped = false;  // with a loss scale: gradients overflowed, the update leaves everything as it is
   std::int64_t tokens = 0;
   double seconds = 0;  // wall time
-  double stall = 0;    // of it: compute stream without work
+  double stall = 0;    // of it: compute stream without work; the sum of the next
+  StallTimes stall_for;
   Phases phases;
   Traffic traffic;
   std::int64_t first_written = 0;  // of the bytes to NVMe: to places that held none before
@@ -69,6 +71,7 @@ struct ProgramRun {
 };
 
 class HostLease;
+class StallMeter;
 
 class Engine {
  public:
@@ -117,6 +120,9 @@ class Engine {
   std::string state() const;       // the step, the operation that is issued, and what the streams work on
   std::uint64_t progress() const;  // operations issued and done
   bool waiting() const;            // the rank thread waits for memory, for what moves, or for a stream
+  // For the progress line, likewise: "backward of layer 12 of 40", and what stands in its way, if anything
+  // does: "waits for reads". Empty where no program has run yet.
+  std::string work() const;
 
  private:
   class Timer;
@@ -153,6 +159,7 @@ class Engine {
   std::int64_t workspace_bytes_ = 0;
   std::unique_ptr<Position> position_;
   std::unique_ptr<Timer> timer_;
+  std::unique_ptr<StallMeter> stall_;
   std::vector<std::int32_t> token_staging_;
   std::vector<double> scalar_staging_;
   std::vector<Lease> leases_;

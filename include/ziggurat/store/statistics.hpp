@@ -29,11 +29,24 @@ struct TierStatistics {
   std::int64_t evictions = 0;                   // copies that left to make room
 };
 
+// For what an acquire waits, as far as can be seen while it does.
+enum class WaitCause : std::uint8_t {
+  kReads,       // reads from the drives, under way or queued
+  kWriteBacks,  // writes to the drives that must make room, or end before the segment may be used
+  kMemory,      // its turn for memory, while nothing is written for it: leases or other moves hold that up
+  kCopies,      // copies between host and device, under way or queued
+  kLeases,      // an earlier use of the segment
+  kOther,       // it is there: the waiting thread has not run yet
+};
+inline constexpr int kWaitCauses = 6;
+const char* name_of(WaitCause cause);  // "reads", ...
+
 struct StoreStatistics {
   std::array<TierStatistics, kTiers> tiers;  // by Tier
   std::array<LinkStatistics, kLinks> links;  // by Link
   std::int64_t waits = 0;                    // acquires that waited
-  double waited_seconds = 0;
+  double waited_seconds = 0;                 // the sum of the next
+  std::array<double, kWaitCauses> waited_for{};  // by WaitCause
   std::int64_t prefetches = 0;         // fetched ahead, without a program
   std::int64_t prefetched_in_vain = 0;  // of them, left again without having been used
   std::int64_t left_record = 0;        // acquires within a known step that its record does not have there

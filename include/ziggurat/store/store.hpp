@@ -67,6 +67,18 @@ struct Node;
 struct Hot;
 struct SegmentState;
 
+// Is told of the waits of the thread that runs a program, while they last. Called under the store's mutex,
+// also on threads that move data: must be short, and must not call the store.
+class WaitObserver {
+ public:
+  // From now on it waits for this. `user`: the stream whose lease it is that holds it up, if one does.
+  virtual void awaits(WaitCause cause, const Stream* user) = 0;
+  virtual void awaits_nothing() = 0;  // the wait is over
+
+ protected:
+  ~WaitObserver() = default;
+};
+
 // Access to the bytes of one segment at one tier, until released. Move-only.
 class Lease {
  public:
@@ -204,6 +216,8 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   // Of the bytes written to NVMe, or on their way there, those for places that held none before.
   std::int64_t first_written_bytes() const;
   double waited_seconds() const;  // in acquire, of all threads
+  // Null: nobody. While no program runs; it outlives the programs that it observes.
+  void observe_waits(WaitObserver* observer);
   StoreStatistics statistics() const;
   TensorStatistics statistics(TensorId tensor) const;
   // Where each segment of a tensor is, who holds it, when it is needed next, what it waits for.
@@ -304,6 +318,26 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   static bool holds(const Holder& holder, const Hot& hot);
   static bool holds_any(const Holder& holder);
 
+  // For what is waited (wait_cause.cpp).
+  struct Awaited {
+    WaitCause cause = WaitCause::kOther;
+    const Stream* user = nullptr;  // who has the lease that is in the way
+  };
+  struct Look;
+  // The part of a wait that has not been counted yet, and for what it is.
+  struct Uncounted {
+    WaitCause cause = WaitCause::kOther;
+    Clock::time_point since{};
+  };
+  void count_wait(Uncounted& wait, WaitCause next);
+  Clock::time_point begin_wait(const Node& node);
+  void look_at_wait();
+  void end_wait();
+  Awaited awaited_by(const Node& node, Look& look) const;
+  Awaited awaited_before(const Node& node, Look& look, bool& blocked) const;
+  Awaited awaited_memory(Tier tier, Look& look) const;
+  WaitCause cause_of(const Waiter& waiter) const;
+
   // Steps and what is fetched for them (prefetch.cpp).
   void log_access(SegmentId segment, Tier tier, Access access);
   void follow_log();
@@ -349,6 +383,7 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::vector<std::unique_ptr<Node[]>> nodes_;
   Node* unused_ = nullptr;
   NodeList memory_queue_[2];
+  NodeList frees_[2];  // that are decided and not done, in the order of decisions
   std::array<NodeList, kLinks> ready_;
   std::array<LinkStatistics, kLinks> links_;
   std::int64_t first_written_ = 0;
@@ -368,7 +403,10 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
   std::atomic<bool> failed_{false};
   bool closing_ = false, closed_for_program_ = false;
   int passed_ = 0;  // leases that a stream still has
-  double waited_ = 0;
+  std::array<double, kWaitCauses> waited_for_{};  // by WaitCause
+  const Node* awaited_ = nullptr;                 // what the thread that runs a program waits for
+  Uncounted awaiting_;
+  WaitObserver* observer_ = nullptr;
   std::int64_t waits_ = 0, prefetches_ = 0, prefetched_in_vain_ = 0;
   std::atomic<std::uint64_t> progress_{0};
   std::atomic<int> waiting_{0};

@@ -1,0 +1,79 @@
+#include "train/live_line.hpp"
+
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+
+std::string live_line(const LiveStep& s) {
+  std::string line = fmt::format("step {}/{} for {:.0f} s", s.step, s.steps, s.seconds);
+  if (!s.work.empty()) line += "  " + s.work;
+  if (s.nvme) line += fmt::format("  nvme r {} w {}", format_rate(s.nvme->read), format_rate(s.nvme->write));
+  return line + fmt::format("  h2d {}  d2h {}", format_rate(s.host_to_device), format_rate(s.device_to_host));
+}
+
+LiveLine::LiveLine(Session& session, std::int64_t steps, Clock::duration every)
+    : session_(session), steps_(steps), every_(every), last_(sample()) {
+  thread_ = NamedThread("zg-progress", [this] { run(); });
+}
+
+LiveLine::~LiveLine() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+}
+
+void LiveLine::begin(std::int64_t step) {
+  std::lock_guard lock(mutex_);
+  step_ = step;
+  began_ = Clock::now();
+}
+
+void LiveLine::end() {
+  std::lock_guard lock(mutex_);
+  step_ = 0;
+}
+
+LiveLine::Sample LiveLine::sample() {
+  Sample s{Clock::now(), session_.store().traffic()};
+  if (const io::Engine* io = session_.io()) {
+    s.moved.nvme_read = s.moved.nvme_write = 0;
+    for (int d = 0; d < io->drive_count(); ++d) {
+      const io::LinkCounters counters = io->counters(d);
+      s.moved.nvme_read += counters.read_bytes;
+      s.moved.nvme_write += counters.write_bytes;
+    }
+  }
+  return s;
+}
+
+void LiveLine::run() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, every_, [&] { return stop_; })) {
+    const std::int64_t step = step_;
+    const auto began = began_;
+    lock.unlock();
+    const Sample now = sample();
+    const double seconds = seconds_between(last_.at, now.at);
+    const auto rate = [&](std::int64_t Traffic::*link) {
+      return static_cast<double>(now.moved.*link - last_.moved.*link) / seconds;
+    };
+    LiveStep s{.step = step,
+               .steps = steps_,
+               .seconds = seconds_between(began, now.at),
+               .work = session_.engine().work(),
+               .host_to_device = rate(&Traffic::host_to_device),
+               .device_to_host = rate(&Traffic::device_to_host)};
+    if (session_.io() != nullptr)
+      s.nvme = LiveStep::Rates{rate(&Traffic::nvme_read), rate(&Traffic::nvme_write)};
+    last_ = now;
+    const std::string line = live_line(s);
+    lock.lock();
+    // Under the lock: who ends the step draws a line of its own next.
+    if (step != 0 && step_ == step && now.at - began >= every_) log::refresh(line);
+  }
+}
+
+}  // namespace zg

@@ -23,18 +23,18 @@
 #include <functional>
 
 #include "io/queue.hpp"
+#include "io/ram_schedule.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::io {
 namespace {
 
-// Keeps a model that takes forever from overflowing the clock: 11 days.
-constexpr double kLongest = 1e6;
 constexpr int kMaxChannels = 65536;
 
 Clock::duration seconds(double s) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(s, kLongest)));
+  return std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(std::min(s, RamSchedule::kLongest)));
 }
 
 // One sleeper, any number of wakers. A wake costs one atomic exchange, and a system call only if somebody
@@ -123,7 +123,8 @@ class RamQueue final : public Queue {
   RamQueue(std::int64_t bytes, int depth, const RamModel& model)
       : bytes_(bytes),
         model_(checked(model)),
-        has_delays_(model.bytes_per_second > 0 || model.latency_seconds > 0),
+        schedule_(model),
+        has_delays_(model.bytes_per_second > 0 || model.latency_seconds > 0 || schedule_.has_stalls()),
         channels_{Channels(model.channels), Channels(model.channels)} {
     (has_delays_ ? pending_.reserve(static_cast<std::size_t>(depth))
                  : ready_.reserve(static_cast<std::size_t>(depth)));
@@ -182,6 +183,14 @@ class RamQueue final : public Queue {
       text +=
           fmt::format(", {}x slower after {}", model_.slow_factor, format_seconds(model_.slow_after_seconds));
     }
+    if (schedule_.has_stalls()) {
+      text += fmt::format(", stalls {} every {}", format_seconds(model_.stall_seconds),
+                          format_seconds(model_.stall_every_seconds));
+    }
+    if (model_.change_every_seconds > 0 && model_.change_factor > 1) {
+      text += fmt::format(", {}x slower and back every {}", model_.change_factor,
+                          format_seconds(model_.change_every_seconds));
+    }
     if (!model_.moves_bytes) text += ", moves no bytes";
     return text;
   }
@@ -217,14 +226,19 @@ class RamQueue final : public Queue {
     return factor;
   }
 
+  // When `work` seconds at full speed are over that begin at `start`.
+  Clock::time_point served(Clock::time_point start, double work) const {
+    return schedule_.is_constant() ? start + seconds(work) : schedule_.done(start, work);
+  }
+
   Clock::time_point due(const Block& block) {
     const auto now = Clock::now();
-    if (model_.bytes_per_second <= 0) return now + seconds(model_.latency_seconds * slowness(now));
+    if (model_.bytes_per_second <= 0) return served(now, 0) + seconds(model_.latency_seconds * slowness(now));
     Channels& channels = channels_[model_.duplex ? index_of(block.op) : 0];
     const auto start = std::max(channels.first_free(), now);
     const double factor = slowness(start);
     const double share = model_.bytes_per_second / std::max(model_.channels, 1);
-    const auto end = start + seconds(static_cast<double>(block.bytes) / share * factor);
+    const auto end = served(start, static_cast<double>(block.bytes) / share * factor);
     channels.occupy_first(end);
     return end + seconds(model_.latency_seconds * factor);
   }
@@ -248,6 +262,7 @@ class RamQueue final : public Queue {
 
   const std::int64_t bytes_;
   const RamModel model_;
+  const RamSchedule schedule_;
   const bool has_delays_;
   char* memory_ = nullptr;  // null: the model moves no bytes
   Channels channels_[2];    // one set for both ways unless duplex

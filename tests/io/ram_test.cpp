@@ -279,7 +279,7 @@ TEST_F(RamQueueTest, ADeadlineAndAWakeEndTheWaitForABlock) {
 // Each turn the one posts and wakes, the other sleeps until it sees that: a wake lost is a hang.
 TEST_F(RamQueueTest, NoWakeIsLost) {
   constexpr int kTurns = 5000;
-  for (const RamModel model : {RamModel{}, RamModel{.latency_seconds = 1e5}}) {
+  for (const RamModel& model : {RamModel{}, RamModel{.latency_seconds = 1e5}}) {
     open(model);
     if (model.latency_seconds > 0) begin(0);
     std::atomic<int> posted{0}, seen{0};

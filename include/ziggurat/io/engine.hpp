@@ -106,6 +106,16 @@ struct RamModel {
   // From so long after its start on, everything takes `slow_factor` times as long. Negative: never.
   double slow_after_seconds = -1;
   double slow_factor = 1;
+  // Every `stall_every_seconds` nothing is served for `stall_seconds`. 0: never.
+  double stall_every_seconds = 0;
+  double stall_seconds = 0;
+  // Every `change_every_seconds` the bandwidth changes between all of it and all of it / `change_factor`. 0:
+  // never. Stalls and changes follow the steady clock: a period begins wherever the time since the clock's
+  // epoch is a multiple of it, a stall's with the stall, that of two changes with full speed. So queues that
+  // begin at other times, and whoever asks full_speed_seconds(), see the same ones. Latency is not theirs:
+  // what was served is answered.
+  double change_every_seconds = 0;
+  double change_factor = 1;
   bool moves_bytes = true;  // false: only the time passes, for measuring what the engine itself costs
 };
 
@@ -116,6 +126,13 @@ struct RamModel {
 // it with all fixed depths and with adapt_depth.
 inline constexpr std::int64_t kBytesInFlight = std::int64_t{32} << 20;
 int default_queue_depth(std::int64_t block_size);
+
+// What stalls and changes leave of a drive, exactly: the seconds at full speed that it offers from `from` to
+// `to` (from then to now, that is the most that it can have served), and the bandwidth in the mean over a
+// time without end (0: as fast as memory). Congestion and `slow_factor` are not in it, since they follow from
+// how the drive is used. Both throw Error(kUsage) when stalls or changes have no meaning.
+double full_speed_seconds(const RamModel& model, Clock::time_point from, Clock::time_point to);
+double mean_bytes_per_second(const RamModel& model);
 
 enum class FileKind : std::uint8_t {
   // DIR/ziggurat-<id>.tier, with DIR/ziggurat.lock naming its owner: removed at the end, and reclaimed by the

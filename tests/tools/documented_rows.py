@@ -225,7 +225,8 @@ ROWS = (
         "--torch-python {here}/without-torch",),
         expect=("PyTorch is not compared: .*/without-torch cannot import torch .Module",)),
     Row("overlap", ("bench/overlap.py", "bench/overlap.py *"), instead=(
-        "bench/overlap.py --model tiny --rounds 1 --steps 1 --warm-up 1 --case early --trace-dir traces --out out.json",)),
+        "bench/overlap.py --model tiny --rounds 1 --steps 1 --warm-up 1 --case early --trace-dir traces "
+        "--out out.json",)),
     Row("io_vs_fio", ("bench/io_vs_fio.py --file *",), needs="io_uring", files={"stand-in-fio": FIO}, instead=(
         "bench/io_vs_fio.py --file {here}/file.bin --size 4MiB --seconds 0.05 --ramp 0.01 --rounds 1 --block 65536 "
         "--depth 4 --fio {here}/stand-in-fio --out fio.json",

@@ -53,8 +53,8 @@ class Folder:
         for folder in ("bench", "tools", "tests/tools", "tests/reference"):
             if (root / folder).is_dir():
                 shutil.copytree(root / folder, self.path / folder, ignore=ignored)
-        for folder in ("bench/results", "build/bench", "build/tests", "drives/nvme0", "drives/nvme1", "home", "src/train",
-                       "unseen"):
+        made = "bench/results build/bench build/tests drives/nvme0 drives/nvme1 home src/train unseen"
+        for folder in made.split():
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         for name in ("configs", "README.md"):
             if (root / name).exists():
@@ -119,7 +119,7 @@ def runs_of(row, found):
             words = words_to_run(row, command)
             if words not in runs:
                 runs.append(words)
-    return runs + [shlex.split(text) for text in row.also]
+    return runs
 
 
 def launch(folder, words, row, limit):
@@ -254,7 +254,8 @@ class Programs:
         return mistakes
 
     def mistakes_of_cmake(self, command):
-        lists = "\n".join(path.read_text(encoding="utf-8") for path, _ in documents.files(self.root) if path.name == "CMakeLists.txt")
+        lists = "\n".join(path.read_text(encoding="utf-8") for path, _ in documents.files(self.root)
+                          if path.name == "CMakeLists.txt")
         mistakes = []
         for word in command.words:
             if name := re.match(r"-D(\w+)=", word):
@@ -322,7 +323,7 @@ def table_mistakes(found, rows):
 
 
 def is_run(row):
-    return bool(not row.why or row.instead or row.also)
+    return bool(not row.why or row.instead)
 
 
 def check_table(root, build, rows):

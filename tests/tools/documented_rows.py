@@ -8,7 +8,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is done with the documented commands that match one of these patterns (`*` is any text) and of no row before.
+    """What is done with the documented commands of one of these patterns (`*` is any text) that no row before has.
 
     Each is run as it is documented, but for what `replace` and `set` change: a word for a word, and the values of
     options, which are added where a document does not name them (True: an option without a value). `why` says why it
@@ -22,7 +22,6 @@ class Row:
     set: dict = dataclasses.field(default_factory=dict)
     more: str = ""  # words at the end
     instead: tuple = ()  # commands that are run in place of a synopsis, which has no values
-    also: tuple = ()  # commands that are run after them: other ways through the same program
     before: tuple = ()  # commands that make what these need
     files: dict = dataclasses.field(default_factory=dict)  # to be there, with their contents; they may be run
     expect: tuple = ()  # patterns, each of which something that is said matches
@@ -212,24 +211,22 @@ ROWS = (
         f"bench_train_step configs/bench-gpt2-124m.json {MODEL} --set devices=host --set model.vocab_size=300 "
         "--set model.n_positions=32 --steps 1 --trace trace.json --work work",)),
     Row("update_stream", ("bench_update_stream --path DIR --rounds *",), replace={"DIR": "/mnt/nvme0"},
-        set={"--rounds": "1", "--updates": "1", "--parameters": "1000000", "--host": "8MiB", "--io-seconds": "0.1"}),
+        set={"--rounds": "1", "--updates": "1", "--parameters": "4194304", "--host": "32MiB", "--io-seconds": "0.1"}),
     Row("update_stream_synopsis", ("bench_update_stream --path DIR [*",), instead=(
-        "bench_update_stream --path /mnt/nvme0 --parameters 1000000 --host 8MiB --read-ahead 0.25 --rounds 1 "
+        "bench_update_stream --path /mnt/nvme0 --parameters 4194304 --host 32MiB --read-ahead 0.25 --rounds 1 "
         "--updates 1 --io-seconds 0.1 --block-size 64KiB --queue-depth 4 --checksums off",)),
 
     # Benchmarks beside other people's programs, which stand-ins play here, or which are not there.
     Row("gpt2_124m", ("bench/gpt2_124m.py --torch-python PYTHON *",), replace={"PYTHON": "{here}/with-torch"},
-        files={"with-torch": TORCH, "without-torch": NO_TORCH},
-        set={"--tiny": True, "--rounds": "1", "--steps": "1", "--nvme": "/mnt/nvme0"},
-        also=("bench/gpt2_124m.py --tiny --rounds 1 --steps 1 --nvme /mnt/nvme0 --out results.json "
-              "--torch-python {here}/without-torch",),
-        expect=("torch fused / memory", "PyTorch is not compared: .*/without-torch cannot import torch .Module")),
-    Row("gpt2_124m_synopsis", ("bench/gpt2_124m.py [*",), instead=(
-        "bench/gpt2_124m.py --tiny --rounds 1 --steps 1 --nvme /mnt/nvme0 --work work",),
-        expect=("PyTorch is not compared: no --torch-python was named",)),
+        files={"with-torch": TORCH}, set={"--tiny": True, "--rounds": "1", "--steps": "1", "--nvme": "/mnt/nvme0"},
+        expect=("torch fused / memory", "torch foreach / memory")),
+    Row("gpt2_124m_synopsis", ("bench/gpt2_124m.py [*",), files={"without-torch": NO_TORCH}, instead=(
+        "bench/gpt2_124m.py --tiny --rounds 1 --steps 1 --nvme /mnt/nvme0 --work work --out results.json "
+        "--torch-python {here}/without-torch",),
+        expect=("PyTorch is not compared: .*/without-torch cannot import torch .Module",)),
     Row("overlap", ("bench/overlap.py", "bench/overlap.py *"), instead=(
-        "bench/overlap.py --model tiny --rounds 1 --steps 1 --warm-up 1 --case early --trace-dir traces --out out.json",
-        "bench/overlap.py --model tiny --rounds 1 --steps 1 --warm-up 1 --case activations")),
+        "bench/overlap.py --model tiny --rounds 1 --steps 1 --warm-up 1 --case early --trace-dir traces "
+        "--out out.json",)),
     Row("io_vs_fio", ("bench/io_vs_fio.py --file *",), needs="io_uring", files={"stand-in-fio": FIO}, instead=(
         "bench/io_vs_fio.py --file {here}/file.bin --size 4MiB --seconds 0.05 --ramp 0.01 --rounds 1 --block 65536 "
         "--depth 4 --fio {here}/stand-in-fio --out fio.json",

@@ -174,7 +174,7 @@ def docstring(text):
 
 
 def files(root):
-    """(path, place below the root) of the tree's files, but for those of build folders and others that are not its own."""
+    """(path, place below the root) of the tree's files, but for those of build folders and what runs leave."""
     for folder, below, names in os.walk(root):
         if "CMakeCache.txt" in names:
             names, below[:] = [], []
@@ -195,7 +195,7 @@ def documents(root):
             yield place, text, line
         elif path.suffix == ".sh":
             yield place, head_comment(path.read_text(encoding="utf-8"), "#"), 1
-        elif path.suffix == ".cpp" and place.startswith(("bench/", "tools/")) or path.suffix == ".json" and place.startswith("configs/"):
+        elif path.suffix == ".cpp" and place.startswith(("bench/", "tools/")) or place.startswith("configs/"):
             yield place, head_comment(path.read_text(encoding="utf-8"), "//"), 1
         elif path.suffix == ".c" and place.startswith("tools/examples/"):
             yield place, head_comment(path.read_text(encoding="utf-8"), " *"), 1

@@ -98,11 +98,20 @@ class WaitCauseTest : public testing::Test {
   }
   void next(Stream* consumer = nullptr) { store().acquire_op(consumer, leases_); }
 
+  bool waits_for(WaitCause cause) {
+    return store().state().find(fmt::format("the program waits for {}", name_of(cause))) != std::string::npos;
+  }
+  // Lets the drives go on, until they have done one more.
+  void let_go(io::Op op) {
+    const Link link = op == io::Op::kRead ? kNvmeRead : kNvmeWrite;
+    const std::int64_t before = store().statistics().links[link].transfers;
+    drives_->let_go(op);
+    while (store().statistics().links[link].transfers == before) std::this_thread::yield();
+  }
   // For so long, at least, the program has waited for the cause when this returns.
   double wait_seen(WaitCause cause) {
-    const std::string text = fmt::format("the program waits for {}", name_of(cause));
     const auto give_up = Clock::now() + std::chrono::seconds(20);
-    while (store().state().find(text) == std::string::npos) {
+    while (!waits_for(cause)) {
       if (Clock::now() > give_up) {
         ADD_FAILURE() << "it never waits for " << name_of(cause) << ":\n" << store().state();
         return 0;
@@ -298,7 +307,8 @@ TEST_F(WaitCauseTest, LeasesOfTheSegment) {
   expect_parts_are_all();
 }
 
-// One wait, three causes after one another. The waiting thread sleeps all the while.
+// One wait, three causes after one another. The waiting thread sleeps all the while: who has done what it
+// waited for looks what comes next.
 TEST_F(WaitCauseTest, ChangesWithinOneWait) {
   open(1, 1);
   give(1);
@@ -311,9 +321,11 @@ TEST_F(WaitCauseTest, ChangesWithinOneWait) {
   double written = 0, read = 0, copied = 0;
   next_while([&] {
     written = wait_seen(WaitCause::kWriteBacks);
-    drives_->let_go(io::Op::kWrite);
+    let_go(io::Op::kWrite);
+    EXPECT_TRUE(waits_for(WaitCause::kReads)) << store().state();
     read = wait_seen(WaitCause::kReads);
-    drives_->let_go(io::Op::kRead);
+    let_go(io::Op::kRead);
+    EXPECT_TRUE(waits_for(WaitCause::kCopies)) << store().state();
     copied = wait_seen(WaitCause::kCopies);
     device_->to_device.set();
   });

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <numeric>
 
 #include "train/drives.hpp"
 #include "train/metrics.hpp"
@@ -69,8 +70,10 @@ Links measure_links(const RunConfig& config, Session& session) {
   io::Engine* io = session.io();
   if (io == nullptr || session.layout().table.nvme_bytes() == 0) return links;
   if (config.aio.backend == io::Backend::kRam) {
-    roofs.nvme_read = roofs.nvme_write = config.tiers.ram.bytes_per_second * io->drive_count();
-    roofs.nvme_half_duplex = !config.tiers.ram.duplex;
+    links.drive_shares = programmed_rates(config.tiers.nvme, config.tiers.ram);
+    const std::vector<double>& rates = links.drive_shares;
+    roofs.nvme_read = roofs.nvme_write = std::accumulate(rates.begin(), rates.end(), 0.0);
+    roofs.nvme_half_duplex = !config.tiers.nvme.front().ram.value_or(config.tiers.ram).duplex;
     return links;
   }
   const std::vector<DriveRates> rates = measure_drives(*io, config.aio.block_size);

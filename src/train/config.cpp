@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "config_sections.hpp"
 #include "ziggurat/base/error.hpp"
@@ -121,10 +122,50 @@ std::int64_t read_drive_bytes(Section& entry) {
                   : std::string("leave it out to give the drive what the run needs"));
 }
 
-void read_drives(Section& tiers, std::vector<io::DriveOptions>& out) {
+// What a drive made of memory pretends to be.
+io::RamModel read_ram(Section& ram) {
+  io::RamModel model;
+  model.bytes_per_second = ram.number("bytes_per_second", {});
+  model.latency_seconds = ram.number("latency_seconds", {});
+  model.duplex = ram.boolean("duplex", false);
+  model.stall_every_seconds = ram.number("stall_every_seconds", {});
+  model.stall_seconds = ram.number("stall_seconds", {});
+  model.change_every_seconds = ram.number("change_every_seconds", {});
+  model.change_factor = ram.number("change_factor", {.fallback = model.change_factor});
+  ram.finish();
+  try {
+    (void)io::mean_bytes_per_second(model);  // refuses stalls and changes without meaning
+  } catch (const Error& e) {
+    ram.fail("", "has " + e.message(), e.hint());
+  }
+  return model;
+}
+
+// One `ram` section, of all drives or of one; a warning where no drive is made of memory.
+std::optional<io::RamModel> find_ram(Section& parent, const RunConfig& run) {
+  auto ram = parent.section("ram");
+  if (!ram) return {};
+  if (run.aio.backend != io::Backend::kRam) parent.notice("ram", "has no effect: aio.backend is not \"ram\"");
+  return read_ram(*ram);
+}
+
+// A step's time on the drives is that of its longer way, or of both: of all drives the same.
+void check_duplex(const Section& tiers, const RunConfig& run) {
+  if (run.aio.backend != io::Backend::kRam) return;
+  const auto duplex = [&](std::size_t i) { return run.tiers.nvme[i].ram.value_or(run.tiers.ram).duplex; };
+  for (std::size_t i = 1; i < run.tiers.nvme.size(); ++i) {
+    if (duplex(i) == duplex(0)) continue;
+    tiers.fail(fmt::format("nvme.{}.ram.duplex", i),
+               fmt::format("is {}, and that of nvme.0 is {}", duplex(i), duplex(0)),
+               "make all drives the same; a drive's own \"ram\" replaces all of tiers.ram");
+  }
+}
+
+void read_drives(Section& tiers, RunConfig& run) {
   constexpr const char* kExpected = "a list: [{\"path\": \"directory\", \"bytes\": \"1GiB\"}]";
   const Json* list = tiers.find("nvme");
   if (list == nullptr) return;
+  std::vector<io::DriveOptions>& out = run.tiers.nvme;
   if (!list->is_array()) tiers.wrong("nvme", kExpected);
   for (std::size_t i = 0; i < list->size(); ++i) {
     const std::string key = fmt::format("nvme.{}", i);
@@ -137,6 +178,7 @@ void read_drives(Section& tiers, std::vector<io::DriveOptions>& out) {
     if (drive.path.empty()) entry.fail("path", "is missing", "a directory on the drive");
     drive.bytes = read_drive_bytes(entry);
     drive.endurance_bytes = static_cast<double>(entry.bytes("endurance").value_or(0));
+    drive.ram = find_ram(entry, run);
     entry.finish();
     const auto same = [&](const io::DriveOptions& other) { return other.path == drive.path; };
     if (std::any_of(out.begin(), out.end(), same)) {
@@ -151,19 +193,13 @@ void read_tiers(Section& root, RunConfig& run) {
   if (!tiers) return;
   run.tiers.device = tiers->bytes("device");
   run.tiers.host = tiers->bytes("host");
-  read_drives(*tiers, run.tiers.nvme);
+  read_drives(*tiers, run);
   run.tiers.prefetch_depth =
       static_cast<int>(tiers->integer("prefetch_depth", {.fallback = run.tiers.prefetch_depth, .max = 4096}));
   run.tiers.read_ahead =
       tiers->number("read_ahead", {.fallback = run.tiers.read_ahead, .range = NumberSpec::Range::kBelowOne});
-  if (auto ram = tiers->section("ram")) {
-    run.tiers.ram.bytes_per_second = ram->number("bytes_per_second", {});
-    run.tiers.ram.latency_seconds = ram->number("latency_seconds", {});
-    run.tiers.ram.duplex = ram->boolean("duplex", false);
-    ram->finish();
-    if (run.aio.backend != io::Backend::kRam)
-      tiers->notice("ram", "has no effect: aio.backend is not \"ram\"");
-  }
+  run.tiers.ram = find_ram(*tiers, run).value_or(io::RamModel{});
+  check_duplex(*tiers, run);
   tiers->finish();
 }
 

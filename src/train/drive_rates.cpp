@@ -223,4 +223,14 @@ std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_si
   return rates;
 }
 
+std::vector<double> programmed_rates(const std::vector<io::DriveOptions>& drives,
+                                     const io::RamModel& common) {
+  std::vector<double> rates;
+  for (const io::DriveOptions& drive : drives) {
+    rates.push_back(io::mean_bytes_per_second(drive.ram.value_or(common)));
+    if (rates.back() == 0) return {};
+  }
+  return rates;
+}
+
 }  // namespace zg

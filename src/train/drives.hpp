@@ -39,5 +39,8 @@ struct DriveRates {
 // which `read_share` of the bytes are read. What was there is lost. Throws Error(kIo) with the path when a
 // transfer fails. Nobody else may use the drives meanwhile.
 std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size, double read_share = 0.5);
+// Of drives made of memory, as programmed (DriveOptions::ram, or else `common`): each one's bytes per second
+// in the mean over a long time. Empty when one of them is as fast as memory, which is no number.
+std::vector<double> programmed_rates(const std::vector<io::DriveOptions>& drives, const io::RamModel& common);
 
 }  // namespace zg

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <numeric>
 
 #include "train/drives.hpp"
 #include "train/live_line.hpp"
@@ -83,8 +84,11 @@ Links measure_links(const RunConfig& config, Session& session) {
   io::Engine* io = session.io();
   if (io == nullptr || session.layout().table.nvme_bytes() == 0) return links;
   if (config.aio.backend == io::Backend::kRam) {
-    roofs.nvme_read = roofs.nvme_write = config.tiers.ram.bytes_per_second * io->drive_count();
-    roofs.nvme_mixed = roofs.nvme_read * (config.tiers.ram.duplex ? 2 : 1);
+    links.drive_shares = programmed_rates(config.tiers.nvme, config.tiers.ram);
+    const std::vector<double>& rates = links.drive_shares;
+    roofs.nvme_read = roofs.nvme_write = std::accumulate(rates.begin(), rates.end(), 0.0);
+    const bool duplex = config.tiers.nvme.front().ram.value_or(config.tiers.ram).duplex;
+    roofs.nvme_mixed = roofs.nvme_read * (duplex ? 2 : 1);
     return links;
   }
   const Traffic& planned = session.plan().per_step;

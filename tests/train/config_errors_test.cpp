@@ -135,6 +135,22 @@ const Bad kBad[] = {
     {R"({"tiers": {"host": -4096}})", "tiers.host", "positive number of bytes"},
     {R"({"tiers": {"nvme": [{"bytes": 1}]}})", "tiers.nvme.0.path", "is missing"},
     {R"({"tiers": {"nvme": [{"path": "a"}, {"path": "a"}]}})", "tiers.nvme.1.path", "a second time"},
+    {R"({"tiers": {"ram": {"stall_every": 2}}})", "tiers.ram.stall_every", "stall_every_seconds"},
+    {R"({"tiers": {"ram": {"stall_every_seconds": 2, "stall_seconds": 2}}})", "tiers.ram", "a stall of 2"},
+    {R"({"tiers": {"ram": {"stall_seconds": 0.5}}})", "tiers.ram",
+     "stall_every_seconds, which it comes with"},
+    {R"({"tiers": {"ram": {"stall_every_seconds": -1}}})", "tiers.ram.stall_every_seconds", "found -1"},
+    {R"({"tiers": {"ram": {"change_factor": "2"}}})", "tiers.ram.change_factor", "found text \"2\""},
+    {R"({"tiers": {"nvme": [{"path": "a", "ram": 5}]}})", "tiers.nvme.0.ram", "expected an object"},
+    {R"({"tiers": {"nvme": [{"path": "a", "ram": {"bytes": 1}}]}})", "tiers.nvme.0.ram.bytes",
+     "is not a known key"},
+    {R"({"tiers": {"nvme": [{"path": "a"}, {"path": "b", "ram": {"change_factor": 0.5}}]}})",
+     "tiers.nvme.1.ram", "a change factor of 0.5"},
+    {R"({"aio": {"backend": "ram"}, "tiers": {"nvme": [{"path": "a"}, {"path": "b", "ram": {"duplex": true}}]}})",
+     "tiers.nvme.1.ram.duplex", "is true, and that of nvme.0 is false"},
+    {R"({"aio": {"backend": "ram"}, "tiers": {"ram": {"duplex": true},
+         "nvme": [{"path": "a"}, {"path": "b", "ram": {"bytes_per_second": 1e9}}]}})",
+     "tiers.nvme.1.ram.duplex", "is false, and that of nvme.0 is true"},
     {R"({"tiers": {"prefetch_depth": -1}})", "tiers.prefetch_depth", "0 to 4096"},
     {R"({"zero_optimization": {"stage": 4}})", "zero_optimization.stage", "0 to 3"},
     {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}})",
@@ -274,13 +290,15 @@ TEST_F(ConfigErrors, FeaturesThatAreOnButMissingWarn) {
   const RunConfig run = load_over(R"({
     "wandb": {"enabled": true, "project": "p"}, "comms_logger": {"enabled": true}, "autotuning": {"enabled": true},
     "dump_state": true, "data_types": {"grad_accum_dtype": "bf16"}, "gradient_predivide_factor": 2,
-    "compile": {"deepcompile": true}, "tiers": {"ram": {"latency_seconds": 1}},
+    "compile": {"deepcompile": true},
+    "tiers": {"ram": {"latency_seconds": 1}, "nvme": [{"path": "a"}, {"path": "b", "ram": {"duplex": true}}]},
     "activation_checkpointing": {"number_checkpoints": 4, "partition_activations": true}})");
-  EXPECT_EQ(without_effect(run, directory_ + "/over.json"),
-            (std::set<std::string>{"wandb", "comms_logger", "autotuning", "dump_state",
-                                   "data_types.grad_accum_dtype", "gradient_predivide_factor", "compile",
-                                   "tiers.ram", "activation_checkpointing.number_checkpoints",
-                                   "activation_checkpointing.partition_activations"}));
+  EXPECT_EQ(
+      without_effect(run, directory_ + "/over.json"),
+      (std::set<std::string>{"wandb", "comms_logger", "autotuning", "dump_state",
+                             "data_types.grad_accum_dtype", "gradient_predivide_factor", "compile",
+                             "tiers.ram", "tiers.nvme.1.ram", "activation_checkpointing.number_checkpoints",
+                             "activation_checkpointing.partition_activations"}));
 }
 
 // Whatever is done to a good file, there is an Error or a configuration within its ranges, never anything

@@ -261,6 +261,40 @@ TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
   EXPECT_EQ(run.seed, 0u);
 }
 
+// A drive's own section replaces the common one, also where it says nothing.
+TEST_F(ConfigTest, DrivesOfMemoryAreWhatTheyAreProgrammedToBe) {
+  const RunConfig run = load_over(R"({
+    "aio": {"backend": "ram"},
+    "tiers": {"nvme": [{"path": "a"},
+                       {"path": "b", "ram": {"bytes_per_second": 5e8, "change_every_seconds": 3, "change_factor": 4,
+                                             "duplex": true}},
+                       {"path": "c", "ram": {"duplex": true}}],
+              "ram": {"bytes_per_second": 1e9, "latency_seconds": 5e-4, "duplex": true,
+                      "stall_every_seconds": 2, "stall_seconds": 0.25}}})",
+                                  {"tiers.nvme.1.ram.latency_seconds=0.001"});
+  EXPECT_EQ(run.warnings, Strings{});
+  EXPECT_EQ(run.tiers.ram.bytes_per_second, 1e9);
+  EXPECT_EQ(run.tiers.ram.latency_seconds, 5e-4);
+  EXPECT_TRUE(run.tiers.ram.duplex);
+  EXPECT_EQ(run.tiers.ram.stall_every_seconds, 2);
+  EXPECT_EQ(run.tiers.ram.stall_seconds, 0.25);
+  EXPECT_EQ(run.tiers.ram.change_every_seconds, 0);
+  EXPECT_EQ(run.tiers.ram.change_factor, 1);
+  ASSERT_EQ(run.tiers.nvme.size(), 3u);
+  EXPECT_FALSE(run.tiers.nvme[0].ram.has_value());
+  ASSERT_TRUE(run.tiers.nvme[1].ram.has_value());
+  const io::RamModel& own = *run.tiers.nvme[1].ram;
+  EXPECT_EQ(own.bytes_per_second, 5e8);
+  EXPECT_EQ(own.latency_seconds, 1e-3);
+  EXPECT_TRUE(own.duplex);
+  EXPECT_EQ(own.stall_every_seconds, 0);
+  EXPECT_EQ(own.stall_seconds, 0);
+  EXPECT_EQ(own.change_every_seconds, 3);
+  EXPECT_EQ(own.change_factor, 4);
+  ASSERT_TRUE(run.tiers.nvme[2].ram.has_value());
+  EXPECT_EQ(run.tiers.nvme[2].ram->bytes_per_second, 0);
+}
+
 TEST_F(ConfigTest, PlacementWithoutOffloadSections) {
   EXPECT_EQ(load_over(R"({"tiers": {}})").offload_param, Placement::kAuto);
   EXPECT_EQ(load_over(R"({"tiers": null})").offload_param, Placement::kDevice);

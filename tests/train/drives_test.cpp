@@ -212,6 +212,18 @@ TEST(DriveRates, TheMixtureIsTheOneThatIsAskedFor) {
   }
 }
 
+TEST(DriveRates, OfProgrammedDrivesAreTheirOwnMeans) {
+  const io::RamModel common{.bytes_per_second = 1e9, .stall_every_seconds = 2, .stall_seconds = 0.5};
+  const io::RamModel own{.bytes_per_second = 4e8, .change_every_seconds = 3, .change_factor = 4};
+  const std::vector<io::DriveOptions> drives = {{.path = "a"}, {.path = "b", .ram = own}, {.path = "c"}};
+  const std::vector<double> rates = programmed_rates(drives, common);
+  ASSERT_EQ(rates.size(), 3u);
+  EXPECT_DOUBLE_EQ(rates[0], 7.5e8);
+  EXPECT_DOUBLE_EQ(rates[1], 2.5e8);
+  EXPECT_DOUBLE_EQ(rates[2], 7.5e8);
+  EXPECT_EQ(programmed_rates(drives, io::RamModel{}), std::vector<double>{});
+}
+
 TEST(DriveRates, AFileOfAPageIsEnough) {
   test::TemporaryDirectory directory;
   const auto engine =

@@ -30,7 +30,8 @@ constexpr const char* kHelp = R"(What it prints, one row a cell:
             over the sum of the drives' mean rates, full duplex the larger of the two
   step s    seconds that the step took
   stall     share of it in which nothing was computed, since bytes were waited for
-  eta       bytes moved / bytes that the drives offered in just that window, stalls and changes taken out
+  eta       bytes moved / bytes that the drives offered in just that window, stalls and changes taken out; what
+            was in flight at its ends counts where it ended, so a short window may come out above 1
   best      the fixed depth (aio.queue_depth=N, aio.adaptive_depth=false) with the highest eta
   ratio     eta of the default / eta of the best fixed depth; 1: nothing was left to tune
 Columns without another name are of the default: what the configuration gives when "aio" names nothing but

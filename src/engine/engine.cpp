@@ -364,7 +364,8 @@ double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBat
     run_program(programs_.evaluate, more ? &programs_.evaluate : nullptr);
     loss += read_scalars()[0];
   }
-  return loss / static_cast<double>(std::max<std::int64_t>(1, tokens));
+  // As in train_step(), so that a step and an evaluation of the same data give the same bits.
+  return loss * (1.0 / static_cast<double>(std::max<std::int64_t>(1, tokens)));
 }
 
 // One lease at a time: outside of programs the tiers need not have room for two.

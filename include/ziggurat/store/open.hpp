@@ -30,10 +30,10 @@ struct StoreConfig {
   // may be 0). Several share what is written by their bandwidth, so each should have more than its equal
   // part. None: no NVMe tier.
   std::vector<io::DriveOptions> drives = {};
-  io::EngineOptions aio = {};       // how the drives are used; without a trace: that of below
-  std::string policy = "next-use";  // see policy_by_name()
-  PolicyFactory own_policy = {};    // instead of one by name
-  std::int64_t read_ahead = 0;      // as in TensorStore::Options, here and below
+  io::EngineOptions aio = io::EngineOptions();  // how the drives are used; without a trace: that of below
+  std::string policy = "next-use";              // see policy_by_name()
+  PolicyFactory own_policy = {};                // instead of one by name
+  std::int64_t read_ahead = 0;                  // as in TensorStore::Options, here and below
   bool verify = true;
   std::vector<double> drive_shares = {};
   double warn_after_seconds = 5;

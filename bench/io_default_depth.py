@@ -84,11 +84,12 @@ def main():
     parser.add_argument("--block", nargs="+", type=parse_size, default=[128 * KIB, MIB, 8 * MIB])
     parser.add_argument("--depths", nargs="+", type=int, default=[2, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--ziggurat", default=str(ROOT / "build/ziggurat"))
+    parser.add_argument("--fio", default="fio", help="the program to compare with")
     parser.add_argument("--out", help="write everything as JSON here")
     args = parser.parse_args()
-    args.fio = shutil.which("fio") is not None
-    if not args.fio:
-        print("fio is not installed: the engine's own depths are compared alone")
+    if not shutil.which(args.fio):
+        print(f"fio is not compared: {args.fio} is not installed", flush=True)
+        args.fio = None
     machine = provenance(ROOT) | {"kernel": platform.release(), "device": io_vs_fio.device_of(str(pathlib.Path(args.file).parent)),
                                   "command": " ".join(["bench/io_default_depth.py"] + sys.argv[1:])}
     made = io_vs_fio.make_file(args)

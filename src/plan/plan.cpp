@@ -171,6 +171,27 @@ Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector
   return total;
 }
 
+Budgets read_ahead_of(const TensorTable& table, const StepPrograms& programs, const Budgets& budgets,
+                      const Budgets& in_flight) {
+  Budgets largest;
+  for (const StepProgram* p : {&programs.first, &programs.step, &programs.flush, &programs.evaluate}) {
+    for (std::int32_t op = 0; op < p->program.op_count(); ++op) {
+      std::int64_t device = 0, host = 0;
+      for (const AccessStep& a : p->program.op(op)) {
+        const Segment& segment = table.segment(a.segment);
+        // What is read in the device passes the host on its way from NVMe.
+        const bool passes = a.access == Access::kRead && segment.lowest == Tier::kNvme && !budgets.direct;
+        if (a.tier == Tier::kDevice) device += segment.device_charge;
+        if (a.tier == Tier::kHost || passes) host += segment.charge;
+      }
+      largest.device = std::max(largest.device, device);
+      largest.host = std::max(largest.host, host);
+    }
+  }
+  return {std::min(budgets.device / 4, in_flight.device + largest.device),
+          std::min(budgets.host / 4, in_flight.host + largest.host)};
+}
+
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
                                         std::int64_t device, bool direct) {
   // The smallest multiple that fits of what charges are multiples of.

@@ -19,7 +19,7 @@ struct Cap {
   int least, most;     // segments
   std::int64_t bytes;  // between them
 };
-constexpr Cap kCopies = {2, 16, 16 << 20}, kDrives = {8, 128, 64 << 20};
+constexpr Cap kCopies = {2, 16, TensorStore::kCopiesInFlight}, kDrives = {8, 128, 64 << 20};
 constexpr Cap kMovingCap[kLinks] = {kCopies, kCopies, kDrives, kDrives, kDrives, kDrives};
 
 bool reads_drives(Link link) {

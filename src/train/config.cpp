@@ -196,8 +196,11 @@ void read_tiers(Section& root, RunConfig& run) {
   read_drives(*tiers, run);
   run.tiers.prefetch_depth =
       static_cast<int>(tiers->integer("prefetch_depth", {.fallback = run.tiers.prefetch_depth, .max = 4096}));
-  run.tiers.read_ahead =
-      tiers->number("read_ahead", {.fallback = run.tiers.read_ahead, .range = NumberSpec::Range::kBelowOne});
+  constexpr double kAuto = -1;
+  const double ahead = tiers->number(
+      "read_ahead",
+      {.fallback = kAuto, .range = NumberSpec::Range::kBelowOne, .autos = Auto::kTakesFallback});
+  if (ahead != kAuto) run.tiers.read_ahead = ahead;
   run.tiers.ram = find_ram(*tiers, run).value_or(io::RamModel{});
   check_duplex(*tiers, run);
   tiers->finish();
@@ -243,7 +246,7 @@ RunConfig load_config(const ConfigSource& source) {
   read_run(root, run);
   read_data(root, run);
   read_batch(root, run);
-  read_devices(root, run);    // before the precision, which is "auto" by what the device multiplies fast
+  read_devices(root, run);  // before the precision, which is "auto" by what the device multiplies fast
   read_precision(root, run);
   read_optimizer(root, run);  // after the precision, which limits how its state may be kept
   read_scheduler(root, run);

@@ -139,13 +139,30 @@ void Session::make_layout() {
     auto twice = std::make_unique<Layout>(*model_, o);
     if (drives_have_room(twice->table.nvme_bytes())) layout_ = std::move(twice);
   }
-  auto timing = UpdateTiming::kSeparate;
-  if (config_.optimizer.overlap) {
-    // A clip factor, and whether a step is left out, take all gradients.
-    const bool verdict = config_.gradient_clipping > 0 || scaler_.has_value();
-    timing = verdict ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
+  programs_ = std::make_unique<StepPrograms>(*layout_, update_timing());
+}
+
+UpdateTiming Session::update_timing() const {
+  if (!config_.optimizer.overlap) return UpdateTiming::kSeparate;
+  // A clip factor, and whether a step is left out, take all gradients.
+  const bool verdict = config_.gradient_clipping > 0 || scaler_.has_value();
+  return verdict ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
+}
+
+// Of each budget: for what is on its way. From sizes alone, so that a plan made anywhere foretells the run's
+// bytes.
+Budgets Session::read_ahead(const Budgets& budgets, const StepPrograms& programs) const {
+  if (const std::optional<double> share = config_.tiers.read_ahead) {
+    const auto of = [&](std::int64_t bytes) {
+      return static_cast<std::int64_t>(*share * static_cast<double>(bytes));
+    };
+    return {of(budgets.device), of(budgets.host), budgets.direct};
   }
-  programs_ = std::make_unique<StepPrograms>(*layout_, timing);
+  const AioConfig& aio = config_.aio;
+  const std::int64_t depth = aio.queue_depth > 0 ? aio.queue_depth : io::default_queue_depth(aio.block_size);
+  const auto drives = static_cast<std::int64_t>(config_.tiers.nvme.size());
+  return read_ahead_of(layout_->table, programs, budgets,
+                       {2 * TensorStore::kCopiesInFlight, depth * aio.block_size * drives});
 }
 
 // The optimizer works where its state is. That is the device if the user wants it there, or if everything
@@ -166,8 +183,7 @@ std::int32_t Session::device_updates() const {
   };
   std::int64_t used = layout_->workspace_charge() + layout_->table.total_charge(Tier::kDevice);
   for (std::int32_t u = 0; u < units; ++u) used -= state_of(u);
-  const std::int64_t room =
-      device - static_cast<std::int64_t>(config_.tiers.read_ahead * static_cast<double>(device));
+  const std::int64_t room = device - read_ahead({device, 0}, StepPrograms(*layout_, update_timing())).device;
   std::int32_t n = 0;
   for (; n < units; ++n) {
     used += state_of(n);
@@ -218,17 +234,17 @@ void Session::check_plan() {
   const std::int64_t workspace = layout_->workspace_charge();
   const Budgets inside{budgets_.device - workspace, budgets_.host, direct_ != nullptr};
   const Budgets all = everything();
-  // Less read-ahead where the budgets are too small for it.
-  for (double share = config_.tiers.read_ahead;; share = share > 0.02 ? share / 2 : 0) {
+  const Budgets ahead = read_ahead(inside, *programs_);
+  // Less of it where the budgets are too small.
+  for (std::int64_t part = 1; part <= 32; part *= 2) {
     // A tier that holds everything needs no room for comings and goings.
-    const auto rest = [&](std::int64_t bytes, std::int64_t everything) {
-      const auto ahead = static_cast<std::int64_t>(share * static_cast<double>(bytes));
-      return bytes >= everything ? bytes : bytes - ahead;
+    const auto rest = [&](std::int64_t bytes, std::int64_t everything, std::int64_t free) {
+      return bytes >= everything || part == 32 ? bytes : bytes - free / part;
     };
-    resident_ = {rest(inside.device, all.device), rest(inside.host, all.host), inside.direct};
+    resident_ = {rest(inside.device, all.device, ahead.device), rest(inside.host, all.host, ahead.host),
+                 inside.direct};
     plan_ = make_plan(*layout_, *programs_, resident_);
     if (plan_.fits) return;
-    if (share == 0) break;
   }
   const auto least = smallest_budgets(*layout_, *programs_, inside.device, inside.direct);
   if (!least) {

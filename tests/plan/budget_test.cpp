@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/tiny_run.hpp"
+#include "ziggurat/base/units.hpp"
 
 namespace zg::test {
 namespace {
@@ -168,6 +169,43 @@ TEST(BoundOf, IsTheSlowestLink) {
   EXPECT_EQ(bound_of(r, 2e9, t).by, "compute");
   EXPECT_DOUBLE_EQ(bound_of(r, 2e9, t).seconds, 2);
   EXPECT_EQ(bound_of(Roofs{}, 1e9, t).seconds, 0);
+}
+
+// Two tensors read at the host by one operation, one that passes it on its way to the device, one that cannot
+// sink.
+TEST(ReadAhead, IsWhatTheLinksAndTheLargestOperationTake) {
+  TensorTable table(1);
+  const auto add = [&](const char* name, std::int64_t bytes, Tier lowest) {
+    const TensorId id = table.add({.name = name, .dtype = DType::kU8, .count = bytes, .lowest = lowest});
+    return table.tensor(id).first_segment;
+  };
+  const SegmentId a = add("a", 3 * kMiB, Tier::kNvme), b = add("b", 5 * kMiB, Tier::kNvme),
+                  c = add("c", 7 * kMiB, Tier::kDevice);
+  const auto program = [&](std::initializer_list<std::vector<AccessStep>> ops) {
+    Program p("p");
+    for (const auto& op : ops) p.add_op(op);
+    p.finish(table.segment_count());
+    return StepProgram{std::move(p), {}};
+  };
+  const AccessStep host_a{a, Tier::kHost, Access::kRead, false},
+      host_b{b, Tier::kHost, Access::kWrite, false}, device_b{b, Tier::kDevice, Access::kRead, false},
+      device_c{c, Tier::kDevice, Access::kRead, false};
+  const TinyRun run(TinySetup{});
+  StepPrograms programs(run.layout(), UpdateTiming::kDeferred);
+  programs.first = programs.flush = programs.evaluate = program({{device_c}});
+  programs.step = program({{host_a}, {host_a, host_b}, {device_b, device_c}});
+  const Budgets in_flight{kMiB, 2 * kMiB};
+  Budgets ahead = read_ahead_of(table, programs, {kGiB, kGiB}, in_flight);
+  EXPECT_EQ(ahead.device, (1 + 5 + 7) * kMiB);
+  EXPECT_EQ(ahead.host, (2 + 3 + 5) * kMiB);
+  programs.step = program({{host_a}, {device_b, device_c}});
+  ahead = read_ahead_of(table, programs, {kGiB, kGiB}, in_flight);
+  EXPECT_EQ(ahead.host, (2 + 5) * kMiB) << "b passes the host";
+  ahead = read_ahead_of(table, programs, {kGiB, kGiB, true}, in_flight);
+  EXPECT_EQ(ahead.host, (2 + 3) * kMiB) << "b goes past it";
+  ahead = read_ahead_of(table, programs, {16 * kMiB, 8 * kMiB}, in_flight);
+  EXPECT_EQ(ahead.device, 4 * kMiB);
+  EXPECT_EQ(ahead.host, 2 * kMiB);
 }
 
 TEST(NvmeSeconds, UseTheMixtureAndWhatIsLeftOneWay) {

@@ -46,6 +46,7 @@ HELPS = {
     "gpt2_124m.py": "python bench/gpt2_124m.py --help",
     "overlap.py": "python bench/overlap.py --help",
     "io_vs_fio.py": "python bench/io_vs_fio.py --help",
+    "io_default_depth.py": "python bench/io_default_depth.py --help",
     "gpu.sh": "bench/gpu.sh --help",
     "pytorch_gpt2.py": "source bench/pytorch_gpt2.py",  # without torch it only says so
     "pytorch_gpu.py": "python bench/pytorch_gpu.py --help",
@@ -184,6 +185,8 @@ ROWS = (
         "bench_io_depth --drive near --depths 1,4 --static-seconds 0.05 --seconds 0.1")),
     Row("io_engine", ("bench_io_engine", "bench_io_engine *"), instead=(
         "bench_io_engine --seconds 0.01 --repeats 1 --depth 4 --block-size 65536",)),
+    Row("drive_bound", ("bench_drive_bound", "bench_drive_bound *"), instead=(
+        "bench_drive_bound --tiny --scenario half,two --clip none --depths 8 --out bound.json",)),
     Row("io_priority", ("bench_io_priority", "bench_io_priority *"), instead=(
         "bench_io_priority --rounds 1 --seconds 0.1", "bench_io_priority --path /mnt/nvme0 --rounds 1 --seconds 0.1")),
     Row("optimizer", ("bench_optimizer --*",), set={"--repeats": "1", "--params": "65536"}),
@@ -232,6 +235,12 @@ ROWS = (
         "--depth 4 --fio {here}/stand-in-fio --out fio.json",
         "bench/io_vs_fio.py --file {here}/file.bin --size 4MiB --ramp 0.01 --quick --op read --fio {here}/no-fio"),
         expect=("fio-stand-in", "ours / fio: throughput", "fio is not compared: .*/no-fio is not installed")),
+    Row("io_default_depth", ("bench/io_default_depth.py --file *",), needs="io_uring", files={"stand-in-fio": FIO}, instead=(
+        "bench/io_default_depth.py --file {here}/file.bin --size 8MiB --seconds 0.05 --ramp 0.01 --rounds 1 --block 65536 "
+        "--depths 4 --fio {here}/stand-in-fio --out depth.json",
+        "bench/io_default_depth.py --file {here}/file.bin --size 8MiB --seconds 0.05 --ramp 0.01 --rounds 1 --block 65536 "
+        "--depths 4 --op read --fio {here}/no-fio"),
+        expect=("default / best fixed", "fio is not compared: .*/no-fio is not installed")),
     Row("pytorch", ("python pytorch_gpt2.py *", "python pytorch_gpu.py *"), directory="bench", unseen=("torch",),
         code=3, expect=("pytorch_gpt2.py: torch cannot be imported .*; there is no PyTorch baseline",
                 "pytorch_gpu.py: torch cannot be imported .*; there is no PyTorch baseline")),

@@ -25,6 +25,14 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
 // engine.hpp), from the state that Engine::initialize leaves.
 Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector<ProgramRun>& history);
 
+// Bytes of each budget that stay free for what is on its way in or out, so that a fetch need not wait for the
+// write-back that makes room for it: what the tier's links have in flight at once (`in_flight`), and what the
+// largest operation has there, for the one that comes next. Beyond that more room fetches nothing earlier
+// that drives are free to fetch, and each byte of it is a byte that does not stay: it is read and written
+// once more in every step. No more than a quarter of a budget, since a small one is needed for what stays.
+Budgets read_ahead_of(const TensorTable& table, const StepPrograms& programs, const Budgets& budgets,
+                      const Budgets& in_flight);
+
 // The smallest budgets that do: first the device's with as much host memory as there is need for, then the
 // host's with `device` bytes (or the smallest, if that is more) of device memory. Workspace not included.
 // Nothing if no budget does.

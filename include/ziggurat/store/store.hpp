@@ -151,6 +151,9 @@ class TensorStore final : private io::ExtentCompletion, private Gate {
     bool record = false;            // programs and steps are kept for access_trace()
   };
 
+  // Each way between host and device: segments are handed to its stream until they are this much.
+  static constexpr std::int64_t kCopiesInFlight = std::int64_t{16} << 20;
+
   explicit TensorStore(const Options& options);
   ~TensorStore();
   TensorStore(const TensorStore&) = delete;

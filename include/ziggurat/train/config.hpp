@@ -82,8 +82,8 @@ struct TierConfig {
   int prefetch_depth =
       256;  // operations of the program decided ahead; what is fetched early is bounded by the budgets
   // Share of each budget that stays free for what is on its way in or out, so that a fetch need not wait for
-  // the write-back that makes room for it. The rest is for what stays.
-  double read_ahead = 0.25;
+  // the write-back that makes room for it. The rest is for what stays. None: read_ahead_of() finds it.
+  std::optional<double> read_ahead;
 };
 
 struct ThreadsConfig {

@@ -79,6 +79,8 @@ class Session {
   std::int64_t device_limit() const;
   void resolve_model();
   void make_layout();
+  UpdateTiming update_timing() const;
+  Budgets read_ahead(const Budgets& budgets, const StepPrograms& programs) const;
   std::int32_t device_updates() const;
   std::int32_t units_within(double share) const;
   std::string describe_update() const;

@@ -82,7 +82,7 @@ struct Options {
   std::int64_t layers = 12, width = 768, vocab = 8192, tokens = 64, device = 160;
   std::int64_t rounds = 3, steps = 6, warmup = 2;
   double rate_factor = 1;  // of all drives
-  bool tiny = false;
+  bool tiny = false, adaptive = false;
   std::string out, directory;
 };
 
@@ -103,14 +103,18 @@ struct Cell {
 };
 
 struct Setting {
-  int depth = 0;  // 0: the default
-  std::string name() const { return depth == 0 ? "default" : fmt::format("depth {}", depth); }
+  int depth = 0;  // 0: the default, kAdaptive: found at run time
+  static constexpr int kAdaptive = -1;
+  std::string name() const {
+    return depth == 0 ? "default" : depth == kAdaptive ? "adaptive" : fmt::format("depth {}", depth);
+  }
 };
 
 // Steps of one session, between two looks at the clock.
 struct Window {
   double seconds = 0, step = 0, stall = 0, io = 0, eta = 0;
   double read_bytes = 0, write_bytes = 0, offered_bytes = 0;
+  zg::StallTimes causes;
 };
 
 class TemporaryDirectory {
@@ -184,6 +188,7 @@ std::vector<std::string> overrides_of(const Options& o, const Cell& cell, const 
     all.push_back(fmt::format("aio.queue_depth={}", setting.depth));
     all.push_back("aio.adaptive_depth=false");
   }
+  if (setting.depth == Setting::kAdaptive) all.push_back("aio.adaptive_depth=true");
   all.insert(all.end(), o.overrides.begin(), o.overrides.end());
   return all;
 }
@@ -240,13 +245,19 @@ Window measure(const Options& o, const Cell& cell, const Setting& setting) {
   const zg::io::LinkCounters before = moved_by(*session.io());
   const auto from = Clock::now();
   double stall = 0;
-  while (step < o.warmup + o.steps) stall += session.train_step(step++, zg::Then::kTrain).stall;
+  zg::StallTimes causes;
+  while (step < o.warmup + o.steps) {
+    const zg::StepResult r = session.train_step(step++, zg::Then::kTrain);
+    stall += r.stall;
+    causes += r.stall_for;
+  }
   const auto to = Clock::now();
   Window w = window_of(config, before, moved_by(*session.io()), from, to);
   const auto steps = static_cast<double>(o.steps);
   w.io /= steps;
   w.step = w.seconds / steps;
   w.stall = stall / w.seconds;
+  w.causes = causes;
   return w;
 }
 
@@ -265,6 +276,8 @@ ordered_json json_of(const std::vector<Window>& windows) {
                     {"write_bytes", w.write_bytes},
                     {"offered_bytes", w.offered_bytes},
                     {"stall_share", w.stall}});
+    for (std::size_t i = 0; i < w.causes.seconds.size(); ++i)
+      each.back()["stall_s"][zg::name_of(static_cast<zg::StallCause>(i))] = w.causes.seconds[i];
   }
   return {{"eta", median(windows, &Window::eta)},
           {"io_s_per_step", median(windows, &Window::io)},
@@ -290,6 +303,7 @@ ordered_json run_cell(const Options& o, const Cell& cell, const std::vector<Sett
   }
   std::size_t best = 0;  // 0: no fixed depth was asked for
   for (std::size_t i = 1; i < settings.size(); ++i) {
+    if (settings[i].depth == Setting::kAdaptive) continue;
     if (best == 0 || median(windows[i], &Window::eta) > median(windows[best], &Window::eta)) best = i;
   }
   const double eta = median(windows[0], &Window::eta), best_eta = median(windows[best], &Window::eta);
@@ -345,7 +359,10 @@ void run(Options o, int argc, char** argv, const std::vector<Scenario>& scenario
   write_tokens(o);
   write_base(o);
   std::vector<Setting> settings(1);
-  for (const int depth : o.depths) settings.push_back({depth});
+  for (const int depth : o.depths) {
+    if (depth > 0) settings.push_back({depth});
+  }
+  if (o.adaptive) settings.push_back({Setting::kAdaptive});
   ordered_json all = provenance(argc, argv);
   all["settings"] = settings_of(o);
   all["cells"] = ordered_json::array();
@@ -396,9 +413,9 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->check(kClip)
       ->capture_default_str();
-  app.add_option("--depths", o.depths, "Fixed depths to compare with")
+  app.add_option("--depths", o.depths, "Fixed depths to compare with; 0: none")
       ->delimiter(',')
-      ->check(CLI::Range(1, 4096))
+      ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   app.add_option("--rounds", o.rounds)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--steps", o.steps, "Of a window")->check(CLI::PositiveNumber)->capture_default_str();
@@ -409,6 +426,11 @@ int main(int argc, char** argv) {
   app.add_option("--width", o.width)->capture_default_str();
   app.add_option("--vocab", o.vocab)->check(CLI::Range(1, 65536))->capture_default_str();
   app.add_option("--tokens", o.tokens, "Of the one sequence of a step")->capture_default_str();
+  app.add_flag("--adaptive", o.adaptive, "Also with aio.adaptive_depth");
+  app.add_option("--rate-factor", o.rate_factor,
+                 "All drives are so many times as fast: less where this processor does not let them bind")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--device", o.device, "Budget of device memory in MiB")->capture_default_str();
   app.add_option("--out", o.out, "JSON file with all windows, where they were measured, and how");
   app.add_flag("--tiny", o.tiny, "A model of 2 layers x 64 on drives of a fiftieth of the speed");

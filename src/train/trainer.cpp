@@ -70,9 +70,8 @@ void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
   const double more = nvme_seconds(roofs, 0, nvme_bytes, nvme_bytes) - nvme_seconds(roofs, 0, nvme_bytes, 0);
   if (roofs.nvme_first_write > 0.9 * roofs.nvme_write || more < 0.1) return;
   log::info(
-      "the drives take {} where they were never written, {} later: the first {} written, by loading the "
-      "model and "
-      "the first steps, cost up to {} more",
+      "the drives write {} where nothing was written before, and {} later: {} go there first, by loading "
+      "the model and in the first steps, and cost up to {} more",
       format_rate(roofs.nvme_first_write), format_rate(roofs.nvme_write), format_bytes(nvme_bytes),
       format_seconds(more));
 }

@@ -180,6 +180,19 @@ TEST_F(ConfigTest, DeepSpeedSectionsMeanWhatTheyMeanThere) {
                                    "zero_allow_untested_optimizer"}));
 }
 
+// Not stated, and "auto", are the same: what the engine and the plan find from sizes.
+TEST_F(ConfigTest, DepthAndReadAheadAreFoundUnlessTheyAreStated) {
+  for (const char* text : {"{}", R"({"aio": {"queue_depth": "auto"}, "tiers": {"read_ahead": "auto"}})"}) {
+    const RunConfig run = load_over(text);
+    EXPECT_EQ(run.aio.queue_depth == 0 ? io::default_queue_depth(run.aio.block_size) : run.aio.queue_depth, 32)
+        << text;
+    EXPECT_FALSE(run.aio.adaptive_depth) << text;
+    EXPECT_FALSE(run.tiers.read_ahead.has_value()) << text;
+  }
+  EXPECT_EQ(load_over(R"({"tiers": {"read_ahead": 0}})").tiers.read_ahead, 0);
+  EXPECT_EQ(load_over(R"({"tiers": {"read_ahead": 0.5}})").tiers.read_ahead, 0.5);
+}
+
 // What `ziggurat io-tune` prints, as it is.
 TEST_F(ConfigTest, TheSectionThatIoTunePrintsIsTaken) {
   const RunConfig run = load_over(R"({
@@ -192,7 +205,7 @@ TEST_F(ConfigTest, TheSectionThatIoTunePrintsIsTaken) {
   EXPECT_EQ(run.aio.queue_depth, 16);
   EXPECT_EQ(run.aio.max_queue_depth, 256);
   EXPECT_EQ(run.aio.queues, 2);
-  EXPECT_TRUE(run.aio.adaptive_depth);
+  EXPECT_FALSE(run.aio.adaptive_depth);
   EXPECT_EQ(run.tiers.nvme.at(0).endurance_bytes, 600e12);
 }
 

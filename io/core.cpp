@@ -9,9 +9,21 @@
 
 namespace zg::io {
 
+int default_queue_depth(std::int64_t block_size) {
+  constexpr std::int64_t kLeast = 4, kMost = 256;
+  return static_cast<int>(std::clamp(kBytesInFlight / std::max<std::int64_t>(1, block_size), kLeast, kMost));
+}
+
+EngineOptions resolved(EngineOptions o) {
+  if (o.queue_depth != 0) return o;
+  o.queue_depth = default_queue_depth(o.block_size);
+  if (o.adapt_depth) o.queue_depth = std::min(o.queue_depth, o.max_queue_depth);
+  return o;
+}
+
 EngineCore::EngineCore(Backend backend, const EngineOptions& options, std::vector<DriveSpec> drives,
                        std::string note, std::shared_ptr<void> keep)
-    : backend_(backend), options_(options), note_(std::move(note)), keep_(std::move(keep)) {
+    : backend_(backend), options_(resolved(options)), note_(std::move(note)), keep_(std::move(keep)) {
   for (DriveSpec& spec : drives) {
     drives_.push_back(std::make_unique<Drive>());
     drives_.back()->spec = std::move(spec);

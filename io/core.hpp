@@ -28,6 +28,9 @@ struct DriveSpec {
   std::function<std::unique_ptr<Queue>(int depth)> make_direct_queue = {};
 };
 
+// With the depth that was not stated.
+EngineOptions resolved(EngineOptions options);
+
 class EngineCore final : public Engine {
  public:
   // `note` is added to describe(): what was fallen back to, and why. `keep` lives as long as the

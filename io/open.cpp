@@ -50,14 +50,6 @@ void check(const EngineOptions& o, const std::vector<DriveOptions>& drives) {
   if (drives.empty()) throw Error(Errc::kUsage, "tiers.nvme", "names no path", "name at least one directory");
 }
 
-// With the depth that was not stated.
-EngineOptions resolved(EngineOptions o) {
-  if (o.queue_depth != 0) return o;
-  o.queue_depth = default_queue_depth(o.block_size);
-  if (o.adapt_depth) o.queue_depth = std::min(o.queue_depth, o.max_queue_depth);
-  return o;
-}
-
 std::string joined(const std::vector<std::string>& texts) {
   std::string all;
   for (const std::string& text : texts) all += (all.empty() ? "" : ", ") + text;
@@ -176,11 +168,6 @@ std::shared_ptr<Files> open_drive_files(const EngineOptions& o, const std::vecto
 }
 
 }  // namespace
-
-int default_queue_depth(std::int64_t block_size) {
-  constexpr std::int64_t kLeast = 4, kMost = 256;
-  return static_cast<int>(std::clamp(kBytesInFlight / std::max<std::int64_t>(1, block_size), kLeast, kMost));
-}
 
 Opened open_engine(const EngineOptions& asked, const std::vector<DriveOptions>& drives) {
   const EngineOptions options = resolved(asked);

@@ -385,7 +385,7 @@ TEST(Options, OutOfRangeIsTheUsersError) {
   };
   refused([](EngineOptions& o) { o.block_size = 1000; });
   refused([](EngineOptions& o) { o.block_size = 0; });
-  refused([](EngineOptions& o) { o.queue_depth = 0; });
+  refused([](EngineOptions& o) { o.queue_depth = -1; });
   refused([](EngineOptions& o) { o.threads = 0; });
   refused([](EngineOptions& o) { o.queues = 0; });
   refused([](EngineOptions& o) {

@@ -18,6 +18,8 @@ constexpr double kMemory = 0.25;
 // Two windows in a row this many times above or below the mean are no noise: the drive has changed, and the
 // mean begins anew.
 constexpr double kStray = 1.5;
+// Of the time that the busiest drive was: less, and the drive did not have all that it could take.
+constexpr double kKeptBusy = 0.9;
 // Shares that differ by less from those in use do not replace them: extents would move for nothing.
 constexpr double kWorthwhile = 0.03;
 
@@ -64,9 +66,9 @@ bool Shares::sample(std::span<const DriveSample> samples, double wall_seconds) {
 void Shares::gather(Drive& drive) {
   if (drive.busy < (drive.bytes > 0 ? kEnoughBusy : kEnoughSilence)) return;
   const double rate = drive.bytes / drive.busy;
-  // One that waited for the others most of the time had few blocks in flight, and might be faster: a slow
+  // One that waited for the others some of the time had few blocks in flight then, and might be faster: a slow
   // one would have been among the busiest. So this is no reason to think less of it.
-  const bool at_least = drive.busy < 0.5 * drive.busiest;
+  const bool at_least = drive.busy < kKeptBusy * drive.busiest;
   if (drive.rate == 0 || !at_least || rate > drive.rate) absorb(drive, rate, drive.busy);
   drive.bytes = drive.busy = drive.busiest = 0;
 }

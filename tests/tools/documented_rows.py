@@ -185,7 +185,7 @@ ROWS = (
         "bench_io_depth --drive near --depths 1,4 --static-seconds 0.05 --seconds 0.1")),
     Row("io_engine", ("bench_io_engine", "bench_io_engine *"), instead=(
         "bench_io_engine --seconds 0.01 --repeats 1 --depth 4 --block-size 65536",)),
-    Row("drive_bound", ("bench_drive_bound", "bench_drive_bound *"), instead=(
+    Row("drive_bound", ("bench_drive_bound *",), instead=(
         "bench_drive_bound --tiny --scenario half,two --clip none --depths 8 --out bound.json",)),
     Row("io_priority", ("bench_io_priority", "bench_io_priority *"), instead=(
         "bench_io_priority --rounds 1 --seconds 0.1", "bench_io_priority --path /mnt/nvme0 --rounds 1 --seconds 0.1")),

@@ -187,7 +187,7 @@ ROWS = (
         "bench_io_engine --seconds 0.01 --repeats 1 --depth 4 --block-size 65536",)),
     Row("drive_bound", ("bench_drive_bound *",), instead=(
         "bench_drive_bound --tiny --scenario half,two --clip none --depths 8 --out bound.json",)),
-    Row("io_priority", ("bench_io_priority", "bench_io_priority *"), instead=(
+    Row("io_priority", ("bench_io_priority *",), instead=(
         "bench_io_priority --rounds 1 --seconds 0.1", "bench_io_priority --path /mnt/nvme0 --rounds 1 --seconds 0.1")),
     Row("optimizer", ("bench_optimizer --*",), set={"--repeats": "1", "--params": "65536"}),
     Row("optimizer_synopsis", ("bench_optimizer [*",), instead=(

@@ -196,11 +196,11 @@ void read_tiers(Section& root, RunConfig& run) {
   read_drives(*tiers, run);
   run.tiers.prefetch_depth =
       static_cast<int>(tiers->integer("prefetch_depth", {.fallback = run.tiers.prefetch_depth, .max = 4096}));
-  constexpr double kAuto = -1;
-  const double ahead = tiers->number(
-      "read_ahead",
-      {.fallback = kAuto, .range = NumberSpec::Range::kBelowOne, .autos = Auto::kTakesFallback});
-  if (ahead != kAuto) run.tiers.read_ahead = ahead;
+  if (tiers->is_auto("read_ahead")) {
+    tiers->notice("read_ahead", "\"auto\": the plan finds it");
+  } else if (tiers->has("read_ahead")) {
+    run.tiers.read_ahead = tiers->number("read_ahead", {.range = NumberSpec::Range::kBelowOne});
+  }
   run.tiers.ram = find_ram(*tiers, run).value_or(io::RamModel{});
   check_duplex(*tiers, run);
   tiers->finish();

@@ -244,7 +244,8 @@ void read_aio(Section& root, RunConfig& run) {
                                                .max = std::int64_t{1} << 30,
                                                .multiple_of = 4096,
                                                .autos = Auto::kTakesFallback});
-  // Kept as 0, "not stated", where the file says nothing or "auto".
+  // 0, "not stated", where the file says nothing: the engine then finds it, within the cap of a depth that
+  // adapts.
   const int depth = io::default_queue_depth(out.block_size);
   if (aio->has("queue_depth")) {
     out.queue_depth = static_cast<int>(aio->integer(

@@ -108,6 +108,18 @@ TEST(Shares, WithoutSamplesTheEstimateStays) {
   EXPECT_EQ(shares.shares(), before);
 }
 
+// One that waited for the others a third of the time had a short queue then, as a faster drive has where
+// memory for what comes next is scarce.
+TEST(Shares, ADriveThatWasNotKeptBusyIsNotThoughtSlower) {
+  Noise noise("not kept busy");
+  Shares shares({2, 1}, true);
+  for (int i = 0; i < 20; ++i) sample(shares, {1e9, 0.5e9}, noise, 0);
+  for (int i = 0; i < 100; ++i) sample(shares, {0.75e9, 0.5e9}, noise, 0, {0.67, 1});
+  expect_shares(shares, {2, 1}, 0.05);
+  for (int i = 0; i < 100; ++i) sample(shares, {0.75e9, 0.5e9}, noise, 0, {0.97, 1});
+  expect_shares(shares, {1.5, 1}, 0.05);
+}
+
 // A drive that waits for the others has a short queue and delivers less than it could.
 TEST(Shares, ASeldomBusyDriveIsNotThoughtSlowerButCanBeFaster) {
   Noise noise("seldom");

@@ -184,10 +184,13 @@ TEST_F(ConfigTest, DeepSpeedSectionsMeanWhatTheyMeanThere) {
 TEST_F(ConfigTest, DepthAndReadAheadAreFoundUnlessTheyAreStated) {
   for (const char* text : {"{}", R"({"aio": {"queue_depth": "auto"}, "tiers": {"read_ahead": "auto"}})"}) {
     const RunConfig run = load_over(text);
-    EXPECT_EQ(run.aio.queue_depth == 0 ? io::default_queue_depth(run.aio.block_size) : run.aio.queue_depth, 32)
+    EXPECT_EQ(run.aio.queue_depth == 0 ? io::default_queue_depth(run.aio.block_size) : run.aio.queue_depth,
+              32)
         << text;
     EXPECT_FALSE(run.aio.adaptive_depth) << text;
     EXPECT_FALSE(run.tiers.read_ahead.has_value()) << text;
+    for (const std::string& warning : run.warnings)
+      EXPECT_EQ(warning.find("took -"), std::string::npos) << warning;
   }
   EXPECT_EQ(load_over(R"({"tiers": {"read_ahead": 0}})").tiers.read_ahead, 0);
   EXPECT_EQ(load_over(R"({"tiers": {"read_ahead": 0.5}})").tiers.read_ahead, 0.5);

@@ -3,8 +3,8 @@
 //
 // It is an option (EngineOptions::adapt_depth) for those who want short queues. A fixed number of bytes in
 // flight is the default, since a queue that is too deep costs some latency, and one that is too shallow costs
-// bandwidth at once, in every step: in training, whose load comes and goes, no controller won against it
-// (bench_drive_bound, bench/results).
+// bandwidth at once, in every step: in training, whose load comes and goes, this controller did not win
+// against it (bench_drive_bound --adaptive, bench/results).
 //
 // In a full queue latency is depth / bandwidth (Little's law), so "bandwidth does not grow, but latency does"
 // is one question: is the bandwidth at this depth more than at that one? It is asked as such, in windows at

@@ -389,7 +389,7 @@ constexpr const char* kFooter =
     "only\n"
     "  add latency, since each waits for those before it. 32 MiB under way (the default: 32 blocks of 1MiB) "
     "suit\n"
-    "  most NVMe drives; io-tune searches for the best.\n"
+    "  many NVMe drives, and some take more; io-tune searches for the best.\n"
     "How to read the result:\n"
     "  latency is from submission to completion; with a full queue p50 is about depth x block size / "
     "throughput.\n"

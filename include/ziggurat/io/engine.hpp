@@ -44,9 +44,9 @@ enum class Backend : std::uint8_t { kAuto, kUring, kLibaio, kThreads, kRam };
 // "auto", "io_uring", "libaio", "threads", "ram".
 const char* name_of(Backend backend);
 
-// Who is served first when transfers wait for a drive (on each of its queues). A lower one is never starved: of
-// kFairShare blocks begun while it waits, at least one is its; but while demands come now and then, at most a
-// quarter of the depth is write-back, since what is in the drive cannot be overtaken.
+// Who is served first when transfers wait for a drive (on each of its queues). A lower one is never starved:
+// of kFairShare blocks begun while it waits, at least one is its; but while demands come now and then, at
+// most a quarter of the depth is write-back, since what is in the drive cannot be overtaken.
 enum class Priority : std::uint8_t {
   kDemand,     // somebody waits for it
   kPrefetch,   // somebody will
@@ -84,7 +84,8 @@ struct Transfer {
   std::int64_t offset = 0;  // in the drive's file
   void* data = nullptr;     // not changed by a write
   std::int64_t bytes = 0;
-  // `data` is memory of EngineOptions::direct: offset, address and bytes are multiples of Engine::alignment().
+  // `data` is memory of EngineOptions::direct: offset, address and bytes are multiples of
+  // Engine::alignment().
   bool on_device = false;
   Completion* completion = nullptr;  // null: the ticket must be waited for
   std::uint64_t tag = 0;             // handed back to the completion
@@ -119,11 +120,11 @@ struct RamModel {
   bool moves_bytes = true;  // false: only the time passes, for measuring what the engine itself costs
 };
 
-// The depth that keeps a drive busy whatever its speed: kBytesInFlight in blocks of this size, at least 4 and at
-// most 256 of them. A queue of fixed bytes needs to know no rate: it lasts 2 ms on the fastest drive of today
-// (14 GB/s), longer than such a drive's latency, and what a slow one has waiting costs its demands little, since
-// write-back takes a part of the queue only (kFairShare, Priority). bench_io_depth and bench_drive_bound compare
-// it with all fixed depths and with adapt_depth.
+// The depth where none is stated: kBytesInFlight in blocks of this size, at least 4 and at most 256 of them.
+// A queue of fixed bytes needs to know no rate: it lasts 2 ms on the fastest drive of today (14 GB/s), longer
+// than such a drive's latency, and what a slow one has waiting costs its demands little, since write-back
+// takes a part of the queue only (Priority). Some drives take more: bench/io_default_depth.py compares it
+// with other depths on a drive, bench_drive_bound in training on drives whose speed is known.
 inline constexpr std::int64_t kBytesInFlight = std::int64_t{32} << 20;
 int default_queue_depth(std::int64_t block_size);
 
@@ -192,8 +193,8 @@ struct EngineOptions {
   std::int64_t block_size = 1 << 20;  // bytes of one request to the kernel; multiple of 4096
   // Blocks in flight per drive; with adapt_depth, to begin with. 0: default_queue_depth(block_size).
   int queue_depth = 0;
-  // Looks for the shallowest depth at run time that loses little bandwidth, where latency counts for more than
-  // the last few percent of it.
+  // Looks for the shallowest depth at run time that loses little bandwidth, where latency counts for more
+  // than the last few percent of it.
   bool adapt_depth = false;
   int max_queue_depth = 256;  // its cap
   int queues = 1;             // rings, each with a thread, per drive; they share its depth
@@ -241,8 +242,8 @@ class Engine {
 
   // A transfer past the end of the drive is a result: ENODATA to read, ENOSPC to write.
   virtual Ticket submit(const Transfer& transfer) = 0;
-  // Makes what has not begun of a transfer more urgent. One that is done, also one with a stale ticket, is left
-  // alone.
+  // Makes what has not begun of a transfer more urgent. One that is done, also one with a stale ticket, is
+  // left alone.
   virtual void promote(Ticket ticket, Priority priority) = 0;
   // True and the result, once, when the ticket is done. Tickets with a completion are not polled.
   virtual bool poll(Ticket ticket, Result& result) = 0;

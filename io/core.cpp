@@ -199,7 +199,7 @@ LinkCounters EngineCore::counters(int drive) const {
   const Drive& d = at(drive);
   LinkCounters c;
   for (std::uint32_t i = 0; i < d.all_lanes(); ++i) lanes_[d.first_lane + i]->add_to(c);
-  c.busy_seconds = d.busy.seconds();
+  d.busy.add_to(c);
   return c;
 }
 
@@ -211,7 +211,7 @@ DriveReport EngineCore::report(int drive) const {
   r.numa_node = d.spec.numa_node;
   r.endurance_bytes = d.spec.endurance_bytes;
   for (std::uint32_t i = 0; i < d.all_lanes(); ++i) lanes_[d.first_lane + i]->add_to(r);
-  r.counters.busy_seconds = d.busy.seconds();
+  d.busy.add_to(r.counters);
   return r;
 }
 

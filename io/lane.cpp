@@ -211,9 +211,16 @@ void BusyClock::lane_ends(Clock::time_point now) {
     value_.store(value_.load(std::memory_order_relaxed) + last_ns_, std::memory_order_relaxed);
 }
 
-double BusyClock::seconds() const {
+void BusyClock::block_done(Clock::time_point now) {
+  std::lock_guard lock(mutex_);
+  last_ns_ = std::max(last_ns_, ns_of(now));
+  done_ns_.store(value_.load(std::memory_order_relaxed) + last_ns_, std::memory_order_relaxed);
+}
+
+void BusyClock::add_to(LinkCounters& c) const {
   const std::int64_t v = value(value_);
-  return static_cast<double>(v < 0 ? std::max<std::int64_t>(0, v + now_ns()) : v) * 1e-9;
+  c.busy_seconds += static_cast<double>(v < 0 ? std::max<std::int64_t>(0, v + now_ns()) : v) * 1e-9;
+  c.done_seconds += static_cast<double>(value(done_ns_)) * 1e-9;
 }
 
 void Lane::add_to(LinkCounters& c) const {

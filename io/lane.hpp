@@ -41,7 +41,8 @@ class BusyClock {
  public:
   void lane_begins(Clock::time_point now);
   void lane_ends(Clock::time_point now);
-  double seconds() const;
+  void block_done(Clock::time_point now);  // while it is in flight
+  void add_to(LinkCounters& counters) const;
 
  private:
   std::mutex mutex_;
@@ -49,6 +50,7 @@ class BusyClock {
   std::int64_t last_ns_ = 0;  // of a change; lanes look at the clock on their own, and time does not go back
   // Idle: nanoseconds so far. Busy: those less the time when the spell began, which is negative.
   std::atomic<std::int64_t> value_{0};
+  std::atomic<std::int64_t> done_ns_{0};
 };
 
 struct LaneOptions {

@@ -236,6 +236,7 @@ void Lane::reap(Clock::time_point deadline) {
   if (done_.empty()) return;
   now_ = Clock::now();
   counters_.last_done_ns.store(ns_of(now_), std::memory_order_relaxed);
+  busy_.block_done(now_);
   for (const BlockDone& done : done_) handle(done);
   counters_.depth.store(controller_.depth(), std::memory_order_relaxed);
 }

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "ziggurat/base/error.hpp"
 
 namespace zg::io {
 namespace {
 
-// Less busy time than this says little about a drive: a single block may be all of it.
+// Less time than this says little about a drive: a single block may be all of it.
 constexpr double kEnoughBusy = 0.02;
 // Busy for so long and nothing done: then that is the sample.
 constexpr double kEnoughSilence = 0.5;
@@ -52,6 +53,10 @@ bool Shares::sample(std::span<const DriveSample> samples, double wall_seconds) {
     drives_[i].bytes += static_cast<double>(std::max<std::int64_t>(samples[i].bytes, 0));
     drives_[i].busy += busy(samples[i]);
     drives_[i].busiest += busiest;
+    drives_[i].not_done += busy(samples[i]);
+    const double done = std::clamp(samples[i].done_seconds, 0.0, drives_[i].not_done);
+    drives_[i].done += done;
+    drives_[i].not_done -= done;
     gather(drives_[i]);
   }
   compute(next_);
@@ -64,13 +69,16 @@ bool Shares::sample(std::span<const DriveSample> samples, double wall_seconds) {
 }
 
 void Shares::gather(Drive& drive) {
-  if (drive.busy < (drive.bytes > 0 ? kEnoughBusy : kEnoughSilence)) return;
-  const double rate = drive.bytes / drive.busy;
+  const bool silent = drive.not_done >= kEnoughSilence;
+  if (drive.done < kEnoughBusy && !silent) return;
+  // The silence is in this sample, and in no other.
+  const double seconds = drive.done + (silent ? std::exchange(drive.not_done, 0) : 0);
+  const double rate = drive.bytes / seconds;
   // One that waited for the others some of the time had few blocks in flight then, and might be faster: a slow
   // one would have been among the busiest. So this is no reason to think less of it.
   const bool at_least = drive.busy < kKeptBusy * drive.busiest;
-  if (drive.rate == 0 || !at_least || rate > drive.rate) absorb(drive, rate, drive.busy);
-  drive.bytes = drive.busy = drive.busiest = 0;
+  if (drive.rate == 0 || !at_least || rate > drive.rate) absorb(drive, rate, seconds);
+  drive.bytes = drive.done = drive.busy = drive.busiest = 0;
 }
 
 void Shares::absorb(Drive& drive, double rate, double busy) {

@@ -11,9 +11,13 @@
 
 namespace zg::io {
 
+// Of one window. Bytes are counted when their block is done, and a window may end when the next is all but done:
+// of a slow drive, whose blocks take as long as a window, that would say little. So they go with the time until
+// the last block that was done in it, since the last of the window before.
 struct DriveSample {
-  std::int64_t bytes = 0;   // moved in one window
-  double busy_seconds = 0;  // of it
+  std::int64_t bytes = 0;  // moved
+  double busy_seconds = 0;
+  double done_seconds = 0;  // that the bytes took
 };
 
 class Shares {
@@ -42,7 +46,8 @@ class Shares {
     double age = 0;     // busy seconds that `rate` is the mean of
     int strayed = 0;    // the last sample was far above (1) or below (-1) `rate`
     // Gathered until it is enough for a sample:
-    double bytes = 0, busy = 0, busiest = 0;
+    double bytes = 0, done = 0, busy = 0, busiest = 0;
+    double not_done = 0;  // busy, and no block has been done since
   };
   void gather(Drive& drive);
   static void absorb(Drive& drive, double rate, double busy);

@@ -278,7 +278,8 @@ void StripedVolume::sample_drives() {
     const LinkCounters counters = engine_.counters(static_cast<int>(d));
     const LinkCounters& last = last_counters_[d];
     samples_[d] = {.bytes = counters.read_bytes + counters.write_bytes - last.read_bytes - last.write_bytes,
-                   .busy_seconds = counters.busy_seconds - last.busy_seconds};
+                   .busy_seconds = counters.busy_seconds - last.busy_seconds,
+                   .done_seconds = counters.done_seconds - last.done_seconds};
     last_counters_[d] = counters;
   }
   placement_.sample(samples_, seconds_between(last_sample_, now));

@@ -562,12 +562,14 @@ TEST_F(CoreTest, CountsTheTimeThatADriveIsBusy) {
   // (Between a block's beginning and its standing in the script some time passes: the spell began before
   // `held`, but the round's look at the clock may be older still.)
   EXPECT_GE(engine->counters(0).busy_seconds, seconds_between(held, until));
+  EXPECT_EQ(engine->counters(0).done_seconds, 0);  // nothing is done yet
   for (int i = 0; i < 4; ++i) script_.end();
   EXPECT_TRUE(engine->wait(one).ok());
   const double busy = engine->counters(0).busy_seconds;
   EXPECT_LE(busy, seconds_between(begin, Clock::now()));
   std::this_thread::sleep_for(kWhile);
   EXPECT_EQ(engine->counters(0).busy_seconds, busy);
+  EXPECT_EQ(engine->counters(0).done_seconds, busy);
 }
 
 }  // namespace

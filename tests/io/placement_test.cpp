@@ -37,7 +37,7 @@ TEST(Placement, ExtentsMoveOffADriveThatBecameSlowAndThenStay) {
     expect_loads(placement, 4, 0.01);
     const auto sample = [&](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
       for (int i = 0; i < 10; ++i)
-        placement.sample(std::vector<DriveSample>{{a, 0.05}, {b, 0.05}, {c, 0.05}, {d, 0.05}}, 0.05);
+        placement.sample(std::vector<DriveSample>{{a, 0.05, 0.05}, {b, 0.05, 0.05}, {c, 0.05, 0.05}, {d, 0.05, 0.05}}, 0.05);
     };
     sample(10'000'000, 10'000'000, 20'000'000, 40'000'000);
     EXPECT_GT(rewrite(placement, extents, bytes), 0);
@@ -59,7 +59,7 @@ TEST(Placement, WithoutRoomElsewhereAnExtentStays) {
     std::vector<std::vector<Piece>> extents(static_cast<std::size_t>(16 * kMiB / bytes));
     for (auto& pieces : extents) ASSERT_TRUE(placement.reserve(bytes, 0, pieces));
     for (int i = 0; i < 10; ++i)
-      placement.sample(std::vector<DriveSample>{{40'000'000, 0.05}, {4'000'000, 0.05}}, 0.05);
+      placement.sample(std::vector<DriveSample>{{40'000'000, 0.05, 0.05}, {4'000'000, 0.05, 0.05}}, 0.05);
     EXPECT_EQ(rewrite(placement, extents, bytes), 0) << bytes;
     if (bytes < 8 * kMiB) continue;
     // As soon as there is some, its own space counts too.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "support.hpp"
 
@@ -31,7 +32,7 @@ bool sample(Shares& shares, const std::vector<double>& rates, Noise& noise, doub
   std::vector<DriveSample> samples;
   for (std::size_t d = 0; d < rates.size(); ++d) {
     const double s = kWindow * (busy.empty() ? 1 : busy[d]);
-    samples.push_back({static_cast<std::int64_t>(rates[d] * s * noise(amplitude)), s});
+    samples.push_back({static_cast<std::int64_t>(rates[d] * s * noise(amplitude)), s, rates[d] > 0 ? s : 0});
   }
   return shares.sample(samples, kWindow);
 }
@@ -103,7 +104,7 @@ TEST(Shares, WithoutSamplesTheEstimateStays) {
   for (int i = 0; i < 100; ++i) {
     EXPECT_FALSE(shares.sample(std::vector<DriveSample>{{0, 0}, {0, 0}}, kWindow));
     EXPECT_FALSE(shares.sample(
-        std::vector<DriveSample>{{static_cast<std::int64_t>(1e9 * kWindow), kWindow}, {0, 0}}, kWindow));
+        std::vector<DriveSample>{{static_cast<std::int64_t>(1e9 * kWindow), kWindow, kWindow}, {0, 0}}, kWindow));
   }
   EXPECT_EQ(shares.shares(), before);
 }
@@ -131,6 +132,40 @@ TEST(Shares, ASeldomBusyDriveIsNotThoughtSlowerButCanBeFaster) {
   expect_shares(shares, {1, 2}, 0.05);
 }
 
+// Blocks of 4 MiB take a drive of 90 MB/s as long as a window: now none is done in one, and now two.
+TEST(Shares, BlocksAsLongAsAWindowMakeNoNoise) {
+  constexpr double kRates[] = {360e6, 270e6, 180e6, 90e6}, kBlock = 4 << 20;
+  Shares shares({4, 3, 2, 1}, true);
+  std::int64_t blocks[4] = {};
+  for (int window = 1; window <= 2000; ++window) {
+    std::vector<DriveSample> samples;
+    for (int d = 0; d < 4; ++d) {
+      const auto done = static_cast<std::int64_t>(window * kWindow * kRates[d] / kBlock);
+      const std::int64_t n = done - std::exchange(blocks[d], done);
+      samples.push_back({n * (4 << 20), kWindow, static_cast<double>(n) * kBlock / kRates[d]});
+    }
+    EXPECT_FALSE(shares.sample(samples, kWindow)) << "window " << window;
+    if (HasFailure()) return;
+  }
+  EXPECT_TRUE(shares.learned());
+  expect_shares(shares, {4, 3, 2, 1}, 1e-6);
+}
+
+// Silent for half a second, it is thought slow; that half second is not counted again when it goes on.
+TEST(Shares, AStuckDriveThatGoesOnIsKnownSoon) {
+  Shares shares({1, 1}, true);
+  const auto sample = [&](double busy_before, std::int64_t bytes) {
+    shares.sample(std::vector<DriveSample>{{50'000'000, kWindow, kWindow}, {bytes, kWindow, busy_before}},
+                  kWindow);
+  };
+  for (int i = 0; i < 20; ++i) sample(kWindow, 50'000'000);
+  for (int i = 0; i < 11; ++i) sample(0, 0);
+  EXPECT_LT(shares.shares()[1], 0.02);
+  sample(12 * kWindow, 50'000'000);
+  for (int i = 0; i < 3; ++i) sample(kWindow, 50'000'000);
+  expect_shares(shares, {1, 1}, 0.05);
+}
+
 TEST(Shares, AStuckDriveLosesItsShare) {
   Noise noise("stuck");
   Shares shares({1, 1}, true);
@@ -141,7 +176,7 @@ TEST(Shares, AStuckDriveLosesItsShare) {
 
 TEST(Shares, UnmeasuredDrivesKeepTheirWeightBesideMeasuredOnes) {
   Shares shares({1, 2, 3}, true);
-  shares.sample(std::vector<DriveSample>{{50'000'000, 0.05}, {0, 0}, {150'000'000, 0.05}},
+  shares.sample(std::vector<DriveSample>{{50'000'000, 0.05, 0.05}, {0, 0}, {150'000'000, 0.05, 0.05}},
                 kWindow);  // 1 and 3 GB/s
   expect_shares(shares, {1, 2, 3}, 1e-6);
   EXPECT_EQ(shares.bytes_per_second(1), 0);
@@ -151,18 +186,19 @@ TEST(Shares, UnmeasuredDrivesKeepTheirWeightBesideMeasuredOnes) {
 TEST(Shares, ImpossibleSamplesAreTakenForWhatTheyCanBe) {
   const auto rate = [](const DriveSample& sample, double wall_seconds) {
     Shares shares({1, 1}, true);
-    shares.sample(std::vector<DriveSample>{sample, {50'000'000, kWindow}}, wall_seconds);
+    shares.sample(std::vector<DriveSample>{sample, {50'000'000, kWindow, kWindow}}, wall_seconds);
     return shares.bytes_per_second(0);
   };
-  EXPECT_NEAR(rate({50'000'000, 40 * kWindow}, kWindow), 1e9, 1);  // and not a fortieth of it
-  EXPECT_NEAR(rate({50'000'000, kWindow}, 2 * kWindow), 1e9, 1);
-  EXPECT_EQ(rate({50'000'000, -kWindow}, kWindow), 0);  // nothing is known of it
-  EXPECT_EQ(rate({50'000'000, kWindow}, -1), 0);
+  EXPECT_NEAR(rate({50'000'000, 40 * kWindow, 40 * kWindow}, kWindow), 1e9, 1);  // and not a fortieth of it
+  EXPECT_NEAR(rate({50'000'000, kWindow, 2 * kWindow}, 2 * kWindow), 1e9, 1);
+  EXPECT_EQ(rate({50'000'000, -kWindow, kWindow}, kWindow), 0);  // nothing is known of it
+  EXPECT_EQ(rate({50'000'000, kWindow, -kWindow}, kWindow), 0);
+  EXPECT_EQ(rate({50'000'000, kWindow, kWindow}, -1), 0);
   // What was gathered before is not taken back.
   Shares shares({1, 1}, true);
-  const DriveSample other = {50'000'000, kWindow};
+  const DriveSample other = {50'000'000, kWindow, kWindow};
   const auto sample = [&](std::int64_t bytes, double busy) {
-    shares.sample(std::vector<DriveSample>{{bytes, busy}, other}, kWindow);
+    shares.sample(std::vector<DriveSample>{{bytes, busy, busy}, other}, kWindow);
   };
   sample(10'000'000, 0.01);
   sample(-70'000'000, -3);

@@ -217,6 +217,7 @@ struct LinkCounters {
   std::int64_t resubmitted = 0;                        // short transfers continued
   std::int64_t edge_bytes = 0;  // read or written beyond that, since whole pages must be
   double busy_seconds = 0;      // with at least one block in flight
+  double done_seconds = 0;      // of these, those until the last block that is done: what the bytes took
 };
 
 // A drive as it stands.

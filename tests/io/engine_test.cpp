@@ -409,10 +409,10 @@ TEST_F(FaultTest, LateBlocksComeOutOfOrder) {
 }
 
 TEST(DefaultDepth, IsAFixedNumberOfBytesWithinLimits) {
-  EXPECT_EQ(default_queue_depth(1 << 20), 32);
+  EXPECT_EQ(default_queue_depth(1 << 20), 64);
   EXPECT_EQ(default_queue_depth(128 << 10), 256);
   EXPECT_EQ(default_queue_depth(4096), 256);
-  EXPECT_EQ(default_queue_depth(2 << 20), 16);
+  EXPECT_EQ(default_queue_depth(2 << 20), 32);
   EXPECT_EQ(default_queue_depth(1 << 30), 4);
   const auto depth_of = [](EngineOptions options) {
     options.backend = Backend::kRam;

@@ -23,6 +23,12 @@ std::uint64_t next_identity() {
 
 }  // namespace
 
+const char* name_of(StallCause cause) {
+  static constexpr const char* kNames[] = {"reads",  "write-backs", "memory in order",
+                                           "copies", "optimizer",   "other"};
+  return kNames[static_cast<std::size_t>(cause)];
+}
+
 Engine::Engine(const Options& o)
     : layout_(*o.layout),
       programs_(*o.programs),
@@ -37,7 +43,8 @@ Engine::Engine(const Options& o)
       position_(std::make_unique<Position>()),
       timer_(std::make_unique<Timer>(o.trace, *position_)),
       stall_(std::make_unique<StallMeter>(*compute_, *optimizer_)),
-      identity_(next_identity()) {
+      identity_(next_identity()),
+      sequence_(programs_) {
   workspace_memory_ = device_.arena().allocate(workspace_bytes_);
   if (workspace_memory_ == nullptr) {
     throw Error(Errc::kMemory, "device tier",
@@ -75,27 +82,41 @@ void Engine::leave_program() {
   store_.run(nullptr, nullptr);
 }
 
+// The lease is of a copy at `tier`.
+HostLease Engine::on_host(Lease lease, Tier tier, Access access) {
+  if (tier == Tier::kHost || device_.is_host()) return HostLease(std::move(lease));
+  return HostLease(std::move(lease), access, device_, *compute_);
+}
+
 // Outside of a program, at the host if there is room, else where the tensor may be.
 HostLease Engine::host_lease(SegmentId segment, Access access) {
   const Position::Waiting waiting(*position_, Position::Waits::kForLease);
-  const auto at_device = [&] {
-    Lease lease = store_.acquire(segment, Tier::kDevice, access);
-    return device_.is_host() ? HostLease(std::move(lease))
-                             : HostLease(std::move(lease), access, device_, *compute_);
-  };
-  if (layout_.table.segment(segment).lowest == Tier::kDevice) return at_device();
+  const auto at = [&](Tier tier) { return on_host(store_.acquire(segment, tier, access), tier, access); };
+  if (layout_.table.segment(segment).lowest == Tier::kDevice) return at(Tier::kDevice);
   try {
-    return HostLease(store_.acquire(segment, Tier::kHost, access));
+    return at(Tier::kHost);
   } catch (const Error& e) {
     if (e.code() != Errc::kMemory) throw;
-    return at_device();
+    return at(Tier::kDevice);
   }
 }
 
 void Engine::initialize(const ParamSource& source) {
   leave_program();
-  for (std::int32_t u = 0; u <= layout_.head_unit(); ++u) initialize_unit(u, source);
-  // From here on what moves is the programs' doing alone, and can be foretold.
+  const StepProgram& program = *begin_activity(Activity::kInitialize).program;
+  store_.run(&program.program, nullptr);
+  position_->begin_program(program);
+  for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
+    position_->next_op(i);
+    {
+      const Position::Waiting waiting(*position_, Position::Waits::kForLease);
+      store_.acquire_op(nullptr, leases_);
+    }
+    initialize(program.ops[static_cast<std::size_t>(i)], source);
+    position_->issued();
+  }
+  // From here on what moves is the steps' doing alone, and can be foretold.
+  leave_program();
   store_.sink();
   {
     const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
@@ -104,39 +125,43 @@ void Engine::initialize(const ParamSource& source) {
   initial_ = store_.traffic();
 }
 
-// The plan makes the same accesses in the same order (Load in plan.cpp).
-void Engine::initialize_unit(std::int32_t u, const ParamSource& source) {
-  const Layout::UnitTensors& tensors = layout_.unit(u);
-  const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(u)].params;
-  const HostLease weight_lease = host_lease(layout_.whole(tensors.weight), Access::kOverwrite);
+// The part of a unit's weight that one segment of its state has the masters of; with the last segment what is
+// frozen in it, too. Gaps between parameters are zero.
+void Engine::initialize(const StepOp& op, const ParamSource& source) {
+  const Layout::UnitTensors& tensors = layout_.unit(op.unit);
+  const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
+  const bool has_state = op.has(Operand::kState);
+  const Tier tier = has_state ? layout_.update_at(op.unit) : Tier::kDevice;
+  const HostLease weight_lease = on_host(std::move(lease(op, Operand::kWeight)), tier,
+                                         op.first ? Access::kOverwrite : Access::kWrite);
   const View weight = whole_view(weight_lease.data(), tensors.weight);
-  std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
+  if (op.first) std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
   std::vector<float> values;
-  // Elements [begin, end) of a parameter and its gap, which is zero.
+  // Elements [begin, end) of a parameter and its gap.
   const auto values_of = [&](const Param& p, std::int64_t begin, std::int64_t end) {
     values.assign(static_cast<std::size_t>(end - begin), 0.0f);
     if (begin < p.count()) source(p, begin, std::min(end, p.count()), values.data());
     return values.data();
   };
-  const StateFormat& format = layout_.state().format();
-  for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
-    const Layout::Elements segment = layout_.state_elements(u, i);
-    const HostLease lease = host_lease(layout_.state_segment(u, i), Access::kOverwrite);
-    std::memset(lease.data(), 0, static_cast<std::size_t>(lease.bytes()));
+  if (has_state) {
+    const HostLease state = on_host(std::move(lease(op, Operand::kState)), tier, Access::kOverwrite);
+    std::memset(state.data(), 0, static_cast<std::size_t>(state.bytes()));
+    const Layout::Elements segment = layout_.state_elements(op.unit, op.segment);
     for (const Layout::StateRange& range : tensors.ranges) {
       const std::int64_t begin = std::max(range.state_first, segment.first);
       const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
       if (begin >= end) continue;
       const std::int64_t skip = begin - range.state_first, n = end - begin;
-      write_masters(format, layout_.state().part(lease.data(), segment.count, begin - segment.first, n),
+      write_masters(layout_.state().format(),
+                    layout_.state().part(state.data(), segment.count, begin - segment.first, n),
                     weight.col_range(range.unit_first + skip, n),
                     values_of(params[static_cast<std::size_t>(range.param)], skip, skip + n));
     }
   }
-  if (layout_.options.groups.empty()) return;
+  if (layout_.options.groups.empty() || op.segment + 1 < layout_.state_segments(op.unit)) return;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Param& p = params[i];
-    if (layout_.options.groups[static_cast<std::size_t>(u)][i] != kFrozen) continue;
+    if (layout_.options.groups[static_cast<std::size_t>(op.unit)][i] != kFrozen) continue;
     constexpr std::int64_t kPart = 1 << 20;  // elements at a time
     for (std::int64_t at = 0; at < p.count(); at += kPart) {
       const std::int64_t n = std::min(kPart, p.count() - at);
@@ -210,9 +235,16 @@ bool Engine::waiting() const {
   return position_->waiting();
 }
 
-void Engine::run_program(const StepProgram& program, const StepProgram* next) {
-  store_.run(&program.program, next != nullptr ? &next->program : nullptr);
-  note_run({&program, next});
+// The first program of the activity; it may have none (ProgramStart::program is null).
+ProgramStart Engine::begin_activity(Activity activity) {
+  sequence_.begin(activity);
+  note(history_, activity);
+  return sequence_.next().value_or(ProgramStart{});
+}
+
+void Engine::run_program(const ProgramStart& start) {
+  const StepProgram& program = *start.program;
+  store_.run(&program.program, start.next != nullptr ? &start.next->program : nullptr);
   position_->begin_program(program);
   for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
     const StepOp& op = program.ops[static_cast<std::size_t>(i)];
@@ -237,21 +269,6 @@ Stream& Engine::update_stream(std::int32_t unit) {
   return !device_.is_host() && layout_.update_at(unit) == Tier::kDevice ? *compute_ : *optimizer_;
 }
 
-// Grows with the variety of what was run, not with its length.
-void Engine::note_run(const ProgramRun::Part& part) {
-  const bool updates = programs_.timing == UpdateTiming::kSeparate && part.program == &programs_.flush;
-  if (updates && !history_.empty() && history_.back().parts[0].next == part.program) {
-    history_.back().parts[1] = part;  // of the step before
-  } else {
-    history_.push_back({{part, {}}, 1});
-  }
-  if (history_.size() < 2) return;
-  ProgramRun& before = *(history_.end() - 2);
-  if (!std::ranges::equal(before.parts, history_.back().parts)) return;
-  before.times += history_.back().times;
-  history_.pop_back();
-}
-
 StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
                               const UpdateRule& rule, Then then) {
   ZG_ASSERT_EQ(static_cast<std::int64_t>(micro_batches.size()), layout_.options.micro_batches);
@@ -267,7 +284,11 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
                                    [](auto t) { return t >= 0; });
   }
   const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));
-  if (pending_ && updates_follow_) run_updates(&programs_.first);
+  ProgramStart gradients = begin_activity(then == Then::kTrain ? Activity::kStep : Activity::kStepThenPause);
+  if (gradients.program == &programs_.flush) {
+    run_updates(gradients);  // of the step before
+    gradients = *sequence_.next();
+  }
   const bool early = programs_.timing == UpdateTiming::kEarly;
   const bool scaled = rule.loss_scale > 0;
   ZG_ASSERT(!early || (rule.clip == 0 && !scaled),
@@ -281,8 +302,8 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   const double unscale = scaled ? 1 / rule.loss_scale : per_token;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) load_tokens(m, micro_batches[m]);
   zero_scalars();
-  updates_follow_ = programs_.timing == UpdateTiming::kSeparate || then == Then::kPause;
-  const std::vector<double> scalars = run_backward(then);
+  run_program(gradients);
+  const std::vector<double> scalars = read_scalars();
 
   result.loss = scalars[0] * per_token;
   double norm_sq = 0;
@@ -291,7 +312,6 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.skipped = !finite;
   if (!early) {
-    pending_ = true;
     update_ = rule;
     update_.params.skip = result.skipped;
     const double clip = rule.clip > 0 ? std::min(1.0, rule.clip / (result.grad_norm + 1e-6)) : 1.0;
@@ -303,8 +323,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
         fmt::format("the training diverged: loss {}, gradient norm {}", result.loss, result.grad_norm),
         "lower the learning rate, warm up longer, or clip gradients (gradient_clipping)");
   }
-  if (programs_.timing == UpdateTiming::kSeparate)
-    run_updates(then == Then::kTrain ? &programs_.first : nullptr);
+  if (const auto updates = sequence_.next()) run_updates(*updates);
   result.seconds = seconds_between(begin, Clock::now());
   result.stall_for = stall_->end();
   result.stall = result.stall_for.total();
@@ -314,35 +333,17 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   return result;
 }
 
-// Up to the gradients; what else the program does rides along.
-std::vector<double> Engine::run_backward(Then then) {
-  switch (programs_.timing) {
-    case UpdateTiming::kDeferred:
-      run_program(pending_ ? programs_.step : programs_.first,
-                  then == Then::kTrain ? &programs_.step : &programs_.flush);
-      break;
-    case UpdateTiming::kEarly:
-      run_program(programs_.step, then == Then::kTrain ? &programs_.step : nullptr);
-      break;
-    case UpdateTiming::kSeparate:
-      run_program(programs_.first, &programs_.flush);
-      break;
-  }
-  return read_scalars();
-}
-
-void Engine::run_updates(const StepProgram* next) {
-  run_program(programs_.flush, next);
+void Engine::run_updates(const ProgramStart& start) {
+  run_program(start);
   const Position::Waiting waiting(*position_, Position::Waits::kForStream);
   stall_->mark(StallCause::kOptimizer);
   optimizer_->synchronize();
   stall_->mark(StallCause::kOther);
   compute_->synchronize();
-  pending_ = false;
 }
 
 void Engine::flush() {
-  if (pending_) run_updates(nullptr);
+  if (sequence_.pending()) run_updates(begin_activity(Activity::kFlush));
 }
 
 double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBatch(std::int64_t)>& batch) {
@@ -361,7 +362,7 @@ double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBat
     }
     zero_scalars();
     const bool more = first + static_cast<std::int64_t>(group) < micro_batches;
-    run_program(programs_.evaluate, more ? &programs_.evaluate : nullptr);
+    run_program(begin_activity(more ? Activity::kEvaluateMore : Activity::kEvaluate));
     loss += read_scalars()[0];
   }
   // As in train_step(), so that a step and an evaluation of the same data give the same bits.

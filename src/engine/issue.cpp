@@ -1,5 +1,4 @@
-// What each operation of a step program does with its leases. Their order is that of the accesses in
-// step_program.cpp.
+// What each operation of a step program does with its operands.
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -28,7 +27,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::Un
 
 // An operation is the same again where all that issue() looks at is; an update is another in every step.
 void Engine::issue_again(const StepOp& op) {
-  if (op.kind == OpKind::kUpdate) return issue(op, leases_);
+  if (op.kind == OpKind::kUpdate) return issue(op);
   const auto number = [](std::int32_t n) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
   };
@@ -36,85 +35,87 @@ void Engine::issue_again(const StepOp& op) {
   key_.assign({identity_, static_cast<std::uint64_t>(op.kind) | (op.first ? 0x100u : 0), number(op.unit),
                number(op.micro_batch), std::bit_cast<std::uint64_t>(scale)});
   for (const Lease& lease : leases_) key_.push_back(reinterpret_cast<std::uint64_t>(lease.data()));
-  device_.repeat(*compute_, key_, [this, &op] { issue(op, leases_); });
+  device_.repeat(*compute_, key_, [this, &op] { issue(op); });
 }
 
-void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
+Lease& Engine::lease(const StepOp& op, Operand operand) {
+  ZG_ASSERT(op.has(operand), "{} has no operand {}", name_of(op.kind), static_cast<int>(operand));
+  return leases_[static_cast<std::size_t>(op.access[static_cast<std::size_t>(operand)])];
+}
+
+void Engine::issue(const StepOp& op) {
   const Model& model = *layout_.model;
   const Workspace w(layout_, workspace_memory_);
   const BatchShape shape = layout_.options.micro_batch;
-  const bool tied = model.config().tied;
+  const Layout::UnitTensors& unit = layout_.unit(op.unit);
   Stream& s = *compute_;
-  std::size_t next = 0;
-  const auto flat = [&](TensorId id) { return whole_view(leases[next++].data(), id); };
-  const auto rows = [&] {
-    return View(leases[next++].data(), model.dtype(), shape.rows(), model.config().width);
+  const auto data = [&](Operand operand) { return lease(op, operand).data(); };
+  const auto flat = [&](Operand operand, TensorId id) { return whole_view(data(operand), id); };
+  const auto rows = [&](Operand operand) {
+    return View(data(operand), model.dtype(), shape.rows(), model.config().width);
   };
-  const auto unit = [&](std::int32_t u) -> const Layout::UnitTensors& {
-    return layout_.units[static_cast<std::size_t>(u)];
+  const auto weight = [&] { return flat(Operand::kWeight, unit.weight); };
+  // The output matrix lies in the head's own weight unless it is tied to the embedding's.
+  const auto table = [&] {
+    return op.has(Operand::kTable) ? flat(Operand::kTable, layout_.unit(0).weight) : weight();
+  };
+  const auto accumulator = [&] {
+    const View sum = flat(Operand::kAccumulator, unit.accumulator);
+    if (op.first) device_.ops().zero(s, sum);
+    return sum;
   };
 
   switch (op.kind) {
+    case OpKind::kInitialize:
+      ZG_ASSERT(false, "initialisation is no work of a stream");
+      break;
     case OpKind::kUpdate:
-      issue_update(op, leases);
+      issue_update(op);
       break;
-    case OpKind::kEmbedding: {
-      const View weights = flat(unit(0).weight);
-      model.embedding_forward(s, shape, weights, w.ids(op.micro_batch), rows());
+    case OpKind::kEmbedding:
+      model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput));
       break;
-    }
     case OpKind::kForward: {
-      const View weights = flat(unit(op.unit + 1).weight);
-      const View x = rows(), out = rows();
-      void* saved = next < leases.size() ? leases[next].data() : w.saved();
-      model.block_forward(s, shape, weights, x, out, saved, w.scratch());
+      void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
+      model.block_forward(s, shape, weight(), rows(Operand::kInput), rows(Operand::kOutput), saved,
+                          w.scratch());
       break;
     }
-    case OpKind::kHeadLoss: {
-      const View weights = flat(unit(layout_.head_unit()).weight);
-      const View table = tied ? flat(unit(0).weight) : weights;
-      model.head_loss(s, shape, weights, table, rows(), w.targets(op.micro_batch), w.scalar(0), w.scratch());
+    case OpKind::kHeadLoss:
+      model.head_loss(s, shape, weight(), table(), rows(Operand::kInput), w.targets(op.micro_batch),
+                      w.scalar(0), w.scratch());
       break;
-    }
     case OpKind::kHead: {
-      const View weights = flat(unit(layout_.head_unit()).weight);
-      const View table = tied ? flat(unit(0).weight) : weights;
-      const View x = rows(), dx = rows();
-      const View grads = flat(unit(layout_.head_unit()).accumulator);
-      if (op.first) device_.ops().zero(s, grads);
-      const View table_grads = tied ? flat(unit(0).accumulator) : grads;
-      if (op.first && tied) device_.ops().zero(s, table_grads);
-      model.head(s, shape, weights, table, x, w.targets(op.micro_batch), w.scalar(0), dx, grads, table_grads,
-                 w.scratch(), head_scale_);
+      const View sum = accumulator();
+      View table_sum = sum;
+      if (op.has(Operand::kTableAccumulator)) {
+        table_sum = flat(Operand::kTableAccumulator, layout_.unit(0).accumulator);
+        if (op.first) device_.ops().zero(s, table_sum);
+      }
+      model.head(s, shape, weight(), table(), rows(Operand::kInput), w.targets(op.micro_batch), w.scalar(0),
+                 rows(Operand::kActivationGradient), sum, table_sum, w.scratch(), head_scale_);
       break;
     }
     case OpKind::kBackward: {
-      const View weights = flat(unit(op.unit + 1).weight);
-      const View x = rows(), dx = rows();
-      const View grads = flat(unit(op.unit + 1).accumulator);
-      if (op.first) device_.ops().zero(s, grads);
-      void* saved = w.saved();
-      if (layout_.options.recompute) {
-        model.block_forward(s, shape, weights, x, View(), saved, w.scratch());
-      } else {
-        saved = leases[next].data();
-      }
-      model.block_backward(s, shape, weights, x, saved, dx, grads, w.scratch());
+      const View x = rows(Operand::kInput), sum = accumulator();
+      void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
+      if (!op.has(Operand::kSaved))
+        model.block_forward(s, shape, weight(), x, View(), saved, w.scratch());
+      model.block_backward(s, shape, weight(), x, saved, rows(Operand::kActivationGradient), sum,
+                           w.scratch());
       break;
     }
     case OpKind::kEmbeddingBackward: {
-      const View dx = rows();
-      const View grads = flat(unit(0).accumulator);
-      if (op.first) device_.ops().zero(s, grads);
-      model.embedding_backward(s, shape, w.ids(op.micro_batch), dx, grads);
+      const View sum = accumulator();
+      model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient), sum);
       break;
     }
     case OpKind::kFinishGradient: {
-      const View sum = flat(unit(op.unit).accumulator);
-      if (unit(op.unit).gradient == Layout::kNone) break;
-      const View gradient = flat(unit(op.unit).gradient);
+      if (!op.has(Operand::kGradient)) break;
+      const View sum = flat(Operand::kAccumulator, unit.accumulator);
+      const View gradient = flat(Operand::kGradient, unit.gradient);
       // What is frozen leaves no gradient and has no part in the norm.
-      for (const auto& [first, count] : trained_runs(unit(op.unit))) {
+      for (const auto& [first, count] : trained_runs(unit)) {
         device_.ops().finish_gradient(s, sum.col_range(first, count), gradient.col_range(first, count),
                                       w.scalar(1 + op.unit), w.sum_partials());
       }
@@ -125,11 +126,12 @@ void Engine::issue(const StepOp& op, std::vector<Lease>& leases) {
 
 // One segment of a unit's state, parameter by parameter: what applies to them differs. The gap behind a
 // parameter is updated with it (its gradient is zero for ever, so nothing changes there).
-void Engine::issue_update(const StepOp& op, const std::vector<Lease>& leases) {
+void Engine::issue_update(const StepOp& op) {
   const Layout::UnitTensors& tensors = layout_.unit(op.unit);
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
-  const View gradient = whole_view(leases[0].data(), tensors.gradient),
-             weight = whole_view(leases[1].data(), tensors.weight);
+  const View gradient = whole_view(lease(op, Operand::kGradient).data(), tensors.gradient),
+             weight = whole_view(lease(op, Operand::kWeight).data(), tensors.weight);
+  void* const state = lease(op, Operand::kState).data();
   const Layout::Elements segment = layout_.state_elements(op.unit, op.segment);
   Ops& ops = layout_.update_at(op.unit) == Tier::kDevice ? device_.ops() : host_ops();
   Stream& stream = update_stream(op.unit);
@@ -150,7 +152,7 @@ void Engine::issue_update(const StepOp& op, const std::vector<Lease>& leases) {
     params.first_element = begin - range.state_first;
     const std::int64_t at = range.unit_first + params.first_element, n = end - begin;
     ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
-               layout_.state().part(leases[2].data(), segment.count, begin - segment.first, n),
+               layout_.state().part(state, segment.count, begin - segment.first, n),
                layout_.state().format(), params);
   }
 }

@@ -12,10 +12,12 @@
 
 namespace zg {
 
-// "backward 3.1": the kind, its layer or unit, and its micro-batch or segment.
+// "backward 3.1": the kind, its layer (of forward and backward) or unit, and its micro-batch or segment.
 inline std::string text_of(const StepOp& op) {
-  return fmt::format("{} {}.{}", name_of(op.kind), op.unit,
-                     op.kind == OpKind::kUpdate ? op.segment : op.micro_batch);
+  const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward;
+  const bool by_segment = op.kind == OpKind::kUpdate || op.kind == OpKind::kInitialize;
+  return fmt::format("{} {}.{}", name_of(op.kind), of_block ? op.unit - 1 : op.unit,
+                     by_segment ? op.segment : op.micro_batch);
 }
 
 class Engine::Position {
@@ -65,11 +67,14 @@ class Engine::Position {
 
 // What an operation does, for people who know the model and not the programs: "backward of layer 12 of 40".
 inline std::string work_of(const StepOp& op, std::int64_t layers) {
-  const auto layer = [&](std::int32_t i) { return fmt::format("layer {} of {}", i + 1, layers); };
   const auto unit = [&] {
-    return op.unit == 0 ? "the embedding" : op.unit > layers ? "the head" : layer(op.unit - 1);
+    return op.unit == 0       ? "the embedding"
+           : op.unit > layers ? "the head"
+                              : fmt::format("layer {} of {}", op.unit, layers);
   };
   switch (op.kind) {
+    case OpKind::kInitialize:
+      return "first values of " + unit();
     case OpKind::kUpdate:
       return "update of " + unit();
     case OpKind::kFinishGradient:
@@ -77,12 +82,12 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
     case OpKind::kEmbedding:
       return "embedding";
     case OpKind::kForward:
-      return "forward of " + layer(op.unit);
+      return "forward of " + unit();
     case OpKind::kHead:
     case OpKind::kHeadLoss:
       return "head";
     case OpKind::kBackward:
-      return "backward of " + layer(op.unit);
+      return "backward of " + unit();
     case OpKind::kEmbeddingBackward:
       return "backward of the embedding";
   }

@@ -43,6 +43,7 @@ class Engine::Timer {
  private:
   static int phase(OpKind kind) {
     switch (kind) {
+      case OpKind::kInitialize:
       case OpKind::kUpdate:
         return 2;
       case OpKind::kEmbedding:

@@ -9,163 +9,93 @@
 
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/device.hpp"
+#include "ziggurat/store/dry_run.hpp"
 
 namespace zg {
 namespace {
 
-// Puts the state where Engine::initialize leaves it, by the same accesses in the same order.
-class Load {
- public:
-  Load(const Layout& layout, Residency& residency) : table_(layout.table), residency_(residency) {}
+// A training run on paper.
+struct PaperRun {
+  PaperRun(const Layout& layout, const StepPrograms& programs, const Budgets& budgets)
+      : residency(layout.table, budgets), sequence(programs) {}
 
-  std::optional<NoRoom> run(const Layout& layout) {
-    for (std::int32_t u = 0; u <= layout.head_unit(); ++u) {
-      const Layout::UnitTensors& unit = layout.unit(u);
-      const SegmentId weight = table_.tensor(unit.weight).first_segment;
-      held_.reset();
-      if (auto failure = overwrite(weight)) return failure;
-      held_ = {weight, residency_.present(weight, Tier::kHost) ? Tier::kHost : Tier::kDevice};
-      for (std::int32_t i = 0; i < layout.state_segments(u); ++i) {
-        if (auto failure = overwrite(layout.state_segment(u, i))) return failure;
-      }
+  std::optional<NoRoom> run(Activity activity) {
+    sequence.begin(activity);
+    while (const auto start = sequence.next()) {
+      ++programs_run;
+      if (auto failure = dry_run(residency, start->program->program)) return failure;
     }
-    actions_.clear();
-    residency_.sink(actions_);
+    if (activity == Activity::kInitialize) {
+      std::vector<Action> ignored;
+      residency.sink(ignored);
+    }
     return std::nullopt;
   }
 
- private:
-  // At the host, or in the device what the host has no room for.
-  std::optional<NoRoom> overwrite(SegmentId id) {
-    const bool at_host = table_.segment(id).lowest != Tier::kDevice;
-    auto failure = overwrite_at(id, at_host ? Tier::kHost : Tier::kDevice);
-    if (failure && at_host && !overwrite_at(id, Tier::kDevice)) return std::nullopt;
-    return failure;
-  }
-  std::optional<NoRoom> overwrite_at(SegmentId id, Tier tier) {
-    actions_.clear();
-    const auto held = [this](SegmentId other, Tier at) {
-      return held_ && held_->first == other && held_->second == at;
-    };
-    return residency_.decide_free({id, tier, Access::kOverwrite, false}, held, actions_);
-  }
-
-  const TensorTable& table_;
-  Residency& residency_;
-  std::optional<std::pair<SegmentId, Tier>> held_;  // the weight whose state is being loaded
-  std::vector<Action> actions_;
+  Residency residency;
+  ProgramSequence sequence;
+  int programs_run = 0;
 };
 
-std::optional<NoRoom> load(const Layout& layout, Residency& residency) {
-  return Load(layout, residency).run(layout);
-}
-
-std::optional<NoRoom> run_program(Residency& residency, const StepProgram& program,
-                                  const StepProgram* next = nullptr) {
-  std::vector<Action> moves;
-  // What comes next changes no decision (residency.hpp).
-  residency.set_future(&program.program, next != nullptr ? &next->program : nullptr);
-  for (std::int32_t op = 0; op < program.program.op_count(); ++op) {
-    moves.clear();
-    if (auto failure = residency.decide(0, op, moves)) return failure;
+// Runs the activities of a training run in every order in which they can follow each other, from every state of
+// the tiers that this leads to: where content lies when a program starts, and so the past, decides whether it
+// fits. A training loop soon repeats itself, so the states are few; if they are not, the common ones come first.
+std::optional<NoRoom> explore(PaperRun start, Budgets& peak) {
+  constexpr int kMostPrograms = 96;
+  std::deque<PaperRun> waiting;
+  waiting.push_back(std::move(start));
+  std::set<std::pair<std::uint64_t, ProgramSequence>> known;
+  for (int programs = 0; programs < kMostPrograms && !waiting.empty();) {
+    const PaperRun now = std::move(waiting.front());
+    waiting.pop_front();
+    if (!known.emplace(now.residency.fingerprint(), now.sequence).second) continue;
+    for (const Activity activity : now.sequence.followers()) {
+      PaperRun after = now;
+      after.programs_run = 0;
+      if (auto failure = after.run(activity)) return failure;
+      programs += after.programs_run;
+      peak.device = std::max(peak.device, after.residency.peak(Tier::kDevice));
+      peak.host = std::max(peak.host, after.residency.peak(Tier::kHost));
+      waiting.push_back(std::move(after));
+    }
   }
   return std::nullopt;
 }
-
-// Runs the programs of a training run in every order in which they can follow each other, from every state of
-// the tiers that this leads to: where content lies when a program starts, and so the past, decides whether it
-// fits.
-class Exploration {
- public:
-  Exploration(const StepPrograms& programs, const Residency& start) : programs_(programs) {
-    waiting_.push_back({start, Phase::kClean});
-  }
-
-  std::optional<NoRoom> run(Budgets& peak) {
-    const bool early = programs_.timing == UpdateTiming::kEarly;
-    const bool separate = programs_.timing == UpdateTiming::kSeparate;
-    const StepProgram& first = early ? programs_.step : programs_.first;
-    const StepProgram& after_pending = separate ? programs_.flush : programs_.step;
-    // A training loop soon repeats itself, so the states are few; if they are not, the common ones come
-    // first.
-    for (int runs = 0; runs < kMostRuns && !waiting_.empty();) {
-      const Node node = std::move(waiting_.front());
-      waiting_.pop_front();
-      if (!known_.insert({node.residency.fingerprint(), node.phase}).second) continue;
-      const bool pending = node.phase == Phase::kPending;
-      const Phase next = early || (separate && pending) ? Phase::kClean : Phase::kPending;
-      const std::pair<const StepProgram*, Phase> followers[] = {
-          {pending ? &after_pending : &first, next},
-          {pending ? &programs_.flush : &programs_.evaluate, Phase::kClean}};
-      for (const auto& [program, phase] : followers) {
-        Residency after = node.residency;
-        if (auto failure = run_program(after, *program)) return failure;
-        peak.device = std::max(peak.device, after.peak(Tier::kDevice));
-        peak.host = std::max(peak.host, after.peak(Tier::kHost));
-        waiting_.push_back({std::move(after), phase});
-        ++runs;
-      }
-    }
-    return std::nullopt;
-  }
-
- private:
-  static constexpr int kMostRuns = 64;
-  enum class Phase { kClean, kPending };  // pending: gradients wait for their update
-  struct Node {
-    Residency residency;
-    Phase phase;
-  };
-  const StepPrograms& programs_;
-  std::deque<Node> waiting_;
-  std::set<std::pair<std::uint64_t, Phase>> known_;
-};
 
 }  // namespace
 
 Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets& budgets) {
   Plan plan;
-  Residency residency(layout.table, budgets);
-  if ((plan.obstacle = load(layout, residency))) return plan;
-  if ((plan.obstacle = Exploration(programs, residency).run(plan.peak))) return plan;
+  PaperRun run(layout, programs, budgets);
+  if ((plan.obstacle = run.run(Activity::kInitialize))) return plan;
+  if ((plan.obstacle = explore(run, plan.peak))) return plan;
   plan.fits = true;
   // What a step moves when the run is under way: the last of a few.
-  std::vector<const StepProgram*> step{&programs.step};
-  if (programs.timing == UpdateTiming::kSeparate) {
-    step = {&programs.first, &programs.flush};
-  } else {
-    plan.obstacle = run_program(residency, programs.first);
-  }
-  for (int i = 0; i < 3; ++i) {
-    const Traffic before = residency.traffic();
-    for (const StepProgram* program : step) {
-      plan.obstacle = run_program(residency, *program);
-      ZG_ASSERT(!plan.obstacle, "the plan of this run said that it fits");
-    }
-    plan.per_step = residency.traffic() - before;
+  for (int i = 0; i < 4; ++i) {
+    const Traffic before = run.residency.traffic();
+    plan.obstacle = run.run(Activity::kStep);
+    ZG_ASSERT(!plan.obstacle, "the plan of this run said that it fits");
+    plan.per_step = run.residency.traffic() - before;
   }
   return plan;
 }
 
-Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector<ProgramRun>& history) {
-  Residency residency(layout.table, budgets);
-  const bool loaded = !load(layout, residency);
-  ZG_ASSERT(loaded, "the plan of this run said that it fits");
+Traffic forecast(const Layout& layout, const StepPrograms& programs, const Budgets& budgets,
+                 const History& history) {
+  PaperRun run(layout, programs, budgets);
   Traffic total;
-  for (const ProgramRun& run : history) {
-    for (std::int64_t i = 0; i < run.times; ++i) {
-      const std::uint64_t state = residency.fingerprint();
-      const Traffic before = residency.traffic();
-      for (const ProgramRun::Part& part : run.parts) {
-        if (part.program == nullptr) continue;
-        const auto failure = run_program(residency, *part.program, part.next);
-        ZG_ASSERT(!failure, "the plan of this run said that it fits");
-      }
-      const Traffic moved = residency.traffic() - before;
+  for (const auto& [activity, times] : history) {
+    for (std::int64_t i = 0; i < times; ++i) {
+      const auto state = std::pair(run.residency.fingerprint(), run.sequence);
+      const Traffic before = run.residency.traffic();
+      const auto failure = run.run(activity);
+      ZG_ASSERT(!failure, "the plan of this run said that it fits");
+      if (activity == Activity::kInitialize) continue;  // it is not counted
+      const Traffic moved = run.residency.traffic() - before;
       total += moved;
-      if (residency.fingerprint() != state) continue;
+      if (std::pair(run.residency.fingerprint(), run.sequence) != state) continue;
       // Nothing changed place: the rest of them move the same bytes again.
-      for (++i; i < run.times; ++i) total += moved;
+      for (++i; i < times; ++i) total += moved;
     }
   }
   return total;
@@ -194,29 +124,9 @@ Budgets read_ahead_of(const TensorTable& table, const StepPrograms& programs, co
 
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
                                         std::int64_t device, bool direct) {
-  // The smallest multiple that fits of what charges are multiples of.
-  const auto search = [](std::int64_t step, std::int64_t high, auto&& fits) -> std::optional<std::int64_t> {
-    std::int64_t low = -step;
-    if (!fits(high)) return std::nullopt;
-    while (high - low > step) {
-      const std::int64_t middle = low + (high - low) / (2 * step) * step;
-      (fits(middle) ? high : low) = middle;
-    }
-    return high;
-  };
-  constexpr std::int64_t kPage = 4096;
-  const std::int64_t granule = layout.table.device_granule();
-  const Budgets everything{layout.table.total_charge(Tier::kDevice), layout.table.total_charge(Tier::kHost)};
-  const auto least_device = search(granule, everything.device, [&](std::int64_t d) {
-    return make_plan(layout, programs, {d, everything.host, direct}).fits;
+  return smallest_budgets(layout.table, {}, device, direct, [&](const Budgets& budgets) {
+    return make_plan(layout, programs, budgets).fits;
   });
-  if (!least_device) return std::nullopt;
-  const std::int64_t d = std::max(device / granule * granule, *least_device);
-  const auto least_host = search(kPage, everything.host, [&](std::int64_t h) {
-    return make_plan(layout, programs, {d, h, direct}).fits;
-  });
-  if (!least_host) return std::nullopt;
-  return Budgets{*least_device, *least_host, direct};
 }
 
 namespace {

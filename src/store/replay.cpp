@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/store/dry_run.hpp"
 
 namespace zg {
 namespace {
@@ -12,7 +13,7 @@ ReplayCounts operator-(const ReplayCounts& a, const ReplayCounts& b) {
           a.device_evictions - b.device_evictions, a.host_evictions - b.host_evictions};
 }
 
-class Replayer {
+class Replayer final : private DryRunObserver {
  public:
   Replayer(const AccessTrace& trace, const Budgets& budgets, const PolicyFactory& policy,
            const ReplayOptions& options)
@@ -46,16 +47,14 @@ class Replayer {
   }
 
   // Gives a segment content, as low as it may lie.
-  bool place(SegmentId id, std::int32_t op) {
+  std::optional<NoRoom> place(SegmentId id) {
     const Tier lowest = trace_.table.segment(id).lowest;
     if (lowest == Tier::kNvme) {
       residency_.assume_content(id, Tier::kNvme);
-      return true;
+      return std::nullopt;
     }
     moves_.clear();
-    if (auto failure = residency_.decide_free({id, lowest, Access::kOverwrite, false}, moves_))
-      return fail(*failure, op);
-    return true;
+    return residency_.decide_free({id, lowest, Access::kOverwrite, false}, moves_);
   }
 
   bool place_content() {
@@ -66,7 +65,8 @@ class Replayer {
         const AccessStep& a = program.access(i);
         if (seen[static_cast<std::size_t>(a.segment)]) continue;
         seen[static_cast<std::size_t>(a.segment)] = true;
-        if (a.access != Access::kOverwrite && !place(a.segment, 0)) return false;
+        if (a.access == Access::kOverwrite) continue;
+        if (auto failure = place(a.segment)) return fail(*failure, 0);
       }
     }
     return true;
@@ -78,10 +78,9 @@ class Replayer {
     for (std::size_t i = 0; i < trace_.sequence.size(); ++i) {
       const Traffic start = residency_.traffic();
       const Program& program = trace_.programs[static_cast<std::size_t>(trace_.sequence[i])];
-      residency_.set_future(&program, nullptr);  // what comes next changes no decision (residency.hpp)
-      for (std::int32_t op = 0; op < program.op_count(); ++op) {
-        if (!decide(program, op)) return false;
-      }
+      program_ = &program;
+      std::int32_t op = 0;
+      if (auto failure = dry_run(residency_, program, this, &op)) return fail(*failure, op);
       result_.runs.push_back(residency_.traffic() - start);
     }
     result_.rounds.push_back(residency_.traffic() - before);
@@ -90,11 +89,13 @@ class Replayer {
     return true;
   }
 
-  bool decide(const Program& program, std::int32_t op) {
+  std::optional<NoRoom> before(std::int32_t op) override {
     report();
-    for (const AccessStep& a : program.op(op)) {
+    for (const AccessStep& a : program_->op(op)) {
       if (a.access == Access::kOverwrite) continue;
-      if (!residency_.has_content(a.segment) && !place(a.segment, op)) return false;
+      if (!residency_.has_content(a.segment)) {
+        if (auto failure = place(a.segment)) return failure;
+      }
       ++counts_.accesses;
       if (residency_.present(a.segment, a.tier)) {
         ++counts_.hits;
@@ -102,19 +103,20 @@ class Replayer {
         ++counts_.host_hits;
       }
     }
-    moves_.clear();
-    if (auto failure = residency_.decide(0, op, moves_)) return fail(*failure, op);
-    // A copy that an access itself has made useless did not leave to make room.
+    return std::nullopt;
+  }
+
+  // A copy that an access itself has made useless did not leave to make room.
+  void after(std::int32_t op, std::span<const Action> moves) override {
     ++stamp_;
-    for (const AccessStep& a : program.op(op)) {
+    for (const AccessStep& a : program_->op(op)) {
       if (a.access != Access::kRead || a.last) of_op_[static_cast<std::size_t>(a.segment)] = stamp_;
     }
-    for (const Action& move : moves_) {
+    for (const Action& move : moves) {
       if (move.kind != Action::Kind::kFree || of_op_[static_cast<std::size_t>(move.segment)] == stamp_)
         continue;
       ++(move.tier == Tier::kDevice ? counts_.device_evictions : counts_.host_evictions);
     }
-    return true;
   }
 
   void report() {
@@ -181,6 +183,7 @@ class Replayer {
   std::vector<std::int64_t> of_op_;  // by segment: the operation that was the last to drop its copies
   std::int64_t stamp_ = 0, ops_per_round_ = 0;
   ReplayCounts counts_;
+  const Program* program_ = nullptr;  // that is carried out
   std::vector<Action> moves_;
   std::vector<std::uint64_t> places_;  // after each round
   ReplayResult result_;
@@ -195,48 +198,15 @@ ReplayResult replay(const AccessTrace& trace, const Budgets& budgets, const Poli
 
 std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t device,
                                         const std::function<bool(double)>& progress, bool direct) {
-  constexpr std::int64_t kPage = 4096;
-  const std::int64_t granule = trace.table.device_granule();
-  // A tier needs no less than what one operation holds there.
-  Budgets least;
-  for (const Program& program : trace.programs) {
-    for (std::int32_t op = 0; op < program.op_count(); ++op) {
-      Budgets held;
-      for (const AccessStep& a : program.op(op)) {
-        (a.tier == Tier::kDevice ? held.device : held.host) +=
-            trace.table.segment(a.segment).charge_at(a.tier);
-      }
-      least = {std::max(least.device, held.device), std::max(least.host, held.host)};
-    }
-  }
+  std::vector<const Program*> programs;
+  for (const Program& program : trace.programs) programs.push_back(&program);
   int done = 0;
   const auto fits = [&](const Budgets& budgets) {
     if (progress && !progress(std::min(1.0, ++done / 64.0)))
       throw Error(Errc::kInterrupted, "replay", "interrupted");
     return !replay(trace, budgets, default_policy(), {.rounds = 2}).obstacle;
   };
-  // In steps of what charges are multiples of.
-  const auto search = [](std::int64_t low, std::int64_t high, std::int64_t step,
-                         auto&& does) -> std::optional<std::int64_t> {
-    if (does(low)) return low;
-    if (!does(high)) return std::nullopt;
-    while (high - low > step) {
-      const std::int64_t middle = low + (high - low) / (2 * step) * step;
-      (does(middle) ? high : low) = middle;
-    }
-    return high;
-  };
-  const Budgets everything{trace.table.total_charge(Tier::kDevice), trace.table.total_charge(Tier::kHost)};
-  const auto least_device = search(least.device, everything.device, granule, [&](std::int64_t d) {
-    return fits({d, everything.host, direct});
-  });
-  if (!least_device) return std::nullopt;
-  const std::int64_t d = std::max(device / granule * granule, *least_device);
-  const auto least_host = search(least.host, everything.host, kPage, [&](std::int64_t h) {
-    return fits({d, h, direct});
-  });
-  if (!least_host) return std::nullopt;
-  return Budgets{*least_device, *least_host, direct};
+  return smallest_budgets(trace.table, largest_operation(trace.table, programs), device, direct, fits);
 }
 
 // Stack distances in bytes: a sum over the last uses of all segments that lie behind the last use of this

@@ -8,52 +8,58 @@
 namespace zg {
 namespace {
 
-enum Which : std::int32_t { kFirst, kStep, kFlush, kEvaluate };
-
-// The programs in the order in which Engine would start them.
-std::vector<std::int32_t> sequence_of(const RunConfig& config, const Session& session, UpdateTiming timing,
-                                      std::int64_t steps) {
+// What the run of this configuration does in so many steps (Trainer's loop).
+History history_of(const RunConfig& config, const Session& session, std::int64_t steps) {
   const std::int64_t windows =
       std::max<std::int64_t>(1, (session.data().validation_tokens() - 1) / config.data.seq_len);
   const std::int64_t batches =
       std::min(config.eval_batches, (windows + config.micro_batch - 1) / config.micro_batch);
   const std::int64_t group = session.layout().live_micro_batches();
-  std::vector<std::int32_t> sequence;
-  bool pending = false;  // gradients wait for their update
+  History history;
   for (std::int64_t step = 0; step < steps; ++step) {
-    sequence.push_back(timing == UpdateTiming::kEarly || pending ? kStep : kFirst);
-    pending = timing == UpdateTiming::kDeferred;
     const bool last = step + 1 == steps;
     const bool evaluate = session.data().validation_tokens() > 0 &&
                           (last || (config.eval_every > 0 && (step + 1) % config.eval_every == 0));
-    if (pending && (last || evaluate)) {
-      sequence.push_back(kFlush);
-      pending = false;
-    }
-    for (std::int64_t first = 0; evaluate && first < batches; first += group) sequence.push_back(kEvaluate);
+    note(history, last || evaluate ? Activity::kStepThenPause : Activity::kStep);
+    for (std::int64_t first = 0; evaluate && first < batches; first += group)
+      note(history, first + group < batches ? Activity::kEvaluateMore : Activity::kEvaluate);
   }
-  return sequence;
+  note(history, Activity::kFlush);
+  return history;
 }
 
 }  // namespace
 
 AccessTrace record_trace(const RunConfig& config, std::int64_t steps) {
   const Session session(config, nullptr);
-  const auto timing = config.gradient_clipping > 0 ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
-  StepPrograms programs(session.layout(), timing);
+  const StepPrograms& programs = session.programs();
   AccessTrace trace;
   trace.table = session.layout().table;
   trace.budgets = session.budgets();
   trace.budgets.device -= session.layout().workspace_charge();
-  if (steps == 0) {
-    trace.programs.push_back(std::move(programs.step.program));
-    trace.sequence = {0};
+  if (steps == 0) {  // the step of a run that is under way
+    ProgramSequence sequence(programs);
+    for (int i = 0; i < 2; ++i) {
+      trace.programs.clear();
+      sequence.begin(Activity::kStep);
+      while (const auto start = sequence.next()) trace.programs.push_back(start->program->program);
+    }
+    for (std::size_t i = 0; i < trace.programs.size(); ++i)
+      trace.sequence.push_back(static_cast<std::int32_t>(i));
     return trace;
   }
-  for (StepProgram* p : {&programs.first, &programs.step, &programs.flush, &programs.evaluate}) {
-    trace.programs.push_back(std::move(p->program));
+  std::vector<const StepProgram*> known{&programs.first, &programs.step, &programs.flush, &programs.evaluate};
+  for (const StepProgram* program : known) trace.programs.push_back(program->program);
+  ProgramSequence sequence(programs);
+  for (const auto& [activity, times] : history_of(config, session, steps)) {
+    for (std::int64_t i = 0; i < times; ++i) {
+      sequence.begin(activity);
+      while (const auto start = sequence.next()) {
+        const auto found = std::find(known.begin(), known.end(), start->program);
+        trace.sequence.push_back(static_cast<std::int32_t>(found - known.begin()));
+      }
+    }
   }
-  trace.sequence = sequence_of(config, session, timing, steps);
   return trace;
 }
 

@@ -431,7 +431,7 @@ Traffic Session::planned_traffic() const {
 }
 
 Traffic Session::forecast() const {
-  return zg::forecast(*layout_, resident_, engine_->history());
+  return zg::forecast(*layout_, *programs_, resident_, engine_->history());
 }
 
 UpdateRule Session::rule() const {

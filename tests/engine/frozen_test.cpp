@@ -147,7 +147,7 @@ TEST(Frozen, CostsNoBytes) {
     // Their gradients stay away from the link in all steps, and their weights, which never change, from the
     // second on: in the first they are fetched like all.
     EXPECT_EQ(a.device_to_host - b.device_to_host, 4 * gradients);
-    EXPECT_EQ(b, forecast(some.layout(), some.budgets(), some.engine().history()));
+    EXPECT_EQ(b, forecast(some.layout(), some.programs(), some.budgets(), some.engine().history()));
     EXPECT_GE(a.host_to_device - b.host_to_device, 3 * gradients);
   }
 }

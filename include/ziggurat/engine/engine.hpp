@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/engine/program_sequence.hpp"
 #include "ziggurat/engine/stall.hpp"
-#include "ziggurat/engine/step_program.hpp"
 #include "ziggurat/store/store.hpp"
 
 namespace zg {
@@ -59,17 +59,6 @@ struct StepResult {
   std::int64_t first_written = 0;  // of the bytes to NVMe: to places that held none before
 };
 
-// Programs that were run: one, or a step and its updates in a program of their own, so often in a row.
-struct ProgramRun {
-  struct Part {
-    const StepProgram* program = nullptr;  // null: no second one
-    const StepProgram* next = nullptr;     // what was announced to follow
-    bool operator==(const Part&) const = default;
-  };
-  Part parts[2];
-  std::int64_t times = 0;
-};
-
 class HostLease;
 class StallMeter;
 
@@ -110,7 +99,7 @@ class Engine {
 
   // Bytes that crossed the links since the start, the store's and the engine's own (tokens, sums).
   Traffic traffic() const;
-  const std::vector<ProgramRun>& history() const { return history_; }
+  const History& history() const { return history_; }
   // The store's share of traffic() since initialize(), all decided moves done. Outside of programs.
   Traffic settled_traffic();
   // The engine's own per training step.
@@ -127,13 +116,12 @@ class Engine {
  private:
   class Timer;
   class Position;
-  void run_program(const StepProgram& program, const StepProgram* next);
-  void note_run(const ProgramRun::Part& part);
+  ProgramStart begin_activity(Activity activity);
+  void run_program(const ProgramStart& start);
   void issue_again(const StepOp& op);
-  void issue(const StepOp& op, std::vector<Lease>& leases);
-  void issue_update(const StepOp& op, const std::vector<Lease>& leases);
-  std::vector<double> run_backward(Then then);
-  void run_updates(const StepProgram* next);
+  void issue(const StepOp& op);
+  void issue_update(const StepOp& op);
+  void run_updates(const ProgramStart& start);
   void load_tokens(std::size_t m, const MicroBatch& batch);
   void zero_scalars();
   std::vector<double> read_scalars();
@@ -144,7 +132,9 @@ class Engine {
   enum class Weights { kNeeded, kNotNeeded };  // beside the state; a frozen parameter has no other values
   void visit_state(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                    Weights weights, const StateVisitor& visit);
-  void initialize_unit(std::int32_t unit, const ParamSource& source);
+  void initialize(const StepOp& op, const ParamSource& source);
+  Lease& lease(const StepOp& op, Operand operand);
+  HostLease on_host(Lease lease, Tier tier, Access access);
   HostLease host_lease(SegmentId segment, Access access);
   View whole_view(void* data, TensorId tensor) const;
   Stream& update_stream(std::int32_t unit);
@@ -165,14 +155,13 @@ class Engine {
   std::vector<Lease> leases_;
   std::uint64_t identity_;          // among the engines of this process
   std::vector<std::uint64_t> key_;  // of the operation that is issued
-  bool pending_ = false;         // gradients wait for their update
-  bool updates_follow_ = false;  // ... which is announced to the store as the next program
-  UpdateRule update_;            // of the updates that are being issued
+  ProgramSequence sequence_;
+  UpdateRule update_;      // of the updates that are being issued
   double head_scale_ = 1;  // of the gradients that the head starts with
   std::vector<std::vector<RandomKey>> random_;  // by unit and parameter
   Traffic own_;
   Traffic initial_;  // the store's, when training started
-  std::vector<ProgramRun> history_;
+  History history_;
 };
 
 }  // namespace zg

@@ -1,41 +1,44 @@
-// The step as a static list of operations: what runs, in which order, on which tensors. Emitted before step
-// 1 from the model and the schedule; the same list runs on a device, in a dry run, or in the planner.
+// A step as a value: the schedule's slots, turned into operations with named operands, and from those the program
+// that the store follows. Emitted once, before the first step; the engine runs it, the plan carries it out on
+// paper, the trace records it.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "ziggurat/engine/layout.hpp"
+#include "ziggurat/engine/schedule.hpp"
 #include "ziggurat/store/program.hpp"
 
 namespace zg {
 
-enum class OpKind : std::uint8_t {
-  kUpdate,     // optimizer over one segment of a unit's state
-  kEmbedding,  // tokens -> input of the first block
-  kForward,    // one block, one micro-batch
-  kHead,       // loss and its gradient, one micro-batch
-  kHeadLoss,   // loss alone (evaluation)
-  kBackward,   // one block, one micro-batch
-  kEmbeddingBackward,
-  kFinishGradient,  // a unit's summed gradient leaves its accumulator
+// What an operation works on, by its part in it.
+enum class Operand : std::uint8_t {
+  kWeight,              // of the operation's unit, flat
+  kTable,               // the embedding's weight, as the output matrix of a tied head
+  kInput,               // [N,C], the residual stream before the unit
+  kOutput,              // [N,C], after it
+  kSaved,               // what a block's backward needs besides its input
+  kActivationGradient,  // [N,C], of the output in, of the input out
+  kAccumulator,         // sum of the unit's gradient over micro-batches
+  kTableAccumulator,    // the same of a tied head's output matrix
+  kGradient,            // the unit's gradient on its way to the optimizer
+  kState,               // one segment of the unit's optimizer state
 };
-const char* name_of(OpKind kind);
+inline constexpr std::size_t kOperands = 10;
 
 struct StepOp {
   OpKind kind = OpKind::kForward;
-  std::int32_t unit = 0;  // kUpdate, kFinishGradient: unit; else the layer
+  std::int32_t unit = 0;
   std::int32_t micro_batch = 0;
-  std::int32_t segment = 0;  // kUpdate
+  std::int32_t segment = 0;  // kUpdate, kInitialize: of the unit's state
   bool first = false;        // the first to add to its accumulator, or the first segment of its unit
-};
+  // By operand: its access in the operation, -1: it has none.
+  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
 
-// When a layer's update runs.
-//   deferred  in the next step, just before its weight is needed: with clipping, whose factor is known
-//             only when backward has ended
-//   early     in backward, as soon as the layer's gradient is complete
-//   separate  after backward, before the step ends: for comparison
-enum class UpdateTiming { kDeferred, kEarly, kSeparate };
+  bool has(Operand operand) const { return access[static_cast<std::size_t>(operand)] >= 0; }
+};
 
 struct StepProgram {
   Program program;
@@ -45,10 +48,11 @@ struct StepProgram {
 struct StepPrograms {
   StepPrograms(const Layout& layout, UpdateTiming timing);
   UpdateTiming timing;
-  StepProgram first;     // deferred: a step without updates (no gradient is waiting); separate: every step
-  StepProgram step;      // deferred: with the updates of the step before; early: with its own
-  StepProgram flush;     // the waiting updates alone: deferred, at pauses; separate: after every step
-  StepProgram evaluate;  // forward and loss
+  StepProgram initialize;  // once, before all others
+  StepProgram first;       // deferred: a step without updates (no gradient is waiting); separate: every step
+  StepProgram step;        // deferred: with the updates of the step before; early: with its own
+  StepProgram flush;       // the waiting updates alone: deferred, at pauses; separate: after every step
+  StepProgram evaluate;    // forward and loss
 };
 
 }  // namespace zg

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/engine/program_sequence.hpp"
 #include "ziggurat/store/residency.hpp"
 
 namespace zg {
@@ -21,9 +21,10 @@ struct Plan {
 // (workspace not included).
 Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets& budgets);
 
-// What a run that has started its programs in this order has moved when all of it is done (ProgramRun,
-// engine.hpp), from the state that Engine::initialize leaves.
-Traffic forecast(const Layout& layout, const Budgets& budgets, const std::vector<ProgramRun>& history);
+// What a run with this history (Engine::history) has moved when all of it is done; what initialisation moved is
+// not counted.
+Traffic forecast(const Layout& layout, const StepPrograms& programs, const Budgets& budgets,
+                 const History& history);
 
 // Bytes of each budget that stay free for what is on its way in or out, so that a fetch need not wait for the
 // write-back that makes room for it: what the tier's links have in flight at once (`in_flight`), and what the

@@ -57,10 +57,8 @@ struct ReplayResult {
 ReplayResult replay(const AccessTrace& trace, const Budgets& budgets, const PolicyFactory& policy,
                     const ReplayOptions& options = {});
 
-// The smallest budgets under which two rounds of the sequence fit, with the default policy: first the
-// device's, with as much host memory as there is use for, then the host's with `device` bytes (or the
-// smallest, if that is more) of device memory. Nothing if no budgets do. Found by bisection, some thirty
-// replays a tier, as if more memory never made a run fail; that it does is rare.
+// The smallest budgets under which two rounds of the sequence fit, with the default policy (dry_run.hpp): some
+// thirty replays a tier.
 std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t device,
                                         const std::function<bool(double)>& progress = {},
                                         bool direct = false);

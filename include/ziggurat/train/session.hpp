@@ -46,6 +46,7 @@ class Session {
   const DataSet& data() const { return *data_; }
   const Model& model() const { return *model_; }
   const Layout& layout() const { return *layout_; }
+  const StepPrograms& programs() const { return *programs_; }
   const Plan& plan() const { return plan_; }
   bool goes_past_host() const { return direct_ != nullptr; }  // between drives and device
   const Budgets& budgets() const { return budgets_; }  // of the arenas, workspace included

@@ -1,0 +1,82 @@
+#include "ziggurat/engine/schedule.hpp"
+
+#include "ziggurat/engine/layout.hpp"
+
+namespace zg {
+
+const char* name_of(OpKind kind) {
+  static constexpr const char* kNames[] = {
+      "initialize", "update",   "embedding",          "forward",        "head",
+      "loss",       "backward", "embedding backward", "finish gradient"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+Schedule initialize_schedule(const ScheduleShape& shape) {
+  Schedule s;
+  for (std::int32_t u = 0; u <= shape.head(); ++u) s.push_back({OpKind::kInitialize, u});
+  return s;
+}
+
+Schedule flush_schedule(const ScheduleShape& shape) {
+  Schedule s;
+  for (std::int32_t u = 0; u <= shape.head(); ++u) s.push_back({OpKind::kUpdate, u});
+  return s;
+}
+
+// Micro-batches go through the layers in groups, each layer a whole group at a time: layer-major all of them,
+// micro-batch-major one by one.
+Schedule train_schedule(const ScheduleShape& shape, bool updates) {
+  Schedule s;
+  const std::int32_t layers = shape.layers, all = shape.micro_batches;
+  const std::int32_t group = shape.accumulation == Accumulation::kLayerMajor ? all : 1;
+  const bool deferred = updates && shape.timing == UpdateTiming::kDeferred;
+  const bool early = updates && shape.timing == UpdateTiming::kEarly;
+  const auto update = [&](std::int32_t unit) { s.push_back({OpKind::kUpdate, unit}); };
+  for (std::int32_t begin = 0; begin < all; begin += group) {
+    const bool first_group = begin == 0, last_group = begin + group == all;
+    const auto pass = [&](OpKind kind, std::int32_t unit, bool backward) {
+      for (std::int32_t m = begin; m < begin + group; ++m) {
+        // An update that comes later makes the weight anew; an early one has not that promise to give, since
+        // evaluations follow it.
+        const bool last = kind != OpKind::kForward && kind != OpKind::kEmbeddingBackward && m == all - 1 &&
+                          shape.timing != UpdateTiming::kEarly;
+        s.push_back({kind, unit, m, backward && m == 0, last});
+      }
+    };
+    const auto finish = [&](std::int32_t unit) {
+      if (last_group) s.push_back({OpKind::kFinishGradient, unit});
+    };
+    // A deferred update is one unit ahead of the compute, so that it runs beside it.
+    if (deferred && first_group) update(0), update(1);
+    pass(OpKind::kEmbedding, 0, false);
+    for (std::int32_t l = 0; l < layers; ++l) {
+      if (deferred && first_group) update(l + 2);
+      pass(OpKind::kForward, l + 1, false);
+    }
+    pass(OpKind::kHead, shape.head(), true);
+    finish(shape.head());
+    // An early update is one unit behind the backward, for the same reason.
+    for (std::int32_t l = layers - 1; l >= 0; --l) {
+      pass(OpKind::kBackward, l + 1, true);
+      finish(l + 1);
+      if (early && last_group) update(l + 2);
+    }
+    pass(OpKind::kEmbeddingBackward, 0, true);
+    finish(0);
+  }
+  if (early) update(1), update(0);
+  return s;
+}
+
+Schedule evaluate_schedule(const ScheduleShape& shape) {
+  Schedule s;
+  const auto pass = [&](OpKind kind, std::int32_t unit, bool last) {
+    for (std::int32_t m = 0; m < shape.micro_batches; ++m) s.push_back({kind, unit, m, false, last});
+  };
+  pass(OpKind::kEmbedding, 0, false);
+  for (std::int32_t l = 0; l < shape.layers; ++l) pass(OpKind::kForward, l + 1, true);
+  pass(OpKind::kHeadLoss, shape.head(), false);
+  return s;
+}
+
+}  // namespace zg

@@ -1,4 +1,4 @@
-// log.jsonl: one JSON object a step. The schema is in the README.
+// log.jsonl: one JSON object a step. docs/training.md has the schema.
 #pragma once
 #include <cstdio>
 #include <memory>

@@ -170,7 +170,10 @@ ROWS = (
         "ziggurat trace record configs/quickstart.json --set devices=host -o step.json",),
         instead=("ziggurat trace replay step.json --host 25% --direct",)),
     Row("signals", ("kill -USR1 PID", "kill -9"), why="tests/cli and tests/io send them", foreign=True),
-    Row("names", ("ziggurat train", "ziggurat io-bench", "ziggurat io-tune", "build/ziggurat"), why=NAMED),
+    Row("names", ("ziggurat train", "ziggurat io-bench", "ziggurat io-tune", "ziggurat trace", "build/ziggurat",
+                  "bench_drive_bound", "bench_gpu_kernels", "bench_io_depth", "bench_io_priority", "bench_optimizer",
+                  "bench_store_overlap", "bench_store_stream", "bench_train_step", "bench_update_stream",
+                  "tools/ptxas.sh", "tests/tools/documented_rows.py", "tests/tools/documents.py"), why=NAMED),
 
     # Benchmarks.
     Row("eviction_replay", ("bench_eviction_replay", "bench_eviction_replay *"), instead=(
@@ -272,6 +275,8 @@ ROWS = (
     Row("build", ("ninja -C build", "ninja -C build *", "ninja -C /tmp/ziggurat"), why=BUILDS, foreign=True),
     Row("build_folders", ("build/dev", "build/asan", "build/tsan", "build/cuda"), why="names a folder"),
     Row("affinity", ("taskset",), why="names a program of others"),
+    Row("tests", ("ctest --*", "build/tests/zg_test_store --gtest_*"), why="runs tests, of which this is one",
+        foreign=True),
     Row("install", ("cmake --install build", "cmake --install /tmp/ziggurat *"), why=INSTALL_TEST),
     Row("examples_build", ("cmake -S ../.. -B /tmp/ziggurat *", "cmake -S . -B /tmp/examples *",
                            "cmake --build /tmp/examples"), why=INSTALL_TEST),

@@ -3,6 +3,7 @@
 #
 #   tools/test.sh [PRESET] [CTEST FLAGS...]      PRESET: release (default), dev, asan, tsan, cuda
 #
+# As many tests run side by side as there are processors; --parallel 1 among the flags has them run one by one.
 # ZG_REQUIRE_GPU=1 turns the GPU suites, which are skipped where there is no GPU, into failures there.
 # The last line is "N passed, N failed, N skipped"; the exit code is 0 only if none failed.
 set -euo pipefail
@@ -10,7 +11,7 @@ set -euo pipefail
 
 preset=release
 case "${1:-}" in
-  -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
   release|dev|asan|tsan|cuda) preset=$1; shift ;;
 esac
 
@@ -35,7 +36,7 @@ export LSAN_OPTIONS="suppressions=$top/tests/lsan.supp ${LSAN_OPTIONS:-}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-(cd "$folder" && ctest --output-on-failure "$@") | tee "$log" || status=$?
+(cd "$folder" && ctest --output-on-failure --parallel "$(nproc)" "$@") | tee "$log" || status=$?
 count() { grep -cE "$1" "$log" || true; }
 passed=$(count '^ *[0-9]+/[0-9]+ Test .* Passed ')
 skipped=$(count '^ *[0-9]+/[0-9]+ Test .*\*\*\*Skipped ')

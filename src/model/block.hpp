@@ -14,11 +14,11 @@ struct BlockBytes {
   std::int64_t saved = 0, workspace = 0;
 };
 
-BlockBytes gpt2_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const Ops& ops);
+BlockBytes gpt2_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const OpSizes& sizes);
 void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* workspace);
 void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* workspace);
 
-BlockBytes llama_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const Ops& ops);
+BlockBytes llama_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const OpSizes& sizes);
 void llama_block_forward(const Call& call, View x, View out, void* saved, void* workspace);
 void llama_block_backward(const Call& call, View x, void* saved, View dx, void* workspace);
 
@@ -34,8 +34,8 @@ inline AttentionShape attention_shape(const ModelConfig& c, BatchShape shape) {
 
 // What attention works in, out of a call's workspace.
 inline View attention_scratch(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape,
-                              const Ops& ops) {
-  const std::int64_t bytes = ops.attention_scratch_bytes(dtype, attention_shape(c, shape));
+                              const OpSizes& sizes) {
+  const std::int64_t bytes = sizes.attention_scratch_bytes(dtype, attention_shape(c, shape));
   return bytes > 0 ? plan.take(DType::kU8, 1, bytes) : View{};
 }
 

@@ -38,7 +38,7 @@ struct Workspace {
   View norm_partials;
   std::int64_t bytes = 0;
 
-  Workspace(const ModelConfig& c, DType t, BatchShape shape, const Ops& ops, void* base) {
+  Workspace(const ModelConfig& c, DType t, BatchShape shape, const OpSizes& sizes, void* base) {
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), wide = std::max(c.inner, 3 * c.width);
     const DType a = accumulator_of(t);
@@ -46,9 +46,9 @@ struct Workspace {
     d_fc = View(shared.data, t, n, c.inner);
     d_qkv = View(shared.data, t, n, 3 * c.width);
     d_narrow = plan.take(t, n, c.width);
-    attention = attention_scratch(plan, c, t, shape, ops);
-    partials = plan.take(a, ops.row_groups(), wide);
-    norm_partials = View(partials.data, a, ops.row_groups(), 2 * c.width);
+    attention = attention_scratch(plan, c, t, shape, sizes);
+    partials = plan.take(a, sizes.row_groups(), wide);
+    norm_partials = View(partials.data, a, sizes.row_groups(), 2 * c.width);
     bytes = plan.bytes();
   }
   View bias_partials(std::int64_t columns) const {
@@ -65,8 +65,8 @@ void linear_backward(const Call& call, const Workspace& w, View dy, View x, gpt2
 
 }  // namespace
 
-BlockBytes gpt2_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const Ops& ops) {
-  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, ops, nullptr).bytes};
+BlockBytes gpt2_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const OpSizes& sizes) {
+  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, sizes, nullptr).bytes};
 }
 
 void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* workspace) {

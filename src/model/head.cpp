@@ -18,7 +18,7 @@ struct Workspace {
   View norm_partials, sum_partials;
   std::int64_t bytes = 0;
 
-  Workspace(const ModelConfig& c, DType t, std::int64_t rows, const Ops& ops, std::int64_t logits_bytes,
+  Workspace(const ModelConfig& c, DType t, std::int64_t rows, const OpSizes& sizes, std::int64_t logits_bytes,
             void* base) {
     BufferPlan plan(base);
     const DType a = accumulator_of(t);
@@ -28,7 +28,7 @@ struct Workspace {
     stats = plan.take(a, rows, c.arch == Arch::kGpt2 ? 2 : 1);
     logits = plan.take(a, chunk, c.vocab_size, ld);
     dlogits = plan.take(t, chunk, c.vocab_size, ld);
-    norm_partials = plan.take(a, ops.row_groups(), 2 * c.width);
+    norm_partials = plan.take(a, sizes.row_groups(), 2 * c.width);
     sum_partials = plan.take(DType::kF64, 1, Ops::kSumPartials);
     bytes = plan.bytes();
   }
@@ -74,9 +74,9 @@ std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t row
   return std::min(rows, std::max(kChunkRows, fit));
 }
 
-std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows, const Ops& ops,
+std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows, const OpSizes& sizes,
                         std::int64_t logits_bytes) {
-  return Workspace(config, dtype, rows, ops, logits_bytes, nullptr).bytes;
+  return Workspace(config, dtype, rows, sizes, logits_bytes, nullptr).bytes;
 }
 
 void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,

@@ -12,7 +12,7 @@ namespace zg::model {
 std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_t rows, std::int64_t bytes);
 
 // Of workspace.
-std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows, const Ops& ops,
+std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows, const OpSizes& sizes,
                         std::int64_t logits_bytes);
 
 // The call's unit is the head. `table` and `d_table` are the output matrix and its gradients, [V, C]. All

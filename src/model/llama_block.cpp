@@ -43,7 +43,7 @@ struct Workspace {
   View norm_partials;
   std::int64_t bytes = 0;
 
-  Workspace(const ModelConfig& c, DType t, BatchShape shape, const Ops& ops, void* base) {
+  Workspace(const ModelConfig& c, DType t, BatchShape shape, const OpSizes& sizes, void* base) {
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), q = c.heads * c.head_size;
     const View wide = plan.take(t, n, std::max(c.inner, qkv_columns(c)));
@@ -52,8 +52,8 @@ struct Workspace {
     const View narrow = plan.take(t, n, std::max(c.width, q));
     d_norm = View(narrow.data, t, n, c.width);
     d_att = View(narrow.data, t, n, q);
-    attention = attention_scratch(plan, c, t, shape, ops);
-    norm_partials = plan.take(accumulator_of(t), ops.row_groups(), 2 * c.width);
+    attention = attention_scratch(plan, c, t, shape, sizes);
+    norm_partials = plan.take(accumulator_of(t), sizes.row_groups(), 2 * c.width);
     bytes = plan.bytes();
   }
 };
@@ -118,8 +118,8 @@ void rope(const Call& call, const View& qkv, bool inverse) {
 
 }  // namespace
 
-BlockBytes llama_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const Ops& ops) {
-  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, ops, nullptr).bytes};
+BlockBytes llama_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const OpSizes& sizes) {
+  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, sizes, nullptr).bytes};
 }
 
 void llama_block_forward(const Call& call, View x, View out, void* saved, void* workspace) {

@@ -89,9 +89,9 @@ void check_shape(const ModelConfig& c, BatchShape shape) {
   ZG_ASSERT_LE(shape.time, c.context);
 }
 
-model::BlockBytes block_bytes(const ModelConfig& c, DType dtype, BatchShape shape, const Ops& ops) {
-  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, dtype, shape, ops)
-                               : model::llama_block_bytes(c, dtype, shape, ops);
+model::BlockBytes block_bytes(const ModelConfig& c, DType dtype, BatchShape shape, const OpSizes& sizes) {
+  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, dtype, shape, sizes)
+                               : model::llama_block_bytes(c, dtype, shape, sizes);
 }
 
 }  // namespace
@@ -118,14 +118,24 @@ void validate(const ModelConfig& c) {
 }
 
 Model::Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes)
+    : Model(config, dtype, static_cast<const OpSizes&>(ops), logits_bytes) {
+  ops_ = &ops;
+}
+
+Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes)
     : config_(config),
       dtype_(dtype),
-      ops_(ops),
-      logits_bytes_(logits_bytes > 0 ? logits_bytes : ops.logits_bytes()) {
+      sizes_(&sizes),
+      logits_bytes_(logits_bytes > 0 ? logits_bytes : sizes.logits_bytes()) {
   validate(config);
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
   units_ = model::make_units(config);
+}
+
+Ops& Model::ops() const {
+  ZG_ASSERT(ops_ != nullptr, "a model that was made to plan with cannot compute");
+  return *ops_;
 }
 
 std::int64_t Model::parameter_count() const {
@@ -141,15 +151,15 @@ std::int64_t Model::checkpoint_bytes(BatchShape shape) const {
 }
 
 std::int64_t Model::saved_bytes(BatchShape shape) const {
-  return block_bytes(config_, dtype_, shape, ops_).saved;
+  return block_bytes(config_, dtype_, shape, *sizes_).saved;
 }
 
 std::int64_t Model::block_workspace_bytes(BatchShape shape) const {
-  return block_bytes(config_, dtype_, shape, ops_).workspace;
+  return block_bytes(config_, dtype_, shape, *sizes_).workspace;
 }
 
 std::int64_t Model::head_workspace_bytes(BatchShape shape) const {
-  return model::head_bytes(config_, dtype_, shape.rows(), ops_, logits_bytes_);
+  return model::head_bytes(config_, dtype_, shape.rows(), *sizes_, logits_bytes_);
 }
 
 void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x) const {
@@ -160,7 +170,7 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
   check_rows(x, shape.rows(), config_.width, dtype_);
   const bool positions = config_.arch == Arch::kGpt2;
   const View wpe = positions ? model::param_view(weights, unit.params[model::embedding::kPositions]) : View{};
-  ops_.embedding(s, ids, model::param_view(weights, unit.params[model::embedding::kTokens]), wpe, shape.time,
+  ops().embedding(s, ids, model::param_view(weights, unit.params[model::embedding::kTokens]), wpe, shape.time,
                  x);
 }
 
@@ -172,7 +182,7 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
   check_rows(dx, shape.rows(), config_.width, dtype_);
   const bool positions = config_.arch == Arch::kGpt2;
   const View d_wpe = positions ? model::param_view(grads, unit.params[model::embedding::kPositions]) : View{};
-  ops_.embedding_backward(s, ids, dx, shape.time,
+  ops().embedding_backward(s, ids, dx, shape.time,
                           model::param_view(grads, unit.params[model::embedding::kTokens]), d_wpe);
 }
 
@@ -184,7 +194,7 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
   check_rows(x, shape.rows(), config_.width, dtype_);
   if (out) check_rows(out, shape.rows(), config_.width, dtype_);
   ZG_ASSERT(x.data != out.data && saved != nullptr);
-  const model::Call call{ops_, s, config_, dtype_, shape, unit, weights, View{}};
+  const model::Call call{ops(), s, config_, dtype_, shape, unit, weights, View{}};
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_forward(call, x, out, saved, workspace);
   } else {
@@ -201,7 +211,7 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   check_rows(x, shape.rows(), config_.width, dtype_);
   check_rows(dx, shape.rows(), config_.width, dtype_);
   ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
-  const model::Call call{ops_, s, config_, dtype_, shape, unit, weights, grads};
+  const model::Call call{ops(), s, config_, dtype_, shape, unit, weights, grads};
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward(call, x, saved, dx, workspace);
   } else {
@@ -223,7 +233,7 @@ void Model::head(Stream& s, BatchShape shape, View head_weights, View table, Vie
   check_rows(dx, shape.rows(), config_.width, dtype_);
   check_ids(targets, shape);
   ZG_ASSERT(x.data != dx.data && workspace != nullptr);
-  const model::Call call{ops_, s, config_, dtype_, shape, unit, head_weights, head_grads, logits_bytes_};
+  const model::Call call{ops(), s, config_, dtype_, shape, unit, head_weights, head_grads, logits_bytes_};
   const Param& matrix = model::table_param(config_, units_);
   model::head_backward(call, model::param_view(table, matrix), model::param_view(table_grads, matrix), x,
                        targets, loss_sum, dx, workspace, loss_scale);
@@ -237,7 +247,7 @@ void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table
   check_flat(table, config_.tied ? units_.front() : unit, dtype_);
   check_rows(x, shape.rows(), config_.width, dtype_);
   check_ids(targets, shape);
-  const model::Call call{ops_, s, config_, dtype_, shape, unit, head_weights, View{}, logits_bytes_};
+  const model::Call call{ops(), s, config_, dtype_, shape, unit, head_weights, View{}, logits_bytes_};
   model::head_loss(call, model::param_view(table, model::table_param(config_, units_)), x, targets, loss_sum,
                    workspace);
 }
@@ -249,7 +259,7 @@ void Model::head_logits(Stream& s, View head_weights, View table, View x, View l
   check_flat(table, config_.tied ? units_.front() : unit, dtype_);
   check_rows(x, x.rows, config_.width, dtype_);
   check_rows(logits, x.rows, config_.vocab_size, accumulator_dtype());
-  const model::Call call{ops_,         s,      config_,      dtype_, BatchShape{1, x.rows}, unit,
+  const model::Call call{ops(),         s,      config_,      dtype_, BatchShape{1, x.rows}, unit,
                          head_weights, View{}, logits_bytes_};
   model::head_logits(call, model::param_view(table, model::table_param(config_, units_)), x, logits,
                      workspace);

@@ -305,6 +305,28 @@ TEST_P(Programs, BuiltTwiceAreTheSame) {
   EXPECT_EQ(distinct, deferred() ? 5 : 4);
 }
 
+// What a device that is not there would take; here a GPU with much scratch.
+struct OtherSizes final : OpSizes {
+  std::int64_t row_groups() const override { return host_ops().row_groups(); }
+  std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const override { return scratch; }
+  std::int64_t logits_bytes() const override { return host_ops().logits_bytes(); }
+  std::int64_t scratch = 0;
+};
+
+TEST(StepPrograms, NeedNoDeviceToBeMade) {
+  OtherSizes sizes;
+  const auto plan = [](const Model& model) {
+    const Layout layout(model, {.micro_batch = {2, 13}});
+    return std::pair(StepPrograms(layout, UpdateTiming::kDeferred).step.program.hash(),
+                     layout.workspace_bytes());
+  };
+  const Model here(tiny_gpt2(), DType::kF32, host_ops()), planned(tiny_gpt2(), DType::kF32, sizes);
+  EXPECT_EQ(plan(planned), plan(here));
+  sizes.scratch = 1 << 20;
+  EXPECT_EQ(plan(planned).first, plan(here).first);
+  EXPECT_EQ(plan(planned).second, plan(here).second + (1 << 20));
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Arch a : {Arch::kGpt2, Arch::kLlama}) {

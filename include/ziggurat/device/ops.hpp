@@ -26,15 +26,27 @@ struct GemmOptions {
   View gelu_backward = {};  // T [m, n]: C is multiplied by gelu'() of it; no bias
 };
 
-class Ops {
+// What operations take besides their operands. Known without the device itself, so that a run can be planned for
+// one that is not there.
+class OpSizes {
  public:
-  virtual ~Ops() = default;
+  virtual ~OpSizes() = default;
+  // Sums over rows are made in this many fixed groups of rows, added in order; other devices, other groups.
+  virtual std::int64_t row_groups() const = 0;
+  virtual std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const = 0;
+  // What the logits of one call, and their gradient, should take at most: enough rows for a product at full
+  // speed.
+  virtual std::int64_t logits_bytes() const = 0;
+};
+
+class Ops : public OpSizes {
+ public:
 
   // C[m,n] (T or A) = op(A)[m,k] op(B)[k,n], fp32 accumulation (fp64 for f64).
   virtual void gemm(Stream& s, View a, View b, View c, const GemmOptions& options) = 0;
 
-  // y = (x - mean) * rstd * w + b. x, y T [N,C]; w, b T [1,C]; stats A [N,2] = mean, rstd. y may be x's
-  // alias: no.
+  // y = (x - mean) * rstd * w + b. x, y T [N,C]; w, b T [1,C]; stats A [N,2] = mean, rstd. y may not
+  // alias x.
   virtual void layernorm(Stream& s, View x, View w, View b, double eps, View y, View stats) = 0;
   // dx += (T), dw += (A [1,C]), db += (A [1,C]). scratch: A [row_groups(), 2*C].
   virtual void layernorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View db,
@@ -43,9 +55,6 @@ class Ops {
   virtual void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats) = 0;
   virtual void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw,
                                 View scratch) = 0;
-  // Sums over rows are made in this many fixed groups of rows, added in order; other devices, other groups.
-  virtual std::int64_t row_groups() const = 0;
-
   // tanh approximation of GELU, as GPT-2. x, y T [N,I].
   virtual void gelu(Stream& s, View x, View y) = 0;
   // dx = dy * gelu'(x); dx may alias dy.
@@ -70,7 +79,6 @@ class Ops {
   // dqkv T like qkv, overwritten.
   virtual void attention_backward(Stream& s, View qkv, View o, View lse, View d_o,
                                   const AttentionShape& shape, View dqkv, View scratch) = 0;
-  virtual std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const = 0;
 
   // out = a + b, T [N,C]; out may alias a or b.
   virtual void add(Stream& s, View a, View b, View out) = 0;
@@ -91,9 +99,6 @@ class Ops {
   virtual void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits, View scratch,
                              double scale = 1) = 0;
   static constexpr std::int64_t kSumPartials = 1024;
-  // What the logits of one call, and their gradient, should take at most: enough rows for a product at full
-  // speed.
-  virtual std::int64_t logits_bytes() const = 0;
 
   virtual void zero(Stream& s, View x) = 0;
   // out (T or A) = in, rounded.

@@ -70,6 +70,8 @@ class Model {
   // T: f32, bf16, f16 or f64 (DType of weights and activations). Accumulators are f32, f64 for f64.
   // logits_bytes: what the logits of a chunk and their gradient should take at most; 0: as the device likes it.
   Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes = 0);
+  // To plan with, where there is no device: sizes are known, and calls that compute abort.
+  Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes = 0);
 
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return dtype_; }
@@ -115,7 +117,10 @@ class Model {
  private:
   ModelConfig config_;
   DType dtype_;
-  Ops& ops_;
+  Ops& ops() const;
+
+  const OpSizes* sizes_;
+  Ops* ops_ = nullptr;  // null: to plan with
   std::int64_t logits_bytes_;
   std::vector<Unit> units_;
 };

@@ -322,9 +322,11 @@ TEST(StepPrograms, NeedNoDeviceToBeMade) {
   };
   const Model here(tiny_gpt2(), DType::kF32, host_ops()), planned(tiny_gpt2(), DType::kF32, sizes);
   EXPECT_EQ(plan(planned), plan(here));
-  sizes.scratch = 1 << 20;
+  // More than what the head, the other large operation, works in.
+  sizes.scratch = 16 << 20;
   EXPECT_EQ(plan(planned).first, plan(here).first);
-  EXPECT_EQ(plan(planned).second, plan(here).second + (1 << 20));
+  EXPECT_GT(plan(planned).second, plan(here).second);
+  EXPECT_GE(plan(planned).second, sizes.scratch);
 }
 
 std::vector<Case> cases() {

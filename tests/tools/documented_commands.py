@@ -53,7 +53,7 @@ class Folder:
         for folder in ("bench", "tools", "tests/tools", "tests/reference"):
             if (root / folder).is_dir():
                 shutil.copytree(root / folder, self.path / folder, ignore=ignored)
-        made = "bench/results build/bench build/tests drives/nvme0 drives/nvme1 home src/train unseen"
+        made = "bench/results build/bench build/tests drives/nvme0 drives/nvme1 home src/data unseen"
         for folder in made.split():
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         for name in ("configs", "README.md"):

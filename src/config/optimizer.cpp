@@ -460,9 +460,9 @@ void read_schedule_params(Section& params, const RunConfig& run, ScheduleConfig&
       read_one_cycle(params, run, out);
       break;
   }
-  // Runs are resumed from their checkpoint, which knows its step.
+  // There are no checkpoints yet that a run could be resumed from.
   if (params.integer("last_batch_iteration", {.fallback = -1, .min = -1}) != -1) {
-    params.wrong("last_batch_iteration", "-1", "remove the key: a resumed run knows its step");
+    params.wrong("last_batch_iteration", "-1", "remove the key: every run begins with its first step");
   }
   params.finish();
 }

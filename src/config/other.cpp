@@ -20,6 +20,7 @@ struct Feature {
 
 constexpr const char* kMetrics = "log.jsonl has the metrics of every step";
 constexpr const char* kTrace = "log.jsonl has the phases of every step, and a trace shows each block";
+constexpr const char* kNoCheckpoints = "there are no checkpoints yet: a run saves its model when it ends";
 constexpr const char* kNoQuantization = "remove the section: weights are trained in fp32 or bf16";
 
 constexpr Feature kFeatures[] = {
@@ -52,10 +53,10 @@ constexpr Feature kFeatures[] = {
     {"csv_monitor", WhenOn::kWarn, kMetrics, "output_path job_name"},
     {"comms_logger", WhenOn::kWarn, "there is one rank, so nothing is communicated",
      "verbose prof_all debug prof_ops"},
-    {"nebula", WhenOn::kWarn, "checkpoints are written to the run's folder",
+    {"nebula", WhenOn::kWarn, kNoCheckpoints,
      "persistent_storage_path persistent_time_interval num_of_version_in_retention enable_nebula_load "
      "load_path"},
-    {"datastates_ckpt", WhenOn::kWarn, "checkpoints are written to the run's folder", "*"},
+    {"datastates_ckpt", WhenOn::kWarn, kNoCheckpoints, "*"},
 };
 
 std::vector<std::string> words(std::string_view text) {
@@ -171,7 +172,7 @@ void read_other_deepspeed(Section& root) {
   root.ignored("steps_per_print", Shape::kNumber, "progress is shown live, and log.jsonl has every step");
   root.ignored("log_level", Shape::kText, "the program's own flags set it");
   root.ignored("vocabulary_size", Shape::kNumber, "model.vocab_size, or the tokenizer, says it");
-  root.ignored("checkpoint", Shape::kObject, "checkpoints are written whole, by the one rank there is");
+  root.ignored("checkpoint", Shape::kObject, kNoCheckpoints);
   root.ignored("timers", Shape::kObject, kTrace);
   root.ignored("compile", Shape::kObject, "there is no PyTorch graph to compile");
   root.ignored("zero_allow_untested_optimizer", Shape::kBool, "there are no untested optimizers");

@@ -12,6 +12,7 @@ constexpr const char* kBuckets = "there is one rank, so nothing is reduced or ga
 constexpr const char* kPlanned =
     "the step is planned ahead and fetches follow that plan; tiers.device and tiers.prefetch_depth bound it";
 constexpr const char* kOverlapped = "reads and writes always overlap with the computation";
+constexpr const char* kNoCheckpoints = "there are no checkpoints yet: a run saves its model when it ends";
 constexpr const char* kBudget = "tiers.host is the budget, buffers included";
 
 struct Ignored {
@@ -28,19 +29,19 @@ constexpr Ignored kIgnored[] = {
     {"compute_grad_norm", Shape::kBool, "the norm is in log.jsonl for every step"},
     {"contiguous_gradients", Shape::kBool, "the gradients of a block are one tensor anyway"},
     {"cpu_offload_use_pin_memory", Shape::kBool, "staging memory is pinned where there is a GPU"},
-    {"elastic_checkpoint", Shape::kBool, "checkpoints load under any budget"},
+    {"elastic_checkpoint", Shape::kBool, kNoCheckpoints},
     {"enable_sanity_checks", Shape::kBool, "the checks are always on"},
     {"ignore_unused_parameters", Shape::kBool, "the models use all of their parameters"},
     {"leaf_module", Shape::kObject, "a block is fetched as a whole"},
     {"legacy_stage1", Shape::kBool, "there is one implementation of all stages"},
-    {"load_from_fp32_weights", Shape::kBool, "checkpoints hold fp32 master weights"},
+    {"load_from_fp32_weights", Shape::kBool, kNoCheckpoints},
     {"log_trace_cache_warnings", Shape::kBool, "the step's plan cannot be invalidated"},
     {"memory_efficient_linear", Shape::kBool, "linear layers keep nothing twice"},
     {"mics_hierarchical_params_gather", Shape::kBool, kBuckets},
     {"overlap_comm", Shape::kBool, "copies always overlap with the computation"},
     {"override_module_apply", Shape::kBool, "there are no Python modules"},
     {"parameter_alignment", Shape::kBool, "every parameter is aligned"},
-    {"pipeline_loading_checkpoint", Shape::kBool, "a checkpoint is read as a stream anyway"},
+    {"pipeline_loading_checkpoint", Shape::kBool, kNoCheckpoints},
     {"reduce_bucket_size", Shape::kNumber, kBuckets},
     {"reduce_scatter", Shape::kBool, kBuckets},
     {"round_robin_gradients", Shape::kBool, kBuckets},

@@ -1,4 +1,4 @@
-// Batch sizes, number formats, activation checkpointing and asynchronous I/O, as in DeepSpeed's files.
+// Batch sizes and number formats, as in DeepSpeed's files.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,12 +9,18 @@
 namespace zg::config {
 namespace {
 
-constexpr std::int64_t kMaxBatch = 1'000'000'000;  // so that the product of two fits
+using Form = RefusedSpec::Form;
 
-// A batch key: its value, or 0 when it is absent or "auto".
+constexpr const char* kTrain = "train_batch_size";
+constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
+constexpr const char* kAccumulation = "gradient_accumulation_steps";
+
+// Its fallback, 0, stands for a size that is not stated.
+constexpr IntSpec kBatchSize = {
+    .min = 1, .max = 1'000'000'000, .autos = Auto::kOwnMeaning};  // so that the product of two fits
+
 std::int64_t batch_key(Section& root, const char* key) {
-  if (root.is_auto(key)) return 0;
-  return root.integer(key, {.fallback = 0, .min = root.has(key) ? 1 : 0, .max = kMaxBatch});
+  return root.is_auto(key) ? 0 : root.integer(key);
 }
 
 struct BatchSizes {
@@ -38,9 +44,6 @@ void complete(BatchSizes& b) {
 }  // namespace
 
 void read_batch(Section& root, RunConfig& run) {
-  constexpr const char* kTrain = "train_batch_size";
-  constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
-  constexpr const char* kAccumulation = "gradient_accumulation_steps";
   BatchSizes b{batch_key(root, kTrain), batch_key(root, kMicro), batch_key(root, kAccumulation)};
   if (!root.has(kTrain) && !root.has(kMicro)) {
     root.fail(kTrain, "is missing: either train_batch_size or train_micro_batch_size_per_gpu must be given",
@@ -64,22 +67,96 @@ void read_batch(Section& root, RunConfig& run) {
   run.accumulation_steps = b.accumulation;
 }
 
+std::vector<Key> batch_keys() {
+  constexpr const char* kTwo = "from the other two, at least one of which is a batch size";
+  return {{kTrain, kBatchSize, "Sequences of a step: the product of the other two.", kTwo},
+          {kMicro, kBatchSize, "Sequences of a micro-batch.", kTwo},
+          {kAccumulation, kBatchSize, "Micro-batches of a step.", kTwo}};
+}
+
 namespace {
+
+const Keys& fp16_keys() {
+  using Range = NumberSpec::Range;
+  constexpr std::int64_t kMostPower = 127;  // of a float
+  static const LossScaleConfig d;
+  static const Keys keys({
+      {"enabled", BoolSpec{false, Auto::kOwnMeaning},
+       "Weights and activations in fp16, with a loss scale. `\"auto\"` is `false`."},
+      {"loss_scale", NumberSpec{.fallback = d.loss_scale},
+       "A loss scale that stays; 0: one that follows the overflows."},
+      {"initial_scale_power", IntSpec{.fallback = d.initial_scale_power, .max = kMostPower},
+       "The first loss scale is 2 to the power of this."},
+      {"loss_scale_window", IntSpec{.fallback = d.loss_scale_window, .min = 1},
+       "Steps without overflow after which the loss scale doubles."},
+      {"hysteresis", IntSpec{.fallback = d.hysteresis, .min = 1, .max = 1'000'000},
+       "The loss scale halves at this overflow, and at each after it."},
+      {"consecutive_hysteresis", BoolSpec{d.consecutive_hysteresis},
+       "A step without overflow lets the count of overflows begin anew; else the end of a window does."},
+      {"min_loss_scale", NumberSpec{.fallback = d.min_loss_scale, .range = Range::kPositive},
+       "The loss scale goes no lower; an overflow there ends the run."},
+      {"fp16_master_weights_and_grads",
+       RefusedSpec{.form = Form::kSwitch, .why = "master weights are fp32 always"}, "remove the key"},
+      {"auto_cast", IgnoredSwitchSpec{}, "the inputs are tokens, which are not cast"},
+      {"fused_mode", SilentSpec{}, "there is one implementation"},
+      {"opt_level", SilentSpec{}, "it is Apex's, which is not used"},
+  });
+  return keys;
+}
+
+const Keys& bf16_keys() {
+  static const Keys keys({
+      {"enabled", BoolSpec{false, Auto::kOwnMeaning},
+       "Weights and activations in bf16. Master weights stay fp32, and what else the optimizer keeps is as "
+       "`optimizer.state` has it. `\"auto\"`: on a GPU, and where the processor has the instructions."},
+      {"bf16_optimizer_states", BoolSpec{},
+       "DeepSpeed's form of `\"state\": \"bf16\"` in `optimizer`, and so is `\"fp32_optimizer_states\": "
+       "false` in "
+       "`optimizer.params`."},
+      {"bf16_master_weights_and_grads",
+       RefusedSpec{.form = Form::kSwitch, .why = "master weights are fp32 always"},
+       "remove the key; bf16_optimizer_states does without it here"},
+      {"immediate_grad_update", IgnoredSpec{Shape::kBool}, "gradients are accumulated as soon as they exist"},
+      {"check_grad_overflow", IgnoredSpec{Shape::kBool}, "the gradient's norm is checked in every step"},
+  });
+  return keys;
+}
+
+const Keys& fp64_keys() {
+  static const Keys keys({{"enabled", BoolSpec{}, "Everything in fp64. For tests."}});
+  return keys;
+}
+
+enum class Accumulator { kOurs, kOther };
+
+const Keys& data_types_keys() {
+  static const Keys keys({
+      {"grad_accum_dtype",
+       ChoiceSpec(Accumulator::kOurs, {{"fp32", Accumulator::kOurs},
+                                       {"auto", Accumulator::kOurs},
+                                       {"bf16", Accumulator::kOther},
+                                       {"fp16", Accumulator::kOther}}),
+       "gradients are accumulated in fp32 always",
+       {},
+       {},
+       Effect::kNone},
+      {"param_dtype",
+       RefusedSpec{.form = Form::kPresence, .why = "bf16, fp16 and fp64 say the type of weights"},
+       "use \"bf16\" or \"fp16\": {\"enabled\": true}, or nothing for fp32"},
+      {"buffer_dtype", IgnoredSpec{Shape::kText}, "the models have no buffers"},
+  });
+  return keys;
+}
 
 // DeepSpeed's keys and defaults.
 LossScaleConfig read_loss_scale(Section& fp16) {
-  using Range = NumberSpec::Range;
-  constexpr std::int64_t kMostPower = 127;  // of a float
   LossScaleConfig out;
-  out.loss_scale = fp16.number("loss_scale", {.fallback = 0, .range = Range::kNotNegative});
-  out.initial_scale_power = static_cast<int>(
-      fp16.integer("initial_scale_power", {.fallback = out.initial_scale_power, .max = kMostPower}));
-  out.loss_scale_window = fp16.integer("loss_scale_window", {.fallback = out.loss_scale_window, .min = 1});
-  out.hysteresis =
-      static_cast<int>(fp16.integer("hysteresis", {.fallback = out.hysteresis, .min = 1, .max = 1'000'000}));
-  out.consecutive_hysteresis = fp16.boolean("consecutive_hysteresis", out.consecutive_hysteresis);
-  out.min_loss_scale =
-      fp16.number("min_loss_scale", {.fallback = out.min_loss_scale, .range = Range::kPositive});
+  out.loss_scale = fp16.number("loss_scale");
+  out.initial_scale_power = static_cast<int>(fp16.integer("initial_scale_power"));
+  out.loss_scale_window = fp16.integer("loss_scale_window");
+  out.hysteresis = static_cast<int>(fp16.integer("hysteresis"));
+  out.consecutive_hysteresis = fp16.boolean("consecutive_hysteresis");
+  out.min_loss_scale = fp16.number("min_loss_scale");
   const double first = std::exp2(out.initial_scale_power);
   if (out.loss_scale == 0 && out.min_loss_scale > first) {
     fp16.fail("min_loss_scale",
@@ -96,17 +173,16 @@ bool read_fp16(Section& root, RunConfig& run) {
   if (fp16->is_auto("enabled")) {
     fp16->notice("enabled", "\"auto\": took false, fp16 has to be asked for (bf16 needs no loss scale)");
   } else {
-    enabled = fp16->boolean("enabled", false);
+    enabled = fp16->boolean("enabled");
   }
-  fp16->must_be_off("fp16_master_weights_and_grads", "master weights are fp32 always", "remove the key");
   if (enabled) {
     run.loss_scale = read_loss_scale(*fp16);
-    fp16->off_or_ignored("auto_cast", "the inputs are tokens, which are not cast");
-  }
-  // Without fp16 the others do nothing in DeepSpeed either.
-  for (const char* key : {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-                          "consecutive_hysteresis", "min_loss_scale", "fused_mode", "opt_level"}) {
-    (void)fp16->find(key);
+  } else {
+    // Without fp16 the others do nothing in DeepSpeed either.
+    for (const char* key : {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window",
+                            "hysteresis", "consecutive_hysteresis", "min_loss_scale"}) {
+      (void)fp16->find(key);
+    }
   }
   fp16->finish();
   return enabled;
@@ -129,13 +205,9 @@ bool read_bf16(Section& root, const Machine& machine, const RunConfig& run, bool
                                 : fmt::format("\"auto\": took {}, this processor's bf16 instructions: {}",
                                               enabled, instructions));
   } else {
-    enabled = bf16->boolean("enabled", false);
+    enabled = bf16->boolean("enabled");
   }
-  bf16->must_be_off("bf16_master_weights_and_grads", "master weights are fp32 always",
-                    "remove the key; bf16_optimizer_states does without it here");
-  (void)bf16->boolean("bf16_optimizer_states", false);  // read_optimizer() takes it
-  bf16->ignored("immediate_grad_update", Shape::kBool, "gradients are accumulated as soon as they exist");
-  bf16->ignored("check_grad_overflow", Shape::kBool, "the gradient's norm is checked in every step");
+  (void)bf16->boolean("bf16_optimizer_states");  // read_optimizer() takes it
   bf16->finish();
   return enabled;
 }
@@ -143,24 +215,21 @@ bool read_bf16(Section& root, const Machine& machine, const RunConfig& run, bool
 bool read_fp64(Section& root) {
   auto fp64 = root.section("fp64");
   if (!fp64) return false;
-  const bool enabled = fp64->boolean("enabled", false);
+  const bool enabled = fp64->boolean("enabled");
   fp64->finish();
   return enabled;
 }
 
+constexpr const char* kCommunication = "communication_data_type";
+enum class Format { kSame, kF32, kBF16, kF16 };
+
 // Of gradients on their way to the host.
 void read_communication_type(Section& root, RunConfig& run) {
-  constexpr const char* kKey = "communication_data_type";
+  constexpr const char* kKey = kCommunication;
   if (root.is_auto(kKey)) {
     root.notice(kKey, fmt::format("\"auto\": took {}, as the arithmetic", name_of(run.dtype)));
   }
-  enum class Format { kSame, kF32, kBF16, kF16 };
-  const Format format = root.choice(kKey, Format::kSame,
-                                    {{"fp32", Format::kF32},
-                                     {"bf16", Format::kBF16},
-                                     {"fp16", Format::kF16},
-                                     {"none", Format::kSame},
-                                     {"auto", Format::kSame}});
+  const auto format = root.choice<Format>(kKey);
   if (format == Format::kF16 && run.dtype != DType::kF16) {
     root.wrong(kKey, "\"bf16\" or \"fp32\"",
                "fp16 needs the loss scale that \"fp16\": {\"enabled\": true} brings: use \"bf16\"");
@@ -176,23 +245,36 @@ void read_communication_type(Section& root, RunConfig& run) {
 void read_data_types(Section& root) {
   auto types = root.section("data_types");
   if (!types) return;
-  enum class Accumulator { kOurs, kOther };
-  if (types->choice("grad_accum_dtype", Accumulator::kOurs,
-                    {{"fp32", Accumulator::kOurs},
-                     {"auto", Accumulator::kOurs},
-                     {"bf16", Accumulator::kOther},
-                     {"fp16", Accumulator::kOther}}) == Accumulator::kOther) {
-    types->notice("grad_accum_dtype", "has no effect: gradients are accumulated in fp32 always");
-  }
-  if (types->has("param_dtype")) {
-    types->fail("param_dtype", "is not supported",
-                "use \"bf16\" or \"fp16\": {\"enabled\": true}, or nothing for fp32");
-  }
-  types->ignored("buffer_dtype", Shape::kText, "the models have no buffers");
+  if (types->choice<Accumulator>("grad_accum_dtype") == Accumulator::kOther)
+    types->no_effect("grad_accum_dtype");
   types->finish();
 }
 
+constexpr const char* kClip = "gradient_clipping";
+
 }  // namespace
+
+std::vector<Key> precision_keys() {
+  static const RunConfig d;
+  return {
+      {kClip,
+       NumberSpec{
+           .fallback = d.gradient_clipping, .autos = Auto::kTakesFallback, .note = "Hugging Face's default"},
+       "Largest global norm of the gradient; 0: off. `\"auto\"` is 1, as in Hugging Face's Trainer."},
+      {kCommunication,
+       ChoiceSpec(Format::kSame, {{"fp32", Format::kF32},
+                                  {"bf16", Format::kBF16},
+                                  {"fp16", Format::kF16},
+                                  {"none", Format::kSame},
+                                  {"auto", Format::kSame}}),
+       "Type of gradients on their way to the host. `\"fp16\"` only where `fp16` is enabled.",
+       "as the arithmetic"},
+      {"bf16", SectionSpec{bf16_keys}, "Training in bf16."},
+      {"bfloat16", AliasSpec{"bf16"}, "Its older name."},
+      {"fp16", SectionSpec{fp16_keys}, "Training in fp16."},
+      {"fp64", SectionSpec{fp64_keys}, "Training in fp64."},
+      {"data_types", SectionSpec{data_types_keys}, "DeepSpeed's choice of types."}};
+}
 
 void read_precision(Section& root, const Machine& machine, RunConfig& run) {
   const bool fp16 = read_fp16(root, run), bf16 = read_bf16(root, machine, run, fp16), fp64 = read_fp64(root);
@@ -204,84 +286,9 @@ void read_precision(Section& root, const Machine& machine, RunConfig& run) {
   read_communication_type(root, run);
   read_data_types(root);
   // Hugging Face's Trainer clips at 1 unless told otherwise, and that is what its "auto" stands for.
-  constexpr const char* kClip = "gradient_clipping";
-  run.gradient_clipping = root.number(kClip, {.fallback = root.is_auto(kClip) ? 1.0 : 0.0,
-                                              .autos = Auto::kTakesFallback,
-                                              .note = "Hugging Face's default"});
-}
-
-void read_activation_checkpointing(Section& root, RunConfig& run) {
-  run.offload_activation = has_tiers(root) ? Placement::kAuto : Placement::kDevice;
-  auto section = root.section("activation_checkpointing");
-  if (!section) return;
-  run.recompute = section->boolean("recompute", run.recompute);
-  if (section->has("cpu_checkpointing")) {
-    run.offload_activation =
-        section->boolean("cpu_checkpointing", false) ? Placement::kHost : Placement::kDevice;
-  }
-  section->off_or_ignored("partition_activations", "there is no model parallelism to partition them over");
-  section->off_or_ignored("contiguous_memory_optimization", "checkpoints lie in one arena anyway");
-  section->ignored("number_checkpoints", Shape::kNumber, "there is one checkpoint a block");
-  section->off_or_ignored("synchronize_checkpoint_boundary", "events order the copies");
-  section->off_or_ignored("profile", "log.jsonl has the phases of every step, and a trace shows each block");
-  section->finish();
-}
-
-void read_aio(Section& root, RunConfig& run) {
-  auto aio = root.section("aio");
-  if (!aio) return;
-  AioConfig& out = run.aio;
-  using io::Backend;
-  out.backend = aio->choice("backend", Backend::kAuto,
-                            {{"auto", Backend::kAuto},
-                             {"io_uring", Backend::kUring},
-                             {"libaio", Backend::kLibaio},
-                             {"threads", Backend::kThreads},
-                             {"ram", Backend::kRam}});
-  out.require = out.backend != Backend::kAuto;
-  out.block_size = aio->integer("block_size", {.fallback = out.block_size,
-                                               .min = 4096,
-                                               .max = std::int64_t{1} << 30,
-                                               .multiple_of = 4096,
-                                               .autos = Auto::kTakesFallback});
-  // 0, "not stated", where the file says nothing: the engine then finds it, within the cap of a depth that
-  // adapts.
-  const int depth = io::default_queue_depth(out.block_size);
-  if (aio->has("queue_depth")) {
-    out.queue_depth = static_cast<int>(aio->integer(
-        "queue_depth", {.fallback = depth, .min = 1, .max = 4096, .autos = Auto::kTakesFallback}));
-  }
-  out.adaptive_depth = aio->boolean("adaptive_depth", out.adaptive_depth);
-  out.max_queue_depth = static_cast<int>(
-      aio->integer("max_queue_depth", {.fallback = std::max(out.max_queue_depth, out.queue_depth),
-                                       .min = std::max(1, out.queue_depth),
-                                       .max = 4096}));
-  out.queues = static_cast<int>(aio->integer("queues", {.fallback = out.queues, .min = 1, .max = 64}));
-  out.sqpoll = aio->boolean("sqpoll", out.sqpoll);
-  out.iopoll = aio->boolean("iopoll", out.iopoll);
-  const bool can_be_uring = out.backend == Backend::kAuto || out.backend == Backend::kUring;
-  for (const auto& [key, on] : {std::pair{"sqpoll", out.sqpoll}, std::pair{"iopoll", out.iopoll}}) {
-    if (on && !can_be_uring) aio->notice(key, "has no effect: aio.backend is not \"io_uring\"");
-  }
-  if (aio->has("thread_count") && aio->has("intra_op_parallelism")) {
-    aio->fail("thread_count", "is the old name of intra_op_parallelism, which is given too",
-              "remove one of the two");
-  }
-  out.threads = static_cast<int>(
-      aio->integer(aio->has("thread_count") ? "thread_count" : "intra_op_parallelism",
-                   {.fallback = out.threads, .min = 1, .max = 256, .autos = Auto::kTakesFallback}));
-  out.verify = aio->boolean("verify", out.verify);
-  aio->ignored("single_submit", Shape::kBool, "requests are submitted in batches as large as they come");
-  aio->ignored("overlap_events", Shape::kBool, "submission and completion always overlap");
-  if (aio->boolean("use_gds", false)) {
-    using Direct = DeviceConfig::Direct;
-    if (run.device.kind != DeviceConfig::Kind::kCuda || run.device.direct == Direct::kOff) {
-      aio->wrong("use_gds", "false where no GPU is trained on, or cuda.gpudirect_storage is \"off\"",
-                 "remove the key: data goes through pinned memory");
-    }
-    run.device.direct = Direct::kOn;
-  }
-  aio->finish();
+  NumberSpec clip = root.spec_of<NumberSpec>(kClip);
+  if (root.is_auto(kClip)) clip.fallback = 1;
+  run.gradient_clipping = root.number(kClip, clip);
 }
 
 }  // namespace zg::config

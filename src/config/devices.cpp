@@ -19,10 +19,53 @@ std::optional<int> number_after(const std::string& text, std::size_t at) {
   return n;
 }
 
+const Keys& cuda_keys() {
+  using Direct = DeviceConfig::Direct;
+  static const DeviceConfig d;
+  static const Keys keys({
+      {"deterministic", BoolSpec{d.deterministic},
+       "The same bits in every run: no sums by atomics, and of libraries only what promises so."},
+      {"attention",
+       ChoiceSpec(d.attention, {{"auto", AttentionKernel::kAuto},
+                                {"own", AttentionKernel::kOwn},
+                                {"cudnn", AttentionKernel::kCudnn}}),
+       "Kernel of attention. `\"cudnn\"` must be there and take the shape. `\"auto\"`: cuDNN's where it "
+       "takes the shape "
+       "and the run need not be deterministic, since its deterministic backward takes memory by the square "
+       "of the "
+       "sequence."},
+      {"tf32", BoolSpec{d.tf32}, "Products of fp32 with 10 bits of mantissa."},
+      {"pin", BoolSpec{d.pin},
+       "Registers the host tier with CUDA, so that copies run by themselves and at full speed."},
+      {"graphs", BoolSpec{d.graphs},
+       "Operations of forward and backward that come again with the same operands are launched as a whole "
+       "(CUDA graphs). "
+       "For steps of many short operations, where the GPU waits for the processor."},
+      {"gpudirect_storage",
+       ChoiceSpec(d.direct, {{"auto", Direct::kAuto}, {"on", Direct::kOn}, {"off", Direct::kOff}}),
+       "Drives read into and write from the GPU's memory, past host memory (NVIDIA's cuFile, found when the "
+       "run starts). "
+       "`\"auto\"`: where that spares host memory."},
+  });
+  return keys;
+}
+
 }  // namespace
 
+std::vector<Key> device_keys() {
+  return {{"devices",
+           TextSpec{"auto"},
+           "What the run trains on: the processor, or a GPU as CUDA counts them. `\"auto\"`: the first GPU, "
+           "or the "
+           "processor where there is none. `--devices` is short for it.",
+           {},
+           "`\"auto\"`, `\"host\"` or `\"cuda:N\"`"},
+          {"cuda", SectionSpec{cuda_keys}, "Training on a GPU."},
+          {"threads", SectionSpec{threads_keys}, "Which cores compute."}};
+}
+
 void read_devices(Section& root, const Machine& machine, RunConfig& run) {
-  const std::string text = root.text("devices", "auto");
+  const std::string text = root.text("devices");
   DeviceConfig& out = run.device;
   if (text == "auto") {
     const bool gpu = machine.has_gpu && machine.has_gpu();
@@ -42,16 +85,13 @@ void read_devices(Section& root, const Machine& machine, RunConfig& run) {
   }
   auto cuda = root.section("cuda");
   if (!cuda) return;
-  out.deterministic = cuda->boolean("deterministic", out.deterministic);
-  out.tf32 = cuda->boolean("tf32", out.tf32);
-  out.pin = cuda->boolean("pin", out.pin);
-  out.graphs = cuda->boolean("graphs", out.graphs);
-  out.attention = cuda->choice(
-      "attention", AttentionKernel::kAuto,
-      {{"auto", AttentionKernel::kAuto}, {"own", AttentionKernel::kOwn}, {"cudnn", AttentionKernel::kCudnn}});
+  out.deterministic = cuda->boolean("deterministic");
+  out.tf32 = cuda->boolean("tf32");
+  out.pin = cuda->boolean("pin");
+  out.graphs = cuda->boolean("graphs");
   using Direct = DeviceConfig::Direct;
-  out.direct = cuda->choice("gpudirect_storage", Direct::kAuto,
-                            {{"auto", Direct::kAuto}, {"on", Direct::kOn}, {"off", Direct::kOff}});
+  out.attention = cuda->choice<AttentionKernel>("attention");
+  out.direct = cuda->choice<Direct>("gpudirect_storage");
   if (out.direct == Direct::kOn && out.kind != DeviceConfig::Kind::kCuda)
     cuda->wrong("gpudirect_storage", "\"auto\" or \"off\": this run trains on the processor");
   cuda->finish();

@@ -1,4 +1,4 @@
-// "optimizer" and "scheduler".
+// "optimizer".
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,6 +16,10 @@ std::string lower(std::string text) {
   return text;
 }
 
+constexpr const char* kOneUpdate = "there is one update of each kind, fused and vectorised";
+
+enum class Decay { kMatrices, kAll };
+
 // The optimizers that a key of "params" belongs to.
 enum Owner : unsigned { kAdam = 1, kSgd = 2, kLion = 4 };
 
@@ -31,6 +35,98 @@ constexpr ParamKey kParamKeys[] = {
     {"momentum", kSgd},         {"dampening", kSgd},
     {"nesterov", kSgd},
 };
+
+// Those of Lion's paper, which are not DeepSpeed's.
+constexpr double kLionLr = 1e-4, kLionBeta2 = 0.99;
+
+const Keys& params_keys() {
+  using Range = NumberSpec::Range;
+  constexpr Auto kAuto = Auto::kTakesFallback;
+  static const OptimizerConfig d;
+  static const Keys keys = [] {
+    std::vector<Key> rows = {
+        {"lr", NumberSpec{.fallback = d.lr, .autos = kAuto}, "Learning rate.",
+         fmt::format("`{}`; Lion: `{}`", d.lr, kLionLr)},
+        {"betas", FormSpec{}, "Adam, AdamW, Lion: the decay of the moments.",
+         fmt::format("`[{}, {}]`; Lion: `[{}, {}]`", d.beta1, d.beta2, d.beta1, kLionBeta2),
+         "two numbers from 0 to below 1, or `\"auto\"`"},
+        {"eps", NumberSpec{.fallback = d.eps, .range = Range::kPositive, .autos = kAuto},
+         "Adam, AdamW: what is added to the denominator."},
+        {"weight_decay", NumberSpec{.fallback = d.weight_decay, .autos = kAuto},
+         "Weight decay: decoupled with AdamW and Lion, else added to the gradient."},
+        {"decay",
+         ChoiceSpec(d.decay_all ? Decay::kAll : Decay::kMatrices,
+                    {{"matrices", Decay::kMatrices}, {"all", Decay::kAll}}),
+         "What decays: matrices, or norms and biases too."},
+        {"adam_w_mode", BoolSpec{d.decoupled},
+         "Type Adam: `false` is plain Adam with L2. As in DeepSpeed, Adam is AdamW otherwise."},
+        {"adamw_mode", AliasSpec{"adam_w_mode"}, "Another name of it."},
+        {"bias_correction", BoolSpec{d.bias_correction}, "Adam, AdamW: corrects the bias of the moments."},
+        {"momentum", NumberSpec{.fallback = d.momentum, .range = Range::kBelowOne},
+         "SGD: momentum. With 0 there is no state but the master weight."},
+        {"dampening", NumberSpec{.fallback = d.dampening, .range = Range::kShare},
+         "SGD: dampening of the momentum, as in torch."},
+        {"nesterov", BoolSpec{d.nesterov},
+         "SGD: Nesterov's momentum, which needs a momentum and no dampening."},
+        {"fp32_optimizer_states", BoolSpec{true},
+         "Adam, AdamW, Lion: `false` is DeepSpeed's form of `\"state\": \"bf16\"` in `optimizer`."},
+        {"amsgrad", RefusedSpec{.form = RefusedSpec::Form::kSwitch, .why = "AMSGrad is not supported"},
+         "remove the key: plain Adam is what is left"},
+        {"maximize", RefusedSpec{.form = RefusedSpec::Form::kSwitch, .why = "the loss is minimised"},
+         "remove the key"},
+        {"max_grad_norm",
+         RefusedSpec{.form = RefusedSpec::Form::kZero, .why = "it is not a parameter of the optimizer"},
+         "use the key gradient_clipping at the top"},
+        {"torch_adam", IgnoredSpec{Shape::kBool}, "there is one Adam, with the same formula"},
+    };
+    for (const char* key : {"fused", "foreach", "capturable", "differentiable", "set_grad_none"}) {
+      rows.push_back({key, IgnoredSpec{Shape::kBool}, kOneUpdate});
+    }
+    return Keys(std::move(rows));
+  }();
+  return keys;
+}
+
+const Keys& group_keys() {
+  static const GroupRule d;
+  static const Keys keys({
+      {"params", FormSpec{},
+       "Names in the weight files that the group is for: `*` matches any text, `?` one letter. The first "
+       "group that "
+       "matches a parameter holds; a pattern that matches nothing is an error.",
+       "required", "a pattern, or a list of them"},
+      {"weight_decay", NumberSpec{}, "Weight decay of all parameters of the group, norms and biases too.",
+       "the optimizer's"},
+      {"lr_factor", NumberSpec{.fallback = d.lr_factor},
+       "Multiplies the learning rate, along its whole schedule; above 0."},
+      {"frozen", BoolSpec{}, "The parameters are never updated, and have no state."},
+  });
+  return keys;
+}
+
+const Keys& optimizer_keys() {
+  static const OptimizerConfig d;
+  static const Keys keys({
+      {"type", TextSpec{}, "The optimizer, in any case.", "required; AdamW without the section",
+       "`\"AdamW\"`, `\"Adam\"`, `\"SGD\"` or `\"Lion\"`"},
+      {"state",
+       ChoiceSpec(d.state, {{"fp32", StatePrecision::kFull},
+                            {"split", StatePrecision::kSplit},
+                            {"bf16", StatePrecision::kBf16},
+                            {"int8", StatePrecision::kInt8}}),
+       "How the optimizer's state is kept. Beside the weight, Adam's takes 12, 10, 6 or 4 bytes per "
+       "parameter."},
+      {"overlap", FormSpec{},
+       "Whether updates run beside forward or backward, or in a phase of their own after backward, with the "
+       "same bits.",
+       "`true`", "`true` or `\"on\"`, `false` or `\"off\"`, or `\"auto\"`, which is on"},
+      {"params", SectionSpec{params_keys}, "Parameters of the optimizer."},
+      {"param_groups", ListSpec{group_keys}, "What differs for some parameters, an object for each group.",
+       "none"},
+      {"legacy_fusion", IgnoredSpec{Shape::kBool}, kOneUpdate},
+  });
+  return keys;
+}
 
 Owner owner_of(OptimizerKind kind) {
   switch (kind) {
@@ -81,7 +177,7 @@ bool read_decoupled(Section& params, bool adamw) {
     params.fail("adamw_mode", "is another name of adam_w_mode, which is given too", "remove one of the two");
   }
   const char* key = params.has("adamw_mode") ? "adamw_mode" : "adam_w_mode";
-  const bool mode = params.boolean(key, true);
+  const bool mode = params.boolean(key);
   if (adamw && !mode) {
     params.notice(key,
                   "has no effect: the type is AdamW; plain Adam is \"type\": \"Adam\" with this key false");
@@ -91,20 +187,16 @@ bool read_decoupled(Section& params, bool adamw) {
 
 void read_adam(Section& params, bool adamw, OptimizerConfig& out) {
   read_betas(params, out);
-  out.eps = params.number(
-      "eps", {.fallback = out.eps, .range = NumberSpec::Range::kPositive, .autos = Auto::kTakesFallback});
+  out.eps = params.number("eps");
   out.decoupled = read_decoupled(params, adamw);
-  out.bias_correction = params.boolean("bias_correction", out.bias_correction);
-  params.must_be_off("amsgrad", "AMSGrad is not supported", "remove the key: plain Adam is what is left");
-  params.ignored("torch_adam", Shape::kBool, "there is one Adam, with the same formula");
+  out.bias_correction = params.boolean("bias_correction");
 }
 
 // With torch's defaults, and its rule for Nesterov's momentum.
 void read_sgd(Section& params, OptimizerConfig& out) {
-  using Range = NumberSpec::Range;
-  out.momentum = params.number("momentum", {.fallback = out.momentum, .range = Range::kBelowOne});
-  out.dampening = params.number("dampening", {.fallback = out.dampening, .range = Range::kShare});
-  out.nesterov = params.boolean("nesterov", out.nesterov);
+  out.momentum = params.number("momentum");
+  out.dampening = params.number("dampening");
+  out.nesterov = params.boolean("nesterov");
   if (out.nesterov && (out.momentum == 0 || out.dampening != 0)) {
     params.fail("nesterov",
                 fmt::format("needs a momentum above 0 and no dampening; momentum is {}, dampening {}",
@@ -131,7 +223,6 @@ void read_lion(Section& params, OptimizerConfig& out) {
 }
 
 void read_params(Section& params, const std::string& type, OptimizerConfig& out) {
-  using Range = NumberSpec::Range;
   refuse_keys_of_others(params, type, out.kind);
   switch (out.kind) {
     case OptimizerKind::kAdam:
@@ -144,21 +235,11 @@ void read_params(Section& params, const std::string& type, OptimizerConfig& out)
       read_lion(params, out);
       break;
   }
-  constexpr Auto kAuto = Auto::kTakesFallback;
-  out.lr = params.number("lr", {.fallback = out.lr, .range = Range::kNotNegative, .autos = kAuto});
-  out.weight_decay = params.number(
-      "weight_decay", {.fallback = out.weight_decay, .range = Range::kNotNegative, .autos = kAuto});
-  enum class Decay { kMatrices, kAll };
-  out.decay_all = params.choice("decay", Decay::kMatrices,
-                                {{"matrices", Decay::kMatrices}, {"all", Decay::kAll}}) == Decay::kAll;
-  params.must_be_off("maximize", "the loss is minimised", "remove the key");
-  if (params.number("max_grad_norm", {.fallback = 0}) > 0) {
-    params.fail("max_grad_norm", "is not a parameter of the optimizer",
-                "use the key gradient_clipping at the top");
-  }
-  for (const char* key : {"fused", "foreach", "capturable", "differentiable", "set_grad_none"}) {
-    params.ignored(key, Shape::kBool, "there is one update of each kind, fused and vectorised");
-  }
+  NumberSpec lr = params.spec_of<NumberSpec>("lr");
+  lr.fallback = out.lr;  // Lion's, if it is Lion
+  out.lr = params.number("lr", lr);
+  out.weight_decay = params.number("weight_decay");
+  out.decay_all = params.choice<Decay>("decay") == Decay::kAll;
 }
 
 // The name as we write it. DeepSpeed takes its own in any case, torch's "SGD" only so; here any case does.
@@ -172,7 +253,7 @@ std::string read_type(Section& section, OptimizerConfig& out) {
                                            {"SGD", OptimizerKind::kSgd},
                                            {"Lion", OptimizerKind::kLion}};
   if (!section.has("type")) section.fail("type", "is missing", "\"type\": \"AdamW\"");
-  const std::string given = section.text("type", "");
+  const std::string given = section.text("type");
   for (const Type& type : kTypes) {
     if (lower(type.name) != lower(given)) continue;
     out.kind = type.kind;
@@ -231,14 +312,11 @@ std::vector<std::string> read_patterns(Section& group) {
 }
 
 ParamGroup read_group(Section& group) {
-  using Range = NumberSpec::Range;
   ParamGroup out;
   out.patterns = read_patterns(group);
-  out.frozen = group.boolean("frozen", false);
-  if (group.has("weight_decay")) {
-    out.rule.weight_decay = group.number("weight_decay", {.range = Range::kNotNegative});
-  }
-  out.rule.lr_factor = group.number("lr_factor", {.fallback = 1, .range = Range::kNotNegative});
+  out.frozen = group.boolean("frozen");
+  if (group.has("weight_decay")) out.rule.weight_decay = group.number("weight_decay");
+  out.rule.lr_factor = group.number("lr_factor");
   if (group.json().contains("lr")) {
     group.fail("lr", "is not a key of a group",
                "\"lr_factor\" multiplies the learning rate of the others, along its whole schedule");
@@ -269,11 +347,11 @@ std::vector<ParamGroup> read_groups(Section& section) {
   if (list == nullptr) return groups;
   if (!list->is_array()) section.wrong(kKey, kExpected);
   for (std::size_t i = 0; i < list->size(); ++i) {
-    const std::string key = fmt::format("{}.{}", kKey, i);
     if (!(*list)[i].is_object()) {
-      section.fail(key, "found " + describe((*list)[i]) + ", expected an object in " + kExpected);
+      section.fail(fmt::format("{}.{}", kKey, i),
+                   "found " + describe((*list)[i]) + ", expected an object in " + kExpected);
     }
-    Section group = section.child(key, (*list)[i]);
+    Section group = section.entry(kKey, i, (*list)[i]);
     groups.push_back(read_group(group));
   }
   return groups;
@@ -282,11 +360,7 @@ std::vector<ParamGroup> read_groups(Section& section) {
 void read_state(Section& section, RunConfig& run) {
   constexpr const char* kKey = "state";
   StatePrecision& state = run.optimizer.state;
-  state = section.choice(kKey, state,
-                         {{"fp32", StatePrecision::kFull},
-                          {"split", StatePrecision::kSplit},
-                          {"bf16", StatePrecision::kBf16},
-                          {"int8", StatePrecision::kInt8}});
+  state = section.choice<StatePrecision>(kKey);
   if (run.dtype == DType::kF64 && state != StatePrecision::kFull) {
     section.wrong(kKey, "\"fp32\", the default",
                   "with fp64 all of the state is fp64: remove the key, or disable fp64");
@@ -315,7 +389,7 @@ void take_bf16_state(Section& section, const char* key, Section* optimizer, RunC
 
 void read_deepspeeds_state(Section& root, Section* optimizer, Section* params, RunConfig& run) {
   constexpr const char* kStates = "fp32_optimizer_states";
-  if (params != nullptr && params->json().contains(kStates) && !params->boolean(kStates, true)) {
+  if (params != nullptr && params->json().contains(kStates) && !params->boolean(kStates)) {
     // In DeepSpeed they take the type of the weights then.
     if (run.dtype == DType::kF32 || run.dtype == DType::kF64) {
       params->notice(kStates,
@@ -329,7 +403,7 @@ void read_deepspeeds_state(Section& root, Section* optimizer, Section* params, R
     }
   }
   auto bf16 = root.section(root.has("bfloat16") ? "bfloat16" : "bf16");
-  if (bf16 && run.dtype == DType::kBF16 && bf16->boolean("bf16_optimizer_states", false)) {
+  if (bf16 && run.dtype == DType::kBF16 && bf16->boolean("bf16_optimizer_states")) {
     take_bf16_state(*bf16, "bf16_optimizer_states", optimizer, run);
   }
 }
@@ -343,6 +417,11 @@ void warn_of_state_without_moments(Section& section, const OptimizerConfig& opti
 
 }  // namespace
 
+std::vector<Key> optimizer_root_keys() {
+  return {{"optimizer", SectionSpec{optimizer_keys}, "How gradients become steps."},
+          {"scheduler", SectionSpec{schedule_keys}, "The learning rate over the steps."}};
+}
+
 void read_optimizer(Section& root, RunConfig& run) {
   OptimizerConfig& out = run.optimizer;
   auto section = root.section("optimizer");
@@ -351,155 +430,16 @@ void read_optimizer(Section& root, RunConfig& run) {
     return;
   }
   const std::string type = read_type(*section, out);
-  if (out.kind == OptimizerKind::kLion) out.lr = 1e-4, out.beta2 = 0.99;
-  const Json none = Json::object();
-  auto params = section->section("params");
-  if (!params) params = section->child("params", none);
-  read_params(*params, type, out);
+  if (out.kind == OptimizerKind::kLion) out.lr = kLionLr, out.beta2 = kLionBeta2;
+  Section params = section->section_or_empty("params");
+  read_params(params, type, out);
   out.overlap = read_overlap(*section, out.overlap);
   out.groups = read_groups(*section);
   read_state(*section, run);
-  read_deepspeeds_state(root, &*section, &*params, run);
+  read_deepspeeds_state(root, &*section, &params, run);
   warn_of_state_without_moments(*section, out);
-  params->finish();
-  section->ignored("legacy_fusion", Shape::kBool, "there is one update of each kind, fused and vectorised");
-  section->finish();
-}
-
-namespace {
-
-using Kind = ScheduleConfig::Kind;
-
-// What "auto" stands for: a tenth of the run, as a warm-up of 1000 steps would be longer than many a run.
-std::int64_t warmup_fallback(Section& params, const RunConfig& run) {
-  if (!params.is_auto("warmup_num_steps")) return 1000;
-  return std::clamp<std::int64_t>(run.steps / 10, 1, 1000);
-}
-
-void read_warmup(Section& params, const RunConfig& run, ScheduleConfig& out) {
-  out.warmup_num_steps = params.integer("warmup_num_steps", {.fallback = warmup_fallback(params, run),
-                                                             .min = 1,
-                                                             .autos = Auto::kTakesFallback,
-                                                             .note = "a tenth of the steps, at most 1000"});
-  enum class Type { kLog, kLinear };
-  out.warmup_linear = params.choice("warmup_type", Type::kLog,
-                                    {{"log", Type::kLog}, {"linear", Type::kLinear}}) == Type::kLinear;
-}
-
-void read_warmup_rates(Section& params, const RunConfig& run, ScheduleConfig& out) {
-  out.warmup_min_lr = params.number("warmup_min_lr", {.fallback = 0, .autos = Auto::kTakesFallback});
-  out.warmup_max_lr = params.number(
-      "warmup_max_lr",
-      {.fallback = run.optimizer.lr, .autos = Auto::kTakesFallback, .note = "optimizer.params.lr"});
-}
-
-void read_total_steps(Section& params, const RunConfig& run, ScheduleConfig& out) {
-  constexpr const char* kTotal = "total_num_steps";
-  out.total_num_steps = params.integer(
-      kTotal, {.fallback = run.steps, .min = 1, .autos = Auto::kTakesFallback, .note = "steps"});
-  if (out.total_num_steps < out.warmup_num_steps) {
-    params.notice(kTotal, fmt::format("{} steps are less than the {} of the warm-up, which will not end",
-                                      out.total_num_steps, out.warmup_num_steps));
-  }
-}
-
-void read_one_cycle(Section& params, const RunConfig& run, ScheduleConfig& out) {
-  for (const char* key : {"cycle_min_lr", "cycle_max_lr"}) {
-    if (!params.has(key)) params.fail(key, "is missing", "OneCycle needs cycle_min_lr and cycle_max_lr");
-  }
-  using Range = NumberSpec::Range;
-  out.cycle_min_lr = params.number("cycle_min_lr", {});
-  out.cycle_max_lr = params.number("cycle_max_lr", {});
-  out.decay_lr_rate = params.number("decay_lr_rate", {.fallback = out.decay_lr_rate});
-  out.cycle_first_step_size =
-      params.integer("cycle_first_step_size", {.fallback = out.cycle_first_step_size, .min = 1});
-  if (params.has("cycle_second_step_size")) {
-    out.cycle_second_step_size = params.integer("cycle_second_step_size", {.min = 1});
-  }
-  out.decay_step_size = params.integer("decay_step_size", {.fallback = out.decay_step_size});
-  out.cycle_first_stair_count =
-      params.integer("cycle_first_stair_count", {.fallback = out.cycle_first_stair_count});
-  if (params.has("cycle_second_stair_count")) {
-    out.cycle_second_stair_count = params.integer("cycle_second_stair_count", {});
-  }
-  out.cycle_momentum = params.boolean("cycle_momentum", out.cycle_momentum);
-  out.cycle_min_mom =
-      params.number("cycle_min_mom", {.fallback = out.cycle_min_mom, .range = Range::kBelowOne});
-  out.cycle_max_mom =
-      params.number("cycle_max_mom", {.fallback = out.cycle_max_mom, .range = Range::kBelowOne});
-  out.decay_mom_rate = params.number("decay_mom_rate", {.fallback = out.decay_mom_rate});
-  constexpr double kDeepSpeedBeta2 = 0.99;
-  if (out.cycle_momentum && run.optimizer.kind == OptimizerKind::kSgd) {
-    params.notice("", "cycle_momentum moves beta1, which SGD has not; its momentum stays, as in DeepSpeed");
-  } else if (out.cycle_momentum && run.optimizer.beta2 != kDeepSpeedBeta2) {
-    params.notice("", fmt::format("DeepSpeed's OneCycle also sets beta2 to 0.99; here it stays {}",
-                                  run.optimizer.beta2));
-  }
-}
-
-void read_schedule_params(Section& params, const RunConfig& run, ScheduleConfig& out) {
-  switch (out.kind) {
-    case Kind::kConstant:
-      break;
-    case Kind::kWarmup:
-      read_warmup(params, run, out);
-      read_warmup_rates(params, run, out);
-      break;
-    case Kind::kWarmupDecay:
-      read_warmup(params, run, out);
-      read_warmup_rates(params, run, out);
-      read_total_steps(params, run, out);
-      break;
-    case Kind::kWarmupCosine:
-      read_warmup(params, run, out);
-      out.warmup_min_ratio = params.number("warmup_min_ratio", {.fallback = out.warmup_min_ratio});
-      out.cos_min_ratio = params.number("cos_min_ratio", {.fallback = out.cos_min_ratio});
-      read_total_steps(params, run, out);
-      break;
-    case Kind::kOneCycle:
-      read_one_cycle(params, run, out);
-      break;
-  }
-  // There are no checkpoints yet that a run could be resumed from.
-  if (params.integer("last_batch_iteration", {.fallback = -1, .min = -1}) != -1) {
-    params.wrong("last_batch_iteration", "-1", "remove the key: every run begins with its first step");
-  }
   params.finish();
-}
-
-Kind schedule_kind(Section& section) {
-  if (!section.has("type")) section.fail("type", "is missing", "e.g. \"type\": \"WarmupCosineLR\"");
-  if (section.text("type", "") == "LRRangeTest") {
-    section.wrong("type", "a schedule to train with",
-                  "LRRangeTest is not supported: try a few runs with --set");
-  }
-  return section.choice("type", Kind::kConstant,
-                        {{"WarmupLR", Kind::kWarmup},
-                         {"WarmupDecayLR", Kind::kWarmupDecay},
-                         {"WarmupCosineLR", Kind::kWarmupCosine},
-                         {"OneCycle", Kind::kOneCycle},
-                         {"Constant", Kind::kConstant}});
-}
-
-}  // namespace
-
-void read_scheduler(Section& root, RunConfig& run) {
-  auto section = root.section("scheduler");
-  if (!section) return;
-  run.schedule.kind = schedule_kind(*section);
-  auto params = section->section("params");
-  const Json none = Json::object();
-  if (!params) params = section->child("params", none);
-  read_schedule_params(*params, run, run.schedule);
   section->finish();
-  // The schedule has rules of its own; better now than in the last step.
-  try {
-    for (const std::int64_t step : {std::int64_t{0}, run.steps - 1}) {
-      (void)schedule_at(run.schedule, step, run.optimizer.lr, run.optimizer.beta1);
-    }
-  } catch (const Error& error) {
-    root.fail(error.where(), error.message());
-  }
 }
 
 }  // namespace zg::config

@@ -76,30 +76,6 @@ bool integral(const Json& value) {
   return std::abs(d) <= kExact && std::floor(d) == d;
 }
 
-std::string range_text(const IntSpec& spec) {
-  std::string text = "a whole number";
-  if (spec.multiple_of > 1) text += fmt::format(", a multiple of {}", spec.multiple_of);
-  if (spec.max == std::numeric_limits<std::int64_t>::max())
-    return text + fmt::format(", {} or more", spec.min);
-  return text + fmt::format(", {} to {}", spec.min, spec.max);
-}
-
-const char* range_text(NumberSpec::Range range) {
-  switch (range) {
-    case NumberSpec::Range::kNotNegative:
-      return "a number, 0 or more";
-    case NumberSpec::Range::kPositive:
-      return "a number above 0";
-    case NumberSpec::Range::kBelowOne:
-      return "a number from 0 to below 1";
-    case NumberSpec::Range::kShare:
-      return "a number from 0 to 1";
-    case NumberSpec::Range::kAny:
-      return "a number";
-  }
-  return "a number";
-}
-
 bool inside(double value, NumberSpec::Range range) {
   switch (range) {
     case NumberSpec::Range::kNotNegative:
@@ -139,20 +115,19 @@ bool has_shape(const Json& value, Shape shape) {
   return false;
 }
 
-const char* name_of(Shape shape) {
-  constexpr std::array<const char*, 5> kNames = {"true or false", "a number", "a text", "an object",
-                                                 "any value"};
-  return kNames[static_cast<std::size_t>(shape)];
-}
-
 }  // namespace
 
 Section::Section(const ConfigTree& tree, const Json& object, std::string path,
-                 std::vector<std::string>& warnings)
-    : tree_(&tree), object_(&object), path_(std::move(path)), warnings_(&warnings) {}
+                 std::vector<std::string>& warnings, const Keys& keys)
+    : tree_(&tree), object_(&object), path_(std::move(path)), warnings_(&warnings), keys_(&keys) {}
+
+bool Section::known(const std::string& key) const {
+  return std::find(known_.begin(), known_.end(), key) != known_.end();
+}
 
 const Json* Section::find(const std::string& key) {
-  if (std::find(known_.begin(), known_.end(), key) == known_.end()) known_.push_back(key);
+  (void)keys_->at(key);
+  if (!known(key)) known_.push_back(key);
   const auto it = object_->find(key);
   return it == object_->end() || it->is_null() ? nullptr : &*it;
 }
@@ -214,35 +189,84 @@ std::optional<std::int64_t> Section::bytes(const std::string& key) {
   return bytes;
 }
 
+const Json* Section::object(const std::string& key) {
+  const Json* value = find(key);
+  if (value != nullptr && !value->is_object()) wrong(key, "an object: \"" + key + "\": { ... }");
+  return value;
+}
+
 std::optional<Section> Section::section(const std::string& key) {
-  const Json* value = find(key);
+  const Json* value = object(key);
   if (value == nullptr) return std::nullopt;
-  if (!value->is_object()) wrong(key, "an object: \"" + key + "\": { ... }");
-  return child(key, *value);
+  return child(key, *value, spec_of<SectionSpec>(key).keys());
 }
 
-Section Section::child(const std::string& key, const Json& object) const {
-  return Section(*tree_, object, path_of(key), *warnings_);
+Section Section::section_or_empty(const std::string& key) {
+  static const Json none = Json::object();
+  auto there = section(key);
+  return there ? *there : child(key, none, spec_of<SectionSpec>(key).keys());
 }
 
-void Section::ignored(const std::string& key, Shape shape, const std::string& reason) {
-  const Json* value = find(key);
-  if (value == nullptr) return;
-  if (!is_auto(key) && !has_shape(*value, shape)) wrong(key, name_of(shape), quotes_hint(*value));
-  notice(key, "has no effect: " + reason);
+Section Section::entry(const std::string& key, std::size_t i, const Json& value) {
+  return child(fmt::format("{}.{}", key, i), value, spec_of<ListSpec>(key).keys());
 }
 
-void Section::must_be_off(const std::string& key, const std::string& message, const std::string& hint) {
-  if (boolean(key, false)) fail(key, "found true, expected false: " + message, hint);
+Section Section::child(const std::string& key, const Json& object, const Keys& keys) const {
+  return Section(*tree_, object, path_of(key), *warnings_, keys);
 }
 
-void Section::off_or_ignored(const std::string& key, const std::string& reason) {
-  if (is_auto(key) || boolean(key, false)) notice(key, "has no effect: " + reason);
+void Section::refuse(const Key& row, const RefusedSpec& refused) {
+  const std::string& key = row.name;
+  switch (refused.form) {
+    case RefusedSpec::Form::kSwitch:
+      if (boolean(key, false)) {
+        fail(key, fmt::format("found true, expected false: {}", refused.why), row.meaning);
+      }
+      break;
+    case RefusedSpec::Form::kDegree:
+      if (integer(key, {.fallback = 1, .min = refused.least, .autos = refused.autos}) > 1) {
+        wrong(key, fmt::format("1: {}", refused.why), row.meaning);
+      }
+      break;
+    case RefusedSpec::Form::kZero:
+      if (number(key, {}) > 0) fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
+      break;
+    case RefusedSpec::Form::kPresence:
+      if (has(key)) fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
+      break;
+  }
+}
+
+void Section::settle(const Key& row) {
+  const Json* value = find(row.name);
+  if (const auto* refused = std::get_if<RefusedSpec>(&row.spec)) {
+    refuse(row, *refused);
+  } else if (std::holds_alternative<IgnoredSwitchSpec>(row.spec)) {
+    if (is_auto(row.name) || boolean(row.name, false)) no_effect(row.name);
+  } else if (const auto* ignored = std::get_if<IgnoredSpec>(&row.spec);
+             ignored != nullptr && value != nullptr) {
+    if (!is_auto(row.name) && !has_shape(*value, ignored->shape)) {
+      wrong(row.name, name_of(ignored->shape), quotes_hint(*value));
+    }
+    no_effect(row.name);
+  }
 }
 
 void Section::finish() {
+  const auto refused = [](const Key& row) { return std::holds_alternative<RefusedSpec>(row.spec); };
+  const auto ignored = [](const Key& row) {
+    return std::holds_alternative<IgnoredSpec>(row.spec) ||
+           std::holds_alternative<IgnoredSwitchSpec>(row.spec) ||
+           std::holds_alternative<SilentSpec>(row.spec);
+  };
+  for (const Key& row : keys_->rows()) {
+    if (refused(row) && !known(row.name)) settle(row);
+  }
+  for (const Key& row : keys_->rows()) {
+    if (ignored(row) && !known(row.name)) settle(row);
+  }
   for (const auto& [key, value] : object_->items()) {
-    if (std::find(known_.begin(), known_.end(), key) == known_.end()) unknown(key);
+    if (!known(key)) unknown(key);
   }
 }
 

@@ -1,17 +1,89 @@
 // Interprets the merged configuration: our own sections here, DeepSpeed's in the other files.
 #include "ziggurat/config/run_config.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <optional>
 
 #include "config/sections.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/io/engine.hpp"
 
 namespace zg {
 namespace config {
 namespace {
+
+const RunConfig& defaults() {
+  static const RunConfig run;
+  return run;
+}
+
+const Keys& model_section_keys() {
+  static const Keys keys({
+      {"from", TextSpec{}, "Hugging Face directory of a GPT-2 or Llama model to start from.",
+       "this or `model.arch` is required"},
+      {"arch", FormSpec{},
+       "A new model of this family, described by the keys of its `config.json` (tables model.gpt2 and "
+       "model.llama).",
+       "this or `model.from` is required", "`\"gpt2\"` or `\"llama\"`"},
+  });
+  return keys;
+}
+
+const Keys& tokenizer_keys() {
+  static const Keys keys(
+      {{"gpt2", TextSpec{}, "Directory that holds `encoder.json` and `vocab.bpe`.", "required"}});
+  return keys;
+}
+
+const Keys& data_keys() {
+  using Kind = TokenizerConfig::Kind;
+  static const DataConfig d;
+  static const Keys keys({
+      {"train", TextSpec{}, "Text file, or token file (`.bin`), to train on.", "required"},
+      {"validation", FormSpec{},
+       "Data to validate on: a file, or a share of the training text, taken from its end; 0: none.",
+       fmt::format("`{}`", d.validation_share), "a text, or a number from 0 to below 1"},
+      {"tokenizer",
+       ChoiceSpec(d.tokenizer.kind, {{"bytes", Kind::kBytes}, {"chars", Kind::kChars}}),
+       "How text becomes tokens: its bytes, its characters, or GPT-2's tokens; the directory then holds "
+       "`encoder.json` "
+       "and `vocab.bpe`.",
+       {},
+       "`\"bytes\"`, `\"chars\"` or `{\"gpt2\": \"DIRECTORY\"}`"},
+      {"token_dtype", ChoiceSpec(d.token_dtype, {{"uint16", DType::kU16}, {"uint32", DType::kI32}}),
+       "Type of the tokens in `.bin` files."},
+      {"seq_len", IntSpec{.fallback = d.seq_len, .min = 1, .max = 1 << 24},
+       "Tokens of a sequence, at most the model's context.",
+       fmt::format("`{}`, or the model's context if that is smaller", d.seq_len)},
+  });
+  return keys;
+}
+
+const Keys& eval_keys() {
+  static const Keys keys({
+      {"every", IntSpec{.fallback = defaults().eval_every}, "Steps between evaluations; 0: at the end only."},
+      {"batches", IntSpec{.fallback = defaults().eval_batches, .min = 1}, "Micro-batches of an evaluation."},
+  });
+  return keys;
+}
+
+const Keys& sample_keys() {
+  static const Keys keys({
+      {"tokens", IntSpec{.fallback = defaults().sample_tokens, .max = 1'000'000},
+       "Tokens of text that is generated at the end."},
+      {"prompt", TextSpec{}, "What the text begins with."},
+  });
+  return keys;
+}
+
+const Keys& output_keys() {
+  static const Keys keys({
+      {"dir", TextSpec{}, "Directory that the run is written to.", "`runs/` and the name of the first file"},
+  });
+  return keys;
+}
 
 void read_model(Section& root, RunConfig& run) {
   auto section = root.section("model");
@@ -27,7 +99,7 @@ void read_model(Section& root, RunConfig& run) {
         "\"from\" loads a Hugging Face directory, \"arch\" describes a new model");
   }
   if (section->has("from")) {
-    run.model_from = section->text("from", "");
+    run.model_from = section->text("from");
     if (run.model_from.empty()) section->wrong("from", "a directory");
     section->finish();
     return;
@@ -45,14 +117,14 @@ void read_tokenizer(Section& data, TokenizerConfig& out) {
     if (value != nullptr && *value == "gpt2") {
       data.wrong("tokenizer", kExpected, "the directory holds encoder.json and vocab.bpe");
     }
-    out.kind = data.choice("tokenizer", out.kind, {{"bytes", Kind::kBytes}, {"chars", Kind::kChars}});
+    out.kind = data.choice<Kind>("tokenizer");
     return;
   }
-  auto section = data.section("tokenizer");
+  Section section = data.child("tokenizer", *value, tokenizer_keys());
   out.kind = Kind::kGpt2;
-  out.directory = section->text("gpt2", "");
-  section->finish();
-  if (out.directory.empty()) section->wrong("gpt2", "a directory that holds encoder.json and vocab.bpe");
+  out.directory = section.text("gpt2");
+  section.finish();
+  if (out.directory.empty()) section.wrong("gpt2", "a directory that holds encoder.json and vocab.bpe");
 }
 
 // A path, or a share of the training text.
@@ -69,154 +141,42 @@ void read_validation(Section& data, DataConfig& out) {
 }
 
 void read_data(Section& root, RunConfig& run) {
-  const Json none = Json::object();
-  auto data = root.section("data");
-  if (!data) data = root.child("data", none);
+  Section data = root.section_or_empty("data");
   DataConfig& out = run.data;
-  out.train = data->text("train", "");
+  out.train = data.text("train");
   if (out.train.empty()) {
-    data->fail("train", "is missing",
-               "name a text file or a token file (.bin), e.g. --set data.train=book.txt");
+    data.fail("train", "is missing",
+              "name a text file or a token file (.bin), e.g. --set data.train=book.txt");
   }
-  read_validation(*data, out);
-  read_tokenizer(*data, out.tokenizer);
-  out.token_dtype =
-      data->choice("token_dtype", DType::kU16, {{"uint16", DType::kU16}, {"uint32", DType::kI32}});
+  read_validation(data, out);
+  read_tokenizer(data, out.tokenizer);
+  out.token_dtype = data.choice<DType>("token_dtype");
   // Directories that are loaded have their own context, which the model's reader checks.
-  if (run.model) out.seq_len = std::min(out.seq_len, run.model->context);
-  out.seq_len = data->integer("seq_len", {.fallback = out.seq_len, .min = 1, .max = 1 << 24});
+  IntSpec seq_len = data.spec_of<IntSpec>("seq_len");
+  if (run.model) seq_len.fallback = std::min(seq_len.fallback, run.model->context);
+  out.seq_len = data.integer("seq_len", seq_len);
   if (run.model && out.seq_len > run.model->context) {
-    data->wrong("seq_len", fmt::format("at most the context of the model, {}", run.model->context),
-                "make seq_len smaller, or the model's n_positions or max_position_embeddings larger");
+    data.wrong("seq_len", fmt::format("at most the context of the model, {}", run.model->context),
+               "make seq_len smaller, or the model's n_positions or max_position_embeddings larger");
   }
-  data->finish();
+  data.finish();
 }
 
 void read_run(Section& root, RunConfig& run) {
   if (!root.has("steps")) root.fail("steps", "is missing", "e.g. \"steps\": 1000, or --set steps=1000");
-  run.steps = root.integer("steps", {.min = 1});
-  run.seed =
-      static_cast<std::uint64_t>(root.integer("seed", {.fallback = static_cast<std::int64_t>(run.seed)}));
+  run.steps = root.integer("steps");
+  run.seed = static_cast<std::uint64_t>(root.integer("seed"));
   if (auto eval = root.section("eval")) {
-    run.eval_every = eval->integer("every", {.fallback = run.eval_every});
-    run.eval_batches = eval->integer("batches", {.fallback = run.eval_batches, .min = 1});
+    run.eval_every = eval->integer("every");
+    run.eval_batches = eval->integer("batches");
     eval->finish();
   }
   if (auto sample = root.section("sample")) {
-    run.sample_tokens = sample->integer("tokens", {.fallback = 0, .max = 1'000'000});
-    run.sample_prompt = sample->text("prompt", "");
+    run.sample_tokens = sample->integer("tokens");
+    run.sample_prompt = sample->text("prompt");
     sample->finish();
   }
-  run.accumulation = root.choice(
-      "accumulation", Accumulation::kLayerMajor,
-      {{"layer_major", Accumulation::kLayerMajor}, {"micro_batch_major", Accumulation::kMicroBatchMajor}});
-}
-
-// 0: not stated.
-std::int64_t read_drive_bytes(Section& entry) {
-  const std::int64_t bytes = entry.bytes("bytes").value_or(0);
-  if (!entry.has("bytes") || bytes >= io::Engine::alignment()) return bytes;
-  entry.wrong("bytes", fmt::format("{} bytes or more", io::Engine::alignment()),
-              entry.find("bytes")->is_number()
-                  ? fmt::format("without a unit these are bytes: did you mean \"{}GiB\"?", bytes)
-                  : std::string("leave it out to give the drive what the run needs"));
-}
-
-// What a drive made of memory pretends to be.
-io::RamModel read_ram(Section& ram) {
-  io::RamModel model;
-  model.bytes_per_second = ram.number("bytes_per_second", {});
-  model.latency_seconds = ram.number("latency_seconds", {});
-  model.duplex = ram.boolean("duplex", false);
-  model.stall_every_seconds = ram.number("stall_every_seconds", {});
-  model.stall_seconds = ram.number("stall_seconds", {});
-  model.change_every_seconds = ram.number("change_every_seconds", {});
-  model.change_factor = ram.number("change_factor", {.fallback = model.change_factor});
-  ram.finish();
-  try {
-    (void)io::mean_bytes_per_second(model);  // refuses stalls and changes without meaning
-  } catch (const Error& e) {
-    ram.fail("", "has " + e.message(), e.hint());
-  }
-  return model;
-}
-
-// One `ram` section, of all drives or of one; a warning where no drive is made of memory.
-std::optional<io::RamModel> find_ram(Section& parent, const RunConfig& run) {
-  auto ram = parent.section("ram");
-  if (!ram) return {};
-  if (run.aio.backend != io::Backend::kRam) parent.notice("ram", "has no effect: aio.backend is not \"ram\"");
-  return read_ram(*ram);
-}
-
-// A step's time on the drives is that of its longer way, or of both: of all drives the same.
-void check_duplex(const Section& tiers, const RunConfig& run) {
-  if (run.aio.backend != io::Backend::kRam) return;
-  const auto duplex = [&](std::size_t i) { return run.tiers.nvme[i].ram.value_or(run.tiers.ram).duplex; };
-  for (std::size_t i = 1; i < run.tiers.nvme.size(); ++i) {
-    if (duplex(i) == duplex(0)) continue;
-    tiers.fail(fmt::format("nvme.{}.ram.duplex", i),
-               fmt::format("is {}, and that of nvme.0 is {}", duplex(i), duplex(0)),
-               "make all drives the same; a drive's own \"ram\" replaces all of tiers.ram");
-  }
-}
-
-void read_drives(Section& tiers, RunConfig& run) {
-  constexpr const char* kExpected = "a list: [{\"path\": \"directory\", \"bytes\": \"1GiB\"}]";
-  const Json* list = tiers.find("nvme");
-  if (list == nullptr) return;
-  std::vector<io::DriveOptions>& out = run.tiers.nvme;
-  if (!list->is_array()) tiers.wrong("nvme", kExpected);
-  for (std::size_t i = 0; i < list->size(); ++i) {
-    const std::string key = fmt::format("nvme.{}", i);
-    if (!(*list)[i].is_object()) {
-      tiers.fail(key, "found " + describe((*list)[i]) + ", expected an object in " + kExpected);
-    }
-    Section entry = tiers.child(key, (*list)[i]);
-    io::DriveOptions drive;
-    drive.path = entry.text("path", "");
-    if (drive.path.empty()) entry.fail("path", "is missing", "a directory on the drive");
-    drive.bytes = read_drive_bytes(entry);
-    drive.endurance_bytes = static_cast<double>(entry.bytes("endurance").value_or(0));
-    drive.ram = find_ram(entry, run);
-    entry.finish();
-    const auto same = [&](const io::DriveOptions& other) { return other.path == drive.path; };
-    if (std::any_of(out.begin(), out.end(), same)) {
-      entry.fail("path", "found " + drive.path + " a second time, expected a directory a drive");
-    }
-    out.push_back(drive);
-  }
-}
-
-void read_tiers(Section& root, RunConfig& run) {
-  auto tiers = root.section("tiers");
-  if (!tiers) return;
-  run.tiers.device = tiers->bytes("device");
-  run.tiers.host = tiers->bytes("host");
-  read_drives(*tiers, run);
-  run.tiers.prefetch_depth =
-      static_cast<int>(tiers->integer("prefetch_depth", {.fallback = run.tiers.prefetch_depth, .max = 4096}));
-  if (tiers->is_auto("read_ahead")) {
-    tiers->notice("read_ahead", "\"auto\": the plan finds it");
-  } else if (tiers->has("read_ahead")) {
-    run.tiers.read_ahead = tiers->number("read_ahead", {.range = NumberSpec::Range::kBelowOne});
-  }
-  run.tiers.ram = find_ram(*tiers, run).value_or(io::RamModel{});
-  check_duplex(*tiers, run);
-  tiers->finish();
-}
-
-void read_parallel(Section& root) {
-  auto parallel = root.section("parallel");
-  if (!parallel) return;
-  for (const char* key : {"tensor", "pipeline"}) {
-    if (parallel->integer(key, {.fallback = 1, .min = 1}) != 1) {
-      parallel->wrong(key, "1",
-                      std::string(key) + " parallelism is not supported: the model runs on one device");
-    }
-  }
-  parallel->must_be_off("sequence", "sequence parallelism is not supported", "remove the key");
-  parallel->finish();
+  run.accumulation = root.choice<Accumulation>("accumulation");
 }
 
 void read_output(Section& root, const ConfigSource& source, RunConfig& run) {
@@ -230,8 +190,15 @@ void read_output(Section& root, const ConfigSource& source, RunConfig& run) {
 
 }  // namespace
 
-bool has_tiers(Section& root) {
-  return root.has("tiers");
+std::vector<Key> run_keys() {
+  return {{"steps", IntSpec{.min = 1}, "Optimizer steps.", "required"},
+          {"seed", IntSpec{.fallback = static_cast<std::int64_t>(defaults().seed)},
+           "Seed of the weights, of the order of the data, and of all other random numbers."},
+          {"model", SectionSpec{model_section_keys}, "What is trained."},
+          {"data", SectionSpec{data_keys}, "What it is trained on."},
+          {"eval", SectionSpec{eval_keys}, "Evaluations."},
+          {"sample", SectionSpec{sample_keys}, "Text that is generated at the end."},
+          {"output", SectionSpec{output_keys}, "What the run leaves."}};
 }
 
 }  // namespace config
@@ -241,7 +208,7 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   const ConfigTree tree = merge_sources(source);
   RunConfig run;
   run.warnings = tree.notices;
-  Section root(tree, tree.root, "", run.warnings);
+  Section root(tree, tree.root, "", run.warnings, root_keys());
   read_model(root, run);
   read_run(root, run);
   read_data(root, run);
@@ -255,7 +222,6 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   read_aio(root, run);
   read_tiers(root, run);  // after aio, whose back end says whether tiers.ram counts
   read_zero(root, run);   // after tiers, which say whether nvme_path counts
-  read_parallel(root);
   read_threads(root, run);
   read_output(root, source, run);
   read_other_deepspeed(root);

@@ -17,6 +17,7 @@
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/session.hpp"
 
 namespace {
@@ -235,7 +236,7 @@ Window window_of(const zg::RunConfig& config, const zg::io::LinkCounters& before
 Window measure(const Options& o, const Cell& cell, const Setting& setting) {
   zg::ConfigSource source{{o.directory + "/drive_bound.json"}, overrides_of(o, cell, setting)};
   source.files.insert(source.files.end(), o.files.begin(), o.files.end());
-  const zg::RunConfig config = zg::load_config(source);
+  const zg::RunConfig config = zg::load_config(source, zg::this_machine());
   zg::Session session(config, nullptr);
   std::vector<double> shares;
   for (const RamModel& drive : drives_of(config)) shares.push_back(mean_bytes_per_second(drive));

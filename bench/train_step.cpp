@@ -13,6 +13,7 @@
 
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/system.hpp"
+#include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/session.hpp"
 
 namespace {
@@ -110,7 +111,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     std::filesystem::create_directories(work);
-    zg::RunConfig config = zg::load_config(source);
+    zg::RunConfig config = zg::load_config(source, zg::this_machine());
     config.data.train =
         random_tokens(work, config.model && config.model->vocab_size > 0 ? config.model->vocab_size : 256);
     config.data.validation.clear();

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/train/unicode_tables.inc: the code points of the categories L* and N*, and White_Space, as ranges.
+"""Writes src/data/unicode_tables.inc: the code points of the categories L* and N*, and White_Space, as ranges.
 
 Run it from anywhere: `python3 tools/make_unicode_tables.py`. The Unicode version is that of the Python that runs it.
 """
@@ -33,7 +33,7 @@ def table(name, ranges):
 
 
 def main():
-    out = pathlib.Path(__file__).resolve().parent.parent / "src" / "train" / "unicode_tables.inc"
+    out = pathlib.Path(__file__).resolve().parent.parent / "src" / "data" / "unicode_tables.inc"
     out.write_text("\n".join([
         "// Written by tools/make_unicode_tables.py; do not edit.",
         f"// Unicode {unicodedata.unidata_version}: sorted ranges, both ends included.",

@@ -13,5 +13,6 @@ void add_probe(CLI::App& app, int& exit_code);
 void add_io_bench(CLI::App& app, int& exit_code);
 void add_io_tune(CLI::App& app, int& exit_code);
 void add_trace(CLI::App& app, int& exit_code);
+void add_config(CLI::App& app, int& exit_code);
 
 }  // namespace zg::cli

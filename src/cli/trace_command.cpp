@@ -15,6 +15,7 @@
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/store/placement.hpp"
 #include "ziggurat/store/replay.hpp"
+#include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/record_trace.hpp"
 
 namespace zg::cli {
@@ -42,7 +43,7 @@ std::string obstacle_text(const AccessTrace& trace, const ReplayResult& r) {
 
 int record(RecordFlags f) {
   if (f.out.empty()) f.out = std::filesystem::path(f.source.files.front()).stem().string() + ".trace";
-  const AccessTrace trace = record_trace(load_config(f.source), f.steps);
+  const AccessTrace trace = record_trace(load_config(f.source, this_machine()), f.steps);
   try {
     save_trace(trace, f.out);
   } catch (const Error& e) {

@@ -7,6 +7,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/watchdog.hpp"
+#include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/trainer.hpp"
 
 namespace zg::cli {
@@ -80,7 +81,7 @@ void add_train(CLI::App& app, int& exit_code) {
     Watchdog watchdog({.stall_seconds = flags->stall_seconds});
     watchdog.dump_on_signal(SIGUSR1);
     flags->options.watchdog = &watchdog;
-    exit_code = train(load_config(flags->source), flags->options);
+    exit_code = train(load_config(flags->source, this_machine()), flags->options);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
+#include "ziggurat/model/keys.hpp"
 
 namespace zg {
 namespace {
@@ -18,45 +19,6 @@ constexpr std::int64_t kMaxLayers = 1 << 16;
 // Where the keys come from: a config.json has many keys that do not concern us (dropout, special tokens,
 // versions), our own "model" section has none.
 enum class Origin { kConfigJson, kModelSection };
-
-const std::vector<std::string>& known_keys(Arch arch) {
-  static const std::vector<std::string> gpt2 = {"arch",
-                                                "vocab_size",
-                                                "n_positions",
-                                                "n_ctx",
-                                                "n_embd",
-                                                "n_layer",
-                                                "n_head",
-                                                "n_inner",
-                                                "layer_norm_epsilon",
-                                                "activation_function",
-                                                "initializer_range",
-                                                "tie_word_embeddings",
-                                                "scale_attn_weights",
-                                                "scale_attn_by_inverse_layer_idx",
-                                                "reorder_and_upcast_attn",
-                                                "add_cross_attention"};
-  static const std::vector<std::string> llama = {"arch",
-                                                 "vocab_size",
-                                                 "max_position_embeddings",
-                                                 "hidden_size",
-                                                 "num_hidden_layers",
-                                                 "num_attention_heads",
-                                                 "num_key_value_heads",
-                                                 "head_dim",
-                                                 "intermediate_size",
-                                                 "rms_norm_eps",
-                                                 "rope_theta",
-                                                 "rope_scaling",
-                                                 "rope_parameters",
-                                                 "partial_rotary_factor",
-                                                 "hidden_act",
-                                                 "tie_word_embeddings",
-                                                 "attention_bias",
-                                                 "mlp_bias",
-                                                 "initializer_range"};
-  return arch == Arch::kGpt2 ? gpt2 : llama;
-}
 
 // Typed access to the keys of one object; null counts as absent.
 class Keys {
@@ -255,7 +217,8 @@ Arch arch_of_section(const Keys& keys) {
 }
 
 void refuse_unknown_keys(const json& object, Arch arch, const std::string& where) {
-  const std::vector<std::string>& known = known_keys(arch);
+  std::vector<std::string> known;
+  for (const ModelKey& key : model_keys(arch)) known.emplace_back(key.name);
   const std::string family = arch == Arch::kGpt2 ? "gpt2" : "llama";
   for (const auto& item : object.items()) {
     if (std::find(known.begin(), known.end(), item.key()) != known.end()) continue;
@@ -270,6 +233,55 @@ void refuse_unknown_keys(const json& object, Arch arch, const std::string& where
 }
 
 }  // namespace
+
+const std::vector<ModelKey>& model_keys(Arch arch) {
+  constexpr const char* kSize = "whole number, 1 or more";
+  constexpr const char* kNumber = "number above 0";
+  constexpr const char* kDeviation = "number, 0 or more";
+  constexpr const char* kBool = "`true`, `false`";
+  constexpr const char* kObject = "`null`, or an object";
+  static const std::vector<ModelKey> gpt2 = {
+      {"arch", "`\"gpt2\"`", "required", "The family."},
+      {"vocab_size", kSize, "the tokenizer's", "Size of the vocabulary."},
+      {"n_positions", kSize, "required", "Most tokens of a sequence: the context."},
+      {"n_ctx", kSize, "as `n_positions`", "Another name of `n_positions`."},
+      {"n_embd", kSize, "required", "Width; a multiple of `n_head`."},
+      {"n_layer", kSize, "required", "Layers."},
+      {"n_head", kSize, "required", "Heads of attention."},
+      {"n_inner", kSize, "4 * `n_embd`", "Width inside the MLP."},
+      {"layer_norm_epsilon", kNumber, "1e-5", "What is added to the variance in layer norms."},
+      {"activation_function", "`\"gelu_new\"`, `\"gelu_pytorch_tanh\"`", "\"gelu_new\"",
+       "The activation of the MLP; both names mean the same."},
+      {"initializer_range", kDeviation, "0.02", "Standard deviation of the first weights."},
+      {"tie_word_embeddings", kBool, "true", "The output matrix is the embedding."},
+      {"scale_attn_weights", "`true`", "true", "Attention is scaled by the root of the head's size."},
+      {"scale_attn_by_inverse_layer_idx", "`false`", "false",
+       "Attention is not scaled by the layer's number."},
+      {"reorder_and_upcast_attn", "`false`", "false", "Sums of attention are fp32 anyway."},
+      {"add_cross_attention", "`false`", "false", "There is no cross-attention."}};
+  static const std::vector<ModelKey> llama = {
+      {"arch", "`\"llama\"`", "required", "The family."},
+      {"vocab_size", kSize, "the tokenizer's", "Size of the vocabulary."},
+      {"max_position_embeddings", kSize, "required", "Most tokens of a sequence: the context."},
+      {"hidden_size", kSize, "required", "Width."},
+      {"num_hidden_layers", kSize, "required", "Layers."},
+      {"num_attention_heads", kSize, "required", "Heads of attention."},
+      {"num_key_value_heads", kSize, "as `num_attention_heads`",
+       "Heads of keys and values; `num_attention_heads` is a multiple of it."},
+      {"head_dim", kSize, "`hidden_size` / `num_attention_heads`", "Size of a head; even."},
+      {"intermediate_size", kSize, "required", "Width inside the MLP."},
+      {"rms_norm_eps", kNumber, "1e-6", "What is added to the mean square in RMS norms."},
+      {"rope_theta", kNumber, "10000", "Base of the rotary embedding."},
+      {"rope_scaling", kObject, "null", "Plain RoPE alone: `null`, or `rope_type` `\"default\"`."},
+      {"rope_parameters", kObject, "null", "The form of newer files: plain RoPE alone, and `rope_theta`."},
+      {"partial_rotary_factor", "`1`", "1", "All of a head is rotated."},
+      {"hidden_act", "`\"silu\"`", "\"silu\"", "The activation of the MLP."},
+      {"tie_word_embeddings", kBool, "false", "The output matrix is the embedding."},
+      {"attention_bias", "`false`", "false", "Attention has no biases."},
+      {"mlp_bias", "`false`", "false", "The MLP has no biases."},
+      {"initializer_range", kDeviation, "0.02", "Standard deviation of the first weights."}};
+  return arch == Arch::kGpt2 ? gpt2 : llama;
+}
 
 ModelConfig read_hf_config(const std::string& directory) {
   const std::string path = directory + "/config.json";

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ziggurat/engine/engine.hpp"
-#include "ziggurat/train/config.hpp"
+#include "ziggurat/config/run_config.hpp"
 
 namespace zg {
 

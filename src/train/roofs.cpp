@@ -1,3 +1,4 @@
+#include "ziggurat/device/cuda.hpp"
 #include "ziggurat/train/session.hpp"
 
 namespace zg {

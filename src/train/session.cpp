@@ -12,6 +12,7 @@
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/device/cuda.hpp"
 #include "ziggurat/model/hf.hpp"
 
 namespace zg {

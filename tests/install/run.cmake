@@ -69,7 +69,7 @@ refused(2 "${WORK}/drive7" ${WORK}/example/store_c/store_c --total 8 --host 4 ${
 step(${configure} -S ${WORK}/example -B ${WORK}/example/all)
 
 # Each component alone finds all that it links to; one that does not exist is refused with the names of those that do.
-step(${configure} -DASK=base,io,kernels,device,store,store_c,optim,model,engine,plan,train -S ${SOURCE}/components
+step(${configure} -DASK=base,io,kernels,device,store,store_c,optim,model,data,config,engine,plan,train -S ${SOURCE}/components
   -B ${WORK}/components)
 execute_process(COMMAND ${configure} -DASK=tape -S ${SOURCE}/components -B ${WORK}/unknown
   RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)

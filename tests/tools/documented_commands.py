@@ -53,10 +53,10 @@ class Folder:
         for folder in ("bench", "tools", "tests/tools", "tests/reference"):
             if (root / folder).is_dir():
                 shutil.copytree(root / folder, self.path / folder, ignore=ignored)
-        made = "bench/results build/bench build/tests drives/nvme0 drives/nvme1 home src/train unseen"
+        made = "bench/results build/bench build/tests drives/nvme0 drives/nvme1 home src/data unseen"
         for folder in made.split():
             (self.path / folder).mkdir(parents=True, exist_ok=True)
-        for name in ("configs", "README.md"):
+        for name in ("configs", "docs", "README.md"):
             if (root / name).exists():
                 os.symlink(root / name, self.path / name)
         programs = [build / "ziggurat", *(build / "bench").glob("bench_*"), *(build / "tests").glob("zg_test_gpu*")]

@@ -43,6 +43,8 @@ HELPS = {
     "ziggurat io-tune": "ziggurat io-tune --help",
     "ziggurat trace": "ziggurat trace --help ; ziggurat trace record --help ; ziggurat trace show --help ; "
                       "ziggurat trace replay --help",
+    "ziggurat config": "ziggurat config --help ; ziggurat config keys --help",
+    "config_docs.py": "tools/config_docs.py --help",
     "gpt2_124m.py": "python bench/gpt2_124m.py --help",
     "overlap.py": "python bench/overlap.py --help",
     "io_vs_fio.py": "python bench/io_vs_fio.py --help",
@@ -260,6 +262,10 @@ ROWS = (
     Row("check_layers", ("tests/tools/check_layers.py", "check_layers.py *"), why="is a test itself: layers.includes",
         foreign=True),
     Row("documented_commands", ("documented_commands.py *",), why="is this program"),
+    Row("config_keys", ("ziggurat config keys [*", "ziggurat config keys", "ziggurat config keys *"), instead=(
+        "ziggurat config keys", "ziggurat config keys --section aio", "ziggurat config keys --section tiers --section "
+        "tiers.nvme --format markdown"), expect=("aio.queues: whole number, 1 to 64", "\\| `tiers.nvme\\[\\].path` *")),
+    Row("config_docs", ("tools/config_docs.py *",), instead=("tools/config_docs.py --check",)),
     Row("unicode_tables", ("python3 tools/make_unicode_tables.py",)),
     Row("ptxas_table", ("tools/ptxas_table.py *",), instead=("python tools/ptxas_table.py 90 13.0 ptxas.log",),
         files={"ptxas.log": PTXAS}, expect=(r"\| `k` \| 40 \| 8 \| 4 \| 4 \| 32 \|",)),

@@ -7,7 +7,7 @@
 #include <map>
 #include <random>
 
-#include "train/data_support.hpp"
+#include "data/data_support.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
 

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "train/config_fixture.hpp"
-#include "train/data_support.hpp"
+#include "config/config_fixture.hpp"
+#include "data/data_support.hpp"
 #include "train/report.hpp"
 #include "ziggurat/train/session.hpp"
 #include "ziggurat/train/trainer.hpp"

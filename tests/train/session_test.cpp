@@ -1,8 +1,10 @@
-// The drives of a session: when they are opened, and how what is measured of them is used.
+// The drives of a session: when they are opened, and how what is measured of them is used; and its machine.
 #include "ziggurat/train/session.hpp"
 
-#include "train/config_fixture.hpp"
+#include "config/config_fixture.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/device/cuda.hpp"
+#include "ziggurat/train/machine.hpp"
 
 namespace zg {
 namespace {
@@ -76,6 +78,31 @@ TEST_F(SessionDrives, TheSameDirectoryTwiceIsFound) {
   const Error error = error_of([&] { return session.open_drives(), 0; });
   EXPECT_NE(error.hint().find("a directory of its own"), std::string::npos) << error.what();
   EXPECT_FALSE(fs::exists(directory_ + "/a/ziggurat.lock"));
+}
+
+class SessionDevice : public ConfigTest {};
+
+TEST_F(SessionDevice, AGpuThatIsNotThereIsSaidBeforeAnythingIsTaken) {
+  if (!list_gpus(nullptr).empty()) GTEST_SKIP() << "there is a GPU";
+  std::string text;
+  while (text.size() < 4000) text += "all work and no play makes jack a dull boy, ";
+  write("book.txt", text);
+  try {
+    Session session(load_set({"devices=cuda", "data.train=" + directory_ + "/book.txt", "data.seq_len=8",
+                              "output.dir=" + directory_ + "/out"}),
+                    nullptr);
+    FAIL() << "made";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kDevice) << e.what();
+    EXPECT_FALSE(e.hint().empty());
+  }
+}
+
+// What the program loads a configuration for.
+TEST(ThisMachine, HasWhatDeviceAndKernelsSay) {
+  const Machine machine = this_machine();
+  EXPECT_EQ(machine.has_gpu(), !list_gpus(nullptr).empty());
+  EXPECT_EQ(machine.has_bf16(), machine.bf16_instructions().rfind("none", 0) != 0);
 }
 
 }  // namespace

@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "ziggurat/device/device.hpp"
+#include "ziggurat/device/options.hpp"
 
 namespace zg {
-
-enum class AttentionKernel { kAuto, kOwn, kCudnn };  // auto: cuDNN's where it is there and takes the shape
 
 struct CudaOptions {
   int device = 0;           // as CUDA counts them (CUDA_VISIBLE_DEVICES)

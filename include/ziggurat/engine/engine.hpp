@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "ziggurat/engine/program_sequence.hpp"
 #include "ziggurat/engine/stall.hpp"
+#include "ziggurat/optim/group_rule.hpp"
 #include "ziggurat/store/store.hpp"
 
 namespace zg {
@@ -20,16 +20,10 @@ namespace zg {
 // Parameter values by element range, in the layout of Param (initialisation, or a weight file).
 using ParamSource = std::function<void(const Param& param, std::int64_t begin, std::int64_t end, float* out)>;
 
-// What differs for some parameters (LayoutOptions::groups).
-struct GroupRule {
-  double lr_factor = 1;
-  std::optional<double> weight_decay;  // none: the rule's, on matrices only unless decay_all
-};
-
 // What the optimizer applies; the schedule and the count of updates are the caller's.
 struct UpdateRule {
   UpdateParams params;  // lr, betas, ..., step; grad_scale, skip and random are set by the engine
-  std::vector<GroupRule> groups = std::vector<GroupRule>(1);
+  std::vector<GroupRule> groups = std::vector<GroupRule>(1);  // by LayoutOptions::groups
   bool decay_all = false;
   double clip = 0;        // global norm; 0: none
   double loss_scale = 0;  // gradients are made of so many times the loss; 0: none, and no step is left out

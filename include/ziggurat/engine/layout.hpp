@@ -4,19 +4,12 @@
 #include <limits>
 #include <vector>
 
+#include "ziggurat/engine/options.hpp"
 #include "ziggurat/model/model.hpp"
 #include "ziggurat/optim/state.hpp"
 #include "ziggurat/store/table.hpp"
 
 namespace zg {
-
-// Where something may live, the lowest tier it may sink to. kAuto: anywhere that has room.
-enum class Placement { kAuto, kDevice, kHost, kNvme };
-
-// In which order the micro-batches of a step pass through the layers.
-//   layer-major        all through one layer, then the next: weights cross each link twice a step
-//   micro-batch-major  one through all layers, then the next: less activation memory, more weight traffic
-enum class Accumulation { kLayerMajor, kMicroBatchMajor };
 
 inline constexpr int kFrozen = -1;  // group of a parameter that keeps its value and has no state
 

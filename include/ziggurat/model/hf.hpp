@@ -58,8 +58,6 @@ class SafeTensors {
 // config.json of GPT-2 or Llama (model_type, or architectures). Throws Error(kUsage) for another
 // architecture, an activation or a RoPE scaling that is not supported, a missing or wrong key.
 ModelConfig read_hf_config(const std::string& directory);
-// From an already parsed text with the same key names (the "model" section: "arch" instead of model_type).
-ModelConfig parse_model_config(const std::string& json_text, const std::string& where);
 // The text of a config.json; dtype is what the weights beside it are stored as.
 std::string write_hf_config(const ModelConfig& config, DType dtype = DType::kF32);
 

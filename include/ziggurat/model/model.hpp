@@ -14,30 +14,9 @@
 
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/kernels/types.hpp"
+#include "ziggurat/model/config.hpp"
 
 namespace zg {
-
-enum class Arch { kGpt2, kLlama };
-
-struct ModelConfig {
-  Arch arch = Arch::kGpt2;
-  std::int64_t vocab_size = 50257;
-  std::int64_t context = 1024;  // most positions (GPT-2: rows of wpe)
-  std::int64_t width = 768;
-  std::int64_t layers = 12;
-  std::int64_t heads = 12;
-  std::int64_t kv_heads = 12;   // = heads for GPT-2
-  std::int64_t head_size = 64;  // width / heads unless the file says otherwise (Llama)
-  std::int64_t inner = 3072;
-  double norm_eps = 1e-5;
-  double rope_theta = 10000;
-  double init_std = 0.02;
-  bool tied = true;
-};
-
-// Throws Error(kUsage), whose place is the key as the family's config.json calls it, when sizes do not fit
-// together.
-void validate(const ModelConfig& config);
 
 enum class Init { kZero, kOne, kNormal, kNormalResidual };  // residual: std / sqrt(2 * layers)
 

@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/train/data.hpp"
+#include "ziggurat/data/tokenizer.hpp"
+#include "ziggurat/model/config.hpp"
 
 namespace zg {
 

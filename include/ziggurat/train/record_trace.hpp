@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "ziggurat/store/access_trace.hpp"
-#include "ziggurat/train/config.hpp"
+#include "ziggurat/config/run_config.hpp"
 
 namespace zg {
 

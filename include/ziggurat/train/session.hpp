@@ -8,12 +8,12 @@
 
 #include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/watchdog.hpp"
+#include "ziggurat/config/run_config.hpp"
+#include "ziggurat/data/dataset.hpp"
 #include "ziggurat/device/memory.hpp"
 #include "ziggurat/engine/engine.hpp"
 #include "ziggurat/optim/loss_scale.hpp"
 #include "ziggurat/plan/plan.hpp"
-#include "ziggurat/train/config.hpp"
-#include "ziggurat/train/data.hpp"
 
 namespace zg {
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "ziggurat/base/watchdog.hpp"
-#include "ziggurat/train/config.hpp"
+#include "ziggurat/config/run_config.hpp"
 
 namespace zg {
 

@@ -1,0 +1,25 @@
+// Which data a run trains on. Plain values.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "ziggurat/base/dtype.hpp"
+
+namespace zg {
+
+struct TokenizerConfig {
+  enum class Kind { kBytes, kChars, kGpt2 };
+  Kind kind = Kind::kBytes;
+  std::string directory;  // kGpt2: holds encoder.json and vocab.bpe
+};
+
+struct DataConfig {
+  std::string train;              // text file, or token file .bin
+  std::string validation;         // empty: a share of the training text, its end
+  double validation_share = 0.1;  // used when `validation` is empty; 0: none
+  TokenizerConfig tokenizer;
+  DType token_dtype = DType::kU16;  // of .bin files: kU16 or kI32 (read as uint32)
+  std::int64_t seq_len = 256;
+};
+
+}  // namespace zg

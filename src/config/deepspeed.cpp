@@ -1,0 +1,294 @@
+// Batch sizes and number formats, as in DeepSpeed's files.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "config/sections.hpp"
+
+namespace zg::config {
+namespace {
+
+using Form = RefusedSpec::Form;
+
+constexpr const char* kTrain = "train_batch_size";
+constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
+constexpr const char* kAccumulation = "gradient_accumulation_steps";
+
+// Its fallback, 0, stands for a size that is not stated.
+constexpr IntSpec kBatchSize = {
+    .min = 1, .max = 1'000'000'000, .autos = Auto::kOwnMeaning};  // so that the product of two fits
+
+std::int64_t batch_key(Section& root, const char* key) {
+  return root.is_auto(key) ? 0 : root.integer(key);
+}
+
+struct BatchSizes {
+  std::int64_t train = 0, micro = 0, accumulation = 0;
+};
+
+// DeepSpeed's rules, for a world of one.
+void complete(BatchSizes& b) {
+  if (b.train != 0 && b.micro != 0) {
+    if (b.accumulation == 0) b.accumulation = b.train / b.micro;
+  } else if (b.train != 0) {
+    if (b.accumulation == 0) b.accumulation = 1;
+    b.micro = b.train / b.accumulation;
+  } else {
+    if (b.micro == 0) b.micro = 1;
+    if (b.accumulation == 0) b.accumulation = 1;
+    b.train = b.micro * b.accumulation;
+  }
+}
+
+}  // namespace
+
+void read_batch(Section& root, RunConfig& run) {
+  BatchSizes b{batch_key(root, kTrain), batch_key(root, kMicro), batch_key(root, kAccumulation)};
+  if (!root.has(kTrain) && !root.has(kMicro)) {
+    root.fail(kTrain, "is missing: either train_batch_size or train_micro_batch_size_per_gpu must be given",
+              "e.g. \"train_batch_size\": 16, \"train_micro_batch_size_per_gpu\": 4");
+  }
+  complete(b);
+  if (b.train != b.micro * b.accumulation) {
+    root.fail(
+        kTrain,
+        fmt::format(
+            "is not equal to train_micro_batch_size_per_gpu * gradient_accumulation_steps * world size: "
+            "{} != {} * {} * 1",
+            b.train, b.micro, b.accumulation),
+        "give two of the three, or make the product right");
+  }
+  for (const auto& [key, value] :
+       {std::pair{kTrain, b.train}, {kMicro, b.micro}, {kAccumulation, b.accumulation}}) {
+    if (root.is_auto(key)) root.notice(key, fmt::format("\"auto\": took {}", value));
+  }
+  run.micro_batch = b.micro;
+  run.accumulation_steps = b.accumulation;
+}
+
+std::vector<Key> batch_keys() {
+  constexpr const char* kTwo = "from the other two, at least one of which is a batch size";
+  return {{kTrain, kBatchSize, "Sequences of a step: the product of the other two.", kTwo},
+          {kMicro, kBatchSize, "Sequences of a micro-batch.", kTwo},
+          {kAccumulation, kBatchSize, "Micro-batches of a step.", kTwo}};
+}
+
+namespace {
+
+const Keys& fp16_keys() {
+  using Range = NumberSpec::Range;
+  constexpr std::int64_t kMostPower = 127;  // of a float
+  static const LossScaleConfig d;
+  static const Keys keys({
+      {"enabled", BoolSpec{false, Auto::kOwnMeaning},
+       "Weights and activations in fp16, with a loss scale. `\"auto\"` is `false`."},
+      {"loss_scale", NumberSpec{.fallback = d.loss_scale},
+       "A loss scale that stays; 0: one that follows the overflows."},
+      {"initial_scale_power", IntSpec{.fallback = d.initial_scale_power, .max = kMostPower},
+       "The first loss scale is 2 to the power of this."},
+      {"loss_scale_window", IntSpec{.fallback = d.loss_scale_window, .min = 1},
+       "Steps without overflow after which the loss scale doubles."},
+      {"hysteresis", IntSpec{.fallback = d.hysteresis, .min = 1, .max = 1'000'000},
+       "The loss scale halves at this overflow, and at each after it."},
+      {"consecutive_hysteresis", BoolSpec{d.consecutive_hysteresis},
+       "A step without overflow lets the count of overflows begin anew; else the end of a window does."},
+      {"min_loss_scale", NumberSpec{.fallback = d.min_loss_scale, .range = Range::kPositive},
+       "The loss scale goes no lower; an overflow there ends the run."},
+      {"fp16_master_weights_and_grads",
+       RefusedSpec{.form = Form::kSwitch, .why = "master weights are fp32 always"}, "remove the key"},
+      {"auto_cast", IgnoredSwitchSpec{}, "the inputs are tokens, which are not cast"},
+      {"fused_mode", SilentSpec{}, "there is one implementation"},
+      {"opt_level", SilentSpec{}, "it is Apex's, which is not used"},
+  });
+  return keys;
+}
+
+const Keys& bf16_keys() {
+  static const Keys keys({
+      {"enabled", BoolSpec{false, Auto::kOwnMeaning},
+       "Weights and activations in bf16. Master weights stay fp32, and what else the optimizer keeps is as "
+       "`optimizer.state` has it. `\"auto\"`: on a GPU, and where the processor has the instructions."},
+      {"bf16_optimizer_states", BoolSpec{},
+       "DeepSpeed's form of `\"state\": \"bf16\"` in `optimizer`, and so is `\"fp32_optimizer_states\": "
+       "false` in "
+       "`optimizer.params`."},
+      {"bf16_master_weights_and_grads",
+       RefusedSpec{.form = Form::kSwitch, .why = "master weights are fp32 always"},
+       "remove the key; bf16_optimizer_states does without it here"},
+      {"immediate_grad_update", IgnoredSpec{Shape::kBool}, "gradients are accumulated as soon as they exist"},
+      {"check_grad_overflow", IgnoredSpec{Shape::kBool}, "the gradient's norm is checked in every step"},
+  });
+  return keys;
+}
+
+const Keys& fp64_keys() {
+  static const Keys keys({{"enabled", BoolSpec{}, "Everything in fp64. For tests."}});
+  return keys;
+}
+
+enum class Accumulator { kOurs, kOther };
+
+const Keys& data_types_keys() {
+  static const Keys keys({
+      {"grad_accum_dtype",
+       ChoiceSpec(Accumulator::kOurs, {{"fp32", Accumulator::kOurs},
+                                       {"auto", Accumulator::kOurs},
+                                       {"bf16", Accumulator::kOther},
+                                       {"fp16", Accumulator::kOther}}),
+       "gradients are accumulated in fp32 always",
+       {},
+       {},
+       Effect::kNone},
+      {"param_dtype",
+       RefusedSpec{.form = Form::kPresence, .why = "bf16, fp16 and fp64 say the type of weights"},
+       "use \"bf16\" or \"fp16\": {\"enabled\": true}, or nothing for fp32"},
+      {"buffer_dtype", IgnoredSpec{Shape::kText}, "the models have no buffers"},
+  });
+  return keys;
+}
+
+// DeepSpeed's keys and defaults.
+LossScaleConfig read_loss_scale(Section& fp16) {
+  LossScaleConfig out;
+  out.loss_scale = fp16.number("loss_scale");
+  out.initial_scale_power = static_cast<int>(fp16.integer("initial_scale_power"));
+  out.loss_scale_window = fp16.integer("loss_scale_window");
+  out.hysteresis = static_cast<int>(fp16.integer("hysteresis"));
+  out.consecutive_hysteresis = fp16.boolean("consecutive_hysteresis");
+  out.min_loss_scale = fp16.number("min_loss_scale");
+  const double first = std::exp2(out.initial_scale_power);
+  if (out.loss_scale == 0 && out.min_loss_scale > first) {
+    fp16.fail("min_loss_scale",
+              fmt::format("is {}, more than the scale to begin with, {}", out.min_loss_scale, first),
+              "lower it, or raise initial_scale_power");
+  }
+  return out;
+}
+
+bool read_fp16(Section& root, RunConfig& run) {
+  auto fp16 = root.section("fp16");
+  if (!fp16) return false;
+  bool enabled = false;
+  if (fp16->is_auto("enabled")) {
+    fp16->notice("enabled", "\"auto\": took false, fp16 has to be asked for (bf16 needs no loss scale)");
+  } else {
+    enabled = fp16->boolean("enabled");
+  }
+  if (enabled) {
+    run.loss_scale = read_loss_scale(*fp16);
+  } else {
+    // Without fp16 the others do nothing in DeepSpeed either.
+    for (const char* key : {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window",
+                            "hysteresis", "consecutive_hysteresis", "min_loss_scale"}) {
+      (void)fp16->find(key);
+    }
+  }
+  fp16->finish();
+  return enabled;
+}
+
+bool read_bf16(Section& root, const Machine& machine, const RunConfig& run, bool fp16) {
+  if (root.has("bf16") && root.has("bfloat16")) {
+    root.fail("bfloat16", "is the old name of bf16, which is given too", "remove one of the two");
+  }
+  auto bf16 = root.section(root.has("bfloat16") ? "bfloat16" : "bf16");
+  if (!bf16) return false;
+  bool enabled = false;
+  if (bf16->is_auto("enabled") && fp16) {
+    bf16->notice("enabled", "\"auto\": took false, fp16 is enabled");
+  } else if (bf16->is_auto("enabled")) {
+    const bool gpu = run.device.kind == DeviceConfig::Kind::kCuda;
+    enabled = gpu || (machine.has_bf16 && machine.has_bf16());
+    const std::string instructions = machine.bf16_instructions ? machine.bf16_instructions() : "none";
+    bf16->notice("enabled", gpu ? std::string("\"auto\": took true, the GPU has bf16 instructions")
+                                : fmt::format("\"auto\": took {}, this processor's bf16 instructions: {}",
+                                              enabled, instructions));
+  } else {
+    enabled = bf16->boolean("enabled");
+  }
+  (void)bf16->boolean("bf16_optimizer_states");  // read_optimizer() takes it
+  bf16->finish();
+  return enabled;
+}
+
+bool read_fp64(Section& root) {
+  auto fp64 = root.section("fp64");
+  if (!fp64) return false;
+  const bool enabled = fp64->boolean("enabled");
+  fp64->finish();
+  return enabled;
+}
+
+constexpr const char* kCommunication = "communication_data_type";
+enum class Format { kSame, kF32, kBF16, kF16 };
+
+// Of gradients on their way to the host.
+void read_communication_type(Section& root, RunConfig& run) {
+  constexpr const char* kKey = kCommunication;
+  if (root.is_auto(kKey)) {
+    root.notice(kKey, fmt::format("\"auto\": took {}, as the arithmetic", name_of(run.dtype)));
+  }
+  const auto format = root.choice<Format>(kKey);
+  if (format == Format::kF16 && run.dtype != DType::kF16) {
+    root.wrong(kKey, "\"bf16\" or \"fp32\"",
+               "fp16 needs the loss scale that \"fp16\": {\"enabled\": true} brings: use \"bf16\"");
+  }
+  run.gradient_dtype = run.dtype;
+  if (format != Format::kSame && run.dtype == DType::kF64) {
+    root.fail(kKey, "cannot be combined with fp64, where gradients stay fp64", "remove the key");
+  }
+  if (format == Format::kF32) run.gradient_dtype = DType::kF32;
+  if (format == Format::kBF16) run.gradient_dtype = DType::kBF16;
+}
+
+void read_data_types(Section& root) {
+  auto types = root.section("data_types");
+  if (!types) return;
+  if (types->choice<Accumulator>("grad_accum_dtype") == Accumulator::kOther)
+    types->no_effect("grad_accum_dtype");
+  types->finish();
+}
+
+constexpr const char* kClip = "gradient_clipping";
+
+}  // namespace
+
+std::vector<Key> precision_keys() {
+  static const RunConfig d;
+  return {
+      {kClip,
+       NumberSpec{
+           .fallback = d.gradient_clipping, .autos = Auto::kTakesFallback, .note = "Hugging Face's default"},
+       "Largest global norm of the gradient; 0: off. `\"auto\"` is 1, as in Hugging Face's Trainer."},
+      {kCommunication,
+       ChoiceSpec(Format::kSame, {{"fp32", Format::kF32},
+                                  {"bf16", Format::kBF16},
+                                  {"fp16", Format::kF16},
+                                  {"none", Format::kSame},
+                                  {"auto", Format::kSame}}),
+       "Type of gradients on their way to the host. `\"fp16\"` only where `fp16` is enabled.",
+       "as the arithmetic"},
+      {"bf16", SectionSpec{bf16_keys}, "Training in bf16."},
+      {"bfloat16", AliasSpec{"bf16"}, "Its older name."},
+      {"fp16", SectionSpec{fp16_keys}, "Training in fp16."},
+      {"fp64", SectionSpec{fp64_keys}, "Training in fp64."},
+      {"data_types", SectionSpec{data_types_keys}, "DeepSpeed's choice of types."}};
+}
+
+void read_precision(Section& root, const Machine& machine, RunConfig& run) {
+  const bool fp16 = read_fp16(root, run), bf16 = read_bf16(root, machine, run, fp16), fp64 = read_fp64(root);
+  constexpr const char* kOne = "disable one of the two";
+  if (bf16 && fp64) root.fail("fp64", "cannot be combined with bf16", kOne);
+  if (fp16 && fp64) root.fail("fp64", "cannot be combined with fp16", kOne);
+  if (fp16 && bf16) root.fail("fp16", "cannot be combined with bf16", kOne);
+  run.dtype = fp64 ? DType::kF64 : bf16 ? DType::kBF16 : fp16 ? DType::kF16 : DType::kF32;
+  read_communication_type(root, run);
+  read_data_types(root);
+  // Hugging Face's Trainer clips at 1 unless told otherwise, and that is what its "auto" stands for.
+  NumberSpec clip = root.spec_of<NumberSpec>(kClip);
+  if (root.is_auto(kClip)) clip.fallback = 1;
+  run.gradient_clipping = root.number(kClip, clip);
+}
+
+}  // namespace zg::config

@@ -1,0 +1,223 @@
+// What DeepSpeed's files may hold beside the sections that have a meaning here. Where a key would change what
+// is computed it is refused; where it would not, it is a warning with the reason.
+#include <algorithm>
+#include <string_view>
+
+#include "config/sections.hpp"
+
+namespace zg::config {
+namespace {
+
+using WhenOn = FeatureSpec::WhenOn;
+using Form = RefusedSpec::Form;
+
+constexpr const char* kMetrics = "log.jsonl has the metrics of every step";
+constexpr const char* kNoQuantization = "remove the section: weights are trained in fp32 or bf16";
+constexpr const char* kRandomBatches = "remove the section: batches are drawn at random by seed and step";
+constexpr const char* kNoExperts = "mixtures of experts are not supported: choose a GPT-2 or Llama model";
+constexpr const char* kNothingReduced = "there is one rank, so nothing is reduced";
+constexpr const char* kRemove = "remove the key";
+constexpr const char* kNoTensor = "tensor parallelism is not supported, the model runs on one device";
+constexpr const char* kNoPipeline = "pipeline parallelism is not supported, the model runs on one device";
+
+enum class Reduction { kMean, kSum };
+
+// A degree of parallelism, of which there is only 1 (0: off).
+RefusedSpec only_one(const char* why) {
+  return {.form = Form::kDegree, .why = why, .autos = Auto::kTakesFallback};
+}
+
+// Keys that say how something is done that is not done here.
+std::vector<Key> silent(const char* names, const char* meaning, std::vector<Key> rows) {
+  for (const std::string& name : words(names)) rows.push_back({name, SilentSpec{}, meaning});
+  return rows;
+}
+
+const Keys& tensor_degree_keys() {
+  static const Keys keys(silent("tp_grain_size mpu tp_group", "there is no tensor parallelism",
+                                {{"tp_size", only_one(kNoTensor), kRemove}}));
+  return keys;
+}
+
+const Keys& tensor_keys() {
+  static const Keys keys(
+      silent("preset_model tp_overlap_comm vocab_parallel_lm_head partition_config enabled "
+             "tensor_parallel injection_policy_tuple keep_module_on_host replace_with_kernel_inject",
+             "there is no tensor parallelism",
+             {{"autotp_size", only_one(kNoTensor), kRemove},
+              {"tp", SectionSpec{tensor_degree_keys}, "The degree of tensor parallelism."}}));
+  return keys;
+}
+
+const Keys& pipeline_keys() {
+  static const Keys keys = [] {
+    std::vector<Key> rows = {{"stages", only_one(kNoPipeline), kRemove}};
+    for (const char* key : {"partition", "seed_layers", "activation_checkpoint_interval", "pipe_partitioned",
+                            "grad_partitioned", "use_reentrant"}) {
+      rows.push_back({key, IgnoredSpec{Shape::kAny}, "there is one stage"});
+    }
+    return Keys(std::move(rows));
+  }();
+  return keys;
+}
+
+const Keys& parallel_keys() {
+  static const Keys keys({
+      {"tensor", RefusedSpec{.form = Form::kDegree, .why = kNoTensor, .least = 1}, kRemove},
+      {"pipeline", RefusedSpec{.form = Form::kDegree, .why = kNoPipeline, .least = 1}, kRemove},
+      {"sequence", RefusedSpec{.form = Form::kSwitch, .why = "sequence parallelism is not supported"},
+       kRemove},
+  });
+  return keys;
+}
+
+// The keys of a section that has "enabled".
+Keys feature_keys(const FeatureSpec& feature) {
+  const bool anything = std::string_view(feature.keys) == "*";
+  return Keys(silent(anything ? "" : feature.keys, "of a section that is off, or does nothing",
+                     {{"enabled", BoolSpec{}, "Whether the section holds."}}));
+}
+
+void read_feature(Section& root, const Key& row, const FeatureSpec& feature) {
+  const Json* object = root.object(row.name);
+  if (object == nullptr) return;
+  const Keys keys = feature_keys(feature);
+  Section section = root.child(row.name, *object, keys);
+  const bool on = section.boolean("enabled");
+  if (on && feature.when_on == WhenOn::kRefuse) {
+    section.fail("enabled", "found true, expected false: this is not supported", row.meaning);
+  }
+  if (std::string_view(feature.keys) != "*") section.finish();
+  if (on) root.no_effect(row.name);
+}
+
+bool anything_enabled(const Json& value) {
+  if (value.is_object()) {
+    const auto it = value.find("enabled");
+    if (it != value.end() && *it != false) return true;
+  }
+  return value.is_structured() && std::any_of(value.begin(), value.end(), anything_enabled);
+}
+
+// A section that is nothing but its parts, each with a switch of its own.
+void read_compression(Section& root) {
+  constexpr const char* kKey = "compression_training";
+  if (const Json* compression = root.object(kKey); compression != nullptr && anything_enabled(*compression)) {
+    root.fail(kKey, "is not supported", root.keys().at(kKey).meaning);
+  }
+}
+
+void read_gradient_keys(Section& root) {
+  if (root.number("gradient_predivide_factor") != 1) root.no_effect("gradient_predivide_factor");
+  if (root.choice<Reduction>("gradient_allreduce_op") == Reduction::kSum)
+    root.no_effect("gradient_allreduce_op");
+}
+
+}  // namespace
+
+std::vector<Key> other_deepspeed_keys() {
+  const auto refuse = [](const char* keys = "*") { return FeatureSpec{WhenOn::kRefuse, keys}; };
+  const auto warn = [](const char* keys = "*") { return FeatureSpec{WhenOn::kWarn, keys}; };
+  const IgnoredSpec number{Shape::kNumber}, text{Shape::kText}, flag{Shape::kBool}, object{Shape::kObject};
+  const IgnoredSwitchSpec on{};
+  return {
+      {"amp", refuse(), "use \"bf16\": {\"enabled\": true}"},
+      {"torch_autocast", refuse("dtype lower_precision_safe_modules"), "use \"bf16\": {\"enabled\": true}"},
+      {"curriculum_learning", refuse(), kRandomBatches},
+      {"data_efficiency", refuse(), kRandomBatches},
+      {"progressive_layer_drop", refuse("theta gamma"), "remove the section: every layer runs in every step"},
+      {"elasticity", refuse(), "remove the section and give train_batch_size"},
+      {"expert_parallel", refuse(), kNoExperts},
+      {"moe", refuse(), kNoExperts},
+      {"quantize_training", refuse(), kNoQuantization},
+      {"eigenvalue", refuse("verbose max_iter tol stability gas_boundary_resolution layer_name layer_num"),
+       "remove the section: it serves quantization, which is not supported"},
+      {"compression_training",
+       RefusedSpec{.form = Form::kPresence, .why = "it is not supported, and something in it is enabled"},
+       "remove the section: weights are neither pruned nor quantized"},
+      {"sparse_attention", RefusedSpec{.form = Form::kPresence, .why = "attention is exact"},
+       "remove the section"},
+      {"weight_quantization", RefusedSpec{.form = Form::kPresence, .why = "weights are not quantized"},
+       kNoQuantization},
+      {"sequence_parallel_size",
+       only_one("sequence parallelism is not supported, the model runs on one device"), kRemove},
+      {"data_parallel_size", only_one("data parallelism is not supported, the model runs on one device"),
+       kRemove},
+      {"prescale_gradients",
+       RefusedSpec{.form = Form::kSwitch, .why = "gradients are summed and divided once, exactly"}, kRemove},
+      {"parallel", SectionSpec{parallel_keys}, "Degrees of parallelism, each of which is 1."},
+      {"tensor_parallel", SectionSpec{tensor_keys}, "DeepSpeed's tensor parallelism."},
+      {"pipeline", SectionSpec{pipeline_keys}, "DeepSpeed's pipeline parallelism."},
+      {"hybrid_engine",
+       warn(
+           "max_out_tokens inference_tp_size release_inference_cache pin_parameters tp_gather_partition_size "
+           "enable_cuda_graph"),
+       "text is generated by the model that is trained"},
+      {"autotuning", warn(), "the plan predicts what fits, without trials"},
+      {"flops_profiler",
+       warn("recompute_fwd_factor profile_step module_depth top_modules detailed output_file"), kTrace},
+      {"tensorboard", warn("output_path job_name"), kMetrics},
+      {"wandb", warn("group team project"), kMetrics},
+      {"comet",
+       warn("workspace project samples_log_interval experiment_name api_key experiment_key online mode"),
+       kMetrics},
+      {"csv_monitor", warn("output_path job_name"), kMetrics},
+      {"comms_logger", warn("verbose prof_all debug prof_ops"),
+       "there is one rank, so nothing is communicated"},
+      {"nebula",
+       warn("persistent_storage_path persistent_time_interval num_of_version_in_retention enable_nebula_load "
+            "load_path"),
+       kNoCheckpoints},
+      {"datastates_ckpt", warn(), kNoCheckpoints},
+      {"gradient_predivide_factor",
+       NumberSpec{.fallback = 1, .range = NumberSpec::Range::kPositive},
+       kNothingReduced,
+       {},
+       {},
+       Effect::kNone},
+      {"gradient_allreduce_op",
+       ChoiceSpec(Reduction::kMean, {{"mean", Reduction::kMean}, {"sum", Reduction::kSum}}),
+       kNothingReduced,
+       {},
+       {},
+       Effect::kNone},
+      {"sparse_gradients", on, "an embedding's gradient is one dense block"},
+      {"managed_gradient_accumulation", flag, "a step always is one update"},
+      {"wall_clock_breakdown", on, kTrace},
+      {"memory_breakdown", on, "log.jsonl has the peak of every tier"},
+      {"dump_state", on, "the merged configuration is kept with the run"},
+      {"disable_allgather", on, "there is one rank, so nothing is gathered"},
+      {"graph_harvesting", on, "the step is planned ahead in any case"},
+      {"dataloader_drop_last", on, "batches are windows of the text, and always full"},
+      {"disable_python_gc", on, "there is no Python"},
+      {"steps_per_print", number, "progress is shown live, and log.jsonl has every step"},
+      {"log_level", text, "the program's own flags set it"},
+      {"vocabulary_size", number, "model.vocab_size, or the tokenizer, says it"},
+      {"checkpoint", object, kNoCheckpoints},
+      {"timers", object, kTrace},
+      {"compile", object, "there is no PyTorch graph to compile"},
+      {"zero_allow_untested_optimizer", flag, "there are no untested optimizers"},
+      {"zero_force_ds_cpu_optimizer", flag, "there is one Adam"},
+      {"seq_parallel_communication_data_type", text, "there is no sequence parallelism"},
+      {"seq_parallel_comm_data_type", text, "there is no sequence parallelism"},
+      {"use_data_before_expert_parallelism", flag, "there are no experts"},
+  };
+}
+
+void read_other_deepspeed(Section& root) {
+  for (const Key& row : root.keys().rows()) {
+    if (const auto* feature = std::get_if<FeatureSpec>(&row.spec)) read_feature(root, row, *feature);
+  }
+  read_compression(root);
+  for (const char* key : {"parallel", "tensor_parallel", "pipeline"}) {
+    auto section = root.section(key);
+    if (!section) continue;
+    if (section->keys().has("tp")) {
+      if (auto inner = section->section("tp")) inner->finish();
+    }
+    section->finish();
+  }
+  read_gradient_keys(root);
+}
+
+}  // namespace zg::config

@@ -1,0 +1,315 @@
+#include "config/reader.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg::config {
+namespace {
+
+struct Elsewhere {
+  const char* key;
+  const char* instead;
+};
+// Keys that people put at the wrong level, or know by another name.
+constexpr std::array<Elsewhere, 47> kElsewhere = {{
+    {"adam_w_mode", "optimizer.params.adam_w_mode"},
+    {"batch_size", "train_batch_size"},
+    {"betas", "optimizer.params.betas"},
+    {"block_size", "aio.block_size"},
+    {"context", "model.n_positions"},
+    {"cpu_checkpointing", "activation_checkpointing.cpu_checkpointing"},
+    {"device", "tiers.device"},
+    {"eps", "optimizer.params.eps"},
+    {"grad_clip", "gradient_clipping"},
+    {"host", "tiers.host"},
+    {"hysteresis", "fp16.hysteresis"},
+    {"initial_scale_power", "fp16.initial_scale_power"},
+    {"iterations", "steps"},
+    {"learning_rate", "optimizer.params.lr"},
+    {"loss_scale", "fp16.loss_scale"},
+    {"lr", "optimizer.params.lr"},
+    {"lr_scheduler", "scheduler"},
+    {"max_iters", "steps"},
+    {"max_steps", "steps"},
+    {"micro_batch", "train_micro_batch_size_per_gpu"},
+    {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+    {"min_loss_scale", "fp16.min_loss_scale"},
+    {"momentum", "optimizer.params.momentum"},
+    {"num_threads", "threads.compute"},
+    {"nvme", "tiers.nvme"},
+    {"nvme_path", "zero_optimization.offload_optimizer.nvme_path"},
+    {"offload_optimizer", "zero_optimization.offload_optimizer"},
+    {"offload_param", "zero_optimization.offload_param"},
+    {"output_dir", "output.dir"},
+    {"overlap", "optimizer.overlap"},
+    {"param_groups", "optimizer.param_groups"},
+    {"prefetch_depth", "tiers.prefetch_depth"},
+    {"queue_depth", "aio.queue_depth"},
+    {"queues", "aio.queues"},
+    {"ratio", "zero_optimization.offload_optimizer.ratio"},
+    {"read_ahead", "tiers.read_ahead"},
+    {"recompute", "activation_checkpointing.recompute"},
+    {"reserved", "threads.reserved"},
+    {"seq_len", "data.seq_len"},
+    {"sequence_length", "data.seq_len"},
+    {"stage", "zero_optimization.stage"},
+    {"state", "optimizer.state"},
+    {"sub_group_size", "zero_optimization.sub_group_size"},
+    {"tokenizer", "data.tokenizer"},
+    {"total_num_steps", "scheduler.params.total_num_steps"},
+    {"warmup_num_steps", "scheduler.params.warmup_num_steps"},
+    {"weight_decay", "optimizer.params.weight_decay"},
+}};
+
+bool integral(const Json& value) {
+  constexpr double kExact = 9007199254740992.0;  // 2^53: beyond it a double skips whole numbers
+  if (value.is_number_unsigned()) return value.get<std::uint64_t>() <= std::uint64_t{INT64_MAX};
+  if (value.is_number_integer()) return true;
+  if (!value.is_number_float()) return false;
+  const double d = value.get<double>();
+  return std::abs(d) <= kExact && std::floor(d) == d;
+}
+
+bool inside(double value, NumberSpec::Range range) {
+  switch (range) {
+    case NumberSpec::Range::kNotNegative:
+      return value >= 0;
+    case NumberSpec::Range::kPositive:
+      return value > 0;
+    case NumberSpec::Range::kBelowOne:
+      return value >= 0 && value < 1;
+    case NumberSpec::Range::kShare:
+      return value >= 0 && value <= 1;
+    case NumberSpec::Range::kAny:
+      return true;
+  }
+  return false;
+}
+
+// "0.5" for 0.5, or "true" for true: the likeliest slip with numbers and switches.
+std::string quotes_hint(const Json& value) {
+  if (!value.is_string()) return "";
+  const Json inner = Json::parse(value.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+  return inner.is_number() || inner.is_boolean() ? "write it without quotes" : "";
+}
+
+bool has_shape(const Json& value, Shape shape) {
+  switch (shape) {
+    case Shape::kBool:
+      return value.is_boolean();
+    case Shape::kNumber:
+      return value.is_number();
+    case Shape::kText:
+      return value.is_string();
+    case Shape::kObject:
+      return value.is_object();
+    case Shape::kAny:
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Section::Section(const ConfigTree& tree, const Json& object, std::string path,
+                 std::vector<std::string>& warnings, const Keys& keys)
+    : tree_(&tree), object_(&object), path_(std::move(path)), warnings_(&warnings), keys_(&keys) {}
+
+bool Section::known(const std::string& key) const {
+  return std::find(known_.begin(), known_.end(), key) != known_.end();
+}
+
+const Json* Section::find(const std::string& key) {
+  (void)keys_->at(key);
+  if (!known(key)) known_.push_back(key);
+  const auto it = object_->find(key);
+  return it == object_->end() || it->is_null() ? nullptr : &*it;
+}
+
+bool Section::is_auto(const std::string& key) {
+  const Json* value = find(key);
+  return value != nullptr && value->is_string() && value->get_ref<const std::string&>() == "auto";
+}
+
+std::int64_t Section::integer(const std::string& key, const IntSpec& spec) {
+  const Json* value = find(key);
+  if (value == nullptr) return spec.fallback;
+  if (spec.autos == Auto::kTakesFallback && is_auto(key)) {
+    took_fallback(key, std::to_string(spec.fallback), spec.note);
+    return spec.fallback;
+  }
+  if (!integral(*value)) wrong(key, range_text(spec), quotes_hint(*value));
+  const std::int64_t number =
+      value->is_number_float() ? static_cast<std::int64_t>(value->get<double>()) : value->get<std::int64_t>();
+  if (number < spec.min || number > spec.max || number % spec.multiple_of != 0) wrong(key, range_text(spec));
+  return number;
+}
+
+double Section::number(const std::string& key, const NumberSpec& spec) {
+  const Json* value = find(key);
+  if (value == nullptr) return spec.fallback;
+  if (spec.autos == Auto::kTakesFallback && is_auto(key)) {
+    took_fallback(key, fmt::format("{}", spec.fallback), spec.note);
+    return spec.fallback;
+  }
+  if (!value->is_number()) wrong(key, range_text(spec.range), quotes_hint(*value));
+  const double number = value->get<double>();
+  if (!std::isfinite(number) || !inside(number, spec.range)) wrong(key, range_text(spec.range));
+  return number;
+}
+
+bool Section::boolean(const std::string& key, bool fallback) {
+  const Json* value = find(key);
+  if (value == nullptr) return fallback;
+  if (!value->is_boolean()) wrong(key, "true or false", quotes_hint(*value));
+  return value->get<bool>();
+}
+
+std::string Section::text(const std::string& key, const std::string& fallback) {
+  const Json* value = find(key);
+  if (value == nullptr) return fallback;
+  if (!value->is_string()) wrong(key, "a text");
+  return value->get<std::string>();
+}
+
+std::optional<std::int64_t> Section::bytes(const std::string& key) {
+  const Json* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  const std::string expected = "a positive number of bytes, or a text such as \"48MiB\"";
+  std::optional<std::int64_t> bytes;
+  if (value->is_string()) bytes = parse_bytes(value->get<std::string>());
+  if (integral(*value)) bytes = integer(key, {.min = std::numeric_limits<std::int64_t>::min()});
+  if (!bytes || *bytes <= 0) wrong(key, expected);
+  return bytes;
+}
+
+const Json* Section::object(const std::string& key) {
+  const Json* value = find(key);
+  if (value != nullptr && !value->is_object()) wrong(key, "an object: \"" + key + "\": { ... }");
+  return value;
+}
+
+std::optional<Section> Section::section(const std::string& key) {
+  const Json* value = object(key);
+  if (value == nullptr) return std::nullopt;
+  return child(key, *value, spec_of<SectionSpec>(key).keys());
+}
+
+Section Section::section_or_empty(const std::string& key) {
+  static const Json none = Json::object();
+  auto there = section(key);
+  return there ? *there : child(key, none, spec_of<SectionSpec>(key).keys());
+}
+
+Section Section::entry(const std::string& key, std::size_t i, const Json& value) {
+  return child(fmt::format("{}.{}", key, i), value, spec_of<ListSpec>(key).keys());
+}
+
+Section Section::child(const std::string& key, const Json& object, const Keys& keys) const {
+  return Section(*tree_, object, path_of(key), *warnings_, keys);
+}
+
+void Section::refuse(const Key& row, const RefusedSpec& refused) {
+  const std::string& key = row.name;
+  switch (refused.form) {
+    case RefusedSpec::Form::kSwitch:
+      if (boolean(key, false)) {
+        fail(key, fmt::format("found true, expected false: {}", refused.why), row.meaning);
+      }
+      break;
+    case RefusedSpec::Form::kDegree:
+      if (integer(key, {.fallback = 1, .min = refused.least, .autos = refused.autos}) > 1) {
+        wrong(key, fmt::format("1: {}", refused.why), row.meaning);
+      }
+      break;
+    case RefusedSpec::Form::kZero:
+      if (number(key, {}) > 0) fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
+      break;
+    case RefusedSpec::Form::kPresence:
+      if (has(key)) fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
+      break;
+  }
+}
+
+void Section::settle(const Key& row) {
+  const Json* value = find(row.name);
+  if (const auto* refused = std::get_if<RefusedSpec>(&row.spec)) {
+    refuse(row, *refused);
+  } else if (std::holds_alternative<IgnoredSwitchSpec>(row.spec)) {
+    if (is_auto(row.name) || boolean(row.name, false)) no_effect(row.name);
+  } else if (const auto* ignored = std::get_if<IgnoredSpec>(&row.spec);
+             ignored != nullptr && value != nullptr) {
+    if (!is_auto(row.name) && !has_shape(*value, ignored->shape)) {
+      wrong(row.name, name_of(ignored->shape), quotes_hint(*value));
+    }
+    no_effect(row.name);
+  }
+}
+
+void Section::finish() {
+  const auto refused = [](const Key& row) { return std::holds_alternative<RefusedSpec>(row.spec); };
+  const auto ignored = [](const Key& row) {
+    return std::holds_alternative<IgnoredSpec>(row.spec) ||
+           std::holds_alternative<IgnoredSwitchSpec>(row.spec) ||
+           std::holds_alternative<SilentSpec>(row.spec);
+  };
+  for (const Key& row : keys_->rows()) {
+    if (refused(row) && !known(row.name)) settle(row);
+  }
+  for (const Key& row : keys_->rows()) {
+    if (ignored(row) && !known(row.name)) settle(row);
+  }
+  for (const auto& [key, value] : object_->items()) {
+    if (!known(key)) unknown(key);
+  }
+}
+
+void Section::notice(const std::string& key, const std::string& text) {
+  warnings_->push_back(where(key) + ": " + text);
+}
+
+void Section::fail(const std::string& key, const std::string& what, const std::string& hint) const {
+  throw Error(Errc::kUsage, where(key), what, hint);
+}
+
+void Section::wrong(const std::string& key, const std::string& expected, const std::string& hint) const {
+  const auto it = object_->find(key);
+  const std::string found = it == object_->end() ? "nothing" : describe(*it);
+  fail(key, "found " + found + ", expected " + expected, hint);
+}
+
+void Section::unknown(const std::string& key) const {
+  const auto elsewhere =
+      std::find_if(kElsewhere.begin(), kElsewhere.end(), [&](const Elsewhere& e) { return key == e.key; });
+  std::string hint;
+  if (elsewhere != kElsewhere.end() && path_of(key) != elsewhere->instead) {
+    hint = fmt::format("did you mean {}?", elsewhere->instead);
+  } else if (const auto nearest = nearest_name(key, known_)) {
+    hint = fmt::format("did you mean {}?", *nearest);
+  } else if (known_.size() <= 16) {
+    hint = fmt::format("known here: {}", fmt::join(known_, ", "));
+  }
+  fail(key, "is not a known key", hint);
+}
+
+void Section::took_fallback(const std::string& key, const std::string& value, const char* note) {
+  notice(key, fmt::format("\"auto\": took {}{}{}", value, *note == '\0' ? "" : ", ", note));
+}
+
+std::string Section::choice_name(const std::string& key, const std::vector<std::string>& names) {
+  const std::string expected = fmt::format("one of \"{}\"", fmt::join(names, "\", \""));
+  const Json& value = *find(key);
+  if (!value.is_string()) wrong(key, expected);
+  const std::string name = value.get<std::string>();
+  if (std::find(names.begin(), names.end(), name) != names.end()) return name;
+  const auto nearest = nearest_name(name, names);
+  wrong(key, expected, nearest ? "did you mean \"" + *nearest + "\"?" : "");
+}
+
+}  // namespace zg::config

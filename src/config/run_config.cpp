@@ -1,0 +1,233 @@
+// Interprets the merged configuration: our own sections here, DeepSpeed's in the other files.
+#include "ziggurat/config/run_config.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include "config/sections.hpp"
+#include "ziggurat/base/error.hpp"
+
+namespace zg {
+namespace config {
+namespace {
+
+const RunConfig& defaults() {
+  static const RunConfig run;
+  return run;
+}
+
+const Keys& model_section_keys() {
+  static const Keys keys({
+      {"from", TextSpec{}, "Hugging Face directory of a GPT-2 or Llama model to start from.",
+       "this or `model.arch` is required"},
+      {"arch", FormSpec{},
+       "A new model of this family, described by the keys of its `config.json` (tables model.gpt2 and "
+       "model.llama).",
+       "this or `model.from` is required", "`\"gpt2\"` or `\"llama\"`"},
+  });
+  return keys;
+}
+
+const Keys& tokenizer_keys() {
+  static const Keys keys(
+      {{"gpt2", TextSpec{}, "Directory that holds `encoder.json` and `vocab.bpe`.", "required"}});
+  return keys;
+}
+
+const Keys& data_keys() {
+  using Kind = TokenizerConfig::Kind;
+  static const DataConfig d;
+  static const Keys keys({
+      {"train", TextSpec{}, "Text file, or token file (`.bin`), to train on.", "required"},
+      {"validation", FormSpec{},
+       "Data to validate on: a file, or a share of the training text, taken from its end; 0: none.",
+       fmt::format("`{}`", d.validation_share), "a text, or a number from 0 to below 1"},
+      {"tokenizer",
+       ChoiceSpec(d.tokenizer.kind, {{"bytes", Kind::kBytes}, {"chars", Kind::kChars}}),
+       "How text becomes tokens: its bytes, its characters, or GPT-2's tokens; the directory then holds "
+       "`encoder.json` "
+       "and `vocab.bpe`.",
+       {},
+       "`\"bytes\"`, `\"chars\"` or `{\"gpt2\": \"DIRECTORY\"}`"},
+      {"token_dtype", ChoiceSpec(d.token_dtype, {{"uint16", DType::kU16}, {"uint32", DType::kI32}}),
+       "Type of the tokens in `.bin` files."},
+      {"seq_len", IntSpec{.fallback = d.seq_len, .min = 1, .max = 1 << 24},
+       "Tokens of a sequence, at most the model's context.",
+       fmt::format("`{}`, or the model's context if that is smaller", d.seq_len)},
+  });
+  return keys;
+}
+
+const Keys& eval_keys() {
+  static const Keys keys({
+      {"every", IntSpec{.fallback = defaults().eval_every}, "Steps between evaluations; 0: at the end only."},
+      {"batches", IntSpec{.fallback = defaults().eval_batches, .min = 1}, "Micro-batches of an evaluation."},
+  });
+  return keys;
+}
+
+const Keys& sample_keys() {
+  static const Keys keys({
+      {"tokens", IntSpec{.fallback = defaults().sample_tokens, .max = 1'000'000},
+       "Tokens of text that is generated at the end."},
+      {"prompt", TextSpec{}, "What the text begins with."},
+  });
+  return keys;
+}
+
+const Keys& output_keys() {
+  static const Keys keys({
+      {"dir", TextSpec{}, "Directory that the run is written to.", "`runs/` and the name of the first file"},
+  });
+  return keys;
+}
+
+void read_model(Section& root, RunConfig& run) {
+  auto section = root.section("model");
+  if (!section) {
+    root.fail("model", "is missing",
+              "{\"from\": \"a Hugging Face directory\"}, or {\"arch\": \"gpt2\", \"n_layer\": ...}; a "
+              "DeepSpeed file "
+              "goes after one that has it: ziggurat train configs/tiny.json deepspeed.json");
+  }
+  if (section->has("from") == section->has("arch")) {
+    section->fail(
+        "", section->has("from") ? "has both \"from\" and \"arch\"" : "has neither \"from\" nor \"arch\"",
+        "\"from\" loads a Hugging Face directory, \"arch\" describes a new model");
+  }
+  if (section->has("from")) {
+    run.model_from = section->text("from");
+    if (run.model_from.empty()) section->wrong("from", "a directory");
+    section->finish();
+    return;
+  }
+  const std::string json = section->json().dump(-1, ' ', true, Json::error_handler_t::replace);
+  run.model = parse_model_config(json, section->tree().where_section("model"));
+}
+
+void read_tokenizer(Section& data, TokenizerConfig& out) {
+  using Kind = TokenizerConfig::Kind;
+  const Json* value = data.find("tokenizer");
+  if (value == nullptr || !value->is_object()) {
+    constexpr const char* kExpected = "\"bytes\", \"chars\" or {\"gpt2\": \"directory\"}";
+    if (value != nullptr && !value->is_string()) data.wrong("tokenizer", kExpected);
+    if (value != nullptr && *value == "gpt2") {
+      data.wrong("tokenizer", kExpected, "the directory holds encoder.json and vocab.bpe");
+    }
+    out.kind = data.choice<Kind>("tokenizer");
+    return;
+  }
+  Section section = data.child("tokenizer", *value, tokenizer_keys());
+  out.kind = Kind::kGpt2;
+  out.directory = section.text("gpt2");
+  section.finish();
+  if (out.directory.empty()) section.wrong("gpt2", "a directory that holds encoder.json and vocab.bpe");
+}
+
+// A path, or a share of the training text.
+void read_validation(Section& data, DataConfig& out) {
+  const Json* value = data.find("validation");
+  if (value == nullptr) return;
+  if (value->is_string()) {
+    out.validation = value->get<std::string>();
+    if (!out.validation.empty()) return;
+  }
+  const bool share = value->is_number() && value->get<double>() >= 0 && value->get<double>() < 1;
+  if (!share) data.wrong("validation", "a file, or a share of the training text from 0 to below 1, e.g. 0.1");
+  out.validation_share = value->get<double>();
+}
+
+void read_data(Section& root, RunConfig& run) {
+  Section data = root.section_or_empty("data");
+  DataConfig& out = run.data;
+  out.train = data.text("train");
+  if (out.train.empty()) {
+    data.fail("train", "is missing",
+              "name a text file or a token file (.bin), e.g. --set data.train=book.txt");
+  }
+  read_validation(data, out);
+  read_tokenizer(data, out.tokenizer);
+  out.token_dtype = data.choice<DType>("token_dtype");
+  // Directories that are loaded have their own context, which the model's reader checks.
+  IntSpec seq_len = data.spec_of<IntSpec>("seq_len");
+  if (run.model) seq_len.fallback = std::min(seq_len.fallback, run.model->context);
+  out.seq_len = data.integer("seq_len", seq_len);
+  if (run.model && out.seq_len > run.model->context) {
+    data.wrong("seq_len", fmt::format("at most the context of the model, {}", run.model->context),
+               "make seq_len smaller, or the model's n_positions or max_position_embeddings larger");
+  }
+  data.finish();
+}
+
+void read_run(Section& root, RunConfig& run) {
+  if (!root.has("steps")) root.fail("steps", "is missing", "e.g. \"steps\": 1000, or --set steps=1000");
+  run.steps = root.integer("steps");
+  run.seed = static_cast<std::uint64_t>(root.integer("seed"));
+  if (auto eval = root.section("eval")) {
+    run.eval_every = eval->integer("every");
+    run.eval_batches = eval->integer("batches");
+    eval->finish();
+  }
+  if (auto sample = root.section("sample")) {
+    run.sample_tokens = sample->integer("tokens");
+    run.sample_prompt = sample->text("prompt");
+    sample->finish();
+  }
+  run.accumulation = root.choice<Accumulation>("accumulation");
+}
+
+void read_output(Section& root, const ConfigSource& source, RunConfig& run) {
+  run.output_dir = "runs/" + std::filesystem::path(source.files.front()).stem().string();
+  auto output = root.section("output");
+  if (!output) return;
+  run.output_dir = output->text("dir", run.output_dir);
+  if (run.output_dir.empty()) output->wrong("dir", "a directory");
+  output->finish();
+}
+
+}  // namespace
+
+std::vector<Key> run_keys() {
+  return {{"steps", IntSpec{.min = 1}, "Optimizer steps.", "required"},
+          {"seed", IntSpec{.fallback = static_cast<std::int64_t>(defaults().seed)},
+           "Seed of the weights, of the order of the data, and of all other random numbers."},
+          {"model", SectionSpec{model_section_keys}, "What is trained."},
+          {"data", SectionSpec{data_keys}, "What it is trained on."},
+          {"eval", SectionSpec{eval_keys}, "Evaluations."},
+          {"sample", SectionSpec{sample_keys}, "Text that is generated at the end."},
+          {"output", SectionSpec{output_keys}, "What the run leaves."}};
+}
+
+}  // namespace config
+
+RunConfig load_config(const ConfigSource& source, const Machine& machine) {
+  using namespace config;
+  const ConfigTree tree = merge_sources(source);
+  RunConfig run;
+  run.warnings = tree.notices;
+  Section root(tree, tree.root, "", run.warnings, root_keys());
+  read_model(root, run);
+  read_run(root, run);
+  read_data(root, run);
+  read_batch(root, run);
+  read_devices(root, machine,
+               run);  // before the precision, which is "auto" by what the device multiplies fast
+  read_precision(root, machine, run);
+  read_optimizer(root, run);  // after the precision, which limits how its state may be kept
+  read_scheduler(root, run);
+  read_activation_checkpointing(root, run);
+  read_aio(root, run);
+  read_tiers(root, run);  // after aio, whose back end says whether tiers.ram counts
+  read_zero(root, run);   // after tiers, which say whether nvme_path counts
+  read_threads(root, run);
+  read_output(root, source, run);
+  read_other_deepspeed(root);
+  root.finish();
+  run.resolved_json = tree.root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return run;
+}
+
+}  // namespace zg

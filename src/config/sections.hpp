@@ -1,0 +1,54 @@
+// The sections of the configuration, each read into its part of RunConfig. Every function marks its keys in
+// `root` as known; load_config() calls them all, in this order. Beside each stand the rows of the keys that
+// it asks `root` for. Private to src/config.
+#pragma once
+#include "config/reader.hpp"
+
+namespace zg::config {
+
+// Whether the files speak of tiers: then what is not placed goes wherever there is room; without them an
+// absent offload section means device memory, as in DeepSpeed.
+bool has_tiers(Section& root);
+
+// Why some keys of DeepSpeed's have no effect.
+inline constexpr const char* kNoCheckpoints =
+    "there are no checkpoints yet: a run saves its model when it ends";
+inline constexpr const char* kTrace = "log.jsonl has the phases of every step, and a trace shows each block";
+
+// run_config.cpp
+std::vector<Key> run_keys();
+
+// deepspeed.cpp
+std::vector<Key> batch_keys();
+std::vector<Key> precision_keys();
+void read_batch(Section& root, RunConfig& run);
+void read_precision(Section& root, const Machine& machine, RunConfig& run);
+
+// memory.cpp. read_zero() comes after read_tiers(): offloading to NVMe may bring the path of the tier.
+std::vector<Key> memory_keys();
+void read_activation_checkpointing(Section& root, RunConfig& run);
+void read_aio(Section& root, RunConfig& run);
+void read_tiers(Section& root, RunConfig& run);
+
+// zero.cpp
+const Keys& zero_keys();
+void read_zero(Section& root, RunConfig& run);
+
+// optimizer.cpp and schedule.cpp. After "steps" and read_precision().
+std::vector<Key> optimizer_root_keys();
+void read_optimizer(Section& root, RunConfig& run);
+const Keys& schedule_keys();
+void read_scheduler(Section& root, RunConfig& run);
+
+// devices.cpp and threads.cpp
+std::vector<Key> device_keys();
+void read_devices(Section& root, const Machine& machine, RunConfig& run);
+const Keys& threads_keys();
+void read_threads(Section& root, RunConfig& run);
+
+// other.cpp: what DeepSpeed has and this engine has not: refused where it would change what is
+// computed, else a warning.
+std::vector<Key> other_deepspeed_keys();
+void read_other_deepspeed(Section& root);
+
+}  // namespace zg::config

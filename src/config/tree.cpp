@@ -1,0 +1,343 @@
+#include "config/tree.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <set>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/system.hpp"
+
+namespace zg::config {
+namespace {
+
+constexpr const char* kOverrideOrigin = "--set";
+constexpr std::array<const char*, 3> kBatchKeys = {"train_batch_size", "train_micro_batch_size_per_gpu",
+                                                   "gradient_accumulation_steps"};
+
+bool is_auto(const Json& value) {
+  return value.is_string() && value.get_ref<const std::string&>() == "auto";
+}
+
+// ---- parsing
+
+// nlohmann's parser keeps the last of two equal keys; here a second one is an error, as in DeepSpeed.
+class StructureCheck {
+ public:
+  explicit StructureCheck(const std::string& name) : name_(name) {}
+
+  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
+    using Event = Json::parse_event_t;
+    if (depth > kMaxDepth) {
+      throw Error(Errc::kUsage, name_, fmt::format("is nested more than {} levels deep", kMaxDepth));
+    }
+    if (event == Event::object_start) {
+      levels_.emplace_back();
+    } else if (event == Event::object_end) {
+      levels_.pop_back();
+    } else if (event == Event::key) {
+      Level& level = levels_.back();
+      level.key = parsed.get<std::string>();
+      if (!level.seen.insert(level.key).second) {
+        throw Error(Errc::kUsage, name_ + ": " + path(), "is given twice in the same object",
+                    "remove one of the two");
+      }
+    }
+    return true;
+  }
+
+ private:
+  struct Level {
+    std::string key;
+    std::set<std::string> seen;
+  };
+  std::string path() const {
+    std::string text;
+    for (const Level& level : levels_) text = join_path(text, level.key);
+    return text;
+  }
+  std::string name_;
+  std::vector<Level> levels_;
+};
+
+// The part of nlohmann's message after its own position.
+std::string reason_of(const std::string& what) {
+  std::size_t begin = what.find("column ");
+  begin = begin == std::string::npos ? what.find("] ") : what.find(": ", begin);
+  std::string reason = begin == std::string::npos ? what : what.substr(begin + 2);
+  constexpr std::string_view kPrefix = "syntax error ";
+  if (reason.starts_with(kPrefix)) reason.erase(0, kPrefix.size());
+  return reason;
+}
+
+[[noreturn]] void throw_syntax_error(const std::string& text, const std::string& name,
+                                     const Json::parse_error& error) {
+  const std::size_t end = std::min(text.size(), error.byte == 0 ? 0 : error.byte - 1);
+  const auto stop = text.begin() + static_cast<std::ptrdiff_t>(end);
+  const auto line = 1 + std::count(text.begin(), stop, '\n');
+  const std::size_t newline = end == 0 ? std::string::npos : text.rfind('\n', end - 1);
+  const std::size_t column = newline == std::string::npos ? end + 1 : end - newline;
+  std::size_t before = end;
+  while (before > 0 && std::string_view(" \t\r\n").find(text[before - 1]) != std::string_view::npos) --before;
+  const bool closes = end < text.size() && (text[end] == '}' || text[end] == ']');
+  const bool trailing = closes && before > 0 && text[before - 1] == ',';
+  throw Error(Errc::kUsage, fmt::format("{}:{}:{}", name, line, column),
+              "is not valid JSON: " + reason_of(error.what()),
+              trailing ? "remove the comma before the bracket" : "");
+}
+
+Json read_file(const std::string& path) {
+  Json json = parse_text(read_text_file(path, "the configuration"), path);
+  if (!json.is_object()) {
+    throw Error(Errc::kUsage, path, "found " + describe(json) + ", expected an object: { \"model\": ... }");
+  }
+  return json;
+}
+
+// ---- merging
+
+// The value at `path` inside `root`, or null.
+const Json* look_up(const Json& root, std::initializer_list<const char*> path) {
+  const Json* value = &root;
+  for (const char* key : path) {
+    if (!value->is_object()) return nullptr;
+    const auto it = value->find(key);
+    if (it == value->end()) return nullptr;
+    value = &*it;
+  }
+  return value;
+}
+
+void forget_origins(ConfigTree& tree, const std::string& path) {
+  tree.origins.erase(path);
+  const std::string prefix = path + ".";
+  auto it = tree.origins.lower_bound(prefix);
+  while (it != tree.origins.end() && it->first.starts_with(prefix)) it = tree.origins.erase(it);
+}
+
+void drop(ConfigTree& tree, Json& object, const std::string& path, const std::string& key) {
+  object.erase(key);
+  forget_origins(tree, join_path(path, key));
+}
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+void drop_old_params(ConfigTree& tree, const char* section, const Json& type) {
+  const Json* old = look_up(tree.root, {section, "type"});
+  if (old == nullptr || !old->is_string() || !type.is_string()) return;
+  if (lower(old->get<std::string>()) != lower(type.get<std::string>())) {
+    drop(tree, tree.root[section], section, "params");
+  }
+}
+
+void drop_old_model(ConfigTree& tree, const std::string& new_kind) {
+  const char* other = new_kind == "from" ? "arch" : "from";
+  if (look_up(tree.root, {"model", other}) != nullptr) drop(tree, tree.root, "", "model");
+}
+
+void drop_old_batch_keys(ConfigTree& tree, const std::set<std::string>& given) {
+  if (given.size() < 2) return;
+  for (const char* key : kBatchKeys) {
+    if (!given.contains(key)) drop(tree, tree.root, "", key);
+  }
+}
+
+void drop_superseded(ConfigTree& tree, const Json& incoming) {
+  for (const char* section : {"optimizer", "scheduler"}) {
+    if (const Json* type = look_up(incoming, {section, "type"})) drop_old_params(tree, section, *type);
+  }
+  for (const char* kind : {"from", "arch"}) {
+    if (look_up(incoming, {"model", kind}) != nullptr) drop_old_model(tree, kind);
+  }
+  std::set<std::string> batch;
+  for (const char* key : kBatchKeys) {
+    const Json* value = look_up(incoming, {key});
+    if (value != nullptr && !value->is_null() && !is_auto(*value)) batch.insert(key);
+  }
+  drop_old_batch_keys(tree, batch);
+}
+
+void merge_object(ConfigTree& tree, Json& base, const Json& incoming, const std::string& path,
+                  const std::string& origin) {
+  for (const auto& [key, value] : incoming.items()) {
+    const std::string child = join_path(path, key);
+    const auto it = base.find(key);
+    if (it != base.end() && it->is_object() && value.is_object()) {
+      merge_object(tree, *it, value, child, origin);
+      continue;
+    }
+    // aio.backend is ours, and "auto" one of its plain values.
+    if (it != base.end() && is_auto(value) && !it->is_null() && !is_auto(*it) && child != "aio.backend") {
+      tree.notices.push_back(
+          fmt::format("{}: {}: \"auto\": kept {} of {}", origin, child, describe(*it), tree.origin(child)));
+      continue;
+    }
+    forget_origins(tree, child);
+    base[key] = value;
+    tree.origins[child] = origin;
+  }
+}
+
+// ---- overrides
+
+struct Override {
+  std::string text;
+  std::string path;
+  std::vector<std::string> keys;
+  Json value;
+};
+
+[[noreturn]] void malformed(const std::string& text, const std::string& what) {
+  throw Error(Errc::kUsage, fmt::format("{} {}", kOverrideOrigin, text), what,
+              "write it like optimizer.params.lr=3e-4 or tiers.nvme.0.path=/mnt/fast");
+}
+
+Override parse_override(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos) malformed(text, "has no '=': expected key=value");
+  Override result{text, text.substr(0, equals), {}, {}};
+  std::size_t begin = 0;
+  for (;;) {
+    const std::size_t dot = result.path.find('.', begin);
+    result.keys.push_back(result.path.substr(begin, dot - begin));
+    if (result.keys.back().empty()) malformed(text, "has an empty key before the '='");
+    if (dot == std::string::npos) break;
+    begin = dot + 1;
+  }
+  if (result.keys.size() > static_cast<std::size_t>(kMaxDepth)) malformed(text, "has too many keys");
+  const std::string value = text.substr(equals + 1);
+  // What is no JSON is text: 48MiB, WarmupLR, /mnt/fast.
+  const Json probe = Json::parse(value, nullptr, /*allow_exceptions=*/false);
+  result.value =
+      probe.is_discarded() ? Json(value) : parse_text(value, fmt::format("{} {}", kOverrideOrigin, text));
+  return result;
+}
+
+std::optional<std::size_t> array_index(const std::string& key) {
+  std::size_t index = 0;
+  const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), index);
+  if (error != std::errc() || end != key.data() + key.size()) return std::nullopt;
+  return index;
+}
+
+// The place `key` of `container`, made if it is not there yet. Something that has no keys gives way.
+Json& step_into(Json& container, const std::string& key, const std::string& path, const Override& change) {
+  const std::optional<std::size_t> index = array_index(key);
+  if (!container.is_structured()) container = index ? Json::array() : Json::object();
+  if (container.is_object()) return container[key];
+  if (!index || *index > container.size()) {
+    malformed(change.text, fmt::format("{} is a list of {}: expected an index from 0 to {}, found \"{}\"",
+                                       path, container.size(), container.size(), key));
+  }
+  if (*index == container.size()) container.push_back(nullptr);
+  return container[*index];
+}
+
+void apply_override(ConfigTree& tree, const Override& change) {
+  Json* place = &tree.root;
+  std::string path;
+  for (const std::string& key : change.keys) {
+    if (!place->is_structured()) tree.origins[path] = kOverrideOrigin;  // step_into() makes it anew
+    place = &step_into(*place, key, path, change);
+    path = join_path(path, key);
+  }
+  forget_origins(tree, path);
+  *place = change.value;
+  tree.origins[path] = kOverrideOrigin;
+}
+
+void apply_overrides(ConfigTree& tree, const std::vector<std::string>& texts) {
+  std::vector<Override> changes;
+  for (const std::string& text : texts) changes.push_back(parse_override(text));
+  // All of them count as one source, whatever their order: first what they make void, then they themselves.
+  std::set<std::string> batch;
+  for (const Override& change : changes) {
+    if (change.path == "optimizer.type") drop_old_params(tree, "optimizer", change.value);
+    if (change.path == "scheduler.type") drop_old_params(tree, "scheduler", change.value);
+    if (change.path == "model.from") drop_old_model(tree, "from");
+    if (change.path == "model.arch") drop_old_model(tree, "arch");
+    const bool is_batch_key =
+        std::find(kBatchKeys.begin(), kBatchKeys.end(), change.path) != kBatchKeys.end();
+    if (is_batch_key && !change.value.is_null() && !is_auto(change.value)) batch.insert(change.path);
+  }
+  drop_old_batch_keys(tree, batch);
+  for (const Override& change : changes) apply_override(tree, change);
+}
+
+}  // namespace
+
+std::string join_path(const std::string& path, std::string_view key) {
+  return path.empty() ? std::string(key) : path + "." + std::string(key);
+}
+
+std::string describe(const Json& value) {
+  constexpr std::size_t kLongest = 60;
+  if (value.is_object()) return "an object";
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (value.is_array()) return text.size() <= kLongest ? text : fmt::format("a list of {}", value.size());
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return value.is_string() ? "text " + text : text;
+}
+
+std::string ConfigTree::origin(const std::string& path) const {
+  for (std::string p = path;;) {
+    if (const auto it = origins.find(p); it != origins.end()) return it->second;
+    const std::size_t dot = p.rfind('.');
+    if (dot == std::string::npos) break;
+    p.resize(dot);
+  }
+  const auto first = origins.find("");
+  return first == origins.end() ? "configuration" : first->second;
+}
+
+std::string ConfigTree::where(const std::string& path) const {
+  return path.empty() ? origin(path) : origin(path) + ": " + path;
+}
+
+std::string ConfigTree::where_section(const std::string& path) const {
+  std::vector<std::string> sources = {origin(path)};
+  const std::string prefix = path + ".";
+  for (auto it = origins.lower_bound(prefix); it != origins.end() && it->first.starts_with(prefix); ++it) {
+    if (std::find(sources.begin(), sources.end(), it->second) == sources.end()) sources.push_back(it->second);
+  }
+  return fmt::format("{}: {}", fmt::join(sources, " + "), path);
+}
+
+Json parse_text(const std::string& text, const std::string& name) {
+  try {
+    // By reference: the parser takes its callback as a std::function, which copies.
+    StructureCheck check(name);
+    return Json::parse(
+        text,
+        [&check](int depth, Json::parse_event_t event, Json& parsed) { return check(depth, event, parsed); },
+        /*allow_exceptions=*/true, /*ignore_comments=*/true);
+  } catch (const Json::parse_error& error) {
+    throw_syntax_error(text, name, error);
+  } catch (const Json::exception& error) {
+    throw Error(Errc::kUsage, name, "cannot be read: " + reason_of(error.what()));
+  }
+}
+
+ConfigTree merge_sources(const ConfigSource& source) {
+  if (source.files.empty()) {
+    throw Error(Errc::kUsage, "configuration", "no file is given",
+                "name at least one, e.g. configs/quickstart.json");
+  }
+  ConfigTree tree;
+  tree.origins[""] = source.files.front();
+  for (const std::string& file : source.files) {
+    const Json incoming = read_file(file);
+    drop_superseded(tree, incoming);
+    merge_object(tree, tree.root, incoming, "", file);
+  }
+  apply_overrides(tree, source.overrides);
+  return tree;
+}
+
+}  // namespace zg::config

@@ -1,0 +1,60 @@
+// What the data set needs of a tokenizer beyond its public face: encoding a long text piece by piece.
+//
+// Immutable after construction, so any thread may call.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ziggurat/data/tokenizer.hpp"
+
+namespace zg {
+
+// Where a piece of text stands, for errors.
+struct TextPlace {
+  std::string where = "text";  // its file
+  std::int64_t offset = 0;     // of its first byte there
+};
+
+class TextTokenizer : public Tokenizer {
+ public:
+  // Appends the tokens of `text`. Throws Error(kUsage) naming place, byte offset and what cannot be encoded.
+  virtual void append(std::string_view text, const TextPlace& place,
+                      std::vector<std::int32_t>& out) const = 0;
+  // The longest prefix (in bytes) of an unfinished text whose tokens do not depend on what follows, and after
+  // which encoding may start afresh: append(prefix), append(rest) equals append(whole). 0: none, show more.
+  virtual std::size_t safe_prefix(std::string_view text) const = 0;
+  // Two tokenizers with the same identity give the same tokens.
+  virtual std::string identity() const = 0;
+
+  std::vector<std::int32_t> encode(std::string_view text) const final {
+    std::vector<std::int32_t> ids;
+    append(text, {}, ids);
+    return ids;
+  }
+};
+
+// The name of the file that save() writes.
+inline constexpr const char* kTokenizerFile = "tokenizer.ziggurat.json";
+
+std::unique_ptr<TextTokenizer> make_byte_tokenizer();
+// `code_points` sorted, without repetition.
+std::unique_ptr<TextTokenizer> make_char_tokenizer(std::vector<char32_t> code_points);
+// From a directory with encoder.json and vocab.bpe.
+std::unique_ptr<TextTokenizer> make_gpt2_tokenizer(const std::string& directory);
+// As load_tokenizer.
+std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory);
+
+// Marks in `seen` (0x110000 entries) the code points of a text; returns their number with repetition. Throws
+// Error(kUsage) where the text is no UTF-8.
+std::int64_t mark_code_points(std::string_view text, const TextPlace& place, std::vector<bool>& seen);
+std::vector<char32_t> marked_code_points(const std::vector<bool>& seen);
+
+[[noreturn]] void throw_invalid_utf8(std::string_view text, std::size_t at, const TextPlace& place);
+// An id that a tokenizer does not know.
+[[noreturn]] void throw_unknown_id(std::int32_t id, std::int64_t vocab_size);
+
+}  // namespace zg

@@ -1,0 +1,98 @@
+// What the tests of the configuration share: a complete base file, and overlays on top of it.
+#pragma once
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/config/run_config.hpp"
+
+namespace zg {
+
+using Strings = std::vector<std::string>;
+
+// Complete, and without any DeepSpeed section that a test would have to undo.
+inline constexpr const char* kBase = R"({
+  "model": {"arch": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64},
+  "data": {"train": "book.txt", "seq_len": 32},
+  "steps": 50,
+  "train_batch_size": 8, "train_micro_batch_size_per_gpu": 2
+})";
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  ConfigTest() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "zg_config_XXXXXX").string();
+    directory_ = mkdtemp(pattern.data());
+    base_ = write("base.json", kBase);
+  }
+  ~ConfigTest() override { std::filesystem::remove_all(directory_); }
+
+  std::string write(const std::string& name, const std::string& text) const {
+    const std::string path = directory_ + "/" + name;
+    std::ofstream(path) << text;
+    return path;
+  }
+  // The base with `overlay` on top.
+  RunConfig load_over(const std::string& overlay, const Strings& overrides = {}) const {
+    return load({{base_, write("over.json", overlay)}, overrides});
+  }
+  RunConfig load_set(const Strings& overrides) const { return load({{base_}, overrides}); }
+  // For machine_, which has neither a GPU nor bf16 instructions unless a test says otherwise.
+  RunConfig load(const ConfigSource& source) const { return load_config(source, machine_); }
+
+  template <class Load>
+  static Error error_of(const Load& load) {
+    try {
+      (void)load();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Errc::kUsage);
+      EXPECT_EQ(error.exit_code(), 2);
+      return error;
+    }
+    ADD_FAILURE() << "no error";
+    return Error(Errc::kUsage, "", "no error");
+  }
+
+  // The keys of the warnings that a known key has no effect; all must come from `file`.
+  static std::set<std::string> without_effect(const RunConfig& run, const std::string& file) {
+    std::set<std::string> keys;
+    for (const std::string& line : run.warnings) {
+      const std::size_t at = line.find(": has no effect: ");
+      if (at == std::string::npos) continue;
+      EXPECT_EQ(line.rfind(file + ": ", 0), 0u) << line;
+      EXPECT_GT(line.size(), at + 25) << "a reason is missing: " << line;
+      keys.insert(line.substr(file.size() + 2, at - file.size() - 2));
+    }
+    return keys;
+  }
+  static bool warns(const RunConfig& run, const std::string& part) {
+    return std::any_of(run.warnings.begin(), run.warnings.end(),
+                       [&](const std::string& line) { return line.find(part) != std::string::npos; });
+  }
+
+  std::string directory_, base_;
+  Machine machine_;
+};
+
+inline std::string shipped(const std::string& name) {
+  return std::string(ZG_SOURCE_DIR) + "/configs/" + name;
+}
+
+inline Strings shipped_in(const std::string& folder) {
+  Strings files;
+  for (const auto& entry : std::filesystem::directory_iterator(shipped(folder))) {
+    if (entry.path().extension() == ".json") files.push_back(entry.path().string());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace zg

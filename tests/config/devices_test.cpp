@@ -1,0 +1,79 @@
+// "devices" and the section "cuda".
+#include "config/config_fixture.hpp"
+
+namespace zg {
+namespace {
+
+using Kind = DeviceConfig::Kind;
+
+class ConfigDevices : public ConfigTest {};
+
+TEST_F(ConfigDevices, AreReadAsTheyStand) {
+  for (const bool gpu : {false, true}) {
+    machine_.has_gpu = [gpu] { return gpu; };
+    EXPECT_EQ(load_set({}).device.kind, gpu ? Kind::kCuda : Kind::kHost);
+    EXPECT_EQ(load_set({"devices=auto"}).device.kind, gpu ? Kind::kCuda : Kind::kHost);
+  }
+  for (const char* host : {"host", "host:1"})
+    EXPECT_EQ(load_set({std::string("devices=\"") + host + "\""}).device.kind, Kind::kHost) << host;
+  const RunConfig plain = load_set({"devices=cuda"}), third = load_set({"devices=\"cuda:2\""});
+  EXPECT_EQ(plain.device.kind, Kind::kCuda);
+  EXPECT_EQ(plain.device.index, 0);
+  EXPECT_TRUE(plain.device.deterministic && plain.device.pin && !plain.device.tf32);
+  EXPECT_EQ(third.device.index, 2);
+  const RunConfig all = load_over(
+      R"({"devices": "cuda", "cuda": {"deterministic": false, "tf32": true, "pin": false, "graphs": true, "attention": "cudnn",
+          "gpudirect_storage": "on"}})");
+  EXPECT_EQ(load_over(R"({"devices": "cuda", "aio": {"use_gds": true}})").device.direct,
+            DeviceConfig::Direct::kOn);
+  EXPECT_EQ(load_over(R"({"devices": "cuda", "aio": {"use_gds": false}})").device.direct,
+            DeviceConfig::Direct::kAuto);
+  EXPECT_EQ(plain.device.direct, DeviceConfig::Direct::kAuto);
+  EXPECT_EQ(all.device.direct, DeviceConfig::Direct::kOn);
+  EXPECT_TRUE(!all.device.deterministic && !all.device.pin && all.device.tf32 && all.device.graphs);
+  EXPECT_FALSE(plain.device.graphs);
+  EXPECT_EQ(all.device.attention, AttentionKernel::kCudnn);
+}
+
+TEST_F(ConfigDevices, MistakesAreNamed) {
+  struct Case {
+    const char* overlay;
+    const char* key;
+    const char* part;  // of message or hint
+  };
+  const Case cases[] = {
+      {R"({"devices": "tpu"})", "devices", "\"host\" or \"cuda:N\""},
+      {R"({"devices": "host:4"})", "devices", "one device"},
+      {R"({"devices": "cuda:0,1"})", "devices", "one device"},
+      {R"({"devices": "cuda:x"})", "devices", "cuda:0 is the first"},
+      {R"({"devices": "cuda:-1"})", "devices", "cuda:0 is the first"},
+      {R"({"devices": "cuda:"})", "devices", "cuda:0 is the first"},
+      {R"({"cuda": {"attention": "flash"}})", "cuda.attention", "own"},
+      {R"({"cuda": {"gpudirect_storage": true}})", "cuda.gpudirect_storage", "auto"},
+      {R"({"devices": "host", "cuda": {"gpudirect_storage": "on"}})", "cuda.gpudirect_storage",
+       "trains on the processor"},
+      {R"({"devices": "cuda", "cuda": {"gpudirect_storage": "off"}, "aio": {"use_gds": true}})",
+       "aio.use_gds", "off"},
+      {R"({"cuda": {"deterministc": true}})", "cuda.deterministc", "did you mean deterministic?"},
+      {R"({"cuda": {"tf32": 1}})", "cuda.tf32", "true"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.overlay);
+    try {
+      load_over(c.overlay);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.exit_code(), 2);
+      EXPECT_NE(e.where().find(c.key), std::string::npos) << e.where();
+      EXPECT_NE((e.message() + e.hint()).find(c.part), std::string::npos) << e.message() << "; " << e.hint();
+    }
+  }
+}
+
+// A GPU with bf16 instructions decides "auto", whatever the processor has.
+TEST_F(ConfigDevices, DecideWhatAutoTakes) {
+  EXPECT_EQ(load_over(R"({"devices": "cuda:0", "bf16": {"enabled": "auto"}})").dtype, DType::kBF16);
+}
+
+}  // namespace
+}  // namespace zg

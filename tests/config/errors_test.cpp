@@ -1,0 +1,343 @@
+// What is wrong with a configuration is said with its place; what does nothing is a warning.
+#include "config/config_fixture.hpp"
+
+namespace zg {
+namespace {
+
+class ConfigErrors : public ConfigTest {};
+
+TEST_F(ConfigErrors, FilesThatAreNoJsonSayWhere) {
+  struct Case {
+    const char* text;
+    const char* position;  // line:column
+    const char* message;
+  };
+  const Case cases[] = {
+      {"{\n  \"steps\": 1,\n}", "3:1", "expected string literal"},
+      {"{\n  \"steps\": 01\n}", "2:13", "expected '}'"},
+      {"{\n  \"steps\" 1\n}", "2:11", "expected ':'"},
+      {"{ \"a\": [1, 2 }", "1:14", "expected ']'"},
+      {"{ \"a\": tru }", "1:11", "invalid literal"},
+      {"{ \"a\": 1 } x", "1:12", "expected end of input"},
+      {"{ /* never closed", "1:18", "missing closing '*/'"},
+      {"", "1:1", "unexpected end of input"},
+      {"{ \"a\": \"\xff\" }", "1:9", "ill-formed UTF-8"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.text);
+    const std::string file = write("bad.json", c.text);
+    const Error error = error_of([&] { return load({{file}, {}}); });
+    EXPECT_EQ(error.where(), file + ":" + c.position);
+    EXPECT_NE(error.message().find(c.message), std::string::npos) << error.what();
+  }
+  const Error comma = error_of([&] { return load({{write("c.json", "{\"steps\": 1,\n}")}, {}}); });
+  EXPECT_NE(comma.hint().find("comma"), std::string::npos);
+}
+
+TEST_F(ConfigErrors, FilesThatCannotBeRead) {
+  EXPECT_EQ(error_of([&] {
+              return load({{directory_ + "/none.json"}, {}});
+            }).where(),
+            directory_ + "/none.json");
+  EXPECT_EQ(error_of([&] { return load({{directory_}, {}}); }).where(), directory_);
+  (void)error_of([&] { return load({{}, {"steps=1"}}); });
+  const Error list = error_of([&] { return load({{write("l.json", "[1]")}, {}}); });
+  EXPECT_NE(list.message().find("found [1], expected an object"), std::string::npos) << list.what();
+}
+
+TEST_F(ConfigErrors, DuplicatesAndNestingAreErrors) {
+  const std::string twice = write("twice.json", R"({"data": {"train": "a", "seq_len": 1, "train": "b"}})");
+  const Error error = error_of([&] { return load({{twice}, {}}); });
+  EXPECT_EQ(error.where(), twice + ": data.train");
+  // The same key in two objects is none.
+  EXPECT_NO_THROW((void)load_over(R"({"fp16": {"enabled": false}, "bf16": {"enabled": false}})"));
+  const std::string deep = std::string(100000, '[');
+  const Error nested = error_of([&] { return load_over("{\"a\": " + deep + "}"); });
+  EXPECT_NE(nested.message().find("levels deep"), std::string::npos);
+  (void)error_of([&] { return load_set({"a=" + deep + std::string(100000, ']')}); });
+  const Error huge = error_of([&] { return load_over(R"({"gradient_clipping": 1e999})"); });
+  EXPECT_NE(huge.message().find("1e999"), std::string::npos) << huge.what();
+}
+
+struct Bad {
+  const char* overlay;  // over the base
+  const char* path;     // of the place in the overlay's file
+  const char* message;  // part of the error's text, hint included
+};
+
+const Bad kBad[] = {
+    // Unknown keys, and what they should have been.
+    {R"({"zero_optimisation": {}})", "zero_optimisation", "did you mean zero_optimization?"},
+    {R"({"zero_optimization": {"offload_optimzer": {}}})", "zero_optimization.offload_optimzer",
+     "did you mean offload_optimizer?"},
+    {R"({"offload_param": {"device": "cpu"}})", "offload_param",
+     "did you mean zero_optimization.offload_param?"},
+    {R"({"learning_rate": 1e-3})", "learning_rate", "did you mean optimizer.params.lr?"},
+    {R"({"optimizer": {"type": "AdamW", "lr": 1e-3}})", "optimizer.lr", "did you mean optimizer.params.lr?"},
+    {R"({"data": {"tran": "x"}})", "data.tran", "did you mean train?"},
+    {R"({"eval": {"often": 3}})", "eval.often", "known here: every, batches"},
+    {R"({"scheduler": {"type": "WarmupLR", "params": {"cos_min_ratio": 0.1}}})",
+     "scheduler.params.cos_min_ratio", "is not a known key"},
+    {R"({"tensorboard": {"enabled": false, "outputpath": "x"}})", "tensorboard.outputpath",
+     "did you mean output_path?"},
+    {R"({"tiers": {"nvme": [{"path": "a", "size": 1}]}})", "tiers.nvme.0.size", "known here: path, bytes"},
+    // Types.
+    {R"({"steps": "100"})", "steps", "found text \"100\", expected a whole number, 1 or more"},
+    {R"({"steps": 1.5})", "steps", "found 1.5, expected a whole number"},
+    {R"({"steps": true})", "steps", "found true, expected a whole number"},
+    {R"({"steps": 18446744073709551615})", "steps", "expected a whole number"},
+    {R"({"data": "book.txt"})", "data", "found text \"book.txt\", expected an object"},
+    {R"({"data": {"train": 3}})", "data.train", "found 3, expected a text"},
+    {R"({"bf16": true})", "bf16", "found true, expected an object"},
+    {R"({"bf16": {"enabled": "true"}})", "bf16.enabled", "write it without quotes"},
+    {R"({"bf16": {"enabled": 1}})", "bf16.enabled", "found 1, expected true or false"},
+    {R"({"zero_optimization": true})", "zero_optimization", "write {\"stage\": 1}"},
+    {R"({"zero_optimization": {"overlap_comm": "yes"}})", "zero_optimization.overlap_comm",
+     "expected true or false"},
+    {R"({"optimizer": {"type": "AdamW", "params": {"betas": 0.9}}})", "optimizer.params.betas",
+     "expected two numbers"},
+    {R"({"tiers": {"nvme": "dir"}})", "tiers.nvme", "expected a list"},
+    {R"({"tiers": {"nvme": ["dir"]}})", "tiers.nvme.0", "expected an object"},
+    {R"({"seed": "auto"})", "seed", "found text \"auto\""},
+    // Ranges.
+    {R"({"steps": 0})", "steps", "found 0, expected a whole number, 1 or more"},
+    {R"({"seed": -1})", "seed", "0 or more"},
+    {R"({"data": {"seq_len": 0}})", "data.seq_len", "found 0"},
+    {R"({"data": {"seq_len": 65}})", "data.seq_len", "at most the context of the model, 64"},
+    {R"({"data": {"validation": 1}})", "data.validation", "from 0 to below 1"},
+    {R"({"data": {"validation": ""}})", "data.validation", "expected a file"},
+    {R"({"train_batch_size": 0})", "train_batch_size", "found 0"},
+    {R"({"train_batch_size": 9})", "train_batch_size", "9 != 2 * 4 * 1"},
+    {R"({"gradient_accumulation_steps": 3})", "train_batch_size", "8 != 2 * 3 * 1"},
+    {R"({"optimizer": {"type": "AdamW", "params": {"lr": -1}}})", "optimizer.params.lr", "0 or more"},
+    {R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1.0]}}})", "optimizer.params.betas",
+     "found [0.9,1.0], expected two numbers from 0 to below 1"},
+    {R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 0.9, 0.9]}}})", "optimizer.params.betas",
+     "two numbers"},
+    {R"({"optimizer": {"type": "AdamW", "params": {"eps": 0}}})", "optimizer.params.eps", "above 0"},
+    {R"({"gradient_clipping": -0.5})", "gradient_clipping", "0 or more"},
+    {R"({"aio": {"block_size": 1000}})", "aio.block_size", "multiple of 4096"},
+    {R"({"aio": {"block_size": 0}})", "aio.block_size", "multiple of 4096"},
+    {R"({"aio": {"queue_depth": 5000}})", "aio.queue_depth", "1 to 4096"},
+    {R"({"aio": {"queues": 0}})", "aio.queues", "1 to 64"},
+    {R"({"aio": {"queue_depth": 64, "max_queue_depth": 32}})", "aio.max_queue_depth", "64 to 4096"},
+    {R"({"aio": {"adaptive_depth": "yes"}})", "aio.adaptive_depth", "true or false"},
+    {R"({"tiers": {"nvme": [{"path": "a", "endurance": -1}]}})", "tiers.nvme.0.endurance", "number of bytes"},
+    {R"({"tiers": {"nvme": [{"path": "a", "bytes": 64}]}})", "tiers.nvme.0.bytes",
+     "found 64, expected 4096 bytes or more"},
+    {R"({"tiers": {"nvme": [{"path": "a", "bytes": 64}]}})", "tiers.nvme.0.bytes", "did you mean \"64GiB\"?"},
+    {R"({"tiers": {"nvme": [{"path": "b"}, {"path": "a", "bytes": 4095}]}})", "tiers.nvme.1.bytes",
+     "4096 bytes"},
+    {R"({"tiers": {"nvme": [{"path": "a", "bytes": "3KiB"}]}})", "tiers.nvme.0.bytes", "leave it out"},
+    {R"({"aio": {"backend": "iouring"}})", "aio.backend", "did you mean \"io_uring\"?"},
+    {R"({"tiers": {"device": "48 sheep"}})", "tiers.device", "a text such as \"48MiB\""},
+    {R"({"tiers": {"host": 0}})", "tiers.host", "positive number of bytes"},
+    {R"({"tiers": {"host": -4096}})", "tiers.host", "positive number of bytes"},
+    {R"({"tiers": {"nvme": [{"bytes": 1}]}})", "tiers.nvme.0.path", "is missing"},
+    {R"({"tiers": {"nvme": [{"path": "a"}, {"path": "a"}]}})", "tiers.nvme.1.path", "a second time"},
+    {R"({"tiers": {"ram": {"stall_every": 2}}})", "tiers.ram.stall_every", "stall_every_seconds"},
+    {R"({"tiers": {"ram": {"stall_every_seconds": 2, "stall_seconds": 2}}})", "tiers.ram", "a stall of 2"},
+    {R"({"tiers": {"ram": {"stall_seconds": 0.5}}})", "tiers.ram",
+     "stall_every_seconds, which it comes with"},
+    {R"({"tiers": {"ram": {"stall_every_seconds": -1}}})", "tiers.ram.stall_every_seconds", "found -1"},
+    {R"({"tiers": {"ram": {"change_factor": "2"}}})", "tiers.ram.change_factor", "found text \"2\""},
+    {R"({"tiers": {"nvme": [{"path": "a", "ram": 5}]}})", "tiers.nvme.0.ram", "expected an object"},
+    {R"({"tiers": {"nvme": [{"path": "a", "ram": {"bytes": 1}}]}})", "tiers.nvme.0.ram.bytes",
+     "is not a known key"},
+    {R"({"tiers": {"nvme": [{"path": "a"}, {"path": "b", "ram": {"change_factor": 0.5}}]}})",
+     "tiers.nvme.1.ram", "a change factor of 0.5"},
+    {R"({"aio": {"backend": "ram"}, "tiers": {"nvme": [{"path": "a"}, {"path": "b", "ram": {"duplex": true}}]}})",
+     "tiers.nvme.1.ram.duplex", "is true, and that of nvme.0 is false"},
+    {R"({"aio": {"backend": "ram"}, "tiers": {"ram": {"duplex": true},
+         "nvme": [{"path": "a"}, {"path": "b", "ram": {"bytes_per_second": 1e9}}]}})",
+     "tiers.nvme.1.ram.duplex", "is false, and that of nvme.0 is true"},
+    {R"({"tiers": {"prefetch_depth": -1}})", "tiers.prefetch_depth", "0 to 4096"},
+    {R"({"zero_optimization": {"stage": 4}})", "zero_optimization.stage", "0 to 3"},
+    {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}})",
+     "scheduler.params.warmup_num_steps", "1 or more"},
+    {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cubic"}}})",
+     "scheduler.params.warmup_type", "one of \"log\", \"linear\""},
+    {R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1}}})",
+     "scheduler.params.cycle_max_lr", "is missing"},
+    {R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1, "decay_mom_rate": 9,
+        "decay_step_size": 1, "cycle_first_step_size": 2}}})",
+     "scheduler.params.decay_mom_rate", "a momentum in [0, 1)"},
+    {R"({"accumulation": "layermajor"})", "accumulation", "did you mean \"layer_major\"?"},
+    {R"({"sample": {"tokens": -1}})", "sample.tokens", "0 to"},
+    {R"({"output": {"dir": ""}})", "output.dir", "expected a directory"},
+    // What does not go together, or is incomplete.
+    {R"({"model": {"from": "dir", "arch": "gpt2"}})", "model", "both \"from\" and \"arch\""},
+    {R"({"model": {"from": ""}})", "model.from", "expected a directory"},
+    {R"({"model": null})", "model", "is missing"},
+    {R"({"steps": null})", "steps", "is missing"},
+    {R"({"data": {"train": ""}})", "data.train", "is missing"},
+    {R"({"data": {"tokenizer": "gpt2"}})", "data.tokenizer", "{\"gpt2\": \"directory\"}"},
+    {R"({"data": {"tokenizer": {}}})", "data.tokenizer.gpt2", "encoder.json"},
+    {R"({"data": {"token_dtype": "uint8"}})", "data.token_dtype", "did you mean \"uint16\"?"},
+    {R"({"train_batch_size": null, "train_micro_batch_size_per_gpu": null})", "train_batch_size", "either"},
+    {R"({"aio": {"thread_count": 2, "intra_op_parallelism": 2}})", "aio.thread_count", "old name"},
+    {R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": true}})", "bfloat16", "old name"},
+    {R"({"bf16": {"enabled": true}, "fp64": {"enabled": true}})", "fp64", "cannot be combined with bf16"},
+    {R"({"fp16": {"enabled": true}, "fp64": {"enabled": true}})", "fp64", "cannot be combined with fp16"},
+    {R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})", "fp16", "cannot be combined with bf16"},
+    {R"({"fp16": {"enabled": 1}})", "fp16.enabled", "found 1, expected true or false"},
+    {R"({"fp16": {"enabled": true, "loss_scale": -1}})", "fp16.loss_scale", "0 or more"},
+    {R"({"fp16": {"enabled": true, "initial_scale_power": 128}})", "fp16.initial_scale_power", "0 to 127"},
+    {R"({"fp16": {"enabled": true, "initial_scale_power": -1}})", "fp16.initial_scale_power", "0 to 127"},
+    {R"({"fp16": {"enabled": true, "loss_scale_window": 0}})", "fp16.loss_scale_window", "1 or more"},
+    {R"({"fp16": {"enabled": true, "hysteresis": 0}})", "fp16.hysteresis", "found 0"},
+    {R"({"fp16": {"enabled": true, "consecutive_hysteresis": 2}})", "fp16.consecutive_hysteresis",
+     "true or false"},
+    {R"({"fp16": {"enabled": true, "min_loss_scale": 0}})", "fp16.min_loss_scale", "above 0"},
+    {R"({"fp16": {"enabled": true, "initial_scale_power": 3, "min_loss_scale": 9}})", "fp16.min_loss_scale",
+     "is 9, more than the scale to begin with, 8"},
+    {R"({"fp16": {"enabled": true, "loss_scale_windw": 5}})", "fp16.loss_scale_windw",
+     "did you mean loss_scale_window?"},
+    {R"({"fp16": {"enabled": false, "loss_scal": 5}})", "fp16.loss_scal", "did you mean loss_scale?"},
+    {R"({"loss_scale": 128})", "loss_scale", "did you mean fp16.loss_scale?"},
+    {R"({"optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}, "communication_data_type": "fp16"})",
+     "communication_data_type", "fp16 needs the loss scale"},
+    {R"({"optimizer": {"params": {"lr": 1}}})", "optimizer.type", "is missing"},
+    {R"({"scheduler": {"params": {}}})", "scheduler.type", "is missing"},
+    {R"({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}})",
+     "zero_optimization.offload_param.device", "needs ZeRO stage 3, found stage 2"},
+    {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})",
+     "zero_optimization.offload_optimizer.device", "stage 1, 2 or 3, found stage 0"},
+    {R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})",
+     "zero_optimization.offload_param.nvme_path", "is missing"},
+    {R"({"zero_optimization": {"stage": 3, "offload_param": {}}})", "zero_optimization.offload_param.device",
+     "is missing"},
+    {R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}})",
+     "zero_optimization.offload_param.device", "one of \"none\", \"cpu\", \"nvme\""},
+    // What would compute something else than it does here.
+    {R"({"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}})",
+     "fp16.fp16_master_weights_and_grads", "fp32 always"},
+    {R"({"amp": {"enabled": true, "opt_level": "O1"}})", "amp.enabled", "use \"bf16\""},
+    {R"({"torch_autocast": {"enabled": true}})", "torch_autocast.enabled", "use \"bf16\""},
+    {R"({"bf16": {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}})",
+     "bf16.bf16_master_weights_and_grads", "bf16_optimizer_states does without it here"},
+    {R"({"communication_data_type": "fp16"})", "communication_data_type", "use \"bf16\""},
+    {R"({"prescale_gradients": true})", "prescale_gradients", "remove the key"},
+    {R"({"sparse_attention": {"mode": "fixed"}})", "sparse_attention", "attention is exact"},
+    {R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})",
+     "compression_training", "is not supported"},
+    {R"({"curriculum_learning": {"enabled": true}})", "curriculum_learning.enabled", "not supported"},
+    {R"({"data_efficiency": {"enabled": true}})", "data_efficiency.enabled", "not supported"},
+    {R"({"progressive_layer_drop": {"enabled": true}})", "progressive_layer_drop.enabled",
+     "every layer runs"},
+    {R"({"elasticity": {"enabled": true}})", "elasticity.enabled", "train_batch_size"},
+    {R"({"moe": {"enabled": true}})", "moe.enabled", "mixtures of experts"},
+    {R"({"zero_optimization": {"stage": 3, "zero_quantized_weights": true}})",
+     "zero_optimization.zero_quantized_weights", "not quantized"},
+    {R"({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}})",
+     "zero_optimization.zero_hpz_partition_size", "there is one rank"},
+    {R"({"zero_optimization": {"cpu_offload": true}})", "zero_optimization.cpu_offload",
+     "use \"offload_optimizer\""},
+    {R"({"zero_optimization": {"zenflow": {}}})", "zero_optimization.zenflow", "not supported"},
+    {R"({"parallel": {"tensor": 2}})", "parallel.tensor", "found 2, expected 1"},
+    {R"({"parallel": {"sequence": true}})", "parallel.sequence", "not supported"},
+    {R"({"pipeline": {"stages": 4}})", "pipeline.stages", "pipeline parallelism is not supported"},
+    {R"({"tensor_parallel": {"autotp_size": 4}})", "tensor_parallel.autotp_size",
+     "tensor parallelism is not supported"},
+    {R"({"optimizer": {"type": "OneBitAdam"}})", "optimizer.type", "use \"AdamW\""},
+    {R"({"optimizer": {"type": "Lamb"}})", "optimizer.type",
+     "expected \"AdamW\", \"Adam\", \"SGD\" or \"Lion\""},
+    {R"({"optimizer": {"type": "AdamWW"}})", "optimizer.type", "did you mean \"AdamW\"?"},
+    {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "optimizer.params.amsgrad",
+     "not supported"},
+    {R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})", "optimizer.params.max_grad_norm",
+     "gradient_clipping"},
+    {R"({"scheduler": {"type": "LRRangeTest"}})", "scheduler.type", "not supported"},
+    {R"({"scheduler": {"type": "WarmupCosinLR"}})", "scheduler.type", "did you mean \"WarmupCosineLR\"?"},
+    {R"({"devices": "host", "aio": {"use_gds": true}})", "aio.use_gds", "where no GPU is trained on"},
+};
+
+TEST_F(ConfigErrors, BadConfigurationsNameTheirPlace) {
+  EXPECT_GE(std::size(kBad), 45u);
+  for (const Bad& bad : kBad) {
+    SCOPED_TRACE(bad.overlay);
+    const Error error = error_of([&] { return load_over(bad.overlay); });
+    // A key that one of two files does not give is blamed on the file that has its surroundings.
+    const std::string base = directory_ + "/base.json: " + bad.path,
+                      over = directory_ + "/over.json: " + bad.path;
+    const bool placed = error.where() == over || error.where() == base;
+    EXPECT_TRUE(placed) << error.what();
+    EXPECT_NE(std::string(error.what()).find(bad.message), std::string::npos) << error.what();
+    // What was found is written in the overlay, so that is the file to blame.
+    if (error.message().rfind("found", 0) == 0 || error.message() == "is not a known key") {
+      EXPECT_EQ(error.where(), over);
+    }
+  }
+}
+
+TEST_F(ConfigErrors, AModelMadeOfSeveralSourcesNamesThem) {
+  const Error error =
+      error_of([&] { return load_over(R"({"model": {"n_layers": 3}})", {"model.n_head=4"}); });
+  EXPECT_EQ(error.where(), base_ + " + --set + " + directory_ + "/over.json: model");
+  EXPECT_NE(std::string(error.what()).find("n_layers"), std::string::npos);
+}
+
+TEST_F(ConfigErrors, SwitchesThatAreOffSayNothing) {
+  const RunConfig run = load_over(R"({
+    "fp16": {"enabled": false, "loss_scale": 128}, "amp": {"enabled": false}, "curriculum_learning": {"enabled": false},
+    "elasticity": {"enabled": false, "max_train_batch_size": 4}, "flops_profiler": {"enabled": false, "top_modules": 2},
+    "compression_training": {}, "dump_state": false, "sparse_gradients": false, "data_types": {"grad_accum_dtype": "fp32"},
+    "pipeline": {"stages": 1}, "tensor_parallel": {"autotp_size": 0}, "gradient_predivide_factor": 1})");
+  EXPECT_EQ(run.warnings, Strings{});
+}
+
+TEST_F(ConfigErrors, FeaturesThatAreOnButMissingWarn) {
+  const RunConfig run = load_over(R"({
+    "wandb": {"enabled": true, "project": "p"}, "comms_logger": {"enabled": true}, "autotuning": {"enabled": true},
+    "dump_state": true, "data_types": {"grad_accum_dtype": "bf16"}, "gradient_predivide_factor": 2,
+    "compile": {"deepcompile": true},
+    "tiers": {"ram": {"latency_seconds": 1}, "nvme": [{"path": "a"}, {"path": "b", "ram": {"duplex": true}}]},
+    "activation_checkpointing": {"number_checkpoints": 4, "partition_activations": true}})");
+  EXPECT_EQ(
+      without_effect(run, directory_ + "/over.json"),
+      (std::set<std::string>{"wandb", "comms_logger", "autotuning", "dump_state",
+                             "data_types.grad_accum_dtype", "gradient_predivide_factor", "compile",
+                             "tiers.ram", "tiers.nvme.1.ram", "activation_checkpointing.number_checkpoints",
+                             "activation_checkpointing.partition_activations"}));
+}
+
+// Whatever is done to a good file, there is an Error or a configuration within its ranges, never anything
+// else.
+TEST_F(ConfigErrors, MutatedFilesAreRefusedOrValid) {
+  std::ifstream in(shipped("deepspeed/full_example.json"));
+  const std::string original{std::istreambuf_iterator<char>(in), {}};
+  constexpr std::uint32_t kSeed = 20240607;
+  std::uint32_t state = kSeed;
+  const auto below = [&](std::size_t bound) {
+    state = state * 1664525u + 1013904223u;
+    return static_cast<std::size_t>((std::uint64_t{state} * bound) >> 32);
+  };
+  constexpr std::string_view kAlphabet = "{}[]\",:0123456789-.eE truefalsn\n/*";
+  int refused = 0, accepted = 0;
+  for (int i = 0; i < 600; ++i) {
+    std::string text = original;
+    for (std::size_t n = 1 + below(3); n > 0; --n) {
+      const std::size_t at = below(text.size());
+      const std::size_t kind = below(3);
+      if (kind == 0) text.erase(at, 1 + below(6));
+      if (kind == 1) text[at] = kAlphabet[below(kAlphabet.size())];
+      if (kind == 2) text.insert(at, 1, kAlphabet[below(kAlphabet.size())]);
+    }
+    try {
+      const RunConfig run = load_over(text);
+      ++accepted;
+      EXPECT_GE(run.micro_batch, 1) << "seed " << kSeed << ", round " << i;
+      EXPECT_GE(run.optimizer.lr, 0) << "seed " << kSeed << ", round " << i;
+      EXPECT_EQ(run.aio.block_size % 4096, 0) << "seed " << kSeed << ", round " << i;
+    } catch (const Error& error) {
+      ++refused;
+      EXPECT_EQ(error.code(), Errc::kUsage) << "seed " << kSeed << ", round " << i;
+      EXPECT_NE(error.where(), "") << "seed " << kSeed << ", round " << i;
+    }
+  }
+  EXPECT_GT(refused, 200);
+  EXPECT_GT(accepted, 10);
+}
+
+}  // namespace
+}  // namespace zg

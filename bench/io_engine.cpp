@@ -43,7 +43,8 @@ constexpr int kPoolThreads = 4;
 
 // Everything writes the same bytes to the same place: nobody keeps them.
 struct Target {
-  Target(int queue_depth, std::int64_t block_size) : block(block_size), depth(queue_depth), buffer(block_size) {
+  Target(int queue_depth, std::int64_t block_size)
+      : block(block_size), depth(queue_depth), buffer(block_size) {
     fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
     if (fd < 0) fail("/dev/null", errno);
   }

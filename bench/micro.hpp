@@ -1,4 +1,4 @@
-// What the programs on Google Benchmark share: how they start, and a kernel beside the loops that are its roof.
+// What the programs on Google Benchmark share: how they start, and a kernel beside loops that are its roof.
 #pragma once
 #include <benchmark/benchmark.h>
 

@@ -195,7 +195,8 @@ ROWS = (
         "bench_io_priority --rounds 1 --seconds 0.1", "bench_io_priority --path /mnt/nvme0 --rounds 1 --seconds 0.1")),
     Row("optimizer", ("bench_optimizer --*",), set={"--repeats": "1", "--params": "65536"}),
     Row("optimizer_synopsis", ("bench_optimizer [*",), instead=(
-        "bench_optimizer --params 65536 --repeats 1 --threads 1 --only adamw_fp32",)),
+        "bench_optimizer --params 65536 --repeats 1 --threads 1 --benchmark_filter=adamw_fp32 --benchmark_format=json",),
+        expect=('"ns_per_param": ', '"share_of_roof": ')),
     Row("store_hot_path", ("bench_store_hot_path", "bench_store_hot_path *"), instead=(
         "bench_store_hot_path --benchmark_min_time=0.001 --benchmark_enable_random_interleaving=true "
         "--benchmark_repetitions=2",), expect=("read_along_program/.*allocations=.* s_per_pair=",)),

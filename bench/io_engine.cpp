@@ -325,9 +325,11 @@ void run() {
     const auto depths = ram ? std::vector<std::int64_t>{1, 8, 32, 128} : depth;
     const auto blocks = ram ? std::vector<std::int64_t>{4 << 10, 128 << 10, 1 << 20} : block;
     const std::string name = fmt::format("engine/{}/", io::name_of(b));
-    add(name + "completion", [b](const Target& t) { return std::make_unique<EngineByCompletion>(b, t); },
+    add(
+        name + "completion", [b](const Target& t) { return std::make_unique<EngineByCompletion>(b, t); },
         depths, blocks);
-    add(name + "wait", [b](const Target& t) { return std::make_unique<EngineByWait>(b, t); }, depths, blocks);
+    add(
+        name + "wait", [b](const Target& t) { return std::make_unique<EngineByWait>(b, t); }, depths, blocks);
   }
   run_registered();
 }

@@ -180,6 +180,8 @@ ROWS = (
         "bench_eviction_replay --only gpt2-124m-deferred --rounds 1 --out replay",)),
     Row("gpu_kernels", ("bench_gpu_kernels *",), instead=(
         "bench_gpu_kernels --device host --tiny --rounds 1 --seconds 3 --only copies,attention,ops",)),
+    Row("host_kernels", ("bench_kernels", "bench_kernels *"), instead=(
+        "bench_kernels --benchmark_min_time=0.001",), expect=("attention_backward/bf16/.*share_of_roof=",)),
     Row("io_depth", ("bench_io_depth --static-seconds *",),
         set={"--static-seconds": "0.02", "--seconds": "0.05", "--depths": "1,8"}),
     Row("io_depth_synopsis", ("bench_io_depth [--path *",), instead=(

@@ -1,41 +1,34 @@
-// What the engine itself costs: requests of 128 KiB per second of CPU time (all threads, user and system),
-// where the drive costs nothing: writes to /dev/null, or a drive of memory that moves no bytes.
+// What the engine itself costs for a request, from submit to complete, where the drive costs nothing: a drive
+// of memory that moves no bytes, at several depths and block sizes, and writes to /dev/null.
 //
-//   bench_io_engine [--block-size 131072] [--depth 32] [--seconds 0.2] [--repeats 7]
+//   bench_io_engine [--benchmark_filter=REGEX] [--benchmark_repetitions=N]
 //
 // Ours:   the engine over each back end; requests follow one another by completion ("completion"), or another
-// thread
-//         waits for the oldest ticket and submits the next ("wait").
+//         thread waits for the oldest ticket and submits the next ("wait").
 // Peers:  what DeepSpeed's async_io does (io_submit for each request, or for a whole queue of them, then
-// io_getevents
-//         for all that is pending), and pwrite on 4 threads behind one mutex.
-// Roof:   a loop around liburing with a registered file and buffer, nothing else.
-// All take turns in one run. Prints a table on stderr and one JSON line: medians, their median absolute
-// deviations, and the ratio to the roof. What this kernel does not have is named and left out.
+//         io_getevents for all that is pending), and pwrite on 4 threads behind one mutex.
+// Roof:   a loop around liburing with a registered file and buffer, nothing else ("uring_loop").
+// An iteration is a request; "CPU" is the processor time of all threads, user and system. What this kernel
+// does not have is named and left out.
 #include <fcntl.h>
 #include <libaio.h>
 #include <liburing.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cmath>
 #include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "bench/micro.hpp"
 #include "io/core.hpp"
 #include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/error.hpp"
@@ -44,21 +37,14 @@ namespace zg::bench {
 namespace {
 
 constexpr int kPoolThreads = 4;
-constexpr const char* kRoof = "uring loop";
-
-struct Options {
-  std::int64_t block_size = 128 << 10;
-  int depth = 32, repeats = 7;
-  double seconds = 0.2;
-};
-
 [[noreturn]] void fail(const char* what, int error) {
   throw Error(Errc::kIo, what, errno_text(error));
 }
 
 // Everything writes the same bytes to the same place: nobody keeps them.
 struct Target {
-  explicit Target(const Options& o) : block(o.block_size), depth(o.depth), buffer(o.block_size) {
+  Target(int queue_depth, std::int64_t block_size)
+      : block(block_size), depth(queue_depth), buffer(block_size) {
     fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
     if (fd < 0) fail("/dev/null", errno);
   }
@@ -306,126 +292,52 @@ class EngineByWait final : public Contestant {
   std::vector<io::Ticket> tickets_;
 };
 
-double cpu_seconds() {
-  rusage u{};
-  getrusage(RUSAGE_SELF, &u);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-  };
-  return seconds(u.ru_utime) + seconds(u.ru_stime);
-}
+using Make = std::function<std::unique_ptr<Contestant>(const Target&)>;
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-struct Entry {
-  std::string name;
-  std::unique_ptr<Contestant> contestant;
-  std::int64_t count = 0;  // requests that take about Options::seconds
-  std::vector<double> per_cpu_second, per_second;
-
-  void time() {
-    const double cpu = cpu_seconds();
-    const auto begin = Clock::now();
-    contestant->run(count);
-    per_second.push_back(static_cast<double>(count) / seconds_between(begin, Clock::now()));
-    per_cpu_second.push_back(static_cast<double>(count) / (cpu_seconds() - cpu));
-  }
-  void calibrate(double seconds) {
-    for (count = 1024;; count *= 2) {
-      const auto begin = Clock::now();
-      contestant->run(count);
-      const double taken = seconds_between(begin, Clock::now());
-      if (taken < seconds / 4) continue;
-      count = static_cast<std::int64_t>(static_cast<double>(count) * seconds / taken) + 1;
-      return;
-    }
-  }
-};
-
-nlohmann::json result_of(const Entry& e, double roof) {
-  const double middle = median(e.per_cpu_second);
-  std::vector<double> distances;
-  for (const double x : e.per_cpu_second) distances.push_back(std::abs(x - middle));
-  return {{"name", e.name},
-          {"requests_per_cpu_second", middle},
-          {"mad", median(distances)},
-          {"requests_per_second", median(e.per_second)},
-          {"share_of_roof", middle / roof}};
-}
-
-void run(const Options& o) {
-  const Target target(o);
-  std::vector<Entry> entries;
-  nlohmann::json missing = nlohmann::json::array();
-  const auto add = [&](const std::string& name, const std::function<std::unique_ptr<Contestant>()>& make) {
+void add(const std::string& name, const Make& make, const std::vector<std::int64_t>& depths,
+         const std::vector<std::int64_t>& blocks) {
+  const auto body = [make](benchmark::State& state) {
     try {
-      Entry entry;
-      entry.name = name;
-      entry.contestant = make();
-      entry.calibrate(o.seconds);
-      entries.push_back(std::move(entry));
+      const Target target(static_cast<int>(state.range(0)), state.range(1));
+      const std::unique_ptr<Contestant> contestant = make(target);
+      while (state.KeepRunningBatch(state.max_iterations)) contestant->run(state.max_iterations);
     } catch (const Error& e) {
-      std::fprintf(stderr, "%s: %s\n", name.c_str(), e.what());
-      missing.push_back({{"name", name}, {"why", e.what()}});
+      state.SkipWithError(e.what());
     }
+    state.counters["per_cpu_second"] = {1, benchmark::Counter::kIsIterationInvariantRate};
   };
-  add(kRoof, [&] { return std::make_unique<UringLoop>(target); });
-  add("libaio one by one, wait for all", [&] { return std::make_unique<AioLoop>(target, true); });
-  add("libaio in batches, wait for all", [&] { return std::make_unique<AioLoop>(target, false); });
-  add("pwrite on 4 threads", [&] { return std::make_unique<PoolLoop>(target); });
+  benchmark::RegisterBenchmark(name.c_str(), body)
+      ->ArgNames({"depth", "block"})
+      ->ArgsProduct({depths, blocks})
+      ->MeasureProcessCPUTime();
+}
+
+void run() {
+  const std::vector<std::int64_t> depth = {32}, block = {128 << 10};
+  const auto peer = [&](const std::string& name, const Make& make) { add(name, make, depth, block); };
+  peer("uring_loop", [](const Target& t) { return std::make_unique<UringLoop>(t); });
+  peer("libaio_one_by_one", [](const Target& t) { return std::make_unique<AioLoop>(t, true); });
+  peer("libaio_in_batches", [](const Target& t) { return std::make_unique<AioLoop>(t, false); });
+  peer("pwrite_on_4_threads", [](const Target& t) { return std::make_unique<PoolLoop>(t); });
   for (const io::Backend b :
        {io::Backend::kRam, io::Backend::kUring, io::Backend::kLibaio, io::Backend::kThreads}) {
-    const std::string name = fmt::format("engine, {}", io::name_of(b));
-    add(name + ", completion", [&, b] { return std::make_unique<EngineByCompletion>(b, target); });
-    add(name + ", wait", [&, b] { return std::make_unique<EngineByWait>(b, target); });
+    const bool ram = b == io::Backend::kRam;
+    const auto depths = ram ? std::vector<std::int64_t>{1, 8, 32, 128} : depth;
+    const auto blocks = ram ? std::vector<std::int64_t>{4 << 10, 128 << 10, 1 << 20} : block;
+    const std::string name = fmt::format("engine/{}/", io::name_of(b));
+    add(
+        name + "completion", [b](const Target& t) { return std::make_unique<EngineByCompletion>(b, t); },
+        depths, blocks);
+    add(
+        name + "wait", [b](const Target& t) { return std::make_unique<EngineByWait>(b, t); }, depths, blocks);
   }
-  if (entries.empty() || entries[0].name != kRoof)
-    throw Error(Errc::kIo, "bench_io_engine", "no io_uring, which is the roof");
-  for (int i = 0; i < o.repeats; ++i)
-    for (Entry& e : entries) e.time();
-  const double roof = median(entries[0].per_cpu_second);
-  nlohmann::json results = nlohmann::json::array();
-  std::fprintf(stderr, "%-34s %22s %10s %16s\n", "", "requests per CPU second", "of roof", "per second");
-  for (const Entry& e : entries) {
-    const nlohmann::json r = result_of(e, roof);
-    std::fprintf(stderr, "%-34s %23.0f %9.2f%% %16.0f\n", e.name.c_str(),
-                 r["requests_per_cpu_second"].get<double>(), 100 * r["share_of_roof"].get<double>(),
-                 r["requests_per_second"].get<double>());
-    results.push_back(r);
-  }
-  const nlohmann::json line = {{"bench", "io_engine"}, {"block_size", o.block_size}, {"depth", o.depth},
-                               {"seconds", o.seconds}, {"repeats", o.repeats},       {"results", results},
-                               {"missing", missing}};
-  std::printf("%s\n", line.dump().c_str());
-}
-
-Options parse(int argc, char** argv) {
-  Options o;
-  CLI::App app("What the engine itself costs");
-  app.add_option("--block-size", o.block_size)->check(CLI::Range(4096, 1 << 28));
-  app.add_option("--depth", o.depth)->check(CLI::Range(1, 4096));
-  app.add_option("--seconds", o.seconds, "of one turn")->check(CLI::PositiveNumber);
-  app.add_option("--repeats", o.repeats)->check(CLI::Range(1, 10000));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e));
-  }
-  return o;
+  run_registered();
 }
 
 }  // namespace
 }  // namespace zg::bench
 
 int main(int argc, char** argv) {
-  try {
-    zg::bench::run(zg::bench::parse(argc, argv));
-    return 0;
-  } catch (const zg::Error& e) {
-    std::fprintf(stderr, "bench_io_engine: %s\n", e.what());
-    return e.exit_code();
-  }
+  CLI::App app("What the engine itself costs");
+  return zg::bench::micro_main(argc, argv, app, zg::bench::run);
 }

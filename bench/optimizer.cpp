@@ -3,11 +3,10 @@
 // streaming stores, and with streaming stores of what is only written; each over rows of 64 and of 256
 // elements. The fastest of them is the roof.
 //
-//   bench_optimizer [--params 100000000] [--repeats 15] [--threads N] [--only TEXT]
+//   bench_optimizer [--params 100000000] [--repeats 15] [--threads N] [--benchmark_filter=REGEX]
 //
 // For each format: verifies one step against the formulae in fp64, then times kernel and loops in turns.
-// Prints one JSON line: medians in ns per parameter, their median absolute deviations, and the share of the
-// roof.
+// Counters: medians, their median absolute deviation, bytes and ns per parameter, and the share of the roof.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench/optimizer.cpp"
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -17,25 +16,19 @@
 // clang-format on
 #include <hwy/cache_control.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "bench/micro.hpp"
 #include "kernels/host/update.hpp"
 #include "kernels/host/update_int8.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/parallel.hpp"
-#include "ziggurat/base/trace.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/device.hpp"
 
@@ -120,28 +113,7 @@ constexpr std::int64_t kChunk = 64 * 1024;
 struct Options {
   std::int64_t params = 100'000'000;
   int repeats = 15, threads = 0;
-  std::string only;
 };
-
-Options parse(int argc, char** argv) {
-  Options o;
-  CLI::App app("Optimizer kernels against the roof of the memory that they stream through");
-  app.add_option("--params", o.params, "parameters, rounded up to a multiple of 65536")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--repeats", o.repeats, "timed rounds")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--threads", o.threads, "0: one for each core")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--only", o.only, "formats whose name holds this text");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e));
-  }
-  o.params = round_up(o.params, kChunk);
-  return o;
-}
 
 struct Format {
   const char* name;
@@ -164,14 +136,6 @@ std::vector<Format> formats() {
 
 constexpr UpdateParams kParams{
     .lr = 1e-3, .weight_decay = 0.1, .momentum = 0.9, .step = 10, .grad_scale = 0.5, .random = {{1, 2}}};
-
-std::string cpu_name() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);) {
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
 
 // A format's arrays, from the arena that a run takes its memory from, with numbers in them.
 class Arrays {
@@ -335,98 +299,58 @@ void verify(const Arrays& a) {
   }
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-struct Series {
-  std::vector<double> ns;
-  template <class F>
-  void time(std::int64_t n, const F& f) {
-    const auto begin = Clock::now();
-    f();
-    ns.push_back(seconds_between(begin, Clock::now()) * 1e9 / static_cast<double>(n));
-  }
-  double middle() const { return median(ns); }
-  double deviation() const {
-    std::vector<double> distances;
-    for (const double x : ns) distances.push_back(std::abs(x - middle()));
-    return median(distances);
-  }
-};
-
 // The loops spoil the numbers that they pass; every kernel run begins with what the last one left of them,
 // which costs the same: no operation here is slower for some numbers, subnormals aside, and bits that flip
 // at the lower end of 64 make none of what was normal.
-nlohmann::json measure(const Format& format, const Options& o) {
-  Arrays arrays(o.params, format.state);
+void measure(benchmark::State& state, const StateFormat& format, std::int64_t n) {
+  const Arrays arrays(n, format);
   verify(arrays);
-  const std::vector<NamedLoop> named = HWY_DYNAMIC_DISPATCH(loops)();
-  std::vector<Series> series(named.size());
-  Series kernel;
-  UpdateParams p = kParams;
-  for (int r = -1; r < o.repeats; ++r) {
-    ++p.step;
-    kernel.time(o.params, [&] { host::update(o.params, arrays.arrays(), format.state, p); });
-    for (std::size_t k = 0; k < named.size(); ++k) {
-      series[k].time(o.params, [&] {
-        parallel_for(o.params, kChunk, [&](std::int64_t begin, std::int64_t end) {
-          std::uint64_t seen = named[k].loop(end - begin, arrays.traffic(begin));
-          // A row of 64 or 256 elements of the first loop is 64 or 256 bytes of scales.
-          const std::vector<Traffic> scales = arrays.scales(begin);
-          if (!scales.empty()) seen ^= named[k].loop((end - begin) / 64, scales);
-          volatile std::uint64_t sink = seen;
-          (void)sink;
-        });
-      });
-    }
-    if (r < 0) {  // warm-up
-      kernel.ns.clear();
-      for (Series& s : series) s.ns.clear();
-    }
+  const double bytes = arrays.bytes_per_param() * static_cast<double>(n);
+  std::vector<RoofLoop> roof;
+  for (const auto& [name, loop] : HWY_DYNAMIC_DISPATCH(loops)()) {
+    roof.push_back({name, bytes, [&arrays, n, loop = loop] {
+                      parallel_for(n, kChunk, [&](std::int64_t begin, std::int64_t end) {
+                        std::uint64_t seen = loop(end - begin, arrays.traffic(begin));
+                        // A row of 64 or 256 elements of the first loop is 64 or 256 bytes of scales.
+                        const std::vector<Traffic> scales = arrays.scales(begin);
+                        if (!scales.empty()) seen ^= loop((end - begin) / 64, scales);
+                        benchmark::DoNotOptimize(seen);
+                      });
+                    }});
   }
-  const auto best = std::min_element(
-      series.begin(), series.end(), [](const Series& a, const Series& b) { return a.middle() < b.middle(); });
-  const double bytes = arrays.bytes_per_param(), roof = best->middle();
-  nlohmann::json line = {{"bench", "optimizer"},
-                         {"format", format.name},
-                         {"params", o.params},
-                         {"repeats", o.repeats},
-                         {"threads", parallelism()},
-                         {"cpu", cpu_name()},
-                         {"bytes_per_param", bytes},
-                         {"kernel_ns", kernel.middle()},
-                         {"kernel_mad_ns", kernel.deviation()},
-                         {"kernel_gb_per_s", bytes / kernel.middle()},
-                         {"roof_ns", roof},
-                         {"roof_mad_ns", best->deviation()},
-                         {"roof_gb_per_s", bytes / roof},
-                         {"roof_loop", named[static_cast<std::size_t>(best - series.begin())].name},
-                         {"share_of_roof", roof / kernel.middle()}};
-  for (std::size_t k = 0; k < named.size(); ++k) line["loops_ns"][named[k].name] = series[k].middle();
-  return line;
+  UpdateParams p = kParams;
+  const auto update = [&] {
+    ++p.step;
+    host::update(n, arrays.arrays(), format, p);
+  };
+  against_roof(state, bytes, update, roof);
+  state.counters["bytes_per_param"] = arrays.bytes_per_param();
+  state.counters["ns_per_param"] = state.counters["median_ns"] / static_cast<double>(n);
 }
 
 void run(const Options& o) {
   if (o.threads > 0) set_parallelism(o.threads);
+  const std::int64_t n = round_up(o.params, kChunk);
   for (const Format& format : formats()) {
-    if (std::string(format.name).find(o.only) == std::string::npos) continue;
-    std::printf("%s\n", measure(format, o).dump().c_str());
-    std::fflush(stdout);
+    const auto body = [state_format = format.state, n](benchmark::State& s) { measure(s, state_format, n); };
+    benchmark::RegisterBenchmark(format.name, body)->UseManualTime()->Iterations(o.repeats);
   }
+  run_registered();
 }
 
 }  // namespace
 }  // namespace zg::bench
 
 int main(int argc, char** argv) {
-  try {
-    zg::bench::run(zg::bench::parse(argc, argv));
-    return 0;
-  } catch (const zg::Error& e) {
-    std::fprintf(stderr, "bench_optimizer: %s\n", e.what());
-    return e.exit_code();
-  }
+  zg::bench::Options o;
+  CLI::App app("Optimizer kernels against the roof of the memory that they stream through");
+  app.add_option("--params", o.params, "parameters, rounded up to a multiple of 65536")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--repeats", o.repeats, "timed rounds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--threads", o.threads, "0: one for each core")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  return zg::bench::micro_main(argc, argv, app, [&] { zg::bench::run(o); });
 }
 #endif  // HWY_ONCE

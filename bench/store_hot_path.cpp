@@ -1,18 +1,18 @@
 // What it costs to acquire and release a tensor that is there: without a program (reads, writes, several
 // threads), in a step that is followed, and along a program; beside it pairs of lock and unlock.
 //
-//   bench_store_hot_path [--rounds 9] [--pairs 1000000]
+//   bench_store_hot_path [--benchmark_filter=REGEX] [--benchmark_repetitions=N]
 //
-// All in turns; medians. Times of a pair (acquire and release) are of the wall clock and of the thread's
-// processor time: where others use the machine, too, the second is the one to look at, except between
-// threads. Prints a table on stderr and one JSON line.
-#include <CLI/CLI.hpp>
+// One iteration is a pair (acquire and release). Google Benchmark divides both times by the pairs of all
+// threads: with several threads "time" is what the store as a whole needs for a pair, and "CPU" is the
+// processor time of a pair. The counter s_per_pair is the wall clock of a pair as its thread sees it. Where
+// others use the machine, too, the processor time is the one to look at, except between threads.
 #include <atomic>
 #include <cstdlib>
-#include <functional>
 #include <new>
 #include <shared_mutex>
 
+#include "bench/micro.hpp"
 #include "bench/store_support.hpp"
 
 namespace {
@@ -39,142 +39,79 @@ constexpr int kTensors = 1024;
 constexpr std::int64_t kBytes = 4096;
 constexpr int kStep = 4 * kTensors;  // accesses of a step and of the program
 
-double thread_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-struct Cost {
-  double wall_ns = 0, cpu_ns = 0, allocations = 0;  // of a pair
-};
-
-struct Case {
-  std::string name;
-  int threads = 1;
-  // So many pairs by the thread of this number; returns how many it did.
-  std::function<std::int64_t(int thread, std::int64_t pairs)> work;
-  std::vector<double> wall, cpu, allocated;
-};
-
-// Per pair of one thread, all threads at once.
-Cost measure(const Case& c, std::int64_t pairs) {
-  std::atomic<int> ready{0};
-  std::atomic<bool> go{false};
-  std::vector<Cost> costs(static_cast<std::size_t>(c.threads));
-  const auto body = [&](int thread) {
-    ready.fetch_add(1);
-    while (!go.load(std::memory_order_acquire)) {
-    }
-    const std::int64_t before = allocations.load();
-    const double cpu = thread_seconds();
-    const auto begin = Clock::now();
-    const auto done = static_cast<double>(c.work(thread, pairs));
-    costs[static_cast<std::size_t>(thread)] = {1e9 * seconds_between(begin, Clock::now()) / done,
-                                               1e9 * (thread_seconds() - cpu) / done,
-                                               static_cast<double>(allocations.load() - before) / done};
-  };
-  std::vector<std::thread> others;
-  for (int t = 1; t < c.threads; ++t) others.emplace_back(body, t);
-  while (ready.load() + 1 < c.threads) std::this_thread::yield();
-  go.store(true, std::memory_order_release);
-  body(0);
-  for (std::thread& t : others) t.join();
-  Cost mean;
-  for (const Cost& cost : costs) {
-    mean.wall_ns += cost.wall_ns / c.threads;
-    mean.cpu_ns += cost.cpu_ns / c.threads;
-    mean.allocations += cost.allocations / c.threads;
-  }
-  return mean;
-}
-
 // Makes the compiler take the data to be used.
 void use(const Lease& lease) {
-  asm volatile("" : : "r"(lease.data()) : "memory");
+  benchmark::DoNotOptimize(lease.data());
 }
 
-std::vector<Case> cases(Bed& bed, const Program& program) {
-  TensorStore& store = *bed.store;
-  static std::shared_mutex shared;
-  static std::mutex exclusive;
-  const auto lock_shared = [](int, std::int64_t pairs) {
-    for (std::int64_t i = 0; i < pairs; ++i) {
-      shared.lock_shared();
-      shared.unlock_shared();
-    }
-    return pairs;
+// Registers `work`, each of whose iterations is a pair, for 1, 2, 4, ... threads.
+template <class Work>
+void add(const char* name, int most_threads, const Work& work) {
+  const auto body = [work](benchmark::State& state) {
+    const std::int64_t before = allocations.load();
+    work(state);
+    if (state.thread_index() == 0)
+      state.counters["allocations"] = {static_cast<double>(allocations.load() - before),
+                                       benchmark::Counter::kAvgIterations};
+    using Flags = benchmark::Counter::Flags;
+    const auto seconds = Flags::kIsIterationInvariantRate | Flags::kAvgThreads | Flags::kInvert;
+    state.counters["s_per_pair"] = {1.0 / state.threads(), seconds};
   };
-  const auto lock = [](int, std::int64_t pairs) {
-    for (std::int64_t i = 0; i < pairs; ++i) {
+  benchmark::RegisterBenchmark(name, body)->UseRealTime()->ThreadRange(1, most_threads);
+}
+
+void add_all(TensorStore& store, const Program& program, std::shared_mutex& shared, std::mutex& exclusive) {
+  const int cores = std::max(2, static_cast<int>(std::thread::hardware_concurrency()));
+  add("mutex", cores, [&](benchmark::State& state) {
+    for (auto _ : state) {
       exclusive.lock();
       exclusive.unlock();
     }
-    return pairs;
-  };
+  });
+  add("shared_mutex", cores, [&](benchmark::State& state) {
+    for (auto _ : state) {
+      shared.lock_shared();
+      shared.unlock_shared();
+    }
+  });
   // Each thread on a tensor of its own, `apart` from the others'.
   const auto same_again = [&store](Access access, int apart) {
-    return [&store, access, apart](int thread, std::int64_t pairs) {
-      const SegmentId id = thread * apart;
-      for (std::int64_t i = 0; i < pairs; ++i) use(store.acquire(id, Tier::kHost, access));
-      return pairs;
+    return [&store, access, apart](benchmark::State& state) {
+      const SegmentId id = state.thread_index() * apart;
+      for (auto _ : state) use(store.acquire(id, Tier::kHost, access));
     };
   };
-  const auto around = [&store](int, std::int64_t pairs) {
-    SegmentId id = 0;
-    for (std::int64_t i = 0; i < pairs; ++i) {
-      use(store.acquire(id, Tier::kHost, Access::kRead));
-      if (++id == kTensors) id = 0;
-    }
-    return pairs;
+  add("read_same_tensor", cores, same_again(Access::kRead, 0));
+  add("read_different_tensors", cores, same_again(Access::kRead, 1));
+  add("write_different_tensors", cores, same_again(Access::kWrite, 1));
+  const auto around = [&store](std::int64_t pairs) {
+    for (std::int64_t i = 0; i < pairs; ++i)
+      use(store.acquire(static_cast<SegmentId>(i % kTensors), Tier::kHost, Access::kRead));
   };
-  const auto step = [&store, around](int, std::int64_t pairs) {
-    std::int64_t done = 0;
-    for (; done < pairs; done += kStep) {
+  add("read_in_turn", 1, [=](benchmark::State& state) {
+    while (state.KeepRunningBatch(kStep)) around(kStep);
+  });
+  add("read_in_step", 1, [&store, around](benchmark::State& state) {
+    while (state.KeepRunningBatch(kStep)) {
       store.step_begin();
-      around(0, kStep);
+      around(kStep);
       store.step_end();
     }
-    return done;
-  };
-  const auto along = [&store, &program](int, std::int64_t pairs) {
-    static std::vector<Lease> leases;
-    std::int64_t done = 0;
-    store.run(&program, &program);
-    while (true) {
-      for (std::int32_t op = 0; op < program.op_count(); ++op, ++done) {
+  });
+  add("read_along_program", 1, [&](benchmark::State& state) {
+    std::vector<Lease> leases;
+    const auto pass = [&](const Program* next) {
+      store.run(&program, next);
+      for (std::int32_t op = 0; op < program.op_count(); ++op) {
         store.acquire_op(nullptr, leases);
         use(leases.front());
         leases.clear();
       }
-      if (done >= pairs) break;
-      store.run(&program, &program);
-    }
-    store.run(&program, nullptr);
-    for (std::int32_t op = 0; op < program.op_count(); ++op, ++done) {
-      store.acquire_op(nullptr, leases);
-      leases.clear();
-    }
+    };
+    while (state.KeepRunningBatch(kStep)) pass(&program);
+    pass(nullptr);
     store.run(nullptr, nullptr);
-    return done;
-  };
-  std::vector<Case> all;
-  const auto add = [&](const std::string& name, int threads, auto&& work) {
-    all.push_back({name, threads, work, {}, {}, {}});
-  };
-  add("std::mutex", 1, lock);
-  add("std::shared_mutex, shared", 1, lock_shared);
-  add("read", 1, same_again(Access::kRead, 1));
-  add("write", 1, same_again(Access::kWrite, 1));
-  add("read, 1024 tensors in turn", 1, around);
-  add("read, in a step that is followed", 1, step);
-  add("read, along a program", 1, along);
-  add("std::mutex", 2, lock);
-  add("std::shared_mutex, shared", 2, lock_shared);
-  add("read, the same tensor", 2, same_again(Access::kRead, 0));
-  add("read, different tensors", 2, same_again(Access::kRead, 1));
-  add("write, different tensors", 2, same_again(Access::kWrite, 1));
-  return all;
+  });
 }
 
 void verify(Bed& bed) {
@@ -184,7 +121,7 @@ void verify(Bed& bed) {
   }
 }
 
-void run(int rounds, std::int64_t pairs) {
+void run() {
   Bed bed({.tensors = kTensors, .bytes = kBytes, .arenas = {.device = 1 << 20, .host = kTensors * kBytes}});
   bed.fill();
   Program program("program");
@@ -193,50 +130,18 @@ void run(int rounds, std::int64_t pairs) {
     program.add_op({&access, 1});
   }
   program.finish(kTensors);
-  std::vector<Case> all = cases(bed, program);
+  std::shared_mutex shared;
+  std::mutex exclusive;
+  add_all(*bed.store, program, shared, exclusive);
   verify(bed);
-  for (Case& c : all) (void)measure(c, pairs / 10);
-  for (int r = 0; r < rounds; ++r) {
-    for (Case& c : all) {
-      const Cost cost = measure(c, pairs);
-      c.wall.push_back(cost.wall_ns);
-      c.cpu.push_back(cost.cpu_ns);
-      c.allocated.push_back(cost.allocations);
-    }
-  }
+  run_registered();
   verify(bed);
-  nlohmann::json json = {
-      {"bench", "store_hot_path"}, {"rounds", rounds}, {"pairs", pairs}, {"tensors", kTensors}};
-  json.update(provenance());
-  std::fprintf(stderr, "%-34s %8s %10s %8s %10s %12s\n", "acquire and release", "threads", "wall, ns", "MAD",
-               "CPU, ns", "allocations");
-  for (const Case& c : all) {
-    std::fprintf(stderr, "%-34s %8d %10.1f %8.1f %10.1f %12.4f\n", c.name.c_str(), c.threads, median(c.wall),
-                 mad(c.wall), median(c.cpu), median(c.allocated));
-    json["results"].push_back({{"name", c.name},
-                               {"threads", c.threads},
-                               {"wall_ns", median(c.wall)},
-                               {"wall_mad_ns", mad(c.wall)},
-                               {"cpu_ns", median(c.cpu)},
-                               {"allocations", median(c.allocated)}});
-  }
-  std::printf("%s\n", json.dump().c_str());
 }
 
 }  // namespace
 }  // namespace zg::bench
 
 int main(int argc, char** argv) {
-  int rounds = 9;
-  std::int64_t pairs = 1'000'000;
   CLI::App app{"What it costs to acquire and release a tensor that is there"};
-  app.add_option("--rounds", rounds)->check(CLI::Range(1, 1000));
-  app.add_option("--pairs", pairs)->check(CLI::Range(1000, 1'000'000'000));
-  CLI11_PARSE(app, argc, argv);
-  try {
-    zg::bench::run(rounds, pairs);
-  } catch (const zg::Error& e) {
-    std::fprintf(stderr, "bench_store_hot_path: %s\n", e.what());
-    return e.exit_code();
-  }
+  return zg::bench::micro_main(argc, argv, app, zg::bench::run);
 }

@@ -182,6 +182,8 @@ ROWS = (
         "bench_eviction_replay --only gpt2-124m-deferred --rounds 1 --out replay",)),
     Row("gpu_kernels", ("bench_gpu_kernels *",), instead=(
         "bench_gpu_kernels --device host --tiny --rounds 1 --seconds 3 --only copies,attention,ops",)),
+    Row("host_kernels", ("bench_kernels", "bench_kernels *"), instead=(
+        "bench_kernels --benchmark_min_time=0.001",), expect=("attention_backward/bf16/.*share_of_roof=",)),
     Row("io_depth", ("bench_io_depth --static-seconds *",),
         set={"--static-seconds": "0.02", "--seconds": "0.05", "--depths": "1,8"}),
     Row("io_depth_synopsis", ("bench_io_depth [--path *",), instead=(
@@ -189,16 +191,19 @@ ROWS = (
         "--static-seconds 0.05 --seconds 0.1",
         "bench_io_depth --drive near --depths 1,4 --static-seconds 0.05 --seconds 0.1")),
     Row("io_engine", ("bench_io_engine", "bench_io_engine *"), instead=(
-        "bench_io_engine --seconds 0.01 --repeats 1 --depth 4 --block-size 65536",)),
+        "bench_io_engine --benchmark_min_time=0.001 --benchmark_filter=block:131072",),
+        expect=("engine/ram/completion/depth:8/.*per_cpu_second=",)),
     Row("drive_bound", ("bench_drive_bound *",), instead=(
         "bench_drive_bound --tiny --scenario half,two --clip none --depths 8 --out bound.json",)),
     Row("io_priority", ("bench_io_priority *",), instead=(
         "bench_io_priority --rounds 1 --seconds 0.1", "bench_io_priority --path /mnt/nvme0 --rounds 1 --seconds 0.1")),
     Row("optimizer", ("bench_optimizer --*",), set={"--repeats": "1", "--params": "65536"}),
     Row("optimizer_synopsis", ("bench_optimizer [*",), instead=(
-        "bench_optimizer --params 65536 --repeats 1 --threads 1 --only adamw_fp32",)),
+        "bench_optimizer --params 65536 --repeats 1 --threads 1 --benchmark_filter=adamw_fp32 --benchmark_format=json",),
+        expect=('"ns_per_param": ', '"share_of_roof": ')),
     Row("store_hot_path", ("bench_store_hot_path", "bench_store_hot_path *"), instead=(
-        "bench_store_hot_path --rounds 1 --pairs 1000",)),
+        "bench_store_hot_path --benchmark_min_time=0.001 --benchmark_enable_random_interleaving=true "
+        "--benchmark_repetitions=2",), expect=("read_along_program/.*allocations=.* s_per_pair=",)),
     Row("store_overlap", ("bench_store_overlap --rounds *",),
         set={"--steps": "1", "--tensors": "24", "--tensor": "64KiB", "--compute-ms": "0.2"}),
     Row("store_overlap_synopsis", ("bench_store_overlap [*",), instead=(

@@ -1,0 +1,152 @@
+// Kernels of the host at the shapes of a small step, each as a share of a roof that the same rounds measure:
+// for what moves memory a copy of as many bytes, for what computes the fastest of our matrix products of
+// 256^3, 512^3 and 1024^3 in its type. The roof is what a plain kernel reaches, no limit of the machine: a
+// share may pass 1.
+//
+//   bench_kernels [--benchmark_filter=REGEX] [--benchmark_repetitions=N]
+//
+// Names are kernel/type; counters are medians.
+#include "bench/micro.hpp"
+#include "ziggurat/base/buffer.hpp"
+#include "ziggurat/base/parallel.hpp"
+#include "ziggurat/device/ops.hpp"
+
+namespace zg::bench {
+namespace {
+
+constexpr std::int64_t kRows = 4096, kWidth = 1024;
+constexpr double kElements = static_cast<double>(kRows * kWidth);
+
+// Operands, which live as long as a benchmark runs. Each is filled with the same small numbers.
+class Operands {
+ public:
+  View make(DType t, std::int64_t rows, std::int64_t cols) {
+    const auto count = static_cast<std::size_t>(rows * cols);
+    buffers_.push_back(std::make_unique<Buffer>(rows * cols * static_cast<std::int64_t>(size_of(t))));
+    void* const data = buffers_.back()->data();
+    for (std::size_t i = 0; i < count; ++i) {
+      const float x = static_cast<float>(i * 2654435761 % 1000) * 1e-3f - 0.5f;
+      if (t == DType::kF32) {
+        static_cast<float*>(data)[i] = x;
+      } else {
+        static_cast<bf16*>(data)[i] = bf16(x);
+      }
+    }
+    return {data, t, rows, cols};
+  }
+  View scratch(std::int64_t bytes) {
+    if (bytes == 0) return {};
+    buffers_.push_back(std::make_unique<Buffer>(bytes));
+    return {buffers_.back()->data(), DType::kU8, 1, bytes};
+  }
+
+ private:
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+};
+
+// What a benchmark makes of its operands: the kernel, and its work in bytes or floating-point operations.
+struct Kernel {
+  std::function<void()> run;
+  double work;
+};
+using Make = std::function<Kernel(Operands&, HostStream&, DType)>;
+
+// Half of the bytes are read, half written.
+RoofLoop copy_loop(Operands& operands, double bytes) {
+  const auto half = static_cast<std::int64_t>(bytes / 2);
+  const View from = operands.make(DType::kF32, 1, half / 4), to = operands.make(DType::kF32, 1, half / 4);
+  return {"copy", bytes, [from, to, half] {
+            parallel_for(half, 1 << 18, [&](std::int64_t begin, std::int64_t end) {
+              std::memcpy(static_cast<char*>(to.data) + begin, static_cast<char*>(from.data) + begin,
+                          static_cast<std::size_t>(end - begin));
+            });
+          }};
+}
+
+std::vector<RoofLoop> product_loops(Operands& operands, HostStream& stream, DType t) {
+  std::vector<RoofLoop> loops;
+  for (const std::int64_t n : {256, 512, 1024}) {
+    const View a = operands.make(t, n, n), b = operands.make(t, n, n), c = operands.make(t, n, n);
+    loops.push_back({fmt::format("product_{}", n), 2.0 * static_cast<double>(n * n * n),
+                     [&stream, a, b, c] { host_ops().gemm(stream, a, b, c, {}); }});
+  }
+  return loops;
+}
+
+void add(const std::string& name, bool computes, const Make& make) {
+  for (const DType t : {DType::kF32, DType::kBF16}) {
+    const auto body = [=](benchmark::State& state) {
+      HostStream stream("bench", HostStream::Mode::kInline);
+      Operands operands;
+      const Kernel kernel = make(operands, stream, t);
+      const auto roof = computes ? product_loops(operands, stream, t)
+                                 : std::vector<RoofLoop>{copy_loop(operands, kernel.work)};
+      against_roof(state, kernel.work, kernel.run, roof);
+    };
+    benchmark::RegisterBenchmark(fmt::format("{}/{}", name, name_of(t)).c_str(), body)->UseManualTime();
+  }
+}
+
+void add_memory_bound() {
+  const auto bytes = [](DType t, double operands) {
+    return operands * kElements * static_cast<double>(size_of(t));
+  };
+  const auto full = [](Operands& o, DType t) { return o.make(t, kRows, kWidth); };
+  add("add", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View a = full(o, t), b = full(o, t), y = full(o, t);
+    return {[=, &s] { host_ops().add(s, a, b, y); }, bytes(t, 3)};
+  });
+  add("gelu", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View x = full(o, t), y = full(o, t);
+    return {[=, &s] { host_ops().gelu(s, x, y); }, bytes(t, 2)};
+  });
+  add("layernorm", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View x = full(o, t), y = full(o, t), w = o.make(t, 1, kWidth), b = o.make(t, 1, kWidth),
+               stats = o.make(DType::kF32, kRows, 2);
+    return {[=, &s] { host_ops().layernorm(s, x, w, b, 1e-5, y, stats); }, bytes(t, 2)};
+  });
+  add("rmsnorm", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View x = full(o, t), y = full(o, t), w = o.make(t, 1, kWidth),
+               stats = o.make(DType::kF32, kRows, 1);
+    return {[=, &s] { host_ops().rmsnorm(s, x, w, 1e-5, y, stats); }, bytes(t, 2)};
+  });
+}
+
+void add_compute_bound() {
+  add("gemm", true, [](Operands& o, HostStream& s, DType t) -> Kernel {
+    constexpr std::int64_t m = 1024, n = 3072, k = 768;
+    const View a = o.make(t, m, k), b = o.make(t, k, n), c = o.make(t, m, n);
+    return {[=, &s] { host_ops().gemm(s, a, b, c, {}); }, 2.0 * m * n * k};
+  });
+  // Causal: half of the products.
+  constexpr AttentionShape shape{.batch = 1, .time = 1024, .heads = 12, .kv_heads = 12, .head_size = 64};
+  constexpr std::int64_t c = 12 * 64;
+  constexpr double flops = 2.0 * 12 * 1024 * 1024 * 64;
+  add("attention", true, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View qkv = o.make(t, 1024, 3 * c), out = o.make(t, 1024, c), lse = o.make(DType::kF32, 12, 1024),
+               scratch = o.scratch(host_ops().attention_scratch_bytes(t, shape));
+    return {[=, &s] { host_ops().attention(s, qkv, shape, out, lse, scratch); }, flops};
+  });
+  add("attention_backward", true, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View qkv = o.make(t, 1024, 3 * c), out = o.make(t, 1024, c), lse = o.make(DType::kF32, 12, 1024),
+               d_out = o.make(t, 1024, c), d_qkv = o.make(t, 1024, 3 * c),
+               scratch = o.scratch(host_ops().attention_scratch_bytes(t, shape));
+    host_ops().attention(s, qkv, shape, out, lse, scratch);
+    return {[=, &s] { host_ops().attention_backward(s, qkv, out, lse, d_out, shape, d_qkv, scratch); },
+            2.5 * flops};
+  });
+}
+
+void run() {
+  add_memory_bound();
+  add_compute_bound();
+  run_registered();
+}
+
+}  // namespace
+}  // namespace zg::bench
+
+int main(int argc, char** argv) {
+  CLI::App app("Kernels of the host as shares of roofs of the same run");
+  return zg::bench::micro_main(argc, argv, app, zg::bench::run);
+}

@@ -49,6 +49,7 @@ HELPS = {
     "overlap.py": "python bench/overlap.py --help",
     "io_vs_fio.py": "python bench/io_vs_fio.py --help",
     "io_default_depth.py": "python bench/io_default_depth.py --help",
+    "same_bits.py": "python bench/same_bits.py --help",
     "gpu.sh": "bench/gpu.sh --help",
     "pytorch_gpt2.py": "source bench/pytorch_gpt2.py",  # without torch it only says so
     "pytorch_gpu.py": "python bench/pytorch_gpu.py --help",
@@ -251,6 +252,9 @@ ROWS = (
         "bench/io_default_depth.py --file {here}/file.bin --size 8MiB --seconds 0.05 --ramp 0.01 --rounds 1 --block 65536 "
         "--depths 4 --op read --fio {here}/no-fio"),
         expect=("default / best fixed", "fio is not compared: .*/no-fio is not installed")),
+    Row("same_bits", ("bench/same_bits.py", "bench/same_bits.py *"), instead=(
+        "bench/same_bits.py {build}/ziggurat {build}/ziggurat --only Lion --out same.json",),
+        expect=("same     Lion", "1 of 1 the same in losses, weights and bytes")),
     Row("pytorch", ("python pytorch_gpt2.py *", "python pytorch_gpu.py *"), directory="bench", unseen=("torch",),
         code=3, expect=("pytorch_gpt2.py: torch cannot be imported .*; there is no PyTorch baseline",
                 "pytorch_gpu.py: torch cannot be imported .*; there is no PyTorch baseline")),

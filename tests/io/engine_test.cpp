@@ -418,7 +418,7 @@ TEST(DefaultDepth, IsAFixedNumberOfBytesWithinLimits) {
     options.backend = Backend::kRam;
     return make_engine(options, {{.bytes = 1 << 20}})->report(0).depth;
   };
-  EXPECT_EQ(depth_of({.block_size = 2 << 20}), 16);
+  EXPECT_EQ(depth_of({.block_size = 2 << 20}), 32);
   EXPECT_EQ(depth_of({.block_size = 2 << 20, .queue_depth = 5}), 5);
   EXPECT_EQ(depth_of({.adapt_depth = true, .max_queue_depth = 8}), 8) << "it begins below its cap";
 }

@@ -50,6 +50,7 @@ HELPS = {
     "io_vs_fio.py": "python bench/io_vs_fio.py --help",
     "io_default_depth.py": "python bench/io_default_depth.py --help",
     "same_bits.py": "python bench/same_bits.py --help",
+    "bench_kernels": "bench_kernels --help",
     "gpu.sh": "bench/gpu.sh --help",
     "pytorch_gpt2.py": "source bench/pytorch_gpt2.py",  # without torch it only says so
     "pytorch_gpu.py": "python bench/pytorch_gpu.py --help",
@@ -252,7 +253,7 @@ ROWS = (
         "bench/io_default_depth.py --file {here}/file.bin --size 8MiB --seconds 0.05 --ramp 0.01 --rounds 1 --block 65536 "
         "--depths 4 --op read --fio {here}/no-fio"),
         expect=("default / best fixed", "fio is not compared: .*/no-fio is not installed")),
-    Row("same_bits", ("bench/same_bits.py", "bench/same_bits.py *"), instead=(
+    Row("same_bits", ("bench/same_bits.py *",), instead=(
         "bench/same_bits.py {build}/ziggurat {build}/ziggurat --only Lion --out same.json",),
         expect=("same     Lion", "1 of 1 the same in losses, weights and bytes")),
     Row("pytorch", ("python pytorch_gpt2.py *", "python pytorch_gpu.py *"), directory="bench", unseen=("torch",),
@@ -271,7 +272,7 @@ ROWS = (
     Row("check_layers", ("tests/tools/check_layers.py", "check_layers.py *"), why="is a test itself: layers.includes",
         foreign=True),
     Row("documented_commands", ("documented_commands.py *",), why="is this program"),
-    Row("config_keys", ("ziggurat config keys [*", "ziggurat config keys", "ziggurat config keys *"), instead=(
+    Row("config_keys", ("ziggurat config keys", "ziggurat config keys *"), instead=(
         "ziggurat config keys", "ziggurat config keys --section aio", "ziggurat config keys --section tiers --section "
         "tiers.nvme --format markdown"), expect=("aio.queues: whole number, 1 to 64", "\\| `tiers.nvme\\[\\].path` *")),
     Row("config_docs", ("tools/config_docs.py *",), instead=("tools/config_docs.py --check",)),

@@ -189,7 +189,7 @@ TEST_F(ConfigTest, DepthAndReadAheadAreFoundUnlessTheyAreStated) {
   for (const char* text : {"{}", R"({"aio": {"queue_depth": "auto"}, "tiers": {"read_ahead": "auto"}})"}) {
     const RunConfig run = load_over(text);
     EXPECT_EQ(run.aio.queue_depth == 0 ? io::default_queue_depth(run.aio.block_size) : run.aio.queue_depth,
-              64)
+              32)
         << text;
     EXPECT_FALSE(run.aio.adaptive_depth) << text;
     EXPECT_FALSE(run.tiers.read_ahead.has_value()) << text;

@@ -409,16 +409,16 @@ TEST_F(FaultTest, LateBlocksComeOutOfOrder) {
 }
 
 TEST(DefaultDepth, IsAFixedNumberOfBytesWithinLimits) {
-  EXPECT_EQ(default_queue_depth(1 << 20), 64);
+  EXPECT_EQ(default_queue_depth(1 << 20), 32);
   EXPECT_EQ(default_queue_depth(128 << 10), 256);
   EXPECT_EQ(default_queue_depth(4096), 256);
-  EXPECT_EQ(default_queue_depth(2 << 20), 32);
+  EXPECT_EQ(default_queue_depth(2 << 20), 16);
   EXPECT_EQ(default_queue_depth(1 << 30), 4);
   const auto depth_of = [](EngineOptions options) {
     options.backend = Backend::kRam;
     return make_engine(options, {{.bytes = 1 << 20}})->report(0).depth;
   };
-  EXPECT_EQ(depth_of({.block_size = 2 << 20}), 32);
+  EXPECT_EQ(depth_of({.block_size = 2 << 20}), 16);
   EXPECT_EQ(depth_of({.block_size = 2 << 20, .queue_depth = 5}), 5);
   EXPECT_EQ(depth_of({.adapt_depth = true, .max_queue_depth = 8}), 8) << "it begins below its cap";
 }

@@ -52,7 +52,7 @@ double mean_bytes_per_second(const RamModel& model);
 // than such a drive's latency, and what a slow one has waiting costs its demands little, since write-back
 // takes a part of the queue only (Priority). Some drives take more: bench/io_default_depth.py compares it
 // with other depths on a drive, bench_drive_bound in training on drives whose speed is known.
-inline constexpr std::int64_t kBytesInFlight = std::int64_t{64} << 20;
+inline constexpr std::int64_t kBytesInFlight = std::int64_t{32} << 20;
 int default_queue_depth(std::int64_t block_size);
 
 enum class FileKind : std::uint8_t {

@@ -36,8 +36,8 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     const bool first_group = begin == 0, last_group = begin + group == all;
     const auto pass = [&](OpKind kind, std::int32_t unit, bool backward) {
       for (std::int32_t m = begin; m < begin + group; ++m) {
-        // An update that comes later makes the weight anew; an early one has not that promise to give, since
-        // evaluations follow it.
+        // The last read of the weight in this step, if the update comes after it. An early update has run before
+        // the step ends, and what it wrote is read by whatever follows.
         const bool last = kind != OpKind::kForward && kind != OpKind::kEmbeddingBackward && m == all - 1 &&
                           shape.timing != UpdateTiming::kEarly;
         s.push_back({kind, unit, m, backward && m == 0, last});

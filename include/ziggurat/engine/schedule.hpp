@@ -42,8 +42,8 @@ struct Slot {
   std::int32_t unit = 0;
   std::int32_t micro_batch = 0;
   bool first = false;  // of the slots that add to the unit's gradient: this one overwrites what was there
-  // Nobody needs what this slot reads before it is made anew: of embedding, head and backward the weight, which
-  // an update follows; of a forward its input, since no backward follows.
+  // This slot is the last reader of an operand. Embedding, head, backward: of the unit's weight, which the update
+  // overwrites before the next read. Forward: of its input, since no backward follows (evaluation).
   bool last = false;
   bool operator==(const Slot&) const = default;
 };

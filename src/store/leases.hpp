@@ -4,10 +4,11 @@
 // A lease on a copy that is there is taken and given back without a lock, by any thread: take_at_once(),
 // count_off(). All else is called under the store's mutex, which guards claims_, passed_ and the flags kOpen,
 // kSole and kWaited of the words; holders_mutex_ guards the list of holders, and may be taken under the
-// store's. A holder's entries are set by its thread alone, and cleared by who releases. Invariants: a copy is
-// open only while it is present, has memory and no move is to change it, so a lease never sees bytes that are
-// incomplete; it is closed by a compare-and-swap that sees no lease. Where a word counts a lease, an entry
-// names it, or a stream has it (passed). With a program, or after a failure, nothing is open anew.
+// store's. A holder's entries are set by its thread alone, and cleared by who releases.
+//
+// Invariants: a copy is open only while it is present, has memory and no move is to change it, so a lease never
+// sees bytes that are incomplete; it is closed by a compare-and-swap that sees no lease. Where a word counts a
+// lease, an entry names it, or a stream has it (passed). With a program, or after a failure, nothing is opened.
 #pragma once
 #include <atomic>
 #include <memory>

@@ -5,8 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "ziggurat/base/units.hpp"
-
 namespace zg {
 namespace {
 
@@ -85,6 +83,15 @@ Node& NodePool::take() {
   return node;
 }
 
+void NodePool::take_back_done(MoveQueue& queue) {
+  while (queue.first != nullptr && queue.first->state == Node::State::kDone && !queue.first->leased) {
+    Node& node = *queue.first;
+    queue.first = node.next;
+    (queue.first != nullptr ? queue.first->before : queue.last) = nullptr;
+    give_back(node);
+  }
+}
+
 Mover::Mover(const TensorTable& table, const TensorStore::Options& options, const Blocks<Hot>& hot,
              Counters& counters, std::mutex& mutex, MoverEvents& events)
     : table_(table),
@@ -134,12 +141,6 @@ void Mover::grow(std::int32_t segments) {
   nvme_->grow(segments);
   for (SegmentId id = first; id < segments; ++id) {
     if (table_.segment(id).lowest == Tier::kNvme) nvme_->create(id);
-  }
-}
-
-void Mover::forget(const Tensor& tensor) {
-  for (SegmentId id = tensor.first_segment; id < tensor.first_segment + tensor.segments; ++id) {
-    if (nvme_ != nullptr) nvme_->destroy(id);
   }
 }
 
@@ -223,19 +224,10 @@ void Mover::settle() {
   }
 }
 
-void Mover::pop_done(MoveQueue& queue) {
-  while (queue.first != nullptr && queue.first->state == Node::State::kDone && !queue.first->leased) {
-    Node& node = *queue.first;
-    queue.first = node.next;
-    (queue.first != nullptr ? queue.first->before : queue.last) = nullptr;
-    nodes_.give_back(node);
-  }
-}
-
 void Mover::advance(SegmentId segment) {
   MoveQueue& queue = queues_[segment];
   queue.touched = false;
-  pop_done(queue);
+  nodes_.take_back_done(queue);
   if (closing_) return;
   for (Node* node = queue.first; node != nullptr; node = node->next) {
     if (node->state != Node::State::kPending) continue;
@@ -245,7 +237,7 @@ void Mover::advance(SegmentId segment) {
       start(*node);
     }
   }
-  pop_done(queue);
+  nodes_.take_back_done(queue);
   events_.changed(segment);
 }
 
@@ -296,9 +288,8 @@ void Mover::grant_memory(Tier tier) {
     void* data = nullptr;
     try {
       data = arena(tier).allocate(table_.segment(segment).charge_at(tier));
-    } catch (
-        const Error& e) {  // we may be on a thread of the I/O engine or of a stream: nobody catches it there
-      events_.failed(Error(e.code(), e.where(), e.message() + "; " + what_holds(tier), e.hint()));
+    } catch (const Error& e) {
+      events_.no_memory(tier, e);  // this may be a thread of a drive or of a stream: nobody catches it there
     }
     if (data == nullptr) return;
     ZG_ASSERT(memory(segment, tier) == nullptr, "{} has memory at {}", table_.segment_name(segment),
@@ -308,24 +299,6 @@ void Mover::grant_memory(Tier tier) {
     queue.remove(node);
     touch(segment);
   }
-}
-
-// "of the device tier, copies hold: weight 12.0 GiB in 25 segments, activation 2.0 GiB in 8 segments".
-std::string Mover::what_holds(Tier tier) const {
-  std::int64_t bytes[kRoles] = {}, segments[kRoles] = {};
-  for (SegmentId id = 0; id < segments_; ++id) {
-    if (memory(id, tier) == nullptr) continue;
-    const auto role = static_cast<std::size_t>(table_.tensor(table_.segment(id).tensor).spec.role);
-    bytes[role] += table_.segment(id).charge_at(tier);
-    ++segments[role];
-  }
-  std::string text;
-  for (std::size_t role = 0; role < kRoles; ++role) {
-    if (segments[role] == 0) continue;
-    text += fmt::format("{}{} {} in {} segment{}", text.empty() ? "" : ", ", name_of(static_cast<Role>(role)),
-                        format_bytes(bytes[role]), segments[role], segments[role] == 1 ? "" : "s");
-  }
-  return fmt::format("of the {} tier, copies hold: {}", name_of(tier), text.empty() ? "nothing" : text);
 }
 
 }  // namespace zg

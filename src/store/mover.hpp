@@ -15,14 +15,15 @@
 // stream. Without one, moves are decided for copies only that nobody holds, so they never wait for leases.
 //
 // Threads: every function is called under the store's mutex, and so is every MoverEvents function. That mutex
-// guards all members. Copies and transfers end on threads of their own, which take it. Invariants:
-// memory_queue_ holds the kAlloc nodes that are pending, frees_ the kFree nodes, ready_ the copies that
-// nothing but their link holds back; links_[l].moving counts the copies that are under way on link l.
+// guards all members. Copies and transfers end on threads of their own, which take it.
+//
+// Invariants: memory_queue_ holds the kAlloc nodes that are pending, frees_ the kFree nodes, ready_ the
+// copies that nothing but their link holds back; links_[l].moving counts the copies that are under way on
+// link l.
 #pragma once
 #include <array>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "store/counters.hpp"
@@ -41,6 +42,7 @@ class MoverEvents {
   // A move or use is done, and what it had held back has started.
   virtual void finished(Action::Kind kind) = 0;
   virtual void failed(const Error& error) = 0;
+  virtual void no_memory(Tier tier, const Error& error) = 0;  // the system refuses it, within the budget
 
  protected:
   ~MoverEvents() = default;
@@ -57,7 +59,6 @@ class Mover final : private io::ExtentCompletion {
   // The table has got segments, up to `segments`. Throws Error(kIo) where the drives have no room for one: it
   // has no extent then, nor have those behind it.
   void grow(std::int32_t segments);
-  void forget(const Tensor& tensor);  // its extents; nothing of it moves
   // Whether uses are nodes, and all nodes equally urgent.
   void follow_program(bool follows) { follows_program_ = follows; }
   void stop() { stopped_ = true; }   // no link begins anything any more
@@ -80,7 +81,6 @@ class Mover final : private io::ExtentCompletion {
   bool links_rest() const;                                                   // nothing is under way
   bool idle() const;                                                         // nor ready to be
   LinkStatistics link(Link link) const;
-  Traffic traffic() const;
   NvmeCopies* nvme() const { return nvme_.get(); }  // null: there is no NVMe tier
 
  private:
@@ -91,15 +91,12 @@ class Mover final : private io::ExtentCompletion {
   void touch(SegmentId segment);
   void advance(SegmentId segment);
   void start(Node& node);
-  void pop_done(MoveQueue& queue);
   void free_memory(const Action& action);
   void grant_memory(Tier tier);
-  std::string what_holds(Tier tier) const;
   Arena& arena(Tier tier) const;
   void*& memory(SegmentId segment, Tier tier) const { return hot_[segment].memory[index_of(tier)]; }
 
   // Links (mover_links.cpp).
-  bool full(Link link, SegmentId segment) const;
   void pump_link(Link link);
   void begin_move(Link link);
   void issue(Node& node);

@@ -26,19 +26,18 @@ bool writes_drives(Link link) {
   return link == kNvmeWrite || link == kDirectWrite;
 }
 
-}  // namespace
-
-bool Mover::full(Link link, SegmentId segment) const {
+bool full(Link link, int moving, std::int64_t segment_bytes) {
   const Cap& cap = kMovingCap[link];
-  return links_[link].moving >=
-         std::clamp<std::int64_t>(cap.bytes / table_.segment(segment).charge, cap.least, cap.most);
+  return moving >= std::clamp<std::int64_t>(cap.bytes / segment_bytes, cap.least, cap.most);
 }
+
+}  // namespace
 
 void Mover::pump_link(Link link) {
   NodeList& ready = ready_[link];
   while (!closing_ && !stopped_ && ready.first != nullptr) {
     Node& node = *ready.first;
-    if (full(link, node.action.segment)) return;
+    if (full(link, links_[link].moving, table_.segment(node.action.segment).charge)) return;
     ready.remove(node);
     issue(node);
   }
@@ -134,7 +133,9 @@ Node* Mover::source_of(const Node& node) const {
   const Link link = link_of(node.action);
   if (link != kNvmeWrite && (link != kToDevice || memory(segment, Tier::kDevice) == nullptr)) return nullptr;
   // A staged write must not overtake those that wait for the link.
-  if (link == kNvmeWrite && (ready_[link].first != nullptr || full(link, segment))) return nullptr;
+  if (link == kNvmeWrite &&
+      (ready_[link].first != nullptr || full(link, links_[link].moving, table_.segment(segment).charge)))
+    return nullptr;
   Node* source = nullptr;
   for (Node* n = node.before; n != nullptr; n = n->before) {
     if (n->state == Node::State::kDone || !conflict(*n, node)) continue;
@@ -242,16 +243,6 @@ LinkStatistics Mover::link(Link link) const {
   out.waiting = static_cast<int>(ready_[link].size);
   if (out.moving > 0) out.busy_seconds += seconds_between(busy_since_[link], Clock::now());
   return out;
-}
-
-Traffic Mover::traffic() const {
-  const std::int64_t direct_read = links_[kDirectRead].bytes, direct_write = links_[kDirectWrite].bytes;
-  return {links_[kNvmeRead].bytes + direct_read,
-          links_[kNvmeWrite].bytes + direct_write,
-          links_[kToDevice].bytes,
-          links_[kToHost].bytes,
-          direct_read,
-          direct_write};
 }
 
 }  // namespace zg

@@ -64,9 +64,10 @@ struct MoveQueue {
 class NodePool {
  public:
   Node& take();
-  void give_back(Node& node) { node.next = std::exchange(unused_, &node); }
+  void take_back_done(MoveQueue& queue);  // those at its front, but for leased ones
 
  private:
+  void give_back(Node& node) { node.next = std::exchange(unused_, &node); }
   Blocks<Node> nodes_;
   std::int32_t count_ = 0;
   Node* unused_ = nullptr;

@@ -26,8 +26,10 @@ void NvmeCopies::create(SegmentId segment) {
                                              .slots = slots(segment)});
 }
 
-void NvmeCopies::destroy(SegmentId segment) {
-  if (io::ExtentId& extent = copies_[segment].extent) volume_->destroy(std::exchange(extent, io::ExtentId{}));
+void NvmeCopies::destroy(const Tensor& tensor) {
+  for (SegmentId id = tensor.first_segment; id < tensor.first_segment + tensor.segments; ++id) {
+    if (io::ExtentId& e = copies_[id].extent) volume_->destroy(std::exchange(e, io::ExtentId{}));
+  }
 }
 
 io::ExtentTransfer NvmeCopies::to_read(SegmentId segment) const {

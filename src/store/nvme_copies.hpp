@@ -23,7 +23,7 @@ class NvmeCopies {
   void grow(std::int32_t segments) { copies_.grow(segments); }  // the table has so many
   // Reserves its extent. Throws Error(kIo) where the drives have no room.
   void create(SegmentId segment);
-  void destroy(SegmentId segment);  // if it has one; nothing of it moves
+  void destroy(const Tensor& tensor);  // those that it has; nothing of it moves
 
   // What reads the newest version, or writes the next one, which is counted as begun. The caller adds memory,
   // completion and urgency.

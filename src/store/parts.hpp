@@ -95,6 +95,7 @@ struct StoreParts final : private MoverEvents {
   void changed(SegmentId segment) override;
   void finished(Action::Kind kind) override;
   void failed(const Error& error) override { fail(error); }
+  void no_memory(Tier tier, const Error& error) override;
 };
 
 }  // namespace zg

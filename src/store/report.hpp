@@ -16,11 +16,13 @@ class StoreReport {
   explicit StoreReport(const StoreParts& parts) : p_(parts) {}
   StoreStatistics statistics() const;
   TensorStatistics statistics(TensorId tensor) const;
+  Traffic traffic() const;
   std::vector<SegmentReport> segments(TensorId tensor) const;
   std::string explain(TensorId tensor) const;
   std::string state() const;
   void check() const;
   std::string describe(const Node& node) const;
+  std::string what_holds(Tier tier) const;  // which roles its memory is given to
 
  private:
   SegmentReport segment(SegmentId segment) const;

@@ -126,6 +126,10 @@ void StoreParts::finished(Action::Kind kind) {
   if (kind == Action::Kind::kCopy) prefetcher.follow();
 }
 
+void StoreParts::no_memory(Tier tier, const Error& e) {
+  fail(Error(e.code(), e.where(), e.message() + "; " + report.what_holds(tier), e.hint()));
+}
+
 TensorStore::TensorStore(const Options& options) : parts_(std::make_unique<StoreParts>(options)) {}
 TensorStore::~TensorStore() = default;
 
@@ -142,7 +146,7 @@ TensorId TensorStore::add(const TensorSpec& spec) {
   try {
     p.grow();
   } catch (const Error&) {
-    p.mover.forget(p.table.tensor(id));
+    if (NvmeCopies* nvme = p.mover.nvme()) nvme->destroy(p.table.tensor(id));
     p.table.remove(id);
     throw;
   }
@@ -155,7 +159,7 @@ void TensorStore::remove(TensorId tensor) {
   for (SegmentId id = t.first_segment; id < t.first_segment + t.segments; ++id) discard(id);
   drain();
   std::lock_guard lock(p.mutex);
-  p.mover.forget(t);
+  if (NvmeCopies* nvme = p.mover.nvme()) nvme->destroy(t);
   p.table.remove(tensor);
 }
 
@@ -308,7 +312,7 @@ void TensorStore::drain() {
 
 Traffic TensorStore::traffic() const {
   std::lock_guard lock(parts_->mutex);
-  return parts_->mover.traffic();
+  return parts_->report.traffic();
 }
 
 std::int64_t TensorStore::first_written_bytes() const {

@@ -19,6 +19,10 @@ bool before(const Node& a, const Node& b) {
   return a.urgency < b.urgency;
 }
 
+Arena& arena_of(const TensorStore::Options& options, Tier tier) {
+  return tier == Tier::kDevice ? options.device->arena() : *options.host;
+}
+
 bool may_start(const Node& node) {
   for (const Node* n = node.before; n != nullptr; n = n->before) {
     if (n->state != Node::State::kDone && conflict(*n, node)) return false;
@@ -124,7 +128,8 @@ Mover::~Mover() {
   for (SegmentId id = 0; id < segments_; ++id) {
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
       if (memory(id, tier) == nullptr) continue;
-      arena(tier).release(std::exchange(memory(id, tier), nullptr), table_.segment(id).charge_at(tier));
+      arena_of(options_, tier)
+          .release(std::exchange(memory(id, tier), nullptr), table_.segment(id).charge_at(tier));
     }
   }
   copy_stream_[0].reset();
@@ -142,10 +147,6 @@ void Mover::grow(std::int32_t segments) {
   for (SegmentId id = first; id < segments; ++id) {
     if (table_.segment(id).lowest == Tier::kNvme) nvme_->create(id);
   }
-}
-
-Arena& Mover::arena(Tier tier) const {
-  return tier == Tier::kDevice ? options_.device->arena() : *options_.host;
 }
 
 void Mover::carry_out(std::vector<Action>& actions, Urgency urgency) {
@@ -273,7 +274,7 @@ void Mover::free_memory(const Action& action) {
     std::memset(data, 0xff, static_cast<std::size_t>(charge));
   }
 #endif
-  arena(action.tier).release(std::exchange(data, nullptr), charge);
+  arena_of(options_, action.tier).release(std::exchange(data, nullptr), charge);
   memory_freed_[index_of(action.tier)] = true;
 }
 
@@ -287,7 +288,7 @@ void Mover::grant_memory(Tier tier) {
     const SegmentId segment = node.action.segment;
     void* data = nullptr;
     try {
-      data = arena(tier).allocate(table_.segment(segment).charge_at(tier));
+      data = arena_of(options_, tier).allocate(table_.segment(segment).charge_at(tier));
     } catch (const Error& e) {
       events_.no_memory(tier, e);  // this may be a thread of a drive or of a stream: nobody catches it there
     }

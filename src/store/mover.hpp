@@ -93,7 +93,6 @@ class Mover final : private io::ExtentCompletion {
   void start(Node& node);
   void free_memory(const Action& action);
   void grant_memory(Tier tier);
-  Arena& arena(Tier tier) const;
   void*& memory(SegmentId segment, Tier tier) const { return hot_[segment].memory[index_of(tier)]; }
 
   // Links (mover_links.cpp).

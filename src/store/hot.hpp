@@ -23,7 +23,7 @@ struct alignas(64) Hot {
       2;  // there is no other copy, and nothing moves: writing needs no decision
   static constexpr std::uint64_t kWaited = 4;  // somebody waits for the leases to end
   static constexpr std::uint64_t kReader = std::uint64_t{1} << 8, kWriter = std::uint64_t{1} << 32;
-  static constexpr std::uint64_t kLeases = ~std::uint64_t{0xff};
+  static constexpr std::uint64_t kLeases = ~std::uint64_t{0xff}, kWriters = ~(kWriter - 1);
 
   std::atomic<std::uint64_t> word[2]{};  // device, host
   void* memory[2] = {nullptr, nullptr};  // changed only while closed
@@ -35,6 +35,11 @@ struct alignas(64) Hot {
   static int writers(std::uint64_t w) { return static_cast<int>(w >> 32); }
 };
 static_assert(sizeof(Hot) == 64);
+
+// Of the arrays that have an element for the device and one for the host.
+inline std::size_t index_of(Tier tier) {
+  return static_cast<std::size_t>(tier);
+}
 
 // Grows with time, the same for all threads; the unit does not matter.
 inline std::uint64_t tick() {

@@ -1,10 +1,9 @@
-// The part of TensorStore that tells of itself.
+#include "store/report.hpp"
 
 #include <algorithm>
 #include <numeric>
 
-#include "store/node.hpp"
-#include "store/predictor.hpp"
+#include "store/parts.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -32,63 +31,34 @@ const char* name_of(WaitCause cause) {
   return kNames[static_cast<std::size_t>(cause)];
 }
 
-std::string TensorStore::describe(const Node& node) const {
+std::string StoreReport::describe(const Node& node) const {
   static constexpr const char* kKinds[] = {"memory for", "move of", "release of", "use of"};
   static constexpr const char* kStates[] = {"pending", "running", "done"};
   std::string text = fmt::format("{} {} at {} ({})", kKinds[static_cast<int>(node.action.kind)],
-                                 table_.segment_name(node.action.segment), name_of(node.action.tier),
+                                 p_.table.segment_name(node.action.segment), name_of(node.action.tier),
                                  kStates[static_cast<int>(node.state)]);
   if (node.action.kind == Action::Kind::kCopy) text += fmt::format(" from {}", name_of(node.action.from));
   return text;
 }
 
-std::string TensorStore::describe(const Waiter& w) const {
-  static constexpr const char* kAccess[] = {"read", "write", "overwrite"};
-  std::string text = fmt::format("{} of {} at {}: ", kAccess[static_cast<int>(w.step.access)],
-                                 table_.segment_name(w.step.segment), name_of(w.step.tier));
-  switch (w.obstacle) {
-    case Obstacle::kNone:
-      return text + "nothing";
-    case Obstacle::kMoving:
-      return text + fmt::format("{} is on its way", table_.segment_name(w.moving));
-    case Obstacle::kLeases: {
-      const SegmentState& s = at(w.step.segment);
-      int readers = 0, writers = 0;
-      for (const auto& word : hot(w.step.segment).word) {
-        readers += Hot::readers(word.load());
-        writers += Hot::writers(word.load());
-      }
-      return text + fmt::format("leases of others ({} read, {} write; {} of them passed to a stream)",
-                                readers, writers, s.passed[0] + s.passed[1]);
-    }
-    case Obstacle::kLine:
-      return text + "others who wait for room";
-    case Obstacle::kRoom:
-      return text + fmt::format("room for {} in the {} tier, which leases fill", format_bytes(w.room.needed),
-                                name_of(w.room.tier));
-  }
-  return text;
-}
-
-SegmentReport TensorStore::report_of(SegmentId id) const {
-  const SegmentState& s = at(id);
+SegmentReport StoreReport::segment(SegmentId id) const {
   SegmentReport r;
-  r.name = table_.segment_name(id);
+  r.name = p_.table.segment_name(id);
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
-    r.present[static_cast<std::size_t>(tier)] = residency_.present(id, tier);
+    r.present[static_cast<std::size_t>(tier)] = p_.residency.present(id, tier);
   }
   std::uint64_t next = kNever;
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const auto t = static_cast<std::size_t>(tier);
-    const std::uint64_t word = hot(id).word[t].load();
+    const std::uint64_t word = p_.leases.hot(id).word[t].load();
     r.readers[t] = Hot::readers(word);
     r.writers[t] = Hot::writers(word);
-    r.pinned[t] = residency_.is_pinned(id, tier);
-    r.passed += s.passed[t];
-    next = std::min(next, residency_.next_access(id));
+    r.pinned[t] = p_.residency.is_pinned(id, tier);
+    r.passed += p_.leases.claims(id).passed[t];
+    next = std::min(next, p_.residency.next_access(id));
   }
   if (next != kNever) r.next_use = static_cast<std::int64_t>(next);
-  for (const Node* n = s.first; n != nullptr; n = n->next) {
+  for (const Node* n = p_.mover.queue(id).first; n != nullptr; n = n->next) {
     if (n->leased && n->state != Node::State::kDone) {
       ++(n->action.access == Access::kRead ? r.readers : r.writers)[static_cast<std::size_t>(n->action.tier)];
       r.passed += n->passed_to != nullptr ? 1 : 0;
@@ -96,25 +66,23 @@ SegmentReport TensorStore::report_of(SegmentId id) const {
       r.moves.push_back(describe(*n));
     }
   }
-  for (const Waiter* w : waiters_) {
-    if (w->step.segment == id) r.waits_for = describe(*w);
+  for (const Waiter* w : p_.waits.waiters()) {
+    if (w->step.segment == id) r.waits_for = p_.waits.describe(*w);
   }
   return r;
 }
 
-std::vector<SegmentReport> TensorStore::report(TensorId tensor) const {
-  std::lock_guard lock(mutex_);
-  const Tensor& t = table_.tensor(tensor);
+std::vector<SegmentReport> StoreReport::segments(TensorId tensor) const {
+  const Tensor& t = p_.table.tensor(tensor);
   std::vector<SegmentReport> all;
-  for (SegmentId id = t.first_segment; id < t.first_segment + t.segments; ++id) all.push_back(report_of(id));
+  for (SegmentId id = t.first_segment; id < t.first_segment + t.segments; ++id) all.push_back(segment(id));
   return all;
 }
 
-std::string TensorStore::explain(TensorId tensor) const {
-  const auto reports = report(tensor);
+std::string StoreReport::explain(TensorId tensor) const {
+  const auto reports = segments(tensor);
   const TensorStatistics counts = statistics(tensor);
-  std::lock_guard lock(mutex_);
-  const TensorSpec& spec = table_.tensor(tensor).spec;
+  const TensorSpec& spec = p_.table.tensor(tensor).spec;
   std::string text = fmt::format(
       "{}: {} {} x {}, {} segment{}; may sink to {}, priority {}\n  acquired {} times, {} without waiting "
       "for a move; waited "
@@ -142,56 +110,61 @@ std::string TensorStore::explain(TensorId tensor) const {
   return text;
 }
 
-StoreStatistics TensorStore::statistics() const {
-  std::lock_guard lock(mutex_);
+StoreStatistics StoreReport::statistics() const {
   StoreStatistics out;
-  out.links = links_;
-  for (int link = 0; link < kLinks; ++link) {
-    const auto l = static_cast<std::size_t>(link);
-    out.links[l].waiting = static_cast<int>(ready_[l].size);
-    if (links_[l].moving > 0) out.links[l].busy_seconds += seconds_between(busy_since_[l], Clock::now());
-  }
+  for (int link = 0; link < kLinks; ++link)
+    out.links[static_cast<std::size_t>(link)] = p_.mover.link(static_cast<Link>(link));
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const auto t = static_cast<std::size_t>(tier);
-    out.tiers[t] = tiers_[t];
-    out.tiers[t].budget = residency_.budget(tier);
-    out.tiers[t].used = residency_.used(tier);
-    out.tiers[t].peak = residency_.peak(tier);
+    out.tiers[t] = p_.counters.tiers[t];
+    out.tiers[t].budget = p_.residency.budget(tier);
+    out.tiers[t].used = p_.residency.used(tier);
+    out.tiers[t].peak = p_.residency.peak(tier);
   }
-  if (volume_ != nullptr) {
+  if (const NvmeCopies* copies = p_.mover.nvme()) {
     TierStatistics& nvme = out.tiers[static_cast<std::size_t>(Tier::kNvme)];
-    for (int drive = 0; drive < table_.drives(); ++drive) {
-      const io::SpaceReport space = volume_->space(drive);
+    for (int drive = 0; drive < p_.table.drives(); ++drive) {
+      const io::SpaceReport space = copies->volume().space(drive);
       nvme.budget += space.bytes;
       nvme.used += space.used;
     }
     nvme.peak = nvme.used;
   }
-  for (SegmentId id = 0; id < table_.segment_count(); ++id) {
+  for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
     for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
       const auto t = static_cast<std::size_t>(tier);
-      if (t < 2) out.tiers[t].hits += hot(id).hits[t].load(std::memory_order_relaxed);
-      if (!residency_.present(id, tier)) continue;
+      if (t < 2) out.tiers[t].hits += p_.leases.hot(id).hits[t].load(std::memory_order_relaxed);
+      if (!p_.residency.present(id, tier)) continue;
       ++out.tiers[t].segments;
-      out.tiers[t].bytes += table_.segment(id).bytes;
+      out.tiers[t].bytes += p_.table.segment(id).bytes;
     }
   }
-  out.waits = waits_;
-  out.waited_for = waited_for_;
-  out.waited_seconds = std::accumulate(waited_for_.begin(), waited_for_.end(), 0.0);
-  out.prefetches = prefetches_;
-  out.prefetched_in_vain = prefetched_in_vain_;
-  out.left_record = left_record_;
+  const Counters& c = p_.counters;
+  out.waits = c.waits;
+  out.waited_for = c.waited_for;
+  out.waited_seconds = std::accumulate(c.waited_for.begin(), c.waited_for.end(), 0.0);
+  out.prefetches = c.prefetches;
+  out.prefetched_in_vain = c.prefetched_in_vain;
+  out.left_record = c.left_record;
   return out;
 }
 
-TensorStatistics TensorStore::statistics(TensorId tensor) const {
-  std::lock_guard lock(mutex_);
+Traffic StoreReport::traffic() const {
+  const auto bytes = [this](Link link) { return p_.mover.link(link).bytes; };
+  return {bytes(kNvmeRead) + bytes(kDirectRead),
+          bytes(kNvmeWrite) + bytes(kDirectWrite),
+          bytes(kToDevice),
+          bytes(kToHost),
+          bytes(kDirectRead),
+          bytes(kDirectWrite)};
+}
+
+TensorStatistics StoreReport::statistics(TensorId tensor) const {
   TensorStatistics sum;
-  const Tensor& t = table_.tensor(tensor);
+  const Tensor& t = p_.table.tensor(tensor);
   for (SegmentId id = t.first_segment; id < t.first_segment + t.segments; ++id) {
-    const TensorStatistics& c = at(id).counts;
-    for (const auto& hits : hot(id).hits) sum.hits += hits.load(std::memory_order_relaxed);
+    const TensorStatistics& c = p_.counters.segments[id];
+    for (const auto& hits : p_.leases.hot(id).hits) sum.hits += hits.load(std::memory_order_relaxed);
     sum.misses += c.misses;
     sum.waits += c.waits;
     sum.waited_seconds += c.waited_seconds;
@@ -202,96 +175,129 @@ TensorStatistics TensorStore::statistics(TensorId tensor) const {
   return sum;
 }
 
-std::string TensorStore::state() const {
-  std::lock_guard lock(mutex_);
+std::string StoreReport::state() const {
   std::string text = fmt::format(
       "  device {} of {}, host {} of {}; program {} operation {} of {}, decided {}",
-      format_bytes(options_.device->arena().in_use()), format_bytes(options_.device->arena().budget()),
-      format_bytes(options_.host->in_use()), format_bytes(options_.host->budget()),
-      program_ ? program_->name() : "none", op_, program_ ? program_->op_count() : 0, decided_);
-  if (predictor_->program() != nullptr) {
-    text += fmt::format("; expected step {} access {} of {}, fetched up to {}", predictor_->program()->name(),
-                        predictor_->cursor() + 1, predictor_->program()->access_count(), ahead_);
+      format_bytes(p_.options.device->arena().in_use()), format_bytes(p_.options.device->arena().budget()),
+      format_bytes(p_.options.host->in_use()), format_bytes(p_.options.host->budget()),
+      p_.program ? p_.program->name() : "none", p_.op, p_.program ? p_.program->op_count() : 0, p_.decided);
+  const Predictor& predictor = p_.prefetcher.predictor();
+  if (predictor.program() != nullptr) {
+    text += fmt::format("; expected step {} access {} of {}, fetched up to {}", predictor.program()->name(),
+                        predictor.cursor() + 1, predictor.program()->access_count(),
+                        p_.prefetcher.fetched_up_to());
   }
-  for (int i = 0; i < (options_.budgets.direct ? kLinks : kDirectRead); ++i) {
-    const auto link = static_cast<std::size_t>(i);
-    text += fmt::format("\n  {}: {} moving, {} ready, {} so far", name_of(static_cast<Link>(i)),
-                        links_[link].moving, ready_[link].size, format_bytes(links_[link].bytes));
+  for (int i = 0; i < (p_.options.budgets.direct ? kLinks : kDirectRead); ++i) {
+    const LinkStatistics link = p_.mover.link(static_cast<Link>(i));
+    text += fmt::format("\n  {}: {} moving, {} ready, {} so far", name_of(static_cast<Link>(i)), link.moving,
+                        link.waiting, format_bytes(link.bytes));
   }
-  for (const NodeList& queue : memory_queue_) {
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    const NodeList& queue = p_.mover.memory_queue(tier);
     if (queue.first != nullptr)
       text += fmt::format("\n  first of {} to get memory: {}", queue.size, describe(*queue.first));
   }
-  if (awaited_ != nullptr)
-    text += fmt::format("\n  the program waits for {}: {}", name_of(awaiting_.cause), describe(*awaited_));
-  for (const Waiter* w : waiters_) {
+  if (const Node* awaited = p_.waits.awaited())
+    text += fmt::format("\n  the program waits for {}: {}", name_of(p_.waits.cause()), describe(*awaited));
+  for (const Waiter* w : p_.waits.waiters()) {
     text += fmt::format("\n  waiting for {}: {}", format_seconds(seconds_between(w->begin, Clock::now())),
-                        describe(*w));
+                        p_.waits.describe(*w));
   }
+  list_moves_and_leases(text);
+  if (p_.failure) text += fmt::format("\n  failed: {}", p_.failure->what());
+  if (p_.options.io != nullptr) text += fmt::format("\n  {}", p_.options.io->state());
+  return text;
+}
+
+void StoreReport::list_moves_and_leases(std::string& text) const {
   constexpr int kMost = 24;
   int shown = 0;
-  for (SegmentId id = 0; id < table_.segment_count(); ++id) {
-    for (const Node* n = at(id).first; n != nullptr; n = n->next) {
+  for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
+    for (const Node* n = p_.mover.queue(id).first; n != nullptr; n = n->next) {
       if (n->state != Node::State::kRunning) continue;
       if (++shown <= kMost) text += fmt::format("\n  {}{}", describe(*n), n->leased ? ", leased" : "");
     }
     int leases = 0;
-    for (const auto& word : hot(id).word) leases += Hot::readers(word.load()) + Hot::writers(word.load());
+    for (const auto& word : p_.leases.hot(id).word)
+      leases += Hot::readers(word.load()) + Hot::writers(word.load());
     if (leases > 0 && ++shown <= kMost)
-      text += fmt::format("\n  {}: {} lease{}", table_.segment_name(id), leases, leases == 1 ? "" : "s");
+      text += fmt::format("\n  {}: {} lease{}", p_.table.segment_name(id), leases, leases == 1 ? "" : "s");
   }
   if (shown > kMost) text += fmt::format("\n  and {} more", shown - kMost);
-  if (failed_) text += fmt::format("\n  failed: {}", failure_->what());
-  if (options_.io != nullptr) text += fmt::format("\n  {}", options_.io->state());
-  return text;
+}
+
+// "of the device tier, copies hold: weight 12.0 GiB in 25 segments, activation 2.0 GiB in 8 segments".
+std::string StoreReport::what_holds(Tier tier) const {
+  std::int64_t bytes[kRoles] = {}, segments[kRoles] = {};
+  for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
+    if (p_.leases.hot(id).memory[index_of(tier)] == nullptr) continue;
+    const auto role = static_cast<std::size_t>(p_.table.tensor(p_.table.segment(id).tensor).spec.role);
+    bytes[role] += p_.table.segment(id).charge_at(tier);
+    ++segments[role];
+  }
+  std::string text;
+  for (std::size_t role = 0; role < kRoles; ++role) {
+    if (segments[role] == 0) continue;
+    text += fmt::format("{}{} {} in {} segment{}", text.empty() ? "" : ", ", name_of(static_cast<Role>(role)),
+                        format_bytes(bytes[role]), segments[role], segments[role] == 1 ? "" : "s");
+  }
+  return fmt::format("of the {} tier, copies hold: {}", name_of(tier), text.empty() ? "nothing" : text);
 }
 
 // After a failure moves are left where they are, and nothing of this need hold.
-void TensorStore::check() const {
-  std::lock_guard lock(mutex_);
-  if (failed_) return;
-  residency_.check();
+void StoreReport::check() const {
+  if (p_.failure) return;
+  p_.residency.check();
+  p_.prefetcher.check();
   int passed = 0;
-  std::array<std::int64_t, 2> ahead{}, memory{};
-  for (SegmentId id = 0; id < table_.segment_count(); ++id) {
-    const SegmentState& s = at(id);
-    const std::string name = table_.segment_name(id);
-    if (s.ahead)
-      ahead[static_cast<std::size_t>(s.prefetched)] +=
-          table_.segment(id).charge_at(static_cast<Tier>(s.prefetched));
-    for (const Node* n = s.first; n != nullptr; n = n->next) {
+  std::array<std::int64_t, 2> memory{};
+  for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
+    const MoveQueue& queue = p_.mover.queue(id);
+    for (const Node* n = queue.first; n != nullptr; n = n->next) {
       passed += n->leased && n->passed_to != nullptr ? 1 : 0;
-      ZG_ASSERT(n->next != nullptr ? n->next->before == n : s.last == n, "{}", name);
+      ZG_ASSERT(n->next != nullptr ? n->next->before == n : queue.last == n, "{}", p_.table.segment_name(id));
     }
-    const auto mine = [&](const Waiter* w) { return w->step.segment == id; };
-    const auto count = [&](auto&& what) {
-      return std::count_if(waiters_.begin(), waiters_.end(),
-                           [&](const Waiter* w) { return mine(w) && what(*w); });
-    };
-    ZG_ASSERT_EQ(count([](const Waiter& w) { return w.flagged; }), s.lease_waiters);
-    ZG_ASSERT_EQ(count([](const Waiter& w) { return w.flagged && w.step.access != Access::kRead; }),
-                 s.write_waiters);
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      const auto t = static_cast<std::size_t>(tier);
-      const std::uint64_t word = hot(id).word[t].load();
-      const bool taken = hot(id).memory[t] != nullptr, present = residency_.present(id, tier);
-      passed += s.passed[t];
-      if (taken) memory[t] += table_.segment(id).charge_at(tier);
-      if (s.first == nullptr) ZG_ASSERT(taken == present, "{} at the {}", name, name_of(tier));
-      if ((word & Hot::kOpen) != 0)
-        ZG_ASSERT(taken && present && program_ == nullptr, "{} at the {}", name, name_of(tier));
-      if ((word & Hot::kSole) != 0)
-        ZG_ASSERT(residency_.sole(id, tier) && s.first == nullptr, "{} at the {}", name, name_of(tier));
-      if ((word & Hot::kLeases) != 0) ZG_ASSERT(taken, "{} at the {}", name, name_of(tier));
-      ZG_ASSERT_LE(s.passed[t], Hot::readers(word) + Hot::writers(word));
-      ZG_ASSERT(s.lease_waiters == 0 || (word & Hot::kWaited) != 0, "{} at the {}", name, name_of(tier));
+      passed += p_.leases.claims(id).passed[index_of(tier)];
+      if (p_.leases.hot(id).memory[index_of(tier)] != nullptr)
+        memory[index_of(tier)] += p_.table.segment(id).charge_at(tier);
+      check_copy(id, tier);
     }
+    check_waiters(id);
   }
-  ZG_ASSERT_EQ(passed, passed_);
-  ZG_ASSERT_EQ(ahead[0], ahead_bytes_[0]);
-  ZG_ASSERT_EQ(ahead[1], ahead_bytes_[1]);
-  ZG_ASSERT_LE(memory[0], options_.budgets.device);
-  ZG_ASSERT_LE(memory[1], options_.budgets.host);
+  ZG_ASSERT_EQ(passed, p_.leases.passed());
+  ZG_ASSERT_LE(memory[0], p_.options.budgets.device);
+  ZG_ASSERT_LE(memory[1], p_.options.budgets.host);
+}
+
+// The word of the copy says no more than what is known of it.
+void StoreReport::check_copy(SegmentId id, Tier tier) const {
+  const Hot& h = p_.leases.hot(id);
+  const std::size_t t = index_of(tier);
+  const std::uint64_t word = h.word[t].load();
+  const std::string name = p_.table.segment_name(id);
+  const bool taken = h.memory[t] != nullptr, present = p_.residency.present(id, tier);
+  const bool moves = p_.mover.moves(id);
+  if (!moves) ZG_ASSERT(taken == present, "{} at the {}", name, name_of(tier));
+  if ((word & Hot::kOpen) != 0)
+    ZG_ASSERT(taken && present && p_.program == nullptr, "{} at the {}", name, name_of(tier));
+  if ((word & Hot::kSole) != 0)
+    ZG_ASSERT(p_.residency.sole(id, tier) && !moves, "{} at the {}", name, name_of(tier));
+  if ((word & Hot::kLeases) != 0) ZG_ASSERT(taken, "{} at the {}", name, name_of(tier));
+  ZG_ASSERT_LE(p_.leases.claims(id).passed[t], Hot::readers(word) + Hot::writers(word));
+  ZG_ASSERT(p_.waits.line(id).waiters == 0 || (word & Hot::kWaited) != 0, "{} at the {}", name,
+            name_of(tier));
+}
+
+void StoreReport::check_waiters(SegmentId id) const {
+  int waiters = 0, writers = 0;
+  for (const Waiter* w : p_.waits.waiters()) {
+    if (w->step.segment != id || !w->flagged) continue;
+    ++waiters;
+    writers += w->reads() ? 0 : 1;
+  }
+  ZG_ASSERT_EQ(waiters, p_.waits.line(id).waiters);
+  ZG_ASSERT_EQ(writers, p_.waits.line(id).writers);
 }
 
 }  // namespace zg

@@ -3,9 +3,21 @@
 #include <algorithm>
 #include <utility>
 
+#include "store/copy_states.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg {
+namespace {
+
+// The only way in which a state changes.
+void change(std::uint8_t& current, copy_states::Event event, const TensorTable& table, SegmentId id) {
+  const std::uint8_t next = copy_states::next(current, event);
+  ZG_ASSERT(next != copy_states::kIllegal, "{} in state {}: event {} is illegal", table.segment_name(id),
+            current, static_cast<int>(event));
+  current = next;
+}
+
+}  // namespace
 
 // What the policy of one tier sees.
 class Residency::View final : public PolicyView {
@@ -194,10 +206,9 @@ void Residency::changed(SegmentId id) {
 
 void Residency::alloc(SegmentId id, Tier tier) {
   const std::size_t t = index(tier);
-  ZG_ASSERT(!present(id, tier), "{} twice at {}", table_.segment_name(id), name_of(tier));
   used_[t] += table_.segment(id).charge_at(tier);
   peak_[t] = std::max(peak_[t], used_[t]);
-  state(id).current |= bit(tier);
+  change(state(id).current, copy_states::take(tier), table_, id);
   slot_[t][static_cast<std::size_t>(id)] = static_cast<std::int32_t>(resident_[t].size());
   resident_[t].push_back(id);
   policy_of(id, tier).insert(id, View(*this, tier));
@@ -207,9 +218,8 @@ void Residency::alloc(SegmentId id, Tier tier) {
 
 void Residency::free(SegmentId id, Tier tier) {
   const std::size_t t = index(tier);
-  ZG_ASSERT(present(id, tier), "{} not at {}", table_.segment_name(id), name_of(tier));
   used_[t] -= table_.segment(id).charge_at(tier);
-  state(id).current &= static_cast<std::uint8_t>(~bit(tier));
+  change(state(id).current, copy_states::free(tier), table_, id);
   const auto slot = static_cast<std::size_t>(slot_[t][static_cast<std::size_t>(id)]);
   resident_[t][slot] = resident_[t].back();
   slot_[t][static_cast<std::size_t>(resident_[t][slot])] = static_cast<std::int32_t>(slot);
@@ -233,7 +243,9 @@ void Residency::copy(SegmentId id, Tier from, Tier to) {
   } else {
     (to == Tier::kDevice ? traffic_.host_to_device : traffic_.device_to_host) += bytes;
   }
-  state(id).current |= bit(to);
+  ZG_ASSERT(present(id, from) && (to == Tier::kNvme || present(id, to)), "{} from {} to {}",
+            table_.segment_name(id), name_of(from), name_of(to));
+  if (to == Tier::kNvme) change(state(id).current, copy_states::Event::kWriteBack, table_, id);
   changed(id);
   out_->push_back({Action::Kind::kCopy, to, from, Access::kRead, id});
 }
@@ -391,7 +403,7 @@ std::optional<NoRoom> Residency::apply(const AccessStep& step) {
     for (const Tier other : {Tier::kDevice, Tier::kHost}) {
       if (other != step.tier && present(step.segment, other)) free(step.segment, other);
     }
-    s.current = bit(step.tier);
+    change(s.current, copy_states::write(step.tier), table_, step.segment);
   }
   changed(step.segment);
   out_->push_back({Action::Kind::kUse, step.tier, step.tier, step.access, step.segment});
@@ -403,7 +415,7 @@ void Residency::discard(SegmentId segment, std::vector<Action>& out) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     if (present(segment, tier)) free(segment, tier);
   }
-  state(segment).current = 0;
+  change(state(segment).current, copy_states::Event::kForget, table_, segment);
 }
 
 std::optional<NoRoom> Residency::decide(int which, std::int32_t op, std::vector<Action>& out) {
@@ -518,7 +530,8 @@ void Residency::check() const {
       ZG_ASSERT_EQ(listed, present(id, tier));
       if (listed) used[index(tier)] += table_.segment(id).charge_at(tier);
     }
-    if (present(id, Tier::kNvme)) ZG_ASSERT(table_.segment(id).lowest == Tier::kNvme);
+    ZG_ASSERT(copy_states::reachable(state(id).current, table_.segment(id).lowest == Tier::kNvme),
+              "{} in state {}", table_.segment_name(id), state(id).current);
   }
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     ZG_ASSERT_EQ(used[index(tier)], used_[index(tier)]);

@@ -1,9 +1,7 @@
-// The part of TensorStore that waits for leases and room without a program, and sees when a wait would never
-// end.
+#include "store/waits.hpp"
 
 #include <algorithm>
 
-#include "store/node.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -12,145 +10,206 @@ namespace {
 
 constexpr auto kPatience = std::chrono::milliseconds(100);  // between looks for waits without end
 
-std::size_t index(Tier tier) {
-  return static_cast<std::size_t>(tier);
-}
 Tier other(Tier tier) {
   return tier == Tier::kDevice ? Tier::kHost : Tier::kDevice;
 }
 
 }  // namespace
 
-TensorStore::Waiter::Waiter(TensorStore& s, const AccessStep& a, Stream* c)
-    : store(s), step(a), consumer(c), holder(s.holder()) {}
+Waiter::Waiter(Waits& w, const AccessStep& a, Stream* c)
+    : waits(w), step(a), consumer(c), holder(w.leases_.holder()) {}
 
-// Under the mutex, like all of its life.
-TensorStore::Waiter::~Waiter() {
-  SegmentState& s = store.at(step.segment);
-  if (decided) --s.intents[index(step.tier)];
+Waiter::~Waiter() {
+  if (decided) --waits.leases_.claims(step.segment).intents[index_of(step.tier)];
   if (taken) {
-    store.hot(step.segment).word[index(step.tier)].fetch_sub(Hot::kWriter);
-    if (entry != nullptr) entry->store(nullptr, std::memory_order_relaxed);
+    waits.leases_.hot(step.segment).word[index_of(step.tier)].fetch_sub(Hot::kWriter);
+    LeaseTable::note_off(entry);
   }
   if (flagged) {
-    if (step.access != Access::kRead) --s.write_waiters;
-    if (--s.lease_waiters == 0) {
-      for (auto& word : store.hot(step.segment).word) word.fetch_and(~Hot::kWaited);
-    }
+    Waits::Line& line = waits.lines_[step.segment];
+    if (!reads()) --line.writers;
+    if (--line.waiters == 0) waits.leases_.set_waited(step.segment, false);
   }
-  if (in_line) store.room_waiters_.fetch_sub(1);
-  if (!listed) return;
-  store.waiters_.erase(std::find(store.waiters_.begin(), store.waiters_.end(), this));
-  store.waiting_.fetch_sub(1);
-  store.count_wait(uncounted, WaitCause::kOther);
-  const double seconds = seconds_between(begin, uncounted.since);
-  ++store.waits_;
-  ++s.counts.waits;
-  s.counts.waited_seconds += seconds;
-  store.wake();  // what it stood in the way of
+  if (in_line) waits.room_waiters_.fetch_sub(1);
+  if (listed) waits.unlist(*this);
 }
 
-// Leases, and those that came before us to wait for them.
-bool TensorStore::in_the_way(const Waiter& w) const {
-  const SegmentId id = w.step.segment;
-  const SegmentState& s = at(id);
-  const Hot& h = hot(id);
-  const std::size_t t = index(w.step.tier), o = index(other(w.step.tier));
-  const std::uint64_t here = h.word[t].load(), there = h.word[o].load();
-  const bool reads = w.step.access == Access::kRead;
-  const auto blocks = [&](std::uint64_t word) {
-    return reads ? Hot::writers(word) > 0 : (word & Hot::kLeases) != 0;
+Waits::Waits(const TensorTable& table, const TensorStore::Options& options, const Residency& residency,
+             LeaseTable& leases, const Mover& mover, Counters& counters, std::function<std::string()> state)
+    : table_(table),
+      options_(options),
+      residency_(residency),
+      leases_(leases),
+      mover_(mover),
+      counters_(counters),
+      state_(std::move(state)) {}
+
+void Waits::list(Waiter& w) {
+  w.listed = true;
+  w.begin = Clock::now();
+  w.uncounted.since = w.begin;
+  w.warn_at = options_.warn_after_seconds;
+  waiters_.push_back(&w);
+  counters_.waiting.fetch_add(1);
+}
+
+void Waits::unlist(Waiter& w) {
+  waiters_.erase(std::find(waiters_.begin(), waiters_.end(), &w));
+  counters_.waiting.fetch_sub(1);
+  count(w.uncounted, WaitCause::kOther);
+  counters_.waited(w.step.segment, seconds_between(w.begin, w.uncounted.since));
+  wake();  // what it stood in the way of
+}
+
+void Waits::count(Uncounted& wait, WaitCause next) {
+  const auto now = Clock::now();
+  counters_.waited_for[static_cast<std::size_t>(wait.cause)] += seconds_between(wait.since, now);
+  wait = {next, now};
+}
+
+void Waits::wake() {
+  ++changes_;
+  changed_.notify_all();
+}
+
+void Waits::look_again(SegmentId segment) {
+  if (line(segment).waiters > 0) wake();
+}
+
+void Waits::arrived(SegmentId segment) {
+  const auto waits_for_it = [&](const Waiter* w) {
+    return w->obstacle == Obstacle::kMoving && w->moving == segment;
   };
-  if (!blocks(here) && !blocks(there)) {
-    return overtakes(w);
-  }
-  // What is on the consumer's own stream is in order without our help.
-  const bool ready = residency_.present(id, w.step.tier) && (reads || residency_.sole(id, w.step.tier));
-  return !(ready && !blocks(there) && w.consumer != nullptr && s.passed_to == w.consumer &&
-           Hot::readers(here) + Hot::writers(here) == s.passed[t]);
+  if (std::any_of(waiters_.begin(), waiters_.end(), waits_for_it)) changed_.notify_all();
 }
 
-// Those who wait for leases of one segment, of which one at least writes, go in the order of coming. Who
-// holds something, or a copy by having decided it, does not wait for who may be waiting for just that.
-bool TensorStore::overtakes(const Waiter& w) const {
-  const SegmentState& s = at(w.step.segment);
-  const bool reads = w.step.access == Access::kRead;
-  if ((reads ? s.write_waiters : s.lease_waiters) == 0 || w.decided || w.goes_first || holds_any(w.holder))
+void Waits::done(bool all) {
+  if (awaited_ != nullptr) look();
+  ++changes_;
+  const auto waits_for_any = [](const Waiter* w) { return w->obstacle != Obstacle::kMoving; };
+  if (all || std::any_of(waiters_.begin(), waiters_.end(), waits_for_any)) changed_.notify_all();
+}
+
+void Waits::begin(const Node& use) {
+  awaited_ = &use;
+  awaited_since_ = Clock::now();
+  awaiting_ = {WaitCause::kOther, awaited_since_};
+  look();
+}
+
+void Waits::look() {
+  Awaited found;  // what is granted waits for its thread alone
+  if (awaited_->state == Node::State::kPending) found = awaited_by(mover_, *awaited_);
+  count(awaiting_, found.cause);
+  if (observer_ != nullptr) observer_->awaits(found.cause, found.user);
+}
+
+double Waits::end() {
+  count(awaiting_, WaitCause::kOther);
+  awaited_ = nullptr;
+  if (observer_ != nullptr) observer_->awaits_nothing();
+  return seconds_between(awaited_since_, awaiting_.since);
+}
+
+WaitCause Waits::cause_of(const Waiter& w) const {
+  switch (w.obstacle) {
+    case Obstacle::kNone:
+      return WaitCause::kOther;
+    case Obstacle::kLeases:
+      return WaitCause::kLeases;
+    case Obstacle::kRoom:  // leases have it
+    case Obstacle::kLine:
+      return WaitCause::kMemory;
+    case Obstacle::kMoving:
+      break;
+  }
+  return awaited_of(mover_, w.moving);
+}
+
+bool Waits::in_the_way(const Waiter& w) const {
+  const SegmentId id = w.step.segment;
+  const Hot& h = leases_.hot(id);
+  const std::size_t t = index_of(w.step.tier), o = index_of(other(w.step.tier));
+  const std::uint64_t here = h.word[t].load(), there = h.word[o].load();
+  const auto blocks = [&](std::uint64_t word) {
+    return w.reads() ? Hot::writers(word) > 0 : (word & Hot::kLeases) != 0;
+  };
+  if (!blocks(here) && !blocks(there)) return overtakes(w);
+  // What is on the consumer's own stream is in order without our help.
+  const bool ready = residency_.present(id, w.step.tier) && (w.reads() || residency_.sole(id, w.step.tier));
+  const LeaseTable::Claims& c = leases_.claims(id);
+  return !(ready && !blocks(there) && w.consumer != nullptr && c.passed_to == w.consumer &&
+           Hot::readers(here) + Hot::writers(here) == c.passed[t]);
+}
+
+// Those who wait for leases of one segment, of which one at least writes, go in the order of coming. But who
+// holds a lease, or is to get a copy that was decided for it, passes them: they may be waiting for just that.
+bool Waits::overtakes(const Waiter& w) const {
+  const Line& l = line(w.step.segment);
+  if ((w.reads() ? l.writers : l.waiters) == 0 || w.decided || w.goes_first || w.holder.holds_any())
     return false;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
     return o != &w && o->flagged && o->step.segment == w.step.segment &&
-           (!w.flagged || o->arrival < w.arrival) && !(reads && o->step.access == Access::kRead);
+           (!w.flagged || o->arrival < w.arrival) && !(w.reads() && o->reads());
   });
 }
 
 // Who holds nothing waits for room in the order of coming; who holds something must not wait for who may be
 // waiting for just that.
-bool TensorStore::is_behind(const Waiter& w) const {
-  if (holds_any(w.holder) || w.goes_first) return false;
-  if (goes_first_ != nullptr) return true;
+bool Waits::is_behind(const Waiter& w) const {
+  if (w.holder.holds_any() || w.goes_first) return false;
+  if (turn_ != nullptr) return true;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
-    const bool wants_room = o->obstacle == Obstacle::kRoom || o->obstacle == Obstacle::kLine ||
-                            (o->obstacle == Obstacle::kMoving && !o->decided);
+    const bool wants_room = o->wants_room() || (o->obstacle == Obstacle::kMoving && !o->decided);
     return o != &w && wants_room && o->in_line && (!w.in_line || o->ticket < w.ticket) &&
-           !holds_any(o->holder);
+           !o->holder.holds_any();
   });
 }
 
-// Until something has changed; at once where that may have happened unseen.
-void TensorStore::wait(Lock& lock, Waiter& w) {
-  SegmentState& s = at(w.step.segment);
-  if (!w.listed) {
-    w.listed = true;
-    w.begin = Clock::now();
-    w.uncounted.since = w.begin;
-    w.warn_at = options_.warn_after_seconds;
-    waiters_.push_back(&w);
-    waiting_.fetch_add(1);
-  }
+void Waits::take_turn(const void* whose) {
+  if (turn_ == nullptr) turn_ = whose;
+}
+
+void Waits::end_turn(const void* whose) {
+  if (turn_ != whose) return;
+  turn_ = nullptr;
+  wake();
+}
+
+void Waits::wait(Lock& lock, Waiter& w) {
+  if (!w.listed) list(w);
   if (w.obstacle == Obstacle::kLeases && !w.flagged) {
     w.flagged = true;
     w.arrival = tickets_++;
-    ++s.lease_waiters;
-    if (w.step.access != Access::kRead) ++s.write_waiters;
-    for (auto& word : hot(w.step.segment).word) word.fetch_or(Hot::kWaited);
+    ++lines_[w.step.segment].waiters;
+    if (!w.reads()) ++lines_[w.step.segment].writers;
+    leases_.set_waited(w.step.segment, true);
     return;
   }
-  if ((w.obstacle == Obstacle::kRoom || w.obstacle == Obstacle::kLine) && !w.in_line) {
+  if (w.wants_room() && !w.in_line) {
     w.in_line = true;
     w.ticket = tickets_++;
     room_waiters_.fetch_add(1);
     return;
   }
   check_waits(w);
-  count_wait(w.uncounted, cause_of(w));
+  count(w.uncounted, cause_of(w));
   changed_.wait_for(lock, kPatience);
   const double waited = seconds_between(w.begin, Clock::now());
-  if (waited > w.warn_at && !failed_) {
+  if (waited > w.warn_at && leases_.admits()) {
     w.warn_at *= 2;
     const std::string what = describe(w);
     lock.unlock();
-    log::warning("waiting for {} for {}\n{}", what, format_seconds(waited), state());
+    log::warning("waiting for {} for {}\n{}", what, format_seconds(waited), state_());
     lock.lock();
   }
 }
 
-bool TensorStore::holds(const Holder& holder, const Hot& h) {
-  return holder.any([&](const Hot* hot) { return hot == &h; });
-}
-
-bool TensorStore::holds_any(const Holder& holder) {
-  return holder.any([](const Hot*) { return true; });
-}
-
-// Throws if `w` can never go on and its thread is one of those that stand in the way. A thread that holds a
-// lease and is not waiting for leases or room can go on; so can one that waits for leases of those that can,
-// or for room while anybody can give some back. Moves play no part: a copy that could leave once it has
-// arrived is waited for as such (kMoving).
-void TensorStore::check_waits(Waiter& w) const {
-  if (w.obstacle != Obstacle::kLeases && w.obstacle != Obstacle::kRoom) return;
-  if (w.obstacle == Obstacle::kRoom && w.room.needed > residency_.budget(w.room.tier))
-    throw_no_room(w, false);
-  std::lock_guard holders_lock(holders_mutex_);
+// Those who wait for leases or room and cannot go on. A thread that holds a lease and is not waiting for
+// leases or room can go on; so can one that waits for leases of those that can, or for room while anybody can
+// give some back. Moves play no part: a copy that could leave once it has arrived is waited for as such
+// (kMoving).
+std::vector<const Waiter*> Waits::those_stuck() const {
   std::vector<const Waiter*> stuck;
   for (const Waiter* v : waiters_) {
     // Who has not looked since the last change may find a way.
@@ -160,35 +219,35 @@ void TensorStore::check_waits(Waiter& w) const {
   const auto is_stuck = [&](const Waiter* v) {
     return std::find(stuck.begin(), stuck.end(), v) != stuck.end();
   };
-  const auto can_go_on = [&](const Holder& holder) {
+  const auto can_go_on = [&](const LeaseTable::Holder& holder) {
     return std::none_of(stuck.begin(), stuck.end(), [&](const Waiter* v) { return &v->holder == &holder; });
   };
-  const auto lives = [&](const Waiter& v) {
-    if (v.obstacle == Obstacle::kRoom) {
-      return passed_ > 0 ||
-             std::any_of(holders_.begin(), holders_.end(),
-                         [&](const auto& o) { return holds_any(*o) && can_go_on(*o); }) ||
+  const auto lives = [&](const Waiter* v) {
+    if (v->obstacle == Obstacle::kRoom) {
+      return leases_.passed() > 0 ||
+             leases_.any_holder([&](const auto& o) { return o.holds_any() && can_go_on(o); }) ||
              std::any_of(waiters_.begin(), waiters_.end(),
                          [&](const Waiter* o) { return o->decided && !is_stuck(o); });
     }
-    const Hot& h = hot(v.step.segment);
-    return std::none_of(holders_.begin(), holders_.end(),
-                        [&](const auto& o) { return holds(*o, h) && !can_go_on(*o); });
+    const Hot& h = leases_.hot(v->step.segment);
+    return !leases_.any_holder([&](const auto& o) { return o.holds(h) && !can_go_on(o); });
   };
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (std::size_t i = 0; i < stuck.size(); ++i) {
-      if (!lives(*stuck[i])) continue;
-      stuck.erase(stuck.begin() + static_cast<std::ptrdiff_t>(i));
-      changed = true;
-      break;
-    }
+  for (auto found = stuck.begin(); found != stuck.end();) {
+    found = std::find_if(stuck.begin(), stuck.end(), lives);
+    if (found != stuck.end()) stuck.erase(found), found = stuck.begin();
   }
-  if (!is_stuck(&w)) return;
-  const bool holds_something = holds_any(w.holder);
-  const bool anybody =
-      std::any_of(holders_.begin(), holders_.end(), [](const auto& o) { return holds_any(*o); });
-  if (!holds_something && (anybody || w.obstacle == Obstacle::kLeases))
+  return stuck;
+}
+
+// Throws if `w` can never go on and its thread is one of those that stand in the way.
+void Waits::check_waits(const Waiter& w) const {
+  if (w.obstacle != Obstacle::kLeases && w.obstacle != Obstacle::kRoom) return;
+  if (w.obstacle == Obstacle::kRoom && w.room.needed > residency_.budget(w.room.tier))
+    throw_no_room(w, false);
+  const std::vector<const Waiter*> all = those_stuck();
+  if (std::find(all.begin(), all.end(), &w) == all.end()) return;
+  const bool anybody = leases_.any_holder([](const auto& o) { return o.holds_any(); });
+  if (!w.holder.holds_any() && (anybody || w.obstacle == Obstacle::kLeases))
     return;  // one of the others gets the error
   if (w.obstacle == Obstacle::kRoom) throw_no_room(w, anybody);
   throw Error(
@@ -199,16 +258,13 @@ void TensorStore::check_waits(Waiter& w) const {
       "release leases first, or acquire all segments of an operation in one call");
 }
 
-// Whether room can still come from others than the thread of `w`.
-bool TensorStore::others_can_release(const Waiter& w) const {
-  std::lock_guard holders_lock(holders_mutex_);
-  return passed_ > 0 ||
-         std::any_of(holders_.begin(), holders_.end(),
-                     [&](const auto& o) { return o.get() != &w.holder && holds_any(*o); }) ||
+bool Waits::others_can_release(const Waiter& w) const {
+  return leases_.passed() > 0 ||
+         leases_.any_holder([&](const auto& o) { return &o != &w.holder && o.holds_any(); }) ||
          std::any_of(waiters_.begin(), waiters_.end(), [](const Waiter* o) { return o->decided; });
 }
 
-void TensorStore::throw_no_room(const Waiter& w, bool held) const {
+void Waits::throw_no_room(const Waiter& w, bool held) const {
   throw Error(
       Errc::kMemory, name_of(w.room.tier) + std::string(" tier"),
       fmt::format("no room for {} ({}): {} the budget of {}", table_.segment_name(w.step.segment),
@@ -218,10 +274,32 @@ void TensorStore::throw_no_room(const Waiter& w, bool held) const {
       "release leases, or raise this tier's budget");
 }
 
-// Who waits looks again.
-void TensorStore::wake() {
-  ++changes_;
-  changed_.notify_all();
+std::string Waits::describe(const Waiter& w) const {
+  static constexpr const char* kAccess[] = {"read", "write", "overwrite"};
+  std::string text = fmt::format("{} of {} at {}: ", kAccess[static_cast<int>(w.step.access)],
+                                 table_.segment_name(w.step.segment), name_of(w.step.tier));
+  switch (w.obstacle) {
+    case Obstacle::kNone:
+      return text + "nothing";
+    case Obstacle::kMoving:
+      return text + fmt::format("{} is on its way", table_.segment_name(w.moving));
+    case Obstacle::kLeases: {
+      int readers = 0, writers = 0;
+      for (const auto& word : leases_.hot(w.step.segment).word) {
+        readers += Hot::readers(word.load());
+        writers += Hot::writers(word.load());
+      }
+      const int(&passed)[2] = leases_.claims(w.step.segment).passed;
+      return text + fmt::format("leases of others ({} read, {} write; {} of them passed to a stream)",
+                                readers, writers, passed[0] + passed[1]);
+    }
+    case Obstacle::kLine:
+      return text + "others who wait for room";
+    case Obstacle::kRoom:
+      return text + fmt::format("room for {} in the {} tier, which leases fill", format_bytes(w.room.needed),
+                                name_of(w.room.tier));
+  }
+  return text;
 }
 
 }  // namespace zg

@@ -5,6 +5,7 @@
 
 #include "store/programs.hpp"
 #include "store/rig.hpp"
+#include "ziggurat/io/volume.hpp"
 
 namespace zg::test {
 namespace {

@@ -152,7 +152,7 @@ class Residency {
   // Equal ones: the same content at the same places, so that the same program moves the same bytes again (with
   // a policy that does not look at the past).
   std::uint64_t fingerprint() const;
-  // Aborts when the state breaks the table of legal ones.
+  // Aborts when the state breaks the table of legal ones (src/store/copy_states.hpp), or a sum is wrong.
   void check() const;
 
  private:

@@ -1,0 +1,26 @@
+// Elements that are numbered from 0 and never move: they are made so many at a time.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace zg {
+
+template <class T>
+class Blocks {
+ public:
+  static constexpr std::size_t kSize = 256;
+  T& operator[](std::int32_t i) const {
+    return blocks_[static_cast<std::size_t>(i) / kSize][static_cast<std::size_t>(i) % kSize];
+  }
+  // At least `count` elements exist from now on. Not while another thread reads.
+  void grow(std::int32_t count) {
+    while (blocks_.size() * kSize < static_cast<std::size_t>(count))
+      blocks_.push_back(std::make_unique<T[]>(kSize));
+  }
+
+ private:
+  std::vector<std::unique_ptr<T[]>> blocks_;
+};
+
+}  // namespace zg

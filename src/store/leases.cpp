@@ -1,0 +1,261 @@
+// LeaseTable, and the way of an acquire and a release that need no lock: together, so that it is compiled as
+// one.
+#include "store/leases.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "store/mover.hpp"
+#include "store/parts.hpp"
+
+namespace zg {
+namespace {
+
+// Tells the stores of a process apart, for what threads remember of the last one that they used.
+std::uint64_t next_identity() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+// Clears the flags, unless the word counts any of `leases`.
+bool clear_unless(std::atomic<std::uint64_t>& word, std::uint64_t flags, std::uint64_t leases) {
+  std::uint64_t w = word.load();
+  do {
+    if ((w & leases) != 0) return false;
+  } while (!word.compare_exchange_weak(w, w & ~flags));
+  return true;
+}
+
+}  // namespace
+
+LeaseTable::LeaseTable(StoreParts& store, const Residency& residency, const Mover& mover)
+    : store_(store), identity_(next_identity()), residency_(residency), mover_(mover) {}
+
+void LeaseTable::grow(const TensorTable& table) {
+  const std::int32_t count = table.segment_count();
+  hot_.grow(count);
+  claims_.grow(count);
+  for (; segments_ < count; ++segments_) hot(segments_).bytes = table.segment(segments_).bytes;
+}
+
+LeaseTable::Holder& LeaseTable::holder() {
+  struct Last {
+    std::uint64_t store = 0;
+    Holder* holder = nullptr;
+  };
+  thread_local Last last;
+  if (last.store == identity_) return *last.holder;
+  const std::thread::id thread = std::this_thread::get_id();
+  std::lock_guard lock(holders_mutex_);
+  const auto it =
+      std::find_if(holders_.begin(), holders_.end(), [&](const auto& h) { return h->thread == thread; });
+  Holder& found = it != holders_.end() ? **it : *holders_.emplace_back(std::make_unique<Holder>());
+  found.thread = thread;
+  last = {identity_, &found};
+  return found;
+}
+
+LeaseTable::Entry* LeaseTable::note(Hot& h) {
+  Holder& mine = holder();
+  const auto free_in = [&](std::size_t block, std::size_t from) -> Entry* {
+    Entry* const entries = mine.blocks[block].load(std::memory_order_relaxed);
+    const std::size_t size = Holder::size(block);
+    for (std::size_t n = 0; n < size; ++n) {
+      const std::size_t i = (from + n) % size;
+      if (entries[i].load(std::memory_order_relaxed) != nullptr) continue;
+      mine.block = block;
+      mine.next = i + 1;
+      entries[i].store(&h, std::memory_order_relaxed);
+      return &entries[i];
+    }
+    return nullptr;
+  };
+  if (Entry* entry = free_in(mine.block, mine.next)) return entry;
+  for (std::size_t block = 0;; ++block) {
+    ZG_ASSERT_LT(block, Holder::kBlocks);
+    if (mine.blocks[block].load(std::memory_order_relaxed) == nullptr) mine.add(block);
+    if (Entry* entry = free_in(block, 0)) return entry;
+  }
+}
+
+void LeaseTable::fill(Lease& lease, SegmentId id, Tier tier, Access access, Entry* entry) {
+  Hot& h = hot(id);
+  h.last_use.store(tick(), std::memory_order_relaxed);
+  lease.store_ = &store_;
+  lease.segment_ = id;
+  lease.entry_ = entry;
+  lease.tier_ = tier;
+  lease.writes_ = access != Access::kRead;
+  lease.made_ = false;
+  lease.data_ = h.memory[index_of(tier)];
+  lease.bytes_ = h.bytes;
+}
+
+bool LeaseTable::take_at_once(Lease& lease, SegmentId segment, Tier tier, Access access) {
+  Hot& h = hot(segment);
+  auto& word = h.word[index_of(tier)];
+  const bool reads = access == Access::kRead;
+  const std::uint64_t flags = needed(access);
+  std::uint64_t w = word.load(std::memory_order_relaxed);
+  if (!admits()) return false;
+  const auto may_take = [&] {
+    if ((w & (flags | Hot::kWaited)) != flags) return false;
+    return reads ? Hot::writers(w) == 0 : (w & Hot::kLeases) == 0;
+  };
+  if (!may_take()) return false;
+  Entry* const entry = note(h);
+  while (!word.compare_exchange_weak(w, w + unit(access), std::memory_order_acq_rel,
+                                     std::memory_order_relaxed)) {
+    if (may_take()) continue;
+    note_off(entry);
+    return false;
+  }
+  h.hits[index_of(tier)].fetch_add(1, std::memory_order_relaxed);
+  fill(lease, segment, tier, access, entry);
+  return true;
+}
+
+bool LeaseTable::count_off(const Lease& lease) {
+  Hot& h = *lease.entry_->load(std::memory_order_relaxed);
+  const std::uint64_t one = lease.writes_ ? Hot::kWriter : Hot::kReader;
+  return (h.word[index_of(lease.tier_)].fetch_sub(one) & Hot::kWaited) != 0;
+}
+
+Lease TensorStore::acquire(SegmentId segment, Tier tier, Access access, Stream* consumer) {
+  StoreParts& p = *parts_;
+  p.check_access(segment, tier);
+  Lease lease;
+  if (!p.leases.take_at_once(lease, segment, tier, access))
+    p.acquire_slowly(lease, {segment, tier, access, false}, consumer);
+  if (p.prefetcher.follows_step()) p.log_access({segment, tier, access, false});
+  return lease;
+}
+
+Lease& Lease::operator=(Lease&& o) noexcept {
+  if (this != &o) {
+    release();
+    store_ = std::exchange(o.store_, nullptr);
+    node_ = std::exchange(o.node_, nullptr);
+    segment_ = o.segment_;
+    entry_ = std::exchange(o.entry_, nullptr);
+    tier_ = o.tier_;
+    writes_ = o.writes_;
+    made_ = o.made_;
+    data_ = std::exchange(o.data_, nullptr);
+    bytes_ = std::exchange(o.bytes_, 0);
+  }
+  return *this;
+}
+
+void Lease::release() {
+  if (store_ == nullptr) return;
+  StoreParts& store = *std::exchange(store_, nullptr);
+  data_ = nullptr;
+  if (node_ != nullptr) return store.end_use(*std::exchange(node_, nullptr));
+  // Who waits counts itself before it looks at the leases for the last time, and we look for it after the
+  // lease has ended: one of us sees the other.
+  if (!LeaseTable::count_off(*this) && !store.waits.anybody_wants_room()) return LeaseTable::note_off(entry_);
+  std::lock_guard lock(store.mutex);
+  LeaseTable::note_off(entry_);
+  store.waits.wake();
+}
+
+void Lease::release_after(Stream& stream, const Event& event) {
+  if (store_ == nullptr) return;
+  StoreParts* const store = std::exchange(store_, nullptr);
+  data_ = nullptr;
+  if (Node* const node = std::exchange(node_, nullptr)) {
+    store->pass_use(*node, stream);
+    event.on_done([store, node] { store->end_use(*node); });
+    return;
+  }
+  {
+    std::lock_guard lock(store->mutex);
+    store->leases.pass(*this, stream);
+    store->waits.look_again(segment_);  // one for the same stream may go on
+  }
+  event.on_done([store, id = segment_, tier = tier_, writes = writes_] {
+    std::lock_guard lock(store->mutex);
+    store->leases.end_passed(id, tier, writes);
+    store->waits.wake();
+  });
+}
+
+void LeaseTable::refresh(SegmentId segment) {
+  Hot& h = hot(segment);
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    const std::size_t t = index_of(tier);
+    std::uint64_t flags = 0;
+    if (admits() && residency_.present(segment, tier) && h.memory[t] != nullptr) {
+      bool idle = true, readable = true;
+      for (const Node* n = mover_.queue(segment).first; n != nullptr; n = n->next) {
+        if (n->state == Node::State::kDone) continue;
+        idle = false;
+        readable = readable && !writes(n->action, tier);
+      }
+      if (readable) flags |= Hot::kOpen;
+      if (idle && residency_.sole(segment, tier)) flags |= Hot::kSole;
+    }
+    auto& word = h.word[t];
+    std::uint64_t w = word.load();
+    while (!word.compare_exchange_weak(w, (w & ~(Hot::kOpen | Hot::kSole)) | flags)) {
+    }
+  }
+}
+
+bool LeaseTable::close_to_all(SegmentId segment) {
+  for (auto& word : hot(segment).word) {
+    if (clear_unless(word, Hot::kOpen | Hot::kSole, Hot::kLeases)) continue;
+    refresh(segment);
+    return false;
+  }
+  return true;
+}
+
+bool LeaseTable::close_to_writers(SegmentId segment) {
+  for (auto& word : hot(segment).word) {
+    if (clear_unless(word, Hot::kSole, Hot::kWriters)) continue;
+    refresh(segment);
+    return false;
+  }
+  return true;
+}
+
+void LeaseTable::set_waited(SegmentId segment, bool waited) {
+  for (auto& word : hot(segment).word) {
+    waited ? word.fetch_or(Hot::kWaited) : word.fetch_and(~Hot::kWaited);
+  }
+}
+
+void LeaseTable::pass(const Lease& lease, Stream& stream) {
+  note_off(lease.entry_);
+  Claims& c = claims(lease.segment_);
+  const bool first = c.passed[0] + c.passed[1] == 0;
+  c.passed_to = first || c.passed_to == &stream ? &stream : nullptr;
+  ++c.passed[index_of(lease.tier_)];
+  ++passed_;
+}
+
+void LeaseTable::end_passed(SegmentId segment, Tier tier, bool writes) {
+  --claims(segment).passed[index_of(tier)];
+  --passed_;
+  hot(segment).word[index_of(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
+}
+
+bool LeaseTable::held(SegmentId segment, Tier tier) const {
+  const std::size_t t = index_of(tier);
+  return (hot(segment).word[t].load() & Hot::kLeases) != 0 || claims(segment).intents[t] > 0;
+}
+
+Gate::Closed LeaseTable::close(SegmentId segment, Tier tier) {
+  if (held(segment, tier)) return Closed::kHeld;
+  if (mover_.moves(segment)) return Closed::kMoving;
+  auto& word = hot(segment).word[index_of(tier)];
+  return clear_unless(word, Hot::kOpen | Hot::kSole, Hot::kLeases) ? Closed::kYes : Closed::kHeld;
+}
+
+std::uint64_t LeaseTable::last_use(SegmentId segment, Tier) const {
+  return hot(segment).last_use.load(std::memory_order_relaxed);
+}
+
+}  // namespace zg

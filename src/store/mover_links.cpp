@@ -1,0 +1,248 @@
+// The links of a Mover: what is under way, in pieces or whole, and how it ends.
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "store/mover.hpp"
+
+namespace zg {
+namespace {
+
+// So many segments, and more while they are small, are handed to a link at once; the rest wait here, where
+// the most urgent goes first. Drives also go by urgency among what they were handed, copies in order.
+struct Cap {
+  int least, most;     // segments
+  std::int64_t bytes;  // between them
+};
+constexpr Cap kCopies = {2, 16, TensorStore::kCopiesInFlight}, kDrives = {8, 128, 64 << 20};
+constexpr Cap kMovingCap[kLinks] = {kCopies, kCopies, kDrives, kDrives, kDrives, kDrives};
+
+constexpr const char* kGone = "the run cannot go on; nothing older was touched";
+
+bool reads_drives(Link link) {
+  return link == kNvmeRead || link == kDirectRead;
+}
+bool writes_drives(Link link) {
+  return link == kNvmeWrite || link == kDirectWrite;
+}
+
+bool full(Link link, int moving, std::int64_t segment_bytes) {
+  const Cap& cap = kMovingCap[link];
+  return moving >= std::clamp<std::int64_t>(cap.bytes / segment_bytes, cap.least, cap.most);
+}
+
+}  // namespace
+
+void Mover::pump_link(Link link) {
+  NodeList& ready = ready_[link];
+  while (!closing_ && !stopped_ && ready.first != nullptr) {
+    Node& node = *ready.first;
+    if (full(link, links_[link].moving, table_.segment(node.action.segment).charge)) return;
+    ready.remove(node);
+    issue(node);
+  }
+}
+
+void Mover::begin_move(Link link) {
+  if (links_[link].moving++ == 0) busy_since_[link] = Clock::now();
+}
+
+void Mover::issue(Node& node) {
+  const Link link = link_of(node.action);
+  node.state = Node::State::kRunning;
+  begin_move(link);
+  if (reads_drives(link) || writes_drives(link)) {
+    issue_nvme(node, -1);
+    touch(node.action.segment);  // what follows may take the pieces
+    return;
+  }
+  Stream& stream = *copy_stream_[link];
+  const Hot& h = hot_[node.action.segment];
+  if (link == kToDevice) {
+    options_.device->copy_to_device(stream, h.memory[0], h.memory[1], h.bytes);
+  } else {
+    for (std::int64_t first = 0; first < h.bytes; first += io::kMaxPieceBytes) {
+      const std::int64_t bytes = std::min(io::kMaxPieceBytes, h.bytes - first);
+      options_.device->copy_to_host(stream, static_cast<char*>(h.memory[1]) + first,
+                                    static_cast<const char*>(h.memory[0]) + first, bytes);
+      if (h.bytes > io::kMaxPieceBytes)
+        stream.callback([this, &node, moved = first + bytes] { copied(node, moved); });
+    }
+    touch(node.action.segment);
+  }
+  finish_behind(node);
+}
+
+// When its copy stream has done what it was given so far.
+void Mover::finish_behind(Node& node) {
+  copy_stream_[link_of(node.action)]->callback([this, &node] {
+    std::lock_guard lock(mutex_);
+    finish_copy(node);
+  });
+}
+
+// `ready`: the bytes of a write that are there, if the rest is still to come; else -1.
+void Mover::issue_nvme(Node& node, std::int64_t ready) {
+  const SegmentId segment = node.action.segment;
+  const Link link = link_of(node.action);
+  const bool reads = reads_drives(link);
+  MoveQueue& queue = queues_[segment];
+  if (link == kNvmeRead) {
+    queue.landed.clear();
+    node.in_pieces = hot_[segment].bytes > io::kMaxPieceBytes;
+  }
+  bool awaited = !follows_program_ && node.urgency == Urgency::kDemand;
+  for (const Node* n = queue.first; n != nullptr && reads; n = n->next)
+    awaited = awaited || (n->uses() && n->taken && n->state == Node::State::kPending);
+  io::ExtentTransfer transfer = reads ? nvme_->to_read(segment) : nvme_->to_write(segment);
+  node.slot = static_cast<std::int8_t>(transfer.slot);
+  const Tier tier = reads ? node.action.tier : node.action.from;
+  transfer.data = memory(segment, tier);
+  transfer.on_device = tier == Tier::kDevice && !options_.device->is_host();
+  transfer.completion = this;
+  transfer.ready = ready;
+  transfer.tag = reinterpret_cast<std::uint64_t>(&node);
+  // A write that somebody waits for (its memory is wanted) is as urgent as a read.
+  transfer.priority = awaited ? io::Priority::kDemand
+                      : reads ? io::Priority::kPrefetch
+                              : io::Priority::kWriteBack;
+  reads ? nvme_->volume().read(transfer) : nvme_->volume().write(transfer);
+}
+
+void Mover::demand(SegmentId segment) {
+  for (Node* n = queue(segment).first; n != nullptr; n = n->next) {
+    if (n->state == Node::State::kDone) continue;
+    if (n->state == Node::State::kRunning) {
+      if (n->copies() && reads_drives(link_of(n->action)))
+        nvme_->volume().promote(nvme_->extent(segment), n->slot, io::Priority::kDemand);
+      continue;
+    }
+    if (follows_program_ || n->urgency == Urgency::kDemand) continue;
+    // Memory goes out in the order of decisions all the same.
+    NodeList* const list = n->in_list && n->copies() ? &ready_[link_of(n->action)] : nullptr;
+    if (list != nullptr) list->remove(*n);
+    n->urgency = Urgency::kDemand;
+    if (list != nullptr) list->insert(*n);
+  }
+}
+
+// The second of two hops of a large segment need not wait for the first: it takes each piece as it comes.
+Node* Mover::source_of(const Node& node) const {
+  const SegmentId segment = node.action.segment;
+  if (!node.copies() || hot_[segment].bytes <= io::kMaxPieceBytes) return nullptr;
+  const Link link = link_of(node.action);
+  if (link != kNvmeWrite && (link != kToDevice || memory(segment, Tier::kDevice) == nullptr)) return nullptr;
+  // A staged write must not overtake those that wait for the link.
+  if (link == kNvmeWrite &&
+      (ready_[link].first != nullptr || full(link, links_[link].moving, table_.segment(segment).charge)))
+    return nullptr;
+  Node* source = nullptr;
+  for (Node* n = node.before; n != nullptr; n = n->before) {
+    if (n->state == Node::State::kDone || !conflict(*n, node)) continue;
+    const bool feeds = source == nullptr && n->state == Node::State::kRunning && n->copies() &&
+                       link_of(n->action) == (link == kNvmeWrite ? kToHost : kNvmeRead);
+    if (!feeds) return nullptr;
+    source = n;
+  }
+  return source;
+}
+
+void Mover::chain(Node& source, Node& node) {
+  node.state = Node::State::kRunning;
+  source.feeds = &node;
+  if (link_of(node.action) == kToDevice) {
+    for (const auto& [first, bytes] : queue(node.action.segment).landed) copy_piece(node, first, bytes);
+    return;
+  }
+  begin_move(kNvmeWrite);
+  issue_nvme(node, source.moved);
+}
+
+void Mover::copy_piece(const Node& node, std::int64_t first, std::int64_t bytes) {
+  const Hot& h = hot_[node.action.segment];
+  // The last one may go to the end of its page.
+  bytes = std::min(bytes, h.bytes - first);
+  if (bytes <= 0) return;
+  options_.device->copy_to_device(*copy_stream_[kToDevice], static_cast<char*>(h.memory[0]) + first,
+                                  static_cast<const char*>(h.memory[1]) + first, bytes);
+}
+
+// On a drive's I/O thread, like on_extent().
+void Mover::on_piece(io::ExtentId, std::uint64_t tag, std::int64_t first, std::int64_t bytes) {
+  Node* const node = reinterpret_cast<Node*>(tag);
+  if (!node->in_pieces) return;
+  completions_.callback([this, node, first, bytes] {
+    std::lock_guard lock(mutex_);
+    queues_[node->action.segment].landed.emplace_back(first, bytes);
+    if (node->feeds != nullptr) copy_piece(*node->feeds, first, bytes);
+  });
+}
+
+// The first bytes of what is demoted to NVMe have come to the host.
+void Mover::copied(Node& node, std::int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  const SegmentId segment = node.action.segment;
+  node.moved = bytes;
+  if (node.feeds == nullptr) return;
+  const bool all = bytes == hot_[segment].bytes;
+  nvme_->volume().ready(nvme_->extent(segment), node.feeds->slot,
+                        all ? table_.segment(segment).charge : bytes);
+}
+
+// On a drive's I/O thread, which must not wait for our mutex: who holds it may be waiting for that very
+// thread to register memory. As a callback, which runs whatever became of those before it.
+void Mover::on_extent(io::ExtentId, std::uint64_t tag, io::ExtentResult result) {
+  Node* const node = reinterpret_cast<Node*>(tag);
+  completions_.callback([this, node, result] { finish_nvme(*node, result); });
+}
+
+// A move that failed is finished too, so that nobody waits for it in vain.
+void Mover::finish_nvme(Node& node, io::ExtentResult result) {
+  const Link link = link_of(node.action);
+  std::string where = "nvme tier", what = "I/O error";  // which needs no memory
+  if (!result.ok()) {
+    try {
+      what = nvme_->volume().explain(nvme_->extent(node.action.segment),
+                                     reads_drives(link) ? io::Op::kRead : io::Op::kWrite, result);
+      if (result.drive >= 0) where = fmt::format("nvme tier, drive {}", result.drive);
+    } catch (const std::bad_alloc&) {
+    }
+  }
+  std::lock_guard lock(mutex_);
+  if (!result.ok()) events_.failed(Error(Errc::kIo, where, what, kGone));
+  if (Node* fed = node.feeds; fed != nullptr && link == kNvmeRead) {
+    begin_move(kToDevice);
+    finish_behind(*fed);
+  }
+  finish_copy(node);
+}
+
+void Mover::finish_copy(Node& node) {
+  const Segment& segment = table_.segment(node.action.segment);
+  const Link link = link_of(node.action);
+  const std::int64_t bytes = link == kToDevice || link == kToHost ? segment.bytes : segment.charge;
+  LinkStatistics& l = links_[link];
+  l.bytes += bytes;
+  ++l.transfers;
+  counters_.segments[node.action.segment].bytes[link] += bytes;
+  if (--l.moving == 0) l.busy_seconds += seconds_between(busy_since_[link], Clock::now());
+  end(node);
+}
+
+bool Mover::links_rest() const {
+  return std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; });
+}
+
+bool Mover::idle() const {
+  return links_rest() &&
+         std::all_of(ready_.begin(), ready_.end(), [](const auto& r) { return r.first == nullptr; });
+}
+
+LinkStatistics Mover::link(Link link) const {
+  LinkStatistics out = links_[link];
+  out.waiting = static_cast<int>(ready_[link].size);
+  if (out.moving > 0) out.busy_seconds += seconds_between(busy_since_[link], Clock::now());
+  return out;
+}
+
+}  // namespace zg

@@ -1,0 +1,222 @@
+#include "store/prefetcher.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "ziggurat/store/placement.hpp"
+
+namespace zg {
+namespace {
+
+// What is logged is looked at after so much of it, whichever comes first: in little room, after less.
+constexpr std::size_t kLookAfterAccesses = 32;
+constexpr std::int64_t kLookAfterBytes = 1 << 20;
+constexpr std::int64_t kLooksInWhatIsAhead = 4;
+
+}  // namespace
+
+Prefetcher::Prefetcher(const TensorTable& table, const TensorStore::Options& options, Residency& residency,
+                       LeaseTable& leases, Mover& mover, Counters& counters)
+    : table_(table),
+      options_(options),
+      residency_(residency),
+      leases_(leases),
+      mover_(mover),
+      counters_(counters),
+      look_after_bytes_(kLookAfterBytes) {
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    if (residency.budget(tier) > 0)
+      look_after_bytes_ = std::min(look_after_bytes_, read_ahead(tier) / kLooksInWhatIsAhead);
+  }
+}
+
+void Prefetcher::begin_step(const std::string& name) {
+  {
+    std::lock_guard log_lock(log_mutex_);
+    log_.clear();  // latecomers of the step before
+    log_bytes_ = 0;
+  }
+  const Program* expected = predictor_.program();
+  predictor_.begin(name);
+  if (predictor_.program() != expected || expected == nullptr) expect_again();
+  logging_ = true;
+  resting_ = false;
+  fetch_ahead();
+}
+
+const Program* Prefetcher::end_step() {
+  ZG_ASSERT(predictor_.active(), "no step has begun");
+  follow_log();
+  logging_ = false;
+  const bool repeated = predictor_.repeats();
+  const std::int32_t count = predictor_.program() != nullptr ? predictor_.program()->access_count() : 0;
+  const bool ended = predictor_.cursor() + 1 >= count;
+  residency_.guess(nullptr, -1);  // the record may be replaced
+  predictor_.end(table_.segment_count());
+  keep(predictor_.last_recorded());
+  // What was fetched for the start of the next one has been.
+  const std::int32_t ahead = ahead_ - count, staged = staged_ - count;
+  if (!repeated || !ended || ahead <= 0) forget_ahead();
+  if (repeated && ended) {
+    ahead_ = std::max(0, ahead);
+    staged_ = std::max(0, staged);
+  }
+  residency_.guess(predictor_.program(), -1);
+  fetch_ahead();
+  return predictor_.last_recorded();
+}
+
+void Prefetcher::expect_again() {
+  residency_.guess(predictor_.program(), predictor_.cursor());
+  forget_ahead();
+}
+
+// What has been fetched may still be used, but nobody counts on it.
+void Prefetcher::forget_ahead() {
+  for (SegmentId id = 0; id < table_.segment_count(); ++id) not_ahead(id);
+  ahead_ = staged_ = 0;
+}
+
+void Prefetcher::not_ahead(SegmentId segment) {
+  Fetched& f = segments_[segment];
+  if (std::exchange(f.ahead, false))
+    ahead_bytes_[static_cast<std::size_t>(f.tier)] -=
+        table_.segment(segment).charge_at(static_cast<Tier>(f.tier));
+}
+
+void Prefetcher::expect(const Program& program) {
+  residency_.guess(nullptr, -1);
+  predictor_.expect(program, table_.segment_count());
+  residency_.guess(predictor_.program(), -1);
+  forget_ahead();
+}
+
+bool Prefetcher::log(const AccessStep& access) {
+  std::lock_guard lock(log_mutex_);
+  log_.push_back(access);
+  log_bytes_ += leases_.hot(access.segment).bytes;
+  return log_.size() >= kLookAfterAccesses || log_bytes_ >= look_after_bytes_;
+}
+
+void Prefetcher::follow() {
+  if (predictor_.active()) follow_log();
+  fetch_ahead();
+}
+
+void Prefetcher::follow_log() {
+  {
+    std::lock_guard lock(log_mutex_);
+    log_taken_.swap(log_);
+    log_bytes_ = 0;
+  }
+  if (!log_taken_.empty()) resting_ = false;
+  for (const AccessStep& a : log_taken_) {
+    const std::int32_t before = predictor_.cursor();
+    const bool expected = predictor_.happened(a, [&](SegmentId id) {
+      residency_.used_at(id, predictor_.cursor());
+      not_ahead(id);
+    });
+    if (!expected && predictor_.program() != nullptr) ++counters_.left_record;
+    if (predictor_.cursor() != before) ahead_ = std::max(ahead_, predictor_.cursor() + 1);
+    used(a.segment);
+  }
+  log_taken_.clear();
+}
+
+void Prefetcher::used(SegmentId segment) {
+  Fetched& f = segments_[segment];
+  if (f.tier < 0) return;
+  not_ahead(segment);
+  f.tier = -1;
+}
+
+void Prefetcher::leaves(const Action& action) {
+  const Fetched& f = segments_[action.segment];
+  const std::size_t t = index_of(action.tier);
+  if (f.tier != static_cast<std::int8_t>(t)) return;
+  if (leases_.hot(action.segment).hits[t].load(std::memory_order_relaxed) == f.hits)
+    ++counters_.prefetched_in_vain;
+  used(action.segment);
+}
+
+bool Prefetcher::fetch(SegmentId segment, Tier tier, std::int32_t position) {
+  Hot& h = leases_.hot(segment);
+  if (mover_.moves(segment) || !leases_.close_to_writers(segment)) return false;
+  h.last_use.store(tick(), std::memory_order_relaxed);
+  const bool there = residency_.prefetch(segment, tier, position, actions_);
+  mover_.carry_out(actions_, Urgency::kPrefetch);
+  leases_.refresh(segment);
+  Fetched& f = segments_[segment];
+  const std::size_t t = index_of(tier);
+  if (there && f.tier != static_cast<std::int8_t>(t)) {
+    // From the host, where it was fetched for the device, it has gone on.
+    const bool goes_on = f.tier >= 0;
+    used(segment);
+    f = {static_cast<std::int8_t>(t), position >= 0, h.hits[t].load(std::memory_order_relaxed)};
+    if (f.ahead) ahead_bytes_[t] += table_.segment(segment).charge_at(tier);
+    counters_.prefetches += goes_on ? 0 : 1;
+    counters_.segments[segment].prefetches += goes_on ? 0 : 1;
+  }
+  return there;
+}
+
+std::int64_t Prefetcher::read_ahead(Tier tier) const {
+  return options_.read_ahead > 0 ? options_.read_ahead : residency_.budget(tier) / 2;
+}
+
+void Prefetcher::fetch_ahead() {
+  if (!leases_.admits() || resting_ || predictor_.program() == nullptr) return;
+  const std::int32_t count = predictor_.program()->access_count();
+  const std::int32_t end = predictor_.repeats() ? predictor_.cursor() + 1 + count : count;
+  ahead_ = std::max(ahead_, predictor_.cursor() + 1);
+  walk(ahead_, end, false);
+  staged_ = std::max(staged_, ahead_);
+  walk(staged_, end, true);
+}
+
+// `farthest`: as far as this has come.
+void Prefetcher::walk(std::int32_t& farthest, std::int32_t end, bool to_host) {
+  const Program& p = *predictor_.program();
+  for (; farthest < end; ++farthest) {
+    const std::int32_t position = farthest % p.access_count();
+    const AccessStep& a = p.access(position);
+    const Tier tier = to_host ? Tier::kHost : a.tier;
+    const std::size_t t = index_of(tier);
+    if (a.access == Access::kOverwrite || residency_.present(a.segment, a.tier) ||
+        residency_.present(a.segment, tier) || !residency_.has_content(a.segment))
+      continue;
+    const Hot& h = leases_.hot(a.segment);
+    if (Hot::writers(h.word[0].load()) > 0 || Hot::writers(h.word[1].load()) > 0) continue;
+    if (ahead_bytes_[t] > 0 && ahead_bytes_[t] + table_.segment(a.segment).charge_at(tier) > read_ahead(tier))
+      return;
+    if (!fetch(a.segment, tier, position)) return;
+  }
+}
+
+void Prefetcher::keep(const Program* step) {
+  for (const SegmentId id : kept_) residency_.unpin(id, Tier::kHost);
+  kept_.clear();
+  if (step == nullptr || residency_.uses_future() || !options_.keep_by_value) return;
+  kept_ = keep_by_value(table_, *step, residency_.budget(Tier::kHost));
+  for (const SegmentId id : kept_) residency_.pin(id, Tier::kHost);
+}
+
+void Prefetcher::write_back_ahead() {
+  if (!options_.write_ahead) return;
+  constexpr int kAtOnce = 16;
+  residency_.clean(residency_.budget(Tier::kHost) / 8, kAtOnce, actions_);
+  mover_.carry_out(actions_, Urgency::kWriteBack);
+}
+
+void Prefetcher::check() const {
+  std::array<std::int64_t, 2> ahead{};
+  for (SegmentId id = 0; id < table_.segment_count(); ++id) {
+    const Fetched& f = segments_[id];
+    if (f.ahead)
+      ahead[static_cast<std::size_t>(f.tier)] += table_.segment(id).charge_at(static_cast<Tier>(f.tier));
+  }
+  ZG_ASSERT_EQ(ahead[0], ahead_bytes_[0]);
+  ZG_ASSERT_EQ(ahead[1], ahead_bytes_[1]);
+}
+
+}  // namespace zg

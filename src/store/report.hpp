@@ -1,0 +1,36 @@
+// What a store tells of itself: statistics, where segments are and why, the state of everything. Reads the
+// other parts, changes nothing, and is called under the store's mutex.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "store/node.hpp"
+#include "ziggurat/store/statistics.hpp"
+
+namespace zg {
+
+struct StoreParts;
+
+class StoreReport {
+ public:
+  explicit StoreReport(const StoreParts& parts) : p_(parts) {}
+  StoreStatistics statistics() const;
+  TensorStatistics statistics(TensorId tensor) const;
+  Traffic traffic() const;
+  std::vector<SegmentReport> segments(TensorId tensor) const;
+  std::string explain(TensorId tensor) const;
+  std::string state() const;
+  void check() const;
+  std::string describe(const Node& node) const;
+  std::string what_holds(Tier tier) const;  // which roles its memory is given to
+
+ private:
+  SegmentReport segment(SegmentId segment) const;
+  void list_moves_and_leases(std::string& text) const;
+  void check_waiters(SegmentId segment) const;
+  void check_copy(SegmentId segment, Tier tier) const;
+
+  const StoreParts& p_;
+};
+
+}  // namespace zg

@@ -18,7 +18,7 @@
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/machine.hpp"
-#include "ziggurat/train/session.hpp"
+#include "ziggurat/train/trainer.hpp"
 
 namespace {
 
@@ -41,7 +41,7 @@ the back end. Where stall is small the processor is what bounds the step, and et
 Scenarios:
 )";
 constexpr const char* kExamples = R"(
-Each measurement is a session of its own; in a round every setting has its turn, so that all see the same
+Each measurement is a run of its own; in a round every setting has its turn, so that all see the same
 machine; medians are over the rounds. The model and its data are made on the spot; a configuration file that
 is named goes on top, and --set on top of that.
 
@@ -111,7 +111,7 @@ struct Setting {
   }
 };
 
-// Steps of one session, between two looks at the clock.
+// Steps of one run, between two looks at the clock.
 struct Window {
   double seconds = 0, step = 0, stall = 0, io = 0, eta = 0;
   double read_bytes = 0, write_bytes = 0, offered_bytes = 0;
@@ -204,7 +204,7 @@ zg::io::LinkCounters moved_by(const zg::io::Engine& io) {
   return sum;
 }
 
-// The drives as the session has them: --set may have changed them.
+// The drives as the run has them: --set may have changed them.
 std::vector<RamModel> drives_of(const zg::RunConfig& config) {
   std::vector<RamModel> drives;
   for (const zg::io::DriveOptions& drive : config.tiers.nvme)
@@ -232,28 +232,28 @@ Window window_of(const zg::RunConfig& config, const zg::io::LinkCounters& before
   return w;
 }
 
-// A session of its own. No pause at the end of the window: the next step would already be fetched.
+// A run of its own. No pause at the end of the window: the next step would already be fetched.
 Window measure(const Options& o, const Cell& cell, const Setting& setting) {
   zg::ConfigSource source{{o.directory + "/drive_bound.json"}, overrides_of(o, cell, setting)};
   source.files.insert(source.files.end(), o.files.begin(), o.files.end());
   const zg::RunConfig config = zg::load_config(source, zg::this_machine());
-  zg::Session session(config, nullptr);
+  zg::Trainer trainer(config);
   std::vector<double> shares;
   for (const RamModel& drive : drives_of(config)) shares.push_back(mean_bytes_per_second(drive));
-  session.start(shares);
+  trainer.start(shares);
   std::int64_t step = 0;
-  while (step < o.warmup) (void)session.train_step(step++, zg::Then::kTrain);
-  const zg::io::LinkCounters before = moved_by(*session.io());
+  while (step < o.warmup) (void)trainer.train_step(step++, zg::Then::kTrain);
+  const zg::io::LinkCounters before = moved_by(*trainer.node().io());
   const auto from = Clock::now();
   double stall = 0;
   zg::StallTimes causes;
   while (step < o.warmup + o.steps) {
-    const zg::StepResult r = session.train_step(step++, zg::Then::kTrain);
+    const zg::StepResult r = trainer.train_step(step++, zg::Then::kTrain);
     stall += r.stall;
     causes += r.stall_for;
   }
   const auto to = Clock::now();
-  Window w = window_of(config, before, moved_by(*session.io()), from, to);
+  Window w = window_of(config, before, moved_by(*trainer.node().io()), from, to);
   const auto steps = static_cast<double>(o.steps);
   w.io /= steps;
   w.step = w.seconds / steps;

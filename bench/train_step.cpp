@@ -14,11 +14,11 @@
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/train/machine.hpp"
-#include "ziggurat/train/session.hpp"
+#include "ziggurat/train/trainer.hpp"
 
 namespace {
 
-using zg::Session;
+using zg::Trainer;
 
 // Tokens below `vocab`, uint16; written once.
 std::string random_tokens(const std::string& directory, std::int64_t vocab) {
@@ -32,8 +32,8 @@ std::string random_tokens(const std::string& directory, std::int64_t vocab) {
   return path;
 }
 
-void print_step(Session& session, const zg::Roofs& roofs, std::int64_t step, const zg::StepResult& r) {
-  const double flops = session.flops_per_step();
+void print_step(Trainer& trainer, const zg::Roofs& roofs, std::int64_t step, const zg::StepResult& r) {
+  const double flops = trainer.plan().flops_per_step();
   const zg::Bound bound = zg::bound_of(roofs, flops, r.traffic);
   nlohmann::ordered_json j;
   j["event"] = "step";
@@ -54,8 +54,8 @@ void print_step(Session& session, const zg::Roofs& roofs, std::int64_t step, con
   j["bound_s"] = bound.seconds;
   j["bound_by"] = bound.by;
   j["peak_rss_bytes"] = zg::peak_resident_bytes();
-  j["peak_device_bytes"] = session.device().arena().peak();
-  j["peak_host_bytes"] = session.host().peak();
+  j["peak_device_bytes"] = trainer.rank().device().arena().peak();
+  j["peak_host_bytes"] = trainer.node().host().peak();
   std::printf("%s\n", j.dump().c_str());
   std::fflush(stdout);
 }
@@ -70,8 +70,8 @@ std::int64_t optimizer_state_bytes(const zg::TensorTable& table) {
 }
 
 // What a bound on the step's time is made of, beside the steps themselves.
-void print_ready(Session& session, const zg::Roofs& roofs) {
-  const zg::Layout& layout = session.layout();
+void print_ready(Trainer& trainer, const zg::Roofs& roofs) {
+  const zg::Layout& layout = *trainer.plan().layout;
   std::int64_t on_host = 0;
   for (std::int32_t u = layout.options.device_updates; u <= layout.head_unit(); ++u)
     on_host += layout.unit(u).state_elements;
@@ -81,15 +81,15 @@ void print_ready(Session& session, const zg::Roofs& roofs) {
   j["roof_h2d"] = roofs.host_to_device;
   j["roof_d2h"] = roofs.device_to_host;
   j["optimizer_state_bytes"] = optimizer_state_bytes(layout.table);
-  j["parameters"] = session.model().parameter_count();
+  j["parameters"] = trainer.plan().model->parameter_count();
   j["updated_on_host"] = on_host;
-  j["device"] = session.device().describe();
-  j["device_budget"] = session.budgets().device;
-  j["host_budget"] = session.budgets().host;
+  j["device"] = trainer.rank().device().describe();
+  j["device_budget"] = trainer.plan().budgets.device;
+  j["host_budget"] = trainer.plan().budgets.host;
   j["nvme_bytes"] = layout.table.nvme_bytes();
   j["checkpoint_bytes"] =
       layout.activation.size() * static_cast<std::size_t>(layout.options.micro_batches) *
-      static_cast<std::size_t>(session.model().checkpoint_bytes(layout.options.micro_batch));
+      static_cast<std::size_t>(trainer.plan().model->checkpoint_bytes(layout.options.micro_batch));
   std::printf("%s\n", j.dump().c_str());
   std::fflush(stdout);
 }
@@ -119,16 +119,16 @@ int main(int argc, char** argv) {
     config.output_dir = work;
     zg::Trace trace;
     if (!trace_file.empty()) trace.start();
-    Session session(config, &trace);
-    const zg::Roofs roofs = zg::measure_roofs(config);
-    session.start();
-    std::fprintf(stderr, "%s\n", session.describe().c_str());
-    print_ready(session, roofs);
+    Trainer trainer(config, {.trace = &trace});
+    trainer.measure();  // before the drives are open: compute and the link alone
+    trainer.start();
+    std::fprintf(stderr, "%s\n", trainer.describe().c_str());
+    print_ready(trainer, trainer.roofs());
     std::string line;
     for (std::int64_t step = 0;
          serve ? static_cast<bool>(std::getline(std::cin, line)) && line == "step" : step < steps; ++step) {
       const bool last = !serve && step + 1 == steps;
-      print_step(session, roofs, step, session.train_step(step, last ? zg::Then::kPause : zg::Then::kTrain));
+      print_step(trainer, trainer.roofs(), step, trainer.train_step(step, last ? zg::Then::kPause : zg::Then::kTrain));
     }
     if (!trace_file.empty()) trace.save(trace_file);
     return 0;

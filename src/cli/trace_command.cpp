@@ -17,6 +17,7 @@
 #include "ziggurat/store/replay.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/record_trace.hpp"
+#include "ziggurat/train/trainer.hpp"
 
 namespace zg::cli {
 namespace {
@@ -43,7 +44,8 @@ std::string obstacle_text(const AccessTrace& trace, const ReplayResult& r) {
 
 int record(RecordFlags f) {
   if (f.out.empty()) f.out = std::filesystem::path(f.source.files.front()).stem().string() + ".trace";
-  const AccessTrace trace = record_trace(load_config(f.source, this_machine()), f.steps);
+  const Trainer trainer(load_config(f.source, this_machine()));  // planned, and never started
+  const AccessTrace trace = record_trace(trainer.plan(), f.steps);
   try {
     save_trace(trace, f.out);
   } catch (const Error& e) {

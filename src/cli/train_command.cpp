@@ -1,14 +1,20 @@
+#include <fcntl.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/base/system.hpp"
 #include "ziggurat/base/watchdog.hpp"
+#include "ziggurat/train/generate.hpp"
 #include "ziggurat/train/machine.hpp"
-#include "ziggurat/train/trainer.hpp"
+#include "ziggurat/train/observers.hpp"
 
 namespace zg::cli {
 namespace {
@@ -20,8 +26,103 @@ struct Flags {
   int threads = 0;
   double stall_seconds = 10;
   bool plan = false, verbose = false;
-  TrainOptions options;
+  std::string trace_file;  // Chrome trace of the whole run; empty: none
 };
+
+void make_output_directory(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) {
+    throw Error(Errc::kUsage, "output.dir " + directory, "cannot be created: " + error.message(),
+                "choose a directory that can be written");
+  }
+  std::string name = directory + "/.ziggurat-XXXXXX";
+  const int fd = mkostemp(name.data(), O_CLOEXEC);
+  if (fd < 0) {
+    throw Error(Errc::kUsage, "output.dir " + directory, "cannot be written to: " + errno_text(errno),
+                "choose a directory that can be written");
+  }
+  ::close(fd);
+  ::unlink(name.c_str());
+}
+
+// The trace is written when the run is over: that it can be is found out before. What the file holds stays
+// until then.
+void check_trace_file(const std::string& path) {
+  const int fresh = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  const int fd = fresh >= 0 || errno != EEXIST ? fresh : ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) {
+    throw Error(Errc::kUsage, "--trace " + path, "cannot be written: " + errno_text(errno),
+                "name a file that can be written");
+  }
+  ::close(fd);
+  if (fresh >= 0) ::unlink(path.c_str());
+}
+
+void print_sample(const RunConfig& config, const std::string& model_dir) {
+  Generator generator(model_dir);
+  const Tokenizer* tokenizer = generator.tokenizer();
+  if (tokenizer == nullptr) {
+    log::warning("sample: this data has no tokenizer, so no text is generated");
+    return;
+  }
+  const std::string prompt = config.sample_prompt.empty() ? "\n" : config.sample_prompt;
+  GenerateOptions o;
+  o.tokens = config.sample_tokens;
+  o.temperature = 0.8;
+  o.seed = config.seed;
+  const auto ids =
+      generator.generate(tokenizer->encode(prompt), o, [](std::int32_t) { return !interrupted(); });
+  std::printf("\n--- a sample of %zu tokens ---\n%s%s\n", ids.size(), config.sample_prompt.c_str(),
+              tokenizer->decode(ids).c_str());
+}
+
+// All steps; leaves log.jsonl, config.json (as resolved) and model/ in the output directory.
+RunSummary run(Trainer& trainer) {
+  const RunConfig& config = trainer.plan().config;
+  trainer.prepare();
+  write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
+  log::info("ready\n{}", trainer.describe());
+  StepLog log(config.output_dir + "/log.jsonl");
+  ProgressLine progress(trainer);
+  const RunSummary summary = trainer.run({&log, &progress});
+  log::progress("");
+  log::info("saving the model to {}/model", config.output_dir);
+  trainer.save_model(config.output_dir + "/model");
+  return summary;
+}
+
+// Returns the exit code.
+int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog) {
+  for (const std::string& warning : config.warnings) log::warning("{}", warning);
+  make_output_directory(config.output_dir);
+  if (!flags.trace_file.empty()) check_trace_file(flags.trace_file);
+  Trace trace;
+  if (!flags.trace_file.empty()) trace.start();
+  watchdog.set_file(config.output_dir + "/state.txt");
+  Trainer trainer(config, {.trace = &trace, .watchdog = &watchdog, .stop = interrupted});
+  if (flags.plan) {
+    std::fputs(plan_report(trainer).c_str(), stdout);
+    return 0;
+  }
+  RunSummary summary;
+  try {
+    summary = run(trainer);
+  } catch (...) {
+    // The timeline up to the failure may tell why; that it cannot be saved must not hide what failed.
+    try {
+      if (!flags.trace_file.empty()) trace.save(flags.trace_file);
+    } catch (const Error& e) {
+      log::warning("{}", e.what());
+    }
+    throw;
+  }
+  if (!flags.trace_file.empty()) trace.save(flags.trace_file);
+  std::fputs(final_report(summary, trainer).c_str(), stdout);
+  if (config.sample_tokens > 0 && !interrupted()) print_sample(config, config.output_dir + "/model");
+  std::fflush(stdout);
+  return interrupted() ? 130 : 0;
+}
 
 }  // namespace
 
@@ -46,7 +147,7 @@ void add_train(CLI::App& app, int& exit_code) {
   command
       ->add_option("--threads", flags->threads, "Threads that compute, instead of the file's threads.compute")
       ->check(whole_number(1, 4096));
-  command->add_option("--trace", flags->options.trace_file,
+  command->add_option("--trace", flags->trace_file,
                       "Write a timeline for Perfetto (ui.perfetto.dev) to this file");
   command
       ->add_option("--stall-seconds", flags->stall_seconds,
@@ -77,11 +178,9 @@ void add_train(CLI::App& app, int& exit_code) {
     if (flags->threads > 0)
       flags->source.overrides.push_back("threads.compute=" + std::to_string(flags->threads));
     if (flags->steps > 0) flags->source.overrides.push_back("steps=" + std::to_string(flags->steps));
-    if (flags->plan) flags->options.mode = TrainOptions::Mode::kPlanOnly;
     Watchdog watchdog({.stall_seconds = flags->stall_seconds});
     watchdog.dump_on_signal(SIGUSR1);
-    flags->options.watchdog = &watchdog;
-    exit_code = train(load_config(flags->source, this_machine()), flags->options);
+    exit_code = train(load_config(flags->source, this_machine()), *flags, watchdog);
   });
 }
 

@@ -1,5 +1,5 @@
 // The "threads" section: which cores compute, and which are kept for others. Whether the machine has them is
-// found out by the session: a configuration is read anywhere.
+// found out by the planner: a configuration is read anywhere.
 #include <fmt/format.h>
 
 #include "config/sections.hpp"

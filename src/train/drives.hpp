@@ -4,14 +4,10 @@
 #include <vector>
 
 #include "ziggurat/io/engine.hpp"
+#include "ziggurat/train/run_plan.hpp"
 
 namespace zg {
 
-// Where a drive's file goes.
-struct DriveSpace {
-  std::int64_t free_bytes = 0;
-  std::uint64_t file_system = 0;  // drives on the same one share what is free
-};
 inline constexpr std::int64_t kUnlimited = std::int64_t{1} << 60;
 // As it is now, one for each drive. Throws Error(kIo).
 std::vector<DriveSpace> space_of(const std::vector<io::DriveOptions>& drives);

@@ -12,8 +12,8 @@ std::string live_line(const LiveStep& s) {
   return line + fmt::format("  h2d {}  d2h {}", format_rate(s.host_to_device), format_rate(s.device_to_host));
 }
 
-LiveLine::LiveLine(Session& session, std::int64_t steps, Clock::duration every)
-    : session_(session), steps_(steps), every_(every), last_(sample()) {
+LiveLine::LiveLine(Trainer& trainer, Clock::duration every)
+    : trainer_(trainer), steps_(trainer.plan().config.steps), every_(every), last_(sample()) {
   thread_ = NamedThread("zg-progress", [this] { run(); });
 }
 
@@ -37,8 +37,8 @@ void LiveLine::end() {
 }
 
 LiveLine::Sample LiveLine::sample() {
-  Sample s{Clock::now(), session_.store().traffic()};
-  if (const io::Engine* io = session_.io()) {
+  Sample s{Clock::now(), trainer_.rank().store().traffic()};
+  if (const io::Engine* io = trainer_.node().io()) {
     s.moved.nvme_read = s.moved.nvme_write = 0;
     for (int d = 0; d < io->drive_count(); ++d) {
       const io::LinkCounters counters = io->counters(d);
@@ -63,10 +63,10 @@ void LiveLine::run() {
     LiveStep s{.step = step,
                .steps = steps_,
                .seconds = seconds_between(began, now.at),
-               .work = session_.engine().work(),
+               .work = trainer_.rank().engine().work(),
                .host_to_device = rate(&Traffic::host_to_device),
                .device_to_host = rate(&Traffic::device_to_host)};
-    if (session_.io() != nullptr)
+    if (trainer_.node().io() != nullptr)
       s.nvme = LiveStep::Rates{rate(&Traffic::nvme_read), rate(&Traffic::nvme_write)};
     last_ = now;
     const std::string line = live_line(s);

@@ -9,7 +9,7 @@
 
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/trace.hpp"
-#include "ziggurat/train/session.hpp"
+#include "ziggurat/train/trainer.hpp"
 
 namespace zg {
 
@@ -32,7 +32,7 @@ std::string live_line(const LiveStep& step);
 // draws the line if a step has been under way for as long.
 class LiveLine {
  public:
-  LiveLine(Session& session, std::int64_t steps, Clock::duration every = std::chrono::seconds(1));
+  explicit LiveLine(Trainer& trainer, Clock::duration every = std::chrono::seconds(1));
   ~LiveLine();
   LiveLine(const LiveLine&) = delete;
 
@@ -48,7 +48,7 @@ class LiveLine {
   Sample sample();
   void run();
 
-  Session& session_;
+  Trainer& trainer_;
   const std::int64_t steps_;
   const Clock::duration every_;
   Sample last_;  // of the thread

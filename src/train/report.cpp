@@ -1,9 +1,8 @@
-#include "train/report.hpp"
-
 #include <algorithm>
 
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/train/observers.hpp"
 
 namespace zg {
 namespace {
@@ -59,24 +58,42 @@ std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_se
       100 * s.stall / s.seconds, causes.empty() ? "" : " (" + causes + ")");
 }
 
-std::string final_report(const RunSummary& r, Session& session) {
+std::string plan_report(const Trainer& trainer) {
+  const RunPlan& plan = trainer.plan();
+  const Traffic& t = plan.dry_run.per_step;
+  std::string text = fmt::format(
+      "{}\nit fits: peak device {}, host {}\nbytes per step: nvme read {}, nvme write {}, host->device {}, "
+      "device->host {}",
+      trainer.describe(), format_bytes(plan.dry_run.peak.device + plan.layout->workspace_bytes()),
+      format_bytes(plan.dry_run.peak.host), format_bytes(t.nvme_read), format_bytes(t.nvme_write),
+      format_bytes(t.host_to_device), format_bytes(t.device_to_host));
+  if (plan.resident.direct) {
+    text += fmt::format("; of the nvme bytes past the host: read {}, written {}", format_bytes(t.direct_read),
+                        format_bytes(t.direct_write));
+  }
+  return text + "\n";
+}
+
+std::string final_report(const RunSummary& r, Trainer& trainer) {
   const Roofs& roofs = r.roofs;
-  const Traffic planned = session.planned_traffic();
-  const Bound bound = bound_of(roofs, session.flops_per_step(), planned);
+  const RunPlan& plan = trainer.plan();
+  const Traffic planned = trainer.rank().planned_traffic();
+  const Bound bound = bound_of(roofs, plan.flops_per_step(), planned);
+  io::Engine* io = trainer.node().io();
   std::string t = fmt::format("\n{} steps in {}, median step {}, {:.0f} tokens/s\n", r.steps,
                               format_seconds(r.seconds), format_seconds(r.median_step), r.tokens_per_second);
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8}\n", "tier", "peak", "budget", "used");
-  t += budget_row("device", session.device().arena().peak(), session.budgets().device);
-  t += budget_row("host", session.host().peak(), session.budgets().host);
-  const std::int64_t nvme = session.layout().table.nvme_bytes();
-  if (io::Engine* io = session.io(); io != nullptr && nvme > 0) {
+  t += budget_row("device", trainer.rank().device().arena().peak(), plan.budgets.device);
+  t += budget_row("host", trainer.node().host().peak(), plan.budgets.host);
+  const std::int64_t nvme = plan.layout->table.nvme_bytes();
+  if (io != nullptr && nvme > 0) {
     std::int64_t files = 0;
     for (int d = 0; d < io->drive_count(); ++d) files += io->drive_bytes(d);
     t += budget_row("nvme", nvme, files);
   }
   t += budget_row("process (resident)", peak_resident_bytes(),
-                  session.budgets().device + session.budgets().host + kProcessOverhead);
-  t += wear_text(session.io());
+                  plan.budgets.device + plan.budgets.host + kProcessOverhead);
+  t += wear_text(io);
   const auto per_step = [&](std::int64_t bytes) { return bytes / std::max<std::int64_t>(1, r.steps); };
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8} {:>12}\n", "link, bytes per step", "measured", "formula",
                    "", "at its roof");

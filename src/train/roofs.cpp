@@ -1,12 +1,13 @@
+#include "train/roofs.hpp"
+
 #include "ziggurat/device/cuda.hpp"
-#include "ziggurat/train/session.hpp"
 
 namespace zg {
 
 Roofs measure_roofs(const RunConfig& config) {
   const DeviceConfig& d = config.device;
   if (d.kind == DeviceConfig::Kind::kHost) return measure_roofs(config.dtype);
-  // Not the session's device: what is measured with would count among the peaks that the run reports.
+  // Not the run's device: what is measured with would count among the peaks that the run reports.
   const auto device = make_cuda_device({.device = d.index,
                                         .budget = kRoofMemory,
                                         .deterministic = d.deterministic,

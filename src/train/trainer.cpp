@@ -1,68 +1,25 @@
 #include "ziggurat/train/trainer.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <exception>
-#include <filesystem>
 #include <numeric>
 
 #include "train/drives.hpp"
-#include "train/live_line.hpp"
-#include "train/metrics.hpp"
-#include "train/report.hpp"
+#include "train/optimizer_setup.hpp"
+#include "train/roofs.hpp"
 #include "ziggurat/base/log.hpp"
-#include "ziggurat/base/system.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/train/generate.hpp"
 
 namespace zg {
 namespace {
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
-
-void make_output_directory(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) {
-    throw Error(Errc::kUsage, "output.dir " + directory, "cannot be created: " + error.message(),
-                "choose a directory that can be written");
-  }
-  std::string name = directory + "/.ziggurat-XXXXXX";
-  const int fd = mkostemp(name.data(), O_CLOEXEC);
-  if (fd < 0) {
-    throw Error(Errc::kUsage, "output.dir " + directory, "cannot be written to: " + errno_text(errno),
-                "choose a directory that can be written");
-  }
-  ::close(fd);
-  ::unlink(name.c_str());
-}
-
-// The trace is written when the run is over: that it can be is found out before. What the file holds stays
-// until then.
-void check_trace_file(const std::string& path) {
-  const int fresh = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  const int fd = fresh >= 0 || errno != EEXIST ? fresh : ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  if (fd < 0) {
-    throw Error(Errc::kUsage, "--trace " + path, "cannot be written: " + errno_text(errno),
-                "name a file that can be written");
-  }
-  ::close(fd);
-  if (fresh >= 0) ::unlink(path.c_str());
-}
-
-struct Links {
-  Roofs roofs;
-  std::vector<double> drive_shares;  // empty: equal
-};
 
 // Why the first steps may take longer than those that follow. Writing everything once before them would cost
 // the drives that same slow pass and gain nothing, so the run does not.
@@ -76,211 +33,209 @@ void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
       format_seconds(more));
 }
 
-// The roofs of the links that this run has. The drives are open, and are measured where the tier will lie.
-Links measure_links(const RunConfig& config, Session& session) {
-  Links links{measure_roofs(config), {}};
-  Roofs& roofs = links.roofs;
-  io::Engine* io = session.io();
-  if (io == nullptr || session.layout().table.nvme_bytes() == 0) return links;
-  if (config.aio.backend == io::Backend::kRam) {
-    links.drive_shares = programmed_rates(config.tiers.nvme, config.tiers.ram);
-    const std::vector<double>& rates = links.drive_shares;
-    roofs.nvme_read = roofs.nvme_write = std::accumulate(rates.begin(), rates.end(), 0.0);
-    const bool duplex = config.tiers.nvme.front().ram.value_or(config.tiers.ram).duplex;
-    roofs.nvme_mixed = roofs.nvme_read * (duplex ? 2 : 1);
-    return links;
-  }
-  const Traffic& planned = session.plan().per_step;
-  const auto moved = static_cast<double>(planned.nvme_read + planned.nvme_write);
-  // A step that only reads, or only writes, uses no mixture.
-  roofs.nvme_mixed_reads =
-      moved > 0 ? std::clamp(static_cast<double>(planned.nvme_read) / moved, 0.05, 0.95) : 0.5;
-  const std::vector<DriveRates> rates = measure_drives(*io, config.aio.block_size, roofs.nvme_mixed_reads);
-  for (std::size_t d = 0; d < rates.size(); ++d) {
-    roofs.nvme_read += rates[d].read;
-    roofs.nvme_write += rates[d].write;
-    roofs.nvme_mixed += rates[d].mixed;
-    roofs.nvme_first_write += rates[d].first_write;
-    links.drive_shares.push_back(rates[d].mixed);
-    if (rates.size() > 1) {
-      const io::DriveReport drive = io->report(static_cast<int>(d));
-      log::info("{} ({}): {} read, {} write, {} in the step's mixture, while all drives work", drive.name,
-                drive.path, format_rate(rates[d].read), format_rate(rates[d].write),
-                format_rate(rates[d].mixed));
-    }
-  }
-  tell_first_writes(roofs, session.layout().table.nvme_bytes());
-  return links;
-}
+}  // namespace
 
-class Loop {
+// The steps of a run, on the rank's thread.
+class Trainer::Loop {
  public:
-  Loop(const RunConfig& config, Session& session, const Roofs& roofs)
-      : config_(config), session_(session), roofs_(roofs), log_(config.output_dir + "/log.jsonl") {}
+  Loop(Trainer& trainer, const std::vector<TrainObserver*>& observers)
+      : t_(trainer), plan_(trainer.plan_), observers_(observers) {}
 
-  // On the rank's thread.
   RunSummary run() {
     const auto begin = Clock::now();
-    LiveLine live(session_, config_.steps);
-    for (std::int64_t step = 0; step < config_.steps; ++step) {
-      const bool stop = interrupted();
+    for (std::int64_t step = 0; step < plan_.config.steps; ++step) {
+      const bool stop = t_.options_.stop && t_.options_.stop();
       if (stop) log::warning("interrupted: this step is the last one");
-      const bool last = stop || step + 1 == config_.steps;
-      const bool evaluate = session_.data().validation_tokens() > 0 &&
-                            (last || (config_.eval_every > 0 && (step + 1) % config_.eval_every == 0));
+      const AfterStep after = plan_.after_step(step, stop);
       StepRecord record;
       record.step = step + 1;
-      const UpdateRule rule = session_.rule();
+      const UpdateRule rule = t_.rule();
       record.lr = rule.params.lr;
-      if (session_.loss_scaler()) record.loss_scale = rule.loss_scale;
-      live.begin(step + 1);
-      record.result = session_.train_step(step, last || evaluate ? Then::kPause : Then::kTrain);
-      live.end();
+      if (t_.scaler_) record.loss_scale = rule.loss_scale;
+      for (TrainObserver* o : observers_) o->on_step_begin(record.step);
+      record.result = t_.train_step(step, after.then());
+      for (TrainObserver* o : observers_) o->on_step_computed(record.step);
       note(record);
-      if (evaluate) record.val_loss = summary_.val_loss = session_.evaluate();
-      log_.write(record);
-      show(record);
-      if (last) break;
+      if (after.evaluate) record.val_loss = summary_.val_loss = t_.evaluate();
+      for (TrainObserver* o : observers_) o->on_step(record);
+      if (after.last) break;
     }
-    log::progress("");
     summary_.seconds = seconds_between(begin, Clock::now());
-    session_.engine().flush();
-    summary_.measured = session_.engine().settled_traffic();
-    summary_.formula = session_.forecast();
+    t_.rank_->engine().flush();
+    summary_.measured = t_.rank_->engine().settled_traffic();
+    summary_.formula = t_.rank_->forecast();
     summary_.median_step = median(step_seconds_);
-    summary_.tokens_per_second =
-        static_cast<double>(config_.micro_batch * config_.accumulation_steps * config_.data.seq_len) /
-        summary_.median_step;
+    summary_.tokens_per_second = static_cast<double>(tokens_) / summary_.median_step;
+    for (TrainObserver* o : observers_) o->on_end(summary_);
     return summary_;
   }
 
  private:
   void note(StepRecord& record) {
     const StepResult& s = record.result;
-    record.flops = session_.flops_per_step();
-    const auto bound = [&] { return bound_of(roofs_, record.flops, s.traffic, s.first_written); };
+    record.flops = plan_.flops_per_step();
+    const auto bound = [&] { return bound_of(t_.roofs_, record.flops, s.traffic, s.first_written); };
     record.bound = bound();
     // The speed of drives of memory is known, not measured: a step that beats their bound is a bug, and must
     // show.
     Bound measured = record.bound;
-    if (config_.aio.backend == io::Backend::kRam) measured.nvme = 0;
-    if (raise_to(roofs_, measured, s.seconds)) record.bound = bound(), summary_.raised = true;
-    summary_.roofs = roofs_;
-    record.roofs = roofs_;
-    record.peak_device = session_.device().arena().peak();
-    record.peak_host = session_.host().peak();
-    record.peak_nvme = session_.layout().table.nvme_bytes();
-    record.skipped = summary_.skipped = session_.skipped();
-    if (session_.loss_scaler()) summary_.loss_scale = session_.loss_scaler()->scale();
+    if (plan_.config.aio.backend == io::Backend::kRam) measured.nvme = 0;
+    if (raise_to(t_.roofs_, measured, s.seconds)) record.bound = bound(), summary_.raised = true;
+    record.roofs = summary_.roofs = t_.roofs_;
+    record.peak_device = t_.rank_->device().arena().peak();
+    record.peak_host = t_.node_->host().peak();
+    record.peak_nvme = plan_.layout->table.nvme_bytes();
+    record.skipped = summary_.skipped = t_.skipped_;
+    if (t_.scaler_) summary_.loss_scale = t_.scaler_->scale();
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
     summary_.last_loss = s.loss;
+    tokens_ = s.tokens;
     step_seconds_.push_back(s.seconds);
     summary_.step_seconds += s.seconds;
     summary_.stall += s.stall_for;
   }
 
-  void show(const StepRecord& record) const {
-    const std::vector<double> recent(
-        step_seconds_.end() - std::min<std::ptrdiff_t>(20, static_cast<std::ptrdiff_t>(step_seconds_.size())),
-        step_seconds_.end());
-    const double step = median(recent);
-    if (record.val_loss)
-      log::info("step {}: loss {:.4f}, validation loss {:.4f}", record.step, record.result.loss,
-                *record.val_loss);
-    log::progress(progress_line(record, config_.steps,
-                                step * static_cast<double>(config_.steps - record.step),
-                                static_cast<double>(record.result.tokens) / step));
-  }
-
-  const RunConfig& config_;
-  Session& session_;
-  Roofs roofs_;
-  MetricsLog log_;
+  Trainer& t_;
+  const RunPlan& plan_;
+  const std::vector<TrainObserver*>& observers_;
   RunSummary summary_;
+  std::int64_t tokens_ = 0;  // of a step
   std::vector<double> step_seconds_;
 };
 
-void print_sample(const RunConfig& config, const std::string& model_dir) {
-  Generator generator(model_dir);
-  const Tokenizer* tokenizer = generator.tokenizer();
-  if (tokenizer == nullptr) {
-    log::warning("sample: this data has no tokenizer, so no text is generated");
-    return;
-  }
-  const std::string prompt = config.sample_prompt.empty() ? "\n" : config.sample_prompt;
-  GenerateOptions o;
-  o.tokens = config.sample_tokens;
-  o.temperature = 0.8;
-  o.seed = config.seed;
-  const auto ids =
-      generator.generate(tokenizer->encode(prompt), o, [](std::int32_t) { return !interrupted(); });
-  std::printf("\n--- a sample of %zu tokens ---\n%s%s\n", ids.size(), config.sample_prompt.c_str(),
-              tokenizer->decode(ids).c_str());
+Trainer::Trainer(const RunConfig& config, const Options& options) : options_(options) {
+  if (config.dtype == DType::kF16) scaler_.emplace(config.loss_scale);
+  ModelConfig model = model_of(config);
+  data_ = std::make_unique<DataSet>(config.data, config.output_dir + "/tokens", model.vocab_size);
+  if (model.vocab_size == 0) model.vocab_size = data_->vocab_size();
+  gpu_ = open_gpu(config, options.trace);
+  plan_ = make_run_plan(config, model, data_->validation_tokens(), hardware_of(config, gpu_));
 }
 
-}  // namespace
+Trainer::~Trainer() = default;
 
-int train(const RunConfig& config, const TrainOptions& options) {
-  for (const std::string& warning : config.warnings) log::warning("{}", warning);
-  make_output_directory(config.output_dir);
-  if (!options.trace_file.empty()) check_trace_file(options.trace_file);
-  Trace trace;
-  if (!options.trace_file.empty()) trace.start();
-  if (options.watchdog != nullptr) options.watchdog->set_file(config.output_dir + "/state.txt");
-  Session session(config, &trace, options.watchdog);
-  if (options.mode == TrainOptions::Mode::kPlanOnly) {
-    const Traffic t = session.plan().per_step;
-    std::printf(
-        "%s\nit fits: peak device %s, host %s\nbytes per step: nvme read %s, nvme write %s, host->device %s, "
-        "device->host %s%s\n",
-        session.describe().c_str(),
-        format_bytes(session.plan().peak.device + session.layout().workspace_bytes()).c_str(),
-        format_bytes(session.plan().peak.host).c_str(), format_bytes(t.nvme_read).c_str(),
-        format_bytes(t.nvme_write).c_str(), format_bytes(t.host_to_device).c_str(),
-        format_bytes(t.device_to_host).c_str(),
-        session.goes_past_host() ? fmt::format("; of the nvme bytes past the host: read {}, written {}",
-                                               format_bytes(t.direct_read), format_bytes(t.direct_write))
-                                       .c_str()
-                                 : "");
-    return 0;
+void Trainer::open_node() {
+  ZG_ASSERT(node_ == nullptr, "the drives are open");
+  node_ = std::make_unique<Node>(plan_, gpu_, options_.trace, options_.watchdog);
+}
+
+// The drives are measured where the tier will lie.
+std::vector<double> Trainer::measure() {
+  const RunConfig& config = plan_.config;
+  roofs_ = measure_roofs(config);
+  if (!has_drives() || plan_.layout->table.nvme_bytes() == 0) return {};
+  if (config.aio.backend == io::Backend::kRam) {
+    const std::vector<double> rates = programmed_rates(config.tiers.nvme, config.tiers.ram);
+    roofs_.nvme_read = roofs_.nvme_write = std::accumulate(rates.begin(), rates.end(), 0.0);
+    const bool duplex = config.tiers.nvme.front().ram.value_or(config.tiers.ram).duplex;
+    roofs_.nvme_mixed = roofs_.nvme_read * (duplex ? 2 : 1);
+    return rates;
   }
-  session.open_drives();  // before it is measured: a full drive may be mended, and one in use is left alone
-  const Links links = measure_links(config, session);
-  const Roofs& roofs = links.roofs;
-  session.start(links.drive_shares);
-  write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
-  log::info("ready\n{}", session.describe());
+  io::Engine& io = *node_->io();
+  const Traffic& planned = plan_.dry_run.per_step;
+  const auto moved = static_cast<double>(planned.nvme_read + planned.nvme_write);
+  // A step that only reads, or only writes, uses no mixture.
+  roofs_.nvme_mixed_reads =
+      moved > 0 ? std::clamp(static_cast<double>(planned.nvme_read) / moved, 0.05, 0.95) : 0.5;
+  std::vector<double> shares;
+  const std::vector<DriveRates> rates = measure_drives(io, config.aio.block_size, roofs_.nvme_mixed_reads);
+  for (std::size_t d = 0; d < rates.size(); ++d) {
+    roofs_.nvme_read += rates[d].read;
+    roofs_.nvme_write += rates[d].write;
+    roofs_.nvme_mixed += rates[d].mixed;
+    roofs_.nvme_first_write += rates[d].first_write;
+    shares.push_back(rates[d].mixed);
+    if (rates.size() == 1) continue;
+    const io::DriveReport drive = io.report(static_cast<int>(d));
+    log::info("{} ({}): {} read, {} write, {} in the step's mixture, while all drives work", drive.name,
+              drive.path, format_rate(rates[d].read), format_rate(rates[d].write),
+              format_rate(rates[d].mixed));
+  }
+  tell_first_writes(roofs_, plan_.layout->table.nvme_bytes());
+  return shares;
+}
 
-  RunSummary summary;
-  // One thread per device; what it throws is thrown here.
+void Trainer::start(const std::vector<double>& drive_shares) {
+  if (node_ == nullptr) open_node();
+  rank_ = std::make_unique<Rank>(plan_, *node_, gpu_.device.get(), drive_shares, options_.trace,
+                                 options_.watchdog);
+  rank_->initialize();
+}
+
+// A thread per rank drives its engine; what it throws is thrown here.
+void Trainer::on_rank(const std::function<void()>& work) {
   std::exception_ptr failure;
   {
     NamedThread rank("zg-rank0", [&] {
       try {
-        Loop loop(config, session, roofs);
-        summary = loop.run();
-        log::info("saving the model to {}/model", config.output_dir);
-        session.save_model(config.output_dir + "/model");
+        work();
       } catch (...) {
         failure = std::current_exception();
       }
     });
   }
-  log::progress("");
-  if (failure) {
-    // The timeline up to the failure may tell why; that it cannot be saved must not hide what failed.
-    try {
-      if (!options.trace_file.empty()) trace.save(options.trace_file);
-    } catch (const Error& e) {
-      log::warning("{}", e.what());
-    }
-    std::rethrow_exception(failure);
+  if (failure) std::rethrow_exception(failure);
+}
+
+RunSummary Trainer::run(const std::vector<TrainObserver*>& observers) {
+  ZG_ASSERT(rank_ != nullptr, "start() comes first");
+  RunSummary summary;
+  on_rank([&] { summary = Loop(*this, observers).run(); });
+  return summary;
+}
+
+UpdateRule Trainer::rule() const {
+  UpdateRule rule = update_rule(plan_.config, updates_);
+  if (scaler_) rule.loss_scale = scaler_->scale();
+  return rule;
+}
+
+StepResult Trainer::train_step(std::int64_t step, Then then) {
+  const RunConfig& config = plan_.config;
+  std::vector<Batch> batches(static_cast<std::size_t>(config.accumulation_steps));
+  std::vector<MicroBatch> micro_batches;
+  for (std::size_t m = 0; m < batches.size(); ++m) {
+    data_->train_batch(config.seed, step, static_cast<std::int64_t>(m) * config.micro_batch,
+                       config.micro_batch, batches[m]);
+    micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }
-  if (!options.trace_file.empty()) trace.save(options.trace_file);
-  std::fputs(final_report(summary, session).c_str(), stdout);
-  if (config.sample_tokens > 0 && !interrupted()) print_sample(config, config.output_dir + "/model");
-  std::fflush(stdout);
-  return interrupted() ? 130 : 0;
+  const StepResult result = rank_->engine().train_step(step, micro_batches, rule(), then);
+  ++(result.skipped ? skipped_ : updates_);
+  if (scaler_) scaler_->update(result.skipped);
+  return result;
+}
+
+double Trainer::evaluate() {
+  Batch batch;
+  return rank_->engine().evaluate(plan_.evaluation_batches(), [&](std::int64_t i) {
+    data_->validation_batch(i * plan_.config.micro_batch, plan_.config.micro_batch, batch);
+    return MicroBatch{batch.ids.data(), batch.targets.data()};
+  });
+}
+
+void Trainer::save_model(const std::string& directory) {
+  on_rank([&] { rank_->save_model(directory); });
+  if (data_->tokenizer() != nullptr) data_->tokenizer()->save(directory);
+}
+
+std::string Trainer::describe() const {
+  const Layout& layout = *plan_.layout;
+  std::string text = plan_.describe();
+  if (gpu_.device != nullptr) text += "\ndevice     " + gpu_.device->describe();
+  text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(plan_.budgets.device),
+                      format_bytes(layout.workspace_bytes()), format_bytes(plan_.budgets.host));
+  if (has_drives()) {
+    text += fmt::format(", nvme {} on {} path(s){}\nI/O        {}", format_bytes(layout.table.nvme_bytes()),
+                        layout.table.drives(),
+                        layout.options.state_versions > 1 ? ", two versions of the state" : "",
+                        node_->io()->describe());
+  }
+  if (rank_ != nullptr && plan_.budgets.host > 0) {
+    const HostMemoryReport got = node_->host().report();
+    text += fmt::format("\nmemory     {} of the host tier taken, {} in huge pages", format_bytes(got.taken),
+                        format_bytes(got.huge));
+  }
+  return text + "\nthreads    " + (node_ != nullptr ? node_->cores() : plan_.cores).describe();
 }
 
 }  // namespace zg

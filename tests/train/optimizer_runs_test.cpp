@@ -7,9 +7,7 @@
 
 #include "config/config_fixture.hpp"
 #include "data/data_support.hpp"
-#include "train/report.hpp"
-#include "ziggurat/train/session.hpp"
-#include "ziggurat/train/trainer.hpp"
+#include "ziggurat/train/observers.hpp"
 
 namespace zg {
 namespace {
@@ -42,32 +40,32 @@ class OptimizerRuns : public ConfigTest {
     std::int32_t device_updates = 0;
   };
   Run run(const RunConfig& config) const {
-    Trace trace;
-    Session session(config, &trace);
-    session.start();
+    Trainer trainer(config);
+    trainer.start();
     Run out;
     for (std::int64_t step = 0; step < config.steps; ++step) {
       const Then then = step + 1 == config.steps ? Then::kPause : Then::kTrain;
-      out.losses.push_back(session.train_step(step, then).loss);
+      out.losses.push_back(trainer.train_step(step, then).loss);
     }
-    session.engine().flush();
-    EXPECT_EQ(session.updates(), config.steps);
-    EXPECT_EQ(session.skipped(), 0);
-    out.description = session.describe();
-    out.device_updates = session.layout().options.device_updates;
+    trainer.rank().engine().flush();
+    EXPECT_EQ(trainer.updates(), config.steps);
+    EXPECT_EQ(trainer.skipped(), 0);
+    out.description = trainer.describe();
+    out.device_updates = trainer.plan().layout->options.device_updates;
     return out;
   }
-  // A run of the program: what it prints at the end, its log, and its model's bytes.
+  // A whole run: its report, its log, and its model's bytes.
   struct Trained {
     std::string report, model;
     std::vector<Json> log;
   };
   Trained trained(const RunConfig& config) const {
-    testing::internal::CaptureStdout();
-    const int code = train(config, {});
     Trained out;
-    out.report = testing::internal::GetCapturedStdout();
-    EXPECT_EQ(code, 0) << out.report;
+    Trainer trainer(config);
+    trainer.prepare();
+    StepLog log(config.output_dir + "/log.jsonl");
+    out.report = final_report(trainer.run({&log}), trainer);
+    trainer.save_model(config.output_dir + "/model");
     std::ifstream lines(config.output_dir + "/log.jsonl");
     for (std::string line; std::getline(lines, line);) out.log.push_back(Json::parse(line));
     EXPECT_EQ(out.log.size(), static_cast<std::size_t>(config.steps));
@@ -156,10 +154,8 @@ TEST_F(OptimizerRuns, WithoutOverlapTheBitsAreTheSame) {
         EXPECT_EQ(on.log[i].value(key, Json()), off.log[i].value(key, Json())) << key << " of step " << i + 1;
       }
     }
-    Trace trace;
-    EXPECT_NE(Session(with("off", "off"), &trace).describe().find("in a phase of its own"),
-              std::string::npos);
-    EXPECT_EQ(Session(with("on", "on"), &trace).describe().find("in a phase of its own"), std::string::npos);
+    EXPECT_NE(Trainer(with("off", "off")).describe().find("in a phase of its own"), std::string::npos);
+    EXPECT_EQ(Trainer(with("on", "on")).describe().find("in a phase of its own"), std::string::npos);
   }
 }
 
@@ -191,11 +187,10 @@ TEST_F(OptimizerRuns, AShareTooLargeForTheDeviceIsRefusedBeforeTheFirstStep) {
                    "model.n_layer=6", "tiers.device=600KiB", "tiers.host=64MiB",
                    std::string("zero_optimization.offload_optimizer.ratio=") + ratio});
   };
-  Trace trace;
-  EXPECT_NO_THROW(Session(with("1"), &trace));
+  EXPECT_NO_THROW(Trainer(with("1")));
   try {
-    const Session session(with("0.25"), &trace);
-    ADD_FAILURE() << session.describe();
+    const Trainer trainer(with("0.25"));
+    ADD_FAILURE() << trainer.describe();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Errc::kMemory);
     EXPECT_NE(error.hint().find("tiers.device="), std::string::npos) << error.what();
@@ -206,18 +201,17 @@ TEST_F(OptimizerRuns, WhatIsFrozenStaysAndTheRestLearns) {
   const RunConfig c = config({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "param_groups": [
       {"params": "h.0.*", "frozen": true}, {"params": "*.bias", "lr_factor": 0.5, "weight_decay": 0.1}]})",
                               "steps=8"});
-  Trace trace;
-  Session session(c, &trace);
-  session.start();
-  EXPECT_NE(session.describe().find("parameters are frozen"), std::string::npos) << session.describe();
+  Trainer trainer(c);
+  trainer.start();
+  EXPECT_NE(trainer.describe().find("parameters are frozen"), std::string::npos) << trainer.describe();
   const auto masters = [&] {
     std::map<std::string, std::vector<float>> out;
-    const std::vector<Unit>& units = session.model().units();
+    const std::vector<Unit>& units = trainer.plan().model->units();
     for (std::size_t u = 0; u < units.size(); ++u) {
       for (const Param& p : units[u].params) {
         std::vector<float>& values = out[p.name];
         values.resize(static_cast<std::size_t>(p.count()));
-        session.engine().read_master(static_cast<std::int32_t>(u), p, 0, p.count(), values.data());
+        trainer.rank().engine().read_master(static_cast<std::int32_t>(u), p, 0, p.count(), values.data());
       }
     }
     return out;
@@ -225,7 +219,7 @@ TEST_F(OptimizerRuns, WhatIsFrozenStaysAndTheRestLearns) {
   const auto before = masters();
   std::vector<double> losses;
   for (std::int64_t step = 0; step < c.steps; ++step)
-    losses.push_back(session.train_step(step, step + 1 == c.steps ? Then::kPause : Then::kTrain).loss);
+    losses.push_back(trainer.train_step(step, step + 1 == c.steps ? Then::kPause : Then::kTrain).loss);
   EXPECT_LT(losses.back(), losses.front() - 0.5) << testing::PrintToString(losses);
   for (const auto& [name, values] : masters()) {
     EXPECT_EQ(values == before.at(name), name.starts_with("h.0.")) << name;
@@ -235,8 +229,7 @@ TEST_F(OptimizerRuns, WhatIsFrozenStaysAndTheRestLearns) {
 TEST_F(OptimizerRuns, GroupsAreCheckedBeforeAnythingIsAllocated) {
   const RunConfig c =
       config({R"(optimizer={"type": "AdamW", "param_groups": [{"params": "h.7.*", "frozen": true}]})"});
-  Trace trace;
-  const Error error = error_of([&] { return Session(c, &trace).describe(); });
+  const Error error = error_of([&] { return Trainer(c).describe(); });
   EXPECT_EQ(error.where(), "optimizer.param_groups.0.params");
   EXPECT_NE(error.message().find("\"h.7.*\" matches no parameter"), std::string::npos) << error.what();
 }
@@ -286,8 +279,7 @@ TEST_F(OptimizerRuns, TooHighALossScaleLeavesStepsOutUntilItFits) {
 }
 
 TEST_F(OptimizerRuns, WithoutClippingFp16DefersAllTheSame) {
-  Trace trace;
-  const auto describe = [&](const Strings& sets) { return Session(config(sets), &trace).describe(); };
+  const auto describe = [&](const Strings& sets) { return Trainer(config(sets)).describe(); };
   EXPECT_NE(describe({"fp16.enabled=true"}).find("deferred into the next forward (fp16: "),
             std::string::npos);
   EXPECT_NE(describe({"fp16.enabled=true", "gradient_clipping=1"}).find("(gradients are clipped)"),

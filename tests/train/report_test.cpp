@@ -1,6 +1,4 @@
 // Texts of the progress line and of the report's stall, and the log's record of them.
-#include "train/report.hpp"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -8,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "train/live_line.hpp"
-#include "train/metrics.hpp"
+#include "ziggurat/train/observers.hpp"
 
 namespace zg::test {
 namespace {
@@ -50,8 +48,8 @@ TEST(Report, TheProgressLineHasTheCausesThatCount) {
 TEST(Report, TheLogHasThePartsOfTheStall) {
   const auto path = std::filesystem::temp_directory_path() / "zg-report-test.jsonl";
   {
-    MetricsLog log(path.string());
-    log.write(some_record());
+    StepLog log(path.string());
+    log.on_step(some_record());
   }
   const auto record = nlohmann::json::parse(std::ifstream(path));
   std::filesystem::remove(path);

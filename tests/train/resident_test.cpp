@@ -17,7 +17,7 @@
 
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/train/session.hpp"
+#include "ziggurat/train/run_plan.hpp"
 
 namespace zg {
 namespace {

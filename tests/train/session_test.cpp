@@ -1,5 +1,5 @@
 // The drives of a session: when they are opened, and how what is measured of them is used; and its machine.
-#include "ziggurat/train/session.hpp"
+#include "ziggurat/train/trainer.hpp"
 
 #include "config/config_fixture.hpp"
 #include "ziggurat/base/units.hpp"
@@ -39,13 +39,12 @@ class SessionDrives : public ConfigTest {
 
 TEST_F(SessionDrives, ExtentsAreSpreadByTheGivenShares) {
   for (const int faster : {0, 1}) {
-    Trace trace;
     // Blocks enough for a share to show: the state of each is one extent, which lies on one drive.
-    Session session(config({"aio.backend=ram", "model.n_layer=12"}), &trace);
-    session.start(faster == 0 ? std::vector<double>{7, 1} : std::vector<double>{1, 7});
-    session.engine().flush();
-    const std::int64_t more = session.io()->counters(faster).write_bytes,
-                       less = session.io()->counters(1 - faster).write_bytes;
+    Trainer trainer(config({"aio.backend=ram", "model.n_layer=12"}));
+    trainer.start(faster == 0 ? std::vector<double>{7, 1} : std::vector<double>{1, 7});
+    trainer.rank().engine().flush();
+    const std::int64_t more = trainer.node().io()->counters(faster).write_bytes,
+                       less = trainer.node().io()->counters(1 - faster).write_bytes;
     EXPECT_GT(more + less, 200 * kKiB);
     EXPECT_GT(more, 2 * less) << "drive " << faster;
   }
@@ -53,29 +52,27 @@ TEST_F(SessionDrives, ExtentsAreSpreadByTheGivenShares) {
 
 TEST_F(SessionDrives, AreOpenedBeforeTheStartAndReclaimWhatAKilledRunHasLeft) {
   const std::string leftover = write("b/ziggurat-0123456789abcdef.tier", std::string(100000, 'x'));
-  Trace trace;
-  Session session(config({}), &trace);
+  Trainer trainer(config({}));
   EXPECT_TRUE(fs::exists(leftover));  // not before it is meant
-  EXPECT_EQ(session.io(), nullptr);
-  session.open_drives();
+  EXPECT_FALSE(trainer.has_drives());
+  trainer.open_node();
   EXPECT_FALSE(fs::exists(leftover));
-  ASSERT_NE(session.io(), nullptr);
+  ASSERT_TRUE(trainer.has_drives());
   EXPECT_TRUE(fs::exists(directory_ + "/a/ziggurat.lock"));
-  const std::int64_t needed = session.layout().table.nvme_bytes();
-  EXPECT_GE(session.io()->drive_bytes(0), needed / 2);
-  session.start();  // with those drives
-  session.engine().flush();
-  EXPECT_GT(session.io()->counters(0).write_bytes + session.io()->counters(1).write_bytes, 0);
+  const std::int64_t needed = trainer.plan().layout->table.nvme_bytes();
+  EXPECT_GE(trainer.node().io()->drive_bytes(0), needed / 2);
+  trainer.start();  // with those drives
+  trainer.rank().engine().flush();
+  EXPECT_GT(trainer.node().io()->counters(0).write_bytes + trainer.node().io()->counters(1).write_bytes, 0);
 
-  Session second(config({}), &trace);
-  const Error error = error_of([&] { return second.open_drives(), 0; });
+  Trainer second(config({}));
+  const Error error = error_of([&] { return second.open_node(), 0; });
   EXPECT_NE(error.message().find("is in use by this process"), std::string::npos) << error.what();
 }
 
 TEST_F(SessionDrives, TheSameDirectoryTwiceIsFound) {
-  Trace trace;
-  Session session(config({"tiers.nvme.1.path=" + directory_ + "/b/../a"}), &trace);
-  const Error error = error_of([&] { return session.open_drives(), 0; });
+  Trainer trainer(config({"tiers.nvme.1.path=" + directory_ + "/b/../a"}));
+  const Error error = error_of([&] { return trainer.open_node(), 0; });
   EXPECT_NE(error.hint().find("a directory of its own"), std::string::npos) << error.what();
   EXPECT_FALSE(fs::exists(directory_ + "/a/ziggurat.lock"));
 }
@@ -88,9 +85,8 @@ TEST_F(SessionDevice, AGpuThatIsNotThereIsSaidBeforeAnythingIsTaken) {
   while (text.size() < 4000) text += "all work and no play makes jack a dull boy, ";
   write("book.txt", text);
   try {
-    Session session(load_set({"devices=cuda", "data.train=" + directory_ + "/book.txt", "data.seq_len=8",
-                              "output.dir=" + directory_ + "/out"}),
-                    nullptr);
+    Trainer trainer(load_set({"devices=cuda", "data.train=" + directory_ + "/book.txt", "data.seq_len=8",
+                              "output.dir=" + directory_ + "/out"}));
     FAIL() << "made";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Errc::kDevice) << e.what();

@@ -6,7 +6,7 @@
 #include "config/config_fixture.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/system.hpp"
-#include "ziggurat/train/session.hpp"
+#include "ziggurat/train/trainer.hpp"
 
 namespace zg {
 namespace {
@@ -58,38 +58,37 @@ class SessionThreads : public ConfigTest {
 
 TEST_F(SessionThreads, MoreThanThereAreIsRefusedBeforeAnythingIsOpened) {
   const std::string n = std::to_string(cores_ + 1);
-  const Error compute = error_of([&] { return Session(config({"threads.compute=" + n}), nullptr), 0; });
+  const Error compute = error_of([&] { return Trainer(config({"threads.compute=" + n})), 0; });
   EXPECT_EQ(compute.where(), "threads.compute");
   EXPECT_NE(compute.message().find("asks for " + n + " threads"), std::string::npos) << compute.what();
   const Error reserved =
-      error_of([&] { return Session(config({"threads.reserved=" + std::to_string(cores_)}), nullptr), 0; });
+      error_of([&] { return Trainer(config({"threads.reserved=" + std::to_string(cores_)})), 0; });
   EXPECT_EQ(reserved.where(), "threads.reserved");
   EXPECT_TRUE(fs::is_empty(directory_ + "/drive"));
 }
 
 TEST_F(SessionThreads, TheLimitHolds) {
-  Session session(config({"threads.compute=1"}), nullptr);
+  Trainer trainer(config({"threads.compute=1"}));
   EXPECT_EQ(parallelism(), cores_);  // nothing is taken before it is meant
-  session.start();
+  trainer.start();
   EXPECT_EQ(parallelism(), 1);
-  EXPECT_NE(session.describe().find("\nthreads    1 compute on node "), std::string::npos)
-      << session.describe();
+  EXPECT_NE(trainer.describe().find("\nthreads    1 compute on node "), std::string::npos)
+      << trainer.describe();
 }
 
 TEST_F(SessionThreads, IoHasTheReservedCoreAndComputeTheOthers) {
   if (cores_ < 2 || read_core_topology().nodes.size() > 1) GTEST_SKIP() << "needs one node of two cores";
   const std::vector<int> all = usable_cores();
   for (const bool bind : {true, false}) {
-    Session session(config({"threads.reserved=1", bind ? "threads.bind=auto" : "threads.bind=false"}),
-                    nullptr);
-    session.start();
+    Trainer trainer(config({"threads.reserved=1", bind ? "threads.bind=auto" : "threads.bind=false"}));
+    trainer.start();
     EXPECT_EQ(parallelism(), cores_ - 1);
     const auto threads = cores_of_threads();
     EXPECT_EQ(only(threads, "zg-io0"), format_cpu_list(bind ? std::vector<int>{all.front()} : all));
     const std::vector<int> rest(all.begin() + 1, all.end());
     parallel_for(64, 1, [&](std::int64_t, std::int64_t) { EXPECT_EQ(usable_cores(), bind ? rest : all); });
     EXPECT_EQ(usable_cores(), all);
-    const std::string text = session.describe();
+    const std::string text = trainer.describe();
     EXPECT_NE(text.find(bind ? ", bound to them; reserved: " : ", not bound; reserved: "), std::string::npos)
         << text;
     EXPECT_NE(text.find("threads.reserved is 1"), std::string::npos) << text;

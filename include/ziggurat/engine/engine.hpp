@@ -34,8 +34,6 @@ struct MicroBatch {
   const std::int32_t* targets = nullptr;  // [rows], negative: not counted
 };
 
-enum class Then { kTrain, kPause };  // what follows a step: another one for certain, or anything
-
 struct Phases {
   double forward = 0, backward = 0, optimizer = 0;  // seconds the streams worked
 };

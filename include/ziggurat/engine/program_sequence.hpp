@@ -24,6 +24,8 @@ enum class Activity : std::uint8_t {
   kEvaluateMore,   // the same, and another one follows for certain
 };
 
+enum class Then { kTrain, kPause };  // what follows a step: another one for certain, or anything
+
 struct ProgramStart {
   bool operator==(const ProgramStart&) const = default;
   const StepProgram* program = nullptr;

@@ -1,16 +1,16 @@
-#include "train/metrics.hpp"
-
 #include <nlohmann/json.hpp>
+
+#include "ziggurat/train/observers.hpp"
 
 namespace zg {
 
-MetricsLog::MetricsLog(const std::string& path)
+StepLog::StepLog(const std::string& path)
     : path_(path), file_(std::fopen(path.c_str(), "w"), &std::fclose) {
   if (!file_)
     throw Error(Errc::kIo, path, "cannot be written: " + errno_text(errno), "choose another output.dir");
 }
 
-void MetricsLog::write(const StepRecord& r) {
+void StepLog::on_step(const StepRecord& r) {
   const StepResult& s = r.result;
   const auto ms = [](double seconds) { return seconds * 1e3; };
   nlohmann::ordered_json j;

@@ -1,0 +1,184 @@
+#include "ziggurat/train/node.hpp"
+
+#include <algorithm>
+
+#include "train/drives.hpp"
+#include "train/watch.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/parallel.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/device/cuda.hpp"
+
+namespace zg {
+namespace {
+
+// Null, with the reason, where drives cannot reach the GPU's memory.
+std::shared_ptr<io::DirectStorage> find_direct_storage(const RunConfig& config, Device& gpu, bool wanted,
+                                                       std::string& why) {
+  if (config.tiers.nvme.empty()) {
+    why = "no drive is named in tiers.nvme";
+    return nullptr;
+  }
+  if (config.aio.backend == io::Backend::kRam) {
+    why = "aio.backend is ram, which has no files";
+    return nullptr;
+  }
+  std::shared_ptr<io::DirectStorage> direct = gpu.direct_storage(wanted, &why);
+  for (const io::DriveOptions& drive : config.tiers.nvme) {
+    if (direct == nullptr) break;
+    const std::string refusal = io::why_not_direct(*direct, drive.path);
+    if (refusal.empty()) continue;
+    why = fmt::format("{}: {}", drive.path, refusal);
+    direct.reset();
+  }
+  return direct;
+}
+
+// Whether threads may be bound to these cores at all.
+bool bind_threads(CoreAssignment& cores, Binding wanted) {
+  const std::string refusal = set_parallelism(cores);
+  if (refusal.empty()) return wanted != Binding::kOff;
+  if (wanted == Binding::kOn) {
+    throw Error(Errc::kIo, "threads.bind", "is true, but threads cannot be bound to " + refusal,
+                "let the process set its affinity, or say \"auto\"");
+  }
+  log::info("threads are not bound to {}: memory may be far from those who work on it", refusal);
+  cores.bind = false;
+  return false;
+}
+
+// With the sizes of their files. What killed runs have left counts as free, so it goes first.
+std::vector<io::DriveOptions> sized_drives(const RunPlan& plan, const CoreAssignment& cores) {
+  const std::vector<io::DriveOptions>& asked = plan.config.tiers.nvme;
+  const std::int64_t bytes = plan.layout->table.nvme_bytes();
+  std::vector<DriveSpace> space;
+  if (plan.config.aio.backend == io::Backend::kRam) {
+    for (std::uint64_t i = 0; i < asked.size(); ++i) space.push_back({kUnlimited, i});
+  } else {
+    std::vector<std::string> paths;
+    for (const io::DriveOptions& drive : asked) paths.push_back(drive.path);
+    io::reclaim(paths);
+    space = space_of(asked);
+  }
+  std::vector<io::DriveOptions> drives = drives_for(asked, space, bytes);
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    drives[i].cpus = cores.cores_of_drive(i);
+    if (std::min(asked[i].bytes, bytes) - drives[i].bytes >= io::Engine::alignment()) {
+      log::info("{}: the tier takes {} of the {} that it may, since {} are free", drives[i].path,
+                format_bytes(drives[i].bytes), format_bytes(asked[i].bytes),
+                format_bytes(space[i].free_bytes));
+    }
+  }
+  return drives;
+}
+
+// The host tier near the GPU, or else near the drives that fill and empty it, where they are on nodes of
+// their own.
+std::vector<NodeShare> host_shares(const RunPlan& plan, const io::Engine* io, const Device* gpu) {
+  std::vector<MemoryUser> drives, devices;
+  for (int i = 0; io != nullptr && i < io->drive_count(); ++i) {
+    const io::DriveReport drive = io->report(i);
+    drives.push_back({drive.name, drive.numa_node});
+  }
+  if (gpu != nullptr) devices.push_back({gpu->describe(), gpu->numa_node()});
+  const auto is_known = [](const MemoryUser& user) { return user.node >= 0; };
+  if (std::none_of(drives.begin(), drives.end(), is_known) &&
+      std::none_of(devices.begin(), devices.end(), is_known))
+    return {};
+  // What is taken already is no place for it.
+  NodeTopology topology = read_node_topology();
+  for (const MemoryLimits::Node& free : read_memory_limits().nodes) {
+    for (NodeTopology::Node& node : topology.nodes) {
+      if (node.node == free.node) node.bytes = std::min(node.bytes, free.available);
+    }
+  }
+  return place_memory(topology, devices, drives, plan.budgets.host).device_shares.front();
+}
+
+}  // namespace
+
+OpenGpu open_gpu(const RunConfig& config, Trace* trace) {
+  const DeviceConfig& d = config.device;
+  OpenGpu gpu;
+  if (d.kind == DeviceConfig::Kind::kHost) return gpu;
+  CudaOptions options{.device = d.index,
+                      .budget = config.tiers.device.value_or(0),
+                      .deterministic = d.deterministic,
+                      .tf32 = d.tf32,
+                      .attention = d.attention,
+                      .pin = d.pin,
+                      .graphs = d.graphs,
+                      .trace = trace};
+  if (options.budget == 0) {
+    for (const Gpu& found : list_gpus(nullptr)) {
+      if (found.device == d.index) options.budget = std::max<std::int64_t>(0, found.free - kGpuReserve);
+    }
+  }
+  gpu.device = make_cuda_device(options);
+  gpu.memory = gpu.device->arena().budget();
+  using Direct = DeviceConfig::Direct;
+  if (d.direct == Direct::kOff) return gpu;
+  std::string why;
+  gpu.direct = find_direct_storage(config, *gpu.device, d.direct == Direct::kOn, why);
+  if (gpu.direct != nullptr) return gpu;
+  if (d.direct == Direct::kOn)
+    throw Error(Errc::kUsage, "cuda.gpudirect_storage",
+                "is asked for (aio.use_gds asks, too), but cannot be had: " + why,
+                "install it and name drives that it supports (NVIDIA's gdscheck -p tells), or say \"auto\"");
+  if (!config.tiers.nvme.empty()) log::debug("drives move bytes by way of host memory: {}", why);
+  return gpu;
+}
+
+Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu) {
+  Hardware hardware{.memory = read_memory_limits(), .cores = read_core_topology()};
+  const std::vector<io::DriveOptions>& drives = config.tiers.nvme;
+  std::vector<DriveSpace> space(drives.size());
+  if (config.aio.backend != io::Backend::kRam) {
+    try {
+      space = space_of(drives);
+    } catch (const Error&) {  // whoever opens the drives says what is wrong
+    }
+  }
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    const bool ram = config.aio.backend == io::Backend::kRam;
+    hardware.drives.push_back({.numa_node = ram ? -1 : io::node_of_drive(drives[i].path), .space = space[i]});
+  }
+  if (gpu.device != nullptr) {
+    hardware.gpu = Hardware::Gpu{.sizes = &gpu.device->ops(),
+                                 .memory = gpu.memory,
+                                 .granule = gpu.device->arena().granule(),
+                                 .numa_node = gpu.device->numa_node(),
+                                 .direct = gpu.direct != nullptr};
+  }
+  return hardware;
+}
+
+Node::Node(const RunPlan& plan, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog) : cores_(plan.cores) {
+  const bool bind = bind_threads(cores_, plan.config.threads.bind);
+  if (gpu.device != nullptr && bind) gpu.device->bind_threads(cores_.cores_of_device(0));
+  if (!plan.config.tiers.nvme.empty()) {
+    const AioConfig& aio = plan.config.aio;
+    io::EngineOptions o;
+    o.backend = aio.backend;
+    o.require = aio.require;
+    o.block_size = aio.block_size;
+    o.queue_depth = aio.queue_depth;
+    o.adapt_depth = aio.adaptive_depth;
+    o.max_queue_depth = aio.max_queue_depth;
+    o.queues = aio.queues;
+    o.sqpoll = aio.sqpoll;
+    o.iopoll = aio.iopoll;
+    o.threads = aio.threads;
+    o.bind_threads = bind;
+    o.ram = plan.config.tiers.ram;
+    o.direct = gpu.direct;
+    o.trace = trace;
+    io_ = io::make_engine(o, sized_drives(plan, cores_));
+    if (watchdog != nullptr) watched_ = watchdog->watch(part_of(*io_));
+  }
+  host_ = make_host_memory({.name = "host memory",
+                            .budget = plan.budgets.host,
+                            .shares = host_shares(plan, io_.get(), gpu.device.get())});
+}
+
+}  // namespace zg

@@ -1,0 +1,79 @@
+#include "ziggurat/train/rank.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "train/watch.hpp"
+#include "ziggurat/base/parallel.hpp"
+#include "ziggurat/base/philox.hpp"
+#include "ziggurat/model/hf.hpp"
+
+namespace zg {
+
+Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, const std::vector<double>& drive_shares,
+           Trace* trace, Watchdog* watchdog)
+    : plan_(plan),
+      host_device_(gpu == nullptr ? make_host_device(plan.budgets.device, trace) : nullptr),
+      device_(gpu == nullptr ? *host_device_ : *gpu) {
+  TensorStore::Options o;
+  o.table = &plan.layout->table;
+  o.device = &device_;
+  o.host = &node.host();
+  o.io = node.io();
+  o.budgets = plan.resident;
+  o.prefetch_depth = plan.config.tiers.prefetch_depth;
+  o.verify = plan.config.aio.verify;
+  o.drive_shares = drive_shares;
+  o.trace = trace;
+  store_ = std::make_unique<TensorStore>(o);
+  engine_ = std::make_unique<Engine>(Engine::Options{plan.layout.get(), plan.programs.get(), &device_,
+                                                     store_.get(), trace, plan.config.seed});
+  if (watchdog != nullptr) {
+    watched_.push_back(watchdog->watch(part_of(*store_)));
+    watched_.push_back(watchdog->watch(part_of(*engine_)));
+  }
+}
+
+void Rank::initialize() {
+  const ModelConfig& model = plan_.model_config;
+  if (!plan_.config.model_from.empty()) {
+    const HfWeights weights(plan_.config.model_from, *plan_.model);
+    engine_->initialize([&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+      weights.read(p, begin, end, out);
+    });
+    return;
+  }
+  const double std_residual = model.init_std / std::sqrt(2.0 * static_cast<double>(model.layers));
+  engine_->initialize([&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+    if (p.init == Init::kZero || p.init == Init::kOne) {
+      std::fill(out, out + (end - begin), p.init == Init::kOne ? 1.0f : 0.0f);
+      return;
+    }
+    const NamedRandom random(plan_.config.seed, p.name);
+    const auto std_dev = static_cast<float>(p.init == Init::kNormal ? model.init_std : std_residual);
+    parallel_for(end - begin, 16384, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t i = from; i < to; ++i)
+        out[i] = std_dev * random.normal(static_cast<std::uint64_t>(begin + i));
+    });
+  });
+}
+
+Traffic Rank::planned_traffic() const {
+  Traffic t = plan_.dry_run.per_step;
+  return t += engine_->own_traffic_per_step();
+}
+
+Traffic Rank::forecast() const {
+  return zg::forecast(*plan_.layout, *plan_.programs, plan_.resident, engine_->history());
+}
+
+void Rank::save_model(const std::string& directory) {
+  engine_->flush();
+  const auto& units = plan_.model->units();
+  save_hf(directory, *plan_.model, DType::kF32,
+          [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+            engine_->read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end, out);
+          });
+}
+
+}  // namespace zg

@@ -1,0 +1,340 @@
+#include "ziggurat/train/run_plan.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "train/drives.hpp"
+#include "train/optimizer_setup.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/model/hf.hpp"
+#include "ziggurat/store/store.hpp"
+
+namespace zg {
+namespace {
+
+UpdateTiming update_timing(const RunConfig& config) {
+  if (!config.optimizer.overlap) return UpdateTiming::kSeparate;
+  // A clip factor, and whether a step is left out, take all gradients.
+  const bool verdict = config.gradient_clipping > 0 || config.dtype == DType::kF16;
+  return verdict ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
+}
+
+void check_model(const RunConfig& config, const ModelConfig& model) {
+  if (model.vocab_size == 0) {
+    throw Error(Errc::kUsage, "model.vocab_size",
+                "is not given, and token files without a tokenizer do not tell it",
+                "add \"vocab_size\" to the model section");
+  }
+  if (config.data.seq_len > model.context) {
+    throw Error(
+        Errc::kUsage, "data.seq_len",
+        fmt::format("is {}, but the model has {} positions", config.data.seq_len, model.context),
+        "lower data.seq_len");
+  }
+  validate(model);
+}
+
+// Fills a plan, part after part; each needs those before it.
+class Planner {
+ public:
+  Planner(RunPlan& plan, const Hardware& hardware)
+      : plan_(plan), config_(plan.config), hardware_(hardware) {}
+
+  void run() {
+    check_model(config_, plan_.model_config);
+    make_model();
+    make_layout();
+    plan_.programs = std::make_unique<StepPrograms>(*plan_.layout, update_timing(config_));
+    find_budgets();
+    fit();
+    assign_threads();
+  }
+
+ private:
+  const Layout& layout() const { return *plan_.layout; }
+  const OpSizes& op_sizes() const { return hardware_.gpu ? *hardware_.gpu->sizes : host_ops(); }
+
+  // What the device tier may be at most. The host device shares the machine's memory with the host tier.
+  std::int64_t device_limit() const {
+    if (hardware_.gpu) return hardware_.gpu->memory;
+    return config_.tiers.device.value_or(hardware_.memory.left() / 2);
+  }
+
+  void make_model() {
+    // Small budgets want small logits.
+    const std::int64_t logits = std::max(32 * kMiB, device_limit() / 8);
+    plan_.model = std::make_unique<Model>(plan_.model_config, config_.dtype, op_sizes(),
+                                          std::min(op_sizes().logits_bytes(), logits));
+  }
+
+  void make_layout() {
+    LayoutOptions o;
+    o.micro_batch = {config_.micro_batch, config_.data.seq_len};
+    o.micro_batches = config_.accumulation_steps;
+    o.accumulation = config_.accumulation;
+    o.recompute = config_.recompute;
+    o.gradient = config_.gradient_dtype;
+    o.weights = config_.offload_param;
+    o.optimizer = config_.offload_optimizer;
+    o.activations = config_.offload_activation;
+    o.drives = static_cast<int>(config_.tiers.nvme.size());
+    if (hardware_.gpu) o.device_granule = hardware_.gpu->granule;
+    o.state = state_format(config_.optimizer, config_.dtype);
+    o.groups = parameter_groups(config_.optimizer, *plan_.model);
+    // Small budgets want small pieces: a few of them must fit at once.
+    const std::int64_t host = config_.tiers.host.value_or(kGiB);
+    o.state_segment_bytes = std::clamp<std::int64_t>(host / 24 / 65536 * 65536, 3 * 65536, 12 * kMiB);
+    plan_.layout = std::make_unique<Layout>(*plan_.model, o);
+    o.device_updates = device_updates();
+    if (o.device_updates > 0) plan_.layout = std::make_unique<Layout>(*plan_.model, o);
+    if (o.drives > 0 && config_.aio.backend != io::Backend::kRam) {
+      o.state_versions = 2;
+      auto twice = std::make_unique<Layout>(*plan_.model, o);
+      if (drives_have_room(twice->table.nvme_bytes())) plan_.layout = std::move(twice);
+    }
+  }
+
+  // Room for a second copy of the optimizer's state, so that a write never goes over the only one: in what was
+  // stated, and in half of what is free where nothing was.
+  bool drives_have_room(std::int64_t bytes) const {
+    std::vector<DriveSpace> space;
+    for (const Hardware::Drive& drive : hardware_.drives)
+      space.push_back({drive.space.free_bytes / 2, drive.space.file_system});
+    try {
+      (void)drives_for(config_.tiers.nvme, space, bytes);
+      return true;
+    } catch (const Error&) {  // whoever opens the drives says what is wrong
+      return false;
+    }
+  }
+
+  // Bytes of each budget that stay free for what is on its way. From sizes alone, so that a plan made anywhere
+  // foretells the run's bytes.
+  Budgets read_ahead(const Budgets& budgets, const StepPrograms& programs) const {
+    if (const std::optional<double> share = config_.tiers.read_ahead) {
+      const auto of = [&](std::int64_t bytes) {
+        return static_cast<std::int64_t>(*share * static_cast<double>(bytes));
+      };
+      return {of(budgets.device), of(budgets.host), budgets.direct};
+    }
+    const AioConfig& aio = config_.aio;
+    const std::int64_t depth = aio.queue_depth > 0 ? aio.queue_depth : io::default_queue_depth(aio.block_size);
+    const auto drives = static_cast<std::int64_t>(config_.tiers.nvme.size());
+    return read_ahead_of(layout().table, programs, budgets,
+                         {2 * TensorStore::kCopiesInFlight, depth * aio.block_size * drives});
+  }
+
+  // The optimizer works where its state is. That is the device if the user wants it there, or if everything
+  // fits it; else the units that the next forward waits for: by a share of the parameters, or as many as there
+  // is room beside all that is used more often for its bytes: weights, gradients and activations.
+  std::int32_t device_updates() const {
+    const Placement wanted = config_.offload_optimizer;
+    const std::int32_t units = layout().head_unit() + 1;
+    if (wanted == Placement::kDevice) return units;
+    if (wanted != Placement::kAuto) return units_within(1 - config_.host_update_share);
+    const std::int64_t device = device_limit();
+    const auto state_of = [&](std::int32_t u) {
+      std::int64_t charge = 0;
+      for (std::int32_t i = 0; i < layout().state_segments(u); ++i)
+        charge += layout().table.segment(layout().state_segment(u, i)).device_charge;
+      return charge;
+    };
+    std::int64_t used = layout().workspace_charge() + layout().table.total_charge(Tier::kDevice);
+    for (std::int32_t u = 0; u < units; ++u) used -= state_of(u);
+    const StepPrograms programs(layout(), update_timing(config_));
+    const std::int64_t room = device - read_ahead({device, 0}, programs).device;
+    std::int32_t n = 0;
+    for (; n < units; ++n) {
+      used += state_of(n);
+      if (used > (n + 1 == units ? device : room)) break;
+    }
+    return n;
+  }
+
+  // The first units that have no more than this share of the optimizer's state.
+  std::int32_t units_within(double share) const {
+    const std::int32_t units = layout().head_unit() + 1;
+    std::int64_t all = 0, sum = 0;
+    for (std::int32_t u = 0; u < units; ++u) all += layout().unit(u).state_elements;
+    const std::int64_t most = std::llround(share * static_cast<double>(all));
+    std::int32_t n = 0;
+    if (most == 0) return n;  // frozen units, which have no state, are none of it
+    while (n < units && (sum += layout().unit(n).state_elements) <= most) ++n;
+    return n;
+  }
+
+  // Budgets that hold all tensors.
+  Budgets everything() const {
+    return {layout().table.total_charge(Tier::kDevice), layout().table.total_charge(Tier::kHost)};
+  }
+
+  // Without a budget a tier takes what the run can use, as far as the machine has it.
+  void find_budgets() {
+    const Budgets all = everything();
+    const std::int64_t device = all.device + layout().workspace_charge(), available = hardware_.memory.left();
+    const TierConfig& tiers = config_.tiers;
+    const std::int64_t host = tiers.host.value_or(0);
+    Budgets& budgets = plan_.budgets;
+    if (hardware_.gpu) {
+      budgets.device = tiers.device.value_or(std::min(device, device_limit()));
+      budgets.host = tiers.host.value_or(std::min(all.host, available / 4 * 3));
+      check_memory(hardware_.memory, {.name = "tiers.host", .bytes = host});
+    } else {
+      budgets.device = tiers.device.value_or(std::min(device, available / 2));
+      budgets.host = tiers.host.value_or(std::min(all.host, available / 3));
+      // Together, before either is taken: each alone may fit.
+      check_memory(hardware_.memory,
+                   {.name = "tiers.device and tiers.host", .bytes = tiers.device.value_or(0) + host});
+    }
+    check_stated_sizes(tiers.nvme, layout().table.nvme_bytes());
+  }
+
+  void fit() {
+    const std::int64_t workspace = layout().workspace_charge();
+    const Budgets inside{plan_.budgets.device - workspace, plan_.budgets.host,
+                         hardware_.gpu && hardware_.gpu->direct};
+    const Budgets all = everything();
+    const Budgets ahead = read_ahead(inside, *plan_.programs);
+    // Less read-ahead where the budgets are too small.
+    for (std::int64_t part = 1; part <= 32; part *= 2) {
+      // A tier that holds everything needs no room for comings and goings.
+      const auto rest = [&](std::int64_t bytes, std::int64_t everything, std::int64_t free) {
+        return bytes >= everything || part == 32 ? bytes : bytes - free / part;
+      };
+      plan_.resident = {rest(inside.device, all.device, ahead.device),
+                        rest(inside.host, all.host, ahead.host), inside.direct};
+      plan_.dry_run = make_plan(layout(), *plan_.programs, plan_.resident);
+      if (plan_.dry_run.fits) return;
+    }
+    throw_no_room(inside);
+  }
+
+  [[noreturn]] void throw_no_room(const Budgets& inside) const {
+    const auto least = smallest_budgets(layout(), *plan_.programs, inside.device, inside.direct);
+    if (!least) {
+      throw Error(Errc::kMemory, "tiers",
+                  "this run fits no budgets: what may not leave the device or the host is too much",
+                  "allow more to sink (zero_optimization.offload_param and offload_optimizer), or name a drive "
+                  "in tiers.nvme");
+    }
+    const NoRoom& obstacle = *plan_.dry_run.obstacle;
+    const std::int64_t device = least->device + layout().workspace_charge();
+    throw Error(
+        Errc::kMemory, fmt::format("tiers.{}", obstacle.tier == Tier::kDevice ? "device" : "host"),
+        fmt::format("the run does not fit device {} and host {} (no room for {}, {})",
+                    format_bytes(plan_.budgets.device), format_bytes(plan_.budgets.host),
+                    layout().table.segment_name(obstacle.segment), format_bytes(obstacle.needed)),
+        fmt::format("the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} ({})",
+                    device, format_bytes(device), format_bytes(std::max(plan_.budgets.device, device)),
+                    least->host, format_bytes(least->host)));
+  }
+
+  // The host device computes where it is asked to, so that none of its threads drives it: it needs no core. A
+  // GPU has one thread that learns what it has done.
+  void assign_threads() {
+    const ThreadsConfig& threads = config_.threads;
+    CoreWishes wishes{.compute = threads.compute, .reserved = threads.reserved, .bind = threads.bind};
+    for (const Hardware::Drive& drive : hardware_.drives) wishes.drives.push_back(drive.numa_node);
+    if (hardware_.gpu) wishes.devices.push_back(hardware_.gpu->numa_node);
+    plan_.cores = assign_cores(hardware_.cores, wishes);
+  }
+
+  RunPlan& plan_;
+  const RunConfig& config_;
+  const Hardware& hardware_;
+};
+
+std::string describe_update(const RunPlan& plan) {
+  static constexpr const char* kWhen[] = {"deferred into the next forward",
+                                          "early, in backward (no clipping)",
+                                          "in a phase of its own (optimizer.overlap is off)"};
+  const Layout& layout = *plan.layout;
+  std::string when = kWhen[static_cast<int>(plan.programs->timing)];
+  if (plan.programs->timing == UpdateTiming::kDeferred) {
+    when += plan.config.gradient_clipping > 0 ? " (gradients are clipped)"
+                                              : " (fp16: it is left out if gradients overflow)";
+  }
+  const std::int32_t units = layout.head_unit() + 1, on_device = layout.options.device_updates;
+  const std::string where =
+      on_device == units ? "on the device"
+      : on_device == 0
+          ? "on the host"
+          : fmt::format("of {} of {} units on the device, of the others on the host", on_device, units);
+  std::int64_t frozen = 0;
+  for (std::size_t u = 0; u < layout.options.groups.size(); ++u) {
+    const std::vector<Param>& params = plan.model->units()[u].params;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (layout.options.groups[u][i] == kFrozen) frozen += params[i].count();
+    }
+  }
+  return fmt::format("{} with {:.3g} bytes of state per parameter, {}, {}{}",
+                     optimizer_name(plan.config.optimizer), layout.state().bytes_per_element(), where, when,
+                     frozen > 0 ? fmt::format("; {} parameters are frozen", frozen) : "");
+}
+
+}  // namespace
+
+double RunPlan::flops_per_step() const {
+  return training_flops(model_config, config.micro_batch * config.accumulation_steps * config.data.seq_len,
+                        config.data.seq_len, config.recompute);
+}
+
+AfterStep RunPlan::after_step(std::int64_t step, bool stop) const {
+  const bool last = stop || step + 1 == config.steps;
+  const bool due = last || (config.eval_every > 0 && (step + 1) % config.eval_every == 0);
+  return {.evaluate = due && validation_tokens > 0, .last = last};
+}
+
+std::int64_t RunPlan::evaluation_batches() const {
+  const std::int64_t windows = std::max<std::int64_t>(1, (validation_tokens - 1) / config.data.seq_len);
+  return std::min(config.eval_batches, (windows + config.micro_batch - 1) / config.micro_batch);
+}
+
+History RunPlan::history(std::int64_t steps) const {
+  const std::int64_t batches = evaluation_batches(), group = layout->live_micro_batches();
+  History history;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const AfterStep after = after_step(step, step + 1 == steps);
+    note(history, after.then() == Then::kPause ? Activity::kStepThenPause : Activity::kStep);
+    for (std::int64_t first = 0; after.evaluate && first < batches; first += group)
+      note(history, first + group < batches ? Activity::kEvaluateMore : Activity::kEvaluate);
+    if (after.last) break;
+  }
+  note(history, Activity::kFlush);
+  return history;
+}
+
+std::string RunPlan::describe() const {
+  static constexpr const char* kPlaces[] = {"anywhere that has room", "the device", "the host", "NVMe"};
+  const ModelConfig& m = model_config;
+  return fmt::format(
+      "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}\n"
+      "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
+      "update     {}\n"
+      "batch      {} sequences of {} tokens in {} micro-batch{}, {}, recomputation {}",
+      m.arch == Arch::kGpt2 ? "GPT-2" : "Llama",
+      config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers, m.width,
+      static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype), m.tied ? ", tied head" : "",
+      format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],
+      kPlaces[static_cast<int>(config.offload_optimizer)], describe_update(*this),
+      config.micro_batch * config.accumulation_steps, config.data.seq_len, config.accumulation_steps,
+      config.accumulation_steps == 1 ? "" : "es",
+      config.accumulation == Accumulation::kLayerMajor ? "layer-major" : "micro-batch-major",
+      config.recompute ? "on" : "off");
+}
+
+ModelConfig model_of(const RunConfig& config) {
+  return config.model_from.empty() ? *config.model : read_hf_config(config.model_from);
+}
+
+RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config, std::int64_t validation_tokens,
+                      const Hardware& hardware) {
+  RunPlan plan;
+  plan.config = config;
+  plan.model_config = model_config;
+  plan.validation_tokens = validation_tokens;
+  Planner(plan, hardware).run();
+  return plan;
+}
+
+}  // namespace zg

@@ -145,6 +145,7 @@ Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu) {
   }
   if (gpu.device != nullptr) {
     hardware.gpu = Hardware::Gpu{.sizes = &gpu.device->ops(),
+                                 .ops = &gpu.device->ops(),
                                  .memory = gpu.memory,
                                  .granule = gpu.device->arena().granule(),
                                  .numa_node = gpu.device->numa_node(),

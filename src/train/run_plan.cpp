@@ -62,9 +62,12 @@ class Planner {
 
   void make_model() {
     // Small budgets want small logits.
-    const std::int64_t logits = std::max(32 * kMiB, device_limit() / 8);
-    plan_.model = std::make_unique<Model>(plan_.model_config, config_.dtype, op_sizes(),
-                                          std::min(op_sizes().logits_bytes(), logits));
+    const std::int64_t logits =
+        std::min(op_sizes().logits_bytes(), std::max(32 * kMiB, device_limit() / 8));
+    Ops* const ops = hardware_.gpu ? hardware_.gpu->ops : &host_ops();
+    plan_.model =
+        ops != nullptr ? std::make_unique<Model>(plan_.model_config, config_.dtype, *ops, logits)
+                       : std::make_unique<Model>(plan_.model_config, config_.dtype, op_sizes(), logits);
   }
 
   void make_layout() {

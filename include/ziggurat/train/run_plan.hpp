@@ -38,6 +38,7 @@ struct Hardware {
   std::vector<Drive> drives = {};
   struct Gpu {
     const OpSizes* sizes = nullptr;  // scratch memory that its ops take; outlives the plan
+    Ops* ops = nullptr;              // null: it is not there, and the plan's model cannot compute
     std::int64_t memory = 0;         // bytes that the run may take at most
     std::int64_t granule = 0;        // of its arena
     int numa_node = -1;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <mutex>
 
 #include "device/extents.hpp"
 #include "device/pages.hpp"
@@ -33,6 +34,10 @@ std::int64_t unit_below(std::int64_t at) {
 
 // Each unit of kUnit bytes may be huge if and only if it has all its pages: else the kernel, giving a huge
 // page for a part of it, would pass the budget.
+//
+// Two mutexes: mutex_ guards all members and is held for moments only. Whoever takes pages from the system or gives
+// them back holds system_mutex_, too, and lets mutex_ go while the system or a hook works; meanwhile the addresses
+// in question count as used.
 class PagedMemory final : public HostMemory {
  public:
   explicit PagedMemory(const HostMemoryOptions& options)
@@ -54,12 +59,31 @@ class PagedMemory final : public HostMemory {
   }
 
   void* allocate(std::int64_t wanted) override {
+    if (void* const data = allocate_at_hand(wanted)) return data;
+    const std::int64_t bytes = arena_charge(wanted);
+    std::lock_guard system(system_mutex_);
+    Lock lock(mutex_);
+    if (bytes > budget_ - in_use_) return nullptr;
+    in_use_ += bytes;  // now: whoever takes holes meanwhile leaves enough of them
+    try {
+      auto begin = extents_.take(bytes);  // of whoever had the turn before
+      if (!begin) begin = grow(lock, bytes);
+      if (!begin) begin = regather(lock, bytes);
+      peak_ = std::max(peak_, in_use_);
+      return reinterpret_cast<void*>(*begin);
+    } catch (...) {
+      if (!lock.owns_lock()) lock.lock();
+      in_use_ -= bytes;
+      throw;
+    }
+  }
+
+  void* allocate_at_hand(std::int64_t wanted) override {
     const std::int64_t bytes = arena_charge(wanted);
     std::lock_guard lock(mutex_);
     if (bytes > budget_ - in_use_) return nullptr;
-    auto begin = extents_.take(bytes);
-    if (!begin) begin = grow(bytes);
-    if (!begin) begin = regather(bytes);
+    const auto begin = extents_.take(bytes);
+    if (!begin) return nullptr;
     in_use_ += bytes;
     peak_ = std::max(peak_, in_use_);
     return reinterpret_cast<void*>(*begin);
@@ -84,6 +108,7 @@ class PagedMemory final : public HostMemory {
     return peak_;
   }
   void set_hooks(Hooks hooks) override {
+    std::lock_guard system(system_mutex_);
     std::lock_guard lock(mutex_);
     ZG_ASSERT_EQ(in_use_, 0);
     give_all_back();
@@ -103,6 +128,7 @@ class PagedMemory final : public HostMemory {
   }
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
   struct Region {
     Range range;
     std::size_t share;
@@ -144,7 +170,7 @@ class PagedMemory final : public HostMemory {
   }
 
   // New pages, as long as the budget has them: more than is needed now, in whole units.
-  std::optional<std::int64_t> grow(std::int64_t bytes) {
+  std::optional<std::int64_t> grow(Lock& lock, std::int64_t bytes) {
     taken_of_share_.resize(shares_.size());
     for (std::size_t share = 0; share < shares_.size(); ++share) {
       const std::int64_t left =
@@ -160,16 +186,18 @@ class PagedMemory final : public HostMemory {
         const std::int64_t more = std::max<std::int64_t>(0, chunk_ - window->missing);
         const std::int64_t spare = std::min(
             {left - window->missing, extents_.empty_bytes_at(end), round_up(end + more, kUnit) - end});
-        const std::vector<Range> parts = extents_.empty_parts({window->range.begin, bytes + spare});
-        extents_.set(window->range, Kind::kUsed);
-        if (spare > 0) extents_.set({end, spare}, Kind::kHole);
-        take_pages(window->range, parts);
+        const Range both{window->range.begin, bytes + spare};
+        const std::vector<Range> parts = extents_.empty_parts(both);
+        extents_.set(both, Kind::kUsed);
+        take_pages(lock, both, parts);
         if (hooks_.mapped) {
-          for (const Range& part : parts) {
-            hooks_.mapped(reinterpret_cast<void*>(part.begin), part.bytes);
-            chunks_[part.begin] = part.bytes;
-          }
+          for (const Range& part : parts) chunks_[part.begin] = part.bytes;
+          lock.unlock();
+          for (const Range& part : parts) hooks_.mapped(reinterpret_cast<void*>(part.begin), part.bytes);
+          lock.lock();
         }
+        extents_.release(both);
+        extents_.set(window->range, Kind::kUsed);  // the rest is a hole
         return window->range.begin;
       }
     }
@@ -177,7 +205,7 @@ class PagedMemory final : public HostMemory {
   }
 
   // Pages of holes that are too small or too far apart, for a buffer that the budget allows.
-  std::int64_t regather(std::int64_t bytes) {
+  std::int64_t regather(Lock& lock, std::int64_t bytes) {
     std::optional<Extents::Window> best;
     const auto look = [&] {
       for (const Region& region : regions_) {
@@ -197,75 +225,83 @@ class PagedMemory final : public HostMemory {
     }
     const std::vector<Range> parts = extents_.empty_parts(range);
     extents_.set(range, Kind::kUsed);
-    give_back_from_holes(best->missing - room());
-    take_pages(range, parts);
+    give_back_from_holes(lock, best->missing - room());
+    take_pages(lock, range, parts);
     ++regathered_;
     regathered_bytes_ += best->missing;
     return range.begin;
   }
 
   // Whole units as long as possible, so that huge pages stay whole.
-  void give_back_from_holes(std::int64_t bytes) {
-    for (const Range& hole : bytes >= kUnit ? extents_.holes() : std::vector<Range>()) {
+  void give_back_from_holes(Lock& lock, std::int64_t bytes) {
+    const auto whole_units = [&](const Range& hole) {
       const std::int64_t begin = round_up(hole.begin, kUnit), end = unit_below(hole.end());
       const std::int64_t n = std::min(end - begin, unit_below(bytes));
-      if (n <= 0) continue;
-      give_back({end - n, n});
-      bytes -= n;
-    }
+      return Range{end - n, n};
+    };
     while (bytes > 0) {
-      // The smallest that suffices, else the largest.
       const std::vector<Range> holes = extents_.holes();
       ZG_ASSERT(!holes.empty(), "{} bytes are missing", bytes);
-      Range hole = holes.front();
-      for (const Range& other : holes) {
-        if (other.bytes >= bytes) hole = other;
+      const auto found = std::find_if(holes.begin(), holes.end(),
+                                      [&](const Range& hole) { return whole_units(hole).bytes > 0; });
+      Range part;
+      if (found != holes.end()) {
+        part = whole_units(*found);
+      } else {  // of the smallest that suffices, else of the largest
+        Range hole = holes.front();
+        for (const Range& other : holes) {
+          if (other.bytes >= bytes) hole = other;
+        }
+        const std::int64_t n = std::min(hole.bytes, bytes);
+        part = {hole.end() - n, n};
       }
-      const std::int64_t n = std::min(hole.bytes, bytes);
-      give_back({hole.end() - n, n});
-      bytes -= n;
+      extents_.set(part, Kind::kUsed);
+      give_back(lock, part);
+      bytes -= part.bytes;
     }
   }
 
-  // Of holes.
-  void give_back(Range range) {
+  // Of addresses that count as used, and are empty then.
+  void give_back(Lock& lock, Range range) {
     // Who holds a chunk would keep its pages.
-    for (auto it = chunks_.upper_bound(range.begin); it != chunks_.begin();) {
-      --it;
-      if (it->first + it->second <= range.begin) break;
-      hooks_.unmapped(reinterpret_cast<void*>(it->first), it->second);
-      it = chunks_.erase(it);
-    }
-    for (auto it = chunks_.lower_bound(range.begin); it != chunks_.end() && it->first < range.end();) {
-      hooks_.unmapped(reinterpret_cast<void*>(it->first), it->second);
-      it = chunks_.erase(it);
-    }
+    std::vector<Range> forgotten;
+    auto it = chunks_.upper_bound(range.begin);
+    while (it != chunks_.begin() && std::prev(it)->first + std::prev(it)->second > range.begin) --it;
+    for (; it != chunks_.end() && it->first < range.end(); it = chunks_.erase(it))
+      forgotten.push_back({it->first, it->second});
+    lock.unlock();
+    for (const Range& chunk : forgotten) hooks_.unmapped(reinterpret_cast<void*>(chunk.begin), chunk.bytes);
     if (huge_) {
       const std::int64_t begin = unit_below(range.begin);
       pages::allow_huge(begin, round_up(range.end(), kUnit) - begin, false);
     }
     pages::give_back(range.begin, range.bytes, pinned_);
+    lock.lock();
+    extents_.release(range);
     extents_.set(range, Kind::kEmpty);
     count_taken(range, -1);
   }
 
-  // For empty parts of `buffer` and of what follows it, which are marked as taken already.
-  void take_pages(Range buffer, const std::vector<Range>& parts) {
+  // For the empty parts of `buffer`, which counts as used already.
+  void take_pages(Lock& lock, Range buffer, const std::vector<Range>& parts) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const Range& part = parts[i];
+      const char* what = "";
+      lock.unlock();
       const std::int64_t begin = round_up(part.begin, kUnit), end = unit_below(part.end());
       if (huge_ && begin < end) pages::allow_huge(begin, end - begin, true);
       int error = pages::take(part.begin, part.bytes);
-      const char* what = "";
       if (error == 0 && pinned_) {
         error = pages::lock(part.begin, part.bytes);
         what = " to be locked";
       }
+      lock.lock();
       count_taken(part, 1);
       if (error != 0) {
         extents_.release(buffer);
-        for (std::size_t j = 0; j <= i; ++j) give_back(parts[j]);
-        for (std::size_t j = i + 1; j < parts.size(); ++j) extents_.set(parts[j], Kind::kEmpty);
+        for (std::size_t j = 0; j < parts.size(); ++j)
+          extents_.set(parts[j], j <= i ? Kind::kUsed : Kind::kEmpty);
+        for (std::size_t j = 0; j <= i; ++j) give_back(lock, parts[j]);
         throw Error(
             Errc::kMemory, name_,
             fmt::format("the system refused {}{}: {}", format_bytes(part.bytes), what, errno_text(error)),
@@ -297,6 +333,7 @@ class PagedMemory final : public HostMemory {
   const bool pinned_, huge_;
   const std::int64_t chunk_;
   std::vector<NodeShare> shares_;
+  std::mutex system_mutex_;  // before mutex_
   mutable std::mutex mutex_;
   std::int64_t in_use_ = 0, peak_ = 0, taken_ = 0;
   std::vector<std::int64_t> taken_of_share_;

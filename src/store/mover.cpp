@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 namespace zg {
@@ -104,27 +105,18 @@ Mover::Mover(const TensorTable& table, const TensorStore::Options& options, cons
       counters_(counters),
       mutex_(mutex),
       events_(events),
-      completions_("zg-completions", HostStream::Mode::kThread) {
+      memory_("zg-memory", HostStream::Mode::kThread) {
   copy_stream_[kToDevice] = options.device->make_stream("host->device");
   copy_stream_[kToHost] = options.device->make_stream("device->host");
-  if (options.io != nullptr)
-    nvme_ = std::make_unique<NvmeCopies>(table, *options.io, options.drive_shares, options.verify);
-  // Memory of the host arena is known to the device and to the drives for as long as it is mapped.
-  const Arena::Hooks pin = options.device->host_hooks();
-  io::Engine* const io = options.io;
-  if (io == nullptr && !pin.mapped) return;
-  options.host->set_hooks({[io, pin](void* data, std::int64_t bytes) {
-                             if (pin.mapped) pin.mapped(data, bytes);
-                             if (io != nullptr) io->register_memory(data, bytes);
-                           },
-                           [io, pin](void* data, std::int64_t bytes) {
-                             if (io != nullptr) io->unregister_memory(data);
-                             if (pin.unmapped) pin.unmapped(data, bytes);
-                           }});
-  hooked_ = true;
+  if (options.io != nullptr) nvme_ = std::make_unique<NvmeCopies>(table, options);
+  if (options.volume != nullptr) return;
+  Arena::Hooks hooks = host_memory_hooks({options.device}, options.io);
+  hooked_ = static_cast<bool>(hooks.mapped);
+  if (hooked_) options.host->set_hooks(std::move(hooks));
 }
 
 Mover::~Mover() {
+  while (inside_.load() > 0) std::this_thread::yield();  // they return at once
   for (SegmentId id = 0; id < segments_; ++id) {
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
       if (memory(id, tier) == nullptr) continue;
@@ -134,7 +126,7 @@ Mover::~Mover() {
   }
   copy_stream_[0].reset();
   copy_stream_[1].reset();
-  nvme_.reset();  // its last completion has returned from completions_ then
+  nvme_.reset();
   if (hooked_) options_.host->set_hooks({});
 }
 
@@ -275,6 +267,7 @@ void Mover::free_memory(const Action& action) {
   }
 #endif
   arena_of(options_, action.tier).release(std::exchange(data, nullptr), charge);
+  if (action.tier == Tier::kHost) host_bytes_ -= charge;
   memory_freed_[index_of(action.tier)] = true;
 }
 
@@ -282,24 +275,57 @@ void Mover::free_memory(const Action& action) {
 // by urgency could take what an earlier one needs to make the very room that it was promised.
 void Mover::grant_memory(Tier tier) {
   NodeList& queue = memory_queue_[index_of(tier)];
-  while (queue.first != nullptr) {
+  while (queue.first != nullptr && !taking_[index_of(tier)]) {
     Node& node = *queue.first;
-    if (!may_start(node)) return;
-    const SegmentId segment = node.action.segment;
-    void* data = nullptr;
-    try {
-      data = arena_of(options_, tier).allocate(table_.segment(segment).charge_at(tier));
-    } catch (const Error& e) {
-      events_.no_memory(tier, e);  // this may be a thread of a drive or of a stream: nobody catches it there
+    const std::int64_t bytes = table_.segment(node.action.segment).charge_at(tier);
+    if (!may_start(node) || !has_budget(tier, bytes)) return;
+    if (void* const data = arena_of(options_, tier).allocate_at_hand(bytes)) {
+      give(node, data);
+    } else {
+      take_from_system(node);
     }
-    if (data == nullptr) return;
-    ZG_ASSERT(memory(segment, tier) == nullptr, "{} has memory at {}", table_.segment_name(segment),
-              name_of(tier));
-    memory(segment, tier) = data;
-    node.state = Node::State::kDone;
-    queue.remove(node);
-    touch(segment);
   }
+}
+
+bool Mover::has_budget(Tier tier, std::int64_t bytes) const {
+  if (tier == Tier::kHost && options_.host_quota > 0 && host_bytes_ + bytes > options_.host_quota)
+    return false;
+  const Arena& arena = arena_of(options_, tier);
+  return arena.in_use() + bytes <= arena.budget();
+}
+
+void Mover::give(Node& node, void* data) {
+  const SegmentId segment = node.action.segment;
+  const Tier tier = node.action.tier;
+  ZG_ASSERT(memory(segment, tier) == nullptr, "{} has memory at {}", table_.segment_name(segment),
+            name_of(tier));
+  memory(segment, tier) = data;
+  if (tier == Tier::kHost) host_bytes_ += table_.segment(segment).charge;
+  node.state = Node::State::kDone;
+  memory_queue_[index_of(tier)].remove(node);
+  touch(segment);
+}
+
+void Mover::take_from_system(Node& node) {
+  const Tier tier = node.action.tier;
+  taking_[index_of(tier)] = true;
+  memory_.callback([this, &node, tier, bytes = table_.segment(node.action.segment).charge_at(tier)] {
+    void* data = nullptr;
+    std::optional<Error> refusal;
+    try {
+      data = arena_of(options_, tier).allocate(bytes);
+    } catch (const Error& e) {
+      refusal = e;  // nobody catches it on this thread
+    }
+    std::lock_guard lock(mutex_);
+    taking_[index_of(tier)] = false;
+    if (refusal) events_.no_memory(tier, *refusal);
+    if (data != nullptr) give(node, data);
+    // Refused for good, or beaten to it: whoever frees memory asks again.
+    memory_freed_[index_of(tier)] = data != nullptr;
+    settle();
+    events_.finished(Action::Kind::kAlloc);
+  });
 }
 
 }  // namespace zg

@@ -15,13 +15,16 @@
 // stream. Without one, moves are decided for copies only that nobody holds, so they never wait for leases.
 //
 // Threads: every function is called under the store's mutex, and so is every MoverEvents function. That mutex
-// guards all members. Copies and transfers end on threads of their own, which take it.
+// guards all members. Copies and transfers end on threads of their own, which take it. So nothing may be done under
+// it that waits for them: memory that an arena has to take from the system, and to register with drives and devices,
+// is taken on one thread more, without the mutex.
 //
 // Invariants: memory_queue_ holds the kAlloc nodes that are pending, frees_ the kFree nodes, ready_ the
 // copies that nothing but their link holds back; links_[l].moving counts the copies that are under way on
 // link l.
 #pragma once
 #include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -78,7 +81,7 @@ class Mover final : private io::ExtentCompletion {
   bool moves(SegmentId segment) const { return queue(segment).first != nullptr; }
   const NodeList& memory_queue(Tier tier) const { return memory_queue_[index_of(tier)]; }
   const NodeList& frees(Tier tier) const { return frees_[index_of(tier)]; }  // in the order of decisions
-  bool links_rest() const;                                                   // nothing is under way
+  bool links_rest() const;  // nothing is under way, neither a copy nor memory from the system
   bool idle() const;                                                         // nor ready to be
   LinkStatistics link(Link link) const;
   NvmeCopies* nvme() const { return nvme_.get(); }  // null: there is no NVMe tier
@@ -93,6 +96,9 @@ class Mover final : private io::ExtentCompletion {
   void start(Node& node);
   void free_memory(const Action& action);
   void grant_memory(Tier tier);
+  bool has_budget(Tier tier, std::int64_t bytes) const;
+  void give(Node& node, void* data);
+  void take_from_system(Node& node);
   void*& memory(SegmentId segment, Tier tier) const { return hot_[segment].memory[index_of(tier)]; }
 
   // Links (mover_links.cpp).
@@ -122,13 +128,16 @@ class Mover final : private io::ExtentCompletion {
   std::uint64_t sequence_ = 0;
   std::vector<SegmentId> touched_;
   std::array<bool, 2> memory_freed_{};
+  std::array<bool, 2> taking_{};  // the first of memory_queue_ gets memory from the system
+  std::int64_t host_bytes_ = 0;   // of the host arena, that the segments have
   NodeList memory_queue_[2], frees_[2];
   std::array<NodeList, kLinks> ready_;
   std::array<LinkStatistics, kLinks> links_;
   std::array<Clock::time_point, kLinks> busy_since_;
   std::unique_ptr<Stream> copy_stream_[2];
   std::unique_ptr<NvmeCopies> nvme_;
-  HostStream completions_;  // what the drives have finished is taken up here
+  std::atomic<int> inside_{0};  // threads of drives that are in on_extent() or on_piece()
+  HostStream memory_;           // takes memory from the system
 };
 
 }  // namespace zg

@@ -26,6 +26,17 @@ bool writes_drives(Link link) {
   return link == kNvmeWrite || link == kDirectWrite;
 }
 
+// Counts the threads of drives that are in the mover, which must not end before they have left it.
+class Inside {
+ public:
+  explicit Inside(std::atomic<int>& count) : count_(count) { ++count_; }
+  ~Inside() { --count_; }
+  Inside(const Inside&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
 bool full(Link link, int moving, std::int64_t segment_bytes) {
   const Cap& cap = kMovingCap[link];
   return moving >= std::clamp<std::int64_t>(cap.bytes / segment_bytes, cap.least, cap.most);
@@ -169,31 +180,30 @@ void Mover::copy_piece(const Node& node, std::int64_t first, std::int64_t bytes)
 
 // On a drive's I/O thread, like on_extent().
 void Mover::on_piece(io::ExtentId, std::uint64_t tag, std::int64_t first, std::int64_t bytes) {
+  const Inside here(inside_);
   Node* const node = reinterpret_cast<Node*>(tag);
   if (!node->in_pieces) return;
-  completions_.callback([this, node, first, bytes] {
-    std::lock_guard lock(mutex_);
-    queues_[node->action.segment].landed.emplace_back(first, bytes);
-    if (node->feeds != nullptr) copy_piece(*node->feeds, first, bytes);
-  });
+  std::lock_guard lock(mutex_);
+  queues_[node->action.segment].landed.emplace_back(first, bytes);
+  if (node->feeds != nullptr) copy_piece(*node->feeds, first, bytes);
 }
 
-// The first bytes of what is demoted to NVMe have come to the host.
+// The first bytes of what is demoted to NVMe have come to the host. The volume is told without the mutex: with the
+// last of them it may complete the write within the call.
 void Mover::copied(Node& node, std::int64_t bytes) {
-  std::lock_guard lock(mutex_);
   const SegmentId segment = node.action.segment;
+  std::unique_lock lock(mutex_);
   node.moved = bytes;
   if (node.feeds == nullptr) return;
+  const int slot = node.feeds->slot;
   const bool all = bytes == hot_[segment].bytes;
-  nvme_->volume().ready(nvme_->extent(segment), node.feeds->slot,
-                        all ? table_.segment(segment).charge : bytes);
+  lock.unlock();
+  nvme_->volume().ready(nvme_->extent(segment), slot, all ? table_.segment(segment).charge : bytes);
 }
 
-// On a drive's I/O thread, which must not wait for our mutex: who holds it may be waiting for that very
-// thread to register memory. As a callback, which runs whatever became of those before it.
 void Mover::on_extent(io::ExtentId, std::uint64_t tag, io::ExtentResult result) {
-  Node* const node = reinterpret_cast<Node*>(tag);
-  completions_.callback([this, node, result] { finish_nvme(*node, result); });
+  const Inside here(inside_);
+  finish_nvme(*reinterpret_cast<Node*>(tag), result);
 }
 
 // A move that failed is finished too, so that nobody waits for it in vain.
@@ -230,7 +240,8 @@ void Mover::finish_copy(Node& node) {
 }
 
 bool Mover::links_rest() const {
-  return std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; });
+  return !taking_[0] && !taking_[1] &&
+         std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; });
 }
 
 bool Mover::idle() const {

@@ -8,12 +8,20 @@
 
 namespace zg {
 
-NvmeCopies::NvmeCopies(const TensorTable& table, io::Engine& engine, const std::vector<double>& shares,
-                       bool verify)
-    : table_(table) {
-  ZG_ASSERT_EQ(engine.drive_count(), table_.drives());
-  // Segments are whole pages, so a page is the grain: nothing is lost to rounding.
-  volume_ = io::make_volume(engine, {.shares = shares, .grain = io::Engine::alignment(), .verify = verify});
+NvmeCopies::NvmeCopies(const TensorTable& table, const TensorStore::Options& options)
+    : table_(table),
+      own_(options.volume != nullptr
+               ? nullptr
+               : io::make_volume(*options.io, store_volume(options.drive_shares, options.verify))),
+      volume_(options.volume != nullptr ? *options.volume : *own_) {
+  ZG_ASSERT_EQ(options.io->drive_count(), table_.drives());
+}
+
+NvmeCopies::~NvmeCopies() {
+  if (own_ != nullptr) return;
+  for (SegmentId id = 0; id < segments_; ++id) {
+    if (const io::ExtentId e = copies_[id].extent) volume_.destroy(e);
+  }
 }
 
 int NvmeCopies::slots(SegmentId segment) const {
@@ -21,21 +29,21 @@ int NvmeCopies::slots(SegmentId segment) const {
 }
 
 void NvmeCopies::create(SegmentId segment) {
-  copies_[segment].extent = volume_->create({.name = table_.segment_name(segment),
+  copies_[segment].extent = volume_.create({.name = table_.segment_name(segment),
                                              .bytes = table_.segment(segment).charge,
                                              .slots = slots(segment)});
 }
 
 void NvmeCopies::destroy(const Tensor& tensor) {
   for (SegmentId id = tensor.first_segment; id < tensor.first_segment + tensor.segments; ++id) {
-    if (io::ExtentId& e = copies_[id].extent) volume_->destroy(std::exchange(e, io::ExtentId{}));
+    if (io::ExtentId& e = copies_[id].extent) volume_.destroy(std::exchange(e, io::ExtentId{}));
   }
 }
 
 io::ExtentTransfer NvmeCopies::to_read(SegmentId segment) const {
   io::ExtentTransfer transfer;
   transfer.extent = extent(segment);
-  transfer.slot = std::max(0, volume_->newest(transfer.extent));
+  transfer.slot = std::max(0, volume_.newest(transfer.extent));
   return transfer;
 }
 
@@ -43,7 +51,7 @@ io::ExtentTransfer NvmeCopies::to_write(SegmentId segment) {
   Copies& c = copies_[segment];
   io::ExtentTransfer transfer;
   transfer.extent = c.extent;
-  transfer.slot = (volume_->newest(c.extent) + 1) % slots(segment);
+  transfer.slot = (volume_.newest(c.extent) + 1) % slots(segment);
   if (c.writes < slots(segment)) first_written_ += table_.segment(segment).charge;
   transfer.version = ++c.writes;
   return transfer;
@@ -52,7 +60,7 @@ io::ExtentTransfer NvmeCopies::to_write(SegmentId segment) {
 std::vector<std::int64_t> NvmeCopies::versions(SegmentId segment) const {
   std::vector<std::int64_t> found;
   for (int slot = 0; extent(segment) && slot < slots(segment); ++slot) {
-    const std::int64_t version = volume_->version(extent(segment), slot);
+    const std::int64_t version = volume_.version(extent(segment), slot);
     if (version >= 0) found.push_back(version);
   }
   std::sort(found.rbegin(), found.rend());
@@ -67,13 +75,13 @@ Error NvmeCopies::no_version(const TensorTable& table, SegmentId segment, std::i
 void NvmeCopies::read(SegmentId segment, std::int64_t version, void* data) const {
   const io::ExtentId from = extent(segment);
   int slot = slots(segment) - 1;
-  while (slot >= 0 && (!from || volume_->version(from, slot) != version)) --slot;
+  while (slot >= 0 && (!from || volume_.version(from, slot) != version)) --slot;
   if (slot < 0) throw no_version(table_, segment, version);
   const Buffer pages(table_.segment(segment).charge);
   const io::ExtentResult result =
-      volume_->read_and_wait({.extent = from, .slot = slot, .data = pages.data()});
+      volume_.read_and_wait({.extent = from, .slot = slot, .data = pages.data()});
   if (!result.ok())
-    throw Error(Errc::kIo, "nvme tier", volume_->explain(from, io::Op::kRead, result),
+    throw Error(Errc::kIo, "nvme tier", volume_.explain(from, io::Op::kRead, result),
                 "another version may be whole");
   std::memcpy(data, pages.data(), static_cast<std::size_t>(table_.segment(segment).bytes));
 }

@@ -12,15 +12,17 @@
 #include "store/blocks.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/io/volume.hpp"
-#include "ziggurat/store/table.hpp"
+#include "ziggurat/store/store.hpp"
 
 namespace zg {
 
 class NvmeCopies {
  public:
-  NvmeCopies(const TensorTable& table, io::Engine& engine, const std::vector<double>& shares, bool verify);
+  // Over the volume that the options name, or one of its own.
+  NvmeCopies(const TensorTable& table, const TensorStore::Options& options);
+  ~NvmeCopies();  // gives its extents back
 
-  void grow(std::int32_t segments) { copies_.grow(segments); }  // the table has so many
+  void grow(std::int32_t segments) { copies_.grow(segments_ = segments); }  // the table has so many
   // Reserves its extent. Throws Error(kIo) where the drives have no room.
   void create(SegmentId segment);
   void destroy(const Tensor& tensor);  // those that it has; nothing of it moves
@@ -30,7 +32,7 @@ class NvmeCopies {
   io::ExtentTransfer to_read(SegmentId segment) const;
   io::ExtentTransfer to_write(SegmentId segment);
   io::ExtentId extent(SegmentId segment) const { return copies_[segment].extent; }
-  io::Volume& volume() const { return *volume_; }
+  io::Volume& volume() const { return volume_; }
 
   // The whole ones, newest first.
   std::vector<std::int64_t> versions(SegmentId segment) const;
@@ -47,7 +49,9 @@ class NvmeCopies {
   int slots(SegmentId segment) const;
 
   const TensorTable& table_;
-  std::unique_ptr<io::Volume> volume_;
+  const std::unique_ptr<io::Volume> own_;  // null: it is shared with other stores
+  io::Volume& volume_;
+  std::int32_t segments_ = 0;
   Blocks<Copies> copies_;
   std::int64_t first_written_ = 0;  // to slots that held nothing before
 };

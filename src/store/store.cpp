@@ -130,6 +130,27 @@ void StoreParts::no_memory(Tier tier, const Error& e) {
   fail(Error(e.code(), e.where(), e.message() + "; " + report.what_holds(tier), e.hint()));
 }
 
+// Segments are whole pages, so a page is the grain: nothing is lost to rounding.
+io::VolumeOptions store_volume(const std::vector<double>& drive_shares, bool verify) {
+  return {.shares = drive_shares, .grain = io::Engine::alignment(), .verify = verify};
+}
+
+Arena::Hooks host_memory_hooks(const std::vector<Device*>& devices, io::Engine* io) {
+  std::vector<Arena::Hooks> pins;
+  for (Device* device : devices) {
+    if (Arena::Hooks pin = device->host_hooks(); pin.mapped) pins.push_back(std::move(pin));
+  }
+  if (io == nullptr && pins.empty()) return {};
+  return {[io, pins](void* data, std::int64_t bytes) {
+            for (const Arena::Hooks& pin : pins) pin.mapped(data, bytes);
+            if (io != nullptr) io->register_memory(data, bytes);
+          },
+          [io, pins](void* data, std::int64_t bytes) {
+            if (io != nullptr) io->unregister_memory(data);
+            for (const Arena::Hooks& pin : pins) pin.unmapped(data, bytes);
+          }};
+}
+
 TensorStore::TensorStore(const Options& options) : parts_(std::make_unique<StoreParts>(options)) {}
 TensorStore::~TensorStore() = default;
 

@@ -8,6 +8,7 @@
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/cuda.hpp"
+#include "ziggurat/store/store.hpp"
 
 namespace zg {
 namespace {
@@ -154,7 +155,8 @@ Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu) {
   return hardware;
 }
 
-Node::Node(const RunPlan& plan, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog) : cores_(plan.cores) {
+Node::Node(const RunPlan& plan, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog)
+    : cores_(plan.cores), verify_(plan.config.aio.verify) {
   const bool bind = bind_threads(cores_, plan.config.threads.bind);
   if (gpu.device != nullptr && bind) gpu.device->bind_threads(cores_.cores_of_device(0));
   if (!plan.config.tiers.nvme.empty()) {
@@ -180,6 +182,18 @@ Node::Node(const RunPlan& plan, const OpenGpu& gpu, Trace* trace, Watchdog* watc
   host_ = make_host_memory({.name = "host memory",
                             .budget = plan.budgets.host,
                             .shares = host_shares(plan, io_.get(), gpu.device.get())});
+  std::vector<Device*> devices;
+  if (gpu.device != nullptr) devices.push_back(gpu.device.get());
+  host_->set_hooks(host_memory_hooks(devices, io_.get()));
+}
+
+Node::~Node() {
+  host_->set_hooks({});
+}
+
+void Node::open_volume(const std::vector<double>& drive_shares) {
+  ZG_ASSERT(volume_ == nullptr, "the volume is open");
+  if (io_ != nullptr) volume_ = io::make_volume(*io_, store_volume(drive_shares, verify_));
 }
 
 }  // namespace zg

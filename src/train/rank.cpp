@@ -10,8 +10,7 @@
 
 namespace zg {
 
-Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, const std::vector<double>& drive_shares,
-           Trace* trace, Watchdog* watchdog)
+Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, Trace* trace, Watchdog* watchdog)
     : plan_(plan),
       host_device_(gpu == nullptr ? make_host_device(plan.budgets.device, trace) : nullptr),
       device_(gpu == nullptr ? *host_device_ : *gpu) {
@@ -20,10 +19,11 @@ Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, const std::vector<doubl
   o.device = &device_;
   o.host = &node.host();
   o.io = node.io();
+  o.volume = node.volume();
   o.budgets = plan.resident;
+  o.host_quota = plan.budgets.host;
   o.prefetch_depth = plan.config.tiers.prefetch_depth;
   o.verify = plan.config.aio.verify;
-  o.drive_shares = drive_shares;
   o.trace = trace;
   store_ = std::make_unique<TensorStore>(o);
   engine_ = std::make_unique<Engine>(Engine::Options{plan.layout.get(), plan.programs.get(), &device_,

@@ -157,8 +157,8 @@ std::vector<double> Trainer::measure() {
 
 void Trainer::start(const std::vector<double>& drive_shares) {
   if (node_ == nullptr) open_node();
-  rank_ = std::make_unique<Rank>(plan_, *node_, gpu_.device.get(), drive_shares, options_.trace,
-                                 options_.watchdog);
+  node_->open_volume(drive_shares);
+  rank_ = std::make_unique<Rank>(plan_, *node_, gpu_.device.get(), options_.trace, options_.watchdog);
   rank_->initialize();
 }
 

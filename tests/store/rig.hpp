@@ -143,23 +143,37 @@ struct Rig {
                                     static_cast<double>(before));
     }
     device = in_granules(make_test_device(budgets.device), table.device_granule());
-    make_store(depth);
+    make_store(depth, Shared());
   }
 
   // On a device of its own, of the table's granule, which the engine may reach.
   using MakeEngine = std::function<std::unique_ptr<io::Engine>(Device&)>;
   Rig(TensorTable t, const Budgets& b, std::unique_ptr<Device> d, const MakeEngine& make_engine, int depth = 64)
       : table(std::move(t)), budgets(b), device(std::move(d)), io(make_engine(*device)) {
-    make_store(depth);
+    make_store(depth, Shared());
   }
 
-  void make_store(int depth) {
-    host = make_host_arena("host memory", budgets.host);
+  // What several stores share.
+  struct Shared {
+    Arena* host = nullptr;
+    io::Engine* io = nullptr;
+    io::Volume* volume = nullptr;
+  };
+  // Beside others; of the host's arena it may take its budget.
+  Rig(TensorTable t, const Budgets& b, std::unique_ptr<Device> d, const Shared& shared, int depth = 64)
+      : table(std::move(t)), budgets(b), device(std::move(d)) {
+    make_store(depth, shared);
+  }
+
+  void make_store(int depth, const Shared& shared) {
+    if (shared.host == nullptr) host = make_host_arena("host memory", budgets.host);
     TensorStore::Options options;
     options.table = &table;
     options.device = device.get();
-    options.host = host.get();
-    options.io = io.get();
+    options.host = shared.host != nullptr ? shared.host : host.get();
+    options.io = shared.host != nullptr ? shared.io : io.get();
+    options.volume = shared.volume;
+    if (shared.host != nullptr) options.host_quota = budgets.host;
     options.budgets = budgets;
     options.prefetch_depth = depth;
     options.warn_after_seconds = 30;
@@ -181,7 +195,9 @@ struct Rig {
 
   void within_budgets() const {
     EXPECT_LE(device->arena().peak(), budgets.device);
-    EXPECT_LE(host->peak(), budgets.host);
+    if (host != nullptr) {
+      EXPECT_LE(host->peak(), budgets.host);
+    }
   }
   // Where a segment is written and read when no program says.
   Tier home(SegmentId id) const {

@@ -99,6 +99,8 @@ TEST(StoreCounts, WaitsAreCountedWhereTheyHappen) {
   Free f(2, {0, 2 * kPage});
   f.write(0);
   f.write(1);
+  // The first ones may have waited for memory that the arena had to take from the system.
+  const std::int64_t before = f.store().statistics(0).waits, others = f.store().statistics(1).waits;
   Lease held = f.store().acquire(0, Tier::kHost, Access::kRead);
   std::thread writer([&] { (void)f.store().acquire(0, Tier::kHost, Access::kWrite); });
   while (f.store().waiting() == 0) std::this_thread::yield();
@@ -113,10 +115,10 @@ TEST(StoreCounts, WaitsAreCountedWhereTheyHappen) {
   EXPECT_TRUE(f.store().report(1)[0].waits_for.empty());
   held.release();
   writer.join();
-  EXPECT_EQ(f.store().statistics(0).waits, 1);
+  EXPECT_EQ(f.store().statistics(0).waits, before + 1);
   EXPECT_GT(f.store().statistics(0).waited_seconds, 0);
-  EXPECT_EQ(f.store().statistics(1).waits, 0);
-  EXPECT_EQ(f.store().statistics().waits, 1);
+  EXPECT_EQ(f.store().statistics(1).waits, others);
+  EXPECT_EQ(f.store().statistics().waits, before + others + 1);
   EXPECT_EQ(f.store().waiting(), 0);
 }
 

@@ -120,6 +120,9 @@ class Arena {
  public:
   virtual ~Arena() = default;
   virtual void* allocate(std::int64_t bytes) = 0;  // bytes: any; charged as charge() says
+  // The same from memory that the arena holds already: without a system call and without hooks, so that it may be
+  // called under locks that hooks want. Null: there is none at hand, or no budget.
+  virtual void* allocate_at_hand(std::int64_t /*bytes*/) { return nullptr; }
   virtual void release(void* data, std::int64_t bytes) = 0;
   virtual std::int64_t budget() const = 0;
   virtual std::int64_t in_use() const = 0;

@@ -37,6 +37,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/io/engine.hpp"
+#include "ziggurat/io/volume.hpp"
 #include "ziggurat/store/access_trace.hpp"
 #include "ziggurat/store/lease.hpp"
 #include "ziggurat/store/residency.hpp"
@@ -56,6 +57,13 @@ class WaitObserver {
   ~WaitObserver() = default;
 };
 
+// What stores that share drives keep their segments in: shares of the drives' bandwidth, in any unit, empty:
+// learned; checksums or none.
+io::VolumeOptions store_volume(const std::vector<double>& drive_shares, bool verify);
+// Registers memory of a host arena with devices and drives (null: none) as it comes, and before it goes. Empty
+// where none of them wants that. They outlive the arena's use of the hooks.
+Arena::Hooks host_memory_hooks(const std::vector<Device*>& devices, io::Engine* io);
+
 class TensorStore final {
  public:
   struct Options {
@@ -63,7 +71,13 @@ class TensorStore final {
     Device* device = nullptr;            // its arena holds the device tier
     Arena* host = nullptr;               // holds the host tier
     io::Engine* io = nullptr;            // null: no NVMe tier
-    Budgets budgets;          // what the store may use of the two arenas; others must leave it that
+    // Of `io`, for stores that share drives and host arena; it outlives them, and their owner has set the arena's
+    // hooks (host_memory_hooks). Null: the store has both to itself.
+    io::Volume* volume = nullptr;
+    // What the store decides by, of the two arenas: others must leave it that. Memory that it has beyond this while
+    // bytes are on their way is bounded by the arenas, and at the host by host_quota, where that is not 0.
+    Budgets budgets;
+    std::int64_t host_quota = 0;
     int prefetch_depth = 64;  // operations of a program decided ahead of the one that runs; 0: none
     PolicyFactory policy = {};          // empty: the default one
     std::int64_t read_ahead = 0;        // bytes on their way, and not used yet, ahead of a step; 0: half of each budget

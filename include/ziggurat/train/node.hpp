@@ -8,6 +8,7 @@
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/device/memory.hpp"
 #include "ziggurat/io/engine.hpp"
+#include "ziggurat/io/volume.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
 namespace zg {
@@ -34,17 +35,26 @@ class Node {
   // reserves the space on them. Host memory is taken when it is used. `gpu`: of its ranks. `trace` and
   // `watchdog` may be null and outlive it. Throws Error(kIo), Error(kUsage).
   Node(const RunPlan& plan, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog);
+  ~Node();  // the stores of its ranks are gone
+  Node(const Node&) = delete;
+
+  // What the ranks' stores keep their segments in: spread over the drives by these bandwidths, in any unit, until
+  // the run has learned better; empty: equally. Once.
+  void open_volume(const std::vector<double>& drive_shares);
 
   io::Engine* io() { return io_.get(); }  // null: there is no NVMe tier
   const io::Engine* io() const { return io_.get(); }
+  io::Volume* volume() { return volume_.get(); }  // null: there is no NVMe tier, or it is not open
   HostMemory& host() { return *host_; }
   const HostMemory& host() const { return *host_; }
   const CoreAssignment& cores() const { return cores_; }  // the plan's; not bound where the system refused
 
  private:
   CoreAssignment cores_;
+  const bool verify_;  // checksums of NVMe copies
   std::unique_ptr<HostMemory> host_;
   std::unique_ptr<io::Engine> io_;
+  std::unique_ptr<io::Volume> volume_;
   Watchdog::Registration watched_;  // last: nothing is watched that is gone
 };
 

@@ -13,11 +13,9 @@ namespace zg {
 
 class Rank {
  public:
-  // All outlive it. `gpu` null: the host device, which is made here. Of the node's host memory it uses what the
-  // plan says. Extents are spread over the drives by `drive_shares`, their bandwidths in any unit, until the
-  // run has learned better; empty: equally.
-  Rank(const RunPlan& plan, Node& node, Device* gpu, const std::vector<double>& drive_shares, Trace* trace,
-       Watchdog* watchdog);
+  // All outlive it; the node's volume is open. `gpu` null: the host device, which is made here. Of the node's host
+  // memory it uses what the plan says.
+  Rank(const RunPlan& plan, Node& node, Device* gpu, Trace* trace, Watchdog* watchdog);
   Rank(const Rank&) = delete;
 
   Device& device() { return device_; }

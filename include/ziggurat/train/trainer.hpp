@@ -78,7 +78,7 @@ class Trainer {
   // The three parts of prepare(), for those who measure the drives themselves or not at all.
   void open_node();                        // binds threads, opens the drives
   std::vector<double> measure();           // roofs of compute and links, for bounds; the drives' bandwidths
-  // Memory, store, engine, weights. `drive_shares`: as in Rank. Opens the node if nobody has.
+  // Memory, store, engine, weights. `drive_shares`: of Node::open_volume(). Opens the node if nobody has.
   void start(const std::vector<double>& drive_shares = {});
   void prepare() { open_node(), start(measure()); }
 

@@ -42,6 +42,17 @@ CudaArena::~CudaArena() {
   give_all_back();
 }
 
+void* CudaArena::allocate_at_hand(std::int64_t wanted) {
+  const std::int64_t bytes = charge(wanted);
+  std::lock_guard lock(mutex_);
+  if (bytes > options_.budget - in_use_) return nullptr;
+  const auto hole = extents_.take(bytes);
+  if (!hole) return nullptr;
+  in_use_ += bytes;
+  peak_ = std::max(peak_, in_use_);
+  return pointer(*hole);
+}
+
 void* CudaArena::allocate(std::int64_t wanted) {
   const std::int64_t bytes = charge(wanted);
   const auto try_it = [&]() -> void* {

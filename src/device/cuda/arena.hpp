@@ -45,6 +45,7 @@ class CudaArena final : public Arena {
   ~CudaArena() override;
 
   void* allocate(std::int64_t bytes) override;
+  void* allocate_at_hand(std::int64_t bytes) override;
   void release(void* data, std::int64_t bytes) override;
   std::int64_t budget() const override { return options_.budget; }
   std::int64_t in_use() const override;

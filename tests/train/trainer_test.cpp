@@ -1,0 +1,140 @@
+// The trainer as a library: what it plans for which machine, whom it tells what, and when it ends.
+#include "ziggurat/train/trainer.hpp"
+
+#include "config/config_fixture.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TrainerLibrary : public ConfigTest {
+ protected:
+  TrainerLibrary() {
+    std::string text;
+    while (text.size() < 4000) text += "all work and no play makes jack a dull boy, ";
+    write("book.txt", text);
+  }
+  RunConfig config(const Strings& overrides) const {
+    Strings all{"data.train=" + directory_ + "/book.txt", "data.validation=0.2", "data.seq_len=16",
+                "model.n_embd=32", "model.n_positions=32", "train_batch_size=4", "steps=5", "eval.every=2", "eval.batches=3",
+                "output.dir=" + directory_ + "/out"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    return load_set(all);
+  }
+};
+
+struct Told final : TrainObserver {
+  std::vector<std::string> all;
+  std::vector<double> losses;
+  std::int64_t throws_at = 0;
+  void on_step_begin(std::int64_t step) override { all.push_back(fmt::format("begin {}", step)); }
+  void on_step_computed(std::int64_t step) override { all.push_back(fmt::format("computed {}", step)); }
+  void on_step(const StepRecord& r) override {
+    all.push_back(fmt::format("step {}{}", r.step, r.val_loss ? " evaluated" : ""));
+    losses.push_back(r.result.loss);
+    if (r.step == throws_at) throw Error(Errc::kUsage, "observer", "has seen enough");
+  }
+  void on_end(const RunSummary& s) override { all.push_back(fmt::format("end after {}", s.steps)); }
+};
+
+TEST_F(TrainerLibrary, TellsEachStepToItsObserversAndTheEnd) {
+  Trainer trainer(config({}));
+  trainer.start();
+  Told first, second;
+  const RunSummary summary = trainer.run({&first, &second});
+  EXPECT_EQ(first.all, (std::vector<std::string>{
+                           "begin 1", "computed 1", "step 1", "begin 2", "computed 2", "step 2 evaluated",
+                           "begin 3", "computed 3", "step 3", "begin 4", "computed 4", "step 4 evaluated",
+                           "begin 5", "computed 5", "step 5 evaluated", "end after 5"}));
+  EXPECT_EQ(first.all, second.all);
+  EXPECT_EQ(summary.first_loss, first.losses.front());
+  EXPECT_EQ(summary.last_loss, first.losses.back());
+  EXPECT_EQ(summary.measured, summary.formula);
+  EXPECT_FALSE(fs::exists(directory_ + "/out/log.jsonl"));  // that is for whoever asks for it
+}
+
+TEST_F(TrainerLibrary, EndsWithTheStepAfterItIsAskedTo) {
+  int asked = 0;
+  Trainer trainer(config({}), {.stop = [&] { return ++asked == 3; }});
+  trainer.start();
+  Told told;
+  EXPECT_EQ(trainer.run({&told}).steps, 3);
+  EXPECT_EQ(told.all.back(), "end after 3");
+  EXPECT_EQ(told.all[told.all.size() - 2], "step 3 evaluated");  // the last one is
+  trainer.save_model(directory_ + "/model");
+  EXPECT_TRUE(fs::exists(directory_ + "/model/model.safetensors"));
+}
+
+TEST_F(TrainerLibrary, WhatAnObserverThrowsEndsTheRun) {
+  Trainer trainer(config({}));
+  trainer.start();
+  Told told;
+  told.throws_at = 2;
+  const Error error = error_of([&] { return trainer.run({&told}), 0; });
+  EXPECT_EQ(error.where(), "observer");
+  EXPECT_EQ(told.all.back(), "step 2 evaluated");
+}
+
+TEST_F(TrainerLibrary, TheHistoryOfAPlanIsWhatARunDoes) {
+  for (const char* evaluations : {"eval.every=0", "eval.every=2"}) {
+    Trainer trainer(config({evaluations}));
+    trainer.start();
+    (void)trainer.run();
+    const History planned = trainer.plan().history(5), run = trainer.rank().engine().history();
+    ASSERT_EQ(planned.size(), run.size()) << evaluations;
+    for (std::size_t i = 0; i < run.size(); ++i) {
+      EXPECT_EQ(planned[i].activity, run[i].activity) << i;
+      EXPECT_EQ(planned[i].times, run[i].times) << i;
+    }
+  }
+}
+
+// Sizes of a GPU that nobody has.
+struct SomeGpu final : OpSizes {
+  std::int64_t row_groups() const override { return 264; }
+  std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const override { return 3 << 20; }
+  std::int64_t logits_bytes() const override { return 64 << 20; }
+};
+
+TEST_F(TrainerLibrary, APlanCanBeMadeForAMachineThatIsNotThere) {
+  const RunConfig c = config({"tiers.host=64MiB", "tiers.nvme.0.path=/nowhere/a", "tiers.nvme.1.path=/nowhere/b",
+                              "tiers.device=24MiB", "optimizer.overlap=off"});
+  ModelConfig model = *c.model;
+  model.vocab_size = 256;
+  const SomeGpu gpu;
+  Hardware machine;
+  machine.memory.available = 512 * kGiB;
+  machine.cores.nodes = {{0, {}}, {1, {}}};
+  for (int cpu = 0; cpu < 64; ++cpu)
+    machine.cores.nodes[static_cast<std::size_t>(cpu / 32)].cores.push_back({cpu, cpu});
+  machine.drives = {{0, {1024 * kGiB, 1}}, {1, {1024 * kGiB, 2}}};
+  machine.gpu = Hardware::Gpu{.sizes = &gpu, .memory = 24 * kMiB, .granule = 2 * kMiB, .numa_node = 1};
+  const RunPlan plan = make_run_plan(c, model, 500, machine), again = make_run_plan(c, model, 500, machine);
+  EXPECT_TRUE(plan.dry_run.fits);
+  EXPECT_GT(plan.dry_run.per_step.host_to_device, 0);
+  EXPECT_EQ(plan.dry_run.per_step, again.dry_run.per_step);
+  EXPECT_EQ(plan.cores.nodes, again.cores.nodes);
+  EXPECT_EQ(plan.budgets.device, 24 * kMiB);
+  EXPECT_EQ(plan.layout->options.device_granule, 2 * kMiB);
+  EXPECT_EQ(plan.layout->options.state_versions, 2);  // there would be room
+  EXPECT_EQ(plan.cores.device_nodes, std::vector<int>{1});
+  EXPECT_GE(plan.layout->workspace_bytes(), 3 << 20);  // the GPU's scratch is counted
+  EXPECT_NE(plan.describe().find("in a phase of its own"), std::string::npos) << plan.describe();
+  EXPECT_EQ(plan.programs->timing, UpdateTiming::kSeparate);
+  // Less memory is refused in the same words as on a machine that is there.
+  machine.gpu->memory = 4 * kMiB;
+  RunConfig small = c;
+  small.tiers.device = 4 * kMiB;
+  try {
+    (void)make_run_plan(small, model, 500, machine);
+    ADD_FAILURE() << "it fits";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::kMemory);
+    EXPECT_NE(error.hint().find("tiers.device="), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace zg

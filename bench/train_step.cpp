@@ -128,7 +128,8 @@ int main(int argc, char** argv) {
     for (std::int64_t step = 0;
          serve ? static_cast<bool>(std::getline(std::cin, line)) && line == "step" : step < steps; ++step) {
       const bool last = !serve && step + 1 == steps;
-      print_step(trainer, trainer.roofs(), step, trainer.train_step(step, last ? zg::Then::kPause : zg::Then::kTrain));
+      print_step(trainer, trainer.roofs(), step,
+                 trainer.train_step(step, last ? zg::Then::kPause : zg::Then::kTrain));
     }
     if (!trace_file.empty()) trace.save(trace_file);
     return 0;

@@ -141,9 +141,10 @@ void add_train(CLI::App& app, int& exit_code) {
       ->allow_extra_args(false);
   command->add_option("--steps", flags->steps, "Optimizer steps, instead of the file's")
       ->check(whole_number(1));
-  command->add_option("--devices", flags->devices,
-                      "What to train on: host (the processor), cuda:0 (the first GPU), or auto, instead of the "
-                      "file's; auto is a GPU where there is one");
+  command->add_option(
+      "--devices", flags->devices,
+      "What to train on: host (the processor), cuda:0 (the first GPU), or auto, instead of the "
+      "file's; auto is a GPU where there is one");
   command
       ->add_option("--threads", flags->threads, "Threads that compute, instead of the file's threads.compute")
       ->check(whole_number(1, 4096));

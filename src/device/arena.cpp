@@ -35,9 +35,9 @@ std::int64_t unit_below(std::int64_t at) {
 // Each unit of kUnit bytes may be huge if and only if it has all its pages: else the kernel, giving a huge
 // page for a part of it, would pass the budget.
 //
-// Two mutexes: mutex_ guards all members and is held for moments only. Whoever takes pages from the system or gives
-// them back holds system_mutex_, too, and lets mutex_ go while the system or a hook works; meanwhile the addresses
-// in question count as used.
+// Two mutexes: mutex_ guards all members and is held for moments only. Whoever takes pages from the system or
+// gives them back holds system_mutex_, too, and lets mutex_ go while the system or a hook works; meanwhile
+// the addresses in question count as used.
 class PagedMemory final : public HostMemory {
  public:
   explicit PagedMemory(const HostMemoryOptions& options)

@@ -164,7 +164,7 @@ void Lease::release_after(Stream& stream, const Event& event) {
   if (store_ == nullptr) return;
   StoreParts* const store = std::exchange(store_, nullptr);
   data_ = nullptr;
-  if (Node* const node = std::exchange(node_, nullptr)) {
+  if (ActionNode* const node = std::exchange(node_, nullptr)) {
     store->pass_use(*node, stream);
     event.on_done([store, node] { store->end_use(*node); });
     return;
@@ -188,8 +188,8 @@ void LeaseTable::refresh(SegmentId segment) {
     std::uint64_t flags = 0;
     if (admits() && residency_.present(segment, tier) && h.memory[t] != nullptr) {
       bool idle = true, readable = true;
-      for (const Node* n = mover_.queue(segment).first; n != nullptr; n = n->next) {
-        if (n->state == Node::State::kDone) continue;
+      for (const ActionNode* n = mover_.queue(segment).first; n != nullptr; n = n->next) {
+        if (n->state == ActionNode::State::kDone) continue;
         idle = false;
         readable = readable && !writes(n->action, tier);
       }

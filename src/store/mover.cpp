@@ -14,7 +14,7 @@ bool touches(const Action& a, Tier tier) {
 }
 
 // Memory in the order of decisions, links by urgency.
-bool before(const Node& a, const Node& b) {
+bool before(const ActionNode& a, const ActionNode& b) {
   const bool memory = a.action.kind == Action::Kind::kAlloc || a.action.kind == Action::Kind::kFree;
   if (memory || a.urgency == b.urgency) return a.sequence < b.sequence;
   return a.urgency < b.urgency;
@@ -24,9 +24,9 @@ Arena& arena_of(const TensorStore::Options& options, Tier tier) {
   return tier == Tier::kDevice ? options.device->arena() : *options.host;
 }
 
-bool may_start(const Node& node) {
-  for (const Node* n = node.before; n != nullptr; n = n->before) {
-    if (n->state != Node::State::kDone && conflict(*n, node)) return false;
+bool may_start(const ActionNode& node) {
+  for (const ActionNode* n = node.before; n != nullptr; n = n->before) {
+    if (n->state != ActionNode::State::kDone && conflict(*n, node)) return false;
   }
   return true;
 }
@@ -38,7 +38,7 @@ bool writes(const Action& a, Tier tier) {
   return a.kind != Action::Kind::kUse || a.access != Access::kRead;
 }
 
-bool conflict(const Node& earlier, const Node& later) {
+bool conflict(const ActionNode& earlier, const ActionNode& later) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
     if (!touches(earlier.action, tier) || !touches(later.action, tier)) continue;
     if (!writes(earlier.action, tier) && !writes(later.action, tier)) continue;
@@ -57,8 +57,8 @@ Link link_of(const Action& action) {
 }
 
 // Most come last: the search begins there.
-void NodeList::insert(Node& node) {
-  Node* after = last;
+void NodeList::insert(ActionNode& node) {
+  ActionNode* after = last;
   while (after != nullptr && before(node, *after)) after = after->list_before;
   node.list_before = after;
   node.list_next = after != nullptr ? after->list_next : first;
@@ -68,29 +68,29 @@ void NodeList::insert(Node& node) {
   ++size;
 }
 
-void NodeList::remove(Node& node) {
+void NodeList::remove(ActionNode& node) {
   (node.list_before != nullptr ? node.list_before->list_next : first) = node.list_next;
   (node.list_next != nullptr ? node.list_next->list_before : last) = node.list_before;
   node.in_list = false;
   --size;
 }
 
-Node& NodePool::take() {
+ActionNode& NodePool::take() {
   if (unused_ == nullptr) {
-    const auto more = static_cast<std::int32_t>(Blocks<Node>::kSize);
+    const auto more = static_cast<std::int32_t>(Blocks<ActionNode>::kSize);
     nodes_.grow(count_ + more);
     for (std::int32_t i = 0; i < more; ++i) give_back(nodes_[count_ + i]);
     count_ += more;
   }
-  Node& node = *unused_;
+  ActionNode& node = *unused_;
   unused_ = node.next;
-  node = Node{};
+  node = ActionNode{};
   return node;
 }
 
 void NodePool::take_back_done(MoveQueue& queue) {
-  while (queue.first != nullptr && queue.first->state == Node::State::kDone && !queue.first->leased) {
-    Node& node = *queue.first;
+  while (queue.first != nullptr && queue.first->state == ActionNode::State::kDone && !queue.first->leased) {
+    ActionNode& node = *queue.first;
     queue.first = node.next;
     (queue.first != nullptr ? queue.first->before : queue.last) = nullptr;
     give_back(node);
@@ -146,7 +146,7 @@ void Mover::carry_out(std::vector<Action>& actions, Urgency urgency) {
     // Without a program leases are no nodes.
     if (action.kind == Action::Kind::kUse && !follows_program_) continue;
     MoveQueue& queue = queues_[action.segment];
-    Node& node = nodes_.take();
+    ActionNode& node = nodes_.take();
     node.action = action;
     node.sequence = sequence_++;
     node.urgency = urgency;
@@ -164,8 +164,8 @@ void Mover::carry_out(std::vector<Action>& actions, Urgency urgency) {
   settle();
 }
 
-Node& Mover::claim_use(const AccessStep& access, Stream* consumer) {
-  for (Node* n = queue(access.segment).first; n != nullptr; n = n->next) {
+ActionNode& Mover::claim_use(const AccessStep& access, Stream* consumer) {
+  for (ActionNode* n = queue(access.segment).first; n != nullptr; n = n->next) {
     if (!n->uses() || n->taken) continue;
     ZG_ASSERT(n->action.tier == access.tier && n->action.access == access.access, "{}",
               table_.segment_name(access.segment));
@@ -178,15 +178,15 @@ Node& Mover::claim_use(const AccessStep& access, Stream* consumer) {
   __builtin_unreachable();
 }
 
-void Mover::pass_use(Node& use, Stream& stream) {
+void Mover::pass_use(ActionNode& use, Stream& stream) {
   use.passed_to = &stream;
   touch(use.action.segment);
   settle();  // a use on the same stream may have waited for just this
 }
 
-void Mover::end(Node& node) {
+void Mover::end(ActionNode& node) {
   const Action::Kind kind = node.action.kind;
-  node.state = Node::State::kDone;
+  node.state = ActionNode::State::kDone;
   counters_.progress.fetch_add(1, std::memory_order_relaxed);
   touch(node.action.segment);
   memory_freed_ = {true, true};  // its turn for memory may have come
@@ -222,9 +222,9 @@ void Mover::advance(SegmentId segment) {
   queue.touched = false;
   nodes_.take_back_done(queue);
   if (closing_) return;
-  for (Node* node = queue.first; node != nullptr; node = node->next) {
-    if (node->state != Node::State::kPending) continue;
-    if (Node* source = source_of(*node)) {
+  for (ActionNode* node = queue.first; node != nullptr; node = node->next) {
+    if (node->state != ActionNode::State::kPending) continue;
+    if (ActionNode* source = source_of(*node)) {
       chain(*source, *node);
     } else if (may_start(*node)) {
       start(*node);
@@ -235,21 +235,21 @@ void Mover::advance(SegmentId segment) {
 }
 
 // Nothing before it in its queue holds it back.
-void Mover::start(Node& node) {
+void Mover::start(ActionNode& node) {
   const std::size_t t = index_of(node.action.tier);
   switch (node.action.kind) {
     case Action::Kind::kAlloc:
       memory_freed_[t] = true;  // it may be its turn
       break;
     case Action::Kind::kUse:
-      node.state = Node::State::kRunning;
+      node.state = ActionNode::State::kRunning;
       events_.granted(node);
       break;
     case Action::Kind::kCopy:
       if (!node.in_list) ready_[link_of(node.action)].insert(node);
       break;
     case Action::Kind::kFree:
-      node.state = Node::State::kDone;
+      node.state = ActionNode::State::kDone;
       frees_[t].remove(node);
       free_memory(node.action);
       break;
@@ -276,7 +276,7 @@ void Mover::free_memory(const Action& action) {
 void Mover::grant_memory(Tier tier) {
   NodeList& queue = memory_queue_[index_of(tier)];
   while (queue.first != nullptr && !taking_[index_of(tier)]) {
-    Node& node = *queue.first;
+    ActionNode& node = *queue.first;
     const std::int64_t bytes = table_.segment(node.action.segment).charge_at(tier);
     if (!may_start(node) || !has_budget(tier, bytes)) return;
     if (void* const data = arena_of(options_, tier).allocate_at_hand(bytes)) {
@@ -294,19 +294,19 @@ bool Mover::has_budget(Tier tier, std::int64_t bytes) const {
   return arena.in_use() + bytes <= arena.budget();
 }
 
-void Mover::give(Node& node, void* data) {
+void Mover::give(ActionNode& node, void* data) {
   const SegmentId segment = node.action.segment;
   const Tier tier = node.action.tier;
   ZG_ASSERT(memory(segment, tier) == nullptr, "{} has memory at {}", table_.segment_name(segment),
             name_of(tier));
   memory(segment, tier) = data;
   if (tier == Tier::kHost) host_bytes_ += table_.segment(segment).charge;
-  node.state = Node::State::kDone;
+  node.state = ActionNode::State::kDone;
   memory_queue_[index_of(tier)].remove(node);
   touch(segment);
 }
 
-void Mover::take_from_system(Node& node) {
+void Mover::take_from_system(ActionNode& node) {
   const Tier tier = node.action.tier;
   taking_[index_of(tier)] = true;
   memory_.callback([this, &node, tier, bytes = table_.segment(node.action.segment).charge_at(tier)] {

@@ -15,9 +15,9 @@
 // stream. Without one, moves are decided for copies only that nobody holds, so they never wait for leases.
 //
 // Threads: every function is called under the store's mutex, and so is every MoverEvents function. That mutex
-// guards all members. Copies and transfers end on threads of their own, which take it. So nothing may be done under
-// it that waits for them: memory that an arena has to take from the system, and to register with drives and devices,
-// is taken on one thread more, without the mutex.
+// guards all members. Copies and transfers end on threads of their own, which take it. So nothing may be done
+// under it that waits for them: memory that an arena has to take from the system, and to register with drives
+// and devices, is taken on one thread more, without the mutex.
 //
 // Invariants: memory_queue_ holds the kAlloc nodes that are pending, frees_ the kFree nodes, ready_ the
 // copies that nothing but their link holds back; links_[l].moving counts the copies that are under way on
@@ -39,9 +39,9 @@ namespace zg {
 // What a Mover tells of. Called under the store's mutex, also on threads that move data.
 class MoverEvents {
  public:
-  virtual void leaves(const Action& action) = 0;  // a kFree was decided, and has joined its queue
-  virtual void granted(const Node& use) = 0;      // of a program: it may begin
-  virtual void changed(SegmentId segment) = 0;    // its moves, or the memory of its copies
+  virtual void leaves(const Action& action) = 0;    // a kFree was decided, and has joined its queue
+  virtual void granted(const ActionNode& use) = 0;  // of a program: it may begin
+  virtual void changed(SegmentId segment) = 0;      // its moves, or the memory of its copies
   // A move or use is done, and what it had held back has started.
   virtual void finished(Action::Kind kind) = 0;
   virtual void failed(const Error& error) = 0;
@@ -72,9 +72,9 @@ class Mover final : private io::ExtentCompletion {
   // Somebody waits for the segment: what moves for it goes first.
   void demand(SegmentId segment);
   // With a program: the first use of the segment that nobody has claimed. settle() may grant it at once.
-  Node& claim_use(const AccessStep& access, Stream* consumer);
-  void pass_use(Node& use, Stream& stream);  // it ends when the stream gets there
-  void end(Node& node);
+  ActionNode& claim_use(const AccessStep& access, Stream* consumer);
+  void pass_use(ActionNode& use, Stream& stream);  // it ends when the stream gets there
+  void end(ActionNode& node);
   void settle();  // starts everything that nothing holds back any more
 
   const MoveQueue& queue(SegmentId segment) const { return queues_[segment]; }
@@ -82,7 +82,7 @@ class Mover final : private io::ExtentCompletion {
   const NodeList& memory_queue(Tier tier) const { return memory_queue_[index_of(tier)]; }
   const NodeList& frees(Tier tier) const { return frees_[index_of(tier)]; }  // in the order of decisions
   bool links_rest() const;  // nothing is under way, neither a copy nor memory from the system
-  bool idle() const;                                                         // nor ready to be
+  bool idle() const;        // nor ready to be
   LinkStatistics link(Link link) const;
   NvmeCopies* nvme() const { return nvme_.get(); }  // null: there is no NVMe tier
 
@@ -93,26 +93,26 @@ class Mover final : private io::ExtentCompletion {
   // Queues and memory (mover.cpp).
   void touch(SegmentId segment);
   void advance(SegmentId segment);
-  void start(Node& node);
+  void start(ActionNode& node);
   void free_memory(const Action& action);
   void grant_memory(Tier tier);
   bool has_budget(Tier tier, std::int64_t bytes) const;
-  void give(Node& node, void* data);
-  void take_from_system(Node& node);
+  void give(ActionNode& node, void* data);
+  void take_from_system(ActionNode& node);
   void*& memory(SegmentId segment, Tier tier) const { return hot_[segment].memory[index_of(tier)]; }
 
   // Links (mover_links.cpp).
   void pump_link(Link link);
   void begin_move(Link link);
-  void issue(Node& node);
-  void issue_nvme(Node& node, std::int64_t ready);
-  Node* source_of(const Node& node) const;
-  void chain(Node& source, Node& node);
-  void copy_piece(const Node& node, std::int64_t first, std::int64_t bytes);
-  void copied(Node& node, std::int64_t bytes);
-  void finish_nvme(Node& node, io::ExtentResult result);
-  void finish_behind(Node& node);
-  void finish_copy(Node& node);
+  void issue(ActionNode& node);
+  void issue_nvme(ActionNode& node, std::int64_t ready);
+  ActionNode* source_of(const ActionNode& node) const;
+  void chain(ActionNode& source, ActionNode& node);
+  void copy_piece(const ActionNode& node, std::int64_t first, std::int64_t bytes);
+  void copied(ActionNode& node, std::int64_t bytes);
+  void finish_nvme(ActionNode& node, io::ExtentResult result);
+  void finish_behind(ActionNode& node);
+  void finish_copy(ActionNode& node);
 
   const TensorTable& table_;
   const TensorStore::Options& options_;

@@ -47,7 +47,7 @@ bool full(Link link, int moving, std::int64_t segment_bytes) {
 void Mover::pump_link(Link link) {
   NodeList& ready = ready_[link];
   while (!closing_ && !stopped_ && ready.first != nullptr) {
-    Node& node = *ready.first;
+    ActionNode& node = *ready.first;
     if (full(link, links_[link].moving, table_.segment(node.action.segment).charge)) return;
     ready.remove(node);
     issue(node);
@@ -58,9 +58,9 @@ void Mover::begin_move(Link link) {
   if (links_[link].moving++ == 0) busy_since_[link] = Clock::now();
 }
 
-void Mover::issue(Node& node) {
+void Mover::issue(ActionNode& node) {
   const Link link = link_of(node.action);
-  node.state = Node::State::kRunning;
+  node.state = ActionNode::State::kRunning;
   begin_move(link);
   if (reads_drives(link) || writes_drives(link)) {
     issue_nvme(node, -1);
@@ -85,7 +85,7 @@ void Mover::issue(Node& node) {
 }
 
 // When its copy stream has done what it was given so far.
-void Mover::finish_behind(Node& node) {
+void Mover::finish_behind(ActionNode& node) {
   copy_stream_[link_of(node.action)]->callback([this, &node] {
     std::lock_guard lock(mutex_);
     finish_copy(node);
@@ -93,7 +93,7 @@ void Mover::finish_behind(Node& node) {
 }
 
 // `ready`: the bytes of a write that are there, if the rest is still to come; else -1.
-void Mover::issue_nvme(Node& node, std::int64_t ready) {
+void Mover::issue_nvme(ActionNode& node, std::int64_t ready) {
   const SegmentId segment = node.action.segment;
   const Link link = link_of(node.action);
   const bool reads = reads_drives(link);
@@ -103,8 +103,8 @@ void Mover::issue_nvme(Node& node, std::int64_t ready) {
     node.in_pieces = hot_[segment].bytes > io::kMaxPieceBytes;
   }
   bool awaited = !follows_program_ && node.urgency == Urgency::kDemand;
-  for (const Node* n = queue.first; n != nullptr && reads; n = n->next)
-    awaited = awaited || (n->uses() && n->taken && n->state == Node::State::kPending);
+  for (const ActionNode* n = queue.first; n != nullptr && reads; n = n->next)
+    awaited = awaited || (n->uses() && n->taken && n->state == ActionNode::State::kPending);
   io::ExtentTransfer transfer = reads ? nvme_->to_read(segment) : nvme_->to_write(segment);
   node.slot = static_cast<std::int8_t>(transfer.slot);
   const Tier tier = reads ? node.action.tier : node.action.from;
@@ -121,9 +121,9 @@ void Mover::issue_nvme(Node& node, std::int64_t ready) {
 }
 
 void Mover::demand(SegmentId segment) {
-  for (Node* n = queue(segment).first; n != nullptr; n = n->next) {
-    if (n->state == Node::State::kDone) continue;
-    if (n->state == Node::State::kRunning) {
+  for (ActionNode* n = queue(segment).first; n != nullptr; n = n->next) {
+    if (n->state == ActionNode::State::kDone) continue;
+    if (n->state == ActionNode::State::kRunning) {
       if (n->copies() && reads_drives(link_of(n->action)))
         nvme_->volume().promote(nvme_->extent(segment), n->slot, io::Priority::kDemand);
       continue;
@@ -138,7 +138,7 @@ void Mover::demand(SegmentId segment) {
 }
 
 // The second of two hops of a large segment need not wait for the first: it takes each piece as it comes.
-Node* Mover::source_of(const Node& node) const {
+ActionNode* Mover::source_of(const ActionNode& node) const {
   const SegmentId segment = node.action.segment;
   if (!node.copies() || hot_[segment].bytes <= io::kMaxPieceBytes) return nullptr;
   const Link link = link_of(node.action);
@@ -147,10 +147,10 @@ Node* Mover::source_of(const Node& node) const {
   if (link == kNvmeWrite &&
       (ready_[link].first != nullptr || full(link, links_[link].moving, table_.segment(segment).charge)))
     return nullptr;
-  Node* source = nullptr;
-  for (Node* n = node.before; n != nullptr; n = n->before) {
-    if (n->state == Node::State::kDone || !conflict(*n, node)) continue;
-    const bool feeds = source == nullptr && n->state == Node::State::kRunning && n->copies() &&
+  ActionNode* source = nullptr;
+  for (ActionNode* n = node.before; n != nullptr; n = n->before) {
+    if (n->state == ActionNode::State::kDone || !conflict(*n, node)) continue;
+    const bool feeds = source == nullptr && n->state == ActionNode::State::kRunning && n->copies() &&
                        link_of(n->action) == (link == kNvmeWrite ? kToHost : kNvmeRead);
     if (!feeds) return nullptr;
     source = n;
@@ -158,8 +158,8 @@ Node* Mover::source_of(const Node& node) const {
   return source;
 }
 
-void Mover::chain(Node& source, Node& node) {
-  node.state = Node::State::kRunning;
+void Mover::chain(ActionNode& source, ActionNode& node) {
+  node.state = ActionNode::State::kRunning;
   source.feeds = &node;
   if (link_of(node.action) == kToDevice) {
     for (const auto& [first, bytes] : queue(node.action.segment).landed) copy_piece(node, first, bytes);
@@ -169,7 +169,7 @@ void Mover::chain(Node& source, Node& node) {
   issue_nvme(node, source.moved);
 }
 
-void Mover::copy_piece(const Node& node, std::int64_t first, std::int64_t bytes) {
+void Mover::copy_piece(const ActionNode& node, std::int64_t first, std::int64_t bytes) {
   const Hot& h = hot_[node.action.segment];
   // The last one may go to the end of its page.
   bytes = std::min(bytes, h.bytes - first);
@@ -181,16 +181,16 @@ void Mover::copy_piece(const Node& node, std::int64_t first, std::int64_t bytes)
 // On a drive's I/O thread, like on_extent().
 void Mover::on_piece(io::ExtentId, std::uint64_t tag, std::int64_t first, std::int64_t bytes) {
   const Inside here(inside_);
-  Node* const node = reinterpret_cast<Node*>(tag);
+  ActionNode* const node = reinterpret_cast<ActionNode*>(tag);
   if (!node->in_pieces) return;
   std::lock_guard lock(mutex_);
   queues_[node->action.segment].landed.emplace_back(first, bytes);
   if (node->feeds != nullptr) copy_piece(*node->feeds, first, bytes);
 }
 
-// The first bytes of what is demoted to NVMe have come to the host. The volume is told without the mutex: with the
-// last of them it may complete the write within the call.
-void Mover::copied(Node& node, std::int64_t bytes) {
+// The first bytes of what is demoted to NVMe have come to the host. The volume is told without the mutex:
+// with the last of them it may complete the write within the call.
+void Mover::copied(ActionNode& node, std::int64_t bytes) {
   const SegmentId segment = node.action.segment;
   std::unique_lock lock(mutex_);
   node.moved = bytes;
@@ -203,11 +203,11 @@ void Mover::copied(Node& node, std::int64_t bytes) {
 
 void Mover::on_extent(io::ExtentId, std::uint64_t tag, io::ExtentResult result) {
   const Inside here(inside_);
-  finish_nvme(*reinterpret_cast<Node*>(tag), result);
+  finish_nvme(*reinterpret_cast<ActionNode*>(tag), result);
 }
 
 // A move that failed is finished too, so that nobody waits for it in vain.
-void Mover::finish_nvme(Node& node, io::ExtentResult result) {
+void Mover::finish_nvme(ActionNode& node, io::ExtentResult result) {
   const Link link = link_of(node.action);
   std::string where = "nvme tier", what = "I/O error";  // which needs no memory
   if (!result.ok()) {
@@ -220,14 +220,14 @@ void Mover::finish_nvme(Node& node, io::ExtentResult result) {
   }
   std::lock_guard lock(mutex_);
   if (!result.ok()) events_.failed(Error(Errc::kIo, where, what, kGone));
-  if (Node* fed = node.feeds; fed != nullptr && link == kNvmeRead) {
+  if (ActionNode* fed = node.feeds; fed != nullptr && link == kNvmeRead) {
     begin_move(kToDevice);
     finish_behind(*fed);
   }
   finish_copy(node);
 }
 
-void Mover::finish_copy(Node& node) {
+void Mover::finish_copy(ActionNode& node) {
   const Segment& segment = table_.segment(node.action.segment);
   const Link link = link_of(node.action);
   const std::int64_t bytes = link == kToDevice || link == kToHost ? segment.bytes : segment.charge;

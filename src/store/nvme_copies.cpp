@@ -30,8 +30,8 @@ int NvmeCopies::slots(SegmentId segment) const {
 
 void NvmeCopies::create(SegmentId segment) {
   copies_[segment].extent = volume_.create({.name = table_.segment_name(segment),
-                                             .bytes = table_.segment(segment).charge,
-                                             .slots = slots(segment)});
+                                            .bytes = table_.segment(segment).charge,
+                                            .slots = slots(segment)});
 }
 
 void NvmeCopies::destroy(const Tensor& tensor) {
@@ -78,8 +78,7 @@ void NvmeCopies::read(SegmentId segment, std::int64_t version, void* data) const
   while (slot >= 0 && (!from || volume_.version(from, slot) != version)) --slot;
   if (slot < 0) throw no_version(table_, segment, version);
   const Buffer pages(table_.segment(segment).charge);
-  const io::ExtentResult result =
-      volume_.read_and_wait({.extent = from, .slot = slot, .data = pages.data()});
+  const io::ExtentResult result = volume_.read_and_wait({.extent = from, .slot = slot, .data = pages.data()});
   if (!result.ok())
     throw Error(Errc::kIo, "nvme tier", volume_.explain(from, io::Op::kRead, result),
                 "another version may be whole");

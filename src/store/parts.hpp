@@ -61,9 +61,9 @@ struct StoreParts final : private MoverEvents {
   void enter_program(Lock& lock);
   void decide_ahead();
   void acquire_next(Lock& lock, std::span<const AccessStep> accesses, Stream* consumer, Lease* out);
-  void wait_for(Lock& lock, Node& use);
-  void pass_use(Node& use, Stream& stream);
-  void end_use(Node& use);
+  void wait_for(Lock& lock, ActionNode& use);
+  void pass_use(ActionNode& use, Stream& stream);
+  void end_use(ActionNode& use);
 
   TensorTable table;
   TensorStore::Options options;
@@ -82,16 +82,16 @@ struct StoreParts final : private MoverEvents {
   // What runs; null: no program does.
   const Program* program = nullptr;
   const Program* next = nullptr;
-  std::int32_t decided = 0;    // operations decided, counted from the start of `program`
-  std::int32_t op = 0;         // operation being acquired
-  std::int32_t accessed = 0;   // accesses of `program` acquired
-  std::vector<Node*> claimed;  // of the operation being acquired
+  std::int32_t decided = 0;          // operations decided, counted from the start of `program`
+  std::int32_t op = 0;               // operation being acquired
+  std::int32_t accessed = 0;         // accesses of `program` acquired
+  std::vector<ActionNode*> claimed;  // of the operation being acquired
 
   Mover mover;  // ends first: its threads call the others
 
  private:
   void leaves(const Action& action) override;
-  void granted(const Node& use) override;
+  void granted(const ActionNode& use) override;
   void changed(SegmentId segment) override;
   void finished(Action::Kind kind) override;
   void failed(const Error& error) override { fail(error); }

@@ -128,16 +128,16 @@ void StoreParts::acquire_next(Lock& lock, std::span<const AccessStep> accesses, 
   for (const AccessStep& a : accesses) claimed.push_back(&mover.claim_use(a, consumer));
   accessed += static_cast<std::int32_t>(accesses.size());
   mover.settle();
-  for (const Node* use : claimed) {
+  for (const ActionNode* use : claimed) {
     const SegmentId id = use->action.segment;
-    if (use->state == Node::State::kPending) {
+    if (use->state == ActionNode::State::kPending) {
       counters.missed(id, use->action.tier);
       mover.demand(id);
     } else {
       leases.hot(id).hits[index_of(use->action.tier)].fetch_add(1, std::memory_order_relaxed);
     }
   }
-  for (Node* use : claimed) {
+  for (ActionNode* use : claimed) {
     wait_for(lock, *use);
     throw_failure();
     use->leased = true;
@@ -151,17 +151,17 @@ void StoreParts::acquire_next(Lock& lock, std::span<const AccessStep> accesses, 
 }
 
 // Until the use is granted, or the store fails.
-void StoreParts::wait_for(Lock& lock, Node& use) {
-  if (use.state != Node::State::kPending) return;
+void StoreParts::wait_for(Lock& lock, ActionNode& use) {
+  if (use.state != ActionNode::State::kPending) return;
   counters.waiting.fetch_add(1);
   const auto begin = Clock::now();
   waits.begin(use);
   double warn_at = options.warn_after_seconds;
-  while (use.state == Node::State::kPending && !failure) {
+  while (use.state == ActionNode::State::kPending && !failure) {
     waits.changed().wait_for(lock, std::chrono::milliseconds(500));
     waits.look();
     const double waited = seconds_between(begin, Clock::now());
-    if (waited > warn_at && use.state == Node::State::kPending && !failure) {
+    if (waited > warn_at && use.state == ActionNode::State::kPending && !failure) {
       warn_at *= 2;
       const std::string text = fmt::format("waiting for {} for {}\n{}", report.describe(use),
                                            format_seconds(waited), report.state());
@@ -174,13 +174,13 @@ void StoreParts::wait_for(Lock& lock, Node& use) {
   counters.waited(use.action.segment, waits.end());
 }
 
-void StoreParts::pass_use(Node& use, Stream& stream) {
+void StoreParts::pass_use(ActionNode& use, Stream& stream) {
   std::lock_guard lock(mutex);
   leases.count_passed(1);
   mover.pass_use(use, stream);
 }
 
-void StoreParts::end_use(Node& use) {
+void StoreParts::end_use(ActionNode& use) {
   std::lock_guard lock(mutex);
   use.leased = false;
   if (use.passed_to != nullptr) leases.count_passed(-1);

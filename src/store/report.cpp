@@ -31,7 +31,7 @@ const char* name_of(WaitCause cause) {
   return kNames[static_cast<std::size_t>(cause)];
 }
 
-std::string StoreReport::describe(const Node& node) const {
+std::string StoreReport::describe(const ActionNode& node) const {
   static constexpr const char* kKinds[] = {"memory for", "move of", "release of", "use of"};
   static constexpr const char* kStates[] = {"pending", "running", "done"};
   std::string text = fmt::format("{} {} at {} ({})", kKinds[static_cast<int>(node.action.kind)],
@@ -58,11 +58,11 @@ SegmentReport StoreReport::segment(SegmentId id) const {
     next = std::min(next, p_.residency.next_access(id));
   }
   if (next != kNever) r.next_use = static_cast<std::int64_t>(next);
-  for (const Node* n = p_.mover.queue(id).first; n != nullptr; n = n->next) {
-    if (n->leased && n->state != Node::State::kDone) {
+  for (const ActionNode* n = p_.mover.queue(id).first; n != nullptr; n = n->next) {
+    if (n->leased && n->state != ActionNode::State::kDone) {
       ++(n->action.access == Access::kRead ? r.readers : r.writers)[static_cast<std::size_t>(n->action.tier)];
       r.passed += n->passed_to != nullptr ? 1 : 0;
-    } else if (n->state != Node::State::kDone) {
+    } else if (n->state != ActionNode::State::kDone) {
       r.moves.push_back(describe(*n));
     }
   }
@@ -197,7 +197,7 @@ std::string StoreReport::state() const {
     if (queue.first != nullptr)
       text += fmt::format("\n  first of {} to get memory: {}", queue.size, describe(*queue.first));
   }
-  if (const Node* awaited = p_.waits.awaited())
+  if (const ActionNode* awaited = p_.waits.awaited())
     text += fmt::format("\n  the program waits for {}: {}", name_of(p_.waits.cause()), describe(*awaited));
   for (const Waiter* w : p_.waits.waiters()) {
     text += fmt::format("\n  waiting for {}: {}", format_seconds(seconds_between(w->begin, Clock::now())),
@@ -213,8 +213,8 @@ void StoreReport::list_moves_and_leases(std::string& text) const {
   constexpr int kMost = 24;
   int shown = 0;
   for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
-    for (const Node* n = p_.mover.queue(id).first; n != nullptr; n = n->next) {
-      if (n->state != Node::State::kRunning) continue;
+    for (const ActionNode* n = p_.mover.queue(id).first; n != nullptr; n = n->next) {
+      if (n->state != ActionNode::State::kRunning) continue;
       if (++shown <= kMost) text += fmt::format("\n  {}{}", describe(*n), n->leased ? ", leased" : "");
     }
     int leases = 0;
@@ -253,7 +253,7 @@ void StoreReport::check() const {
   std::array<std::int64_t, 2> memory{};
   for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
     const MoveQueue& queue = p_.mover.queue(id);
-    for (const Node* n = queue.first; n != nullptr; n = n->next) {
+    for (const ActionNode* n = queue.first; n != nullptr; n = n->next) {
       passed += n->leased && n->passed_to != nullptr ? 1 : 0;
       ZG_ASSERT(n->next != nullptr ? n->next->before == n : queue.last == n, "{}", p_.table.segment_name(id));
     }

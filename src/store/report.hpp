@@ -21,7 +21,7 @@ class StoreReport {
   std::string explain(TensorId tensor) const;
   std::string state() const;
   void check() const;
-  std::string describe(const Node& node) const;
+  std::string describe(const ActionNode& node) const;
   std::string what_holds(Tier tier) const;  // which roles its memory is given to
 
  private:

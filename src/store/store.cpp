@@ -43,7 +43,7 @@ StoreParts::~StoreParts() {
   prefetcher.keep(nullptr);
   waits.changed().wait(lock, [&] { return leases.passed() == 0 && mover.links_rest(); });
   for (SegmentId id = 0; id < table.segment_count(); ++id) {
-    for (const Node* n = mover.queue(id).first; n != nullptr; n = n->next) {
+    for (const ActionNode* n = mover.queue(id).first; n != nullptr; n = n->next) {
       ZG_ASSERT(!n->leased, "{} is still leased when its store ends", report.describe(*n));
     }
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
@@ -112,7 +112,7 @@ void StoreParts::leaves(const Action& action) {
   prefetcher.leaves(action);
 }
 
-void StoreParts::granted(const Node& use) {
+void StoreParts::granted(const ActionNode& use) {
   if (&use == waits.awaited()) waits.changed().notify_all();
 }
 

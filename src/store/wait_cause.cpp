@@ -9,11 +9,11 @@ namespace {
 class Search {
  public:
   explicit Search(const Mover& mover) : mover_(mover) {}
-  Awaited by(const Node& node);
+  Awaited by(const ActionNode& node);
   WaitCause of(SegmentId segment);
 
  private:
-  Awaited before(const Node& node, bool& blocked);
+  Awaited before(const ActionNode& node, bool& blocked);
   Awaited memory(Tier tier);
 
   const Mover& mover_;
@@ -21,9 +21,9 @@ class Search {
   bool asked_[2] = {false, false};  // the memory queue of the tier
 };
 
-Awaited Search::by(const Node& node) {
+Awaited Search::by(const ActionNode& node) {
   const Action& a = node.action;
-  if (node.state == Node::State::kRunning || (node.copies() && node.in_list)) {
+  if (node.state == ActionNode::State::kRunning || (node.copies() && node.in_list)) {
     if (!node.copies()) return {WaitCause::kLeases, node.passed_to};
     switch (link_of(a)) {
       case kNvmeRead:
@@ -36,8 +36,8 @@ Awaited Search::by(const Node& node) {
         return {WaitCause::kCopies};
       case kToDevice:
         // The second hop of a large segment has begun, and waits for the pieces of the first.
-        for (const Node* n = node.before; n != nullptr; n = n->before) {
-          if (n->feeds == &node && n->state == Node::State::kRunning) return {WaitCause::kReads};
+        for (const ActionNode* n = node.before; n != nullptr; n = n->before) {
+          if (n->feeds == &node && n->state == ActionNode::State::kRunning) return {WaitCause::kReads};
         }
         return {WaitCause::kCopies};
     }
@@ -50,10 +50,10 @@ Awaited Search::by(const Node& node) {
 
 // Of several nodes that hold this one back, one that waits for the drives: nothing is slower. Else the last
 // one.
-Awaited Search::before(const Node& node, bool& blocked) {
+Awaited Search::before(const ActionNode& node, bool& blocked) {
   Awaited found;
-  for (const Node* n = node.before; n != nullptr && nodes_ > 0; n = n->before) {
-    if (n->state == Node::State::kDone || !conflict(*n, node)) continue;
+  for (const ActionNode* n = node.before; n != nullptr && nodes_ > 0; n = n->before) {
+    if (n->state == ActionNode::State::kDone || !conflict(*n, node)) continue;
     --nodes_;
     const Awaited behind = by(*n);
     if (behind.cause == WaitCause::kReads || behind.cause == WaitCause::kWriteBacks) {
@@ -71,15 +71,15 @@ Awaited Search::before(const Node& node, bool& blocked) {
 // it is told beside.
 Awaited Search::memory(Tier tier) {
   Awaited found{WaitCause::kMemory};
-  const Node* const head = mover_.memory_queue(tier).first;
+  const ActionNode* const head = mover_.memory_queue(tier).first;
   if (std::exchange(asked_[index_of(tier)], true) || head == nullptr) return found;
   bool blocked = false;
   const Awaited earlier = before(*head, blocked);
   if (blocked)
     return {earlier.cause == WaitCause::kWriteBacks ? earlier.cause : WaitCause::kMemory, earlier.user};
   bool first = true;
-  for (const Node* n = mover_.frees(tier).first; n != nullptr && n->sequence < head->sequence && nodes_ > 0;
-       n = n->list_next) {
+  for (const ActionNode* n = mover_.frees(tier).first;
+       n != nullptr && n->sequence < head->sequence && nodes_ > 0; n = n->list_next) {
     --nodes_;
     const Awaited behind = by(*n);
     if (behind.cause == WaitCause::kWriteBacks) return behind;
@@ -90,8 +90,8 @@ Awaited Search::memory(Tier tier) {
 
 WaitCause Search::of(SegmentId segment) {
   Awaited found;
-  for (const Node* n = mover_.queue(segment).last; n != nullptr && nodes_ > 0; n = n->before) {
-    if (n->state == Node::State::kDone) continue;
+  for (const ActionNode* n = mover_.queue(segment).last; n != nullptr && nodes_ > 0; n = n->before) {
+    if (n->state == ActionNode::State::kDone) continue;
     --nodes_;
     found = by(*n);
     if (found.cause != WaitCause::kOther) break;
@@ -101,7 +101,7 @@ WaitCause Search::of(SegmentId segment) {
 
 }  // namespace
 
-Awaited awaited_by(const Mover& mover, const Node& node) {
+Awaited awaited_by(const Mover& mover, const ActionNode& node) {
   return Search(mover).by(node);
 }
 

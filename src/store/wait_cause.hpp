@@ -15,7 +15,7 @@ struct Awaited {
   const Stream* user = nullptr;  // who has the lease that is in the way
 };
 
-Awaited awaited_by(const Mover& mover, const Node& node);
+Awaited awaited_by(const Mover& mover, const ActionNode& node);
 // The same for what moves of a segment.
 WaitCause awaited_of(const Mover& mover, SegmentId segment);
 

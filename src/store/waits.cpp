@@ -90,7 +90,7 @@ void Waits::done(bool all) {
   if (all || std::any_of(waiters_.begin(), waiters_.end(), waits_for_any)) changed_.notify_all();
 }
 
-void Waits::begin(const Node& use) {
+void Waits::begin(const ActionNode& use) {
   awaited_ = &use;
   awaited_since_ = Clock::now();
   awaiting_ = {WaitCause::kOther, awaited_since_};
@@ -99,7 +99,7 @@ void Waits::begin(const Node& use) {
 
 void Waits::look() {
   Awaited found;  // what is granted waits for its thread alone
-  if (awaited_->state == Node::State::kPending) found = awaited_by(mover_, *awaited_);
+  if (awaited_->state == ActionNode::State::kPending) found = awaited_by(mover_, *awaited_);
   count(awaiting_, found.cause);
   if (observer_ != nullptr) observer_->awaits(found.cause, found.user);
 }

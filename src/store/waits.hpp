@@ -112,10 +112,10 @@ class Waits {
   // while it lasts (by the thread that has done it, so that the waiting one need not wake up for it), and
   // when the waiting thread wakes up. The time since the last look belongs to what was found then, so the
   // parts of a wait are the whole of it.
-  void begin(const Node& use);
+  void begin(const ActionNode& use);
   void look();
   double end();  // seconds since begin()
-  const Node* awaited() const { return awaited_; }
+  const ActionNode* awaited() const { return awaited_; }
   WaitCause cause() const { return awaiting_.cause; }
   void observe(WaitObserver* observer) { observer_ = observer; }
 
@@ -143,7 +143,7 @@ class Waits {
   std::uint64_t tickets_ = 0;
   std::atomic<int> room_waiters_{0};
   const void* turn_ = nullptr;
-  const Node* awaited_ = nullptr;  // what the thread that runs a program waits for
+  const ActionNode* awaited_ = nullptr;  // what the thread that runs a program waits for
   Uncounted awaiting_;
   Clock::time_point awaited_since_;
   WaitObserver* observer_ = nullptr;

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "ziggurat/engine/engine.hpp"
 #include "ziggurat/config/run_config.hpp"
+#include "ziggurat/engine/engine.hpp"
 
 namespace zg {
 

@@ -31,7 +31,8 @@ void ProgressLine::on_step_computed(std::int64_t) {
 
 void ProgressLine::on_step(const StepRecord& record) {
   if (record.val_loss)
-    log::info("step {}: loss {:.4f}, validation loss {:.4f}", record.step, record.result.loss, *record.val_loss);
+    log::info("step {}: loss {:.4f}, validation loss {:.4f}", record.step, record.result.loss,
+              *record.val_loss);
   std::deque<double>& recent = state_->recent;
   recent.push_back(record.result.seconds);
   if (recent.size() > 20) recent.pop_front();

@@ -26,10 +26,9 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
                 "add \"vocab_size\" to the model section");
   }
   if (config.data.seq_len > model.context) {
-    throw Error(
-        Errc::kUsage, "data.seq_len",
-        fmt::format("is {}, but the model has {} positions", config.data.seq_len, model.context),
-        "lower data.seq_len");
+    throw Error(Errc::kUsage, "data.seq_len",
+                fmt::format("is {}, but the model has {} positions", config.data.seq_len, model.context),
+                "lower data.seq_len");
   }
   validate(model);
 }
@@ -37,8 +36,7 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
 // Fills a plan, part after part; each needs those before it.
 class Planner {
  public:
-  Planner(RunPlan& plan, const Hardware& hardware)
-      : plan_(plan), config_(plan.config), hardware_(hardware) {}
+  Planner(RunPlan& plan, const Hardware& hardware) : plan_(plan), config_(plan.config), hardware_(hardware) {}
 
   void run() {
     check_model(config_, plan_.model_config);
@@ -62,12 +60,11 @@ class Planner {
 
   void make_model() {
     // Small budgets want small logits.
-    const std::int64_t logits =
-        std::min(op_sizes().logits_bytes(), std::max(32 * kMiB, device_limit() / 8));
+    const std::int64_t logits = std::min(op_sizes().logits_bytes(), std::max(32 * kMiB, device_limit() / 8));
     Ops* const ops = hardware_.gpu ? hardware_.gpu->ops : &host_ops();
-    plan_.model =
-        ops != nullptr ? std::make_unique<Model>(plan_.model_config, config_.dtype, *ops, logits)
-                       : std::make_unique<Model>(plan_.model_config, config_.dtype, op_sizes(), logits);
+    plan_.model = ops != nullptr
+                      ? std::make_unique<Model>(plan_.model_config, config_.dtype, *ops, logits)
+                      : std::make_unique<Model>(plan_.model_config, config_.dtype, op_sizes(), logits);
   }
 
   void make_layout() {
@@ -97,8 +94,8 @@ class Planner {
     }
   }
 
-  // Room for a second copy of the optimizer's state, so that a write never goes over the only one: in what was
-  // stated, and in half of what is free where nothing was.
+  // Room for a second copy of the optimizer's state, so that a write never goes over the only one: in what
+  // was stated, and in half of what is free where nothing was.
   bool drives_have_room(std::int64_t bytes) const {
     std::vector<DriveSpace> space;
     for (const Hardware::Drive& drive : hardware_.drives)
@@ -111,8 +108,8 @@ class Planner {
     }
   }
 
-  // Bytes of each budget that stay free for what is on its way. From sizes alone, so that a plan made anywhere
-  // foretells the run's bytes.
+  // Bytes of each budget that stay free for what is on its way. From sizes alone, so that a plan made
+  // anywhere foretells the run's bytes.
   Budgets read_ahead(const Budgets& budgets, const StepPrograms& programs) const {
     if (const std::optional<double> share = config_.tiers.read_ahead) {
       const auto of = [&](std::int64_t bytes) {
@@ -121,15 +118,16 @@ class Planner {
       return {of(budgets.device), of(budgets.host), budgets.direct};
     }
     const AioConfig& aio = config_.aio;
-    const std::int64_t depth = aio.queue_depth > 0 ? aio.queue_depth : io::default_queue_depth(aio.block_size);
+    const std::int64_t depth =
+        aio.queue_depth > 0 ? aio.queue_depth : io::default_queue_depth(aio.block_size);
     const auto drives = static_cast<std::int64_t>(config_.tiers.nvme.size());
     return read_ahead_of(layout().table, programs, budgets,
                          {2 * TensorStore::kCopiesInFlight, depth * aio.block_size * drives});
   }
 
   // The optimizer works where its state is. That is the device if the user wants it there, or if everything
-  // fits it; else the units that the next forward waits for: by a share of the parameters, or as many as there
-  // is room beside all that is used more often for its bytes: weights, gradients and activations.
+  // fits it; else the units that the next forward waits for: by a share of the parameters, or as many as
+  // there is room beside all that is used more often for its bytes: weights, gradients and activations.
   std::int32_t device_updates() const {
     const Placement wanted = config_.offload_optimizer;
     const std::int32_t units = layout().head_unit() + 1;
@@ -215,10 +213,11 @@ class Planner {
   [[noreturn]] void throw_no_room(const Budgets& inside) const {
     const auto least = smallest_budgets(layout(), *plan_.programs, inside.device, inside.direct);
     if (!least) {
-      throw Error(Errc::kMemory, "tiers",
-                  "this run fits no budgets: what may not leave the device or the host is too much",
-                  "allow more to sink (zero_optimization.offload_param and offload_optimizer), or name a drive "
-                  "in tiers.nvme");
+      throw Error(
+          Errc::kMemory, "tiers",
+          "this run fits no budgets: what may not leave the device or the host is too much",
+          "allow more to sink (zero_optimization.offload_param and offload_optimizer), or name a drive "
+          "in tiers.nvme");
     }
     const NoRoom& obstacle = *plan_.dry_run.obstacle;
     const std::int64_t device = least->device + layout().workspace_charge();
@@ -227,9 +226,10 @@ class Planner {
         fmt::format("the run does not fit device {} and host {} (no room for {}, {})",
                     format_bytes(plan_.budgets.device), format_bytes(plan_.budgets.host),
                     layout().table.segment_name(obstacle.segment), format_bytes(obstacle.needed)),
-        fmt::format("the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} ({})",
-                    device, format_bytes(device), format_bytes(std::max(plan_.budgets.device, device)),
-                    least->host, format_bytes(least->host)));
+        fmt::format(
+            "the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} ({})",
+            device, format_bytes(device), format_bytes(std::max(plan_.budgets.device, device)), least->host,
+            format_bytes(least->host)));
   }
 
   // The host device computes where it is asked to, so that none of its threads drives it: it needs no core. A
@@ -330,8 +330,8 @@ ModelConfig model_of(const RunConfig& config) {
   return config.model_from.empty() ? *config.model : read_hf_config(config.model_from);
 }
 
-RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config, std::int64_t validation_tokens,
-                      const Hardware& hardware) {
+RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
+                      std::int64_t validation_tokens, const Hardware& hardware) {
   RunPlan plan;
   plan.config = config;
   plan.model_config = model_config;

@@ -4,8 +4,7 @@
 
 namespace zg {
 
-StepLog::StepLog(const std::string& path)
-    : path_(path), file_(std::fopen(path.c_str(), "w"), &std::fclose) {
+StepLog::StepLog(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "w"), &std::fclose) {
   if (!file_)
     throw Error(Errc::kIo, path, "cannot be written: " + errno_text(errno), "choose another output.dir");
 }

@@ -148,7 +148,8 @@ struct Rig {
 
   // On a device of its own, of the table's granule, which the engine may reach.
   using MakeEngine = std::function<std::unique_ptr<io::Engine>(Device&)>;
-  Rig(TensorTable t, const Budgets& b, std::unique_ptr<Device> d, const MakeEngine& make_engine, int depth = 64)
+  Rig(TensorTable t, const Budgets& b, std::unique_ptr<Device> d, const MakeEngine& make_engine,
+      int depth = 64)
       : table(std::move(t)), budgets(b), device(std::move(d)), io(make_engine(*device)) {
     make_store(depth, Shared());
   }

@@ -1,5 +1,5 @@
-// Stores that share a host arena and the drives, as the ranks of a node do: each moves exactly the bytes that its own
-// dry run foretells, and keeps to its share of the memory, whatever the other does.
+// Stores that share a host arena and the drives, as the ranks of a node do: each moves exactly the bytes that
+// its own dry run foretells, and keeps to its share of the memory, whatever the other does.
 #include <gtest/gtest.h>
 
 #include <numeric>

@@ -17,8 +17,15 @@ class TrainerLibrary : public ConfigTest {
     write("book.txt", text);
   }
   RunConfig config(const Strings& overrides) const {
-    Strings all{"data.train=" + directory_ + "/book.txt", "data.validation=0.2", "data.seq_len=16",
-                "model.n_embd=32", "model.n_positions=32", "train_batch_size=4", "steps=5", "eval.every=2", "eval.batches=3",
+    Strings all{"data.train=" + directory_ + "/book.txt",
+                "data.validation=0.2",
+                "data.seq_len=16",
+                "model.n_embd=32",
+                "model.n_positions=32",
+                "train_batch_size=4",
+                "steps=5",
+                "eval.every=2",
+                "eval.batches=3",
                 "output.dir=" + directory_ + "/out"};
     all.insert(all.end(), overrides.begin(), overrides.end());
     return load_set(all);
@@ -44,10 +51,10 @@ TEST_F(TrainerLibrary, TellsEachStepToItsObserversAndTheEnd) {
   trainer.start();
   Told first, second;
   const RunSummary summary = trainer.run({&first, &second});
-  EXPECT_EQ(first.all, (std::vector<std::string>{
-                           "begin 1", "computed 1", "step 1", "begin 2", "computed 2", "step 2 evaluated",
-                           "begin 3", "computed 3", "step 3", "begin 4", "computed 4", "step 4 evaluated",
-                           "begin 5", "computed 5", "step 5 evaluated", "end after 5"}));
+  EXPECT_EQ(first.all, (std::vector<std::string>{"begin 1", "computed 1", "step 1", "begin 2", "computed 2",
+                                                 "step 2 evaluated", "begin 3", "computed 3", "step 3",
+                                                 "begin 4", "computed 4", "step 4 evaluated", "begin 5",
+                                                 "computed 5", "step 5 evaluated", "end after 5"}));
   EXPECT_EQ(first.all, second.all);
   EXPECT_EQ(summary.first_loss, first.losses.front());
   EXPECT_EQ(summary.last_loss, first.losses.back());
@@ -99,8 +106,8 @@ struct SomeGpu final : OpSizes {
 };
 
 TEST_F(TrainerLibrary, APlanCanBeMadeForAMachineThatIsNotThere) {
-  const RunConfig c = config({"tiers.host=64MiB", "tiers.nvme.0.path=/nowhere/a", "tiers.nvme.1.path=/nowhere/b",
-                              "tiers.device=24MiB", "optimizer.overlap=off"});
+  const RunConfig c = config({"tiers.host=64MiB", "tiers.nvme.0.path=/nowhere/a",
+                              "tiers.nvme.1.path=/nowhere/b", "tiers.device=24MiB", "optimizer.overlap=off"});
   ModelConfig model = *c.model;
   model.vocab_size = 256;
   const SomeGpu gpu;

@@ -21,8 +21,8 @@ class DirectStorage;
 
 namespace zg {
 
-// How the streams of one device wait for a point in one of them without the host. It belongs to the event that
-// it is attached to, and is given back when nobody holds that any more.
+// How the streams of one device wait for a point in one of them without the host. It belongs to the event
+// that it is attached to, and is given back when nobody holds that any more.
 class DeviceMark {
  public:
   virtual ~DeviceMark() = default;
@@ -120,8 +120,8 @@ class Arena {
  public:
   virtual ~Arena() = default;
   virtual void* allocate(std::int64_t bytes) = 0;  // bytes: any; charged as charge() says
-  // The same from memory that the arena holds already: without a system call and without hooks, so that it may be
-  // called under locks that hooks want. Null: there is none at hand, or no budget.
+  // The same from memory that the arena holds already: without a system call and without hooks, so that it
+  // may be called under locks that hooks want. Null: there is none at hand, or no budget.
   virtual void* allocate_at_hand(std::int64_t /*bytes*/) { return nullptr; }
   virtual void release(void* data, std::int64_t bytes) = 0;
   virtual std::int64_t budget() const = 0;
@@ -159,23 +159,24 @@ class Device {
   virtual Arena& arena() = 0;
   virtual Ops& ops() = 0;
   virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;
-  // Enqueues on `stream` what `work` does: ops of this device on that stream alone, and whenever the key is the
-  // same, the same ones with the same operands. So a device may keep them, and enqueue them as a whole from then
-  // on without calling `work`. One thread at a time.
+  // Enqueues on `stream` what `work` does: ops of this device on that stream alone, and whenever the key is
+  // the same, the same ones with the same operands. So a device may keep them, and enqueue them as a whole
+  // from then on without calling `work`. One thread at a time.
   virtual void repeat(Stream& /*stream*/, std::span<const std::uint64_t> /*key*/,
                       const std::function<void()>& work) {
     work();
   }
   // What host memory that is copied from and to should be told of (HostMemory::set_hooks): it is pinned.
   virtual Arena::Hooks host_hooks() { return {}; }
-  // What moves bytes between drives and this device's memory without the host's, for an I/O engine that is gone
-  // before the device. Null, and `why` says why not: there is none, or one that passes through the host's memory
-  // itself, unless it is `wanted` all the same. The first answer that is not null stays.
+  // What moves bytes between drives and this device's memory without the host's, for an I/O engine that is
+  // gone before the device. Null, and `why` says why not: there is none, or one that passes through the
+  // host's memory itself, unless it is `wanted` all the same. The first answer that is not null stays.
   virtual std::shared_ptr<io::DirectStorage> direct_storage(bool /*wanted*/, std::string* why) {
     *why = "drives reach the memory of " + describe() + " as any other";
     return nullptr;
   }
-  // Copies between host memory and this device's, in order on `stream`. They do not throw: synchronize() does.
+  // Copies between host memory and this device's, in order on `stream`. They do not throw: synchronize()
+  // does.
   virtual void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) = 0;
   virtual void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) = 0;
 };

@@ -13,7 +13,7 @@ namespace zg {
 
 class LeaseTable;
 struct Hot;
-struct Node;
+struct ActionNode;
 struct StoreParts;
 
 // Access to the bytes of one segment at one tier, until released. Move-only.
@@ -38,7 +38,7 @@ class Lease {
   friend class LeaseTable;
   friend struct StoreParts;
   StoreParts* store_ = nullptr;
-  Node* node_ = nullptr;                // with a program
+  ActionNode* node_ = nullptr;          // with a program
   std::atomic<Hot*>* entry_ = nullptr;  // without one: where its holder is noted
   SegmentId segment_ = 0;
   Tier tier_ = Tier::kHost;

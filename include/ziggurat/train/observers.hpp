@@ -8,8 +8,8 @@
 
 namespace zg {
 
-// log.jsonl: one JSON object a step; docs/training.md has the schema. Lines are written through: a run that is
-// killed keeps what it logged.
+// log.jsonl: one JSON object a step; docs/training.md has the schema. Lines are written through: a run that
+// is killed keeps what it logged.
 class StepLog final : public TrainObserver {
  public:
   explicit StepLog(const std::string& path);  // replaces the file; throws Error(kIo)
@@ -42,7 +42,8 @@ std::string stall_text(const StallTimes& stall, double seconds, int decimals, do
 
 // What a plan takes and moves, before anything is taken.
 std::string plan_report(const Trainer& trainer);
-// At the end of a run: peaks against budgets, bytes against the forecast, stall by cause, time against its bound.
+// At the end of a run: peaks against budgets, bytes against the forecast, stall by cause, time against its
+// bound.
 std::string final_report(const RunSummary& summary, Trainer& trainer);
 
 }  // namespace zg

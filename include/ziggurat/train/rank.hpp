@@ -1,5 +1,5 @@
-// One device of a run with what belongs to it alone: its tensors, its store over the node's memory and drives, and
-// the engine that runs the plan's programs over them.
+// One device of a run with what belongs to it alone: its tensors, its store over the node's memory and
+// drives, and the engine that runs the plan's programs over them.
 #pragma once
 #include <memory>
 #include <string>
@@ -13,8 +13,8 @@ namespace zg {
 
 class Rank {
  public:
-  // All outlive it; the node's volume is open. `gpu` null: the host device, which is made here. Of the node's host
-  // memory it uses what the plan says.
+  // All outlive it; the node's volume is open. `gpu` null: the host device, which is made here. Of the node's
+  // host memory it uses what the plan says.
   Rank(const RunPlan& plan, Node& node, Device* gpu, Trace* trace, Watchdog* watchdog);
   Rank(const Rank&) = delete;
 
@@ -22,7 +22,8 @@ class Rank {
   TensorStore& store() { return *store_; }
   Engine& engine() { return *engine_; }
 
-  // Fills the weights, from the model directory that the plan's configuration names or at random. Once, first.
+  // Fills the weights, from the model directory that the plan's configuration names or at random. Once,
+  // first.
   void initialize();
   // Per step, the engine's own bytes included.
   Traffic planned_traffic() const;

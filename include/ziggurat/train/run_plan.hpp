@@ -1,6 +1,6 @@
 // What a run will be: model, tensors, programs, budgets, bytes that will move, cores. Decided from the
-// configuration and from values that describe the machine, by these alone: a plan takes nothing, and can be made
-// for a machine that is not there.
+// configuration and from values that describe the machine, by these alone: a plan takes nothing, and can be
+// made for a machine that is not there.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -31,7 +31,7 @@ struct DriveSpace {
 struct Hardware {
   MemoryLimits memory = {};
   CoreTopology cores = {};
-  struct Drive {  // for each of tiers.nvme
+  struct Drive {         // for each of tiers.nvme
     int numa_node = -1;  // -1: unknown
     DriveSpace space = {};
   };
@@ -60,9 +60,9 @@ struct RunPlan {
   std::unique_ptr<const Model> model;
   std::unique_ptr<const Layout> layout;
   std::unique_ptr<const StepPrograms> programs;
-  Budgets budgets;    // of the arenas, workspace included
-  Budgets resident;   // of them, the store's: without the workspace and what stays free for read-ahead
-  Plan dry_run;       // under these
+  Budgets budgets;   // of the arenas, workspace included
+  Budgets resident;  // of them, the store's: without the workspace and what stays free for read-ahead
+  Plan dry_run;      // under these
   CoreAssignment cores;
 
   double flops_per_step() const;  // of the matrix products
@@ -78,10 +78,9 @@ struct RunPlan {
 // The model that a configuration names, as far as it says so. Reads the model directory, if it names one.
 ModelConfig model_of(const RunConfig& config);
 
-// Throws Error(kUsage) for a configuration that makes no sense with this model or machine, and Error(kMemory) where
-// the budgets are too small, with the smallest that do.
-// model_config: complete, with its vocabulary.
-RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config, std::int64_t validation_tokens,
-                      const Hardware& hardware);
+// Throws Error(kUsage) for a configuration that makes no sense with this model or machine, and Error(kMemory)
+// where the budgets are too small, with the smallest that do. model_config: complete, with its vocabulary.
+RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
+                      std::int64_t validation_tokens, const Hardware& hardware);
 
 }  // namespace zg

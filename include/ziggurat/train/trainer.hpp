@@ -6,8 +6,8 @@
 //   trainer.run();                 // all steps and evaluations
 //   trainer.save_model("model");
 //
-// One thread calls it. What it throws is an Error: kUsage for what the configuration should say otherwise, kMemory
-// for budgets, kIo and kDevice for what failed, kNumeric for a loss that is no number.
+// One thread calls it. What it throws is an Error: kUsage for what the configuration should say otherwise,
+// kMemory for budgets, kIo and kDevice for what failed, kNumeric for a loss that is no number.
 #pragma once
 #include <functional>
 #include <memory>
@@ -65,8 +65,8 @@ class TrainObserver {
 class Trainer {
  public:
   struct Options {
-    Trace* trace = nullptr;        // outlives the trainer; null: no timeline
-    Watchdog* watchdog = nullptr;  // likewise
+    Trace* trace = nullptr;           // outlives the trainer; null: no timeline
+    Watchdog* watchdog = nullptr;     // likewise
     std::function<bool()> stop = {};  // asked before each step: true makes it the last one
   };
   // Reads model and data, and plans. Of a GPU the context is opened; nothing else is taken.
@@ -76,8 +76,8 @@ class Trainer {
   Trainer(const Trainer&) = delete;
 
   // The three parts of prepare(), for those who measure the drives themselves or not at all.
-  void open_node();                        // binds threads, opens the drives
-  std::vector<double> measure();           // roofs of compute and links, for bounds; the drives' bandwidths
+  void open_node();               // binds threads, opens the drives
+  std::vector<double> measure();  // roofs of compute and links, for bounds; the drives' bandwidths
   // Memory, store, engine, weights. `drive_shares`: of Node::open_volume(). Opens the node if nobody has.
   void start(const std::vector<double>& drive_shares = {});
   void prepare() { open_node(), start(measure()); }
@@ -94,13 +94,13 @@ class Trainer {
 
   const RunPlan& plan() const { return plan_; }
   const DataSet& data() const { return *data_; }
-  const Roofs& roofs() const { return roofs_; }       // as measured, raised to what steps reached
-  Node& node() { return *node_; }                     // once it is open
+  const Roofs& roofs() const { return roofs_; }  // as measured, raised to what steps reached
+  Node& node() { return *node_; }                // once it is open
   bool has_drives() const { return node_ != nullptr && node_->io() != nullptr; }
-  Rank& rank() { return *rank_; }                     // after start()
-  UpdateRule rule() const;                            // of the next step
-  std::int64_t updates() const { return updates_; }   // applied or waiting: steps without those left out
-  std::int64_t skipped() const { return skipped_; }   // steps left out: their gradients overflowed (fp16)
+  Rank& rank() { return *rank_; }                    // after start()
+  UpdateRule rule() const;                           // of the next step
+  std::int64_t updates() const { return updates_; }  // applied or waiting: steps without those left out
+  std::int64_t skipped() const { return skipped_; }  // steps left out: their gradients overflowed (fp16)
   // Of the next step's gradients, and how it follows the overflows; nothing but with fp16.
   const std::optional<LossScaler>& loss_scaler() const { return scaler_; }
   // One line per decision: what was taken, and why.

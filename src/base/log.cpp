@@ -12,7 +12,7 @@
 namespace zg::log {
 namespace {
 
-// stderr, with a progress line that log lines do not tear.
+// stderr with a progress line, which is erased before each log line and drawn again after it.
 class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
  public:
   void progress(const std::string& line) {
@@ -76,7 +76,7 @@ struct Output {
   }
 };
 
-// The one process-wide object: stderr itself is one.
+// Global, since there is one stderr.
 Output& output() {
   static Output instance;
   return instance;

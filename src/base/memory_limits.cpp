@@ -14,14 +14,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kCapIpcLock = 14;
-// Version 1 writes "no limit" as the largest number of whole pages.
+// Version 1 writes the largest number of whole pages where there is no limit.
 constexpr std::int64_t kNoCgroupLimit = std::int64_t{1} << 62;
 
 std::int64_t kib(std::int64_t value) {
   return value > MemoryLimits::kNone / kKiB ? MemoryLimits::kNone : value * kKiB;
 }
 
-// The number behind `key` in a file of "key number" or "key: number kB" lines; -1 if there is none.
+// The number after `key` in a file with lines "key number" or "key: number kB"; -1 if there is none.
 std::int64_t number_behind(const std::string& file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -48,7 +48,7 @@ std::int64_t soft_limit(const std::string& file, const std::string& name) {
 }
 
 struct Mount {
-  std::string root, point;  // what of the file system is mounted where
+  std::string root, point;  // the directory of the file system that is mounted, and where
 };
 
 // "36 35 0:31 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
@@ -83,7 +83,7 @@ void look_at_cgroup(const std::string& system_root, const CgroupFiles& files, co
                     MemoryLimits::Cgroup& least) {
   for (const Mount& mount :
        cgroup_mounts(system_root + "/proc/self/mountinfo", files.type, files.controller)) {
-    // A container sees its own group at the mount's root, under a name that exists outside only.
+    // In a container the mount's root is the container's own group, whose path exists outside alone.
     std::string below = path;
     if (mount.root != "/") {
       const bool inside = path.compare(0, mount.root.size(), mount.root) == 0;
@@ -161,7 +161,7 @@ MemoryLimits read_memory_limits(const std::string& root) {
   const auto used = [&](const char* key) {
     return kib(std::max<std::int64_t>(0, number_behind(status, key)));
   };
-  // io_uring's registered buffers count as pinned, and against the same limit.
+  // io_uring's registered buffers count as pinned memory, and against the same limit.
   limits.locked = used("VmLck:") + used("VmPin:");
   if (!may_lock_all(status)) limits.memlock = soft_limit(rlimits, "Max locked memory");
   limits.mapped = used("VmSize:");

@@ -16,7 +16,7 @@
 namespace zg {
 namespace {
 
-// The number behind `key` in a file of "key: number kB" lines; -1 if there is none.
+// The bytes after `key` in a file with lines "key: number kB"; -1 if there is no such line.
 std::int64_t kilobytes_of(const char* path, const std::string& key) {
   std::ifstream in(path);
   std::string word;
@@ -30,7 +30,7 @@ std::int64_t kilobytes_of(const char* path, const std::string& key) {
   return -1;
 }
 
-// Written by a signal handler, which may only touch lock-free atomics.
+// Written by a signal handler, which may use nothing but lock-free atomics.
 std::atomic<int> interrupt_count{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 

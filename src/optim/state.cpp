@@ -9,7 +9,7 @@
 namespace zg {
 namespace {
 
-constexpr int kMaster = 0, kMoment = 1, kScale = 3;  // parts
+constexpr int kMaster = 0, kMoment = 1, kScale = 3;  // indices of parts; two moments, and the scales of each
 
 DType moment_type(const StateFormat& f) {
   switch (f.moments) {
@@ -27,7 +27,7 @@ DType master_type(const StateFormat& f) {
   return f.master == MasterFormat::kSplit ? DType::kU16 : f.full;
 }
 
-// f(i, value) for each value of a view in one piece, as float.
+// Calls f(i, value) for each value of a contiguous view, converted to float.
 template <class F>
 void for_values(const View& v, const F& f) {
   const auto each = [&](const auto* data) {
@@ -70,7 +70,7 @@ std::int64_t StateLayout::offset(int part, std::int64_t elements) const {
 
 std::int64_t StateLayout::bytes(std::int64_t elements) const {
   ZG_ASSERT_EQ(elements % kQuantBlock, 0);
-  return offset(kParts, elements) - kStagger;  // none behind the last
+  return offset(kParts, elements) - kStagger;  // there is no gap behind the last part
 }
 
 std::int64_t StateLayout::elements_within(std::int64_t limit) const {

@@ -175,8 +175,8 @@ struct Key {
   std::string otherwise;  // the default in words, where it is not the one of `spec`
   std::string form;       // the type in words, where it is more than `spec` says
   Effect effect;
-  const std::type_info* owner =
-      nullptr;  // of the struct whose member it is read into; null: its reader decides
+  // The struct whose member the value is read into; null: the section's reader asks for the value itself.
+  const std::type_info* owner = nullptr;
   std::function<void(Section&, const std::string& spelled, void* out)> read;
 
  private:

@@ -15,8 +15,9 @@ using Json = nlohmann::ordered_json;  // keeps the order of the keys, so that wa
 
 struct ConfigTree {
   Json root = Json::object();
-  std::map<std::string, std::string>
-      origins;                       // "zero_optimization.stage" -> "ds.json"; holds for children too
+  // The source of each value: "zero_optimization.stage" -> "ds.json". It holds for the children of a value
+  // too.
+  std::map<std::string, std::string> origins;
   std::vector<std::string> notices;  // which values were kept over a later "auto"
 
   // A key as errors name it: "ds.json: zero_optimization.stage". A key that no source has belongs to the

@@ -167,7 +167,7 @@ void merge_object(ConfigTree& tree, Json& base, const Json& incoming, const std:
       merge_object(tree, *it, value, child, origin);
       continue;
     }
-    // aio.backend is ours, and "auto" one of its plain values.
+    // aio.backend is no key of DeepSpeed's, and "auto" is one of its values.
     if (it != base.end() && is_auto(value) && !it->is_null() && !is_auto(*it) && child != "aio.backend") {
       tree.notices.push_back(
           fmt::format("{}: {}: \"auto\": kept {} of {}", origin, child, describe(*it), tree.origin(child)));

@@ -67,7 +67,7 @@ struct Share {
 
 // Finds the share of each user, a drive or device given by its node, and counts it there. Returns the shares'
 // indices.
-std::vector<int> settle(const std::vector<int>& users, std::vector<Share>& shares, int Share::*count) {
+std::vector<int> attach(const std::vector<int>& users, std::vector<Share>& shares, int Share::*count) {
   std::vector<int> homes(users.size(), -1);
   const auto take = [&](std::size_t user, std::size_t share) {
     homes[user] = static_cast<int>(share);
@@ -283,8 +283,8 @@ CoreAssignment assign_cores(const CoreTopology& topology, const CoreWishes& wish
   }
   ZG_ASSERT(!shares.empty(), "a process that runs has a core");
   CoreAssignment out;
-  out.drive_nodes = settle(wishes.drives, shares, &Share::drives);
-  out.device_nodes = settle(wishes.devices, shares, &Share::devices);
+  out.drive_nodes = attach(wishes.drives, shares, &Share::drives);
+  out.device_nodes = attach(wishes.devices, shares, &Share::devices);
   check(shares, wishes);
   for (Share& share : shares) {
     if (wishes.reserved) {

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -140,6 +141,12 @@ void read_nodes(const std::string& root, MemoryLimits& limits) {
             [](const auto& a, const auto& b) { return a.node < b.node; });
 }
 
+// Bytes of this process by its status; -1 where the system does not tell.
+std::int64_t status_bytes(const char* key) {
+  const std::int64_t value = number_behind("/proc/self/status", key);
+  return value < 0 ? -1 : kib(value);
+}
+
 bool may_lock_all(const std::string& status) {
   std::ifstream in(status);
   for (std::string line; std::getline(in, line);) {
@@ -167,6 +174,17 @@ MemoryLimits read_memory_limits(const std::string& root) {
   limits.mapped = used("VmSize:");
   limits.address_space = soft_limit(rlimits, "Max address space");
   return limits;
+}
+
+std::int64_t resident_bytes() {
+  return status_bytes("VmRSS:");
+}
+std::int64_t peak_resident_bytes() {
+  return status_bytes("VmHWM:");
+}
+
+std::int64_t available_memory() {
+  return read_memory_limits().left();
 }
 
 void check_memory(const MemoryLimits& limits, const MemoryDemand& demand) {

@@ -41,11 +41,11 @@ namespace {
 using Body = FunctionRef<void(std::int64_t, std::int64_t)>;
 
 // Of the calling thread.
-struct Place {
+struct ThreadState {
   bool inside = false;  // works for a team; loops that it starts within a loop stay with that team
   CpuMask before;       // the cores that it might use before it joined the team
 };
-thread_local Place here;
+thread_local ThreadState here;
 
 struct Inside {
   Inside() { here.inside = true; }
@@ -246,7 +246,7 @@ class SharedLoop {
       if (team == own || !has_part_of(team)) continue;
       users_.fetch_add(1, std::memory_order_relaxed);
       pool_.called.fetch_add(1, std::memory_order_relaxed);
-      pool_.teams[t]->arena.enqueue([loop = this, team] { loop->come(team); });
+      pool_.teams[t]->arena.enqueue([loop = this, team] { loop->answer_call(team); });
     }
     if (has_part_of(own)) execute_in(pool_.teams[static_cast<std::size_t>(own)]->arena, [&] { work(own); });
     wait();
@@ -263,7 +263,7 @@ class SharedLoop {
     return std::any_of(part_.begin(), part_.begin() + parts_, [&](const Part& p) { return p.team == team; });
   }
   // Run by a worker of the team that was called.
-  void come(int team) {
+  void answer_call(int team) {
     ZG_TSAN_ACQUIRE(this);
     const Use use(this);
     work(team);
@@ -271,12 +271,12 @@ class SharedLoop {
   }
   // Works with as many threads of the team as come.
   void work(int team) {
-    Team& those = *pool_.teams[static_cast<std::size_t>(team)];
-    std::unique_lock turn(those.turn, std::defer_lock);
-    if (those.threads == 1) turn.lock();
+    Team& workers = *pool_.teams[static_cast<std::size_t>(team)];
+    std::unique_lock turn(workers.turn, std::defer_lock);
+    if (workers.threads == 1) turn.lock();
     tbb::this_task_arena::isolate([&] {
       tbb::parallel_for(
-          0, those.threads, [this, team](int) { take_all(team); }, tbb::simple_partitioner());
+          0, workers.threads, [this, team](int) { take_all(team); }, tbb::simple_partitioner());
     });
   }
   void take_all(int team) {
@@ -322,7 +322,7 @@ class SharedLoop {
 };
 
 // Divides the chunks in proportion to the teams' threads.
-void share_out(const Pool& p, SharedLoop& loop, std::int64_t chunks) {
+void divide(const Pool& p, SharedLoop& loop, std::int64_t chunks) {
   std::int64_t all = 0, sum = 0;
   for (const auto& team : p.teams) all += team->threads;
   for (std::size_t t = 0; t < p.teams.size(); ++t) {
@@ -346,7 +346,7 @@ bool find_teams(const Pool& p, Near memory, std::array<int, kPlaces>& teams) {
   return std::any_of(teams.begin(), teams.end(), [](int team) { return team >= 0; });
 }
 
-bool share_out_near(const Pool& p, SharedLoop& loop, std::int64_t chunks, Near memory) {
+bool divide_near(const Pool& p, SharedLoop& loop, std::int64_t chunks, Near memory) {
   std::array<int, kPlaces> teams{};
   if (memory.bytes < kAskBytes || !find_teams(p, memory, teams)) return false;
   // An unknown address gets the team of the one before it, or the first that is known.
@@ -361,7 +361,7 @@ bool share_out_near(const Pool& p, SharedLoop& loop, std::int64_t chunks, Near m
 void run_shared(Pool& p, Near memory, std::int64_t n, std::int64_t grain, Body body) {
   const SharedLoop::Use loop(new SharedLoop(p, n, grain, body));
   const std::int64_t chunks = chunk_count(n, grain);
-  if (!share_out_near(p, *loop, chunks, memory)) share_out(p, *loop, chunks);
+  if (!divide_near(p, *loop, chunks, memory)) divide(p, *loop, chunks);
   loop->run(p.team_here());
 }
 

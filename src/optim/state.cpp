@@ -123,23 +123,20 @@ void read_weights(const View& weight, float* out) {
 }
 
 void write_weights(const View& weight, const float* values) {
-  for (std::int64_t i = 0; i < weight.count(); ++i) {
-    switch (weight.dtype) {
-      case DType::kF64:
-        weight.as<double>()[i] = static_cast<double>(values[i]);
-        break;
-      case DType::kF32:
-        weight.as<float>()[i] = values[i];
-        break;
-      case DType::kBF16:
-        weight.as<bf16>()[i] = round_master(values[i]);
-        break;
-      case DType::kF16:
-        weight.as<fp16>()[i] = fp16(values[i]);
-        break;
-      default:
-        ZG_ASSERT(false, "weights in {}", name_of(weight.dtype));
-    }
+  const auto each = [&](auto* out, const auto& convert) {
+    for (std::int64_t i = 0; i < weight.count(); ++i) out[i] = convert(values[i]);
+  };
+  switch (weight.dtype) {
+    case DType::kF64:
+      return each(weight.as<double>(), [](float x) { return static_cast<double>(x); });
+    case DType::kF32:
+      return each(weight.as<float>(), [](float x) { return x; });
+    case DType::kBF16:
+      return each(weight.as<bf16>(), round_master);
+    case DType::kF16:
+      return each(weight.as<fp16>(), [](float x) { return fp16(x); });
+    default:
+      ZG_ASSERT(false, "weights in {}", name_of(weight.dtype));
   }
 }
 

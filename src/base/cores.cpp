@@ -44,7 +44,7 @@ std::vector<int> node_numbers(const fs::path& directory) {
   return numbers;
 }
 
-// A kernel's topology knows hyperthreads by the one name or by the other.
+// Older kernels know the file of a core's hyperthreads by its second name alone.
 int physical_of(const std::string& root, int cpu) {
   for (const char* file : {"core_cpus_list", "thread_siblings_list"}) {
     const std::vector<int> siblings = parse_cpu_list(
@@ -54,19 +54,20 @@ int physical_of(const std::string& root, int cpu) {
   return cpu;
 }
 
-// What is left of one node while it is shared out.
+// One node while its cores are assigned.
 struct Share {
   const CoreTopology::Node* node;
-  int drives = 0, devices = 0;  // attached to it
-  int for_drives = 0, for_devices = 0;
+  int drives = 0, devices = 0;          // attached to the node
+  int for_drives = 0, for_devices = 0;  // cores reserved for them
   int size() const { return static_cast<int>(node->cores.size()); }
   int reserved() const { return for_drives + for_devices; }
   int left() const { return size() - reserved(); }
   int users() const { return drives + devices; }
 };
 
-// The index of the share that each user belongs to.
-std::vector<int> settle(const std::vector<int>& users, std::vector<Share>& shares, int Share::*count) {
+// Finds the share of each user, a drive or device given by its node, and counts it there. Returns the shares'
+// indices.
+std::vector<int> attach(const std::vector<int>& users, std::vector<Share>& shares, int Share::*count) {
   std::vector<int> homes(users.size(), -1);
   const auto take = [&](std::size_t user, std::size_t share) {
     homes[user] = static_cast<int>(share);
@@ -77,7 +78,7 @@ std::vector<int> settle(const std::vector<int>& users, std::vector<Share>& share
       if (shares[s].node->node == users[u]) take(u, s);
     }
   }
-  // After those that know their place, so that they fill up what these have left.
+  // Users without a node of their own come last, so that they even out what the others have taken.
   for (std::size_t u = 0; u < users.size(); ++u) {
     if (homes[u] >= 0) continue;
     const auto least = std::min_element(shares.begin(), shares.end(),
@@ -99,9 +100,10 @@ void reserve_as_wished(Share& share, int cores) {
   share.for_drives = cores - share.for_devices;
 }
 
-// Takes `count` cores out of `cores`: whole physical cores as long as they fit, the largest first; then from
-// the smallest, so that the fewest are shared by those who compute and those who do not. Of equals the first:
-// the system's own work tends to be there too.
+// Takes `count` cores out of `cores`: whole physical cores as long as they fit, those with the most
+// hyperthreads first; for the rest it splits the physical core with the fewest, so that as few as possible
+// are shared by threads that compute and threads that do not. Among equals it takes the first, where the
+// system's own work tends to run.
 std::vector<int> take(std::vector<CoreTopology::Core>& cores, int count) {
   std::vector<int> taken;
   while (count > 0) {
@@ -131,7 +133,7 @@ std::vector<int> take(std::vector<CoreTopology::Core>& cores, int count) {
   return taken;
 }
 
-// One thread a node in turn, as far as it has cores.
+// Gives the nodes one thread each in turn, as far as they have cores.
 void spread(int threads, std::vector<NodeCores>& nodes) {
   while (threads > 0) {
     for (NodeCores& node : nodes) {
@@ -143,7 +145,8 @@ void spread(int threads, std::vector<NodeCores>& nodes) {
   }
 }
 
-// Room for the compute threads that were wished for, out of what the rule alone has reserved.
+// Gives back reserved cores until there are enough for the compute threads that were wished for. Only the
+// rule's reservation gives way: check() has refused wishes that contradict each other.
 void give_back(std::vector<Share>& shares, int compute) {
   const auto left = [&] {
     return std::accumulate(shares.begin(), shares.end(), 0,
@@ -280,8 +283,8 @@ CoreAssignment assign_cores(const CoreTopology& topology, const CoreWishes& wish
   }
   ZG_ASSERT(!shares.empty(), "a process that runs has a core");
   CoreAssignment out;
-  out.drive_nodes = settle(wishes.drives, shares, &Share::drives);
-  out.device_nodes = settle(wishes.devices, shares, &Share::devices);
+  out.drive_nodes = attach(wishes.drives, shares, &Share::drives);
+  out.device_nodes = attach(wishes.devices, shares, &Share::devices);
   check(shares, wishes);
   for (Share& share : shares) {
     if (wishes.reserved) {
@@ -298,7 +301,7 @@ CoreAssignment assign_cores(const CoreTopology& topology, const CoreWishes& wish
     NodeCores node{.node = share.node->node};
     node.drives = take(cores, share.for_drives);
     node.devices = take(cores, share.for_devices);
-    // A single one serves both.
+    // A single reserved core serves both.
     if (wishes.reserved && share.devices > 0 && node.devices.empty()) node.devices = node.drives;
     for (const CoreTopology::Core& core : cores) node.compute.push_back(core.cpu);
     out.nodes.push_back(std::move(node));

@@ -1,4 +1,5 @@
-// A set of cores as the system takes it, of fixed size: nothing is allocated. Private to base.
+// A set of cores in the form that the system takes. It has a fixed size and allocates nothing. Private to
+// base.
 #pragma once
 #include <sched.h>
 
@@ -13,7 +14,7 @@ namespace zg {
 
 class CpuMask {
  public:
-  // As many as Linux can be built for. The kernel refuses a set that is smaller than its own.
+  // The most that Linux can be built for. The kernel refuses to fill a set that is smaller than its own.
   static constexpr std::size_t kMaxCpus = 8192;
 
   CpuMask() = default;
@@ -23,7 +24,7 @@ class CpuMask {
   bool has(int cpu) const { return (words_[bit(cpu) / kWordBits] >> (bit(cpu) % kWordBits) & 1) != 0; }
   bool operator==(const CpuMask&) const = default;
 
-  // Of the calling thread. 0, or an errno.
+  // Reads, or sets, the cores of the calling thread. Returns 0 or an errno.
   [[nodiscard]] int read() {
     return sched_getaffinity(0, sizeof(words_), reinterpret_cast<cpu_set_t*>(words_.data())) == 0 ? 0 : errno;
   }

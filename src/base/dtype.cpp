@@ -1,48 +1,31 @@
 #include "ziggurat/base/dtype.hpp"
 
+#include <array>
+
 #include "ziggurat/base/error.hpp"
 
 namespace zg {
 
+namespace {
+
+struct Type {
+  const char* name;
+  std::size_t bytes;
+};
+// In the order of DType.
+constexpr std::array<Type, 8> kTypes = {
+    {{"f64", 8}, {"f32", 4}, {"f16", 2}, {"bf16", 2}, {"i64", 8}, {"i32", 4}, {"u16", 2}, {"u8", 1}}};
+
+}  // namespace
+
 std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-    case DType::kI64:
-      return 8;
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kF16:
-    case DType::kBF16:
-    case DType::kU16:
-      return 2;
-    case DType::kU8:
-      return 1;
-  }
-  ZG_ASSERT(false, "dtype {}", static_cast<int>(dtype));
-  return 0;
+  ZG_ASSERT_LT(static_cast<std::size_t>(dtype), kTypes.size());
+  return kTypes[static_cast<std::size_t>(dtype)].bytes;
 }
 
 const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-      return "f64";
-    case DType::kF32:
-      return "f32";
-    case DType::kF16:
-      return "f16";
-    case DType::kBF16:
-      return "bf16";
-    case DType::kI64:
-      return "i64";
-    case DType::kI32:
-      return "i32";
-    case DType::kU16:
-      return "u16";
-    case DType::kU8:
-      return "u8";
-  }
-  return "?";
+  const auto index = static_cast<std::size_t>(dtype);
+  return index < kTypes.size() ? kTypes[index].name : "?";
 }
 
 float half_to_float(std::uint16_t half) {

@@ -21,18 +21,8 @@ Error::Error(Errc code, std::string where, std::string what, std::string hint)
       hint_(std::move(hint)) {}
 
 int Error::exit_code() const {
-  switch (code_) {
-    case Errc::kUsage:
-    case Errc::kMemory:
-      return 2;
-    case Errc::kInterrupted:
-      return 130;
-    case Errc::kIo:
-    case Errc::kNumeric:
-    case Errc::kDevice:
-      return 1;
-  }
-  return 1;
+  if (code_ == Errc::kUsage || code_ == Errc::kMemory) return 2;
+  return code_ == Errc::kInterrupted ? 130 : 1;
 }
 
 std::string errno_text(int error) {

@@ -12,27 +12,19 @@
 namespace zg::log {
 namespace {
 
-// stderr, with a progress line that log lines do not tear.
+// stderr with a progress line, which is erased before each log line and drawn again after it.
 class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
  public:
-  void progress(const std::string& line) {
+  enum class From { kProgress, kRefresh };
+  void show(From from, const std::string& line) {
     std::lock_guard lock(mutex_);
     const auto now = std::chrono::steady_clock::now();
     if (terminal_) {
       redraw(line);
-    } else if (!line.empty() && now - printed_ > kSilence) {
-      printed_ = refreshed_ = now;
-      std::fprintf(stderr, "%s\n", line.c_str());
-    }
-    std::fflush(stderr);
-  }
-  void refresh(const std::string& line) {
-    std::lock_guard lock(mutex_);
-    const auto now = std::chrono::steady_clock::now();
-    if (terminal_) {
-      redraw(line);
-    } else if (now - refreshed_ > 2 * kSilence) {
+    } else if (from == From::kRefresh ? now - refreshed_ > 2 * kSilence
+                                      : !line.empty() && now - printed_ > kSilence) {
       refreshed_ = now;
+      if (from == From::kProgress) printed_ = now;
       std::fprintf(stderr, "%s\n", line.c_str());
     }
     std::fflush(stderr);
@@ -76,24 +68,16 @@ struct Output {
   }
 };
 
-// The one process-wide object: stderr itself is one.
+// Global, since there is one stderr.
 Output& output() {
   static Output instance;
   return instance;
 }
 
 spdlog::level::level_enum translate(Level level) {
-  switch (level) {
-    case Level::kDebug:
-      return spdlog::level::debug;
-    case Level::kInfo:
-      return spdlog::level::info;
-    case Level::kWarning:
-      return spdlog::level::warn;
-    case Level::kError:
-      return spdlog::level::err;
-  }
-  return spdlog::level::info;
+  constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
+                                                   spdlog::level::warn, spdlog::level::err};
+  return kLevels[static_cast<int>(level)];
 }
 
 }  // namespace
@@ -112,10 +96,10 @@ void write_always(Level level, const std::string& text) {
   output().sink->flush();
 }
 void progress(const std::string& line) {
-  output().sink->progress(line);
+  output().sink->show(StderrSink::From::kProgress, line);
 }
 void refresh(const std::string& line) {
-  output().sink->refresh(line);
+  output().sink->show(StderrSink::From::kRefresh, line);
 }
 
 }  // namespace zg::log

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -14,14 +15,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kCapIpcLock = 14;
-// Version 1 writes "no limit" as the largest number of whole pages.
+// Version 1 writes the largest number of whole pages where there is no limit.
 constexpr std::int64_t kNoCgroupLimit = std::int64_t{1} << 62;
 
 std::int64_t kib(std::int64_t value) {
   return value > MemoryLimits::kNone / kKiB ? MemoryLimits::kNone : value * kKiB;
 }
 
-// The number behind `key` in a file of "key number" or "key: number kB" lines; -1 if there is none.
+// The number after `key` in a file with lines "key number" or "key: number kB"; -1 if there is none.
 std::int64_t number_behind(const std::string& file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -48,7 +49,7 @@ std::int64_t soft_limit(const std::string& file, const std::string& name) {
 }
 
 struct Mount {
-  std::string root, point;  // what of the file system is mounted where
+  std::string root, point;  // the directory of the file system that is mounted, and where
 };
 
 // "36 35 0:31 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
@@ -83,7 +84,7 @@ void look_at_cgroup(const std::string& system_root, const CgroupFiles& files, co
                     MemoryLimits::Cgroup& least) {
   for (const Mount& mount :
        cgroup_mounts(system_root + "/proc/self/mountinfo", files.type, files.controller)) {
-    // A container sees its own group at the mount's root, under a name that exists outside only.
+    // In a container the mount's root is the container's own group, whose path exists outside alone.
     std::string below = path;
     if (mount.root != "/") {
       const bool inside = path.compare(0, mount.root.size(), mount.root) == 0;
@@ -140,6 +141,12 @@ void read_nodes(const std::string& root, MemoryLimits& limits) {
             [](const auto& a, const auto& b) { return a.node < b.node; });
 }
 
+// Bytes of this process by its status; -1 where the system does not tell.
+std::int64_t status_bytes(const char* key) {
+  const std::int64_t value = number_behind("/proc/self/status", key);
+  return value < 0 ? -1 : kib(value);
+}
+
 bool may_lock_all(const std::string& status) {
   std::ifstream in(status);
   for (std::string line; std::getline(in, line);) {
@@ -161,12 +168,23 @@ MemoryLimits read_memory_limits(const std::string& root) {
   const auto used = [&](const char* key) {
     return kib(std::max<std::int64_t>(0, number_behind(status, key)));
   };
-  // io_uring's registered buffers count as pinned, and against the same limit.
+  // io_uring's registered buffers count as pinned memory, and against the same limit.
   limits.locked = used("VmLck:") + used("VmPin:");
   if (!may_lock_all(status)) limits.memlock = soft_limit(rlimits, "Max locked memory");
   limits.mapped = used("VmSize:");
   limits.address_space = soft_limit(rlimits, "Max address space");
   return limits;
+}
+
+std::int64_t resident_bytes() {
+  return status_bytes("VmRSS:");
+}
+std::int64_t peak_resident_bytes() {
+  return status_bytes("VmHWM:");
+}
+
+std::int64_t available_memory() {
+  return read_memory_limits().left();
 }
 
 void check_memory(const MemoryLimits& limits, const MemoryDemand& demand) {

@@ -23,8 +23,8 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 
-// oneTBB's library is not instrumented, so ThreadSanitizer cannot see that a loop's start happens before
-// its chunks and these before its end: tell it.
+// oneTBB's library is not instrumented, so ThreadSanitizer cannot see that a loop's start happens before its
+// chunks, and these before its end. These macros tell it.
 #if defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_acquire(void* address);
 extern "C" void __tsan_release(void* address);
@@ -40,12 +40,12 @@ namespace {
 
 using Body = FunctionRef<void(std::int64_t, std::int64_t)>;
 
-// Inside of a team: its loops within loops stay with it.
-struct Place {
-  bool inside = false;
-  CpuMask before;  // where this thread might run
+// Of the calling thread.
+struct ThreadState {
+  bool inside = false;  // works for a team; loops that it starts within a loop stay with that team
+  CpuMask before;       // the cores that it might use before it joined the team
 };
-thread_local Place here;
+thread_local ThreadState here;
 
 struct Inside {
   Inside() { here.inside = true; }
@@ -55,14 +55,14 @@ struct Inside {
   const bool before = here.inside;
 };
 
-// Keeps to the cores of a team whoever works in its arena, workers and callers alike.
+// Binds all threads that work in a team's arena, workers and callers alike, to the team's cores.
 class Binder final : public tbb::task_scheduler_observer {
  public:
   Binder(tbb::task_arena& arena, const std::vector<int>& cpus)
       : tbb::task_scheduler_observer(arena), cores_(cpus) {
     observe(true);
   }
-  // Nobody stays bound: workers go as soon as they find nothing to do.
+  // Waits until all threads have left, so that none stays bound. Workers leave when they find nothing to do.
   ~Binder() override {
     while (inside_.load(std::memory_order_acquire) > 0) std::this_thread::yield();
     observe(false);
@@ -78,7 +78,7 @@ class Binder final : public tbb::task_scheduler_observer {
   }
   void on_scheduler_exit(bool) override {
     here.inside = false;
-    // Where it ran before, it may; were those cores gone by now, it stays where it is.
+    // If the cores from before are gone by now, the thread stays where it is.
     (void)here.before.apply();
     inside_.fetch_sub(1, std::memory_order_release);
   }
@@ -91,8 +91,8 @@ class Binder final : public tbb::task_scheduler_observer {
 
 // The threads of one node.
 struct Team {
-  // A caller has a slot that no worker takes, so that it need not wait for one; but where there are several
-  // teams a loop may come without its caller, and all slots are the workers'.
+  // A single team keeps one slot of its arena for callers, so that they need not wait for a worker's slot.
+  // With several teams a loop may come to a team without its caller, so all slots are the workers'.
   Team(const NodeCores& cores, bool bind, bool alone)
       : node(cores.node), threads(cores.threads), arena(threads, alone ? 1 : 0) {
     arena.initialize();
@@ -102,12 +102,12 @@ struct Team {
   const int node, threads;
   tbb::task_arena arena;
   std::optional<Binder> binder;
-  std::mutex turn;  // of a team of one thread: TBB lets two into its arena
+  std::mutex turn;  // held by the one thread that may work where threads == 1: TBB would admit two
 };
 
 struct Pool {
-  // TBB counts a caller and its workers; with several teams there may be as many workers as threads in all,
-  // while callers wait. What arenas have room for is the limit.
+  // TBB's limit counts a caller and its workers. With several teams all threads may be workers while the
+  // caller waits, hence the + 1; the slots of the arenas are what limits the threads.
   Pool(const CoreAssignment& cores, bool bind)
       : control(tbb::global_control::max_allowed_parallelism, static_cast<std::size_t>(cores.threads()) + 1) {
     const auto computes = [](const NodeCores& node) { return node.threads > 0; };
@@ -126,12 +126,12 @@ struct Pool {
     }
   }
 
-  // Those who were called to a loop that needed them no more may still be on their way.
+  // Workers that were called to a loop may still be on their way after it has ended without them.
   ~Pool() {
     while (called.load(std::memory_order_acquire) > 0) std::this_thread::yield();
   }
 
-  // Where the calling thread runs now; any, where no team is.
+  // The team on whose cores the calling thread runs now; the first where it runs elsewhere.
   int team_here() const {
     const int cpu = sched_getcpu();
     return cpu >= 0 && static_cast<std::size_t>(cpu) < team_of_cpu.size()
@@ -148,14 +148,14 @@ struct Pool {
   tbb::global_control control;
   std::vector<std::unique_ptr<Team>> teams;
   std::vector<int> team_of_cpu;
-  std::atomic<int> called{0};
+  std::atomic<int> called{0};  // calls to teams that have not been answered yet
 };
 
 std::mutex setting_mutex;
-std::atomic<int> thread_count{0};            // 0: nobody has said
-std::optional<tbb::global_control> control;  // without a pool
-std::unique_ptr<Pool> pool_owner;            // as `pool`
-std::atomic<Pool*> pool{nullptr};            // null: TBB's own arena of each caller
+std::atomic<int> thread_count{0};            // as set; 0: not set
+std::optional<tbb::global_control> control;  // the limit where there is no pool
+std::unique_ptr<Pool> pool_owner;            // owns `pool`
+std::atomic<Pool*> pool{nullptr};            // null: each caller uses an arena of its own
 
 std::int64_t chunk_count(std::int64_t n, std::int64_t grain) {
   return (n + grain - 1) / grain;
@@ -175,7 +175,7 @@ void run_chunks(std::int64_t n, std::int64_t grain, Body body) {
   ZG_TSAN_ACQUIRE(&ended);
 }
 
-// On the calling thread, or, while all slots are taken, on another in its stead.
+// Runs on the calling thread, or on a worker in its stead while all slots of the arena are taken.
 template <class F>
 void execute_in(tbb::task_arena& arena, const F& run) {
   char begun = 0, ended = 0;
@@ -188,28 +188,30 @@ void execute_in(tbb::task_arena& arena, const F& run) {
   ZG_TSAN_ACQUIRE(&ended);
 }
 
-// Where a loop's memory is looked at. What lies in one piece lies on one node mostly, and each place costs a
-// quarter of a microsecond.
+// The number of addresses at which the system is asked for the node of a loop's memory. Memory in one piece
+// mostly lies on one node, and each address costs a quarter of a microsecond.
 constexpr std::size_t kPlaces = 8;
 
-// Who waits for the last chunks of its loop takes none of another's, which may be long.
+// Isolated: a thread that waits for the last chunks of its loop takes none of another loop's, which may be
+// long.
 void run_isolated(std::int64_t n, std::int64_t grain, Body body) {
   tbb::this_task_arena::isolate([&] { run_chunks(n, grain, body); });
 }
 
-// By a team that has all threads.
+// Runs a loop on the only team.
 void run_in(Team& team, std::int64_t n, std::int64_t grain, Body body) {
   std::unique_lock turn(team.turn, std::defer_lock);
   if (team.threads == 1) turn.lock();
   execute_in(team.arena, [&] {
-    const Inside inside;  // with the turn
+    const Inside inside;  // so that a loop within this loop does not wait for the turn
     run_isolated(n, grain, body);
   });
 }
 
-// A loop over several teams: parts of its chunks, each of one team's, which others may help with. It is done
-// when its chunks are, whether or not every team has come; who comes later finds nothing, so it lives until
-// the last has come.
+// A loop over several teams. Its chunks are divided into parts, each of which belongs to one team, and other
+// teams may help with it. The loop is done when its chunks are, even if some team has not come yet. A team
+// that comes later finds nothing to do, but must find the loop: its memory lives until the last team has
+// come.
 class SharedLoop {
  public:
   struct Drop {
@@ -227,7 +229,7 @@ class SharedLoop {
         part_(std::max(threads.teams.size(), kPlaces)),
         left_(chunk_count(n, grain)) {}
 
-  // Up to this chunk, from where the last part has ended.
+  // Adds the part from the end of the previous one up to chunk `end`.
   void add_part(std::int64_t end, int team) {
     const std::int64_t begin = parts_ == 0 ? 0 : part_[static_cast<std::size_t>(parts_ - 1)].end;
     if (end <= begin) return;
@@ -236,7 +238,7 @@ class SharedLoop {
     part.end = end;
     part.team = team;
   }
-  // Its parts are added. All teams that have some are called.
+  // Calls all teams that have a part, works in the team `own`, and waits. After all parts were added.
   void run(int own) {
     ZG_TSAN_RELEASE(this);
     for (std::size_t t = 0; t < pool_.teams.size(); ++t) {
@@ -244,7 +246,7 @@ class SharedLoop {
       if (team == own || !has_part_of(team)) continue;
       users_.fetch_add(1, std::memory_order_relaxed);
       pool_.called.fetch_add(1, std::memory_order_relaxed);
-      pool_.teams[t]->arena.enqueue([loop = this, team] { loop->come(team); });
+      pool_.teams[t]->arena.enqueue([loop = this, team] { loop->answer_call(team); });
     }
     if (has_part_of(own)) execute_in(pool_.teams[static_cast<std::size_t>(own)]->arena, [&] { work(own); });
     wait();
@@ -260,21 +262,21 @@ class SharedLoop {
   bool has_part_of(int team) const {
     return std::any_of(part_.begin(), part_.begin() + parts_, [&](const Part& p) { return p.team == team; });
   }
-  // A worker of the team.
-  void come(int team) {
+  // Run by a worker of the team that was called.
+  void answer_call(int team) {
     ZG_TSAN_ACQUIRE(this);
     const Use use(this);
     work(team);
     pool_.called.fetch_sub(1, std::memory_order_release);
   }
-  // With as many threads of the team as come.
+  // Works with as many threads of the team as come.
   void work(int team) {
-    Team& those = *pool_.teams[static_cast<std::size_t>(team)];
-    std::unique_lock turn(those.turn, std::defer_lock);
-    if (those.threads == 1) turn.lock();
+    Team& workers = *pool_.teams[static_cast<std::size_t>(team)];
+    std::unique_lock turn(workers.turn, std::defer_lock);
+    if (workers.threads == 1) turn.lock();
     tbb::this_task_arena::isolate([&] {
       tbb::parallel_for(
-          0, those.threads, [this, team](int) { take_all(team); }, tbb::simple_partitioner());
+          0, workers.threads, [this, team](int) { take_all(team); }, tbb::simple_partitioner());
     });
   }
   void take_all(int team) {
@@ -301,7 +303,7 @@ class SharedLoop {
       } catch (...) {
         if (!claimed_.exchange(true)) {
           failure_ = std::current_exception();
-          failed_.store(true, std::memory_order_relaxed);  // left_ makes both seen
+          failed_.store(true, std::memory_order_relaxed);  // wait() sees both by the release of left_
         }
       }
     }
@@ -311,16 +313,16 @@ class SharedLoop {
   Pool& pool_;
   const std::int64_t n_, grain_;
   const Body body_;
-  std::vector<Part> part_;  // the first parts_ of them
+  std::vector<Part> part_;  // the first parts_ of them are used
   int parts_ = 0;
   std::atomic<int> users_{1};
-  alignas(64) std::atomic<std::int64_t> left_;  // chunks that are not done
+  alignas(64) std::atomic<std::int64_t> left_;  // chunks that are not done yet
   std::atomic<bool> claimed_{false}, failed_{false};
   std::exception_ptr failure_;
 };
 
-// In proportion to the teams' threads.
-void share_out(const Pool& p, SharedLoop& loop, std::int64_t chunks) {
+// Divides the chunks in proportion to the teams' threads.
+void divide(const Pool& p, SharedLoop& loop, std::int64_t chunks) {
   std::int64_t all = 0, sum = 0;
   for (const auto& team : p.teams) all += team->threads;
   for (std::size_t t = 0; t < p.teams.size(); ++t) {
@@ -329,7 +331,7 @@ void share_out(const Pool& p, SharedLoop& loop, std::int64_t chunks) {
   }
 }
 
-// The team of each place, as far as the system tells; false where it tells of none.
+// The team of the node on which each address lies; -1 where that is unknown. False: all are unknown.
 bool find_teams(const Pool& p, Near memory, std::array<int, kPlaces>& teams) {
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.address);
@@ -344,10 +346,10 @@ bool find_teams(const Pool& p, Near memory, std::array<int, kPlaces>& teams) {
   return std::any_of(teams.begin(), teams.end(), [](int team) { return team >= 0; });
 }
 
-bool share_out_near(const Pool& p, SharedLoop& loop, std::int64_t chunks, Near memory) {
+bool divide_near(const Pool& p, SharedLoop& loop, std::int64_t chunks, Near memory) {
   std::array<int, kPlaces> teams{};
   if (memory.bytes < kAskBytes || !find_teams(p, memory, teams)) return false;
-  // A place that nobody knows goes with the one before it, or with the first that is known.
+  // An unknown address gets the team of the one before it, or the first that is known.
   int team = *std::find_if(teams.begin(), teams.end(), [](int t) { return t >= 0; });
   for (std::size_t i = 0; i < kPlaces; ++i) {
     if (teams[i] >= 0) team = teams[i];
@@ -359,7 +361,7 @@ bool share_out_near(const Pool& p, SharedLoop& loop, std::int64_t chunks, Near m
 void run_shared(Pool& p, Near memory, std::int64_t n, std::int64_t grain, Body body) {
   const SharedLoop::Use loop(new SharedLoop(p, n, grain, body));
   const std::int64_t chunks = chunk_count(n, grain);
-  if (!share_out_near(p, *loop, chunks, memory)) share_out(p, *loop, chunks);
+  if (!divide_near(p, *loop, chunks, memory)) divide(p, *loop, chunks);
   loop->run(p.team_here());
 }
 
@@ -368,7 +370,8 @@ void use_pool(std::unique_ptr<Pool> next) {
   pool_owner = std::move(next);
 }
 
-// Why not; empty if it can be.
+// Why the system refuses to bind threads to these cores; empty if it does not. Tried on a thread of its own,
+// whose binding ends with it.
 std::string why_not_bound(const CoreAssignment& cores) {
   std::string why;
   std::thread([&] {

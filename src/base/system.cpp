@@ -11,26 +11,11 @@
 #include <sstream>
 
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/memory_limits.hpp"
 
 namespace zg {
 namespace {
 
-// The number behind `key` in a file of "key: number kB" lines; -1 if there is none.
-std::int64_t kilobytes_of(const char* path, const std::string& key) {
-  std::ifstream in(path);
-  std::string word;
-  while (in >> word) {
-    if (word == key) {
-      std::int64_t value = -1;
-      in >> value;
-      return value * 1024;
-    }
-  }
-  return -1;
-}
-
-// Written by a signal handler, which may only touch lock-free atomics.
+// Written by a signal handler, which may use nothing but lock-free atomics.
 std::atomic<int> interrupt_count{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
@@ -39,17 +24,6 @@ extern "C" void on_interrupt(int) {
 }
 
 }  // namespace
-
-std::int64_t resident_bytes() {
-  return kilobytes_of("/proc/self/status", "VmRSS:");
-}
-std::int64_t peak_resident_bytes() {
-  return kilobytes_of("/proc/self/status", "VmHWM:");
-}
-
-std::int64_t available_memory() {
-  return read_memory_limits().left();
-}
 
 void install_interrupt_handler() {
   struct sigaction action {};

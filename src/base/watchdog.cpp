@@ -21,7 +21,8 @@ namespace {
 
 constexpr double kLooksPerStall = 10, kLeastLook = 1e-3;
 
-// What the signal handler uses. `handlers` of them may be about to write to `descriptor`.
+// What the signal handler uses. `handlers` is the number of handlers that may be about to write to
+// `descriptor`.
 struct SignalTarget {
   std::atomic<int> descriptor{-1};
   std::atomic<int> handlers{0};
@@ -31,7 +32,7 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 void wake(int descriptor) {
   const std::uint64_t one = 1;
-  // It can only fail where the counter is full, and then the reader is awake anyway.
+  // Fails only where the counter is full, and then the reader is awake anyway.
   [[maybe_unused]] const ssize_t n = ::write(descriptor, &one, sizeof one);
 }
 
@@ -52,7 +53,7 @@ std::string date_now() {
   return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S %z", &parts));
 }
 
-// Every line begins with two spaces, as some do already.
+// Indents every line by two spaces, except those that are indented already.
 std::string indented(const std::string& text) {
   std::string result;
   std::size_t begin = 0;
@@ -66,7 +67,7 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-// An errno; 0: done.
+// Returns 0 or an errno.
 int append_to_file(const std::string& path, const std::string& text) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (fd < 0) return errno;
@@ -82,8 +83,8 @@ int append_to_file(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-// Fields below the thread's are guarded by the watchdog's mutex_; but `callbacks` is the part's thread's
-// while it answers, and the registration's once that has ended.
+// The watchdog's mutex_ guards all members after `thread`. `callbacks` is used by the part's thread alone
+// while that runs, and by the end of the registration after it.
 struct AskedPart {
   WatchedPart callbacks;
   NamedThread thread;
@@ -91,11 +92,11 @@ struct AskedPart {
   bool with_state = false;
   bool ended = false;
   Clock::time_point asked_at;
-  // The answer.
+  // The last answer.
   std::string state;
   std::uint64_t progress = 0;
   bool waiting = false;
-  // Of who looks for stalls: what it saw last.
+  // The progress that look() saw last.
   std::optional<std::uint64_t> seen;
 };
 
@@ -104,7 +105,7 @@ struct Watchdog::Answer {
   std::string name, state;
   std::uint64_t progress = 0;
   bool waiting = false;
-  std::optional<double> silent_seconds;  // has not answered since
+  std::optional<double> silent_seconds;  // how long a question has not been answered; none: it has
 };
 
 Watchdog::Registration& Watchdog::Registration::operator=(Registration&& other) noexcept {
@@ -144,7 +145,7 @@ Watchdog::~Watchdog() {
     const int result = ::sigaction(signal_, &before_, nullptr);
     ZG_ASSERT_EQ(result, 0);
     signal_target.descriptor.store(-1);
-    // A handler that comes now finds no descriptor; those that found it are done with it in a moment.
+    // A handler that starts now finds no descriptor. Those that found it have finished in a moment.
     while (signal_target.handlers.load() != 0) std::this_thread::yield();
   }
   ending_.store(true);
@@ -193,7 +194,7 @@ void Watchdog::remove(AskedPart& part) {
   }
   changed_.notify_all();
   part.thread.join();
-  part.callbacks = {};  // what they hold goes here, not with the last dump that knows the part
+  part.callbacks = {};  // destroys what they hold now, not with the last answer that refers to the part
 }
 
 // The body of the part's thread.
@@ -227,14 +228,14 @@ void Watchdog::answer_questions(AskedPart& part) {
   }
 }
 
-// All parts at once.
+// Asks all parts at once.
 std::vector<Watchdog::Answer> Watchdog::ask(bool with_state) {
   std::lock_guard asking(asking_);
   Lock lock(mutex_);
   const auto begin = Clock::now();
   std::vector<std::shared_ptr<AskedPart>> asked, all = parts_;
   for (const auto& part : all) {
-    // Who has not answered the last question has had its time.
+    // A part that has not answered the last question is not asked again.
     if (part->phase != AskedPart::Phase::kIdle) continue;
     part->phase = AskedPart::Phase::kAsked;
     part->with_state = with_state;
@@ -301,10 +302,11 @@ void Watchdog::look() {
   for (const Answer& a : answers) {
     if (a.waiting) who += (who.empty() ? "" : ", ") + a.name;
     if (a.silent_seconds) continue;
-    moved |= a.part->seen != a.progress;  // also when it is seen for the first time
+    moved |= a.part->seen != a.progress;  // a part that is seen for the first time counts as progress
     a.part->seen = a.progress;
   }
-  // A pause of this thread's own (SIGSTOP, a machine that slept) is nobody's stall.
+  // A pause of this thread itself (SIGSTOP, a machine that slept) is no stall, so one interval counts for
+  // half of the time to a stall at most.
   still_seconds_ += std::min(since, options_.stall_seconds / 2);
   if (moved || who.empty()) {
     if (std::exchange(told_, false))

@@ -1,4 +1,4 @@
-// Batch sizes and number formats, as in DeepSpeed's files.
+// The keys of DeepSpeed's files for batch sizes and number formats.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,15 +9,12 @@
 namespace zg::config {
 namespace {
 
-using Form = RefusedSpec::Form;
-
 constexpr const char* kTrain = "train_batch_size";
 constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
 constexpr const char* kAccumulation = "gradient_accumulation_steps";
 
-// Its fallback, 0, stands for a size that is not stated.
-constexpr IntSpec kBatchSize = {
-    .min = 1, .max = 1'000'000'000, .autos = Auto::kOwnMeaning};  // so that the product of two fits
+// The default, 0, stands for a size that is not stated. The product of two sizes fits into 64 bits.
+constexpr IntSpec kBatchSize = {.min = 1, .max = 1'000'000'000, .autos = Auto::kOwnMeaning};
 
 std::int64_t batch_key(Section& root, const char* key) {
   return root.is_auto(key) ? 0 : root.integer(key);
@@ -27,7 +24,7 @@ struct BatchSizes {
   std::int64_t train = 0, micro = 0, accumulation = 0;
 };
 
-// DeepSpeed's rules, for a world of one.
+// Fills in what is not stated, by DeepSpeed's rules for one rank.
 void complete(BatchSizes& b) {
   if (b.train != 0 && b.micro != 0) {
     if (b.accumulation == 0) b.accumulation = b.train / b.micro;
@@ -77,29 +74,28 @@ std::vector<Key> batch_keys() {
 namespace {
 
 const Keys& fp16_keys() {
-  using Range = NumberSpec::Range;
+  using C = LossScaleConfig;
   constexpr std::int64_t kMostPower = 127;  // of a float
-  static const LossScaleConfig d;
   static const Keys keys({
       {"enabled", BoolSpec{false, Auto::kOwnMeaning},
        "Weights and activations in fp16, with a loss scale. `\"auto\"` is `false`."},
-      {"loss_scale", NumberSpec{.fallback = d.loss_scale},
+      {"loss_scale", &C::loss_scale, NumberSpec{},
        "A loss scale that stays; 0: one that follows the overflows."},
-      {"initial_scale_power", IntSpec{.fallback = d.initial_scale_power, .max = kMostPower},
+      {"initial_scale_power", &C::initial_scale_power, IntSpec{.max = kMostPower},
        "The first loss scale is 2 to the power of this."},
-      {"loss_scale_window", IntSpec{.fallback = d.loss_scale_window, .min = 1},
+      {"loss_scale_window", &C::loss_scale_window, IntSpec{.min = 1},
        "Steps without overflow after which the loss scale doubles."},
-      {"hysteresis", IntSpec{.fallback = d.hysteresis, .min = 1, .max = 1'000'000},
+      {"hysteresis", &C::hysteresis, IntSpec{.min = 1, .max = 1'000'000},
        "The loss scale halves at this overflow, and at each after it."},
-      {"consecutive_hysteresis", BoolSpec{d.consecutive_hysteresis},
+      {"consecutive_hysteresis", &C::consecutive_hysteresis, BoolSpec{},
        "A step without overflow lets the count of overflows begin anew; else the end of a window does."},
-      {"min_loss_scale", NumberSpec{.fallback = d.min_loss_scale, .range = Range::kPositive},
+      {"min_loss_scale", &C::min_loss_scale, NumberSpec{.range = kPositive},
        "The loss scale goes no lower; an overflow there ends the run."},
-      {"fp16_master_weights_and_grads",
-       RefusedSpec{.form = Form::kSwitch, .why = "master weights are fp32 always"}, "remove the key"},
-      {"auto_cast", IgnoredSwitchSpec{}, "the inputs are tokens, which are not cast"},
-      {"fused_mode", SilentSpec{}, "there is one implementation"},
-      {"opt_level", SilentSpec{}, "it is Apex's, which is not used"},
+      {"fp16_master_weights_and_grads", RefusedSpec{.why = "master weights are fp32 always"},
+       "remove the key"},
+      {"auto_cast", kIgnoredSwitch, "the inputs are tokens, which are not cast"},
+      {"fused_mode", kSilent, "there is one implementation"},
+      {"opt_level", kSilent, "it is Apex's, which is not used"},
   });
   return keys;
 }
@@ -111,13 +107,11 @@ const Keys& bf16_keys() {
        "`optimizer.state` has it. `\"auto\"`: on a GPU, and where the processor has the instructions."},
       {"bf16_optimizer_states", BoolSpec{},
        "DeepSpeed's form of `\"state\": \"bf16\"` in `optimizer`, and so is `\"fp32_optimizer_states\": "
-       "false` in "
-       "`optimizer.params`."},
-      {"bf16_master_weights_and_grads",
-       RefusedSpec{.form = Form::kSwitch, .why = "master weights are fp32 always"},
+       "false` in `optimizer.params`."},
+      {"bf16_master_weights_and_grads", RefusedSpec{.why = "master weights are fp32 always"},
        "remove the key; bf16_optimizer_states does without it here"},
-      {"immediate_grad_update", IgnoredSpec{Shape::kBool}, "gradients are accumulated as soon as they exist"},
-      {"check_grad_overflow", IgnoredSpec{Shape::kBool}, "the gradient's norm is checked in every step"},
+      {"immediate_grad_update", kIgnoredFlag, "gradients are accumulated as soon as they exist"},
+      {"check_grad_overflow", kIgnoredFlag, "the gradient's norm is checked in every step"},
   });
   return keys;
 }
@@ -127,36 +121,25 @@ const Keys& fp64_keys() {
   return keys;
 }
 
-enum class Accumulator { kOurs, kOther };
-
 const Keys& data_types_keys() {
   static const Keys keys({
       {"grad_accum_dtype",
-       ChoiceSpec(Accumulator::kOurs, {{"fp32", Accumulator::kOurs},
-                                       {"auto", Accumulator::kOurs},
-                                       {"bf16", Accumulator::kOther},
-                                       {"fp16", Accumulator::kOther}}),
+       ChoiceSpec(false, {{"fp32", false}, {"auto", false}, {"bf16", true}, {"fp16", true}}),
        "gradients are accumulated in fp32 always",
        {},
        {},
        Effect::kNone},
       {"param_dtype",
-       RefusedSpec{.form = Form::kPresence, .why = "bf16, fp16 and fp64 say the type of weights"},
+       RefusedSpec{RefusedSpec::Form::kPresence, "bf16, fp16 and fp64 say the type of weights"},
        "use \"bf16\" or \"fp16\": {\"enabled\": true}, or nothing for fp32"},
-      {"buffer_dtype", IgnoredSpec{Shape::kText}, "the models have no buffers"},
+      {"buffer_dtype", kIgnoredText, "the models have no buffers"},
   });
   return keys;
 }
 
-// DeepSpeed's keys and defaults.
 LossScaleConfig read_loss_scale(Section& fp16) {
   LossScaleConfig out;
-  out.loss_scale = fp16.number("loss_scale");
-  out.initial_scale_power = static_cast<int>(fp16.integer("initial_scale_power"));
-  out.loss_scale_window = fp16.integer("loss_scale_window");
-  out.hysteresis = static_cast<int>(fp16.integer("hysteresis"));
-  out.consecutive_hysteresis = fp16.boolean("consecutive_hysteresis");
-  out.min_loss_scale = fp16.number("min_loss_scale");
+  fp16.read_into(out);
   const double first = std::exp2(out.initial_scale_power);
   if (out.loss_scale == 0 && out.min_loss_scale > first) {
     fp16.fail("min_loss_scale",
@@ -178,7 +161,7 @@ bool read_fp16(Section& root, RunConfig& run) {
   if (enabled) {
     run.loss_scale = read_loss_scale(*fp16);
   } else {
-    // Without fp16 the others do nothing in DeepSpeed either.
+    // Without fp16 the others do nothing in DeepSpeed either, so not even their values are checked.
     for (const char* key : {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window",
                             "hysteresis", "consecutive_hysteresis", "min_loss_scale"}) {
       (void)fp16->find(key);
@@ -189,10 +172,7 @@ bool read_fp16(Section& root, RunConfig& run) {
 }
 
 bool read_bf16(Section& root, const Machine& machine, const RunConfig& run, bool fp16) {
-  if (root.has("bf16") && root.has("bfloat16")) {
-    root.fail("bfloat16", "is the old name of bf16, which is given too", "remove one of the two");
-  }
-  auto bf16 = root.section(root.has("bfloat16") ? "bfloat16" : "bf16");
+  auto bf16 = root.section(root.spelled("bf16"));
   if (!bf16) return false;
   bool enabled = false;
   if (bf16->is_auto("enabled") && fp16) {
@@ -207,7 +187,7 @@ bool read_bf16(Section& root, const Machine& machine, const RunConfig& run, bool
   } else {
     enabled = bf16->boolean("enabled");
   }
-  (void)bf16->boolean("bf16_optimizer_states");  // read_optimizer() takes it
+  (void)bf16->boolean("bf16_optimizer_states");  // read_optimizer() uses it
   bf16->finish();
   return enabled;
 }
@@ -223,7 +203,7 @@ bool read_fp64(Section& root) {
 constexpr const char* kCommunication = "communication_data_type";
 enum class Format { kSame, kF32, kBF16, kF16 };
 
-// Of gradients on their way to the host.
+// The type of gradients on their way to the host.
 void read_communication_type(Section& root, RunConfig& run) {
   constexpr const char* kKey = kCommunication;
   if (root.is_auto(kKey)) {
@@ -242,38 +222,26 @@ void read_communication_type(Section& root, RunConfig& run) {
   if (format == Format::kBF16) run.gradient_dtype = DType::kBF16;
 }
 
-void read_data_types(Section& root) {
-  auto types = root.section("data_types");
-  if (!types) return;
-  if (types->choice<Accumulator>("grad_accum_dtype") == Accumulator::kOther)
-    types->no_effect("grad_accum_dtype");
-  types->finish();
-}
-
 constexpr const char* kClip = "gradient_clipping";
 
 }  // namespace
 
 std::vector<Key> precision_keys() {
-  static const RunConfig d;
-  return {
-      {kClip,
-       NumberSpec{
-           .fallback = d.gradient_clipping, .autos = Auto::kTakesFallback, .note = "Hugging Face's default"},
-       "Largest global norm of the gradient; 0: off. `\"auto\"` is 1, as in Hugging Face's Trainer."},
-      {kCommunication,
-       ChoiceSpec(Format::kSame, {{"fp32", Format::kF32},
-                                  {"bf16", Format::kBF16},
-                                  {"fp16", Format::kF16},
-                                  {"none", Format::kSame},
-                                  {"auto", Format::kSame}}),
-       "Type of gradients on their way to the host. `\"fp16\"` only where `fp16` is enabled.",
-       "as the arithmetic"},
-      {"bf16", SectionSpec{bf16_keys}, "Training in bf16."},
-      {"bfloat16", AliasSpec{"bf16"}, "Its older name."},
-      {"fp16", SectionSpec{fp16_keys}, "Training in fp16."},
-      {"fp64", SectionSpec{fp64_keys}, "Training in fp64."},
-      {"data_types", SectionSpec{data_types_keys}, "DeepSpeed's choice of types."}};
+  return {{kClip, NumberSpec{.autos = Auto::kTakesFallback, .note = "Hugging Face's default"},
+           "Largest global norm of the gradient; 0: off. `\"auto\"` is 1, as in Hugging Face's Trainer."},
+          {kCommunication,
+           ChoiceSpec(Format::kSame, {{"fp32", Format::kF32},
+                                      {"bf16", Format::kBF16},
+                                      {"fp16", Format::kF16},
+                                      {"none", Format::kSame},
+                                      {"auto", Format::kSame}}),
+           "Type of gradients on their way to the host. `\"fp16\"` only where `fp16` is enabled.",
+           "as the arithmetic"},
+          {"bf16", SectionSpec{bf16_keys}, "Training in bf16."},
+          {"bfloat16", AliasSpec{"bf16"}, "Its older name."},
+          {"fp16", SectionSpec{fp16_keys}, "Training in fp16."},
+          {"fp64", SectionSpec{fp64_keys}, "Training in fp64."},
+          {"data_types", SectionSpec{data_types_keys}, "DeepSpeed's choice of types."}};
 }
 
 void read_precision(Section& root, const Machine& machine, RunConfig& run) {
@@ -284,11 +252,8 @@ void read_precision(Section& root, const Machine& machine, RunConfig& run) {
   if (fp16 && bf16) root.fail("fp16", "cannot be combined with bf16", kOne);
   run.dtype = fp64 ? DType::kF64 : bf16 ? DType::kBF16 : fp16 ? DType::kF16 : DType::kF32;
   read_communication_type(root, run);
-  read_data_types(root);
   // Hugging Face's Trainer clips at 1 unless told otherwise, and that is what its "auto" stands for.
-  NumberSpec clip = root.spec_of<NumberSpec>(kClip);
-  if (root.is_auto(kClip)) clip.fallback = 1;
-  run.gradient_clipping = root.number(kClip, clip);
+  run.gradient_clipping = root.is_auto(kClip) ? root.number(kClip, 1.0) : root.number(kClip);
 }
 
 }  // namespace zg::config

@@ -10,42 +10,37 @@ namespace {
 
 constexpr const char* kForms = "\"auto\" (a GPU where there is one), \"host\" or \"cuda:N\"";
 
-// The number behind "cuda:" or "host:"; none if there is no number.
-std::optional<int> number_after(const std::string& text, std::size_t at) {
-  int n = 0;
-  const char *begin = text.data() + at, *end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(begin, end, n);
-  if (error != std::errc() || stopped != end || begin == end || n < 0) return std::nullopt;
-  return n;
+// The index after "cuda:"; none if it is no whole number from 0 on.
+std::optional<int> gpu_index(std::string_view text) {
+  int index = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
+  if (error != std::errc() || end != text.data() + text.size() || index < 0) return std::nullopt;
+  return index;
 }
 
 const Keys& cuda_keys() {
-  using Direct = DeviceConfig::Direct;
-  static const DeviceConfig d;
+  using D = DeviceConfig;
+  using Direct = D::Direct;
   static const Keys keys({
-      {"deterministic", BoolSpec{d.deterministic},
+      {"deterministic", &D::deterministic, BoolSpec{},
        "The same bits in every run: no sums by atomics, and of libraries only what promises so."},
-      {"attention",
-       ChoiceSpec(d.attention, {{"auto", AttentionKernel::kAuto},
-                                {"own", AttentionKernel::kOwn},
-                                {"cudnn", AttentionKernel::kCudnn}}),
+      {"attention", &D::attention,
+       ChoiceSpec(AttentionKernel::kAuto, {{"auto", AttentionKernel::kAuto},
+                                           {"own", AttentionKernel::kOwn},
+                                           {"cudnn", AttentionKernel::kCudnn}}),
        "Kernel of attention. `\"cudnn\"` must be there and take the shape. `\"auto\"`: cuDNN's where it "
-       "takes the shape "
-       "and the run need not be deterministic, since its deterministic backward takes memory by the square "
-       "of the "
-       "sequence."},
-      {"tf32", BoolSpec{d.tf32}, "Products of fp32 with 10 bits of mantissa."},
-      {"pin", BoolSpec{d.pin},
+       "takes the shape and the run need not be deterministic, since its deterministic backward takes memory "
+       "by the square of the sequence."},
+      {"tf32", &D::tf32, BoolSpec{}, "Products of fp32 with 10 bits of mantissa."},
+      {"pin", &D::pin, BoolSpec{},
        "Registers the host tier with CUDA, so that copies run by themselves and at full speed."},
-      {"graphs", BoolSpec{d.graphs},
+      {"graphs", &D::graphs, BoolSpec{},
        "Operations of forward and backward that come again with the same operands are launched as a whole "
-       "(CUDA graphs). "
-       "For steps of many short operations, where the GPU waits for the processor."},
-      {"gpudirect_storage",
-       ChoiceSpec(d.direct, {{"auto", Direct::kAuto}, {"on", Direct::kOn}, {"off", Direct::kOff}}),
+       "(CUDA graphs). For steps of many short operations, where the GPU waits for the processor."},
+      {"gpudirect_storage", &D::direct,
+       ChoiceSpec(Direct::kAuto, {{"auto", Direct::kAuto}, {"on", Direct::kOn}, {"off", Direct::kOff}}),
        "Drives read into and write from the GPU's memory, past host memory (NVIDIA's cuFile, found when the "
-       "run starts). "
-       "`\"auto\"`: where that spares host memory."},
+       "run starts). `\"auto\"`: where that spares host memory."},
   });
   return keys;
 }
@@ -53,15 +48,15 @@ const Keys& cuda_keys() {
 }  // namespace
 
 std::vector<Key> device_keys() {
-  return {{"devices",
-           TextSpec{"auto"},
-           "What the run trains on: the processor, or a GPU as CUDA counts them. `\"auto\"`: the first GPU, "
-           "or the "
-           "processor where there is none. `--devices` is short for it.",
-           {},
-           "`\"auto\"`, `\"host\"` or `\"cuda:N\"`"},
-          {"cuda", SectionSpec{cuda_keys}, "Training on a GPU."},
-          {"threads", SectionSpec{threads_keys}, "Which cores compute."}};
+  return {
+      {"devices",
+       TextSpec{"auto"},
+       "What the run trains on: the processor, or a GPU as CUDA counts them. `\"auto\"`: the first GPU, or "
+       "the processor where there is none. `--devices` is short for it.",
+       {},
+       "`\"auto\"`, `\"host\"` or `\"cuda:N\"`"},
+      {"cuda", SectionSpec{cuda_keys}, "Training on a GPU."},
+      {"threads", SectionSpec{threads_keys}, "Which cores compute."}};
 }
 
 void read_devices(Section& root, const Machine& machine, RunConfig& run) {
@@ -75,24 +70,18 @@ void read_devices(Section& root, const Machine& machine, RunConfig& run) {
   } else if (text == "cuda") {
     out.kind = DeviceConfig::Kind::kCuda;
   } else if (text.rfind("cuda:", 0) == 0 && text.find(',') == std::string::npos) {
-    const std::optional<int> n = number_after(text, 5);
-    if (!n) root.wrong("devices", kForms, "cuda:0 is the first GPU");
+    const std::optional<int> index = gpu_index(std::string_view(text).substr(5));
+    if (!index) root.wrong("devices", kForms, "cuda:0 is the first GPU");
     out.kind = DeviceConfig::Kind::kCuda;
-    out.index = *n;
+    out.index = *index;
   } else {
     const bool several = text.rfind("host:", 0) == 0 || text.rfind("cuda:", 0) == 0;
     root.wrong("devices", kForms, several ? "a run trains on one device" : "ziggurat probe lists the GPUs");
   }
   auto cuda = root.section("cuda");
   if (!cuda) return;
-  out.deterministic = cuda->boolean("deterministic");
-  out.tf32 = cuda->boolean("tf32");
-  out.pin = cuda->boolean("pin");
-  out.graphs = cuda->boolean("graphs");
-  using Direct = DeviceConfig::Direct;
-  out.attention = cuda->choice<AttentionKernel>("attention");
-  out.direct = cuda->choice<Direct>("gpudirect_storage");
-  if (out.direct == Direct::kOn && out.kind != DeviceConfig::Kind::kCuda)
+  cuda->read_into(out);
+  if (out.direct == DeviceConfig::Direct::kOn && out.kind != DeviceConfig::Kind::kCuda)
     cuda->wrong("gpudirect_storage", "\"auto\" or \"off\": this run trains on the processor");
   cuda->finish();
 }

@@ -18,12 +18,13 @@ std::string or_auto(std::string type, Auto autos) {
   return autos == Auto::kRefused ? type : type + ", or `\"auto\"`";
 }
 
-// "a whole number, 1 or more" without its article, which a column of types need not repeat.
+// Drops the article of "a whole number, 1 or more", which a column of types need not repeat.
 std::string without_article(const std::string& text) {
   return text.rfind("a ", 0) == 0 ? text.substr(2) : text;
 }
 
-// A sentence, from one or from what messages put behind "has no effect: ".
+// A sentence with its capital and its full stop, from one or from a reason as messages give it after "has no
+// effect: ".
 std::string sentence(std::string text) {
   const std::size_t end = text.find_first_of(" ,:;");
   const bool name = text.substr(0, end).find_first_of("._\"`") != std::string::npos;
@@ -34,13 +35,13 @@ std::string sentence(std::string text) {
 struct TypeText {
   std::string operator()(const IntSpec& s) const { return or_auto(without_article(range_text(s)), s.autos); }
   std::string operator()(const NumberSpec& s) const {
-    return or_auto(without_article(range_text(s.range)), s.autos);
+    return or_auto(without_article(s.range.text), s.autos);
   }
   std::string operator()(const BoolSpec& s) const { return or_auto("`true`, `false`", s.autos); }
   std::string operator()(const TextSpec&) const { return "text"; }
   std::string operator()(const BytesSpec&) const { return "size"; }
   std::string operator()(const ChoiceSpec& s) const {
-    return fmt::format("`\"{}\"`", fmt::join(s.names(), "\"`, `\""));
+    return fmt::format("`\"{}\"`", fmt::join(s.names, "\"`, `\""));
   }
   std::string operator()(const SectionSpec&) const { return "object"; }
   std::string operator()(const ListSpec&) const { return "list of objects"; }
@@ -54,8 +55,8 @@ struct DefaultText {
   std::string operator()(const IntSpec& s) const { return code(fmt::format("{}", s.fallback)); }
   std::string operator()(const NumberSpec& s) const { return code(fmt::format("{}", s.fallback)); }
   std::string operator()(const BoolSpec& s) const { return code(s.fallback ? "true" : "false"); }
-  std::string operator()(const TextSpec& s) const { return code("\"" + s.fallback + "\""); }
-  std::string operator()(const ChoiceSpec& s) const { return code("\"" + s.fallback() + "\""); }
+  std::string operator()(const TextSpec& s) const { return code(fmt::format("\"{}\"", s.fallback)); }
+  std::string operator()(const ChoiceSpec& s) const { return code(fmt::format("\"{}\"", s.fallback_name())); }
   template <class T>
   std::string operator()(const T&) const {
     return "none";
@@ -72,7 +73,7 @@ class Tables {
   }
 
  private:
-  // Sections whose keys have a table of their own; those with a form are described by their row.
+  // The section whose keys get a table of their own; null for a section that its row describes in words.
   static const SectionSpec* section_of(const Key& key) {
     return key.form.empty() ? std::get_if<SectionSpec>(&key.spec) : nullptr;
   }
@@ -119,13 +120,11 @@ class Tables {
   }
 
   bool without_effect(const std::string& whole, const Key& key) {
+    const auto* ignored = std::get_if<IgnoredSpec>(&key.spec);
     const auto* feature = std::get_if<FeatureSpec>(&key.spec);
-    const bool silent = std::holds_alternative<SilentSpec>(key.spec);
-    if (key.effect == Effect::kHas && !silent && !std::holds_alternative<IgnoredSpec>(key.spec) &&
-        !std::holds_alternative<IgnoredSwitchSpec>(key.spec) &&
-        (feature == nullptr || feature->when_on == FeatureSpec::WhenOn::kRefuse)) {
-      return false;
-    }
+    const bool warns = feature != nullptr && feature->when_on == FeatureSpec::WhenOn::kWarn;
+    if (key.effect == Effect::kHas && ignored == nullptr && !warns) return false;
+    const bool silent = ignored != nullptr && ignored->warns == IgnoredSpec::Warns::kNever;
     no_effect_.rows.push_back({code(whole), sentence(key.meaning + (silent ? " (no warning)" : ""))});
     return true;
   }

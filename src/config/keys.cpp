@@ -3,23 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "config/sections.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg::config {
 
-int ChoiceSpec::value_of(const std::string& name) const {
-  const auto it = std::find(names_.begin(), names_.end(), name);
-  ZG_ASSERT(it != names_.end());
-  return values_[static_cast<std::size_t>(it - names_.begin())];
+std::string ChoiceSpec::fallback_name() const {
+  const auto it = std::find(values.begin(), values.end(), fallback);
+  return it == values.end() ? "" : names[static_cast<std::size_t>(it - values.begin())];
 }
 
 Keys::Keys(std::vector<Key> rows) : rows_(std::move(rows)) {
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     ZG_ASSERT(&rows_[i] == find(rows_[i].name));  // no key twice
-    if (const auto* alias = std::get_if<AliasSpec>(&rows_[i].spec)) ZG_ASSERT(has(alias->of));
+    if (const auto* alias = std::get_if<AliasSpec>(&rows_[i].spec)) ZG_ASSERT(find(alias->of) != nullptr);
   }
 }
 
@@ -58,31 +56,9 @@ const Keys& root_keys() {
 std::string range_text(const IntSpec& spec) {
   std::string text = "a whole number";
   if (spec.multiple_of > 1) text += fmt::format(", a multiple of {}", spec.multiple_of);
-  if (spec.max == std::numeric_limits<std::int64_t>::max())
-    return text + fmt::format(", {} or more", spec.min);
-  return text + fmt::format(", {} to {}", spec.min, spec.max);
-}
-
-const char* range_text(NumberSpec::Range range) {
-  switch (range) {
-    case NumberSpec::Range::kNotNegative:
-      return "a number, 0 or more";
-    case NumberSpec::Range::kPositive:
-      return "a number above 0";
-    case NumberSpec::Range::kBelowOne:
-      return "a number from 0 to below 1";
-    case NumberSpec::Range::kShare:
-      return "a number from 0 to 1";
-    case NumberSpec::Range::kAny:
-      return "a number";
-  }
-  return "a number";
-}
-
-const char* name_of(Shape shape) {
-  constexpr std::array<const char*, 5> kNames = {"true or false", "a number", "a text", "an object",
-                                                 "any value"};
-  return kNames[static_cast<std::size_t>(shape)];
+  const bool open = spec.max == std::numeric_limits<std::int64_t>::max();
+  return text +
+         (open ? fmt::format(", {} or more", spec.min) : fmt::format(", {} to {}", spec.min, spec.max));
 }
 
 std::vector<std::string> words(std::string_view text) {

@@ -1,9 +1,11 @@
 // What a configuration may say: a table for each section, beside the function that reads it, with a row for
-// every key: its type and range, its default, and what it means. A reader asks for a key by its name and
-// takes the rest from the row, so that a key which is read is a key that is described. Messages and the
-// reference in docs/ are made from the same rows. Immutable after construction. Private to src/config.
+// every key: its type and range, its default, what it means, and in most rows the member of RunConfig that
+// its value goes to. A reader asks for a key by its name and takes the rest from the row, so that a key which
+// is read is a key that is described. Error messages and the reference in docs/ are made from the same rows.
+// Immutable after construction. Private to src/config.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <string>
@@ -13,13 +15,16 @@
 #include <variant>
 #include <vector>
 
+#include "config/tree.hpp"
+
 namespace zg::config {
 
 class Keys;
+class Section;
 
-// Whether a key takes "auto", as Hugging Face's files have it.
-//   kTakesFallback  the default is taken, and a notice says which
-//   kOwnMeaning     the reader looks for it before it asks for the value
+// Whether a key takes "auto", as in Hugging Face's files.
+//   kTakesFallback  "auto" stands for the default, and a notice names the value that was taken
+//   kOwnMeaning     the reader checks for "auto" before it asks for the value
 enum class Auto { kRefused, kTakesFallback, kOwnMeaning };
 
 struct IntSpec {
@@ -28,13 +33,22 @@ struct IntSpec {
   std::int64_t max = std::numeric_limits<std::int64_t>::max();
   std::int64_t multiple_of = 1;
   Auto autos = Auto::kRefused;
-  const char* note = "";  // after the value in the notice: where the default comes from
+  const char* note = "";  // follows the value in the notice of "auto": where the default comes from
 };
 
+struct NumberRange {
+  const char* text;  // for messages and the reference
+  bool (*holds)(double value);
+};
+inline constexpr NumberRange kNotNegative{"a number, 0 or more", [](double x) { return x >= 0; }};
+inline constexpr NumberRange kPositive{"a number above 0", [](double x) { return x > 0; }};
+inline constexpr NumberRange kBelowOne{"a number from 0 to below 1",
+                                       [](double x) { return x >= 0 && x < 1; }};
+inline constexpr NumberRange kShare{"a number from 0 to 1", [](double x) { return x >= 0 && x <= 1; }};
+
 struct NumberSpec {
-  enum class Range { kNotNegative, kPositive, kBelowOne, kShare, kAny };  // kBelowOne: [0, 1), kShare: [0, 1]
   double fallback = 0;
-  Range range = Range::kNotNegative;
+  NumberRange range = kNotNegative;
   Auto autos = Auto::kRefused;
   const char* note = "";
 };
@@ -50,33 +64,25 @@ struct TextSpec {
 
 struct BytesSpec {};  // a positive number of bytes, or a text such as "48MiB"
 
-// One of a few names, each of which stands for a value of an enumeration.
-class ChoiceSpec {
- public:
+// One of a few names, each of which stands for a value of the enumeration (or bool) E.
+struct ChoiceSpec {
   template <class E>
-  ChoiceSpec(E fallback, std::initializer_list<std::pair<const char*, E>> choices) : type_(&typeid(E)) {
+  ChoiceSpec(E default_value, std::initializer_list<std::pair<const char*, E>> choices)
+      : type(&typeid(E)), fallback(static_cast<int>(default_value)) {
     for (const auto& [name, value] : choices) {
-      if (value == fallback && fallback_.empty()) fallback_ = name;
-      names_.emplace_back(name);
-      values_.push_back(static_cast<int>(value));
+      names.emplace_back(name);
+      values.push_back(static_cast<int>(value));
     }
-    fallback_value_ = static_cast<int>(fallback);
   }
-  const std::vector<std::string>& names() const { return names_; }
-  const std::string& fallback() const { return fallback_; }  // empty: none of the names stands for it
-  const std::type_info& type() const { return *type_; }
-  int value_of(const std::string& name) const;  // of one of the names
-  int fallback_value() const { return fallback_value_; }
+  std::string fallback_name() const;  // the first name of the default; empty: no name stands for it
 
- private:
-  const std::type_info* type_;
-  std::vector<std::string> names_;
-  std::vector<int> values_;
-  std::string fallback_;
-  int fallback_value_ = 0;
+  const std::type_info* type;  // of E
+  std::vector<std::string> names;
+  std::vector<int> values;  // of the names
+  int fallback;
 };
 
-struct FormSpec {};  // what the reader takes from the JSON by itself; Key::form says what it may be
+struct FormSpec {};  // the reader interprets the JSON itself; Key::form says what is allowed
 struct SectionSpec {
   const Keys& (*keys)();
 };
@@ -84,53 +90,101 @@ struct ListSpec {  // of sections
   const Keys& (*keys)();
 };
 struct AliasSpec {
-  const char* of;  // another key of the section
+  const char* of;                     // another key of the section
+  const char* kind = "the old name";  // of it
 };
 
-// What a key without effect must look like all the same. "auto" and null are always fine.
-enum class Shape { kBool, kNumber, kText, kObject, kAny };
-
-// Without effect; the meaning is the reason. Whoever gives it is told, but where nothing is said of it.
+// What a key without effect must look like all the same. "auto" and null are always accepted.
+struct Shape {
+  const char* text;
+  bool (*holds)(const Json& value);
+};
+// A key without effect; the meaning of its row is the reason. It warns when it is given, only when it is
+// switched on, or never.
 struct IgnoredSpec {
-  Shape shape = Shape::kAny;
+  enum class Warns { kGiven, kOn, kNever };
+  Shape shape;
+  Warns warns = Warns::kGiven;
 };
-struct IgnoredSwitchSpec {};  // only "on" is worth a warning
-struct SilentSpec {};
-// It would change what is computed; the meaning is what to do instead.
+inline constexpr IgnoredSpec kIgnoredFlag{{"true or false", [](const Json& v) { return v.is_boolean(); }}};
+inline constexpr IgnoredSpec kIgnoredNumber{{"a number", [](const Json& v) { return v.is_number(); }}};
+inline constexpr IgnoredSpec kIgnoredText{{"a text", [](const Json& v) { return v.is_string(); }}};
+inline constexpr IgnoredSpec kIgnoredObject{{"an object", [](const Json& v) { return v.is_object(); }}};
+inline constexpr IgnoredSpec kIgnored{{"any value", [](const Json&) { return true; }}};
+inline constexpr IgnoredSpec kIgnoredSwitch{kIgnoredFlag.shape, IgnoredSpec::Warns::kOn};
+inline constexpr IgnoredSpec kSilent{kIgnored.shape, IgnoredSpec::Warns::kNever};
+
+// A key that would change what is computed, and is therefore an error; the meaning of its row says what to do
+// instead.
 struct RefusedSpec {
   enum class Form {
-    kSwitch,    // may be false
-    kDegree,    // may be 1, or less
-    kZero,      // may be 0
-    kPresence,  // may not be there
+    kSwitch,    // false is accepted
+    kDegree,    // 1 or less is accepted
+    kZero,      // 0 is accepted
+    kPresence,  // nothing is accepted
   };
   Form form = Form::kSwitch;
   const char* why = "";
-  std::int64_t least = 0;  // kDegree
+  std::int64_t least = 0;  // the smallest kDegree
   Auto autos = Auto::kRefused;
 };
-// A section of DeepSpeed's with "enabled". Off, it does nothing there either, and nothing is said.
+// A section of DeepSpeed's that does nothing, here and there, unless its "enabled" is true. The meaning of
+// its row says what to do instead, or why the section has no effect.
 struct FeatureSpec {
-  enum class WhenOn { kRefuse, kWarn };  // the meaning: what to do instead, or why it has no effect
+  enum class WhenOn { kRefuse, kWarn };
   WhenOn when_on = WhenOn::kWarn;
   const char* keys = "*";  // known in it besides "enabled", separated by spaces; "*": anything
 };
 
-using Spec =
-    std::variant<IntSpec, NumberSpec, BoolSpec, TextSpec, BytesSpec, ChoiceSpec, FormSpec, SectionSpec,
-                 ListSpec, AliasSpec, IgnoredSpec, IgnoredSwitchSpec, SilentSpec, RefusedSpec, FeatureSpec>;
+using Spec = std::variant<IntSpec, NumberSpec, BoolSpec, TextSpec, BytesSpec, ChoiceSpec, FormSpec,
+                          SectionSpec, ListSpec, AliasSpec, IgnoredSpec, RefusedSpec, FeatureSpec>;
 
-// Whether a key that is read like others belongs among those without effect all the same.
+// kNone: the value is read and checked like others, but belongs among the keys without effect, and warns
+// where it is not the default.
 enum class Effect { kHas, kNone };
 
-// Texts may hold `code`, as in Markdown.
+// Reads `key` of the section into `out`, by the type of `out`. In config/reader.hpp.
+template <class T>
+void read_value(Section& section, const std::string& key, T& out);
+
+// The row of one key. Texts may hold `code`, as in Markdown.
 struct Key {
+  Key(std::string key, Spec kind, std::string what, std::string fallback = {}, std::string type = {},
+      Effect has_effect = Effect::kHas)
+      : name(std::move(key)),
+        spec(std::move(kind)),
+        meaning(std::move(what)),
+        otherwise(std::move(fallback)),
+        form(std::move(type)),
+        effect(has_effect) {}
+  // The value goes to `member` of S, whose initialiser is the default.
+  template <class S, class T>
+  Key(std::string key, T S::*member, Spec kind, std::string what, std::string fallback = {},
+      std::string type = {})
+      : Key(std::move(key), std::move(kind), std::move(what), std::move(fallback), std::move(type)) {
+    std::visit([&](auto& s) { set_fallback(s, S{}.*member); }, spec);
+    owner = &typeid(S);
+    read = [member](Section& section, const std::string& spelled, void* out) {
+      read_value(section, spelled, static_cast<S*>(out)->*member);
+    };
+  }
+
   std::string name;
   Spec spec;
-  std::string meaning;         // a sentence
-  std::string otherwise = {};  // the default in words, where it is not the one of `spec`
-  std::string form = {};       // the type in words, where it is more than `spec` says
-  Effect effect = Effect::kHas;
+  std::string meaning;    // a sentence
+  std::string otherwise;  // the default in words, where it is not the one of `spec`
+  std::string form;       // the type in words, where it is more than `spec` says
+  Effect effect;
+  // The struct whose member the value is read into; null: the section's reader asks for the value itself.
+  const std::type_info* owner = nullptr;
+  std::function<void(Section&, const std::string& spelled, void* out)> read;
+
+ private:
+  template <class SpecType, class T>
+  static void set_fallback(SpecType& s, const T& value) {
+    if constexpr (requires { s.fallback = static_cast<decltype(s.fallback)>(value); })
+      s.fallback = static_cast<decltype(s.fallback)>(value);
+  }
 };
 
 class Keys {
@@ -139,7 +193,6 @@ class Keys {
   const std::vector<Key>& rows() const { return rows_; }
   // The row of a key, or of the key that it is an alias of; aborts when there is none.
   const Key& at(const std::string& name) const;
-  bool has(const std::string& name) const { return find(name) != nullptr; }
 
  private:
   const Key* find(const std::string& name) const;
@@ -156,8 +209,7 @@ const Keys& root_keys();
 
 // As messages say it: "a whole number, 1 or more".
 std::string range_text(const IntSpec& spec);
-const char* range_text(NumberSpec::Range range);
-const char* name_of(Shape shape);
+// The words of a text that are separated by spaces.
 std::vector<std::string> words(std::string_view text);
 
 }  // namespace zg::config

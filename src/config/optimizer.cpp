@@ -1,4 +1,4 @@
-// "optimizer".
+// The section "optimizer".
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,18 +10,14 @@
 namespace zg::config {
 namespace {
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 constexpr const char* kOneUpdate = "there is one update of each kind, fused and vectorised";
 
-enum class Decay { kMatrices, kAll };
-
-// The optimizers that a key of "params" belongs to.
-enum Owner : unsigned { kAdam = 1, kSgd = 2, kLion = 4 };
+// The optimizers to which a key of "params" belongs, as a set of bits.
+constexpr unsigned bit_of(OptimizerKind kind) {
+  return 1u << static_cast<unsigned>(kind);
+}
+constexpr unsigned kAdam = bit_of(OptimizerKind::kAdam), kSgd = bit_of(OptimizerKind::kSgd),
+                   kLion = bit_of(OptimizerKind::kLion);
 
 struct ParamKey {
   const char* key;
@@ -36,51 +32,48 @@ constexpr ParamKey kParamKeys[] = {
     {"nesterov", kSgd},
 };
 
-// Those of Lion's paper, which are not DeepSpeed's.
+// Lion's defaults are those of its paper, which are not DeepSpeed's.
 constexpr double kLionLr = 1e-4, kLionBeta2 = 0.99;
 
 const Keys& params_keys() {
-  using Range = NumberSpec::Range;
-  constexpr Auto kAuto = Auto::kTakesFallback;
+  using C = OptimizerConfig;
+  using Form = RefusedSpec::Form;
   static const OptimizerConfig d;
   static const Keys keys = [] {
     std::vector<Key> rows = {
-        {"lr", NumberSpec{.fallback = d.lr, .autos = kAuto}, "Learning rate.",
+        {"lr", NumberSpec{.autos = Auto::kTakesFallback}, "Learning rate.",
          fmt::format("`{}`; Lion: `{}`", d.lr, kLionLr)},
         {"betas", FormSpec{}, "Adam, AdamW, Lion: the decay of the moments.",
          fmt::format("`[{}, {}]`; Lion: `[{}, {}]`", d.beta1, d.beta2, d.beta1, kLionBeta2),
          "two numbers from 0 to below 1, or `\"auto\"`"},
-        {"eps", NumberSpec{.fallback = d.eps, .range = Range::kPositive, .autos = kAuto},
+        {"eps", &C::eps, NumberSpec{.range = kPositive, .autos = Auto::kTakesFallback},
          "Adam, AdamW: what is added to the denominator."},
-        {"weight_decay", NumberSpec{.fallback = d.weight_decay, .autos = kAuto},
+        {"weight_decay", &C::weight_decay, NumberSpec{.autos = Auto::kTakesFallback},
          "Weight decay: decoupled with AdamW and Lion, else added to the gradient."},
-        {"decay",
-         ChoiceSpec(d.decay_all ? Decay::kAll : Decay::kMatrices,
-                    {{"matrices", Decay::kMatrices}, {"all", Decay::kAll}}),
+        {"decay", &C::decay_all, ChoiceSpec(false, {{"matrices", false}, {"all", true}}),
          "What decays: matrices, or norms and biases too."},
         {"adam_w_mode", BoolSpec{d.decoupled},
          "Type Adam: `false` is plain Adam with L2. As in DeepSpeed, Adam is AdamW otherwise."},
-        {"adamw_mode", AliasSpec{"adam_w_mode"}, "Another name of it."},
-        {"bias_correction", BoolSpec{d.bias_correction}, "Adam, AdamW: corrects the bias of the moments."},
-        {"momentum", NumberSpec{.fallback = d.momentum, .range = Range::kBelowOne},
+        {"adamw_mode", AliasSpec{"adam_w_mode", "another name"}, "Another name of it."},
+        {"bias_correction", &C::bias_correction, BoolSpec{},
+         "Adam, AdamW: corrects the bias of the moments."},
+        {"momentum", &C::momentum, NumberSpec{.range = kBelowOne},
          "SGD: momentum. With 0 there is no state but the master weight."},
-        {"dampening", NumberSpec{.fallback = d.dampening, .range = Range::kShare},
+        {"dampening", &C::dampening, NumberSpec{.range = kShare},
          "SGD: dampening of the momentum, as in torch."},
-        {"nesterov", BoolSpec{d.nesterov},
+        {"nesterov", &C::nesterov, BoolSpec{},
          "SGD: Nesterov's momentum, which needs a momentum and no dampening."},
         {"fp32_optimizer_states", BoolSpec{true},
          "Adam, AdamW, Lion: `false` is DeepSpeed's form of `\"state\": \"bf16\"` in `optimizer`."},
-        {"amsgrad", RefusedSpec{.form = RefusedSpec::Form::kSwitch, .why = "AMSGrad is not supported"},
+        {"amsgrad", RefusedSpec{Form::kSwitch, "AMSGrad is not supported"},
          "remove the key: plain Adam is what is left"},
-        {"maximize", RefusedSpec{.form = RefusedSpec::Form::kSwitch, .why = "the loss is minimised"},
-         "remove the key"},
-        {"max_grad_norm",
-         RefusedSpec{.form = RefusedSpec::Form::kZero, .why = "it is not a parameter of the optimizer"},
+        {"maximize", RefusedSpec{Form::kSwitch, "the loss is minimised"}, "remove the key"},
+        {"max_grad_norm", RefusedSpec{Form::kZero, "it is not a parameter of the optimizer"},
          "use the key gradient_clipping at the top"},
-        {"torch_adam", IgnoredSpec{Shape::kBool}, "there is one Adam, with the same formula"},
+        {"torch_adam", kIgnoredFlag, "there is one Adam, with the same formula"},
     };
     for (const char* key : {"fused", "foreach", "capturable", "differentiable", "set_grad_none"}) {
-      rows.push_back({key, IgnoredSpec{Shape::kBool}, kOneUpdate});
+      rows.push_back({key, kIgnoredFlag, kOneUpdate});
     }
     return Keys(std::move(rows));
   }();
@@ -88,32 +81,29 @@ const Keys& params_keys() {
 }
 
 const Keys& group_keys() {
-  static const GroupRule d;
   static const Keys keys({
       {"params", FormSpec{},
        "Names in the weight files that the group is for: `*` matches any text, `?` one letter. The first "
-       "group that "
-       "matches a parameter holds; a pattern that matches nothing is an error.",
+       "group that matches a parameter holds; a pattern that matches nothing is an error.",
        "required", "a pattern, or a list of them"},
       {"weight_decay", NumberSpec{}, "Weight decay of all parameters of the group, norms and biases too.",
        "the optimizer's"},
-      {"lr_factor", NumberSpec{.fallback = d.lr_factor},
+      {"lr_factor", &GroupRule::lr_factor, NumberSpec{},
        "Multiplies the learning rate, along its whole schedule; above 0."},
-      {"frozen", BoolSpec{}, "The parameters are never updated, and have no state."},
+      {"frozen", &ParamGroup::frozen, BoolSpec{}, "The parameters are never updated, and have no state."},
   });
   return keys;
 }
 
 const Keys& optimizer_keys() {
-  static const OptimizerConfig d;
   static const Keys keys({
       {"type", TextSpec{}, "The optimizer, in any case.", "required; AdamW without the section",
        "`\"AdamW\"`, `\"Adam\"`, `\"SGD\"` or `\"Lion\"`"},
-      {"state",
-       ChoiceSpec(d.state, {{"fp32", StatePrecision::kFull},
-                            {"split", StatePrecision::kSplit},
-                            {"bf16", StatePrecision::kBf16},
-                            {"int8", StatePrecision::kInt8}}),
+      {"state", &OptimizerConfig::state,
+       ChoiceSpec(StatePrecision::kFull, {{"fp32", StatePrecision::kFull},
+                                          {"split", StatePrecision::kSplit},
+                                          {"bf16", StatePrecision::kBf16},
+                                          {"int8", StatePrecision::kInt8}}),
        "How the optimizer's state is kept. Beside the weight, Adam's takes 12, 10, 6 or 4 bytes per "
        "parameter."},
       {"overlap", FormSpec{},
@@ -123,28 +113,17 @@ const Keys& optimizer_keys() {
       {"params", SectionSpec{params_keys}, "Parameters of the optimizer."},
       {"param_groups", ListSpec{group_keys}, "What differs for some parameters, an object for each group.",
        "none"},
-      {"legacy_fusion", IgnoredSpec{Shape::kBool}, kOneUpdate},
+      {"legacy_fusion", kIgnoredFlag, kOneUpdate},
   });
   return keys;
 }
 
-Owner owner_of(OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kAdam:
-      return kAdam;
-    case OptimizerKind::kSgd:
-      return kSgd;
-    case OptimizerKind::kLion:
-      return kLion;
-  }
-  return kAdam;
-}
-
-// Asked of the object itself, so that a key of another optimizer is not proposed for one that is misspelt.
+// Looks at the JSON object itself: a key that the section is asked for becomes known, and would be proposed
+// for a misspelt key of this optimizer.
 void refuse_keys_of_others(const Section& params, const std::string& type, OptimizerKind kind) {
   for (const ParamKey& known : kParamKeys) {
     const auto given = params.json().find(known.key);
-    if ((known.owners & owner_of(kind)) != 0 || given == params.json().end() || given->is_null()) continue;
+    if ((known.owners & bit_of(kind)) != 0 || given == params.json().end() || given->is_null()) continue;
     std::vector<const char*> owners;
     if ((known.owners & kAdam) != 0) owners.insert(owners.end(), {"Adam", "AdamW"});
     if ((known.owners & kSgd) != 0) owners.push_back("SGD");
@@ -171,12 +150,9 @@ void read_betas(Section& params, OptimizerConfig& out) {
   out.beta2 = (*betas)[1].get<double>();
 }
 
+// As DeepSpeed decides: "Adam" means AdamW too, unless adam_w_mode says no.
 bool read_decoupled(Section& params, bool adamw) {
-  // As DeepSpeed decides: "Adam" means AdamW too, unless adam_w_mode says no.
-  if (params.has("adam_w_mode") && params.has("adamw_mode")) {
-    params.fail("adamw_mode", "is another name of adam_w_mode, which is given too", "remove one of the two");
-  }
-  const char* key = params.has("adamw_mode") ? "adamw_mode" : "adam_w_mode";
+  const std::string key = params.spelled("adam_w_mode");
   const bool mode = params.boolean(key);
   if (adamw && !mode) {
     params.notice(key,
@@ -187,16 +163,13 @@ bool read_decoupled(Section& params, bool adamw) {
 
 void read_adam(Section& params, bool adamw, OptimizerConfig& out) {
   read_betas(params, out);
-  out.eps = params.number("eps");
   out.decoupled = read_decoupled(params, adamw);
-  out.bias_correction = params.boolean("bias_correction");
+  params.read_into(out, {"eps", "bias_correction"});
 }
 
 // With torch's defaults, and its rule for Nesterov's momentum.
 void read_sgd(Section& params, OptimizerConfig& out) {
-  out.momentum = params.number("momentum");
-  out.dampening = params.number("dampening");
-  out.nesterov = params.boolean("nesterov");
+  params.read_into(out, {"momentum", "dampening", "nesterov"});
   if (out.nesterov && (out.momentum == 0 || out.dampening != 0)) {
     params.fail("nesterov",
                 fmt::format("needs a momentum above 0 and no dampening; momentum is {}, dampening {}",
@@ -208,7 +181,7 @@ void read_sgd(Section& params, OptimizerConfig& out) {
   }
 }
 
-// With the defaults of Lion's paper, which are not DeepSpeed's: a line says so.
+// Notices name the defaults that are taken, since DeepSpeed's are others.
 void read_lion(Section& params, OptimizerConfig& out) {
   if (!params.has("lr")) {
     params.notice("lr",
@@ -235,14 +208,12 @@ void read_params(Section& params, const std::string& type, OptimizerConfig& out)
       read_lion(params, out);
       break;
   }
-  NumberSpec lr = params.spec_of<NumberSpec>("lr");
-  lr.fallback = out.lr;  // Lion's, if it is Lion
-  out.lr = params.number("lr", lr);
-  out.weight_decay = params.number("weight_decay");
-  out.decay_all = params.choice<Decay>("decay") == Decay::kAll;
+  out.lr = params.number("lr", out.lr);  // Lion has another default
+  params.read_into(out, {"weight_decay", "decay"});
 }
 
-// The name as we write it. DeepSpeed takes its own in any case, torch's "SGD" only so; here any case does.
+// Returns the name of the optimizer as messages write it. Upper or lower case does not matter here; DeepSpeed
+// takes its own names in any case, but torch's "SGD" only as written.
 std::string read_type(Section& section, OptimizerConfig& out) {
   struct Type {
     const char* name;
@@ -252,7 +223,7 @@ std::string read_type(Section& section, OptimizerConfig& out) {
                                            {"Adam", OptimizerKind::kAdam},
                                            {"SGD", OptimizerKind::kSgd},
                                            {"Lion", OptimizerKind::kLion}};
-  if (!section.has("type")) section.fail("type", "is missing", "\"type\": \"AdamW\"");
+  section.require("type", "\"type\": \"AdamW\"");
   const std::string given = section.text("type");
   for (const Type& type : kTypes) {
     if (lower(type.name) != lower(given)) continue;
@@ -260,7 +231,7 @@ std::string read_type(Section& section, OptimizerConfig& out) {
     return type.name;
   }
   constexpr const char* kExpected = "\"AdamW\", \"Adam\", \"SGD\" or \"Lion\"";
-  // Classes of DeepSpeed and torch, which its files do not take either.
+  // Names of classes of DeepSpeed and torch, which DeepSpeed's files do not accept either.
   for (const char* part : {"adam", "sgd", "lion"}) {
     const std::string name = lower(given);
     if (name == std::string("deepspeedcpu") + part || name == std::string("cpu") + part ||
@@ -278,7 +249,7 @@ std::string read_type(Section& section, OptimizerConfig& out) {
                                              : "use \"AdamW\"; its learning rate is another one");
 }
 
-// ---- our keys beside "params"
+// ---- the keys beside "params", which DeepSpeed has not
 
 bool read_overlap(Section& section, bool fallback) {
   constexpr const char* kKey = "overlap";
@@ -314,9 +285,9 @@ std::vector<std::string> read_patterns(Section& group) {
 ParamGroup read_group(Section& group) {
   ParamGroup out;
   out.patterns = read_patterns(group);
-  out.frozen = group.boolean("frozen");
+  group.read_into(out);
+  group.read_into(out.rule);
   if (group.has("weight_decay")) out.rule.weight_decay = group.number("weight_decay");
-  out.rule.lr_factor = group.number("lr_factor");
   if (group.json().contains("lr")) {
     group.fail("lr", "is not a key of a group",
                "\"lr_factor\" multiplies the learning rate of the others, along its whole schedule");
@@ -339,28 +310,10 @@ ParamGroup read_group(Section& group) {
   return out;
 }
 
-std::vector<ParamGroup> read_groups(Section& section) {
-  constexpr const char* kKey = "param_groups";
-  constexpr const char* kExpected = "a list: [{\"params\": \"*.bias\", \"weight_decay\": 0}]";
-  std::vector<ParamGroup> groups;
-  const Json* list = section.find(kKey);
-  if (list == nullptr) return groups;
-  if (!list->is_array()) section.wrong(kKey, kExpected);
-  for (std::size_t i = 0; i < list->size(); ++i) {
-    if (!(*list)[i].is_object()) {
-      section.fail(fmt::format("{}.{}", kKey, i),
-                   "found " + describe((*list)[i]) + ", expected an object in " + kExpected);
-    }
-    Section group = section.entry(kKey, i, (*list)[i]);
-    groups.push_back(read_group(group));
-  }
-  return groups;
-}
-
 void read_state(Section& section, RunConfig& run) {
   constexpr const char* kKey = "state";
-  StatePrecision& state = run.optimizer.state;
-  state = section.choice<StatePrecision>(kKey);
+  section.read_into(run.optimizer);
+  const StatePrecision state = run.optimizer.state;
   if (run.dtype == DType::kF64 && state != StatePrecision::kFull) {
     section.wrong(kKey, "\"fp32\", the default",
                   "with fp64 all of the state is fp64: remove the key, or disable fp64");
@@ -374,7 +327,8 @@ void read_state(Section& section, RunConfig& run) {
   }
 }
 
-// DeepSpeed's forms of "state": "bf16". `section` and `key` say where the one that is asked for stands.
+// Keeps the moments in bf16, as one of DeepSpeed's keys asks: `key` of `section`. `optimizer` may contradict
+// it by its own "state".
 void take_bf16_state(Section& section, const char* key, Section* optimizer, RunConfig& run) {
   StatePrecision& state = run.optimizer.state;
   if (optimizer != nullptr && optimizer->has("state")) {
@@ -390,7 +344,7 @@ void take_bf16_state(Section& section, const char* key, Section* optimizer, RunC
 void read_deepspeeds_state(Section& root, Section* optimizer, Section* params, RunConfig& run) {
   constexpr const char* kStates = "fp32_optimizer_states";
   if (params != nullptr && params->json().contains(kStates) && !params->boolean(kStates)) {
-    // In DeepSpeed they take the type of the weights then.
+    // In DeepSpeed the moments have the type of the weights then.
     if (run.dtype == DType::kF32 || run.dtype == DType::kF64) {
       params->notice(kStates,
                      fmt::format("has no effect: the moments take the type of the weights, which are {}; "
@@ -402,13 +356,13 @@ void read_deepspeeds_state(Section& root, Section* optimizer, Section* params, R
         params->notice(kStates, "false: the moments are bf16, which has fp32's range");
     }
   }
-  auto bf16 = root.section(root.has("bfloat16") ? "bfloat16" : "bf16");
+  auto bf16 = root.section(root.spelled("bf16"));
   if (bf16 && run.dtype == DType::kBF16 && bf16->boolean("bf16_optimizer_states")) {
     take_bf16_state(*bf16, "bf16_optimizer_states", optimizer, run);
   }
 }
 
-// Nothing of the optimizer's is kept in the way that is asked for.
+// A small state is asked for of an optimizer that has no moments to be kept in it.
 void warn_of_state_without_moments(Section& section, const OptimizerConfig& optimizer) {
   const bool small = optimizer.state == StatePrecision::kBf16 || optimizer.state == StatePrecision::kInt8;
   if (!small || optimizer.kind != OptimizerKind::kSgd || optimizer.momentum > 0) return;
@@ -434,7 +388,10 @@ void read_optimizer(Section& root, RunConfig& run) {
   Section params = section->section_or_empty("params");
   read_params(params, type, out);
   out.overlap = read_overlap(*section, out.overlap);
-  out.groups = read_groups(*section);
+  for (Section& group :
+       section->sections("param_groups", "a list: [{\"params\": \"*.bias\", \"weight_decay\": 0}]")) {
+    out.groups.push_back(read_group(group));
+  }
   read_state(*section, run);
   read_deepspeeds_state(root, &*section, &params, run);
   warn_of_state_without_moments(*section, out);

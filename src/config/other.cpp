@@ -1,5 +1,5 @@
-// What DeepSpeed's files may hold beside the sections that have a meaning here. Where a key would change what
-// is computed it is refused; where it would not, it is a warning with the reason.
+// What DeepSpeed's files may hold beside the sections that have a meaning here. A key that would change what
+// is computed is refused; any other gets a warning with the reason why it has no effect.
 #include <algorithm>
 #include <string_view>
 
@@ -20,32 +20,30 @@ constexpr const char* kRemove = "remove the key";
 constexpr const char* kNoTensor = "tensor parallelism is not supported, the model runs on one device";
 constexpr const char* kNoPipeline = "pipeline parallelism is not supported, the model runs on one device";
 
-enum class Reduction { kMean, kSum };
-
-// A degree of parallelism, of which there is only 1 (0: off).
+// A degree of parallelism: 1, or 0 for off.
 RefusedSpec only_one(const char* why) {
   return {.form = Form::kDegree, .why = why, .autos = Auto::kTakesFallback};
 }
 
-// Keys that say how something is done that is not done here.
-std::vector<Key> silent(const char* names, const char* meaning, std::vector<Key> rows) {
-  for (const std::string& name : words(names)) rows.push_back({name, SilentSpec{}, meaning});
+// Adds rows for keys that configure something which is not done here, and which are passed over in silence.
+std::vector<Key> with_silent(const char* names, const char* meaning, std::vector<Key> rows) {
+  for (const std::string& name : words(names)) rows.push_back({name, kSilent, meaning});
   return rows;
 }
 
 const Keys& tensor_degree_keys() {
-  static const Keys keys(silent("tp_grain_size mpu tp_group", "there is no tensor parallelism",
-                                {{"tp_size", only_one(kNoTensor), kRemove}}));
+  static const Keys keys(with_silent("tp_grain_size mpu tp_group", "there is no tensor parallelism",
+                                     {{"tp_size", only_one(kNoTensor), kRemove}}));
   return keys;
 }
 
 const Keys& tensor_keys() {
   static const Keys keys(
-      silent("preset_model tp_overlap_comm vocab_parallel_lm_head partition_config enabled "
-             "tensor_parallel injection_policy_tuple keep_module_on_host replace_with_kernel_inject",
-             "there is no tensor parallelism",
-             {{"autotp_size", only_one(kNoTensor), kRemove},
-              {"tp", SectionSpec{tensor_degree_keys}, "The degree of tensor parallelism."}}));
+      with_silent("preset_model tp_overlap_comm vocab_parallel_lm_head partition_config enabled "
+                  "tensor_parallel injection_policy_tuple keep_module_on_host replace_with_kernel_inject",
+                  "there is no tensor parallelism",
+                  {{"autotp_size", only_one(kNoTensor), kRemove},
+                   {"tp", SectionSpec{tensor_degree_keys}, "The degree of tensor parallelism."}}));
   return keys;
 }
 
@@ -54,7 +52,7 @@ const Keys& pipeline_keys() {
     std::vector<Key> rows = {{"stages", only_one(kNoPipeline), kRemove}};
     for (const char* key : {"partition", "seed_layers", "activation_checkpoint_interval", "pipe_partitioned",
                             "grad_partitioned", "use_reentrant"}) {
-      rows.push_back({key, IgnoredSpec{Shape::kAny}, "there is one stage"});
+      rows.push_back({key, kIgnored, "there is one stage"});
     }
     return Keys(std::move(rows));
   }();
@@ -65,8 +63,7 @@ const Keys& parallel_keys() {
   static const Keys keys({
       {"tensor", RefusedSpec{.form = Form::kDegree, .why = kNoTensor, .least = 1}, kRemove},
       {"pipeline", RefusedSpec{.form = Form::kDegree, .why = kNoPipeline, .least = 1}, kRemove},
-      {"sequence", RefusedSpec{.form = Form::kSwitch, .why = "sequence parallelism is not supported"},
-       kRemove},
+      {"sequence", RefusedSpec{Form::kSwitch, "sequence parallelism is not supported"}, kRemove},
   });
   return keys;
 }
@@ -74,8 +71,8 @@ const Keys& parallel_keys() {
 // The keys of a section that has "enabled".
 Keys feature_keys(const FeatureSpec& feature) {
   const bool anything = std::string_view(feature.keys) == "*";
-  return Keys(silent(anything ? "" : feature.keys, "of a section that is off, or does nothing",
-                     {{"enabled", BoolSpec{}, "Whether the section holds."}}));
+  return Keys(with_silent(anything ? "" : feature.keys, "of a section that is off, or does nothing",
+                          {{"enabled", BoolSpec{}, "Whether the section holds."}}));
 }
 
 void read_feature(Section& root, const Key& row, const FeatureSpec& feature) {
@@ -99,7 +96,7 @@ bool anything_enabled(const Json& value) {
   return value.is_structured() && std::any_of(value.begin(), value.end(), anything_enabled);
 }
 
-// A section that is nothing but its parts, each with a switch of its own.
+// The section has no switch itself: each of its parts has one.
 void read_compression(Section& root) {
   constexpr const char* kKey = "compression_training";
   if (const Json* compression = root.object(kKey); compression != nullptr && anything_enabled(*compression)) {
@@ -107,19 +104,11 @@ void read_compression(Section& root) {
   }
 }
 
-void read_gradient_keys(Section& root) {
-  if (root.number("gradient_predivide_factor") != 1) root.no_effect("gradient_predivide_factor");
-  if (root.choice<Reduction>("gradient_allreduce_op") == Reduction::kSum)
-    root.no_effect("gradient_allreduce_op");
-}
-
 }  // namespace
 
 std::vector<Key> other_deepspeed_keys() {
   const auto refuse = [](const char* keys = "*") { return FeatureSpec{WhenOn::kRefuse, keys}; };
   const auto warn = [](const char* keys = "*") { return FeatureSpec{WhenOn::kWarn, keys}; };
-  const IgnoredSpec number{Shape::kNumber}, text{Shape::kText}, flag{Shape::kBool}, object{Shape::kObject};
-  const IgnoredSwitchSpec on{};
   return {
       {"amp", refuse(), "use \"bf16\": {\"enabled\": true}"},
       {"torch_autocast", refuse("dtype lower_precision_safe_modules"), "use \"bf16\": {\"enabled\": true}"},
@@ -133,18 +122,16 @@ std::vector<Key> other_deepspeed_keys() {
       {"eigenvalue", refuse("verbose max_iter tol stability gas_boundary_resolution layer_name layer_num"),
        "remove the section: it serves quantization, which is not supported"},
       {"compression_training",
-       RefusedSpec{.form = Form::kPresence, .why = "it is not supported, and something in it is enabled"},
+       RefusedSpec{Form::kPresence, "it is not supported, and something in it is enabled"},
        "remove the section: weights are neither pruned nor quantized"},
-      {"sparse_attention", RefusedSpec{.form = Form::kPresence, .why = "attention is exact"},
-       "remove the section"},
-      {"weight_quantization", RefusedSpec{.form = Form::kPresence, .why = "weights are not quantized"},
-       kNoQuantization},
+      {"sparse_attention", RefusedSpec{Form::kPresence, "attention is exact"}, "remove the section"},
+      {"weight_quantization", RefusedSpec{Form::kPresence, "weights are not quantized"}, kNoQuantization},
       {"sequence_parallel_size",
        only_one("sequence parallelism is not supported, the model runs on one device"), kRemove},
       {"data_parallel_size", only_one("data parallelism is not supported, the model runs on one device"),
        kRemove},
-      {"prescale_gradients",
-       RefusedSpec{.form = Form::kSwitch, .why = "gradients are summed and divided once, exactly"}, kRemove},
+      {"prescale_gradients", RefusedSpec{Form::kSwitch, "gradients are summed and divided once, exactly"},
+       kRemove},
       {"parallel", SectionSpec{parallel_keys}, "Degrees of parallelism, each of which is 1."},
       {"tensor_parallel", SectionSpec{tensor_keys}, "DeepSpeed's tensor parallelism."},
       {"pipeline", SectionSpec{pipeline_keys}, "DeepSpeed's pipeline parallelism."},
@@ -170,37 +157,37 @@ std::vector<Key> other_deepspeed_keys() {
        kNoCheckpoints},
       {"datastates_ckpt", warn(), kNoCheckpoints},
       {"gradient_predivide_factor",
-       NumberSpec{.fallback = 1, .range = NumberSpec::Range::kPositive},
+       NumberSpec{.fallback = 1, .range = kPositive},
        kNothingReduced,
        {},
        {},
        Effect::kNone},
       {"gradient_allreduce_op",
-       ChoiceSpec(Reduction::kMean, {{"mean", Reduction::kMean}, {"sum", Reduction::kSum}}),
+       ChoiceSpec(false, {{"mean", false}, {"sum", true}}),
        kNothingReduced,
        {},
        {},
        Effect::kNone},
-      {"sparse_gradients", on, "an embedding's gradient is one dense block"},
-      {"managed_gradient_accumulation", flag, "a step always is one update"},
-      {"wall_clock_breakdown", on, kTrace},
-      {"memory_breakdown", on, "log.jsonl has the peak of every tier"},
-      {"dump_state", on, "the merged configuration is kept with the run"},
-      {"disable_allgather", on, "there is one rank, so nothing is gathered"},
-      {"graph_harvesting", on, "the step is planned ahead in any case"},
-      {"dataloader_drop_last", on, "batches are windows of the text, and always full"},
-      {"disable_python_gc", on, "there is no Python"},
-      {"steps_per_print", number, "progress is shown live, and log.jsonl has every step"},
-      {"log_level", text, "the program's own flags set it"},
-      {"vocabulary_size", number, "model.vocab_size, or the tokenizer, says it"},
-      {"checkpoint", object, kNoCheckpoints},
-      {"timers", object, kTrace},
-      {"compile", object, "there is no PyTorch graph to compile"},
-      {"zero_allow_untested_optimizer", flag, "there are no untested optimizers"},
-      {"zero_force_ds_cpu_optimizer", flag, "there is one Adam"},
-      {"seq_parallel_communication_data_type", text, "there is no sequence parallelism"},
-      {"seq_parallel_comm_data_type", text, "there is no sequence parallelism"},
-      {"use_data_before_expert_parallelism", flag, "there are no experts"},
+      {"sparse_gradients", kIgnoredSwitch, "an embedding's gradient is one dense block"},
+      {"managed_gradient_accumulation", kIgnoredFlag, "a step always is one update"},
+      {"wall_clock_breakdown", kIgnoredSwitch, kTrace},
+      {"memory_breakdown", kIgnoredSwitch, "log.jsonl has the peak of every tier"},
+      {"dump_state", kIgnoredSwitch, "the merged configuration is kept with the run"},
+      {"disable_allgather", kIgnoredSwitch, "there is one rank, so nothing is gathered"},
+      {"graph_harvesting", kIgnoredSwitch, "the step is planned ahead in any case"},
+      {"dataloader_drop_last", kIgnoredSwitch, "batches are windows of the text, and always full"},
+      {"disable_python_gc", kIgnoredSwitch, "there is no Python"},
+      {"steps_per_print", kIgnoredNumber, "progress is shown live, and log.jsonl has every step"},
+      {"log_level", kIgnoredText, "the program's own flags set it"},
+      {"vocabulary_size", kIgnoredNumber, "model.vocab_size, or the tokenizer, says it"},
+      {"checkpoint", kIgnoredObject, kNoCheckpoints},
+      {"timers", kIgnoredObject, kTrace},
+      {"compile", kIgnoredObject, "there is no PyTorch graph to compile"},
+      {"zero_allow_untested_optimizer", kIgnoredFlag, "there are no untested optimizers"},
+      {"zero_force_ds_cpu_optimizer", kIgnoredFlag, "there is one Adam"},
+      {"seq_parallel_communication_data_type", kIgnoredText, "there is no sequence parallelism"},
+      {"seq_parallel_comm_data_type", kIgnoredText, "there is no sequence parallelism"},
+      {"use_data_before_expert_parallelism", kIgnoredFlag, "there are no experts"},
   };
 }
 
@@ -209,15 +196,6 @@ void read_other_deepspeed(Section& root) {
     if (const auto* feature = std::get_if<FeatureSpec>(&row.spec)) read_feature(root, row, *feature);
   }
   read_compression(root);
-  for (const char* key : {"parallel", "tensor_parallel", "pipeline"}) {
-    auto section = root.section(key);
-    if (!section) continue;
-    if (section->keys().has("tp")) {
-      if (auto inner = section->section("tp")) inner->finish();
-    }
-    section->finish();
-  }
-  read_gradient_keys(root);
 }
 
 }  // namespace zg::config

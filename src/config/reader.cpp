@@ -16,7 +16,7 @@ struct Elsewhere {
   const char* key;
   const char* instead;
 };
-// Keys that people put at the wrong level, or know by another name.
+// Keys that people give at the wrong level, or know by another name.
 constexpr std::array<Elsewhere, 47> kElsewhere = {{
     {"adam_w_mode", "optimizer.params.adam_w_mode"},
     {"batch_size", "train_batch_size"},
@@ -76,43 +76,11 @@ bool integral(const Json& value) {
   return std::abs(d) <= kExact && std::floor(d) == d;
 }
 
-bool inside(double value, NumberSpec::Range range) {
-  switch (range) {
-    case NumberSpec::Range::kNotNegative:
-      return value >= 0;
-    case NumberSpec::Range::kPositive:
-      return value > 0;
-    case NumberSpec::Range::kBelowOne:
-      return value >= 0 && value < 1;
-    case NumberSpec::Range::kShare:
-      return value >= 0 && value <= 1;
-    case NumberSpec::Range::kAny:
-      return true;
-  }
-  return false;
-}
-
-// "0.5" for 0.5, or "true" for true: the likeliest slip with numbers and switches.
+// Quotes around a number or a switch are the likeliest slip.
 std::string quotes_hint(const Json& value) {
   if (!value.is_string()) return "";
   const Json inner = Json::parse(value.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
   return inner.is_number() || inner.is_boolean() ? "write it without quotes" : "";
-}
-
-bool has_shape(const Json& value, Shape shape) {
-  switch (shape) {
-    case Shape::kBool:
-      return value.is_boolean();
-    case Shape::kNumber:
-      return value.is_number();
-    case Shape::kText:
-      return value.is_string();
-    case Shape::kObject:
-      return value.is_object();
-    case Shape::kAny:
-      return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -137,6 +105,32 @@ bool Section::is_auto(const std::string& key) {
   return value != nullptr && value->is_string() && value->get_ref<const std::string&>() == "auto";
 }
 
+std::string Section::spelled(const std::string& key) {
+  for (const Key& row : keys_->rows()) {
+    const auto* alias = std::get_if<AliasSpec>(&row.spec);
+    if (alias == nullptr || key != alias->of || !has(row.name)) continue;
+    if (!has(key)) return row.name;
+    fail(row.name, fmt::format("is {} of {}, which is given too", alias->kind, key), "remove one of the two");
+  }
+  return key;
+}
+
+void Section::require(const std::string& key, const std::string& hint) {
+  if (!has(key)) fail(key, "is missing", hint);
+}
+
+std::int64_t Section::integer(const std::string& key, std::int64_t fallback) {
+  IntSpec spec = spec_of<IntSpec>(key);
+  spec.fallback = fallback;
+  return integer(key, spec);
+}
+
+double Section::number(const std::string& key, double fallback) {
+  NumberSpec spec = spec_of<NumberSpec>(key);
+  spec.fallback = fallback;
+  return number(key, spec);
+}
+
 std::int64_t Section::integer(const std::string& key, const IntSpec& spec) {
   const Json* value = find(key);
   if (value == nullptr) return spec.fallback;
@@ -158,9 +152,9 @@ double Section::number(const std::string& key, const NumberSpec& spec) {
     took_fallback(key, fmt::format("{}", spec.fallback), spec.note);
     return spec.fallback;
   }
-  if (!value->is_number()) wrong(key, range_text(spec.range), quotes_hint(*value));
+  if (!value->is_number()) wrong(key, spec.range.text, quotes_hint(*value));
   const double number = value->get<double>();
-  if (!std::isfinite(number) || !inside(number, spec.range)) wrong(key, range_text(spec.range));
+  if (!std::isfinite(number) || !spec.range.holds(number)) wrong(key, spec.range.text);
   return number;
 }
 
@@ -207,8 +201,17 @@ Section Section::section_or_empty(const std::string& key) {
   return there ? *there : child(key, none, spec_of<SectionSpec>(key).keys());
 }
 
-Section Section::entry(const std::string& key, std::size_t i, const Json& value) {
-  return child(fmt::format("{}.{}", key, i), value, spec_of<ListSpec>(key).keys());
+std::vector<Section> Section::sections(const std::string& key, const std::string& expected) {
+  std::vector<Section> out;
+  const Json* list = find(key);
+  if (list == nullptr) return out;
+  if (!list->is_array()) wrong(key, expected);
+  for (const Json& value : *list) {
+    const std::string entry = fmt::format("{}.{}", key, out.size());
+    if (!value.is_object()) fail(entry, "found " + describe(value) + ", expected an object in " + expected);
+    out.push_back(child(entry, value, spec_of<ListSpec>(key).keys()));
+  }
+  return out;
 }
 
 Section Section::child(const std::string& key, const Json& object, const Keys& keys) const {
@@ -229,7 +232,8 @@ void Section::refuse(const Key& row, const RefusedSpec& refused) {
       }
       break;
     case RefusedSpec::Form::kZero:
-      if (number(key, {}) > 0) fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
+      if (number(key, NumberSpec{}) > 0)
+        fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
       break;
     case RefusedSpec::Form::kPresence:
       if (has(key)) fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
@@ -237,33 +241,35 @@ void Section::refuse(const Key& row, const RefusedSpec& refused) {
   }
 }
 
-void Section::settle(const Key& row) {
+void Section::ignore(const Key& row, const IgnoredSpec& ignored) {
   const Json* value = find(row.name);
-  if (const auto* refused = std::get_if<RefusedSpec>(&row.spec)) {
-    refuse(row, *refused);
-  } else if (std::holds_alternative<IgnoredSwitchSpec>(row.spec)) {
-    if (is_auto(row.name) || boolean(row.name, false)) no_effect(row.name);
-  } else if (const auto* ignored = std::get_if<IgnoredSpec>(&row.spec);
-             ignored != nullptr && value != nullptr) {
-    if (!is_auto(row.name) && !has_shape(*value, ignored->shape)) {
-      wrong(row.name, name_of(ignored->shape), quotes_hint(*value));
-    }
-    no_effect(row.name);
+  if (value == nullptr || ignored.warns == IgnoredSpec::Warns::kNever) return;
+  if (!is_auto(row.name) && !ignored.shape.holds(*value)) {
+    wrong(row.name, ignored.shape.text, quotes_hint(*value));
   }
+  if (ignored.warns == IgnoredSpec::Warns::kGiven || *value != false) no_effect(row.name);
+}
+
+void Section::settle_without_effect(const Key& row) {
+  if (const auto* ignored = std::get_if<IgnoredSpec>(&row.spec)) ignore(row, *ignored);
+  if (row.effect == Effect::kHas) return;
+  const auto* choices = std::get_if<ChoiceSpec>(&row.spec);
+  const bool as_default = choices != nullptr ? choice_value(row.name) == choices->fallback
+                                             : number(row.name) == spec_of<NumberSpec>(row.name).fallback;
+  if (!as_default) no_effect(row.name);
 }
 
 void Section::finish() {
-  const auto refused = [](const Key& row) { return std::holds_alternative<RefusedSpec>(row.spec); };
-  const auto ignored = [](const Key& row) {
-    return std::holds_alternative<IgnoredSpec>(row.spec) ||
-           std::holds_alternative<IgnoredSwitchSpec>(row.spec) ||
-           std::holds_alternative<SilentSpec>(row.spec);
-  };
   for (const Key& row : keys_->rows()) {
-    if (refused(row) && !known(row.name)) settle(row);
+    const auto* refused = std::get_if<RefusedSpec>(&row.spec);
+    if (refused != nullptr && !known(row.name)) refuse(row, *refused);
   }
   for (const Key& row : keys_->rows()) {
-    if (ignored(row) && !known(row.name)) settle(row);
+    if (!std::holds_alternative<SectionSpec>(row.spec) || known(row.name)) continue;
+    if (auto unread = section(row.name)) unread->finish();
+  }
+  for (const Key& row : keys_->rows()) {
+    if (!known(row.name)) settle_without_effect(row);
   }
   for (const auto& [key, value] : object_->items()) {
     if (!known(key)) unknown(key);
@@ -302,13 +308,16 @@ void Section::took_fallback(const std::string& key, const std::string& value, co
   notice(key, fmt::format("\"auto\": took {}{}{}", value, *note == '\0' ? "" : ", ", note));
 }
 
-std::string Section::choice_name(const std::string& key, const std::vector<std::string>& names) {
-  const std::string expected = fmt::format("one of \"{}\"", fmt::join(names, "\", \""));
-  const Json& value = *find(key);
-  if (!value.is_string()) wrong(key, expected);
-  const std::string name = value.get<std::string>();
-  if (std::find(names.begin(), names.end(), name) != names.end()) return name;
-  const auto nearest = nearest_name(name, names);
+int Section::choice_value(const std::string& key) {
+  const ChoiceSpec& choices = spec_of<ChoiceSpec>(key);
+  const Json* value = find(key);
+  if (value == nullptr) return choices.fallback;
+  const std::string expected = fmt::format("one of \"{}\"", fmt::join(choices.names, "\", \""));
+  if (!value->is_string()) wrong(key, expected);
+  const std::string name = value->get<std::string>();
+  const auto it = std::find(choices.names.begin(), choices.names.end(), name);
+  if (it != choices.names.end()) return choices.values[static_cast<std::size_t>(it - choices.names.begin())];
+  const auto nearest = nearest_name(name, choices.names);
   wrong(key, expected, nearest ? "did you mean \"" + *nearest + "\"?" : "");
 }
 

@@ -1,10 +1,13 @@
-// A strict reader of one JSON object: each key is asked for by its name, and its type, range and default are
-// those of its row in the section's table; what nobody asked for is an error that names the nearest known
-// key. Private to src/config.
+// A strict reader of one JSON object. A reader asks for each key by its name, whose type, range and default
+// are those of its row in the section's table; a key that nobody asked for is an error that names the nearest
+// known key. Private to src/config.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,17 +19,25 @@ namespace zg::config {
 
 class Section {
  public:
-  // A view of `object`, which lies in `tree` and has these keys; all of them outlive it. Notices go to
-  // `warnings`. Asking for a key that is in no row aborts.
+  // Reads `object`, which lies in `tree` and has these keys; all of them must outlive the section. Notices go
+  // to `warnings`. Asking for a key that has no row aborts.
   Section(const ConfigTree& tree, const Json& object, std::string path, std::vector<std::string>& warnings,
           const Keys& keys);
 
-  // Null when the key is absent or null. From here on it is known.
+  // Null when the key is absent or null. The key counts as known from here on.
   const Json* find(const std::string& key);
   bool has(const std::string& key) { return find(key) != nullptr; }
   bool is_auto(const std::string& key);
-  // The JSON object at `key`; null where there is none.
+  // The JSON object at `key`; null when absent.
   const Json* object(const std::string& key);
+  // The name under which `key` is given: an alias of it, or itself. An error when both are given.
+  std::string spelled(const std::string& key);
+  // An error unless the key is given.
+  void require(const std::string& key, const std::string& hint);
+
+  // Reads all keys whose rows name a member of S, in the order of the rows, or those that are listed.
+  template <class S>
+  void read_into(S& out, std::initializer_list<std::string_view> listed = {});
 
   std::int64_t integer(const std::string& key) { return integer(key, spec_of<IntSpec>(key)); }
   double number(const std::string& key) { return number(key, spec_of<NumberSpec>(key)); }
@@ -35,9 +46,14 @@ class Section {
   // A number of bytes, or a text such as "48MiB"; positive. Nothing when absent.
   std::optional<std::int64_t> bytes(const std::string& key);
   template <class E>
-  E choice(const std::string& key);
-  // With another default, or other limits, than those of the row, where they depend on what was read before.
+  E choice(const std::string& key) {
+    ZG_ASSERT(*spec_of<ChoiceSpec>(key).type == typeid(E));
+    return static_cast<E>(choice_value(key));
+  }
+  // With another default, or another range, than those of the row, where they depend on what was read before.
+  std::int64_t integer(const std::string& key, std::int64_t fallback);
   std::int64_t integer(const std::string& key, const IntSpec& instead);
+  double number(const std::string& key, double fallback);
   double number(const std::string& key, const NumberSpec& instead);
   std::string text(const std::string& key, const std::string& fallback);
   template <class T>
@@ -49,18 +65,17 @@ class Section {
   std::optional<Section> section(const std::string& key);
   // The same, an empty one when absent.
   Section section_or_empty(const std::string& key);
-  // Entry i, an object, of the list of sections at `key`.
-  Section entry(const std::string& key, std::size_t i, const Json& value);
+  // The sections of the list at `key`; none when absent. `expected` says in errors what such a list looks
+  // like.
+  std::vector<Section> sections(const std::string& key, const std::string& expected);
   // A section at `key` that has these keys.
   Section child(const std::string& key, const Json& object, const Keys& keys) const;
 
-  // What the row of a key without effect asks for, whose value does something to others: a warning.
+  // Warns that a key has no effect, for the reason that its row gives.
   void no_effect(const std::string& key) { notice(key, "has no effect: " + keys_->at(key).meaning); }
-  // The key of a row that is refused, or without effect: an error, a warning, or nothing.
-  void settle(const Key& row);
 
-  // Every key with an effect has been asked for by now. Settles those that are refused, then those without
-  // effect; all others are unknown.
+  // Called when every key that has an effect has been asked for. Settles the others: refused keys, sections
+  // that nobody asked for, and keys without effect, in this order; what is left is unknown, an error.
   void finish();
 
   std::string where(const std::string& key) const { return tree_->where(path_of(key)); }
@@ -68,9 +83,10 @@ class Section {
   const Json& json() const { return *object_; }
   const Keys& keys() const { return *keys_; }
   const ConfigTree& tree() const { return *tree_; }
-  // Like the notices of "auto": "file: key: text".
+  // Adds the warning "file: key: text".
   void notice(const std::string& key, const std::string& text);
   [[noreturn]] void fail(const std::string& key, const std::string& what, const std::string& hint = {}) const;
+  // Fails with "found ..., expected ...".
   [[noreturn]] void wrong(const std::string& key, const std::string& expected,
                           const std::string& hint = {}) const;
 
@@ -78,9 +94,11 @@ class Section {
   [[noreturn]] void unknown(const std::string& key) const;
   bool known(const std::string& key) const;
   bool boolean(const std::string& key, bool fallback);
+  int choice_value(const std::string& key);
   void refuse(const Key& row, const RefusedSpec& refused);
+  void ignore(const Key& row, const IgnoredSpec& ignored);
+  void settle_without_effect(const Key& row);
   void took_fallback(const std::string& key, const std::string& value, const char* note);
-  std::string choice_name(const std::string& key, const std::vector<std::string>& names);
 
   const ConfigTree* tree_;
   const Json* object_;
@@ -90,12 +108,32 @@ class Section {
   std::vector<std::string> known_;
 };
 
-template <class E>
-E Section::choice(const std::string& key) {
-  const ChoiceSpec& choices = spec_of<ChoiceSpec>(key);
-  ZG_ASSERT(choices.type() == typeid(E));
-  if (find(key) == nullptr) return static_cast<E>(choices.fallback_value());
-  return static_cast<E>(choices.value_of(choice_name(key, choices.names())));
+template <class S>
+void Section::read_into(S& out, std::initializer_list<std::string_view> listed) {
+  for (const Key& row : keys_->rows()) {
+    const bool wanted =
+        listed.size() == 0 || std::find(listed.begin(), listed.end(), row.name) != listed.end();
+    if (wanted && row.owner != nullptr && *row.owner == typeid(S)) row.read(*this, spelled(row.name), &out);
+  }
+}
+
+template <class T>
+void read_value(Section& section, const std::string& key, T& out) {
+  if constexpr (std::is_same_v<T, bool>) {
+    out = std::holds_alternative<BoolSpec>(section.keys().at(key).spec) ? section.boolean(key)
+                                                                        : section.choice<bool>(key);
+  } else if constexpr (std::is_enum_v<T>) {
+    out = section.choice<T>(key);
+  } else if constexpr (std::is_integral_v<T>) {
+    out = static_cast<T>(section.integer(key));
+  } else if constexpr (std::is_floating_point_v<T>) {
+    out = section.number(key);
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    out = section.text(key);
+  } else {
+    static_assert(std::is_same_v<T, std::optional<std::int64_t>>, "no kind of key is read into this type");
+    out = section.bytes(key);
+  }
 }
 
 }  // namespace zg::config

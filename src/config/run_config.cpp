@@ -14,11 +14,6 @@ namespace zg {
 namespace config {
 namespace {
 
-const RunConfig& defaults() {
-  static const RunConfig run;
-  return run;
-}
-
 const Keys& model_section_keys() {
   static const Keys keys({
       {"from", TextSpec{}, "Hugging Face directory of a GPT-2 or Llama model to start from.",
@@ -38,24 +33,24 @@ const Keys& tokenizer_keys() {
 }
 
 const Keys& data_keys() {
+  using D = DataConfig;
   using Kind = TokenizerConfig::Kind;
   static const DataConfig d;
   static const Keys keys({
-      {"train", TextSpec{}, "Text file, or token file (`.bin`), to train on.", "required"},
+      {"train", &D::train, TextSpec{}, "Text file, or token file (`.bin`), to train on.", "required"},
       {"validation", FormSpec{},
        "Data to validate on: a file, or a share of the training text, taken from its end; 0: none.",
        fmt::format("`{}`", d.validation_share), "a text, or a number from 0 to below 1"},
       {"tokenizer",
        ChoiceSpec(d.tokenizer.kind, {{"bytes", Kind::kBytes}, {"chars", Kind::kChars}}),
        "How text becomes tokens: its bytes, its characters, or GPT-2's tokens; the directory then holds "
-       "`encoder.json` "
-       "and `vocab.bpe`.",
+       "`encoder.json` and `vocab.bpe`.",
        {},
        "`\"bytes\"`, `\"chars\"` or `{\"gpt2\": \"DIRECTORY\"}`"},
-      {"token_dtype", ChoiceSpec(d.token_dtype, {{"uint16", DType::kU16}, {"uint32", DType::kI32}}),
+      {"token_dtype", &D::token_dtype,
+       ChoiceSpec(DType::kU16, {{"uint16", DType::kU16}, {"uint32", DType::kI32}}),
        "Type of the tokens in `.bin` files."},
-      {"seq_len", IntSpec{.fallback = d.seq_len, .min = 1, .max = 1 << 24},
-       "Tokens of a sequence, at most the model's context.",
+      {"seq_len", IntSpec{.min = 1, .max = 1 << 24}, "Tokens of a sequence, at most the model's context.",
        fmt::format("`{}`, or the model's context if that is smaller", d.seq_len)},
   });
   return keys;
@@ -63,17 +58,17 @@ const Keys& data_keys() {
 
 const Keys& eval_keys() {
   static const Keys keys({
-      {"every", IntSpec{.fallback = defaults().eval_every}, "Steps between evaluations; 0: at the end only."},
-      {"batches", IntSpec{.fallback = defaults().eval_batches, .min = 1}, "Micro-batches of an evaluation."},
+      {"every", &RunConfig::eval_every, IntSpec{}, "Steps between evaluations; 0: at the end only."},
+      {"batches", &RunConfig::eval_batches, IntSpec{.min = 1}, "Micro-batches of an evaluation."},
   });
   return keys;
 }
 
 const Keys& sample_keys() {
   static const Keys keys({
-      {"tokens", IntSpec{.fallback = defaults().sample_tokens, .max = 1'000'000},
+      {"tokens", &RunConfig::sample_tokens, IntSpec{.max = 1'000'000},
        "Tokens of text that is generated at the end."},
-      {"prompt", TextSpec{}, "What the text begins with."},
+      {"prompt", &RunConfig::sample_prompt, TextSpec{}, "What the text begins with."},
   });
   return keys;
 }
@@ -88,10 +83,10 @@ const Keys& output_keys() {
 void read_model(Section& root, RunConfig& run) {
   auto section = root.section("model");
   if (!section) {
-    root.fail("model", "is missing",
-              "{\"from\": \"a Hugging Face directory\"}, or {\"arch\": \"gpt2\", \"n_layer\": ...}; a "
-              "DeepSpeed file "
-              "goes after one that has it: ziggurat train configs/tiny.json deepspeed.json");
+    root.fail(
+        "model", "is missing",
+        "{\"from\": \"a Hugging Face directory\"}, or {\"arch\": \"gpt2\", \"n_layer\": ...}; a DeepSpeed "
+        "file goes after one that has it: ziggurat train configs/tiny.json deepspeed.json");
   }
   if (section->has("from") == section->has("arch")) {
     section->fail(
@@ -143,18 +138,15 @@ void read_validation(Section& data, DataConfig& out) {
 void read_data(Section& root, RunConfig& run) {
   Section data = root.section_or_empty("data");
   DataConfig& out = run.data;
-  out.train = data.text("train");
+  data.read_into(out);
   if (out.train.empty()) {
     data.fail("train", "is missing",
               "name a text file or a token file (.bin), e.g. --set data.train=book.txt");
   }
   read_validation(data, out);
   read_tokenizer(data, out.tokenizer);
-  out.token_dtype = data.choice<DType>("token_dtype");
-  // Directories that are loaded have their own context, which the model's reader checks.
-  IntSpec seq_len = data.spec_of<IntSpec>("seq_len");
-  if (run.model) seq_len.fallback = std::min(seq_len.fallback, run.model->context);
-  out.seq_len = data.integer("seq_len", seq_len);
+  // The context of a model from a directory is not known here: whoever reads the directory checks it.
+  out.seq_len = data.integer("seq_len", run.model ? std::min(out.seq_len, run.model->context) : out.seq_len);
   if (run.model && out.seq_len > run.model->context) {
     data.wrong("seq_len", fmt::format("at most the context of the model, {}", run.model->context),
                "make seq_len smaller, or the model's n_positions or max_position_embeddings larger");
@@ -163,20 +155,14 @@ void read_data(Section& root, RunConfig& run) {
 }
 
 void read_run(Section& root, RunConfig& run) {
-  if (!root.has("steps")) root.fail("steps", "is missing", "e.g. \"steps\": 1000, or --set steps=1000");
-  run.steps = root.integer("steps");
-  run.seed = static_cast<std::uint64_t>(root.integer("seed"));
-  if (auto eval = root.section("eval")) {
-    run.eval_every = eval->integer("every");
-    run.eval_batches = eval->integer("batches");
-    eval->finish();
+  root.require("steps", "e.g. \"steps\": 1000, or --set steps=1000");
+  root.read_into(run);
+  for (const char* key : {"eval", "sample"}) {
+    auto section = root.section(key);
+    if (!section) continue;
+    section->read_into(run);
+    section->finish();
   }
-  if (auto sample = root.section("sample")) {
-    run.sample_tokens = sample->integer("tokens");
-    run.sample_prompt = sample->text("prompt");
-    sample->finish();
-  }
-  run.accumulation = root.choice<Accumulation>("accumulation");
 }
 
 void read_output(Section& root, const ConfigSource& source, RunConfig& run) {
@@ -191,8 +177,8 @@ void read_output(Section& root, const ConfigSource& source, RunConfig& run) {
 }  // namespace
 
 std::vector<Key> run_keys() {
-  return {{"steps", IntSpec{.min = 1}, "Optimizer steps.", "required"},
-          {"seed", IntSpec{.fallback = static_cast<std::int64_t>(defaults().seed)},
+  return {{"steps", &RunConfig::steps, IntSpec{.min = 1}, "Optimizer steps.", "required"},
+          {"seed", &RunConfig::seed, IntSpec{},
            "Seed of the weights, of the order of the data, and of all other random numbers."},
           {"model", SectionSpec{model_section_keys}, "What is trained."},
           {"data", SectionSpec{data_keys}, "What it is trained on."},
@@ -213,8 +199,7 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   read_run(root, run);
   read_data(root, run);
   read_batch(root, run);
-  read_devices(root, machine,
-               run);  // before the precision, which is "auto" by what the device multiplies fast
+  read_devices(root, machine, run);  // before the precision: "auto" asks what the device multiplies fast
   read_precision(root, machine, run);
   read_optimizer(root, run);  // after the precision, which limits how its state may be kept
   read_scheduler(root, run);

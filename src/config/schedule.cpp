@@ -1,4 +1,4 @@
-// "scheduler".
+// The section "scheduler".
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,85 +10,74 @@ namespace zg::config {
 namespace {
 
 using Kind = ScheduleConfig::Kind;
-enum class WarmupType { kLog, kLinear };
 
 const Keys& params_keys() {
-  using Range = NumberSpec::Range;
+  using C = ScheduleConfig;
   constexpr Auto kAuto = Auto::kTakesFallback;
   constexpr const char* kAsTheFirst = "as the first";
-  static const ScheduleConfig d;
   static const Keys keys({
       {"warmup_num_steps",
-       IntSpec{.fallback = d.warmup_num_steps,
+       IntSpec{.fallback = C{}.warmup_num_steps,
                .min = 1,
                .autos = kAuto,
                .note = "a tenth of the steps, at most 1000"},
        "Warmup*: steps of the warm-up. `\"auto\"` is a tenth of `steps`, at most 1000."},
-      {"warmup_type",
-       ChoiceSpec(d.warmup_linear ? WarmupType::kLinear : WarmupType::kLog,
-                  {{"log", WarmupType::kLog}, {"linear", WarmupType::kLinear}}),
+      {"warmup_type", &C::warmup_linear, ChoiceSpec(false, {{"log", false}, {"linear", true}}),
        "Warmup*: how the learning rate rises."},
-      {"warmup_min_lr", NumberSpec{.fallback = d.warmup_min_lr, .autos = kAuto},
+      {"warmup_min_lr", &C::warmup_min_lr, NumberSpec{.autos = kAuto},
        "WarmupLR, WarmupDecayLR: learning rate at the beginning."},
       {"warmup_max_lr", NumberSpec{.autos = kAuto, .note = "optimizer.params.lr"},
        "WarmupLR, WarmupDecayLR: learning rate at the end of the warm-up.", "`optimizer.params.lr`"},
       {"total_num_steps", IntSpec{.min = 1, .autos = kAuto, .note = "steps"},
        "WarmupDecayLR, WarmupCosineLR: steps until the learning rate is at its end.", "`steps`"},
-      {"warmup_min_ratio", NumberSpec{.fallback = d.warmup_min_ratio},
+      {"warmup_min_ratio", &C::warmup_min_ratio, NumberSpec{},
        "WarmupCosineLR: share of the optimizer's `lr` at the beginning."},
-      {"cos_min_ratio", NumberSpec{.fallback = d.cos_min_ratio},
+      {"cos_min_ratio", &C::cos_min_ratio, NumberSpec{},
        "WarmupCosineLR: share of the optimizer's `lr` at the end."},
-      {"cycle_min_lr", NumberSpec{}, "OneCycle: lowest learning rate of the cycle.", "required"},
-      {"cycle_max_lr", NumberSpec{}, "OneCycle: highest learning rate of the cycle.", "required"},
-      {"cycle_first_step_size", IntSpec{.fallback = d.cycle_first_step_size, .min = 1},
+      {"cycle_min_lr", &C::cycle_min_lr, NumberSpec{}, "OneCycle: lowest learning rate of the cycle.",
+       "required"},
+      {"cycle_max_lr", &C::cycle_max_lr, NumberSpec{}, "OneCycle: highest learning rate of the cycle.",
+       "required"},
+      {"cycle_first_step_size", &C::cycle_first_step_size, IntSpec{.min = 1},
        "OneCycle: steps of the first half."},
       {"cycle_second_step_size", IntSpec{.min = 1}, "OneCycle: steps of the second half.", kAsTheFirst},
-      {"cycle_first_stair_count", IntSpec{.fallback = d.cycle_first_stair_count},
+      {"cycle_first_stair_count", &C::cycle_first_stair_count, IntSpec{},
        "OneCycle: stairs of the first half; 0: none."},
       {"cycle_second_stair_count", IntSpec{}, "OneCycle: stairs of the second half; 0: none.", kAsTheFirst},
-      {"decay_step_size", IntSpec{.fallback = d.decay_step_size},
+      {"decay_step_size", &C::decay_step_size, IntSpec{},
        "OneCycle: after the cycle, steps between decays; 0: no decay."},
-      {"decay_lr_rate", NumberSpec{.fallback = d.decay_lr_rate},
+      {"decay_lr_rate", &C::decay_lr_rate, NumberSpec{},
        "OneCycle: decay of the learning rate after the cycle."},
-      {"cycle_momentum", BoolSpec{d.cycle_momentum},
+      {"cycle_momentum", &C::cycle_momentum, BoolSpec{},
        "OneCycle: beta1 moves against the learning rate. Beta2 stays, which is 0.99 in DeepSpeed."},
-      {"cycle_min_mom", NumberSpec{.fallback = d.cycle_min_mom, .range = Range::kBelowOne},
+      {"cycle_min_mom", &C::cycle_min_mom, NumberSpec{.range = kBelowOne},
        "OneCycle: lowest beta1 of the cycle."},
-      {"cycle_max_mom", NumberSpec{.fallback = d.cycle_max_mom, .range = Range::kBelowOne},
+      {"cycle_max_mom", &C::cycle_max_mom, NumberSpec{.range = kBelowOne},
        "OneCycle: highest beta1 of the cycle."},
-      {"decay_mom_rate", NumberSpec{.fallback = d.decay_mom_rate},
-       "OneCycle: decay of beta1 after the cycle."},
+      {"decay_mom_rate", &C::decay_mom_rate, NumberSpec{}, "OneCycle: decay of beta1 after the cycle."},
       {"last_batch_iteration", IntSpec{.fallback = -1, .min = -1},
        "The step that a run goes on from: there are no checkpoints yet, so it is -1."},
   });
   return keys;
 }
 
-// What "auto" stands for: a tenth of the run, as a warm-up of 1000 steps would be longer than many a run.
-std::int64_t warmup_fallback(Section& params, const RunConfig& run, std::int64_t otherwise) {
-  if (!params.is_auto("warmup_num_steps")) return otherwise;
-  return std::clamp<std::int64_t>(run.steps / 10, 1, 1000);
-}
-
 void read_warmup(Section& params, const RunConfig& run, ScheduleConfig& out) {
-  IntSpec steps = params.spec_of<IntSpec>("warmup_num_steps");
-  steps.fallback = warmup_fallback(params, run, steps.fallback);
-  out.warmup_num_steps = params.integer("warmup_num_steps", steps);
-  out.warmup_linear = params.choice<WarmupType>("warmup_type") == WarmupType::kLinear;
+  // "auto" stands for a tenth of the run, since a warm-up of 1000 steps would be longer than many a run.
+  constexpr const char* kSteps = "warmup_num_steps";
+  out.warmup_num_steps = params.is_auto(kSteps)
+                             ? params.integer(kSteps, std::clamp<std::int64_t>(run.steps / 10, 1, 1000))
+                             : params.integer(kSteps);
+  params.read_into(out, {"warmup_type"});
 }
 
 void read_warmup_rates(Section& params, const RunConfig& run, ScheduleConfig& out) {
-  out.warmup_min_lr = params.number("warmup_min_lr");
-  NumberSpec most = params.spec_of<NumberSpec>("warmup_max_lr");
-  most.fallback = run.optimizer.lr;
-  out.warmup_max_lr = params.number("warmup_max_lr", most);
+  params.read_into(out, {"warmup_min_lr"});
+  out.warmup_max_lr = params.number("warmup_max_lr", run.optimizer.lr);
 }
 
 void read_total_steps(Section& params, const RunConfig& run, ScheduleConfig& out) {
   constexpr const char* kTotal = "total_num_steps";
-  IntSpec total = params.spec_of<IntSpec>(kTotal);
-  total.fallback = run.steps;
-  out.total_num_steps = params.integer(kTotal, total);
+  out.total_num_steps = params.integer(kTotal, run.steps);
   if (out.total_num_steps < out.warmup_num_steps) {
     params.notice(kTotal, fmt::format("{} steps are less than the {} of the warm-up, which will not end",
                                       out.total_num_steps, out.warmup_num_steps));
@@ -97,24 +86,14 @@ void read_total_steps(Section& params, const RunConfig& run, ScheduleConfig& out
 
 void read_one_cycle(Section& params, const RunConfig& run, ScheduleConfig& out) {
   for (const char* key : {"cycle_min_lr", "cycle_max_lr"}) {
-    if (!params.has(key)) params.fail(key, "is missing", "OneCycle needs cycle_min_lr and cycle_max_lr");
+    params.require(key, "OneCycle needs cycle_min_lr and cycle_max_lr");
   }
-  out.cycle_min_lr = params.number("cycle_min_lr");
-  out.cycle_max_lr = params.number("cycle_max_lr");
-  out.decay_lr_rate = params.number("decay_lr_rate");
-  out.cycle_first_step_size = params.integer("cycle_first_step_size");
-  if (params.has("cycle_second_step_size")) {
-    out.cycle_second_step_size = params.integer("cycle_second_step_size");
-  }
-  out.decay_step_size = params.integer("decay_step_size");
-  out.cycle_first_stair_count = params.integer("cycle_first_stair_count");
-  if (params.has("cycle_second_stair_count")) {
-    out.cycle_second_stair_count = params.integer("cycle_second_stair_count");
-  }
-  out.cycle_momentum = params.boolean("cycle_momentum");
-  out.cycle_min_mom = params.number("cycle_min_mom");
-  out.cycle_max_mom = params.number("cycle_max_mom");
-  out.decay_mom_rate = params.number("decay_mom_rate");
+  params.read_into(
+      out, {"cycle_min_lr", "cycle_max_lr", "decay_lr_rate", "cycle_first_step_size", "decay_step_size",
+            "cycle_first_stair_count", "cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate"});
+  // Below zero, which no file can say, stands for "as the first".
+  out.cycle_second_step_size = params.integer("cycle_second_step_size", out.cycle_second_step_size);
+  out.cycle_second_stair_count = params.integer("cycle_second_stair_count", out.cycle_second_stair_count);
   constexpr double kDeepSpeedBeta2 = 0.99;
   if (out.cycle_momentum && run.optimizer.kind == OptimizerKind::kSgd) {
     params.notice("", "cycle_momentum moves beta1, which SGD has not; its momentum stays, as in DeepSpeed");
@@ -125,29 +104,14 @@ void read_one_cycle(Section& params, const RunConfig& run, ScheduleConfig& out) 
 }
 
 void read_schedule_params(Section& params, const RunConfig& run, ScheduleConfig& out) {
-  switch (out.kind) {
-    case Kind::kConstant:
-      break;
-    case Kind::kWarmup:
-      read_warmup(params, run, out);
-      read_warmup_rates(params, run, out);
-      break;
-    case Kind::kWarmupDecay:
-      read_warmup(params, run, out);
-      read_warmup_rates(params, run, out);
-      read_total_steps(params, run, out);
-      break;
-    case Kind::kWarmupCosine:
-      read_warmup(params, run, out);
-      out.warmup_min_ratio = params.number("warmup_min_ratio");
-      out.cos_min_ratio = params.number("cos_min_ratio");
-      read_total_steps(params, run, out);
-      break;
-    case Kind::kOneCycle:
-      read_one_cycle(params, run, out);
-      break;
-  }
-  // There are no checkpoints yet that a run could be resumed from.
+  const bool plain = out.kind == Kind::kWarmup, decays = out.kind == Kind::kWarmupDecay;
+  const bool cosine = out.kind == Kind::kWarmupCosine;
+  if (plain || decays || cosine) read_warmup(params, run, out);
+  if (plain || decays) read_warmup_rates(params, run, out);
+  if (cosine) params.read_into(out, {"warmup_min_ratio", "cos_min_ratio"});
+  if (decays || cosine) read_total_steps(params, run, out);
+  if (out.kind == Kind::kOneCycle) read_one_cycle(params, run, out);
+  // There are no checkpoints yet from which a run could be resumed.
   if (params.integer("last_batch_iteration") != -1) {
     params.wrong("last_batch_iteration", "-1", "remove the key: every run begins with its first step");
   }
@@ -155,7 +119,7 @@ void read_schedule_params(Section& params, const RunConfig& run, ScheduleConfig&
 }
 
 Kind schedule_kind(Section& section) {
-  if (!section.has("type")) section.fail("type", "is missing", "e.g. \"type\": \"WarmupCosineLR\"");
+  section.require("type", "e.g. \"type\": \"WarmupCosineLR\"");
   if (section.text("type", "") == "LRRangeTest") {
     section.wrong("type", "a schedule to train with",
                   "LRRangeTest is not supported: try a few runs with --set");
@@ -186,7 +150,7 @@ void read_scheduler(Section& root, RunConfig& run) {
   Section params = section->section_or_empty("params");
   read_schedule_params(params, run, run.schedule);
   section->finish();
-  // The schedule has rules of its own; better now than in the last step.
+  // The schedule has rules of its own, and some fail only at the end: both ends are tried before the run.
   try {
     for (const std::int64_t step : {std::int64_t{0}, run.steps - 1}) {
       (void)schedule_at(run.schedule, step, run.optimizer.lr, run.optimizer.beta1);

@@ -1,13 +1,13 @@
-// The sections of the configuration, each read into its part of RunConfig. Every function marks its keys in
-// `root` as known; load_config() calls them all, in this order. Beside each stand the rows of the keys that
-// it asks `root` for. Private to src/config.
+// The sections of the configuration, each read into its part of RunConfig. load_config() calls all of these
+// functions, in an order that it explains. Beside each reader stand the rows of the keys that it asks `root`
+// for. Private to src/config.
 #pragma once
 #include "config/reader.hpp"
 
 namespace zg::config {
 
-// Whether the files speak of tiers: then what is not placed goes wherever there is room; without them an
-// absent offload section means device memory, as in DeepSpeed.
+// Whether the files have a section "tiers". With it, tensors that no offload section places go wherever there
+// is room; without it they stay in device memory, as in DeepSpeed.
 bool has_tiers(Section& root);
 
 // Why some keys of DeepSpeed's have no effect.
@@ -46,8 +46,7 @@ void read_devices(Section& root, const Machine& machine, RunConfig& run);
 const Keys& threads_keys();
 void read_threads(Section& root, RunConfig& run);
 
-// other.cpp: what DeepSpeed has and this engine has not: refused where it would change what is
-// computed, else a warning.
+// other.cpp: the sections of DeepSpeed's that this engine has not.
 std::vector<Key> other_deepspeed_keys();
 void read_other_deepspeed(Section& root);
 

@@ -1,5 +1,5 @@
-// The "threads" section: which cores compute, and which are kept for others. Whether the machine has them is
-// found out by the planner: a configuration is read anywhere.
+// The "threads" section: which cores compute, and which are reserved. The session checks that the machine has
+// them, since a configuration may be read on another machine.
 #include <fmt/format.h>
 
 #include "config/sections.hpp"
@@ -7,9 +7,9 @@
 namespace zg::config {
 namespace {
 
-constexpr int kMostCores = 8192;  // more is a slip of the pen on any machine
+constexpr int kMostCores = 8192;  // of any machine; more is a typing error
 
-// None for "auto".
+// None for "auto" and where the key is absent.
 std::optional<int> read_count(Section& threads, const char* key) {
   const Json* value = threads.find(key);
   if (value == nullptr || threads.is_auto(key)) return std::nullopt;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <functional>
 #include <set>
 
 #include "ziggurat/base/error.hpp"
@@ -23,7 +24,8 @@ bool is_auto(const Json& value) {
 
 // ---- parsing
 
-// nlohmann's parser keeps the last of two equal keys; here a second one is an error, as in DeepSpeed.
+// Refuses keys that are given twice, as DeepSpeed does (nlohmann's parser would keep the last one), and
+// nesting that is too deep.
 class StructureCheck {
  public:
   explicit StructureCheck(const std::string& name) : name_(name) {}
@@ -62,7 +64,7 @@ class StructureCheck {
   std::vector<Level> levels_;
 };
 
-// The part of nlohmann's message after its own position.
+// The reason in nlohmann's message, without its position.
 std::string reason_of(const std::string& what) {
   std::size_t begin = what.find("column ");
   begin = begin == std::string::npos ? what.find("] ") : what.find(": ", begin);
@@ -98,14 +100,16 @@ Json read_file(const std::string& path) {
 
 // ---- merging
 
-// The value at `path` inside `root`, or null.
-const Json* look_up(const Json& root, std::initializer_list<const char*> path) {
+// The value at `path` ("a.b") inside `root`, or null.
+const Json* look_up(const Json& root, std::string_view path) {
   const Json* value = &root;
-  for (const char* key : path) {
+  while (!path.empty()) {
     if (!value->is_object()) return nullptr;
-    const auto it = value->find(key);
+    const std::size_t dot = std::min(path.find('.'), path.size());
+    const auto it = value->find(std::string(path.substr(0, dot)));
     if (it == value->end()) return nullptr;
     value = &*it;
+    path.remove_prefix(std::min(dot + 1, path.size()));
   }
   return value;
 }
@@ -122,23 +126,12 @@ void drop(ConfigTree& tree, Json& object, const std::string& path, const std::st
   forget_origins(tree, join_path(path, key));
 }
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
-void drop_old_params(ConfigTree& tree, const char* section, const Json& type) {
-  const Json* old = look_up(tree.root, {section, "type"});
+void drop_old_params(ConfigTree& tree, const std::string& section, const Json& type) {
+  const Json* old = look_up(tree.root, section + ".type");
   if (old == nullptr || !old->is_string() || !type.is_string()) return;
   if (lower(old->get<std::string>()) != lower(type.get<std::string>())) {
     drop(tree, tree.root[section], section, "params");
   }
-}
-
-void drop_old_model(ConfigTree& tree, const std::string& new_kind) {
-  const char* other = new_kind == "from" ? "arch" : "from";
-  if (look_up(tree.root, {"model", other}) != nullptr) drop(tree, tree.root, "", "model");
 }
 
 void drop_old_batch_keys(ConfigTree& tree, const std::set<std::string>& given) {
@@ -148,16 +141,18 @@ void drop_old_batch_keys(ConfigTree& tree, const std::set<std::string>& given) {
   }
 }
 
-void drop_superseded(ConfigTree& tree, const Json& incoming) {
-  for (const char* section : {"optimizer", "scheduler"}) {
-    if (const Json* type = look_up(incoming, {section, "type"})) drop_old_params(tree, section, *type);
+// Drops what a source supersedes. given(path) is the value that the source has there, or null.
+void drop_superseded(ConfigTree& tree, const std::function<const Json*(const std::string& path)>& given) {
+  for (const std::string section : {"optimizer", "scheduler"}) {
+    if (const Json* type = given(section + ".type")) drop_old_params(tree, section, *type);
   }
-  for (const char* kind : {"from", "arch"}) {
-    if (look_up(incoming, {"model", kind}) != nullptr) drop_old_model(tree, kind);
+  for (const auto& [kind, other] : {std::pair{"model.from", "model.arch"}, {"model.arch", "model.from"}}) {
+    const bool replaced = given(kind) != nullptr && look_up(tree.root, other) != nullptr;
+    if (replaced) drop(tree, tree.root, "", "model");
   }
   std::set<std::string> batch;
   for (const char* key : kBatchKeys) {
-    const Json* value = look_up(incoming, {key});
+    const Json* value = given(key);
     if (value != nullptr && !value->is_null() && !is_auto(*value)) batch.insert(key);
   }
   drop_old_batch_keys(tree, batch);
@@ -172,7 +167,7 @@ void merge_object(ConfigTree& tree, Json& base, const Json& incoming, const std:
       merge_object(tree, *it, value, child, origin);
       continue;
     }
-    // aio.backend is ours, and "auto" one of its plain values.
+    // aio.backend is no key of DeepSpeed's, and "auto" is one of its values.
     if (it != base.end() && is_auto(value) && !it->is_null() && !is_auto(*it) && child != "aio.backend") {
       tree.notices.push_back(
           fmt::format("{}: {}: \"auto\": kept {} of {}", origin, child, describe(*it), tree.origin(child)));
@@ -212,7 +207,7 @@ Override parse_override(const std::string& text) {
   }
   if (result.keys.size() > static_cast<std::size_t>(kMaxDepth)) malformed(text, "has too many keys");
   const std::string value = text.substr(equals + 1);
-  // What is no JSON is text: 48MiB, WarmupLR, /mnt/fast.
+  // A value that is no JSON is text: 48MiB, WarmupLR, /mnt/fast.
   const Json probe = Json::parse(value, nullptr, /*allow_exceptions=*/false);
   result.value =
       probe.is_discarded() ? Json(value) : parse_text(value, fmt::format("{} {}", kOverrideOrigin, text));
@@ -226,7 +221,8 @@ std::optional<std::size_t> array_index(const std::string& key) {
   return index;
 }
 
-// The place `key` of `container`, made if it is not there yet. Something that has no keys gives way.
+// The value at `key` of `container`, created if need be. A container that is no object or list is replaced by
+// one.
 Json& step_into(Json& container, const std::string& key, const std::string& path, const Override& change) {
   const std::optional<std::size_t> index = array_index(key);
   if (!container.is_structured()) container = index ? Json::array() : Json::object();
@@ -243,7 +239,7 @@ void apply_override(ConfigTree& tree, const Override& change) {
   Json* place = &tree.root;
   std::string path;
   for (const std::string& key : change.keys) {
-    if (!place->is_structured()) tree.origins[path] = kOverrideOrigin;  // step_into() makes it anew
+    if (!place->is_structured()) tree.origins[path] = kOverrideOrigin;  // step_into() replaces it
     place = &step_into(*place, key, path, change);
     path = join_path(path, key);
   }
@@ -255,18 +251,13 @@ void apply_override(ConfigTree& tree, const Override& change) {
 void apply_overrides(ConfigTree& tree, const std::vector<std::string>& texts) {
   std::vector<Override> changes;
   for (const std::string& text : texts) changes.push_back(parse_override(text));
-  // All of them count as one source, whatever their order: first what they make void, then they themselves.
-  std::set<std::string> batch;
-  for (const Override& change : changes) {
-    if (change.path == "optimizer.type") drop_old_params(tree, "optimizer", change.value);
-    if (change.path == "scheduler.type") drop_old_params(tree, "scheduler", change.value);
-    if (change.path == "model.from") drop_old_model(tree, "from");
-    if (change.path == "model.arch") drop_old_model(tree, "arch");
-    const bool is_batch_key =
-        std::find(kBatchKeys.begin(), kBatchKeys.end(), change.path) != kBatchKeys.end();
-    if (is_batch_key && !change.value.is_null() && !is_auto(change.value)) batch.insert(change.path);
-  }
-  drop_old_batch_keys(tree, batch);
+  // All overrides count as one source, whatever their order: first they drop what they supersede, then they
+  // are applied.
+  drop_superseded(tree, [&](const std::string& path) {
+    const auto last = std::find_if(changes.rbegin(), changes.rend(),
+                                   [&](const Override& change) { return change.path == path; });
+    return last == changes.rend() ? nullptr : &last->value;
+  });
   for (const Override& change : changes) apply_override(tree, change);
 }
 
@@ -274,6 +265,12 @@ void apply_overrides(ConfigTree& tree, const std::vector<std::string>& texts) {
 
 std::string join_path(const std::string& path, std::string_view key) {
   return path.empty() ? std::string(key) : path + "." + std::string(key);
+}
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
 }
 
 std::string describe(const Json& value) {
@@ -311,7 +308,7 @@ std::string ConfigTree::where_section(const std::string& path) const {
 
 Json parse_text(const std::string& text, const std::string& name) {
   try {
-    // By reference: the parser takes its callback as a std::function, which copies.
+    // Captured by reference, since the parser takes its callback as a std::function, which copies.
     StructureCheck check(name);
     return Json::parse(
         text,
@@ -333,7 +330,7 @@ ConfigTree merge_sources(const ConfigSource& source) {
   tree.origins[""] = source.files.front();
   for (const std::string& file : source.files) {
     const Json incoming = read_file(file);
-    drop_superseded(tree, incoming);
+    drop_superseded(tree, [&](const std::string& path) { return look_up(incoming, path); });
     merge_object(tree, tree.root, incoming, "", file);
   }
   apply_overrides(tree, source.overrides);

@@ -1,5 +1,5 @@
-// The configuration before it is interpreted: the files merged, overrides applied, and for every value the
-// place it came from. Private to src/config.
+// The configuration before it is interpreted: all files merged, overrides applied, and for every value the
+// source that it came from. Private to src/config.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,28 +11,31 @@
 
 namespace zg::config {
 
-using Json = nlohmann::ordered_json;  // keys stay in the order they were written, and so do the warnings
+using Json = nlohmann::ordered_json;  // keeps the order of the keys, so that warnings have it too
 
 struct ConfigTree {
   Json root = Json::object();
-  std::map<std::string, std::string> origins;  // "zero_optimization.stage" -> "ds.json"; children inherit
-  std::vector<std::string> notices;            // what merging decided on its own
+  // The source of each value: "zero_optimization.stage" -> "ds.json". It holds for the children of a value
+  // too.
+  std::map<std::string, std::string> origins;
+  std::vector<std::string> notices;  // which values were kept over a later "auto"
 
-  // "ds.json: zero_optimization.stage". A key that nobody wrote belongs to the first file.
+  // A key as errors name it: "ds.json: zero_optimization.stage". A key that no source has belongs to the
+  // first file.
   std::string where(const std::string& path) const;
   std::string origin(const std::string& path) const;
-  // The same for a whole section that several sources may have filled: "a.json + b.json: model".
+  // The same for a section to which several sources may have contributed: "a.json + b.json: model".
   std::string where_section(const std::string& path) const;
 };
 
-// JSON with comments. Throws Error(kUsage) "name:line:column": what was read, what was expected. Keys given
-// twice and nesting beyond kMaxDepth are errors too.
+// Parses JSON with comments. Throws Error(kUsage) at "name:line:column" for a text that is no JSON, and at
+// "name" for a key that is given twice and for nesting deeper than kMaxDepth.
 Json parse_text(const std::string& text, const std::string& name);
 inline constexpr int kMaxDepth = 64;
 
-// Objects merge key by key, anything else is replaced by what comes later, with four exceptions that let a
-// DeepSpeed file be laid over one of ours:
-//   - "auto" in a later file keeps an earlier value (it means "take it from the trainer");
+// Merges all sources. Objects are merged key by key; any other value is replaced by a later one, with four
+// exceptions that let a DeepSpeed file be laid over one of ours:
+//   - "auto" in a later file keeps an earlier value, since it means "take it from the trainer";
 //   - a later optimizer.type or scheduler.type that differs drops the earlier params;
 //   - a later model.from drops an earlier model.arch and its keys, and the other way round;
 //   - a source that gives two of the three batch keys drops the third.
@@ -40,7 +43,8 @@ inline constexpr int kMaxDepth = 64;
 ConfigTree merge_sources(const ConfigSource& source);
 
 std::string join_path(const std::string& path, std::string_view key);
-// "text \"a\"", "3", "an object": a value as an error message shows it.
+std::string lower(std::string text);
+// A value as an error message shows it: text "a", 3, an object.
 std::string describe(const Json& value);
 
 }  // namespace zg::config

@@ -1,4 +1,4 @@
-// "zero_optimization": where parameters and optimizer state may live.
+// "zero_optimization": the lowest tier that parameters and optimizer state may be demoted to.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,15 +14,13 @@ constexpr const char* kPlanned =
 constexpr const char* kOverlapped = "reads and writes always overlap with the computation";
 constexpr const char* kBudget = "tiers.host is the budget, buffers included";
 
-using Form = RefusedSpec::Form;
-
 constexpr const char* kPinned = "staging memory is pinned where there is a GPU";
 constexpr const char* kNoQuantization = "weights and gradients are not quantized on their way";
 constexpr const char* kHalves = "remove the key; \"communication_data_type\": \"bf16\" halves gradients";
 constexpr const char* kOldForm = "this key is DeepSpeed's old form";
 constexpr const char* kOneRank = "there is one rank";
 
-// What stands between no offload section and the tiers.
+// The default of a section's "device", in words.
 constexpr const char* kOtherwise =
     "the device, as in DeepSpeed; with a `tiers` section wherever there is room";
 
@@ -36,72 +34,64 @@ const Keys& offload_param_keys() {
       {"device", placements(),
        "The lowest tier that parameters may sink to. `\"cpu\"` and `\"nvme\"` need stage 3.", kOtherwise},
       {"nvme_path", TextSpec{}, "Directory of the NVMe tier where `tiers.nvme` is not given.", "none"},
-      {"pin_memory", IgnoredSpec{Shape::kBool}, kPinned},
-      {"buffer_count", IgnoredSpec{Shape::kNumber}, kBudget},
-      {"buffer_size", IgnoredSpec{Shape::kNumber}, kBudget},
-      {"max_in_cpu", IgnoredSpec{Shape::kNumber}, kBudget},
+      {"pin_memory", kIgnoredFlag, kPinned},
+      {"buffer_count", kIgnoredNumber, kBudget},
+      {"buffer_size", kIgnoredNumber, kBudget},
+      {"max_in_cpu", kIgnoredNumber, kBudget},
   });
   return keys;
 }
 
 const Keys& offload_optimizer_keys() {
-  static const RunConfig d;
   static const Keys keys({
       {"device", placements(),
        "The lowest tier that the optimizer's state may sink to. `\"cpu\"` and `\"nvme\"` need stage 1 or "
        "more.",
        kOtherwise},
       {"nvme_path", TextSpec{}, "Directory of the NVMe tier where `tiers.nvme` is not given.", "none"},
-      {"ratio",
-       NumberSpec{.fallback = d.host_update_share,
-                  .range = NumberSpec::Range::kShare,
-                  .autos = Auto::kTakesFallback},
+      {"ratio", &RunConfig::host_update_share, NumberSpec{.range = kShare, .autos = Auto::kTakesFallback},
        "Share of the parameters that is updated on the host; with stage 3, when the state may leave the "
-       "device. As many "
-       "whole blocks as are in the rest of them have their state on the device, and are updated there."},
-      {"pin_memory", IgnoredSpec{Shape::kBool}, kPinned},
-      {"buffer_count", IgnoredSpec{Shape::kNumber}, kBudget},
-      {"pipeline_read", IgnoredSpec{Shape::kBool}, kOverlapped},
-      {"pipeline_write", IgnoredSpec{Shape::kBool}, kOverlapped},
-      {"pipeline", IgnoredSpec{Shape::kBool}, kOverlapped},
-      {"fast_init", IgnoredSpec{Shape::kBool}, "the optimizer state is initialised in one way"},
-      {"super_offload", IgnoredSpec{Shape::kBool}, kOverlapped},
-      {"convert_grad_on_cpu", IgnoredSpec{Shape::kBool}, "gradients are converted inside the Adam kernel"},
-      {"cpuadam_cores_perc", IgnoredSpec{Shape::kNumber}, "the updates share all cores with the rest"},
+       "device. As many whole blocks as are in the rest of them have their state on the device, and are "
+       "updated there."},
+      {"pin_memory", kIgnoredFlag, kPinned},
+      {"buffer_count", kIgnoredNumber, kBudget},
+      {"pipeline_read", kIgnoredFlag, kOverlapped},
+      {"pipeline_write", kIgnoredFlag, kOverlapped},
+      {"pipeline", kIgnoredFlag, kOverlapped},
+      {"fast_init", kIgnoredFlag, "the optimizer state is initialised in one way"},
+      {"super_offload", kIgnoredFlag, kOverlapped},
+      {"convert_grad_on_cpu", kIgnoredFlag, "gradients are converted inside the Adam kernel"},
+      {"cpuadam_cores_perc", kIgnoredNumber, "the updates share all cores with the rest"},
   });
   return keys;
 }
 
-// Adds the path to the NVMe tier, unless tiers.nvme says where that is.
-void use_nvme_path(Section& section, Placement placement, const char* note_key, bool tier_given,
-                   RunConfig& run) {
-  const std::string path = section.text(note_key);
-  if (placement != Placement::kNvme) {
-    if (!path.empty()) section.notice(note_key, "has no effect: device is not nvme");
-    return;
-  }
-  if (tier_given) {
-    if (!path.empty()) section.notice(note_key, "has no effect: tiers.nvme says where the tier is");
+// Adds the path of an offload section to the NVMe tier, unless tiers.nvme says where that is.
+void use_nvme_path(Section& section, Placement placement, bool tier_given, RunConfig& run) {
+  constexpr const char* kKey = "nvme_path";
+  const std::string path = section.text(kKey);
+  if (placement != Placement::kNvme || tier_given) {
+    if (path.empty()) return;
+    section.notice(kKey, placement != Placement::kNvme ? "has no effect: device is not nvme"
+                                                       : "has no effect: tiers.nvme says where the tier is");
     return;
   }
   if (path.empty()) {
     section.fail(
-        note_key, "is missing, and the device is nvme",
+        kKey, "is missing, and the device is nvme",
         "name a directory on the drive, or give \"tiers\": {\"nvme\": [{\"path\": ..., \"bytes\": ...}]}");
   }
   const bool known = std::any_of(run.tiers.nvme.begin(), run.tiers.nvme.end(),
                                  [&](const io::DriveOptions& drive) { return drive.path == path; });
   if (known) return;
   if (!run.tiers.nvme.empty()) {
-    section.notice(note_key, "is a second path: parameters and optimizer state are striped over both");
+    section.notice(kKey, "is a second path: parameters and optimizer state are striped over both");
   }
   run.tiers.nvme.push_back({path, 0});
 }
 
 Placement read_device(Section& section) {
-  if (!section.has("device")) {
-    section.fail("device", "is missing", "\"device\": \"cpu\", \"nvme\" or \"none\"");
-  }
+  section.require("device", "\"device\": \"cpu\", \"nvme\" or \"none\"");
   return section.choice<Placement>("device");
 }
 
@@ -113,7 +103,7 @@ void read_offload_param(Section& zero, std::int64_t stage, bool tier_given, RunC
     section->fail("device", fmt::format("offloading parameters needs ZeRO stage 3, found stage {}", stage),
                   "set zero_optimization.stage to 3, or remove offload_param");
   }
-  use_nvme_path(*section, run.offload_param, "nvme_path", tier_given, run);
+  use_nvme_path(*section, run.offload_param, tier_given, run);
   section->finish();
 }
 
@@ -139,7 +129,7 @@ void read_offload_optimizer(Section& zero, std::int64_t stage, bool tier_given, 
     section->fail("device", "offloading the optimizer needs ZeRO stage 1, 2 or 3, found stage 0",
                   "set zero_optimization.stage, or remove offload_optimizer");
   }
-  use_nvme_path(*section, run.offload_optimizer, "nvme_path", tier_given, run);
+  use_nvme_path(*section, run.offload_optimizer, tier_given, run);
   read_ratio(*section, stage, run);
   section->finish();
 }
@@ -147,7 +137,8 @@ void read_offload_optimizer(Section& zero, std::int64_t stage, bool tier_given, 
 }  // namespace
 
 const Keys& zero_keys() {
-  const auto refused = [](const char* why) { return RefusedSpec{.form = Form::kSwitch, .why = why}; };
+  using Form = RefusedSpec::Form;
+  const auto refused = [](const char* why, Form form = Form::kSwitch) { return RefusedSpec{form, why}; };
   static const Keys keys({
       {"stage", IntSpec{.max = 3},
        "ZeRO's stage. One rank has nothing to shard; the stage decides what may be offloaded."},
@@ -156,53 +147,49 @@ const Keys& zero_keys() {
       {"zero_quantized_weights", refused(kNoQuantization), kHalves},
       {"zero_quantized_nontrainable_weights", refused(kNoQuantization), kHalves},
       {"zero_quantized_gradients", refused(kNoQuantization), kHalves},
-      {"zero_hpz_partition_size", RefusedSpec{.form = Form::kDegree, .why = kOneRank}, "remove the key"},
+      {"zero_hpz_partition_size", refused(kOneRank, Form::kDegree), "remove the key"},
       {"mics_shard_size", RefusedSpec{.form = Form::kDegree, .why = kOneRank, .least = -1}, "remove the key"},
-      {"zenflow", RefusedSpec{.form = Form::kPresence, .why = "its updates are late, here they are exact"},
+      {"zenflow", refused("its updates are late, here they are exact", Form::kPresence),
        "remove the section; updates overlap with the computation anyway"},
-      {"zeropp_loco_param", RefusedSpec{.form = Form::kPresence, .why = "gradients are not quantized"},
-       "remove the section"},
+      {"zeropp_loco_param", refused("gradients are not quantized", Form::kPresence), "remove the section"},
       {"cpu_offload", refused(kOldForm), "use \"offload_optimizer\": {\"device\": \"cpu\"}"},
       {"cpu_offload_param", refused(kOldForm), "use \"offload_param\": {\"device\": \"cpu\"}"},
-      {"allgather_bucket_size", IgnoredSpec{Shape::kNumber}, kBuckets},
-      {"allgather_partitions", IgnoredSpec{Shape::kBool}, kBuckets},
-      {"allgather_size", IgnoredSpec{Shape::kNumber}, kBuckets},
-      {"compute_grad_norm", IgnoredSpec{Shape::kBool}, "the norm is in log.jsonl for every step"},
-      {"contiguous_gradients", IgnoredSpec{Shape::kBool}, "the gradients of a block are one tensor anyway"},
-      {"cpu_offload_use_pin_memory", IgnoredSpec{Shape::kBool},
-       "staging memory is pinned where there is a GPU"},
-      {"elastic_checkpoint", IgnoredSpec{Shape::kBool}, kNoCheckpoints},
-      {"enable_sanity_checks", IgnoredSpec{Shape::kBool}, "the checks are always on"},
-      {"ignore_unused_parameters", IgnoredSpec{Shape::kBool}, "the models use all of their parameters"},
-      {"leaf_module", IgnoredSpec{Shape::kObject}, "a block is fetched as a whole"},
-      {"legacy_stage1", IgnoredSpec{Shape::kBool}, "there is one implementation of all stages"},
-      {"load_from_fp32_weights", IgnoredSpec{Shape::kBool}, kNoCheckpoints},
-      {"log_trace_cache_warnings", IgnoredSpec{Shape::kBool}, "the step's plan cannot be invalidated"},
-      {"memory_efficient_linear", IgnoredSpec{Shape::kBool}, "linear layers keep nothing twice"},
-      {"mics_hierarchical_params_gather", IgnoredSpec{Shape::kBool}, kBuckets},
-      {"overlap_comm", IgnoredSpec{Shape::kBool}, "copies always overlap with the computation"},
-      {"override_module_apply", IgnoredSpec{Shape::kBool}, "there are no Python modules"},
-      {"parameter_alignment", IgnoredSpec{Shape::kBool}, "every parameter is aligned"},
-      {"pipeline_loading_checkpoint", IgnoredSpec{Shape::kBool}, kNoCheckpoints},
-      {"reduce_bucket_size", IgnoredSpec{Shape::kNumber}, kBuckets},
-      {"reduce_scatter", IgnoredSpec{Shape::kBool}, kBuckets},
-      {"round_robin_gradients", IgnoredSpec{Shape::kBool}, kBuckets},
-      {"save_muon_momentum_buffer_in_memory", IgnoredSpec{Shape::kBool}, "there is no Muon"},
-      {"stage3_allgather_sequential", IgnoredSpec{Shape::kBool}, kBuckets},
-      {"stage3_gather_16bit_weights_on_model_save", IgnoredSpec{Shape::kBool},
-       "the model is always saved whole"},
-      {"stage3_gather_fp16_weights_on_model_save", IgnoredSpec{Shape::kBool},
-       "the model is always saved whole"},
-      {"stage3_max_live_parameters", IgnoredSpec{Shape::kNumber}, kPlanned},
-      {"stage3_max_reuse_distance", IgnoredSpec{Shape::kNumber}, kPlanned},
-      {"stage3_model_persistence_threshold", IgnoredSpec{Shape::kNumber}, kPlanned},
-      {"stage3_module_granularity_threshold", IgnoredSpec{Shape::kNumber}, kPlanned},
-      {"stage3_param_persistence_threshold", IgnoredSpec{Shape::kNumber}, kPlanned},
-      {"stage3_partition_stream_chunk_size", IgnoredSpec{Shape::kNumber}, kPlanned},
-      {"stage3_prefetch_bucket_size", IgnoredSpec{Shape::kNumber}, kPlanned},
-      {"stage3_use_all_reduce_for_fetch_params", IgnoredSpec{Shape::kBool}, kBuckets},
-      {"sub_group_size", IgnoredSpec{Shape::kNumber}, "a block of the model is the unit of an update"},
-      {"use_multi_rank_bucket_allreduce", IgnoredSpec{Shape::kBool}, kBuckets},
+      {"allgather_bucket_size", kIgnoredNumber, kBuckets},
+      {"allgather_partitions", kIgnoredFlag, kBuckets},
+      {"allgather_size", kIgnoredNumber, kBuckets},
+      {"compute_grad_norm", kIgnoredFlag, "the norm is in log.jsonl for every step"},
+      {"contiguous_gradients", kIgnoredFlag, "the gradients of a block are one tensor anyway"},
+      {"cpu_offload_use_pin_memory", kIgnoredFlag, kPinned},
+      {"elastic_checkpoint", kIgnoredFlag, kNoCheckpoints},
+      {"enable_sanity_checks", kIgnoredFlag, "the checks are always on"},
+      {"ignore_unused_parameters", kIgnoredFlag, "the models use all of their parameters"},
+      {"leaf_module", kIgnoredObject, "a block is fetched as a whole"},
+      {"legacy_stage1", kIgnoredFlag, "there is one implementation of all stages"},
+      {"load_from_fp32_weights", kIgnoredFlag, kNoCheckpoints},
+      {"log_trace_cache_warnings", kIgnoredFlag, "the step's plan cannot be invalidated"},
+      {"memory_efficient_linear", kIgnoredFlag, "linear layers keep nothing twice"},
+      {"mics_hierarchical_params_gather", kIgnoredFlag, kBuckets},
+      {"overlap_comm", kIgnoredFlag, "copies always overlap with the computation"},
+      {"override_module_apply", kIgnoredFlag, "there are no Python modules"},
+      {"parameter_alignment", kIgnoredFlag, "every parameter is aligned"},
+      {"pipeline_loading_checkpoint", kIgnoredFlag, kNoCheckpoints},
+      {"reduce_bucket_size", kIgnoredNumber, kBuckets},
+      {"reduce_scatter", kIgnoredFlag, kBuckets},
+      {"round_robin_gradients", kIgnoredFlag, kBuckets},
+      {"save_muon_momentum_buffer_in_memory", kIgnoredFlag, "there is no Muon"},
+      {"stage3_allgather_sequential", kIgnoredFlag, kBuckets},
+      {"stage3_gather_16bit_weights_on_model_save", kIgnoredFlag, "the model is always saved whole"},
+      {"stage3_gather_fp16_weights_on_model_save", kIgnoredFlag, "the model is always saved whole"},
+      {"stage3_max_live_parameters", kIgnoredNumber, kPlanned},
+      {"stage3_max_reuse_distance", kIgnoredNumber, kPlanned},
+      {"stage3_model_persistence_threshold", kIgnoredNumber, kPlanned},
+      {"stage3_module_granularity_threshold", kIgnoredNumber, kPlanned},
+      {"stage3_param_persistence_threshold", kIgnoredNumber, kPlanned},
+      {"stage3_partition_stream_chunk_size", kIgnoredNumber, kPlanned},
+      {"stage3_prefetch_bucket_size", kIgnoredNumber, kPlanned},
+      {"stage3_use_all_reduce_for_fetch_params", kIgnoredFlag, kBuckets},
+      {"sub_group_size", kIgnoredNumber, "a block of the model is the unit of an update"},
+      {"use_multi_rank_bucket_allreduce", kIgnoredFlag, kBuckets},
   });
   return keys;
 }

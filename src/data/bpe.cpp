@@ -44,11 +44,11 @@ CharClass class_of(char32_t code) {
   return code < 128 ? kAsciiClasses[code] : search_class(code);
 }
 
-// A place in a text, with the character that stands there.
+// A position in a text, with the character there.
 struct Cursor {
   std::string_view text;
   std::size_t at = 0;
-  std::size_t length = 0;  // of the character; 0 at the end and where the text is no UTF-8
+  std::size_t length = 0;  // bytes of the character; 0 at the end and where the text is no UTF-8
   CharClass kind = CharClass::kOther;
 
   Cursor(std::string_view t, std::size_t a) : text(t), at(a) { look(); }
@@ -75,8 +75,8 @@ std::size_t contraction_at(std::string_view rest) {
   return 0;
 }
 
-// The characters that GPT-2's files write the 256 bytes with: printable Latin-1 as itself, the rest, in
-// order, from U+0100 on.
+// The characters by which GPT-2's files write the 256 bytes: printable Latin-1 bytes as themselves, the
+// others in order as the characters from U+0100 on.
 std::array<char32_t, 256> byte_characters() {
   std::array<char32_t, 256> table{};
   char32_t next = 0x100;
@@ -87,7 +87,7 @@ std::array<char32_t, 256> byte_characters() {
   return table;
 }
 
-// The inverse: bytes by character; -1 for none.
+// The inverse: the byte of each character; -1: none.
 std::vector<int> byte_by_character() {
   std::vector<int> bytes(0x200, -1);
   const auto table = byte_characters();
@@ -122,8 +122,8 @@ std::size_t gpt2_piece(std::string_view text, std::size_t& at) {
   const std::size_t begin = at;
   if (const std::size_t n = contraction_at(text.substr(begin)); n > 0) return n;
 
-  // " ?" and a run of one class. The run's last look may meet invalid bytes: the piece ends before them, and
-  // the next call stands on them.
+  // " ?" and a run of characters of one class. The run may end at invalid bytes: the piece then ends before
+  // them, and the next call begins at them.
   Cursor cursor(text, begin);
   if (text[begin] == ' ') cursor.step();
   if (cursor.length == 0 && !cursor.at_end()) {
@@ -136,8 +136,8 @@ std::size_t gpt2_piece(std::string_view text, std::size_t& at) {
     return cursor.at - begin;
   }
 
-  // White space. It leaves its last character to what follows (as the " ?" of a word, if it is a blank),
-  // unless it is the only one, or nothing follows.
+  // A run of white space. Its last character belongs to the next piece (as the " ?" of a word, if it is a
+  // blank), unless it is the only one or nothing follows.
   cursor = Cursor(text, begin);
   std::size_t last = begin;
   while (cursor.length > 0 && cursor.kind == CharClass::kSpace) {
@@ -239,14 +239,14 @@ const BpeModel::Merge* BpeModel::find(std::int32_t left, std::int32_t right) con
   return it == merges_.end() ? nullptr : &it->second;
 }
 
-// A token of the piece so far; merged ones are linked out.
+// A token of the piece, in a linked list. Merging takes the right token out of the list.
 struct BpeModel::Part {
   std::int32_t id;
   std::int32_t previous, next;  // -1: none
 };
 
-// Two neighbours that could merge. Stale when either has changed since; then their ids no longer give this
-// merge.
+// Two neighbours that could be merged. A candidate is stale when either token has changed since: their ids
+// are then no longer those of the candidate.
 struct BpeModel::Candidate {
   std::int32_t rank, left, left_id, right_id, product;
   bool operator<(const Candidate& other) const {  // the top of the queue: lowest rank, then leftmost
@@ -254,8 +254,8 @@ struct BpeModel::Candidate {
   }
 };
 
-// The reference takes the merge of lowest rank that occurs, applies it from left to right throughout the
-// piece, and starts again. A queue does the same without rescanning.
+// GPT-2's reference finds the merge of lowest rank that occurs in the piece, applies it from left to right
+// throughout the piece, and starts again. A priority queue does the same without scanning the piece anew.
 class BpeModel::Merging {
  public:
   Merging(const BpeModel& model, std::string_view piece) : model_(model) {
@@ -272,7 +272,7 @@ class BpeModel::Merging {
   void run(std::vector<std::int32_t>& out) {
     std::vector<Candidate> same_rank;
     while (!queue_.empty()) {
-      // All of this rank before any that their merging brings, however low in rank those are.
+      // All candidates of this rank come before new ones that these merges create, even of lower rank.
       const std::int32_t rank = queue_.top().rank;
       same_rank.clear();
       while (!queue_.empty() && queue_.top().rank == rank) {
@@ -303,7 +303,7 @@ class BpeModel::Merging {
     Part& right = parts_[index(left.next)];
     left.id = c.product;
     left.next = right.next;
-    right.id = -1;  // no candidate has this id, so those of the right part are stale
+    right.id = -1;  // no candidate has this id, so all that begin with the right token are stale
     if (left.next >= 0) parts_[index(left.next)].previous = c.left;
     propose(c.left);
     if (left.previous >= 0) propose(left.previous);

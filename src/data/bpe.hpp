@@ -1,6 +1,6 @@
-// GPT-2's byte-pair encoding: the pre-tokenisation pattern, and the merges inside each of its pieces.
+// GPT-2's byte-pair encoding: the pattern that cuts a text into pieces, and the merges inside each piece.
 //
-// Immutable after construction, any thread may call.
+// Immutable after construction: any thread may call.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,20 +13,20 @@ namespace zg {
 
 // The length in bytes of the piece that starts at `at`, by GPT-2's pattern
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// Returns 0 where the text is no UTF-8, with `at` moved to the offending byte. at < text.size().
+// Requires at < text.size(). Where the piece is no UTF-8, moves `at` to the invalid byte and returns 0.
 std::size_t gpt2_piece(std::string_view text, std::size_t& at);
 
 // The vocabulary and the merges.
 class BpeModel {
  public:
-  // The contents of encoder.json and vocab.bpe; the names are for errors. Throws Error(kUsage).
+  // Takes the contents of encoder.json and vocab.bpe, and their names for errors. Throws Error(kUsage).
   BpeModel(std::string_view encoder_json, std::string_view vocab_bpe, const std::string& encoder_name,
            const std::string& bpe_name);
 
   std::int64_t vocab_size() const { return static_cast<std::int64_t>(bytes_.size()); }
-  // The bytes that a token stands for; <|endoftext|> stands for its own name.
+  // The bytes that a token stands for; of <|endoftext|> that is its own name.
   const std::string& bytes_of(std::int32_t id) const { return bytes_[static_cast<std::size_t>(id)]; }
-  // Appends the tokens of one piece. Time O(n log n) in its length.
+  // Appends the tokens of one piece, in O(n log n) of its length.
   void append_piece(std::string_view piece, std::vector<std::int32_t>& out) const;
 
  private:

@@ -22,13 +22,13 @@ bool is_token_file(const std::string& path) {
   return std::filesystem::path(path).extension() == ".bin";
 }
 
-constexpr std::int64_t kCheckTokens = 1 << 20;  // at a time, when a whole file is checked
+constexpr std::int64_t kCheckTokens = 1 << 20;  // read at a time when a whole file is checked
 
 }  // namespace
 
 struct DataSet::State {
   std::int64_t seq_len = 0;
-  std::int64_t id_limit = 0;  // ids must be below; 0: no limit
+  std::int64_t id_limit = 0;  // all ids must be below it; 0: no limit
   std::unique_ptr<TextTokenizer> tokenizer;
   Split train, validation;
 
@@ -96,7 +96,7 @@ void DataSet::State::check_ids(const Split& split) const {
   for (std::int64_t done = 0; done < split.count; done += kCheckTokens) {
     const std::int64_t n = std::min(kCheckTokens, split.count - done);
     split.file->read(split.first + done, n, ids.data());
-    // As unsigned, so that ids of 2^31 and more, which come out negative, are the largest.
+    // Compared as unsigned, so that ids of 2^31 and more, which are negative here, are the largest.
     const auto largest = std::max_element(ids.begin(), ids.begin() + n, [](std::int32_t a, std::int32_t b) {
       return static_cast<std::uint32_t>(a) < static_cast<std::uint32_t>(b);
     });
@@ -115,15 +115,15 @@ void DataSet::State::throw_bad_id(const Split& split, std::int64_t position, std
               "a larger model.vocab_size, or the right data.token_dtype (uint16 or uint32) for this file");
 }
 
-// seq_len + 1 tokens from `start` of the split, as inputs and their successors.
+// Reads seq_len + 1 tokens from `start` of the split: seq_len inputs, and as targets their successors.
 void DataSet::State::window(const Split& split, std::int64_t start, std::int32_t* ids,
                             std::int32_t* targets) const {
   const std::int64_t first = split.first + start;
   split.file->read(first, seq_len, ids);
   split.file->read(first + seq_len, 1, targets + seq_len - 1);
   std::copy(ids + 1, ids + seq_len, targets);
-  // Checked when the file was opened, but the file may have changed, and an embedding must not read past its
-  // end.
+  // The ids were checked when the file was opened, but the file may have changed since, and an id beyond the
+  // vocabulary would make the embedding read past its end.
   for (std::int64_t i = 0; i < seq_len; ++i) check_id(split, first + i, ids[i]);
   check_id(split, first + seq_len, targets[seq_len - 1]);
 }
@@ -163,7 +163,7 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
     s.take_texts(config, cache_dir);
   }
   s.check_lengths(config);
-  // Our own tokens are below the tokenizer's vocabulary: no need to read them all.
+  // Tokens made here are below the tokenizer's vocabulary, so they need not all be read.
   const bool known_below = !tokens && (vocab_size == 0 || s.tokenizer->vocab_size() <= vocab_size);
   const bool cannot_be_above =
       s.train.file->dtype() == DType::kU16 && (vocab_size == 0 || vocab_size > 65535);
@@ -193,7 +193,8 @@ void DataSet::train_batch(std::uint64_t seed, std::int64_t step, std::int64_t fi
   const State& s = *state_;
   ZG_ASSERT(step >= 0 && first_sequence >= 0, "step {}, sequence {}", step, first_sequence);
   s.resize(out, sequences);
-  // A stream per step: the number of sequences in a step is not known here, and must not matter.
+  // Each step has a random stream of its own, so that the number of sequences in a step, which is not known
+  // here, does not matter.
   std::array<char, 32> name;
   const auto end = fmt::format_to_n(name.data(), name.size(), "data.{}", step).out;
   const NamedRandom random(seed, std::string_view(name.data(), static_cast<std::size_t>(end - name.data())));

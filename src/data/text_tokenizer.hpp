@@ -1,6 +1,6 @@
-// What the data set needs of a tokenizer beyond its public face: encoding a long text piece by piece.
+// What the data set needs of a tokenizer beyond its public interface: to encode a long text piece by piece.
 //
-// Immutable after construction, so any thread may call.
+// Immutable after construction: any thread may call.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace zg {
 
-// Where a piece of text stands, for errors.
+// Where a piece of text comes from, for errors.
 struct TextPlace {
-  std::string where = "text";  // its file
-  std::int64_t offset = 0;     // of its first byte there
+  std::string where = "text";  // the file
+  std::int64_t offset = 0;     // of the piece's first byte in the file
 };
 
 class TextTokenizer : public Tokenizer {
@@ -24,8 +24,9 @@ class TextTokenizer : public Tokenizer {
   // Appends the tokens of `text`. Throws Error(kUsage) naming place, byte offset and what cannot be encoded.
   virtual void append(std::string_view text, const TextPlace& place,
                       std::vector<std::int32_t>& out) const = 0;
-  // The longest prefix (in bytes) of an unfinished text whose tokens do not depend on what follows, and after
-  // which encoding may start afresh: append(prefix), append(rest) equals append(whole). 0: none, show more.
+  // The length in bytes of a prefix at which an unfinished text may be cut: its tokens do not depend on what
+  // follows, so that append(prefix), append(rest) gives the tokens of append(whole). As long as can be told;
+  // 0: more text is needed.
   virtual std::size_t safe_prefix(std::string_view text) const = 0;
   // Two tokenizers with the same identity give the same tokens.
   virtual std::string identity() const = 0;
@@ -41,20 +42,21 @@ class TextTokenizer : public Tokenizer {
 inline constexpr const char* kTokenizerFile = "tokenizer.ziggurat.json";
 
 std::unique_ptr<TextTokenizer> make_byte_tokenizer();
-// `code_points` sorted, without repetition.
+// `code_points` must be sorted and without repetition.
 std::unique_ptr<TextTokenizer> make_char_tokenizer(std::vector<char32_t> code_points);
-// From a directory with encoder.json and vocab.bpe.
+// From a directory that holds encoder.json and vocab.bpe. Throws Error(kUsage).
 std::unique_ptr<TextTokenizer> make_gpt2_tokenizer(const std::string& directory);
-// As load_tokenizer.
+// As load_tokenizer().
 std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory);
 
-// Marks in `seen` (0x110000 entries) the code points of a text; returns their number with repetition. Throws
-// Error(kUsage) where the text is no UTF-8.
+// Marks the code points of a text in `seen` (0x110000 entries), and returns how many characters the text has.
+// Throws Error(kUsage) where the text is no UTF-8.
 std::int64_t mark_code_points(std::string_view text, const TextPlace& place, std::vector<bool>& seen);
 std::vector<char32_t> marked_code_points(const std::vector<bool>& seen);
 
+// Throws Error(kUsage) for the byte text[at].
 [[noreturn]] void throw_invalid_utf8(std::string_view text, std::size_t at, const TextPlace& place);
-// An id that a tokenizer does not know.
+// Throws Error(kUsage) for an id that is not in a tokenizer's vocabulary.
 [[noreturn]] void throw_unknown_id(std::int32_t id, std::int64_t vocab_size);
 
 }  // namespace zg

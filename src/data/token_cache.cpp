@@ -40,7 +40,7 @@ class Descriptor {
   int fd_;
 };
 
-// A text of any size, read in pieces.
+// A text file of any size, read in pieces.
 class TextFile {
  public:
   explicit TextFile(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
@@ -73,8 +73,8 @@ class TextFile {
     }
   }
 
-  // Bytes [begin, end) go to use(piece, place), in order. `prefix` says how much of an unfinished piece is a
-  // piece; 0 makes it grow.
+  // Passes bytes [begin, end) to use(piece, place), in order. prefix(text) says after how many bytes a text
+  // that goes on may be cut; 0: nowhere yet, more must be read.
   void for_pieces(std::int64_t begin, std::int64_t end,
                   const std::function<std::size_t(std::string_view)>& prefix,
                   const std::function<void(std::string_view, const TextPlace&)>& use) const {
@@ -100,7 +100,7 @@ class TextFile {
   std::int64_t size_ = 0, mtime_ns_ = 0;
 };
 
-// Writes tokens to path + ".part"; finish() makes it the file.
+// Writes tokens to path + ".part", which finish() renames to `path`.
 class TokenWriter {
  public:
   TokenWriter(const std::string& path, DType dtype)
@@ -151,7 +151,7 @@ class TokenWriter {
   bool finished_ = false;
 };
 
-// Held while the cache is looked at and made; the system drops it with the process.
+// A lock that is held while the cache is checked and made. The system releases it when the process ends.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::string& directory)
@@ -192,8 +192,8 @@ class CacheMaker {
   bool by_characters() const { return config_.tokenizer.kind != TokenizerConfig::Kind::kBytes; }
   std::string path(const char* file) const { return (std::filesystem::path(directory_) / file).string(); }
 
-  // What the tokens depend on, known before any text is read. The vocabulary of "chars" follows from the
-  // text.
+  // All that the tokens depend on. It is known before any text is read: the vocabulary of "chars" follows
+  // from the text.
   nlohmann::json sources() const {
     nlohmann::json stamp = {{"version", kCacheVersion}, {"train", train_.stamp()}};
     stamp["tokenizer"] = cache_.tokenizer ? cache_.tokenizer->identity() : "chars";
@@ -216,7 +216,8 @@ class CacheMaker {
     return cache_.tokenizer->vocab_size() <= 65536 ? DType::kU16 : DType::kI32;
   }
 
-  // Under the lock, so that what is opened is what was made, even if another process makes other tokens next.
+  // Called under the lock, so that these are the tokens that were made, even if another process makes others
+  // next.
   void open_tokens() {
     const auto open = [&](const char* file, std::int64_t tokens) -> std::unique_ptr<TokenFile> {
       if (tokens == 0) return nullptr;
@@ -229,7 +230,8 @@ class CacheMaker {
     cache_.validation = open(kValidationFile, cache_.validation_tokens);
   }
 
-  // A cache that does not fit, for whatever reason, is made anew: nothing in it is the user's.
+  // Whether the cache in the directory can be used. Otherwise, for whatever reason, it is made anew: nothing
+  // in it belongs to the user.
   bool reuse(const nlohmann::json& wanted) {
     if (!std::filesystem::exists(path("tokens.json"))) return false;
     const std::string text = read_text_file(path("tokens.json"), "the stamp of a token cache");
@@ -238,7 +240,8 @@ class CacheMaker {
       log::info("data: the tokens in {} are of other sources or settings", directory_);
       return false;
     }
-    const bool learned = !cache_.tokenizer;  // from the text, and kept beside the tokens
+    const bool learned =
+        !cache_.tokenizer;  // its vocabulary follows from the text, and lies beside the tokens
     const std::string wrong = take_results(stamp.value("results", nlohmann::json()));
     if (wrong.empty()) {
       log::info("data: {} training and {} validation tokens, kept in {}", cache_.train_tokens,
@@ -250,7 +253,8 @@ class CacheMaker {
     return false;
   }
 
-  // What is wrong with the files that `found` describes; empty: nothing, and cache_ is complete.
+  // Opens the files that `found` describes. Returns what is wrong with them; empty: nothing, and cache_ is
+  // complete.
   std::string take_results(const nlohmann::json& found) {
     try {
       if (!cache_.tokenizer) cache_.tokenizer = load_text_tokenizer(directory_);
@@ -272,8 +276,8 @@ class CacheMaker {
     const auto begin = Clock::now();
     log::info("data: tokenising {} ({})", train_.path(), format_bytes(train_.size()));
     std::error_code ignored;
-    std::filesystem::remove(path("tokens.json"),
-                            ignored);  // from here to the end the directory holds no valid cache
+    // Without its stamp the directory holds no valid cache until the end.
+    std::filesystem::remove(path("tokens.json"), ignored);
     const std::int64_t characters = by_characters() ? survey() : 0;
     const std::int64_t cut = validation_ ? train_.size() : cut_of(characters);
     cache_.dtype = dtype_of_tokens();
@@ -291,7 +295,7 @@ class CacheMaker {
               cache_.validation_tokens, format_seconds(seconds_between(begin, Clock::now())));
   }
 
-  // Counts the characters; makes the vocabulary of "chars".
+  // Reads the text once: counts its characters, and makes the vocabulary of "chars".
   std::int64_t survey() {
     std::vector<bool> seen(0x110000);
     std::int64_t characters = 0;
@@ -323,7 +327,7 @@ class CacheMaker {
     return byte;
   }
 
-  // The start of the character that `byte` belongs to; `byte` itself in what is no text.
+  // The start of the character that `byte` belongs to; `byte` itself where the text is no UTF-8.
   std::int64_t character_start(std::int64_t byte) const {
     char around[4];
     const std::int64_t begin = std::max<std::int64_t>(0, byte - 3);

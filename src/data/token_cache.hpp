@@ -1,13 +1,13 @@
-// A text tokenised once into a directory, and taken from there as long as nothing that went into it has
-// changed.
+// Tokenises a text once into a directory, and uses the tokens from there until a source, the tokenizer or a
+// setting has changed.
 //
 //   train.bin, validation.bin   the tokens: uint16 up to a vocabulary of 65536, else uint32
 //   tokenizer.ziggurat.json     the tokenizer (with GPT-2's files beside it)
 //   tokens.json                 the stamp: sources (path, size, time), tokenizer, share, counts; written last
 //
-// One process at a time makes a directory's cache (a lock file says who); every file is written aside and
-// renamed. Memory: the text passes in pieces of kPieceBytes. Only with GPT-2's tokenizer can a piece grow
-// beyond that, up to the longest stretch without ASCII white space.
+// A lock file makes sure that one process at a time makes a directory's cache, and every file is written
+// aside and renamed. Memory: the text is read in pieces of kPieceBytes. Only with GPT-2's tokenizer can a
+// piece become larger, up to the longest stretch without ASCII white space.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -23,11 +23,12 @@ inline constexpr std::size_t kPieceBytes = 4 << 20;
 struct TokenCache {
   std::unique_ptr<TextTokenizer> tokenizer;
   DType dtype = DType::kU16;
-  std::unique_ptr<TokenFile> train, validation;  // null where there are no tokens
+  std::unique_ptr<TokenFile> train, validation;  // null: no tokens
   std::int64_t train_tokens = 0, validation_tokens = 0;
 };
 
-// Throws Error(kUsage) for the sources and the tokenizer, Error(kIo) for the directory.
+// The cache of the configuration's texts in `directory`, made if need be. Throws Error(kUsage) for faults of
+// the sources or the tokenizer, Error(kIo) for faults of the directory.
 TokenCache tokenise_cached(const DataConfig& config, const std::string& directory);
 
 }  // namespace zg

@@ -30,7 +30,7 @@ std::int64_t width_of(DType dtype) {
   return static_cast<std::int64_t>(size_of(dtype));
 }
 
-// Bytes of the header; 0 where there is none.
+// Bytes of llm.c's header; 0 where there is none.
 std::int64_t header_bytes(const std::string& path, DType dtype, const void* data, std::int64_t bytes) {
   if (bytes < kLlmcHeaderBytes) return 0;
   std::int32_t header[3];
@@ -89,8 +89,8 @@ TokenFile::TokenFile(const std::string& path, DType dtype) : path_(path), dtype_
     throw;
   }
   count_ = (bytes_ - header_bytes_) / width_of(dtype);
-  // Windows start anywhere: read-ahead would fetch, and keep resident, what nobody asked for. A hint: no
-  // error matters.
+  // Windows start anywhere, so read-ahead would fetch pages that nobody asked for, and keep them resident.
+  // This is a hint, so errors do not matter.
   (void)::madvise(data_, static_cast<std::size_t>(bytes_), MADV_RANDOM);
 }
 
@@ -104,7 +104,7 @@ void TokenFile::read(std::int64_t first, std::int64_t n, std::int32_t* out) cons
   if (n == 0) return;
   const std::int64_t begin = header_bytes_ + first * width_of(dtype_), end = begin + n * width_of(dtype_);
   char* const base = static_cast<char*>(data_);
-  const auto advise = [&](std::int64_t unit, int advice) {  // of the units of the file that the tokens touch
+  const auto advise = [&](std::int64_t unit, int advice) {  // for all units of the file that the tokens touch
     const std::int64_t from = begin / unit * unit, to = std::min(round_up(end, unit), bytes_);
     (void)::madvise(base + from, static_cast<std::size_t>(to - from), advice);  // a hint
   };
@@ -115,11 +115,12 @@ void TokenFile::read(std::int64_t first, std::int64_t n, std::int32_t* out) cons
     const auto* tokens = reinterpret_cast<const std::uint16_t*>(base + begin);
     std::copy(tokens, tokens + n, out);
   } else {
-    std::memcpy(out, base + begin,
-                static_cast<std::size_t>(end - begin));  // above 2^31 - 1: negative, never valid
+    // An id above 2^31 - 1 becomes negative, which no vocabulary has.
+    std::memcpy(out, base + begin, static_cast<std::size_t>(end - begin));
   }
-  // The pages stay in the system's cache, but count no longer as ours. A fault maps its neighbours too
-  // (Linux: 64 KiB, or the whole folio of up to 2 MiB), so all that it may have mapped is given back.
+  // The pages stay in the system's cache, but no longer count as this process's memory. A page fault also
+  // maps the pages around it (Linux: 64 KiB, or the whole folio of up to 2 MiB), so all that it may have
+  // mapped is given back.
   advise(kLargestFolio, MADV_DONTNEED);
 }
 

@@ -120,7 +120,7 @@ class CharTokenizer final : public TextTokenizer {
   }
 
   std::vector<char32_t> codes_;
-  std::string characters_;  // the same as UTF-8
+  std::string characters_;  // the same code points as UTF-8
   std::array<std::int32_t, 128> ascii_;
 };
 
@@ -129,7 +129,8 @@ struct StringHash {
   std::size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
 };
 
-// Keeps the files' texts, so that save() copies what was loaded whatever has happened to the files since.
+// Keeps the texts of its files, so that save() writes what was loaded, whatever has happened to the files
+// since.
 class Gpt2Tokenizer final : public TextTokenizer {
  public:
   Gpt2Tokenizer(std::string encoder_json, std::string vocab_bpe, const std::string& encoder_name,
@@ -143,7 +144,8 @@ class Gpt2Tokenizer final : public TextTokenizer {
     return fmt::format("gpt2 {:016x} {:016x}", fnv1a64(encoder_json_), fnv1a64(vocab_bpe_));
   }
 
-  // Before white space that follows something else a piece ends, whatever comes. ASCII places suffice.
+  // A piece always ends before white space that follows another character, whatever comes next. It suffices
+  // to look for ASCII characters.
   std::size_t safe_prefix(std::string_view text) const override {
     const auto is_blank = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
     for (std::size_t at = text.size(); at-- > 1;) {
@@ -154,7 +156,7 @@ class Gpt2Tokenizer final : public TextTokenizer {
   }
 
   void append(std::string_view text, const TextPlace& place, std::vector<std::int32_t>& out) const override {
-    // Words recur: their tokens are looked up rather than made again.
+    // Words recur, so their tokens are looked up rather than computed again.
     std::unordered_map<std::string, std::vector<std::int32_t>, StringHash, std::equal_to<>> cache;
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t length = gpt2_piece(text, at);

@@ -1,4 +1,4 @@
-// UTF-8, strictly: no overlong forms, no surrogates, nothing above U+10FFFF. Pure functions, any thread.
+// Strict UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. Pure functions; any thread.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -52,8 +52,8 @@ inline void append(char32_t code, std::string& out) {
   }
 }
 
-// The longest prefix that does not end in the middle of a code point, by its bytes' looks alone: what is
-// invalid altogether is left for decode() to find.
+// The length of the longest prefix that does not end in the middle of a code point. Judges by lead and
+// continuation bytes alone; invalid sequences are left for decode() to find.
 inline std::size_t whole_prefix(std::string_view text) {
   for (std::size_t back = 1; back <= 4 && back <= text.size(); ++back) {
     const auto lead = static_cast<unsigned char>(text[text.size() - back]);

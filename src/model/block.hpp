@@ -1,8 +1,8 @@
 // One transformer block of either architecture. N = rows of the batch, C = width.
 //
-// All calls enqueue on the call's stream. What forward leaves in `saved` is read by backward, which may
-// overwrite it; with a null `out` forward does that and no more. Neither depends on what memory held before,
-// so a forward that is run again gives the same bits.
+// All calls enqueue work on the call's stream. Forward fills `saved` for backward, which reads and may
+// overwrite it; with a null `out` forward does only that. Results do not depend on what the memory held
+// before, so a forward that is run again gives the same bits.
 #pragma once
 #include <cstdint>
 
@@ -32,7 +32,7 @@ inline AttentionShape attention_shape(const ModelConfig& c, BatchShape shape) {
   return a;
 }
 
-// What attention works in, out of a call's workspace.
+// The scratch of attention, taken from a call's workspace; null where attention needs none.
 inline View attention_scratch(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape,
                               const OpSizes& sizes) {
   const std::int64_t bytes = sizes.attention_scratch_bytes(dtype, attention_shape(c, shape));

@@ -1,5 +1,5 @@
-// What the parts of a model share: the operands of one call, and where buffers lie in memory that the
-// caller lends.
+// What the parts of a model share: the operands of one call, and the layout of buffers in the caller's
+// memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,8 +13,8 @@ inline DType accumulator_of(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
-// Hands out views of one piece of memory, one after the other, each aligned to kAlign bytes. With a null
-// base it only counts: the same code computes the layout and its size, so the two cannot disagree.
+// Hands out views of one piece of memory, one after the other, each aligned to kAlign bytes. With a null base
+// it only counts bytes: the same code computes a layout and its size, so the two cannot disagree.
 class BufferPlan {
  public:
   static constexpr std::int64_t kAlign = 256;
@@ -36,13 +36,13 @@ class BufferPlan {
   std::int64_t bytes_ = 0;
 };
 
-// The part of a unit's flat tensor (weights or gradients) that is one parameter.
+// One parameter's part [rows, cols] of a unit's flat tensor (weights or gradients).
 inline View param_view(const View& flat, const Param& param) {
   const View at = flat.col_range(param.offset, param.count());
   return {at.data, at.dtype, param.rows, param.cols};
 }
 
-// One call on one unit. `grads` is null in a forward call.
+// The operands of one call on one unit. `grads` is null in a forward call.
 struct Call {
   Ops& ops;
   Stream& stream;
@@ -51,12 +51,12 @@ struct Call {
   BatchShape shape;
   const Unit& unit;
   View weights, grads;
-  std::int64_t logits_bytes = 0;  // of a head's chunks
+  std::int64_t logits_bytes = 0;  // of the head: see head_chunk_rows()
 
   View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
   View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }
 
-  // The matrices are [out, in].
+  // Weight matrices are w [out, in].
   // y = x w^T (+ bias)
   void linear(const View& x, const View& w, const View& bias, const View& y) const {
     GemmOptions options;

@@ -31,10 +31,10 @@ struct Saved {
 
 struct Workspace {
   View d_fc;       // [N, inner]
-  View d_qkv;      // [N, 3C], in the same place: d_fc is done with by then
-  View d_narrow;   // [N, C]: of a norm's output, and of attention's
-  View attention;  // scratch
-  View partials;   // for sums over rows
+  View d_qkv;      // [N, 3C], in the memory of d_fc, which is no longer needed then
+  View d_narrow;   // [N, C]: gradient of a norm's output, and of attention's
+  View attention;  // scratch of attention
+  View partials;   // partial sums over groups of rows
   View norm_partials;
   std::int64_t bytes = 0;
 
@@ -56,7 +56,8 @@ struct Workspace {
   }
 };
 
-// The gradients of weight and bias from that of a linear layer's output.
+// Adds to the gradients of a linear layer's weight and bias, by the gradient dy of its output and its input
+// x.
 void linear_backward(const Call& call, const Workspace& w, View dy, View x, gpt2::Index weight,
                      gpt2::Index bias) {
   call.linear_dw(dy, x, call.grad(weight));
@@ -96,7 +97,8 @@ void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* w
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
-  // dx is the gradient of `out`, and of x1 as far as it goes straight through; the norm adds the rest.
+  // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
+  // norm's backward adds the other part.
   linear_backward(call, w, dx, f.act, kMlpProjWeight, kMlpProjBias);
   call.linear_dx_gelu(dx, call.weight(kMlpProjWeight), f.fc, w.d_fc);
   linear_backward(call, w, w.d_fc, f.ln2, kFcWeight, kFcBias);
@@ -104,7 +106,7 @@ void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* w
   ops.layernorm_backward(s, w.d_narrow, f.x1, call.weight(kLn2Weight), f.stats2, dx, call.grad(kLn2Weight),
                          call.grad(kLn2Bias), w.norm_partials);
 
-  // Now dx is the gradient of x1, and in the same way of x.
+  // Now dx is the gradient of x1, and in the same way a part of x's gradient.
   linear_backward(call, w, dx, f.att, kAttProjWeight, kAttProjBias);
   call.linear_dx(dx, call.weight(kAttProjWeight), w.d_narrow);
   ops.attention_backward(s, f.qkv, f.att, f.lse, w.d_narrow, attention_shape(c, call.shape), w.d_qkv,

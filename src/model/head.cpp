@@ -12,9 +12,9 @@ constexpr std::int64_t kLogitsAlign = 64;
 constexpr std::int64_t kChunkRows = 64;
 
 struct Workspace {
-  View normed;  // [N, C]; a chunk's rows give way to their gradient
+  View normed;  // [N, C]; backward overwrites the rows of each chunk with their gradient
   View stats;
-  View logits, dlogits;  // of one chunk
+  View logits, dlogits;  // [rows of a chunk, V]
   View norm_partials, sum_partials;
   std::int64_t bytes = 0;
 
@@ -54,7 +54,7 @@ void norm_backward(const Call& call, const View& x, const Workspace& w, const Vi
   }
 }
 
-// body(rows of normed, logits of those rows, dlogits likewise, first row, rows), chunk after chunk.
+// Calls body(normed, logits, dlogits, first row, number of rows) for each chunk, with the views of its rows.
 template <class Body>
 void for_chunks(const Workspace& w, const Body& body) {
   for (std::int64_t first = 0; first < w.normed.rows; first += w.logits.rows) {

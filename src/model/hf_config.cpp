@@ -16,11 +16,11 @@ using nlohmann::json;
 constexpr std::int64_t kMaxSize = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t kMaxLayers = 1 << 16;
 
-// Where the keys come from: a config.json has many keys that do not concern us (dropout, special tokens,
-// versions), our own "model" section has none.
+// Where the keys come from. A config.json has many keys that do not concern the engine (dropout, special
+// tokens, versions); the "model" section of a run must have none.
 enum class Origin { kConfigJson, kModelSection };
 
-// Typed access to the keys of one object; null counts as absent.
+// Typed access to the keys of one JSON object. A null value counts as absent.
 class Keys {
  public:
   Keys(const json& object, std::string where) : object_(object), where_(std::move(where)) {}
@@ -29,12 +29,12 @@ class Keys {
   bool has(const std::string& key) const { return object_.contains(key) && !object_[key].is_null(); }
   const json& at(const std::string& key) const { return object_[key]; }
 
-  // A whole number in [1, max]. Without a fall-back the key must be there.
+  // A whole number in [1, max]. Without a fallback the key is required.
   std::int64_t size(const std::string& key, std::optional<std::int64_t> fallback = {},
                     std::int64_t max = kMaxSize) const {
     if (!has(key)) return absent(key, fallback, "a whole number");
     const json& value = at(key);
-    // Unsigned beyond 2^63 would turn negative in an int64.
+    // An unsigned number from 2^63 on would become negative as an int64.
     const bool fits =
         value.is_number_integer() && (!value.is_number_unsigned() || value.get<std::uint64_t>() <= kMaxSize);
     const std::int64_t n = fits ? value.get<std::int64_t>() : 0;
@@ -61,7 +61,7 @@ class Keys {
     if (!at(key).is_string()) wrong(key, "a text");
     return at(key).get<std::string>();
   }
-  // What the engine computes in one way only.
+  // Refuses a switch that would change what is computed: the engine has one way.
   void demand(const std::string& key, bool wanted) const {
     if (flag(key, wanted) != wanted) unsupported(key, wanted ? "true" : "false");
   }
@@ -93,7 +93,7 @@ class Keys {
   std::string where_;
 };
 
-// The vocabulary of a "model" section may be left to the tokenizer.
+// A "model" section may leave the size of the vocabulary to the tokenizer (0).
 std::int64_t vocabulary(const Keys& keys, Origin origin) {
   if (origin == Origin::kModelSection) return keys.size("vocab_size", 0);
   return keys.size("vocab_size");
@@ -135,7 +135,7 @@ ModelConfig gpt2_config(const Keys& keys, Origin origin) {
   return c;
 }
 
-// rope_scaling, or rope_parameters as newer files have it: absent, or plain RoPE.
+// Refuses any but plain RoPE in rope_scaling, or in rope_parameters, which newer files have instead.
 void demand_plain_rope(const Keys& keys, const std::string& key) {
   if (!keys.has(key)) return;
   const json& value = keys.at(key);
@@ -184,7 +184,7 @@ ModelConfig llama_config(const Keys& keys, Origin origin) {
   return c;
 }
 
-// model_type says it, else the first of "architectures".
+// The family by model_type, else by the first of "architectures".
 Arch arch_of_config_json(const Keys& keys) {
   std::string name = keys.text("model_type", "");
   if (name == "gpt2") return Arch::kGpt2;
@@ -317,7 +317,7 @@ std::string write_hf_config(const ModelConfig& c, DType dtype) {
     out["n_inner"] = c.inner;
     out["layer_norm_epsilon"] = c.norm_eps;
     out["activation_function"] = "gelu_new";
-    // The library's default is 0.1, and the model was not trained so.
+    // The default of Hugging Face's library is 0.1, but the model was trained without dropout.
     for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) out[key] = 0.0;
   } else {
     out["vocab_size"] = c.vocab_size;
@@ -336,7 +336,7 @@ std::string write_hf_config(const ModelConfig& c, DType dtype) {
   }
   out["initializer_range"] = c.init_std;
   out["tie_word_embeddings"] = c.tied;
-  // The library would otherwise assume ids of its own, which may be anything in this vocabulary.
+  // Without these keys the library would assume ids of its own, which may be any token of this vocabulary.
   const bool openai_vocabulary = gpt2 && c.vocab_size == 50257;
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
     out[key] = openai_vocabulary ? nlohmann::ordered_json(50256) : nlohmann::ordered_json();

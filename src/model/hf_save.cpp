@@ -20,13 +20,13 @@ using nlohmann::ordered_json;
 
 constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
-constexpr std::int64_t kTile =
-    kMiB;  // elements read at a time: 4 MiB as fp32, and as much again on the way out
+// Elements read at a time: 4 MiB as fp32, and up to as much again for the file's format.
+constexpr std::int64_t kTile = kMiB;
 
 struct Placed {
   const Unit* unit;
   const Param* param;
-  std::int64_t begin, bytes;  // in the shard's data
+  std::int64_t begin, bytes;  // place in the shard's data
 };
 struct Shard {
   std::string name;
@@ -53,7 +53,7 @@ std::vector<Shard> plan_shards(const Model& model, std::int64_t width, std::int6
   return shards;
 }
 
-// The length and the text, padded so that the data begins at a multiple of 8 bytes.
+// The shard's header: its length, and its text padded so that the data begins at a multiple of 8 bytes.
 std::string header_of(const Shard& shard, DType dtype) {
   ordered_json header;
   header["__metadata__"]["format"] = "pt";
@@ -87,7 +87,7 @@ std::string index_of(const std::vector<Shard>& shards) {
   return index.dump(2) + "\n";
 }
 
-// Writes the parameters of one shard through two buffers of fixed size.
+// Converts and writes parameters through two buffers of fixed size.
 class TensorWriter {
  public:
   TensorWriter(DType dtype, const ReadParam& read)
@@ -118,15 +118,16 @@ class TensorWriter {
     }
   }
 
-  // The parameter is [rows, cols], the file [cols, rows]. A tile of whole rows is read, turned, and written
-  // as one piece for each row of the file, or as one piece at all when the tile is the whole matrix.
+  // The parameter is [rows, cols], the file [cols, rows]. A tile of whole rows is read, transposed, and
+  // written with one write for each row of the file, or with a single write when the tile is the whole
+  // matrix.
   void write_transposed(OutputFile& file, std::int64_t at, const Placed& t) {
     const std::int64_t rows = t.param->rows, cols = t.param->cols;
     const std::int64_t tile_cols = std::min(cols, kTile),
                        tile_rows = std::clamp<std::int64_t>(kTile / cols, 1, rows);
     for (std::int64_t r = 0; r < rows; r += tile_rows) {
-      for (std::int64_t c = 0; c < cols;
-           c += tile_cols) {  // more than once only if a row is larger than a tile
+      // Several tiles a row only where a row is larger than a tile.
+      for (std::int64_t c = 0; c < cols; c += tile_cols) {
         const std::int64_t nr = std::min(tile_rows, rows - r), nc = std::min(tile_cols, cols - c);
         read_(*t.unit, *t.param, r * cols + c, (r + nr - 1) * cols + c + nc, in_.data());
         turn(nr, nc);
@@ -141,7 +142,7 @@ class TensorWriter {
     }
   }
 
-  // in_ [nr, nc] -> out_ [nc, nr], in blocks that stay in the first cache.
+  // Transposes in_ [nr, nc] to out_ [nc, nr], in blocks that stay in the L1 cache.
   void turn(std::int64_t nr, std::int64_t nc) {
     constexpr std::int64_t kBlock = 32;
     for (std::int64_t r0 = 0; r0 < nr; r0 += kBlock) {
@@ -176,7 +177,8 @@ bool is_shard_name(const std::string& name) {
                     [](char c, char p) { return p == '#' ? c >= '0' && c <= '9' : c == p; });
 }
 
-// Creates the directory if need be, and takes it away again should the save fail before anything is in it.
+// Creates the directory if need be. If the save fails before anything is in it, the destructor removes it
+// again.
 class SaveDirectory {
  public:
   explicit SaveDirectory(const std::string& path) : path_(path) {
@@ -228,7 +230,7 @@ void save_hf(const std::string& directory, const Model& model, DType dtype, cons
   const std::vector<Shard> shards =
       plan_shards(model, static_cast<std::int64_t>(size_of(dtype)), shard_bytes);
 
-  std::vector<OutputFile> files;  // declared after `target`: they are gone when it looks whether it is empty
+  std::vector<OutputFile> files;  // declared after `target`, so that they are removed before the directory is
   std::set<std::string> names;
   TensorWriter writer(dtype, read);
   for (const Shard& shard : shards) {

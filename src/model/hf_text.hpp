@@ -1,4 +1,4 @@
-// How names out of files are shown, and JSON as strictly as Hugging Face files deserve. Private to src/model.
+// How errors show names from files, and a strict parser of their JSON. Private to src/model.
 #pragma once
 #include <fmt/core.h>
 
@@ -12,7 +12,8 @@
 
 namespace zg::hf {
 
-// A name from a file as an error may show it: in quotes, short, and without control characters.
+// A name from a file as an error shows it: in quotes, cut off after 100 bytes, and without control
+// characters.
 inline std::string in_quotes(std::string_view text) {
   constexpr std::size_t kShown = 100;
   std::string out = "\"";
@@ -29,8 +30,8 @@ std::string shape_text(const Range& shape) {
   return text + "]";
 }
 
-// One JSON object. Throws Error(kUsage) at `where` for what is no JSON, no object, nested absurdly deep or
-// has a key twice (of which nlohmann would keep the last in silence).
+// Parses one JSON object. Throws Error(kUsage) at `where` for a text that is no JSON or no object, is nested
+// too deep, or has a key twice (nlohmann's parser would silently keep the last one).
 inline nlohmann::json parse_object(const std::string& text, const std::string& where) {
   using nlohmann::json;
   constexpr int kMaxDepth = 100;
@@ -54,7 +55,7 @@ inline nlohmann::json parse_object(const std::string& text, const std::string& w
     throw Error(Errc::kUsage, where, fmt::format("is not valid JSON at byte {} of {}", e.byte, text.size()),
                 "mend the text there, or save the file again");
   }
-  // nlohmann's parser takes a zero byte for the end of its input.
+  // nlohmann's parser takes a zero byte for the end of its input, and would ignore what follows.
   if (text.find('\0') != text.npos)
     throw Error(Errc::kUsage, where, "has a zero byte in it", "save the file again");
   if (!object.is_object()) throw Error(Errc::kUsage, where, "is JSON, but no object {...}");

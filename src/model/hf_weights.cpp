@@ -14,10 +14,10 @@
 namespace zg {
 namespace {
 
-// Resident memory of a read: what of a file is mapped in before it is dropped again.
+// Bytes of a file that a read makes resident before they are dropped again.
 constexpr std::int64_t kBandBytes = 4 * kMiB;
 
-// A tensor in a file, with the parts of its entry that reading needs.
+// A tensor in a file, and the type of its elements.
 struct Source {
   const SafeTensors* file = nullptr;
   const SafeTensors::Entry* entry = nullptr;
@@ -29,7 +29,7 @@ struct Source {
   }
 };
 
-// By name, without prefix. Ordered, so that of several mistakes always the same one is told.
+// By name, without prefix. Ordered, so that of several mistakes always the same one is reported.
 using Sources = std::map<std::string, Source>;
 using Aliases = std::map<std::string, std::string>;
 
@@ -63,7 +63,7 @@ float to_float(Half x) {
   return half_to_float(x.bits);
 }
 
-// Calls f with a value of the type that the file holds.
+// Calls f with a value of the C++ type for the file's dtype.
 template <class F>
 void with_type(DType dtype, F&& f) {
   switch (dtype) {
@@ -79,7 +79,7 @@ void with_type(DType dtype, F&& f) {
   }
 }
 
-// Elements [begin, end) as they follow each other in the file.
+// Reads elements [begin, end) in the order of the file.
 void read_straight(const Source& s, std::int64_t begin, std::int64_t end, float* out) {
   const std::int64_t band = kBandBytes / s.width();
   for (std::int64_t i = begin; i < end; i += band) {
@@ -93,11 +93,12 @@ void read_straight(const Source& s, std::int64_t begin, std::int64_t end, float*
   }
 }
 
-// Elements [begin, end) of a [rows, cols] matrix that the file holds as [cols, rows].
+// Reads elements [begin, end) of a [rows, cols] matrix that the file holds as [cols, rows].
 void read_transposed(const Source& s, std::int64_t rows, std::int64_t cols, std::int64_t begin,
                      std::int64_t end, float* out) {
   const std::int64_t first = begin / cols, last = (end - 1) / cols;  // rows, inclusive
-  // A block of file rows is small enough that their cache lines stay for the next `r`s, which need them too.
+  // A block of the file's rows is small enough that its cache lines are still there for the next values of r,
+  // which need them too.
   constexpr std::int64_t kBlock = 32;
   const std::int64_t band = std::max<std::int64_t>(1, kBandBytes / (rows * s.width()));
   const auto gather = [&](std::int64_t i0, std::int64_t i1, auto type) {
@@ -126,7 +127,7 @@ bool equal(const Source& a, const Source& b) {
     const std::int64_t n = std::min(kChunk, count - i);
     read_straight(a, i, i + n, x.data());
     read_straight(b, i, i + n, y.data());
-    // As bits: a NaN equals itself here.
+    // Compared as bits, so that a NaN equals itself.
     if (std::memcmp(x.data(), y.data(), static_cast<std::size_t>(n) * sizeof(float)) != 0) return false;
   }
   return true;
@@ -136,7 +137,7 @@ bool ends_with(const std::string& text, std::string_view end) {
   return text.size() >= end.size() && std::string_view(text).substr(text.size() - end.size()) == end;
 }
 
-// Causal masks and tables of angles, which some versions of the libraries store.
+// Causal masks and tables of rotary angles, which some versions of the libraries store beside the parameters.
 bool is_buffer(Arch arch, const std::string& name) {
   if (arch == Arch::kLlama) return ends_with(name, "rotary_emb.inv_freq");
   return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
@@ -147,7 +148,7 @@ std::string without_prefix(Arch arch, const std::string& name) {
   return arch == Arch::kGpt2 && name.rfind(kPrefix, 0) == 0 ? name.substr(kPrefix.size()) : name;
 }
 
-// The files of a directory, and what they hold.
+// The weight files of a directory, and the tensors that they hold.
 class Directory {
  public:
   Directory(const std::string& directory, Arch arch, std::vector<std::unique_ptr<SafeTensors>>& files)
@@ -173,7 +174,7 @@ class Directory {
   const std::string& where() const { return where_; }
   const Sources& sources() const { return sources_; }
 
-  // The tensor of that name, or the one that the file's metadata says it shares its bytes with.
+  // The tensor of that name, or the one with which it shares its bytes by the file's metadata. Null: neither.
   const Source* find(const std::string& name) const {
     if (const auto it = sources_.find(name); it != sources_.end()) return &it->second;
     const auto alias = aliases_.find(name);
@@ -257,7 +258,7 @@ const char* table_name(Arch arch) {
 }
 constexpr const char* kHeadName = "lm_head.weight";
 
-// The source of one parameter, or null. When the model is tied, the output matrix may stand for the table.
+// The source of one parameter, or null. In a tied model the output matrix may stand for the embedding.
 const Source* find_param(const Directory& directory, const ModelConfig& config, const std::string& name) {
   const bool table = config.tied && name == table_name(config.arch);
   const Source* source = directory.find(name);
@@ -288,7 +289,7 @@ void refuse_missing(const Directory& directory, const Model& model) {
   throw Error(Errc::kUsage, directory.where(), text, "config.json and the weights must be of the same model");
 }
 
-// The source with its dtype filled in, after the checks of shape and dtype.
+// Checks the source's shape and dtype against the parameter, and returns it with its dtype filled in.
 Source checked(const Source& source, const Param& p) {
   const SafeTensors::Entry& entry = *source.entry;
   std::vector<std::int64_t> expected = {p.rows, p.cols};
@@ -310,7 +311,7 @@ Source checked(const Source& source, const Param& p) {
   return {source.file, source.entry, *dtype};
 }
 
-// Both names of a tied matrix are there: they must be the same matrix.
+// Where files hold a tied matrix under both names, both must have equal values.
 void refuse_untied_pair(const Directory& directory, const ModelConfig& config, const Param& table) {
   const Source *head = directory.find(kHeadName), *embedding = directory.find(table.name);
   if (head == nullptr || embedding == nullptr || head->entry == embedding->entry) return;

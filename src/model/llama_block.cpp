@@ -22,7 +22,7 @@ struct Saved {
     const DType a = accumulator_of(t);
     norm1 = plan.take(t, n, c.width);
     stats1 = plan.take(a, n, 1);
-    qkv = plan.take(t, n, qkv_columns(c));  // q and k already rotated
+    qkv = plan.take(t, n, qkv_columns(c));  // q and k after RoPE
     att = plan.take(t, n, c.heads * c.head_size);
     lse = plan.take(a, shape.sequences * c.heads, shape.time);
     x1 = plan.take(t, n, c.width);
@@ -36,10 +36,10 @@ struct Saved {
 
 struct Workspace {
   View d_act;      // [N, inner]
-  View d_qkv;      // in the same place: d_act is done with by then
+  View d_qkv;      // in the memory of d_act, which is no longer needed then
   View d_norm;     // [N, C]
-  View d_att;      // [N, heads * head_size], in the same place as d_norm
-  View attention;  // scratch
+  View d_att;      // [N, heads * head_size], in the same memory as d_norm
+  View attention;  // scratch of attention
   View norm_partials;
   std::int64_t bytes = 0;
 
@@ -58,9 +58,9 @@ struct Workspace {
   }
 };
 
-// Matrices with the same input whose outputs lie side by side in one buffer (q|k|v, gate|up). Those
-// that follow each other in the unit without padding, as they do at all usual sizes, are one larger
-// matrix: fewer and larger products.
+// Matrices with the same input whose outputs lie side by side in one buffer (q|k|v, gate|up). Matrices that
+// follow each other in the unit without padding, as they do at all usual sizes, are treated as one: fewer and
+// larger products.
 class Stack {
  public:
   Stack(const Call& call, llama::Index first, llama::Index last) : call_(call) {
@@ -81,7 +81,7 @@ class Stack {
       call_.linear(x, pieces_[i].of(call_.weights), View{}, pieces_[i].part(y));
     }
   }
-  // dx = sum of dy w; the weights' gradients are added to.
+  // dx = the sum of dy w over the matrices. Adds to the gradients of the weights.
   void backward(const View& dy, const View& x, const View& dx) const {
     for (std::size_t i = 0; i < count_; ++i) {
       const View d = pieces_[i].part(dy), w = pieces_[i].of(call_.weights);
@@ -96,8 +96,8 @@ class Stack {
 
  private:
   struct Piece {
-    std::int64_t offset = 0;  // in the unit
-    std::int64_t column = 0;  // of the output
+    std::int64_t offset = 0;  // first element in the unit
+    std::int64_t column = 0;  // first column of the output
     std::int64_t rows = 0, cols = 0;
     View of(const View& flat) const {
       return {flat.col_range(offset, rows * cols).data, flat.dtype, rows, cols};
@@ -110,7 +110,7 @@ class Stack {
   std::int64_t columns_ = 0;
 };
 
-// q and k are the first heads of a row, so that one call turns both.
+// q and k are the first heads of a row, so one call rotates both.
 void rope(const Call& call, const View& qkv, bool inverse) {
   const ModelConfig& c = call.config;
   call.ops.rope(call.stream, qkv, call.shape.time, c.heads + c.kv_heads, c.head_size, c.rope_theta, inverse);
@@ -151,7 +151,8 @@ void llama_block_backward(const Call& call, View x, void* saved, View dx, void* 
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
-  // dx is the gradient of `out`, and of x1 as far as it goes straight through; the norm adds the rest.
+  // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
+  // norm's backward adds the other part.
   call.linear_dw(dx, f.act, call.grad(kDown));
   call.linear_dx(dx, call.weight(kDown), w.d_act);
   ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up);
@@ -159,7 +160,7 @@ void llama_block_backward(const Call& call, View x, void* saved, View dx, void* 
   ops.rmsnorm_backward(s, w.d_norm, f.x1, call.weight(kNorm2), f.stats2, dx, call.grad(kNorm2),
                        w.norm_partials);
 
-  // Now dx is the gradient of x1, and in the same way of x.
+  // Now dx is the gradient of x1, and in the same way a part of x's gradient.
   call.linear_dw(dx, f.att, call.grad(kO));
   call.linear_dx(dx, call.weight(kO), w.d_att);
   ops.attention_backward(s, f.qkv, f.att, f.lse, w.d_att, attention_shape(c, call.shape), w.d_qkv,

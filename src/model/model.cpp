@@ -10,7 +10,7 @@
 namespace zg {
 namespace {
 
-// The keys of the family's config.json, which is what the user wrote.
+// The keys of a family's config.json, by which errors name the sizes.
 struct Keys {
   const char *context, *width, *layers, *heads, *kv_heads, *inner, *eps;
 };
@@ -20,7 +20,7 @@ constexpr Keys kLlamaKeys{
     "max_position_embeddings", "hidden_size",       "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads",     "intermediate_size", "rms_norm_eps"};
 
-// Ids are 32 bits wide. The other limits keep every product of sizes far below 2^63.
+// Token ids have 32 bits. The other limits keep every product of sizes far below 2^63.
 constexpr std::int64_t kMaxVocabulary = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t kMaxWidth = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxLayers = std::int64_t{1} << 16;
@@ -171,7 +171,7 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
   const bool positions = config_.arch == Arch::kGpt2;
   const View wpe = positions ? model::param_view(weights, unit.params[model::embedding::kPositions]) : View{};
   ops().embedding(s, ids, model::param_view(weights, unit.params[model::embedding::kTokens]), wpe, shape.time,
-                 x);
+                  x);
 }
 
 void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads) const {
@@ -183,7 +183,7 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
   const bool positions = config_.arch == Arch::kGpt2;
   const View d_wpe = positions ? model::param_view(grads, unit.params[model::embedding::kPositions]) : View{};
   ops().embedding_backward(s, ids, dx, shape.time,
-                          model::param_view(grads, unit.params[model::embedding::kTokens]), d_wpe);
+                           model::param_view(grads, unit.params[model::embedding::kTokens]), d_wpe);
 }
 
 void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
@@ -259,7 +259,7 @@ void Model::head_logits(Stream& s, View head_weights, View table, View x, View l
   check_flat(table, config_.tied ? units_.front() : unit, dtype_);
   check_rows(x, x.rows, config_.width, dtype_);
   check_rows(logits, x.rows, config_.vocab_size, accumulator_dtype());
-  const model::Call call{ops(),         s,      config_,      dtype_, BatchShape{1, x.rows}, unit,
+  const model::Call call{ops(),        s,      config_,      dtype_, BatchShape{1, x.rows}, unit,
                          head_weights, View{}, logits_bytes_};
   model::head_logits(call, model::param_view(table, model::table_param(config_, units_)), x, logits,
                      workspace);
@@ -272,9 +272,9 @@ double training_flops(const ModelConfig& c, std::int64_t tokens, std::int64_t ti
   const double mlp_matrices = c.arch == Arch::kGpt2 ? 2 : 3;
   const double block = width * (2 * q + 2 * kv + mlp_matrices * static_cast<double>(c.inner));
   const double table = width * static_cast<double>(c.vocab_size);
-  const double attention =
-      q * static_cast<double>(time);              // multiply-adds of q k^T and p v, half of each masked
-  const double block_passes = recompute ? 4 : 3;  // backward counts as two forwards
+  // Multiply-adds per token: q k^T and p v, half of each masked.
+  const double attention = q * static_cast<double>(time);
+  const double block_passes = recompute ? 4 : 3;  // a backward counts as two forwards
   return 2 * static_cast<double>(tokens) * (block_passes * layers * (block + attention) + 3 * table);
 }
 

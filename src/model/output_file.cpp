@@ -19,7 +19,7 @@ OutputFile::OutputFile(std::string path, std::int64_t bytes)
   do {
     result = ::fallocate(fd_, 0, 0, bytes);
   } while (result != 0 && errno == EINTR);
-  // A file system without reservation has to fill up before it complains.
+  // On a file system that cannot reserve space, a full disk shows only when it is written to.
   if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
   const int error = errno;
   ::close(fd_);
@@ -51,7 +51,7 @@ void OutputFile::write_at(std::int64_t offset, const void* data, std::int64_t by
 
 void OutputFile::sync() {
   if (::fsync(fd_) != 0) fail("cannot be written", errno);
-  // Closed whether close() succeeds or not.
+  // The descriptor is closed whether close() succeeds or not.
   if (::close(std::exchange(fd_, -1)) != 0) fail("cannot be written", errno);
 }
 

@@ -5,12 +5,13 @@
 
 namespace zg::hf {
 
-// Written aside as "<path>.part"; commit() renames it. The destructor removes what was not committed.
-// One thread. All but the destructor throw Error(kIo) with the path and the system's reason.
+// The file is written as "<path>.part", which commit() renames. The destructor removes a file that was not
+// committed. For one thread. All functions but the destructor throw Error(kIo) with the path and the system's
+// reason.
 class OutputFile {
  public:
-  // `bytes`: the final size, reserved at once where the file system can, so that a full disk shows before the
-  // work.
+  // `bytes` is the final size. It is reserved at once where the file system can do that, so that a full disk
+  // is found before the work is done.
   OutputFile(std::string path, std::int64_t bytes);
   ~OutputFile();
   OutputFile(OutputFile&& other) noexcept;
@@ -18,8 +19,8 @@ class OutputFile {
 
   const std::string& path() const { return path_; }
   void write_at(std::int64_t offset, const void* data, std::int64_t bytes);
-  void sync();    // everything written is on the drive, and the file is closed
-  void commit();  // after sync(); the directory itself is synced by sync_directory()
+  void sync();    // brings everything written to the drive, and closes the file
+  void commit();  // puts the file in place; after sync(). The rename is durable after sync_directory()
 
  private:
   [[noreturn]] void fail(const char* what, int error) const;
@@ -27,6 +28,7 @@ class OutputFile {
   int fd_ = -1;
 };
 
+// Makes renames in the directory durable. Throws Error(kIo).
 void sync_directory(const std::string& path);
 
 }  // namespace zg::hf

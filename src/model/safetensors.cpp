@@ -65,8 +65,8 @@ struct RawTensor {
   std::vector<std::uint64_t> shape, offsets;
 };
 
-// Takes the header as a stream of JSON events, so that memory is bounded by what a header may hold and a key
-// that appears twice is seen. The first thing that is wrong stops the parser and is told by problem().
+// Reads the header as a stream of JSON events, so that memory is bounded by what a header may hold, and a key
+// that appears twice is noticed. The first fault stops the parser, and problem() describes it.
 class HeaderReader : public nlohmann::json_sax<json> {
  public:
   std::vector<RawTensor> tensors;
@@ -175,7 +175,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   }
 
   bool parse_error(std::size_t position, const std::string&, const json::exception&) override {
-    // Not nlohmann's own words: they quote the last token, which may be megabytes of anything.
+    // nlohmann's own message would quote the last token, which may be megabytes of anything.
     return fail(fmt::format("the header is not valid JSON at its byte {}", position));
   }
 
@@ -223,7 +223,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   std::unordered_set<std::string> names_, keys_;
 };
 
-// Bytes of the tensor by dtype and shape; nothing when they do not fit into 63 bits.
+// The bytes of a tensor by its dtype and shape; nothing when they do not fit into 63 bits.
 std::optional<std::uint64_t> bytes_by_shape(const RawTensor& t) {
   if (std::find(t.shape.begin(), t.shape.end(), 0u) != t.shape.end()) return 0;
   std::uint64_t bytes = width_of(t.dtype);
@@ -233,7 +233,7 @@ std::optional<std::uint64_t> bytes_by_shape(const RawTensor& t) {
   return bytes;
 }
 
-// What is wrong with where the tensors lie; empty if nothing. Sorts them by place.
+// Sorts the tensors by their place in the file. Returns what is wrong with the places; empty: nothing.
 std::string check_places(std::vector<RawTensor>& tensors) {
   for (const RawTensor& t : tensors) {
     const std::uint64_t begin = t.offsets[0], end = t.offsets[1];
@@ -274,7 +274,7 @@ std::string check_places(std::vector<RawTensor>& tensors) {
               "the file is damaged or no safetensors file; fetch or save it again");
 }
 
-// The header's text, after the checks of its frame.
+// Checks the header's length and brackets, and returns its text.
 std::string_view header_text(const std::string& path, const char* file, std::uint64_t file_bytes) {
   std::uint64_t length = 0;
   std::memcpy(&length, file, sizeof length);
@@ -290,7 +290,7 @@ std::string_view header_text(const std::string& path, const char* file, std::uin
   if (text.empty() || text.front() != '{') malformed(path, "the header does not begin with '{'");
   text = text.substr(0, text.find_last_not_of(' ') + 1);
   if (text.back() != '}') malformed(path, "the header does not end with '}' and spaces");
-  // nlohmann's parser takes a zero byte for the end of its input.
+  // nlohmann's parser takes a zero byte for the end of its input, and would ignore what follows.
   if (text.find('\0') != text.npos) malformed(path, "the header has a zero byte in it");
   return text;
 }
@@ -319,7 +319,7 @@ SafeTensors::~SafeTensors() {
 }
 
 void SafeTensors::open_and_map() {
-  // O_NONBLOCK: a pipe of that name must not make us wait.
+  // O_NONBLOCK: opening a pipe of that name must not block.
   const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     throw Error(Errc::kUsage, path_, "cannot be opened: " + errno_text(errno),
@@ -394,10 +394,11 @@ void SafeTensors::drop(const void* data, std::int64_t bytes) const {
   const char* const begin = static_cast<const char*>(data);
   ZG_ASSERT(begin >= file && bytes >= 0 && bytes <= map_bytes_ - (begin - file), "outside of {}", path_);
   if (bytes == 0) return;
-  // Whole pages, outwards: a neighbour's page costs one more fault, a page left behind would stay for ever.
+  // Drops whole pages, including those shared with neighbours: to drop a neighbour's page costs it one more
+  // fault, but a page that nobody drops would stay resident for ever.
   static const std::int64_t page = ::sysconf(_SC_PAGESIZE);
   const std::int64_t first = (begin - file) / page * page;
-  // A failure leaves the pages where they are, which harms nobody's bytes.
+  // A failure leaves the pages resident, which does not change their bytes.
   (void)::madvise(static_cast<char*>(map_) + first, static_cast<std::size_t>(begin - file + bytes - first),
                   MADV_DONTNEED);
 }

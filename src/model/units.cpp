@@ -39,7 +39,7 @@ class UnitBuilder {
     p.cols = in;
     add(std::move(p), name, init);
   }
-  // GPT-2's linear layer: weight and bias, the weight transposed in files.
+  // GPT-2's linear layer: a weight, which files hold transposed, and a bias.
   void conv1d(const std::string& name, std::int64_t out, std::int64_t in, Init init) {
     Param p;
     p.rows = out;

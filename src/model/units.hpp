@@ -1,6 +1,6 @@
-// The units of a model: which parameters there are, in which order, and where each lies.
+// The units of a model: their parameters, in which order, and where each lies.
 //
-// The enumerations are indices into Unit::params; make_units() is the one place that fixes the order.
+// The enumerations are indices into Unit::params, in the order in which make_units() adds the parameters.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -36,7 +36,7 @@ namespace head {
 enum Index : std::size_t { kNormWeight, kNormBias /* GPT-2 only */ };
 }
 
-// Unit 0 the embedding, 1..layers the blocks, then the head.
+// Unit 0 is the embedding, units 1..layers are the blocks, the last unit is the head.
 std::vector<Unit> make_units(const ModelConfig& config);
 
 // The output matrix [V, C] in the unit that holds it: the embedding when tied, else the head.

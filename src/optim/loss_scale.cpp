@@ -1,10 +1,13 @@
-// DeepSpeed's two scalers (deepspeed/runtime/fp16/loss_scaler.py), as rules:
+// The rules of DeepSpeed's two scalers (deepspeed/runtime/fp16/loss_scaler.py):
 //
-//   overflow      of `hysteresis` overflows that are counted the last one, and every one after it, halves the
-//                 scale, though not below the minimum; at the minimum it is an error. The step is remembered.
-//   no overflow   when the number of steps since the last overflow (since step -1 at first) is a multiple of
-//                 the window, the scale doubles. The count of overflows begins anew then, or, with
-//                 consecutive_hysteresis, at every step without overflow.
+//   overflow      Overflows are counted. The overflow of number `hysteresis`, and each after it, halves the
+//   scale, but
+//                 not below the minimum; at the minimum it is an error. The step of the overflow is
+//                 remembered.
+//   no overflow   When the number of steps since the last overflow (at first: since step -1) is a multiple of
+//   the
+//                 window, the scale doubles, and the count of overflows is reset. With consecutive_hysteresis
+//                 every step without overflow resets the count.
 #include "ziggurat/optim/loss_scale.hpp"
 
 #include <algorithm>
@@ -38,7 +41,7 @@ LossScaler::LossScaler(const LossScaleConfig& config) : config_(config) {
   check(c.loss_scale_window >= 1, "loss_scale_window", static_cast<double>(c.loss_scale_window), "1 or more");
   check(c.hysteresis >= 1, "hysteresis", c.hysteresis, "1 or more");
   if (dynamic()) {
-    // A fp32 gradient would overflow anyway, beyond.
+    // With a larger scale the fp32 gradient itself would overflow.
     constexpr int kMostPower = 127;
     check(c.initial_scale_power <= kMostPower && first_scale(c) >= c.min_loss_scale, "initial_scale_power",
           c.initial_scale_power,

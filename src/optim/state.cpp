@@ -9,7 +9,7 @@
 namespace zg {
 namespace {
 
-constexpr int kMaster = 0, kMoment = 1, kScale = 3;  // parts
+constexpr int kMaster = 0, kMoment = 1, kScale = 3;  // indices of parts; two moments, and the scales of each
 
 DType moment_type(const StateFormat& f) {
   switch (f.moments) {
@@ -27,7 +27,7 @@ DType master_type(const StateFormat& f) {
   return f.master == MasterFormat::kSplit ? DType::kU16 : f.full;
 }
 
-// f(i, value) for each value of a view in one piece, as float.
+// Calls f(i, value) for each value of a contiguous view, converted to float.
 template <class F>
 void for_values(const View& v, const F& f) {
   const auto each = [&](const auto* data) {
@@ -70,7 +70,7 @@ std::int64_t StateLayout::offset(int part, std::int64_t elements) const {
 
 std::int64_t StateLayout::bytes(std::int64_t elements) const {
   ZG_ASSERT_EQ(elements % kQuantBlock, 0);
-  return offset(kParts, elements) - kStagger;  // none behind the last
+  return offset(kParts, elements) - kStagger;  // there is no gap behind the last part
 }
 
 std::int64_t StateLayout::elements_within(std::int64_t limit) const {
@@ -123,23 +123,20 @@ void read_weights(const View& weight, float* out) {
 }
 
 void write_weights(const View& weight, const float* values) {
-  for (std::int64_t i = 0; i < weight.count(); ++i) {
-    switch (weight.dtype) {
-      case DType::kF64:
-        weight.as<double>()[i] = static_cast<double>(values[i]);
-        break;
-      case DType::kF32:
-        weight.as<float>()[i] = values[i];
-        break;
-      case DType::kBF16:
-        weight.as<bf16>()[i] = round_master(values[i]);
-        break;
-      case DType::kF16:
-        weight.as<fp16>()[i] = fp16(values[i]);
-        break;
-      default:
-        ZG_ASSERT(false, "weights in {}", name_of(weight.dtype));
-    }
+  const auto each = [&](auto* out, const auto& convert) {
+    for (std::int64_t i = 0; i < weight.count(); ++i) out[i] = convert(values[i]);
+  };
+  switch (weight.dtype) {
+    case DType::kF64:
+      return each(weight.as<double>(), [](float x) { return static_cast<double>(x); });
+    case DType::kF32:
+      return each(weight.as<float>(), [](float x) { return x; });
+    case DType::kBF16:
+      return each(weight.as<bf16>(), round_master);
+    case DType::kF16:
+      return each(weight.as<fp16>(), [](float x) { return fp16(x); });
+    default:
+      ZG_ASSERT(false, "weights in {}", name_of(weight.dtype));
   }
 }
 

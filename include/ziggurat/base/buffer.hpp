@@ -1,4 +1,4 @@
-// Host memory aligned for direct I/O and vector code. Owns it; move-only.
+// Host memory, aligned to 4096 bytes for direct I/O and vector code. A Buffer owns it; move-only.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -13,7 +13,7 @@ class Buffer {
   explicit Buffer(std::int64_t bytes) { reserve(bytes); }
   char* data() const { return data_.get(); }
   std::int64_t size() const { return size_; }
-  // Room for at least `bytes`; what was in it is lost if it grows. Throws std::bad_alloc.
+  // Makes the buffer hold at least `bytes`. Growing loses its content. Throws std::bad_alloc.
   void reserve(std::int64_t bytes) {
     if (bytes <= size_) return;
     const std::int64_t rounded = (bytes + 4095) / 4096 * 4096;

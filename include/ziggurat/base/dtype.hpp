@@ -32,8 +32,8 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2);
 
-// IEEE half to float and back (round to nearest even). A NaN keeps its sign and the high bits of its payload,
-// and becomes quiet, as processors have it.
+// IEEE half to float and back (round to nearest even). As with a processor's instructions, a NaN becomes
+// quiet and keeps its sign and the high bits of its payload.
 float half_to_float(std::uint16_t half);
 std::uint16_t float_to_half(float value);
 
@@ -41,15 +41,16 @@ struct fp16 {
   std::uint16_t bits = 0;
 
   fp16() = default;
-  // Round to nearest, ties to even; too large becomes an infinity, NaN stays a quiet NaN.
+  // Round to nearest, ties to even. A value that is too large becomes an infinity, NaN stays a quiet NaN.
   explicit fp16(float value) : bits(float_to_half(value)) {}
   explicit operator float() const { return half_to_float(bits); }
   bool operator==(const fp16&) const = default;
 };
 static_assert(sizeof(fp16) == 2);
 
-// A master weight as the models use it: rounded to nearest, ties away from zero, so that the master can be
-// had back from it and its own low half (kernels/host/update.hpp). NaN becomes one quiet NaN.
+// The bf16 weight of an fp32 master weight: rounded to nearest, ties away from zero, so that join_master()
+// can restore the master from the weight and the master's low half (kernels/host/update.hpp). Any NaN becomes
+// the same quiet NaN.
 inline bf16 round_master(float master) {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(master);
   bf16 weight;
@@ -57,13 +58,14 @@ inline bf16 round_master(float master) {
   weight.bits = nan ? std::uint16_t{0x7fc0} : static_cast<std::uint16_t>((u + 0x8000u) >> 16);
   return weight;
 }
-// What is kept beside it, and the master again (of a NaN: one quiet NaN).
+// The low half of a master, which is kept beside the weight, and the master again from both. Any NaN comes
+// back as the same quiet NaN.
 inline std::uint16_t low_of_master(float master) {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(master);
   return (u & 0x7fffffffu) > 0x7f800000u ? std::uint16_t{0} : static_cast<std::uint16_t>(u);
 }
 inline float join_master(bf16 weight, std::uint16_t low) {
-  const std::uint32_t high = weight.bits - static_cast<std::uint32_t>(low >> 15);  // it was rounded up
+  const std::uint32_t high = weight.bits - static_cast<std::uint32_t>(low >> 15);  // 1: it was rounded up
   return std::bit_cast<float>((high << 16) | low);
 }
 

@@ -1,8 +1,9 @@
-// Errors, by whose fault they are.
+// How each kind of failure is reported.
 //
-//   a bug                     ZG_ASSERT: always on, prints both operands, aborts
-//   bad input, a bad machine  throw zg::Error at set-up or between steps: place, what, hint
-//   a bad transfer            a value in the ticket (io/engine.hpp) that somebody reads
+//   a bug                          ZG_ASSERT: always on, prints both operands, aborts
+//   bad input, an unfit machine    throws zg::Error, at set-up or between steps: place, what, hint
+//   a failed transfer              a value in the ticket (io/engine.hpp), which whoever waits for it must
+//   read
 #pragma once
 #include <fmt/core.h>
 
@@ -12,15 +13,15 @@
 namespace zg {
 
 enum class Errc {
-  kUsage,        // a flag, a configuration key or a file of the user's: exit code 2
+  kUsage,        // a flag, a configuration key or a file of the user's is wrong
   kIo,           // the operating system refused or failed an I/O operation
-  kMemory,       // a budget, or the machine's memory, does not suffice
+  kMemory,       // a budget, or the machine's memory, is too small
   kDevice,       // a device failed
   kNumeric,      // the training diverged: a loss or gradient is not finite
   kInterrupted,  // the user asked to stop
 };
 
-// One clear error: where (file, key, drive), what was found and expected, and how to mend it.
+// One error: where it is (file, key, drive), what was found and what was expected, and a hint how to mend it.
 class Error : public std::runtime_error {
  public:
   Error(Errc code, std::string where, std::string what, std::string hint = {});
@@ -28,7 +29,7 @@ class Error : public std::runtime_error {
   const std::string& where() const { return where_; }
   const std::string& message() const { return message_; }
   const std::string& hint() const { return hint_; }
-  // What the process ends with: 2 for the user's input, 130 for an interruption, else 1.
+  // The exit code of the process: 2 for kUsage and kMemory, 130 for kInterrupted, else 1.
   int exit_code() const;
 
  private:

@@ -1,5 +1,5 @@
-// Log lines to stderr: "12:34:56.789 warning: text". A live progress line is kept below them.
-// Any thread may call.
+// Log lines to stderr: "12:34:56.789 warning: text". On a terminal a progress line is kept below them. All
+// functions may be called from any thread.
 #pragma once
 #include <fmt/core.h>
 
@@ -12,15 +12,16 @@ enum class Level { kDebug, kInfo, kWarning, kError };
 void set_level(Level level);
 bool enabled(Level level);
 void write(Level level, const std::string& text);
-// Whatever the level that was set: for what somebody asked for, and what must be heard.
+// Writes whatever the level is set to: for text that the user asked for, and for alarms.
 void write_always(Level level, const std::string& text);
 
-// A line that is redrawn in place where stderr is a terminal; elsewhere printed every few seconds.
-// Empty text removes it.
+// Shows a progress line: redrawn in place where stderr is a terminal, else printed at most every few seconds.
+// An empty line removes it.
 void progress(const std::string& line);
-// The same for what changes in between. Where stderr is no terminal it is printed only when nothing else of
-// the two has been for twice as long, and takes no turn of theirs: lines of progress() are not lost for it,
-// and where they come often enough there are no others.
+// Shows an updated progress line between two calls of progress(). On a terminal it does the same. Elsewhere
+// the line is printed only after twice the usual silence, and does not count against the next line of
+// progress(): no line of progress() is lost for it, and where those come often enough, lines of refresh() are
+// not printed.
 void refresh(const std::string& line);
 
 template <class... Args>

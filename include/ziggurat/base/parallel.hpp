@@ -1,13 +1,13 @@
-// Data-parallel loops over oneTBB on the cores that compute, cut up by sizes alone.
+// Data-parallel loops over oneTBB, on the cores that compute.
 //
-// Chunk i is [i * grain, min(n, (i + 1) * grain)) whatever the number of threads, so that sums made
-// per chunk and added in order are the same bits on every machine. May be called from any thread, and
-// from within a loop.
+// Loops are cut by sizes alone: chunk i is [i * grain, min(n, (i + 1) * grain)) whatever the number of
+// threads, so that sums made per chunk and added in order have the same bits on every machine. Loops may be
+// started from any thread, and from within a loop.
 //
-// Unless told otherwise a loop runs on its caller and a thread for each other core. With cores assigned, each
-// NUMA node's threads stand in an arena of their own and keep to its cores; so does a caller that joins them,
-// until its loop is done. A loop is shared out over the nodes, and who is done with a node's part helps with
-// the others'. A loop within a loop stays on the node where it begins.
+// By default a loop runs on its caller and one thread for each other core. Once cores are assigned, each NUMA
+// node has a TBB arena whose threads are bound to its cores; a caller that joins them is bound too, until its
+// loop is done. A loop is then divided over the nodes, and threads that have finished their node's part help
+// with the others. A loop within a loop stays on the node where it was started.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,7 +18,7 @@
 
 namespace zg {
 
-// A reference to a callable that outlives the call.
+// A reference to a callable, which must live until the call returns.
 template <class Signature>
 class FunctionRef;
 template <class R, class... Args>
@@ -38,27 +38,30 @@ class FunctionRef<R(Args...)> {
   R (*call_)(void*, Args...);
 };
 
-// body(begin, end) for each chunk; returns when all are done. grain >= 1.
+// Calls body(begin, end) for each chunk of [0, n), in any order, and returns when all are done. grain >= 1.
+// An exception of `body` is passed on.
 void parallel_for(std::int64_t n, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body);
 
-// Memory that a loop walks through: element i of n works near byte i * bytes / n of it.
+// The memory that a loop walks through: iteration i of n works near byte i * bytes / n of it.
 struct Near {
   const void* address = nullptr;
   std::int64_t bytes = 0;
 };
-// The same chunks, each on the node where its memory lies, as far as the system tells and it pays to ask
-// (several nodes, kAskBytes or more). Nodes that hold none of it take no part.
+// The same, with each chunk on the node where its memory lies; nodes that hold none of it take no part. The
+// system is asked for the place only where that pays: with several nodes, and for kAskBytes or more.
 void parallel_for(Near memory, std::int64_t n, std::int64_t grain,
                   FunctionRef<void(std::int64_t, std::int64_t)> body);
 inline constexpr std::int64_t kAskBytes = 1 << 20;
 
-// Threads that loops may use: the cores of this process, or what set_parallelism said.
+// The number of threads that loops may use: that of set_parallelism(), else one for each core of this
+// process.
 int parallelism();
-// Call either once, early, while no loop runs. At most so many threads work on loops at once, however many
-// callers there are. (As many as there are cores, or more, unbound, limit nothing: then each caller works on
-// its own loop, beside one thread less than that.)
+// Limits the threads that work on loops at once, however many callers there are. Call one of the two once, at
+// start-up, while no loop runs. Unbound threads are not limited where `threads` is at least the number of
+// cores: each caller then works on its own loop together with up to `threads` - 1 others.
 void set_parallelism(int threads);
-// As assigned. Empty, or why the system refuses to bind threads to their cores: then none is bound.
+// Uses the cores as assigned. Returns an empty text, or why the system refuses to bind threads to their
+// cores; no thread is bound then.
 [[nodiscard]] std::string set_parallelism(const CoreAssignment& cores);
 
 }  // namespace zg

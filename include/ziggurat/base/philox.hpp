@@ -29,7 +29,7 @@ constexpr std::uint64_t fnv1a64(std::string_view text) {
   return h;
 }
 
-// A stream of numbers named by (seed, name): element i is a pure function of the three.
+// A stream of random numbers, named by (seed, name): element i is a pure function of seed, name and i.
 class NamedRandom {
  public:
   NamedRandom(std::uint64_t seed, std::string_view name) {
@@ -42,7 +42,7 @@ class NamedRandom {
                           static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)},
                          key_);
   }
-  // For kernels that count on their own.
+  // For kernels that compute the counters themselves.
   const std::array<std::uint32_t, 2>& key() const { return key_; }
   // Uniform integer below `bound` (> 0), by multiplication; its bias is below bound / 2^64.
   std::uint64_t below(std::uint64_t index, std::uint64_t bound) const {

@@ -1,25 +1,27 @@
-// What the process may know of itself and its machine.
+// This process and its machine: memory, interruption, small files. Any thread may call these functions.
 #pragma once
 #include <cstdint>
 #include <string>
 
 namespace zg {
 
-// Resident memory of this process now, and at its peak (VmHWM), in bytes.
+// Resident memory of this process, now and at its peak (VmHWM), in bytes.
 std::int64_t resident_bytes();
 std::int64_t peak_resident_bytes();
 
 // Bytes this process may still take: the smaller of free memory and what its cgroup leaves.
 std::int64_t available_memory();
 
-// SIGINT and SIGTERM set a flag; a second one ends the process at once. Call once, from main.
+// From now on SIGINT and SIGTERM set the flag that interrupted() reads; a second signal ends the process at
+// once, with exit code 130. Call once, from main.
 void install_interrupt_handler();
 bool interrupted();
-void request_interrupt();  // as if the signal had come; for tests
+void request_interrupt();  // sets the flag as the first signal does; for tests
 
-// Reads a whole small file; throws Error(kUsage) naming it when it cannot be read.
+// Reads a whole small file. `what` names its purpose in errors. Throws Error(kUsage) when it cannot be read.
 std::string read_text_file(const std::string& path, const std::string& what);
-// Writes beside and renames, so that the file is either the old or the new one. Throws Error(kIo).
+// Writes a new file beside `path` and renames it, so that `path` always holds either the old or the new
+// content. Throws Error(kIo).
 void write_file_atomically(const std::string& path, const std::string& content);
 
 }  // namespace zg

@@ -10,8 +10,8 @@
 
 namespace zg {
 
-// Owned by one thread at a time. Invariant: making, moving and running one allocates nothing when what it
-// holds has at most kInline bytes and moves without throwing.
+// Owned by one thread at a time. Creating, moving and running a Task allocates nothing when its callable has
+// at most kInline bytes and moves without throwing.
 class Task {
  public:
   static constexpr std::size_t kInline = 64;
@@ -52,7 +52,7 @@ class Task {
  private:
   struct Actions {
     void (*run)(void* work);
-    void (*move)(void* to, void* from) noexcept;  // and ends the one at `from`
+    void (*move)(void* to, void* from) noexcept;  // also destroys the one at `from`
     void (*end)(void* work) noexcept;
   };
   template <class Work>
@@ -69,7 +69,7 @@ class Task {
     actions_ = std::exchange(other.actions_, nullptr);
     if (actions_ != nullptr) actions_->move(storage_, other.storage_);
   }
-  // Empty before what it held ends, which may look at it.
+  // The task is empty before its callable is destroyed, whose destructor may use the task.
   void drop() noexcept {
     if (const Actions* actions = std::exchange(actions_, nullptr)) actions->end(storage_);
   }

@@ -6,7 +6,7 @@
 
 namespace zg {
 
-// Shown by ps and debuggers; at most 15 characters are kept.
+// Names the calling thread for ps and debuggers. At most 15 characters are kept.
 void name_this_thread(const std::string& name);
 
 class NamedThread {

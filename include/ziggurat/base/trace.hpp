@@ -1,7 +1,7 @@
 // A timeline of one run, written as Chrome trace JSON (open it in Perfetto): one lane per thread,
 // stream and link. Off by default: a span then costs one relaxed load.
 //
-// Any thread may add spans. Owned by whoever runs the program; handed around by reference.
+// Any thread may add spans. The program owns the one Trace and passes it by reference.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -18,13 +18,13 @@ class Trace {
  public:
   Trace() : origin_(Clock::now()) {}
   bool on() const { return on_.load(std::memory_order_relaxed); }
-  // From now on spans are kept, at most kCapacity of them (later ones are counted, not kept).
+  // From now on spans are kept, at most kCapacity of them; those beyond are only counted.
   void start();
-  // The number of a lane (a row of the picture); the same name gives the same lane.
+  // The number of the lane (a row of the timeline) of that name; a new lane for a new name.
   int lane(const std::string& name);
   void add(int lane, std::string name, Clock::time_point begin, Clock::time_point end,
            std::int64_t bytes = 0);
-  // Throws Error(kIo) when the file cannot be written.
+  // Writes all spans as JSON. Throws Error(kIo) when the file cannot be written.
   void save(const std::string& path) const;
 
   static constexpr std::size_t kCapacity = 2'000'000;

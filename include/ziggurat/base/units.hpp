@@ -9,8 +9,8 @@ namespace zg {
 
 inline constexpr std::int64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 
-// "48MiB", "1.5 GB", "4096": bytes, or nothing if the text is no size. KiB.. are powers of 1024, KB.. of
-// 1000.
+// The bytes of "48MiB", "1.5 GB" or "4096"; nothing if the text is no size. KiB, MiB, ... are powers of 1024,
+// KB, MB, ... of 1000.
 std::optional<std::int64_t> parse_bytes(std::string_view text);
 // "48.0 MiB"
 std::string format_bytes(std::int64_t bytes);
@@ -23,7 +23,7 @@ inline constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// The entry of `known` nearest to `word` in edit distance, if near enough to be a slip of the pen.
+// The entry of `known` that is nearest to `word` in edit distance, if it is near enough to be a typing error.
 template <class Range>
 std::optional<std::string> nearest_name(std::string_view word, const Range& known);
 std::int64_t edit_distance(std::string_view a, std::string_view b);

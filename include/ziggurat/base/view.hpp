@@ -1,7 +1,7 @@
-// A view: somebody else's bytes seen as a row-major matrix, rows `ld` elements apart.
+// A view: memory that others own, seen as a row-major matrix whose rows are `ld` elements apart.
 //
-// Whatever has more dimensions is flattened by its user ([B, T, C] is B*T rows of C), a vector is
-// one row. A view owns nothing and is cheap to copy.
+// A tensor with more dimensions is flattened by its user ([B, T, C] is B*T rows of C); a vector is one row. A
+// view is cheap to copy. Its memory must outlive it.
 #pragma once
 #include <cstdint>
 

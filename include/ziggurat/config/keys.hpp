@@ -1,5 +1,5 @@
-// The keys of a configuration, as the readers that parse them know them: for the reference, and for `ziggurat
-// config keys`. Any thread.
+// The keys that a configuration may have, in tables made from the readers that parse them: for the reference
+// in docs/, and for `ziggurat config keys`. Any thread.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,12 +10,11 @@ namespace zg {
 struct KeyTable {
   std::string name;  // "aio", "tiers.nvme", ...
   std::vector<std::string> header;
-  std::vector<std::vector<std::string>> rows;  // each begins with the whole key: `aio.queues`
+  std::vector<std::vector<std::string>> rows;  // a cell for each column; the first is the key: `aio.queues`
 };
 
-// A table for each section in which something has an effect, in the order in which they are read: key, type,
-// default and meaning. Then two of DeepSpeed's keys: those without effect ("deepspeed-no-effect"), and those that
-// are refused
+// A table of key, type, default and meaning for each section that has keys with an effect. Then two tables of
+// DeepSpeed's other keys: those without effect ("deepspeed-no-effect"), and those that are refused
 // ("deepspeed-refused").
 std::vector<KeyTable> config_key_tables();
 

@@ -1,6 +1,6 @@
-// The run configuration: one JSON file (comments allowed), or several of which later ones win, plus
-// overrides "a.b=c". DeepSpeed's sections and keys mean what they mean there. Plain values; load_config() may
-// be called from any thread, and keeps nothing.
+// The configuration of a run: one JSON file (comments allowed), or several of which later ones win, plus
+// overrides "a.b=c". DeepSpeed's sections and keys mean what they mean in DeepSpeed. All types here are plain
+// values; load_config() may be called from any thread.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -22,14 +22,15 @@
 
 namespace zg {
 
-// Parameters for which something differs. The first group that matches a name holds.
+// Parameters whose update differs from that of the others. The first group that matches a name applies.
 struct ParamGroup {
   std::vector<std::string> patterns;  // of names as in the weight files; * and ? match as in a shell
   GroupRule rule;
-  bool frozen = false;  // keeps its value, and has no state
+  bool frozen = false;  // never updated, and without state
 };
 
-// How the optimizer's state is kept ("state"): bytes of Adam's per parameter in brackets, beside the weight.
+// How the optimizer's state is kept ("state"). In brackets: bytes of Adam's state per parameter, beside the
+// weight.
 //   kFull   "fp32"   master, m and v in fp32 (12)
 //   kSplit  "split"  the bf16 weight is the master's high half; the same results, to the bit (10)
 //   kBf16   "bf16"   m and v in bf16, rounded stochastically (6 with bf16 weights, which are split; else 8)
@@ -40,95 +41,98 @@ struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kAdam;
   // DeepSpeed's defaults; Lion's are lr 1e-4 and beta2 0.99.
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  bool decoupled = true;  // AdamW; Adam with "adam_w_mode": false
+  bool decoupled = true;  // weight decay as in AdamW; false: Adam with "adam_w_mode": false
   bool bias_correction = true;
   double momentum = 0, dampening = 0;  // SGD
   bool nesterov = false;
-  bool decay_all = false;  // "decay": "matrices" (default) or "all"
+  bool decay_all = false;  // "decay": "matrices", or "all", which decays norms and biases too
   StatePrecision state = StatePrecision::kFull;
-  bool overlap = true;  // false: a phase of its own after backward
+  bool overlap = true;  // updates run beside forward or backward; false: in a phase of their own afterwards
   std::vector<ParamGroup> groups;
 };
 
 struct AioConfig {
   io::Backend backend = io::Backend::kAuto;
-  bool require = false;  // "backend" named: no fall-back
+  bool require = false;  // the file names a back end, so there is no fall-back
   std::int64_t block_size = 1 << 20;
   int queue_depth = 0;          // 0: io::default_queue_depth()
-  bool adaptive_depth = false;  // looks for the shallowest depth that loses little, from queue_depth on
-  int max_queue_depth = 256;    // its cap
-  int queues = 1;               // rings and I/O threads a drive
-  int threads = 4;              // "intra_op_parallelism" (alias "thread_count"), of the thread-pool back end
-  bool sqpoll = false, iopoll = false;  // of io_uring
-  bool verify = true;                   // checksums of what comes back from NVMe
+  bool adaptive_depth = false;  // finds the shallowest depth that loses little bandwidth, from queue_depth on
+  int max_queue_depth = 256;    // cap of the adaptive depth
+  int queues = 1;               // rings, each with an I/O thread, per drive
+  int threads = 4;              // "intra_op_parallelism" ("thread_count"): threads per queue of kThreads
+  bool sqpoll = false, iopoll = false;  // options of io_uring
+  bool verify = true;                   // compares checksums of what is read back from NVMe
 };
 
 struct TierConfig {
   std::optional<std::int64_t> device, host;  // budgets in bytes; none: no limit but the machine's
-  // Empty: no NVMe tier. DriveOptions::bytes 0: as much as the run needs, which the caller computes (so with
-  // DeepSpeed's nvme_path, which has no size).
+  // Empty: there is no NVMe tier. A drive with 0 bytes, as from DeepSpeed's nvme_path, which states no size,
+  // gives as much as the run needs; the caller computes that.
   std::vector<io::DriveOptions> nvme;
   io::RamModel ram;  // for aio.backend "ram" (tests, benchmarks)
-  int prefetch_depth =
-      256;  // operations of the program decided ahead; what is fetched early is bounded by the budgets
-  // Share of each budget that stays free for what is on its way in or out, so that a fetch need not wait for
-  // the write-back that makes room for it. The rest is for what stays. None: read_ahead_of() finds it.
+  // Operations of the program that are decided ahead. How much is fetched early is bounded by the budgets.
+  int prefetch_depth = 256;
+  // Share of each budget that stays free for segments on their way in or out, so that a fetch need not wait
+  // for the write-back that makes room for it. The rest of the budget is for what stays. None:
+  // read_ahead_of() finds it.
   std::optional<double> read_ahead;
 };
 
 struct ThreadsConfig {
-  std::optional<int> compute;   // in all; none: one for each core that is not reserved
-  std::optional<int> reserved;  // cores of each NUMA node; none: assign_cores() decides
+  std::optional<int> compute;   // compute threads in all; none: one for each core that is not reserved
+  std::optional<int> reserved;  // reserved cores of each NUMA node; none: assign_cores() decides
   Binding bind = Binding::kAuto;
 };
 
 struct DeviceConfig {
   enum class Kind { kHost, kCuda };
   Kind kind = Kind::kHost;
-  int index = 0;  // of the GPU
-  // Of CUDA (CudaOptions).
+  int index = 0;  // of the GPU, as CUDA counts them
+  // See CudaOptions.
   bool deterministic = true, tf32 = false, pin = true, graphs = false;
   AttentionKernel attention = AttentionKernel::kAuto;
-  // Drives that reach its memory: where that spares the host's, also where it does not (and else an error),
-  // never.
+  // Whether drives read and write the GPU's memory directly (GPUDirect Storage).
+  //   kAuto  where that is there and spares host memory
+  //   kOn    always; an error where it is not there
+  //   kOff   never
   enum class Direct { kAuto, kOn, kOff };
   Direct direct = Direct::kAuto;
 };
 
 struct RunConfig {
-  // model
-  std::string model_from;            // Hugging Face directory; empty: `model` from scratch
-  std::optional<ModelConfig> model;  // given in the file; vocab_size 0: the tokenizer's
+  std::string model_from;            // Hugging Face directory to start from; empty: a new `model`
+  std::optional<ModelConfig> model;  // a model that the file describes; vocab_size 0: as the tokenizer's
   DataConfig data;
   std::int64_t steps = 0;
   std::uint64_t seed = 1337;
-  std::int64_t eval_every = 0, eval_batches = 20;        // every 0: only at the end
-  std::int64_t micro_batch = 1, accumulation_steps = 1;  // train_batch_size = product
+  std::int64_t eval_every = 0, eval_batches = 20;        // eval_every 0: at the end of the run alone
+  std::int64_t micro_batch = 1, accumulation_steps = 1;  // sequences; train_batch_size is their product
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
-  double gradient_clipping = 0;  // 0: off
+  double gradient_clipping = 0;  // largest global norm of the gradient; 0: off
   DType dtype = DType::kF32;     // kF32, kBF16, kF16; kF64 only for tests ("fp64": {"enabled": true})
-  // Of gradients on their way to the host: "communication_data_type", by default as `dtype`; kF64 with kF64,
-  // kF16 only with kF16.
+  // "communication_data_type": the type of gradients on their way to the host, by default `dtype`. Always
+  // kF64 with kF64; kF16 only with kF16.
   DType gradient_dtype = DType::kF32;
-  LossScaleConfig loss_scale;  // with kF16
+  LossScaleConfig loss_scale;  // used with kF16
   bool recompute = true;       // activation_checkpointing.recompute
   Accumulation accumulation = Accumulation::kLayerMajor;
-  // Of what no offload section places: kAuto when the files have "tiers", else kDevice as in DeepSpeed.
+  // For tensors that no offload section places: kAuto when the files have "tiers", else kDevice as in
+  // DeepSpeed.
   Placement offload_param = Placement::kAuto, offload_optimizer = Placement::kAuto;
   Placement offload_activation = Placement::kAuto;
-  // "ratio" of offload_optimizer, when the state may leave the device: the share of the parameters that is
-  // updated on the host. As many whole units as are in the rest of them are updated on the device.
+  // "ratio" of offload_optimizer: the share of the parameters that is updated on the host, when the state may
+  // leave the device. As many whole units as fit into the remaining share are updated on the device.
   double host_update_share = 1;
   DeviceConfig device;
   AioConfig aio;
   TierConfig tiers;
   ThreadsConfig threads;
-  std::string output_dir;          // "runs/" + name of the first file, unless given
-  std::int64_t sample_tokens = 0;  // of text generated at the end ("sample": {"tokens": 300, "prompt": ""})
+  std::string output_dir;          // by default "runs/" and the name of the first file
+  std::int64_t sample_tokens = 0;  // tokens of text generated at the end; 0: none
   std::string sample_prompt;
 
-  // "file: key: has no effect: reason", and what was taken for each "auto".
+  // "file: key: has no effect: reason", and the value that was taken for each "auto".
   std::vector<std::string> warnings;
   std::string resolved_json;  // the merged configuration, for the record
 };
@@ -138,16 +142,16 @@ struct ConfigSource {
   std::vector<std::string> overrides;  // "a.b=c"; c is JSON where it parses, else text
 };
 
-// What a configuration asks of the machine that it is read for, where it says "auto". An empty function: no.
+// Answers what a configuration leaves to the machine by "auto". An empty function stands for no.
 struct Machine {
-  std::function<bool()> has_gpu;                   // one that this build can use; asked for "devices"
-  std::function<bool()> has_bf16;                  // instructions of the processor; asked for "bf16.enabled"
-  std::function<std::string()> bf16_instructions;  // their name, for the notice
+  std::function<bool()> has_gpu;                   // for "devices": a GPU that this build can use
+  std::function<bool()> has_bf16;                  // for "bf16.enabled": the processor has bf16 instructions
+  std::function<std::string()> bf16_instructions;  // the name of these instructions, for the notice
 };
 
-// Throws Error(kUsage) naming file and key: what was found, what was expected, how to mend it. Reads nothing
-// but the files of the configuration: that the data and directories it names exist is for those who open
-// them.
+// Merges, checks and interprets the files and overrides. Throws Error(kUsage) naming file and key: what was
+// found, what was expected, how to mend it. Reads nothing but the files of the configuration: whether the
+// data and the directories that it names exist is checked by those who open them.
 RunConfig load_config(const ConfigSource& source, const Machine& machine);
 
 }  // namespace zg

@@ -1,5 +1,5 @@
-// Batches of tokens that depend on (seed, step) alone. Immutable after construction: any thread may call any
-// const function.
+// Batches of tokens that are a pure function of (seed, step). Immutable after construction: any thread may
+// call any const function.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -12,36 +12,37 @@
 namespace zg {
 
 struct Batch {
-  std::vector<std::int32_t> ids, targets;  // [sequences * time]; target < 0: not counted
-  std::int64_t valid = 0;                  // targets >= 0
+  std::vector<std::int32_t> ids, targets;  // [sequences * seq_len]; the loss leaves out targets below 0
+  std::int64_t valid = 0;                  // number of targets >= 0
 };
 
 class DataSet {
  public:
-  // Tokenises once into `cache_dir` (train.bin, validation.bin, with a stamp of the source's size, time and
-  // tokenizer) or takes .bin files as they are. Throws Error(kUsage) for unreadable, empty or too short data,
-  // tokens beyond the model's vocabulary included (vocab_size 0: no check).
+  // Tokenises a text once into `cache_dir` (train.bin, validation.bin, with a stamp of the source's size and
+  // time and of the tokenizer), or uses .bin files as they are. Throws Error(kUsage) for data that is
+  // unreadable, empty or too short, or that has tokens beyond the model's vocabulary (vocab_size 0: not
+  // checked).
   //
-  // A share of a text is cut as nanoGPT cuts it: the first int(n * (1 - share)) of its n characters are for
-  // training (of its n bytes with the tokenizer "bytes", moved back to the start of a character). With .bin
-  // files, of its tokens. A .bin file has the tokenizer that the configuration names with "gpt2", else the
-  // one that lies beside it (tokenizer.ziggurat.json), else none.
+  // A validation share is cut off as nanoGPT does it: the first int(n * (1 - share)) of n units are for
+  // training. The units are characters of a text (bytes with the tokenizer "bytes"; the cut then moves back
+  // to the start of a character), or tokens of a .bin file. The tokenizer of a .bin file is the one that the
+  // configuration names with "gpt2", else the one that lies beside it (tokenizer.ziggurat.json), else none.
   DataSet(const DataConfig& config, const std::string& cache_dir, std::int64_t vocab_size);
   ~DataSet();
 
-  const Tokenizer* tokenizer() const;  // null for token files without one
-  std::int64_t vocab_size() const;     // the tokenizer's; 0 without
+  const Tokenizer* tokenizer() const;  // null for token files that have none
+  std::int64_t vocab_size() const;     // of the tokenizer; 0 without one
   std::int64_t train_tokens() const;
   std::int64_t validation_tokens() const;  // 0: none
 
-  // Sequence i of step's global batch starts at an offset that is a pure function of (seed, step, i):
-  // micro-batch m is sequences [m * micro, (m + 1) * micro). Windows of seq_len + 1 tokens, starts uniform
-  // over all that fit, drawn with replacement: NamedRandom(seed, "data.<step>").below(i, train_tokens -
-  // seq_len).
+  // Fills `out` with sequences [first_sequence, first_sequence + sequences) of the step's global batch; with
+  // micro-batches of n sequences, micro-batch m begins at sequence m * n. A sequence is a window of seq_len +
+  // 1 tokens, as inputs and targets. The windows' starts are uniform over all that fit and drawn with
+  // replacement: sequence i starts at NamedRandom(seed, "data.<step>").below(i, train_tokens - seq_len).
   void train_batch(std::uint64_t seed, std::int64_t step, std::int64_t first_sequence, std::int64_t sequences,
                    Batch& out) const;
-  // Validation windows, in order without overlap: sequence i starts at i * seq_len (modulo what there is).
-  // Only with validation_tokens() > 0.
+  // The same with validation windows, in order and without overlap: sequence i starts at i * seq_len, and
+  // after the last whole window they begin again. Only with validation_tokens() > 0.
   void validation_batch(std::int64_t first_sequence, std::int64_t sequences, Batch& out) const;
 
  private:

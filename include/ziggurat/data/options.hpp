@@ -15,11 +15,11 @@ struct TokenizerConfig {
 
 struct DataConfig {
   std::string train;              // text file, or token file .bin
-  std::string validation;         // empty: a share of the training text, its end
-  double validation_share = 0.1;  // used when `validation` is empty; 0: none
+  std::string validation;         // a file of the same kind; empty: the end of the training text
+  double validation_share = 0.1;  // share of the training text that is cut off then; 0: none
   TokenizerConfig tokenizer;
-  DType token_dtype = DType::kU16;  // of .bin files: kU16 or kI32 (read as uint32)
-  std::int64_t seq_len = 256;
+  DType token_dtype = DType::kU16;  // of .bin files: kU16, or kI32 for uint32
+  std::int64_t seq_len = 256;       // tokens of a sequence
 };
 
 }  // namespace zg

@@ -7,14 +7,14 @@
 
 namespace zg {
 
-// A token file of uint16 or uint32, mapped into memory; pages that were read are given back, so that the
-// process's resident memory does not grow with the file. Raw tokens (nanoGPT's and Megatron's .bin), or
-// llm.c's: a header of 256 int32 {20240520, 1, tokens} before uint16, {20240801, 7, tokens} before uint32,
-// which is recognised and skipped.
+// A file of uint16 or uint32 tokens, mapped into memory. Pages are given back after each read, so that the
+// process's resident memory does not grow with the file. The file holds raw tokens (as nanoGPT's and
+// Megatron's .bin), or begins with llm.c's header, which is recognised and skipped: 256 int32, the first
+// three of them {20240520, 1, tokens} before uint16 and {20240801, 7, tokens} before uint32.
 class TokenFile {
  public:
-  // kU16, or kI32 for uint32. Throws Error(kUsage): missing, empty, odd size, a header that contradicts the
-  // rest.
+  // `dtype` is kU16, or kI32 for uint32. Throws Error(kUsage) for a file that is missing or empty, whose size
+  // is no whole number of tokens, or whose header contradicts the rest.
   TokenFile(const std::string& path, DType dtype);
   ~TokenFile();
   TokenFile(const TokenFile&) = delete;
@@ -22,7 +22,7 @@ class TokenFile {
   const std::string& path() const { return path_; }
   DType dtype() const { return dtype_; }
   std::int64_t size() const { return count_; }
-  // Tokens [first, first + n) as int32.
+  // Writes tokens [first, first + n) to out [n]. A uint32 above 2^31 - 1 comes out negative.
   void read(std::int64_t first, std::int64_t n, std::int32_t* out) const;
 
  private:

@@ -15,18 +15,20 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual std::int64_t vocab_size() const = 0;
-  // Throws Error(kUsage) for text that is no UTF-8 and for characters that are not in the vocabulary (never
-  // with bytes).
+  // Throws Error(kUsage) for text that is no UTF-8 and for characters that are not in the vocabulary. The
+  // tokenizer "bytes" takes any text.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
-  // The inverse of encode. Throws Error(kUsage) for an id that is not in the vocabulary (a model's may be
-  // padded).
+  // The inverse of encode(). Throws Error(kUsage) for an id that is not in the vocabulary, which a model
+  // whose vocabulary is padded may generate.
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
-  // Writes what is needed to make it again (tokenizer.ziggurat.json, and vocab files) into a directory.
+  // Writes tokenizer.ziggurat.json, and the vocabulary's files if there are any, into a directory, from which
+  // load_tokenizer() makes the same tokenizer. Throws Error(kIo).
   virtual void save(const std::string& directory) const = 0;
 };
-// Throws Error(kUsage). kChars: the sorted set of code points (UTF-8) of `training_text`.
+// The vocabulary of kChars is the sorted set of code points of `training_text` (UTF-8). Throws Error(kUsage).
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::string_view training_text);
-// From a directory written by save(); nullptr if it holds none.
+// The tokenizer that save() wrote into a directory; null if it holds none. Throws Error(kUsage) for one that
+// is damaged.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& directory);
 
 }  // namespace zg

@@ -1,4 +1,4 @@
-// What a model is made of: sizes and a few choices. Plain values; the functions are pure.
+// The sizes of a model and its few architectural choices. Plain values; the functions are pure.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,26 +10,26 @@ enum class Arch { kGpt2, kLlama };
 struct ModelConfig {
   Arch arch = Arch::kGpt2;
   std::int64_t vocab_size = 50257;
-  std::int64_t context = 1024;  // most positions (GPT-2: rows of wpe)
-  std::int64_t width = 768;
+  std::int64_t context = 1024;  // largest number of positions (GPT-2: rows of wpe)
+  std::int64_t width = 768;     // of the residual stream
   std::int64_t layers = 12;
   std::int64_t heads = 12;
-  std::int64_t kv_heads = 12;   // = heads for GPT-2
-  std::int64_t head_size = 64;  // width / heads unless the file says otherwise (Llama)
-  std::int64_t inner = 3072;
+  std::int64_t kv_heads = 12;   // heads of keys and values; GPT-2: as many as heads
+  std::int64_t head_size = 64;  // width / heads, unless a Llama's file says otherwise
+  std::int64_t inner = 3072;    // width inside the MLP
   double norm_eps = 1e-5;
   double rope_theta = 10000;
-  double init_std = 0.02;
-  bool tied = true;
+  double init_std = 0.02;  // standard deviation of the initial weights
+  bool tied = true;        // the output matrix is the embedding
 };
 
-// Throws Error(kUsage), whose place is the key as the family's config.json calls it, when sizes do not fit
-// together.
+// Throws Error(kUsage) when sizes do not fit together. The error's place is the key as the family's
+// config.json calls it.
 void validate(const ModelConfig& config);
 
-// From the text of a JSON object with the key names of the family's config.json, and "arch" ("gpt2", "llama")
-// instead of model_type: the "model" section of a run. An unknown key is an error. `where` names it in
-// messages. Throws Error(kUsage).
+// Reads the "model" section of a run: the text of a JSON object with the keys of the family's config.json,
+// and with "arch" ("gpt2" or "llama") instead of model_type. `where` names the section in errors. Throws
+// Error(kUsage), also for an unknown key.
 ModelConfig parse_model_config(const std::string& json_text, const std::string& where);
 
 }  // namespace zg

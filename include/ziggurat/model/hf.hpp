@@ -1,7 +1,7 @@
-// Hugging Face directories: config.json and safetensors (one file, or shards with an index), in and out.
+// Reads and writes Hugging Face directories: config.json and safetensors (one file, or shards with an index).
 //
-// All of it is called at set-up or between steps. What is opened here is immutable afterwards, so its const
-// members may be called from any thread at once.
+// To be called at set-up or between steps. Objects that have been opened are immutable, so several threads
+// may call their const members at once.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -15,11 +15,12 @@
 
 namespace zg {
 
-// A safetensors file, mapped and checked in full when opened: header length, JSON, dtypes, shapes, offsets
-// (no hole, overlap or duplicate; the last one ends the file). Throws Error(kUsage) with file and reason.
+// A safetensors file, mapped into memory. Opening it checks the whole header: its length, JSON, dtypes,
+// shapes and offsets (no hole, overlap or duplicate; the last tensor ends the file). Throws Error(kUsage)
+// with file and reason.
 //
-// Owns the mapping, into which Entry::data points; `data` has no alignment to rely on. The file must not be
-// cut short while it is open: the operating system answers a read beyond its end with SIGBUS.
+// Owns the mapping, into which Entry::data points. Tensors may have any alignment. The file must not be
+// truncated while it is open: the operating system answers a read beyond its end with SIGBUS.
 class SafeTensors {
  public:
   struct Entry {
@@ -35,12 +36,12 @@ class SafeTensors {
   SafeTensors(const SafeTensors&) = delete;
   SafeTensors& operator=(const SafeTensors&) = delete;
   const std::string& path() const { return path_; }
-  // In the order of their bytes in the file.
+  // The tensors, in the order of their bytes in the file.
   const std::vector<Entry>& entries() const { return entries_; }
-  const Entry* find(const std::string& name) const;
+  const Entry* find(const std::string& name) const;  // null: there is none
   const std::vector<std::pair<std::string, std::string>>& metadata() const { return metadata_; }
-  // These bytes of the mapping will not be needed soon: they leave this process's resident memory, and come
-  // back from the page cache or the drive if they are read again.
+  // Drops these bytes of the mapping from the process's resident memory. If they are read again, they come
+  // back from the page cache or the drive.
   void drop(const void* data, std::int64_t bytes) const;
 
  private:
@@ -55,25 +56,26 @@ class SafeTensors {
   std::vector<std::pair<std::string, std::string>> metadata_;
 };
 
-// config.json of GPT-2 or Llama (model_type, or architectures). Throws Error(kUsage) for another
-// architecture, an activation or a RoPE scaling that is not supported, a missing or wrong key.
+// Reads the config.json of a GPT-2 or Llama model, which is told by its model_type or architectures. Throws
+// Error(kUsage) for another architecture, an activation or RoPE scaling that is not supported, and a missing
+// or wrong key.
 ModelConfig read_hf_config(const std::string& directory);
-// The text of a config.json; dtype is what the weights beside it are stored as.
+// The text of a config.json. `dtype` is the type in which the weights beside it are stored.
 std::string write_hf_config(const ModelConfig& config, DType dtype = DType::kF32);
 
-// The weights of a directory, checked against the model when opened: every parameter present with the right
-// shape and a supported dtype (F64, F32, F16, BF16), with or without the prefix "transformer."; of two tied
-// names one suffices (and if both are there they must be equal). Buffers that are no parameters (attn.bias,
-// attn.masked_bias, rotary_emb.inv_freq) are ignored; anything else unknown is an error. Where there is
-// model.safetensors, an index beside it is not looked at. Throws Error(kUsage). Owns the mappings; keeps
-// nothing of `model`.
+// The weights of a directory. Opening it checks them against the model: each parameter must be present with
+// the right shape and a supported dtype (F64, F32, F16, BF16). Names may have the prefix "transformer.". One
+// of two tied names suffices; if both are there they must hold equal values. Buffers that are no parameters
+// (attn.bias, attn.masked_bias, rotary_emb.inv_freq) are ignored; any other unknown tensor is an error. An
+// index is ignored where model.safetensors is there. Throws Error(kUsage). Owns the mappings; does not refer
+// to `model` afterwards.
 class HfWeights {
  public:
   HfWeights(const std::string& directory, const Model& model);
   ~HfWeights();
-  // Elements [begin, end) of a parameter in the layout of Param (a Conv1D's are gathered from the transposed
-  // file). A few MiB of the file at most become resident, and are dropped again. Ask for large ranges: each
-  // call that gathers walks over the whole file part. Any thread, several at once.
+  // Writes elements [begin, end) of a parameter, in the layout of Param, to fp32 `out` [end - begin]. At most
+  // a few MiB of the file become resident, and are dropped again. A Conv1D is gathered from the transposed
+  // file, and each call then walks over the whole tensor: ask for large ranges. Any thread, several at once.
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
 
  private:
@@ -81,15 +83,15 @@ class HfWeights {
   std::unique_ptr<State> state_;
 };
 
-// Writes config.json and model.safetensors (or shards of at most `shard_bytes` with an index; a tensor larger
-// than that has a shard of its own). Memory use is bounded (some 12 MiB, whatever the model's size).
-// `read(unit, param, begin, end, out)` is asked for fp32 elements in the layout of Param, ascending per
-// parameter, on the calling thread.
+// Writes config.json and model.safetensors, or shards of at most `shard_bytes` and an index; a tensor that is
+// larger has a shard of its own. `dtype` is kF32 or kBF16. `read` is called on the calling thread for fp32
+// elements [begin, end) of a parameter in the layout of Param, in ascending order. Memory use is bounded
+// (some 12 MiB, whatever the model's size).
 //
-// Every file is written aside as "<name>.part", synced, and renamed only when all are complete; should
-// anything fail before, `read` included, the directory is as it was. At the end, weights of an earlier save
-// that the new ones do not overwrite are removed (model*.safetensors and the index), lest they be loaded
-// instead. dtype: kF32 or kBF16. Throws Error(kIo).
+// Every file is written aside as "<name>.part" and synced; the files are renamed only when all are complete.
+// If anything fails before that, `read` included, the directory is left as it was. At the end, weights of an
+// earlier save that were not overwritten (model*.safetensors and the index) are removed, so that they are not
+// loaded instead of the new ones. Throws Error(kIo).
 using ReadParam = std::function<void(const Unit& unit, const Param& param, std::int64_t begin,
                                      std::int64_t end, float* out)>;
 void save_hf(const std::string& directory, const Model& model, DType dtype, const ReadParam& read,

@@ -1,4 +1,4 @@
-// The keys of a family's config.json, as the "model" section of a run has them. Constant; any thread.
+// The keys of a family's config.json that the "model" section of a run may have. Constant; any thread.
 #pragma once
 #include <vector>
 
@@ -10,10 +10,10 @@ namespace zg {
 struct ModelKey {
   const char* name;
   const char* type;      // in words
-  const char* fallback;  // as JSON; in words that hold a blank; or "required"
-  const char* meaning;   // a sentence; of a key that may only have its default: what the models do
+  const char* fallback;  // the default as JSON (without blanks), in words (with blanks), or "required"
+  const char* meaning;   // a sentence; for a key that may only have its default: what the models do
 };
-// All that parse_model_config() takes for a family.
+// All keys that parse_model_config() accepts for a family.
 const std::vector<ModelKey>& model_keys(Arch arch);
 
 }  // namespace zg

@@ -1,12 +1,13 @@
-// GPT-2 and Llama as ops over views. Knows units (flat parameter blocks), micro-batches and buffers;
-// never sees a store, a tier or a schedule.
+// GPT-2 and Llama as operations over views. A model knows its units, micro-batches and buffers; it knows
+// nothing of stores, tiers or schedules.
 //
-// A model is a list of units, each one flat tensor of parameters that is fetched, updated and released as
-// a whole: unit 0 the embedding, units 1..L the blocks, unit L+1 the head (final norm, and the output
-// matrix unless it is tied to the embedding). Shapes: B sequences of T tokens, N = B*T rows, C = width.
+// A model is a list of units. A unit is one flat tensor of parameters that are fetched, updated and released
+// together: unit 0 is the embedding, units 1..L are the blocks, and unit L+1 is the head (the final norm, and
+// the output matrix unless it is tied to the embedding). Shapes: B sequences of T tokens are N = B*T rows; C
+// is the width, V the vocabulary.
 //
-// A model holds no tensor: weights, gradients and scratch are the caller's, and must live until the stream
-// has done the work. Calls may come from any thread, one at a time per stream; none allocates device memory.
+// A model owns no tensor: weights, gradients and scratch belong to the caller, and must live until the stream
+// has done the work. Calls may come from any thread, one at a time per stream. None allocates device memory.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -21,22 +22,25 @@ namespace zg {
 enum class Init { kZero, kOne, kNormal, kNormalResidual };  // residual: std / sqrt(2 * layers)
 
 struct Param {
-  std::string name;                 // Hugging Face's, without "transformer."; e.g. "h.0.attn.c_attn.weight"
-  std::int64_t rows = 1, cols = 0;  // as stored here: matrices are [out, in], vectors are 1 x n
+  std::string name;                 // as in Hugging Face's files, without "transformer.": "h.0.ln_1.weight"
+  std::int64_t rows = 1, cols = 0;  // as stored here: matrices are [out, in], vectors are [1, n]
   bool vector = false;
-  bool conv1d = false;      // the file holds it transposed, [in, out] (GPT-2's Conv1D)
+  bool conv1d = false;      // files hold it transposed, [in, out] (GPT-2's Conv1D)
   std::int64_t offset = 0;  // first element in the unit's flat tensor; multiple of kParamAlign
   Init init = Init::kNormal;
   std::int64_t count() const { return rows * cols; }
 };
-// Elements; the gaps are zero for ever. Blocks of quantised state never hold elements of two parameters.
+// Parameters begin at multiples of this many elements, so that a block of quantised state never holds
+// elements of two parameters. The gaps between them stay zero.
 inline constexpr std::int64_t kParamAlign = kQuantBlock;
 
 struct Unit {
   std::string name;  // "embedding", "block.0", ..., "head"
   std::vector<Param> params;
   std::int64_t count = 0;  // elements of the flat tensor, padding included
-  const Param& param(const std::string& name_or_suffix) const;  // aborts when there is none
+  // The parameter of that name, or whose name ends in "." and that suffix. Aborts unless there is exactly
+  // one.
+  const Param& param(const std::string& name_or_suffix) const;
 };
 
 struct BatchShape {
@@ -46,10 +50,11 @@ struct BatchShape {
 
 class Model {
  public:
-  // T: f32, bf16, f16 or f64 (DType of weights and activations). Accumulators are f32, f64 for f64.
-  // logits_bytes: what the logits of a chunk and their gradient should take at most; 0: as the device likes it.
+  // `dtype` is the type of weights and activations, T below: f32, bf16, f16 or f64. Accumulators are f32, or
+  // f64 with f64. `logits_bytes`: the most bytes that the logits of one chunk and their gradient should take;
+  // 0: the device's default. Throws Error(kUsage) as validate() does. `ops` must outlive the model.
   Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes = 0);
-  // To plan with, where there is no device: sizes are known, and calls that compute abort.
+  // A model for planning, where there is no device: sizes are known, and calls that compute abort.
   Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes = 0);
 
   const ModelConfig& config() const { return config_; }
@@ -58,39 +63,42 @@ class Model {
   const std::vector<Unit>& units() const { return units_; }
   std::int64_t parameter_count() const;  // without padding
 
-  // Memory handed in as void* must be aligned to 256 bytes and may hold anything (NaN too).
-  //
-  // Bytes of: the residual stream of one micro-batch ([N,C] of T, rounded up to 4096); what a block's
-  // backward needs besides its input ("saved"); scratch of each call.
-  std::int64_t checkpoint_bytes(BatchShape shape) const;
-  std::int64_t saved_bytes(BatchShape shape) const;
-  std::int64_t block_workspace_bytes(BatchShape shape) const;  // forward and backward
-  std::int64_t head_workspace_bytes(BatchShape shape) const;   // head() and head_loss()
+  // Sizes in bytes of the memory that calls take. Memory passed as void* must be aligned to 256 bytes and may
+  // hold anything, NaN too.
+  std::int64_t checkpoint_bytes(BatchShape shape) const;  // a block's input, T [N,C], rounded up to 4096
+  std::int64_t saved_bytes(BatchShape shape) const;       // `saved`: what backward needs besides that input
+  std::int64_t block_workspace_bytes(BatchShape shape) const;  // scratch of a block's forward and backward
+  std::int64_t head_workspace_bytes(BatchShape shape) const;   // scratch of the head's calls
 
-  // All calls enqueue on `s` and return. `weights`, `grads` are the unit's flat tensors ([1, count]; grads
-  // are accumulators, added to). ids, targets: i32 [1,N].
+  // All calls enqueue work on `s` and return. `weights` (T) and `grads` (of accumulator_dtype(), added to)
+  // are a unit's flat tensors [1, count]. `ids` and `targets` are i32 [1,N]; a target below 0 is not counted.
+  //
+  // x [N,C] of T = embedding of the ids. Backward adds dx [N,C], the gradient of x, to `grads`.
   void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x) const;
   void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads) const;
 
-  // out [N,C] = block(x [N,C]); fills `saved` (saved_bytes). out may not alias x. Run again on the same x it
-  // gives the same bits, which is how activations are recomputed; a null `out` then saves the last product.
+  // out [N,C] = block(x [N,C]), both of T; fills `saved` (saved_bytes()). `out` must not alias `x`. Run again
+  // on the same x it gives the same bits, so activations can be recomputed; a null `out` then skips the last
+  // product.
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
                      void* workspace) const;
-  // dx [N,C]: gradient of the output in, of the input out, in place. `saved` is used up.
+  // dx [N,C] of T holds the gradient of the block's output, and is overwritten with that of its input. The
+  // content of `saved` is destroyed.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
                       void* workspace) const;
 
-  // Loss of one micro-batch and its gradient, in chunks of rows so that the logits are never whole. `table`:
-  // the output matrix's unit: the embedding's flat weights when tied, else the head's own. loss_sum f64 [1,1]
-  // += sum over valid tokens. dx [N,C] overwritten with loss_scale * d loss_sum / d x. head_grads,
-  // table_grads: accumulators (the same view when untied). All gradients that follow from dx have that factor
-  // too; whoever uses them divides by it.
+  // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
+  // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when
+  // tied, else the head's own. loss_sum f64 [1,1] += the sum over the tokens that count. dx [N,C] of T is
+  // overwritten with loss_scale * d loss_sum / d x. head_grads and table_grads (the same view when untied)
+  // are added to. These and all gradients that follow from dx are multiplied by loss_scale; whoever uses them
+  // divides by it.
   void head(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets, View loss_sum,
             View dx, View head_grads, View table_grads, void* workspace, double loss_scale = 1) const;
-  // Loss alone.
+  // The loss alone: loss_sum f64 [1,1] += the sum over the tokens that count.
   void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
                  View loss_sum, void* workspace) const;
-  // Logits A [n, V] of the rows given in x [n,C] (n <= shape.rows()).
+  // logits [n,V], of accumulator_dtype(), of the rows x [n,C] of T.
   void head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace) const;
 
  private:
@@ -99,19 +107,20 @@ class Model {
   Ops& ops() const;
 
   const OpSizes* sizes_;
-  Ops* ops_ = nullptr;  // null: to plan with
+  Ops* ops_ = nullptr;  // null: a model for planning
   std::int64_t logits_bytes_;
   std::vector<Unit> units_;
 };
 
-// Floating point operations of the matrix products of one training step over `tokens` tokens in sequences of
-// `time`:
+// Floating-point operations of the matrix products of one training step, over `tokens` tokens in sequences of
+// `time` tokens:
 //
 //   tokens * (2 * p * layers * (block + attention) + 6 * table)
 //
-// where block and table are the elements of a block's matrices and of the output matrix, attention = time *
-// heads * head_size (two products, half of each masked away), and p = 3 passes (a backward counts as two), 4
-// with recomputation of the blocks. What flash attention computes again in its backward is not counted.
+// Here `block` and `table` are the elements of a block's matrices and of the output matrix; `attention` is
+// time * heads * head_size (two products, half of each masked away); p is 3 passes, since a backward counts
+// as two, or 4 with recomputation of the blocks. What flash attention recomputes in its backward is not
+// counted.
 double training_flops(const ModelConfig& config, std::int64_t tokens, std::int64_t time, bool recompute);
 
 }  // namespace zg

@@ -1,46 +1,46 @@
-// The loss scale of training in fp16, with DeepSpeed's keys ("fp16": {...}) and the values that it gives.
+// The loss scale of training in fp16, with the names of DeepSpeed's keys ("fp16": {...}) and with its values.
 //
-// Gradients are computed times scale(), so that small ones do not vanish in fp16. Where they overflow, the
-// step is left out and update(true) lowers the scale for the next one; after many without, update(false)
-// raises it. One call per step, of one thread at a time; owns nothing.
+// Gradients are computed for the loss times scale(), so that small ones do not vanish in fp16. When they
+// overflow, the step is skipped, and update(true) may lower the scale for the next; after many steps without
+// overflow, update(false) raises it. One call per step, from one thread at a time.
 #pragma once
 #include <cstdint>
 
 namespace zg {
 
 struct LossScaleConfig {
-  double loss_scale = 0;                  // 0: dynamic; else this one, for ever
-  int initial_scale_power = 16;           // dynamic: the first scale is 2 to this
+  double loss_scale = 0;                  // 0: dynamic, by the following; else this scale throughout
+  int initial_scale_power = 16;           // the first scale is 2 to the power of this
   std::int64_t loss_scale_window = 1000;  // steps without overflow after which the scale doubles
-  int hysteresis = 2;                     // the scale halves at this overflow, not at those before
-  bool consecutive_hysteresis = false;    // a step without overflow lets the count of them begin anew
+  int hysteresis = 2;                   // the scale halves at the overflow of this number, and at later ones
+  bool consecutive_hysteresis = false;  // whether a step without overflow resets the count of overflows
   double min_loss_scale = 1;
 };
 
 class LossScaler {
  public:
-  // What a resumed run needs to go on as if it had not stopped.
+  // What a resumed run needs to continue as if it had not stopped.
   struct State {
     double scale = 1;
-    std::int64_t steps = 0;           // update() was called so often
-    std::int64_t last_overflow = -1;  // the step, from 0, of the last one
-    int hysteresis = 1;               // the scale halves at this overflow from now
+    std::int64_t steps = 0;           // number of calls of update()
+    std::int64_t last_overflow = -1;  // the step of the last overflow, counted from 0; -1: none
+    int hysteresis = 1;               // overflows from now until the scale halves, that one included
     bool operator==(const State&) const = default;
   };
 
-  // Throws Error(kUsage), whose place is the key, for what makes no sense.
+  // Throws Error(kUsage), whose place is the key, for values that make no sense.
   explicit LossScaler(const LossScaleConfig& config);
 
   bool dynamic() const { return config_.loss_scale == 0; }
   double scale() const { return state_.scale; }
-  // After each step: whether a gradient overflowed. Throws Error(kNumeric) when it did and the scale should
-  // halve, but is at its minimum; nothing has changed then. A static scale stays, whatever happens.
+  // Call after each step, with whether a gradient overflowed. Throws Error(kNumeric), and changes nothing,
+  // when the scale should halve but is at its minimum. A static scale never changes.
   void update(bool overflow);
 
   const State& state() const { return state_; }
-  // Goes on from there. Should the configuration have changed since, it holds: a static scale is the one it
-  // names, a dynamic one is at least its minimum, and its count of overflows at most its hysteresis. Throws
-  // Error(kUsage) for what no run can have left behind.
+  // Continues from `state`. Where the configuration has changed since, the configuration wins: a static scale
+  // is the one that it names, a dynamic scale is raised to its minimum, and the count of overflows is limited
+  // to its hysteresis. Throws Error(kUsage) for a state that no run can have left behind.
   void restore(const State& state);
 
  private:

@@ -1,5 +1,5 @@
-// Learning-rate schedules with DeepSpeed's names, keys and values: WarmupLR, WarmupDecayLR, WarmupCosineLR,
-// OneCycle; and "Constant". Pure functions of the step, so a resumed run needs no state.
+// Learning-rate schedules with DeepSpeed's names, keys and values (WarmupLR, WarmupDecayLR, WarmupCosineLR,
+// OneCycle), and "Constant". They are pure functions of the step, so a resumed run needs no state of theirs.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,9 +14,9 @@ struct ScheduleConfig {
   std::int64_t warmup_num_steps = 1000;
   bool warmup_linear = false;  // warmup_type: "log" (DeepSpeed's default) or "linear"
   std::int64_t total_num_steps = 0;
-  // WarmupCosineLR: ratios of the optimizer's lr
+  // WarmupCosineLR: shares of the optimizer's lr
   double warmup_min_ratio = 0, cos_min_ratio = 0.0001;
-  // OneCycle
+  // OneCycle. The size and stairs of the second half: -1 for as the first.
   double cycle_min_lr = 0, cycle_max_lr = 0, decay_lr_rate = 0;
   std::int64_t cycle_first_step_size = 2000, cycle_second_step_size = -1, decay_step_size = 0;
   std::int64_t cycle_first_stair_count = 0, cycle_second_stair_count = -1;
@@ -26,11 +26,12 @@ struct ScheduleConfig {
 
 struct ScheduleValue {
   double lr;
-  double beta1;  // OneCycle moves it, the others leave it
+  double beta1;  // changed by OneCycle alone
 };
 
-// For step 0, 1, ...: what DeepSpeed's scheduler has set when that optimizer step runs. `base_lr`, `beta1`:
-// the optimizer's. The header's .cpp states the formula of each and where it differs from other trainers.
+// The values that DeepSpeed's scheduler has set when optimizer step `step` (0, 1, ...) runs. `base_lr` and
+// `beta1` are the optimizer's. schedule.cpp states the formula of each schedule and where it differs from
+// other trainers. Throws Error(kUsage), whose place is the key, for values that make no sense.
 ScheduleValue schedule_at(const ScheduleConfig& config, std::int64_t step, double base_lr, double beta1);
 
 }  // namespace zg

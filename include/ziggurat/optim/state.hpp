@@ -1,11 +1,12 @@
-// How an optimizer's state lies in memory: for a number of elements, one block of bytes with all that the
-// optimizer keeps of them, so that it moves as one and is one transfer on every link.
+// The layout of an optimizer's state in memory. All that the optimizer keeps of a range of elements is one
+// block of bytes, so that it moves as one transfer on every link:
 //
 //   [master][moment 0][moment 1][scales 0][scales 1]
 //
-// in the format's types (StateFormat). Parts begin at multiples of 64 bytes, kStagger bytes apart from each
-// other's end: arrays that begin at the same offset of a page share the sets of a cache, and slow each other
-// down. All bytes zero is the state before the first step, but for the masters. Pure functions; any thread.
+// in the types of StateFormat; parts that the format has not are left out. Each part begins at a multiple of
+// 64 bytes, with a gap of kStagger bytes behind the part before it: arrays that begin at the same offset of a
+// page compete for the same sets of a cache, and slow each other down. Before the first step all bytes but
+// the masters' are zero. Pure functions; any thread.
 #pragma once
 #include <cstdint>
 
@@ -21,15 +22,16 @@ class StateLayout {
   explicit StateLayout(const StateFormat& format) : format_(format) {}
   const StateFormat& format() const { return format_; }
 
-  // Of a block of `elements` elements, a multiple of kQuantBlock.
+  // Bytes of a block of `elements` elements, a multiple of kQuantBlock.
   std::int64_t bytes(std::int64_t elements) const;
-  // The most elements, a multiple of kQuantBlock, whose block has at most so many bytes; at least kQuantBlock.
+  // The largest number of elements, a multiple of kQuantBlock, whose block fits into `bytes`; at least
+  // kQuantBlock, whether that fits or not.
   std::int64_t elements_within(std::int64_t bytes) const;
   // Bytes per element, without gaps.
   double bytes_per_element() const;
 
-  // Elements [first, first + count) of the block of `elements` elements at `data`; `first` is a multiple of
-  // kQuantBlock.
+  // Views of elements [first, first + count) of the block of `elements` elements at `data`. `first` is a
+  // multiple of kQuantBlock.
   OptimizerState part(void* data, std::int64_t elements, std::int64_t first, std::int64_t count) const;
 
  private:
@@ -43,15 +45,16 @@ class StateLayout {
   StateFormat format_;
 };
 
-// The masters of a part in host memory, as floats; `weight` [1, n]: of the same elements (read with kSplit,
-// where it holds the other half). Writing sets the weight too, rounded as the kernels round it.
+// The master weights of a part in host memory, as fp32 `out` [n] or from `values` [n]. `weight` [1, n] holds
+// the weights of the same elements: with kSplit they are the other half of the masters, so reading needs
+// them. Writing sets them too, rounded as the kernels round them.
 void read_masters(const StateFormat& format, const OptimizerState& state, const View& weight, float* out);
 void write_masters(const StateFormat& format, const OptimizerState& state, const View& weight,
                    const float* values);
-// Weights that have no state (frozen), rounded in the same way.
+// The same for weights [1, n] that have no state since they are frozen.
 void read_weights(const View& weight, float* out);
 void write_weights(const View& weight, const float* values);
-// Moment 0 or 1 of `count` elements.
+// Moment `which` (0 or 1) of the first `count` elements, decoded to fp32 `out` [count].
 void read_moments(const StateFormat& format, const OptimizerState& state, int which, std::int64_t count,
                   float* out);
 

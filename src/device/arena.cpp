@@ -1,6 +1,7 @@
 #include <algorithm>
-#include <map>
+#include <limits>
 
+#include "device/chunks.hpp"
 #include "device/extents.hpp"
 #include "device/pages.hpp"
 #include "ziggurat/base/error.hpp"
@@ -21,18 +22,19 @@ using pages::kUnit;
 using Range = Extents::Range;
 using Kind = Extents::Kind;
 
-// Chunks in which pages are taken while the budget has room: a hook is called for each, and drivers keep a
-// table.
+// Pages are taken in chunks of a 32nd of the budget: hooks are called for each chunk, and drivers keep a
+// table of what is registered with them, so there must not be many.
 constexpr std::int64_t kChunksPerBudget = 32, kMaxChunk = kGiB;
-// Addresses reserved at once, in budgets. More are reserved when they are too fragmented.
+// How many addresses a region reserves, as multiples of the budget; the next smaller if the system refuses.
+// Another region is added when the addresses of all are too fragmented.
 constexpr std::int64_t kAddressFactors[] = {4, 2, 1};
 
 std::int64_t unit_below(std::int64_t at) {
   return at / kUnit * kUnit;
 }
 
-// Each unit of kUnit bytes may be huge if and only if it has all its pages: else the kernel, giving a huge
-// page for a part of it, would pass the budget.
+// Huge pages are allowed in a unit of kUnit bytes only while all its pages are taken: else the kernel could
+// back a part of the unit by a huge page, and exceed the budget.
 class PagedMemory final : public HostMemory {
  public:
   explicit PagedMemory(const HostMemoryOptions& options)
@@ -87,19 +89,14 @@ class PagedMemory final : public HostMemory {
     std::lock_guard lock(mutex_);
     ZG_ASSERT_EQ(in_use_, 0);
     give_all_back();
-    hooks_ = std::move(hooks);
+    chunks_.set_hooks(std::move(hooks));
   }
   HostMemoryReport report() const override {
     std::lock_guard lock(mutex_);
     pages::Counts counts;
     for (const Region& region : regions_) counts += pages::count(region.range.begin, region.range.bytes);
-    return {taken_,
-            counts.resident,
-            counts.huge,
-            counts.locked,
-            regathered_,
-            regathered_bytes_,
-            static_cast<std::int64_t>(chunks_.size())};
+    return {taken_,      counts.resident,   counts.huge,    counts.locked,
+            regathered_, regathered_bytes_, chunks_.count()};
   }
 
  private:
@@ -110,15 +107,8 @@ class PagedMemory final : public HostMemory {
 
   std::int64_t room() const { return budget_ / kPage * kPage - taken_; }
 
-  Region& region_of(std::int64_t at) {
-    for (Region& region : regions_) {
-      if (region.range.begin <= at && at < region.range.end()) return region;
-    }
-    ZG_ASSERT(false, "address {} is in no region", at);
-    return regions_.front();
-  }
   void count_taken(Range range, std::int64_t sign) {
-    taken_of_share_[region_of(range.begin).share] += sign * range.bytes;
+    taken_of_share_[region_of(regions_, range.begin).share] += sign * range.bytes;
     taken_ += sign * range.bytes;
   }
 
@@ -143,7 +133,7 @@ class PagedMemory final : public HostMemory {
     extents_.add_region({begin, bytes});
   }
 
-  // New pages, as long as the budget has them: more than is needed now, in whole units.
+  // A buffer in new pages, as long as the budget has room: takes a whole chunk, more than the buffer needs.
   std::optional<std::int64_t> grow(std::int64_t bytes) {
     taken_of_share_.resize(shares_.size());
     for (std::size_t share = 0; share < shares_.size(); ++share) {
@@ -164,34 +154,22 @@ class PagedMemory final : public HostMemory {
         extents_.set(window->range, Kind::kUsed);
         if (spare > 0) extents_.set({end, spare}, Kind::kHole);
         take_pages(window->range, parts);
-        if (hooks_.mapped) {
-          for (const Range& part : parts) {
-            hooks_.mapped(reinterpret_cast<void*>(part.begin), part.bytes);
-            chunks_[part.begin] = part.bytes;
-          }
-        }
+        for (const Range& part : parts) chunks_.add(part);
         return window->range.begin;
       }
     }
     return std::nullopt;
   }
 
-  // Pages of holes that are too small or too far apart, for a buffer that the budget allows.
+  // A buffer that the budget allows but no hole has: moves pages to it from holes that are too small.
   std::int64_t regather(std::int64_t bytes) {
-    std::optional<Extents::Window> best;
-    const auto look = [&] {
-      for (const Region& region : regions_) {
-        const auto window = extents_.window(bytes, region.range);
-        if (window && (!best || window->missing < best->missing)) best = window;
-      }
-    };
-    look();
+    auto best = extents_.best_window(bytes, regions_);
     if (!best) {
       add_region(0);
-      look();
+      best = extents_.best_window(bytes, regions_);
     }
     Range range = best->range;
-    if (best->missing == bytes) {  // addresses of its own: whole units, if they are free
+    if (best->missing == bytes) {  // entirely new addresses: aligned to units, if those are free
       const std::int64_t aligned = round_up(range.begin, kUnit);
       if (extents_.empty_bytes_at(range.begin) >= aligned - range.begin + bytes) range.begin = aligned;
     }
@@ -204,7 +182,7 @@ class PagedMemory final : public HostMemory {
     return range.begin;
   }
 
-  // Whole units as long as possible, so that huge pages stay whole.
+  // Whole units as far as possible, so that no huge page is split.
   void give_back_from_holes(std::int64_t bytes) {
     for (const Range& hole : bytes >= kUnit ? extents_.holes() : std::vector<Range>()) {
       const std::int64_t begin = round_up(hole.begin, kUnit), end = unit_below(hole.end());
@@ -214,32 +192,15 @@ class PagedMemory final : public HostMemory {
       bytes -= n;
     }
     while (bytes > 0) {
-      // The smallest that suffices, else the largest.
-      const std::vector<Range> holes = extents_.holes();
-      ZG_ASSERT(!holes.empty(), "{} bytes are missing", bytes);
-      Range hole = holes.front();
-      for (const Range& other : holes) {
-        if (other.bytes >= bytes) hole = other;
-      }
-      const std::int64_t n = std::min(hole.bytes, bytes);
-      give_back({hole.end() - n, n});
-      bytes -= n;
+      const Range end = extents_.strippable(bytes);
+      give_back(end);
+      bytes -= end.bytes;
     }
   }
 
-  // Of holes.
+  // range: a part of a hole, which becomes empty.
   void give_back(Range range) {
-    // Who holds a chunk would keep its pages.
-    for (auto it = chunks_.upper_bound(range.begin); it != chunks_.begin();) {
-      --it;
-      if (it->first + it->second <= range.begin) break;
-      hooks_.unmapped(reinterpret_cast<void*>(it->first), it->second);
-      it = chunks_.erase(it);
-    }
-    for (auto it = chunks_.lower_bound(range.begin); it != chunks_.end() && it->first < range.end();) {
-      hooks_.unmapped(reinterpret_cast<void*>(it->first), it->second);
-      it = chunks_.erase(it);
-    }
+    chunks_.remove(range);  // first: whoever has registered a chunk would keep its pages
     if (huge_) {
       const std::int64_t begin = unit_below(range.begin);
       pages::allow_huge(begin, round_up(range.end(), kUnit) - begin, false);
@@ -249,7 +210,8 @@ class PagedMemory final : public HostMemory {
     count_taken(range, -1);
   }
 
-  // For empty parts of `buffer` and of what follows it, which are marked as taken already.
+  // Takes pages for `parts` of the buffer and of the spare addresses behind it, which the map has as backed
+  // already.
   void take_pages(Range buffer, const std::vector<Range>& parts) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const Range& part = parts[i];
@@ -273,18 +235,18 @@ class PagedMemory final : public HostMemory {
                     : "lower this tier's budget, or free memory");
       }
       if (!huge_) continue;
-      // Units that are whole only with what lies around the part: the kernel may join their pages later.
+      // A unit at either end may now be complete, together with pages around the part: the kernel may join
+      // those into a huge page later.
       for (const std::int64_t unit : {unit_below(part.begin), unit_below(part.end())}) {
         const bool inside = part.begin <= unit && unit + kUnit <= part.end();
-        if (!inside && unit < region_of(part.begin).range.end() && extents_.backed({unit, kUnit}))
+        if (!inside && unit < region_of(regions_, part.begin).range.end() && extents_.backed({unit, kUnit}))
           pages::allow_huge(unit, kUnit, true);
       }
     }
   }
 
   void give_all_back() {
-    for (const auto& [begin, bytes] : chunks_) hooks_.unmapped(reinterpret_cast<void*>(begin), bytes);
-    chunks_.clear();
+    chunks_.remove({0, std::numeric_limits<std::int64_t>::max()});
     for (const Region& region : regions_) pages::unreserve(region.range.begin, region.range.bytes);
     regions_.clear();
     extents_.clear();
@@ -302,9 +264,8 @@ class PagedMemory final : public HostMemory {
   std::vector<std::int64_t> taken_of_share_;
   std::vector<Region> regions_;
   Extents extents_;
-  std::map<std::int64_t, std::int64_t> chunks_;  // that the hooks have seen: address, bytes
+  Chunks chunks_;
   std::int64_t regathered_ = 0, regathered_bytes_ = 0;
-  Hooks hooks_;
 };
 
 }  // namespace

@@ -19,10 +19,9 @@ void add(const Launch& on, Extent extent, Strided<const T> a, Strided<const T> b
   elementwise<T, 2, 1>("add", on, extent, {{a, b}, {out}}, Add{});
 }
 
-template void add<float>(const Launch&, Extent, Strided<const float>, Strided<const float>, Strided<float>);
-template void add<bf16>(const Launch&, Extent, Strided<const bf16>, Strided<const bf16>, Strided<bf16>);
-template void add<fp16>(const Launch&, Extent, Strided<const fp16>, Strided<const fp16>, Strided<fp16>);
-template void add<double>(const Launch&, Extent, Strided<const double>, Strided<const double>,
-                          Strided<double>);
+#define ZG_INSTANTIATE(T) \
+  template void add(const Launch&, Extent, Strided<const T>, Strided<const T>, Strided<T>);
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
+#undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

@@ -1,4 +1,4 @@
-// Attention: which kernels compute it, and the backward's stats of queries.
+// Attention: the choice of kernels, and the stats of queries for the backward.
 #include <cmath>
 
 #include "kernels/cuda/attention.hpp"
@@ -12,7 +12,7 @@ std::int64_t padded_time(std::int64_t time) {
   return tiles_of(time, kStatsTile) * kStatsTile;
 }
 
-// Whole blocks: the stats of a head are whole tiles, which may end behind the sequence.
+// The grid has whole blocks, because the stats of a head are padded to whole tiles.
 static_assert(kStatsTile * kLanes % kThreads == 0);
 template <class T, bool kPacks>
 __global__ void __launch_bounds__(kThreads)
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 bool on_tensor_cores(const AttentionShape& shape) {
-  return sizeof(T) == 2 && shape.head_size % 8 == 0 && shape.head_size <= kMostTensorHead;
+  return sizeof(T) == 2 && shape.head_size % 8 == 0 && shape.head_size <= kMaxTensorHead;
 }
 
 template <class T>
@@ -119,16 +119,13 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
   attention_backward_generic<T>(on, x);
 }
 
-#define ZG_ATTENTION(T)                                                                                      \
+#define ZG_INSTANTIATE(T)                                                                                    \
   template void attention<T>(const Launch&, const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, \
                              Acc<T>*);                                                                       \
   template void attention_backward<T>(const Launch&, const AttentionShape&, const T*, std::int64_t,          \
                                       const T*, std::int64_t, const Acc<T>*, const T*, std::int64_t, T*,     \
                                       std::int64_t, void*);
-ZG_ATTENTION(float)
-ZG_ATTENTION(bf16)
-ZG_ATTENTION(fp16)
-ZG_ATTENTION(double)
-#undef ZG_ATTENTION
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
+#undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

@@ -1,14 +1,15 @@
-// What the kernels of attention share: their operands, and which rows, heads and columns these are.
+// Operands that the attention kernels share, and where heads lie in them.
 //
-// The method is that of FlashAttention-2 (Dao, 2023): tiles of keys pass by a block's queries with a running
-// maximum and sum (Milakov and Gimelshein, 2018); the backward makes the probabilities again from the stored
-// logarithm of the sum. Exponentials are powers of two: scores are scaled by log2(e) too.
+// The method is that of FlashAttention-2 (Dao, 2023). A block has some queries and goes through tiles of
+// keys with a running maximum and sum (online softmax: Milakov and Gimelshein, 2018). The backward
+// recomputes the probabilities from the stored log-sum-exp. Exponentials are powers of two: scores are
+// scaled by log2(e), too.
 #pragma once
 #include "kernels/cuda/scalar.hpp"
 
 namespace zg::cuda {
 
-// In one sequence of qkv: where a head's queries, keys or values begin.
+// The columns of qkv where the queries of a head, and the keys and values that it uses, begin.
 struct Heads {
   std::int64_t queries, keys, values;
   __device__ Heads(const AttentionShape& s, std::int64_t query_head)
@@ -26,19 +27,19 @@ struct AttentionForward {
   std::int64_t ld_o;
   Acc<T>* lse;
   Acc<T> scale;  // log2(e) / sqrt(head_size)
-  bool packs;    // rows of all heads can be moved in 16 bytes
+  bool packs;    // the rows of every head can be accessed in packs
 };
 
-// Of a query, what the backward needs beside q and do: in the scratch memory, [batch * heads, padded_time]
-// each, zeros behind the last query.
+// What the backward needs of a query beside q and do. In scratch memory, [batch * heads, padded_time] each,
+// with zeros behind the last query.
 template <class A>
 struct QueryStats {
-  A* delta;  // the sum of do * o
+  A* delta;  // the sum over the head of do * o
   A* lse2;   // lse * log2(e)
   std::int64_t padded_time;
 };
 
-// Queries are padded to a multiple of this, so that a tile's stats are whole packs.
+// padded_time is a multiple of this, so that the stats of a tile are whole packs.
 inline constexpr std::int64_t kStatsTile = 64;
 
 template <class T>
@@ -59,13 +60,13 @@ inline std::int64_t tiles_of(std::int64_t n, std::int64_t tile) {
   return (n + tile - 1) / tile;
 }
 
-// A grid of so many blocks, in x alone; CUDA refuses what it cannot number.
+// A grid of n blocks along x. CUDA refuses a grid that is too large.
 inline dim3 blocks(std::int64_t n) {
   return dim3(n > 0xffffffffll ? 0xffffffffu : static_cast<unsigned>(n));
 }
 
-// bf16 and fp16, head sizes of multiples of 8 up to this: on tensor cores.
-inline constexpr std::int64_t kMostTensorHead = 128;
+// Tensor cores are used for bf16 and fp16 with head sizes that are multiples of 8 up to this.
+inline constexpr std::int64_t kMaxTensorHead = 128;
 
 template <class T>
 void attention_forward_tensor(const Launch& on, const AttentionForward<T>& x);

@@ -1,22 +1,23 @@
-// The gradients of attention's keys and values on tensor cores, for bf16 and fp16: a block has its keys, and
-// all queries that see them pass by, one query head of the group after the other. Scores are made transposed,
-// [keys, queries]: the sums over queries need them as they come.
+// The gradients of attention's keys and values on tensor cores, for bf16 and fp16. A block has some keys
+// and goes through all queries that attend to them, one query head of the group after the other. Scores are
+// computed transposed, [keys, queries], because the sums over queries then use them as they are.
 #include "kernels/cuda/attention_tiles.hpp"
 
 namespace zg::cuda {
 namespace {
 
-// Wide heads leave registers for 16 keys a warp: twice the warps then share the tile of queries.
+// With wide heads a warp has registers for only 16 keys; twice as many warps then share a tile of queries.
 template <int kHead>
 struct Warps {
   static constexpr int kM = kHead <= 64 ? 2 : 1, kCount = kHead <= 64 ? 4 : 8, kThreads = 32 * kCount;
   static constexpr int kKeys = 16 * kM, kBlockKeys = kCount * kKeys;  // of a warp, and of the block
   static constexpr int kStep = kHead <= 64 ? 16 : 32;  // queries whose scores are in registers at a time
-  static constexpr int kBlocks = kHead <= 64 ? 2 : 1;  // that a multiprocessor has at once
+  static constexpr int kBlocks = kHead <= 64 ? 2 : 1;  // resident on a multiprocessor
 };
 constexpr int kQueries = static_cast<int>(kStatsTile);  // of a tile
 
-// The warp's keys meet kStep queries. ahead: how far the first key is behind the first query's position.
+// Adds kStep queries to the gradients of the warp's keys. ahead: the position of the first key less that of
+// the first query.
 template <int kHead, int kM, class T>
 __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float (&dv)[kM][kHead / 8][4],
                                             const T* k, const T* v, const T* q, const T* d_o,
@@ -48,7 +49,7 @@ __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float
   add_products<kHead>(dk, operand, q);
 }
 
-// A tile of queries in shared memory: q, do, and their stats.
+// A tile of queries in shared memory.
 template <class T, int kHead>
 struct QueryTile {
   T q[kQueries * kTilePitch<kHead>], d_o[kQueries * kTilePitch<kHead>];
@@ -73,7 +74,8 @@ __device__ __forceinline__ void load_queries(QueryTile<T, kHead>* tile, const At
   }
 }
 
-// Blocks with most queries come first. The sums over the group's query heads and their tiles have one order.
+// Blocks with the most queries come first. Sums over the group's query heads and their tiles have a fixed
+// order.
 template <class T, int kHead>
 __global__ void __launch_bounds__(Warps<kHead>::kThreads, Warps<kHead>::kBlocks)
     attention_backward_keys(AttentionBackward<T> x) {
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(Warps<kHead>::kThreads, Warps<kHead>::kBlocks)
   int head = 0, tile = 0;
   for (int turn = 0; turn < group * tiles; ++turn) {
     cp_async_wait<0>();
-    __syncthreads();  // the tile is there for all, and nobody uses the other any more
+    __syncthreads();  // all threads have this tile, and none uses the other any more
     const int query = (first_tile + tile) * kQueries;
     if (++tile == tiles) tile = 0, ++head;
     if (head < group)

@@ -1,7 +1,7 @@
-// The gradient of attention's queries on tensor cores, for bf16 and fp16: a block has its queries, and all
-// keys that they see pass by. Scores are made a second time here (attention_backward_keys.cu has them too),
-// which saves the sums over blocks that a common pass would need: atomics, or a copy of dq for each block of
-// keys.
+// The gradient of attention's queries on tensor cores, for bf16 and fp16. A block has some queries and goes
+// through all keys that they attend to. Scores are computed a second time here, after
+// attention_backward_keys.cu: a common pass would need sums of dq over blocks, by atomics or with a copy of
+// dq for each block of keys.
 #include "kernels/cuda/attention_tiles.hpp"
 
 namespace zg::cuda {
@@ -10,17 +10,18 @@ namespace {
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kM = 2, kWarpQueries = 16 * kM, kQueries = kWarps * kWarpQueries;
 template <int kHead>
-constexpr int kKeys = kHead <= 64 ? 64 : 32;  // of a tile: two blocks are to fit a multiprocessor
-// Keys whose scores are in registers at a time: fewer beside the sums of wide heads.
+constexpr int kKeys = kHead <= 64 ? 64 : 32;  // of a tile; two blocks must fit on a multiprocessor
+// Keys whose scores are in registers at a time: fewer for wide heads, whose sums need more registers.
 template <int kHead>
 constexpr int kStep = kHead <= 96 ? 32 : 16;
 
-// Of rows m * 16 + h * 8 + lane / 4.
+// The stats of rows m * 16 + h * 8 + lane / 4.
 struct RowStats {
   float delta[kM][2], lse2[kM][2];
 };
 
-// The warp's queries meet kStep keys. ahead: how far the first query is behind the first key's position.
+// Adds kStep keys to the gradients of the warp's queries. ahead: the position of the first query less that
+// of the first key.
 template <int kHead, class T>
 __device__ __forceinline__ void add_keys(float (&dq)[kM][kHead / 8][4], const T* q, const T* d_o, const T* k,
                                          const T* v, const RowStats& stats, int ahead, float scale) {
@@ -45,7 +46,7 @@ __device__ __forceinline__ void add_keys(float (&dq)[kM][kHead / 8][4], const T*
   add_products<kHead>(dq, ds, k);
 }
 
-// Blocks with most keys come first.
+// Blocks with the most keys come first.
 template <class T, int kHead>
 __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(AttentionBackward<T> x) {
   constexpr int kPitch = kTilePitch<kHead>, kKeyTile = kKeys<kHead> * kPitch;
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   const int tiles = ((first + kQueries < time ? first + kQueries : time) + kKeys<kHead> - 1) / kKeys<kHead>;
   for (int tile = 0; tile < tiles; ++tile) {
     cp_async_wait<0>();
-    __syncthreads();  // the tile is there for all, and nobody uses the other any more
+    __syncthreads();  // all threads have this tile, and none uses the other any more
     if (tile + 1 < tiles) load_keys(tile + 1);
     cp_async_commit();
     const T* const k_tile = kv_tiles + tile % 2 * 2 * kKeyTile;

@@ -5,25 +5,24 @@ namespace zg::cuda {
 namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
-// With 32 rows a warp uses what it reads from shared memory for two products.
+// With 32 rows (kM = 2) a warp uses each operand that it loads from shared memory for two products.
 constexpr int kM = 2, kWarpQueries = 16 * kM, kQueries = kWarps * kWarpQueries;
 constexpr int kKeys = 64;
-// Keys whose scores are in registers at a time: fewer beside the sums of wide heads.
+// Keys whose scores are in registers at a time: fewer for wide heads, whose sums need more registers.
 template <int kHead>
 constexpr int kStep = kHead <= 64 ? 64 : 32;
 
-// What a lane keeps of the rows that it shares with the three others of its four: rows m * 16 + h * 8 + lane
-// / 4.
+// The state of the online softmax, for the rows m * 16 + h * 8 + lane / 4, which four lanes share.
 template <int kHead>
-struct Running {
+struct OnlineSoftmax {
   float o[kM][kHead / 8][4];
   float max[kM][2];
-  float sum[kM][2];  // of this lane's columns alone
+  float sum[kM][2];  // over this lane's columns alone
 };
 
-// Scores become 2^((score - new maximum) * scale), and what was summed is scaled to the new maximum.
+// Replaces scores by 2^((score - new maximum) * scale), and rescales the sums so far to the new maximum.
 template <int kHead, int kN>
-__device__ __forceinline__ void running_softmax(float (&s)[kM][kN][4], Running<kHead>& r, float scale) {
+__device__ __forceinline__ void update_softmax(float (&s)[kM][kN][4], OnlineSoftmax<kHead>& r, float scale) {
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) {
     ZG_UNROLL
@@ -33,7 +32,7 @@ __device__ __forceinline__ void running_softmax(float (&s)[kM][kN][4], Running<k
       for (int n = 0; n < kN; ++n) top = fmaxf(top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      const float shrink = exp2_flushed((r.max[m][h] - top) * scale), offset = -top * scale;
+      const float rescale = exp2_flushed((r.max[m][h] - top) * scale), offset = -top * scale;
       r.max[m][h] = top;
       float sum = 0;
       ZG_UNROLL
@@ -44,21 +43,22 @@ __device__ __forceinline__ void running_softmax(float (&s)[kM][kN][4], Running<k
           sum += s[m][n][i];
         }
       }
-      r.sum[m][h] = __fmaf_rn(r.sum[m][h], shrink, sum);
-      if (__any_sync(0xffffffffu, shrink != 1.0f) == 0) continue;  // as it mostly is after the first tiles
+      r.sum[m][h] = __fmaf_rn(r.sum[m][h], rescale, sum);
+      if (__any_sync(0xffffffffu, rescale != 1.0f) == 0) continue;  // the usual case after the first tiles
       ZG_UNROLL
       for (int n = 0; n < kHead / 8; ++n) {
-        r.o[m][n][2 * h] *= shrink;
-        r.o[m][n][2 * h + 1] *= shrink;
+        r.o[m][n][2 * h] *= rescale;
+        r.o[m][n][2 * h + 1] *= rescale;
       }
     }
   }
 }
 
-// The warp's queries meet kStep keys. ahead: how far the first query is behind the first key's position.
+// Adds kStep keys to the state of the warp's queries. ahead: the position of the first query less that of
+// the first key.
 template <int kHead, class T>
-__device__ __forceinline__ void add_keys(Running<kHead>& r, const T* q, const T* k, const T* v, int ahead,
-                                         float scale) {
+__device__ __forceinline__ void add_keys(OnlineSoftmax<kHead>& r, const T* q, const T* k, const T* v,
+                                         int ahead, float scale) {
   constexpr int kN = kStep<kHead> / 8;
   float s[kM][kN][4];
   multiply_rows<kHead>(s, q, k);
@@ -74,14 +74,14 @@ __device__ __forceinline__ void add_keys(Running<kHead>& r, const T* q, const T*
       }
     }
   }
-  running_softmax(s, r, scale);
+  update_softmax(s, r, scale);
   unsigned p[kM][kN / 2][4];
   as_operand<T>(s, p);
   add_products<kHead>(r.o, p, v);
 }
 
-// A block makes kQueries rows of o for one head. Blocks with most keys come first. Tiles of keys and values
-// are double-buffered: one is on its way while the other is used.
+// A block computes kQueries rows of o for one head. Blocks with the most keys come first. Tiles of keys and
+// values are double-buffered: one is loaded while the other is used.
 template <class T, int kHead>
 __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(AttentionForward<T> x) {
   constexpr int kPitch = kTilePitch<kHead>, kKeyTile = kKeys * kPitch;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(Attention
   const int lane = static_cast<int>(threadIdx.x) % 32,
             row = static_cast<int>(threadIdx.x) / 32 * kWarpQueries;
   const int query = first + row;
-  Running<kHead> r;
+  OnlineSoftmax<kHead> r;
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) {
     ZG_UNROLL
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(Attention
   const int tiles = ((first + kQueries < time ? first + kQueries : time) + kKeys - 1) / kKeys;
   for (int tile = 0; tile < tiles; ++tile) {
     cp_async_wait<0>();
-    __syncthreads();  // the tile is there for all, and nobody uses the other any more
+    __syncthreads();  // all threads have this tile, and none uses the other any more
     if (tile + 1 < tiles) load_keys(tile + 1);
     cp_async_commit();
     const T* k_tile = kv_tiles + tile % 2 * 2 * kKeyTile;

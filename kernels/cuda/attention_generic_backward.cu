@@ -1,11 +1,11 @@
-// Attention's backward without tensor cores: a pass for the gradients of keys and values, and one for those
-// of queries, as on tensor cores.
+// Attention's backward without tensor cores: one pass for the gradients of keys and values, another for
+// those of queries, as on tensor cores.
 #include "kernels/cuda/attention_pieces.hpp"
 
 namespace zg::cuda {
 namespace {
 
-// Shared memory of a block.
+// The shared memory of a block.
 template <class A>
 struct Shared {
   A *q, *d_o, *k, *v, *p, *ds;
@@ -19,7 +19,7 @@ struct Shared {
         ds(p + Pieces<A>::kScoreSize) {}
 };
 
-// Rows of one query head and its key/value head, from a tile of queries and one of keys on.
+// Where the rows of a tile of queries and of a tile of keys begin, for one query head and its key/value head.
 template <class T>
 struct Rows {
   const T *q, *d_o, *k, *v;
@@ -36,20 +36,16 @@ struct Rows {
   }
 };
 
-// The probabilities and the gradients of the scores, [queries, keys]. stats: the tile's first query's.
+// Computes the probabilities p and the gradients ds of the scores, [queries, keys]; both are 0 before.
+// stats: the index of the tile's first query in x.stats.
 template <class T, class A = Acc<T>, int kPer = Pieces<A>::kPer>
 __device__ __forceinline__ void tile_gradients(const AttentionBackward<T>& x, const Rows<T>& rows,
                                                std::int64_t stats, const Shared<A>& shared,
                                                A (&p)[kPer][kPer], A (&ds)[kPer][kPer]) {
   const std::int64_t time = x.shape.time, head_size = x.shape.head_size;
-  ZG_UNROLL
-  for (int i = 0; i < kPer; ++i) {
-    ZG_UNROLL
-    for (int j = 0; j < kPer; ++j) p[i][j] = ds[i][j] = 0;
-  }
   for (std::int64_t col = 0; col < head_size; col += kPiece) {
     const int cols = piece_cols(head_size, col);
-    __syncthreads();  // nobody uses the pieces any more
+    __syncthreads();  // no thread uses the pieces any more
     load_piece(shared.q, rows.q + col, x.ld_qkv, time - rows.query, cols);
     load_piece(shared.d_o, rows.d_o + col, x.ld_do, time - rows.query, cols);
     load_piece(shared.k, rows.k + col, x.ld_qkv, time - rows.key, cols);
@@ -67,15 +63,15 @@ __device__ __forceinline__ void tile_gradients(const AttentionBackward<T>& x, co
     ZG_UNROLL
     for (int j = 0; j < kPer; ++j) {
       const bool hidden = !there || rows.key + thread_x() + kSide * j > rows.query + row;
-      const A probability = exp2_exact(p[i][j] * x.scale - lse2);
+      const A probability = std::exp2(p[i][j] * x.scale - lse2);
       p[i][j] = hidden ? A{0} : probability;
       ds[i][j] = hidden ? A{0} : probability * (ds[i][j] - delta);
     }
   }
 }
 
-// A block: kTile rows and kOwn columns of dk and dv, for one key/value head. Its query heads, and their
-// queries, come in one order.
+// A block computes kTile rows and kOwn columns of dk and dv for one key/value head. Sums over query heads
+// and queries have a fixed order.
 template <class T>
 __global__ void __launch_bounds__(kPieceThreads, 1) attention_backward_keys_pieces(AttentionBackward<T> x) {
   using A = Acc<T>;
@@ -86,16 +82,11 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_backward_keys_piec
   const std::int64_t first = blockIdx.x / units * kTile, batch = of_head / x.shape.kv_heads;
   const std::int64_t group = x.shape.heads / x.shape.kv_heads, head = of_head % x.shape.kv_heads * group;
   const Shared<A> shared(dynamic_shared<A>());
-  A dk[kPer][kCols], dv[kPer][kCols];
-  ZG_UNROLL
-  for (int i = 0; i < kPer; ++i) {
-    ZG_UNROLL
-    for (int c = 0; c < kCols; ++c) dk[i][c] = dv[i][c] = 0;
-  }
+  A dk[kPer][kCols] = {}, dv[kPer][kCols] = {};
   for (std::int64_t h = head; h < head + group; ++h) {
     for (std::int64_t query = first; query < time; query += kTile) {
       const Rows<T> rows(x, batch, h, query, first);
-      A p[kPer][kPer], ds[kPer][kPer];
+      A p[kPer][kPer] = {}, ds[kPer][kPer] = {};
       tile_gradients(x, rows, (batch * x.shape.heads + h) * x.stats.padded_time + query, shared, p, ds);
       put_scores<true>(shared.p, p);
       put_scores<true>(shared.ds, ds);
@@ -104,7 +95,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_backward_keys_piec
         const std::int64_t col = own + piece * kPiece;
         if (col >= head_size) break;
         const int cols = piece_cols(head_size, col);
-        __syncthreads();  // the scores are there, and nobody uses the pieces any more
+        __syncthreads();  // all threads have the scores, and none uses the pieces any more
         load_piece(shared.q, rows.q + col, x.ld_qkv, time - query, cols);
         load_piece(shared.d_o, rows.d_o + col, x.ld_do, time - query, cols);
         __syncthreads();
@@ -122,7 +113,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_backward_keys_piec
   store_sums(dv, one, to + heads.values, x.ld_dqkv, time - first, own, head_size);
 }
 
-// A block: kTile rows and kOwn columns of dq, for one head. Blocks with most keys come first.
+// A block computes kTile rows and kOwn columns of dq for one head. Blocks with the most keys come first.
 template <class T>
 __global__ void __launch_bounds__(kPieceThreads, 1)
     attention_backward_queries_pieces(AttentionBackward<T> x) {
@@ -134,23 +125,18 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
   const std::int64_t first = (gridDim.x / units - 1 - blockIdx.x / units) * kTile;
   const std::int64_t batch = of_head / x.shape.heads, head = of_head % x.shape.heads;
   const Shared<A> shared(dynamic_shared<A>());
-  A dq[kPer][kCols];
-  ZG_UNROLL
-  for (int i = 0; i < kPer; ++i) {
-    ZG_UNROLL
-    for (int c = 0; c < kCols; ++c) dq[i][c] = 0;
-  }
+  A dq[kPer][kCols] = {};
   const std::int64_t last = first + kTile < time ? first + kTile : time;
   for (std::int64_t key = 0; key < last; key += kTile) {
     const Rows<T> rows(x, batch, head, first, key);
-    A p[kPer][kPer], ds[kPer][kPer];
+    A p[kPer][kPer] = {}, ds[kPer][kPer] = {};
     tile_gradients(x, rows, of_head * x.stats.padded_time + first, shared, p, ds);
     put_scores<false>(shared.ds, ds);
     ZG_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
       const std::int64_t col = own + piece * kPiece;
       if (col >= head_size) break;
-      __syncthreads();  // the scores are there, and nobody uses the piece any more
+      __syncthreads();  // all threads have the scores, and none uses the piece any more
       load_piece(shared.k, rows.k + col, x.ld_qkv, time - key, piece_cols(head_size, col));
       __syncthreads();
       add_weighted(dq, piece, shared.ds, shared.k);
@@ -176,9 +162,9 @@ void attention_backward_generic(const Launch& on, const AttentionBackward<T>& x)
          Shape{blocks(tiles * x.shape.heads), kPieceThreads, Shared<Acc<T>>::kBytes}, x);
 }
 
-template void attention_backward_generic<float>(const Launch&, const AttentionBackward<float>&);
-template void attention_backward_generic<bf16>(const Launch&, const AttentionBackward<bf16>&);
-template void attention_backward_generic<fp16>(const Launch&, const AttentionBackward<fp16>&);
-template void attention_backward_generic<double>(const Launch&, const AttentionBackward<double>&);
+#define ZG_INSTANTIATE(T) \
+  template void attention_backward_generic<T>(const Launch&, const AttentionBackward<T>&);
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
+#undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

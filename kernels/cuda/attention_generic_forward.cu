@@ -4,17 +4,17 @@
 namespace zg::cuda {
 namespace {
 
-// What a thread keeps of its rows; max and sum are the same in all threads of a row.
+// The state of the online softmax, for a thread's rows; max and sum are equal in all threads of a row.
 template <class A>
-struct Running {
+struct OnlineSoftmax {
   static constexpr int kPer = Pieces<A>::kPer;
   A o[kPer][kOwn / kSide], max[kPer], sum[kPer];
 };
 
-// Scores become 2^((score - new maximum) * scale), and what was summed is scaled to the new maximum.
+// Replaces scores by 2^((score - new maximum) * scale), and rescales the sums so far to the new maximum.
 template <class A>
-__device__ __forceinline__ void running_softmax(A (&s)[Pieces<A>::kPer][Pieces<A>::kPer], Running<A>& r,
-                                                A scale) {
+__device__ __forceinline__ void update_softmax(A (&s)[Pieces<A>::kPer][Pieces<A>::kPer], OnlineSoftmax<A>& r,
+                                               A scale) {
   constexpr int kPer = Pieces<A>::kPer;
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
@@ -26,20 +26,20 @@ __device__ __forceinline__ void running_softmax(A (&s)[Pieces<A>::kPer][Pieces<A
       const A other = __shfl_xor_sync(0xffffffffu, top, d);
       top = other > top ? other : top;
     }
-    const A shrink = exp2_exact((r.max[i] - top) * scale);
+    const A rescale = std::exp2((r.max[i] - top) * scale);
     A sum = 0;
     ZG_UNROLL
-    for (int j = 0; j < kPer; ++j) sum += s[i][j] = exp2_exact((s[i][j] - top) * scale);
+    for (int j = 0; j < kPer; ++j) sum += s[i][j] = std::exp2((s[i][j] - top) * scale);
     ZG_UNROLL
     for (int d = kSide / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
     r.max[i] = top;
-    r.sum[i] = r.sum[i] * shrink + sum;
+    r.sum[i] = r.sum[i] * rescale + sum;
     ZG_UNROLL
-    for (int c = 0; c < kOwn / kSide; ++c) r.o[i][c] *= shrink;
+    for (int c = 0; c < kOwn / kSide; ++c) r.o[i][c] *= rescale;
   }
 }
 
-// A block: kTile rows and kOwn columns of o, for one head. Blocks with most keys come first.
+// A block computes kTile rows and kOwn columns of o for one head. Blocks with the most keys come first.
 template <class T>
 __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(AttentionForward<T> x) {
   using A = Acc<T>;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(Att
   A* const q = dynamic_shared<A>();
   A* const kv = q + Pieces<A>::kPieceSize;
   A* const scores = kv + Pieces<A>::kPieceSize;
-  Running<A> r;
+  OnlineSoftmax<A> r;
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
     ZG_UNROLL
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(Att
     A s[kPer][kPer] = {};
     for (std::int64_t col = 0; col < head_size; col += kPiece) {
       const int cols = piece_cols(head_size, col);
-      __syncthreads();  // nobody uses the pieces any more
+      __syncthreads();  // no thread uses the pieces any more
       if (key == 0 || head_size > kPiece)
         load_piece(q, sequence + first * x.ld_qkv + heads.queries + col, x.ld_qkv, time - first, cols);
       load_piece(kv, rows + heads.keys + col, x.ld_qkv, time - key, cols);
@@ -81,13 +81,13 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(Att
         if (key + thread_x() + kSide * j > first + thread_y() * kPer + i) s[i][j] = -INFINITY;
       }
     }
-    running_softmax(s, r, x.scale);
+    update_softmax(s, r, x.scale);
     put_scores<false>(scores, s);
     ZG_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
       const std::int64_t col = own + piece * kPiece;
       if (col >= head_size) break;
-      __syncthreads();  // the scores are there, and nobody uses the piece any more
+      __syncthreads();  // all threads have the scores, and none uses the piece any more
       load_piece(kv, rows + heads.values + col, x.ld_qkv, time - key, piece_cols(head_size, col));
       __syncthreads();
       add_weighted(r.o, piece, scores, kv);
@@ -118,9 +118,9 @@ void attention_forward_generic(const Launch& on, const AttentionForward<T>& x) {
          Shape{blocks(count), kPieceThreads, shared}, x);
 }
 
-template void attention_forward_generic<float>(const Launch&, const AttentionForward<float>&);
-template void attention_forward_generic<bf16>(const Launch&, const AttentionForward<bf16>&);
-template void attention_forward_generic<fp16>(const Launch&, const AttentionForward<fp16>&);
-template void attention_forward_generic<double>(const Launch&, const AttentionForward<double>&);
+#define ZG_INSTANTIATE(T) \
+  template void attention_forward_generic<T>(const Launch&, const AttentionForward<T>&);
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
+#undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

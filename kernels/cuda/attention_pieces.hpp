@@ -1,9 +1,9 @@
-// Attention without tensor cores: tiles in shared memory as accumulators, products by each thread's small
-// square of results. For all types and head sizes: heads pass in pieces of kPiece columns, and a block sums
-// kOwn of the result's columns (scores are made again for the next).
+// Attention without tensor cores, for all types and head sizes. Tiles lie in shared memory in type A, and
+// each thread computes a small square of a product. Heads are processed in pieces of kPiece columns. A
+// block computes kOwn columns of the result; the blocks of further columns compute the scores again.
 //
-// 256 threads are 16 x 16, a row of them half a warp. Thread (y, x) has rows y * kPer ... of a result, and
-// the columns x, x + 16, ...
+// 256 threads are 16 x 16, with half a warp to a row. Thread (y, x) has the rows from y * kPer on of a
+// result, and the columns x, x + 16, ...
 #pragma once
 #include <cmath>
 
@@ -17,7 +17,7 @@ inline constexpr int kPiece = 64, kPieces = 2, kOwn = kPieces * kPiece;
 template <class A>
 struct Pieces {
   static constexpr int kPer = sizeof(A) == 8 ? 2 : 4, kTile = kSide * kPer;
-  static constexpr int kPitch = kPiece + 1, kScorePitch = kTile + 1;  // other banks from row to row
+  static constexpr int kPitch = kPiece + 1, kScorePitch = kTile + 1;  // odd: rows begin in different banks
   static constexpr int kPieceSize = kTile * kPitch, kScoreSize = kTile * kScorePitch;
 };
 
@@ -28,19 +28,12 @@ __device__ __forceinline__ int thread_y() {
   return static_cast<int>(threadIdx.x) / kSide;
 }
 
-__device__ __forceinline__ float exp2_exact(float x) {
-  return exp2f(x);
-}
-__device__ __forceinline__ double exp2_exact(double x) {
-  return exp2(x);
-}
-
-// Columns of a head that are in the piece from `col` on.
+// How many columns of a head are in the piece that begins at `col`.
 __device__ __forceinline__ int piece_cols(std::int64_t head_size, std::int64_t col) {
   return static_cast<int>(head_size - col < kPiece ? head_size - col : kPiece);
 }
 
-// Rows [0, rows) of `cols` columns to a tile, zeros elsewhere.
+// Loads [rows, cols] to a tile, with zeros elsewhere.
 template <class A, class T>
 __device__ __forceinline__ void load_piece(A* piece, const T* from, std::int64_t ld, std::int64_t rows,
                                            int cols) {
@@ -52,7 +45,7 @@ __device__ __forceinline__ void load_piece(A* piece, const T* from, std::int64_t
   }
 }
 
-// s[i][j] += row y * kPer + i of a times row x + 16 j of b.
+// s[i][j] += the dot product of row y * kPer + i of a and row x + 16 j of b.
 template <class A, int kPer>
 __device__ __forceinline__ void add_dots(A (&s)[kPer][kPer], const A* a, const A* b, int cols) {
   constexpr int kPitch = Pieces<A>::kPitch;
@@ -70,7 +63,7 @@ __device__ __forceinline__ void add_dots(A (&s)[kPer][kPer], const A* a, const A
   }
 }
 
-// Scores to shared memory: [row, column], or [column, row] where the next product sums over rows.
+// Writes scores to shared memory: as [row, column], or as [column, row] if the next product sums over rows.
 template <bool kTransposed, class A, int kPer>
 __device__ __forceinline__ void put_scores(A* to, const A (&s)[kPer][kPer]) {
   constexpr int kPitch = Pieces<A>::kScorePitch;
@@ -85,7 +78,7 @@ __device__ __forceinline__ void put_scores(A* to, const A (&s)[kPer][kPer]) {
 }
 
 // sums[i][piece * kPiece / 16 + c] += row y * kPer + i of the scores times column x + 16 c of the tile's
-// piece. The loop over pieces must be unrolled: sums are registers.
+// piece. The caller's loop over pieces must be unrolled, because sums are registers.
 template <class A, int kPer, int kCols>
 __device__ __forceinline__ void add_weighted(A (&sums)[kPer][kCols], int piece, const A* scores,
                                              const A* tile) {
@@ -106,7 +99,7 @@ __device__ __forceinline__ void add_weighted(A (&sums)[kPer][kCols], int piece, 
   }
 }
 
-// The block's columns [first, first + kOwn) of rows [0, rows), as far as the head has them.
+// Stores the block's columns [first, first + kOwn) of rows [0, rows), as far as the head has them.
 template <class T, class A, int kPer, int kCols>
 __device__ __forceinline__ void store_sums(const A (&sums)[kPer][kCols], const A (&scale)[kPer], T* to,
                                            std::int64_t ld, std::int64_t rows, std::int64_t first,

@@ -1,21 +1,22 @@
-// Tiles of attention on tensor cores: rows of queries, keys or values in shared memory, and the products of a
-// warp's rows with them. kHead is the head size, padded with zeros to a multiple of 32 there.
+// Attention on tensor cores: tiles of queries, keys or values in shared memory, and products of a warp's
+// rows with them. kHead is the head size, padded with zeros to a multiple of 32.
 //
-// A warp owns kM times 16 rows of the block's own tile (operand a); the rows of the other tile (operand b)
-// pass by. Products stay in registers from the scores to the sums: the layout of a result d is that of an
-// operand a.
+// A warp owns kM times 16 rows of the block's own tile (operand a) and multiplies them with the rows of the
+// other tiles (operand b). Products stay in registers from the scores to the sums, because a result d has
+// the register layout of an operand a.
 #pragma once
 #include "kernels/cuda/attention.hpp"
 #include "kernels/cuda/mma.hpp"
 
 namespace zg::cuda {
 
-// Elements from row to row: an odd number of 16-byte pieces, so that eight rows lie in different banks.
+// Elements from row to row. An odd number of 16-byte units, so that eight consecutive rows lie in different
+// banks.
 template <int kHead>
 inline constexpr int kTilePitch = kHead + 8;
 
-// Rows [0, rows) of head_size columns to a tile of kRows, zeros behind them. Committed and waited for by the
-// caller.
+// Starts to load [rows, head_size] to a tile of kRows rows, with zeros elsewhere. The caller commits and
+// waits (cp.async).
 template <int kRows, int kHead, int kThreads, class T>
 __device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t ld, int rows, int head_size,
                                           bool packs) {
@@ -45,8 +46,8 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t l
   }
 }
 
-// Sums, times `scale`, to the warp's own kM * 16 rows of a tile that nobody else reads any more, and from
-// there to rows [0, rows) of `to`.
+// Stores sums times `scale` to rows [0, rows) of `to`, by way of the warp's own kM * 16 rows of a tile,
+// which no other warp may be reading.
 template <int kM, int kHead, class T>
 __device__ __forceinline__ void store_rows(const float (&sums)[kM][kHead / 8][4], const float (&scale)[kM][2],
                                            T* tile, T* to, std::int64_t ld, int rows, int head_size,
@@ -83,7 +84,7 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kM][kHead / 8][4]
   }
 }
 
-// d[m][n] = rows [16 m, 16 m + 16) of a times rows [8 n, 8 n + 8) of b: dot products over the head.
+// d[m][n] = the dot products, over the head, of rows [16 m, 16 m + 16) of a with rows [8 n, 8 n + 8) of b.
 template <int kHead, int kM, int kN, class T>
 __device__ __forceinline__ void multiply_rows(float (&d)[kM][kN][4], const T* a, const T* b) {
   static_assert(kN % 2 == 0 && kHead % 32 == 0);
@@ -114,7 +115,7 @@ __device__ __forceinline__ void multiply_rows(float (&d)[kM][kN][4], const T* a,
   }
 }
 
-// The results of multiply_rows() as operands a, [16, 16] each, rounded to T.
+// Converts results of multiply_rows() to operands a of [16, 16] each, rounded to T.
 template <class T, int kM, int kN>
 __device__ __forceinline__ void as_operand(const float (&d)[kM][kN][4], unsigned (&a)[kM][kN / 2][4]) {
   ZG_UNROLL
@@ -152,7 +153,7 @@ __device__ __forceinline__ void add_products(float (&sums)[kM][kHead / 8][4], co
   }
 }
 
-// Rows and columns of element i of a result, in its 16 x 8.
+// Row and column of element i of this lane's part of a 16 x 8 result.
 __device__ __forceinline__ int row_of(int i) {
   return static_cast<int>(threadIdx.x) % 32 / 4 + i / 2 * 8;
 }
@@ -160,7 +161,7 @@ __device__ __forceinline__ int col_of(int i) {
   return static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
 }
 
-// Calls body.template operator()<kHead>() for the padded size of a head.
+// Calls body<kHead>() with the padded head size.
 template <class F>
 void for_padded_head(std::int64_t head_size, const F& body) {
   if (head_size <= 64) {

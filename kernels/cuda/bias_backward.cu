@@ -1,4 +1,4 @@
-// Column sums: db += the rows of dy, in groups of rows.
+// db += the column sums of dy, by way of sums over groups of rows.
 #include <algorithm>
 
 #include "kernels/cuda/column_sums.hpp"
@@ -6,7 +6,7 @@
 namespace zg::cuda {
 namespace {
 
-// A group to each blockIdx.y.
+// blockIdx.y is the group.
 template <class T, int N>
 __global__ void __launch_bounds__(kSumThreads)
     sum_groups(Extent extent, Strided<const T> dy, Strided<Acc<T>> scratch) {
@@ -32,10 +32,7 @@ void bias_backward(const Launch& on, Extent extent, Strided<const T> dy, Acc<T>*
 
 #define ZG_INSTANTIATE(T) \
   template void bias_backward<T>(const Launch&, Extent, Strided<const T>, Acc<T>*, Strided<Acc<T>>);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

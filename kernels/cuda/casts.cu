@@ -1,4 +1,4 @@
-// Conversions between storage types; a gradient's way out of its accumulator.
+// Conversions between storage types, and the final cast of accumulated gradients.
 #include <type_traits>
 
 #include "kernels/cuda/quads.hpp"
@@ -8,7 +8,7 @@ namespace zg::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kQuads = 4;  // a thread's loads in flight
+constexpr int kQuads = 4;  // a thread's loads that are in flight together
 constexpr std::int64_t kTile = std::int64_t{kThreads} * 4 * kQuads;
 
 // double is rounded to float on its way to 16 bits.
@@ -23,7 +23,7 @@ __device__ __forceinline__ Out convert(In x) {
   }
 }
 
-// Rounds elements [begin, begin + kTile) of n and hands each of a thread's to `see`.
+// Converts elements [begin, begin + kTile) of n, and calls `see` with each result of this thread.
 template <bool kAll, class In, class Out, class See>
 __device__ __forceinline__ void convert_quads(std::int64_t n, std::int64_t begin, const In* in, Out* out,
                                               bool aligned, const See& see) {
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kThreads)
   convert_tile(cols, begin, in.row(row), out.row(row), aligned, [](Out) {});
 }
 
-// Block b takes the tiles b, b + gridDim.x, ...: the order of the sum depends on n and the grid, and this on
-// n. What was not there was read as zero.
+// Block b converts the tiles b, b + gridDim.x, ... The order of the sum depends on n and the grid, which
+// depends on n alone. Elements behind the end count as zero.
 template <class In, class Out>
 __global__ void __launch_bounds__(kThreads)
     finish_tiles(std::int64_t n, const In* in, Out* out, bool aligned, double* partials) {
@@ -87,7 +87,7 @@ template <class In, class Out>
 void cast(const Launch& on, Extent extent, Strided<const In> in, Strided<Out> out) {
   if (extent.rows == 1 || (in.ld == extent.cols && out.ld == extent.cols)) {
     extent = {1, extent.rows * extent.cols};
-    in.ld = out.ld = 0;  // of a single row: any
+    in.ld = out.ld = 0;  // a single row has no pitch
   }
   const std::int64_t tiles = (extent.cols + kTile - 1) / kTile;
   const Shape shape{dim3(static_cast<unsigned>(extent.rows * tiles)), dim3(kThreads)};
@@ -112,10 +112,7 @@ void finish_gradient(const Launch& on, std::int64_t n, const In* in, Out* out, d
   template void cast(const Launch&, Extent, Strided<const In>, Strided<bf16>);  \
   template void cast(const Launch&, Extent, Strided<const In>, Strided<fp16>);  \
   template void cast(const Launch&, Extent, Strided<const In>, Strided<double>);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 template void finish_gradient(const Launch&, std::int64_t, const float*, bf16*, double*, double*);
 template void finish_gradient(const Launch&, std::int64_t, const float*, fp16*, double*, double*);

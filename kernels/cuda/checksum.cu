@@ -1,9 +1,10 @@
-// XXH3 (64 bit, no seed, its own secret) of more than 240 bytes, by the specification of xxHash: the same
-// value as the host's.
+// XXH3 (64 bits, no seed, default secret) of more than 240 bytes, after the specification of xxHash: the
+// same value as on the host.
 //
-// Input goes in blocks of 1024 bytes, each of 16 stripes of 64. Eight accumulators take a sum over a block's
-// stripes, which depends on nothing before it, and are then scrambled, which depends on everything. So one
-// kernel makes all sums, a warp for each, and another, of one warp, walks over them.
+// The input is divided into blocks of 1024 bytes, each of 16 stripes of 64. For each block, eight
+// accumulators gain a sum over the block's stripes, which does not depend on earlier blocks, and are then
+// scrambled, which does. So one kernel computes the sums of all blocks, a warp for each, and another
+// kernel, of one warp, goes through them in order.
 #include "kernels/cuda/launch.hpp"
 
 namespace zg::cuda {
@@ -12,7 +13,7 @@ namespace {
 constexpr int kWarps = 8;  // of a CUDA block
 constexpr std::int64_t kBlock = 1024, kStripe = 64;
 constexpr int kLanes = 8;   // accumulators
-constexpr int kAhead = 16;  // sums that the walk loads at once
+constexpr int kAhead = 16;  // sums that checksum_walk loads at once
 constexpr unsigned kAll = 0xffffffffu;
 
 constexpr std::uint64_t kPrime32_1 = 0x9E3779B1u, kPrime32_2 = 0x85EBCA77u, kPrime32_3 = 0xC2B2AE3Du;
@@ -20,7 +21,7 @@ constexpr std::uint64_t kPrime64_1 = 0x9E3779B185EBCA87u, kPrime64_2 = 0xC2B2AE3
                         kPrime64_3 = 0x165667B19E3779F9u, kPrime64_4 = 0x85EBCA77C2B2AE63u,
                         kPrime64_5 = 0x27D4EB2F165667C5u, kAvalanche = 0x165667919E3779F9u;
 
-// The secret's 192 bytes.
+// The default secret of 192 bytes.
 constexpr std::uint64_t kSecret[] = {
     0xbe4ba423396cfeb8u, 0x1cad21f72c81017cu, 0xdb979083e96dd4deu, 0x1f67b3b7a4a44072u, 0x78e5c0cc4ee679cbu,
     0x2172ffcc7dd05a82u, 0x8e2443f7744608b8u, 0x4c263a81e69035e0u, 0xcb00c391bb52283cu, 0xa32e531b8b65d088u,
@@ -28,7 +29,7 @@ constexpr std::uint64_t kSecret[] = {
     0x647378d9c97e9fc8u, 0xc3ebd33483acc5eau, 0xeb6313faffa081c5u, 0x49daf0b751dd0d17u, 0x9e68d429265516d3u,
     0xfca1477d58be162bu, 0xce31d07ad1b8f88fu, 0x280416958f3acb45u, 0x7e404bbbcafbd7afu};
 
-// As a kernel's argument, which all its threads can index.
+// The parts of the secret that are used, as a kernel argument, which threads can index.
 struct Keys {
   std::uint64_t stripes[24];       // stripe s, accumulator i: word s + i
   std::uint64_t scramble[kLanes];  // from byte 128
@@ -57,13 +58,13 @@ constexpr Keys make_keys() {
 }
 constexpr Keys kKeys = make_keys();
 
-// What accumulator `lane % 8` gains by the word that it has of a stripe, and by its neighbour's.
+// What accumulator `lane % 8` gains from its word of a stripe and from its neighbour's word.
 __device__ __forceinline__ std::uint64_t gain(std::uint64_t word, std::uint64_t key) {
   const std::uint64_t mixed = word ^ key;
   return (mixed & 0xffffffffu) * (mixed >> 32) + __shfl_xor_sync(kAll, word, 1);
 }
 
-// Four lanes of eight take a stripe each.
+// The warp takes four stripes at a time, eight lanes for each.
 __global__ void __launch_bounds__(32 * kWarps)
     checksum_sums(std::int64_t blocks, std::int64_t bytes, const std::uint64_t* data, const Keys keys,
                   std::uint64_t* sums) {
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
-// Both halves of a product, combined.
+// The exclusive or of the two halves of the 128-bit product.
 __device__ __forceinline__ std::uint64_t folded(std::uint64_t a, std::uint64_t b) {
   const std::uint64_t a0 = a & 0xffffffffu, a1 = a >> 32, b0 = b & 0xffffffffu, b1 = b >> 32;
   const std::uint64_t low = a0 * b0, cross = a1 * b0 + (low >> 32);
@@ -99,7 +100,7 @@ __device__ __forceinline__ std::uint64_t folded(std::uint64_t a, std::uint64_t b
   return (a1 * b1 + (cross >> 32) + (middle >> 32)) ^ (middle << 32 | (low & 0xffffffffu));
 }
 
-// Every lane holds the accumulator lane % 8. `sums` has those of all whole blocks, and of what is left.
+// Every lane has the accumulator lane % 8. `sums` has the sums of all whole blocks and of the rest.
 __global__ void __launch_bounds__(32)
     checksum_walk(std::int64_t whole, std::int64_t bytes, const std::uint64_t* data, const Keys keys,
                   const std::uint64_t* sums, std::uint64_t* result) {

@@ -1,5 +1,5 @@
-// Sums over the rows of a matrix, column by column. A block has 32 lanes of neighbouring columns and takes
-// its rows in kSlices slices, each of every kSlices-th row, which are added in order.
+// Sums over the rows of a matrix, column by column. The 32 lanes of a warp have consecutive columns. Each
+// of a block's kSlices warps sums every kSlices-th row, and these sums are added in order.
 #pragma once
 #include "kernels/cuda/rows.hpp"
 
@@ -8,7 +8,7 @@ namespace zg::cuda {
 inline constexpr int kSlices = 8;
 inline constexpr unsigned kSumThreads = 32 * kSlices;
 
-// finish(c, sum) for each of the block's columns. All threads of the block must come.
+// Calls finish(c, sum) for each of the block's columns. All threads of the block must call it.
 template <int N, class T, class Finish>
 __device__ __forceinline__ void sum_block(RowGroup rows, std::int64_t cols, Strided<const T> in,
                                           const Finish& finish) {
@@ -17,21 +17,21 @@ __device__ __forceinline__ void sum_block(RowGroup rows, std::int64_t cols, Stri
   const int lane = static_cast<int>(threadIdx.x) % 32, slice = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t first = std::int64_t{blockIdx.x} * kColumns, c = first + lane * N;
   A sum[N] = {};
-  const auto add = [&](const Few<T, N>& few) {
+  const auto add = [&](const Elements<T, N>& few) {
     ZG_UNROLL
     for (int j = 0; j < N; ++j) sum[j] += few[j];
   };
-  if (c < cols) {  // with N > 1 rows end with a pack
+  if (c < cols) {  // with N > 1 rows consist of whole packs
     std::int64_t r = rows.begin + slice;
     for (; r + (kBatch - 1) * kSlices < rows.end; r += kBatch * kSlices) {
-      Few<T, N> few[kBatch];
+      Elements<T, N> few[kBatch];
       ZG_UNROLL
-      for (int b = 0; b < kBatch; ++b) few[b] = load_few<N>(in.row(r + b * kSlices) + c);
+      for (int b = 0; b < kBatch; ++b) few[b] = load_elements<N>(in.row(r + b * kSlices) + c);
       ZG_UNROLL
       for (int b = 0; b < kBatch; ++b) add(few[b]);
     }
     ZG_NO_UNROLL
-    for (; r < rows.end; r += kSlices) add(load_few<N>(in.row(r) + c));
+    for (; r < rows.end; r += kSlices) add(load_elements<N>(in.row(r) + c));
   }
   __shared__ A partials[kSlices][kColumns];
   ZG_UNROLL
@@ -46,8 +46,8 @@ __device__ __forceinline__ void sum_block(RowGroup rows, std::int64_t cols, Stri
   }
 }
 
-// out[c] += the sum of the groups' rows of scratch; what is the left part of scratch's columns goes to `out`,
-// what is right of `cols` to `second`, where there is one (blockIdx.y).
+// out[c] += the sum of the groups' rows of scratch, over the first `cols` columns. If there is a `second`,
+// the next `cols` columns are added to it (blockIdx.y = 1).
 template <class A>
 __global__ void __launch_bounds__(kSumThreads)
     add_groups(std::int64_t groups, std::int64_t cols, Strided<const A> scratch, A* out, A* second) {

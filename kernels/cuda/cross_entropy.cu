@@ -1,7 +1,8 @@
-// Softmax cross entropy and its gradient, a row at a time. A row is read from memory once: the largest logit
-// and the sum of exponentials are made while it is read ("online softmax", Milakov and Gimelshein 2018), and
-// as much of it as fits stays in shared memory for the gradient; the rest, if any, is read again.
+// Softmax cross entropy and its gradient, row by row. A row is read from memory once: the largest logit and
+// the sum of exponentials are computed while it is read (online softmax: Milakov and Gimelshein, 2018), and
+// as much of it as fits stays in shared memory for the gradient. The rest, if any, is read again.
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "kernels/cuda/quads.hpp"
@@ -11,53 +12,45 @@ namespace zg::cuda {
 namespace {
 
 template <class A>
-__device__ __forceinline__ A infinity();
-template <>
-__device__ __forceinline__ float infinity() {
-  return HUGE_VALF;
-}
-template <>
-__device__ __forceinline__ double infinity() {
-  return HUGE_VAL;
-}
+constexpr A kInfinity = std::numeric_limits<A>::infinity();
 
-// max and sum of exp(logit - max); from `max` an infinity below is taken as 0, so that what has no finite
-// logit yet is a sum of 0 and not NaN.
+// The largest logit so far, and the sum of exp(logit - max). In the exponent a max of -infinity is replaced
+// by 0 (finite_below), so that the sum over logits that are all -infinity is 0 and not NaN.
 template <class A>
 struct Softmax {
   A max, sum;
 };
 template <class A>
 __device__ __forceinline__ A finite_below(A max) {
-  return max == -infinity<A>() ? A{0} : max;
+  return max == -kInfinity<A> ? A{0} : max;
 }
 
 template <class T, int kThreads>
 struct Row {
   using A = Acc<T>;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kQuads = sizeof(A) == 4 ? 4 : 2;  // a thread's loads in flight
+  static constexpr int kQuads = sizeof(A) == 4 ? 4 : 2;  // a thread's loads that are in flight together
   static constexpr std::int64_t kTile = std::int64_t{kThreads} * 4 * kQuads;
 
   const A* logits;
   T* gradient;  // null: loss only
   std::int64_t cols;
-  A* kept;                 // of the row's first elements
-  std::int64_t kept_cols;  // a multiple of kTile, or all
+  A* kept;                 // shared memory for the first logits of the row
+  std::int64_t kept_cols;  // how many: a multiple of kTile, or all
   bool aligned;
 
   __device__ __forceinline__ std::int64_t place(std::int64_t begin, int q) const {
     return begin + 4 * (std::int64_t{q} * kThreads + threadIdx.x);
   }
 
-  // One tile of the row, -infinity where there is nothing.
+  // Loads one tile of the row, with -infinity behind its end.
   template <bool kAll>
   __device__ __forceinline__ void load(const A* from, std::int64_t begin, Quad<A> (&x)[kQuads],
                                        bool in_quads) const {
     ZG_UNROLL
     for (int q = 0; q < kQuads; ++q) {
       const std::int64_t i = place(begin, q);
-      x[q] = load_quad<kAll>(from + i, cols - i, in_quads, -infinity<A>());
+      x[q] = load_quad<kAll>(from + i, cols - i, in_quads, -kInfinity<A>);
     }
   }
   __device__ __forceinline__ bool all(std::int64_t begin) const { return aligned && cols - begin >= kTile; }
@@ -70,7 +63,7 @@ struct Row {
     ZG_UNROLL
     for (int q = 0; q < kQuads; ++q) {
       const std::int64_t i = place(begin, q);
-      if (i < kept_cols) *at_once<Quad<A>>(kept + i) = x[q];
+      if (i < kept_cols) *aligned_as<Quad<A>>(kept + i) = x[q];
       ZG_UNROLL
       for (int j = 0; j < 4; ++j) max = max < x[q].at[j] ? x[q].at[j] : max;
     }
@@ -83,18 +76,19 @@ struct Row {
     }
     s.max = max;
   }
-  // Reads all of the row; what this thread read of it.
+  // Reads the row; returns the softmax over what this thread read of it.
   __device__ __forceinline__ Softmax<A> read() const {
-    Softmax<A> s{-infinity<A>(), 0};
+    Softmax<A> s{-kInfinity<A>, 0};
     for (std::int64_t begin = 0; begin < cols; begin += kTile) {
       all(begin) ? read_tile<true>(begin, s) : read_tile<false>(begin, s);
     }
     return s;
   }
 
-  // gradient = exp(logit - max) * factor, but for the target's. Where elements of the gradient are narrower
-  // than logits and begin where these do, element i lies over logit i / 2: what is written of a tile lies
-  // over this and earlier ones, so all threads must have read it. The kept ones have been.
+  // gradient = exp(logit - max) * factor, except for the target. If the gradient shares the logits' memory
+  // and its elements are narrower, element i lies over logit i / 2: writing a tile overwrites logits of
+  // this tile and of earlier ones, so all threads must have read the tile first. Kept logits have all been
+  // read.
   template <bool kAll>
   __device__ __forceinline__ void write_tile(std::int64_t begin, A max, A factor, std::int64_t target,
                                              T at_target) const {
@@ -138,19 +132,20 @@ struct Shared {
   T at_target;
 };
 
-// The row's loss, in the first thread of the block. `shared` may be used for the next row at once: a barrier
-// lies between the last reader of each of its members and the next writer.
+// The loss of a row, in the first thread of the block. `shared` may be used for the next row without a
+// barrier: for each of its members there is one between the last read and the next write.
 template <class T, int kThreads>
 __device__ __forceinline__ double row_loss(const Row<T, kThreads>& row, std::int64_t target, double scale,
                                            Shared<T>& shared) {
   using A = Acc<T>;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const double of_target = static_cast<double>(row.logits[target]);  // on its way while the row is read
+  // Loaded first, so that this overlaps with reading the row.
+  const double of_target = static_cast<double>(row.logits[target]);
   const Softmax<A> mine = row.read();
   const A of_warp = warp_max(mine.max);
   if (lane == 0) shared.maxima[warp] = of_warp;
   __syncthreads();
-  const A max = warp_max(lane < row.kWarps ? shared.maxima[lane] : -infinity<A>());
+  const A max = warp_max(lane < row.kWarps ? shared.maxima[lane] : -kInfinity<A>);
   const A share = mine.sum * std::exp(mine.max - finite_below(max));
   const double total = block_sum<kThreads>(static_cast<double>(share), shared.sums);
   double loss = 0;
@@ -165,7 +160,7 @@ __device__ __forceinline__ double row_loss(const Row<T, kThreads>& row, std::int
   return loss;
 }
 
-// A block takes a group of rows, one after the other, and leaves the sum of their losses.
+// A block computes a group of rows, one after the other, and writes the sum of their losses.
 template <class T, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_rows(Extent extent, CrossEntropy<T> args, std::int64_t kept_cols, bool aligned,
@@ -191,7 +186,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) losses[group] = loss;
 }
 
-// What a block may have of shared memory, less some for what is not dynamic.
+// The most dynamic shared memory of a block: the device's limit, less some for static shared memory.
 std::int64_t most_kept_bytes() {
   constexpr int kOther = 2048;
 #if defined(__CUDACC__)
@@ -211,7 +206,7 @@ template <class T, int kThreads>
 void launch_rows(const Launch& on, Extent extent, const CrossEntropy<T>& args, std::int64_t groups,
                  double* losses) {
   constexpr std::int64_t kTile = Row<T, kThreads>::kTile, kSize = sizeof(Acc<T>);
-  // Results do not depend on what is kept.
+  // How much is kept does not change results.
   const std::int64_t tiles = (extent.cols + kTile - 1) / kTile, fit = most_kept_bytes() / (kTile * kSize);
   const std::int64_t all = (extent.cols + 3) / 4 * 4;
   const bool keep_all = all * kSize <= most_kept_bytes();
@@ -238,9 +233,8 @@ void cross_entropy(const Launch& on, Extent extent, const CrossEntropy<T>& args,
   add_partials(on, groups, scratch, args.loss_sum);
 }
 
-template void cross_entropy(const Launch&, Extent, const CrossEntropy<float>&, double*);
-template void cross_entropy(const Launch&, Extent, const CrossEntropy<bf16>&, double*);
-template void cross_entropy(const Launch&, Extent, const CrossEntropy<fp16>&, double*);
-template void cross_entropy(const Launch&, Extent, const CrossEntropy<double>&, double*);
+#define ZG_INSTANTIATE(T) template void cross_entropy(const Launch&, Extent, const CrossEntropy<T>&, double*);
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
+#undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

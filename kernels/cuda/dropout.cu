@@ -1,4 +1,4 @@
-// Dropout: the bits of kernels/host/dropout.cpp.
+// Dropout, with the same bits as kernels/host/dropout.cpp.
 #include "ziggurat/kernels/dropout.hpp"
 
 #include "kernels/cuda/elementwise.hpp"
@@ -8,14 +8,14 @@ namespace zg::cuda {
 namespace {
 
 template <class A>
-struct LeaveOut {
+struct ApplyDropout {
   std::uint64_t threshold, first, counter;
   uint2 key;
   A scale;
 
   __device__ __forceinline__ A of(A x, unsigned word) const { return word >= threshold ? x * scale : A{0}; }
 
-  // For N > 1 a pack begins with a block of Philox, or (N = 2) in its middle.
+  // For N > 1 a pack begins at the first word of a Philox block, or, for N = 2, perhaps at the third.
   template <int N>
   __device__ __forceinline__ void operator()(std::int64_t element, const A (&in)[1][N],
                                              A (&out)[1][N]) const {
@@ -52,10 +52,11 @@ struct LeaveOut {
 template <class T>
 void dropout(const Launch& on, Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y) {
   using A = Acc<T>;
-  const LeaveOut<A> f{dropout_threshold(dropout), static_cast<std::uint64_t>(dropout.first_element),
-                      dropout.counter, make_uint2(dropout.key.key[0], dropout.key.key[1]),
-                      dropout_scale<A>(dropout)};
-  // Every row, and the first element, begins with a block of Philox; or there is one long row.
+  const ApplyDropout<A> f{dropout_threshold(dropout), static_cast<std::uint64_t>(dropout.first_element),
+                          dropout.counter, make_uint2(dropout.key.key[0], dropout.key.key[1]),
+                          dropout_scale<A>(dropout)};
+  // Packs need that the first element, and every row, begins at the first word of a Philox block. (A matrix
+  // without gaps is one long row.)
   const bool dense = x.ld == extent.cols && y.ld == extent.cols;
   const bool may_pack = dropout.first_element % 4 == 0 && (dense || extent.rows == 1 || extent.cols % 4 == 0);
   elementwise<T, 1, 1>("dropout", on, extent, {{x}, {y}}, f, may_pack);
@@ -63,10 +64,7 @@ void dropout(const Launch& on, Extent extent, Strided<const T> x, const Dropout&
 
 #define ZG_INSTANTIATE(T) \
   template void dropout(const Launch&, Extent, Strided<const T>, const Dropout&, Strided<T>);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

@@ -1,4 +1,4 @@
-// Kernels whose results depend on elements of the same place alone: a functor over some inputs and outputs.
+// Elementwise kernels: a functor over inputs and outputs at the same position.
 #pragma once
 #include <algorithm>
 
@@ -13,11 +13,11 @@ struct Operands {
 };
 
 inline constexpr unsigned kElementwiseThreads = 256;  // at most
-inline constexpr int kDeep = 2;                       // accesses of a thread that are under way together
+inline constexpr int kDeep = 2;                       // a thread's accesses that are in flight together
 
 template <int N, class T, int kIn, int kOut, class F>
 __device__ __forceinline__ void apply(const Operands<T, kIn, kOut>& operands, const F& f, std::int64_t row,
-                                      std::int64_t cols, std::int64_t c, const Few<T, N> (&in)[kIn]) {
+                                      std::int64_t cols, std::int64_t c, const Elements<T, N> (&in)[kIn]) {
   Acc<T> x[kIn][N], y[kOut][N];
   ZG_UNROLL
   for (int k = 0; k < kIn; ++k) {
@@ -27,28 +27,28 @@ __device__ __forceinline__ void apply(const Operands<T, kIn, kOut>& operands, co
   f(row * cols + c, x, y);
   ZG_UNROLL
   for (int k = 0; k < kOut; ++k) {
-    Few<T, N> out = {};
+    Elements<T, N> out = {};
     ZG_UNROLL
     for (int j = 0; j < N; ++j) out.set(j, from_acc<T>(y[k][j]));
-    store_few(operands.out[k].row(row) + c, out);
+    store_elements(operands.out[k].row(row) + c, out);
   }
 }
 
-// Column blocks along x, rows along y. A thread reads all of its elements before it writes one, and nobody
-// else's: an output may be an input.
+// Blocks of columns along x, rows along y. A thread reads all of its elements before it writes one, and no
+// other thread's elements: an output may be an input.
 template <class T, int N, int kIn, int kOut, class F>
 __global__ void __launch_bounds__(kElementwiseThreads)
     elementwise_rows(Extent extent, Operands<T, kIn, kOut> operands, F f) {
   const std::int64_t cols = extent.cols, step = std::int64_t{blockDim.x} * N;
   const std::int64_t first = blockIdx.x * step * kDeep + threadIdx.x * N;
   for (std::int64_t row = blockIdx.y; row < extent.rows; row += gridDim.y) {
-    Few<T, N> in[kDeep][kIn] = {};
+    Elements<T, N> in[kDeep][kIn] = {};
     ZG_UNROLL
     for (int d = 0; d < kDeep; ++d) {
       const std::int64_t c = first + d * step;
       if (c + N > cols) continue;
       ZG_UNROLL
-      for (int k = 0; k < kIn; ++k) in[d][k] = load_few<N>(operands.in[k].row(row) + c);
+      for (int k = 0; k < kIn; ++k) in[d][k] = load_elements<N>(operands.in[k].row(row) + c);
     }
     ZG_UNROLL
     for (int d = 0; d < kDeep; ++d) {
@@ -57,10 +57,10 @@ __global__ void __launch_bounds__(kElementwiseThreads)
         apply<N, T>(operands, f, row, cols, c, in[d]);
       } else if constexpr (N > 1) {
         ZG_NO_UNROLL
-        for (; c < cols; ++c) {  // what is left behind the last pack
-          Few<T, 1> one[kIn];
+        for (; c < cols; ++c) {  // the elements behind the last whole pack
+          Elements<T, 1> one[kIn];
           ZG_UNROLL
-          for (int k = 0; k < kIn; ++k) one[k] = load_few<1>(operands.in[k].row(row) + c);
+          for (int k = 0; k < kIn; ++k) one[k] = load_elements<1>(operands.in[k].row(row) + c);
           apply<1, T>(operands, f, row, cols, c, one);
         }
       }
@@ -68,13 +68,14 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   }
 }
 
-// f(element, in, out) for neighbouring elements, `element` the first one's number (row-major, without gaps):
-// in is const Acc<T>[kIn][N], out Acc<T>[kOut][N], N 1 or as many as are in a pack; 1 unless may_pack.
+// Calls f(element, in, out) for runs of N consecutive elements: `element` is the number of the first (row
+// by row, without gaps), in is const Acc<T>[kIn][N], and out is Acc<T>[kOut][N]. N is 1, or, if may_pack,
+// the elements of a pack.
 template <class T, int kIn, int kOut, class F>
 void elementwise(const char* name, const Launch& on, Extent extent, const Operands<T, kIn, kOut>& operands,
                  const F& f, bool may_pack = true) {
   if (extent.rows == 0 || extent.cols == 0) return;
-  // Without gaps the matrix is one long row, of which the start alone has to be aligned.
+  // A matrix without gaps is one long row, of which only the start must be aligned.
   bool dense = true;
   for (const auto& m : operands.in) dense = dense && m.ld == extent.cols;
   for (const auto& m : operands.out) dense = dense && m.ld == extent.cols;

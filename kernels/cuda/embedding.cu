@@ -1,4 +1,4 @@
-// Rows of a table by token, and their gradients.
+// Embedding: rows of a table by token id, and the table's gradient.
 #include <type_traits>
 
 #include "kernels/cuda/scalar.hpp"
@@ -10,8 +10,8 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kAll = 0xffffffffu;
 
-// A warp works on tiles of a row: Pack<T>::kCount columns for each lane, neighbours where rows are read in
-// packs, 32 apart else.
+// A warp works on tiles of a row: each lane has Pack<T>::kCount columns, which are consecutive if rows are
+// accessed in packs, and 32 apart if not.
 template <class T>
 constexpr std::int64_t kTile = 32 * Pack<T>::kCount;
 
@@ -20,7 +20,7 @@ __device__ __forceinline__ std::int64_t column(std::int64_t tile, int lane, int 
   return tile * kTile<T> + (kPacks ? lane * Pack<T>::kCount + j : lane + 32 * j);
 }
 
-// This lane's elements of a tile; zero behind the end.
+// This lane's elements of a tile, with zeros behind the end of the row.
 template <class T, bool kPacks, class From>
 __device__ __forceinline__ Pack<T> load_columns(const From* row, std::int64_t tile, std::int64_t cols,
                                                 int lane) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ Pack<T> load_columns(const From* row, std::int64_t ti
   return x;
 }
 
-// The same elements of a row of sums: += x.
+// Adds x to the same elements of a row of sums.
 template <class T, bool kPacks>
 __device__ __forceinline__ void add_columns(Acc<T>* row, std::int64_t tile, std::int64_t cols, int lane,
                                             const Acc<T> (&x)[Pack<T>::kCount]) {
@@ -61,13 +61,13 @@ __device__ __forceinline__ void add_columns(Acc<T>* row, std::int64_t tile, std:
   }
 }
 
-// Ids come from data: one outside of the table must not become an address.
+// Ids come from data: an id outside of the table must not become an address.
 __device__ __forceinline__ std::int64_t checked(std::int64_t id, std::int64_t count) {
   if (id < 0 || id >= count) __trap();
   return id;
 }
 
-// A warp a tile of a token.
+// A warp computes one tile of one token.
 template <class T, bool kPacks>
 __global__ void __launch_bounds__(kThreads) embedding_rows(Extent extent, Embedding<T> args) {
   const std::int64_t r = std::int64_t{blockIdx.x} * kWarps + threadIdx.y, tile = blockIdx.y;
@@ -93,13 +93,13 @@ __global__ void __launch_bounds__(kThreads) embedding_rows(Extent extent, Embedd
   }
 }
 
-// sum += the rows of dout whose bits are set in `mask`, in order; bit l is row `row_of(l)`.
+// sum += the rows of dout whose bits are set in `mask`, in order; bit b stands for row row_of(b).
 template <class T, bool kPacks, int kRows, class RowOf>
 __device__ __forceinline__ void add_rows_of(unsigned mask, const EmbeddingBackward<T>& args,
                                             std::int64_t tile, std::int64_t cols, int lane,
                                             Acc<T> (&sum)[Pack<T>::kCount], const RowOf& row_of) {
   while (mask != 0) {
-    Pack<T> x[kRows] = {};  // in flight at once
+    Pack<T> x[kRows] = {};  // loads that are in flight together
     int count = 0;
     ZG_UNROLL
     for (int u = 0; u < kRows; ++u) {
@@ -118,25 +118,26 @@ __device__ __forceinline__ void add_rows_of(unsigned mask, const EmbeddingBackwa
   }
 }
 
-// dwte in a fixed order without scratch. The ids are dealt out: share s of `shares`, a power of two, are
-// those of s modulo it, and a block has a share and some columns. It scans all ids, which are few bytes, for
-// those of its share, and lists their tokens in order. Whenever the list is full, and in the end, each id in
-// it is summed in registers and added to the table once: by the warp that finds its first token in the list,
-// or, where it has more than kFew tokens, by all warps, each a part of the list.
+// The table's gradient in a fixed order, without scratch. A block has some columns and a share of the ids:
+// share s are the ids that are s modulo the number of shares, a power of two. It scans all ids, which are
+// few bytes, for those of its share, and lists their tokens in order. When the list is full, and at the
+// end, the rows of each id in it are summed in registers and added to the table once: by the warp that
+// finds the id's first token in the list, or, if the id has more than kFew tokens, by all warps, each of
+// which sums a part of the list.
 constexpr int kListed = 2048;
-constexpr int kScanned = 4 * kThreads;  // ids at a time
+constexpr int kScanned = 4 * kThreads;  // ids that are scanned at a time
 constexpr int kFew = 32;
 
 template <class T>
 struct List {
   int tokens[kListed], ids[kListed];
-  int many[kListed / kFew];  // where the first tokens of the ids with many are
+  int many[kListed / kFew];  // positions of the first tokens of ids with more than kFew tokens
   Acc<T> parts[kWarps][kTile<T>];
   int warp_counts[kWarps];
   int many_count;
 };
 
-// Bits of the tokens in the 32 places from `window` on that have this id and are not before `begin`.
+// A mask of the 32 list positions from `window` on that have this id and are not before `begin`.
 template <class T>
 __device__ __forceinline__ unsigned same_id(const List<T>& list, int id, int window, int begin, int count,
                                             int lane) {
@@ -151,7 +152,7 @@ struct ById {
   List<T>& list;
   int warp, lane;
 
-  // The tokens in windows first, first + stride, ... of id, from place `begin` on.
+  // x += the rows of id's tokens from list position `begin` on, in the windows first, first + stride, ...
   __device__ __forceinline__ void sum(int id, int begin, int first, int stride, int count, std::int64_t tile,
                                       Acc<T> (&x)[Pack<T>::kCount]) const {
     for (int w = first; w < count; w += stride) {
@@ -161,7 +162,7 @@ struct ById {
     }
   }
 
-  // By one warp, or left in list.many.
+  // Sums ids with few tokens, each by one warp; notes the others in list.many.
   __device__ __forceinline__ void first_tokens(int count) const {
     for (int i = warp; i < count; i += kWarps) {
       const int id = list.ids[i], window = i / 32 * 32;
@@ -183,7 +184,7 @@ struct ById {
     }
   }
 
-  // By all warps; the sums of the first are added first.
+  // Sums ids with many tokens, each by all warps; the warps' sums are added in order.
   __device__ __forceinline__ void many_tokens(int count) const {
     for (int m = 0; m < list.many_count; ++m) {
       const int i = list.many[m], id = list.ids[i];
@@ -216,7 +217,7 @@ struct ById {
 
 __device__ __forceinline__ int4 load_ids(const std::int32_t* ids, std::int64_t i, std::int64_t tokens,
                                          bool whole) {
-  if (whole && i + 4 <= tokens) return *at_once<const int4>(ids + i);
+  if (whole && i + 4 <= tokens) return *aligned_as<const int4>(ids + i);
   return make_int4(i < tokens ? ids[i] : 0, i + 1 < tokens ? ids[i + 1] : 0, i + 2 < tokens ? ids[i + 2] : 0,
                    i + 3 < tokens ? ids[i + 3] : 0);
 }
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   }
 }
 
-// dwte in any order.
+// The table's gradient by atomics, in no fixed order.
 template <class T, bool kPacks>
 __global__ void __launch_bounds__(kThreads) embedding_by_atomics(Extent extent, EmbeddingBackward<T> args) {
   const std::int64_t r = std::int64_t{blockIdx.x} * kWarps + threadIdx.y, tile = blockIdx.y;
@@ -282,7 +283,7 @@ __global__ void __launch_bounds__(kThreads) embedding_by_atomics(Extent extent, 
   }
 }
 
-// dwpe: a warp adds a tile of a position over the sequences, in order.
+// The gradient of the position table: a warp adds one tile of one position over all sequences, in order.
 template <class T, bool kPacks>
 __global__ void __launch_bounds__(kThreads) embedding_by_position(Extent extent, EmbeddingBackward<T> args) {
   constexpr int kRows = 8;
@@ -299,7 +300,7 @@ __global__ void __launch_bounds__(kThreads) embedding_by_position(Extent extent,
   add_columns<T, kPacks>(args.dwpe.row(checked(p, args.positions)), tile, extent.cols, lane, sum);
 }
 
-// Warps of rows (in x) and tiles (in y).
+// A warp for each row (along x) and tile (along y).
 template <class T>
 Shape warps_of(std::int64_t rows, std::int64_t cols) {
   return {dim3(static_cast<unsigned>((rows + kWarps - 1) / kWarps),
@@ -309,8 +310,8 @@ Shape warps_of(std::int64_t rows, std::int64_t cols) {
 
 template <class T, bool kPacks>
 void backward_by_id(const Launch& on, Extent extent, const EmbeddingBackward<T>& args) {
-  // Many blocks for scans to overlap and for the columns of frequent ids, and not so many that scanning costs
-  // more than adding does. Of the sizes alone.
+  // Enough blocks that scans overlap and that the columns of a frequent id are spread over several; not so
+  // many that scanning costs more than adding. Depends on the sizes alone.
   constexpr std::int64_t kPieces = 4, kBlocks = 2048, kShares = 1024;
   const std::int64_t tiles = (extent.cols + kTile<T> - 1) / kTile<T>;
   if (tiles == 0 || extent.rows == 0) return;
@@ -356,10 +357,7 @@ void embedding_backward(const Launch& on, Extent extent, const EmbeddingBackward
 #define ZG_INSTANTIATE(T)                                              \
   template void embedding(const Launch&, Extent, const Embedding<T>&); \
   template void embedding_backward(const Launch&, Extent, const EmbeddingBackward<T>&);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

@@ -1,4 +1,4 @@
-// GELU by tanh, as GPT-2: x * sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
+// The tanh approximation of GELU, as in GPT-2: x * sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
 #include "kernels/cuda/elementwise.hpp"
 #include "kernels/cuda/sigmoid.hpp"
 
@@ -8,7 +8,7 @@ namespace {
 constexpr double kTwoSqrt2OverPi = 1.5957691216057307;
 constexpr double kCubic = 0.044715;
 
-// x where sigmoid(2u) still changes: beyond, the cube would overflow for nothing.
+// x, clamped to where sigmoid(2u) is not constant yet: beyond, its cube could overflow.
 __device__ __forceinline__ float bounded(float x) {
   return fmaxf(-30.0f, fminf(x, 30.0f));
 }
@@ -57,10 +57,7 @@ void gelu_backward(const Launch& on, Extent extent, Strided<const T> x, Strided<
 #define ZG_INSTANTIATE(T)                                                  \
   template void gelu(const Launch&, Extent, Strided<const T>, Strided<T>); \
   template void gelu_backward(const Launch&, Extent, Strided<const T>, Strided<const T>, Strided<T>);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

@@ -1,4 +1,4 @@
-// Elements in registers, between a load and a store.
+// Elements held in registers between a load and a store.
 #pragma once
 #include <cstring>
 #include <type_traits>
@@ -7,8 +7,8 @@
 
 namespace zg::cuda {
 
-// A pack, with elements of 16 bits two to a register. (Of a Pack, nvcc keeps every element in a register of
-// its own where a load and a use stand in different branches.)
+// A pack in registers, with two 16-bit elements in each. (nvcc keeps every element of a Pack in a register
+// of its own if load and use are in different branches.)
 template <class T>
 struct Held {
   static constexpr int kCount = Pack<T>::kCount;
@@ -25,7 +25,7 @@ struct Held {
     }
   }
   __device__ __forceinline__ Acc<T> operator[](int j) const { return to_acc(element(j)); }
-  // Every element once, from zeros.
+  // To be called at most once for each element, on a Held that is zero.
   __device__ __forceinline__ void set(int j, T e) {
     if constexpr (sizeof(T) == 2) {
       words.at[j / 2] |= static_cast<unsigned>(e.bits) << (16 * (j % 2));
@@ -38,7 +38,7 @@ struct Held {
 template <class T>
 __device__ __forceinline__ Held<T> load_held(const T* at) {
   Held<T> held;
-  const auto* const from = at_once<const Pack<typename Held<T>::Word>>(at);
+  const auto* const from = aligned_as<const Pack<typename Held<T>::Word>>(at);
 #if defined(__CUDACC__)
   held.words = *from;
 #else
@@ -48,7 +48,7 @@ __device__ __forceinline__ Held<T> load_held(const T* at) {
 }
 template <class T>
 __device__ __forceinline__ void store_held(T* at, const Held<T>& held) {
-  auto* const to = at_once<Pack<typename Held<T>::Word>>(at);
+  auto* const to = aligned_as<Pack<typename Held<T>::Word>>(at);
 #if defined(__CUDACC__)
   store_pack(to->at, held.words);
 #else
@@ -56,19 +56,19 @@ __device__ __forceinline__ void store_held(T* at, const Held<T>& held) {
 #endif
 }
 
-// One element, with the same names.
+// One element, with the interface of Held.
 template <class T>
-struct Single {
+struct OneElement {
   T value;
   __device__ __forceinline__ Acc<T> operator[](int) const { return to_acc(value); }
   __device__ __forceinline__ void set(int, T e) { value = e; }
 };
 
-// N neighbouring elements: one, or a pack, which is then aligned.
+// N consecutive elements: one element, or an aligned pack.
 template <class T, int N>
-using Few = std::conditional_t<N == 1, Single<T>, Held<T>>;
+using Elements = std::conditional_t<N == 1, OneElement<T>, Held<T>>;
 template <int N, class T>
-__device__ __forceinline__ Few<T, N> load_few(const T* from) {
+__device__ __forceinline__ Elements<T, N> load_elements(const T* from) {
   static_assert(N == 1 || N == Pack<T>::kCount);
   if constexpr (N == 1) {
     return {*from};
@@ -77,11 +77,11 @@ __device__ __forceinline__ Few<T, N> load_few(const T* from) {
   }
 }
 template <class T>
-__device__ __forceinline__ void store_few(T* to, const Single<T>& one) {
+__device__ __forceinline__ void store_elements(T* to, const OneElement<T>& one) {
   *to = one.value;
 }
 template <class T>
-__device__ __forceinline__ void store_few(T* to, const Held<T>& held) {
+__device__ __forceinline__ void store_elements(T* to, const Held<T>& held) {
   store_held(to, held);
 }
 

@@ -1,8 +1,9 @@
-// The kernels of CUDA devices: arithmetic on raw device pointers, enqueued on a stream. No allocation, no
-// policy. Operands, shapes and results are those of ziggurat/device/ops.hpp; all errors are Error(kDevice).
+// The kernels of CUDA devices: arithmetic on raw device pointers, enqueued on a stream. Nothing is
+// allocated. Operands, shapes and results are those of ziggurat/device/ops.hpp; leading dimensions (ld*) in
+// elements. A launch that CUDA refuses throws Error(kDevice).
 //
-// T: float, bf16, fp16, double. Arithmetic is fp32 (fp64 for double), sums of a call have a fixed order:
-// results are the same bits for the same sizes, whatever the GPU, unless a call says otherwise.
+// T: float, bf16, fp16, double. Arithmetic is in fp32 (in fp64 for double). Sums have a fixed order: equal
+// sizes give equal bits on every GPU, unless a function says otherwise.
 #pragma once
 #include <cstdint>
 
@@ -15,17 +16,17 @@ namespace zg::cuda {
 
 using namespace kernels;
 
-// CUDA's own stream (cudaStream_t).
+// cudaStream_t.
 using StreamHandle = CUstream_st*;
 
-// Where a kernel goes, and what it may know of the device.
+// Where a kernel is enqueued, and what a launch may depend on.
 struct Launch {
   StreamHandle stream = nullptr;
   int multiprocessors = 1;
-  bool deterministic = true;  // else sums may be made by atomics, in any order
+  bool deterministic = true;  // false: sums may use atomics, and then have no fixed order
 };
 
-// Sums over rows are made in this many groups of rows (scratch of so many rows), added in order.
+// Sums over rows are made in this many groups of rows, each with a row of scratch, and then added in order.
 inline constexpr std::int64_t kRowGroups = 256;
 // Doubles of scratch for sums over all elements.
 inline constexpr std::int64_t kSumPartials = 1024;
@@ -63,7 +64,7 @@ void dropout(const Launch& on, Extent extent, Strided<const T> x, const Dropout&
 // casts.cu
 template <class In, class Out>
 void cast(const Launch& on, Extent extent, Strided<const In> in, Strided<Out> out);
-// *norm_sq += the sum of squares of what was written. scratch: kSumPartials doubles.
+// *norm_sq += the sum of squares of the rounded values. scratch: kSumPartials doubles.
 template <class In, class Out>
 void finish_gradient(const Launch& on, std::int64_t n, const In* in, Out* out, double* norm_sq,
                      double* scratch);
@@ -78,9 +79,10 @@ void embedding_backward(const Launch& on, Extent extent, const EmbeddingBackward
 template <class T>
 void cross_entropy(const Launch& on, Extent extent, const CrossEntropy<T>& args, double* scratch);
 
-// attention.cu, and attention_*.cu for each of its kernels. On tensor cores for bf16 and fp16 where head_size
-// is a multiple of 8 up to 128: probabilities and the scores' gradients are then rounded to T. lse: without
-// gaps. scratch: attention_scratch_bytes(), 16-byte aligned; nothing in it is kept.
+// attention.cu, with the kernels in attention_*.cu. bf16 and fp16 run on tensor cores if head_size is a
+// multiple of 8 up to 128; probabilities and the gradients of scores are then rounded to T. lse: without
+// gaps. scratch: attention_scratch_bytes(), 16-byte aligned; its contents do not matter before or after the
+// call.
 template <class T>
 void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
                std::int64_t ld_o, Acc<T>* lse);
@@ -88,15 +90,15 @@ template <class T>
 void attention_backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                         const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
                         T* dqkv, std::int64_t ld_dqkv, void* scratch);
-// Of the backward, for operands whose sums take accumulator_bytes (4, or 8 for double).
+// Of the backward. accumulator_bytes: the size of Acc<T>.
 std::int64_t attention_scratch_bytes(const AttentionShape& shape, std::int64_t accumulator_bytes);
 
-// checksum.cu: XXH3 of 64 bits, io::checksum(), of more than 240 bytes, a multiple of 8 of them, 8-byte aligned.
-// scratch: checksum_scratch_bytes(), 8-byte aligned.
+// checksum.cu: the 64-bit XXH3, equal to io::checksum(). bytes: more than 240, a multiple of 8; data:
+// 8-byte aligned. scratch: checksum_scratch_bytes(), 8-byte aligned. result: written by the device.
 void checksum(const Launch& on, std::int64_t bytes, const void* data, void* scratch, std::uint64_t* result);
 std::int64_t checksum_scratch_bytes(std::int64_t bytes);
 
-// update.cu: the formulae, and the bits, of kernels/host/update.hpp.
+// update.cu: the formulae of kernels/host/update.hpp, with the same bits.
 void update(const Launch& on, std::int64_t n, const UpdateArrays& arrays, const StateFormat& format,
             const UpdateParams& p);
 

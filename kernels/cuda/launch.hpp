@@ -1,6 +1,6 @@
-// How kernels are written and launched: with nvcc for GPUs, or with the host's compiler for the emulation
-// (emulation/emulation.hpp), from the same sources. Kernels include nothing but this, headers of their own
-// folder and include/ziggurat/kernels: nvcc and the libraries of the host do not always agree.
+// The two ways to compile and launch kernels from the same sources: with nvcc for GPUs, or with the host's
+// compiler for the emulation (emulation/emulation.hpp). Kernels include only this header, others of their
+// folder and of include/ziggurat/kernels, because nvcc cannot compile all libraries of the host.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,12 +22,12 @@ namespace zg::cuda {
 
 struct Shape {
   dim3 grid, block;
-  std::size_t shared_bytes = 0;  // dynamic; more than 48 KiB is asked for where it is needed
+  std::size_t shared_bytes = 0;  // dynamic shared memory; launch() opts in to more than 48 KiB
 };
 
 #if defined(__CUDACC__)
 
-// Memory that the launch gave the block, 128-byte aligned.
+// The block's dynamic shared memory, 128-byte aligned.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char zg_dynamic_shared[];
@@ -36,7 +36,7 @@ __device__ __forceinline__ T* dynamic_shared() {
 
 [[noreturn]] void refused(const char* kernel, int status);
 
-// Throws Error(kDevice) when CUDA refuses. An empty grid launches nothing.
+// Throws Error(kDevice) if CUDA refuses the launch. An empty grid launches nothing.
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Launch& on, const Shape& shape, A&&... args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
@@ -63,7 +63,7 @@ T* dynamic_shared() {
   return static_cast<T*>(emulation::dynamic_shared());
 }
 
-// On the emulated stream; at once where there is none.
+// Enqueues on the emulated stream; with a null stream the kernel runs at once.
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Launch& on, const Shape& shape, A&&... args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;

@@ -25,10 +25,7 @@ void layernorm_backward(const Launch& on, Extent extent, const LayerNormBackward
 #define ZG_INSTANTIATE(T)                                              \
   template void layernorm(const Launch&, Extent, const LayerNorm<T>&); \
   template void layernorm_backward(const Launch&, Extent, const LayerNormBackward<T>&);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

@@ -1,12 +1,13 @@
-// Instructions of PTX that C++ has no words for: products of small matrices on tensor cores, and what brings
-// operands to them. sm_80 and later. Layouts are those of the PTX ISA ("Matrix Fragments for mma.m16n8k16
+// PTX instructions without a counterpart in C++: products of small matrices on tensor cores, and loads of
+// their operands. sm_80 and later. Layouts are those of the PTX ISA ("Matrix Fragments for mma.m16n8k16
 // with floating point type", "ldmatrix"); with g = lane / 4 and t = lane % 4:
 //
-//   a[16, 16]  a[0] (g, 2t), a[1] (g + 8, 2t), a[2] (g, 2t + 8), a[3] (g + 8, 2t + 8)   and the next column
-//   b[16, 8]   b0 (2t, g), b1 (2t + 8, g)                                               and the next row
+//   a[16, 16]  a[0] (g, 2t), a[1] (g + 8, 2t), a[2] (g, 2t + 8), a[3] (g + 8, 2t + 8), each with the next
+//              column
+//   b[16, 8]   b0 (2t, g), b1 (2t + 8, g), each with the next row
 //   d[16, 8]   d[0] (g, 2t), d[1] (g, 2t + 1), d[2] (g + 8, 2t), d[3] (g + 8, 2t + 1)
 //
-// A register of a or b holds two elements, the first in its low half. All lanes of the warp call together.
+// A register of a or b has two elements, the first in its low half. All lanes of the warp must call together.
 #pragma once
 #include <type_traits>
 
@@ -14,7 +15,8 @@
 
 namespace zg::cuda {
 
-// Two results as a register of a fragment: `low` is the first element. To nearest, ties to even.
+// Rounds two results to T (to nearest, ties to even) and packs them into a register; `low` is the first
+// element.
 template <class T>
 __device__ __forceinline__ unsigned pack_halves(float low, float high) {
 #if defined(__CUDACC__)
@@ -30,8 +32,8 @@ __device__ __forceinline__ unsigned pack_halves(float low, float high) {
 #endif
 }
 
-// 2^x to a relative 2^-22, 0 for what fp32 has only as a subnormal number: the instruction itself, without
-// exp2f()'s care for those.
+// 2^x with a relative error of 2^-22, and 0 where the result would be subnormal: the bare instruction,
+// without exp2f()'s handling of subnormal numbers.
 __device__ __forceinline__ float exp2_flushed(float x) {
 #if defined(__CUDACC__)
   float y;
@@ -68,15 +70,15 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[
   }
 }
 
-// Four 8 x 8 matrices of 16-bit elements. Lane 8 m + r gives the address of row r of matrix m, in shared
-// memory and a multiple of 16; register m of a lane becomes (g, 2t) and (g, 2t + 1) of matrix m.
+// Loads four 8 x 8 matrices of 16-bit elements from shared memory. Lane 8 m + r passes the address of row r
+// of matrix m, a multiple of 16; register m of a lane gets elements (g, 2t) and (g, 2t + 1) of matrix m.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(shared_address(row))
                : "memory");
 }
-// ... of matrix m transposed: (2t, g) and (2t + 1, g).
+// The same with transposed matrices: register m gets elements (2t, g) and (2t + 1, g).
 __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -84,19 +86,19 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&to)[4], const void*
                : "memory");
 }
 
-// Starts to copy 16 bytes to shared memory, both ends multiples of 16; zeros, and nothing is read, unless
-// `there`. The bytes are this thread's to read when it has committed and waited, and the block's after a
-// barrier.
+// Starts to copy 16 bytes to shared memory; both addresses are multiples of 16. Unless `there`, it writes
+// zeros and reads nothing. This thread may read the bytes after it has committed and waited, other threads
+// after a barrier behind that.
 __device__ __forceinline__ void cp_async_16(void* to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(there ? 16 : 0)
                : "memory");
 }
-// The thread's copies since the last commit become one group.
+// Makes the thread's copies since the last commit a group.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Until at most the kLeft latest groups of the thread are under way.
+// Waits until at most the thread's latest kLeft groups are in flight.
 template <int kLeft>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
@@ -106,7 +108,7 @@ __device__ __forceinline__ void cp_async_wait() {
 
 template <class T>
 void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  // Every lane gives its elements a0 .. a7, b0 .. b3 in the ISA's order.
+  // Every lane contributes its elements a0 .. a7, b0 .. b3, in the order of the ISA.
   constexpr int kGiven = 12;
   const unsigned registers[6] = {a[0], a[1], a[2], a[3], b0, b1};
   float given[kGiven];
@@ -117,7 +119,7 @@ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b
   }
   const auto* all = static_cast<const unsigned char*>(emulation::gather(0xffffffffu, given, sizeof(given)));
   const auto of_lane = [all](int lane) {
-    return reinterpret_cast<const float*>(all + static_cast<std::size_t>(lane) * emulation::kMostGiven);
+    return reinterpret_cast<const float*>(all + static_cast<std::size_t>(lane) * emulation::kMaxGiven);
   };
   const int g = emulation::lane() / 4, t = emulation::lane() % 4;
   for (int i = 0; i < 4; ++i) {
@@ -138,7 +140,7 @@ inline void load_matrices(unsigned (&to)[4], const void* row, bool transposed) {
   const auto* all = static_cast<const unsigned char*>(emulation::gather(0xffffffffu, &row, sizeof(row)));
   const auto element = [all](int matrix, int r, int c) {
     const unsigned char* address = nullptr;
-    std::memcpy(&address, all + static_cast<std::size_t>(8 * matrix + r) * emulation::kMostGiven,
+    std::memcpy(&address, all + static_cast<std::size_t>(8 * matrix + r) * emulation::kMaxGiven,
                 sizeof(address));
     std::uint16_t bits = 0;
     std::memcpy(&bits, address + 2 * c, sizeof(bits));

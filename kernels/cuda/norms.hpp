@@ -1,6 +1,7 @@
 // LayerNorm and RMSNorm, forward: y = (x - mean) rstd w + b, where RMSNorm has no mean and no b. A team of
-// warps to a row, which is read once and held: the variance is taken of the held row, a second pass, since
-// the one-pass formula cancels. Rows longer than what is held are read again, from a cache.
+// warps works on a row, which is read once and held in registers. The variance is computed in a second pass
+// over the held row, because the one-pass formula suffers from cancellation. Rows that are too long to be
+// held are read again, from a cache.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,7 +10,7 @@
 
 namespace zg::cuda {
 
-// Of LayerNorm (kCentered) or RMSNorm, whose b is null and whose stats are rstd alone.
+// Operands of LayerNorm (kCentered), or of RMSNorm: then b is null, and stats are rstd alone.
 template <class T>
 struct NormOperands {
   Strided<const T> x;
@@ -22,22 +23,15 @@ struct NormOperands {
 
 inline constexpr unsigned kNormThreads = 512;  // at most
 
-__device__ __forceinline__ float square_root(float x) {
-  return sqrtf(x);
-}
-__device__ __forceinline__ double square_root(double x) {
-  return sqrt(x);
-}
-
 template <class T, int kHeld, bool kCentered>
 __global__ void __launch_bounds__(kNormThreads)
     norm_rows(Extent extent, NormOperands<T> args, int warps, bool whole) {
   using A = Acc<T>;
   constexpr int kCount = Pack<T>::kCount;
-  __shared__ A partials[2][1][kMostWarps];
+  __shared__ A partials[2][1][kMaxWarps];
   const Team team = team_of(warps);
   const std::int64_t row = std::int64_t{blockIdx.x} * teams_of(warps) + team.index;
-  // A team without a row comes to the sums and has no columns.
+  // A team without a row takes part in the sums, with no columns.
   const bool has_row = row < extent.rows;
   using Index = Column<kHeld>;
   const Index cols = has_row ? static_cast<Index>(extent.cols) : 0;
@@ -66,7 +60,7 @@ __global__ void __launch_bounds__(kNormThreads)
     }
   });
   team_sum(squares, warps, partials[1]);
-  const A rstd = A{1} / square_root(squares[0] / n + args.eps);
+  const A rstd = A{1} / std::sqrt(squares[0] / n + args.eps);
 
   T* const out = args.y.row(row);
   for_packs<T, kHeld>(team, cols, [&](int p, Index c) {
@@ -85,7 +79,8 @@ __global__ void __launch_bounds__(kNormThreads)
   args.stats.row(row)[kCentered ? 1 : 0] = rstd;
 }
 
-// The smallest team whose threads have at most `held` packs each of a row of so many, up to `most` warps.
+// The warps of the smallest team whose threads have at most `held` packs each of a row of packs_of_row
+// packs; at most `most`.
 inline int warps_for(std::int64_t packs_of_row, int held, int most) {
   int warps = 1;
   while (warps < most && packs_of_row > std::int64_t{32} * warps * held) warps *= 2;
@@ -99,7 +94,8 @@ void launch_norm(const char* name, const Launch& on, Extent extent, const NormOp
   const std::int64_t row = (extent.cols + kCount - 1) / kCount;
   const bool whole = extent.cols % kCount == 0 && packs(args.x.data, args.x.ld) && packs(args.w, 0) &&
                      packs(args.b, 0) && packs(args.y.data, args.y.ld);
-  // Four packs each in up to 8 warps, else eight in up to 16.
+  // A thread holds four packs in teams of up to 8 warps; if the row is longer, eight in up to 16 warps;
+  // else none.
   int held = 4, warps = warps_for(row, held, kUsual);
   if (row > std::int64_t{32} * warps * held) held = 8, warps = warps_for(row, held, kMost);
   if (row > std::int64_t{32} * warps * held) held = 0;

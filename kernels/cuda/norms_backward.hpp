@@ -3,10 +3,11 @@
 //   dx += rstd (g - mean(g) - n mean(g n))     (RMSNorm has neither mean)
 //   dw += sum over rows of dy n,   db += sum over rows of dy
 //
-// A block owns a group of rows, whose teams of warps take a row each: dy and x are read once, and held. Every
-// thread keeps the sums of its own columns over its team's rows, in shared memory, where nobody else looks at
-// them until all rows are done; then the teams' sums are added in order and become the group's row of
-// scratch. Rows too long for that are read twice, and their sums are kept in scratch.
+// A block owns a group of rows; its teams of warps take one row after the other. dy and x are read once and
+// held in registers. Every thread keeps the sums of its own columns over its team's rows in shared memory,
+// which no other thread reads until all rows are done; then the sums of the teams are added in order, and
+// written to the group's row of scratch. Rows that are too long for that are read twice, and their sums are
+// kept in scratch.
 #pragma once
 #include <algorithm>
 
@@ -26,8 +27,8 @@ struct NormGradients {
 
 inline constexpr unsigned kNormBackwardThreads = 512;
 
-// Where a thread keeps the sums of its columns: in shared memory (kHeld > 0), in an order of 16-byte slots in
-// which the threads of a warp are neighbours; else in the group's row of scratch.
+// A thread's sums of its columns: in shared memory (kHeld > 0), as 16-byte slots in an order in which the
+// slots of consecutive threads are consecutive; else in the group's row of scratch.
 template <class T, int kHeld, int kSums>
 class ColumnSums {
   using A = Acc<T>;
@@ -49,7 +50,7 @@ class ColumnSums {
       });
     }
   }
-  // Sum k of the columns of pack p, from column c on, grows.
+  // Adds to sum k of the columns of pack p, which begin at c.
   __device__ __forceinline__ void add(int k, int p, Column<kHeld> c, const A (&values)[kCount]) {
     if constexpr (kHeld > 0) {
       ZG_UNROLL
@@ -67,7 +68,7 @@ class ColumnSums {
       }
     }
   }
-  // All threads of the block, when they have added all: the teams' sums go to scratch.
+  // Adds up the teams' sums into scratch. All threads of the block call it, after their last add().
   __device__ __forceinline__ void finish(int teams) const {
     if constexpr (kHeld > 0) {
       __syncthreads();
@@ -98,15 +99,18 @@ class ColumnSums {
   A* shared_ = nullptr;
 };
 
-// Registers for two blocks a multiprocessor where their sums leave room for two.
+// With kHeld = 2 the shared memory of a multiprocessor has room for two blocks, so registers must suffice
+// for two.
 template <class T, int kHeld, bool kCentered>
 __global__ void __launch_bounds__(kNormBackwardThreads, kHeld == 2 ? 2 : 1)
     norm_backward_groups(Extent extent, NormGradients<T> args, int warps, bool whole) {
   using A = Acc<T>;
   using Index = Column<kHeld>;
   constexpr int kCount = Pack<T>::kCount, kMeans = kCentered ? 2 : 1;
-  // One barrier a row: who writes a row's partial sums has seen all others past the row before the last.
-  __shared__ A partials[2][kMeans][kMostWarps];
+  // Two buffers, so that one barrier in each row suffices: a thread that writes partial sums of a row has
+  // passed the barrier of the row before, which all threads reach only after they have read those of the
+  // row before that.
+  __shared__ A partials[2][kMeans][kMaxWarps];
   const Team team = team_of(warps);
   const int teams = teams_of(warps);
   const RowGroup rows = row_group(extent.rows, blockIdx.x, gridDim.x);
@@ -117,8 +121,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kHeld == 2 ? 2 : 1)
   ZG_NO_UNROLL
   for (std::int64_t first = rows.begin; first < rows.end; first += teams, turn ^= 1) {
     const std::int64_t row = first + team.index;
-    const Index cols =
-        row < rows.end ? static_cast<Index>(extent.cols) : 0;  // none: the team has no row left
+    const Index cols = row < rows.end ? static_cast<Index>(extent.cols) : 0;  // 0: the team has no row left
     T* const dx = args.dx.row(row);
     if constexpr (kHeld > 0) {
       const bool has_next = row + teams < rows.end;
@@ -182,7 +185,7 @@ void launch_norm_backward(const char* name, const Launch& on, Extent extent, con
   const std::int64_t row = (extent.cols + kCount - 1) / kCount;
   const bool whole = extent.cols % kCount == 0 && packs(args.x.data, args.x.ld) &&
                      packs(args.dy.data, args.dy.ld) && packs(args.dx.data, args.dx.ld) && packs(args.w, 0);
-  // Two packs to a thread, or four where the whole block is one team.
+  // A thread holds two packs, or four if the whole block is one team; none if the row is longer still.
   int held = 2;
   const int warps = warps_for(row, held, kNormBackwardThreads / 32);
   if (row > std::int64_t{32} * warps * held) held = 4;

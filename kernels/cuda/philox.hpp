@@ -1,4 +1,4 @@
-// Philox4x32-10 on the device: the numbers of ziggurat/base/philox.hpp.
+// Philox4x32-10 on the device: the same numbers as ziggurat/base/philox.hpp.
 #pragma once
 #include "kernels/cuda/launch.hpp"
 

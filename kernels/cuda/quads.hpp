@@ -1,5 +1,5 @@
-// Four neighbouring elements of any storage types side by side: arrays of several widths are then read and
-// written by the same threads, each access of a warp in one piece.
+// Quads: four consecutive elements of any storage type. A thread that accesses several arrays of different
+// types in quads works on the same elements of each, and every access of a warp is coalesced.
 #pragma once
 #include <cstdint>
 
@@ -7,24 +7,25 @@
 
 namespace zg::cuda {
 
-// One access of memory, two of doubles.
+// Moved by one access of memory, or two for doubles.
 template <class T>
 struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Quad {
   T at[4];
 };
 
-// Whether rows can be read in quads. On the host, per launch.
+// Whether rows can be accessed in quads. For the host, before a launch.
 template <class T>
 bool quads(const T* data, std::int64_t ld) {
   return reinterpret_cast<std::uintptr_t>(data) % alignof(Quad<T>) == 0 && ld % 4 == 0;
 }
 
-// `left` elements are there, less than four perhaps, or none; `other` stands for those that are not. kAll:
-// all are, and aligned. (Without a branch loads stay in flight together.)
+// Loads a quad of which `left` elements exist (perhaps fewer than four, or none); `other` takes the place
+// of the rest. kAll: all four exist and are aligned; without a branch several loads stay in flight
+// together.
 template <bool kAll, class T>
 __device__ __forceinline__ Quad<T> load_quad(const T* from, std::int64_t left, bool aligned, T other = T{}) {
   if constexpr (kAll) {
-    return *at_once<const Quad<T>>(from);
+    return *aligned_as<const Quad<T>>(from);
   } else {
     if (aligned && left >= 4) return load_quad<true>(from, left, true);
     Quad<T> quad;
@@ -34,23 +35,7 @@ __device__ __forceinline__ Quad<T> load_quad(const T* from, std::int64_t left, b
   }
 }
 
-__device__ __forceinline__ unsigned bits_of(float x) {
-  return __float_as_uint(x);
-}
-__device__ __forceinline__ unsigned bits_of(bf16 x) {
-  return x.bits;
-}
-__device__ __forceinline__ unsigned bits_of(fp16 x) {
-  return x.bits;
-}
-__device__ __forceinline__ unsigned bits_of(std::uint16_t x) {
-  return x;
-}
-__device__ __forceinline__ unsigned bits_of(std::uint8_t x) {
-  return x;
-}
-
-// To global memory, at once; in PTX for the reason that store_pack() has.
+// Stores an aligned quad to global memory. In PTX, for the same reason as store_pack().
 template <class T>
 __device__ __forceinline__ void store_whole(T* to, const Quad<T>& quad) {
 #if defined(__CUDACC__)
@@ -64,9 +49,7 @@ __device__ __forceinline__ void store_whole(T* to, const Quad<T>& quad) {
     ZG_UNROLL
     for (int j = 0; j < 4; ++j) x[j] = bits_of(quad.at[j]);
     if constexpr (sizeof(T) == 4) {
-      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]),
-                   "r"(x[3])
-                   : "memory");
+      store_words(at, x);
     } else if constexpr (sizeof(T) == 2) {
       asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(x[0] | x[1] << 16),
                    "r"(x[2] | x[3] << 16)
@@ -77,7 +60,7 @@ __device__ __forceinline__ void store_whole(T* to, const Quad<T>& quad) {
     }
   }
 #else
-  *at_once<Quad<T>>(to) = quad;
+  *aligned_as<Quad<T>>(to) = quad;
 #endif
 }
 template <bool kAll, class T>

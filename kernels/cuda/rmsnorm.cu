@@ -21,10 +21,7 @@ void rmsnorm_backward(const Launch& on, Extent extent, const RmsNormBackward<T>&
 #define ZG_INSTANTIATE(T)                                          \
   template void rmsnorm(const Launch&, Extent, const RmsNorm<T>&); \
   template void rmsnorm_backward(const Launch&, Extent, const RmsNormBackward<T>&);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

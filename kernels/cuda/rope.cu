@@ -1,8 +1,8 @@
 // Rotary embedding (Su et al., "RoFormer", 2021) in the half-split convention of Hugging Face: the pair of
-// column i is column i + head_size / 2, turned by position * theta^(-2 i / head_size).
+// column i is column i + head_size / 2, rotated by the angle position * theta^(-2 i / head_size).
 //
-// Angles are made in double, in half turns, so that taking the whole quarter turns off is exact however large
-// they are; what is left is at most 1/4 and its float errs by 2^-27 half turns.
+// Angles are computed in double, in half turns, so that subtracting whole quarter turns is exact for any
+// angle. What remains is at most 1/4, and rounding it to float costs 2^-27 half turns.
 #include <algorithm>
 #include <cmath>
 
@@ -12,24 +12,24 @@ namespace zg::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr int kHeads = 8;  // that share a thread's angles
-constexpr int kBatch = 4;  // heads whose loads are under way together
-constexpr int kSpeeds = 256;
+constexpr int kHeads = 8;       // of a thread, which uses its angles for all of them
+constexpr int kBatch = 4;       // heads whose loads are in flight together
+constexpr int kMaxPairs = 256;  // of a launch
 
-// Half turns from a position to the next, of the pairs of a call.
-struct Speeds {
-  double of[kSpeeds];
+// For each pair of a launch the half turns from one position to the next.
+struct Frequencies {
+  double of[kMaxPairs];
 };
 
 template <class T>
 struct Rows {
   T* x;
   std::int64_t ld, count, time, heads, half;
-  std::int64_t first, pairs;  // the call's pairs in each head
+  std::int64_t first, pairs;  // the launch's pairs in each head
   bool inverse;
 };
 
-__device__ __forceinline__ void turn_of(double half_turns, float& cosine, float& sine) {
+__device__ __forceinline__ void cos_sin(double half_turns, float& cosine, float& sine) {
   const double quarters = rint(2 * half_turns);
   float s = 0, c = 0;
   sincospif(static_cast<float>(half_turns - 0.5 * quarters), &s, &c);
@@ -39,14 +39,14 @@ __device__ __forceinline__ void turn_of(double half_turns, float& cosine, float&
   if (quarter == 1 || quarter == 2) cosine = -cosine;
   if (quarter >= 2) sine = -sine;
 }
-__device__ __forceinline__ void turn_of(double half_turns, double& cosine, double& sine) {
+__device__ __forceinline__ void cos_sin(double half_turns, double& cosine, double& sine) {
   sincospi(half_turns, &sine, &cosine);
 }
 
-// A thread turns N neighbouring pairs in kHeads heads of a row.
+// A thread rotates N consecutive pairs in up to kHeads heads of a row.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads, 3)
-    turn_heads(Rows<T> rows, const __grid_constant__ Speeds speeds) {
+    rotate_heads(Rows<T> rows, const __grid_constant__ Frequencies frequencies) {
   using A = Acc<T>;
   const std::int64_t per_head = rows.pairs / N, chunks = (rows.heads + kHeads - 1) / kHeads;
   const std::int64_t item = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -60,24 +60,24 @@ __global__ void __launch_bounds__(kThreads, 3)
   A cosine[N], sine[N];
   ZG_UNROLL
   for (int j = 0; j < N; ++j) {
-    turn_of(position * speeds.of[pair + j], cosine[j], sine[j]);
+    cos_sin(position * frequencies.of[pair + j], cosine[j], sine[j]);
     if (rows.inverse) sine[j] = -sine[j];
   }
   T* const left = rows.x + row * rows.ld + begin * 2 * rows.half + rows.first + pair;
   ZG_NO_UNROLL
   for (int h = 0; h < heads; h += kBatch) {
-    Few<T, N> a[kBatch] = {}, b[kBatch] = {};
+    Elements<T, N> a[kBatch] = {}, b[kBatch] = {};
     ZG_UNROLL
     for (int k = 0; k < kBatch; ++k) {
       if (h + k >= heads) continue;
       const T* const from = left + (h + k) * 2 * rows.half;
-      a[k] = load_few<N>(from);
-      b[k] = load_few<N>(from + rows.half);
+      a[k] = load_elements<N>(from);
+      b[k] = load_elements<N>(from + rows.half);
     }
     ZG_UNROLL
     for (int k = 0; k < kBatch; ++k) {
       if (h + k >= heads) continue;
-      Few<T, N> to_left = {}, to_right = {};
+      Elements<T, N> to_left = {}, to_right = {};
       ZG_UNROLL
       for (int j = 0; j < N; ++j) {
         const A l = a[k][j], r = b[k][j];
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kThreads, 3)
         to_right.set(j, from_acc<T>(r * cosine[j] + l * sine[j]));
       }
       T* const to = left + (h + k) * 2 * rows.half;
-      store_few(to, to_left);
-      store_few(to + rows.half, to_right);
+      store_elements(to, to_left);
+      store_elements(to + rows.half, to_right);
     }
   }
 }
@@ -101,25 +101,23 @@ void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, std::int64
   const std::int64_t half = head_size / 2;
   const bool packed = packs(x, ld) && half % kCount == 0;
   const std::int64_t width = packed ? kCount : 1;
-  for (std::int64_t first = 0; first < half; first += kSpeeds) {
-    const std::int64_t pairs = std::min<std::int64_t>(half - first, kSpeeds);
-    Speeds speeds;
+  for (std::int64_t first = 0; first < half; first += kMaxPairs) {
+    const std::int64_t pairs = std::min<std::int64_t>(half - first, kMaxPairs);
+    Frequencies frequencies;
     for (std::int64_t i = 0; i < pairs; ++i)
-      speeds.of[i] = std::pow(theta, -static_cast<double>(first + i) / static_cast<double>(half)) / kPi;
+      frequencies.of[i] = std::pow(theta, -static_cast<double>(first + i) / static_cast<double>(half)) / kPi;
     const Rows<T> work{x, ld, rows, time, heads, half, first, pairs, inverse};
     const std::int64_t items = rows * ((heads + kHeads - 1) / kHeads) * (pairs / width);
-    launch("rope", packed ? turn_heads<T, Pack<T>::kCount> : turn_heads<T, 1>, on,
-           Shape{dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads)), kThreads}, work, speeds);
+    launch("rope", packed ? rotate_heads<T, Pack<T>::kCount> : rotate_heads<T, 1>, on,
+           Shape{dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads)), kThreads}, work,
+           frequencies);
   }
 }
 
 #define ZG_INSTANTIATE(T)                                                                       \
   template void rope(const Launch&, T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, \
                      std::int64_t, double, bool);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

@@ -1,17 +1,18 @@
-// Rows that are worked on by teams of warps: who has which elements, rows held in registers, sums over a row.
+// Teams of warps that work on a row each: which thread has which elements, rows held in registers, sums
+// over a row.
 #pragma once
 #include "kernels/cuda/held.hpp"
 
 namespace zg::cuda {
 
-inline constexpr int kMostWarps = 32;  // of a block
+inline constexpr int kMaxWarps = 32;  // of a block
 
-// The warps of a block stand in teams of a power of two, a row to each. A thread has the packs thread,
-// thread + threads, ... of its row.
+// The warps of a block form teams of a power of two, each of which works on a row. A thread has the packs
+// `thread`, `thread + threads`, ... of the row.
 struct Team {
-  int index;   // of the team in its block
-  int thread;  // in its team
-  int threads;
+  int index;    // of the team in its block
+  int thread;   // index of this thread in its team
+  int threads;  // of a team
 };
 __device__ __forceinline__ Team team_of(int warps) {
   const int threads = warps * 32, thread = static_cast<int>(threadIdx.x);
@@ -21,11 +22,11 @@ __device__ __forceinline__ int teams_of(int warps) {
   return static_cast<int>(blockDim.x) / (warps * 32);
 }
 
-// Sums over each team, in all of its threads; the order is fixed. All threads of the block must come. With
-// more than a warp to a team there is a barrier within, and `partials`, in shared memory, may be used again
-// only behind another one.
+// Replaces `sums` by the sums over the team, in all of its threads; the order is fixed. All threads of the
+// block must call it. With more than one warp to a team it contains a barrier, and `partials`, in shared
+// memory, may be used again only after another barrier.
 template <int kSums, class A>
-__device__ __forceinline__ void team_sum(A (&sums)[kSums], int warps, A (&partials)[kSums][kMostWarps]) {
+__device__ __forceinline__ void team_sum(A (&sums)[kSums], int warps, A (&partials)[kSums][kMaxWarps]) {
   ZG_UNROLL
   for (int k = 0; k < kSums; ++k) sums[k] = warp_sum(sums[k]);
   if (warps == 1) return;
@@ -40,7 +41,8 @@ __device__ __forceinline__ void team_sum(A (&sums)[kSums], int warps, A (&partia
   for (int k = 0; k < kSums; ++k) sums[k] = warp_sum(lane < warps ? partials[k][first + lane] : A{0});
 }
 
-// From column c of a row of so many; zeros behind its end. whole: rows are aligned and end with a pack.
+// Loads the pack from column c of a row of `cols` columns, with zeros behind its end. whole: rows are
+// aligned and consist of whole packs.
 template <class T, class Index>
 __device__ __forceinline__ Held<T> load_part(const T* row, Index c, Index cols, bool whole) {
   if (whole) return load_held(row + c);
@@ -63,12 +65,12 @@ __device__ __forceinline__ void store_part(T* row, Index c, Index cols, bool who
   }
 }
 
-// Columns of a row: int where it can be held.
+// The type of column indices: int if the row is held in registers, since it is short then.
 template <int kHeld>
 using Column = std::conditional_t<(kHeld > 0), int, std::int64_t>;
 
-// body(p, c) for the thread's packs p, which begin at columns c. kHeld: how many there are at most; 0: any
-// number, and p is 0.
+// Calls body(p, c) for each pack of the thread: p counts them, c is the first column. kHeld: the most packs
+// that a thread has; 0: any number, and p is always 0.
 template <class T, int kHeld, class Body>
 __device__ __forceinline__ void for_packs(const Team& team, Column<kHeld> cols, const Body& body) {
   constexpr int kCount = Pack<T>::kCount;
@@ -84,14 +86,14 @@ __device__ __forceinline__ void for_packs(const Team& team, Column<kHeld> cols, 
   }
 }
 
-// A thread's part of a row, held in registers, or (kHeld = 0) loaded again wherever it is asked for.
+// A thread's part of a row: held in registers, or (kHeld = 0) loaded again for each use.
 template <class T, int kHeld>
 class RowPart {
  public:
   __device__ __forceinline__ RowPart(const T* row, const Team& team, Column<kHeld> cols, bool whole)
       : row_(row), cols_(cols), whole_(whole) {
     if constexpr (kHeld > 0) {
-      // Two loops, so that the loads of the usual one stand together.
+      // Two loops, so that the loads of the usual case are not separated by branches.
       if (whole) {
         for_packs<T, kHeld>(team, cols, [&](int p, int c) { held_[p] = load_held(row + c); });
       } else {
@@ -114,7 +116,7 @@ class RowPart {
   Held<T> held_[kHeld > 0 ? kHeld : 1];
 };
 
-// Rows [begin, end) of group g of so many.
+// The rows [begin, end) of a group of rows.
 struct RowGroup {
   std::int64_t begin, end;
 };

@@ -1,4 +1,5 @@
-// Element types on the device: conversions to and from the type of arithmetic, and packs of 16 bytes.
+// Element types on the device: conversions from and to the type of arithmetic, packs of 16 bytes, and warp
+// reductions.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -13,7 +14,7 @@
 
 namespace zg::cuda {
 
-// bf16 and fp16 are zg's own types (their bits), so that the launchers' signatures are those of the host.
+// bf16 and fp16 are zg's own types, which hold bits, so that host and device have the same signatures.
 __device__ __forceinline__ float to_acc(float x) {
   return x;
 }
@@ -31,7 +32,7 @@ __device__ __forceinline__ float to_acc(fp16 x) {
 #endif
 }
 
-// To nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; a NaN stays a NaN.
 template <class T>
 struct FromAcc;
 template <>
@@ -71,35 +72,59 @@ __device__ __forceinline__ T from_acc(A x) {
   return FromAcc<T>::of(x);
 }
 
-// Elements that move as one access of 16 bytes; the address is a multiple of 16.
+// Elements that are loaded or stored by one access of 16 bytes, at an address that is a multiple of 16.
 template <class T>
 struct alignas(16) Pack {
   static constexpr int kCount = 16 / sizeof(T);
   T at[kCount];
 };
 
-// Whether rows can be read in packs: pointer and pitch are multiples of 16 bytes. On the host, per launch.
+// Whether rows can be accessed in packs: address and pitch are multiples of 16 bytes. For the host, before
+// a launch.
 template <class T>
 bool packs(const T* data, std::int64_t ld) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 &&
          ld * static_cast<std::int64_t>(sizeof(T)) % 16 == 0;
 }
 
-// As what is accessed at once: a GPU stops where the address is no multiple of its size, and so does the
+// The address as that of a P, to be accessed as a whole. A GPU faults if it is not aligned, and so does the
 // emulation.
 template <class P, class T>
-__device__ __forceinline__ P* at_once(T* at) {
+__device__ __forceinline__ P* aligned_as(T* at) {
 #if !defined(__CUDACC__)
   emulation::check_access(at, alignof(P));
 #endif
   return reinterpret_cast<P*>(at);
 }
 
+// The bits of an element, in the lowest bits of a word.
+__device__ __forceinline__ unsigned bits_of(float x) {
+  return __float_as_uint(x);
+}
+template <class T>
+__device__ __forceinline__ unsigned bits_of(T x) {
+  if constexpr (std::is_integral_v<T>) {
+    return x;
+  } else {
+    return x.bits;  // bf16, fp16
+  }
+}
+
+#if defined(__CUDACC__)
+// to: an address of global memory.
+__device__ __forceinline__ void store_words(std::size_t to, const unsigned (&word)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+               "r"(word[3])
+               : "memory");
+}
+#endif
+
 template <class T>
 __device__ __forceinline__ Pack<T> load_pack(const T* at) {
-  return *at_once<const Pack<T>>(at);
+  return *aligned_as<const Pack<T>>(at);
 }
-// To global memory. In PTX: where the address has several terms, nvcc takes a store of 16 bytes apart.
+// Stores a pack to global memory. In PTX, because nvcc may split a store of 16 bytes if the address has
+// several terms.
 template <class T>
 __device__ __forceinline__ void store_pack(T* at, const Pack<T>& pack) {
 #if defined(__CUDACC__)
@@ -110,25 +135,20 @@ __device__ __forceinline__ void store_pack(T* at, const Pack<T>& pack) {
     unsigned word[4];
     ZG_UNROLL
     for (int j = 0; j < 4; ++j) {
-      if constexpr (std::is_same_v<T, float>) {
-        word[j] = __float_as_uint(pack.at[j]);
-      } else if constexpr (sizeof(T) == 4) {
-        word[j] = pack.at[j];
+      if constexpr (sizeof(T) == 4) {
+        word[j] = bits_of(pack.at[j]);
       } else {
-        word[j] = static_cast<unsigned>(pack.at[2 * j].bits) | static_cast<unsigned>(pack.at[2 * j + 1].bits)
-                                                                   << 16;
+        word[j] = bits_of(pack.at[2 * j]) | bits_of(pack.at[2 * j + 1]) << 16;
       }
     }
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
-                 "r"(word[2]), "r"(word[3])
-                 : "memory");
+    store_words(to, word);
   }
 #else
-  *at_once<Pack<T>>(at) = pack;
+  *aligned_as<Pack<T>>(at) = pack;
 #endif
 }
 
-// What will be read soon begins to come to the L2 cache. In global memory.
+// Prefetches global memory to the L2 cache.
 __device__ __forceinline__ void prefetch(const void* at) {
 #if defined(__CUDACC__)
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
@@ -137,7 +157,7 @@ __device__ __forceinline__ void prefetch(const void* at) {
 #endif
 }
 
-// The sum over the lanes of a warp, in all of them; the order is fixed.
+// The sum over the lanes of a warp, returned in all of them; the order is fixed.
 template <class A>
 __device__ __forceinline__ A warp_sum(A x) {
   ZG_UNROLL

@@ -1,5 +1,5 @@
-// Sums over all elements of a call in double, in a fixed order: blocks leave partial sums, one block adds
-// these.
+// Sums over all elements of a call, in double and in a fixed order: blocks write partial sums, and one
+// block adds them.
 #pragma once
 #include <cstdint>
 
@@ -7,8 +7,8 @@
 
 namespace zg::cuda {
 
-// Over the threads of a block of whole warps, in all of them. shared: a double for each warp; between two
-// sums by way of the same there must be a barrier.
+// The sum over the threads of a block, returned in all of them. shared: a double for each warp; there must
+// be a barrier before it is used again.
 template <int kThreads>
 __device__ __forceinline__ double block_sum(double x, double* shared) {
   constexpr int kWarps = kThreads / 32;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kAddThreads)
   if (i == 0) *sum += total;
 }
 
-// *sum += the partial sums, kSumPartials at most.
+// *sum += all partial sums, of which there may be kSumPartials.
 inline void add_partials(const Launch& on, std::int64_t count, const double* partials, double* sum) {
   launch("add_partials", add_partials_kernel, on, Shape{dim3(1), dim3(kAddThreads)}, static_cast<int>(count),
          partials, sum);

@@ -1,4 +1,4 @@
-// SwiGLU: silu(gate) * up, with the gate in the left half of the columns and up in the right.
+// SwiGLU: silu(gate) * up, with gate in the left half of the columns and up in the right half.
 #include "kernels/cuda/elementwise.hpp"
 #include "kernels/cuda/sigmoid.hpp"
 
@@ -14,7 +14,7 @@ struct Swiglu {
   }
 };
 
-// In: gate, up, dy. Out: their gradients, in place of gate and up if so asked.
+// In: gate, up, dy. Out: the gradients of gate and up, which may overwrite these.
 struct SwigluBackward {
   template <class A, int N>
   __device__ __forceinline__ void operator()(std::int64_t, const A (&in)[3][N], A (&out)[2][N]) const {
@@ -51,10 +51,7 @@ void swiglu_backward(const Launch& on, Extent extent, Strided<const T> gate_up, 
 #define ZG_INSTANTIATE(T)                                                    \
   template void swiglu(const Launch&, Extent, Strided<const T>, Strided<T>); \
   template void swiglu_backward(const Launch&, Extent, Strided<const T>, Strided<const T>, Strided<T>);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

@@ -1,10 +1,10 @@
-// The optimizers' fused pass on the device, with the bits of kernels/host/update.hpp: the same additions,
-// products, quotients and square roots, each rounded once (this file is compiled without contraction), and
-// the same random bits.
+// The optimizers' fused pass on the device, with the same bits as kernels/host/update.hpp: the same
+// additions, products, quotients and square roots, each rounded once (this file is compiled with
+// -fmad=false), and the same random bits.
 //
-// A warp takes a block of kQuantBlock elements. A lane has the quads 4 lane and 128 + 4 lane of it, so that
-// arrays of any width are accessed in whole lines, and both quads use the same three random words of a moment
-// (kernels/host/update_random.hpp).
+// A warp updates a block of kQuantBlock elements. A lane has the quads that begin at elements 4 lane and
+// 128 + 4 lane, so that accesses to arrays of any type are coalesced, and both quads use the same three
+// random words of a moment (kernels/host/update_random.hpp).
 #include <limits>
 #include <type_traits>
 
@@ -33,13 +33,13 @@ struct Job {
   UpdateConstants<S> constants;
   uint2 key;
   std::int64_t step, first_block;  // where in its parameter the arrays begin
-  bool aligned;                    // every array, to its quads
+  bool aligned;                    // every array can be accessed in quads
 };
 
 __device__ __forceinline__ bool is_nan(float x) {
   return (__float_as_uint(x) & 0x7fffffffu) > kInfinity;
 }
-// NaN in one form. (In integers: which NaN a compiler's own is, is not said.)
+// Makes all NaNs the same. In integers, because compilers do not specify their NaN.
 __device__ __forceinline__ float one_nan(float x) {
   return is_nan(x) ? __uint_as_float(kNan) : x;
 }
@@ -48,7 +48,7 @@ __device__ __forceinline__ double one_nan(double x) {
   return __longlong_as_double(magnitude > 0x7ff0000000000000ll ? 0x7ff8000000000000ll : bits);
 }
 
-// ---- rules: update.hpp's formulae. g is scaled already.
+// ---- update rules: the formulae of kernels/host/update.hpp. g is scaled already.
 
 __device__ __forceinline__ float root(float x) {
   return __fsqrt_rn(x);
@@ -85,7 +85,7 @@ struct Sgd {
   static __device__ __forceinline__ void apply(const UpdateConstants<S>& c, S g, S& master, S& m, S& /*v*/) {
     g = g + c.l2 * master;
     if constexpr (kMomentum != Momentum::kNone) {
-      m = c.momentum * m + c.rest * g;
+      m = c.momentum * m + c.one_minus_dampening * g;
       g = kMomentum == Momentum::kNesterov ? g + c.momentum * m : m;
     }
     master = master - c.step_size * g;
@@ -104,9 +104,9 @@ struct Lion {
   }
 };
 
-// ---- one block of elements, in memory and in the lanes of a warp
+// ---- the parts of one block, in memory and in the lanes of a warp
 
-// Where this lane's elements are. All elements of a block are there and aligned where kWhole.
+// Loads and stores this lane's elements of a block. kWhole: all elements of the block exist and are aligned.
 template <bool kWhole>
 struct Place {
   std::int64_t first, n;
@@ -154,13 +154,13 @@ __device__ __forceinline__ void load_gradient(const UpdateArrays& a, const Place
   }
 }
 
-// Of a master: to nearest, ties away from zero in bf16.
+// Rounds a master to bf16: to nearest, ties away from zero.
 __device__ __forceinline__ bf16 rounded_up(float master) {
   bf16 weight;
   weight.bits = static_cast<std::uint16_t>((__float_as_uint(one_nan(master)) + 0x8000u) >> 16);
   return weight;
 }
-// What is a NaN keeps its sign and the first bits of its payload, as zg::fp16(float) does.
+// Rounds a master to fp16. A NaN keeps its sign and the first bits of its payload, as in zg::fp16(float).
 __device__ __forceinline__ fp16 half_of(float master) {
   const unsigned bits = __float_as_uint(master);
   fp16 weight = from_acc<fp16>(master);
@@ -221,7 +221,7 @@ struct Master<MasterFormat::kSplit, float> {
     place.load(a.weight, weight);
     place.load(a.master, low);
   }
-  // The weight was rounded up where the low half is 0x8000 or more.
+  // The weight was rounded up if the low half is 0x8000 or more.
   __device__ __forceinline__ float get(int e) const {
     const unsigned below = low[e / 4].at[e % 4];
     return __uint_as_float(((weight[e / 4].at[e % 4] - (below >> 15)) << 16) | below);
@@ -238,7 +238,7 @@ struct Master<MasterFormat::kSplit, float> {
   }
 };
 
-// The random words of a lane's elements: three neighbours of the block's ring for each moment.
+// The random words of a lane's elements: three consecutive words of the block's ring for each moment.
 struct Random {
   unsigned words[2][3];
 
@@ -250,13 +250,13 @@ struct Random {
         philox4x32_10(make_uint4(static_cast<unsigned>(counter), static_cast<unsigned>(counter >> 32),
                                  static_cast<unsigned>(t), static_cast<unsigned>(t >> 32)),
                       key);
-    // Words 2 lane and 2 lane + 1; those of the second moment are half the ring further.
+    // Words 2 lane and 2 lane + 1; the second moment's are half the ring further on.
     words[0][0] = lane < 16 ? four.x : four.z, words[0][1] = lane < 16 ? four.y : four.w;
     words[1][0] = lane < 16 ? four.z : four.x, words[1][1] = lane < 16 ? four.w : four.y;
     ZG_UNROLL
     for (int k = 0; k < 2; ++k) words[k][2] = __shfl_sync(kAll, words[k][0], static_cast<int>(lane + 1) % 32);
   }
-  // Random in the lowest 16 bits at least, 20 for kInt8.
+  // Random bits in the lowest 16 bits of the result, for kInt8 in the lowest 20.
   __device__ __forceinline__ unsigned at(int moment, int e) const {
     const int word = e % 4 / 2, shift = 16 * (e % 2) + 8 * (e / 4);
     const std::uint64_t two = words[moment][word] | static_cast<std::uint64_t>(words[moment][word + 1]) << 32;
@@ -264,22 +264,19 @@ struct Random {
   }
 };
 
-// One moment, the first or the second: as it was kept, then as it is kept anew.
+// The first or second moment of a block: load, get the old value, set the new one, store.
 template <int kMoment, MomentFormat kFormat, class S>
 struct Moment;
 
-template <int kMoment, class S>
-struct Moment<kMoment, MomentFormat::kFull, S> {
-  Quad<S> moment[kQuads];
+// A moment that is stored element by element, as a T.
+template <int kMoment, class T>
+struct StoredMoment {
+  Quad<T> moment[kQuads];
 
   template <bool kWhole>
   __device__ __forceinline__ void load(const UpdateArrays& a, const Place<kWhole>& place,
                                        std::int64_t /*b*/) {
     place.load(a.moment[kMoment], moment);
-  }
-  __device__ __forceinline__ S get(int e) const { return moment[e / 4].at[e % 4]; }
-  __device__ __forceinline__ void set(int e, S value, const Random& /*random*/) {
-    moment[e / 4].at[e % 4] = value;
   }
   template <bool kWhole>
   __device__ __forceinline__ void store(const UpdateArrays& a, const Place<kWhole>& place, std::int64_t /*b*/,
@@ -288,24 +285,20 @@ struct Moment<kMoment, MomentFormat::kFull, S> {
   }
 };
 
-template <int kMoment>
-struct Moment<kMoment, MomentFormat::kBf16, float> {
-  Quad<bf16> moment[kQuads];
-
-  template <bool kWhole>
-  __device__ __forceinline__ void load(const UpdateArrays& a, const Place<kWhole>& place,
-                                       std::int64_t /*b*/) {
-    place.load(a.moment[kMoment], moment);
+template <int kMoment, class S>
+struct Moment<kMoment, MomentFormat::kFull, S> : StoredMoment<kMoment, S> {
+  __device__ __forceinline__ S get(int e) const { return this->moment[e / 4].at[e % 4]; }
+  __device__ __forceinline__ void set(int e, S value, const Random& /*random*/) {
+    this->moment[e / 4].at[e % 4] = value;
   }
-  __device__ __forceinline__ float get(int e) const { return to_acc(moment[e / 4].at[e % 4]); }
+};
+
+template <int kMoment>
+struct Moment<kMoment, MomentFormat::kBf16, float> : StoredMoment<kMoment, bf16> {
+  __device__ __forceinline__ float get(int e) const { return to_acc(this->moment[e / 4].at[e % 4]); }
   __device__ __forceinline__ void set(int e, float value, const Random& random) {
     const unsigned sum = __float_as_uint(value) + (random.at(kMoment, e) & 0xffffu);
-    moment[e / 4].at[e % 4].bits = static_cast<std::uint16_t>((is_nan(value) ? kNan : sum) >> 16);
-  }
-  template <bool kWhole>
-  __device__ __forceinline__ void store(const UpdateArrays& a, const Place<kWhole>& place, std::int64_t /*b*/,
-                                        const Random& /*random*/) const {
-    place.store(a.moment[kMoment], moment);
+    this->moment[e / 4].at[e % 4].bits = static_cast<std::uint16_t>((is_nan(value) ? kNan : sum) >> 16);
   }
 };
 
@@ -408,7 +401,7 @@ __device__ __forceinline__ void update_block(const Job<typename Rule::S>& job, s
   masters.store(job.arrays, place);
 }
 
-// Blocks of threads that a multiprocessor should hold at once.
+// How many blocks should be resident on a multiprocessor.
 template <class S>
 constexpr int kAtOnce = sizeof(S) == 4 ? 4 : 2;
 
@@ -424,7 +417,7 @@ __global__ void __launch_bounds__(kThreads, kAtOnce<typename Rule::S>)
   }
 }
 
-// The weights again from the masters that they are copies of.
+// A skipped step: writes weights again from their masters.
 template <class S>
 __global__ void __launch_bounds__(kThreads) copy_weights(UpdateArrays arrays, std::int64_t n, bool aligned) {
   const std::int64_t b = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -439,7 +432,7 @@ Shape warps_of_blocks(std::int64_t n) {
   return {dim3(static_cast<unsigned>((n + kElements - 1) / kElements)), dim3(kThreads)};
 }
 
-// ---- which kernel
+// ---- the choice of the kernel
 
 template <class S>
 using Kernel = void (*)(Job<S>);
@@ -482,28 +475,23 @@ Kernel<S> kernel_of(const StateFormat& f, const UpdateParams& p) {
                     : kernel_of<Sgd<S, Momentum::kPlain>>(f.master, f.moments);
 }
 
-bool aligned(const void* array, std::int64_t size) {
-  const std::int64_t quad = 4 * size < 16 ? 4 * size : 16;
-  return reinterpret_cast<std::uintptr_t>(array) % static_cast<std::uintptr_t>(quad) == 0;
-}
-std::int64_t bytes_of(DType type) {
-  return type == DType::kF64 ? 8 : type == DType::kF32 ? 4 : 2;
+// Whether an array of this type can be accessed in quads.
+bool aligned(const void* array, DType type) {
+  const std::size_t quad = 4 * size_of(type);
+  return reinterpret_cast<std::uintptr_t>(array) % (quad < 16 ? quad : 16) == 0;
 }
 
 template <class S>
 void run(const Launch& on, std::int64_t n, const UpdateArrays& a, const StateFormat& f,
          const UpdateParams& p) {
   const bool split = f.master == MasterFormat::kSplit;
-  bool all = aligned(a.weight, bytes_of(a.weight_type)) && aligned(a.master, split ? 2 : bytes_of(f.full));
+  bool all = aligned(a.weight, a.weight_type) && aligned(a.master, stored_master_type(f));
   if (p.skip) {
     if (!split) launch("update", copy_weights<S>, on, warps_of_blocks(n), a, n, all);
     return;
   }
-  const std::int64_t moment = f.moments == MomentFormat::kFull   ? bytes_of(f.full)
-                              : f.moments == MomentFormat::kBf16 ? 2
-                                                                 : 1;
-  all = all && aligned(a.grad, bytes_of(a.grad_type));
-  for (int k = 0; k < f.moment_count; ++k) all = all && aligned(a.moment[k], moment);
+  all = all && aligned(a.grad, a.grad_type);
+  for (int k = 0; k < f.moment_count; ++k) all = all && aligned(a.moment[k], stored_moment_type(f));
   const Job<S> job{a,
                    n,
                    UpdateConstants<S>(f.kind, p),

@@ -1,15 +1,15 @@
-// GELU, SwiGLU and addition: one vector in, one out.
+// GELU, SwiGLU and addition.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/activations.cpp"
-// Loop bodies keep vectors in their captures, which SVE and RVV cannot; Arm runs NEON.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 // clang-format off
+#include "kernels/host/targets.hpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 #include <hwy/contrib/math/math-inl.h>
 // clang-format on
 
 #include "kernels/host/elementwise.hpp"
+#include "kernels/host/for_each_type.hpp"
 #include "kernels/host/lanes.hpp"
 #include "kernels/host/spans.hpp"
 
@@ -32,8 +32,7 @@ HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 namespace {
 
-// 1 / (1 + exp(-x)). The exponent is bounded where the result is below any rounding of interest, so that exp
-// stays finite.
+// 1 / (1 + exp(-x)). The exponent is bounded where the result is negligible, so that exp stays finite.
 template <class D, class V>
 HWY_INLINE V sigmoid(D d, V x) {
   using A = hn::TFromD<D>;
@@ -46,7 +45,7 @@ HWY_INLINE V sigmoid(D d, V x) {
 inline constexpr double kTwoSqrt2OverPi = 1.5957691216057307;
 inline constexpr double kCubic = 0.044715;
 
-// x where sigmoid(2u) still changes: beyond, the cube would overflow for nothing.
+// x, clamped to where sigmoid(2u) is not constant yet: beyond, its cube could overflow.
 template <class D, class V>
 HWY_INLINE V gelu_domain(D d, V x) {
   using A = hn::TFromD<D>;
@@ -123,20 +122,11 @@ void add(std::int64_t n, const T* a, const T* b, T* out) {
 }
 
 template <class T>
-ActivationKernels<T> activations() {
+ActivationKernels<T> activations_of() {
   return {gelu<T>, gelu_backward<T>, swiglu<T>, swiglu_backward<T>, add<T>};
 }
-ActivationKernels<float> activations_f32() {
-  return activations<float>();
-}
-ActivationKernels<bf16> activations_bf16() {
-  return activations<bf16>();
-}
-ActivationKernels<fp16> activations_f16() {
-  return activations<fp16>();
-}
-ActivationKernels<double> activations_f64() {
-  return activations<double>();
+ForEachType<ActivationKernels> activations() {
+  return {activations_of<float>(), activations_of<bf16>(), activations_of<fp16>(), activations_of<double>()};
 }
 
 }  // namespace
@@ -146,22 +136,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zg::host {
 namespace {
-HWY_EXPORT(activations_f32);
-HWY_EXPORT(activations_bf16);
-HWY_EXPORT(activations_f16);
-HWY_EXPORT(activations_f64);
+HWY_EXPORT(activations);
 
 template <class T>
 ActivationKernels<T> kernels() {
-  if constexpr (std::is_same_v<T, float>) {
-    return HWY_DYNAMIC_DISPATCH(activations_f32)();
-  } else if constexpr (std::is_same_v<T, bf16>) {
-    return HWY_DYNAMIC_DISPATCH(activations_bf16)();
-  } else if constexpr (std::is_same_v<T, fp16>) {
-    return HWY_DYNAMIC_DISPATCH(activations_f16)();
-  } else {
-    return HWY_DYNAMIC_DISPATCH(activations_f64)();
-  }
+  return std::get<ActivationKernels<T>>(HWY_DYNAMIC_DISPATCH(activations)());
 }
 }  // namespace
 
@@ -213,10 +192,7 @@ void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out) 
   template void swiglu(Extent, Strided<const T>, Strided<T>);                            \
   template void swiglu_backward(Extent, Strided<const T>, Strided<const T>, Strided<T>); \
   template void add(Extent, Strided<const T>, Strided<const T>, Strided<T>);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::host

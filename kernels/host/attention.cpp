@@ -1,20 +1,23 @@
-// Causal attention on the host without a T x T buffer, after FlashAttention-2 (Dao, 2023): tiles of keys pass
-// by tiles of queries with a running maximum and sum (Milakov and Gimelshein, 2018), and the backward pass
-// makes the probabilities again from the stored logarithm of the sum.
+// Causal attention on the host without a T x T buffer, after FlashAttention-2 (Dao, 2023): a tile of
+// queries is multiplied with one tile of keys after the other, with a running maximum and sum (online
+// softmax: Milakov and Gimelshein, 2018). The backward pass recomputes the probabilities from the stored
+// log-sum-exp.
 //
 // Tiles are fp32 in scratch memory. Scores are kept transposed, [keys, queries], so that the softmax over
-// keys runs along whole vectors of queries, and only queries (and their gradients) need transposing, once per
-// tile of theirs. They are scaled by log2(e) too: exponentials are then powers of two.
+// keys runs along whole vectors of queries, and only queries and their gradients need a transposition, once
+// for each tile. Scores are scaled by log2(e), too, so that exponentials are powers of two.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/attention.cpp"
-// Tiles keep vectors in arrays, which SVE and RVV cannot; Arm runs NEON.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+// clang-format off
+#include "kernels/host/targets.hpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+// clang-format on
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <tuple>
 #include <type_traits>
 
 #include "kernels/host/attention_tiles.hpp"
@@ -22,6 +25,7 @@
 
 #ifndef ZG_KERNELS_HOST_ATTENTION_ONCE
 #define ZG_KERNELS_HOST_ATTENTION_ONCE
+#include "kernels/host/growing_buffer.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/parallel.hpp"
 
@@ -30,7 +34,7 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-// One (batch, head): rows of queries, keys and values `ld` apart.
+// The forward pass of some queries of one head of one sequence. Rows of q, k and v are `ld` elements apart.
 template <class T>
 struct ForwardTask {
   const T *q, *k, *v;
@@ -43,20 +47,27 @@ struct ForwardTask {
   float* scratch;
 };
 
-// One (batch, key/value head) with all its query heads. dq and q are of the first of them; the next lies
-// head_size on.
+// The backward pass of one key/value head of one sequence, with all query heads that use it. q, o, d_o and
+// dq are those of the first query head; those of the next begin head_size columns on.
 template <class T>
 struct BackwardTask {
   const T *q, *k, *v;
   std::int64_t ld;
   const T *o, *d_o;
   std::int64_t ld_o, ld_do;
-  const float* lse;  // of the first query head; the next lies `time` on
+  const float* lse;  // of the first query head; that of the next begins `time` elements on
   T *dq, *dk, *dv;
   std::int64_t ld_d;
   std::int64_t head_size, time, query_heads;
   float* scratch;
 };
+
+// What runs these tasks on one instruction set.
+template <class Task>
+using RunTask = void (*)(const Task&);
+using AttentionTasks =
+    std::tuple<RunTask<ForwardTask<float>>, RunTask<ForwardTask<bf16>>, RunTask<ForwardTask<fp16>>,
+               RunTask<BackwardTask<float>>, RunTask<BackwardTask<bf16>>, RunTask<BackwardTask<fp16>>>;
 
 std::int64_t padded_head(std::int64_t head_size) {
   return (head_size + kPanelUnit - 1) / kPanelUnit * kPanelUnit;
@@ -65,9 +76,10 @@ std::int64_t padded_time(std::int64_t time) {
   return (time + kTile - 1) / kTile * kTile;
 }
 
-// Scratch of a forward task. Per tile of queries: transposed queries, output, running maximum and sum.
+// Scratch of a forward task: for each tile of queries its transpose, output, running maximum and sum; and
+// one tile of keys and values.
 struct ForwardScratch {
-  explicit ForwardScratch(Cutter& cut, std::int64_t head_size) {
+  explicit ForwardScratch(BumpAllocator& cut, std::int64_t head_size) {
     const std::int64_t width = padded_head(head_size);
     for (std::int64_t i = 0; i < kQueryBlock / kTile; ++i) {
       qt[i] = cut.take(kTile * width);
@@ -89,7 +101,7 @@ struct ForwardScratch {
 // Scratch of a backward task: keys, values and their gradients for the whole sequence, and one tile of
 // queries.
 struct BackwardScratch {
-  BackwardScratch(Cutter& cut, std::int64_t head_size, std::int64_t time) {
+  BackwardScratch(BumpAllocator& cut, std::int64_t head_size, std::int64_t time) {
     const std::int64_t width = padded_head(head_size), all = padded_time(time) * width, tile = kTile * width;
     for (float** part : {&k, &v, &dk, &dv}) *part = cut.take(all);
     for (float** part : {&q, &qt, &d_o, &dot, &dq}) *part = cut.take(tile);
@@ -107,13 +119,13 @@ HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 namespace {
 
-// Keys that queries [c, c + lanes) of a tile may see, if the diagonal crosses it: as many as products will
-// read.
+// How many keys queries [c, c + lanes) of a tile attend to, rounded up to what products will read.
+// diagonal: whether the causal diagonal crosses the tile.
 HWY_INLINE std::int64_t visible_keys(std::int64_t c, std::int64_t keys, bool diagonal) {
-  return diagonal ? less(keys, up(c + lanes(), kRows)) : keys;
+  return diagonal ? min_of(keys, rounded_up(c + lanes(), kRows)) : keys;
 }
 
-// Whether key k is visible to the queries c, c + 1, ...
+// Which of the queries c, c + 1, ... attend to key k.
 HWY_INLINE hn::Mask<Float> visible(std::int64_t c, std::int64_t k) {
   const Int d;
   const auto queries = hn::Iota(d, static_cast<std::int32_t>(c));
@@ -126,7 +138,7 @@ HWY_NOINLINE void running_softmax(float* scores, std::int64_t keys, std::int64_t
   const Float d;
   const Vector lowest = hn::Set(d, -1e30f);
   for (std::int64_t c = 0; c < queries; c += lanes()) {
-    const std::int64_t end = visible_keys(c, keys, diagonal), clear = diagonal ? less(c, end) : end;
+    const std::int64_t end = visible_keys(c, keys, diagonal), clear = diagonal ? min_of(c, end) : end;
     const Vector old = hn::LoadU(d, max + c);
     Vector top = old;
     for (std::int64_t k = 0; k < clear; ++k) top = hn::Max(top, hn::LoadU(d, scores + k * kTile + c));
@@ -155,22 +167,22 @@ HWY_NOINLINE void running_softmax(float* scores, std::int64_t keys, std::int64_t
 
 template <class T>
 void forward_task(const ForwardTask<T>& task) {
-  Cutter cut(task.scratch);
+  BumpAllocator cut(task.scratch);
   const ForwardScratch s(cut, task.head_size);
   const std::int64_t width = padded_head(task.head_size), size = task.head_size;
   const float scale = kLog2E / std::sqrt(static_cast<float>(size));
   const std::int64_t tiles = (task.last - task.first + kTile - 1) / kTile;
-  const auto queries = [&](std::int64_t i) { return less(kTile, task.last - task.first - i * kTile); };
+  const auto queries = [&](std::int64_t i) { return min_of(kTile, task.last - task.first - i * kTile); };
   for (std::int64_t i = 0; i < tiles; ++i) {
-    const std::int64_t n = queries(i), padded = up(n, panel());
+    const std::int64_t n = queries(i), padded = rounded_up(n, panel());
     pack(task.q + (task.first + i * kTile) * task.ld, task.ld, n, size, padded, scale, width, s.q);
     transpose(s.q, width, padded, size, 1.0f, s.qt[i]);
     for (std::int64_t c = 0; c < kTile * width; ++c) s.o[i][c] = 0.0f;
     for (std::int64_t c = 0; c < kTile; ++c) s.max[i][c] = -1e30f, s.sum[i][c] = 0.0f;
   }
   for (std::int64_t key = 0; key < task.last; key += kTile) {
-    const std::int64_t keys = less(kTile, task.last - key);
-    pack(task.k + key * task.ld, task.ld, keys, size, up(keys, kRows), 1.0f, width, s.k);
+    const std::int64_t keys = min_of(kTile, task.last - key);
+    pack(task.k + key * task.ld, task.ld, keys, size, rounded_up(keys, kRows), 1.0f, width, s.k);
     pack(task.v + key * task.ld, task.ld, keys, size, keys, 1.0f, width, s.v);
     for (std::int64_t i = 0; i < tiles; ++i) {
       const std::int64_t n = queries(i), query = task.first + i * kTile;
@@ -232,7 +244,7 @@ HWY_NOINLINE void softmax_backward(float* p, float* ds, std::int64_t keys, std::
                                    bool diagonal, const float* lse, const float* delta) {
   const Float d;
   for (std::int64_t c = 0; c < queries; c += lanes()) {
-    const std::int64_t end = visible_keys(c, keys, diagonal), clear = diagonal ? less(c, end) : end;
+    const std::int64_t end = visible_keys(c, keys, diagonal), clear = diagonal ? min_of(c, end) : end;
     const Vector l = hn::LoadU(d, lse + c), dot = hn::LoadU(d, delta + c);
     for (std::int64_t k = 0; k < end; ++k) {
       float *at = p + k * kTile + c, *ds_at = ds + k * kTile + c;
@@ -248,11 +260,13 @@ HWY_NOINLINE void softmax_backward(float* p, float* ds, std::int64_t keys, std::
   }
 }
 
-// Queries [query, query + n) of one head: packed, transposed, with their statistics.
+// Packs queries [query, query + n) of one head and their gradients, transposed too, and computes lse and
+// delta.
 template <class T>
 void load_queries(const BackwardTask<T>& task, const BackwardScratch& s, std::int64_t head,
                   std::int64_t query, std::int64_t n) {
-  const std::int64_t width = padded_head(task.head_size), size = task.head_size, padded = up(n, panel());
+  const std::int64_t width = padded_head(task.head_size), size = task.head_size,
+                     padded = rounded_up(n, panel());
   const float scale = 1.0f / std::sqrt(static_cast<float>(size));
   const T* d_o = task.d_o + query * task.ld_do + head * size;
   pack(task.q + query * task.ld + head * size, task.ld, n, size, padded, scale, width, s.q);
@@ -265,7 +279,7 @@ void load_queries(const BackwardTask<T>& task, const BackwardScratch& s, std::in
   for (std::int64_t c = 0; c < kTile * width; ++c) s.dq[c] = 0.0f;
 }
 
-// One tile of queries against one tile of keys: adds to dq, dk and dv.
+// Adds what one tile of queries and one tile of keys contribute to dq, dk and dv.
 HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std::int64_t key,
                                 std::int64_t keys, std::int64_t queries, bool diagonal) {
   const std::int64_t width = padded_head(size), at = key * width;
@@ -314,7 +328,7 @@ HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std
 
 template <class T>
 void backward_task(const BackwardTask<T>& task) {
-  Cutter cut(task.scratch);
+  BumpAllocator cut(task.scratch);
   const BackwardScratch s(cut, task.head_size, task.time);
   const std::int64_t width = padded_head(task.head_size), size = task.head_size, time = task.time;
   const float one = 1.0f, scale = 1.0f / std::sqrt(static_cast<float>(size));
@@ -323,10 +337,10 @@ void backward_task(const BackwardTask<T>& task) {
   for (std::int64_t i = 0; i < padded_time(time) * width; ++i) s.dk[i] = s.dv[i] = 0.0f;
   for (std::int64_t head = 0; head < task.query_heads; ++head) {
     for (std::int64_t query = 0; query < time; query += kTile) {
-      const std::int64_t n = less(kTile, time - query);
+      const std::int64_t n = min_of(kTile, time - query);
       load_queries(task, s, head, query, n);
       for (std::int64_t key = 0; key <= query; key += kTile) {
-        backward_tile(s, size, key, less(kTile, time - key), n, key == query);
+        backward_tile(s, size, key, min_of(kTile, time - key), n, key == query);
       }
       unpack(s.dq, width, n, size, &scale, 0, task.dq + query * task.ld_d + head * size, task.ld_d);
     }
@@ -335,23 +349,9 @@ void backward_task(const BackwardTask<T>& task) {
   unpack(s.dv, width, time, size, &one, 0, task.dv, task.ld_d);
 }
 
-void forward_f32(const ForwardTask<float>& task) {
-  forward_task(task);
-}
-void forward_bf16(const ForwardTask<bf16>& task) {
-  forward_task(task);
-}
-void forward_f16(const ForwardTask<fp16>& task) {
-  forward_task(task);
-}
-void backward_f32(const BackwardTask<float>& task) {
-  backward_task(task);
-}
-void backward_bf16(const BackwardTask<bf16>& task) {
-  backward_task(task);
-}
-void backward_f16(const BackwardTask<fp16>& task) {
-  backward_task(task);
+AttentionTasks attention_tasks() {
+  return {forward_task<float>,  forward_task<bf16>,  forward_task<fp16>,
+          backward_task<float>, backward_task<bf16>, backward_task<fp16>};
 }
 
 }  // namespace
@@ -362,33 +362,14 @@ HWY_AFTER_NAMESPACE();
 namespace zg::host {
 namespace {
 
-HWY_EXPORT(forward_f32);
-HWY_EXPORT(forward_bf16);
-HWY_EXPORT(forward_f16);
-HWY_EXPORT(backward_f32);
-HWY_EXPORT(backward_bf16);
-HWY_EXPORT(backward_f16);
+HWY_EXPORT(attention_tasks);
 
-void run(const ForwardTask<float>& task) {
-  HWY_DYNAMIC_DISPATCH(forward_f32)(task);
-}
-void run(const ForwardTask<bf16>& task) {
-  HWY_DYNAMIC_DISPATCH(forward_bf16)(task);
-}
-void run(const ForwardTask<fp16>& task) {
-  HWY_DYNAMIC_DISPATCH(forward_f16)(task);
-}
-void run(const BackwardTask<float>& task) {
-  HWY_DYNAMIC_DISPATCH(backward_f32)(task);
-}
-void run(const BackwardTask<bf16>& task) {
-  HWY_DYNAMIC_DISPATCH(backward_bf16)(task);
-}
-void run(const BackwardTask<fp16>& task) {
-  HWY_DYNAMIC_DISPATCH(backward_f16)(task);
+template <class Task>
+void run(const Task& task) {
+  std::get<void (*)(const Task&)>(HWY_DYNAMIC_DISPATCH(attention_tasks)())(task);
 }
 
-// double is for tests: rows of scores, one at a time.
+// Attention in double, for tests: one score at a time.
 struct PlainHead {
   const double *q, *k, *v;
   std::int64_t ld, time, size;
@@ -424,7 +405,7 @@ struct PlainGradients {
   std::int64_t ld;
 };
 
-// Adds to dk and dv, which query heads share; overwrites dq.
+// Adds to dk and dv, which several query heads share; overwrites dq.
 void plain_backward(const PlainHead& x, const PlainGradients& g) {
   for (std::int64_t i = 0; i < x.time; ++i) {
     const double *o = g.o + i * g.ld_o, *d_o = g.d_o + i * g.ld_do;
@@ -454,7 +435,7 @@ void check(const AttentionShape& s, std::int64_t ld_qkv, std::int64_t ld_o) {
 }
 
 float* scratch_of(std::int64_t floats) {
-  static thread_local Scratch scratch;
+  static thread_local GrowingBuffer<float> scratch;
   return scratch.at_least(floats);
 }
 
@@ -466,11 +447,11 @@ void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o,
   check(s, ld_qkv, ld_o);
   const std::int64_t group = s.heads / s.kv_heads, size = s.head_size;
   const std::int64_t blocks = (s.time + kQueryBlock - 1) / kQueryBlock;
-  Cutter measure(nullptr);
+  BumpAllocator measure(nullptr);
   ForwardScratch(measure, size);
   parallel_for(s.batch * s.heads * blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      // The last queries see the most keys: they come first.
+      // The last queries attend to the most keys: their tasks come first.
       const std::int64_t block = blocks - 1 - t / (s.batch * s.heads), head_of_all = t % (s.batch * s.heads);
       const std::int64_t b = head_of_all / s.heads, h = head_of_all % s.heads;
       const T *q = qkv + b * s.time * ld_qkv + h * size, *k = q + (s.heads - h + h / group) * size;
@@ -504,7 +485,7 @@ void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_q
   check(s, ld_qkv, ld_o);
   check(s, ld_dqkv, ld_do);
   const std::int64_t group = s.heads / s.kv_heads, size = s.head_size;
-  Cutter measure(nullptr);
+  BumpAllocator measure(nullptr);
   BackwardScratch(measure, size, s.time);
   parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
@@ -548,20 +529,12 @@ void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_q
   });
 }
 
-template void attention(const AttentionShape&, const float*, std::int64_t, float*, std::int64_t, float*);
-template void attention(const AttentionShape&, const bf16*, std::int64_t, bf16*, std::int64_t, float*);
-template void attention(const AttentionShape&, const fp16*, std::int64_t, fp16*, std::int64_t, float*);
-template void attention(const AttentionShape&, const double*, std::int64_t, double*, std::int64_t, double*);
-template void attention_backward(const AttentionShape&, const float*, std::int64_t, const float*,
-                                 std::int64_t, const float*, const float*, std::int64_t, float*,
-                                 std::int64_t);
-template void attention_backward(const AttentionShape&, const bf16*, std::int64_t, const bf16*, std::int64_t,
-                                 const float*, const bf16*, std::int64_t, bf16*, std::int64_t);
-template void attention_backward(const AttentionShape&, const fp16*, std::int64_t, const fp16*, std::int64_t,
-                                 const float*, const fp16*, std::int64_t, fp16*, std::int64_t);
-template void attention_backward(const AttentionShape&, const double*, std::int64_t, const double*,
-                                 std::int64_t, const double*, const double*, std::int64_t, double*,
-                                 std::int64_t);
+#define ZG_INSTANTIATE(T)                                                                                 \
+  template void attention(const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, Acc<T>*);      \
+  template void attention_backward(const AttentionShape&, const T*, std::int64_t, const T*, std::int64_t, \
+                                   const Acc<T>*, const T*, std::int64_t, T*, std::int64_t);
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
+#undef ZG_INSTANTIATE
 
 }  // namespace zg::host
 #endif  // HWY_ONCE

@@ -1,47 +1,22 @@
-// Sizes of attention's tiles and the memory that one thread works in. Private to attention.cpp.
+// The tile sizes of attention, and how a thread's scratch memory is divided. Private to attention.cpp.
 #pragma once
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <new>
 
 namespace zg::host {
 
-// Queries and keys are taken by tiles of this many.
+// The queries, or the keys, of a tile.
 inline constexpr std::int64_t kTile = 64;
-// Head sizes are padded to this: two vectors of at most 16 floats. It divides kTile.
+// Head sizes are padded to a multiple of this: two vectors of at most 16 floats.
 inline constexpr std::int64_t kPanelUnit = 32;
 static_assert(kTile % kPanelUnit == 0);
-// The forward pass cuts the queries of a head into tasks of this many, which share the unpacking of keys and
-// values.
+// The queries of a task of the forward pass, which packs each tile of keys and values once for all of them.
 inline constexpr std::int64_t kQueryBlock = 256;
 
-// fp32 memory that only grows, aligned to cache lines. Owned by one thread.
-class Scratch {
+// A bump allocator over one piece of scratch memory; each part starts at a cache line. Without memory it
+// only adds up the sizes.
+class BumpAllocator {
  public:
-  float* at_least(std::int64_t floats) {
-    if (floats > size_) {
-      memory_.reset();
-      memory_.reset(static_cast<float*>(
-          ::operator new (static_cast<std::size_t>(floats) * sizeof(float), std::align_val_t{kAlign})));
-      size_ = floats;
-    }
-    return memory_.get();
-  }
-
- private:
-  static constexpr std::size_t kAlign = 64;
-  struct Free {
-    void operator()(float* p) const { ::operator delete (p, std::align_val_t{kAlign}); }
-  };
-  std::unique_ptr<float, Free> memory_;
-  std::int64_t size_ = 0;
-};
-
-// Cuts one piece of scratch memory into parts; each part starts at a cache line.
-class Cutter {
- public:
-  explicit Cutter(float* memory) : memory_(memory) {}
+  explicit BumpAllocator(float* memory) : memory_(memory) {}
   float* take(std::int64_t floats) {
     float* part = memory_ == nullptr ? nullptr : memory_ + used_;
     used_ += (floats + 15) / 16 * 16;

@@ -1,6 +1,6 @@
-// What the attention kernels do on tiles that lie packed as fp32 in scratch memory: products, exponentials,
-// packing. Included once per instruction set (see simd.hpp), by attention.cpp alone. Pure functions; any
-// thread.
+// Attention's arithmetic on tiles that are packed as fp32 in scratch memory: products, exponentials,
+// packing. Included once for each instruction set (see simd.hpp), by attention.cpp alone. Pure functions;
+// any thread.
 #if defined(ZG_KERNELS_HOST_ATTENTION_TILES_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZG_KERNELS_HOST_ATTENTION_TILES_HPP
 #undef ZG_KERNELS_HOST_ATTENTION_TILES_HPP
@@ -19,7 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 
-// At most 16 lanes, so that a panel divides kTile on every machine.
+// At most 16 lanes, so that kTile is a multiple of panel() on every machine.
 using Float = hn::CappedTag<float, 16>;
 using Int = hn::RebindToSigned<Float>;
 using Vector = hn::Vec<Float>;
@@ -27,8 +27,8 @@ using Vector = hn::Vec<Float>;
 inline std::int64_t lanes() {
   return static_cast<std::int64_t>(hn::Lanes(Float()));
 }
-// The micro-kernel makes kRows x panel() elements of C in registers: 16 vectors where there are 32 registers,
-// else 8.
+// The micro-kernel keeps kRows x panel() elements of C in registers: 16 vectors if the CPU has 32
+// registers, else 8.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
 inline constexpr std::int64_t kRows = 4;
 #else
@@ -38,26 +38,26 @@ static_assert(kTile % kRows == 0 && kPanelUnit % kRows == 0);
 inline std::int64_t panel() {
   return 2 * lanes();
 }
-inline std::int64_t up(std::int64_t value, std::int64_t unit) {
+inline std::int64_t rounded_up(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
-inline std::int64_t less(std::int64_t a, std::int64_t b) {
+inline std::int64_t min_of(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
 }
 
-// Which part of a product matters on a tile that the diagonal crosses, where rows or columns are keys and
-// queries.
+// Which part of a product is needed on a tile that the causal diagonal crosses.
 enum class Part {
   kAll,
   kColumnsFromRow,  // C[r, c] for c >= r
   kSumFromRow,      // the sum starts at p = r
   kSumToRow,        // the sum ends at p = r
 };
+// What the sum starts with: 0, C, or row_scale * C.
 enum class Start { kZero, kAdd, kScaleAndAdd };
 
-// C[rows, cols] = (0 | C | row_scale * C) + A[rows, depth] B[depth, cols]. Element (r, p) of A is at
-// a[r * a_row + p * a_p]; B and C are row-major. rows is rounded up to kRows and cols to panel(): the scratch
-// has them.
+// C[rows, cols] = start + A[rows, depth] B[depth, cols]. Element (r, p) of A is a[r * a_row + p * a_p]; B
+// and C are row-major. All memory must have room for rows rounded up to kRows, and cols rounded up to
+// panel().
 struct Product {
   const float* a;
   std::int64_t a_row, a_p;
@@ -112,7 +112,7 @@ HWY_NOINLINE void multiply(const Product& x, Part part) {
   for (std::int64_t r = 0; r < x.rows; r += kRows) {
     const std::int64_t first_col = part == Part::kColumnsFromRow ? r / step * step : 0;
     const std::int64_t p0 = part == Part::kSumFromRow ? r : 0;
-    const std::int64_t p1 = part == Part::kSumToRow ? less(x.depth, r + kRows) : x.depth;
+    const std::int64_t p1 = part == Part::kSumToRow ? min_of(x.depth, r + kRows) : x.depth;
     for (std::int64_t c = first_col; c < x.cols; c += step) {
       micro_kernel<kStart>(x.a + r * x.a_row + p0 * x.a_p, x.a_row, x.a_p, x.b + p0 * x.ldb + c, x.ldb,
                            p1 - p0, x.c + r * x.ldc + c, x.ldc,
@@ -121,12 +121,13 @@ HWY_NOINLINE void multiply(const Product& x, Part part) {
   }
 }
 
-// 2^x for x of at most 1 or so; below -125 it stays at 2^-125. NaN stays NaN. The polynomial interpolates 2^f
-// at Chebyshev nodes of [-1/2, 1/2]: its relative error is 2e-8, a third of a roundoff.
+// 2^x for x up to about 1. Below -125 the result is 2^-125; NaN stays NaN. The polynomial interpolates 2^f
+// at the Chebyshev nodes of [-1/2, 1/2]: its relative error is 2e-8, a third of a unit roundoff.
 HWY_INLINE Vector exp2_of(Vector x) {
   const Float d;
   const Int di;
-  // A sum with this has the nearest integer to x, plus 127, in its lowest bits: an exponent, once shifted.
+  // The lowest bits of x + shifter are 127 plus the integer nearest to x: shifted, the exponent of the
+  // result.
   const Vector shifter = hn::Set(d, 0x1.8p23f + 127.0f);
   x = hn::Max(hn::Set(d, -125.0f), x);  // in this order x86 keeps a NaN
   const Vector shifted = hn::Add(x, shifter);
@@ -141,8 +142,8 @@ HWY_INLINE Vector exp2_of(Vector x) {
   return hn::Mul(y, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 }
 
-// Rows [0, rows) x columns [0, cols) of x, times `scale`, to fp32 rows of `width` with zeros after the last
-// column, and rows of zeros up to `padded_rows`.
+// Copies [rows, cols] of x, times `scale`, to fp32 rows of `width` elements, padded with zeros, and adds
+// rows of zeros up to `padded_rows`.
 template <class T>
 HWY_NOINLINE void pack(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t cols,
                        std::int64_t padded_rows, float scale, std::int64_t width, float* to) {
@@ -159,7 +160,7 @@ HWY_NOINLINE void pack(const T* x, std::int64_t ld, std::int64_t rows, std::int6
   for (std::int64_t i = 0; i < (padded_rows - rows) * width; ++i) to[i] = 0.0f;
 }
 
-// The first `cols` columns of packed rows as rows of kTile, times `scale`.
+// Transposes the first `cols` columns of packed rows, times `scale`, into rows of kTile elements.
 HWY_NOINLINE void transpose(const float* x, std::int64_t width, std::int64_t rows, std::int64_t cols,
                             float scale, float* to) {
   for (std::int64_t c = 0; c < cols; ++c) {
@@ -167,7 +168,7 @@ HWY_NOINLINE void transpose(const float* x, std::int64_t width, std::int64_t row
   }
 }
 
-// Packed rows, row r times scale[r * scale_step], back to T.
+// Copies packed rows to rows of T, row r times scale[r * scale_step].
 template <class T>
 HWY_NOINLINE void unpack(const float* x, std::int64_t width, std::int64_t rows, std::int64_t cols,
                          const float* scale, std::int64_t scale_step, T* to, std::int64_t ld) {

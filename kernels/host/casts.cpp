@@ -1,15 +1,15 @@
-// Conversions between storage types; zeroing; a gradient's way out of its accumulator.
+// Conversions between storage types, zeroing, and the final cast of accumulated gradients.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/casts.cpp"
-// Loop bodies keep vectors in their captures, which SVE and RVV cannot; Arm runs NEON.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 // clang-format off
+#include "kernels/host/targets.hpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 // clang-format on
 
 #include <array>
 #include <cstring>
+#include <tuple>
 
 #include "kernels/host/elementwise.hpp"
 #include "kernels/host/lanes.hpp"
@@ -18,18 +18,16 @@
 #ifndef ZG_CAST_KERNELS
 #define ZG_CAST_KERNELS
 namespace zg::host {
-struct CastKernels {
-  void (*bf16_to_f32)(std::int64_t n, const bf16* in, float* out);
-  void (*f32_to_bf16)(std::int64_t n, const float* in, bf16* out);
-  void (*f16_to_f32)(std::int64_t n, const fp16* in, float* out);
-  void (*f32_to_f16)(std::int64_t n, const float* in, fp16* out);
-  void (*bf16_to_f16)(std::int64_t n, const bf16* in, fp16* out);
-  void (*f16_to_bf16)(std::int64_t n, const fp16* in, bf16* out);
-  double (*finish_f32_bf16)(std::int64_t n, const float* in, bf16* out);
-  double (*finish_f32_f16)(std::int64_t n, const float* in, fp16* out);
-  double (*finish_f32_f32)(std::int64_t n, const float* in, float* out);
-  double (*finish_f64_f64)(std::int64_t n, const double* in, double* out);
-};
+template <class In, class Out>
+using Convert = void (*)(std::int64_t n, const In* in, Out* out);
+// Returns the sum of squares of the converted values.
+template <class In, class Out>
+using Finish = double (*)(std::int64_t n, const In* in, Out* out);
+// The kernels of one instruction set.
+using CastKernels =
+    std::tuple<Convert<bf16, float>, Convert<float, bf16>, Convert<fp16, float>, Convert<float, fp16>,
+               Convert<bf16, fp16>, Convert<fp16, bf16>, Finish<float, bf16>, Finish<float, fp16>,
+               Finish<float, float>, Finish<double, double>>;
 }  // namespace zg::host
 #endif
 
@@ -43,9 +41,9 @@ void convert(std::int64_t n, const In* in, Out* out) {
   for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR { save(d, load(d, in + i, w), out + i, w); });
 }
 
-// The sum of squares runs in kSums interleaved sums (element i goes to sum i % kSums), whatever the width of
-// a vector: the same bits on every instruction set. Squares of floats are exact in double, and those of
-// doubles are rounded before they are added.
+// Squares are added into kSums interleaved sums (element i into sum i % kSums) for any vector width, so
+// that every instruction set gives the same bits. Squares of floats are exact in double; those of doubles
+// are rounded before they are added (no FMA).
 constexpr std::int64_t kSums = 16;
 constexpr std::int64_t kBlock = 64 * kSums;
 using SumLanes = hn::CappedTag<double, kSums>;
@@ -91,16 +89,9 @@ double finish(std::int64_t n, const In* in, Out* out) {
 }
 
 CastKernels casts() {
-  return {.bf16_to_f32 = convert<bf16, float>,
-          .f32_to_bf16 = convert<float, bf16>,
-          .f16_to_f32 = convert<fp16, float>,
-          .f32_to_f16 = convert<float, fp16>,
-          .bf16_to_f16 = convert<bf16, fp16>,
-          .f16_to_bf16 = convert<fp16, bf16>,
-          .finish_f32_bf16 = finish<float, bf16>,
-          .finish_f32_f16 = finish<float, fp16>,
-          .finish_f32_f32 = finish<float, float>,
-          .finish_f64_f64 = finish<double, double>};
+  return {convert<bf16, float>, convert<float, bf16>,  convert<fp16, float>, convert<float, fp16>,
+          convert<bf16, fp16>,  convert<fp16, bf16>,   finish<float, bf16>,  finish<float, fp16>,
+          finish<float, float>, finish<double, double>};
 }
 
 }  // namespace
@@ -116,18 +107,8 @@ template <class In, class Out>
 void cast_span(const CastKernels& k, std::int64_t n, const In* in, Out* out) {
   if constexpr (std::is_same_v<In, Out>) {
     std::memmove(out, in, static_cast<std::size_t>(n) * sizeof(In));
-  } else if constexpr (std::is_same_v<In, bf16> && std::is_same_v<Out, float>) {
-    k.bf16_to_f32(n, in, out);
-  } else if constexpr (std::is_same_v<In, float> && std::is_same_v<Out, bf16>) {
-    k.f32_to_bf16(n, in, out);
-  } else if constexpr (std::is_same_v<In, fp16> && std::is_same_v<Out, float>) {
-    k.f16_to_f32(n, in, out);
-  } else if constexpr (std::is_same_v<In, float> && std::is_same_v<Out, fp16>) {
-    k.f32_to_f16(n, in, out);
-  } else if constexpr (std::is_same_v<In, bf16> && std::is_same_v<Out, fp16>) {
-    k.bf16_to_f16(n, in, out);
-  } else if constexpr (std::is_same_v<In, fp16> && std::is_same_v<Out, bf16>) {
-    k.f16_to_bf16(n, in, out);
+  } else if constexpr (!std::is_same_v<In, double> && !std::is_same_v<Out, double>) {
+    std::get<Convert<In, Out>>(k)(n, in, out);
   } else if constexpr (sizeof(In) == 2 || sizeof(Out) == 2) {
     for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(static_cast<float>(in[i]));
   } else {
@@ -152,18 +133,8 @@ void zero(Extent extent, Strided<char> bytes) {
 
 template <class In, class Out>
 double finish_gradient(std::int64_t n, const In* in, Out* out) {
-  const CastKernels k = HWY_DYNAMIC_DISPATCH(casts)();
-  double (*kernel)(std::int64_t, const In*, Out*);
-  if constexpr (std::is_same_v<In, double>) {
-    kernel = k.finish_f64_f64;
-  } else if constexpr (std::is_same_v<Out, bf16>) {
-    kernel = k.finish_f32_bf16;
-  } else if constexpr (std::is_same_v<Out, fp16>) {
-    kernel = k.finish_f32_f16;
-  } else {
-    kernel = k.finish_f32_f32;
-  }
-  // At most kParts parts, so that their sums fit here.
+  const auto kernel = std::get<Finish<In, Out>>(HWY_DYNAMIC_DISPATCH(casts)());
+  // At most kParts parts, so that their sums fit into an array.
   constexpr std::int64_t kParts = 256;
   const std::int64_t part = std::max(kSpan, (n + kParts - 1) / kParts);
   std::array<double, kParts> sums{};
@@ -180,10 +151,7 @@ double finish_gradient(std::int64_t n, const In* in, Out* out) {
   template void cast(Extent, Strided<const In>, Strided<bf16>);  \
   template void cast(Extent, Strided<const In>, Strided<fp16>);  \
   template void cast(Extent, Strided<const In>, Strided<double>);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 template double finish_gradient(std::int64_t, const float*, bf16*);
 template double finish_gradient(std::int64_t, const float*, fp16*);

@@ -1,10 +1,9 @@
-// Softmax cross entropy and its gradient, a row at a time: a row of logits is read from memory once and then
-// twice from cache (largest, sum of exponentials, gradient).
+// Softmax cross entropy and its gradient, row by row. A row of logits is read three times (largest logit,
+// sum of exponentials, gradient), the first time from memory and then from cache.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/cross_entropy.cpp"
-// Loop bodies keep vectors in their captures, which SVE and RVV cannot; Arm runs NEON.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 // clang-format off
+#include "kernels/host/targets.hpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 #include <hwy/contrib/math/math-inl.h>
@@ -15,6 +14,7 @@
 #include <limits>
 
 #include "kernels/host/elementwise.hpp"
+#include "kernels/host/for_each_type.hpp"
 #include "kernels/host/lanes.hpp"
 #include "kernels/host/spans.hpp"
 #include "ziggurat/base/error.hpp"
@@ -33,7 +33,7 @@ HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 namespace {
 
-// exp for x <= 0 that keeps a NaN (Highway's makes it 0).
+// exp(x) for x <= 0. A NaN stays one (Highway's exp turns it into 0).
 template <class D, class V>
 HWY_INLINE V exp_or_nan(D d, V x) {
   return hn::IfThenElse(hn::Eq(x, x), hn::Exp(d, x), x);
@@ -50,7 +50,7 @@ A largest(std::int64_t n, const A* logits) {
   return hn::GetLane(hn::MaxOfLanes(d, max));
 }
 
-// Sum of exp(logit - max): blocks in A, their sums in double.
+// The sum of exp(logit - max): within blocks in A, over blocks in double.
 template <class A>
 double sum_of_exponentials(std::int64_t n, const A* logits, A max) {
   const hn::ScalableTag<A> d;
@@ -86,17 +86,9 @@ double cross_entropy_row(std::int64_t n, const Acc<T>* logits, std::int64_t targ
   return std::log(total) - distance;
 }
 
-CrossEntropyRow<float> row_f32() {
-  return cross_entropy_row<float>;
-}
-CrossEntropyRow<bf16> row_bf16() {
-  return cross_entropy_row<bf16>;
-}
-CrossEntropyRow<fp16> row_f16() {
-  return cross_entropy_row<fp16>;
-}
-CrossEntropyRow<double> row_f64() {
-  return cross_entropy_row<double>;
+ForEachType<CrossEntropyRow> rows() {
+  return {cross_entropy_row<float>, cross_entropy_row<bf16>, cross_entropy_row<fp16>,
+          cross_entropy_row<double>};
 }
 
 }  // namespace
@@ -106,33 +98,17 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zg::host {
 namespace {
-HWY_EXPORT(row_f32);
-HWY_EXPORT(row_bf16);
-HWY_EXPORT(row_f16);
-HWY_EXPORT(row_f64);
-
-template <class T>
-CrossEntropyRow<T> row_kernel() {
-  if constexpr (std::is_same_v<T, float>) {
-    return HWY_DYNAMIC_DISPATCH(row_f32)();
-  } else if constexpr (std::is_same_v<T, bf16>) {
-    return HWY_DYNAMIC_DISPATCH(row_bf16)();
-  } else if constexpr (std::is_same_v<T, fp16>) {
-    return HWY_DYNAMIC_DISPATCH(row_f16)();
-  } else {
-    return HWY_DYNAMIC_DISPATCH(row_f64)();
-  }
-}
+HWY_EXPORT(rows);
 }  // namespace
 
 template <class T>
 void cross_entropy(Extent extent, const CrossEntropy<T>& args) {
   ZG_ASSERT(args.scale > 0, "scale {}", args.scale);
-  // The loss is summed in as many groups of rows as there may be threads, added in order.
+  // The loss is summed in groups of rows, enough for any number of threads, which are then added in order.
   constexpr std::int64_t kGroups = 256;
   const std::int64_t groups = std::min(extent.rows, kGroups);
   std::array<double, kGroups> losses{};
-  const auto kernel = row_kernel<T>();
+  const auto kernel = std::get<CrossEntropyRow<T>>(HWY_DYNAMIC_DISPATCH(rows)());
   parallel_for(groups, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t g = begin; g < end; ++g) {
       for (std::int64_t r = extent.rows * g / groups; r < extent.rows * (g + 1) / groups; ++r) {
@@ -153,10 +129,9 @@ void cross_entropy(Extent extent, const CrossEntropy<T>& args) {
   *args.loss_sum += sum;
 }
 
-template void cross_entropy(Extent, const CrossEntropy<float>&);
-template void cross_entropy(Extent, const CrossEntropy<bf16>&);
-template void cross_entropy(Extent, const CrossEntropy<fp16>&);
-template void cross_entropy(Extent, const CrossEntropy<double>&);
+#define ZG_INSTANTIATE(T) template void cross_entropy(Extent, const CrossEntropy<T>&);
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
+#undef ZG_INSTANTIATE
 
 }  // namespace zg::host
 #endif  // HWY_ONCE

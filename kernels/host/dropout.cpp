@@ -1,4 +1,4 @@
-// Dropout: what is left out is a function of the key, the counter and the element's number alone.
+// Dropout (zg::Dropout in ziggurat/kernels/types.hpp defines the mask).
 #include "ziggurat/kernels/dropout.hpp"
 
 #include "kernels/host/elementwise.hpp"
@@ -35,9 +35,8 @@ void dropout(Extent extent, Strided<const T> x, const Dropout& dropout, Strided<
   });
 }
 
-template void dropout(Extent, Strided<const float>, const Dropout&, Strided<float>);
-template void dropout(Extent, Strided<const bf16>, const Dropout&, Strided<bf16>);
-template void dropout(Extent, Strided<const fp16>, const Dropout&, Strided<fp16>);
-template void dropout(Extent, Strided<const double>, const Dropout&, Strided<double>);
+#define ZG_INSTANTIATE(T) template void dropout(Extent, Strided<const T>, const Dropout&, Strided<T>);
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
+#undef ZG_INSTANTIATE
 
 }  // namespace zg::host

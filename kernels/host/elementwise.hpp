@@ -1,9 +1,10 @@
-// Everything on the host that is neither a matrix product nor attention: norms, activations, embeddings, the
-// loss, casts. Shapes are those of ziggurat/device/ops.hpp.
+// The kernels of the host other than matrix products, attention and optimizers: norms, activations,
+// embeddings, the loss, casts. Shapes are those of ziggurat/device/ops.hpp.
 //
-// Blocking calls; any thread. Threaded by parallel_for with partitions that depend on the sizes alone, and
-// every sum has a fixed order, so results are the same bits for any number of threads. Exponentials and sums
-// of floats may differ in the last bits between instruction sets; casts, dropout and finish_gradient do not.
+// Blocking calls, from any thread. They are parallel (parallel_for), with partitions that depend on the
+// sizes alone and sums in a fixed order: results have the same bits for any number of threads. Exponentials
+// and sums of floats may differ in their last bits between instruction sets; casts, dropout and
+// finish_gradient do not.
 //
 // T: float, bf16, fp16, double. Acc<T>: the type of sums and statistics. Nothing is allocated or owned.
 #pragma once
@@ -15,7 +16,7 @@
 
 namespace zg::host {
 
-// Sums over rows are made in this many groups (fewer when there are fewer rows), added in order.
+// Sums over rows are made in this many groups of rows (fewer for fewer rows), which are then added in order.
 inline constexpr std::int64_t kRowGroups = 32;
 
 template <class T>
@@ -50,31 +51,31 @@ void swiglu_backward(Extent extent, Strided<const T> gate_up, Strided<const T> d
 template <class T>
 void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out);
 
-// y may be x. What is left out is 0, even of a NaN.
+// y may be x. A dropped element is 0, even if it was a NaN.
 template <class T>
 void dropout(Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y);
 
-// extent: tokens, width.
+// extent: tokens x width.
 template <class T>
 void embedding(Extent extent, const Embedding<T>& args);
 
 template <class T>
 void embedding_backward(Extent extent, const EmbeddingBackward<T>& args);
 
-// extent: tokens, vocabulary.
+// extent: tokens x vocabulary.
 template <class T>
 void cross_entropy(Extent extent, const CrossEntropy<T>& args);
 
-// Any storage types; double to bf16 or fp16 is rounded to float on the way.
+// From any storage type to any. double is rounded to float on its way to bf16 or fp16.
 template <class In, class Out>
 void cast(Extent extent, Strided<const In> in, Strided<Out> out);
 
-// extent and leading dimension in bytes.
+// Sets bytes to 0; extent and leading dimension in bytes.
 void zero(Extent extent, Strided<char> bytes);
 
-// out = in, rounded; returns the sum of squares of what was written, in double and in an order that depends
-// on n alone: not finite if an element is not, or became so by rounding. (In, Out) in {(float, bf16), (float,
-// fp16), (float, float), (double, double)}.
+// out = in, rounded. Returns the sum of squares of the rounded values, in double and in an order that
+// depends on n alone; it is not finite if one of them is not. (In, Out): (float, bf16), (float, fp16),
+// (float, float), (double, double).
 template <class In, class Out>
 double finish_gradient(std::int64_t n, const In* in, Out* out);
 

@@ -1,9 +1,8 @@
-// Rows of a table by token, and their gradients.
+// Embedding: rows of a table by token id, and the table's gradient.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/embedding.cpp"
-// Loop bodies keep vectors in their captures, which SVE and RVV cannot; Arm runs NEON.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 // clang-format off
+#include "kernels/host/targets.hpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 // clang-format on
@@ -11,6 +10,7 @@
 #include <cstring>
 
 #include "kernels/host/elementwise.hpp"
+#include "kernels/host/for_each_type.hpp"
 #include "kernels/host/lanes.hpp"
 #include "kernels/host/spans.hpp"
 #include "ziggurat/base/error.hpp"
@@ -48,20 +48,11 @@ void accumulate(std::int64_t n, const T* from, Acc<T>* to) {
 }
 
 template <class T>
-EmbeddingKernels<T> embeddings() {
+EmbeddingKernels<T> embeddings_of() {
   return {add<T>, accumulate<T>};
 }
-EmbeddingKernels<float> embeddings_f32() {
-  return embeddings<float>();
-}
-EmbeddingKernels<bf16> embeddings_bf16() {
-  return embeddings<bf16>();
-}
-EmbeddingKernels<fp16> embeddings_f16() {
-  return embeddings<fp16>();
-}
-EmbeddingKernels<double> embeddings_f64() {
-  return embeddings<double>();
+ForEachType<EmbeddingKernels> embeddings() {
+  return {embeddings_of<float>(), embeddings_of<bf16>(), embeddings_of<fp16>(), embeddings_of<double>()};
 }
 
 }  // namespace
@@ -71,26 +62,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zg::host {
 namespace {
-HWY_EXPORT(embeddings_f32);
-HWY_EXPORT(embeddings_bf16);
-HWY_EXPORT(embeddings_f16);
-HWY_EXPORT(embeddings_f64);
+HWY_EXPORT(embeddings);
 
 template <class T>
 EmbeddingKernels<T> kernels() {
-  if constexpr (std::is_same_v<T, float>) {
-    return HWY_DYNAMIC_DISPATCH(embeddings_f32)();
-  } else if constexpr (std::is_same_v<T, bf16>) {
-    return HWY_DYNAMIC_DISPATCH(embeddings_bf16)();
-  } else if constexpr (std::is_same_v<T, fp16>) {
-    return HWY_DYNAMIC_DISPATCH(embeddings_f16)();
-  } else {
-    return HWY_DYNAMIC_DISPATCH(embeddings_f64)();
-  }
+  return std::get<EmbeddingKernels<T>>(HWY_DYNAMIC_DISPATCH(embeddings)());
 }
 
-// The gradient is cut into tiles of kColumns columns by one of kShares shares of the ids; each tile walks all
-// tokens in order, so that equal ids are added in order and no two tiles write the same element.
+// The table's gradient is split into tiles: kColumns columns of the ids that are equal modulo kShares. Each
+// tile goes through all tokens in order, so that rows of the same id are added in order, and no two tiles
+// write the same element.
 constexpr std::int64_t kColumns = 256;
 constexpr std::int64_t kShares = 8;
 
@@ -162,10 +143,7 @@ void embedding_backward(Extent extent, const EmbeddingBackward<T>& args) {
 #define ZG_INSTANTIATE(T)                               \
   template void embedding(Extent, const Embedding<T>&); \
   template void embedding_backward(Extent, const EmbeddingBackward<T>&);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::host

@@ -1,10 +1,9 @@
-// Matrix products on the host: oneDNN primitives run single-threaded inside our own loop over a fixed grid of
-// tiles of C, so that neither the bits nor the threads in use depend on OpenMP.
+// Matrix products on the host. oneDNN primitives run single-threaded inside our own parallel loop over a
+// fixed grid of tiles of C, so that neither the bits nor the number of threads depend on OpenMP.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <tuple>
 #include <type_traits>
@@ -17,6 +16,7 @@
 #endif
 
 #include "kernels/host/gemm_tiles.hpp"
+#include "kernels/host/growing_buffer.hpp"
 #include "kernels/host/matrix.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/parallel.hpp"
@@ -35,19 +35,19 @@ constexpr DnnlType dnnl_type() {
 }
 
 // ---- the grid
-// ---------------------------------------------------------------------------------------------------
 
 struct Grid {
   std::int64_t tile_m = 0, tile_n = 0;
 };
 
-// Of the sizes alone, never of the number of threads. A primitive packs its part of A and of B anew, so of
-// the ways to cut C into so many tiles the one is taken that reads least: m * (columns of tiles) + n * (rows
-// of tiles).
+// Depends on the sizes alone, never on the number of threads. A primitive packs the parts of A and B that
+// it needs, for every tile of C again. So for a given number of tiles the grid is chosen that packs least:
+// m * (columns of tiles) + n * (rows of tiles).
 Grid choose_grid(std::int64_t m, std::int64_t n, std::int64_t k) {
-  constexpr std::int64_t kUsual = 8, kMost = 64;  // tiles, for balance over the cores
-  constexpr double kLeast = 1 << 20;              // multiply-adds that are worth a task
-  constexpr double kAmple = 2e9;                  // multiply-adds of a tile that loses nothing to packing
+  // Up to kUsual tiles, each at least worth a task; up to kMost, if packing costs each tile next to nothing.
+  constexpr std::int64_t kUsual = 8, kMost = 64;
+  constexpr double kLeast = 1 << 20;  // multiply-adds of a tile that is worth a task
+  constexpr double kAmple = 2e9;      // multiply-adds of a tile for which packing is negligible
   const double work = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   std::int64_t tiles = 1;
   while (tiles < kMost && work >= static_cast<double>(2 * tiles) * (tiles < kUsual ? kLeast : kAmple))
@@ -63,7 +63,6 @@ Grid choose_grid(std::int64_t m, std::int64_t n, std::int64_t k) {
 }
 
 // ---- primitives
-// -------------------------------------------------------------------------------------------------
 
 struct Problem {
   DnnlType in = DnnlType::f32, out = DnnlType::f32;
@@ -82,7 +81,8 @@ const dnnl::engine& cpu_engine() {
   return *engine;
 }
 
-// A primitive with the memory objects that its next execution fills in. Used by the one thread that made it.
+// A primitive with its memory objects, whose addresses are set for each execution. Used by the thread that
+// made it.
 struct Entry {
   Problem problem;
   std::uint64_t last_use = 0;
@@ -90,7 +90,7 @@ struct Entry {
   dnnl::memory a, b, c, bias, scratchpad;
   std::size_t scratchpad_bytes = 0;
   std::unordered_map<int, dnnl::memory> arguments;
-  bool supported = false;  // false: oneDNN has nothing better than its reference for this on this CPU
+  bool supported = false;  // false: oneDNN has only its slow reference implementation on this CPU
 };
 
 dnnl::memory::desc matrix_desc(std::int64_t rows, std::int64_t cols, DnnlType type, Trans trans,
@@ -126,7 +126,7 @@ std::unique_ptr<Entry> make_entry(const Problem& problem) {
   auto entry = std::make_unique<Entry>();
   entry->problem = problem;
   const dnnl::matmul::primitive_desc pd = describe(problem);
-  // The bool form of "empty" differs between versions; get(true) does not.
+  // Versions of oneDNN differ in how they test for an empty descriptor; get(true) works with all.
   if (pd.get(true) == nullptr) return entry;
   if (problem.in == DnnlType::bf16 && std::strncmp(pd.impl_info_str(), "ref", 3) == 0) return entry;
   entry->supported = true;
@@ -150,35 +150,13 @@ std::unique_ptr<Entry> make_entry(const Problem& problem) {
   return entry;
 }
 
-// Memory that only grows, aligned to cache lines.
-class GrowingBuffer {
- public:
-  void* at_least(std::size_t bytes) {
-    if (bytes > size_) {
-      size_ = (bytes + kAlign - 1) / kAlign * kAlign;
-      memory_.reset();
-      memory_.reset(::operator new (size_, std::align_val_t{kAlign}));
-    }
-    return memory_.get();
-  }
-
- private:
-  static constexpr std::size_t kAlign = 64;
-  struct Free {
-    void operator()(void* p) const { ::operator delete (p, std::align_val_t{kAlign}); }
-  };
-  std::unique_ptr<void, Free> memory_;
-  std::size_t size_ = 0;
-};
-
-// What one thread keeps for its products. oneDNN shares the generated code between threads by a cache of its
-// own.
+// A thread's primitives and buffers. oneDNN shares the generated code between threads by its own cache.
 class ThreadState {
  public:
-  // oneDNN asks OpenMP how many threads it may use, for each calling thread: one. So libgomp never makes any.
+  // oneDNN asks OpenMP how many threads the calling thread may use. With one, libgomp never creates threads.
   ThreadState() : stream_(cpu_engine()) { omp_set_num_threads(1); }
 
-  // False, and C untouched, if oneDNN has no fast implementation of this.
+  // False if oneDNN has no fast implementation of the product; C is unchanged then.
   bool run(const Problem& problem, const void* a, const void* b, void* c, const void* bias) {
     Entry& entry = find(problem);
     if (!entry.supported) return false;
@@ -187,17 +165,18 @@ class ThreadState {
     entry.c.set_data_handle(c);
     if (problem.bias) entry.bias.set_data_handle(const_cast<void*>(bias));
     if (entry.scratchpad_bytes > 0) {
-      entry.scratchpad.set_data_handle(scratchpad_.at_least(entry.scratchpad_bytes));
+      entry.scratchpad.set_data_handle(
+          scratchpad_.at_least(static_cast<std::int64_t>(entry.scratchpad_bytes)));
     }
     entry.primitive.execute(stream_, entry.arguments);
     stream_.wait();
     return true;
   }
 
-  GrowingBuffer converted_a, converted_b, converted_c;
+  GrowingBuffer<float> converted_a, converted_b, converted_c;
 
  private:
-  static constexpr std::size_t kEntries = 128;  // a step of one model uses some forty
+  static constexpr std::size_t kEntries = 128;  // a training step of one model needs about 40
 
   Entry& find(const Problem& problem) {
     const auto key = problem.key();
@@ -221,7 +200,7 @@ class ThreadState {
   dnnl::stream stream_;
   std::vector<std::unique_ptr<Entry>> entries_;
   std::uint64_t uses_ = 0;
-  GrowingBuffer scratchpad_;
+  GrowingBuffer<std::byte> scratchpad_;
 };
 
 ThreadState& this_thread() {
@@ -230,27 +209,24 @@ ThreadState& this_thread() {
 }
 
 // ---- tiles
-// ------------------------------------------------------------------------------------------------------
 
 template <class T>
 const T* element(const T* x, std::int64_t ld, Trans trans, std::int64_t row, std::int64_t col) {
   return trans == Trans::kNo ? x + row * ld + col : x + col * ld + row;
 }
 
-// Tiles of C whose operands are widened: nearly square, since both are converted anew for every tile.
+// A tile of C whose operands are widened. It is nearly square, because both operands are converted again
+// for every tile.
 constexpr Grid kWidenedTile = {256, 512};
-// Of the inner dimension, so much is widened at a time.
+// How much of the inner dimension is widened at a time.
 constexpr std::int64_t kWidenedDepth = 512;
 static_assert(kWidenedBytes == static_cast<std::int64_t>(sizeof(float)) *
                                    (kWidenedDepth * (kWidenedTile.tile_m + kWidenedTile.tile_n) +
                                     kWidenedTile.tile_m * kWidenedTile.tile_n));
 
-// Blocks widened to fp32 and multiplied as such.
+// Widens blocks of the operands to fp32 and multiplies these.
 template <class In, class Out>
 void widened_tile(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) {
-  const auto floats = [](GrowingBuffer& buffer, std::int64_t count) {
-    return static_cast<float*>(buffer.at_least(static_cast<std::size_t>(count) * sizeof(float)));
-  };
   // The block [rows, cols] of op(x), stored as x is (transposed or not).
   const auto block_of = [](const In* x, std::int64_t ld, Trans trans, std::int64_t rows, std::int64_t cols,
                            float* to) {
@@ -259,9 +235,9 @@ void widened_tile(const GemmShape& s, const In* a, const In* b, Out* c, const In
   };
   ThreadState& state = this_thread();
   const std::int64_t depth = std::min(s.k, kWidenedDepth);
-  float* fa = floats(state.converted_a, s.m * depth);
-  float* fb = floats(state.converted_b, s.n * depth);
-  float* fc = floats(state.converted_c, s.m * s.n);
+  float* fa = state.converted_a.at_least(s.m * depth);
+  float* fb = state.converted_b.at_least(s.n * depth);
+  float* fc = state.converted_c.at_least(s.m * s.n);
   for (std::int64_t p = 0; p < s.k; p += depth) {
     const std::int64_t block = std::min(depth, s.k - p);
     block_of(element(a, s.lda, s.ta, 0, p), s.lda, s.ta, s.m, block, fa);
@@ -283,7 +259,7 @@ void widened_tile(const GemmShape& s, const In* a, const In* b, Out* c, const In
                          .ldc = s.ldc});
 }
 
-// Operands that oneDNN does not multiply as they are (on this CPU).
+// A product of types that oneDNN does not multiply fast on this CPU.
 template <class In, class Out>
 void widened_product(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) {
   for (std::int64_t i = 0; i < s.m; i += kWidenedTile.tile_m) {
@@ -313,7 +289,7 @@ void product_tile(const GemmShape& s, const In* a, const In* b, Out* c, const In
   }
 }
 
-// double: only tests ask for it. Blocks of op(B) are copied so that the inner loop runs along rows.
+// double, for tests. Blocks of op(B) are copied, so that the inner loop runs along rows.
 template <>
 void product_tile<double, double>(const GemmShape& s, const double* a, const double* b, double* c,
                                   const double* bias) {
@@ -385,7 +361,7 @@ namespace {
 
 const char* find_bf16() {
 #if defined(__x86_64__)
-  // What oneDNN will use: the CPU's bits, less what ONEDNN_MAX_CPU_ISA takes away.
+  // What oneDNN will use: the CPU's features, restricted by ONEDNN_MAX_CPU_ISA.
   const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   const auto has = [&](dnnl::cpu_isa wanted) {
     return (isa & static_cast<unsigned>(wanted)) == static_cast<unsigned>(wanted);

@@ -1,14 +1,27 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/gemm_tiles.cpp"
-// Loop bodies keep vectors in their captures, which SVE and RVV cannot; Arm runs NEON.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 // clang-format off
+#include "kernels/host/targets.hpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 // clang-format on
 
 #include "kernels/host/gemm_tiles.hpp"
 #include "kernels/host/lanes.hpp"
+
+#ifndef ZG_GEMM_TILE_KERNELS
+#define ZG_GEMM_TILE_KERNELS
+#include <tuple>
+namespace zg::host {
+template <class T>
+using Widen = void (*)(const T* from, std::int64_t ld, std::int64_t rows, std::int64_t cols, float* to);
+template <class In, class Out>
+using WriteResult = void (*)(const Result<In, Out>& result);
+// The kernels of one instruction set.
+using TileKernels = std::tuple<Widen<bf16>, Widen<fp16>, WriteResult<bf16, bf16>, WriteResult<bf16, float>,
+                               WriteResult<fp16, fp16>, WriteResult<fp16, float>>;
+}  // namespace zg::host
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
@@ -39,23 +52,9 @@ void write_rows(const Result<In, Out>& x) {
   }
 }
 
-void widen_bf16(const bf16* from, std::int64_t ld, std::int64_t rows, std::int64_t cols, float* to) {
-  widen_rows(from, ld, rows, cols, to);
-}
-void widen_f16(const fp16* from, std::int64_t ld, std::int64_t rows, std::int64_t cols, float* to) {
-  widen_rows(from, ld, rows, cols, to);
-}
-void write_bf16(const Result<bf16, bf16>& x) {
-  write_rows(x);
-}
-void write_bf16_f32(const Result<bf16, float>& x) {
-  write_rows(x);
-}
-void write_f16(const Result<fp16, fp16>& x) {
-  write_rows(x);
-}
-void write_f16_f32(const Result<fp16, float>& x) {
-  write_rows(x);
+TileKernels tile_kernels() {
+  return {widen_rows<bf16>,        widen_rows<fp16>,       write_rows<bf16, bf16>,
+          write_rows<bf16, float>, write_rows<fp16, fp16>, write_rows<fp16, float>};
 }
 
 }  // namespace
@@ -65,38 +64,24 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zg::host {
 namespace {
-HWY_EXPORT(widen_bf16);
-HWY_EXPORT(widen_f16);
-HWY_EXPORT(write_bf16);
-HWY_EXPORT(write_bf16_f32);
-HWY_EXPORT(write_f16);
-HWY_EXPORT(write_f16_f32);
+HWY_EXPORT(tile_kernels);
 }  // namespace
 
-template <>
-void widen(const bf16* from, std::int64_t ld, std::int64_t rows, std::int64_t cols, float* to) {
-  HWY_DYNAMIC_DISPATCH(widen_bf16)(from, ld, rows, cols, to);
+template <class T>
+void widen(const T* from, std::int64_t ld, std::int64_t rows, std::int64_t cols, float* to) {
+  std::get<Widen<T>>(HWY_DYNAMIC_DISPATCH(tile_kernels)())(from, ld, rows, cols, to);
 }
-template <>
-void widen(const fp16* from, std::int64_t ld, std::int64_t rows, std::int64_t cols, float* to) {
-  HWY_DYNAMIC_DISPATCH(widen_f16)(from, ld, rows, cols, to);
+template <class In, class Out>
+void write_result(const Result<In, Out>& x) {
+  std::get<WriteResult<In, Out>>(HWY_DYNAMIC_DISPATCH(tile_kernels)())(x);
 }
-template <>
-void write_result(const Result<bf16, bf16>& x) {
-  HWY_DYNAMIC_DISPATCH(write_bf16)(x);
-}
-template <>
-void write_result(const Result<bf16, float>& x) {
-  HWY_DYNAMIC_DISPATCH(write_bf16_f32)(x);
-}
-template <>
-void write_result(const Result<fp16, fp16>& x) {
-  HWY_DYNAMIC_DISPATCH(write_f16)(x);
-}
-template <>
-void write_result(const Result<fp16, float>& x) {
-  HWY_DYNAMIC_DISPATCH(write_f16_f32)(x);
-}
+
+template void widen(const bf16*, std::int64_t, std::int64_t, std::int64_t, float*);
+template void widen(const fp16*, std::int64_t, std::int64_t, std::int64_t, float*);
+template void write_result(const Result<bf16, bf16>&);
+template void write_result(const Result<bf16, float>&);
+template void write_result(const Result<fp16, fp16>&);
+template void write_result(const Result<fp16, float>&);
 
 }  // namespace zg::host
 #endif  // HWY_ONCE

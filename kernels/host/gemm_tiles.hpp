@@ -1,6 +1,6 @@
-// Operands of a matrix product that are widened to fp32 for it, and its result on the way back. Private to
-// gemm.cpp. Blocking, single-threaded, any thread; nothing is allocated. The same bits on every instruction
-// set.
+// Conversions for products that are computed in fp32: operands are widened, the result is rounded. Private
+// to gemm.cpp. Blocking, single-threaded, any thread; nothing is allocated. The same bits on every
+// instruction set.
 #pragma once
 #include <cstdint>
 
@@ -8,11 +8,12 @@
 
 namespace zg::host {
 
-// rows x cols of `from`, whose rows start ld elements apart, to rows without gaps. T: bf16, fp16.
+// Widens [rows, cols] of `from`, whose rows start ld elements apart, to rows without gaps. T: bf16, fp16.
 template <class T>
 void widen(const T* from, std::int64_t ld, std::int64_t rows, std::int64_t cols, float* to);
 
-// c = product (+ bias) (+ c), added in this order in fp32 and rounded once. The product has no gaps.
+// c = product (+ bias) (+ c), added in this order in fp32, and rounded once. The rows of the product have
+// no gaps.
 template <class In, class Out>
 struct Result {
   std::int64_t rows = 0, cols = 0;

@@ -1,5 +1,5 @@
-// Matrix products and attention on the host. Blocking calls, threaded by parallel_for with a partition that
-// depends on the sizes alone. Raw pointers, sizes and leading dimensions; no policy.
+// Matrix products, attention and rotary embedding on the host. Blocking calls, parallel (parallel_for) with
+// partitions that depend on the sizes alone. Leading dimensions (ld*) in elements.
 //
 // T: float, bf16, fp16, double. Acc<T>: float, for double double.
 #pragma once
@@ -13,24 +13,24 @@ namespace zg::host {
 
 using namespace kernels;
 
-// C[m,n] (+)= op(A)[m,k] op(B)[k,n] (+ bias[n]). (In, Out) in {(bf16,bf16), (bf16,float), (fp16,fp16),
-// (fp16,float), (float,float), (double,double)}. float and bf16 by oneDNN, double by our own blocked loop
-// (for tests). fp16, and bf16 where the CPU has no instructions for it, by oneDNN's fp32 product of tiles
-// that are widened for it; sums are rounded to Out once, at the end.
+// C[m,n] (+)= op(A)[m,k] op(B)[k,n] (+ bias[n]); bias may be null. (In, Out): (bf16,bf16), (bf16,float),
+// (fp16,fp16), (fp16,float), (float,float), (double,double). oneDNN multiplies float and bf16; for fp16,
+// and for bf16 if the CPU has no instructions for it, tiles are widened to fp32, multiplied by oneDNN, and
+// rounded to Out once, at the end. double is a blocked loop of our own, for tests.
 template <class In, class Out>
 void gemm(const GemmShape& shape, const In* a, const In* b, Out* c, const In* bias);
 
-// What widening takes of each thread that multiplies, whatever the sizes; besides it oneDNN keeps scratch for
-// a product of 256 x 512 x 512.
+// Memory that widening takes in each thread that multiplies, for any sizes. oneDNN keeps scratch for a
+// product of 256 x 512 x 512 beside it.
 inline constexpr std::int64_t kWidenedBytes = 2 * 1024 * 1024;
 
-// Whether bf16 products run on the CPU's bf16 instructions; if not they are made in fp32 (and "auto" takes
-// fp32).
+// Whether bf16 products run on bf16 instructions of the CPU; if not, they are computed in fp32, and the
+// data type "auto" of a run is fp32.
 bool has_native_bf16();
-// "AVX512_BF16", "AMX", "none: ..."
+// Which instructions those are: "AVX512_BF16", "AMX", "Arm BF16", or "none: " and the reason.
 const char* bf16_description();
 
-// See ziggurat/device/ops.hpp for shapes. ld_* in elements.
+// Shapes as in ziggurat/device/ops.hpp.
 template <class T>
 void attention(const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o, std::int64_t ld_o,
                Acc<T>* lse);

@@ -1,9 +1,8 @@
 // LayerNorm, RMSNorm and sums over rows.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/norms.cpp"
-// Loop bodies keep vectors in their captures, which SVE and RVV cannot; Arm runs NEON.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 // clang-format off
+#include "kernels/host/targets.hpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 // clang-format on
@@ -11,14 +10,15 @@
 #include <cmath>
 
 #include "kernels/host/elementwise.hpp"
+#include "kernels/host/for_each_type.hpp"
 #include "kernels/host/lanes.hpp"
 #include "kernels/host/spans.hpp"
 
 #ifndef ZG_NORM_KERNELS
 #define ZG_NORM_KERNELS
 namespace zg::host {
-// The kernels of one instruction set. Forward: one row. Backward: all rows of a group, whose sums are left in
-// the group's row of scratch.
+// The kernels of one instruction set. The forward ones compute one row. The backward ones compute all rows
+// of a group, and leave the group's sums of parameter gradients in its row of scratch.
 template <class T>
 struct NormKernels {
   void (*layernorm)(std::int64_t cols, const LayerNorm<T>& args, std::int64_t row);
@@ -43,118 +43,90 @@ void clear(A* data, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) data[i] = 0;
 }
 
-template <class T>
-void layernorm(std::int64_t cols, const LayerNorm<T>& args, std::int64_t row) {
+// One row of LayerNorm (kCentered) or RMSNorm, which has no mean and no b.
+template <bool kCentered, class T, class Args>
+void norm_row(std::int64_t cols, const Args& args, std::int64_t row) {
   using A = Acc<T>;
   const Lanes<T> d;
   const T* x = args.x.row(row);
   T* y = args.y.row(row);
   const auto nothing = hn::Zero(d);
 
-  auto sum = hn::Zero(d);
-  for_lanes(d, cols, [&](std::int64_t i, auto w) HWY_ATTR { sum = hn::Add(sum, load(d, x + i, w)); });
-  const A mean = sum_of_lanes(d, sum) / static_cast<A>(cols);
+  A mean = 0;
+  if constexpr (kCentered) {
+    auto sum = hn::Zero(d);
+    for_lanes(d, cols, [&](std::int64_t i, auto w) HWY_ATTR { sum = hn::Add(sum, load(d, x + i, w)); });
+    mean = sum_of_lanes(d, sum) / static_cast<A>(cols);
+  }
 
-  // A second pass over the row, which is in cache: the one-pass formula cancels.
+  // A second pass over the row, which is in cache: the one-pass formula would suffer from cancellation.
   const auto center = hn::Set(d, mean);
   auto squares = hn::Zero(d);
   for_lanes(d, cols, [&](std::int64_t i, auto w) HWY_ATTR {
-    const auto distance = keep(d, hn::Sub(load(d, x + i, w), center), nothing, w);
+    auto distance = load(d, x + i, w);
+    if constexpr (kCentered) distance = keep(d, hn::Sub(distance, center), nothing, w);
     squares = hn::MulAdd(distance, distance, squares);
   });
   const A rstd = A{1} / std::sqrt(sum_of_lanes(d, squares) / static_cast<A>(cols) + static_cast<A>(args.eps));
 
   const auto scale = hn::Set(d, rstd);
   for_lanes(d, cols, [&](std::int64_t i, auto w) HWY_ATTR {
-    const auto normal = hn::Mul(hn::Sub(load(d, x + i, w), center), scale);
-    save(d, hn::MulAdd(normal, load(d, args.w + i, w), load(d, args.b + i, w)), y + i, w);
+    auto distance = load(d, x + i, w);
+    if constexpr (kCentered) distance = hn::Sub(distance, center);
+    const auto normal = hn::Mul(distance, scale), weight = load(d, args.w + i, w);
+    if constexpr (kCentered) {
+      save(d, hn::MulAdd(normal, weight, load(d, args.b + i, w)), y + i, w);
+    } else {
+      save(d, hn::Mul(normal, weight), y + i, w);
+    }
   });
-  args.stats.row(row)[0] = mean;
-  args.stats.row(row)[1] = rstd;
+  if constexpr (kCentered) args.stats.row(row)[0] = mean;
+  args.stats.row(row)[kCentered ? 1 : 0] = rstd;
 }
 
-// With n = (x - mean) rstd and g = dy w: dx += rstd (g - mean(g) - n mean(g n)).
-template <class T>
-void layernorm_backward(std::int64_t cols, const LayerNormBackward<T>& args, RowGroup group, Acc<T>* sums) {
+// With n = (x - mean) rstd and g = dy w: dx += rstd (g - mean(g) - n mean(g n)). RMSNorm has neither mean
+// of x nor of g. sums: dw, then (kCentered) db.
+template <bool kCentered, class T, class Args>
+void norm_backward(std::int64_t cols, const Args& args, RowGroup group, Acc<T>* sums) {
   using A = Acc<T>;
   const Lanes<T> d;
   A* dw = sums;
   A* db = sums + cols;
-  clear(sums, 2 * cols);
+  clear(sums, kCentered ? 2 * cols : cols);
   for (std::int64_t r = group.begin; r < group.end; ++r) {
     const T* x = args.x.row(r);
     const T* dy = args.dy.row(r);
     T* dx = args.dx.row(r);
-    const auto mean = hn::Set(d, args.stats.row(r)[0]);
-    const auto rstd = hn::Set(d, args.stats.row(r)[1]);
+    const auto mean = hn::Set(d, kCentered ? args.stats.row(r)[0] : A{0});
+    const auto rstd = hn::Set(d, args.stats.row(r)[kCentered ? 1 : 0]);
 
     auto sum_g = hn::Zero(d), sum_gn = hn::Zero(d);
-    // Unused lanes of the tail hold g = 0.
+    // In unused lanes of the tail g is 0.
     for_lanes(d, cols, [&](std::int64_t i, auto w) HWY_ATTR {
-      const auto normal = hn::Mul(hn::Sub(load(d, x + i, w), mean), rstd);
+      auto distance = load(d, x + i, w);
+      if constexpr (kCentered) distance = hn::Sub(distance, mean);
+      const auto normal = hn::Mul(distance, rstd);
       const auto e = load(d, dy + i, w);
       const auto g = hn::Mul(e, load(d, args.w + i, w));
-      sum_g = hn::Add(sum_g, g);
       sum_gn = hn::MulAdd(g, normal, sum_gn);
       save(d, hn::MulAdd(e, normal, load(d, dw + i, w)), dw + i, w);
-      save(d, hn::Add(load(d, db + i, w), e), db + i, w);
+      if constexpr (kCentered) {
+        sum_g = hn::Add(sum_g, g);
+        save(d, hn::Add(load(d, db + i, w), e), db + i, w);
+      }
     });
     const auto mean_g = hn::Set(d, sum_of_lanes(d, sum_g) / static_cast<A>(cols));
     const auto mean_gn = hn::Set(d, sum_of_lanes(d, sum_gn) / static_cast<A>(cols));
 
     for_lanes(d, cols, [&](std::int64_t i, auto w) HWY_ATTR {
-      const auto normal = hn::Mul(hn::Sub(load(d, x + i, w), mean), rstd);
-      const auto g = hn::Mul(load(d, dy + i, w), load(d, args.w + i, w));
-      const auto inner = hn::NegMulAdd(normal, mean_gn, hn::Sub(g, mean_g));
+      auto distance = load(d, x + i, w);
+      auto g = hn::Mul(load(d, dy + i, w), load(d, args.w + i, w));
+      if constexpr (kCentered) {
+        distance = hn::Sub(distance, mean);
+        g = hn::Sub(g, mean_g);
+      }
+      const auto inner = hn::NegMulAdd(hn::Mul(distance, rstd), mean_gn, g);
       save(d, hn::MulAdd(rstd, inner, load(d, dx + i, w)), dx + i, w);
-    });
-  }
-}
-
-template <class T>
-void rmsnorm(std::int64_t cols, const RmsNorm<T>& args, std::int64_t row) {
-  using A = Acc<T>;
-  const Lanes<T> d;
-  const T* x = args.x.row(row);
-  T* y = args.y.row(row);
-  auto squares = hn::Zero(d);
-  for_lanes(d, cols, [&](std::int64_t i, auto w) HWY_ATTR {
-    const auto v = load(d, x + i, w);
-    squares = hn::MulAdd(v, v, squares);
-  });
-  const A rstd = A{1} / std::sqrt(sum_of_lanes(d, squares) / static_cast<A>(cols) + static_cast<A>(args.eps));
-  const auto scale = hn::Set(d, rstd);
-  for_lanes(d, cols, [&](std::int64_t i, auto w) HWY_ATTR {
-    save(d, hn::Mul(hn::Mul(load(d, x + i, w), scale), load(d, args.w + i, w)), y + i, w);
-  });
-  args.stats.row(row)[0] = rstd;
-}
-
-// With n = x rstd and g = dy w: dx += rstd (g - n mean(g n)).
-template <class T>
-void rmsnorm_backward(std::int64_t cols, const RmsNormBackward<T>& args, RowGroup group, Acc<T>* dw) {
-  using A = Acc<T>;
-  const Lanes<T> d;
-  clear(dw, cols);
-  for (std::int64_t r = group.begin; r < group.end; ++r) {
-    const T* x = args.x.row(r);
-    const T* dy = args.dy.row(r);
-    T* dx = args.dx.row(r);
-    const auto rstd = hn::Set(d, args.stats.row(r)[0]);
-
-    auto sum_gn = hn::Zero(d);
-    for_lanes(d, cols, [&](std::int64_t i, auto w) HWY_ATTR {
-      const auto normal = hn::Mul(load(d, x + i, w), rstd);
-      const auto e = load(d, dy + i, w);
-      sum_gn = hn::MulAdd(hn::Mul(e, load(d, args.w + i, w)), normal, sum_gn);
-      save(d, hn::MulAdd(e, normal, load(d, dw + i, w)), dw + i, w);
-    });
-    const auto mean_gn = hn::Set(d, sum_of_lanes(d, sum_gn) / static_cast<A>(cols));
-
-    for_lanes(d, cols, [&](std::int64_t i, auto w) HWY_ATTR {
-      const auto normal = hn::Mul(load(d, x + i, w), rstd);
-      const auto g = hn::Mul(load(d, dy + i, w), load(d, args.w + i, w));
-      save(d, hn::MulAdd(rstd, hn::NegMulAdd(normal, mean_gn, g), load(d, dx + i, w)), dx + i, w);
     });
   }
 }
@@ -182,20 +154,16 @@ void add_partials(std::int64_t n, Strided<const Acc<T>> partials, std::int64_t g
 }
 
 template <class T>
-NormKernels<T> norms() {
-  return {layernorm<T>, layernorm_backward<T>, rmsnorm<T>, rmsnorm_backward<T>, sum_rows<T>, add_partials<T>};
+NormKernels<T> norms_of() {
+  return {norm_row<true, T, LayerNorm<T>>,
+          norm_backward<true, T, LayerNormBackward<T>>,
+          norm_row<false, T, RmsNorm<T>>,
+          norm_backward<false, T, RmsNormBackward<T>>,
+          sum_rows<T>,
+          add_partials<T>};
 }
-NormKernels<float> norms_f32() {
-  return norms<float>();
-}
-NormKernels<bf16> norms_bf16() {
-  return norms<bf16>();
-}
-NormKernels<fp16> norms_f16() {
-  return norms<fp16>();
-}
-NormKernels<double> norms_f64() {
-  return norms<double>();
+ForEachType<NormKernels> norms() {
+  return {norms_of<float>(), norms_of<bf16>(), norms_of<fp16>(), norms_of<double>()};
 }
 
 }  // namespace
@@ -205,22 +173,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zg::host {
 namespace {
-HWY_EXPORT(norms_f32);
-HWY_EXPORT(norms_bf16);
-HWY_EXPORT(norms_f16);
-HWY_EXPORT(norms_f64);
+HWY_EXPORT(norms);
 
 template <class T>
 NormKernels<T> kernels() {
-  if constexpr (std::is_same_v<T, float>) {
-    return HWY_DYNAMIC_DISPATCH(norms_f32)();
-  } else if constexpr (std::is_same_v<T, bf16>) {
-    return HWY_DYNAMIC_DISPATCH(norms_bf16)();
-  } else if constexpr (std::is_same_v<T, fp16>) {
-    return HWY_DYNAMIC_DISPATCH(norms_f16)();
-  } else {
-    return HWY_DYNAMIC_DISPATCH(norms_f64)();
-  }
+  return std::get<NormKernels<T>>(HWY_DYNAMIC_DISPATCH(norms)());
 }
 
 // body(group number, its rows) for each group that has rows, in parallel.
@@ -231,7 +188,7 @@ void for_groups(std::int64_t rows, const Body& body) {
   });
 }
 
-// out += the groups' sums, in order of the groups.
+// out += the sums of all groups, in order of the groups.
 template <class T>
 void gather(const NormKernels<T>& k, Extent extent, Strided<const Acc<T>> partials, Acc<T>* out) {
   const std::int64_t groups = row_groups(extent.rows);
@@ -301,10 +258,7 @@ void bias_backward(Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T
   template void rmsnorm(Extent, const RmsNorm<T>&);                      \
   template void rmsnorm_backward(Extent, const RmsNormBackward<T>&);     \
   template void bias_backward<T>(Extent, Strided<const T>, Acc<T>*, Strided<Acc<T>>);
-ZG_INSTANTIATE(float)
-ZG_INSTANTIATE(bf16)
-ZG_INSTANTIATE(fp16)
-ZG_INSTANTIATE(double)
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 
 }  // namespace zg::host

@@ -1,23 +1,33 @@
 // Rotary embedding (Su et al., "RoFormer", 2021) in the half-split convention of Hugging Face: the pair of
-// column i is column i + head_size / 2, turned by position * theta^(-2 i / head_size).
+// column i is column i + head_size / 2, rotated by the angle position * theta^(-2 i / head_size).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/rope.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 #include <cstdint>
+#include <tuple>
 
 #include "kernels/host/simd.hpp"
 #include "ziggurat/base/dtype.hpp"
+
+#ifndef ZG_ROPE_KERNELS
+#define ZG_ROPE_KERNELS
+namespace zg::host {
+// Rotates `heads` heads of one row, two halves each. sign: -1 rotates back.
+template <class T>
+using RotateRow = void (*)(T* x, std::int64_t heads, std::int64_t half, const float* cosine,
+                           const float* sine, float sign);
+using RowRotations = std::tuple<RotateRow<float>, RotateRow<bf16>, RotateRow<fp16>>;
+}  // namespace zg::host
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 namespace {
 
-// One row: `heads` heads of two halves each.
 template <class T>
-HWY_INLINE void turn(T* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
-                     float sign) {
+void rotate(T* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine, float sign) {
   const hn::ScalableTag<float> d;
   const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
   const auto sign_v = hn::Set(d, sign);
@@ -37,17 +47,8 @@ HWY_INLINE void turn(T* x, std::int64_t heads, std::int64_t half, const float* c
   }
 }
 
-void turn_f32(float* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
-              float sign) {
-  turn(x, heads, half, cosine, sine, sign);
-}
-void turn_bf16(bf16* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
-               float sign) {
-  turn(x, heads, half, cosine, sine, sign);
-}
-void turn_f16(fp16* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
-              float sign) {
-  turn(x, heads, half, cosine, sine, sign);
+RowRotations row_rotations() {
+  return {rotate<float>, rotate<bf16>, rotate<fp16>};
 }
 
 }  // namespace
@@ -66,24 +67,15 @@ HWY_AFTER_NAMESPACE();
 namespace zg::host {
 namespace {
 
-HWY_EXPORT(turn_f32);
-HWY_EXPORT(turn_bf16);
-HWY_EXPORT(turn_f16);
+HWY_EXPORT(row_rotations);
 
-void turn_row(float* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
-              float sign) {
-  HWY_DYNAMIC_DISPATCH(turn_f32)(x, heads, half, cosine, sine, sign);
+template <class T>
+void rotate_row(T* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
+                float sign) {
+  std::get<RotateRow<T>>(HWY_DYNAMIC_DISPATCH(row_rotations)())(x, heads, half, cosine, sine, sign);
 }
-void turn_row(bf16* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
-              float sign) {
-  HWY_DYNAMIC_DISPATCH(turn_bf16)(x, heads, half, cosine, sine, sign);
-}
-void turn_row(fp16* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
-              float sign) {
-  HWY_DYNAMIC_DISPATCH(turn_f16)(x, heads, half, cosine, sine, sign);
-}
-void turn_row(double* x, std::int64_t heads, std::int64_t half, const double* cosine, const double* sine,
-              double sign) {
+void rotate_row(double* x, std::int64_t heads, std::int64_t half, const double* cosine, const double* sine,
+                double sign) {
   for (std::int64_t h = 0; h < heads; ++h, x += 2 * half) {
     for (std::int64_t i = 0; i < half; ++i) {
       const double a = x[i], b = x[half + i], c = cosine[i], s = sine[i] * sign;
@@ -93,7 +85,7 @@ void turn_row(double* x, std::int64_t heads, std::int64_t half, const double* co
   }
 }
 
-// Cosines and sines [time, half], made in double. Every layer of a model asks for the same ones.
+// Cosines and sines [time, half], computed in double. Every layer of a model uses the same ones.
 template <class A>
 struct Table {
   Table(std::int64_t t, std::int64_t h, double th)
@@ -101,11 +93,11 @@ struct Table {
     constexpr std::int64_t kGrain = 64;
     parallel_for(time, kGrain, [this](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = 0; i < half; ++i) {
-        const double speed = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
+        const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
         for (std::int64_t p = begin; p < end; ++p) {
           const auto at = static_cast<std::size_t>(p * half + i);
-          cosine[at] = static_cast<A>(std::cos(static_cast<double>(p) * speed));
-          sine[at] = static_cast<A>(std::sin(static_cast<double>(p) * speed));
+          cosine[at] = static_cast<A>(std::cos(static_cast<double>(p) * frequency));
+          sine[at] = static_cast<A>(std::sin(static_cast<double>(p) * frequency));
         }
       }
     });
@@ -115,8 +107,8 @@ struct Table {
   std::vector<A> cosine, sine;
 };
 
-// The calling thread keeps its last table. A caller holds what it uses, since while it waits for a loop its
-// thread may run another task that asks for another table.
+// Each thread keeps its last table. The caller shares ownership of what it gets: while it waits for a
+// parallel loop, its thread may run another task that replaces the kept table.
 template <class A>
 std::shared_ptr<const Table<A>> table_of(std::int64_t time, std::int64_t half, double theta) {
   static thread_local std::shared_ptr<const Table<A>> kept;
@@ -143,18 +135,16 @@ void rope(T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int6
   parallel_for(rows, kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const auto at = static_cast<std::size_t>(r % time * half);
-      turn_row(x + r * ld, heads, half, table->cosine.data() + at, table->sine.data() + at,
-               static_cast<A>(inverse ? -1 : 1));
+      rotate_row(x + r * ld, heads, half, table->cosine.data() + at, table->sine.data() + at,
+                 static_cast<A>(inverse ? -1 : 1));
     }
   });
 }
 
-template void rope(float*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double,
-                   bool);
-template void rope(bf16*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, bool);
-template void rope(fp16*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, bool);
-template void rope(double*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double,
-                   bool);
+#define ZG_INSTANTIATE(T) \
+  template void rope(T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, bool);
+ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
+#undef ZG_INSTANTIATE
 
 }  // namespace zg::host
 #endif  // HWY_ONCE

@@ -1,6 +1,6 @@
-// Highway vectors of fp32 to and from fp32, bf16 or fp16 memory. Include after hwy/highway.h, inside a file
-// that foreach_target.h includes once per instruction set (so no #pragma once: the guard flips instead).
-// Pure functions; any thread. They touch exactly Lanes(d) elements: pad or finish tails with scalars.
+// Loads and stores of fp32 vectors from and to fp32, bf16 or fp16 memory. Include it after hwy/highway.h,
+// in a file that foreach_target.h includes once for each instruction set (hence no #pragma once: the guard
+// flips each time). Pure functions; any thread. They access exactly Lanes(d) elements.
 #if defined(ZG_KERNELS_HOST_SIMD_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZG_KERNELS_HOST_SIMD_HPP
 #undef ZG_KERNELS_HOST_SIMD_HPP
@@ -32,9 +32,9 @@ HWY_INLINE hn::Vec<D> load_f32(D d, const bf16* from) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
 }
 
-// Whether Highway's conversions of halves are F16C's instructions, which are IEEE's. Without them its version
-// 1.0.3 truncates and has neither infinities nor NaNs: integers convert here. (On Arm too: they are right on
-// any target.)
+// Whether Highway converts halves by F16C's instructions, which follow IEEE. Without them Highway 1.0.3
+// truncates and knows neither infinities nor NaNs, so we convert by integer arithmetic (on Arm, too: it is
+// right on any target).
 #if HWY_ARCH_X86 && HWY_TARGET < HWY_SSE4 && !defined(HWY_DISABLE_F16C)
 inline constexpr bool kHasF16c = true;
 #else
@@ -58,7 +58,7 @@ HWY_INLINE hn::Vec<D> load_f32(D d, const fp16* from) {
     const auto normal = hn::Add(hn::ShiftLeft<13>(size), rebias);
     const auto quiet = hn::IfThenElseZero(hn::Gt(size, hn::Set(di, 0x7c00)), hn::Set(di, 0x400000));
     const auto special = hn::Or(hn::Add(normal, rebias), quiet);
-    // The last bit of a float in [1/2, 1) is worth as much as that of a subnormal half: 2^-24.
+    // The last bit of a float in [1/2, 1) has the same value as that of a subnormal half: 2^-24.
     const auto above_half = hn::BitCast(d, hn::Add(size, hn::Set(di, 0x3f000000)));
     const auto subnormal = hn::BitCast(di, hn::Sub(above_half, hn::Set(d, 0.5f)));
     const auto finite = hn::IfThenElse(hn::Gt(hn::Set(di, 0x400), size), subnormal, normal);
@@ -104,7 +104,7 @@ HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> v, fp16* to) {
     const auto odd = hn::And(hn::ShiftRight<13>(size), hn::Set(di, 1));
     const auto rounded = hn::Add(hn::Add(size, odd), hn::Set(di, 0xfff - (112 << 23)));
     const auto normal = hn::ShiftRight<13>(rounded);
-    // The addition rounds to multiples of 2^-24.
+    // This addition rounds to multiples of 2^-24, as subnormal halves are.
     const auto above_half = hn::Add(hn::BitCast(d, size), hn::Set(d, 0.5f));
     const auto subnormal = hn::Sub(hn::BitCast(di, above_half), hn::Set(di, 0x3f000000));
     const auto payload = hn::And(hn::ShiftRight<13>(size), hn::Set(di, 0x3ff));

@@ -1,5 +1,5 @@
-// How elementwise work on a matrix is split: into spans of a row, several to a task. The split depends on the
-// sizes alone. Any thread.
+// How elementwise work on a matrix is split into tasks: each takes some spans of a row. The split depends
+// on the sizes alone. Any thread.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace zg::host {
 
-// Elements of a task: some 64 KiB, far above the price of a task and far below a cache.
+// Elements of a task: some 64 KiB, which is far more work than starting a task, and far less than a cache.
 inline constexpr std::int64_t kSpan = 16 * 1024;
 
 // body(row, first column, number of columns) over all of the matrix, in parallel.
@@ -26,14 +26,14 @@ void for_spans(Extent extent, const Body& body) {
   });
 }
 
-// The same matrix as one long row where no operand has a gap between its rows.
+// The same matrix as one long row, if no operand has gaps between its rows.
 template <class... Operands>
 Extent flattened(Extent extent, const Operands&... operands) {
   const bool dense = ((operands.ld == extent.cols) && ...);
   return dense ? Extent{1, extent.rows * extent.cols} : extent;
 }
 
-// How many rows make a task of about kSpan elements.
+// The rows of a task of about kSpan elements.
 inline std::int64_t rows_per_task(Extent extent) {
   return std::max<std::int64_t>(1, kSpan / std::max<std::int64_t>(1, extent.cols));
 }

@@ -1,4 +1,4 @@
-// Cuts an update into chunks for threads and these into whole blocks, for the pass of its optimizer.
+// Cuts an update into chunks for threads, and these into runs of whole blocks for the optimizer's pass.
 #include "kernels/host/update.hpp"
 
 #include <algorithm>
@@ -14,17 +14,8 @@ namespace {
 constexpr std::int64_t kChunk = 64 * 1024;
 static_assert(kChunk % kQuantBlock == 0);
 
-std::int64_t bytes_of_moment(const StateFormat& format) {
-  switch (format.moments) {
-    case MomentFormat::kFull:
-      return static_cast<std::int64_t>(size_of(format.full));
-    case MomentFormat::kBf16:
-      return 2;
-    case MomentFormat::kInt8:
-      return 1;
-  }
-  ZG_ASSERT(false, "moment format {}", static_cast<int>(format.moments));
-  return 0;
+std::int64_t bytes_of(DType type) {
+  return static_cast<std::int64_t>(size_of(type));
 }
 
 template <class T>
@@ -33,18 +24,19 @@ T* advance(T* data, std::int64_t bytes) {
   return data == nullptr ? nullptr : reinterpret_cast<T*>(reinterpret_cast<Byte*>(data) + bytes);
 }
 
-// Arrays of some elements, and what one of each is in bytes.
+// The arrays of an update, with the bytes of an element of each.
 class Arrays {
  public:
   Arrays(const UpdateArrays& arrays, const StateFormat& format)
       : arrays_(arrays),
-        grad_(static_cast<std::int64_t>(size_of(arrays.grad_type))),
-        weight_(static_cast<std::int64_t>(size_of(arrays.weight_type))),
-        master_(format.master == MasterFormat::kSplit ? 2 : static_cast<std::int64_t>(size_of(format.full))),
-        moment_(bytes_of_moment(format)),
+        grad_(bytes_of(arrays.grad_type)),
+        weight_(bytes_of(arrays.weight_type)),
+        master_(bytes_of(stored_master_type(format))),
+        moment_(bytes_of(stored_moment_type(format))),
         moments_(format.moment_count) {}
 
-  // A unit's state lies in one piece mostly: where one array lies, the others do.
+  // The memory whose NUMA node decides where the loop runs. One array stands for all: the state of a unit
+  // is mostly contiguous.
   Near near(std::int64_t n) const {
     if (moments_ > 0) return {arrays_.moment[0], n * moment_};
     if (arrays_.master != nullptr) return {arrays_.master, n * master_};
@@ -63,8 +55,8 @@ class Arrays {
     return a;
   }
 
-  // The last n < kQuantBlock elements, from `begin`, as a block of their own whose other elements are zero:
-  // zeros stay zero in every optimizer, and are no block's largest.
+  // The last n < kQuantBlock elements, from `begin` on, copied to a block whose other elements are zero.
+  // Zeros stay zero in every optimizer, and do not change the largest value of the block.
   class Tail {
    public:
     Tail(const Arrays& whole, std::int64_t begin, std::int64_t n)
@@ -108,13 +100,13 @@ UpdateKernel<S> kernel_of(const StateFormat& format, const UpdateParams& p) {
   UpdateKernels<S> kernels;
   switch (format.kind) {
     case OptimizerKind::kAdam:
-      kernels = adam_kernels<S>(p.decoupled);
+      kernels = std::get<UpdateKernels<S>>(adam_passes(p.decoupled));
       break;
     case OptimizerKind::kSgd:
-      kernels = sgd_kernels<S>(format.moment_count == 1, p.nesterov);
+      kernels = std::get<UpdateKernels<S>>(sgd_passes(format.moment_count == 1, p.nesterov));
       break;
     case OptimizerKind::kLion:
-      kernels = lion_kernels<S>();
+      kernels = std::get<UpdateKernels<S>>(lion_passes());
       break;
   }
   return kernels.of[static_cast<int>(format.master)][static_cast<int>(format.moments)];
@@ -148,7 +140,7 @@ void run(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, 
   });
 }
 
-// The weights again from the masters that they are copies of.
+// A skipped step: weights are written again from their masters.
 void skip(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p) {
   if (format.master == MasterFormat::kSplit) return;
   if (format.full == DType::kF32) {
@@ -166,7 +158,7 @@ bool is_storage(DType type) {
 
 void check_update(const UpdateArrays& a, const StateFormat& f, const UpdateParams& p) {
   ZG_ASSERT_GE(p.step, 1);
-  // Elements that have always been zero (padding) must give 0 / eps and not 0 / 0.
+  // Elements that have always been zero (padding) must compute 0 / eps, not 0 / 0.
   const bool positive = f.full == DType::kF64 ? p.eps > 0 : static_cast<float>(p.eps) > 0;
   ZG_ASSERT(p.skip || f.kind != OptimizerKind::kAdam || positive, "eps {}", p.eps);
   ZG_ASSERT(f.full == DType::kF32 || f.full == DType::kF64, "state in {}", name_of(f.full));
@@ -193,7 +185,7 @@ void update(std::int64_t n, const UpdateArrays& arrays, const StateFormat& forma
   check_update(arrays, format, p);
   if (p.skip) return skip(n, arrays, format, p);
   StateFormat f = format;
-  // What is not kept has no format.
+  // Without moments their format does not matter.
   if (f.moment_count == 0) f.moments = MomentFormat::kFull;
   if (f.full == DType::kF64) {
     run<double>(n, arrays, f, p, kernel_of<double>(f, p));

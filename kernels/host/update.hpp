@@ -1,10 +1,10 @@
-// The optimizers of the host, each one fused pass: per parameter it reads a gradient, the master weight and
-// the moments once, and writes the last two and the rounded weight once.
+// The optimizers of the host, each one fused pass: for each element it reads the gradient, the master
+// weight and the moments once, and writes master, moments and the rounded weight once.
 //
-// Blocking, any thread, threaded by parallel_for. The bits of every output are the same on every instruction
-// set, for any alignment and for any number of threads: the arithmetic is additions, products, quotients and
-// square roots, each rounded once to S (never contracted), in the order written here. S is float, or double
-// for a model in f64. Constants (UpdateConstants) are computed in double and rounded once.
+// Blocking, from any thread, parallel (parallel_for). Every output has the same bits on every instruction
+// set, for any alignment and any number of threads: the arithmetic is additions, products, quotients and
+// square roots, each rounded once to S (never contracted to FMA), in the order written here. S is float, or
+// double for a model in f64. Constants (UpdateConstants) are computed in double and rounded once.
 //
 //   g = grad * grad_scale
 //
@@ -14,8 +14,8 @@
 //              master = decay * master                       (only if decoupled)
 //              master = master - (step_size * m) / (sqrt(v) * inv_sqrt_correction2 + eps)
 //   SGD        g = g + l2 * master
-//              m = momentum * m + rest * g                   (with a moment; rest: 1 - dampening, 1 in the
-//                                                            first step, as torch does)
+//              m = momentum * m + one_minus_dampening * g    (with a moment; in the first step the factor
+//                                                            is 1, as in torch)
 //              g = nesterov ? g + momentum * m : m           (with a moment)
 //              master = master - step_size * g
 //   Lion       u = beta1 * m + one_minus_beta1 * g
@@ -25,18 +25,18 @@
 //
 //   weight = master, rounded to nearest, ties away from zero in bf16 (see below), to even in f16
 //
-// A NaN in a master or a weight is one quiet NaN, and so it is in narrow moments. Whole moments keep the NaN
-// that the machine makes: which one is the only thing that is left open.
+// A NaN in a master, a weight or a moment narrower than S is always the same quiet NaN. In moments of
+// format kFull it is the NaN that the processor makes; nothing else is left open.
 //
-// Master formats (MasterFormat). A weight in bf16 is the fp32 master, rounded to nearest. With kSplit the low
-// 16 bits of the master are kept beside it, and from these two the master comes back exactly: its high half is
-// the weight, less one where the low half is 0x8000 or more, since then it was rounded up. That is why ties
-// go away from zero here, in all formats: to-even would round half of the ties up and half down, with the same
-// low half, so that the master could not be told any more.
+// Master formats (MasterFormat). A weight in bf16 is the fp32 master, rounded to nearest. With kSplit the
+// low 16 bits of the master are kept beside the weight, and the two restore it exactly: its high half is
+// the weight, less one if the low half is 0x8000 or more, since the weight was rounded up then. This is why
+// ties round away from zero, in all formats. With ties to even, half of the ties would round up and half
+// down, both with the low half 0x8000, and the master could not be restored.
 //
-// Moments (MomentFormat), computed in fp32 from what was kept, kept anew:
-//   kBf16  rounded stochastically to bf16 by 16 random bits, added to the fp32 bits below the last that stays
-//          (update_random.hpp): of expectation exact. An infinity or a NaN stays one.
+// Moments (MomentFormat) are decoded to fp32, updated, and encoded again:
+//   kBf16  rounded stochastically to bf16: 16 random bits are added to the low half of the fp32 number
+//          (update_random.hpp), which is then cut off. The expectation is exact. Infinities and NaNs stay.
 //   kInt8  see update_int8.hpp.
 #pragma once
 #include <cstdint>
@@ -49,10 +49,12 @@ namespace zg::host {
 
 using namespace kernels;
 
-// p.step >= 1; with Adam p.eps > 0, also when rounded to S. Of f64 only kFull, and all arrays are f64.
-// Ends the process otherwise: whoever calls it has a bug. For other devices' update(), too.
+// Ends the process if the arguments are wrong, which is a bug of the caller. It must hold that p.step >= 1;
+// for Adam that p.eps > 0, also when rounded to S; for f64 that all formats are kFull and all arrays f64.
+// Every device's update calls it.
 void check_update(const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p);
 
+// n elements, beginning with element p.first_element of the parameter.
 void update(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p);
 
 }  // namespace zg::host

@@ -1,4 +1,4 @@
-// What is the same for all elements of an update (update.hpp), computed in double and rounded once to S.
+// The constants of an update (update.hpp), computed in double and rounded once to S.
 #pragma once
 #include <cmath>
 
@@ -9,7 +9,7 @@ namespace zg::host {
 template <class S>
 struct UpdateConstants {
   S grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_correction2,
-      eps, momentum, rest;
+      eps, momentum, one_minus_dampening;
 
   UpdateConstants(OptimizerKind kind, const UpdateParams& p) {
     const double t = static_cast<double>(p.step);
@@ -27,8 +27,8 @@ struct UpdateConstants {
     inv_sqrt_correction2 = static_cast<S>(1 / std::sqrt(correction2));
     eps = static_cast<S>(p.eps);
     momentum = static_cast<S>(p.momentum);
-    // torch begins with the gradient itself, undampened.
-    rest = p.step == 1 ? S{1} : static_cast<S>(1 - p.dampening);
+    // As in torch, the first momentum is the gradient itself.
+    one_minus_dampening = p.step == 1 ? S{1} : static_cast<S>(1 - p.dampening);
   }
 };
 

@@ -1,24 +1,27 @@
-// Moments in 8 bits: a logarithmic code with eight steps to the octave, as the top bits of a fp32 number are
-// one, over a window of octaves that each block of kQuantBlock elements places below its largest value.
+// Moments in 8 bits: a logarithmic code with eight steps to the octave, like the top bits of an fp32
+// number. It covers a window of octaves, which each block of kQuantBlock elements places below its largest
+// value.
 //
-// With top(x) = bits(x) >> 20 (exponent and three bits of mantissa) and x(t) = the float of bits t << 20:
+// Let top(x) = bits(x) >> 20 (the exponent and three bits of mantissa), and x(t) = the float with bits t <<
+// 20:
 //
 //   first moment, signed   scale a = x(base), base = max(0, top(largest |m|) + 2 - 127)
 //     code                 sign << 7 | top(|m| + a, rounded) - base
 //     value                +-(x(base + magnitude) - a)
 //   second, not negative   scale x(base), base = max(0, top(largest v) + 1 - 255)
-//     code                 0 of v < 2^-133, else max(1, top(v, rounded) - base)
-//     value                0 of code 0, else x(base + code)
+//     code                 0 if v < 2^-133, else max(1, top(v, rounded) - base)
+//     value                0 for code 0, else x(base + code)
 //
-// Adding a makes the first code linear about zero, where its steps are a / 8 = 2^-18.6 of the block's largest
-// value; elsewhere it errs by less than (|m| + a) / 8. The second reaches down to 2^-31.7 of the largest,
-// errs by less than v / 8 above that, and never turns a value above zero into zero: m / (sqrt(v) + eps)
-// cannot blow up because v was lost, small values are kept too large instead. Its grid does not move with the
-// block's largest value. Zero bytes and scales of zero are zero moments.
+// Adding a makes the first moment's code linear about zero, where its steps are a / 8 = 2^-18.6 of the
+// block's largest value; elsewhere its error is less than (|m| + a) / 8. The second moment's code reaches
+// down to 2^-31.7 of the largest value, and its error above that is less than v / 8. It never turns a
+// positive value into zero, so that m / (sqrt(v) + eps) cannot blow up because v was lost; small values
+// become too large instead. Its grid does not move with the block's largest value. Code bytes of zero with
+// scales of zero are moments of zero.
 //
-// Rounding is stochastic, by 20 random bits (update_random.hpp) added to what is cut off. To nearest would
-// not do: beta2 = 0.999 changes v by a thousandth a step, far less than half a step of the code, and v would
-// stay where it is (tests/kernels/update_int8_test.cpp).
+// Rounding is stochastic: 20 random bits (update_random.hpp) are added to the bits that are cut off.
+// Rounding to nearest would not do: beta2 = 0.999 changes v by a thousandth in a step, far less than half a
+// step of the code, and v would never move (tests/kernels/update_int8_test.cpp).
 //
 // A block with an infinity or a NaN becomes NaN as a whole: scale NaN, codes zero.
 #pragma once
@@ -30,7 +33,8 @@
 
 namespace zg::host {
 
-// The definition, for tests; update_pass.hpp computes the same in vectors. `random` of update_random().
+// The definition, one element at a time, for tests; update_pass.hpp computes the same in vectors. moment: 0
+// or 1; random: from update_random().
 namespace int8 {
 
 inline constexpr int kShift = 20;
@@ -43,7 +47,7 @@ inline std::uint32_t below_the_code(std::uint32_t random) {
   return random & 0xfffffu;
 }
 
-// largest: the bits of the block's largest |m| (v), taken as integers, so that NaN is the largest of all.
+// largest: the bits of the block's largest |m|, or v, compared as integers: a NaN is larger than all numbers.
 inline std::uint32_t base_of(int moment, std::uint32_t largest) {
   const int base = static_cast<int>(largest >> kShift) + (moment == 0 ? 2 - 127 : 1 - 255);
   return static_cast<std::uint32_t>(std::max(0, base));

@@ -1,7 +1,8 @@
-// Between update.cpp, which cuts an update into runs of whole blocks, and the passes of one optimizer each
-// (update_adam.cpp, ...), which compute them.
+// The interface between update.cpp, which cuts an update into runs of whole blocks, and the passes that
+// compute them, a file for each optimizer (update_adam.cpp, ...).
 #pragma once
 #include <cstdint>
+#include <tuple>
 
 #include "kernels/host/update.hpp"
 #include "kernels/host/update_constants.hpp"
@@ -11,28 +12,28 @@ namespace zg::host {
 template <class S>
 struct UpdateJob {
   UpdateArrays arrays;
-  std::int64_t blocks = 0;  // of kQuantBlock elements, all whole
+  std::int64_t blocks = 0;  // of kQuantBlock elements each
   const UpdateConstants<S>* constants = nullptr;
   RandomKey random;
   std::int64_t step = 0;
-  std::int64_t first_block = 0;  // where in its parameter the run begins
+  std::int64_t first_block = 0;  // number of the run's first block in its parameter
 };
 template <class S>
 using UpdateKernel = void (*)(const UpdateJob<S>& job);
 
-// A pass for each way to keep the state. Null where there is none (a double is only kept whole).
+// A pass for each way to keep the state; null: that way is not supported (a double is kept in format kFull
+// alone).
 template <class S>
 struct UpdateKernels {
   UpdateKernel<S> of[2][3] = {};  // [MasterFormat][MomentFormat]
 };
 
-template <class S>
-UpdateKernels<S> adam_kernels(bool decoupled);
-template <class S>
-UpdateKernels<S> sgd_kernels(bool momentum, bool nesterov);
-template <class S>
-UpdateKernels<S> lion_kernels();
-// Weights that are a copy of their master (MasterFormat::kFull), made anew.
+// The passes of an update rule, for state in f32 and in f64.
+using UpdatePasses = std::tuple<UpdateKernels<float>, UpdateKernels<double>>;
+UpdatePasses adam_passes(bool decoupled);
+UpdatePasses sgd_passes(bool momentum, bool nesterov);
+UpdatePasses lion_passes();
+// Writes weights again from their masters (MasterFormat::kFull).
 UpdateKernel<float> weight_kernel();
 
 }  // namespace zg::host

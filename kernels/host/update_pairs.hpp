@@ -1,6 +1,5 @@
-// What the optimizers' pass moves its data with: pairs of vectors from and to memory, whole, halves or bytes,
-// and the random bits of a block. Included once per instruction set, after simd.hpp's fashion (the guard
-// flips).
+// Data movement of the optimizers' pass: loads and stores of pairs of vectors (32-bit words, 16-bit halves,
+// bytes), and the random bits of a block. Included once for each instruction set, as simd.hpp is.
 #if defined(ZG_KERNELS_HOST_UPDATE_PAIRS_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZG_KERNELS_HOST_UPDATE_PAIRS_HPP
 #undef ZG_KERNELS_HOST_UPDATE_PAIRS_HPP
@@ -24,9 +23,9 @@ namespace zg::host::HWY_NAMESPACE {
 template <class D>
 using Bits = hn::RebindToUnsigned<D>;
 
-// The pass works on two vectors at a time. Where everything is kept whole they are neighbours in memory;
-// where moments are narrow, `a` has the even elements of a row and `b` the odd ones: these are the low and
-// the high halves of 32-bit words, which takes a shift to tell apart, where neighbours take a shuffle.
+// The pass works on two vectors a and b at a time. With moments of format kFull they are consecutive in
+// memory. With narrower moments a has the even elements of a run and b the odd ones: these are the low and
+// high halves of 32-bit words, which a shift separates, where consecutive elements would need a shuffle.
 enum class Order { kNeighbours, kEvenOdd };
 
 template <class V>
@@ -47,13 +46,14 @@ HWY_INLINE Words<D> as_words(D /*d*/, Floats<D> f) {
   return {hn::BitCast(Bits<D>(), f.a), hn::BitCast(Bits<D>(), f.b)};
 }
 
-// Highway's own NaN would overflow when it is rounded up.
+// The bits of Highway's own NaN would overflow when they are rounded up.
 template <class D>
 HWY_INLINE hn::Vec<D> quiet_nan(D d) {
   return hn::Set(d, std::numeric_limits<hn::TFromD<D>>::quiet_NaN());
 }
 
-// NaN in one form, so that an update's bits do not depend on which operand's NaN an instruction takes.
+// Makes all NaNs the same, so that the bits of an update do not depend on which operand's NaN an
+// instruction keeps.
 template <class D>
 HWY_INLINE hn::Vec<D> one_nan(D d, hn::Vec<D> v) {
   return hn::IfThenElse(hn::IsNaN(v), quiet_nan(d), v);
@@ -89,7 +89,7 @@ HWY_INLINE void store_words(D /*d*/, hn::Vec<Bits<D>> words, std::uint16_t* to) 
   hn::StoreU(words, Bits<D>(), reinterpret_cast<std::uint32_t*>(to));
 }
 
-// 16 bits each, as the high halves of words.
+// Loads 16-bit elements into the high halves of words.
 template <Order kOrder, class D>
 HWY_INLINE Words<D> load_high(D d, const std::uint16_t* from) {
   const Bits<D> d32;
@@ -102,7 +102,7 @@ HWY_INLINE Words<D> load_high(D d, const std::uint16_t* from) {
             hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, from + hn::Lanes(d16))))};
   }
 }
-// 16 bits each, as signed numbers.
+// Loads 16-bit elements as signed numbers.
 template <Order kOrder, class D>
 HWY_INLINE Words<D> load_signed(D d, const std::uint16_t* from) {
   const Bits<D> d32;
@@ -118,7 +118,7 @@ HWY_INLINE Words<D> load_signed(D d, const std::uint16_t* from) {
             hn::BitCast(d32, hn::PromoteTo(i32, hn::LoadU(d16, halves + hn::Lanes(d16))))};
   }
 }
-// The high halves of words whose odd elements are b: what load_high() read.
+// Merges the high halves of even (a) and odd (b) elements: the inverse of load_high() for kEvenOdd.
 template <class D>
 HWY_INLINE hn::Vec<Bits<D>> high_halves(D /*d*/, Words<D> w) {
   return hn::OrAnd(hn::ShiftRight<16>(w.a), w.b, hn::Set(Bits<D>(), 0xffff0000u));
@@ -144,7 +144,7 @@ HWY_INLINE void store_low(D d, Words<D> w, std::uint16_t* to) {
   }
 }
 
-// Two bytes to a word, in the low bytes of its halves; above them zero or the sign.
+// Loads two bytes into each word, extended to its two halves, by zeros or (Int signed) by the sign.
 template <class Int, class D>
 HWY_INLINE hn::Vec<Bits<D>> load_bytes([[maybe_unused]] D d, const std::uint8_t* from) {
 #if HWY_TARGET == HWY_SCALAR  // has no vectors of two
@@ -159,7 +159,7 @@ HWY_INLINE hn::Vec<Bits<D>> load_bytes([[maybe_unused]] D d, const std::uint8_t*
   return hn::BitCast(Bits<D>(), hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const Int*>(from))));
 #endif
 }
-// The low bytes of both halves of each word.
+// Stores the low bytes of both halves of each word.
 template <class D>
 HWY_INLINE void store_bytes(D /*d*/, hn::Vec<Bits<D>> words, std::uint8_t* to) {
 #if HWY_TARGET == HWY_SCALAR
@@ -174,7 +174,7 @@ HWY_INLINE void store_bytes(D /*d*/, hn::Vec<Bits<D>> words, std::uint8_t* to) {
 
 // ------------------------------------------------------------------------------------------ random bits
 
-// Philox's keys, round by round.
+// The keys of Philox's ten rounds.
 struct RoundKeys {
   std::uint64_t first[10], second[10];
 
@@ -186,14 +186,15 @@ struct RoundKeys {
   }
 };
 
-// The words of two blocks, an even one and the next (update_random.hpp), each with its first word again
-// behind its last.
+// The random words (update_random.hpp) of an even block and the next. Behind a block's last word its first
+// is repeated, as the words form a ring.
 class RandomBlocks {
  public:
-  // even: the block's index.
+  // even: the index of the even block.
   HWY_INLINE void fill(const RoundKeys& keys, std::uint64_t step, std::uint64_t even);
 
-  // Random in the lowest 16 bits at least (kInt8: 20), for the elements from i on of a block, even or odd.
+  // Random bits for the elements of two vectors from element i of a block on, in the lowest 20 bits of each
+  // word.
   template <class D>
   HWY_INLINE Words<D> at(D /*d*/, std::int64_t block, int moment, std::int64_t i) const {
     const std::int64_t word = (i / 2 + moment * kRandomWords / 2) % kRandomWords;
@@ -224,12 +225,13 @@ HWY_INLINE void RandomBlocks::fill(const RoundKeys& keys, std::uint64_t step, st
   const hn::RepartitionToNarrow<decltype(d)> d32;
   using V = hn::Vec<decltype(d)>;
   constexpr std::uint64_t kLow = 0xffffffffu;
-  // So many vectors of counters at a time that their products, each waiting for the last, overlap.
+  // Several vectors of counters at a time: each product waits for the one before, so that independent ones
+  // overlap.
   constexpr std::size_t kVectors = 4;
   const V m0 = hn::Set(d, std::uint64_t{0xD2511F53u}), m1 = hn::Set(d, std::uint64_t{0xCD9E8D57u});
   const std::size_t lanes = hn::Lanes(d);
   for (std::size_t j = 0; j < 2 * kCounters; j += kVectors * lanes) {
-    // Only the low halves of the 64-bit lanes count; what is in the high halves is never looked at.
+    // Only the low halves of the 64-bit lanes are used; the high halves contain garbage.
     V c0[kVectors], c1[kVectors], c2[kVectors], c3[kVectors];
     for (std::size_t u = 0; u < kVectors; ++u) {
       c0[u] = hn::Add(hn::Set(d, (counter & kLow) + j + u * lanes), hn::Iota(d, 0));

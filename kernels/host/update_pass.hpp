@@ -1,9 +1,11 @@
-// The pass that all optimizers share: per block of kQuantBlock elements it decodes gradient, master and
-// moments, applies a rule, encodes them again and makes the weight. Included once per instruction set, after
-// simd.hpp's fashion (the guard flips). Runs of whole blocks; nothing outside of them is touched.
+// The pass that all optimizers share. For each block of kQuantBlock elements it decodes gradient, master
+// and moments, applies the update rule, encodes master and moments again, and writes the weight. It takes
+// runs of whole blocks, and accesses nothing outside of them. Included once for each instruction set, as
+// simd.hpp is.
 //
-// A Rule has the element type S, kMoments, a constructor (d, UpdateConstants<S>) and
-//   apply(g, master, m, v)   vectors; g is scaled already; changes the last three in place.
+// A Rule is the update rule: it has the element type S, the number of moments kMoments, a constructor from
+// (d, UpdateConstants<S>), and
+//   apply(g, master, m, v)   on vectors; g is scaled already; master, m and v are updated in place.
 #if defined(ZG_KERNELS_HOST_UPDATE_PASS_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZG_KERNELS_HOST_UPDATE_PASS_HPP
 #undef ZG_KERNELS_HOST_UPDATE_PASS_HPP
@@ -30,7 +32,7 @@ namespace zg::host::HWY_NAMESPACE {
 template <Order kOrder, class S>
 class Gradient {
  public:
-  // buffer: a block.
+  // buffer: room for a block, used for fp16 gradients.
   Gradient(const UpdateArrays& a, std::int64_t begin, S* buffer) {
     if constexpr (sizeof(S) == 8) {
       whole_ = static_cast<const S*>(a.grad) + begin;
@@ -86,7 +88,8 @@ class Master<kOrder, MasterFormat::kSplit, S> {
   Master(const UpdateArrays& a, std::int64_t begin)
       : weight_(static_cast<std::uint16_t*>(a.weight) + begin),
         low_(static_cast<std::uint16_t*>(a.master) + begin) {}
-  // The weight was rounded up where the low half is 0x8000 or more, that is, negative as a signed number.
+  // The weight was rounded up if the low half is 0x8000 or more: then, as a signed number, it subtracts one
+  // from the high half.
   template <class D>
   HWY_INLINE Floats<D> load(D d, std::int64_t i) const {
     const auto high = load_high<kOrder>(d, weight_ + i);
@@ -106,17 +109,17 @@ class Master<kOrder, MasterFormat::kSplit, S> {
   std::uint16_t* low_;
 };
 
-// Where a block's moments lie, and what they need.
+// What the moments of a block are constructed from.
 template <class S>
 struct MomentPlace {
   const UpdateArrays& arrays;
   std::int64_t begin;
   const RandomBlocks& random;
-  std::int64_t block;  // in the parameter
-  S* values;           // a block of each moment, for kInt8
+  std::int64_t block;  // its number in the parameter
+  S* values;           // kInt8: room for the new values of a block, for each moment
 };
 
-// One moment of one block, the first or the second. finish() after all of its elements were stored.
+// The first (kMoment = 0) or second moment of a block.
 template <int kMoment, MomentFormat kFormat, class S>
 class Moment;
 
@@ -132,9 +135,6 @@ class Moment<kMoment, MomentFormat::kFull, S> {
   HWY_INLINE void store(D d, Floats<D> f, std::int64_t i) {
     store_whole<Order::kNeighbours>(d, f, data_ + i);
   }
-  HWY_INLINE void settle() {}
-  HWY_INLINE void encode(std::int64_t /*i*/) const {}
-  HWY_INLINE void finish() const {}
 
  private:
   S* data_;
@@ -156,9 +156,6 @@ class Moment<kMoment, MomentFormat::kBf16, S> {
     const auto random = random_.at(d, block_, kMoment, i);
     store_high<Order::kEvenOdd>(d, Words<D>{round(d, f.a, random.a), round(d, f.b, random.b)}, data_ + i);
   }
-  HWY_INLINE void settle() {}
-  HWY_INLINE void encode(std::int64_t /*i*/) const {}
-  HWY_INLINE void finish() const {}
 
  private:
   template <class D>
@@ -173,7 +170,9 @@ class Moment<kMoment, MomentFormat::kBf16, S> {
   std::int64_t block_;
 };
 
-// The codes of update_int8.hpp. A code's place in a word is that of the fp32 bits it stands for.
+// The codes of update_int8.hpp. In a word, a code is at the position of the fp32 bits that it stands for. A
+// block is encoded when all its new values are known: store() keeps them, settle() finds the scale,
+// encode() writes the codes, finish() ends the block.
 template <int kMoment, class S>
 class Moment<kMoment, MomentFormat::kInt8, S> {
   using Tag = hn::ScalableTag<S>;
@@ -216,7 +215,7 @@ class Moment<kMoment, MomentFormat::kInt8, S> {
     hn::Store(f.a, d, values_ + i);
     hn::Store(f.b, d, values_ + i + hn::Lanes(d));
   }
-  // After the last store(): the scale, then all codes.
+  // Computes the scale, after the last store() and before the first encode().
   HWY_INLINE void settle() {
     const Tag d;
     const Unsigned d32;
@@ -239,10 +238,11 @@ class Moment<kMoment, MomentFormat::kInt8, S> {
   }
 
  private:
-  // shifted: the code at its place, below and above it what else was in the word.
+  // Decode a first or second moment. shifted: the code at its position, with garbage below and above it.
   template <class D>
   HWY_INLINE hn::Vec<D> first(D d, Vector shifted) const {
-    const auto kept = hn::And(shifted, hn::Set(Unsigned(), 0x87f00000u));  // a copy of the sign is on top
+    // The sign, which the extension has copied to the top bit, and the code.
+    const auto kept = hn::And(shifted, hn::Set(Unsigned(), 0x87f00000u));
     const auto value = hn::BitCast(d, hn::Add(kept, base_));
     return hn::Sub(value, hn::CopySign(offset_, value));
   }
@@ -252,14 +252,15 @@ class Moment<kMoment, MomentFormat::kInt8, S> {
     const auto code = hn::And(shifted, hn::Set(d32, 0x0ff00000u));
     return hn::BitCast(d, hn::IfThenElse(hn::Eq(code, hn::Zero(d32)), zero_, hn::Add(code, base_)));
   }
-  // The code at its place, over what was cut off.
+  // The rounded code at its position, with garbage below it.
   HWY_INLINE Vector round(hn::Vec<Tag> value, Vector random) const {
     const Unsigned d32;
     const auto below = hn::OrAnd(base_, random, hn::Set(d32, 0xfffffu));
     if constexpr (kMoment == 0) value = hn::Add(value, hn::CopySign(offset_, value));
     return hn::Add(hn::BitCast(d32, value), below);
   }
-  // Both arguments as halves of words, of round() and of the value itself.
+  // The codes of two elements in the halves of each word. Arguments: high halves of round() and of the
+  // values.
   HWY_INLINE Vector codes(Vector rounded, Vector value) const {
 #if HWY_TARGET == HWY_SCALAR
     const std::uint32_t r = hn::GetLane(rounded), v = hn::GetLane(value);
@@ -274,7 +275,8 @@ class Moment<kMoment, MomentFormat::kInt8, S> {
       return hn::BitCast(Unsigned(),
                          hn::OrAnd(magnitude, hn::ShiftRight<8>(halves), hn::Set(d16, std::uint16_t{0x80})));
     } else {
-      // Not zero, unless the value's half is: that is no less than its code.
+      // At least 1, unless the value's high half is 0: that half is never less than the code, so that the
+      // minimum changes nothing else.
       const auto above = hn::Max(hn::ShiftRight<4>(hn::BitCast(i16, halves)), hn::Set(i16, std::int16_t{1}));
       return hn::BitCast(Unsigned(), hn::Min(above, hn::BitCast(i16, value)));
     }
@@ -292,7 +294,7 @@ class Moment<kMoment, MomentFormat::kInt8, S> {
   S* values_;
   const RandomBlocks& random_;
   std::int64_t block_;
-  Vector base_;  // of the codes that were read; from settle() on that of those written, negative
+  Vector base_;  // of the codes that are read; from settle() on the negated base of the codes to be written
   Vector zero_, largest_;
   hn::Vec<Tag> offset_;
   bool lost_ = false;
@@ -313,10 +315,10 @@ struct NoMoment {
   HWY_INLINE void finish() const {}
 };
 
-// A store past the caches where the place is aligned: what is written and not read would be read for nothing
-// otherwise. Needs hwy::FlushStream() before another thread may look.
+// A non-temporal store if the address is aligned: an ordinary store would first read the cache line, for
+// nothing. Needs hwy::FlushStream() before another thread reads the memory.
 template <class D>
-HWY_INLINE void store_past(D d, hn::Vec<D> v, hn::TFromD<D>* to) {
+HWY_INLINE void store_streaming(D d, hn::Vec<D> v, hn::TFromD<D>* to) {
   if (reinterpret_cast<std::uintptr_t>(to) % sizeof(v) == 0) {
     hn::Stream(v, d, to);
   } else {
@@ -324,7 +326,7 @@ HWY_INLINE void store_past(D d, hn::Vec<D> v, hn::TFromD<D>* to) {
   }
 }
 
-// The weights of a block from its masters (kFull).
+// Writes the weights of a block from its masters (kFull).
 HWY_INLINE void weight_block(const UpdateArrays& a, std::int64_t begin, const double* master) {
   std::memcpy(static_cast<double*>(a.weight) + begin, master, kQuantBlock * sizeof(double));
 }
@@ -335,7 +337,8 @@ HWY_INLINE void weight_block(const UpdateArrays& a, std::int64_t begin, const fl
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   if (a.weight_type == DType::kF32) {
     float* const weight = static_cast<float*>(a.weight) + begin;
-    for (std::int64_t i = 0; i < kQuantBlock; i += lanes) store_past(d, hn::LoadU(d, master + i), weight + i);
+    for (std::int64_t i = 0; i < kQuantBlock; i += lanes)
+      store_streaming(d, hn::LoadU(d, master + i), weight + i);
   } else if (a.weight_type == DType::kBF16) {
     std::uint16_t* const weight = static_cast<std::uint16_t*>(a.weight) + begin;
     const auto round = [&](std::int64_t i) HWY_ATTR {  // round_master()
@@ -349,7 +352,7 @@ HWY_INLINE void weight_block(const UpdateArrays& a, std::int64_t begin, const fl
     const hn::Repartition<std::uint16_t, decltype(d)> both;
     for (std::int64_t i = 0; i < kQuantBlock; i += 2 * lanes) {
       const auto low = hn::BitCast(both, round(i)), high = hn::BitCast(both, round(i + lanes));
-      store_past(both, hn::ConcatOdd(both, high, low), weight + i);
+      store_streaming(both, hn::ConcatOdd(both, high, low), weight + i);
     }
 #endif
   } else {
@@ -397,16 +400,16 @@ void update_pass(const UpdateJob<typename Rule::S>& job) {
       second.store(d, v, i);
       masters.store(d, master, i);
     }
-    first.settle();
-    second.settle();
     if constexpr (kMoments == MomentFormat::kInt8) {
+      first.settle();
+      second.settle();
       for (std::int64_t i = 0; i < kQuantBlock; i += step) {
         first.encode(i);
         second.encode(i);
       }
+      first.finish();
+      second.finish();
     }
-    first.finish();
-    second.finish();
     if constexpr (kMaster == MasterFormat::kFull) {
       weight_block(a, begin, static_cast<const S*>(a.master) + begin);
     }
@@ -414,9 +417,9 @@ void update_pass(const UpdateJob<typename Rule::S>& job) {
   if constexpr (kMaster == MasterFormat::kFull) hwy::FlushStream();
 }
 
-// Every way to keep the state that Rule::S allows.
+// The passes for every way to keep the state that Rule::S supports.
 template <class Rule>
-UpdateKernels<typename Rule::S> update_passes() {
+UpdateKernels<typename Rule::S> passes_of() {
   UpdateKernels<typename Rule::S> kernels;
   const auto full = static_cast<int>(MasterFormat::kFull), split = static_cast<int>(MasterFormat::kSplit);
   const auto whole = static_cast<int>(MomentFormat::kFull);
@@ -432,6 +435,10 @@ UpdateKernels<typename Rule::S> update_passes() {
     }
   }
   return kernels;
+}
+template <template <class> class Rule>
+UpdatePasses update_passes() {
+  return {passes_of<Rule<float>>(), passes_of<Rule<double>>()};
 }
 
 }  // namespace zg::host::HWY_NAMESPACE

@@ -1,18 +1,19 @@
-// The random bits of stochastic rounding: 16 for each moment of each element, a pure function of the
-// parameter's key, the step, the element's index in its parameter and the moment's (0 or 1). Vector width,
-// alignment, threads and the cuts between calls play no part.
+// The random bits of stochastic rounding, for each moment of each element: a pure function of the
+// parameter's key, the step, the index of the element in its parameter, and the moment (0 or 1). They do
+// not depend on vector width, alignment, threads, or how the parameter is cut into calls.
 //
-// A block (of kQuantBlock elements) has 64 words of 32 bits, from the 16 Philox4x32-10 counters
-// (16 block + j, step): words 2 j and 2 j + 1 are the first two of counter j, words 32 + 2 j and 33 + 2 j the
-// other two, so that a vector of counters makes two rows of neighbouring words without a shuffle. Taken as
-// 256 bytes in a ring, lowest first, element e of the block has the 4 bytes from
+// A block (of kQuantBlock elements) has 64 words of 32 bits, from the 16 Philox4x32-10 counters (16
+// block + j, step). Words 2 j and 2 j + 1 are the first two words of counter j, and words 32 + 2 j and
+// 33 + 2 j the other two, so that a vector of counters gives two runs of consecutive words without a
+// shuffle. The words form a ring of 256 bytes, the lowest byte of each first. Element e of the block uses
+// the 4 bytes that begin at byte
 //
 //   4 (e / 2 % 64) + 2 (e % 2) + e / 128                     for its first moment,
 //   128 bytes further                                        for its second,
 //
-// of which the lowest bits are used, 16 by bf16 and 20 by 8 bits. So each place serves a first moment and the
-// second moment of another element, and what two elements share has another weight for each: the highest 8
-// bits, which nearly decide, are those of no other first moment.
+// and of these the lowest 16 bits (for bf16) or 20 bits (for 8-bit codes). So a byte serves several
+// elements, but with a different weight for each: the highest 8 bits, which mostly decide the rounding, are
+// shared with no other first moment, only with the second moment of another element.
 #pragma once
 #include <cstdint>
 
@@ -23,7 +24,7 @@ namespace zg::host {
 
 inline constexpr std::int64_t kRandomWords = 64;  // of a block
 
-// element, step >= 0. The definition, for tests; update_pairs.hpp computes two blocks at a time.
+// The definition, for tests; update_pairs.hpp computes two blocks at a time. element, step >= 0.
 inline std::uint32_t update_random(RandomKey key, std::int64_t step, std::int64_t element, int moment) {
   static_assert(kQuantBlock == 4 * kRandomWords);
   const auto word = [&](std::int64_t k) {
@@ -41,7 +42,7 @@ inline std::uint32_t update_random(RandomKey key, std::int64_t step, std::int64_
   return static_cast<std::uint32_t>(two >> (16 * (e % 2) + 8 * (e / 128)));
 }
 
-// x in bf16, the low 16 bits of `random` added below its last: up with the probability of what is cut off.
+// Rounds x to bf16 by the low 16 bits of `random`: up with the probability that makes the expectation exact.
 inline bf16 round_stochastically(float x, std::uint32_t random) {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(x);
   const bool nan = (u & 0x7fffffffu) > 0x7f800000u;

@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <map>
 #include <mutex>
 
+#include "device/chunks.hpp"
 #include "device/extents.hpp"
 #include "device/pages.hpp"
 #include "ziggurat/base/error.hpp"
@@ -35,9 +35,9 @@ std::int64_t unit_below(std::int64_t at) {
 // Each unit of kUnit bytes may be huge if and only if it has all its pages: else the kernel, giving a huge
 // page for a part of it, would pass the budget.
 //
-// Two mutexes: mutex_ guards all members and is held for moments only. Whoever takes pages from the system or
-// gives them back holds system_mutex_, too, and lets mutex_ go while the system or a hook works; meanwhile
-// the addresses in question count as used.
+// Two mutexes: mutex_ guards all members but chunks_, and is held for moments only. A thread that takes pages
+// from the system or gives them back holds system_mutex_ as well, and releases mutex_ while the system or a
+// hook works; meanwhile the addresses in question count as used.
 class PagedMemory final : public HostMemory {
  public:
   explicit PagedMemory(const HostMemoryOptions& options)
@@ -112,19 +112,15 @@ class PagedMemory final : public HostMemory {
     std::lock_guard lock(mutex_);
     ZG_ASSERT_EQ(in_use_, 0);
     give_all_back();
-    hooks_ = std::move(hooks);
+    chunks_.set_hooks(std::move(hooks));
   }
   HostMemoryReport report() const override {
+    std::lock_guard system(system_mutex_);
     std::lock_guard lock(mutex_);
     pages::Counts counts;
     for (const Region& region : regions_) counts += pages::count(region.range.begin, region.range.bytes);
-    return {taken_,
-            counts.resident,
-            counts.huge,
-            counts.locked,
-            regathered_,
-            regathered_bytes_,
-            static_cast<std::int64_t>(chunks_.size())};
+    return {taken_,      counts.resident,   counts.huge,    counts.locked,
+            regathered_, regathered_bytes_, chunks_.count()};
   }
 
  private:
@@ -190,12 +186,9 @@ class PagedMemory final : public HostMemory {
         const std::vector<Range> parts = extents_.empty_parts(both);
         extents_.set(both, Kind::kUsed);
         take_pages(lock, both, parts);
-        if (hooks_.mapped) {
-          for (const Range& part : parts) chunks_[part.begin] = part.bytes;
-          lock.unlock();
-          for (const Range& part : parts) hooks_.mapped(reinterpret_cast<void*>(part.begin), part.bytes);
-          lock.lock();
-        }
+        lock.unlock();
+        for (const Range& part : parts) chunks_.add(part);
+        lock.lock();
         extents_.release(both);
         extents_.set(window->range, Kind::kUsed);  // the rest is a hole
         return window->range.begin;
@@ -206,17 +199,10 @@ class PagedMemory final : public HostMemory {
 
   // Pages of holes that are too small or too far apart, for a buffer that the budget allows.
   std::int64_t regather(Lock& lock, std::int64_t bytes) {
-    std::optional<Extents::Window> best;
-    const auto look = [&] {
-      for (const Region& region : regions_) {
-        const auto window = extents_.window(bytes, region.range);
-        if (window && (!best || window->missing < best->missing)) best = window;
-      }
-    };
-    look();
+    auto best = extents_.best_window(bytes, regions_);
     if (!best) {
       add_region(0);
-      look();
+      best = extents_.best_window(bytes, regions_);
     }
     Range range = best->range;
     if (best->missing == bytes) {  // addresses of its own: whole units, if they are free
@@ -241,36 +227,19 @@ class PagedMemory final : public HostMemory {
     };
     while (bytes > 0) {
       const std::vector<Range> holes = extents_.holes();
-      ZG_ASSERT(!holes.empty(), "{} bytes are missing", bytes);
       const auto found = std::find_if(holes.begin(), holes.end(),
                                       [&](const Range& hole) { return whole_units(hole).bytes > 0; });
-      Range part;
-      if (found != holes.end()) {
-        part = whole_units(*found);
-      } else {  // of the smallest that suffices, else of the largest
-        Range hole = holes.front();
-        for (const Range& other : holes) {
-          if (other.bytes >= bytes) hole = other;
-        }
-        const std::int64_t n = std::min(hole.bytes, bytes);
-        part = {hole.end() - n, n};
-      }
+      const Range part = found != holes.end() ? whole_units(*found) : extents_.strippable(bytes);
       extents_.set(part, Kind::kUsed);
       give_back(lock, part);
       bytes -= part.bytes;
     }
   }
 
-  // Of addresses that count as used, and are empty then.
+  // Of addresses that count as used; they are empty then.
   void give_back(Lock& lock, Range range) {
-    // Who holds a chunk would keep its pages.
-    std::vector<Range> forgotten;
-    auto it = chunks_.upper_bound(range.begin);
-    while (it != chunks_.begin() && std::prev(it)->first + std::prev(it)->second > range.begin) --it;
-    for (; it != chunks_.end() && it->first < range.end(); it = chunks_.erase(it))
-      forgotten.push_back({it->first, it->second});
     lock.unlock();
-    for (const Range& chunk : forgotten) hooks_.unmapped(reinterpret_cast<void*>(chunk.begin), chunk.bytes);
+    chunks_.remove(range);  // first: whoever has registered a chunk would keep its pages
     if (huge_) {
       const std::int64_t begin = unit_below(range.begin);
       pages::allow_huge(begin, round_up(range.end(), kUnit) - begin, false);
@@ -319,8 +288,7 @@ class PagedMemory final : public HostMemory {
   }
 
   void give_all_back() {
-    for (const auto& [begin, bytes] : chunks_) hooks_.unmapped(reinterpret_cast<void*>(begin), bytes);
-    chunks_.clear();
+    for (const Region& region : regions_) chunks_.remove(region.range);
     for (const Region& region : regions_) pages::unreserve(region.range.begin, region.range.bytes);
     regions_.clear();
     extents_.clear();
@@ -333,15 +301,14 @@ class PagedMemory final : public HostMemory {
   const bool pinned_, huge_;
   const std::int64_t chunk_;
   std::vector<NodeShare> shares_;
-  std::mutex system_mutex_;  // before mutex_
+  mutable std::mutex system_mutex_;  // before mutex_
   mutable std::mutex mutex_;
   std::int64_t in_use_ = 0, peak_ = 0, taken_ = 0;
   std::vector<std::int64_t> taken_of_share_;
   std::vector<Region> regions_;
   Extents extents_;
-  std::map<std::int64_t, std::int64_t> chunks_;  // that the hooks have seen: address, bytes
+  Chunks chunks_;  // guarded by system_mutex_ alone
   std::int64_t regathered_ = 0, regathered_bytes_ = 0;
-  Hooks hooks_;
 };
 
 }  // namespace

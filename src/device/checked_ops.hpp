@@ -1,8 +1,8 @@
-// The op set over a backend: checks operands when an op is submitted, finds the types, and hands raw pointers
-// on. What is right to ask of one device is so of all of them.
+// The op set over a backend. The operands of an op are checked when it is submitted, by the same rules for
+// every device, and passed to the backend as typed raw pointers.
 //
-// A backend has a member function for each op, templates over the types, with the operands of the kernels
-// (kernels/host/elementwise.hpp, kernels/cuda/kernels.hpp) behind the stream.
+// A backend has a member function for each op, a template over the storage types. It takes the stream and
+// then the operands of the kernel (kernels/host/elementwise.hpp, kernels/cuda/kernels.hpp).
 #pragma once
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/kernels/arguments.hpp"
@@ -11,7 +11,7 @@ namespace zg {
 
 using namespace kernels;
 
-// What GemmOptions add to a product, as pointers; null: nothing.
+// The epilogue in GemmOptions as typed pointers; null: no such part.
 template <class In>
 struct Epilogue {
   const In* bias = nullptr;
@@ -25,7 +25,7 @@ inline DType acc_of(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
-// A view must be what the op says it is.
+// The view must have this type and shape.
 inline void expect(const View& v, const char* name, DType dtype, std::int64_t rows, std::int64_t cols) {
   ZG_ASSERT(v.dtype == dtype && v.rows == rows && v.cols == cols, "{} is {} [{}, {}], expected {} [{}, {}]",
             name, name_of(v.dtype), v.rows, v.cols, name_of(dtype), rows, cols);
@@ -33,18 +33,18 @@ inline void expect(const View& v, const char* name, DType dtype, std::int64_t ro
   ZG_ASSERT(v.ld >= v.cols || v.rows <= 1, "{}: rows of {} elements, {} apart", name, v.cols, v.ld);
 }
 
-// Calls f with a value of the storage type.
+// Calls f<T>() for this storage type.
 template <class F>
 void with_type(DType dtype, const F& f) {
   switch (dtype) {
     case DType::kF32:
-      return f(float{});
+      return f.template operator()<float>();
     case DType::kBF16:
-      return f(bf16{});
+      return f.template operator()<bf16>();
     case DType::kF16:
-      return f(fp16{});
+      return f.template operator()<fp16>();
     case DType::kF64:
-      return f(double{});
+      return f.template operator()<double>();
     default:
       ZG_ASSERT(false, "no kernel for {}", name_of(dtype));
   }
@@ -59,6 +59,7 @@ inline Extent extent_of(const View& v) {
   return {v.rows, v.cols};
 }
 
+// The view must have `count` elements, without gaps.
 inline void expect_dense(const View& v, const char* name, std::int64_t count) {
   ZG_ASSERT(v.count() == count && (v.rows <= 1 || v.ld == v.cols),
             "{} is [{}, {}] with rows {} apart, expected {} in one piece", name, v.rows, v.cols, v.ld, count);
@@ -69,8 +70,6 @@ inline void expect_dense(const View& v, const char* name, DType dtype, std::int6
   ZG_ASSERT(v.dtype == dtype, "{} is {}, expected {}", name, name_of(v.dtype), name_of(dtype));
   expect_dense(v, name, count);
 }
-
-}  // namespace checked
 
 template <class Backend>
 class CheckedOps : public Ops {
@@ -102,9 +101,9 @@ class CheckedOps : public Ops {
       using In = decltype(in);
       using Out = decltype(out);
       const Epilogue<In> epilogue{.bias = options.bias ? options.bias.as<In>() : nullptr,
-                                  .addend = checked::strided<In>(options.addend),
-                                  .gelu_backward = checked::strided<In>(options.gelu_backward),
-                                  .gelu_input = checked::strided<In>(options.gelu_input)};
+                                  .addend = strided<In>(options.addend),
+                                  .gelu_backward = strided<In>(options.gelu_backward),
+                                  .gelu_input = strided<In>(options.gelu_input)};
       backend_.template gemm<In, Out>(s, shape, a.as<In>(), b.as<In>(), c.as<Out>(), epilogue);
     };
     if (a.dtype == DType::kBF16 && c.dtype == DType::kBF16) return submit(bf16{}, bf16{});
@@ -122,22 +121,21 @@ class CheckedOps : public Ops {
     expect(w, "w", t, 1, x.cols);
     expect(b, "b", t, 1, x.cols);
     expect(y, "y", t, x.rows, x.cols);
-    expect(stats, "stats", checked::acc_of(t), x.rows, 2);
-    checked::with_type(t, [&](auto type) {
-      using T = decltype(type);
-      const LayerNorm<T> args{.x = checked::strided<T>(x),
+    expect(stats, "stats", acc_of(t), x.rows, 2);
+    with_type(t, [&]<class T>() {
+      const LayerNorm<T> args{.x = strided<T>(x),
                               .w = w.as<T>(),
                               .b = b.as<T>(),
                               .eps = eps,
-                              .y = checked::strided<T>(y),
-                              .stats = checked::strided<Acc<T>>(stats)};
-      backend_.template layernorm<T>(s, checked::extent_of(x), args);
+                              .y = strided<T>(y),
+                              .stats = strided<Acc<T>>(stats)};
+      backend_.template layernorm<T>(s, extent_of(x), args);
     });
   }
 
   void layernorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View db,
                           View scratch) override {
-    const DType t = x.dtype, a = checked::acc_of(t);
+    const DType t = x.dtype, a = acc_of(t);
     expect(x, "x", t, x.rows, x.cols);
     expect(dy, "dy", t, x.rows, x.cols);
     expect(w, "w", t, 1, x.cols);
@@ -146,18 +144,17 @@ class CheckedOps : public Ops {
     expect(dw, "dw", a, 1, x.cols);
     expect(db, "db", a, 1, x.cols);
     expect(scratch, "scratch", a, row_groups(), 2 * x.cols);
-    checked::with_type(t, [&](auto type) {
-      using T = decltype(type);
+    with_type(t, [&]<class T>() {
       using A = Acc<T>;
-      const LayerNormBackward<T> args{.dy = checked::strided<T>(dy),
-                                      .x = checked::strided<T>(x),
+      const LayerNormBackward<T> args{.dy = strided<T>(dy),
+                                      .x = strided<T>(x),
                                       .w = w.as<T>(),
-                                      .stats = checked::strided<A>(stats),
-                                      .dx = checked::strided<T>(dx),
+                                      .stats = strided<A>(stats),
+                                      .dx = strided<T>(dx),
                                       .dw = dw.as<A>(),
                                       .db = db.as<A>(),
-                                      .scratch = checked::strided<A>(scratch)};
-      backend_.template layernorm_backward<T>(s, checked::extent_of(x), args);
+                                      .scratch = strided<A>(scratch)};
+      backend_.template layernorm_backward<T>(s, extent_of(x), args);
     });
   }
 
@@ -166,71 +163,63 @@ class CheckedOps : public Ops {
     expect(x, "x", t, x.rows, x.cols);
     expect(w, "w", t, 1, x.cols);
     expect(y, "y", t, x.rows, x.cols);
-    expect(stats, "stats", checked::acc_of(t), x.rows, 1);
-    checked::with_type(t, [&](auto type) {
-      using T = decltype(type);
-      const RmsNorm<T> args{.x = checked::strided<T>(x),
+    expect(stats, "stats", acc_of(t), x.rows, 1);
+    with_type(t, [&]<class T>() {
+      const RmsNorm<T> args{.x = strided<T>(x),
                             .w = w.as<T>(),
                             .eps = eps,
-                            .y = checked::strided<T>(y),
-                            .stats = checked::strided<Acc<T>>(stats)};
-      backend_.template rmsnorm<T>(s, checked::extent_of(x), args);
+                            .y = strided<T>(y),
+                            .stats = strided<Acc<T>>(stats)};
+      backend_.template rmsnorm<T>(s, extent_of(x), args);
     });
   }
 
   void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw,
                         View scratch) override {
-    const DType t = x.dtype, a = checked::acc_of(t);
+    const DType t = x.dtype, a = acc_of(t);
     expect(x, "x", t, x.rows, x.cols);
     expect(dy, "dy", t, x.rows, x.cols);
     expect(w, "w", t, 1, x.cols);
     expect(stats, "stats", a, x.rows, 1);
     expect(dx, "dx", t, x.rows, x.cols);
     expect(dw, "dw", a, 1, x.cols);
-    // The scratch of a LayerNorm serves as well.
+    // Wider scratch, such as a LayerNorm's, will do.
     ZG_ASSERT_GE(scratch.cols, x.cols);
     expect(scratch, "scratch", a, row_groups(), scratch.cols);
-    checked::with_type(t, [&](auto type) {
-      using T = decltype(type);
+    with_type(t, [&]<class T>() {
       using A = Acc<T>;
-      const RmsNormBackward<T> args{.dy = checked::strided<T>(dy),
-                                    .x = checked::strided<T>(x),
+      const RmsNormBackward<T> args{.dy = strided<T>(dy),
+                                    .x = strided<T>(x),
                                     .w = w.as<T>(),
-                                    .stats = checked::strided<A>(stats),
-                                    .dx = checked::strided<T>(dx),
+                                    .stats = strided<A>(stats),
+                                    .dx = strided<T>(dx),
                                     .dw = dw.as<A>(),
-                                    .scratch = checked::strided<A>(scratch)};
-      backend_.template rmsnorm_backward<T>(s, checked::extent_of(x), args);
+                                    .scratch = strided<A>(scratch)};
+      backend_.template rmsnorm_backward<T>(s, extent_of(x), args);
     });
   }
 
   void gelu(Stream& s, View x, View y) override {
     expect(x, "x", x.dtype, x.rows, x.cols);
     expect(y, "y", x.dtype, x.rows, x.cols);
-    checked::with_type(x.dtype, [&](auto type) {
-      using T = decltype(type);
-      backend_.template gelu<T>(s, checked::extent_of(x), checked::strided<T>(x), checked::strided<T>(y));
-    });
+    with_type(x.dtype,
+              [&]<class T>() { backend_.template gelu<T>(s, extent_of(x), strided<T>(x), strided<T>(y)); });
   }
 
   void gelu_backward(Stream& s, View x, View dy, View dx) override {
     expect(x, "x", x.dtype, x.rows, x.cols);
     expect(dy, "dy", x.dtype, x.rows, x.cols);
     expect(dx, "dx", x.dtype, x.rows, x.cols);
-    checked::with_type(x.dtype, [&](auto type) {
-      using T = decltype(type);
-      backend_.template gelu_backward<T>(s, checked::extent_of(x), checked::strided<T>(x),
-                                         checked::strided<T>(dy), checked::strided<T>(dx));
+    with_type(x.dtype, [&]<class T>() {
+      backend_.template gelu_backward<T>(s, extent_of(x), strided<T>(x), strided<T>(dy), strided<T>(dx));
     });
   }
 
   void swiglu(Stream& s, View gate_up, View y) override {
     expect(y, "y", y.dtype, y.rows, y.cols);
     expect(gate_up, "gate_up", y.dtype, y.rows, 2 * y.cols);
-    checked::with_type(y.dtype, [&](auto type) {
-      using T = decltype(type);
-      backend_.template swiglu<T>(s, checked::extent_of(y), checked::strided<T>(gate_up),
-                                  checked::strided<T>(y));
+    with_type(y.dtype, [&]<class T>() {
+      backend_.template swiglu<T>(s, extent_of(y), strided<T>(gate_up), strided<T>(y));
     });
   }
 
@@ -238,10 +227,9 @@ class CheckedOps : public Ops {
     expect(dy, "dy", dy.dtype, dy.rows, dy.cols);
     expect(gate_up, "gate_up", dy.dtype, dy.rows, 2 * dy.cols);
     expect(d_gate_up, "d_gate_up", dy.dtype, dy.rows, 2 * dy.cols);
-    checked::with_type(dy.dtype, [&](auto type) {
-      using T = decltype(type);
-      backend_.template swiglu_backward<T>(s, checked::extent_of(dy), checked::strided<T>(gate_up),
-                                           checked::strided<T>(dy), checked::strided<T>(d_gate_up));
+    with_type(dy.dtype, [&]<class T>() {
+      backend_.template swiglu_backward<T>(s, extent_of(dy), strided<T>(gate_up), strided<T>(dy),
+                                           strided<T>(d_gate_up));
     });
   }
 
@@ -251,16 +239,14 @@ class CheckedOps : public Ops {
     ZG_ASSERT_GE(time, 1);
     ZG_ASSERT_LE(heads * head_size, x.cols);
     ZG_ASSERT_EQ(head_size % 2, 0);
-    checked::with_type(x.dtype, [&](auto type) {
-      using T = decltype(type);
+    with_type(x.dtype, [&]<class T>() {
       backend_.template rope<T>(s, x.as<T>(), x.ld, x.rows, time, heads, head_size, theta, inverse);
     });
   }
 
   void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse, View scratch) override {
     expect_attention(qkv, shape, o, lse, scratch);
-    checked::with_type(qkv.dtype, [&](auto type) {
-      using T = decltype(type);
+    with_type(qkv.dtype, [&]<class T>() {
       backend_.template attention<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld, lse.as<Acc<T>>(),
                                      scratch.data);
     });
@@ -271,8 +257,7 @@ class CheckedOps : public Ops {
     expect_attention(qkv, shape, o, lse, scratch);
     expect(d_o, "d_o", o.dtype, o.rows, o.cols);
     expect(dqkv, "dqkv", qkv.dtype, qkv.rows, qkv.cols);
-    checked::with_type(qkv.dtype, [&](auto type) {
-      using T = decltype(type);
+    with_type(qkv.dtype, [&]<class T>() {
       backend_.template attention_backward<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld,
                                               lse.as<Acc<T>>(), d_o.as<T>(), d_o.ld, dqkv.as<T>(), dqkv.ld,
                                               scratch.data);
@@ -287,10 +272,8 @@ class CheckedOps : public Ops {
     expect(a, "a", a.dtype, a.rows, a.cols);
     expect(b, "b", a.dtype, a.rows, a.cols);
     expect(out, "out", a.dtype, a.rows, a.cols);
-    checked::with_type(a.dtype, [&](auto type) {
-      using T = decltype(type);
-      backend_.template add<T>(s, checked::extent_of(a), checked::strided<T>(a), checked::strided<T>(b),
-                               checked::strided<T>(out));
+    with_type(a.dtype, [&]<class T>() {
+      backend_.template add<T>(s, extent_of(a), strided<T>(a), strided<T>(b), strided<T>(out));
     });
   }
 
@@ -299,23 +282,20 @@ class CheckedOps : public Ops {
     expect(y, "y", x.dtype, x.rows, x.cols);
     ZG_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "a dropout of {}", dropout.rate);
     ZG_ASSERT_EQ(dropout.first_element % 4, 0);
-    checked::with_type(x.dtype, [&](auto type) {
-      using T = decltype(type);
-      backend_.template dropout<T>(s, checked::extent_of(x), checked::strided<T>(x), dropout, checked::strided<T>(y));
+    with_type(x.dtype, [&]<class T>() {
+      backend_.template dropout<T>(s, extent_of(x), strided<T>(x), dropout, strided<T>(y));
     });
   }
 
   void bias_backward(Stream& s, View dy, View db, View scratch) override {
-    const DType a = checked::acc_of(dy.dtype);
+    const DType a = acc_of(dy.dtype);
     expect(dy, "dy", dy.dtype, dy.rows, dy.cols);
     expect(db, "db", a, 1, dy.cols);
     ZG_ASSERT_GE(scratch.cols, dy.cols);
     expect(scratch, "scratch", a, row_groups(), scratch.cols);
-    checked::with_type(dy.dtype, [&](auto type) {
-      using T = decltype(type);
+    with_type(dy.dtype, [&]<class T>() {
       using A = Acc<T>;
-      backend_.template bias_backward<T>(s, checked::extent_of(dy), checked::strided<T>(dy), db.as<A>(),
-                                         checked::strided<A>(scratch));
+      backend_.template bias_backward<T>(s, extent_of(dy), strided<T>(dy), db.as<A>(), strided<A>(scratch));
     });
   }
 
@@ -326,56 +306,53 @@ class CheckedOps : public Ops {
     expect(wte, "wte", t, wte.rows, out.cols);
     if (wpe) expect(wpe, "wpe", t, wpe.rows, out.cols);
     expect(out, "out", t, out.rows, out.cols);
-    checked::with_type(t, [&](auto type) {
-      using T = decltype(type);
+    with_type(t, [&]<class T>() {
       const Embedding<T> args{.ids = ids.as<std::int32_t>(),
                               .vocabulary = wte.rows,
                               .positions = wpe.rows,
                               .time = time,
-                              .wte = checked::strided<T>(wte),
-                              .wpe = checked::strided<T>(wpe),
-                              .out = checked::strided<T>(out)};
-      backend_.template embedding<T>(s, checked::extent_of(out), args);
+                              .wte = strided<T>(wte),
+                              .wpe = strided<T>(wpe),
+                              .out = strided<T>(out)};
+      backend_.template embedding<T>(s, extent_of(out), args);
     });
   }
 
   void embedding_backward(Stream& s, View ids, View dout, std::int64_t time, View dwte, View dwpe) override {
-    const DType a = checked::acc_of(dout.dtype);
+    const DType a = acc_of(dout.dtype);
     ZG_ASSERT_GE(time, 1);
     expect(ids, "ids", DType::kI32, 1, dout.rows);
     expect(dout, "dout", dout.dtype, dout.rows, dout.cols);
     expect(dwte, "dwte", a, dwte.rows, dout.cols);
     if (dwpe) expect(dwpe, "dwpe", a, dwpe.rows, dout.cols);
-    checked::with_type(dout.dtype, [&](auto type) {
-      using T = decltype(type);
+    with_type(dout.dtype, [&]<class T>() {
       using A = Acc<T>;
       const EmbeddingBackward<T> args{.ids = ids.as<std::int32_t>(),
                                       .vocabulary = dwte.rows,
                                       .positions = dwpe.rows,
                                       .time = time,
-                                      .dout = checked::strided<T>(dout),
-                                      .dwte = checked::strided<A>(dwte),
-                                      .dwpe = checked::strided<A>(dwpe)};
-      backend_.template embedding_backward<T>(s, checked::extent_of(dout), args);
+                                      .dout = strided<T>(dout),
+                                      .dwte = strided<A>(dwte),
+                                      .dwpe = strided<A>(dwpe)};
+      backend_.template embedding_backward<T>(s, extent_of(dout), args);
     });
   }
 
   void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits, View scratch,
                      double scale) override {
     const DType t = dlogits ? dlogits.dtype : logits.dtype;
-    expect(logits, "logits", checked::acc_of(t), logits.rows, logits.cols);
+    expect(logits, "logits", acc_of(t), logits.rows, logits.cols);
     expect(targets, "targets", DType::kI32, 1, logits.rows);
     expect(loss_sum, "loss_sum", DType::kF64, 1, 1);
     expect(scratch, "scratch", DType::kF64, 1, kSumPartials);
     if (dlogits) expect(dlogits, "dlogits", t, logits.rows, logits.cols);
-    checked::with_type(t, [&](auto type) {
-      using T = decltype(type);
-      const CrossEntropy<T> args{.logits = checked::strided<Acc<T>>(logits),
+    with_type(t, [&]<class T>() {
+      const CrossEntropy<T> args{.logits = strided<Acc<T>>(logits),
                                  .targets = targets.as<std::int32_t>(),
                                  .loss_sum = loss_sum.as<double>(),
-                                 .dlogits = checked::strided<T>(dlogits),
+                                 .dlogits = strided<T>(dlogits),
                                  .scale = scale};
-      backend_.template cross_entropy<T>(s, checked::extent_of(logits), args, scratch.as<double>());
+      backend_.template cross_entropy<T>(s, extent_of(logits), args, scratch.as<double>());
     });
   }
 
@@ -388,20 +365,17 @@ class CheckedOps : public Ops {
   void cast(Stream& s, View in, View out) override {
     expect(in, "in", in.dtype, in.rows, in.cols);
     expect(out, "out", out.dtype, in.rows, in.cols);
-    checked::with_type(in.dtype, [&](auto from) {
-      checked::with_type(out.dtype, [&](auto to) {
-        using In = decltype(from);
-        using Out = decltype(to);
-        backend_.template cast<In, Out>(s, checked::extent_of(in), checked::strided<In>(in),
-                                        checked::strided<Out>(out));
+    with_type(in.dtype, [&]<class In>() {
+      with_type(out.dtype, [&]<class Out>() {
+        backend_.template cast<In, Out>(s, extent_of(in), strided<In>(in), strided<Out>(out));
       });
     });
   }
 
   void finish_gradient(Stream& s, View accumulator, View out, View norm_sq, View scratch) override {
     const std::int64_t n = accumulator.count();
-    checked::expect_dense(accumulator, "accumulator", n);
-    checked::expect_dense(out, "out", n);
+    expect_dense(accumulator, "accumulator", n);
+    expect_dense(out, "out", n);
     expect(norm_sq, "norm_sq", DType::kF64, 1, 1);
     expect(scratch, "scratch", DType::kF64, 1, kSumPartials);
     const auto submit = [&](auto from, auto to) {
@@ -420,32 +394,25 @@ class CheckedOps : public Ops {
   void update(Stream& s, View grad, View weight, const OptimizerState& state, const StateFormat& format,
               const UpdateParams& params) override {
     const std::int64_t n = weight.count();
-    for (const View& x : {grad, weight}) checked::expect_dense(x, "an operand of update", n);
-    const bool split = format.master == MasterFormat::kSplit;
-    checked::expect_dense(state.master, "the master", split ? DType::kU16 : format.full, n);
-    const DType moment = format.moments == MomentFormat::kInt8   ? DType::kU8
-                         : format.moments == MomentFormat::kBf16 ? DType::kBF16
-                                                                 : format.full;
+    for (const View& x : {grad, weight}) expect_dense(x, "an operand of update", n);
+    expect_dense(state.master, "the master", stored_master_type(format), n);
     UpdateArrays arrays{.grad = grad.data,
                         .grad_type = grad.dtype,
                         .weight = weight.data,
                         .weight_type = weight.dtype,
                         .master = state.master.data};
     for (int i = 0; i < format.moment_count; ++i) {
-      checked::expect_dense(state.moment[i], "a moment", moment, n);
+      expect_dense(state.moment[i], "a moment", stored_moment_type(format), n);
       arrays.moment[i] = state.moment[i].data;
       if (format.moments != MomentFormat::kInt8) continue;
-      checked::expect_dense(state.scale[i], "the scales of a moment", DType::kF32,
-                            (n + kQuantBlock - 1) / kQuantBlock);
+      expect_dense(state.scale[i], "the scales of a moment", DType::kF32,
+                   (n + kQuantBlock - 1) / kQuantBlock);
       arrays.scale[i] = state.scale[i].as<float>();
     }
     backend_.update(s, n, arrays, format, params);
   }
 
  private:
-  static void expect(const View& v, const char* name, DType dtype, std::int64_t rows, std::int64_t cols) {
-    checked::expect(v, name, dtype, rows, cols);
-  }
   void expect_attention(const View& qkv, const AttentionShape& shape, const View& o, const View& lse,
                         const View& scratch) const {
     const std::int64_t tokens = shape.batch * shape.time;
@@ -453,8 +420,8 @@ class CheckedOps : public Ops {
     ZG_ASSERT_EQ(shape.heads % shape.kv_heads, 0);
     expect(qkv, "qkv", qkv.dtype, tokens, (shape.heads + 2 * shape.kv_heads) * shape.head_size);
     expect(o, "o", qkv.dtype, tokens, shape.heads * shape.head_size);
-    expect(lse, "lse", checked::acc_of(qkv.dtype), shape.batch * shape.heads, shape.time);
-    checked::expect_dense(lse, "lse", lse.count());
+    expect(lse, "lse", acc_of(qkv.dtype), shape.batch * shape.heads, shape.time);
+    expect_dense(lse, "lse", lse.count());
     const std::int64_t bytes = attention_scratch_bytes(qkv.dtype, shape);
     ZG_ASSERT(scratch.count() >= bytes && (scratch.data != nullptr || bytes == 0),
               "attention needs {} bytes of scratch, given {}", bytes, scratch.count());
@@ -462,7 +429,8 @@ class CheckedOps : public Ops {
   static void check_epilogue(const GemmOptions& o, DType t, const View& c) {
     const bool any = o.bias || o.addend || o.gelu_input || o.gelu_backward;
     if (!any) return;
-    ZG_ASSERT(!o.accumulate, "a bias, or what else is added to a product, would be added once more with every accumulation");
+    ZG_ASSERT(!o.accumulate,
+              "a bias, or what else is added to a product, would be added once more with every accumulation");
     if (o.bias) expect(o.bias, "bias", t, 1, c.cols);
     for (const View& v : {o.addend, o.gelu_input, o.gelu_backward}) {
       if (!v) continue;
@@ -477,4 +445,5 @@ class CheckedOps : public Ops {
   Backend backend_;
 };
 
+}  // namespace checked
 }  // namespace zg

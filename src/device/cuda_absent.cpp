@@ -1,4 +1,4 @@
-// A build without CUDA.
+// The functions of ziggurat/device/cuda.hpp in a build without CUDA.
 #if !defined(ZG_CUDA)
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/cuda.hpp"

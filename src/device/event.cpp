@@ -1,4 +1,4 @@
-// Events, and the pool that their states come from and go back to.
+// Events, and the pool that their states are taken from and returned to.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -10,18 +10,19 @@
 
 namespace zg {
 
-// Threads: mutex guards `actions` until `done` is set under it; from then on they are the setter's.
+// Threads: the mutex guards `actions` until `done` is set, which happens under it. From then on `actions`
+// belong to the thread that set it.
 struct Event::State {
-  // Few actions wait for one event; their place is kept when the state is used again.
+  // An event seldom has more actions. Their memory is kept when the state is reused.
   State() { actions.reserve(2); }
   std::atomic<std::int64_t> references{1};
   std::atomic<bool> done{false};
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<Task> actions;
-  DeviceMark* mark = nullptr;
-  std::shared_ptr<EventPool::Free> pool;  // null: from the heap, or not in use
-  State* next = nullptr;                  // of those not in use
+  DeviceEvent* device_event = nullptr;
+  std::shared_ptr<EventPool::Free> pool;  // null: allocated without a pool, or unused
+  State* next = nullptr;                  // in the list of unused states
 };
 
 struct EventPool::Free {
@@ -36,14 +37,14 @@ struct EventPool::Free {
   }
   bool give(Event::State& state) {
     std::lock_guard lock(mutex);
-    if (count == kMostKept) return false;
+    if (count == kMaxKept) return false;
     ++count;
     state.next = std::exchange(first, &state);
     return true;
   }
 
   std::mutex mutex;
-  Event::State* first = nullptr;  // the last given back, whose memory is warm
+  Event::State* first = nullptr;  // the one returned last, whose memory is in cache
   std::size_t count = 0;
 };
 
@@ -71,18 +72,19 @@ Event::Event(const Event& other) noexcept : state_(other.state_) {
 
 Event::~Event() {
   if (state_ == nullptr || state_->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  state_->actions.clear();  // of one that was never set
-  if (DeviceMark* const mark = std::exchange(state_->mark, nullptr)) mark->give_back();
+  state_->actions.clear();  // of an event that was never set
+  if (DeviceEvent* const device_event = std::exchange(state_->device_event, nullptr))
+    device_event->give_back();
   const std::shared_ptr<EventPool::Free> pool = std::exchange(state_->pool, nullptr);
   if (pool == nullptr || !pool->give(*state_)) delete state_;
 }
 
-void Event::attach(DeviceMark* mark) const {
-  state_->mark = mark;
+void Event::attach(DeviceEvent* device_event) const {
+  state_->device_event = device_event;
 }
 
-DeviceMark* Event::mark() const {
-  return state_ != nullptr ? state_->mark : nullptr;
+DeviceEvent* Event::device_event() const {
+  return state_ != nullptr ? state_->device_event : nullptr;
 }
 
 bool Event::done() const {
@@ -107,7 +109,7 @@ void Event::on_done(Task action) const {
 }
 
 void Event::set() const {
-  const Event kept = *this;  // an action may drop the one that this is
+  const Event kept = *this;  // an action may destroy *this
   State& state = *kept.state_;
   {
     std::lock_guard lock(state.mutex);

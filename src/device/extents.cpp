@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "ziggurat/base/error.hpp"
-
 namespace zg {
 
 void Extents::add_region(Range region) {
@@ -23,7 +21,7 @@ Extents::Map::const_iterator Extents::at_or_before(std::int64_t at) const {
   return std::prev(it);
 }
 
-// Makes an extent begin at `at`, unless one ends there and nothing follows.
+// Makes an extent begin at `at`, if an extent contains that address.
 void Extents::split(std::int64_t at) {
   auto it = extents_.upper_bound(at);
   if (it == extents_.begin()) return;
@@ -85,7 +83,7 @@ void Extents::set(Range range, Kind kind) {
   auto it = extents_.find(range.begin);
   ZG_ASSERT(it != extents_.end(), "address {} is in no region", range.begin);
   ZG_ASSERT(it->second.kind != Kind::kUsed, "address {} is in use", range.begin);
-  // First one extent of one kind, then of the kind that is wanted.
+  // First the range becomes one extent, then it gets its kind.
   for (auto next = std::next(it); it->second.bytes < range.bytes; next = std::next(it)) {
     ZG_ASSERT(next != extents_.end() && it->first + it->second.bytes == next->first, "a gap after {}",
               it->first);
@@ -103,7 +101,8 @@ void Extents::set(Range range, Kind kind) {
 std::optional<Extents::Window> Extents::window(std::int64_t bytes, Range region) const {
   std::optional<Window> best;
   std::vector<Map::const_iterator> run;
-  // Of a run of free addresses: its two ends, and each hole's.
+  // The fewest bytes are missing at an end of the run of free addresses, or where the buffer begins or ends
+  // with a hole.
   const auto look = [&] {
     if (run.empty()) return;
     const Range all{run.front()->first, run.back()->first + run.back()->second.bytes - run.front()->first};
@@ -158,6 +157,14 @@ std::vector<Extents::Range> Extents::empty_parts(Range range) const {
 
 bool Extents::backed(Range range) const {
   return empty_parts(range).empty();
+}
+
+Extents::Range Extents::strippable(std::int64_t bytes) const {
+  ZG_ASSERT(!holes_.empty(), "{} bytes are missing", bytes);
+  const auto sufficient = holes_.lower_bound({bytes, 0});
+  const auto& [size, begin] = sufficient != holes_.end() ? *sufficient : *holes_.rbegin();
+  const std::int64_t n = std::min(size, bytes);
+  return {begin + size - n, n};
 }
 
 std::vector<Extents::Range> Extents::holes() const {

@@ -1,13 +1,12 @@
-// The bookkeeping of a host arena: which addresses are in use, which are free with pages behind them (holes),
-// and which are free with none (empty). It touches no memory and makes no system call.
+// The address map of an arena: which addresses are used by buffers, which are free and backed by memory
+// (holes), and which are free without memory (empty). It touches no memory and makes no system call.
 //
-// Address space is plentiful, pages are what the budget counts: a buffer that fits no hole gets addresses of
-// its own, and pages are given to them that holes elsewhere lose. So only bytes decide what fits, never
-// fragmentation.
+// Addresses are plentiful; memory is what the budget counts. A buffer that fits no hole gets empty addresses,
+// and the arena moves memory there from holes elsewhere. So fragmentation never makes an allocation fail.
 //
-// Invariant: extents cover every region without gaps or overlaps; neighbours that are free differ in kind.
-// Threads: none of its own; the arena's mutex guards it. take() and release() allocate nothing once as many
-// extents as now have existed before.
+// Invariant: extents cover every region without gaps or overlaps; adjacent free extents differ in kind.
+// Threads: none of its own; the arena's mutex guards it. take() and release() allocate nothing unless there
+// are more extents than ever before.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -16,6 +15,8 @@
 #include <set>
 #include <utility>
 #include <vector>
+
+#include "ziggurat/base/error.hpp"
 
 namespace zg {
 
@@ -26,7 +27,7 @@ class Extents {
     std::int64_t begin = 0, bytes = 0;
     std::int64_t end() const { return begin + bytes; }
   };
-  // Free addresses for a buffer; `missing` of them have no pages.
+  // Free addresses for a buffer; `missing` bytes of them are not backed by memory.
   struct Window {
     Range range;
     std::int64_t missing = 0;
@@ -34,25 +35,40 @@ class Extents {
 
   Extents() : extents_(&pool_), holes_(&pool_) {}
 
-  void add_region(Range region);  // empty
+  void add_region(Range region);  // its addresses are empty
   void clear();
 
-  // A buffer in the smallest hole that is large enough, lowest address first.
+  // The address of a new buffer in the smallest hole that is large enough (of equal holes the lowest), or
+  // none.
   std::optional<std::int64_t> take(std::int64_t bytes);
-  // Gives a buffer's addresses back, pages and all. Asserts that there is such a buffer.
+  // The buffer becomes a hole. Asserts that there is such a buffer.
   void release(Range buffer);
 
-  // Where a buffer would need the fewest pages, within `region`; none: no free addresses in a row.
+  // Where in `region` a buffer would need the least new memory; none: there are not so many contiguous free
+  // addresses.
   std::optional<Window> window(std::int64_t bytes, Range region) const;
-  // Empty addresses that begin at `at`.
+  // The best of the windows in all regions. Regions: a list of structs with a member `range`.
+  template <class Regions>
+  std::optional<Window> best_window(std::int64_t bytes, const Regions& regions) const {
+    std::optional<Window> best;
+    for (const auto& region : regions) {
+      const auto found = window(bytes, region.range);
+      if (found && (!best || found->missing < best->missing)) best = found;
+    }
+    return best;
+  }
+  // How many addresses from `at` on are empty.
   std::int64_t empty_bytes_at(std::int64_t at) const;
-  // The parts of `range` that are empty, rising.
+  // The parts of `range` that are empty, by rising address.
   std::vector<Range> empty_parts(Range range) const;
   // Whether no part of it is empty.
   bool backed(Range range) const;
-  // Holes, the largest first.
+  // All holes, the largest first.
   std::vector<Range> holes() const;
-  // Changes what free addresses are. Asserts that none of them is in use.
+  // The end of a hole, to take `bytes` of memory from: of the smallest hole that has them, else all of the
+  // largest hole. Asserts that there is a hole.
+  Range strippable(std::int64_t bytes) const;
+  // Sets the kind of free addresses. Asserts that none of them is used.
   void set(Range range, Kind kind);
 
  private:
@@ -63,13 +79,23 @@ class Extents {
   using Map = std::pmr::map<std::int64_t, Extent>;
 
   void split(std::int64_t at);
-  void put(Map::iterator it, Kind kind);  // and joins it with its neighbours
+  void put(Map::iterator it, Kind kind);  // sets its kind and merges it with its neighbours
   Map::const_iterator at_or_before(std::int64_t at) const;
 
-  // Nodes are kept and used again.
+  // Keeps the nodes of both for reuse.
   std::pmr::unsynchronized_pool_resource pool_;
   Map extents_;                                                 // by address
   std::pmr::set<std::pair<std::int64_t, std::int64_t>> holes_;  // (bytes, address)
 };
+
+// The region that contains this address. Regions: a list of structs with a member `range`.
+template <class Regions>
+auto& region_of(Regions& regions, std::int64_t at) {
+  for (auto& region : regions) {
+    if (region.range.begin <= at && at < region.range.end()) return region;
+  }
+  ZG_ASSERT(false, "address {} is in no region", at);
+  return regions.front();
+}
 
 }  // namespace zg

@@ -8,8 +8,8 @@
 namespace zg {
 namespace {
 
-// Its "device memory" is memory with a budget of its own, so that tiers, copies and budgets are as real
-// here as on a GPU.
+// Its "device memory" is an arena of its own, apart from the host tier's, so that tiers, copies and budgets
+// work as on a GPU.
 class HostDevice : public Device {
  public:
   HostDevice(std::int64_t budget, Trace* trace)

@@ -1,4 +1,4 @@
-// The op set on the host: kernels enqueued on the stream's thread.
+// The op set of the host device: kernels of kernels/host, run on the stream's thread.
 #include "device/checked_ops.hpp"
 #include "kernels/host/elementwise.hpp"
 #include "kernels/host/matrix.hpp"
@@ -39,56 +39,29 @@ struct HostBackend {
         gelu_backward<In>(s, extent, epilogue.gelu_backward, out, out);
     }
   }
-  template <class T>
-  void layernorm(Stream& s, Extent extent, const LayerNorm<T>& args) {
-    enqueue(s, "layernorm", [=] { host::layernorm<T>(extent, args); });
+
+// The op `name` is the kernel of that name, with the same operands.
+#define ZG_OP(name)                                     \
+  template <class T, class... Args>                     \
+  void name(Stream& s, const Args&... args) {           \
+    enqueue(s, #name, [=] { host::name<T>(args...); }); \
   }
-  template <class T>
-  void layernorm_backward(Stream& s, Extent extent, const LayerNormBackward<T>& args) {
-    enqueue(s, "layernorm_backward", [=] { host::layernorm_backward<T>(extent, args); });
-  }
-  template <class T>
-  void rmsnorm(Stream& s, Extent extent, const RmsNorm<T>& args) {
-    enqueue(s, "rmsnorm", [=] { host::rmsnorm<T>(extent, args); });
-  }
-  template <class T>
-  void rmsnorm_backward(Stream& s, Extent extent, const RmsNormBackward<T>& args) {
-    enqueue(s, "rmsnorm_backward", [=] { host::rmsnorm_backward<T>(extent, args); });
-  }
-  template <class T>
-  void bias_backward(Stream& s, Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T>> scratch) {
-    enqueue(s, "bias_backward", [=] { host::bias_backward<T>(extent, dy, db, scratch); });
-  }
-  template <class T>
-  void gelu(Stream& s, Extent extent, Strided<const T> x, Strided<T> y) {
-    enqueue(s, "gelu", [=] { host::gelu<T>(extent, x, y); });
-  }
-  template <class T>
-  void gelu_backward(Stream& s, Extent extent, Strided<const T> x, Strided<const T> dy, Strided<T> dx) {
-    enqueue(s, "gelu_backward", [=] { host::gelu_backward<T>(extent, x, dy, dx); });
-  }
-  template <class T>
-  void swiglu(Stream& s, Extent extent, Strided<const T> gate_up, Strided<T> y) {
-    enqueue(s, "swiglu", [=] { host::swiglu<T>(extent, gate_up, y); });
-  }
-  template <class T>
-  void swiglu_backward(Stream& s, Extent extent, Strided<const T> gate_up, Strided<const T> dy,
-                       Strided<T> d_gate_up) {
-    enqueue(s, "swiglu_backward", [=] { host::swiglu_backward<T>(extent, gate_up, dy, d_gate_up); });
-  }
-  template <class T>
-  void add(Stream& s, Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out) {
-    enqueue(s, "add", [=] { host::add<T>(extent, a, b, out); });
-  }
-  template <class T>
-  void dropout(Stream& s, Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y) {
-    enqueue(s, "dropout", [=] { host::dropout<T>(extent, x, dropout, y); });
-  }
-  template <class T>
-  void rope(Stream& s, T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads,
-            std::int64_t head_size, double theta, bool inverse) {
-    enqueue(s, "rope", [=] { host::rope<T>(x, ld, rows, time, heads, head_size, theta, inverse); });
-  }
+  ZG_OP(layernorm)
+  ZG_OP(layernorm_backward)
+  ZG_OP(rmsnorm)
+  ZG_OP(rmsnorm_backward)
+  ZG_OP(bias_backward)
+  ZG_OP(gelu)
+  ZG_OP(gelu_backward)
+  ZG_OP(swiglu)
+  ZG_OP(swiglu_backward)
+  ZG_OP(add)
+  ZG_OP(dropout)
+  ZG_OP(rope)
+  ZG_OP(embedding)
+  ZG_OP(embedding_backward)
+#undef ZG_OP
+
   template <class T>
   void attention(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
                  std::int64_t ld_o, Acc<T>* lse, void* /*scratch*/) {
@@ -102,14 +75,8 @@ struct HostBackend {
       host::attention_backward<T>(shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv);
     });
   }
-  std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const { return 0; }
-  template <class T>
-  void embedding(Stream& s, Extent extent, const Embedding<T>& args) {
-    enqueue(s, "embedding", [=] { host::embedding<T>(extent, args); });
-  }
-  template <class T>
-  void embedding_backward(Stream& s, Extent extent, const EmbeddingBackward<T>& args) {
-    enqueue(s, "embedding_backward", [=] { host::embedding_backward<T>(extent, args); });
+  std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const {
+    return 0;
   }
   template <class T>
   void cross_entropy(Stream& s, Extent extent, const CrossEntropy<T>& args, double* /*scratch*/) {
@@ -136,7 +103,7 @@ struct HostBackend {
 }  // namespace
 
 Ops& host_ops() {
-  static CheckedOps<HostBackend> ops;  // no state
+  static checked::CheckedOps<HostBackend> ops;  // stateless
   return ops;
 }
 

@@ -49,14 +49,14 @@ int prefer_node(std::int64_t begin, std::int64_t bytes, int node) {
   constexpr std::size_t kBits = 8 * sizeof(unsigned long);
   std::vector<unsigned long> mask(static_cast<std::size_t>(node) / kBits + 1);
   mask.back() = 1ul << (static_cast<std::size_t>(node) % kBits);
-  // The kernel takes one bit less than it is told.
+  // The kernel reads one bit less than the given count.
   return syscall(SYS_mbind, begin, bytes, MPOL_PREFERRED, mask.data(), mask.size() * kBits + 1, 0) == 0
              ? 0
              : errno;
 }
 
 void allow_huge(std::int64_t begin, std::int64_t bytes, bool huge) {
-  // A kernel without huge pages refuses both, and needs neither.
+  // A kernel without huge pages refuses either advice, and needs neither.
   madvise(pointer(begin), size(bytes), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 }
 
@@ -64,7 +64,7 @@ int take(std::int64_t begin, std::int64_t bytes) {
   while (madvise(pointer(begin), size(bytes), MADV_POPULATE_WRITE) != 0) {
     if (errno == EINTR || errno == EAGAIN) continue;
     if (errno != EINVAL) return errno;
-    // Linux before 5.14: touched one by one.
+    // Linux before 5.14 does not know the advice: touch the pages one by one.
     for (std::int64_t at = begin; at < begin + bytes; at += kPage)
       *static_cast<volatile char*>(pointer(at)) = 0;
     break;

@@ -1,5 +1,5 @@
-// The system calls behind a host arena: addresses are reserved in large regions, pages come and go within
-// them. Threads: any, on ranges of their own.
+// The system calls behind a host arena: addresses are reserved in large regions, and pages are taken and
+// given back within them. Threads: any, on disjoint ranges.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,28 +7,28 @@
 namespace zg::pages {
 
 inline constexpr std::int64_t kPage = 4096;
-// Huge pages are got for whole aligned units only.
+// The size and alignment of huge pages.
 inline constexpr std::int64_t kUnit = std::int64_t{2} << 20;
 
-// Addresses without pages, aligned to kUnit; 0: the system refuses them. A multiple of kUnit bytes.
+// Reserves addresses without pages, aligned to kUnit; 0 if the system refuses. bytes: a multiple of kUnit.
 std::int64_t reserve(std::int64_t bytes);
 void unreserve(std::int64_t begin, std::int64_t bytes);
 
-// Pages taken here later come from this node, or from others where it has none left. (Bound strictly, the
-// process would be killed then.) Returns an errno.
+// Pages taken here later come from this NUMA node, or from others when it has none left. (With a strict
+// binding the process would be killed then.) Returns an errno, 0 for success.
 int prefer_node(std::int64_t begin, std::int64_t bytes, int node);
 
-// Whether pages taken here may be huge, now or by the kernel's own doing. Reserved addresses begin without: a
-// huge page would reach over the end of what is wanted.
+// Whether the kernel may use huge pages here, when pages are taken or later by itself. After reserve() it may
+// not: a huge page could reach beyond what the budget allows.
 void allow_huge(std::int64_t begin, std::int64_t bytes, bool huge);
-// Takes pages, so that no access faults. Returns an errno.
+// Takes pages and touches them, so that no access faults later. Returns an errno.
 int take(std::int64_t begin, std::int64_t bytes);
-// Gives them back; the addresses stay reserved. Locked ones are unlocked first.
+// Gives pages back; the addresses stay reserved. `locked` pages are unlocked first.
 void give_back(std::int64_t begin, std::int64_t bytes, bool locked);
-// Keeps pages in memory. Returns an errno.
+// Locks pages in memory (mlock). Returns an errno.
 int lock(std::int64_t begin, std::int64_t bytes);
 
-// What the kernel says of the pages between these addresses.
+// The kernel's account of the pages between these addresses, in bytes.
 struct Counts {
   std::int64_t resident = 0, huge = 0, locked = 0;
 };

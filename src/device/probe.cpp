@@ -83,21 +83,21 @@ void probe_drives(MachineProbe& out) {
 
 void probe_gpus(MachineProbe& out) {
   for (const Gpu& gpu : list_gpus(&out.gpu_reason)) {
-    out.gpus.push_back(fmt::format("{}: {}, {} ({} free), sm_{}{}, {} multiprocessors{}", gpu.device, gpu.name,
-                                   format_bytes(gpu.memory), format_bytes(gpu.free), gpu.major, gpu.minor,
-                                   gpu.multiprocessors,
+    out.gpus.push_back(fmt::format("{}: {}, {} ({} free), sm_{}{}, {} multiprocessors{}", gpu.device,
+                                   gpu.name, format_bytes(gpu.memory), format_bytes(gpu.free), gpu.major,
+                                   gpu.minor, gpu.multiprocessors,
                                    gpu.numa_node >= 0 ? fmt::format(", NUMA node {}", gpu.numa_node) : ""));
   }
   if (!out.gpus.empty()) return;
-  // What a driver shows, where CUDA shows nothing.
+  // GPUs that the NVIDIA driver lists although CUDA cannot use them.
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", error)) {
     std::ifstream in(entry.path() / "information");
     std::string line;
     while (std::getline(in, line)) {
       if (line.rfind("Model:", 0) == 0)
-        out.gpus.push_back(fmt::format("{} (not used: {})", line.substr(line.find_first_not_of(" \t", 6)),
-                                       out.gpu_reason));
+        out.gpus.push_back(
+            fmt::format("{} (not used: {})", line.substr(line.find_first_not_of(" \t", 6)), out.gpu_reason));
     }
   }
 }

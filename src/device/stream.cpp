@@ -13,15 +13,16 @@
 namespace zg {
 namespace {
 
-// What waits for a stream, in a ring that keeps its memory. Behind a lock of its owner.
+// The queue of a stream's work: a ring buffer that keeps its memory. The owner's mutex guards it.
 class Ring {
  public:
   struct Item {
-    const char* label = nullptr;  // null: not work, and so neither timed nor skipped after a failure
+    // Null: an event or a callback, not an operation: it is not timed, and runs even after a failure.
+    const char* label = nullptr;
     Task work;
   };
-  // Waiting for one stream; more are a bug of who never waits for it.
-  static constexpr std::size_t kMost = std::size_t{1} << 24;
+  // More items can only come from a caller that never waits for the stream: a bug.
+  static constexpr std::size_t kMaxItems = std::size_t{1} << 24;
 
   bool empty() const { return count_ == 0; }
   void push(Item item) {
@@ -37,7 +38,7 @@ class Ring {
 
  private:
   void grow() {
-    ZG_ASSERT_LT(count_, kMost);
+    ZG_ASSERT_LT(count_, kMaxItems);
     std::vector<Item> larger(items_.empty() ? 64 : 2 * items_.size());
     for (std::size_t i = 0; i < count_; ++i) larger[i] = std::move(items_[(first_ + i) % items_.size()]);
     items_ = std::move(larger);
@@ -63,7 +64,7 @@ struct HostStream::Worker {
   }
 
   void push(const char* label, Task work) {
-    // Told under the lock: once the task is done the stream may be gone, and nothing of it may be touched.
+    // Notifies under the lock: once the task is done, the stream may be destroyed.
     std::lock_guard lock(mutex);
     tasks.push({label, std::move(work)});
     changed.notify_all();
@@ -73,12 +74,12 @@ struct HostStream::Worker {
     std::unique_lock lock(mutex);
     while (true) {
       changed.wait(lock, [&] { return stop || !tasks.empty(); });
-      if (tasks.empty()) return;  // stopped, and everything is done
+      if (tasks.empty()) return;  // stopped, and all work is done
       Ring::Item task = tasks.pop();
       idle = false;
       const auto begin = Clock::now();
       if (task.label != nullptr) working_since = begin;
-      const bool skip = failure != nullptr && task.label != nullptr;  // events are set even after a failure
+      const bool skip = failure != nullptr && task.label != nullptr;
       lock.unlock();
       std::exception_ptr caught;
       try {
@@ -107,10 +108,10 @@ struct HostStream::Worker {
   Ring tasks;
   bool stop = false, idle = true;
   std::exception_ptr failure;
-  Clock::duration busy{0};                         // with tasks that are done
-  std::optional<Clock::time_point> working_since;  // on one that is not
+  Clock::duration busy{0};                         // in operations that are done
+  std::optional<Clock::time_point> working_since;  // in the one that is not
   EventPool events;
-  NamedThread thread;  // last: joined before the rest goes
+  NamedThread thread;  // last, so that it is joined before the other members are destroyed
 };
 
 HostStream::HostStream(std::string name, Mode mode, Trace* trace) : name_(std::move(name)) {

@@ -335,7 +335,7 @@ void reference_in(State& s, const Case& c, const UpdateParams& p) {
       case OptimizerKind::kSgd:
         g = g + k.l2 * master;
         if (s.moments() > 0) {
-          m[i] = k.momentum * m[i] + k.rest * g;
+          m[i] = k.momentum * m[i] + k.one_minus_dampening * g;
           g = p.nesterov ? g + k.momentum * m[i] : m[i];
         }
         master = master - k.step_size * g;

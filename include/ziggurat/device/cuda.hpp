@@ -1,4 +1,4 @@
-// CUDA devices. Every build has these functions; one without CUDA says so.
+// CUDA devices. Every build has these functions; in a build without CUDA they report that it has none.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,29 +11,33 @@
 namespace zg {
 
 struct CudaOptions {
-  int device = 0;           // as CUDA counts them (CUDA_VISIBLE_DEVICES)
-  std::int64_t budget = 0;  // of HBM, for tensors and workspaces of the engine; libraries take some besides
-  // The same bits in every run: no sums by atomics, and of libraries only what promises so.
+  int device = 0;  // index as CUDA counts devices (after CUDA_VISIBLE_DEVICES)
+  // Bytes of device memory for tensors and the engine's workspaces. cuBLASLt, cuDNN and CUDA graphs take
+  // memory of their own beside it.
+  std::int64_t budget = 0;
+  // Every run gives the same bits: no sums by atomics, and of NVIDIA's libraries only deterministic
+  // algorithms.
   bool deterministic = true;
-  bool tf32 = false;  // products of f32 with 10 bits of mantissa, on tensor cores
+  bool tf32 = false;  // fp32 products use TF32 tensor cores (10 bits of mantissa)
   AttentionKernel attention = AttentionKernel::kAuto;
-  bool pin = true;  // host memory that is copied from and to
-  bool graphs = false;  // what Device::repeat() is given is kept as CUDA graphs
+  bool pin = true;      // host memory that takes part in copies is registered with CUDA (pinned)
+  bool graphs = false;  // Device::repeat() keeps its work as CUDA graphs
   Trace* trace = nullptr;
 };
 
-// Throws Error(kDevice): no CUDA in this build, no driver, one that is too old, no such GPU, or one that is
-// too old; Error(kMemory): the budget is more than the GPU has free, and who has the rest.
+// Throws Error(kDevice) if this build has no CUDA, there is no driver or no such GPU, or one of them is too
+// old; Error(kMemory) if less device memory is free than the budget.
 std::unique_ptr<Device> make_cuda_device(const CudaOptions& options);
 
 struct Gpu {
   int device = 0;
-  std::string name, pci;
-  int major = 0, minor = 0, multiprocessors = 0;
-  int numa_node = -1;
-  std::int64_t memory = 0, free = 0;
+  std::string name, pci;     // pci: "0000:1b:00.0"
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  int numa_node = -1;                 // -1: unknown
+  std::int64_t memory = 0, free = 0;  // bytes
 };
-// Never throws; `why` says why there are none.
+// Never throws. If the list is empty, `why` (unless null) gets the reason.
 std::vector<Gpu> list_gpus(std::string* why);
 
 }  // namespace zg

@@ -1,7 +1,7 @@
-// A device: memory with a hard budget, streams that run in order, events, copies, and the op set.
+// A device: memory with a hard budget, streams that run work in order, events, copies, and the op set.
 //
-// The host device is one of them: what people without a GPU, and CI, train on. Its streams are
-// worker threads.
+// The host device is an implementation on the processor, for machines without a GPU and for tests. Its
+// streams are worker threads.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -21,18 +21,18 @@ class DirectStorage;
 
 namespace zg {
 
-// How the streams of one device wait for a point in one of them without the host. It belongs to the event
-// that it is attached to, and is given back when nobody holds that any more.
-class DeviceMark {
+// The device's own event behind an Event (CUDA: a recorded CUDA event), by which streams of one device wait
+// for each other without the host. Owned by the Event that it is attached to.
+class DeviceEvent {
  public:
-  virtual ~DeviceMark() = default;
-  virtual void give_back() = 0;  // any thread
+  virtual ~DeviceEvent() = default;
+  virtual void give_back() = 0;  // to its pool, when the last copy of the Event is gone. Any thread
 };
 
-// A point in a stream. Copies share it. Any thread.
+// A point in a stream: done when all work enqueued before it is. Copies refer to the same point. Any thread.
 class Event {
  public:
-  Event() = default;  // already done
+  Event() = default;  // is done
   Event(const Event& other) noexcept;
   Event(Event&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
   Event& operator=(Event other) noexcept {
@@ -41,28 +41,30 @@ class Event {
   }
   ~Event();
   bool done() const;
-  void wait() const;
-  // Runs `action` when done: at once if it is, else on the stream's thread. Must be short.
+  void wait() const;  // blocks the calling thread
+  // Runs `action`, which must be short: in the calling thread if the event is done already, else later on the
+  // stream's thread.
   void on_done(Task action) const;
 
   // For implementations of Stream.
   static Event pending();
-  void set() const;
-  void attach(DeviceMark* mark) const;  // once, before anybody else has the event
-  DeviceMark* mark() const;             // null: only the host knows when it is done. Valid while this is held
+  void set() const;                       // makes it done
+  void attach(DeviceEvent* event) const;  // at most once, before any other thread has this Event
+  // Null: only the host learns when it is done. Valid while this Event is held.
+  DeviceEvent* device_event() const;
 
  private:
   friend class EventPool;
   struct State;
   explicit Event(State* state) : state_(state) {}
-  State* state_ = nullptr;  // counted
+  State* state_ = nullptr;  // reference-counted; null: done
 };
 
-// Makes pending events out of those that nobody holds any more: in the steady state nothing is allocated,
-// on_done() included. Any thread. It may go before its events.
+// Makes pending events from the memory of events that nobody holds any more, so that the steady state
+// allocates nothing, on_done() included. Any thread. The pool may be destroyed before its events.
 class EventPool {
  public:
-  static constexpr std::size_t kMostKept = 1024;  // not in use; more go back to the heap
+  static constexpr std::size_t kMaxKept = 1024;  // unused events; more are freed
   EventPool();
   Event pending();
 
@@ -72,31 +74,31 @@ class EventPool {
   std::shared_ptr<Free> free_;
 };
 
-// Work that runs in the order of its submission. Submitted from one thread at a time.
+// A queue of work that runs in the order of its submission. Used by one thread at a time.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual const std::string& name() const = 0;
-  virtual Event record() = 0;
-  virtual void wait(const Event& event) = 0;  // later work starts after it
-  // Calls `action` when all work so far is done, on the stream's thread. Must be short.
+  virtual Event record() = 0;                 // done when all work so far is done
+  virtual void wait(const Event& event) = 0;  // work submitted later starts after the event
+  // Calls `action` on the stream's thread when all work so far is done. It must be short.
   virtual void callback(Task action) = 0;
-  // Returns when all work is done; throws what an operation threw.
+  // Returns when all work is done; rethrows the first exception that an operation has thrown.
   virtual void synchronize() = 0;
-  // Time this stream spent working, so far, with what it works on now.
+  // Seconds in which the stream had work, up to now.
   virtual double busy_seconds() const = 0;
 };
 
-// A stream of the host device: a worker thread; or none, and then work runs when it is submitted. Once as
-// much as now has been under way before, it allocates nothing for work whose captures fit into a Task, nor
-// for callbacks, events and waits.
+// A stream of the host device. Mode kThread: a worker thread runs the work. Mode kInline: the submitting
+// thread runs it at once. Callbacks, events, waits, and work whose captures fit into a Task, allocate nothing
+// unless more of them are queued than ever before.
 class HostStream : public Stream {
  public:
   enum class Mode { kThread, kInline };
   HostStream(std::string name, Mode mode, Trace* trace = nullptr);
   ~HostStream() override;
 
-  // `label` must outlive the stream (a literal): it is the span's name in the trace.
+  // `label` is the span's name in the trace. It must outlive the stream: a literal.
   void enqueue(const char* label, Task work);
 
   const std::string& name() const override { return name_; }
@@ -112,39 +114,42 @@ class HostStream : public Stream {
   std::unique_ptr<Worker> worker_;  // null: inline
 };
 
-// Memory of one tier with a hard budget: what is taken from the system never passes it, and whatever sum of
-// charges it allows can be had. What is released is kept and used again. Addresses are aligned to the
-// granule. Thread-safe. allocate returns null when the budget does not allow it, and throws Error(kMemory)
-// when the system refuses memory within the budget.
+// What a buffer counts against the budget of an arena with this granule: whole granules, at least one. Host
+// arenas have a granule of 4096.
+std::int64_t arena_charge(std::int64_t bytes, std::int64_t granule = 4096);
+
+// Memory of one tier with a hard budget, in bytes. The memory taken from the system never exceeds the budget,
+// and an allocation succeeds whenever its charge fits beside the charges of the buffers in use: fragmentation
+// never makes it fail. Released memory is kept for later buffers. Addresses are aligned to the granule.
+// Thread-safe.
 class Arena {
  public:
   virtual ~Arena() = default;
-  virtual void* allocate(std::int64_t bytes) = 0;  // bytes: any; charged as charge() says
-  // The same from memory that the arena holds already: without a system call and without hooks, so that it
-  // may be called under locks that hooks want. Null: there is none at hand, or no budget.
+  // A buffer of any size, charged as charge() says. Null if the budget does not allow it; throws
+  // Error(kMemory) if the system refuses memory within the budget.
+  virtual void* allocate(std::int64_t bytes) = 0;
+  // The same from memory that the arena holds already: it makes no system call and calls no hook, so it may
+  // be called under a lock that a hook waits for. Null if no memory is at hand, or the budget does not allow
+  // it.
   virtual void* allocate_at_hand(std::int64_t /*bytes*/) { return nullptr; }
-  virtual void release(void* data, std::int64_t bytes) = 0;
+  virtual void release(void* data, std::int64_t bytes) = 0;  // bytes: as given to allocate()
   virtual std::int64_t budget() const = 0;
-  virtual std::int64_t in_use() const = 0;
-  virtual std::int64_t peak() const = 0;  // of bytes in use
-  // What memory comes in, and what an allocation counts against the budget: so many whole granules, at least
-  // one.
-  virtual std::int64_t granule() const = 0;
-  std::int64_t charge(std::int64_t bytes) const {
-    return bytes <= granule() ? granule() : (bytes + granule() - 1) / granule() * granule();
-  }
-  // Called with memory that was just taken from, or of which a part at least is about to go back to, the
-  // system. Buffers in it may be in use.
+  virtual std::int64_t in_use() const = 0;   // sum of charges
+  virtual std::int64_t peak() const = 0;     // the largest in_use() so far
+  virtual std::int64_t granule() const = 0;  // the unit of memory
+  std::int64_t charge(std::int64_t bytes) const { return arena_charge(bytes, granule()); }
+  // mapped(address, bytes): a chunk of memory was just taken from the system. unmapped(address, bytes), with
+  // the same values: at least a part of that chunk is about to go back to the system. Buffers in the chunk
+  // may be in use.
   struct Hooks {
     std::function<void(void*, std::int64_t)> mapped, unmapped;
   };
-  // Called only while nothing is in use; what was kept goes back to the system first, through the old hooks.
+  // Only while no buffer is in use. Memory that the arena keeps goes back to the system first, reported to
+  // the old hooks.
   virtual void set_hooks(Hooks hooks) = 0;
 };
-// make_host_memory() of memory.hpp with nothing but these; throws as it does.
+// A host arena with the default options of make_host_memory() (memory.hpp); throws as that does.
 std::unique_ptr<Arena> make_host_arena(std::string name, std::int64_t budget);
-// charge() of an arena with this granule; every host arena has pages of 4096.
-std::int64_t arena_charge(std::int64_t bytes, std::int64_t granule = 4096);
 
 class Ops;
 
@@ -153,34 +158,36 @@ class Device {
   virtual ~Device() = default;
   virtual std::string describe() const = 0;
   virtual bool is_host() const = 0;
-  virtual int numa_node() const { return -1; }  // that it is attached to; -1: unknown, or all
-  // Its own threads run there from now on; empty: anywhere.
+  virtual int numa_node() const { return -1; }  // the node it is attached to; -1: unknown, or not one node
+  // From now on the device's own threads run on these CPUs. An empty list changes nothing.
   virtual void bind_threads(const std::vector<int>& /*cpus*/) {}
   virtual Arena& arena() = 0;
   virtual Ops& ops() = 0;
   virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;
-  // Enqueues on `stream` what `work` does: ops of this device on that stream alone, and whenever the key is
-  // the same, the same ones with the same operands. So a device may keep them, and enqueue them as a whole
-  // from then on without calling `work`. One thread at a time.
+  // Enqueues the ops that `work` enqueues. `work` must use ops of this device on this stream alone and, for
+  // equal keys, the same ops with the same operands: the device may record them and replay the recording
+  // without calling `work` again. One thread at a time.
   virtual void repeat(Stream& /*stream*/, std::span<const std::uint64_t> /*key*/,
                       const std::function<void()>& work) {
     work();
   }
-  // What host memory that is copied from and to should be told of (HostMemory::set_hooks): it is pinned.
+  // Hooks for host arenas whose memory takes part in copies (Arena::set_hooks): they pin it for this device.
   virtual Arena::Hooks host_hooks() { return {}; }
-  // What moves bytes between drives and this device's memory without the host's, for an I/O engine that is
-  // gone before the device. Null, and `why` says why not: there is none, or one that passes through the
-  // host's memory itself, unless it is `wanted` all the same. The first answer that is not null stays.
+  // Transfers between drives and this device's memory past the host, for an I/O engine that is destroyed
+  // before the device. Null, with the reason in `why`, if there are none, or if they would go through host
+  // memory internally and are not `wanted` all the same. Later calls return the first result that is not
+  // null.
   virtual std::shared_ptr<io::DirectStorage> direct_storage(bool /*wanted*/, std::string* why) {
     *why = "drives reach the memory of " + describe() + " as any other";
     return nullptr;
   }
-  // Copies between host memory and this device's, in order on `stream`. They do not throw: synchronize()
-  // does.
+  // Enqueue a copy between host memory and this device's memory. They do not throw: the stream's
+  // synchronize() does.
   virtual void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) = 0;
   virtual void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) = 0;
 };
 
+// budget: bytes of host memory that serve as device memory. Throws as make_host_memory() does.
 std::unique_ptr<Device> make_host_device(std::int64_t budget, Trace* trace);
 
 }  // namespace zg

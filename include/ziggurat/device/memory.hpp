@@ -1,5 +1,5 @@
-// Host memory: an arena over pages that are taken in chunks, huge where the system gives them, near the
-// device or drive that uses them, locked if asked; and what decides where it lies.
+// Host memory: an arena over pages that are taken from the system in chunks, as huge pages where it gives
+// them, on chosen NUMA nodes, and locked if asked; and the choice of the nodes.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace zg {
 
-// So many bytes near one NUMA node, by the system's number; -1: wherever the thread runs that takes them.
+// Bytes of memory on one NUMA node, given by the system's number; -1: the node of the thread that takes them.
 struct NodeShare {
   int node = -1;
   std::int64_t bytes = 0;
@@ -19,78 +19,79 @@ struct NodeShare {
 };
 
 struct HostMemoryOptions {
-  std::string name = {};  // of the tier, for messages
-  std::int64_t budget = 0;
-  // Where it comes from, in this order; empty: node -1. What one node's share cannot hold in a row may come
-  // from another's: the budget is hard, the shares are not.
+  std::string name = {};    // of the tier, for messages
+  std::int64_t budget = 0;  // bytes
+  // The nodes that memory is taken from, in this order; empty: all on node -1. The budget is hard, the shares
+  // are not: a buffer that does not fit contiguously into one node's share may lie in another's.
   std::vector<NodeShare> shares = {};
-  bool pinned = false;     // locked, so that it is never swapped out
-  bool huge_pages = true;  // asks for them
-  // What the machine leaves; null: read_memory_limits().
+  bool pinned = false;     // locked in memory (mlock), so that it is never swapped out
+  bool huge_pages = true;  // ask for them
+  // What the process may still take; null: read_memory_limits().
   const MemoryLimits* limits = nullptr;
 };
 
-// What was got for it.
+// In bytes, unless another unit is named.
 struct HostMemoryReport {
-  std::int64_t taken = 0;                           // from the system, by our own count
-  std::int64_t resident = 0, huge = 0, locked = 0;  // the kernel's count; huge: in huge pages
-  std::int64_t regathered = 0,
-               regathered_bytes = 0;  // buffers that fitted no hole; pages taken anew for them
-  std::int64_t chunks = 0;            // what the hooks hold now
+  std::int64_t taken = 0;                           // from the system, by the arena's own count
+  std::int64_t resident = 0, huge = 0, locked = 0;  // by the kernel's count; huge: in huge pages
+  // Buffers (a count) that fitted no hole of free memory, and pages moved from other holes for them.
+  std::int64_t regathered = 0, regathered_bytes = 0;
+  std::int64_t chunks = 0;  // count of chunks that the hooks hold now
 };
 
-// An arena, with these promises beyond Arena's:
+// An arena of host memory. Beyond Arena it promises:
 //
-// Bytes alone decide. Whatever sum of charges the budget allows can be had, in any order: where no hole is
-// large enough, a buffer gets fresh addresses, and holes lose as many pages as it needs. The budget is hard:
-// pages taken from the system never pass it, huge ones included, and what is taken is touched at once, so
-// that no access faults later. The steady state is free: where buffers fit holes (sizes that recur, or phases
-// whose buffers are released before the next), allocate() and release() make no system call and allocate
-// nothing.
+// - No fragmentation. If no hole of free memory is large enough for a buffer, the buffer gets fresh
+//   addresses, and pages are moved there from other holes ("regathered").
+// - A hard budget. It counts huge pages too. Pages are touched when they are taken, so that no access
+//   faults later.
+// - A free steady state. Where buffers fit into holes (recurring sizes, or phases that release all their
+//   buffers), allocate() and release() make no system call and allocate nothing.
 //
-// Hooks see chunks, not buffers. A chunk is seen going when the first of its pages goes, which can be while
-// others of its buffers are in use; it is not seen again. Pages regathered are seen by no hook.
+// Hooks see chunks, not buffers. A chunk is reported as unmapped when the first of its pages goes back,
+// possibly while some of its buffers are in use, and is not reported again. Regathered pages are reported to
+// no hook.
 class HostMemory : public Arena {
  public:
-  virtual HostMemoryReport report() const = 0;  // reads /proc: slow
+  virtual HostMemoryReport report() const = 0;  // slow: reads /proc
 };
 
-// Throws Error(kMemory), as check_memory() does, before anything is taken.
+// Takes nothing yet. Throws Error(kMemory), as check_memory() does, if a limit does not leave the budget.
 std::unique_ptr<HostMemory> make_host_memory(const HostMemoryOptions& options);
 
-// What there is of NUMA, for deciding.
+// The NUMA nodes of a machine.
 struct NodeTopology {
   struct Node {
     int node = 0;            // the system's number
-    std::int64_t bytes = 0;  // 0: a node without memory
+    std::int64_t bytes = 0;  // of memory; 0: the node has none
     bool operator==(const Node&) const = default;
   };
-  std::vector<Node> nodes = {};  // by number
-  // distances[i][j], from nodes[i] to nodes[j], as the firmware states them; empty: unknown, all alike.
+  std::vector<Node> nodes = {};  // in order of their numbers
+  // distances[i][j]: from nodes[i] to nodes[j], as the firmware states them. Empty: unknown, taken as equal.
   std::vector<std::vector<std::int64_t>> distances = {};
 };
-// Of this machine; or of a synthetic one, "pack:2 core:8" in hwloc's words. Throws Error(kUsage) for one it
-// cannot read. A machine whose topology cannot be read has one node.
+// The topology of this machine (one node if it cannot be read), or of a synthetic one, described in hwloc's
+// words: "pack:2 core:8". Throws Error(kUsage) for a description that hwloc does not read.
 NodeTopology read_node_topology(const std::string& synthetic = "");
 
-// Who uses the host memory: a device or a drive, and the node it is attached to; -1: unknown.
+// A device or a drive that reads and writes host memory.
 struct MemoryUser {
   std::string name = {};
-  int node = -1;
+  int node = -1;  // that it is attached to; -1: unknown
 };
 struct MemoryPlacement {
-  // Of each device's and each drive's buffers; -1: any node, there is nothing to decide.
+  // The node for the buffers of each device and of each drive; -1: any node will do.
   std::vector<int> device_nodes = {}, drive_nodes = {};
-  // The host budget of each device, by nodes, nearest first; the bytes of a device's shares are its part of
-  // the budget.
+  // For each device its part of the host budget, split over nodes, the nearest first.
   std::vector<std::vector<NodeShare>> device_shares = {};
 };
-// Decides by the topology alone. Each user's node is its own where that has memory, else the nearest that
-// has; where its node is unknown, none is preferred. Every device gets an equal part of the budget, on its
-// node as far as that has memory for all devices that it serves, and then on the next nearest with room.
-// Without devices the whole budget is one part, spread over the drives' nodes, or near nothing where there
-// are none. On one node there is nothing to decide. What no node has room for is node -1's: check_memory()
-// will refuse it.
+// A pure function of its arguments. budget: bytes.
+//
+// A user's node is the one it is attached to, or the nearest with memory if that has none; -1 if unknown.
+// Every device gets an equal part of the budget, on its own node as far as that has memory for all devices
+// attached to it, the rest on the next nearest nodes with room. Without devices the budget is one part,
+// spread over the drives' nodes (without drives: node -1). With a single node everything is -1. Bytes that no
+// node has room for are assigned to node -1; check_memory() will refuse them.
 MemoryPlacement place_memory(const NodeTopology& topology, const std::vector<MemoryUser>& devices,
                              const std::vector<MemoryUser>& drives, std::int64_t budget);
 

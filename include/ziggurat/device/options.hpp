@@ -1,8 +1,10 @@
-// Plain values that say how a device is to be set up, for those who read them from a configuration.
+// Plain values that a configuration sets and a device takes, without the device's own headers.
 #pragma once
 
 namespace zg {
 
-enum class AttentionKernel { kAuto, kOwn, kCudnn };  // auto: cuDNN's where it is there and takes the shape
+// kAuto: cuDNN's attention where the library is installed and supports the shape, else our own. With
+// deterministic results kAuto is our own.
+enum class AttentionKernel { kAuto, kOwn, kCudnn };
 
 }  // namespace zg

@@ -1,5 +1,6 @@
-// What kernels work on, the same for every device: matrices with strides, and the operands of those kernels
-// that take many. Shapes are those of ziggurat/device/ops.hpp. Nothing is owned.
+// Operands of kernels, the same for every device: strided matrices, and a struct for each kernel that takes
+// many operands. Shapes are those of ziggurat/device/ops.hpp; "extent" is the size of the main operand.
+// Nothing is owned.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -9,7 +10,7 @@
 
 namespace zg::kernels {
 
-// The type of sums and statistics of operands T.
+// The type in which kernels compute with operands T, and the type of their sums and statistics.
 template <class T>
 struct AccOf {
   using type = float;
@@ -21,10 +22,15 @@ struct AccOf<double> {
 template <class T>
 using Acc = typename AccOf<T>::type;
 
+// Expands `instantiate(T)` for every storage type T.
+#define ZG_FOR_STORAGE_TYPES(instantiate) \
+  instantiate(float) instantiate(::zg::bf16) instantiate(::zg::fp16) instantiate(double)
+
 struct Extent {
   std::int64_t rows = 0, cols = 0;
 };
 
+// C[m, n] (+)= op(A)[m, k] op(B)[k, n]; leading dimensions in elements.
 struct GemmShape {
   std::int64_t m = 0, n = 0, k = 0;
   Trans ta = Trans::kNo, tb = Trans::kNo;
@@ -55,7 +61,7 @@ struct LayerNorm {
   const T* b = nullptr;
   double eps = 0;
   Strided<T> y;
-  Strided<Acc<T>> stats;  // mean, rstd
+  Strided<Acc<T>> stats;  // [rows, 2]: mean, rstd
 };
 
 template <class T>
@@ -75,7 +81,7 @@ struct RmsNorm {
   const T* w = nullptr;
   double eps = 0;
   Strided<T> y;
-  Strided<Acc<T>> stats;  // rstd
+  Strided<Acc<T>> stats;  // [rows, 1]: rstd
 };
 
 template <class T>
@@ -88,11 +94,12 @@ struct RmsNormBackward {
   Strided<Acc<T>> scratch;  // [row groups, cols]
 };
 
+// wte [vocabulary, cols], wpe [positions, cols] or null; row r of `out` has position r % time.
 template <class T>
 struct Embedding {
   const std::int32_t* ids = nullptr;
   std::int64_t vocabulary = 0, positions = 0, time = 0;
-  Strided<const T> wte, wpe;  // wpe may be null
+  Strided<const T> wte, wpe;
   Strided<T> out;
 };
 
@@ -109,20 +116,20 @@ struct CrossEntropy {
   Strided<const Acc<T>> logits;
   const std::int32_t* targets = nullptr;  // negative: ignored
   double* loss_sum = nullptr;             // +=
-  Strided<T> dlogits;                     // may be null; may start its rows where logits does
-  double scale = 1;                       // of dlogits, not of the loss; positive
+  Strided<T> dlogits;  // null: loss only; may share the logits' memory if rows start at the same addresses
+  double scale = 1;    // factor of dlogits, not of the loss; positive
 };
 
-// Of the optimizer's pass (kernels/host/update.hpp): arrays of the same n elements. They do not overlap; any
-// alignment.
+// Arrays of an optimizer update (kernels/host/update.hpp), n elements each, of any alignment. They must not
+// overlap.
 struct UpdateArrays {
   const void* grad = nullptr;
-  DType grad_type = DType::kF32;  // f32, bf16 or f16; f64 where the state is
+  DType grad_type = DType::kF32;  // f32, bf16 or f16; f64 if the state is f64
   void* weight = nullptr;
-  DType weight_type = DType::kF32;       // f32, bf16 or f16 (kSplit: bf16); f64 where the state is
+  DType weight_type = DType::kF32;       // f32, bf16 or f16 (kSplit: bf16); f64 if the state is f64
   void* master = nullptr;                // kFull: f32 (or f64); kSplit: uint16, the low halves
-  void* moment[2] = {nullptr, nullptr};  // kFull: f32 (or f64); kBf16: bf16; kInt8: codes, 1 byte each
-  float* scale[2] = {nullptr, nullptr};  // kInt8: one for each begun block of kQuantBlock elements
+  void* moment[2] = {nullptr, nullptr};  // kFull: f32 (or f64); kBf16: bf16; kInt8: 1-byte codes
+  float* scale[2] = {nullptr, nullptr};  // kInt8: one for each started block of kQuantBlock elements
 };
 
 }  // namespace zg::kernels

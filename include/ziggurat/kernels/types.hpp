@@ -1,4 +1,4 @@
-// Parameters that kernels and the op set share.
+// Parameters that the kernels and the op set share.
 #pragma once
 #include <cstdint>
 
@@ -8,67 +8,82 @@ namespace zg {
 
 enum class Trans : bool { kNo, kYes };
 
+// batch sequences of `time` tokens. heads is a multiple of kv_heads (grouped-query attention).
 struct AttentionShape {
   std::int64_t batch = 0, time = 0, heads = 0, kv_heads = 0, head_size = 0;
+  bool operator==(const AttentionShape&) const = default;
 };
 
-// How an optimizer turns gradients into steps; kernels/host/update.hpp has the formulae.
+// The update rule; kernels/host/update.hpp has the formulae.
 enum class OptimizerKind : std::uint8_t { kAdam, kSgd, kLion };
 
 // How the fp32 master weight is kept.
-//   kFull   whole, beside a weight that is its rounded copy
-//   kSplit  the bf16 weight is the rounded high half, the low 16 bits are kept beside it: nothing is lost,
-//           and nothing is kept twice
+//   kFull   as a whole fp32 number, beside the weight, which is its rounded copy
+//   kSplit  the bf16 weight is the rounded high half, and the low 16 bits are kept beside it: the master is
+//           exact, and no bit is kept twice
 enum class MasterFormat : std::uint8_t { kFull, kSplit };
 
 // How the moments are kept.
 //   kFull  fp32
 //   kBf16  bf16, rounded stochastically
-//   kInt8  8-bit codes with a fp32 scale for each block of kQuantBlock elements
+//   kInt8  8-bit codes with an fp32 scale for each block of kQuantBlock elements
 enum class MomentFormat : std::uint8_t { kFull, kBf16, kInt8 };
 
-inline constexpr std::int64_t kQuantBlock = 256;  // elements; blocks are counted from a parameter's first
+// Elements of a quantisation block. Blocks are counted from the first element of the parameter.
+inline constexpr std::int64_t kQuantBlock = 256;
 
-// What an optimizer keeps for each parameter.
+// What an optimizer keeps for each element of a parameter.
 struct StateFormat {
   OptimizerKind kind = OptimizerKind::kAdam;
   MasterFormat master = MasterFormat::kFull;
   MomentFormat moments = MomentFormat::kFull;
-  int moment_count = 2;        // Adam 2 (m, v), Lion 1, SGD 1 or 0 (without momentum)
-  DType full = DType::kF32;    // of what is kept whole: f32, or f64 for a model in f64
+  int moment_count = 2;      // Adam 2 (m, v); Lion 1; SGD 1, or 0 without momentum
+  DType full = DType::kF32;  // type of masters and moments in format kFull: f32, or f64 for a model in f64
   bool operator==(const StateFormat&) const = default;
 };
+
+// The types in which masters (kSplit: their low halves) and moments (kInt8: their codes) are stored.
+constexpr DType stored_master_type(const StateFormat& format) {
+  return format.master == MasterFormat::kSplit ? DType::kU16 : format.full;
+}
+constexpr DType stored_moment_type(const StateFormat& format) {
+  return format.moments == MomentFormat::kInt8   ? DType::kU8
+         : format.moments == MomentFormat::kBf16 ? DType::kBF16
+                                                 : format.full;
+}
 
 // The Philox key of a parameter's random numbers (base/philox.hpp).
 struct RandomKey {
   std::uint32_t key[2] = {0, 0};
 };
 
-// What is left out: element i (row-major, without gaps) stays where word i % 4 of the Philox block i / 4 of
-// (key, counter) is at least rate * 2^32, and is then divided by 1 - rate. A function of these alone, so that
-// a backward, or a forward that is run again, leaves out the same.
+// Which elements dropout drops. Elements are numbered row by row, without gaps. Let r be word i mod 4 of the
+// Philox block i / 4 of (key, counter): element i is kept if r is at least rate * 2^32, and is then divided
+// by 1 - rate. The mask depends on these values alone, so the backward pass and a recomputed forward pass
+// drop the same elements.
 struct Dropout {
   double rate = 0;  // [0, 1)
   RandomKey key = {};
-  std::uint64_t counter = 0;        // the high half of Philox's counter: step, layer, ... as the caller numbers them
-  std::int64_t first_element = 0;  // of the view, in what the numbers are counted over; a multiple of 4
+  std::uint64_t counter = 0;       // high half of Philox's counter; the caller makes it from step, layer, ...
+  std::int64_t first_element = 0;  // number of the view's first element; a multiple of 4
 };
 
 struct UpdateParams {
   double lr = 0;
-  double beta1 = 0.9, beta2 = 0.999;  // Adam, Lion
-  double eps = 1e-8;                  // Adam
-  double weight_decay = 0;            // decoupled (AdamW, Lion) or added to the gradient (Adam, SGD)
-  bool decoupled = true;              // Adam
-  bool bias_correction = true;        // Adam
+  double beta1 = 0.9, beta2 = 0.999;   // Adam, Lion
+  double eps = 1e-8;                   // Adam
+  double weight_decay = 0;             // decoupled (AdamW, Lion), or added to the gradient (Adam, SGD)
+  bool decoupled = true;               // Adam
+  bool bias_correction = true;         // Adam
   double momentum = 0, dampening = 0;  // SGD
   bool nesterov = false;               // SGD
   std::int64_t step = 1;               // t of the bias correction, from 1
-  double grad_scale = 1;  // the gradient is multiplied by this first (1/tokens, clip factor, 1/loss scale)
-  // The step is left out (its gradient overflowed): nothing changes, and a weight that is a copy of its
-  // master is made anew from it.
+  double grad_scale = 1;               // the gradient's factor: 1/tokens, clipping, 1/loss scale
+  // The step is skipped because a gradient overflowed. State does not change; with MasterFormat::kFull the
+  // weight is written again from its master.
   bool skip = false;
-  // Of stochastic rounding: the parameter's key, and where in it the arrays begin (a multiple of kQuantBlock).
+  // Stochastic rounding: the parameter's key, and the number of the arrays' first element in the parameter (a
+  // multiple of kQuantBlock unless moments are kFull).
   RandomKey random = {};
   std::int64_t first_element = 0;
 };

@@ -1,4 +1,4 @@
-// The scheduler of the emulated block: fibers by Boost.Context, changed at barriers and collectives alone.
+// The scheduler of an emulated block: fibers by Boost.Context that switch at barriers and collectives.
 #include "kernels/cuda/emulation/emulation.hpp"
 
 #include <algorithm>
@@ -20,8 +20,8 @@ namespace context = boost::context;
 
 constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr int kWarp = 32;
-constexpr unsigned kMostThreads = 1024;
-constexpr std::size_t kMostShared = 227 * 1024;  // of a block on sm_90 and sm_100; sm_80 has 163 KiB
+constexpr unsigned kMaxThreads = 1024;
+constexpr std::size_t kMaxShared = 227 * 1024;  // of a block on sm_90 and sm_100; sm_80 has 163 KiB
 
 std::atomic<std::uint64_t> g_seed{1};
 std::atomic<std::uint64_t> g_switches{0};
@@ -35,22 +35,21 @@ struct Copy {
 };
 
 struct Fiber {
-  context::fiber self;    // where it goes on
+  context::fiber self;    // where the fiber continues
   context::fiber caller;  // the scheduler
   Place place;
   int index = 0;  // of the thread in its block
   State state = State::kDone;
   unsigned mask = 0;         // of the collective that it waits in
-  std::size_t bytes = 0;     // ... and what it gave there
-  int predicate = 0;         // of the barrier that it waits at
+  std::size_t bytes = 0;     // that it contributed there
   std::vector<Copy> copies;  // not carried out yet, in the order of their groups
-  std::size_t groups = 0;    // committed
+  std::size_t groups = 0;    // that were committed
 };
 
-// What the lanes of a warp give to a collective, and what of it all may read once they have come.
+// What the lanes of a warp contribute to a collective, and a copy that all may read when all have arrived.
 struct Warp {
-  alignas(16) unsigned char given[kWarp][kMostGiven];
-  alignas(16) unsigned char seen[kWarp][kMostGiven];
+  alignas(16) unsigned char given[kWarp][kMaxGiven];
+  alignas(16) unsigned char seen[kWarp][kMaxGiven];
 };
 
 struct Free {
@@ -62,10 +61,10 @@ struct Block {
   const std::function<void()>* kernel = nullptr;
   std::vector<Fiber*> fibers;
   std::vector<Warp> warps;
-  std::unique_ptr<void, Free> shared;  // exactly as large as was asked for: a sanitizer sees what lies beyond
-  int votes[3] = {0, 0, 0};            // of the last barrier
+  std::unique_ptr<void, Free>
+      shared;  // of exactly the size asked for, so that a sanitizer finds accesses beyond
   std::uint64_t random = 0, switches = 0;
-  std::vector<bool> late;  // warps that run on only when no other can
+  std::vector<bool> late;  // warps that run only when no other can
 
   std::uint64_t draw() {  // xorshift64*
     random ^= random >> 12;
@@ -81,7 +80,7 @@ struct Block {
 
 thread_local Block* t_block = nullptr;
 thread_local Fiber* t_fiber = nullptr;
-// Stacks are the dear part of a fiber: a thread of the machine keeps its fibers from block to block.
+// Stacks are the expensive part of a fiber: each thread of the machine keeps its fibers from block to block.
 thread_local std::vector<std::unique_ptr<Fiber>> t_kept;
 
 void stop(State state) {
@@ -96,7 +95,7 @@ std::unique_ptr<Fiber> make_fiber() {
   f->self = context::fiber(std::allocator_arg, context::protected_fixedsize_stack(kStackBytes),
                            [f](context::fiber&& caller) {
                              f->caller = std::move(caller);
-                             while (true) {  // one thread of a block after the other
+                             while (true) {  // a fiber is reused for a thread of the next block
                                (*t_block->kernel)();
                                stop(State::kDone);
                              }
@@ -130,7 +129,7 @@ void carry_out(const Copy& copy) {
   copy.from == nullptr ? std::memset(copy.to, 0, copy.bytes) : std::memcpy(copy.to, copy.from, copy.bytes);
 }
 
-// Lets those go on whose collective is complete.
+// Makes the fibers ready whose collective is complete; false if there are none.
 bool complete_collectives(Block& b) {
   bool any = false;
   for (Fiber* f : b.fibers) {
@@ -163,28 +162,21 @@ bool complete_collectives(Block& b) {
 }
 
 bool complete_barrier(Block& b) {
-  int count = 0;
   const auto waits = [](const Fiber* f) { return f->state == State::kAtBarrier; };
   if (!std::all_of(b.fibers.begin(), b.fibers.end(), waits)) return false;
-  for (Fiber* f : b.fibers) {
-    count += f->predicate != 0 ? 1 : 0;
-    f->state = State::kReady;
-  }
-  b.votes[0] = count;
-  b.votes[1] = count == static_cast<int>(b.fibers.size()) ? 1 : 0;
-  b.votes[2] = count > 0 ? 1 : 0;
+  for (Fiber* f : b.fibers) f->state = State::kReady;
   return true;
 }
 
-// Each warp is late, or not, until the next barrier; half of the time none is. So a warp may be a whole loop
-// ahead of another where no barrier holds it.
+// Draws which warps are late until the next barrier; half of the time none is. So a warp may get a whole
+// loop ahead of another if no barrier prevents it.
 void draw_late(Block& b) {
   const std::uint64_t drawn = b.draw(), warps = b.draw();
   for (std::size_t w = 0; w < b.late.size(); ++w)
     b.late[w] = drawn >> 63 != 0 && (warps >> (w % 32 + 16) & 1) != 0;
 }
 
-// Runs those that are ready, once each, of the warps that are late or of the others.
+// Runs every ready fiber once, of the late warps or of the others; false if there are none.
 bool run_ready(Block& b, const std::vector<Fiber*>& order, bool late) {
   bool any = false;
   for (Fiber* f : order) {
@@ -243,13 +235,7 @@ void check_access(const void* address, std::size_t bytes) {
 }
 
 void barrier() {
-  barrier_vote(1, 0);
-}
-
-int barrier_vote(int predicate, int kind) {
-  t_fiber->predicate = predicate;
   stop(State::kAtBarrier);
-  return t_block->votes[kind];
 }
 
 void require(bool kept, const char* rule) {
@@ -273,7 +259,7 @@ void wait_copies(std::size_t left) {
 }
 
 const void* gather(unsigned mask, const void* value, std::size_t bytes) {
-  ZG_ASSERT_LE(bytes, kMostGiven);
+  ZG_ASSERT_LE(bytes, kMaxGiven);
   Fiber& f = *t_fiber;
   if ((mask >> lane() & 1) == 0)
     broken(f, fmt::format("a collective of mask {:#x} without the lane that calls it", mask));
@@ -289,7 +275,7 @@ std::uint64_t exchange(unsigned mask, std::uint64_t value, int from) {
   const void* all = gather(mask, &value, sizeof(value));
   if ((mask >> from & 1) == 0)
     broken(*t_fiber, fmt::format("a shuffle from lane {}, which is not in its mask {:#x}", from, mask));
-  std::memcpy(&value, static_cast<const unsigned char*>(all) + static_cast<std::size_t>(from) * kMostGiven,
+  std::memcpy(&value, static_cast<const unsigned char*>(all) + static_cast<std::size_t>(from) * kMaxGiven,
               sizeof(value));
   return value;
 }
@@ -298,7 +284,7 @@ unsigned vote(unsigned mask, bool predicate) {
   const auto* all = static_cast<const unsigned char*>(gather(mask, &predicate, 1));
   unsigned bits = 0;
   for (unsigned l = 0; l < kWarp; ++l) {
-    if ((mask >> l & 1) != 0 && all[l * kMostGiven] != 0) bits |= 1u << l;
+    if ((mask >> l & 1) != 0 && all[l * kMaxGiven] != 0) bits |= 1u << l;
   }
   return bits;
 }
@@ -306,8 +292,8 @@ unsigned vote(unsigned mask, bool predicate) {
 void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
          const std::function<void()>& kernel) {
   const std::size_t threads = std::size_t{block.x} * block.y * block.z;
-  ZG_ASSERT(threads >= 1 && threads <= kMostThreads, "{}: blocks of {} threads", name, threads);
-  ZG_ASSERT(shared_bytes <= kMostShared, "{}: {} bytes of shared memory", name, shared_bytes);
+  ZG_ASSERT(threads >= 1 && threads <= kMaxThreads, "{}: blocks of {} threads", name, threads);
+  ZG_ASSERT(shared_bytes <= kMaxShared, "{}: {} bytes of shared memory", name, shared_bytes);
   ZG_ASSERT(grid.y <= 65535 && grid.z <= 65535 && grid.x <= 0x7fffffffu, "{}: a grid of {} x {} x {}", name,
             grid.x, grid.y, grid.z);
   ZG_ASSERT(t_block == nullptr, "{} is launched within a kernel", name);

@@ -1,6 +1,7 @@
 #include "device/cuda/arena.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
@@ -9,7 +10,7 @@
 namespace zg::cuda {
 namespace {
 
-// Addresses reserved at once, in budgets. More are reserved when they are too fragmented.
+// As in the host's arena: a region's addresses, as multiples of the budget.
 constexpr std::int64_t kAddressFactors[] = {4, 2, 1};
 
 void* pointer(std::int64_t at) {
@@ -95,7 +96,7 @@ void CudaArena::set_hooks(Hooks hooks) {
   ZG_ASSERT_EQ(in_use_, 0);
   runtime_.use_device(options_.device);
   give_all_back();
-  hooks_ = std::move(hooks);
+  chunks_.set_hooks(std::move(hooks));
 }
 
 ArenaReport CudaArena::report() const {
@@ -105,8 +106,8 @@ ArenaReport CudaArena::report() const {
   return {taken_, in_use_, peak_, regathered_, regathered_bytes_, addresses};
 }
 
-// Whoever reads it must see what to change: what the budget is, and who holds the rest. What its buffers are,
-// the store adds.
+// The message must show what to change: the budget, what the arena holds, and what others hold. The store
+// adds what the buffers are.
 void CudaArena::explain(const Error& refusal, std::int64_t bytes) {
   const ArenaReport now = report();
   const MemoryInfo info = runtime_.memory_info();
@@ -123,16 +124,8 @@ void CudaArena::explain(const Error& refusal, std::int64_t bytes) {
                   format_bytes(now.taken + info.free)));
 }
 
-CudaArena::Region& CudaArena::region_of(std::int64_t at) {
-  for (Region& region : regions_) {
-    if (region.range.begin <= at && at < region.range.end()) return region;
-  }
-  ZG_ASSERT(false, "address {} is in no region", at);
-  return regions_.front();
-}
-
 PhysicalHandle& CudaArena::mapped_at(std::int64_t at) {
-  Region& region = region_of(at);
+  Region& region = region_of(regions_, at);
   return region.mapped[static_cast<std::size_t>((at - region.range.begin) / granule_)];
 }
 
@@ -155,17 +148,10 @@ void CudaArena::add_region() {
 
 std::int64_t CudaArena::place(std::int64_t bytes) {
   runtime_.use_device(options_.device);
-  std::optional<Extents::Window> best;
-  const auto look = [&] {
-    for (const Region& region : regions_) {
-      const auto window = extents_.window(bytes, region.range);
-      if (window && (!best || window->missing < best->missing)) best = window;
-    }
-  };
-  look();
+  auto best = extents_.best_window(bytes, regions_);
   if (!best) {
     add_region();
-    look();
+    best = extents_.best_window(bytes, regions_);
   }
   const Range range = best->range;
   const std::vector<Range> parts = extents_.empty_parts(range);
@@ -175,7 +161,7 @@ std::int64_t CudaArena::place(std::int64_t bytes) {
   std::size_t done = 0;
   try {
     if (const std::int64_t missing = best->missing - spare(); missing > 0) {
-      strip_holes(missing);
+      while (spare() < best->missing) strip(extents_.strippable(best->missing - spare()));
       ++regathered_;
       regathered_bytes_ += missing;
     }
@@ -185,10 +171,7 @@ std::int64_t CudaArena::place(std::int64_t bytes) {
     for (; done < parts.size(); ++done) extents_.set(parts[done], Kind::kEmpty);
     throw;
   }
-  for (const Range& part : parts) {
-    if (hooks_.mapped) hooks_.mapped(pointer(part.begin), part.bytes);
-    if (hooks_.unmapped) chunks_[part.begin] = part.bytes;
-  }
+  for (const Range& part : parts) chunks_.add(part);
   return range.begin;
 }
 
@@ -201,30 +184,15 @@ void CudaArena::create(std::int64_t bytes) {
       taken_ += granule_;
     }
   } catch (...) {
-    // Others may need what this buffer cannot have.
+    // Gives back what was created: other buffers may still fit.
     for (; spare_.size() > before; spare_.pop_back(), taken_ -= granule_)
       runtime_.release_physical(spare_.back());
     throw;
   }
 }
 
-void CudaArena::strip_holes(std::int64_t bytes) {
-  while (bytes > 0) {
-    // The smallest that suffices, else the largest.
-    const std::vector<Range> holes = extents_.holes();
-    ZG_ASSERT(!holes.empty(), "{} bytes are missing", bytes);
-    Range hole = holes.front();
-    for (const Range& other : holes) {
-      if (other.bytes >= bytes) hole = other;
-    }
-    const std::int64_t n = std::min(hole.bytes, bytes);
-    strip({hole.end() - n, n});
-    bytes -= n;
-  }
-}
-
 void CudaArena::strip(Range hole) {
-  forget_chunks(hole);
+  chunks_.remove(hole);
   spare_.reserve(spare_.size() + static_cast<std::size_t>(hole.bytes / granule_));
   for (std::int64_t at = hole.begin; at < hole.end(); at += granule_) {
     runtime_.unmap(pointer(at), granule_);
@@ -242,21 +210,9 @@ void CudaArena::map(Range part) {
   spare_.resize(spare_.size() - n);
 }
 
-void CudaArena::forget_chunks(Range range) {
-  for (auto it = chunks_.begin(); it != chunks_.end();) {
-    if (it->first >= range.end() || it->first + it->second <= range.begin) {
-      ++it;
-      continue;
-    }
-    hooks_.unmapped(pointer(it->first), it->second);
-    it = chunks_.erase(it);
-  }
-}
-
-// What CUDA refuses to give back, a device that has failed keeps until the process ends.
+// A device that has failed refuses to unmap. Its addresses stay reserved then, until the process ends.
 void CudaArena::give_all_back() {
-  for (const auto& [begin, bytes] : chunks_) hooks_.unmapped(pointer(begin), bytes);
-  chunks_.clear();
+  chunks_.remove({0, std::numeric_limits<std::int64_t>::max()});
   bool refused = false;
   for (Region& region : regions_) {
     for (std::size_t i = 0; i < region.mapped.size(); ++i) {

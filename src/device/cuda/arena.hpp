@@ -1,24 +1,24 @@
-// Memory of a CUDA device, by the promises of zg::Arena.
+// The arena of a CUDA device's memory (contract: zg::Arena).
 //
-// Physical memory is taken from CUDA lazily, granule by granule (2 MiB on today's GPUs), and kept. A buffer's
-// addresses are its own; granules are mapped to them. Where no hole is large enough for a buffer, it gets
-// fresh addresses, and granules of holes are mapped there: so bytes alone decide what fits, never
-// fragmentation. The steady state is free: where buffers fit holes (sizes that recur), allocate() and
-// release() make no call of CUDA and allocate nothing.
+// Physical memory is created lazily, granule by granule (2 MiB on today's GPUs), mapped to addresses, and
+// kept. If no hole of free memory is large enough for a buffer, the buffer gets fresh addresses, and
+// granules of holes are remapped there ("regathered"): so fragmentation never makes an allocation fail.
+// Where buffers fit into holes (recurring sizes), allocate() and release() make no CUDA call and allocate
+// nothing.
 //
-// There is one physical handle for each granule, since CUDA maps handles as a whole: a larger one, of which a
-// part is in use, could not move, and what the budget allows would depend on the order of buffers. CUDA needs
-// some 70 us to make and map one (vAttention, arXiv:2405.04437, measures them one by one): the first use of
-// 80 GB takes some seconds, spread over the first step.
+// Each granule has a physical handle of its own, because CUDA maps a handle only as a whole: a larger handle
+// could not be remapped while a part of it is in use, and what the budget allows would depend on the order of
+// buffers. CUDA takes some 70 us to create and map a handle (measured one by one in vAttention,
+// arXiv:2405.04437): the first use of 80 GB takes some seconds, spread over the first step.
 //
-// A buffer may be released when no work on the device uses it any more. Thread-safe; calls that ask CUDA for
-// something choose this arena's device for the calling thread.
+// A buffer may be released when no work on the device uses it any more. Thread-safe; calls that need CUDA set
+// this arena's device as the calling thread's current device.
 #pragma once
-#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "device/chunks.hpp"
 #include "device/cuda/runtime.hpp"
 #include "device/extents.hpp"
 #include "ziggurat/device/device.hpp"
@@ -31,16 +31,18 @@ struct ArenaOptions {
   std::int64_t budget = 0;
 };
 
+// In bytes, except `regathered`.
 struct ArenaReport {
-  std::int64_t taken = 0;  // physical memory that is held
+  std::int64_t taken = 0;  // physical memory that the arena holds
   std::int64_t in_use = 0, peak = 0;
-  std::int64_t regathered = 0, regathered_bytes = 0;  // buffers that fitted no hole; memory moved for them
-  std::int64_t addresses = 0;                         // bytes of them that are reserved
+  std::int64_t regathered = 0;        // count of buffers that fitted no hole
+  std::int64_t regathered_bytes = 0;  // memory that was remapped for them
+  std::int64_t addresses = 0;         // reserved address space
 };
 
 class CudaArena final : public Arena {
  public:
-  // Takes nothing yet. Throws Error(kMemory) when less than the budget is free.
+  // Takes nothing yet. Throws Error(kMemory) if less memory than the budget is free.
   CudaArena(Runtime& runtime, ArenaOptions options);  // the runtime must outlive it
   ~CudaArena() override;
 
@@ -51,7 +53,8 @@ class CudaArena final : public Arena {
   std::int64_t in_use() const override;
   std::int64_t peak() const override;
   std::int64_t granule() const override { return granule_; }
-  // Hooks see all that is mapped, regathered memory included; a chunk goes when its first granule goes.
+  // Hooks see all mapped memory, regathered memory included. A chunk is reported as unmapped when its first
+  // granule goes.
   void set_hooks(Hooks hooks) override;
   ArenaReport report() const;
 
@@ -60,19 +63,16 @@ class CudaArena final : public Arena {
   using Kind = Extents::Kind;
   struct Region {
     Range range;
-    std::vector<PhysicalHandle> mapped;  // by granule; 0: none
+    std::vector<PhysicalHandle> mapped;  // for each granule of the range; 0: none
   };
 
   std::int64_t room() const { return options_.budget / granule_ * granule_ - taken_; }
-  Region& region_of(std::int64_t at);
   PhysicalHandle& mapped_at(std::int64_t at);
   void add_region();
-  std::int64_t place(std::int64_t bytes);  // where no hole is large enough
-  void create(std::int64_t bytes);         // into spare_: all of it, or nothing and it throws
-  void strip_holes(std::int64_t bytes);    // into spare_
-  void strip(Range hole);
-  void map(Range part);  // from spare_
-  void forget_chunks(Range range);
+  std::int64_t place(std::int64_t bytes);  // a buffer for which no hole is large enough
+  void create(std::int64_t bytes);  // physical memory for spare_: all of it, or it throws and takes none
+  void strip(Range hole);           // moves its physical memory to spare_
+  void map(Range part);             // physical memory from spare_
   void give_all_back();
   [[noreturn]] void explain(const Error& refusal, std::int64_t bytes);
 
@@ -81,13 +81,12 @@ class CudaArena final : public Arena {
   const std::int64_t granule_;
   mutable std::mutex mutex_;
   std::int64_t in_use_ = 0, peak_ = 0;
-  std::int64_t taken_ = 0;  // mapped or spare
-  std::vector<PhysicalHandle> spare_;
+  std::int64_t taken_ = 0;             // mapped or spare
+  std::vector<PhysicalHandle> spare_;  // created, but mapped nowhere
   std::vector<Region> regions_;
   Extents extents_;
-  std::map<std::int64_t, std::int64_t> chunks_;  // that the hooks have seen: address, bytes
+  Chunks chunks_;
   std::int64_t regathered_ = 0, regathered_bytes_ = 0;
-  Hooks hooks_;
 };
 
 }  // namespace zg::cuda

@@ -1,5 +1,5 @@
-// Which attention a device uses for which shape: cuDNN's or our own. Decided once for each, before anything is
-// allocated for it, so that a run stays with one of them.
+// The choice between cuDNN's attention and our own. It is made once for each shape, when its scratch is
+// asked for, so that a run uses one of them throughout.
 #pragma once
 #include <map>
 #include <memory>
@@ -15,14 +15,16 @@ namespace zg::cuda {
 
 class Attention {
  public:
-  // Throws Error(kDevice) when cuDNN is asked for by name and is not there. Where nothing is asked for, cuDNN's is
-  // taken when sums need not have a fixed order: its deterministic backward takes memory by the square of time.
+  // Throws Error(kDevice) if kCudnn is wanted and cuDNN is missing. kAuto takes cuDNN only for results that
+  // need not be deterministic: its deterministic backward takes memory quadratic in time.
   Attention(AttentionKernel wanted, bool deterministic);
-  // Another's, for tests.
-  Attention(AttentionKernel wanted, bool deterministic, std::unique_ptr<CudnnAttention> cudnn, std::string why);
+  // With a given cuDNN (or null, and why), for tests.
+  Attention(AttentionKernel wanted, bool deterministic, std::unique_ptr<CudnnAttention> cudnn,
+            std::string why);
 
+  // Of forward() and backward(), the larger.
   std::int64_t scratch_bytes(DType dtype, const AttentionShape& shape);
-  // scratch: scratch_bytes(). Throws Error(kDevice).
+  // scratch: scratch_bytes(). Throw Error(kDevice).
   template <class T>
   void forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
                std::int64_t ld_o, Acc<T>* lse, void* scratch);
@@ -33,13 +35,13 @@ class Attention {
   std::string describe() const;
 
  private:
-  // Whether cuDNN is used. Throws when it must be and cannot.
+  // Whether cuDNN computes the problem. Throws if it was asked for by name and cannot.
   bool by_cudnn(const CudnnProblem& problem);
   CudnnProblem problem(DType dtype, const AttentionShape& shape) const;
 
   const AttentionKernel wanted_;
   const bool deterministic_;
-  std::unique_ptr<CudnnAttention> cudnn_;  // null: not to be used, or not there
+  std::unique_ptr<CudnnAttention> cudnn_;  // null: not wanted, or missing
   std::string why_;
   std::mutex mutex_;
   using Key = std::tuple<DType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
@@ -47,8 +49,8 @@ class Attention {
 };
 
 template <class T>
-void Attention::forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-                        std::int64_t ld_o, Acc<T>* lse, void* scratch) {
+void Attention::forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
+                        T* o, std::int64_t ld_o, Acc<T>* lse, void* scratch) {
   if constexpr (sizeof(T) == 2) {
     CudnnProblem p = problem(dtype_of<T>, shape);
     if (by_cudnn(p)) {

@@ -9,8 +9,8 @@ std::string text_of(const Product& p) {
   const auto matrix = [](std::int64_t rows, std::int64_t cols, Trans t) {
     return t == Trans::kYes ? fmt::format("[{}, {}]^T", cols, rows) : fmt::format("[{}, {}]", rows, cols);
   };
-  std::string text = fmt::format("{} {} x {} -> {}", name_of(p.in), matrix(s.m, s.k, s.ta), matrix(s.k, s.n, s.tb),
-                                 name_of(p.out));
+  std::string text = fmt::format("{} {} x {} -> {}", name_of(p.in), matrix(s.m, s.k, s.ta),
+                                 matrix(s.k, s.n, s.tb), name_of(p.out));
   if (s.accumulate) text += ", accumulated";
   if (p.bias != nullptr) text += ", bias";
   if (p.addend != nullptr) text += ", addend";

@@ -1,5 +1,5 @@
-// cuBLASLt, asked for row-major products as the column-major products of the transposed matrices:
-// C = A B is C^T = B^T A^T, and a row-major matrix is its transpose, column-major.
+// Products by cuBLASLt, which is column-major. A row-major matrix is its transpose in column-major order,
+// so the row-major C = A B is computed as C^T = B^T A^T.
 #include <cublasLt.h>
 
 #include <map>
@@ -8,13 +8,13 @@
 #include <unordered_map>
 
 #include "device/cuda/blas.hpp"
-#include "device/cuda/block.hpp"
+#include "device/cuda/device_buffer.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg::cuda {
 namespace {
 
-constexpr std::int64_t kWorkspace = std::int64_t{32} << 20;  // what NVIDIA advises for sm_90 and later
+constexpr std::int64_t kWorkspace = std::int64_t{32} << 20;  // bytes; NVIDIA's advice for sm_90 and later
 
 void check(cublasStatus_t status, const std::string& what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -37,29 +37,38 @@ cudaDataType_t type_of(DType t) {
   return CUDA_R_32F;
 }
 
-// The largest power of two up to 256 that divides it: what cuBLASLt may count on.
+// The largest power of two up to 256 that divides the address: the alignment that cuBLASLt may assume.
 std::uint32_t alignment_of(const void* p) {
   const auto bits = reinterpret_cast<std::uintptr_t>(p) | 256u;
   return static_cast<std::uint32_t>(bits & ~(bits - 1));
 }
 
-class Layout {
+// An object of cuBLASLt's that is destroyed with its owner.
+template <class Handle, cublasStatus_t (*kDestroy)(Handle)>
+class Owned {
+ public:
+  Owned() = default;
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() {
+    if (handle_ != nullptr) kDestroy(handle_);
+  }
+  Handle get() const { return handle_; }
+
+ protected:
+  Handle handle_ = nullptr;
+};
+
+class Layout : public Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> {
  public:
   Layout(DType type, std::int64_t rows, std::int64_t cols, std::int64_t ld) {
     check(cublasLtMatrixLayoutCreate(&handle_, type_of(type), static_cast<std::uint64_t>(rows),
                                      static_cast<std::uint64_t>(cols), ld),
           "a matrix layout");
   }
-  Layout(const Layout&) = delete;
-  Layout& operator=(const Layout&) = delete;
-  ~Layout() { cublasLtMatrixLayoutDestroy(handle_); }
-  cublasLtMatrixLayout_t get() const { return handle_; }
-
- private:
-  cublasLtMatrixLayout_t handle_ = nullptr;
 };
 
-class Description {
+class Description : public Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> {
  public:
   Description(DType in, bool tf32) {
     const cublasComputeType_t compute = in == DType::kF64           ? CUBLAS_COMPUTE_64F
@@ -68,36 +77,22 @@ class Description {
     check(cublasLtMatmulDescCreate(&handle_, compute, in == DType::kF64 ? CUDA_R_64F : CUDA_R_32F),
           "a product's description");
   }
-  Description(const Description&) = delete;
-  Description& operator=(const Description&) = delete;
-  ~Description() { cublasLtMatmulDescDestroy(handle_); }
   template <class V>
   void set(cublasLtMatmulDescAttributes_t attribute, const V& value) {
     check(cublasLtMatmulDescSetAttribute(handle_, attribute, &value, sizeof(value)), "an attribute");
   }
-  cublasLtMatmulDesc_t get() const { return handle_; }
-
- private:
-  cublasLtMatmulDesc_t handle_ = nullptr;
 };
 
-class Preference {
+class Preference : public Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy> {
  public:
   Preference() { check(cublasLtMatmulPreferenceCreate(&handle_), "a preference"); }
-  Preference(const Preference&) = delete;
-  Preference& operator=(const Preference&) = delete;
-  ~Preference() { cublasLtMatmulPreferenceDestroy(handle_); }
   template <class V>
   void set(cublasLtMatmulPreferenceAttributes_t attribute, const V& value) {
     check(cublasLtMatmulPreferenceSetAttribute(handle_, attribute, &value, sizeof(value)), "a preference");
   }
-  cublasLtMatmulPreference_t get() const { return handle_; }
-
- private:
-  cublasLtMatmulPreference_t handle_ = nullptr;
 };
 
-// All that the choice of an algorithm may depend on.
+// Everything that the choice of an algorithm may depend on.
 using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, bool, bool, std::int64_t, std::int64_t,
                        std::int64_t, bool, DType, DType, int, std::int64_t, std::uint64_t>;
 
@@ -122,7 +117,7 @@ class CublasLt : public Blas {
     const kernels::GemmShape& s = p.shape;
     if (s.m == 0 || s.n == 0) return;
     ZG_ASSERT(s.k > 0, "{}", text_of(p));
-    // In cuBLAS's terms: its A is our B, its B our A, and its matrices have n rows.
+    // cuBLASLt's A is our B, its B is our A, and its C has n rows.
     Description description(p.in, options_.tf32);
     description.set(CUBLASLT_MATMUL_DESC_TRANSA, s.tb == Trans::kYes ? CUBLAS_OP_T : CUBLAS_OP_N);
     description.set(CUBLASLT_MATMUL_DESC_TRANSB, s.ta == Trans::kYes ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -131,7 +126,7 @@ class CublasLt : public Blas {
     const Layout d(p.out, s.n, s.m, s.ldc);
     const Layout c(p.out, s.n, s.m, p.addend != nullptr ? p.ld_addend : s.ldc);
     set_epilogue(description, p);
-    const void* const added = p.addend != nullptr ? p.addend : p.c;
+    const void* const added = p.addend != nullptr ? p.addend : p.c;  // cuBLASLt's C; its D is ours
     const bool adds = s.accumulate || p.addend != nullptr;
     const cublasLtMatmulAlgo_t algorithm = choose(p, description, a, b, c, d, added);
     const float one = 1, beta = adds ? 1.0f : 0.0f;
@@ -167,7 +162,7 @@ class CublasLt : public Blas {
     description.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
   }
 
-  // The first of cuBLASLt's own order: without timing, so that every run takes the same one.
+  // The first algorithm in cuBLASLt's own ranking. Nothing is timed, so that every run takes the same one.
   cublasLtMatmulAlgo_t choose(const Product& p, const Description& description, const Layout& a,
                               const Layout& b, const Layout& c, const Layout& d, const void* added) {
     const kernels::GemmShape& s = p.shape;
@@ -186,7 +181,7 @@ class CublasLt : public Blas {
     if (known != algorithms_.end()) return known->second;
     Preference preference;
     preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kWorkspace));
-    // Sums of parts are added from the workspace in order, or not split at all: no atomics.
+    // A sum that is split is added up from the workspace in order, without atomics.
     preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                    static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align[0]);
@@ -206,7 +201,7 @@ class CublasLt : public Blas {
   void* workspace_of(StreamHandle stream) {
     std::lock_guard lock(mutex_);
     auto& block = workspaces_[stream];
-    if (block == nullptr) block = std::make_unique<Block>(runtime_, device_, kWorkspace);
+    if (block == nullptr) block = std::make_unique<DeviceBuffer>(runtime_, device_, kWorkspace);
     return block->data();
   }
 
@@ -216,7 +211,7 @@ class CublasLt : public Blas {
   cublasLtHandle_t handle_ = nullptr;
   std::mutex mutex_;
   std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
-  std::unordered_map<StreamHandle, std::unique_ptr<Block>> workspaces_;
+  std::unordered_map<StreamHandle, std::unique_ptr<DeviceBuffer>> workspaces_;
 };
 
 }  // namespace

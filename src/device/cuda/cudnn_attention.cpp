@@ -1,5 +1,5 @@
-// cuDNN is found by its frontend's headers when the build is configured (ZG_CUDNN), and loaded when it is
-// asked for: the program runs without it.
+// The build looks for the headers of cuDNN's frontend (ZG_CUDNN); the library is loaded when it is asked
+// for, so that the program runs without it.
 #include "device/cuda/cudnn_attention.hpp"
 
 #include "ziggurat/base/error.hpp"
@@ -19,20 +19,13 @@
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
 
-// The frontend's: where it looks for cuDNN's functions. Set once, by make_cudnn_attention().
+// The frontend requires this variable: the handle of cuDNN's library. Set once, by make_cudnn_attention().
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;
 }
 #endif
 
 namespace zg::cuda {
-
-bool CudnnProblem::operator==(const CudnnProblem& other) const {
-  const AttentionShape &a = shape, &b = other.shape;
-  return a.batch == b.batch && a.time == b.time && a.heads == b.heads && a.kv_heads == b.kv_heads &&
-         a.head_size == b.head_size && dtype == other.dtype && ld_qkv == other.ld_qkv && ld_o == other.ld_o &&
-         ld_do == other.ld_do && ld_dqkv == other.ld_dqkv && deterministic == other.deterministic;
-}
 
 #if defined(ZG_CUDNN)
 namespace {
@@ -47,7 +40,7 @@ enum Operand : std::int64_t { kQ = 1, kK, kV, kO, kStats, kDo, kDq, kDk, kDv };
   throw Error(Errc::kDevice, fmt::format("cuDNN attention, {}", what), why);
 }
 
-// A matrix whose rows hold heads side by side, as cuDNN's [batch, heads, time, head_size].
+// A matrix whose rows hold heads side by side; cuDNN sees it as [batch, heads, time, head_size].
 struct Rows {
   std::int64_t heads, ld;
 };
@@ -79,7 +72,7 @@ float scale_of(const CudnnProblem& p) {
   return static_cast<float>(1 / std::sqrt(static_cast<double>(p.shape.head_size)));
 }
 
-// One plan of cuDNN's, or why there is none.
+// A plan of cuDNN's, or the reason why there is none.
 struct Plan {
   fe::graph::Graph graph;
   std::string refusal;
@@ -134,7 +127,7 @@ void describe_backward(fe::graph::Graph& graph, const CudnnProblem& p) {
   set_output(dv, attributes(p, "dv", kDv, {s.kv_heads, p.ld_dqkv}));
 }
 
-// Keys and values begin behind the queries in every row.
+// Where keys and values begin in each row of qkv, behind the queries.
 struct Columns {
   std::int64_t k, v;  // bytes
   explicit Columns(const AttentionShape& s)
@@ -200,7 +193,7 @@ class Loaded final : public CudnnAttention {
   enum class Direction { kForward, kBackward };
   static const char* name_of(Direction d) { return d == Direction::kForward ? "forward" : "backward"; }
 
-  // What no version of cuDNN takes, in our words.
+  // The reason why no version of cuDNN supports the problem; empty if there is none.
   static std::string unfit(const CudnnProblem& p) {
     const AttentionShape& s = p.shape;
     if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) return "it takes bf16 and f16 alone";
@@ -212,7 +205,7 @@ class Loaded final : public CudnnAttention {
     return {};
   }
 
-  // The mutex is held, here and in usable().
+  // The caller holds the mutex, here and in usable().
   Plan& plan(const CudnnProblem& p, Direction direction) {
     for (const auto& [known, of, built] : plans_) {
       if (of == direction && known == p) return *built;
@@ -221,7 +214,7 @@ class Loaded final : public CudnnAttention {
     try {
       direction == Direction::kForward ? describe_forward(made->graph, p) : describe_backward(made->graph, p);
       made->build(handle_);
-    } catch (const std::exception& e) {  // of the frontend: a function that the library lacks
+    } catch (const std::exception& e) {  // the frontend throws if the library lacks a function
       made->refusal = e.what();
     }
     return *plans_.emplace_back(p, direction, std::move(made)).built;
@@ -254,10 +247,10 @@ class Loaded final : public CudnnAttention {
   std::vector<Known> plans_;  // a run has few problems
 };
 
-// cuDNN's functions, from libcudnn of the version that this was compiled for.
+// Loads libcudnn, of the major version that this was compiled for.
 bool load_library(std::string& why) {
   if (fe::cudnn_dlhandle != nullptr) return true;
-  // Of several CUDA runtimes on the machine the frontend is to use the one that we do.
+  // If the machine has several CUDA runtimes, the frontend must use ours.
   setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", fmt::format("libcudart.so.{}", CUDART_VERSION / 1000).c_str(), 0);
   const std::string name = fmt::format("libcudnn.so.{}", CUDNN_MAJOR);
   fe::cudnn_dlhandle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);

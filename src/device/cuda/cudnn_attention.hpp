@@ -1,6 +1,5 @@
-// Attention by cuDNN: its fused scaled-dot-product attention on our packed layout, without copies. What it
-// computes, and the shapes, are those of Ops::attention (ziggurat/device/ops.hpp); the sums' order is
-// cuDNN's.
+// Attention by cuDNN: its fused scaled-dot-product attention, on our packed layout without copies. Results
+// and shapes are those of Ops::attention (ziggurat/device/ops.hpp); the order of sums is cuDNN's.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,39 +14,38 @@ namespace zg::cuda {
 struct CudnnProblem {
   AttentionShape shape;
   DType dtype = DType::kBF16;           // bf16 or f16
-  std::int64_t ld_qkv = 0, ld_o = 0;    // elements from row to row
-  std::int64_t ld_do = 0, ld_dqkv = 0;  // of the backward
+  std::int64_t ld_qkv = 0, ld_o = 0;    // leading dimensions in elements
+  std::int64_t ld_do = 0, ld_dqkv = 0;  // ... of the backward
   bool deterministic = true;            // the backward
-  bool operator==(const CudnnProblem&) const;
+  bool operator==(const CudnnProblem&) const = default;
 };
 
-// For the device that the thread which made it uses. Calls may come from any thread that uses this device,
-// one at a time. cuDNN plans a problem when it is first named (a second or so), and keeps the plan; what
-// cuDNN refuses throws Error(kDevice) with its words.
+// For the device that was current in the thread that created it. Calls may come from any thread whose
+// current device that is, one at a time. cuDNN plans a problem when it is first asked for (a second or so),
+// and keeps the plan. What cuDNN refuses throws Error(kDevice) with its message.
 class CudnnAttention {
  public:
   virtual ~CudnnAttention() = default;
 
-  // 91900 is 9.19.0.
+  // cuDNN's; 91900 is 9.19.0.
   virtual std::int64_t version() const = 0;
-  // Whether cuDNN has plans for the forward and the backward; else why not. Rows of heads must be multiples
-  // of 16 bytes, as must all pointers.
+  // Whether cuDNN has plans for the forward and the backward; if not, `why` (unless null) gets the reason.
+  // Leading dimensions and all pointers must be multiples of 16 bytes.
   virtual bool supports(const CudnnProblem& problem, std::string* why) = 0;
-  // Of device memory, 256-byte aligned. On sm_90 a deterministic backward takes batch * heads * time^2
-  // elements.
+  // Device memory for a call, 256-byte aligned. On sm_90 a deterministic backward takes
+  // batch * heads * time^2 elements.
   virtual std::int64_t forward_workspace_bytes(const CudnnProblem& problem) = 0;
   virtual std::int64_t backward_workspace_bytes(const CudnnProblem& problem) = 0;
 
-  // lse [batch * heads, time]: the natural logarithm, of scores that were scaled; both ways as our own
-  // kernels have it.
+  // lse [batch * heads, time]: log-sum-exp (natural logarithm) of the scaled scores, as in our own kernels.
   virtual void forward(StreamHandle stream, const CudnnProblem& problem, const void* qkv, void* o, float* lse,
                        void* workspace) = 0;
   virtual void backward(StreamHandle stream, const CudnnProblem& problem, const void* qkv, const void* o,
                         const float* lse, const void* d_o, void* dqkv, void* workspace) = 0;
 };
 
-// Null, and why, where this build or this machine has no cuDNN. Before other threads start: it may set an
-// environment variable (CUDNN_FRONTEND_CUDART_LIB_NAME).
+// Null, with the reason in `why` (unless null), if this build or this machine has no cuDNN. To be called
+// before other threads start: it may set an environment variable (CUDNN_FRONTEND_CUDART_LIB_NAME).
 std::unique_ptr<CudnnAttention> make_cudnn_attention(std::string* why);
 
 }  // namespace zg::cuda

@@ -25,8 +25,7 @@ struct Context {
   bool deterministic;
 };
 
-// One op on one stream: what it launches is enqueued there, under its name for profilers. A failure is the
-// stream's, and told by its synchronize().
+// Enqueues one op on a stream, under its name for profilers. The stream's synchronize() throws its failure.
 template <class F>
 void enqueue(const Context& context, Stream& stream, const char* label, const F& work) {
   static_cast<CudaStream&>(stream).attempt([&](StreamHandle handle) {
@@ -84,62 +83,30 @@ class CudaBackend {
       }
     });
   }
-  template <class T>
-  void layernorm(Stream& s, Extent extent, const LayerNorm<T>& args) {
-    enqueue(c_, s, "layernorm", [&](const Launch& on) { cuda::layernorm<T>(on, extent, args); });
+
+// The op `name` is the kernel of that name, with the same operands.
+#define ZG_OP(name)                                                               \
+  template <class T, class... Args>                                               \
+  void name(Stream& s, const Args&... args) {                                     \
+    enqueue(c_, s, #name, [&](const Launch& on) { cuda::name<T>(on, args...); }); \
   }
-  template <class T>
-  void layernorm_backward(Stream& s, Extent extent, const LayerNormBackward<T>& args) {
-    enqueue(c_, s, "layernorm_backward",
-            [&](const Launch& on) { cuda::layernorm_backward<T>(on, extent, args); });
-  }
-  template <class T>
-  void rmsnorm(Stream& s, Extent extent, const RmsNorm<T>& args) {
-    enqueue(c_, s, "rmsnorm", [&](const Launch& on) { cuda::rmsnorm<T>(on, extent, args); });
-  }
-  template <class T>
-  void rmsnorm_backward(Stream& s, Extent extent, const RmsNormBackward<T>& args) {
-    enqueue(c_, s, "rmsnorm_backward",
-            [&](const Launch& on) { cuda::rmsnorm_backward<T>(on, extent, args); });
-  }
-  template <class T>
-  void bias_backward(Stream& s, Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T>> scratch) {
-    enqueue(c_, s, "bias_backward",
-            [&](const Launch& on) { cuda::bias_backward<T>(on, extent, dy, db, scratch); });
-  }
-  template <class T>
-  void gelu(Stream& s, Extent extent, Strided<const T> x, Strided<T> y) {
-    enqueue(c_, s, "gelu", [&](const Launch& on) { cuda::gelu<T>(on, extent, x, y); });
-  }
-  template <class T>
-  void gelu_backward(Stream& s, Extent extent, Strided<const T> x, Strided<const T> dy, Strided<T> dx) {
-    enqueue(c_, s, "gelu_backward", [&](const Launch& on) { cuda::gelu_backward<T>(on, extent, x, dy, dx); });
-  }
-  template <class T>
-  void swiglu(Stream& s, Extent extent, Strided<const T> gate_up, Strided<T> y) {
-    enqueue(c_, s, "swiglu", [&](const Launch& on) { cuda::swiglu<T>(on, extent, gate_up, y); });
-  }
-  template <class T>
-  void swiglu_backward(Stream& s, Extent extent, Strided<const T> gate_up, Strided<const T> dy,
-                       Strided<T> d_gate_up) {
-    enqueue(c_, s, "swiglu_backward",
-            [&](const Launch& on) { cuda::swiglu_backward<T>(on, extent, gate_up, dy, d_gate_up); });
-  }
-  template <class T>
-  void add(Stream& s, Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out) {
-    enqueue(c_, s, "add", [&](const Launch& on) { cuda::add<T>(on, extent, a, b, out); });
-  }
-  template <class T>
-  void dropout(Stream& s, Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y) {
-    enqueue(c_, s, "dropout", [&](const Launch& on) { cuda::dropout<T>(on, extent, x, dropout, y); });
-  }
-  template <class T>
-  void rope(Stream& s, T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads,
-            std::int64_t head_size, double theta, bool inverse) {
-    enqueue(c_, s, "rope", [&](const Launch& on) {
-      cuda::rope<T>(on, x, ld, rows, time, heads, head_size, theta, inverse);
-    });
-  }
+  ZG_OP(layernorm)
+  ZG_OP(layernorm_backward)
+  ZG_OP(rmsnorm)
+  ZG_OP(rmsnorm_backward)
+  ZG_OP(bias_backward)
+  ZG_OP(gelu)
+  ZG_OP(gelu_backward)
+  ZG_OP(swiglu)
+  ZG_OP(swiglu_backward)
+  ZG_OP(add)
+  ZG_OP(dropout)
+  ZG_OP(rope)
+  ZG_OP(embedding)
+  ZG_OP(embedding_backward)
+  ZG_OP(cross_entropy)
+#undef ZG_OP
+
   template <class T>
   void attention(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
                  std::int64_t ld_o, Acc<T>* lse, void* scratch) {
@@ -157,20 +124,6 @@ class CudaBackend {
   }
   std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const {
     return c_.attention.scratch_bytes(dtype, shape);
-  }
-  template <class T>
-  void embedding(Stream& s, Extent extent, const Embedding<T>& args) {
-    enqueue(c_, s, "embedding", [&](const Launch& on) { cuda::embedding<T>(on, extent, args); });
-  }
-  template <class T>
-  void embedding_backward(Stream& s, Extent extent, const EmbeddingBackward<T>& args) {
-    enqueue(c_, s, "embedding_backward",
-            [&](const Launch& on) { cuda::embedding_backward<T>(on, extent, args); });
-  }
-  template <class T>
-  void cross_entropy(Stream& s, Extent extent, const CrossEntropy<T>& args, double* scratch) {
-    enqueue(c_, s, "cross_entropy",
-            [&](const Launch& on) { cuda::cross_entropy<T>(on, extent, args, scratch); });
   }
   void zero(Stream& s, Extent extent, Strided<char> bytes) {
     enqueue(c_, s, "zero", [&](const Launch& on) {
@@ -200,7 +153,7 @@ class CudaBackend {
   Context c_;
 };
 
-// One that the pinned memory, of which it copies, need not know for longer than it is there.
+// A stream that PinnedRegions forgets when it is destroyed.
 class DeviceStream final : public CudaStream {
  public:
   template <class... A>
@@ -243,7 +196,7 @@ class CudaDevice : public Device {
   void bind_threads(const std::vector<int>& cpus) override { completions_.bind(cpus); }
   Arena& arena() override { return arena_; }
   Ops& ops() override { return ops_; }
-  // The engine's compute is what must never wait behind a copy's kernels or an update.
+  // The engine's compute stream must never wait behind kernels of copies or updates.
   std::unique_ptr<Stream> make_stream(const std::string& name) override {
     return std::make_unique<DeviceStream>(pinned_, *runtime_, completions_, options_.device, name,
                                           name == "compute", info_.wait_values);
@@ -318,7 +271,7 @@ class CudaDevice : public Device {
   Completions completions_;
   Graphs graphs_;
   std::shared_ptr<CudaDirectStorage> direct_;
-  CheckedOps<CudaBackend> ops_;
+  checked::CheckedOps<CudaBackend> ops_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// CUDA devices over NVIDIA's libraries.
+// The functions of ziggurat/device/cuda.hpp, with NVIDIA's libraries.
 #include "device/cuda/device.hpp"
 #include "ziggurat/base/error.hpp"
 

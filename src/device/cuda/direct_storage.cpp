@@ -9,8 +9,8 @@
 
 namespace zg::cuda {
 
-// What cuFile asks CUDA about an address holds for one mapping, and each granule of the arena is one: no call
-// may go past the end of the granule that it begins in.
+// cuFile's calls work within one mapping of device memory, and each granule of the arena is a mapping of
+// its own: no call may cross the end of a granule.
 class CudaDirectStorage::OpenFile final : public io::DirectStorage::File {
  public:
   OpenFile(const CudaDirectStorage& owner, Gds::File file) : owner_(owner), file_(std::move(file)) {}
@@ -39,7 +39,7 @@ class CudaDirectStorage::OpenFile final : public io::DirectStorage::File {
         log::error("{}: {} {} bytes: {}", owner_.describe(), what, part, result.text);
         if (done == 0) return -result.error;
       }
-      if (result.bytes < part) break;  // who goes on there is told the error
+      if (result.bytes < part) break;  // a caller that goes on from there gets the error
     }
     return done;
   }
@@ -56,17 +56,17 @@ CudaDirectStorage::CudaDirectStorage(Runtime& runtime, Completions& completions,
       multiprocessors_(info.multiprocessors),
       granule_(info.granule),
       gds_(std::move(gds)),
-      scratch_(runtime, device, std::max<std::int64_t>(info.granule, checksum_scratch_bytes(kMostBytes))) {
-  const std::int64_t each = checksum_scratch_bytes(kMostBytes), desks = scratch_.bytes() / each;
+      scratch_(runtime, device, std::max<std::int64_t>(info.granule, checksum_scratch_bytes(kMaxBytes))) {
+  const std::int64_t each = checksum_scratch_bytes(kMaxBytes), slots = scratch_.bytes() / each;
   try {
-    results_ = runtime_.allocate_host(desks * static_cast<std::int64_t>(sizeof(std::uint64_t)));
-    for (std::int64_t i = 0; i < desks; ++i) {
-      // Whoever waits for it waits for a drive.
-      desks_.push_back({runtime_.create_stream(true), static_cast<char*>(scratch_.data()) + i * each,
-                        static_cast<std::uint64_t*>(results_) + i});
+    results_ = runtime_.allocate_host(slots * static_cast<std::int64_t>(sizeof(std::uint64_t)));
+    for (std::int64_t i = 0; i < slots; ++i) {
+      // Urgent: a transfer waits for its checksum.
+      free_slots_.push_back({runtime_.create_stream(true), static_cast<char*>(scratch_.data()) + i * each,
+                             static_cast<std::uint64_t*>(results_) + i});
     }
-    // Its kernels are loaded now, for which CUDA may wait for the device. Of what, is no matter.
-    checksum_at(desks_[0], scratch_.data(), 4096);
+    // Loads the kernels now, for which CUDA may synchronize with the device. The data do not matter.
+    checksum_at(free_slots_[0], scratch_.data(), 4096);
   } catch (...) {
     give_back();
     throw;
@@ -78,14 +78,15 @@ CudaDirectStorage::~CudaDirectStorage() {
 }
 
 void CudaDirectStorage::give_back() {
-  for (const Desk& desk : desks_) runtime_.destroy_stream(desk.stream);
+  for (const ChecksumSlot& slot : free_slots_) runtime_.destroy_stream(slot.stream);
   if (results_ != nullptr) runtime_.release_host(results_);
 }
 
-std::uint64_t CudaDirectStorage::checksum_at(const Desk& desk, const void* data, std::int64_t bytes) const {
-  cuda::checksum({desk.stream, multiprocessors_}, bytes, data, desk.scratch, desk.result);
-  runtime_.synchronize(desk.stream);
-  return *desk.result;
+std::uint64_t CudaDirectStorage::checksum_at(const ChecksumSlot& slot, const void* data,
+                                             std::int64_t bytes) const {
+  cuda::checksum({slot.stream, multiprocessors_}, bytes, data, slot.scratch, slot.result);
+  runtime_.synchronize(slot.stream);
+  return *slot.result;
 }
 
 std::unique_ptr<io::DirectStorage::File> CudaDirectStorage::open(int fd) {
@@ -100,27 +101,27 @@ std::unique_ptr<io::DirectStorage::File> CudaDirectStorage::open(int fd) {
 }
 
 std::optional<std::uint64_t> CudaDirectStorage::checksum(const void* data, std::int64_t bytes) {
-  ZG_ASSERT_LE(bytes, kMostBytes);
-  Desk desk;
+  ZG_ASSERT_LE(bytes, kMaxBytes);
+  ChecksumSlot slot;
   {
     std::unique_lock lock(mutex_);
-    free_desk_.wait(lock, [&] { return !desks_.empty(); });
-    desk = std::move(desks_.back());
-    desks_.pop_back();
+    slot_freed_.wait(lock, [&] { return !free_slots_.empty(); });
+    slot = std::move(free_slots_.back());
+    free_slots_.pop_back();
   }
-  // Waits by itself: the thread that learns what is done on the device may be waiting for an I/O thread.
+  // This thread synchronizes by itself: the thread of `completions_` may be waiting for an I/O thread.
   std::optional<std::uint64_t> sum;
   try {
-    sum = checksum_at(desk, data, bytes);
+    sum = checksum_at(slot, data, bytes);
   } catch (const std::exception& e) {
     log::error("{}: a checksum of {} bytes: {}", describe(), bytes, e.what());
     completions_.fail(std::current_exception());
   }
   {
     std::lock_guard lock(mutex_);
-    desks_.push_back(std::move(desk));
+    free_slots_.push_back(std::move(slot));
   }
-  free_desk_.notify_one();
+  slot_freed_.notify_one();
   return sum;
 }
 

@@ -1,5 +1,6 @@
-// The I/O engine's way to a CUDA device's memory: cuFile moves the bytes (gds.hpp), the device makes their
-// checksums (kernels/cuda/checksum.cu), so that what it wrote, the host can check, and the other way round.
+// The I/O engine's access to a CUDA device's memory: cuFile moves the bytes (gds.hpp), and a kernel
+// computes their checksums (kernels/cuda/checksum.cu), the same as the host's: either can check what the
+// other wrote.
 #pragma once
 #include <condition_variable>
 #include <memory>
@@ -7,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "device/cuda/block.hpp"
+#include "device/cuda/device_buffer.hpp"
 #include "device/cuda/gds.hpp"
 #include "device/cuda/stream.hpp"
 #include "ziggurat/io/volume.hpp"
@@ -16,11 +17,12 @@ namespace zg::cuda {
 
 class CudaDirectStorage final : public io::DirectStorage {
  public:
-  // Checksums are of so many bytes at most: an io::Volume's pieces.
-  static constexpr std::int64_t kMostBytes = io::kMaxPieceBytes;
+  // The most bytes of a checksum: an io::Volume's piece.
+  static constexpr std::int64_t kMaxBytes = io::kMaxPieceBytes;
 
-  // Takes a granule of device memory, outside of the arena. Throws Error(kMemory), and what a first checksum
-  // fails by. One that fails later is a failure of the device, which `completions` is told of.
+  // Takes a granule of device memory, outside of the arena, and computes a first checksum. Throws
+  // Error(kMemory), or the checksum's error. A later checksum that fails is reported to `completions` as a
+  // failure of the device.
   CudaDirectStorage(Runtime& runtime, Completions& completions, int device, const DeviceInfo& info,
                     std::unique_ptr<Gds> gds);
   ~CudaDirectStorage() override;
@@ -32,14 +34,14 @@ class CudaDirectStorage final : public io::DirectStorage {
 
  private:
   class OpenFile;
-  // What one checksum under way has for itself.
-  struct Desk {
+  // The resources of one checksum in flight.
+  struct ChecksumSlot {
     StreamHandle stream = nullptr;
     void* scratch = nullptr;
     std::uint64_t* result = nullptr;  // pinned
   };
 
-  std::uint64_t checksum_at(const Desk& desk, const void* data, std::int64_t bytes) const;
+  std::uint64_t checksum_at(const ChecksumSlot& slot, const void* data, std::int64_t bytes) const;
   void give_back();
 
   Runtime& runtime_;
@@ -47,11 +49,11 @@ class CudaDirectStorage final : public io::DirectStorage {
   const int device_, multiprocessors_;
   const std::int64_t granule_;
   const std::unique_ptr<Gds> gds_;
-  Block scratch_;
+  DeviceBuffer scratch_;
   void* results_ = nullptr;  // pinned
   std::mutex mutex_;
-  std::condition_variable free_desk_;
-  std::vector<Desk> desks_;  // not in use; all, in the end
+  std::condition_variable slot_freed_;
+  std::vector<ChecksumSlot> free_slots_;
 };
 
 }  // namespace zg::cuda

@@ -14,10 +14,11 @@
 namespace zg::cuda {
 namespace {
 
-// cuFile's types, as its documentation gives them (cuFile API reference, 4.1): few toolkits bring its header.
+// cuFile's types, after its documentation (cuFile API reference, 4.1), because few toolkits contain its
+// header.
 struct Status {
-  int error;  // 0, or above kFirstError
-  int cuda;   // where `error` is kCudaError: a CUresult
+  int error;  // 0, or a number above kFirstError
+  int cuda;   // if `error` is kCudaError: a CUresult
 };
 constexpr int kFirstError = 5000, kCudaError = 5011;
 struct Descriptor {
@@ -36,52 +37,42 @@ struct Properties {
     unsigned status, control;
   } driver;
   unsigned features, max_device_cache, buffer_cache, max_pinned, max_batch, batch_timeout_ms;
-  unsigned spare[32];  // of versions to come
+  unsigned spare[32];  // for fields of later versions
 };
 constexpr unsigned kFeatureP2p = 1u << 4;
 constexpr int kAllowCompatMode = 1;  // a parameter of cuFile 1.14 and later
 
+// What cuFile's errors mean.
+constexpr struct {
+  int error;
+  const char* text;
+} kErrorTexts[] = {
+    {5001, "the driver nvidia-fs is not loaded, and compatibility mode is off"},
+    {5004, "the driver nvidia-fs has another version"},
+    {5005, "the version of nvidia-fs cannot be read"},
+    {5007, "this platform is not supported"},
+    {5008, "this file system is not supported"},
+    {5009, "this GPU is not supported"},
+    {5010, "nvidia-fs failed"},
+    {5012, "this is no device memory"},
+    {5013, "this is no device memory"},
+    {5014, "it passes the end of the memory"},
+    {5018, "this kind of file is not supported"},
+    {5019, "the file was not opened with O_DIRECT"},
+    {5020, "the file was not opened with O_DIRECT"},
+    {5022, "an invalid argument"},
+    {5025, "permission denied"},
+    {5027, "the file is not registered"},
+    {5028, "the file is registered already"},
+    {5034, "its configuration (cufile.json) forbids this file"},
+    {5036, "device memory could not be pinned"},
+};
+
 const char* text_of(int error) {
-  switch (error) {
-    case 5001:
-      return "the driver nvidia-fs is not loaded, and compatibility mode is off";
-    case 5004:
-      return "the driver nvidia-fs has another version";
-    case 5005:
-      return "the version of nvidia-fs cannot be read";
-    case 5007:
-      return "this platform is not supported";
-    case 5008:
-      return "this file system is not supported";
-    case 5009:
-      return "this GPU is not supported";
-    case 5010:
-      return "nvidia-fs failed";
-    case 5012:
-    case 5013:
-      return "this is no device memory";
-    case 5014:
-      return "it passes the end of the memory";
-    case 5018:
-      return "this kind of file is not supported";
-    case 5019:
-    case 5020:
-      return "the file was not opened with O_DIRECT";
-    case 5022:
-      return "an invalid argument";
-    case 5025:
-      return "permission denied";
-    case 5027:
-      return "the file is not registered";
-    case 5028:
-      return "the file is registered already";
-    case 5034:
-      return "its configuration (cufile.json) forbids this file";
-    case 5036:
-      return "device memory could not be pinned";
-    default:
-      return "it failed";
+  for (const auto& known : kErrorTexts) {
+    if (known.error == error) return known.text;
   }
+  return "it failed";
 }
 
 std::string text_of(const Status& status) {
@@ -96,7 +87,7 @@ struct Gds::Library {
   Status (*driver_open)() = nullptr;
   Status (*driver_close)() = nullptr;
   Status (*properties)(Properties*) = nullptr;
-  Status (*set_bool)(int, bool) = nullptr;  // null: it is older
+  Status (*set_bool)(int, bool) = nullptr;  // null: the library is older than 1.14
   Status (*open_file)(void**, Descriptor*) = nullptr;
   void (*close_file)(void*) = nullptr;
   ssize_t (*read)(void*, void*, std::size_t, off_t, off_t) = nullptr;
@@ -108,7 +99,7 @@ struct Gds::Library {
     into = reinterpret_cast<Function>(dlsym(handle, name));
     return into != nullptr;
   }
-  // The name of what is missing, if anything is.
+  // The name of a function that the library lacks; null if it has all.
   const char* find_all() {
     if (!find(driver_open, "cuFileDriverOpen")) return "cuFileDriverOpen";
     if (!find(driver_close, "cuFileDriverClose_v2") && !find(driver_close, "cuFileDriverClose"))
@@ -126,7 +117,7 @@ struct Gds::Library {
       const Status status = driver_close();
       if (status.error != 0) log::warning("cuFile: closing its driver: {}", text_of(status));
     }
-    // The library stays: it has threads of its own, which may outlive its driver.
+    // The library stays loaded: it has threads of its own, which may outlive its driver.
   }
 };
 
@@ -134,7 +125,7 @@ Gds::Gds(std::unique_ptr<Library> library) : library_(std::move(library)) {}
 Gds::~Gds() = default;
 
 std::unique_ptr<Gds> Gds::load(std::string* why, bool any_way, const std::string& name) {
-  // Without NVIDIA's driver, cuFile (1.17) never comes back from opening its own.
+  // Without NVIDIA's driver, opening cuFile's own driver hangs (version 1.17).
   if (name == kLibrary && dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) == nullptr) {
     *why = "GPUDirect Storage needs NVIDIA's driver, which this process does not use";
     return nullptr;
@@ -216,8 +207,8 @@ Gds::File Gds::open(int fd, std::string* why) const {
 
 namespace {
 
-// Until all is moved, nothing more comes, or it fails. -1: errno says by what; below: cuFile's error,
-// negated.
+// Calls move(done, left) until all bytes are moved, it returns 0, or it fails. It returns -1 with errno
+// set, or the negated number of cuFile's error.
 template <class Move>
 Gds::Result move_all(std::int64_t bytes, const Move& move) {
   Gds::Result result;

@@ -1,15 +1,16 @@
-// GPUDirect Storage: files read into, and written from, device memory without a copy through the host's.
-// NVIDIA's cuFile is found when the program runs; where it is not, everything goes through host memory as
-// ever. DirectStorage (direct_storage.hpp) puts it behind the I/O engine.
+// GPUDirect Storage: transfers between files and device memory that do not pass through host memory.
+// NVIDIA's library cuFile is looked for at run time; without it, transfers go through host memory.
+// direct_storage.hpp puts it behind the I/O engine's interface.
 //
-// Each transfer is a call that returns when it is done. It sees none of a stream's work: a buffer is read into
-// when the work that used it is done, and written from when the work that makes it is. Offsets, sizes and
-// device addresses that are multiples of 4096 go straight; others go through cuFile's own buffers.
-// Memory is not registered (cuFileBufRegister): the arena moves granules from hole to hole, and what was
-// registered would lead to where they were. cuFile then moves the bytes by way of a buffer of its own on the
-// device.
+// A transfer is a blocking call, and is not ordered with streams: the caller must wait for work that uses
+// the buffer before it reads into it, and for work that fills the buffer before it writes from it. Offsets,
+// sizes and device addresses that are multiples of 4096 are transferred directly, others through cuFile's
+// own buffers. Memory is not registered with cuFile (cuFileBufRegister), because the arena remaps granules,
+// and a registration would refer to the old ones. cuFile then moves the bytes through a buffer of its own
+// on the device.
 //
-// Failures of transfers are values; a text is made only for a failure. Any thread that has chosen the device.
+// A failed transfer is a value, not an exception; its text is made only then. Calls may come from any
+// thread whose current device is the one of the memory.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -20,16 +21,16 @@ namespace zg::cuda {
 class Gds {
  public:
   static constexpr const char* kLibrary = "libcufile.so.0";
-  // Finds the library and opens its driver, after the process has begun to use CUDA. Null: it cannot be had,
-  // and `why` says why not. any_way: also where cuFile would go through host memory itself (compatibility mode),
-  // for all files or for some; else open() refuses those.
+  // Loads the library and opens its driver; to be called after the process has begun to use CUDA. Null,
+  // with the reason in `why`, if that fails. any_way: accept cuFile's compatibility mode, in which it goes
+  // through host memory itself; else that mode is refused here, or for single files by open().
   static std::unique_ptr<Gds> load(std::string* why, bool any_way, const std::string& library = kLibrary);
   ~Gds();  // after its files
   Gds(const Gds&) = delete;
   Gds& operator=(const Gds&) = delete;
 
-  // "nvidia-fs 2.26": who moves the bytes. "compatibility mode": cuFile itself goes through host memory,
-  // which is no faster than we are.
+  // What moves the bytes: "nvidia-fs 2.26", or "compatibility mode", which is no faster than our own
+  // transfers.
   std::string describe() const;
   bool passes_host() const;  // compatibility mode, or unknown
 
@@ -47,16 +48,18 @@ class Gds {
     const Gds* gds_ = nullptr;
     void* handle_ = nullptr;
   };
-  // For a descriptor with O_DIRECT, which must outlive it. Empty: this file cannot be had so.
+  // fd: opened with O_DIRECT; must outlive the File. Empty, with the reason in `why`, if cuFile refuses the
+  // file.
   File open(int fd, std::string* why) const;
 
   struct Result {
-    std::int64_t bytes = 0;  // moved: all, fewer at the end of the file, or fewer than wanted and an error
-    int error = 0;           // an errno; EIO where cuFile has a number of its own
-    std::string text = {};   // of the error
+    std::int64_t bytes = 0;  // that were moved: fewer than asked for at the end of the file, or with an error
+    int error = 0;           // an errno; EIO for cuFile's own errors; 0: none
+    std::string text = {};   // the error's
   };
   [[nodiscard]] Result read(const File& file, std::int64_t offset, std::int64_t bytes, void* device) const;
-  [[nodiscard]] Result write(const File& file, std::int64_t offset, std::int64_t bytes, const void* device) const;
+  [[nodiscard]] Result write(const File& file, std::int64_t offset, std::int64_t bytes,
+                             const void* device) const;
 
  private:
   struct Library;

@@ -40,9 +40,9 @@ void Graphs::run(CudaStream& stream, std::span<const std::uint64_t> key, const s
 }
 
 GraphHandle Graphs::capture(CudaStream& stream, const std::function<void()>& work) {
-  // Nobody may wait for the stream meanwhile, or for the device.
-  const PinnedRegions::Quiet quiet = pinned_.quiet();
-  const auto undrained = completions_.quiet();
+  // CUDA forbids synchronizing with the stream, or with the device, during a capture.
+  const auto pinned_lock = pinned_.block_unregistering();
+  const auto drain_lock = completions_.block_drain();
   const StreamHandle handle = stream.begin_work();
   runtime_.begin_capture(handle);
   stream.set_capturing(true);
@@ -52,7 +52,7 @@ GraphHandle Graphs::capture(CudaStream& stream, const std::function<void()>& wor
     stream.set_capturing(false);
     try {
       runtime_.destroy_graph(runtime_.end_capture(handle));
-    } catch (const Error&) {  // of which nothing came, then
+    } catch (const Error&) {  // the capture was invalid: there is no graph
     }
     throw;
   }
@@ -62,7 +62,7 @@ GraphHandle Graphs::capture(CudaStream& stream, const std::function<void()>& wor
   return graph;
 }
 
-// Half of them, so that a run whose keys never come back seldom comes here.
+// Drops the older half, so that a run whose keys never recur seldom comes here.
 void Graphs::make_room(CudaStream& stream) {
   std::vector<std::uint64_t> used;
   for (const auto& [key, entry] : entries_) used.push_back(entry.used);
@@ -70,7 +70,7 @@ void Graphs::make_room(CudaStream& stream) {
   std::nth_element(used.begin(), middle, used.end());
   std::erase_if(entries_, [&](const auto& item) {
     if (item.second.used >= *middle) return false;
-    // It may be under way.
+    // The graph may be running: destroy it behind the stream's work.
     if (GraphHandle graph = item.second.graph; graph != nullptr)
       stream.callback([&runtime = runtime_, graph] { runtime.destroy_graph(graph); });
     return true;

@@ -1,11 +1,10 @@
-// What is enqueued again and again with the same operands, kept as CUDA graphs: one launch for all its kernels.
-// The host then has less to do for each operation, which is what matters where operations are so short that the
-// device waits for the host; the device gains little else. A graph takes some of the device's memory, outside of
-// its budget.
+// Work that is enqueued again and again with the same operands, kept as CUDA graphs: one launch for all
+// kernels of an operation. This saves host time for each operation, which matters if operations are so
+// short that the device waits for the host. Graphs take device memory outside of the budget.
 //
-// Work is known by its key. The first time it is enqueued as it is (libraries set themselves up then), the
-// second time captured, from then on launched as a whole. Keys that do not come back cost their entry, of which
-// there are kMost; who was not used for longest goes.
+// Work is identified by its key. The first time it is enqueued as it is, since libraries initialise
+// themselves then; the second time it is captured; from then on its graph is launched. A key that does not
+// recur costs an entry; of more than kMost entries the least recently used are dropped.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -19,7 +18,7 @@
 namespace zg::cuda {
 
 struct GraphReport {
-  std::int64_t entries = 0, graphs = 0;   // now
+  std::int64_t entries = 0, graphs = 0;     // now
   std::int64_t captures = 0, launches = 0;  // so far
 };
 
@@ -30,12 +29,12 @@ class Graphs {
 
   Graphs(Runtime& runtime, PinnedRegions& pinned, Completions& completions)
       : runtime_(runtime), pinned_(pinned), completions_(completions) {}
-  ~Graphs();  // nothing of them is under way
+  ~Graphs();  // no graph may be running
   Graphs(const Graphs&) = delete;
   Graphs& operator=(const Graphs&) = delete;
 
-  // `work` enqueues on this stream alone, and the same for the same key. Where CUDA cannot capture it, it is
-  // enqueued as it is, with a warning, and so is everything from then on.
+  // `work` must enqueue on this stream alone, and the same for equal keys. If CUDA cannot capture it, a
+  // warning is logged, and this and all later work is enqueued as it is.
   void run(CudaStream& stream, std::span<const std::uint64_t> key, const std::function<void()>& work);
   GraphReport report() const;
 
@@ -43,7 +42,7 @@ class Graphs {
   using Key = std::vector<std::uint64_t>;
   struct Entry {
     GraphHandle graph = nullptr;
-    std::uint64_t used = 0;
+    std::uint64_t used = 0;  // clock_ at the last use
   };
   GraphHandle capture(CudaStream& stream, const std::function<void()>& work);
   void make_room(CudaStream& stream);
@@ -52,7 +51,7 @@ class Graphs {
   PinnedRegions& pinned_;
   Completions& completions_;
   std::map<Key, Entry> entries_;
-  Key key_;  // the one asked for
+  Key key_;  // of the current call; a member to reuse its memory
   std::uint64_t clock_ = 0;
   bool off_ = false;
   std::int64_t captures_ = 0, launches_ = 0;

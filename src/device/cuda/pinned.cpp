@@ -19,7 +19,7 @@ void* pointer(std::int64_t at) {
   return reinterpret_cast<void*>(at);
 }
 
-// Adds the time of its life.
+// Adds its lifetime to `seconds`.
 class Stopwatch {
  public:
   explicit Stopwatch(double& seconds) : seconds_(seconds) {}
@@ -107,7 +107,7 @@ void PinnedRegions::unregister(Address begin, std::int64_t bytes) {
     try {
       runtime_.use_device(options_.device);
       for (const StreamHandle stream : users) runtime_.synchronize(stream);
-    } catch (const Error& error) {  // a device that has failed copies nothing any more
+    } catch (const Error& error) {  // the device has failed, and copies nothing any more
       log::debug("unregistering host memory: {}", error.what());
     }
     const Stopwatch stopwatch(seconds);

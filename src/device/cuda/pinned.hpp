@@ -1,9 +1,9 @@
-// Host memory that the device can copy from and to by itself: what an arena takes from the system is
-// registered with CUDA, in pieces, by the arena's hooks.
+// Pinned host memory: what an arena takes from the system is registered with CUDA, in pieces, by the
+// arena's hooks, so that the device can copy from and to it by DMA.
 //
-// CUDA takes a copy's host memory as a whole: all of it registered, or none; a copy of both is refused. An
-// arena's buffer can be both (pieces that CUDA would not register; pages that were regathered, which no hook
-// sees), so copies are made part by part, as part() says:
+// CUDA refuses a copy whose host memory is registered only in part. A buffer of an arena can be so: CUDA
+// may have refused to register a piece, and hooks do not see regathered pages. Copies are therefore split,
+// as part() says:
 //
 //   auto hold = pinned.hold();
 //   for (std::int64_t done = 0; done < bytes;) {
@@ -13,11 +13,11 @@
 //     done += part.bytes;
 //   }
 //
-// While a piece goes (the arena gives pages of its chunk back to the system, or ends), no new copy of it may
-// begin, which part() sees to, and those under way must end: the device would go on with the old pages. So
-// the streams that had copies of it are waited for. A thread that makes an arena regather, or ends it, must be
-// none that these streams wait for; for others it may be. (Whether CUDA itself waits for the whole device when
-// memory is unregistered, its documentation does not say.)
+// A piece is unregistered when the arena gives pages of its chunk back to the system, or is destroyed. The
+// device would go on using the old pages, so part() lets no new copy of the piece begin, and unregistering
+// waits for the streams that had copies of it. Hence a thread that makes an arena regather, or destroys it,
+// must not be one that those streams wait for. (CUDA's documentation does not say whether unregistering
+// waits for the whole device.)
 #pragma once
 #include <condition_variable>
 #include <map>
@@ -31,16 +31,16 @@
 namespace zg::cuda {
 
 struct PinnedOptions {
-  int device = 0;         // whose thread state is used; memory is registered for all devices
-  bool required = false;  // a registration that fails throws, instead of a warning, once
-  // Registered at once. Large ones take longer, small ones make more parts of a copy.
+  int device = 0;         // made current for CUDA's calls; memory is registered for all devices
+  bool required = false;  // a failed registration throws; if not, the first one is logged as a warning
+  // Bytes registered by one call. A large piece takes longer; small pieces split copies into more parts.
   std::int64_t piece = std::int64_t{256} << 20;
 };
 
 struct PinnedReport {
   std::int64_t pieces = 0, bytes = 0;  // registered now
-  std::int64_t refused = 0;            // bytes that CUDA would not register, so far
-  double seconds = 0;                  // of registering and unregistering, so far
+  std::int64_t refused = 0;            // bytes that CUDA refused to register, so far
+  double seconds = 0;                  // spent on registering and unregistering, so far
 };
 
 // Any thread.
@@ -51,27 +51,26 @@ class PinnedRegions {
   PinnedRegions(const PinnedRegions&) = delete;
   PinnedRegions& operator=(const PinnedRegions&) = delete;
 
-  Arena::Hooks hooks();  // this must outlive the arena, or its hooks must be set anew
+  Arena::Hooks hooks();  // *this must outlive the arena, or the arena must get other hooks before
   void mapped(void* at, std::int64_t bytes);
   void unmapped(void* at, std::int64_t bytes);
 
-  // What keeps pieces from going until the copy is enqueued. A copy of a part that is not pinned needs none.
+  // Keeps pieces registered until the copy is enqueued. Copies of parts that are not pinned need none.
   using Hold = std::shared_lock<std::shared_mutex>;
   Hold hold() const { return Hold(mutex_); }
-  // The longest beginning of these bytes that CUDA takes as a whole. It may let go of the hold to wait: what
-  // was asked for before must have been enqueued.
+  // The longest prefix of these bytes that CUDA copies in one call. It may release the hold while it waits
+  // for a piece that is being unregistered: copies of earlier parts must have been enqueued before.
   struct Part {
     std::int64_t bytes = 0;
     bool pinned = false;
   };
   Part part(Hold& hold, const void* at, std::int64_t bytes) const;
-  // A copy of the part that begins at `at` was enqueued there.
+  // Notes that a copy of the part at `at` was enqueued on the stream.
   void used(const Hold& hold, const void* at, StreamHandle stream);
-  // The stream's work is done, and it goes.
+  // The stream's work is done, and it will be destroyed.
   void forget(StreamHandle stream);
-  // While it is held, no stream is waited for, and nothing is unregistered: pieces that go are held up.
-  using Quiet = std::unique_lock<std::mutex>;
-  Quiet quiet() { return Quiet(waits_mutex_); }
+  // While the lock is held, other threads that unregister pieces are blocked before they wait for a stream.
+  std::unique_lock<std::mutex> block_unregistering() { return std::unique_lock(waits_mutex_); }
 
   PinnedReport report() const;
 
@@ -79,8 +78,9 @@ class PinnedRegions {
   using Address = std::int64_t;
   struct Piece {
     std::int64_t bytes = 0;
-    bool going = false;
-    std::vector<StreamHandle> users = {};  // had copies of it; guarded by users_mutex_, too, under a hold
+    bool going = false;  // is being unregistered
+    // Streams that had copies of it. Under a hold users_mutex_ guards them.
+    std::vector<StreamHandle> users = {};
   };
   void unregister(Address begin, std::int64_t bytes);
   void refuse(const std::exception& error, std::int64_t bytes);
@@ -88,8 +88,8 @@ class PinnedRegions {
   Runtime& runtime_;
   const PinnedOptions options_;
   mutable std::shared_mutex mutex_;
-  std::mutex users_mutex_;  // the last to be taken
-  // Held while pieces go: streams that are waited for must not end then. The first to be taken.
+  std::mutex users_mutex_;  // locked last of the three
+  // Held while pieces are unregistered, so that the streams waited for are not destroyed then. Locked first.
   std::mutex waits_mutex_;
   mutable std::condition_variable_any gone_;
   std::map<Address, Piece> pieces_;

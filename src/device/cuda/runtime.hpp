@@ -1,11 +1,11 @@
-// What the CUDA device asks of CUDA, and nothing else: the seam between our logic and NVIDIA's libraries.
-// runtime_cuda.cpp answers with the CUDA runtime and driver; the tests answer with a recorded fake that runs
-// everything on the host, asynchronously, and finds misuse.
+// The seam between our logic and NVIDIA's libraries: every CUDA call that the device needs, and no other.
+// runtime_cuda.cpp implements it with the CUDA runtime and driver; the tests implement it with a recording
+// fake that runs everything asynchronously on the host and detects misuse.
 //
-// Calls may come from any thread; each acts on the device that the thread chose by use_device(). A call that
-// CUDA refuses throws Error(kDevice) with CUDA's words; an allocation that does not fit throws
-// Error(kMemory). What only gives back (destroy_*, release_*, free_addresses, unregister_host) does not
-// throw: it logs what CUDA refuses, and may be called when the device has failed.
+// Calls may come from any thread and act on the thread's current device (use_device()). If CUDA refuses a
+// call it throws Error(kDevice) with CUDA's message; an allocation that does not fit throws Error(kMemory).
+// Functions that only free something (destroy_*, release_*, free_addresses, unregister_host) do not throw:
+// they log what CUDA refuses, and may be called after the device has failed.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -21,16 +21,16 @@ namespace zg::cuda {
 using StreamHandle = CUstream_st*;
 using EventHandle = CUevent_st*;
 using GraphHandle = CUgraphExec_st*;
-using PhysicalHandle = unsigned long long;  // of device memory without an address
+using PhysicalHandle = unsigned long long;  // physical device memory, which has no address by itself
 
 struct DeviceInfo {
   std::string name = {};     // "NVIDIA H100 80GB HBM3"
   std::string pci = {};      // "0000:1b:00.0"
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
-  int numa_node = -1;        // that it is attached to; -1: unknown
-  std::int64_t memory = 0;   // bytes of HBM
-  std::int64_t granule = 0;  // of physical memory: sizes and addresses are multiples of it
+  int numa_node = -1;        // -1: unknown
+  std::int64_t memory = 0;   // bytes
+  std::int64_t granule = 0;  // sizes and addresses of physical memory are multiples of this
   int copy_engines = 0;
   bool wait_values = false;  // streams can wait for a word of host memory
 };
@@ -45,77 +45,77 @@ class Runtime {
  public:
   virtual ~Runtime() = default;
 
-  // 13000 is 13.0. driver_version: the newest that the driver serves; 0 without a driver.
+  // CUDA versions; 13000 is 13.0. driver_version: the newest that the driver supports; 0 without a driver.
   virtual int driver_version() = 0;
   virtual int runtime_version() = 0;
   virtual int device_count() = 0;
   virtual DeviceInfo device_info(int device) = 0;
-  virtual void use_device(int device) = 0;  // by this thread, from now on
+  virtual void use_device(int device) = 0;  // becomes the calling thread's current device
   virtual MemoryInfo memory_info() = 0;
 
-  // urgent: its kernels go first where the device has a choice.
+  // urgent: the highest priority; else the lowest.
   virtual StreamHandle create_stream(bool urgent) = 0;
-  virtual void destroy_stream(StreamHandle stream) = 0;  // its work is done
+  virtual void destroy_stream(StreamHandle stream) = 0;  // all its work must be done
   virtual EventHandle create_event() = 0;                // without timing
   virtual void destroy_event(EventHandle event) = 0;
   virtual void record(EventHandle event, StreamHandle stream) = 0;
-  // Whether all work before the record is done. Throws what that work failed by.
+  // Whether all work before the record is done. Throws the error of that work, if it failed.
   virtual bool query(EventHandle event) = 0;
-  // Returns when all that was enqueued on the device is done; throws what it failed by.
+  // Returns when all work enqueued on the device, or on one stream, is done; throws its error, if it failed.
   virtual void synchronize() = 0;
-  virtual void synchronize(StreamHandle stream) = 0;  // the same, of one stream
+  virtual void synchronize(StreamHandle stream) = 0;
   virtual void wait(StreamHandle stream, EventHandle event) = 0;
-  // The stream goes on when the word, in memory of allocate_host(), is `value`.
+  // The stream waits until the word, in memory of allocate_host(), has this value.
   virtual void wait_value(StreamHandle stream, const std::uint32_t* word, std::uint32_t value) = 0;
 
-  // In order on the stream. Host memory that is not registered makes the call wait for the copy; memory of
-  // which a part alone is registered is refused.
+  // In order on the stream. If the host memory is not registered, the call returns after the copy. Host
+  // memory that is registered only in part is refused.
   virtual void copy(StreamHandle stream, void* to, const void* from, std::int64_t bytes,
                     Direction direction) = 0;
   virtual void copy_peer(StreamHandle stream, void* to, int to_device, const void* from, int from_device,
                          std::int64_t bytes) = 0;
   virtual void fill(StreamHandle stream, void* at, int byte, std::int64_t bytes) = 0;
-  // Of a matrix: rows of `width` bytes, `pitch` apart.
+  // Fills a matrix: rows of `width` bytes that start `pitch` bytes apart.
   virtual void fill_rows(StreamHandle stream, void* at, std::int64_t pitch, int byte, std::int64_t width,
                          std::int64_t rows) = 0;
 
-  // Device memory in granules: physical memory, addresses, and the one mapped to the other. bytes: multiples
+  // Device memory in granules: physical memory, addresses, and mappings between them. Sizes are multiples
   // of the granule.
   virtual PhysicalHandle create_physical(std::int64_t bytes) = 0;
   virtual void release_physical(PhysicalHandle physical) = 0;
   virtual void* reserve_addresses(std::int64_t bytes) = 0;
   virtual void free_addresses(void* at, std::int64_t bytes) = 0;
-  // Readable and writable from then on by the device.
+  // The device may read and write there from then on.
   virtual void map(void* at, std::int64_t bytes, PhysicalHandle physical) = 0;
-  // Many of `each` bytes, one after the other: all or, when it throws, none. Faster than one by one.
+  // Maps handles of `each` bytes one behind the other: all or, if it throws, none. Faster than one by one.
   virtual void map_each(void* at, std::int64_t each, std::span<const PhysicalHandle> physical) = 0;
-  // One whole mapping; nothing on the device uses it.
+  // Undoes one mapping, as a whole. No work on the device may use it any more.
   virtual void unmap(void* at, std::int64_t bytes) = 0;
 
-  // Host memory: pinned by us, or made pinned. Whole pages.
+  // Pinned host memory: memory of ours that is registered with CUDA (whole pages), or CUDA's own.
   virtual void register_host(void* at, std::int64_t bytes) = 0;
   virtual void unregister_host(void* at) = 0;
   virtual void* allocate_host(std::int64_t bytes) = 0;
   virtual void release_host(void* at) = 0;
 
-  // What is enqueued on the stream until end_capture() is not run but kept, as one launch.
+  // Work enqueued on the stream until end_capture() is not run but recorded, as one graph.
   virtual void begin_capture(StreamHandle stream) = 0;
   virtual GraphHandle end_capture(StreamHandle stream) = 0;
   virtual void launch(GraphHandle graph, StreamHandle stream) = 0;
   virtual void destroy_graph(GraphHandle graph) = 0;
 
-  // Named ranges of this thread, for profilers (NVTX).
+  // Named ranges of the calling thread, for profilers (NVTX).
   virtual void push_range(const char* name) = 0;
   virtual void pop_range() = 0;
 };
 
-// CUDA's own. Throws Error(kDevice) when there is no driver, or one that is too old for this build's toolkit:
-// it says which is there, which is needed, and what to do.
+// NVIDIA's libraries. Throws Error(kDevice) if there is no driver, or if it is too old for this build's
+// toolkit; the message names the driver found and the driver needed.
 std::unique_ptr<Runtime> make_cuda_runtime();
 
-// What it throws, by the numbers of driver_version() and runtime_version().
+// That check, on the numbers of driver_version() and runtime_version().
 void check_versions(int driver, int runtime);
-// Throws Error(kDevice) when our kernels need a newer device.
+// Throws Error(kDevice) if the device is too old for our kernels.
 void check_device(const DeviceInfo& info);
 
 }  // namespace zg::cuda

@@ -1,6 +1,6 @@
-// The runtime by CUDA's runtime library, and by the driver's own functions for virtual memory and for waiting
-// on words, which are asked for by name: nothing links to libcuda, so that the program starts, and says what
-// is missing, where there is no driver.
+// Runtime over CUDA's runtime library, and over functions of the driver for virtual memory and for waiting
+// on words. Those are looked up by name: nothing links to libcuda, so that without a driver the program
+// still starts and can say what is missing.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
@@ -24,7 +24,7 @@ std::string text_of(cudaError_t status) {
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) [[likely]]
     return;
-  (void)cudaGetLastError();  // else a later launch would report it
+  (void)cudaGetLastError();  // clears the error; else a later launch would report it
   throw Error(Errc::kDevice, fmt::format("CUDA: {}", what), fmt::format("refused: {}", text_of(status)));
 }
 
@@ -34,45 +34,38 @@ void warn(cudaError_t status, const char* what) {
   log::warning("CUDA: {}: refused: {}", what, text_of(status));
 }
 
-// The versions are those whose types these members have.
-struct Driver {
-  PFN_cuGetErrorString_v6000 error_string = nullptr;
-  PFN_cuDeviceGet_v2000 device = nullptr;
-  PFN_cuDeviceGetAttribute_v2000 attribute = nullptr;
-  PFN_cuMemGetAllocationGranularity_v10020 granularity = nullptr;
-  PFN_cuMemCreate_v10020 create = nullptr;
-  PFN_cuMemRelease_v10020 release = nullptr;
-  PFN_cuMemAddressReserve_v10020 reserve = nullptr;
-  PFN_cuMemAddressFree_v10020 free_addresses = nullptr;
-  PFN_cuMemMap_v10020 map = nullptr;
-  PFN_cuMemUnmap_v10020 unmap = nullptr;
-  PFN_cuMemSetAccess_v10020 set_access = nullptr;
-  PFN_cuStreamWaitValue32_v11070 wait_value = nullptr;
+// A function of the driver, looked up by name.
+struct DriverFunction {
+  void* address = nullptr;
 
-  Driver() {
-    load(error_string, "cuGetErrorString", 6000);
-    load(device, "cuDeviceGet", 2000);
-    load(attribute, "cuDeviceGetAttribute", 2000);
-    load(granularity, "cuMemGetAllocationGranularity", 10020);
-    load(create, "cuMemCreate", 10020);
-    load(release, "cuMemRelease", 10020);
-    load(reserve, "cuMemAddressReserve", 10020);
-    load(free_addresses, "cuMemAddressFree", 10020);
-    load(map, "cuMemMap", 10020);
-    load(unmap, "cuMemUnmap", 10020);
-    load(set_access, "cuMemSetAccess", 10020);
-    load(wait_value, "cuStreamWaitValue32", 11070);
-  }
-  template <class Function>
-  static void load(Function& into, const char* name, unsigned version) {
-    void* found = nullptr;
+  DriverFunction(const char* name, unsigned version) {
     cudaDriverEntryPointQueryResult result{};
-    check(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result), name);
-    if (result != cudaDriverEntryPointSuccess || found == nullptr)
+    check(cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &result), name);
+    if (result != cudaDriverEntryPointSuccess || address == nullptr)
       throw Error(Errc::kDevice, "CUDA", fmt::format("the driver has no function {}", name),
                   "install a newer NVIDIA driver");
-    into = reinterpret_cast<Function>(found);
   }
+  template <class Function>
+  operator Function() const {
+    return reinterpret_cast<Function>(address);
+  }
+};
+
+// Each function in the version that its type's name ends with.
+struct Driver {
+  PFN_cuGetErrorString_v6000 error_string = DriverFunction("cuGetErrorString", 6000);
+  PFN_cuDeviceGet_v2000 device = DriverFunction("cuDeviceGet", 2000);
+  PFN_cuDeviceGetAttribute_v2000 attribute = DriverFunction("cuDeviceGetAttribute", 2000);
+  PFN_cuMemGetAllocationGranularity_v10020 granularity =
+      DriverFunction("cuMemGetAllocationGranularity", 10020);
+  PFN_cuMemCreate_v10020 create = DriverFunction("cuMemCreate", 10020);
+  PFN_cuMemRelease_v10020 release = DriverFunction("cuMemRelease", 10020);
+  PFN_cuMemAddressReserve_v10020 reserve = DriverFunction("cuMemAddressReserve", 10020);
+  PFN_cuMemAddressFree_v10020 free_addresses = DriverFunction("cuMemAddressFree", 10020);
+  PFN_cuMemMap_v10020 map = DriverFunction("cuMemMap", 10020);
+  PFN_cuMemUnmap_v10020 unmap = DriverFunction("cuMemUnmap", 10020);
+  PFN_cuMemSetAccess_v10020 set_access = DriverFunction("cuMemSetAccess", 10020);
+  PFN_cuStreamWaitValue32_v11070 wait_value = DriverFunction("cuStreamWaitValue32", 11070);
 
   std::string text_of(CUresult status) const {
     const char* text = nullptr;
@@ -103,7 +96,7 @@ std::size_t size(std::int64_t bytes) {
   return static_cast<std::size_t>(bytes);
 }
 
-// Linux knows it where CUDA does not say.
+// From CUDA, or from Linux if CUDA does not say.
 int numa_node_of(int device, const std::string& pci) {
   int node = -1;
   if (cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, device) != cudaSuccess) (void)cudaGetLastError();
@@ -115,7 +108,7 @@ int numa_node_of(int device, const std::string& pci) {
 class CudaRuntime final : public Runtime {
  public:
   CudaRuntime() : rdma_(size(device_count())) {
-    // Memory that drives and network cards can reach is asked for where it can be had.
+    // Ask for memory that drives and network cards can reach (RDMA) on devices that support it.
     for (std::size_t i = 0; i < rdma_.size(); ++i) {
       CUdevice device = 0;
       int supported = 0;
@@ -172,7 +165,7 @@ class CudaRuntime final : public Runtime {
             .memory = static_cast<std::int64_t>(properties.totalGlobalMem),
             .granule = static_cast<std::int64_t>(granule),
             .copy_engines = properties.asyncEngineCount,
-            .wait_values = true};  // always, in the functions' second version
+            .wait_values = true};  // every device supports the second version of these functions
   }
 
   void use_device(int device) override { check(cudaSetDevice(device), "use of a device"); }
@@ -230,8 +223,8 @@ class CudaRuntime final : public Runtime {
                                                                   : cudaMemcpyDeviceToDevice;
     check(cudaMemcpyAsync(to, from, size(bytes), kind, stream), "a copy");
     if (direction == Direction::kOnDevice) return;
-    // CUDA may still read or write memory that is not registered, where the device can reach it by itself
-    // (Grace, HMM).
+    // If the device can access pageable memory by itself (Grace, HMM), CUDA may still be using memory that
+    // is not registered.
     cudaPointerAttributes host{};
     check(cudaPointerGetAttributes(&host, direction == Direction::kToDevice ? from : to),
           "a copy's host memory");
@@ -280,7 +273,7 @@ class CudaRuntime final : public Runtime {
   void map(void* at, std::int64_t bytes, PhysicalHandle physical) override {
     map_each(at, bytes, std::span(&physical, 1));
   }
-  // Access is given once for all of them: it is the dear part.
+  // Access is granted once for all handles, because that is the expensive part.
   void map_each(void* at, std::int64_t each, std::span<const PhysicalHandle> physical) override {
     std::size_t mapped = 0;
     CUresult status = CUDA_SUCCESS;
@@ -352,7 +345,7 @@ class CudaRuntime final : public Runtime {
   }
 
   const Driver driver_;
-  std::vector<bool> rdma_;  // by device
+  std::vector<bool> rdma_;  // for each device: whether its memory can be RDMA-capable
 };
 
 }  // namespace

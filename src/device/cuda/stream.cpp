@@ -13,14 +13,14 @@ namespace zg::cuda {
 namespace {
 
 constexpr std::int64_t kWordPage = 4096;
-// The thread looks without pause for so long after something was done, then at intervals: an operation takes
-// hundreds of microseconds, and a core should not be burnt for the last few.
-constexpr std::chrono::microseconds kEager{20}, kInterval{20};
+// For kSpin after the last completion the thread polls without a pause, then at intervals: operations take
+// hundreds of microseconds, and exact timing of their end is not worth a core.
+constexpr std::chrono::microseconds kSpin{20}, kPollInterval{20};
 
 }  // namespace
 
-void Mark::give_back() {
-  owner_->give_mark(this);
+void CudaEvent::give_back() {
+  owner_->give_event(this);
 }
 
 Completions::Completions(Runtime& runtime, int device, std::string name)
@@ -31,14 +31,14 @@ Completions::Completions(Runtime& runtime, int device, std::string name)
 Completions::~Completions() {
   {
     std::lock_guard lock(mutex_);
-    ZG_ASSERT(tracks_.empty(), "{} streams outlive their device", tracks_.size());
+    ZG_ASSERT(streams_.empty(), "{} streams outlive their device", streams_.size());
     stop_ = true;
   }
   changed_.notify_all();
   thread_.join();
-  ZG_ASSERT(free_marks_.size() == marks_.size(), "{} events outlive their device",
-            marks_.size() - free_marks_.size());
-  for (const auto& mark : marks_) runtime_.destroy_event(mark->handle());
+  ZG_ASSERT(free_cuda_events_.size() == cuda_events_.size(), "{} events outlive their device",
+            cuda_events_.size() - free_cuda_events_.size());
+  for (const auto& cuda_event : cuda_events_) runtime_.destroy_event(cuda_event->handle());
   for (std::uint32_t* page : word_pages_) runtime_.release_host(page);
 }
 
@@ -51,59 +51,59 @@ void Completions::bind(const std::vector<int>& cpus) {
   changed_.notify_all();
 }
 
-Track* Completions::add_track() {
+InFlight* Completions::add_stream() {
   std::lock_guard lock(mutex_);
-  tracks_.push_back(std::make_unique<Track>());
-  return tracks_.back().get();
+  streams_.push_back(std::make_unique<InFlight>());
+  return streams_.back().get();
 }
 
-void Completions::remove_track(Track* track) {
+void Completions::remove_stream(InFlight* in_flight) {
   std::lock_guard lock(mutex_);
-  ZG_ASSERT(track->entries.empty());
-  std::erase_if(tracks_, [&](const auto& t) { return t.get() == track; });
+  ZG_ASSERT(in_flight->entries.empty());
+  std::erase_if(streams_, [&](const auto& t) { return t.get() == in_flight; });
 }
 
-void Completions::push(Track& track, Track::Entry entry) {
+void Completions::push(InFlight& in_flight, InFlight::Entry entry) {
   std::lock_guard lock(mutex_);
-  track.entries.push_back(std::move(entry));
+  in_flight.entries.push_back(std::move(entry));
   changed_.notify_all();
 }
 
-void Completions::note_work(Track& track) {
+void Completions::note_work(InFlight& in_flight) {
   std::lock_guard lock(mutex_);
-  if (track.busy) return;
-  track.busy = true;
-  track.busy_since = Clock::now();
+  if (in_flight.busy) return;
+  in_flight.busy = true;
+  in_flight.busy_since = Clock::now();
 }
 
-double Completions::busy_seconds(const Track& track) const {
+double Completions::busy_seconds(const InFlight& in_flight) const {
   std::lock_guard lock(mutex_);
-  return track.busy_seconds + (track.busy ? seconds_between(track.busy_since, Clock::now()) : 0);
+  return in_flight.busy_seconds + (in_flight.busy ? seconds_between(in_flight.busy_since, Clock::now()) : 0);
 }
 
-Mark* Completions::take_mark() {
+CudaEvent* Completions::take_event() {
   {
-    std::lock_guard lock(marks_mutex_);
-    if (!free_marks_.empty()) {
-      Mark* const mark = free_marks_.back();
-      free_marks_.pop_back();
-      return mark;
+    std::lock_guard lock(pools_mutex_);
+    if (!free_cuda_events_.empty()) {
+      CudaEvent* const cuda_event = free_cuda_events_.back();
+      free_cuda_events_.pop_back();
+      return cuda_event;
     }
   }
-  auto made = std::make_unique<Mark>(*this, runtime_.create_event());
-  std::lock_guard lock(marks_mutex_);
-  marks_.push_back(std::move(made));
-  free_marks_.reserve(marks_.size());  // giving back allocates nothing
-  return marks_.back().get();
+  auto made = std::make_unique<CudaEvent>(*this, runtime_.create_event());
+  std::lock_guard lock(pools_mutex_);
+  cuda_events_.push_back(std::move(made));
+  free_cuda_events_.reserve(cuda_events_.size());  // giving back allocates nothing
+  return cuda_events_.back().get();
 }
 
-void Completions::give_mark(Mark* mark) {
-  std::lock_guard lock(marks_mutex_);
-  free_marks_.push_back(mark);
+void Completions::give_event(CudaEvent* cuda_event) {
+  std::lock_guard lock(pools_mutex_);
+  free_cuda_events_.push_back(cuda_event);
 }
 
 std::uint32_t* Completions::take_word() {
-  std::lock_guard lock(marks_mutex_);
+  std::lock_guard lock(pools_mutex_);
   if (free_words_.empty()) {
     auto* const page = static_cast<std::uint32_t*>(runtime_.allocate_host(kWordPage));
     word_pages_.push_back(page);
@@ -116,7 +116,7 @@ std::uint32_t* Completions::take_word() {
 }
 
 void Completions::give_word(std::uint32_t* word) {
-  std::lock_guard lock(marks_mutex_);
+  std::lock_guard lock(pools_mutex_);
   free_words_.push_back(word);
 }
 
@@ -134,11 +134,11 @@ void Completions::rethrow() const {
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 
-bool Completions::is_done(const Track::Entry& entry) {
+bool Completions::is_done(const InFlight::Entry& entry) {
   if (drained_ || entry.point.done()) return true;
-  if (!entry.sets || failed()) return false;  // who sets it comes before it in the track
+  if (!entry.sets || failed()) return false;  // an earlier entry sets it
   try {
-    return runtime_.query(static_cast<Mark*>(entry.point.mark())->handle());
+    return runtime_.query(static_cast<CudaEvent*>(entry.point.device_event())->handle());
   } catch (...) {
     if (failure_ == nullptr) failure_ = std::current_exception();
     failed_.store(true, std::memory_order_release);
@@ -146,44 +146,45 @@ bool Completions::is_done(const Track::Entry& entry) {
   }
 }
 
-bool Completions::advance(Track& track, std::vector<Track::Entry>& done) {
+bool Completions::advance(InFlight& in_flight, std::vector<InFlight::Entry>& done) {
   const std::size_t before = done.size();
-  const DeviceMark* reached = nullptr;  // by an entry that is about to set its event
-  while (!track.entries.empty()) {
-    Track::Entry& entry = track.entries.front();
-    const bool with_it = reached != nullptr && entry.point.mark() == reached;
+  // The last point that the caller will set: actions that wait for it may run, too.
+  const DeviceEvent* reached = nullptr;
+  while (!in_flight.entries.empty()) {
+    InFlight::Entry& entry = in_flight.entries.front();
+    const bool with_it = reached != nullptr && entry.point.device_event() == reached;
     if (!with_it && !is_done(entry)) break;
-    if (entry.sets) reached = entry.point.mark();
+    if (entry.sets) reached = entry.point.device_event();
     done.push_back(std::move(entry));
-    track.entries.pop_front();
+    in_flight.entries.pop_front();
   }
-  if (track.busy && track.entries.empty() && done.size() > before) {
-    track.busy = false;
-    track.busy_seconds += seconds_between(track.busy_since, Clock::now());
+  if (in_flight.busy && in_flight.entries.empty() && done.size() > before) {
+    in_flight.busy = false;
+    in_flight.busy_seconds += seconds_between(in_flight.busy_since, Clock::now());
   }
   return done.size() > before;
 }
 
 void Completions::run() {
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 20 us are not to take 70
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // the default slack would make sleeps of 20 us take 70
   try {
     runtime_.use_device(device_);
   } catch (...) {
     fail(std::current_exception());
   }
-  std::vector<Track::Entry> done;
+  std::vector<InFlight::Entry> done;
   Clock::time_point last = Clock::now();
   std::unique_lock lock(mutex_);
   while (true) {
     const auto waits = [](const auto& t) { return !t->entries.empty(); };
     changed_.wait(lock, [&] {
-      return stop_ || !bind_to_.empty() || std::any_of(tracks_.begin(), tracks_.end(), waits);
+      return stop_ || !bind_to_.empty() || std::any_of(streams_.begin(), streams_.end(), waits);
     });
     if (stop_) return;
-    // What fails here costs time at most: whoever asked for binding was told that it is possible.
+    // A failure costs speed at most, and whether threads can be bound was checked when binding was set up.
     if (!bind_to_.empty()) (void)bind_this_thread(std::exchange(bind_to_, {}));
     if (failed() && !drained_) {
-      // What was enqueued before may still run, and must have ended before its memory is somebody else's.
+      // Work enqueued before the failure may still run. It must have ended before its memory is reused.
       lock.unlock();
       try {
         std::lock_guard drain(drain_mutex_);
@@ -193,16 +194,16 @@ void Completions::run() {
       lock.lock();
       drained_ = true;
     }
-    for (const auto& track : tracks_) advance(*track, done);
+    for (const auto& in_flight : streams_) advance(*in_flight, done);
     lock.unlock();
     if (done.empty()) {
-      if (Clock::now() - last < kEager) {
+      if (Clock::now() - last < kSpin) {
         std::this_thread::yield();
       } else {
-        std::this_thread::sleep_for(kInterval);
+        std::this_thread::sleep_for(kPollInterval);
       }
     } else {
-      for (Track::Entry& entry : done) {
+      for (InFlight::Entry& entry : done) {
         if (entry.sets) entry.point.set();
         if (entry.action) entry.action();
       }
@@ -222,7 +223,7 @@ CudaStream::CudaStream(Runtime& runtime, Completions& completions, int device, s
       wait_values_(wait_values) {
   runtime_.use_device(device_);
   handle_ = runtime_.create_stream(urgent);
-  track_ = completions_.add_track();
+  in_flight_ = completions_.add_stream();
 }
 
 void CudaStream::finish() {
@@ -235,13 +236,13 @@ void CudaStream::finish() {
 CudaStream::~CudaStream() {
   finish();
   last_ = {};
-  completions_.remove_track(track_);
+  completions_.remove_stream(in_flight_);
   runtime_.destroy_stream(handle_);
 }
 
 StreamHandle CudaStream::begin_work() {
   runtime_.use_device(device_);
-  if (!work_since_) completions_.note_work(*track_);
+  if (!work_since_) completions_.note_work(*in_flight_);
   work_since_ = true;
   return handle_;
 }
@@ -249,19 +250,19 @@ StreamHandle CudaStream::begin_work() {
 Event CudaStream::point() {
   if (!work_since_) return last_;
   work_since_ = false;
-  Mark* mark = nullptr;
+  CudaEvent* cuda_event = nullptr;
   if (!failed()) {
     try {
       runtime_.use_device(device_);
-      mark = completions_.take_mark();
-      runtime_.record(mark->handle(), handle_);
+      cuda_event = completions_.take_event();
+      runtime_.record(cuda_event->handle(), handle_);
     } catch (...) {
       completions_.fail(std::current_exception());
     }
   }
   last_ = completions_.pending();
-  if (mark != nullptr) last_.attach(mark);
-  completions_.push(*track_, {last_, nullptr, true});
+  if (cuda_event != nullptr) last_.attach(cuda_event);
+  completions_.push(*in_flight_, {last_, nullptr, true});
   return last_;
 }
 
@@ -271,14 +272,14 @@ Event CudaStream::record() {
 
 void CudaStream::callback(Task action) {
   const Event at = point();
-  completions_.push(*track_, {at, std::move(action), false});
+  completions_.push(*in_flight_, {at, std::move(action), false});
 }
 
 void CudaStream::wait(const Event& event) {
   if (event.done()) return;
-  const auto* mark = dynamic_cast<const Mark*>(event.mark());
-  if (mark != nullptr && mark->owner() == &completions_) {
-    attempt([&](StreamHandle stream) { runtime_.wait(stream, mark->handle()); });
+  const auto* cuda_event = dynamic_cast<const CudaEvent*>(event.device_event());
+  if (cuda_event != nullptr && cuda_event->owner() == &completions_) {
+    attempt([&](StreamHandle stream) { runtime_.wait(stream, cuda_event->handle()); });
     return;
   }
   if (!wait_values_) return event.wait();
@@ -288,7 +289,7 @@ void CudaStream::wait(const Event& event) {
     runtime_.wait_value(stream, word, 1);
   });
   if (word == nullptr) return;  // the device failed
-  // The word goes back when both have passed: the stream, and who sets it.
+  // The word is returned when the stream has passed the wait and the host has set the word.
   event.on_done([word] { std::atomic_ref<std::uint32_t>(*word).store(1, std::memory_order_release); });
   callback([event, word, completions = &completions_] {
     event.on_done([word, completions] { completions->give_word(word); });
@@ -297,15 +298,15 @@ void CudaStream::wait(const Event& event) {
 
 void CudaStream::synchronize() {
   point().wait();
-  // Actions before this point have run too: an empty one behind them says so.
+  // Callbacks at this point must have run too: an empty one behind them tells when.
   const Event after = completions_.pending();
-  completions_.push(*track_, {last_, [after] { after.set(); }, false});
+  completions_.push(*in_flight_, {last_, [after] { after.set(); }, false});
   after.wait();
   completions_.rethrow();
 }
 
 double CudaStream::busy_seconds() const {
-  return completions_.busy_seconds(*track_);
+  return completions_.busy_seconds(*in_flight_);
 }
 
 }  // namespace zg::cuda

@@ -1,13 +1,14 @@
 // Streams of a CUDA device, and the thread that learns when their work is done.
 //
-// Nothing on the host waits for the device but that thread (Completions): one for a device, which asks CUDA
-// for the oldest event of each stream in turn. CUDA's own callbacks are not used: they hold up the stream,
-// and may call nothing of CUDA. A stream waits for another of its device by CUDA's events, for anything else
-// by a word of pinned memory that the host sets (where the GPU can), so that the rank thread goes on issuing.
+// One thread for each device (Completions) polls the oldest CUDA event of each stream, sets events and runs
+// callbacks. No other thread waits for the device. CUDA's own host callbacks are not used: they hold up the
+// stream, and may not call CUDA. A stream waits for another stream of its device by a CUDA event. For any
+// other event it waits for a word of pinned memory that the host sets, if the GPU can do so, so that the
+// issuing thread need not wait.
 //
-// A device that failed (an illegal access, a lost GPU) fails for good. All that waits is then told at once
-// that it is done, so that nothing hangs, what is enqueued later is dropped, and each synchronize() throws
-// the cause.
+// A failure of the device (an illegal access, a lost GPU) is permanent. All events that are pending then
+// count as done, so that nothing hangs; work that is enqueued later is dropped; and every synchronize()
+// throws the cause.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -28,10 +29,10 @@ namespace zg::cuda {
 
 class Completions;
 
-// A CUDA event that is recorded; from a pool of its Completions.
-class Mark : public DeviceMark {
+// A CUDA event, from the pool of its Completions.
+class CudaEvent : public DeviceEvent {
  public:
-  Mark(Completions& owner, EventHandle handle) : owner_(&owner), handle_(handle) {}
+  CudaEvent(Completions& owner, EventHandle handle) : owner_(&owner), handle_(handle) {}
   void give_back() override;
   EventHandle handle() const { return handle_; }
   Completions* owner() const { return owner_; }
@@ -41,12 +42,13 @@ class Mark : public DeviceMark {
   EventHandle handle_;
 };
 
-// What one stream has under way. Owned by Completions, behind its mutex.
-struct Track {
+// The events and callbacks of one stream that are not done yet, in order. Owned by Completions; its mutex
+// guards them.
+struct InFlight {
   struct Entry {
-    Event point;        // with its mark; empty: everything before it is done
-    Task action;        // null: the event is all
-    bool sets = false;  // the event is to be set (it is this entry's, not the one before's)
+    Event point;        // carries its CudaEvent; a default Event: all earlier work is done
+    Task action;        // runs when the point is reached; may be null
+    bool sets = false;  // this entry sets `point`; if not, an earlier entry does
   };
   std::deque<Entry> entries;
   bool busy = false;
@@ -56,57 +58,58 @@ struct Track {
 
 class Completions {
  public:
+  // name: of its thread.
   Completions(Runtime& runtime, int device, std::string name);
-  // All tracks are gone.
+  // All streams must have been removed.
   ~Completions();
 
-  // Its thread runs there from now on.
+  // Its thread runs on these CPUs from now on. An empty list changes nothing.
   void bind(const std::vector<int>& cpus);
 
-  Track* add_track();
-  void remove_track(Track* track);  // has no entries
-  void push(Track& track, Track::Entry entry);
-  // The stream was given work: it is busy until its entries are done.
-  void note_work(Track& track);
-  double busy_seconds(const Track& track) const;
+  InFlight* add_stream();
+  void remove_stream(InFlight* in_flight);  // it must have no entries
+  void push(InFlight& in_flight, InFlight::Entry entry);
+  // Work was enqueued on the stream: it counts as busy until all its entries are done.
+  void note_work(InFlight& in_flight);
+  double busy_seconds(const InFlight& in_flight) const;
 
-  Mark* take_mark();
+  CudaEvent* take_event();
   Event pending() { return events_.pending(); }
-  // A word of pinned memory, 0 until it is set to 1.
+  // A word of pinned memory with value 0, from a pool.
   std::uint32_t* take_word();
   void give_word(std::uint32_t* word);
 
-  void fail(std::exception_ptr cause);  // the first one counts
+  void fail(std::exception_ptr cause);  // only the first cause is kept
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  void rethrow() const;  // if failed
-  // While it is held, the device as a whole is not waited for.
-  std::unique_lock<std::mutex> quiet() { return std::unique_lock(drain_mutex_); }
+  void rethrow() const;  // the cause, if the device has failed
+  // While the lock is held, this thread does not synchronize with the whole device.
+  std::unique_lock<std::mutex> block_drain() { return std::unique_lock(drain_mutex_); }
 
  private:
-  friend class Mark;
-  void give_mark(Mark* mark);
+  friend class CudaEvent;
+  void give_event(CudaEvent* cuda_event);
   void run();
-  // Takes what is done out of the track; false: nothing was.
-  bool advance(Track& track, std::vector<Track::Entry>& done);
-  bool is_done(const Track::Entry& entry);
+  // Moves the entries that are done to `done`; false if there were none.
+  bool advance(InFlight& in_flight, std::vector<InFlight::Entry>& done);
+  bool is_done(const InFlight::Entry& entry);
 
   Runtime& runtime_;
   const int device_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::unique_ptr<Track>> tracks_;
+  std::vector<std::unique_ptr<InFlight>> streams_;
   bool stop_ = false;
   std::vector<int> bind_to_;
   std::atomic<bool> failed_{false};
-  bool drained_ = false;  // after a failure: nothing runs any more
+  bool drained_ = false;  // after a failure: the device runs nothing any more
   std::exception_ptr failure_;
-  std::mutex drain_mutex_;  // held while the device is waited for; mutex_ is not, then
-  std::mutex marks_mutex_;  // of the two pools; taken with mutex_ held, never the other way round
-  std::vector<std::unique_ptr<Mark>> marks_;
-  std::vector<Mark*> free_marks_;
+  std::mutex drain_mutex_;  // held while the whole device is synchronized; mutex_ is not held then
+  std::mutex pools_mutex_;  // guards the pools of events and words. May be taken under mutex_, not vice versa
+  std::vector<std::unique_ptr<CudaEvent>> cuda_events_;
+  std::vector<CudaEvent*> free_cuda_events_;
   std::vector<std::uint32_t*> word_pages_, free_words_;
   EventPool events_;
-  NamedThread thread_;  // last: joined before the rest goes
+  NamedThread thread_;  // last, so that it is joined before the other members are destroyed
 };
 
 class CudaStream : public Stream {
@@ -115,11 +118,12 @@ class CudaStream : public Stream {
              bool wait_values);
   ~CudaStream() override;
 
-  // For work that is enqueued now; a null handle is never given.
+  // The handle (never null) for work that the caller enqueues now. Marks the stream as busy.
   StreamHandle begin_work();
   StreamHandle handle() const { return handle_; }
   bool failed() const { return completions_.failed(); }
-  // Runs `work`, which enqueues; what it throws is the device's failure. Nothing after a failure.
+  // Runs `work`, which enqueues on the stream. If it throws, the device has failed. Does nothing after a
+  // failure.
   template <class F>
   void attempt(const F& work) {
     if (failed()) return;
@@ -130,7 +134,8 @@ class CudaStream : public Stream {
       completions_.fail(std::current_exception());
     }
   }
-  // What is enqueued is captured: a failure to do so is told who captures, and is not the device's.
+  // While work is being captured into a CUDA graph, attempt() throws, and the device does not count as
+  // failed.
   void set_capturing(bool capturing) { capturing_ = capturing; }
 
   const std::string& name() const override { return name_; }
@@ -141,10 +146,10 @@ class CudaStream : public Stream {
   double busy_seconds() const override;
 
  protected:
-  void finish();  // waits until all work is done; what failed was, or is being, reported
+  void finish();  // waits until all work is done, without throwing
 
  private:
-  Event point();  // where the stream is now: the last one, if nothing came since
+  Event point();  // behind all work so far; the last point again if no work came since
 
   Runtime& runtime_;
   Completions& completions_;
@@ -152,7 +157,7 @@ class CudaStream : public Stream {
   std::string name_;
   const bool wait_values_;
   StreamHandle handle_;
-  Track* track_;
+  InFlight* in_flight_;
   Event last_;
   bool work_since_ = false, capturing_ = false;
 };

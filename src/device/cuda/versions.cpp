@@ -4,13 +4,13 @@
 namespace zg::cuda {
 namespace {
 
-constexpr int kLeastMajor = 8;  // bf16, asynchronous copies into shared memory
+constexpr int kLeastMajor = 8;  // compute capability: bf16, asynchronous copies into shared memory
 
 std::string text_of(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-// The oldest of NVIDIA's drivers that serves all of a major version of CUDA, by CUDA's release notes.
+// The oldest NVIDIA driver that supports this major version of CUDA, after CUDA's release notes.
 std::string driver_of(int runtime) {
   switch (runtime / 1000) {
     case 11:
@@ -37,7 +37,7 @@ void check_versions(int driver, int runtime) {
                             text_of(runtime)),
                 hint);
   }
-  // A driver serves newer toolkits of its own major version.
+  // A driver supports newer toolkits of its own major version.
   if (driver / 1000 >= runtime / 1000) return;
   throw Error(Errc::kDevice, "CUDA",
               fmt::format("the NVIDIA driver of this machine serves CUDA {}; this build's toolkit is CUDA {}",

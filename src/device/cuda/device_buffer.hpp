@@ -1,4 +1,4 @@
-// A piece of device memory of one size and one owner, outside of the arena: libraries' workspaces.
+// Device memory outside of the arena: workspaces of libraries.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -10,10 +10,10 @@
 
 namespace zg::cuda {
 
-class Block {
+class DeviceBuffer {
  public:
-  // Throws Error(kMemory).
-  Block(Runtime& runtime, int device, std::int64_t bytes) : runtime_(runtime), device_(device) {
+  // bytes are rounded up to granules. Throws Error(kMemory).
+  DeviceBuffer(Runtime& runtime, int device, std::int64_t bytes) : runtime_(runtime), device_(device) {
     runtime_.use_device(device_);
     bytes_ = round_up(bytes, runtime_.device_info(device_).granule);
     data_ = runtime_.reserve_addresses(bytes_);
@@ -26,15 +26,15 @@ class Block {
       throw;
     }
   }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  ~Block() {
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer() {
     bool mapped = true;
     try {
       runtime_.use_device(device_);
       runtime_.unmap(data_, bytes_);
       mapped = false;
-    } catch (const Error& error) {  // a device that has failed
+    } catch (const Error& error) {  // the device has failed: the addresses stay reserved
       log::warning("device {}: {}", device_, error.what());
     }
     runtime_.release_physical(physical_);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kPage = 4096;
 
-// What is left of each node's memory while shares are handed out.
+// The memory that is left on each node while shares are assigned.
 class Nodes {
  public:
   explicit Nodes(const NodeTopology& topology) : topology_(topology) {
@@ -25,7 +25,7 @@ class Nodes {
                                                   [](const auto& n) { return n.bytes > 0; }));
   }
 
-  // Nodes with memory, the nearest to `node` first; none where it is unknown.
+  // Indices of the nodes with memory, the nearest to `node` first; empty if `node` is unknown.
   std::vector<std::size_t> near(int node) const {
     const auto own = index_of(node);
     if (!own) return {};
@@ -37,14 +37,14 @@ class Nodes {
                      [&](std::size_t a, std::size_t b) { return distance(*own, a) < distance(*own, b); });
     return order;
   }
-  // -1 where there is nothing to decide.
+  // The number of the nearest node with memory; -1 if `node` is unknown or only one node has memory.
   int nearest(int node) const {
     const auto order = near(node);
     return order.empty() || with_memory() < 2 ? -1 : topology_.nodes[order.front()].node;
   }
 
   std::int64_t left(std::size_t i) const { return left_[i]; }
-  // At most `bytes` of the node; what it got.
+  // Takes at most `bytes` from the node with index i.
   NodeShare take(std::size_t i, std::int64_t bytes) {
     const std::int64_t n = std::min(bytes, left_[i]);
     left_[i] -= n;
@@ -58,7 +58,7 @@ class Nodes {
     }
     return std::nullopt;
   }
-  // A node is nearest to itself, whatever the firmware says.
+  // A node is nearest to itself, even if the firmware's table says otherwise.
   std::int64_t distance(std::size_t from, std::size_t to) const {
     if (from == to) return -1;
     return from < topology_.distances.size() && to < topology_.distances[from].size()
@@ -70,7 +70,7 @@ class Nodes {
   std::vector<std::int64_t> left_;
 };
 
-// Whole pages, which add up; the first get what is over.
+// n parts of whole pages that add up to `bytes`; the first parts are larger where it does not divide.
 std::vector<std::int64_t> equal_parts(std::int64_t bytes, std::size_t n) {
   const auto count = static_cast<std::int64_t>(n);
   const std::int64_t page_count = bytes / kPage;
@@ -101,7 +101,7 @@ MemoryPlacement place_memory(const NodeTopology& topology, const std::vector<Mem
   for (const MemoryUser& device : devices) out.device_nodes.push_back(nodes.nearest(device.node));
   for (const MemoryUser& drive : drives) out.drive_nodes.push_back(nodes.nearest(drive.node));
 
-  // One part a device; without devices one part, for whose sake the drives are asked.
+  // One part for each device; without devices a single part, which the drives claim together.
   const std::vector<std::int64_t> parts = equal_parts(budget, std::max<std::size_t>(1, devices.size()));
   out.device_shares.resize(parts.size());
   struct Claim {
@@ -120,8 +120,9 @@ MemoryPlacement place_memory(const NodeTopology& topology, const std::vector<Mem
           {i, devices.empty() ? std::vector<std::size_t>() : nodes.near(devices[i].node), parts[i]});
   }
   const bool decide = nodes.with_memory() > 1;
-  // Everybody's nearest node first, then everybody's second: nobody's overflow takes what is another's own.
-  // Of a node that cannot serve all who claim it in a round, each gets an equal part.
+  // All claims on their nearest nodes are served first, then those on their second nearest, and so on: what
+  // one user's node cannot hold must not take another user's nearest node. If several claims of a round
+  // compete for a node, each gets an equal part of it.
   for (std::size_t round = 0; decide && round < topology.nodes.size(); ++round) {
     for (std::size_t node = 0; node < topology.nodes.size(); ++node) {
       std::vector<Claim*> here;
@@ -129,7 +130,7 @@ MemoryPlacement place_memory(const NodeTopology& topology, const std::vector<Mem
         if (round < claim.order.size() && claim.order[round] == node && claim.bytes > 0)
           here.push_back(&claim);
       }
-      // The smallest first: what it leaves of its part goes to the others.
+      // The smallest claim first: what it does not need of its part goes to the others.
       std::stable_sort(here.begin(), here.end(),
                        [](const Claim* a, const Claim* b) { return a->bytes < b->bytes; });
       for (std::size_t i = 0; i < here.size(); ++i) {
@@ -152,7 +153,7 @@ NodeTopology read_node_topology(const std::string& synthetic) {
   const std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)> topology(raw, &hwloc_topology_destroy);
   if (!synthetic.empty() && hwloc_topology_set_synthetic(raw, synthetic.c_str()) != 0)
     throw Error(Errc::kUsage, synthetic, "is no description of a machine that hwloc reads");
-  // Nodes that this process may not use are left out.
+  // hwloc leaves out nodes that this process may not use.
   if (hwloc_topology_load(raw) != 0) return {{{0, 0}}, {}};
   const int count = hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE);
   std::vector<hwloc_obj_t> objects;

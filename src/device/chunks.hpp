@@ -1,0 +1,39 @@
+// The chunks of memory that an arena has reported to its hooks, so that each is reported as unmapped
+// exactly once. Threads: none of its own; the arena's mutex guards it.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "device/extents.hpp"
+#include "ziggurat/device/device.hpp"
+
+namespace zg {
+
+class Chunks {
+ public:
+  std::int64_t count() const { return static_cast<std::int64_t>(chunks_.size()); }
+
+  // Only while there are no chunks.
+  void set_hooks(Arena::Hooks hooks) { hooks_ = std::move(hooks); }
+
+  void add(Extents::Range chunk) {
+    if (hooks_.mapped) hooks_.mapped(reinterpret_cast<void*>(chunk.begin), chunk.bytes);
+    if (hooks_.mapped || hooks_.unmapped) chunks_[chunk.begin] = chunk.bytes;
+  }
+  // Reports every chunk as unmapped of which a part lies in `range`.
+  void remove(Extents::Range range) {
+    for (auto it = chunks_.begin(); it != chunks_.end();) {
+      const auto [begin, bytes] = *it;
+      const bool touched = begin < range.end() && begin + bytes > range.begin;
+      it = touched ? chunks_.erase(it) : std::next(it);
+      if (touched && hooks_.unmapped) hooks_.unmapped(reinterpret_cast<void*>(begin), bytes);
+    }
+  }
+
+ private:
+  Arena::Hooks hooks_;
+  std::map<std::int64_t, std::int64_t> chunks_;  // address, bytes
+};
+
+}  // namespace zg

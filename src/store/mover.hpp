@@ -10,13 +10,15 @@
 // Why no move waits for ever. Residency has checked that each allocation fits the budget once all earlier
 // decisions are carried out. Consider the first decision, in the order of decisions, that allocates memory
 // and has not been granted it. All allocations decided before it have been granted. A copy waits only for
-// memory and for earlier nodes of its segment, so all copies decided before it end. A free waits only for
-// earlier nodes of its segment, so all frees decided before it are carried out. Then there is room for the
-// allocation under consideration, and it is granted. By induction, so are all that follow it. One more kind
-// of node may have to end first: with a program, the leases of earlier operations. They end, because the
-// thread that acquires an operation has by then released the leases of the one before, or passed them to a
-// stream. Without a program a node never waits for leases, because moves are decided only for copies that
-// nobody leases.
+// memory, for earlier nodes of its segment, and for its link, whose other moves end; so all copies decided
+// before it end. A free waits only for earlier nodes of its segment, so all frees decided before it are
+// carried out. Then there is room for the allocation under consideration, and it is granted. By induction, so
+// are all allocations after it.
+//
+// With a program, a node may also have to wait for the leases of earlier operations. They end, because the
+// thread that acquires an operation has by then released the leases of the operation before, or passed them
+// to a stream. Without a program a node never waits for leases, because moves are decided only for copies
+// that nobody leases.
 //
 // Threads: every function is called under the store's mutex, which guards all members, and every MoverEvents
 // function is called under it too. Copies and transfers end on other threads, which then take the mutex. So

@@ -2,8 +2,10 @@
 //
 // Any thread that acquires may call log(); log_mutex_ guards log_ and log_bytes_, and may be taken while the
 // store's mutex is held. All other functions are called under the store's mutex, which guards all other
-// members. Invariant: ahead_bytes_ is the charge of the segments that were prefetched to the tier for a step
-// and not used there since. Nothing more is prefetched while it is at its limit (read_ahead).
+// members.
+//
+// Invariant: ahead_bytes_ is the charge of the segments that were prefetched to the tier for a step and not
+// used there since. Nothing more is prefetched while it is at its limit (read_ahead).
 #pragma once
 #include <array>
 #include <atomic>

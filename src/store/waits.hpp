@@ -10,9 +10,11 @@
 //   is overtaken for ever. An acquire of a thread that holds a lease does not join that order: an acquire
 //   before it may be waiting for that very lease, and then each would wait for the other.
 //
-// The store's mutex guards all members but the atomic ones; the caller of each function holds it. Invariants:
-// a Waiter is listed from its first wait() until it is destroyed. lines_ and room_waiters_ count the waiters
-// that wait for leases and for room. While any wait for the leases of a segment, kWaited is set in its words.
+// The store's mutex guards all members but the atomic ones; the caller of each function holds it.
+//
+// Invariants: a Waiter is listed from its first wait() until it is destroyed. lines_ and room_waiters_ count
+// the waiters for leases and for room. While any wait for the leases of a segment, kWaited is set in its
+// words.
 #pragma once
 #include <array>
 #include <atomic>

@@ -1,4 +1,4 @@
-// Peak rates of a run's device and of its link to host memory.
+// The roofs of a run's device and of its link to host memory.
 #pragma once
 #include "ziggurat/config/run_config.hpp"
 #include "ziggurat/plan/plan.hpp"

@@ -77,7 +77,7 @@ class Trainer::Loop {
     const auto bound = [&] { return bound_of(t_.roofs_, record.flops, s.traffic, s.first_written); };
     record.bound = bound();
     // The rates of drives simulated in memory are known, not measured. A step that is faster than their bound
-    // is a bug, which raising the rates would hide.
+    // is a bug, which raising the roofs would hide.
     Bound measured = record.bound;
     if (plan_.config.aio.backend == io::Backend::kRam) measured.nvme = 0;
     if (raise_to(t_.roofs_, measured, s.seconds)) record.bound = bound(), summary_.raised = true;

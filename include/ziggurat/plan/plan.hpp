@@ -40,7 +40,7 @@ Budgets read_ahead_of(const TensorTable& table, const StepPrograms& programs, co
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
                                         std::int64_t device, bool direct = false);
 
-// Peak rates of a machine's arithmetic and links, measured or given.
+// The roofs of a machine: the rates of its arithmetic and its links, each used alone, as measured or given.
 struct Roofs {
   double flops = 0;                               // of matrix products, per second
   double host_to_device = 0, device_to_host = 0;  // bytes per second
@@ -66,9 +66,9 @@ struct Bound {
 };
 Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic, std::int64_t first_written = 0);
 
-// A step that took less time than its bound shows that a peak rate was measured too low (under load, or for
-// too short a time). Raises the rates of each link whose time in `bound` is more than `seconds` so far that
-// the time becomes `seconds`. Returns whether any was raised.
+// A step that took less time than its bound shows that a roof was measured too low (under load, or for too
+// short a time). Raises the roofs of each link whose time in `bound` is more than `seconds` so far that the
+// time becomes `seconds`. Returns whether any was raised.
 bool raise_to(Roofs& roofs, const Bound& bound, double seconds);
 
 // Measures the rates of matrix products in `dtype` and of memory copies. Takes a fraction of a second.
@@ -86,7 +86,7 @@ inline constexpr std::int64_t kRoofMemory = std::int64_t{640} << 20;
 double measure_products(Device& device, DType dtype);  // FLOP/s
 double measure_memory(Device& device);  // bytes read and written per second in the device's memory
 LinkRates measure_link(Device& device);
-// Peak rates of products and link.
+// The roofs of products and link.
 Roofs measure_roofs(Device& device, DType dtype);
 
 }  // namespace zg

@@ -18,12 +18,15 @@
 //
 // A tensor is a list: name, type, elements, role (weight, gradient, optimizer state, activation, other), the
 // lowest tier that it may be demoted to (device, host, nvme), elements of a segment (0: one segment),
-// priority, and its versions on NVMe (1 if left out). Segments are numbered across all tensors, in their
-// order. An operation is a flat list of segments, each followed by its access: d(evice) or h(ost), then
-// r(ead), w(rite: read and modify) or o(verwrite), then ! if the content is dead afterwards. The sequence is
-// made of pairs: the index of a program, and how often it runs before the next pair. A program may have
-// "times", one number for each operation (Program::add_op); without them all are 1. Keys of other names are
-// ignored.
+// priority, and its versions on NVMe (1 if left out).
+//
+// Segments are numbered across all tensors, in their order. An operation is a flat list of segments, each
+// followed by its access: d(evice) or h(ost), then r(ead), w(rite: read and modify) or o(verwrite), then ! if
+// the content is dead afterwards. A program may have "times", one number for each operation
+// (Program::add_op); without them all are 1.
+//
+// The sequence is made of pairs: the index of a program, and how often it runs before the next pair. Keys of
+// other names are ignored.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -48,7 +48,7 @@ struct RunSummary {
   std::optional<double> loss_scale;  // at the end; with fp16
   std::int64_t skipped = 0;          // steps that were skipped
   Roofs roofs;                       // at the end
-  bool raised = false;               // a step was faster than its bound, and the rates were raised
+  bool raised = false;               // a step was faster than its bound, so roofs were raised
   Traffic measured, formula;  // of the whole run, once all moves are done: as measured, and as forecast
 };
 
@@ -77,7 +77,7 @@ class Trainer {
 
   // The three parts of prepare(), for callers that measure the drives themselves or not at all.
   void open_node();               // binds threads, opens the drives
-  std::vector<double> measure();  // measures peak rates for the bounds; returns the drives' bandwidths
+  std::vector<double> measure();  // measures the roofs; returns the drives' bandwidths
   // Makes store and engine, and fills the weights. `drive_shares`: see Node::open_volume(). Opens the node if
   // need be.
   void start(const std::vector<double>& drive_shares = {});
@@ -95,7 +95,7 @@ class Trainer {
 
   const RunPlan& plan() const { return plan_; }
   const DataSet& data() const { return *data_; }
-  const Roofs& roofs() const { return roofs_; }  // as measured, and raised where steps were faster
+  const Roofs& roofs() const { return roofs_; }  // as measured, or raised by faster steps
   Node& node() { return *node_; }                // once it is open
   bool has_drives() const { return node_ != nullptr && node_->io() != nullptr; }
   Rank& rank() { return *rank_; }                    // after start()

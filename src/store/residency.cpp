@@ -266,9 +266,10 @@ std::uint64_t Residency::next_read(SegmentId id) const {
 }
 
 // For a segment that has no host copy and moves between NVMe and the device: whether it goes by way of the
-// host, where a copy then stays. It does if the host has room, or if the copy has a nearer next use than the
-// host's victim, or if it is dirty and the victim need not be written back. The segment's next use counts at
-// whatever tier it is, because the device may have evicted its copy by then.
+// host, where a copy then stays. It does if the host has room, or if the host's victim has a lower priority.
+// At equal priority it does if the segment has a nearer next use than the victim, or if the segment is dirty
+// and the victim need not be written back. The segment's next use counts at whatever tier it is, because the
+// device may have evicted its copy by then.
 bool Residency::passes_host(SegmentId id) {
   if (!may_go_direct(id)) return true;
   const std::size_t t = index(Tier::kHost);

@@ -115,7 +115,7 @@ class NextUse final : public Policy {
     heap.set(id, key);
   }
 
-  static constexpr std::uint64_t kNear = 4;  // a next use within this part of a cycle is near
+  static constexpr std::uint64_t kNear = 4;  // a next use within 1/kNear of a cycle is near
 
   NextUseOptions options_;
   IndexedHeap free_, costly_, resting_;  // with write_cost 0 costly_ is empty, otherwise resting_ is

@@ -473,7 +473,7 @@ void Residency::clean(std::int64_t bytes, int most, std::vector<Action>& out) {
   for (int n = 0; n < most && ready < bytes; ++n) {
     const SegmentId id = victim(Tier::kHost);
     if (id < 0) break;
-    state(id).refused[t] = search_[t];  // considered
+    state(id).refused[t] = search_[t];  // so that it is examined once
     if (sole(id, Tier::kHost) && !dead(id)) {
       if (gate_ != nullptr && gate_->close(id, Tier::kHost) != Gate::Closed::kYes) continue;
       copy(id, Tier::kHost, Tier::kNvme);

@@ -1,5 +1,4 @@
-// The acquires that wait: for what each of them waits, which of them goes first, and which waits would never
-// end.
+// The acquires that wait: what each of them waits for, which goes first, and which waits would never end.
 //
 // Why no acquire waits for leases for ever. Two things could make it wait for ever: that no lease can be
 // released any more (deadlock), or that others always get the lease or the room first (starvation).

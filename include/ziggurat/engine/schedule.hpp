@@ -29,7 +29,7 @@ const char* name_of(OpKind kind);
 //   separate  after backward, before the step ends; for comparison
 enum class UpdateTiming { kDeferred, kEarly, kSeparate };
 
-enum class Accumulation;  // layout.hpp
+enum class Accumulation;  // options.hpp
 
 struct ScheduleShape {
   std::int32_t layers = 0, micro_batches = 1;

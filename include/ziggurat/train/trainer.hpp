@@ -34,7 +34,7 @@ struct StepRecord {
   std::int64_t peak_device = 0, peak_host = 0, peak_nvme = 0;  // bytes, so far
   std::optional<double> val_loss;
   std::optional<double> loss_scale;  // of the step's gradients; with fp16
-  std::int64_t skipped = 0;          // steps so far that were left out
+  std::int64_t skipped = 0;          // steps skipped so far
 };
 
 struct RunSummary {

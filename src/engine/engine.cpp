@@ -55,7 +55,7 @@ Engine::Engine(const Options& o)
   scalar_staging_.resize(layout_.units.size() + 1);
   for (const Unit& unit : layout_.model->units()) {
     random_.emplace_back();
-    // Other numbers than those of the parameter's initialisation.
+    // The suffix makes these numbers independent of those that initialise the parameter.
     for (const Param& p : unit.params) {
       const std::array<std::uint32_t, 2> key = NamedRandom(o.seed, p.name + ".update").key();
       random_.back().push_back({{key[0], key[1]}});
@@ -67,8 +67,8 @@ Engine::Engine(const Options& o)
 Engine::~Engine() {
   store_.observe_waits(nullptr);
   leases_.clear();
-  // Work that is under way uses leases; it must end before the store does. Its failure was reported, or
-  // is being so.
+  // Work on the streams uses leases, so it must end before the store does. If it failed, that has been
+  // reported.
   for (Stream* stream : {compute_.get(), optimizer_.get()}) {
     try {
       stream->synchronize();
@@ -82,13 +82,14 @@ void Engine::leave_program() {
   store_.run(nullptr, nullptr);
 }
 
-// The lease is of a copy at `tier`.
+// `lease` is at `tier`.
 HostLease Engine::on_host(Lease lease, Tier tier, Access access) {
   if (tier == Tier::kHost || device_.is_host()) return HostLease(std::move(lease));
   return HostLease(std::move(lease), access, device_, *compute_);
 }
 
-// Outside of a program, at the host if there is room, else where the tensor may be.
+// A lease without a program: at the host if there is room, otherwise at the device, if the segment may be
+// there.
 HostLease Engine::host_lease(SegmentId segment, Access access) {
   const Position::Waiting waiting(*position_, Position::Waits::kForLease);
   const auto at = [&](Tier tier) { return on_host(store_.acquire(segment, tier, access), tier, access); };
@@ -115,7 +116,7 @@ void Engine::initialize(const ParamSource& source) {
     initialize(program.ops[static_cast<std::size_t>(i)], source);
     position_->issued();
   }
-  // From here on what moves is the steps' doing alone, and can be foretold.
+  // From here on the programs alone cause moves, so that the forecast is exact.
   leave_program();
   store_.sink();
   {
@@ -125,19 +126,19 @@ void Engine::initialize(const ParamSource& source) {
   initial_ = store_.traffic();
 }
 
-// The part of a unit's weight that one segment of its state has the masters of; with the last segment what is
-// frozen in it, too. Gaps between parameters are zero.
+// Initialises one segment of a unit's state, and the part of the unit's weight whose masters it holds; with
+// the last segment also the frozen parameters. Gaps between parameters are zero.
 void Engine::initialize(const StepOp& op, const ParamSource& source) {
   const Layout::UnitTensors& tensors = layout_.unit(op.unit);
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
   const bool has_state = op.has(Operand::kState);
   const Tier tier = has_state ? layout_.update_at(op.unit) : Tier::kDevice;
-  const HostLease weight_lease = on_host(std::move(lease(op, Operand::kWeight)), tier,
-                                         op.first ? Access::kOverwrite : Access::kWrite);
+  const HostLease weight_lease =
+      on_host(std::move(lease(op, Operand::kWeight)), tier, op.first ? Access::kOverwrite : Access::kWrite);
   const View weight = whole_view(weight_lease.data(), tensors.weight);
   if (op.first) std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
   std::vector<float> values;
-  // Elements [begin, end) of a parameter and its gap.
+  // The values of elements [begin, end) of a parameter and the gap after it.
   const auto values_of = [&](const Param& p, std::int64_t begin, std::int64_t end) {
     values.assign(static_cast<std::size_t>(end - begin), 0.0f);
     if (begin < p.count()) source(p, begin, std::min(end, p.count()), values.data());
@@ -182,7 +183,7 @@ View Engine::whole_view(void* data, TensorId tensor) const {
   return {data, spec.dtype, 1, spec.count};
 }
 
-// The previous step's work is done when this is called: its tokens may be overwritten.
+// Called when the previous step's work is done, so its tokens may be overwritten.
 void Engine::load_tokens(std::size_t m, const MicroBatch& batch) {
   const Workspace w(layout_, workspace_memory_);
   const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
@@ -235,7 +236,7 @@ bool Engine::waiting() const {
   return position_->waiting();
 }
 
-// The first program of the activity; it may have none (ProgramStart::program is null).
+// Returns the activity's first program; ProgramStart::program is null if it has none.
 ProgramStart Engine::begin_activity(Activity activity) {
   sequence_.begin(activity);
   note(history_, activity);
@@ -263,8 +264,9 @@ void Engine::run_program(const ProgramStart& start) {
   }
 }
 
-// The host's updates have a stream of their own everywhere. Those on a GPU are bound by its memory, which
-// compute uses too, and in one stream need nobody to wait between an update and the forward that reads it.
+// Updates on the host run on a stream of their own. Updates on a GPU run on the compute stream: they are
+// limited by the bandwidth of its memory, which compute shares, so nothing is gained by running both at once;
+// and in one stream no thread has to wait between an update and the forward that reads its result.
 Stream& Engine::update_stream(std::int32_t unit) {
   return !device_.is_host() && layout_.update_at(unit) == Tier::kDevice ? *compute_ : *optimizer_;
 }
@@ -286,7 +288,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));
   ProgramStart gradients = begin_activity(then == Then::kTrain ? Activity::kStep : Activity::kStepThenPause);
   if (gradients.program == &programs_.flush) {
-    run_updates(gradients);  // of the step before
+    run_updates(gradients);  // the deferred updates of the step before
     gradients = *sequence_.next();
   }
   const bool early = programs_.timing == UpdateTiming::kEarly;
@@ -297,7 +299,8 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
     update_ = rule;
     update_.params.grad_scale = per_token;
   }
-  // Scaled gradients are those of the mean loss, as their range counts; others are those of its sum.
+  // With loss scaling, the gradients are those of the mean loss, whose range the scale is made for. Without
+  // it they are those of the summed loss.
   head_scale_ = scaled ? rule.loss_scale * per_token : 1;
   const double unscale = scaled ? 1 / rule.loss_scale : per_token;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) load_tokens(m, micro_batches[m]);
@@ -365,11 +368,12 @@ double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBat
     run_program(begin_activity(more ? Activity::kEvaluateMore : Activity::kEvaluate));
     loss += read_scalars()[0];
   }
-  // As in train_step(), so that a step and an evaluation of the same data give the same bits.
+  // The same arithmetic as in train_step(), so that a step and an evaluation of the same data give the same
+  // bits.
   return loss * (1.0 / static_cast<double>(std::max<std::int64_t>(1, tokens)));
 }
 
-// One lease at a time: outside of programs the tiers need not have room for two.
+// Takes one lease at a time, since without a program the tiers may not have room for two.
 void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin, std::int64_t end,
                          Weights weights, const StateVisitor& visit) {
   flush();
@@ -383,7 +387,7 @@ void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin,
     const HostLease lease = host_lease(layout_.whole(tensors.weight), Access::kRead);
     use(whole_view(lease.data(), tensors.weight).col_range(first, count));
   };
-  if (range == tensors.ranges.end()) {  // frozen
+  if (range == tensors.ranges.end()) {  // a frozen parameter
     with_weight(param.offset + begin, end - begin,
                 [&](const View& weight) { visit({}, weight, 0, 0, end - begin); });
     return;
@@ -394,10 +398,10 @@ void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin,
     const std::int64_t from = std::max(range->state_first + begin, segment.first);
     const std::int64_t to = std::min(range->state_first + end, segment.first + segment.count);
     if (from >= to) continue;
-    // Parts begin at whole blocks.
+    // State is decoded from the beginning of a block.
     const std::int64_t inside = from - segment.first, block = inside / kQuantBlock * kQuantBlock;
     const std::int64_t skip = inside - block;
-    const std::int64_t element = from - range->state_first;  // of the parameter
+    const std::int64_t element = from - range->state_first;  // index in the parameter
     View weight;
     if (weights == Weights::kNeeded) {
       with_weight(range->unit_first + element - skip, to - from + skip, [&](const View& v) {

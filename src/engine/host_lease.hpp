@@ -1,5 +1,5 @@
-// A segment for the processor to read or write, wherever it is: a lease at the host, or one at the device with a
-// copy of its bytes.
+// A lease through which the processor reads or writes a segment: at the host, or at the device with a copy of
+// the bytes at the host.
 #pragma once
 #include <utility>
 
@@ -11,9 +11,10 @@ namespace zg {
 
 class HostLease {
  public:
-  // At the host, or on a device that is the host.
+  // A lease at the host, or on a device that is the host.
   explicit HostLease(Lease lease) : lease_(std::move(lease)) {}
-  // On a device. What is written goes there when this ends; copies are made on `stream`, which is idle.
+  // A lease on a GPU. The destructor copies back what was written. Copies run on `stream`, which must be
+  // idle.
   HostLease(Lease lease, Access access, Device& device, Stream& stream)
       : lease_(std::move(lease)), copy_(lease_.bytes()), device_(&device), stream_(&stream) {
     writes_ = access != Access::kRead;
@@ -28,7 +29,7 @@ class HostLease {
         stream_(other.stream_),
         writes_(other.writes_) {}
   HostLease& operator=(HostLease&&) = delete;
-  // The device's failure, if that is what ends it, is told by the next synchronize().
+  // If the device fails here, the next synchronize() throws the failure.
   ~HostLease() {
     if (device_ == nullptr || !writes_) return;
     device_->copy_to_device(*stream_, lease_.data(), copy_.data(), lease_.bytes());
@@ -44,7 +45,7 @@ class HostLease {
  private:
   Lease lease_;
   Buffer copy_;
-  Device* device_ = nullptr;  // null: no copy
+  Device* device_ = nullptr;  // null: there is no copy
   Stream* stream_ = nullptr;
   bool writes_ = false;
 };

@@ -1,4 +1,4 @@
-// What each operation of a step program does with its operands.
+// Enqueues the operations of step programs.
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -10,9 +10,9 @@
 namespace zg {
 namespace {
 
-// Elements of a unit that are trained, in as few pieces as possible.
+// The runs of consecutive trained elements of a unit, as first element and count.
 std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::UnitTensors& unit) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> runs;  // first, count
+  std::vector<std::pair<std::int64_t, std::int64_t>> runs;
   for (const Layout::StateRange& range : unit.ranges) {
     if (!runs.empty() && runs.back().first + runs.back().second == range.unit_first) {
       runs.back().second += range.count;
@@ -25,7 +25,8 @@ std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::Un
 
 }  // namespace
 
-// An operation is the same again where all that issue() looks at is; an update is another in every step.
+// Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
+// key has everything that issue() depends on. Updates differ in every step, and are never repeated.
 void Engine::issue_again(const StepOp& op) {
   if (op.kind == OpKind::kUpdate) return issue(op);
   const auto number = [](std::int32_t n) {
@@ -55,7 +56,7 @@ void Engine::issue(const StepOp& op) {
     return View(data(operand), model.dtype(), shape.rows(), model.config().width);
   };
   const auto weight = [&] { return flat(Operand::kWeight, unit.weight); };
-  // The output matrix lies in the head's own weight unless it is tied to the embedding's.
+  // The output matrix: of the embedding's weight if the head is tied, otherwise of the head's own weight.
   const auto table = [&] {
     return op.has(Operand::kTable) ? flat(Operand::kTable, layout_.unit(0).weight) : weight();
   };
@@ -99,8 +100,7 @@ void Engine::issue(const StepOp& op) {
     case OpKind::kBackward: {
       const View x = rows(Operand::kInput), sum = accumulator();
       void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
-      if (!op.has(Operand::kSaved))
-        model.block_forward(s, shape, weight(), x, View(), saved, w.scratch());
+      if (!op.has(Operand::kSaved)) model.block_forward(s, shape, weight(), x, View(), saved, w.scratch());
       model.block_backward(s, shape, weight(), x, saved, rows(Operand::kActivationGradient), sum,
                            w.scratch());
       break;
@@ -114,7 +114,7 @@ void Engine::issue(const StepOp& op) {
       if (!op.has(Operand::kGradient)) break;
       const View sum = flat(Operand::kAccumulator, unit.accumulator);
       const View gradient = flat(Operand::kGradient, unit.gradient);
-      // What is frozen leaves no gradient and has no part in the norm.
+      // Frozen parameters have no gradient for the optimizer, and do not count for the norm.
       for (const auto& [first, count] : trained_runs(unit)) {
         device_.ops().finish_gradient(s, sum.col_range(first, count), gradient.col_range(first, count),
                                       w.scalar(1 + op.unit), w.sum_partials());
@@ -124,8 +124,8 @@ void Engine::issue(const StepOp& op) {
   }
 }
 
-// One segment of a unit's state, parameter by parameter: what applies to them differs. The gap behind a
-// parameter is updated with it (its gradient is zero for ever, so nothing changes there).
+// Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after
+// a parameter is updated with it; its gradient is always zero, so it stays zero.
 void Engine::issue_update(const StepOp& op) {
   const Layout::UnitTensors& tensors = layout_.unit(op.unit);
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
@@ -152,8 +152,8 @@ void Engine::issue_update(const StepOp& op) {
     params.first_element = begin - range.state_first;
     const std::int64_t at = range.unit_first + params.first_element, n = end - begin;
     ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
-               layout_.state().part(state, segment.count, begin - segment.first, n),
-               layout_.state().format(), params);
+               layout_.state().part(state, segment.count, begin - segment.first, n), layout_.state().format(),
+               params);
   }
 }
 

@@ -49,11 +49,11 @@ Layout::Layout(const Model& m_, const LayoutOptions& o)
       return table.add({unit.name + "." + what, dtype, unit.count, role, lowest, 0});
     };
     units.back().weight = add("weight", model->dtype(), Role::kWeight, weights);
-    // fp32 sums never go to NVMe where each is complete before the next one starts.
+    // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe.
     const bool brief = o.accumulation == Accumulation::kLayerMajor;
     units.back().accumulator = add("gradient_sum", model->accumulator_dtype(), Role::kGradient,
                                    brief ? std::min(Tier::kHost, optimizer) : optimizer);
-    // What is updated on the device while other units are not has its place there.
+    // Where only some units are updated on the device, the state of these stays on the device.
     const bool all = o.device_updates >= static_cast<std::int32_t>(model->units().size());
     add_state(u, update_at(u) == Tier::kDevice && !all ? Tier::kDevice : optimizer);
     if (units.back().state != kNone)
@@ -92,7 +92,7 @@ void Layout::add_state(std::int32_t u, Tier lowest) {
     t.state_elements += last - first;
   }
   if (t.ranges.empty()) return;
-  // A shorter last segment follows whole ones.
+  // All segments but the last one are of equal size.
   const std::int64_t whole = t.state_elements / segment_elements_,
                      rest = t.state_elements % segment_elements_;
   const std::int64_t bytes = whole * state_.bytes(segment_elements_) + (rest > 0 ? state_.bytes(rest) : 0);

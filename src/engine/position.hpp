@@ -1,6 +1,6 @@
-// Where the engine is in its programs, for who watches it: written by the rank thread and the streams, read
-// by any thread, never waited for. The parts of a picture are read one after another, so they may be a moment
-// apart.
+// The engine's position in its programs, for the watchdog and the progress line. The rank thread and the
+// streams write it; any thread may read it without waiting. The members are read one after another, so a
+// reader may see them a moment apart.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace zg {
 
-// "backward 3.1": the kind, its layer (of forward and backward) or unit, and its micro-batch or segment.
+// "backward 3.1": the kind, the layer (forward, backward) or unit, and the micro-batch or segment.
 inline std::string text_of(const StepOp& op) {
   const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward;
   const bool by_segment = op.kind == OpKind::kUpdate || op.kind == OpKind::kInitialize;
@@ -24,7 +24,7 @@ class Engine::Position {
  public:
   enum class Waits : std::uint8_t { kNo, kForLease, kForMoves, kForStream };
 
-  // Rank thread. Programs and their operations outlive this.
+  // Called by the rank thread. Programs and their operations outlive this.
   void begin_step(std::int64_t step) { step_.store(step); }
   void begin_program(const StepProgram& program) {
     program_.store(&program);
@@ -32,7 +32,7 @@ class Engine::Position {
   }
   void next_op(std::int32_t op) { op_.store(op); }
   void issued() { issued_.fetch_add(1); }
-  // While it lives the rank thread is said to wait.
+  // While it exists, the rank thread counts as waiting.
   class Waiting {
    public:
     Waiting(Position& position, Waits what) : position_(position) { position_.waits_.store(what); }
@@ -43,7 +43,7 @@ class Engine::Position {
     Position& position_;
   };
 
-  // A stream's thread: 0 compute, 1 optimizer.
+  // Called by a stream's thread. `stream`: 0 compute, 1 optimizer.
   void begin_work(int stream, const StepOp& op) { working_[stream].store(&op); }
   void end_work(int stream) {
     working_[stream].store(nullptr);
@@ -56,7 +56,7 @@ class Engine::Position {
   std::string work(std::int64_t layers, std::optional<StallCause> awaited) const;
 
  private:
-  std::atomic<std::int64_t> step_{-1};  // from 0; -1: before the first
+  std::atomic<std::int64_t> step_{-1};  // from 0; -1: before the first step
   std::atomic<const StepProgram*> program_{nullptr};
   std::atomic<std::int32_t> op_{0};
   std::atomic<Waits> waits_{Waits::kNo};
@@ -65,7 +65,7 @@ class Engine::Position {
   std::atomic<const StepOp*> working_[2] = {};
 };
 
-// What an operation does, for people who know the model and not the programs: "backward of layer 12 of 40".
+// An operation as text for people who know the model but not the programs: "backward of layer 12 of 40".
 inline std::string work_of(const StepOp& op, std::int64_t layers) {
   const auto unit = [&] {
     return op.unit == 0       ? "the embedding"
@@ -94,8 +94,8 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
   return "?";
 }
 
-// What computes; if nothing does, what updates at the end of a step, or the operation that comes next, and
-// what it waits for.
+// The operation on the compute stream; if it is idle, the update that runs at the end of a step, or the
+// operation that is issued next and what it waits for.
 inline std::string Engine::Position::work(std::int64_t layers, std::optional<StallCause> awaited) const {
   if (const StepOp* op = working_[0].load()) return work_of(*op, layers);
   const Waits waits = waits_.load();
@@ -116,7 +116,7 @@ inline std::string Engine::Position::text() const {
   const StepProgram* program = program_.load();
   std::string text = step < 0 ? "before the first step" : fmt::format("step {}", step + 1);
   if (program != nullptr) {
-    // Of another program for a moment when one follows the other.
+    // Just after begin_program() this may still be the operation number of the program before.
     const auto op = static_cast<std::size_t>(op_.load());
     text += fmt::format(", program {}", program->program.name());
     if (op < program->ops.size())

@@ -5,9 +5,9 @@
 namespace zg {
 
 const char* name_of(OpKind kind) {
-  static constexpr const char* kNames[] = {
-      "initialize", "update",   "embedding",          "forward",        "head",
-      "loss",       "backward", "embedding backward", "finish gradient"};
+  static constexpr const char* kNames[] = {"initialize",     "update", "embedding", "forward",
+                                           "head",           "loss",   "backward",  "embedding backward",
+                                           "finish gradient"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -23,8 +23,8 @@ Schedule flush_schedule(const ScheduleShape& shape) {
   return s;
 }
 
-// Micro-batches go through the layers in groups, each layer a whole group at a time: layer-major all of them,
-// micro-batch-major one by one.
+// Micro-batches pass through the layers in groups; a whole group passes each layer before the next one.
+// Layer-major, all micro-batches are one group; micro-batch-major, each is a group of its own.
 Schedule train_schedule(const ScheduleShape& shape, bool updates) {
   Schedule s;
   const std::int32_t layers = shape.layers, all = shape.micro_batches;
@@ -36,8 +36,8 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     const bool first_group = begin == 0, last_group = begin + group == all;
     const auto pass = [&](OpKind kind, std::int32_t unit, bool backward) {
       for (std::int32_t m = begin; m < begin + group; ++m) {
-        // The last read of the weight in this step, if the update comes after it. An early update has run before
-        // the step ends, and what it wrote is read by whatever follows.
+        // Whether this is the last read of the weight before its update. An early update comes within the
+        // step, and the weight that it writes is read by the next step.
         const bool last = kind != OpKind::kForward && kind != OpKind::kEmbeddingBackward && m == all - 1 &&
                           shape.timing != UpdateTiming::kEarly;
         s.push_back({kind, unit, m, backward && m == 0, last});
@@ -46,7 +46,7 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     const auto finish = [&](std::int32_t unit) {
       if (last_group) s.push_back({OpKind::kFinishGradient, unit});
     };
-    // A deferred update is one unit ahead of the compute, so that it runs beside it.
+    // A deferred update is one unit ahead of the forward, so that both run at the same time.
     if (deferred && first_group) update(0), update(1);
     pass(OpKind::kEmbedding, 0, false);
     for (std::int32_t l = 0; l < layers; ++l) {
@@ -55,7 +55,7 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     }
     pass(OpKind::kHead, shape.head(), true);
     finish(shape.head());
-    // An early update is one unit behind the backward, for the same reason.
+    // An early update is one unit behind the backward, so that both run at the same time.
     for (std::int32_t l = layers - 1; l >= 0; --l) {
       pass(OpKind::kBackward, l + 1, true);
       finish(l + 1);

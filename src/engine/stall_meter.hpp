@@ -1,17 +1,18 @@
-// For what the compute stream stands still, while a step runs.
+// Measures the stalls of the compute stream during a step, by cause.
 //
-// The waits of the rank thread are not the idle time of the compute stream: that thread runs ahead, and what
-// it waits for may come before the stream has done what it was given. So the two are intersected. The rank
-// thread's time is cut where the cause changes for which it does not hand out the next operation; of each
-// piece, what the stream did not work counts as stall for its cause. The pieces cover the step, so the parts
-// add up to all of the time in which the stream did not work, and what the rank thread waited for while it
-// did counts nowhere.
+// A wait of the rank thread is not always a stall: the thread runs ahead of the stream, and its wait may end
+// before the stream has finished the work that it was given. So the two are intersected. The time of the rank
+// thread is divided where the cause changes for which it does not issue the next operation. Of each piece,
+// the time in which the stream was idle counts as stall for the piece's cause. The pieces cover the step, so
+// the stalls add up to the idle time of the stream; waits of the rank thread while the stream was busy count
+// nowhere.
 //
-// Operations are handed out in one order. An update that waits for its state therefore holds up the compute
-// that follows it in the program: that stall is a read, or whatever the state waits for. One that is under
-// way, and has what the next operation needs (weight or gradient, or memory that they are in), is a stall for
-// the optimizer. So is the wait for the optimizer's stream where a step ends with its updates. The wait for
-// the compute stream at a step's end has no cause but hand-over: everything has been given to it.
+// Operations are issued in one order. So an update that waits for its state also holds up the compute that
+// follows it in the program; the cause of that stall is a read, or whatever the state waits for. Where the
+// next operation needs the weight, the gradient or the memory of an update that is running, the cause is the
+// optimizer. The same holds where a step ends with its updates and the rank thread waits for the optimizer's
+// stream. While it waits for the compute stream at the end of a step, everything has been issued, so idle
+// time there is hand-over (kOther).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -25,7 +26,7 @@
 
 namespace zg {
 
-// The rank thread marks; while it waits in the store, whoever holds the store's mutex does.
+// Called by the rank thread; while that thread waits in the store, by threads that hold the store's mutex.
 class StallMeter final : public WaitObserver {
  public:
   StallMeter(const Stream& compute, const Stream& optimizer) : compute_(compute), optimizer_(optimizer) {}
@@ -36,7 +37,7 @@ class StallMeter final : public WaitObserver {
     since_ = Clock::now();
     busy_ = compute_.busy_seconds();
   }
-  // From now on it is this.
+  // From now on idle time counts for `cause`.
   void mark(StallCause cause) {
     const auto now = Clock::now();
     const double busy = compute_.busy_seconds();
@@ -45,8 +46,8 @@ class StallMeter final : public WaitObserver {
     since_ = now;
     busy_ = busy;
   }
-  // Since begin(). The clock and the stream are not read at the very same moment: of a stream that never
-  // rested, a piece may come out a bit below nothing.
+  // The stalls since begin(). The clock and the stream are not read at exactly the same moment, so the idle
+  // time of a stream that was always busy may come out slightly negative; it is clamped to 0.
   StallTimes end() {
     mark(StallCause::kOther);
     StallTimes times = idle_;
@@ -63,7 +64,7 @@ class StallMeter final : public WaitObserver {
     awaited_.store(kNothing, std::memory_order_relaxed);
     mark(StallCause::kOther);
   }
-  // What the rank thread waits for in the store; any thread.
+  // The cause of the rank thread's wait in the store; empty: it does not wait. Any thread.
   std::optional<StallCause> awaited() const {
     const int cause = awaited_.load(std::memory_order_relaxed);
     return cause == kNothing ? std::nullopt : std::optional(static_cast<StallCause>(cause));
@@ -83,7 +84,7 @@ class StallMeter final : public WaitObserver {
         return StallCause::kMemory;
       case WaitCause::kCopies:
         return StallCause::kCopies;
-      case WaitCause::kLeases:  // of the compute stream itself, which works then
+      case WaitCause::kLeases:  // of the compute stream itself, which is busy then
       case WaitCause::kOther:
         break;
     }

@@ -48,8 +48,8 @@ class Emitter {
     }
   }
 
-  // One operation a segment of state, where the unit is updated. A frozen unit has a weight alone, which the
-  // device must hold anyway.
+  // One operation for each segment of state, at the tier where the unit is updated. A frozen unit has no
+  // state; its weight is initialised at the device, which has room for it in any case.
   void initialize(const Slot& slot) {
     const std::int32_t n = layout_.state_segments(slot.unit);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
@@ -62,7 +62,7 @@ class Emitter {
     }
   }
 
-  // One operation a segment of state. The gradient is dead after the last one.
+  // One operation for each segment of state. The gradient is dead after the last one.
   void update(const Slot& slot) {
     const Tier tier = layout_.update_at(slot.unit);
     const std::int32_t n = layout_.state_segments(slot.unit);
@@ -123,14 +123,14 @@ class Emitter {
     add(slot, uses, (recompute ? 3 : 2) * products(slot.unit));
   }
 
-  // A tied head has added to the embedding's gradient before.
+  // With a tied head, the head was the first to add to the embedding's accumulator.
   void embedding_backward(Slot slot) {
     slot.first = slot.first && !tied();
     add(slot, {{Operand::kActivationGradient, read(activation_gradient(slot.micro_batch), true)},
                {Operand::kAccumulator, add_to(accumulator(0), slot.first)}});
   }
 
-  // Of a unit that is not trained the sum is dropped: its kernels make it all the same.
+  // The accumulator of a frozen unit, which its kernels fill all the same, is dropped.
   void finish_gradient(const Slot& slot) {
     std::vector<Use> uses{{Operand::kAccumulator, read(accumulator(slot.unit), true)}};
     const TensorId gradient = layout_.unit(slot.unit).gradient;
@@ -145,9 +145,9 @@ class Emitter {
   }
   SegmentId weight(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).weight); }
   SegmentId accumulator(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).accumulator); }
-  // By its update, without looking at it.
+  // Whether the unit's update overwrites the whole weight without reading it.
   bool rebuilt(std::int32_t unit) const { return layout_.update_rebuilds_weight(unit); }
-  // Micro-batch-major: all micro-batches use the same buffers, one after the other.
+  // Micro-batches whose activations do not exist at the same time share their tensors.
   std::size_t place(std::int32_t m) const {
     return static_cast<std::size_t>(m % layout_.live_micro_batches());
   }
@@ -162,8 +162,8 @@ class Emitter {
   }
   bool tied() const { return layout_.model->config().tied; }
   std::int32_t layers() const { return static_cast<std::int32_t>(layout_.layers()); }
-  // What a forward through the unit takes: it multiplies each row by each of its parameters. All else counts
-  // as nothing.
+  // The time of a forward through the unit (Program::add_op): each row is multiplied by each parameter.
+  // Everything else is neglected.
   std::int64_t products(std::int32_t unit) const {
     return layout_.model->units()[static_cast<std::size_t>(unit)].count;
   }
@@ -188,8 +188,8 @@ class Emitter {
 };
 
 ScheduleShape shape_of(const Layout& layout, UpdateTiming timing) {
-  return {static_cast<std::int32_t>(layout.layers()),
-          static_cast<std::int32_t>(layout.options.micro_batches), layout.options.accumulation, timing};
+  return {static_cast<std::int32_t>(layout.layers()), static_cast<std::int32_t>(layout.options.micro_batches),
+          layout.options.accumulation, timing};
 }
 
 Schedule evaluation_of(const Layout& layout) {

@@ -1,4 +1,4 @@
-// How long the streams worked for each phase of a step.
+// Measures how long the streams were busy with each phase of a step.
 #pragma once
 #include <atomic>
 
@@ -8,8 +8,8 @@
 
 namespace zg {
 
-// begin() and end() are called by the rank thread around what it enqueues; the clock is read when the
-// stream gets there. Operations outlive it.
+// The rank thread calls begin() before and end() after it enqueues an operation; the clock is read when the
+// stream gets there. Operations outlive the timer.
 class Engine::Timer {
  public:
   Timer(Trace* trace, Position& position) : trace_(trace), position_(position) {
@@ -50,7 +50,7 @@ class Engine::Timer {
       case OpKind::kForward:
       case OpKind::kHeadLoss:
         return 0;
-      // The head's forward and backward are one operation: counted as backward, the larger part.
+      // The head's forward and backward are one operation, counted as backward, which is the larger part.
       case OpKind::kHead:
       case OpKind::kBackward:
       case OpKind::kEmbeddingBackward:

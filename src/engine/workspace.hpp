@@ -1,4 +1,4 @@
-// The engine's own device memory, one block cut up: scratch, tokens, sums.
+// The engine's own device memory, one block: scratch, saved activations, tokens, sums.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -17,14 +17,14 @@ class Workspace {
     return round_up(scalars_offset(layout) + scalar_bytes(layout), 4096);
   }
 
-  // Scratch of the operation that runs; what a block saves where that is recomputed.
+  // Scratch of the current operation.
   void* scratch() const { return base_; }
-  // In the place of scratch.
+  // Uses the memory of scratch().
   View sum_partials() const { return {scratch(), DType::kF64, 1, Ops::kSumPartials}; }
   void* saved() const { return base_ + scratch_bytes(layout_); }
   View ids(std::int64_t micro_batch) const { return tokens(2 * micro_batch); }
   View targets(std::int64_t micro_batch) const { return tokens(2 * micro_batch + 1); }
-  // Loss sum of the step, then one sum of squares per unit.
+  // Scalar 0 is the step's summed loss, the others are the sums of squares of each unit's gradient.
   View scalar(std::int64_t i) const { return {base_ + scalars_offset(layout_) + 8 * i, DType::kF64, 1, 1}; }
   View scalars() const {
     return {base_ + scalars_offset(layout_), DType::kF64, 1, scalar_bytes(layout_) / 8};
@@ -34,11 +34,12 @@ class Workspace {
  private:
   static std::int64_t scratch_bytes(const Layout& l) {
     const BatchShape shape = l.options.micro_batch;
-    const std::int64_t bytes = std::max({l.model->block_workspace_bytes(shape), l.model->head_workspace_bytes(shape),
-                                         Ops::kSumPartials * std::int64_t{sizeof(double)}});
+    const std::int64_t bytes =
+        std::max({l.model->block_workspace_bytes(shape), l.model->head_workspace_bytes(shape),
+                  Ops::kSumPartials * std::int64_t{sizeof(double)}});
     return round_up(bytes, 4096);
   }
-  // Without recomputation only an evaluation uses this one.
+  // What a recomputed block saves for its backward. Without recomputation only evaluations use it.
   static std::int64_t saved_bytes(const Layout& l) {
     return round_up(l.model->saved_bytes(l.options.micro_batch), 4096);
   }

@@ -14,7 +14,7 @@
 namespace zg {
 namespace {
 
-// A training run on paper.
+// A dry run of a training run.
 struct PaperRun {
   PaperRun(const Layout& layout, const StepPrograms& programs, const Budgets& budgets)
       : residency(layout.table, budgets), sequence(programs) {}
@@ -37,9 +37,10 @@ struct PaperRun {
   int programs_run = 0;
 };
 
-// Runs the activities of a training run in every order in which they can follow each other, from every state of
-// the tiers that this leads to: where content lies when a program starts, and so the past, decides whether it
-// fits. A training loop soon repeats itself, so the states are few; if they are not, the common ones come first.
+// Dry-runs the activities of a training run in every order that is possible, from every placement of copies
+// that results: whether a program fits depends on where copies are when it starts, and so on what ran before.
+// A training loop soon repeats itself, so the placements are few; if they are not, the search is cut off,
+// after the common orders.
 std::optional<NoRoom> explore(PaperRun start, Budgets& peak) {
   constexpr int kMostPrograms = 96;
   std::deque<PaperRun> waiting;
@@ -70,7 +71,7 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
   if ((plan.obstacle = run.run(Activity::kInitialize))) return plan;
   if ((plan.obstacle = explore(run, plan.peak))) return plan;
   plan.fits = true;
-  // What a step moves when the run is under way: the last of a few.
+  // The steady state is reached after a few steps.
   for (int i = 0; i < 4; ++i) {
     const Traffic before = run.residency.traffic();
     plan.obstacle = run.run(Activity::kStep);
@@ -90,11 +91,11 @@ Traffic forecast(const Layout& layout, const StepPrograms& programs, const Budge
       const Traffic before = run.residency.traffic();
       const auto failure = run.run(activity);
       ZG_ASSERT(!failure, "the plan of this run said that it fits");
-      if (activity == Activity::kInitialize) continue;  // it is not counted
+      if (activity == Activity::kInitialize) continue;  // not counted
       const Traffic moved = run.residency.traffic() - before;
       total += moved;
       if (std::pair(run.residency.fingerprint(), run.sequence) != state) continue;
-      // Nothing changed place: the rest of them move the same bytes again.
+      // The placement of copies is as before: all further repetitions move the same bytes.
       for (++i; i < times; ++i) total += moved;
     }
   }
@@ -109,7 +110,7 @@ Budgets read_ahead_of(const TensorTable& table, const StepPrograms& programs, co
       std::int64_t device = 0, host = 0;
       for (const AccessStep& a : p->program.op(op)) {
         const Segment& segment = table.segment(a.segment);
-        // What is read in the device passes the host on its way from NVMe.
+        // Bytes that the device reads pass the host on their way from NVMe.
         const bool passes = a.access == Access::kRead && segment.lowest == Tier::kNvme && !budgets.direct;
         if (a.tier == Tier::kDevice) device += segment.device_charge;
         if (a.tier == Tier::kHost || passes) host += segment.charge;
@@ -124,9 +125,8 @@ Budgets read_ahead_of(const TensorTable& table, const StepPrograms& programs, co
 
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
                                         std::int64_t device, bool direct) {
-  return smallest_budgets(layout.table, {}, device, direct, [&](const Budgets& budgets) {
-    return make_plan(layout, programs, budgets).fits;
-  });
+  return smallest_budgets(layout.table, {}, device, direct,
+                          [&](const Budgets& budgets) { return make_plan(layout, programs, budgets).fits; });
 }
 
 namespace {
@@ -154,7 +154,7 @@ double nvme_seconds(const Roofs& roofs, std::int64_t read, std::int64_t written,
 Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic, std::int64_t first_written) {
   Bound b;
   b.compute = time_of(flops, roofs.flops);
-  // What goes past the host takes the device's link all the same.
+  // Bytes on the direct link also take the device's own link.
   b.host_to_device =
       time_of(static_cast<double>(traffic.host_to_device + traffic.direct_read), roofs.host_to_device);
   b.device_to_host =

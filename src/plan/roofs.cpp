@@ -13,7 +13,7 @@
 namespace zg {
 namespace {
 
-// Seconds of the fastest of several runs.
+// The time of the fastest of several runs, in seconds.
 template <class Work>
 double best_of(int runs, Work&& work) {
   double best = 1e30;
@@ -25,8 +25,8 @@ double best_of(int runs, Work&& work) {
   return best;
 }
 
-// Seconds of one call of `work`, which enqueues on `stream`: of the best of several runs of as many calls as
-// hide what a launch and the wait for the end cost.
+// The time of one call of `work`, which enqueues on `stream`, in seconds: from the fastest of several runs.
+// Each run has so many calls that the costs of a launch and of the final wait do not matter.
 template <class Work>
 double seconds_per_call(Stream& stream, Work&& work) {
   constexpr double kRun = 0.02;
@@ -37,14 +37,14 @@ double seconds_per_call(Stream& stream, Work&& work) {
     stream.synchronize();
     return seconds_between(begin, Clock::now()) / calls;
   };
-  run(1);  // loads code, and asks libraries for algorithms
+  run(1);  // warms up: code is loaded, libraries choose algorithms
   const int calls = std::clamp(static_cast<int>(kRun / std::max(1e-6, run(1))), 1, kMostCalls);
   double best = 1e30;
   for (int i = 0; i < 4; ++i) best = std::min(best, run(calls));
   return best;
 }
 
-// Memory of an arena that goes back at the end.
+// Memory of an arena, which the destructor gives back.
 class Loan {
  public:
   explicit Loan(Arena& arena) : arena_(arena) {}
@@ -56,7 +56,8 @@ class Loan {
     if (data != nullptr) taken_.push_back({data, bytes});
     return data;
   }
-  // `count` pieces of the same size: `most`, or of half as many bytes until they can be had.
+  // Takes `count` pieces of equal size, of `most` bytes; if the arena has no room, of half as many, and so
+  // on.
   std::vector<void*> take(int count, std::int64_t most) {
     for (bytes_ = most; bytes_ >= 4096; bytes_ /= 2) {
       std::vector<void*> pieces;
@@ -70,7 +71,7 @@ class Loan {
     throw Error(Errc::kMemory, "roofs", fmt::format("{} bytes of memory cannot be had to measure it", most),
                 "raise tiers.device");
   }
-  std::int64_t bytes() const { return bytes_; }  // of each piece of the last take()
+  std::int64_t bytes() const { return bytes_; }  // of each piece that the last take() got
 
  private:
   void give_back() {
@@ -82,7 +83,7 @@ class Loan {
   std::int64_t bytes_ = 0;
 };
 
-// Uniform in (-1, 1): a processor's power, and so its speed, depends on the bits that change.
+// Uniform in (-1, 1): a processor's power, and so its speed, depends on how many bits change.
 std::vector<char> random_numbers(DType dtype, std::int64_t bytes) {
   std::vector<char> out(static_cast<std::size_t>(bytes));
   const auto each = size_of(dtype);
@@ -109,7 +110,7 @@ void fill(Device& device, Stream& stream, void* to, std::int64_t bytes, const st
   stream.synchronize();
 }
 
-// Host memory as a run has it: from an arena, known to the device.
+// Host memory as in a run: from an arena, registered with the device.
 struct HostBuffers {
   std::unique_ptr<HostMemory> memory;
   void* pieces[2] = {nullptr, nullptr};
@@ -157,7 +158,7 @@ double measure_products(Device& device, DType dtype) {
 double measure_memory(Device& device) {
   const auto stream = device.make_stream("roofs");
   Loan loan(device.arena());
-  // Far beyond the caches.
+  // Much larger than the caches.
   const std::vector<void*> piece = loan.take(3, device.is_host() ? 32 * kMiB : kRoofMemory / 4);
   const std::vector<char> numbers = random_numbers(DType::kF32, std::min(4 * kMiB, loan.bytes()));
   for (void* p : piece) fill(device, *stream, p, loan.bytes(), numbers);
@@ -205,10 +206,11 @@ Roofs measure_roofs(Device& device, DType dtype) {
 Roofs measure_roofs(DType dtype) {
   Roofs roofs;
   HostStream now("roofs", HostStream::Mode::kInline);
-  // The product of a 1024-wide block's inner layer: large enough to be limited by arithmetic alone.
+  // The product of the inner layer of a block of width 1024, which is large enough to be limited by
+  // arithmetic.
   constexpr std::int64_t kM = 2048, kN = 2048, kK = 1024;
   const auto element = static_cast<std::int64_t>(size_of(dtype));
-  const std::int64_t shrink = dtype == DType::kF64 ? 4 : 1;  // slow, and only for tests
+  const std::int64_t shrink = dtype == DType::kF64 ? 4 : 1;  // fp64 is slow, and for tests only
   const std::int64_t m = kM / shrink, n = kN / shrink, k = kK / shrink;
   std::vector<char> a(static_cast<std::size_t>(m * k * element)),
       b(static_cast<std::size_t>(n * k * element)), c(static_cast<std::size_t>(m * n * element));

@@ -37,7 +37,7 @@ std::string access_text(const AccessStep& a) {
   return text;
 }
 
-// The file as a tree, with the place of what is looked at, for messages.
+// Reads the file's JSON tree; messages name the place in it.
 class Reader {
  public:
   explicit Reader(const std::string& path) : path_(path) {}
@@ -96,7 +96,7 @@ class Reader {
                 "the file is damaged or incomplete: copy or record it again");
   }
 
-  // What stands there instead, short enough for a message.
+  // A value as text, short enough for a message.
   static std::string shown(const Json& j) {
     const std::string text = j.dump(-1, ' ', true, Json::error_handler_t::replace);
     return text.size() <= 60 ? text : text.substr(0, 57) + "...";
@@ -177,7 +177,7 @@ class Reader {
       if (priorities.size() > kMostPriorities)
         fail(at(6), fmt::format("is one priority more than {}", kMostPriorities));
       trace.table.add(spec);
-      // The device's is the larger one.
+      // The device's charge is the larger one.
       const std::int64_t bytes = trace.table.total_charge(Tier::kDevice);
       if (bytes > kMostBytes)
         fail(at(2), fmt::format("found {} bytes up to here, expected at most {}", bytes, kMostBytes));
@@ -262,7 +262,7 @@ void save_trace(const AccessTrace& trace, const std::string& path) {
   const auto quoted = [](const std::string& text) {
     return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
   };
-  // Those of a program whose operations all take 1 are left out.
+  // Times that are all 1 are left out.
   const auto put_times = [&put](const Program& program) {
     bool all_one = true;
     for (std::int32_t op = 0; op < program.op_count(); ++op) all_one = all_one && program.time(op) == 1;

@@ -1,5 +1,4 @@
-// Leases without a program, to any number of threads, where they cannot be taken at once. (Where they can:
-// leases.cpp.)
+// The slow path of leases without a program, for any number of threads. The fast path is in leases.cpp.
 
 #include <algorithm>
 #include <utility>
@@ -10,7 +9,7 @@
 namespace zg {
 namespace {
 
-// Who has tried so often to get several at once, while others came and went, goes first.
+// An acquire of several segments that has failed this often, because others were faster, takes the turn.
 constexpr int kPatientTries = 4;
 
 }  // namespace
@@ -22,7 +21,7 @@ void StoreParts::acquire_slowly(Lease& lease, const AccessStep& step, Stream* co
   while (!try_take(waiter, lease)) waits.wait(lock, waiter);
 }
 
-// Waits, while nothing is held, for the one that could not be had; then tries the others.
+// When one of the leases cannot be had, gives back all others, waits for that one, and then tries the rest.
 void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Lease>& out, Stream* consumer) {
   StoreParts& p = *parts_;
   out.clear();
@@ -48,7 +47,8 @@ void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Leas
   for (const AccessStep& a : accesses) p.log_access({a.segment, a.tier, a.access, false});
 }
 
-// Begins with number `first`, and goes round. Returns which could not be had; their number: all were.
+// Takes the leases one by one, beginning with number `first` and going round. Returns the number of the first
+// that cannot be had without waiting for leases or room, or accesses.size() if all were taken.
 std::size_t StoreParts::take_all(Lock& lock, std::span<const AccessStep> accesses, std::size_t first,
                                  const void* turn, std::vector<Lease>& out, Stream* consumer) {
   const std::size_t n = accesses.size();
@@ -61,7 +61,7 @@ std::size_t StoreParts::take_all(Lock& lock, std::span<const AccessStep> accesse
     while (!try_take(waiter, out[i])) {
       if (k > 0 && waiter.obstacle != Obstacle::kMoving) {
         if (waiter.obstacle != Obstacle::kRoom || waits.others_can_release(waiter)) return i;
-        // Once more in line, since only then are we told of what is released.
+        // Wait in line first: a release wakes only registered waiters, so one may have gone unseen.
         if (waiter.in_line) waits.throw_no_room(waiter, false);
       }
       waits.wait(lock, waiter);
@@ -70,7 +70,7 @@ std::size_t StoreParts::take_all(Lock& lock, std::span<const AccessStep> accesse
   return n;
 }
 
-// What had no content before has none again.
+// Gives the leases back. Segments that had no content before get none.
 void StoreParts::let_go(Lock& lock, std::vector<Lease>& held) {
   for (const Lease& lease : held) {
     if (!lease || !lease.made_) continue;
@@ -83,7 +83,7 @@ void StoreParts::let_go(Lock& lock, std::vector<Lease>& held) {
   lock.lock();
 }
 
-// What can never be had together must not be tried for ever.
+// Refuses leases that can never be had together, which would otherwise be tried for ever.
 void StoreParts::check_together(std::span<const AccessStep> accesses) const {
   std::array<std::int64_t, 2> bytes{};
   for (std::size_t i = 0; i < accesses.size(); ++i) {
@@ -112,7 +112,7 @@ bool StoreParts::hinder(Waiter& w, Obstacle obstacle, SegmentId moving) const {
   return false;
 }
 
-// Takes the lease, or says in the waiter what stands against it, having begun what can be begun.
+// Takes the lease; or sets the waiter's obstacle and returns false, having started the moves that can start.
 bool StoreParts::try_take(Waiter& w, Lease& lease) {
   const SegmentId id = w.step.segment;
   const bool keeps = w.gives_back && w.step.access == Access::kOverwrite && residency.has_content(id);
@@ -132,7 +132,7 @@ bool StoreParts::try_take(Waiter& w, Lease& lease) {
   return w.taken ? resume(w, lease) : take(w, access, lease);
 }
 
-// Its lease is counted already, of a copy without content: it is the waiter's once there is memory.
+// The word counts the lease of `w` already; takes it if the copy has got its memory.
 bool StoreParts::resume(Waiter& w, Lease& lease) {
   const SegmentId id = w.step.segment;
   if ((leases.hot(id).word[index_of(w.step.tier)].load() & Hot::kOpen) == 0)
@@ -144,8 +144,7 @@ bool StoreParts::resume(Waiter& w, Lease& lease) {
   return true;
 }
 
-// Decides that the copy which the waiter wants comes, and begins its moves, unless something stands against
-// it.
+// Decides the moves that bring the waiter's copy to its tier, and starts them, unless there is an obstacle.
 StoreParts::Decision StoreParts::decide(Waiter& w, Access access) {
   const SegmentId id = w.step.segment;
   const Tier tier = w.step.tier;
@@ -177,7 +176,7 @@ StoreParts::Decision StoreParts::decide(Waiter& w, Access access) {
     return a.kind == Action::Kind::kCopy && a.tier == Tier::kNvme;
   });
   if (fresh && !missing) {
-    // While it is closed: nobody else may see what it holds before it is written.
+    // Counted while the copy is closed, so that no other lease sees the bytes before they are written.
     w.entry = leases.note(h);
     h.word[t].fetch_add(Hot::kWriter);
     w.taken = true;
@@ -186,13 +185,13 @@ StoreParts::Decision StoreParts::decide(Waiter& w, Access access) {
   if (!missing) {
     prefetcher.used(id);
     w.missed = w.decided = true;
-    ++leases.claims(id).intents[t];  // which keeps write_back_ahead() off it
+    ++leases.claims(id).intents[t];  // so that write_back_ahead() leaves the copy alone
   }
   if (writes_back) prefetcher.write_back_ahead();
   return missing ? no_room(w, *missing) : Decision::kMade;
 }
 
-// What was decided before it was clear that there is no room has made some room.
+// Sets the obstacle of a decision that found no room. The moves that it did decide have made some room.
 StoreParts::Decision StoreParts::no_room(Waiter& w, const NoRoom& missing) {
   leases.refresh(w.step.segment);
   if (missing.busy >= 0) {
@@ -209,7 +208,7 @@ StoreParts::Decision StoreParts::no_room(Waiter& w, const NoRoom& missing) {
   return Decision::kHindered;
 }
 
-// The copy is there, or its moves are decided.
+// Takes the lease of a copy that is present or whose moves are decided.
 bool StoreParts::take(Waiter& w, Access access, Lease& lease) {
   const SegmentId id = w.step.segment;
   Hot& h = leases.hot(id);
@@ -221,7 +220,7 @@ bool StoreParts::take(Waiter& w, Access access, Lease& lease) {
       mover.demand(id);
       return hinder(w, Obstacle::kMoving, id);
     }
-    // A fast one may have come in between.
+    // An acquire on the fast path may have taken a lease meanwhile.
     if ((seen & Hot::kLeases) != 0 && waits.in_the_way(w)) return hinder(w, Obstacle::kLeases);
   } while (!word.compare_exchange_weak(seen, seen + LeaseTable::unit(access)));
   leases.fill(lease, id, w.step.tier, access, leases.note(h));
@@ -236,7 +235,7 @@ bool StoreParts::take(Waiter& w, Access access, Lease& lease) {
 
 void StoreParts::log_access(const AccessStep& step) {
   if (!prefetcher.log(step)) return;
-  // Whoever is inside looks when a move ends, at the latest.
+  // If another thread has the mutex, the log is processed when the next move ends, at the latest.
   Lock lock(mutex, std::try_to_lock);
   if (lock.owns_lock() && prefetcher.predictor().active()) prefetcher.follow();
 }

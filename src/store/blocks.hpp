@@ -1,4 +1,4 @@
-// Elements that are numbered from 0 and never move: they are made so many at a time.
+// An array that grows in blocks, so that its elements never move.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,7 +13,7 @@ class Blocks {
   T& operator[](std::int32_t i) const {
     return blocks_[static_cast<std::size_t>(i) / kSize][static_cast<std::size_t>(i) % kSize];
   }
-  // At least `count` elements exist from now on. Not while another thread reads.
+  // Makes at least `count` elements exist. Must not be called while another thread reads.
   void grow(std::int32_t count) {
     while (blocks_.size() * kSize < static_cast<std::size_t>(count))
       blocks_.push_back(std::make_unique<T[]>(kSize));

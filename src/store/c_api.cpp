@@ -10,7 +10,7 @@
 namespace zg::c_api {
 namespace {
 
-// Those of the structs' first version: what every caller has.
+// Sizes of the structs in the first version of the API, which every caller has at least.
 constexpr std::size_t kConfigBytes = 88;
 static_assert(sizeof(zg_store_config) == kConfigBytes,
               "a struct of ours changed without a new field at its end");
@@ -27,7 +27,7 @@ std::string& last_error() {
   return text;
 }
 
-// Where there is no memory for the text.
+// The last error where there was no memory for its text.
 thread_local const char* last_resort = nullptr;
 
 int remember(int status, const char* text) noexcept {
@@ -114,7 +114,7 @@ int failure() noexcept {
     return remember(status_of(e.code()), e.what());
   } catch (const std::bad_alloc&) {
     return remember(ZG_MEMORY, "the system refused memory");
-  } catch (const std::system_error& e) {  // no more threads, say
+  } catch (const std::system_error& e) {  // for example, no thread could be created
     const bool scarce =
         e.code() == std::errc::resource_unavailable_try_again || e.code() == std::errc::not_enough_memory;
     return remember(scarce ? ZG_MEMORY : ZG_IO, e.what());

@@ -1,4 +1,4 @@
-// What the functions of ziggurat.h share: how errors become codes, and what is behind a zg_store.
+// What the functions of ziggurat.h share: error codes, versioned structs, handles, and the zg_store itself.
 #pragma once
 #include <array>
 #include <atomic>
@@ -17,10 +17,10 @@
 
 namespace zg::c_api {
 
-// The exception under way as a code; its text is this thread's last error from then on.
+// The code of the current exception, whose text becomes this thread's last error.
 int failure() noexcept;
 
-// Runs `call`; no exception leaves.
+// Runs `call`; an exception becomes an error code.
 template <class Call>
 int guarded(Call&& call) noexcept {
   try {
@@ -39,21 +39,22 @@ T& required(T* pointer, const char* name) {
   return *pointer;
 }
 
-// For what is asked for by pointer: there, and cleared, also where the call fails later.
+// An out parameter: must not be NULL, and is cleared at once, so that it is clear also where the call fails
+// later.
 template <class T>
 T& cleared(T* pointer, const char* name) {
   required(pointer, name) = T{};
   return *pointer;
 }
 
-constexpr std::size_t kLargestStruct = 4096;  // what is larger was not initialised
+constexpr std::size_t kLargestStruct = 4096;  // a larger size field was never initialised
 
-// The caller's size of a struct, of which the first `least` bytes were there from the start.
+// Checks the caller's size of a struct. `least`: the struct's size in the first version of the API.
 void check_size(const char* name, std::size_t size, std::size_t least);
-// `rest`: what the caller's struct has beyond ours. Refuses what is not 0: we do not know what it means.
+// `rest`: the fields of the caller's struct that this library does not know yet. Refuses any that is not 0.
 void check_unknown(const char* name, const char* rest, std::size_t bytes);
 
-// A struct of the caller's as ours: what it lacks is 0.
+// The caller's struct as this library's; fields that the caller's lacks are 0.
 template <class T>
 T read_struct(const T* from, const char* name, std::size_t least) {
   const std::size_t size = required(from, name).size;
@@ -65,7 +66,7 @@ T read_struct(const T* from, const char* name, std::size_t least) {
   return out;
 }
 
-// Ours into the caller's, as far as it goes; what it has beyond ours becomes 0.
+// Copies a struct into the caller's as far as that goes; fields that only the caller's has become 0.
 template <class T>
 void write_struct(T* to, T value, const char* name, std::size_t least) {
   const std::size_t size = required(to, name).size;
@@ -78,8 +79,8 @@ void write_struct(T* to, T value, const char* name, std::size_t least) {
 // As snprintf() does.
 void write_text(const std::string& text, char* buffer, std::size_t capacity, std::size_t* length);
 
-// Values by numbers that are never 0 and tell a stale one, until it has been used 2^32 times. Thread-safe;
-// threads have parts of their own, so that they seldom meet.
+// Values by handle. A handle is never 0, and the handle of a value that was taken is recognised as stale,
+// until its slot has been used 2^32 times. Thread-safe; threads use different shards, so they seldom contend.
 template <class T>
 class HandleTable {
  public:
@@ -89,7 +90,7 @@ class HandleTable {
     Shard& shard = shards_[mine];
     std::lock_guard lock(shard.mutex);
     if (shard.unused.empty()) {
-      shard.unused.reserve(shard.slots.size() + 1);  // for take(), which must not fail
+      shard.unused.reserve(shard.slots.size() + 1);  // so that take(), which must not fail, allocates nothing
       shard.slots.emplace_back();
       shard.unused.push_back(static_cast<std::uint32_t>(shard.slots.size() - 1));
     }
@@ -102,7 +103,7 @@ class HandleTable {
     return std::uint64_t{slot.generation} << 32 | std::uint64_t{index} * kShards | mine;
   }
 
-  // Empty: it names nothing (any more).
+  // Removes and returns the value. Empty: the handle is stale, or was never given out.
   std::optional<T> take(std::uint64_t id) {
     Shard& shard = shards_[id % kShards];
     const std::uint64_t index = (id & 0xffffffff) / kShards;
@@ -151,9 +152,8 @@ struct HeldPin {
 
 struct zg_store {
   std::unique_ptr<zg::OpenStore> opened;
-  // Held shared by every call, and alone by those that change the table or need that nobody else is inside.
-  // Those only try to take it, so nobody ever waits for it but shortly, and no cycle with waits for leases
-  // can close.
+  // Held shared by every call, and exclusively by the calls that need the store alone. These only try to take
+  // it and never wait for it, so it cannot be part of a deadlock with threads that wait for leases inside.
   std::shared_mutex inside;
   zg::c_api::HandleTable<zg::Lease> leases;
   zg::c_api::HandleTable<zg::c_api::HeldPin> pins;
@@ -165,7 +165,7 @@ struct zg_store {
 
 namespace zg::c_api {
 
-// A call's presence in the store.
+// Holds the store's lock shared during a call.
 class Inside {
  public:
   explicit Inside(zg_store* store) : store_(required(store, "store")), lock_(store_.inside) {}
@@ -177,12 +177,12 @@ class Inside {
   std::shared_lock<std::shared_mutex> lock_;
 };
 
-// The same, alone.
+// Holds it exclusively during a call; refuses where another thread is inside.
 class Alone {
  public:
   Alone(zg_store* store, const char* call);
   TensorStore& store() const { return store_.opened->store(); }
-  // Refuses while there are any, in the name of the call.
+  // Refuses the call while leases or pins exist.
   void no_leases_or_pins(const char* call) const;
 
  private:

@@ -7,9 +7,9 @@
 namespace zg::c_api {
 namespace {
 
-constexpr int kMostPins = 200;  // of a segment at a tier: the store counts them in a byte
+constexpr int kMostPins = 200;  // of one segment at one tier
 
-// Of a tier at which bytes can be seen.
+// A tier at which bytes can be accessed.
 Tier memory_tier_of(int tier) {
   if (tier == ZG_NVME) refuse("tier", "is NVMe, where nobody can see bytes", "ZG_HOST or ZG_DEVICE_MEMORY");
   return tier_of(tier);
@@ -65,7 +65,7 @@ void check_named_once(const TensorStore& store, const std::vector<AccessStep>& s
            "name each segment once");
 }
 
-// That they can be held together at all, where nothing else is in memory.
+// Refuses leases that exceed a budget together, even where nothing else is in memory.
 void check_room(zg_store& store, const std::vector<AccessStep>& steps) {
   const TensorTable& table = store.opened->store().table();
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {

@@ -55,7 +55,7 @@ TensorSpec spec_of(const zg_tensor_spec& s) {
   spec.role = role_of(s.role);
   spec.count = s.count;
   if (s.lowest != 0) spec.lowest = tier_of(s.lowest);
-  // The store knows 255 of them.
+  // The store keeps at most 255 different priorities.
   if (s.priority < -100 || s.priority > 100)
     refuse("priority", fmt::format("is {}", s.priority), "-100 to 100");
   spec.priority = s.priority;

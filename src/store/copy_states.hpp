@@ -1,9 +1,8 @@
 // The states of a segment, and the legal transitions between them.
 //
-// A state is the set of tiers that have a current copy, or are to have one as soon as what was decided for it
-// is done: a bit a tier, as in Residency. Where NVMe is not in it, the content is dirty: the copies in memory
-// are newer than what the drives have. Nothing but Residency changes states, and it does so by this table
-// alone.
+// A state is the set of tiers that have a current copy, or will have one as soon as the moves that were
+// decided are done; a bit for each tier. Where the bit of NVMe is not set, the content is dirty: the copies
+// in memory are newer than the copy on the drives. Only Residency changes states, and only by this table.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -13,14 +12,14 @@
 namespace zg::copy_states {
 
 enum class Event : std::uint8_t {
-  kTakeDevice,  // memory at the tier, which the content is about to fill
+  kTakeDevice,  // memory was allocated at the tier, and the content is about to fill it
   kTakeHost,
-  kFreeDevice,  // the copy there is evicted or dropped
+  kFreeDevice,  // the tier's copy is evicted or dropped
   kFreeHost,
-  kWriteBack,    // the only copy is written to NVMe, and stays
-  kWriteDevice,  // new content at the tier: the other copy in memory was freed before, NVMe has old bytes
+  kWriteBack,    // the only copy is written back to NVMe, and stays
+  kWriteDevice,  // new content at the tier: the other copy in memory was freed, the one on NVMe is stale
   kWriteHost,
-  kForget,  // nobody needs the content any more; its copies in memory were freed before
+  kForget,  // the content is dropped; its copies in memory were freed before
 };
 inline constexpr std::size_t kEvents = 8;
 
@@ -47,7 +46,7 @@ constexpr std::uint8_t next(std::uint8_t state, Event event) {
   return kNext[state][static_cast<std::size_t>(event)];
 }
 
-// Whether some way leads there from a segment without content. `may_sink`: to NVMe.
+// Whether a segment without content can get into this state. `may_sink`: whether it may be demoted to NVMe.
 constexpr bool reachable(std::uint8_t state, bool may_sink) {
   std::array<bool, kNext.size()> found{true};
   for (std::size_t round = 0; round < kNext.size(); ++round) {

@@ -1,4 +1,4 @@
-// What the parts of a store count, and StoreReport adds up. The store's mutex guards it, but for the atomics.
+// The counters of a store's parts, which StoreReport adds up. The store's mutex guards all but the atomics.
 #pragma once
 #include <array>
 #include <atomic>
@@ -16,8 +16,8 @@ struct Counters {
   std::int64_t waits = 0;
   std::array<double, kWaitCauses> waited_for{};  // by WaitCause
   std::int64_t prefetches = 0, prefetched_in_vain = 0, left_record = 0;
-  std::atomic<std::uint64_t> progress{0};  // moves and uses of a program that are done
-  std::atomic<int> waiting{0};             // threads that wait in an acquire
+  std::atomic<std::uint64_t> progress{0};  // moves, and uses of a program, that have ended
+  std::atomic<int> waiting{0};             // threads that wait inside an acquire
 
   void missed(SegmentId segment, Tier tier) {
     ++segments[segment].misses;

@@ -1,9 +1,11 @@
-// What acquire and release of a resident segment touch without a program: one cache line, no mutex.
+// The cache line of a segment: all that acquire and release of a resident segment access without a program,
+// and without the mutex.
 //
-// The word of a copy: flags, and how many leases read and write it. kOpen is set and cleared under the
-// store's mutex; a lease is taken by a compare-and-swap that sees kOpen, and a copy is closed (to move it or
-// drop it) by one that sees no lease. So either a taker sees it closed and goes the slow way, or the closer
-// sees the lease and leaves the copy alone.
+// Each copy has a word: flags, and the numbers of leases that read and write it. kOpen is set and cleared
+// under the store's mutex. A lease is taken by a compare-and-swap that succeeds only while kOpen is set; a
+// copy is closed, to be moved or dropped, by a compare-and-swap that succeeds only while no lease is counted.
+// So either the thread that wants the lease finds the copy closed and takes the slow path, or the thread that
+// wants to close it finds the lease and leaves the copy alone.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -19,16 +21,16 @@ namespace zg {
 
 struct alignas(64) Hot {
   static constexpr std::uint64_t kOpen = 1;  // leases may be taken
-  static constexpr std::uint64_t kSole =
-      2;  // there is no other copy, and nothing moves: writing needs no decision
-  static constexpr std::uint64_t kWaited = 4;  // somebody waits for the leases to end
+  // There is no other copy, and the segment has no moves: a write needs no decision.
+  static constexpr std::uint64_t kSole = 2;
+  static constexpr std::uint64_t kWaited = 4;  // a thread waits for leases of the segment to end
   static constexpr std::uint64_t kReader = std::uint64_t{1} << 8, kWriter = std::uint64_t{1} << 32;
   static constexpr std::uint64_t kLeases = ~std::uint64_t{0xff}, kWriters = ~(kWriter - 1);
 
   std::atomic<std::uint64_t> word[2]{};  // device, host
-  void* memory[2] = {nullptr, nullptr};  // changed only while closed
+  void* memory[2] = {nullptr, nullptr};  // changed only while the copy is closed
   std::atomic<std::uint64_t> last_use{0};
-  std::atomic<std::int64_t> hits[2]{};  // uses of each copy by the fast way
+  std::atomic<std::int64_t> hits[2]{};  // acquires that found the copy
   std::int64_t bytes = 0;
 
   static int readers(std::uint64_t w) { return static_cast<int>((w >> 8) & 0xffffff); }
@@ -36,12 +38,12 @@ struct alignas(64) Hot {
 };
 static_assert(sizeof(Hot) == 64);
 
-// Of the arrays that have an element for the device and one for the host.
+// The index of a memory tier in the arrays that have one element for the device and one for the host.
 inline std::size_t index_of(Tier tier) {
   return static_cast<std::size_t>(tier);
 }
 
-// Grows with time, the same for all threads; the unit does not matter.
+// A clock that all threads share, in no particular unit.
 inline std::uint64_t tick() {
 #if defined(__x86_64__)
   return __rdtsc();

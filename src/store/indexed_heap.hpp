@@ -1,5 +1,5 @@
-// A heap of segments by key, the largest on top, in which each can be found: nothing is allocated once as
-// many were in it as now.
+// A heap of segments by key, the largest on top, in which each segment can be found, removed and given
+// another key. It allocates only when it grows larger than it ever was.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -24,7 +24,7 @@ class IndexedHeap {
     return static_cast<std::size_t>(id) < where_.size() && where_[static_cast<std::size_t>(id)] >= 0;
   }
 
-  // Inserts it, or changes its key.
+  // Inserts the segment, or changes its key.
   void set(SegmentId id, const Key& key) {
     const auto i = static_cast<std::size_t>(id);
     if (i >= where_.size()) where_.resize(i + 1, -1);
@@ -51,7 +51,7 @@ class IndexedHeap {
     down(at);
   }
 
-  // Gives every segment the key that `key_of` says.
+  // Gives every segment the key key_of(segment).
   template <class KeyOf>
   void rebuild(KeyOf&& key_of) {
     for (auto& [key, id] : heap_) key = key_of(id);

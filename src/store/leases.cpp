@@ -1,5 +1,5 @@
-// LeaseTable, and the way of an acquire and a release that need no lock: together, so that it is compiled as
-// one.
+// LeaseTable, and the fast paths of acquire and release, which need no lock. They are in one file so that the
+// compiler can inline them.
 #include "store/leases.hpp"
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 namespace zg {
 namespace {
 
-// Tells the stores of a process apart, for what threads remember of the last one that they used.
+// A number for each store of the process: a thread caches its Holder in the store that it used last.
 std::uint64_t next_identity() {
   static std::atomic<std::uint64_t> last{0};
   return ++last;
 }
 
-// Clears the flags, unless the word counts any of `leases`.
+// Clears the flags, unless the word counts leases of the kinds in the mask `leases`.
 bool clear_unless(std::atomic<std::uint64_t>& word, std::uint64_t flags, std::uint64_t leases) {
   std::uint64_t w = word.load();
   do {
@@ -152,8 +152,9 @@ void Lease::release() {
   StoreParts& store = *std::exchange(store_, nullptr);
   data_ = nullptr;
   if (node_ != nullptr) return store.end_use(*std::exchange(node_, nullptr));
-  // Who waits counts itself before it looks at the leases for the last time, and we look for it after the
-  // lease has ended: one of us sees the other.
+  // A thread that is about to wait first announces itself (kWaited, room_waiters_) and then looks at the
+  // leases once more. A release first ends the lease and then looks for such a thread. So at least one of the
+  // two sees the other, and no wakeup is lost.
   if (!LeaseTable::count_off(*this) && !store.waits.anybody_wants_room()) return LeaseTable::note_off(entry_);
   std::lock_guard lock(store.mutex);
   LeaseTable::note_off(entry_);
@@ -172,7 +173,7 @@ void Lease::release_after(Stream& stream, const Event& event) {
   {
     std::lock_guard lock(store->mutex);
     store->leases.pass(*this, stream);
-    store->waits.look_again(segment_);  // one for the same stream may go on
+    store->waits.look_again(segment_);  // an acquire for the same stream need not wait any more
   }
   event.on_done([store, id = segment_, tier = tier_, writes = writes_] {
     std::lock_guard lock(store->mutex);

@@ -1,14 +1,15 @@
-// Who holds which copy, without a program: the word of every copy (hot.hpp), and what each thread has of
-// them.
+// The leases that exist without a program: the word of every copy (hot.hpp), which counts them, and the
+// entries of every thread, which name the copies that it holds.
 //
-// A lease on a copy that is there is taken and given back without a lock, by any thread: take_at_once(),
-// count_off(). All else is called under the store's mutex, which guards claims_, passed_ and the flags kOpen,
-// kSole and kWaited of the words; holders_mutex_ guards the list of holders, and may be taken under the
-// store's. A holder's entries are set by its thread alone, and cleared by who releases.
+// Any thread takes and releases a lease of a resident copy without a lock: take_at_once(), count_off(). All
+// other functions are called under the store's mutex, which guards claims_, passed_ and the flags kOpen,
+// kSole and kWaited of the words. holders_mutex_ guards the list of holders; it may be taken while the
+// store's mutex is held. A holder's entries are set by its own thread only, and cleared by the thread that
+// releases the lease.
 //
-// Invariants: a copy is open only while it is present, has memory and no move is to change it, so a lease never
-// sees bytes that are incomplete; it is closed by a compare-and-swap that sees no lease. Where a word counts a
-// lease, an entry names it, or a stream has it (passed). With a program, or after a failure, nothing is opened.
+// Invariants: a copy is open only while it is present, has memory, and no move is going to change it; so a
+// lease never sees incomplete bytes. For each lease that a word counts there is an entry, or the lease was
+// passed to a stream. While a program runs, and after a failure, no copy is open.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -28,8 +29,8 @@ class Mover;
 class LeaseTable final : public Gate {
  public:
   using Entry = std::atomic<Hot*>;  // null: free
-  // A thread that acquires, and what it holds. Entries lie in blocks, each twice as large as the one before,
-  // which are made when they are needed.
+  // A thread that has acquired, and the copies that it holds leases of. Its entries lie in blocks, each twice
+  // as large as the one before, which are made when they are needed.
   struct alignas(64) Holder {
     static constexpr std::size_t kBlocks = 20;
     static std::size_t size(std::size_t b) { return std::size_t{32} << b; }
@@ -39,7 +40,7 @@ class LeaseTable final : public Gate {
       memory[b] = std::make_unique<Entry[]>(size(b));
       blocks[b].store(memory[b].get(), std::memory_order_release);
     }
-    template <class Visit>  // until one says true
+    template <class Visit>  // stops at the first entry for which visit() returns true
     bool any(Visit&& visit) const;
     bool holds(const Hot& hot) const {
       return any([&hot](const Hot* held) { return held == &hot; });
@@ -50,49 +51,50 @@ class LeaseTable final : public Gate {
 
     std::unique_ptr<Entry[]> memory[kBlocks];
     std::atomic<Entry*> blocks[kBlocks]{};
-    std::size_t block = 0, next = 0;  // where the next free entry is likely
+    std::size_t block = 0, next = 0;  // where the search for a free entry begins
     std::thread::id thread;
   };
-  // What is known of the leases of a segment beside their number.
+  // What is known of the leases of a segment, besides the counts in its words.
   struct Claims {
-    int intents[2] = {0, 0};      // acquires that wait for the copy they had decided
-    int passed[2] = {0, 0};       // leases that a stream still has
-    Stream* passed_to = nullptr;  // which; null: several
+    int intents[2] = {0, 0};      // acquires that have decided a copy, and wait for its moves
+    int passed[2] = {0, 0};       // leases that were passed to a stream and have not ended
+    Stream* passed_to = nullptr;  // the stream; null: more than one
   };
 
   LeaseTable(StoreParts& store, const Residency& residency, const Mover& mover);
   void grow(const TensorTable& table);
   std::int32_t segments() const { return segments_; }
 
-  // Takes the lease if the copy is open for it. Any thread.
+  // Takes the lease if the copy is open for this access. Any thread.
   bool take_at_once(Lease& lease, SegmentId segment, Tier tier, Access access);
-  // One lease less. Says whether somebody waits for that. The entry is cleared afterwards (note_off): until
-  // then the lease counts as held, so that nobody takes it for lost before those who wait are told. Any
-  // thread.
+  // Removes the lease from its word, and returns whether a thread waits for that. The caller clears the entry
+  // (note_off) after it has woken that thread: until then the lease counts as held, so that no waiting thread
+  // concludes from the entries that nothing can be released any more. Any thread.
   static bool count_off(const Lease& lease);
-  Entry* note(Hot& hot);  // the calling thread holds it from now on; before the word is counted up
+  // Makes an entry of the calling thread for this segment. Comes before the word counts the lease.
+  Entry* note(Hot& hot);
   static void note_off(Entry* entry) { entry->store(nullptr, std::memory_order_relaxed); }
-  // A lease on a copy of which the word has been counted up already.
+  // Fills in a lease that its word counts already.
   void fill(Lease& lease, SegmentId segment, Tier tier, Access access, Entry* entry);
-  // What a word must have for a lease to be taken, and what it is counted up by.
+  // The flags that a word must have for a lease to be taken, and what the lease adds to the word.
   static std::uint64_t needed(Access a) { return a == Access::kRead ? Hot::kOpen : Hot::kOpen | Hot::kSole; }
   static std::uint64_t unit(Access a) { return a == Access::kRead ? Hot::kReader : Hot::kWriter; }
 
-  // Nothing is opened, and nothing taken at once, as long as this is false.
+  // While this is false, no copy is open and take_at_once() fails.
   void admit(bool admits) { admits_ = admits; }
   bool admits() const { return admits_.load(std::memory_order_relaxed); }
-  // Opens and closes the copies of a segment by what is known now. After each change of them, and after a
-  // copy was closed for what is not done in the end.
+  // Sets kOpen and kSole of the segment's words from its copies and moves. Called after each change of these,
+  // and after a copy was closed for a decision that was not made in the end.
   void refresh(SegmentId segment);
-  // Closes all copies of the segment to everybody, or to writers only (a copy may be made while others read).
-  // Fails where somebody holds one; what succeeded must be followed by refresh().
+  // Closes all copies of the segment to all leases, or only to leases that write (a segment may be copied to
+  // another tier while it is read). Fails where such a lease exists. After success refresh() must follow.
   bool close_to_all(SegmentId segment);
   bool close_to_writers(SegmentId segment);
-  void set_waited(SegmentId segment, bool waited);  // whether who releases has to tell
+  void set_waited(SegmentId segment, bool waited);  // whether a release must wake waiting threads
 
-  void pass(const Lease& lease, Stream& stream);  // a stream has it from now on
+  void pass(const Lease& lease, Stream& stream);
   void end_passed(SegmentId segment, Tier tier, bool writes);
-  void count_passed(int change) { passed_ += change; }  // those of a program
+  void count_passed(int change) { passed_ += change; }  // for the leases of a program
   int passed() const { return passed_; }
 
   Hot& hot(SegmentId segment) const { return hot_[segment]; }
@@ -100,7 +102,7 @@ class LeaseTable final : public Gate {
   Claims& claims(SegmentId segment) const { return claims_[segment]; }
   Holder& holder();  // of the calling thread
   template <class Visit>
-  bool any_holder(Visit&& visit) const;  // until one says true
+  bool any_holder(Visit&& visit) const;  // stops at the first holder for which visit() returns true
 
   bool held(SegmentId segment, Tier tier) const override;
   Closed close(SegmentId segment, Tier tier) override;
@@ -108,14 +110,14 @@ class LeaseTable final : public Gate {
 
  private:
   StoreParts& store_;
-  const std::uint64_t identity_;  // among the stores of this process
+  const std::uint64_t identity_;  // unique among the stores of this process
   std::atomic<bool> admits_{true};
   Blocks<Hot> hot_;
   Blocks<Claims> claims_;
   std::int32_t segments_ = 0;
-  int passed_ = 0;  // leases that a stream still has
+  int passed_ = 0;  // leases that were passed to a stream and have not ended
   mutable std::mutex holders_mutex_;
-  std::vector<std::unique_ptr<Holder>> holders_;  // one a thread that has acquired
+  std::vector<std::unique_ptr<Holder>> holders_;  // one for each thread that has acquired
   const Residency& residency_;
   const Mover& mover_;
 };

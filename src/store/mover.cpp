@@ -1,4 +1,4 @@
-// Queues and memory of a Mover. Its links are in mover_links.cpp.
+// The queues and the memory of a Mover. Its links are in mover_links.cpp.
 #include "store/mover.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ bool touches(const Action& a, Tier tier) {
   return a.tier == tier || (a.kind == Action::Kind::kCopy && a.from == tier);
 }
 
-// Memory in the order of decisions, links by urgency.
+// The order of a NodeList: memory goes by the order of decisions, a link by urgency first.
 bool before(const ActionNode& a, const ActionNode& b) {
   const bool memory = a.action.kind == Action::Kind::kAlloc || a.action.kind == Action::Kind::kFree;
   if (memory || a.urgency == b.urgency) return a.sequence < b.sequence;
@@ -42,7 +42,7 @@ bool conflict(const ActionNode& earlier, const ActionNode& later) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
     if (!touches(earlier.action, tier) || !touches(later.action, tier)) continue;
     if (!writes(earlier.action, tier) && !writes(later.action, tier)) continue;
-    // Two uses on one stream are in order without our help.
+    // The stream itself keeps two uses on it in order.
     if (earlier.uses() && later.uses() && earlier.passed_to != nullptr && earlier.passed_to == later.consumer)
       continue;
     return true;
@@ -56,7 +56,7 @@ Link link_of(const Action& action) {
   return action.tier == Tier::kDevice ? kToDevice : kToHost;
 }
 
-// Most come last: the search begins there.
+// Most nodes belong at the end, so the search for the place begins there.
 void NodeList::insert(ActionNode& node) {
   ActionNode* after = last;
   while (after != nullptr && before(node, *after)) after = after->list_before;
@@ -116,7 +116,7 @@ Mover::Mover(const TensorTable& table, const TensorStore::Options& options, cons
 }
 
 Mover::~Mover() {
-  while (inside_.load() > 0) std::this_thread::yield();  // they return at once
+  while (inside_.load() > 0) std::this_thread::yield();  // I/O threads leave at once
   for (SegmentId id = 0; id < segments_; ++id) {
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
       if (memory(id, tier) == nullptr) continue;
@@ -143,7 +143,7 @@ void Mover::grow(std::int32_t segments) {
 
 void Mover::carry_out(std::vector<Action>& actions, Urgency urgency) {
   for (const Action& action : actions) {
-    // Without a program leases are no nodes.
+    // Without a program, leases are counted in the words of copies instead.
     if (action.kind == Action::Kind::kUse && !follows_program_) continue;
     MoveQueue& queue = queues_[action.segment];
     ActionNode& node = nodes_.take();
@@ -181,7 +181,7 @@ ActionNode& Mover::claim_use(const AccessStep& access, Stream* consumer) {
 void Mover::pass_use(ActionNode& use, Stream& stream) {
   use.passed_to = &stream;
   touch(use.action.segment);
-  settle();  // a use on the same stream may have waited for just this
+  settle();  // a later use on the same stream need not wait any more
 }
 
 void Mover::end(ActionNode& node) {
@@ -189,12 +189,12 @@ void Mover::end(ActionNode& node) {
   node.state = ActionNode::State::kDone;
   counters_.progress.fetch_add(1, std::memory_order_relaxed);
   touch(node.action.segment);
-  memory_freed_ = {true, true};  // its turn for memory may have come
+  memory_freed_ = {true, true};  // the first allocation in line may have waited for this node
   settle();
   events_.finished(kind);
 }
 
-// Something changed in the queue of the segment: settle() will look at it.
+// Notes that the segment's queue has changed, for settle().
 void Mover::touch(SegmentId segment) {
   if (std::exchange(queues_[segment].touched, true)) return;
   touched_.push_back(segment);
@@ -234,12 +234,12 @@ void Mover::advance(SegmentId segment) {
   events_.changed(segment);
 }
 
-// Nothing before it in its queue holds it back.
+// Starts a node that no earlier node of its queue conflicts with.
 void Mover::start(ActionNode& node) {
   const std::size_t t = index_of(node.action.tier);
   switch (node.action.kind) {
     case Action::Kind::kAlloc:
-      memory_freed_[t] = true;  // it may be its turn
+      memory_freed_[t] = true;  // the node may be the first in line
       break;
     case Action::Kind::kUse:
       node.state = ActionNode::State::kRunning;
@@ -271,8 +271,9 @@ void Mover::free_memory(const Action& action) {
   memory_freed_[index_of(action.tier)] = true;
 }
 
-// Memory goes out in the order of decisions: the room of each was made by earlier ones. One that came first
-// by urgency could take what an earlier one needs to make the very room that it was promised.
+// Memory is granted in the order of decisions, since earlier decisions make the room that later ones count
+// on. An urgent allocation that went first could take memory that an earlier decision needs to make that very
+// room, for example for the host copy of a segment that is evicted from the device.
 void Mover::grant_memory(Tier tier) {
   NodeList& queue = memory_queue_[index_of(tier)];
   while (queue.first != nullptr && !taking_[index_of(tier)]) {
@@ -315,13 +316,14 @@ void Mover::take_from_system(ActionNode& node) {
     try {
       data = arena_of(options_, tier).allocate(bytes);
     } catch (const Error& e) {
-      refusal = e;  // nobody catches it on this thread
+      refusal = e;  // this thread must not throw
     }
     std::lock_guard lock(mutex_);
     taking_[index_of(tier)] = false;
     if (refusal) events_.no_memory(tier, *refusal);
     if (data != nullptr) give(node, data);
-    // Refused for good, or beaten to it: whoever frees memory asks again.
+    // Without memory: the system refused it, and the store has failed; or another user of the arena took the
+    // room first, and grant_memory() tries again when memory is freed.
     memory_freed_[index_of(tier)] = data != nullptr;
     settle();
     events_.finished(Action::Kind::kAlloc);

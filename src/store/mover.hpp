@@ -1,27 +1,34 @@
-// Carries out what Residency decides: takes and gives back memory, copies between host and device, reads and
-// writes the drives.
+// Carries out the decisions of Residency: allocates and frees memory, copies between host and device, reads
+// from and writes to the drives.
 //
-// Each decision becomes a node in the queue of its segment, and starts when nothing before it there touches
-// the same copy in a conflicting way (conflict() in node.hpp). Memory is granted in the order of decisions. A
-// link takes what somebody waits for first, then what is fetched ahead, then what is written back. A segment
-// of more than one piece goes over both hops at once: the second takes each piece as the first delivers it.
+// Each decision becomes a node in the queue of its segment. A node starts when no unfinished node before it
+// in that queue conflicts with it (conflict() in node.hpp). Memory is granted in the order of decisions. A
+// link starts first the moves that a thread waits for, then prefetches, then write-backs. A segment of more
+// than one piece that moves between NVMe and the device by way of the host uses both links at once: the
+// second hop moves each piece as soon as the first has delivered it.
 //
-// Why no move waits for ever: a decision never needs more than the budget, if all decided before it is
-// carried out. Of the memory that is decided and not granted yet, look at what was decided first. Everything
-// before it has its memory, so all copies decided before it can be made (a copy waits for memory and for
-// earlier moves of its segment only), so all that was to be given back before it is given back; so there is
-// room for it. The same then holds for the next one. With a program, a move may also wait for the leases of
-// earlier operations: who acquires an operation has released those of the one before, or passed them to a
-// stream. Without one, moves are decided for copies only that nobody holds, so they never wait for leases.
+// Why no move waits for ever. Residency has checked that each allocation fits the budget once all earlier
+// decisions are carried out. Consider the first decision, in the order of decisions, that allocates memory
+// and has not been granted it. All allocations decided before it have been granted. A copy waits only for
+// memory, for earlier nodes of its segment, and for its link, whose other moves end; so all copies decided
+// before it end. A free waits only for earlier nodes of its segment, so all frees decided before it are
+// carried out. Then there is room for the allocation under consideration, and it is granted. By induction, so
+// are all allocations after it.
 //
-// Threads: every function is called under the store's mutex, and so is every MoverEvents function. That mutex
-// guards all members. Copies and transfers end on threads of their own, which take it. So nothing may be done
-// under it that waits for them: memory that an arena has to take from the system, and to register with drives
-// and devices, is taken on one thread more, without the mutex.
+// With a program, a node may also have to wait for the leases of earlier operations. They end, because the
+// thread that acquires an operation has by then released the leases of the operation before, or passed them
+// to a stream. Without a program a node never waits for leases, because moves are decided only for copies
+// that nobody leases.
 //
-// Invariants: memory_queue_ holds the kAlloc nodes that are pending, frees_ the kFree nodes, ready_ the
-// copies that nothing but their link holds back; links_[l].moving counts the copies that are under way on
-// link l.
+// Threads: every function is called under the store's mutex, which guards all members, and every MoverEvents
+// function is called under it too. Copies and transfers end on other threads, which then take the mutex. So
+// no thread may hold it while it waits for one of them. Therefore memory that an arena has to take from the
+// system, and to register with drives and devices, is taken by a separate thread that does not hold the
+// mutex.
+//
+// Invariants: memory_queue_ has the pending kAlloc nodes, frees_ the kFree nodes that are not done, ready_
+// the kCopy nodes that wait for nothing but their link. links_[l].moving counts the copies under way on link
+// l.
 #pragma once
 #include <array>
 #include <atomic>
@@ -36,16 +43,16 @@
 
 namespace zg {
 
-// What a Mover tells of. Called under the store's mutex, also on threads that move data.
+// The events of a Mover. Called under the store's mutex, also by threads that move data.
 class MoverEvents {
  public:
   virtual void leaves(const Action& action) = 0;    // a kFree was decided, and has joined its queue
-  virtual void granted(const ActionNode& use) = 0;  // of a program: it may begin
-  virtual void changed(SegmentId segment) = 0;      // its moves, or the memory of its copies
-  // A move or use is done, and what it had held back has started.
+  virtual void granted(const ActionNode& use) = 0;  // a use of a program may begin
+  virtual void changed(SegmentId segment) = 0;      // the segment's moves, or the memory of its copies
+  // A move or a use has ended, and the nodes that waited for it alone have started.
   virtual void finished(Action::Kind kind) = 0;
   virtual void failed(const Error& error) = 0;
-  virtual void no_memory(Tier tier, const Error& error) = 0;  // the system refuses it, within the budget
+  virtual void no_memory(Tier tier, const Error& error) = 0;  // the system refused memory within the budget
 
  protected:
   ~MoverEvents() = default;
@@ -53,36 +60,36 @@ class MoverEvents {
 
 class Mover final : private io::ExtentCompletion {
  public:
-  // References and pointers in `options` outlive the mover; `hot` has the memory of copies, which the mover
-  // sets.
+  // The references, and the pointers in `options`, outlive the mover. In `hot` the mover sets where the
+  // memory of each copy is.
   Mover(const TensorTable& table, const TensorStore::Options& options, const Blocks<Hot>& hot,
         Counters& counters, std::mutex& mutex, MoverEvents& events);
-  ~Mover();  // nothing is under way on a link; gives all memory back
+  ~Mover();  // no move is under way on a link; frees all memory
 
-  // The table has got segments, up to `segments`. Throws Error(kIo) where the drives have no room for one: it
-  // has no extent then, nor have those behind it.
+  // The table now has this many segments. Throws Error(kIo) where the drives have no room for a new one; that
+  // segment and those after it then have no extent.
   void grow(std::int32_t segments);
-  // Whether uses are nodes, and all nodes equally urgent.
+  // With a program, uses are nodes too, and all nodes are equally urgent.
   void follow_program(bool follows) { follows_program_ = follows; }
-  void stop() { stopped_ = true; }   // no link begins anything any more
-  void close() { closing_ = true; }  // and no node either
+  void stop() { stopped_ = true; }   // no link starts a move any more
+  void close() { closing_ = true; }  // no node starts any more
 
-  // Appends the decisions to their segments' queues, starts what can start, and empties `actions`.
+  // Appends the decisions to their segments' queues, starts the nodes that can start, and empties `actions`.
   void carry_out(std::vector<Action>& actions, Urgency urgency);
-  // Somebody waits for the segment: what moves for it goes first.
+  // A thread waits for the segment: makes its unfinished moves as urgent as can be.
   void demand(SegmentId segment);
-  // With a program: the first use of the segment that nobody has claimed. settle() may grant it at once.
+  // With a program: claims the segment's first use that is not claimed yet. settle() may grant it at once.
   ActionNode& claim_use(const AccessStep& access, Stream* consumer);
-  void pass_use(ActionNode& use, Stream& stream);  // it ends when the stream gets there
+  void pass_use(ActionNode& use, Stream& stream);  // the lease was passed to the stream
   void end(ActionNode& node);
-  void settle();  // starts everything that nothing holds back any more
+  void settle();  // starts all nodes that can start
 
   const MoveQueue& queue(SegmentId segment) const { return queues_[segment]; }
   bool moves(SegmentId segment) const { return queue(segment).first != nullptr; }
   const NodeList& memory_queue(Tier tier) const { return memory_queue_[index_of(tier)]; }
   const NodeList& frees(Tier tier) const { return frees_[index_of(tier)]; }  // in the order of decisions
-  bool links_rest() const;  // nothing is under way, neither a copy nor memory from the system
-  bool idle() const;        // nor ready to be
+  bool links_rest() const;  // no copy is under way, and no memory is being taken from the system
+  bool idle() const;        // the same, and no copy waits for its link
   LinkStatistics link(Link link) const;
   NvmeCopies* nvme() const { return nvme_.get(); }  // null: there is no NVMe tier
 
@@ -122,22 +129,22 @@ class Mover final : private io::ExtentCompletion {
   MoverEvents& events_;
   std::int32_t segments_ = 0;
   bool follows_program_ = false, stopped_ = false, closing_ = false;
-  bool hooked_ = false;  // into the host arena
+  bool hooked_ = false;  // the mover has set the host arena's hooks
   Blocks<MoveQueue> queues_;
   NodePool nodes_;
   std::uint64_t sequence_ = 0;
   std::vector<SegmentId> touched_;
   std::array<bool, 2> memory_freed_{};
-  std::array<bool, 2> taking_{};  // the first of memory_queue_ gets memory from the system
-  std::int64_t host_bytes_ = 0;   // of the host arena, that the segments have
+  std::array<bool, 2> taking_{};  // memory for the first of memory_queue_ is being taken from the system
+  std::int64_t host_bytes_ = 0;   // bytes of the host arena that segments have
   NodeList memory_queue_[2], frees_[2];
   std::array<NodeList, kLinks> ready_;
   std::array<LinkStatistics, kLinks> links_;
   std::array<Clock::time_point, kLinks> busy_since_;
   std::unique_ptr<Stream> copy_stream_[2];
   std::unique_ptr<NvmeCopies> nvme_;
-  std::atomic<int> inside_{0};  // threads of drives that are in on_extent() or on_piece()
-  HostStream memory_;           // takes memory from the system
+  std::atomic<int> inside_{0};  // I/O threads that are inside on_extent() or on_piece()
+  HostStream memory_;           // its thread takes memory from the system
 };
 
 }  // namespace zg

@@ -1,4 +1,4 @@
-// The links of a Mover: what is under way, in pieces or whole, and how it ends.
+// The links of a Mover: how moves start, whole or in pieces, and how they end.
 #include <algorithm>
 #include <new>
 #include <utility>
@@ -8,11 +8,12 @@
 namespace zg {
 namespace {
 
-// So many segments, and more while they are small, are handed to a link at once; the rest wait here, where
-// the most urgent goes first. Drives also go by urgency among what they were handed, copies in order.
+// How many moves a link has under way at most: as many segments of the next one's size as make `bytes`, but
+// between `least` and `most`. The other moves wait in ready_, the most urgent first. Drives also go by
+// urgency among the transfers that they were given; copy streams keep the order.
 struct Cap {
-  int least, most;     // segments
-  std::int64_t bytes;  // between them
+  int least, most;
+  std::int64_t bytes;
 };
 constexpr Cap kCopies = {2, 16, TensorStore::kCopiesInFlight}, kDrives = {8, 128, 64 << 20};
 constexpr Cap kMovingCap[kLinks] = {kCopies, kCopies, kDrives, kDrives, kDrives, kDrives};
@@ -26,7 +27,7 @@ bool writes_drives(Link link) {
   return link == kNvmeWrite || link == kDirectWrite;
 }
 
-// Counts the threads of drives that are in the mover, which must not end before they have left it.
+// Counts the I/O threads inside the mover, which must not be destroyed before they have left it.
 class Inside {
  public:
   explicit Inside(std::atomic<int>& count) : count_(count) { ++count_; }
@@ -64,7 +65,7 @@ void Mover::issue(ActionNode& node) {
   begin_move(link);
   if (reads_drives(link) || writes_drives(link)) {
     issue_nvme(node, -1);
-    touch(node.action.segment);  // what follows may take the pieces
+    touch(node.action.segment);  // the next hop may take the pieces
     return;
   }
   Stream& stream = *copy_stream_[link];
@@ -84,7 +85,7 @@ void Mover::issue(ActionNode& node) {
   finish_behind(node);
 }
 
-// When its copy stream has done what it was given so far.
+// Ends the node when its copy stream has done all work that it was given so far.
 void Mover::finish_behind(ActionNode& node) {
   copy_stream_[link_of(node.action)]->callback([this, &node] {
     std::lock_guard lock(mutex_);
@@ -92,7 +93,7 @@ void Mover::finish_behind(ActionNode& node) {
   });
 }
 
-// `ready`: the bytes of a write that are there, if the rest is still to come; else -1.
+// `ready`: of a write whose bytes are still arriving at the host, how many are there. Otherwise -1.
 void Mover::issue_nvme(ActionNode& node, std::int64_t ready) {
   const SegmentId segment = node.action.segment;
   const Link link = link_of(node.action);
@@ -113,7 +114,7 @@ void Mover::issue_nvme(ActionNode& node, std::int64_t ready) {
   transfer.completion = this;
   transfer.ready = ready;
   transfer.tag = reinterpret_cast<std::uint64_t>(&node);
-  // A write that somebody waits for (its memory is wanted) is as urgent as a read.
+  // A write that a thread waits for, because it needs the memory, is as urgent as a read that it waits for.
   transfer.priority = awaited ? io::Priority::kDemand
                       : reads ? io::Priority::kPrefetch
                               : io::Priority::kWriteBack;
@@ -129,7 +130,7 @@ void Mover::demand(SegmentId segment) {
       continue;
     }
     if (follows_program_ || n->urgency == Urgency::kDemand) continue;
-    // Memory goes out in the order of decisions all the same.
+    // Only the queues of links go by urgency; memory is granted in the order of decisions.
     NodeList* const list = n->in_list && n->copies() ? &ready_[link_of(n->action)] : nullptr;
     if (list != nullptr) list->remove(*n);
     n->urgency = Urgency::kDemand;
@@ -137,13 +138,14 @@ void Mover::demand(SegmentId segment) {
   }
 }
 
-// The second of two hops of a large segment need not wait for the first: it takes each piece as it comes.
+// The first hop of a large segment, if `node` is its second hop and can begin, taking each piece as the first
+// delivers it; null: `node` must wait for the earlier nodes as usual.
 ActionNode* Mover::source_of(const ActionNode& node) const {
   const SegmentId segment = node.action.segment;
   if (!node.copies() || hot_[segment].bytes <= io::kMaxPieceBytes) return nullptr;
   const Link link = link_of(node.action);
   if (link != kNvmeWrite && (link != kToDevice || memory(segment, Tier::kDevice) == nullptr)) return nullptr;
-  // A staged write must not overtake those that wait for the link.
+  // A write in pieces must not overtake the writes that wait for the link.
   if (link == kNvmeWrite &&
       (ready_[link].first != nullptr || full(link, links_[link].moving, table_.segment(segment).charge)))
     return nullptr;
@@ -171,14 +173,14 @@ void Mover::chain(ActionNode& source, ActionNode& node) {
 
 void Mover::copy_piece(const ActionNode& node, std::int64_t first, std::int64_t bytes) {
   const Hot& h = hot_[node.action.segment];
-  // The last one may go to the end of its page.
+  // The last piece may extend to the end of its page.
   bytes = std::min(bytes, h.bytes - first);
   if (bytes <= 0) return;
   options_.device->copy_to_device(*copy_stream_[kToDevice], static_cast<char*>(h.memory[0]) + first,
                                   static_cast<const char*>(h.memory[1]) + first, bytes);
 }
 
-// On a drive's I/O thread, like on_extent().
+// Called on a drive's I/O thread, like on_extent().
 void Mover::on_piece(io::ExtentId, std::uint64_t tag, std::int64_t first, std::int64_t bytes) {
   const Inside here(inside_);
   ActionNode* const node = reinterpret_cast<ActionNode*>(tag);
@@ -188,8 +190,8 @@ void Mover::on_piece(io::ExtentId, std::uint64_t tag, std::int64_t first, std::i
   if (node->feeds != nullptr) copy_piece(*node->feeds, first, bytes);
 }
 
-// The first bytes of what is demoted to NVMe have come to the host. The volume is told without the mutex:
-// with the last of them it may complete the write within the call.
+// The first `bytes` of a segment that is evicted from the device to NVMe have arrived at the host. The volume
+// is told without the mutex, since it may complete the write within the call, which takes the mutex.
 void Mover::copied(ActionNode& node, std::int64_t bytes) {
   const SegmentId segment = node.action.segment;
   std::unique_lock lock(mutex_);
@@ -206,10 +208,10 @@ void Mover::on_extent(io::ExtentId, std::uint64_t tag, io::ExtentResult result) 
   finish_nvme(*reinterpret_cast<ActionNode*>(tag), result);
 }
 
-// A move that failed is finished too, so that nobody waits for it in vain.
+// A move that failed ends too, so that no thread waits for it in vain.
 void Mover::finish_nvme(ActionNode& node, io::ExtentResult result) {
   const Link link = link_of(node.action);
-  std::string where = "nvme tier", what = "I/O error";  // which needs no memory
+  std::string where = "nvme tier", what = "I/O error";  // where there is no memory for a longer text
   if (!result.ok()) {
     try {
       what = nvme_->volume().explain(nvme_->extent(node.action.segment),

@@ -1,4 +1,4 @@
-// A decided move or use of one segment, waiting for its turn in the segment's queue. See mover.hpp.
+// A decided move or use of a segment, as a node in the segment's queue. See mover.hpp.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -11,7 +11,7 @@
 
 namespace zg {
 
-// How soon a link takes a move: what somebody waits for, what is fetched ahead, what is written back.
+// How soon a link starts a move: one that a thread waits for, a prefetch, a write-back.
 enum class Urgency : std::uint8_t { kDemand, kPrefetch, kWriteBack };
 
 struct ActionNode {
@@ -21,29 +21,29 @@ struct ActionNode {
   Urgency urgency = Urgency::kDemand;
   bool taken = false;  // kUse: an acquire has claimed it
   bool leased = false;
-  bool in_list = false;                           // waits for memory or a link, or is to give memory back
+  bool in_list = false;                           // in a NodeList
   Stream* consumer = nullptr;                     // kUse: the stream that will use the bytes
-  Stream* passed_to = nullptr;                    // kUse: released, once this stream gets there
+  Stream* passed_to = nullptr;                    // kUse: the lease was passed to this stream
   std::uint64_t sequence = 0;                     // order of decision
-  ActionNode* feeds = nullptr;                    // kCopy: the next hop, which takes the pieces as they come
+  ActionNode* feeds = nullptr;                    // kCopy: the second hop, which takes its pieces
   std::int64_t moved = 0;                         // kCopy from the device: bytes at the host so far
-  std::int8_t slot = 0;                           // kCopy from or to NVMe: which version, once it has begun
-  bool in_pieces = false;                         // kCopy from NVMe: somebody may want the pieces
+  std::int8_t slot = 0;                           // kCopy from or to NVMe, under way: the slot of its version
+  bool in_pieces = false;                         // kCopy from NVMe: pieces are noted for a second hop
   ActionNode *before = nullptr, *next = nullptr;  // in the segment's queue
-  ActionNode *list_before = nullptr, *list_next = nullptr;  // in that list
+  ActionNode *list_before = nullptr, *list_next = nullptr;  // in the NodeList
 
   bool copies() const { return action.kind == Action::Kind::kCopy; }
   bool uses() const { return action.kind == Action::Kind::kUse; }
 };
 
-// Whether `later` has to wait for `earlier`, which comes before it in the queue of their segment.
+// Whether `later` has to wait for `earlier`, which is before it in the queue of their segment.
 bool conflict(const ActionNode& earlier, const ActionNode& later);
 // Whether the action changes the copy at the tier.
 bool writes(const Action& action, Tier tier);
-// Of a copy.
+// The link of a kCopy.
 Link link_of(const Action& action);
 
-// Nodes of one kind: for memory in the order of decisions, for a link by urgency.
+// A queue of nodes: for memory in the order of decisions, for a link by urgency.
 struct NodeList {
   ActionNode* first = nullptr;
   ActionNode* last = nullptr;
@@ -52,19 +52,19 @@ struct NodeList {
   void remove(ActionNode& node);
 };
 
-// What was decided for one segment and is not done, in the order of decisions; what is done leaves from the
-// front.
+// The decisions for one segment that are not done yet, in their order. Nodes that are done are removed from
+// the front.
 struct MoveQueue {
   ActionNode *first = nullptr, *last = nullptr;
-  bool touched = false;                                       // settle() will look at it
-  std::vector<std::pair<std::int64_t, std::int64_t>> landed;  // pieces of the read under way
+  bool touched = false;                                       // in Mover::touched_, for settle()
+  std::vector<std::pair<std::int64_t, std::int64_t>> landed;  // pieces of the current read that have arrived
 };
 
-// Nodes that are used again: in the steady state none is allocated.
+// Reuses nodes, so that none is allocated in the steady state.
 class NodePool {
  public:
   ActionNode& take();
-  void take_back_done(MoveQueue& queue);  // those at its front, but for leased ones
+  void take_back_done(MoveQueue& queue);  // those at the front, up to the first that is leased
 
  private:
   void give_back(ActionNode& node) { node.next = std::exchange(unused_, &node); }

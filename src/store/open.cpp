@@ -9,7 +9,7 @@
 namespace zg {
 namespace {
 
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // a cap against slips of the pen
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // a larger size must be a mistake
 
 [[noreturn]] void refuse(const std::string& field, const std::string& what, const std::string& hint) {
   throw Error(Errc::kUsage, field, what, hint);
@@ -19,7 +19,7 @@ void check_bytes(const std::string& field, std::int64_t bytes, std::int64_t leas
   if (bytes < least || bytes > kMostBytes) refuse(field, fmt::format("is {} bytes", bytes), hint);
 }
 
-// The same directory by another name counts as the same.
+// Whether both paths name the same directory.
 bool same_place(const std::string& a, const std::string& b) {
   std::error_code ignored;
   return a == b || std::filesystem::equivalent(a, b, ignored);

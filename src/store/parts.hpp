@@ -1,11 +1,11 @@
-// The inside of a TensorStore: its parts, and what passes through several of them.
+// The inside of a TensorStore: its parts, and the functions that involve several of them.
 //
-//   Residency    decides which copy is where                          LeaseTable  who holds which copy
-//   Mover        carries that out                                     Waits       who waits for what
-//   Prefetcher   follows steps, and fetches ahead of them             StoreReport tells of all of it
+//   Residency    decides which tiers have copies            LeaseTable   which copies are leased
+//   Mover        carries the decisions out                  Waits        which acquires wait, and for what
+//   Prefetcher   follows steps and prefetches for them      StoreReport  statistics and reports
 //
-// `mutex` guards every part, and all members of this, except what the headers of the parts say themselves
-// (hits and words of copies, the log of accesses, atomic counters). It is never held while bytes move.
+// `mutex` guards all parts and all members, except those of which a part's header says otherwise: hits and
+// words of copies, the log of accesses, atomic counters. It is never held while bytes move.
 #pragma once
 #include <mutex>
 #include <optional>
@@ -38,8 +38,8 @@ struct StoreParts final : private MoverEvents {
     if (segment < 0 || segment >= leases.segments() || tier == Tier::kNvme) refuse(segment);
   }
   [[noreturn]] void refuse(SegmentId segment) const;
-  void drain(Lock& lock);  // waits until nothing moves; throws what failed
-  void rest(Lock& lock);   // the same, also after a failure
+  void drain(Lock& lock);  // waits until nothing moves; throws the store's failure
+  void rest(Lock& lock);   // the same, but works after a failure, too
   void unpin(SegmentId segment, Tier tier);
 
   // Leases without a program (acquire.cpp).
@@ -75,19 +75,19 @@ struct StoreParts final : private MoverEvents {
   Prefetcher prefetcher;
   Recorder recorder;
   StoreReport report;
-  std::vector<Action> actions;  // decided, and handed to the mover at once
+  std::vector<Action> actions;  // decisions, which the mover gets at once
   std::optional<Error> failure;
   bool closing = false;
 
-  // What runs; null: no program does.
+  // The program that runs (null: none), and the one announced to follow it.
   const Program* program = nullptr;
   const Program* next = nullptr;
-  std::int32_t decided = 0;          // operations decided, counted from the start of `program`
+  std::int32_t decided = 0;          // operations decided, of `program` and then of `next`
   std::int32_t op = 0;               // operation being acquired
   std::int32_t accessed = 0;         // accesses of `program` acquired
   std::vector<ActionNode*> claimed;  // of the operation being acquired
 
-  Mover mover;  // ends first: its threads call the others
+  Mover mover;  // destroyed first, since its threads call the other parts
 
  private:
   void leaves(const Action& action) override;

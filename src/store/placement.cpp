@@ -7,10 +7,12 @@
 namespace zg {
 namespace {
 
-// The most that an operation uses, and that is there besides and may not sink.
+// The largest sum, over all operations, of the bytes that the operation uses and of those that hold content
+// then and may not be demoted to NVMe.
 std::int64_t largest_need(const TensorTable& table, const Program& program) {
   const auto sinks = [&](SegmentId id) { return table.segment(id).lowest == Tier::kNvme; };
-  // What may not sink and holds content that a later use needs, at the start of the program and later.
+  // Bytes of the segments that may not be demoted and hold content that a later use needs; first at the start
+  // of the program, then after each operation.
   std::int64_t stays = 0;
   std::vector<bool> live(static_cast<std::size_t>(table.segment_count()));
   for (SegmentId id = 0; id < table.segment_count(); ++id) {
@@ -67,7 +69,7 @@ std::vector<SegmentId> keep_by_value(const TensorTable& table, const Program& pr
     const auto uses = program.uses(id);
     if (uses.empty() || table.segment(id).lowest != Tier::kNvme) continue;
     Worth w{id, 0, table.segment(id).charge};
-    // A stay is a row of uses without a gap in which it would leave.
+    // Whether the segment would be evicted between use k - 1 and use k.
     const std::size_t n = uses.size();
     const auto leaves_before = [&](std::size_t k) {
       return distances[static_cast<std::size_t>(uses[k])] + w.bytes > reserve;
@@ -76,7 +78,7 @@ std::vector<SegmentId> keep_by_value(const TensorTable& table, const Program& pr
       const AccessStep& a = program.access(uses[k]);
       const AccessStep& next = program.access(uses[(k + 1) % n]);
       if (a.access != Access::kOverwrite && leaves_before(k)) ++w.value;
-      // It leaves after this use, modified since it came, and is needed again.
+      // A write-back: evicted after this use, dirty (modified since it was fetched), and needed again.
       const bool needed = !a.last && next.access != Access::kOverwrite;
       if (!needed || !leaves_before((k + 1) % n)) continue;
       bool modified = false;

@@ -7,8 +7,8 @@
 namespace zg {
 namespace {
 
-// Takes the top of a heap that may leave and has a key above `limit`. Keys that have become smaller without
-// notice (by a use) are put right on the way.
+// The topmost segment of the heap that may be evicted, if its key is above `limit`; -1: none. Uses make keys
+// smaller without notice; such keys are corrected on the way.
 template <class KeyOf>
 SegmentId take(IndexedHeap& heap, const PolicyView& view, std::vector<SegmentId>& aside, KeyOf&& key_of,
                std::uint64_t limit = 0) {
@@ -51,8 +51,7 @@ class NextUse final : public Policy {
     }
   }
   void future_changed(const PolicyView& view) override {
-    // A cost may have changed, too.
-    all_.clear();
+    all_.clear();  // each segment may belong in another heap now
     for (const IndexedHeap* heap : {&free_, &costly_, &resting_}) {
       for (std::size_t i = 0; i < heap->size(); ++i) all_.push_back(heap->at(i));
     }
@@ -60,13 +59,13 @@ class NextUse final : public Policy {
   }
   SegmentId victim(const PolicyView& view) override {
     const auto key = [&](SegmentId id) { return key_of(id, view); };
-    const SegmentId resting = take_resting(view);  // first: what rests no longer goes to the others
+    const SegmentId resting = take_resting(view);  // first, since it moves segments to the other heaps
     const SegmentId free = take(free_, view, aside_, key, view.needed_until());
     if (resting >= 0) return free >= 0 && key(free)[0] == kNever ? free : resting;
     if (costly_.empty()) return free;
     const SegmentId costly = take(costly_, view, aside_, key, view.needed_until());
     if (free < 0 || costly < 0) return std::max(free, costly);
-    // A copy that nobody needs any more leaves first, free or not.
+    // A copy that is never used again is evicted first, whether it is clean or dirty.
     if (key(free)[0] == kNever || key(costly)[0] == kNever) return key(free) >= key(costly) ? free : costly;
     const auto distance = [&](SegmentId id) { return static_cast<double>(view.next_use(id) - view.now()); };
     return distance(free) * (1 + options_.write_cost) >= distance(costly) ? free : costly;
@@ -80,11 +79,11 @@ class NextUse final : public Policy {
     if (!view.knows_future()) return {kNever, recent, id_order(id)};
     const std::uint64_t use = view.next_use(id);
     if (use < kNever) return {use, 0, id_order(id)};
-    // What costs no write leaves first.
+    // At a tie a clean copy is evicted first.
     const std::uint64_t cost = view.costs_write(id) ? 0 : std::uint64_t{1} << 63;
     return {use, cost | (recent >> 1), id_order(id)};
   }
-  // Needed once in a cycle, and not soon.
+  // Whether the segment is needed once in a cycle, and not soon.
   bool rests(SegmentId id, const PolicyView& view) const {
     if (!options_.spread || options_.write_cost > 0 || view.cycle() == 0 || view.spread(id) == 0)
       return false;
@@ -116,10 +115,10 @@ class NextUse final : public Policy {
     heap.set(id, key);
   }
 
-  static constexpr std::uint64_t kNear = 4;  // a next use within this part of a cycle is near
+  static constexpr std::uint64_t kNear = 4;  // a next use within 1/kNear of a cycle is near
 
   NextUseOptions options_;
-  IndexedHeap free_, costly_, resting_;  // with write_cost 0 the second is empty, else the third
+  IndexedHeap free_, costly_, resting_;  // with write_cost 0 costly_ is empty, otherwise resting_ is
   std::vector<SegmentId> aside_, all_;
 };
 
@@ -150,7 +149,7 @@ class ClockHand final : public Policy {
     if (i >= ring_.size()) ring_.resize(i + 1);
     Entry& e = ring_[i];
     e.seen = view.last_use(id);
-    // Behind the hand: it is the last that the hand comes to.
+    // Inserted behind the hand, which comes to it last.
     e.next = hand_ < 0 ? id : hand_;
     e.before = hand_ < 0 ? id : at(hand_).before;
     at(e.before).next = id;
@@ -168,7 +167,7 @@ class ClockHand final : public Policy {
   void update(SegmentId, const PolicyView&) override {}
   void future_changed(const PolicyView&) override {}
   SegmentId victim(const PolicyView& view) override {
-    // Twice round at most: the first clears the bits.
+    // At most twice round: the first time clears the bits.
     for (std::size_t n = 0; n < 2 * count_; ++n) {
       Entry& e = at(hand_);
       const std::uint64_t used = view.last_use(hand_);
@@ -185,7 +184,7 @@ class ClockHand final : public Policy {
  private:
   struct Entry {
     SegmentId before = -1, next = -1;
-    std::uint64_t seen = 0;  // last use when the hand passed: another one since is the bit
+    std::uint64_t seen = 0;  // last use when the hand passed; the bit is whether it has changed since
   };
   Entry& at(SegmentId id) { return ring_[static_cast<std::size_t>(id)]; }
 

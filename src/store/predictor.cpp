@@ -34,7 +34,7 @@ void Predictor::end(std::int32_t segment_count) {
     for (const AccessStep& a : log_) program.add_op({&a, 1});
     program.finish(segment_count);
     recorded_ = std::make_shared<const Program>(std::move(program));
-    // One that was left early says nothing about the rest.
+    // A step that ended early is a prefix of the known record, which is kept: it also predicts the rest.
     std::shared_ptr<const Program>& known = known_[name_];
     const auto same = [&](std::int32_t i) {
       return known->access(i).segment == recorded_->access(i).segment &&

@@ -1,9 +1,9 @@
-// Follows a step that repeats, more or less: what it did the last time is what it will do, until it shows
-// otherwise.
+// Predicts the accesses of a step that repeats, more or less: what the step did the last time.
 //
-// A cursor walks the record. An access is looked for in a window behind the cursor, so that threads may swap
-// places; what is not there may be the start of a later part of the record (something was left out), and is
-// taken for it when the access after it fits, too. Everything else is beside the record, and changes nothing.
+// A cursor walks along the record of that step. Each access is looked up in a window of the record after the
+// cursor, so that accesses of different threads may change their order. An access that is not in the window
+// may be the beginning of a later part of the record, if the step has skipped some of it; the cursor jumps
+// there once the next access also matches. All other accesses are not in the record, and are ignored.
 //
 // Not thread-safe: the store calls it under its mutex.
 #pragma once
@@ -19,27 +19,27 @@ namespace zg {
 
 class Predictor {
  public:
-  // A step begins. The record of the last one of that name, if there is one, is what is expected.
+  // A step begins. Its accesses are expected to be those of the last step of this name, if there was one.
   void begin(const std::string& name);
-  // An access happened. Says whether it was expected; `passed(segment)` is called for it and for those whose
-  // uses were left out.
+  // An access happened. Returns whether the record has it. Calls passed(segment) for the access, and for each
+  // recorded access that the step has skipped.
   template <class Passed>
   bool happened(const AccessStep& access, Passed&& passed);
-  // The step ends. What is expected to follow; null: not known. Never one that is expected no more.
+  // The step ends. From now on program() is the step that is expected to follow.
   void end(std::int32_t segment_count);
   void expect(const Program& program, std::int32_t segment_count);
 
   bool active() const { return active_; }
-  // What is being followed, or is expected to come next.
+  // The record of the current step or, between steps, of the step that is expected next. Null: none.
   const Program* program() const { return program_.get(); }
-  std::int32_t cursor() const { return cursor_; }  // accesses up to it have happened; -1: none
-  // Whether the same program is expected again behind its end.
+  std::int32_t cursor() const { return cursor_; }  // accesses up to here have happened or were skipped
+  // Whether the same step is expected to follow the current one.
   bool repeats() const { return repeats_; }
   const Program* last_recorded() const { return recorded_.get(); }
 
  private:
   static constexpr std::int32_t kWindow = 64;
-  static constexpr int kPatience = 24;  // accesses found behind a gap before it counts as left out
+  static constexpr int kPatience = 24;  // accesses found after a gap before the gap counts as skipped
   static constexpr std::size_t kLongest = 1 << 22;
 
   bool fits(std::int32_t position, const AccessStep& access) const {
@@ -56,7 +56,7 @@ class Predictor {
   std::shared_ptr<const Program> program_, recorded_;
   std::vector<AccessStep> log_;
   std::int32_t cursor_ = -1;
-  std::uint64_t seen_ = 0;  // bit i: the access at cursor_ + 1 + i has happened
+  std::uint64_t seen_ = 0;  // bit i: access cursor_ + 1 + i of the record has happened
   std::int32_t candidate_ = -2;
   bool repeats_ = false;
 };
@@ -90,7 +90,7 @@ bool Predictor::happened(const AccessStep& access, Passed&& passed) {
     return true;
   }
   if (!program_->knows(access.segment)) return false;
-  // Further ahead: the nearest, if what comes next fits behind it.
+  // Beyond the window: the cursor jumps if the candidate of the access before is followed by this access.
   if (candidate_ >= 0 && candidate_ + 1 < count && fits(candidate_ + 1, access)) {
     move_to(candidate_ + 1);
     seen_ = 0;

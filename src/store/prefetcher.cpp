@@ -8,7 +8,8 @@
 namespace zg {
 namespace {
 
-// What is logged is looked at after so much of it, whichever comes first: in little room, after less.
+// The log is processed after this many accesses or bytes, whichever comes first, and with a small read_ahead
+// after fewer bytes: a part of it, so that prefetches do not run out.
 constexpr std::size_t kLookAfterAccesses = 32;
 constexpr std::int64_t kLookAfterBytes = 1 << 20;
 constexpr std::int64_t kLooksInWhatIsAhead = 4;
@@ -33,7 +34,7 @@ Prefetcher::Prefetcher(const TensorTable& table, const TensorStore::Options& opt
 void Prefetcher::begin_step(const std::string& name) {
   {
     std::lock_guard log_lock(log_mutex_);
-    log_.clear();  // latecomers of the step before
+    log_.clear();  // late accesses of the step before
     log_bytes_ = 0;
   }
   const Program* expected = predictor_.program();
@@ -51,10 +52,10 @@ const Program* Prefetcher::end_step() {
   const bool repeated = predictor_.repeats();
   const std::int32_t count = predictor_.program() != nullptr ? predictor_.program()->access_count() : 0;
   const bool ended = predictor_.cursor() + 1 >= count;
-  residency_.guess(nullptr, -1);  // the record may be replaced
+  residency_.guess(nullptr, -1);  // end() may replace the record that was the guess
   predictor_.end(table_.segment_count());
   keep(predictor_.last_recorded());
-  // What was fetched for the start of the next one has been.
+  // If the step repeats, prefetching has gone beyond its end, into the start of the next one.
   const std::int32_t ahead = ahead_ - count, staged = staged_ - count;
   if (!repeated || !ended || ahead <= 0) forget_ahead();
   if (repeated && ended) {
@@ -71,7 +72,7 @@ void Prefetcher::expect_again() {
   forget_ahead();
 }
 
-// What has been fetched may still be used, but nobody counts on it.
+// Prefetched copies may still be used, but do not count any more.
 void Prefetcher::forget_ahead() {
   for (SegmentId id = 0; id < table_.segment_count(); ++id) not_ahead(id);
   ahead_ = staged_ = 0;
@@ -149,7 +150,7 @@ bool Prefetcher::fetch(SegmentId segment, Tier tier, std::int32_t position) {
   Fetched& f = segments_[segment];
   const std::size_t t = index_of(tier);
   if (there && f.tier != static_cast<std::int8_t>(t)) {
-    // From the host, where it was fetched for the device, it has gone on.
+    // A segment that was brought to the host first, and now goes on to the device, is one prefetch.
     const bool goes_on = f.tier >= 0;
     used(segment);
     f = {static_cast<std::int8_t>(t), position >= 0, h.hits[t].load(std::memory_order_relaxed)};
@@ -174,7 +175,7 @@ void Prefetcher::fetch_ahead() {
   walk(staged_, end, true);
 }
 
-// `farthest`: as far as this has come.
+// `farthest`: the next access to look at; advanced as far as prefetching gets.
 void Prefetcher::walk(std::int32_t& farthest, std::int32_t end, bool to_host) {
   const Program& p = *predictor_.program();
   for (; farthest < end; ++farthest) {

@@ -1,9 +1,11 @@
-// Follows steps that repeat, fetches ahead of them, and decides what stays at the host for their sake.
+// Follows steps that repeat, prefetches for them, and decides which segments are pinned at the host for them.
 //
-// log() may be called by any thread that acquires; log_mutex_ guards log_ and log_bytes_, and may be taken
-// under the store's mutex. All else is called under the store's mutex, which guards all other members.
-// Invariant: ahead_bytes_ is the charge of the segments that were fetched ahead for a step and have not been
-// used at that tier since; no more is fetched while it is at its limit (read_ahead).
+// Any thread that acquires may call log(); log_mutex_ guards log_ and log_bytes_, and may be taken while the
+// store's mutex is held. All other functions are called under the store's mutex, which guards all other
+// members.
+//
+// Invariant: ahead_bytes_ is the charge of the segments that were prefetched to the tier for a step and not
+// used there since. Nothing more is prefetched while it is at its limit (read_ahead).
 #pragma once
 #include <array>
 #include <atomic>
@@ -25,32 +27,34 @@ class Prefetcher {
   void grow(std::int32_t segments) { segments_.grow(segments); }
 
   void begin_step(const std::string& name);
-  // Returns the record of the step; null: nothing was acquired in it.
+  // Returns the record of the step; null: it had no accesses.
   const Program* end_step();
   void expect(const Program& program);
 
-  // Whether accesses are to be logged. Any thread.
+  // Whether accesses must be logged. Any thread.
   bool follows_step() const { return logging_.load(std::memory_order_relaxed); }
-  // An access happened. Says whether it is time to follow(). Any thread.
+  // Logs an access. Returns whether follow() should be called now. Any thread.
   bool log(const AccessStep& access);
-  // Takes up what was logged, and fetches what comes next.
+  // Advances the prediction by the logged accesses, and prefetches what comes next.
   void follow();
-  // Walks the expected accesses from the cursor on, at most once round, until the room that later uses can
-  // spare is full, or enough is on its way. What the device has no room for yet comes to the host meanwhile:
-  // there is more room there, and the way from the drives is the longer one.
+  // Prefetches along the expected accesses, from the cursor on and at most once around the step, until
+  // read_ahead is reached or no room can be made without evicting a copy with an earlier use. Segments for
+  // which the device has no room yet are brought to the host meanwhile: it has more room, and reading the
+  // drives takes longest.
   void fetch_ahead();
-  // What was fetched may have been taken away: it is expected anew, and so is its order (after a program).
+  // After a program or a demotion of everything: prefetched copies may be gone, so the walk begins again.
   void expect_again();
-  void rest() { resting_ = true; }  // nothing is fetched until the step begins or goes on
+  void rest() { resting_ = true; }  // prefetches nothing until a step begins or makes another access
 
-  // Brings the segment to the tier, for the access at `position` of the step (-1: a hint), unless that must
-  // wait for somebody or something. Says whether it is, or will be, there.
+  // Brings the segment to the tier for the access at `position` of the step (-1: for a hint), unless moves or
+  // leases of the segment prevent that. Returns whether the tier has a copy, or will have one.
   bool fetch(SegmentId segment, Tier tier, std::int32_t position);
-  void used(SegmentId segment);       // what was fetched ahead for it has been of use
-  void leaves(const Action& action);  // a copy leaves its tier
-  // Somebody had to wait for a write-back: the copies that leave next are written ahead of time.
+  void used(SegmentId segment);       // its prefetched copy, if any, has been used
+  void leaves(const Action& action);  // a copy is evicted or dropped
+  // Writes the copies back that will be evicted next. Called when an acquire had to wait for a write-back.
   void write_back_ahead();
-  // What saves most NVMe bytes in the step stays at the host, instead of what was kept so far; null: nothing.
+  // Pins at the host the segments that save most NVMe bytes in the step (null: none), instead of those so
+  // far.
   void keep(const Program* step);
   bool keeps() const { return !kept_.empty(); }
 
@@ -60,9 +64,9 @@ class Prefetcher {
 
  private:
   struct Fetched {
-    std::int8_t tier = -1;  // that it was fetched ahead for, and has not been used at yet
+    std::int8_t tier = -1;  // where its prefetched copy is that has not been used yet; -1: there is none
     bool ahead = false;     // counted in ahead_bytes_
-    std::int64_t hits = 0;  // at that tier, when it was fetched
+    std::int64_t hits = 0;  // of the copy, when it was prefetched
   };
   void follow_log();
   void forget_ahead();
@@ -84,8 +88,8 @@ class Prefetcher {
   std::vector<AccessStep> log_, log_taken_;
   std::int64_t log_bytes_ = 0;
   std::int64_t look_after_bytes_ = 0;
-  std::int32_t ahead_ = 0;   // the expected access that is fetched next
-  std::int32_t staged_ = 0;  // the one that is brought to the host next, ahead of its room in the device
+  std::int32_t ahead_ = 0;   // the expected access to prefetch next
+  std::int32_t staged_ = 0;  // the expected access whose segment to bring to the host next
   std::array<std::int64_t, 2> ahead_bytes_{};
   bool resting_ = false;
   std::vector<SegmentId> kept_;  // pinned at the host by keep()

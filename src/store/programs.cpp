@@ -1,4 +1,4 @@
-// Leases along a program, to one thread: uses are nodes in the queues of their segments, like moves.
+// Leases along a program, for one thread. Uses are nodes in the queues of their segments, as moves are.
 
 #include <algorithm>
 #include <utility>
@@ -40,15 +40,16 @@ void TensorStore::run(const Program* program, const Program* next) {
   p.prefetcher.fetch_ahead();
 }
 
-// From now on leases are nodes: those of before must have ended.
+// Waits until all leases that are counted in words have ended, since leases of a program are nodes.
 void StoreParts::enter_program(Lock& lock) {
   ZG_ASSERT(!prefetcher.follows_step(), "a step is under way: end it before a program begins");
-  prefetcher.keep(nullptr);  // a program decides itself what stays
+  prefetcher.keep(nullptr);  // along a program, decisions alone retain copies
   leases.admit(false);
   for (SegmentId id = 0; id < table.segment_count(); ++id) {
     leases.refresh(id);
-    mover.demand(
-        id);  // with a program all is equally urgent: what was decided before it must not come after it
+    // With a program all nodes are equally urgent. Moves decided before it must not be less urgent than
+    // those.
+    mover.demand(id);
   }
   double warn_at = options.warn_after_seconds;
   const auto begin = Clock::now();
@@ -70,8 +71,8 @@ void StoreParts::enter_program(Lock& lock) {
             waits.describe(*waits.waiters().front()));
 }
 
-// Decides the operations up to prefetch_depth ahead of the current one. Those of the next program are only
-// reached when this one is decided to its end.
+// Decides the operations up to prefetch_depth ahead of the current one, of this program to its end and then
+// of the next.
 void StoreParts::decide_ahead() {
   const std::int64_t total = std::int64_t{program->op_count()} + (next != nullptr ? next->op_count() : 0);
   const std::int64_t target = std::min(total, std::int64_t{op} + 1 + options.prefetch_depth);
@@ -80,7 +81,7 @@ void StoreParts::decide_ahead() {
     const Program& of = in_next ? *next : *program;
     const std::int32_t number = in_next ? decided - program->op_count() : decided;
     if (const auto no_room = residency.decide(in_next ? 1 : 0, number, actions)) {
-      actions.clear();  // the decisions cannot be gone on with
+      actions.clear();  // after a failure the decisions are unusable
       fail(Error(Errc::kMemory, name_of(no_room->tier) + std::string(" tier"),
                  fmt::format("operation {} of program {} finds no room for {} ({})", number, of.name(),
                              table.segment_name(no_room->segment), format_bytes(no_room->needed)),
@@ -88,7 +89,7 @@ void StoreParts::decide_ahead() {
       throw_failure();
     }
     ++decided;
-    // For when there is no program any more.
+    // For policies that go by last uses, when no program runs any more.
     const std::uint64_t now = tick();
     for (const AccessStep& a : of.op(number)) leases.hot(a.segment).last_use = now;
     mover.carry_out(actions, Urgency::kDemand);
@@ -108,8 +109,8 @@ void TensorStore::acquire_op(Stream* consumer, std::vector<Lease>& out) {
   p.acquire_next(lock, accesses, consumer, out.data());
 }
 
-// The next accesses of the program, which must be these, and of one operation. All are claimed before the
-// first is waited for, so that the drives know at once what is in demand.
+// Acquires the next accesses of the program, all of one operation. All are claimed before the thread waits
+// for the first one, so that all reads that it will wait for become urgent at once.
 void StoreParts::acquire_next(Lock& lock, std::span<const AccessStep> accesses, Stream* consumer,
                               Lease* out) {
   throw_failure();
@@ -150,7 +151,7 @@ void StoreParts::acquire_next(Lock& lock, std::span<const AccessStep> accesses, 
   }
 }
 
-// Until the use is granted, or the store fails.
+// Waits until the use is granted or the store fails.
 void StoreParts::wait_for(Lock& lock, ActionNode& use) {
   if (use.state != ActionNode::State::kPending) return;
   counters.waiting.fetch_add(1);

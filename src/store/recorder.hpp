@@ -1,4 +1,4 @@
-// Keeps what a store was asked for: each program once, and the order in which they ran.
+// Records the programs that a store has run: each different one once, and the sequence in which they ran.
 #pragma once
 #include <cstdint>
 #include <unordered_map>

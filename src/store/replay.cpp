@@ -46,7 +46,7 @@ class Replayer final : private DryRunObserver {
     return false;
   }
 
-  // Gives a segment content, as low as it may lie.
+  // Gives a segment content, at the lowest tier that it may be demoted to.
   std::optional<NoRoom> place(SegmentId id) {
     const Tier lowest = trace_.table.segment(id).lowest;
     if (lowest == Tier::kNvme) {
@@ -106,7 +106,8 @@ class Replayer final : private DryRunObserver {
     return std::nullopt;
   }
 
-  // A copy that an access itself has made useless did not leave to make room.
+  // Counts evictions. Copies that the operation's own writes made stale, or whose content is dead, are not
+  // evicted.
   void after(std::int32_t op, std::span<const Action> moves) override {
     ++stamp_;
     for (const AccessStep& a : program_->op(op)) {
@@ -126,7 +127,8 @@ class Replayer final : private DryRunObserver {
     if (!options_.progress(std::min(share, 1.0))) throw Error(Errc::kInterrupted, "replay", "interrupted");
   }
 
-  // Sets result_.cycle when the last round ends as an earlier one did: all that decisions depend on.
+  // Sets result_.cycle if the last round ended with the same placement as an earlier one, on which alone
+  // decisions depend.
   bool repeats() {
     const std::size_t n = places_.size();
     for (std::size_t c = 1; c < n && !past_matters_; ++c) {
@@ -136,8 +138,8 @@ class Replayer final : private DryRunObserver {
     }
     return false;
   }
-  // What a policy remembers of the past is its own affair, so all that can be seen is whether the second half
-  // of the rounds does the same thing over and over again.
+  // For policies that decide by past uses, whose state is not known here: looks whether the second half of
+  // the rounds does the same over and over again.
   void find_repetition() {
     const std::size_t n = places_.size(), half = n / 2;
     const auto same = [&](std::size_t a, std::size_t b) {
@@ -180,10 +182,10 @@ class Replayer final : private DryRunObserver {
   const ReplayOptions& options_;
   bool past_matters_;
   Residency residency_;
-  std::vector<std::int64_t> of_op_;  // by segment: the operation that was the last to drop its copies
+  std::vector<std::int64_t> of_op_;  // by segment: the last operation that made its copies stale or dead
   std::int64_t stamp_ = 0, ops_per_round_ = 0;
   ReplayCounts counts_;
-  const Program* program_ = nullptr;  // that is carried out
+  const Program* program_ = nullptr;  // the one that is being replayed
   std::vector<Action> moves_;
   std::vector<std::uint64_t> places_;  // after each round
   ReplayResult result_;
@@ -209,8 +211,9 @@ std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t d
   return smallest_budgets(trace.table, largest_operation(trace.table, programs), device, direct, fits);
 }
 
-// Stack distances in bytes: a sum over the last uses of all segments that lie behind the last use of this
-// one, in a Fenwick tree by position. A first round fills it, a second one asks.
+// A Fenwick tree by position has the bytes of each segment at its last use so far; the distance of a use is
+// the sum over all positions after the segment's previous use. A first round fills the tree, a second one
+// reads it.
 std::vector<std::int64_t> reuse_distances(const TensorTable& table,
                                           std::span<const Program* const> sequence) {
   std::vector<SegmentId> accesses;

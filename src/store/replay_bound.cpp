@@ -1,31 +1,36 @@
-// What must cross the drives' link in a round of an endlessly repeated sequence, whoever decides.
+// A lower bound of the bytes that must cross the link of the drives in one round of a sequence that repeats
+// for ever, whatever decisions are made.
 //
-// Device and host memory count as one memory of C bytes, which is no less than what can be held above NVMe at
-// any moment (of a segment the page-rounded bytes count, at both tiers: the device charges no less). All segments of an operation are there while it runs. Between two uses of a segment, the second
-// of which needs its content, every byte either stays or is read again: an interval of operations that lasts
-// from the one use to the other. Its bytes may be dropped singly (a whole segment can do no better). To read
-// least, keep as many bytes as possible, so that at each operation those kept across it and those that it
-// uses itself are C at most.
+// Reads. Device and host memory count as one memory of C bytes, which is no less than what can be held above
+// NVMe at any moment. (Of a segment its page-rounded bytes count at both tiers; the device charges no less.)
+// While an operation runs, all of its segments are in this memory. Consider two consecutive uses of a
+// segment, where the second one needs the content: an interval of operations. Each byte of the segment is
+// either kept during the whole interval or read again at its end. Bytes may be dropped singly, which can only
+// lower the bound. To read least, keep as many bytes as possible, subject to one condition: at each
+// operation, the bytes kept across it and the bytes that it uses itself are at most C.
 //
-// This greedy choice keeps most: go through the operations in order, and where too much is kept across one,
-// drop of it what ends last. Proof by exchange. Let O keep most, and among such choices agree with the greedy
-// one in the longest row of its drops; let a be the first byte that it then keeps, dropped by the greedy
-// choice at operation t. Just before that drop, more bytes than fit across t were left to the greedy choice;
-// O has none that the greedy choice had dropped by then, so O lacks one more of those that were left across
-// t, say b. b ends no later than a. Keep b instead of a: before t, what O keeps is a part of what the greedy
-// choice had left there, which fits; from t on, b lies only where a lay. So O with b for a fits, keeps as
-// many bytes, and agrees longer, which contradicts the choice of O. Bytes of which the end lies beyond a
-// horizon are dropped before those that end within it, so one pass gives the optimum of every horizon.
+// This greedy choice keeps most: go through the operations in order; where too many bytes are kept across an
+// operation, drop those whose intervals end last. Proof by exchange. Among the choices that keep most bytes,
+// let O be one that agrees with the greedy choice on the longest initial row of the greedy choice's drops.
+// Let a be the first byte that the greedy choice drops and O keeps; it is dropped at operation t. Just before
+// that drop, the greedy choice had more bytes kept across t than fit. O keeps no byte that the greedy choice
+// had dropped by then. So of the bytes that the greedy choice had left across t, O lacks at least one; call
+// it b. As a was dropped first, b's interval ends no later than a's. Now change O: keep b instead of a.
+// Before t, the changed O keeps a part of what the greedy choice had left there, which fits; from t on, b is
+// kept only where a was kept. So the changed O fits, keeps as many bytes, and agrees with the greedy choice
+// longer, which contradicts the choice of O. Bytes whose intervals end beyond a horizon are dropped before
+// those whose intervals end within it, so one pass gives the optimum for every horizon.
 //
-// Writes: what an operation writes must reach NVMe, unless all of it stays until it is modified again, or
-// needed for the last time before it is overwritten or dead. That is an interval, too, and the bytes of those
-// that cannot be kept are written. Where an operation reads a segment in the midst of such an interval, only
-// the kept part counts there, which asks for less than there is need for. Reads are least and writes are
-// least, each alone; so no decisions have a smaller sum.
+// Writes. What an operation writes must reach NVMe, unless all of it is kept until it is modified again, or
+// until its last use before it is overwritten or dead. That is an interval, too, and the bytes of these
+// intervals that cannot be kept are written. Where an operation in the midst of such an interval uses the
+// segment, only the kept part of the segment is charged to memory there, which is less than the operation
+// really takes. Reads and writes are minimised independently, so no decisions have a smaller sum.
 //
-// The first R rounds alone, whatever is held at their start, cost at least B(R), and B(R + S) >= B(R) + B(S).
-// In an endless run some R rounds in a row cost no more than its mean, so the mean is at least B(R) / R for
-// every R; the supremum of these is their limit, which the pass finds once it repeats itself.
+// Rounds. Let B(R) be the bound for the first R rounds alone, whatever is held at their start. Then B(R + S)
+// >= B(R) + B(S). In an endless run some R consecutive rounds cost no more than R times the mean, so the mean
+// is at least B(R) / R for every R. The supremum of these values is their limit, which the pass finds once it
+// repeats itself.
 #include <algorithm>
 
 #include "store/indexed_heap.hpp"
@@ -41,19 +46,20 @@ struct Interval {
   bool may_drop = true;
 };
 
-// Intervals of one period of operations, by the operation at which they begin.
+// One round of operations, with the intervals by the operation at which they begin.
 struct Period {
   std::vector<std::vector<SegmentId>> uses;  // of each operation
   std::vector<std::vector<Interval>> begins;
-  std::vector<std::int64_t> room;  // for what is kept across each operation
+  std::vector<std::int64_t> room;  // by operation: memory for the bytes kept across it
 };
 
 struct Dropped {
-  std::vector<std::int64_t> per_round;  // bytes whose intervals have ended
+  std::vector<std::int64_t> per_round;  // dropped bytes whose intervals ended in the round
   std::int64_t mean = 0;                // in the limit, rounded down
 };
 
-// An interval of a segment ends where the segment is used, before the next one begins there.
+// An interval of a segment ends at a use of the segment, and the segment's next interval begins only after
+// that.
 Dropped drop_farthest(const Period& period, std::int32_t segments, int rounds) {
   struct Open {
     std::int64_t end = -1, bytes = 0, kept = 0;
@@ -157,8 +163,8 @@ class Intervals {
       if (next.access != Access::kOverwrite) {
         const Interval kept{id, distance(use.op, next.op), bytes, sinks};
         if (use.last) {
-          always_read_ +=
-              sinks ? bytes : 0;  // content of which the sequence does not know where it comes from
+          // The content is dead, and yet the next use reads it: it comes from somewhere outside the sequence.
+          always_read_ += sinks ? bytes : 0;
         } else {
           reads_.begins[from].push_back(kept);
           if (!sinks) writes_.begins[from].push_back(kept);
@@ -168,12 +174,12 @@ class Intervals {
     }
   }
 
-  // From a write to the last use that needs what was written.
+  // Adds the interval from a write to the last use that needs the written content.
   void add_dirty(SegmentId id, std::size_t k) {
     const auto& uses = uses_[static_cast<std::size_t>(id)];
     const std::int64_t bytes = table_.segment(id).charge;
     std::int64_t length = 0;
-    std::vector<std::int64_t> between;  // operations that use it before the last one
+    std::vector<std::int64_t> between;  // operations within the interval that use the segment
     for (std::size_t i = 1; i <= uses.size(); ++i) {
       const Use& use = uses[(k + i) % uses.size()];
       if (use.access == Access::kOverwrite) break;
@@ -203,7 +209,7 @@ NvmeBound nvme_bound(const AccessTrace& trace, const Budgets& budgets, int round
   const std::int32_t segments = trace.table.segment_count();
   Dropped reads = drop_farthest(intervals.reads(), segments, rounds);
   Dropped writes = drop_farthest(intervals.writes(), segments, rounds);
-  // Content that comes from nowhere is not read within the first round if it was there before.
+  // In the first round, content from outside the sequence may be in memory already.
   for (std::size_t i = 1; i < reads.per_round.size(); ++i) reads.per_round[i] += intervals.always_read();
   return {reads.mean + intervals.always_read(), writes.mean, std::move(reads.per_round),
           std::move(writes.per_round)};

@@ -244,7 +244,7 @@ std::string StoreReport::what_holds(Tier tier) const {
   return fmt::format("of the {} tier, copies hold: {}", name_of(tier), text.empty() ? "nothing" : text);
 }
 
-// After a failure moves are left where they are, and nothing of this need hold.
+// After a failure moves stop where they are, and the invariants need not hold.
 void StoreReport::check() const {
   if (p_.failure) return;
   p_.residency.check();
@@ -270,7 +270,7 @@ void StoreReport::check() const {
   ZG_ASSERT_LE(memory[1], p_.options.budgets.host);
 }
 
-// The word of the copy says no more than what is known of it.
+// The word of a copy must not allow more than its state does.
 void StoreReport::check_copy(SegmentId id, Tier tier) const {
   const Hot& h = p_.leases.hot(id);
   const std::size_t t = index_of(tier);

@@ -1,5 +1,5 @@
-// What a store tells of itself: statistics, where segments are and why, the state of everything. Reads the
-// other parts, changes nothing, and is called under the store's mutex.
+// The reports of a store: statistics, where segments are and why, the state of all parts. It reads the other
+// parts and changes nothing. Called under the store's mutex.
 #pragma once
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ class StoreReport {
   std::string state() const;
   void check() const;
   std::string describe(const ActionNode& node) const;
-  std::string what_holds(Tier tier) const;  // which roles its memory is given to
+  std::string what_holds(Tier tier) const;  // the tier's memory by role, as text
 
  private:
   SegmentReport segment(SegmentId segment) const;

@@ -9,7 +9,7 @@
 namespace zg {
 namespace {
 
-// The only way in which a state changes.
+// The only function that changes a state.
 void change(std::uint8_t& current, copy_states::Event event, const TensorTable& table, SegmentId id) {
   const std::uint8_t next = copy_states::next(current, event);
   ZG_ASSERT(next != copy_states::kIllegal, "{} in state {}: event {} is illegal", table.segment_name(id),
@@ -19,7 +19,7 @@ void change(std::uint8_t& current, copy_states::Event event, const TensorTable& 
 
 }  // namespace
 
-// What the policy of one tier sees.
+// The view that the policies of one tier get.
 class Residency::View final : public PolicyView {
  public:
   View(const Residency& residency, Tier tier) : r_(residency), tier_(tier) {}
@@ -33,7 +33,7 @@ class Residency::View final : public PolicyView {
   }
   bool costs_write(SegmentId id) const override { return r_.sole(id, tier_) && !r_.dead(id); }
   std::int64_t bytes(SegmentId id) const override { return r_.table_.segment(id).charge_at(tier_); }
-  // One ahead, as positions begin at -1.
+  // One more than at_, which begins at -1.
   std::uint64_t now() const override { return r_.base_ + static_cast<std::uint64_t>(r_.at_ + 1); }
   bool knows_future() const override { return r_.foresees(); }
   std::uint64_t needed_until() const override {
@@ -113,7 +113,7 @@ void Residency::set_gate(Gate* gate) {
   gate_ = gate;
 }
 
-// Everybody's next use is another from now on.
+// Replaces the future, with which all next uses change.
 void Residency::follow(const Program* program, std::int32_t position) {
   base_ += future_accesses_;
   future_ = program;
@@ -134,8 +134,8 @@ void Residency::used_at(SegmentId segment, std::int32_t position) {
   changed(segment);
 }
 
-// Calls visit(access, distance) for the accesses after now, in order, until it returns false: those of the
-// rest of the program, then the same program once more from its start.
+// Calls visit(access, distance) for the segment's future accesses, in order, until it returns false: those in
+// the rest of the program, then those of the same program from its start to the current position.
 template <class Visit>
 void Residency::visit_future(SegmentId id, Visit&& visit) const {
   const Program* p = future_;
@@ -150,7 +150,8 @@ void Residency::visit_future(SegmentId id, Visit&& visit) const {
   }
 }
 
-// Only what this program will do for certain counts: another one may follow and read. A guess is not certain.
+// Whether the content is overwritten before it is read. Only the rest of this program counts, since the
+// program that follows may read the content. A guess does not count, since it may be wrong.
 bool Residency::dead(SegmentId id) const {
   if (!foresees() || gate_ != nullptr || !future_->knows(id)) return false;
   const auto uses = future_->uses(id);
@@ -188,7 +189,7 @@ bool Residency::may_leave(SegmentId id, Tier tier) const {
   return could_leave(id, tier) && (gate_ == nullptr || !gate_->held(id, tier));
 }
 
-// If nobody holds it, which may change at any moment.
+// Whether the copy may be evicted if it is not leased.
 bool Residency::could_leave(SegmentId id, Tier tier) const {
   const State& s = state(id);
   const std::size_t t = index(tier);
@@ -254,7 +255,7 @@ bool Residency::may_go_direct(SegmentId id) const {
   return budgets_.direct && table_.segment(id).lowest == Tier::kNvme;
 }
 
-// Accesses until the content is read, wherever; kNever.
+// Distance to the next access that needs the content, at any tier.
 std::uint64_t Residency::next_read(SegmentId id) const {
   std::uint64_t found = kNever;
   visit_future(id, [&](const AccessStep& a, std::uint64_t distance) {
@@ -264,10 +265,11 @@ std::uint64_t Residency::next_read(SegmentId id) const {
   return found;
 }
 
-// Of a segment that is not at the host and moves between NVMe and the device: whether a copy stays at the
-// host on the way. It does where there is room, where it is needed sooner than what would leave for it, and,
-// with content that NVMe has not, where a copy would leave whose content it has. Its own next use counts
-// wherever it is: by then the device may have given it away.
+// For a segment that has no host copy and moves between NVMe and the device: whether it goes by way of the
+// host, where a copy then stays. It does if the host has room, or if the host's victim has a lower priority.
+// At equal priority it does if the segment has a nearer next use than the victim, or if the segment is dirty
+// and the victim need not be written back. The segment's next use counts at whatever tier it is, because the
+// device may have evicted its copy by then.
 bool Residency::passes_host(SegmentId id) {
   if (!may_go_direct(id)) return true;
   const std::size_t t = index(Tier::kHost);
@@ -285,7 +287,7 @@ bool Residency::passes_host(SegmentId id) {
   return next_read(id) < next_use(other, Tier::kHost);
 }
 
-// `left`: whether it did. A failure is one that passes by itself (NoRoom::busy).
+// `left`: set to whether the copy was evicted. A failure is temporary (NoRoom::busy).
 std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
   left = false;
   const bool only_copy = state(id).current == bit(tier);
@@ -348,8 +350,8 @@ std::optional<NoRoom> Residency::make_room(Tier tier, SegmentId newcomer) {
   return std::nullopt;
 }
 
-// What will leave the device for the newcomer is known before room for that is made at the host: its host
-// copy will be needed again, and may be worth more than others.
+// Determines which copy the newcomer will evict from the device, before room is made at the host. The host
+// copy of that segment will then serve its device accesses, so its next use at the host is nearer.
 void Residency::set_leaving(SegmentId newcomer) {
   const std::size_t t = index(Tier::kDevice);
   if (used_[t] + table_.segment(newcomer).device_charge <= budget(Tier::kDevice)) return;
@@ -365,14 +367,15 @@ std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, Access access) {
   if (fetch) {
     ZG_ASSERT(has_content(id), "{} is read before anything was written to it", table_.segment_name(id));
     if (tier == Tier::kDevice) {
-      // First what may fail: one that has no room must not have taken that of another for what it cannot use,
-      // or two of them would do so by turns, for ever.
+      // Room at the device first, since that may fail. An access that finds no room there must not have
+      // evicted a host copy for nothing: two such accesses could evict each other's host copies by turns, for
+      // ever.
       if (gate_ != nullptr && !present(id, Tier::kHost)) {
         if (auto failure = make_room(tier, id)) return failure;
       }
       if (follows_program() && !present(id, Tier::kHost)) set_leaving(id);
       std::optional<NoRoom> failure;
-      const bool stale = access == Access::kWrite && may_go_direct(id);  // a copy that stayed at the host
+      const bool stale = access == Access::kWrite && may_go_direct(id);  // a host copy would be stale at once
       if (present(id, Tier::kHost) || (!stale && passes_host(id))) {
         failure = bring(id, Tier::kHost, Access::kRead);
         if (!failure) source = Tier::kHost;
@@ -430,7 +433,8 @@ std::optional<NoRoom> Residency::decide(int which, std::int32_t op, std::vector<
     at_ = program.first_access(op) + static_cast<std::int32_t>(i);
     if (auto failure = apply(accesses[i])) return failure;
   }
-  // Only now: the accesses of an operation are held together, so none may live on the memory of another.
+  // Only after all of them: the operation's leases are held together, so none may reuse the memory of
+  // another.
   for (const AccessStep& a : accesses) {
     if (a.last) discard(a.segment, out);
   }
@@ -469,7 +473,7 @@ void Residency::clean(std::int64_t bytes, int most, std::vector<Action>& out) {
   for (int n = 0; n < most && ready < bytes; ++n) {
     const SegmentId id = victim(Tier::kHost);
     if (id < 0) break;
-    state(id).refused[t] = search_[t];  // considered
+    state(id).refused[t] = search_[t];  // so that it is examined once
     if (sole(id, Tier::kHost) && !dead(id)) {
       if (gate_ != nullptr && gate_->close(id, Tier::kHost) != Gate::Closed::kYes) continue;
       copy(id, Tier::kHost, Tier::kNvme);

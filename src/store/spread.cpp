@@ -6,8 +6,8 @@
 namespace zg {
 namespace {
 
-// The position of the access before which the segment is not used for longest, in the program that repeats;
-// -1 if that is less than half of it, or if the access needs no content.
+// The position of the access that ends the segment's longest pause between uses, in the repeated program. -1
+// if the pause is less than half of the program, or if the access needs no content.
 std::int32_t after_rest(const Program& program, SegmentId id) {
   const auto uses = program.uses(id);
   if (uses.empty()) return -1;
@@ -20,7 +20,7 @@ std::int32_t after_rest(const Program& program, SegmentId id) {
   return once && program.access(found).access != Access::kOverwrite ? found : -1;
 }
 
-// 0, 1/2, 1/4, 3/4, 1/8, ...: of any number of the first ones each is about as far from the next.
+// As fractions 0, 1/2, 1/4, 3/4, 1/8, ...: the first n of them are spread about evenly, for any n.
 std::uint32_t reversed(std::uint32_t n) {
   std::uint32_t r = 0;
   for (int bit = 0; bit < 32; ++bit) r |= (n >> bit & 1u) << (31 - bit);
@@ -45,8 +45,8 @@ void Spread::plan(const TensorTable& table, const Program& program) {
     now += program.time(op);
   }
   if (needs_.empty()) return;
-  // Of one moment after the other: what it needs, for each unit of the time that there is before and after
-  // it.
+  // For each moment in turn: the running sum of the bytes that it needs, divided by the time to the nearer of
+  // the moments before and after it.
   std::uint32_t moments = 0;
   std::int64_t before = needs_.back().moment - now;
   for (std::size_t begin = 0, end = 0; begin < needs_.size(); begin = end, ++moments) {
@@ -58,7 +58,7 @@ void Spread::plan(const TensorTable& table, const Program& program) {
     std::int64_t bytes = 0;
     for (std::size_t i = begin; i < end; ++i) {
       bytes += table.segment(needs_[i].segment).charge;
-      // The bits of positive numbers are in their order.
+      // As integers, the bits of positive floats are ordered as the floats are.
       const auto level = std::uint64_t{std::bit_cast<std::uint32_t>(static_cast<float>(bytes) / time)};
       order_[static_cast<std::size_t>(needs_[i].segment)] = level << 32 | reversed(moments);
     }

@@ -27,8 +27,8 @@ StoreParts::StoreParts(const TensorStore::Options& o)
   ZG_ASSERT_LE(o.budgets.host, o.host->budget());
   ZG_ASSERT(!o.budgets.direct || o.device->is_host() || (o.io != nullptr && o.io->direct() != nullptr),
             "the drives do not reach the device");
-  // Where an arena charges more than is counted here, it refuses what was promised, and that is waited for
-  // for ever.
+  // If an arena charged more than Residency counts, it would refuse memory that was decided, and the
+  // allocation would wait for ever.
   ZG_ASSERT_EQ(table.device_granule() % o.device->arena().granule(), 0);
   ZG_ASSERT_EQ(io::Engine::alignment() % o.host->granule(), 0);
   grow();
@@ -55,7 +55,7 @@ StoreParts::~StoreParts() {
   }
 }
 
-// Every part has what it needs for the segments that the table has.
+// Makes every part fit for the segments that the table has.
 void StoreParts::grow() {
   const std::int32_t count = table.segment_count();
   leases.grow(table);
@@ -66,7 +66,7 @@ void StoreParts::grow() {
   mover.grow(count);
 }
 
-// The first failure is the one that is told.
+// Only the first failure is kept and reported.
 void StoreParts::fail(const Error& error) {
   if (failure) return;
   failure.emplace(error);
@@ -79,7 +79,7 @@ void StoreParts::throw_failure() const {
   if (failure) throw Error(*failure);
 }
 
-// A segment that does not exist, or else NVMe, where nobody sees bytes.
+// Throws: the segment does not exist, or the tier is NVMe.
 void StoreParts::refuse(SegmentId segment) const {
   if (segment < 0 || segment >= leases.segments())
     throw Error(Errc::kUsage, "acquire",
@@ -93,7 +93,7 @@ void StoreParts::drain(Lock& lock) {
   throw_failure();
 }
 
-// Nothing moves then, and nothing begins to while the lock is held.
+// Afterwards nothing moves, and nothing can start to while the lock is held.
 void StoreParts::rest(Lock& lock) {
   waits.changed().wait(lock, [&] { return failure ? mover.links_rest() : mover.idle(); });
 }
@@ -130,7 +130,7 @@ void StoreParts::no_memory(Tier tier, const Error& e) {
   fail(Error(e.code(), e.where(), e.message() + "; " + report.what_holds(tier), e.hint()));
 }
 
-// Segments are whole pages, so a page is the grain: nothing is lost to rounding.
+// Segments are charged in whole pages, so with a grain of one page no space is lost to rounding.
 io::VolumeOptions store_volume(const std::vector<double>& drive_shares, bool verify) {
   return {.shares = drive_shares, .grain = io::Engine::alignment(), .verify = verify};
 }
@@ -319,7 +319,7 @@ void TensorStore::sink() {
   StoreParts& p = *parts_;
   StoreParts::Lock lock(p.mutex);
   ZG_ASSERT(p.program == nullptr, "a program says itself what moves");
-  p.drain(lock);  // what is on its way may be what is to be demoted
+  p.drain(lock);  // segments with unfinished moves could not be demoted
   p.residency.sink(p.actions);
   p.mover.carry_out(p.actions, Urgency::kWriteBack);
   p.prefetcher.expect_again();

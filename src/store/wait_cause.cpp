@@ -5,7 +5,7 @@
 namespace zg {
 namespace {
 
-// Looks at so many nodes at most: long queues would hold up those who move data.
+// Looks at a bounded number of nodes, since it holds the mutex, which the threads that move data need.
 class Search {
  public:
   explicit Search(const Mover& mover) : mover_(mover) {}
@@ -18,7 +18,7 @@ class Search {
 
   const Mover& mover_;
   int nodes_ = 128;
-  bool asked_[2] = {false, false};  // the memory queue of the tier
+  bool asked_[2] = {false, false};  // whether the tier's memory queue has been searched
 };
 
 Awaited Search::by(const ActionNode& node) {
@@ -35,7 +35,7 @@ Awaited Search::by(const ActionNode& node) {
       case kToHost:
         return {WaitCause::kCopies};
       case kToDevice:
-        // The second hop of a large segment has begun, and waits for the pieces of the first.
+        // The second hop of a large segment may wait for pieces that the first has not read yet.
         for (const ActionNode* n = node.before; n != nullptr; n = n->before) {
           if (n->feeds == &node && n->state == ActionNode::State::kRunning) return {WaitCause::kReads};
         }
@@ -48,8 +48,8 @@ Awaited Search::by(const ActionNode& node) {
   return found;
 }
 
-// Of several nodes that hold this one back, one that waits for the drives: nothing is slower. Else the last
-// one.
+// Of the earlier nodes that this one waits for, the cause is one that waits for the drives, since nothing is
+// slower; if there is none, the latest node is.
 Awaited Search::before(const ActionNode& node, bool& blocked) {
   Awaited found;
   for (const ActionNode* n = node.before; n != nullptr && nodes_ > 0; n = n->before) {
@@ -65,10 +65,10 @@ Awaited Search::before(const ActionNode& node, bool& blocked) {
   return found;
 }
 
-// Memory goes out in the order of decisions: all wait for the first of the queue, and that for what was
-// decided to give memory back before it. If anything of that is being written to the drives, that is the
-// cause, since it is the slowest way to give memory back; else the order is, and who has what comes first in
-// it is told beside.
+// Memory is granted in the order of decisions, so all allocations wait for the first one in the queue, and
+// that one for the frees decided before it. If one of these frees waits for a write to the drives, the
+// write-back is the cause, since no free takes longer. Otherwise the cause is memory, and `user` is the
+// stream, if any, whose lease the first of the frees waits for.
 Awaited Search::memory(Tier tier) {
   Awaited found{WaitCause::kMemory};
   const ActionNode* const head = mover_.memory_queue(tier).first;

@@ -1,8 +1,9 @@
-// For what an acquire waits.
+// Finds the cause of a wait.
 //
-// A node that has not begun waits for earlier nodes of its segment, one that must give it memory for the head
-// of the memory queue, and that for what is to give memory back. Followed from one to the next, each was
-// decided earlier, until one is found that is under way, or waits for its link alone: that is the cause.
+// A node that has not started waits for earlier nodes of its segment; if it allocates memory, for the first
+// node of the memory queue; and that one for the frees decided before it. The search follows these
+// dependencies. Each leads to a node that was decided earlier, so the search ends: at a node that is under
+// way or waits for nothing but its link. That node is the cause.
 //
 // Called under the store's mutex.
 #pragma once
@@ -12,11 +13,11 @@ namespace zg {
 
 struct Awaited {
   WaitCause cause = WaitCause::kOther;
-  const Stream* user = nullptr;  // who has the lease that is in the way
+  const Stream* user = nullptr;  // the stream whose lease is in the way; null: no such lease
 };
 
 Awaited awaited_by(const Mover& mover, const ActionNode& node);
-// The same for what moves of a segment.
+// The same for the unfinished moves of a segment.
 WaitCause awaited_of(const Mover& mover, SegmentId segment);
 
 }  // namespace zg

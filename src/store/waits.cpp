@@ -8,7 +8,7 @@
 namespace zg {
 namespace {
 
-constexpr auto kPatience = std::chrono::milliseconds(100);  // between looks for waits without end
+constexpr auto kPatience = std::chrono::milliseconds(100);  // between checks for waits that would never end
 
 Tier other(Tier tier) {
   return tier == Tier::kDevice ? Tier::kHost : Tier::kDevice;
@@ -58,7 +58,7 @@ void Waits::unlist(Waiter& w) {
   counters_.waiting.fetch_sub(1);
   count(w.uncounted, WaitCause::kOther);
   counters_.waited(w.step.segment, seconds_between(w.begin, w.uncounted.since));
-  wake();  // what it stood in the way of
+  wake();  // other waiters may have been behind this one
 }
 
 void Waits::count(Uncounted& wait, WaitCause next) {
@@ -98,7 +98,7 @@ void Waits::begin(const ActionNode& use) {
 }
 
 void Waits::look() {
-  Awaited found;  // what is granted waits for its thread alone
+  Awaited found;  // a use that is granted waits only for its thread: cause "other"
   if (awaited_->state == ActionNode::State::kPending) found = awaited_by(mover_, *awaited_);
   count(awaiting_, found.cause);
   if (observer_ != nullptr) observer_->awaits(found.cause, found.user);
@@ -117,7 +117,7 @@ WaitCause Waits::cause_of(const Waiter& w) const {
       return WaitCause::kOther;
     case Obstacle::kLeases:
       return WaitCause::kLeases;
-    case Obstacle::kRoom:  // leases have it
+    case Obstacle::kRoom:  // leases fill the tier
     case Obstacle::kLine:
       return WaitCause::kMemory;
     case Obstacle::kMoving:
@@ -135,15 +135,17 @@ bool Waits::in_the_way(const Waiter& w) const {
     return w.reads() ? Hot::writers(word) > 0 : (word & Hot::kLeases) != 0;
   };
   if (!blocks(here) && !blocks(there)) return overtakes(w);
-  // What is on the consumer's own stream is in order without our help.
+  // If all leases were passed to the consumer's own stream, the stream keeps the accesses in order.
   const bool ready = residency_.present(id, w.step.tier) && (w.reads() || residency_.sole(id, w.step.tier));
   const LeaseTable::Claims& c = leases_.claims(id);
   return !(ready && !blocks(there) && w.consumer != nullptr && c.passed_to == w.consumer &&
            Hot::readers(here) + Hot::writers(here) == c.passed[t]);
 }
 
-// Those who wait for leases of one segment, of which one at least writes, go in the order of coming. But who
-// holds a lease, or is to get a copy that was decided for it, passes them: they may be waiting for just that.
+// Whether `w`, if it took its lease now, would overtake an acquire that waits for leases of the same segment.
+// Acquires that conflict (at least one of the two writes) go in the order in which they came. Exempt is `w`
+// if its thread holds a lease or a copy was decided for it: the others may be waiting for just that lease or
+// copy, so `w` must not wait for them.
 bool Waits::overtakes(const Waiter& w) const {
   const Line& l = line(w.step.segment);
   if ((w.reads() ? l.writers : l.waiters) == 0 || w.decided || w.goes_first || w.holder.holds_any())
@@ -154,8 +156,8 @@ bool Waits::overtakes(const Waiter& w) const {
   });
 }
 
-// Who holds nothing waits for room in the order of coming; who holds something must not wait for who may be
-// waiting for just that.
+// Acquires of threads that hold no lease wait for room in the order in which they came. A thread that holds a
+// lease must not wait behind others, which may be waiting for that lease.
 bool Waits::is_behind(const Waiter& w) const {
   if (w.holder.holds_any() || w.goes_first) return false;
   if (turn_ != nullptr) return true;
@@ -205,14 +207,16 @@ void Waits::wait(Lock& lock, Waiter& w) {
   }
 }
 
-// Those who wait for leases or room and cannot go on. A thread that holds a lease and is not waiting for
-// leases or room can go on; so can one that waits for leases of those that can, or for room while anybody can
-// give some back. Moves play no part: a copy that could leave once it has arrived is waited for as such
-// (kMoving).
+// The waiters for leases or room that can never go on. A thread can go on if it does not wait for leases or
+// room; if it waits for leases all of whose holders can go on; or if it waits for room while some lease or
+// decided copy belongs to a thread that can go on, or to a stream. The search begins with all waiters for
+// leases or room, and removes those that can go on, one by one, until no waiter can be removed. Moves need
+// not be considered: a waiter that finds room once the move of a copy has ended has the obstacle kMoving, and
+// moves always end.
 std::vector<const Waiter*> Waits::those_stuck() const {
   std::vector<const Waiter*> stuck;
   for (const Waiter* v : waiters_) {
-    // Who has not looked since the last change may find a way.
+    // A waiter that has not checked its obstacle since the last change may be able to go on.
     if ((v->obstacle == Obstacle::kLeases || v->obstacle == Obstacle::kRoom) && v->seen == changes_)
       stuck.push_back(v);
   }
@@ -239,7 +243,7 @@ std::vector<const Waiter*> Waits::those_stuck() const {
   return stuck;
 }
 
-// Throws if `w` can never go on and its thread is one of those that stand in the way.
+// Throws if `w` can never go on and its thread holds leases that are in the way.
 void Waits::check_waits(const Waiter& w) const {
   if (w.obstacle != Obstacle::kLeases && w.obstacle != Obstacle::kRoom) return;
   if (w.obstacle == Obstacle::kRoom && w.room.needed > residency_.budget(w.room.tier))
@@ -248,7 +252,7 @@ void Waits::check_waits(const Waiter& w) const {
   if (std::find(all.begin(), all.end(), &w) == all.end()) return;
   const bool anybody = leases_.any_holder([](const auto& o) { return o.holds_any(); });
   if (!w.holder.holds_any() && (anybody || w.obstacle == Obstacle::kLeases))
-    return;  // one of the others gets the error
+    return;  // a waiter whose thread holds leases gets the error
   if (w.obstacle == Obstacle::kRoom) throw_no_room(w, anybody);
   throw Error(
       Errc::kUsage, table_.segment_name(w.step.segment),

@@ -1,14 +1,19 @@
-// Who waits in an acquire, and for what; who may go first; and which waits would never end.
+// The acquires that wait: what each of them waits for, which goes first, and which waits would never end.
 //
-// Why nobody waits for leases for ever: an acquire waits for others' leases only while one of them can still
-// be released, that is, while not all who hold them wait themselves (check_waits). Where that is so, a thread
-// that holds leases gets an Error instead. Who holds nothing waits in the order of coming, behind those who
-// hold nothing either: so nobody is passed by for ever, and nobody waits in line behind who may be waiting
-// for just that.
+// Why no acquire waits for leases for ever. Two things could make it wait for ever: that no lease can be
+// released any more (deadlock), or that others always get the lease or the room first (starvation).
+// - Deadlock: an acquire waits for leases only while at least one thread that holds leases can go on, and so
+//   can release them. check_waits() computes which waits depend on each other. Where none of the threads
+//   involved can go on, a thread that holds leases gets an Error instead of waiting.
+// - Starvation: acquires of threads that hold no leases are served in the order in which they came, so none
+//   is overtaken for ever. An acquire of a thread that holds a lease does not join that order: an acquire
+//   before it may be waiting for that very lease, and then each would wait for the other.
 //
-// The store's mutex guards all members but the atomic ones, and is held by who calls.
-// Invariants: a Waiter is listed from its first wait() until it ends. lines_ and room_waiters_ count those of
-// them that wait for leases and for room; where a segment has any, its words say so (Hot::kWaited).
+// The store's mutex guards all members but the atomic ones; the caller of each function holds it.
+//
+// Invariants: a Waiter is listed from its first wait() until it is destroyed. lines_ and room_waiters_ count
+// the waiters for leases and for room. While any wait for the leases of a segment, kWaited is set in its
+// words.
 #pragma once
 #include <array>
 #include <atomic>
@@ -27,13 +32,13 @@ namespace zg {
 
 class Waits;
 
-// The part of a wait that has not been counted yet, and for what it is.
+// The part of a wait that is not in the statistics yet, and its cause.
 struct Uncounted {
   WaitCause cause = WaitCause::kOther;
   Clock::time_point since{};
 };
 
-// An acquire that has gone the slow way, without a program. Lives under the store's mutex.
+// An acquire on the slow path, without a program. It is made, used and destroyed under the store's mutex.
 struct Waiter {
   enum class Obstacle : std::uint8_t { kNone, kMoving, kLeases, kRoom, kLine };
 
@@ -49,20 +54,21 @@ struct Waiter {
   LeaseTable::Holder& holder;
   Obstacle obstacle = Obstacle::kNone;
   NoRoom room{};          // kRoom
-  SegmentId moving = -1;  // kMoving: what must arrive first
-  bool decided = false;   // counted in intents
-  bool gives_back =
-      false;           // may be given back without having been written: what it overwrites must survive that
-  bool taken = false;  // its lease is counted, of a copy without content, for which memory is on its way
+  SegmentId moving = -1;  // kMoving: the segment whose moves must end first
+  bool decided = false;   // its copy was decided, and it is counted in Claims::intents
+  // The lease may be given back before the caller sees it, if another one of the same acquire cannot be had.
+  // So an overwrite must not destroy the content.
+  bool gives_back = false;
+  bool taken = false;                  // the word counts its lease; the copy has no memory yet
   LeaseTable::Entry* entry = nullptr;  // if taken
-  bool made = false;                   // if taken: there was no content before
-  bool flagged = false;                // counted in its segment's line
+  bool made = false;                   // if taken: the segment had no content before
+  bool flagged = false;                // counted in its segment's Line
   bool in_line = false;                // counted in room_waiters_
   bool listed = false;
-  bool missed = false;        // it was not at the tier
-  bool goes_first = false;    // it belongs to the acquire whose turn it is (take_turn)
-  std::uint64_t ticket = 0;   // order of those that wait for room
-  std::uint64_t arrival = 0;  // order of those that wait for leases
+  bool missed = false;        // the tier had no copy
+  bool goes_first = false;    // belongs to the acquire that has the turn (take_turn)
+  std::uint64_t ticket = 0;   // its place in the order of waiters for room
+  std::uint64_t arrival = 0;  // its place in the order of waiters for leases
   std::uint64_t seen = 0;     // changes() when the obstacle was found
   Clock::time_point begin{};
   Uncounted uncounted;
@@ -77,29 +83,31 @@ class Waits {
     int waiters = 0, writers = 0;
   };
 
-  // `state` is logged when a wait takes long; called without the mutex.
+  // `state` is called, without the mutex, for the log of a wait that takes long.
   Waits(const TensorTable& table, const TensorStore::Options& options, const Residency& residency,
         LeaseTable& leases, const Mover& mover, Counters& counters, std::function<std::string()> state);
   void grow(std::int32_t segments) { lines_.grow(segments); }
 
-  // Without a program. Whether leases stand against it, or those that came before it to wait for them.
+  // Without a program. Whether leases conflict with this acquire, or acquires that came before it and wait
+  // for leases of the same segment.
   bool in_the_way(const Waiter& waiter) const;
-  bool is_behind(const Waiter& waiter) const;  // others that wait for room go first
-  // Until something has changed; at once where that may have happened unseen. Throws where it would never
-  // end.
+  bool is_behind(const Waiter& waiter) const;  // whether other waiters for room go first
+  // Waits until something has changed. The first call for leases or for room only registers the waiter and
+  // returns at once, since a release may have gone unseen before. Throws if the wait would never end.
   void wait(Lock& lock, Waiter& waiter);
-  bool others_can_release(const Waiter& waiter) const;  // room can still come from others than its thread
+  bool others_can_release(const Waiter& waiter) const;  // whether other threads' leases can still give room
   [[noreturn]] void throw_no_room(const Waiter& waiter, bool held) const;
-  // The acquire of several segments that others, who hold nothing, wait behind. One at a time.
+  // An acquire of several segments takes or ends its turn: while it has it, threads that hold no leases wait
+  // for room behind it. One acquire at a time has the turn.
   void take_turn(const void* whose);
   void end_turn(const void* whose);
   bool has_turn(const void* whose) const { return turn_ == whose; }
 
-  void wake();                         // who waits looks again
-  void look_again(SegmentId segment);  // who waits for its leases does
-  void arrived(SegmentId segment);     // who waits for its moves does
-  // A move or a use is done. `all`: whoever waits may go on; else those who wait for one segment are left
-  // alone, who are told by arrived(): to wake them for all others costs more than small moves do.
+  void wake();                         // wakes all waiters
+  void look_again(SegmentId segment);  // wakes all if any wait for leases of the segment
+  void arrived(SegmentId segment);     // wakes all if any wait for moves of the segment
+  // A move or a use has ended. Wakes the waiters; unless `all`, not where each of them waits for moves of one
+  // segment, since arrived() wakes those, and waking them for every other move costs more than a small move.
   void done(bool all);
   std::uint64_t changes() const { return changes_; }
   bool anybody_wants_room() const { return room_waiters_.load() != 0; }
@@ -108,10 +116,10 @@ class Waits {
   const Line& line(SegmentId segment) const { return lines_[segment]; }
   std::string describe(const Waiter& waiter) const;
 
-  // With a program: for what its thread waits is looked for when the wait begins, whenever something is done
-  // while it lasts (by the thread that has done it, so that the waiting one need not wake up for it), and
-  // when the waiting thread wakes up. The time since the last look belongs to what was found then, so the
-  // parts of a wait are the whole of it.
+  // With a program. The cause of its thread's wait is determined when the wait begins, whenever a move or use
+  // ends during the wait (by the thread that ended it, so that the waiting thread need not wake up for that),
+  // and when the waiting thread wakes up. The time until the next of these moments is counted for that cause,
+  // so the parts add up to the whole wait.
   void begin(const ActionNode& use);
   void look();
   double end();  // seconds since begin()
@@ -137,13 +145,13 @@ class Waits {
   Counters& counters_;
   std::function<std::string()> state_;
   std::condition_variable changed_;
-  std::uint64_t changes_ = 0;  // of what waiters look at
+  std::uint64_t changes_ = 0;  // changes so far after which a waiter may be able to go on
   Blocks<Line> lines_;
   std::vector<Waiter*> waiters_;
   std::uint64_t tickets_ = 0;
   std::atomic<int> room_waiters_{0};
   const void* turn_ = nullptr;
-  const ActionNode* awaited_ = nullptr;  // what the thread that runs a program waits for
+  const ActionNode* awaited_ = nullptr;  // the use that the thread that runs a program waits for
   Uncounted awaiting_;
   Clock::time_point awaited_since_;
   WaitObserver* observer_ = nullptr;

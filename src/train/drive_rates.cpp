@@ -18,31 +18,33 @@ namespace zg {
 namespace {
 
 constexpr std::int64_t kPage = io::Engine::alignment();
-constexpr std::int64_t kArea = 512 * kMiB;         // of each file, at most
-constexpr std::int64_t kMemory = 64 * kMiB;        // for all drives
-constexpr std::int64_t kChunk = kMiB;              // of one transfer, at least
-constexpr std::int64_t kLeastEnough = 128 * kMiB;  // of each drive, each way
+constexpr std::int64_t kArea = 512 * kMiB;   // measured of each file, at most
+constexpr std::int64_t kMemory = 64 * kMiB;  // buffers for all drives
+constexpr std::int64_t kChunk = kMiB;        // bytes of a transfer, at least
+// What is transferred on each drive, each way: kPasses over the area, but within these limits, and on a slow
+// drive for kLongEnough seconds at most.
+constexpr std::int64_t kLeastEnough = 128 * kMiB;
 constexpr std::int64_t kMostEnough = 2 * kGiB;
-constexpr int kPasses = 4;           // over the area, between the two
-constexpr double kLongEnough = 0.8;  // seconds, for slow ones
+constexpr int kPasses = 4;
+constexpr double kLongEnough = 0.8;
 
 // Keeps one drive busy. Each slot has its own chunks of the file, so that no two transfers overlap.
-// Threads: run by one; completions on the drive's I/O threads.
+// Threads: one thread calls it; completions run on the drive's I/O threads.
 class DriveMeter final : public io::Completion {
  public:
-  // Memory for so many bytes in all, in equal parts.
+  // Divides the memory into equal parts, one for each slot.
   DriveMeter(io::Engine& engine, int drive, std::int64_t block_size, char* memory, std::int64_t bytes,
              double read_share)
       : engine_(engine), drive_(drive), read_share_(read_share), memory_(memory) {
     const std::int64_t area = std::min(kArea, engine.drive_bytes(drive)) / kPage * kPage;
     ZG_ASSERT_GE(area, kPage);
     enough_ = std::clamp(kPasses * area, kLeastEnough, kMostEnough);
-    // But a few at a time, in a small file too.
+    // Keeps a few transfers in flight even in a small file.
     chunk_ = std::max(kPage, std::min({std::max(kChunk, block_size), area / 4, bytes / 4}) / kPage * kPage);
     chunks_ = area / chunk_;
     const std::int64_t slots = std::min(chunks_, bytes / chunk_);
     slots_.resize(static_cast<std::size_t>(slots));
-    // Noise that no drive can compress.
+    // Random bytes, which no drive can compress.
     const NamedRandom random(static_cast<std::uint64_t>(drive), "drive rates");
     for (std::int64_t i = 0; i < slots * chunk_; i += static_cast<std::int64_t>(sizeof(Philox4))) {
       const Philox4 block = random.block(static_cast<std::uint64_t>(i));
@@ -51,8 +53,8 @@ class DriveMeter final : public io::Completion {
   }
 
   enum class Load { kFirstWrite, kWrite, kRead, kMixed };
-  // Until stop(); kFirstWrite also when all chunks were written once. Of what it did not reach until then,
-  // nothing is used from then on.
+  // Transfers until stop(); kFirstWrite ends also when all chunks were written once. Chunks that were not
+  // written by then are not used afterwards.
   void start(Load load) {
     load_ = load;
     moved_ = 0;
@@ -72,7 +74,7 @@ class DriveMeter final : public io::Completion {
     std::lock_guard lock(mutex_);
     return failure_.error != 0 || in_flight_ == 0 || moved_ >= enough_;
   }
-  // Bytes per second until the last one.
+  // Bytes per second, until the last transfer ended.
   double finish() {
     std::unique_lock lock(mutex_);
     idle_.wait(lock, [&] { return in_flight_ == 0; });
@@ -94,12 +96,12 @@ class DriveMeter final : public io::Completion {
     std::int64_t done = 0;  // transfers
     io::Op op = io::Op::kWrite;
   };
-  // The chunks of a slot are as far apart as there are slots.
+  // The chunks of all slots are interleaved.
   std::int64_t chunks_of(std::size_t slot) const {
     const auto n = static_cast<std::int64_t>(slots_.size());
     return (chunks_ - static_cast<std::int64_t>(slot) + n - 1) / n;
   }
-  // In a mixture the reads of a slot are spread evenly, and those of all slots over the shares.
+  // In a mixture, the reads are spread evenly over the transfers of a slot, and shifted from slot to slot.
   io::Op op_of(std::size_t slot) const {
     if (load_ != Load::kMixed) return load_ == Load::kRead ? io::Op::kRead : io::Op::kWrite;
     const double at = static_cast<double>(slots_[slot].done) +
@@ -144,7 +146,7 @@ class DriveMeter final : public io::Completion {
   Load load_ = Load::kWrite;
   std::mutex mutex_;
   std::condition_variable idle_;
-  std::vector<Slot> slots_;  // each is touched by who has its transfer
+  std::vector<Slot> slots_;  // each is accessed only by the thread that starts or completes its transfer
   std::size_t in_flight_ = 0;
   std::int64_t moved_ = 0;
   bool stopped_ = false;
@@ -155,7 +157,7 @@ class DriveMeter final : public io::Completion {
 
 using DriveMeters = std::vector<std::unique_ptr<DriveMeter>>;
 
-// All at once, since drives may share a bus, or be one.
+// Measures all drives at the same time, since drives may share a bus or be the same device.
 std::vector<double> run(DriveMeters& meters, DriveMeter::Load load) {
   const auto begin = Clock::now();
   for (auto& meter : meters) meter->start(load);
@@ -167,7 +169,7 @@ std::vector<double> run(DriveMeters& meters, DriveMeter::Load load) {
   for (auto& meter : meters) meter->stop();
   std::vector<double> rates;
   std::exception_ptr failure;
-  for (auto& meter : meters) {  // all of them: none may be left under way
+  for (auto& meter : meters) {  // all of them, so that no transfer is left in flight
     try {
       rates.push_back(meter->finish());
     } catch (const Error&) {
@@ -178,7 +180,7 @@ std::vector<double> run(DriveMeters& meters, DriveMeter::Load load) {
   return rates;
 }
 
-// Memory as a run has it: in huge pages, and registered with the engine while this lives.
+// Memory as in a run: in huge pages, and registered with the engine while this exists.
 class MeterMemory {
  public:
   MeterMemory(io::Engine& engine, std::int64_t bytes)

@@ -14,9 +14,9 @@ namespace zg {
 namespace {
 
 constexpr std::int64_t kPage = io::Engine::alignment();
-// With several drives, how much more than its equal part each gets.
+// With several drives, each file is larger than its equal share by this factor.
 constexpr double kSpare = 1.5;
-// A file needs a little more than its bytes; so much of what is free is left for that.
+// The part of the free space to use at most: a file needs a little more space than its bytes.
 constexpr double kUsable = 1 - 1.0 / 256;
 
 using Sizes = std::vector<std::int64_t>;
@@ -29,7 +29,7 @@ std::int64_t sum_of(const Sizes& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
 }
 
-// Files that grow, evenly, as far as their targets and their file systems let them.
+// File sizes that grow evenly, up to their targets and to the space of their file systems.
 class Files {
  public:
   explicit Files(const std::vector<DriveSpace>& space) : space_(space), sizes_(space.size()) {
@@ -39,7 +39,7 @@ class Files {
     }
   }
 
-  // By `bytes` together, at most; and so that no more than this share of what is free is taken.
+  // Grows the files by at most `bytes` together, and uses at most this share of the free space.
   void grow(const Sizes& targets, std::int64_t bytes, double share) {
     while (bytes > 0) {
       std::map<std::uint64_t, std::int64_t> growing;
@@ -139,13 +139,14 @@ std::vector<io::DriveOptions> drives_for(std::vector<io::DriveOptions> drives,
   const std::int64_t all = std::max(kPage, round_up(bytes, kPage));
 
   std::int64_t stated = 0, open = 0;
-  Sizes most;  // that each may give
+  Sizes most;  // the largest size of each file
   for (const io::DriveOptions& d : drives) {
     most.push_back(d.bytes == 0 ? all : std::clamp(whole_pages(d.bytes), kPage, all));
     if (d.bytes == 0) ++open;
     if (d.bytes > 0) stated += most.back();
   }
-  // What each should have: all that was stated; an open one its part and some more, or what others leave.
+  // The target of each file: a stated size; otherwise its equal share and some more, or the rest that stated
+  // sizes leave.
   const double part = static_cast<double>(all) / static_cast<double>(count) * (count > 1 ? kSpare : 1);
   const std::int64_t rest = open > 0 ? (std::max<std::int64_t>(0, all - stated) + open - 1) / open : 0;
   const std::int64_t each = std::min(all, round_up(std::max(static_cast<std::int64_t>(part), rest), kPage));
@@ -157,7 +158,7 @@ std::vector<io::DriveOptions> drives_for(std::vector<io::DriveOptions> drives,
   Files files(space);
   files.grow(Sizes(drives.size(), kPage), count * kPage, kUsable);
   files.grow(wanted, sum_of(wanted), kTaken);
-  // Where there was no room for that, the others; and at last, all that is free.
+  // If that is not enough, files with room grow beyond their targets; at last all free space is used.
   files.grow(most, all - sum_of(files.sizes()), kTaken);
   files.grow(most, all - sum_of(files.sizes()), kUsable);
   const Sizes& sizes = files.sizes();

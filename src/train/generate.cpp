@@ -24,8 +24,8 @@ struct Generator::State {
 
   View flat(std::size_t unit) { return {weights[unit].data(), DType::kF32, 1, model.units()[unit].count}; }
 
-  // Logits of the last token. The sequence is padded to a multiple of 64, so that few shapes occur; what
-  // comes later is never looked at (attention is causal).
+  // The logits of the last token. The sequence is padded to a multiple of 64, so that few shapes occur;
+  // attention is causal, so the padding has no influence.
   std::vector<float> logits_after(const std::vector<std::int32_t>& all) {
     const ModelConfig& c = model.config();
     const auto used = std::min<std::int64_t>(static_cast<std::int64_t>(all.size()), c.context);

@@ -71,7 +71,7 @@ void LiveLine::run() {
     last_ = now;
     const std::string line = live_line(s);
     lock.lock();
-    // Under the lock: who ends the step draws a line of its own next.
+    // Drawn under the lock, so that it cannot overwrite the line that the trainer draws after the step.
     if (step != 0 && step_ == step && now.at - began >= every_) log::refresh(line);
   }
 }

@@ -13,7 +13,7 @@
 namespace zg {
 namespace {
 
-// Null, with the reason, where drives cannot reach the GPU's memory.
+// Null, and the reason in the log, where the drives have no direct link to the GPU's memory.
 std::shared_ptr<io::DirectStorage> find_direct_storage(const RunConfig& config, Device& gpu, bool wanted,
                                                        std::string& why) {
   if (config.tiers.nvme.empty()) {
@@ -35,7 +35,7 @@ std::shared_ptr<io::DirectStorage> find_direct_storage(const RunConfig& config, 
   return direct;
 }
 
-// Whether threads may be bound to these cores at all.
+// Whether the system lets threads be bound to these cores.
 bool bind_threads(CoreAssignment& cores, Binding wanted) {
   const std::string refusal = set_parallelism(cores);
   if (refusal.empty()) return wanted != Binding::kOff;
@@ -48,7 +48,8 @@ bool bind_threads(CoreAssignment& cores, Binding wanted) {
   return false;
 }
 
-// With the sizes of their files. What killed runs have left counts as free, so it goes first.
+// The drives with the sizes of their files. Removes the files of killed runs first, since their space counts
+// as free.
 std::vector<io::DriveOptions> sized_drives(const RunPlan& plan, const CoreAssignment& cores) {
   const std::vector<io::DriveOptions>& asked = plan.config.tiers.nvme;
   const std::int64_t bytes = plan.layout->table.nvme_bytes();
@@ -73,8 +74,7 @@ std::vector<io::DriveOptions> sized_drives(const RunPlan& plan, const CoreAssign
   return drives;
 }
 
-// The host tier near the GPU, or else near the drives that fill and empty it, where they are on nodes of
-// their own.
+// The NUMA nodes for the host tier: near the GPU, or else near the drives. Empty where no node is known.
 std::vector<NodeShare> host_shares(const RunPlan& plan, const io::Engine* io, const Device* gpu) {
   std::vector<MemoryUser> drives, devices;
   for (int i = 0; io != nullptr && i < io->drive_count(); ++i) {
@@ -86,7 +86,7 @@ std::vector<NodeShare> host_shares(const RunPlan& plan, const io::Engine* io, co
   if (std::none_of(drives.begin(), drives.end(), is_known) &&
       std::none_of(devices.begin(), devices.end(), is_known))
     return {};
-  // What is taken already is no place for it.
+  // Memory that is in use already does not count.
   NodeTopology topology = read_node_topology();
   for (const MemoryLimits::Node& free : read_memory_limits().nodes) {
     for (NodeTopology::Node& node : topology.nodes) {
@@ -137,7 +137,7 @@ Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu) {
   if (config.aio.backend != io::Backend::kRam) {
     try {
       space = space_of(drives);
-    } catch (const Error&) {  // whoever opens the drives says what is wrong
+    } catch (const Error&) {  // opening the drives will report the error
     }
   }
   for (std::size_t i = 0; i < drives.size(); ++i) {

@@ -31,23 +31,23 @@ StateFormat state_format(const OptimizerConfig& config, DType weights) {
 
 namespace {
 
-// What the patterns of the groups have met.
+// Which patterns and groups match some parameter.
 struct Met {
-  std::vector<std::vector<bool>> patterns;  // by group: matched some name
-  std::vector<bool> groups;                 // holds for some parameter
+  std::vector<std::vector<bool>> patterns;  // by group: whether the pattern matched some name
+  std::vector<bool> groups;                 // whether the group has some parameter
 
   explicit Met(const std::vector<ParamGroup>& all) : groups(all.size(), false) {
     for (const ParamGroup& group : all) patterns.emplace_back(group.patterns.size(), false);
   }
 };
 
-// 0: no group matches.
+// The first group that matches, counted from 1. 0: none does.
 int group_of(const std::vector<ParamGroup>& groups, const std::string& name, Met& met) {
   int found = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     for (std::size_t p = 0; p < groups[g].patterns.size(); ++p) {
       if (fnmatch(groups[g].patterns[p].c_str(), name.c_str(), 0) != 0) continue;
-      met.patterns[g][p] = true;  // also where an earlier group holds
+      met.patterns[g][p] = true;  // even if an earlier group has the parameter
       if (found == 0) found = static_cast<int>(g) + 1;
     }
   }

@@ -1,4 +1,4 @@
-// From the optimizer's configuration to what the engine takes. Pure functions.
+// Translates the optimizer's configuration for the engine. Pure functions.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,12 +10,12 @@ namespace zg {
 
 StateFormat state_format(const OptimizerConfig& config, DType weights);
 
-// The group of every parameter, by unit (LayoutOptions::groups); the configuration's group i is i + 1, 0 is
-// what no group matches. Empty without groups. Throws Error(kUsage) for a pattern that matches nothing, for a
-// group whose parameters earlier ones have, and where nothing is left to be trained.
+// The group of every parameter, by unit (LayoutOptions::groups): i + 1 for group i of the configuration, 0
+// for parameters that no group matches. Empty without groups. Throws Error(kUsage) for a pattern that matches
+// nothing, for a group all of whose parameters belong to earlier groups, and where no parameter is trained.
 std::vector<std::vector<int>> parameter_groups(const OptimizerConfig& config, const Model& model);
 
-// For the update after `updates` others.
+// The rule of the update that follows `updates` others.
 UpdateRule update_rule(const RunConfig& config, std::int64_t updates);
 
 // "AdamW", "SGD", ...

@@ -12,7 +12,7 @@ struct ProgressLine::State {
   explicit State(Trainer& trainer) : steps(trainer.plan().config.steps), live(trainer) {}
   const std::int64_t steps;
   LiveLine live;
-  std::deque<double> recent;  // seconds of the last steps
+  std::deque<double> recent;  // times of the last steps, in seconds
 };
 
 ProgressLine::ProgressLine(Trainer& trainer) : state_(std::make_unique<State>(trainer)) {}

@@ -11,7 +11,7 @@ AccessTrace record_trace(const RunPlan& plan, std::int64_t steps) {
   trace.budgets = plan.budgets;
   trace.budgets.device -= plan.layout->workspace_charge();
   ProgramSequence sequence(programs);
-  if (steps == 0) {  // the step of a run that is under way
+  if (steps == 0) {  // one step of the steady state
     for (int i = 0; i < 2; ++i) {
       trace.programs.clear();
       sequence.begin(Activity::kStep);

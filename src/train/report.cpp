@@ -13,7 +13,7 @@ std::string budget_row(const char* name, std::int64_t peak, std::int64_t budget)
                      share);
 }
 
-// A line for each drive whose endurance is stated.
+// A line for each drive whose endurance is configured.
 std::string wear_text(const io::Engine* engine) {
   std::string text;
   for (int d = 0; engine != nullptr && d < engine->drive_count(); ++d) {
@@ -23,7 +23,7 @@ std::string wear_text(const io::Engine* engine) {
   return text;
 }
 
-// Bytes per second of a step's own mixture, as the bound has it.
+// The rate of a step's mixture of reads and writes, in bytes per second, as the bound assumes it.
 double mixed_rate(const Roofs& roofs, const Traffic& t) {
   const double seconds = nvme_seconds(roofs, t.nvme_read, t.nvme_write, 0);
   return seconds > 0 ? static_cast<double>(t.nvme_read + t.nvme_write) / seconds : 0;
@@ -48,7 +48,7 @@ std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_se
   const std::string skipped =
       s.skipped ? fmt::format("  skipped: gradients overflow at loss scale {:g}", r.loss_scale.value_or(1))
                 : "";
-  // One cause is not worth a word where it comes to less than the last digit.
+  // Causes below the last digit are not shown.
   const std::string causes = stall_text(s.stall_for, s.seconds, 0, 0.5);
   return fmt::format(
       "step {}/{}  loss {:.4f}{}  {:.0f} tokens/s  ETA {}  nvme r {} w {}  h2d {}  d2h {}  stall {:.0f}%{}",

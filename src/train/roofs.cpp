@@ -7,7 +7,7 @@ namespace zg {
 Roofs measure_roofs(const RunConfig& config) {
   const DeviceConfig& d = config.device;
   if (d.kind == DeviceConfig::Kind::kHost) return measure_roofs(config.dtype);
-  // Not the run's device: what is measured with would count among the peaks that the run reports.
+  // A device of its own: the memory used here would otherwise count for the peaks that the run reports.
   const auto device = make_cuda_device({.device = d.index,
                                         .budget = kRoofMemory,
                                         .deterministic = d.deterministic,

@@ -1,12 +1,12 @@
-// Speeds of what a run computes on and of its link to host memory.
+// The roofs of a run's device and of its link to host memory.
 #pragma once
 #include "ziggurat/config/run_config.hpp"
 #include "ziggurat/plan/plan.hpp"
 
 namespace zg {
 
-// Of the processor, or of the GPU, which is asked for memory of its own that goes back: so before a run takes
-// what it needs, which may be all there is.
+// Measures the processor, or the GPU. On a GPU memory is taken for this and given back, so it must be called
+// before the run takes its memory, which may be all that there is.
 Roofs measure_roofs(const RunConfig& config);
 
 }  // namespace zg

@@ -14,7 +14,7 @@ namespace {
 
 UpdateTiming update_timing(const RunConfig& config) {
   if (!config.optimizer.overlap) return UpdateTiming::kSeparate;
-  // A clip factor, and whether a step is left out, take all gradients.
+  // The clip factor, and whether a step is skipped, are known only when all gradients are.
   const bool verdict = config.gradient_clipping > 0 || config.dtype == DType::kF16;
   return verdict ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
 }
@@ -33,7 +33,7 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
   validate(model);
 }
 
-// Fills a plan, part after part; each needs those before it.
+// Makes a plan, part by part; each part needs those before it.
 class Planner {
  public:
   Planner(RunPlan& plan, const Hardware& hardware) : plan_(plan), config_(plan.config), hardware_(hardware) {}
@@ -52,14 +52,14 @@ class Planner {
   const Layout& layout() const { return *plan_.layout; }
   const OpSizes& op_sizes() const { return hardware_.gpu ? *hardware_.gpu->sizes : host_ops(); }
 
-  // What the device tier may be at most. The host device shares the machine's memory with the host tier.
+  // The largest device tier. The host device shares the machine's memory with the host tier.
   std::int64_t device_limit() const {
     if (hardware_.gpu) return hardware_.gpu->memory;
     return config_.tiers.device.value_or(hardware_.memory.left() / 2);
   }
 
   void make_model() {
-    // Small budgets want small logits.
+    // With small budgets the logits must be small.
     const std::int64_t logits = std::min(op_sizes().logits_bytes(), std::max(32 * kMiB, device_limit() / 8));
     Ops* const ops = hardware_.gpu ? hardware_.gpu->ops : &host_ops();
     plan_.model = ops != nullptr
@@ -81,7 +81,7 @@ class Planner {
     if (hardware_.gpu) o.device_granule = hardware_.gpu->granule;
     o.state = state_format(config_.optimizer, config_.dtype);
     o.groups = parameter_groups(config_.optimizer, *plan_.model);
-    // Small budgets want small pieces: a few of them must fit at once.
+    // With small budgets segments must be small, since several must fit at once.
     const std::int64_t host = config_.tiers.host.value_or(kGiB);
     o.state_segment_bytes = std::clamp<std::int64_t>(host / 24 / 65536 * 65536, 3 * 65536, 12 * kMiB);
     plan_.layout = std::make_unique<Layout>(*plan_.model, o);
@@ -94,8 +94,8 @@ class Planner {
     }
   }
 
-  // Room for a second copy of the optimizer's state, so that a write never goes over the only one: in what
-  // was stated, and in half of what is free where nothing was.
+  // Whether there is room for two versions of the optimizer's state, so that a write never overwrites the
+  // only one: in the stated sizes of the files or, where none is stated, in half of the free space.
   bool drives_have_room(std::int64_t bytes) const {
     std::vector<DriveSpace> space;
     for (const Hardware::Drive& drive : hardware_.drives)
@@ -103,13 +103,13 @@ class Planner {
     try {
       (void)drives_for(config_.tiers.nvme, space, bytes);
       return true;
-    } catch (const Error&) {  // whoever opens the drives says what is wrong
+    } catch (const Error&) {  // opening the drives will report the error
       return false;
     }
   }
 
-  // Bytes of each budget that stay free for what is on its way. From sizes alone, so that a plan made
-  // anywhere foretells the run's bytes.
+  // The bytes of each budget that are left free for moves under way. Computed from sizes only, not from
+  // rates, so that a plan made on another machine predicts the same traffic.
   Budgets read_ahead(const Budgets& budgets, const StepPrograms& programs) const {
     if (const std::optional<double> share = config_.tiers.read_ahead) {
       const auto of = [&](std::int64_t bytes) {
@@ -125,9 +125,10 @@ class Planner {
                          {2 * TensorStore::kCopiesInFlight, depth * aio.block_size * drives});
   }
 
-  // The optimizer works where its state is. That is the device if the user wants it there, or if everything
-  // fits it; else the units that the next forward waits for: by a share of the parameters, or as many as
-  // there is room beside all that is used more often for its bytes: weights, gradients and activations.
+  // The number of units that are updated on the device, where their state then is: all, if the user wants the
+  // state on the device or if everything fits it. Otherwise the first units, which the next forward waits
+  // for: a configured share of the parameters, or as many as there is room for besides the weights, gradients
+  // and activations, which are used more often per byte.
   std::int32_t device_updates() const {
     const Placement wanted = config_.offload_optimizer;
     const std::int32_t units = layout().head_unit() + 1;
@@ -152,24 +153,24 @@ class Planner {
     return n;
   }
 
-  // The first units that have no more than this share of the optimizer's state.
+  // The number of first units that together have at most this share of the optimizer's state.
   std::int32_t units_within(double share) const {
     const std::int32_t units = layout().head_unit() + 1;
     std::int64_t all = 0, sum = 0;
     for (std::int32_t u = 0; u < units; ++u) all += layout().unit(u).state_elements;
     const std::int64_t most = std::llround(share * static_cast<double>(all));
     std::int32_t n = 0;
-    if (most == 0) return n;  // frozen units, which have no state, are none of it
+    if (most == 0) return n;  // frozen units have no state, and do not count
     while (n < units && (sum += layout().unit(n).state_elements) <= most) ++n;
     return n;
   }
 
-  // Budgets that hold all tensors.
+  // Budgets with which all tensors fit.
   Budgets everything() const {
     return {layout().table.total_charge(Tier::kDevice), layout().table.total_charge(Tier::kHost)};
   }
 
-  // Without a budget a tier takes what the run can use, as far as the machine has it.
+  // A tier without a configured budget gets what the run can use, as far as the machine has it.
   void find_budgets() {
     const Budgets all = everything();
     const std::int64_t device = all.device + layout().workspace_charge(), available = hardware_.memory.left();
@@ -183,7 +184,7 @@ class Planner {
     } else {
       budgets.device = tiers.device.value_or(std::min(device, available / 2));
       budgets.host = tiers.host.value_or(std::min(all.host, available / 3));
-      // Together, before either is taken: each alone may fit.
+      // Both together, before either is taken, since each alone may fit.
       check_memory(hardware_.memory,
                    {.name = "tiers.device and tiers.host", .bytes = tiers.device.value_or(0) + host});
     }
@@ -196,9 +197,9 @@ class Planner {
                          hardware_.gpu && hardware_.gpu->direct};
     const Budgets all = everything();
     const Budgets ahead = read_ahead(inside, *plan_.programs);
-    // Less read-ahead where the budgets are too small.
+    // Less room for read-ahead where the budgets are too small.
     for (std::int64_t part = 1; part <= 32; part *= 2) {
-      // A tier that holds everything needs no room for comings and goings.
+      // A tier that holds everything needs no room for moves.
       const auto rest = [&](std::int64_t bytes, std::int64_t everything, std::int64_t free) {
         return bytes >= everything || part == 32 ? bytes : bytes - free / part;
       };
@@ -232,8 +233,8 @@ class Planner {
             format_bytes(least->host)));
   }
 
-  // The host device computes where it is asked to, so that none of its threads drives it: it needs no core. A
-  // GPU has one thread that learns what it has done.
+  // A GPU has a thread that learns what the GPU has done, and that thread gets a core. The host device has
+  // none.
   void assign_threads() {
     const ThreadsConfig& threads = config_.threads;
     CoreWishes wishes{.compute = threads.compute, .reserved = threads.reserved, .bind = threads.bind};

@@ -21,8 +21,8 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-// Why the first steps may take longer than those that follow. Writing everything once before them would cost
-// the drives that same slow pass and gain nothing, so the run does not.
+// Explains why the first steps may take longer than later ones: drives may be slow at first writes. Writing
+// everything once before the first step would take just as long, so the run does not.
 void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
   const double more = nvme_seconds(roofs, 0, nvme_bytes, nvme_bytes) - nvme_seconds(roofs, 0, nvme_bytes, 0);
   if (roofs.nvme_first_write > 0.9 * roofs.nvme_write || more < 0.1) return;
@@ -76,8 +76,8 @@ class Trainer::Loop {
     record.flops = plan_.flops_per_step();
     const auto bound = [&] { return bound_of(t_.roofs_, record.flops, s.traffic, s.first_written); };
     record.bound = bound();
-    // The speed of drives of memory is known, not measured: a step that beats their bound is a bug, and must
-    // show.
+    // The rates of drives simulated in memory are known, not measured. A step that is faster than their bound
+    // is a bug, which raising the roofs would hide.
     Bound measured = record.bound;
     if (plan_.config.aio.backend == io::Backend::kRam) measured.nvme = 0;
     if (raise_to(t_.roofs_, measured, s.seconds)) record.bound = bound(), summary_.raised = true;
@@ -99,7 +99,7 @@ class Trainer::Loop {
   const RunPlan& plan_;
   const std::vector<TrainObserver*>& observers_;
   RunSummary summary_;
-  std::int64_t tokens_ = 0;  // of a step
+  std::int64_t tokens_ = 0;  // in a step
   std::vector<double> step_seconds_;
 };
 
@@ -119,7 +119,7 @@ void Trainer::open_node() {
   node_ = std::make_unique<Node>(plan_, gpu_, options_.trace, options_.watchdog);
 }
 
-// The drives are measured where the tier will lie.
+// The drives are measured in the very files of the NVMe tier.
 std::vector<double> Trainer::measure() {
   const RunConfig& config = plan_.config;
   roofs_ = measure_roofs(config);
@@ -134,7 +134,7 @@ std::vector<double> Trainer::measure() {
   io::Engine& io = *node_->io();
   const Traffic& planned = plan_.dry_run.per_step;
   const auto moved = static_cast<double>(planned.nvme_read + planned.nvme_write);
-  // A step that only reads, or only writes, uses no mixture.
+  // A step that only reads, or only writes, has no mixture.
   roofs_.nvme_mixed_reads =
       moved > 0 ? std::clamp(static_cast<double>(planned.nvme_read) / moved, 0.05, 0.95) : 0.5;
   std::vector<double> shares;
@@ -162,7 +162,7 @@ void Trainer::start(const std::vector<double>& drive_shares) {
   rank_->initialize();
 }
 
-// A thread per rank drives its engine; what it throws is thrown here.
+// Runs `work` on the rank's thread; an exception that it throws is thrown here.
 void Trainer::on_rank(const std::function<void()>& work) {
   std::exception_ptr failure;
   {

@@ -2,8 +2,8 @@
 
 namespace zg {
 
-// What is in flight is waited for, whoever wants it: a drive that answers nothing is a stall, also when it
-// only takes what sinks.
+// Transfers in flight count as waiting even if no thread waits for them: a drive that does not answer is a
+// stall, also when it only writes back.
 WatchedPart part_of(const io::Engine& io) {
   return {.name = "io",
           .state = [&io] { return io.state(); },

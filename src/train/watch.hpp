@@ -1,4 +1,4 @@
-// What the watchdog is told of the parts of a run. They outlive the registration.
+// Registers the parts of a run with the watchdog. The parts outlive the registration.
 #pragma once
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/engine/engine.hpp"

@@ -1,7 +1,9 @@
-// Runs step programs: acquires what each operation needs from the store, enqueues it, and goes on.
+// Runs step programs: for each operation, acquires leases on its operands from the store, enqueues the
+// operation on a stream, and goes on to the next one.
 //
-// One rank thread calls everything here. Compute runs on one stream of the device, the host's updates on a
-// thread of their own, so that an update rides beside the forward (or backward) that does not need it yet.
+// One rank thread calls all functions, except those for the watchdog. Compute runs on one stream of the
+// device, updates on the host run on a thread of their own, so that an update runs beside a forward (or
+// backward) that does not need its result yet.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -17,38 +19,39 @@
 
 namespace zg {
 
-// Parameter values by element range, in the layout of Param (initialisation, or a weight file).
+// Writes the initial values of elements [begin, end) of a parameter to `out`: random ones, or those of a
+// file.
 using ParamSource = std::function<void(const Param& param, std::int64_t begin, std::int64_t end, float* out)>;
 
-// What the optimizer applies; the schedule and the count of updates are the caller's.
+// What an update applies. The caller keeps the learning rate schedule and the count of updates.
 struct UpdateRule {
-  UpdateParams params;  // lr, betas, ..., step; grad_scale, skip and random are set by the engine
+  UpdateParams params;  // lr, betas, ..., step; the engine sets grad_scale, skip and random
   std::vector<GroupRule> groups = std::vector<GroupRule>(1);  // by LayoutOptions::groups
   bool decay_all = false;
-  double clip = 0;        // global norm; 0: none
-  double loss_scale = 0;  // gradients are made of so many times the loss; 0: none, and no step is left out
+  double clip = 0;        // the largest global norm of the gradient; 0: no clipping
+  double loss_scale = 0;  // the loss is multiplied by this before backward; 0: no scaling, no skipped steps
 };
 
 struct MicroBatch {
   const std::int32_t* ids = nullptr;      // [rows]
-  const std::int32_t* targets = nullptr;  // [rows], negative: not counted
+  const std::int32_t* targets = nullptr;  // [rows]; a row with a negative target does not count
 };
 
 struct Phases {
-  double forward = 0, backward = 0, optimizer = 0;  // seconds the streams worked
+  double forward = 0, backward = 0, optimizer = 0;  // seconds that the streams were busy
 };
 
 struct StepResult {
   double loss = 0;       // mean over valid tokens
-  double grad_norm = 0;  // of the mean gradient, before clipping and without the loss scale
-  bool skipped = false;  // with a loss scale: gradients overflowed, the update leaves everything as it is
+  double grad_norm = 0;  // norm of the mean gradient, before clipping, without the loss scale
+  bool skipped = false;  // with a loss scale: gradients overflowed, so the update changes nothing
   std::int64_t tokens = 0;
   double seconds = 0;  // wall time
-  double stall = 0;    // of it: compute stream without work; the sum of the next
+  double stall = 0;    // part of it in which the compute stream had no work; the sum of stall_for
   StallTimes stall_for;
   Phases phases;
   Traffic traffic;
-  std::int64_t first_written = 0;  // of the bytes to NVMe: to places that held none before
+  std::int64_t first_written = 0;  // bytes to NVMe that were first writes, to slots that were empty
 };
 
 class HostLease;
@@ -62,47 +65,48 @@ class Engine {
     Device* device = nullptr;
     TensorStore* store = nullptr;  // over layout->table
     Trace* trace = nullptr;
-    std::uint64_t seed = 0;  // of stochastic rounding, with each parameter's name
+    std::uint64_t seed = 0;  // for stochastic rounding, together with each parameter's name
   };
   explicit Engine(const Options& options);
   ~Engine();
 
-  // Fills master weights (and from them the weights), zeroes the moments. Once, before the first step.
+  // Fills the master weights, and from them the weights, and zeroes the moments. Once, before the first step.
   void initialize(const ParamSource& source);
 
-  // One optimizer step over `micro_batches` (as many as the layout says); `step` counts from 0, for messages.
-  // `then` is binding. When loss or gradient are not finite the update is left out (unless it is early, and
-  // has happened); without a loss scale that is an Error(kNumeric).
+  // One optimizer step over `micro_batches`, as many as the layout says. `step` counts from 0, and is used in
+  // messages only. After Then::kTrain only another step may follow. If the loss or the gradient is not
+  // finite, the update is skipped (an early update has happened already); without a loss scale,
+  // Error(kNumeric) is thrown.
   StepResult train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
                         const UpdateRule& rule, Then then);
 
-  // Mean loss over the valid tokens of any number of micro-batches. After a step with Then::kPause.
+  // The mean loss over the valid tokens of any number of micro-batches. Only after a step with Then::kPause.
   double evaluate(std::int64_t micro_batches, const std::function<MicroBatch(std::int64_t)>& batch);
 
-  // Applies what waits (deferred updates). Called by the others where it is needed.
+  // Runs the deferred updates of the last step, if any wait. The functions that need them applied call this.
   void flush();
 
-  // Elements [begin, end) of a parameter's fp32 master (a frozen one's weight). After a step with
-  // Then::kPause.
+  // Elements [begin, end) of a parameter's fp32 master weight, or of a frozen parameter's weight. Only after
+  // a step with Then::kPause.
   void read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, float* out);
-  // The same of moment 0 or 1, as far as the optimizer has it; of a parameter that is trained.
+  // The same for moment 0 or 1, if the optimizer has it, of a parameter that is trained.
   void read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                    float* out);
 
-  // Bytes that crossed the links since the start, the store's and the engine's own (tokens, sums).
+  // Bytes over the links since the start: the store's moves, and the engine's own copies of tokens and sums.
   Traffic traffic() const;
   const History& history() const { return history_; }
-  // The store's share of traffic() since initialize(), all decided moves done. Outside of programs.
+  // The store's part of traffic() since initialize(), once all decided moves are done. Only between programs.
   Traffic settled_traffic();
-  // The engine's own per training step.
+  // The engine's own bytes in each training step.
   Traffic own_traffic_per_step() const;
 
-  // For the watchdog, from any thread and without locks.
-  std::string state() const;       // the step, the operation that is issued, and what the streams work on
-  std::uint64_t progress() const;  // operations issued and done
-  bool waiting() const;            // the rank thread waits for memory, for what moves, or for a stream
-  // For the progress line, likewise: "backward of layer 12 of 40", and what stands in its way, if anything
-  // does: "waits for reads". Empty where no program has run yet.
+  // For the watchdog. Any thread; no locks.
+  std::string state() const;       // step, operation being issued, operations on the streams
+  std::uint64_t progress() const;  // number of operations issued and done
+  bool waiting() const;            // whether the rank thread waits for a lease, for moves, or for a stream
+  // For the progress line, from any thread too: "backward of layer 12 of 40", with the reason where it waits:
+  // "waits for reads". Empty before the first program.
   std::string work() const;
 
  private:
@@ -118,10 +122,10 @@ class Engine {
   void zero_scalars();
   std::vector<double> read_scalars();
   void leave_program();
-  // What is kept of elements [begin, end) of a parameter, a segment's share at a time.
+  // Visits elements [begin, end) of a parameter in its state and weight, one state segment after the other.
   using StateVisitor = std::function<void(const OptimizerState& state, View weight, std::int64_t first,
                                           std::int64_t skip, std::int64_t count)>;
-  enum class Weights { kNeeded, kNotNeeded };  // beside the state; a frozen parameter has no other values
+  enum class Weights { kNeeded, kNotNeeded };  // whether the visitor reads the weight; of frozen ones always
   void visit_state(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                    Weights weights, const StateVisitor& visit);
   void initialize(const StepOp& op, const ParamSource& source);
@@ -145,14 +149,14 @@ class Engine {
   std::vector<std::int32_t> token_staging_;
   std::vector<double> scalar_staging_;
   std::vector<Lease> leases_;
-  std::uint64_t identity_;          // among the engines of this process
-  std::vector<std::uint64_t> key_;  // of the operation that is issued
+  std::uint64_t identity_;          // unique among the engines of this process
+  std::vector<std::uint64_t> key_;  // of the operation being issued
   ProgramSequence sequence_;
-  UpdateRule update_;      // of the updates that are being issued
-  double head_scale_ = 1;  // of the gradients that the head starts with
+  UpdateRule update_;                           // of the updates that are being issued
+  double head_scale_ = 1;                       // factor of the gradient that the head starts backward with
   std::vector<std::vector<RandomKey>> random_;  // by unit and parameter
   Traffic own_;
-  Traffic initial_;  // the store's, when training started
+  Traffic initial_;  // the store's traffic at the end of initialize()
   History history_;
 };
 

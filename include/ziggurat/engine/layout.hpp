@@ -1,4 +1,4 @@
-// The tensors of a training run: which there are, how they are cut, how far each may sink.
+// The tensors of a training run, how they are cut into segments, and how far each may be demoted.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -11,7 +11,7 @@
 
 namespace zg {
 
-inline constexpr int kFrozen = -1;  // group of a parameter that keeps its value and has no state
+inline constexpr int kFrozen = -1;  // group of a parameter that is not trained and has no state
 
 inline constexpr std::int32_t kAllUnits = std::numeric_limits<std::int32_t>::max();
 
@@ -19,18 +19,19 @@ struct LayoutOptions {
   BatchShape micro_batch;
   std::int64_t micro_batches = 1;  // per step
   Accumulation accumulation = Accumulation::kLayerMajor;
-  bool recompute = true;          // keep only each block's input, run its forward again in backward
-  DType gradient = DType::kBF16;  // of gradients on their way to the optimizer
+  bool recompute = true;          // keep only each block's input, and run its forward again in backward
+  DType gradient = DType::kBF16;  // type of the gradients that the optimizer reads
   Placement weights = Placement::kAuto, optimizer = Placement::kAuto, activations = Placement::kAuto;
-  StateFormat state = {};  // `full` is the model's accumulator type, whatever is given
-  // By unit and parameter: its group (an index into UpdateRule::groups), or kFrozen. Empty: all in group 0.
+  StateFormat state = {};  // its `full` is ignored: the model's accumulator type is used
+  // By unit and parameter: the parameter's group (an index into UpdateRule::groups), or kFrozen. Empty: all
+  // parameters are in group 0.
   std::vector<std::vector<int>> groups = {};
-  // Updates run where the state lives: of units [0, device_updates) on the device, of the others on the host
-  // over host copies. The first units are those that the next forward waits for.
+  // Units [0, device_updates) are updated on the device, the others on the host; each where its state is. The
+  // first units are those that the next forward waits for.
   std::int32_t device_updates = 0;
-  std::int64_t state_segment_bytes = 12 << 20;  // the unit of the streaming update
-  int state_versions = 1;  // copies of state on NVMe: with 2, a write leaves the version before intact
-  int drives = 0;          // of the NVMe tier; 0: none
+  std::int64_t state_segment_bytes = 12 << 20;  // an update works on one segment at a time
+  int state_versions = 1;  // versions of state on NVMe; with 2, a write-back leaves the one before it whole
+  int drives = 0;          // of the NVMe tier; 0: there is none
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
 };
 
@@ -38,17 +39,17 @@ struct Layout {
   Layout(const Model& model, const LayoutOptions& options);
 
   static constexpr TensorId kNone = -1;
-  // Consecutive elements of a parameter that is trained, its gap included; begins at a multiple of
-  // kQuantBlock in the unit and in the state.
+  // Consecutive elements of a trained parameter, with the gap after it. Begins at a multiple of kQuantBlock
+  // in the unit and in the state.
   struct StateRange {
-    std::int32_t param = 0;  // index in the unit
+    std::int32_t param = 0;  // its index in the unit
     int group = 0;
     std::int64_t unit_first = 0, state_first = 0, count = 0;
   };
   struct UnitTensors {
     TensorId weight = 0, accumulator = 0;
-    TensorId gradient = kNone, state = kNone;  // of units in which something is trained
-    std::vector<StateRange> ranges;            // in the order of both
+    TensorId gradient = kNone, state = kNone;  // kNone: no parameter of the unit is trained
+    std::vector<StateRange> ranges;            // ascending, in the unit and in the state
     std::int64_t state_elements = 0;
   };
 
@@ -56,19 +57,20 @@ struct Layout {
   LayoutOptions options;
   TensorTable table;
   std::vector<UnitTensors> units;
-  // [layer][micro-batch]: input of block `layer` (the last one: of the head), and what its backward needs.
+  // [layer][micro-batch]: the input of block `layer` (the last entry: of the head), and what the block's
+  // backward needs besides.
   std::vector<std::vector<TensorId>> activation, saved;
   std::vector<TensorId> activation_gradient;  // [micro-batch]
 
   std::int64_t layers() const { return model->config().layers; }
   std::int32_t head_unit() const { return static_cast<std::int32_t>(units.size()) - 1; }
-  // Micro-batches whose activations live at the same time.
+  // Number of micro-batches whose activations exist at the same time.
   std::int64_t live_micro_batches() const;
-  SegmentId whole(TensorId id) const;  // the one segment of an uncut tensor
+  SegmentId whole(TensorId id) const;  // the only segment of a tensor that is not cut
   const UnitTensors& unit(std::int32_t u) const { return units[static_cast<std::size_t>(u)]; }
   const StateLayout& state() const { return state_; }
   std::int32_t state_segments(std::int32_t unit) const;
-  // Which elements of the unit's state segment `i` of it holds.
+  // The elements of the unit's state that its segment `i` holds.
   struct Elements {
     std::int64_t first = 0, count = 0;
   };
@@ -77,22 +79,22 @@ struct Layout {
   Tier update_at(std::int32_t unit) const {
     return unit < options.device_updates ? Tier::kDevice : Tier::kHost;
   }
-  // Whether an update makes all of the unit's weight from its masters, so that its bytes need not be kept
-  // until then.
+  // Whether the update rebuilds the whole weight of the unit from its master, so that the weight's content
+  // may be dropped before the update.
   bool update_rebuilds_weight(std::int32_t unit) const;
 
-  // Device memory besides tensors: scratch of the largest operation, tokens, sums.
+  // Device memory besides the tensors: scratch of the largest operation, tokens, sums.
   std::int64_t workspace_bytes() const;
-  // What it takes of the device's budget.
+  // The same as it is charged to the device's budget.
   std::int64_t workspace_charge() const;
-  // Bytes of weights, gradients and optimizer state.
+  // Bytes of weights, gradients and optimizer state together.
   std::int64_t state_bytes() const;
 
  private:
   void add_state(std::int32_t unit, Tier lowest);
 
   StateLayout state_;
-  std::int64_t segment_elements_;  // of state
+  std::int64_t segment_elements_;  // of a state segment
 };
 
 }  // namespace zg

@@ -1,14 +1,17 @@
-// Plain values that say how a step is to be run, for those who read them from a configuration.
+// Options of a step as plain values, which the configuration's readers need without the engine.
 #pragma once
 
 namespace zg {
 
-// Where something may live, the lowest tier it may sink to. kAuto: anywhere that has room.
+// The lowest tier that tensors may be demoted to. kAuto: any tier that has room.
 enum class Placement { kAuto, kDevice, kHost, kNvme };
 
-// In which order the micro-batches of a step pass through the layers.
-//   layer-major        all through one layer, then the next: weights cross each link twice a step
-//   micro-batch-major  one through all layers, then the next: less activation memory, more weight traffic
+// The order in which the micro-batches of a step pass through the layers.
+//   layer-major        all micro-batches through one layer, then through the next one: weights cross each
+//   link
+//                      twice a step
+//   micro-batch-major  one micro-batch through all layers, then the next one: less activation memory, more
+//                      weight traffic
 enum class Accumulation { kLayerMajor, kMicroBatchMajor };
 
 }  // namespace zg

@@ -1,11 +1,12 @@
-// Which program follows which, in one place: the engine runs what this says, the plan tries all of it on paper,
-// a recorded trace and the forecast repeat it.
+// The order in which the programs of a run follow each other. The engine runs this order, the plan dry-runs
+// all orders that are possible, a recorded trace and the forecast repeat it.
 //
-// A run is a series of activities. An activity is one program or several; next() names them one after another, each
-// with the program that is announced to follow it, if that is certain. Deferred updates belong to the program of
-// the step after theirs, or run alone where something else follows.
+// A run is a series of activities. An activity consists of one or more programs; next() names them one after
+// another, each with the program that is announced to follow it, if that one is certain. The deferred updates
+// of a step are part of the next step's program, or run as a program of their own where something else
+// follows.
 //
-// Copies are independent; not thread-safe.
+// Copies are independent of each other. Not thread-safe.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -17,14 +18,14 @@ namespace zg {
 
 enum class Activity : std::uint8_t {
   kInitialize,     // once, first
-  kStep,           // a training step; another one follows for certain
+  kStep,           // a training step; another step is certain to follow
   kStepThenPause,  // a training step; anything may follow
-  kFlush,          // the updates that wait, if any: before anybody looks at weights or state
-  kEvaluate,       // one group of micro-batches, after the updates that wait
-  kEvaluateMore,   // the same, and another one follows for certain
+  kFlush,          // the deferred updates, if any wait: before weights or state are read
+  kEvaluate,       // one group of micro-batches, after the deferred updates, if any wait
+  kEvaluateMore,   // the same; another evaluation is certain to follow
 };
 
-enum class Then { kTrain, kPause };  // what follows a step: another one for certain, or anything
+enum class Then { kTrain, kPause };  // what follows a step: certainly another step, or anything
 
 struct ProgramStart {
   bool operator==(const ProgramStart&) const = default;
@@ -37,17 +38,17 @@ class ProgramSequence {
   // `programs` outlives it.
   explicit ProgramSequence(const StepPrograms& programs) : programs_(&programs) {}
 
-  // Ends the activity before, which may have failed. After kStep only a step may come, after kEvaluateMore an
-  // evaluation.
+  // Begins an activity, and ends the one before, which may have failed. After kStep only a step may begin,
+  // after kEvaluateMore only an evaluation.
   void begin(Activity activity);
-  // The activity's next program, which is taken to run; nothing at its end.
+  // The activity's next program, which is assumed to run; nothing at the activity's end.
   std::optional<ProgramStart> next();
 
-  // Gradients wait for their update.
+  // Whether gradients wait for a deferred update.
   bool pending() const { return pending_; }
-  // What may begin now, as far as decisions about memory can tell one from the other.
+  // The activities that may begin now, without those that differ in nothing that the store sees.
   std::vector<Activity> followers() const;
-  // Equal ones have the same future.
+  // Equal sequences have the same future.
   bool operator==(const ProgramSequence&) const = default;
   auto operator<=>(const ProgramSequence&) const = default;
 
@@ -57,15 +58,15 @@ class ProgramSequence {
 
   const StepPrograms* programs_;
   Activity activity_ = Activity::kInitialize;
-  bool main_done_ = true;  // of the activity's programs, the one that is not the updates of an earlier step
+  bool main_done_ = true;  // the activity's own program, after a flush that may precede it, has been named
   bool pending_ = false;
   const StepProgram* announced_ = nullptr;
 };
 
-// What a run has done, in order; grows with the variety of what was done, not with its length.
+// The activities of a run in order, run-length encoded.
 struct ActivityRun {
   Activity activity = Activity::kStep;
-  std::int64_t times = 0;  // in a row
+  std::int64_t times = 0;  // in succession
 };
 using History = std::vector<ActivityRun>;
 void note(History& history, Activity activity);

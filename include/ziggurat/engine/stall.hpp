@@ -1,4 +1,4 @@
-// For what the compute stream stood still.
+// The causes of stalls: why the compute stream had no work.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -7,12 +7,12 @@
 namespace zg {
 
 enum class StallCause : std::uint8_t {
-  kReads,       // data is on its way from the drives, or queued for it
-  kWriteBacks,  // memory that is needed next is being written to the drives, or waits to be
-  kMemory,      // memory that is needed next, whose turn has not come, with nothing being written for it
-  kCopies,      // between host and device
-  kOptimizer,   // an update that the next operation needs, or whose room it needs
-  kOther,       // threads that hand over to each other, work of the host between operations
+  kReads,       // reads from the drives, under way or queued
+  kWriteBacks,  // writes to the drives, under way or queued, that free the memory needed next
+  kMemory,      // memory needed next that leases or moves other than writes to the drives still take
+  kCopies,      // copies between host and device, under way or queued
+  kOptimizer,   // an update whose result, or whose memory, the next operation needs
+  kOther,       // hand-over between threads, work of the host between operations
 };
 inline constexpr int kStallCauses = 6;
 const char* name_of(StallCause cause);  // "reads", "write-backs", ...

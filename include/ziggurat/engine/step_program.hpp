@@ -1,6 +1,6 @@
-// A step as a value: the schedule's slots, turned into operations with named operands, and from those the program
-// that the store follows. Emitted once, before the first step; the engine runs it, the plan carries it out on
-// paper, the trace records it.
+// A step as a value: the slots of a schedule as operations with named operands, and the program of their
+// accesses, which the store follows. Step programs are made once, before the first step; the engine runs
+// them, the plan dry-runs them, the trace records them.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 namespace zg {
 
-// What an operation works on, by its part in it.
+// The operands of an operation, by their role in it.
 enum class Operand : std::uint8_t {
-  kWeight,              // of the operation's unit, flat
+  kWeight,              // the weight of the operation's unit, flat
   kTable,               // the embedding's weight, as the output matrix of a tied head
   kInput,               // [N,C], the residual stream before the unit
-  kOutput,              // [N,C], after it
+  kOutput,              // [N,C], the residual stream after the unit
   kSaved,               // what a block's backward needs besides its input
-  kActivationGradient,  // [N,C], of the output in, of the input out
+  kActivationGradient,  // [N,C]; before the operation of the unit's output, after it of the unit's input
   kAccumulator,         // sum of the unit's gradient over micro-batches
-  kTableAccumulator,    // the same of a tied head's output matrix
-  kGradient,            // the unit's gradient on its way to the optimizer
+  kTableAccumulator,    // the same for a tied head's output matrix
+  kGradient,            // the unit's gradient that the optimizer reads
   kState,               // one segment of the unit's optimizer state
 };
 inline constexpr std::size_t kOperands = 10;
@@ -32,9 +32,9 @@ struct StepOp {
   OpKind kind = OpKind::kForward;
   std::int32_t unit = 0;
   std::int32_t micro_batch = 0;
-  std::int32_t segment = 0;  // kUpdate, kInitialize: of the unit's state
+  std::int32_t segment = 0;  // kUpdate, kInitialize: the segment of the unit's state
   bool first = false;        // the first to add to its accumulator, or the first segment of its unit
-  // By operand: its access in the operation, -1: it has none.
+  // By operand: the number of its access within the operation. -1: the operation does not have the operand.
   std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
 
   bool has(Operand operand) const { return access[static_cast<std::size_t>(operand)] >= 0; }
@@ -42,16 +42,16 @@ struct StepOp {
 
 struct StepProgram {
   Program program;
-  std::vector<StepOp> ops;  // one per operation of `program`
+  std::vector<StepOp> ops;  // one for each operation of `program`
 };
 
 struct StepPrograms {
   StepPrograms(const Layout& layout, UpdateTiming timing);
   UpdateTiming timing;
-  StepProgram initialize;  // once, before all others
-  StepProgram first;       // deferred: a step without updates (no gradient is waiting); separate: every step
-  StepProgram step;        // deferred: with the updates of the step before; early: with its own
-  StepProgram flush;       // the waiting updates alone: deferred, at pauses; separate: after every step
+  StepProgram initialize;  // runs once, before all others
+  StepProgram first;       // deferred: a step without updates, since none waits; separate: every step
+  StepProgram step;        // deferred: a step with the updates of the step before; early: with its own
+  StepProgram flush;       // the updates alone; deferred: at pauses, separate: after every step
   StepProgram evaluate;    // forward and loss
 };
 

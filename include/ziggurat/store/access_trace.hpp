@@ -1,6 +1,6 @@
-// What a store was asked for, so that policies and budgets can be compared without moving a byte.
+// A record of a store's accesses, by which policies and budgets can be compared without moving a byte.
 //
-// As a file: one JSON object, written with one line for each tensor and each operation.
+// Its file is one JSON object, written with one line for each tensor and each operation:
 //
 //   {"format": "ziggurat access trace", "version": 1,
 //    "drives": 1, "budgets": {"device": 8388608, "host": 16777216},
@@ -13,17 +13,20 @@
 //      ...]}],
 //    "sequence": [[0, 1], [1, 99]]}
 //
-// "device_granule", beside the budgets: what device memory is given in (Arena::granule()), so that a segment
-// takes so many bytes of the device's budget, rounded up to it; 4096 if it is left out.
+// "device_granule" stands beside the budgets: the granule of device memory (Arena::granule()), up to which
+// the bytes of a segment are rounded when they are charged to the device's budget; 4096 if it is left out.
 //
-// A tensor is name, type, elements, role (weight, gradient, optimizer state, activation, other), the lowest
-// tier that it may sink to (device, host, nvme), elements of a segment (0: one segment), priority, and its versions
-// on NVMe (1 if it is left out).
-// Segments are numbered through all tensors in their order. An operation is a flat list of segments, each
+// A tensor is a list: name, type, elements, role (weight, gradient, optimizer state, activation, other), the
+// lowest tier that it may be demoted to (device, host, nvme), elements of a segment (0: one segment),
+// priority, and its versions on NVMe (1 if left out).
+//
+// Segments are numbered across all tensors, in their order. An operation is a flat list of segments, each
 // followed by its access: d(evice) or h(ost), then r(ead), w(rite: read and modify) or o(verwrite), then ! if
-// its content is dead afterwards. The sequence is made of pairs: index of a program, how often it runs before
-// the next pair. A program may have "times", one number for each operation (Program::add_op); without, all are 1.
-// Keys of other names are ignored.
+// the content is dead afterwards. A program may have "times", one number for each operation
+// (Program::add_op); without them all are 1.
+//
+// The sequence is made of pairs: the index of a program, and how often it runs before the next pair. Keys of
+// other names are ignored.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -38,11 +41,11 @@ namespace zg {
 struct AccessTrace {
   TensorTable table{0};
   Budgets budgets;                     // of the store that it was recorded from
-  std::vector<Program> programs;       // finished; each step that was unlike those before
+  std::vector<Program> programs;       // finished, and all different
   std::vector<std::int32_t> sequence;  // indices into programs, in the order in which they ran
 };
 
-// Written aside and renamed. Throws Error(kIo).
+// Writes a temporary file and renames it. Throws Error(kIo).
 void save_trace(const AccessTrace& trace, const std::string& path);
 // Throws Error(kUsage) that names the file and the place in it, what was found and what is expected.
 AccessTrace load_trace(const std::string& path);

@@ -1,4 +1,4 @@
-// A program carried out on paper: its decisions without its bytes. What a plan, a forecast and a replay rest on.
+// A dry run of a program: the store's decisions without its bytes. Plan, forecast and replay are built on it.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace zg {
 
-// What happens beside the decisions. Both are called for every operation.
+// Both functions are called for every operation of a dry run. before() may end it.
 class DryRunObserver {
  public:
   virtual ~DryRunObserver() = default;
@@ -18,19 +18,20 @@ class DryRunObserver {
   virtual void after(std::int32_t op, std::span<const Action> moves) = 0;
 };
 
-// Decides all operations of `program`. On failure `failed_op`, if given, is the operation that found no room; the
-// state is unusable then.
-std::optional<NoRoom> dry_run(Residency& residency, const Program& program, DryRunObserver* observer = nullptr,
-                              std::int32_t* failed_op = nullptr);
+// Decides all operations of `program`. On failure `failed_op`, if given, is set to the operation that found
+// no room, and `residency` is unusable.
+std::optional<NoRoom> dry_run(Residency& residency, const Program& program,
+                              DryRunObserver* observer = nullptr, std::int32_t* failed_op = nullptr);
 
-// The smallest budgets for which `fits` holds: first the device's, with as much host memory as there is use for,
-// then the host's with `device` bytes (or the smallest, if that is more) of device memory. Nothing if no budgets
-// do. Found by bisection from `least` up, in steps of what charges are multiples of, as if more memory never made
-// a run fail; that it does is rare.
+// The smallest budgets for which `fits` holds; nothing if there are none. First the smallest device budget,
+// with host memory for everything; then the smallest host budget, with `device` bytes of device memory or the
+// smallest device budget, whichever is more. Found by bisection from `least` upwards, in steps of the page
+// and the device's granule. Bisection takes for granted that a run that fits still fits with more memory;
+// exceptions are rare.
 std::optional<Budgets> smallest_budgets(const TensorTable& table, const Budgets& least, std::int64_t device,
                                         bool direct, const std::function<bool(const Budgets&)>& fits);
 
-// What no budget may be below: the bytes that one operation of the programs holds at each tier.
+// At each tier, the most bytes that one operation of the programs holds. No smaller budget can do.
 Budgets largest_operation(const TensorTable& table, std::span<const Program* const> programs);
 
 }  // namespace zg

@@ -1,6 +1,7 @@
-// What somebody has of a segment in a store: the right to its bytes, or to their staying at a tier.
+// Leases and pins of a store's segments: the right to access the bytes, and the right that they stay at a
+// tier.
 //
-// A lease or a pin may be used and ended by any thread, by one at a time.
+// Any thread may use and end a lease or a pin, but only one at a time.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -28,10 +29,10 @@ class Lease {
   void* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
 
-  // The bytes may not be touched any more from now on.
+  // Ends the lease: the bytes must not be accessed any more.
   void release();
-  // ... from when `stream` has passed `event`, recorded on it after the work that uses the bytes. A
-  // later acquire for the same stream need not wait for it.
+  // Passes the lease to `stream`. The lease ends when the stream has reached `event`, which was recorded on
+  // it after the work that uses the bytes. A later acquire for the same stream need not wait for that.
   void release_after(Stream& stream, const Event& event);
 
  private:
@@ -39,16 +40,16 @@ class Lease {
   friend struct StoreParts;
   StoreParts* store_ = nullptr;
   ActionNode* node_ = nullptr;          // with a program
-  std::atomic<Hot*>* entry_ = nullptr;  // without one: where its holder is noted
+  std::atomic<Hot*>* entry_ = nullptr;  // without one: the holder's entry for it
   SegmentId segment_ = 0;
   Tier tier_ = Tier::kHost;
   bool writes_ = false;
-  bool made_ = false;  // there was no content before
+  bool made_ = false;  // the segment had no content before this lease
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
 };
 
-// Keeps a segment at a tier, once it is there, until the pin ends; gone before the store is. Move-only.
+// Keeps a segment at a tier, once it is there, until the pin ends. Ends before the store does. Move-only.
 class Pin {
  public:
   Pin() = default;

@@ -1,4 +1,4 @@
-// The future: the sequence of operations of a step, each with the segments it touches.
+// A program: the operations of a step in their order, each with the segments that it accesses.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -13,17 +13,18 @@ struct AccessStep {
   SegmentId segment = 0;
   Tier tier = Tier::kDevice;  // kDevice or kHost
   Access access = Access::kRead;
-  bool last = false;  // the content is dead after this access
+  bool last = false;  // the content is dead (never read again) after this access
 };
 
 class Program {
  public:
   explicit Program(std::string name = "") : name_(std::move(name)) {}
 
-  // Appends an operation. Its accesses are all held at once; each segment appears once. `time`: how long it
-  // takes, compared with the others; 0: it runs beside them. Decides what stays, never what is right.
+  // Appends an operation. It holds the leases of all its accesses at once; each segment appears once. `time`:
+  // how long it takes, relative to the others; 0: it runs beside them. Times influence which copies are
+  // retained, never the results.
   void add_op(std::span<const AccessStep> accesses, std::int64_t time = 1);
-  // Builds the index of next uses; after it the program does not change.
+  // Builds the index of next uses. The program cannot be changed afterwards.
   void finish(std::int32_t segment_count);
 
   const std::string& name() const { return name_; }
@@ -39,7 +40,7 @@ class Program {
   bool knows(SegmentId segment) const { return static_cast<std::size_t>(segment) + 1 < use_first_.size(); }
   // Positions at which a segment is accessed, ascending.
   std::span<const std::int32_t> uses(SegmentId segment) const;
-  // Fingerprint of the sequence: equal programs on all ranks have equal ones.
+  // A hash of the operations: equal programs have equal hashes, on every rank.
   std::uint64_t hash() const;
 
  private:

@@ -1,27 +1,29 @@
-// Which segment is where, and what must move: decisions only, no bytes.
+// Decides which tiers have a copy of each segment, and which moves that takes. It moves no bytes itself.
 //
-// Along a program (decide) decisions are made in its order, one operation after the other, long before the
-// bytes follow. So they do not depend on timing, on the depth of prefetch or on the I/O back end: the same
-// program under the same budgets always gives the same moves, and a dry run predicts the traffic of a real one
-// exactly. Without one (decide_free, prefetch, clean) they are made when somebody asks, and a Gate says what
-// is held at that moment; a program may then be given as a guess of the future. The TensorStore carries the
-// moves out, each as soon as what it depends on is done.
+// Along a program (decide) decisions are made in the program's order, one operation after the other, long
+// before the moves are carried out. So they do not depend on timing, on the prefetch depth or on the I/O back
+// end: the same program under the same budgets always gives the same moves, and a dry run predicts the
+// traffic of a real run exactly. Without a program (decide_free, prefetch, clean) decisions are made on
+// request, and a Gate tells which copies are leased at that moment; a program may then be given as a guess of
+// the future. The TensorStore carries each move out as soon as the moves and leases that it depends on have
+// ended.
 //
-// A copy that is present is current; a write at one tier drops the copies at the others. The victim of an
-// eviction is the policy's choice (policy.hpp) among the copies of the lowest priority that have one to offer.
-// With the next-use policy it is the copy whose next use at its tier is farthest in the future (Belady's rule),
-// free ones before those that must be written back, and content that the rest of its program overwrites before
-// reading it is dropped for free.
+// A copy that is present is current: a write at one tier drops the copies at the others. When room is needed,
+// the policy (policy.hpp) names the victim; tensors of the lowest priority come first, and higher ones only
+// where no copy of a lower one may be evicted. With the next-use policy the victim is the copy whose next use
+// at its tier is farthest in the future (Belady's rule), and among equals a clean copy. Content that the rest
+// of the current program overwrites before it reads it is dropped without being written back.
 //
-// What follows the end of a program is taken to be the same program again when victims are compared (exact in
-// a training loop, a guess at worst elsewhere), and is taken to read everything when content is dropped: what
-// nobody needs after the program must say so (AccessStep::last). Only so are the decisions for an operation
-// the same whether they are made during its own program or, ahead of time, during the one before.
+// Two assumptions are made about what follows the end of a program. When victims are compared, the same
+// program is assumed to run again; in a training loop this is exact, elsewhere a guess. When content is to be
+// dropped, whatever follows is assumed to read everything; content that nobody needs after the program must
+// be declared dead (AccessStep::last). With these two, the decisions for an operation are the same whether
+// they are made while its own program runs or, ahead of time, while the program before it runs.
 //
-// Where NVMe and the device have a link of their own (Budgets::direct), a segment takes it when a copy at the
-// host would not pay: when it is written at the device, so that such a copy is old at once, or when all that had
-// to leave the host for it is needed sooner, or may not leave. (Where the policy knows no future, nothing counts
-// as needed sooner.)
+// Where NVMe and the device have a direct link (Budgets::direct), a segment takes it when a copy at the host
+// would not pay: when the segment is modified at the device, which makes a host copy stale at once, or when
+// each copy that would have to be evicted from the host for it has a nearer next use or may not be evicted.
+// (Where the policy knows no future, no next use counts as nearer.)
 //
 // Not thread-safe: the store calls it under its mutex.
 #pragma once
@@ -41,21 +43,20 @@ namespace zg {
 struct Action {
   enum class Kind : std::uint8_t { kAlloc, kCopy, kFree, kUse };
   Kind kind = Kind::kUse;
-  Tier tier = Tier::kDevice;  // of the memory taken, given back, used, or copied to
-  Tier from = Tier::kDevice;  // kCopy
-  Access access = Access::kRead;  // kUse; of kFree: kRead if it leaves to make room, else kOverwrite
+  Tier tier = Tier::kDevice;      // of the memory that is allocated, freed, used, or copied to
+  Tier from = Tier::kDevice;      // kCopy
+  Access access = Access::kRead;  // kUse; kFree: kRead if the copy is evicted to make room, else kOverwrite
   SegmentId segment = 0;
 };
 
-// Bytes over each link. What goes between NVMe and the device without the host counts twice: for the drives, and
-// as direct.
+// Bytes over each link. Bytes between NVMe and the device that do not pass the host count twice: in nvme_*
+// and in direct_*.
 struct Traffic {
   std::int64_t nvme_read = 0, nvme_write = 0, host_to_device = 0, device_to_host = 0;
   std::int64_t direct_read = 0, direct_write = 0;
   Traffic operator-(const Traffic& o) const {
-    return {nvme_read - o.nvme_read,           nvme_write - o.nvme_write,
-            host_to_device - o.host_to_device, device_to_host - o.device_to_host,
-            direct_read - o.direct_read,       direct_write - o.direct_write};
+    return {nvme_read - o.nvme_read,           nvme_write - o.nvme_write,   host_to_device - o.host_to_device,
+            device_to_host - o.device_to_host, direct_read - o.direct_read, direct_write - o.direct_write};
   }
   Traffic& operator+=(const Traffic& o) {
     nvme_read += o.nvme_read, nvme_write += o.nvme_write;
@@ -68,23 +69,24 @@ struct Traffic {
 
 struct Budgets {
   std::int64_t device = 0, host = 0;
-  bool direct = false;  // NVMe and the device have a link of their own, beside the way through the host
+  bool direct = false;  // there is a direct link between NVMe and the device
 };
 
-// Why an access cannot be placed: what may not leave `tier` now leaves no room.
+// Why an access fails: the copies at `tier` that may not be evicted now leave too little room.
 struct NoRoom {
   Tier tier = Tier::kDevice;
-  std::int64_t needed = 0;  // bytes that had to be found
-  SegmentId segment = 0;    // for this one
-  SegmentId busy = -1;      // not for long: this one, which is moving, must have arrived first
+  std::int64_t needed = 0;  // bytes of room
+  SegmentId segment = 0;    // that the room is for
+  SegmentId busy = -1;      // not -1: room can be made once the moves of this segment have ended
 };
 
-// Without a program: who holds copies at this moment.
+// Without a program: tells which copies are leased at this moment.
 class Gate {
  public:
   enum class Closed : std::uint8_t { kYes, kHeld, kMoving };
   virtual bool held(SegmentId segment, Tier tier) const = 0;
-  // Nobody may take the copy from now on, unless somebody has it or it is on its way.
+  // Closes the copy, so that no lease of it can be taken from now on. Fails where the copy is leased (kHeld)
+  // or its segment has unfinished moves (kMoving).
   virtual Closed close(SegmentId segment, Tier tier) = 0;
   virtual std::uint64_t last_use(SegmentId segment, Tier tier) const = 0;
 
@@ -94,73 +96,77 @@ class Gate {
 
 class Residency {
  public:
-  // `policy` is asked once for each memory tier and priority; empty: the default one.
+  // `policy` is called once for each memory tier and priority. Empty: the default policy.
   Residency(const TensorTable& table, const Budgets& budgets, PolicyFactory policy = {});
   Residency(const Residency& other);
   Residency& operator=(const Residency&) = delete;
   Residency(Residency&&) = default;
-  // The table has got more tensors.
+  // Must be called after tensors were added to the table.
   void grow();
 
-  // The programs that decide() may be asked about: 0 is `current`, 1 is `next`. Null: none.
+  // The programs whose operations decide() may be called for. Null: none.
   void set_future(const Program* current, const Program* next);
-  // Decides operation `op` of the current (which = 0) or next (1) program; appends the moves. On failure the
-  // state is unusable.
+  // Decides operation `op` of the current (which = 0) or the next (which = 1) program, and appends the moves
+  // to `out`. After a failure the object is unusable.
   std::optional<NoRoom> decide(int which, std::int32_t op, std::vector<Action>& out);
 
-  // Without a program. Who holds what; null: nobody holds anything, and the order of decisions is that of uses.
+  // Without a program: tells which copies are leased. Null: none is ever leased, and the accesses are decided
+  // in the order of their uses.
   void set_gate(Gate* gate);
-  // What is likely to come, as far as the policy uses it: `program`, of which the accesses up to `position`
-  // have happened (-1: none). Null: not known.
+  // Without a program, a guess of the future for policies that use one: `program`, whose accesses up to
+  // `position` have happened (-1: none). Null: nothing is known.
   void guess(const Program* program, std::int32_t position);
   void used_at(SegmentId segment, std::int32_t position);  // an access of the guessed program happened
-  // One access. On failure what was appended stands (it only made room).
+  // Decides one access. On failure the moves that were appended must still be carried out: they make room.
   std::optional<NoRoom> decide_free(const AccessStep& step, std::vector<Action>& out);
-  // The same, where `held(segment, tier)` tells who holds that copy.
+  // The same, where held(segment, tier) tells whether that copy is leased.
   template <class Held>
   std::optional<NoRoom> decide_free(const AccessStep& step, Held&& held, std::vector<Action>& out);
-  // Brings the segment to the tier, ahead of its use at `position` of the guess (-1: none), if only copies with
-  // a later use must leave for it. Says whether it is, or will be, there. What was appended stands.
+  // Brings the segment to the tier ahead of its use at `position` of the guess (-1: no position is known), if
+  // all copies that must be evicted for it have later next uses. Returns whether the tier has a copy, or will
+  // have one once its moves are done. The moves that were appended must be carried out in any case.
   bool prefetch(SegmentId segment, Tier tier, std::int32_t position, std::vector<Action>& out);
-  // Writes back, in the order in which they will leave, host copies that would have to be written when they
-  // leave, until `bytes` are free or clean, or `most` copies have been looked at.
+  // Writes dirty host copies back, in the order in which they would be evicted, until `bytes` of host memory
+  // are free or hold clean copies, or until `most` copies have been examined.
   void clean(std::int64_t bytes, int most, std::vector<Action>& out);
-  // Everything that nobody holds sinks as low as it may, where there is room. No future is known afterwards.
+  // Demotes every copy that is neither leased nor pinned as low as it may be demoted, where there is room
+  // below. Afterwards no future is known.
   void sink(std::vector<Action>& out);
-  // Drops the content everywhere.
+  // Drops the content at all tiers.
   void discard(SegmentId segment, std::vector<Action>& out);
 
-  // A pinned copy does not leave its tier (a write elsewhere still drops it). Counted.
+  // A pinned copy is not evicted from its tier; a write at another tier still drops it. Pins are counted.
   void pin(SegmentId segment, Tier tier);
   void unpin(SegmentId segment, Tier tier);
-  bool uses_future() const { return uses_future_; }  // whether the policy looks ahead
+  bool uses_future() const { return uses_future_; }  // whether the policy decides by next uses
   bool is_pinned(SegmentId id, Tier tier) const { return state(id).pins[index(tier)] > 0; }
 
   bool present(SegmentId id, Tier tier) const { return (state(id).current & bit(tier)) != 0; }
   bool sole(SegmentId id, Tier tier) const { return state(id).current == bit(tier); }
   bool has_content(SegmentId id) const { return state(id).current != 0; }
-  // Says where content is without moving anything; for dry runs.
+  // Records that the tier has a current copy of the segment, without any move; for dry runs.
   void assume_content(SegmentId id, Tier tier);
   std::int64_t used(Tier tier) const { return used_[index(tier)]; }
   std::int64_t peak(Tier tier) const { return peak_[index(tier)]; }
   std::int64_t budget(Tier tier) const { return tier == Tier::kDevice ? budgets_.device : budgets_.host; }
   const Traffic& traffic() const { return traffic_; }
-  // Accesses until the copy at `tier` is needed again; kNever.
+  // Distance, in accesses, to the next access that the copy at `tier` would serve; kNever: none is known.
   std::uint64_t next_use(SegmentId id, Tier tier) const;
-  // Accesses until the segment is accessed at all; kNever.
+  // Distance to the next access of the segment at any tier; kNever: none is known.
   std::uint64_t next_access(SegmentId id) const;
-  // Equal ones: the same content at the same places, so that the same program moves the same bytes again (with
-  // a policy that does not look at the past).
+  // A hash of which tiers have copies. Where it is equal, the same program moves the same bytes again, if the
+  // policy does not decide by past uses.
   std::uint64_t fingerprint() const;
-  // Aborts when the state breaks the table of legal ones (src/store/copy_states.hpp), or a sum is wrong.
+  // Aborts when a segment is in a state that no legal transition leads to (copy_states.hpp), or a sum is
+  // wrong.
   void check() const;
 
  private:
   struct State {
-    std::uint8_t current = 0;             // bit per tier that holds the content
-    std::array<std::int32_t, 2> pins{};   // per tier, by the user
-    std::array<std::uint64_t, 2> hold{};  // per tier: the decision (clock_) that may not lose the copy
-    std::array<std::uint64_t, 2> refused{};  // per tier: the search for room in which it could not leave
+    std::uint8_t current = 0;                // a bit for each tier that has a current copy
+    std::array<std::int32_t, 2> pins{};      // per tier
+    std::array<std::uint64_t, 2> hold{};     // per tier: the decision (clock_) that must not evict the copy
+    std::array<std::uint64_t, 2> refused{};  // per tier: the search for room that must not evict it
     std::uint64_t last_use = 0;
   };
   class View;
@@ -197,29 +203,30 @@ class Residency {
   PolicyFactory make_policy_;
   bool uses_future_ = true;
   std::vector<State> states_;
-  std::array<std::vector<SegmentId>, 2> resident_;  // ids present at device, host
-  std::array<std::vector<std::int32_t>, 2> slot_;   // where in resident_
-  std::vector<int> priorities_;                     // those of the table, ascending
+  std::array<std::vector<SegmentId>, 2> resident_;  // the segments with a copy at the device, at the host
+  std::array<std::vector<std::int32_t>, 2> slot_;   // by segment: its index in resident_
+  std::vector<int> priorities_;                     // all that the tensors have, ascending
   std::vector<std::int32_t> level_;                 // by segment: index into priorities_
   std::array<std::vector<std::unique_ptr<Policy>>, 2> policies_;  // per tier, by level
   std::array<std::int64_t, 2> used_{}, peak_{};
   Traffic traffic_;
   const Program* program_[2] = {nullptr, nullptr};
-  const Program* future_ = nullptr;  // what is followed, and the position in it
+  const Program* future_ = nullptr;  // the program that is followed, or the guess; at_ is the position in it
   std::uint64_t future_accesses_ = 0;
   std::int32_t at_ = -1;
-  std::uint64_t base_ = 0;  // accesses before future_ began
-  Spread spread_;           // along a program
+  std::uint64_t base_ = 0;  // accesses of all programs before future_
+  Spread spread_;           // used along a program only
   std::uint64_t clock_ = 0, searches_ = 0;
-  std::array<std::uint64_t, 2> search_{};  // per tier: the search for room that is on
-  std::array<std::uint64_t, 2> horizon_{kNever, kNever};  // per tier: what is needed before this stays
-  SegmentId leaving_ = -1;  // the copy of it at the device is about to leave
+  std::array<std::uint64_t, 2> search_{};                 // per tier: the current search for room
+  std::array<std::uint64_t, 2> horizon_{kNever, kNever};  // copies with a next use within it stay
+  SegmentId leaving_ = -1;                                // its copy at the device is about to be evicted
   std::vector<Action>* out_ = nullptr;
   Gate* gate_ = nullptr;
 };
 
 template <class Held>
-std::optional<NoRoom> Residency::decide_free(const AccessStep& step, Held&& held_now, std::vector<Action>& out) {
+std::optional<NoRoom> Residency::decide_free(const AccessStep& step, Held&& held_now,
+                                             std::vector<Action>& out) {
   struct Asked final : Gate {
     Residency* r;
     std::remove_reference_t<Held>* ask;

@@ -1,11 +1,14 @@
-// Which of the segments that a repeated program needs once in a cycle should stay, when not all can.
+// Which of the segments that a repeated program needs once in a cycle should be retained, when memory cannot
+// hold all of them.
 //
-// For the bytes that move it matters little: each that does not stay comes once and goes once in a cycle. But those
-// that come all in a row are read and written at twice the speed of the link, or who computes waits; and while those
-// are used that have stayed, the link has nothing to do. So what does not stay is spread over the cycle, in time: of
-// each moment that needs any of them a little leaves before more of any leaves, and of what one moment needs beyond
-// that the most stays. Operations that take no time (Program::add_op) need what they need at the same moment as the
-// next one that takes some.
+// For the number of bytes that move, the choice matters little: every segment that is not retained is read
+// once and evicted once in each cycle. What matters is when they move. If the evicted segments were needed
+// one right after the other, the link would be saturated there and the computation would wait for it; during
+// the rest of the cycle, which uses retained segments, the link would be idle. So the evicted bytes are
+// spread over the cycle: each operation that needs such segments gives up a few bytes of them before any
+// operation gives up more. The bytes are counted in proportion to the time until the neighbouring operations
+// that need such segments, since that is the time in which the link can move them. Operations that take no
+// time (Program::add_op) count as one with the next operation that takes some.
 //
 // Not thread-safe: a part of Residency.
 #pragma once
@@ -20,7 +23,7 @@ namespace zg {
 class Spread {
  public:
   void plan(const TensorTable& table, const Program& program);
-  // Smaller ones should leave first. 0: not needed once in a cycle.
+  // Segments with smaller values are to be evicted first. 0: the segment is not needed once in a cycle.
   std::uint64_t order(SegmentId id) const {
     return static_cast<std::size_t>(id) < order_.size() ? order_[static_cast<std::size_t>(id)] : 0;
   }

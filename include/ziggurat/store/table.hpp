@@ -1,6 +1,6 @@
-// What a store holds: tensors, cut into segments, and where each may live.
+// The tensors of a store, how they are cut into segments, and how far each may be demoted.
 //
-// Built before the store, so that budgets, file sizes and traffic can be planned without moving a byte.
+// The table is made before the store, so that budgets, file sizes and traffic can be planned without it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -22,7 +22,7 @@ const char* name_of(Role role);
 enum class Access : std::uint8_t {
   kRead,
   kWrite,      // read and modify
-  kOverwrite,  // every byte that matters is written before it is read: nothing is fetched
+  kOverwrite,  // every byte is written before it is read, so nothing is fetched
 };
 
 using TensorId = std::int32_t;
@@ -33,10 +33,10 @@ struct TensorSpec {
   DType dtype = DType::kF32;
   std::int64_t count = 0;  // elements
   Role role = Role::kOther;
-  Tier lowest = Tier::kNvme;          // how far it may sink
-  std::int64_t segment_elements = 0;  // 0: one segment (contiguous wherever it is)
-  int priority = 0;                   // copies of a lower one leave a tier first
-  int versions = 1;  // of its NVMe copies: with 2 (the most), a write leaves the one before whole
+  Tier lowest = Tier::kNvme;          // the lowest tier that it may be demoted to
+  std::int64_t segment_elements = 0;  // 0: one segment
+  int priority = 0;                   // copies of a lower priority are evicted first
+  int versions = 1;  // kept on NVMe, 1 or 2; with 2, a write-back leaves the version before it whole
 };
 
 struct Tensor {
@@ -49,25 +49,25 @@ struct Tensor {
 struct Segment {
   TensorId tensor = 0;
   std::int64_t first_element = 0, elements = 0;
-  std::int64_t bytes = 0;   // of content
-  std::int64_t charge = 0;  // against the host budget, and on NVMe: bytes rounded up to 4096
-  std::int64_t device_charge = 0;  // against the device budget: bytes rounded up to the device's granule
-  Tier lowest = Tier::kNvme;  // kNvme: it has an extent over the drives
+  std::int64_t bytes = 0;          // of content
+  std::int64_t charge = 0;         // to the host budget and to NVMe: bytes rounded up to 4096
+  std::int64_t device_charge = 0;  // to the device budget: bytes rounded up to the device's granule
+  Tier lowest = Tier::kNvme;       // kNvme: it has an extent on the drives
 
   std::int64_t charge_at(Tier tier) const { return tier == Tier::kDevice ? device_charge : charge; }
 };
 
 class TensorTable {
  public:
-  // drives: over how many files an NVMe segment is striped; 0: there is no NVMe tier, kNvme means kHost.
+  // drives: number of files that NVMe segments are striped over. 0: there is no NVMe tier, kNvme means kHost.
   // device_granule: Arena::granule() of the device, a multiple of 4096.
   explicit TensorTable(int drives, std::int64_t device_granule = 4096);
 
   // Throws Error(kUsage) for a name that is taken, or sizes that make no sense.
   TensorId add(const TensorSpec& spec);
-  // Its name is free again; its id is not used again.
+  // The tensor's name is free again; its id is never used again.
   void remove(TensorId id);
-  // -1: there is none of that name.
+  // -1: no tensor has this name.
   TensorId find(const std::string& name) const;
   const Tensor& tensor(TensorId id) const { return tensors_[static_cast<std::size_t>(id)]; }
   const Segment& segment(SegmentId id) const { return segments_[static_cast<std::size_t>(id)]; }
@@ -75,11 +75,11 @@ class TensorTable {
   std::int32_t segment_count() const { return static_cast<std::int32_t>(segments_.size()); }
   int drives() const { return drives_; }
   std::int64_t device_granule() const { return device_granule_; }
-  // Of all segments that may sink to NVMe, in all of their versions, whole pages.
+  // NVMe space for all segments that may be demoted to it, in all of their versions, in whole pages.
   std::int64_t nvme_bytes() const { return nvme_bytes_; }
-  // The same for each drive, if all are equally large.
+  // The part of each drive, if all get equal parts.
   std::int64_t drive_bytes() const;
-  // Of all segments: a budget of so much at this tier of memory holds everything.
+  // The sum over all segments: with this budget, the memory tier holds everything.
   std::int64_t total_charge(Tier tier) const {
     return tier == Tier::kDevice ? total_device_charge_ : total_charge_;
   }

@@ -1,4 +1,4 @@
-// Text (or token ids) from a trained model. The weights are held in memory, in fp32.
+// Generates text, or token ids, with a trained model, whose weights are held in memory in fp32.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -15,19 +15,20 @@ struct GenerateOptions {
   std::int64_t tokens = 100;
   bool greedy = false;
   double temperature = 1.0;
-  std::int64_t top_k = 0;  // 0: all
+  std::int64_t top_k = 0;  // tokens to choose from; 0: all
   std::uint64_t seed = 1337;
 };
 
 class Generator {
  public:
-  // A Hugging Face directory. Throws Error(kUsage).
+  // Reads a Hugging Face directory. Throws Error(kUsage).
   explicit Generator(const std::string& directory);
   ~Generator();
 
   const Tokenizer* tokenizer() const;  // null if the directory holds none
   const ModelConfig& config() const;
-  // Continues `prompt` (ids; at least one). Each new id is shown to `seen` as it comes; false stops.
+  // Continues `prompt`, which has one id or more. Calls `seen` with each new id; if that returns false,
+  // stops.
   std::vector<std::int32_t> generate(const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
                                      const std::function<bool(std::int32_t)>& seen);
 

@@ -1,4 +1,4 @@
-// The machine that this process runs on, as a configuration asks for it where it says "auto".
+// The machine that this process runs on, for the keys of a configuration that are "auto".
 #pragma once
 #include "ziggurat/config/run_config.hpp"
 

@@ -1,5 +1,4 @@
-// What the ranks of one machine share: its cores, its drives with their I/O engine, the arena of the host
-// tier.
+// What the ranks of one machine share: cores, drives with their I/O engine, and the arena of the host tier.
 #pragma once
 #include <memory>
 #include <string>
@@ -14,34 +13,34 @@
 
 namespace zg {
 
-// Of a GPU's free memory, what is left to libraries' workspaces and CUDA itself where tiers.device is not
-// stated.
+// The part of a GPU's free memory that is left to CUDA and the workspaces of libraries, unless tiers.device
+// is given.
 inline constexpr std::int64_t kGpuReserve = std::int64_t{1} << 30;
 
-// The GPU of a run. Its arena takes no memory before it is used.
+// The GPU of a run. Its arena maps memory only when it is used.
 struct OpenGpu {
   std::unique_ptr<Device> device;             // null: the processor computes
   std::int64_t memory = 0;                    // budget of its arena
-  std::shared_ptr<io::DirectStorage> direct;  // null: all goes through host memory
+  std::shared_ptr<io::DirectStorage> direct;  // null: there is no direct link to the drives
 };
-// Throws Error(kDevice) when it is not there, Error(kUsage) when GPUDirect Storage is demanded and cannot be
-// had.
+// Throws Error(kDevice) when the GPU is not there, Error(kUsage) when the configuration requires GPUDirect
+// Storage and it does not work.
 OpenGpu open_gpu(const RunConfig& config, Trace* trace);
 
-// This machine, as a run with this configuration would use it. `gpu` outlives what is planned with it.
+// This machine, as a run with this configuration would use it. `gpu` outlives the plans that use the result.
 Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu);
 
 class Node {
  public:
-  // Binds threads to cores, locks the directories of the drives, reclaims what killed runs have left there,
-  // and reserves the space on them. Host memory is taken when it is used. `gpu`: of its ranks. `trace` and
-  // `watchdog` may be null and outlive it. Throws Error(kIo), Error(kUsage).
+  // Binds threads to cores, locks the drives' directories, removes the files that killed runs have left
+  // there, and reserves space on the drives. Host memory is mapped when it is used. `gpu`: the GPU of the
+  // ranks. `trace` and `watchdog` may be null; they outlive the node. Throws Error(kIo), Error(kUsage).
   Node(const RunPlan& plan, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog);
-  ~Node();  // the stores of its ranks are gone
+  ~Node();  // the stores of all ranks must be gone
   Node(const Node&) = delete;
 
-  // What the ranks' stores keep their segments in: spread over the drives by these bandwidths, in any unit,
-  // until the run has learned better; empty: equally. Once.
+  // Opens the volume for the segments of the ranks' stores. `drive_shares`: the drives' bandwidths, in any
+  // unit, by which writes are spread until the run has learned better ones; empty: equally. Once.
   void open_volume(const std::vector<double>& drive_shares);
 
   io::Engine* io() { return io_.get(); }  // null: there is no NVMe tier
@@ -49,7 +48,7 @@ class Node {
   io::Volume* volume() { return volume_.get(); }  // null: there is no NVMe tier, or it is not open
   HostMemory& host() { return *host_; }
   const HostMemory& host() const { return *host_; }
-  const CoreAssignment& cores() const { return cores_; }  // the plan's; not bound where the system refused
+  const CoreAssignment& cores() const { return cores_; }  // of the plan; unbound if the system refused
 
  private:
   CoreAssignment cores_;
@@ -57,7 +56,7 @@ class Node {
   std::unique_ptr<HostMemory> host_;
   std::unique_ptr<io::Engine> io_;
   std::unique_ptr<io::Volume> volume_;
-  Watchdog::Registration watched_;  // last: nothing is watched that is gone
+  Watchdog::Registration watched_;  // last, so that nothing is watched that is gone
 };
 
 }  // namespace zg

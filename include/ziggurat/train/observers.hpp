@@ -1,4 +1,4 @@
-// What a run tells people and programs: its log, its progress line, its report.
+// The outputs of a run for people and programs: log, progress line, report.
 #pragma once
 #include <cstdio>
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace zg {
 
-// log.jsonl: one JSON object a step; docs/training.md has the schema. Lines are written through: a run that
-// is killed keeps what it logged.
+// Writes log.jsonl, one JSON object for each step; docs/training.md has the schema. Each line is flushed, so
+// a run that is killed keeps its log.
 class StepLog final : public TrainObserver {
  public:
   explicit StepLog(const std::string& path);  // replaces the file; throws Error(kIo)
@@ -23,7 +23,7 @@ class StepLog final : public TrainObserver {
 // The log's progress line: after each step, and about once a second while a step takes long.
 class ProgressLine final : public TrainObserver {
  public:
-  explicit ProgressLine(Trainer& trainer);  // which has been started, and outlives it
+  explicit ProgressLine(Trainer& trainer);  // the trainer has been started, and outlives this
   ~ProgressLine() override;                 // clears the line
   void on_step_begin(std::int64_t step) override;
   void on_step_computed(std::int64_t step) override;
@@ -37,13 +37,13 @@ class ProgressLine final : public TrainObserver {
 // "step 12/300  loss 2.345 ..."
 std::string progress_line(const StepRecord& record, std::int64_t steps, double eta_seconds,
                           double tokens_per_second);
-// "reads 4.0, write-backs 2.1, ...": of so many seconds, in percent; those that come to `least` of it.
+// "reads 4.0, write-backs 2.1, ...": in percent of `seconds`, those causes with at least `least` percent.
 std::string stall_text(const StallTimes& stall, double seconds, int decimals, double least);
 
-// What a plan takes and moves, before anything is taken.
+// Memory, traffic and bounds of a plan.
 std::string plan_report(const Trainer& trainer);
-// At the end of a run: peaks against budgets, bytes against the forecast, stall by cause, time against its
-// bound.
+// At the end of a run: peaks compared with budgets, traffic with the forecast, step time with its bound, and
+// the stalls by cause.
 std::string final_report(const RunSummary& summary, Trainer& trainer);
 
 }  // namespace zg

@@ -1,5 +1,5 @@
-// One device of a run with what belongs to it alone: its tensors, its store over the node's memory and
-// drives, and the engine that runs the plan's programs over them.
+// One device of a run, with its tensors, its store over the node's memory and drives, and the engine that
+// runs the plan's programs.
 #pragma once
 #include <memory>
 #include <string>
@@ -13,8 +13,8 @@ namespace zg {
 
 class Rank {
  public:
-  // All outlive it; the node's volume is open. `gpu` null: the host device, which is made here. Of the node's
-  // host memory it uses what the plan says.
+  // All arguments outlive the rank, and the node's volume is open. `gpu` null: the rank makes a host device.
+  // Of the node's host memory the rank uses the plan's budget.
   Rank(const RunPlan& plan, Node& node, Device* gpu, Trace* trace, Watchdog* watchdog);
   Rank(const Rank&) = delete;
 
@@ -22,14 +22,14 @@ class Rank {
   TensorStore& store() { return *store_; }
   Engine& engine() { return *engine_; }
 
-  // Fills the weights, from the model directory that the plan's configuration names or at random. Once,
-  // first.
+  // Fills the weights, from the model directory that the configuration names or at random. Once, before
+  // anything else.
   void initialize();
-  // Per step, the engine's own bytes included.
+  // The planned traffic of a step, with the engine's own bytes.
   Traffic planned_traffic() const;
-  // What the plan says that the programs run so far move, the engine's own bytes not included.
+  // The forecast for the programs that have run so far, without the engine's own bytes.
   Traffic forecast() const;
-  // A Hugging Face directory with the fp32 master weights. Throws Error(kIo).
+  // Writes a Hugging Face directory with the fp32 master weights. Throws Error(kIo).
   void save_model(const std::string& directory);
 
  private:
@@ -38,7 +38,7 @@ class Rank {
   Device& device_;
   std::unique_ptr<TensorStore> store_;
   std::unique_ptr<Engine> engine_;
-  std::vector<Watchdog::Registration> watched_;  // last: nothing is watched that is gone
+  std::vector<Watchdog::Registration> watched_;  // last, so that nothing is watched that is gone
 };
 
 }  // namespace zg

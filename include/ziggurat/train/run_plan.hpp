@@ -1,6 +1,6 @@
-// What a run will be: model, tensors, programs, budgets, bytes that will move, cores. Decided from the
-// configuration and from values that describe the machine, by these alone: a plan takes nothing, and can be
-// made for a machine that is not there.
+// The plan of a run: model, tensors, programs, budgets, traffic, cores. It is computed only from the
+// configuration and from values that describe the machine. So it takes no resources, and can be made for
+// another machine.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,17 +17,17 @@
 
 namespace zg {
 
-// Resident memory of the process beyond its device and host budgets stays below this: code, libraries, thread
-// stacks, scratch of the matrix library, token pages.
+// An upper bound of the process's resident memory besides its device and host budgets: code, libraries,
+// thread stacks, scratch of the matrix library, token pages.
 inline constexpr std::int64_t kProcessOverhead = 256 << 20;
 
-// A file system that holds a drive's file.
+// The file system of a drive's file.
 struct DriveSpace {
   std::int64_t free_bytes = 0;
-  std::uint64_t file_system = 0;  // drives on the same one share what is free
+  std::uint64_t file_system = 0;  // its identity: drives on the same file system share free_bytes
 };
 
-// What a plan must know of the machine.
+// What a plan needs to know of the machine.
 struct Hardware {
   MemoryLimits memory = {};
   CoreTopology cores = {};
@@ -37,14 +37,14 @@ struct Hardware {
   };
   std::vector<Drive> drives = {};
   struct Gpu {
-    const OpSizes* sizes = nullptr;  // scratch memory that its ops take; outlives the plan
-    Ops* ops = nullptr;              // null: it is not there, and the plan's model cannot compute
-    std::int64_t memory = 0;         // bytes that the run may take at most
+    const OpSizes* sizes = nullptr;  // the scratch memory of its ops; outlives the plan
+    Ops* ops = nullptr;              // null: the GPU is not there, and the plan's model cannot compute
+    std::int64_t memory = 0;         // bytes that the run may use at most
     std::int64_t granule = 0;        // of its arena
     int numa_node = -1;
-    bool direct = false;  // drives reach its memory past the host
+    bool direct = false;  // there is a direct link between drives and its memory
   };
-  std::optional<Gpu> gpu = {};  // none: the processor computes
+  std::optional<Gpu> gpu = {};  // empty: the processor computes
 };
 
 // What follows a step.
@@ -60,26 +60,27 @@ struct RunPlan {
   std::unique_ptr<const Model> model;
   std::unique_ptr<const Layout> layout;
   std::unique_ptr<const StepPrograms> programs;
-  Budgets budgets;   // of the arenas, workspace included
-  Budgets resident;  // of them, the store's: without the workspace and what stays free for read-ahead
-  Plan dry_run;      // under these
+  Budgets budgets;   // of the arenas, with the workspace
+  Budgets resident;  // the store's part: without the workspace and the bytes left free for read-ahead
+  Plan dry_run;      // under `resident`
   CoreAssignment cores;
 
-  double flops_per_step() const;  // of the matrix products
-  // After step `step`, from 0. `stop`: the run is asked to end with it.
+  double flops_per_step() const;  // of the matrix products of a step
+  // What follows step `step`, counted from 0. `stop`: the run was asked to end with this step.
   AfterStep after_step(std::int64_t step, bool stop = false) const;
   std::int64_t evaluation_batches() const;  // micro-batches of one evaluation
-  // What the run does in its first `steps` steps if these are all.
+  // The activities of a run of `steps` steps.
   History history(std::int64_t steps) const;
-  // Lines for people: model, state, update, batch.
+  // Text for people: model, state, update, batch.
   std::string describe() const;
 };
 
-// The model that a configuration names, as far as it says so. Reads the model directory, if it names one.
+// The model that a configuration describes, as far as it does. Reads the model directory, if one is named.
 ModelConfig model_of(const RunConfig& config);
 
-// Throws Error(kUsage) for a configuration that makes no sense with this model or machine, and Error(kMemory)
-// where the budgets are too small, with the smallest that do. model_config: complete, with its vocabulary.
+// `model_config` is complete, with its vocabulary. Throws Error(kUsage) for a configuration that makes no
+// sense with this model or machine, and Error(kMemory), which names the smallest sufficient budgets, where
+// the budgets are too small.
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
                       std::int64_t validation_tokens, const Hardware& hardware);
 

@@ -1,13 +1,13 @@
-// A training run as a library: it plans, takes what the plan says, runs the steps, reports to observers, and
-// throws. It writes nothing to stdout, and knows neither signals nor exit codes.
+// A training run as a library. It makes a plan, takes the planned resources, runs the steps, reports to
+// observers, and throws errors. It writes nothing to stdout, and knows neither signals nor exit codes.
 //
-//   Trainer trainer(config);       // plans; says what does not fit
+//   Trainer trainer(config);       // plans, or throws if the run does not fit
 //   trainer.prepare();             // opens the drives, measures, allocates, fills the weights
 //   trainer.run();                 // all steps and evaluations
 //   trainer.save_model("model");
 //
-// One thread calls it. What it throws is an Error: kUsage for what the configuration should say otherwise,
-// kMemory for budgets, kIo and kDevice for what failed, kNumeric for a loss that is no number.
+// One thread calls it. It throws Error: kUsage for mistakes in the configuration, kMemory for budgets that
+// are too small, kIo and kDevice for failures of drives and devices, kNumeric for a loss that is not finite.
 #pragma once
 #include <functional>
 #include <memory>
@@ -23,42 +23,42 @@ namespace zg {
 
 class Trainer;
 
-// Of one step, for whom reports on it.
+// One step, for observers.
 struct StepRecord {
-  std::int64_t step = 0;  // from 1: steps done
+  std::int64_t step = 0;  // from 1
   double lr = 0;
   StepResult result;
-  double flops = 0;  // of the step's products
+  double flops = 0;  // of the step's matrix products
   Bound bound;
   Roofs roofs;
   std::int64_t peak_device = 0, peak_host = 0, peak_nvme = 0;  // bytes, so far
   std::optional<double> val_loss;
   std::optional<double> loss_scale;  // of the step's gradients; with fp16
-  std::int64_t skipped = 0;          // steps so far that were left out
+  std::int64_t skipped = 0;          // steps skipped so far
 };
 
 struct RunSummary {
   std::int64_t steps = 0;
   double seconds = 0;
-  double step_seconds = 0, median_step = 0;  // of all steps: their sum, and the median
-  StallTimes stall;                          // of them
-  double tokens_per_second = 0;              // of the median step
+  double step_seconds = 0, median_step = 0;  // sum and median of the times of all steps
+  StallTimes stall;                          // summed over all steps
+  double tokens_per_second = 0;              // in the median step
   double first_loss = 0, last_loss = 0;
   std::optional<double> val_loss;
   std::optional<double> loss_scale;  // at the end; with fp16
-  std::int64_t skipped = 0;          // of the steps: left out
+  std::int64_t skipped = 0;          // steps that were skipped
   Roofs roofs;                       // at the end
-  bool raised = false;               // a step was faster than the roofs that were measured at first
-  Traffic measured, formula;  // of the whole run, once all moves are done; and what the plan foretells for it
+  bool raised = false;               // a step was faster than its bound, so roofs were raised
+  Traffic measured, formula;  // of the whole run, once all moves are done: as measured, and as forecast
 };
 
-// Is told how a run gets on, on the thread that trains. What it throws ends the run.
+// Is notified of a run's progress, on the thread that trains. An exception that it throws ends the run.
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
   virtual void on_step_begin(std::int64_t /*step*/) {}     // from 1
-  virtual void on_step_computed(std::int64_t /*step*/) {}  // before it is evaluated and reported
-  virtual void on_step(const StepRecord& /*record*/) {}    // with its evaluation, if there was one
+  virtual void on_step_computed(std::int64_t /*step*/) {}  // before evaluation and on_step()
+  virtual void on_step(const StepRecord& /*record*/) {}    // after the evaluation, if there was one
   virtual void on_end(const RunSummary& /*summary*/) {}
 };
 
@@ -66,44 +66,45 @@ class Trainer {
  public:
   struct Options {
     Trace* trace = nullptr;           // outlives the trainer; null: no timeline
-    Watchdog* watchdog = nullptr;     // likewise
-    std::function<bool()> stop = {};  // asked before each step: true makes it the last one
+    Watchdog* watchdog = nullptr;     // outlives the trainer; null: none
+    std::function<bool()> stop = {};  // called before each step; if true, that step is the last one
   };
-  // Reads model and data, and plans. Of a GPU the context is opened; nothing else is taken.
+  // Reads model and data, and plans. Opens the context of a GPU, if there is one; takes no other resources.
   explicit Trainer(const RunConfig& config) : Trainer(config, Options()) {}
   Trainer(const RunConfig& config, const Options& options);
   ~Trainer();
   Trainer(const Trainer&) = delete;
 
-  // The three parts of prepare(), for those who measure the drives themselves or not at all.
+  // The three parts of prepare(), for callers that measure the drives themselves or not at all.
   void open_node();               // binds threads, opens the drives
-  std::vector<double> measure();  // roofs of compute and links, for bounds; the drives' bandwidths
-  // Memory, store, engine, weights. `drive_shares`: of Node::open_volume(). Opens the node if nobody has.
+  std::vector<double> measure();  // measures the roofs; returns the drives' bandwidths
+  // Makes store and engine, and fills the weights. `drive_shares`: see Node::open_volume(). Opens the node if
+  // need be.
   void start(const std::vector<double>& drive_shares = {});
   void prepare() { open_node(), start(measure()); }
 
-  // All steps that the configuration asks for, with their evaluations, on a thread of the rank. Observers
-  // outlive it. Once, after start().
+  // Runs all steps that the configuration asks for, with their evaluations, on a thread of the rank. Once,
+  // after start().
   RunSummary run(const std::vector<TrainObserver*>& observers = {});
 
-  // The same by hand: step counts from 0, and each takes the batch of its number.
+  // The same step by step. `step` counts from 0, and its batch depends on this number.
   StepResult train_step(std::int64_t step, Then then);
-  double evaluate();  // mean loss over the evaluation's batches; after a step with Then::kPause
-  // Hugging Face directory with the fp32 master weights, and the tokenizer. After a step with Then::kPause.
+  double evaluate();  // the mean loss over the batches of an evaluation; after a step with Then::kPause
+  // Writes a Hugging Face directory: fp32 master weights and tokenizer. Only after a step with Then::kPause.
   void save_model(const std::string& directory);
 
   const RunPlan& plan() const { return plan_; }
   const DataSet& data() const { return *data_; }
-  const Roofs& roofs() const { return roofs_; }  // as measured, raised to what steps reached
+  const Roofs& roofs() const { return roofs_; }  // as measured, or raised by faster steps
   Node& node() { return *node_; }                // once it is open
   bool has_drives() const { return node_ != nullptr && node_->io() != nullptr; }
   Rank& rank() { return *rank_; }                    // after start()
   UpdateRule rule() const;                           // of the next step
-  std::int64_t updates() const { return updates_; }  // applied or waiting: steps without those left out
-  std::int64_t skipped() const { return skipped_; }  // steps left out: their gradients overflowed (fp16)
-  // Of the next step's gradients, and how it follows the overflows; nothing but with fp16.
+  std::int64_t updates() const { return updates_; }  // steps not skipped; the last update may be deferred
+  std::int64_t skipped() const { return skipped_; }  // steps whose gradients overflowed (fp16)
+  // The loss scale of the next step, and how it adapts to overflows. Empty without fp16.
   const std::optional<LossScaler>& loss_scaler() const { return scaler_; }
-  // One line per decision: what was taken, and why.
+  // One line for each decision of the plan, with its reason.
   std::string describe() const;
 
  private:
@@ -114,7 +115,7 @@ class Trainer {
   std::optional<LossScaler> scaler_;
   std::int64_t updates_ = 0, skipped_ = 0;
   Roofs roofs_;
-  OpenGpu gpu_;  // before the plan, which knows the sizes of its ops
+  OpenGpu gpu_;  // before the plan, which refers to its ops
   std::unique_ptr<const DataSet> data_;
   RunPlan plan_;
   std::unique_ptr<Node> node_;

@@ -24,6 +24,7 @@ namespace {
 
 using nlohmann::ordered_json;
 using zg::Clock;
+using zg::bench::median;
 using zg::io::RamModel;
 
 constexpr const char* kHelp = R"(What it prints, one row a cell:
@@ -260,12 +261,6 @@ Window measure(const Options& o, const Cell& cell, const Setting& setting) {
   w.stall = stall / w.seconds;
   w.causes = causes;
   return w;
-}
-
-double median(const std::vector<Window>& windows, double Window::*field) {
-  std::vector<double> values;
-  for (const Window& w : windows) values.push_back(w.*field);
-  return zg::bench::median(values);
 }
 
 ordered_json json_of(const std::vector<Window>& windows) {

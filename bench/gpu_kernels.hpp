@@ -14,6 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/measure.hpp"
 #include "ziggurat/base/trace.hpp"
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/device/ops.hpp"
@@ -127,9 +128,6 @@ struct Measured {
   double seconds = 0, mad = 0, bytes = 0, flops = 0;
   double rate() const { return (flops > 0 ? flops : bytes) / seconds; }
 };
-
-double median(std::vector<double> values);
-double deviation(const std::vector<double>& values);  // median, from the median
 
 // Measures all cases in turns, on operands of their own; in the order of `cases`.
 std::vector<Measured> measure(Device& device, Stream& stream, const std::vector<Case>& cases,

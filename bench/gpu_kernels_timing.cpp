@@ -111,19 +111,6 @@ View Takes::take(Content content, DType t, std::int64_t rows, std::int64_t cols,
   return view;
 }
 
-double median(std::vector<double> values) {
-  ZG_ASSERT(!values.empty());
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-double deviation(const std::vector<double>& values) {
-  const double middle = median(values);
-  std::vector<double> distances;
-  for (const double x : values) distances.push_back(std::abs(x - middle));
-  return median(distances);
-}
-
 namespace {
 
 struct Running {
@@ -181,7 +168,7 @@ std::vector<Measured> measure(Device& device, Stream& stream, const std::vector<
   std::vector<Measured> out;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     out.push_back({.seconds = median(running[i].seconds),
-                   .mad = deviation(running[i].seconds),
+                   .mad = mad(running[i].seconds),
                    .bytes = running[i].bytes,
                    .flops = cases[i].flops});
   }

@@ -6,13 +6,13 @@
 //
 // Without --path on a RAM drive of 2 GB/s and 100 us, half duplex.
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
 
+#include "bench/measure.hpp"
 #include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
@@ -22,6 +22,8 @@ namespace {
 
 using namespace zg;
 using namespace zg::io;
+using bench::median;
+using bench::quantile;
 
 constexpr std::int64_t kBack = 4 * kMiB, kRead = kMiB;
 constexpr int kQueued = 64;  // write-backs waiting or under way: 256 MiB
@@ -72,11 +74,6 @@ struct Round {
   double p50 = 0, p99 = 0, write_rate = 0;
 };
 
-double quantile(std::vector<double>& values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(q * static_cast<double>(values.size() - 1))];
-}
-
 Round run(Engine& engine, char* memory, Priority back, double seconds) {
   WriteBack write_back(engine, memory + kRead, back);
   const auto begin = Clock::now();
@@ -91,15 +88,6 @@ Round run(Engine& engine, char* memory, Priority back, double seconds) {
   const double rate = static_cast<double>(write_back.bytes()) / seconds_between(begin, Clock::now());
   write_back.finish();
   return {quantile(latencies, 0.5), quantile(latencies, 0.99), rate};
-}
-
-Round median_of(std::vector<Round> rounds) {
-  const auto middle = [&](double Round::*field) {
-    std::vector<double> values;
-    for (const Round& r : rounds) values.push_back(r.*field);
-    return quantile(values, 0.5);
-  };
-  return {middle(&Round::p50), middle(&Round::p99), middle(&Round::write_rate)};
 }
 
 }  // namespace
@@ -138,7 +126,8 @@ int main(int argc, char** argv) {
     nlohmann::json json = {{"bench", "io_priority"}, {"path", path}, {"rounds", rounds}};
     std::printf("%-26s %12s %12s %14s\n", "1 MiB demand reads", "p50", "p99", "write-back");
     for (int k = 0; k < 3; ++k) {
-      const Round m = median_of(all[k]);
+      const Round m{median(all[k], &Round::p50), median(all[k], &Round::p99),
+                    median(all[k], &Round::write_rate)};
       std::printf("%-26s %12s %12s %14s\n", names[k], format_seconds(m.p50).c_str(),
                   format_seconds(m.p99).c_str(), format_rate(m.write_rate).c_str());
       json["results"].push_back({{"name", names[k]},

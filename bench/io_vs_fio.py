@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 
-from serve import provenance
+from serve import mad, provenance
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -114,8 +114,7 @@ def measure(args, op, block, depth):
         case[name] = {}
         for key in COLUMNS:
             values = [r[key] for r in results]
-            middle = statistics.median(values)
-            case[name][key] = {"median": middle, "mad": statistics.median(abs(v - middle) for v in values), "all": values}
+            case[name][key] = {"median": statistics.median(values), "mad": mad(values), "all": values}
     for name, peer in PAIRS.items():
         if name in runs and peer in runs:
             for key in COLUMNS:

@@ -1,4 +1,4 @@
-// What the benchmarks share: medians, and where numbers come from.
+// What the benchmarks share: robust statistics, and where numbers come from.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -15,10 +15,26 @@
 
 namespace zg::bench {
 
+// Of an even number of values, the mean of the two in the middle.
 inline double median(std::vector<double> values) {
   ZG_ASSERT(!values.empty());
   std::sort(values.begin(), values.end());
   return (values[values.size() / 2] + values[(values.size() - 1) / 2]) / 2;
+}
+
+// Of one field of several results.
+template <class T>
+double median(const std::vector<T>& all, double T::*field) {
+  std::vector<double> values;
+  for (const T& one : all) values.push_back(one.*field);
+  return median(values);
+}
+
+// The value below which a share q of the others lies, 0 <= q <= 1: one of those that were measured.
+inline double quantile(std::vector<double> values, double q) {
+  ZG_ASSERT(!values.empty());
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(q * static_cast<double>(values.size() - 1))];
 }
 
 // Median absolute deviation.

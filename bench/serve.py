@@ -14,6 +14,12 @@ import tempfile
 import time
 
 
+def mad(values):
+    """The median absolute deviation."""
+    middle = statistics.median(values)
+    return statistics.median(abs(v - middle) for v in values)
+
+
 class Served:
     """A child that answers each "step" with one JSON line {"event": "step", "step_s": ...}."""
 
@@ -55,8 +61,7 @@ class Served:
         return statistics.median(s[key] for s in self.steps)
 
     def mad(self, key="step_s"):
-        middle = self.median(key)
-        return statistics.median(abs(s[key] - middle) for s in self.steps)
+        return mad([s[key] for s in self.steps])
 
 
 @contextlib.contextmanager

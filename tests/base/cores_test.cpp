@@ -1,4 +1,4 @@
-// Who gets which cores, on machines that are not here.
+// The assignment of cores, on machines that the tests describe.
 #include "ziggurat/base/cores.hpp"
 
 #include <gtest/gtest.h>
@@ -12,6 +12,8 @@
 #include <set>
 #include <thread>
 
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
 
@@ -52,7 +54,7 @@ Ints cpus_of(const CoreTopology::Node& node) {
   return cpus;
 }
 
-// What holds whatever the machine and the wishes.
+// What must hold on any machine, for any request.
 void expect_sound(const CoreTopology& t, const CoreWishes& w, const CoreAssignment& a) {
   std::vector<const CoreTopology::Node*> with_cores;
   for (const auto& node : t.nodes) {
@@ -112,7 +114,7 @@ void expect_sound(const CoreTopology& t, const CoreWishes& w, const CoreAssignme
   expect_home(w.devices, a.device_nodes);
 }
 
-// The rule alone.
+// What the rule alone demands.
 void expect_rule(const CoreWishes& w, const CoreAssignment& a) {
   for (std::size_t i = 0; i < a.nodes.size(); ++i) {
     const NodeCores& n = a.nodes[i];
@@ -293,7 +295,7 @@ TEST(Cores, AWishReplacesTheRule) {
   EXPECT_EQ(a.nodes[0], (NodeCores{.node = 0, .compute = {1}, .threads = 1, .drives = {0}}));
   EXPECT_TRUE(a.bind);
   EXPECT_EQ(a.why, "threads.reserved is 1");
-  // One serves both, of more each device has one.
+  // One reserved core serves both devices; of two or more each device has one.
   a = assign_cores(t, {.drives = {0}, .devices = {0}, .reserved = 1});
   EXPECT_EQ(a.cores_of_drive(0), Ints{0});
   EXPECT_EQ(a.cores_of_device(0), Ints{0});
@@ -301,7 +303,7 @@ TEST(Cores, AWishReplacesTheRule) {
   a = assign_cores(machine(1, 8, 1), {.drives = {0}, .devices = {0}, .reserved = 4});
   EXPECT_EQ(a.nodes[0].drives, (Ints{0, 1, 2}));
   EXPECT_EQ(a.nodes[0].devices, (Ints{3}));
-  // None, though there are many.
+  // None is reserved where none is asked for, though there are many.
   a = assign_cores(machine(1, 64, 1), {.drives = {0}, .devices = {0}, .reserved = 0});
   EXPECT_EQ(a.threads(), 64);
   EXPECT_FALSE(a.bind);
@@ -334,9 +336,8 @@ TEST(Cores, MoreThanThereIsIsRefused) {
             "threads.compute: asks for 3 threads, but this process may use 2 cores\n  hint: at most 2; "
             "\"auto\" takes "
             "them all");
-  EXPECT_NE(refusal(machine(1, 2, 1), {.compute = 2, .reserved = 1})
-                .find("may use 1 core beside those of threads.reserved"),
-            std::string::npos);
+  EXPECT_HAS(refusal(machine(1, 2, 1), {.compute = 2, .reserved = 1}),
+             "may use 1 core beside those of threads.reserved");
   EXPECT_EQ(refusal(machine(1, 2, 1), {.reserved = 2}),
             "threads.reserved: asks for 2 cores of each node, but this process may use 2 of node 0, one of "
             "which must "
@@ -344,7 +345,7 @@ TEST(Cores, MoreThanThereIsIsRefused) {
   // The smallest node decides.
   CoreTopology t = machine(2, 8, 1);
   t.nodes[1].cores.resize(2);
-  EXPECT_NE(refusal(t, {.reserved = 2}).find("of node 1"), std::string::npos);
+  EXPECT_HAS(refusal(t, {.reserved = 2}), "of node 1");
 }
 
 TEST(CpuList, IsParsedAndWritten) {
@@ -357,21 +358,14 @@ TEST(CpuList, IsParsedAndWritten) {
     EXPECT_EQ(format_cpu_list(parse_cpu_list(text)), text);
 }
 
-// Of a machine in a folder.
+// The topology of a machine whose files stand in a folder of the test.
 class CoreTopologyTest : public testing::Test {
  protected:
-  CoreTopologyTest() {
-    std::string pattern = (fs::temp_directory_path() / "zg_cores_XXXXXX").string();
-    root_ = mkdtemp(pattern.data());
-  }
-  ~CoreTopologyTest() override { fs::remove_all(root_); }
   void write(const std::string& file, const std::string& text) const {
-    const fs::path path = root_ + "/sys/devices/system/" + file;
-    fs::create_directories(path.parent_path());
-    std::ofstream(path) << text << "\n";
+    test::write_file(root_ / "sys/devices/system/" + file, text + "\n");
   }
-  CoreTopology read(const Ints& usable) const { return read_core_topology(usable, root_); }
-  std::string root_;
+  CoreTopology read(const Ints& usable) const { return read_core_topology(usable, root_.path()); }
+  const test::TempDir root_;
 };
 
 TEST_F(CoreTopologyTest, NodesAndHyperthreads) {

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
@@ -19,17 +21,7 @@ constexpr std::int64_t kNone = MemoryLimits::kNone;
 
 class MemoryLimitsTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "zg_limits_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(root_); }
-  void write(const std::string& file, const std::string& text) const {
-    const fs::path path = root_ + file;
-    fs::create_directories(path.parent_path());
-    std::ofstream(path) << text;
-  }
+  void write(const std::string& file, const std::string& text) const { test::write_file(root_ + file, text); }
   void version1(const std::string& group, const std::string& limit, std::int64_t used,
                 std::int64_t cache) const {
     const std::string at = "/sys/fs/cgroup/memory" + group;
@@ -48,7 +40,8 @@ class MemoryLimitsTest : public testing::Test {
   }
   MemoryLimits read() const { return read_memory_limits(root_); }
 
-  std::string root_;
+  const test::TempDir directory_;
+  const std::string& root_ = directory_.path();
 };
 
 TEST_F(MemoryLimitsTest, WhatIsNotThereLimitsNothing) {
@@ -180,16 +173,12 @@ TEST(CheckMemory, EachLimitRefusesByItsName) {
     MemoryDemand more = c.demand;
     ++more.bytes;
     for (auto& n : more.nodes) ++n.bytes;
-    try {
-      check_memory(c.limits, more);
-      ADD_FAILURE() << c.message[0];
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::kMemory);
-      EXPECT_EQ(e.where(), "tiers.host");
-      EXPECT_EQ(e.message().find("; "), std::string::npos) << "only one refuses: " << e.message();
-      for (const auto& text : c.message) EXPECT_NE(e.message().find(text), std::string::npos) << e.message();
-      for (const auto& text : c.hint) EXPECT_NE(e.hint().find(text), std::string::npos) << e.hint();
-    }
+    const Error e = test::error_of([&] { check_memory(c.limits, more); });
+    EXPECT_EQ(e.code(), Errc::kMemory);
+    EXPECT_EQ(e.where(), "tiers.host");
+    EXPECT_HAS_NOT(e.message(), "; ") << "only one refuses: " << e.message();
+    for (const auto& text : c.message) EXPECT_HAS(e.message(), text);
+    for (const auto& text : c.hint) EXPECT_HAS(e.hint(), text);
   }
   EXPECT_NO_THROW(check_memory(lock, {.name = "t", .bytes = kGiB})) << "not pinned";
   EXPECT_THROW(check_memory(space, {.name = "t", .bytes = 1, .addresses = 4 * kMiB}), Error);
@@ -199,13 +188,9 @@ TEST(CheckMemory, AllThatRefuseAreNamedAtOnce) {
   MemoryLimits limits;
   limits.available = limits.memlock = 1;
   limits.cgroup = {"/g/memory.max", 2, 1};
-  try {
-    check_memory(limits, {.name = "t", .bytes = kMiB, .pinned = true});
-    FAIL();
-  } catch (const Error& e) {
-    for (const char* text : {"1.0 MiB", "free memory", "/g/memory.max", "memlock"})
-      EXPECT_NE(e.message().find(text), std::string::npos) << e.message();
-  }
+  const Error e = test::error_of([&] { check_memory(limits, {.name = "t", .bytes = kMiB, .pinned = true}); });
+  for (const char* text : {"1.0 MiB", "free memory", "/g/memory.max", "memlock"})
+    EXPECT_HAS(e.message(), text);
 }
 
 TEST(CheckMemory, ThisMachineAnswers) {

@@ -15,10 +15,12 @@
 #include <utility>
 #include <vector>
 
+#include "support/errors.hpp"
+
 namespace zg {
 namespace {
 
-// Whatever a test sets is gone after it.
+// Restores the defaults after each test.
 class ParallelFor : public testing::Test {
  protected:
   ~ParallelFor() override { set_parallelism(tbb::info::default_concurrency()); }
@@ -27,7 +29,7 @@ using ParallelDeathTest = ParallelFor;
 
 using Chunks = std::set<std::pair<std::int64_t, std::int64_t>>;
 
-// Those that a loop has come to, each once.
+// The threads that took part in a loop, each once.
 Chunks chunks_of(std::int64_t n, std::int64_t grain, Near near = {}) {
   std::mutex mutex;
   Chunks chunks;
@@ -248,7 +250,7 @@ TEST_F(ParallelFor, NobodyIsBoundUnlessAsked) {
   }
 }
 
-// Who happens to need a worker first is bound himself.
+// The first caller that needs workers is bound to a core; the workers that start for it are not.
 TEST_F(ParallelFor, NorAreWorkersThatWereBornBound) {
   if (!has_two_cores()) GTEST_SKIP() << "one core";
   const std::vector<int> before = usable_cores();
@@ -348,7 +350,7 @@ TEST_F(ParallelFor, CoresThatAreNotOursAreAReasonNotToBind) {
   cores.nodes.push_back({.node = 0, .compute = {before.back() + 1}, .threads = 1});
   cores.bind = true;
   const std::string why = set_parallelism(cores);
-  EXPECT_NE(why.find("cores " + std::to_string(before.back() + 1)), std::string::npos) << why;
+  EXPECT_HAS(why, "cores " + std::to_string(before.back() + 1));
   // The loops run all the same, and the limit holds.
   parallel_for(64, 1, [&](std::int64_t, std::int64_t) { EXPECT_EQ(usable_cores(), before); });
   EXPECT_EQ(parallelism(), 1);

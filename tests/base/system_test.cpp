@@ -10,6 +10,8 @@
 #include <fstream>
 #include <vector>
 
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/thread.hpp"
@@ -20,19 +22,9 @@ namespace {
 
 class Files : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "zg_base_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-  std::string path(const std::string& name) const { return directory_ + "/" + name; }
-  std::size_t count() const {
-    std::size_t n = 0;
-    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory_)) ++n;
-    return n;
-  }
-  std::string directory_;
+  std::string path(const std::string& name) const { return directory_ / name; }
+  std::size_t count() const { return directory_.names().size(); }
+  const test::TempDir directory_;
 };
 
 TEST_F(Files, WritesAtomicallyAndReadsBack) {
@@ -48,38 +40,26 @@ TEST_F(Files, WritesAtomicallyAndReadsBack) {
 TEST_F(Files, AFailedWriteLeavesTheOldFile) {
   // The target is a directory that is not empty: the rename must fail.
   std::filesystem::create_directories(path("target/inside"));
-  try {
-    write_file_atomically(path("target"), "new");
-    FAIL() << "renamed over a directory";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kIo);
-    EXPECT_EQ(e.where(), path("target"));
-    EXPECT_NE(e.message().find("errno"), std::string::npos);
-  }
+  const Error e = test::error_of([&] { write_file_atomically(path("target"), "new"); });
+  EXPECT_EQ(e.code(), Errc::kIo);
+  EXPECT_EQ(e.where(), path("target"));
+  EXPECT_HAS(e.message(), "errno");
   EXPECT_TRUE(std::filesystem::is_directory(path("target/inside")));
   EXPECT_EQ(count(), 1u);
 }
 
 TEST_F(Files, MissingDirectoryIsNamed) {
-  try {
-    write_file_atomically(path("none/a"), "x");
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kIo);
-    EXPECT_NE(std::string(e.what()).find(path("none/a")), std::string::npos);
-  }
+  const Error e = test::error_of([&] { write_file_atomically(path("none/a"), "x"); });
+  EXPECT_EQ(e.code(), Errc::kIo);
+  EXPECT_HAS(e.what(), path("none/a"));
 }
 
 TEST_F(Files, ReadingWhatCannotBeRead) {
-  for (const std::string& p : {path("none"), directory_}) {
-    try {
-      read_text_file(p, "the run configuration");
-      FAIL() << p;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::kUsage);
-      EXPECT_EQ(e.where(), p);
-      EXPECT_NE(e.message().find("the run configuration"), std::string::npos);
-    }
+  for (const std::string& p : {path("none"), directory_.path()}) {
+    const Error e = test::error_of([&] { read_text_file(p, "the run configuration"); });
+    EXPECT_EQ(e.code(), Errc::kUsage);
+    EXPECT_EQ(e.where(), p);
+    EXPECT_HAS(e.message(), "the run configuration");
   }
 }
 
@@ -129,9 +109,9 @@ TEST(Log, LinesCarryTheirLevelAndTheThreshold) {
   log::set_level(log::Level::kInfo);
   log::info("with braces {}", "{}");
   const std::string text = testing::internal::GetCapturedStderr();
-  EXPECT_EQ(text.find("hidden"), std::string::npos);
-  EXPECT_NE(text.find("warning: shown 2\n"), std::string::npos);
-  EXPECT_NE(text.find("info: with braces {}\n"), std::string::npos);
+  EXPECT_HAS_NOT(text, "hidden");
+  EXPECT_HAS(text, "warning: shown 2\n");
+  EXPECT_HAS(text, "info: with braces {}\n");
 }
 
 }  // namespace

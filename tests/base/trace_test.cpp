@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
 
@@ -33,10 +35,10 @@ TEST(Trace, WritesWhatPerfettoReads) {
   for (auto& thread : threads) thread.join();
   trace.add(early, "gemm", t, t + std::chrono::milliseconds(2));
 
-  const std::string path = testing::TempDir() + "zg_trace_test.json";
+  const test::TempDir directory;
+  const std::string path = directory / "trace.json";
   trace.save(path);
   const auto json = nlohmann::json::parse(read_text_file(path, "the trace"));
-  std::remove(path.c_str());
   std::map<std::string, int> spans;
   std::map<int, std::string> lanes;
   for (const auto& e : json.at("traceEvents")) {
@@ -63,21 +65,17 @@ TEST(Trace, WritesWhatPerfettoReads) {
 TEST(Trace, AnEmptyTraceIsValidJson) {
   Trace trace;
   trace.start();
-  const std::string path = testing::TempDir() + "zg_trace_empty.json";
+  const test::TempDir directory;
+  const std::string path = directory / "trace.json";
   trace.save(path);
   EXPECT_TRUE(nlohmann::json::accept(read_text_file(path, "the trace")));
-  std::remove(path.c_str());
 }
 
 TEST(Trace, AFileThatCannotBeWrittenIsNamed) {
   Trace trace;
-  try {
-    trace.save("/nonexistent/directory/trace.json");
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kIo);
-    EXPECT_EQ(e.where(), "/nonexistent/directory/trace.json");
-  }
+  const Error e = test::error_of([&] { trace.save("/nonexistent/directory/trace.json"); });
+  EXPECT_EQ(e.code(), Errc::kIo);
+  EXPECT_EQ(e.where(), "/nonexistent/directory/trace.json");
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 #include <future>
 #include <stdexcept>
 
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "ziggurat/base/system.hpp"
 
 namespace zg {
@@ -26,7 +28,7 @@ class Told {
     all_.push_back({message, text});
     changed_.notify_all();
   }
-  // So many, as soon as they are there.
+  // Waits for so many messages, and returns them.
   std::vector<std::pair<Message, std::string>> wait_for(std::size_t count) {
     std::unique_lock lock(mutex_);
     EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return all_.size() >= count; }));
@@ -54,7 +56,7 @@ struct Counters {
   }
 };
 
-// A gate that callbacks stop at.
+// A gate at which callbacks wait.
 class Gate {
  public:
   void pass() {
@@ -127,7 +129,7 @@ TEST_F(WatchdogTest, AStallIsToldOnceAndAgainAfterTwiceTheTime) {
   ++idle.done;
   second_ = 0;
   EXPECT_EQ(look(watchdog, 11), "1: goes on, 11: stall");
-  EXPECT_NE(last_text_.find("no progress for 10 s"), std::string::npos) << last_text_;
+  EXPECT_HAS(last_text_, "no progress for 10 s");
   busy.waiting = false;  // who waited has given up
   EXPECT_EQ(look(watchdog, 50), "12: goes on");
   EXPECT_EQ(last_text_, "it goes on, after 11 s without any progress");
@@ -146,7 +148,7 @@ TEST_F(WatchdogTest, ProgressOfAnyPartIsNoStall) {
   EXPECT_EQ(look(watchdog, 10), "210: stall");
 }
 
-// SIGSTOP, or a machine that slept: what nobody could see does not count.
+// A pause in which the watchdog itself did not run (SIGSTOP, or the machine slept) is no stall.
 TEST_F(WatchdogTest, APauseOfTheWatchdogItselfIsNoStall) {
   Counters part;
   part.waiting = true;
@@ -169,7 +171,7 @@ TEST_F(WatchdogTest, RegistrationsComeAndGo) {
   {
     Watchdog::Registration moved = std::move(a);
     a = watchdog.watch(two.part("two"));
-    EXPECT_NE(watchdog.dump().find("one: progress 0, somebody waits\n"), std::string::npos);
+    EXPECT_HAS(watchdog.dump(), "one: progress 0, somebody waits\n");
   }
   EXPECT_EQ(watchdog.dump(), "two: progress 0\n  holds what two holds\n  and more\n");
   EXPECT_EQ(look(watchdog, 30), "12: goes on");  // nobody waits any more
@@ -199,10 +201,10 @@ TEST_F(WatchdogTest, AStuckPartDoesNotHoldUpTheOthers) {
   for (int i = 0; i < 3; ++i) {
     const std::string text = watchdog.dump();
     EXPECT_EQ(text.rfind("stuck: does not answer, asked ", 0), 0u) << text;
-    EXPECT_NE(text.find("\ngood: progress 0\n  holds what good holds\n"), std::string::npos) << text;
+    EXPECT_HAS(text, "\ngood: progress 0\n  holds what good holds\n");
     EXPECT_EQ(calls, 1);  // not asked again before it has answered
   }
-  // Who holds its lock keeps somebody waiting, for all that is known.
+  // A part that does not answer, since its lock is held, counts as one that waits.
   EXPECT_EQ(look(watchdog, 11), "11: stall");
   EXPECT_EQ(last_text_.rfind("no progress for 10 s, and somebody waits for stuck\nstuck: does not", 0), 0u)
       << last_text_;
@@ -264,14 +266,13 @@ TEST_F(WatchdogTest, PartsComeAndGoWhileOthersDump) {
 }
 
 TEST_F(WatchdogTest, ASignalHasTheStateWrittenAndAppended) {
-  std::string directory = testing::TempDir() + "zg_watch_XXXXXX";
-  ASSERT_NE(mkdtemp(directory.data()), nullptr);
+  const test::TempDir directory;
   Counters part;
   for (int round = 1; round <= 2; ++round) {  // a second watchdog takes over from the first
     auto o = options();
-    o.file = directory + "/elsewhere.txt";
+    o.file = directory / "elsewhere.txt";
     Watchdog watchdog(o);
-    watchdog.set_file(directory + "/state.txt");
+    watchdog.set_file(directory / "state.txt");
     const auto registration = watchdog.watch(part.part("part"));
     watchdog.dump_on_signal(SIGUSR1);
     for (std::size_t i = 1; i <= 3; ++i) {
@@ -279,25 +280,22 @@ TEST_F(WatchdogTest, ASignalHasTheStateWrittenAndAppended) {
       ASSERT_EQ(kill(getpid(), SIGUSR1), 0);
       const auto told = told_.wait_for(i);
       EXPECT_EQ(told.back().first, Message::kDump);
-      EXPECT_NE(told.back().second.find(fmt::format("part: progress {}\n", part.done.load())),
-                std::string::npos)
-          << told.back().second;
+      EXPECT_HAS(told.back().second, fmt::format("part: progress {}\n", part.done.load()));
     }
     told_.take();
   }
   // One that comes when the watchdog has gone does no harm.
   ASSERT_EQ(kill(getpid(), SIGUSR1), 0);
-  const std::string file = read_text_file(directory + "/state.txt", "the dumps");
+  const std::string file = read_text_file(directory / "state.txt", "the dumps");
   std::size_t at = 0;
   for (const int number : {11, 12, 13, 21, 22, 23}) {  // newest last
     const std::size_t next = file.find(fmt::format("part: progress {}\n", number), at);
     ASSERT_NE(next, std::string::npos) << number << " is not in\n" << file;
     at = next;
   }
-  EXPECT_FALSE(std::filesystem::exists(directory + "/elsewhere.txt"));
+  EXPECT_FALSE(std::filesystem::exists(directory / "elsewhere.txt"));
   const int year = std::atoi(file.c_str());
   EXPECT_GE(year, 2025) << file;
-  std::filesystem::remove_all(directory);
 }
 
 // With the machine's clock the watchdog's own thread looks.

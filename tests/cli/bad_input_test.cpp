@@ -328,9 +328,8 @@ TEST_P(BadInput, IsRefusedWithOneMessage) {
   EXPECT_EQ(o.code, 2) << o.err;
   const std::string message = message_of(o);
   RecordProperty("message", message);
-  EXPECT_NE(message.find(mistake.place), std::string::npos)
-      << message << "\n  does not name " << mistake.place;
-  EXPECT_NE(message.find(mistake.said), std::string::npos) << message << "\n  does not say " << mistake.said;
+  EXPECT_HAS(message, mistake.place) << message << "\n  does not name " << mistake.place;
+  EXPECT_HAS(message, mistake.said) << message << "\n  does not say " << mistake.said;
   EXPECT_EQ(o.out, "");
   expect_nothing_half_written();
 }

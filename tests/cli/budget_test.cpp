@@ -35,7 +35,7 @@ class SmallestBudgets : public CliTest, public ::testing::WithParamInterface<Var
   }
   void expect_refused(const Outcome& o, const std::string& place) const {
     EXPECT_EQ(o.code, 2) << o.err;
-    EXPECT_NE(message_of(o).find(place), std::string::npos) << o.err;
+    EXPECT_HAS(message_of(o), place) << o.err;
     EXPECT_EQ(o.out, "");
     expect_nothing_half_written();
   }
@@ -113,7 +113,7 @@ TEST_F(CliTest, ResidentMemoryStaysBelowTheBudgetsAndAConstant) {
 TEST_F(CliTest, WhatFitsNoBudgetIsToldWhatToAllow) {
   const Outcome o = run(Strings{"train", "config.json"} + sets({"tiers.device=4KiB"}));
   EXPECT_EQ(o.code, 2) << o.err;
-  EXPECT_NE(message_of(o).find("tiers.device"), std::string::npos) << o.err;
+  EXPECT_HAS(message_of(o), "tiers.device") << o.err;
   expect_nothing_half_written();
 }
 
@@ -121,8 +121,8 @@ TEST_F(CliTest, APlanSaysWhatFitsAndWritesNoRun) {
   const Outcome o = run(Strings{"train", "config.json", "--plan"} +
                         sets({"tiers.device=600KiB", "tiers.host=600KiB", "tiers.nvme.0.path=."}));
   EXPECT_EQ(o.code, 0) << o.err;
-  EXPECT_NE(o.out.find("it fits"), std::string::npos) << o.out;
-  EXPECT_NE(o.out.find("nvme read"), std::string::npos) << o.out;
+  EXPECT_HAS(o.out, "it fits");
+  EXPECT_HAS(o.out, "nvme read");
   expect_nothing_half_written();
 }
 

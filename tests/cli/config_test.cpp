@@ -38,21 +38,20 @@ TEST_F(ConfigKeys, WithoutSectionsAllOfThemArePrinted) {
   for (const char* name : {"run", "batch", "aio", "tiers.ram", "optimizer.params", "model.llama",
                            "deepspeed-no-effect", "deepspeed-refused"}) {
     EXPECT_EQ(names.count(name), 1u) << name;
-    EXPECT_NE(("\n" + text).find(std::string("\n") + name + "\n"), std::string::npos) << name;
+    EXPECT_HAS("\n" + text, std::string("\n") + name + "\n") << name;
   }
-  EXPECT_NE(text.find("  aio.queues: whole number, 1 to 64; default: 1\n      Rings"), std::string::npos)
-      << text;
+  EXPECT_HAS(text, "  aio.queues: whole number, 1 to 64; default: 1\n      Rings");
   EXPECT_EQ(text.find('`'), std::string::npos);
 }
 
 TEST_F(ConfigKeys, MistakesAreNamed) {
   const Outcome section = run({"config", "keys", "--section", "tier"});
   EXPECT_EQ(section.code, 2);
-  EXPECT_NE(section.err.find("--section: found \"tier\""), std::string::npos) << section.err;
-  EXPECT_NE(section.err.find("did you mean tiers?"), std::string::npos) << section.err;
+  EXPECT_HAS(section.err, "--section: found \"tier\"");
+  EXPECT_HAS(section.err, "did you mean tiers?");
   const Outcome format = run({"config", "keys", "--format", "html"});
   EXPECT_EQ(format.code, 2);
-  EXPECT_NE(format.err.find("--format"), std::string::npos) << format.err;
+  EXPECT_HAS(format.err, "--format");
   EXPECT_EQ(run({"config"}).code, 2);
 }
 

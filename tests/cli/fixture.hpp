@@ -3,18 +3,20 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "cli/process.hpp"
+#include "support/errors.hpp"
+#include "support/files.hpp"
+#include "support/process.hpp"
 
 namespace zg::cli_test {
 
 namespace fs = std::filesystem;
+using test::Launch;
+using test::Outcome;
 using Strings = std::vector<std::string>;
 
 inline Strings operator+(Strings a, const Strings& b) {
@@ -51,9 +53,6 @@ inline constexpr const char* kConfig = R"({
 class CliTest : public ::testing::Test {
  protected:
   CliTest() {
-    std::string pattern = (fs::temp_directory_path() / "zg_cli_XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp " + pattern);
-    directory_ = pattern;
     write("config.json", kConfig);
     std::string text;
     const Strings words{"let", "there", "be",  "light",   "and",     "it",
@@ -62,29 +61,17 @@ class CliTest : public ::testing::Test {
       text += words[(i * i + i / 7) % words.size()] + (i % 11 == 0 ? ".\n" : " ");
     write("text.txt", text);
   }
-  ~CliTest() override {
-    std::error_code ignored;
-    fs::remove_all(directory_, ignored);
-  }
 
-  std::string path(const std::string& name) const { return directory_ + "/" + name; }
+  std::string path(const std::string& name) const { return temporary_ / name; }
   void write(const std::string& name, const std::string& content) const {
-    fs::create_directories(fs::path(path(name)).parent_path());
-    std::ofstream out(path(name), std::ios::binary);
-    out << content;
-    ASSERT_TRUE(out.good()) << name;
+    test::write_file(path(name), content);
   }
-  std::string read(const std::string& name) const {
-    std::ifstream in(path(name), std::ios::binary);
-    std::ostringstream text;
-    text << in.rdbuf();
-    return text.str();
-  }
+  std::string read(const std::string& name) const { return test::read_file(path(name)); }
 
   Outcome run(const Strings& arguments) const { return run(Launch{.arguments = arguments}); }
   Outcome run(Launch what) const {
     what.directory = directory_;
-    return launch(ZG_BINARY, what);
+    return test::launch(ZG_BINARY, what);
   }
   // Trains config.json with these overrides; must succeed.
   Outcome train(const Strings& overrides, const Strings& flags = {}) const {
@@ -116,25 +103,26 @@ class CliTest : public ::testing::Test {
     EXPECT_LE(lines_of(message).size(), 2u) << message;
     EXPECT_LE(message.size(), 700u) << "too long to be read: " << message;
     for (const char* noise : {"terminate called", "assertion", "what()", " error: ", "Sanitizer"}) {
-      EXPECT_EQ(o.err.find(noise), std::string::npos) << o.err;
+      EXPECT_HAS_NOT(o.err, noise);
     }
     return message;
   }
 
-  // Nothing is left that looks like (a part of) a run.
+  // Nothing is left of a run that was refused.
   void expect_nothing_half_written() const {
     for (const auto& entry :
          fs::recursive_directory_iterator(directory_, fs::directory_options::skip_permission_denied)) {
       const std::string name = entry.path().filename().string();
-      EXPECT_EQ(name.find(".part"), std::string::npos) << entry.path();
-      EXPECT_EQ(name.find(".tmp"), std::string::npos) << entry.path();
+      EXPECT_HAS_NOT(name, ".part") << entry.path();
+      EXPECT_HAS_NOT(name, ".tmp") << entry.path();
       EXPECT_NE(name.rfind(".ziggurat-", 0), 0u) << entry.path();
     }
     for (const char* name : {"out/log.jsonl", "out/config.json", "out/model"})
       EXPECT_FALSE(fs::exists(path(name))) << name;
   }
 
-  std::string directory_;
+  const test::TempDir temporary_;
+  const std::string& directory_ = temporary_.path();
 };
 
 }  // namespace zg::cli_test

@@ -38,7 +38,7 @@ TEST_F(IoBench, PrintsOneBlockThatSaysAll) {
   for (const char* part : {"io-bench   mixed, sequential, 64.0 KiB blocks", "8.0 MiB", "engine     ",
                            "throughput ", "requests/s", "read   p50", "write  p50", "p99 ", "max ",
                            "s per GB", "verified ", "written, preparation included"}) {
-    EXPECT_NE(o.out.find(part), std::string::npos) << part << " is missing:\n" << o.out;
+    EXPECT_HAS(o.out, part) << part << " is missing:\n" << o.out;
   }
 }
 
@@ -99,7 +99,7 @@ TEST_F(IoBench, FlagsReachTheEngine) {
   EXPECT_EQ(j.at("verified"), false);
   const json threads = result(kShort + Strings{"--path", "drive", "--backend", "threads", "--threads", "3"});
   EXPECT_EQ(threads.at("backend"), "threads");
-  EXPECT_NE(threads.at("engine").get<std::string>().find("3 threads"), std::string::npos);
+  EXPECT_HAS(threads.at("engine").get<std::string>(), "3 threads");
 }
 
 TEST_F(IoBench, AnInterruptedRunPrintsWhatItHas) {
@@ -127,7 +127,7 @@ TEST_F(IoBench, AnExistingFileIsMeasured) {
     write("data.bin", content);
     const Outcome refused = bench({"--file", "data.bin", "--op", op});
     EXPECT_EQ(refused.code, 2) << refused.err;
-    EXPECT_NE(message_of(refused).find("--overwrite"), std::string::npos) << refused.err;
+    EXPECT_HAS(message_of(refused), "--overwrite") << refused.err;
     EXPECT_TRUE(this->read("data.bin") == content);
     const json j =
         result(Strings{"--file", "data.bin", "--op", op, "--overwrite", "--seconds", "0", "--verify", "on"});
@@ -176,8 +176,8 @@ TEST_F(IoBench, MistakesAreNamedBeforeAnythingIsWritten) {
     EXPECT_EQ(o.code, 2) << o.err;
     EXPECT_EQ(o.out, "");
     const std::string message = message_of(o);
-    EXPECT_NE(message.find(c.place), std::string::npos) << message;
-    EXPECT_NE(message.find(c.said), std::string::npos) << message;
+    EXPECT_HAS(message, c.place);
+    EXPECT_HAS(message, c.said);
   }
 }
 
@@ -185,7 +185,7 @@ TEST_F(IoBench, HelpTeaches) {
   const Outcome o = run(Strings{"io-bench", "--help"});
   EXPECT_EQ(o.code, 0);
   for (const char* part : {"Examples:", "--block-size", "4GiB", "How to read the result", "fio --name"}) {
-    EXPECT_NE(o.out.find(part), std::string::npos) << part;
+    EXPECT_HAS(o.out, part) << part;
   }
 }
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,16 +25,6 @@ using cli::TunePlace;
 using io::Backend;
 using io::TunePoint;
 
-// The error that `action` throws.
-std::optional<Error> error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e;
-  }
-  return std::nullopt;
-}
-
 TunePlace disk(std::int64_t free, std::int64_t total, std::uint64_t volume = 1) {
   return {.path = "/disk", .volume = volume, .free_bytes = free, .total_bytes = total, .direct = true};
 }
@@ -47,7 +36,7 @@ TEST(IoTuneSize, LeavesRoomOnEveryDisk) {
   EXPECT_EQ(cli::size_for({disk(100 * kGiB, 200 * kGiB)}, 8 * kGiB).note, "");
   const cli::TuneSize less = cli::size_for({disk(12 * kGiB, 200 * kGiB)}, 8 * kGiB);
   EXPECT_EQ(less.bytes, 2 * kGiB);  // 5% of 200 GiB stay free
-  EXPECT_NE(less.note.find("10.00 GiB shall stay so"), std::string::npos) << less.note;
+  EXPECT_HAS(less.note, "10.00 GiB shall stay so");
   EXPECT_EQ(cli::size_for({disk(3 * kGiB, 4 * kGiB)}, 8 * kGiB).bytes, 2 * kGiB);  // 1 GiB does
   // Two paths on one disk share it; the tightest of several decides.
   EXPECT_EQ(cli::size_for({disk(12 * kGiB, 20 * kGiB), disk(12 * kGiB, 20 * kGiB)}, 0).bytes, 1536 * kMiB);
@@ -56,13 +45,13 @@ TEST(IoTuneSize, LeavesRoomOnEveryDisk) {
 }
 
 TEST(IoTuneSize, RefusesADiskThatIsNearlyFull) {
-  const auto e = error_of([] { cli::size_for({disk(kGiB + 63 * kMiB, 16 * kGiB)}, 0); });
+  const auto e = test::thrown_by([] { cli::size_for({disk(kGiB + 63 * kMiB, 16 * kGiB)}, 0); });
   ASSERT_TRUE(e);
   EXPECT_EQ(e->exit_code(), 1);
   for (const char* part :
        {"/disk", "1.06 GiB of 16.00 GiB are free", "1.00 GiB shall stay so", "64.0 MiB are needed"})
-    EXPECT_NE(std::string(e->what()).find(part), std::string::npos) << e->what();
-  EXPECT_TRUE(error_of([] { cli::size_for({disk(100 * kMiB, 200 * kGiB)}, 32 * kMiB); }));
+    EXPECT_HAS(e->what(), part);
+  EXPECT_TRUE(test::thrown_by([] { cli::size_for({disk(100 * kMiB, 200 * kGiB)}, 32 * kMiB); }));
   EXPECT_EQ(cli::size_for({disk(kGiB + 40 * kMiB, 16 * kGiB)}, 32 * kMiB).bytes, 32 * kMiB);
 }
 
@@ -104,9 +93,7 @@ TEST_F(IoTuneFiles, AFileGoesWithItsObjectAndIsReclaimedAfterAKill) {
     static const cli::TuneFile file(directory_, kMiB);
     raise(SIGKILL);
   }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(test::end_of(child), -SIGKILL);
   EXPECT_EQ(cli::reclaim_tune_files(directory_).size(), 1u);
 }
 
@@ -129,7 +116,7 @@ class IoTuneState : public CliTest {
  protected:
   std::string file() const { return path("state.jsonl"); }
   std::optional<Error> open_error(bool fresh = false) const {
-    return error_of([&] { cli::TuneState(file(), fresh); });
+    return test::thrown_by([&] { cli::TuneState(file(), fresh); });
   }
 };
 
@@ -193,12 +180,12 @@ TEST_F(IoTuneState, OtherSettingsAreRefusedWithWhatDiffers) {
   other.paths[0].device = "/dev/sdb";
   {
     cli::TuneState state(file(), false);
-    const auto e = error_of([&] { state.match(other); });
+    const auto e = test::thrown_by([&] { state.match(other); });
     ASSERT_TRUE(e);
     EXPECT_EQ(e->exit_code(), 2);
     for (const char* part : {"6.1", "6.2", "1.00 GiB", "2.00 GiB", "/dev/sda", "/dev/sdb", "--fresh"})
-      EXPECT_NE(std::string(e->what()).find(part), std::string::npos) << e->what();
-    EXPECT_EQ(std::string(e->what()).find("machine"), std::string::npos);
+      EXPECT_HAS(e->what(), part);
+    EXPECT_HAS_NOT(e->what(), "machine");
   }
   cli::TuneState state(file(), true);
   EXPECT_TRUE(state.is_new());
@@ -216,16 +203,16 @@ TEST_F(IoTuneState, FilesOfOthersAreLeftAlone) {
   }
   write("state.jsonl", "{\"ziggurat_io_tune\":99}\n");
   ASSERT_TRUE(open_error());
-  EXPECT_NE(std::string(open_error()->what()).find("version 99"), std::string::npos);
+  EXPECT_HAS(open_error()->what(), "version 99");
 }
 
 TEST_F(IoTuneState, OneRunAtATime) {
   const cli::TuneState state(file(), false);
   ASSERT_TRUE(open_error());
-  EXPECT_NE(std::string(open_error()->what()).find("in use by another run"), std::string::npos);
+  EXPECT_HAS(open_error()->what(), "in use by another run");
 }
 
-// A little parser: tags balance, attributes are quoted and stand once, text has no bare & or <.
+// A small parser of HTML: tags balance, attributes are quoted and unique, text has no bare & or <.
 void expect_well_formed(const std::string& page) {
   std::vector<std::string> open;
   std::size_t at = page.find("<html");
@@ -322,15 +309,14 @@ TEST(IoTuneReport, ThePageIsWellFormedAndNeedsNothingElse) {
     const std::string page = report_html(found.report(goal));
     expect_well_formed(page);
     for (const char* external : {"http:", "https:", "src=", "href=", "url(", "@import", "<script"})
-      EXPECT_EQ(page.find(external), std::string::npos) << external;
-    EXPECT_NE(page.find(io::text_of(found.chosen())), std::string::npos);
-    EXPECT_NE(page.find(fmt::format("&quot;queue_depth&quot;: {}", found.chosen().queue_depth)),
-              std::string::npos);
-    EXPECT_NE(page.find(" chosen\""), std::string::npos);
-    EXPECT_NE(page.find("/mnt/&lt;a&gt; &amp; b"), std::string::npos);
-    EXPECT_NE(page.find("no &lt;such&gt; queue"), std::string::npos);
-    EXPECT_NE(page.find("prefers-color-scheme: dark"), std::string::npos);
-    EXPECT_NE(page.find(found.outcome.verdict), std::string::npos);
+      EXPECT_HAS_NOT(page, external) << external;
+    EXPECT_HAS(page, io::text_of(found.chosen()));
+    EXPECT_HAS(page, fmt::format("&quot;queue_depth&quot;: {}", found.chosen().queue_depth));
+    EXPECT_HAS(page, " chosen\"");
+    EXPECT_HAS(page, "/mnt/&lt;a&gt; &amp; b");
+    EXPECT_HAS(page, "no &lt;such&gt; queue");
+    EXPECT_HAS(page, "prefers-color-scheme: dark");
+    EXPECT_HAS(page, found.outcome.verdict);
   }
 }
 
@@ -338,21 +324,21 @@ TEST(IoTuneReport, TheHeatTableMarksWhatWasChosenSkippedAndFailed) {
   const Found found;
   const std::string plain = heat_text(found.report(), false), colour = heat_text(found.report(), true);
   EXPECT_EQ(plain.find('\033'), std::string::npos);
-  EXPECT_NE(colour.find("\033[48;5;"), std::string::npos);
+  EXPECT_HAS(colour, "\033[48;5;");
   const double score = found.outcome.candidates.at(static_cast<std::size_t>(found.outcome.chosen)).median;
-  EXPECT_NE(plain.find(fmt::format("[{:.2f}]", score / 1e9)), std::string::npos) << plain;
+  EXPECT_HAS(plain, fmt::format("[{:.2f}]", score / 1e9));
   for (const char* part :
        {"io_uring, read", "io_uring, write", "io_uring, score", "threads, score", " 64 KiB", "16 MiB",
         "      - ", "      ! ", "failed: ", "skipped, for example: ", "2 queues"})
-    EXPECT_NE(plain.find(part), std::string::npos) << part << plain;
+    EXPECT_HAS(plain, part) << part << plain;
 }
 
 TEST(IoTuneReport, SaysHowOftenWhichBeatWhich) {
   const Found found;
   const std::string text = confidence_text(found.report());
   const io::TuneDuel& duel = found.outcome.duels.at(0);
-  EXPECT_NE(text.find(fmt::format("in {} of {} rounds", duel.wins, duel.rounds)), std::string::npos) << text;
-  EXPECT_NE(text.find(found.outcome.verdict), std::string::npos);
+  EXPECT_HAS(text, fmt::format("in {} of {} rounds", duel.wins, duel.rounds));
+  EXPECT_HAS(text, found.outcome.verdict);
   const auto j = report_json(found.report());
   EXPECT_EQ(j["sure"], found.outcome.sure);
   EXPECT_EQ(j["aio"]["queue_depth"], found.chosen().queue_depth);
@@ -382,7 +368,7 @@ TEST_F(IoTuneCommand, TunesReportsAndGoesOn) {
   EXPECT_TRUE(found["aio"]["overlap_events"].is_boolean());
   EXPECT_GE(found["written_bytes"], 32 * kMiB);
   EXPECT_EQ(found["taken_over"], 0);
-  EXPECT_NE(first.err.find("writes 256.00 GiB at most"), std::string::npos) << first.err;
+  EXPECT_HAS(first.err, "writes 256.00 GiB at most");
   expect_well_formed(read("io-tune.html"));
   expect_no_file();
   const auto measured = lines_of(read("io-tune.jsonl")).size() - 1;
@@ -390,13 +376,11 @@ TEST_F(IoTuneCommand, TunesReportsAndGoesOn) {
 
   const Outcome other = run(command({"--seconds", "2", "--for", "read"}));
   EXPECT_EQ(other.code, 2);
-  EXPECT_NE(message_of(other).find("--for was both and is read"), std::string::npos) << other.err;
+  EXPECT_HAS(message_of(other), "--for was both and is read") << other.err;
 
   const Outcome second = run(command({"--seconds", "1"}));
   ASSERT_EQ(second.code, 0) << second.err;
-  EXPECT_NE(second.err.find(fmt::format("{} measurements of an earlier run are taken over", measured)),
-            std::string::npos)
-      << second.err;
+  EXPECT_HAS(second.err, fmt::format("{} measurements of an earlier run are taken over", measured));
   EXPECT_GE(nlohmann::json::parse(second.out)["taken_over"], 1);
   const auto lines = lines_of(read("io-tune.jsonl"));
   std::set<std::string> points;
@@ -414,7 +398,7 @@ TEST_F(IoTuneCommand, CtrlCLeavesAReportAndNoFile) {
       run(Launch{.arguments = command({"--seconds", "60"}), .interrupt_at = "will be written in all"});
   EXPECT_TRUE(o.interrupted);
   EXPECT_EQ(o.code, 130) << o.err;
-  EXPECT_NE(message_of(o).find("the same command goes on"), std::string::npos) << o.err;
+  EXPECT_HAS(message_of(o), "the same command goes on") << o.err;
   EXPECT_EQ(nlohmann::json::parse(o.out)["ended"], "interrupted");
   expect_well_formed(read("io-tune.html"));
   expect_no_file();
@@ -449,7 +433,7 @@ TEST_F(IoTuneCommand, MistakesAreNamed) {
   for (const auto& c : cases) {
     const Outcome o = run(c.arguments);
     EXPECT_EQ(o.code, 2) << o.err;
-    EXPECT_NE(message_of(o).find(c.part), std::string::npos) << o.err;
+    EXPECT_HAS(message_of(o), c.part) << o.err;
     expect_no_file();
   }
 }

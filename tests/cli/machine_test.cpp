@@ -1,20 +1,15 @@
 // Machines that lack something: each lack is named, or survived with "auto" and said so.
 #include <fcntl.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
 #include <linux/magic.h>
-#include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/file.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
@@ -90,7 +85,7 @@ TEST_F(CliTest, ATierOnAFullDiskIsRefused) {
   EXPECT_EQ(o.code, 1) << o.err;
   const std::string message = message_of(o);
   for (const char* part : {"disk: ", "needs", "free", "No space left on device"}) {
-    EXPECT_NE(message.find(part), std::string::npos) << message;
+    EXPECT_HAS(message, part);
   }
   EXPECT_EQ(o.out, "");
   expect_nothing_half_written();
@@ -121,7 +116,7 @@ TEST_F(CliTest, ADriveThatAKilledRunHasFilledIsReclaimed) {
   EXPECT_LT(disk->free_bytes(), 4096);
   const Outcome o = run(with({"tiers.nvme.0.path=disk"}));
   EXPECT_EQ(o.code, 0) << o.err;
-  EXPECT_NE(o.err.find("reclaimed 16.0 MiB in disk"), std::string::npos) << o.err;
+  EXPECT_HAS(o.err, "reclaimed 16.0 MiB in disk");
   EXPECT_EQ(disk->free_bytes(), before);
 }
 
@@ -131,12 +126,11 @@ TEST_F(CliTest, ADirectoryInUseIsLeftAloneFromTheStart) {
   write("disk/ziggurat.lock", "pid 1\nhost elsewhere\nsince yesterday\ncommand train of somebody\n");
   const int lock = open(path("disk/ziggurat.lock").c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_EQ(flock(lock, LOCK_EX | LOCK_NB), 0);
-  // So full that whoever writes before he looks fails of that.
+  // So full that a write without a check of the space would fail.
   fill_with_leftover(*disk, path("disk"));
   const Outcome o = run(with({"tiers.nvme.0.path=disk"}));
   EXPECT_EQ(o.code, 2) << o.err;
-  EXPECT_NE(message_of(o).find("disk: is in use by ziggurat, pid 1 on elsewhere"), std::string::npos)
-      << o.err;
+  EXPECT_HAS(message_of(o), "disk: is in use by ziggurat, pid 1 on elsewhere") << o.err;
   EXPECT_TRUE(fs::exists(path("disk/ziggurat-0123456789abcdef.tier")));
   expect_nothing_half_written();
   close(lock);
@@ -153,7 +147,7 @@ TEST_F(CliTest, DrivesThatShareASmallDiskShareWhatIsFree) {
     const Outcome o = run(with(drives));
     EXPECT_EQ(o.code, 1) << o.err;
     for (const char* part : {"disk/a: ", "disk/b: ", "shared with disk/a", "No space left on device"})
-      EXPECT_NE(message_of(o).find(part), std::string::npos) << o.err;
+      EXPECT_HAS(message_of(o), part) << o.err;
     EXPECT_TRUE(fs::is_empty(path("disk/a")) && fs::is_empty(path("disk/b")));
     expect_nothing_half_written();
     return message_of(o);
@@ -178,8 +172,8 @@ TEST_F(CliTest, AModelThatFindsNoSpaceIsNotHalfSaved) {
   const Outcome o = run(with({"tiers.nvme.0.path=.", "output.dir=disk/out"}));
   EXPECT_EQ(o.code, 1) << o.err;
   const std::string message = message_of(o);
-  EXPECT_NE(message.find("disk/out/model"), std::string::npos) << message;
-  EXPECT_NE(message.find("No space left on device"), std::string::npos) << message;
+  EXPECT_HAS(message, "disk/out/model");
+  EXPECT_HAS(message, "No space left on device");
   EXPECT_FALSE(fs::exists(path("disk/out/model/model.safetensors")));
   expect_nothing_half_written();
   EXPECT_EQ(log("disk/out/log.jsonl").size(), 5u);  // the run itself is on record
@@ -190,7 +184,7 @@ TEST_F(CliTest, TokensThatFindNoSpaceAreNotHalfWritten) {
   if (!disk) GTEST_SKIP() << "nothing can be mounted here: " << std::strerror(errno);
   const Outcome o = run(with({"tiers.nvme.0.path=.", "output.dir=disk/out"}));
   EXPECT_EQ(o.code, 1) << o.err;
-  EXPECT_NE(message_of(o).find("No space left on device"), std::string::npos) << o.err;
+  EXPECT_HAS(message_of(o), "No space left on device") << o.err;
   EXPECT_FALSE(fs::exists(path("disk/out/tokens/train.bin")));
   expect_nothing_half_written();
 }
@@ -204,34 +198,21 @@ TEST_F(CliTest, ATierWithoutODirectIsSurvivedAndSaid) {
   train({"output.dir=plain"});
   const Outcome o = run(with({"tiers.nvme.0.path=" + where}));
   EXPECT_EQ(o.code, 0) << o.err;
-  EXPECT_NE(o.err.find("/dev/shm: without O_DIRECT (tmpfs"), std::string::npos) << o.err;
+  EXPECT_HAS(o.err, "/dev/shm: without O_DIRECT (tmpfs");
   EXPECT_EQ(read("out/model/model.safetensors"), read("plain/model/model.safetensors"));
 
   const Outcome required =
       run(with({"tiers.nvme.0.path=" + where, "aio.backend=threads", "output.dir=strict"}));
   EXPECT_EQ(required.code, 1) << required.err;
-  EXPECT_NE(message_of(required).find("O_DIRECT is required"), std::string::npos) << required.err;
+  EXPECT_HAS(message_of(required), "O_DIRECT is required") << required.err;
 }
 
-// These system calls fail with EPERM, as io_uring's under a container's default profile.
-void forbid(unsigned first, unsigned second) {
-  sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, first, 1, 0),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, second, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  sock_fprog program{static_cast<unsigned short>(std::size(rules)), rules};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
-    _exit(125);
-}
+// As io_uring's and libaio's calls fail under a container's default profile.
 void forbid_io_uring() {
-  forbid(__NR_io_uring_setup, __NR_io_uring_setup);
+  test::forbid_calls({SYS_io_uring_setup}, EPERM);
 }
 void forbid_io_uring_and_libaio() {
-  forbid(__NR_io_uring_setup, __NR_io_setup);
+  test::forbid_calls({SYS_io_uring_setup, SYS_io_setup}, EPERM);
 }
 
 // The next best does the I/O, and says why the better ones do not; the one that is required is missed.
@@ -240,16 +221,16 @@ class WithoutBackends : public CliTest {
   bool trains(void (*in_child)(), const Strings& missing, const std::string& taken) const {
     train({"output.dir=plain"});
     const Outcome o = run(Launch{.arguments = with({"tiers.nvme.0.path=."}), .in_child = in_child});
-    if (o.code == 125) return false;
+    if (o.code == test::kCannotForbid) return false;
     EXPECT_EQ(o.code, 0) << o.err;
     for (const std::string& name : missing) {
       const std::size_t at = o.err.find(name + " is unavailable for I/O: ");
       EXPECT_NE(at, std::string::npos) << o.err;
       if (at == std::string::npos) continue;
       const std::string line = o.err.substr(at, o.err.find('\n', at) - at);
-      EXPECT_NE(line.find("Operation not permitted"), std::string::npos) << line;
+      EXPECT_HAS(line, "Operation not permitted");
     }
-    EXPECT_NE(o.err.find("I/O        " + taken + " ("), std::string::npos) << o.err;
+    EXPECT_HAS(o.err, "I/O        " + taken + " (");
     EXPECT_EQ(read("out/model/model.safetensors"), read("plain/model/model.safetensors"));
     fs::remove_all(path("out"));
     return true;
@@ -259,15 +240,15 @@ class WithoutBackends : public CliTest {
         Launch{.arguments = with({"tiers.nvme.0.path=.", "aio.backend=" + backend}), .in_child = in_child});
     EXPECT_EQ(o.code, 1) << o.err;
     const std::string message = message_of(o);
-    EXPECT_NE(message.find(backend), std::string::npos) << message;
-    EXPECT_NE(message.find("Operation not permitted"), std::string::npos) << message;
+    EXPECT_HAS(message, backend);
+    EXPECT_HAS(message, "Operation not permitted");
     expect_nothing_half_written();
   }
   // What `probe` says of the back ends.
   void expect_probed(void (*in_child)(), const Strings& lines) const {
     const Outcome o = run(Launch{.arguments = {"probe", ".", "--size", "0"}, .in_child = in_child});
     EXPECT_EQ(o.code, 0) << o.err;
-    for (const std::string& line : lines) EXPECT_NE(o.out.find(line), std::string::npos) << o.out;
+    for (const std::string& line : lines) EXPECT_HAS(o.out, line);
   }
 };
 
@@ -287,7 +268,7 @@ TEST_F(WithoutBackends, WithoutLibaioTooThreadsDoTheIo) {
                 {"io_uring  does not work", "libaio    does not work", "threads   works"});
 }
 
-// As a user who may not do everything.
+// The program as a user without privileges.
 void become_nobody() {
   if (geteuid() == 0 && (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0))
     _exit(125);
@@ -314,8 +295,8 @@ TEST_F(CliTest, DirectoriesThatMayNotBeWrittenAreNamed) {
     const Outcome o = run(Launch{.arguments = c.arguments, .in_child = become_nobody});
     if (o.code == 125) GTEST_SKIP() << "another user cannot run the program here";
     EXPECT_EQ(o.code, 2) << o.err;
-    EXPECT_NE(message_of(o).find(c.place), std::string::npos) << o.err;
-    EXPECT_NE(o.err.find("Permission denied"), std::string::npos) << o.err;
+    EXPECT_HAS(message_of(o), c.place) << o.err;
+    EXPECT_HAS(o.err, "Permission denied");
     expect_nothing_half_written();
     EXPECT_TRUE(fs::is_empty(path("locked")));
     EXPECT_FALSE(fs::exists(path("open/run/log.jsonl")));
@@ -328,8 +309,8 @@ TEST_F(CliTest, AFileThatMayNotBeReadIsNamed) {
   const Outcome o = run(Launch{.arguments = {"train", "config.json"}, .in_child = become_nobody});
   if (o.code == 125) GTEST_SKIP() << "another user cannot run the program here";
   EXPECT_EQ(o.code, 2) << o.err;
-  EXPECT_NE(message_of(o).find("text.txt"), std::string::npos) << o.err;
-  EXPECT_NE(o.err.find("Permission denied"), std::string::npos) << o.err;
+  EXPECT_HAS(message_of(o), "text.txt") << o.err;
+  EXPECT_HAS(o.err, "Permission denied");
   expect_nothing_half_written();
 }
 

@@ -119,7 +119,7 @@ TEST_F(CliTest, TheBoundOfDrivesOfKnownSpeedHolds) {
 TEST_F(CliTest, TheReportSaysWhatTheRunWoreOfAStatedEndurance) {
   const Strings budgets{"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=."};
   const std::string unknown = train(budgets).out;
-  EXPECT_EQ(unknown.find("endurance"), std::string::npos) << unknown;
+  EXPECT_HAS_NOT(unknown, "endurance");
   const std::string stated = train(budgets + Strings{"tiers.nvme.0.endurance=1GiB"}).out;
   const std::size_t at = stated.find("  nvme0: ");
   ASSERT_NE(at, std::string::npos) << stated;
@@ -173,7 +173,7 @@ const Strings kSlowDrives{
     "steps=2",           "eval.every=0",        "data.validation=0", "tiers.device=400KiB",
     "tiers.host=400KiB", "tiers.nvme.0.path=.", "aio.backend=ram"};
 
-// What is drawn in between, and for what the run stood still.
+// The progress line is redrawn within a step, and names what the run waits for.
 TEST_F(CliTest, TheProgressLineGoesOnWithinASlowStep) {
   const Outcome o = run(Launch{.arguments = Strings{"train", "config.json"} +
                                             sets(kSlowDrives + Strings{"tiers.ram.bytes_per_second=300e3"}),
@@ -227,9 +227,9 @@ TEST_F(CliTest, AnInterruptionEndsTheRunCleanly) {
   EXPECT_FALSE(o.timed_out);
   EXPECT_TRUE(o.interrupted);
   EXPECT_EQ(o.code, 130) << o.err;
-  EXPECT_NE(o.err.find("interrupted"), std::string::npos) << o.err;
+  EXPECT_HAS(o.err, "interrupted");
   for (const char* part : {"tier", "link, bytes per step", "stall", "eta", "validation loss"}) {
-    EXPECT_NE(o.out.find(part), std::string::npos) << part << " is not in the report:\n" << o.out;
+    EXPECT_HAS(o.out, part) << part << " is not in the report:\n" << o.out;
   }
   const auto records = log();
   ASSERT_GT(records.size(), 3u);

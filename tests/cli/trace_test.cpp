@@ -15,7 +15,7 @@ class TraceCommand : public CliTest {
   void record(const Strings& flags = {}) const {
     const Outcome o = run(Strings{"trace", "record", "config.json", "-o", "t.trace"} + kTiers + flags);
     ASSERT_EQ(o.code, 0) << o.err;
-    EXPECT_NE(o.out.find("t.trace: "), std::string::npos) << o.out;
+    EXPECT_HAS(o.out, "t.trace: ");
   }
   Json json(const Strings& arguments) const {
     const Outcome o = run(arguments + Strings{"--json"});
@@ -34,7 +34,7 @@ TEST_F(TraceCommand, RecordsOneStepAndOpensNoDrive) {
   record();
   EXPECT_FALSE(fs::exists(path("out/log.jsonl")));
   for (const auto& entry : fs::directory_iterator(directory_))
-    EXPECT_EQ(entry.path().filename().string().find("ziggurat-tier"), std::string::npos) << entry.path();
+    EXPECT_HAS_NOT(entry.path().filename().string(), "ziggurat-tier") << entry.path();
   const Json shown = json({"trace", "show", "t.trace"});
   ASSERT_EQ(shown["programs"].size(), 1u);
   EXPECT_EQ(shown["programs"][0]["name"], "step");
@@ -87,7 +87,7 @@ TEST_F(TraceCommand, ReplaysEveryPolicyUnderEveryBudget) {
   const Outcome table = run(Strings{"trace", "replay", "t.trace"});
   EXPECT_EQ(table.code, 0) << table.err;
   for (const char* word : {"next-use", "lru", "clock", "bound", "NVMe read", "hits"})
-    EXPECT_NE(table.out.find(word), std::string::npos) << table.out;
+    EXPECT_HAS(table.out, word);
 }
 
 TEST_F(TraceCommand, WhatDoesNotFitIsSaidWithWhatWould) {
@@ -95,10 +95,10 @@ TEST_F(TraceCommand, WhatDoesNotFitIsSaidWithWhatWould) {
   // Beside what fits it is a line of the table.
   const Outcome both = run(Strings{"trace", "replay", "t.trace", "--host", "8KiB,100%"});
   EXPECT_EQ(both.code, 0) << both.err;
-  EXPECT_NE(both.out.find("does not fit: no room on the host for "), std::string::npos) << both.out;
+  EXPECT_HAS(both.out, "does not fit: no room on the host for ");
   // Alone it is an error, whose budgets do.
   const std::string message = refusal({"trace", "replay", "t.trace", "--host", "8KiB"});
-  EXPECT_NE(message.find("no room on the host for "), std::string::npos) << message;
+  EXPECT_HAS(message, "no room on the host for ");
   const std::size_t at = message.rfind("--host ");
   ASSERT_NE(at, std::string::npos) << message;
   const std::string least = message.substr(at + 7);
@@ -113,8 +113,8 @@ TEST_F(TraceCommand, MistakesAreRefused) {
   record();
   const auto says = [&](const Strings& arguments, const char* place, const char* what) {
     const std::string message = refusal(arguments);
-    EXPECT_NE(message.find(place), std::string::npos) << message;
-    EXPECT_NE(message.find(what), std::string::npos) << message;
+    EXPECT_HAS(message, place);
+    EXPECT_HAS(message, what);
   };
   says({"trace"}, "subcommand", "trace --help");
   says({"trace", "show"}, "file", "required");
@@ -142,7 +142,7 @@ TEST_F(TraceCommand, HelpTeachesWithExamples) {
        {Strings{"trace"}, Strings{"trace", "record"}, Strings{"trace", "show"}, Strings{"trace", "replay"}}) {
     const Outcome o = run(words + Strings{"--help"});
     EXPECT_EQ(o.code, 0);
-    EXPECT_NE(o.out.find("Examples:\n  ziggurat trace "), std::string::npos) << o.out;
+    EXPECT_HAS(o.out, "Examples:\n  ziggurat trace ");
   }
 }
 

@@ -1,4 +1,4 @@
-// SIGUSR1 and stalls, as a user meets them.
+// SIGUSR1 and stalls, as a user sees them.
 #include "cli/fixture.hpp"
 
 namespace zg::cli_test {
@@ -40,13 +40,13 @@ TEST_F(CliTest, ASignalShowsTheStateAndTheRunGoesOn) {
        {"\nio: progress ", "blocks in flight", "\nstore: progress ", "device ", "host ", "\n  host->device: ",
         "\n  device->host: ", "\n  nvme->host: ", "\n  host->nvme: ", "nvme0: ", "\nengine: progress ",
         "\n  step ", "program ", "operation ", "\n  compute stream: ", "\n  optimizer stream: "}) {
-    EXPECT_NE(file.find(part), std::string::npos) << part << " is not in\n" << file;
+    EXPECT_HAS(file, part) << part << " is not in\n" << file;
   }
   EXPECT_EQ(file.rfind("20", 0), 0u) << "no date: " << file;
-  EXPECT_EQ(file.find("does not answer"), std::string::npos) << file;
+  EXPECT_HAS_NOT(file, "does not answer");
   // The same on stderr.
   EXPECT_EQ(count(o.err, "state, as asked for\n"), 1u);
-  EXPECT_NE(o.err.find(file.substr(file.find('\n') + 1)), std::string::npos) << o.err;
+  EXPECT_HAS(o.err, file.substr(file.find('\n') + 1));
   for (const std::string& err : {quiet.err, o.err}) EXPECT_EQ(count(err, "no progress"), 0u) << err;
 }
 
@@ -73,8 +73,8 @@ TEST_F(CliTest, TheMeasuringCommandsTellTheirStateToo) {
                  .interrupt_at = "gets a temporary file",
                  .signal = SIGUSR1});
   EXPECT_EQ(bench.code, 0) << bench.err;
-  EXPECT_NE(bench.err.find("state, as asked for\nio-bench: progress "), std::string::npos) << bench.err;
-  EXPECT_NE(read("state.txt").find("io-bench: progress "), std::string::npos);
+  EXPECT_HAS(bench.err, "state, as asked for\nio-bench: progress ");
+  EXPECT_HAS(read("state.txt"), "io-bench: progress ");
 
   // While it measures its log is quiet; what was asked for comes all the same.
   const Outcome tune = run(Launch{.arguments = {"io-tune", "--path", ".", "--size", "32MiB", "--backend",
@@ -82,8 +82,8 @@ TEST_F(CliTest, TheMeasuringCommandsTellTheirStateToo) {
                                   .interrupt_at = "will be written in all",
                                   .signal = SIGUSR1});
   EXPECT_EQ(tune.code, 0) << tune.err;
-  EXPECT_NE(tune.err.find("state, as asked for\nio-tune: progress "), std::string::npos) << tune.err;
-  EXPECT_NE(read("tuned/state.txt").find("io-tune: progress "), std::string::npos);
+  EXPECT_HAS(tune.err, "state, as asked for\nio-tune: progress ");
+  EXPECT_HAS(read("tuned/state.txt"), "io-tune: progress ");
 }
 
 }  // namespace

@@ -2,15 +2,15 @@
 #pragma once
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/config/run_config.hpp"
 
@@ -28,17 +28,8 @@ inline constexpr const char* kBase = R"({
 
 class ConfigTest : public ::testing::Test {
  protected:
-  ConfigTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "zg_config_XXXXXX").string();
-    directory_ = mkdtemp(pattern.data());
-    base_ = write("base.json", kBase);
-  }
-  ~ConfigTest() override { std::filesystem::remove_all(directory_); }
-
   std::string write(const std::string& name, const std::string& text) const {
-    const std::string path = directory_ + "/" + name;
-    std::ofstream(path) << text;
-    return path;
+    return test::write_file(temporary_ / name, text);
   }
   // The base with `overlay` on top.
   RunConfig load_over(const std::string& overlay, const Strings& overrides = {}) const {
@@ -48,17 +39,13 @@ class ConfigTest : public ::testing::Test {
   // For machine_, which has neither a GPU nor bf16 instructions unless a test says otherwise.
   RunConfig load(const ConfigSource& source) const { return load_config(source, machine_); }
 
-  template <class Load>
-  static Error error_of(const Load& load) {
-    try {
-      (void)load();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Errc::kUsage);
-      EXPECT_EQ(error.exit_code(), 2);
-      return error;
-    }
-    ADD_FAILURE() << "no error";
-    return Error(Errc::kUsage, "", "no error");
+  // What is wrong with the user's input: the error that `work` must throw.
+  template <class Work>
+  static Error usage_error(const Work& work) {
+    const Error error = test::error_of(work);
+    EXPECT_EQ(error.code(), Errc::kUsage);
+    EXPECT_EQ(error.exit_code(), 2);
+    return error;
   }
 
   // The keys of the warnings that a known key has no effect; all must come from `file`.
@@ -78,7 +65,8 @@ class ConfigTest : public ::testing::Test {
                        [&](const std::string& line) { return line.find(part) != std::string::npos; });
   }
 
-  std::string directory_, base_;
+  const test::TempDir temporary_;
+  const std::string directory_ = temporary_.path(), base_ = write("base.json", kBase);
   Machine machine_;
 };
 

@@ -139,7 +139,7 @@ TEST_F(ConfigKeys, DefaultsOfAModelAreThoseThatAreTaken) {
       SCOPED_TRACE(key.name);
       const std::string fallback = key.fallback;
       if (fallback == "required") {
-        EXPECT_NE(family_text(arch, "").find(fmt::format("\"{}\":", key.name)), std::string::npos);
+        EXPECT_HAS(family_text(arch, ""), fmt::format("\"{}\":", key.name));
         continue;
       }
       if (fallback.find(' ') != std::string::npos) continue;  // in words

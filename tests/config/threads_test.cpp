@@ -49,9 +49,9 @@ TEST_F(ConfigThreads, MistakesAreNamed) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.overlay);
-    const Error error = error_of([&] { return load_over(c.overlay); });
+    const Error error = usage_error([&] { return load_over(c.overlay); });
     EXPECT_EQ(error.where(), directory_ + "/over.json: " + c.key);
-    EXPECT_NE(std::string(error.what()).find(c.part), std::string::npos) << error.what();
+    EXPECT_HAS(error.what(), c.part);
   }
 }
 

@@ -1,5 +1,6 @@
 // Attention on the device against fp64: all types, on tensor cores and without, any sizes and pitches.
-#include "tests/cuda/attention_reference.hpp"
+#include "tests/cuda/harness.hpp"
+#include "tests/kernels/attention_reference.hpp"
 
 namespace zg::test {
 namespace {
@@ -75,24 +76,6 @@ struct Problem {
   }
 };
 
-template <class T>
-void expect_near(const Matrix<T>& got, std::int64_t lead, const Matrix<double>& want,
-                 const Matrix<double>& size, double relative, const char* what) {
-  int bad = 0;
-  for (std::int64_t r = 0; r < want.rows(); ++r) {
-    for (std::int64_t c = 0; c < want.cols(); ++c) {
-      const double wanted = want.get(r, c),
-                   tolerance = relative * size.get(r, c) + bound<T>(wanted, 1, wanted);
-      const double error = std::abs(got.get(r, c + lead) - wanted);
-      if (!(error <= tolerance) && ++bad <= 3) {
-        ADD_FAILURE() << what << " [" << r << ", " << c << "]: " << got.get(r, c + lead) << ", expected "
-                      << wanted << ", tolerance " << tolerance;
-      }
-    }
-  }
-  ASSERT_EQ(bad, 0) << what;
-}
-
 std::string text_of(const AttentionShape& s, Layout layout) {
   return fmt::format("B {} T {} heads {}/{} of {}, lead {} gap {}", s.batch, s.time, s.heads, s.kv_heads,
                      s.head_size, layout.lead, layout.gap);
@@ -104,11 +87,11 @@ void compare(const AttentionShape& shape, Layout layout, std::uint64_t test_case
   Problem<T> x(shape, layout, test_case, spread);
   x.run();
   const AttentionReference want(shape, x.qkv, x.d_o);
-  expect_near(x.o, layout.lead, want.o, want.o_size, want.o_bound<T>(), "o");
+  expect_near(x.o, want.o, want.o_size, want.o_bound<T>(), "o", layout.lead);
   for (std::size_t i = 0; i < x.lse.size(); ++i)
     ASSERT_NEAR(static_cast<double>(x.lse[i]), want.lse[i], arithmetic_error<T>() * want.worst)
         << "lse " << i;
-  expect_near(x.dqkv, layout.lead, want.dqkv, want.dqkv_size, want.dqkv_bound<T>(), "dqkv");
+  expect_near(x.dqkv, want.dqkv, want.dqkv_size, want.dqkv_bound<T>(), "dqkv", layout.lead);
 }
 
 template <class T>

@@ -2,19 +2,14 @@
 #include <algorithm>
 
 #include "tests/cuda/harness.hpp"
+#include "tests/kernels/cast_cases.hpp"
 
 namespace zg::test {
 namespace {
 
-// All 65536 upper halves of a float with lower halves at, beside and between the ties of bf16, and every half
-// with the ties between two of them and the floats on either side.
+// The cases of bf16, and every half with the ties between two of them and the floats on either side.
 std::vector<float> rounding_cases() {
-  std::vector<float> values;
-  for (std::uint32_t high = 0; high < 0x10000u; ++high) {
-    for (const std::uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
-      values.push_back(std::bit_cast<float>((high << 16) | low));
-    }
-  }
+  std::vector<float> values = bf16_rounding_cases();
   for (std::uint16_t half = 0; half < 0x7c00u; ++half) {
     fp16 low, high;
     low.bits = half, high.bits = static_cast<std::uint16_t>(half + 1);
@@ -204,19 +199,10 @@ TEST(CudaFinishGradient, ManyElements) {
 // too_large rounds to infinity in Out: what was written counts.
 template <class Out>
 void expect_not_finite(float too_large) {
-  for (const std::size_t where : {0u, 17u, 4999u}) {
-    std::vector<float> in(5000, 0.5f);
-    const auto norm = [&](float value) {
-      in[where] = value;
-      std::vector<Out> out;
-      return finish(in, 0, out);
-    };
-    EXPECT_TRUE(std::isinf(norm(std::numeric_limits<float>::infinity())));
-    EXPECT_TRUE(std::isnan(norm(std::numeric_limits<float>::quiet_NaN())));
-    EXPECT_TRUE(std::isinf(norm(too_large)));
-    EXPECT_TRUE(std::isinf(norm(-too_large)));
-    EXPECT_TRUE(std::isfinite(norm(std::nextafter(too_large, 0.0f))));
-  }
+  expect_norm_not_finite(5000, too_large, [](std::vector<float>& in) {
+    std::vector<Out> out;
+    return finish(in, 0, out);
+  });
 }
 
 TEST(CudaFinishGradient, NonFiniteValuesReachTheNorm) {

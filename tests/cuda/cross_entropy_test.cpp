@@ -1,5 +1,6 @@
 // Softmax cross entropy against its definition in double.
 #include "tests/cuda/harness.hpp"
+#include "tests/kernels/cross_entropy_rows.hpp"
 
 namespace zg::test {
 namespace {
@@ -8,74 +9,35 @@ template <class T>
 class CudaCrossEntropy : public testing::Test {};
 TYPED_TEST_SUITE(CudaCrossEntropy, StorageTypes);
 
-constexpr double kLossBefore = 0.25;
-
 template <class T>
-struct Rows {
-  using A = Acc<T>;
-  std::int64_t rows, cols;
-  Matrix<A> logits;
-  Matrix<T> dlogits;
-  std::vector<std::int32_t> targets;
-  std::vector<double> loss = {kLossBefore};
-  double scale = 1;
-
-  Rows(std::int64_t n, std::int64_t v, std::int64_t gap) : Rows(n, v, gap, gap) {}
+struct Rows : CrossEntropyRows<T> {
+  Rows(std::int64_t n, std::int64_t v, std::int64_t gap) : CrossEntropyRows<T>(n, v, gap, gap) {}
   Rows(std::int64_t n, std::int64_t v, std::int64_t gap, std::int64_t gradient_gap)
-      : rows(n),
-        cols(v),
-        logits(n, v, gap),
-        dlogits(n, v, gradient_gap),
-        targets(static_cast<std::size_t>(n)) {
-    auto random = generator(static_cast<std::uint64_t>(n * 100000 + v));
-    logits.fill_normal(random, 3, 4);
-    dlogits.fill(std::numeric_limits<double>::quiet_NaN());
-    for (auto& t : targets) t = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(v));
-    if (n > 2) targets[2] = -1;
-  }
+      : CrossEntropyRows<T>(n, v, gap, gradient_gap) {}
+
   void run(bool gradient = true) {
-    loss[0] = kLossBefore;
-    std::vector<double> scratch(cuda::kSumPartials, NAN);
-    OnDevice<A> d_logits(logits);
-    OnDevice<T> d_dlogits(dlogits);
-    OnDevice<std::int32_t> d_targets(targets);
-    OnDevice<double> d_loss(loss), d_scratch(scratch);
+    std::vector<double> sum{kLossBefore}, scratch(cuda::kSumPartials, NAN);
+    OnDevice<Acc<T>> d_logits(this->logits);
+    OnDevice<T> d_dlogits(this->dlogits);
+    OnDevice<std::int32_t> d_targets(this->targets);
+    OnDevice<double> d_loss(sum), d_scratch(scratch);
     kernels::CrossEntropy<T> args{.logits = d_logits,
                                   .targets = d_targets.data(),
                                   .loss_sum = d_loss.data(),
                                   .dlogits = {},
-                                  .scale = scale};
+                                  .scale = this->scale};
     if (gradient) args.dlogits = d_dlogits;
-    cuda::cross_entropy<T>(launch(), {rows, cols}, args, d_scratch.data());
+    cuda::cross_entropy<T>(launch(), {this->rows, this->cols}, args, d_scratch.data());
     d_dlogits.fetch(), d_loss.fetch();
+    this->loss = sum[0];
   }
-  // Of the row of logits; relative, of a sum of exponentials and of each of them over it. Differences from
-  // the largest logit so far, and of largest ones, are exponents: each is rounded by a unit of itself, 200 at
-  // most. A thread adds 16 terms of a tile of at least 4096, and at each tile takes its sum to the new
-  // largest one by a product with an exponential (4 units together); what threads have is added in double.
-  double roundings() const { return 20.0 * (1 + static_cast<double>(cols) / 4096) + 2 * 200 + 16; }
-
+  // Differences from the largest logit so far, and of largest ones, are exponents: each is rounded by a unit
+  // of itself, 200 at most. A thread adds 16 terms of a tile of at least 4096, and at each tile takes its sum
+  // to the new largest one by a product with an exponential (4 units together); what threads have is added in
+  // double.
   void expect_definition() {
-    logits.expect_gaps_intact("logits"), dlogits.expect_gaps_intact("dlogits");
-    double sum_of_losses = kLossBefore, size = 1;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t target = targets[static_cast<std::size_t>(r)];
-      double max = logits.get(r, 0), sum = 0;
-      for (std::int64_t c = 0; c < cols; ++c) max = std::max(max, logits.get(r, c));
-      for (std::int64_t c = 0; c < cols; ++c) sum += std::exp(logits.get(r, c) - max);
-      for (std::int64_t c = 0; c < cols; ++c) {
-        const double p = std::exp(logits.get(r, c) - max) / sum;
-        const double expected = target < 0 ? 0 : scale * (p - (c == target ? 1 : 0));
-        ASSERT_NEAR(dlogits.get(r, c), expected, bound<T>(expected, roundings(), scale * p))
-            << r << ", " << c;
-      }
-      if (target < 0) continue;
-      sum_of_losses += std::log(sum) - (logits.get(r, target) - max);
-      size += std::log(sum) + max - logits.get(r, target);
-    }
-    // The relative error of the sum is the absolute error of its logarithm.
-    EXPECT_NEAR(loss[0], sum_of_losses,
-                roundings() * unit_roundoff<A>() * static_cast<double>(rows) + 1e-14 * size);
+    CrossEntropyRows<T>::expect_definition(20.0 * (1 + static_cast<double>(this->cols) / 4096) + 2 * 200 +
+                                           16);
   }
 };
 
@@ -208,7 +170,7 @@ TYPED_TEST(CudaCrossEntropy, IgnoredRowsAlone) {
   t.targets = {-1, -100, std::numeric_limits<std::int32_t>::min()};
   t.logits.fill(std::numeric_limits<double>::quiet_NaN());
   t.run();
-  EXPECT_EQ(t.loss[0], kLossBefore);
+  EXPECT_EQ(t.loss, kLossBefore);
   for (std::int64_t r = 0; r < 3; ++r) {
     for (std::int64_t c = 0; c < 43; ++c) ASSERT_EQ(t.dlogits.get(r, c), 0);
   }
@@ -225,7 +187,7 @@ TYPED_TEST(CudaCrossEntropy, GradientMayOverwriteLogits) {
       t.run();
       for_each_order([&] {
         Matrix<A> shared = t.logits;
-        std::vector<double> loss = {kLossBefore}, scratch(cuda::kSumPartials, NAN);
+        std::vector<double> loss{kLossBefore}, scratch(cuda::kSumPartials, NAN);
         OnDevice<A> d_shared(shared);
         OnDevice<std::int32_t> d_targets(t.targets);
         OnDevice<double> d_loss(loss), d_scratch(scratch);
@@ -237,7 +199,7 @@ TYPED_TEST(CudaCrossEntropy, GradientMayOverwriteLogits) {
                                 .dlogits = {reinterpret_cast<T*>(d_shared.data()), ld}},
                                d_scratch.data());
         d_shared.fetch(), d_loss.fetch();
-        EXPECT_EQ(loss, t.loss);
+        EXPECT_EQ(loss[0], t.loss);
         for (std::int64_t r = 0; r < t.rows; ++r) {
           ASSERT_EQ(
               std::memcmp(&shared.at(r, 0), &t.dlogits.at(r, 0), static_cast<std::size_t>(cols) * sizeof(T)),
@@ -259,7 +221,7 @@ TYPED_TEST(CudaCrossEntropy, NanIsNotHidden) {
       t.targets[0] = 5;
       t.logits.set(0, where, bad);
       t.run();
-      EXPECT_TRUE(std::isnan(t.loss[0]));
+      EXPECT_TRUE(std::isnan(t.loss));
       EXPECT_TRUE(std::isnan(t.dlogits.get(0, 5)));
     }
   }
@@ -267,7 +229,7 @@ TYPED_TEST(CudaCrossEntropy, NanIsNotHidden) {
   Rows<T> t(1, 43, 0);
   t.logits.fill(-infinity);
   t.run();
-  EXPECT_TRUE(std::isnan(t.loss[0]));
+  EXPECT_TRUE(std::isnan(t.loss));
   for (std::int64_t c = 0; c < 43; ++c) ASSERT_TRUE(std::isnan(t.dlogits.get(0, c)));
 }
 

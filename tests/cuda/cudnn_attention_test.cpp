@@ -2,7 +2,9 @@
 // not.
 #include "device/cuda/cudnn_attention.hpp"
 
-#include "tests/cuda/attention_reference.hpp"
+#include "support/errors.hpp"
+#include "tests/cuda/harness.hpp"
+#include "tests/kernels/attention_reference.hpp"
 
 namespace zg::test {
 namespace {
@@ -11,18 +13,6 @@ template <class T>
 class CudnnAttention : public testing::Test {};
 using Halves = testing::Types<bf16, fp16>;
 TYPED_TEST_SUITE(CudnnAttention, Halves);
-
-template <class T>
-void expect_near(const Matrix<T>& got, const Matrix<double>& want, const Matrix<double>& size,
-                 double relative, const char* what) {
-  for (std::int64_t r = 0; r < want.rows(); ++r) {
-    for (std::int64_t c = 0; c < want.cols(); ++c) {
-      const double wanted = want.get(r, c);
-      ASSERT_NEAR(got.get(r, c), wanted, relative * size.get(r, c) + bound<T>(wanted, 1, wanted))
-          << what << " [" << r << ", " << c << "]";
-    }
-  }
-}
 
 // cuDNN's forward feeds our backward, and ours feeds cuDNN's: o and lse mean the same to both.
 template <class T>
@@ -96,7 +86,7 @@ TYPED_TEST(CudnnAttention, IsTheFullSoftmax) {
   }
   const AttentionShape odd{.batch = 1, .time = 8, .heads = 1, .kv_heads = 1, .head_size = 43};
   EXPECT_FALSE(cudnn->supports({.shape = odd, .ld_qkv = 129, .ld_o = 43, .ld_do = 43, .ld_dqkv = 129}, &why));
-  EXPECT_NE(why.find("multiple of 8"), std::string::npos) << why;
+  EXPECT_HAS(why, "multiple of 8");
 }
 
 }  // namespace

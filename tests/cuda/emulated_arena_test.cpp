@@ -9,6 +9,8 @@
 #include <thread>
 
 #include "device/cuda/arena.hpp"
+#include "support/arena_users.hpp"
+#include "support/errors.hpp"
 #include "tests/cuda/fake_runtime.hpp"
 #include "tests/support/count_allocations.hpp"
 #include "tests/support/seed.hpp"
@@ -149,45 +151,9 @@ TEST(CudaArena, TheSteadyStateAsksCudaForNothing) {
 TEST(CudaArena, ThreadsNeverPassTheBudgetNorShareABuffer) {
   const std::uint64_t seed = test_seed(23);
   SCOPED_TRACE(seed);
-  constexpr std::int64_t kBudget = 24 * kGranule;
   FakeRuntime runtime(small(24));
-  CudaArena arena(runtime, {.budget = kBudget});
-  std::atomic<std::int64_t> given{0};
-  std::atomic<int> wrong{0}, refused{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937_64 random(seed + static_cast<std::uint64_t>(t));
-      std::vector<std::pair<unsigned char*, std::int64_t>> held;
-      const auto drop = [&] {
-        const auto [data, bytes] = held.back();
-        held.pop_back();
-        for (std::int64_t i = 0; i < bytes; i += 997) wrong += data[i] == t + 1 ? 0 : 1;
-        given -= arena.charge(bytes);
-        arena.release(data, bytes);
-      };
-      for (int i = 0; i < 1500; ++i) {
-        if (held.size() < 4 && random() % 2 == 0) {
-          const auto bytes = static_cast<std::int64_t>(1 + random() % (8 * kGranule));
-          auto* data = static_cast<unsigned char*>(arena.allocate(bytes));
-          if (data == nullptr) {
-            ++refused;
-            continue;
-          }
-          if ((given += arena.charge(bytes)) > kBudget) ++wrong;
-          std::memset(data, t + 1, static_cast<std::size_t>(bytes));
-          held.emplace_back(data, bytes);
-        } else if (!held.empty()) {
-          drop();
-        }
-      }
-      while (!held.empty()) drop();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(wrong, 0);
-  EXPECT_GT(refused, 0) << "the budget never mattered";
-  EXPECT_EQ(arena.in_use(), 0);
+  CudaArena arena(runtime, {.budget = 24 * kGranule});
+  expect_threads_share(arena, 8 * kGranule, 1500, seed);
 }
 
 TEST(CudaArena, ARefusalSaysWhoHoldsTheMemory) {
@@ -197,18 +163,14 @@ TEST(CudaArena, ARefusalSaysWhoHoldsTheMemory) {
   void* b = arena.allocate(6 * kMiB);
   arena.release(b, 6 * kMiB);
   runtime.set_other_use(0, 70 * kMiB);  // 14 MiB are free now
-  try {
-    arena.allocate(40 * kMiB);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Errc::kMemory);
-    EXPECT_EQ(error.where(), "tiers.device");
-    const std::string text = error.what();
-    for (const char* part :
-         {"refused 40.0 MiB", "the budget's 80.0 MiB", "10.0 MiB are in use", "6.0 MiB are held but free",
-          "hold 70.0 MiB of the device's 100.0 MiB", "14.0 MiB are free", "lower tiers.device to 30.0 MiB"})
-      EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
-  }
+  const Error error = error_of([&] { arena.allocate(40 * kMiB); });
+  EXPECT_EQ(error.code(), Errc::kMemory);
+  EXPECT_EQ(error.where(), "tiers.device");
+  const std::string text = error.what();
+  for (const char* part :
+       {"refused 40.0 MiB", "the budget's 80.0 MiB", "10.0 MiB are in use", "6.0 MiB are held but free",
+        "hold 70.0 MiB of the device's 100.0 MiB", "14.0 MiB are free", "lower tiers.device to 30.0 MiB"})
+    EXPECT_HAS(text, part) << part << "\n" << text;
   EXPECT_EQ(arena.in_use(), 10 * kMiB);
   EXPECT_EQ(runtime.memory_info().free, 14 * kMiB) << "what it got before the refusal is given back";
   // What fits can still be had, and all of it when there is room again.
@@ -225,13 +187,9 @@ TEST(CudaArena, ARefusalSaysWhoHoldsTheMemory) {
 TEST(CudaArena, ABudgetThatIsNotFreeIsRefusedAtOnce) {
   FakeRuntime runtime({.memory = 100 * kMiB});
   runtime.set_other_use(0, 30 * kMiB);
-  try {
-    CudaArena arena(runtime, {.budget = 80 * kMiB});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Errc::kMemory);
-    EXPECT_NE(std::string(error.what()).find("70.0 MiB free of 100.0 MiB"), std::string::npos);
-  }
+  const Error error = error_of([&] { CudaArena arena(runtime, {.budget = 80 * kMiB}); });
+  EXPECT_EQ(error.code(), Errc::kMemory);
+  EXPECT_HAS(error.what(), "70.0 MiB free of 100.0 MiB");
 }
 
 // Every call of CUDA fails once, at every place: nothing is lost, and the next attempt succeeds.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "device/cuda/attention.hpp"
+#include "support/errors.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg::test {
@@ -66,7 +67,7 @@ TEST(CudaAttentionChoice, CudnnTakesWhatItCanAndOursTheRest) {
   EXPECT_EQ(log.last.ld_dqkv, 40);
   EXPECT_FALSE(log.last.deterministic);
   EXPECT_EQ(log.asked, asked) << "planning takes cuDNN a second";
-  EXPECT_NE(attention.describe().find("9.19.0"), std::string::npos) << attention.describe();
+  EXPECT_HAS(attention.describe(), "9.19.0");
 }
 
 TEST(CudaAttentionChoice, OursIsOursAlone) {
@@ -84,14 +85,10 @@ TEST(CudaAttentionChoice, WhatMustBeCudnnIsOrTheRunEnds) {
   FakeCudnn::Log log;
   Attention attention(AttentionKernel::kCudnn, true, std::make_unique<FakeCudnn>(log), "");
   EXPECT_EQ(attention.scratch_bytes(DType::kF16, kSmall), 5000);
-  try {
-    (void)attention.scratch_bytes(DType::kF16, kOdd);
-    FAIL() << "taken";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.where(), "cuda.attention");
-    EXPECT_NE(e.message().find("heads of no such size"), std::string::npos) << e.message();
-    EXPECT_NE(e.hint().find("own"), std::string::npos);
-  }
+  const Error e = error_of([&] { (void)attention.scratch_bytes(DType::kF16, kOdd); });
+  EXPECT_EQ(e.where(), "cuda.attention");
+  EXPECT_HAS(e.message(), "heads of no such size");
+  EXPECT_HAS(e.hint(), "own");
 }
 
 }  // namespace

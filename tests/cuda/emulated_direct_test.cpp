@@ -16,6 +16,9 @@
 
 #include <gtest/gtest.h>
 
+#include "support/errors.hpp"
+#include "support/files.hpp"
+
 namespace zg::test {
 namespace {
 
@@ -30,9 +33,6 @@ class DirectOverFake : public testing::Test {
     *cufile_ = {};
     cufile_->nvfs_major = 2;
     cufile_->granule = kGranule;
-    std::string pattern = testing::TempDir() + "zg_direct_XXXXXX";
-    ZG_ASSERT(mkdtemp(pattern.data()) != nullptr, "{}", errno_text(errno));
-    path_ = pattern;
     FakeOptions options;
     options.devices = 2;
     options.granule = kGranule;
@@ -46,8 +46,6 @@ class DirectOverFake : public testing::Test {
     device_.reset();
     EXPECT_EQ(cufile_->files, 0);
     EXPECT_EQ(cufile_->drivers, 0);
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
   }
   std::shared_ptr<io::DirectStorage> storage() {
     std::string why;
@@ -68,7 +66,8 @@ class DirectOverFake : public testing::Test {
   }
 
   FakeCuFile* cufile_ = nullptr;
-  std::string path_;
+  const TempDir directory_;
+  const std::string& path_ = directory_.path();
   FakeRuntime* runtime_ = nullptr;
   std::unique_ptr<Device> device_;
 };
@@ -78,7 +77,7 @@ class DirectOverFake : public testing::Test {
 TEST_F(DirectOverFake, AVolumeWritesFromAndReadsIntoTheDevice) {
   const auto io = engine();
   if (io == nullptr) GTEST_SKIP() << "no O_DIRECT in " << path_;
-  EXPECT_NE(io->describe().find("GPUDirect Storage (nvidia-fs 2.26)"), std::string::npos) << io->describe();
+  EXPECT_HAS(io->describe(), "GPUDirect Storage (nvidia-fs 2.26)");
   const auto volume = io::make_volume(*io, {.grain = 4096});
   const std::int64_t bytes = 9 * kMiB + 4096;
   const io::ExtentId extent = volume->create({.name = "e", .bytes = bytes, .slots = 2});
@@ -151,7 +150,7 @@ TEST_F(DirectOverFake, IsNotHadWhereItWouldPassTheHost) {
   cufile_->nvfs_major = 0;
   std::string why;
   EXPECT_EQ(device_->direct_storage(false, &why), nullptr);
-  EXPECT_NE(why.find("compatibility mode"), std::string::npos) << why;
+  EXPECT_HAS(why, "compatibility mode");
   EXPECT_NE(device_->direct_storage(true, &why), nullptr) << "wanted all the same";
   EXPECT_EQ(device_->direct_storage(false, &why), device_->direct_storage(true, &why)) << "it is the same";
 }
@@ -160,13 +159,13 @@ TEST_F(DirectOverFake, SaysWhyItCannotBeHad) {
   std::string why;
   cufile_->fail_open = 5001;
   EXPECT_EQ(device_->direct_storage(true, &why), nullptr);
-  EXPECT_NE(why.find("nvidia-fs is not loaded"), std::string::npos);
+  EXPECT_HAS(why, "nvidia-fs is not loaded");
   const auto host = make_host_device(4096, nullptr);
   EXPECT_EQ(host->direct_storage(true, &why), nullptr);
-  EXPECT_NE(why.find("as any other"), std::string::npos);
+  EXPECT_HAS(why, "as any other");
   const auto direct = storage();
   cufile_->fail_file = 5008;
-  EXPECT_NE(io::why_not_direct(*direct, path_).find("this file system is not supported"), std::string::npos);
+  EXPECT_HAS(io::why_not_direct(*direct, path_), "this file system is not supported");
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 
 #include "device/cuda/arena.hpp"
 #include "device/cuda/gds.hpp"
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "tests/cuda/fake_runtime.hpp"
 #include "tests/cuda/programs/fake_cufile.hpp"
 #include "ziggurat/base/units.hpp"
@@ -26,12 +28,7 @@ class GdsOverFake : public testing::Test {
     fake_ = static_cast<FakeCuFile*>(dlsym(library, "zg_fake_cufile"));
     *fake_ = {};
     fake_->nvfs_major = 2;
-    std::string pattern = testing::TempDir() + "zg_gds_XXXXXX";
-    const int fd = mkstemp(pattern.data());
-    ZG_ASSERT(fd >= 0, "{}", errno_text(errno));
-    close(fd);
-    path_ = pattern;
-    fd_ = ::open(path_.c_str(), O_RDWR | O_DIRECT);
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
     device_ = static_cast<unsigned char*>(arena_.allocate(4 * kMiB));
   }
   ~GdsOverFake() override {
@@ -39,7 +36,6 @@ class GdsOverFake : public testing::Test {
     EXPECT_EQ(fake_->files, 0);
     arena_.release(device_, 4 * kMiB);
     if (fd_ >= 0) close(fd_);
-    unlink(path_.c_str());
   }
   void SetUp() override {
     if (fd_ < 0) GTEST_SKIP() << "no O_DIRECT in " << path_;
@@ -60,7 +56,8 @@ class GdsOverFake : public testing::Test {
   FakeRuntime runtime_;
   cuda::CudaArena arena_;
   FakeCuFile* fake_ = nullptr;
-  std::string path_;
+  const TempDir directory_;
+  const std::string path_ = directory_ / "file";
   int fd_ = -1;
   unsigned char* device_ = nullptr;
 };
@@ -95,13 +92,13 @@ TEST_F(GdsOverFake, FailuresAreValuesWithATextOfTheirOwn) {
   fake_->fail_transfer = EIO;
   const Gds::Result failed = read();
   EXPECT_EQ(failed.error, EIO);
-  EXPECT_NE(failed.text.find("errno 5"), std::string::npos);
+  EXPECT_HAS(failed.text, "errno 5");
   fake_->fail_transfer = EINTR;  // is tried again
   EXPECT_EQ(read().bytes, 4096);
   fake_->fail_transfer = 5010;
   const Gds::Result own = read();
   EXPECT_EQ(own.error, EIO) << "a number of cuFile's own";
-  EXPECT_NE(own.text.find("nvidia-fs failed (cuFile error 5010)"), std::string::npos);
+  EXPECT_HAS(own.text, "nvidia-fs failed (cuFile error 5010)");
   fake_->fail_transfer = ENOSPC;
   EXPECT_EQ(gds->write(file, 0, 4096, device_).error, ENOSPC);
   // What was moved before a failure is known.
@@ -110,7 +107,7 @@ TEST_F(GdsOverFake, FailuresAreValuesWithATextOfTheirOwn) {
   fake_->granule = 4096;
   const Gds::Result past = read(8192);
   EXPECT_EQ(past.bytes, 0);
-  EXPECT_NE(past.text.find("passes the end of the memory"), std::string::npos);
+  EXPECT_HAS(past.text, "passes the end of the memory");
 }
 
 TEST_F(GdsOverFake, FilesThatCannotBeHadSayWhy) {
@@ -118,13 +115,13 @@ TEST_F(GdsOverFake, FilesThatCannotBeHadSayWhy) {
   std::string why;
   const int plain = ::open(path_.c_str(), O_RDWR);
   EXPECT_FALSE(static_cast<bool>(gds->open(plain, &why)));
-  EXPECT_NE(why.find("O_DIRECT"), std::string::npos);
+  EXPECT_HAS(why, "O_DIRECT");
   close(plain);
   EXPECT_FALSE(static_cast<bool>(gds->open(plain, &why)));
-  EXPECT_NE(why.find("errno 9"), std::string::npos);
+  EXPECT_HAS(why, "errno 9");
   fake_->fail_file = 5008;
   EXPECT_FALSE(static_cast<bool>(gds->open(fd_, &why)));
-  EXPECT_NE(why.find("this file system is not supported"), std::string::npos);
+  EXPECT_HAS(why, "this file system is not supported");
   Gds::File file = open(*gds), other = std::move(file);
   EXPECT_FALSE(static_cast<bool>(file));
   file = std::move(other);
@@ -135,23 +132,23 @@ TEST_F(GdsOverFake, FilesThatCannotBeHadSayWhy) {
 TEST_F(GdsOverFake, ALibraryThatCannotBeHadSaysWhy) {
   std::string why;
   EXPECT_EQ(Gds::load(&why, true, "/nowhere/libcufile.so.0"), nullptr);
-  EXPECT_NE(why.find("not installed"), std::string::npos);
-  EXPECT_NE(why.find("/nowhere/libcufile.so.0"), std::string::npos);
+  EXPECT_HAS(why, "not installed");
+  EXPECT_HAS(why, "/nowhere/libcufile.so.0");
   EXPECT_EQ(Gds::load(&why, true, ZG_INCOMPLETE_CUFILE), nullptr);
-  EXPECT_NE(why.find("has no function cuFileDriverClose"), std::string::npos);
+  EXPECT_HAS(why, "has no function cuFileDriverClose");
   EXPECT_EQ(Gds::load(&why, true), nullptr) << "this program uses no driver of NVIDIA's";
-  EXPECT_NE(why.find("needs NVIDIA's driver"), std::string::npos);
+  EXPECT_HAS(why, "needs NVIDIA's driver");
   fake_->fail_open = 5001;
   EXPECT_EQ(Gds::load(&why, true, ZG_FAKE_CUFILE), nullptr);
-  EXPECT_NE(why.find("nvidia-fs is not loaded"), std::string::npos);
+  EXPECT_HAS(why, "nvidia-fs is not loaded");
   fake_->nvfs_major = 0;
   why.clear();
   EXPECT_EQ(Gds::load(&why, false, ZG_FAKE_CUFILE), nullptr);
-  EXPECT_NE(why.find("nvidia-fs is not loaded"), std::string::npos) << why;
+  EXPECT_HAS(why, "nvidia-fs is not loaded");
   EXPECT_EQ(load()->describe(), "compatibility mode");
   EXPECT_TRUE(load()->passes_host());
   fake_->features = 1 << 4;
-  EXPECT_NE(load()->describe().find("P2PDMA"), std::string::npos);
+  EXPECT_HAS(load()->describe(), "P2PDMA");
   EXPECT_FALSE(load()->passes_host());
 }
 
@@ -164,7 +161,7 @@ TEST_F(GdsOverFake, CompatibilityModeIsAskedFor) {
     const auto gds = Gds::load(&why, false, ZG_FAKE_CUFILE);
     ASSERT_NE(gds, nullptr) << why;
     EXPECT_FALSE(static_cast<bool>(gds->open(fd_, &why)));
-    EXPECT_NE(why.find("this file system is not supported"), std::string::npos);
+    EXPECT_HAS(why, "this file system is not supported");
   }
   const auto gds = Gds::load(&why, true, ZG_FAKE_CUFILE);
   ASSERT_NE(gds, nullptr) << why;

@@ -7,6 +7,7 @@
 
 #include "device/cuda/device.hpp"
 #include "device/cuda/graphs.hpp"
+#include "support/errors.hpp"
 #include "tests/cuda/fake_runtime.hpp"
 #include "tests/cuda/host_blas.hpp"
 #include "ziggurat/device/memory.hpp"
@@ -221,7 +222,7 @@ TEST_P(CaptureThatFails, IsEnqueuedAsItIs) {
   grow(a, b);
   grow(a, b);
   const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("CUDA graphs are off from here on"), std::string::npos) << said;
+  EXPECT_HAS(said, "CUDA graphs are off from here on");
   EXPECT_EQ(fake->calls("launch"), 0);
   EXPECT_EQ(read(a), std::vector<float>(kCount, 14));
   // From then on a failure is the device's again.

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "device/cuda/pinned.hpp"
+#include "support/errors.hpp"
 #include "tests/cuda/fake_runtime.hpp"
 #include "tests/support/seed.hpp"
 #include "ziggurat/base/units.hpp"
@@ -117,7 +118,7 @@ TEST(PinnedRegions, WhatCannotBeRegisteredIsCopiedAllTheSame) {
   Pages more(1);
   pinned.mapped(more.at, more.bytes);
   const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("could not be pinned"), std::string::npos);
+  EXPECT_HAS(said, "could not be pinned");
   EXPECT_EQ(said.find("could not be pinned"), said.rfind("could not be pinned")) << "once";
   EXPECT_EQ(pinned.report().bytes, 4 * kPage);
   EXPECT_EQ(pinned.report().refused, 9 * kPage);
@@ -134,15 +135,9 @@ TEST(PinnedRegions, RequiredPinningThrowsAndLeavesNothing) {
   Pages memory(12);
   PinnedRegions pinned(runtime, {.required = true, .piece = 4 * kPage});
   runtime.fail("register_host", 3, Errc::kMemory);
-  try {
-    pinned.mapped(memory.at, memory.bytes);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Errc::kMemory);
-    EXPECT_NE(std::string(error.what()).find("48.0 KiB of host memory could not be pinned"),
-              std::string::npos)
-        << error.what();
-  }
+  const Error error = error_of([&] { pinned.mapped(memory.at, memory.bytes); });
+  EXPECT_EQ(error.code(), Errc::kMemory);
+  EXPECT_HAS(error.what(), "48.0 KiB of host memory could not be pinned");
   EXPECT_EQ(runtime.pinned(), 0);
   EXPECT_EQ(pinned.report().bytes, 0);
 }

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "kernels/cuda/kernels.hpp"
+#include "support/errors.hpp"
 #include "tests/cuda/fake_runtime.hpp"
 #include "tests/kernels/support.hpp"
 #include "ziggurat/base/units.hpp"
@@ -60,7 +61,7 @@ struct Fake {
     EXPECT_THROW(call(), Error) << part;
     const std::vector<std::string> found = runtime.take_mistakes();
     ASSERT_EQ(found.size(), 1u) << part;
-    EXPECT_NE(found[0].find(part), std::string::npos) << found[0];
+    EXPECT_HAS(found[0], part);
   }
 
   FakeRuntime runtime;
@@ -164,12 +165,7 @@ TEST(FakeRuntime, PhysicalMemoryMovesWithItsBytesAndCountsOnce) {
   EXPECT_EQ(runtime.memory_info().free, kGranule);
   runtime.set_other_use(0, kGranule);
   EXPECT_EQ(runtime.memory_info().free, 0);
-  try {
-    runtime.create_physical(kGranule);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Errc::kMemory);
-  }
+  EXPECT_EQ(error_of([&] { runtime.create_physical(kGranule); }).code(), Errc::kMemory);
   runtime.map(at, kGranule, a);
   runtime.map(at + kGranule, 2 * kGranule, b);
   for (int i = 0; i < 3 * kGranule; ++i) ASSERT_EQ(at[i], '\xff') << "fresh memory is poisoned";
@@ -222,7 +218,7 @@ TEST(FakeRuntime, FindsMisuseOfDeviceMemory) {
   fake.expect_mistake("are mapped", to_device(other, host, 1));
   runtime.free_addresses(other, kGranule);
   runtime.free_addresses(device, kGranule);  // does not throw
-  EXPECT_NE(runtime.take_mistakes().at(0).find("still mapped"), std::string::npos);
+  EXPECT_HAS(runtime.take_mistakes().at(0), "still mapped");
 
   Gate gate(fake);
   gate.close(stream);
@@ -257,12 +253,12 @@ TEST(FakeRuntime, FindsMisuseOfHostMemory) {
   runtime.copy(stream, device, page + 4096, 1, Direction::kToDevice);
   runtime.unregister_host(page);
   runtime.unregister_host(page + 4096);
-  EXPECT_NE(runtime.take_mistakes().at(0).find("under way"), std::string::npos);
+  EXPECT_HAS(runtime.take_mistakes().at(0), "under way");
   gate.open();
   fake.finish(stream);
   runtime.unregister_host(page + 4096);
   runtime.unregister_host(page + 4096);
-  EXPECT_NE(runtime.take_mistakes().at(0).find("nothing that begins there"), std::string::npos);
+  EXPECT_HAS(runtime.take_mistakes().at(0), "nothing that begins there");
 }
 
 TEST(FakeRuntime, GraphsRunWhatWasCapturedEachTimeTheyAreLaunched) {
@@ -314,12 +310,7 @@ TEST(FakeRuntime, CountsLogsAndFailsWhatIsAsked) {
   EXPECT_EQ(runtime.log(),
             (std::vector<std::string>{"fill(1, 10 bytes)", "fill(2, 10 bytes)", "fill(3, 10 bytes)"}));
   runtime.fail("create_physical", 1, Errc::kMemory);
-  try {
-    runtime.create_physical(kGranule);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Errc::kMemory);
-  }
+  EXPECT_EQ(error_of([&] { runtime.create_physical(kGranule); }).code(), Errc::kMemory);
   fake.finish(stream);
 }
 
@@ -339,13 +330,11 @@ TEST(FakeRuntime, AfterAFailureNothingRunsAndEveryCallSaysSo) {
   runtime.record(event, a);
   gate.open();
   const auto fails = [&](const auto& call) {
-    try {
+    const Error error = error_of([&] {
       for (int i = 0; i < 5000; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(1))) call();
-      FAIL() << "it never failed";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Errc::kDevice);
-      EXPECT_NE(std::string(error.what()).find("an illegal access"), std::string::npos);
-    }
+    });
+    EXPECT_EQ(error.code(), Errc::kDevice);
+    EXPECT_HAS(error.what(), "an illegal access");
   };
   fails([&] { runtime.query(event); });
   fails([&] { runtime.record(event, b); });

@@ -30,7 +30,7 @@ class FakeMemory {
   ~FakeMemory();
 
   cuda::PhysicalHandle create(int device, std::int64_t bytes);  // Error(kMemory) when there is no more
-  void release(cuda::PhysicalHandle physical);                  // its bytes stay as long as they are mapped
+  void release(cuda::PhysicalHandle physical);                  // its bytes live on while they are mapped
   void* reserve(std::int64_t bytes);
   void free_addresses(void* at, std::int64_t bytes);
   void map(void* at, std::int64_t bytes, cuda::PhysicalHandle physical);

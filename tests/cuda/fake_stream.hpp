@@ -9,7 +9,7 @@ namespace zg::test {
 
 struct FakeRuntime::Point {
   bool reached = false;              // under the runtime's mutex
-  std::shared_ptr<Capture> capture;  // it is a part of
+  std::shared_ptr<Capture> capture;  // the one that it is a part of; or null
 };
 
 struct FakeRuntime::Capture {
@@ -22,7 +22,7 @@ struct FakeRuntime::Capture {
 class FakeRuntime::Stream final : public emulation::Queue {
  public:
   Stream(FakeRuntime& runtime, std::int64_t number, int device, int most_delay_us, std::uint64_t seed);
-  ~Stream() override;  // what has not begun is not run
+  ~Stream() override;  // work that has not begun is dropped
 
   // Kernels reach it as an emulation::Queue.
   cuda::StreamHandle handle() {
@@ -35,7 +35,7 @@ class FakeRuntime::Stream final : public emulation::Queue {
   void push(Work work);
   void enqueue(std::function<void()> kernel) override { runtime_.kernel(*this, std::move(kernel)); }
 
-  std::shared_ptr<Capture> capture;  // of whoever enqueues here, as all submission is
+  std::shared_ptr<Capture> capture;  // used by the thread that enqueues here, and by no other
 
  private:
   void run();

@@ -19,7 +19,7 @@ void device_read(void* host, const void* device, std::int64_t bytes);  // after 
 cuda::Launch launch(bool deterministic = true);
 // Runs `body` for several orders of threads, where those can be chosen (the emulation); else once.
 void for_each_order(const std::function<void()>& body);
-// Whether this is a GPU: sizes can be large there.
+// Whether this is a GPU, where tests can afford large sizes.
 bool is_gpu();
 
 // A vector's or a matrix's copy on the device, gaps included.
@@ -40,9 +40,9 @@ class OnDevice {
   T* data() { return static_cast<T*>(data_); }
   operator Strided<T>() { return {data(), ld_}; }
   operator Strided<const T>() { return {data(), ld_}; }
-  // Back to where it came from.
+  // Copies it back to the host's memory that it was made of.
   void fetch() { device_read(host_, data_, bytes_); }
-  // Again from there.
+  // Copies the host's memory to the device again.
   void refill() { device_write(data_, host_, bytes_); }
 
  private:

@@ -41,12 +41,12 @@ class Operand {
     }
     return *this;
   }
-  // To the device: what is there is the host's copy from then on.
+  // Copies the host's values to the device.
   Operand& send() {
     device_.emplace(host_);
     return *this;
   }
-  // And back, with a check that nobody wrote beside the rows.
+  // Copies the device's values back, and checks that nothing was written beside the rows.
   void fetch(const char* name) {
     device_->fetch();
     host_.expect_gaps_intact(name);
@@ -67,7 +67,7 @@ class Operand {
   T* data() { return device_->data() + offset_; }
   Strided<T> view() { return {data(), host_.ld()}; }
   Strided<const T> read() { return view(); }
-  // Of the host's copy.
+  // Compares the host's copies.
   Strided<T> host_view() { return {host_.data() + offset_, host_.ld()}; }
   bool same_bits(Operand& other) {
     for (std::int64_t r = 0; r < rows(); ++r) {

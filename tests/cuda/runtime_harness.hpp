@@ -7,7 +7,7 @@
 namespace zg::test {
 
 std::unique_ptr<cuda::Runtime> make_test_runtime();
-// What it refused so far was asked for on purpose.
+// Forgets the refusals so far: the test provoked them.
 void forget_refusals(cuda::Runtime& runtime);
 
 }  // namespace zg::test

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "device/cuda/arena.hpp"
+#include "support/errors.hpp"
 #include "tests/cuda/runtime_harness.hpp"
 #include "tests/support/seed.hpp"
 #include "ziggurat/base/error.hpp"
@@ -169,13 +170,9 @@ TEST_F(CudaRuntime, PhysicalMemoryMovesWithItsBytes) {
 
 TEST_F(CudaRuntime, ARefusedAllocationSaysHowMuchIsFree) {
   const cuda::MemoryInfo info = runtime_->memory_info();
-  try {
-    runtime_->create_physical(round_up(info.total, granule_) + granule_);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Errc::kMemory);
-    EXPECT_NE(std::string(error.what()).find(format_bytes(info.total) + " are free"), std::string::npos);
-  }
+  const Error error = error_of([&] { runtime_->create_physical(round_up(info.total, granule_) + granule_); });
+  EXPECT_EQ(error.code(), Errc::kMemory);
+  EXPECT_HAS(error.what(), format_bytes(info.total) + " are free");
 }
 
 TEST_F(CudaRuntime, HostMemoryIsRegisteredAsAWholeOrNotAtAll) {
@@ -274,17 +271,12 @@ TEST(CudaVersions, SayWhatIsThereAndWhatIsNeeded) {
   EXPECT_NO_THROW(cuda::check_versions(13000, 13010)) << "minor versions of one driver are compatible";
   EXPECT_NO_THROW(cuda::check_versions(14000, 13000));
   const auto said = [](const auto& call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Errc::kDevice);
-      return std::string(error.what());
-    }
-    ADD_FAILURE() << "nothing was thrown";
-    return std::string();
+    const Error error = error_of(call);
+    EXPECT_EQ(error.code(), Errc::kDevice);
+    return std::string(error.what());
   };
   const auto expect = [](const std::string& text, std::initializer_list<const char*> parts) {
-    for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << ": " << text;
+    for (const char* part : parts) EXPECT_HAS(text, part);
   };
   expect(said([] { cuda::check_versions(12080, 13000); }), {"12.8", "13.0", "580"});
   expect(said([] { cuda::check_versions(0, 13000); }), {"no NVIDIA driver", "13.0", "580"});

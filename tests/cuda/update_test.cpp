@@ -68,13 +68,6 @@ void update_on_device(State& s, const Case& c, const UpdateParams& p) {
 }
 
 class CudaUpdate : public testing::TestWithParam<Case> {};
-std::string test_name(const testing::TestParamInfo<Case>& info) {
-  std::string name;
-  for (const char ch : describe(info.param)) {
-    if (std::isalnum(static_cast<unsigned char>(ch))) name += ch;
-  }
-  return name;
-}
 INSTANTIATE_TEST_SUITE_P(All, CudaUpdate, testing::ValuesIn(all_cases()), test_name);
 
 // States compare with the guards around their arrays, so that a byte written outside shows, too. Several

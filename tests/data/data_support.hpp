@@ -1,56 +1,23 @@
 // Files, a tiny vocabulary and random texts for the tests of tokenizers and data sets.
 #pragma once
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <array>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <functional>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "data/utf8.hpp"
+#include "support/errors.hpp"
+#include "support/files.hpp"
+#include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/data/options.hpp"
 
 namespace zg::test {
-
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "zg_data_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-inline std::string write_file(const std::string& path, const std::string& content) {
-  std::ofstream out(path, std::ios::binary);
-  out << content;
-  EXPECT_TRUE(out.flush().good()) << path;
-  return path;
-}
-
-inline std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 template <class T>
 std::string write_tokens(const std::string& path, const std::vector<T>& tokens) {
@@ -58,22 +25,13 @@ std::string write_tokens(const std::string& path, const std::vector<T>& tokens) 
                     std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(T)));
 }
 
-// The text of the Error that `call` must throw.
-inline std::string error_of(const std::function<void()>& call, Errc code = Errc::kUsage) {
-  try {
-    call();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
+// The text of the error that `work` must throw, and with this code.
+template <class Work>
+std::string refusal(const Work& work, Errc code = Errc::kUsage) {
+  const Error e = error_of(work);
+  EXPECT_EQ(e.code(), code) << e.what();
+  return e.what();
 }
-
-inline void expect_has(const std::string& text, const std::string& part, int line) {
-  EXPECT_NE(text.find(part), std::string::npos) << "line " << line << ": no \"" << part << "\" in:\n" << text;
-}
-#define EXPECT_HAS(text, part) ::zg::test::expect_has(text, part, __LINE__)
 
 inline TokenizerConfig chars() {
   return {.kind = TokenizerConfig::Kind::kChars, .directory = ""};
@@ -180,14 +138,6 @@ inline std::string random_text(std::uint64_t seed, std::size_t pieces) {
     utf8::append(code, text);
   }
   return text;
-}
-
-// The seed of a random test: ZG_SEED, or `usual`; shown when something fails.
-inline std::uint64_t test_seed(std::uint64_t usual) {
-  const char* given = std::getenv("ZG_SEED");
-  const std::uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : usual;
-  ::testing::Test::RecordProperty("seed", std::to_string(seed));
-  return seed;
 }
 
 // The folder of shared data next to the source tree; empty where there is none.

@@ -27,7 +27,7 @@ Ids all_of(const TokenFile& file) {
 // --- token files ---------------------------------------------------------------------------------
 
 TEST(TokenFile, ReadsBothWidthsAnywhere) {
-  TemporaryDirectory dir;
+  TempDir dir;
   const std::vector<std::uint16_t> narrow = {0, 1, 50256, 65535, 7};
   const TokenFile a(write_tokens(dir / "a.bin", narrow), DType::kU16);
   EXPECT_EQ(a.size(), 5);
@@ -42,9 +42,9 @@ TEST(TokenFile, ReadsBothWidthsAnywhere) {
 }
 
 TEST(TokenFile, RefusesWhatIsNone) {
-  TemporaryDirectory dir;
+  TempDir dir;
   const auto error = [&](const std::string& path, DType dtype) {
-    const std::string text = error_of([&] { TokenFile(path, dtype); });
+    const std::string text = refusal([&] { TokenFile(path, dtype); });
     EXPECT_HAS(text, path);
     return text;
   };
@@ -66,7 +66,7 @@ std::string with_header(const std::string& path, std::int32_t magic, std::int32_
 }
 
 TEST(TokenFile, SkipsTheHeaderOfLlmc) {
-  TemporaryDirectory dir;
+  TempDir dir;
   const std::vector<std::uint16_t> narrow = {5, 6, 7};
   const std::vector<std::uint32_t> wide = {100000, 6};
   EXPECT_EQ(all_of(TokenFile(with_header(dir / "a.bin", 20240520, 1, 3, narrow), DType::kU16)),
@@ -75,7 +75,7 @@ TEST(TokenFile, SkipsTheHeaderOfLlmc) {
             (Ids{100000, 6}));
   EXPECT_EQ(TokenFile(with_header(dir / "c.bin", 12345, 1, 3, narrow), DType::kU16).size(), 512 + 3);
   const auto error = [](const std::string& path, DType dtype) {
-    return error_of([&] { TokenFile(path, dtype); });
+    return refusal([&] { TokenFile(path, dtype); });
   };
   EXPECT_HAS(error(with_header(dir / "d.bin", 20240520, 2, 3, narrow), DType::kU16),
              "of version 2; 1 is read");
@@ -87,7 +87,7 @@ TEST(TokenFile, SkipsTheHeaderOfLlmc) {
 }
 
 TEST(TokenFile, ReadingDoesNotGrowResidentMemory) {
-  TemporaryDirectory dir;
+  TempDir dir;
   const std::int64_t bytes = 64 * kMiB;
   write_file(dir / "big.bin", "ab");
   std::filesystem::resize_file(dir / "big.bin", bytes);
@@ -103,12 +103,12 @@ TEST(TokenFile, ReadingDoesNotGrowResidentMemory) {
 // --- data sets -----------------------------------------------------------------------------------
 
 struct Dataset : ::testing::Test {
-  TemporaryDirectory dir_;
+  TempDir dir_;
   std::string cache_ = dir_ / "cache/deep";
 
   DataSet make(const Settings& config, std::int64_t vocab_size = 0) { return {config, cache_, vocab_size}; }
   std::string error(const Settings& config, std::int64_t vocab_size = 0) {
-    return error_of([&] { DataSet(config, cache_, vocab_size); });
+    return refusal([&] { DataSet(config, cache_, vocab_size); });
   }
   Ids tokens(const char* file, DType dtype = DType::kU16) {
     return all_of(TokenFile(cache_ + "/" + file, dtype));
@@ -425,7 +425,7 @@ TEST_F(Cache, IsMadeAnewWhenItIsDamaged) {
 
 TEST_F(Cache, ADirectoryThatCannotBeIsAnIoError) {
   write_file(dir_ / "file", "x");
-  EXPECT_HAS(error_of([&] { DataSet(config_, dir_ / "file/cache", 0); }, Errc::kIo), dir_ / "file/cache");
+  EXPECT_HAS(refusal([&] { DataSet(config_, dir_ / "file/cache", 0); }, Errc::kIo), dir_ / "file/cache");
 }
 
 TEST_F(Cache, TwoAtOnceAgree) {
@@ -502,7 +502,7 @@ TEST_F(Dataset, AFileThatChangesUnderUsIsNoticed) {
     file.write(high.data(), 200);
   }
   Batch batch;
-  EXPECT_HAS(error_of([&] { data.train_batch(1, 0, 0, 1, batch); }), "token 32639");
+  EXPECT_HAS(refusal([&] { data.train_batch(1, 0, 0, 1, batch); }), "token 32639");
 }
 
 TEST_F(Dataset, TinyShakespeare) {

@@ -33,8 +33,8 @@ TEST(ByteTokenizer, RoundTripsAnyBytes) {
   ASSERT_EQ(ids.size(), text.size());
   EXPECT_EQ(ids[5], static_cast<unsigned char>(text[5]));
   EXPECT_EQ(t->decode(ids), text);
-  EXPECT_HAS(error_of([&] { (void)t->decode(Ids{65, 256}); }), "256");
-  EXPECT_HAS(error_of([&] { (void)t->decode(Ids{-1}); }), "-1");
+  EXPECT_HAS(refusal([&] { (void)t->decode(Ids{65, 256}); }), "256");
+  EXPECT_HAS(refusal([&] { (void)t->decode(Ids{-1}); }), "-1");
 }
 
 TEST(CharTokenizer, NumbersTheSortedCodePoints) {
@@ -43,16 +43,16 @@ TEST(CharTokenizer, NumbersTheSortedCodePoints) {
   EXPECT_EQ(t->encode("\nabé日\U0001F600"), (Ids{0, 1, 2, 3, 4, 5}));
   EXPECT_EQ(t->encode("日a"), (Ids{4, 1}));
   EXPECT_EQ(t->decode(Ids{5, 3, 0}), "\U0001F600é\n");
-  EXPECT_HAS(error_of([&] { (void)t->decode(Ids{6}); }), "vocabulary of 6");
+  EXPECT_HAS(refusal([&] { (void)t->decode(Ids{6}); }), "vocabulary of 6");
 }
 
 TEST(CharTokenizer, NamesTheUnknownCharacter) {
   const auto t = make_tokenizer(chars(), "aé");
-  const std::string known = error_of([&] { (void)t->encode("aéc"); });
+  const std::string known = refusal([&] { (void)t->encode("aéc"); });
   EXPECT_HAS(known, "U+0063 'c' at byte 3");
-  EXPECT_HAS(error_of([&] { (void)t->encode("a\ta"); }), "U+0009 at byte 1");
-  EXPECT_HAS(error_of([&] { (void)t->encode("é\u00e8"); }), "U+00E8 'è' at byte 2");
-  EXPECT_HAS(error_of([] { (void)make_tokenizer(chars(), ""); }), "empty");
+  EXPECT_HAS(refusal([&] { (void)t->encode("a\ta"); }), "U+0009 at byte 1");
+  EXPECT_HAS(refusal([&] { (void)t->encode("é\u00e8"); }), "U+00E8 'è' at byte 2");
+  EXPECT_HAS(refusal([] { (void)make_tokenizer(chars(), ""); }), "empty");
 }
 
 // What the Unicode standard calls ill-formed (its table 3-7), each behind two good bytes.
@@ -73,12 +73,12 @@ TEST(CharTokenizer, NamesThePlaceThatIsNoUtf8) {
                                         "\xFF",
                                         "\xFE"};
   for (const std::string& b : bad) {
-    EXPECT_HAS(error_of([&] { (void)make_tokenizer(chars(), "ab" + b); }), "no UTF-8 at byte 2");
+    EXPECT_HAS(refusal([&] { (void)make_tokenizer(chars(), "ab" + b); }), "no UTF-8 at byte 2");
   }
 }
 
 TEST(CharTokenizer, SavedAndLoadedIsTheSame) {
-  TemporaryDirectory dir;
+  TempDir dir;
   const std::string text = std::string("z\"\\\n\t\0", 6) + "日本é\U0001F600\u2028";
   const auto t = make_tokenizer(chars(), text);
   t->save(dir / "deep/er");
@@ -90,7 +90,7 @@ TEST(CharTokenizer, SavedAndLoadedIsTheSame) {
 }
 
 TEST(LoadTokenizer, NoneIsNullAndADamagedOneAnError) {
-  TemporaryDirectory dir;
+  TempDir dir;
   EXPECT_EQ(load_tokenizer(dir.path()), nullptr);
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"{", "JSON"},
@@ -108,7 +108,7 @@ TEST(LoadTokenizer, NoneIsNullAndADamagedOneAnError) {
   };
   for (const auto& [content, expected] : cases) {
     write_file(dir / kTokenizerFile, content);
-    const std::string error = error_of([&] { (void)load_tokenizer(dir.path()); });
+    const std::string error = refusal([&] { (void)load_tokenizer(dir.path()); });
     EXPECT_HAS(error, dir.path());
     EXPECT_HAS(error, expected);
   }
@@ -225,7 +225,7 @@ TEST(Bpe, MergesLikeTheRescanningAlgorithm) {
 
 class Gpt2Tiny : public ::testing::Test {
  protected:
-  TemporaryDirectory dir_;
+  TempDir dir_;
   TinyVocabulary vocabulary_ = english_vocabulary();
   std::unique_ptr<TextTokenizer> tokenizer_ = make_gpt2_tokenizer(vocabulary_.save(dir_ / "vocabulary"));
 
@@ -251,7 +251,7 @@ TEST_F(Gpt2Tiny, EndOfTextIsAKnownTokenThatTextNeverGives) {
   EXPECT_EQ(std::count(found.begin(), found.end(), special), 0);
   EXPECT_EQ(tokenizer_->decode(found), name);
   EXPECT_EQ(tokenizer_->decode(Ids{special}), name);
-  EXPECT_HAS(error_of([&] { (void)tokenizer_->decode(Ids{special + 1}); }), "vocabulary of 264");
+  EXPECT_HAS(refusal([&] { (void)tokenizer_->decode(Ids{special + 1}); }), "vocabulary of 264");
 }
 
 TEST_F(Gpt2Tiny, RoundTripsRandomUnicode) {
@@ -312,9 +312,9 @@ TEST_F(Gpt2Tiny, AnyThreadMayEncode) {
 }
 
 TEST_F(Gpt2Tiny, InvalidUtf8NamesItsPlace) {
-  EXPECT_HAS(error_of([&] { (void)tokenizer_->encode("the \xff"); }), "no UTF-8 at byte 4 (0xFF)");
+  EXPECT_HAS(refusal([&] { (void)tokenizer_->encode("the \xff"); }), "no UTF-8 at byte 4 (0xFF)");
   Ids out;
-  EXPECT_HAS(error_of([&] { tokenizer_->append("a\x80", {.where = "some/file", .offset = 1000}, out); }),
+  EXPECT_HAS(refusal([&] { tokenizer_->append("a\x80", {.where = "some/file", .offset = 1000}, out); }),
              "some/file: is no UTF-8 at byte 1001");
 }
 
@@ -341,7 +341,7 @@ TEST_F(Gpt2Tiny, AMalformedVocabularyNamesFileAndReason) {
   };
   for (const auto& [content, reason] : bad_encoders) {
     write_file(encoder, content);
-    const std::string error = error_of([&] { (void)make_gpt2_tokenizer(dir_ / "vocabulary"); });
+    const std::string error = refusal([&] { (void)make_gpt2_tokenizer(dir_ / "vocabulary"); });
     EXPECT_HAS(error, encoder);
     EXPECT_HAS(error, reason);
   }
@@ -355,11 +355,11 @@ TEST_F(Gpt2Tiny, AMalformedVocabularyNamesFileAndReason) {
   };
   for (const auto& [content, reason] : bad_merges) {
     write_file(merges, content);
-    EXPECT_HAS(error_of([&] { (void)make_gpt2_tokenizer(dir_ / "vocabulary"); }), reason);
+    EXPECT_HAS(refusal([&] { (void)make_gpt2_tokenizer(dir_ / "vocabulary"); }), reason);
   }
   std::filesystem::remove(merges);
-  EXPECT_HAS(error_of([&] { (void)make_gpt2_tokenizer(dir_ / "vocabulary"); }), merges);
-  EXPECT_HAS(error_of([] { (void)make_tokenizer(gpt2(""), ""); }), "data.tokenizer");
+  EXPECT_HAS(refusal([&] { (void)make_gpt2_tokenizer(dir_ / "vocabulary"); }), merges);
+  EXPECT_HAS(refusal([] { (void)make_tokenizer(gpt2(""), ""); }), "data.tokenizer");
 }
 
 // The numbers are nanoGPT's for this text and this split.

@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "support/arena_users.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/device/device.hpp"
 
@@ -118,46 +119,9 @@ TEST(Arena, HooksComeInPairs) {
 TEST(Arena, ThreadsNeverPassTheBudgetNorShareABuffer) {
   const std::uint64_t seed = test_seed(17);
   SCOPED_TRACE(seed);
-  constexpr int kThreads = 4;
-  constexpr std::int64_t kBudget = 12 * kPage;  // less than one thread alone may hold
-  const auto arena = make_host_arena("test", kBudget);
-  std::atomic<std::int64_t> given{0};
-  std::atomic<int> wrong{0}, refused{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937_64 random(seed + static_cast<std::uint64_t>(t));
-      std::vector<std::pair<unsigned char*, std::int64_t>> held;
-      const auto drop = [&] {
-        const auto [data, bytes] = held.back();
-        held.pop_back();
-        for (std::int64_t i = 0; i < bytes; i += 997) wrong += data[i] == t + 1 ? 0 : 1;
-        given -= arena_charge(bytes);
-        arena->release(data, bytes);
-      };
-      for (int i = 0; i < 3000; ++i) {
-        if (held.size() < 4 && random() % 2 == 0) {
-          const auto bytes = static_cast<std::int64_t>(1 + random() % (4 * kPage));
-          auto* data = static_cast<unsigned char*>(arena->allocate(bytes));
-          if (data == nullptr) {
-            ++refused;
-            continue;
-          }
-          if ((given += arena_charge(bytes)) > kBudget) ++wrong;
-          std::memset(data, t + 1, static_cast<std::size_t>(bytes));
-          held.emplace_back(data, bytes);
-        } else if (!held.empty()) {
-          drop();
-        }
-      }
-      while (!held.empty()) drop();
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_EQ(wrong, 0);
-  EXPECT_GT(refused, 0) << "the budget never mattered";
-  EXPECT_EQ(arena->in_use(), 0);
-  EXPECT_LE(arena->peak(), kBudget);
+  const auto arena = make_host_arena("test", 12 * kPage);  // less than one thread alone may hold
+  expect_threads_share(*arena, 4 * kPage, 3000, seed);
+  EXPECT_LE(arena->peak(), 12 * kPage);
 }
 
 TEST(ArenaDeathTest, WhatIsNotGivenBackShows) {

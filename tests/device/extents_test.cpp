@@ -62,7 +62,7 @@ TEST(Extents, AgreeWithAnArrayOfPages) {
     };
     Extents extents;
     extents.add_region({kBase, 120});
-    extents.add_region({kBase + 120, 80});  // right behind it: free addresses of both join
+    extents.add_region({kBase + 120, 80});  // adjacent: the free addresses of both join
     Model model(kPages);
     std::vector<Range> buffers;
     const auto checked_window = [&](std::int64_t bytes) {

@@ -18,6 +18,7 @@
 #include <random>
 
 #include "support/count_allocations.hpp"
+#include "support/errors.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
@@ -52,7 +53,7 @@ struct Phases {
   std::unique_ptr<HostMemory> memory = make_host_memory({.name = "test", .budget = kBudget});
   std::vector<std::pair<char*, std::int64_t>> held = std::vector<std::pair<char*, std::int64_t>>(64);
 
-  // False: something was refused.
+  // Returns false when something was refused.
   bool phase(std::int64_t bytes) {
     std::size_t n = 0;
     for (std::int64_t left = kBudget; left >= bytes; left -= bytes, ++n) {
@@ -266,7 +267,7 @@ TEST(HostMemory, IsLockedIfAsked) {
   memory->release(b, kUnit);
 }
 
-// What the system refuses half-way leaves the arena as it was.
+// An allocation that the system refuses half-way leaves the arena as it was.
 void lock_too_much() {
   const MemoryLimits blind;
   const rlimit little{256 * 1024, 256 * 1024};
@@ -325,13 +326,10 @@ TEST(HostMemory, ANodeIsPreferred) {
 TEST(HostMemory, IsRefusedBeforeAnythingIsTaken) {
   MemoryLimits limits;
   limits.cgroup = {"/sys/fs/cgroup/run/memory.max", kGiB, kGiB / 2};
-  try {
-    (void)make_host_memory({.name = "tiers.host", .budget = kGiB, .limits = &limits});
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.where(), "tiers.host");
-    EXPECT_NE(e.message().find("/sys/fs/cgroup/run/memory.max"), std::string::npos) << e.what();
-  }
+  const Error e =
+      error_of([&] { (void)make_host_memory({.name = "tiers.host", .budget = kGiB, .limits = &limits}); });
+  EXPECT_EQ(e.where(), "tiers.host");
+  EXPECT_HAS(e.message(), "/sys/fs/cgroup/run/memory.max");
   limits = {};
   limits.nodes = {{0, 10 * kMiB}, {1, 20 * kMiB}};
   const HostMemoryOptions near{

@@ -1,4 +1,4 @@
-// Which node's memory serves whom, on machines that are not here.
+// Which node's memory serves which device, on machines that the tests describe.
 #include <gtest/gtest.h>
 
 #include "ziggurat/base/error.hpp"

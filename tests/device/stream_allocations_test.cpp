@@ -78,7 +78,7 @@ TEST(StreamAllocations, CopiesOfTheHostDevice) {
   device->arena().release(memory, 4096);
 }
 
-// What the counter itself is worth: captures above Task::kInline are seen.
+// The counter works: captures larger than Task::kInline are counted.
 TEST(StreamAllocations, LargeCapturesAreCounted) {
   HostStream stream("large", Mode::kThread);
   const std::array<char, Task::kInline + 1> ballast{};

@@ -47,7 +47,7 @@ class Placements : public testing::TestWithParam<Case> {
       EXPECT_GT(t.nvme_write, 0);
     }
   }
-  // The one to which all are compared; once per model.
+  // The run with which all others are compared; made once for each model.
   static const TinyResult& baseline() {
     static std::map<std::string, TinyResult> all;
     const Case& c = GetParam();
@@ -59,7 +59,7 @@ class Placements : public testing::TestWithParam<Case> {
   }
 };
 
-// What the comparisons are worth: the run moves nothing, learns, and is no constant.
+// The comparisons mean something: the reference run moves nothing, and its losses change as it learns.
 TEST_P(Placements, TheBaselineLearnsAndMovesNothing) {
   TinyRun run(everything_in_the_device(GetParam()));
   const TinyResult result = run.train(kSteps, kEvaluations);

@@ -118,7 +118,7 @@ TEST(Frozen, TrainsToTheSameBitsWhateverTheTiming) {
   }
 }
 
-// The state of a unit that is not trained is not there: neither in the budgets nor on any link.
+// A unit that is not trained has no state: none in the budgets, and none on any link.
 TEST(Frozen, CostsNoBytes) {
   for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kEarly, UpdateTiming::kSeparate}) {
     TinySetup s = tiny(tiny_gpt2(), {"bf16", DType::kBF16, {}});

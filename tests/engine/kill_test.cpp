@@ -1,11 +1,10 @@
 // Runs that are killed at any moment and go on from their last checkpoint: no update is lost, none happens
 // twice.
-#include <sys/wait.h>
-
 #include <csignal>
 #include <random>
 
 #include "engine/killed_run.hpp"
+#include "support/process.hpp"
 #include "support/seed.hpp"
 
 namespace zg::test {
@@ -13,22 +12,9 @@ namespace {
 
 constexpr std::int64_t kSteps = 14;
 
-// Its exit code, or minus the signal that ended it.
-int run_child(const std::string& directory, UpdateTiming timing, const std::string& how, std::int64_t n) {
-  std::vector<std::string> words{ZG_KILLED_RUN,          directory, std::to_string(static_cast<int>(timing)),
-                                 std::to_string(kSteps), how,       std::to_string(n)};
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    execv(argv[0], argv.data());
-    _exit(127);
-  }
-  int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+Outcome run_child(const std::string& directory, UpdateTiming timing, const std::string& how, std::int64_t n) {
+  return launch(ZG_KILLED_RUN, {.arguments = {directory, std::to_string(static_cast<int>(timing)),
+                                              std::to_string(kSteps), how, std::to_string(n)}});
 }
 
 class Killed : public testing::TestWithParam<UpdateTiming> {};
@@ -52,7 +38,7 @@ TEST_P(Killed, RunsGoOnWithoutLosingOrRepeatingAnUpdate) {
   ASSERT_EQ(expected.steps, kSteps);
 
   const TempDir directory;
-  const std::string file = directory.path() + "/checkpoint";
+  const std::string file = directory / "checkpoint";
   int killed = 0, with_checkpoint = 0;
   // The kinds in turn, at places of which most lie behind the first checkpoint.
   const std::pair<const char*, std::int64_t> kills[] = {
@@ -66,9 +52,9 @@ TEST_P(Killed, RunsGoOnWithoutLosingOrRepeatingAnUpdate) {
   };
   for (const auto& [how, n] : kills) {
     const auto before = load_checkpoint(file);
-    const int code = run_child(directory.path(), timing, how, n);
-    if (code == 0) break;  // it was there before it was killed
-    ASSERT_EQ(code, -SIGKILL) << how << " " << n;
+    const Outcome run = run_child(directory.path(), timing, how, n);
+    if (run.code == 0) break;  // it ended before its kill came
+    ASSERT_EQ(run.signal, SIGKILL) << how << " " << n << "\n" << run.err;
     ++killed;
     const auto after = load_checkpoint(file);
     with_checkpoint += after ? 1 : 0;
@@ -79,7 +65,7 @@ TEST_P(Killed, RunsGoOnWithoutLosingOrRepeatingAnUpdate) {
   }
   EXPECT_GE(killed, 3);
   EXPECT_GE(with_checkpoint, 1);
-  ASSERT_EQ(run_child(directory.path(), timing, "never", 0), 0);
+  ASSERT_EQ(run_child(directory.path(), timing, "never", 0).code, 0);
 
   const auto last = load_checkpoint(file);
   ASSERT_TRUE(last.has_value());

@@ -1,4 +1,4 @@
-// What the engine says of itself to who watches it.
+// What the engine reports of its progress to a watchdog.
 #include <fmt/core.h>
 
 #include <atomic>
@@ -29,8 +29,8 @@ TEST(EnginePosition, SaysWhereItIsAndCountsWhatIsIssuedAndDone) {
     std::uint64_t before = 0;
     while (!stop) {
       const std::string text = engine.state();
-      EXPECT_NE(text.find("\ncompute stream: "), std::string::npos) << text;
-      EXPECT_NE(text.find("\noptimizer stream: "), std::string::npos) << text;
+      EXPECT_HAS(text, "\ncompute stream: ");
+      EXPECT_HAS(text, "\noptimizer stream: ");
       const std::uint64_t now = engine.progress();
       EXPECT_GE(now, before);
       before = now;
@@ -61,8 +61,8 @@ TEST(EnginePosition, SaysWhereItIsAndCountsWhatIsIssuedAndDone) {
                  0),
       0u)
       << text;
-  EXPECT_EQ(text.find("waits"), std::string::npos) << text;
-  EXPECT_EQ(text.find("works on"), std::string::npos) << text;
+  EXPECT_HAS_NOT(text, "waits");
+  EXPECT_HAS_NOT(text, "works on");
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ class Programs : public testing::TestWithParam<Case> {
   StepPrograms programs;
 };
 
-// Follows the content of every segment.
+// Follows the content of every segment through programs.
 class Contents {
  public:
   explicit Contents(const Layout& layout)

@@ -1,4 +1,4 @@
-// For what the compute stream stands still.
+// The causes for which the compute stream stalls.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -9,7 +9,7 @@
 namespace zg::test {
 namespace {
 
-// Says what it is told of its work.
+// A stream that reports as busy what the test sets.
 class ToldStream final : public Stream {
  public:
   const std::string& name() const override { return name_; }
@@ -26,7 +26,7 @@ class ToldStream final : public Stream {
 
 class StallMeterTest : public testing::Test {
  protected:
-  // At least as much passes as is returned.
+  // Sleeps; at least the time that is returned passes.
   double pass() {
     const auto begin = Clock::now();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));

@@ -95,7 +95,7 @@ TEST(ReadState, GivesAnyRangeOfMastersAndMoments) {
   run.initialize();
   (void)run.step(Then::kTrain);
   (void)run.step(Then::kPause);
-  // read_master applies what waits: it comes first.
+  // This comes first, since read_master() applies deferred updates.
   std::vector<std::vector<float>> read[3];
   for (std::size_t u = 0; u < run.model().units().size(); ++u) {
     for (const Param& p : run.model().units()[u].params) {
@@ -130,7 +130,7 @@ TEST(ReadState, GivesAnyRangeOfMastersAndMoments) {
   EXPECT_GT(moments, 0);
 }
 
-// Whoever looks at the state needs no more room than training does.
+// Reading the state needs no more room than training does.
 TEST(ReadState, WorksInTheSmallestBudgets) {
   for (const NamedFormat& format : state_formats(OptimizerKind::kAdam, 2)) {
     std::vector<float> expected;

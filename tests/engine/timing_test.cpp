@@ -175,7 +175,7 @@ TEST(SplitMasters, TrainToTheBitsOfWholeOnes) {
   }
 }
 
-// Stochastic rounding hangs on the seed, the parameter's name, the place in it and the count of updates, and
+// Stochastic rounding depends on seed, the parameter's name, the place in it and the count of updates, and
 // on nothing else; Timings holds the second half.
 TEST(RandomKeys, SeedsAndStepsGiveOtherBits) {
   for (const MomentFormat moments : {MomentFormat::kBf16, MomentFormat::kInt8}) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "store/rig.hpp"
+#include "support/errors.hpp"
 #include "support/granule_device.hpp"
 #include "support/reference.hpp"
 #include "support/test_device.hpp"
@@ -88,7 +89,7 @@ inline std::vector<NamedFormat> state_formats(OptimizerKind kind, int moment_cou
   return all;
 }
 
-// A master as a weight.
+// A weight as it is rounded from its master.
 inline float rounded(float master, DType dtype) {
   float weight = 0;
   double memory = 0;
@@ -117,7 +118,7 @@ inline Batch tiny_batch(const TinySetup& s, std::int64_t step, std::int64_t m) {
   return b;
 }
 
-// Everything that a run leaves, to be compared bit by bit.
+// All that a run leaves behind, to be compared bit by bit.
 struct TinyResult {
   std::vector<double> losses, norms, evals;
   std::vector<std::string> names;          // of weight and parts of the state, by unit
@@ -162,9 +163,8 @@ class TinyRun {
         model_(setup_.model, setup_.dtype, ops_device_->ops()),
         layout_(model_, setup_.layout),
         programs_(layout_, setup_.timing),
-        budgets_(budgets_of(setup_)),
-        directory_(setup_.directory.empty() ? TempDir() : TempDir(setup_.directory)) {
-    // The host's ops are everybody's; others are those of one device.
+        budgets_(budgets_of(setup_)) {
+    // Any host device may use the ops of another; a CUDA device's ops are its own.
     const std::int64_t granule = layout_.options.device_granule;
     const std::int64_t budget = budgets_.device + layout_.workspace_charge();
     device_ = ops_device_->is_host() ? in_granules(make_test_device(budget), granule)
@@ -177,7 +177,9 @@ class TinyRun {
       io_ = std::make_unique<MemoryIo>(layout_.table.drives(),
                                        std::max<std::int64_t>(layout_.table.drive_bytes(), 4096), o);
     } else {
-      io_ = make_nvme(setup_.nvme, layout_.table, directory_, setup_.faults);
+      io_ =
+          make_nvme(setup_.nvme, layout_.table,
+                    setup_.directory.empty() ? directory_.emplace().path() : setup_.directory, setup_.faults);
     }
     TensorStore::Options o;
     o.table = &layout_.table;
@@ -190,7 +192,7 @@ class TinyRun {
     store_ = std::make_unique<TensorStore>(o);
     engine_ = std::make_unique<Engine>(
         Engine::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr, setup_.seed});
-    watchdog_ = std::make_unique<Watchdog>(device_->is_host() ? 60 : 500, [this] { return store_->state(); });
+    deadline_ = std::make_unique<Deadline>(device_->is_host() ? 60 : 500, [this] { return store_->state(); });
   }
 
   void initialize() {
@@ -263,12 +265,12 @@ class TinyRun {
       }
     }
   }
-  // Applies what waits; nothing moves any more. After a step with Then::kPause.
+  // Applies deferred updates and waits until nothing moves. After a step with Then::kPause.
   void settle() {
     engine_->flush();
     (void)engine_->settled_traffic();
   }
-  // All bytes of a tensor, when settled.
+  // All bytes of a tensor. After settle().
   std::vector<char> content(TensorId id) {
     std::vector<char> all;
     const Tensor& t = layout_.table.tensor(id);
@@ -303,7 +305,7 @@ class TinyRun {
     }
   }
   std::int64_t steps() const { return steps_; }
-  // As if so many steps had been done, all of them applied.
+  // The engine goes on as if so many steps had been done and applied.
   void go_on_from(std::int64_t steps) { steps_ = updates_ = steps; }
 
   // Of a unit's state: 0 the masters, 1 and 2 the moments, 3 and 4 their scales; of all its elements, as they
@@ -337,7 +339,7 @@ class TinyRun {
     EXPECT_LE(host_->peak(), budgets_.host);
   }
 
-  // Of what the store may use.
+  // The budgets of the store.
   Budgets peak() const {
     return {device_->arena().peak() - layout_.workspace_charge(), host_->peak()};
   }
@@ -353,7 +355,7 @@ class TinyRun {
   std::int64_t everything(Tier tier = Tier::kHost) const { return layout_.table.total_charge(tier); }
 
  private:
-  // At the host if there is room, else in the device.
+  // A lease at the host if there is room, else one at the device.
   struct Placed {
     Lease lease;
     Tier tier;
@@ -387,13 +389,13 @@ class TinyRun {
   Layout layout_;
   StepPrograms programs_;
   Budgets budgets_;
-  TempDir directory_;
+  std::optional<TempDir> directory_;  // of drives for which the setup names none
   std::unique_ptr<Device> device_;
   std::unique_ptr<Arena> host_;
   std::unique_ptr<io::Engine> io_;
   std::unique_ptr<TensorStore> store_;
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<Watchdog> watchdog_;
+  std::unique_ptr<Deadline> deadline_;
   std::int64_t steps_ = 0, updates_ = 0;
 };
 

@@ -104,7 +104,7 @@ TEST_F(CoreTest, KeepsToItsDepth) {
     script_.await_held(static_cast<std::size_t>(std::min(3, 8 - i)));
     // (Of the last two, the engine may not have seen yet that the one before them is done.)
     if (i < 6) {
-      EXPECT_NE(engine->state().find("3 of 3 blocks in flight"), std::string::npos) << engine->state();
+      EXPECT_HAS(engine->state(), "3 of 3 blocks in flight");
     }
     script_.end();
   }
@@ -219,8 +219,7 @@ TEST_F(CoreTest, EndWaitsForBlocksInFlight) {
 TEST_F(CoreTest, RefusedRegistrationIsReportedNotAnError) {
   const auto engine = open(1);
   engine->register_memory(memory_.data(), memory_.bytes());
-  EXPECT_NE(engine->describe().find("buffers not registered: the fake has no table"), std::string::npos)
-      << engine->describe();
+  EXPECT_HAS(engine->describe(), "buffers not registered: the fake has no table");
   engine->unregister_memory(memory_.data());
 }
 
@@ -232,13 +231,9 @@ TEST_F(CoreTest, AQueueThatCannotBeMadeIsTheConstructorsError) {
   drives.push_back({.name = "bad", .bytes = kPage, .make_queue = [](int, int) -> std::unique_ptr<Queue> {
                       throw Error(Errc::kIo, "here", "what", "hint");
                     }});
-  try {
-    EngineCore engine(Backend::kRam, {}, std::move(drives));
-    FAIL() << "was made";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.where(), "here");
-    EXPECT_EQ(e.hint(), "hint");
-  }
+  const Error e = error_of([&] { EngineCore engine(Backend::kRam, {}, std::move(drives)); });
+  EXPECT_EQ(e.where(), "here");
+  EXPECT_EQ(e.hint(), "hint");
 }
 
 using CoreDeathTest = CoreTest;
@@ -278,7 +273,7 @@ TEST_F(CoreTest, ADemandDoesNotWaitBehindWriteBack) {
   Transfer urgent = transfer(Op::kRead, 2);
   urgent.offset = 60 * kPage;
   const Ticket quick = engine->submit(urgent);
-  EXPECT_NE(engine->state().find("1 of 1 blocks in flight"), std::string::npos) << engine->state();
+  EXPECT_HAS(engine->state(), "1 of 1 blocks in flight");
   script_.end();
   for (int i = 1; i < 13; ++i) {
     script_.await_held(1);

@@ -13,7 +13,7 @@
 namespace zg::io::test {
 namespace {
 
-// What it was asked for, and what it shall fail by.
+// What the storage was asked for, and how it is to fail.
 class FakeDirect final : public DirectStorage {
  public:
   struct Counts {
@@ -105,7 +105,7 @@ TEST_F(DeviceMemory, MovesWhatTheHostsMemoryMoves) {
     storage->counts->bytes = 0;
     const auto engine = open(2, queues);
     EXPECT_EQ(engine->direct(), storage.get());
-    EXPECT_NE(engine->describe().find("fake storage with 3 threads a drive"), std::string::npos);
+    EXPECT_HAS(engine->describe(), "fake storage with 3 threads a drive");
     for (int drive = 0; drive < 2; ++drive) {
       for (std::int64_t i = 0; i < kMiB; ++i) host.data()[i] = static_cast<char>(i * 7 + i / 4096 + drive);
       // Written from the host, read by the device, written by it elsewhere, read by the host.
@@ -172,10 +172,10 @@ TEST_F(DeviceMemory, ManyTransfersOfBothMemories) {
     for (const Ticket ticket : tickets) EXPECT_TRUE(engine->wait(ticket).ok());
   }
   EXPECT_EQ(std::memcmp(device.data(), host.data(), 4 * kMiB), 0);
-  EXPECT_NE(engine->state().find("of 7 blocks"), std::string::npos) << engine->state();
+  EXPECT_HAS(engine->state(), "of 7 blocks");
 }
 
-// Who registers memory may be waited for by the device, and so by a checksum.
+// The device, and so a checksum, may wait for the very thread that registers memory.
 TEST_F(DeviceMemory, RegistrationWaitsForNoDevice) {
   const auto engine = open();
   const auto volume = make_volume(*engine, {});
@@ -231,7 +231,7 @@ TEST_F(DeviceMemory, PiecesMustNotBeTooLargeForTheDevice) {
   EXPECT_NE(make_volume(*engine, {.grain = 8 * kMiB, .verify = false}), nullptr);
 }
 
-// Threads that cannot begin fail what they are given.
+// A thread that cannot enter the device fails all transfers that it is given.
 TEST_F(DeviceMemory, AThreadThatCannotEnterFailsItsBlocks) {
   storage->enters = 1;  // the lane's own
   const auto engine = open();
@@ -258,21 +258,14 @@ TEST_F(DeviceMemory, WhatCannotBeHadSaysWhy) {
   storage->refuse = true;
   EXPECT_EQ(why_not_direct(*storage, directory.path()), "this file system is not supported");
   EXPECT_NE(why_not_direct(*storage, directory.path() + "/nowhere"), "");
-  try {
-    (void)open();
-    ADD_FAILURE();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kIo);
-    EXPECT_EQ(e.where(), paths.back()->path());
-    EXPECT_EQ(e.message(), "fake storage: this file system is not supported");
-  }
-  try {
-    (void)make_engine({.backend = Backend::kRam, .direct = storage}, {{.bytes = kMiB}});
-    ADD_FAILURE();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kUsage);
-    EXPECT_EQ(e.where(), "aio.backend");
-  }
+  const Error e = error_of([&] { (void)open(); });
+  EXPECT_EQ(e.code(), Errc::kIo);
+  EXPECT_EQ(e.where(), paths.back()->path());
+  EXPECT_EQ(e.message(), "fake storage: this file system is not supported");
+  const Error ram =
+      error_of([&] { (void)make_engine({.backend = Backend::kRam, .direct = storage}, {{.bytes = kMiB}}); });
+  EXPECT_EQ(ram.code(), Errc::kUsage);
+  EXPECT_EQ(ram.where(), "aio.backend");
   EXPECT_EQ(storage->counts->files, 0);
 }
 

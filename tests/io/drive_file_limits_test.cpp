@@ -1,19 +1,15 @@
 // The files behind drives where something is missing: space, rights, locks, a part of the file; and files
 // that were there before.
 #include <fcntl.h>
-#include <linux/filter.h>
 #include <linux/fs.h>
-#include <linux/seccomp.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cstddef>
-
 #include "drive_file_support.hpp"
+#include "support/process.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::io::test {
@@ -50,31 +46,31 @@ class SmallDisk : public DriveFileTest {
 TEST_F(SmallDisk, TooSmallLeavesNothing) {
   const Error e = refusal(2 * kMiB);
   EXPECT_EQ(e.code(), Errc::kIo);
-  EXPECT_TRUE(says(e, "needs 2.0 MiB, 1020.0 KiB free")) << e.what();
+  EXPECT_HAS(e.what(), "needs 2.0 MiB, 1020.0 KiB free");
   EXPECT_TRUE(is_empty());
 }
 
 // Not even the lock file's text has room before what a killed run left is gone.
 TEST_F(SmallDisk, FullOfLeftovers) {
-  write_text(in(kSomeTier), std::string(kMiB, 'x'));
+  std::ofstream(in(kSomeTier)) << std::string(kMiB, 'x');  // not all of it fits
   ASSERT_EQ(free_bytes_of(path()), 0);
   auto file = tier(kMiB / 2);
-  EXPECT_EQ(text_of(lock_file()).rfind("pid ", 0), 0u);
+  EXPECT_EQ(read_file(lock_file()).rfind("pid ", 0), 0u);
   file.reset();
   EXPECT_TRUE(is_empty());
 }
 
 TEST_F(SmallDisk, FullOfOtherThings) {
-  write_text(in("other"), std::string(kMiB, 'x'));
+  std::ofstream(in("other")) << std::string(kMiB, 'x');  // not all of it fits
   const Error e = refusal(kPage);
   EXPECT_EQ(e.code(), Errc::kIo);
-  EXPECT_TRUE(says(e, "No space left")) << e.what();
+  EXPECT_HAS(e.what(), "No space left");
   EXPECT_EQ(names(), std::vector<std::string>{"other"});
 }
 
 // Of a directory that takes new files and lets none go (chattr +a).
 TEST_F(DriveFileTest, ALeftoverThatCannotBeRemovedIsNamed) {
-  write_text(in(kSomeTier), "leftover");
+  write_file(in(kSomeTier), "leftover");
   const OwnedFd directory(open(path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   int flags = 0;
   ASSERT_EQ(ioctl(directory.get(), FS_IOC_GETFLAGS, &flags), 0);
@@ -84,26 +80,13 @@ TEST_F(DriveFileTest, ALeftoverThatCannotBeRemovedIsNamed) {
   ASSERT_EQ(ioctl(directory.get(), FS_IOC_SETFLAGS, &flags), 0);
   EXPECT_EQ(e.code(), Errc::kUsage);
   EXPECT_EQ(e.where(), in(kSomeTier));
-  EXPECT_TRUE(says(e, "Operation not permitted")) << e.what();
+  EXPECT_HAS(e.what(), "Operation not permitted");
 }
 
-// From here on this process gets ENOLCK for flock, as on a network file system without locks.
-void forbid_flock() {
-  sock_filter code[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_flock, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(ENOLCK)),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{.len = sizeof(code) / sizeof(code[0]), .filter = code};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
-    _exit(77);
-}
-
+// As on a network file system without locks.
 TEST_F(DriveFileTest, WithoutLocksThereIsNoTier) {
   const auto attempt = [&] {
-    forbid_flock();
+    zg::test::forbid_calls({SYS_flock}, ENOLCK);
     const Error e = refusal();
     fprintf(stderr, "%s\n", e.what());
     _exit(e.code() == Errc::kIo && e.where() == path() && is_empty() ? 0 : 1);
@@ -122,16 +105,16 @@ class ExistingFile : public DriveFileTest {
     const Error e = refusal_of(options);
     EXPECT_EQ(e.code(), Errc::kUsage) << e.what();
     EXPECT_EQ(e.where(), options.path);
-    EXPECT_TRUE(says(e, text)) << e.what();
+    EXPECT_HAS(e.what(), text);
   }
 };
 
 TEST_F(ExistingFile, HasItsSizeInWholePagesAndKeepsIt) {
   const std::string text(static_cast<std::size_t>(3 * kPage + 5), 'x');
-  write_text(in("file"), text);
+  write_file(in("file"), text);
   { EXPECT_EQ(DriveFile(existing("file")).bytes(), 3 * kPage); }
   { EXPECT_EQ(DriveFile(existing("file", kPage + 1)).bytes(), 2 * kPage); }
-  EXPECT_EQ(text_of(in("file")), text);
+  EXPECT_EQ(read_file(in("file")), text);
   EXPECT_EQ(names(), std::vector<std::string>{"file"});
   {
     const auto engine = make_engine({}, {existing("file")});
@@ -143,15 +126,15 @@ TEST_F(ExistingFile, HasItsSizeInWholePagesAndKeepsIt) {
             .ok());
     EXPECT_EQ(engine->drive_bytes(0), 3 * kPage);
   }
-  const std::string now = text_of(in("file"));
+  const std::string now = read_file(in("file"));
   EXPECT_EQ(now.size(), text.size());
   EXPECT_EQ(now.substr(kPage, kPage), std::string(kPage, 'y'));
   EXPECT_EQ(now.substr(2 * kPage), text.substr(2 * kPage));
 }
 
 TEST_F(ExistingFile, MustBeAFileOfThatSize) {
-  write_text(in("small"), std::string(kPage - 1, 'x'));
-  write_text(in("file"), std::string(2 * kPage + 5, 'x'));
+  write_file(in("small"), std::string(kPage - 1, 'x'));
+  write_file(in("file"), std::string(2 * kPage + 5, 'x'));
   ASSERT_EQ(mkfifo(in("fifo").c_str(), 0600), 0);
   expect_refused(existing("none"), "No such file");
   expect_refused(existing(""), "is a directory");
@@ -163,7 +146,7 @@ TEST_F(ExistingFile, MustBeAFileOfThatSize) {
 }
 
 TEST_F(ExistingFile, IsUsedByOneAtATime) {
-  write_text(in("file"), std::string(kPage, 'x'));
+  write_file(in("file"), std::string(kPage, 'x'));
   {
     const DriveFile first(existing("file"));
     expect_refused(existing("file"), "is in use by another run");
@@ -172,7 +155,7 @@ TEST_F(ExistingFile, IsUsedByOneAtATime) {
 }
 
 TEST_F(ExistingFile, HolesAreSaid) {
-  write_text(in("file"), std::string(kPage, 'x'));
+  write_file(in("file"), std::string(kPage, 'x'));
   EXPECT_EQ(DriveFile(existing("file")).sparse_because(), "");
   fs::resize_file(in("file"), 100 * kPage);
   EXPECT_EQ(DriveFile(existing("file")).sparse_because(), "the file has holes");

@@ -26,7 +26,7 @@ std::string name_of_case(const testing::TestParamInfo<Case>& info) {
   return fmt::format("{}{}", info.param.name, info.param.faults ? "_faults" : "");
 }
 
-// Gathers results as the engine delivers them; waits for a number of them.
+// Collects results as the engine delivers them; waits for a number of them.
 class Collector final : public Completion {
  public:
   void on_complete(Ticket, std::uint64_t tag, Result result) override {
@@ -284,7 +284,7 @@ TEST_P(EngineTest, RegistersMemoryWhileTransfersRun) {
   stop = true;
   traffic.join();
   EXPECT_EQ(failures, 0);
-  EXPECT_EQ(engine_->describe().find("registered buffers"), std::string::npos) << engine_->describe();
+  EXPECT_HAS_NOT(engine_->describe(), "registered buffers");
 }
 
 TEST_P(EngineTest, PastTheEndIsAnError) {
@@ -311,8 +311,7 @@ TEST_P(EngineTest, TracesEachTransferInItsLane) {
   FILE* f = fopen(file.c_str(), "r");
   ASSERT_EQ(fread(text.data(), 1, text.size(), f), text.size());
   fclose(f);
-  for (const char* lane : {"nvme0 read", "nvme1 write"})
-    EXPECT_NE(text.find(lane), std::string::npos) << lane;
+  for (const char* lane : {"nvme0 read", "nvme1 write"}) EXPECT_HAS(text, lane) << lane;
   const auto spans = [&](const std::string& name) {
     int count = 0;
     for (auto at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) ++count;
@@ -324,9 +323,9 @@ TEST_P(EngineTest, TracesEachTransferInItsLane) {
 
 TEST_P(EngineTest, SaysWhatItIsAndDoes) {
   EXPECT_EQ(engine_->describe().rfind(name_of(GetParam().backend), 0), 0u) << engine_->describe();
-  EXPECT_NE(engine_->describe().find("depth 8"), std::string::npos);
+  EXPECT_HAS(engine_->describe(), "depth 8");
   EXPECT_EQ(engine_->describe().find("injected faults") != std::string::npos, GetParam().faults);
-  EXPECT_NE(engine_->state().find("nvme1: 0 of 8 blocks in flight"), std::string::npos) << engine_->state();
+  EXPECT_HAS(engine_->state(), "nvme1: 0 of 8 blocks in flight");
 }
 
 INSTANTIATE_TEST_SUITE_P(

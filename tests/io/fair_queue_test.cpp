@@ -1,4 +1,4 @@
-// Who is served next, by urgency and by turns.
+// Which waiter is served next, by urgency and by turns.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -59,7 +59,7 @@ TEST(FairQueue, NobodyStarves) {
   EXPECT_GE(served[&now], 800 * 6 / kFairShare);
 }
 
-// Who comes late has no debt from the time when nobody waited.
+// A waiter that comes late owes nothing for the time when nobody waited.
 TEST(FairQueue, OnlyWhoWaitsIsPassed) {
   FairQueue queue;
   Waiter back = waiter(Priority::kWriteBack), now = waiter(Priority::kDemand);

@@ -1,4 +1,4 @@
-// What the tests of the fault back end share: a drive that does as it is told and remembers what that was.
+// What the tests of the fault back end share: a drive in memory that records what it is asked for.
 #pragma once
 #include <vector>
 
@@ -13,7 +13,7 @@ inline constexpr std::int64_t kDrive = 64 * kPage;
 inline constexpr int kDepth = 64;
 inline constexpr auto kHang = std::chrono::seconds(60);
 
-// The queue below. Bytes move in reap(), when all blocks were begun, so that nothing may be reused before.
+// The queue below the faults. Bytes move in reap(), so a buffer that is reused too early shows.
 class RecordingStore final : public Queue {
  public:
   void begin(const Block& block) override {
@@ -29,7 +29,7 @@ class RecordingStore final : public Queue {
   void reap(std::vector<BlockDone>& done, Clock::time_point deadline) override {
     if (waiting_.empty() && deadline != kNoWait) {
       slept_until = deadline;
-      return;  // as after a wake
+      return;  // nothing to do: reap() returns as after a wake
     }
     for (const Block& b : waiting_) {
       char* const at = bytes.at(b.offset);
@@ -47,7 +47,7 @@ class RecordingStore final : public Queue {
 
   const Memory bytes{kDrive};
   std::vector<Block> begun;
-  std::int64_t result = 0;  // of every block; 0: its bytes
+  std::int64_t result = 0;  // given for every block; 0: the block's bytes
   Clock::time_point slept_until{};
   int wakes = 0, unregistered = 0, ends = 0;
 
@@ -65,7 +65,7 @@ class FaultQueueTest : public testing::Test {
   void begin(Op op, std::uint32_t id, std::int64_t bytes = kBytes, std::int64_t offset = 0) {
     queue_->begin({.op = op, .id = id, .offset = offset, .data = buffer_.data(), .bytes = bytes});
   }
-  // What comes, in order, until there are so many.
+  // Waits for so many results; returns them in the order in which they came.
   std::vector<BlockDone> reap(std::size_t count) {
     const auto deadline = Clock::now() + kHang;
     std::vector<BlockDone> done;
@@ -73,7 +73,7 @@ class FaultQueueTest : public testing::Test {
     EXPECT_EQ(done.size(), count);
     return done;
   }
-  // One block alone.
+  // The result of one block alone.
   std::int64_t move(Op op, std::int64_t bytes = kBytes, std::int64_t offset = 0) {
     begin(op, 3, bytes, offset);
     const auto done = reap(1);

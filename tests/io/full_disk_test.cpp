@@ -83,9 +83,9 @@ TEST(FullDisk, InMidRunIsAnErrorAndWhatWasWrittenIsStillReadable) {
       ++failed;
       EXPECT_EQ(result.error, ENOSPC);
       const std::string text = e.explain(i, Op::kWrite, result);
-      EXPECT_NE(text.find(fmt::format("writing tensor.{}", i)), std::string::npos) << text;
-      EXPECT_NE(text.find(file), std::string::npos) << text;
-      EXPECT_NE(text.find("No space left on device"), std::string::npos) << text;
+      EXPECT_HAS(text, fmt::format("writing tensor.{}", i));
+      EXPECT_HAS(text, file);
+      EXPECT_HAS(text, "No space left on device");
       EXPECT_EQ(e.read(i).error, ENODATA);  // not what was there before, nor a part of the new
     }
     EXPECT_GE(written.size(), 6u);
@@ -114,8 +114,8 @@ TEST(ForeignHands, AFileCutShortIsAnErrorOrSoundNeverWrongBytes) {
     ++lost;
     EXPECT_EQ(result.error, EIO);  // ENODATA would say that the slot has no contents
     const std::string text = e.explain(i, Op::kRead, result);
-    EXPECT_NE(text.find(fmt::format("reading tensor.{}", i)), std::string::npos) << text;
-    EXPECT_NE(text.find("the file ends before it: was it cut short?"), std::string::npos) << text;
+    EXPECT_HAS(text, fmt::format("reading tensor.{}", i));
+    EXPECT_HAS(text, "the file ends before it: was it cut short?");
   }
   EXPECT_EQ(lost, 4);
   // What is written again makes the file longer; the hole between is not taken for contents.
@@ -152,7 +152,7 @@ TEST(ForeignHands, AnyFlippedBitIsFoundAtTheNextRead) {
       if (result.ok()) continue;
       ++found;
       EXPECT_EQ(result.error, EBADMSG);
-      EXPECT_NE(e.explain(i, Op::kRead, result).find("checksum is wrong"), std::string::npos);
+      EXPECT_HAS(e.explain(i, Op::kRead, result), "checksum is wrong");
     }
     ASSERT_EQ(found, 1) << "bit " << bit;
     flip();

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "support.hpp"
+#include "support/process.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::io::test {
@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Killed at the end at the latest.
+// A process that writes to a tier; killed by the destructor at the latest.
 class Writer {
  public:
   Writer(const std::string& directory, std::vector<std::string> arguments) {
@@ -75,11 +75,7 @@ class Writer {
   // Its exit code, or minus the signal that ended it.
   int end(int signal = 0) {
     if (signal != 0) kill(pid_, signal);
-    int status = 0;
-    while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-    }
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    return zg::test::end_of(std::exchange(pid_, -1));
   }
 
  private:
@@ -88,12 +84,7 @@ class Writer {
   std::string said_;
 };
 
-std::string text_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-// What does not belong to the runs, with their contents; links and directories by their kind.
+// Files that do not belong to the runs: each must keep its content, and a link or directory its kind.
 class Canaries {
  public:
   explicit Canaries(const std::string& directory) : directory_(directory) {
@@ -105,7 +96,7 @@ class Canaries {
     fs::create_symlink("foo.tier", directory_ / "ziggurat-fedcba9876543210.tier");
     seen_ = look();
   }
-  // The others: the runs' own.
+  // Checks the canaries; returns how many other files, the runs' own, there are.
   int check() const {
     auto now = look();
     int others = 0;
@@ -137,7 +128,7 @@ class Canaries {
         all[name] = "directory";
       } else {
         const bool small = entry.file_size() < 100'000;
-        all[name] = small ? text_of(entry.path()) : "large";
+        all[name] = small ? read_file(entry.path()) : "large";
       }
     }
     return all;
@@ -186,17 +177,12 @@ TEST(Runs, TheSecondIsRefusedWithTheOwner) {
   Writer writer(directory.path(), {"hold"});
   ASSERT_TRUE(writer.wait_for("ready"));
   for (int i = 0; i < 3; ++i) {
-    try {
-      make_engine(small(), {{directory.path(), kMiB}});
-      ADD_FAILURE() << "no error";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::kUsage);
-      EXPECT_EQ(e.where(), directory.path());
-      const std::string text = e.message();
-      EXPECT_EQ(text.rfind(fmt::format("is in use by ziggurat, pid {} on ", writer.pid()), 0), 0u) << text;
-      EXPECT_NE(text.find(fmt::format(": {} {} hold", ZG_TIER_WRITER, directory.path())), std::string::npos)
-          << text;
-    }
+    const Error e = error_of([&] { make_engine(small(), {{directory.path(), kMiB}}); });
+    EXPECT_EQ(e.code(), Errc::kUsage);
+    EXPECT_EQ(e.where(), directory.path());
+    const std::string text = e.message();
+    EXPECT_EQ(text.rfind(fmt::format("is in use by ziggurat, pid {} on ", writer.pid()), 0), 0u) << text;
+    EXPECT_HAS(text, fmt::format(": {} {} hold", ZG_TIER_WRITER, directory.path()));
     EXPECT_EQ(canaries.check(), 2);
   }
   writer.close_input();
@@ -210,13 +196,9 @@ TEST(Runs, ALockFileRemovedByHandFoolsNobody) {
   Writer writer(directory.path(), {"hold"});
   ASSERT_TRUE(writer.wait_for("ready"));
   fs::remove(fs::path(directory.path()) / "ziggurat.lock");
-  try {
-    make_engine(small(), {{directory.path(), kMiB}});
-    ADD_FAILURE() << "no error";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kUsage);
-    EXPECT_NE(e.where().find("/ziggurat-"), std::string::npos) << e.where();
-  }
+  const Error e = error_of([&] { make_engine(small(), {{directory.path(), kMiB}}); });
+  EXPECT_EQ(e.code(), Errc::kUsage);
+  EXPECT_HAS(e.where(), "/ziggurat-");
   EXPECT_EQ(canaries.check(), 1);
   writer.close_input();
   EXPECT_EQ(writer.end(), 0) << "its file was touched";

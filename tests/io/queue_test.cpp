@@ -64,7 +64,7 @@ class QueueTest : public testing::TestWithParam<QueueCase> {
     }
   }
   void SetUp() override { open_file(); }
-  // One block from begin to end.
+  // Moves one block, and waits for its result.
   std::int64_t move(Op op, std::int64_t page, std::int64_t pages, char* data) {
     done_.clear();
     queue_->begin({.op = op, .id = 5, .offset = page * kPage, .data = data, .bytes = pages * kPage});

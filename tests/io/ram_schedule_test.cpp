@@ -212,14 +212,10 @@ TEST(RamSchedule, RefusesWhatHasNoMeaning) {
   };
   for (const Case& c : cases) {
     const auto refused = [&](const auto& use) {
-      try {
-        use();
-        ADD_FAILURE() << c.text;
-      } catch (const Error& e) {
-        EXPECT_EQ(e.code(), Errc::kUsage);
-        EXPECT_NE(e.message().find(c.text), std::string::npos) << e.what();
-        EXPECT_NE(e.hint(), "") << e.what();
-      }
+      const Error e = error_of([&] { use(); });
+      EXPECT_EQ(e.code(), Errc::kUsage);
+      EXPECT_HAS(e.message(), c.text);
+      EXPECT_NE(e.hint(), "") << e.what();
     };
     refused([&] { (void)mean_bytes_per_second(c.model); });
     refused([&] { (void)full_speed_seconds(c.model, at(0), at(1)); });
@@ -310,10 +306,9 @@ TEST_F(RamScheduleQueue, SaysWhatItPretendsToBe) {
         .change_every_seconds = 3,
         .change_factor = 4});
   for (const char* text : {"stalls 0.3 s every 2", "4x slower and back every 3"})
-    EXPECT_NE(queue_->features().find(text), std::string::npos) << queue_->features();
+    EXPECT_HAS(queue_->features(), text);
   open({.bytes_per_second = 2e9, .stall_every_seconds = 2, .change_every_seconds = 3});
-  for (const char* text : {"stall", "slower"})
-    EXPECT_EQ(queue_->features().find(text), std::string::npos) << queue_->features();
+  for (const char* text : {"stall", "slower"}) EXPECT_HAS_NOT(queue_->features(), text);
 }
 
 }  // namespace

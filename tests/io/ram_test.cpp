@@ -350,7 +350,7 @@ TEST_F(RamQueueTest, SaysWhatItPretendsToBe) {
         .moves_bytes = false});
   for (const char* text :
        {"each way in 8 channels", "congested beyond 32 blocks", "10x slower after 3", "moves no bytes"})
-    EXPECT_NE(queue_->features().find(text), std::string::npos) << queue_->features();
+    EXPECT_HAS(queue_->features(), text);
 }
 
 TEST_F(RamQueueTest, RefusesModelsWithoutMeaning) {
@@ -364,12 +364,7 @@ TEST_F(RamQueueTest, RefusesModelsWithoutMeaning) {
       {.slow_factor = -2},        {.slow_factor = nan},
   };
   for (const RamModel& model : bad) {
-    try {
-      open(model);
-      ADD_FAILURE() << "model " << &model - bad;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::kUsage) << e.what();
-    }
+    EXPECT_EQ(error_of([&] { open(model); }).code(), Errc::kUsage) << "model " << &model - bad;
   }
 }
 

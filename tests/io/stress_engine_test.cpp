@@ -43,9 +43,9 @@ struct EngineTally {
 
 class EngineUser final : public Completion {
  public:
-  EngineUser(Engine& engine, Watchdog& watchdog, std::uint64_t seed, int number)
+  EngineUser(Engine& engine, StallWatch& watch, std::uint64_t seed, int number)
       : engine_(engine),
-        watchdog_(watchdog),
+        watch_(watch),
         number_(number),
         base_(number * kRegion + (number % 2 != 0 ? kOddity : 0)),
         dice_(seed, static_cast<std::uint64_t>(number) + 100) {
@@ -60,7 +60,7 @@ class EngineUser final : public Completion {
   }
 
   void step() {
-    watchdog_.progress();
+    watch_.counter(0).fetch_add(1, std::memory_order_relaxed);
     const std::int64_t what = dice_.roll(256);
     if (what == 0) return submit_past_end();
     if (what == 1) return submit_nothing();
@@ -70,7 +70,7 @@ class EngineUser final : public Completion {
     submit_cells(what % 2 == 0 ? Op::kRead : Op::kWrite);
   }
 
-  // All that is there is looked at once more.
+  // Compares every cell once more.
   void end() {
     while (!flying_.empty()) collect_one();
     for (int d = 0; d < kDrives; ++d) {
@@ -103,7 +103,7 @@ class EngineUser final : public Completion {
     Op op = Op::kRead;
     int drive = 0;
     std::int64_t first = 0, count = 0;  // cells
-    std::int64_t version = 0;           // write
+    std::int64_t version = 0;           // of a write
     int error = 0;                      // expected, for certain
     Ticket ticket;
     std::atomic<bool> told{false};
@@ -220,7 +220,7 @@ class EngineUser final : public Completion {
     flying_.push_back(&o);
   }
 
-  // One that may be waiting, under way or done; and at times one that is long over.
+  // Promotes a transfer that may be waiting, under way or done; at times one that ended long ago.
   void promote() {
     ++tally_.promoted;
     const auto priority = static_cast<Priority>(dice_.roll(kPriorities));
@@ -314,7 +314,7 @@ class EngineUser final : public Completion {
   }
 
   Engine& engine_;
-  Watchdog& watchdog_;
+  StallWatch& watch_;
   const int number_;
   const std::int64_t base_;
   Dice dice_;
@@ -374,9 +374,9 @@ TEST_P(EngineStressTest, EveryTransferCompletesOnceWithItsBytesOrAnError) {
   open(seed);
   if (engine_->backend() != GetParam().backend) GTEST_SKIP() << engine_->describe();
   printf("%s\n", engine_->describe().c_str());
-  Watchdog watchdog([&] { return engine_->state(); });
+  StallWatch watch(1, kPatienceSeconds, [&] { return engine_->state(); });
   std::vector<std::unique_ptr<EngineUser>> users;
-  for (int u = 0; u < kUsers; ++u) users.push_back(std::make_unique<EngineUser>(*engine_, watchdog, seed, u));
+  for (int u = 0; u < kUsers; ++u) users.push_back(std::make_unique<EngineUser>(*engine_, watch, seed, u));
   const std::int64_t operations = stress_operations() / GetParam().share;
   const auto begin = Clock::now();
   on_threads(users, [&](EngineUser& user) {
@@ -384,7 +384,7 @@ TEST_P(EngineStressTest, EveryTransferCompletesOnceWithItsBytesOrAnError) {
     user.end();
   });
   const double seconds = seconds_between(begin, Clock::now());
-  engine_.reset();  // what still comes, comes now
+  engine_.reset();  // its end delivers the completions that are left
   EngineTally sum;
   for (const auto& user : users) {
     sum.add(user->tally());

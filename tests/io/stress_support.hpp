@@ -1,20 +1,22 @@
 // What the stress tests share: how many operations, contents that need not be kept, memory with guards,
-// counted completions, and a watchdog.
+// and counted completions.
 #pragma once
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdlib>
-#include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "support.hpp"
+#include "support/deadline.hpp"
 
 namespace zg::io::test {
 
-// ZG_STRESS_OPERATIONS: of the volume's users together; the engines' take parts of it.
+using zg::test::StallWatch;
+
+// After so long without any operation the test aborts: a request was lost, or hangs.
+inline constexpr int kPatienceSeconds = 60;
+
+// ZG_STRESS_OPERATIONS: operations of all users of the volume together; tests of the engine do a part of it.
 inline std::int64_t stress_operations() {
   const char* text = std::getenv("ZG_STRESS_OPERATIONS");
   return text != nullptr ? std::max(std::strtoll(text, nullptr, 0), 1000LL) : 300'000;
@@ -47,7 +49,7 @@ class Dice {
 class Contents {
  public:
   explicit Contents(std::uint64_t key) : key_(Dice::mix(key)) {}
-  // From a multiple of 8 on.
+  // `from`: a multiple of 8.
   void fill(char* data, std::int64_t bytes, std::int64_t from = 0) const {
     std::int64_t i = from;
     for (; i + 8 <= bytes; i += 8) {
@@ -81,7 +83,7 @@ class GuardedMemory {
  public:
   static constexpr std::int64_t room(std::int64_t most) { return most + 3 * kPage; }
   explicit GuardedMemory(char* pages) : pages_(pages) {}
-  // `shift` bytes from a page's begin.
+  // `shift`: bytes between the start of a page and the memory.
   void place(std::int64_t shift, std::int64_t bytes) {
     data_ = pages_ + kPage + shift;
     bytes_ = bytes;
@@ -115,49 +117,6 @@ class Once {
 
  private:
   std::atomic<std::uint64_t> tag_{0};
-};
-
-// Ends the test, with the engine's state, when nothing was done for a minute.
-class Watchdog {
- public:
-  explicit Watchdog(std::function<std::string()> state)
-      : state_(std::move(state)), thread_([this] { watch(); }) {}
-  ~Watchdog() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
-  void progress() { done_.fetch_add(1, std::memory_order_relaxed); }
-
- private:
-  static constexpr auto kPatience = std::chrono::seconds(60);
-  void watch() {
-    std::int64_t last = -1;
-    auto since = std::chrono::steady_clock::now();
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, std::chrono::milliseconds(500), [&] { return stop_; })) {
-      const std::int64_t done = done_.load(std::memory_order_relaxed);
-      const auto now = std::chrono::steady_clock::now();
-      if (done != last) since = now;
-      last = done;
-      if (now - since < kPatience) continue;
-      fprintf(stderr, "no progress after %lld operations; a request was lost, or hangs:\n%s\n",
-              static_cast<long long>(done), state_().c_str());
-      std::abort();
-    }
-  }
-
-  std::function<std::string()> state_;
-  std::atomic<std::int64_t> done_{0};
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stop_ = false;
-  std::thread thread_;
 };
 
 // Runs `work` for each user on a thread of its own.

@@ -55,10 +55,10 @@ class VolumeStressTest : public testing::Test {
   Tally run(std::int64_t operations) {
     const std::uint64_t seed = printed_seed();
     open(seed);
-    Watchdog watchdog([&] { return engine_->state(); });
+    StallWatch watch(1, kPatienceSeconds, [&] { return engine_->state(); });
     std::vector<std::unique_ptr<VolumeUser>> users;
     for (int u = 0; u < kUsers; ++u)
-      users.push_back(std::make_unique<VolumeUser>(*volume_, watchdog, dangers_, seed, u));
+      users.push_back(std::make_unique<VolumeUser>(*volume_, watch, dangers_, seed, u));
     const auto begin = Clock::now();
     on_threads(users, [&](VolumeUser& user) {
       for (std::int64_t i = 0; i < operations / kUsers && !testing::Test::HasFailure(); ++i) user.step();
@@ -69,7 +69,7 @@ class VolumeStressTest : public testing::Test {
       EXPECT_EQ(volume_->space(d).used, 0);
       EXPECT_EQ(volume_->space(d).largest, kDriveBytes);
     }
-    // What still comes, comes before they are gone.
+    // All completions come before the users are destroyed.
     volume_.reset();
     const std::int64_t resubmitted = engine_->counters(0).resubmitted;
     engine_.reset();
@@ -83,7 +83,7 @@ class VolumeStressTest : public testing::Test {
     return sum;
   }
 
-  // That it all was tried, and that most went well.
+  // Every kind of operation was tried, and most succeeded.
   static void expect_variety(const Tally& t) {
     if (t.completed < 10'000) return;  // too few to have seen everything
     EXPECT_GT(t.refused, 0);

@@ -23,10 +23,10 @@ std::string Tally::text() const {
       format_bytes(bytes));
 }
 
-VolumeUser::VolumeUser(Volume& volume, Watchdog& watchdog, const Dangers& dangers, std::uint64_t seed,
+VolumeUser::VolumeUser(Volume& volume, StallWatch& watch, const Dangers& dangers, std::uint64_t seed,
                        int number)
     : volume_(volume),
-      watchdog_(watchdog),
+      watch_(watch),
       dangers_(dangers),
       number_(number),
       dice_(seed, static_cast<std::uint64_t>(number)) {
@@ -45,7 +45,7 @@ Tally VolumeUser::tally() const {
 
 void VolumeUser::step() {
   take_results(false);
-  watchdog_.progress();
+  watch_.counter(0).fetch_add(1, std::memory_order_relaxed);
   if (look_after_failure()) return;
   if (!staged_.empty() && dice_.roll(2) == 0) return go_on(index_below(staged_.size()));
   const std::int64_t what = dice_.roll(64);
@@ -97,7 +97,7 @@ void VolumeUser::invalidate() {
   ++tally_.invalidated;
 }
 
-// Something that is likely to be under way.
+// An operation that is likely to be under way.
 void VolumeUser::promote() {
   Extent* e = &any_extent();
   for (int i = 0; i < 4 && e->under_way == 0; ++i) e = &any_extent();
@@ -247,7 +247,7 @@ void VolumeUser::go_on(std::size_t staged) {
   o.abandoned ? volume_.abandon(id, slot) : volume_.ready(id, slot, o.ready);
 }
 
-// Null: of all extents.
+// extent: null for all extents.
 void VolumeUser::end_staged(const Extent* of) {
   for (std::size_t i = 0; i < staged_.size();) {
     const std::size_t before = staged_.size();
@@ -321,7 +321,7 @@ void VolumeUser::take_results(bool wait) {
   taken_.clear();
 }
 
-// The model learns what became of it.
+// Updates the model by the result of an operation.
 void VolumeUser::absorb(Operation& o) {
   check(o);
   count(o);
@@ -441,7 +441,7 @@ void VolumeUser::end() {
 void VolumeUser::read_to_the_end(Extent& extent, int slot) {
   for (int i = 0; i < kMostTries; ++i) {
     const ExtentResult result = move_and_wait(Op::kRead, extent, slot);
-    watchdog_.progress();
+    watch_.counter(0).fetch_add(1, std::memory_order_relaxed);
     if (result.ok() || result.error == ENODATA || testing::Test::HasFailure()) return;
   }
   EXPECT_TRUE(dangers_.lies) << extent.name << " can no more be read, though no fault lasts";

@@ -13,7 +13,7 @@
 
 namespace zg::io::test {
 
-// What may befall a user.
+// The faults that a user must expect.
 struct Dangers {
   bool lies = false;  // torn writes and flipped bits: EBADMSG may come
   // Writes that touch these bytes of this drive fail with ENOSPC, and no others do.
@@ -24,7 +24,7 @@ struct Dangers {
 struct Tally {
   std::int64_t created = 0, refused = 0, destroyed = 0, invalidated = 0, promoted = 0, inspected = 0;
   std::int64_t written = 0, read = 0, found_empty = 0, read_again = 0, bytes = 0;
-  std::int64_t moved = 0, watched = 0;  // by writes that were looked at
+  std::int64_t moved = 0, watched = 0;  // writes that moved their extent, of those that were watched for it
   std::int64_t staged = 0, abandoned = 0;
   std::int64_t write_eio = 0, write_enospc = 0, read_eio = 0, bad_sum = 0;
   std::int64_t begun = 0, completed = 0;
@@ -34,9 +34,9 @@ struct Tally {
 
 class VolumeUser final : public ExtentCompletion {
  public:
-  VolumeUser(Volume& volume, Watchdog& watchdog, const Dangers& dangers, std::uint64_t seed, int number);
+  VolumeUser(Volume& volume, StallWatch& watch, const Dangers& dangers, std::uint64_t seed, int number);
   void step();  // one operation
-  void end();   // looks at all there is, and leaves nothing
+  void end();   // compares all extents and destroys them
   Tally tally() const;
 
   static constexpr std::int64_t kMost = 64 * 1024;  // bytes of an extent
@@ -71,10 +71,10 @@ class VolumeUser final : public ExtentCompletion {
     Priority priority = Priority::kDemand;
     std::int64_t version = -1;  // written; or that must be found
     bool again = false;         // the first completion reads once more
-    std::int64_t ready = -1;    // of a staged write; its other bytes are not what it is to write
+    std::int64_t ready = -1;    // bytes of a staged write that are final
     bool abandoned = false, waited_for = false;
     std::atomic<std::int64_t> told{0};  // bytes of pieces
-    std::string layout;                 // before; empty: not looked at
+    std::string layout;                 // of the extent before the write; empty: not watched
     ExtentId named;
     ExtentResult result;
     GuardedMemory memory;
@@ -119,7 +119,7 @@ class VolumeUser final : public ExtentCompletion {
   void read_to_the_end(Extent& extent, int slot);
 
   Volume& volume_;
-  Watchdog& watchdog_;
+  StallWatch& watch_;
   const Dangers dangers_;
   const int number_;
   Dice dice_;

@@ -1,21 +1,27 @@
-// What the tests of io/ share: temporary directories, page-aligned memory, seeds.
+// What the tests of io/ share: page-aligned memory, and the common helpers without their namespace.
 #pragma once
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <string>
 
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/io/engine.hpp"
 
 namespace zg::io::test {
+
+using zg::test::error_of;
+using zg::test::has;
+using zg::test::read_file;
+using zg::test::TempDir;
+using zg::test::write_file;
 
 inline constexpr std::int64_t kPage = 4096;
 
@@ -25,26 +31,6 @@ inline std::uint64_t printed_seed() {
   printf("seed %llu (ZG_TEST_SEED)\n", static_cast<unsigned long long>(seed));
   return seed;
 }
-
-class TempDir {
- public:
-  explicit TempDir(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
-    std::string name = (parent / "zg-io-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw Error(Errc::kIo, name, errno_text(errno));
-    path_ = name;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::string& path() const { return path_; }
-  bool is_empty() const { return std::filesystem::is_empty(path_); }
-
- private:
-  std::string path_;
-};
 
 class Memory {
  public:

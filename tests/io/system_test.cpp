@@ -1,21 +1,17 @@
 // What the machine may lack: io_uring, O_DIRECT, space, a directory; and what the engine then says.
 #include <fcntl.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cstddef>
 #include <cstdio>
 
 #include "io/queue.hpp"
 #include "io/topology.hpp"
 #include "support.hpp"
+#include "support/process.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -49,17 +45,13 @@ bool works(Engine& engine) {
 
 void expect_error(const EngineOptions& options, const DriveOptions& drive, Errc code,
                   const std::string& text) {
-  try {
-    make_engine(options, {drive});
-    ADD_FAILURE() << "no error";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
-    EXPECT_NE(std::string(e.what()).find(drive.path), std::string::npos) << e.what();
-  }
+  const Error e = error_of([&] { make_engine(options, {drive}); });
+  EXPECT_EQ(e.code(), code) << e.what();
+  EXPECT_HAS(e.what(), text);
+  EXPECT_HAS(e.what(), drive.path);
 }
 
-// Mounted for the test's duration; empty path when this user may not.
+// A file system, mounted while the object lives; the path is empty where this user may not mount.
 class Mounted {
  public:
   Mounted(const char* type, const char* options, unsigned long flags = 0) {
@@ -80,24 +72,10 @@ class Mounted {
   std::string path_;
 };
 
-// From here on this process gets `error` for io_uring_setup, and io_setup too, as in a container with a
-// strict profile.
 enum class Forbidden { kUring, kUringAndLibaio };
 void forbid(Forbidden what, int error) {
-  const unsigned also = what == Forbidden::kUring ? SYS_io_uring_setup : SYS_io_setup;
-  sock_filter code[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 1, 0),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, also, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{.len = sizeof(code) / sizeof(code[0]), .filter = code};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-    perror("seccomp");
-    _exit(77);
-  }
+  if (what == Forbidden::kUring) return zg::test::forbid_calls({SYS_io_uring_setup}, error);
+  zg::test::forbid_calls({SYS_io_uring_setup, SYS_io_setup}, error);
 }
 
 class ForbiddenCalls : public testing::TestWithParam<int> {
@@ -110,7 +88,7 @@ class ForbiddenCalls : public testing::TestWithParam<int> {
   log::set_level(log::Level::kInfo);
   auto engine = make_engine(small(Backend::kAuto), {{directory, kMiB}});
   fprintf(stderr, "%s\n", engine->describe().c_str());
-  // What works comes first, and each says why.
+  // The back ends that work come first; each of the others says why it does not.
   std::string ranks;
   for (const BackendProbe& probe : probe_backends("")) {
     ranks += fmt::format("{}{} ", probe.works ? "" : "!", name_of(probe.backend));
@@ -185,20 +163,16 @@ TEST(Modes, IopollWorksOrSaysWhyNot) {
   if (engine->backend() != Backend::kUring) GTEST_SKIP() << engine->describe();
   EXPECT_TRUE(works(*engine));
   if (engine->describe().find("no IOPOLL (") == std::string::npos) {
-    EXPECT_NE(engine->describe().find("IOPOLL"), std::string::npos) << engine->describe();
+    EXPECT_HAS(engine->describe(), "IOPOLL");
     return;
   }
   engine.reset();  // one at a time in a directory
   options.require = true;
   if (!probe_path(directory.path(), 0).direct) GTEST_SKIP() << "O_DIRECT, required too, is missing here";
   const TempDir other;
-  try {
-    make_engine(options, {{other.path(), kMiB}});
-    ADD_FAILURE() << "no error";
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("IOPOLL is required"), std::string::npos) << e.what();
-    EXPECT_NE(e.hint().find("poll_queues"), std::string::npos) << e.what();
-  }
+  const Error e = error_of([&] { make_engine(options, {{other.path(), kMiB}}); });
+  EXPECT_HAS(e.what(), "IOPOLL is required");
+  EXPECT_HAS(e.hint(), "poll_queues");
 }
 
 TEST(Modes, RegistrationSwitchedOffIsSaid) {
@@ -209,8 +183,8 @@ TEST(Modes, RegistrationSwitchedOffIsSaid) {
   if (engine->backend() != Backend::kUring) GTEST_SKIP() << engine->describe();
   const Memory memory(4 * kPage);
   engine->register_memory(memory.data(), memory.bytes());
-  EXPECT_NE(engine->describe().find("nothing registered"), std::string::npos) << engine->describe();
-  EXPECT_EQ(engine->describe().find("registered buffers"), std::string::npos) << engine->describe();
+  EXPECT_HAS(engine->describe(), "nothing registered");
+  EXPECT_HAS_NOT(engine->describe(), "registered buffers");
   engine->unregister_memory(memory.data());
   EXPECT_EQ(make_uring_queue(-1, 1, {.registered = false})->register_memory(memory.data(), memory.bytes()),
             "registration is switched off");
@@ -320,9 +294,8 @@ TEST(Direct, TmpfsIsBufferedAndSaysSo) {
     testing::internal::CaptureStderr();
     auto engine = make_engine(small(backend), {{directory.path(), kMiB}});
     const std::string log = testing::internal::GetCapturedStderr();
-    EXPECT_NE(log.find("warning: " + directory.path() + ": without O_DIRECT"), std::string::npos) << log;
-    EXPECT_NE(engine->describe().find("buffered on " + directory.path()), std::string::npos)
-        << engine->describe();
+    EXPECT_HAS(log, "warning: " + directory.path() + ": without O_DIRECT");
+    EXPECT_HAS(engine->describe(), "buffered on " + directory.path());
     EXPECT_TRUE(works(*engine));
     engine.reset();
     expect_error(required(backend), {directory.path(), kMiB}, Errc::kIo, "O_DIRECT is required");
@@ -336,9 +309,9 @@ TEST(Direct, RamfsIsBufferedAndSparseAndSaysSo) {
   testing::internal::CaptureStderr();
   const auto engine = make_engine(small(Backend::kAuto), {{ramfs.path(), kMiB}});
   const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_NE(log.find("ramfs refuses O_DIRECT"), std::string::npos) << log;
-  EXPECT_NE(log.find("space is not reserved (ramfs cannot reserve space)"), std::string::npos) << log;
-  EXPECT_NE(engine->describe().find("space not reserved"), std::string::npos) << engine->describe();
+  EXPECT_HAS(log, "ramfs refuses O_DIRECT");
+  EXPECT_HAS(log, "space is not reserved (ramfs cannot reserve space)");
+  EXPECT_HAS(engine->describe(), "space not reserved");
   EXPECT_TRUE(works(*engine));
 }
 

@@ -1,12 +1,10 @@
-// Where drives are attached, on machines that are not here: trees as sysfs would show them.
+// Where drives are attached, on machines that the tests describe by trees as sysfs has them.
 #include "io/topology.hpp"
 
 #include <fmt/core.h>
 #include <sched.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-
-#include <fstream>
 
 #include "support.hpp"
 
@@ -22,7 +20,7 @@ class TopologyTest : public testing::Test {
   void SetUp() override {
     for (int i = 0; i < 8; ++i) {
       const fs::path pci = pci_of(i);
-      write(pci / "numa_node", fmt::format("{}\n", i / 4));
+      write_file(pci / "numa_node", fmt::format("{}\n", i / 4));
       add_disk(pci / fmt::format("nvme/nvme{}/nvme{}n1", i, i), fmt::format("259:{}", 8 * i));
       add_disk(disk_of(i) / fmt::format("nvme{}n1p1", i), fmt::format("259:{}", 8 * i + 1));
     }
@@ -32,16 +30,12 @@ class TopologyTest : public testing::Test {
            fmt::format("devices/pci0000:{}0/0000:{}0:01.0/0000:{}{}:00.0", i / 4, i / 4, i / 4, i);
   }
   fs::path disk_of(int i) const { return pci_of(i) / fmt::format("nvme/nvme{}/nvme{}n1", i, i); }
-  void write(const fs::path& file, const std::string& text) const {
-    fs::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
   void link(const fs::path& from, const fs::path& to) const {
     fs::create_directories(from.parent_path());
     fs::create_symlink(fs::relative(to, from.parent_path()), from);
   }
   void add_disk(const fs::path& directory, const std::string& number) const {
-    write(directory / "dev", number + "\n");
+    write_file(directory / "dev", number + "\n");
     link(fs::path(root()) / "dev/block" / number, directory);
   }
   // A device without a place of its own, over others.
@@ -70,7 +64,7 @@ TEST_F(TopologyTest, EveryDriveAndItsPartitions) {
 TEST_F(TopologyTest, TheControllersOwnFileCountsToo) {
   fs::remove(pci_of(5) / "numa_node");
   EXPECT_EQ(node("259:40"), -1);
-  write(pci_of(5) / "nvme/nvme5/numa_node", "1\n");
+  write_file(pci_of(5) / "nvme/nvme5/numa_node", "1\n");
   EXPECT_EQ(node("259:40"), 1);
 }
 
@@ -95,7 +89,7 @@ TEST_F(TopologyTest, AnNvmeSubsystem) {
     const fs::path subsystem =
         fs::path(root()) / fmt::format("devices/virtual/nvme-subsystem/nvme-subsys{}", n);
     add_disk(subsystem / fmt::format("nvme{}n1", n), fmt::format("260:{}", n));
-    write(subsystem / "model", "a drive\n");
+    write_file(subsystem / "model", "a drive\n");
     for (const int c : controllers)
       link(subsystem / fmt::format("nvme{}", c), pci_of(c) / fmt::format("nvme/nvme{}", c));
   };
@@ -112,10 +106,10 @@ TEST_F(TopologyTest, WhatMakesNoSenseIsUnknown) {
   EXPECT_EQ(node(""), -1);
   EXPECT_EQ(numa_node_of_device("259:0", root() + "/none"), -1);
   for (const char* text : {"", "\n", "none\n", "-1\n", "-7\n", "99999999999999999999\n", "1 2\n"}) {
-    write(pci_of(7) / "numa_node", text);
+    write_file(pci_of(7) / "numa_node", text);
     EXPECT_EQ(node("259:56"), -1) << text;
   }
-  write(fs::path(root()) / "dev/block/8:0", "no link");
+  write_file(fs::path(root()) / "dev/block/8:0", "no link");
   EXPECT_EQ(node("8:0"), -1);
   fs::create_symlink("nowhere", fs::path(root()) / "dev/block/8:1");
   EXPECT_EQ(node("8:1"), -1);
@@ -131,7 +125,7 @@ TEST_F(TopologyTest, APathIsLookedUpByItsDevice) {
   EXPECT_EQ(numa_node_of(root(), root()), -1);
   link(fs::path(root()) / "dev/block" / number, disk_of(6));
   EXPECT_EQ(numa_node_of(root(), root()), 1);
-  write(fs::path(root()) / "file", "");
+  write_file(fs::path(root()) / "file", "");
   EXPECT_EQ(numa_node_of(root() + "/file", root()), 1);
   EXPECT_EQ(numa_node_of(root() + "/none", root()), -1);
 }
@@ -145,9 +139,9 @@ TEST_F(TopologyTest, OnlyCpusThatTheThreadMayUse) {
     if (CPU_ISSET(static_cast<std::size_t>(cpu), &before)) allowed.push_back(cpu);
   }
   const fs::path nodes = fs::path(root()) / "devices/system/node";
-  write(nodes / "node0/cpulist", "0-4095\n");
-  write(nodes / "node1/cpulist", "40000-40003\n");
-  write(nodes / "node2/cpulist", "garbage\n");
+  write_file(nodes / "node0/cpulist", "0-4095\n");
+  write_file(nodes / "node1/cpulist", "40000-40003\n");
+  write_file(nodes / "node2/cpulist", "garbage\n");
   EXPECT_EQ(cpus_of_node(0, root()), allowed);
   EXPECT_TRUE(cpus_of_node(1, root()).empty());
   EXPECT_TRUE(cpus_of_node(2, root()).empty());

@@ -289,7 +289,7 @@ TEST(IoTune, KeepsToItsTimeHoweverSlowTheDrive) {
     EXPECT_EQ(outcome.rounds > 0, cost < 100) << cost;
     if (outcome.rounds == 0) {
       EXPECT_FALSE(outcome.sure);
-      EXPECT_NE(outcome.verdict.find("no time to repeat"), std::string::npos) << outcome.verdict;
+      EXPECT_HAS(outcome.verdict, "no time to repeat");
     }
     EXPECT_EQ(outcome.verdict.find("cut short") != std::string::npos, cost >= 5) << outcome.verdict;
   }
@@ -310,8 +310,8 @@ TEST(IoTune, WhatTakesTooMuchIsSkippedAndSaid) {
       if (skipped == point) return reason;
     return std::string();
   };
-  EXPECT_NE(why({Backend::kUring, 16 * kMiB, 16, 1}).find("512.0 MiB of buffers"), std::string::npos);
-  EXPECT_NE(why({Backend::kThreads, 64 * kKiB, 128, 1}).find("64 threads"), std::string::npos);
+  EXPECT_HAS(why({Backend::kUring, 16 * kMiB, 16, 1}), "512.0 MiB of buffers");
+  EXPECT_HAS(why({Backend::kThreads, 64 * kKiB, 128, 1}), "64 threads");
   EXPECT_EQ(why({Backend::kUring, kMiB, 4, 1}), "");
 
   // A slow drive is not asked for more than it moves in a second.

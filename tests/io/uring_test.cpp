@@ -5,8 +5,6 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include <fstream>
-
 #include "io/uring_ring.hpp"
 #include "support.hpp"
 
@@ -27,11 +25,6 @@ class File {
  private:
   const int fd_;
 };
-
-void write_file(const std::filesystem::path& path, const char* text) {
-  std::filesystem::create_directories(path.parent_path());
-  std::ofstream(path) << text;
-}
 
 TEST(Polling, NeedsDirectAccessAndADriveWithPolledQueues) {
   const TempDir directory;
@@ -63,10 +56,8 @@ TEST(Polling, IsLeftOutWithTheReasonOrRequired) {
   const TempDir directory;
   const File buffered(directory, 0);
   try {
-    EXPECT_NE(make_uring_queue(buffered.fd(), 4, {.iopoll = true})
-                  ->features()
-                  .find("no IOPOLL (its file is not open with O_DIRECT)"),
-              std::string::npos);
+    EXPECT_HAS(make_uring_queue(buffered.fd(), 4, {.iopoll = true})->features(),
+               "no IOPOLL (its file is not open with O_DIRECT)");
   } catch (const Error& e) {
     GTEST_SKIP() << e.what();
   }
@@ -84,7 +75,7 @@ TEST(Polling, IsTriedWithARead) {
     const UringRing ring(file.fd(), 4, {.iopoll = true}, directory.path());
     const std::string is = ring.features();
     EXPECT_EQ(ring.polled(), is.find("no IOPOLL (a read that is polled for: ") == std::string::npos) << is;
-    EXPECT_NE(is.find("IOPOLL"), std::string::npos);
+    EXPECT_HAS(is, "IOPOLL");
     io_uring_prep_read(io_uring_get_sqe(ring.get()), file.fd(), page.data(), kPage, 0);
     io_uring_cqe* cqe = nullptr;
     while (io_uring_peek_cqe(ring.get(), &cqe) != 0) io_uring_submit_and_get_events(ring.get());

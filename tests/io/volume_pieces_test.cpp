@@ -39,7 +39,7 @@ class Pieces final : public ExtentCompletion {
     std::sort(pieces_.begin(), pieces_.end(), [](Range a, Range b) { return a.first < b.first; });
     return result_;
   }
-  // Whether each byte of an extent came once.
+  // Whether each byte of the extent was announced exactly once.
   bool cover(std::int64_t bytes) const {
     std::int64_t at = 0;
     for (const Range& r : pieces_) {
@@ -68,7 +68,7 @@ class VolumePieces : public testing::Test {
     engine_ = std::move(engine);
     volume_ = make_volume(*engine_, options);
   }
-  // An extent that holds expected_.
+  // Creates an extent and writes expected_ to it.
   ExtentId written(std::int64_t bytes) {
     const ExtentId id = volume_->create({.name = "x", .bytes = bytes});
     expected_.fill(0, round_up(bytes, 8), 5);
@@ -169,7 +169,7 @@ class StagedWrite : public VolumePieces {
                     .tag = ++tag_,
                     .ready = ready});
   }
-  // Until the engine has nothing to do.
+  // Waits until the engine is idle.
   void drain() {
     for (int d = 0; d < engine_->drive_count(); ++d) {
       char byte = 0;
@@ -190,7 +190,7 @@ class StagedWrite : public VolumePieces {
   Results results_;
 };
 
-// The memory is junk until it is said to be ready.
+// The memory holds junk until the test says that it is ready.
 TEST_F(StagedWrite, TakesItsBytesAsTheyCome) {
   open(ram_engine({16 * kMiB, 16 * kMiB, 16 * kMiB}));
   const ExtentId id = volume_->create({.name = "x", .bytes = kBytes});

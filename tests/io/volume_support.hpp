@@ -1,4 +1,4 @@
-// What the tests of volumes share: engines of memory, and gathering of results.
+// What the tests of volumes share: engines of the ram back end, and a collector of results.
 #pragma once
 #include <condition_variable>
 #include <map>
@@ -33,7 +33,7 @@ inline std::unique_ptr<Engine> ram_engine(const std::vector<std::int64_t>& bytes
   return make_engine(options, drives);
 }
 
-// Gathers results by tag.
+// Collects results by tag.
 class Results final : public ExtentCompletion {
  public:
   void on_extent(ExtentId, std::uint64_t tag, ExtentResult result) override {

@@ -123,7 +123,7 @@ TEST(Volume, AnEmptySlotIsAResultOnAnotherThread) {
   EXPECT_TRUE(f.holds(id, 0, 1));
 }
 
-// ENODATA and EBADMSG are the volume's words; what the engine means by them is told in another way.
+// ENODATA and EBADMSG mean something of the volume's own, so the engine's are reported as another error.
 TEST(Volume, ErrorsOfTheEngineAreNotTakenForTheVolumes) {
   for (const auto& [error, said] : {std::pair{ENODATA, "the file ends before it: was it cut short?"},
                                     std::pair{EBADMSG, "Bad message (errno 74)"}}) {
@@ -138,7 +138,7 @@ TEST(Volume, ErrorsOfTheEngineAreNotTakenForTheVolumes) {
       EXPECT_EQ(result.cause, error);
       EXPECT_EQ(result.drive, 0);
       const std::string text = f.volume->explain(id, op, result);
-      EXPECT_NE(text.find(said), std::string::npos) << text;
+      EXPECT_HAS(text, said);
       EXPECT_EQ(f.volume->version(id, 0), op == Op::kRead ? 1 : -1);
     }
   }
@@ -251,14 +251,10 @@ TEST(Volume, SpaceIsAccountedForInGrains) {
   const ExtentId all = f.volume->create({.name = "all", .bytes = 2 * kMiB - 4 * kGrain});
   EXPECT_EQ(used_bytes(*f.volume, 2), 2 * kMiB);
   EXPECT_EQ(f.volume->space(0).largest, 0);
-  try {
-    f.volume->create({.name = "more", .bytes = kPage});
-    ADD_FAILURE() << "created without room";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kIo);
-    EXPECT_NE(e.message().find("no room for 1 slot(s) of 16.0 KiB"), std::string::npos) << e.what();
-    EXPECT_NE(e.message().find("0 B of 1.0 MiB"), std::string::npos) << e.what();
-  }
+  const Error e = error_of([&] { f.volume->create({.name = "more", .bytes = kPage}); });
+  EXPECT_EQ(e.code(), Errc::kIo);
+  EXPECT_HAS(e.message(), "no room for 1 slot(s) of 16.0 KiB");
+  EXPECT_HAS(e.message(), "0 B of 1.0 MiB");
   f.volume->destroy(one);
   EXPECT_EQ(used_bytes(*f.volume, 2), 2 * kMiB - 4 * kGrain);
   // Not all slots fit: none is kept.
@@ -311,12 +307,8 @@ TEST(Volume, AFullDriveLeavesItsShareToTheOthers) {
 TEST(Volume, OptionsThatMakeNoSenseAreRefused) {
   const auto engine = ram_engine({kMiB, kMiB});
   const auto refused = [&](const VolumeOptions& options) {
-    try {
-      make_volume(*engine, options);
-      return false;
-    } catch (const Error& e) {
-      return e.code() == Errc::kUsage;
-    }
+    const auto e = zg::test::thrown_by([&] { return make_volume(*engine, options); });
+    return e && e->code() == Errc::kUsage;
   };
   EXPECT_TRUE(refused({.shares = {1}}));
   EXPECT_TRUE(refused({.shares = {1, -1}}));
@@ -472,8 +464,7 @@ class OutOfMemory {
       refused = true;
     } else if (const ExtentResult result = results.wait_for(1); !result.ok()) {
       EXPECT_EQ(result.error, ENOMEM);
-      EXPECT_NE(volume->explain(id, Op::kWrite, result).find("writing x: piece of 16.0 KiB"),
-                std::string::npos);
+      EXPECT_HAS(volume->explain(id, Op::kWrite, result), "writing x: piece of 16.0 KiB");
       cut_off = true;
     } else {
       EXPECT_EQ(volume->version(id, 0), 1);
@@ -515,7 +506,7 @@ class OutOfMemory {
     };
     make_holes(1);
     id = volume->create({.name = "x", .bytes = kPieces * kGrain});
-    EXPECT_EQ(volume->layout(id, 0).find("memory0"), std::string::npos);
+    EXPECT_HAS_NOT(volume->layout(id, 0), "memory0");
     make_holes(0);
   }
 
@@ -544,7 +535,7 @@ TEST(Volume, WhereMemoryRunsOutASlotStaysUsable) {
   EXPECT_GT(cut_off, 1);
 }
 
-// Waits where that can never end.
+// A wait that can never end is a bug, and aborts.
 class Waits final : public ExtentCompletion {
  public:
   Waits(Volume& volume, char* data) : volume_(volume), data_(data) {}

@@ -1,18 +1,7 @@
-#include "tests/kernels/support.hpp"
+#include "tests/kernels/cast_cases.hpp"
 
 namespace zg::test {
 namespace {
-
-// All 65536 upper halves with lower halves at, beside and between the ties.
-std::vector<float> rounding_cases() {
-  std::vector<float> values;
-  for (std::uint32_t high = 0; high < 0x10000u; ++high) {
-    for (const std::uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
-      values.push_back(std::bit_cast<float>((high << 16) | low));
-    }
-  }
-  return values;
-}
 
 // Nearest bf16 by distances in double, ties to the even one; 2^128 stands for infinity.
 std::uint16_t nearest_bf16(float value) {
@@ -40,7 +29,7 @@ void expect_rounded(float value, std::uint16_t bits) {
 }
 
 TEST(Casts, FloatToBf16RoundsToNearestEven) {
-  std::vector<float> values = rounding_cases();
+  std::vector<float> values = bf16_rounding_cases();
   const std::int64_t n = static_cast<std::int64_t>(values.size());
   for (const float v : values) expect_rounded(v, bf16(v).bits);
   for_each_target([&] {
@@ -71,7 +60,7 @@ double half_magnitude(std::uint32_t bits) {
 
 // Every half and every tie between two neighbours, with the floats on either side, and numbers of all sizes.
 std::vector<float> half_rounding_cases() {
-  std::vector<float> values = rounding_cases();
+  std::vector<float> values = bf16_rounding_cases();
   for (std::uint32_t half = 0; half <= 0x7c00u; ++half) {
     const double exact = half_magnitude(half), tie = (exact + half_magnitude(half + 1)) / 2;
     for (const double at : {exact, tie}) {
@@ -238,22 +227,12 @@ TEST(FinishGradient, SameBitsForAnyNumberOfThreads) {
   for_each_thread_count([](int) { expect_finish<float, bf16>(300001), expect_finish<float, fp16>(300001); });
 }
 
-// too_large rounds to infinity in Out: what was written counts.
 template <class Out>
 void expect_not_finite(float too_large) {
-  for (const std::size_t where : {0u, 17u, 1999u}) {
-    std::vector<float> in(2000, 0.5f);
-    std::vector<Out> out(2000);
-    const auto norm = [&](float value) {
-      in[where] = value;
-      return host::finish_gradient<float, Out>(2000, in.data(), out.data());
-    };
-    EXPECT_TRUE(std::isinf(norm(std::numeric_limits<float>::infinity())));
-    EXPECT_TRUE(std::isnan(norm(std::numeric_limits<float>::quiet_NaN())));
-    EXPECT_TRUE(std::isinf(norm(too_large)));
-    EXPECT_TRUE(std::isinf(norm(-too_large)));
-    EXPECT_TRUE(std::isfinite(norm(std::nextafter(too_large, 0.0f))));
-  }
+  std::vector<Out> out(2000);
+  expect_norm_not_finite(out.size(), too_large, [&](const std::vector<float>& in) {
+    return host::finish_gradient<float, Out>(2000, in.data(), out.data());
+  });
 }
 
 TEST(FinishGradient, NonFiniteValuesReachTheNorm) {

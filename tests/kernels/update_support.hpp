@@ -27,6 +27,14 @@ inline std::string describe(const Case& c) {
          ", moments " + moments[static_cast<int>(c.format.moments)] + ", gradient " + name_of(c.grad) +
          ", weight " + name_of(c.weight);
 }
+// The same as a part of a test's name.
+inline std::string test_name(const testing::TestParamInfo<Case>& info) {
+  std::string name;
+  for (const char ch : describe(info.param)) {
+    if (std::isalnum(static_cast<unsigned char>(ch))) name += ch;
+  }
+  return name;
+}
 
 inline void PrintTo(const Case& c, std::ostream* out) {
   *out << describe(c);

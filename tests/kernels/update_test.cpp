@@ -8,13 +8,6 @@ namespace zg::test {
 namespace {
 
 class Update : public testing::TestWithParam<Case> {};
-std::string test_name(const testing::TestParamInfo<Case>& info) {
-  std::string name;
-  for (const char ch : describe(info.param)) {
-    if (std::isalnum(static_cast<unsigned char>(ch))) name += ch;
-  }
-  return name;
-}
 INSTANTIATE_TEST_SUITE_P(All, Update, testing::ValuesIn(all_cases()), test_name);
 
 // States compare with the guards around their arrays, so that a byte written outside shows, too.

@@ -10,7 +10,8 @@ namespace zg {
 namespace {
 
 using nlohmann::json;
-using test::TemporaryDirectory;
+using test::TempDir;
+using test::thrown_by;
 
 // As OpenAI's repository has it.
 const char* const kGpt2 = R"({
@@ -32,21 +33,11 @@ const char* const kLlama = R"({
 class HfConfigTest : public ::testing::Test {
  protected:
   ModelConfig read(const std::string& text) {
-    test::write_bytes(dir_.file("config.json"), text);
+    test::write_file(dir_ / "config.json", text);
     return read_hf_config(dir_.path());
   }
-  TemporaryDirectory dir_;
+  TempDir dir_;
 };
-
-template <class F>
-std::optional<Error> error_of(F&& f) {
-  try {
-    f();
-    return std::nullopt;
-  } catch (const Error& e) {
-    return e;
-  }
-}
 
 void expect_equal(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.arch, b.arch);
@@ -183,18 +174,18 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
   for (const Refusal& r : table) {
     json config = json::parse(r.base);
     config.merge_patch(json::parse(r.patch));
-    const auto error = error_of([&] { read(config.dump()); });
+    const auto error = thrown_by([&] { read(config.dump()); });
     ASSERT_TRUE(error.has_value()) << r.patch << " was accepted";
     EXPECT_EQ(error->code(), Errc::kUsage) << r.patch;
-    EXPECT_NE(error->where().find("config.json"), std::string::npos) << r.patch;
-    EXPECT_NE(error->message().find(r.told), std::string::npos) << r.patch << ": " << error->message();
+    EXPECT_HAS(error->where(), "config.json") << r.patch;
+    EXPECT_HAS(error->message(), r.told) << r.patch << ": " << error->message();
     EXPECT_FALSE(error->hint().empty()) << r.patch;
   }
 }
 
 TEST_F(HfConfigTest, RefusesWhatIsNoConfiguration) {
-  const auto absent = error_of([&] { read_hf_config(dir_.file("nowhere")); });
-  EXPECT_NE(absent->where().find("nowhere/config.json"), std::string::npos);
+  const auto absent = thrown_by([&] { read_hf_config(dir_ / "nowhere"); });
+  EXPECT_HAS(absent->where(), "nowhere/config.json");
   const std::pair<std::string, const char*> table[] = {
       {"", "not valid JSON"},
       {"{\"model_type\":", "not valid JSON"},
@@ -205,10 +196,10 @@ TEST_F(HfConfigTest, RefusesWhatIsNoConfiguration) {
       {"{\"a\":" + std::string(100000, '['), "nested deeper"},
   };
   for (const auto& [text, told] : table) {
-    const auto error = error_of([&, content = text] { read(content); });
+    const auto error = thrown_by([&, content = text] { read(content); });
     ASSERT_TRUE(error.has_value()) << told;
     EXPECT_EQ(error->code(), Errc::kUsage);
-    EXPECT_NE(error->message().find(told), std::string::npos) << error->message();
+    EXPECT_HAS(error->message(), told);
   }
 }
 
@@ -246,12 +237,12 @@ TEST(ModelSection, TakesTheSameKeysAndNoOthers) {
       {R"({"arch": "gpt2", "n_embd": 48})", "\"n_positions\" is missing", "add \"n_positions\""},
   };
   for (const Case& c : table) {
-    const auto error = error_of([&] { parse_model_config(c.text, "run.json: model"); });
+    const auto error = thrown_by([&] { parse_model_config(c.text, "run.json: model"); });
     ASSERT_TRUE(error.has_value()) << c.text;
     EXPECT_EQ(error->code(), Errc::kUsage);
     EXPECT_EQ(error->where(), "run.json: model");
-    EXPECT_NE(error->message().find(c.told), std::string::npos) << error->message();
-    EXPECT_NE(error->hint().find(c.hint), std::string::npos) << error->hint();
+    EXPECT_HAS(error->message(), c.told);
+    EXPECT_HAS(error->hint(), c.hint);
   }
 }
 

@@ -21,8 +21,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using test::rounded;
-using test::TemporaryDirectory;
+using test::TempDir;
 using test::Tensors;
+using test::thrown_by;
 using test::value;
 
 Model make_model(const ModelConfig& config) {
@@ -31,16 +32,6 @@ Model make_model(const ModelConfig& config) {
 
 void read_values(const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
   for (std::int64_t i = begin; i < end; ++i) out[i - begin] = value(p.name, i);
-}
-
-template <class F>
-std::optional<Error> error_of(F&& f) {
-  try {
-    f();
-    return std::nullopt;
-  } catch (const Error& e) {
-    return e;
-  }
 }
 
 json parse_file(const std::string& path) {
@@ -81,7 +72,7 @@ class Variants : public ::testing::TestWithParam<std::tuple<Arch, bool, DType, s
 // What is saved has exactly the tensors, shapes and bytes that the format asks for, and can be loaded.
 TEST_P(Variants, SaveAndLoad) {
   const Model model = make_model(config());
-  const TemporaryDirectory dir;
+  const TempDir dir;
   save_hf(dir.path(), model, dtype(), read_values, shard_bytes());
   Tensors expected = test::tensors_of(model, dtype_name());
 
@@ -89,11 +80,11 @@ TEST_P(Variants, SaveAndLoad) {
   const bool sharded = shard_bytes() < 1000000;
   if (sharded) {
     files.clear();
-    const json index = parse_file(dir.file("model.safetensors.index.json"));
+    const json index = parse_file(dir / "model.safetensors.index.json");
     for (const auto& item : index["weight_map"].items()) {
       const std::string name = item.value();
       if (std::find(files.begin(), files.end(), name) == files.end()) files.push_back(name);
-      ASSERT_NE(SafeTensors(dir.file(name)).find(item.key()), nullptr);
+      ASSERT_NE(SafeTensors(dir / name).find(item.key()), nullptr);
     }
     std::int64_t total = 0;
     for (const auto& [name, t] : expected) total += static_cast<std::int64_t>(t.bytes.size());
@@ -101,7 +92,7 @@ TEST_P(Variants, SaveAndLoad) {
     EXPECT_GE(files.size(), 3u);
   }
   for (const std::string& name : files) {
-    const SafeTensors file(dir.file(name));
+    const SafeTensors file(dir / name);
     std::int64_t bytes = 0;
     for (const auto& entry : file.entries()) {
       const auto it = expected.find(entry.name);
@@ -116,7 +107,7 @@ TEST_P(Variants, SaveAndLoad) {
     }
     EXPECT_TRUE(bytes <= shard_bytes() || file.entries().size() == 1) << bytes;
     EXPECT_EQ(file.metadata(), (std::vector<std::pair<std::string, std::string>>{{"format", "pt"}}));
-    EXPECT_EQ((fs::file_size(dir.file(name)) - static_cast<std::uint64_t>(bytes)) % 8,
+    EXPECT_EQ((fs::file_size(dir / name) - static_cast<std::uint64_t>(bytes)) % 8,
               0u);  // data are aligned
   }
   EXPECT_TRUE(expected.empty()) << expected.begin()->first;
@@ -135,20 +126,20 @@ INSTANTIATE_TEST_SUITE_P(Hf, Variants,
 class HfTest : public ::testing::Test {
  protected:
   void put(const Tensors& tensors, const std::map<std::string, std::string>& metadata = {}) {
-    test::write_bytes(dir_.file("model.safetensors"), test::safetensors_bytes(tensors, metadata));
+    test::write_file(dir_ / "model.safetensors", test::safetensors_bytes(tensors, metadata));
   }
   std::optional<Error> load_error(const Model& model) {
-    return error_of([&] { const HfWeights weights(dir_.path(), model); });
+    return thrown_by([&] { const HfWeights weights(dir_.path(), model); });
   }
   void expect_refusal(const Model& model, const std::string& told, const std::string& hint = "") {
     const auto error = load_error(model);
     ASSERT_TRUE(error.has_value()) << "accepted; expected: " << told;
     EXPECT_EQ(error->code(), Errc::kUsage);
-    EXPECT_NE(error->where().find(dir_.path()), std::string::npos) << error->where();
-    EXPECT_NE(error->message().find(told), std::string::npos) << error->message();
-    EXPECT_NE(error->hint().find(hint), std::string::npos) << error->hint();
+    EXPECT_HAS(error->where(), dir_.path());
+    EXPECT_HAS(error->message(), told);
+    EXPECT_HAS(error->hint(), hint);
   }
-  TemporaryDirectory dir_;
+  TempDir dir_;
 };
 
 TEST_F(HfTest, ReadsEveryFloatDtypeWithPrefixAndBuffers) {
@@ -252,9 +243,9 @@ TEST_F(HfTest, RefusesWhatDoesNotFitTheModel) {
   expect_refusal(model, "\"wpe.weight\" has the dtype I32; F64, F32, F16 and BF16", "convert");
 
   const std::string bytes = test::safetensors_bytes(good);
-  test::write_bytes(dir_.file("model.safetensors"), bytes.substr(0, bytes.size() - 5));
+  test::write_file(dir_ / "model.safetensors", bytes.substr(0, bytes.size() - 5));
   expect_refusal(model, fmt::format("truncated: the tensors take {} bytes", 4 * model.parameter_count()));
-  fs::remove(dir_.file("model.safetensors"));
+  fs::remove(dir_ / "model.safetensors");
   expect_refusal(model, "has neither model.safetensors nor model.safetensors.index.json");
   put(test::tensors_of(make_model(test::tiny_llama()), "F32"));
   expect_refusal(model, "among the 21 there is \"lm_head.weight\"");
@@ -263,11 +254,11 @@ TEST_F(HfTest, RefusesWhatDoesNotFitTheModel) {
 class HfShards : public HfTest {
  protected:
   void SetUp() override { save_hf(dir_.path(), model_, DType::kF32, read_values, 1500); }
-  std::string index_path() const { return dir_.file("model.safetensors.index.json"); }
+  std::string index_path() const { return dir_ / "model.safetensors.index.json"; }
   void change_index(const std::function<void(json&)>& change) {
     json index = parse_file(index_path());
     change(index);
-    test::write_bytes(index_path(), index.dump());
+    test::write_file(index_path(), index.dump());
   }
   Model model_ = make_model(test::tiny_gpt2());
 };
@@ -275,17 +266,16 @@ class HfShards : public HfTest {
 TEST_F(HfShards, RefusesAnIncompleteSet) {
   const json index = parse_file(index_path());
   const std::string shard = index["weight_map"]["ln_f.bias"];
-  fs::rename(dir_.file(shard), dir_.file("elsewhere"));
+  fs::rename(dir_ / shard, dir_ / "elsewhere");
   const auto error = load_error(model_);
   ASSERT_TRUE(error.has_value());
-  EXPECT_EQ(error->where(), dir_.file(shard));
-  EXPECT_NE(error->message().find("is missing; the index names it for"), std::string::npos)
-      << error->message();
-  fs::rename(dir_.file("elsewhere"), dir_.file(shard));
+  EXPECT_EQ(error->where(), dir_ / shard);
+  EXPECT_HAS(error->message(), "is missing; the index names it for");
+  fs::rename(dir_ / "elsewhere", dir_ / shard);
   ASSERT_FALSE(load_error(model_).has_value());
 
   const auto refused = [&](const std::function<void(json&)>& change, const std::string& told) {
-    test::write_bytes(index_path(), index.dump());
+    test::write_file(index_path(), index.dump());
     change_index(change);
     expect_refusal(model_, told);
   };
@@ -299,17 +289,17 @@ TEST_F(HfShards, RefusesAnIncompleteSet) {
   refused([](json& i) { i["weight_map"]["ln_f.bias"] = 3; }, "is mapped to \"\"");
   refused([](json& i) { i["weight_map"]["ln_f.bias"] = "../x"; }, "is mapped to \"../x\"");
   refused([](json& i) { i["weight_map"]["ln_f.bias"] = ".."; }, "is mapped to \"..\"");
-  test::write_bytes(index_path(), "{\"weight_map\":");
+  test::write_file(index_path(), "{\"weight_map\":");
   expect_refusal(model_, "not valid JSON");
-  test::write_bytes(index_path(), index.dump());
-  fs::resize_file(dir_.file(shard), fs::file_size(dir_.file(shard)) - 1);
+  test::write_file(index_path(), index.dump());
+  fs::resize_file(dir_ / shard, fs::file_size(dir_ / shard) - 1);
   expect_refusal(model_, "truncated");
 }
 
 // Nothing of an earlier save may be loaded in place of the new one; other people's files stay.
 TEST_F(HfShards, ALaterSaveReplacesAnEarlierOne) {
-  test::write_bytes(dir_.file("tokenizer.json"), "{}");
-  test::write_bytes(dir_.file("model-backup.safetensors"), "x");
+  test::write_file(dir_ / "tokenizer.json", "{}");
+  test::write_file(dir_ / "model-backup.safetensors", "x");
   const auto doubled = [](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
     for (std::int64_t i = begin; i < end; ++i) out[i - begin] = 2 * value(p.name, i);
   };
@@ -325,7 +315,7 @@ TEST_F(HfShards, ALaterSaveReplacesAnEarlierOne) {
   EXPECT_EQ(dir_.names(), expected);
   EXPECT_EQ(first(), 2 * value(p.name, 5));
   save_hf(dir_.path(), model_, DType::kF32, read_values, 3000);
-  EXPECT_FALSE(fs::exists(dir_.file("model.safetensors")));
+  EXPECT_FALSE(fs::exists(dir_ / "model.safetensors"));
   EXPECT_EQ(first(), value(p.name, 5));
 }
 
@@ -366,7 +356,7 @@ TEST_F(HfTest, TilesLargerMatrices) {
             [&](const Unit&, const Param&, std::int64_t begin, std::int64_t end, float* out) {
               for (std::int64_t i = begin; i < end; ++i) out[i - begin] = quick(i);
             });
-    const SafeTensors file(dir_.file("model.safetensors"));
+    const SafeTensors file(dir_ / "model.safetensors");
     const HfWeights weights(dir_.path(), model);
     for (const Param& p : model.units()[1].params) {
       if (!p.conv1d) continue;
@@ -421,14 +411,14 @@ TEST_F(HfSaveFailure, OfTheReader) {
       if (p.name == "h.1.mlp.c_proj.weight") throw Error(Errc::kIo, "the store", "a read failed");
       std::fill(out, out + (end - begin), 3.0f);
     };
-    const auto error = error_of([&] { save_hf(dir_.path(), model_, DType::kF32, failing, shard_bytes); });
+    const auto error = thrown_by([&] { save_hf(dir_.path(), model_, DType::kF32, failing, shard_bytes); });
     ASSERT_TRUE(error.has_value());
     EXPECT_EQ(error->where(), "the store");
     expect_untouched();
     // A directory that was made for this goes again.
-    EXPECT_TRUE(error_of([&] { save_hf(dir_.file("new/one"), model_, DType::kF32, failing, shard_bytes); }));
-    EXPECT_FALSE(fs::exists(dir_.file("new/one")));
-    fs::remove(dir_.file("new"));
+    EXPECT_TRUE(thrown_by([&] { save_hf(dir_ / "new/one", model_, DType::kF32, failing, shard_bytes); }));
+    EXPECT_FALSE(fs::exists(dir_ / "new/one"));
+    fs::remove(dir_ / "new");
   }
 }
 
@@ -443,7 +433,7 @@ TEST_F(HfSaveFailure, OfTheDisk) {
     if (*from == '\0') {
       ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &tight), 0);
     }
-    const auto error = error_of([&] {
+    const auto error = thrown_by([&] {
       save_hf(dir_.path(), model_, DType::kF32,
               [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
                 if (p.name == from && ::setrlimit(RLIMIT_FSIZE, &tight) != 0)
@@ -454,11 +444,10 @@ TEST_F(HfSaveFailure, OfTheDisk) {
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
     ASSERT_TRUE(error.has_value());
     EXPECT_EQ(error->code(), Errc::kIo);
-    EXPECT_EQ(error->where(), dir_.file("model.safetensors"));
-    EXPECT_NE(error->message().find(*from == '\0' ? "has no room" : "cannot be written"), std::string::npos)
-        << error->message();
-    EXPECT_NE(error->message().find("(errno "), std::string::npos) << error->message();
-    EXPECT_NE(error->hint().find("make room"), std::string::npos) << error->hint();
+    EXPECT_EQ(error->where(), dir_ / "model.safetensors");
+    EXPECT_HAS(error->message(), *from == '\0' ? "has no room" : "cannot be written");
+    EXPECT_HAS(error->message(), "(errno ");
+    EXPECT_HAS(error->hint(), "make room");
     expect_untouched();
   }
   std::signal(SIGXFSZ, handler);
@@ -466,23 +455,23 @@ TEST_F(HfSaveFailure, OfTheDisk) {
 
 TEST_F(HfSaveFailure, OfThePath) {
   const auto failure = [&](const std::string& path) {
-    return error_of([&] { save_hf(path, model_, DType::kF32, read_values); });
+    return thrown_by([&] { save_hf(path, model_, DType::kF32, read_values); });
   };
-  const auto file = failure(dir_.file("config.json"));
+  const auto file = failure(dir_ / "config.json");
   ASSERT_TRUE(file.has_value());
   EXPECT_EQ(file->code(), Errc::kIo);
-  EXPECT_EQ(file->where(), dir_.file("config.json"));
-  const auto below = failure(dir_.file("config.json/x"));
+  EXPECT_EQ(file->where(), dir_ / "config.json");
+  const auto below = failure(dir_ / "config.json/x");
   ASSERT_TRUE(below.has_value());
   EXPECT_EQ(below->code(), Errc::kIo);
   expect_untouched();
   // Something that cannot be replaced is in the way.
-  fs::create_directories(dir_.file("other/model.safetensors/full"));
-  const auto blocked = failure(dir_.file("other"));
+  fs::create_directories(dir_ / "other/model.safetensors/full");
+  const auto blocked = failure(dir_ / "other");
   ASSERT_TRUE(blocked.has_value());
   EXPECT_EQ(blocked->code(), Errc::kIo);
-  EXPECT_NE(blocked->message().find("cannot be put in place"), std::string::npos) << blocked->message();
-  EXPECT_EQ(std::distance(fs::directory_iterator(dir_.file("other")), fs::directory_iterator()), 1);
+  EXPECT_HAS(blocked->message(), "cannot be put in place");
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir_ / "other"), fs::directory_iterator()), 1);
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose own memory would be counted
@@ -493,7 +482,7 @@ TEST_F(HfTest, MemoryIsBounded) {
   config.vocab_size = 32768, config.inner = 16384;  // 64 MiB, and Conv1Ds of 32 MiB
   const Model model = make_model(config);
   const auto growth_of = [](const std::function<void()>& work) {
-    test::write_bytes("/proc/self/clear_refs", "5");  // the peak counts from here
+    test::write_file("/proc/self/clear_refs", "5");  // the peak counts from here
     const std::int64_t before = resident_bytes();
     work();
     return peak_resident_bytes() - before;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "support/errors.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg {
@@ -162,13 +163,9 @@ TEST(Schedule, OnlyOneCycleMovesBeta1) {
 
 TEST(Schedule, ImpossibleNumbersAreTheUsersErrors) {
   const auto key_of = [](const ScheduleConfig& c, std::int64_t step) {
-    try {
-      schedule_at(c, step, 1, 0.9);
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::kUsage);
-      return e.where();
-    }
-    return std::string("no error");
+    const Error e = test::error_of([&] { return schedule_at(c, step, 1, 0.9); });
+    EXPECT_EQ(e.code(), Errc::kUsage);
+    return e.where();
   };
   EXPECT_EQ(key_of({.kind = Kind::kWarmup, .warmup_num_steps = 0}, 0), "scheduler.params.warmup_num_steps");
   EXPECT_EQ(key_of({.kind = Kind::kWarmupDecay}, 0), "scheduler.params.total_num_steps");

@@ -91,7 +91,7 @@ TEST_P(SmallestBudgets, SufficeAndNotAPageLess) {
   const TinyResult result = run.train(6, {1, 4});
   EXPECT_EQ(result.losses.size(), 6u);
   run.expect_within_budgets();
-  // It is no empty promise: the device at least is needed to the last page.
+  // The least budget is no overestimate: of the device's, every page is needed.
   EXPECT_EQ(plan.peak.device, least.device);
   EXPECT_LE(plan.peak.host, least.host);
   EXPECT_EQ(run.peak().device, plan.peak.device);

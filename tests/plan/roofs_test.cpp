@@ -8,7 +8,7 @@ namespace {
 
 class DeviceRoofs : public testing::TestWithParam<std::int64_t> {};
 
-// Whatever budget: speeds are found, and the memory goes back.
+// With any budget speeds are found, and the memory is given back.
 TEST_P(DeviceRoofs, OfADeviceAreMeasuredWithinItsBudget) {
   const auto device = make_host_device(GetParam(), nullptr);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64})

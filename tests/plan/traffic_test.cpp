@@ -8,7 +8,7 @@
 namespace zg::test {
 namespace {
 
-// Moved by `steps` steps and what they leave to do.
+// What `steps` steps move, and the updates that they defer.
 Traffic moved(const TinySetup& setup, std::int64_t steps) {
   TinyRun run(setup);
   run.initialize();

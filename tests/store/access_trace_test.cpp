@@ -4,9 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "store/trace_support.hpp"
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
@@ -19,37 +20,21 @@ namespace fs = std::filesystem;
 
 class TraceFile : public ::testing::Test {
  protected:
-  TraceFile() {
-    std::string pattern = (fs::temp_directory_path() / "zg_trace_XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp " + pattern);
-    directory_ = pattern;
-    path_ = directory_ + "/t.trace";
-  }
-  ~TraceFile() override {
-    std::error_code ignored;
-    fs::remove_all(directory_, ignored);
-  }
-  void write(const std::string& text) const {
-    std::ofstream out(path_, std::ios::binary);
-    out << text;
-  }
+  void write(const std::string& text) const { write_file(path_, text); }
   std::string read() const { return read_text_file(path_, "a trace"); }
 
   // The message must name the file, the place in it, and say these words.
   void expect_refused(const std::string& place, const std::string& said) const {
-    try {
-      load_trace(path_);
-      ADD_FAILURE() << "was taken";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::kUsage);
-      EXPECT_EQ(e.where().rfind(path_, 0), 0u) << e.where();
-      EXPECT_NE(e.where().find(place), std::string::npos) << e.where() << " does not name " << place;
-      EXPECT_NE(e.message().find(said), std::string::npos) << e.message() << " does not say " << said;
-      EXPECT_LT(std::string(e.what()).size(), 500u);
-    }
+    const Error e = error_of([&] { load_trace(path_); });
+    EXPECT_EQ(e.code(), Errc::kUsage);
+    EXPECT_EQ(e.where().rfind(path_, 0), 0u) << e.where();
+    EXPECT_HAS(e.where(), place);
+    EXPECT_HAS(e.message(), said);
+    EXPECT_LT(std::string(e.what()).size(), 500u);
   }
 
-  std::string directory_, path_;
+  const TempDir directory_;
+  const std::string path_ = directory_ / "t.trace";
 };
 
 bool same(const Program& a, const Program& b) {
@@ -119,12 +104,12 @@ TEST_F(TraceFile, ComesBackAsItWas) {
   }
 }
 
-// What a GPU gives its memory in decides what fits; files of before do not say, and mean pages.
+// The granule of a GPU's memory decides what fits. Older files do not name it; there it is a page.
 TEST_F(TraceFile, SaysWhatTheDeviceGivesItsMemoryInUnlessItIsPages) {
   constexpr std::int64_t kGranule = 2 << 20;
   AccessTrace trace = equal_trace(2, {at_device(0), at_device(1)});
   save_trace(trace, path_);
-  EXPECT_EQ(read().find("granule"), std::string::npos);
+  EXPECT_HAS_NOT(read(), "granule");
   EXPECT_EQ(load_trace(path_).table.device_granule(), kPage);
   EXPECT_FALSE(replay(load_trace(path_), {2 * kPage, 2 * kPage}, default_policy()).obstacle);
   trace.table = equal_table(1, 2, kPage, Tier::kNvme, kGranule);
@@ -142,10 +127,10 @@ TEST_F(TraceFile, IsWrittenWholeOrNotAtAll) {
   const AccessTrace trace = equal_trace(3, scan(3, Access::kRead));
   save_trace(trace, path_);
   EXPECT_FALSE(fs::exists(path_ + ".part"));
-  EXPECT_THROW(save_trace(trace, directory_ + "/none/t.trace"), Error);
-  fs::create_directory(directory_ + "/folder");
-  EXPECT_THROW(save_trace(trace, directory_ + "/folder"), Error);
-  EXPECT_FALSE(fs::exists(directory_ + "/folder.part"));
+  EXPECT_THROW(save_trace(trace, directory_ / "none/t.trace"), Error);
+  fs::create_directory(directory_ / "folder");
+  EXPECT_THROW(save_trace(trace, directory_ / "folder"), Error);
+  EXPECT_FALSE(fs::exists(directory_ / "folder.part"));
 }
 
 TEST_F(TraceFile, CutAnywhereIsRefused) {

@@ -26,7 +26,7 @@ inline bool said(const std::string& part) {
     EXPECT_TRUE(said(part)) << last_error(); \
   } while (false)
 
-// A store over pretended drives, closed at the end.
+// A store over drives of the ram back end, closed at the end of the test.
 class CApi : public ::testing::Test {
  protected:
   void open(std::int64_t device, std::int64_t host, std::uint32_t flags = 0, std::int64_t drive = 1 << 22) {

@@ -154,7 +154,7 @@ TEST_F(CApi, TextsAreCutAsBySnprintf) {
   EXPECT_EQ(whole[length], '\0');
   whole.pop_back();
   EXPECT_EQ(std::strlen(whole.c_str()), length);
-  EXPECT_NE(whole.find("a tensor[1]"), std::string::npos);
+  EXPECT_HAS(whole, "a tensor[1]");
   char part[8] = "#######";
   std::size_t again = 0;
   ASSERT_OK(zg_explain(store_, t, part, 5, &again));
@@ -194,7 +194,7 @@ TEST_F(CApi, AFailedTransferIsToldFromThenOnAndTheStoreStillCloses) {
 // What needs the store alone says so, instead of waiting for somebody who waits for this very thread.
 TEST_F(CApi, WhatNeedsTheStoreAloneDoesNotWaitForOthers) {
   open(0, 4 * kPage);
-  const Watchdog watchdog(60, [&] { return store_->opened->store().state(); });
+  const Deadline deadline(60, [&] { return store_->opened->store().state(); });
   const std::int32_t t = add("t", 1);
   zg_lease mine = acquire(t, 0, ZG_OVERWRITE);
   std::thread other([&] {
@@ -213,9 +213,9 @@ TEST_F(CApi, WhatNeedsTheStoreAloneDoesNotWaitForOthers) {
   EXPECT_OK(zg_tensor_add(store_, &s, &tensor));
 }
 
-// Threads with a tensor each, in the room of a few segments, and all other calls in between.
 TEST_F(CApi, ATraceIsSavedAndExpected) {
-  const std::string path = ::testing::TempDir() + "c_api.trace.json";
+  const TempDir directory;
+  const std::string path = directory / "c_api.trace.json";
   const auto step = [&](std::int32_t t) {
     EXPECT_OK(zg_step_begin(store_, nullptr));
     for (std::int32_t i = 0; i < 6; ++i) {
@@ -245,14 +245,14 @@ TEST_F(CApi, ATraceIsSavedAndExpected) {
   EXPECT_OK(zg_get_statistics(store_, &statistics));
   EXPECT_GT(statistics.prefetches, 0);
   EXPECT_EQ(statistics.left_record, 0);
-  std::remove(path.c_str());
 }
 
+// Threads with a tensor each, in the room of a few segments, and all other calls in between.
 TEST_F(CApi, ManyThreadsAtOnce) {
   constexpr int kThreads = 6, kRounds = 400;
   constexpr std::int32_t kSegments = 5;
   open(6 * kPage, 14 * kPage);
-  const Watchdog watchdog(100, [&] { return store_->opened->store().state(); });
+  const Deadline deadline(100, [&] { return store_->opened->store().state(); });
   std::int32_t tensors[kThreads];
   for (int i = 0; i < kThreads; ++i) tensors[i] = add(fmt::format("t{}", i).c_str(), kSegments);
   const std::uint64_t seed = test_seed(20);

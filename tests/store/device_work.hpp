@@ -11,7 +11,7 @@
 
 namespace zg::test {
 
-// Under a lease at this tier.
+// The bytes under a lease at this tier.
 struct Leased {
   Tier tier = Tier::kHost;
   Access access = Access::kRead;
@@ -24,8 +24,8 @@ struct Leased {
   bool within_reach(const Device& device) const { return tier == Tier::kHost || device.is_host(); }
 };
 
-// Host memory that the device copies from and to without the host's waiting for it. To end it may wait for
-// all that the device does.
+// Host memory for copies that the host does not wait for. Its destructor may wait for all that the device
+// does.
 class Staging {
  public:
   Staging(Device& device, std::int64_t bytes) : buffer_(bytes), hooks_(device.host_hooks()) {
@@ -69,7 +69,7 @@ class WorkStream {
     if (!device.is_host()) thread_ = std::make_unique<HostStream>(name, HostStream::Mode::kThread);
   }
   WorkStream(const WorkStream&) = delete;
-  // All work ends. What failed was told by synchronize(), or nobody asked.
+  // Waits for all work. A failure was reported by synchronize(), or nobody asked for it.
   ~WorkStream() {
     try {
       stream_->synchronize();
@@ -88,7 +88,7 @@ class WorkStream {
     thread_->enqueue("work", std::move(work));
     stream_->wait(thread_->record());
   }
-  // work(memory), as work_on() does.
+  // Enqueues work(memory), where memory holds the bytes of the lease as with work_on().
   template <class Work>
   void enqueue(const Leased& at, Work work) {
     if (at.within_reach(device_))
@@ -108,7 +108,7 @@ class WorkStream {
     staged.done = stream_->record();
     staged_.push_back(std::move(staged));
   }
-  // Everything so far comes before the lease's end.
+  // The lease ends after all that was enqueued so far.
   void release(Lease& lease) { lease.release_after(*stream_, stream_->record()); }
   void synchronize() { stream_->synchronize(); }
 
@@ -119,8 +119,8 @@ class WorkStream {
   };
   Device& device_;
   std::deque<Staged> staged_;
-  std::unique_ptr<HostStream> thread_;  // null: the stream runs it
-  std::unique_ptr<Stream> stream_;      // first: it waits for the thread, and uses what is staged
+  std::unique_ptr<HostStream> thread_;  // null: the stream itself runs the tests' code
+  std::unique_ptr<Stream> stream_;      // ends first: it waits for the thread, and uses staged memory
 };
 
 }  // namespace zg::test

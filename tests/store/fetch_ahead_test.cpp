@@ -1,4 +1,4 @@
-// How far a step that is known is fetched ahead of who takes it.
+// How far ahead of its leases a step that is known is fetched.
 #include "store/rig.hpp"
 
 namespace zg::test {
@@ -31,7 +31,7 @@ void read_all(Rig& rig) {
 TEST(FetchAhead, WhatTheDeviceHasNoRoomForComesToTheHost) {
   const auto rig = make_rig();
   TensorStore& store = *rig->store;
-  Watchdog watchdog(60, [&] { return store.state(); });
+  Deadline deadline(60, [&] { return store.state(); });
   store.step_begin();
   read_all(*rig);
   const Traffic before = store.traffic();
@@ -47,7 +47,7 @@ TEST(FetchAhead, WhatTheDeviceHasNoRoomForComesToTheHost) {
 TEST(FetchAhead, NothingIsReadTwice) {
   const auto rig = make_rig();
   TensorStore& store = *rig->store;
-  Watchdog watchdog(60, [&] { return store.state(); });
+  Deadline deadline(60, [&] { return store.state(); });
   for (int step = 0; step < 6; ++step) {
     const Traffic before = store.traffic();
     store.step_begin();

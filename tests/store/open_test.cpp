@@ -20,13 +20,7 @@ StoreConfig ram_config() {
 }
 
 Error refusal(const StoreConfig& config) {
-  try {
-    open_store(config);
-  } catch (const Error& e) {
-    return e;
-  }
-  ADD_FAILURE() << "was opened";
-  return Error(Errc::kIo, "", "");
+  return error_of([&] { return open_store(config); });
 }
 
 TEST(OpenStore, StreamsMoreThanMemoryHoldsAndLeavesNothingBehind) {
@@ -115,7 +109,7 @@ TEST(OpenStore, WhatFailsLaterLeavesNothingOnTheDrives) {
   config.drives.push_back({.path = dir.path() + "/missing", .bytes = kPage});
   EXPECT_EQ(refusal(config).code(), Errc::kUsage);
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
-  // After the drives: the volume refuses shares of nothing.
+  // The volume, which is made after the drives, refuses shares that are all zero.
   config.drives.pop_back();
   config.drive_shares = {-1};
   EXPECT_EQ(refusal(config).code(), Errc::kUsage);
@@ -128,13 +122,9 @@ TEST(OpenStore, NamesThatAreNotThereAreRefusedWithTheNearest) {
   EXPECT_EQ(opened->segment("block.0.weight", 1), 1);
   for (const std::int32_t index : {-1, 2})
     EXPECT_THROW((void)opened->segment("block.0.weight", index), Error);
-  try {
-    (void)opened->acquire("block.0.wieght", 0, Tier::kHost, Access::kRead);
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kUsage);
-    EXPECT_NE(e.hint().find("block.0.weight"), std::string::npos) << e.what();
-  }
+  const Error e = error_of([&] { (void)opened->acquire("block.0.wieght", 0, Tier::kHost, Access::kRead); });
+  EXPECT_EQ(e.code(), Errc::kUsage);
+  EXPECT_HAS(e.hint(), "block.0.weight");
   opened->store().remove(0);
   EXPECT_THROW((void)opened->segment("block.0.weight", 0), Error);
 }

@@ -1,4 +1,4 @@
-// What is kept at the host for good.
+// Which segments are kept at the host for good.
 #include "ziggurat/store/placement.hpp"
 
 #include <gtest/gtest.h>

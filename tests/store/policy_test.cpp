@@ -8,6 +8,7 @@
 #include <set>
 
 #include "store/trace_support.hpp"
+#include "support/errors.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/store/replay.hpp"
@@ -15,7 +16,7 @@
 namespace zg::test {
 namespace {
 
-// Of a user: what came first leaves first.
+// A policy of a user's: first in, first out.
 class Fifo final : public Policy {
  public:
   void insert(SegmentId id, const PolicyView&) override { queue_.push_back(id); }
@@ -35,7 +36,7 @@ class Fifo final : public Policy {
   std::list<SegmentId> queue_;
 };
 
-// Any that may leave, and a check of what it is told.
+// Evicts any copy that it may, and checks what it is told.
 class AnyOne final : public Policy {
  public:
   void insert(SegmentId id, const PolicyView& view) override {
@@ -200,7 +201,7 @@ TEST(Policy, PinnedCopiesStay) {
     }
     residency.unpin(5, Tier::kHost);
     residency.pin(2, Tier::kHost);
-    residency.unpin(2, Tier::kHost);  // pins count
+    residency.unpin(2, Tier::kHost);  // pins are counted, so one is left
     bool left = false;
     for (int i = 0; i < 100; ++i) {
       ASSERT_FALSE(touch(residency, below(random, 8)));
@@ -365,13 +366,9 @@ TEST(Policy, IsFoundByName) {
   EXPECT_TRUE(policy_by_name("next-use")()->uses_future());
   EXPECT_FALSE(policy_by_name("lru")()->uses_future());
   EXPECT_FALSE(policy_by_name("clock")()->uses_future());
-  try {
-    policy_by_name("belady");
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kUsage);
-    EXPECT_NE(std::string(e.what()).find("next-use, lru or clock"), std::string::npos);
-  }
+  const Error e = error_of([&] { policy_by_name("belady"); });
+  EXPECT_EQ(e.code(), Errc::kUsage);
+  EXPECT_HAS(e.what(), "next-use, lru or clock");
 }
 
 }  // namespace

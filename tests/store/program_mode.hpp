@@ -9,7 +9,7 @@
 
 namespace zg::test {
 
-// What runs one after the other between two stretches without a program.
+// Programs that run one after the other, between two stretches without a program.
 struct Scenario {
   TensorTable table{0};
   std::vector<bool> given;
@@ -37,7 +37,7 @@ inline Tier home_of(const TensorTable& table, SegmentId id) {
   return table.segment(id).lowest == Tier::kDevice ? Tier::kDevice : Tier::kHost;
 }
 
-// The traffic of the whole scenario, or nothing if it does not fit.
+// The traffic of the whole scenario; nullopt if it does not fit.
 inline std::optional<Traffic> dry_run(const Scenario& s, const Budgets& budgets) {
   Residency residency(s.table, budgets);
   std::vector<Action> ignored;
@@ -78,7 +78,7 @@ class ModelRun {
 
   void operator()() {
     TensorStore& store = *rig_.store;
-    const Watchdog watchdog(60, [&] { return store.state(); });
+    const Deadline deadline(60, [&] { return store.state(); });
     for (std::size_t id = 0; id < valid_.size(); ++id) {
       if (valid_[id]) outside(static_cast<SegmentId>(id), Access::kOverwrite);
     }
@@ -113,7 +113,7 @@ class ModelRun {
   }
 
   void run_op(std::span<const AccessStep> accesses) {
-    const int where = below(random_, 5);  // two to each stream, one to the caller
+    const int where = below(random_, 5);  // 2 of 5 go to each stream, 1 to the caller
     WorkStream* stream = where == 4 ? nullptr : &streams_[static_cast<std::size_t>(where % 2)];
     std::vector<Lease> leases;
     rig_.store->acquire_op(stream != nullptr ? stream->get() : nullptr, leases);

@@ -29,7 +29,7 @@ inline TensorTable equal_table(int drives, int count, std::int64_t bytes = 4096,
   return table;
 }
 
-// What devices may give their memory in: pages as the host does, some to a segment, several segments' worth.
+// Granules of a device's memory: a page as at the host, a part of a segment, more than a segment.
 inline std::int64_t some_granule(Random& random) {
   constexpr std::int64_t kGranules[] = {4096, 8192, 65536};
   return kGranules[below(random, 3)];

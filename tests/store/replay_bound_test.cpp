@@ -19,7 +19,7 @@ class Search {
   Search(const TensorTable& table, const std::vector<AccessStep>& period, std::int64_t memory)
       : table_(table), period_(period), memory_(memory), segments_(table.segment_count()) {}
 
-  // read_cost, write_cost: of a byte.
+  // read_cost, write_cost: per byte.
   std::int64_t least(int rounds, std::int64_t read_cost, std::int64_t write_cost) const {
     int states = 1;
     for (std::int32_t i = 0; i < segments_; ++i) states *= 3;
@@ -126,7 +126,7 @@ TEST(NvmeBound, IsNoMoreThanTheBestOfAllDecisionsAndReachesItForReadsOfEqualSegm
         largest +
         below(random, static_cast<int>((table.total_charge(Tier::kHost) - largest) / kPage) + 1) * kPage;
     const AccessTrace trace = trace_of(table, period);
-    // How the memory is split between the tiers is nothing to the bound.
+    // The bound does not depend on how the memory is split between the tiers.
     const NvmeBound bound =
         nvme_bound(trace, {memory / 2 / kPage * kPage, memory - memory / 2 / kPage * kPage});
     ASSERT_GE(bound.round_reads.size(), 2u);

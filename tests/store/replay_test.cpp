@@ -6,6 +6,7 @@
 #include <map>
 
 #include "store/trace_support.hpp"
+#include "support/errors.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
 
@@ -134,7 +135,7 @@ TEST(Replay, FindsTheCycleAndItsMean) {
   EXPECT_EQ(brief.per_round, brief.rounds.back());
 }
 
-// What it takes for a repetition goes on: the rounds that it did not carry out move what it foretells.
+// A cycle that replay() finds goes on: the rounds behind it move the bytes of the rounds in it.
 TEST(Replay, ACycleThatIsFoundGoesOn) {
   const std::uint64_t seed = test_seed(4004);
   SCOPED_TRACE(seed);
@@ -196,12 +197,12 @@ TEST(Replay, ContentThatNobodyWroteLiesAsLowAsItMay) {
   const ReplayResult r = run({at_host(0), at_host(1), at_device(2)}, {kPage, 2 * kPage});
   ASSERT_FALSE(r.obstacle);
   EXPECT_EQ(r.rounds[0], (Traffic{.nvme_read = kPage}));
-  // What a round leaves dead is there again for the next.
+  // A segment that ends a round without content has content again in the next.
   const ReplayResult dead =
       run({at_host(0, Access::kRead, true), at_host(1, Access::kRead, true)}, {0, 2 * kPage});
   ASSERT_FALSE(dead.obstacle);
   EXPECT_EQ(dead.per_round, (Traffic{.nvme_read = kPage}));
-  // No room for what may not sink.
+  // No room for segments that may not be demoted.
   const ReplayResult none = run({at_host(0), at_host(1)}, {0, kPage});
   ASSERT_TRUE(none.obstacle);
   EXPECT_EQ(none.obstacle->tier, Tier::kHost);
@@ -249,12 +250,10 @@ TEST(Replay, TellsItsProgressAndStopsWhenAsked) {
   replay(trace, {0, kPage}, lru_policy(), {.progress = [&](double share) { return last = share, true; }});
   EXPECT_GE(last, 0);
   EXPECT_LE(last, 1);
-  try {
-    replay(trace, {0, kPage}, lru_policy(), {.progress = [](double) { return false; }});
-    FAIL() << "it was told to stop";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kInterrupted);
-  }
+  const auto told_to_stop = [&] {
+    return replay(trace, {0, kPage}, lru_policy(), {.progress = [](double) { return false; }});
+  };
+  EXPECT_EQ(error_of(told_to_stop).code(), Errc::kInterrupted);
 }
 
 TEST(ReuseDistances, AgreeWithASetThatIsWalkedThrough) {

@@ -81,16 +81,16 @@ TEST(ResidencyDirect, WhatTheHostNeedsSoonerStaysThere) {
     EXPECT_EQ(moved(true, 0, policy), (Traffic{.nvme_read = 3 * kPage, .direct_read = 2 * kPage}));
     // D takes H's place, and comes from there the second time; H is read again.
     EXPECT_EQ(moved(false, 0, policy), (Traffic{.nvme_read = 3 * kPage, .host_to_device = 2 * kPage}));
-    // Whatever comes first.
+    // The same in either order.
     EXPECT_EQ(moved(false, -1, policy).direct_read, 2 * kPage);
     EXPECT_EQ(moved(true, 1, policy).direct_read, 0);
   }
-  // Who knows no future has what passes by stay.
+  // A policy that knows no future keeps the copy that passes the host.
   EXPECT_EQ(moved(true, 0, lru_policy()).direct_read, 0);
 }
 
-// What only the device has would have to be written, were it to go past the host: so what NVMe has too makes
-// way for it there, though it is needed sooner.
+// To evict past the host a segment that only the device has, it must be written to NVMe. So a clean copy at
+// the host makes room for it there instead, though that copy is needed sooner.
 TEST(ResidencyDirect, WhatIsFreeMakesWayForWhatIsNot) {
   const TensorTable table = equal_table(1, 4);
   const auto read = [](SegmentId id, bool last = false) {

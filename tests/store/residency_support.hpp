@@ -1,4 +1,4 @@
-// What the tests of residency share: decisions carried out on paper.
+// What the tests of residency share: the actions that it decides, carried out without moving a byte.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@ namespace zg::test {
 
 inline constexpr std::int64_t kPage = 4096;
 
-// Carries actions out on paper and checks that each is possible: memory is taken once and given back once,
+// Tracks the effect of actions and checks that each is possible: memory is taken once and given back once,
 // copies come from where the content is, budgets hold after every single action, and what an operation uses
 // stays until it has got all of its accesses.
 class Replay {
@@ -108,7 +108,7 @@ inline Program trace_of(const std::vector<AccessStep>& accesses, int segments, c
   return program;
 }
 
-// Why the operation has no room, if all content lies at that tier (nothing: there is none).
+// Why the operation has no room where all content lies at that tier; nullopt where it has room.
 inline std::optional<NoRoom> fits(const TensorTable& table, const Budgets& budgets,
                            const std::vector<AccessStep>& op, std::optional<Tier> content) {
   Program program("one");

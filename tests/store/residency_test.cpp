@@ -201,14 +201,14 @@ TEST(Residency, NoRoomIsReportedExactlyBelowTheMinimum) {
     for (SegmentId id = 0; id < 4; ++id) op.push_back({id, tier, access, false});
     return op;
   };
-  // At the host, its whole working set.
+  // The host needs room for the whole working set.
   for (const Access access : {Access::kRead, Access::kWrite}) {
     EXPECT_FALSE(fits(table, {0, sum}, all_at(Tier::kHost, access), Tier::kNvme));
     const auto failure = fits(table, {0, sum - kPage}, all_at(Tier::kHost, access), Tier::kNvme);
     ASSERT_TRUE(failure);
     EXPECT_EQ(failure->tier, Tier::kHost);
   }
-  // At the device without content: no byte of host memory.
+  // A segment without content at the device takes no host memory.
   EXPECT_FALSE(fits(table, {sum, 0}, all_at(Tier::kDevice, Access::kOverwrite), std::nullopt));
   auto failure = fits(table, {sum - kPage, 1 << 20}, all_at(Tier::kDevice, Access::kOverwrite), std::nullopt);
   ASSERT_TRUE(failure);
@@ -226,7 +226,7 @@ TEST(Residency, NoRoomIsReportedExactlyBelowTheMinimum) {
   }
 }
 
-// The device counts a granule for each of them, however small; the host and what passes through it do not.
+// The device charges a granule for each segment, however small; the host charges pages.
 TEST(Residency, TheDeviceIsFilledByGranules) {
   constexpr std::int64_t kGranule = 65536;
   TensorTable table(1, kGranule);
@@ -299,11 +299,11 @@ TEST(Residency, DeadContentIsDroppedWithoutWriteBack) {
   };
   // 0 is overwritten before it is read again: its first content never leaves.
   EXPECT_EQ(run({w(0), w(1, true), w(0), r(0)}), (Traffic{}));
-  // The control: it is read again.
+  // For comparison: where 0 is read again, it is written.
   EXPECT_EQ(run({w(0), w(1, true), r(0)}), (Traffic{.nvme_read = kPage, .nvme_write = kPage}));
-  // Said to be dead.
+  // The program declares the use to be the last.
   EXPECT_EQ(run({w(0, true), w(1, true), w(2, true), w(0)}), (Traffic{}));
-  // A clean copy leaves for free, however often.
+  // A clean copy is evicted for free, however often.
   EXPECT_EQ(run({w(0), w(1), r(0), r(1), r(0)}), (Traffic{.nvme_read = 3 * kPage, .nvme_write = 2 * kPage}));
 }
 
@@ -365,7 +365,7 @@ TEST(Residency, WithoutAProgramTheLeastRecentlyUsedGoesAndTheHeldStays) {
   EXPECT_FALSE(residency.present(0, Tier::kHost));
 }
 
-// The drive is the longer way: along a program it begins before room is made at the device.
+// A read from the drive takes longest, so a program begins it before it makes room at the device.
 TEST(Residency, AlongAProgramAFetchIsDecidedBeforeTheDevicesRoom) {
   const TensorTable table = equal_table(1, 2);
   const Program program = trace_of({{0, Tier::kDevice, Access::kOverwrite, false},

@@ -1,52 +1,25 @@
-// A store with all that it stands on, contents that can be recognised, and a watchdog.
+// A store with all that it stands on, and contents that can be recognised.
 #pragma once
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cmath>
-#include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "store/device_work.hpp"
+#include "support/deadline.hpp"
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "support/granule_device.hpp"
 #include "support/memory_io.hpp"
 #include "tests/support/test_device.hpp"
-#include "ziggurat/base/thread.hpp"
 #include "ziggurat/store/store.hpp"
 
 namespace zg::test {
 
-// Ends the process, with the store's state, when its scope lasts too long: a hang is a failure like others.
-class Watchdog {
- public:
-  Watchdog(int seconds, std::function<std::string()> state) {
-    thread_ = NamedThread("watchdog", [this, seconds, state = std::move(state)] {
-      std::unique_lock lock(mutex_);
-      if (changed_.wait_for(lock, std::chrono::seconds(seconds), [&] { return over_; })) return;
-      ZG_ASSERT(false, "nothing goes on:\n{}", state());
-    });
-  }
-  ~Watchdog() {
-    {
-      std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
-  NamedThread thread_;
-};
-
-// What a segment holds after its version-th write; odd tails included.
+// Writes what a segment holds after its version-th write. `bytes` need not be a multiple of 8.
 inline void fill(void* data, std::int64_t bytes, SegmentId id, std::uint64_t version) {
   std::uint64_t word =
       (static_cast<std::uint64_t>(id) + 1) * 0x9E3779B97F4A7C15ull + version * 0xD1B54A32D192ED03ull;
@@ -66,32 +39,12 @@ inline bool holds(const void* data, std::int64_t bytes, SegmentId id, std::uint6
   return true;
 }
 
-// Where the NVMe tier lives.
+// What serves as the drives of the NVMe tier.
 enum class Nvme { kMemory, kUring, kThreads, kRam };
 
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "zg-store-XXXXXX").string();
-    ZG_ASSERT(mkdtemp(name.data()) != nullptr, "{}", errno_text(errno));
-    path_ = name;
-  }
-  // One that exists, and stays.
-  explicit TempDir(std::string path) : path_(std::move(path)), stays_(true) {}
-  TempDir(const TempDir&) = delete;
-  ~TempDir() {
-    if (stays_) return;
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  bool stays_ = false;
-};
-
-inline std::unique_ptr<io::Engine> make_nvme(Nvme kind, const TensorTable& table, const TempDir& dir,
+// Drives for the table, in folders of `directory` that are made. Null where the table has none.
+inline std::unique_ptr<io::Engine> make_nvme(Nvme kind, const TensorTable& table,
+                                             const std::string& directory,
                                              const io::FaultModel& faults = {}) {
   if (table.drives() == 0) return nullptr;
   const std::int64_t bytes = std::max<std::int64_t>(table.drive_bytes(), 4096);
@@ -106,7 +59,7 @@ inline std::unique_ptr<io::Engine> make_nvme(Nvme kind, const TensorTable& table
   options.faults = faults;
   std::vector<io::DriveOptions> drives;
   for (int d = 0; d < table.drives(); ++d) {
-    const std::string path = dir.path() + "/" + std::to_string(d);
+    const std::string path = directory + "/" + std::to_string(d);
     std::filesystem::create_directories(path);
     drives.push_back({path, bytes});
   }
@@ -124,8 +77,9 @@ inline TensorTable in_granules(const TensorTable& table, std::int64_t granule) {
 // table in smaller ones is made anew for the device, and the device's budget becomes larger by what the table
 // does: room for so many of segments that are all alike stays room for so many.
 //
-// Members go in the reverse order: the store first.
+// The order of the members matters: the store is destroyed first.
 struct Rig {
+  std::unique_ptr<TempDir> directory;  // of the drives that the rig made; else null
   TensorTable table;
   Budgets budgets;
   std::unique_ptr<Device> device;
@@ -145,6 +99,9 @@ struct Rig {
     device = in_granules(make_test_device(budgets.device), table.device_granule());
     make_store(depth, Shared());
   }
+
+  Rig(const TensorTable& t, const Budgets& b, Nvme drives, int depth = 64, const io::FaultModel& faults = {})
+      : Rig(t, b, std::make_unique<TempDir>(), drives, depth, faults) {}
 
   // On a device of its own, of the table's granule, which the engine may reach.
   using MakeEngine = std::function<std::unique_ptr<io::Engine>(Device&)>;
@@ -166,6 +123,11 @@ struct Rig {
     make_store(depth, shared);
   }
 
+  Rig(const TensorTable& t, const Budgets& b, std::unique_ptr<TempDir> dir, Nvme drives, int depth,
+      const io::FaultModel& faults)
+      : Rig(t, b, make_nvme(drives, t, dir->path(), faults), depth) {
+    directory = std::move(dir);
+  }
   void make_store(int depth, const Shared& shared) {
     if (shared.host == nullptr) host = make_host_arena("host memory", budgets.host);
     TensorStore::Options options;
@@ -182,7 +144,7 @@ struct Rig {
     store = std::make_unique<TensorStore>(options);
   }
 
-  // Writes the version under the lease; whether it is there.
+  // Writes the version under the lease; says whether it is there.
   void write(const Lease& lease, Tier tier, SegmentId id, std::uint64_t version) {
     work_on(*device, {tier, Access::kOverwrite, lease},
             [&](void* data) { fill(data, lease.bytes(), id, version); });
@@ -200,7 +162,7 @@ struct Rig {
       EXPECT_LE(host->peak(), budgets.host);
     }
   }
-  // Where a segment is written and read when no program says.
+  // The tier at which tests write and read a segment where no program says which.
   Tier home(SegmentId id) const {
     return table.segment(id).lowest == Tier::kDevice ? Tier::kDevice : Tier::kHost;
   }

@@ -25,7 +25,7 @@ TEST(StoreFree, ExtentsMoveToTheFasterDriveAndKeepTheirContents) {
     drives.back().ram = io::RamModel{.bytes_per_second = speed};
   }
   Rig rig(table, {0, 2 * kBytes}, io::make_engine(options, drives));
-  const Watchdog watchdog(60, [&] { return rig.store->state(); });
+  const Deadline deadline(60, [&] { return rig.store->state(); });
   const auto written = [&](int drive) { return rig.io->counters(drive).write_bytes; };
   std::int64_t before[2] = {0, 0};
   constexpr std::uint64_t kRounds = 6;
@@ -63,7 +63,7 @@ Shares make_shares(Random& random, int drives, int each) {
   s.of.resize(kThreads + 1);
   for (int owner = 0; owner <= kThreads; ++owner) {
     for (int i = 0; i < each; ++i) {
-      // What cannot sink below the device or the host takes room from the rest for ever: few of them.
+      // Segments that cannot be demoted below the device or the host take room for ever: there are few.
       const Tier lowest = i == 0 && drives > 0 ? Tier::kHost : Tier::kNvme;
       const TensorId t = s.table.add({.name = fmt::format("owner{}.{}", owner, i),
                                       .dtype = DType::kU8,
@@ -153,7 +153,7 @@ class Worker {
 };
 
 void run_threads(Rig& rig, const Shares& shares, std::uint64_t seed, int steps) {
-  const Watchdog watchdog(60, [&] { return rig.store->state(); });
+  const Deadline deadline(60, [&] { return rig.store->state(); });
   for (const SegmentId id : shares.of[kThreads]) {
     const Lease lease = rig.store->acquire(id, Tier::kHost, Access::kOverwrite);
     fill(lease.data(), lease.bytes(), id, 0);
@@ -181,7 +181,7 @@ void run_threads(Rig& rig, const Shares& shares, std::uint64_t seed, int steps) 
 }
 
 // Each thread holds one lease, and one more segment may be passing through the host; kLargest is the largest.
-// What may not sink below the host comes on top.
+// The segments that may not be demoted below the host come on top.
 Budgets tight_budgets(const Shares& shares) {
   constexpr std::int64_t kLargest = 12288;
   Budgets budgets{kThreads * arena_charge(kLargest, shares.table.device_granule()),
@@ -198,8 +198,7 @@ TEST(StoreFree, ThreadsMatchTheModelOverThreeTiers) {
   Random random(seed);
   for (const int drives : {1, 3}) {
     const Shares shares = make_shares(random, drives, 6);
-    const TempDir dir;
-    Rig rig(shares.table, tight_budgets(shares), make_nvme(Nvme::kMemory, shares.table, dir));
+    Rig rig(shares.table, tight_budgets(shares), Nvme::kMemory);
     run_threads(rig, shares, seed, 400);
     const Traffic moved = rig.store->traffic();
     EXPECT_GT(moved.nvme_read, 0);
@@ -222,16 +221,15 @@ TEST(StoreFree, ThreadsMatchTheModelOnTheRealEngine) {
   SCOPED_TRACE(seed);
   Random random(seed);
   const Shares shares = make_shares(random, 2, 6);
-  const TempDir dir;
-  Rig rig(shares.table, tight_budgets(shares), make_nvme(Nvme::kThreads, shares.table, dir));
+  Rig rig(shares.table, tight_budgets(shares), Nvme::kThreads);
   run_threads(rig, shares, seed, 200);
 }
 
-// A lease that waits for another thread's event is woken when that thread passes it to the same stream.
+// A writer waits until the last reader has released its lease.
 TEST(StoreFree, AWriterWaitsForReaders) {
   TensorTable table = equal_table(0, 1);
   Rig rig(table, {0, 4096}, nullptr);
-  const Watchdog watchdog(30, [&] { return rig.store->state(); });
+  const Deadline deadline(30, [&] { return rig.store->state(); });
   { fill(rig.store->acquire(0, Tier::kHost, Access::kOverwrite).data(), 4096, 0, 1); }
   Lease reader = rig.store->acquire(0, Tier::kHost, Access::kRead);
   Lease another = rig.store->acquire(0, Tier::kHost, Access::kRead);  // readers share
@@ -254,19 +252,14 @@ TEST(StoreFree, AWriterWaitsForReaders) {
 
 TEST(StoreFree, LeasesThatFillTheBudgetAreAnErrorThatPasses) {
   TensorTable table = equal_table(1, 3);
-  const TempDir dir;
-  Rig rig(table, {0, 2 * 4096}, make_nvme(Nvme::kMemory, table, dir));
-  const Watchdog watchdog(30, [&] { return rig.store->state(); });
+  Rig rig(table, {0, 2 * 4096}, Nvme::kMemory);
+  const Deadline deadline(30, [&] { return rig.store->state(); });
   Lease a = rig.store->acquire(0, Tier::kHost, Access::kOverwrite);
   fill(a.data(), a.bytes(), 0, 1);
   const Lease b = rig.store->acquire(1, Tier::kHost, Access::kOverwrite);
-  try {
-    (void)rig.store->acquire(2, Tier::kHost, Access::kOverwrite);
-    ADD_FAILURE() << "there was room";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kMemory);
-    EXPECT_NE(std::string(e.what()).find("t2"), std::string::npos) << e.what();
-  }
+  const Error e = error_of([&] { (void)rig.store->acquire(2, Tier::kHost, Access::kOverwrite); });
+  EXPECT_EQ(e.code(), Errc::kMemory);
+  EXPECT_HAS(e.what(), "t2");
   a.release();
   const Lease c = rig.store->acquire(2, Tier::kHost, Access::kOverwrite);
   EXPECT_TRUE(c);

@@ -14,8 +14,7 @@ struct KeepRig {
   TensorTable table = equal_table(1, kSegments);
   std::unique_ptr<Device> device = make_host_device(0, nullptr);
   std::unique_ptr<Arena> host = make_host_arena("host memory", kRoom* kPage);
-  TempDir dir;
-  std::unique_ptr<io::Engine> io = make_nvme(Nvme::kMemory, table, dir);
+  std::unique_ptr<io::Engine> io = make_nvme(Nvme::kMemory, table, "");
   TensorStore store;
 
   explicit KeepRig(bool keep)
@@ -32,7 +31,7 @@ struct KeepRig {
       fill(lease.data(), lease.bytes(), id, 1);
     }
   }
-  // Bytes read in it.
+  // Runs a step; returns the bytes that it read from NVMe.
   std::int64_t step() {
     store.drain();
     const Traffic before = store.traffic();
@@ -88,7 +87,7 @@ TEST(StoreKeep, NothingWhileAProgramRuns) {
   rig.store.drain();
 }
 
-// A policy of a user's that is wrong is told so, instead of being asked for ever.
+// A user's policy that chooses what may not be evicted ends the process: asking it again would never end.
 class Stubborn final : public Policy {
  public:
   void insert(SegmentId id, const PolicyView&) override {

@@ -23,7 +23,7 @@ struct ModelConfig {
   int threads = 1;
   Drives drives = Drives::kMemory;
   std::string policy = "next-use";
-  int device_room = 2, host_room = 2;  // largest segments; 0: everything
+  int device_room = 2, host_room = 2;  // in segments of the largest size; 0: room for all
   std::int64_t granule = 4096;         // of the device, or what the tested one has, if that is larger
   Faults faults = Faults::kNone;
   bool write_ahead = true;
@@ -41,7 +41,7 @@ struct ModelConfig {
   }
 };
 
-// A policy of a user: anybody may leave.
+// A policy of a user's: it evicts any copy that it may.
 class RandomPolicy final : public Policy {
  public:
   explicit RandomPolicy(std::uint64_t seed) : random_(seed) {}
@@ -98,14 +98,14 @@ inline std::unique_ptr<io::Engine> make_drives(const ModelConfig& c, int count, 
   }
   std::vector<io::DriveOptions> drives;
   for (int d = 0; d < count; ++d) {
-    const std::string path = dir.path() + "/" + std::to_string(d);
+    const std::string path = dir / std::to_string(d);
     std::filesystem::create_directories(path);
     drives.push_back({path, bytes});
   }
   return io::make_engine(options, drives);
 }
 
-// The plain map: a version by segment, and who is at it now.
+// The truth in a plain map: the version of each segment, and who reads or writes it now.
 class Truth {
  public:
   explicit Truth(std::function<std::string(SegmentId)> name) : name_(std::move(name)) {}
@@ -113,7 +113,7 @@ class Truth {
     while (static_cast<std::int32_t>(all_.size()) < segments) all_.emplace_back();
   }
 
-  // What the holder of a lease does: looks, changes, and sees that nobody who may not be there is.
+  // What the holder of a lease does: compares, changes, and checks that no lease excludes its own.
   void work(SegmentId id, Access access, void* data, std::int64_t bytes) {
     One& one = at(id);
     const std::uint64_t version = one.version.load();
@@ -202,7 +202,7 @@ struct ModelStore {
   std::unique_ptr<io::Engine> io;
   std::unique_ptr<TensorStore> store;
   std::unique_ptr<Truth> truth;
-  std::vector<TensorId> tensors;  // that are there
+  std::vector<TensorId> tensors;  // not removed
 
   explicit ModelStore(const ModelConfig& c) : config(c), table(2, std::max(c.granule, test_granule())) {
     Random random(c.seed);
@@ -262,12 +262,12 @@ struct ModelStore {
     }
     return all;
   }
-  // What stays at the device is never elsewhere.
+  // A segment that must stay at the device is never at another tier.
   Tier some_tier(Random& random, SegmentId id) const {
     return segment(id).lowest == Tier::kDevice || below(random, 2) == 0 ? Tier::kDevice : Tier::kHost;
   }
   bool tight() const { return std::max(config.device_room, config.host_room) > 0; }
-  // Pins for which there is room beside two leases and what they pass through.
+  // So many pins leave room for two leases and for the copies that they need on their way.
   int most_pins() const {
     const auto spare = [](int room) { return room == 0 ? 4 : (room - 4) / 2; };
     return std::clamp(std::min(spare(config.device_room), spare(config.host_room)), 0, 4);

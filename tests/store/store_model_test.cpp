@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "store/store_model_worker.hpp"
+#include "support/deadline.hpp"
 #include "support/seed.hpp"
-#include "support/stall_watch.hpp"
 
 namespace zg::test {
 namespace {
@@ -23,15 +23,10 @@ std::int64_t operations_wanted() {
 bool can_open(Drives drives) {
   if (drives == Drives::kMemory || drives == Drives::kRam || drives == Drives::kThreads) return true;
   const TempDir dir;
-  try {
-    (void)make_drives({.drives = drives}, 1, 1 << 20, dir);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
+  return !thrown_by([&] { return make_drives({.drives = drives}, 1, 1 << 20, dir); });
 }
 
-// Each threads, drives, policy, room and kind of faults with each other, in random order.
+// All combinations of threads, drives, policies, room and faults, in random order.
 std::vector<ModelConfig> configurations(std::uint64_t seed) {
   Random random(seed);
   constexpr std::pair<int, int> kRooms[] = {{2, 2}, {2, 0}, {0, 2}, {6, 6}, {0, 0}, {2, 5}};
@@ -61,7 +56,7 @@ std::vector<ModelConfig> configurations(std::uint64_t seed) {
   return all;
 }
 
-// The rounds of one configuration. What happens between them has the store for itself.
+// The rounds of one configuration. Between rounds no other thread uses the store.
 class ModelRound {
  public:
   explicit ModelRound(const ModelConfig& config) : rig_(config), random_(config.seed + 1) {}
@@ -204,7 +199,7 @@ class ModelRound {
     EXPECT_LE(rig_.host->peak(), rig_.budgets.host);
   }
 
-  // What is told of tensors and of links is the same.
+  // The bytes by tensor and the bytes by link are the same in sum.
   void counts_agree() {
     const StoreStatistics s = store().statistics();
     std::array<std::int64_t, kLinks> bytes{};

@@ -1,4 +1,4 @@
-// A thread of the model test: random operations on a ModelStore, every content looked at.
+// A thread of the model test: random operations on a ModelStore, with every content compared.
 #pragma once
 #include <optional>
 
@@ -16,7 +16,7 @@ class ModelWorker {
         segments_(rig.segments()),
         stream_(*rig.device) {}
 
-  // Until so many operations are done, or the store has failed; says whether it has.
+  // Works until so many operations are done or the store has failed; says whether it has failed.
   bool run(std::int64_t operations, std::atomic<std::int64_t>& counter) {
     try {
       while (count.operations < operations) {
@@ -73,7 +73,7 @@ class ModelWorker {
     }
   }
 
-  // Nothing, where the content is one that comes and goes. Other errors are for the caller.
+  // Null where the segment is volatile and has no content now. Other errors are thrown.
   std::optional<Lease> take(const AccessStep& a, Stream* consumer) {
     try {
       Lease lease = store_.acquire(a.segment, a.tier, a.access, consumer);
@@ -108,7 +108,7 @@ class ModelWorker {
     for (Lease& lease : leases) on_stream ? stream_.release(lease) : lease.release();
   }
 
-  // In little room two segments of one tier, which always fit.
+  // Where there is little room: two segments of one tier, which always fit.
   void together() {
     std::vector<AccessStep> accesses;
     const int wanted = rig_.tight() ? 2 : 2 + below(random_, 3);
@@ -136,7 +136,7 @@ class ModelWorker {
     use(accesses, leases, on_stream);
   }
 
-  // Holds one and asks for another: an error where that closes a circle, or passes what there is room for.
+  // Holds one lease and asks for another: an error where that closes a circle of waits, or exceeds the room.
   void nested() {
     const AccessStep outer = some_access(), inner = some_access();
     std::optional<Lease> first = take(outer, nullptr);
@@ -179,7 +179,7 @@ class ModelWorker {
     ++count.discards;
   }
 
-  // Mostly what it did the last time.
+  // A step repeats most of the one before.
   void step() {
     if (script_.empty()) {
       for (int i = 0; i < 24; ++i) script_.push_back(some_access());

@@ -1,4 +1,4 @@
-// Who goes first, without a program: by coming, and by streams.
+// The order of leases without a program: by arrival, and by stream.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -17,7 +17,7 @@ struct InOrder : testing::Test {
           {2 * kPage, 2 * kPage},
           std::make_unique<MemoryIo>(1, 2 * table.drive_bytes(), MemoryIo::Options{})};
   TensorStore& store = *rig.store;
-  Watchdog watchdog{30, [this] { return store.state(); }};
+  Deadline deadline{30, [this] { return store.state(); }};
 
   InOrder() {
     for (SegmentId id = 0; id < 6; ++id) {
@@ -25,7 +25,7 @@ struct InOrder : testing::Test {
       fill(lease.data(), kPage, id, 0);
     }
   }
-  // Until so many wait; they must.
+  // Returns when so many threads wait, which must happen.
   void until_waiting(int count) const {
     while (store.waiting() < count) std::this_thread::yield();
   }
@@ -51,7 +51,7 @@ TEST_F(StoreOrder, AReaderThatComesAfterAWriterSeesWhatItWrites) {
   EXPECT_FALSE(overtaken);
 }
 
-// What holds a lease goes first: the writer may be waiting for just that.
+// A thread that holds a lease goes first: the writer in front may be waiting for that lease.
 TEST_F(StoreOrder, AReaderThatHoldsSomethingOvertakes) {
   Lease before = store.acquire(0, Tier::kHost, Access::kRead);
   std::thread writer([&] { (void)store.acquire(0, Tier::kHost, Access::kWrite); });
@@ -81,7 +81,7 @@ TEST_F(StoreOrder, RoomIsGivenInTheOrderOfComing) {
   }
 }
 
-// What one stream still has is in order for that stream alone.
+// Work that is still queued on a stream is ordered before later work of that stream alone.
 TEST_F(StoreOrder, AnotherStreamsLeaseIsWaitedFor) {
   WorkStream mine(*rig.device, "mine"), other(*rig.device, "other");
   const Event gate = Event::pending();

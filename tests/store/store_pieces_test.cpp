@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kBytes = 18 * kMiB + 8000;  // five pieces, the last one odd
 constexpr int kPieces = 5;
 
-// Counts the copies, and has those to the host wait for a word after the first ones.
+// Counts the copies, and holds those to the host after the first `hold_after` until `held` is set.
 class CountingDevice final : public Device {
  public:
   explicit CountingDevice(std::int64_t budget) : inner_(make_test_device(budget)) {}
@@ -34,7 +34,7 @@ class CountingDevice final : public Device {
     inner_->copy_to_host(stream, host, device, bytes);
   }
 
-  Device* inner() { return inner_.get(); }  // copies by which are not counted
+  Device* inner() { return inner_.get(); }  // its copies are not counted
 
   std::atomic<int> to_device{0}, to_host{0};
   int hold_after = 1000000;
@@ -44,7 +44,7 @@ class CountingDevice final : public Device {
   std::unique_ptr<Device> inner_;
 };
 
-// Passes transfers on, reads after the first `pass` ones when it is told.
+// Passes transfers on; holds reads after the first `pass` ones until let_go().
 class HoldingIo final : public io::Engine {
  public:
   explicit HoldingIo(std::int64_t bytes) : inner_(1, bytes, MemoryIo::Options{}) {}
@@ -114,7 +114,7 @@ struct PiecesRig {
                .io = &io,
                .budgets = {table.segment(0).device_charge, table.segment(0).charge},
                .warn_after_seconds = 30}) {}
-  // At the device.
+  // The lease is one at the device.
   void expect_written(const Lease& lease) {
     work_on(*device.inner(), {Tier::kDevice, Access::kRead, lease},
             [&](const void* data) { EXPECT_TRUE(holds(data, lease.bytes(), 0, 1)); });
@@ -162,9 +162,8 @@ TEST(StorePieces, GoOnToNvmeWhileOthersAreStillCopied) {
 // from there must pass it.)
 TEST(StorePieces, KeepTheirContents) {
   for (const Nvme kind : {Nvme::kMemory, Nvme::kUring}) {
-    TempDir dir;
     const TensorTable table = equal_table(2, 4, 9 * kMiB + 8000);
-    Rig rig(table, {table.segment(0).charge, 2 * table.segment(0).charge}, make_nvme(kind, table, dir));
+    Rig rig(table, {table.segment(0).charge, 2 * table.segment(0).charge}, kind);
     Random random(7);
     std::vector<std::uint64_t> version(4, 0);
     for (int i = 0; i < 30; ++i) {

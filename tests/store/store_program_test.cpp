@@ -13,8 +13,7 @@ void check(const Scenario& scenario, const Budgets& budgets, int depth, Nvme nvm
   ASSERT_TRUE(expected.has_value());
   SCOPED_TRACE(fmt::format("depth {}, device {}, host {}{}", depth, budgets.device, budgets.host,
                            budgets.direct ? ", direct" : ""));
-  const TempDir dir;
-  Rig rig(scenario.table, budgets, make_nvme(nvme, scenario.table, dir), depth);
+  Rig rig(scenario.table, budgets, nvme, depth);
   ModelRun(rig, scenario, seed)();
   EXPECT_EQ(rig.store->traffic(), *expected)
       << "nvme read " << rig.store->traffic().nvme_read << " for " << expected->nvme_read << ", written "
@@ -66,17 +65,12 @@ TEST(StoreProgram, OneBelowTheSmallestBudgetSaysSo) {
     const Scenario s = random_scenario(random, 1, 8, {.ops = 15});
     Budgets budgets = smallest_budgets(s, some_direct(random));
     budgets.host -= 4096;
-    const TempDir dir;
-    Rig rig(s.table, budgets, make_nvme(Nvme::kMemory, s.table, dir), 4);
-    try {
-      ModelRun(rig, s, 1)();
-      ADD_FAILURE() << "it did fit";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::kMemory);
-      // What cannot leave the device for want of host memory is the device's want of room, too.
-      EXPECT_TRUE(e.where() == "host tier" || e.where() == "device tier") << e.where();
-      ++refused;
-    }
+    Rig rig(s.table, budgets, Nvme::kMemory, 4);
+    const Error e = error_of([&] { ModelRun(rig, s, 1)(); });
+    EXPECT_EQ(e.code(), Errc::kMemory);
+    // What cannot leave the device for want of host memory is the device's want of room, too.
+    EXPECT_TRUE(e.where() == "host tier" || e.where() == "device tier") << e.where();
+    ++refused;
   }
   EXPECT_EQ(refused, 10);
 }
@@ -94,7 +88,7 @@ TEST(StoreProgram, LastAccessesAreHeldWithTheRestOfTheirOperation) {
       std::vector<AccessStep>{step(1, Access::kOverwrite, true), step(2, Access::kOverwrite, true)});
   program.finish(3);
   Rig rig(table, {0, 4 * 4096}, nullptr, 0);
-  const Watchdog watchdog(30, [&] { return rig.store->state(); });
+  const Deadline deadline(30, [&] { return rig.store->state(); });
   rig.store->run(&program, nullptr);
   std::vector<Lease> leases;
   for (int op = 0; op < 2; ++op) {
@@ -115,7 +109,7 @@ TEST(StoreProgram, AStreamDoesNotWaitForItself) {
   program.finish(1);
   Rig rig(table, {4096, 0}, nullptr, 8);
   WorkStream stream(*rig.device);
-  const Watchdog watchdog(30, [&] { return rig.store->state(); });
+  const Deadline deadline(30, [&] { return rig.store->state(); });
   rig.store->run(&program, nullptr);
   const Event gate = Event::pending();
   stream.wait(gate);

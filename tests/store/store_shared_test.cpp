@@ -39,7 +39,7 @@ void run_together(const std::vector<Store>& stores, Nvme nvme, Random& random) {
     }
   }
   const TempDir dir;
-  const auto io = make_nvme(nvme, all, dir);
+  const auto io = make_nvme(nvme, all, dir.path());
   const auto host = make_host_arena("host memory", host_bytes);
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<Device*> pinned;

@@ -15,10 +15,9 @@ class StoreSteadyState : public ::testing::TestWithParam<Nvme> {};
 
 TEST_P(StoreSteadyState, MovesWithoutAllocating) {
   constexpr int kSegments = 24;
-  TempDir dir;
   const TensorTable table = equal_table(1, kSegments, 64 * 1024);
   const std::int64_t charge = table.segment(0).charge;
-  Rig rig(table, {6 * charge, 9 * charge}, make_nvme(GetParam(), table, dir));
+  Rig rig(table, {6 * charge, 9 * charge}, GetParam());
   const auto pass = [&](Access access) {
     for (SegmentId id = 0; id < kSegments; ++id) rig.store->acquire(id, Tier::kDevice, access).release();
   };

@@ -1,4 +1,4 @@
-// Steps that repeat, more or less.
+// Steps that repeat, exactly or nearly.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -33,7 +33,7 @@ class Steps {
     const Lease lease = store().acquire(id, Tier::kHost, Access::kRead);
     EXPECT_TRUE(holds(lease.data(), kPage, id, 0)) << id;
   }
-  // Misses of a step that reads these.
+  // Runs a step that reads these segments; returns its misses.
   std::int64_t step(const std::vector<SegmentId>& ids, const char* name = "step") {
     const std::int64_t before = misses();
     store().step_begin(name);
@@ -133,7 +133,7 @@ TEST(StoreStep, WhatIsExpectedFromATraceNeedsNoFirstStep) {
   EXPECT_EQ(steps.step(up_to(kSegments)), 0);
 }
 
-// What comes in between takes the future away for a while; afterwards it is followed again.
+// A program or a demotion between steps ends the forecast for a while; afterwards it is followed again.
 TEST(StoreStep, AProgramOrASinkInBetweenIsNoReasonToForget) {
   for (const bool program_between : {true, false}) {
     Steps steps;
@@ -172,7 +172,7 @@ TEST(StoreStep, TensorsMayComeDuringAStep) {
   }
 }
 
-// Others ask for things during a step. Their accesses are recorded with it, in any order.
+// Other threads acquire during a step. Their accesses are recorded with it, in any order.
 TEST(StoreStep, SeveralThreadsInAStep) {
   Steps steps;
   for (int round = 0; round < 30; ++round) {

@@ -1,11 +1,11 @@
-// Threads without a program in little room: everybody goes on, and what can never go on is an error.
+// Threads without a program in little room: every thread goes on, and one that never could gets an error.
 #include <gtest/gtest.h>
 
 #include <thread>
 
 #include "store/programs.hpp"
 #include "store/rig.hpp"
-#include "support/stall_watch.hpp"
+#include "support/deadline.hpp"
 
 namespace zg::test {
 namespace {
@@ -16,8 +16,7 @@ constexpr int kStallSeconds = 30;
 
 Rig two_segments(int segments) {
   const TensorTable table = equal_table(1, segments);
-  const TempDir dir;
-  Rig rig(table, {2 * kPage, 2 * kPage}, make_nvme(Nvme::kMemory, table, dir));
+  Rig rig(table, {2 * kPage, 2 * kPage}, Nvme::kMemory);
   for (SegmentId id = 0; id < segments; ++id) {
     const Lease lease = rig.store->acquire(id, Tier::kHost, Access::kOverwrite);
     fill(lease.data(), lease.bytes(), id, 0);
@@ -85,10 +84,6 @@ TEST(StoreThreads, SegmentsTakenTogetherNeverCloseACircle) {
   rig.within_budgets();
 }
 
-bool mentions(const Error& e, const std::string& text) {
-  return std::string(e.what()).find(text) != std::string::npos;
-}
-
 // One after the other: circles close, over segments and over room. Who gets the error gives way, and all end.
 TEST(StoreThreads, NestedLeasesThatCloseACircleAreRefusedAndTheOthersGoOn) {
   constexpr int kSegments = 4;
@@ -102,12 +97,11 @@ TEST(StoreThreads, NestedLeasesThatCloseACircleAreRefusedAndTheOthersGoOn) {
       ++both;
     } catch (const Error& e) {
       if (e.code() == Errc::kUsage) {
-        EXPECT_TRUE(mentions(e, fmt::format("t{}: cannot be acquired at the host: its leases are held", b)))
-            << e.what();
+        EXPECT_HAS(e.what(), fmt::format("t{}: cannot be acquired at the host: its leases are held", b));
         ++circles;
       } else {
         EXPECT_EQ(e.code(), Errc::kMemory) << e.what();
-        EXPECT_TRUE(mentions(e, "the leases that are held fill the budget of 8.0 KiB")) << e.what();
+        EXPECT_HAS(e.what(), "the leases that are held fill the budget of 8.0 KiB");
         ++no_room;
       }
     }
@@ -120,16 +114,12 @@ TEST(StoreThreads, NestedLeasesThatCloseACircleAreRefusedAndTheOthersGoOn) {
 
 TEST(StoreThreads, AThreadThatWaitsForItselfIsRefused) {
   Rig rig = two_segments(1);
-  const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
+  const Deadline deadline(kStallSeconds, [&] { return rig.store->state(); });
   const Lease held = rig.store->acquire(0, Tier::kHost, Access::kRead);
   for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
-    try {
-      (void)rig.store->acquire(0, tier, Access::kWrite);
-      ADD_FAILURE();
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::kUsage);
-      EXPECT_TRUE(mentions(e, "held by this thread")) << e.what();
-    }
+    const Error e = error_of([&] { (void)rig.store->acquire(0, tier, Access::kWrite); });
+    EXPECT_EQ(e.code(), Errc::kUsage);
+    EXPECT_HAS(e.what(), "held by this thread");
   }
   EXPECT_THROW(rig.store->discard(0), Error);
   EXPECT_TRUE(rig.store->acquire(0, Tier::kHost, Access::kRead));
@@ -157,13 +147,9 @@ TEST(StoreThreads, ACircleThroughAnAcquireThatHasItsCopyIsSeen) {
         return;
       }
       const Lease held = rig.store->acquire(0, Tier::kHost, Access::kRead);
-      try {
-        (void)rig.store->acquire(1, Tier::kHost, Access::kRead);
-        ADD_FAILURE() << "there was no room";
-      } catch (const Error& e) {
-        EXPECT_EQ(e.code(), Errc::kMemory) << e.what();
-        ++refused;
-      }
+      const Error e = error_of([&] { (void)rig.store->acquire(1, Tier::kHost, Access::kRead); });
+      EXPECT_EQ(e.code(), Errc::kMemory) << e.what();
+      ++refused;
     });
   }
   EXPECT_EQ(refused, 12);
@@ -171,7 +157,7 @@ TEST(StoreThreads, ACircleThroughAnAcquireThatHasItsCopyIsSeen) {
 
 TEST(StoreThreads, SegmentsThatNeverFitTogetherAreRefused) {
   Rig rig = two_segments(4);
-  const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
+  const Deadline deadline(kStallSeconds, [&] { return rig.store->state(); });
   const auto all = [](std::initializer_list<SegmentId> ids) {
     std::vector<AccessStep> accesses;
     for (const SegmentId id : ids) accesses.push_back({id, Tier::kHost, Access::kRead, false});
@@ -179,12 +165,7 @@ TEST(StoreThreads, SegmentsThatNeverFitTogetherAreRefused) {
   };
   std::vector<Lease> leases;
   const auto refused = [&](std::initializer_list<SegmentId> ids, Errc code) {
-    try {
-      rig.store->acquire(all(ids), leases);
-      ADD_FAILURE();
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), code) << e.what();
-    }
+    EXPECT_EQ(error_of([&] { rig.store->acquire(all(ids), leases); }).code(), code);
     EXPECT_TRUE(leases.empty());
   };
   refused({0, 1, 2}, Errc::kMemory);
@@ -201,21 +182,20 @@ TEST(StoreThreads, SegmentsThatNeverFitTogetherAreRefused) {
   EXPECT_EQ(leases.size(), 2u);
 }
 
-// Others may hold leases for as long as they like: that is not what it lacks.
+// The error comes at once although another thread holds a lease: its release would not make enough room.
 TEST(StoreThreads, ASegmentLargerThanTheBudgetIsRefusedAtOnce) {
   TensorTable table(1);
   table.add({.name = "small", .dtype = DType::kU8, .count = kPage});
   table.add({.name = "large", .dtype = DType::kU8, .count = 3 * kPage});
-  const TempDir dir;
-  Rig rig(table, {0, 2 * kPage}, make_nvme(Nvme::kMemory, table, dir));
-  const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
+  Rig rig(table, {0, 2 * kPage}, Nvme::kMemory);
+  const Deadline deadline(kStallSeconds, [&] { return rig.store->state(); });
   const Lease held = rig.store->acquire(0, Tier::kHost, Access::kOverwrite);
   std::thread([&] {
     EXPECT_THROW((void)rig.store->acquire(1, Tier::kHost, Access::kOverwrite), Error);
   }).join();
 }
 
-// Who stands in line behind one that can never go on is not refused in its stead.
+// A thread in line behind one that can never go on is not refused in its stead.
 TEST(StoreThreads, TheErrorIsOfTheOneThatCannotGoOn) {
   for (int round = 0; round < 10; ++round) {
     Rig rig = two_segments(5);
@@ -270,7 +250,7 @@ TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
   rig.store->check();
 }
 
-// An overwrite waits for memory; whoever reads meanwhile sees what was there before, or what comes then.
+// An overwrite waits for memory; a reader sees the content from before it, or the one after it.
 TEST(StoreThreads, NobodyReadsWhatAnOverwriteHasNotWrittenYet) {
   const TensorTable table = equal_table(1, 4);
   auto io = std::make_unique<MemoryIo>(
@@ -299,13 +279,12 @@ TEST(StoreThreads, NobodyReadsWhatAnOverwriteHasNotWrittenYet) {
   EXPECT_EQ(wrong, 0);
 }
 
-// Two are wanted at once, of which one is not to be had: the other must not lose its content by that.
+// Two segments are asked for at once, and one cannot be had yet: the other must keep its content.
 TEST(StoreThreads, WhatIsGivenBackUnwrittenIsAsBefore) {
   TensorTable table = equal_table(1, 6);
-  const TempDir dir;
-  Rig rig(table, {2 * kPage, 4 * kPage}, make_nvme(Nvme::kMemory, table, dir));
+  Rig rig(table, {2 * kPage, 4 * kPage}, Nvme::kMemory);
   TensorStore& store = *rig.store;
-  const Watchdog watchdog(kStallSeconds, [&] { return store.state(); });
+  const Deadline deadline(kStallSeconds, [&] { return store.state(); });
   for (SegmentId id = 0; id < 5; ++id)
     fill(store.acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
   constexpr SegmentId kHeld = 1, kWithout = 5;
@@ -331,14 +310,13 @@ TEST(StoreThreads, WhatIsGivenBackUnwrittenIsAsBefore) {
   }
 }
 
-// Room comes for one that holds what another needs. Who looks first must not take the first one's last look
-// for what it will see.
+// Room comes for a thread that holds what another one needs. The other, if it looks first, must not judge by
+// what the holder saw before: the holder is about to go on.
 TEST(StoreThreads, WhoHasNotLookedYetMayGoOn) {
   const TensorTable table = equal_table(1, 5);
-  const TempDir dir;
-  Rig rig(table, {kPage, 2 * kPage}, make_nvme(Nvme::kMemory, table, dir));
+  Rig rig(table, {kPage, 2 * kPage}, Nvme::kMemory);
   TensorStore& store = *rig.store;
-  const Watchdog watchdog(kStallSeconds, [&] { return store.state(); });
+  const Deadline deadline(kStallSeconds, [&] { return store.state(); });
   constexpr SegmentId kD = 0, kT = 1, kX = 2, kY = 3, kZ = 4;
   for (const SegmentId id : {kD, kX, kY, kZ}) store.acquire(id, Tier::kHost, Access::kOverwrite).release();
   for (int round = 0; round < 40; ++round) {
@@ -367,11 +345,10 @@ TEST(StoreThreads, WhoHasNotLookedYetMayGoOn) {
   }
 }
 
-// As the model does, more often: what has no content when it is asked for may have some when it comes.
+// A segment without content when it is asked for may have some when its turn comes.
 TEST(StoreThreads, ContentThatComesMeanwhileIsNotLostEither) {
   const TensorTable table = equal_table(1, 6);
-  const TempDir dir;
-  Rig rig(table, {3 * kPage, 3 * kPage}, make_nvme(Nvme::kMemory, table, dir));
+  Rig rig(table, {3 * kPage, 3 * kPage}, Nvme::kMemory);
   TensorStore& store = *rig.store;
   std::atomic<std::uint64_t> version{0};  // changed under a lease of 0
   std::atomic<int> wrong{0};
@@ -397,20 +374,19 @@ TEST(StoreThreads, ContentThatComesMeanwhileIsNotLostEither) {
         wrong += holds(lease.data(), kPage, 0, version) ? 0 : 1;
       }
     } catch (const Error& e) {
-      EXPECT_TRUE(t == 3 && mentions(e, "has no content")) << e.what();
+      EXPECT_TRUE(t == 3 && has(e, "has no content")) << e.what();
     }
   });
   EXPECT_EQ(wrong, 0);
   store.check();
 }
 
-// Some who wait for room at the device, with room for one of them to pass through the host: they must not
-// bring theirs there by turns, and look as if they went on.
+// Several threads wait for room at the device, and one of their segments can pass the host: they must not
+// bring theirs to the host by turns, which would look like progress.
 TEST(StoreThreads, WhoHasNoRoomMovesNothing) {
   constexpr int kHolders = 4;
   const TensorTable table = equal_table(1, 2 * kHolders);
-  const TempDir dir;
-  Rig rig(table, {kHolders * kPage, kPage}, make_nvme(Nvme::kMemory, table, dir));
+  Rig rig(table, {kHolders * kPage, kPage}, Nvme::kMemory);
   TensorStore& store = *rig.store;
   for (SegmentId id = 0; id < 2 * kHolders; ++id) {
     const Lease lease = store.acquire(id, Tier::kHost, Access::kOverwrite);
@@ -421,10 +397,8 @@ TEST(StoreThreads, WhoHasNoRoomMovesNothing) {
     Lease held = store.acquire(t, Tier::kDevice, Access::kRead);
     ++holding;
     while (holding < kHolders) std::this_thread::yield();
-    try {
-      (void)store.acquire(kHolders + t, Tier::kDevice, Access::kRead);
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::kMemory) << e.what();
+    if (const auto e = thrown_by([&] { return store.acquire(kHolders + t, Tier::kDevice, Access::kRead); })) {
+      EXPECT_EQ(e->code(), Errc::kMemory) << e->what();
       ++refused;
     }
   });
@@ -443,7 +417,7 @@ TEST(StoreThreads, ReadersShare) {
   });
 }
 
-// There is always a reader at it.
+// There is always a reader that holds a lease.
 TEST(StoreThreads, AWriterIsNotStarvedByReaders) {
   Rig rig = two_segments(2);
   std::atomic<bool> over{false};
@@ -462,10 +436,10 @@ TEST(StoreThreads, AWriterIsNotStarvedByReaders) {
   for (auto& t : readers) t.join();
 }
 
-// Every hand-over wakes who waits: were it found by looking now and then, this would not end.
+// Every hand-over wakes the thread that waits: if it had to poll, this test would not end in time.
 TEST(StoreThreads, WhoWaitsIsWoken) {
   Rig rig = two_segments(6);
-  const Watchdog watchdog(60, [&] { return rig.store->state(); });
+  const Deadline deadline(60, [&] { return rig.store->state(); });
   std::atomic<int> turn{0};
   for (const bool same : {true, false}) {  // for a lease; for room
     turn = 0;
@@ -480,18 +454,13 @@ TEST(StoreThreads, WhoWaitsIsWoken) {
 
 TEST(StoreThreads, AnAcquireOfWhatWasRemovedIsRefused) {
   const TensorTable table = equal_table(1, 2);
-  const TempDir dir;
-  Rig rig(table, {0, kPage}, make_nvme(Nvme::kMemory, table, dir));
+  Rig rig(table, {0, kPage}, Nvme::kMemory);
   for (SegmentId id = 0; id < 2; ++id) rig.store->acquire(id, Tier::kHost, Access::kOverwrite).release();
   rig.store->remove(0);
   for (const Access access : {Access::kRead, Access::kOverwrite}) {
-    try {
-      (void)rig.store->acquire(0, Tier::kHost, access);
-      ADD_FAILURE();
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::kUsage);
-      EXPECT_TRUE(mentions(e, "t0")) << e.what();
-    }
+    const Error e = error_of([&] { (void)rig.store->acquire(0, Tier::kHost, access); });
+    EXPECT_EQ(e.code(), Errc::kUsage);
+    EXPECT_HAS(e.what(), "t0");
   }
   EXPECT_TRUE(rig.store->acquire(1, Tier::kHost, Access::kRead));
 }
@@ -516,7 +485,7 @@ TEST(StoreThreads, PrefetchesAreNotOvertakenByAProgram) {
                                                            .max_delay = std::chrono::microseconds(20000),
                                                            .faults = {}});
     Rig rig(table, {0, 2 * kPage}, std::move(io));
-    const Watchdog watchdog(kStallSeconds, [&] { return rig.store->state(); });
+    const Deadline deadline(kStallSeconds, [&] { return rig.store->state(); });
     constexpr SegmentId kX = 0, kY = 1, kV = 2, kW = 3;
     for (const SegmentId id : {kX, kY, kV, kW})
       fill(rig.store->acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);

@@ -1,4 +1,4 @@
-// What a store tells of itself, what it counts, and what ends the process.
+// What a store reports and counts, and which misuse ends the process.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -73,7 +73,7 @@ TEST(StoreCounts, HitsMissesAndBytesByHand) {
   EXPECT_EQ(f.store().statistics(1).misses, 2);
 }
 
-// What is dropped because it is written elsewhere, or needed no more, was not driven out.
+// A copy that is dropped because of a write at another tier, or after its last use, was not evicted.
 TEST(StoreCounts, OnlyWhatMustMakeRoomIsAnEviction) {
   Free f(2, {2 * kPage, 2 * kPage});
   f.write(0);
@@ -106,12 +106,9 @@ TEST(StoreCounts, WaitsAreCountedWhereTheyHappen) {
   while (f.store().waiting() == 0) std::this_thread::yield();
   const SegmentReport r = f.store().report(0)[0];
   EXPECT_EQ(r.readers[at(Tier::kHost)], 1);
-  EXPECT_NE(r.waits_for.find("write of t0 at host: leases of others (1 read, 0 write; 0 of them passed"),
-            std::string::npos)
-      << r.waits_for;
-  EXPECT_NE(f.store().explain(0).find("host (1 reading, 0 writing)"), std::string::npos)
-      << f.store().explain(0);
-  EXPECT_NE(f.store().state().find("waiting for"), std::string::npos);
+  EXPECT_HAS(r.waits_for, "write of t0 at host: leases of others (1 read, 0 write; 0 of them passed");
+  EXPECT_HAS(f.store().explain(0), "host (1 reading, 0 writing)");
+  EXPECT_HAS(f.store().state(), "waiting for");
   EXPECT_TRUE(f.store().report(1)[0].waits_for.empty());
   held.release();
   writer.join();
@@ -130,12 +127,12 @@ TEST(StoreCounts, TheReportSaysWhatIsPinnedPassedAndMoving) {
   drives[0].ram = io::RamModel{.latency_seconds = 0.2};
   Rig rig(table, {kPage, kPage}, io::make_engine(options, drives));
   TensorStore& store = *rig.store;
-  EXPECT_NE(store.explain(0).find("no content"), std::string::npos);
+  EXPECT_HAS(store.explain(0), "no content");
   store.acquire(0, Tier::kHost, Access::kOverwrite).release();
   {
     const Pin pin = store.pin(0, Tier::kHost);
     EXPECT_TRUE(store.report(0)[0].pinned[at(Tier::kHost)]);
-    EXPECT_NE(store.explain(0).find("host (pinned)"), std::string::npos);
+    EXPECT_HAS(store.explain(0), "host (pinned)");
   }
   EXPECT_FALSE(store.report(0)[0].pinned[at(Tier::kHost)]);
   {
@@ -148,15 +145,14 @@ TEST(StoreCounts, TheReportSaysWhatIsPinnedPassedAndMoving) {
     EXPECT_EQ(r.passed, 1);
     EXPECT_EQ(r.writers[at(Tier::kDevice)], 1);
     EXPECT_FALSE(r.present[at(Tier::kHost)]) << "written at the device";
-    EXPECT_NE(store.explain(0).find("1 passed to a stream"), std::string::npos) << store.explain(0);
+    EXPECT_HAS(store.explain(0), "1 passed to a stream");
     gate.set();
   }
   (void)store.acquire(0, Tier::kHost, Access::kRead);
   store.sink();
   const SegmentReport r = store.report(0)[0];
   ASSERT_FALSE(r.moves.empty());
-  EXPECT_NE(store.explain(0).find("move of t0 at nvme (running) from host"), std::string::npos)
-      << store.explain(0);
+  EXPECT_HAS(store.explain(0), "move of t0 at nvme (running) from host");
   store.drain();
   EXPECT_TRUE(store.report(0)[0].moves.empty());
   EXPECT_TRUE(store.report(0)[0].present[at(Tier::kNvme)]);
@@ -170,7 +166,7 @@ TEST(StoreCounts, TheReportKnowsTheNextUse) {
   for (SegmentId id = 0; id < 4; ++id) f.read(id);
   f.store().step_end();
   for (SegmentId id = 0; id < 4; ++id) EXPECT_EQ(f.store().report(id)[0].next_use, id + 1);
-  EXPECT_NE(f.store().explain(2).find("needed in 3 accesses"), std::string::npos) << f.store().explain(2);
+  EXPECT_HAS(f.store().explain(2), "needed in 3 accesses");
 }
 
 // A store that ends while a stream has leases, with others' transfers under way.
@@ -293,7 +289,7 @@ TEST_F(StoreMisuseDeathTest, ResidencyKeepsItsTable) {
       "read before anything was written");
 }
 
-// More leases than fit into the first notes of a thread.
+// A thread has more leases than its first list of them has room for.
 TEST(StoreWait, AThreadOfManyLeasesIsStillSeenToWaitForItself) {
   constexpr int kSegments = 200;
   Rig rig(equal_table(0, kSegments), {0, kSegments * kPage}, nullptr);

@@ -1,4 +1,4 @@
-// Tables: what segments take of each tier.
+// Tables: how much of each tier a segment is charged.
 #include "ziggurat/store/table.hpp"
 
 #include <gtest/gtest.h>

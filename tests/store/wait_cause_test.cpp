@@ -79,11 +79,11 @@ class WaitCauseTest : public testing::Test {
     };
     rig_ = std::make_unique<Rig>(table, Budgets{device_room * granule, host_room * kPage}, std::move(device),
                                  make_drives, depth);
-    watchdog_ = std::make_unique<Watchdog>(60, [this] { return store().state(); });
+    deadline_ = std::make_unique<Deadline>(60, [this] { return store().state(); });
   }
   TensorStore& store() { return *rig_->store; }
 
-  // Content, which lies on the drives.
+  // Gives the segments content, which lies on the drives.
   void give(SegmentId id) {
     rig_->write(store().acquire(id, Tier::kHost, Access::kOverwrite), Tier::kHost, id, 1);
     store().sink();
@@ -101,14 +101,14 @@ class WaitCauseTest : public testing::Test {
   bool waits_for(WaitCause cause) {
     return store().state().find(fmt::format("the program waits for {}", name_of(cause))) != std::string::npos;
   }
-  // Lets the drives go on, until they have done one more.
+  // Lets the drives complete one more transfer.
   void let_go(io::Op op) {
     const Link link = op == io::Op::kRead ? kNvmeRead : kNvmeWrite;
     const std::int64_t before = store().statistics().links[link].transfers;
     drives_->let_go(op);
     while (store().statistics().links[link].transfers == before) std::this_thread::yield();
   }
-  // For so long, at least, the program has waited for the cause when this returns.
+  // Returns after the program has waited for the cause for at least so long.
   double wait_seen(WaitCause cause) {
     const auto give_up = Clock::now() + std::chrono::seconds(20);
     while (!waits_for(cause)) {
@@ -149,7 +149,7 @@ class WaitCauseTest : public testing::Test {
   MemoryIo* drives_ = nullptr;
   std::unique_ptr<Rig> rig_;
   std::vector<Lease> leases_;
-  std::unique_ptr<Watchdog> watchdog_;  // last
+  std::unique_ptr<Deadline> deadline_;  // last
 };
 
 TEST_F(WaitCauseTest, Reads) {
@@ -370,7 +370,7 @@ TEST_F(WaitCauseTest, WithoutAProgram) {
   expect_parts_are_all();
 }
 
-// Whatever moves: no part is lost, and none is counted twice.
+// No part of a wait is lost, and none is counted twice, whatever moves.
 TEST_F(WaitCauseTest, ThePartsOfManyWaitsAreTheirSum) {
   open(1, 2, 2);
   for (SegmentId id = 0; id < kSegments; ++id) give(id);

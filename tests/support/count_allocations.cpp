@@ -13,7 +13,7 @@ thread_local std::int64_t count = 0, failing = -1;
 thread_local bool failed = false;
 std::atomic<std::int64_t> count_of_all{0};
 
-// Null when it fails.
+// Null when there is no memory, or this allocation was chosen to fail.
 void* allocate(std::size_t bytes, std::size_t alignment) noexcept {
   count_of_all.fetch_add(1, std::memory_order_relaxed);
   if (count++ == failing) {
@@ -36,7 +36,7 @@ std::size_t number(std::align_val_t alignment) {
 
 }  // namespace
 
-// All of them: whatever allocates must suit what frees, and AddressSanitizer's own would not.
+// All forms are replaced, since new and delete must match: AddressSanitizer's own would not match ours.
 void* operator new(std::size_t bytes) {
   return allocate_or_throw(bytes, 1);
 }

@@ -9,9 +9,9 @@ namespace zg::test {
 std::int64_t allocations_of_this_thread();
 std::int64_t allocations_of_all_threads();
 
-// The n-th from now, on this thread, throws std::bad_alloc; those after it do not.
+// The n-th allocation from now on this thread throws std::bad_alloc; those after it do not.
 void fail_allocation(std::int64_t n);
-// Whether it came to that; it does not any more.
+// Whether that allocation came; if not, it is called off.
 bool allocation_failed();
 
 }  // namespace zg::test

@@ -69,13 +69,13 @@ class GranuleDevice final : public Device {
   GranuleArena arena_;
 };
 
-// `inner` itself where its granule is that already.
+// Returns `inner` itself where it has that granule already.
 inline std::unique_ptr<Device> in_granules(std::unique_ptr<Device> inner, std::int64_t granule) {
   if (inner->arena().granule() == granule) return inner;
   const std::int64_t budget = inner->arena().budget();
   return std::make_unique<GranuleDevice>(std::move(inner), granule, budget);
 }
-// With no more of its budget than this.
+// The same, and with a budget of at most this.
 inline std::unique_ptr<Device> within(std::unique_ptr<Device> inner, std::int64_t granule, std::int64_t budget) {
   return std::make_unique<GranuleDevice>(std::move(inner), granule, budget);
 }

@@ -22,7 +22,7 @@ class MemoryIo final : public io::Engine {
  public:
   struct Faults {
     int fail_read = -1, fail_write = -1;  // the number of the transfer, counted from 0
-    int flip_read = -1;                   // the one whose first byte changes on the way
+    int flip_read = -1;                   // the number of the read whose first byte changes on the way
   };
   struct Options {
     std::uint64_t seed = 1;
@@ -88,7 +88,7 @@ class MemoryIo final : public io::Engine {
     std::lock_guard lock(mutex_);
     return reads_;
   }
-  int registered() const { return registered_; }  // how often
+  int registered() const { return registered_; }  // how often memory was registered
   int writes() const {
     std::lock_guard lock(mutex_);
     return writes_;
@@ -147,7 +147,7 @@ class MemoryIo final : public io::Engine {
       lock.unlock();
       const io::Result result = move(p);
       lock.lock();
-      // Under way until now, so that clashes show.
+      // The transfer counts as under way until now, so that clashes show.
       std::erase_if(pending_,
                     [&](const Pending& q) { return q.number == p.number && q.transfer.op == p.transfer.op; });
       lock.unlock();

@@ -101,7 +101,7 @@ class ModelRunner {
   View weight(std::size_t unit, const Param& p) const { return part(weights(unit), p); }
   View grad(std::size_t unit, const Param& p) const { return part(grads(unit), p); }
 
-  // Each element: value(param, row, column).
+  // Sets each element to value(param, row, column).
   void fill(const std::function<double(const Param&, std::int64_t, std::int64_t)>& value) {
     for (std::size_t u = 0; u < units().size(); ++u) {
       for (const Param& p : units()[u].params) {

@@ -161,7 +161,7 @@ class NaiveOps : public Ops {
       const Head v(qkv, a, b, h), d(dqkv, a, b, h);
       std::vector<double> p(static_cast<std::size_t>(a.time)), dp(p.size());
       for (std::int64_t i = 0; i < a.time; ++i) {
-        double mean = 0;  // of dp under p
+        double mean = 0;  // of dp, weighted by p
         for (std::int64_t j = 0; j <= i; ++j) {
           const auto n = static_cast<std::size_t>(j);
           p[n] = std::exp(v.score(i, j) - at(lse, b * a.heads + h, i));
@@ -249,7 +249,7 @@ class NaiveOps : public Ops {
     at(norm_sq, 0, 0) += sum;
   }
 
-  // Adam alone.
+  // Knows Adam alone.
   void update(Stream&, View grad, View weight, const OptimizerState& state, const StateFormat& format,
               const UpdateParams& p) override {
     ZG_ASSERT(format.kind == OptimizerKind::kAdam && !p.skip);
@@ -284,7 +284,7 @@ class NaiveOps : public Ops {
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner_slope;
   }
 
-  // x[r, c] = value(r, c) for all elements.
+  // Sets x[r, c] = value(r, c) for all elements.
   template <class Value>
   static void each(const View& x, const Value& value) {
     for (std::int64_t r = 0; r < x.rows; ++r) {

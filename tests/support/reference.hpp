@@ -114,7 +114,7 @@ inline Digest digest(const Param& p, const View& view, double scale) {
   return d;
 }
 
-// From the 7 + min(64, n) values in a file.
+// Reads a digest from the 7 + min(64, n) values that a file holds of a tensor.
 inline Digest stored_digest(const double* values, std::int64_t count) {
   Digest d;
   d.norm = values[0];

@@ -1,4 +1,4 @@
-// Seeds of random tests: the test's own, or what ZG_TEST_SEED says, to run a failure again.
+// The seed of a random test: ZG_TEST_SEED where it is set, to repeat a failure, else the test's own.
 #pragma once
 #include <cstdint>
 #include <cstdlib>

@@ -40,17 +40,6 @@ Sizes unlimited(const Sizes& stated_sizes, std::int64_t bytes) {
   return sizes_of(stated_sizes, apart(Sizes(stated_sizes.size(), kUnlimited)), bytes);
 }
 
-template <class Work>
-Error error_of(const Work& work) {
-  try {
-    (void)work();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "no error";
-  return Error(Errc::kUsage, "", "no error");
-}
-
 TEST(DriveSizes, WhereThereIsRoomEachGetsHalfAsMuchAgainAsItsPart) {
   EXPECT_EQ(unlimited({}, kGiB), Sizes{});
   EXPECT_EQ(unlimited({0}, kGiB), Sizes{kGiB});
@@ -71,12 +60,12 @@ TEST(DriveSizes, AStatedSizeIsTheMostAndOpenDrivesMakeUpForIt) {
 }
 
 TEST(DriveSizes, StatedSizesThatAreTooSmallAreRefused) {
-  const Error one = error_of([] { return unlimited({kGiB - 1}, kGiB); });
+  const Error one = test::error_of([] { return unlimited({kGiB - 1}, kGiB); });
   EXPECT_EQ(one.code(), Errc::kMemory);
   EXPECT_EQ(one.where(), "tiers.nvme /mnt/0");
-  const Error two = error_of([] { return unlimited({kGiB / 2, kGiB / 4}, kGiB); });
+  const Error two = test::error_of([] { return unlimited({kGiB / 2, kGiB / 4}, kGiB); });
   EXPECT_EQ(two.where(), "tiers.nvme");
-  EXPECT_NE(two.message().find("has 768.0 MiB, this run needs 1.00 GiB"), std::string::npos) << two.what();
+  EXPECT_HAS(two.message(), "has 768.0 MiB, this run needs 1.00 GiB");
 }
 
 TEST(DriveSizes, WhatAFullDriveCannotGiveOthersDo) {
@@ -111,17 +100,17 @@ TEST(DriveSizes, DrivesOfOneFileSystemShareWhatItHas) {
 }
 
 TEST(DriveSizes, TooLittleInAllIsRefusedWithWhatIsFreeWhere) {
-  const Error error = error_of([] {
+  const Error error = test::error_of([] {
     return sizes_of({0, 0, 64 * kMiB}, {{100 * kMiB, 7}, {100 * kMiB, 7}, {10 * kGiB, 8}}, kGiB);
   });
   EXPECT_EQ(error.code(), Errc::kIo);
   for (const char* part : {"this run needs 1.00 GiB (1073741824 bytes)", "/mnt/0: 100.0 MiB free;",
                            "/mnt/1: 100.0 MiB free, shared with /mnt/0;",
                            "/mnt/2: 10.00 GiB free, its \"bytes\" allow 64.0 MiB", "No space left on device"})
-    EXPECT_NE(error.message().find(part), std::string::npos) << error.what();
+    EXPECT_HAS(error.message(), part);
   // A path without a page is of no use, and said to be: others could hold it all.
-  const Error full = error_of([] { return sizes_of({0, 0}, apart({10 * kGiB, 100}), kGiB); });
-  EXPECT_NE(full.message().find("/mnt/1: 100 B free, not even a page"), std::string::npos) << full.what();
+  const Error full = test::error_of([] { return sizes_of({0, 0}, apart({10 * kGiB, 100}), kGiB); });
+  EXPECT_HAS(full.message(), "/mnt/1: 100 B free, not even a page");
 }
 
 // Whatever is asked: what comes out holds the run and fits everywhere, or it cannot be done.
@@ -225,7 +214,7 @@ TEST(DriveRates, OfProgrammedDrivesAreTheirOwnMeans) {
 }
 
 TEST(DriveRates, AFileOfAPageIsEnough) {
-  test::TemporaryDirectory directory;
+  test::TempDir directory;
   const auto engine =
       io::make_engine({}, {{.path = directory.path(), .bytes = 4096},
                            {.path = directory.path(), .bytes = 4096 * 3, .kind = io::FileKind::kScratch}});
@@ -239,11 +228,11 @@ TEST(DriveRates, ADriveThatFailsIsNamed) {
     options.faults.rules = {{.fault = io::Fault::kError, .drive = 1, .op = op}};
     const auto engine =
         io::make_engine(options, {{.path = "/mnt/a", .bytes = kMiB}, {.path = "/mnt/b", .bytes = kMiB}});
-    const Error error = error_of([&] { return measure_drives(*engine, kMiB); });
+    const Error error = test::error_of([&] { return measure_drives(*engine, kMiB); });
     EXPECT_EQ(error.code(), Errc::kIo);
     EXPECT_EQ(error.where(), "/mnt/b");
-    EXPECT_NE(error.message().find(op == io::Op::kRead ? "reading" : "writing"), std::string::npos);
-    EXPECT_NE(error.message().find("Input/output error"), std::string::npos) << error.what();
+    EXPECT_HAS(error.message(), op == io::Op::kRead ? "reading" : "writing");
+    EXPECT_HAS(error.message(), "Input/output error");
   }
 }
 

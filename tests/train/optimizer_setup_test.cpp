@@ -154,9 +154,9 @@ TEST_F(Groups, WhatHoldsForNothingIsAnError) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.list);
-    const Error error = error_of([&] { return groups(c.list); });
+    const Error error = usage_error([&] { return groups(c.list); });
     EXPECT_EQ(error.where(), c.where);
-    EXPECT_NE(std::string(error.what()).find(c.message), std::string::npos) << error.what();
+    EXPECT_HAS(error.what(), c.message);
   }
 }
 

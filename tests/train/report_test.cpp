@@ -1,10 +1,10 @@
 // Texts of the progress line and of the report's stall, and the log's record of them.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "support/errors.hpp"
+#include "support/files.hpp"
 #include "train/live_line.hpp"
 #include "ziggurat/train/observers.hpp"
 
@@ -36,8 +36,8 @@ TEST(Report, NamesEachCauseOfTheStall) {
 
 TEST(Report, TheProgressLineHasTheCausesThatCount) {
   const std::string line = progress_line(some_record(), 300, 60, 10);
-  EXPECT_NE(line.find("step 12/300  loss 2.5000  10 tokens/s"), std::string::npos) << line;
-  EXPECT_NE(line.find("  stall 7% (reads 4, write-backs 2)"), std::string::npos) << line;
+  EXPECT_HAS(line, "step 12/300  loss 2.5000  10 tokens/s");
+  EXPECT_HAS(line, "  stall 7% (reads 4, write-backs 2)");
   StepRecord none = some_record();
   none.result.stall_for = {};
   none.result.stall = 0;
@@ -46,13 +46,13 @@ TEST(Report, TheProgressLineHasTheCausesThatCount) {
 }
 
 TEST(Report, TheLogHasThePartsOfTheStall) {
-  const auto path = std::filesystem::temp_directory_path() / "zg-report-test.jsonl";
+  const TempDir directory;
+  const std::string path = directory / "log.jsonl";
   {
-    StepLog log(path.string());
+    StepLog log(path);
     log.on_step(some_record());
   }
-  const auto record = nlohmann::json::parse(std::ifstream(path));
-  std::filesystem::remove(path);
+  const auto record = nlohmann::json::parse(read_file(path));
   const nlohmann::json& parts = record["stall_ms"];
   ASSERT_EQ(parts.size(), 6u) << record;
   double sum = 0;

@@ -1,20 +1,14 @@
 // The memory of the whole process stays within its budgets: the program itself trains a model whose state is
 // twenty times the host's budget.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
+#include "support/errors.hpp"
+#include "support/files.hpp"
+#include "support/process.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/run_plan.hpp"
@@ -22,65 +16,33 @@
 namespace zg {
 namespace {
 
-namespace fs = std::filesystem;
-
-struct Ended {
-  int status = 0;
-  std::int64_t resident = 0;  // the most, in bytes, as the kernel counted it
-  std::string text;           // of both outputs
-};
-
 class ResidentMemory : public testing::Test {
  protected:
   ResidentMemory() {
-    std::string pattern = (fs::temp_directory_path() / "zg_resident_XXXXXX").string();
-    ZG_ASSERT(mkdtemp(pattern.data()) != nullptr, "{}", errno_text(errno));
-    directory_ = pattern;
-    std::ofstream text(directory_ + "/text.txt", std::ios::binary);
     const NamedRandom letters(7, "text");
-    for (std::uint64_t i = 0; i < 20000; ++i) text << static_cast<char>('a' + letters.below(i, 26));
+    std::string text;
+    for (std::uint64_t i = 0; i < 20000; ++i) text += static_cast<char>('a' + letters.below(i, 26));
+    test::write_file(directory_ / "text.txt", text);
     // 24 layers of 12 * 288^2 elements: with weights, gradients, master and moments 20 bytes each.
-    std::ofstream(directory_ + "/config.json") << R"({
+    test::write_file(directory_ / "config.json", R"({
   "model": {"arch": "gpt2", "n_layer": 24, "n_head": 6, "n_embd": 288, "n_positions": 32},
   "data": {"train": "text.txt", "validation": 0.1, "tokenizer": "bytes", "seq_len": 32},
   "steps": 3, "eval": {"batches": 1},
   "train_batch_size": 4, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0,
   "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
   "output": {"dir": "out"}
-})";
-  }
-  ~ResidentMemory() override {
-    std::error_code ignored;
-    fs::remove_all(directory_, ignored);
+})");
   }
 
-  Ended train(const std::vector<std::string>& overrides) const {
-    std::vector<std::string> words{ZG_BINARY, "train", "config.json"};
+  test::Outcome train(const std::vector<std::string>& overrides) const {
+    std::vector<std::string> words{"train", "config.json"};
     for (const std::string& o : overrides) words.insert(words.end(), {"--set", o});
-    std::vector<char*> argv;
-    for (std::string& w : words) argv.push_back(w.data());
-    argv.push_back(nullptr);
-    const std::string log = directory_ + "/output.txt";
-    const pid_t pid = fork();
-    if (pid == 0) {
-      const int out = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-      if (out < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0 || chdir(directory_.c_str()) != 0) _exit(126);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    ZG_ASSERT(pid > 0, "{}", errno_text(errno));
-    Ended ended;
-    rusage usage{};
-    while (wait4(pid, &ended.status, 0, &usage) < 0) ZG_ASSERT_EQ(errno, EINTR);
-    ended.resident = static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
-    std::ifstream in(log);
-    std::ostringstream text;
-    text << in.rdbuf();
-    ended.text = text.str();
-    return ended;
+    test::Outcome outcome = test::launch(ZG_BINARY, {.arguments = words, .directory = directory_.path()});
+    outcome.out += outcome.err;
+    return outcome;
   }
 
-  std::string directory_;
+  const test::TempDir directory_;
 };
 
 std::int64_t number_after(const std::string& text, const std::string& key) {
@@ -102,24 +64,23 @@ TEST_F(ResidentMemory, StaysWithinBudgetsWithStateTwentyTimesTheHost) {
     all.push_back("tiers.device=" + std::to_string(bytes));
     return all;
   };
-  const Ended refused = train(with_device(4096));
-  ASSERT_TRUE(WIFEXITED(refused.status) && WEXITSTATUS(refused.status) != 0) << refused.text;
-  const std::int64_t device = number_after(refused.text, "tiers.device=");
-  ASSERT_GT(device, 0) << refused.text;
+  const test::Outcome refused = train(with_device(4096));
+  ASSERT_GT(refused.code, 0) << refused.out;
+  const std::int64_t device = number_after(refused.out, "tiers.device=");
+  ASSERT_GT(device, 0) << refused.out;
 
-  const Ended ended = train(with_device(device));
-  ASSERT_TRUE(WIFEXITED(ended.status)) << ended.text;
-  ASSERT_EQ(WEXITSTATUS(ended.status), 0) << ended.text;
+  const test::Outcome ended = train(with_device(device));
+  ASSERT_EQ(ended.code, 0) << ended.out;
   // weights, gradients, master, two moments: fp32
   const std::int64_t state = 5 * 4 * 24 * 12 * 288 * 288;
   ASSERT_GE(state, 20 * kHost);
   ASSERT_LT(device + kHost + kProcessOverhead, state);
-  EXPECT_LE(ended.resident, device + kHost + kProcessOverhead) << ended.text;
+  EXPECT_LE(ended.peak_bytes, device + kHost + kProcessOverhead) << ended.out;
   // What the program says of itself is what the kernel says, and it says that all bytes were foretold.
-  EXPECT_NE(ended.text.find("process (resident)"), std::string::npos) << ended.text;
-  EXPECT_NE(ended.text.find("exact"), std::string::npos) << ended.text;
-  EXPECT_EQ(ended.text.find("differs"), std::string::npos) << ended.text;
-  RecordProperty("resident_bytes", std::to_string(ended.resident));
+  EXPECT_HAS(ended.out, "process (resident)");
+  EXPECT_HAS(ended.out, "exact");
+  EXPECT_HAS_NOT(ended.out, "differs");
+  RecordProperty("resident_bytes", std::to_string(ended.peak_bytes));
   RecordProperty("state_bytes", std::to_string(state));
 }
 

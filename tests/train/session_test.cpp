@@ -1,7 +1,7 @@
 // The drives of a session: when they are opened, and how what is measured of them is used; and its machine.
 #include "ziggurat/train/trainer.hpp"
 
-#include "config/config_fixture.hpp"
+#include "train/session_fixture.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/cuda.hpp"
 #include "ziggurat/train/machine.hpp"
@@ -11,30 +11,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class SessionDrives : public ConfigTest {
+class SessionDrives : public SessionTest {
  protected:
-  SessionDrives() {
-    std::string text;
-    while (text.size() < 4000) text += "all work and no play makes jack a dull boy, ";
-    write("book.txt", text);
-    fs::create_directories(directory_ + "/a");
-    fs::create_directories(directory_ + "/b");
-  }
-  // Most of the state must go to the drives.
-  RunConfig config(const Strings& overrides) const {
-    Strings all{"data.train=" + directory_ + "/book.txt",
-                "data.seq_len=16",
-                "model.n_embd=32",
-                "model.n_positions=32",
-                "train_batch_size=4",
-                "tiers.device=400KiB",
-                "tiers.host=400KiB",
-                "tiers.nvme.0.path=" + directory_ + "/a",
-                "tiers.nvme.1.path=" + directory_ + "/b",
-                "output.dir=" + directory_ + "/out"};
-    all.insert(all.end(), overrides.begin(), overrides.end());
-    return load_set(all);
-  }
+  RunConfig config(const Strings& overrides) const { return tiny_on_drives({"a", "b"}, overrides); }
 };
 
 TEST_F(SessionDrives, ExtentsAreSpreadByTheGivenShares) {
@@ -66,35 +45,28 @@ TEST_F(SessionDrives, AreOpenedBeforeTheStartAndReclaimWhatAKilledRunHasLeft) {
   EXPECT_GT(trainer.node().io()->counters(0).write_bytes + trainer.node().io()->counters(1).write_bytes, 0);
 
   Trainer second(config({}));
-  const Error error = error_of([&] { return second.open_node(), 0; });
-  EXPECT_NE(error.message().find("is in use by this process"), std::string::npos) << error.what();
+  const Error error = usage_error([&] { return second.open_node(), 0; });
+  EXPECT_HAS(error.message(), "is in use by this process");
 }
 
 TEST_F(SessionDrives, TheSameDirectoryTwiceIsFound) {
   Trainer trainer(config({"tiers.nvme.1.path=" + directory_ + "/b/../a"}));
-  const Error error = error_of([&] { return trainer.open_node(), 0; });
-  EXPECT_NE(error.hint().find("a directory of its own"), std::string::npos) << error.what();
+  const Error error = usage_error([&] { return trainer.open_node(), 0; });
+  EXPECT_HAS(error.hint(), "a directory of its own");
   EXPECT_FALSE(fs::exists(directory_ + "/a/ziggurat.lock"));
 }
 
-class SessionDevice : public ConfigTest {};
+class SessionDevice : public SessionTest {};
 
 TEST_F(SessionDevice, AGpuThatIsNotThereIsSaidBeforeAnythingIsTaken) {
   if (!list_gpus(nullptr).empty()) GTEST_SKIP() << "there is a GPU";
-  std::string text;
-  while (text.size() < 4000) text += "all work and no play makes jack a dull boy, ";
-  write("book.txt", text);
-  try {
-    Trainer trainer(load_set({"devices=cuda", "data.train=" + directory_ + "/book.txt", "data.seq_len=8",
-                              "output.dir=" + directory_ + "/out"}));
-    FAIL() << "made";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kDevice) << e.what();
-    EXPECT_FALSE(e.hint().empty());
-  }
+  const RunConfig config = on_book({"devices=cuda", "data.seq_len=8"});
+  const Error e = test::error_of([&] { const Trainer trainer(config); });
+  EXPECT_EQ(e.code(), Errc::kDevice) << e.what();
+  EXPECT_FALSE(e.hint().empty());
 }
 
-// What the program loads a configuration for.
+// The machine for which the program loads a configuration.
 TEST(ThisMachine, HasWhatDeviceAndKernelsSay) {
   const Machine machine = this_machine();
   EXPECT_EQ(machine.has_gpu(), !list_gpus(nullptr).empty());

@@ -3,38 +3,19 @@
 
 #include <map>
 
-#include "config/config_fixture.hpp"
+#include "train/session_fixture.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/system.hpp"
-#include "ziggurat/train/trainer.hpp"
 
 namespace zg {
 namespace {
 
 namespace fs = std::filesystem;
 
-class SessionThreads : public ConfigTest {
+class SessionThreads : public SessionTest {
  protected:
-  SessionThreads() {
-    std::string text;
-    while (text.size() < 4000) text += "all work and no play makes jack a dull boy, ";
-    write("book.txt", text);
-    fs::create_directories(directory_ + "/drive");
-  }
   ~SessionThreads() override { set_parallelism(tbb::info::default_concurrency()); }
-  RunConfig config(const Strings& overrides) const {
-    Strings all{"data.train=" + directory_ + "/book.txt",
-                "data.seq_len=16",
-                "model.n_embd=32",
-                "model.n_positions=32",
-                "train_batch_size=4",
-                "tiers.device=400KiB",
-                "tiers.host=400KiB",
-                "tiers.nvme.0.path=" + directory_ + "/drive",
-                "output.dir=" + directory_ + "/out"};
-    all.insert(all.end(), overrides.begin(), overrides.end());
-    return load_set(all);
-  }
+  RunConfig config(const Strings& overrides) const { return tiny_on_drives({"drive"}, overrides); }
   // The cores of this process's threads, by their names, as the kernel tells them.
   static std::multimap<std::string, std::string> cores_of_threads() {
     std::multimap<std::string, std::string> cores;
@@ -58,11 +39,11 @@ class SessionThreads : public ConfigTest {
 
 TEST_F(SessionThreads, MoreThanThereAreIsRefusedBeforeAnythingIsOpened) {
   const std::string n = std::to_string(cores_ + 1);
-  const Error compute = error_of([&] { return Trainer(config({"threads.compute=" + n})), 0; });
+  const Error compute = usage_error([&] { return Trainer(config({"threads.compute=" + n})), 0; });
   EXPECT_EQ(compute.where(), "threads.compute");
-  EXPECT_NE(compute.message().find("asks for " + n + " threads"), std::string::npos) << compute.what();
+  EXPECT_HAS(compute.message(), "asks for " + n + " threads");
   const Error reserved =
-      error_of([&] { return Trainer(config({"threads.reserved=" + std::to_string(cores_)})), 0; });
+      usage_error([&] { return Trainer(config({"threads.reserved=" + std::to_string(cores_)})), 0; });
   EXPECT_EQ(reserved.where(), "threads.reserved");
   EXPECT_TRUE(fs::is_empty(directory_ + "/drive"));
 }
@@ -72,8 +53,7 @@ TEST_F(SessionThreads, TheLimitHolds) {
   EXPECT_EQ(parallelism(), cores_);  // nothing is taken before it is meant
   trainer.start();
   EXPECT_EQ(parallelism(), 1);
-  EXPECT_NE(trainer.describe().find("\nthreads    1 compute on node "), std::string::npos)
-      << trainer.describe();
+  EXPECT_HAS(trainer.describe(), "\nthreads    1 compute on node ");
 }
 
 TEST_F(SessionThreads, IoHasTheReservedCoreAndComputeTheOthers) {
@@ -89,9 +69,8 @@ TEST_F(SessionThreads, IoHasTheReservedCoreAndComputeTheOthers) {
     parallel_for(64, 1, [&](std::int64_t, std::int64_t) { EXPECT_EQ(usable_cores(), bind ? rest : all); });
     EXPECT_EQ(usable_cores(), all);
     const std::string text = trainer.describe();
-    EXPECT_NE(text.find(bind ? ", bound to them; reserved: " : ", not bound; reserved: "), std::string::npos)
-        << text;
-    EXPECT_NE(text.find("threads.reserved is 1"), std::string::npos) << text;
+    EXPECT_HAS(text, bind ? ", bound to them; reserved: " : ", not bound; reserved: ");
+    EXPECT_HAS(text, "threads.reserved is 1");
   }
 }
 

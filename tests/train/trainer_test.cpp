@@ -1,7 +1,7 @@
 // The trainer as a library: what it plans for which machine, whom it tells what, and when it ends.
 #include "ziggurat/train/trainer.hpp"
 
-#include "config/config_fixture.hpp"
+#include "train/session_fixture.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -9,26 +9,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class TrainerLibrary : public ConfigTest {
+class TrainerLibrary : public SessionTest {
  protected:
-  TrainerLibrary() {
-    std::string text;
-    while (text.size() < 4000) text += "all work and no play makes jack a dull boy, ";
-    write("book.txt", text);
-  }
   RunConfig config(const Strings& overrides) const {
-    Strings all{"data.train=" + directory_ + "/book.txt",
-                "data.validation=0.2",
-                "data.seq_len=16",
-                "model.n_embd=32",
-                "model.n_positions=32",
-                "train_batch_size=4",
-                "steps=5",
-                "eval.every=2",
-                "eval.batches=3",
-                "output.dir=" + directory_ + "/out"};
-    all.insert(all.end(), overrides.begin(), overrides.end());
-    return load_set(all);
+    return tiny({"data.validation=0.2", "train_batch_size=4", "steps=5", "eval.every=2", "eval.batches=3"},
+                overrides);
   }
 };
 
@@ -79,7 +64,7 @@ TEST_F(TrainerLibrary, WhatAnObserverThrowsEndsTheRun) {
   trainer.start();
   Told told;
   told.throws_at = 2;
-  const Error error = error_of([&] { return trainer.run({&told}), 0; });
+  const Error error = usage_error([&] { return trainer.run({&told}), 0; });
   EXPECT_EQ(error.where(), "observer");
   EXPECT_EQ(told.all.back(), "step 2 evaluated");
 }
@@ -134,19 +119,15 @@ TEST_F(TrainerLibrary, APlanCanBeMadeForAMachineThatIsNotThere) {
   EXPECT_EQ(plan.layout->options.state_versions, 2);  // there would be room
   EXPECT_EQ(plan.cores.device_nodes, std::vector<int>{1});
   EXPECT_GE(plan.layout->workspace_bytes(), 3 << 20);  // the GPU's scratch is counted
-  EXPECT_NE(plan.describe().find("in a phase of its own"), std::string::npos) << plan.describe();
+  EXPECT_HAS(plan.describe(), "in a phase of its own");
   EXPECT_EQ(plan.programs->timing, UpdateTiming::kSeparate);
   // Less memory is refused in the same words as on a machine that is there.
   machine.gpu->memory = 4 * kMiB;
   RunConfig small = c;
   small.tiers.device = 4 * kMiB;
-  try {
-    (void)make_run_plan(small, model, 500, machine);
-    ADD_FAILURE() << "it fits";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Errc::kMemory);
-    EXPECT_NE(error.hint().find("tiers.device="), std::string::npos) << error.what();
-  }
+  const Error error = test::error_of([&] { return make_run_plan(small, model, 500, machine); });
+  EXPECT_EQ(error.code(), Errc::kMemory);
+  EXPECT_HAS(error.hint(), "tiers.device=");
 }
 
 }  // namespace

@@ -1,19 +1,22 @@
-#include "cli/process.hpp"
+#include "support/process.hpp"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <stdexcept>
 
-namespace zg::cli_test {
+namespace zg::test {
 namespace {
 
 class Pipe {
@@ -51,7 +54,7 @@ class Pipe {
   _exit(127);
 }
 
-// As the two ends of a pipe: what is written to the second one is read from the first.
+// A pseudo-terminal, as the two ends of a pipe: what is written to the second one is read from the first.
 std::array<int, 2> open_terminal() {
   std::array<int, 2> ends{posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), -1};
   std::array<char, 128> name{};
@@ -62,7 +65,7 @@ std::array<int, 2> open_terminal() {
   return ends;
 }
 
-// Appends what there is; false at the end of the stream.
+// Appends what can be read to `text`; false at the end of the stream.
 bool drain(int fd, std::string& text) {
   char buffer[4096];
   const ssize_t n = read(fd, buffer, sizeof buffer);
@@ -117,4 +120,27 @@ Outcome launch(const std::string& program, const Launch& launch) {
   return outcome;
 }
 
-}  // namespace zg::cli_test
+int end_of(pid_t child) {
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) throw std::runtime_error(std::string("waitpid: ") + std::strerror(errno));
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+void forbid_calls(std::initializer_list<unsigned> calls, int error) {
+  std::array<sock_filter, 11> rules{};
+  std::size_t n = 0;
+  const auto add = [&](const sock_filter& rule) { rules.at(n++) = rule; };
+  add(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
+  auto left = static_cast<unsigned char>(calls.size());  // each of them jumps over the others, to the error
+  for (const unsigned call : calls) add(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, left--, 0));
+  add(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  add(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)));
+  const sock_fprog program{static_cast<unsigned short>(n), rules.data()};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+    _exit(kCannotForbid);
+}
+
+}  // namespace zg::test

@@ -5,7 +5,8 @@
 #include <limits>
 #include <vector>
 
-#include "tests/cuda/harness.hpp"
+#include "tests/kernels/support.hpp"
+#include "ziggurat/kernels/types.hpp"
 
 namespace zg::test {
 
@@ -107,5 +108,25 @@ struct AttentionReference {
     }
   }
 };
+
+// What is stored in T against the reference: |got - want| <= relative * size + one rounding to T. `lead`:
+// columns of `got` before the first one that is compared.
+template <class T>
+void expect_near(const Matrix<T>& got, const Matrix<double>& want, const Matrix<double>& size,
+                 double relative, const char* what, std::int64_t lead = 0) {
+  int bad = 0;
+  for (std::int64_t r = 0; r < want.rows(); ++r) {
+    for (std::int64_t c = 0; c < want.cols(); ++c) {
+      const double wanted = want.get(r, c),
+                   tolerance = relative * size.get(r, c) + bound<T>(wanted, 1, wanted);
+      const double error = std::abs(got.get(r, c + lead) - wanted);
+      if (!(error <= tolerance) && ++bad <= 3) {
+        ADD_FAILURE() << what << " [" << r << ", " << c << "]: " << got.get(r, c + lead) << ", expected "
+                      << wanted << ", tolerance " << tolerance;
+      }
+    }
+  }
+  ASSERT_EQ(bad, 0) << what;
+}
 
 }  // namespace zg::test

@@ -1,5 +1,4 @@
-// Ends the process, saying in which state it is, when somebody who should go on does not: a hang is a failure
-// like others.
+// Turns a hang into a failure: ends the process, with the state of what is tested, when it does not go on.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -15,11 +14,13 @@
 
 namespace zg::test {
 
+// For tests whose workers may take long, but must not stop: each of them has a counter that it moves on.
 class StallWatch {
  public:
   static constexpr std::int64_t kOver = -1;
 
-  // Each of `count` workers has a counter that it moves on; kOver when it is through.
+  // Aborts when one of `count` counters has not moved for `seconds`. A counter that is kOver may rest: its
+  // worker is through.
   StallWatch(int count, int seconds, std::function<std::string()> state)
       : counters_(static_cast<std::size_t>(count)), seconds_(seconds), state_(std::move(state)) {
     thread_ = NamedThread("stall-watch", [this] { watch(); });
@@ -31,6 +32,8 @@ class StallWatch {
     }
     changed_.notify_all();
   }
+  StallWatch(const StallWatch&) = delete;
+  StallWatch& operator=(const StallWatch&) = delete;
   std::atomic<std::int64_t>& counter(int worker) { return counters_[static_cast<std::size_t>(worker)].value; }
 
  private:
@@ -47,7 +50,8 @@ class StallWatch {
         const std::int64_t now = counters_[i].value.load();
         still[i] = now == last[i] && now != kOver ? still[i] + 1 : 0;
         last[i] = now;
-        ZG_ASSERT(still[i] < seconds_, "worker {} does not go on after {} operations:\n{}", i, now, state_());
+        ZG_ASSERT(still[i] < seconds_, "no progress for {} seconds (worker {}, after {} operations):\n{}",
+                  seconds_, i, now, state_());
       }
     }
   }
@@ -59,6 +63,15 @@ class StallWatch {
   std::condition_variable changed_;
   bool over_ = false;
   NamedThread thread_;
+};
+
+// For tests that are short: aborts when its scope lasts longer than `seconds`.
+class Deadline {
+ public:
+  Deadline(int seconds, std::function<std::string()> state) : watch_(1, seconds, std::move(state)) {}
+
+ private:
+  StallWatch watch_;
 };
 
 }  // namespace zg::test

@@ -350,8 +350,10 @@ TEST(IoTuneReport, TheHeatTableMarksWhatWasChosenSkippedAndFailed) {
 TEST(IoTuneReport, SaysHowOftenWhichBeatWhich) {
   const Found found;
   const std::string text = confidence_text(found.report());
-  const io::TuneDuel& duel = found.outcome.duels.at(0);
-  EXPECT_NE(text.find(fmt::format("in {} of {} rounds", duel.wins, duel.rounds)), std::string::npos) << text;
+  const io::TuneComparison& comparison = found.outcome.comparisons.at(0);
+  EXPECT_NE(text.find(fmt::format("in {} of {} rounds", comparison.wins, comparison.rounds)),
+            std::string::npos)
+      << text;
   EXPECT_NE(text.find(found.outcome.verdict), std::string::npos);
   const auto j = report_json(found.report());
   EXPECT_EQ(j["sure"], found.outcome.sure);

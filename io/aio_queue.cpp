@@ -1,13 +1,13 @@
-// Blocks through the kernel's AIO (libaio): one context per queue, one io_submit for all that was begun.
+// Blocks through the kernel's AIO (libaio): one context per queue, and one io_submit for all blocks begun
+// since the last reap().
 //
-// wake() submits a read of nothing from /dev/null, which is over at once, and whose event ends the wait like
-// that of any block. So a wait is one io_getevents and nothing else, on any kernel that has AIO. The ways
-// with an eventfd are no better: IOCB_CMD_POLL needs Linux 4.19, and IOCB_FLAG_RESFD, the older one, costs a
-// poll() and a read() more for each wait.
+// wake() submits a read of 0 bytes from /dev/null. It completes at once, and its event ends the wait as that
+// of a block does. So a wait is a single io_getevents, on every kernel that has AIO. An eventfd would be no
+// better: IOCB_CMD_POLL needs Linux 4.19, and the older IOCB_FLAG_RESFD costs one more poll() and read() for
+// each wait.
 #include "io/aio_queue.hpp"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,12 +16,14 @@
 #include <thread>
 #include <utility>
 
+#include "io/clock.hpp"
+#include "io/owned_fd.hpp"
 #include "ziggurat/base/log.hpp"
 
 namespace zg::io {
 namespace {
 
-constexpr auto kPause = std::chrono::milliseconds(1);  // before asking again a kernel short of memory
+constexpr auto kPause = std::chrono::milliseconds(1);  // between tries, while the kernel has no memory
 
 std::int64_t number_in(const char* path) {
   std::int64_t number = -1;
@@ -29,9 +31,9 @@ std::int64_t number_in(const char* path) {
   return number;
 }
 
-int open_null() {
-  const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw Error(Errc::kIo, "libaio", "cannot open /dev/null: " + errno_text(errno));
+OwnedFd open_null() {
+  OwnedFd fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!fd) throw Error(Errc::kIo, "libaio", "cannot open /dev/null: " + errno_text(errno));
   return fd;
 }
 
@@ -53,19 +55,19 @@ class AioQueue final : public Queue {
 
   const AioCalls calls_;
   const int fd_;
-  const int null_fd_;
+  const OwnedFd null_fd_;
   io_context_t context_ = nullptr;
   std::vector<iocb> iocbs_;       // by block id
-  std::vector<iocb*> pending_;    // begun, and not taken by the kernel yet; in order
-  std::vector<io_event> events_;  // where io_getevents puts them
+  std::vector<iocb*> pending_;    // begun, but not yet accepted by io_submit; in order
+  std::vector<io_event> events_;  // filled by io_getevents
   iocb wake_iocb_{};
-  std::atomic<bool> woken_{false};  // the wake's event is on its way, or waits to be collected
+  std::atomic<bool> woken_{false};  // a wake-up was submitted, and its event not yet collected
   int in_flight_ = 0;
-  bool complained_ = false;
+  bool warned_ = false;
   bool ended_ = false;
 };
 
-// One event more than blocks: the wake's.
+// The context has room for one event more than there are blocks: the wake-up's.
 AioQueue::AioQueue(int fd, int depth, AioCalls calls)
     : calls_(std::move(calls)),
       fd_(fd),
@@ -74,29 +76,23 @@ AioQueue::AioQueue(int fd, int depth, AioCalls calls)
       events_(iocbs_.size() + 1) {
   pending_.reserve(iocbs_.size());
   const int events = static_cast<int>(events_.size());
-  if (const int result = calls_.setup(events, &context_); result != 0) {
-    close(null_fd_);
-    throw aio_setup_error(-result, events);
-  }
-  io_prep_pread(&wake_iocb_, null_fd_, nullptr, 0, 0);
-  // A sandbox can have io_setup alone.
+  if (const int result = calls_.setup(events, &context_); result != 0) throw aio_setup_error(-result, events);
+  io_prep_pread(&wake_iocb_, null_fd_.get(), nullptr, 0, 0);
+  // Tried here, since a sandbox may allow io_setup and forbid io_submit.
   if (const int result = submit_wake(); result != 1) {
     io_destroy(context_);
-    close(null_fd_);
     throw Error(Errc::kIo, "libaio", "io_submit does not work: " + errno_text(-result),
                 "take the back end \"io_uring\" or \"threads\"");
   }
   io_getevents(context_, 1, 1, events_.data(), nullptr);
 }
 
-// io_destroy waits for what is in flight.
 AioQueue::~AioQueue() {
-  if (!ended_) io_destroy(context_);
-  close(null_fd_);
+  if (!ended_) io_destroy(context_);  // waits for the blocks in flight
 }
 
-// From here on wake() finds woken_ set, and so does not touch the context; one that had found it clear is
-// waited for, by its event.
+// Sets woken_ for good, so that no wake() touches the context from here on. A wake() that had found it clear
+// has submitted, or will submit, its event; the loop waits for that.
 void AioQueue::end() {
   std::vector<BlockDone> none;
   while (woken_.exchange(true)) collect(none, kForever);
@@ -129,20 +125,20 @@ void AioQueue::reap(std::vector<BlockDone>& done, Clock::time_point deadline) {
   if (done.size() > before) {
     deadline = kNoWait;
   } else if (!pending_.empty() && in_flight_ == 0) {
-    // No completion will make room: only time does.
-    if (!std::exchange(complained_, true)) log::warning("io_submit: {}; trying again", errno_text(EAGAIN));
+    // No block is in flight whose completion could make room, so all that can help is to wait.
+    if (!std::exchange(warned_, true)) log::warning("io_submit: {}; trying again", errno_text(EAGAIN));
     deadline = std::min(deadline, Clock::now() + kPause);
   }
   collect(done, deadline);
 }
 
-// The kernel takes them in order, and may take fewer; it then says why of the first that it left, if asked
-// again.
+// io_submit accepts blocks in order, and may stop early. The next call then begins with the block that it
+// stopped at, and returns the reason.
 void AioQueue::submit_pending(std::vector<BlockDone>& done) {
   std::size_t taken = 0;
   while (taken < pending_.size()) {
     const int n = calls_.submit(context_, static_cast<long>(pending_.size() - taken), &pending_[taken]);
-    if (n == 0 || n == -EAGAIN) break;  // until completions make room
+    if (n == 0 || n == -EAGAIN) break;  // completions must make room first
     if (n > 0) {
       taken += static_cast<std::size_t>(n);
       in_flight_ += n;
@@ -155,22 +151,20 @@ void AioQueue::submit_pending(std::vector<BlockDone>& done) {
 
 void AioQueue::collect(std::vector<BlockDone>& done, Clock::time_point deadline) {
   timespec left{};
-  const auto now = deadline == kForever || deadline == kNoWait ? deadline : Clock::now();
-  if (deadline > now) {
-    const auto ns = std::chrono::nanoseconds(deadline - now).count();
-    left = {.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
-  }
+  if (deadline != kForever && deadline != kNoWait) left = timespec_of(deadline - Clock::now());
   const int n = io_getevents(context_, deadline == kNoWait ? 0 : 1, static_cast<long>(events_.size()),
                              events_.data(), deadline == kForever ? nullptr : &left);
   ZG_ASSERT(n >= 0 || n == -EINTR, "io_getevents: {}", errno_text(-n));
   for (int i = 0; i < n; ++i) {
     const io_event& event = events_[static_cast<std::size_t>(i)];
     if (event.obj == &wake_iocb_) {
-      woken_.exchange(false);  // and so sees what was written before any wake() that left this event to be it
+      // A read-modify-write, so that this thread sees all that was written before each wake() that found the
+      // flag set and left it to this event.
+      woken_.exchange(false);
     } else {
       --in_flight_;
       done.push_back({static_cast<std::uint32_t>(event.obj - iocbs_.data()),
-                      static_cast<std::int64_t>(event.res)});  // a negative errno as well, whatever its type
+                      static_cast<std::int64_t>(event.res)});  // unsigned, but may hold a negative errno
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "io/bench_lane.hpp"
+#include "io/clock.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
@@ -24,10 +25,6 @@ double cpu_seconds_now() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-Clock::duration duration_of(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 BenchLatency latency_of(const LatencyHistogram& h) {
   constexpr double kNs = 1e-9;
   return {.mean = h.mean() * kNs,
@@ -37,7 +34,7 @@ BenchLatency latency_of(const LatencyHistogram& h) {
           .max = h.max() * kNs};
 }
 
-// What the clock and the processor say of one phase.
+// The time that was measured, and the processor time used in it.
 struct Span {
   Clock::time_point begin{}, end{};
   double cpu_seconds = 0;
@@ -46,7 +43,7 @@ struct Span {
 class Bench {
  public:
   explicit Bench(const BenchOptions& options);
-  // Where progress() threw, requests are under way; they are the last.
+  // When progress() has thrown, requests are in flight; they submit no others.
   ~Bench() { control_.stop(Clock::time_point::min()); }
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
@@ -54,8 +51,8 @@ class Bench {
 
  private:
   void check() const;
-  bool are_existing() const;
-  bool move_bytes() const;
+  bool uses_existing_files() const;
+  bool drives_keep_bytes() const;
   void open();
   bool prepare();
   Span run_phase(const char* name, const BenchPhase& phase, double ramp = 0, double seconds = 0);
@@ -67,7 +64,7 @@ class Bench {
   BenchResult result_;
   BenchControl control_;
   std::vector<std::unique_ptr<BenchLane>> lanes_;
-  std::unique_ptr<Engine> engine_;  // goes before the lanes, whose completions it calls
+  std::unique_ptr<Engine> engine_;  // destroyed before the lanes, whose completions it calls
   std::int64_t reported_bytes_ = 0;
   Clock::time_point reported_at_;
 };
@@ -82,7 +79,7 @@ void Bench::check() const {
     if (!(seconds >= 0 && seconds < 1e8))
       throw Error(Errc::kUsage, "benchmark", fmt::format("of {} seconds", seconds), "a number, 0 or more");
   }
-  if (options_.verify && !move_bytes())
+  if (options_.verify && !drives_keep_bytes())
     throw Error(Errc::kUsage, "benchmark", "a RAM drive that moves no bytes cannot be verified");
   const FileKind kind = options_.drives.empty() ? FileKind::kScratch : options_.drives[0].kind;
   for (const DriveOptions& d : options_.drives) {
@@ -92,11 +89,11 @@ void Bench::check() const {
   }
 }
 
-bool Bench::are_existing() const {
+bool Bench::uses_existing_files() const {
   return options_.drives[0].kind == FileKind::kExisting && options_.engine.backend != Backend::kRam;
 }
 
-bool Bench::move_bytes() const {
+bool Bench::drives_keep_bytes() const {
   return options_.engine.backend != Backend::kRam ||
          std::all_of(options_.drives.begin(), options_.drives.end(),
                      [&](const DriveOptions& d) { return d.ram.value_or(options_.engine.ram).moves_bytes; });
@@ -107,7 +104,7 @@ void Bench::open() {
   const EngineOptions& e = options_.engine;
   const int depth = e.queue_depth != 0 ? e.queue_depth : default_queue_depth(e.block_size);
   depth_ = e.adapt_depth ? std::max(depth, e.max_queue_depth) : depth;
-  // The engine still keeps to its depth; the rest are those whose checksums are being made meanwhile.
+  // The engine still bounds what is in flight; the other half are requests whose checksum is being made.
   if (options_.verify) depth_ *= 2;
   for (int i = 0; i < engine_->drive_count(); ++i) {
     const std::string& path = options_.drives[static_cast<std::size_t>(i)].path;
@@ -119,7 +116,7 @@ void Bench::open() {
                   "take a larger file or smaller blocks");
     }
     lanes_.push_back(std::make_unique<BenchLane>(*engine_, control_, i, name, options_, depth_));
-    const BenchMemory& memory = lanes_.back()->memory();
+    const NoiseMemory& memory = lanes_.back()->memory();
     if (e.registered) engine_->register_memory(memory.data(), memory.bytes());
   }
 }
@@ -129,7 +126,7 @@ BenchResult Bench::run() {
   BenchPhase phase{.op = options_.op,
                    .pattern = options_.pattern,
                    .endless = endless,
-                   .sums = options_.verify ? Sums::kCompare : Sums::kNone,
+                   .checksums = options_.verify ? Checksums::kCompare : Checksums::kNone,
                    .depth = depth_};
   if (prepare()) {
     const Span span = run_phase("measuring", phase, endless ? options_.ramp_seconds : 0, options_.seconds);
@@ -140,33 +137,35 @@ BenchResult Bench::run() {
   result_.backend = engine_->backend();
   result_.engine = engine_->describe();
   if (!result_.stopped && options_.verify && options_.op != BenchOp::kRead) {
-    phase = {.read_back = true, .sums = Sums::kCompare, .depth = depth_};
+    phase = {.read_back = true, .checksums = Checksums::kCompare, .depth = depth_};
     run_phase("verifying", phase);
   }
   for (int i = 0; i < engine_->drive_count(); ++i) result_.written_bytes += engine_->counters(i).write_bytes;
   return result_;
 }
 
-// False when it was stopped.
+// Gives the files contents, or learns the checksums of those they have. False when progress() said to stop.
 bool Bench::prepare() {
   BenchPhase phase{.op = BenchOp::kWrite, .depth = depth_};
-  if (are_existing()) {
+  if (uses_existing_files()) {
     if (!options_.verify || options_.op == BenchOp::kWrite) return true;
-    phase = {.op = BenchOp::kRead, .sums = Sums::kLearn, .depth = depth_};
+    phase = {.op = BenchOp::kRead, .checksums = Checksums::kLearn, .depth = depth_};
   }
-  if (!move_bytes()) return true;  // there is nothing to write to
+  if (!drives_keep_bytes()) return true;
   run_phase("preparing", phase);
   return !result_.stopped;
 }
 
-// For `seconds` after `ramp`, or one pass. Returns when nothing is under way any more; throws what failed.
+// Runs a phase for `seconds` after `ramp`, or for one pass. Returns when no request is in flight any more;
+// throws the first failure.
 Span Bench::run_phase(const char* name, const BenchPhase& phase, double ramp, double seconds) {
   const auto start = Clock::now();
   control_.start(static_cast<int>(lanes_.size()));
   reported_bytes_ = 0;
   reported_at_ = start;
-  double cpu_before = 0, cpu_after = -1;
-  // From when this thread sees that it is time, so that the clock and the processor's begin together.
+  double cpu_before = 0, cpu_after = -1;  // -1: the measurement has not ended
+  // The measurement begins when this thread ends the ramp, not when the ramp was due to end, so that clock
+  // and processor time begin together.
   bool ramping = true;
   const auto end_ramp = [&] {
     ramping = false;
@@ -194,9 +193,9 @@ Span Bench::run_phase(const char* name, const BenchPhase& phase, double ramp, do
   }
   control_.throw_if_failed();
   Span span{.begin = control_.begin(), .end = control_.end(), .cpu_seconds = cpu_after - cpu_before};
-  if (span.end == BenchControl::kNever) {  // a pass, to its last request
+  if (span.end == BenchControl::kNever) {  // a pass ends with its last request
     span.end = span.begin;
-    for (auto& lane : lanes_) span.end = std::max(span.end, lane->take_measure().last);
+    for (auto& lane : lanes_) span.end = std::max(span.end, lane->measure().last);
   }
   return span;
 }
@@ -224,20 +223,20 @@ void Bench::gather(const Span& span) {
   result_.seconds = std::max(0.0, seconds_between(span.begin, span.end));
   result_.cpu_seconds = result_.seconds > 0 ? span.cpu_seconds : 0;
   LatencyHistogram latency[2];
+  BenchCount* const counts[2] = {&result_.read, &result_.write};
   for (auto& lane : lanes_) {
-    const LaneMeasure m = lane->take_measure();
-    result_.read.bytes += m.bytes[0];
-    result_.write.bytes += m.bytes[1];
-    result_.read.requests += m.requests[0];
-    result_.write.requests += m.requests[1];
-    for (int op = 0; op < 2; ++op) latency[op].merge(m.latency[op]);
-    // In a pass each drive is done in its own time.
+    const LaneMeasure m = lane->measure();
+    for (int op = 0; op < 2; ++op) {
+      counts[op]->bytes += m.bytes[op];
+      counts[op]->requests += m.requests[op];
+      latency[op].merge(m.latency[op]);
+    }
+    // In a pass each drive takes its own time.
     const double seconds = options_.seconds > 0 ? result_.seconds : seconds_between(span.begin, m.last);
     result_.drive_bytes_per_second.push_back(
         seconds > 0 ? static_cast<double>(m.bytes[0] + m.bytes[1]) / seconds : 0);
   }
-  result_.read.latency = latency_of(latency[0]);
-  result_.write.latency = latency_of(latency[1]);
+  for (int op = 0; op < 2; ++op) counts[op]->latency = latency_of(latency[op]);
 }
 
 }  // namespace

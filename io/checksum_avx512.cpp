@@ -1,5 +1,5 @@
-// Compiled for AVX512 (see CMakeLists.txt). Nothing but xxHash may be included here: inline code of a
-// standard header that is compiled for AVX512 could be the one that the linker keeps for the whole program.
+// Compiled for AVX512 (see CMakeLists.txt). Include nothing but xxHash here: the linker keeps one copy of
+// each inline function for the whole program, and that could be the one compiled here for AVX512.
 #if defined(__x86_64__)
 #define XXH_INLINE_ALL
 #define XXH_VECTOR XXH_AVX512

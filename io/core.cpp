@@ -14,7 +14,7 @@ int default_queue_depth(std::int64_t block_size) {
   return static_cast<int>(std::clamp(kBytesInFlight / std::max<std::int64_t>(1, block_size), kLeast, kMost));
 }
 
-EngineOptions resolved(EngineOptions o) {
+EngineOptions with_depth(EngineOptions o) {
   if (o.queue_depth != 0) return o;
   o.queue_depth = default_queue_depth(o.block_size);
   if (o.adapt_depth) o.queue_depth = std::min(o.queue_depth, o.max_queue_depth);
@@ -23,7 +23,7 @@ EngineOptions resolved(EngineOptions o) {
 
 EngineCore::EngineCore(Backend backend, const EngineOptions& options, std::vector<DriveSpec> drives,
                        std::string note, std::shared_ptr<void> keep)
-    : backend_(backend), options_(resolved(options)), note_(std::move(note)), keep_(std::move(keep)) {
+    : backend_(backend), options_(with_depth(options)), note_(std::move(note)), keep_(std::move(keep)) {
   for (DriveSpec& spec : drives) {
     drives_.push_back(std::make_unique<Drive>());
     drives_.back()->spec = std::move(spec);
@@ -34,7 +34,7 @@ EngineCore::EngineCore(Backend backend, const EngineOptions& options, std::vecto
   };
   try {
     make_lanes();
-  } catch (const std::exception& e) {  // no thread, no memory
+  } catch (const std::exception& e) {  // no memory, or no more threads
     for (const auto& lane : lanes_) lane->await_start();
     stop();
     throw Error(Errc::kIo, "I/O threads", fmt::format("{} of them, and no more: {}", lanes_.size(), e.what()),
@@ -43,12 +43,8 @@ EngineCore::EngineCore(Backend backend, const EngineOptions& options, std::vecto
   start();
 }
 
-EngineCore::~EngineCore() {
-  stop();
-}
-
 void EngineCore::make_lanes() {
-  // A queue without a block of the depth would have nothing to do.
+  // Each queue needs a depth of at least 1.
   const int queues = std::min(options_.queues, options_.queue_depth);
   for (auto& drive : drives_) {
     drive->first_lane = lane_count_;
@@ -63,7 +59,7 @@ void EngineCore::make_lanes() {
 }
 
 void EngineCore::make_lane(Drive& drive, std::uint32_t queue) {
-  // The first ones take what does not divide evenly.
+  // The first queues take the remainder.
   const auto share = [&](int depth) {
     const auto all = static_cast<std::uint32_t>(depth);
     return static_cast<int>(all / drive.lanes + (queue < all % drive.lanes ? 1 : 0));
@@ -73,25 +69,33 @@ void EngineCore::make_lane(Drive& drive, std::uint32_t queue) {
   o.depth = share(options_.queue_depth);
   o.cap = o.adapt ? share(options_.max_queue_depth) : o.depth;
   o.make_queue = [&drive, queue](int depth) { return drive.spec.make_queue(static_cast<int>(queue), depth); };
-  add_lane(drive, std::move(o), drive.lanes > 1 ? fmt::format(".{}", queue) : std::string());
+  add_lane(drive, std::move(o), static_cast<int>(queue),
+           drive.lanes > 1 ? fmt::format(".{}", queue) : std::string());
 }
 
 void EngineCore::make_direct_lane(Drive& drive) {
   LaneOptions o;
   o.depth = o.cap = options_.direct_threads;
   o.make_queue = drive.spec.make_direct_queue;
-  add_lane(drive, std::move(o), ".gpu");
+  add_lane(drive, std::move(o), options_.queues, ".gpu");
 }
 
-void EngineCore::add_lane(Drive& drive, LaneOptions o, const std::string& suffix) {
+// `queue` numbers the lanes of a drive, so that injected faults differ.
+void EngineCore::add_lane(Drive& drive, LaneOptions o, int queue, const std::string& suffix) {
+  const auto number = static_cast<int>(drive.first_lane / drive.all_lanes());
   o.name = drive.spec.name + suffix;
-  o.thread_name = fmt::format("zg-io{}{}", drive.first_lane / drive.all_lanes(), suffix);
+  o.thread_name = fmt::format("zg-io{}{}", number, suffix);
   o.bytes = drive.spec.bytes;
   o.block_size = options_.block_size;
   o.index = static_cast<std::uint32_t>(lanes_.size());
   o.count = lane_count_;
   o.cpus = drive.spec.cpus;
   o.trace = options_.trace;
+  if (injects_anything(options_.faults)) {
+    o.make_queue = [this, make = std::move(o.make_queue), number, queue](int depth) {
+      return make_fault_queue(make(depth), depth, options_.faults, number, queue);
+    };
+  }
   lanes_.push_back(std::make_unique<Lane>(std::move(o), state_, drive.busy));
 }
 
@@ -117,10 +121,6 @@ const EngineCore::Drive& EngineCore::at(int drive) const {
   return *drives_[static_cast<std::size_t>(drive)];
 }
 
-Lane& EngineCore::lane_of(Ticket ticket) {
-  return *lanes_[ticket.slot % lanes_.size()];
-}
-
 Ticket EngineCore::submit(const Transfer& transfer) {
   at(transfer.drive);
   ZG_ASSERT_GE(transfer.offset, 0);
@@ -133,18 +133,10 @@ Ticket EngineCore::submit(const Transfer& transfer) {
     return lanes_[drive.first_lane + drive.lanes]->submit(transfer);
   }
   std::uint32_t lane = 0;
-  // Writes with ragged ends all go through one lane, where those that share a page take turns.
+  // Writes with unaligned ends all go through the first lane, where two that share a page take turns.
   const bool ragged = transfer.op == Op::kWrite && (transfer.offset | transfer.bytes) % alignment() != 0;
   if (drive.lanes > 1 && !ragged) lane = drive.turn.fetch_add(1, std::memory_order_relaxed) % drive.lanes;
   return lanes_[drive.first_lane + lane]->submit(transfer);
-}
-
-void EngineCore::promote(Ticket ticket, Priority priority) {
-  lane_of(ticket).promote(ticket, priority);
-}
-
-bool EngineCore::poll(Ticket ticket, Result& result) {
-  return lane_of(ticket).poll(ticket, result);
 }
 
 Result EngineCore::wait(Ticket ticket) {
@@ -152,9 +144,10 @@ Result EngineCore::wait(Ticket ticket) {
   return lane_of(ticket).wait(ticket);
 }
 
-std::string EngineCore::run_on_all(void* data, std::int64_t bytes) {
-  // Not those of a device's memory: they have no use for it, and may wait for the device, which whoever
-  // registers may be needed by.
+// Registers (bytes > 0) or unregisters memory with all queues at the same time; the first refusal, or empty.
+// The lanes for device memory are left out: they have no use for it, and may be waiting for the device, which
+// may itself be waiting for the caller.
+std::string EngineCore::run_on_host_lanes(void* data, std::int64_t bytes) {
   const auto on_all = [&](auto&& call) {
     for (const auto& drive : drives_) {
       for (std::uint32_t i = 0; i < drive->lanes; ++i) call(*lanes_[drive->first_lane + i]);
@@ -174,7 +167,7 @@ void EngineCore::register_memory(void* data, std::int64_t bytes) {
   ZG_ASSERT(data != nullptr && bytes > 0, "{} bytes at {}", bytes, data);
   std::lock_guard registration(registration_mutex_);
   ZG_ASSERT(registered_.find(data) == registered_.end(), "{} is registered already", data);
-  const std::string refusal = run_on_all(data, bytes);
+  const std::string refusal = run_on_host_lanes(data, bytes);
   bool first = false;
   {
     std::lock_guard lock(mutex_);
@@ -190,7 +183,7 @@ void EngineCore::unregister_memory(void* data) {
   ZG_ASSERT(!Lane::on_io_thread_of(this), "unregister_memory() on an I/O thread waits for itself");
   std::lock_guard registration(registration_mutex_);
   ZG_ASSERT(registered_.find(data) != registered_.end(), "{} is not registered", data);
-  run_on_all(data, 0);
+  run_on_host_lanes(data, 0);
   std::lock_guard lock(mutex_);
   registered_.erase(data);
 }
@@ -198,19 +191,19 @@ void EngineCore::unregister_memory(void* data) {
 LinkCounters EngineCore::counters(int drive) const {
   const Drive& d = at(drive);
   LinkCounters c;
-  for (std::uint32_t i = 0; i < d.all_lanes(); ++i) lanes_[d.first_lane + i]->add_to(c);
+  for_each_lane(d, [&](const Lane& lane) { lane.add_to(c); });
   d.busy.add_to(c);
   return c;
 }
 
 DriveReport EngineCore::report(int drive) const {
   const Drive& d = at(drive);
-  DriveReport r;
-  r.name = d.spec.name;
-  r.path = d.spec.path;
-  r.numa_node = d.spec.numa_node;
-  r.endurance_bytes = d.spec.endurance_bytes;
-  for (std::uint32_t i = 0; i < d.all_lanes(); ++i) lanes_[d.first_lane + i]->add_to(r);
+  DriveReport r{.name = d.spec.name,
+                .path = d.spec.path,
+                .numa_node = d.spec.numa_node,
+                .endurance_bytes = d.spec.endurance_bytes,
+                .counters = {}};
+  for_each_lane(d, [&](const Lane& lane) { lane.add_to(r); });
   d.busy.add_to(r.counters);
   return r;
 }
@@ -245,15 +238,15 @@ std::string EngineCore::state() const {
   std::string text;
   for (int d = 0; d < drive_count(); ++d) {
     const DriveReport r = report(d);
-    double last = -1;  // of the lane that was last served
-    for (std::uint32_t i = 0; i < at(d).all_lanes(); ++i) {
-      const double s = lanes_[at(d).first_lane + i]->seconds_since_last_block();
+    double last = -1;  // seconds since a block completed on any lane; negative: none has
+    for_each_lane(at(d), [&](const Lane& lane) {
+      const double s = lane.seconds_since_last_block();
       if (s >= 0) last = last < 0 ? s : std::min(last, s);
-    }
+    });
     text += fmt::format(
         "{}{}: {} of {} blocks in flight, waiting: {} demand, {} prefetch, {} write-back; last block done {}",
         text.empty() ? "" : "\n", r.name, r.in_flight, r.depth, r.waiting[0], r.waiting[1], r.waiting[2],
-        last < 0 ? std::string("never") : format_seconds(last) + " ago");
+        ago_text(last));
   }
   return text;
 }

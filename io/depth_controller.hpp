@@ -1,40 +1,44 @@
 // Finds at run time how many blocks a queue should have in flight: more while that brings bandwidth, fewer
-// when it only brings latency. Pure logic, no clock of its own.
+// while more only add latency. Pure logic; the caller passes the time.
 //
-// It is an option (EngineOptions::adapt_depth) for those who want short queues. A fixed number of bytes in
-// flight is the default, since a queue that is too deep costs some latency, and one that is too shallow costs
-// bandwidth at once, in every step: in training, whose load comes and goes, this controller did not win
-// against it (bench_drive_bound --adaptive, bench/results).
+// It is an option (EngineOptions::adapt_depth) for users who want short queues. The default is a fixed number
+// of bytes in flight: a queue that is too deep costs some latency, but one that is too shallow costs
+// bandwidth in every step. In training, where the load comes and goes, this controller did not beat that
+// default (bench_drive_bound --adaptive, bench/results).
 //
-// In a full queue latency is depth / bandwidth (Little's law), so "bandwidth does not grow, but latency does"
-// is one question: is the bandwidth at this depth more than at that one? It is asked as such, in windows at
-// the depth held (the base) and at another, in turns, until the difference stands out of the noise of the
-// windows. What it must be worth depends on the step: a doubling of the depth must bring 4.5% (kWorth), and
-// is given back if it brings less than 3% (kKeep); half a doubling, half of that. Between the two nothing
-// moves, so noise does not either. Several steps down together may lose no more than kMostLost (what each of
-// them lost is remembered until a step up wins it back, or the drive changes), since many small losses make a
-// large one.
+// In a full queue, latency is depth / bandwidth (Little's law). So "latency grows and bandwidth does not"
+// comes down to one question: is the bandwidth at this depth higher than at that one? The controller measures
+// windows at the depth it holds (the base) and at another depth in turn, until the difference stands out of
+// the noise. How large it must be depends on the step: twice the depth must bring 4.5% (kWorth) to be taken,
+// and is given back if it brings less than 3% (kKeep); a smaller step needs less in proportion. Because the
+// two thresholds differ, noise does not move the depth back and forth. Since many small losses add up, all
+// steps down together may lose at most kMostLost of the bandwidth; the loss is remembered until a step up
+// wins it back or the drive changes.
 //
-// - At rest it asks every kRest, later more seldom, a quarter up and a fifth down. Steps grow while they
-//   succeed (x2, x1/4), so that from 1 to 256 it takes eight windows, not 255. It begins with large ones.
-// - A step down that went too far shows where the knee is: below it bandwidth grows with depth, so the line
-//   through that point meets the bandwidth of the base there (bandwidth times least latency, as BBR has it).
-// - Bandwidth at the base that leaves its noise says that the drive has changed: it asks at once.
-// - A busy host looks late, and a queue that is short by then runs dry: bandwidth is noisy from window to
-//   window, a little more depth does not help, and one that outlasts the host's absence does. Such noise
-//   makes it look that far, in longer windows.
+// - At rest it tries a quarter more and a fifth less every kRest, later less often. Steps grow while they
+//   succeed (to x2 and x1/4), so the way from 1 to 256 takes 8 windows, not 255. The first steps are large
+//   ones.
+// - A step down that went too far shows where the knee of the curve is. Below the knee, bandwidth is
+//   proportional to depth, so the line through the origin and that point reaches the bandwidth of the base at
+//   the knee (bandwidth times least latency, as in BBR).
+// - When the bandwidth at the base moves out of its noise, the drive has changed, and the controller tries
+//   other depths at once.
+// - A busy host looks at the queue late, and a shallow queue has run dry by then. The signs are that
+//   bandwidth varies from window to window and that slightly more depth does not help. Only a queue that
+//   outlasts the host's absence does, so the controller then tries such a depth, with longer windows.
 //
-// Why not the textbook ways: AIMD needs a signal of loss, which drives do not give; a threshold on latency
-// (Vegas, BBR) needs the least latency, which a queue that began at 256 has never seen, which is another for
-// each size of block, and which says nothing of a drive whose bandwidth falls with depth. Comparing bandwidth
-// alone holds for all of these, and for a soft knee.
+// The textbook methods do not apply. AIMD needs loss as a signal, and drives lose nothing. A threshold on
+// latency (Vegas, BBR) needs the least latency, which differs for each block size and which a queue that
+// started at 256 has never seen; and it cannot tell that bandwidth falls with depth. Comparing bandwidths
+// covers all of these cases, and a soft knee.
 //
-// What is measured is whole generations: from a block to the one that took its place. Blocks come in convoys
-// (a full queue begun at once ends at once), and any other span counts a piece of a convoy too many. A block
-// that nobody waits behind says that the caller offers too little: what it was part of is dropped, and
-// counting begins again with a block begun after it. So does it after a change of depth.
+// Windows consist of whole generations: a generation lasts from a block to the one that took its place.
+// Blocks come in convoys (a full queue that began at once ends at once), so any other span would count a part
+// of a convoy too many. A block behind which nothing waits shows that the caller offers too little load: its
+// generation is dropped, and counting resumes with a block begun after it. The same is done after each change
+// of depth.
 //
-// One thread, the queue's.
+// Threads: the queue's I/O thread.
 #pragma once
 #include <cstdint>
 
@@ -46,11 +50,11 @@ class DepthController {
  public:
   DepthController(int initial, int cap);
 
-  // Between 1 and the cap. While it asks, the depth asked about.
+  // Between 1 and the cap. While another depth is tried, that one.
   int depth() const { return depth_; }
   int base() const { return base_; }
-  // A block was done. `limited`: others were waiting for its place, so the depth is what bounds the queue.
-  // `now` may be the same for all blocks that are found done together. No allocation; a few ns.
+  // A block has completed. `limited`: others were waiting for its place, so it is the depth that bounds the
+  // queue. `now` may be the same for all blocks that were reaped together. Allocates nothing; takes a few ns.
   void done(Clock::time_point now, std::int64_t bytes, double latency_seconds, bool limited);
 
  private:
@@ -64,7 +68,7 @@ class DepthController {
     }
     double value() const { return sum / n; }
   };
-  struct Point {    // a depth below the base that gave too little
+  struct Point {    // a depth below the base whose bandwidth was too low
     int depth = 0;  // 0: none known
     double rate = 0;
   };
@@ -75,10 +79,10 @@ class DepthController {
   void judge(Clock::time_point now);
   void accept(Clock::time_point now);
   void refuse(Clock::time_point now);
-  void ask(Clock::time_point now, Direction direction, int level);
-  void ask_at(Clock::time_point now, int depth);
-  void next_direction(Clock::time_point now);
-  bool look_far(Clock::time_point now);
+  void try_step(Clock::time_point now, Direction direction, int level);
+  void try_depth(Clock::time_point now, int depth);
+  void try_other_direction(Clock::time_point now);
+  bool try_far(Clock::time_point now);
   void rest(Clock::time_point now);
   void set_depth(Clock::time_point now, int depth);
   void reset_window();
@@ -92,34 +96,34 @@ class DepthController {
   int depth_, base_;
 
   // The window.
-  bool settling_ = true;  // until a block is done that was begun at from_ or later
+  bool settling_ = true;  // until a block completes that was begun at from_ or later
   Clock::time_point from_ = Clock::time_point::min();
   Clock::time_point generation_begin_;
   std::int64_t generation_bytes_ = 0, bytes_ = 0;
   int generation_blocks_ = 0, blocks_ = 0;
-  bool slow_ = false;  // too slow for two generations
+  bool slow_ = false;  // the window had less than two generations
   Clock::duration time_{};
   int starved_blocks_ = 0;
   Clock::time_point starved_begin_;
   std::int64_t starved_bytes_ = 0;
 
-  // What is asked.
-  bool asking_ = false;
+  // The trial of another depth.
+  bool trying_ = false;
   Direction direction_;
-  int level_ = 2, first_level_ = 2;  // size of the step
+  int level_ = 2, first_level_ = 2;  // size of the step: index of kUp and kDown
   int refused_ = 0;                  // directions refused in a row
   int other_ = 0;                    // the depth that the base is compared with
   Mean at_base_, at_other_;
   Point below_;
-  double lost_ = 0;  // of the bandwidth, by steps down that were accepted
+  double lost_ = 0;  // share of the bandwidth that accepted steps down have lost
 
   // At rest.
   Clock::time_point rest_until_ = Clock::time_point::min();
-  int rest_windows_ = 0, rest_windows_needed_ = 0, rested_at_ = 0, strange_windows_ = 0;
-  double last_rate_ = 0, usual_rate_ = 0;  // at the base; 0: none yet
+  int rest_windows_ = 0, rest_windows_needed_ = 0, rested_at_ = 0, unusual_windows_ = 0;
+  double last_rate_ = 0, usual_rate_ = 0;  // bytes per second at the base; 0: none yet
   double blocks_per_second_ = 0;
   bool busy_host_ = false;
-  double variance_;  // of a window's rate, relative
+  double variance_;  // of a window's rate, relative to it
 };
 
 }  // namespace zg::io

@@ -24,40 +24,28 @@ void check_size(const DriveOptions& options) {
               "give it more than 0 bytes");
 }
 
-// Without a name from the start, or unlinked at once where the filesystem cannot do that.
+// A file that never had a name, or one that is unlinked at once where the filesystem has no O_TMPFILE.
 OwnedFd open_nameless(const std::string& directory) {
-  struct stat info {};
-  if (stat(directory.c_str(), &info) != 0) {
-    throw Error(Errc::kUsage, directory, "cannot hold a tier: " + errno_text(errno),
-                "make the directory, or name another one");
-  }
-  if (!S_ISDIR(info.st_mode)) throw Error(Errc::kUsage, directory, "is no directory", "name a directory");
+  check_directory(directory);
   if (OwnedFd fd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)); fd) return fd;
   std::string name = directory + "/.ziggurat-XXXXXX";
   OwnedFd fd(mkostemp(name.data(), O_CLOEXEC));
-  if (!fd) {
-    const int error = errno;
-    const bool users = error == EACCES || error == EROFS || error == EPERM;
-    throw Error(users ? Errc::kUsage : Errc::kIo, directory,
-                "no file can be made there: " + errno_text(error),
-                users ? "name a directory that this user may write to" : "");
-  }
+  if (!fd) throw creation_error(directory, errno);
   if (unlink(name.c_str()) != 0) throw Error(Errc::kIo, name, "cannot be unlinked: " + errno_text(errno));
   return fd;
 }
 
-// Looked at before it is opened, since opening a device or a pipe can do something.
+// Asks what the path is before it opens it, since opening a device or a pipe can have effects.
 OwnedFd open_existing(const std::string& path) {
+  const auto refused = [&](const char* hint) {
+    return Error(Errc::kUsage, path, "cannot be opened: " + errno_text(errno), hint);
+  };
   struct stat info {};
-  if (stat(path.c_str(), &info) != 0)
-    throw Error(Errc::kUsage, path, "cannot be opened: " + errno_text(errno), "name an existing file");
+  if (stat(path.c_str(), &info) != 0) throw refused("name an existing file");
   OwnedFd fd;
   if (S_ISREG(info.st_mode)) {
     fd = OwnedFd(open(path.c_str(), O_RDWR | O_CLOEXEC));
-    if (!fd || fstat(fd.get(), &info) != 0) {
-      throw Error(Errc::kUsage, path, "cannot be opened: " + errno_text(errno),
-                  "name a file that this user may read and write");
-    }
+    if (!fd || fstat(fd.get(), &info) != 0) throw refused("name a file that this user may read and write");
   }
   if (!S_ISREG(info.st_mode)) {
     throw Error(Errc::kUsage, path, S_ISDIR(info.st_mode) ? "is a directory" : "is no regular file",
@@ -66,7 +54,7 @@ OwnedFd open_existing(const std::string& path) {
   return fd;
 }
 
-// mountinfo writes blanks as \040.
+// Undoes the escapes of mountinfo, which writes a space as \040.
 std::string unescape(const std::string& text) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -102,8 +90,8 @@ Mount mount_of(const std::string& path) {
   std::ifstream lines("/proc/self/mountinfo");
   std::size_t longest = 0;
   for (std::string line; std::getline(lines, line);) {
-    // "36 35 98:0 /root /mount/point rw,noatime shared:1 - ext4 /dev/sda1 rw": any number of fields before
-    // "-".
+    // "36 35 98:0 /root /mount/point rw,noatime shared:1 - ext4 /dev/sda1 rw": the fields before "-" vary in
+    // number.
     std::istringstream fields(line);
     std::string skip, mount, filesystem, device;
     fields >> skip >> skip >> skip >> skip >> mount;
@@ -111,7 +99,7 @@ Mount mount_of(const std::string& path) {
     }
     fields >> filesystem >> device;
     mount = unescape(mount);
-    // Of two mounts on the same point the later one is on top.
+    // When two mounts have the same point, the later one hides the other.
     if (!fields || !is_below(real, mount) || mount.size() < longest) continue;
     longest = mount.size();
     found = {filesystem, unescape(device)};
@@ -120,9 +108,7 @@ Mount mount_of(const std::string& path) {
 }
 
 DriveFile::DriveFile(const DriveOptions& options)
-    : path_(options.path),
-      bytes_(round_up(options.bytes, Engine::alignment())),
-      endurance_bytes_(options.endurance_bytes) {
+    : path_(options.path), bytes_(round_up(options.bytes, Engine::alignment())) {
   check_size(options);
   switch (options.kind) {
     case FileKind::kTier:
@@ -143,7 +129,8 @@ DriveFile::DriveFile(const DriveOptions& options)
   buffered_because_ = try_direct();
 }
 
-// By a descriptor of its own, as a tier's (DriveLock::make_file). NFS locks only what may be written to.
+// Takes the lock with a descriptor of its own, as for a tier (DriveLock::make_file). It is open for writing,
+// since NFS locks no other.
 void DriveFile::lock_existing() {
   existing_lock_ = OwnedFd(open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   const int error = existing_lock_ ? lock_now(existing_lock_.get()) : errno;
@@ -152,8 +139,7 @@ void DriveFile::lock_existing() {
     throw Error(Errc::kUsage, path_, "is in use by another run, or by another drive of this one",
                 "wait for it to end, or name another file");
   }
-  throw Error(Errc::kIo, path_, "cannot be locked against other runs: " + errno_text(error),
-              "some network file systems have no locks; name a file on a local drive");
+  throw lock_error(path_, error, "file");
 }
 
 void DriveFile::measure_existing() {
@@ -175,7 +161,7 @@ void DriveFile::measure_existing() {
 }
 
 void DriveFile::preallocate() {
-  const std::int64_t free = free_bytes_of(path_);  // before: a failed fallocate may have taken some
+  const std::int64_t free = free_bytes_of(path_);  // asked before a fallocate that may fail half way
   int error = 0;
   do {
     error = fallocate(fd_.get(), 0, 0, bytes_) == 0 ? 0 : errno;
@@ -197,12 +183,12 @@ void DriveFile::preallocate() {
   }
 }
 
-// Turns O_DIRECT on, and tries it with a page, since some filesystems take the flag and refuse the transfer.
+// Turns O_DIRECT on and reads a page, since some filesystems accept the flag but refuse transfers. Returns
+// why it does not work; empty when it does.
 std::string DriveFile::try_direct() const {
   struct statfs info {};
   if (fstatfs(fd_.get(), &info) != 0) throw Error(Errc::kIo, path_, "fstatfs: " + errno_text(errno));
-  if (info.f_type == TMPFS_MAGIC)
-    return "tmpfs keeps its files in memory";  // though newer ones take the flag
+  if (info.f_type == TMPFS_MAGIC) return "tmpfs keeps its files in memory";  // newer ones accept the flag
   const int flags = fcntl(fd_.get(), F_GETFL);
   if (flags < 0) throw Error(Errc::kIo, path_, "fcntl: " + errno_text(errno));
   const auto refused = [&](int error) {

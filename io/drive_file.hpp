@@ -1,6 +1,9 @@
-// The file behind one drive, as its FileKind says: a tier's, preallocated in a locked directory and removed
-// at the end (io/drive_lock.hpp); one without a name, that goes with the process; or one that exists already,
-// whose size and name are left alone. O_DIRECT where the filesystem takes it.
+// The file behind one drive. By its FileKind that is a tier's file, preallocated in a locked directory and
+// removed at the end (io/drive_lock.hpp); a file without a name, which disappears with the process; or an
+// existing file, whose size and name stay as they are. It is opened with O_DIRECT where the filesystem
+// supports that.
+//
+// Threads: made and destroyed by one thread.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,15 +16,13 @@ namespace zg::io {
 
 class DriveFile {
  public:
-  // Throws Error(kUsage) for a path that is not what its kind needs, or that another run has; Error(kIo) when
-  // it cannot hold the bytes. Then nothing is left behind.
+  // Throws Error(kUsage) when the path is not what its kind needs, or is in use by another run; Error(kIo)
+  // when it cannot hold the bytes. Then nothing is left behind.
   explicit DriveFile(const DriveOptions& options);
 
   int fd() const { return fd_.get(); }
   std::int64_t bytes() const { return bytes_; }
-  // The directory, or the existing file.
-  const std::string& path() const { return path_; }
-  double endurance_bytes() const { return endurance_bytes_; }
+  const std::string& path() const { return path_; }  // the directory, or the existing file
   // Why O_DIRECT is not in use; empty when it is.
   const std::string& buffered_because() const { return buffered_because_; }
   // Why the space is not reserved; empty when it is.
@@ -35,14 +36,13 @@ class DriveFile {
 
   std::string path_;
   std::int64_t bytes_ = 0;
-  double endurance_bytes_ = 0;
-  std::unique_ptr<DriveLock> lock_;  // of a tier; ends after fd_
-  OwnedFd existing_lock_;
+  std::unique_ptr<DriveLock> lock_;  // of a tier; destroyed after fd_
+  OwnedFd existing_lock_;            // of an existing file
   OwnedFd fd_;
   std::string buffered_because_, sparse_because_;
 };
 
-// "ext4", "tmpfs", ... and the device, from /proc/self/mountinfo; "unknown" where that does not say.
+// The file system ("ext4", "tmpfs", ...) and the device that hold a path, from /proc/self/mountinfo.
 struct Mount {
   std::string filesystem = "unknown", device = "unknown";
 };

@@ -15,6 +15,7 @@
 #include <charconv>
 #include <chrono>
 #include <ctime>
+#include <sstream>
 #include <string_view>
 #include <thread>
 
@@ -30,16 +31,14 @@ constexpr std::string_view kPrefix = "ziggurat-", kSuffix = ".tier";
 constexpr std::size_t kDigits = 16;
 constexpr std::size_t kMaxCommand = 400;  // characters of the command line that are kept
 
-// A lock that is held while its file does not say by whom yet is looked at again this often.
+// How often a lock that is held is tried again while its file does not say by whom.
 constexpr int kAttempts = 50;
 constexpr auto kPause = std::chrono::milliseconds(2);
 
 bool is_tier_name(std::string_view name) {
-  if (name.size() != kPrefix.size() + kDigits + kSuffix.size()) return false;
-  if (name.substr(0, kPrefix.size()) != kPrefix) return false;
-  if (name.substr(kPrefix.size() + kDigits) != kSuffix) return false;
-  const std::string_view digits = name.substr(kPrefix.size(), kDigits);
-  return digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  return name.size() == kPrefix.size() + kDigits + kSuffix.size() && name.starts_with(kPrefix) &&
+         name.ends_with(kSuffix) &&
+         name.substr(kPrefix.size(), kDigits).find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
 std::string random_tier_name() {
@@ -55,8 +54,8 @@ std::string host_name() {
   return name.data();
 }
 
-// One line of a command, or of somebody else's file: nothing in it moves the cursor.
-std::string plain(std::string text) {
+// Makes a line that may come from another program's file harmless to print: no control characters.
+std::string printable(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   }
@@ -73,7 +72,7 @@ std::string read_all(int fd, std::size_t most) {
 
 std::string command_line() {
   const OwnedFd fd(open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC));
-  std::string text = fd ? plain(read_all(fd.get(), kMaxCommand)) : std::string();
+  std::string text = fd ? printable(read_all(fd.get(), kMaxCommand)) : std::string();
   if (text.size() >= kMaxCommand - 1) text += "...";
   return text;
 }
@@ -92,30 +91,25 @@ std::string text_of(const Owner& o) {
                      o.command);
 }
 
-// The first line of each kind counts: after a shorter new text the end of an older one may still stand there.
+// The first line with each key counts, since the end of a longer, older text may still follow.
 Owner read_owner(int fd) {
   Owner owner;
-  const std::string text = read_all(fd, 4096);
-  std::string_view rest = text;
-  while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    const std::string_view line = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+  std::istringstream lines(read_all(fd, 4096));
+  for (std::string line; std::getline(lines, line);) {
     const std::size_t blank = std::min(line.find(' '), line.size());
-    const std::string_view key = line.substr(0, blank);
-    const std::string_view raw = line.substr(std::min(blank + 1, line.size()));
-    const std::string value = plain(std::string(raw));
-    if (key == "pid" && owner.pid == 0) std::from_chars(raw.data(), raw.data() + raw.size(), owner.pid);
+    const std::string key = line.substr(0, blank);
+    const std::string value = printable(line.substr(std::min(blank + 1, line.size())));
+    if (key == "pid" && owner.pid == 0) std::from_chars(value.data(), value.data() + value.size(), owner.pid);
     if (key == "host" && owner.host.empty()) owner.host = value;
     if (key == "since" && owner.since.empty()) owner.since = value;
     if (key == "file" && owner.file.empty()) owner.file = value;
     if (key == "command" && owner.command.empty()) owner.command = value;
   }
-  if (owner.pid < 0) owner.pid = 0;
+  owner.pid = std::max<std::int64_t>(owner.pid, 0);
   return owner;
 }
 
-bool is_gone(const Owner& owner) {
+bool has_exited(const Owner& owner) {
   return owner.host == host_name() && kill(static_cast<pid_t>(owner.pid), 0) != 0 && errno == ESRCH;
 }
 
@@ -131,7 +125,7 @@ Error in_use(const std::string& directory, const Owner& owner) {
   }
   const std::string who =
       fmt::format("pid {} on {} since {}: {}", owner.pid, owner.host, owner.since, owner.command);
-  if (is_gone(owner)) {
+  if (has_exited(owner)) {
     return {Errc::kUsage, directory,
             fmt::format("is in use by a child of a run of ziggurat that has ended itself, {}", who),
             "end what that run has started, or name another directory"};
@@ -139,26 +133,33 @@ Error in_use(const std::string& directory, const Owner& owner) {
   return {Errc::kUsage, directory, fmt::format("is in use by ziggurat, {}", who), hint};
 }
 
-bool is_users(int error) {
+// Errors that the user mends, by naming another directory.
+bool is_permission_error(int error) {
   return error == EACCES || error == EROFS || error == EPERM;
 }
 
-Error cannot_make(const std::string& directory, int error) {
-  return {is_users(error) ? Errc::kUsage : Errc::kIo, directory,
-          fmt::format("no file can be made there: {}", errno_text(error)),
-          is_users(error) ? "name a directory that this user may write to" : ""};
-}
-
-Error cannot_lock(const std::string& where, int error) {
-  return {Errc::kIo, where, fmt::format("cannot be locked against other runs: {}", errno_text(error)),
-          "some network file systems have no locks; name a directory on a local drive"};
+Error directory_error(const std::string& directory, int error) {
+  return {Errc::kUsage, directory, "cannot hold a tier: " + errno_text(error),
+          "make the directory, or name another one"};
 }
 
 }  // namespace
 
-void OwnedFd::reset() {
-  if (fd_ >= 0) close(fd_);
-  fd_ = -1;
+void check_directory(const std::string& directory) {
+  struct stat info {};
+  if (stat(directory.c_str(), &info) != 0) throw directory_error(directory, errno);
+  if (!S_ISDIR(info.st_mode)) throw Error(Errc::kUsage, directory, "is no directory", "name a directory");
+}
+
+Error creation_error(const std::string& directory, int error) {
+  return {is_permission_error(error) ? Errc::kUsage : Errc::kIo, directory,
+          "no file can be made there: " + errno_text(error),
+          is_permission_error(error) ? "name a directory that this user may write to" : ""};
+}
+
+Error lock_error(const std::string& where, int error, const char* kind) {
+  return {Errc::kIo, where, "cannot be locked against other runs: " + errno_text(error),
+          fmt::format("some network file systems have no locks; name a {} on a local drive", kind)};
 }
 
 int lock_now(int fd) {
@@ -203,11 +204,12 @@ bool may_live_elsewhere(const Owner& owner, const std::string& this_host, std::i
 
 std::unique_ptr<DriveLock> DriveLock::take(const std::string& directory,
                                            std::optional<std::int64_t> file_system_type) {
-  std::unique_ptr<DriveLock> lock(new DriveLock(directory));  // ends what is half done if a step throws
+  std::unique_ptr<DriveLock> lock(new DriveLock(directory));  // if a step throws, the destructor cleans up
   lock->open_directory();
   const Owner previous = lock->lock();
-  lock->refuse_what_may_live_elsewhere(previous, file_system_type);
-  // At once, since others may ask already; but a full drive may have no room for it before it is reclaimed.
+  lock->refuse_leftovers_of_other_hosts(previous, file_system_type);
+  // The owner is written at once, since other runs may ask for it already. A full drive may have no room for
+  // it until the leftovers are removed.
   const bool written = lock->try_write_owner();
   lock->reclaim(previous);
   if (!written && !lock->try_write_owner())
@@ -218,32 +220,23 @@ std::unique_ptr<DriveLock> DriveLock::take(const std::string& directory,
 DriveLock::DriveLock(const std::string& directory)
     : directory_(directory), file_(random_tier_name()), process_(getpid()) {}
 
-// The names go while the locks are held, so nobody takes them for leftovers; the lock file's last, so the
-// next run finds the space free.
+// Each name is removed while its lock is held, so that no other run takes the file for a leftover. The lock
+// file goes last, so that the next run finds the space free.
 DriveLock::~DriveLock() {
   if (getpid() != process_) return;
   if (data_ && is_at(file_, data_)) unlinkat(dir_.get(), file_.c_str(), 0);
-  data_.reset();
+  data_ = OwnedFd();
   if (lock_ && is_at(kLockName, lock_)) unlinkat(dir_.get(), kLockName, 0);
 }
 
 void DriveLock::open_directory() {
-  struct stat info {};
-  int error = stat(directory_.c_str(), &info) == 0 ? 0 : errno;
-  if (error == 0 && !S_ISDIR(info.st_mode))
-    throw Error(Errc::kUsage, directory_, "is no directory", "name a directory");
-  if (error == 0) {
-    dir_ = OwnedFd(open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!dir_) error = errno;
-  }
-  if (error != 0) {
-    throw Error(Errc::kUsage, directory_, "cannot hold a tier: " + errno_text(error),
-                "make the directory, or name another one");
-  }
+  check_directory(directory_);
+  dir_ = OwnedFd(open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!dir_) throw directory_error(directory_, errno);
 }
 
-// Locks the file that has the name in the end: its owner may remove it after we have opened it. Returns what
-// the run before has written there.
+// Locks the lock file and returns the owner that the previous run has written there. The owner may remove the
+// file between our open() and our lock; so it counts only if the locked file still has the name.
 Owner DriveLock::lock() {
   for (int attempt = 1; attempt <= kAttempts; ++attempt) {
     bool made = false;
@@ -252,13 +245,13 @@ Owner DriveLock::lock() {
     const int error = lock_now(fd.get());
     if (error == EWOULDBLOCK) {
       const Owner owner = read_owner(fd.get());
-      if ((owner.pid != 0 && !is_gone(owner)) || attempt == kAttempts) throw in_use(directory_, owner);
+      if ((owner.pid != 0 && !has_exited(owner)) || attempt == kAttempts) throw in_use(directory_, owner);
       std::this_thread::sleep_for(kPause);
       continue;
     }
     if (error != 0) {
       if (made) unlinkat(dir_.get(), kLockName, 0);
-      throw cannot_lock(directory_, error);
+      throw lock_error(directory_, error);
     }
     if (!is_at(kLockName, fd)) continue;
     check_is_ours(fd);
@@ -268,14 +261,14 @@ Owner DriveLock::lock() {
   throw Error(Errc::kIo, path_of(kLockName), "is made and removed again by others all the time");
 }
 
-// None when somebody was faster in making it.
+// Opens the lock file, or makes it. An empty descriptor means that another run made it at the same moment.
 OwnedFd DriveLock::open_lock_file(bool& made) const {
   constexpr int kFlags = O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
   OwnedFd fd(openat(dir_.get(), kLockName, O_RDWR | kFlags));
   if (fd) return fd;
   if (errno == ENOENT) {
     fd = OwnedFd(openat(dir_.get(), kLockName, O_RDWR | O_CREAT | O_EXCL | kFlags, 0644));
-    if (!fd && errno != EEXIST) throw cannot_make(directory_, errno);
+    if (!fd && errno != EEXIST) throw creation_error(directory_, errno);
     made = static_cast<bool>(fd);
     return fd;
   }
@@ -288,12 +281,12 @@ OwnedFd DriveLock::open_lock_file(bool& made) const {
                 "have it removed, or name another directory");
   }
   if (error == ELOOP) throw Error(Errc::kUsage, path, "is a symbolic link", "remove it");
-  throw Error(is_users(error) || error == EISDIR ? Errc::kUsage : Errc::kIo, path,
+  throw Error(is_permission_error(error) || error == EISDIR ? Errc::kUsage : Errc::kIo, path,
               "cannot be opened: " + errno_text(error));
 }
 
-// What is ours is overwritten and removed; so a file of somebody's that has this name by chance is looked at
-// first. Zeros are what a power cut makes of a short file.
+// A lock file is overwritten and removed, so this protects a file of the user's that has the same name by
+// chance. Zeros are accepted, since a power cut can turn a short file into them.
 void DriveLock::check_is_ours(const OwnedFd& fd) const {
   struct stat info {};
   if (fstat(fd.get(), &info) != 0) throw Error(Errc::kIo, path_of(kLockName), errno_text(errno));
@@ -313,10 +306,10 @@ bool DriveLock::try_write_owner() const {
   return n == bytes && ftruncate(lock_.get(), bytes) == 0;
 }
 
-// Before the lock file says something else. It is not ours until then: whatever is thrown, it stays for
-// whoever asks next.
-void DriveLock::refuse_what_may_live_elsewhere(const Owner& previous,
-                                               std::optional<std::int64_t> file_system_type) {
+// Called before the lock file is overwritten. If it throws, lock_ is empty, so the destructor leaves the
+// file, and with it the name of its owner, to the next run that asks.
+void DriveLock::refuse_leftovers_of_other_hosts(const Owner& previous,
+                                                std::optional<std::int64_t> file_system_type) {
   if (!file_system_type) {
     struct statfs info {};
     if (fstatfs(dir_.get(), &info) != 0) throw Error(Errc::kIo, directory_, "fstatfs: " + errno_text(errno));
@@ -338,7 +331,7 @@ void DriveLock::refuse_what_may_live_elsewhere(const Owner& previous,
       "or name another directory");
 }
 
-// Nothing is removed before all are known to be nobody's.
+// Removes nothing before all leftovers are locked, and so known to belong to no living process.
 void DriveLock::reclaim(const Owner& previous) const {
   const std::vector<Leftover> leftovers = find_leftovers();
   if (leftovers.empty()) return;
@@ -374,9 +367,9 @@ std::vector<DriveLock::Leftover> DriveLock::find_leftovers() const {
     constexpr int kFlags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
     OwnedFd fd(openat(dir_.get(), name.c_str(), O_RDWR | kFlags));
     if (!fd && errno == EACCES) fd = OwnedFd(openat(dir_.get(), name.c_str(), O_RDONLY | kFlags));
-    if (!fd && (errno == ENOENT || errno == ELOOP)) continue;  // no longer what it was
+    if (!fd && (errno == ENOENT || errno == ELOOP)) continue;  // removed or replaced meanwhile
     if (!fd) {
-      throw Error(is_users(errno) ? Errc::kUsage : Errc::kIo, path_of(name),
+      throw Error(is_permission_error(errno) ? Errc::kUsage : Errc::kIo, path_of(name),
                   "was left by a killed run and cannot be opened: " + errno_text(errno),
                   "remove it, or name another directory");
     }
@@ -385,7 +378,7 @@ std::vector<DriveLock::Leftover> DriveLock::find_leftovers() const {
                   "is in use by a run that lives, though its ziggurat.lock was removed",
                   "wait for it to end, end it, or name another directory");
     } else if (error != 0) {
-      throw cannot_lock(path_of(name), error);
+      throw lock_error(path_of(name), error);
     }
     const std::int64_t bytes = info.st_nlink == 1 ? std::int64_t{info.st_blocks} * 512 : 0;
     if (is_at(name, fd)) leftovers.push_back({name, std::move(fd), bytes});
@@ -396,12 +389,12 @@ std::vector<DriveLock::Leftover> DriveLock::find_leftovers() const {
 
 void DriveLock::remove(const Leftover& leftover) const {
   if (unlinkat(dir_.get(), leftover.name.c_str(), 0) != 0) {
-    throw Error(is_users(errno) ? Errc::kUsage : Errc::kIo, path_of(leftover.name),
+    throw Error(is_permission_error(errno) ? Errc::kUsage : Errc::kIo, path_of(leftover.name),
                 "was left by a killed run and cannot be removed: " + errno_text(errno),
                 "remove it, or name another directory");
   }
-  // The kernel may hold a killed run's file for a moment longer; its space is wanted now. (Where this fails,
-  // it comes free then.)
+  // The kernel may keep a killed run's file for a moment longer, but its space is needed now. If this fails,
+  // the space is freed with the file.
   struct stat info {};
   if (fstat(leftover.fd.get(), &info) == 0 && info.st_nlink == 0 && ftruncate(leftover.fd.get(), 0) != 0)
     log::debug("{}: {}", path_of(leftover.name), errno_text(errno));
@@ -411,15 +404,15 @@ OwnedFd DriveLock::make_file() {
   constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
   ZG_ASSERT(!data_, "a second data file in {}", directory_);
   data_ = OwnedFd(openat(dir_.get(), file_.c_str(), kFlags | O_CREAT | O_EXCL, 0600));
-  if (!data_) throw cannot_make(directory_, errno);
-  if (const int error = lock_now(data_.get()); error != 0) throw cannot_lock(path_of(file_), error);
+  if (!data_) throw creation_error(directory_, errno);
+  if (const int error = lock_now(data_.get()); error != 0) throw lock_error(path_of(file_), error);
   OwnedFd fd(openat(dir_.get(), file_.c_str(), kFlags));
   if (!fd || !is_at(file_, data_))
     throw Error(Errc::kIo, path_of(file_), "was removed by somebody while it was made");
   return fd;
 }
 
-// Whether the name is that of the open file.
+// Whether `name` still names the open file.
 bool DriveLock::is_at(const std::string& name, const OwnedFd& fd) const {
   struct stat named {
   }, open_one{};
@@ -433,7 +426,7 @@ std::string DriveLock::path_of(const std::string& name) const {
 }
 
 void reclaim(const std::vector<std::string>& directories) {
-  std::vector<std::unique_ptr<DriveLock>> locks;  // all held, so that one named twice is found
+  std::vector<std::unique_ptr<DriveLock>> locks;  // held together, so that a directory named twice is found
   for (const std::string& directory : directories) locks.push_back(DriveLock::take(directory));
 }
 

@@ -1,10 +1,10 @@
 // Free space of one drive, counted in grains.
 //
-// An allocation is the smallest free run that holds it; where none does, the largest runs first until it is
-// satisfied. So it succeeds exactly if enough grains are free: fragmentation makes more runs, never a
-// failure. All in O(log n) per run, for n free runs.
+// An allocation takes the smallest free run that holds all of it. If there is none, it takes the largest runs
+// until it has enough. So it succeeds exactly if enough grains are free: fragmentation makes it take more
+// runs, but never makes it fail. Each run taken or freed costs O(log n) for n free runs.
 //
-// Threads: none of its own; the owner locks. Invariant: free runs are disjoint and never touch each other.
+// Threads: one at a time; the owner locks. Invariant: free runs are disjoint, and no two are adjacent.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -23,12 +23,12 @@ class ExtentAllocator {
   explicit ExtentAllocator(std::int64_t grains);
   ExtentAllocator(ExtentAllocator&&) = default;
 
-  // Appends the runs to `runs`; false, and nothing is changed, when fewer grains are free. `grains` > 0.
-  // Throws only where `runs` must grow.
+  // Appends the runs taken to `runs`. False, with nothing changed, when fewer grains are free. `grains` must
+  // be more than 0. Throws std::bad_alloc only if `runs` must grow.
   bool allocate(std::int64_t grains, std::vector<GrainRun>& runs);
-  // Any part of what was allocated, in any order. Throws, and nothing is changed, when memory runs out.
+  // Frees any part of what was allocated. Throws std::bad_alloc, with nothing changed, when memory runs out.
   void free(GrainRun run);
-  // Takes the memory that so many calls of free() can need, which do not throw then.
+  // Allocates the memory that the next `frees` calls of free() can need, so that they do not throw.
   void reserve(std::size_t frees);
 
   std::int64_t grains() const { return grains_; }
@@ -40,7 +40,8 @@ class ExtentAllocator {
  private:
   using ByBegin = std::map<std::int64_t, std::int64_t>;            // begin -> grains
   using BySize = std::set<std::pair<std::int64_t, std::int64_t>>;  // (grains, begin)
-  // The memory of one free run, which changes its place without being freed.
+  // The map and set nodes of one free run. They are reused for other runs instead of being freed and
+  // allocated.
   struct Node {
     ByBegin::node_type by_begin;
     BySize::node_type by_size;
@@ -49,17 +50,16 @@ class ExtentAllocator {
   Node extract(GrainRun run);
   void insert(Node node, GrainRun run);
   void keep(Node node);
-  // Takes the first `grains` of this free run.
+  // Allocates the first `grains` of this free run.
   void take(GrainRun run, std::int64_t grains, std::vector<GrainRun>& runs);
 
-  // Spares kept without being reserved; more go back to the heap.
-  static constexpr std::size_t kSpares = 256;
+  static constexpr std::size_t kSpares = 256;  // kept without reserve(); more are freed
 
   const std::int64_t grains_;
   std::int64_t free_ = 0;
-  ByBegin by_begin_;  // free runs
-  BySize by_size_;    // the same
-  std::vector<Node> spare_;  // of runs that are gone, for those to come
+  ByBegin by_begin_;         // the free runs
+  BySize by_size_;           // the same runs
+  std::vector<Node> spare_;  // unused nodes
 };
 
 }  // namespace zg::io

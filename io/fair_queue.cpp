@@ -6,7 +6,7 @@
 namespace zg::io {
 namespace {
 
-// Leaves one block of kFairShare to each of the two that can be passed.
+// So that of kFairShare blocks one is left for each of the two priorities that can be passed over.
 constexpr int kMostPassed = kFairShare - kPriorities + 1;
 
 }  // namespace
@@ -16,52 +16,52 @@ bool FairQueue::any(Priority priority) const {
   return both[0].head != nullptr || both[1].head != nullptr;
 }
 
-FairQueue::List& FairQueue::list_of(const Waiter& waiter) {
-  return lists_[static_cast<int>(waiter.priority)][index_of(waiter.op)];
+FairQueue::List& FairQueue::list_of(const QueueEntry& entry) {
+  return lists_[static_cast<int>(entry.priority)][index_of(entry.op)];
 }
 
-void FairQueue::insert(Waiter& waiter, Waiter* previous, Waiter* next) {
-  ZG_ASSERT(!waiter.waits, "a waiter stands in one list at a time");
-  List& list = list_of(waiter);
-  waiter.previous = previous;
-  waiter.next = next;
-  (previous != nullptr ? previous->next : list.head) = &waiter;
-  (next != nullptr ? next->previous : list.tail) = &waiter;
-  waiter.waits = true;
+void FairQueue::insert(QueueEntry& entry, QueueEntry* previous, QueueEntry* next) {
+  ZG_ASSERT(!entry.queued, "an entry is queued once at a time");
+  List& list = list_of(entry);
+  entry.previous = previous;
+  entry.next = next;
+  (previous != nullptr ? previous->next : list.head) = &entry;
+  (next != nullptr ? next->previous : list.tail) = &entry;
+  entry.queued = true;
   ++count_;
 }
 
-void FairQueue::push(Waiter& waiter) {
-  insert(waiter, list_of(waiter).tail, nullptr);
+void FairQueue::push(QueueEntry& entry) {
+  insert(entry, list_of(entry).tail, nullptr);
 }
 
-void FairQueue::push_front(Waiter& waiter) {
-  insert(waiter, nullptr, list_of(waiter).head);
+void FairQueue::push_front(QueueEntry& entry) {
+  insert(entry, nullptr, list_of(entry).head);
 }
 
-void FairQueue::remove(Waiter& waiter) {
-  ZG_ASSERT(waiter.waits, "a waiter is removed that does not wait");
-  List& list = list_of(waiter);
-  (waiter.previous != nullptr ? waiter.previous->next : list.head) = waiter.next;
-  (waiter.next != nullptr ? waiter.next->previous : list.tail) = waiter.previous;
-  waiter.waits = false;
+void FairQueue::remove(QueueEntry& entry) {
+  ZG_ASSERT(entry.queued, "an entry is removed that is not queued");
+  List& list = list_of(entry);
+  (entry.previous != nullptr ? entry.previous->next : list.head) = entry.next;
+  (entry.next != nullptr ? entry.next->previous : list.tail) = entry.previous;
+  entry.queued = false;
   --count_;
 }
 
-void FairQueue::promote(Waiter& waiter, Priority priority) {
-  if (priority >= waiter.priority) return;
-  remove(waiter);
-  waiter.priority = priority;
-  push(waiter);
+void FairQueue::promote(QueueEntry& entry, Priority priority) {
+  if (priority >= entry.priority) return;
+  remove(entry);
+  entry.priority = priority;
+  push(entry);
 }
 
-Waiter* FairQueue::choose(bool write_back_may) const {
-  const int most = write_back_may ? kPriorities : static_cast<int>(Priority::kWriteBack);
+QueueEntry* FairQueue::choose(bool allow_write_back) const {
+  const int most = allow_write_back ? kPriorities : static_cast<int>(Priority::kWriteBack);
   int chosen = -1;
   for (int p = most; p-- > 0;) {
-    const List(&both)[2] = lists_[p];
-    if (both[0].head == nullptr && both[1].head == nullptr) continue;
-    // Upwards: the last one seen is the most urgent, unless one below was passed often enough.
+    if (!any(static_cast<Priority>(p))) continue;
+    // From the least urgent upwards: a more urgent one takes precedence, unless this was passed over too
+    // often.
     if (chosen < 0 || passed_[chosen] < kMostPassed) chosen = p;
   }
   if (chosen < 0) return nullptr;
@@ -71,15 +71,15 @@ Waiter* FairQueue::choose(bool write_back_may) const {
   return both[balance_[chosen] > 0 ? 1 : 0].head;
 }
 
-void FairQueue::began(const Waiter& waiter, std::int64_t bytes) {
-  const int p = static_cast<int>(waiter.priority);
+void FairQueue::began(const QueueEntry& entry, std::int64_t bytes) {
+  const int p = static_cast<int>(entry.priority);
   passed_[p] = 0;
   for (int below = p + 1; below < kPriorities; ++below) {
     if (any(static_cast<Priority>(below))) ++passed_[below];
   }
   const List(&both)[2] = lists_[p];
   const bool both_wait = both[0].head != nullptr && both[1].head != nullptr;
-  balance_[p] = both_wait ? balance_[p] + (waiter.op == Op::kRead ? bytes : -bytes) : 0;
+  balance_[p] = both_wait ? balance_[p] + (entry.op == Op::kRead ? bytes : -bytes) : 0;
 }
 
 }  // namespace zg::io

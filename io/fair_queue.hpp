@@ -1,7 +1,8 @@
-// Which of the transfers that wait for a queue begins its next block: the more urgent first, reads and writes
-// of one urgency by turns (in bytes), and nobody starved (kFairShare). Pure logic over intrusive lists.
+// Decides which of the transfers that wait for a queue begins its next block: the most urgent first, reads
+// and writes of the same urgency in turn (by bytes), and none starved (kFairShare). Pure logic over intrusive
+// lists.
 //
-// One thread, or a lock around it. A waiter belongs to its owner and stays until it is removed.
+// Threads: one at a time. Each entry belongs to the caller and must stay where it is until it is removed.
 #pragma once
 #include <cstdint>
 
@@ -9,39 +10,41 @@
 
 namespace zg::io {
 
-struct Waiter {
+struct QueueEntry {
   Op op = Op::kRead;
   Priority priority = Priority::kDemand;
-  Waiter* next = nullptr;
-  Waiter* previous = nullptr;
-  bool waits = false;
+  QueueEntry* next = nullptr;
+  QueueEntry* previous = nullptr;
+  bool queued = false;
 };
 
 class FairQueue {
  public:
   bool empty() const { return count_ == 0; }
   bool any(Priority priority) const;
-  void push(Waiter& waiter);
-  void push_front(Waiter& waiter);  // it waited before
-  void remove(Waiter& waiter);
-  void promote(Waiter& waiter, Priority priority);
+  void push(QueueEntry& entry);
+  void push_front(QueueEntry& entry);  // for one that returns to its place
+  void remove(QueueEntry& entry);
+  void promote(QueueEntry& entry, Priority priority);
 
-  // Null if nobody waits of those who may. It stays in its place until it is removed.
-  Waiter* choose(bool write_back_may) const;
-  // `waiter`, still in its place, has begun a block.
-  void began(const Waiter& waiter, std::int64_t bytes);
+  // The entry whose turn it is, which stays queued; null if there is none, or only write-back that is not
+  // allowed.
+  QueueEntry* choose(bool allow_write_back) const;
+  // To be called when `entry`, which is still queued, has begun a block of so many bytes.
+  void began(const QueueEntry& entry, std::int64_t bytes);
 
  private:
   struct List {
-    Waiter* head = nullptr;
-    Waiter* tail = nullptr;
+    QueueEntry* head = nullptr;
+    QueueEntry* tail = nullptr;
   };
-  List& list_of(const Waiter& waiter);
-  void insert(Waiter& waiter, Waiter* previous, Waiter* next);  // null: at that end
+  List& list_of(const QueueEntry& entry);
+  // Between these two entries of the list; null: at that end.
+  void insert(QueueEntry& entry, QueueEntry* previous, QueueEntry* next);
 
-  List lists_[kPriorities][2];              // by priority and Op
-  int passed_[kPriorities] = {};            // blocks of more urgent ones begun while somebody waited here
-  std::int64_t balance_[kPriorities] = {};  // bytes read more than written while both waited
+  List lists_[kPriorities][2];              // by Priority and Op
+  int passed_[kPriorities] = {};            // more urgent blocks begun while this priority waited
+  std::int64_t balance_[kPriorities] = {};  // bytes read less bytes written, while both waited
   std::int64_t count_ = 0;
 };
 

@@ -1,17 +1,21 @@
-// Faults on top of any queue, by seed and by rule. Errors never reach the queue below; short and torn
-// transfers reach it in part; a late one is held back once it is done, so that others overtake it; flipped
-// bits are put into what was read, or into a copy of what is written. The caller's memory is never written
-// for a write.
+// Injects faults into any queue (the inner queue), at random and by rule. Blocks that fail with an error are
+// not passed on to the inner queue; of short and torn ones only a part is. A late block is held back after it
+// has completed, so that others overtake it. Flipped bits are put into what was read, or into a copy of what
+// is written, since a write must not change the caller's memory.
 //
-// What the rates do to the n-th block of a queue depends on the seed, the drive, the queue and n alone. Where
-// several things befall a block: an error excludes all but a delay, and a torn write is not short as well.
+// The random faults of a queue's n-th block depend only on the seed, the drive, the queue and n. A block may
+// have several faults, but an error excludes all others except a delay, and a torn write is not short as
+// well.
 //
-// Threads: as the queue below. Invariant: a block begun is in the queue below, in held_ or in failed_.
+// Threads: as the inner queue. Invariant: a block that has begun is in the inner queue, in held_ or in
+// failed_.
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "io/delayed_blocks.hpp"
 #include "io/queue.hpp"
 #include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/error.hpp"
@@ -22,10 +26,10 @@ namespace zg::io {
 namespace {
 
 constexpr auto kLongestDelay = std::chrono::microseconds(2000);
-// A transfer in part ends at a multiple of it; whole pages alone go to the queue below.
+// Partial transfers end at a multiple of this; but the inner queue gets whole pages only.
 constexpr std::int64_t kSector = 512;
 
-// The random numbers of one block, drawn as they are needed.
+// The random decisions about one block.
 class Dice {
  public:
   Dice(const NamedRandom& random, std::uint64_t block)
@@ -39,7 +43,7 @@ class Dice {
   bool delay(double rate) const { return hits(first_[3], rate); }
   bool torn(double rate) const { return hits(second_[0], rate); }
   bool flip(double rate) const { return hits(second_[1], rate); }
-  // Below `bound`, for each kind of fault its own.
+  // A number below `bound`, independent for each kind of fault.
   std::int64_t below(Fault kind, std::int64_t bound) const {
     const Philox4 draw = random_.block(4 * block_ + (kind == Fault::kDelay || kind == Fault::kFlip ? 2 : 3));
     const std::size_t at = kind == Fault::kDelay || kind == Fault::kTorn ? 0 : 2;
@@ -56,13 +60,25 @@ class Dice {
   const Philox4 first_, second_;
 };
 
+struct Rate {
+  const char* name;
+  double value;
+};
+std::array<Rate, 6> rates_of(const FaultModel& m) {
+  return {{{"errors", m.error_rate},
+           {"interrupts", m.interrupt_rate},
+           {"short", m.short_rate},
+           {"late", m.delay_rate},
+           {"torn", m.torn_rate},
+           {"flipped", m.flip_rate}}};
+}
+
 void check(const FaultModel& m) {
   const auto refuse = [](std::string what, const char* hint) {
     throw Error(Errc::kUsage, "injected faults", std::move(what), hint);
   };
-  for (const double rate :
-       {m.error_rate, m.interrupt_rate, m.short_rate, m.delay_rate, m.torn_rate, m.flip_rate}) {
-    if (!(rate >= 0 && rate <= 1)) refuse(fmt::format("a rate of {}", rate), "0 to 1");
+  for (const Rate& rate : rates_of(m)) {
+    if (!(rate.value >= 0 && rate.value <= 1)) refuse(fmt::format("a rate of {}", rate.value), "0 to 1");
   }
   if (m.error <= 0) refuse(fmt::format("error {}", m.error), "an errno, above 0");
   for (const FaultRule& rule : m.rules) {
@@ -98,7 +114,7 @@ class FaultQueue final : public Queue {
     if (error == 0) {
       begin_inner(block, dice, delay);
     } else if (late) {
-      hold(Clock::now() + delay, {block.id, -std::int64_t{error}});
+      held_.push(Clock::now() + delay, {block.id, -std::int64_t{error}});
     } else {
       failed_.push_back({block.id, -std::int64_t{error}});
     }
@@ -110,7 +126,7 @@ class FaultQueue final : public Queue {
     done.insert(done.end(), failed_.begin(), failed_.end());
     if (!failed_.empty()) deadline = kNoWait;
     failed_.clear();
-    if (!held_.empty()) deadline = std::min(deadline, held_.front().due);
+    if (!held_.empty()) deadline = std::min(deadline, held_.next_due());
     inner_->reap(from_inner_, deadline);
     const auto now = delays_ ? Clock::now() : Clock::time_point();
     for (BlockDone& block : from_inner_) {
@@ -118,14 +134,11 @@ class FaultQueue final : public Queue {
       if (delay == Clock::duration(0)) {
         done.push_back(block);
       } else {
-        hold(now + delay, block);
+        held_.push(now + delay, block);
       }
     }
     from_inner_.clear();
-    for (; !held_.empty() && held_.front().due <= now; held_.pop_back()) {
-      done.push_back(held_.front().done);
-      std::pop_heap(held_.begin(), held_.end(), Later());
-    }
+    held_.pop_due(now, done);
     if (delays_) shuffle(done, first_new);
   }
 
@@ -137,15 +150,9 @@ class FaultQueue final : public Queue {
   void end() override { inner_->end(); }
   std::string features() const override {
     std::string text = fmt::format("{}, injected faults (seed {}", inner_->features(), model_.seed);
-    const auto rate = [&](const char* name, double value) {
-      if (value > 0) text += fmt::format(", {} {}", name, value);
-    };
-    rate("errors", model_.error_rate);
-    rate("interrupts", model_.interrupt_rate);
-    rate("short", model_.short_rate);
-    rate("late", model_.delay_rate);
-    rate("torn", model_.torn_rate);
-    rate("flipped", model_.flip_rate);
+    for (const Rate& rate : rates_of(model_)) {
+      if (rate.value > 0) text += fmt::format(", {} {}", rate.name, rate.value);
+    }
     if (model_.fail_after >= 0) text += fmt::format(", failing after {}", model_.fail_after);
     if (!model_.rules.empty())
       text += fmt::format(", {} rule{}", model_.rules.size(), model_.rules.size() == 1 ? "" : "s");
@@ -153,23 +160,16 @@ class FaultQueue final : public Queue {
   }
 
  private:
-  // A block in the queue below, by id.
+  // A block in the inner queue.
   struct Flight {
     Block block;               // as it was begun there
-    std::int64_t moved = 0;    // what is reported when it moves all of that
-    Clock::duration delay{0};  // how long it is then held back
-    std::int64_t flip = -1;    // a number for the bit to flip in what was read; -1: none
+    std::int64_t moved = 0;    // bytes to report if the inner queue moves the whole block
+    Clock::duration delay{0};  // how long it is held back after that
+    std::int64_t flip = -1;    // chooses the bit to flip in what was read; -1: none
     Buffer copy;               // written instead of the caller's bytes
   };
-  struct Held {
-    Clock::time_point due;
-    BlockDone done;
-  };
-  struct Later {
-    bool operator()(const Held& a, const Held& b) const { return a.due > b.due; }
-  };
 
-  // True if a rule with this fault is for this block; the first such counts it.
+  // Whether a rule injects this fault into this block. Only the first rule that matches counts the block.
   bool rule_hits(Fault fault, const Block& block) {
     for (std::size_t i = 0; i < hits_.size(); ++i) {
       const FaultRule& rule = model_.rules[i];
@@ -186,9 +186,10 @@ class FaultQueue final : public Queue {
            begun_ >= rule.first_block;
   }
 
-  // 0: none.
+  // The errno to fail with; 0: none.
   int error_of(const Block& block, const Dice& dice) {
-    // Taken in turn, whether the block fails for another reason or not, so that it depends on the dice alone.
+    // EAGAIN and EINTR alternate, also if the block fails for another reason, so that the errno depends on
+    // the dice alone.
     const bool interrupted = dice.interrupt(model_.interrupt_rate);
     if (interrupted) again_ = !again_;
     if (rule_hits(Fault::kError, block)) return last_hit_->error;
@@ -219,8 +220,8 @@ class FaultQueue final : public Queue {
     inner_->begin(flight.block);
   }
 
-  // Whole pages of a block do not get there, and keep what they held. Of a single page, whose old sectors are
-  // not at hand, the rest gets other bytes than it should.
+  // Drops the last pages of a block, which keep their old contents. Of a block of one page, whose old
+  // contents are not known here, the last sectors get wrong bytes instead.
   void tear(Flight& flight, const Dice& dice) {
     const std::int64_t pages = flight.block.bytes / Engine::alignment();
     if (pages > 1) {
@@ -233,8 +234,9 @@ class FaultQueue final : public Queue {
       flight.block.data[i] = static_cast<char>(~flight.block.data[i]);
   }
 
-  // Any number of sectors is reported, from a page on where there is more than one (else the engine would get
-  // nowhere where every block is short); what is moved beyond that up to the page's end is moved again.
+  // Reports any smaller number of sectors; at least a page, if the block has several, so that the engine
+  // advances even when all blocks are short. The inner queue moves whole pages, so the end of the last one
+  // moves twice.
   void shorten(Flight& flight, const Dice& dice) {
     const std::int64_t most = flight.block.bytes - kSector;
     const std::int64_t least = flight.block.bytes > Engine::alignment() ? Engine::alignment() : kSector;
@@ -258,18 +260,13 @@ class FaultQueue final : public Queue {
     flight.block.data[bit / 8] = static_cast<char>(flight.block.data[bit / 8] ^ (1 << (bit % 8)));
   }
 
-  // What is reported for what the queue below did; returns how long it is held back.
+  // Changes the inner queue's report into the one for the caller; returns how long it is held back.
   Clock::duration end_inner(BlockDone& done) {
     Flight& flight = flights_[done.id];
     done.result = done.result == flight.block.bytes ? flight.moved : std::min(done.result, flight.moved);
     if (flight.flip >= 0 && flight.block.op == Op::kRead && done.result > 0) flip_bit(flight, done.result);
     if (flight.copy.data() != nullptr) spare_.push_back(std::exchange(flight.copy, Buffer()));
     return flight.delay;
-  }
-
-  void hold(Clock::time_point due, BlockDone done) {
-    held_.push_back({due, done});
-    std::push_heap(held_.begin(), held_.end(), Later());
   }
 
   void shuffle(std::vector<BlockDone>& done, std::ptrdiff_t from) {
@@ -286,21 +283,22 @@ class FaultQueue final : public Queue {
   const NamedRandom random_, order_;
   std::int64_t begun_ = 0;
   std::uint64_t shuffled_ = 0;
-  bool delays_ = false;             // the model can delay
+  bool delays_ = false;             // the model has delays
   bool again_ = false;              // the last interrupt was EAGAIN
   std::vector<std::int64_t> hits_;  // by rule
   const FaultRule* last_hit_ = nullptr;
-  std::vector<Flight> flights_;
-  std::vector<Buffer> spare_;  // copies to use again; as many as were ever in flight at once
+  std::vector<Flight> flights_;  // by block id
+  std::vector<Buffer> spare_;    // unused copies
   std::vector<BlockDone> failed_, from_inner_;
-  std::vector<Held> held_;  // a heap, the first due in front
+  DelayedBlocks held_;
 };
 
 }  // namespace
 
 bool injects_anything(const FaultModel& model) {
-  return model.error_rate > 0 || model.interrupt_rate > 0 || model.short_rate > 0 || model.delay_rate > 0 ||
-         model.torn_rate > 0 || model.flip_rate > 0 || model.fail_after >= 0 || !model.rules.empty();
+  const auto rates = rates_of(model);
+  return model.fail_after >= 0 || !model.rules.empty() ||
+         std::any_of(rates.begin(), rates.end(), [](const Rate& rate) { return rate.value > 0; });
 }
 
 std::unique_ptr<Queue> make_fault_queue(std::unique_ptr<Queue> inner, int depth, const FaultModel& model,

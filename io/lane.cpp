@@ -1,32 +1,29 @@
-// What others do with a lane. Its own thread is in lane_thread.cpp.
+// The part of a lane that other threads call. Its own thread is in lane_thread.cpp.
 #include "io/lane.hpp"
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
 
+#include "io/clock.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::io {
 namespace {
 
-// Waiting for longer than this is worth a line in the log.
+// A wait() that takes longer logs a line each time this has passed.
 constexpr auto kPatience = std::chrono::seconds(5);
 
 std::int64_t value(const std::atomic<std::int64_t>& counter) {
   return counter.load(std::memory_order_relaxed);
 }
 
-std::int64_t ns_of(Clock::time_point t) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
-}
-
-std::int64_t now_ns() {
-  return ns_of(Clock::now());
-}
-
 }  // namespace
+
+std::string ago_text(double seconds) {
+  return seconds < 0 ? "never" : format_seconds(seconds) + " ago";
+}
 
 void Lane::SlotList::push(Slot* slot) {
   slot->link = nullptr;
@@ -75,15 +72,11 @@ void Lane::wake() {
   if (queue_ != nullptr) queue_->wake();
 }
 
-Lane::Slot* Lane::take_slot() {
-  if (free_ == nullptr) {
-    ZG_ASSERT(slots_.size() < kMaxTransfers, "{} transfers submitted and not asked for", slots_.size());
-    Slot& slot = slots_.emplace_back();
-    slot.index = static_cast<std::uint32_t>(slots_.size() - 1);
-    return &slot;
-  }
-  Slot* slot = free_;
-  free_ = slot->link;
+Lane::Slot& Lane::take_slot() {
+  if (free_ != nullptr) return *std::exchange(free_, free_->link);
+  ZG_ASSERT(slots_.size() < kMaxTransfers, "{} transfers submitted and not asked for", slots_.size());
+  Slot& slot = slots_.emplace_back();
+  slot.index = static_cast<std::uint32_t>(slots_.size() - 1);
   return slot;
 }
 
@@ -98,11 +91,15 @@ Ticket Lane::ticket_of(const Slot& slot) const {
   return {slot.index * options_.count + options_.index, slot.generation};
 }
 
-Lane::Slot& Lane::named_by(Ticket ticket) {
+Lane::Slot& Lane::slot_of(Ticket ticket) {
   const std::size_t index = ticket.slot / options_.count;
   ZG_ASSERT(ticket && index < slots_.size(), "ticket {}.{} names no transfer of this engine", ticket.slot,
             ticket.generation);
-  Slot& slot = slots_[index];
+  return slots_[index];
+}
+
+Lane::Slot& Lane::named_by(Ticket ticket) {
+  Slot& slot = slot_of(ticket);
   ZG_ASSERT(slot.generation == ticket.generation && slot.state != SlotState::kFree,
             "stale ticket {}.{}: its result was handed over before", ticket.slot, ticket.generation);
   ZG_ASSERT(slot.transfer.completion == nullptr, "ticket {}.{} has a completion, which gets its result",
@@ -110,42 +107,42 @@ Lane::Slot& Lane::named_by(Ticket ticket) {
   return slot;
 }
 
-Ticket Lane::submit(const Transfer& transfer) {
-  std::unique_lock lock(mutex_);
-  Slot* slot = take_slot();
-  state_.unfinished.fetch_add(1, std::memory_order_relaxed);
-  counters_.waiting[static_cast<int>(transfer.priority)].fetch_add(1, std::memory_order_relaxed);
-  slot->transfer = transfer;
-  slot->op = transfer.op;
-  slot->priority = transfer.priority;
-  slot->state = SlotState::kBusy;
-  slot->issuing = true;
-  slot->outstanding = 0;
-  slot->issued = slot->moved = 0;
-  slot->error = 0;
-  // Past the end of the drive: a result like any other, so that the caller names what it was for.
-  if (transfer.offset > options_.bytes - transfer.bytes)
-    slot->error = transfer.op == Op::kRead ? ENODATA : ENOSPC;
-  const Ticket ticket = ticket_of(*slot);
-  incoming_.push(slot);
-  // The I/O thread itself looks again before it sleeps.
+// The I/O thread itself needs no wake: it looks for work again before it sleeps.
+void Lane::wake_if_asleep(std::unique_lock<std::mutex>& lock) {
   const bool wake = lane_here_ != this && asleep_.exchange(false, std::memory_order_relaxed);
   lock.unlock();
   if (wake) queue_->wake();
+}
+
+Ticket Lane::submit(const Transfer& transfer) {
+  std::unique_lock lock(mutex_);
+  Slot& slot = take_slot();
+  state_.unfinished.fetch_add(1, std::memory_order_relaxed);
+  counters_.waiting[static_cast<int>(transfer.priority)].fetch_add(1, std::memory_order_relaxed);
+  slot.transfer = transfer;
+  slot.op = transfer.op;
+  slot.priority = transfer.priority;
+  slot.state = SlotState::kBusy;
+  slot.issuing = true;
+  slot.outstanding = 0;
+  slot.issued = slot.moved = 0;
+  slot.error = 0;
+  // A transfer past the end of the drive gets a result like any other, so that its caller can say what it
+  // was.
+  if (transfer.offset > options_.bytes - transfer.bytes)
+    slot.error = transfer.op == Op::kRead ? ENODATA : ENOSPC;
+  const Ticket ticket = ticket_of(slot);
+  incoming_.push(&slot);
+  wake_if_asleep(lock);
   return ticket;
 }
 
 void Lane::promote(Ticket ticket, Priority priority) {
   std::unique_lock lock(mutex_);
-  const std::size_t index = ticket.slot / options_.count;
-  ZG_ASSERT(ticket && index < slots_.size(), "ticket {}.{} names no transfer of this engine", ticket.slot,
-            ticket.generation);
-  const Slot& slot = slots_[index];
+  const Slot& slot = slot_of(ticket);
   if (slot.generation != ticket.generation || slot.state != SlotState::kBusy) return;
   promotions_.emplace_back(ticket, priority);
-  const bool wake = lane_here_ != this && asleep_.exchange(false, std::memory_order_relaxed);
-  lock.unlock();
-  if (wake) queue_->wake();
+  wake_if_asleep(lock);
 }
 
 bool Lane::poll(Ticket ticket, Result& result) {
@@ -169,12 +166,10 @@ Result Lane::wait(Ticket ticket) {
     if (!timed_out || slot.state == SlotState::kDone) continue;
     const Transfer t = slot.transfer;
     lock.unlock();
-    log::warning(
-        "waiting for {} to {} {} at {} for {}; {} of at most {} blocks in flight, last one done {}",
-        options_.name, t.op == Op::kRead ? "read" : "write", format_bytes(t.bytes), t.offset,
-        format_seconds(seconds_between(begin, Clock::now())), value(counters_.in_flight),
-        value(counters_.depth),
-        seconds_since_last_block() < 0 ? "never" : format_seconds(seconds_since_last_block()) + " ago");
+    log::warning("waiting for {} to {} {} at {} for {}; {} of at most {} blocks in flight, last one done {}",
+                 options_.name, t.op == Op::kRead ? "read" : "write", format_bytes(t.bytes), t.offset,
+                 format_seconds(seconds_between(begin, Clock::now())), value(counters_.in_flight),
+                 value(counters_.depth), ago_text(seconds_since_last_block()));
     lock.lock();
   }
   --waiters_;
@@ -199,28 +194,33 @@ std::string Lane::end_command() {
 
 void BusyClock::lane_begins(Clock::time_point now) {
   std::lock_guard lock(mutex_);
-  last_ns_ = std::max(last_ns_, ns_of(now));
-  if (busy_lanes_++ == 0)
-    value_.store(value_.load(std::memory_order_relaxed) - last_ns_, std::memory_order_relaxed);
+  advance(now);
+  ++busy_lanes_;
 }
 
 void BusyClock::lane_ends(Clock::time_point now) {
   std::lock_guard lock(mutex_);
-  last_ns_ = std::max(last_ns_, ns_of(now));
-  if (--busy_lanes_ == 0)
-    value_.store(value_.load(std::memory_order_relaxed) + last_ns_, std::memory_order_relaxed);
+  advance(now);
+  --busy_lanes_;
 }
 
 void BusyClock::block_done(Clock::time_point now) {
   std::lock_guard lock(mutex_);
-  last_ns_ = std::max(last_ns_, ns_of(now));
-  done_ns_.store(value_.load(std::memory_order_relaxed) + last_ns_, std::memory_order_relaxed);
+  advance(now);
+  done_ = busy_;
+}
+
+void BusyClock::advance(Clock::time_point now) {
+  if (now <= last_) return;
+  if (busy_lanes_ > 0) busy_ += now - last_;
+  last_ = now;
 }
 
 void BusyClock::add_to(LinkCounters& c) const {
-  const std::int64_t v = value(value_);
-  c.busy_seconds += static_cast<double>(v < 0 ? std::max<std::int64_t>(0, v + now_ns()) : v) * 1e-9;
-  c.done_seconds += static_cast<double>(value(done_ns_)) * 1e-9;
+  std::lock_guard lock(mutex_);
+  const Clock::time_point now = busy_lanes_ > 0 ? std::max(last_, Clock::now()) : last_;
+  c.busy_seconds += seconds_of(busy_ + (now - last_));
+  c.done_seconds += seconds_of(done_);
 }
 
 void Lane::add_to(LinkCounters& c) const {
@@ -241,7 +241,7 @@ void Lane::add_to(DriveReport& report) const {
 
 double Lane::seconds_since_last_block() const {
   const std::int64_t last = value(counters_.last_done_ns);
-  return last == 0 ? -1 : static_cast<double>(now_ns() - last) * 1e-9;
+  return last == 0 ? -1 : static_cast<double>(ns_of(Clock::now()) - last) * 1e-9;
 }
 
 }  // namespace zg::io

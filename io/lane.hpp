@@ -1,14 +1,15 @@
-// One queue with its I/O thread, and the transfers that go through it. A drive has one lane, or several.
+// One queue with its I/O thread, and the transfers that go through it. A drive has one lane or several.
 //
-// A transfer is cut into blocks: whole pages at the caller's address where it fits the offset ("direct"),
-// else through a bounce buffer; a page that the transfer covers in part always bounces, and for a write is
-// read first
-// ("edge"). Two writes that share such a page, each with its own bytes of it, take turns.
+// A transfer is cut into blocks of whole pages. A block is direct if the caller's address fits the drive's
+// pages; otherwise it goes through a bounce buffer. A page that the transfer covers only in part (an edge)
+// always goes through one, and a write reads such a page before it writes it. Two writes that change
+// different bytes of the same page take turns.
 //
-// Threads: the lane's I/O thread owns the queue and all progress; mutex_ guards what others touch: slots'
-// states and results, what was submitted, promotions, the command. Completions are called without the lock.
-// Invariant: a slot is in exactly one place: the free list, incoming_, with the I/O thread, or done and
-// waiting to be asked for.
+// Threads: the lane's I/O thread owns the queue and advances all transfers. mutex_ guards what other threads
+// touch: the slots' states and results, submitted transfers, promotions, the command. Completions are called
+// without it.
+// Invariant: a slot is in exactly one place: in the free list, in incoming_, with the I/O thread, or done and
+// waiting for its ticket to be polled.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -30,36 +31,39 @@ namespace zg::io {
 
 // What the lanes of one engine share.
 struct EngineState {
-  std::atomic<std::int64_t> unfinished{0};  // submitted, and completion not yet returned
+  std::atomic<std::int64_t> unfinished{0};  // transfers submitted whose completion has not yet returned
   std::atomic<bool> stopping{false};
   std::function<void()> wake_all;
   const void* engine = nullptr;
 };
 
-// How long a drive has had at least one block in flight, on any of its lanes.
+// Measures how long a drive has had at least one block in flight on any of its lanes. Any thread may call.
 class BusyClock {
  public:
   void lane_begins(Clock::time_point now);
   void lane_ends(Clock::time_point now);
-  void block_done(Clock::time_point now);  // while it is in flight
+  void block_done(Clock::time_point now);  // while its lane is busy
   void add_to(LinkCounters& counters) const;
 
  private:
-  std::mutex mutex_;
+  void advance(Clock::time_point now);  // with mutex_ held
+
+  mutable std::mutex mutex_;
   int busy_lanes_ = 0;
-  std::int64_t last_ns_ = 0;  // of a change; lanes look at the clock on their own, and time does not go back
-  // Idle: nanoseconds so far. Busy: those less the time when the spell began, which is negative.
-  std::atomic<std::int64_t> value_{0};
-  std::atomic<std::int64_t> done_ns_{0};
+  Clock::time_point last_{};  // lanes read the clock on their own, so a call may come with an earlier time
+  Clock::duration busy_{0}, done_{0};  // until last_; until the last completed block
 };
+
+// "1.2 s ago"; "never" where `seconds` is negative.
+std::string ago_text(double seconds);
 
 struct LaneOptions {
   std::string name, thread_name;
-  std::int64_t bytes = 0;  // transfers must end within
+  std::int64_t bytes = 0;  // size of the drive's file
   std::int64_t block_size = 0;
-  int depth = 1, cap = 1;              // blocks in flight to begin with, and at most
-  bool adapt = false;                  // the depth is found at run time
-  std::uint32_t index = 0, count = 1;  // among the engine's lanes: tickets carry it
+  int depth = 1, cap = 1;              // blocks in flight at the start, and at most
+  bool adapt = false;                  // find the depth at run time
+  std::uint32_t index = 0, count = 1;  // of this lane, and of all lanes of the engine; part of the tickets
   std::vector<int> cpus = {};
   std::function<std::unique_ptr<Queue>(int depth)> make_queue;
   Trace* trace = nullptr;
@@ -72,7 +76,7 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  // Null when the queue is there; else why not.
+  // Waits until the I/O thread has made the queue; null, or why it could not.
   const Error* await_start();
   void wake();
   void join() { thread_.join(); }
@@ -82,7 +86,8 @@ class Lane {
   bool poll(Ticket ticket, Result& result);
   Result wait(Ticket ticket);
 
-  // Registers (bytes > 0) or unregisters on the I/O thread: begin on all lanes, then end on all.
+  // Registers (bytes > 0) or unregisters memory on the I/O thread: begin_command() on all lanes, then
+  // end_command() on all, which waits and returns why the queue refused, or empty.
   void begin_command(void* data, std::int64_t bytes);
   std::string end_command();
 
@@ -90,34 +95,34 @@ class Lane {
   std::string features() const { return queue_->features(); }
   void add_to(DriveReport& report) const;
   void add_to(LinkCounters& counters) const;
-  double seconds_since_last_block() const;  // negative: none yet
+  double seconds_since_last_block() const;  // since one completed; negative: none has
 
-  // Whether the calling thread is an I/O thread of this engine, where waiting would never end.
+  // Whether the calling thread is an I/O thread of this engine, where waiting for a transfer would never end.
   static bool on_io_thread_of(const void* engine) { return engine_here_ == engine; }
 
-  // More transfers than this at a time are a bug of the caller (one who never asks for results).
+  // More transfers than this at a time are a bug of the caller, who may never ask for their results.
   static constexpr std::size_t kMaxTransfers = std::size_t{1} << 20;
-  // A block that gets nowhere (EAGAIN, less than a page moved) is tried again this often.
+  // How often a block is tried again that makes no progress (EAGAIN, or less than a page moved).
   static constexpr int kMaxStalls = 16;
-  // Of the depth, for write-back while somebody's demand was served within the last kDemandMemory.
+  // Write-back may use 1 / kWriteBackShare of the depth if a demand has begun within the last kDemandMemory.
   static constexpr int kWriteBackShare = 4;
   static constexpr Clock::duration kDemandMemory = std::chrono::milliseconds(100);
-  // Misaligned addresses move in blocks of at most this, so that bounce buffers stay small.
+  // The largest block through a bounce buffer, in bytes, so that these buffers stay small.
   static constexpr std::int64_t kMaxBounce = 256 * 1024;
 
  private:
   enum class SlotState : std::uint8_t { kFree, kBusy, kDone };
-  struct Slot : Waiter {
+  struct Slot : QueueEntry {
     Transfer transfer;
     std::uint32_t index = 0, generation = 1;
-    SlotState state = SlotState::kFree;  // and result: guarded by mutex_
+    SlotState state = SlotState::kFree;  // this and `result` are guarded by mutex_
     Result result;
-    Slot* link = nullptr;  // in the one SlotList that it is in
-    // The I/O thread's while busy:
-    bool issuing = false;  // has blocks to begin: stands in ready_ or parked_
+    Slot* link = nullptr;  // the next one in its SlotList
+    // While busy, these belong to the I/O thread:
+    bool issuing = false;  // has blocks that have not begun, and so is in ready_ or parked_
     int outstanding = 0;   // blocks in the queue
     int error = 0;
-    std::int64_t issued = 0, moved = 0;
+    std::int64_t issued = 0, moved = 0;  // bytes
     Clock::time_point begun;
   };
   struct SlotList {
@@ -126,7 +131,8 @@ class Lane {
     void push(Slot* slot);
     Slot* pop();
   };
-  // The next block of a transfer: `bytes` of its own, from `skip` on, in whole pages of the file.
+  // A block of a transfer: the pages of the file that it moves, and in them `bytes` of the transfer after
+  // `skip` others.
   struct Cut {
     std::int64_t page_offset = 0, page_bytes = 0;
     std::int64_t skip = 0, bytes = 0;
@@ -142,7 +148,7 @@ class Lane {
     bool write_back = false;
     int stalls = 0;
     Clock::time_point begun;
-    Buffer bounce;  // kept for the next block of this id
+    Buffer bounce;  // reused by later blocks with this id
   };
   struct Command {
     void* data = nullptr;
@@ -160,13 +166,15 @@ class Lane {
     std::atomic<std::int64_t> bytes[2]{}, requests[2]{};
     std::atomic<std::int64_t> resubmitted{0}, edge_bytes{0};
     std::atomic<std::int64_t> in_flight{0}, last_done_ns{0}, depth{0};
-    std::atomic<std::int64_t> waiting[kPriorities]{};  // by submitters too
+    std::atomic<std::int64_t> waiting[kPriorities]{};  // written by submitting threads as well
   };
 
   // lane.cpp: any thread
-  Slot* take_slot();
+  Slot& take_slot();
   void release(Slot& slot);
-  Slot& named_by(Ticket ticket);
+  Slot& slot_of(Ticket ticket);   // perhaps of a later transfer in the same slot
+  Slot& named_by(Ticket ticket);  // aborts unless the ticket can be polled
+  void wake_if_asleep(std::unique_lock<std::mutex>& lock);
   Ticket ticket_of(const Slot& slot) const;
 
   // lane_thread.cpp: the I/O thread
@@ -178,7 +186,7 @@ class Lane {
   bool issue();
   void all_issued(Slot& slot);
   void leave_waiting(Slot& slot);
-  bool write_back_may() const;
+  bool may_begin_write_back() const;
   Cut next_cut(const Slot& slot) const;
   bool reserve_bounce(const Cut& cut);
   void begin_block(Slot& slot, const Cut& cut);
@@ -205,7 +213,7 @@ class Lane {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // a ticket is done, a command ran, the queue is there
-  std::deque<Slot> slots_;           // never shrinks, so that pointers into it stay good
+  std::deque<Slot> slots_;           // never shrinks, so that pointers to slots stay valid
   Slot* free_ = nullptr;
   SlotList incoming_;
   std::vector<std::pair<Ticket, Priority>> promotions_;
@@ -213,20 +221,20 @@ class Lane {
   int waiters_ = 0;
   bool started_ = false;
   std::unique_ptr<Error> failed_;
-  std::atomic<bool> asleep_{false};  // or about to be: who brings work must wake it
+  std::atomic<bool> asleep_{false};  // the I/O thread sleeps or soon will, so new work must wake it
 
-  // The I/O thread's:
+  // These belong to the I/O thread:
   FairQueue ready_;
-  SlotList parked_, finished_;       // parked: its next block is an edge that another write has
-  std::vector<std::int64_t> edges_;  // pages that edge writes have now
+  SlotList parked_, finished_;       // parked: the next block needs a page that is in edges_
+  std::vector<std::int64_t> edges_;  // offsets of the pages that writes are now changing in part
   std::vector<InFlight> blocks_;
   std::vector<std::uint32_t> free_ids_;
   std::vector<BlockDone> done_;
   std::vector<Delivery> deliveries_;
   DepthController controller_;
   int in_flight_ = 0, write_back_in_flight_ = 0;
-  bool depth_bound_ = false;  // somebody waits for nothing but the depth, or its share of it
-  Clock::time_point now_;     // of this round
+  bool depth_bound_ = false;  // a transfer waits only for the depth, or for write-back's share of it
+  Clock::time_point now_;     // read once in each round of the loop
   Clock::time_point last_demand_{};
   Clock::time_point last_span_end_[2] = {};
   NamedThread thread_;

@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "io/clock.hpp"
 #include "io/lane.hpp"
 #include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/log.hpp"
@@ -16,10 +17,6 @@ constexpr std::int64_t kPage = Engine::alignment();
 
 void add(std::atomic<std::int64_t>& counter, std::int64_t n) {
   counter.fetch_add(n, std::memory_order_relaxed);
-}
-
-std::int64_t ns_of(Clock::time_point t) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
 }
 
 void run_on(const std::vector<int>& cpus, const std::string& name) {
@@ -43,7 +40,8 @@ void Lane::run() {
     issue();
     reap(finished_.head == nullptr ? Queue::kForever : Queue::kNoWait);
     if (finished_.head == nullptr) continue;
-    // Completions may take their time (checksums): the drive gets what waits for the free places first.
+    // Completions may take long (checksums), so the drive first gets the blocks that wait for the places now
+    // free.
     if (issue()) reap(Queue::kNoWait);
     deliver();
   }
@@ -68,13 +66,14 @@ bool Lane::make_queue() {
   return queue_ != nullptr;
 }
 
-// False when the engine ends and nothing is left anywhere: one drive's completion may submit to another.
+// False when the engine ends and no transfer is left on any lane, since one drive's completion may submit to
+// another drive.
 bool Lane::take_work() {
   std::unique_lock lock(mutex_);
   if (command_.pending) run_command(lock);
   while (incoming_.head != nullptr) ready_.push(*incoming_.pop());
   if (!promotions_.empty()) apply_promotions();
-  // From here on who submits calls wake(), which the next reap() sees even if it comes before.
+  // From here on a submitting thread calls wake(), which the next reap() sees even if it comes before it.
   asleep_.store(true, std::memory_order_relaxed);
   return !state_.stopping.load() || state_.unfinished.load() > 0;
 }
@@ -96,9 +95,9 @@ void Lane::run_command(std::unique_lock<std::mutex>& lock) {
 
 void Lane::apply_promotions() {
   for (const auto& [ticket, priority] : promotions_) {
-    Slot& slot = slots_[ticket.slot / options_.count];
+    Slot& slot = slot_of(ticket);
     if (slot.generation != ticket.generation || !slot.issuing || priority >= slot.priority) continue;
-    if (!slot.waits) {  // parked
+    if (!slot.queued) {  // parked
       slot.priority = priority;
       continue;
     }
@@ -109,21 +108,21 @@ void Lane::apply_promotions() {
   promotions_.clear();
 }
 
-// While somebody's demand comes now and then, write-back leaves most of the queue free for it: what is in the
-// drive already cannot be overtaken.
-bool Lane::write_back_may() const {
+// While demands keep coming, write-back leaves most of the queue free for them, since they cannot overtake
+// blocks that the drive has already.
+bool Lane::may_begin_write_back() const {
   if (now_ - last_demand_ > kDemandMemory) return true;
   return write_back_in_flight_ < std::max(1, controller_.depth() / kWriteBackShare);
 }
 
-// Whether any block was begun.
+// Begins as many blocks as the depth allows; whether it was any.
 bool Lane::issue() {
   bool any = false;
   depth_bound_ = false;
   while (!ready_.empty()) {
-    auto* slot = static_cast<Slot*>(ready_.choose(write_back_may()));
+    auto* slot = static_cast<Slot*>(ready_.choose(may_begin_write_back()));
     if (slot == nullptr) {
-      depth_bound_ = true;  // by its share of the depth, which is as good
+      depth_bound_ = true;  // by write-back's share of it
       return any;
     }
     if (slot->error != 0 || slot->issued == slot->transfer.bytes) {
@@ -153,7 +152,7 @@ bool Lane::issue() {
   return any;
 }
 
-// From here on the slot is finished by its last block.
+// All blocks of the slot have begun; from here on its last one finishes it.
 void Lane::all_issued(Slot& slot) {
   leave_waiting(slot);
   slot.issuing = false;
@@ -174,15 +173,13 @@ Lane::Cut Lane::next_cut(const Slot& slot) const {
             .skip = skip,
             .bytes = std::min(kPage - skip, left),
             .direct = false};
-  const bool direct = (reinterpret_cast<std::uintptr_t>(t.data) + static_cast<std::uintptr_t>(slot.issued)) %
-                          static_cast<std::uintptr_t>(kPage) ==
-                      0;
+  const bool direct = (reinterpret_cast<std::intptr_t>(t.data) + slot.issued) % kPage == 0;
   const std::int64_t most = direct ? options_.block_size : std::min(options_.block_size, kMaxBounce);
   const std::int64_t bytes = std::min(most, left / kPage * kPage);
   return {.page_offset = at, .page_bytes = bytes, .skip = 0, .bytes = bytes, .direct = direct};
 }
 
-// For the block that is begun next.
+// Gives the block that begins next a bounce buffer; false when memory has run out.
 bool Lane::reserve_bounce(const Cut& cut) {
   try {
     blocks_[free_ids_.back()].bounce.reserve(cut.page_bytes);
@@ -255,12 +252,12 @@ void Lane::handle(const BlockDone& done) {
   if (flight.write_back) --write_back_in_flight_;
   count_in_flight(-1);
   --slot.outstanding;
-  if (slot.error != 0 && slot.waits) all_issued(slot);  // the rest does not matter
-  // (One that is parked is finished when its turn comes.)
+  // After a failure the rest is not begun. (A parked slot is finished when its turn comes.)
+  if (slot.error != 0 && slot.queued) all_issued(slot);
   if (slot.outstanding == 0 && !slot.issuing) finish(slot);
 }
 
-// Whether the block is done, well or not, or its rest (or second phase) was begun.
+// Takes the result of a block. Done: it has moved, or failed; else its rest or its second phase was begun.
 Lane::Settled Lane::settle(InFlight& flight, std::int64_t result) {
   Slot& slot = *flight.slot;
   Block& block = flight.block;
@@ -271,12 +268,13 @@ Lane::Settled Lane::settle(InFlight& flight, std::int64_t result) {
   std::int64_t kept = 0;
   if (result < 0) {
     const int error = static_cast<int>(-result);
-    const bool passing = error == EAGAIN || error == EINTR;
-    if (!passing || ++flight.stalls > kMaxStalls) return fail(error);
+    const bool may_pass = error == EAGAIN || error == EINTR;
+    if (!may_pass || ++flight.stalls > kMaxStalls) return fail(error);
   } else {
     ZG_ASSERT_LE(result, block.bytes);
     if (result == 0) return fail(block.op == Op::kRead ? ENODATA : EIO);
-    // Whole pages only, so that the rest is still aligned for O_DIRECT; a piece of a page moves twice.
+    // Counts whole pages only, so that the rest is aligned for O_DIRECT; a page that moved in part moves
+    // again.
     kept = result == block.bytes ? result : result / kPage * kPage;
     if (kept == 0 && ++flight.stalls > kMaxStalls) return fail(EIO);
   }
@@ -292,12 +290,12 @@ Lane::Settled Lane::settle(InFlight& flight, std::int64_t result) {
     complete_block(flight);
     return Settled::kDone;
   }
-  if (slot.error != 0) return Settled::kDone;  // another block failed; the rest does not matter
+  if (slot.error != 0) return Settled::kDone;  // another block has failed, so the rest is not needed
   begin_again(flight);
   return Settled::kGoesOn;
 }
 
-// The rest of a block that moved in part, or the write of an edge that has been read.
+// Begins the rest of a block that moved in part, or the write of an edge that has been read.
 void Lane::begin_again(InFlight& flight) {
   Block& block = flight.block;
   if (block.bytes > 0) {
@@ -327,10 +325,10 @@ void Lane::complete_block(InFlight& flight) {
   add(counters_.edge_bytes, cut.page_bytes - cut.bytes);
 }
 
-// Who waited for the page goes back to where it stood.
+// The parked slots return to their places in the queue, since one of them may have waited for this page.
 void Lane::release_edge(std::int64_t page) {
   edges_.erase(std::find(edges_.begin(), edges_.end(), page));
-  // The first of them must come to stand first.
+  // push_front() reverses their order, so reverse it first.
   Slot* backwards = nullptr;
   while (parked_.head != nullptr) {
     Slot* slot = parked_.pop();
@@ -347,8 +345,8 @@ void Lane::finish(Slot& slot) {
   finished_.push(&slot);
   Trace* trace = options_.trace;
   if (trace == nullptr || !trace->on() || slot.issued == 0) return;
-  // Transfers overlap in the queue; a lane shows each from where the one before it ended, so that spans
-  // stand side by side and their sum is the time the link was busy.
+  // Transfers overlap in the queue. The trace shows each one from the end of the one before it, so that spans
+  // lie side by side and their sum is the time in which the link was busy.
   const int op = index_of(slot.op);
   const auto end = Clock::now();
   trace->add(trace_lane_[op], op == 0 ? "read" : "write", std::max(slot.begun, last_span_end_[op]), end,

@@ -1,7 +1,7 @@
-// Counts of latencies in buckets that are linear within each power of two (the idea of HdrHistogram): any
-// number of samples in fixed memory, every percentile within 1/64.
+// Counts latencies in buckets that are linear within each power of two, as HdrHistogram does: any number of
+// samples in fixed memory, with every percentile exact to 1/64.
 //
-// Not thread safe: one writer, or a lock. Merge what several have gathered.
+// Threads: one at a time. Histograms of several threads can be merged.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -35,8 +35,8 @@ class LatencyHistogram {
   double mean() const { return count_ > 0 ? sum_ / static_cast<double>(count_) : 0; }
   double max() const { return static_cast<double>(max_); }
 
-  // The sample that `share` of all are not above (nearest rank), as the middle of its bucket; 0 without
-  // samples.
+  // The smallest sample that at least `share` of all samples do not exceed (nearest rank), as the middle of
+  // its bucket; 0 without samples.
   double percentile(double share) const {
     if (count_ == 0) return 0;
     const auto rank =

@@ -1,5 +1,7 @@
 #include "io/open.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "io/core.hpp"
@@ -12,14 +14,14 @@
 namespace zg::io {
 namespace {
 
-// Caps that keep a slip of the pen from asking the kernel for absurd things.
+// Beyond these limits there must be a mistake.
 constexpr int kMaxDepth = 4096;
 constexpr int kMaxThreads = 256;
 constexpr int kMaxQueues = 64;
 
 struct Files {
   std::vector<DriveFile> files;
-  std::vector<std::unique_ptr<DirectStorage::File>> direct;  // of the same, if there is a DirectStorage
+  std::vector<std::unique_ptr<DirectStorage::File>> direct;  // the same files, if there is a DirectStorage
 };
 
 void check(const EngineOptions& o, const std::vector<DriveOptions>& drives) {
@@ -50,34 +52,20 @@ void check(const EngineOptions& o, const std::vector<DriveOptions>& drives) {
   if (drives.empty()) throw Error(Errc::kUsage, "tiers.nvme", "names no path", "name at least one directory");
 }
 
-std::string joined(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const std::string& text : texts) all += (all.empty() ? "" : ", ") + text;
-  return all;
-}
-
-std::unique_ptr<Queue> with_faults(std::unique_ptr<Queue> queue, const EngineOptions& o, int depth, int drive,
-                                   int index) {
-  if (!injects_anything(o.faults)) return queue;
-  return make_fault_queue(std::move(queue), depth, o.faults, drive, index);
-}
-
 std::unique_ptr<Engine> open_ram(EngineOptions o, const std::vector<DriveOptions>& drives) {
-  o.queues = 1;  // the queue is the drive
+  o.queues = 1;  // since the queue is the drive
   std::vector<DriveSpec> specs;
   for (std::size_t i = 0; i < drives.size(); ++i) {
     const DriveOptions& d = drives[i];
     const std::int64_t bytes = round_up(d.bytes, Engine::alignment());
     if (bytes <= 0) throw Error(Errc::kUsage, "ram drive", fmt::format("of {} bytes", d.bytes));
-    const int drive = static_cast<int>(i);
-    const RamModel model = d.ram.value_or(o.ram);
     specs.push_back({.name = fmt::format("nvme{}", i),
                      .path = d.path,
                      .bytes = bytes,
                      .endurance_bytes = d.endurance_bytes,
                      .cpus = d.cpus,
-                     .make_queue = [o, bytes, model, drive](int queue, int depth) {
-                       return with_faults(make_ram_queue(bytes, depth, model), o, depth, drive, queue);
+                     .make_queue = [bytes, model = d.ram.value_or(o.ram)](int, int depth) {
+                       return make_ram_queue(bytes, depth, model);
                      }});
   }
   return std::make_unique<EngineCore>(Backend::kRam, o, std::move(specs));
@@ -97,7 +85,7 @@ std::unique_ptr<Queue> make_file_queue(Backend backend, const EngineOptions& o, 
   }
 }
 
-// Where a drive's I/O threads run; empty: anywhere.
+// The cores on which a drive's I/O threads run; empty: any.
 std::vector<int> cpus_for(const EngineOptions& o, const DriveOptions& drive, int node) {
   if (!drive.cpus.empty()) return drive.cpus;
   return o.bind_threads ? cpus_of_node(node) : std::vector<int>();
@@ -109,29 +97,26 @@ std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
   std::vector<DriveSpec> specs;
   for (std::size_t i = 0; i < files->files.size(); ++i) {
     const DriveFile& file = files->files[i];
-    const int drive = static_cast<int>(i);
     const int node = numa_node_of(file.path());
+    const std::string thread_name = fmt::format("zg-io{}", i);
     specs.push_back({.name = fmt::format("nvme{}", i),
                      .path = file.path(),
                      .bytes = file.bytes(),
-                     .endurance_bytes = file.endurance_bytes(),
+                     .endurance_bytes = drives[i].endurance_bytes,
                      .numa_node = node,
                      .cpus = cpus_for(o, drives[i], node),
-                     .make_queue = [o, backend, drive, fd = file.fd()](int queue, int depth) {
-                       const std::string name = fmt::format("zg-io{}", drive);
-                       return with_faults(make_file_queue(backend, o, fd, depth, name), o, depth, drive,
-                                          queue);
+                     .make_queue = [o, backend, thread_name, fd = file.fd()](int, int depth) {
+                       return make_file_queue(backend, o, fd, depth, thread_name);
                      }});
     if (o.direct == nullptr) continue;
-    specs.back().make_direct_queue = [o, drive, file = files->direct[i].get()](int depth) {
-      auto queue = make_direct_queue(*o.direct, *file, depth, fmt::format("zg-io{}.gpu", drive));
-      return with_faults(std::move(queue), o, depth, drive, o.queues);
+    specs.back().make_direct_queue = [o, thread_name, file = files->direct[i].get()](int depth) {
+      return make_direct_queue(*o.direct, *file, depth, thread_name + ".gpu");
     };
   }
   return std::make_unique<EngineCore>(backend, o, std::move(specs), note, files);
 }
 
-// Opens the files; what they lack becomes a warning, or an error where it was required.
+// Opens the files. Without O_DIRECT or reserved space there is a warning; a required O_DIRECT throws.
 std::shared_ptr<Files> open_drive_files(const EngineOptions& o, const std::vector<DriveOptions>& drives,
                                         Opened& opened, std::vector<std::string>& notes) {
   auto files = std::make_shared<Files>();
@@ -170,7 +155,7 @@ std::shared_ptr<Files> open_drive_files(const EngineOptions& o, const std::vecto
 }  // namespace
 
 Opened open_engine(const EngineOptions& asked, const std::vector<DriveOptions>& drives) {
-  const EngineOptions options = resolved(asked);
+  const EngineOptions options = with_depth(asked);
   check(options, drives);
   Opened opened;
   if (options.backend == Backend::kRam) {
@@ -179,7 +164,7 @@ Opened open_engine(const EngineOptions& asked, const std::vector<DriveOptions>& 
   }
   std::vector<std::string> notes;
   const auto files = open_drive_files(options, drives, opened, notes);
-  // Best first; one that was named is the only one, or with `auto` the first of those that work.
+  // The fastest first. A back end that was named is tried before those behind it, or alone if it is required.
   std::vector<Backend> candidates = {Backend::kUring, Backend::kLibaio, Backend::kThreads};
   if (options.backend != Backend::kAuto) {
     candidates.erase(candidates.begin(), std::find(candidates.begin(), candidates.end(), options.backend));
@@ -187,7 +172,7 @@ Opened open_engine(const EngineOptions& asked, const std::vector<DriveOptions>& 
   }
   for (const Backend backend : candidates) {
     try {
-      opened.engine = open_files(backend, options, drives, files, joined(notes));
+      opened.engine = open_files(backend, options, drives, files, fmt::format("{}", fmt::join(notes, ", ")));
       return opened;
     } catch (const Error& e) {
       if (backend == candidates.back()) throw;
@@ -206,20 +191,16 @@ std::unique_ptr<Engine> make_engine(const EngineOptions& options, const std::vec
   return std::move(opened.engine);
 }
 
+constexpr const char* kBackendNames[] = {"auto", "io_uring", "libaio", "threads", "ram"};  // by Backend
+
 const char* name_of(Backend backend) {
-  switch (backend) {
-    case Backend::kAuto:
-      return "auto";
-    case Backend::kUring:
-      return "io_uring";
-    case Backend::kLibaio:
-      return "libaio";
-    case Backend::kThreads:
-      return "threads";
-    case Backend::kRam:
-      return "ram";
-  }
-  return "?";
+  return kBackendNames[static_cast<std::size_t>(backend)];
+}
+
+std::optional<Backend> backend_named(std::string_view name) {
+  const auto* const found = std::find(std::begin(kBackendNames), std::end(kBackendNames), name);
+  if (found == std::end(kBackendNames)) return std::nullopt;
+  return static_cast<Backend>(found - std::begin(kBackendNames));
 }
 
 }  // namespace zg::io

@@ -1,4 +1,5 @@
-// Opening an engine, with what was fallen back to as a value: make_engine() logs it, the probes report it.
+// Opens an engine and returns the fallbacks it took as texts: make_engine() logs them, the probes report
+// them.
 #pragma once
 #include <memory>
 #include <string>

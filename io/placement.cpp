@@ -11,17 +11,17 @@
 namespace zg::io {
 namespace {
 
-// A slot is written elsewhere when it takes this much longer than it must, not counting so many stripes for
-// each drive: the turns that drives take give one as much more now, and as much less another time.
-constexpr double kLopsided = 1.25;
-constexpr std::int64_t kTurnSlack = 3;
-// And when it lies on a drive that holds this much more than its share of all: together its extents would
-// make that drive the last to finish.
+// A slot moves when its slowest drive takes this much longer than with a split by the shares. kImbalanceSlack
+// stripes per drive do not count, since splitting gives a drive that much more at one time and that much less
+// at another.
+constexpr double kImbalanced = 1.25;
+constexpr std::int64_t kImbalanceSlack = 3;
+// It also moves when it lies on a drive that holds this much more than its share of all bytes, since that
+// drive would be the last to finish when all of them are written.
 constexpr double kOverfull = 1.02;
-constexpr std::int64_t kLoadSlack = 1;  // stripes; it is never exact
-// What a lopsided slot must gain at least.
-constexpr double kBetter = 0.9;
-constexpr double kTiny = 1e-9;  // for shares of 0
+constexpr std::int64_t kOverfullSlack = 1;  // stripes; the split is never exact
+constexpr double kBetter = 0.9;             // a move must reduce the imbalance to this share of it
+constexpr double kTiny = 1e-9;              // replaces a share of 0 where one divides by it
 
 std::vector<double> weights_of(const Engine& engine, const VolumeOptions& options) {
   const auto drives = static_cast<std::size_t>(engine.drive_count());
@@ -51,7 +51,7 @@ std::int64_t checked_grain(const VolumeOptions& o) {
 
 }  // namespace
 
-Placement::Placement(const Engine& engine, const VolumeOptions& options)
+ExtentPlacement::ExtentPlacement(const Engine& engine, const VolumeOptions& options)
     : grain_(checked_grain(options)),
       stripe_(grains_of(options.stripe)),
       shares_(weights_of(engine, options), options.adapt),
@@ -59,27 +59,27 @@ Placement::Placement(const Engine& engine, const VolumeOptions& options)
   for (int d = 0; d < engine.drive_count(); ++d) drives_.emplace_back(engine.drive_bytes(d) / grain_);
   held_.resize(drives_.size());
   free_.resize(drives_.size());
-  turns(1);
+  spread(1);
 }
 
-Placement::Turns& Placement::turns(int slot) {
-  while (turns_.size() <= static_cast<std::size_t>(slot))
-    turns_.push_back({.cutter = Cutter(static_cast<int>(drives_.size()), stripe_)});
-  return turns_[static_cast<std::size_t>(slot)];
+ExtentPlacement::Spread& ExtentPlacement::spread(int slot) {
+  while (spreads_.size() <= static_cast<std::size_t>(slot))
+    spreads_.push_back({.splitter = Splitter(static_cast<int>(drives_.size()), stripe_)});
+  return spreads_[static_cast<std::size_t>(slot)];
 }
 
-bool Placement::reserve(std::int64_t bytes, int slot, std::vector<Piece>& pieces) {
+bool ExtentPlacement::reserve(std::int64_t bytes, int slot, std::vector<Piece>& pieces) {
   const std::int64_t grains = grains_of(bytes);
   for (std::size_t d = 0; d < drives_.size(); ++d) free_[d] = drives_[d].free_grains();
-  Cutter& cutter = turns(slot).cutter;
-  if (!cutter.cut(grains, shares_.shares(), free_, given_)) return false;
-  make_ready_to_place(given_, 0);
-  cutter.commit(grains, shares_.shares(), free_, given_);
+  Splitter& splitter = spread(slot).splitter;
+  if (!splitter.split(grains, shares_.shares(), free_, given_)) return false;
+  prepare_place(given_, 0);
+  splitter.commit(grains, shares_.shares(), free_, given_);
   place(bytes, given_, pieces);
   return true;
 }
 
-void Placement::make_ready_to_release(std::span<const Piece> pieces) {
+void ExtentPlacement::prepare_release(std::span<const Piece> pieces) {
   for (std::size_t d = 0; d < drives_.size(); ++d) {
     const auto frees = std::count_if(pieces.begin(), pieces.end(),
                                      [&](const Piece& p) { return p.drive == static_cast<int>(d); });
@@ -87,8 +87,8 @@ void Placement::make_ready_to_release(std::span<const Piece> pieces) {
   }
 }
 
-// Takes all the memory that place() needs in the worst case, when so many pieces have been released.
-void Placement::make_ready_to_place(std::span<const std::int64_t> given, std::size_t released) {
+// Allocates all the memory that place() can need after `released` pieces have been released.
+void ExtentPlacement::prepare_place(std::span<const std::int64_t> given, std::size_t released) {
   std::size_t runs = 0, pieces = 0;
   for (std::size_t d = 0; d < drives_.size(); ++d) {
     const std::size_t most = std::min(static_cast<std::size_t>(given[d]), drives_[d].free_runs() + released);
@@ -99,15 +99,16 @@ void Placement::make_ready_to_place(std::span<const std::int64_t> given, std::si
   placed_.reserve(pieces);
 }
 
-void Placement::release(std::vector<Piece>& pieces) {
-  make_ready_to_release(pieces);
+void ExtentPlacement::release(std::vector<Piece>& pieces) {
+  prepare_release(pieces);
   for (const Piece& p : pieces)
     drives_[static_cast<std::size_t>(p.drive)].free({p.offset / grain_, grains_of(p.bytes)});
   pieces.clear();
 }
 
-// Does not throw, after make_ready_to_place().
-void Placement::place(std::int64_t bytes, std::span<const std::int64_t> given, std::vector<Piece>& pieces) {
+// Does not throw after prepare_place().
+void ExtentPlacement::place(std::int64_t bytes, std::span<const std::int64_t> given,
+                            std::vector<Piece>& pieces) {
   placed_.clear();
   const std::int64_t longest = longest_piece() * grain_;
   std::int64_t position = 0;
@@ -132,28 +133,32 @@ void Placement::place(std::int64_t bytes, std::span<const std::int64_t> given, s
   try {
     pieces.assign(placed_.begin(), placed_.end());
   } catch (const std::bad_alloc&) {
-    pieces.swap(placed_);  // larger than need be
+    pieces.swap(placed_);  // keeps more memory than it needs
   }
 }
 
-// How much longer the slowest drive takes for its part than all would if each had its share.
-double Placement::lopsidedness(std::int64_t grains, std::span<const std::int64_t> held) const {
+std::int64_t ExtentPlacement::used_grains() const {
+  std::int64_t used = 0;
+  for (const ExtentAllocator& d : drives_) used += d.used();
+  return used;
+}
+
+// The time of the slowest drive for its part of an extent, over the time of a split by the shares.
+double ExtentPlacement::imbalance(std::int64_t grains, std::span<const std::int64_t> held) const {
   double worst = 0;
   for (std::size_t d = 0; d < drives_.size(); ++d) {
     const double due = std::max(shares_.shares()[d], kTiny) * static_cast<double>(grains);
-    worst = std::max(worst, static_cast<double>(held[d] - kTurnSlack * stripe_) / due);
+    worst = std::max(worst, static_cast<double>(held[d] - kImbalanceSlack * stripe_) / due);
   }
   return worst;
 }
 
-// Some drive holds too much for its share, and this extent has a part in that.
-bool Placement::burdens(std::int64_t grains) const {
-  std::int64_t used = 0;
-  for (const ExtentAllocator& d : drives_) used += d.used();
+// Whether some drive holds more than its share of all bytes, and more than its share of this extent.
+bool ExtentPlacement::is_on_overfull_drive(std::int64_t grains) const {
+  const auto used = static_cast<double>(used_grains());
   for (std::size_t d = 0; d < drives_.size(); ++d) {
     const double share = shares_.shares()[d];
-    const double most =
-        kOverfull * share * static_cast<double>(used) + static_cast<double>(kLoadSlack * stripe_);
+    const double most = kOverfull * share * used + static_cast<double>(kOverfullSlack * stripe_);
     if (static_cast<double>(drives_[d].used()) > most &&
         static_cast<double>(held_[d]) > share * static_cast<double>(grains)) {
       return true;
@@ -162,21 +167,21 @@ bool Placement::burdens(std::int64_t grains) const {
   return false;
 }
 
-// The drives that hold least for their share first, within bounds: an extent is still cut about as it should
-// be.
-bool Placement::cut_by_need(std::int64_t grains) {
+// Splits the extent in favour of the drives that hold least for their share, but within bounds, so that the
+// split is still close to the shares. True if that makes the drives' loads fit the shares better.
+bool ExtentPlacement::split_by_need(std::int64_t grains) {
   const std::vector<double>& shares = shares_.shares();
-  std::int64_t used = -grains;
-  for (const ExtentAllocator& d : drives_) used += d.used();
+  const auto others_used = static_cast<double>(used_grains() - grains);
   const auto bound = static_cast<double>(stripe_);
   need_.resize(drives_.size());
   for (std::size_t d = 0; d < drives_.size(); ++d) {
     const auto others = static_cast<double>(drives_[d].used() - held_[d]);
-    need_[d] = std::clamp(shares[d] * static_cast<double>(used) - others, -bound, bound);
+    need_[d] = std::clamp(shares[d] * others_used - others, -bound, bound);
   }
   by_need_.set_credit(need_);
-  by_need_.cut(grains, shares, free_, given_);
-  // The sum of squares by share is least where all have what they should; so no two cuts undo each other.
+  by_need_.split(grains, shares, free_, given_);
+  // The sum over drives of load^2 / share is least when all have their share. As it must fall, no two moves
+  // undo each other.
   double change = 0;
   for (std::size_t d = 0; d < drives_.size(); ++d) {
     const auto before = static_cast<double>(drives_[d].used());
@@ -186,37 +191,35 @@ bool Placement::cut_by_need(std::int64_t grains) {
   return change < 0;
 }
 
-bool Placement::move(std::int64_t bytes, int slot, std::vector<Piece>& pieces) {
+bool ExtentPlacement::move(std::int64_t bytes, int slot, std::vector<Piece>& pieces) {
   if (drives_.size() == 1) return false;
   const std::vector<double>& shares = shares_.shares();
   const std::int64_t grains = grains_of(bytes);
   std::fill(held_.begin(), held_.end(), 0);
   for (const Piece& p : pieces) held_[static_cast<std::size_t>(p.drive)] += grains_of(p.bytes);
-  // Its own space may be a part of the new one, so there is always room for some cut.
+  // The new space may overlap the old one, so there is always room for some split.
   for (std::size_t d = 0; d < drives_.size(); ++d) free_[d] = drives_[d].free_grains() + held_[d];
-  if (const double lopsided = lopsidedness(grains, held_); lopsided > kLopsided) {
-    Cutter& cutter = turns(slot).cutter;
-    cutter.cut(grains, shares, free_, given_);
-    // Where space is short, what it would get may be no better than what it has.
-    if (lopsidedness(grains, given_) >= kBetter * lopsided) return false;
-    make_ready_to_release(pieces);
-    make_ready_to_place(given_, pieces.size());
-    cutter.commit(grains, shares, free_, given_);
-  } else if (burdens(grains) && cut_by_need(grains)) {
-    make_ready_to_release(pieces);
-    make_ready_to_place(given_, pieces.size());
-  } else {
+  Splitter* splitter = nullptr;
+  if (const double before = imbalance(grains, held_); before > kImbalanced) {
+    splitter = &spread(slot).splitter;
+    splitter->split(grains, shares, free_, given_);
+    // Where space is short, the new split may be no better than the present one.
+    if (imbalance(grains, given_) >= kBetter * before) return false;
+  } else if (!is_on_overfull_drive(grains) || !split_by_need(grains)) {
     return false;
   }
+  prepare_release(pieces);
+  prepare_place(given_, pieces.size());
+  if (splitter != nullptr) splitter->commit(grains, shares, free_, given_);
   release(pieces);
   place(bytes, given_, pieces);
   return true;
 }
 
-void Placement::sample(std::span<const DriveSample> samples, double wall_seconds) {
+void ExtentPlacement::sample(std::span<const DriveSample> samples, double wall_seconds) {
   before_ = shares_.shares();
   if (!shares_.sample(samples, wall_seconds)) return;
-  for (Turns& t : turns_) t.cutter.shares_changed(before_, shares_.shares(), t.under_way);
+  for (Spread& s : spreads_) s.splitter.shares_changed(before_, shares_.shares(), s.under_way);
 }
 
 }  // namespace zg::io

@@ -1,47 +1,22 @@
-// What this machine and a path can do, found by doing it.
-#include <sys/mman.h>
-
+// Finds out what this machine and a path can do, by trying it.
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include "io/drive_file.hpp"
+#include "io/noise_memory.hpp"
 #include "io/open.hpp"
 #include "io/queue.hpp"
 #include "io/topology.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::io {
 namespace {
 
-constexpr std::int64_t kChunk = 4 * kMiB;  // of one measured transfer
-constexpr int kChunks = 16;                // in flight
+constexpr std::int64_t kChunk = 4 * kMiB;  // size of a measured transfer
+constexpr int kChunks = 16;                // transfers in flight
 
-// Page-aligned memory of its own, filled with noise that no drive can compress.
-class Noise {
- public:
-  explicit Noise(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {
-    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-      throw Error(Errc::kMemory, "probe", fmt::format("{}: {}", format_bytes(bytes), errno_text(errno)));
-    data_ = static_cast<char*>(memory);
-    const NamedRandom random(1, "io probe");
-    for (std::size_t i = 0; i < bytes_; i += sizeof(Philox4)) {
-      const Philox4 block = random.block(i);
-      std::memcpy(data_ + i, &block, sizeof(block));
-    }
-  }
-  ~Noise() { munmap(data_, bytes_); }
-  Noise(const Noise&) = delete;
-  Noise& operator=(const Noise&) = delete;
-  char* data() const { return data_; }
-
- private:
-  const std::size_t bytes_;
-  char* data_ = nullptr;
-};
+constexpr NoiseMemory::Purpose kPurpose = {.where = "probe", .what = "buffers", .hint = "free some memory"};
 
 void check(const Result& result, const std::string& path, Op op) {
   if (result.ok()) return;
@@ -50,9 +25,9 @@ void check(const Result& result, const std::string& path, Op op) {
       fmt::format("{} failed: {}", op == Op::kRead ? "reading" : "writing", errno_text(result.error)));
 }
 
-// Moves the whole file once, in order; bytes per second.
+// Reads or writes the whole file once, in order; returns bytes per second.
 double stream_through(Engine& engine, Op op, const std::string& path, std::int64_t bytes,
-                      const Noise& noise) {
+                      const NoiseMemory& noise) {
   Ticket tickets[kChunks];
   Result first_failure;
   const auto settle = [&](Ticket& ticket) {
@@ -93,7 +68,7 @@ BackendProbe probe_with_file(Backend backend, const std::string& path) {
     const Opened opened = open_engine(options, {{.path = path, .bytes = kBytes, .kind = FileKind::kScratch}});
     Engine& engine = *opened.engine;
     if (engine.backend() != backend) return {backend, false, opened.notices.at(0)};
-    const Noise out(kBytes), back(kBytes);
+    const NoiseMemory out(kBytes, true, kPurpose), back(kBytes, true, kPurpose);
     std::memset(back.data(), 0, kBytes);
     check(engine.wait(engine.submit({.op = Op::kWrite, .data = out.data(), .bytes = kBytes})), path,
           Op::kWrite);
@@ -116,7 +91,7 @@ std::vector<BackendProbe> probe_backends(const std::string& path) {
     if (probe.works && !path.empty() && backend != Backend::kRam) probe = probe_with_file(backend, path);
     probes.push_back(std::move(probe));
   }
-  // That is the order of their speed; but what does not work is of no use.
+  // They are in the order of their speed; those that do not work go to the end.
   std::stable_partition(probes.begin(), probes.end(), [](const BackendProbe& probe) { return probe.works; });
   return probes;
 }
@@ -147,9 +122,10 @@ PathProbe probe_path(const std::string& path, std::int64_t measure_bytes) {
   probe.numa_node = numa_node_of(path);
   if (measure_bytes <= 0) return probe;
   const std::int64_t bytes = round_up(measure_bytes, Engine::alignment());
-  const Noise noise(kChunk * kChunks);
+  const NoiseMemory noise(kChunk * kChunks, true, kPurpose);
   const Opened opened = open_engine({}, {{.path = path, .bytes = bytes, .kind = FileKind::kScratch}});
-  // The first pass over a new file also pays for its metadata; a tier writes the same places again and again.
+  // The first pass over a new file includes the allocation of its blocks, which a tier does only once. So it
+  // does not count.
   stream_through(*opened.engine, Op::kWrite, path, bytes, noise);
   probe.write_bytes_per_second = stream_through(*opened.engine, Op::kWrite, path, bytes, noise);
   probe.read_bytes_per_second = stream_through(*opened.engine, Op::kRead, path, bytes, noise);

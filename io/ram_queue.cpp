@@ -1,14 +1,13 @@
-// A drive made of memory, for tests and benchmarks, as fast or slow as one asks.
+// A simulated drive in memory, for tests and benchmarks, with the speed of its RamModel.
 //
-// Timing is a model clock: a block occupies a channel for bytes / the channel's bandwidth, from when the
-// block before it left the channel (or from now, if that is later), and is done one latency afterwards. Due
-// times are absolute, so sleeping a little too long now does not add up while the queue is kept full. A model
-// without any delay looks at no clock: its blocks are done when they are begun, and what is measured is the
-// engine.
+// A block occupies a channel for bytes / the channel's bandwidth. That time begins when the channel's block
+// before it ends, or now if that is later; one latency after its end the block completes. These times are
+// absolute, so as long as the queue is kept full, oversleeping does not accumulate. A model without delays
+// reads no clock: its blocks complete when they begin, so a benchmark measures the engine alone.
 //
-// Threads: wake() alone may come from elsewhere, and what it touches is WakeFlag.
-// Invariant: a block begun is in pending_, or in ready_ when the model has no delays, until reap() hands it
-// out.
+// Threads: only wake() may be called by other threads than the queue's own; all it touches is the WakeFlag.
+// Invariant: until reap() returns it, a block that has begun is in pending_, or in ready_ if the model has no
+// delays.
 #include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -22,6 +21,8 @@
 #include <cstring>
 #include <functional>
 
+#include "io/clock.hpp"
+#include "io/delayed_blocks.hpp"
 #include "io/queue.hpp"
 #include "io/ram_schedule.hpp"
 #include "ziggurat/base/error.hpp"
@@ -33,37 +34,33 @@ namespace {
 constexpr int kMaxChannels = 65536;
 
 Clock::duration seconds(double s) {
-  return std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(std::min(s, RamSchedule::kLongest)));
+  return duration_of(std::min(s, RamSchedule::kLongest));
 }
 
-// One sleeper, any number of wakers. A wake costs one atomic exchange, and a system call only if somebody
-// sleeps.
+// Lets one thread sleep and any number of threads wake it. A wake costs one atomic exchange, and a system
+// call only if the sleeper sleeps.
 //
-// No wake is lost: every change of state_ is a read-modify-write, so they have one order, and each sees what
-// came before the ones before it. A wake before the sleeper's quiet -> asleep makes that fail, and it does
-// not sleep. One after it finds kAsleep and calls the kernel, which either wakes the sleeper or, if it is not
-// asleep yet, lets its FUTEX_WAIT fail, since state_ is kAsleep no more. One before the sleeper's exchange
-// back to quiet is taken by it, with all that the waker wrote before; one after that stands until the next
-// sleep.
+// No wake is lost. Every change of state_ is a read-modify-write, so all changes have one order, and each
+// sees what was written before the earlier ones. There are four cases. A wake before the sleeper's change
+// from quiet to asleep makes that change fail, so the sleeper does not sleep. A wake after it finds kAsleep
+// and calls the kernel; that wakes the sleeper or, if the sleeper has not reached its FUTEX_WAIT, makes it
+// fail, since state_ is no longer kAsleep. A wake before the sleeper's exchange back to quiet is consumed by
+// that exchange, which sees all that the waker wrote before. A later wake remains until the next sleep.
 class WakeFlag {
  public:
   void wake() {
     if (state_.exchange(kWoken, std::memory_order_acq_rel) == kAsleep) futex(FUTEX_WAKE_PRIVATE, 1, nullptr);
   }
-  // Takes a wake that came, if any. One that this just misses stays for the next sleep.
+  // Consumes a wake, if there is one. A wake that this just misses remains until the next sleep.
   void take() {
     if (state_.load(std::memory_order_relaxed) == kWoken) state_.exchange(kQuiet, std::memory_order_acq_rel);
   }
-  // Until a wake (also one that came before, which is taken), or the deadline.
+  // Sleeps until the deadline or a wake, which is consumed; it may also have come before.
   void sleep(Clock::time_point deadline) {
     std::uint32_t quiet = kQuiet;
     if (state_.compare_exchange_strong(quiet, kAsleep, std::memory_order_acq_rel)) {
-      // The steady clock is CLOCK_MONOTONIC, and so is this timeout, absolute.
-      std::int64_t ns =
-          std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.time_since_epoch()).count();
-      ns = std::max<std::int64_t>(ns, 0);  // before the machine's start
-      const timespec until = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+      // The timeout is absolute, by CLOCK_MONOTONIC, which is the steady clock.
+      const timespec until = timespec_of(deadline.time_since_epoch());
       while (state_.load(std::memory_order_relaxed) == kAsleep) {
         if (futex(FUTEX_WAIT_BITSET_PRIVATE, kAsleep, deadline == Queue::kForever ? nullptr : &until) == 0)
           continue;
@@ -103,7 +100,7 @@ const RamModel& checked(const RamModel& m) {
   return m;
 }
 
-// When each of a set of channels is free, the first to be so in front.
+// When each channel of a drive is free again.
 class Channels {
  public:
   explicit Channels(int count) : free_(static_cast<std::size_t>(std::max(count, 1))) {}
@@ -115,7 +112,7 @@ class Channels {
   }
 
  private:
-  std::vector<Clock::time_point> free_;
+  std::vector<Clock::time_point> free_;  // a heap, the earliest in front
 };
 
 class RamQueue final : public Queue {
@@ -129,7 +126,8 @@ class RamQueue final : public Queue {
     (has_delays_ ? pending_.reserve(static_cast<std::size_t>(depth))
                  : ready_.reserve(static_cast<std::size_t>(depth)));
     if (model.slow_after_seconds >= 0) slow_from_ = Clock::now() + seconds(model.slow_after_seconds);
-    // The default slack of timers, 50 us, is as long as a fast drive's latency. Best effort.
+    // By default a timer may be 50 us late, which is the latency of a fast drive. If this fails, so it
+    // remains.
     prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
     if (model.moves_bytes) map_memory();  // last: nothing after it throws
   }
@@ -139,12 +137,11 @@ class RamQueue final : public Queue {
   RamQueue(const RamQueue&) = delete;
   RamQueue& operator=(const RamQueue&) = delete;
 
-  // The bytes are copied now, which overlaps with the time that the model says they take.
+  // Copies the bytes at once, during the time that the model says they take.
   void begin(const Block& block) override {
     ZG_ASSERT_LE(block.offset + block.bytes, bytes_);
     if (has_delays_) {
-      pending_.push_back({due(block), begun_++, {block.id, block.bytes}});
-      std::push_heap(pending_.begin(), pending_.end(), Later());
+      pending_.push(due(block), {block.id, block.bytes});
     } else {
       ready_.push_back({block.id, block.bytes});
     }
@@ -163,7 +160,7 @@ class RamQueue final : public Queue {
       wake_.take();
       return;
     }
-    wake_.sleep(pending_.empty() ? deadline : std::min(deadline, pending_.front().due));
+    wake_.sleep(pending_.empty() ? deadline : std::min(deadline, pending_.next_due()));
     collect(done);
   }
 
@@ -196,19 +193,8 @@ class RamQueue final : public Queue {
   }
 
  private:
-  struct Pending {
-    Clock::time_point due;
-    std::uint64_t number;  // blocks of one time come out in the order they were begun
-    BlockDone done;
-  };
-  struct Later {
-    bool operator()(const Pending& a, const Pending& b) const {
-      return a.due != b.due ? a.due > b.due : a.number > b.number;
-    }
-  };
-
   void map_memory() {
-    // NORESERVE: pages become real when they are written, as a sparse file's do.
+    // With NORESERVE a page takes memory only when it is written, like a page of a sparse file.
     void* memory = mmap(nullptr, static_cast<std::size_t>(bytes_), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
@@ -217,7 +203,7 @@ class RamQueue final : public Queue {
     memory_ = static_cast<char*>(memory);
   }
 
-  // What the model's times are multiplied with for a block that is served from `start` on.
+  // The factor by which the model's times grow for a block served from `start` on.
   double slowness(Clock::time_point start) const {
     double factor = start >= slow_from_ ? model_.slow_factor : 1;
     const auto in_queue = static_cast<int>(pending_.size()) + 1;
@@ -226,7 +212,7 @@ class RamQueue final : public Queue {
     return factor;
   }
 
-  // When `work` seconds at full speed are over that begin at `start`.
+  // When work that begins at `start`, and would take `work` seconds at full speed, ends.
   Clock::time_point served(Clock::time_point start, double work) const {
     return schedule_.is_constant() ? start + seconds(work) : schedule_.done(start, work);
   }
@@ -244,20 +230,11 @@ class RamQueue final : public Queue {
   }
 
   bool collect(std::vector<BlockDone>& done) {
-    if (!ready_.empty()) {
-      done.insert(done.end(), ready_.begin(), ready_.end());
-      ready_.clear();
-      return true;
-    }
-    if (pending_.empty()) return false;
-    const auto now = Clock::now();
-    bool any = false;
-    for (; !pending_.empty() && pending_.front().due <= now; any = true) {
-      done.push_back(pending_.front().done);
-      std::pop_heap(pending_.begin(), pending_.end(), Later());
-      pending_.pop_back();
-    }
-    return any;
+    const std::size_t before = done.size();
+    done.insert(done.end(), ready_.begin(), ready_.end());
+    ready_.clear();
+    if (!pending_.empty()) pending_.pop_due(Clock::now(), done);
+    return done.size() > before;
   }
 
   const std::int64_t bytes_;
@@ -265,10 +242,9 @@ class RamQueue final : public Queue {
   const RamSchedule schedule_;
   const bool has_delays_;
   char* memory_ = nullptr;  // null: the model moves no bytes
-  Channels channels_[2];    // one set for both ways unless duplex
+  Channels channels_[2];    // the first serves both directions unless duplex
   Clock::time_point slow_from_ = kForever;
-  std::uint64_t begun_ = 0;
-  std::vector<Pending> pending_;  // a heap, the first due in front
+  DelayedBlocks pending_;
   std::vector<BlockDone> ready_;
   WakeFlag wake_;
 };

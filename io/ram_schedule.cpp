@@ -1,5 +1,5 @@
-// Time is counted in nanoseconds since the clock's epoch. A stall is the first part of its period; full speed
-// is the first of the two halves of a change's period.
+// Times are nanoseconds since the clock's epoch. A stall is the first part of its period; a change's period
+// begins with the half that has full speed.
 #include "io/ram_schedule.hpp"
 
 #include <algorithm>
@@ -7,14 +7,14 @@
 #include <limits>
 #include <numeric>
 
+#include "io/clock.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg::io {
 namespace {
 
-using std::chrono::nanoseconds;
-
-// What comes again more often than that is latency; and the pieces of a long time stay countable.
+// The shortest period, in seconds. Shorter ones would be latency, and would cut a long time into too many
+// pieces.
 constexpr double kShortest = 0.01;
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
@@ -28,15 +28,11 @@ std::int64_t period_of(const char* what, double seconds) {
   return std::llround(seconds * 1e9);
 }
 
-std::int64_t count_of(Clock::time_point t) {
-  return std::chrono::duration_cast<nanoseconds>(t.time_since_epoch()).count();
-}
-
 Clock::time_point time_of(std::int64_t ns) {
-  return Clock::time_point(std::chrono::duration_cast<Clock::duration>(nanoseconds(ns)));
+  return Clock::time_point(std::chrono::nanoseconds(ns));
 }
 
-// From the last multiple of `period` on; also before the epoch.
+// The time since the last multiple of `period`; also for times before the epoch.
 std::int64_t phase_of(std::int64_t t, std::int64_t period) {
   const std::int64_t rest = t % period;
   return rest < 0 ? rest + period : rest;
@@ -74,8 +70,8 @@ RamSchedule::Piece RamSchedule::piece_at(std::int64_t t) const {
 
 double RamSchedule::offered(Clock::time_point from, Clock::time_point to) const {
   std::int64_t full = 0, slow = 0;
-  const std::int64_t end = count_of(to);
-  for (std::int64_t t = count_of(from); t < end;) {
+  const std::int64_t end = ns_of(to);
+  for (std::int64_t t = ns_of(from); t < end;) {
     const Piece piece = piece_at(t);
     const std::int64_t until = std::min(piece.end, end);
     if (piece.speed == Speed::kFull) full += until - t;
@@ -86,7 +82,7 @@ double RamSchedule::offered(Clock::time_point from, Clock::time_point to) const 
 }
 
 Clock::time_point RamSchedule::done(Clock::time_point start, double work) const {
-  const std::int64_t begin = count_of(start), last = begin + static_cast<std::int64_t>(kLongest * 1e9);
+  const std::int64_t begin = ns_of(start), last = begin + static_cast<std::int64_t>(kLongest * 1e9);
   double left = std::min(work, kLongest) * 1e9;
   for (std::int64_t t = begin; t < last;) {
     const Piece piece = piece_at(t);
@@ -101,10 +97,11 @@ Clock::time_point RamSchedule::done(Clock::time_point start, double work) const 
   return time_of(last);
 }
 
-// The share of time in a stall while the speed would be full. Over a long time each pair of phases that can
-// meet does so equally often: those that are equal modulo the greatest common divisor g of the periods. So of
-// every x in [0, g) it is counted how many phases congruent to it lie in a stall (m, and one more below r),
-// and how many in the half of full speed (n, and one more below q), and the product is summed over x.
+// The share of time that is in a stall while the speed would otherwise be full. A phase is the time since the
+// beginning of a period. Two phases, one of each period, can meet if they are equal modulo g, the greatest
+// common divisor of the periods; over a long time all such pairs meet equally often. So for every x in [0, g)
+// this multiplies the number of phases congruent to x in a stall (m, or m + 1 below r) by the number of those
+// in the half of full speed (n, or n + 1 below q), and sums the products over x.
 double RamSchedule::share_stalled_at_full_speed() const {
   const std::int64_t period = 2 * change_ns_, g = std::gcd(stall_every_ns_, period);
   const auto m = static_cast<double>(stall_ns_ / g), r = static_cast<double>(stall_ns_ % g);

@@ -1,5 +1,5 @@
-// How fast a drive made of memory is at any moment: a pure function of the steady clock. It is made of pieces
-// in which the speed stays the same, and sums whole nanoseconds of them, so that what it says is exact.
+// The speed of a simulated drive at any moment: a pure function of the steady clock. Time consists of pieces
+// of constant speed; results are sums of whole nanoseconds of them, and so exact.
 #pragma once
 #include <cstdint>
 
@@ -9,26 +9,26 @@ namespace zg::io {
 
 class RamSchedule {
  public:
-  // Throws Error(kUsage) when the model's stalls or changes have no meaning.
+  // Throws Error(kUsage) when the model's stalls or changes are invalid.
   explicit RamSchedule(const RamModel& model);
 
   bool is_constant() const { return stall_ns_ == 0 && (change_ns_ == 0 || change_factor_ == 1); }
   bool has_stalls() const { return stall_ns_ > 0; }
-  // Seconds at full speed that are offered from `from` to `to`; 0 when `to` is not later.
+  // The seconds of full speed that the time from `from` to `to` is worth; 0 when `to` is not later.
   double offered(Clock::time_point from, Clock::time_point to) const;
-  // When `work` seconds at full speed are done that are begun at `start`, in whole nanoseconds, rounded down.
-  // No work at all is done at once, but not in a stall. At most kLongest seconds later.
+  // When work that begins at `start` and takes `work` seconds at full speed is done, rounded down to
+  // nanoseconds and capped at kLongest seconds. Even work of 0 seconds is not done before the end of a stall.
   Clock::time_point done(Clock::time_point start, double work) const;
-  // Of full speed, over a time without end.
+  // The mean over unlimited time, as a share of full speed.
   double mean_speed() const;
 
-  static constexpr double kLongest = 1e6;  // 11 days: keeps what takes forever from overflowing the clock
+  static constexpr double kLongest = 1e6;  // 11 days; so that an endless wait does not overflow the clock
 
  private:
   enum class Speed : std::uint8_t { kNone, kFull, kSlow };
   struct Piece {
     Speed speed;
-    std::int64_t end;  // in nanoseconds of the clock, not of it
+    std::int64_t end;  // its first nanosecond that no longer belongs to it
   };
   Piece piece_at(std::int64_t t) const;
   double share_stalled_at_full_speed() const;

@@ -17,7 +17,8 @@ void RequestPicker::start(BenchOp op, Pattern pattern, std::int64_t count) {
   pattern_ = pattern;
   read_back_ = false;
   left_ = count;
-  // Streams that began together would meet in the same blocks all the time.
+  // The two streams of a mix begin half the file apart, since otherwise they would always meet in the same
+  // blocks.
   at_[0] = 0;
   at_[1] = op == BenchOp::kMixed ? blocks() / 2 : 0;
   std::fill(state_.begin(), state_.end(), std::uint8_t{0});
@@ -55,7 +56,7 @@ void RequestPicker::done(const Request& request) {
   state_[static_cast<std::size_t>(request.block)] &= static_cast<std::uint8_t>(~kBusy);
 }
 
-// The first block from here on that may be asked for now.
+// The first block, from `block` on and round the file, that may be requested now.
 std::int64_t RequestPicker::free_from(std::int64_t block) const {
   for (std::int64_t tried = 0; tried < blocks(); ++tried) {
     const std::uint8_t state = state_[static_cast<std::size_t>(block)];

@@ -1,6 +1,6 @@
-// Which request a benchmark sends to a drive next: a read or a write, of the next block or of any.
+// Picks the next request of a benchmark on a drive: a read or a write, of the next block or of a random one.
 //
-// Not thread safe. Invariant: while writes are among them, no two requests of the same block are under way.
+// Threads: one at a time. Invariant: if there are writes, no two requests in flight have the same block.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -21,13 +21,13 @@ class RequestPicker {
 
   RequestPicker(std::int64_t blocks, std::uint64_t seed, int drive);
 
-  // From now on `count` requests, which starts the streams anew and forgets what was written. No more than
-  // blocks() may be under way at a time, except of reads alone.
+  // Begins a series of `count` requests at the beginning of the streams, with no block written. Unless all
+  // are reads, at most blocks() of them may be in flight at a time.
   void start(BenchOp op, Pattern pattern, std::int64_t count);
-  // From now on reads of the blocks written since start(), each once.
+  // Begins a series that reads each block written since start() once.
   void start_read_back();
 
-  std::optional<Request> next();  // nothing: there are no more
+  std::optional<Request> next();  // none at the end of the series
   void done(const Request& request);
 
   std::int64_t blocks() const { return static_cast<std::int64_t>(state_.size()); }
@@ -43,8 +43,8 @@ class RequestPicker {
   Pattern pattern_ = Pattern::kSequential;
   bool read_back_ = false;
   std::int64_t left_ = 0;
-  std::int64_t at_[2] = {0, 0};  // of the stream of reads, of writes
-  std::vector<std::uint8_t> state_;
+  std::int64_t at_[2] = {0, 0};      // next block of the stream of reads, and of that of writes
+  std::vector<std::uint8_t> state_;  // by block: kBusy, kWritten or both
 };
 
 }  // namespace zg::io

@@ -10,18 +10,20 @@
 namespace zg::io {
 namespace {
 
-// Less time than this says little about a drive: a single block may be all of it.
+// Seconds. Less busy time than this says little about a drive, since it may be that of a single block.
 constexpr double kEnoughBusy = 0.02;
-// Busy for so long and nothing done: then that is the sample.
+// Seconds. A drive that was busy for so long without completing a block is sampled all the same.
 constexpr double kEnoughSilence = 0.5;
-// The mean is over about so many busy seconds: five windows, which halves the noise of one.
+// Busy seconds over which the mean is taken: five windows, which halves the noise of one.
 constexpr double kMemory = 0.25;
-// Two windows in a row this many times above or below the mean are no noise: the drive has changed, and the
-// mean begins anew.
+// When two windows in a row are this many times above, or below, the mean, that is no noise: the drive has
+// changed, and the mean starts again.
 constexpr double kStray = 1.5;
-// Of the time that the busiest drive was: less, and the drive did not have all that it could take.
+// A drive that was busy for less than this share of the busiest drive's time had too little work to show its
+// speed.
 constexpr double kKeptBusy = 0.9;
-// Shares that differ by less from those in use do not replace them: extents would move for nothing.
+// New shares must differ by this much from those in use to replace them, since extents move when shares
+// change.
 constexpr double kWorthwhile = 0.03;
 
 }  // namespace
@@ -71,20 +73,20 @@ bool Shares::sample(std::span<const DriveSample> samples, double wall_seconds) {
 void Shares::gather(Drive& drive) {
   const bool silent = drive.not_done >= kEnoughSilence;
   if (drive.done < kEnoughBusy && !silent) return;
-  // The silence is in this sample, and in no other.
+  // The time without a completion counts in this sample, and in no later one.
   const double seconds = drive.done + (silent ? std::exchange(drive.not_done, 0) : 0);
   const double rate = drive.bytes / seconds;
-  // One that waited for the others some of the time had few blocks in flight then, and might be faster: a slow
-  // one would have been among the busiest. So this is no reason to think less of it.
+  // A drive that idled while others worked had few blocks in flight, and may be faster than this sample; a
+  // slow drive would have been among the busiest. So the sample must not lower its rate.
   const bool at_least = drive.busy < kKeptBusy * drive.busiest;
   if (drive.rate == 0 || !at_least || rate > drive.rate) absorb(drive, rate, seconds);
   drive.bytes = drive.done = drive.busy = drive.busiest = 0;
 }
 
 void Shares::absorb(Drive& drive, double rate, double busy) {
-  rate = std::max(rate, 1.0);  // 0 is for drives that were not measured
+  rate = std::max(rate, 1.0);  // 0 means not measured
   const int strays = rate > kStray * drive.rate ? 1 : rate * kStray < drive.rate ? -1 : 0;
-  // A long sample is several windows in a row.
+  // A sample as long as two windows counts as two in a row.
   const bool anew =
       drive.rate == 0 || (strays != 0 && (strays == drive.strayed || busy >= 2 * Shares::kWindowSeconds));
   drive.strayed = anew ? 0 : strays;
@@ -100,7 +102,7 @@ void Shares::compute(std::vector<double>& result) const {
     weights += d.weight;
     rates += d.rate;
   }
-  // Drives that were not measured are taken to be what their weights say, beside those that were.
+  // A drive that was not measured is assumed to be as fast as its weight says in relation to those that were.
   const double unit = rates > 0 ? rates / std::max(weights, 1e-12) : 1;
   result.clear();
   for (const Drive& d : drives_) result.push_back(d.rate > 0 ? d.rate : d.weight * unit);
@@ -115,49 +117,50 @@ void Shares::compute(std::vector<double>& result) const {
   normalize();
 }
 
-// Drives in the order of what they are due when an extent of these grains is cut.
-void Cutter::sort_by_want(std::int64_t grains, std::span<const double> shares) {
-  want_.resize(credit_.size());
+// Sorts the drives by what they are due when an extent of so many grains is split.
+void Splitter::sort_by_due(std::int64_t grains, std::span<const double> shares) {
+  due_.resize(credit_.size());
   order_.resize(credit_.size());
   for (std::size_t d = 0; d < credit_.size(); ++d)
-    want_[d] = credit_[d] + shares[d] * static_cast<double>(grains);
+    due_[d] = credit_[d] + shares[d] * static_cast<double>(grains);
   std::iota(order_.begin(), order_.end(), std::size_t{0});
   std::sort(order_.begin(), order_.end(),
-            [&](std::size_t a, std::size_t b) { return want_[a] != want_[b] ? want_[a] > want_[b] : a < b; });
+            [&](std::size_t a, std::size_t b) { return due_[a] != due_[b] ? due_[a] > due_[b] : a < b; });
 }
 
-bool Cutter::cut(std::int64_t grains, std::span<const double> shares, std::span<const std::int64_t> free,
-                 std::vector<std::int64_t>& given) {
+bool Splitter::split(std::int64_t grains, std::span<const double> shares, std::span<const std::int64_t> free,
+                     std::vector<std::int64_t>& given) {
   if (std::accumulate(free.begin(), free.end(), std::int64_t{0}) < grains) return false;
-  sort_by_want(grains, shares);
+  sort_by_due(grains, shares);
   given.assign(credit_.size(), 0);
-  // The takers: those due a whole stripe, or else the one due most; all with room for it.
+  // The takers are the drives that are due a stripe, or else the one that is due most; all must have room for
+  // it.
   const std::int64_t least = std::min(grains, stripe_);
-  double wants = 0;
+  double dues = 0;
   std::size_t takers = 0;
   const auto has_room = [&](std::size_t d) { return free[d] >= least; };
   for (const std::size_t d : order_) {
-    if (!has_room(d) || (takers > 0 && want_[d] < static_cast<double>(least))) continue;
-    wants += std::max(want_[d], 0.0);
+    if (!has_room(d) || (takers > 0 && due_[d] < static_cast<double>(least))) continue;
+    dues += std::max(due_[d], 0.0);
     ++takers;
-    if (want_[d] < static_cast<double>(least)) break;
+    if (due_[d] < static_cast<double>(least)) break;
   }
   std::int64_t rest = grains;
   for (const std::size_t d : order_) {
     if (rest == 0 || takers == 0) break;
     if (!has_room(d)) continue;
-    const double want = std::max(want_[d], 0.0);
+    const double due = std::max(due_[d], 0.0);
     std::int64_t n =
-        --takers == 0 || wants <= 0
+        --takers == 0 || dues <= 0
             ? rest
-            : std::max<std::int64_t>(least, std::llround(static_cast<double>(rest) * want / wants));
-    // What would be left for the others is too little to be worth a request.
+            : std::max<std::int64_t>(least, std::llround(static_cast<double>(rest) * due / dues));
+    // A rest smaller than a stripe is not worth a request of its own.
     if (rest - n < least) n = rest;
     given[d] = std::min(n, free[d]);
     rest -= given[d];
-    wants -= want;
+    dues -= due;
   }
-  // Where space was short, whoever has some.
+  // Where space was short, the rest goes to any drive that has some.
   for (const std::size_t d : order_) {
     const std::int64_t n = std::min(rest, free[d] - given[d]);
     given[d] += n;
@@ -166,12 +169,13 @@ bool Cutter::cut(std::int64_t grains, std::span<const double> shares, std::span<
   return true;
 }
 
-void Cutter::commit(std::int64_t grains, std::span<const double> shares, std::span<const std::int64_t> free,
-                    std::span<const std::int64_t> given) {
-  sort_by_want(grains, shares);
-  // A drive without room for what it was due is not owed it later: it would get all at once then.
+void Splitter::commit(std::int64_t grains, std::span<const double> shares, std::span<const std::int64_t> free,
+                      std::span<const std::int64_t> given) {
+  sort_by_due(grains, shares);
+  // A drive without room for what it was due gets no credit for it; else it would be given all of it at once
+  // later.
   const auto owed = [&](std::size_t d) {
-    return static_cast<double>(free[d]) >= std::max(static_cast<double>(stripe_), want_[d]);
+    return static_cast<double>(free[d]) >= std::max(static_cast<double>(stripe_), due_[d]);
   };
   double shares_owed = 0, sum = 0;
   for (std::size_t d = 0; d < credit_.size(); ++d) {
@@ -185,8 +189,8 @@ void Cutter::commit(std::int64_t grains, std::span<const double> shares, std::sp
   for (std::size_t d = 0; d < credit_.size(); ++d) credit_[d] -= sum * shares[d];
 }
 
-void Cutter::shares_changed(std::span<const double> from, std::span<const double> to,
-                            std::int64_t grains_under_way) {
+void Splitter::shares_changed(std::span<const double> from, std::span<const double> to,
+                              std::int64_t grains_under_way) {
   for (std::size_t d = 0; d < credit_.size(); ++d)
     credit_[d] += (to[d] - from[d]) * static_cast<double>(grains_under_way);
 }

@@ -1,5 +1,5 @@
-// Blocks on a few threads, through calls that return when they are done: pread and pwrite, which work
-// everywhere, or those of a DirectStorage.
+// Moves blocks on a pool of threads with blocking calls: pread and pwrite, which work everywhere, or those of
+// a DirectStorage.
 #include <unistd.h>
 
 #include <cerrno>
@@ -25,16 +25,16 @@ std::int64_t move_block(int fd, const Block& block) {
   return n < 0 ? -errno : n;
 }
 
-// What moves the blocks: `enter` is each thread's first call, `move` returns bytes or a negative errno.
-struct Mover {
+// The blocking calls: each thread calls `enter` once at its start; `move` returns bytes or a negative errno.
+struct BlockCalls {
   std::function<void()> enter;
   std::function<std::int64_t(const Block&)> move;
 };
 
 class ThreadQueue final : public Queue {
  public:
-  ThreadQueue(Mover mover, int depth, int threads, const std::string& thread_name)
-      : mover_(std::move(mover)), ring_(static_cast<std::size_t>(depth)) {
+  ThreadQueue(BlockCalls calls, int depth, int threads, const std::string& thread_name)
+      : calls_(std::move(calls)), ring_(static_cast<std::size_t>(depth)) {
     done_.reserve(ring_.size());
     begun_.reserve(ring_.size());
     workers_.reserve(static_cast<std::size_t>(threads));
@@ -51,7 +51,7 @@ class ThreadQueue final : public Queue {
 
   ~ThreadQueue() override { stop(); }
 
-  // Handed to the threads at the next reap(), all at once: one lock and few wake-ups for many blocks.
+  // The next reap() hands all blocks to the threads together, with one lock and few wake-ups.
   void begin(const Block& block) override { begun_.push_back(block); }
 
   void reap(std::vector<BlockDone>& done, Clock::time_point deadline) override {
@@ -81,10 +81,10 @@ class ThreadQueue final : public Queue {
   std::string features() const override { return fmt::format("{} threads a queue", workers_.size()); }
 
  private:
-  // A thread that cannot begin fails its blocks.
+  // False: this thread cannot move blocks, so it fails those that it takes.
   bool enter() {
     try {
-      mover_.enter();
+      calls_.enter();
       return true;
     } catch (const std::exception& e) {
       log::error("I/O thread: {}", e.what());
@@ -122,20 +122,20 @@ class ThreadQueue final : public Queue {
       first_ = (first_ + 1) % ring_.size();
       --count_;
       lock.unlock();
-      const std::int64_t result = entered ? mover_.move(block) : -EIO;
+      const std::int64_t result = entered ? calls_.move(block) : -EIO;
       lock.lock();
       done_.push_back({block.id, result});
       if (reaper_waits_) reaped_.notify_one();
     }
   }
 
-  const Mover mover_;
+  const BlockCalls calls_;
   std::mutex mutex_;
   std::condition_variable work_, reaped_;
   std::vector<Block> ring_;  // blocks that no thread has taken yet: [first_, first_ + count_)
   std::size_t first_ = 0, count_ = 0;
   std::vector<BlockDone> done_;
-  std::vector<Block> begun_;  // the reaping thread's: not handed over yet
+  std::vector<Block> begun_;  // not yet handed over; belongs to the reaping thread
   int idle_ = 0;              // threads without work
   bool reaper_waits_ = false;
   bool woken_ = false, stop_ = false;
@@ -146,7 +146,8 @@ class ThreadQueue final : public Queue {
 
 std::unique_ptr<Queue> make_thread_queue(int fd, int depth, int threads, const std::string& thread_name) {
   return std::make_unique<ThreadQueue>(
-      Mover{[] {}, [fd](const Block& block) { return move_block(fd, block); }}, depth, threads, thread_name);
+      BlockCalls{[] {}, [fd](const Block& block) { return move_block(fd, block); }}, depth, threads,
+      thread_name);
 }
 
 std::unique_ptr<Queue> make_direct_queue(DirectStorage& storage, DirectStorage::File& file, int depth,
@@ -154,8 +155,8 @@ std::unique_ptr<Queue> make_direct_queue(DirectStorage& storage, DirectStorage::
   const auto move = [&file](const Block& b) {
     return b.op == Op::kRead ? file.read(b.data, b.bytes, b.offset) : file.write(b.data, b.bytes, b.offset);
   };
-  storage.enter_thread();  // this one too: completions, on it, make checksums
-  return std::make_unique<ThreadQueue>(Mover{[&storage] { storage.enter_thread(); }, move}, depth, depth,
+  storage.enter_thread();  // since completions, which run on this thread, make checksums
+  return std::make_unique<ThreadQueue>(BlockCalls{[&storage] { storage.enter_thread(); }, move}, depth, depth,
                                        thread_name);
 }
 

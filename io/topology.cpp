@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Devices upon devices: more layers than this is a loop, or nothing that we know.
+// Devices can consist of other devices. More layers than this must be a loop.
 constexpr int kMaxLayers = 8;
 
 std::optional<int> parse_int(std::string_view text) {
@@ -29,7 +29,7 @@ std::optional<int> parse_int(std::string_view text) {
   return value;
 }
 
-// None where there is no such file.
+// Empty when there is no such file.
 std::string first_line(const fs::path& file) {
   std::ifstream in(file);
   std::string line;
@@ -45,18 +45,18 @@ std::vector<fs::path> entries_of(const fs::path& directory) {
   return entries;
 }
 
-// "nvme0": the links from an NVMe subsystem to the controllers that reach it.
+// Whether this is a link from an NVMe subsystem to one of its controllers: "nvme0".
 bool is_controller(const fs::path& entry) {
   const std::string name = entry.filename();
-  return name.size() > 4 && name.compare(0, 4, "nvme") == 0 &&
+  return name.size() > 4 && name.starts_with("nvme") &&
          name.find_first_not_of("0123456789", 4) == std::string::npos;
 }
 
-// What a device without a place of its own stands on: the drives of an md or device mapper, or the
-// controllers of an NVMe drive with several ports, which the kernel lists below devices/virtual.
+// The devices of which a virtual one consists: the drives of an md or device mapper, or the controllers of an
+// NVMe drive with several ports, which the kernel lists below devices/virtual.
 std::vector<fs::path> parts_of(const fs::path& directory) {
   std::vector<fs::path> parts = entries_of(directory / "slaves");
-  if (directory.filename().string().compare(0, 11, "nvme-subsys") == 0) {
+  if (directory.filename().string().starts_with("nvme-subsys")) {
     for (const fs::path& entry : entries_of(directory)) {
       if (is_controller(entry)) parts.push_back(entry);
     }
@@ -64,8 +64,8 @@ std::vector<fs::path> parts_of(const fs::path& directory) {
   return parts;
 }
 
-// Walks up from a device's directory: a partition lies below its disk, a disk below its controller, that
-// below the PCI device that says the node.
+// Walks up from a device's directory until a directory names the node: a partition lies below its disk, a
+// disk below its controller, and a controller below its PCI device, which has the node.
 int node_above(const fs::path& device, const fs::path& sysfs, int layers) {
   std::error_code error;
   const fs::path root = fs::canonical(sysfs, error);
@@ -104,8 +104,7 @@ std::vector<int> cpus_of_node(int node, const std::string& sysfs) {
   std::vector<int> cpus =
       parse_cpu_list(first_line(fs::path(sysfs) / fmt::format("devices/system/node/node{}/cpulist", node)));
   const std::vector<int> usable = usable_cores();
-  const auto forbidden = [&](int cpu) { return !std::binary_search(usable.begin(), usable.end(), cpu); };
-  cpus.erase(std::remove_if(cpus.begin(), cpus.end(), forbidden), cpus.end());
+  std::erase_if(cpus, [&](int cpu) { return !std::binary_search(usable.begin(), usable.end(), cpu); });
   return cpus;
 }
 

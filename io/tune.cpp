@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string_view>
 
@@ -16,27 +17,23 @@
 namespace zg::io {
 namespace {
 
-// Shares of the time by which the grids with their refinements, and the queues, must be through: the repeats
-// get what is left, and they are what makes the answer sure.
+// The shares of the time after which the grids with their refinements, and then the queues, must end. The
+// repeats get the rest, since only they make the answer sure.
 constexpr double kGridShare = 0.55, kQueueShare = 0.7;
-constexpr double kNearBackend = 0.9;  // of the best: such a back end gets a grid too
-constexpr std::size_t kGrids = 2;
-constexpr int kMoves = 8;           // uphill, at most
-constexpr double kOtherHill = 0.8;  // of the best: a point far from it, as high as this, is climbed from too
-constexpr double kNoise = 0.04;     // of one measurement: what lies within may be as good
+constexpr double kNearBackend = 0.9;  // a back end gets a grid if it reaches this share of the best score
+constexpr std::size_t kGrids = 2;     // at most
+constexpr int kMoves = 8;             // of one climb, at most
+constexpr double kOtherHill = 0.8;    // a far point with this share of the best score is climbed from, too
+constexpr double kNoise = 0.04;       // of one measurement: scores that differ by less may be equal
 constexpr std::size_t kFastest = 3, kCandidates = 5;
-constexpr int kFailuresInARow = 3;
+constexpr int kFailuresInARow = 3;  // then the search gives up
 
 class Search {
  public:
   Search(const TuneOptions& options, const TuneMeter& meter) : options_(options), meter_(meter) {
     for (const TuneRecord& record : options.known) {
-      if (!record.error.empty()) continue;  // tried again
-      if (record.round < 0) {
-        known_.emplace(record.point, record);
-      } else {
-        known_rounds_[record.round].emplace(record.point, record);
-      }
+      // A point that failed is tried again.
+      if (record.error.empty()) known_[record.round].emplace(record.point, record.sample);
     }
     cost_ = options.expected_seconds;
   }
@@ -64,10 +61,11 @@ class Search {
   void try_queues(const TunePoint& at);
   void choose_candidates();
   void repeat();
-  bool run_round(int round, const Samples* known);
+  bool run_round(int round, const Samples& known);
 
-  // The sample of a point, measured now if it was not; null where there is none, or the phase must end.
-  const TuneSample* look(const TunePoint& point);
+  // The sample of a point, which is measured now if there is none; null when that fails or the phase must
+  // end.
+  const TuneSample* sample_of(const TunePoint& point);
   std::optional<TuneSample> measure(const TunePoint& point, int round);
   void note(const TunePoint& point, int round, const TuneSample& sample);
   double score_at(const TunePoint& point) const;
@@ -77,13 +75,12 @@ class Search {
 
   const TuneOptions& options_;
   const TuneMeter& meter_;
-  std::map<TunePoint, TuneRecord> known_;
-  std::map<int, std::map<TunePoint, TuneRecord>> known_rounds_;
+  std::map<int, Samples> known_;  // by round; -1: of the search
   Samples samples_;
   std::set<TunePoint> failed_;
   std::optional<Error> failure_;
   int failures_in_a_row_ = 0;
-  double cost_ = 0;  // seconds that a measurement takes, of the last ones
+  double cost_ = 0;  // seconds that a measurement takes: a mean of the last ones
   double deadline_ = 0;
   bool stopped_ = false, late_ = false;
   double best_score_ = 0, best_rate_ = 0;
@@ -118,7 +115,7 @@ std::vector<std::size_t> coarse(std::size_t count) {
 
 void Search::note(const TunePoint& point, int round, const TuneSample& sample) {
   out_.records.push_back({.point = point, .round = round, .sample = sample});
-  // The slower direction decides how long it takes until what is in flight is done.
+  // The slower direction decides how long what is in flight takes to complete.
   const double read = sample.read.bytes_per_second, write = sample.write.bytes_per_second;
   best_rate_ = std::max(best_rate_, read > 0 && write > 0 ? std::min(read, write) : std::max(read, write));
   if (round >= 0) return;
@@ -154,13 +151,13 @@ std::optional<TuneSample> Search::measure(const TunePoint& point, int round) {
   return sample;
 }
 
-const TuneSample* Search::look(const TunePoint& point) {
+const TuneSample* Search::sample_of(const TunePoint& point) {
   if (const auto found = samples_.find(point); found != samples_.end()) return &found->second;
   if (ended() || failed_.contains(point)) return nullptr;
   if (!skip_reason(options_.space, point, best_rate_).empty()) return nullptr;
-  if (const auto known = known_.find(point); known != known_.end()) {
+  if (const auto known = known_[-1].find(point); known != known_[-1].end()) {
     ++out_.taken_over;
-    note(point, -1, known->second.sample);
+    note(point, -1, known->second);
     return &samples_.at(point);
   }
   if (meter_.seconds() + cost_ > deadline_) {
@@ -195,14 +192,14 @@ void Search::search() {
   }
   phase_ = "queues";
   deadline_ = kQueueShare * options_.seconds;
-  const bool cut = std::exchange(late_, false);  // the queues have time of their own
+  const bool cut = std::exchange(late_, false);  // the queues have a deadline of their own
   for (const Backend backend : order) {
     if (const auto best = best_of(backend, 1)) try_queues(*best);
   }
   late_ = late_ || cut;
 }
 
-// Those worth a grid, best first.
+// The back ends that are worth a grid, the best first.
 std::vector<Backend> Search::rank_backends() {
   phase_ = "back ends";
   const TuneSpace& space = options_.space;
@@ -211,7 +208,7 @@ std::vector<Backend> Search::rank_backends() {
       {kMiB, 32}, {256 * kKiB, 128}, {kMiB, 4}, {4 * kMiB, 16}};
   for (const auto& [block_size, depth] : kTelling) {
     for (const Backend backend : space.backends) {
-      look({backend, nearest(space.block_sizes, block_size), nearest(space.depths, depth), 1});
+      sample_of({backend, nearest(space.block_sizes, block_size), nearest(space.depths, depth), 1});
     }
   }
   std::vector<std::pair<double, Backend>> ranked;
@@ -232,7 +229,7 @@ void Search::grid(Backend backend) {
   const TuneSpace& space = options_.space;
   const auto middle_block = index_of(space.block_sizes, nearest(space.block_sizes, kMiB));
   const auto middle_depth = index_of(space.depths, nearest(space.depths, 16));
-  // From the middle outwards, so that a grid cut short has seen what is most often good.
+  // From the middle outwards, since the best point is most often there and the time may run out.
   std::vector<std::pair<std::ptrdiff_t, TunePoint>> points;
   for (const std::size_t b : coarse(space.block_sizes.size())) {
     for (const std::size_t d : coarse(space.depths.size())) {
@@ -243,10 +240,10 @@ void Search::grid(Backend backend) {
   }
   std::stable_sort(points.begin(), points.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& entry : points) look(entry.second);
+  for (const auto& entry : points) sample_of(entry.second);
 }
 
-// Uphill from `from` to a point that none of its eight neighbours beats.
+// Climbs from `from` until none of the eight neighbours is better.
 void Search::climb(TunePoint from) {
   const TuneSpace& space = options_.space;
   for (int move = 0; move < kMoves && !ended(); ++move) {
@@ -258,7 +255,7 @@ void Search::climb(TunePoint from) {
         if (i < 0 || j < 0 || i >= std::ssize(space.block_sizes) || j >= std::ssize(space.depths)) continue;
         const TunePoint near{from.backend, space.block_sizes[static_cast<std::size_t>(i)],
                              space.depths[static_cast<std::size_t>(j)], from.queues};
-        if (look(near) != nullptr && score_at(near) > score_at(best)) best = near;
+        if (sample_of(near) != nullptr && score_at(near) > score_at(best)) best = near;
       }
     }
     if (best == from) return;
@@ -270,7 +267,8 @@ void Search::refine(Backend backend) {
   phase_ = "refine";
   const auto top = best_of(backend, 1);
   if (!top) return;
-  // From another hill too, if there is one: the grid may have hit this one's top and that one's side.
+  // Climbs from another hill too, if there is one: the grid may have hit the top of this one and the side of
+  // that.
   std::optional<TunePoint> second;
   for (const auto& [point, sample] : samples_) {
     if (point.backend != backend || score_at(point) < kOtherHill * score_at(*top)) continue;
@@ -285,7 +283,7 @@ void Search::refine(Backend backend) {
   for (auto d = index_of(depths, best.queue_depth) - 1; d >= 0; --d) {
     TunePoint shallower = best;
     shallower.queue_depth = depths[static_cast<std::size_t>(d)];
-    if (look(shallower) == nullptr || score_at(shallower) < (1 - kNoise) * score_at(best)) break;
+    if (sample_of(shallower) == nullptr || score_at(shallower) < (1 - kNoise) * score_at(best)) break;
   }
 }
 
@@ -295,20 +293,21 @@ void Search::try_queues(const TunePoint& at) {
     if (queues <= 1) continue;
     TunePoint here = at;
     here.queues = queues;
-    // Each queue has its share of the depth, so that more of them may want more of it.
+    // The queues share the depth, so more queues may need a larger one.
     TunePoint deeper = here;
     deeper.queue_depth *= 2;
     const auto& depths = options_.space.depths;
     const bool can_be_deeper = index_of(depths, deeper.queue_depth) < std::ssize(depths);
-    look(here);
-    if (can_be_deeper && look(deeper) != nullptr && score_at(deeper) > score_at(here)) here = deeper;
+    sample_of(here);
+    if (can_be_deeper && sample_of(deeper) != nullptr && score_at(deeper) > score_at(here)) here = deeper;
     if (score_at(here) < (1 - kNoise) * score_at(best)) break;
     if (score_at(here) > score_at(best)) best = here;
   }
   if (best.queues > 1 && score_at(best) > (1 + kTuneTie) * score_at(at)) climb(best);
 }
 
-// The fastest, the best of another back end if it is near, and the cheapest of those that may be as fast.
+// Picks the fastest points, the best of another back end if it is near, and the cheapest of those that may be
+// as fast.
 void Search::choose_candidates() {
   std::vector<TuneCandidate> all;
   for (const auto& [point, sample] : samples_) {
@@ -318,8 +317,8 @@ void Search::choose_candidates() {
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const TuneCandidate& a, const TuneCandidate& b) { return a.median > b.median; });
-  auto picked =
-      all.begin() + static_cast<std::ptrdiff_t>(std::min(kFastest, all.size()));  // those before it are
+  // Everything before `picked` is picked.
+  auto picked = all.begin() + static_cast<std::ptrdiff_t>(std::min(kFastest, all.size()));
   const auto pick = [&](auto which) {
     std::rotate(picked, which, which + 1);
     ++picked;
@@ -343,16 +342,16 @@ void Search::choose_candidates() {
   out_.candidates = std::move(all);
 }
 
-// False: not all candidates were measured, by the end of time or of patience.
-bool Search::run_round(int round, const Samples* known) {
+// Measures all candidates once, in random order, but takes the samples in `known` as they are. False: time is
+// up, or the user stopped it, before all were measured.
+bool Search::run_round(int round, const Samples& known) {
   std::vector<std::size_t> order(out_.candidates.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::iota(order.begin(), order.end(), std::size_t{0});
   const NamedRandom random(options_.seed, fmt::format("io tune round {}", round));
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i, i)]);
 
-  const auto taken = [&](const TunePoint& point) { return known != nullptr && known->contains(point); };
   const auto left = std::count_if(out_.candidates.begin(), out_.candidates.end(),
-                                  [&](const TuneCandidate& c) { return !taken(c.point); });
+                                  [&](const TuneCandidate& c) { return !known.contains(c.point); });
   if (left > 0 && meter_.seconds() + static_cast<double>(left) * cost_ > options_.seconds) {
     late_ = true;
     return false;
@@ -360,10 +359,10 @@ bool Search::run_round(int round, const Samples* known) {
   Samples seen;
   for (const std::size_t i : order) {
     const TunePoint& point = out_.candidates[i].point;
-    if (taken(point)) {
+    if (const auto found = known.find(point); found != known.end()) {
       ++out_.taken_over;
-      note(point, round, known->at(point));
-      seen.emplace(point, known->at(point));
+      note(point, round, found->second);
+      seen.insert(*found);
     } else if (const auto sample = measure(point, round)) {
       seen.emplace(point, *sample);
     } else if (stopped_) {
@@ -372,7 +371,7 @@ bool Search::run_round(int round, const Samples* known) {
   }
   std::erase_if(out_.candidates, [&](const TuneCandidate& c) { return failed_.contains(c.point); });
   for (TuneCandidate& c : out_.candidates) {
-    if (out_.rounds == 0) c.samples.clear();  // the search's: chosen for being high
+    if (out_.rounds == 0) c.samples.clear();  // that of the search is biased: it was picked for being high
     c.samples.push_back(seen.at(c.point));
   }
   ++out_.rounds;
@@ -388,19 +387,17 @@ void Search::repeat() {
   }
   late_ = false;
   for (int round = 0; out_.rounds < kTuneMaxRounds && !out_.candidates.empty(); ++round) {
-    Samples known;
-    if (const auto found = known_rounds_.find(round); found != known_rounds_.end()) {
-      for (const auto& [point, record] : found->second) known.emplace(point, record.sample);
-      // Of other candidates, it says nothing of these; its number is taken.
-      const bool all = std::all_of(out_.candidates.begin(), out_.candidates.end(),
-                                   [&](const TuneCandidate& c) { return known.contains(c.point); });
-      const bool begun = std::all_of(known.begin(), known.end(), [&](const auto& k) {
-        return std::any_of(out_.candidates.begin(), out_.candidates.end(),
-                           [&](const TuneCandidate& c) { return c.point == k.first; });
-      });
-      if (!all && !begun) continue;
-    }
-    if (!run_round(round, &known)) break;
+    // A known round counts if it has all candidates, or if it was interrupted and has only some of them. Else
+    // it is a round of other candidates; its number is taken, but its samples say nothing here.
+    const Samples& known = known_[round];
+    const auto is_candidate = [&](const auto& sample) {
+      return std::any_of(out_.candidates.begin(), out_.candidates.end(),
+                         [&](const TuneCandidate& c) { return c.point == sample.first; });
+    };
+    const bool has_all = std::all_of(out_.candidates.begin(), out_.candidates.end(),
+                                     [&](const TuneCandidate& c) { return known.contains(c.point); });
+    if (!has_all && !std::all_of(known.begin(), known.end(), is_candidate)) continue;
+    if (!run_round(round, known)) break;
     put_in_order(options_.goal, out_);
     if (is_stable(out_)) {
       out_.end = TuneEnd::kStable;

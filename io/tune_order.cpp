@@ -1,6 +1,6 @@
 #include "io/tune_order.hpp"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,8 @@
 namespace zg::io {
 namespace {
 
-constexpr double kDecided = 0.05;  // of the sign test, when the rounds are over
-constexpr double kStable = 0.01;   // to end them early
+constexpr double kDecided = 0.05;  // p of the sign test below which a comparison is decided
+constexpr double kStable = 0.01;   // p below which it needs no further rounds
 
 // P(at most `k` of `n` fair coins show heads).
 double binomial_tail(int k, int n) {
@@ -40,38 +40,39 @@ std::vector<double> scores_of(TuneGoal goal, const TuneCandidate& candidate) {
   return scores;
 }
 
-// The order statistics between which the median lies with 95%: sign tests inverted. None with fewer than six.
-void put_interval(TuneDuel& duel, std::vector<double> ratios) {
+// The 95% interval of the median: the values between which it lies, by inverting the sign test. Takes six
+// values.
+void put_interval(TuneComparison& comparison, std::vector<double> ratios) {
   std::sort(ratios.begin(), ratios.end());
   const int n = static_cast<int>(ratios.size());
-  duel.ratio = median_of(ratios);
-  int cut = 0;  // so many may be left out at each end
+  comparison.ratio = median_of(ratios);
+  int cut = 0;  // values outside of the interval, at each end
   while (2 * binomial_tail(cut, n) <= 0.05) ++cut;
   if (cut == 0) return;
-  duel.low = ratios[static_cast<std::size_t>(cut - 1)];
-  duel.high = ratios[static_cast<std::size_t>(n - cut)];
+  comparison.low = ratios[static_cast<std::size_t>(cut - 1)];
+  comparison.high = ratios[static_cast<std::size_t>(n - cut)];
 }
 
-TuneDuel duel_of(TuneGoal goal, const TuneCandidate& leader, const TuneCandidate& other, int rounds) {
-  TuneDuel duel;
-  duel.rounds = rounds;
-  if (rounds == 0) return duel;
+TuneComparison compare(TuneGoal goal, const TuneCandidate& leader, const TuneCandidate& other, int rounds) {
+  TuneComparison comparison;
+  comparison.rounds = rounds;
+  if (rounds == 0) return comparison;
   const std::vector<double> a = scores_of(goal, leader), b = scores_of(goal, other);
   ZG_ASSERT_EQ(a.size(), b.size());
   std::vector<double> ratios;
   for (std::size_t i = 0; i < a.size(); ++i) {
-    duel.wins += a[i] > b[i];
-    duel.losses += a[i] < b[i];
+    comparison.wins += a[i] > b[i];
+    comparison.losses += a[i] < b[i];
     ratios.push_back(b[i] > 0 ? a[i] / b[i] : 1);
   }
-  duel.p = sign_test(duel.wins, duel.losses);
-  put_interval(duel, std::move(ratios));
-  if (duel.low >= 1 - kTuneTie && duel.high > 0 && duel.high <= 1 + kTuneTie) {
-    duel.order = TuneOrder::kEqual;
-  } else if (duel.p < kDecided && duel.wins > duel.losses) {
-    duel.order = TuneOrder::kAhead;
+  comparison.p = sign_test(comparison.wins, comparison.losses);
+  put_interval(comparison, std::move(ratios));
+  if (comparison.low >= 1 - kTuneTie && comparison.high > 0 && comparison.high <= 1 + kTuneTie) {
+    comparison.order = TuneOrder::kEqual;
+  } else if (comparison.p < kDecided && comparison.wins > comparison.losses) {
+    comparison.order = TuneOrder::kAhead;
   }
-  return duel;
+  return comparison;
 }
 
 }  // namespace
@@ -118,13 +119,13 @@ void put_in_order(TuneGoal goal, TuneOutcome& outcome) {
   std::stable_sort(candidates.begin(), candidates.end(), [&](const TuneCandidate& a, const TuneCandidate& b) {
     return a.median != b.median ? a.median > b.median : is_cheaper(goal, a, b);
   });
-  outcome.duels.clear();
+  outcome.comparisons.clear();
   outcome.found = !candidates.empty();
   outcome.chosen = 0;
   outcome.sure = outcome.found && outcome.rounds > 0;
   for (std::size_t i = 1; i < candidates.size(); ++i) {
-    outcome.duels.push_back(duel_of(goal, candidates[0], candidates[i], outcome.rounds));
-    outcome.sure = outcome.sure && outcome.duels.back().order != TuneOrder::kUnclear;
+    outcome.comparisons.push_back(compare(goal, candidates[0], candidates[i], outcome.rounds));
+    outcome.sure = outcome.sure && outcome.comparisons.back().order != TuneOrder::kUnclear;
     const bool tied = candidates[i].median >= (1 - kTuneTie) * candidates[0].median;
     if (tied && is_cheaper(goal, candidates[i], candidates[static_cast<std::size_t>(outcome.chosen)])) {
       outcome.chosen = static_cast<int>(i);
@@ -134,8 +135,8 @@ void put_in_order(TuneGoal goal, TuneOutcome& outcome) {
 
 bool is_stable(const TuneOutcome& outcome) {
   if (outcome.rounds < kTuneMinRounds) return false;
-  return std::all_of(outcome.duels.begin(), outcome.duels.end(), [](const TuneDuel& duel) {
-    return duel.order == TuneOrder::kEqual || (duel.order == TuneOrder::kAhead && duel.p < kStable);
+  return std::all_of(outcome.comparisons.begin(), outcome.comparisons.end(), [](const TuneComparison& c) {
+    return c.order == TuneOrder::kEqual || (c.order == TuneOrder::kAhead && c.p < kStable);
   });
 }
 
@@ -151,16 +152,25 @@ std::string verdict_of(const TuneOutcome& outcome) {
     text = fmt::format("{} is the only point that could be measured", text_of(first.point));
   } else {
     int ahead = 0, equal = 0;
-    for (const TuneDuel& duel : outcome.duels) {
-      ahead += duel.order == TuneOrder::kAhead;
-      equal += duel.order == TuneOrder::kEqual;
+    for (const TuneComparison& comparison : outcome.comparisons) {
+      ahead += comparison.order == TuneOrder::kAhead;
+      equal += comparison.order == TuneOrder::kEqual;
     }
-    const int unclear = static_cast<int>(outcome.duels.size()) - ahead - equal;
-    text = fmt::format("{}: of the {} others {} is ahead of {}", unclear == 0 ? "sure" : "not sure",
-                       outcome.duels.size(), text_of(first.point), ahead);
-    if (equal > 0) text += fmt::format(", within {:.0f}% of {}", kTuneTie * 100, equal);
+    const int unclear = static_cast<int>(outcome.comparisons.size()) - ahead - equal;
+    const auto others = [&](int count) {
+      const int all = static_cast<int>(outcome.comparisons.size());
+      return count < all ? fmt::format("{} of the {} others", count, all)
+             : all == 1  ? std::string("the other candidate")
+             : all == 2  ? std::string("both others")
+                         : fmt::format("all {} others", all);
+    };
+    std::vector<std::string> parts;
+    if (ahead > 0) parts.push_back("is ahead of " + others(ahead));
+    if (equal > 0) parts.push_back(fmt::format("is within {:.0f}% of {}", kTuneTie * 100, others(equal)));
     if (unclear > 0)
-      text += fmt::format(", and not to be told from {} by {} round(s)", unclear, outcome.rounds);
+      parts.push_back(fmt::format("cannot be told from {} by {} round(s)", others(unclear), outcome.rounds));
+    text = fmt::format("{}: {} {}", unclear == 0 ? "sure" : "not sure", text_of(first.point),
+                       fmt::join(parts, ", and "));
   }
   if (outcome.chosen != 0) {
     text += fmt::format(". Chosen is {}, the cheapest within {:.0f}% of it by median", text_of(chosen.point),

@@ -1,4 +1,5 @@
-// Which of the repeated candidates is ahead, and how sure that is. Pure functions over the rounds' samples.
+// Orders the repeated candidates and says how sure the order is. Pure functions over the samples of the
+// rounds.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,22 +8,24 @@
 
 namespace zg::io {
 
-// Candidates within this share of the fastest count as equally fast; the cheapest of them is chosen.
+// Candidates within this share of the fastest count as equally fast, and the cheapest of them is chosen.
 inline constexpr double kTuneTie = 0.01;
-// Rounds after which an order may be called stable.
+// An order can be stable after kTuneMinRounds; after kTuneMaxRounds the search ends.
 inline constexpr int kTuneMinRounds = 6, kTuneMaxRounds = 50;
 
 double median_of(std::vector<double> values);
-double mad_of(const std::vector<double>& values);  // median of the distances from the median
+double mad_of(const std::vector<double>& values);  // median absolute deviation
 TuneSample typical_of(const std::vector<TuneSample>& samples);
 
-// Smaller depth, then fewer queues, then less processor time, then smaller blocks.
+// Whether `a` is cheaper than `b`: has a smaller depth, else fewer queues, less processor time, smaller
+// blocks.
 bool is_cheaper(TuneGoal goal, const TuneCandidate& a, const TuneCandidate& b);
 
-// Fills in medians, sorts, fights the duels and chooses. All candidates have the same number of samples.
+// Computes the candidates' medians, sorts and compares them, and chooses one. All have the same number of
+// samples.
 void put_in_order(TuneGoal goal, TuneOutcome& outcome);
-// No further round is needed. Stricter than what a duel takes to be decided, since it is asked after every
-// round and would otherwise stop at the first lucky one.
+// Whether the order needs no further round. It takes a smaller p than a single comparison does, since it is
+// asked after every round, and would otherwise stop at the first one that is decided by chance.
 bool is_stable(const TuneOutcome& outcome);
 std::string verdict_of(const TuneOutcome& outcome);
 

@@ -1,6 +1,7 @@
-// Blocks through io_uring: one ring per queue, registered file, registered buffers where the kernel and the
-// memlock limit allow. wake() is an eventfd that the ring itself reads, so that one wait covers all; a polled
-// ring (IOPOLL) can read nothing but the drive, and so is asked again and again while blocks are in flight.
+// Blocks through io_uring: one ring per queue, with the file registered, and buffers as far as the kernel and
+// the memlock limit allow. wake() writes to an eventfd that the ring itself reads, so that one wait covers
+// blocks and wake-ups. A polled ring (IOPOLL) can read only the drive; there reap() spins while blocks are in
+// flight.
 #include <liburing.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -9,9 +10,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <map>
 #include <thread>
 #include <utility>
 
+#include "io/clock.hpp"
+#include "io/owned_fd.hpp"
 #include "io/queue.hpp"
 #include "io/uring_ring.hpp"
 #include "ziggurat/base/error.hpp"
@@ -24,12 +28,11 @@ namespace {
 constexpr std::uint64_t kWakeTag = ~std::uint64_t{0};
 constexpr unsigned kMaxBuffers = 1024;                 // entries of the table of registered buffers
 constexpr std::int64_t kMaxBufferBytes = kGiB;         // the kernel's limit for one entry
-constexpr auto kPause = std::chrono::milliseconds(1);  // before asking again a kernel short of memory
+constexpr auto kPause = std::chrono::milliseconds(1);  // between tries, while the kernel has no memory
 
 class UringQueue final : public Queue {
  public:
   UringQueue(int fd, int depth, const UringOptions& options);
-  ~UringQueue() override { close(wake_fd_); }
 
   void begin(const Block& block) override;
   void reap(std::vector<BlockDone>& done, Clock::time_point deadline) override;
@@ -40,10 +43,9 @@ class UringQueue final : public Queue {
   std::string features() const override;
 
  private:
-  struct Piece {  // one entry of the kernel's table
-    char* begin;
+  struct Registered {  // one entry of the kernel's table of buffers
     std::int64_t bytes;
-    void* owner;  // what register_memory was called with
+    void* memory;  // the address passed to register_memory()
     int index;
   };
 
@@ -55,30 +57,30 @@ class UringQueue final : public Queue {
   void check(int result);
   void collect(std::vector<BlockDone>& done);
   int update(int index, void* data, std::int64_t bytes);
-  const Piece* piece_of(const char* data, std::int64_t bytes) const;
+  const Registered* buffer_of(const char* data, std::int64_t bytes) const;
   io_uring_sqe& next_sqe();
 
   const UringRing made_;
   io_uring* const ring_;
   const int fd_;
-  const bool registered_;  // as far as the kernel gives it
+  const bool registered_;  // as far as the kernel allows it
   const bool spins_;
-  const int wake_fd_;
+  const OwnedFd wake_fd_;
   std::uint64_t wake_count_ = 0;    // the ring reads the eventfd into it
-  std::atomic<bool> woken_{false};  // what a spinning reap() looks at
+  std::atomic<bool> woken_{false};  // tells a spinning reap() of a wake-up
   int in_flight_ = 0;
   bool fixed_file_ = false;
   bool awaits_wake_ = false;  // the eventfd is being read
   bool ended_ = false;
-  bool complained_ = false;
-  std::string no_table_;       // why there is no table of buffers
-  std::vector<Piece> pieces_;  // by address
+  bool warned_ = false;
+  std::string no_table_;                       // why there is no table of buffers
+  std::map<const char*, Registered> buffers_;  // by their first byte
   std::vector<int> free_indices_;
 };
 
-int make_eventfd() {
-  const int fd = eventfd(0, EFD_CLOEXEC);
-  if (fd < 0) {
+OwnedFd make_eventfd() {
+  OwnedFd fd(eventfd(0, EFD_CLOEXEC));
+  if (!fd) {
     throw Error(Errc::kIo, "io_uring", "no eventfd: " + errno_text(errno),
                 "raise the open files limit (ulimit -n)");
   }
@@ -103,10 +105,11 @@ void UringQueue::register_all() {
   for (int i = kMaxBuffers; i-- > 0;) free_indices_.push_back(i);
 }
 
-// The kernel tears a ring down in its own time, and until then the file's space and the pages stay taken.
-// Whatever is refused here goes then.
+// The kernel destroys a ring some time after it was closed, and until then the file's space and the
+// registered pages stay in use. So both are unregistered here; where that is refused, they are released with
+// the ring.
 void UringQueue::end() {
-  // The eventfd's read too must be over: it would still write into this object.
+  // The read of the eventfd must complete first, since it writes into this object.
   ended_ = true;
   if (!spins_) wake();
   for (std::vector<BlockDone> none; awaits_wake_;) {
@@ -125,8 +128,8 @@ std::string UringQueue::features() const {
   return text;
 }
 
-// An entry for each block of the depth and one for the eventfd: never full, but for a moment where the thread
-// of SQPOLL gives back what it took only when its batch is through.
+// The ring has an entry for each block of the depth and one for the eventfd, so it is never full. With SQPOLL
+// it can be for a moment, since the kernel's thread returns entries only after a whole batch.
 io_uring_sqe& UringQueue::next_sqe() {
   io_uring_sqe* sqe = io_uring_get_sqe(ring_);
   while (sqe == nullptr) {
@@ -140,7 +143,7 @@ io_uring_sqe& UringQueue::next_sqe() {
 
 void UringQueue::await_wake() {
   io_uring_sqe& sqe = next_sqe();
-  io_uring_prep_read(&sqe, wake_fd_, &wake_count_, sizeof(wake_count_), 0);
+  io_uring_prep_read(&sqe, wake_fd_.get(), &wake_count_, sizeof(wake_count_), 0);
   sqe.user_data = kWakeTag;
   awaits_wake_ = true;
 }
@@ -150,17 +153,17 @@ void UringQueue::wake() {
   const std::uint64_t one = 1;
   ssize_t n = 0;
   do {
-    n = write(wake_fd_, &one, sizeof(one));
+    n = write(wake_fd_.get(), &one, sizeof(one));
   } while (n < 0 && errno == EINTR);
   ZG_ASSERT(n == sizeof(one), "eventfd: {}", errno_text(errno));
 }
 
-const UringQueue::Piece* UringQueue::piece_of(const char* data, std::int64_t bytes) const {
-  auto it = std::upper_bound(pieces_.begin(), pieces_.end(), data,
-                             [](const char* p, const Piece& piece) { return p < piece.begin; });
-  if (it == pieces_.begin()) return nullptr;
+// The registered buffer that holds all these bytes; null: none does.
+const UringQueue::Registered* UringQueue::buffer_of(const char* data, std::int64_t bytes) const {
+  auto it = buffers_.upper_bound(data);
+  if (it == buffers_.begin()) return nullptr;
   --it;
-  return data + bytes <= it->begin + it->bytes ? &*it : nullptr;
+  return data + bytes <= it->first + it->second.bytes ? &it->second : nullptr;
 }
 
 void UringQueue::begin(const Block& block) {
@@ -168,13 +171,13 @@ void UringQueue::begin(const Block& block) {
   const int fd = fixed_file_ ? 0 : fd_;
   const auto bytes = static_cast<unsigned>(block.bytes);
   const auto offset = static_cast<__u64>(block.offset);
-  const Piece* piece = piece_of(block.data, block.bytes);
-  if (block.op == Op::kRead && piece != nullptr) {
-    io_uring_prep_read_fixed(&sqe, fd, block.data, bytes, offset, piece->index);
+  const Registered* buffer = buffer_of(block.data, block.bytes);
+  if (block.op == Op::kRead && buffer != nullptr) {
+    io_uring_prep_read_fixed(&sqe, fd, block.data, bytes, offset, buffer->index);
   } else if (block.op == Op::kRead) {
     io_uring_prep_read(&sqe, fd, block.data, bytes, offset);
-  } else if (piece != nullptr) {
-    io_uring_prep_write_fixed(&sqe, fd, block.data, bytes, offset, piece->index);
+  } else if (buffer != nullptr) {
+    io_uring_prep_write_fixed(&sqe, fd, block.data, bytes, offset, buffer->index);
   } else {
     io_uring_prep_write(&sqe, fd, block.data, bytes, offset);
   }
@@ -192,16 +195,15 @@ void UringQueue::reap(std::vector<BlockDone>& done, Clock::time_point deadline) 
   collect(done);
 }
 
-// Submits what begin() prepared and waits. What the kernel does not take now stays in the ring, and goes
-// with the next call; it does not wait then, so nothing is left lying.
+// Submits what begin() has prepared, and waits. If the kernel does not accept all of it, it does not wait
+// either; so the rest, which stays in the ring, is submitted by the next call soon.
 void UringQueue::enter(Clock::time_point deadline) {
   int result = 0;
   if (deadline == kForever) {
     result = io_uring_submit_and_wait(ring_, 1);
   } else if (const auto left = deadline == kNoWait ? Clock::duration(0) : deadline - Clock::now();
              left.count() > 0) {
-    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
-    __kernel_timespec timeout{.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
+    auto timeout = timespec_of<__kernel_timespec>(left);
     io_uring_cqe* cqe = nullptr;
     result = io_uring_submit_and_wait_timeout(ring_, &cqe, 1, &timeout, nullptr);
   } else {
@@ -210,8 +212,7 @@ void UringQueue::enter(Clock::time_point deadline) {
   check(result);
 }
 
-// Submits, and asks until something is done; where nothing is in flight there is nothing to ask for, and it
-// sleeps.
+// Submits, and polls until a block is done. While no block is in flight it sleeps instead.
 void UringQueue::spin(Clock::time_point deadline) {
   while (true) {
     check(io_uring_submit_and_get_events(ring_));
@@ -220,34 +221,34 @@ void UringQueue::spin(Clock::time_point deadline) {
     if (in_flight_ == 0) {
       sleep_until_woken(deadline);
     } else {
-      std::this_thread::yield();  // to whoever has work, where cores are few
+      std::this_thread::yield();  // lets other threads work, where cores are few
     }
   }
 }
 
-// The eventfd may hold a wake() that was seen by woken_ already: one turn more, and nothing is lost.
+// The eventfd may still hold a wake-up that woken_ has reported already. That costs one more turn of spin(),
+// no more.
 void UringQueue::sleep_until_woken(Clock::time_point deadline) const {
   timespec left{};
   if (deadline != kForever) {
-    const auto ns = std::chrono::nanoseconds(deadline - Clock::now()).count();
-    if (ns <= 0) return;
-    left = {.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
+    const Clock::time_point now = Clock::now();
+    if (deadline <= now) return;
+    left = timespec_of(deadline - now);
   }
-  pollfd wanted{.fd = wake_fd_, .events = POLLIN, .revents = 0};
+  pollfd wanted{.fd = wake_fd_.get(), .events = POLLIN, .revents = 0};
   if (ppoll(&wanted, 1, deadline == kForever ? nullptr : &left, nullptr) <= 0) return;
   std::uint64_t count = 0;
-  const ssize_t n = read(wake_fd_, &count, sizeof(count));
+  const ssize_t n = read(wake_fd_.get(), &count, sizeof(count));
   ZG_ASSERT(n == sizeof(count) || errno == EINTR, "eventfd: {}", errno_text(errno));
 }
 
-// What io_uring_enter says. Short of memory it is asked again, by the next reap().
+// Looks at the result of io_uring_enter. When the kernel had no memory, the next reap() tries again.
 void UringQueue::check(int result) {
   if (result >= 0 || result == -EINTR || result == -ETIME) return;
   ZG_ASSERT(result == -EAGAIN || result == -EBUSY || result == -ENOMEM, "io_uring_enter: {}",
             errno_text(-result));
-  if (!std::exchange(complained_, true))
-    log::warning("io_uring_enter: {}; trying again", errno_text(-result));
-  // Completions give memory back; where there are none, only time does.
+  if (!std::exchange(warned_, true)) log::warning("io_uring_enter: {}; trying again", errno_text(-result));
+  // Completions free memory; where there are none, all that can help is to wait.
   io_uring_get_events(ring_);
   if (io_uring_cq_ready(ring_) == 0) std::this_thread::sleep_for(kPause);
 }
@@ -293,27 +294,27 @@ std::string UringQueue::register_memory(void* data, std::int64_t bytes) {
       unregister_memory(data);
       return refusal;
     }
-    const auto place = std::upper_bound(pieces_.begin(), pieces_.end(), begin,
-                                        [](const char* p, const Piece& piece) { return p < piece.begin; });
-    pieces_.insert(place, {begin, n, data, free_indices_.back()});
+    buffers_[begin] = {.bytes = n, .memory = data, .index = free_indices_.back()};
     free_indices_.pop_back();
   }
   return {};
 }
 
-// Blocks that the kernel has taken keep their buffer's entry alive; those that it has not would not find it.
+// Blocks that the kernel has accepted keep their buffer's entry alive, but those still in the ring would not
+// find it. So all are submitted first.
 void UringQueue::unregister_memory(void* data) {
   while (io_uring_sq_ready(ring_) > 0) {
     check(io_uring_submit(ring_));
-    if (io_uring_sq_ready(ring_) > 0) std::this_thread::yield();  // SQPOLL: its thread is on its way
+    if (io_uring_sq_ready(ring_) > 0) std::this_thread::yield();  // the thread of SQPOLL will take them
   }
-  std::erase_if(pieces_, [&](const Piece& piece) {
-    if (piece.owner != data) return false;
+  std::erase_if(buffers_, [&](const auto& entry) {
+    const Registered& buffer = entry.second;
+    if (buffer.memory != data) return false;
     int error = 0;
-    while ((error = update(piece.index, nullptr, 0)) == EINTR || error == ENOMEM)
+    while ((error = update(buffer.index, nullptr, 0)) == EINTR || error == ENOMEM)
       std::this_thread::sleep_for(kPause);
     ZG_ASSERT(error == 0, "unregistering a buffer: {}", errno_text(error));
-    free_indices_.push_back(piece.index);
+    free_indices_.push_back(buffer.index);
     return true;
   });
 }

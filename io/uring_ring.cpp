@@ -3,27 +3,24 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
 
 #include "ziggurat/base/error.hpp"
 
 namespace zg::io {
 namespace {
 
-// How long the kernel's thread looks for submissions before it sleeps, and must be woken by a system call:
-// longer than the gaps of a stream of blocks, and short enough to give the core back between two streams.
+// How long the thread of SQPOLL looks for submissions before it sleeps and must be woken by a system call:
+// longer than the gaps in a stream of blocks, but short enough to free the core between two streams.
 constexpr unsigned kSqIdleMs = 20;
 
-// The first line of a small file of the kernel's; empty if there is none.
-std::string read_line_of(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {};
-  char text[16] = {};
-  const ssize_t n = read(fd, text, sizeof(text) - 1);
-  close(fd);
-  return n > 0 ? std::string(text, static_cast<std::size_t>(n)) : std::string();
+// The first word of a small file of the kernel's; empty if there is none.
+std::string first_word_of(const std::string& path) {
+  std::string word;
+  std::ifstream(path) >> word;
+  return word;
 }
 
 [[noreturn]] void throw_unavailable(int error) {
@@ -33,7 +30,7 @@ std::string read_line_of(const std::string& path) {
                 fmt::format("it needs Linux 5.11 or later, built with it; {}", other));
   }
   if (error == EPERM || error == EACCES) {
-    const std::string disabled = read_line_of("/proc/sys/kernel/io_uring_disabled");
+    const std::string disabled = first_word_of("/proc/sys/kernel/io_uring_disabled");
     if (!disabled.empty() && disabled[0] != '0') {
       throw Error(Errc::kIo, "io_uring", fmt::format("kernel.io_uring_disabled is {}", disabled[0]),
                   fmt::format("sysctl -w kernel.io_uring_disabled=0, {}", other));
@@ -57,8 +54,7 @@ const char* hint_for_mode(unsigned mode) {
   return mode == IORING_SETUP_SQPOLL
              ? "Linux 5.13 or later, or CAP_SYS_NICE, gives it; or leave \"sqpoll\" out"
              : "load the driver with polled queues (nvme.poll_queues=4 on the kernel's command line), or "
-               "leave "
-               "\"iopoll\" out";
+               "leave \"iopoll\" out";
 }
 
 }  // namespace
@@ -69,9 +65,10 @@ std::string unpolled_because(int fd, const std::string& sysfs) {
   if (fstat(fd, &info) != 0) return "fstat: " + errno_text(errno);
   const dev_t device = S_ISBLK(info.st_mode) ? info.st_rdev : info.st_dev;
   const std::string block = fmt::format("{}/dev/block/{}:{}", sysfs, major(device), minor(device));
-  // Kernels from 5.16 to 6.10 take a polled request for any drive, and let an interrupt end it while we spin.
-  for (const char* queue : {"/queue/io_poll", "/../queue/io_poll"}) {  // a partition's is its disk's
-    const std::string polled = read_line_of(block + queue);
+  // Kernels from 5.16 to 6.10 accept polled requests for any drive, but complete them by an interrupt while
+  // the caller spins. So the drive itself is asked.
+  for (const char* queue : {"/queue/io_poll", "/../queue/io_poll"}) {  // a partition has that of its disk
+    const std::string polled = first_word_of(block + queue);
     if (!polled.empty()) return polled[0] == '0' ? "its drive has no polled queues" : "";
   }
   return {};
@@ -82,22 +79,23 @@ void UringRing::Exit::operator()(io_uring* ring) const {
   delete ring;
 }
 
-// Each wish for itself, on top of a ring without any: what fails then is the wish, and not io_uring.
+// Makes a plain ring first and then tries each mode by itself, so that a failure says whether io_uring or the
+// mode does not work.
 UringRing::UringRing(int fd, unsigned entries, const UringOptions& options, const std::string& sysfs)
     : entries_(entries) {
   if (const int error = make(0); error != 0) throw_unavailable(error);
   if ((ring_->features & IORING_FEAT_EXT_ARG) == 0 || (ring_->features & IORING_FEAT_NODROP) == 0)
     throw_unavailable(ENOSYS);
-  if (options.sqpoll) ask_for(IORING_SETUP_SQPOLL, "", fd, options.require);
+  if (options.sqpoll) try_mode(IORING_SETUP_SQPOLL, "", fd, options.require);
   if (options.iopoll)
-    ask_for(IORING_SETUP_IOPOLL, fd >= 0 ? unpolled_because(fd, sysfs) : "", fd, options.require);
+    try_mode(IORING_SETUP_IOPOLL, fd >= 0 ? unpolled_because(fd, sysfs) : "", fd, options.require);
 }
 
-// Puts another ring in the place of this one; an errno leaves it without.
+// Replaces the ring by one with these modes. Returns 0, or an errno, and then there is no ring.
 int UringRing::make(unsigned modes) {
   ring_.reset();
-  // The first flags spare interrupts and locks (Linux 6.1); older kernels refuse what they do not know. The
-  // thread of SQPOLL does not go with them.
+  // kDeferred saves interrupts and locks. It needs Linux 6.1, older kernels refuse it, and it excludes
+  // SQPOLL.
   constexpr unsigned kDeferred = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
   int result = -EINVAL;
   for (const unsigned flags : {kDeferred, 0u}) {
@@ -114,8 +112,8 @@ int UringRing::make(unsigned modes) {
   return -result;
 }
 
-// `why_not` is what is known beforehand; otherwise it is tried.
-void UringRing::ask_for(unsigned mode, std::string why_not, int fd, bool require) {
+// Adds a mode to the ring, unless `why_not` says beforehand that it cannot work.
+void UringRing::try_mode(unsigned mode, std::string why_not, int fd, bool require) {
   if (why_not.empty()) {
     const int error = make(modes_ | mode);
     if (error != 0) why_not = errno_text(error);
@@ -134,7 +132,8 @@ void UringRing::ask_for(unsigned mode, std::string why_not, int fd, bool require
   lacks_ += fmt::format("{}no {} ({})", lacks_.empty() ? "" : ", ", name_of_mode(mode), why_not);
 }
 
-// One read: what the drive or its filesystem cannot poll for is refused per request.
+// Tries one read, since a drive or file system that cannot be polled refuses only the requests. Empty: it
+// works.
 std::string UringRing::cannot_poll(int fd) const {
   alignas(4096) static thread_local char page[Engine::alignment()];
   io_uring_prep_read(io_uring_get_sqe(get()), fd, page, sizeof(page), 0);

@@ -1,6 +1,8 @@
-// An io_uring as the options ask for it, or as near to that as this machine comes; it says what it lacks.
+// An io_uring with those of the wanted modes that work on this machine. features() says which do not, and
+// why.
 //
-// Threads: all on the thread that made it (the ring's one submitter). Invariant: get() is a ring that works.
+// Threads: only the thread that made it may use it, since the ring allows one submitter. Invariant: get() is
+// a ring that works.
 #pragma once
 #include <liburing.h>
 
@@ -13,13 +15,14 @@ namespace zg::io {
 
 class UringRing {
  public:
-  // Throws Error(kIo) where there is no io_uring, or where `options.require` and a mode is not to be had.
-  // `fd`, if not negative, is read from to see whether its drive can be polled. `sysfs`: see
+  // Throws Error(kIo) when there is no io_uring, or when a wanted mode does not work and options.require is
+  // set. If `fd` is not negative, a read from it shows whether its drive can be polled. `sysfs`: see
   // unpolled_because().
   UringRing(int fd, unsigned entries, const UringOptions& options, const std::string& sysfs = "/sys");
 
   io_uring* get() const { return ring_.get(); }
-  // Completions must be asked for, since no interrupt brings them; and only the drive's file can be read.
+  // Whether completions must be polled for. Such a ring can read and write the drive's file only, and no
+  // eventfd.
   bool polled() const { return (modes_ & IORING_SETUP_IOPOLL) != 0; }
   // "SQPOLL, no IOPOLL (its drive has no polled queues)".
   std::string features() const;
@@ -31,18 +34,18 @@ class UringRing {
   using Handle = std::unique_ptr<io_uring, Exit>;
 
   int make(unsigned modes);
-  void ask_for(unsigned mode, std::string why_not, int fd, bool require);
+  void try_mode(unsigned mode, std::string why_not, int fd, bool require);
   std::string cannot_poll(int fd) const;
 
   const unsigned entries_;
   Handle ring_;
-  unsigned modes_ = 0;     // that were asked for and are had
+  unsigned modes_ = 0;     // those in use
   bool deferred_ = false;  // DEFER_TASKRUN
-  std::string lacks_;
+  std::string lacks_;      // the wanted modes that do not work
 };
 
-// Why reads and writes of `fd` cannot be polled for, as far as that is known without trying; else empty.
-// `sysfs` can be another directory, so that drives that are not here can be tested.
+// Why the completions of reads and writes of `fd` cannot be polled for, as far as can be known without
+// trying; else empty. Tests pass another directory as `sysfs`, which describes other drives.
 std::string unpolled_because(int fd, const std::string& sysfs = "/sys");
 
 }  // namespace zg::io

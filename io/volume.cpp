@@ -1,4 +1,4 @@
-// The table of extents. What moves their bytes is in volume_transfers.cpp.
+// The table of extents. volume_transfers.cpp moves their bytes.
 #include "io/volume.hpp"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ StripedVolume::Slot& StripedVolume::at(ExtentId id, int slot) {
   return extent.slots[static_cast<std::size_t>(slot)];
 }
 
-// What can fail is done before the table is changed.
+// Everything that can throw is done before the table changes.
 ExtentId StripedVolume::create(const ExtentSpec& spec) {
   ZG_ASSERT(spec.bytes > 0 && spec.slots > 0, "{}: {} slots of {} bytes", spec.name, spec.slots, spec.bytes);
   std::string name = spec.name;
@@ -58,25 +58,20 @@ ExtentId StripedVolume::create(const ExtentSpec& spec) {
   return {index, extent.generation};
 }
 
-// All of them, or none.
+// Reserves all slots, or none and throws.
 void StripedVolume::reserve(const ExtentSpec& spec, std::vector<Slot>& slots) {
-  const auto reserve_all = [&] {
-    for (int s = 0; s < spec.slots; ++s) {
-      if (!placement_.reserve(spec.bytes, s, slots[static_cast<std::size_t>(s)].pieces)) return false;
-    }
-    return true;
-  };
   const auto release_all = [&] {
     for (Slot& slot : slots) placement_.release(slot.pieces);
   };
-  bool done = false;
+  bool fits = true;
   try {
-    done = reserve_all();
+    for (int s = 0; fits && s < spec.slots; ++s)
+      fits = placement_.reserve(spec.bytes, s, slots[static_cast<std::size_t>(s)].pieces);
   } catch (...) {
     release_all();
     throw;
   }
-  if (done) return;
+  if (fits) return;
   release_all();
   throw_no_room(spec);
 }
@@ -113,15 +108,10 @@ std::int64_t StripedVolume::version(ExtentId id, int slot) const {
 
 int StripedVolume::newest(ExtentId id) const {
   std::lock_guard lock(mutex_);
-  const Extent& extent = at(id);
-  int best = -1;
-  std::int64_t version = -1;
-  for (std::size_t s = 0; s < extent.slots.size(); ++s) {
-    if (extent.slots[s].version <= version) continue;
-    version = extent.slots[s].version;
-    best = static_cast<int>(s);
-  }
-  return best;
+  const std::vector<Slot>& slots = at(id).slots;
+  const auto best = std::max_element(slots.begin(), slots.end(),
+                                     [](const Slot& a, const Slot& b) { return a.version < b.version; });
+  return best->version < 0 ? -1 : static_cast<int>(best - slots.begin());
 }
 
 void StripedVolume::invalidate(ExtentId id, int slot) {

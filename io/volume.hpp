@@ -1,10 +1,11 @@
-// The volume proper: the table of extents, and their transfers over the engine's drives.
+// The implementation of Volume: the table of extents, and their transfers over the engine's drives.
 //
-// Threads: mutex_ guards the table, the placement and the list of operations; the engine's submit() is called
-// under it, completions are not. A piece's completion runs on its drive's I/O thread and makes the checksum
-// there; the last of an operation finishes it. While an operation runs, its slot's pieces stay where they
-// are, and only the completions of a write touch them (each its own checksum). Invariant: an operation is in
-// one place: the free list, or its slot's list while the engine has parts of it.
+// Threads: mutex_ guards the table, the placement and the lists of operations. The engine's submit() is
+// called with it, completions are called without it. The completion of a piece runs on the I/O thread of its
+// drive and makes the checksum there; the last one of an operation finishes the operation. While an operation
+// is under way, its slot's pieces stay where they are, and only the completions of a write change them, each
+// its own checksum.
+// Invariant: an operation is in exactly one list: the free list, or its slot's while it is under way.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -28,10 +29,10 @@ class StripedVolume final : public Volume {
 
   ExtentId create(const ExtentSpec& spec) override;
   void destroy(ExtentId extent) override;
-  void write(const ExtentTransfer& transfer) override;
-  void read(const ExtentTransfer& transfer) override;
-  ExtentResult write_and_wait(ExtentTransfer transfer) override;
-  ExtentResult read_and_wait(ExtentTransfer transfer) override;
+  void write(const ExtentTransfer& transfer) override { start(Op::kWrite, transfer); }
+  void read(const ExtentTransfer& transfer) override { start(Op::kRead, transfer); }
+  ExtentResult write_and_wait(ExtentTransfer t) override { return start_and_wait(Op::kWrite, t); }
+  ExtentResult read_and_wait(ExtentTransfer t) override { return start_and_wait(Op::kRead, t); }
   void ready(ExtentId extent, int slot, std::int64_t bytes) override;
   void abandon(ExtentId extent, int slot) override;
   void promote(ExtentId extent, int slot, Priority priority) override;
@@ -43,7 +44,7 @@ class StripedVolume final : public Volume {
   std::string explain(ExtentId extent, Op op, const ExtentResult& result) const override;
   std::string layout(ExtentId extent, int slot) const override;
 
-  // More extents or transfers under way than this are a bug of the caller.
+  // More extents, or transfers under way, than this are a bug of the caller.
   static constexpr std::size_t kMaxExtents = std::size_t{1} << 24, kMaxOperations = std::size_t{1} << 20;
 
  private:
@@ -61,7 +62,8 @@ class StripedVolume final : public Volume {
     std::vector<Slot> slots;  // none: the entry is free
     std::uint32_t generation = 1;
   };
-  // One transfer of an extent; the engine tells it of its parts, whose tags are the indices of their pieces.
+  // One transfer of an extent. Each part is an engine transfer of one piece, whose index is the tag; or of no
+  // piece (kNoPiece).
   struct Operation final : Completion {
     explicit Operation(StripedVolume& of) : volume(of) {}
     void on_complete(Ticket, std::uint64_t tag, Result result) override {
@@ -72,11 +74,11 @@ class StripedVolume final : public Volume {
     ExtentTransfer transfer;
     Slot* slot = nullptr;
     std::vector<Ticket> tickets;
-    bool staged = false;                    // a write whose last pieces are to come
-    std::uint32_t next_piece = 0;           // to be submitted
-    std::atomic<std::int64_t> left{0};      // parts not completed; all that are to come count as one
+    bool staged = false;                    // a write whose last bytes are not ready yet
+    std::uint32_t next_piece = 0;           // the first piece that was not submitted
+    std::atomic<std::int64_t> left{0};      // parts not completed; all that were not submitted count as one
     std::atomic<std::uint64_t> failure{0};  // the first (see failure_of); 0: none
-    Operation* next = nullptr;              // in the one list that it is in
+    Operation* next = nullptr;              // in its list
     Operation* previous = nullptr;
   };
 
@@ -93,7 +95,7 @@ class StripedVolume final : public Volume {
   Operation& take_operation(Op op, const ExtentTransfer& transfer, Slot& slot);
   void give_back(Operation& operation);
   static ExtentResult result_of(const Operation& operation);
-  ExtentResult start_and_wait(Op op, ExtentTransfer transfer);
+  ExtentResult start_and_wait(Op op, ExtentTransfer& transfer);
   bool sample_is_due() const;
   void sample_drives();
 
@@ -108,14 +110,14 @@ class StripedVolume final : public Volume {
   Engine& engine_;
   const bool verify_;
   mutable std::mutex mutex_;
-  std::condition_variable ended_;  // an operation, its completion included
-  Placement placement_;
+  std::condition_variable ended_;  // an operation and its completion have ended
+  ExtentPlacement placement_;
   std::deque<Extent> extents_;  // never shrinks, so that slots stay where they are
   std::vector<std::uint32_t> free_extents_;
-  std::deque<Operation> operations_;  // likewise
+  std::deque<Operation> operations_;  // never shrinks either
   Operation* free_operations_ = nullptr;
-  std::int64_t under_way_ = 0, staged_ = 0;  // operations; those of them that are staged
-  std::atomic<Clock::rep> next_sample_{0};   // on the clock; looked at without the lock
+  std::int64_t under_way_ = 0, staged_ = 0;       // operations; those of them that are staged
+  std::atomic<Clock::time_point> next_sample_{};  // read without the lock
   Clock::time_point last_sample_ = Clock::now();
   std::vector<LinkCounters> last_counters_;
   std::vector<DriveSample> samples_;

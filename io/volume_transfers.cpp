@@ -3,19 +3,21 @@
 #include <cerrno>
 #include <utility>
 
+#include "io/clock.hpp"
 #include "io/volume.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg::io {
 namespace {
 
-// A part that moves nothing, and only brings the result to an I/O thread: of a read of an empty slot, or of a
-// staged write that ends early.
+// The tag of a part that moves no bytes, and only calls the completion on an I/O thread: for a read of an
+// empty slot, or for a staged write that ends early.
 constexpr std::uint32_t kNoPiece = ~std::uint32_t{0};
 
-// Beside an errno of the volume's own, where the engine's may have the same number.
+// Marks an errno that comes from the volume, to tell it from the same errno of the engine.
 constexpr std::uint32_t kOwn = std::uint32_t{1} << 31;
 
+// A failure as one number that fits an atomic: the errno and the index of the piece.
 std::uint64_t failure_of(std::uint32_t error, std::uint32_t piece) {
   return std::uint64_t{error} << 32 | piece;
 }
@@ -29,10 +31,10 @@ void note_first(std::atomic<std::uint64_t>& failure, std::uint64_t value) {
   failure.compare_exchange_strong(none, value, std::memory_order_relaxed);
 }
 
-// Whose completion this thread is calling: waiting there would never end.
+// The volume whose completion this thread is calling, where waiting for it would never end.
 thread_local const void* calling_for = nullptr;
 
-class Waiter final : public ExtentCompletion {
+class BlockingCompletion final : public ExtentCompletion {
  public:
   void on_extent(ExtentId, std::uint64_t, ExtentResult result) override {
     std::lock_guard lock(mutex_);
@@ -55,7 +57,7 @@ class Waiter final : public ExtentCompletion {
 
 }  // namespace
 
-// Takes all the memory that the transfer needs before anything is changed.
+// Allocates all the memory that the transfer needs before it changes anything.
 StripedVolume::Operation& StripedVolume::take_operation(Op op, const ExtentTransfer& transfer, Slot& slot) {
   if (free_operations_ == nullptr) {
     ZG_ASSERT(operations_.size() < kMaxOperations, "{} transfers under way", operations_.size());
@@ -87,16 +89,8 @@ void StripedVolume::give_back(Operation& o) {
   free_operations_ = &o;
 }
 
-void StripedVolume::write(const ExtentTransfer& transfer) {
-  start(Op::kWrite, transfer);
-}
-
-void StripedVolume::read(const ExtentTransfer& transfer) {
-  start(Op::kRead, transfer);
-}
-
-// The lock is held to the end, so that no operation is finished, and used for the next, before all its
-// tickets are in it. The engine only takes note in submit(); it calls nobody back there.
+// Holds the lock until the end, so that the operation cannot finish, and be reused, before it has all its
+// tickets. That is safe, since submit() never calls a completion.
 void StripedVolume::start(Op op, const ExtentTransfer& transfer) {
   ZG_ASSERT(transfer.completion != nullptr && transfer.data != nullptr,
             "a transfer without memory or completion");
@@ -130,8 +124,8 @@ void StripedVolume::start(Op op, const ExtentTransfer& transfer) {
       submit_pieces(o, pieces_within(o, ready));
     }
   } catch (...) {
-    // Those parts that were taken go on, and the last tells what happened; if none is under way any more,
-    // only the caller is told.
+    // The parts that were submitted go on, and the last one calls the completion. If there are none, the
+    // transfer has not begun, and the exception is all that the caller gets.
     if (o.staged ? o.next_piece > 0 : o.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     give_up(o);
     throw;
@@ -143,7 +137,8 @@ void StripedVolume::submit_nothing(Operation& o) {
       engine_.submit({.op = o.op, .priority = o.transfer.priority, .completion = &o, .tag = kNoPiece}));
 }
 
-// From the next piece on, which may be the end: pieces lie in the order of their positions.
+// The index behind the last piece that lies within the first `bytes` bytes; at least next_piece. Pieces are
+// sorted by position.
 std::uint32_t StripedVolume::pieces_within(const Operation& o, std::int64_t bytes) {
   const std::vector<Piece>& pieces = o.slot->pieces;
   std::uint32_t end = o.next_piece;
@@ -151,8 +146,9 @@ std::uint32_t StripedVolume::pieces_within(const Operation& o, std::int64_t byte
   return end;
 }
 
-// The last of all pieces takes the place that what is to come has in o.left. When the engine throws, which
-// has not taken the part then, the rest is still to come, and this is noted as the failure.
+// Submits the pieces up to `end`. o.left counts all pieces that were not submitted as one; the extent's last
+// piece takes over that count. When submit() throws, that piece was not submitted; the failure is noted, and
+// the rest still counts as one.
 void StripedVolume::submit_pieces(Operation& o, std::uint32_t end) {
   const std::vector<Piece>& pieces = o.slot->pieces;
   const std::int64_t last = end == pieces.size() ? 1 : 0;
@@ -199,7 +195,7 @@ void StripedVolume::ready(ExtentId id, int slot, std::int64_t bytes) {
     try {
       submit_pieces(o, pieces_within(o, bytes));
       submitted = true;
-    } catch (...) {  // noted
+    } catch (...) {  // submit_pieces() has noted it as the failure
     }
   }
   if (all && !submitted) end_early(o, lock);
@@ -214,8 +210,8 @@ void StripedVolume::abandon(ExtentId id, int slot) {
   end_early(o, lock);
 }
 
-// Of a failed write whose last pieces do not come any more. The last part under way finishes it; if there is
-// none, one that moves nothing; and where there is no memory for that, the caller.
+// Ends a failed write whose remaining pieces will not be submitted. The last part under way finishes it. If
+// there is none, a part that moves nothing does, or this thread where there is no memory for such a part.
 void StripedVolume::end_early(Operation& o, std::unique_lock<std::mutex>& lock) {
   if (o.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   o.left.store(1, std::memory_order_relaxed);
@@ -227,7 +223,7 @@ void StripedVolume::end_early(Operation& o, std::unique_lock<std::mutex>& lock) 
   finish(o);
 }
 
-// Of a transfer none of whose parts is under way, as if it had not been begun.
+// Undoes the start of a transfer none of whose parts is under way.
 void StripedVolume::give_up(Operation& o) {
   if (o.op == Op::kWrite) {
     o.slot->state = State::kEmpty;
@@ -238,21 +234,13 @@ void StripedVolume::give_up(Operation& o) {
   --under_way_;
 }
 
-ExtentResult StripedVolume::start_and_wait(Op op, ExtentTransfer transfer) {
+ExtentResult StripedVolume::start_and_wait(Op op, ExtentTransfer& transfer) {
   ZG_ASSERT(calling_for != this, "{}_and_wait() in a completion waits for itself",
             op == Op::kRead ? "read" : "write");
-  Waiter waiter;
-  transfer.completion = &waiter;
+  BlockingCompletion completion;
+  transfer.completion = &completion;
   start(op, transfer);
-  return waiter.wait();
-}
-
-ExtentResult StripedVolume::write_and_wait(ExtentTransfer transfer) {
-  return start_and_wait(Op::kWrite, transfer);
-}
-
-ExtentResult StripedVolume::read_and_wait(ExtentTransfer transfer) {
-  return start_and_wait(Op::kRead, transfer);
+  return completion.wait();
 }
 
 void StripedVolume::promote(ExtentId id, int slot, Priority priority) {
@@ -263,17 +251,16 @@ void StripedVolume::promote(ExtentId id, int slot, Priority priority) {
   }
 }
 
-// What the drives moved, reads and writes together, since they share the drive. When a part is done, too, so
-// that the next write knows what happened meanwhile window by window.
 bool StripedVolume::sample_is_due() const {
-  return Clock::now().time_since_epoch().count() >= next_sample_.load(std::memory_order_relaxed);
+  return Clock::now() >= next_sample_.load(std::memory_order_relaxed);
 }
 
+// Samples what the drives have moved, reads and writes together, since both use the drive. Called at each
+// write, and when a part is done, so that the next write finds a sample of each window.
 void StripedVolume::sample_drives() {
   if (!sample_is_due()) return;
-  const auto window = std::chrono::duration<double>(Shares::kWindowSeconds);
-  const auto now = Clock::now(), next = now + std::chrono::duration_cast<Clock::duration>(window);
-  next_sample_.store(next.time_since_epoch().count(), std::memory_order_relaxed);
+  const auto now = Clock::now();
+  next_sample_.store(now + duration_of(Shares::kWindowSeconds), std::memory_order_relaxed);
   for (std::size_t d = 0; d < samples_.size(); ++d) {
     const LinkCounters counters = engine_.counters(static_cast<int>(d));
     const LinkCounters& last = last_counters_[d];
@@ -319,7 +306,8 @@ bool StripedVolume::check(Operation& o, std::uint32_t index) const {
   return false;
 }
 
-// With the lock held. The volume's own errors keep their meaning: the engine's of the same number are EIO.
+// Call with the lock held. An errno of the engine that has a meaning of its own for the volume becomes EIO,
+// with the original as the cause.
 ExtentResult StripedVolume::result_of(const Operation& o) {
   const std::uint64_t failure = o.failure.load(std::memory_order_relaxed);
   ExtentResult result;

@@ -11,14 +11,19 @@ namespace zg::cli {
 namespace {
 
 std::string subject_of(const io::BenchOptions& o) {
-  std::string paths;
-  for (const io::DriveOptions& d : o.drives) paths += (paths.empty() ? "" : ", ") + d.path;
   return fmt::format("{}, {}, {} blocks x {}, {} queue{}, back end {}, on {}", name_of(o.op),
                      name_of(o.pattern), format_bytes(o.engine.block_size), o.engine.queue_depth,
-                     o.engine.queues, o.engine.queues == 1 ? "" : "s", io::name_of(o.engine.backend), paths);
+                     o.engine.queues, o.engine.queues == 1 ? "" : "s", io::name_of(o.engine.backend),
+                     paths_text(o));
 }
 
 }  // namespace
+
+std::string paths_text(const io::BenchOptions& options) {
+  std::string text;
+  for (const io::DriveOptions& d : options.drives) text += (text.empty() ? "" : ", ") + d.path;
+  return text;
+}
 
 BenchWatch::BenchWatch(Watchdog& watchdog, const std::string& name)
     : registration_(watchdog.watch({.name = name,

@@ -1,4 +1,4 @@
-// What the watchdog is told of benchmarks: which one runs, and how far it is.
+// Tells the watchdog which benchmark runs and how far it has come.
 #pragma once
 #include <mutex>
 #include <string>
@@ -10,10 +10,10 @@ namespace zg::cli {
 
 class BenchWatch {
  public:
-  // `name`: of the command. The watchdog outlives it.
+  // `name`: of the command. The watchdog must outlive this object.
   BenchWatch(Watchdog& watchdog, const std::string& name);
 
-  // io::run_bench(), watched. One at a time.
+  // io::run_bench() under the watchdog. One at a time.
   io::BenchResult run(io::BenchOptions options);
 
  private:
@@ -22,11 +22,14 @@ class BenchWatch {
 
   mutable std::mutex mutex_;
   std::string subject_;
-  io::BenchProgress last_;  // phase: empty before the first
+  io::BenchProgress last_;  // its phase is empty before the first
   Clock::time_point last_at_;
-  bool running_ = false;                 // from the first progress on: making the files may take long
-  std::uint64_t done_ = 0;               // reports that something had moved since the one before
-  Watchdog::Registration registration_;  // last
+  bool running_ = false;                 // from the first progress on, since making the files may take long
+  std::uint64_t done_ = 0;               // calls of progress that had bytes moved, or a new phase
+  Watchdog::Registration registration_;  // the last member, so that it ends before those that it reads
 };
+
+// "/mnt/a, /mnt/b": the paths of the drives.
+std::string paths_text(const io::BenchOptions& options);
 
 }  // namespace zg::cli

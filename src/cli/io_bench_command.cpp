@@ -1,4 +1,4 @@
-// `ziggurat io-bench`: what drives give through the engine.
+// `ziggurat io-bench`: measures the throughput and latency of drives through the engine.
 #include <signal.h>
 #include <sys/stat.h>
 
@@ -23,7 +23,8 @@ namespace zg::cli {
 namespace {
 
 constexpr std::int64_t kDefaultSize = 4 * kGiB;
-// Small blocks need no large file, and take long to fill one.
+// With small blocks the default file is smaller, since it takes them long to fill a large one, and they need
+// none.
 constexpr std::int64_t kDefaultBlocks = 65536;
 
 struct Flags {
@@ -58,20 +59,12 @@ CLI::Validator byte_size(std::int64_t least) {
       "");
 }
 
-io::Backend backend_named(const std::string& name) {
-  for (const io::Backend b :
-       {io::Backend::kUring, io::Backend::kLibaio, io::Backend::kThreads, io::Backend::kRam}) {
-    if (name == io::name_of(b)) return b;
-  }
-  return io::Backend::kAuto;
-}
-
-// Where files are made, and what is free there: each file system once, however many paths lie on it.
+// A file system on which files are made; one entry, however many paths lie on it.
 struct Space {
   std::string path;
-  std::int64_t free = 0;
+  std::int64_t free = 0;  // bytes
   int files = 0;
-  // Left alone, so that a benchmark does not fill the disk under others.
+  // The rest stays free, so that a benchmark does not fill the disk for other programs.
   std::int64_t usable() const { return free - std::min(kGiB, free / 20); }
 };
 
@@ -80,7 +73,7 @@ std::vector<Space> spaces_of(const Flags& f) {
     return {{"memory", available_memory(), std::max(1, static_cast<int>(f.paths.size()))}};
   std::map<dev_t, Space> spaces;
   for (const std::string& path : f.paths) {
-    const std::int64_t free = io::probe_path(path, 0).free_bytes;  // and can be written to, or says why not
+    const std::int64_t free = io::probe_path(path, 0).free_bytes;  // throws if it cannot be written to
     struct stat info {};
     if (stat(path.c_str(), &info) != 0) throw Error(Errc::kUsage, "--path " + path, errno_text(errno));
     Space& space = spaces[info.st_dev];
@@ -91,7 +84,7 @@ std::vector<Space> spaces_of(const Flags& f) {
   return all;
 }
 
-// Of each new file. Throws where one does not fit.
+// The size of each new file. Throws when one does not fit.
 std::int64_t size_of_files(const Flags& f, std::int64_t block) {
   std::int64_t size = f.size.empty() ? std::min(kDefaultSize, kDefaultBlocks * block) : *parse_bytes(f.size);
   for (const Space& s : spaces_of(f)) {
@@ -148,7 +141,7 @@ void add_drives(const Flags& f, io::BenchOptions& o) {
     o.drives.push_back({.path = path, .bytes = size, .kind = io::FileKind::kScratch});
 }
 
-// As the engine checks it, but before anything is made of it.
+// Checks the size as the engine does, but before any file is made, and with a hint about units.
 std::int64_t block_size_of(const std::string& text) {
   const std::int64_t bytes = *parse_bytes(text);
   if (bytes > io::Engine::max_block_size()) {
@@ -157,7 +150,7 @@ std::int64_t block_size_of(const std::string& text) {
         fmt::format("found {}, expected at most {}", text, format_bytes(io::Engine::max_block_size())));
   }
   if (bytes % io::Engine::alignment() == 0) return bytes;
-  // Elsewhere 1M is what we, with the standards, call 1MiB.
+  // Many programs mean 1 MiB when they say 1M; here 1M is 10^6, as in the standards.
   std::string binary = text;
   while (!binary.empty() && (binary.back() == 'b' || binary.back() == 'B' || binary.back() == ' '))
     binary.pop_back();
@@ -185,7 +178,7 @@ io::BenchOptions options_of(const Flags& f) {
   o.verify = f.verify == "on";
   o.huge_pages = f.huge_pages == "on";
   o.seed = f.seed;
-  o.engine.backend = backend_named(f.backend);
+  o.engine.backend = *io::backend_named(f.backend);
   o.engine.require = o.engine.backend != io::Backend::kAuto;  // what is measured is what was named
   o.engine.block_size = block_size_of(f.block_size);
   o.engine.queue_depth = f.queue_depth != 0 ? f.queue_depth : io::default_queue_depth(o.engine.block_size);
@@ -206,19 +199,13 @@ std::string time_text(double seconds) {
                         : format_seconds(seconds);
 }
 
-std::string joined_paths(const io::BenchOptions& o) {
-  std::string text;
-  for (const io::DriveOptions& d : o.drives) text += (text.empty() ? "" : ", ") + d.path;
-  return text;
-}
-
 std::string files_text(const Flags& f, const io::BenchOptions& o) {
   const std::int64_t bytes = o.drives[0].bytes;
   if (o.engine.backend == io::Backend::kRam) return fmt::format("{} of memory", format_bytes(bytes));
   if (!f.files.empty())
-    return fmt::format("{}{}", bytes > 0 ? "the first " + format_bytes(bytes) + " of " : "", joined_paths(o));
+    return fmt::format("{}{}", bytes > 0 ? "the first " + format_bytes(bytes) + " of " : "", paths_text(o));
   return fmt::format("a temporary file of {}{} in {}", format_bytes(bytes),
-                     f.size.empty() ? " (the default)" : "", joined_paths(o));
+                     f.size.empty() ? " (the default)" : "", paths_text(o));
 }
 
 void print_latency(const char* name, const io::BenchCount& c) {
@@ -299,7 +286,7 @@ int run(const Flags& f) {
   watchdog.dump_on_signal(SIGUSR1);
   if (f.files.empty() && f.backend != "ram") {
     log::info("each of {} gets a temporary file of {}, which is written once before it is measured",
-              joined_paths(o), format_bytes(o.drives[0].bytes));
+              paths_text(o), format_bytes(o.drives[0].bytes));
   }
   o.progress = [](const io::BenchProgress& p) {
     log::progress(fmt::format("{} {:.0f}%, {}", p.phase, 100 * p.share, format_rate(p.bytes_per_second)));
@@ -316,16 +303,17 @@ int run(const Flags& f) {
 }
 
 void add_options(CLI::App& c, Flags& f) {
+  const auto choice = [&](const char* name, std::string& value, std::vector<std::string> words,
+                          const char* text) {
+    c.add_option(name, value, text)->capture_default_str()->check(one_of(std::move(words)));
+  };
+  const std::vector<std::string> on_off = {"on", "off"};
   auto* path =
       c.add_option("--path", f.paths, "Directories, one per drive, each of which gets a temporary file");
   c.add_option("--file", f.files, "Existing files instead, taken as they are")->excludes(path);
   c.add_flag("--overwrite", f.overwrite, "Writing may replace the contents of --file");
-  c.add_option("--op", f.op, "read, write or mixed (half of each)")
-      ->capture_default_str()
-      ->check(one_of({"read", "write", "mixed"}));
-  c.add_option("--pattern", f.pattern, "sequential or random")
-      ->capture_default_str()
-      ->check(one_of({"sequential", "random"}));
+  choice("--op", f.op, {"read", "write", "mixed"}, "read, write or mixed (half of each)");
+  choice("--pattern", f.pattern, {"sequential", "random"}, "sequential or random");
   c.add_option("--block-size", f.block_size, "Bytes of one request")
       ->capture_default_str()
       ->check(byte_size(4096));
@@ -341,16 +329,10 @@ void add_options(CLI::App& c, Flags& f) {
   c.add_option("--ramp", f.ramp, "Seconds before that, which do not count")
       ->capture_default_str()
       ->check(real_number(0, 1e6));
-  c.add_option("--backend", f.backend,
-               "auto, io_uring, libaio, threads, or ram (memory: what the engine itself costs)")
-      ->capture_default_str()
-      ->check(one_of({"auto", "io_uring", "libaio", "threads", "ram"}));
-  c.add_option("--registered", f.registered, "io_uring: registered file and buffers")
-      ->capture_default_str()
-      ->check(one_of({"on", "off"}));
-  c.add_option("--huge-pages", f.huge_pages, "Buffers in huge pages, where the system has them")
-      ->capture_default_str()
-      ->check(one_of({"on", "off"}));
+  choice("--backend", f.backend, {"auto", "io_uring", "libaio", "threads", "ram"},
+         "auto, io_uring, libaio, threads, or ram (memory: what the engine itself costs)");
+  choice("--registered", f.registered, on_off, "io_uring: registered file and buffers");
+  choice("--huge-pages", f.huge_pages, on_off, "Buffers in huge pages, where the system has them");
   c.add_option("--queues", f.queues, "Rings with a thread each, per path; they share its depth")
       ->capture_default_str()
       ->check(whole_number(1, 64));
@@ -360,53 +342,40 @@ void add_options(CLI::App& c, Flags& f) {
   c.add_flag("--sqpoll", f.sqpoll,
              "io_uring: a kernel thread takes submissions, at the price of its CPU time");
   c.add_flag("--iopoll", f.iopoll, "io_uring: poll for completions (drives with poll queues)");
-  c.add_option("--adaptive", f.adaptive, "The engine finds the depth itself, beginning with --queue-depth")
-      ->capture_default_str()
-      ->check(one_of({"on", "off"}));
-  c.add_option("--verify", f.verify,
-               "Checksum what is written, compare what is read (twice the depth is offered, so that sums are "
-               "made beside the "
-               "transfers; latency has that wait in it)")
-      ->capture_default_str()
-      ->check(one_of({"on", "off"}));
+  choice("--adaptive", f.adaptive, on_off, "The engine finds the depth itself, beginning with --queue-depth");
+  choice("--verify", f.verify, on_off,
+         "Checksum what is written, compare what is read (twice the depth is offered, so that sums are made "
+         "beside the transfers; latency has that wait in it)");
   c.add_option("--seed", f.seed, "Of random offsets and of the mix")
       ->capture_default_str()
       ->check(whole_number<std::uint64_t>(0));
   c.add_flag("--json", f.json, "One JSON object on stdout, in SI units");
 }
 
-constexpr const char* kFooter =
-    "Examples:\n"
-    "  ziggurat io-bench --path /mnt/nvme0\n"
-    "  ziggurat io-bench --path /mnt/nvme0 /mnt/nvme1 --op mixed --verify on\n"
-    "  ziggurat io-bench --path . --pattern random --block-size 4KiB --queue-depth 1   latency of single "
-    "reads\n"
-    "  ziggurat io-bench --path . --op write --seconds 0 --size 16GiB                  one pass\n"
-    "  ziggurat io-bench --file data.bin --json | jq .bytes_per_second\n"
-    "What to choose:\n"
-    "  A drive is only busy while it has requests: block size times queue depth is what is under way. Small\n"
-    "  blocks cost CPU for each; large ones and a deep queue reach the drive's bandwidth, and beyond that "
-    "only\n"
-    "  add latency, since each waits for those before it. 32 MiB under way (the default: 32 blocks of 1MiB) "
-    "suit\n"
-    "  many NVMe drives, and some take more; io-tune searches for the best.\n"
-    "How to read the result:\n"
-    "  latency is from submission to completion; with a full queue p50 is about depth x block size / "
-    "throughput.\n"
-    "  A p99 far above p50 means that the drive stalls: hot, or busy with its own housekeeping. CPU seconds "
-    "per\n"
-    "  GB are those of the whole process, kernel side included. Writes go to blocks that were written "
-    "before;\n"
-    "  many drives slow down when a fast cache is full, so measure as long as your run will write.\n"
-    "  Temporary files have no name: nothing is left, however the program ends. Writing wears drives; the\n"
-    "  result says how much was written.\n"
-    "  SIGUSR1 has it say where it stands, on stderr and in state.txt.\n"
-    "The same in fio:\n"
-    "  fio --name=a --filename=data.bin --ioengine=io_uring --direct=1 --fixedbufs=1 --registerfiles=1\n"
-    "    --rw=read|write|rw (randread...) --bs=1M --iodepth=32 --time_based --runtime=5 --ramp_time=500ms\n"
-    "  Its buffers are in small pages, as with --huge-pages off; the streams of its mix begin together, not "
-    "half\n"
-    "  a file apart; and it changes its buffers before each write, unless told --scramble_buffers=0.";
+constexpr const char* kFooter = R"(Examples:
+  ziggurat io-bench --path /mnt/nvme0
+  ziggurat io-bench --path /mnt/nvme0 /mnt/nvme1 --op mixed --verify on
+  ziggurat io-bench --path . --pattern random --block-size 4KiB --queue-depth 1   latency of single reads
+  ziggurat io-bench --path . --op write --seconds 0 --size 16GiB                  one pass
+  ziggurat io-bench --file data.bin --json | jq .bytes_per_second
+What to choose:
+  A drive is only busy while it has requests: block size times queue depth is what is under way. Small
+  blocks cost CPU for each; large ones and a deep queue reach the drive's bandwidth, and beyond that only
+  add latency, since each waits for those before it. 32 MiB under way (the default: 32 blocks of 1MiB) suit
+  many NVMe drives, and some take more; io-tune searches for the best.
+How to read the result:
+  latency is from submission to completion; with a full queue p50 is about depth x block size / throughput.
+  A p99 far above p50 means that the drive stalls: hot, or busy with its own housekeeping. CPU seconds per
+  GB are those of the whole process, kernel side included. Writes go to blocks that were written before;
+  many drives slow down when a fast cache is full, so measure as long as your run will write.
+  Temporary files have no name: nothing is left, however the program ends. Writing wears drives; the
+  result says how much was written.
+  SIGUSR1 has it say where it stands, on stderr and in state.txt.
+The same in fio:
+  fio --name=a --filename=data.bin --ioengine=io_uring --direct=1 --fixedbufs=1 --registerfiles=1
+    --rw=read|write|rw (randread...) --bs=1M --iodepth=32 --time_based --runtime=5 --ramp_time=500ms
+  Its buffers are in small pages, as with --huge-pages off; the streams of its mix begin together, not half
+  a file apart; and it changes its buffers before each write, unless told --scramble_buffers=0.)";
 
 }  // namespace
 

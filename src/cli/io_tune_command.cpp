@@ -1,5 +1,4 @@
-// `ziggurat io-tune`: finds the settings at which drives give most, and says how sure it is.
-#include <sched.h>
+// `ziggurat io-tune`: finds the settings at which drives are fastest, and says how sure it is.
 #include <signal.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -12,7 +11,6 @@
 #include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
@@ -20,6 +18,7 @@
 #include "cli/io_tune_meter.hpp"
 #include "cli/io_tune_report.hpp"
 #include "cli/io_tune_state.hpp"
+#include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
@@ -43,7 +42,7 @@ io::TuneGoal goal_of(const std::string& name) {
   return name == "read" ? io::TuneGoal::kRead : name == "write" ? io::TuneGoal::kWrite : io::TuneGoal::kBoth;
 }
 
-// Sizes given with a flag; `least` or more.
+// The size that a flag gives. Throws Error(kUsage) when it is less than `least`.
 std::int64_t size_in(const char* flag, const std::string& text, std::int64_t least) {
   const auto bytes = parse_bytes(text);
   if (bytes && *bytes >= least) return *bytes;
@@ -52,7 +51,7 @@ std::int64_t size_in(const char* flag, const std::string& text, std::int64_t lea
               fmt::format("say for example {} 4GiB", flag));
 }
 
-// In the order of the first path's probe; those that work on every path.
+// The back ends that work on every path, in the order of the first path's probe: the fastest first.
 std::vector<io::Backend> backends_for(const Flags& f, const std::vector<TunePlace>& places) {
   const auto wanted = [&](io::Backend b) {
     const auto& names = f.backends;
@@ -114,16 +113,11 @@ TuneSettings settings_of(const std::vector<TunePlace>& places, std::int64_t size
 
 io::TuneSpace space_for(const std::vector<io::Backend>& backends, std::size_t paths, std::int64_t size,
                         double seconds) {
-  cpu_set_t mine;
-  CPU_ZERO(&mine);
-  const int cores = sched_getaffinity(0, sizeof(mine), &mine) == 0
-                        ? CPU_COUNT(&mine)
-                        : static_cast<int>(std::thread::hardware_concurrency());
-  io::TuneSpace space = io::TuneSpace::usual(backends, cores);
+  io::TuneSpace space = io::TuneSpace::usual(backends, static_cast<int>(usable_cores().size()));
   space.paths = static_cast<int>(paths);
   space.memory_bytes = std::min(kMostMemory, available_memory() / 4);
   space.file_bytes = size;
-  // More cannot be measured in the time that one measurement has.
+  // The time of one measurement; what takes longer to drain could not be measured in it.
   space.max_drain_seconds = std::clamp(seconds / 480, 0.1, 1.0);
   return space;
 }
@@ -146,7 +140,6 @@ class TuneRun {
   void announce() const;
   void search();
   std::string why_ended() const;
-  void write_report(const TuneReport& report) const;
   void print(const TuneReport& report) const;
 
   const Flags& f_;
@@ -181,12 +174,13 @@ TuneRun::TuneRun(const Flags& flags)
     if (error) throw Error(Errc::kUsage, "--output " + f_.output, error.message(), "name another directory");
   }
   const auto folder = std::filesystem::absolute(report_file_).parent_path().string();
-  if (access(folder.c_str(), W_OK) != 0)  // before two minutes are spent
+  if (access(folder.c_str(), W_OK) != 0)  // found out now and not after the measurements
     throw Error(Errc::kUsage, report_file_, "the report cannot be written there: " + errno_text(errno),
                 "name another file with --report");
   state_ = std::make_unique<TuneState>(state_file, f_.fresh);
-  places_ =
-      places_of(f_);  // again: what a run killed just now has left could not be reclaimed before it was gone
+  // Looks again: the files of a run that was killed just now could not be removed before its process was
+  // gone, for which the lock of the state file has waited.
+  places_ = places_of(f_);
   if (state_->cut_off()) log::info("{}: the last line was half written, and is left out", state_file);
   size_ = choose_size();
   if (size_ > write_limit_)
@@ -201,7 +195,7 @@ TuneRun::TuneRun(const Flags& flags)
               .known = state_->records()};
 }
 
-// As asked; else what an earlier run took, if it can still be had; else what is usual.
+// The size that was asked for; else that of the earlier run, if there is still room; else the usual one.
 std::int64_t TuneRun::choose_size() const {
   if (!f_.size.empty()) {
     const TuneSize size = size_for(places_, size_in("--size", f_.size, kTuneSizeStep));
@@ -240,7 +234,7 @@ void TuneRun::search() {
                  .record = [this](const io::TuneRecord& r) { state_->append(r); }};
   meter_ = std::make_unique<DriveMeter>(std::move(m));
   options_.expected_seconds = meter_->expected_seconds();
-  // What is known may be all there is to know.
+  // The samples of earlier runs may already be enough.
   const io::TuneMeter nothing{
       .measure = [](const io::TunePoint&, int) { return std::optional<io::TuneSample>(); },
       .seconds = [] { return 0.0; }};
@@ -260,10 +254,6 @@ std::string TuneRun::why_ended() const {
   if (meter_->reached_write_limit()) return fmt::format("--write-limit {} was reached", f_.write_limit);
   if (outcome_.end == io::TuneEnd::kStopped) return "interrupted";
   return "time is up";
-}
-
-void TuneRun::write_report(const TuneReport& report) const {
-  write_file_atomically(report_file_, report_html(report));
 }
 
 void TuneRun::print(const TuneReport& report) const {
@@ -299,7 +289,7 @@ int TuneRun::run() {
                           .written_bytes = meter_->written_bytes(),
                           .date = date_now(),
                           .version = "ziggurat 0.1.0"};
-  write_report(report);
+  write_file_atomically(report_file_, report_html(report));
   print(report);
   if (!interrupted()) return 0;
   std::fprintf(stderr,
@@ -308,29 +298,22 @@ int TuneRun::run() {
   return 130;
 }
 
-constexpr const char* kFooter =
-    "Examples:\n"
-    "  ziggurat io-tune --path /mnt/nvme0\n"
-    "  ziggurat io-tune --path /mnt/nvme0 --path /mnt/nvme1 --seconds 300 --output tuned\n"
-    "  ziggurat io-tune --path /mnt/nvme0 --for read --backend io_uring --json\n"
-    "How: each back end at a few points, a coarse grid of block size (64 KiB to 16 MiB) x queue depth (1 to "
-    "256)\n"
-    "on the best, finer steps around its best, more queues, then the best few again and again in random "
-    "order\n"
-    "until it is clear which is ahead. The score is the harmonic mean of read and write bandwidth. Of "
-    "points\n"
-    "within 1% of the fastest the one with the smallest depth is chosen, then fewest queues, then least\n"
-    "processor time. It says \"not sure\" when it is not; more --seconds help.\n"
-    "Leaves io-tune.html (heat maps, the chosen point) and io-tune.jsonl (all measurements) in --output. The "
-    "same\n"
-    "command takes over what io-tune.jsonl holds, so a run that was interrupted goes on; --fresh begins "
-    "anew.\n"
-    "SIGUSR1 has it say where it stands, on stderr and in OUTPUT/state.txt.\n"
-    "Space: one file per path, removed at the end; of every disk 5%, and at least 1 GiB, stay free.\n"
-    "Wear: writes are half of what is measured. What is written is counted, and --write-limit ends it.\n"
-    "The aio section goes into our configuration, and into DeepSpeed's, which leaves out what it does not "
-    "know.\n"
-    "Exit codes: 0 done, 1 a machine or I/O failure, 2 a mistake in the flags, 130 interrupted.";
+constexpr const char* kFooter = R"(Examples:
+  ziggurat io-tune --path /mnt/nvme0
+  ziggurat io-tune --path /mnt/nvme0 --path /mnt/nvme1 --seconds 300 --output tuned
+  ziggurat io-tune --path /mnt/nvme0 --for read --backend io_uring --json
+How: each back end at a few points, a coarse grid of block size (64 KiB to 16 MiB) x queue depth (1 to 256)
+on the best, finer steps around its best, more queues, then the best few again and again in random order
+until it is clear which is ahead. The score is the harmonic mean of read and write bandwidth. Of points
+within 1% of the fastest the one with the smallest depth is chosen, then fewest queues, then least
+processor time. It says "not sure" when it is not; more --seconds help.
+Leaves io-tune.html (heat maps, the chosen point) and io-tune.jsonl (all measurements) in --output. The same
+command takes over what io-tune.jsonl holds, so a run that was interrupted goes on; --fresh begins anew.
+SIGUSR1 has it say where it stands, on stderr and in OUTPUT/state.txt.
+Space: one file per path, removed at the end; of every disk 5%, and at least 1 GiB, stay free.
+Wear: writes are half of what is measured. What is written is counted, and --write-limit ends it.
+The aio section goes into our configuration, and into DeepSpeed's, which leaves out what it does not know.
+Exit codes: 0 done, 1 a machine or I/O failure, 2 a mistake in the flags, 130 interrupted.)";
 
 }  // namespace
 

@@ -32,7 +32,7 @@ std::string new_name() {
   return fmt::format("{}{:08x}{:08x}{}", kPrefix, random(), random(), kSuffix);
 }
 
-// The name still stands for the file behind `fd`.
+// Whether the path still names the open file.
 bool is_still(const std::string& path, int fd) {
   struct stat by_name {
   }, by_fd{};
@@ -40,8 +40,8 @@ bool is_still(const std::string& path, int fd) {
          by_name.st_dev == by_fd.st_dev;
 }
 
-// By fcntl(), of this open file: the engine takes flock() of what it measures for itself, and neither is in
-// the way of the other.
+// Locks with fcntl() and not with flock(), which the engine uses for the file that it measures; the two kinds
+// of lock do not exclude each other.
 bool lock_now(int fd) {
   struct flock whole {};
   whole.l_type = F_WRLCK;
@@ -112,8 +112,8 @@ TuneSize size_for(const std::vector<TunePlace>& places, std::int64_t asked) {
 }
 
 TuneFile::TuneFile(const std::string& directory, std::int64_t bytes) {
-  // Another run may take the file for a dead one's between its creation and its lock; then the next name is
-  // tried.
+  // Between its creation and its lock another run may take the file for one of a killed run and remove it.
+  // Then this tries another name.
   for (int attempt = 0; fd_ < 0; ++attempt) {
     path_ = directory + "/" + new_name();
     fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -139,16 +139,14 @@ TuneFile::TuneFile(TuneFile&& other) noexcept
 
 TuneFile::~TuneFile() {
   if (fd_ < 0) return;
-  unlink(path_.c_str());  // before the lock goes
+  unlink(path_.c_str());  // while the lock is held
   close(fd_);
 }
 
 bool is_tune_file_name(const std::string& name) {
-  if (name.size() != kPrefix.size() + kDigits + kSuffix.size()) return false;
-  if (name.compare(0, kPrefix.size(), kPrefix) != 0) return false;
-  if (name.compare(name.size() - kSuffix.size(), kSuffix.size(), kSuffix) != 0) return false;
-  const std::string digits = name.substr(kPrefix.size(), kDigits);
-  return digits.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return name.size() == kPrefix.size() + kDigits + kSuffix.size() && name.starts_with(kPrefix) &&
+         name.ends_with(kSuffix) &&
+         name.substr(kPrefix.size(), kDigits).find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
 std::vector<std::string> reclaim_tune_files(const std::string& directory) {
@@ -158,7 +156,7 @@ std::vector<std::string> reclaim_tune_files(const std::string& directory) {
     if (!is_tune_file_name(entry.path().filename().string())) continue;
     const std::string path = entry.path().string();
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0) continue;  // another user's, gone, or no file: not ours to remove
+    if (fd < 0) continue;  // it belongs to another user, is gone, or is no file
     struct stat info {};
     const bool ours = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == geteuid() &&
                       lock_now(fd) && is_still(path, fd);

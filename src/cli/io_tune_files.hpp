@@ -1,4 +1,4 @@
-// The files that io-tune measures on: how large they may be, and what is left of those of killed runs.
+// The files on which io-tune measures: their size, their lifetime, and the removal of those of killed runs.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace zg::cli {
 
-// One of the paths, as it stands.
+// The file system of one of the paths.
 struct TunePlace {
   std::string path = {};  // resolved
   std::string filesystem = {}, device = {};
@@ -15,23 +15,24 @@ struct TunePlace {
   bool direct = false;             // O_DIRECT works
   std::string direct_reason = {};  // why not
 };
-// Throws Error(kUsage) for what is no writable directory.
+// Throws Error(kUsage) when `path` is no writable directory.
 TunePlace look_at(const std::string& path);
 
 struct TuneSize {
   std::int64_t bytes = 0;  // of the file on each path
-  std::string note;        // why they are fewer than asked for; empty if they are not
+  std::string note;        // why it is less than asked for; empty if it is not
 };
-// At most `asked` (0: 4 GiB or a quarter of what is free, if that is less) on each path, such that of every
-// disk 5%, and 1 GiB, stay free. Throws Error(kIo) where less than 64 MiB (or `asked`, if that is less) would
-// remain.
+// The size of the file on each path: `asked` bytes, or less, so that 5% of every file system and at least 1
+// GiB stay free. With `asked` 0, the smaller of 4 GiB and a quarter of what is free. Throws Error(kIo) when
+// less than 64 MiB (or `asked`, if that is less) would be left for a file.
 TuneSize size_for(const std::vector<TunePlace>& places, std::int64_t asked);
-inline constexpr std::int64_t kTuneSizeStep = 16 << 20;  // sizes are multiples: the largest block
+inline constexpr std::int64_t kTuneSizeStep = 16 << 20;  // sizes are multiples of the largest block
 
-// DIR/ziggurat-io-tune-<16 hexadecimal digits>.tmp: preallocated, locked while this lives, removed with it.
+// DIR/ziggurat-io-tune-<16 hexadecimal digits>.tmp: preallocated, locked while this object lives, and removed
+// with it.
 class TuneFile {
  public:
-  // Throws Error(kIo) when the space cannot be had.
+  // Throws Error(kIo) when there is not enough space.
   TuneFile(const std::string& directory, std::int64_t bytes);
   ~TuneFile();
   TuneFile(TuneFile&& other) noexcept;
@@ -43,8 +44,8 @@ class TuneFile {
   int fd_ = -1;
 };
 
-// Removes the files of runs that are dead, by exact name and only where nobody holds their lock; what it
-// removed.
+// Removes the files of killed runs: those with exactly such a name whose lock no process holds. Returns their
+// paths.
 std::vector<std::string> reclaim_tune_files(const std::string& directory);
 bool is_tune_file_name(const std::string& name);
 

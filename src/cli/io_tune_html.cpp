@@ -1,5 +1,5 @@
-// The page of io-tune: XHTML with its style inside, nothing fetched, light and dark as the reader's system
-// is.
+// The page of io-tune: XHTML that contains its style and fetches nothing. It is light or dark like the
+// reader's system.
 #include <fmt/core.h>
 
 #include <set>
@@ -75,7 +75,7 @@ std::string heat_cell(const HeatCell& cell) {
     const std::string why = cell.kind == Kind::kUnknown ? "not measured" : cell.note;
     return fmt::format("<td class=\"none{}\" title=\"{}\">{}</td>", marked, escaped(why), sign);
   }
-  // Squared, since the greater half of the points often lies near the best.
+  // Squared, to tell points near the best apart, since most points often are.
   const double strength = 0.05 + 0.85 * cell.share * cell.share;
   return fmt::format("<td class=\"{}{}\" style=\"--v: {:.2f}\">{}</td>", strength > 0.6 ? "strong" : "weak",
                      marked, strength, gb(cell.value));
@@ -119,12 +119,11 @@ std::string confidence_table(const TuneReport& report) {
       "<th class=\"left\">the first against it</th></tr>\n";
   for (std::size_t i = 0; i < o.candidates.size(); ++i) {
     const io::TuneCandidate& c = o.candidates[i];
-    std::string duel = i == 0 ? "(the first)" : "not repeated";
+    std::string comparison = i == 0 ? "(the first)" : "not repeated";
     if (i > 0 && o.rounds > 0) {
-      const io::TuneDuel& d = o.duels[i - 1];
-      constexpr const char* kOrders[] = {"ahead", "equal within 1%", "not sure"};
-      duel = fmt::format("won {} of {}, p = {:.2g}, {:+.1f}%: {}", d.wins, d.rounds, d.p, (d.ratio - 1) * 100,
-                         kOrders[static_cast<int>(d.order)]);
+      const io::TuneComparison& d = o.comparisons[i - 1];
+      comparison = fmt::format("won {} of {}, p = {:.2g}, {:+.1f}%: {}", d.wins, d.rounds, d.p,
+                               (d.ratio - 1) * 100, text_of(d.order));
     }
     const bool chosen = static_cast<int>(i) == o.chosen;
     const auto side = [](const io::TuneSide& s) {
@@ -139,7 +138,7 @@ std::string confidence_table(const TuneReport& report) {
         "<td>{}</td><td>{:.3f}</td><td class=\"left\">{}</td></tr>\n",
         chosen ? "<strong>chosen</strong> " : "", escaped(text_of(c.point)), c.median / 1e9, c.mad / 1e9,
         side(c.typical.read), side(c.typical.write), late(c.typical.read), late(c.typical.write),
-        cpu_of(report.goal, c.typical), escaped(duel));
+        cpu_of(report.goal, c.typical), escaped(comparison));
   }
   return html + "</table></div>\n";
 }

@@ -11,14 +11,15 @@
 namespace zg::cli {
 namespace {
 
-// One direction of a point is measured for a 480th of the time: 0.25 s of two minutes.
+// The measurement of one direction of a point takes this share of the run: 0.25 s of two minutes.
 constexpr double kShare = 1.0 / 480, kLeastSlice = 0.15, kMostSlice = 1, kRampShare = 0.3;
-// A window that saw fewer requests end than this, or than two for each place in the queue, is measured again,
-// longer: some drives, virtual ones above all, complete in bursts.
+// A measurement in which fewer requests complete than this, or than two for each place in the queue, is
+// repeated with kStretch times the length, since some drives, above all virtual ones, complete requests in
+// bursts.
 constexpr std::int64_t kLeastRequests = 16;
 constexpr double kStretch = 4;
-constexpr double kSetUp = 0.1;  // engine and buffers, about
-// Filling the files shall take no more of the time than this; a slow drive gets smaller ones.
+constexpr double kSetUp = 0.1;  // seconds to make engine and buffers, roughly
+// The share of the run that filling the files may take; on a slow drive only a part of them is filled.
 constexpr double kFillShare = 0.25;
 constexpr std::int64_t kFirstFill = 256 * kMiB;
 constexpr std::int64_t kFillBlock = 4 * kMiB;
@@ -28,7 +29,7 @@ double slice_of(double seconds) {
   return std::clamp(seconds * kShare, kLeastSlice, kMostSlice);
 }
 
-// Falling back and doing without O_DIRECT are said by the command, once, not by each of a hundred engines.
+// Silences the engines, since the command has already said once what each of them would: its fallbacks.
 class QuietLog {
  public:
   QuietLog() { log::set_level(log::Level::kError); }
@@ -82,8 +83,7 @@ io::BenchOptions DriveMeter::bench(const io::TunePoint& point, io::BenchOp op) c
   b.engine.queue_depth = point.queue_depth;
   b.engine.queues = point.queues;
   b.engine.threads = threads_of(options_.space, point);
-  // Where a path has no O_DIRECT, requiring the back end would require that too; run() looks at what was
-  // taken.
+  // To require the back end is to require O_DIRECT. Where a path has none, run() checks the back end instead.
   b.engine.require = std::all_of(options_.places.begin(), options_.places.end(),
                                  [](const TunePlace& place) { return place.direct; });
   for (const TuneFile& file : files_)
@@ -91,7 +91,7 @@ io::BenchOptions DriveMeter::bench(const io::TunePoint& point, io::BenchOp op) c
   return b;
 }
 
-// Writes the first `bytes` of each file; seconds per byte of a file, or nothing when it was stopped.
+// Writes the first `bytes` of each file. Returns the seconds per byte of a file; none when it was stopped.
 std::optional<double> DriveMeter::fill(std::int64_t bytes) {
   file_bytes_ = bytes;
   io::BenchOptions b =
@@ -132,7 +132,7 @@ std::optional<io::TuneSide> DriveMeter::measure_side(const io::TunePoint& point,
   io::BenchOptions b = bench(point, op);
   const bool writes = op == io::BenchOp::kWrite;
   double& best_rate = writes ? write_rate_ : read_rate_;
-  // Deep queues of large blocks need longer until they are full, and until what completes is even.
+  // A deep queue of large blocks takes longer to fill, and until its completions come evenly.
   const double in_flight =
       static_cast<double>(point.block_size) * point.queue_depth * static_cast<double>(options_.places.size());
   const double rate = best_rate > 0 ? best_rate : write_rate_;
@@ -146,10 +146,10 @@ std::optional<io::TuneSide> DriveMeter::measure_side(const io::TunePoint& point,
     at = p.seconds;
     show(fmt::format("{}: {}, {} {}; {} measured, best {}", progress_.phase, text_of(point), name_of(op),
                      format_rate(p.bytes_per_second), progress_.measured, format_rate(progress_.best_score)));
-    // With what comes until the next call.
+    // Counts what may still be written before the next call.
     return !interrupted() && (!writes || may_write(moved + in_flight + 0.3 * p.bytes_per_second, 1));
   };
-  // Two requests in flight must not meet.
+  // Two requests in flight must not have the same block.
   if (2 * point.block_size * point.queue_depth > file_bytes_)
     throw Error(Errc::kUsage, text_of(point), "has more than half of the file in flight");
   const auto result = run(b);

@@ -1,4 +1,4 @@
-// Measures the points of a search with run_bench(), on files that it makes, fills once and removes.
+// Measures the points of a search with run_bench(), on files that it makes, fills and removes.
 #pragma once
 #include <functional>
 #include <optional>
@@ -15,12 +15,12 @@ namespace zg::cli {
 
 struct MeterOptions {
   std::vector<TunePlace> places;
-  std::int64_t size = 0;         // of the file on each
-  std::int64_t write_limit = 0;  // bytes written to each path, at most
-  double seconds = 120;          // of the whole run
+  std::int64_t size = 0;         // of the file on each place
+  std::int64_t write_limit = 0;  // most bytes to write to each place
+  double seconds = 120;          // length of the whole run
   io::TuneGoal goal = io::TuneGoal::kBoth;
   io::TuneSpace space;
-  BenchWatch* watch = nullptr;                        // outlives the meter
+  BenchWatch* watch = nullptr;                        // must outlive the meter
   std::function<void(const io::TuneRecord&)> record;  // called with every sample
 };
 
@@ -28,14 +28,15 @@ class DriveMeter {
  public:
   explicit DriveMeter(MeterOptions options);
 
-  // Makes the files and writes each once, so that neither holes nor their allocation are measured. False:
-  // stopped.
+  // Makes the files and writes each once, so that the measurements see neither holes nor the allocation of
+  // blocks.
+  // False: the user stopped it.
   bool prepare();
-  // After prepare(). Nothing: stopped, by the user or by the limit on writes.
+  // Call prepare() before. None: stopped by the user or by the write limit.
   std::optional<io::TuneSample> measure(const io::TunePoint& point, int round);
   void set_progress(const io::TuneProgress& progress) { progress_ = progress; }
   double seconds() const;
-  // Of one point, ramps included, as planned.
+  // Planned length of one measurement, with its ramps.
   double expected_seconds() const;
 
   std::int64_t written_bytes() const { return written_; }  // on all paths
@@ -43,7 +44,7 @@ class DriveMeter {
 
  private:
   std::optional<double> fill(std::int64_t bytes);
-  // Nothing when it was stopped. `stretch`: so many times the usual time.
+  // None when it was stopped. `stretch`: the factor by which it takes longer than usual.
   std::optional<io::TuneSide> measure_side(const io::TunePoint& point, io::BenchOp op, double stretch = 1);
   io::BenchOptions bench(const io::TunePoint& point, io::BenchOp op) const;
   std::optional<io::BenchResult> run(io::BenchOptions options);
@@ -55,8 +56,8 @@ class DriveMeter {
   std::vector<TuneFile> files_;
   io::TuneProgress progress_;
   std::int64_t written_ = 0;
-  double read_rate_ = 0, write_rate_ = 0;  // best bytes per second of all paths; 0: not seen yet
-  std::int64_t file_bytes_ = 0;            // filled of each file
+  double read_rate_ = 0, write_rate_ = 0;  // best bytes per second of all paths together; 0: none yet
+  std::int64_t file_bytes_ = 0;            // of each file, which are filled and measured
   bool reached_limit_ = false;
 };
 

@@ -26,7 +26,7 @@ const char* title_of(TuneGoal metric) {
   return metric == TuneGoal::kBoth ? "score (harmonic mean of read and write)" : name_of(metric);
 }
 
-// Of a 6-step ramp of xterm's 256 colours, dark to bright, with the colour of the text on it.
+// The text on a background from a ramp of six of xterm's 256 colours, dark to bright.
 std::string painted(const std::string& text, double share) {
   constexpr int kRamp[] = {17, 19, 25, 31, 37, 78};
   const int step = std::clamp(static_cast<int>(share * 6), 0, 5);
@@ -45,24 +45,20 @@ std::string cell_text(const HeatCell& cell, bool colour) {
   return fmt::format("{:>7}{}", text, kShades[std::clamp(static_cast<int>(cell.share * 5), 0, 4)]);
 }
 
-ordered_json json_of(const io::TuneSide& s) {
-  return {{"bytes_per_second", s.bytes_per_second},
-          {"cpu_seconds_per_gb", s.cpu_seconds_per_gb},
-          {"p50_seconds", s.p50},
-          {"p99_seconds", s.p99}};
-}
-
-ordered_json json_of(const TunePoint& p) {
-  return {{"backend", io::name_of(p.backend)},
-          {"block_size", p.block_size},
-          {"queue_depth", p.queue_depth},
-          {"queues", p.queues}};
-}
-
 void put_sample(ordered_json& j, TuneGoal goal, const io::TuneSample& s) {
   j["score"] = score_of(goal, s);
   if (goal != TuneGoal::kWrite) j["read"] = json_of(s.read);
   if (goal != TuneGoal::kRead) j["write"] = json_of(s.write);
+}
+
+// "A beat B in 9 of 10 rounds (p = 0.021), +3.1% (95%: +1.2% to +4.0%): ahead"
+std::string comparison_text(const io::TuneOutcome& o, std::size_t i) {
+  const io::TuneComparison& d = o.comparisons[i];
+  std::string text =
+      fmt::format("{} beat {} in {} of {} rounds (p = {:.2g}), {:+.1f}%", text_of(o.candidates[0].point),
+                  text_of(o.candidates[i + 1].point), d.wins, d.rounds, d.p, (d.ratio - 1) * 100);
+  if (d.high > 0) text += fmt::format(" (95%: {:+.1f}% to {:+.1f}%)", (d.low - 1) * 100, (d.high - 1) * 100);
+  return text + ": " + text_of(d.order);
 }
 
 ordered_json candidates_json(const TuneReport& report) {
@@ -75,7 +71,7 @@ ordered_json candidates_json(const TuneReport& report) {
     j["mad"] = c.mad;
     put_sample(j, report.goal, c.typical);
     if (i > 0 && o.rounds > 0) {
-      const io::TuneDuel& d = o.duels[i - 1];
+      const io::TuneComparison& d = o.comparisons[i - 1];
       constexpr const char* kOrders[] = {"behind", "equal", "unclear"};
       j["against_first"] = {{"order", kOrders[static_cast<int>(d.order)]},
                             {"lost", d.wins},
@@ -90,6 +86,11 @@ ordered_json candidates_json(const TuneReport& report) {
 }
 
 }  // namespace
+
+const char* text_of(io::TuneOrder order) {
+  constexpr const char* kTexts[] = {"ahead", "equal within 1%", "not sure"};
+  return kTexts[static_cast<int>(order)];
+}
 
 int threads_of(const io::TuneSpace& space, const TunePoint& point) {
   return std::clamp(point.queue_depth, 1, space.max_threads);
@@ -173,7 +174,7 @@ std::string heat_text(const TuneReport& report, bool colour) {
   text += "\n";
   std::set<std::string> reasons;
   for (const auto& [point, why] : report.outcome.skipped) {
-    // One example of each kind: they differ in their numbers.
+    // One example of each kind of reason; within a kind only the numbers differ.
     if (reasons.insert(why.substr(0, 15)).second)
       text += fmt::format("skipped, for example: {} {}\n", text_of(point), why);
   }
@@ -207,17 +208,6 @@ std::vector<QueueLine> queue_lines(const TuneReport& report) {
   return lines;
 }
 
-std::string duel_text(const TuneReport& report, std::size_t i) {
-  const io::TuneOutcome& o = report.outcome;
-  const io::TuneDuel& d = o.duels[i];
-  std::string text =
-      fmt::format("{} beat {} in {} of {} rounds (p = {:.2g}), {:+.1f}%", text_of(o.candidates[0].point),
-                  text_of(o.candidates[i + 1].point), d.wins, d.rounds, d.p, (d.ratio - 1) * 100);
-  if (d.high > 0) text += fmt::format(" (95%: {:+.1f}% to {:+.1f}%)", (d.low - 1) * 100, (d.high - 1) * 100);
-  constexpr const char* kOrders[] = {"ahead", "equal within 1%", "not sure"};
-  return text + ": " + kOrders[static_cast<int>(d.order)];
-}
-
 std::string confidence_text(const TuneReport& report) {
   const io::TuneOutcome& o = report.outcome;
   if (!o.found) return "nothing was measured\n";
@@ -233,7 +223,7 @@ std::string confidence_text(const TuneReport& report) {
     text += fmt::format("  cpu {:.3f} s/GB\n", cpu_of(report.goal, c.typical));
   }
   if (o.rounds > 0)
-    for (std::size_t i = 0; i < o.duels.size(); ++i) text += "  " + duel_text(report, i) + "\n";
+    for (std::size_t i = 0; i < o.comparisons.size(); ++i) text += "  " + comparison_text(o, i) + "\n";
   return text + o.verdict + "\n";
 }
 
@@ -258,9 +248,7 @@ ordered_json report_json(const TuneReport& report) {
   j["written_bytes"] = report.written_bytes;
   j["machine"] = report.settings.machine;
   j["kernel"] = report.settings.kernel;
-  j["paths"] = ordered_json::array();
-  for (const auto& p : report.settings.paths)
-    j["paths"].push_back({{"path", p.path}, {"filesystem", p.filesystem}, {"device", p.device}});
+  j["paths"] = json_of(report.settings.paths);
   j["file_bytes"] = report.settings.size;
   j["taken_over"] = o.taken_over;
   j["candidates"] = candidates_json(report);

@@ -1,4 +1,4 @@
-// What io-tune found, as text for a terminal, as a page that needs nothing else, and as one JSON object.
+// The result of io-tune as text for a terminal, as a self-contained page, and as one JSON object.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -15,17 +15,18 @@ struct TuneReport {
   io::TuneGoal goal = io::TuneGoal::kBoth;
   const TuneSettings& settings;
   std::string ended;               // "the order is stable", "time is up", ...
-  double seconds = 0;              // that this run took
+  double seconds = 0;              // length of this run
   std::int64_t written_bytes = 0;  // by this run, on all paths
   std::string date, version;
 };
 
-// Threads of the pool: one for each request in flight.
+// Threads of the pool for the back end threads: one for each request in flight.
 int threads_of(const io::TuneSpace& space, const io::TunePoint& point);
-// {"block_size": 1048576, ...}: what stands behind "aio" in our configuration and in DeepSpeed's.
+// {"block_size": 1048576, ...}: the value of "aio" in our configuration and in DeepSpeed's.
 std::string aio_section(const io::TuneSpace& space, const io::TunePoint& point);
 
-// Heat tables of each back end, block sizes down, depths across. `colour`: ANSI backgrounds; else shades.
+// A heat map per back end and metric: block sizes down, depths across. `colour`: ANSI backgrounds; else
+// shades.
 std::string heat_text(const TuneReport& report, bool colour);
 // The candidates, their rounds, and how sure it is.
 std::string confidence_text(const TuneReport& report);
@@ -33,10 +34,10 @@ std::string confidence_text(const TuneReport& report);
 std::string report_html(const TuneReport& report);
 nlohmann::ordered_json report_json(const TuneReport& report);
 
-// For the two renderers.
+// The rest is for the two renderers, of text and of HTML.
 struct HeatCell {
   enum class Kind { kMeasured, kSkipped, kFailed, kUnknown } kind = Kind::kUnknown;
-  double value = 0, share = 0;  // bytes per second; of the greatest of all back ends
+  double value = 0, share = 0;  // bytes per second; that over the best of all back ends
   bool chosen = false;
   std::string note;  // why there is no value
 };
@@ -46,13 +47,13 @@ struct HeatMap {
   std::vector<std::vector<HeatCell>> rows;  // [block size][depth]
 };
 std::vector<HeatMap> heat_maps(const TuneReport& report);
-// "A beat B in 9 of 10 rounds (p = 0.02), 3.1% ahead [1.2%, 4.0%]"
-std::string duel_text(const TuneReport& report, std::size_t i);
+// "ahead", "equal within 1%", "not sure".
+const char* text_of(io::TuneOrder order);
 struct QueueLine {
   io::TunePoint point;
   io::TuneSample sample;
 };
-// With more queues than one, as measured, and what they compare with; empty if none was.
+// The points measured with several queues, each after the same point with one; empty if there are none.
 std::vector<QueueLine> queue_lines(const TuneReport& report);
 
 }  // namespace zg::cli

@@ -22,15 +22,12 @@ using nlohmann::ordered_json;
 
 constexpr const char* kMark = "ziggurat_io_tune";
 constexpr int kVersion = 1;
-constexpr std::string_view kBegins = "{\"ziggurat_io_tune\"";  // every state file
+constexpr std::string_view kBegins = "{\"ziggurat_io_tune\"";  // of every state file
 constexpr const char* kFresh = "say --fresh to begin anew, or name another file with --state";
 
 ordered_json json_of(const TuneSettings& s) {
-  ordered_json paths = ordered_json::array();
-  for (const TuneSettings::Path& p : s.paths)
-    paths.push_back({{"path", p.path}, {"filesystem", p.filesystem}, {"device", p.device}});
-  return {{kMark, kVersion}, {"machine", s.machine}, {"kernel", s.kernel},
-          {"paths", paths},  {"size", s.size},       {"for", s.goal}};
+  return {{kMark, kVersion},           {"machine", s.machine}, {"kernel", s.kernel},
+          {"paths", json_of(s.paths)}, {"size", s.size},       {"for", s.goal}};
 }
 
 TuneSettings settings_in(const json& j) {
@@ -43,13 +40,6 @@ TuneSettings settings_in(const json& j) {
   return s;
 }
 
-ordered_json json_of(const io::TuneSide& s) {
-  return {{"bytes_per_second", s.bytes_per_second},
-          {"cpu_seconds_per_gb", s.cpu_seconds_per_gb},
-          {"p50_seconds", s.p50},
-          {"p99_seconds", s.p99}};
-}
-
 io::TuneSide side_in(const json& j) {
   return {.bytes_per_second = j.at("bytes_per_second"),
           .cpu_seconds_per_gb = j.at("cpu_seconds_per_gb"),
@@ -59,17 +49,15 @@ io::TuneSide side_in(const json& j) {
 
 io::TuneRecord record_in(const json& j) {
   const std::string name = j.at("backend");
-  for (const io::Backend backend : {io::Backend::kUring, io::Backend::kLibaio, io::Backend::kThreads}) {
-    if (name != io::name_of(backend)) continue;
-    return {.point = {backend, j.at("block_size"), j.at("queue_depth"), j.at("queues")},
-            .round = j.at("round"),
-            .sample = {.read = side_in(j.at("read")), .write = side_in(j.at("write"))}};
-  }
-  throw std::runtime_error("backend " + name);
+  const auto backend = io::backend_named(name);
+  if (!backend) throw std::runtime_error("backend " + name);
+  return {.point = {*backend, j.at("block_size"), j.at("queue_depth"), j.at("queues")},
+          .round = j.at("round"),
+          .sample = {.read = side_in(j.at("read")), .write = side_in(j.at("write"))}};
 }
 
-// So that no file of the user's is cut off or emptied for a slip of the pen. What was killed early may be a
-// part.
+// Protects a file of the user's, named here by mistake, from being truncated. A run that was killed early may
+// have left only a part of kBegins.
 void check_is_ours(const std::string& path, const std::string& text) {
   const std::size_t n = std::min(text.size(), kBegins.size());
   if (text.compare(0, n, kBegins.substr(0, n)) == 0) return;
@@ -77,7 +65,8 @@ void check_is_ours(const std::string& path, const std::string& text) {
               "name another file with --state");
 }
 
-// A run that was killed a moment ago holds its lock until the kernel has taken it apart.
+// Tries for a while, since a run that was killed a moment ago holds its lock until the kernel has ended its
+// process.
 bool lock_soon(int fd) {
   constexpr int kAttempts = 25;
   constexpr auto kPause = std::chrono::milliseconds(20);
@@ -109,6 +98,27 @@ std::string difference(const TuneSettings& there, const TuneSettings& here) {
 }
 
 }  // namespace
+
+ordered_json json_of(const std::vector<TuneSettings::Path>& paths) {
+  ordered_json list = ordered_json::array();
+  for (const TuneSettings::Path& p : paths)
+    list.push_back({{"path", p.path}, {"filesystem", p.filesystem}, {"device", p.device}});
+  return list;
+}
+
+ordered_json json_of(const io::TunePoint& p) {
+  return {{"backend", io::name_of(p.backend)},
+          {"block_size", p.block_size},
+          {"queue_depth", p.queue_depth},
+          {"queues", p.queues}};
+}
+
+ordered_json json_of(const io::TuneSide& s) {
+  return {{"bytes_per_second", s.bytes_per_second},
+          {"cpu_seconds_per_gb", s.cpu_seconds_per_gb},
+          {"p50_seconds", s.p50},
+          {"p99_seconds", s.p99}};
+}
 
 TuneState::TuneState(std::string path, bool fresh) : path_(std::move(path)) {
   open_file(fresh);
@@ -144,7 +154,7 @@ void TuneState::load() {
   std::size_t begin = 0;
   for (int number = 1; begin < text.size(); ++number) {
     const std::size_t end = text.find('\n', begin);
-    if (end == std::string::npos) {  // the run that wrote it was killed there
+    if (end == std::string::npos) {  // the run was killed while it wrote this line
       if (ftruncate(fd_, static_cast<off_t>(begin)) != 0) throw Error(Errc::kIo, path_, errno_text(errno));
       cut_off_ = true;
       return;
@@ -181,13 +191,10 @@ void TuneState::match(const TuneSettings& settings) {
 }
 
 void TuneState::append(const io::TuneRecord& record) {
-  const ordered_json line{{"backend", io::name_of(record.point.backend)},
-                          {"block_size", record.point.block_size},
-                          {"queue_depth", record.point.queue_depth},
-                          {"queues", record.point.queues},
-                          {"round", record.round},
-                          {"read", json_of(record.sample.read)},
-                          {"write", json_of(record.sample.write)}};
+  ordered_json line = json_of(record.point);
+  line["round"] = record.round;
+  line["read"] = json_of(record.sample.read);
+  line["write"] = json_of(record.sample.write);
   write_line(line.dump());
   records_.push_back(record);
 }

@@ -1,7 +1,8 @@
-// The state file of io-tune: JSON lines, first what was measured on what, then a line for each point as it
-// came.
+// The state file of io-tune. It has JSON lines: the first says what was measured where, each other one is a
+// sample, in the order in which they were measured.
 #pragma once
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,7 @@
 
 namespace zg::cli {
 
-// What must be the same for points to be comparable.
+// What must be equal for samples to be comparable.
 struct TuneSettings {
   struct Path {
     std::string path, filesystem, device;
@@ -20,10 +21,15 @@ struct TuneSettings {
   std::string goal;
 };
 
+// As they stand in the state file and in the report.
+nlohmann::ordered_json json_of(const std::vector<TuneSettings::Path>& paths);
+nlohmann::ordered_json json_of(const io::TunePoint& point);
+nlohmann::ordered_json json_of(const io::TuneSide& side);
+
 class TuneState {
  public:
-  // Opens and locks the file, and reads what is there; `fresh` discards that. A last line that was half
-  // written is cut off, and said. Throws Error(kUsage) for a file that is none of ours, cannot be opened, or
+  // Opens and locks the file, and reads its samples; `fresh` discards them. A last line that was written only
+  // in part is removed (cut_off()). Throws Error(kUsage) when the file is no state file, cannot be opened, or
   // is in use.
   TuneState(std::string path, bool fresh);
   ~TuneState();
@@ -32,11 +38,12 @@ class TuneState {
 
   const std::string& path() const { return path_; }
   bool is_new() const { return !has_header_; }
-  const TuneSettings& settings() const { return settings_; }  // unless it is new
+  const TuneSettings& settings() const { return settings_; }  // not of a new file
   const std::vector<io::TuneRecord>& records() const { return records_; }
-  bool cut_off() const { return cut_off_; }  // a half-written line was found
+  bool cut_off() const { return cut_off_; }  // the last line was incomplete
 
-  // Writes the first line of a new file; of another throws Error(kUsage) with all that differs.
+  // Writes the first line of a new file. For any other file throws Error(kUsage) with all differences, if
+  // there are any.
   void match(const TuneSettings& settings);
   // Throws Error(kIo).
   void append(const io::TuneRecord& record);

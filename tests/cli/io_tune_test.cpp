@@ -336,8 +336,8 @@ TEST(IoTuneReport, TheHeatTableMarksWhatWasChosenSkippedAndFailed) {
 TEST(IoTuneReport, SaysHowOftenWhichBeatWhich) {
   const Found found;
   const std::string text = confidence_text(found.report());
-  const io::TuneDuel& duel = found.outcome.duels.at(0);
-  EXPECT_HAS(text, fmt::format("in {} of {} rounds", duel.wins, duel.rounds));
+  const io::TuneComparison& comparison = found.outcome.comparisons.at(0);
+  EXPECT_HAS(text, fmt::format("in {} of {} rounds", comparison.wins, comparison.rounds));
   EXPECT_HAS(text, found.outcome.verdict);
   const auto j = report_json(found.report());
   EXPECT_EQ(j["sure"], found.outcome.sure);

@@ -10,18 +10,18 @@
 namespace zg::io::test {
 namespace {
 
-Waiter waiter(Priority priority, Op op = Op::kRead) {
-  Waiter w;
+QueueEntry waiter(Priority priority, Op op = Op::kRead) {
+  QueueEntry w;
   w.priority = priority;
   w.op = op;
   return w;
 }
 
 // Serves `blocks` blocks, all of the waiters having more to do; how many each got.
-std::map<const Waiter*, int> serve(FairQueue& queue, int blocks, std::int64_t bytes = kPage) {
-  std::map<const Waiter*, int> served;
+std::map<const QueueEntry*, int> serve(FairQueue& queue, int blocks, std::int64_t bytes = kPage) {
+  std::map<const QueueEntry*, int> served;
   for (int i = 0; i < blocks; ++i) {
-    const Waiter* chosen = queue.choose(true);
+    const QueueEntry* chosen = queue.choose(true);
     queue.began(*chosen, bytes);
     ++served[chosen];
   }
@@ -31,13 +31,13 @@ std::map<const Waiter*, int> serve(FairQueue& queue, int blocks, std::int64_t by
 TEST(FairQueue, TheMoreUrgentFirstAndInOrderWithinOneUrgency) {
   FairQueue queue;
   EXPECT_EQ(queue.choose(true), nullptr);
-  Waiter back = waiter(Priority::kWriteBack), ahead = waiter(Priority::kPrefetch),
-         first = waiter(Priority::kDemand), second = waiter(Priority::kDemand),
-         third = waiter(Priority::kDemand);
-  for (Waiter* w : {&back, &ahead, &first, &second, &third}) queue.push(*w);
+  QueueEntry back = waiter(Priority::kWriteBack), ahead = waiter(Priority::kPrefetch),
+             first = waiter(Priority::kDemand), second = waiter(Priority::kDemand),
+             third = waiter(Priority::kDemand);
+  for (QueueEntry* w : {&back, &ahead, &first, &second, &third}) queue.push(*w);
   queue.remove(second);
   queue.push_front(second);
-  for (Waiter* expected : {&second, &first, &third, &ahead, &back}) {
+  for (QueueEntry* expected : {&second, &first, &third, &ahead, &back}) {
     EXPECT_EQ(queue.choose(true), expected);
     queue.remove(*expected);
   }
@@ -46,9 +46,9 @@ TEST(FairQueue, TheMoreUrgentFirstAndInOrderWithinOneUrgency) {
 
 TEST(FairQueue, NobodyStarves) {
   FairQueue queue;
-  Waiter back = waiter(Priority::kWriteBack), ahead = waiter(Priority::kPrefetch),
-         now = waiter(Priority::kDemand);
-  for (Waiter* w : {&back, &ahead, &now}) queue.push(*w);
+  QueueEntry back = waiter(Priority::kWriteBack), ahead = waiter(Priority::kPrefetch),
+             now = waiter(Priority::kDemand);
+  for (QueueEntry* w : {&back, &ahead, &now}) queue.push(*w);
   auto served = serve(queue, 800);
   EXPECT_GE(served[&ahead], 800 / kFairShare - 2);  // the last round may be cut
   EXPECT_GE(served[&back], 800 / kFairShare - 2);
@@ -62,7 +62,7 @@ TEST(FairQueue, NobodyStarves) {
 // A waiter that comes late owes nothing for the time when nobody waited.
 TEST(FairQueue, OnlyWhoWaitsIsPassed) {
   FairQueue queue;
-  Waiter back = waiter(Priority::kWriteBack), now = waiter(Priority::kDemand);
+  QueueEntry back = waiter(Priority::kWriteBack), now = waiter(Priority::kDemand);
   queue.push(now);
   serve(queue, 100);
   queue.push(back);
@@ -72,13 +72,13 @@ TEST(FairQueue, OnlyWhoWaitsIsPassed) {
 
 TEST(FairQueue, ReadsAndWritesTakeTurnsInBytes) {
   FairQueue queue;
-  Waiter read = waiter(Priority::kDemand, Op::kRead), write = waiter(Priority::kDemand, Op::kWrite);
+  QueueEntry read = waiter(Priority::kDemand, Op::kRead), write = waiter(Priority::kDemand, Op::kWrite);
   queue.push(read);
   serve(queue, 50);
   queue.push(write);
   std::int64_t bytes[2] = {0, 0};
   for (int i = 0; i < 300; ++i) {
-    const Waiter* chosen = queue.choose(true);
+    const QueueEntry* chosen = queue.choose(true);
     const std::int64_t n = chosen == &read ? 3 * kPage : kPage;
     queue.began(*chosen, n);
     bytes[chosen == &read ? 0 : 1] += n;
@@ -88,7 +88,7 @@ TEST(FairQueue, ReadsAndWritesTakeTurnsInBytes) {
 
 TEST(FairQueue, WriteBackCanBeHeldBack) {
   FairQueue queue;
-  Waiter back = waiter(Priority::kWriteBack);
+  QueueEntry back = waiter(Priority::kWriteBack);
   queue.push(back);
   EXPECT_EQ(queue.choose(false), nullptr);
   EXPECT_EQ(queue.choose(true), &back);
@@ -96,11 +96,11 @@ TEST(FairQueue, WriteBackCanBeHeldBack) {
 
 TEST(FairQueue, PromotionGoesToTheEndOfTheMoreUrgentAndNeverDown) {
   FairQueue queue;
-  Waiter a = waiter(Priority::kDemand), b = waiter(Priority::kWriteBack), c = waiter(Priority::kPrefetch);
-  for (Waiter* w : {&a, &b, &c}) queue.push(*w);
+  QueueEntry a = waiter(Priority::kDemand), b = waiter(Priority::kWriteBack), c = waiter(Priority::kPrefetch);
+  for (QueueEntry* w : {&a, &b, &c}) queue.push(*w);
   queue.promote(b, Priority::kDemand);
   queue.promote(a, Priority::kWriteBack);
-  for (Waiter* expected : {&a, &b, &c}) {
+  for (QueueEntry* expected : {&a, &b, &c}) {
     EXPECT_EQ(queue.choose(true), expected);
     queue.remove(*expected);
   }
@@ -110,17 +110,17 @@ TEST(FairQueue, PromotionGoesToTheEndOfTheMoreUrgentAndNeverDown) {
 TEST(FairQueue, RandomPushesAndRemovalsKeepTheLists) {
   const std::uint64_t seed = printed_seed();
   const NamedRandom random(seed, "fair queue");
-  std::vector<Waiter> waiters(40);
-  std::map<int, std::vector<Waiter*>> model;
+  std::vector<QueueEntry> waiters(40);
+  std::map<int, std::vector<QueueEntry*>> model;
   FairQueue queue;
   std::uint64_t dice = 0;
   const auto roll = [&](std::uint64_t n) { return random.below(dice++, n); };
-  const auto key = [](const Waiter& w) {
+  const auto key = [](const QueueEntry& w) {
     return 2 * static_cast<int>(w.priority) + (w.op == Op::kRead ? 0 : 1);
   };
   for (int step = 0; step < 20'000; ++step) {
-    Waiter& w = waiters[roll(waiters.size())];
-    if (!w.waits) {
+    QueueEntry& w = waiters[roll(waiters.size())];
+    if (!w.queued) {
       w.priority = static_cast<Priority>(roll(kPriorities));
       w.op = roll(2) == 0 ? Op::kRead : Op::kWrite;
       auto& list = model[key(w)];
@@ -142,7 +142,7 @@ TEST(FairQueue, RandomPushesAndRemovalsKeepTheLists) {
       std::erase(model[key(w)], &w);
       queue.remove(w);
     }
-    const Waiter* chosen = queue.choose(true);
+    const QueueEntry* chosen = queue.choose(true);
     bool nobody = true, head_of_one = false;
     for (const auto& [k, list] : model) {
       nobody = nobody && list.empty();

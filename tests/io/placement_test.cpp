@@ -9,14 +9,14 @@ namespace zg::io::test {
 namespace {
 
 // Every extent of `bytes`, as it is written next; how many moved.
-int rewrite(Placement& placement, std::vector<std::vector<Piece>>& extents, std::int64_t bytes) {
+int rewrite(ExtentPlacement& placement, std::vector<std::vector<Piece>>& extents, std::int64_t bytes) {
   int moved = 0;
   for (auto& pieces : extents) moved += placement.move(bytes, 0, pieces);
   return moved;
 }
 
 // No drive holds more than its share, but for what is not worth a move.
-void expect_loads(const Placement& placement, int drives, double tolerance) {
+void expect_loads(const ExtentPlacement& placement, int drives, double tolerance) {
   std::int64_t all = 0;
   for (int d = 0; d < drives; ++d) all += placement.used_bytes(d);
   for (int d = 0; d < drives; ++d) {
@@ -30,14 +30,16 @@ void expect_loads(const Placement& placement, int drives, double tolerance) {
 TEST(Placement, ExtentsMoveOffADriveThatBecameSlowAndThenStay) {
   for (const std::int64_t bytes : {8 * kMiB, 2 * kMiB, 256 * kKiB}) {
     const auto engine = ram_engine({kGiB, kGiB, kGiB, kGiB});
-    Placement placement(*engine, {});
+    ExtentPlacement placement(*engine, {});
     std::vector<std::vector<Piece>> extents(64);
     for (auto& pieces : extents) ASSERT_TRUE(placement.reserve(bytes, 0, pieces));
     EXPECT_EQ(rewrite(placement, extents, bytes), 0);
     expect_loads(placement, 4, 0.01);
     const auto sample = [&](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
       for (int i = 0; i < 10; ++i)
-        placement.sample(std::vector<DriveSample>{{a, 0.05, 0.05}, {b, 0.05, 0.05}, {c, 0.05, 0.05}, {d, 0.05, 0.05}}, 0.05);
+        placement.sample(
+            std::vector<DriveSample>{{a, 0.05, 0.05}, {b, 0.05, 0.05}, {c, 0.05, 0.05}, {d, 0.05, 0.05}},
+            0.05);
     };
     sample(10'000'000, 10'000'000, 20'000'000, 40'000'000);
     EXPECT_GT(rewrite(placement, extents, bytes), 0);
@@ -55,7 +57,7 @@ TEST(Placement, ExtentsMoveOffADriveThatBecameSlowAndThenStay) {
 TEST(Placement, WithoutRoomElsewhereAnExtentStays) {
   for (const std::int64_t bytes : {8 * kMiB, kMiB}) {
     const auto engine = ram_engine({8 * kMiB, 8 * kMiB});
-    Placement placement(*engine, {});
+    ExtentPlacement placement(*engine, {});
     std::vector<std::vector<Piece>> extents(static_cast<std::size_t>(16 * kMiB / bytes));
     for (auto& pieces : extents) ASSERT_TRUE(placement.reserve(bytes, 0, pieces));
     for (int i = 0; i < 10; ++i)
@@ -72,7 +74,7 @@ TEST(Placement, WithoutRoomElsewhereAnExtentStays) {
 // Slots of one number take turns: all slots 0 together use all drives, and so do all slots 1.
 TEST(Placement, EachSlotNumberIsSpreadByItself) {
   const auto engine = ram_engine({64 * kMiB, 64 * kMiB});
-  Placement placement(*engine, {});
+  ExtentPlacement placement(*engine, {});
   std::int64_t held[2][2] = {};
   for (int i = 0; i < 40; ++i) {
     for (int slot = 0; slot < 2; ++slot) {
@@ -86,7 +88,7 @@ TEST(Placement, EachSlotNumberIsSpreadByItself) {
 
 TEST(Placement, PiecesAreBoundedAndCoverTheExtent) {
   const auto engine = ram_engine({64 * kMiB, 64 * kMiB});
-  Placement placement(*engine, {});
+  ExtentPlacement placement(*engine, {});
   for (const std::int64_t bytes : {std::int64_t{1}, 64 * kKiB, 9 * kMiB + 5, 50 * kMiB}) {
     std::vector<Piece> pieces;
     ASSERT_TRUE(placement.reserve(bytes, 0, pieces));
@@ -94,7 +96,7 @@ TEST(Placement, PiecesAreBoundedAndCoverTheExtent) {
     for (const Piece& p : pieces) {
       EXPECT_EQ(p.position, at);
       EXPECT_EQ(p.offset % placement.grain(), 0);
-      EXPECT_LE(p.bytes, Placement::kMaxPiece);
+      EXPECT_LE(p.bytes, ExtentPlacement::kMaxPiece);
       at += p.bytes;
     }
     EXPECT_EQ(at, bytes);

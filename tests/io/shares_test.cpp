@@ -1,4 +1,4 @@
-// Bandwidths from samples, and cuts from shares: arithmetic, without drives or clocks.
+// Bandwidths from samples, and splits from shares: arithmetic, without drives or clocks.
 #include "io/shares.hpp"
 
 #include <algorithm>
@@ -104,7 +104,8 @@ TEST(Shares, WithoutSamplesTheEstimateStays) {
   for (int i = 0; i < 100; ++i) {
     EXPECT_FALSE(shares.sample(std::vector<DriveSample>{{0, 0}, {0, 0}}, kWindow));
     EXPECT_FALSE(shares.sample(
-        std::vector<DriveSample>{{static_cast<std::int64_t>(1e9 * kWindow), kWindow, kWindow}, {0, 0}}, kWindow));
+        std::vector<DriveSample>{{static_cast<std::int64_t>(1e9 * kWindow), kWindow, kWindow}, {0, 0}},
+        kWindow));
   }
   EXPECT_EQ(shares.shares(), before);
 }
@@ -223,29 +224,29 @@ TEST(Shares, GivenForGoodTheyStay) {
 constexpr std::int64_t kStripe = 8;
 const std::vector<std::int64_t> kRoom = {1 << 30, 1 << 30, 1 << 30, 1 << 30};
 
-std::vector<std::int64_t> cut(Cutter& cutter, std::int64_t grains, const std::vector<double>& shares,
-                              const std::vector<std::int64_t>& free = kRoom) {
+std::vector<std::int64_t> split(Splitter& splitter, std::int64_t grains, const std::vector<double>& shares,
+                                const std::vector<std::int64_t>& free = kRoom) {
   std::vector<std::int64_t> given;
-  EXPECT_TRUE(cutter.cut(grains, shares, free, given));
+  EXPECT_TRUE(splitter.split(grains, shares, free, given));
   EXPECT_EQ(std::accumulate(given.begin(), given.end(), std::int64_t{0}), grains);
   for (std::size_t d = 0; d < given.size(); ++d) EXPECT_LE(given[d], free[d]);
-  cutter.commit(grains, shares, free, given);
-  EXPECT_NEAR(std::accumulate(cutter.credit().begin(), cutter.credit().end(), 0.0), 0, 1e-3);
+  splitter.commit(grains, shares, free, given);
+  EXPECT_NEAR(std::accumulate(splitter.credit().begin(), splitter.credit().end(), 0.0), 0, 1e-3);
   return given;
 }
 
-TEST(Cutter, LargeExtentsAreCutByShares) {
-  Cutter cutter(4, kStripe);
+TEST(Splitter, LargeExtentsAreCutByShares) {
+  Splitter splitter(4, kStripe);
   const std::vector<double> shares = {0.125, 0.125, 0.25, 0.5};
-  EXPECT_EQ(cut(cutter, 128, shares), (std::vector<std::int64_t>{16, 16, 32, 64}));
-  EXPECT_EQ(cut(cutter, 128, shares), (std::vector<std::int64_t>{16, 16, 32, 64}));
+  EXPECT_EQ(split(splitter, 128, shares), (std::vector<std::int64_t>{16, 16, 32, 64}));
+  EXPECT_EQ(split(splitter, 128, shares), (std::vector<std::int64_t>{16, 16, 32, 64}));
 }
 
-TEST(Cutter, SmallExtentsGoToOneDriveInTurn) {
-  Cutter cutter(4, kStripe);
+TEST(Splitter, SmallExtentsGoToOneDriveInTurn) {
+  Splitter splitter(4, kStripe);
   std::vector<int> times(4);
   for (int i = 0; i < 80; ++i) {
-    const std::vector<std::int64_t> given = cut(cutter, 4, {0.125, 0.125, 0.25, 0.5});
+    const std::vector<std::int64_t> given = split(splitter, 4, {0.125, 0.125, 0.25, 0.5});
     for (std::size_t d = 0; d < 4; ++d) {
       EXPECT_TRUE(given[d] == 0 || given[d] == 4);
       times[d] += given[d] > 0;
@@ -255,15 +256,15 @@ TEST(Cutter, SmallExtentsGoToOneDriveInTurn) {
 }
 
 // In any mix of sizes what each got never strays from its share by more than a fixed number of stripes.
-TEST(Cutter, InTheLongRunSharesAreExactAndNoPartIsSmall) {
-  Noise noise("cuts");
+TEST(Splitter, InTheLongRunSharesAreExactAndNoPartIsSmall) {
+  Noise noise("splits");
   const std::vector<double> shares = {0.01, 0.19, 0.25, 0.55};
-  Cutter cutter(4, kStripe);
+  Splitter splitter(4, kStripe);
   std::vector<std::int64_t> total(4);
   std::int64_t sum = 0;
   for (int i = 0; i < 20000; ++i) {
     const std::int64_t grains = 1 + noise.below(noise.below(2) == 0 ? 12 : 200);
-    const std::vector<std::int64_t> given = cut(cutter, grains, shares);
+    const std::vector<std::int64_t> given = split(splitter, grains, shares);
     sum += grains;
     for (std::size_t d = 0; d < 4; ++d) {
       total[d] += given[d];
@@ -271,48 +272,48 @@ TEST(Cutter, InTheLongRunSharesAreExactAndNoPartIsSmall) {
       EXPECT_LE(std::abs(static_cast<double>(total[d]) - shares[d] * static_cast<double>(sum)),
                 4 * 4 * kStripe);
     }
-    if (HasFailure()) FAIL() << "cut " << i;
+    if (HasFailure()) FAIL() << "split " << i;
   }
 }
 
-TEST(Cutter, OthersTakeOverForAFullDriveAndItIsNotOwedIt) {
-  Cutter cutter(3, kStripe);
+TEST(Splitter, OthersTakeOverForAFullDriveAndItIsNotOwedIt) {
+  Splitter splitter(3, kStripe);
   const std::vector<double> shares = {0.5, 0.25, 0.25};
   for (int i = 0; i < 50; ++i) {
-    EXPECT_EQ(cut(cutter, 64, shares, {4, 1000, 1000}), (std::vector<std::int64_t>{0, 32, 32}));
+    EXPECT_EQ(split(splitter, 64, shares, {4, 1000, 1000}), (std::vector<std::int64_t>{0, 32, 32}));
   }
   // Space again: its share, and not what it missed.
   for (int i = 0; i < 4; ++i) {
-    EXPECT_EQ(cut(cutter, 64, shares, {1000, 1000, 1000}), (std::vector<std::int64_t>{32, 16, 16}));
+    EXPECT_EQ(split(splitter, 64, shares, {1000, 1000, 1000}), (std::vector<std::int64_t>{32, 16, 16}));
   }
 }
 
-TEST(Cutter, SucceedsExactlyIfEnoughIsFree) {
+TEST(Splitter, SucceedsExactlyIfEnoughIsFree) {
   Noise noise("tight");
-  Cutter cutter(3, kStripe);
+  Splitter splitter(3, kStripe);
   for (int i = 0; i < 5000; ++i) {
     const std::vector<std::int64_t> free = {noise.below(30), noise.below(30), noise.below(30)};
     const std::int64_t grains = 1 + noise.below(90), room = free[0] + free[1] + free[2];
     std::vector<std::int64_t> given;
     if (grains > room) {
-      EXPECT_FALSE(cutter.cut(grains, std::vector<double>{0.2, 0.3, 0.5}, free, given));
+      EXPECT_FALSE(splitter.split(grains, std::vector<double>{0.2, 0.3, 0.5}, free, given));
     } else {
-      cut(cutter, grains, {0.2, 0.3, 0.5}, free);
+      split(splitter, grains, {0.2, 0.3, 0.5}, free);
     }
     if (HasFailure()) FAIL() << i;
   }
 }
 
-TEST(Cutter, ADriveWithALongQueueGetsNothingUntilItIsWorkedOff) {
-  Cutter cutter(2, kStripe);
+TEST(Splitter, ADriveWithALongQueueGetsNothingUntilItIsWorkedOff) {
+  Splitter splitter(2, kStripe);
   const std::vector<double> before = {0.5, 0.5}, after = {0.9, 0.1};
-  for (int i = 0; i < 10; ++i) cut(cutter, 128, before);
+  for (int i = 0; i < 10; ++i) split(splitter, 128, before);
   // 1280 grains under way, of which drive 1 has 640 and would now have 128: 512 too many.
-  cutter.shares_changed(before, after, 1280);
-  std::int64_t given = 0, cuts = 0;
-  for (; given == 0 && cuts < 1000; ++cuts) given = cut(cutter, 128, after)[1];
-  // Each cut makes up for 12.8 of them.
-  EXPECT_NEAR(static_cast<double>(cuts), 512 / 12.8, 2);
+  splitter.shares_changed(before, after, 1280);
+  std::int64_t given = 0, splits = 0;
+  for (; given == 0 && splits < 1000; ++splits) given = split(splitter, 128, after)[1];
+  // Each split makes up for 12.8 of them.
+  EXPECT_NEAR(static_cast<double>(splits), 512 / 12.8, 2);
 }
 
 }  // namespace

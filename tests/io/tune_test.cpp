@@ -194,10 +194,10 @@ TEST(IoTune, SaysThatItIsNotSureOfTwoThatAreEqual) {
   for (std::uint64_t s = 0; s < 20; ++s) {
     FakeDrives drives{.surface = [](const TunePoint&) { return 2e9; }, .noise = 0.05, .seed = seed + s};
     const TuneOutcome outcome = tune(options, drives.meter());
-    ASSERT_EQ(outcome.duels.size(), 1u);
+    ASSERT_EQ(outcome.comparisons.size(), 1u);
     unsure += !outcome.sure;
     EXPECT_EQ(outcome.verdict.rfind(outcome.sure ? "sure" : "not sure", 0), 0u) << outcome.verdict;
-    EXPECT_EQ(outcome.sure, outcome.duels[0].order != TuneOrder::kUnclear);
+    EXPECT_EQ(outcome.sure, outcome.comparisons[0].order != TuneOrder::kUnclear);
   }
   EXPECT_GE(unsure,
             15);  // of 20, with at most 5% of wrong certainty for each by the test, and some by peeking
@@ -215,8 +215,8 @@ TEST(IoTune, IsSureOfTheFasterOfTwo) {
     const TuneOutcome outcome = tune(options, drives.meter());
     EXPECT_TRUE(outcome.sure) << outcome.verdict;
     EXPECT_EQ(chosen_of(outcome).point.queue_depth, 16);
-    EXPECT_EQ(outcome.duels[0].order, TuneOrder::kAhead);
-    EXPECT_LT(outcome.duels[0].p, 0.05);
+    EXPECT_EQ(outcome.comparisons[0].order, TuneOrder::kAhead);
+    EXPECT_LT(outcome.comparisons[0].p, 0.05);
     EXPECT_EQ(outcome.end, TuneEnd::kStable);
     EXPECT_LT(outcome.rounds, kTuneMaxRounds);
   }

@@ -1,7 +1,8 @@
-// Measures what drives give through the engine: the core of `ziggurat io-bench` and `io-tune`.
+// Measures the throughput and latency of drives through the engine: the core of `ziggurat io-bench` and
+// `io-tune`.
 //
-// One job per drive keeps a fixed number of requests in flight; the completion of one submits the next, on
-// the I/O thread, so that nothing but the engine stands between the job and the drive.
+// Each drive has one job that keeps a fixed number of requests in flight. The completion of a request submits
+// the next one on the I/O thread, so nothing but the engine stands between the job and the drive.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,27 +21,28 @@ const char* name_of(BenchOp op);
 const char* name_of(Pattern pattern);
 
 struct BenchOptions {
-  // bytes: of the file on each; the part behind the last whole block is not used. kScratch files are written
-  // once before they are measured, so that neither holes nor the allocation of blocks are. kExisting ones are
-  // taken as they are, and written only by writes and mixes.
+  // DriveOptions::bytes is the size of each file; a last block that is not whole is left out. kScratch files
+  // are written once before the measurement, so that it sees neither holes nor the allocation of blocks.
+  // kExisting files are measured as they are; only kWrite and kMixed write to them.
   std::vector<DriveOptions> drives = {};
   BenchOp op = BenchOp::kRead;  // kMixed: each request reads or writes, with probability 1/2
-  // Sequential goes round the file (a mix in two streams, half the file apart); random hits each block alike.
+  // Sequential requests go round the file; a mix has a stream of reads and one of writes, half the file
+  // apart. Random requests hit every block with the same probability.
   Pattern pattern = Pattern::kSequential;
-  // block_size is the size of a request; queue_depth of them are in flight per drive. With adapt_depth
-  // max_queue_depth are offered, of which the engine lets through as many as do good.
+  // block_size is the size of a request, queue_depth the number in flight per drive. With adapt_depth the job
+  // submits max_queue_depth requests, and the engine decides how many of them are in flight.
   EngineOptions engine = {};
-  double seconds = 0;       // measured for so long; 0: one pass, as many requests as the files have blocks
-  double ramp_seconds = 0;  // before that, not counted; not for a pass
-  // A checksum is made of each block when it is written, and compared when it is read. Existing files that
-  // are read are read once before, to learn theirs. What was measured writing is read back and compared
-  // afterwards.
+  double seconds = 0;  // length of the measurement; 0: one pass, as many requests as the files have blocks
+  double ramp_seconds = 0;  // warm-up before it, which does not count; ignored for a pass
+  // Makes a checksum of each block that is written, and compares it when the block is read. Existing files
+  // that are only read are read once before, to learn their checksums. What a measurement has written is read
+  // back and compared after it.
   bool verify = false;
-  // Buffers in huge pages, where the system has them: fewer pieces for the kernel, the drive and a hypervisor
-  // to handle. Off: as memory comes that nobody asked anything of.
+  // Buffers in huge pages, where the system has them: the kernel, the drive and a hypervisor handle fewer
+  // pieces. Off: small pages, as most programs have them.
   bool huge_pages = true;
-  std::uint64_t seed = 1;  // of random offsets, and of which request of a mix reads
-  // Called a few times a second, by the caller's thread; false stops early. May be null.
+  std::uint64_t seed = 1;  // of random offsets, and of the choice between read and write in a mix
+  // Called a few times a second by the thread that called run_bench(); false ends the benchmark. May be null.
   std::function<bool(const struct BenchProgress&)> progress = {};
 };
 
@@ -48,40 +50,40 @@ struct BenchProgress {
   // "preparing" (files are written, or read for their checksums), "warming up", "measuring", "verifying"
   // (what was written is read back).
   const char* phase = "";
-  double seconds = 0, share = 0;  // of this phase; share in [0, 1]
+  double seconds = 0, share = 0;  // of this phase so far; share in [0, 1]
   double bytes_per_second = 0;    // since the last call
 };
 
-// Seconds that one request took, from its submission to its completion; percentiles within 1.6%. With
-// adapt_depth that includes waiting for its turn. Of the requests begun while it was measured, whenever they
-// were done.
+// Seconds from a request's submission to its completion; percentiles are exact to 1.6%. With adapt_depth they
+// include the wait for a place in the queue. All requests submitted during the measurement count, even those
+// that complete after it.
 struct BenchLatency {
   double mean = 0, p50 = 0, p99 = 0, p999 = 0, max = 0;
 };
 
 struct BenchCount {
-  std::int64_t bytes = 0, requests = 0;  // done while it was measured
+  std::int64_t bytes = 0, requests = 0;  // completed during the measurement
   BenchLatency latency;
 };
 
 struct BenchResult {
   double seconds = 0;
   BenchCount read, write;
-  double cpu_seconds = 0;  // of the whole process, user and system, while it was measured
+  double cpu_seconds = 0;  // of the whole process, user and system, during the measurement
   double bytes_per_second() const;
   double requests_per_second() const;
   double cpu_seconds_per_gb() const;  // 1 GB = 10^9 bytes
   std::vector<double> drive_bytes_per_second;
   std::vector<int> drive_depth;      // at the end
-  Backend backend = Backend::kAuto;  // taken
+  Backend backend = Backend::kAuto;  // the one in use
   std::string engine;                // Engine::describe()
-  std::int64_t written_bytes = 0;    // in all, preparation and ramp included: what the drives wear by
-  bool stopped = false;              // progress() said so; the counts are of what was measured until then
+  std::int64_t written_bytes = 0;  // in all, preparation and warm-up included: this is what wears the drives
+  bool stopped = false;            // progress() returned false; the counts are those until then
 };
 
-// Makes the engine, prepares the files and measures. Throws as make_engine() does, Error(kUsage) for a file
-// smaller than a block, Error(kMemory) when there is no room for the buffers, and Error(kIo) naming path and
-// offset when a transfer fails or a checksum is wrong.
+// Makes the engine, prepares the files and measures. Throws what make_engine() throws, Error(kUsage) for a
+// file smaller than a block, Error(kMemory) when there is no room for the buffers, and Error(kIo) with path
+// and offset when a transfer fails or a checksum is wrong.
 BenchResult run_bench(const BenchOptions& options);
 
 }  // namespace zg::io

@@ -1,12 +1,12 @@
-// Asynchronous file I/O for large transfers: drives <-> host bytes. Knows nothing of tensors, training or
-// CUDA.
+// Asynchronous file I/O for large transfers between drives and host memory. Knows nothing of tensors,
+// training or CUDA.
 //
 //   drive     one preallocated file in one directory (DriveOptions)
-//   Engine    all drives behind one submit(): splits a transfer into blocks, serves the more urgent first,
-//             keeps a bounded number of blocks in flight per drive, resubmits short ones, and hands the
-//             result to the ticket
-//   back end  what moves the blocks: io_uring, libaio, a pread/pwrite thread pool, memory (for tests and
-//             benchmarks, with programmable speed), or faults on top of any of them
+//   Engine    all drives behind one submit(): cuts a transfer into blocks, begins the more urgent first,
+//             bounds the number of blocks in flight per drive, resubmits the rest of short ones, and
+//             completes the ticket
+//   back end  moves the blocks: io_uring, libaio, a pool of threads with pread and pwrite, or memory (for
+//             tests and benchmarks, with programmable speed). Faults can be injected into any of them
 //
 // Example (tools/examples/io_stream.cpp is a whole program):
 //
@@ -15,17 +15,18 @@
 //   zg::io::Result r = engine->wait(t);
 //   if (!r.ok()) ...   // r.error is an errno
 //
-// Threads: any thread may submit, poll and wait. A Completion is called on one of the drive's I/O threads; it
-// must be short and may submit, but not wait or register. Buffers belong to the caller and must stay until
-// the ticket is done.
-// Alignment: any offset, size and address works. Multiples of Engine::alignment() in all three go straight to
-// the drive; otherwise the pages at both ends, or all of them where the address does not fit the offset, pass
-// through a bounce buffer, and a write first reads the page that it changes in part.
-// Order: transfers begin in the order of their priority and end in any; one that overlaps the bytes of
-// another, and either writes, must be submitted after that one is done.
+// Threads: any thread may submit, poll and wait. A Completion is called on an I/O thread of its drive; it
+// must be short, and may submit, but neither wait nor register memory. Buffers belong to the caller and must
+// stay valid until the ticket is done.
+// Alignment: any offset, size and address works. Where all three are multiples of Engine::alignment(), bytes
+// move directly between drive and buffer. Otherwise the pages at both ends go through a bounce buffer, or all
+// pages where address and offset differ modulo the page size; and a write first reads a page that it changes
+// only in part.
+// Order: transfers begin in the order of their priority, and complete in any order. If two transfers overlap
+// on the drive and one of them writes, the second may be submitted only when the first is done.
 //
-// Invariant: every submitted ticket completes exactly once, with an errno or all of its bytes. The destructor
-// waits for all of them, and for what their completions submit.
+// Invariant: every submitted ticket completes exactly once, with an errno or with all of its bytes moved. The
+// destructor waits for all tickets, also those that completions submit meanwhile.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -41,22 +42,23 @@ namespace zg::io {
 
 enum class Op : std::uint8_t { kRead, kWrite };
 
-// Who is served first when transfers wait for a drive (on each of its queues). A lower one is never starved:
-// of kFairShare blocks begun while it waits, at least one is its; but while demands come now and then, at
-// most a quarter of the depth is write-back, since what is in the drive cannot be overtaken.
+// Which of the transfers waiting for a drive begins its next block (on each of the drive's queues). No
+// priority is starved: of every kFairShare blocks begun while one waits, at least one belongs to it. While
+// demands keep coming, write-back may take at most a quarter of the depth, since a demand cannot overtake
+// blocks that the drive has already.
 enum class Priority : std::uint8_t {
-  kDemand,     // somebody waits for it
-  kPrefetch,   // somebody will
-  kWriteBack,  // nobody does
+  kDemand,     // a thread waits for it
+  kPrefetch,   // it will be needed soon
+  kWriteBack,  // nobody waits for it
 };
 inline constexpr int kPriorities = 3;
 inline constexpr int kFairShare = 8;
 
-// Names one transfer until its result is handed over. A stale one is recognised by its generation: asking for
-// it, or for one with a completion, is a bug and aborts.
+// Names one transfer until its result has been handed over. To poll or wait for a stale ticket, recognised by
+// its generation, or for one with a completion, is a bug and aborts.
 struct Ticket {
   std::uint32_t slot = 0;
-  std::uint32_t generation = 0;  // 0: names nothing
+  std::uint32_t generation = 0;  // 0: no transfer
   explicit operator bool() const { return generation != 0; }
 };
 
@@ -78,47 +80,47 @@ struct Transfer {
   Op op = Op::kRead;
   Priority priority = Priority::kDemand;
   int drive = 0;
-  std::int64_t offset = 0;  // in the drive's file
+  std::int64_t offset = 0;  // bytes from the beginning of the drive's file
   void* data = nullptr;     // not changed by a write
   std::int64_t bytes = 0;
-  // `data` is memory of EngineOptions::direct: offset, address and bytes are multiples of
-  // Engine::alignment().
+  // `data` is memory that EngineOptions::direct reaches, and not the host's; offset, address and size must be
+  // multiples of Engine::alignment().
   bool on_device = false;
   Completion* completion = nullptr;  // null: the ticket must be waited for
   std::uint64_t tag = 0;             // handed back to the completion
 };
 
-// What stalls and changes leave of a drive, exactly: the seconds at full speed that it offers from `from` to
-// `to` (from then to now, that is the most that it can have served). As mean_bytes_per_second() otherwise.
+// The seconds of full speed that stalls and changes leave of the time between `from` and `to`, exact; times
+// bytes_per_second, the most that the drive can have served in it. See mean_bytes_per_second() for the rest.
 double full_speed_seconds(const RamModel& model, Clock::time_point from, Clock::time_point to);
 
-// One fault, for the blocks that match. As with the rates, each queue of a drive counts for itself.
 enum class Fault : std::uint8_t {
-  kError,  // fails with `error`
-  kShort,  // moves only a part (which the engine must resubmit)
-  kDelay,  // completes late (up to 2 ms) and so out of order
-  kTorn,   // write: only a first part reaches the drive, and it says that all did
-  kFlip,   // one bit of what is read, or written, is wrong
+  kError,  // the block fails with `error`
+  kShort,  // only a part of it moves (the engine must resubmit the rest)
+  kDelay,  // it completes late, by up to 2 ms, and so out of order
+  kTorn,   // a write reports success though only its first part has reached the drive
+  kFlip,   // one bit of what is read or written is wrong
 };
+// Injects one fault into all blocks that match. Each queue of a drive counts its own blocks.
 struct FaultRule {
   Fault fault = Fault::kError;
   int error = 5;                   // EIO
   int drive = -1;                  // -1: any
   std::optional<Op> op = {};       // none: any
-  std::int64_t from = 0, to = -1;  // bytes of the drive that the block must touch; to < 0: its end
-  std::int64_t first_block = 0;    // from this one of the queue's blocks on, continued ones included
-  std::int64_t count = -1;         // how often; -1: always
+  std::int64_t from = 0, to = -1;  // matches blocks that touch these bytes of the drive; to < 0: its end
+  std::int64_t first_block = 0;    // matches from this block of the queue on, resubmitted rests counted
+  std::int64_t count = -1;         // injected at most so often; -1: no limit
 };
 
-// For tests: faults injected into any back end, by seed and by rule. (Those that touch bytes, not into a
-// device's memory that the host cannot touch.) Rates are per block, in [0, 1]; each
-// queue counts its own blocks, continued ones included.
+// For tests: faults injected into any back end, at random and by rule. (Torn and flipped bytes need memory
+// that the host can touch.) Rates are probabilities per block, in [0, 1]; each queue counts its own blocks,
+// resubmitted rests included.
 struct FaultModel {
   std::uint64_t seed = 0;
   double error_rate = 0;      // fails with `error`
   int error = 5;              // EIO
-  double interrupt_rate = 0;  // fails with EINTR or EAGAIN (which the engine must try again)
-  double short_rate = 0;      // as Fault::kShort, and so on
+  double interrupt_rate = 0;  // fails with EINTR or EAGAIN (the engine must try again)
+  double short_rate = 0;      // this and the next ones: see Fault
   double delay_rate = 0;
   double torn_rate = 0;
   double flip_rate = 0;
@@ -128,44 +130,45 @@ struct FaultModel {
 
 struct EngineOptions {
   Backend backend = Backend::kAuto;
-  bool require = false;               // fail instead of falling back, from O_DIRECT too (named by the user)
+  bool require = false;               // throw instead of falling back to another back end, or from O_DIRECT
   std::int64_t block_size = 1 << 20;  // bytes of one request to the kernel; multiple of 4096
-  // Blocks in flight per drive; with adapt_depth, to begin with. 0: default_queue_depth(block_size).
+  // Blocks in flight per drive; with adapt_depth, at the start. 0: default_queue_depth(block_size).
   int queue_depth = 0;
-  // Looks for the shallowest depth at run time that loses little bandwidth, where latency counts for more
-  // than the last few percent of it.
+  // Finds at run time the smallest depth that loses little bandwidth: for users to whom latency is worth more
+  // than the last few percent of bandwidth.
   bool adapt_depth = false;
-  int max_queue_depth = 256;  // its cap
-  int queues = 1;             // rings, each with a thread, per drive; they share its depth
+  int max_queue_depth = 256;  // limit of adapt_depth
+  int queues = 1;             // queues per drive, each with an I/O thread; they share the drive's depth
   int threads = 4;            // of the thread pool, per queue
-  bool registered = true;     // io_uring: registered file and buffers where the kernel gives them
+  bool registered = true;     // io_uring: register the file and buffers, where the kernel allows it
   bool sqpoll = false;        // io_uring: a kernel thread takes submissions without a system call
-  bool iopoll = false;        // io_uring: completions are polled for, where the drive has polled queues
+  bool iopoll = false;        // io_uring: poll for completions, where the drive has polled queues
   bool bind_threads = true;   // I/O threads run on the NUMA node of their drive, where it has one
   RamModel ram = {};
   FaultModel faults = {};
-  // What reaches the memory of a device; null: only the host's. Not for the RAM back end.
+  // Moves bytes to and from device memory; null: host memory only. Not with the RAM back end.
   std::shared_ptr<DirectStorage> direct = {};
-  int direct_threads = 8;  // per drive: so many blocks of such transfers are in flight
+  int direct_threads = 8;  // per drive; each has one block of a device transfer in flight
   Trace* trace = nullptr;
 };
 
+// What a drive has done since the engine was made.
 struct LinkCounters {
-  std::int64_t read_bytes = 0, write_bytes = 0;        // moved for transfers
+  std::int64_t read_bytes = 0, write_bytes = 0;        // of transfers
   std::int64_t read_requests = 0, write_requests = 0;  // blocks, each counted once
-  std::int64_t resubmitted = 0;                        // short transfers continued
-  std::int64_t edge_bytes = 0;  // read or written beyond that, since whole pages must be
-  double busy_seconds = 0;      // with at least one block in flight
-  double done_seconds = 0;      // of these, those until the last block that is done: what the bytes took
+  std::int64_t resubmitted = 0;                        // rests of short blocks
+  std::int64_t edge_bytes = 0;  // moved beyond the transfers' bytes, since only whole pages can be
+  double busy_seconds = 0;      // time with at least one block in flight
+  double done_seconds = 0;      // busy_seconds up to the last completed block: what the bytes took
 };
 
-// A drive as it stands.
+// The present state of a drive.
 struct DriveReport {
-  std::string name, path;  // "nvme0", its directory
-  int numa_node = -1;      // -1: unknown
-  int depth = 0;           // blocks that it is kept to now
-  std::int64_t in_flight = 0;
-  std::int64_t waiting[kPriorities] = {};  // transfers with blocks that have not begun
+  std::string name, path;                  // "nvme0", its directory
+  int numa_node = -1;                      // -1: unknown
+  int depth = 0;                           // the most blocks that may be in flight now
+  std::int64_t in_flight = 0;              // blocks
+  std::int64_t waiting[kPriorities] = {};  // transfers with blocks that have not begun, by Priority
   double endurance_bytes = 0;
   std::string endurance_text() const;  // "nvme0: 1.20 TiB written, 0.22% of its endurance of ..."; or empty
   LinkCounters counters;
@@ -175,57 +178,61 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Offsets, sizes and addresses that are multiples of it need no bounce buffer.
+  // Bytes; offsets, sizes and addresses that are multiples of it need no bounce buffer.
   static constexpr std::int64_t alignment() { return 4096; }
-  // Of EngineOptions::block_size; a cap against slips of the pen.
+  // The largest EngineOptions::block_size that is accepted; beyond it there must be a mistake.
   static constexpr std::int64_t max_block_size() { return std::int64_t{1} << 30; }
 
-  // A transfer past the end of the drive is a result: ENODATA to read, ENOSPC to write.
+  // Returns at once. A transfer past the end of the drive completes with an error: ENODATA for a read, ENOSPC
+  // for a write.
   virtual Ticket submit(const Transfer& transfer) = 0;
-  // Makes what has not begun of a transfer more urgent. One that is done, also one with a stale ticket, is
-  // left alone.
+  // Makes the blocks of a transfer that have not begun more urgent. Does nothing for a transfer that is done,
+  // also where the ticket is stale.
   virtual void promote(Ticket ticket, Priority priority) = 0;
-  // True and the result, once, when the ticket is done. Tickets with a completion are not polled.
+  // When the ticket is done, returns true and hands over the result, once. Not for tickets with a completion.
   virtual bool poll(Ticket ticket, Result& result) = 0;
+  // Blocks until the ticket is done. Not for tickets with a completion, and not on an I/O thread.
   virtual Result wait(Ticket ticket) = 0;
 
-  // Memory that many transfers will use; makes them cheaper where the back end can register it.
-  // Registration that the system refuses (memlock limit) is reported once in describe(), not an error.
-  // Both return when it is done, on all drives; transfers may run meanwhile.
+  // Registers memory that many transfers will use, with the back ends to which that makes transfers cheaper.
+  // If the system refuses (memlock limit), that is no error: describe() says it. Both calls return when all
+  // drives have done it; transfers may run meanwhile.
   virtual void register_memory(void* data, std::int64_t bytes) = 0;
   virtual void unregister_memory(void* data) = 0;
 
   virtual int drive_count() const = 0;
-  virtual std::int64_t drive_bytes(int drive) const = 0;  // transfers must end within
+  virtual std::int64_t drive_bytes(int drive) const = 0;  // size of its file
   virtual LinkCounters counters(int drive) const = 0;
   virtual DriveReport report(int drive) const = 0;
   virtual Backend backend() const = 0;
   virtual DirectStorage* direct() const { return nullptr; }  // EngineOptions::direct
-  // "io_uring (depth 32, 1 MiB blocks, O_DIRECT, registered buffers)": what was taken, and why.
+  // The back end in use and why: "io_uring (depth 32, 1 MiB blocks, O_DIRECT, registered buffers)".
   virtual std::string describe() const = 0;
-  // One line per drive of what is queued and in flight, for the watchdog.
+  // For the watchdog: one line per drive with what waits and what is in flight.
   virtual std::string state() const = 0;
 };
 
-// Opens and preallocates one file per drive. Throws Error(kUsage) when a path is no directory, cannot be
-// written, or is in use by another run; Error(kIo) with the path and the cause when space or the back end is
-// missing and it was required. kAuto falls back (io_uring -> libaio -> threads, O_DIRECT -> buffered) and
-// logs it once.
+// Opens and preallocates one file per drive. Falls back where something is missing (io_uring -> libaio ->
+// threads, O_DIRECT -> buffered) and logs it once, unless EngineOptions::require. Throws Error(kUsage) when a
+// path is no directory, cannot be written, or is in use by another run; Error(kIo) with the path and the
+// cause when there is not enough space, or a required back end is missing.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options, const std::vector<DriveOptions>& drives);
 
-// Removes what killed runs have left in these directories, as make_engine() does for its tiers: for asking
-// what is free there, before sizes are chosen. Throws as it does, also when one of them is in use.
+// Removes the files that killed runs have left in these directories, as make_engine() does for its tiers; so
+// that their free space can be asked for before sizes are chosen. Throws what make_engine() throws, also when
+// a directory is in use.
 void reclaim(const std::vector<std::string>& directories);
 
-// The NUMA node that the drive behind a path is attached to; -1: unknown, or there is no such path.
+// The NUMA node of the drive that holds `path`; -1: unknown, or there is no such path.
 int node_of_drive(const std::string& path);
 
 struct BackendProbe {
   Backend backend;
   bool works = false;
-  std::string reason;  // why not, or its features
+  std::string reason;  // why it does not work; if it does, its features
 };
-// What works on this machine for files in `path` (empty: the kernel's side alone), best first.
+// Tries every back end with a file in `path` (empty: asks the kernel alone). Those that work come first, the
+// fastest before the others.
 std::vector<BackendProbe> probe_backends(const std::string& path);
 
 struct PathProbe {
@@ -236,8 +243,8 @@ struct PathProbe {
   std::string direct_reason;
   double read_bytes_per_second = 0, write_bytes_per_second = 0;  // 0: not measured
 };
-// Writes (twice, the second pass counts) and reads a temporary file of `measure_bytes` (0: no measurement) in
-// `path`. Throws as make_engine() does.
+// Looks at `path`, a directory, and measures a temporary file of `measure_bytes` in it (0: no measurement):
+// it is written twice, of which the second time counts, and read once. Throws what make_engine() throws.
 PathProbe probe_path(const std::string& path, std::int64_t measure_bytes);
 
 }  // namespace zg::io

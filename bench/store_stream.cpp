@@ -113,7 +113,7 @@ nlohmann::json measure(const Options& o, const File& file, const File& beside, b
            .drive = {.path = file.path(), .bytes = o.size, .kind = io::FileKind::kExisting},
            .verify = verify});
   bed.fill();
-  bed.store->sink();
+  bed.store->demote_all();
   bed.store->drain();
   Results results, warm_up;
   pass(bed, warm_up);

@@ -184,7 +184,7 @@ class Streamed {
                                               {state_ + s, Tier::kHost, Access::kWrite, false}});
     }
     program_.finish(table_.segment_count());
-    store_->sink();
+    store_->demote_all();
     store_->drain();
   }
 

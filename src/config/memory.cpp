@@ -203,12 +203,13 @@ std::vector<Key> memory_keys() {
 }
 
 void read_activation_checkpointing(Section& root, RunConfig& run) {
-  run.offload_activation = has_tiers(root) ? Placement::kAuto : Placement::kDevice;
+  run.offload_activation = has_tiers(root) ? OffloadTarget::kAuto : OffloadTarget::kDevice;
   auto section = root.section("activation_checkpointing");
   if (!section) return;
   section->read_into(run);
   if (section->has("cpu_checkpointing")) {
-    run.offload_activation = section->boolean("cpu_checkpointing") ? Placement::kHost : Placement::kDevice;
+    run.offload_activation =
+        section->boolean("cpu_checkpointing") ? OffloadTarget::kHost : OffloadTarget::kDevice;
   }
   section->finish();
 }

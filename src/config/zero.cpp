@@ -25,8 +25,9 @@ constexpr const char* kOtherwise =
     "the device, as in DeepSpeed; with a `tiers` section wherever there is room";
 
 ChoiceSpec placements() {
-  return ChoiceSpec(Placement::kDevice,
-                    {{"none", Placement::kDevice}, {"cpu", Placement::kHost}, {"nvme", Placement::kNvme}});
+  return ChoiceSpec(
+      OffloadTarget::kDevice,
+      {{"none", OffloadTarget::kDevice}, {"cpu", OffloadTarget::kHost}, {"nvme", OffloadTarget::kNvme}});
 }
 
 const Keys& offload_param_keys() {
@@ -67,13 +68,14 @@ const Keys& offload_optimizer_keys() {
 }
 
 // Adds the path of an offload section to the NVMe tier, unless tiers.nvme says where that is.
-void use_nvme_path(Section& section, Placement placement, bool tier_given, RunConfig& run) {
+void use_nvme_path(Section& section, OffloadTarget placement, bool tier_given, RunConfig& run) {
   constexpr const char* kKey = "nvme_path";
   const std::string path = section.text(kKey);
-  if (placement != Placement::kNvme || tier_given) {
+  if (placement != OffloadTarget::kNvme || tier_given) {
     if (path.empty()) return;
-    section.notice(kKey, placement != Placement::kNvme ? "has no effect: device is not nvme"
-                                                       : "has no effect: tiers.nvme says where the tier is");
+    section.notice(kKey, placement != OffloadTarget::kNvme
+                             ? "has no effect: device is not nvme"
+                             : "has no effect: tiers.nvme says where the tier is");
     return;
   }
   if (path.empty()) {
@@ -90,16 +92,16 @@ void use_nvme_path(Section& section, Placement placement, bool tier_given, RunCo
   run.tiers.nvme.push_back({path, 0});
 }
 
-Placement read_device(Section& section) {
+OffloadTarget read_device(Section& section) {
   section.require("device", "\"device\": \"cpu\", \"nvme\" or \"none\"");
-  return section.choice<Placement>("device");
+  return section.choice<OffloadTarget>("device");
 }
 
 void read_offload_param(Section& zero, std::int64_t stage, bool tier_given, RunConfig& run) {
   auto section = zero.section("offload_param");
   if (!section) return;
   run.offload_param = read_device(*section);
-  if (run.offload_param != Placement::kDevice && stage != 3) {
+  if (run.offload_param != OffloadTarget::kDevice && stage != 3) {
     section->fail("device", fmt::format("offloading parameters needs ZeRO stage 3, found stage {}", stage),
                   "set zero_optimization.stage to 3, or remove offload_param");
   }
@@ -112,7 +114,7 @@ void read_ratio(Section& section, std::int64_t stage, RunConfig& run) {
   constexpr const char* kKey = "ratio";
   const double share = section.number(kKey);
   if (share == 1) return;
-  if (run.offload_optimizer == Placement::kDevice) {
+  if (run.offload_optimizer == OffloadTarget::kDevice) {
     section.notice(kKey, "has no effect: device is none, so everything is updated on the device");
   } else if (stage != 3) {
     section.notice(kKey, "has no effect: as in DeepSpeed, it counts with stage 3 alone");
@@ -125,7 +127,7 @@ void read_offload_optimizer(Section& zero, std::int64_t stage, bool tier_given, 
   auto section = zero.section("offload_optimizer");
   if (!section) return;
   run.offload_optimizer = read_device(*section);
-  if (run.offload_optimizer != Placement::kDevice && stage == 0) {
+  if (run.offload_optimizer != OffloadTarget::kDevice && stage == 0) {
     section->fail("device", "offloading the optimizer needs ZeRO stage 1, 2 or 3, found stage 0",
                   "set zero_optimization.stage, or remove offload_optimizer");
   }
@@ -195,7 +197,7 @@ const Keys& zero_keys() {
 }
 
 void read_zero(Section& root, RunConfig& run) {
-  run.offload_param = run.offload_optimizer = has_tiers(root) ? Placement::kAuto : Placement::kDevice;
+  run.offload_param = run.offload_optimizer = has_tiers(root) ? OffloadTarget::kAuto : OffloadTarget::kDevice;
   if (const Json* value = root.find("zero_optimization"); value != nullptr && value->is_boolean()) {
     root.wrong("zero_optimization", "an object", "true was an old form: write {\"stage\": 1}");
   }

@@ -5,7 +5,7 @@
 
 #include "engine/timer.hpp"
 #include "engine/workspace.hpp"
-#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/engine/step_executor.hpp"
 
 namespace zg {
 namespace {
@@ -27,7 +27,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::Un
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
 // key has everything that issue() depends on. Updates differ in every step, and are never repeated.
-void Engine::issue_again(const StepOp& op) {
+void StepExecutor::issue_again(const StepOp& op) {
   if (op.kind == OpKind::kUpdate) return issue(op);
   const auto number = [](std::int32_t n) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
@@ -39,12 +39,12 @@ void Engine::issue_again(const StepOp& op) {
   device_.repeat(*compute_, key_, [this, &op] { issue(op); });
 }
 
-Lease& Engine::lease(const StepOp& op, Operand operand) {
+Lease& StepExecutor::lease(const StepOp& op, Operand operand) {
   ZG_ASSERT(op.has(operand), "{} has no operand {}", name_of(op.kind), static_cast<int>(operand));
   return leases_[static_cast<std::size_t>(op.access[static_cast<std::size_t>(operand)])];
 }
 
-void Engine::issue(const StepOp& op) {
+void StepExecutor::issue(const StepOp& op) {
   const Model& model = *layout_.model;
   const Workspace w(layout_, workspace_memory_);
   const BatchShape shape = layout_.options.micro_batch;
@@ -93,8 +93,9 @@ void Engine::issue(const StepOp& op) {
         table_sum = flat(Operand::kTableAccumulator, layout_.unit(0).accumulator);
         if (op.first) device_.ops().zero(s, table_sum);
       }
-      model.head(s, shape, weight(), table(), rows(Operand::kInput), w.targets(op.micro_batch), w.scalar(0),
-                 rows(Operand::kActivationGradient), sum, table_sum, w.scratch(), head_scale_);
+      model.head_loss_and_gradient(s, shape, weight(), table(), rows(Operand::kInput),
+                                   w.targets(op.micro_batch), w.scalar(0), rows(Operand::kActivationGradient),
+                                   sum, table_sum, w.scratch(), head_scale_);
       break;
     }
     case OpKind::kBackward: {
@@ -126,7 +127,7 @@ void Engine::issue(const StepOp& op) {
 
 // Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after
 // a parameter is updated with it; its gradient is always zero, so it stays zero.
-void Engine::issue_update(const StepOp& op) {
+void StepExecutor::issue_update(const StepOp& op) {
   const Layout::UnitTensors& tensors = layout_.unit(op.unit);
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
   const View gradient = whole_view(lease(op, Operand::kGradient).data(), tensors.gradient),

@@ -10,14 +10,14 @@
 namespace zg {
 namespace {
 
-Tier lowest_of(Placement placement) {
+Tier lowest_of(OffloadTarget placement) {
   switch (placement) {
-    case Placement::kDevice:
+    case OffloadTarget::kDevice:
       return Tier::kDevice;
-    case Placement::kHost:
+    case OffloadTarget::kHost:
       return Tier::kHost;
-    case Placement::kNvme:
-    case Placement::kAuto:
+    case OffloadTarget::kNvme:
+    case OffloadTarget::kAuto:
       return Tier::kNvme;
   }
   return Tier::kNvme;
@@ -51,7 +51,7 @@ Layout::Layout(const Model& m_, const LayoutOptions& o)
     units.back().weight = add("weight", model->dtype(), Role::kWeight, weights);
     // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe.
     const bool brief = o.accumulation == Accumulation::kLayerMajor;
-    units.back().accumulator = add("gradient_sum", model->accumulator_dtype(), Role::kGradient,
+    units.back().accumulator = add("accumulator", model->accumulator_dtype(), Role::kGradient,
                                    brief ? std::min(Tier::kHost, optimizer) : optimizer);
     // Where only some units are updated on the device, the state of these stays on the device.
     const bool all = o.device_updates >= static_cast<std::int32_t>(model->units().size());

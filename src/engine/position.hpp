@@ -8,7 +8,7 @@
 #include <string>
 
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/engine/step_executor.hpp"
 
 namespace zg {
 
@@ -20,7 +20,7 @@ inline std::string text_of(const StepOp& op) {
                      by_segment ? op.segment : op.micro_batch);
 }
 
-class Engine::Position {
+class StepExecutor::Position {
  public:
   enum class Waits : std::uint8_t { kNo, kForLease, kForMoves, kForStream };
 
@@ -96,7 +96,8 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
 
 // The operation on the compute stream; if it is idle, the update that runs at the end of a step, or the
 // operation that is issued next and what it waits for.
-inline std::string Engine::Position::work(std::int64_t layers, std::optional<StallCause> awaited) const {
+inline std::string StepExecutor::Position::work(std::int64_t layers,
+                                                std::optional<StallCause> awaited) const {
   if (const StepOp* op = working_[0].load()) return work_of(*op, layers);
   const Waits waits = waits_.load();
   const StepOp* const update = working_[1].load();
@@ -108,7 +109,7 @@ inline std::string Engine::Position::work(std::int64_t layers, std::optional<Sta
   return work_of(program->ops[op], layers) + (waiting ? std::string(" waits for ") + name_of(*awaited) : "");
 }
 
-inline std::string Engine::Position::text() const {
+inline std::string StepExecutor::Position::text() const {
   static constexpr const char* kWaits[] = {"", "; waits for a lease", "; waits for all moves",
                                            "; waits for a stream"};
   static constexpr const char* kStreams[] = {"compute", "optimizer"};

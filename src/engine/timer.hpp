@@ -4,13 +4,13 @@
 
 #include "engine/position.hpp"
 #include "ziggurat/base/trace.hpp"
-#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/engine/step_executor.hpp"
 
 namespace zg {
 
 // The rank thread calls begin() before and end() after it enqueues an operation; the clock is read when the
 // stream gets there. Operations outlive the timer.
-class Engine::Timer {
+class StepExecutor::Timer {
  public:
   Timer(Trace* trace, Position& position) : trace_(trace), position_(position) {
     if (trace_ != nullptr) lane_[0] = trace_->lane("operations"), lane_[1] = trace_->lane("updates");

@@ -219,9 +219,9 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   }
 }
 
-void Model::head(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
-                 View loss_sum, View dx, View head_grads, View table_grads, void* workspace,
-                 double loss_scale) const {
+void Model::head_loss_and_gradient(Stream& s, BatchShape shape, View head_weights, View table, View x,
+                                   View targets, View loss_sum, View dx, View head_grads, View table_grads,
+                                   void* workspace, double loss_scale) const {
   const Unit& unit = units_.back();
   const Unit& table_unit = config_.tied ? units_.front() : unit;
   check_shape(config_, shape);

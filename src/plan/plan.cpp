@@ -27,7 +27,7 @@ struct PaperRun {
     }
     if (activity == Activity::kInitialize) {
       std::vector<Action> ignored;
-      residency.sink(ignored);
+      residency.demote_all(ignored);
     }
     return std::nullopt;
   }

@@ -74,7 +74,7 @@ std::size_t StoreParts::take_all(Lock& lock, std::span<const AccessStep> accesse
 void StoreParts::let_go(Lock& lock, std::vector<Lease>& held) {
   for (const Lease& lease : held) {
     if (!lease || !lease.made_) continue;
-    for (auto& word : leases.hot(lease.segment_).word) word.fetch_and(~(Hot::kOpen | Hot::kSole));
+    for (auto& word : leases.words(lease.segment_).word) word.fetch_and(~(CopyWord::kOpen | CopyWord::kSole));
     residency.discard(lease.segment_, actions);
   }
   mover.carry_out(actions, Urgency::kDemand);
@@ -135,7 +135,7 @@ bool StoreParts::try_take(Waiter& w, Lease& lease) {
 // The word counts the lease of `w` already; takes it if the copy has got its memory.
 bool StoreParts::resume(Waiter& w, Lease& lease) {
   const SegmentId id = w.step.segment;
-  if ((leases.hot(id).word[index_of(w.step.tier)].load() & Hot::kOpen) == 0)
+  if ((leases.words(id).word[index_of(w.step.tier)].load() & CopyWord::kOpen) == 0)
     return hinder(w, Obstacle::kMoving, id);
   w.taken = false;
   leases.fill(lease, id, w.step.tier, w.step.access, w.entry);
@@ -149,7 +149,7 @@ StoreParts::Decision StoreParts::decide(Waiter& w, Access access) {
   const SegmentId id = w.step.segment;
   const Tier tier = w.step.tier;
   const std::size_t t = index_of(tier);
-  Hot& h = leases.hot(id);
+  CopyWord& h = leases.words(id);
   const auto hindered = [&](Obstacle obstacle, SegmentId moving = -1) {
     hinder(w, obstacle, moving);
     return Decision::kHindered;
@@ -178,7 +178,7 @@ StoreParts::Decision StoreParts::decide(Waiter& w, Access access) {
   if (fresh && !missing) {
     // Counted while the copy is closed, so that no other lease sees the bytes before they are written.
     w.entry = leases.note(h);
-    h.word[t].fetch_add(Hot::kWriter);
+    h.word[t].fetch_add(CopyWord::kWriter);
     w.taken = true;
   }
   mover.carry_out(actions, Urgency::kDemand);
@@ -211,7 +211,7 @@ StoreParts::Decision StoreParts::no_room(Waiter& w, const NoRoom& missing) {
 // Takes the lease of a copy that is present or whose moves are decided.
 bool StoreParts::take(Waiter& w, Access access, Lease& lease) {
   const SegmentId id = w.step.segment;
-  Hot& h = leases.hot(id);
+  CopyWord& h = leases.words(id);
   auto& word = h.word[index_of(w.step.tier)];
   const std::uint64_t needed = LeaseTable::needed(access);
   std::uint64_t seen = word.load();
@@ -221,7 +221,7 @@ bool StoreParts::take(Waiter& w, Access access, Lease& lease) {
       return hinder(w, Obstacle::kMoving, id);
     }
     // An acquire on the fast path may have taken a lease meanwhile.
-    if ((seen & Hot::kLeases) != 0 && waits.in_the_way(w)) return hinder(w, Obstacle::kLeases);
+    if ((seen & CopyWord::kLeases) != 0 && waits.in_the_way(w)) return hinder(w, Obstacle::kLeases);
   } while (!word.compare_exchange_weak(seen, seen + LeaseTable::unit(access)));
   leases.fill(lease, id, w.step.tier, access, leases.note(h));
   prefetcher.used(id);

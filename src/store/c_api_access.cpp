@@ -181,7 +181,7 @@ int zg_sink(zg_store* store) {
   return guarded([&] {
     const Alone alone(store, "zg_sink");
     alone.no_leases_or_pins("zg_sink");
-    alone.store().sink();
+    alone.store().demote_all();
   });
 }
 

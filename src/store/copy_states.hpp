@@ -46,13 +46,13 @@ constexpr std::uint8_t next(std::uint8_t state, Event event) {
   return kNext[state][static_cast<std::size_t>(event)];
 }
 
-// Whether a segment without content can get into this state. `may_sink`: whether it may be demoted to NVMe.
-constexpr bool reachable(std::uint8_t state, bool may_sink) {
+// Whether a segment without content can get into this state. `may_demote`: whether it may be demoted to NVMe.
+constexpr bool reachable(std::uint8_t state, bool may_demote) {
   std::array<bool, kNext.size()> found{true};
   for (std::size_t round = 0; round < kNext.size(); ++round) {
     for (std::size_t from = 0; from < kNext.size(); ++from) {
       for (std::size_t e = 0; e < kEvents && found[from]; ++e) {
-        if (!may_sink && static_cast<Event>(e) == Event::kWriteBack) continue;
+        if (!may_demote && static_cast<Event>(e) == Event::kWriteBack) continue;
         if (kNext[from][e] != kIllegal) found[kNext[from][e]] = true;
       }
     }

@@ -5,13 +5,13 @@
 #include <cstdint>
 
 #include "store/blocks.hpp"
-#include "store/hot.hpp"
+#include "store/copy_word.hpp"
 #include "ziggurat/store/statistics.hpp"
 
 namespace zg {
 
 struct Counters {
-  Blocks<TensorStatistics> segments;    // the hits are in Hot
+  Blocks<TensorStatistics> segments;    // the hits are in CopyWord
   std::array<TierStatistics, 2> tiers;  // device, host: misses and evictions
   std::int64_t waits = 0;
   std::array<double, kWaitCauses> waited_for{};  // by WaitCause

@@ -33,9 +33,9 @@ LeaseTable::LeaseTable(StoreParts& store, const Residency& residency, const Move
 
 void LeaseTable::grow(const TensorTable& table) {
   const std::int32_t count = table.segment_count();
-  hot_.grow(count);
+  words_.grow(count);
   claims_.grow(count);
-  for (; segments_ < count; ++segments_) hot(segments_).bytes = table.segment(segments_).bytes;
+  for (; segments_ < count; ++segments_) words(segments_).bytes = table.segment(segments_).bytes;
 }
 
 LeaseTable::Holder& LeaseTable::holder() {
@@ -55,7 +55,7 @@ LeaseTable::Holder& LeaseTable::holder() {
   return found;
 }
 
-LeaseTable::Entry* LeaseTable::note(Hot& h) {
+LeaseTable::Entry* LeaseTable::note(CopyWord& h) {
   Holder& mine = holder();
   const auto free_in = [&](std::size_t block, std::size_t from) -> Entry* {
     Entry* const entries = mine.blocks[block].load(std::memory_order_relaxed);
@@ -79,7 +79,7 @@ LeaseTable::Entry* LeaseTable::note(Hot& h) {
 }
 
 void LeaseTable::fill(Lease& lease, SegmentId id, Tier tier, Access access, Entry* entry) {
-  Hot& h = hot(id);
+  CopyWord& h = words(id);
   h.last_use.store(tick(), std::memory_order_relaxed);
   lease.store_ = &store_;
   lease.segment_ = id;
@@ -92,15 +92,15 @@ void LeaseTable::fill(Lease& lease, SegmentId id, Tier tier, Access access, Entr
 }
 
 bool LeaseTable::take_at_once(Lease& lease, SegmentId segment, Tier tier, Access access) {
-  Hot& h = hot(segment);
+  CopyWord& h = words(segment);
   auto& word = h.word[index_of(tier)];
   const bool reads = access == Access::kRead;
   const std::uint64_t flags = needed(access);
   std::uint64_t w = word.load(std::memory_order_relaxed);
   if (!admits()) return false;
   const auto may_take = [&] {
-    if ((w & (flags | Hot::kWaited)) != flags) return false;
-    return reads ? Hot::writers(w) == 0 : (w & Hot::kLeases) == 0;
+    if ((w & (flags | CopyWord::kWaited)) != flags) return false;
+    return reads ? CopyWord::writers(w) == 0 : (w & CopyWord::kLeases) == 0;
   };
   if (!may_take()) return false;
   Entry* const entry = note(h);
@@ -116,9 +116,9 @@ bool LeaseTable::take_at_once(Lease& lease, SegmentId segment, Tier tier, Access
 }
 
 bool LeaseTable::count_off(const Lease& lease) {
-  Hot& h = *lease.entry_->load(std::memory_order_relaxed);
-  const std::uint64_t one = lease.writes_ ? Hot::kWriter : Hot::kReader;
-  return (h.word[index_of(lease.tier_)].fetch_sub(one) & Hot::kWaited) != 0;
+  CopyWord& h = *lease.entry_->load(std::memory_order_relaxed);
+  const std::uint64_t one = lease.writes_ ? CopyWord::kWriter : CopyWord::kReader;
+  return (h.word[index_of(lease.tier_)].fetch_sub(one) & CopyWord::kWaited) != 0;
 }
 
 Lease TensorStore::acquire(SegmentId segment, Tier tier, Access access, Stream* consumer) {
@@ -183,7 +183,7 @@ void Lease::release_after(Stream& stream, const Event& event) {
 }
 
 void LeaseTable::refresh(SegmentId segment) {
-  Hot& h = hot(segment);
+  CopyWord& h = words(segment);
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const std::size_t t = index_of(tier);
     std::uint64_t flags = 0;
@@ -194,19 +194,19 @@ void LeaseTable::refresh(SegmentId segment) {
         idle = false;
         readable = readable && !writes(n->action, tier);
       }
-      if (readable) flags |= Hot::kOpen;
-      if (idle && residency_.sole(segment, tier)) flags |= Hot::kSole;
+      if (readable) flags |= CopyWord::kOpen;
+      if (idle && residency_.sole(segment, tier)) flags |= CopyWord::kSole;
     }
     auto& word = h.word[t];
     std::uint64_t w = word.load();
-    while (!word.compare_exchange_weak(w, (w & ~(Hot::kOpen | Hot::kSole)) | flags)) {
+    while (!word.compare_exchange_weak(w, (w & ~(CopyWord::kOpen | CopyWord::kSole)) | flags)) {
     }
   }
 }
 
 bool LeaseTable::close_to_all(SegmentId segment) {
-  for (auto& word : hot(segment).word) {
-    if (clear_unless(word, Hot::kOpen | Hot::kSole, Hot::kLeases)) continue;
+  for (auto& word : words(segment).word) {
+    if (clear_unless(word, CopyWord::kOpen | CopyWord::kSole, CopyWord::kLeases)) continue;
     refresh(segment);
     return false;
   }
@@ -214,8 +214,8 @@ bool LeaseTable::close_to_all(SegmentId segment) {
 }
 
 bool LeaseTable::close_to_writers(SegmentId segment) {
-  for (auto& word : hot(segment).word) {
-    if (clear_unless(word, Hot::kSole, Hot::kWriters)) continue;
+  for (auto& word : words(segment).word) {
+    if (clear_unless(word, CopyWord::kSole, CopyWord::kWriters)) continue;
     refresh(segment);
     return false;
   }
@@ -223,8 +223,8 @@ bool LeaseTable::close_to_writers(SegmentId segment) {
 }
 
 void LeaseTable::set_waited(SegmentId segment, bool waited) {
-  for (auto& word : hot(segment).word) {
-    waited ? word.fetch_or(Hot::kWaited) : word.fetch_and(~Hot::kWaited);
+  for (auto& word : words(segment).word) {
+    waited ? word.fetch_or(CopyWord::kWaited) : word.fetch_and(~CopyWord::kWaited);
   }
 }
 
@@ -240,23 +240,24 @@ void LeaseTable::pass(const Lease& lease, Stream& stream) {
 void LeaseTable::end_passed(SegmentId segment, Tier tier, bool writes) {
   --claims(segment).passed[index_of(tier)];
   --passed_;
-  hot(segment).word[index_of(tier)].fetch_sub(writes ? Hot::kWriter : Hot::kReader);
+  words(segment).word[index_of(tier)].fetch_sub(writes ? CopyWord::kWriter : CopyWord::kReader);
 }
 
 bool LeaseTable::held(SegmentId segment, Tier tier) const {
   const std::size_t t = index_of(tier);
-  return (hot(segment).word[t].load() & Hot::kLeases) != 0 || claims(segment).intents[t] > 0;
+  return (words(segment).word[t].load() & CopyWord::kLeases) != 0 || claims(segment).intents[t] > 0;
 }
 
-Gate::Closed LeaseTable::close(SegmentId segment, Tier tier) {
+LeaseProbe::Closed LeaseTable::close(SegmentId segment, Tier tier) {
   if (held(segment, tier)) return Closed::kHeld;
   if (mover_.moves(segment)) return Closed::kMoving;
-  auto& word = hot(segment).word[index_of(tier)];
-  return clear_unless(word, Hot::kOpen | Hot::kSole, Hot::kLeases) ? Closed::kYes : Closed::kHeld;
+  auto& word = words(segment).word[index_of(tier)];
+  return clear_unless(word, CopyWord::kOpen | CopyWord::kSole, CopyWord::kLeases) ? Closed::kYes
+                                                                                  : Closed::kHeld;
 }
 
 std::uint64_t LeaseTable::last_use(SegmentId segment, Tier) const {
-  return hot(segment).last_use.load(std::memory_order_relaxed);
+  return words(segment).last_use.load(std::memory_order_relaxed);
 }
 
 }  // namespace zg

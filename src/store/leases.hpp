@@ -1,4 +1,4 @@
-// The leases that exist without a program: the word of every copy (hot.hpp), which counts them, and the
+// The leases that exist without a program: the word of every copy (copy_word.hpp), which counts them, and the
 // entries of every thread, which name the copies that it holds.
 //
 // Any thread takes and releases a lease of a resident copy without a lock: take_at_once(), count_off(). All
@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "store/blocks.hpp"
-#include "store/hot.hpp"
+#include "store/copy_word.hpp"
 #include "ziggurat/store/residency.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -26,9 +26,9 @@ namespace zg {
 
 class Mover;
 
-class LeaseTable final : public Gate {
+class LeaseTable final : public LeaseProbe {
  public:
-  using Entry = std::atomic<Hot*>;  // null: free
+  using Entry = std::atomic<CopyWord*>;  // null: free
   // A thread that has acquired, and the copies that it holds leases of. Its entries lie in blocks, each twice
   // as large as the one before, which are made when they are needed.
   struct alignas(64) Holder {
@@ -42,11 +42,11 @@ class LeaseTable final : public Gate {
     }
     template <class Visit>  // stops at the first entry for which visit() returns true
     bool any(Visit&& visit) const;
-    bool holds(const Hot& hot) const {
-      return any([&hot](const Hot* held) { return held == &hot; });
+    bool holds(const CopyWord& words) const {
+      return any([&words](const CopyWord* held) { return held == &words; });
     }
     bool holds_any() const {
-      return any([](const Hot*) { return true; });
+      return any([](const CopyWord*) { return true; });
     }
 
     std::unique_ptr<Entry[]> memory[kBlocks];
@@ -72,13 +72,15 @@ class LeaseTable final : public Gate {
   // concludes from the entries that nothing can be released any more. Any thread.
   static bool count_off(const Lease& lease);
   // Makes an entry of the calling thread for this segment. Comes before the word counts the lease.
-  Entry* note(Hot& hot);
+  Entry* note(CopyWord& words);
   static void note_off(Entry* entry) { entry->store(nullptr, std::memory_order_relaxed); }
   // Fills in a lease that its word counts already.
   void fill(Lease& lease, SegmentId segment, Tier tier, Access access, Entry* entry);
   // The flags that a word must have for a lease to be taken, and what the lease adds to the word.
-  static std::uint64_t needed(Access a) { return a == Access::kRead ? Hot::kOpen : Hot::kOpen | Hot::kSole; }
-  static std::uint64_t unit(Access a) { return a == Access::kRead ? Hot::kReader : Hot::kWriter; }
+  static std::uint64_t needed(Access a) {
+    return a == Access::kRead ? CopyWord::kOpen : CopyWord::kOpen | CopyWord::kSole;
+  }
+  static std::uint64_t unit(Access a) { return a == Access::kRead ? CopyWord::kReader : CopyWord::kWriter; }
 
   // While this is false, no copy is open and take_at_once() fails.
   void admit(bool admits) { admits_ = admits; }
@@ -97,8 +99,8 @@ class LeaseTable final : public Gate {
   void count_passed(int change) { passed_ += change; }  // for the leases of a program
   int passed() const { return passed_; }
 
-  Hot& hot(SegmentId segment) const { return hot_[segment]; }
-  const Blocks<Hot>& hot() const { return hot_; }
+  CopyWord& words(SegmentId segment) const { return words_[segment]; }
+  const Blocks<CopyWord>& words() const { return words_; }
   Claims& claims(SegmentId segment) const { return claims_[segment]; }
   Holder& holder();  // of the calling thread
   template <class Visit>
@@ -112,7 +114,7 @@ class LeaseTable final : public Gate {
   StoreParts& store_;
   const std::uint64_t identity_;  // unique among the stores of this process
   std::atomic<bool> admits_{true};
-  Blocks<Hot> hot_;
+  Blocks<CopyWord> words_;
   Blocks<Claims> claims_;
   std::int32_t segments_ = 0;
   int passed_ = 0;  // leases that were passed to a stream and have not ended
@@ -128,8 +130,8 @@ bool LeaseTable::Holder::any(Visit&& visit) const {
     const Entry* const entries = blocks[b].load(std::memory_order_acquire);
     if (entries == nullptr) return false;
     for (std::size_t i = 0; i < size(b); ++i) {
-      const Hot* const hot = entries[i].load(std::memory_order_relaxed);
-      if (hot != nullptr && visit(hot)) return true;
+      const CopyWord* const words = entries[i].load(std::memory_order_relaxed);
+      if (words != nullptr && visit(words)) return true;
     }
   }
   return false;

@@ -97,11 +97,11 @@ void NodePool::take_back_done(MoveQueue& queue) {
   }
 }
 
-Mover::Mover(const TensorTable& table, const TensorStore::Options& options, const Blocks<Hot>& hot,
+Mover::Mover(const TensorTable& table, const TensorStore::Options& options, const Blocks<CopyWord>& words,
              Counters& counters, std::mutex& mutex, MoverEvents& events)
     : table_(table),
       options_(options),
-      hot_(hot),
+      words_(words),
       counters_(counters),
       mutex_(mutex),
       events_(events),
@@ -156,7 +156,7 @@ void Mover::carry_out(std::vector<Action>& actions, Urgency urgency) {
     if (action.kind == Action::Kind::kAlloc) memory_queue_[index_of(action.tier)].insert(node);
     if (action.kind == Action::Kind::kFree) {
       frees_[index_of(action.tier)].insert(node);
-      events_.leaves(action);
+      events_.evicting(action);
     }
   }
   for (const Action& action : actions) touch(action.segment);

@@ -46,7 +46,7 @@ namespace zg {
 // The events of a Mover. Called under the store's mutex, also by threads that move data.
 class MoverEvents {
  public:
-  virtual void leaves(const Action& action) = 0;    // a kFree was decided, and has joined its queue
+  virtual void evicting(const Action& action) = 0;  // a kFree was decided, and has joined its queue
   virtual void granted(const ActionNode& use) = 0;  // a use of a program may begin
   virtual void changed(SegmentId segment) = 0;      // the segment's moves, or the memory of its copies
   // A move or a use has ended, and the nodes that waited for it alone have started.
@@ -60,9 +60,9 @@ class MoverEvents {
 
 class Mover final : private io::ExtentCompletion {
  public:
-  // The references, and the pointers in `options`, outlive the mover. In `hot` the mover sets where the
+  // The references, and the pointers in `options`, outlive the mover. In `words` the mover sets where the
   // memory of each copy is.
-  Mover(const TensorTable& table, const TensorStore::Options& options, const Blocks<Hot>& hot,
+  Mover(const TensorTable& table, const TensorStore::Options& options, const Blocks<CopyWord>& words,
         Counters& counters, std::mutex& mutex, MoverEvents& events);
   ~Mover();  // no move is under way on a link; frees all memory
 
@@ -106,7 +106,7 @@ class Mover final : private io::ExtentCompletion {
   bool has_budget(Tier tier, std::int64_t bytes) const;
   void give(ActionNode& node, void* data);
   void take_from_system(ActionNode& node);
-  void*& memory(SegmentId segment, Tier tier) const { return hot_[segment].memory[index_of(tier)]; }
+  void*& memory(SegmentId segment, Tier tier) const { return words_[segment].memory[index_of(tier)]; }
 
   // Links (mover_links.cpp).
   void pump_link(Link link);
@@ -123,7 +123,7 @@ class Mover final : private io::ExtentCompletion {
 
   const TensorTable& table_;
   const TensorStore::Options& options_;
-  const Blocks<Hot>& hot_;
+  const Blocks<CopyWord>& words_;
   Counters& counters_;
   std::mutex& mutex_;  // the store's
   MoverEvents& events_;

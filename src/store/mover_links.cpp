@@ -69,7 +69,7 @@ void Mover::issue(ActionNode& node) {
     return;
   }
   Stream& stream = *copy_stream_[link];
-  const Hot& h = hot_[node.action.segment];
+  const CopyWord& h = words_[node.action.segment];
   if (link == kToDevice) {
     options_.device->copy_to_device(stream, h.memory[0], h.memory[1], h.bytes);
   } else {
@@ -101,7 +101,7 @@ void Mover::issue_nvme(ActionNode& node, std::int64_t ready) {
   MoveQueue& queue = queues_[segment];
   if (link == kNvmeRead) {
     queue.landed.clear();
-    node.in_pieces = hot_[segment].bytes > io::kMaxPieceBytes;
+    node.in_pieces = words_[segment].bytes > io::kMaxPieceBytes;
   }
   bool awaited = !follows_program_ && node.urgency == Urgency::kDemand;
   for (const ActionNode* n = queue.first; n != nullptr && reads; n = n->next)
@@ -142,7 +142,7 @@ void Mover::demand(SegmentId segment) {
 // delivers it; null: `node` must wait for the earlier nodes as usual.
 ActionNode* Mover::source_of(const ActionNode& node) const {
   const SegmentId segment = node.action.segment;
-  if (!node.copies() || hot_[segment].bytes <= io::kMaxPieceBytes) return nullptr;
+  if (!node.copies() || words_[segment].bytes <= io::kMaxPieceBytes) return nullptr;
   const Link link = link_of(node.action);
   if (link != kNvmeWrite && (link != kToDevice || memory(segment, Tier::kDevice) == nullptr)) return nullptr;
   // A write in pieces must not overtake the writes that wait for the link.
@@ -172,7 +172,7 @@ void Mover::chain(ActionNode& source, ActionNode& node) {
 }
 
 void Mover::copy_piece(const ActionNode& node, std::int64_t first, std::int64_t bytes) {
-  const Hot& h = hot_[node.action.segment];
+  const CopyWord& h = words_[node.action.segment];
   // The last piece may extend to the end of its page.
   bytes = std::min(bytes, h.bytes - first);
   if (bytes <= 0) return;
@@ -198,7 +198,7 @@ void Mover::copied(ActionNode& node, std::int64_t bytes) {
   node.moved = bytes;
   if (node.feeds == nullptr) return;
   const int slot = node.feeds->slot;
-  const bool all = bytes == hot_[segment].bytes;
+  const bool all = bytes == words_[segment].bytes;
   lock.unlock();
   nvme_->volume().ready(nvme_->extent(segment), slot, all ? table_.segment(segment).charge : bytes);
 }

@@ -90,7 +90,7 @@ struct StoreParts final : private MoverEvents {
   Mover mover;  // destroyed first, since its threads call the other parts
 
  private:
-  void leaves(const Action& action) override;
+  void evicting(const Action& action) override;
   void granted(const ActionNode& use) override;
   void changed(SegmentId segment) override;
   void finished(Action::Kind kind) override;

@@ -10,14 +10,14 @@ namespace {
 // The largest sum, over all operations, of the bytes that the operation uses and of those that hold content
 // then and may not be demoted to NVMe.
 std::int64_t largest_need(const TensorTable& table, const Program& program) {
-  const auto sinks = [&](SegmentId id) { return table.segment(id).lowest == Tier::kNvme; };
+  const auto demotable = [&](SegmentId id) { return table.segment(id).lowest == Tier::kNvme; };
   // Bytes of the segments that may not be demoted and hold content that a later use needs; first at the start
   // of the program, then after each operation.
   std::int64_t stays = 0;
   std::vector<bool> live(static_cast<std::size_t>(table.segment_count()));
   for (SegmentId id = 0; id < table.segment_count(); ++id) {
     const auto uses = program.uses(id);
-    if (uses.empty() || sinks(id)) continue;
+    if (uses.empty() || demotable(id)) continue;
     live[static_cast<std::size_t>(id)] = program.access(uses.front()).access != Access::kOverwrite;
     if (live[static_cast<std::size_t>(id)]) stays += table.segment(id).charge;
   }
@@ -35,7 +35,7 @@ std::int64_t largest_need(const TensorTable& table, const Program& program) {
         op + 1 < program.op_count() ? program.first_access(op + 1) : program.access_count();
     for (std::int32_t i = program.first_access(op); i < end; ++i) {
       const AccessStep& a = program.access(i);
-      if (a.last || sinks(a.segment)) continue;
+      if (a.last || demotable(a.segment)) continue;
       const auto uses = program.uses(a.segment);
       const auto next = std::upper_bound(uses.begin(), uses.end(), i);
       const AccessStep& then = program.access(next == uses.end() ? uses.front() : *next);
@@ -71,22 +71,22 @@ std::vector<SegmentId> keep_by_value(const TensorTable& table, const Program& pr
     Worth w{id, 0, table.segment(id).charge};
     // Whether the segment would be evicted between use k - 1 and use k.
     const std::size_t n = uses.size();
-    const auto leaves_before = [&](std::size_t k) {
+    const auto evicted_before = [&](std::size_t k) {
       return distances[static_cast<std::size_t>(uses[k])] + w.bytes > reserve;
     };
     for (std::size_t k = 0; k < n; ++k) {
       const AccessStep& a = program.access(uses[k]);
       const AccessStep& next = program.access(uses[(k + 1) % n]);
-      if (a.access != Access::kOverwrite && leaves_before(k)) ++w.value;
+      if (a.access != Access::kOverwrite && evicted_before(k)) ++w.value;
       // A write-back: evicted after this use, dirty (modified since it was fetched), and needed again.
       const bool needed = !a.last && next.access != Access::kOverwrite;
-      if (!needed || !leaves_before((k + 1) % n)) continue;
+      if (!needed || !evicted_before((k + 1) % n)) continue;
       bool modified = false;
       for (std::size_t back = 0; back < n && !modified; ++back) {
         const std::size_t j = (k + n - back) % n;
         const AccessStep& earlier = program.access(uses[j]);
         modified = earlier.access != Access::kRead;
-        if (leaves_before(j) || earlier.access == Access::kOverwrite) break;
+        if (evicted_before(j) || earlier.access == Access::kOverwrite) break;
       }
       if (modified) ++w.value;
     }

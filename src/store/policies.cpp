@@ -22,7 +22,7 @@ SegmentId take(IndexedHeap& heap, const PolicyView& view, std::vector<SegmentId>
       continue;
     }
     if (key[0] <= limit) break;
-    if (view.may_leave(id)) {
+    if (view.may_evict(id)) {
       found = id;
       break;
     }
@@ -45,9 +45,9 @@ class NextUse final : public Policy {
   void remove(SegmentId id) override { heap_of(id).remove(id); }
   void update(SegmentId id, const PolicyView& view) override {
     if (rests(id, view)) {
-      move(id, resting_, {kNever - view.spread(id), 0, id_order(id)});
+      move(id, resting_, {kNever - view.retention_order(id), 0, id_order(id)});
     } else {
-      move(id, options_.write_cost > 0 && view.costs_write(id) ? costly_ : free_, key_of(id, view));
+      move(id, options_.write_cost > 0 && view.is_dirty(id) ? costly_ : free_, key_of(id, view));
     }
   }
   void future_changed(const PolicyView& view) override {
@@ -80,12 +80,12 @@ class NextUse final : public Policy {
     const std::uint64_t use = view.next_use(id);
     if (use < kNever) return {use, 0, id_order(id)};
     // At a tie a clean copy is evicted first.
-    const std::uint64_t cost = view.costs_write(id) ? 0 : std::uint64_t{1} << 63;
+    const std::uint64_t cost = view.is_dirty(id) ? 0 : std::uint64_t{1} << 63;
     return {use, cost | (recent >> 1), id_order(id)};
   }
   // Whether the segment is needed once in a cycle, and not soon.
   bool rests(SegmentId id, const PolicyView& view) const {
-    if (!options_.spread || options_.write_cost > 0 || view.cycle() == 0 || view.spread(id) == 0)
+    if (!options_.spread || options_.write_cost > 0 || view.cycle() == 0 || view.retention_order(id) == 0)
       return false;
     const std::uint64_t use = view.next_use(id);
     return use != kNever && use - view.now() >= view.cycle() / kNear;
@@ -97,7 +97,7 @@ class NextUse final : public Policy {
       const SegmentId id = resting_.top();
       if (!rests(id, view)) {
         update(id, view);
-      } else if (view.may_leave(id)) {
+      } else if (view.may_evict(id)) {
         found = id;
       } else {
         aside_.push_back(id);
@@ -173,7 +173,7 @@ class ClockHand final : public Policy {
       const std::uint64_t used = view.last_use(hand_);
       const bool referenced = used != e.seen;
       e.seen = used;
-      if (!referenced && view.may_leave(hand_)) return hand_;
+      if (!referenced && view.may_evict(hand_)) return hand_;
       hand_ = e.next;
     }
     return -1;

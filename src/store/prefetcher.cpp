@@ -95,7 +95,7 @@ void Prefetcher::expect(const Program& program) {
 bool Prefetcher::log(const AccessStep& access) {
   std::lock_guard lock(log_mutex_);
   log_.push_back(access);
-  log_bytes_ += leases_.hot(access.segment).bytes;
+  log_bytes_ += leases_.words(access.segment).bytes;
   return log_.size() >= kLookAfterAccesses || log_bytes_ >= look_after_bytes_;
 }
 
@@ -131,17 +131,17 @@ void Prefetcher::used(SegmentId segment) {
   f.tier = -1;
 }
 
-void Prefetcher::leaves(const Action& action) {
+void Prefetcher::evicting(const Action& action) {
   const Fetched& f = segments_[action.segment];
   const std::size_t t = index_of(action.tier);
   if (f.tier != static_cast<std::int8_t>(t)) return;
-  if (leases_.hot(action.segment).hits[t].load(std::memory_order_relaxed) == f.hits)
+  if (leases_.words(action.segment).hits[t].load(std::memory_order_relaxed) == f.hits)
     ++counters_.prefetched_in_vain;
   used(action.segment);
 }
 
 bool Prefetcher::fetch(SegmentId segment, Tier tier, std::int32_t position) {
-  Hot& h = leases_.hot(segment);
+  CopyWord& h = leases_.words(segment);
   if (mover_.moves(segment) || !leases_.close_to_writers(segment)) return false;
   h.last_use.store(tick(), std::memory_order_relaxed);
   const bool there = residency_.prefetch(segment, tier, position, actions_);
@@ -186,8 +186,8 @@ void Prefetcher::walk(std::int32_t& farthest, std::int32_t end, bool to_host) {
     if (a.access == Access::kOverwrite || residency_.present(a.segment, a.tier) ||
         residency_.present(a.segment, tier) || !residency_.has_content(a.segment))
       continue;
-    const Hot& h = leases_.hot(a.segment);
-    if (Hot::writers(h.word[0].load()) > 0 || Hot::writers(h.word[1].load()) > 0) continue;
+    const CopyWord& h = leases_.words(a.segment);
+    if (CopyWord::writers(h.word[0].load()) > 0 || CopyWord::writers(h.word[1].load()) > 0) continue;
     if (ahead_bytes_[t] > 0 && ahead_bytes_[t] + table_.segment(a.segment).charge_at(tier) > read_ahead(tier))
       return;
     if (!fetch(a.segment, tier, position)) return;
@@ -205,7 +205,7 @@ void Prefetcher::keep(const Program* step) {
 void Prefetcher::write_back_ahead() {
   if (!options_.write_ahead) return;
   constexpr int kAtOnce = 16;
-  residency_.clean(residency_.budget(Tier::kHost) / 8, kAtOnce, actions_);
+  residency_.write_back_ahead(residency_.budget(Tier::kHost) / 8, kAtOnce, actions_);
   mover_.carry_out(actions_, Urgency::kWriteBack);
 }
 

@@ -49,8 +49,8 @@ class Prefetcher {
   // Brings the segment to the tier for the access at `position` of the step (-1: for a hint), unless moves or
   // leases of the segment prevent that. Returns whether the tier has a copy, or will have one.
   bool fetch(SegmentId segment, Tier tier, std::int32_t position);
-  void used(SegmentId segment);       // its prefetched copy, if any, has been used
-  void leaves(const Action& action);  // a copy is evicted or dropped
+  void used(SegmentId segment);         // its prefetched copy, if any, has been used
+  void evicting(const Action& action);  // a copy is evicted or dropped
   // Writes the copies back that will be evicted next. Called when an acquire had to wait for a write-back.
   void write_back_ahead();
   // Pins at the host the segments that save most NVMe bytes in the step (null: none), instead of those so

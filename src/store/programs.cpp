@@ -31,7 +31,7 @@ void TensorStore::run(const Program* program, const Program* next) {
     p.decide_ahead();
     return;
   }
-  p.residency.set_gate(&p.leases);
+  p.residency.set_lease_probe(&p.leases);
   if (!leaves) return;
   p.leases.admit(true);
   p.residency.guess(p.prefetcher.predictor().program(), -1);
@@ -55,7 +55,7 @@ void StoreParts::enter_program(Lock& lock) {
   const auto begin = Clock::now();
   for (SegmentId id = 0; id < table.segment_count(); ++id) {
     while (leases.held(id, Tier::kDevice) || leases.held(id, Tier::kHost)) {
-      ZG_ASSERT(!leases.holder().holds(leases.hot(id)), "{} is leased by the thread that starts a program",
+      ZG_ASSERT(!leases.holder().holds(leases.words(id)), "{} is leased by the thread that starts a program",
                 table.segment_name(id));
       leases.set_waited(id, true);
       waits.changed().wait_for(lock, std::chrono::milliseconds(100));
@@ -91,7 +91,7 @@ void StoreParts::decide_ahead() {
     ++decided;
     // For policies that go by last uses, when no program runs any more.
     const std::uint64_t now = tick();
-    for (const AccessStep& a : of.op(number)) leases.hot(a.segment).last_use = now;
+    for (const AccessStep& a : of.op(number)) leases.words(a.segment).last_use = now;
     mover.carry_out(actions, Urgency::kDemand);
   }
 }
@@ -135,7 +135,7 @@ void StoreParts::acquire_next(Lock& lock, std::span<const AccessStep> accesses, 
       counters.missed(id, use->action.tier);
       mover.demand(id);
     } else {
-      leases.hot(id).hits[index_of(use->action.tier)].fetch_add(1, std::memory_order_relaxed);
+      leases.words(id).hits[index_of(use->action.tier)].fetch_add(1, std::memory_order_relaxed);
     }
   }
   for (ActionNode* use : claimed) {
@@ -146,8 +146,8 @@ void StoreParts::acquire_next(Lock& lock, std::span<const AccessStep> accesses, 
     Lease& lease = *out++;
     lease.store_ = this;
     lease.node_ = use;
-    lease.data_ = leases.hot(id).memory[index_of(use->action.tier)];
-    lease.bytes_ = leases.hot(id).bytes;
+    lease.data_ = leases.words(id).memory[index_of(use->action.tier)];
+    lease.bytes_ = leases.words(id).bytes;
   }
 }
 

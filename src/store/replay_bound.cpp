@@ -155,22 +155,22 @@ class Intervals {
   void add(SegmentId id) {
     const auto& uses = uses_[static_cast<std::size_t>(id)];
     const std::int64_t bytes = table_.segment(id).charge;
-    const bool sinks = table_.segment(id).lowest == Tier::kNvme;
+    const bool demotable = table_.segment(id).lowest == Tier::kNvme;
     for (std::size_t k = 0; k < uses.size(); ++k) {
       const Use& use = uses[k];
       const auto from = static_cast<std::size_t>(use.op);
       const Use& next = uses[(k + 1) % uses.size()];
       if (next.access != Access::kOverwrite) {
-        const Interval kept{id, distance(use.op, next.op), bytes, sinks};
+        const Interval kept{id, distance(use.op, next.op), bytes, demotable};
         if (use.last) {
           // The content is dead, and yet the next use reads it: it comes from somewhere outside the sequence.
-          always_read_ += sinks ? bytes : 0;
+          always_read_ += demotable ? bytes : 0;
         } else {
           reads_.begins[from].push_back(kept);
-          if (!sinks) writes_.begins[from].push_back(kept);
+          if (!demotable) writes_.begins[from].push_back(kept);
         }
       }
-      if (sinks && use.access != Access::kRead && !use.last) add_dirty(id, k);
+      if (demotable && use.access != Access::kRead && !use.last) add_dirty(id, k);
     }
   }
 

@@ -50,9 +50,9 @@ SegmentReport StoreReport::segment(SegmentId id) const {
   std::uint64_t next = kNever;
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const auto t = static_cast<std::size_t>(tier);
-    const std::uint64_t word = p_.leases.hot(id).word[t].load();
-    r.readers[t] = Hot::readers(word);
-    r.writers[t] = Hot::writers(word);
+    const std::uint64_t word = p_.leases.words(id).word[t].load();
+    r.readers[t] = CopyWord::readers(word);
+    r.writers[t] = CopyWord::writers(word);
     r.pinned[t] = p_.residency.is_pinned(id, tier);
     r.passed += p_.leases.claims(id).passed[t];
     next = std::min(next, p_.residency.next_access(id));
@@ -133,7 +133,7 @@ StoreStatistics StoreReport::statistics() const {
   for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
     for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
       const auto t = static_cast<std::size_t>(tier);
-      if (t < 2) out.tiers[t].hits += p_.leases.hot(id).hits[t].load(std::memory_order_relaxed);
+      if (t < 2) out.tiers[t].hits += p_.leases.words(id).hits[t].load(std::memory_order_relaxed);
       if (!p_.residency.present(id, tier)) continue;
       ++out.tiers[t].segments;
       out.tiers[t].bytes += p_.table.segment(id).bytes;
@@ -164,7 +164,7 @@ TensorStatistics StoreReport::statistics(TensorId tensor) const {
   const Tensor& t = p_.table.tensor(tensor);
   for (SegmentId id = t.first_segment; id < t.first_segment + t.segments; ++id) {
     const TensorStatistics& c = p_.counters.segments[id];
-    for (const auto& hits : p_.leases.hot(id).hits) sum.hits += hits.load(std::memory_order_relaxed);
+    for (const auto& hits : p_.leases.words(id).hits) sum.hits += hits.load(std::memory_order_relaxed);
     sum.misses += c.misses;
     sum.waits += c.waits;
     sum.waited_seconds += c.waited_seconds;
@@ -218,8 +218,8 @@ void StoreReport::list_moves_and_leases(std::string& text) const {
       if (++shown <= kMost) text += fmt::format("\n  {}{}", describe(*n), n->leased ? ", leased" : "");
     }
     int leases = 0;
-    for (const auto& word : p_.leases.hot(id).word)
-      leases += Hot::readers(word.load()) + Hot::writers(word.load());
+    for (const auto& word : p_.leases.words(id).word)
+      leases += CopyWord::readers(word.load()) + CopyWord::writers(word.load());
     if (leases > 0 && ++shown <= kMost)
       text += fmt::format("\n  {}: {} lease{}", p_.table.segment_name(id), leases, leases == 1 ? "" : "s");
   }
@@ -230,7 +230,7 @@ void StoreReport::list_moves_and_leases(std::string& text) const {
 std::string StoreReport::what_holds(Tier tier) const {
   std::int64_t bytes[kRoles] = {}, segments[kRoles] = {};
   for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
-    if (p_.leases.hot(id).memory[index_of(tier)] == nullptr) continue;
+    if (p_.leases.words(id).memory[index_of(tier)] == nullptr) continue;
     const auto role = static_cast<std::size_t>(p_.table.tensor(p_.table.segment(id).tensor).spec.role);
     bytes[role] += p_.table.segment(id).charge_at(tier);
     ++segments[role];
@@ -259,7 +259,7 @@ void StoreReport::check() const {
     }
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
       passed += p_.leases.claims(id).passed[index_of(tier)];
-      if (p_.leases.hot(id).memory[index_of(tier)] != nullptr)
+      if (p_.leases.words(id).memory[index_of(tier)] != nullptr)
         memory[index_of(tier)] += p_.table.segment(id).charge_at(tier);
       check_copy(id, tier);
     }
@@ -272,20 +272,20 @@ void StoreReport::check() const {
 
 // The word of a copy must not allow more than its state does.
 void StoreReport::check_copy(SegmentId id, Tier tier) const {
-  const Hot& h = p_.leases.hot(id);
+  const CopyWord& h = p_.leases.words(id);
   const std::size_t t = index_of(tier);
   const std::uint64_t word = h.word[t].load();
   const std::string name = p_.table.segment_name(id);
   const bool taken = h.memory[t] != nullptr, present = p_.residency.present(id, tier);
   const bool moves = p_.mover.moves(id);
   if (!moves) ZG_ASSERT(taken == present, "{} at the {}", name, name_of(tier));
-  if ((word & Hot::kOpen) != 0)
+  if ((word & CopyWord::kOpen) != 0)
     ZG_ASSERT(taken && present && p_.program == nullptr, "{} at the {}", name, name_of(tier));
-  if ((word & Hot::kSole) != 0)
+  if ((word & CopyWord::kSole) != 0)
     ZG_ASSERT(p_.residency.sole(id, tier) && !moves, "{} at the {}", name, name_of(tier));
-  if ((word & Hot::kLeases) != 0) ZG_ASSERT(taken, "{} at the {}", name, name_of(tier));
-  ZG_ASSERT_LE(p_.leases.claims(id).passed[t], Hot::readers(word) + Hot::writers(word));
-  ZG_ASSERT(p_.waits.line(id).waiters == 0 || (word & Hot::kWaited) != 0, "{} at the {}", name,
+  if ((word & CopyWord::kLeases) != 0) ZG_ASSERT(taken, "{} at the {}", name, name_of(tier));
+  ZG_ASSERT_LE(p_.leases.claims(id).passed[t], CopyWord::readers(word) + CopyWord::writers(word));
+  ZG_ASSERT(p_.waits.line(id).waiters == 0 || (word & CopyWord::kWaited) != 0, "{} at the {}", name,
             name_of(tier));
 }
 

@@ -23,15 +23,15 @@ void change(std::uint8_t& current, copy_states::Event event, const TensorTable& 
 class Residency::View final : public PolicyView {
  public:
   View(const Residency& residency, Tier tier) : r_(residency), tier_(tier) {}
-  bool may_leave(SegmentId id) const override { return r_.may_leave(id, tier_); }
+  bool may_evict(SegmentId id) const override { return r_.may_evict(id, tier_); }
   std::uint64_t next_use(SegmentId id) const override {
     const std::uint64_t distance = r_.next_use(id, tier_);
     return distance == kNever ? kNever : now() + distance;
   }
   std::uint64_t last_use(SegmentId id) const override {
-    return r_.gate_ != nullptr ? r_.gate_->last_use(id, tier_) : r_.state(id).last_use;
+    return r_.probe_ != nullptr ? r_.probe_->last_use(id, tier_) : r_.state(id).last_use;
   }
-  bool costs_write(SegmentId id) const override { return r_.sole(id, tier_) && !r_.dead(id); }
+  bool is_dirty(SegmentId id) const override { return r_.sole(id, tier_) && !r_.dead(id); }
   std::int64_t bytes(SegmentId id) const override { return r_.table_.segment(id).charge_at(tier_); }
   // One more than at_, which begins at -1.
   std::uint64_t now() const override { return r_.base_ + static_cast<std::uint64_t>(r_.at_ + 1); }
@@ -43,8 +43,8 @@ class Residency::View final : public PolicyView {
   std::uint64_t cycle() const override {
     return r_.follows_program() ? static_cast<std::uint64_t>(r_.future_->access_count()) : 0;
   }
-  std::uint64_t spread(SegmentId id) const override { return r_.spread_.order(id); }
-  bool recent_matters() const override { return r_.gate_ != nullptr || r_.future_ == nullptr; }
+  std::uint64_t retention_order(SegmentId id) const override { return r_.retention_order_.order(id); }
+  bool recent_matters() const override { return r_.probe_ != nullptr || r_.future_ == nullptr; }
 
  private:
   const Residency& r_;
@@ -75,7 +75,7 @@ Residency::Residency(const Residency& o)
       future_accesses_(o.future_accesses_),
       at_(o.at_),
       base_(o.base_),
-      spread_(o.spread_),
+      retention_order_(o.retention_order_),
       clock_(o.clock_),
       searches_(o.searches_) {
   for (std::size_t t = 0; t < 2; ++t) {
@@ -105,12 +105,12 @@ void Residency::grow() {
 void Residency::set_future(const Program* current, const Program* next) {
   program_[0] = current;
   program_[1] = next;
-  gate_ = nullptr;
+  probe_ = nullptr;
   if (current == nullptr && future_ != nullptr) follow(nullptr, -1);
 }
 
-void Residency::set_gate(Gate* gate) {
-  gate_ = gate;
+void Residency::set_lease_probe(LeaseProbe* probe) {
+  probe_ = probe;
 }
 
 // Replaces the future, with which all next uses change.
@@ -119,7 +119,7 @@ void Residency::follow(const Program* program, std::int32_t position) {
   future_ = program;
   future_accesses_ = program != nullptr ? static_cast<std::uint64_t>(program->access_count()) : 0;
   at_ = position;
-  if (follows_program()) spread_.plan(table_, *program);
+  if (follows_program()) retention_order_.plan(table_, *program);
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     for (const auto& policy : policies_[index(tier)]) policy->future_changed(View(*this, tier));
   }
@@ -153,7 +153,7 @@ void Residency::visit_future(SegmentId id, Visit&& visit) const {
 // Whether the content is overwritten before it is read. Only the rest of this program counts, since the
 // program that follows may read the content. A guess does not count, since it may be wrong.
 bool Residency::dead(SegmentId id) const {
-  if (!foresees() || gate_ != nullptr || !future_->knows(id)) return false;
+  if (!foresees() || probe_ != nullptr || !future_->knows(id)) return false;
   const auto uses = future_->uses(id);
   const auto next = std::upper_bound(uses.begin(), uses.end(), at_);
   return next != uses.end() && future_->access(*next).access == Access::kOverwrite;
@@ -161,7 +161,7 @@ bool Residency::dead(SegmentId id) const {
 
 // Distance to the next access that the copy at `tier` would serve.
 std::uint64_t Residency::next_use(SegmentId id, Tier tier) const {
-  const bool on_device = present(id, Tier::kDevice) && id != leaving_;
+  const bool on_device = present(id, Tier::kDevice) && id != evicting_;
   std::uint64_t found = kNever;
   visit_future(id, [&](const AccessStep& a, std::uint64_t distance) {
     if (a.access == Access::kOverwrite) return false;
@@ -185,18 +185,18 @@ Policy& Residency::policy_of(SegmentId id, Tier tier) const {
   return *policies_[index(tier)][static_cast<std::size_t>(level_[static_cast<std::size_t>(id)])];
 }
 
-bool Residency::may_leave(SegmentId id, Tier tier) const {
-  return could_leave(id, tier) && (gate_ == nullptr || !gate_->held(id, tier));
+bool Residency::may_evict(SegmentId id, Tier tier) const {
+  return could_evict(id, tier) && (probe_ == nullptr || !probe_->held(id, tier));
 }
 
 // Whether the copy may be evicted if it is not leased.
-bool Residency::could_leave(SegmentId id, Tier tier) const {
+bool Residency::could_evict(SegmentId id, Tier tier) const {
   const State& s = state(id);
   const std::size_t t = index(tier);
   if (s.hold[t] == clock_ || s.pins[t] > 0 || s.refused[t] == search_[t]) return false;
   if (horizon_[t] != kNever && next_use(id, tier) <= horizon_[t]) return false;
-  const bool can_sink = table_.segment(id).lowest > tier;
-  return can_sink || s.current != bit(tier) || dead(id);
+  const bool can_demote = table_.segment(id).lowest > tier;
+  return can_demote || s.current != bit(tier) || dead(id);
 }
 
 void Residency::changed(SegmentId id) {
@@ -287,9 +287,9 @@ bool Residency::passes_host(SegmentId id) {
   return next_read(id) < next_use(other, Tier::kHost);
 }
 
-// `left`: set to whether the copy was evicted. A failure is temporary (NoRoom::busy).
-std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
-  left = false;
+// `evicted`: set to whether the copy was evicted. A failure is temporary (NoRoom::busy).
+std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& evicted) {
+  evicted = false;
   const bool only_copy = state(id).current == bit(tier);
   Tier below = tier == Tier::kDevice ? Tier::kHost : Tier::kNvme;
   if (only_copy && !dead(id) && tier == Tier::kDevice) {
@@ -304,9 +304,9 @@ std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
       below = Tier::kNvme;
     }
   }
-  const auto closed = gate_ == nullptr ? Gate::Closed::kYes : gate_->close(id, tier);
-  if (closed == Gate::Closed::kMoving) return NoRoom{tier, table_.segment(id).charge_at(tier), id, id};
-  if (closed == Gate::Closed::kHeld) {
+  const auto closed = probe_ == nullptr ? LeaseProbe::Closed::kYes : probe_->close(id, tier);
+  if (closed == LeaseProbe::Closed::kMoving) return NoRoom{tier, table_.segment(id).charge_at(tier), id, id};
+  if (closed == LeaseProbe::Closed::kHeld) {
     state(id).refused[index(tier)] = search_[index(tier)];
     return std::nullopt;
   }
@@ -316,7 +316,7 @@ std::optional<NoRoom> Residency::evict(SegmentId id, Tier tier, bool& left) {
   }
   free(id, tier);
   out_->back().access = Access::kRead;
-  left = true;
+  evicted = true;
   return std::nullopt;
 }
 
@@ -324,7 +324,7 @@ SegmentId Residency::victim(Tier tier) const {
   for (const auto& policy : policies_[index(tier)]) {
     const SegmentId id = policy->victim(View(*this, tier));
     if (id < 0) continue;
-    ZG_ASSERT(present(id, tier) && could_leave(id, tier), "the policy gives away {}, which may not leave",
+    ZG_ASSERT(present(id, tier) && could_evict(id, tier), "the policy gives away {}, which may not leave",
               table_.segment_name(id));
     return id;
   }
@@ -340,8 +340,8 @@ std::optional<NoRoom> Residency::make_room(Tier tier, SegmentId newcomer) {
   while (used_[t] + needed > budget(tier)) {
     const SegmentId id = victim(tier);
     if (id < 0) return NoRoom{tier, needed, newcomer};
-    bool left = false;
-    if (auto failure = evict(id, tier, left)) {
+    bool evicted = false;
+    if (auto failure = evict(id, tier, evicted)) {
       failure->segment = newcomer;
       failure->needed = needed;
       return failure;
@@ -352,12 +352,12 @@ std::optional<NoRoom> Residency::make_room(Tier tier, SegmentId newcomer) {
 
 // Determines which copy the newcomer will evict from the device, before room is made at the host. The host
 // copy of that segment will then serve its device accesses, so its next use at the host is nearer.
-void Residency::set_leaving(SegmentId newcomer) {
+void Residency::set_evicting(SegmentId newcomer) {
   const std::size_t t = index(Tier::kDevice);
   if (used_[t] + table_.segment(newcomer).device_charge <= budget(Tier::kDevice)) return;
   search_[t] = ++searches_;
-  leaving_ = victim(Tier::kDevice);
-  if (leaving_ >= 0) changed(leaving_);
+  evicting_ = victim(Tier::kDevice);
+  if (evicting_ >= 0) changed(evicting_);
 }
 
 std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, Access access) {
@@ -370,10 +370,10 @@ std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, Access access) {
       // Room at the device first, since that may fail. An access that finds no room there must not have
       // evicted a host copy for nothing: two such accesses could evict each other's host copies by turns, for
       // ever.
-      if (gate_ != nullptr && !present(id, Tier::kHost)) {
+      if (probe_ != nullptr && !present(id, Tier::kHost)) {
         if (auto failure = make_room(tier, id)) return failure;
       }
-      if (follows_program() && !present(id, Tier::kHost)) set_leaving(id);
+      if (follows_program() && !present(id, Tier::kHost)) set_evicting(id);
       std::optional<NoRoom> failure;
       const bool stale = access == Access::kWrite && may_go_direct(id);  // a host copy would be stale at once
       if (present(id, Tier::kHost) || (!stale && passes_host(id))) {
@@ -381,7 +381,7 @@ std::optional<NoRoom> Residency::bring(SegmentId id, Tier tier, Access access) {
         if (!failure) source = Tier::kHost;
         if (failure && failure->busy < 0 && may_go_direct(id)) failure.reset();
       }
-      if (leaving_ >= 0) changed(std::exchange(leaving_, -1));
+      if (evicting_ >= 0) changed(std::exchange(evicting_, -1));
       if (failure) return failure;
       if (source == Tier::kHost) state(id).hold[index(Tier::kHost)] = clock_;  // until it is copied, below
     } else if (present(id, Tier::kDevice)) {
@@ -464,7 +464,7 @@ bool Residency::prefetch(SegmentId segment, Tier tier, std::int32_t position, st
   return there;
 }
 
-void Residency::clean(std::int64_t bytes, int most, std::vector<Action>& out) {
+void Residency::write_back_ahead(std::int64_t bytes, int most, std::vector<Action>& out) {
   out_ = &out;
   ++clock_;
   const std::size_t t = index(Tier::kHost);
@@ -475,7 +475,7 @@ void Residency::clean(std::int64_t bytes, int most, std::vector<Action>& out) {
     if (id < 0) break;
     state(id).refused[t] = search_[t];  // so that it is examined once
     if (sole(id, Tier::kHost) && !dead(id)) {
-      if (gate_ != nullptr && gate_->close(id, Tier::kHost) != Gate::Closed::kYes) continue;
+      if (probe_ != nullptr && probe_->close(id, Tier::kHost) != LeaseProbe::Closed::kYes) continue;
       copy(id, Tier::kHost, Tier::kNvme);
     }
     ready += table_.segment(id).charge;
@@ -504,7 +504,7 @@ void Residency::assume_content(SegmentId id, Tier tier) {
   }
 }
 
-void Residency::sink(std::vector<Action>& out) {
+void Residency::demote_all(std::vector<Action>& out) {
   out_ = &out;
   ++clock_;
   program_[0] = program_[1] = nullptr;
@@ -513,9 +513,9 @@ void Residency::sink(std::vector<Action>& out) {
     search_[index(tier)] = ++searches_;
     const std::vector<SegmentId> all = resident_[index(tier)];
     for (const SegmentId id : all) {
-      bool left = false;
+      bool evicted = false;
       if (present(id, tier) && table_.segment(id).lowest > tier && !is_pinned(id, tier))
-        (void)evict(id, tier, left);
+        (void)evict(id, tier, evicted);
     }
   }
 }

@@ -22,7 +22,7 @@ StoreParts::StoreParts(const TensorStore::Options& o)
             }),
       prefetcher(table, options, residency, leases, mover, counters),
       report(*this),
-      mover(table, options, leases.hot(), counters, mutex, *this) {
+      mover(table, options, leases.words(), counters, mutex, *this) {
   ZG_ASSERT_LE(o.budgets.device, o.device->arena().budget());
   ZG_ASSERT_LE(o.budgets.host, o.host->budget());
   ZG_ASSERT(!o.budgets.direct || o.device->is_host() || (o.io != nullptr && o.io->direct() != nullptr),
@@ -32,7 +32,7 @@ StoreParts::StoreParts(const TensorStore::Options& o)
   ZG_ASSERT_EQ(table.device_granule() % o.device->arena().granule(), 0);
   ZG_ASSERT_EQ(io::Engine::alignment() % o.host->granule(), 0);
   grow();
-  residency.set_gate(&leases);
+  residency.set_lease_probe(&leases);
 }
 
 StoreParts::~StoreParts() {
@@ -47,7 +47,7 @@ StoreParts::~StoreParts() {
       ZG_ASSERT(!n->leased, "{} is still leased when its store ends", report.describe(*n));
     }
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      ZG_ASSERT((leases.hot(id).word[index_of(tier)].load() & Hot::kLeases) == 0,
+      ZG_ASSERT((leases.words(id).word[index_of(tier)].load() & CopyWord::kLeases) == 0,
                 "{} is still leased when its store ends", table.segment_name(id));
       ZG_ASSERT(!residency.is_pinned(id, tier), "{} is still pinned when its store ends",
                 table.segment_name(id));
@@ -104,12 +104,12 @@ void StoreParts::unpin(SegmentId segment, Tier tier) {
   waits.wake();
 }
 
-void StoreParts::leaves(const Action& action) {
+void StoreParts::evicting(const Action& action) {
   if (action.access == Access::kRead) {
     ++counters.segments[action.segment].evictions;
     ++counters.tiers[index_of(action.tier)].evictions;
   }
-  prefetcher.leaves(action);
+  prefetcher.evicting(action);
 }
 
 void StoreParts::granted(const ActionNode& use) {
@@ -315,12 +315,12 @@ AccessTrace TensorStore::access_trace() const {
   return {p.table, p.options.budgets, p.recorder.programs(), p.recorder.sequence()};
 }
 
-void TensorStore::sink() {
+void TensorStore::demote_all() {
   StoreParts& p = *parts_;
   StoreParts::Lock lock(p.mutex);
   ZG_ASSERT(p.program == nullptr, "a program says itself what moves");
   p.drain(lock);  // segments with unfinished moves could not be demoted
-  p.residency.sink(p.actions);
+  p.residency.demote_all(p.actions);
   p.mover.carry_out(p.actions, Urgency::kWriteBack);
   p.prefetcher.expect_again();
   p.prefetcher.rest();

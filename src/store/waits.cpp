@@ -22,7 +22,7 @@ Waiter::Waiter(Waits& w, const AccessStep& a, Stream* c)
 Waiter::~Waiter() {
   if (decided) --waits.leases_.claims(step.segment).intents[index_of(step.tier)];
   if (taken) {
-    waits.leases_.hot(step.segment).word[index_of(step.tier)].fetch_sub(Hot::kWriter);
+    waits.leases_.words(step.segment).word[index_of(step.tier)].fetch_sub(CopyWord::kWriter);
     LeaseTable::note_off(entry);
   }
   if (flagged) {
@@ -128,18 +128,18 @@ WaitCause Waits::cause_of(const Waiter& w) const {
 
 bool Waits::in_the_way(const Waiter& w) const {
   const SegmentId id = w.step.segment;
-  const Hot& h = leases_.hot(id);
+  const CopyWord& h = leases_.words(id);
   const std::size_t t = index_of(w.step.tier), o = index_of(other(w.step.tier));
   const std::uint64_t here = h.word[t].load(), there = h.word[o].load();
   const auto blocks = [&](std::uint64_t word) {
-    return w.reads() ? Hot::writers(word) > 0 : (word & Hot::kLeases) != 0;
+    return w.reads() ? CopyWord::writers(word) > 0 : (word & CopyWord::kLeases) != 0;
   };
   if (!blocks(here) && !blocks(there)) return overtakes(w);
   // If all leases were passed to the consumer's own stream, the stream keeps the accesses in order.
   const bool ready = residency_.present(id, w.step.tier) && (w.reads() || residency_.sole(id, w.step.tier));
   const LeaseTable::Claims& c = leases_.claims(id);
   return !(ready && !blocks(there) && w.consumer != nullptr && c.passed_to == w.consumer &&
-           Hot::readers(here) + Hot::writers(here) == c.passed[t]);
+           CopyWord::readers(here) + CopyWord::writers(here) == c.passed[t]);
 }
 
 // Whether `w`, if it took its lease now, would overtake an acquire that waits for leases of the same segment.
@@ -233,7 +233,7 @@ std::vector<const Waiter*> Waits::those_stuck() const {
              std::any_of(waiters_.begin(), waiters_.end(),
                          [&](const Waiter* o) { return o->decided && !is_stuck(o); });
     }
-    const Hot& h = leases_.hot(v->step.segment);
+    const CopyWord& h = leases_.words(v->step.segment);
     return !leases_.any_holder([&](const auto& o) { return o.holds(h) && !can_go_on(o); });
   };
   for (auto found = stuck.begin(); found != stuck.end();) {
@@ -289,9 +289,9 @@ std::string Waits::describe(const Waiter& w) const {
       return text + fmt::format("{} is on its way", table_.segment_name(w.moving));
     case Obstacle::kLeases: {
       int readers = 0, writers = 0;
-      for (const auto& word : leases_.hot(w.step.segment).word) {
-        readers += Hot::readers(word.load());
-        writers += Hot::writers(word.load());
+      for (const auto& word : leases_.words(w.step.segment).word) {
+        readers += CopyWord::readers(word.load());
+        writers += CopyWord::writers(word.load());
       }
       const int(&passed)[2] = leases_.claims(w.step.segment).passed;
       return text + fmt::format("leases of others ({} read, {} write; {} of them passed to a stream)",

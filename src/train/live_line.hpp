@@ -17,7 +17,7 @@ namespace zg {
 struct LiveStep {
   std::int64_t step = 0, steps = 0;  // from 1; of the run
   double seconds = 0;                // since the step began
-  std::string work;                  // Engine::work()
+  std::string work;                  // StepExecutor::work()
   struct Rates {
     double read = 0, write = 0;
   };

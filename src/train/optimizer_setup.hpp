@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ziggurat/config/run_config.hpp"
-#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/engine/step_executor.hpp"
 
 namespace zg {
 

@@ -26,8 +26,8 @@ Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, Trace* trace, Watchdog*
   o.verify = plan.config.aio.verify;
   o.trace = trace;
   store_ = std::make_unique<TensorStore>(o);
-  engine_ = std::make_unique<Engine>(Engine::Options{plan.layout.get(), plan.programs.get(), &device_,
-                                                     store_.get(), trace, plan.config.seed});
+  engine_ = std::make_unique<StepExecutor>(StepExecutor::Options{
+      plan.layout.get(), plan.programs.get(), &device_, store_.get(), trace, plan.config.seed});
   if (watchdog != nullptr) {
     watched_.push_back(watchdog->watch(part_of(*store_)));
     watched_.push_back(watchdog->watch(part_of(*engine_)));

@@ -130,10 +130,10 @@ class Planner {
   // for: a configured share of the parameters, or as many as there is room for besides the weights, gradients
   // and activations, which are used more often per byte.
   std::int32_t device_updates() const {
-    const Placement wanted = config_.offload_optimizer;
+    const OffloadTarget wanted = config_.offload_optimizer;
     const std::int32_t units = layout().head_unit() + 1;
-    if (wanted == Placement::kDevice) return units;
-    if (wanted != Placement::kAuto) return units_within(1 - config_.host_update_share);
+    if (wanted == OffloadTarget::kDevice) return units;
+    if (wanted != OffloadTarget::kAuto) return units_within(1 - config_.host_update_share);
     const std::int64_t device = device_limit();
     const auto state_of = [&](std::int32_t u) {
       std::int64_t charge = 0;

@@ -32,7 +32,7 @@ WatchedPart part_of(const TensorStore& store) {
           .waiting = [&store] { return store.waiting() > 0; }};
 }
 
-WatchedPart part_of(const Engine& engine) {
+WatchedPart part_of(const StepExecutor& engine) {
   return {.name = "engine",
           .state = [&engine] { return engine.state(); },
           .progress = [&engine] { return engine.progress(); },

@@ -1,12 +1,12 @@
 // Registers the parts of a run with the watchdog. The parts outlive the registration.
 #pragma once
 #include "ziggurat/base/watchdog.hpp"
-#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/engine/step_executor.hpp"
 
 namespace zg {
 
 WatchedPart part_of(const io::Engine& io);
 WatchedPart part_of(const TensorStore& store);
-WatchedPart part_of(const Engine& engine);
+WatchedPart part_of(const StepExecutor& engine);
 
 }  // namespace zg

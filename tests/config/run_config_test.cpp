@@ -72,9 +72,9 @@ TEST_F(ConfigTest, QuickstartSaysWhatItShould) {
   ASSERT_EQ(run.tiers.nvme.size(), 1u);
   EXPECT_EQ(run.tiers.nvme[0].path, "build/quickstart");
   EXPECT_EQ(run.tiers.nvme[0].bytes, 256 << 20);
-  EXPECT_EQ(run.offload_param, Placement::kAuto);
-  EXPECT_EQ(run.offload_optimizer, Placement::kAuto);
-  EXPECT_EQ(run.offload_activation, Placement::kAuto);
+  EXPECT_EQ(run.offload_param, OffloadTarget::kAuto);
+  EXPECT_EQ(run.offload_optimizer, OffloadTarget::kAuto);
+  EXPECT_EQ(run.offload_activation, OffloadTarget::kAuto);
   EXPECT_EQ(run.sample_tokens, 300);
   EXPECT_EQ(run.output_dir, "runs/quickstart");
   ASSERT_EQ(run.warnings.size(), 1u);
@@ -112,9 +112,9 @@ TEST_F(ConfigTest, DefaultsAreDeepSpeeds) {
   EXPECT_DOUBLE_EQ(run.gradient_clipping, 0);
   EXPECT_TRUE(run.recompute);
   EXPECT_EQ(run.accumulation, Accumulation::kLayerMajor);
-  EXPECT_EQ(run.offload_param, Placement::kDevice);
-  EXPECT_EQ(run.offload_optimizer, Placement::kDevice);
-  EXPECT_EQ(run.offload_activation, Placement::kDevice);
+  EXPECT_EQ(run.offload_param, OffloadTarget::kDevice);
+  EXPECT_EQ(run.offload_optimizer, OffloadTarget::kDevice);
+  EXPECT_EQ(run.offload_activation, OffloadTarget::kDevice);
   EXPECT_EQ(run.aio.backend, io::Backend::kAuto);
   EXPECT_FALSE(run.aio.require);
   EXPECT_TRUE(run.aio.verify);
@@ -141,9 +141,9 @@ TEST_F(ConfigTest, DeepSpeedSectionsMeanWhatTheyMeanThere) {
   EXPECT_DOUBLE_EQ(run.schedule.cycle_min_mom, 0.85);
   EXPECT_EQ(run.dtype, DType::kBF16);
   EXPECT_EQ(run.gradient_dtype, DType::kBF16);
-  EXPECT_EQ(run.offload_param, Placement::kHost);
-  EXPECT_EQ(run.offload_optimizer, Placement::kNvme);
-  EXPECT_EQ(run.offload_activation, Placement::kHost);
+  EXPECT_EQ(run.offload_param, OffloadTarget::kHost);
+  EXPECT_EQ(run.offload_optimizer, OffloadTarget::kNvme);
+  EXPECT_EQ(run.offload_activation, OffloadTarget::kHost);
   ASSERT_EQ(run.tiers.nvme.size(), 1u);
   EXPECT_EQ(run.tiers.nvme[0].path, "/tmp");
   EXPECT_EQ(run.tiers.nvme[0].bytes, 0) << "as much as needed";
@@ -241,9 +241,9 @@ TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
     "seed": 0
   })");
   EXPECT_EQ(run.warnings, Strings{});
-  EXPECT_EQ(run.offload_param, Placement::kNvme);
-  EXPECT_EQ(run.offload_optimizer, Placement::kHost);
-  EXPECT_EQ(run.offload_activation, Placement::kDevice);
+  EXPECT_EQ(run.offload_param, OffloadTarget::kNvme);
+  EXPECT_EQ(run.offload_optimizer, OffloadTarget::kHost);
+  EXPECT_EQ(run.offload_activation, OffloadTarget::kDevice);
   EXPECT_EQ(run.aio.backend, io::Backend::kThreads);
   EXPECT_TRUE(run.aio.require);
   EXPECT_EQ(run.aio.block_size, 8192);
@@ -311,13 +311,13 @@ TEST_F(ConfigTest, DrivesOfMemoryAreWhatTheyAreProgrammedToBe) {
 }
 
 TEST_F(ConfigTest, PlacementWithoutOffloadSections) {
-  EXPECT_EQ(load_over(R"({"tiers": {}})").offload_param, Placement::kAuto);
-  EXPECT_EQ(load_over(R"({"tiers": null})").offload_param, Placement::kDevice);
+  EXPECT_EQ(load_over(R"({"tiers": {}})").offload_param, OffloadTarget::kAuto);
+  EXPECT_EQ(load_over(R"({"tiers": null})").offload_param, OffloadTarget::kDevice);
   const RunConfig none = load_over(R"({"tiers": {}, "zero_optimization": {"stage": 0,
     "offload_param": {"device": "none"}, "offload_optimizer": {"device": "none", "nvme_path": null}}})");
-  EXPECT_EQ(none.offload_param, Placement::kDevice);
-  EXPECT_EQ(none.offload_optimizer, Placement::kDevice);
-  EXPECT_EQ(none.offload_activation, Placement::kAuto);
+  EXPECT_EQ(none.offload_param, OffloadTarget::kDevice);
+  EXPECT_EQ(none.offload_optimizer, OffloadTarget::kDevice);
+  EXPECT_EQ(none.offload_activation, OffloadTarget::kAuto);
 }
 
 TEST_F(ConfigTest, NvmePathsMakeATierUnlessThereIsOne) {

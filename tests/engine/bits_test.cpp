@@ -23,10 +23,10 @@ TinySetup setup_of(const Case& c) {
 TinySetup everything_in_the_device(const Case& c) {
   TinySetup s = setup_of(c);
   s.layout.device_updates = kAllUnits;
-  s.layout.weights = s.layout.optimizer = s.layout.activations = Placement::kDevice;
+  s.layout.weights = s.layout.optimizer = s.layout.activations = OffloadTarget::kDevice;
   return s;
 }
-TinySetup everything_sinks(const Case& c) {
+TinySetup everything_demoted(const Case& c) {
   TinySetup s = setup_of(c);
   s.layout.drives = 1;
   s.room = Room::kSmallest;
@@ -93,7 +93,7 @@ TEST_P(Placements, SmallestDeviceWithTheRestAtTheHost) {
 }
 
 TEST_P(Placements, UpdateOnTheDeviceWithStateThatSinks) {
-  TinySetup s = everything_sinks(GetParam());
+  TinySetup s = everything_demoted(GetParam());
   s.layout.device_updates = kAllUnits;
   expect_nothing_changes(s);
 }
@@ -103,7 +103,7 @@ TEST_P(Placements, WhatSinksGoesPastTheHost) {
   if (!test_device_is_host()) return;  // needs drives that reach its memory: tests/cuda/store
   for (const bool on_device : {false, true}) {
     SCOPED_TRACE(on_device);
-    TinySetup s = everything_sinks(GetParam());
+    TinySetup s = everything_demoted(GetParam());
     if (on_device) s.layout.device_updates = kAllUnits;
     const TinyRun around(s);
     s.direct = true;
@@ -119,25 +119,25 @@ TEST_P(Placements, WhatSinksGoesPastTheHost) {
 }
 
 TEST_P(Placements, EverythingSinksOutOfOrder) {
-  TinySetup s = everything_sinks(GetParam());
+  TinySetup s = everything_demoted(GetParam());
   s.nvme = Nvme::kMemory;
   expect_nothing_changes(s);
 }
 TEST_P(Placements, EverythingSinksToRam) {
-  expect_nothing_changes(everything_sinks(GetParam()));
+  expect_nothing_changes(everything_demoted(GetParam()));
 }
 TEST_P(Placements, EverythingSinksThroughThreads) {
-  TinySetup s = everything_sinks(GetParam());
+  TinySetup s = everything_demoted(GetParam());
   s.nvme = Nvme::kThreads;
   expect_nothing_changes(s);
 }
 TEST_P(Placements, EverythingSinksThroughIoUring) {
-  TinySetup s = everything_sinks(GetParam());
+  TinySetup s = everything_demoted(GetParam());
   s.nvme = Nvme::kUring;
   expect_nothing_changes(s);
 }
 TEST_P(Placements, DrivesThatAreLateAndShort) {
-  TinySetup s = everything_sinks(GetParam());
+  TinySetup s = everything_demoted(GetParam());
   s.nvme = Nvme::kThreads;
   s.layout.drives = 2;
   s.faults = {.seed = 3, .short_rate = 0.2, .delay_rate = 0.002};
@@ -146,7 +146,7 @@ TEST_P(Placements, DrivesThatAreLateAndShort) {
 TEST_P(Placements, TwoAndThreeDrives) {
   for (const int drives : {2, 3}) {
     SCOPED_TRACE(drives);
-    TinySetup s = everything_sinks(GetParam());
+    TinySetup s = everything_demoted(GetParam());
     s.layout.drives = drives;
     expect_nothing_changes(s);
   }
@@ -154,7 +154,7 @@ TEST_P(Placements, TwoAndThreeDrives) {
 TEST_P(Placements, PrefetchDepths) {
   for (const int depth : {0, 1, 8, 256}) {
     SCOPED_TRACE(depth);
-    TinySetup s = everything_sinks(GetParam());
+    TinySetup s = everything_demoted(GetParam());
     s.prefetch = depth;
     expect_nothing_changes(s);
   }
@@ -162,28 +162,28 @@ TEST_P(Placements, PrefetchDepths) {
 TEST_P(Placements, StateSegmentsOfOtherSizes) {
   for (const std::int64_t bytes : {20000, 60000, 1 << 20}) {
     SCOPED_TRACE(bytes);
-    TinySetup s = everything_sinks(GetParam());
+    TinySetup s = everything_demoted(GetParam());
     s.layout.state_segment_bytes = bytes;
     expect_nothing_changes(s);
   }
 }
 TEST_P(Placements, WithoutRecomputation) {
-  TinySetup s = everything_sinks(GetParam());
+  TinySetup s = everything_demoted(GetParam());
   s.layout.recompute = false;
   expect_nothing_changes(s);
 }
 TEST_P(Placements, WithoutChecksums) {
-  TinySetup s = everything_sinks(GetParam());
+  TinySetup s = everything_demoted(GetParam());
   s.verify = Verify::kNo;
   expect_nothing_changes(s);
 }
 TEST_P(Placements, EachKindHasItsOwnFloor) {
-  TinySetup s = everything_sinks(GetParam());
-  s.layout.weights = Placement::kDevice;
-  s.layout.activations = Placement::kHost;
+  TinySetup s = everything_demoted(GetParam());
+  s.layout.weights = OffloadTarget::kDevice;
+  s.layout.activations = OffloadTarget::kHost;
   expect_nothing_changes(s);
-  s.layout.weights = Placement::kHost;
-  s.layout.activations = Placement::kDevice;
+  s.layout.weights = OffloadTarget::kHost;
+  s.layout.activations = OffloadTarget::kDevice;
   expect_nothing_changes(s);
 }
 
@@ -198,7 +198,7 @@ TEST_P(Placements, EarlyUpdatesAreDeferredOnesWithoutClipping) {
     SCOPED_TRACE(static_cast<int>(order));
     // The order of additions is the same only where the embedding is not tied: see AccumulationOrder.
     if (order == Accumulation::kMicroBatchMajor && GetParam().arch == Arch::kGpt2) continue;
-    TinySetup early = everything_sinks(GetParam());
+    TinySetup early = everything_demoted(GetParam());
     early.layout.accumulation = order;
     early.timing = UpdateTiming::kEarly;
     early.clip = 0;
@@ -206,7 +206,7 @@ TEST_P(Placements, EarlyUpdatesAreDeferredOnesWithoutClipping) {
     expect_same_bits_but_for_evaluations(expected, two.train(kSteps, kEvaluations));
     two.expect_within_budgets();
   }
-  TinySetup unclipped = everything_sinks(GetParam());
+  TinySetup unclipped = everything_demoted(GetParam());
   unclipped.clip = 0;
   TinyRun three(unclipped);
   expect_same_bits(expected, three.train(kSteps, kEvaluations));
@@ -223,7 +223,7 @@ TEST(AccumulationOrder, UntiedModelsTrainToTheSameBits) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     const Case c{"", Arch::kLlama, dtype};
     TinyRun one(everything_in_the_device(c));
-    TinySetup major = everything_sinks(c);
+    TinySetup major = everything_demoted(c);
     major.layout.accumulation = Accumulation::kMicroBatchMajor;
     TinyRun two(major);
     expect_same_bits_but_for_evaluations(one.train(kSteps, kEvaluations), two.train(kSteps, kEvaluations));

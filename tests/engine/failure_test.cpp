@@ -7,7 +7,7 @@
 namespace zg::test {
 namespace {
 
-TinySetup sinking() {
+TinySetup demoting() {
   TinySetup s;
   s.layout.drives = 2;
   s.room = Room::kSmallest;
@@ -46,7 +46,7 @@ Failure train_until_it_fails(const TinySetup& setup, std::int64_t steps) {
 
 TEST(Diverged, NanInTheWeightsIsTold) {
   for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kEarly}) {
-    TinySetup s = sinking();
+    TinySetup s = demoting();
     s.timing = timing;
     s.clip = 0;
     TinyRun run(s);
@@ -65,7 +65,7 @@ TEST(Diverged, NanInTheWeightsIsTold) {
 
 TEST(Diverged, TheStepIsTheOneWhoseLossIsNotFinite) {
   for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kEarly}) {
-    TinySetup s = sinking();
+    TinySetup s = demoting();
     s.timing = timing;
     s.clip = 0;
     s.lr = std::numeric_limits<double>::infinity();  // the first update ruins the weights
@@ -80,7 +80,7 @@ TEST(Diverged, TheStepIsTheOneWhoseLossIsNotFinite) {
 }
 
 TEST(Drives, ThatFailInTheMiddleEndTheRunAndNameTheSegment) {
-  TinySetup s = sinking();
+  TinySetup s = demoting();
   std::int64_t blocks = 0, of_load = 0;
   {
     TinyRun run(s);
@@ -123,7 +123,7 @@ TEST(Drives, ThatFailInTheMiddleEndTheRunAndNameTheSegment) {
 // claims the update, or half of it.
 TEST(Drives, ThatFailDuringAnUpdateLeaveNoneThatClaimsIt) {
   for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kSeparate}) {
-    TinySetup s = sinking();
+    TinySetup s = demoting();
     s.layout.drives = 1;
     s.timing = timing;
     s.nvme = Nvme::kRam;
@@ -188,7 +188,7 @@ TEST(Drives, ThatFailDuringAnUpdateLeaveNoneThatClaimsIt) {
 
 // The same of deferred updates in the step after: it fails as a whole.
 TEST(Drives, ThatFailDuringADeferredUpdateFailItsStep) {
-  TinySetup s = sinking();
+  TinySetup s = demoting();
   s.layout.drives = 1;
   s.nvme = Nvme::kRam;
   std::int64_t before = 0, after = 0;
@@ -231,7 +231,7 @@ TEST(Drives, ThatFailDuringADeferredUpdateFailItsStep) {
 }
 
 TEST(Drives, WhoseContentChangesAreFoundOut) {
-  TinySetup s = sinking();
+  TinySetup s = demoting();
   s.nvme = Nvme::kMemory;
   int reads = 0;
   TinyResult expected;

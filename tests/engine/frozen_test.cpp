@@ -124,7 +124,7 @@ TEST(Frozen, CostsNoBytes) {
     TinySetup s = tiny(tiny_gpt2(), {"bf16", DType::kBF16, {}});
     s.timing = timing;
     s.clip = 0;
-    s.layout.optimizer = Placement::kHost;
+    s.layout.optimizer = OffloadTarget::kHost;
     TinySetup frozen = s;
     frozen.layout.groups = freeze(s, [](std::size_t u, std::size_t) { return u == 1 || u == 3; });
     TinyRun all(s), some(frozen);

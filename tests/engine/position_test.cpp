@@ -14,7 +14,7 @@ TEST(EnginePosition, SaysWhereItIsAndCountsWhatIsIssuedAndDone) {
   setup.layout.drives = 1;
   setup.room = Room::kSmallest;
   TinyRun run(setup);
-  const Engine& engine = run.engine();
+  const StepExecutor& engine = run.engine();
   EXPECT_EQ(engine.state(),
             "before the first step\ncompute stream: 0 operations done, idle\n"
             "optimizer stream: 0 operations done, idle");

@@ -4,7 +4,7 @@
 namespace zg::test {
 namespace {
 
-TinySetup sinking(const ModelConfig& model, DType dtype = DType::kF32) {
+TinySetup demoting(const ModelConfig& model, DType dtype = DType::kF32) {
   TinySetup s;
   s.model = model;
   s.dtype = dtype;
@@ -15,7 +15,7 @@ TinySetup sinking(const ModelConfig& model, DType dtype = DType::kF32) {
 
 TEST(Initialize, AsksForEachElementOnceAndKeepsIt) {
   for (const ModelConfig& config : {tiny_gpt2(), tiny_llama()}) {
-    TinyRun run(sinking(config, DType::kBF16));
+    TinyRun run(demoting(config, DType::kBF16));
     std::map<std::string, std::vector<int>> asked;
     run.engine().initialize([&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
       std::vector<int>& times = asked[p.name];
@@ -61,7 +61,7 @@ TEST(Evaluate, ChangesNoBitOfTraining) {
   for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kEarly}) {
     for (const std::int64_t micro_batches : {1, 3, 7}) {
       SCOPED_TRACE(micro_batches);
-      TinySetup s = sinking(tiny_gpt2(), DType::kBF16);
+      TinySetup s = demoting(tiny_gpt2(), DType::kBF16);
       s.timing = timing;
       s.clip = timing == UpdateTiming::kDeferred ? 0.5 : 0;
       s.eval_micro_batches = micro_batches;
@@ -78,7 +78,7 @@ TEST(Evaluate, ChangesNoBitOfTraining) {
 // the same data under the same weights.
 TEST(Evaluate, IsTheLossOfTheSameData) {
   for (const ModelConfig& model : {tiny_gpt2(), tiny_llama()}) {
-    TinySetup s = sinking(model);
+    TinySetup s = demoting(model);
     s.eval_micro_batches = s.layout.micro_batches;
     s.data = [s](std::int64_t, std::int64_t m) { return tiny_batch(s, 1000, m); };
     TinyRun run(s);
@@ -91,7 +91,7 @@ TEST(Evaluate, IsTheLossOfTheSameData) {
 }
 
 TEST(ReadState, GivesAnyRangeOfMastersAndMoments) {
-  TinyRun run(sinking(tiny_llama(), DType::kBF16));
+  TinyRun run(demoting(tiny_llama(), DType::kBF16));
   run.initialize();
   (void)run.step(Then::kTrain);
   (void)run.step(Then::kPause);
@@ -137,7 +137,7 @@ TEST(ReadState, WorksInTheSmallestBudgets) {
     for (const int drives : {0, 1, 2}) {
       for (const std::int32_t on_device : {0, 2, kAllUnits}) {
         SCOPED_TRACE(fmt::format("{}, {} drives, {} units on the device", format.name, drives, on_device));
-        TinySetup s = sinking(tiny_llama(), format.dtype);
+        TinySetup s = demoting(tiny_llama(), format.dtype);
         s.layout.state = format.format;
         s.layout.drives = drives;
         s.layout.device_updates = on_device;

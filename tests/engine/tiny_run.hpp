@@ -19,7 +19,7 @@
 #include "support/granule_device.hpp"
 #include "support/reference.hpp"
 #include "support/test_device.hpp"
-#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/engine/step_executor.hpp"
 #include "ziggurat/plan/plan.hpp"
 
 namespace zg::test {
@@ -190,8 +190,8 @@ class TinyRun {
     o.prefetch_depth = setup_.prefetch;
     o.verify = setup_.verify == Verify::kYes;
     store_ = std::make_unique<TensorStore>(o);
-    engine_ = std::make_unique<Engine>(
-        Engine::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr, setup_.seed});
+    engine_ = std::make_unique<StepExecutor>(
+        StepExecutor::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr, setup_.seed});
     deadline_ = std::make_unique<Deadline>(device_->is_host() ? 60 : 500, [this] { return store_->state(); });
   }
 
@@ -349,7 +349,7 @@ class TinyRun {
   const Layout& layout() const { return layout_; }
   const StepPrograms& programs() const { return programs_; }
   const Budgets& budgets() const { return budgets_; }
-  Engine& engine() { return *engine_; }
+  StepExecutor& engine() { return *engine_; }
   TensorStore& store() { return *store_; }
   io::Engine* io() { return io_.get(); }
   std::int64_t everything(Tier tier = Tier::kHost) const { return layout_.table.total_charge(tier); }
@@ -394,7 +394,7 @@ class TinyRun {
   std::unique_ptr<Arena> host_;
   std::unique_ptr<io::Engine> io_;
   std::unique_ptr<TensorStore> store_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<StepExecutor> engine_;
   std::unique_ptr<Deadline> deadline_;
   std::int64_t steps_ = 0, updates_ = 0;
 };

@@ -288,7 +288,7 @@ TEST(Head, ChunksAddUpToTheWhole) {
     double sum = 0;
     const BatchShape shape{1, n};
     const Bytes workspace(r.model().head_workspace_bytes(shape));
-    r.model().head(
+    r.model().head_loss_and_gradient(
         stream, shape, r.weights(r.head()), r.weights(0), View(x.data() + first * 8, DType::kF64, n, 8),
         View(targets.data() + first, DType::kI32, 1, n), View(&sum, DType::kF64, 1, 1),
         View(d.data() + first * 8, DType::kF64, n, 8), r.grads(r.head()), r.grads(0), workspace.data());

@@ -59,9 +59,9 @@ std::vector<Case> cases() {
   add("granules", [](TinySetup& s) { s.layout.device_granule = 64 << 10; });
   add("granules_update_of_two_on_device",
       [](TinySetup& s) { s.layout.device_granule = 64 << 10, s.layout.device_updates = 2; });
-  add("weights_in_device", [](TinySetup& s) { s.layout.weights = Placement::kDevice; });
-  add("optimizer_at_host", [](TinySetup& s) { s.layout.optimizer = Placement::kHost; });
-  add("activations_in_device", [](TinySetup& s) { s.layout.activations = Placement::kDevice; });
+  add("weights_in_device", [](TinySetup& s) { s.layout.weights = OffloadTarget::kDevice; });
+  add("optimizer_at_host", [](TinySetup& s) { s.layout.optimizer = OffloadTarget::kHost; });
+  add("activations_in_device", [](TinySetup& s) { s.layout.activations = OffloadTarget::kDevice; });
   return all;
 }
 
@@ -131,7 +131,7 @@ TEST(SmallestBudgetsOf, GivenDevicesNeedNoMoreHostThanSmallOnes) {
 
 TEST(SmallestBudgetsOf, FewerBytesThanARunThatMayNotSinkNeedsAreTheWholeOfIt) {
   TinySetup s;
-  s.layout.weights = s.layout.optimizer = Placement::kHost;
+  s.layout.weights = s.layout.optimizer = OffloadTarget::kHost;
   const TinyRun run(s);
   const auto least = smallest_budgets(run.layout(), run.programs(), 0);
   ASSERT_TRUE(least.has_value());

@@ -85,7 +85,7 @@ TEST(BytesPerStep, OptimizerAtTheHost) {
           s.dtype = DType::kBF16;
           s.timing = timing;
           s.clip = timing == UpdateTiming::kEarly ? 0 : 0.5;
-          s.layout.optimizer = Placement::kHost;
+          s.layout.optimizer = OffloadTarget::kHost;
           s.layout.accumulation = order;
           s.layout.device_updates = static_cast<std::int32_t>(on_device);
           // What is updated on the device stays there: weight, gradient and state.
@@ -115,7 +115,7 @@ TEST(BytesPerStep, DeviceOfTwoBlocks) {
   TinySetup s;
   s.layout.micro_batch = {1, 8};  // a page per activation
   s.layout.micro_batches = 2;
-  s.layout.activations = Placement::kDevice;
+  s.layout.activations = OffloadTarget::kDevice;
   s.layout.state_segment_bytes = 1 << 20;
   const std::vector<Sizes> units = sizes_of(s);
   const std::int64_t layers = s.model.layers;
@@ -160,7 +160,7 @@ TEST(BytesPerStep, HostOfOneUpdate) {
         s.timing = timing;
         s.clip = timing == UpdateTiming::kDeferred ? 0.5 : 0;
         s.layout.drives = 1;
-        s.layout.weights = s.layout.optimizer = Placement::kNvme;
+        s.layout.weights = s.layout.optimizer = OffloadTarget::kNvme;
         s.layout.state_segment_bytes = 1 << 20;
         const std::vector<Sizes> units = sizes_of(s);
         const Sizes &block = units[1], &head = units.back();
@@ -216,7 +216,9 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
   const auto below = [&](std::int64_t n) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
   };
-  const auto may_sink = [](Placement p) { return p == Placement::kAuto || p == Placement::kNvme; };
+  const auto may_demote = [](OffloadTarget p) {
+    return p == OffloadTarget::kAuto || p == OffloadTarget::kNvme;
+  };
   int with_traffic = 0, refused = 0;
   for (int i = 0; i < 60; ++i) {
     TinySetup s;
@@ -229,10 +231,10 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
     s.layout.device_updates = static_cast<std::int32_t>(below(3) == 0 ? kAllUnits : below(2) * below(4));
     s.layout.drives = static_cast<int>(below(3));
     s.layout.micro_batches = 1 + below(3);
-    s.layout.weights = static_cast<Placement>(below(4));
+    s.layout.weights = static_cast<OffloadTarget>(below(4));
     s.layout.optimizer =
-        s.layout.device_updates == kAllUnits || below(2) == 0 ? Placement::kAuto : Placement::kHost;
-    s.layout.activations = static_cast<Placement>(below(4));
+        s.layout.device_updates == kAllUnits || below(2) == 0 ? OffloadTarget::kAuto : OffloadTarget::kHost;
+    s.layout.activations = static_cast<OffloadTarget>(below(4));
     s.prefetch = static_cast<int>(below(3) * 40);
     s.nvme = below(2) == 0 ? Nvme::kRam : Nvme::kMemory;
     s.layout.state_segment_bytes = 3 * (16384 + 4096 * below(30));
@@ -276,8 +278,8 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
     TinyRun run(s);
     if (!make_plan(run.layout(), run.programs(), run.budgets()).fits) {
       // More room can fit less well where what may not sink got there first: refused, as it must be.
-      ASSERT_FALSE(may_sink(s.layout.weights) && may_sink(s.layout.optimizer) &&
-                   may_sink(s.layout.activations));
+      ASSERT_FALSE(may_demote(s.layout.weights) && may_demote(s.layout.optimizer) &&
+                   may_demote(s.layout.activations));
       ++refused;
       continue;
     }

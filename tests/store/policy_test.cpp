@@ -25,7 +25,7 @@ class Fifo final : public Policy {
   void future_changed(const PolicyView&) override {}
   SegmentId victim(const PolicyView& view) override {
     for (const SegmentId id : queue_) {
-      if (view.may_leave(id)) return id;
+      if (view.may_evict(id)) return id;
     }
     return -1;
   }
@@ -51,7 +51,7 @@ class AnyOne final : public Policy {
   SegmentId victim(const PolicyView& view) override {
     std::vector<SegmentId> may;
     for (const SegmentId id : here_) {
-      if (view.may_leave(id)) may.push_back(id);
+      if (view.may_evict(id)) may.push_back(id);
     }
     return may.empty() ? -1 : may[random_() % may.size()];
   }

@@ -20,15 +20,15 @@ TEST(ResidencyDirect, ADirectLinkNeedsNoHostMemory) {
   }
   // Down and up again, with a device for one of them, and for those that may sink to NVMe alone.
   for (const Tier lowest : {Tier::kNvme, Tier::kHost}) {
-    const TensorTable sinking = equal_table(1, 2, 9000, lowest);
+    const TensorTable demotable = equal_table(1, 2, 9000, lowest);
     const auto step = [](SegmentId id, Access access) {
       return AccessStep{id, Tier::kDevice, access, false};
     };
     const Program program =
         trace_of({step(0, Access::kOverwrite), step(1, Access::kOverwrite), step(0, Access::kRead)}, 2);
     const Budgets budgets{3 * kPage, 0, true};
-    Residency residency(sinking, budgets);
-    Replay replay(sinking, budgets);
+    Residency residency(demotable, budgets);
+    Replay replay(demotable, budgets);
     residency.set_future(&program, nullptr);
     for (std::int32_t op = 0; op < 3; ++op) {
       std::vector<Action> actions;

@@ -38,7 +38,7 @@ TEST(StoreFree, ExtentsMoveToTheFasterDriveAndKeepTheirContents) {
       EXPECT_TRUE(round == 1 || holds(lease.data(), lease.bytes(), id, round - 1)) << id << ", " << round;
       fill(lease.data(), lease.bytes(), id, round);
     }
-    rig.store->sink();
+    rig.store->demote_all();
   }
   rig.store->drain();
   // They were laid out in equal parts; now the fast one has most.

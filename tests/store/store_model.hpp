@@ -53,7 +53,7 @@ class RandomPolicy final : public Policy {
     const std::size_t start = there_.empty() ? 0 : random_() % there_.size();
     for (std::size_t i = 0; i < there_.size(); ++i) {
       const SegmentId id = there_[(start + i) % there_.size()];
-      if (view.may_leave(id)) return id;
+      if (view.may_evict(id)) return id;
     }
     return -1;
   }

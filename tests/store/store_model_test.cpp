@@ -111,7 +111,7 @@ class ModelRound {
     if (below(random_, 2) == 0) program();
     if (below(random_, 2) == 0) add_and_remove();
     if (below(random_, 3) == 0) {
-      store().sink();
+      store().demote_all();
       ++count_.sunk;
     }
     store().drain();

@@ -127,7 +127,7 @@ TEST(StorePieces, GoOnToTheDeviceWhileOthersAreStillRead) {
     const Lease lease = rig.store.acquire(0, Tier::kHost, Access::kOverwrite);
     fill(lease.data(), lease.bytes(), 0, 1);
   }
-  rig.store.sink();
+  rig.store.demote_all();
   rig.store.drain();
   rig.io.pass = kPieces - 1;
   Lease lease;
@@ -149,7 +149,7 @@ TEST(StorePieces, GoOnToNvmeWhileOthersAreStillCopied) {
             [&](void* data) { fill(data, lease.bytes(), 0, 1); });
   }
   rig.device.hold_after = 2;
-  rig.store.sink();
+  rig.store.demote_all();
   EXPECT_TRUE(comes_true([&] { return rig.io.writes == 2; })) << rig.io.writes;
   EXPECT_EQ(rig.device.to_host, kPieces);
   rig.device.held.set();

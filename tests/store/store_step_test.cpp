@@ -22,7 +22,7 @@ class Steps {
              std::make_unique<MemoryIo>(1, table_.drive_bytes() * 2, MemoryIo::Options{})) {
     for (SegmentId id = 0; id < kSegments; ++id)
       fill(store().acquire(id, Tier::kHost, Access::kOverwrite).data(), kPage, id, 0);
-    store().sink();
+    store().demote_all();
     store().drain();
   }
   TensorStore& store() { return *rig_.store; }
@@ -147,7 +147,7 @@ TEST(StoreStep, AProgramOrASinkInBetweenIsNoReasonToForget) {
       for (const SegmentId id : {3, 4, 5}) (void)steps.store().acquire(id, Tier::kHost, Access::kRead);
       steps.store().run(nullptr, nullptr);
     } else {
-      steps.store().sink();
+      steps.store().demote_all();
     }
     steps.store().drain();
     EXPECT_GE(steps.store().report(7)[0].next_use, 0) << "the next step is known";

@@ -321,7 +321,7 @@ TEST(StoreThreads, WhoHasNotLookedYetMayGoOn) {
   for (const SegmentId id : {kD, kX, kY, kZ}) store.acquire(id, Tier::kHost, Access::kOverwrite).release();
   for (int round = 0; round < 40; ++round) {
     store.discard(kT);
-    store.sink();
+    store.demote_all();
     store.drain();
     Lease d = store.acquire(kD, Tier::kDevice, Access::kRead);
     for (const SegmentId id : {kX, kZ}) (void)store.acquire(id, Tier::kHost, Access::kRead);
@@ -469,7 +469,7 @@ TEST(StoreThreads, WhatIsHeldDoesNotSink) {
   Rig rig = two_segments(3);
   const Lease held = rig.store->acquire(0, Tier::kHost, Access::kWrite);
   fill(held.data(), held.bytes(), 0, 7);
-  rig.store->sink();
+  rig.store->demote_all();
   rig.store->drain();
   rig.store->check();
   EXPECT_TRUE(holds(held.data(), held.bytes(), 0, 7));

@@ -31,7 +31,7 @@ void write_back(TensorStore& store, SegmentId id, std::uint64_t content) {
     const Lease lease = store.acquire(id, Tier::kHost, Access::kOverwrite);
     fill(lease.data(), lease.bytes(), id, content);
   }
-  store.sink();
+  store.demote_all();
   store.drain();
 }
 
@@ -150,7 +150,7 @@ TEST(StoreVersions, HoldAlongAProgramAndInPieces) {
   stream.synchronize();
   rig.store->run(nullptr, nullptr);
   rig.store->drain();
-  rig.store->sink();
+  rig.store->demote_all();
   rig.store->drain();
   for (SegmentId id = 0; id < 3; ++id) {
     const Versions versions = rig.store->versions(id);

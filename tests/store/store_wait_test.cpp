@@ -149,7 +149,7 @@ TEST(StoreCounts, TheReportSaysWhatIsPinnedPassedAndMoving) {
     gate.set();
   }
   (void)store.acquire(0, Tier::kHost, Access::kRead);
-  store.sink();
+  store.demote_all();
   const SegmentReport r = store.report(0)[0];
   ASSERT_FALSE(r.moves.empty());
   EXPECT_HAS(store.explain(0), "move of t0 at nvme (running) from host");
@@ -240,7 +240,7 @@ TEST_F(StoreMisuseDeathTest, ProgramsAndSteps) {
   EXPECT_DEATH(with_program([](TensorStore& s) { s.run(nullptr, nullptr); }), "");
   EXPECT_DEATH(with_program([](TensorStore& s) { s.step_begin(); }), "steps are for who has no program");
   EXPECT_DEATH(with_program([](TensorStore& s) { s.discard(0); }), "a program says itself what is dead");
-  EXPECT_DEATH(with_program([](TensorStore& s) { s.sink(); }), "a program says itself what moves");
+  EXPECT_DEATH(with_program([](TensorStore& s) { s.demote_all(); }), "a program says itself what moves");
   EXPECT_DEATH(with_program([](TensorStore& s) { (void)s.add({.name = "x", .count = 1}); }),
                "tensors are added between programs");
   EXPECT_DEATH(with_program([](TensorStore& s) {

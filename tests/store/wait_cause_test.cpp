@@ -86,7 +86,7 @@ class WaitCauseTest : public testing::Test {
   // Gives the segments content, which lies on the drives.
   void give(SegmentId id) {
     rig_->write(store().acquire(id, Tier::kHost, Access::kOverwrite), Tier::kHost, id, 1);
-    store().sink();
+    store().demote_all();
     store().drain();
   }
   void begin(const std::vector<std::vector<AccessStep>>& ops) {

@@ -161,9 +161,9 @@ class ModelRunner {
     double sum = 0;
     const Bytes dx(model_.checkpoint_bytes(shape));
     Bytes head_workspace(model_.head_workspace_bytes(shape));
-    model_.head(stream_, shape, weights(head()), weights(table()), rows(xs.back(), batch), targets(batch),
-                View(&sum, DType::kF64, 1, 1), rows(dx, batch), grads(head()), grads(table()),
-                head_workspace.data(), loss_scale);
+    model_.head_loss_and_gradient(stream_, shape, weights(head()), weights(table()), rows(xs.back(), batch),
+                                  targets(batch), View(&sum, DType::kF64, 1, 1), rows(dx, batch),
+                                  grads(head()), grads(table()), head_workspace.data(), loss_scale);
     for (std::size_t u = head() - 1; u >= 1; --u) {
       Bytes& mine = recompute == Recompute::kNo ? saved[u - 1] : saved.back();
       if (recompute == Recompute::kYes) {

@@ -119,8 +119,8 @@ struct RunConfig {
   Accumulation accumulation = Accumulation::kLayerMajor;
   // For tensors that no offload section places: kAuto when the files have "tiers", else kDevice as in
   // DeepSpeed.
-  Placement offload_param = Placement::kAuto, offload_optimizer = Placement::kAuto;
-  Placement offload_activation = Placement::kAuto;
+  OffloadTarget offload_param = OffloadTarget::kAuto, offload_optimizer = OffloadTarget::kAuto;
+  OffloadTarget offload_activation = OffloadTarget::kAuto;
   // "ratio" of offload_optimizer: the share of the parameters that is updated on the host, when the state may
   // leave the device. As many whole units as fit into the remaining share are updated on the device.
   double host_update_share = 1;

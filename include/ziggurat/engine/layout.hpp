@@ -21,7 +21,8 @@ struct LayoutOptions {
   Accumulation accumulation = Accumulation::kLayerMajor;
   bool recompute = true;          // keep only each block's input, and run its forward again in backward
   DType gradient = DType::kBF16;  // type of the gradients that the optimizer reads
-  Placement weights = Placement::kAuto, optimizer = Placement::kAuto, activations = Placement::kAuto;
+  OffloadTarget weights = OffloadTarget::kAuto, optimizer = OffloadTarget::kAuto,
+                activations = OffloadTarget::kAuto;
   StateFormat state = {};  // its `full` is ignored: the model's accumulator type is used
   // By unit and parameter: the parameter's group (an index into UpdateRule::groups), or kFrozen. Empty: all
   // parameters are in group 0.

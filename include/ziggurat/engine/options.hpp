@@ -4,7 +4,7 @@
 namespace zg {
 
 // The lowest tier that tensors may be demoted to. kAuto: any tier that has room.
-enum class Placement { kAuto, kDevice, kHost, kNvme };
+enum class OffloadTarget { kAuto, kDevice, kHost, kNvme };
 
 // The order in which the micro-batches of a step pass through the layers.
 //   layer-major        all micro-batches through one layer, then through the next one: weights cross each

@@ -93,8 +93,9 @@ class Model {
   // overwritten with loss_scale * d loss_sum / d x. head_grads and table_grads (the same view when untied)
   // are added to. These and all gradients that follow from dx are multiplied by loss_scale; whoever uses them
   // divides by it.
-  void head(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets, View loss_sum,
-            View dx, View head_grads, View table_grads, void* workspace, double loss_scale = 1) const;
+  void head_loss_and_gradient(Stream& s, BatchShape shape, View head_weights, View table, View x,
+                              View targets, View loss_sum, View dx, View head_grads, View table_grads,
+                              void* workspace, double loss_scale = 1) const;
   // The loss alone: loss_sum f64 [1,1] += the sum over the tokens that count.
   void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
                  View loss_sum, void* workspace) const;

@@ -21,8 +21,8 @@ struct Plan {
 // which do not include the workspace.
 Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets& budgets);
 
-// The traffic of a run with this history (Engine::history), once all its moves are done. The traffic of the
-// initialisation is not counted.
+// The traffic of a run with this history (StepExecutor::history), once all its moves are done. The traffic of
+// the initialisation is not counted.
 Traffic forecast(const Layout& layout, const StepPrograms& programs, const Budgets& budgets,
                  const History& history);
 

@@ -13,7 +13,7 @@
 namespace zg {
 
 class LeaseTable;
-struct Hot;
+struct CopyWord;
 struct ActionNode;
 struct StoreParts;
 
@@ -39,8 +39,8 @@ class Lease {
   friend class LeaseTable;
   friend struct StoreParts;
   StoreParts* store_ = nullptr;
-  ActionNode* node_ = nullptr;          // with a program
-  std::atomic<Hot*>* entry_ = nullptr;  // without one: the holder's entry for it
+  ActionNode* node_ = nullptr;               // with a program
+  std::atomic<CopyWord*>* entry_ = nullptr;  // without one: the holder's entry for it
   SegmentId segment_ = 0;
   Tier tier_ = Tier::kHost;
   bool writes_ = false;

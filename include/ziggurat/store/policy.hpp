@@ -25,7 +25,7 @@ inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max(
 class PolicyView {
  public:
   // Whether the copy may be evicted now: nobody leases or pins it. Changes without notice.
-  virtual bool may_leave(SegmentId segment) const = 0;
+  virtual bool may_evict(SegmentId segment) const = 0;
   // Position of the next access that this copy will serve, in accesses since the store began; kNever: none is
   // known.
   virtual std::uint64_t next_use(SegmentId segment) const = 0;
@@ -33,7 +33,7 @@ class PolicyView {
   virtual std::uint64_t last_use(SegmentId segment) const = 0;
   // Whether the copy is the only one of content that is still needed: evicting it costs a write to the tier
   // below.
-  virtual bool costs_write(SegmentId segment) const = 0;
+  virtual bool is_dirty(SegmentId segment) const = 0;
   virtual std::int64_t bytes(SegmentId segment) const = 0;  // that evicting the copy frees
   virtual std::uint64_t now() const = 0;                    // position of the current access
   virtual bool knows_future() const = 0;
@@ -42,8 +42,9 @@ class PolicyView {
   // Number of accesses of the program that repeats. 0: no program is certain to repeat.
   virtual std::uint64_t cycle() const = 0;
   // For segments that are needed once in a cycle, their rank in the order of eviction: evicting smaller ones
-  // first spreads the reads of evicted segments evenly over the cycle (spread.hpp). 0: not such a segment.
-  virtual std::uint64_t spread(SegmentId segment) const = 0;
+  // first spreads the reads of evicted segments evenly over the cycle (retention_order.hpp). 0: not such a
+  // segment.
+  virtual std::uint64_t retention_order(SegmentId segment) const = 0;
   // Whether ties are broken by last_use(). Otherwise they are broken by segment number, so that decisions
   // depend only on where copies are, and a dry run can predict them.
   virtual bool recent_matters() const = 0;
@@ -79,8 +80,8 @@ struct NextUseOptions {
   // values trade more reads for fewer writes.
   double write_cost = 0;
   // Along a program: segments that are needed once in a cycle are evicted in the order of
-  // PolicyView::spread() while their next use is not near. That moves at most one segment a cycle more than
-  // the minimum, and spreads the traffic evenly. Only with write_cost 0.
+  // PolicyView::retention_order() while their next use is not near. That moves at most one segment a cycle
+  // more than the minimum, and spreads the traffic evenly. Only with write_cost 0.
   bool spread = false;
 };
 

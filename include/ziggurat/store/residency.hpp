@@ -3,10 +3,10 @@
 // Along a program (decide) decisions are made in the program's order, one operation after the other, long
 // before the moves are carried out. So they do not depend on timing, on the prefetch depth or on the I/O back
 // end: the same program under the same budgets always gives the same moves, and a dry run predicts the
-// traffic of a real run exactly. Without a program (decide_free, prefetch, clean) decisions are made on
-// request, and a Gate tells which copies are leased at that moment; a program may then be given as a guess of
-// the future. The TensorStore carries each move out as soon as the moves and leases that it depends on have
-// ended.
+// traffic of a real run exactly. Without a program (decide_free, prefetch, write_back_ahead) decisions are
+// made on request, and a LeaseProbe tells which copies are leased at that moment; a program may then be given
+// as a guess of the future. The TensorStore carries each move out as soon as the moves and leases that it
+// depends on have ended.
 //
 // A copy that is present is current: a write at one tier drops the copies at the others. When room is needed,
 // the policy (policy.hpp) names the victim; tensors of the lowest priority come first, and higher ones only
@@ -35,7 +35,7 @@
 
 #include "ziggurat/store/policy.hpp"
 #include "ziggurat/store/program.hpp"
-#include "ziggurat/store/spread.hpp"
+#include "ziggurat/store/retention_order.hpp"
 #include "ziggurat/store/table.hpp"
 
 namespace zg {
@@ -81,7 +81,7 @@ struct NoRoom {
 };
 
 // Without a program: tells which copies are leased at this moment.
-class Gate {
+class LeaseProbe {
  public:
   enum class Closed : std::uint8_t { kYes, kHeld, kMoving };
   virtual bool held(SegmentId segment, Tier tier) const = 0;
@@ -91,7 +91,7 @@ class Gate {
   virtual std::uint64_t last_use(SegmentId segment, Tier tier) const = 0;
 
  protected:
-  ~Gate() = default;
+  ~LeaseProbe() = default;
 };
 
 class Residency {
@@ -112,7 +112,7 @@ class Residency {
 
   // Without a program: tells which copies are leased. Null: none is ever leased, and the accesses are decided
   // in the order of their uses.
-  void set_gate(Gate* gate);
+  void set_lease_probe(LeaseProbe* probe);
   // Without a program, a guess of the future for policies that use one: `program`, whose accesses up to
   // `position` have happened (-1: none). Null: nothing is known.
   void guess(const Program* program, std::int32_t position);
@@ -128,10 +128,10 @@ class Residency {
   bool prefetch(SegmentId segment, Tier tier, std::int32_t position, std::vector<Action>& out);
   // Writes dirty host copies back, in the order in which they would be evicted, until `bytes` of host memory
   // are free or hold clean copies, or until `most` copies have been examined.
-  void clean(std::int64_t bytes, int most, std::vector<Action>& out);
+  void write_back_ahead(std::int64_t bytes, int most, std::vector<Action>& out);
   // Demotes every copy that is neither leased nor pinned as low as it may be demoted, where there is room
   // below. Afterwards no future is known.
-  void sink(std::vector<Action>& out);
+  void demote_all(std::vector<Action>& out);
   // Drops the content at all tiers.
   void discard(SegmentId segment, std::vector<Action>& out);
 
@@ -175,21 +175,21 @@ class Residency {
   State& state(SegmentId id) { return states_[static_cast<std::size_t>(id)]; }
   const State& state(SegmentId id) const { return states_[static_cast<std::size_t>(id)]; }
   bool foresees() const { return future_ != nullptr && uses_future_; }
-  bool follows_program() const { return foresees() && gate_ == nullptr; }
+  bool follows_program() const { return foresees() && probe_ == nullptr; }
 
   void follow(const Program* program, std::int32_t position);
   std::optional<NoRoom> apply(const AccessStep& step);
   std::optional<NoRoom> bring(SegmentId id, Tier tier, Access access);
   std::optional<NoRoom> make_room(Tier tier, SegmentId newcomer);
   SegmentId victim(Tier tier) const;
-  void set_leaving(SegmentId newcomer);
-  std::optional<NoRoom> evict(SegmentId victim, Tier tier, bool& left);
+  void set_evicting(SegmentId newcomer);
+  std::optional<NoRoom> evict(SegmentId victim, Tier tier, bool& evicted);
   void alloc(SegmentId id, Tier tier);
   void copy(SegmentId id, Tier from, Tier to);
   void free(SegmentId id, Tier tier);
   void changed(SegmentId id);
-  bool may_leave(SegmentId id, Tier tier) const;
-  bool could_leave(SegmentId id, Tier tier) const;
+  bool may_evict(SegmentId id, Tier tier) const;
+  bool could_evict(SegmentId id, Tier tier) const;
   bool dead(SegmentId id) const;
   bool may_go_direct(SegmentId id) const;
   bool passes_host(SegmentId id);
@@ -214,32 +214,32 @@ class Residency {
   const Program* future_ = nullptr;  // the program that is followed, or the guess; at_ is the position in it
   std::uint64_t future_accesses_ = 0;
   std::int32_t at_ = -1;
-  std::uint64_t base_ = 0;  // accesses of all programs before future_
-  Spread spread_;           // used along a program only
+  std::uint64_t base_ = 0;          // accesses of all programs before future_
+  RetentionOrder retention_order_;  // used along a program only
   std::uint64_t clock_ = 0, searches_ = 0;
   std::array<std::uint64_t, 2> search_{};                 // per tier: the current search for room
   std::array<std::uint64_t, 2> horizon_{kNever, kNever};  // copies with a next use within it stay
-  SegmentId leaving_ = -1;                                // its copy at the device is about to be evicted
+  SegmentId evicting_ = -1;                               // its copy at the device is about to be evicted
   std::vector<Action>* out_ = nullptr;
-  Gate* gate_ = nullptr;
+  LeaseProbe* probe_ = nullptr;
 };
 
 template <class Held>
 std::optional<NoRoom> Residency::decide_free(const AccessStep& step, Held&& held_now,
                                              std::vector<Action>& out) {
-  struct Asked final : Gate {
+  struct Asked final : LeaseProbe {
     Residency* r;
     std::remove_reference_t<Held>* ask;
     bool held(SegmentId id, Tier tier) const override { return (*ask)(id, tier); }
     Closed close(SegmentId id, Tier tier) override { return held(id, tier) ? Closed::kHeld : Closed::kYes; }
     std::uint64_t last_use(SegmentId id, Tier) const override { return r->state(id).last_use; }
-  } gate;
-  gate.r = this;
-  gate.ask = &held_now;
-  Gate* const before = gate_;
-  gate_ = &gate;
+  } probe;
+  probe.r = this;
+  probe.ask = &held_now;
+  LeaseProbe* const before = probe_;
+  probe_ = &probe;
   auto failure = decide_free(step, out);
-  gate_ = before;
+  probe_ = before;
   return failure;
 }
 

@@ -167,7 +167,7 @@ class TensorStore final {
 
   // Without a program: demotes every segment as low as it may be demoted, except those that are leased or
   // pinned. Nothing is prefetched until the next step begins, or the current one makes another access.
-  void sink();
+  void demote_all();
   // Waits until nothing moves.
   void drain();
 

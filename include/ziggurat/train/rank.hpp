@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ziggurat/base/watchdog.hpp"
-#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/engine/step_executor.hpp"
 #include "ziggurat/train/node.hpp"
 
 namespace zg {
@@ -20,7 +20,7 @@ class Rank {
 
   Device& device() { return device_; }
   TensorStore& store() { return *store_; }
-  Engine& engine() { return *engine_; }
+  StepExecutor& engine() { return *engine_; }
 
   // Fills the weights, from the model directory that the configuration names or at random. Once, before
   // anything else.
@@ -37,7 +37,7 @@ class Rank {
   std::unique_ptr<Device> host_device_;  // null: a GPU computes
   Device& device_;
   std::unique_ptr<TensorStore> store_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<StepExecutor> engine_;
   std::vector<Watchdog::Registration> watched_;  // last, so that nothing is watched that is gone
 };
 

@@ -31,7 +31,7 @@ constexpr std::int64_t kStepsPerCheckpoint = 4;
 // Looks where the engine is, and ends the process there.
 class Killer {
  public:
-  Killer(Engine& engine, const std::string& how, std::uint64_t n)
+  Killer(StepExecutor& engine, const std::string& how, std::uint64_t n)
       : thread_("killer", [this, &engine, how, n] {
           while (!over_.load()) {
             const bool there = engine.progress() >= n;

@@ -1,5 +1,5 @@
 // What stays of a program that repeats, and that what does not is spread over it.
-#include "ziggurat/store/spread.hpp"
+#include "ziggurat/store/retention_order.hpp"
 
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ double backlog(const std::vector<bool>& missed) {
   return most;
 }
 
-TEST(Spread, MissesAreEvenWhereTheFarthestUseAloneMakesThemComeInRuns) {
+TEST(RetentionOrder, MissesAreEvenWhereTheFarthestUseAloneMakesThemComeInRuns) {
   constexpr int kSegments = 96;
   const TensorTable table = equal_table(1, kSegments);
   for (const Access access : {Access::kRead, Access::kWrite}) {
@@ -64,7 +64,7 @@ TEST(Spread, MissesAreEvenWhereTheFarthestUseAloneMakesThemComeInRuns) {
 }
 
 // Devices and hosts keep parts of the same order, and not the same parts.
-TEST(Spread, HoldsOverTwoTiers) {
+TEST(RetentionOrder, HoldsOverTwoTiers) {
   constexpr int kSegments = 96, kAtDevice = 12, kAtHost = 25;
   const TensorTable table = equal_table(1, kSegments);
   std::vector<AccessStep> accesses;
@@ -77,7 +77,7 @@ TEST(Spread, HoldsOverTwoTiers) {
 }
 
 // An operation that takes no time needs what it needs at the moment of the next one that takes some.
-TEST(Spread, OfWhatOneMomentNeedsTheMostStays) {
+TEST(RetentionOrder, OfWhatOneMomentNeedsTheMostStays) {
   // Twelve moments that need two segments each, and one that needs 24 more.
   constexpr int kMoments = 12, kBurst = 24, kSegments = 2 * kMoments + kBurst + 1;
   const TensorTable table = equal_table(1, kSegments);
@@ -106,7 +106,7 @@ TEST(Spread, OfWhatOneMomentNeedsTheMostStays) {
   EXPECT_GE(elsewhere, kMoments - 2);
 }
 
-TEST(Spread, OrdersOnlyWhatIsNeededOnceAndMaySink) {
+TEST(RetentionOrder, OrdersOnlyWhatIsNeededOnceAndMaySink) {
   TensorTable table(1);
   const auto add = [&](const char* name, Tier lowest) {
     table.add({.name = name, .dtype = DType::kU8, .count = 4096, .lowest = lowest});
@@ -123,14 +123,14 @@ TEST(Spread, OrdersOnlyWhatIsNeededOnceAndMaySink) {
     program.add_op(std::vector<AccessStep>{at_host(0), at_host(2), at_host(3, Access::kOverwrite)});
   }
   program.finish(table.segment_count());
-  Spread spread;
-  spread.plan(table, program);
-  EXPECT_GT(spread.order(0), 0u);
-  for (const SegmentId id : {1, 2, 3, 4, 5, 1000}) EXPECT_EQ(spread.order(id), 0u) << id;
+  RetentionOrder retention;
+  retention.plan(table, program);
+  EXPECT_GT(retention.order(0), 0u);
+  for (const SegmentId id : {1, 2, 3, 4, 5, 1000}) EXPECT_EQ(retention.order(id), 0u) << id;
 }
 
 // Segments of one moment leave one after the other; those of moments with more time around them first.
-TEST(Spread, MoreTimeMeansMoreLeaves) {
+TEST(RetentionOrder, MoreTimeMeansMoreLeaves) {
   const TensorTable table = equal_table(1, 6);
   Program program;
   const auto op = [&](SegmentId id, std::int64_t time) {
@@ -138,11 +138,11 @@ TEST(Spread, MoreTimeMeansMoreLeaves) {
   };
   op(0, 0), op(1, 10), op(2, 0), op(3, 40), op(4, 0), op(5, 40);
   program.finish(6);
-  Spread spread;
-  spread.plan(table, program);
+  RetentionOrder retention;
+  retention.plan(table, program);
   // Moments 0 (10 after it), 10 (10 before it), 50 (40 on both sides).
-  for (const SegmentId id : {0, 2, 4}) EXPECT_LT(spread.order(id), spread.order(id + 1));
-  for (const SegmentId id : {0, 1, 2, 3}) EXPECT_LT(spread.order(5), spread.order(id));
+  for (const SegmentId id : {0, 2, 4}) EXPECT_LT(retention.order(id), retention.order(id + 1));
+  for (const SegmentId id : {0, 1, 2, 3}) EXPECT_LT(retention.order(5), retention.order(id));
 }
 
 }  // namespace

@@ -20,7 +20,7 @@
 
 namespace zg {
 
-class Spread {
+class RetentionOrder {
  public:
   void plan(const TensorTable& table, const Program& program);
   // Segments with smaller values are to be evicted first. 0: the segment is not needed once in a cycle.

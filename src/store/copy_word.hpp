@@ -19,7 +19,7 @@
 
 namespace zg {
 
-struct alignas(64) Hot {
+struct alignas(64) CopyWord {
   static constexpr std::uint64_t kOpen = 1;  // leases may be taken
   // There is no other copy, and the segment has no moves: a write needs no decision.
   static constexpr std::uint64_t kSole = 2;
@@ -36,7 +36,7 @@ struct alignas(64) Hot {
   static int readers(std::uint64_t w) { return static_cast<int>((w >> 8) & 0xffffff); }
   static int writers(std::uint64_t w) { return static_cast<int>(w >> 32); }
 };
-static_assert(sizeof(Hot) == 64);
+static_assert(sizeof(CopyWord) == 64);
 
 // The index of a memory tier in the arrays that have one element for the device and one for the host.
 inline std::size_t index_of(Tier tier) {

@@ -1,4 +1,4 @@
-#include "ziggurat/engine/engine.hpp"
+#include "ziggurat/engine/step_executor.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -29,7 +29,7 @@ const char* name_of(StallCause cause) {
   return kNames[static_cast<std::size_t>(cause)];
 }
 
-Engine::Engine(const Options& o)
+StepExecutor::StepExecutor(const Options& o)
     : layout_(*o.layout),
       programs_(*o.programs),
       device_(*o.device),
@@ -64,7 +64,7 @@ Engine::Engine(const Options& o)
   store_.observe_waits(stall_.get());
 }
 
-Engine::~Engine() {
+StepExecutor::~StepExecutor() {
   store_.observe_waits(nullptr);
   leases_.clear();
   // Work on the streams uses leases, so it must end before the store does. If it failed, that has been
@@ -78,19 +78,19 @@ Engine::~Engine() {
   device_.arena().release(workspace_memory_, workspace_bytes_);
 }
 
-void Engine::leave_program() {
+void StepExecutor::leave_program() {
   store_.run(nullptr, nullptr);
 }
 
 // `lease` is at `tier`.
-HostLease Engine::on_host(Lease lease, Tier tier, Access access) {
+HostLease StepExecutor::on_host(Lease lease, Tier tier, Access access) {
   if (tier == Tier::kHost || device_.is_host()) return HostLease(std::move(lease));
   return HostLease(std::move(lease), access, device_, *compute_);
 }
 
 // A lease without a program: at the host if there is room, otherwise at the device, if the segment may be
 // there.
-HostLease Engine::host_lease(SegmentId segment, Access access) {
+HostLease StepExecutor::host_lease(SegmentId segment, Access access) {
   const Position::Waiting waiting(*position_, Position::Waits::kForLease);
   const auto at = [&](Tier tier) { return on_host(store_.acquire(segment, tier, access), tier, access); };
   if (layout_.table.segment(segment).lowest == Tier::kDevice) return at(Tier::kDevice);
@@ -102,7 +102,7 @@ HostLease Engine::host_lease(SegmentId segment, Access access) {
   }
 }
 
-void Engine::initialize(const ParamSource& source) {
+void StepExecutor::initialize(const ParamSource& source) {
   leave_program();
   const StepProgram& program = *begin_activity(Activity::kInitialize).program;
   store_.run(&program.program, nullptr);
@@ -118,7 +118,7 @@ void Engine::initialize(const ParamSource& source) {
   }
   // From here on the programs alone cause moves, so that the forecast is exact.
   leave_program();
-  store_.sink();
+  store_.demote_all();
   {
     const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
     store_.drain();
@@ -128,7 +128,7 @@ void Engine::initialize(const ParamSource& source) {
 
 // Initialises one segment of a unit's state, and the part of the unit's weight whose masters it holds; with
 // the last segment also the frozen parameters. Gaps between parameters are zero.
-void Engine::initialize(const StepOp& op, const ParamSource& source) {
+void StepExecutor::initialize(const StepOp& op, const ParamSource& source) {
   const Layout::UnitTensors& tensors = layout_.unit(op.unit);
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
   const bool has_state = op.has(Operand::kState);
@@ -171,20 +171,20 @@ void Engine::initialize(const StepOp& op, const ParamSource& source) {
   }
 }
 
-Traffic Engine::settled_traffic() {
+Traffic StepExecutor::settled_traffic() {
   leave_program();
   const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
   store_.drain();
   return store_.traffic() - initial_;
 }
 
-View Engine::whole_view(void* data, TensorId tensor) const {
+View StepExecutor::whole_view(void* data, TensorId tensor) const {
   const TensorSpec& spec = layout_.table.tensor(tensor).spec;
   return {data, spec.dtype, 1, spec.count};
 }
 
 // Called when the previous step's work is done, so its tokens may be overwritten.
-void Engine::load_tokens(std::size_t m, const MicroBatch& batch) {
+void StepExecutor::load_tokens(std::size_t m, const MicroBatch& batch) {
   const Workspace w(layout_, workspace_memory_);
   const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
   std::int32_t* staging = token_staging_.data() + 2 * m * rows;
@@ -196,12 +196,12 @@ void Engine::load_tokens(std::size_t m, const MicroBatch& batch) {
   own_.host_to_device += 2 * w.token_bytes();
 }
 
-void Engine::zero_scalars() {
+void StepExecutor::zero_scalars() {
   const Workspace w(layout_, workspace_memory_);
   device_.ops().zero(*compute_, w.scalars());
 }
 
-std::vector<double> Engine::read_scalars() {
+std::vector<double> StepExecutor::read_scalars() {
   const Workspace w(layout_, workspace_memory_);
   const auto bytes = static_cast<std::int64_t>(scalar_staging_.size() * sizeof(double));
   device_.copy_to_host(*compute_, scalar_staging_.data(), w.scalars().data, bytes);
@@ -211,39 +211,39 @@ std::vector<double> Engine::read_scalars() {
   return scalar_staging_;
 }
 
-Traffic Engine::own_traffic_per_step() const {
+Traffic StepExecutor::own_traffic_per_step() const {
   Traffic t;
   t.host_to_device = 2 * 4 * layout_.options.micro_batch.rows() * layout_.options.micro_batches;
   t.device_to_host = static_cast<std::int64_t>(scalar_staging_.size() * sizeof(double));
   return t;
 }
 
-Traffic Engine::traffic() const {
+Traffic StepExecutor::traffic() const {
   Traffic t = store_.traffic();
   return t += own_;
 }
 
-std::string Engine::state() const {
+std::string StepExecutor::state() const {
   return position_->text();
 }
-std::uint64_t Engine::progress() const {
+std::uint64_t StepExecutor::progress() const {
   return position_->progress();
 }
-std::string Engine::work() const {
+std::string StepExecutor::work() const {
   return position_->work(layout_.layers(), stall_->awaited());
 }
-bool Engine::waiting() const {
+bool StepExecutor::waiting() const {
   return position_->waiting();
 }
 
 // Returns the activity's first program; ProgramStart::program is null if it has none.
-ProgramStart Engine::begin_activity(Activity activity) {
+ProgramStart StepExecutor::begin_activity(Activity activity) {
   sequence_.begin(activity);
   note(history_, activity);
   return sequence_.next().value_or(ProgramStart{});
 }
 
-void Engine::run_program(const ProgramStart& start) {
+void StepExecutor::run_program(const ProgramStart& start) {
   const StepProgram& program = *start.program;
   store_.run(&program.program, start.next != nullptr ? &start.next->program : nullptr);
   position_->begin_program(program);
@@ -267,12 +267,12 @@ void Engine::run_program(const ProgramStart& start) {
 // Updates on the host run on a stream of their own. Updates on a GPU run on the compute stream: they are
 // limited by the bandwidth of its memory, which compute shares, so nothing is gained by running both at once;
 // and in one stream no thread has to wait between an update and the forward that reads its result.
-Stream& Engine::update_stream(std::int32_t unit) {
+Stream& StepExecutor::update_stream(std::int32_t unit) {
   return !device_.is_host() && layout_.update_at(unit) == Tier::kDevice ? *compute_ : *optimizer_;
 }
 
-StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
-                              const UpdateRule& rule, Then then) {
+StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
+                                    const UpdateRule& rule, Then then) {
   ZG_ASSERT_EQ(static_cast<std::int64_t>(micro_batches.size()), layout_.options.micro_batches);
   const auto begin = Clock::now();
   stall_->begin();
@@ -336,7 +336,7 @@ StepResult Engine::train_step(std::int64_t step, const std::vector<MicroBatch>& 
   return result;
 }
 
-void Engine::run_updates(const ProgramStart& start) {
+void StepExecutor::run_updates(const ProgramStart& start) {
   run_program(start);
   const Position::Waiting waiting(*position_, Position::Waits::kForStream);
   stall_->mark(StallCause::kOptimizer);
@@ -345,11 +345,12 @@ void Engine::run_updates(const ProgramStart& start) {
   compute_->synchronize();
 }
 
-void Engine::flush() {
+void StepExecutor::flush() {
   if (sequence_.pending()) run_updates(begin_activity(Activity::kFlush));
 }
 
-double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBatch(std::int64_t)>& batch) {
+double StepExecutor::evaluate(std::int64_t micro_batches,
+                              const std::function<MicroBatch(std::int64_t)>& batch) {
   flush();
   const auto group = static_cast<std::size_t>(layout_.live_micro_batches());
   const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
@@ -374,8 +375,8 @@ double Engine::evaluate(std::int64_t micro_batches, const std::function<MicroBat
 }
 
 // Takes one lease at a time, since without a program the tiers may not have room for two.
-void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin, std::int64_t end,
-                         Weights weights, const StateVisitor& visit) {
+void StepExecutor::visit_state(std::int32_t u, const Param& param, std::int64_t begin, std::int64_t end,
+                               Weights weights, const StateVisitor& visit) {
   flush();
   leave_program();
   const Layout::UnitTensors& tensors = layout_.unit(u);
@@ -417,8 +418,8 @@ void Engine::visit_state(std::int32_t u, const Param& param, std::int64_t begin,
   }
 }
 
-void Engine::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
-                         float* out) {
+void StepExecutor::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
+                               float* out) {
   std::vector<float> values;
   const bool split = layout_.state().format().master == MasterFormat::kSplit;
   visit_state(unit, param, begin, end, split ? Weights::kNeeded : Weights::kNotNeeded,
@@ -434,8 +435,8 @@ void Engine::read_master(std::int32_t unit, const Param& param, std::int64_t beg
               });
 }
 
-void Engine::read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin,
-                         std::int64_t end, float* out) {
+void StepExecutor::read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin,
+                               std::int64_t end, float* out) {
   std::vector<float> values;
   visit_state(
       unit, param, begin, end, Weights::kNotNeeded,

@@ -1,4 +1,4 @@
-#include "ziggurat/store/spread.hpp"
+#include "ziggurat/store/retention_order.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -29,7 +29,7 @@ std::uint32_t reversed(std::uint32_t n) {
 
 }  // namespace
 
-void Spread::plan(const TensorTable& table, const Program& program) {
+void RetentionOrder::plan(const TensorTable& table, const Program& program) {
   order_.assign(static_cast<std::size_t>(table.segment_count()), 0);
   needs_.clear();
   std::int64_t now = 0;

@@ -57,7 +57,7 @@ struct StepResult {
 class HostLease;
 class StallMeter;
 
-class Engine {
+class StepExecutor {
  public:
   struct Options {
     const Layout* layout = nullptr;
@@ -67,8 +67,8 @@ class Engine {
     Trace* trace = nullptr;
     std::uint64_t seed = 0;  // for stochastic rounding, together with each parameter's name
   };
-  explicit Engine(const Options& options);
-  ~Engine();
+  explicit StepExecutor(const Options& options);
+  ~StepExecutor();
 
   // Fills the master weights, and from them the weights, and zeroes the moments. Once, before the first step.
   void initialize(const ParamSource& source);

@@ -77,10 +77,10 @@ void print_sample(const RunConfig& config, const std::string& model_dir) {
               tokenizer->decode(ids).c_str());
 }
 
-// All steps; leaves log.jsonl, config.json (as resolved) and model/ in the output directory.
+// All steps of a run that is prepared; leaves log.jsonl, config.json (as resolved) and model/ in the output
+// directory.
 RunSummary run(Trainer& trainer) {
   const RunConfig& config = trainer.plan().config;
-  trainer.prepare();
   write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
   log::info("ready\n{}", trainer.describe());
   StepLog log(config.output_dir + "/log.jsonl");
@@ -105,6 +105,7 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog) {
     std::fputs(plan_report(trainer).c_str(), stdout);
     return 0;
   }
+  trainer.prepare();  // where it is refused, the last run's timeline stays
   RunSummary summary;
   try {
     summary = run(trainer);

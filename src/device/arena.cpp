@@ -53,8 +53,7 @@ class PagedMemory final : public HostMemory {
   }
 
   ~PagedMemory() override {
-    std::lock_guard lock(mutex_);
-    ZG_ASSERT_EQ(in_use_, 0);
+    std::lock_guard system(system_mutex_);
     give_all_back();
   }
 
@@ -109,8 +108,6 @@ class PagedMemory final : public HostMemory {
   }
   void set_hooks(Hooks hooks) override {
     std::lock_guard system(system_mutex_);
-    std::lock_guard lock(mutex_);
-    ZG_ASSERT_EQ(in_use_, 0);
     give_all_back();
     chunks_.set_hooks(std::move(hooks));
   }
@@ -287,8 +284,11 @@ class PagedMemory final : public HostMemory {
     }
   }
 
+  // Under system_mutex_ alone.
   void give_all_back() {
+    ZG_ASSERT_EQ(in_use(), 0);
     for (const Region& region : regions_) chunks_.remove(region.range);
+    std::lock_guard lock(mutex_);
     for (const Region& region : regions_) pages::unreserve(region.range.begin, region.range.bytes);
     regions_.clear();
     extents_.clear();

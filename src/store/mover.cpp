@@ -322,9 +322,9 @@ void Mover::take_from_system(ActionNode& node) {
     taking_[index_of(tier)] = false;
     if (refusal) events_.no_memory(tier, *refusal);
     if (data != nullptr) give(node, data);
-    // Without memory: the system refused it, and the store has failed; or another user of the arena took the
-    // room first, and grant_memory() tries again when memory is freed.
-    memory_freed_[index_of(tier)] = data != nullptr;
+    // Memory may have been freed meanwhile, while nothing was granted. After a refusal the store has failed,
+    // and asks for no more.
+    memory_freed_[index_of(tier)] = !refusal;
     settle();
     events_.finished(Action::Kind::kAlloc);
   });

@@ -131,7 +131,7 @@ TEST(ArenaDeathTest, WhatIsNotGivenBackShows) {
         const auto arena = make_host_arena("test", kPage);
         (void)arena->allocate(1);
       },
-      "in_use_");
+      "in_use");
 }
 
 }  // namespace

@@ -12,10 +12,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <fstream>
+#include <future>
 #include <map>
+#include <memory>
 #include <random>
+#include <thread>
 
 #include "support/count_allocations.hpp"
 #include "support/errors.hpp"
@@ -240,6 +244,64 @@ TEST(HostMemory, HooksSeeEveryChunkGoThatLosesPages) {
   }
   memory->set_hooks({});
   EXPECT_EQ(gone.size(), 32u);
+}
+
+TEST(HostMemory, WhatIsAtHandTakesNothingFromTheSystem) {
+  int mapped = 0;
+  const auto memory = make_host_memory({.name = "test", .budget = 32 * kUnit});  // chunks of a unit
+  memory->set_hooks({[&](void*, std::int64_t) { ++mapped; }, [](void*, std::int64_t) {}});
+  EXPECT_EQ(memory->allocate_at_hand(kPage), nullptr) << "nothing was taken yet";
+  void* const first = memory->allocate(kPage);
+  const std::int64_t taken = memory->report().taken;
+  ASSERT_EQ(taken, kUnit);
+  void* const rest = memory->allocate_at_hand(kUnit - kPage);  // of the same chunk
+  ASSERT_NE(rest, nullptr);
+  EXPECT_EQ(memory->in_use(), kUnit);
+  EXPECT_EQ(memory->allocate_at_hand(kPage), nullptr) << "the chunk is used up";
+  EXPECT_EQ(memory->report().taken, taken);
+  EXPECT_EQ(mapped, 1);
+  memory->release(first, kPage);
+  void* const again = memory->allocate_at_hand(kPage);
+  EXPECT_EQ(again, first);
+  memory->release(again, kPage);
+  memory->release(rest, kUnit - kPage);
+  memory->set_hooks({});
+}
+
+// Drives register memory on threads that may be waiting, under a lock of the store, for just this arena.
+TEST(HostMemory, HooksMayWaitForThreadsThatUseTheArena) {
+  const auto memory = make_host_memory({.name = "test", .budget = 32 * kUnit});
+  std::atomic<int> mapped{0}, unmapped{0}, stuck{0};
+  // Left behind where it hangs: its end would wait for the arena.
+  const auto use_arena = [&] {
+    auto done = std::make_shared<std::promise<void>>();
+    std::future<void> is_done = done->get_future();
+    std::thread([&arena = *memory, done] {
+      void* const data = arena.allocate_at_hand(kPage);
+      if (data != nullptr) arena.release(data, kPage);
+      (void)arena.in_use();
+      done->set_value();
+    }).detach();
+    if (is_done.wait_for(std::chrono::seconds(20)) != std::future_status::ready) ++stuck;
+  };
+  memory->set_hooks({[&](void*, std::int64_t) { ++mapped, use_arena(); },
+                     [&](void*, std::int64_t) { ++unmapped, use_arena(); }});
+  std::vector<void*> held;
+  for (int i = 0; i < 32 && stuck == 0; ++i) held.push_back(memory->allocate(kUnit));
+  ASSERT_EQ(stuck, 0);
+  EXPECT_EQ(mapped, 32);
+  for (const std::size_t i : {8, 9, 20}) memory->release(held[i], kUnit);
+  void* const large = memory->allocate(3 * kUnit);  // of holes that are too small
+  ASSERT_NE(large, nullptr);
+  EXPECT_EQ(unmapped, 3);
+  EXPECT_EQ(stuck, 0);
+  memory->release(large, 3 * kUnit);
+  for (std::size_t i = 0; i < 32; ++i) {
+    if (i != 8 && i != 9 && i != 20) memory->release(held[i], kUnit);
+  }
+  memory->set_hooks({});
+  EXPECT_EQ(unmapped, 32);
+  EXPECT_EQ(stuck, 0);
 }
 
 TEST(HostMemory, IsLockedIfAsked) {

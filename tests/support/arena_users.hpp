@@ -34,7 +34,8 @@ inline void expect_threads_share(Arena& arena, std::int64_t largest, int times, 
       for (int i = 0; i < times; ++i) {
         if (held.size() < 4 && random() % 2 == 0) {
           const auto bytes = static_cast<std::int64_t>(1 + random() % static_cast<std::uint64_t>(largest));
-          auto* data = static_cast<unsigned char*>(arena.allocate(bytes));
+          void* const at_hand = random() % 2 == 0 ? arena.allocate_at_hand(bytes) : nullptr;
+          auto* data = static_cast<unsigned char*>(at_hand != nullptr ? at_hand : arena.allocate(bytes));
           if (data == nullptr) {
             ++refused;
             continue;

@@ -77,7 +77,7 @@ void Meeting::wait(Lock& lock, const Ready& ready, const std::string& what,
       }
       const Error error(Errc::kComm, "group " + name_,
                         fmt::format("{} has waited for {:.0f} s; {}", what, timeout_, missing),
-                        "see what that rank does; if it only needs longer, raise parallel.timeout_seconds");
+                        "see what that rank does; if it only needs longer, raise CommOptions::timeout_seconds");
       refuse(waits_for.empty() ? 0 : waits_for.front(), error);
     }
     changed_.wait_for(lock, Patience::kLook);

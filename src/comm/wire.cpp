@@ -43,7 +43,7 @@ void Exchange::wait(const std::string& what, std::size_t left) {
       throw Error(Errc::kComm, fmt::format("rank {}", p.rank),
                   fmt::format("{} has waited for {:.0f} s for rank {} to {}", what, timeout_, p.rank,
                               p.sends ? "receive" : "send"),
-                  "see what that rank does; if it only needs longer, raise parallel.timeout_seconds");
+                  "see what that rank does; if it only needs longer, raise CommOptions::timeout_seconds");
     }
     round < kSpins ? std::this_thread::yield() : std::this_thread::sleep_for(kPause);
   }

@@ -1,7 +1,8 @@
 #include "comm/domain.hpp"
 
 #include <algorithm>
-#include <cstring>
+
+#include "comm/copy.hpp"
 
 namespace zg::comm {
 
@@ -75,9 +76,10 @@ void Meeting::wait(Lock& lock, const Ready& ready, const std::string& what,
         missing += fmt::format("{}rank {} {}", missing.empty() ? "" : "; ",
                                ranks_[static_cast<std::size_t>(m)], last_of(m));
       }
-      const Error error(Errc::kComm, "group " + name_,
-                        fmt::format("{} has waited for {:.0f} s; {}", what, timeout_, missing),
-                        "see what that rank does; if it only needs longer, raise CommOptions::timeout_seconds");
+      const Error error(
+          Errc::kComm, "group " + name_,
+          fmt::format("{} has waited for {:.0f} s; {}", what, timeout_, missing),
+          "see what that rank does; if it only needs longer, raise CommOptions::timeout_seconds");
       refuse(waits_for.empty() ? 0 : waits_for.front(), error);
     }
     changed_.wait_for(lock, Patience::kLook);
@@ -154,8 +156,7 @@ void Meeting::take(int from, int to, const Call& call) {
                      "ranks must run the same program"));
   }
   lock.unlock();  // the sender stands still until it is told
-  const std::size_t bytes = static_cast<std::size_t>(call.count) * size_of(call.dtype);
-  if (bytes > 0) std::memcpy(call.out, sent.in, bytes);
+  copy(call.out, sent.in, call.count * static_cast<std::int64_t>(size_of(call.dtype)));
   lock.lock();
   letter.taken = true;
   changed_.notify_all();

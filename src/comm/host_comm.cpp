@@ -7,10 +7,10 @@
 // since sums must be made in the order of the ranks: each member receives its range from every remote member,
 // in blocks.
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <utility>
 
+#include "comm/copy.hpp"
 #include "comm/domain.hpp"
 #include "comm/host_ranks.hpp"
 #include "comm/reduce.hpp"
@@ -257,9 +257,6 @@ class HostCommunicator final : public Communicator {
     }
   }
   const Call& published(int member) const { return meeting_->of(me_, member); }
-  static void copy(void* to, const void* from, std::int64_t bytes) {
-    if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-  }
 
   // Each member has `in`, which becomes range(member) of every member's c.out.
   template <class RangeOf>

@@ -49,6 +49,7 @@ int status_of(Errc code) {
     case Errc::kMemory:
       return ZG_MEMORY;
     case Errc::kDevice:
+    case Errc::kComm:  // a store has no other ranks
       return ZG_DEVICE;
     case Errc::kNumeric:
       return ZG_NUMERIC;

@@ -17,6 +17,7 @@ enum class Errc {
   kIo,           // the operating system refused or failed an I/O operation
   kMemory,       // a budget, or the machine's memory, is too small
   kDevice,       // a device failed
+  kComm,         // another rank failed, or does not answer
   kNumeric,      // the training diverged: a loss or gradient is not finite
   kInterrupted,  // the user asked to stop
 };

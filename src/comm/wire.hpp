@@ -1,0 +1,53 @@
+// Messages between the processes of a world.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/domain.hpp"
+
+namespace zg::comm {
+
+// Any thread. Messages of one sender with one tag arrive in their order. Failures throw Error(kComm).
+class Wire {
+ public:
+  // Under way until test() has said that it is done; its bytes must be left alone until then.
+  class Request {
+   public:
+    virtual ~Request() = default;
+    virtual bool test() = 0;
+  };
+  virtual ~Wire() = default;
+  virtual int process() const = 0;
+  virtual std::string describe() const = 0;
+  virtual std::unique_ptr<Request> send(int process, int tag, const void* data, std::int64_t bytes) = 0;
+  virtual std::unique_ptr<Request> receive(int process, int tag, void* data, std::int64_t bytes) = 0;
+  virtual void abort() = 0;  // ends all processes of the world
+};
+
+// The messages of one call that are under way.
+class Exchange {
+ public:
+  Exchange(Wire* wire, const Failure& failure, double timeout_seconds)
+      : wire_(wire), failure_(failure), timeout_(timeout_seconds) {}
+  // `rank`: of the world, for messages.
+  void send(int process, int tag, int rank, const void* data, std::int64_t bytes);
+  void receive(int process, int tag, int rank, void* data, std::int64_t bytes);
+  // Returns when at most `left` messages, the latest, are still under way.
+  void wait(const std::string& what, std::size_t left = 0);
+  std::size_t under_way() const { return pending_.size(); }
+
+ private:
+  struct Pending {
+    std::unique_ptr<Wire::Request> request;
+    int rank;
+    bool sends;
+  };
+  Wire* wire_;
+  const Failure& failure_;
+  double timeout_;
+  std::vector<Pending> pending_;
+};
+
+}  // namespace zg::comm

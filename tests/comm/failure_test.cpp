@@ -1,0 +1,119 @@
+// Ranks that fail, hang, or call what the others do not: everyone learns it, and whose fault it is.
+#include <atomic>
+
+#include "comm/worlds.hpp"
+#include "support/errors.hpp"
+
+namespace zg::test {
+namespace {
+
+// What each rank's stream throws; empty: nothing.
+std::vector<std::string> failures(int size, double timeout,
+                                  const std::function<void(CommRank&, Stream&)>& body) {
+  std::vector<std::string> texts(static_cast<std::size_t>(size));
+  auto ranks = make_local_ranks(size, {.timeout_seconds = timeout});
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) {
+    threads.emplace_back([&, r = rank.get()] {
+      try {
+        HostStream stream("comm", HostStream::Mode::kThread);
+        body(*r, stream);
+        stream.synchronize();
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Errc::kComm);
+        texts[static_cast<std::size_t>(r->rank())] = e.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return texts;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(CommFailure, ARankThatFailsEndsTheCallsOfAllOthers) {
+  const auto texts = failures(4, 60, [](CommRank& rank, Stream& stream) {
+    const auto comm = rank.group(all_of(rank), "world");
+    std::vector<float> data(100);
+    if (rank.rank() == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      return rank.fail(Error(Errc::kIo, "nvme tier, drive 1", "I/O error", "the drive fails"));
+    }
+    comm->all_reduce(stream, data.data(), 100, DType::kF32, Reduction::kSum);
+    comm->barrier(stream);
+    stream.synchronize();
+  });
+  for (const int r : {0, 1, 3}) {
+    EXPECT_TRUE(contains(texts[static_cast<std::size_t>(r)], "rank 2: nvme tier, drive 1: I/O error"))
+        << texts[static_cast<std::size_t>(r)];
+  }
+  EXPECT_EQ(texts[2], "");
+}
+
+TEST(CommFailure, ARankThatHangsIsNamed) {
+  std::atomic<int> ended{0};
+  const auto texts = failures(3, 0.2, [&](CommRank& rank, Stream& stream) {
+    const auto comm = rank.group(all_of(rank), "data");
+    std::vector<float> data(100);
+    comm->broadcast(stream, data.data(), 100, DType::kF32, 0);
+    stream.synchronize();
+    if (rank.rank() == 1) {  // until all others have given up
+      while (ended.load() < 2) std::this_thread::yield();
+      return;
+    }
+    comm->all_gather(stream, data.data(), data.data() + 33 * rank.rank(), 0, DType::kF32);
+    try {
+      stream.synchronize();
+    } catch (...) {
+      ++ended;
+      throw;
+    }
+  });
+  for (const int r : {0, 2}) {
+    const std::string& text = texts[static_cast<std::size_t>(r)];
+    EXPECT_TRUE(contains(text, "rank 1")) << text;
+    EXPECT_TRUE(contains(text, "all-gather of 0 f32")) << text;
+    EXPECT_TRUE(contains(text, "made its call 1 last, broadcast of 100 f32")) << text;
+    EXPECT_TRUE(contains(text, "CommOptions::timeout_seconds")) << text;
+  }
+}
+
+TEST(CommFailure, CallsThatDifferAreRefusedByAll) {
+  const auto texts = failures(2, 60, [](CommRank& rank, Stream& stream) {
+    const auto comm = rank.group(all_of(rank), "world");
+    std::vector<float> data(100);
+    comm->all_reduce(stream, data.data(), rank.rank() == 0 ? 100 : 99, DType::kF32, Reduction::kSum);
+    stream.synchronize();
+  });
+  for (const std::string& text : texts) {
+    EXPECT_TRUE(contains(text, "all-reduce of 100 f32 (sum)")) << text;
+    EXPECT_TRUE(contains(text, "all-reduce of 99 f32 (sum)")) << text;
+  }
+}
+
+TEST(CommFailure, AReceiveOfAnotherSizeIsRefused) {
+  const auto texts = failures(2, 60, [](CommRank& rank, Stream& stream) {
+    const auto comm = rank.group(all_of(rank), "pipeline");
+    std::vector<float> data(100);
+    if (rank.rank() == 0) comm->send(stream, data.data(), 100, DType::kF32, 1);
+    if (rank.rank() == 1) comm->receive(stream, data.data(), 50, DType::kF32, 0);
+    stream.synchronize();
+  });
+  for (const std::string& text : texts)
+    EXPECT_TRUE(contains(text, "rank 1 expects 50 f32 of rank 0, which sends 100 f32")) << text;
+}
+
+// A failure is not forgotten: later calls fail at once.
+TEST(CommFailure, NothingGoesOnAfterAFailure) {
+  auto ranks = make_local_ranks(2, {.timeout_seconds = 60});
+  ranks[1]->fail(Error(Errc::kMemory, "host tier", "no room"));
+  HostStream stream("comm", HostStream::Mode::kThread);
+  const auto comm = ranks[0]->group(all_of(*ranks[0]), "world");
+  comm->barrier(stream);
+  EXPECT_THROW(stream.synchronize(), Error);
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -36,6 +36,7 @@ class StallMeter final : public WaitObserver {
     cause_ = StallCause::kOther;
     since_ = Clock::now();
     busy_ = compute_.busy_seconds();
+    waited_ = compute_.waited_seconds();
   }
   // From now on idle time counts for `cause`.
   void mark(StallCause cause) {
@@ -51,6 +52,8 @@ class StallMeter final : public WaitObserver {
   StallTimes end() {
     mark(StallCause::kOther);
     StallTimes times = idle_;
+    // On a GPU the stream itself waits for copies that are under way, and counts as busy then.
+    times.seconds[static_cast<std::size_t>(StallCause::kCopies)] += compute_.waited_seconds() - waited_;
     for (double& seconds : times.seconds) seconds = std::max(0.0, seconds);
     return times;
   }
@@ -95,7 +98,7 @@ class StallMeter final : public WaitObserver {
   StallTimes idle_;
   StallCause cause_ = StallCause::kOther;
   Clock::time_point since_{};
-  double busy_ = 0;
+  double busy_ = 0, waited_ = 0;
   std::atomic<int> awaited_{kNothing};
 };
 

@@ -38,16 +38,20 @@ bool writes(const Action& a, Tier tier) {
   return a.kind != Action::Kind::kUse || a.access != Access::kRead;
 }
 
-bool conflict(const ActionNode& earlier, const ActionNode& later) {
+bool ordered(const ActionNode& earlier, const ActionNode& later) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
     if (!touches(earlier.action, tier) || !touches(later.action, tier)) continue;
-    if (!writes(earlier.action, tier) && !writes(later.action, tier)) continue;
-    // The stream itself keeps two uses on it in order.
-    if (earlier.uses() && later.uses() && earlier.passed_to != nullptr && earlier.passed_to == later.consumer)
-      continue;
-    return true;
+    if (writes(earlier.action, tier) || writes(later.action, tier)) return true;
   }
   return false;
+}
+
+bool conflict(const ActionNode& earlier, const ActionNode& later) {
+  if (!ordered(earlier, later)) return false;
+  if (!later.uses() || later.consumer == nullptr) return true;
+  // A stream keeps two uses on it in order, and waits by itself for a copy that the device was given.
+  if (earlier.uses()) return earlier.passed_to != later.consumer;
+  return !earlier.copies() || earlier.copied.device_event() == nullptr;
 }
 
 Link link_of(const Action& action) {
@@ -93,6 +97,7 @@ void NodePool::take_back_done(MoveQueue& queue) {
     ActionNode& node = *queue.first;
     queue.first = node.next;
     (queue.first != nullptr ? queue.first->before : queue.last) = nullptr;
+    node.copied = {};
     give_back(node);
   }
 }
@@ -176,6 +181,14 @@ ActionNode& Mover::claim_use(const AccessStep& access, Stream* consumer) {
   }
   ZG_ASSERT(false, "{} was not decided", table_.segment_name(access.segment));
   __builtin_unreachable();
+}
+
+void Mover::make_stream_wait(const ActionNode& use) {
+  if (use.consumer == nullptr) return;
+  for (const ActionNode* n = use.before; n != nullptr; n = n->before) {
+    if (n->copies() && n->state != ActionNode::State::kDone && ordered(*n, use))
+      use.consumer->wait(n->copied);
+  }
 }
 
 void Mover::pass_use(ActionNode& use, Stream& stream) {

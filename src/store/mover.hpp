@@ -20,6 +20,10 @@
 // to a stream. Without a program a node never waits for leases, because moves are decided only for copies
 // that nobody leases.
 //
+// Streams of a device that has events of its own wait for each other without any thread. A use does not wait
+// for copies that the device was given before; its stream waits for them. Since each such wait is for work
+// that was enqueued earlier, no two streams ever wait for each other.
+//
 // Threads: every function is called under the store's mutex, which guards all members, and every MoverEvents
 // function is called under it too. Copies and transfers end on other threads, which then take the mutex. So
 // no thread may hold it while it waits for one of them. Therefore memory that an arena has to take from the
@@ -80,6 +84,8 @@ class Mover final : private io::ExtentCompletion {
   void demand(SegmentId segment);
   // With a program: claims the segment's first use that is not claimed yet. settle() may grant it at once.
   ActionNode& claim_use(const AccessStep& access, Stream* consumer);
+  // Makes the consumer's stream wait for the copies that a granted use comes after and that are under way.
+  void make_stream_wait(const ActionNode& use);
   void pass_use(ActionNode& use, Stream& stream);  // the lease was passed to the stream
   void end(ActionNode& node);
   void settle();  // starts all nodes that can start
@@ -110,6 +116,7 @@ class Mover final : private io::ExtentCompletion {
 
   // Links (mover_links.cpp).
   void pump_link(Link link);
+  bool awaited(SegmentId segment) const;
   void begin_move(Link link);
   void issue(ActionNode& node);
   void issue_nvme(ActionNode& node, std::int64_t ready);

@@ -49,10 +49,22 @@ void Mover::pump_link(Link link) {
   NodeList& ready = ready_[link];
   while (!closing_ && !stopped_ && ready.first != nullptr) {
     ActionNode& node = *ready.first;
-    if (full(link, links_[link].moving, table_.segment(node.action.segment).charge)) return;
+    const SegmentId segment = node.action.segment;
+    // The device takes a copy that a use waits for at once: the stream of the use then waits for it.
+    const bool at_once = follows_program_ && !options_.device->is_host() &&
+                         (link == kToDevice || link == kToHost) && awaited(segment);
+    if (!at_once && full(link, links_[link].moving, table_.segment(segment).charge)) return;
     ready.remove(node);
     issue(node);
   }
+}
+
+// Whether a thread waits for a use of the segment.
+bool Mover::awaited(SegmentId segment) const {
+  for (const ActionNode* n = queue(segment).first; n != nullptr; n = n->next) {
+    if (n->uses() && n->taken && n->state == ActionNode::State::kPending) return true;
+  }
+  return false;
 }
 
 void Mover::begin_move(Link link) {
@@ -80,14 +92,16 @@ void Mover::issue(ActionNode& node) {
       if (h.bytes > io::kMaxPieceBytes)
         stream.callback([this, &node, moved = first + bytes] { copied(node, moved); });
     }
-    touch(node.action.segment);
   }
   finish_behind(node);
 }
 
 // Ends the node when its copy stream has done all work that it was given so far.
 void Mover::finish_behind(ActionNode& node) {
-  copy_stream_[link_of(node.action)]->callback([this, &node] {
+  Stream& stream = *copy_stream_[link_of(node.action)];
+  if (!options_.device->is_host()) node.copied = stream.record();
+  touch(node.action.segment);  // a use, or the next hop, may go on behind it
+  stream.callback([this, &node] {
     std::lock_guard lock(mutex_);
     finish_copy(node);
   });
@@ -103,9 +117,8 @@ void Mover::issue_nvme(ActionNode& node, std::int64_t ready) {
     queue.landed.clear();
     node.in_pieces = words_[segment].bytes > io::kMaxPieceBytes;
   }
-  bool awaited = !follows_program_ && node.urgency == Urgency::kDemand;
-  for (const ActionNode* n = queue.first; n != nullptr && reads; n = n->next)
-    awaited = awaited || (n->uses() && n->taken && n->state == ActionNode::State::kPending);
+  const bool demanded =
+      (!follows_program_ && node.urgency == Urgency::kDemand) || (reads && awaited(segment));
   io::ExtentTransfer transfer = reads ? nvme_->to_read(segment) : nvme_->to_write(segment);
   node.slot = static_cast<std::int8_t>(transfer.slot);
   const Tier tier = reads ? node.action.tier : node.action.from;
@@ -115,9 +128,9 @@ void Mover::issue_nvme(ActionNode& node, std::int64_t ready) {
   transfer.ready = ready;
   transfer.tag = reinterpret_cast<std::uint64_t>(&node);
   // A write that a thread waits for, because it needs the memory, is as urgent as a read that it waits for.
-  transfer.priority = awaited ? io::Priority::kDemand
-                      : reads ? io::Priority::kPrefetch
-                              : io::Priority::kWriteBack;
+  transfer.priority = demanded ? io::Priority::kDemand
+                      : reads  ? io::Priority::kPrefetch
+                               : io::Priority::kWriteBack;
   reads ? nvme_->volume().read(transfer) : nvme_->volume().write(transfer);
 }
 

@@ -29,6 +29,7 @@ struct ActionNode {
   std::int64_t moved = 0;                         // kCopy from the device: bytes at the host so far
   std::int8_t slot = 0;                           // kCopy from or to NVMe, under way: the slot of its version
   bool in_pieces = false;                         // kCopy from NVMe: pieces are noted for a second hop
+  Event copied;  // kCopy that the device was given whole: its end, for streams that wait by themselves
   ActionNode *before = nullptr, *next = nullptr;  // in the segment's queue
   ActionNode *list_before = nullptr, *list_next = nullptr;  // in the NodeList
 
@@ -36,7 +37,9 @@ struct ActionNode {
   bool uses() const { return action.kind == Action::Kind::kUse; }
 };
 
-// Whether `later` has to wait for `earlier`, which is before it in the queue of their segment.
+// Whether `later` must not begin before `earlier`, which is before it in the queue of their segment, has
+// ended; and whether it is the store that has to see to it, since no stream does.
+bool ordered(const ActionNode& earlier, const ActionNode& later);
 bool conflict(const ActionNode& earlier, const ActionNode& later);
 // Whether the action changes the copy at the tier.
 bool writes(const Action& action, Tier tier);

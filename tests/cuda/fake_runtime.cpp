@@ -387,7 +387,11 @@ void FakeRuntime::copy(cuda::StreamHandle handle, void* to, const void* from, st
     check("from", here, direction != cuda::Direction::kToDevice);
     const auto *a = static_cast<const char*>(to), *b = static_cast<const char*>(from);
     if (a < b + bytes && b < a + bytes) throw FakeMemory::Misuse{"the two overlap"};
-    Work work{.run = [=] { move(to, from, bytes); }, .uses = {{to, bytes}, {from, bytes}}};
+    const auto run = [=, this] {
+      while (holds_copies_.load() && !ends()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+      move(to, from, bytes);
+    };
+    Work work{.run = run, .uses = {{to, bytes}, {from, bytes}}};
     const bool pageable =
         there.kind == FakeMemory::Kind::kPageable || here.kind == FakeMemory::Kind::kPageable;
     pageable ? enqueue_and_wait(stream, std::move(work)) : enqueue(stream, std::move(work));

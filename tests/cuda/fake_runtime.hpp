@@ -55,6 +55,8 @@ class FakeRuntime final : public cuda::Runtime {
   // The n-th call from now (1: the next) of this name throws. What only gives back does not fail.
   void fail(const std::string& name, std::int64_t nth, Errc code = Errc::kDevice);
   void break_device(const std::string& words);
+  // While it holds them, copies between host and device do not run, and streams stand still behind them.
+  void hold_copies(bool hold) { holds_copies_.store(hold); }
   void set_other_use(int device, std::int64_t bytes) { memory_.set_other_use(device, bytes); }
   std::int64_t pinned() const { return memory_.pinned(); }
   FakeMemory::Place place(const void* at, std::int64_t bytes) const { return memory_.place(at, bytes); }
@@ -156,7 +158,7 @@ class FakeRuntime final : public cuda::Runtime {
   bool keeps_log_ = false;
   std::vector<std::string> log_, mistakes_;
   std::string broken_by_;
-  std::atomic<bool> broken_{false}, stops_{false};
+  std::atomic<bool> broken_{false}, stops_{false}, holds_copies_{false};
   std::map<cuda::StreamHandle, std::unique_ptr<Stream>> streams_;
   std::map<cuda::EventHandle, EventState> events_;
   std::map<cuda::GraphHandle, Graph> graphs_;

@@ -87,6 +87,8 @@ class Stream {
   virtual void synchronize() = 0;
   // Seconds in which the stream had work, up to now.
   virtual double busy_seconds() const = 0;
+  // The part of busy_seconds() in which its work waited for events of other streams.
+  virtual double waited_seconds() const { return 0; }
 };
 
 // A stream of the host device. Mode kThread: a worker thread runs the work. Mode kInline: the submitting

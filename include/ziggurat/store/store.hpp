@@ -126,8 +126,10 @@ class TensorStore final {
   void run(const Program* program, const Program* next);
 
   // Waits for the segment to be at the tier, and leases it. With a program, the access must be the program's
-  // next one. `consumer`: the stream that will use the bytes; null: the caller uses them. Throws Error(kIo)
-  // after a failed transfer. Without a program also Error(kMemory) when leases and pins leave no room, and
+  // next one. `consumer`: the stream that will use the bytes; null: the caller uses them. With a program and a
+  // consumer, the bytes may still be on their way between host and device when the call returns; the stream
+  // waits for them, and only work that it is given afterwards may touch them. Throws Error(kIo) after a
+  // failed transfer. Without a program also Error(kMemory) when leases and pins leave no room, and
   // Error(kUsage) when content is read that was never written, or when the wait would never end (see above).
   Lease acquire(SegmentId segment, Tier tier, Access access, Stream* consumer = nullptr);
   // Without a program: takes all leases at once, and holds none while it waits. Each segment is named once.

@@ -76,6 +76,18 @@ void Completions::note_work(InFlight& in_flight) {
   in_flight.busy_since = Clock::now();
 }
 
+void Completions::note_wait(InFlight& in_flight, bool begins) {
+  std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  if (!begins) in_flight.waited_seconds += seconds_between(in_flight.waits_since, now);
+  in_flight.waits_since = now;
+}
+
+double Completions::waited_seconds(const InFlight& in_flight) const {
+  std::lock_guard lock(mutex_);
+  return in_flight.waited_seconds;
+}
+
 double Completions::busy_seconds(const InFlight& in_flight) const {
   std::lock_guard lock(mutex_);
   return in_flight.busy_seconds + (in_flight.busy ? seconds_between(in_flight.busy_since, Clock::now()) : 0);
@@ -279,7 +291,9 @@ void CudaStream::wait(const Event& event) {
   if (event.done()) return;
   const auto* cuda_event = dynamic_cast<const CudaEvent*>(event.device_event());
   if (cuda_event != nullptr && cuda_event->owner() == &completions_) {
+    callback([this] { completions_.note_wait(*in_flight_, true); });
     attempt([&](StreamHandle stream) { runtime_.wait(stream, cuda_event->handle()); });
+    callback([this] { completions_.note_wait(*in_flight_, false); });
     return;
   }
   if (!wait_values_) return event.wait();
@@ -303,6 +317,10 @@ void CudaStream::synchronize() {
   completions_.push(*in_flight_, {last_, [after] { after.set(); }, false});
   after.wait();
   completions_.rethrow();
+}
+
+double CudaStream::waited_seconds() const {
+  return completions_.waited_seconds(*in_flight_);
 }
 
 double CudaStream::busy_seconds() const {

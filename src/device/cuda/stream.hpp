@@ -54,6 +54,8 @@ struct InFlight {
   bool busy = false;
   Clock::time_point busy_since;
   double busy_seconds = 0;
+  Clock::time_point waits_since;
+  double waited_seconds = 0;
 };
 
 class Completions {
@@ -72,6 +74,9 @@ class Completions {
   // Work was enqueued on the stream: it counts as busy until all its entries are done.
   void note_work(InFlight& in_flight);
   double busy_seconds(const InFlight& in_flight) const;
+  // The stream's work begins or ends to wait for another stream. Called by the thread that runs callbacks.
+  void note_wait(InFlight& in_flight, bool begins);
+  double waited_seconds(const InFlight& in_flight) const;
 
   CudaEvent* take_event();
   Event pending() { return events_.pending(); }
@@ -144,6 +149,7 @@ class CudaStream : public Stream {
   void callback(Task action) override;
   void synchronize() override;
   double busy_seconds() const override;
+  double waited_seconds() const override;
 
  protected:
   void finish();  // waits until all work is done, without throwing

@@ -105,6 +105,10 @@ class HostCommunicator final : public Communicator {
       }
     }
     ZG_ASSERT(rank_ >= 0, "rank {} is no member of group {}", rank, name_);
+    for (const int r : members_) {
+      const auto lower = [&](int other) { return other < r; };
+      order_.push_back(static_cast<std::size_t>(std::count_if(members_.begin(), members_.end(), lower)));
+    }
     remote_ = by_process_.size() > 1;
     me_ = peers_[static_cast<std::size_t>(rank_)].local;
     meeting_ = process_->meeting(members_, std::move(local), name_, rank);
@@ -302,7 +306,7 @@ class HostCommunicator final : public Communicator {
     if (!remote_) {
       meeting_->open(me_, c);
       for (int m = 0; m < size(); ++m)
-        operands[static_cast<std::size_t>(m)] = of(published(peer(m).local).in, rank_);
+        operands[order_[static_cast<std::size_t>(m)]] = of(published(peer(m).local).in, rank_);
       return reduce(operands, out, mine / element, c.dtype, c.reduction);
     }
     // Block by block; the next one is under way while one is reduced.
@@ -339,7 +343,7 @@ class HostCommunicator final : public Communicator {
       const Range now = part(rank_, b);
       std::int64_t number = 0;
       for (int m = 0; m < size(); ++m) {
-        operands[static_cast<std::size_t>(m)] =
+        operands[order_[static_cast<std::size_t>(m)]] =
             is_remote(m) ? staged(b, number++) : of(published(peer(m).local).in, rank_) + now.first;
       }
       reduce(operands, static_cast<char*>(out) + now.first, now.bytes / element, c.dtype, c.reduction);
@@ -394,6 +398,8 @@ class HostCommunicator final : public Communicator {
   const int world_rank_;
   const std::vector<int> members_;  // ranks of the world
   const std::string name_;
+  // By member: how many members have a lower rank of the world.
+  std::vector<std::size_t> order_;
   int rank_ = -1;  // of the group
   int me_ = 0;     // of the meeting
   bool remote_ = false;

@@ -10,14 +10,18 @@
 namespace zg {
 namespace {
 
-// The runs of consecutive trained elements of a unit, as first element and count.
-std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::UnitTensors& unit) {
+// The runs of consecutive trained elements among those of a unit, as first element and count.
+std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::UnitTensors& unit,
+                                                                const Layout::Elements& among) {
   std::vector<std::pair<std::int64_t, std::int64_t>> runs;
   for (const Layout::StateRange& range : unit.ranges) {
-    if (!runs.empty() && runs.back().first + runs.back().second == range.unit_first) {
-      runs.back().second += range.count;
+    const std::int64_t first = std::max(range.unit_first, among.first);
+    const std::int64_t count = std::min(range.unit_first + range.count, among.first + among.count) - first;
+    if (count <= 0) continue;
+    if (!runs.empty() && runs.back().first + runs.back().second == first) {
+      runs.back().second += count;
     } else {
-      runs.push_back({range.unit_first, range.count});
+      runs.push_back({first, count});
     }
   }
   return runs;
@@ -51,7 +55,10 @@ void StepExecutor::issue(const StepOp& op) {
   const Layout::UnitTensors& unit = layout_.unit(op.unit);
   Stream& s = *compute_;
   const auto data = [&](Operand operand) { return lease(op, operand).data(); };
-  const auto flat = [&](Operand operand, TensorId id) { return whole_view(data(operand), id); };
+  const auto flat = [&](Operand operand, TensorId id) {
+    return unit_view(data(operand), id,
+                     operand == Operand::kTable || operand == Operand::kTableAccumulator ? 0 : op.unit);
+  };
   const auto rows = [&](Operand operand) {
     return View(data(operand), model.dtype(), shape.rows(), model.config().width);
   };
@@ -72,6 +79,9 @@ void StepExecutor::issue(const StepOp& op) {
       break;
     case OpKind::kUpdate:
       issue_update(op);
+      break;
+    case OpKind::kGather:
+      gather_weight(op);
       break;
     case OpKind::kEmbedding:
       model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput));
@@ -111,18 +121,43 @@ void StepExecutor::issue(const StepOp& op) {
       model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient), sum);
       break;
     }
-    case OpKind::kFinishGradient: {
-      if (!op.has(Operand::kGradient)) break;
-      const View sum = flat(Operand::kAccumulator, unit.accumulator);
-      const View gradient = flat(Operand::kGradient, unit.gradient);
-      // Frozen parameters have no gradient for the optimizer, and do not count for the norm.
-      for (const auto& [first, count] : trained_runs(unit)) {
-        device_.ops().finish_gradient(s, sum.col_range(first, count), gradient.col_range(first, count),
-                                      w.scalar(1 + op.unit), w.sum_partials());
-      }
+    case OpKind::kFinishGradient:
+      finish_gradient(op);
       break;
-    }
   }
+}
+
+void StepExecutor::gather_weight(const StepOp& op) {
+  const std::int64_t count = layout_.shard_elements(op.unit).count;
+  groups_.shards->all_gather(*compute_, lease(op, Operand::kShard).data(), lease(op, Operand::kWeight).data(),
+                             count, layout_.model->dtype());
+}
+
+// Each rank sums one piece of the gradient over all ranks, casts it, and then gets the rest of its shard from
+// the other ranks that hold it. Frozen parameters have no gradient for the optimizer, and do not count for
+// the norm.
+void StepExecutor::finish_gradient(const StepOp& op) {
+  const Workspace w(layout_, workspace_memory_);
+  const Layout::UnitTensors& unit = layout_.unit(op.unit);
+  const Layout::Elements shard = layout_.shard_elements(op.unit);
+  const bool together = layout_.options.sharding.ranks > 1;
+  Layout::Elements mine = shard;
+  const View sum = whole_view(lease(op, Operand::kAccumulator).data(), unit.accumulator);
+  if (together) {
+    mine = layout_.piece_elements(op.unit);
+    groups_.pieces->reduce_scatter(*compute_, sum.data, sum.col_range(mine.first, mine.count).data,
+                                   mine.count, sum.dtype, Reduction::kSum);
+  }
+  if (!op.has(Operand::kGradient)) return;
+  const View gradient = whole_view(lease(op, Operand::kGradient).data(), unit.gradient);
+  for (const auto& [first, count] : trained_runs(unit, mine)) {
+    device_.ops().finish_gradient(*compute_, sum.col_range(first, count),
+                                  gradient.col_range(first - shard.first, count), w.scalar(1 + op.unit),
+                                  w.sum_partials());
+  }
+  if (groups_.replicas == nullptr) return;
+  groups_.replicas->all_gather(*compute_, gradient.col_range(mine.first - shard.first, mine.count).data,
+                               gradient.data, mine.count, gradient.dtype);
 }
 
 // Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after
@@ -131,7 +166,8 @@ void StepExecutor::issue_update(const StepOp& op) {
   const Layout::UnitTensors& tensors = layout_.unit(op.unit);
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
   const View gradient = whole_view(lease(op, Operand::kGradient).data(), tensors.gradient),
-             weight = whole_view(lease(op, Operand::kWeight).data(), tensors.weight);
+             weight = whole_view(lease(op, Operand::kWeight).data(), layout_.updated_weight(op.unit));
+  const std::int64_t shard_first = layout_.shard_elements(op.unit).first;
   void* const state = lease(op, Operand::kState).data();
   const Layout::Elements segment = layout_.state_elements(op.unit, op.segment);
   Ops& ops = layout_.update_at(op.unit) == Tier::kDevice ? device_.ops() : host_ops();
@@ -150,8 +186,8 @@ void StepExecutor::issue_update(const StepOp& op) {
       params.weight_decay = 0;
     }
     params.random = random_[static_cast<std::size_t>(op.unit)][p];
-    params.first_element = begin - range.state_first;
-    const std::int64_t at = range.unit_first + params.first_element, n = end - begin;
+    params.first_element = range.param_first + begin - range.state_first;
+    const std::int64_t at = range.unit_first + begin - range.state_first - shard_first, n = end - begin;
     ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
                layout_.state().part(state, segment.count, begin - segment.first, n), layout_.state().format(),
                params);

@@ -45,19 +45,28 @@ Layout::Layout(const Model& m_, const LayoutOptions& o)
   for (const Unit& unit : model->units()) {
     const auto u = static_cast<std::int32_t>(units.size());
     units.emplace_back();
-    const auto add = [&](const char* what, DType dtype, Role role, Tier lowest) {
-      return table.add({unit.name + "." + what, dtype, unit.count, role, lowest, 0});
+    const Sharding& sharding = o.sharding;
+    units.back().piece = round_up((unit.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
+    const std::int64_t shard = units.back().piece * sharding.replicas();
+    const std::int64_t whole = sharding.ranks == 1 ? unit.count : shard * sharding.shards;
+    const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t count) {
+      return table.add({unit.name + "." + what, dtype, count, role, lowest, 0});
     };
-    units.back().weight = add("weight", model->dtype(), Role::kWeight, weights);
+    // A gathered weight is dead when it has been used, so it need not be demoted.
+    const bool brief_weight = is_sharded() && !sharding.keep_weights;
+    units.back().weight =
+        add("weight", model->dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
+    if (is_sharded()) units.back().shard = add("shard", model->dtype(), Role::kWeight, weights, shard);
     // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe.
     const bool brief = o.accumulation == Accumulation::kLayerMajor;
     units.back().accumulator = add("accumulator", model->accumulator_dtype(), Role::kGradient,
-                                   brief ? std::min(Tier::kHost, optimizer) : optimizer);
+                                   brief ? std::min(Tier::kHost, optimizer) : optimizer, whole);
     // Where only some units are updated on the device, the state of these stays on the device.
     const bool all = o.device_updates >= static_cast<std::int32_t>(model->units().size());
     add_state(u, update_at(u) == Tier::kDevice && !all ? Tier::kDevice : optimizer);
     if (units.back().state != kNone)
-      units.back().gradient = add("gradient", o.gradient, Role::kGradient, optimizer);
+      units.back().gradient =
+          add("gradient", o.gradient, Role::kGradient, optimizer, sharding.ranks == 1 ? unit.count : shard);
   }
   const auto element = static_cast<std::int64_t>(size_of(model->dtype()));
   const std::int64_t checkpoint = model->checkpoint_bytes(o.micro_batch) / element;
@@ -86,9 +95,13 @@ void Layout::add_state(std::int32_t u, Tier lowest) {
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
     const int group = options.groups.empty() ? 0 : options.groups[static_cast<std::size_t>(u)][i];
     if (group == kFrozen) continue;
-    const std::int64_t first = unit.params[i].offset;
-    const std::int64_t last = i + 1 < unit.params.size() ? unit.params[i + 1].offset : unit.count;
-    t.ranges.push_back({static_cast<std::int32_t>(i), group, first, t.state_elements, last - first});
+    const Elements shard = shard_elements(u);
+    const std::int64_t end = i + 1 < unit.params.size() ? unit.params[i + 1].offset : unit.count;
+    const std::int64_t first = std::max(unit.params[i].offset, shard.first);
+    const std::int64_t last = std::min(end, shard.first + shard.count);
+    if (first >= last) continue;
+    t.ranges.push_back({static_cast<std::int32_t>(i), group, first, t.state_elements, last - first,
+                        first - unit.params[i].offset});
     t.state_elements += last - first;
   }
   if (t.ranges.empty()) return;
@@ -100,6 +113,17 @@ void Layout::add_state(std::int32_t u, Tier lowest) {
                   Role::kOptimizerState, lowest,     state_.bytes(segment_elements_)};
   spec.versions = options.state_versions;
   t.state = table.add(spec);
+}
+
+Layout::Elements Layout::shard_elements(std::int32_t u) const {
+  const Sharding& s = options.sharding;
+  if (s.shards == 1) return {0, model->units()[static_cast<std::size_t>(u)].count};
+  const std::int64_t count = unit(u).piece * s.replicas();
+  return {s.shard() * count, count};
+}
+
+Layout::Elements Layout::piece_elements(std::int32_t u) const {
+  return {options.sharding.piece() * unit(u).piece, unit(u).piece};
 }
 
 std::int32_t Layout::state_segments(std::int32_t u) const {
@@ -116,7 +140,9 @@ SegmentId Layout::state_segment(std::int32_t u, std::int32_t i) const {
 }
 
 bool Layout::update_rebuilds_weight(std::int32_t u) const {
-  const std::int64_t count = model->units()[static_cast<std::size_t>(u)].count;
+  const std::int64_t all = model->units()[static_cast<std::size_t>(u)].count;
+  const Elements shard = shard_elements(u);
+  const std::int64_t count = std::clamp<std::int64_t>(all - shard.first, 0, shard.count);
   return state_.format().master == MasterFormat::kFull && unit(u).state_elements == count;
 }
 
@@ -141,7 +167,7 @@ std::int64_t Layout::workspace_charge() const {
 std::int64_t Layout::state_bytes() const {
   std::int64_t sum = 0;
   for (const UnitTensors& t : units) {
-    for (const TensorId id : {t.weight, t.gradient, t.state}) {
+    for (const TensorId id : {t.shard != kNone ? t.shard : t.weight, t.gradient, t.state}) {
       if (id == kNone) continue;
       const TensorSpec& spec = table.tensor(id).spec;
       sum += spec.count * static_cast<std::int64_t>(size_of(spec.dtype));

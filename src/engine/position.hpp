@@ -22,7 +22,7 @@ inline std::string text_of(const StepOp& op) {
 
 class StepExecutor::Position {
  public:
-  enum class Waits : std::uint8_t { kNo, kForLease, kForMoves, kForStream };
+  enum class Waits : std::uint8_t { kNo, kForLease, kForMoves, kForStream, kForRanks };
 
   // Called by the rank thread. Programs and their operations outlive this.
   void begin_step(std::int64_t step) { step_.store(step); }
@@ -79,6 +79,8 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
       return "update of " + unit();
     case OpKind::kFinishGradient:
       return "gradient of " + unit();
+    case OpKind::kGather:
+      return "weight of " + unit();
     case OpKind::kEmbedding:
       return "embedding";
     case OpKind::kForward:
@@ -111,7 +113,7 @@ inline std::string StepExecutor::Position::work(std::int64_t layers,
 
 inline std::string StepExecutor::Position::text() const {
   static constexpr const char* kWaits[] = {"", "; waits for a lease", "; waits for all moves",
-                                           "; waits for a stream"};
+                                           "; waits for a stream", "; waits for other ranks"};
   static constexpr const char* kStreams[] = {"compute", "optimizer"};
   const std::int64_t step = step_.load();
   const StepProgram* program = program_.load();

@@ -62,6 +62,25 @@ StepExecutor::StepExecutor(const Options& o)
     }
   }
   store_.observe_waits(stall_.get());
+  const Sharding& sharding = layout_.options.sharding;
+  if (o.comm == nullptr) {
+    ZG_ASSERT_EQ(sharding.ranks, 1);
+    return;
+  }
+  ZG_ASSERT_EQ(o.comm->size(), sharding.ranks);
+  ZG_ASSERT_EQ(o.comm->rank(), sharding.rank);
+  std::vector<int> members;
+  const auto group = [&](int count, const char* name, const auto& member) {
+    members.clear();
+    for (int i = 0; i < count; ++i) members.push_back(member(i));
+    return count > 1 ? o.comm->group(members, name) : nullptr;
+  };
+  groups_.shards =
+      group(sharding.shards, "shards", [&](int i) { return sharding.replica() * sharding.shards + i; });
+  groups_.replicas =
+      group(sharding.replicas(), "replicas", [&](int i) { return i * sharding.shards + sharding.shard(); });
+  groups_.pieces = group(sharding.ranks, "pieces", [&](int i) { return sharding.rank_of_piece(i); });
+  groups_.numbers = group(sharding.ranks, "numbers", [](int i) { return i; });
 }
 
 StepExecutor::~StepExecutor() {
@@ -135,7 +154,8 @@ void StepExecutor::initialize(const StepOp& op, const ParamSource& source) {
   const Tier tier = has_state ? layout_.update_at(op.unit) : Tier::kDevice;
   const HostLease weight_lease =
       on_host(std::move(lease(op, Operand::kWeight)), tier, op.first ? Access::kOverwrite : Access::kWrite);
-  const View weight = whole_view(weight_lease.data(), tensors.weight);
+  const View weight = whole_view(weight_lease.data(), layout_.updated_weight(op.unit));
+  const Layout::Elements shard = layout_.shard_elements(op.unit);
   if (op.first) std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
   std::vector<float> values;
   // The values of elements [begin, end) of a parameter and the gap after it.
@@ -152,11 +172,11 @@ void StepExecutor::initialize(const StepOp& op, const ParamSource& source) {
       const std::int64_t begin = std::max(range.state_first, segment.first);
       const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
       if (begin >= end) continue;
-      const std::int64_t skip = begin - range.state_first, n = end - begin;
+      const std::int64_t skip = begin - range.state_first, n = end - begin, first = range.param_first + skip;
       write_masters(layout_.state().format(),
                     layout_.state().part(state.data(), segment.count, begin - segment.first, n),
-                    weight.col_range(range.unit_first + skip, n),
-                    values_of(params[static_cast<std::size_t>(range.param)], skip, skip + n));
+                    weight.col_range(range.unit_first + skip - shard.first, n),
+                    values_of(params[static_cast<std::size_t>(range.param)], first, first + n));
     }
   }
   if (layout_.options.groups.empty() || op.segment + 1 < layout_.state_segments(op.unit)) return;
@@ -164,9 +184,10 @@ void StepExecutor::initialize(const StepOp& op, const ParamSource& source) {
     const Param& p = params[i];
     if (layout_.options.groups[static_cast<std::size_t>(op.unit)][i] != kFrozen) continue;
     constexpr std::int64_t kPart = 1 << 20;  // elements at a time
-    for (std::int64_t at = 0; at < p.count(); at += kPart) {
-      const std::int64_t n = std::min(kPart, p.count() - at);
-      write_weights(weight.col_range(p.offset + at, n), values_of(p, at, at + n));
+    const std::int64_t end = std::min(p.count(), shard.first + shard.count - p.offset);
+    for (std::int64_t at = std::max<std::int64_t>(0, shard.first - p.offset); at < end; at += kPart) {
+      const std::int64_t n = std::min(kPart, end - at);
+      write_weights(weight.col_range(p.offset + at - shard.first, n), values_of(p, at, at + n));
     }
   }
 }
@@ -181,6 +202,32 @@ Traffic StepExecutor::settled_traffic() {
 View StepExecutor::whole_view(void* data, TensorId tensor) const {
   const TensorSpec& spec = layout_.table.tensor(tensor).spec;
   return {data, spec.dtype, 1, spec.count};
+}
+
+// The unit's elements of a flat tensor, which may be padded.
+View StepExecutor::unit_view(void* data, TensorId tensor, std::int32_t unit) const {
+  return whole_view(data, tensor).col_range(0, layout_.model->units()[static_cast<std::size_t>(unit)].count);
+}
+
+std::vector<std::vector<double>> StepExecutor::of_all_ranks(const std::vector<double>& mine) {
+  const auto n = mine.size();
+  std::vector<double> all(n * static_cast<std::size_t>(layout_.options.sharding.ranks));
+  if (groups_.numbers == nullptr) {
+    all = mine;
+  } else {
+    const Position::Waiting waiting(*position_, Position::Waits::kForRanks);
+    groups_.numbers->all_gather(numbers_, mine.data(), all.data(), static_cast<std::int64_t>(n), DType::kF64);
+  }
+  std::vector<std::vector<double>> by_rank;
+  for (auto at = all.begin(); at != all.end(); at += static_cast<std::ptrdiff_t>(n))
+    by_rank.emplace_back(at, at + static_cast<std::ptrdiff_t>(n));
+  return by_rank;
+}
+
+double StepExecutor::sum_over_ranks(double mine) {
+  double sum = 0;
+  for (const std::vector<double>& theirs : of_all_ranks({mine})) sum += theirs[0];
+  return sum;
 }
 
 // Called when the previous step's work is done, so its tokens may be overwritten.
@@ -285,6 +332,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
     result.tokens += std::count_if(b.targets, b.targets + layout_.options.micro_batch.rows(),
                                    [](auto t) { return t >= 0; });
   }
+  result.tokens = static_cast<std::int64_t>(sum_over_ranks(static_cast<double>(result.tokens)));
   const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));
   ProgramStart gradients = begin_activity(then == Then::kTrain ? Activity::kStep : Activity::kStepThenPause);
   if (gradients.program == &programs_.flush) {
@@ -306,11 +354,15 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   for (std::size_t m = 0; m < micro_batches.size(); ++m) load_tokens(m, micro_batches[m]);
   zero_scalars();
   run_program(gradients);
-  const std::vector<double> scalars = read_scalars();
-
-  result.loss = scalars[0] * per_token;
+  const auto scalars = of_all_ranks(read_scalars());
+  for (const std::vector<double>& theirs : scalars) result.loss += theirs[0];
+  result.loss *= per_token;
+  // In the order of units and pieces, which no number of shards changes.
   double norm_sq = 0;
-  for (std::size_t u = 1; u < scalars.size(); ++u) norm_sq += scalars[u];
+  for (std::size_t u = 1; u < scalars[0].size(); ++u) {
+    for (int piece = 0; piece < layout_.options.sharding.ranks; ++piece)
+      norm_sq += scalars[static_cast<std::size_t>(layout_.options.sharding.rank_of_piece(piece))][u];
+  }
   result.grad_norm = std::sqrt(norm_sq) * unscale;
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.skipped = !finite;
@@ -357,20 +409,24 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   const std::vector<std::int32_t> nothing(rows, 0), ignored(rows, -1);
   double loss = 0;
   std::int64_t tokens = 0;
-  for (std::int64_t first = 0; first < micro_batches; first += static_cast<std::int64_t>(group)) {
+  const Sharding& sharding = layout_.options.sharding;
+  const std::int64_t step = static_cast<std::int64_t>(group) * sharding.ranks;
+  for (std::int64_t first = 0; first < micro_batches; first += step) {
     for (std::size_t m = 0; m < group; ++m) {
-      const std::int64_t i = first + static_cast<std::int64_t>(m);
+      const std::int64_t i = first + static_cast<std::int64_t>(m) * sharding.ranks + sharding.rank;
       const MicroBatch b = i < micro_batches ? batch(i) : MicroBatch{nothing.data(), ignored.data()};
       tokens += std::count_if(b.targets, b.targets + rows, [](auto t) { return t >= 0; });
       load_tokens(m, b);
     }
     zero_scalars();
-    const bool more = first + static_cast<std::int64_t>(group) < micro_batches;
+    const bool more = first + step < micro_batches;
     run_program(begin_activity(more ? Activity::kEvaluateMore : Activity::kEvaluate));
     loss += read_scalars()[0];
   }
   // The same arithmetic as in train_step(), so that a step and an evaluation of the same data give the same
   // bits.
+  loss = sum_over_ranks(loss);
+  tokens = static_cast<std::int64_t>(sum_over_ranks(static_cast<double>(tokens)));
   return loss * (1.0 / static_cast<double>(std::max<std::int64_t>(1, tokens)));
 }
 
@@ -384,28 +440,34 @@ void StepExecutor::visit_state(std::int32_t u, const Param& param, std::int64_t 
   const auto range = std::find_if(tensors.ranges.begin(), tensors.ranges.end(), [&](const auto& r) {
     return params[static_cast<std::size_t>(r.param)].offset == param.offset;
   });
+  const Layout::Elements shard = layout_.shard_elements(u);
+  const TensorId updated = layout_.updated_weight(u);
   const auto with_weight = [&](std::int64_t first, std::int64_t count, const auto& use) {
-    const HostLease lease = host_lease(layout_.whole(tensors.weight), Access::kRead);
-    use(whole_view(lease.data(), tensors.weight).col_range(first, count));
+    const HostLease lease = host_lease(layout_.whole(updated), Access::kRead);
+    use(whole_view(lease.data(), updated).col_range(first - shard.first, count));
   };
+  const std::int64_t first_here = std::max(begin, shard.first - param.offset);
+  const std::int64_t end_here = std::min(end, shard.first + shard.count - param.offset);
+  if (first_here >= end_here) return;
   if (range == tensors.ranges.end()) {  // a frozen parameter
-    with_weight(param.offset + begin, end - begin,
-                [&](const View& weight) { visit({}, weight, 0, 0, end - begin); });
+    with_weight(param.offset + first_here, end_here - first_here,
+                [&](const View& weight) { visit({}, weight, first_here - begin, 0, end_here - first_here); });
     return;
   }
   std::vector<char> copy;
   for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
     const Layout::Elements segment = layout_.state_elements(u, i);
-    const std::int64_t from = std::max(range->state_first + begin, segment.first);
-    const std::int64_t to = std::min(range->state_first + end, segment.first + segment.count);
+    const std::int64_t offset = range->state_first - range->param_first;  // of the parameter's first element
+    const std::int64_t from = std::max(offset + first_here, segment.first);
+    const std::int64_t to = std::min(offset + end_here, segment.first + segment.count);
     if (from >= to) continue;
     // State is decoded from the beginning of a block.
     const std::int64_t inside = from - segment.first, block = inside / kQuantBlock * kQuantBlock;
     const std::int64_t skip = inside - block;
-    const std::int64_t element = from - range->state_first;  // index in the parameter
+    const std::int64_t element = from - offset;  // index in the parameter
     View weight;
     if (weights == Weights::kNeeded) {
-      with_weight(range->unit_first + element - skip, to - from + skip, [&](const View& v) {
+      with_weight(param.offset + element - skip, to - from + skip, [&](const View& v) {
         const auto* data = static_cast<const char*>(v.data);
         copy.assign(data, data + v.count() * static_cast<std::int64_t>(size_of(v.dtype)));
         weight = View(copy.data(), v.dtype, 1, v.count());

@@ -45,6 +45,8 @@ class Emitter {
         return embedding_backward(slot);
       case OpKind::kFinishGradient:
         return finish_gradient(slot);
+      case OpKind::kGather:
+        return gather(slot);
     }
   }
 
@@ -53,10 +55,10 @@ class Emitter {
   void initialize(const Slot& slot) {
     const std::int32_t n = layout_.state_segments(slot.unit);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
-    if (n == 0) return add(slot, {{Operand::kWeight, overwrite(weight(slot.unit))}});
+    if (n == 0) return add(slot, {{Operand::kWeight, overwrite(updated(slot.unit))}});
     for (std::int32_t i = 0; i < n; ++i) {
       add(slot,
-          {{Operand::kWeight, {weight(slot.unit), tier, i == 0 ? Access::kOverwrite : Access::kWrite}},
+          {{Operand::kWeight, {updated(slot.unit), tier, i == 0 ? Access::kOverwrite : Access::kWrite}},
            {Operand::kState, {layout_.state_segment(slot.unit, i), tier, Access::kOverwrite}}},
           1, i);
     }
@@ -71,21 +73,20 @@ class Emitter {
       add(slot,
           {{Operand::kGradient,
             {layout_.whole(layout_.unit(slot.unit).gradient), tier, Access::kRead, i == n - 1}},
-           {Operand::kWeight, {weight(slot.unit), tier, overwrites ? Access::kOverwrite : Access::kWrite}},
+           {Operand::kWeight, {updated(slot.unit), tier, overwrites ? Access::kOverwrite : Access::kWrite}},
            {Operand::kState, {layout_.state_segment(slot.unit, i), tier, Access::kWrite}}},
           update_time_, i);
     }
   }
 
   void embedding(const Slot& slot) {
-    const bool dead = slot.last && !tied() && rebuilt(0);
-    add(slot, {{Operand::kWeight, read(weight(0), dead)},
+    add(slot, {{Operand::kWeight, read(weight(0), dead(slot, 0) && (slot.drop || !tied()))},
                {Operand::kOutput, overwrite(activation(0, slot.micro_batch))}});
   }
 
   void forward(const Slot& slot) {
     const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
-    std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit))},
+    std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit), slot.drop)},
                           {Operand::kInput, read(activation(layer, m), slot.last)},
                           {Operand::kOutput, overwrite(activation(layer + 1, m))}};
     if (!layout_.options.recompute && !slot.last)
@@ -94,16 +95,16 @@ class Emitter {
   }
 
   void head_loss(const Slot& slot) {
-    std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit))}};
-    if (tied()) uses.push_back({Operand::kTable, read(weight(0))});
+    std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit), slot.drop)}};
+    if (tied()) uses.push_back({Operand::kTable, read(weight(0), slot.drop)});
     uses.push_back({Operand::kInput, read(activation(layers(), slot.micro_batch), true)});
     add(slot, uses, head_products());
   }
 
   void head(const Slot& slot) {
     const std::int32_t u = slot.unit, m = slot.micro_batch;
-    std::vector<Use> uses{{Operand::kWeight, read(weight(u), slot.last && rebuilt(u))}};
-    if (tied()) uses.push_back({Operand::kTable, read(weight(0), slot.last && rebuilt(0))});
+    std::vector<Use> uses{{Operand::kWeight, read(weight(u), dead(slot, u))}};
+    if (tied()) uses.push_back({Operand::kTable, read(weight(0), dead(slot, 0))});
     uses.push_back({Operand::kInput, read(activation(layers(), m), true)});
     uses.push_back({Operand::kActivationGradient, overwrite(activation_gradient(m))});
     uses.push_back({Operand::kAccumulator, add_to(accumulator(u), slot.first)});
@@ -115,7 +116,7 @@ class Emitter {
     const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
     const bool recompute = layout_.options.recompute;
     std::vector<Use> uses{
-        {Operand::kWeight, read(weight(slot.unit), slot.last && rebuilt(slot.unit))},
+        {Operand::kWeight, read(weight(slot.unit), dead(slot, slot.unit))},
         {Operand::kInput, read(activation(layer, m), true)},
         {Operand::kActivationGradient, {activation_gradient(m), Tier::kDevice, Access::kWrite}},
         {Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)}};
@@ -138,12 +139,23 @@ class Emitter {
     add(slot, uses);
   }
 
+  void gather(const Slot& slot) {
+    add(slot,
+        {{Operand::kShard, read(updated(slot.unit))}, {Operand::kWeight, overwrite(weight(slot.unit))}});
+  }
+
+  // Whether the slot is the last to read the unit's weight before that is written as a whole: gathered, or
+  // rebuilt by its update.
+  bool dead(const Slot& slot, std::int32_t unit) const {
+    return layout_.is_sharded() ? slot.drop : slot.last && rebuilt(unit);
+  }
   static AccessStep read(SegmentId s, bool last = false) { return {s, Tier::kDevice, Access::kRead, last}; }
   static AccessStep overwrite(SegmentId s) { return {s, Tier::kDevice, Access::kOverwrite}; }
   static AccessStep add_to(SegmentId s, bool first) {
     return {s, Tier::kDevice, first ? Access::kOverwrite : Access::kWrite};
   }
   SegmentId weight(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).weight); }
+  SegmentId updated(std::int32_t unit) const { return layout_.whole(layout_.updated_weight(unit)); }
   SegmentId accumulator(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).accumulator); }
   // Whether the unit's update overwrites the whole weight without reading it.
   bool rebuilt(std::int32_t unit) const { return layout_.update_rebuilds_weight(unit); }
@@ -188,8 +200,13 @@ class Emitter {
 };
 
 ScheduleShape shape_of(const Layout& layout, UpdateTiming timing) {
-  return {static_cast<std::int32_t>(layout.layers()), static_cast<std::int32_t>(layout.options.micro_batches),
-          layout.options.accumulation, timing};
+  return {static_cast<std::int32_t>(layout.layers()),
+          static_cast<std::int32_t>(layout.options.micro_batches),
+          layout.options.accumulation,
+          timing,
+          layout.model->config().tied,
+          layout.is_sharded(),
+          layout.options.sharding.keep_weights};
 }
 
 Schedule evaluation_of(const Layout& layout) {

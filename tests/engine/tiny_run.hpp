@@ -58,6 +58,7 @@ struct TinySetup {
   std::function<Batch(std::int64_t step, std::int64_t micro_batch)> data =
       {};  // empty: other tokens each step
   std::int64_t eval_micro_batches = 5;
+  CommRank* comm = nullptr;  // of layout.sharding, if that has several ranks
   std::optional<DType> gradient = {};  // on its way to the optimizer; none: the model's
   // Changes what the step of this number, from 0, applies.
   std::function<void(std::int64_t step, UpdateRule& rule)> rule = {};
@@ -191,7 +192,7 @@ class TinyRun {
     o.verify = setup_.verify == Verify::kYes;
     store_ = std::make_unique<TensorStore>(o);
     engine_ = std::make_unique<StepExecutor>(
-        StepExecutor::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr, setup_.seed});
+        StepExecutor::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr, setup_.seed, setup_.comm});
     deadline_ = std::make_unique<Deadline>(device_->is_host() ? 60 : 500, [this] { return store_->state(); });
   }
 
@@ -221,7 +222,9 @@ class TinyRun {
   StepResult step(Then then) {
     std::vector<Batch> batches;
     std::vector<MicroBatch> micro_batches;
-    for (std::int64_t m = 0; m < setup_.layout.micro_batches; ++m) batches.push_back(batch(steps_, m));
+    const Sharding& sharding = setup_.layout.sharding;
+    for (std::int64_t m = 0; m < setup_.layout.micro_batches; ++m)
+      batches.push_back(batch(steps_, m * sharding.ranks + sharding.rank));
     for (const Batch& b : batches) micro_batches.push_back({b.ids.data(), b.targets.data()});
     const UpdateRule now = rule();
     const StepResult result = engine_->train_step(steps_++, micro_batches, now, then);

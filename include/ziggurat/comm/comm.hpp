@@ -6,8 +6,8 @@
 // same order, each with equal counts and types.
 //
 // Results depend neither on timing nor on the back end: a sum is made element by element in ascending order
-// of the ranks, in fp64 for f64 and in fp32 for all narrower types, and is rounded once. An all-reduce is a
-// reduce-scatter followed by an all-gather.
+// of the members' ranks in the world, in fp64 for f64 and in fp32 for all narrower types, and is rounded
+// once. An all-reduce is a reduce-scatter followed by an all-gather.
 //
 // A call enqueues its work on a stream of the rank's device and returns. Operands must be left alone until
 // the stream has done it. A call that the other members do not join fails after a timeout; the stream's

@@ -33,6 +33,7 @@ struct LayoutOptions {
   std::int64_t state_segment_bytes = 12 << 20;  // an update works on one segment at a time
   int state_versions = 1;  // versions of state on NVMe; with 2, a write-back leaves the one before it whole
   int drives = 0;          // of the NVMe tier; 0: there is none
+  Sharding sharding = {};
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
 };
 
@@ -46,11 +47,15 @@ struct Layout {
     std::int32_t param = 0;  // its index in the unit
     int group = 0;
     std::int64_t unit_first = 0, state_first = 0, count = 0;
+    std::int64_t param_first = 0;  // element of the parameter; not 0 where its shard begins within it
   };
   struct UnitTensors {
+    // Flat, padded to a whole number of pieces (Sharding).
     TensorId weight = 0, accumulator = 0;
+    TensorId shard = kNone;  // of the weight, which is gathered from all shards; kNone: there is one shard
+    std::int64_t piece = 0;  // elements
     TensorId gradient = kNone, state = kNone;  // kNone: no parameter of the unit is trained
-    std::vector<StateRange> ranges;            // ascending, in the unit and in the state
+    std::vector<StateRange> ranges;  // of this rank's shard; ascending, in the unit and in the state
     std::int64_t state_elements = 0;
   };
 
@@ -77,6 +82,13 @@ struct Layout {
   };
   Elements state_elements(std::int32_t unit, std::int32_t i) const;
   SegmentId state_segment(std::int32_t unit, std::int32_t i) const;
+  bool is_sharded() const { return options.sharding.shards > 1; }
+  // The elements of the unit that this rank holds and updates: its shard, or all; and the one of them that it
+  // sums the gradient of. They may end behind the unit, in its padding.
+  Elements shard_elements(std::int32_t unit) const;
+  Elements piece_elements(std::int32_t unit) const;
+  // The tensor that the update writes: the shard, or the weight.
+  TensorId updated_weight(std::int32_t u) const { return is_sharded() ? unit(u).shard : unit(u).weight; }
   Tier update_at(std::int32_t unit) const {
     return unit < options.device_updates ? Tier::kDevice : Tier::kHost;
   }

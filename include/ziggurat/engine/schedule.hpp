@@ -18,7 +18,8 @@ enum class OpKind : std::uint8_t {
   kHeadLoss,    // loss alone (evaluation)
   kBackward,    // one block, one micro-batch
   kEmbeddingBackward,
-  kFinishGradient,  // a unit's summed gradient is cast from its accumulator
+  kFinishGradient,  // a unit's gradient is summed over the ranks, and cast from its accumulator
+  kGather,          // a unit's weight from the shards of all ranks
 };
 const char* name_of(OpKind kind);
 
@@ -35,6 +36,9 @@ struct ScheduleShape {
   std::int32_t layers = 0, micro_batches = 1;
   Accumulation accumulation{};
   UpdateTiming timing = UpdateTiming::kDeferred;
+  bool tied = false;  // the head uses the embedding's weight
+  // Weights are gathered from shards before they are used: once a step, or before each pass.
+  bool sharded = false, keep_weights = false;
   std::int32_t head() const { return layers + 1; }
 };
 
@@ -47,6 +51,8 @@ struct Slot {
   // of the unit's weight, which the update overwrites before the next read. Forward: of the slot's input,
   // where no backward follows (evaluation).
   bool last = false;
+  // The slot is the last user of its unit's gathered weight; of the head also of the embedding's, if tied.
+  bool drop = false;
   bool operator==(const Slot&) const = default;
 };
 using Schedule = std::vector<Slot>;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/comm/comm.hpp"
 #include "ziggurat/engine/program_sequence.hpp"
 #include "ziggurat/engine/stall.hpp"
 #include "ziggurat/optim/group_rule.hpp"
@@ -65,13 +66,17 @@ class StepExecutor {
     Device* device = nullptr;
     TensorStore* store = nullptr;  // over layout->table
     Trace* trace = nullptr;
-    std::uint64_t seed = 0;  // for stochastic rounding, together with each parameter's name
+    std::uint64_t seed = 0;    // for stochastic rounding, together with each parameter's name
+    CommRank* comm = nullptr;  // of layout->options.sharding; null: there is one rank
   };
   explicit StepExecutor(const Options& options);
   ~StepExecutor();
 
   // Fills the master weights, and from them the weights, and zeroes the moments. Once, before the first step.
   void initialize(const ParamSource& source);
+
+  // With several ranks, every rank makes the same calls. Each has micro-batches of its own, and losses, norms
+  // and counts of tokens are those of all.
 
   // One optimizer step over `micro_batches`, as many as the layout says. `step` counts from 0, and is used in
   // messages only. After Then::kTrain only another step may follow. If the loss or the gradient is not
@@ -80,7 +85,8 @@ class StepExecutor {
   StepResult train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
                         const UpdateRule& rule, Then then);
 
-  // The mean loss over the valid tokens of any number of micro-batches. Only after a step with Then::kPause.
+  // The mean loss over the valid tokens of any number of micro-batches, of which each rank takes its part.
+  // Only after a step with Then::kPause.
   double evaluate(std::int64_t micro_batches, const std::function<MicroBatch(std::int64_t)>& batch);
 
   // Runs the deferred updates of the last step, if any wait. The functions that need them applied call this.
@@ -133,7 +139,21 @@ class StepExecutor {
   HostLease on_host(Lease lease, Tier tier, Access access);
   HostLease host_lease(SegmentId segment, Access access);
   View whole_view(void* data, TensorId tensor) const;
+  View unit_view(void* data, TensorId tensor, std::int32_t unit) const;
+  void gather_weight(const StepOp& op);
+  void finish_gradient(const StepOp& op);
+  // By rank: `mine` of each.
+  std::vector<std::vector<double>> of_all_ranks(const std::vector<double>& mine);
+  double sum_over_ranks(double mine);
   Stream& update_stream(std::int32_t unit);
+
+  // What ranks do together; null where this rank does it alone.
+  struct Groups {
+    std::unique_ptr<Communicator> shards;    // of one group, which hold everything once
+    std::unique_ptr<Communicator> replicas;  // of one shard
+    std::unique_ptr<Communicator> pieces;    // all ranks, in the order of their pieces
+    std::unique_ptr<Communicator> numbers;   // all ranks: losses, norms, counts
+  };
 
   const Layout& layout_;
   const StepPrograms& programs_;
@@ -141,6 +161,8 @@ class StepExecutor {
   TensorStore& store_;
   Trace* trace_;
   std::unique_ptr<Stream> compute_, optimizer_;
+  Groups groups_;
+  HostStream numbers_{"numbers", HostStream::Mode::kInline};
   void* workspace_memory_ = nullptr;
   std::int64_t workspace_bytes_ = 0;
   std::unique_ptr<Position> position_;

@@ -25,8 +25,9 @@ enum class Operand : std::uint8_t {
   kTableAccumulator,    // the same for a tied head's output matrix
   kGradient,            // the unit's gradient that the optimizer reads
   kState,               // one segment of the unit's optimizer state
+  kShard,               // this rank's shard of the unit's weight
 };
-inline constexpr std::size_t kOperands = 10;
+inline constexpr std::size_t kOperands = 11;
 
 struct StepOp {
   OpKind kind = OpKind::kForward;
@@ -35,7 +36,7 @@ struct StepOp {
   std::int32_t segment = 0;  // kUpdate, kInitialize: the segment of the unit's state
   bool first = false;        // the first to add to its accumulator, or the first segment of its unit
   // By operand: the number of its access within the operation. -1: the operation does not have the operand.
-  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
 
   bool has(Operand operand) const { return access[static_cast<std::size_t>(operand)] >= 0; }
 };

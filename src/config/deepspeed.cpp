@@ -24,17 +24,17 @@ struct BatchSizes {
   std::int64_t train = 0, micro = 0, accumulation = 0;
 };
 
-// Fills in what is not stated, by DeepSpeed's rules for one rank.
-void complete(BatchSizes& b) {
+// Fills in what is not stated, by DeepSpeed's rules.
+void complete(BatchSizes& b, std::int64_t ranks) {
   if (b.train != 0 && b.micro != 0) {
-    if (b.accumulation == 0) b.accumulation = b.train / b.micro;
+    if (b.accumulation == 0) b.accumulation = b.train / (b.micro * ranks);
   } else if (b.train != 0) {
     if (b.accumulation == 0) b.accumulation = 1;
-    b.micro = b.train / b.accumulation;
+    b.micro = b.train / (b.accumulation * ranks);
   } else {
     if (b.micro == 0) b.micro = 1;
     if (b.accumulation == 0) b.accumulation = 1;
-    b.train = b.micro * b.accumulation;
+    b.train = b.micro * b.accumulation * ranks;
   }
 }
 
@@ -46,14 +46,15 @@ void read_batch(Section& root, RunConfig& run) {
     root.fail(kTrain, "is missing: either train_batch_size or train_micro_batch_size_per_gpu must be given",
               "e.g. \"train_batch_size\": 16, \"train_micro_batch_size_per_gpu\": 4");
   }
-  complete(b);
-  if (b.train != b.micro * b.accumulation) {
+  const std::int64_t ranks = run.device.ranks;
+  complete(b, ranks);
+  if (b.train != b.micro * b.accumulation * ranks) {
     root.fail(
         kTrain,
         fmt::format(
             "is not equal to train_micro_batch_size_per_gpu * gradient_accumulation_steps * world size: "
-            "{} != {} * {} * 1",
-            b.train, b.micro, b.accumulation),
+            "{} != {} * {} * {}",
+            b.train, b.micro, b.accumulation, ranks),
         "give two of the three, or make the product right");
   }
   for (const auto& [key, value] :
@@ -66,7 +67,8 @@ void read_batch(Section& root, RunConfig& run) {
 
 std::vector<Key> batch_keys() {
   constexpr const char* kTwo = "from the other two, at least one of which is a batch size";
-  return {{kTrain, kBatchSize, "Sequences of a step: the product of the other two.", kTwo},
+  return {{kTrain, kBatchSize, "Sequences of a step: the product of the other two and the number of ranks.",
+           kTwo},
           {kMicro, kBatchSize, "Sequences of a micro-batch.", kTwo},
           {kAccumulation, kBatchSize, "Micro-batches of a step.", kTwo}};
 }

@@ -8,10 +8,11 @@
 namespace zg::config {
 namespace {
 
-constexpr const char* kForms = "\"auto\" (a GPU where there is one), \"host\" or \"cuda:N\"";
+constexpr const char* kForms = "\"auto\" (a GPU where there is one), \"host\", \"host:N\" or \"cuda:N\"";
+constexpr int kMostRanks = 256;
 
-// The index after "cuda:"; none if it is no whole number from 0 on.
-std::optional<int> gpu_index(std::string_view text) {
+// The number after "cuda:" or "host:"; none if it is no whole number from 0 on.
+std::optional<int> number_of(std::string_view text) {
   int index = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
   if (error != std::errc() || end != text.data() + text.size() || index < 0) return std::nullopt;
@@ -52,9 +53,11 @@ std::vector<Key> device_keys() {
       {"devices",
        TextSpec{"auto"},
        "What the run trains on: the processor, or a GPU as CUDA counts them. `\"auto\"`: the first GPU, or "
-       "the processor where there is none. `--devices` is short for it.",
+       "the processor where there is none. `\"host:N\"`: N ranks on the processor, which share its memory "
+       "and "
+       "drives. `--devices` is short for it.",
        {},
-       "`\"auto\"`, `\"host\"` or `\"cuda:N\"`"},
+       "`\"auto\"`, `\"host\"`, `\"host:N\"` or `\"cuda:N\"`"},
       {"cuda", SectionSpec{cuda_keys}, "Training on a GPU."},
       {"threads", SectionSpec{threads_keys}, "Which cores compute."}};
 }
@@ -65,18 +68,24 @@ void read_devices(Section& root, const Machine& machine, RunConfig& run) {
   if (text == "auto") {
     const bool gpu = machine.has_gpu && machine.has_gpu();
     out.kind = gpu ? DeviceConfig::Kind::kCuda : DeviceConfig::Kind::kHost;
-  } else if (text == "host" || text == "host:1") {
+  } else if (text == "host") {
     out.kind = DeviceConfig::Kind::kHost;
+  } else if (text.rfind("host:", 0) == 0) {
+    const std::optional<int> ranks = number_of(std::string_view(text).substr(5));
+    if (!ranks || *ranks < 1 || *ranks > kMostRanks)
+      root.wrong("devices", kForms, fmt::format("host:4 has four ranks; at most {}", kMostRanks));
+    out.kind = DeviceConfig::Kind::kHost;
+    out.ranks = *ranks;
   } else if (text == "cuda") {
     out.kind = DeviceConfig::Kind::kCuda;
   } else if (text.rfind("cuda:", 0) == 0 && text.find(',') == std::string::npos) {
-    const std::optional<int> index = gpu_index(std::string_view(text).substr(5));
+    const std::optional<int> index = number_of(std::string_view(text).substr(5));
     if (!index) root.wrong("devices", kForms, "cuda:0 is the first GPU");
     out.kind = DeviceConfig::Kind::kCuda;
     out.index = *index;
   } else {
-    const bool several = text.rfind("host:", 0) == 0 || text.rfind("cuda:", 0) == 0;
-    root.wrong("devices", kForms, several ? "a run trains on one device" : "ziggurat probe lists the GPUs");
+    root.wrong("devices", kForms,
+               text.rfind("cuda:", 0) == 0 ? "a run trains on one GPU" : "ziggurat probe lists the GPUs");
   }
   auto cuda = root.section("cuda");
   if (!cuda) return;

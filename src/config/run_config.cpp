@@ -198,8 +198,9 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   read_model(root, run);
   read_run(root, run);
   read_data(root, run);
+  // Before the batch, which is of all ranks, and the precision: "auto" asks what the device multiplies fast.
+  read_devices(root, machine, run);
   read_batch(root, run);
-  read_devices(root, machine, run);  // before the precision: "auto" asks what the device multiplies fast
   read_precision(root, machine, run);
   read_optimizer(root, run);  // after the precision, which limits how its state may be kept
   read_scheduler(root, run);

@@ -18,7 +18,8 @@ constexpr const char* kPinned = "staging memory is pinned where there is a GPU";
 constexpr const char* kNoQuantization = "weights and gradients are not quantized on their way";
 constexpr const char* kHalves = "remove the key; \"communication_data_type\": \"bf16\" halves gradients";
 constexpr const char* kOldForm = "this key is DeepSpeed's old form";
-constexpr const char* kOneRank = "there is one rank";
+constexpr const char* kHpz = "zero_hpz_partition_size";
+constexpr const char* kMics = "mics_shard_size";
 
 // The default of a section's "device", in words.
 constexpr const char* kOtherwise =
@@ -143,14 +144,22 @@ const Keys& zero_keys() {
   const auto refused = [](const char* why, Form form = Form::kSwitch) { return RefusedSpec{form, why}; };
   static const Keys keys({
       {"stage", IntSpec{.max = 3},
-       "ZeRO's stage. One rank has nothing to shard; the stage decides what may be offloaded."},
+       "What several ranks shard. 0: nothing. 1 and 2: optimizer state and gradients; weights are gathered "
+       "once a "
+       "step. 3: weights, too, which are gathered for forward and for backward. With any number of ranks the "
+       "stage decides what may be offloaded."},
       {"offload_param", SectionSpec{offload_param_keys}, "Where parameters may sink to."},
       {"offload_optimizer", SectionSpec{offload_optimizer_keys}, "Where the optimizer's state may sink to."},
       {"zero_quantized_weights", refused(kNoQuantization), kHalves},
       {"zero_quantized_nontrainable_weights", refused(kNoQuantization), kHalves},
       {"zero_quantized_gradients", refused(kNoQuantization), kHalves},
-      {"zero_hpz_partition_size", refused(kOneRank, Form::kDegree), "remove the key"},
-      {"mics_shard_size", RefusedSpec{.form = Form::kDegree, .why = kOneRank, .least = -1}, "remove the key"},
+      {kHpz, IntSpec{.fallback = 1, .min = 1},
+       "Hybrid sharding: so many neighbouring ranks hold everything once, and the other ranks hold it again. "
+       "It "
+       "divides the number of ranks; 1: all ranks together.",
+       "all ranks"},
+      {kMics, IntSpec{.fallback = -1, .min = -1}, "The same, as MiCS names it; -1: all ranks together.",
+       "all ranks"},
       {"zenflow", refused("its updates are late, here they are exact", Form::kPresence),
        "remove the section; updates overlap with the computation anyway"},
       {"zeropp_loco_param", refused("gradients are not quantized", Form::kPresence), "remove the section"},
@@ -207,6 +216,16 @@ void read_zero(Section& root, RunConfig& run) {
   const bool tier_given = !run.tiers.nvme.empty();
   read_offload_param(*zero, stage, tier_given, run);
   read_offload_optimizer(*zero, stage, tier_given, run);
+  run.zero_stage = stage;
+  for (const char* key : {kHpz, kMics}) {
+    const std::int64_t size = zero->integer(key);
+    if (size <= 1) continue;
+    if (run.device.ranks % size != 0) {
+      zero->fail(key, fmt::format("is {}, which does not divide the {} ranks", size, run.device.ranks),
+                 "name a divisor, or another number of ranks (devices)");
+    }
+    run.shard_group = static_cast<int>(size);
+  }
   zero->finish();
 }
 

@@ -50,9 +50,11 @@ bool bind_threads(CoreAssignment& cores, Binding wanted) {
 
 // The drives with the sizes of their files. Removes the files of killed runs first, since their space counts
 // as free.
-std::vector<io::DriveOptions> sized_drives(const RunPlan& plan, const CoreAssignment& cores) {
+std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, const CoreAssignment& cores) {
+  const RunPlan& plan = plans.front();
   const std::vector<io::DriveOptions>& asked = plan.config.tiers.nvme;
-  const std::int64_t bytes = plan.layout->table.nvme_bytes();
+  std::int64_t bytes = 0;
+  for (const RunPlan& one : plans) bytes += one.layout->table.nvme_bytes();
   std::vector<DriveSpace> space;
   if (plan.config.aio.backend == io::Backend::kRam) {
     for (std::uint64_t i = 0; i < asked.size(); ++i) space.push_back({kUnlimited, i});
@@ -75,7 +77,7 @@ std::vector<io::DriveOptions> sized_drives(const RunPlan& plan, const CoreAssign
 }
 
 // The NUMA nodes for the host tier: near the GPU, or else near the drives. Empty where no node is known.
-std::vector<NodeShare> host_shares(const RunPlan& plan, const io::Engine* io, const Device* gpu) {
+std::vector<NodeShare> host_shares(std::int64_t budget, const io::Engine* io, const Device* gpu) {
   std::vector<MemoryUser> drives, devices;
   for (int i = 0; io != nullptr && i < io->drive_count(); ++i) {
     const io::DriveReport drive = io->report(i);
@@ -93,7 +95,7 @@ std::vector<NodeShare> host_shares(const RunPlan& plan, const io::Engine* io, co
       if (node.node == free.node) node.bytes = std::min(node.bytes, free.available);
     }
   }
-  return place_memory(topology, devices, drives, plan.budgets.host).device_shares.front();
+  return place_memory(topology, devices, drives, budget).device_shares.front();
 }
 
 }  // namespace
@@ -155,8 +157,9 @@ Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu) {
   return hardware;
 }
 
-Node::Node(const RunPlan& plan, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog)
-    : cores_(plan.cores), verify_(plan.config.aio.verify) {
+Node::Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog)
+    : cores_(plans.front().cores), verify_(plans.front().config.aio.verify) {
+  const RunPlan& plan = plans.front();
   const bool bind = bind_threads(cores_, plan.config.threads.bind);
   if (gpu.device != nullptr && bind) gpu.device->bind_threads(cores_.cores_of_device(0));
   if (!plan.config.tiers.nvme.empty()) {
@@ -176,12 +179,13 @@ Node::Node(const RunPlan& plan, const OpenGpu& gpu, Trace* trace, Watchdog* watc
     o.ram = plan.config.tiers.ram;
     o.direct = gpu.direct;
     o.trace = trace;
-    io_ = io::make_engine(o, sized_drives(plan, cores_));
+    io_ = io::make_engine(o, sized_drives(plans, cores_));
     if (watchdog != nullptr) watched_ = watchdog->watch(part_of(*io_));
   }
-  host_ = make_host_memory({.name = "host memory",
-                            .budget = plan.budgets.host,
-                            .shares = host_shares(plan, io_.get(), gpu.device.get())});
+  std::int64_t host = 0;
+  for (const RunPlan& one : plans) host += one.budgets.host;
+  host_ = make_host_memory(
+      {.name = "host memory", .budget = host, .shares = host_shares(host, io_.get(), gpu.device.get())});
   std::vector<Device*> devices;
   if (gpu.device != nullptr) devices.push_back(gpu.device.get());
   host_->set_hooks(host_memory_hooks(devices, io_.get()));

@@ -10,7 +10,7 @@
 
 namespace zg {
 
-Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, Trace* trace, Watchdog* watchdog)
+Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* trace, Watchdog* watchdog)
     : plan_(plan),
       host_device_(gpu == nullptr ? make_host_device(plan.budgets.device, trace) : nullptr),
       device_(gpu == nullptr ? *host_device_ : *gpu) {
@@ -27,10 +27,13 @@ Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, Trace* trace, Watchdog*
   o.trace = trace;
   store_ = std::make_unique<TensorStore>(o);
   engine_ = std::make_unique<StepExecutor>(StepExecutor::Options{
-      plan.layout.get(), plan.programs.get(), &device_, store_.get(), trace, plan.config.seed});
+      plan.layout.get(), plan.programs.get(), &device_, store_.get(), trace, plan.config.seed, comm});
   if (watchdog != nullptr) {
-    watched_.push_back(watchdog->watch(part_of(*store_)));
-    watched_.push_back(watchdog->watch(part_of(*engine_)));
+    const std::string suffix = comm != nullptr ? fmt::format(" of rank {}", plan.rank) : "";
+    for (WatchedPart part : {part_of(*store_), part_of(*engine_)}) {
+      part.name += suffix;
+      watched_.push_back(watchdog->watch(std::move(part)));
+    }
   }
 }
 
@@ -65,15 +68,6 @@ Traffic Rank::planned_traffic() const {
 
 Traffic Rank::forecast() const {
   return zg::forecast(*plan_.layout, *plan_.programs, plan_.resident, engine_->history());
-}
-
-void Rank::save_model(const std::string& directory) {
-  engine_->flush();
-  const auto& units = plan_.model->units();
-  save_hf(directory, *plan_.model, DType::kF32,
-          [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-            engine_->read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end, out);
-          });
 }
 
 }  // namespace zg

@@ -36,7 +36,10 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
 // Makes a plan, part by part; each part needs those before it.
 class Planner {
  public:
-  Planner(RunPlan& plan, const Hardware& hardware) : plan_(plan), config_(plan.config), hardware_(hardware) {}
+  Planner(RunPlan& plan, const Hardware& hardware)
+      : plan_(plan), config_(plan.config), hardware_(hardware), ranks_(plan.config.device.ranks) {
+    if (config_.tiers.host) host_ = *config_.tiers.host / ranks_;
+  }
 
   void run() {
     check_model(config_, plan_.model_config);
@@ -55,7 +58,7 @@ class Planner {
   // The largest device tier. The host device shares the machine's memory with the host tier.
   std::int64_t device_limit() const {
     if (hardware_.gpu) return hardware_.gpu->memory;
-    return config_.tiers.device.value_or(hardware_.memory.left() / 2);
+    return config_.tiers.device.value_or(hardware_.memory.left() / 2 / ranks_);
   }
 
   void make_model() {
@@ -78,11 +81,12 @@ class Planner {
     o.optimizer = config_.offload_optimizer;
     o.activations = config_.offload_activation;
     o.drives = static_cast<int>(config_.tiers.nvme.size());
+    o.sharding = config_.sharding_of(plan_.rank);
     if (hardware_.gpu) o.device_granule = hardware_.gpu->granule;
     o.state = state_format(config_.optimizer, config_.dtype);
     o.groups = parameter_groups(config_.optimizer, *plan_.model);
     // With small budgets segments must be small, since several must fit at once.
-    const std::int64_t host = config_.tiers.host.value_or(kGiB);
+    const std::int64_t host = host_.value_or(kGiB);
     o.state_segment_bytes = std::clamp<std::int64_t>(host / 24 / 65536 * 65536, 3 * 65536, 12 * kMiB);
     plan_.layout = std::make_unique<Layout>(*plan_.model, o);
     o.device_updates = device_updates();
@@ -90,7 +94,7 @@ class Planner {
     if (o.drives > 0 && config_.aio.backend != io::Backend::kRam) {
       o.state_versions = 2;
       auto twice = std::make_unique<Layout>(*plan_.model, o);
-      if (drives_have_room(twice->table.nvme_bytes())) plan_.layout = std::move(twice);
+      if (drives_have_room(ranks_ * twice->table.nvme_bytes())) plan_.layout = std::move(twice);
     }
   }
 
@@ -173,22 +177,23 @@ class Planner {
   // A tier without a configured budget gets what the run can use, as far as the machine has it.
   void find_budgets() {
     const Budgets all = everything();
-    const std::int64_t device = all.device + layout().workspace_charge(), available = hardware_.memory.left();
+    const std::int64_t device = all.device + layout().workspace_charge(),
+                       available = hardware_.memory.left() / ranks_;
     const TierConfig& tiers = config_.tiers;
-    const std::int64_t host = tiers.host.value_or(0);
+    const std::int64_t host = tiers.host.value_or(0);  // of all ranks
     Budgets& budgets = plan_.budgets;
     if (hardware_.gpu) {
       budgets.device = tiers.device.value_or(std::min(device, device_limit()));
-      budgets.host = tiers.host.value_or(std::min(all.host, available / 4 * 3));
+      budgets.host = host_.value_or(std::min(all.host, available / 4 * 3));
       check_memory(hardware_.memory, {.name = "tiers.host", .bytes = host});
     } else {
       budgets.device = tiers.device.value_or(std::min(device, available / 2));
-      budgets.host = tiers.host.value_or(std::min(all.host, available / 3));
+      budgets.host = host_.value_or(std::min(all.host, available / 3));
       // Both together, before either is taken, since each alone may fit.
-      check_memory(hardware_.memory,
-                   {.name = "tiers.device and tiers.host", .bytes = tiers.device.value_or(0) + host});
+      check_memory(hardware_.memory, {.name = "tiers.device and tiers.host",
+                                      .bytes = ranks_ * tiers.device.value_or(0) + host});
     }
-    check_stated_sizes(tiers.nvme, layout().table.nvme_bytes());
+    check_stated_sizes(tiers.nvme, ranks_ * layout().table.nvme_bytes());
   }
 
   void fit() {
@@ -246,6 +251,8 @@ class Planner {
   RunPlan& plan_;
   const RunConfig& config_;
   const Hardware& hardware_;
+  const std::int64_t ranks_;
+  std::optional<std::int64_t> host_;  // this rank's part of tiers.host
 };
 
 std::string describe_update(const RunPlan& plan) {
@@ -279,8 +286,10 @@ std::string describe_update(const RunPlan& plan) {
 }  // namespace
 
 double RunPlan::flops_per_step() const {
-  return training_flops(model_config, config.micro_batch * config.accumulation_steps * config.data.seq_len,
-                        config.data.seq_len, config.recompute);
+  return training_flops(
+      model_config,
+      config.device.ranks * config.micro_batch * config.accumulation_steps * config.data.seq_len,
+      config.data.seq_len, config.recompute);
 }
 
 AfterStep RunPlan::after_step(std::int64_t step, bool stop) const {
@@ -295,7 +304,8 @@ std::int64_t RunPlan::evaluation_batches() const {
 }
 
 History RunPlan::history(std::int64_t steps) const {
-  const std::int64_t batches = evaluation_batches(), group = layout->live_micro_batches();
+  const std::int64_t batches = evaluation_batches();
+  const std::int64_t group = layout->live_micro_batches() * config.device.ranks;
   History history;
   for (std::int64_t step = 0; step < steps; ++step) {
     const AfterStep after = after_step(step, step + 1 == steps);
@@ -332,8 +342,9 @@ ModelConfig model_of(const RunConfig& config) {
 }
 
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
-                      std::int64_t validation_tokens, const Hardware& hardware) {
+                      std::int64_t validation_tokens, const Hardware& hardware, int rank) {
   RunPlan plan;
+  plan.rank = rank;
   plan.config = config;
   plan.model_config = model_config;
   plan.validation_tokens = validation_tokens;

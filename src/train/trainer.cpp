@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <numeric>
 
 #include "train/drives.hpp"
@@ -10,6 +11,7 @@
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/model/hf.hpp"
 
 namespace zg {
 namespace {
@@ -33,37 +35,58 @@ void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
       format_seconds(more));
 }
 
+// Traffic as numbers that ranks exchange, and back. Bytes are exact below 2^53.
+std::vector<double> traffic_numbers(const Traffic& t) {
+  std::vector<double> numbers;
+  for (const std::int64_t bytes :
+       {t.host_to_device, t.device_to_host, t.nvme_read, t.nvme_write, t.direct_read, t.direct_write})
+    numbers.push_back(static_cast<double>(bytes));
+  return numbers;
+}
+Traffic traffic_of(const std::vector<double>& numbers) {
+  Traffic t;
+  std::int64_t* const links[] = {&t.host_to_device, &t.device_to_host, &t.nvme_read,
+                                 &t.nvme_write,     &t.direct_read,    &t.direct_write};
+  for (std::size_t i = 0; i < numbers.size(); ++i) *links[i] = static_cast<std::int64_t>(numbers[i]);
+  return t;
+}
+
 }  // namespace
 
-// The steps of a run, on the rank's thread.
+// The steps of a run, on a rank's thread. All ranks' loops go through the same steps; the first rank's
+// reports, of all of them.
 class Trainer::Loop {
  public:
-  Loop(Trainer& trainer, const std::vector<TrainObserver*>& observers)
-      : t_(trainer), plan_(trainer.plan_), observers_(observers) {}
+  Loop(Trainer& trainer, int rank, const std::vector<TrainObserver*>& observers)
+      : t_(trainer),
+        rank_(rank),
+        plan_(trainer.plans_[static_cast<std::size_t>(rank)]),
+        state_(trainer.states_[static_cast<std::size_t>(rank)]),
+        observers_(rank == 0 ? observers : std::vector<TrainObserver*>()) {}
 
   RunSummary run() {
     const auto begin = Clock::now();
     for (std::int64_t step = 0; step < plan_.config.steps; ++step) {
-      const bool stop = t_.options_.stop && t_.options_.stop();
-      if (stop) log::warning("interrupted: this step is the last one");
+      const bool stop = should_stop();
       const AfterStep after = plan_.after_step(step, stop);
       StepRecord record;
       record.step = step + 1;
-      const UpdateRule rule = t_.rule();
+      const UpdateRule rule = t_.rule(state_);
       record.lr = rule.params.lr;
-      if (t_.scaler_) record.loss_scale = rule.loss_scale;
+      if (state_.scaler) record.loss_scale = rule.loss_scale;
       for (TrainObserver* o : observers_) o->on_step_begin(record.step);
-      record.result = t_.train_step(step, after.then());
+      record.result = t_.train_step_of(rank_, step, after.then());
       for (TrainObserver* o : observers_) o->on_step_computed(record.step);
       note(record);
-      if (after.evaluate) record.val_loss = summary_.val_loss = t_.evaluate();
+      if (after.evaluate) record.val_loss = summary_.val_loss = t_.evaluate_on(rank_);
       for (TrainObserver* o : observers_) o->on_step(record);
       if (after.last) break;
     }
     summary_.seconds = seconds_between(begin, Clock::now());
-    t_.rank_->engine().flush();
-    summary_.measured = t_.rank_->engine().settled_traffic();
-    summary_.formula = t_.rank_->forecast();
+    Rank& mine = t_.rank(rank_);
+    mine.engine().flush();
+    summary_.measured = sum_over_ranks(mine.engine().settled_traffic());
+    summary_.formula = sum_over_ranks(mine.forecast());
     summary_.median_step = median(step_seconds_);
     summary_.tokens_per_second = static_cast<double>(tokens_) / summary_.median_step;
     for (TrainObserver* o : observers_) o->on_end(summary_);
@@ -71,7 +94,25 @@ class Trainer::Loop {
   }
 
  private:
+  // Ranks must agree, so the first decides.
+  bool should_stop() {
+    const bool asked = rank_ == 0 && t_.options_.stop && t_.options_.stop();
+    if (asked) log::warning("interrupted: this step is the last one");
+    return t_.rank(rank_).engine().sum_over_ranks(asked ? 1 : 0) > 0;
+  }
+  Traffic sum_over_ranks(const Traffic& mine) {
+    Traffic sum;
+    const auto numbers = traffic_numbers(mine);
+    for (const std::vector<double>& theirs : t_.rank(rank_).engine().of_all_ranks(numbers))
+      sum += traffic_of(theirs);
+    return sum;
+  }
+
   void note(StepRecord& record) {
+    record.result.traffic = sum_over_ranks(record.result.traffic);
+    record.result.first_written = static_cast<std::int64_t>(
+        t_.rank(rank_).engine().sum_over_ranks(static_cast<double>(record.result.first_written)));
+    if (rank_ != 0) return;
     const StepResult& s = record.result;
     record.flops = plan_.flops_per_step();
     const auto bound = [&] { return bound_of(t_.roofs_, record.flops, s.traffic, s.first_written); };
@@ -82,11 +123,13 @@ class Trainer::Loop {
     if (plan_.config.aio.backend == io::Backend::kRam) measured.nvme = 0;
     if (raise_to(t_.roofs_, measured, s.seconds)) record.bound = bound(), summary_.raised = true;
     record.roofs = summary_.roofs = t_.roofs_;
-    record.peak_device = t_.rank_->device().arena().peak();
+    for (int r = 0; r < t_.ranks(); ++r) {
+      record.peak_device += t_.rank(r).device().arena().peak();
+      record.peak_nvme += t_.plans_[static_cast<std::size_t>(r)].layout->table.nvme_bytes();
+    }
     record.peak_host = t_.node_->host().peak();
-    record.peak_nvme = plan_.layout->table.nvme_bytes();
-    record.skipped = summary_.skipped = t_.skipped_;
-    if (t_.scaler_) summary_.loss_scale = t_.scaler_->scale();
+    record.skipped = summary_.skipped = state_.skipped;
+    if (state_.scaler) summary_.loss_scale = state_.scaler->scale();
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
     summary_.last_loss = s.loss;
     tokens_ = s.tokens;
@@ -96,34 +139,41 @@ class Trainer::Loop {
   }
 
   Trainer& t_;
+  const int rank_;
   const RunPlan& plan_;
-  const std::vector<TrainObserver*>& observers_;
+  const StepState& state_;
+  const std::vector<TrainObserver*> observers_;
   RunSummary summary_;
   std::int64_t tokens_ = 0;  // in a step
   std::vector<double> step_seconds_;
 };
 
 Trainer::Trainer(const RunConfig& config, const Options& options) : options_(options) {
-  if (config.dtype == DType::kF16) scaler_.emplace(config.loss_scale);
+  states_.resize(static_cast<std::size_t>(config.device.ranks));
+  for (StepState& state : states_) {
+    if (config.dtype == DType::kF16) state.scaler.emplace(config.loss_scale);
+  }
   ModelConfig model = model_of(config);
   data_ = std::make_unique<DataSet>(config.data, config.output_dir + "/tokens", model.vocab_size);
   if (model.vocab_size == 0) model.vocab_size = data_->vocab_size();
   gpu_ = open_gpu(config, options.trace);
-  plan_ = make_run_plan(config, model, data_->validation_tokens(), hardware_of(config, gpu_));
+  const Hardware hardware = hardware_of(config, gpu_);
+  for (int rank = 0; rank < config.device.ranks; ++rank)
+    plans_.push_back(make_run_plan(config, model, data_->validation_tokens(), hardware, rank));
 }
 
 Trainer::~Trainer() = default;
 
 void Trainer::open_node() {
   ZG_ASSERT(node_ == nullptr, "the drives are open");
-  node_ = std::make_unique<Node>(plan_, gpu_, options_.trace, options_.watchdog);
+  node_ = std::make_unique<Node>(plans_, gpu_, options_.trace, options_.watchdog);
 }
 
 // The drives are measured in the very files of the NVMe tier.
 std::vector<double> Trainer::measure() {
-  const RunConfig& config = plan_.config;
+  const RunConfig& config = plan().config;
   roofs_ = measure_roofs(config);
-  if (!has_drives() || plan_.layout->table.nvme_bytes() == 0) return {};
+  if (!has_drives() || plan().layout->table.nvme_bytes() == 0) return {};
   if (config.aio.backend == io::Backend::kRam) {
     const std::vector<double> rates = programmed_rates(config.tiers.nvme, config.tiers.ram);
     roofs_.nvme_read = roofs_.nvme_write = std::accumulate(rates.begin(), rates.end(), 0.0);
@@ -132,7 +182,7 @@ std::vector<double> Trainer::measure() {
     return rates;
   }
   io::Engine& io = *node_->io();
-  const Traffic& planned = plan_.dry_run.per_step;
+  const Traffic& planned = plan().dry_run.per_step;
   const auto moved = static_cast<double>(planned.nvme_read + planned.nvme_write);
   // A step that only reads, or only writes, has no mixture.
   roofs_.nvme_mixed_reads =
@@ -151,91 +201,138 @@ std::vector<double> Trainer::measure() {
               drive.path, format_rate(rates[d].read), format_rate(rates[d].write),
               format_rate(rates[d].mixed));
   }
-  tell_first_writes(roofs_, plan_.layout->table.nvme_bytes());
+  std::int64_t nvme_bytes = 0;
+  for (const RunPlan& one : plans_) nvme_bytes += one.layout->table.nvme_bytes();
+  tell_first_writes(roofs_, nvme_bytes);
   return shares;
 }
 
 void Trainer::start(const std::vector<double>& drive_shares) {
   if (node_ == nullptr) open_node();
   node_->open_volume(drive_shares);
-  rank_ = std::make_unique<Rank>(plan_, *node_, gpu_.device.get(), options_.trace, options_.watchdog);
-  rank_->initialize();
+  if (ranks() > 1) comm_ = make_local_ranks(ranks(), {});
+  for (int r = 0; r < ranks(); ++r) {
+    ranks_.push_back(
+        std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_, gpu_.device.get(),
+                               comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
+                               options_.trace, options_.watchdog));
+  }
+  on_ranks([this](int r) { rank(r).initialize(); });
 }
 
-// Runs `work` on the rank's thread; an exception that it throws is thrown here.
-void Trainer::on_rank(const std::function<void()>& work) {
+void Trainer::on_ranks(const std::function<void(int)>& work) {
+  std::mutex mutex;
   std::exception_ptr failure;
-  {
-    NamedThread rank("zg-rank0", [&] {
+  std::vector<NamedThread> threads;
+  for (int r = 0; r < ranks(); ++r) {
+    threads.emplace_back(fmt::format("zg-rank{}", r), [&, r] {
       try {
-        work();
+        work(r);
       } catch (...) {
-        failure = std::current_exception();
+        std::lock_guard lock(mutex);
+        if (failure == nullptr) failure = std::current_exception();
+        // The others must not wait for this rank. They fail, too, and their errors are dropped.
+        if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(Error(Errc::kComm, "", "has failed"));
       }
     });
   }
+  threads.clear();  // joins them
   if (failure) std::rethrow_exception(failure);
 }
 
 RunSummary Trainer::run(const std::vector<TrainObserver*>& observers) {
-  ZG_ASSERT(rank_ != nullptr, "start() comes first");
+  ZG_ASSERT(!ranks_.empty(), "start() comes first");
   RunSummary summary;
-  on_rank([&] { summary = Loop(*this, observers).run(); });
+  on_ranks([&](int r) {
+    RunSummary of_rank = Loop(*this, r, observers).run();
+    if (r == 0) summary = std::move(of_rank);
+  });
   return summary;
 }
 
-UpdateRule Trainer::rule() const {
-  UpdateRule rule = update_rule(plan_.config, updates_);
-  if (scaler_) rule.loss_scale = scaler_->scale();
+UpdateRule Trainer::rule(const StepState& state) const {
+  UpdateRule rule = update_rule(plan().config, state.updates);
+  if (state.scaler) rule.loss_scale = state.scaler->scale();
   return rule;
 }
 
-StepResult Trainer::train_step(std::int64_t step, Then then) {
-  const RunConfig& config = plan_.config;
+// Micro-batch m of rank r is number m * ranks + r of the step's batch.
+StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
+  const RunConfig& config = plan().config;
+  StepState& state = states_[static_cast<std::size_t>(r)];
   std::vector<Batch> batches(static_cast<std::size_t>(config.accumulation_steps));
   std::vector<MicroBatch> micro_batches;
   for (std::size_t m = 0; m < batches.size(); ++m) {
-    data_->train_batch(config.seed, step, static_cast<std::int64_t>(m) * config.micro_batch,
-                       config.micro_batch, batches[m]);
+    const std::int64_t number = static_cast<std::int64_t>(m) * ranks() + r;
+    data_->train_batch(config.seed, step, number * config.micro_batch, config.micro_batch, batches[m]);
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }
-  const StepResult result = rank_->engine().train_step(step, micro_batches, rule(), then);
-  ++(result.skipped ? skipped_ : updates_);
-  if (scaler_) scaler_->update(result.skipped);
+  const StepResult result = rank(r).engine().train_step(step, micro_batches, rule(state), then);
+  ++(result.skipped ? state.skipped : state.updates);
+  if (state.scaler) state.scaler->update(result.skipped);
   return result;
 }
 
-double Trainer::evaluate() {
+StepResult Trainer::train_step(std::int64_t step, Then then) {
+  if (ranks() == 1) return train_step_of(0, step, then);
+  StepResult result;
+  on_ranks([&](int r) {
+    const StepResult of_rank = train_step_of(r, step, then);
+    if (r == 0) result = of_rank;
+  });
+  return result;
+}
+
+double Trainer::evaluate_on(int r) {
   Batch batch;
-  return rank_->engine().evaluate(plan_.evaluation_batches(), [&](std::int64_t i) {
-    data_->validation_batch(i * plan_.config.micro_batch, plan_.config.micro_batch, batch);
+  return rank(r).engine().evaluate(plan().evaluation_batches(), [&](std::int64_t i) {
+    data_->validation_batch(i * plan().config.micro_batch, plan().config.micro_batch, batch);
     return MicroBatch{batch.ids.data(), batch.targets.data()};
   });
 }
 
+double Trainer::evaluate() {
+  if (ranks() == 1) return evaluate_on(0);
+  double loss = 0;
+  on_ranks([&](int r) {
+    const double of_rank = evaluate_on(r);
+    if (r == 0) loss = of_rank;
+  });
+  return loss;
+}
+
+// One thread takes each parameter's parts from the ranks that hold them; the first shard group has all.
 void Trainer::save_model(const std::string& directory) {
-  on_rank([&] { rank_->save_model(directory); });
+  on_ranks([this](int r) { rank(r).engine().flush(); });
+  const auto& units = plan().model->units();
+  const int holders = plan().layout->options.sharding.shards;
+  save_hf(directory, *plan().model, DType::kF32,
+          [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+            for (int r = 0; r < holders; ++r)
+              rank(r).engine().read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end,
+                                           out);
+          });
   if (data_->tokenizer() != nullptr) data_->tokenizer()->save(directory);
 }
 
 std::string Trainer::describe() const {
-  const Layout& layout = *plan_.layout;
-  std::string text = plan_.describe();
+  const Layout& layout = *plan().layout;
+  std::string text = plan().describe();
   if (gpu_.device != nullptr) text += "\ndevice     " + gpu_.device->describe();
-  text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(plan_.budgets.device),
-                      format_bytes(layout.workspace_bytes()), format_bytes(plan_.budgets.host));
+  text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(plan().budgets.device),
+                      format_bytes(layout.workspace_bytes()), format_bytes(plan().budgets.host));
   if (has_drives()) {
     text += fmt::format(", nvme {} on {} path(s){}\nI/O        {}", format_bytes(layout.table.nvme_bytes()),
                         layout.table.drives(),
                         layout.options.state_versions > 1 ? ", two versions of the state" : "",
                         node_->io()->describe());
   }
-  if (rank_ != nullptr && plan_.budgets.host > 0) {
+  if (!ranks_.empty() && plan().budgets.host > 0) {
     const HostMemoryReport got = node_->host().report();
     text += fmt::format("\nmemory     {} of the host tier taken, {} in huge pages", format_bytes(got.taken),
                         format_bytes(got.huge));
   }
-  return text + "\nthreads    " + (node_ != nullptr ? node_->cores() : plan_.cores).describe();
+  return text + "\nthreads    " + (node_ != nullptr ? node_->cores() : plan().cores).describe();
 }
 
 }  // namespace zg

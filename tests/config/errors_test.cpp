@@ -230,7 +230,7 @@ const Bad kBad[] = {
     {R"({"zero_optimization": {"stage": 3, "zero_quantized_weights": true}})",
      "zero_optimization.zero_quantized_weights", "not quantized"},
     {R"({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}})",
-     "zero_optimization.zero_hpz_partition_size", "there is one rank"},
+     "zero_optimization.zero_hpz_partition_size", "does not divide the 1 ranks"},
     {R"({"zero_optimization": {"cpu_offload": true}})", "zero_optimization.cpu_offload",
      "use \"offload_optimizer\""},
     {R"({"zero_optimization": {"zenflow": {}}})", "zero_optimization.zenflow", "not supported"},

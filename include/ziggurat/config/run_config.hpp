@@ -88,6 +88,7 @@ struct DeviceConfig {
   enum class Kind { kHost, kCuda };
   Kind kind = Kind::kHost;
   int index = 0;  // of the GPU, as CUDA counts them
+  int ranks = 1;  // of this process, each with a device of its own; kHost only
   // See CudaOptions.
   bool deterministic = true, tf32 = false, pin = true, graphs = false;
   AttentionKernel attention = AttentionKernel::kAuto;
@@ -105,8 +106,9 @@ struct RunConfig {
   DataConfig data;
   std::int64_t steps = 0;
   std::uint64_t seed = 1337;
-  std::int64_t eval_every = 0, eval_batches = 20;        // eval_every 0: at the end of the run alone
-  std::int64_t micro_batch = 1, accumulation_steps = 1;  // sequences; train_batch_size is their product
+  std::int64_t eval_every = 0, eval_batches = 20;  // eval_every 0: at the end of the run alone
+  // Sequences; train_batch_size is their product, times the ranks.
+  std::int64_t micro_batch = 1, accumulation_steps = 1;
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
   double gradient_clipping = 0;  // largest global norm of the gradient; 0: off
@@ -121,6 +123,13 @@ struct RunConfig {
   // DeepSpeed.
   OffloadTarget offload_param = OffloadTarget::kAuto, offload_optimizer = OffloadTarget::kAuto;
   OffloadTarget offload_activation = OffloadTarget::kAuto;
+  // With several ranks ("stage", "zero_hpz_partition_size"); one rank holds everything.
+  Sharding sharding_of(int rank) const {
+    const int shards = zero_stage == 0 ? 1 : shard_group > 0 ? shard_group : device.ranks;
+    return {device.ranks, rank, shards, zero_stage < 3};
+  }
+  std::int64_t zero_stage = 0;
+  int shard_group = 0;  // ranks that hold everything once together; 0: all
   // "ratio" of offload_optimizer: the share of the parameters that is updated on the host, when the state may
   // leave the device. As many whole units as fit into the remaining share are updated on the device.
   double host_update_share = 1;

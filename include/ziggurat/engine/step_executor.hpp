@@ -107,6 +107,11 @@ class StepExecutor {
   // The engine's own bytes in each training step.
   Traffic own_traffic_per_step() const;
 
+  // Every rank calls these, between its steps; they end when all have. By rank, what each has brought; and
+  // their sum.
+  std::vector<std::vector<double>> of_all_ranks(const std::vector<double>& mine);
+  double sum_over_ranks(double mine);
+
   // For the watchdog. Any thread; no locks.
   std::string state() const;       // step, operation being issued, operations on the streams
   std::uint64_t progress() const;  // number of operations issued and done
@@ -142,9 +147,6 @@ class StepExecutor {
   View unit_view(void* data, TensorId tensor, std::int32_t unit) const;
   void gather_weight(const StepOp& op);
   void finish_gradient(const StepOp& op);
-  // By rank: `mine` of each.
-  std::vector<std::vector<double>> of_all_ranks(const std::vector<double>& mine);
-  double sum_over_ranks(double mine);
   Stream& update_stream(std::int32_t unit);
 
   // What ranks do together; null where this rank does it alone.

@@ -33,9 +33,10 @@ Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu);
 class Node {
  public:
   // Binds threads to cores, locks the drives' directories, removes the files that killed runs have left
-  // there, and reserves space on the drives. Host memory is mapped when it is used. `gpu`: the GPU of the
-  // ranks. `trace` and `watchdog` may be null; they outlive the node. Throws Error(kIo), Error(kUsage).
-  Node(const RunPlan& plan, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog);
+  // there, and reserves space on the drives. `plans`: one for each rank. Host memory is mapped when it is
+  // used. `gpu`: the GPU of the ranks. `trace` and `watchdog` may be null; they outlive the node. Throws
+  // Error(kIo), Error(kUsage).
+  Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog);
   ~Node();  // the stores of all ranks must be gone
   Node(const Node&) = delete;
 

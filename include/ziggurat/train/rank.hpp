@@ -15,7 +15,8 @@ class Rank {
  public:
   // All arguments outlive the rank, and the node's volume is open. `gpu` null: the rank makes a host device.
   // Of the node's host memory the rank uses the plan's budget.
-  Rank(const RunPlan& plan, Node& node, Device* gpu, Trace* trace, Watchdog* watchdog);
+  // `comm`: null where it is the only rank.
+  Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* trace, Watchdog* watchdog);
   Rank(const Rank&) = delete;
 
   Device& device() { return device_; }
@@ -29,8 +30,6 @@ class Rank {
   Traffic planned_traffic() const;
   // The forecast for the programs that have run so far, without the engine's own bytes.
   Traffic forecast() const;
-  // Writes a Hugging Face directory with the fp32 master weights. Throws Error(kIo).
-  void save_model(const std::string& directory);
 
  private:
   const RunPlan& plan_;

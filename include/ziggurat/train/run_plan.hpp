@@ -53,7 +53,9 @@ struct AfterStep {
   Then then() const { return evaluate || last ? Then::kPause : Then::kTrain; }
 };
 
+// The plan of one rank. Ranks differ in what their shards hold.
 struct RunPlan {
+  int rank = 0;
   RunConfig config;
   ModelConfig model_config;
   std::int64_t validation_tokens = 0;
@@ -80,8 +82,9 @@ ModelConfig model_of(const RunConfig& config);
 
 // `model_config` is complete, with its vocabulary. Throws Error(kUsage) for a configuration that makes no
 // sense with this model or machine, and Error(kMemory), which names the smallest sufficient budgets, where
-// the budgets are too small.
+// the budgets are too small. Each rank has an equal part of the host's budget, and a device budget of its
+// own.
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
-                      std::int64_t validation_tokens, const Hardware& hardware);
+                      std::int64_t validation_tokens, const Hardware& hardware, int rank = 0);
 
 }  // namespace zg

@@ -6,8 +6,9 @@
 //   trainer.run();                 // all steps and evaluations
 //   trainer.save_model("model");
 //
-// One thread calls it. It throws Error: kUsage for mistakes in the configuration, kMemory for budgets that
-// are too small, kIo and kDevice for failures of drives and devices, kNumeric for a loss that is not finite.
+// Each rank has a thread while it works. One thread calls the trainer. It throws Error: kUsage for mistakes
+// in the configuration, kMemory for budgets that are too small, kIo and kDevice for failures of drives and
+// devices, kNumeric for a loss that is not finite.
 #pragma once
 #include <functional>
 #include <memory>
@@ -93,33 +94,45 @@ class Trainer {
   // Writes a Hugging Face directory: fp32 master weights and tokenizer. Only after a step with Then::kPause.
   void save_model(const std::string& directory);
 
-  const RunPlan& plan() const { return plan_; }
+  const RunPlan& plan() const { return plans_.front(); }  // of the first rank
+  const std::vector<RunPlan>& plans() const { return plans_; }
   const DataSet& data() const { return *data_; }
   const Roofs& roofs() const { return roofs_; }  // as measured, or raised by faster steps
   Node& node() { return *node_; }                // once it is open
   bool has_drives() const { return node_ != nullptr && node_->io() != nullptr; }
-  Rank& rank() { return *rank_; }                    // after start()
-  UpdateRule rule() const;                           // of the next step
-  std::int64_t updates() const { return updates_; }  // steps not skipped; the last update may be deferred
-  std::int64_t skipped() const { return skipped_; }  // steps whose gradients overflowed (fp16)
+  int ranks() const { return static_cast<int>(plans_.size()); }
+  Rank& rank(int number = 0) { return *ranks_[static_cast<std::size_t>(number)]; }  // after start()
+  UpdateRule rule() const { return rule(states_.front()); }                         // of the next step
+  // Steps not skipped; the last update may be deferred. Steps whose gradients overflowed (fp16).
+  std::int64_t updates() const { return states_.front().updates; }
+  std::int64_t skipped() const { return states_.front().skipped; }
   // The loss scale of the next step, and how it adapts to overflows. Empty without fp16.
-  const std::optional<LossScaler>& loss_scaler() const { return scaler_; }
+  const std::optional<LossScaler>& loss_scaler() const { return states_.front().scaler; }
   // One line for each decision of the plan, with its reason.
   std::string describe() const;
 
  private:
   class Loop;
-  void on_rank(const std::function<void()>& work);
+  // What each rank knows of the steps so far. It is the same for all.
+  struct StepState {
+    std::optional<LossScaler> scaler;
+    std::int64_t updates = 0, skipped = 0;
+  };
+  // Runs work(rank) on a thread of each rank. The exception of the rank that failed first is thrown here.
+  void on_ranks(const std::function<void(int rank)>& work);
+  UpdateRule rule(const StepState& state) const;
+  StepResult train_step_of(int rank, std::int64_t step, Then then);
+  double evaluate_on(int rank);
 
   const Options options_;
-  std::optional<LossScaler> scaler_;
-  std::int64_t updates_ = 0, skipped_ = 0;
+  std::vector<StepState> states_;  // by rank
   Roofs roofs_;
-  OpenGpu gpu_;  // before the plan, which refers to its ops
+  OpenGpu gpu_;  // before the plans, which refer to its ops
   std::unique_ptr<const DataSet> data_;
-  RunPlan plan_;
+  std::vector<RunPlan> plans_;  // by rank
   std::unique_ptr<Node> node_;
-  std::unique_ptr<Rank> rank_;
+  std::vector<std::unique_ptr<CommRank>> comm_;  // empty: there is one rank
+  std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
 }  // namespace zg

@@ -61,11 +61,6 @@ void Rank::initialize() {
   });
 }
 
-Traffic Rank::planned_traffic() const {
-  Traffic t = plan_.dry_run.per_step;
-  return t += engine_->own_traffic_per_step();
-}
-
 Traffic Rank::forecast() const {
   return zg::forecast(*plan_.layout, *plan_.programs, plan_.resident, engine_->history());
 }

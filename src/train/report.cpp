@@ -60,13 +60,17 @@ std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_se
 
 std::string plan_report(const Trainer& trainer) {
   const RunPlan& plan = trainer.plan();
-  const Traffic& t = plan.dry_run.per_step;
+  const Traffic t = trainer.planned_traffic();
+  Budgets peak;
+  for (const RunPlan& one : trainer.plans()) {
+    peak.device += one.dry_run.peak.device + one.layout->workspace_bytes();
+    peak.host += one.dry_run.peak.host;
+  }
   std::string text = fmt::format(
       "{}\nit fits: peak device {}, host {}\nbytes per step: nvme read {}, nvme write {}, host->device {}, "
       "device->host {}",
-      trainer.describe(), format_bytes(plan.dry_run.peak.device + plan.layout->workspace_bytes()),
-      format_bytes(plan.dry_run.peak.host), format_bytes(t.nvme_read), format_bytes(t.nvme_write),
-      format_bytes(t.host_to_device), format_bytes(t.device_to_host));
+      trainer.describe(), format_bytes(peak.device), format_bytes(peak.host), format_bytes(t.nvme_read),
+      format_bytes(t.nvme_write), format_bytes(t.host_to_device), format_bytes(t.device_to_host));
   if (plan.resident.direct) {
     text += fmt::format("; of the nvme bytes past the host: read {}, written {}", format_bytes(t.direct_read),
                         format_bytes(t.direct_write));
@@ -77,22 +81,25 @@ std::string plan_report(const Trainer& trainer) {
 std::string final_report(const RunSummary& r, Trainer& trainer) {
   const Roofs& roofs = r.roofs;
   const RunPlan& plan = trainer.plan();
-  const Traffic planned = trainer.rank().planned_traffic();
+  const Traffic planned = trainer.planned_traffic();
+  const Budgets budgets = trainer.budgets();
   const Bound bound = bound_of(roofs, plan.flops_per_step(), planned);
   io::Engine* io = trainer.node().io();
   std::string t = fmt::format("\n{} steps in {}, median step {}, {:.0f} tokens/s\n", r.steps,
                               format_seconds(r.seconds), format_seconds(r.median_step), r.tokens_per_second);
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8}\n", "tier", "peak", "budget", "used");
-  t += budget_row("device", trainer.rank().device().arena().peak(), plan.budgets.device);
-  t += budget_row("host", trainer.node().host().peak(), plan.budgets.host);
-  const std::int64_t nvme = plan.layout->table.nvme_bytes();
+  std::int64_t device = 0;
+  for (int n = 0; n < trainer.ranks(); ++n) device += trainer.rank(n).device().arena().peak();
+  t += budget_row("device", device, budgets.device);
+  t += budget_row("host", trainer.node().host().peak(), budgets.host);
+  const std::int64_t nvme = trainer.nvme_bytes();
   if (io != nullptr && nvme > 0) {
     std::int64_t files = 0;
     for (int d = 0; d < io->drive_count(); ++d) files += io->drive_bytes(d);
     t += budget_row("nvme", nvme, files);
   }
   t += budget_row("process (resident)", peak_resident_bytes(),
-                  plan.budgets.device + plan.budgets.host + kProcessOverhead);
+                  budgets.device + budgets.host + kProcessOverhead);
   t += wear_text(io);
   const auto per_step = [&](std::int64_t bytes) { return bytes / std::max<std::int64_t>(1, r.steps); };
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8} {:>12}\n", "link, bytes per step", "measured", "formula",

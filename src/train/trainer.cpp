@@ -123,10 +123,8 @@ class Trainer::Loop {
     if (plan_.config.aio.backend == io::Backend::kRam) measured.nvme = 0;
     if (raise_to(t_.roofs_, measured, s.seconds)) record.bound = bound(), summary_.raised = true;
     record.roofs = summary_.roofs = t_.roofs_;
-    for (int r = 0; r < t_.ranks(); ++r) {
-      record.peak_device += t_.rank(r).device().arena().peak();
-      record.peak_nvme += t_.plans_[static_cast<std::size_t>(r)].layout->table.nvme_bytes();
-    }
+    for (int r = 0; r < t_.ranks(); ++r) record.peak_device += t_.rank(r).device().arena().peak();
+    record.peak_nvme = t_.nvme_bytes();
     record.peak_host = t_.node_->host().peak();
     record.skipped = summary_.skipped = state_.skipped;
     if (state_.scaler) summary_.loss_scale = state_.scaler->scale();
@@ -201,9 +199,7 @@ std::vector<double> Trainer::measure() {
               drive.path, format_rate(rates[d].read), format_rate(rates[d].write),
               format_rate(rates[d].mixed));
   }
-  std::int64_t nvme_bytes = 0;
-  for (const RunPlan& one : plans_) nvme_bytes += one.layout->table.nvme_bytes();
-  tell_first_writes(roofs_, nvme_bytes);
+  tell_first_writes(roofs_, nvme_bytes());
   return shares;
 }
 
@@ -315,17 +311,44 @@ void Trainer::save_model(const std::string& directory) {
   if (data_->tokenizer() != nullptr) data_->tokenizer()->save(directory);
 }
 
+Budgets Trainer::budgets() const {
+  Budgets sum{0, 0, plan().budgets.direct};
+  for (const RunPlan& one : plans_) sum.device += one.budgets.device, sum.host += one.budgets.host;
+  return sum;
+}
+
+Traffic Trainer::planned_traffic() const {
+  Traffic sum;
+  for (const RunPlan& one : plans_) sum += one.dry_run.per_step;
+  for (const auto& rank : ranks_) sum += rank->engine().own_traffic_per_step();
+  return sum;
+}
+
+std::int64_t Trainer::nvme_bytes() const {
+  std::int64_t sum = 0;
+  for (const RunPlan& one : plans_) sum += one.layout->table.nvme_bytes();
+  return sum;
+}
+
 std::string Trainer::describe() const {
   const Layout& layout = *plan().layout;
   std::string text = plan().describe();
+  if (ranks() > 1) {
+    const Sharding& s = layout.options.sharding;
+    static constexpr const char* kKept[] = {"gathered for forward and backward", "gathered once a step"};
+    text +=
+        fmt::format("\nranks      {}, {}", ranks(),
+                    s.shards == 1 ? "each with all weights and state"
+                                  : fmt::format("in groups of {} that hold everything once; weights are {}",
+                                                s.shards, kKept[s.keep_weights ? 1 : 0]));
+  }
   if (gpu_.device != nullptr) text += "\ndevice     " + gpu_.device->describe();
-  text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(plan().budgets.device),
-                      format_bytes(layout.workspace_bytes()), format_bytes(plan().budgets.host));
+  text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets().device),
+                      format_bytes(ranks() * layout.workspace_bytes()), format_bytes(budgets().host));
   if (has_drives()) {
-    text += fmt::format(", nvme {} on {} path(s){}\nI/O        {}", format_bytes(layout.table.nvme_bytes()),
-                        layout.table.drives(),
-                        layout.options.state_versions > 1 ? ", two versions of the state" : "",
-                        node_->io()->describe());
+    text += fmt::format(
+        ", nvme {} on {} path(s){}\nI/O        {}", format_bytes(nvme_bytes()), layout.table.drives(),
+        layout.options.state_versions > 1 ? ", two versions of the state" : "", node_->io()->describe());
   }
   if (!ranks_.empty() && plan().budgets.host > 0) {
     const HostMemoryReport got = node_->host().report();

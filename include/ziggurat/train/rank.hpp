@@ -26,8 +26,6 @@ class Rank {
   // Fills the weights, from the model directory that the configuration names or at random. Once, before
   // anything else.
   void initialize();
-  // The planned traffic of a step, with the engine's own bytes.
-  Traffic planned_traffic() const;
   // The forecast for the programs that have run so far, without the engine's own bytes.
   Traffic forecast() const;
 

@@ -100,6 +100,10 @@ class Trainer {
   const Roofs& roofs() const { return roofs_; }  // as measured, or raised by faster steps
   Node& node() { return *node_; }                // once it is open
   bool has_drives() const { return node_ != nullptr && node_->io() != nullptr; }
+  // Of all ranks together: budgets, the planned traffic of a step, bytes of the NVMe tier.
+  Budgets budgets() const;
+  Traffic planned_traffic() const;
+  std::int64_t nvme_bytes() const;
   int ranks() const { return static_cast<int>(plans_.size()); }
   Rank& rank(int number = 0) { return *ranks_[static_cast<std::size_t>(number)]; }  // after start()
   UpdateRule rule() const { return rule(states_.front()); }                         // of the next step

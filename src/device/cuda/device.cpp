@@ -256,8 +256,10 @@ class CudaDevice : public Device {
     try {
       auto gds = Gds::load(why, wanted, cufile_);
       if (gds == nullptr) return nullptr;
+      runtime_->use_device(options_.device);
+      const std::int64_t others = runtime_->memory_info().free - (arena_.budget() - arena_.report().taken);
       direct_ = std::make_shared<CudaDirectStorage>(*runtime_, completions_, options_.device, info_,
-                                                    std::move(gds));
+                                                    std::move(gds), others);
     } catch (const Error& e) {
       *why = e.message();
     }

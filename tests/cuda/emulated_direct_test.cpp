@@ -108,7 +108,7 @@ TEST_F(DirectOverFake, SeveralTransfersAreUnderWayAtOnce) {
   const io::ExtentId extent = volume->create({.name = "e", .bytes = 14 * kMiB});
   unsigned char* const data = allocate(14 * kMiB);
   std::memset(data, 1, 14 * kMiB);
-  cufile_->delay_us = 20000;
+  cufile_->gather = 4;
   EXPECT_TRUE(volume->write_and_wait({.extent = extent, .data = data, .on_device = true}).ok());
   EXPECT_EQ(cufile_->most_running, 4) << "as many as there are pieces";
   device_->arena().release(data, 14 * kMiB);

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <set>
@@ -46,6 +48,7 @@ struct Handle {
   int fd;
 };
 std::mutex g_mutex;
+std::condition_variable g_gathered;
 std::set<void*> g_handles;
 std::map<const void*, size_t> g_memories;  // registered
 
@@ -63,7 +66,7 @@ template <class Move>
 ssize_t transfer(void* fh, const void* base, size_t size, off_t buffer_offset, const Move& move) {
   int fd = -1;
   {
-    std::lock_guard lock(g_mutex);
+    std::unique_lock lock(g_mutex);
     ++zg_fake_cufile.transfers;
     if (g_handles.count(fh) == 0) return -5027;
     const auto at = reinterpret_cast<long>(base) + buffer_offset, granule = zg_fake_cufile.granule;
@@ -82,8 +85,10 @@ ssize_t transfer(void* fh, const void* base, size_t size, off_t buffer_offset, c
     if (most > 0 && size > most) size = most;
     zg_fake_cufile.largest = std::max(zg_fake_cufile.largest, static_cast<long>(size));
     zg_fake_cufile.most_running = std::max(zg_fake_cufile.most_running, ++zg_fake_cufile.running);
+    g_gathered.notify_all();
+    const auto gathered = [] { return zg_fake_cufile.most_running >= zg_fake_cufile.gather; };
+    g_gathered.wait_for(lock, std::chrono::seconds(10), gathered);
   }
-  if (zg_fake_cufile.delay_us > 0) usleep(static_cast<useconds_t>(zg_fake_cufile.delay_us));
   const ssize_t moved = move(fd, size);
   std::lock_guard lock(g_mutex);
   --zg_fake_cufile.running;

@@ -10,7 +10,7 @@ struct FakeCuFile {
   // Of device memory: a transfer of memory that is not registered fails if it passes the end of one; 0: it
   // may.
   long granule;
-  int delay_us;      // of each transfer
+  int gather;        // a transfer waits until so many are running, for 10 seconds at most
   int nvfs_major;    // 0: not loaded
   int odd_files;     // files that only compatibility mode takes
   int allow_compat;  // as it was set; -1: it was not

@@ -6,6 +6,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/io/volume.hpp"
 
 namespace zg::io {
 
@@ -73,8 +74,10 @@ void EngineCore::make_lane(Drive& drive, std::uint32_t queue) {
            drive.lanes > 1 ? fmt::format(".{}", queue) : std::string());
 }
 
+// Whole pieces of a volume: each transfer has a cost of its own there, however large it is.
 void EngineCore::make_direct_lane(Drive& drive) {
   LaneOptions o;
+  o.block_size = std::max(options_.block_size, kMaxPieceBytes);
   o.depth = o.cap = options_.direct_threads;
   o.make_queue = drive.spec.make_direct_queue;
   add_lane(drive, std::move(o), options_.queues, ".gpu");
@@ -86,7 +89,7 @@ void EngineCore::add_lane(Drive& drive, LaneOptions o, int queue, const std::str
   o.name = drive.spec.name + suffix;
   o.thread_name = fmt::format("zg-io{}{}", number, suffix);
   o.bytes = drive.spec.bytes;
-  o.block_size = options_.block_size;
+  if (o.block_size == 0) o.block_size = options_.block_size;
   o.index = static_cast<std::uint32_t>(lanes_.size());
   o.count = lane_count_;
   o.cpus = drive.spec.cpus;

@@ -95,6 +95,81 @@ TEST(CudaDevice, AStreamWaitsForTheHostByAWord) {
   }
 }
 
+// CUDA loads a library's kernels when a problem is new, and takes memory for a graph; it may wait for all
+// work of the device to do so. So what is new must wait for the host first, and what is known must not.
+TEST(CudaDevice, NothingIsLoadedWhileAStreamWaitsForTheHost) {
+  for (const bool graphs : {false, true}) {
+    CudaOptions options;
+    options.graphs = graphs;
+    Rig rig({}, options);
+    const auto waits = rig.device->make_stream("waits"), works = rig.device->make_stream("compute");
+    void* const data = rig.device->arena().allocate(3 * 4096);
+    const auto view = [&](int i) { return View(static_cast<char*>(data) + 4096 * i, DType::kF32, 16, 16); };
+    const std::uint64_t key = 1;
+    HostStream other("other", HostStream::Mode::kThread);
+    for (int i = 0; i < 4; ++i) {
+      std::atomic<bool> opened = false;
+      std::atomic<int> issued = 0;
+      const bool is_new = i == 0 || (graphs && i == 1);
+      other.enqueue("wait", [&] {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(is_new ? 20 : 10000);
+        while (issued == 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+        opened = true;
+      });
+      waits->wait(other.record());
+      rig.device->repeat(*works, std::span(&key, 1),
+                         [&] { rig.device->ops().gemm(*works, view(0), view(1), view(2), {}); });
+      EXPECT_EQ(opened.load(), is_new) << i;
+      issued = 1;
+      waits->synchronize();
+    }
+    works->synchronize();
+    EXPECT_EQ(rig.fake->calls("wait_value"), 4);
+    EXPECT_EQ(rig.fake->calls("launch"), graphs ? 3 : 0);
+    rig.device->arena().release(data, 3 * 4096);
+  }
+}
+
+// Where kernels are loaded at their first use, no stream waits for a word: the host waits.
+TEST(CudaDevice, NoStreamWaitsForAWordWhereKernelsAreLoadedAtTheirFirstUse) {
+  FakeOptions options;
+  options.lazy_kernels = true;
+  Rig rig(options);
+  const auto waits = rig.device->make_stream("waits"), works = rig.device->make_stream("compute");
+  HostStream other("other", HostStream::Mode::kThread);
+  other.enqueue("sleep", [&] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+  waits->wait(other.record());
+  void* const data = rig.device->arena().allocate(4096);
+  const View v(data, DType::kF32, 1, 1024);
+  rig.device->ops().add(*works, v, v, v);
+  works->synchronize();
+  EXPECT_EQ(rig.fake->calls("wait_value"), 0);
+  rig.device->arena().release(data, 4096);
+}
+
+// Words are taken from CUDA once, while no stream waits for one: pinning memory may wait for the device.
+TEST(CudaDevice, StreamsThatWaitForManyWordsMakeTheHostWaitForTheRest) {
+  Rig rig;
+  const auto stream = rig.device->make_stream("compute");
+  HostStream other("other", HostStream::Mode::kThread);
+  std::atomic<bool> opens = false;
+  other.enqueue("wait", [&] {
+    while (!opens) std::this_thread::yield();
+  });
+  const Event event = other.record();
+  for (int i = 0; i < 4096; ++i) stream->wait(event);
+  std::thread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    opens = true;
+  });
+  stream->wait(event);
+  EXPECT_TRUE(event.done());
+  opener.join();
+  stream->synchronize();
+  EXPECT_EQ(rig.fake->calls("wait_value"), 4096);
+  EXPECT_EQ(rig.fake->calls("allocate_host"), 1);
+}
+
 TEST(CudaDevice, CallbacksComeInOrderAndEventsAreKnownToTheHost) {
   Rig rig(slow());
   const auto stream = rig.device->make_stream("compute");

@@ -45,6 +45,7 @@ class DirectOverFake : public testing::Test {
   ~DirectOverFake() override {
     device_.reset();
     EXPECT_EQ(cufile_->files, 0);
+    EXPECT_EQ(cufile_->memories, 0);
     EXPECT_EQ(cufile_->drivers, 0);
   }
   std::shared_ptr<io::DirectStorage> storage() {
@@ -72,8 +73,8 @@ class DirectOverFake : public testing::Test {
   std::unique_ptr<Device> device_;
 };
 
-// Pieces of 4 MiB and less, over granules of which each is a mapping of its own; what either side wrote, the
-// other reads and finds right.
+// Pieces of 4 MiB and less, each one transfer, over granules of which each is a mapping of its own; what
+// either side wrote, the other reads and finds right.
 TEST_F(DirectOverFake, AVolumeWritesFromAndReadsIntoTheDevice) {
   const auto io = engine();
   if (io == nullptr) GTEST_SKIP() << "no O_DIRECT in " << path_;
@@ -82,7 +83,7 @@ TEST_F(DirectOverFake, AVolumeWritesFromAndReadsIntoTheDevice) {
   const std::int64_t bytes = 9 * kMiB + 4096;
   const io::ExtentId extent = volume->create({.name = "e", .bytes = bytes, .slots = 2});
   unsigned char* const memory = allocate(bytes + 4096);
-  unsigned char* const data = memory + 4096;  // blocks pass the ends of granules
+  unsigned char* const data = memory + 4096;  // pieces pass the ends of granules
   std::mt19937_64 random(3);
   std::vector<std::uint64_t> host(static_cast<std::size_t>(bytes / 8)), back(host.size());
   for (auto& word : host) word = random();
@@ -94,9 +95,50 @@ TEST_F(DirectOverFake, AVolumeWritesFromAndReadsIntoTheDevice) {
   EXPECT_TRUE(volume->write_and_wait({.extent = extent, .slot = 1, .data = host.data()}).ok());
   EXPECT_TRUE(volume->read_and_wait({.extent = extent, .slot = 1, .data = data, .on_device = true}).ok());
   EXPECT_EQ(std::memcmp(data, host.data(), static_cast<std::size_t>(bytes)), 0);
-  EXPECT_GE(cufile_->transfers, 2 * bytes / kGranule);
+  EXPECT_EQ(cufile_->transfers, 2 * 3) << "one a piece";
+  EXPECT_EQ(cufile_->largest, 4 * kMiB);
   EXPECT_GE(runtime_->calls("kernel"), 2 * 2 * 3) << "two kernels a piece";
   device_->arena().release(memory, bytes + 4096);
+}
+
+TEST_F(DirectOverFake, SeveralTransfersAreUnderWayAtOnce) {
+  const auto io = engine();
+  if (io == nullptr) GTEST_SKIP() << "no O_DIRECT in " << path_;
+  const auto volume = io::make_volume(*io, {.grain = 4096});
+  const io::ExtentId extent = volume->create({.name = "e", .bytes = 14 * kMiB});
+  unsigned char* const data = allocate(14 * kMiB);
+  std::memset(data, 1, 14 * kMiB);
+  cufile_->gather = 4;
+  EXPECT_TRUE(volume->write_and_wait({.extent = extent, .data = data, .on_device = true}).ok());
+  EXPECT_EQ(cufile_->most_running, 4) << "as many as there are pieces";
+  device_->arena().release(data, 14 * kMiB);
+}
+
+// Beside an arena that leaves little, there is one buffer: transfers wait for each other. Where its memory
+// cannot be registered, the bytes move all the same.
+TEST_F(DirectOverFake, LittleMemoryMakesTransfersWaitForEachOther) {
+  FakeOptions options;
+  options.granule = kGranule;
+  options.memory = 22 * kMiB;
+  options.devices = 1;
+  cufile_->granule = 0;
+  device_ = cuda::make_device({.budget = 16 * kMiB}, std::make_unique<FakeRuntime>(options), make_host_blas,
+                              ZG_FAKE_CUFILE);
+  cufile_->fail_memory = 5036;
+  const auto io = engine();
+  if (io == nullptr) GTEST_SKIP() << "no O_DIRECT in " << path_;
+  EXPECT_EQ(cufile_->memories, 0);
+  const auto volume = io::make_volume(*io, {.grain = 4096});
+  const io::ExtentId extent = volume->create({.name = "e", .bytes = 14 * kMiB});
+  unsigned char* const data = allocate(14 * kMiB);
+  for (std::int64_t i = 0; i < 14 * kMiB; ++i) data[i] = static_cast<unsigned char>(i * 3 + i / 4096);
+  const std::vector<unsigned char> written(data, data + 14 * kMiB);
+  EXPECT_TRUE(volume->write_and_wait({.extent = extent, .data = data, .on_device = true}).ok());
+  std::memset(data, 0, 14 * kMiB);
+  EXPECT_TRUE(volume->read_and_wait({.extent = extent, .data = data, .on_device = true}).ok());
+  EXPECT_TRUE(std::equal(written.begin(), written.end(), data));
+  EXPECT_EQ(cufile_->most_running, 1);
+  device_->arena().release(data, 14 * kMiB);
 }
 
 TEST_F(DirectOverFake, FailuresNameTheirCause) {

@@ -34,6 +34,7 @@ class GdsOverFake : public testing::Test {
   ~GdsOverFake() override {
     EXPECT_EQ(fake_->drivers, 0);
     EXPECT_EQ(fake_->files, 0);
+    EXPECT_EQ(fake_->memories, 0);
     arena_.release(device_, 4 * kMiB);
     if (fd_ >= 0) close(fd_);
   }
@@ -108,6 +109,29 @@ TEST_F(GdsOverFake, FailuresAreValuesWithATextOfTheirOwn) {
   const Gds::Result past = read(8192);
   EXPECT_EQ(past.bytes, 0);
   EXPECT_HAS(past.text, "passes the end of the memory");
+}
+
+// Its base and a place in it name what is registered; other memory is one mapping at most.
+TEST_F(GdsOverFake, RegisteredMemoryIsMovedWhole) {
+  const auto gds = load();
+  const Gds::File file = open(*gds);
+  std::string why;
+  fake_->granule = 64 * kKiB;
+  ASSERT_TRUE(gds->register_memory(device_, 4 * kMiB, &why)) << why;
+  for (std::int64_t i = 0; i < kMiB; ++i) device_[kMiB + i] = static_cast<unsigned char>(i / 4096 + 1);
+  fake_->most_bytes = 100 * 4096;
+  EXPECT_EQ(gds->write(file, 0, kMiB, device_, kMiB).bytes, kMiB);
+  EXPECT_EQ(gds->read(file, 0, kMiB, device_, 2 * kMiB + 4096).bytes, kMiB);
+  EXPECT_EQ(std::memcmp(device_ + kMiB, device_ + 2 * kMiB + 4096, kMiB), 0);
+  EXPECT_HAS(gds->read(file, 0, kMiB, device_, 4 * kMiB - 4096).text,
+             "passes the end of what was registered");
+  EXPECT_FALSE(gds->register_memory(device_, 4 * kMiB, &why));
+  EXPECT_HAS(why, "registered already");
+  gds->unregister_memory(device_);
+  EXPECT_HAS(gds->read(file, 0, kMiB, device_, 4096).text, "passes the end of the memory");
+  fake_->fail_memory = 5036;
+  EXPECT_FALSE(gds->register_memory(device_, 4 * kMiB, &why));
+  EXPECT_HAS(why, "device memory could not be pinned");
 }
 
 TEST_F(GdsOverFake, FilesThatCannotBeHadSayWhy) {

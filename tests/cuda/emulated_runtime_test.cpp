@@ -1,6 +1,7 @@
 // The faked CUDA keeps the promises that tests over it rely on, and finds what it says it finds.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -116,6 +117,52 @@ TEST(FakeRuntime, ACopyOfPageableMemoryIsDoneWhenTheCallReturns) {
   std::fill(host.begin(), host.end(), 4);
   fake.runtime.copy(stream, back.data(), device, kGranule, Direction::kToHost);
   EXPECT_EQ(back, std::vector<char>(kGranule, 3));
+}
+
+TEST(FakeRuntime, FindsWhatIsLoadedWhileAStreamWaitsForTheHost) {
+  for (const bool lazy : {true, false}) {
+    Fake fake({.lazy_kernels = lazy});
+    EXPECT_EQ(fake.runtime.device_info(0).wait_values, !lazy);
+    const StreamHandle waits = fake.stream(), works = fake.stream();
+    auto* const a = fake.on_device<float>();
+    const auto add = [&] { cuda::add<float>({.stream = works}, {1, 64}, {a, 64}, {a, 64}, {a, 64}); };
+    if (lazy) add();
+    fake.runtime.load("a problem");
+    Gate gate(fake);
+    gate.close(waits);
+    add();
+    fake.runtime.load("a problem");
+    fake.expect_mistake("where a stream waits for the host", [&] { fake.runtime.load("another"); });
+    const auto scale = [&] { cuda::gelu<float>({.stream = works}, {1, 64}, {a, 64}, {a, 64}); };
+    if (lazy) {
+      fake.expect_mistake("where a stream waits for the host", scale);
+    } else {
+      scale();
+    }
+    gate.open();
+    fake.runtime.load("a third");
+    fake.finish(waits);
+    fake.finish(works);
+  }
+}
+
+TEST(CudaEnvironment, KernelsAreLoadedEarlyAndStreamsHaveQueuesOfTheirOwn) {
+  const char *loading = "CUDA_MODULE_LOADING", *connections = "CUDA_DEVICE_MAX_CONNECTIONS";
+  unsetenv(loading);
+  setenv(connections, "8", 1);
+  cuda::set_cuda_environment();
+  EXPECT_STREQ(std::getenv(loading), "EAGER");
+  EXPECT_STREQ(std::getenv(connections), "8") << "the user's";
+  EXPECT_HAS(cuda::why_no_wait_values(false, std::getenv(connections)), "CUDA_DEVICE_MAX_CONNECTIONS is 8");
+  unsetenv(connections);
+  setenv(loading, "LAZY", 1);
+  cuda::set_cuda_environment();
+  EXPECT_STREQ(std::getenv(loading), "LAZY") << "the user's";
+  EXPECT_HAS(cuda::why_no_wait_values(true, std::getenv(connections)), "at their first use");
+  EXPECT_EQ(cuda::why_no_wait_values(false, std::getenv(connections)), "");
+  EXPECT_EQ(cuda::why_no_wait_values(false, nullptr), "");
+  unsetenv(loading);
+  unsetenv(connections);
 }
 
 TEST(FakeRuntime, WaitsOrderStreams) {

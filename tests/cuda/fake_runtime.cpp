@@ -165,6 +165,8 @@ int FakeRuntime::device_count() {
 cuda::DeviceInfo FakeRuntime::device_info(int device) {
   return guarded("device_info", Kind::kAsks, std::to_string(device), [&] {
     if (device < 0 || device >= options_.devices) throw FakeMemory::Misuse{"there is no such device"};
+    const std::string why = options_.wait_values ? cuda::why_no_wait_values(options_.lazy_kernels, nullptr)
+                                                 : "this device cannot";
     return cuda::DeviceInfo{.name = fmt::format("Fake GPU {}", device),
                             .pci = fmt::format("0000:{:02x}:00.0", device + 1),
                             .major = options_.major,
@@ -174,7 +176,8 @@ cuda::DeviceInfo FakeRuntime::device_info(int device) {
                             .memory = options_.memory,
                             .granule = options_.granule,
                             .copy_engines = 2,
-                            .wait_values = options_.wait_values};
+                            .wait_values = why.empty(),
+                            .why_no_wait_values = why};
   });
 }
 
@@ -335,10 +338,16 @@ void FakeRuntime::wait_value(cuda::StreamHandle handle, const std::uint32_t* wor
     const auto done = [word, value] {
       return std::atomic_ref(*const_cast<std::uint32_t*>(word)).load(std::memory_order_acquire) == value;
     };
-    const auto run = [this, done, &stream] {
+    const auto run = [this, done, &stream, key = std::pair(word, value)] {
       while (!done() && !ends() && !stream.stops())
         std::this_thread::sleep_for(std::chrono::microseconds(20));
+      std::lock_guard lock(mutex_);
+      if (const auto it = awaited_.find(key); it != awaited_.end()) awaited_.erase(it);
     };
+    if (stream.capture == nullptr) {
+      std::lock_guard lock(mutex_);
+      awaited_.insert({word, value});
+    }
     enqueue(stream, {.run = run, .uses = {{word, sizeof(*word)}}});
   });
 }
@@ -364,7 +373,24 @@ void FakeRuntime::enqueue_and_wait(Stream& stream, Work work) {
   check_not_broken("copy");
 }
 
+void FakeRuntime::load(const std::string& problem) {
+  guarded("load", Kind::kAsks, problem, [&] {
+    std::lock_guard lock(mutex_);
+    if (loaded_.insert(problem).second) check_nobody_awaits_the_host();
+  });
+}
+
+void FakeRuntime::check_nobody_awaits_the_host() const {
+  for (const auto& [word, value] : awaited_) {
+    const auto now = std::atomic_ref(*const_cast<std::uint32_t*>(word)).load(std::memory_order_acquire);
+    if (now != value)
+      throw FakeMemory::Misuse{"CUDA may wait for the device, where a stream waits for the host"};
+  }
+}
+
 void FakeRuntime::kernel(Stream& stream, std::function<void()> run) {
+  // A kernel's name is not known here; its type and those of its arguments tell most kernels apart.
+  if (options_.lazy_kernels) load(run.target_type().name());
   guarded("kernel", Kind::kAsks, stream.name(), [&] {
     if (stream.device() != current()) throw FakeMemory::Misuse{"the stream is another device's"};
     enqueue(stream, {.run = std::move(run), .uses = {}});
@@ -460,6 +486,7 @@ cuda::GraphHandle FakeRuntime::end_capture(cuda::StreamHandle handle) {
       if (stream.capture->origin != &stream) throw FakeMemory::Misuse{"the capture began on another stream"};
       end(stream);
       std::lock_guard lock(mutex_);
+      check_nobody_awaits_the_host();  // it takes device memory
       const auto graph = reinterpret_cast<cuda::GraphHandle>(next_handle_ += 16);
       graphs_[graph] = {std::move(capture->work)};
       return graph;

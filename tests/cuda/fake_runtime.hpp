@@ -35,6 +35,8 @@ struct FakeOptions {
   int driver_version = 13000, runtime_version = 13000;
   int numa_node = -1;
   bool wait_values = true;
+  bool lazy_kernels =
+      false;  // each kernel is loaded when it is launched first, as CUDA does unless told not to
   // Before each piece of work a stream sleeps for a random time of at most so long.
   int most_delay_us = 0;
   std::uint64_t seed = 1;
@@ -60,6 +62,11 @@ class FakeRuntime final : public cuda::Runtime {
   void set_other_use(int device, std::int64_t bytes) { memory_.set_other_use(device, bytes); }
   std::int64_t pinned() const { return memory_.pinned(); }
   FakeMemory::Place place(const void* at, std::int64_t bytes) const { return memory_.place(at, bytes); }
+
+  // NVIDIA's libraries load what computes this problem, if they have not yet. CUDA may wait for the whole
+  // device to load something, while calls of other threads wait for that: it is misuse while a stream waits
+  // for a word that is not set. (Kernels of our own are loaded before, unless lazy_kernels.)
+  void load(const std::string& problem);
 
   // What was made and not given back; of a device that has failed, its memory may go with it.
   std::vector<std::string> leaks() const;
@@ -147,6 +154,7 @@ class FakeRuntime final : public cuda::Runtime {
   void await(Point& point, const Stream* stream = nullptr);
   static Work mark(FakeRuntime* self, std::shared_ptr<Point> point);
   bool ends() const { return broken_.load() || stops_.load(); }
+  void check_nobody_awaits_the_host() const;  // under the mutex
   void check_not_broken(const char* name) const;
 
   const FakeOptions options_;
@@ -162,6 +170,8 @@ class FakeRuntime final : public cuda::Runtime {
   std::map<cuda::StreamHandle, std::unique_ptr<Stream>> streams_;
   std::map<cuda::EventHandle, EventState> events_;
   std::map<cuda::GraphHandle, Graph> graphs_;
+  std::set<std::string> loaded_;
+  std::multiset<std::pair<const std::uint32_t*, std::uint32_t>> awaited_;  // words, and for which value
   std::int64_t next_stream_ = 0;
   std::uintptr_t next_handle_ = 16;  // of events and graphs: never used again
 };

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "device/cuda/runtime.hpp"
 #include "tests/cuda/harness.hpp"
 
 namespace zg::test {
@@ -50,6 +51,7 @@ bool is_gpu() {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  zg::cuda::set_cuda_environment();  // CUDA reads it now
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (!testing::GTEST_FLAG(list_tests) && (status != cudaSuccess || count == 0)) {

@@ -3,6 +3,7 @@
 #include "kernels/cuda/emulation/emulation.hpp"
 #include "kernels/host/elementwise.hpp"
 #include "kernels/host/matrix.hpp"
+#include "tests/cuda/fake_runtime.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg::test {
@@ -38,10 +39,12 @@ void run(const Product& p) {
 
 class HostBlas : public cuda::Blas {
  public:
+  explicit HostBlas(cuda::Runtime& runtime) : runtime_(dynamic_cast<FakeRuntime&>(runtime)) {}
   bool fuses_gelu(DType in) const override { return in == DType::kBF16 || in == DType::kF16; }
   std::string describe() const override { return "products of the host"; }
   void multiply(cuda::StreamHandle stream, const Product& p) override {
     ZG_ASSERT(fuses_gelu(p.in) || (p.gelu_input == nullptr && p.gelu_backward == nullptr));
+    runtime_.load(text_of(p));
     emulation::enqueue(stream, [p] {
       if (p.in == DType::kBF16) return p.out == DType::kF32 ? run<bf16, float>(p) : run<bf16, bf16>(p);
       if (p.in == DType::kF16) return p.out == DType::kF32 ? run<fp16, float>(p) : run<fp16, fp16>(p);
@@ -49,12 +52,15 @@ class HostBlas : public cuda::Blas {
       run<double, double>(p);
     });
   }
+
+ private:
+  FakeRuntime& runtime_;
 };
 
 }  // namespace
 
-std::unique_ptr<cuda::Blas> make_host_blas(cuda::Runtime&, int, const cuda::BlasOptions&) {
-  return std::make_unique<HostBlas>();
+std::unique_ptr<cuda::Blas> make_host_blas(cuda::Runtime& runtime, int, const cuda::BlasOptions&) {
+  return std::make_unique<HostBlas>(runtime);
 }
 
 }  // namespace zg::test

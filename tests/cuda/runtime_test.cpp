@@ -90,6 +90,7 @@ TEST_F(CudaRuntime, TellsWhatItRunsOn) {
   EXPECT_GT(info.multiprocessors, 0);
   EXPECT_EQ(info.granule % 4096, 0);
   EXPECT_GT(info.granule, 0);
+  EXPECT_TRUE(info.wait_values) << info.why_no_wait_values;
   const cuda::MemoryInfo memory = runtime_->memory_info();
   EXPECT_GT(memory.free, 0);
   EXPECT_LT(memory.free, memory.total);

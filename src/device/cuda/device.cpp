@@ -1,16 +1,19 @@
 #include "device/cuda/device.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "device/checked_ops.hpp"
 #include "device/cuda/arena.hpp"
 #include "device/cuda/attention.hpp"
 #include "device/cuda/direct_storage.hpp"
+#include "device/cuda/first_uses.hpp"
 #include "device/cuda/graphs.hpp"
 #include "device/cuda/pinned.hpp"
 #include "device/cuda/stream.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::cuda {
@@ -21,6 +24,7 @@ struct Context {
   Runtime& runtime;
   Blas& blas;
   Attention& attention;
+  FirstUses& first_uses;
   int multiprocessors;
   bool deterministic;
 };
@@ -50,6 +54,12 @@ class CudaBackend {
 
   template <class In, class Out>
   void gemm(Stream& s, const GemmShape& shape, const In* a, const In* b, Out* c, const Epilogue<In>& e) {
+    const auto quiet =
+        first_use(s,
+                  {shape.m, shape.n, shape.k, shape.lda, shape.ldb, shape.ldc, static_cast<int>(dtype_of<In>),
+                   static_cast<int>(dtype_of<Out>), static_cast<int>(shape.ta), static_cast<int>(shape.tb),
+                   shape.accumulate, e.addend.ld, e.gelu_input.ld, e.gelu_backward.ld},
+                  {a, b, c, e.bias, e.addend.data, e.gelu_input.data, e.gelu_backward.data});
     enqueue(c_, s, "gemm", [&](const Launch& on) {
       Product product{.shape = shape,
                       .in = dtype_of<In>,
@@ -110,6 +120,7 @@ class CudaBackend {
   template <class T>
   void attention(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
                  std::int64_t ld_o, Acc<T>* lse, void* scratch) {
+    const auto quiet = first_attention<T>(s, shape, {ld_qkv, ld_o});
     enqueue(c_, s, "attention", [&](const Launch& on) {
       c_.attention.forward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, scratch);
     });
@@ -118,6 +129,7 @@ class CudaBackend {
   void attention_backward(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                           const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
                           T* dqkv, std::int64_t ld_dqkv, void* scratch) {
+    const auto quiet = first_attention<T>(s, shape, {ld_qkv, ld_o, ld_do, ld_dqkv});
     enqueue(c_, s, "attention_backward", [&](const Launch& on) {
       c_.attention.backward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, scratch);
     });
@@ -150,6 +162,27 @@ class CudaBackend {
   }
 
  private:
+  using Quiet = std::unique_lock<std::shared_mutex>;
+  // To be held while NVIDIA's libraries enqueue a problem, which `values` describe. They may choose kernels
+  // by the alignment of the pointers, too.
+  Quiet first_use(Stream& s, std::initializer_list<std::int64_t> values,
+                  std::initializer_list<const void*> pointers) {
+    FirstUses::Key key{};
+    std::copy(values.begin(), values.end(), key.begin());
+    for (const void* p : pointers) {
+      const auto zeros = std::countr_zero(reinterpret_cast<std::uintptr_t>(p) | 256);
+      key.back() = key.back() << 4 | (p == nullptr ? 15 : zeros);
+    }
+    return c_.first_uses.begin(static_cast<CudaStream&>(s), key);
+  }
+  template <class T>
+  Quiet first_attention(Stream& s, const AttentionShape& shape, std::array<std::int64_t, 4> lds) {
+    return first_use(s,
+                     {static_cast<int>(dtype_of<T>), shape.batch, shape.time, shape.heads, shape.kv_heads,
+                      shape.head_size, lds[0], lds[1], lds[2], lds[3]},
+                     {});
+  }
+
   Context c_;
 };
 
@@ -182,7 +215,15 @@ class CudaDevice : public Device {
         pinned_(*runtime_, {.device = options.device}),
         completions_(*runtime_, options.device, fmt::format("zg-cuda-{}", options.device)),
         graphs_(*runtime_, pinned_, completions_),
-        ops_(Context{*runtime_, *blas_, attention_, info_.multiprocessors, options.deterministic}) {}
+        first_uses_(completions_),
+        ops_(Context{*runtime_, *blas_, attention_, first_uses_, info_.multiprocessors,
+                     options.deterministic}) {
+    if (info_.wait_values) return;
+    log::warning(
+        "cuda:{}: the host waits for what its threads do before it issues operations that need it, "
+        "since the device must not: {}",
+        options.device, info_.why_no_wait_values);
+  }
 
   std::string describe() const override {
     return fmt::format("cuda:{} {} (sm_{}{}, {} multiprocessors, budget {} of {}; {}; {}; {}{})",
@@ -215,8 +256,10 @@ class CudaDevice : public Device {
     try {
       auto gds = Gds::load(why, wanted, cufile_);
       if (gds == nullptr) return nullptr;
+      runtime_->use_device(options_.device);
+      const std::int64_t others = runtime_->memory_info().free - (arena_.budget() - arena_.report().taken);
       direct_ = std::make_shared<CudaDirectStorage>(*runtime_, completions_, options_.device, info_,
-                                                    std::move(gds));
+                                                    std::move(gds), others);
     } catch (const Error& e) {
       *why = e.message();
     }
@@ -270,6 +313,7 @@ class CudaDevice : public Device {
   PinnedRegions pinned_;
   Completions completions_;
   Graphs graphs_;
+  FirstUses first_uses_;
   std::shared_ptr<CudaDirectStorage> direct_;
   checked::CheckedOps<CudaBackend> ops_;
 };

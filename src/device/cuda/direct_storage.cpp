@@ -1,6 +1,7 @@
 #include "device/cuda/direct_storage.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "kernels/cuda/kernels.hpp"
@@ -9,56 +10,72 @@
 
 namespace zg::cuda {
 
-// cuFile's calls work within one mapping of device memory, and each granule of the arena is a mapping of
-// its own: no call may cross the end of a granule.
 class CudaDirectStorage::OpenFile final : public io::DirectStorage::File {
  public:
-  OpenFile(const CudaDirectStorage& owner, Gds::File file) : owner_(owner), file_(std::move(file)) {}
+  OpenFile(CudaDirectStorage& owner, Gds::File file) : owner_(owner), file_(std::move(file)) {}
 
   std::int64_t read(void* data, std::int64_t bytes, std::int64_t offset) override {
-    return in_granules(data, bytes, "reading", [&](std::int64_t done, std::int64_t part) {
-      return owner_.gds_->read(file_, offset + done, part, static_cast<char*>(data) + done);
+    return in_parts(bytes, "reading", [&](std::int64_t done, std::int64_t part, std::int64_t at) {
+      void* const base = owner_.buffers_.data();
+      Gds::Result result = owner_.gds_->read(file_, offset + done, part, base, at);
+      owner_.copy(static_cast<char*>(data) + done, static_cast<char*>(base) + at, result.bytes);
+      return result;
     });
   }
   std::int64_t write(const void* data, std::int64_t bytes, std::int64_t offset) override {
-    return in_granules(data, bytes, "writing", [&](std::int64_t done, std::int64_t part) {
-      return owner_.gds_->write(file_, offset + done, part, static_cast<const char*>(data) + done);
+    return in_parts(bytes, "writing", [&](std::int64_t done, std::int64_t part, std::int64_t at) {
+      void* const base = owner_.buffers_.data();
+      owner_.copy(static_cast<char*>(base) + at, static_cast<const char*>(data) + done, part);
+      return owner_.gds_->write(file_, offset + done, part, base, at);
     });
   }
 
  private:
+  // Calls move() with the bytes done, those to move now, and the place of a buffer for them.
   template <class Move>
-  std::int64_t in_granules(const void* data, std::int64_t bytes, const char* what, const Move& move) const {
-    const auto at = reinterpret_cast<std::int64_t>(data);
+  std::int64_t in_parts(std::int64_t bytes, const char* what, const Move& move) const {
+    const std::int64_t buffer = owner_.take_buffer();
     std::int64_t done = 0;
-    while (done < bytes) {
-      const std::int64_t part = std::min(bytes - done, owner_.granule_ - (at + done) % owner_.granule_);
-      const Gds::Result result = move(done, part);
-      done += result.bytes;
-      if (result.error != 0) {
-        log::error("{}: {} {} bytes: {}", owner_.describe(), what, part, result.text);
-        if (done == 0) return -result.error;
+    int error = 0;
+    while (done < bytes && error == 0) {
+      const std::int64_t part = std::min(bytes - done, kMaxBytes);
+      try {
+        const Gds::Result result = move(done, part, buffer);
+        done += result.bytes;
+        error = result.error;
+        if (error != 0) log::error("{}: {} {} bytes: {}", owner_.describe(), what, part, result.text);
+        if (result.bytes < part) break;  // a caller that goes on from there gets the error
+      } catch (const std::exception& e) {
+        log::error("{}: {} {} bytes: {}", owner_.describe(), what, part, e.what());
+        owner_.completions_.fail(std::current_exception());
+        error = EIO;
       }
-      if (result.bytes < part) break;  // a caller that goes on from there gets the error
     }
-    return done;
+    owner_.give_buffer(buffer);
+    return done == 0 ? -error : done;
   }
 
-  const CudaDirectStorage& owner_;
+  CudaDirectStorage& owner_;
   const Gds::File file_;
 };
 
 CudaDirectStorage::CudaDirectStorage(Runtime& runtime, Completions& completions, int device,
-                                     const DeviceInfo& info, std::unique_ptr<Gds> gds)
+                                     const DeviceInfo& info, std::unique_ptr<Gds> gds, std::int64_t free)
     : runtime_(runtime),
       completions_(completions),
       device_(device),
       multiprocessors_(info.multiprocessors),
-      granule_(info.granule),
       gds_(std::move(gds)),
-      scratch_(runtime, device, std::max<std::int64_t>(info.granule, checksum_scratch_bytes(kMaxBytes))) {
+      scratch_(runtime, device, std::max<std::int64_t>(info.granule, checksum_scratch_bytes(kMaxBytes))),
+      buffers_(runtime, device, kMaxBytes * std::clamp<std::int64_t>(free / 2 / kMaxBytes, 1, kMostBuffers)) {
   const std::int64_t each = checksum_scratch_bytes(kMaxBytes), slots = scratch_.bytes() / each;
   try {
+    std::string why;
+    registered_ = gds_->register_memory(buffers_.data(), buffers_.bytes(), &why);
+    if (!registered_)
+      log::warning("{}: transfers take a detour, since memory cannot be registered: {}", describe(), why);
+    for (std::int64_t at = 0; at < buffers_.bytes(); at += kMaxBytes) free_buffers_.push_back(at);
+    copies_ = runtime_.create_stream(true);
     results_ = runtime_.allocate_host(slots * static_cast<std::int64_t>(sizeof(std::uint64_t)));
     for (std::int64_t i = 0; i < slots; ++i) {
       // Urgent: a transfer waits for its checksum.
@@ -79,7 +96,31 @@ CudaDirectStorage::~CudaDirectStorage() {
 
 void CudaDirectStorage::give_back() {
   for (const ChecksumSlot& slot : free_slots_) runtime_.destroy_stream(slot.stream);
+  if (copies_ != nullptr) runtime_.destroy_stream(copies_);
+  if (registered_) gds_->unregister_memory(buffers_.data());
   if (results_ != nullptr) runtime_.release_host(results_);
+}
+
+std::int64_t CudaDirectStorage::take_buffer() {
+  std::unique_lock lock(mutex_);
+  buffer_freed_.wait(lock, [&] { return !free_buffers_.empty(); });
+  const std::int64_t at = free_buffers_.back();
+  free_buffers_.pop_back();
+  return at;
+}
+
+void CudaDirectStorage::give_buffer(std::int64_t at) {
+  {
+    std::lock_guard lock(mutex_);
+    free_buffers_.push_back(at);
+  }
+  buffer_freed_.notify_one();
+}
+
+void CudaDirectStorage::copy(void* to, const void* from, std::int64_t bytes) const {
+  if (bytes == 0) return;
+  runtime_.copy(copies_, to, from, bytes, Direction::kOnDevice);
+  runtime_.synchronize(copies_);
 }
 
 std::uint64_t CudaDirectStorage::checksum_at(const ChecksumSlot& slot, const void* data,

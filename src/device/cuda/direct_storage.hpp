@@ -1,6 +1,11 @@
 // The I/O engine's access to a CUDA device's memory: cuFile moves the bytes (gds.hpp), and a kernel
 // computes their checksums (kernels/cuda/checksum.cu), the same as the host's: either can check what the
 // other wrote.
+//
+// cuFile cannot be given the arena's memory: each granule of 2 MiB is a mapping of its own, which no transfer
+// may pass, and a registration would not follow a granule that is remapped. So drives read into and write
+// from buffers that are registered with cuFile once, and the device copies between them and the arena, at the
+// speed of its memory. A transfer is as large as a buffer, and as many are under way as there are buffers.
 #pragma once
 #include <condition_variable>
 #include <memory>
@@ -17,14 +22,15 @@ namespace zg::cuda {
 
 class CudaDirectStorage final : public io::DirectStorage {
  public:
-  // The most bytes of a checksum: an io::Volume's piece.
+  // The most bytes of a checksum, and the size of a buffer: an io::Volume's piece.
   static constexpr std::int64_t kMaxBytes = io::kMaxPieceBytes;
+  static constexpr std::int64_t kMostBuffers = 16;
 
-  // Takes a granule of device memory, outside of the arena, and computes a first checksum. Throws
-  // Error(kMemory), or the checksum's error. A later checksum that fails is reported to `completions` as a
-  // failure of the device.
+  // Takes a granule of device memory for checksums, and buffers of at most half of `free` bytes, but one at
+  // least; both outside of the arena. Computes a first checksum. Throws Error(kMemory), or the checksum's
+  // error. A later checksum or copy that fails is reported to `completions` as a failure of the device.
   CudaDirectStorage(Runtime& runtime, Completions& completions, int device, const DeviceInfo& info,
-                    std::unique_ptr<Gds> gds);
+                    std::unique_ptr<Gds> gds, std::int64_t free);
   ~CudaDirectStorage() override;
 
   std::unique_ptr<File> open(int fd) override;
@@ -41,19 +47,24 @@ class CudaDirectStorage final : public io::DirectStorage {
     std::uint64_t* result = nullptr;  // pinned
   };
 
+  std::int64_t take_buffer();  // waits for one
+  void give_buffer(std::int64_t at);
+  void copy(void* to, const void* from, std::int64_t bytes) const;  // returns when it is done
   std::uint64_t checksum_at(const ChecksumSlot& slot, const void* data, std::int64_t bytes) const;
   void give_back();
 
   Runtime& runtime_;
   Completions& completions_;
   const int device_, multiprocessors_;
-  const std::int64_t granule_;
   const std::unique_ptr<Gds> gds_;
-  DeviceBuffer scratch_;
-  void* results_ = nullptr;  // pinned
+  DeviceBuffer scratch_, buffers_;
+  bool registered_ = false;        // buffers_, with cuFile
+  StreamHandle copies_ = nullptr;  // between buffers_ and the arena
+  void* results_ = nullptr;        // pinned
   std::mutex mutex_;
-  std::condition_variable slot_freed_;
+  std::condition_variable slot_freed_, buffer_freed_;
   std::vector<ChecksumSlot> free_slots_;
+  std::vector<std::int64_t> free_buffers_;  // where they begin in buffers_
 };
 
 }  // namespace zg::cuda

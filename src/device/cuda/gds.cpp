@@ -57,10 +57,14 @@ constexpr struct {
     {5012, "this is no device memory"},
     {5013, "this is no device memory"},
     {5014, "it passes the end of the memory"},
+    {5016, "it was registered with another size"},
+    {5017, "it passes the end of what was registered"},
     {5018, "this kind of file is not supported"},
     {5019, "the file was not opened with O_DIRECT"},
     {5020, "the file was not opened with O_DIRECT"},
     {5022, "an invalid argument"},
+    {5023, "the memory is registered already"},
+    {5024, "the memory is not registered"},
     {5025, "permission denied"},
     {5027, "the file is not registered"},
     {5028, "the file is registered already"},
@@ -92,6 +96,8 @@ struct Gds::Library {
   void (*close_file)(void*) = nullptr;
   ssize_t (*read)(void*, void*, std::size_t, off_t, off_t) = nullptr;
   ssize_t (*write)(void*, const void*, std::size_t, off_t, off_t) = nullptr;
+  Status (*register_memory)(const void*, std::size_t, int) = nullptr;
+  Status (*unregister_memory)(const void*) = nullptr;
   bool is_open = false;
 
   template <class Function>
@@ -109,6 +115,8 @@ struct Gds::Library {
     if (!find(close_file, "cuFileHandleDeregister")) return "cuFileHandleDeregister";
     if (!find(read, "cuFileRead")) return "cuFileRead";
     if (!find(write, "cuFileWrite")) return "cuFileWrite";
+    if (!find(register_memory, "cuFileBufRegister")) return "cuFileBufRegister";
+    if (!find(unregister_memory, "cuFileBufDeregister")) return "cuFileBufDeregister";
     find(set_bool, "cuFileSetParameterBool");
     return nullptr;
   }
@@ -232,23 +240,36 @@ Gds::Result move_all(std::int64_t bytes, const Move& move) {
 
 }  // namespace
 
-Gds::Result Gds::read(const File& file, std::int64_t offset, std::int64_t bytes, void* device) const {
+Gds::Result Gds::read(const File& file, std::int64_t offset, std::int64_t bytes, void* base,
+                      std::int64_t at) const {
   ZG_ASSERT(file, "a file that is not open");
   return move_all(bytes, [&](std::int64_t done, std::size_t left) {
-    return library_->read(file.handle_, device, left, offset + done, done);
+    return library_->read(file.handle_, base, left, offset + done, at + done);
   });
 }
 
-Gds::Result Gds::write(const File& file, std::int64_t offset, std::int64_t bytes, const void* device) const {
+Gds::Result Gds::write(const File& file, std::int64_t offset, std::int64_t bytes, const void* base,
+                       std::int64_t at) const {
   ZG_ASSERT(file, "a file that is not open");
   Result result = move_all(bytes, [&](std::int64_t done, std::size_t left) {
-    return library_->write(file.handle_, device, left, offset + done, done);
+    return library_->write(file.handle_, base, left, offset + done, at + done);
   });
   if (result.bytes < bytes && result.error == 0) {
     result.error = ENOSPC;
     result.text = "the file takes no more";
   }
   return result;
+}
+
+bool Gds::register_memory(void* base, std::int64_t bytes, std::string* why) const {
+  const Status status = library_->register_memory(base, static_cast<std::size_t>(bytes), 0);
+  if (status.error != 0) *why = text_of(status);
+  return status.error == 0;
+}
+
+void Gds::unregister_memory(void* base) const {
+  const Status status = library_->unregister_memory(base);
+  if (status.error != 0) log::warning("cuFile: unregistering memory: {}", text_of(status));
 }
 
 }  // namespace zg::cuda

@@ -5,9 +5,10 @@
 // A transfer is a blocking call, and is not ordered with streams: the caller must wait for work that uses
 // the buffer before it reads into it, and for work that fills the buffer before it writes from it. Offsets,
 // sizes and device addresses that are multiples of 4096 are transferred directly, others through cuFile's
-// own buffers. Memory is not registered with cuFile (cuFileBufRegister), because the arena remaps granules,
-// and a registration would refer to the old ones. cuFile then moves the bytes through a buffer of its own
-// on the device.
+// own buffers. The memory of a transfer must be one mapping of device memory: CUDA tells libraries no more of
+// virtual memory than the mapping that an address is in (cuMemGetAddressRange). cuFile moves the bytes of
+// memory that was not registered through buffers of its own on the device, 1 MiB at a time unless its
+// configuration says otherwise.
 //
 // A failed transfer is a value, not an exception; its text is made only then. Calls may come from any
 // thread whose current device is the one of the memory.
@@ -57,9 +58,16 @@ class Gds {
     int error = 0;           // an errno; EIO for cuFile's own errors; 0: none
     std::string text = {};   // the error's
   };
-  [[nodiscard]] Result read(const File& file, std::int64_t offset, std::int64_t bytes, void* device) const;
-  [[nodiscard]] Result write(const File& file, std::int64_t offset, std::int64_t bytes,
-                             const void* device) const;
+  // To or from `at` bytes behind `base`. Of registered memory, `base` must be what was registered.
+  [[nodiscard]] Result read(const File& file, std::int64_t offset, std::int64_t bytes, void* base,
+                            std::int64_t at = 0) const;
+  [[nodiscard]] Result write(const File& file, std::int64_t offset, std::int64_t bytes, const void* base,
+                             std::int64_t at = 0) const;
+
+  // Memory that is used for many transfers: drives reach it directly, until it is unregistered. It must not
+  // be remapped. False, with the reason in `why`, if cuFile refuses.
+  bool register_memory(void* base, std::int64_t bytes, std::string* why) const;
+  void unregister_memory(void* base) const;  // no transfer may use it any more
 
  private:
   struct Library;

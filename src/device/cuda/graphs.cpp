@@ -24,11 +24,14 @@ void Graphs::run(CudaStream& stream, std::span<const std::uint64_t> key, const s
     if (entries_.size() > kMost) make_room(stream);
     return;
   }
+  std::unique_lock<std::shared_mutex> quiet;
   if (entry.graph == nullptr) {
+    quiet = completions_.quiet();  // a new graph takes device memory, until it is launched
     try {
       entry.graph = capture(stream, work);
     } catch (const std::exception& e) {
       off_ = true;
+      quiet = {};
       log::warning("CUDA graphs are off from here on, since an operation cannot be captured: {}", e.what());
       return work();
     }

@@ -32,7 +32,8 @@ struct DeviceInfo {
   std::int64_t memory = 0;   // bytes
   std::int64_t granule = 0;  // sizes and addresses of physical memory are multiples of this
   int copy_engines = 0;
-  bool wait_values = false;  // streams can wait for a word of host memory
+  bool wait_values = false;  // streams may wait for a word of host memory
+  std::string why_no_wait_values = {};
 };
 
 struct MemoryInfo {
@@ -112,6 +113,16 @@ class Runtime {
 // NVIDIA's libraries. Throws Error(kDevice) if there is no driver, or if it is too old for this build's
 // toolkit; the message names the driver found and the driver needed.
 std::unique_ptr<Runtime> make_cuda_runtime();
+
+// Asks CUDA, by variables of the environment that it reads when it is initialised, to load all kernels then,
+// and to give each stream a work queue of its own. Variables that are set stay as they are. To be called
+// before other threads start.
+void set_cuda_environment();
+// Why a stream of this process must not wait for a word that the host sets; empty: it may. A kernel that is
+// loaded at its first use makes CUDA wait for all work of the device, while other threads' calls wait for
+// that: if a stream waits for the host then, the host can never set its word. And a stream that waits holds
+// up those that share its work queue. connections: CUDA_DEVICE_MAX_CONNECTIONS, or null.
+std::string why_no_wait_values(bool lazy_kernels, const char* connections);
 
 // That check, on the numbers of driver_version() and runtime_version().
 void check_versions(int driver, int runtime);

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <vector>
 
@@ -65,6 +66,7 @@ struct Driver {
   PFN_cuMemMap_v10020 map = DriverFunction("cuMemMap", 10020);
   PFN_cuMemUnmap_v10020 unmap = DriverFunction("cuMemUnmap", 10020);
   PFN_cuMemSetAccess_v10020 set_access = DriverFunction("cuMemSetAccess", 10020);
+  PFN_cuModuleGetLoadingMode_v11070 loading_mode = DriverFunction("cuModuleGetLoadingMode", 11070);
   PFN_cuStreamWaitValue32_v11070 wait_value = DriverFunction("cuStreamWaitValue32", 11070);
 
   std::string text_of(CUresult status) const {
@@ -156,6 +158,11 @@ class CudaRuntime final : public Runtime {
     const CUmemAllocationProp wanted = properties_of(device);
     driver_.check_driver(driver_.granularity(&granule, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
                          "granularity of memory");
+    CUmoduleLoadingMode loading = CU_MODULE_EAGER_LOADING;
+    driver_.check_driver(driver_.loading_mode(&loading), "loading of kernels");
+    // Every device supports waits; whether they can be used depends on the process.
+    const std::string why = cuda::why_no_wait_values(loading == CU_MODULE_LAZY_LOADING,
+                                                     std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
     return {.name = properties.name,
             .pci = address,
             .major = properties.major,
@@ -165,7 +172,8 @@ class CudaRuntime final : public Runtime {
             .memory = static_cast<std::int64_t>(properties.totalGlobalMem),
             .granule = static_cast<std::int64_t>(granule),
             .copy_engines = properties.asyncEngineCount,
-            .wait_values = true};  // every device supports the second version of these functions
+            .wait_values = why.empty(),
+            .why_no_wait_values = why};
   }
 
   void use_device(int device) override { check(cudaSetDevice(device), "use of a device"); }
@@ -351,6 +359,7 @@ class CudaRuntime final : public Runtime {
 }  // namespace
 
 std::unique_ptr<Runtime> make_cuda_runtime() {
+  set_cuda_environment();
   int driver = 0, runtime = 0;
   check(cudaDriverGetVersion(&driver), "driver version");
   check(cudaRuntimeGetVersion(&runtime), "runtime version");

@@ -12,7 +12,7 @@
 namespace zg::cuda {
 namespace {
 
-constexpr std::int64_t kWordPage = 4096;
+constexpr std::int64_t kWords = 4096;
 // For kSpin after the last completion the thread polls without a pause, then at intervals: operations take
 // hundreds of microseconds, and exact timing of their end is not worth a core.
 constexpr std::chrono::microseconds kSpin{20}, kPollInterval{20};
@@ -39,7 +39,7 @@ Completions::~Completions() {
   ZG_ASSERT(free_cuda_events_.size() == cuda_events_.size(), "{} events outlive their device",
             cuda_events_.size() - free_cuda_events_.size());
   for (const auto& cuda_event : cuda_events_) runtime_.destroy_event(cuda_event->handle());
-  for (std::uint32_t* page : word_pages_) runtime_.release_host(page);
+  if (words_ != nullptr) runtime_.release_host(words_);
 }
 
 void Completions::bind(const std::vector<int>& cpus) {
@@ -114,22 +114,55 @@ void Completions::give_event(CudaEvent* cuda_event) {
   free_cuda_events_.push_back(cuda_event);
 }
 
-std::uint32_t* Completions::take_word() {
-  std::lock_guard lock(pools_mutex_);
-  if (free_words_.empty()) {
-    auto* const page = static_cast<std::uint32_t*>(runtime_.allocate_host(kWordPage));
-    word_pages_.push_back(page);
-    for (std::int64_t i = 0; i < kWordPage / 4; ++i) free_words_.push_back(page + i);
+std::uint32_t* Completions::wait_for_word(StreamHandle stream) {
+  const std::shared_lock no_quiet(quiet_mutex_);
+  std::uint32_t* word = nullptr;
+  {
+    std::lock_guard lock(pools_mutex_);
+    if (words_ == nullptr) {
+      // All at once, while no stream waits: CUDA may wait for the device to pin memory.
+      words_ = static_cast<std::uint32_t*>(runtime_.allocate_host(4 * kWords));
+      for (std::int64_t i = 0; i < kWords; ++i) free_words_.push_back(words_ + i);
+    }
+    if (free_words_.empty()) return nullptr;
+    word = free_words_.back();
+    free_words_.pop_back();
+    ++awaited_;
   }
-  std::uint32_t* const word = free_words_.back();
-  free_words_.pop_back();
   std::atomic_ref<std::uint32_t>(*word).store(0, std::memory_order_relaxed);
+  try {
+    runtime_.wait_value(stream, word, 1);
+  } catch (...) {
+    set_word(word);
+    give_word(word);
+    throw;
+  }
   return word;
+}
+
+// Under the lock, so that whoever destroys this after the stream has passed waits in give_word() until then.
+void Completions::set_word(std::uint32_t* word) {
+  std::lock_guard lock(pools_mutex_);
+  std::atomic_ref<std::uint32_t>(*word).store(1, std::memory_order_release);
+  if (--awaited_ == 0) none_awaited_.notify_all();
 }
 
 void Completions::give_word(std::uint32_t* word) {
   std::lock_guard lock(pools_mutex_);
   free_words_.push_back(word);
+}
+
+// It waits without quiet_mutex_: a thread that enqueues a wait may hold locks which those need who set words.
+std::unique_lock<std::shared_mutex> Completions::quiet() {
+  while (true) {
+    {
+      std::unique_lock lock(pools_mutex_);
+      none_awaited_.wait(lock, [&] { return awaited_ == 0; });
+    }
+    std::unique_lock quiet(quiet_mutex_);
+    std::lock_guard lock(pools_mutex_);
+    if (awaited_ == 0) return quiet;
+  }
 }
 
 void Completions::fail(std::exception_ptr cause) {
@@ -298,13 +331,10 @@ void CudaStream::wait(const Event& event) {
   }
   if (!wait_values_) return event.wait();
   std::uint32_t* word = nullptr;
-  attempt([&](StreamHandle stream) {
-    word = completions_.take_word();
-    runtime_.wait_value(stream, word, 1);
-  });
-  if (word == nullptr) return;  // the device failed
+  attempt([&](StreamHandle stream) { word = completions_.wait_for_word(stream); });
+  if (word == nullptr) return failed() ? void() : event.wait();
   // The word is returned when the stream has passed the wait and the host has set the word.
-  event.on_done([word] { std::atomic_ref<std::uint32_t>(*word).store(1, std::memory_order_release); });
+  event.on_done([word, completions = &completions_] { completions->set_word(word); });
   callback([event, word, completions = &completions_] {
     event.on_done([word, completions] { completions->give_word(word); });
   });

@@ -6,6 +6,10 @@
 // other event it waits for a word of pinned memory that the host sets, if the GPU can do so, so that the
 // issuing thread need not wait.
 //
+// Some calls of CUDA wait for all work of the device: those that load kernels or take memory
+// (first_uses.hpp). They must not find a stream that waits for a word, since other threads' calls wait for
+// them, the calls by which the word would be set among these. Completions::quiet() keeps the two apart.
+//
 // A failure of the device (an illegal access, a lost GPU) is permanent. All events that are pending then
 // count as done, so that nothing hangs; work that is enqueued later is dropped; and every synchronize()
 // throws the cause.
@@ -17,6 +21,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -80,9 +85,13 @@ class Completions {
 
   CudaEvent* take_event();
   Event pending() { return events_.pending(); }
-  // A word of pinned memory with value 0, from a pool.
-  std::uint32_t* take_word();
-  void give_word(std::uint32_t* word);
+  // Enqueues the stream's wait for a word of pinned memory; null: all words are in use.
+  std::uint32_t* wait_for_word(StreamHandle stream);
+  void set_word(std::uint32_t* word);   // ends the wait
+  void give_word(std::uint32_t* word);  // was set, and the stream has passed it
+  // Returns when all words are set, and blocks wait_for_word() while it is held. A thread that holds a lock
+  // which somebody needs who sets a word must not call it.
+  std::unique_lock<std::shared_mutex> quiet();
 
   void fail(std::exception_ptr cause);  // only the first cause is kept
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -108,11 +117,15 @@ class Completions {
   std::atomic<bool> failed_{false};
   bool drained_ = false;  // after a failure: the device runs nothing any more
   std::exception_ptr failure_;
-  std::mutex drain_mutex_;  // held while the whole device is synchronized; mutex_ is not held then
+  std::mutex drain_mutex_;         // held while the whole device is synchronized; mutex_ is not held then
+  std::shared_mutex quiet_mutex_;  // shared: a wait for a word is being enqueued. Locked before pools_mutex_
   std::mutex pools_mutex_;  // guards the pools of events and words. May be taken under mutex_, not vice versa
   std::vector<std::unique_ptr<CudaEvent>> cuda_events_;
   std::vector<CudaEvent*> free_cuda_events_;
-  std::vector<std::uint32_t*> word_pages_, free_words_;
+  std::uint32_t* words_ = nullptr;  // pinned
+  std::vector<std::uint32_t*> free_words_;
+  std::int64_t awaited_ = 0;  // words that streams wait for and nobody has set
+  std::condition_variable none_awaited_;
   EventPool events_;
   NamedThread thread_;  // last, so that it is joined before the other members are destroyed
 };
@@ -142,6 +155,7 @@ class CudaStream : public Stream {
   // While work is being captured into a CUDA graph, attempt() throws, and the device does not count as
   // failed.
   void set_capturing(bool capturing) { capturing_ = capturing; }
+  bool capturing() const { return capturing_; }
 
   const std::string& name() const override { return name_; }
   Event record() override;

@@ -1,9 +1,13 @@
+#include <cstdlib>
+
 #include "device/cuda/runtime.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg::cuda {
 namespace {
 
+constexpr const char *kLoading = "CUDA_MODULE_LOADING", *kConnections = "CUDA_DEVICE_MAX_CONNECTIONS";
+constexpr int kStreams = 16;    // a device makes at most so many
 constexpr int kLeastMajor = 8;  // compute capability: bf16, asynchronous copies into shared memory
 
 std::string text_of(int version) {
@@ -43,6 +47,23 @@ void check_versions(int driver, int runtime) {
               fmt::format("the NVIDIA driver of this machine serves CUDA {}; this build's toolkit is CUDA {}",
                           text_of(driver), text_of(runtime)),
               hint);
+}
+
+void set_cuda_environment() {
+  setenv(kLoading, "EAGER", 0);
+  setenv(kConnections, "32", 0);  // the most that CUDA gives; the default is 8
+}
+
+std::string why_no_wait_values(bool lazy_kernels, const char* connections) {
+  if (lazy_kernels) {
+    return fmt::format(
+        "CUDA loads kernels at their first use ({} is not EAGER, or the process had initialised "
+        "CUDA before)",
+        kLoading);
+  }
+  if (connections == nullptr || std::atoi(connections) >= kStreams) return {};
+  return fmt::format("streams share work queues ({} is {}, less than {})", kConnections, connections,
+                     kStreams);
 }
 
 void check_device(const DeviceInfo& info) {

@@ -5,7 +5,11 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -44,7 +48,9 @@ struct Handle {
   int fd;
 };
 std::mutex g_mutex;
+std::condition_variable g_gathered;
 std::set<void*> g_handles;
+std::map<const void*, size_t> g_memories;  // registered
 
 CuFileError result(int error) {
   return {error, error == 5011 ? 999 : 0};
@@ -60,11 +66,15 @@ template <class Move>
 ssize_t transfer(void* fh, const void* base, size_t size, off_t buffer_offset, const Move& move) {
   int fd = -1;
   {
-    std::lock_guard lock(g_mutex);
+    std::unique_lock lock(g_mutex);
     ++zg_fake_cufile.transfers;
     if (g_handles.count(fh) == 0) return -5027;
     const auto at = reinterpret_cast<long>(base) + buffer_offset, granule = zg_fake_cufile.granule;
-    if (granule > 0 && at / granule != (at + static_cast<long>(size) - 1) / granule) return -5014;
+    const auto memory = g_memories.find(base);
+    const bool registered = memory != g_memories.end();
+    if (registered && static_cast<size_t>(buffer_offset) + size > memory->second) return -5017;
+    if (!registered && granule > 0 && at / granule != (at + static_cast<long>(size) - 1) / granule)
+      return -5014;
     if (const int error = failure(zg_fake_cufile.fail_transfer); error != 0) {
       if (error > 5000) return -error;
       errno = error;
@@ -73,8 +83,16 @@ ssize_t transfer(void* fh, const void* base, size_t size, off_t buffer_offset, c
     fd = static_cast<Handle*>(fh)->fd;
     const auto most = static_cast<size_t>(zg_fake_cufile.most_bytes);
     if (most > 0 && size > most) size = most;
+    zg_fake_cufile.largest = std::max(zg_fake_cufile.largest, static_cast<long>(size));
+    zg_fake_cufile.most_running = std::max(zg_fake_cufile.most_running, ++zg_fake_cufile.running);
+    g_gathered.notify_all();
+    const auto gathered = [] { return zg_fake_cufile.most_running >= zg_fake_cufile.gather; };
+    g_gathered.wait_for(lock, std::chrono::seconds(10), gathered);
   }
-  return move(fd, size);
+  const ssize_t moved = move(fd, size);
+  std::lock_guard lock(g_mutex);
+  --zg_fake_cufile.running;
+  return moved;
 }
 
 }  // namespace
@@ -123,6 +141,20 @@ void cuFileHandleDeregister(void* fh) {
   if (g_handles.erase(fh) == 0) return;
   delete static_cast<Handle*>(fh);
   --zg_fake_cufile.files;
+}
+CuFileError cuFileBufRegister(const void* base, size_t length, int flags) {
+  std::lock_guard lock(g_mutex);
+  if (const int error = failure(zg_fake_cufile.fail_memory); error != 0) return result(error);
+  if (flags != 0 || length == 0) return result(5022);
+  if (!g_memories.emplace(base, length).second) return result(5023);
+  ++zg_fake_cufile.memories;
+  return result(0);
+}
+CuFileError cuFileBufDeregister(const void* base) {
+  std::lock_guard lock(g_mutex);
+  if (g_memories.erase(base) == 0) return result(5024);
+  --zg_fake_cufile.memories;
+  return result(0);
 }
 ssize_t cuFileRead(void* fh, void* base, size_t size, off_t file_offset, off_t buffer_offset) {
   return transfer(fh, base, size, buffer_offset, [&](int fd, size_t n) {

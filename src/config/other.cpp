@@ -15,7 +15,7 @@ constexpr const char* kMetrics = "log.jsonl has the metrics of every step";
 constexpr const char* kNoQuantization = "remove the section: weights are trained in fp32 or bf16";
 constexpr const char* kRandomBatches = "remove the section: batches are drawn at random by seed and step";
 constexpr const char* kNoExperts = "mixtures of experts are not supported: choose a GPT-2 or Llama model";
-constexpr const char* kNothingReduced = "there is one rank, so nothing is reduced";
+constexpr const char* kNothingReduced = "sums over ranks are made in fp32 or fp64, unscaled";
 constexpr const char* kRemove = "remove the key";
 constexpr const char* kNoTensor = "tensor parallelism is not supported, the model runs on one device";
 constexpr const char* kNoPipeline = "pipeline parallelism is not supported, the model runs on one device";
@@ -149,8 +149,7 @@ std::vector<Key> other_deepspeed_keys() {
        warn("workspace project samples_log_interval experiment_name api_key experiment_key online mode"),
        kMetrics},
       {"csv_monitor", warn("output_path job_name"), kMetrics},
-      {"comms_logger", warn("verbose prof_all debug prof_ops"),
-       "there is one rank, so nothing is communicated"},
+      {"comms_logger", warn("verbose prof_all debug prof_ops"), "communication is not logged by itself"},
       {"nebula",
        warn("persistent_storage_path persistent_time_interval num_of_version_in_retention enable_nebula_load "
             "load_path"),
@@ -173,7 +172,7 @@ std::vector<Key> other_deepspeed_keys() {
       {"wall_clock_breakdown", kIgnoredSwitch, kTrace},
       {"memory_breakdown", kIgnoredSwitch, "log.jsonl has the peak of every tier"},
       {"dump_state", kIgnoredSwitch, "the merged configuration is kept with the run"},
-      {"disable_allgather", kIgnoredSwitch, "there is one rank, so nothing is gathered"},
+      {"disable_allgather", kIgnoredSwitch, "weights are gathered as zero_optimization.stage says"},
       {"graph_harvesting", kIgnoredSwitch, "the step is planned ahead in any case"},
       {"dataloader_drop_last", kIgnoredSwitch, "batches are windows of the text, and always full"},
       {"disable_python_gc", kIgnoredSwitch, "there is no Python"},

@@ -8,7 +8,7 @@
 namespace zg::config {
 namespace {
 
-constexpr const char* kBuckets = "there is one rank, so nothing is reduced or gathered in buckets";
+constexpr const char* kBuckets = "a block of the model is gathered and reduced as a whole";
 constexpr const char* kPlanned =
     "the step is planned ahead and fetches follow that plan; tiers.device and tiers.prefetch_depth bound it";
 constexpr const char* kOverlapped = "reads and writes always overlap with the computation";

@@ -7,7 +7,7 @@
 namespace zg::bench {
 namespace {
 
-enum class Extra { kNone, kBias, kBiasAddend, kAddend, kBiasGelu, kGeluBackward, kAccumulate };
+enum class Extra { kNone, kBias, kBiasAddend, kAddend, kBiasGelu, kGeluBackward, kAccumulate, kBiasGradient };
 
 struct Product {
   std::string name;
@@ -19,7 +19,7 @@ struct Product {
 };
 
 const char* name_of(Extra e) {
-  constexpr const char* kNames[] = {"", " +bias", " +bias +x", " +x", " +bias gelu", " gelu'", " +="};
+  constexpr const char* kNames[] = {"", " +bias", " +bias +x", " +x", " +bias gelu", " gelu'", " +=", " db"};
   return kNames[static_cast<int>(e)];
 }
 
@@ -38,6 +38,10 @@ Work make_product(Ops& ops, DType t, const Product& p, Takes& take) {
   if (p.extra == Extra::kBiasAddend || p.extra == Extra::kAddend) o.addend = take.in(t, p.m, p.n);
   if (p.extra == Extra::kBiasGelu) o.gelu_input = take.out(t, p.m, p.n);
   if (p.extra == Extra::kGeluBackward) o.gelu_backward = take.in(t, p.m, p.n);
+  if (p.extra == Extra::kBiasGradient) {
+    o.bias_gradient = take.out(c.dtype, 1, p.m);
+    o.scratch = take.scratch(c.dtype, ops.row_groups(), p.m);
+  }
   return [=, &ops](Stream& s) { ops.gemm(s, a, b, c, o); };
 }
 
@@ -60,6 +64,13 @@ std::vector<Product> products_of(const Shapes& s, Ops& ops) {
       {.name = "up dx", .m = n, .n = c, .k = up},
       {.name = "down dx", .m = n, .n = i, .k = c, .extra = s.llama ? Extra::kNone : Extra::kGeluBackward},
       {.name = "up dw", .m = up, .n = c, .k = n, .a = Trans::kYes, .extra = Extra::kAccumulate, .wide = true},
+      {.name = "up dw",
+       .m = up,
+       .n = c,
+       .k = n,
+       .a = Trans::kYes,
+       .extra = s.llama ? Extra::kNone : Extra::kBiasGradient,
+       .wide = true},
       {.name = "qkv dw",
        .m = 3 * q,
        .n = c,

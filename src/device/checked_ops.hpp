@@ -17,6 +17,8 @@ struct Epilogue {
   const In* bias = nullptr;
   Strided<const In> addend, gelu_backward;
   Strided<In> gelu_input;
+  Acc<In>* bias_gradient = nullptr;
+  Strided<Acc<In>> scratch;
 };
 
 namespace checked {
@@ -87,7 +89,9 @@ class CheckedOps : public Ops {
     expect(a, "a", a.dtype, ta ? k : m, ta ? m : k);
     expect(b, "b", a.dtype, tb ? n : k, tb ? k : n);
     expect(c, "c", c.dtype, m, n);
+    for (const View& v : {a, b, c}) expect_leading_dimension(v);
     check_epilogue(options, a.dtype, c);
+    check_bias_gradient(options, a.dtype, c);
     const GemmShape shape{.m = m,
                           .n = n,
                           .k = k,
@@ -103,7 +107,9 @@ class CheckedOps : public Ops {
       const Epilogue<In> epilogue{.bias = options.bias ? options.bias.as<In>() : nullptr,
                                   .addend = strided<In>(options.addend),
                                   .gelu_backward = strided<In>(options.gelu_backward),
-                                  .gelu_input = strided<In>(options.gelu_input)};
+                                  .gelu_input = strided<In>(options.gelu_input),
+                                  .bias_gradient = strided<Acc<In>>(options.bias_gradient).data,
+                                  .scratch = strided<Acc<In>>(options.scratch)};
       backend_.template gemm<In, Out>(s, shape, a.as<In>(), b.as<In>(), c.as<Out>(), epilogue);
     };
     if (a.dtype == DType::kBF16 && c.dtype == DType::kBF16) return submit(bf16{}, bf16{});
@@ -426,20 +432,35 @@ class CheckedOps : public Ops {
     ZG_ASSERT(scratch.count() >= bytes && (scratch.data != nullptr || bytes == 0),
               "attention needs {} bytes of scratch, given {}", bytes, scratch.count());
   }
+  // Libraries refuse a leading dimension that is too small even where there is only one row.
+  static void expect_leading_dimension(const View& v) { ZG_ASSERT_GE(v.ld, v.cols); }
+  static bool has_epilogue(const GemmOptions& o) {
+    return o.bias || o.addend || o.gelu_input || o.gelu_backward;
+  }
   static void check_epilogue(const GemmOptions& o, DType t, const View& c) {
-    const bool any = o.bias || o.addend || o.gelu_input || o.gelu_backward;
-    if (!any) return;
+    if (!has_epilogue(o)) return;
+    expect(c, "c", t, c.rows, c.cols);
     ZG_ASSERT(!o.accumulate,
               "a bias, or what else is added to a product, would be added once more with every accumulation");
     if (o.bias) expect(o.bias, "bias", t, 1, c.cols);
     for (const View& v : {o.addend, o.gelu_input, o.gelu_backward}) {
       if (!v) continue;
       expect(v, "an operand of the epilogue", t, c.rows, c.cols);
-      expect(c, "c", t, c.rows, c.cols);
+      expect_leading_dimension(v);
       ZG_ASSERT(v.data != c.data, "an operand of the epilogue is C itself");
     }
     ZG_ASSERT(!o.addend + !o.gelu_input + !o.gelu_backward >= 2, "more than one of addend and gelu");
     ZG_ASSERT(!o.gelu_backward || !o.bias, "a bias has no place in a backward");
+  }
+  void check_bias_gradient(const GemmOptions& o, DType t, const View& c) const {
+    if (!o.bias_gradient) return;
+    const DType a = acc_of(t);
+    ZG_ASSERT(o.a == Trans::kYes && !has_epilogue(o),
+              "the gradient of a bias comes with that of a weight, and nothing else");
+    expect(c, "c", a, c.rows, c.cols);
+    expect(o.bias_gradient, "bias_gradient", a, 1, c.rows);
+    ZG_ASSERT_GE(o.scratch.cols, c.rows);
+    expect(o.scratch, "scratch", a, row_groups(), o.scratch.cols);
   }
 
   Backend backend_;

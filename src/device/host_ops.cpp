@@ -38,6 +38,13 @@ struct HostBackend {
       if (epilogue.gelu_backward.data != nullptr)
         gelu_backward<In>(s, extent, epilogue.gelu_backward, out, out);
     }
+    if (epilogue.bias_gradient == nullptr) return;
+    if (!shape.accumulate) {
+      const auto bytes = shape.m * static_cast<std::int64_t>(sizeof(Acc<In>));
+      zero(s, {1, bytes}, {reinterpret_cast<char*>(epilogue.bias_gradient), bytes});
+    }
+    bias_backward<In>(s, Extent{shape.k, shape.m}, Strided<const In>(a, shape.lda), epilogue.bias_gradient,
+                      epilogue.scratch);
   }
 
 // The op `name` is the kernel of that name, with the same operands.

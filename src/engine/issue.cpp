@@ -67,11 +67,9 @@ void StepExecutor::issue(const StepOp& op) {
   const auto table = [&] {
     return op.has(Operand::kTable) ? flat(Operand::kTable, layout_.unit(0).weight) : weight();
   };
-  const auto accumulator = [&] {
-    const View sum = flat(Operand::kAccumulator, unit.accumulator);
-    if (op.first) device_.ops().zero(s, sum);
-    return sum;
-  };
+  const auto accumulator = [&] { return flat(Operand::kAccumulator, unit.accumulator); };
+  // What the first micro-batch finds in an accumulator is left over from others.
+  const Gradients into = op.first ? Gradients::kOverwrite : Gradients::kAdd;
 
   switch (op.kind) {
     case OpKind::kInitialize:
@@ -98,29 +96,26 @@ void StepExecutor::issue(const StepOp& op) {
       break;
     case OpKind::kHead: {
       const View sum = accumulator();
-      View table_sum = sum;
-      if (op.has(Operand::kTableAccumulator)) {
-        table_sum = flat(Operand::kTableAccumulator, layout_.unit(0).accumulator);
-        if (op.first) device_.ops().zero(s, table_sum);
-      }
+      const View table_sum = op.has(Operand::kTableAccumulator)
+                                 ? flat(Operand::kTableAccumulator, layout_.unit(0).accumulator)
+                                 : sum;
       model.head_loss_and_gradient(s, shape, weight(), table(), rows(Operand::kInput),
                                    w.targets(op.micro_batch), w.scalar(0), rows(Operand::kActivationGradient),
-                                   sum, table_sum, w.scratch(), head_scale_);
+                                   sum, table_sum, w.scratch(), head_scale_, into);
       break;
     }
     case OpKind::kBackward: {
-      const View x = rows(Operand::kInput), sum = accumulator();
+      const View x = rows(Operand::kInput);
       void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
       if (!op.has(Operand::kSaved)) model.block_forward(s, shape, weight(), x, View(), saved, w.scratch());
-      model.block_backward(s, shape, weight(), x, saved, rows(Operand::kActivationGradient), sum,
-                           w.scratch());
+      model.block_backward(s, shape, weight(), x, saved, rows(Operand::kActivationGradient), accumulator(),
+                           w.scratch(), into);
       break;
     }
-    case OpKind::kEmbeddingBackward: {
-      const View sum = accumulator();
-      model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient), sum);
+    case OpKind::kEmbeddingBackward:
+      model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient),
+                               accumulator(), into);
       break;
-    }
     case OpKind::kFinishGradient:
       finish_gradient(op);
       break;

@@ -52,6 +52,7 @@ struct Call {
   const Unit& unit;
   View weights, grads;
   std::int64_t logits_bytes = 0;  // of the head: see head_chunk_rows()
+  Gradients into = Gradients::kAdd;
 
   View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
   View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }
@@ -96,11 +97,22 @@ struct Call {
     options.accumulate = true;
     ops.gemm(stream, dy, w, dx, options);
   }
-  // dw += dy^T x
-  void linear_dw(const View& dy, const View& x, const View& dw) const {
+  // dw = dy^T x, or += by `how`
+  void linear_dw(const View& dy, const View& x, const View& dw, Gradients how) const {
     GemmOptions options;
     options.a = Trans::kYes;
-    options.accumulate = true;
+    options.accumulate = how == Gradients::kAdd;
+    ops.gemm(stream, dy, x, dw, options);
+  }
+  void linear_dw(const View& dy, const View& x, const View& dw) const { linear_dw(dy, x, dw, into); }
+  // The same, and db = the column sums of dy, or +=. scratch: [row groups, at least the columns of dy].
+  void linear_dw_db(const View& dy, const View& x, const View& dw, const View& db,
+                    const View& scratch) const {
+    GemmOptions options;
+    options.a = Trans::kYes;
+    options.accumulate = into == Gradients::kAdd;
+    options.bias_gradient = db;
+    options.scratch = scratch;
     ops.gemm(stream, dy, x, dw, options);
   }
 };

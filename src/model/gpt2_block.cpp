@@ -56,13 +56,15 @@ struct Workspace {
   }
 };
 
-// Adds to the gradients of a linear layer's weight and bias, by the gradient dy of its output and its input
-// x.
+// Writes the gradients of a linear layer's weight and bias, by the gradient dy of its output and its input x.
 void linear_backward(const Call& call, const Workspace& w, View dy, View x, gpt2::Index weight,
                      gpt2::Index bias) {
-  call.linear_dw(dy, x, call.grad(weight));
-  call.ops.bias_backward(call.stream, dy, call.grad(bias), w.bias_partials(dy.cols));
+  call.linear_dw_db(dy, x, call.grad(weight), call.grad(bias), w.bias_partials(dy.cols));
 }
+
+// All that linear_backward() overwrites, where gradients are overwritten; norms add to theirs.
+constexpr std::uint32_t kOverwritten =
+    ~(1u << gpt2::kLn1Weight | 1u << gpt2::kLn1Bias | 1u << gpt2::kLn2Weight | 1u << gpt2::kLn2Bias);
 
 }  // namespace
 
@@ -97,6 +99,7 @@ void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* w
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
+  if (call.into == Gradients::kOverwrite) clear_gradients(ops, s, call.grads, call.unit, kOverwritten);
   // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
   // norm's backward adds the other part.
   linear_backward(call, w, dx, f.act, kMlpProjWeight, kMlpProjBias);

@@ -88,7 +88,7 @@ void head_backward(const Call& call, View table, View d_table, View x, View targ
     call.linear(normed, table, View{}, logits);
     call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, dlogits,
                            w.sum_partials, loss_scale);
-    call.linear_dw(dlogits, normed, d_table);
+    call.linear_dw(dlogits, normed, d_table, first == 0 ? call.into : Gradients::kAdd);
     call.linear_dx(dlogits, table, normed);
   });
   call.ops.zero(call.stream, dx);

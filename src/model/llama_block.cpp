@@ -81,7 +81,7 @@ class Stack {
       call_.linear(x, pieces_[i].of(call_.weights), View{}, pieces_[i].part(y));
     }
   }
-  // dx = the sum of dy w over the matrices. Adds to the gradients of the weights.
+  // dx = the sum of dy w over the matrices. Writes the gradients of the weights.
   void backward(const View& dy, const View& x, const View& dx) const {
     for (std::size_t i = 0; i < count_; ++i) {
       const View d = pieces_[i].part(dy), w = pieces_[i].of(call_.weights);
@@ -109,6 +109,9 @@ class Stack {
   std::size_t count_ = 0;
   std::int64_t columns_ = 0;
 };
+
+// All that products overwrite, where gradients are overwritten; norms add to theirs.
+constexpr std::uint32_t kOverwritten = ~(1u << llama::kNorm1 | 1u << llama::kNorm2);
 
 // q and k are the first heads of a row, so one call rotates both.
 void rope(const Call& call, const View& qkv, bool inverse) {
@@ -151,6 +154,7 @@ void llama_block_backward(const Call& call, View x, void* saved, View dx, void* 
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
+  if (call.into == Gradients::kOverwrite) clear_gradients(ops, s, call.grads, call.unit, kOverwritten);
   // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
   // norm's backward adds the other part.
   call.linear_dw(dx, f.act, call.grad(kDown));

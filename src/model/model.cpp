@@ -174,13 +174,15 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
                   x);
 }
 
-void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads) const {
+void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads,
+                               Gradients into) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(grads, unit, accumulator_dtype());
   check_ids(ids, shape);
   check_rows(dx, shape.rows(), config_.width, dtype_);
   const bool positions = config_.arch == Arch::kGpt2;
+  if (into == Gradients::kOverwrite) ops().zero(s, grads);
   const View d_wpe = positions ? model::param_view(grads, unit.params[model::embedding::kPositions]) : View{};
   ops().embedding_backward(s, ids, dx, shape.time,
                            model::param_view(grads, unit.params[model::embedding::kTokens]), d_wpe);
@@ -203,7 +205,7 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
 }
 
 void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
-                           View grads, void* workspace) const {
+                           View grads, void* workspace, Gradients into) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -211,7 +213,7 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   check_rows(x, shape.rows(), config_.width, dtype_);
   check_rows(dx, shape.rows(), config_.width, dtype_);
   ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
-  const model::Call call{ops(), s, config_, dtype_, shape, unit, weights, grads};
+  const model::Call call{ops(), s, config_, dtype_, shape, unit, weights, grads, 0, into};
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward(call, x, saved, dx, workspace);
   } else {
@@ -221,7 +223,7 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
 
 void Model::head_loss_and_gradient(Stream& s, BatchShape shape, View head_weights, View table, View x,
                                    View targets, View loss_sum, View dx, View head_grads, View table_grads,
-                                   void* workspace, double loss_scale) const {
+                                   void* workspace, double loss_scale, Gradients into) const {
   const Unit& unit = units_.back();
   const Unit& table_unit = config_.tied ? units_.front() : unit;
   check_shape(config_, shape);
@@ -233,8 +235,14 @@ void Model::head_loss_and_gradient(Stream& s, BatchShape shape, View head_weight
   check_rows(dx, shape.rows(), config_.width, dtype_);
   check_ids(targets, shape);
   ZG_ASSERT(x.data != dx.data && workspace != nullptr);
-  const model::Call call{ops(), s, config_, dtype_, shape, unit, head_weights, head_grads, logits_bytes_};
+  const model::Call call{ops(),        s,          config_,       dtype_, shape, unit,
+                         head_weights, head_grads, logits_bytes_, into};
   const Param& matrix = model::table_param(config_, units_);
+  if (into == Gradients::kOverwrite) {
+    const std::uint32_t product = 1u << (&matrix - table_unit.params.data());
+    if (config_.tied) model::clear_gradients(ops(), s, head_grads, unit, 0);
+    model::clear_gradients(ops(), s, table_grads, table_unit, product);
+  }
   model::head_backward(call, model::param_view(table, matrix), model::param_view(table_grads, matrix), x,
                        targets, loss_sum, dx, workspace, loss_scale);
 }

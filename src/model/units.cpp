@@ -135,5 +135,37 @@ const Param& table_param(const ModelConfig& config, const std::vector<Unit>& uni
   return config.tied ? units.front().params[embedding::kTokens] : units.back().params.back();
 }
 
+void clear_gradients(Ops& ops, Stream& stream, const View& grads, const Unit& unit,
+                     std::uint32_t overwritten) {
+  // Devices fill rows that are less than 2 GiB apart.
+  const std::int64_t most = (std::int64_t{1} << 31) / static_cast<std::int64_t>(size_of(grads.dtype)) - 1;
+  View rows = grads.col_range(0, 0);  // the stretches that wait to be zeroed together
+  const auto flush = [&] {
+    if (rows.count() > 0) ops.zero(stream, rows);
+    rows.rows = 0;
+  };
+  std::int64_t first = 0;  // of the rows
+  const auto add = [&](std::int64_t begin, std::int64_t end) {
+    if (begin == end) return;
+    const bool fits = rows.rows > 0 && end - begin == rows.cols;
+    if (fits && (rows.rows == 1 ? begin - first <= most : begin == first + rows.rows * rows.ld)) {
+      if (rows.rows++ == 1) rows.ld = begin - first;
+      return;
+    }
+    flush();
+    const View stretch = grads.col_range(begin, end - begin);
+    rows = View(stretch.data, grads.dtype, 1, stretch.cols);
+    first = begin;
+  };
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < unit.params.size(); ++i) {
+    if ((overwritten >> i & 1) == 0) continue;
+    add(begin, unit.params[i].offset);
+    begin = unit.params[i].offset + unit.params[i].count();
+  }
+  add(begin, unit.count);
+  flush();
+}
+
 }  // namespace model
 }  // namespace zg

@@ -42,4 +42,9 @@ std::vector<Unit> make_units(const ModelConfig& config);
 // The output matrix [V, C] in the unit that holds it: the embedding when tied, else the head.
 const Param& table_param(const ModelConfig& config, const std::vector<Unit>& units);
 
+// Zeroes a unit's gradients, of which `grads` is the flat tensor, but for the parameters whose bits, by
+// index, are set in `overwritten`. Stretches of one length at equal distances are one op.
+void clear_gradients(Ops& ops, Stream& stream, const View& grads, const Unit& unit,
+                     std::uint32_t overwritten);
+
 }  // namespace zg::model

@@ -1,5 +1,7 @@
 #include "tests/cuda/host_blas.hpp"
 
+#include <vector>
+
 #include "kernels/cuda/emulation/emulation.hpp"
 #include "kernels/host/elementwise.hpp"
 #include "kernels/host/matrix.hpp"
@@ -12,9 +14,17 @@ namespace {
 using cuda::Product;
 
 template <class In, class Out>
-void run(const Product& p) {
+void multiply(const Product& p) {
   const In *a = static_cast<const In*>(p.a), *b = static_cast<const In*>(p.b);
   const In* bias = static_cast<const In*>(p.bias);
+  if (p.bias_gradient != nullptr) {
+    const std::int64_t m = p.shape.m;
+    auto* const sums = static_cast<host::Acc<In>*>(p.bias_gradient);
+    std::vector<host::Acc<In>> scratch(static_cast<std::size_t>(host::kRowGroups * m));
+    std::fill_n(sums, m, host::Acc<In>(0));
+    host::bias_backward<In>({p.shape.k, m}, host::Strided<const In>(a, p.shape.lda), sums,
+                            {scratch.data(), m});
+  }
   if constexpr (std::is_same_v<In, Out>) {
     const host::Extent extent{p.shape.m, p.shape.n};
     const host::Strided<In> c(static_cast<In*>(p.c), p.shape.ldc);
@@ -39,28 +49,44 @@ void run(const Product& p) {
 
 class HostBlas : public cuda::Blas {
  public:
-  explicit HostBlas(cuda::Runtime& runtime) : runtime_(dynamic_cast<FakeRuntime&>(runtime)) {}
-  bool fuses_gelu(DType in) const override { return in == DType::kBF16 || in == DType::kF16; }
+  HostBlas(cuda::Runtime& runtime, std::function<bool(const Product&)> refuses)
+      : runtime_(dynamic_cast<FakeRuntime&>(runtime)), refuses_(std::move(refuses)) {}
   std::string describe() const override { return "products of the host"; }
-  void multiply(cuda::StreamHandle stream, const Product& p) override {
-    ZG_ASSERT(fuses_gelu(p.in) || (p.gelu_input == nullptr && p.gelu_backward == nullptr));
-    runtime_.load(text_of(p));
-    emulation::enqueue(stream, [p] {
-      if (p.in == DType::kBF16) return p.out == DType::kF32 ? run<bf16, float>(p) : run<bf16, bf16>(p);
-      if (p.in == DType::kF16) return p.out == DType::kF32 ? run<fp16, float>(p) : run<fp16, fp16>(p);
-      if (p.in == DType::kF32) return run<float, float>(p);
-      run<double, double>(p);
-    });
+  std::unique_ptr<Plan> plan(const Product& p) override {
+    if (refuses_(p)) return nullptr;
+    return std::make_unique<HostPlan>(runtime_);
   }
 
  private:
+  struct HostPlan : Plan {
+    explicit HostPlan(FakeRuntime& r) : runtime(r) {}
+    void run(cuda::StreamHandle stream, const Product& p) override {
+      runtime.load(text_of(p));
+      emulation::enqueue(stream, [p] {
+        if (p.in == DType::kBF16)
+          return p.out == DType::kF32 ? multiply<bf16, float>(p) : multiply<bf16, bf16>(p);
+        if (p.in == DType::kF16)
+          return p.out == DType::kF32 ? multiply<fp16, float>(p) : multiply<fp16, fp16>(p);
+        if (p.in == DType::kF32) return multiply<float, float>(p);
+        multiply<double, double>(p);
+      });
+    }
+    FakeRuntime& runtime;
+  };
   FakeRuntime& runtime_;
+  const std::function<bool(const Product&)> refuses_;
 };
 
 }  // namespace
 
 std::unique_ptr<cuda::Blas> make_host_blas(cuda::Runtime& runtime, int, const cuda::BlasOptions&) {
-  return std::make_unique<HostBlas>(runtime);
+  return std::make_unique<HostBlas>(runtime, [](const Product&) { return false; });
+}
+
+cuda::MakeBlas host_blas_without(std::function<bool(const Product&)> refuses) {
+  return [=](cuda::Runtime& runtime, int, const cuda::BlasOptions&) {
+    return std::make_unique<HostBlas>(runtime, refuses);
+  };
 }
 
 }  // namespace zg::test

@@ -35,6 +35,12 @@ TEST_F(HostOpsDeathTest, WrongOperandsAreNamed) {
                "no kernel for u16");
   EXPECT_DEATH(host_ops().gemm(stream_, x, x, x, {.accumulate = true, .bias = View(f_, DType::kF32, 1, 4)}),
                "bias");
+  const View close(f_, DType::kF32, 1, 4, 2), row(f_, DType::kF32, 1, 4), other(f_ + 16, DType::kF32, 1, 4);
+  EXPECT_DEATH(host_ops().gemm(stream_, row, x, row, {.addend = close}), "v.ld");
+  EXPECT_DEATH(host_ops().gemm(stream_, row, x, other, {.bias_gradient = other, .scratch = x}), "weight");
+  EXPECT_DEATH(
+      host_ops().gemm(stream_, x, x, x, {.a = Trans::kYes, .bias_gradient = other, .scratch = narrow}),
+      "scratch");
   EXPECT_DEATH(host_ops().update(stream_, x, x, {.master = x, .moment = {x, wide}, .scale = {}}, {}, {}),
                "a moment is f64, expected f32");
 }

@@ -81,6 +81,55 @@ TEST_P(Numerics, GradientsAreAddedTo) {
   }
 }
 
+// Whatever the memory held, gaps between parameters included. Chunks of logits after the first add.
+TEST_P(Numerics, OverwrittenGradientsHaveTheBitsOfThoseAddedToZero) {
+  const Batch batch = first_batch({5, 29});
+  for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    SCOPED_TRACE(name_of(t));
+    ModelRunner added(config(), t, host_ops(), stream, 1), overwritten(config(), t, host_ops(), stream, 1);
+    added.fill(reference_weight);
+    overwritten.fill(reference_weight);
+    overwritten.poison_grads();
+    const double loss = added.forward_backward(batch);
+    EXPECT_EQ(overwritten.forward_backward(batch, Recompute::kNo, 1, Gradients::kOverwrite), loss);
+    for (std::size_t u = 0; u < added.units().size(); ++u) {
+      const View a = added.grads(u), b = overwritten.grads(u);
+      ASSERT_EQ(std::memcmp(a.data, b.data, static_cast<std::size_t>(a.cols) * size_of(a.dtype)), 0)
+          << added.units()[u].name;
+    }
+  }
+}
+
+class CountsZeroes : public NaiveOps {
+ public:
+  void zero(Stream& s, View x) override {
+    zeroed += x.count();
+    NaiveOps::zero(s, x);
+  }
+  std::int64_t zeroed = 0;
+};
+
+// Norms and embeddings add to their gradients; all others are products, or come with one.
+TEST_P(Numerics, OverwritingClearsWhatNoProductWrites) {
+  CountsZeroes ops;
+  ModelRunner r(config(), DType::kF64, ops, stream);
+  r.fill(reference_weight);
+  r.poison_grads();
+  const Batch batch = first_batch({2, 7});
+  r.forward_backward(batch, Recompute::kNo, 1, Gradients::kOverwrite);
+  std::int64_t expected = batch.shape.rows() * config().width;  // the head's dx
+  for (const Unit& unit : r.units()) {
+    expected += unit.count;
+    for (const Param& p : unit.params) {
+      const bool added = p.name.find("ln_") != std::string::npos ||
+                         p.name.find("norm") != std::string::npos || p.name == "wpe.weight" ||
+                         p.name == "model.embed_tokens.weight";
+      if (!added) expected -= p.count();
+    }
+  }
+  EXPECT_EQ(ops.zeroed, expected);
+}
+
 // Recomputed activations are the same bits, and so is all that follows from them, for any type.
 TEST_P(Numerics, RecomputationChangesNoBit) {
   const Batch batch = first_batch({2, 13});

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <set>
 
+#include "model/units.hpp"
 #include "support/errors.hpp"
 #include "support/naive_ops.hpp"
 #include "support/reference.hpp"
@@ -94,6 +96,57 @@ TEST(Units, OffsetsAreAlignedAndDoNotOverlap) {
       EXPECT_LT(unit.count - end, kParamAlign) << unit.name;
     }
   }
+}
+
+// Notes what is zeroed, as first element, length, and number and distance of such stretches.
+class Zeroes : public NaiveOps {
+ public:
+  void zero(Stream&, View x) override {
+    stretches.push_back({(static_cast<char*>(x.data) - base) / static_cast<std::int64_t>(size_of(x.dtype)),
+                         x.cols, x.rows, x.rows > 1 ? x.ld : 0});
+  }
+  // Of one unit, where the parameters of these names are added to and all others are overwritten.
+  std::vector<std::array<std::int64_t, 4>> of(const Unit& unit, const std::set<std::string>& added) {
+    std::uint32_t overwritten = 0;
+    for (std::size_t i = 0; i < unit.params.size(); ++i)
+      overwritten |= added.count(unit.params[i].name) == 0 ? 1u << i : 0u;
+    stretches.clear();
+    HostStream stream("zeroes", HostStream::Mode::kInline);
+    model::clear_gradients(*this, stream, View(base, DType::kF32, 1, unit.count), unit, overwritten);
+    return stretches;
+  }
+  char* const base = reinterpret_cast<char*>(4096);  // never read
+  std::vector<std::array<std::int64_t, 4>> stretches;
+};
+
+// The gradients of both norms of a block are one op, also where they lie far apart.
+TEST(Units, WhatNoProductOverwritesIsClearedInFewOps) {
+  Zeroes zeroes;
+  using Stretches = std::vector<std::array<std::int64_t, 4>>;
+  const std::int64_t c = 768;  // GPT-2 124M: no parameter has a gap behind it
+  const Model gpt2(ModelConfig{}, DType::kF32, zeroes);
+  EXPECT_EQ(
+      zeroes.of(gpt2.units()[1], {"h.0.ln_1.weight", "h.0.ln_1.bias", "h.0.ln_2.weight", "h.0.ln_2.bias"}),
+      (Stretches{{0, 2 * c, 2, 6 * c + 4 * c * c}}));
+  EXPECT_EQ(zeroes.of(gpt2.units()[0], {"wpe.weight"}),
+            (Stretches{{gpt2.units()[0].param("wpe.weight").offset, 1024 * c, 1, 0}}));
+  EXPECT_EQ(zeroes.of(gpt2.units()[1], {}), Stretches{});
+
+  Unit gaps{.name = "gaps", .params = {}, .count = 5 * 256};
+  for (const std::int64_t n : {200, 256, 200, 200, 200}) {
+    const auto i = static_cast<std::int64_t>(gaps.params.size());
+    gaps.params.push_back({.name = std::to_string(i), .cols = n, .vector = true, .offset = 256 * i});
+  }
+  EXPECT_EQ(zeroes.of(gaps, {}), (Stretches{{200, 56, 2, 512}, {968, 56, 2, 256}}));
+  EXPECT_EQ(zeroes.of(gaps, {"0", "1", "2", "3", "4"}), (Stretches{{0, 1280, 1, 0}}));
+  EXPECT_EQ(zeroes.of(gaps, {"1", "3"}), (Stretches{{200, 312, 2, 512}, {1224, 56, 1, 0}}));
+
+  // Two norms 2 GiB apart, one after the other: no device fills rows so far apart.
+  Unit far{.name = "far", .params = {}, .count = (std::int64_t{1} << 29) + 256};
+  far.params.push_back({.name = "0", .cols = 256, .vector = true});
+  far.params.push_back({.name = "1", .rows = (1 << 21) - 1, .cols = 256, .offset = 256});
+  far.params.push_back({.name = "2", .cols = 256, .vector = true, .offset = std::int64_t{1} << 29});
+  EXPECT_EQ(zeroes.of(far, {"0", "2"}), (Stretches{{0, 256, 1, 0}, {std::int64_t{1} << 29, 256, 1, 0}}));
 }
 
 ModelConfig tiny_llama_1b() {

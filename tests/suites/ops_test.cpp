@@ -181,6 +181,22 @@ TYPED_TEST(DeviceOps, GemmEpilogues) {
   }
 }
 
+// The gradients of a linear layer's weight and bias, overwritten or added to.
+TYPED_TEST(DeviceOps, GemmWithABiasGradient) {
+  constexpr std::int64_t kOut = 10;
+  for (const bool accumulate : {false, true}) {
+    Operands<TypeParam> o;
+    const auto dy = o.t(kRows, kOut), x = o.t(kRows, kWidth);
+    const auto dw = o.a(kOut, kWidth), db = o.a_dense(1, kOut);
+    const auto scratch = o.scratch(o.device().ops().row_groups(), kWidth);
+    o.run([&](Ops& ops, Stream& s, auto pick) {
+      ops.gemm(
+          s, pick(dy), pick(x), pick(dw),
+          {.a = Trans::kYes, .accumulate = accumulate, .bias_gradient = pick(db), .scratch = pick(scratch)});
+    });
+  }
+}
+
 TYPED_TEST(DeviceOps, LayerNorm) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, kWidth, 1), y = o.t(kRows, kWidth), dy = o.t(kRows, kWidth),

@@ -84,8 +84,9 @@ enum class Recompute { kNo, kYes };
 
 class ModelRunner {
  public:
-  ModelRunner(const ModelConfig& config, DType dtype, Ops& ops, Stream& stream)
-      : model_(config, dtype, ops), stream_(stream) {
+  // logits_bytes: as of Model.
+  ModelRunner(const ModelConfig& config, DType dtype, Ops& ops, Stream& stream, std::int64_t logits_bytes = 0)
+      : model_(config, dtype, ops, logits_bytes), stream_(stream) {
     for (const Unit& unit : model_.units()) {
       weights_.emplace_back(unit.count * bytes_of(dtype));
       weights_.back().clear();
@@ -115,6 +116,9 @@ class ModelRunner {
   void clear_grads() {
     for (Bytes& g : grads_) g.clear();
   }
+  void poison_grads() {
+    for (Bytes& g : grads_) g.poison();
+  }
 
   // Sum of the losses of all valid targets.
   double loss(const Batch& batch) {
@@ -143,8 +147,9 @@ class ModelRunner {
     return result;
   }
 
-  // Adds the gradients of the sum of losses, times the scale; returns that sum.
-  double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo, double loss_scale = 1) {
+  // Computes the gradients of the sum of losses, times the scale; returns that sum.
+  double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo, double loss_scale = 1,
+                          Gradients into = Gradients::kAdd) {
     const BatchShape shape = batch.shape;
     std::vector<Bytes> xs, saved;
     xs.emplace_back(model_.checkpoint_bytes(shape));
@@ -163,7 +168,7 @@ class ModelRunner {
     Bytes head_workspace(model_.head_workspace_bytes(shape));
     model_.head_loss_and_gradient(stream_, shape, weights(head()), weights(table()), rows(xs.back(), batch),
                                   targets(batch), View(&sum, DType::kF64, 1, 1), rows(dx, batch),
-                                  grads(head()), grads(table()), head_workspace.data(), loss_scale);
+                                  grads(head()), grads(table()), head_workspace.data(), loss_scale, into);
     for (std::size_t u = head() - 1; u >= 1; --u) {
       Bytes& mine = recompute == Recompute::kNo ? saved[u - 1] : saved.back();
       if (recompute == Recompute::kYes) {
@@ -174,10 +179,12 @@ class ModelRunner {
       stream_.synchronize();
       workspace.poison();
       model_.block_backward(stream_, shape, weights(u), rows(xs[u - 1], batch), mine.data(), rows(dx, batch),
-                            grads(u), workspace.data());
+                            grads(u), workspace.data(), into);
       stream_.synchronize();
     }
-    model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), grads(0));
+    // A tied head has written to the embedding's gradients before.
+    model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), grads(0),
+                              model_.config().tied ? Gradients::kAdd : into);
     stream_.synchronize();
     return sum;
   }

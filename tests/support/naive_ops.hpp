@@ -36,6 +36,11 @@ class NaiveOps : public Ops {
         if (o.gelu_backward) sum *= gelu_slope(at(o.gelu_backward, i, j));
         at(c, i, j) = o.accumulate ? at(c, i, j) + sum : sum;
       }
+      if (!o.bias_gradient) continue;
+      ZG_ASSERT(ta);
+      double& sum = at(o.bias_gradient, 0, i);
+      if (!o.accumulate) sum = 0;
+      for (std::int64_t l = 0; l < k; ++l) sum += at(a, l, i);
     }
   }
 

@@ -20,7 +20,7 @@ namespace zg {
 
 // A product's operands and its epilogue: what happens to C before it is stored. A device fuses the epilogue
 // into the product if it can; else each part is a pass of its own, and C is rounded in between. An epilogue
-// excludes `accumulate`; all but the bias need a C of type T.
+// excludes `accumulate` and needs a C of type T.
 struct GemmOptions {
   Trans a = Trans::kNo, b = Trans::kNo;
   bool accumulate = false;  // C += instead of C =
@@ -29,6 +29,10 @@ struct GemmOptions {
   View addend = {};         // added after the bias
   View gelu_input = {};     // an output: gets the product with its bias, and C = gelu() of it
   View gelu_backward = {};  // C is multiplied by gelu'(gelu_backward); excludes a bias
+  // A [1, m]: gets the sums of op(A)'s rows, or is added to if C is. Where C is the gradient of a linear
+  // layer's weight, that is the gradient of its bias. Needs a = kYes and a C of type A, excludes an epilogue.
+  View bias_gradient = {};
+  View scratch = {};  // A [row_groups(), at least m], with a bias_gradient
 };
 
 // Sizes of what ops take besides their operands. They are known without the device, so that a run can be

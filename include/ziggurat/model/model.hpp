@@ -48,6 +48,11 @@ struct BatchShape {
   std::int64_t rows() const { return sequences * time; }
 };
 
+// What a backward call does with the gradients that it is given: adds its own to them, or overwrites all of
+// them, gaps between parameters included, whatever they held. Both give the same numbers where they held
+// zero.
+enum class Gradients { kAdd, kOverwrite };
+
 class Model {
  public:
   // `dtype` is the type of weights and activations, T below: f32, bf16, f16 or f64. Accumulators are f32, or
@@ -70,12 +75,14 @@ class Model {
   std::int64_t block_workspace_bytes(BatchShape shape) const;  // scratch of a block's forward and backward
   std::int64_t head_workspace_bytes(BatchShape shape) const;   // scratch of the head's calls
 
-  // All calls enqueue work on `s` and return. `weights` (T) and `grads` (of accumulator_dtype(), added to)
-  // are a unit's flat tensors [1, count]. `ids` and `targets` are i32 [1,N]; a target below 0 is not counted.
+  // All calls enqueue work on `s` and return. `weights` (T) and `grads` (of accumulator_dtype(), added to or
+  // overwritten) are a unit's flat tensors [1, count]. `ids` and `targets` are i32 [1,N]; a target below 0 is
+  // not counted.
   //
-  // x [N,C] of T = embedding of the ids. Backward adds dx [N,C], the gradient of x, to `grads`.
+  // x [N,C] of T = embedding of the ids. The backward's gradient is that of x, dx [N,C].
   void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x) const;
-  void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads) const;
+  void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads,
+                          Gradients into = Gradients::kAdd) const;
 
   // out [N,C] = block(x [N,C]), both of T; fills `saved` (saved_bytes()). `out` must not alias `x`. Run again
   // on the same x it gives the same bits, so activations can be recomputed; a null `out` then skips the last
@@ -85,17 +92,16 @@ class Model {
   // dx [N,C] of T holds the gradient of the block's output, and is overwritten with that of its input. The
   // content of `saved` is destroyed.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
-                      void* workspace) const;
+                      void* workspace, Gradients into = Gradients::kAdd) const;
 
   // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
   // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when
   // tied, else the head's own. loss_sum f64 [1,1] += the sum over the tokens that count. dx [N,C] of T is
-  // overwritten with loss_scale * d loss_sum / d x. head_grads and table_grads (the same view when untied)
-  // are added to. These and all gradients that follow from dx are multiplied by loss_scale; whoever uses them
-  // divides by it.
+  // overwritten with loss_scale * d loss_sum / d x. head_grads and table_grads (the same view when untied),
+  // and all gradients that follow from dx, are multiplied by loss_scale; whoever uses them divides by it.
   void head_loss_and_gradient(Stream& s, BatchShape shape, View head_weights, View table, View x,
                               View targets, View loss_sum, View dx, View head_grads, View table_grads,
-                              void* workspace, double loss_scale = 1) const;
+                              void* workspace, double loss_scale = 1, Gradients into = Gradients::kAdd) const;
   // The loss alone: loss_sum f64 [1,1] += the sum over the tokens that count.
   void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
                  View loss_sum, void* workspace) const;

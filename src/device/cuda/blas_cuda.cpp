@@ -2,9 +2,6 @@
 // so the row-major C = A B is computed as C^T = B^T A^T.
 #include <cublasLt.h>
 
-#include <map>
-#include <mutex>
-#include <tuple>
 #include <unordered_map>
 
 #include "device/cuda/blas.hpp"
@@ -92,10 +89,6 @@ class Preference : public Owned<cublasLtMatmulPreference_t, cublasLtMatmulPrefer
   }
 };
 
-// Everything that the choice of an algorithm may depend on.
-using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, bool, bool, std::int64_t, std::int64_t,
-                       std::int64_t, bool, DType, DType, int, std::int64_t, std::uint64_t>;
-
 class CublasLt : public Blas {
  public:
   CublasLt(Runtime& runtime, int device, const BlasOptions& options)
@@ -105,7 +98,7 @@ class CublasLt : public Blas {
   }
   ~CublasLt() override { cublasLtDestroy(handle_); }
 
-  bool fuses_gelu(DType in) const override { return in == DType::kBF16 || in == DType::kF16; }
+  std::unique_ptr<Plan> plan(const Product& product) override;
 
   std::string describe() const override {
     const std::size_t v = cublasLtGetVersion();
@@ -113,93 +106,10 @@ class CublasLt : public Blas {
                        options_.tf32 ? ", TF32" : "");
   }
 
-  void multiply(StreamHandle stream, const Product& p) override {
-    const kernels::GemmShape& s = p.shape;
-    if (s.m == 0 || s.n == 0) return;
-    ZG_ASSERT(s.k > 0, "{}", text_of(p));
-    // cuBLASLt's A is our B, its B is our A, and its C has n rows.
-    Description description(p.in, options_.tf32);
-    description.set(CUBLASLT_MATMUL_DESC_TRANSA, s.tb == Trans::kYes ? CUBLAS_OP_T : CUBLAS_OP_N);
-    description.set(CUBLASLT_MATMUL_DESC_TRANSB, s.ta == Trans::kYes ? CUBLAS_OP_T : CUBLAS_OP_N);
-    const Layout a = s.tb == Trans::kYes ? Layout(p.in, s.k, s.n, s.ldb) : Layout(p.in, s.n, s.k, s.ldb);
-    const Layout b = s.ta == Trans::kYes ? Layout(p.in, s.m, s.k, s.lda) : Layout(p.in, s.k, s.m, s.lda);
-    const Layout d(p.out, s.n, s.m, s.ldc);
-    const Layout c(p.out, s.n, s.m, p.addend != nullptr ? p.ld_addend : s.ldc);
-    set_epilogue(description, p);
-    const void* const added = p.addend != nullptr ? p.addend : p.c;  // cuBLASLt's C; its D is ours
-    const bool adds = s.accumulate || p.addend != nullptr;
-    const cublasLtMatmulAlgo_t algorithm = choose(p, description, a, b, c, d, added);
-    const float one = 1, beta = adds ? 1.0f : 0.0f;
-    const double one_f64 = 1, beta_f64 = beta;
-    const bool wide = p.in == DType::kF64;
-    check(cublasLtMatmul(handle_, description.get(),
-                         wide ? static_cast<const void*>(&one_f64) : static_cast<const void*>(&one), p.b,
-                         a.get(), p.a, b.get(),
-                         wide ? static_cast<const void*>(&beta_f64) : static_cast<const void*>(&beta), added,
-                         c.get(), p.c, d.get(), &algorithm, workspace_of(stream), kWorkspace,
-                         reinterpret_cast<cudaStream_t>(stream)),
-          text_of(p));
-  }
-
  private:
-  static void set_epilogue(Description& description, const Product& p) {
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    if (p.gelu_input != nullptr) {
-      epilogue = p.bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-      description.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.gelu_input);
-      description.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.ld_gelu_input);
-    } else if (p.gelu_backward != nullptr) {
-      epilogue = CUBLASLT_EPILOGUE_DGELU;
-      description.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.gelu_backward);
-      description.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.ld_gelu_backward);
-    } else if (p.bias != nullptr) {
-      epilogue = CUBLASLT_EPILOGUE_BIAS;
-    }
-    if (p.bias != nullptr) {
-      description.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-      description.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.in));
-    }
-    description.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-  }
-
-  // The first algorithm in cuBLASLt's own ranking. Nothing is timed, so that every run takes the same one.
-  cublasLtMatmulAlgo_t choose(const Product& p, const Description& description, const Layout& a,
-                              const Layout& b, const Layout& c, const Layout& d, const void* added) {
-    const kernels::GemmShape& s = p.shape;
-    const int epilogue = (p.bias != nullptr ? 1 : 0) | (p.addend != nullptr ? 2 : 0) |
-                         (p.gelu_input != nullptr ? 4 : 0) | (p.gelu_backward != nullptr ? 8 : 0);
-    const std::int64_t other_ld = p.ld_addend + p.ld_gelu_input + p.ld_gelu_backward;
-    const std::uint32_t align[] = {alignment_of(p.b), alignment_of(p.a), alignment_of(added),
-                                   alignment_of(p.c)};
-    std::uint64_t alignments = 0;
-    for (const std::uint32_t bytes : align) alignments = alignments << 16 | bytes;
-    const Key key{s.m,   s.n,      s.k,      s.ta == Trans::kYes, s.tb == Trans::kYes,
-                  s.lda, s.ldb,    s.ldc,    s.accumulate,        p.in,
-                  p.out, epilogue, other_ld, alignments};
-    std::lock_guard lock(mutex_);
-    const auto known = algorithms_.find(key);
-    if (known != algorithms_.end()) return known->second;
-    Preference preference;
-    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kWorkspace));
-    // A sum that is split is added up from the workspace in order, without atomics.
-    preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                   static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align[0]);
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align[1]);
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align[2]);
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align[3]);
-    cublasLtMatmulHeuristicResult_t result{};
-    int found = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle_, description.get(), a.get(), b.get(), c.get(), d.get(), preference.get(), 1, &result, &found);
-    check(found > 0 ? CUBLAS_STATUS_SUCCESS
-                    : (status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : status),
-          fmt::format("no algorithm for {}", text_of(p)));
-    return algorithms_.emplace(key, result.algo).first->second;
-  }
+  class Algorithm;
 
   void* workspace_of(StreamHandle stream) {
-    std::lock_guard lock(mutex_);
     auto& block = workspaces_[stream];
     if (block == nullptr) block = std::make_unique<DeviceBuffer>(runtime_, device_, kWorkspace);
     return block->data();
@@ -209,10 +119,106 @@ class CublasLt : public Blas {
   const int device_;
   const BlasOptions options_;
   cublasLtHandle_t handle_ = nullptr;
-  std::mutex mutex_;
-  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
   std::unordered_map<StreamHandle, std::unique_ptr<DeviceBuffer>> workspaces_;
 };
+
+// cuBLASLt's A is our B, its B is our A, and its C and D have n rows.
+class CublasLt::Algorithm : public Blas::Plan {
+ public:
+  Algorithm(CublasLt& library, const Product& p)
+      : library_(library),
+        description_(p.in, library.options_.tf32),
+        a_(p.in, by(p.shape.tb, p.shape.n, p.shape.k), by(p.shape.tb, p.shape.k, p.shape.n), p.shape.ldb),
+        b_(p.in, by(p.shape.ta, p.shape.k, p.shape.m), by(p.shape.ta, p.shape.m, p.shape.k), p.shape.lda),
+        c_(p.out, p.shape.n, p.shape.m, p.addend != nullptr ? p.ld_addend : p.shape.ldc),
+        d_(p.out, p.shape.n, p.shape.m, p.shape.ldc) {
+    description_.set(CUBLASLT_MATMUL_DESC_TRANSA, by(p.shape.tb, CUBLAS_OP_N, CUBLAS_OP_T));
+    description_.set(CUBLASLT_MATMUL_DESC_TRANSB, by(p.shape.ta, CUBLAS_OP_N, CUBLAS_OP_T));
+    description_.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p));
+    if (bias_of(p) != nullptr) description_.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.out));
+    if (auxiliary_of(p) != nullptr) {
+      const std::int64_t ld = p.gelu_input != nullptr ? p.ld_gelu_input : p.ld_gelu_backward;
+      description_.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
+    }
+    set_addresses(p);
+  }
+
+  // The first algorithm in cuBLASLt's own ranking. Nothing is timed, so that every run takes the same one.
+  // cuBLASLt reads the alignment of the epilogue's operands from the addresses in the description.
+  bool find(const Product& p) {
+    Preference preference;
+    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kWorkspace));
+    // A sum that is split is added up from the workspace in order, without atomics.
+    preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                   static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p.b));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p.a));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(added_of(p)));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(p.c));
+    cublasLtMatmulHeuristicResult_t result{};
+    int found = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(library_.handle_, description_.get(), a_.get(), b_.get(), c_.get(),
+                                       d_.get(), preference.get(), 1, &result, &found);
+    // An epilogue that the operands' types do not allow is an invalid value.
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE)
+      check(status, fmt::format("an algorithm for {}", text_of(p)));
+    algorithm_ = result.algo;
+    return status == CUBLAS_STATUS_SUCCESS && found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+  }
+
+  void run(StreamHandle stream, const Product& p) override {
+    set_addresses(p);
+    const bool adds = p.shape.accumulate || p.addend != nullptr;
+    const float one = 1, beta = adds ? 1.0f : 0.0f;
+    const double one_f64 = 1, beta_f64 = beta;
+    const bool wide = p.in == DType::kF64;
+    check(cublasLtMatmul(library_.handle_, description_.get(),
+                         wide ? static_cast<const void*>(&one_f64) : static_cast<const void*>(&one), p.b,
+                         a_.get(), p.a, b_.get(),
+                         wide ? static_cast<const void*>(&beta_f64) : static_cast<const void*>(&beta),
+                         added_of(p), c_.get(), p.c, d_.get(), &algorithm_, library_.workspace_of(stream),
+                         kWorkspace, reinterpret_cast<cudaStream_t>(stream)),
+          text_of(p));
+  }
+
+ private:
+  template <class V>
+  static V by(Trans t, V no, V yes) {
+    return t == Trans::kYes ? yes : no;
+  }
+  // cuBLASLt's C, where D is ours.
+  static const void* added_of(const Product& p) { return p.addend != nullptr ? p.addend : p.c; }
+  static const void* bias_of(const Product& p) {
+    return p.bias_gradient != nullptr ? p.bias_gradient : p.bias;
+  }
+  static const void* auxiliary_of(const Product& p) {
+    return p.gelu_input != nullptr ? p.gelu_input : p.gelu_backward;
+  }
+  static cublasLtEpilogue_t epilogue_of(const Product& p) {
+    if (p.bias_gradient != nullptr) return CUBLASLT_EPILOGUE_BGRADB;
+    if (p.gelu_backward != nullptr) return CUBLASLT_EPILOGUE_DGELU;
+    if (p.gelu_input != nullptr)
+      return p.bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    return p.bias != nullptr ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  }
+  void set_addresses(const Product& p) {
+    if (bias_of(p) != nullptr) description_.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_of(p));
+    if (auxiliary_of(p) != nullptr)
+      description_.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, auxiliary_of(p));
+  }
+
+  CublasLt& library_;
+  Description description_;
+  const Layout a_, b_, c_, d_;
+  cublasLtMatmulAlgo_t algorithm_{};
+};
+
+std::unique_ptr<Blas::Plan> CublasLt::plan(const Product& product) {
+  auto plan = std::make_unique<Algorithm>(*this, product);
+  if (!plan->find(product)) return nullptr;
+  return plan;
+}
 
 }  // namespace
 

@@ -22,7 +22,7 @@ namespace {
 // What the ops of one device share.
 struct Context {
   Runtime& runtime;
-  Blas& blas;
+  Products& products;
   Attention& attention;
   FirstUses& first_uses;
   int multiprocessors;
@@ -59,37 +59,41 @@ class CudaBackend {
                   {shape.m, shape.n, shape.k, shape.lda, shape.ldb, shape.ldc, static_cast<int>(dtype_of<In>),
                    static_cast<int>(dtype_of<Out>), static_cast<int>(shape.ta), static_cast<int>(shape.tb),
                    shape.accumulate, e.addend.ld, e.gelu_input.ld, e.gelu_backward.ld},
-                  {a, b, c, e.bias, e.addend.data, e.gelu_input.data, e.gelu_backward.data});
+                  {a, b, c, e.bias, e.addend.data, e.gelu_input.data, e.gelu_backward.data, e.bias_gradient});
     enqueue(c_, s, "gemm", [&](const Launch& on) {
-      Product product{.shape = shape,
-                      .in = dtype_of<In>,
-                      .out = dtype_of<Out>,
-                      .a = a,
-                      .b = b,
-                      .c = c,
-                      .bias = e.bias,
-                      .addend = e.addend.data,
-                      .ld_addend = e.addend.ld};
+      // What is overwritten on the way is scratch where it is to be added.
+      Acc<In>* const gradient =
+          e.bias_gradient != nullptr && shape.accumulate ? e.scratch.data : e.bias_gradient;
+      const unsigned left = c_.products.multiply(on.stream, {.shape = shape,
+                                                             .in = dtype_of<In>,
+                                                             .out = dtype_of<Out>,
+                                                             .a = a,
+                                                             .b = b,
+                                                             .c = c,
+                                                             .bias = e.bias,
+                                                             .addend = e.addend.data,
+                                                             .ld_addend = e.addend.ld,
+                                                             .gelu_input = e.gelu_input.data,
+                                                             .ld_gelu_input = e.gelu_input.ld,
+                                                             .gelu_backward = e.gelu_backward.data,
+                                                             .ld_gelu_backward = e.gelu_backward.ld,
+                                                             .bias_gradient = gradient});
       if constexpr (std::is_same_v<In, Out>) {
         const Extent extent{shape.m, shape.n};
-        const Strided<In> out(c, shape.ldc);
-        if (c_.blas.fuses_gelu(product.in)) {
-          product.gelu_input = e.gelu_input.data;
-          product.ld_gelu_input = e.gelu_input.ld;
-          product.gelu_backward = e.gelu_backward.data;
-          product.ld_gelu_backward = e.gelu_backward.ld;
-          return c_.blas.multiply(on.stream, product);
-        }
-        if (e.gelu_input.data != nullptr) {
-          product.c = e.gelu_input.data;
-          product.shape.ldc = e.gelu_input.ld;
-          c_.blas.multiply(on.stream, product);
-          return cuda::gelu<In>(on, extent, e.gelu_input, out);
-        }
-        c_.blas.multiply(on.stream, product);
-        if (e.gelu_backward.data != nullptr) cuda::gelu_backward<In>(on, extent, e.gelu_backward, out, out);
-      } else {
-        c_.blas.multiply(on.stream, product);
+        const Strided<In> out(c, shape.ldc), sum = (left & kGeluInput) != 0 ? e.gelu_input : out;
+        // Rows that are zero apart: the bias for each row.
+        if ((left & kBias) != 0) cuda::add<In>(on, extent, sum, Strided<const In>(e.bias, 0), sum);
+        if ((left & kGeluInput) != 0) cuda::gelu<In>(on, extent, sum, out);
+        if ((left & kGeluBackward) != 0) cuda::gelu_backward<In>(on, extent, e.gelu_backward, out, out);
+      }
+      if (e.bias_gradient == nullptr) return;
+      if ((left & kBiasGradient) != 0) {
+        const auto bytes = shape.m * static_cast<std::int64_t>(sizeof(Acc<In>));
+        if (!shape.accumulate) c_.runtime.fill(on.stream, e.bias_gradient, 0, bytes);
+        cuda::bias_backward<In>(on, {shape.k, shape.m}, {a, shape.lda}, e.bias_gradient, e.scratch);
+      } else if (shape.accumulate) {
+        const Strided<Acc<In>> sum(e.bias_gradient, shape.m);
+        cuda::add<Acc<In>>(on, {1, shape.m}, sum, Strided<const Acc<In>>(gradient, shape.m), sum);
       }
     });
   }
@@ -210,13 +214,14 @@ class CudaDevice : public Device {
         runtime_(std::move(runtime)),
         info_(checked_info(*runtime_, options.device)),
         blas_(make_blas(*runtime_, options.device, {.tf32 = options.tf32})),
+        products_(*blas_),
         arena_(*runtime_, {.device = options.device, .budget = options.budget}),
         attention_(options.attention, options.deterministic),
         pinned_(*runtime_, {.device = options.device}),
         completions_(*runtime_, options.device, fmt::format("zg-cuda-{}", options.device)),
         graphs_(*runtime_, pinned_, completions_),
         first_uses_(completions_),
-        ops_(Context{*runtime_, *blas_, attention_, first_uses_, info_.multiprocessors,
+        ops_(Context{*runtime_, products_, attention_, first_uses_, info_.multiprocessors,
                      options.deterministic}) {
     if (info_.wait_values) return;
     log::warning(
@@ -308,6 +313,7 @@ class CudaDevice : public Device {
   std::unique_ptr<Runtime> runtime_;
   const DeviceInfo info_;
   std::unique_ptr<Blas> blas_;
+  Products products_;
   CudaArena arena_;
   Attention attention_;
   PinnedRegions pinned_;

@@ -54,7 +54,7 @@ std::vector<Product> products_of(const Shapes& s, Ops& ops) {
   const auto forward = [&](const char* name, std::int64_t out, std::int64_t in, Extra e) {
     return Product{.name = name, .m = n, .n = out, .k = in, .b = Trans::kYes, .extra = e};
   };
-  const std::int64_t v = s.vocabulary, ld = round_up(v, 64);
+  const std::int64_t ld = round_up(s.vocabulary, 64), v = ops.pads_logits() ? ld : s.vocabulary;
   const std::int64_t chunk = std::min(n, std::max<std::int64_t>(64, ops.logits_bytes() / (ld * 6) / 64 * 64));
   return {
       forward("qkv", 3 * q, c, bias),

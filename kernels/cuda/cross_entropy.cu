@@ -1,10 +1,17 @@
-// Softmax cross entropy and its gradient, row by row. A row is read from memory once: the largest logit and
-// the sum of exponentials are computed while it is read (online softmax: Milakov and Gimelshein, 2018), and
-// as much of it as fits stays in shared memory for the gradient. The rest, if any, is read again.
+// Softmax cross entropy and its gradient, row by row. The largest logit and the sum of exponentials are
+// computed while a row is read (online softmax: Milakov and Gimelshein, 2018), and as much of it as fits
+// stays in shared memory for the gradient. While a block writes the gradient of a row, it already loads its
+// next row to the memory that becomes free (cp.async), so that reads and writes overlap though one row nearly
+// fills a multiprocessor.
+//
+// A row is cut into tiles, in which each thread has one quad. A thread loads its own quads alone, so no
+// barrier stands between a load and its use. The first tiles of a row are kept from the one pass to the
+// other; the others are loaded in each pass, through a ring of tiles, a few of them ahead.
 #include <cmath>
 #include <limits>
 #include <type_traits>
 
+#include "kernels/cuda/mma.hpp"
 #include "kernels/cuda/quads.hpp"
 #include "kernels/cuda/sums.hpp"
 
@@ -13,6 +20,14 @@ namespace {
 
 template <class A>
 constexpr A kInfinity = std::numeric_limits<A>::infinity();
+
+constexpr int kAhead = 3;  // tiles of the ring: two on their way while one is used
+
+// Tiles of a row: first those that are kept in shared memory, of the rest `ahead` in the ring. The first
+// `whole` of all can be accessed without looking at the row's end.
+struct Tiles {
+  int kept = 0, rest = 0, ahead = 0, whole = 0;
+};
 
 // The largest logit so far, and the sum of exp(logit - max). In the exponent a max of -infinity is replaced
 // by 0 (finite_below), so that the sum over logits that are all -infinity is 0 and not NaN.
@@ -25,170 +40,294 @@ __device__ __forceinline__ A finite_below(A max) {
   return max == -kInfinity<A> ? A{0} : max;
 }
 
+// e^x, for float without the handling of subnormal results: a relative error of 2^-22, and those of the
+// exponent.
+__device__ __forceinline__ float exponential(float x) {
+  return exp2_flushed(x * 1.44269504f);
+}
+__device__ __forceinline__ double exponential(double x) {
+  return std::exp(x);
+}
+
+// Starts to copy `bytes`, of 16, to shared memory, and zeros for the others. Both addresses are multiples
+// of 16.
+__device__ __forceinline__ void start_copy(void* to, const void* from, int bytes) {
+#if defined(__CUDACC__)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(bytes)
+               : "memory");
+#else
+  emulation::check_access(from, 16);
+  emulation::start_copy(to, from, static_cast<std::size_t>(bytes));
+#endif
+}
+
+// In the functions below kAll says that all of the tile is in the row, and that rows can be accessed in
+// quads.
 template <class T, int kThreads>
-struct Row {
+struct Rows {
   using A = Acc<T>;
-  static constexpr int kWarps = kThreads / 32;
-  static constexpr int kQuads = sizeof(A) == 4 ? 4 : 2;  // a thread's loads that are in flight together
-  static constexpr std::int64_t kTile = std::int64_t{kThreads} * 4 * kQuads;
+  static constexpr int kWarps = kThreads / 32, kTile = 4 * kThreads;
 
-  const A* logits;
-  T* gradient;  // null: loss only
+  Strided<const A> logits;
+  Strided<T> gradient;  // null: loss only
   std::int64_t cols;
-  A* kept;                 // shared memory for the first logits of the row
-  std::int64_t kept_cols;  // how many: a multiple of kTile, or all
+  Tiles tiles;
   bool aligned;
+  Quad<A>* shared;  // the tiles that are kept, and then the ring
+  int slot = 0;     // of the ring, whose turn it is
 
-  __device__ __forceinline__ std::int64_t place(std::int64_t begin, int q) const {
-    return begin + 4 * (std::int64_t{q} * kThreads + threadIdx.x);
+  __device__ __forceinline__ const A* row(std::int64_t r) const { return r < 0 ? nullptr : logits.row(r); }
+  __device__ __forceinline__ Quad<A>* quad(int at) const {
+    return shared + (at * kThreads + static_cast<int>(threadIdx.x));
   }
-
-  // Loads one tile of the row, with -infinity behind its end.
-  template <bool kAll>
-  __device__ __forceinline__ void load(const A* from, std::int64_t begin, Quad<A> (&x)[kQuads],
-                                       bool in_quads) const {
-    ZG_UNROLL
-    for (int q = 0; q < kQuads; ++q) {
-      const std::int64_t i = place(begin, q);
-      x[q] = load_quad<kAll>(from + i, cols - i, in_quads, -kInfinity<A>);
+  // The first of the thread's elements.
+  __device__ __forceinline__ std::int64_t place(int tile) const {
+    return std::int64_t{tile} * kTile + 4 * static_cast<int>(threadIdx.x);
+  }
+  // Calls body(kAll), as a type.
+  template <class Body>
+  __device__ __forceinline__ void for_tile(int tile, const Body& body) const {
+    if (tile < tiles.whole) {
+      body(std::true_type{});
+    } else {
+      body(std::false_type{});
     }
   }
-  __device__ __forceinline__ bool all(std::int64_t begin) const { return aligned && cols - begin >= kTile; }
 
   template <bool kAll>
-  __device__ __forceinline__ void read_tile(std::int64_t begin, Softmax<A>& s) const {
-    Quad<A> x[kQuads];
-    load<kAll>(logits, begin, x, aligned);
+  __device__ __forceinline__ void start_quad(const A* from, int tile, int at) const {
+    const std::int64_t i = place(tile), left = cols - i;
+    A* const to = quad(at)->at;
+    constexpr int kEach = 16 / sizeof(A);
+    if (kAll || aligned) {
+      ZG_UNROLL
+      for (int j = 0; j < 4; j += kEach) {
+        const int there = kAll || left - j >= kEach ? kEach : static_cast<int>(left) - j;
+        if (kAll || left > j) start_copy(to + j, from + i + j, there * static_cast<int>(sizeof(A)));
+      }
+    } else {
+      ZG_NO_UNROLL
+      for (int j = 0; j < 4 && j < left; ++j) to[j] = from[i + j];
+    }
+  }
+  // Starts to load a tile of the row at `from` (null: of none), as one group of copies.
+  __device__ __forceinline__ void start(const A* from, int tile, int at) const {
+    if (from != nullptr) for_tile(tile, [&](auto all) { start_quad<all()>(from, tile, at); });
+    cp_async_commit();
+  }
+  __device__ __forceinline__ void start_first(const A* from) const {
+    for (int i = 0; i < tiles.ahead; ++i) start(from, tiles.kept + i, tiles.kept + i);
+    for (int t = 0; t < tiles.kept; ++t) start(from, t, t);
+  }
+  // The quad of a tile that has arrived, with -infinity behind the end of the row.
+  template <bool kAll>
+  __device__ __forceinline__ Quad<A> load(int tile, int at) const {
+    Quad<A> x = *quad(at);
+    if constexpr (!kAll) {
+      const std::int64_t left = cols - place(tile);
+      ZG_UNROLL
+      for (int j = 0; j < 4; ++j) x.at[j] = j < left ? x.at[j] : -kInfinity<A>;
+    }
+    return x;
+  }
+
+  // Kept tiles are the latest groups when the pass over a row begins: waits for four of them from tile t on.
+  __device__ __forceinline__ void await_kept(int t) const {
+    const int left = tiles.kept - 4 - t;
+    if (left >= 8) {
+      cp_async_wait<8>();
+    } else if (left >= 4) {
+      cp_async_wait<4>();
+    } else {
+      cp_async_wait<0>();
+    }
+  }
+  // Waits for the tile of the ring whose turn it is.
+  __device__ __forceinline__ void await_next() const {
+    static_assert(kAhead == 3);
+    if (tiles.ahead == 3) {
+      cp_async_wait<2>();
+    } else if (tiles.ahead == 2) {
+      cp_async_wait<1>();
+    } else {
+      cp_async_wait<0>();
+    }
+  }
+  // Tile i of the rest has been used: starts to load what its place in the ring is for next, in this pass
+  // over the row at `from` or, at its end, in the next pass, over that at `then`.
+  __device__ __forceinline__ void refill(int i, const A* from, const A* then) {
+    const int next = i + tiles.ahead;
+    const bool here = next < tiles.rest;
+    start(here ? from : then, tiles.kept + (here ? next : next - tiles.rest), tiles.kept + slot);
+    slot = slot + 1 == tiles.ahead ? 0 : slot + 1;
+  }
+
+  static __device__ __forceinline__ void add(const Quad<A>& x, Softmax<A>& s) {
     A max = s.max;
     ZG_UNROLL
-    for (int q = 0; q < kQuads; ++q) {
-      const std::int64_t i = place(begin, q);
-      if (i < kept_cols) *aligned_as<Quad<A>>(kept + i) = x[q];
-      ZG_UNROLL
-      for (int j = 0; j < 4; ++j) max = max < x[q].at[j] ? x[q].at[j] : max;
-    }
+    for (int j = 0; j < 4; ++j) max = std::fmax(max, x.at[j]);
     const A top = finite_below(max);
-    s.sum *= std::exp(s.max - top);
-    ZG_UNROLL
-    for (int q = 0; q < kQuads; ++q) {
-      ZG_UNROLL
-      for (int j = 0; j < 4; ++j) s.sum += std::exp(x[q].at[j] - top);
-    }
+    if (s.max < max) s.sum *= exponential(s.max - top);
     s.max = max;
+    ZG_UNROLL
+    for (int j = 0; j < 4; ++j) s.sum += exponential(x.at[j] - top);
   }
-  // Reads the row; returns the softmax over what this thread read of it.
-  __device__ __forceinline__ Softmax<A> read() const {
+  // The softmax over what this thread has of the row at `from`. `then`: the row of the next pass, which may
+  // be the same.
+  __device__ __forceinline__ Softmax<A> read(const A* from, const A* then) {
     Softmax<A> s{-kInfinity<A>, 0};
-    for (std::int64_t begin = 0; begin < cols; begin += kTile) {
-      all(begin) ? read_tile<true>(begin, s) : read_tile<false>(begin, s);
+    for (int t = 0; t < tiles.kept; ++t) {
+      if (t % 4 == 0) await_kept(t);
+      for_tile(t, [&](auto all) { add(load<all()>(t, t), s); });
+    }
+    for (int i = 0; i < tiles.rest; ++i) {
+      const int t = tiles.kept + i;
+      await_next();
+      for_tile(t, [&](auto all) { add(load<all()>(t, tiles.kept + slot), s); });
+      refill(i, from, then);
     }
     return s;
   }
 
-  // gradient = exp(logit - max) * factor, except for the target. If the gradient shares the logits' memory
-  // and its elements are narrower, element i lies over logit i / 2: writing a tile overwrites logits of
-  // this tile and of earlier ones, so all threads must have read the tile first. Kept logits have all been
-  // read.
+  // gradient = exp(logit - max) * factor, except for the target.
+  struct Gradient {
+    T* row;
+    A max, factor;
+    std::int64_t target;
+    T at_target;
+  };
   template <bool kAll>
-  __device__ __forceinline__ void write_tile(std::int64_t begin, A max, A factor, std::int64_t target,
-                                             T at_target) const {
-    Quad<A> x[kQuads];
-    if (begin < kept_cols) {
-      load<kAll>(kept, begin, x, true);
-    } else {
-      load<kAll>(logits, begin, x, aligned);
-      __syncthreads();
-    }
+  __device__ __forceinline__ void store(int tile, int at, const Gradient& g) const {
+    const Quad<A> x = load<kAll>(tile, at);
+    const std::int64_t i = place(tile), left = cols - i;
+    A y[4];
     ZG_UNROLL
-    for (int q = 0; q < kQuads; ++q) {
-      const std::int64_t i = place(begin, q);
-      Quad<T> d;
+    for (int j = 0; j < 4; ++j) y[j] = exponential(x.at[j] - g.max) * g.factor;
+    Quad<T> d;
+    if constexpr (sizeof(T) == 2) {
+      const unsigned words[2] = {pack_halves<T>(y[0], y[1]), pack_halves<T>(y[2], y[3])};
       ZG_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        d.at[j] = i + j == target ? at_target : from_acc<T>(std::exp(x[q].at[j] - max) * factor);
-      }
-      store_quad<kAll>(gradient + i, d, cols - i, aligned);
+      for (int j = 0; j < 4; ++j) d.at[j].bits = static_cast<std::uint16_t>(words[j / 2] >> j % 2 * 16);
+    } else {
+      ZG_UNROLL
+      for (int j = 0; j < 4; ++j) d.at[j] = y[j];
     }
+    const std::int64_t target = g.target - i;
+    if (target >= 0 && target < 4) {
+      ZG_UNROLL
+      for (int j = 0; j < 4; ++j) d.at[j] = j == target ? g.at_target : d.at[j];
+    }
+    store_quad<kAll>(g.row + i, d, left, aligned);
   }
-  __device__ __forceinline__ void write(A max, A factor, std::int64_t target, T at_target) const {
-    for (std::int64_t begin = 0; begin < cols; begin += kTile) {
-      all(begin) ? write_tile<true>(begin, max, factor, target, at_target)
-                 : write_tile<false>(begin, max, factor, target, at_target);
+  // Writes the gradient of the row at `from`, and loads the row at `then` where tiles become free. If the
+  // gradient shares the logits' memory and its elements are narrower, element i lies over logit i / 2:
+  // writing a tile overwrites logits of this tile and of earlier ones. So all threads must have loaded the
+  // tile; those that are kept they have loaded before the gradient was known.
+  __device__ __forceinline__ void write(const A* from, const A* then, const Gradient& g) {
+    const bool in_place = static_cast<const void*>(g.row) == static_cast<const void*>(from);
+    for (int i = 0; i < tiles.rest; ++i) {
+      const int t = tiles.kept + i;
+      await_next();
+      if (in_place) __syncthreads();
+      for_tile(t, [&](auto all) { store<all()>(t, tiles.kept + slot, g); });
+      refill(i, from, then);
+    }
+    for (int t = 0; t < tiles.kept; ++t) {
+      for_tile(t, [&](auto all) {
+        store<all()>(t, t, g);
+        if (then != nullptr) start_quad<all()>(then, t, t);
+      });
+      cp_async_commit();
     }
   }
 
-  __device__ __forceinline__ void clear() const {
-    for (std::int64_t i = 4 * threadIdx.x; i < cols; i += 4 * kThreads) {
-      store_quad<false>(gradient + i, Quad<T>{}, cols - i, aligned);
-    }
+  __device__ __forceinline__ void clear(std::int64_t r) const {
+    T* const row = gradient.row(r);
+    for (std::int64_t i = 4 * static_cast<int>(threadIdx.x); i < cols; i += kTile)
+      store_quad<false>(row + i, Quad<T>{}, cols - i, aligned);
   }
 };
 
-template <class T>
+// Three warps share what is computed once a row.
+constexpr int kFactorThread = 0, kTargetThread = 32, kLossThread = 64;
+
+template <class A>
 struct Shared {
   double sums[32];
-  Acc<T> maxima[32];
-  Acc<T> factor;
-  T at_target;
+  A maxima[32];
+  A factor, at_target;
 };
 
-// The loss of a row, in the first thread of the block. `shared` may be used for the next row without a
-// barrier: for each of its members there is one between the last read and the next write.
+// The loss of row `r`, in kLossThread. `shared` may be used for the next row without a barrier: for each of
+// its members there is one between the last read and the next write.
 template <class T, int kThreads>
-__device__ __forceinline__ double row_loss(const Row<T, kThreads>& row, std::int64_t target, double scale,
-                                           Shared<T>& shared) {
+__device__ __forceinline__ double row_loss(Rows<T, kThreads>& rows, std::int64_t r, std::int64_t then,
+                                           std::int64_t target, double scale, Shared<Acc<T>>& shared) {
   using A = Acc<T>;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const bool writes = rows.gradient.data != nullptr;
+  const A *const row = rows.row(r), *const next = rows.row(then);
   // Loaded first, so that this overlaps with reading the row.
-  const double of_target = static_cast<double>(row.logits[target]);
-  const Softmax<A> mine = row.read();
+  const double of_target = static_cast<double>(row[target]);
+  const Softmax<A> mine = rows.read(row, writes ? row : next);
   const A of_warp = warp_max(mine.max);
   if (lane == 0) shared.maxima[warp] = of_warp;
   __syncthreads();
-  const A max = warp_max(lane < row.kWarps ? shared.maxima[lane] : -kInfinity<A>);
-  const A share = mine.sum * std::exp(mine.max - finite_below(max));
+  const A max = warp_max(lane < rows.kWarps ? shared.maxima[lane] : -kInfinity<A>);
+  const A share = mine.sum * exponential(mine.max - finite_below(max));
   const double total = block_sum<kThreads>(static_cast<double>(share), shared.sums);
-  double loss = 0;
-  if (threadIdx.x == 0) {
-    const double distance = of_target - static_cast<double>(max);
-    loss = std::log(total) - distance;
-    shared.factor = static_cast<A>(scale / total);
-    shared.at_target = from_acc<T>(static_cast<A>(scale * (std::exp(distance) / total - 1.0)));
-  }
+  const double distance = of_target - static_cast<double>(max);
+  if (threadIdx.x == kFactorThread) shared.factor = static_cast<A>(scale / total);
+  if (threadIdx.x == kTargetThread)
+    shared.at_target = static_cast<A>(scale * (std::exp(distance) / total - 1.0));
+  const double loss = threadIdx.x == kLossThread ? std::log(total) - distance : 0;
   __syncthreads();
-  if (row.gradient != nullptr) row.write(max, shared.factor, target, shared.at_target);
+  if (writes)
+    rows.write(row, next, {rows.gradient.row(r), max, shared.factor, target, from_acc<T>(shared.at_target)});
   return loss;
 }
 
-// A block computes a group of rows, one after the other, and writes the sum of their losses.
+// A block computes some of the groups of rows, one row after the other, and writes the sum of losses of each
+// group. So the sums do not depend on the number of blocks.
 template <class T, int kThreads>
-__global__ void __launch_bounds__(kThreads)
-    cross_entropy_rows(Extent extent, CrossEntropy<T> args, std::int64_t kept_cols, bool aligned,
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads)
+    cross_entropy_rows(Extent extent, CrossEntropy<T> args, std::int64_t groups, Tiles tiles, bool aligned,
                        double* losses) {
-  __shared__ Shared<T> shared;
-  const std::int64_t groups = gridDim.x, group = blockIdx.x;
-  double loss = 0;
-  for (std::int64_t r = extent.rows * group / groups; r < extent.rows * (group + 1) / groups; ++r) {
-    const std::int64_t target = args.targets[r];
-    if (target >= extent.cols) __trap();
-    const Row<T, kThreads> row{args.logits.row(r),
-                               args.dlogits.data == nullptr ? nullptr : args.dlogits.row(r),
-                               extent.cols,
-                               dynamic_shared<Acc<T>>(),
-                               args.dlogits.data == nullptr ? 0 : kept_cols,
-                               aligned};
-    if (target >= 0) {
-      loss += row_loss(row, target, args.scale, shared);
-    } else if (row.gradient != nullptr) {
-      row.clear();
+  __shared__ Shared<Acc<T>> shared;
+  const std::int64_t blocks = gridDim.x, block = blockIdx.x;
+  const std::int64_t first_group = groups * block / blocks, last_group = groups * (block + 1) / blocks;
+  const std::int64_t end = extent.rows * last_group / groups;
+  // The first row from `r` on that is not ignored; -1 if there is none.
+  const auto counted = [&](std::int64_t r) {
+    while (r < end && args.targets[r] < 0) ++r;
+    if (r >= end) return std::int64_t{-1};
+    if (args.targets[r] >= extent.cols) __trap();
+    return r;
+  };
+  Rows<T, kThreads> rows{args.logits, args.dlogits, extent.cols,
+                         tiles,       aligned,      dynamic_shared<Quad<Acc<T>>>()};
+  std::int64_t r = extent.rows * first_group / groups, now = counted(r);
+  rows.start_first(rows.row(now));
+  for (std::int64_t g = first_group; g < last_group; ++g) {
+    double loss = 0;
+    for (; r < extent.rows * (g + 1) / groups; ++r) {
+      if (r == now) {
+        const std::int64_t then = counted(r + 1);
+        loss += row_loss(rows, r, then, args.targets[r], args.scale, shared);
+        now = then;
+      } else if (args.dlogits.data != nullptr) {
+        rows.clear(r);
+      }
     }
+    if (threadIdx.x == kLossThread) losses[g] = loss;
   }
-  if (threadIdx.x == 0) losses[group] = loss;
 }
 
-// The most dynamic shared memory of a block: the device's limit, less some for static shared memory.
-std::int64_t most_kept_bytes() {
-  constexpr int kOther = 2048;
+constexpr int kOther = 2048;  // bytes of a block besides: static shared memory, and what CUDA takes
+
+// The most dynamic shared memory of a block.
+std::int64_t most_shared_bytes() {
 #if defined(__CUDACC__)
   int device = 0, bytes = 0;
   cudaError_t status = cudaGetDevice(&device);
@@ -205,18 +344,28 @@ std::int64_t most_kept_bytes() {
 template <class T, int kThreads>
 void launch_rows(const Launch& on, Extent extent, const CrossEntropy<T>& args, std::int64_t groups,
                  double* losses) {
-  constexpr std::int64_t kTile = Row<T, kThreads>::kTile, kSize = sizeof(Acc<T>);
+  using Quads = Quad<Acc<T>>;
+  const auto at_most = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
+  constexpr std::int64_t kTileBytes = kThreads * std::int64_t{sizeof(Quads)};
+  const std::int64_t most = most_shared_bytes(),
+                     row_bytes = (extent.cols + 3) / 4 * std::int64_t{sizeof(Quads)};
+  const auto all = static_cast<int>((row_bytes + kTileBytes - 1) / kTileBytes);
   // How much is kept does not change results.
-  const std::int64_t tiles = (extent.cols + kTile - 1) / kTile, fit = most_kept_bytes() / (kTile * kSize);
-  const std::int64_t all = (extent.cols + 3) / 4 * 4;
-  const bool keep_all = all * kSize <= most_kept_bytes();
-  const std::int64_t kept = args.dlogits.data == nullptr ? 0
-                            : keep_all                   ? all
-                                                         : (fit < tiles ? fit : tiles) * kTile;
+  Tiles tiles{.kept = all};
+  std::int64_t bytes = row_bytes;
+  if (args.dlogits.data == nullptr || row_bytes > most) {
+    const auto kept = args.dlogits.data == nullptr ? 0 : static_cast<int>(most / kTileBytes) - kAhead;
+    tiles = {.kept = kept, .rest = all - kept, .ahead = static_cast<int>(at_most(kAhead, all - kept))};
+    bytes = (tiles.kept + tiles.ahead) * kTileBytes;
+  }
+  // So many blocks as run at the same time: each then begins only one row without overlap.
+  const std::int64_t each = at_most(1024 / kThreads, most / (bytes + kOther));
+  const std::int64_t blocks = at_most(groups, on.multiprocessors * (each < 1 ? 1 : each));
   const bool aligned = quads(args.logits.data, args.logits.ld) && quads(args.dlogits.data, args.dlogits.ld);
+  if (aligned) tiles.whole = static_cast<int>(extent.cols / (4 * kThreads));
   launch("cross_entropy", cross_entropy_rows<T, kThreads>, on,
-         Shape{dim3(static_cast<unsigned>(groups)), dim3(kThreads), static_cast<std::size_t>(kept * kSize)},
-         extent, args, kept, aligned, losses);
+         Shape{dim3(static_cast<unsigned>(blocks)), dim3(kThreads), static_cast<std::size_t>(bytes)}, extent,
+         args, groups, tiles, aligned, losses);
 }
 
 }  // namespace

@@ -81,6 +81,7 @@ class CheckedOps : public Ops {
 
   std::int64_t row_groups() const override { return Backend::kRowGroups; }
   std::int64_t logits_bytes() const override { return Backend::kLogitsBytes; }
+  bool pads_logits() const override { return Backend::kPadsLogits; }
 
   void gemm(Stream& s, View a, View b, View c, const GemmOptions& options) override {
     const std::int64_t m = c.rows, n = c.cols;

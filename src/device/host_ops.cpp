@@ -15,6 +15,7 @@ void enqueue(Stream& stream, const char* label, F&& work) {
 struct HostBackend {
   static constexpr std::int64_t kRowGroups = host::kRowGroups;
   static constexpr std::int64_t kLogitsBytes = std::int64_t{32} << 20;
+  static constexpr bool kPadsLogits = false;
 
   template <class In, class Out>
   void gemm(Stream& s, const GemmShape& shape, const In* a, const In* b, Out* c,

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "engine/host_lease.hpp"
+#include "engine/staging.hpp"
 #include "engine/stall_meter.hpp"
 #include "engine/timer.hpp"
 #include "engine/workspace.hpp"
@@ -50,9 +51,8 @@ StepExecutor::StepExecutor(const Options& o)
     throw Error(Errc::kMemory, "device tier",
                 "no room for the workspace of " + format_bytes(workspace_bytes_), "raise tiers.device");
   }
-  const BatchShape shape = layout_.options.micro_batch;
-  token_staging_.resize(static_cast<std::size_t>(2 * layout_.options.micro_batches * shape.rows()));
-  scalar_staging_.resize(layout_.units.size() + 1);
+  staging_ =
+      std::make_unique<Staging>(device_, Workspace::input_bytes(layout_, layout_.options.micro_batches));
   for (const Unit& unit : layout_.model->units()) {
     random_.emplace_back();
     // The suffix makes these numbers independent of those that initialise the parameter.
@@ -209,11 +209,11 @@ View StepExecutor::unit_view(void* data, TensorId tensor, std::int32_t unit) con
   return whole_view(data, tensor).col_range(0, layout_.model->units()[static_cast<std::size_t>(unit)].count);
 }
 
-std::vector<std::vector<double>> StepExecutor::of_all_ranks(const std::vector<double>& mine) {
+std::vector<std::vector<double>> StepExecutor::of_all_ranks(std::span<const double> mine) {
   const auto n = mine.size();
   std::vector<double> all(n * static_cast<std::size_t>(layout_.options.sharding.ranks));
   if (groups_.numbers == nullptr) {
-    all = mine;
+    all.assign(mine.begin(), mine.end());
   } else {
     const Position::Waiting waiting(*position_, Position::Waits::kForRanks);
     groups_.numbers->all_gather(numbers_, mine.data(), all.data(), static_cast<std::int64_t>(n), DType::kF64);
@@ -226,42 +226,40 @@ std::vector<std::vector<double>> StepExecutor::of_all_ranks(const std::vector<do
 
 double StepExecutor::sum_over_ranks(double mine) {
   double sum = 0;
-  for (const std::vector<double>& theirs : of_all_ranks({mine})) sum += theirs[0];
+  for (const std::vector<double>& theirs : of_all_ranks({&mine, 1})) sum += theirs[0];
   return sum;
 }
 
-// Called when the previous step's work is done, so its tokens may be overwritten.
-void StepExecutor::load_tokens(std::size_t m, const MicroBatch& batch) {
-  const Workspace w(layout_, workspace_memory_);
-  const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
-  std::int32_t* staging = token_staging_.data() + 2 * m * rows;
-  std::memcpy(staging, batch.ids, rows * sizeof(std::int32_t));
-  std::memcpy(staging + rows, batch.targets, rows * sizeof(std::int32_t));
-  const auto i = static_cast<std::int64_t>(m);
-  device_.copy_to_device(*compute_, w.ids(i).data, staging, w.token_bytes());
-  device_.copy_to_device(*compute_, w.targets(i).data, staging + rows, w.token_bytes());
-  own_.host_to_device += 2 * w.token_bytes();
+// Called when the work that was loaded before is done, so its tokens may be overwritten.
+void StepExecutor::stage(std::int64_t m, const MicroBatch& batch) {
+  const std::int64_t bytes = Workspace::token_bytes(layout_);
+  char* const tokens = static_cast<char*>(staging_->data()) + Workspace::input_bytes(layout_, m);
+  std::memcpy(tokens, batch.ids, static_cast<std::size_t>(bytes));
+  std::memcpy(tokens + bytes, batch.targets, static_cast<std::size_t>(bytes));
 }
 
-void StepExecutor::zero_scalars() {
-  const Workspace w(layout_, workspace_memory_);
-  device_.ops().zero(*compute_, w.scalars());
+// Copies the staged micro-batches to the device, and zeroes its scalars.
+void StepExecutor::load_inputs(std::int64_t micro_batches) {
+  std::memset(staging_->data(), 0, static_cast<std::size_t>(Workspace::scalar_bytes(layout_)));
+  const std::int64_t bytes = Workspace::input_bytes(layout_, micro_batches);
+  device_.copy_to_device(*compute_, Workspace(layout_, workspace_memory_).inputs(), staging_->data(), bytes);
+  own_.host_to_device += bytes;
 }
 
-std::vector<double> StepExecutor::read_scalars() {
-  const Workspace w(layout_, workspace_memory_);
-  const auto bytes = static_cast<std::int64_t>(scalar_staging_.size() * sizeof(double));
-  device_.copy_to_host(*compute_, scalar_staging_.data(), w.scalars().data, bytes);
+// The scalars are valid until inputs are loaded again.
+std::span<const double> StepExecutor::read_scalars() {
+  const std::int64_t bytes = Workspace::scalar_bytes(layout_);
+  device_.copy_to_host(*compute_, staging_->data(), Workspace(layout_, workspace_memory_).inputs(), bytes);
   own_.device_to_host += bytes;
   const Position::Waiting waiting(*position_, Position::Waits::kForStream);
   compute_->synchronize();
-  return scalar_staging_;
+  return {static_cast<const double*>(staging_->data()), layout_.units.size() + 1};
 }
 
 Traffic StepExecutor::own_traffic_per_step() const {
   Traffic t;
-  t.host_to_device = 2 * 4 * layout_.options.micro_batch.rows() * layout_.options.micro_batches;
-  t.device_to_host = static_cast<std::int64_t>(scalar_staging_.size() * sizeof(double));
+  t.host_to_device = Workspace::input_bytes(layout_, layout_.options.micro_batches);
+  t.device_to_host = Workspace::scalar_bytes(layout_);
   return t;
 }
 
@@ -351,8 +349,9 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   // it they are those of the summed loss.
   head_scale_ = scaled ? rule.loss_scale * per_token : 1;
   const double unscale = scaled ? 1 / rule.loss_scale : per_token;
-  for (std::size_t m = 0; m < micro_batches.size(); ++m) load_tokens(m, micro_batches[m]);
-  zero_scalars();
+  for (std::size_t m = 0; m < micro_batches.size(); ++m)
+    stage(static_cast<std::int64_t>(m), micro_batches[m]);
+  load_inputs(layout_.options.micro_batches);
   run_program(gradients);
   const auto scalars = of_all_ranks(read_scalars());
   for (const std::vector<double>& theirs : scalars) result.loss += theirs[0];
@@ -404,21 +403,21 @@ void StepExecutor::flush() {
 double StepExecutor::evaluate(std::int64_t micro_batches,
                               const std::function<MicroBatch(std::int64_t)>& batch) {
   flush();
-  const auto group = static_cast<std::size_t>(layout_.live_micro_batches());
+  const std::int64_t group = layout_.live_micro_batches();
   const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
   const std::vector<std::int32_t> nothing(rows, 0), ignored(rows, -1);
   double loss = 0;
   std::int64_t tokens = 0;
   const Sharding& sharding = layout_.options.sharding;
-  const std::int64_t step = static_cast<std::int64_t>(group) * sharding.ranks;
+  const std::int64_t step = group * sharding.ranks;
   for (std::int64_t first = 0; first < micro_batches; first += step) {
-    for (std::size_t m = 0; m < group; ++m) {
-      const std::int64_t i = first + static_cast<std::int64_t>(m) * sharding.ranks + sharding.rank;
+    for (std::int64_t m = 0; m < group; ++m) {
+      const std::int64_t i = first + m * sharding.ranks + sharding.rank;
       const MicroBatch b = i < micro_batches ? batch(i) : MicroBatch{nothing.data(), ignored.data()};
       tokens += std::count_if(b.targets, b.targets + rows, [](auto t) { return t >= 0; });
-      load_tokens(m, b);
+      stage(m, b);
     }
-    zero_scalars();
+    load_inputs(group);
     const bool more = first + step < micro_batches;
     run_program(begin_activity(more ? Activity::kEvaluateMore : Activity::kEvaluate));
     loss += read_scalars()[0];

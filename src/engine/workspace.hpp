@@ -14,7 +14,7 @@ class Workspace {
   Workspace(const Layout& layout, void* base) : layout_(layout), base_(static_cast<char*>(base)) {}
 
   static std::int64_t bytes(const Layout& layout) {
-    return round_up(scalars_offset(layout) + scalar_bytes(layout), 4096);
+    return round_up(inputs_offset(layout) + input_bytes(layout, layout.options.micro_batches), 4096);
   }
 
   // Scratch of the current operation.
@@ -22,16 +22,24 @@ class Workspace {
   // Uses the memory of scratch().
   View sum_partials() const { return {scratch(), DType::kF64, 1, Ops::kSumPartials}; }
   void* saved() const { return base_ + scratch_bytes(layout_); }
+  // What a step begins with, in one piece, so that one copy brings it: the scalars, all zero, and then ids
+  // and targets of each micro-batch.
+  void* inputs() const { return base_ + inputs_offset(layout_); }
+  static std::int64_t input_bytes(const Layout& l, std::int64_t micro_batches) {
+    return round_up(scalar_bytes(l), kTokenAlign) + 2 * micro_batches * token_bytes(l);
+  }
   View ids(std::int64_t micro_batch) const { return tokens(2 * micro_batch); }
   View targets(std::int64_t micro_batch) const { return tokens(2 * micro_batch + 1); }
   // Scalar 0 is the step's summed loss, the others are the sums of squares of each unit's gradient.
-  View scalar(std::int64_t i) const { return {base_ + scalars_offset(layout_) + 8 * i, DType::kF64, 1, 1}; }
-  View scalars() const {
-    return {base_ + scalars_offset(layout_), DType::kF64, 1, scalar_bytes(layout_) / 8};
+  View scalar(std::int64_t i) const { return {base_ + inputs_offset(layout_) + 8 * i, DType::kF64, 1, 1}; }
+  static std::int64_t scalar_bytes(const Layout& l) {
+    return 8 * (1 + static_cast<std::int64_t>(l.units.size()));
   }
-  std::int64_t token_bytes() const { return 4 * layout_.options.micro_batch.rows(); }
+  static std::int64_t token_bytes(const Layout& l) { return 4 * l.options.micro_batch.rows(); }
 
  private:
+  static constexpr std::int64_t kTokenAlign = 256;  // kernels read several tokens at once
+
   static std::int64_t scratch_bytes(const Layout& l) {
     const BatchShape shape = l.options.micro_batch;
     const std::int64_t bytes =
@@ -43,15 +51,9 @@ class Workspace {
   static std::int64_t saved_bytes(const Layout& l) {
     return round_up(l.model->saved_bytes(l.options.micro_batch), 4096);
   }
-  static std::int64_t tokens_offset(const Layout& l) { return scratch_bytes(l) + saved_bytes(l); }
-  static std::int64_t scalars_offset(const Layout& l) {
-    return tokens_offset(l) + round_up(l.options.micro_batches * 2 * 4 * l.options.micro_batch.rows(), 4096);
-  }
-  static std::int64_t scalar_bytes(const Layout& l) {
-    return 8 * (1 + static_cast<std::int64_t>(l.units.size()));
-  }
+  static std::int64_t inputs_offset(const Layout& l) { return scratch_bytes(l) + saved_bytes(l); }
   View tokens(std::int64_t i) const {
-    return {base_ + tokens_offset(layout_) + i * token_bytes(), DType::kI32, 1,
+    return {static_cast<char*>(inputs()) + input_bytes(layout_, 0) + i * token_bytes(layout_), DType::kI32, 1,
             layout_.options.micro_batch.rows()};
   }
 

@@ -14,7 +14,7 @@ constexpr std::int64_t kChunkRows = 64;
 struct Workspace {
   View normed;  // [N, C]; backward overwrites the rows of each chunk with their gradient
   View stats;
-  View logits, dlogits;  // [rows of a chunk, V]
+  View logits, dlogits;  // [rows of a chunk, head_columns()]
   View norm_partials, sum_partials;
   std::int64_t bytes = 0;
 
@@ -22,12 +22,12 @@ struct Workspace {
             void* base) {
     BufferPlan plan(base);
     const DType a = accumulator_of(t);
-    const std::int64_t chunk = head_chunk_rows(c, t, rows, logits_bytes);
-    const std::int64_t ld = round_up(c.vocab_size, kLogitsAlign);
+    const std::int64_t chunk = head_chunk_rows(c, t, rows, sizes, logits_bytes);
+    const std::int64_t columns = head_columns(c, sizes), ld = round_up(c.vocab_size, kLogitsAlign);
     normed = plan.take(t, rows, c.width);
     stats = plan.take(a, rows, c.arch == Arch::kGpt2 ? 2 : 1);
-    logits = plan.take(a, chunk, c.vocab_size, ld);
-    dlogits = plan.take(t, chunk, c.vocab_size, ld);
+    logits = plan.take(a, chunk, columns, ld);
+    dlogits = plan.take(t, chunk, columns, ld);
     norm_partials = plan.take(a, sizes.row_groups(), 2 * c.width);
     sum_partials = plan.take(DType::kF64, 1, Ops::kSumPartials);
     bytes = plan.bytes();
@@ -65,13 +65,23 @@ void for_chunks(const Workspace& w, const Body& body) {
 
 }  // namespace
 
-std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t rows, std::int64_t most) {
+std::int64_t head_columns(const ModelConfig& c, const OpSizes& sizes) {
+  return sizes.pads_logits() ? round_up(c.vocab_size, kLogitsAlign) : c.vocab_size;
+}
+
+std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t rows, const OpSizes& sizes,
+                             std::int64_t most) {
   const std::int64_t a = static_cast<std::int64_t>(size_of(accumulator_of(dtype)));
   const std::int64_t t = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t columns = round_up(c.vocab_size, kLogitsAlign);
   const std::int64_t bytes = std::max(most, columns * c.width * a / 2);
-  const std::int64_t fit = bytes / (columns * (a + t)) / kChunkRows * kChunkRows;
-  return std::min(rows, std::max(kChunkRows, fit));
+  std::int64_t fit = std::max(kChunkRows, bytes / (columns * (a + t)) / kChunkRows * kChunkRows);
+  if (sizes.pads_logits()) {
+    // As many chunks, of equal size: a last one of few rows would not fill the device.
+    const std::int64_t chunks = (rows + fit - 1) / fit;
+    fit = round_up((rows + chunks - 1) / chunks, kChunkRows);
+  }
+  return std::min(rows, fit);
 }
 
 std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows, const OpSizes& sizes,
@@ -82,12 +92,15 @@ std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t row
 void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,
                    void* workspace, double loss_scale) {
   const Workspace w(call.config, call.dtype, x.rows, call.ops, call.logits_bytes, workspace);
+  const std::int64_t v = call.config.vocab_size;
   norm(call, x, w);
+  // Cross entropy leaves the padding alone: that of the gradient stays zero over all chunks.
+  if (table.rows > v) call.ops.zero(call.stream, w.dlogits.col_range(v, table.rows - v));
   for_chunks(w, [&](const View& normed, const View& logits, const View& dlogits, std::int64_t first,
                     std::int64_t n) {
     call.linear(normed, table, View{}, logits);
-    call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, dlogits,
-                           w.sum_partials, loss_scale);
+    call.ops.cross_entropy(call.stream, logits.col_range(0, v), targets.col_range(first, n), loss_sum,
+                           dlogits.col_range(0, v), w.sum_partials, loss_scale);
     call.linear_dw(dlogits, normed, d_table, first == 0 ? call.into : Gradients::kAdd);
     call.linear_dx(dlogits, table, normed);
   });
@@ -97,10 +110,11 @@ void head_backward(const Call& call, View table, View d_table, View x, View targ
 
 void head_loss(const Call& call, View table, View x, View targets, View loss_sum, void* workspace) {
   const Workspace w(call.config, call.dtype, x.rows, call.ops, call.logits_bytes, workspace);
+  const std::int64_t v = call.config.vocab_size;
   norm(call, x, w);
   for_chunks(w, [&](const View& normed, const View& logits, const View&, std::int64_t first, std::int64_t n) {
     call.linear(normed, table, View{}, logits);
-    call.ops.cross_entropy(call.stream, logits, targets.col_range(first, n), loss_sum, View{},
+    call.ops.cross_entropy(call.stream, logits.col_range(0, v), targets.col_range(first, n), loss_sum, View{},
                            w.sum_partials);
   });
 }
@@ -108,7 +122,8 @@ void head_loss(const Call& call, View table, View x, View targets, View loss_sum
 void head_logits(const Call& call, View table, View x, View logits, void* workspace) {
   const Workspace w(call.config, call.dtype, x.rows, call.ops, call.logits_bytes, workspace);
   norm(call, x, w);
-  call.linear(w.normed, table, View{}, logits);
+  call.linear(w.normed, table.row_range(0, logits.cols), View{},
+              logits);  // the caller's rows have no padding
 }
 
 }  // namespace zg::model

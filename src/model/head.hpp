@@ -7,17 +7,22 @@
 
 namespace zg::model {
 
-// Rows of a chunk; a function of the sizes alone. The chunk's logits and their gradient take at most `bytes`,
-// or half of what the output matrix's gradient takes where that is more: each chunk reads and writes that
-// gradient once, so larger chunks have less traffic.
-std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_t rows, std::int64_t bytes);
+// Columns of the logits that products compute: V or, where OpSizes::pads_logits(), the next multiple of 64.
+// The output matrix has zero rows for the others, which the loss does not see, and whose gradients are zero.
+std::int64_t head_columns(const ModelConfig& config, const OpSizes& sizes);
+
+// Rows of a chunk; a function of the sizes alone. The chunk's logits and their gradient take at most
+// `logits_bytes`, or half of what the output matrix's gradient takes where that is more: each chunk reads and
+// writes that gradient once, so larger chunks have less traffic.
+std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_t rows, const OpSizes& sizes,
+                             std::int64_t logits_bytes);
 
 // Bytes of the workspace of the following calls.
 std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows, const OpSizes& sizes,
                         std::int64_t logits_bytes);
 
-// The call's unit is the head. `table` [V, C] is the output matrix, `d_table` [V, C] its gradient, which is
-// added to. All gradients are multiplied by loss_scale.
+// The call's unit is the head. `table` [head_columns(), C] is the output matrix, `d_table` its gradient,
+// which is added to. All gradients are multiplied by loss_scale.
 void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,
                    void* workspace, double loss_scale);
 void head_loss(const Call& call, View table, View x, View targets, View loss_sum, void* workspace);

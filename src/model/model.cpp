@@ -66,6 +66,15 @@ void check_llama_heads(const ModelConfig& c, const Keys& keys) {
   check_positive("rope_theta", c.rope_theta);
 }
 
+// The output matrix, or its gradient, in its unit's flat tensor: [head_columns(), C], zero rows last.
+View table_view(const ModelConfig& c, const std::vector<Unit>& units, const OpSizes& sizes,
+                const View& flat) {
+  const std::int64_t rows = model::head_columns(c, sizes), first = model::table_param(c, units).offset;
+  ZG_ASSERT_LE(first + rows * c.width, flat.cols);
+  const View at = flat.col_range(first, rows * c.width);
+  return {at.data, at.dtype, rows, c.width};
+}
+
 void check_flat(const View& view, const Unit& unit, DType dtype) {
   ZG_ASSERT(view.rows == 1 && view.cols == unit.count, "{} has {} elements, given {} x {}", unit.name,
             unit.count, view.rows, view.cols);
@@ -130,7 +139,7 @@ Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::
   validate(config);
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
-  units_ = model::make_units(config);
+  units_ = model::make_units(config, model::head_columns(config, sizes));
 }
 
 Ops& Model::ops() const {
@@ -243,8 +252,9 @@ void Model::head_loss_and_gradient(Stream& s, BatchShape shape, View head_weight
     if (config_.tied) model::clear_gradients(ops(), s, head_grads, unit, 0);
     model::clear_gradients(ops(), s, table_grads, table_unit, product);
   }
-  model::head_backward(call, model::param_view(table, matrix), model::param_view(table_grads, matrix), x,
-                       targets, loss_sum, dx, workspace, loss_scale);
+  model::head_backward(call, table_view(config_, units_, *sizes_, table),
+                       table_view(config_, units_, *sizes_, table_grads), x, targets, loss_sum, dx, workspace,
+                       loss_scale);
 }
 
 void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
@@ -256,8 +266,7 @@ void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table
   check_rows(x, shape.rows(), config_.width, dtype_);
   check_ids(targets, shape);
   const model::Call call{ops(), s, config_, dtype_, shape, unit, head_weights, View{}, logits_bytes_};
-  model::head_loss(call, model::param_view(table, model::table_param(config_, units_)), x, targets, loss_sum,
-                   workspace);
+  model::head_loss(call, table_view(config_, units_, *sizes_, table), x, targets, loss_sum, workspace);
 }
 
 void Model::head_logits(Stream& s, View head_weights, View table, View x, View logits,
@@ -269,8 +278,7 @@ void Model::head_logits(Stream& s, View head_weights, View table, View x, View l
   check_rows(logits, x.rows, config_.vocab_size, accumulator_dtype());
   const model::Call call{ops(),        s,      config_,      dtype_, BatchShape{1, x.rows}, unit,
                          head_weights, View{}, logits_bytes_};
-  model::head_logits(call, model::param_view(table, model::table_param(config_, units_)), x, logits,
-                     workspace);
+  model::head_logits(call, table_view(config_, units_, *sizes_, table), x, logits, workspace);
 }
 
 double training_flops(const ModelConfig& c, std::int64_t tokens, std::int64_t time, bool recompute) {

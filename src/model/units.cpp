@@ -1,5 +1,7 @@
 #include "model/units.hpp"
 
+#include <algorithm>
+
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -33,11 +35,13 @@ class UnitBuilder {
     p.vector = true;
     add(std::move(p), name, init);
   }
-  void matrix(const std::string& name, std::int64_t out, std::int64_t in, Init init) {
+  // The gap behind it has room for further rows, up to `with_gap` altogether.
+  void matrix(const std::string& name, std::int64_t out, std::int64_t in, Init init,
+              std::int64_t with_gap = 0) {
     Param p;
     p.rows = out;
     p.cols = in;
-    add(std::move(p), name, init);
+    add(std::move(p), name, init, with_gap * in);
   }
   // GPT-2's linear layer: a weight, which files hold transposed, and a bias.
   void conv1d(const std::string& name, std::int64_t out, std::int64_t in, Init init) {
@@ -56,11 +60,11 @@ class UnitBuilder {
   Unit take() { return std::move(unit_); }
 
  private:
-  void add(Param p, const std::string& name, Init init) {
+  void add(Param p, const std::string& name, Init init, std::int64_t with_gap = 0) {
     p.name = prefix_ + name;
     p.init = init;
     p.offset = unit_.count;
-    unit_.count = round_up(p.offset + p.count(), kParamAlign);
+    unit_.count = round_up(p.offset + std::max(p.count(), with_gap), kParamAlign);
     unit_.params.push_back(std::move(p));
   }
 
@@ -94,38 +98,39 @@ Unit llama_block(const ModelConfig& c, std::int64_t layer) {
   return b.take();
 }
 
-Unit embedding_unit(const ModelConfig& c) {
+Unit embedding_unit(const ModelConfig& c, std::int64_t table_rows) {
   UnitBuilder b("embedding", "");
+  const std::int64_t with_gap = c.tied ? table_rows : 0;
   if (c.arch == Arch::kGpt2) {
-    b.matrix("wte.weight", c.vocab_size, c.width, Init::kNormal);
+    b.matrix("wte.weight", c.vocab_size, c.width, Init::kNormal, with_gap);
     b.matrix("wpe.weight", c.context, c.width, Init::kNormal);
   } else {
-    b.matrix("model.embed_tokens.weight", c.vocab_size, c.width, Init::kNormal);
+    b.matrix("model.embed_tokens.weight", c.vocab_size, c.width, Init::kNormal, with_gap);
   }
   return b.take();
 }
 
-Unit head_unit(const ModelConfig& c) {
+Unit head_unit(const ModelConfig& c, std::int64_t table_rows) {
   UnitBuilder b("head", "");
   if (c.arch == Arch::kGpt2) {
     b.layernorm("ln_f", c.width);
   } else {
     b.vector("model.norm.weight", c.width, Init::kOne);
   }
-  if (!c.tied) b.matrix("lm_head.weight", c.vocab_size, c.width, Init::kNormal);
+  if (!c.tied) b.matrix("lm_head.weight", c.vocab_size, c.width, Init::kNormal, table_rows);
   return b.take();
 }
 
 }  // namespace
 
-std::vector<Unit> make_units(const ModelConfig& c) {
+std::vector<Unit> make_units(const ModelConfig& c, std::int64_t table_rows) {
   std::vector<Unit> units;
   units.reserve(static_cast<std::size_t>(c.layers) + 2);
-  units.push_back(embedding_unit(c));
+  units.push_back(embedding_unit(c, table_rows));
   for (std::int64_t i = 0; i < c.layers; ++i) {
     units.push_back(c.arch == Arch::kGpt2 ? gpt2_block(c, i) : llama_block(c, i));
   }
-  units.push_back(head_unit(c));
+  units.push_back(head_unit(c, table_rows));
   const std::size_t expected = c.arch == Arch::kGpt2 ? std::size_t{gpt2::kCount} : std::size_t{llama::kCount};
   ZG_ASSERT_EQ(units[1].params.size(), expected);
   return units;

@@ -15,7 +15,8 @@ struct Rows : CrossEntropyRows<T> {
   Rows(std::int64_t n, std::int64_t v, std::int64_t gap, std::int64_t gradient_gap)
       : CrossEntropyRows<T>(n, v, gap, gradient_gap) {}
 
-  void run(bool gradient = true) {
+  // processors: multiprocessors, if not 0; of each the kernel makes some blocks.
+  void run(bool gradient = true, int processors = 0) {
     std::vector<double> sum{kLossBefore}, scratch(cuda::kSumPartials, NAN);
     OnDevice<Acc<T>> d_logits(this->logits);
     OnDevice<T> d_dlogits(this->dlogits);
@@ -27,17 +28,20 @@ struct Rows : CrossEntropyRows<T> {
                                   .dlogits = {},
                                   .scale = this->scale};
     if (gradient) args.dlogits = d_dlogits;
-    cuda::cross_entropy<T>(launch(), {this->rows, this->cols}, args, d_scratch.data());
+    cuda::Launch on = launch();
+    if (processors > 0) on.multiprocessors = processors;
+    cuda::cross_entropy<T>(on, {this->rows, this->cols}, args, d_scratch.data());
     d_dlogits.fetch(), d_loss.fetch();
     this->loss = sum[0];
   }
   // Differences from the largest logit so far, and of largest ones, are exponents: each is rounded by a unit
-  // of itself, 200 at most. A thread adds 16 terms of a tile of at least 4096, and at each tile takes its sum
-  // to the new largest one by a product with an exponential (4 units together); what threads have is added in
-  // double.
+  // of itself, and in float so is its product with log2(e), and that number by a quarter of a unit. Those of
+  // a term add up to 200 at most, in the sum and in the gradient. An exponential has 4 units besides. A
+  // thread adds 4 of them for each tile, and takes its sum to a new largest logit by a product with one; what
+  // threads have is added in double.
   void expect_definition() {
-    CrossEntropyRows<T>::expect_definition(20.0 * (1 + static_cast<double>(this->cols) / 4096) + 2 * 200 +
-                                           16);
+    const std::int64_t tile = this->cols <= 8192 ? 1024 : 4096, tiles = (this->cols + tile - 1) / tile;
+    CrossEntropyRows<T>::expect_definition((4 + 5) * static_cast<double>(tiles) + 2 * 2.25 * 200 + 16);
   }
 };
 
@@ -80,6 +84,55 @@ TYPED_TEST(CudaCrossEntropy, LargeVocabularies) {
       t.run();
       t.expect_definition();
     }
+  }
+}
+
+// A block loads its next row while it writes one: whatever rows there are before and behind it, and whether
+// they are ignored, a row is what it is alone. Rows that fit shared memory, and such that do not.
+TYPED_TEST(CudaCrossEntropy, RowsOfABlockDoNotMix) {
+  using T = TypeParam;
+  for (const std::int64_t cols : {300, 9000, 50257}) {
+    const std::int64_t rows = cols == 300 ? 40 : 11;
+    Rows<T> t(rows, cols, 3);
+    for (const std::int64_t r : {0, 2, 5, 6, 10}) t.targets[static_cast<std::size_t>(r)] = -1;
+    t.targets[7] = 0, t.targets[8] = static_cast<std::int32_t>(cols - 1);
+    double sum = kLossBefore;
+    std::vector<Rows<T>> single;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      Rows<T>& one = single.emplace_back(1, cols, 3);
+      for (std::int64_t c = 0; c < cols; ++c) one.logits.at(0, c) = t.logits.at(r, c);
+      one.targets[0] = t.targets[static_cast<std::size_t>(r)];
+      one.run();
+      sum += one.loss - kLossBefore;
+    }
+    for_each_order([&] {
+      t.dlogits.fill(std::numeric_limits<double>::quiet_NaN());
+      t.run();
+      EXPECT_NEAR(t.loss, sum, 1e-13 * sum);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        ASSERT_EQ(std::memcmp(&t.dlogits.at(r, 0), &single[static_cast<std::size_t>(r)].dlogits.at(0, 0),
+                              static_cast<std::size_t>(cols) * sizeof(T)),
+                  0)
+            << "row " << r << " of " << cols << " columns";
+      }
+      const double with_gradient = t.loss;
+      t.run(false);
+      EXPECT_EQ(t.loss, with_gradient);
+    });
+    t.dlogits.expect_gaps_intact("dlogits");
+  }
+}
+
+// The sum of losses has the same order however many blocks there are.
+TEST(CudaCrossEntropyFloat, TheNumberOfBlocksDoesNotMatter) {
+  Rows<float> t(1100, 70, 2);
+  t.run();
+  const double loss = t.loss;
+  for (const int processors : {1, 2, 7, 400}) {
+    t.dlogits.fill(std::numeric_limits<double>::quiet_NaN());
+    t.run(true, processors);
+    EXPECT_EQ(t.loss, loss) << processors;
+    t.expect_definition();
   }
 }
 

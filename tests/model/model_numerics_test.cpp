@@ -319,8 +319,8 @@ TEST(Head, ChunksAddUpToTheWhole) {
   c.heads = c.kv_heads = 2;
   c.head_size = 4;
   c.inner = 32;
-  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 150, host_ops().logits_bytes()), 64);
-  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 22, host_ops().logits_bytes()), 22);
+  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 150, host_ops(), host_ops().logits_bytes()), 64);
+  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 22, host_ops(), host_ops().logits_bytes()), 22);
   HostStream stream("test", HostStream::Mode::kInline);
   ModelRunner whole(c, DType::kF64, host_ops(), stream), parts(c, DType::kF64, host_ops(), stream);
   whole.fill(reference_weight);
@@ -354,6 +354,106 @@ TEST(Head, ChunksAddUpToTheWhole) {
   EXPECT_LT(difference(whole.grads(whole.head()), parts.grads(parts.head())), kFp64);
   const View a(dx.data(), DType::kF64, 1, 1200), b(dx_parts.data(), DType::kF64, 1, 1200);
   EXPECT_LT(difference(a, b), kFp64);
+}
+
+// Products as a GPU wants them: rows of all operands are multiples of 16 bytes.
+struct PaddedOps final : NaiveOps {
+  bool pads_logits() const override { return true; }
+  void gemm(Stream& s, View a, View b, View c, const GemmOptions& o) override {
+    for (const View& x : {a, b, c}) {
+      const auto size = static_cast<std::int64_t>(size_of(x.dtype));
+      EXPECT_EQ(x.cols * size % 16, 0) << x.cols << " columns";
+      EXPECT_EQ(x.ld * size % 16, 0);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(x.data) % 16, 0u);
+    }
+    ++products;
+    NaiveOps::gemm(s, a, b, c, o);
+  }
+  int products = 0;
+};
+
+// The padding adds zeros to the end of sums, so it changes no bit; parameters and their gradients have no
+// part in it, and the gaps that it uses stay zero.
+TEST_P(Numerics, APaddedVocabularyChangesNothing) {
+  for (const bool tied : {true, false}) {
+    ModelConfig c = config();
+    c.tied = tied;
+    ASSERT_EQ(c.vocab_size % 2, 1);
+    NaiveOps plain_ops;
+    PaddedOps padded_ops;
+    ModelRunner plain(c, DType::kF64, plain_ops, stream), padded(c, DType::kF64, padded_ops, stream);
+    plain.fill(reference_weight);
+    padded.fill(reference_weight);
+    EXPECT_EQ(plain.model().parameter_count(), padded.model().parameter_count());
+    const Batch batch = first_batch({3, 5});
+    EXPECT_EQ(plain.loss(batch), padded.loss(batch));
+    EXPECT_EQ(plain.forward_backward(batch), padded.forward_backward(batch));
+    EXPECT_GT(padded_ops.products, 0);
+    for (std::size_t u = 0; u < plain.units().size(); ++u) {
+      View gaps = padded.grads(u);
+      for (std::size_t i = 0; i < plain.units()[u].params.size(); ++i) {
+        const Param &p = plain.units()[u].params[i], &q = padded.units()[u].params[i];
+        ASSERT_EQ(p.name, q.name);
+        const View a = plain.grad(u, p), b = padded.grad(u, q);
+        ASSERT_EQ(a.count(), b.count());
+        for (std::int64_t r = 0; r < a.rows; ++r) {
+          for (std::int64_t k = 0; k < a.cols; ++k) {
+            ASSERT_EQ(load(a, r, k), load(b, r, k)) << p.name;
+            store(b, r, k, 0);
+          }
+        }
+      }
+      EXPECT_EQ(largest(gaps), 0) << plain.units()[u].name;
+    }
+  }
+}
+
+struct SomeSizes final : OpSizes {
+  SomeSizes(bool pads, std::int64_t groups, std::int64_t logits)
+      : pads_(pads), groups_(groups), logits_(logits) {}
+  std::int64_t row_groups() const override { return groups_; }
+  std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const override { return 0; }
+  std::int64_t logits_bytes() const override { return logits_; }
+  bool pads_logits() const override { return pads_; }
+
+ private:
+  const bool pads_;
+  const std::int64_t groups_, logits_;
+};
+
+// Of GPT-2: 50304 columns of 6 bytes, so that 2 GiB hold 7104 rows. Where products want to be large, no chunk
+// is a small rest.
+TEST(Head, ChunksOfAGpuAreEquallyLarge) {
+  const ModelConfig c;
+  const SomeSizes host(false, 1, std::int64_t{2} << 30), gpu(true, 1, std::int64_t{2} << 30);
+  const auto chunk = [&](const OpSizes& sizes, std::int64_t rows) {
+    return model::head_chunk_rows(c, DType::kBF16, rows, sizes, sizes.logits_bytes());
+  };
+  EXPECT_EQ(chunk(host, 8192), 7104);
+  EXPECT_EQ(chunk(gpu, 8192), 4096);
+  EXPECT_EQ(chunk(gpu, 7104), 7104);
+  EXPECT_EQ(chunk(gpu, 7105), 3584);
+  EXPECT_EQ(chunk(gpu, 16384), 5504);
+  EXPECT_EQ(chunk(gpu, 100), 100);
+  EXPECT_EQ(chunk(gpu, 1), 1);
+}
+
+// A plan for a device that is not there has the tensors and the memory of a run on it.
+TEST(Head, ThePaddingIsPlanned) {
+  PaddedOps ops;
+  const SomeSizes sizes(true, ops.row_groups(), ops.logits_bytes());
+  for (const ModelConfig& c : {reference_gpt2(), reference_llama()}) {
+    const Model run(c, DType::kF64, ops), planned(c, DType::kF64, sizes), plain(c, DType::kF64, host_ops());
+    EXPECT_EQ(run.head_workspace_bytes({2, 7}), planned.head_workspace_bytes({2, 7}));
+    std::int64_t padded = 0;
+    for (std::size_t u = 0; u < run.units().size(); ++u) {
+      EXPECT_EQ(run.units()[u].count, planned.units()[u].count);
+      padded += run.units()[u].count - plain.units()[u].count;
+    }
+    // 257 tokens, 320 rows.
+    EXPECT_GT(padded, (320 - 257) * c.width - kParamAlign);
+    EXPECT_LT(padded, (320 - 257) * c.width + kParamAlign);
+  }
 }
 
 }  // namespace

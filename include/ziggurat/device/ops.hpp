@@ -47,6 +47,9 @@ class OpSizes {
   // The most bytes that logits and their gradient should take in one call: enough rows for a product at full
   // speed.
   virtual std::int64_t logits_bytes() const = 0;
+  // Whether products need large sizes, in multiples of 16 bytes, to run at full speed. The head then pads the
+  // vocabulary, and makes its chunks of logits equally large.
+  virtual bool pads_logits() const { return false; }
 };
 
 class Ops : public OpSizes {

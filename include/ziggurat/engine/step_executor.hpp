@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,7 @@ struct StepResult {
 };
 
 class HostLease;
+class Staging;
 class StallMeter;
 
 class StepExecutor {
@@ -109,7 +111,7 @@ class StepExecutor {
 
   // Every rank calls these, between its steps; they end when all have. By rank, what each has brought; and
   // their sum.
-  std::vector<std::vector<double>> of_all_ranks(const std::vector<double>& mine);
+  std::vector<std::vector<double>> of_all_ranks(std::span<const double> mine);
   double sum_over_ranks(double mine);
 
   // For the watchdog. Any thread; no locks.
@@ -129,9 +131,9 @@ class StepExecutor {
   void issue(const StepOp& op);
   void issue_update(const StepOp& op);
   void run_updates(const ProgramStart& start);
-  void load_tokens(std::size_t m, const MicroBatch& batch);
-  void zero_scalars();
-  std::vector<double> read_scalars();
+  void stage(std::int64_t m, const MicroBatch& batch);
+  void load_inputs(std::int64_t micro_batches);
+  std::span<const double> read_scalars();
   void leave_program();
   // Visits elements [begin, end) of a parameter in its state and weight, one state segment after the other.
   using StateVisitor = std::function<void(const OptimizerState& state, View weight, std::int64_t first,
@@ -170,8 +172,7 @@ class StepExecutor {
   std::unique_ptr<Position> position_;
   std::unique_ptr<Timer> timer_;
   std::unique_ptr<StallMeter> stall_;
-  std::vector<std::int32_t> token_staging_;
-  std::vector<double> scalar_staging_;
+  std::unique_ptr<Staging> staging_;  // of Workspace::inputs()
   std::vector<Lease> leases_;
   std::uint64_t identity_;          // unique among the engines of this process
   std::vector<std::uint64_t> key_;  // of the operation being issued

@@ -3,35 +3,40 @@
 
 After every stage gpu.json and gpu.md are written anew, so that a run that is cut short still tells. A stage leaves what it
 knows so far in a file, which counts even when the stage fails or is stopped. Exit code: 0 when all that ran passed (or was
-skipped in a dry run), 1 when something failed or ran out of time, 2 for a mistake in the flags.
+skipped in a dry run), 1 when something failed or had to be stopped, 2 for a mistake in the flags. What was not begun,
+and what told by itself that its time was up, is no failure: the last line names it, for a second command.
 """
 import argparse
 import json
 import os
 import pathlib
 import queue
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 
+import gpu_machine
 import gpu_report
 
 HERE = pathlib.Path(__file__).resolve().parent
-# name: seconds that it may take, and that must be left for it to begin
+# name: seconds that it may take, and that must be left for it to begin. Where all take their most, they fill three
+# commands: up to kernels, up to graphs, and the rest.
 STAGES = {
-    "suite": (150, 10),
+    "suite": (100, 20),
+    "suite-store": (75, 20),
     "gpt2-124m": (130, 45),
     "copies": (30, 10),
     "gpt2-1.5b": (150, 60),
-    "kernels": (75, 20),
-    "graphs": (60, 25),
-    "llama-7b": (240, 120),
-    "sanitizer": (120, 30),
-    "largest": (300, 120),
+    "kernels": (75, 30),
+    "llama-7b": (280, 200),
+    "suite-engine": (200, 60),
+    "graphs": (60, 30),
+    "sanitizer": (150, 60),
+    "largest": (270, 150),
 }
+OVER = ("passed", "failed", "skipped")  # what another command need not run again
 TRIALS = {"fail": (5, 1), "hang": (2, 1)}  # to try out this program
 HEARTBEAT = 20
 MARGIN = 3  # seconds at the end, for the report
@@ -52,31 +57,23 @@ def say(clock, text):
     print(f"[{clock.passed():5.0f} s] {text}", flush=True)
 
 
-def command_output(*command):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def first(path, prefix):
-    try:
-        return next(l.split(":", 1)[1].strip() for l in open(path) if l.startswith(prefix))
-    except (OSError, StopIteration):
-        return "unknown"
-
-
 def machine(disk):
-    fields = "name,memory.total,driver_version,pcie.link.gen.current,pcie.link.width.current,clocks.max.sm,power.limit"
+    """Told before anything else: whatever comes of the rest, this is known."""
     commit = HERE.parent / "COMMIT"
     return {
-        "gpu": command_output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader") or "none",
-        "cpu": first("/proc/cpuinfo", "model name"), "cores": len(os.sched_getaffinity(0)),
-        "memory": first("/proc/meminfo", "MemTotal"), "memory_available": first("/proc/meminfo", "MemAvailable"),
-        "disk_free_bytes": shutil.disk_usage(disk).free, "kernel": os.uname().release, "python": sys.version.split()[0],
-        "commit": commit.read_text().strip() if commit.exists() else command_output("git", "-C", str(HERE.parent), "rev-parse", "--short", "HEAD"),
-        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit.read_text().strip() if commit.exists()
+        else gpu_machine.command_output("git", "-C", str(HERE.parent), "rev-parse", "--short", "HEAD"),
+        "date": time.strftime("%Y-%m-%d"), "table": gpu_machine.table(disk),
     }
+
+
+def earlier(out, dry_run):
+    """The stages that an earlier command left in OUT_DIR, by name."""
+    try:
+        results = json.loads((out / "gpu.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return {s["stage"]: s for s in results["stages"]} if results["dry_run"] == dry_run else {}
 
 
 def read_lines(stream, lines):
@@ -112,7 +109,7 @@ def run_stage(name, limit, args, clock):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
         lines = queue.Queue()
         threading.Thread(target=read_lines, args=(process.stdout, lines), daemon=True).start()
-        heard, ended = begin, None
+        heard, last, ended = begin, "nothing", None
         try:
             while ended is None:
                 try:
@@ -121,7 +118,7 @@ def run_stage(name, limit, args, clock):
                         break
                     say(clock, f"  {line}")
                     print(line, file=log, flush=True)
-                    heard = time.monotonic()
+                    heard, last = time.monotonic(), line
                 except queue.Empty:
                     if process.poll() is not None:
                         break
@@ -140,13 +137,15 @@ def run_stage(name, limit, args, clock):
         stop(process)  # and whatever it left behind
         code = process.wait()
     record = {"stage": name, "limit_s": limit, "seconds": time.monotonic() - begin}
-    record["status"] = ended or {0: "passed", 77: "skipped"}.get(code, "failed")
+    record["status"] = ended or {0: "passed", 75: "cut", 77: "skipped"}.get(code, "failed")
     record["exit_code"] = code
     try:
         record |= json.loads(told.read_text())
     except (OSError, ValueError):
         record["notes"] = ["it left no results"]
-    if record["status"] not in ("passed", "skipped"):
+    if ended == "timed out":
+        record["notes"] = record.get("notes", []) + [f"stopped after {limit:.0f} s; the last that it said: {last}"]
+    if record["status"] not in ("passed", "skipped", "cut"):
         record["log_tail"] = (out / f"{name}.log").read_text(errors="replace").splitlines()[-30:]
     return record
 
@@ -170,7 +169,9 @@ def parse_args():
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description="Tests and benchmarks of one GPU; see the head of bench/gpu.sh")
     parser.add_argument("out", nargs="?", default=str(HERE.parent / "build" / "gpu"), metavar="OUT_DIR")
     parser.add_argument("--stages", help="only these, in their usual order; with commas")
-    parser.add_argument("--total", type=float, default=480, help="seconds for all of them (default: %(default)g)")
+    parser.add_argument("--total", type=float, default=540, help="seconds for all of them (default: %(default)g)")
+    parser.add_argument("--continue", action="store_true", dest="go_on",
+                        help="keep what OUT_DIR has of an earlier command, and run the stages that are not over")
     parser.add_argument("--limit", action="append", default=[], metavar="STAGE=SECONDS", help="another limit for one stage")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--disk", help="directory of the NVMe tier (default: OUT_DIR)")
@@ -201,11 +202,19 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     clock = Clock(args.total)
     known = STAGES | TRIALS
-    results = {"benchmark": "gpu", "dry_run": args.dry_run, "total_s": args.total, "machine": machine(args.disk),
-               "stages": [{"stage": name, "status": "not run", "notes": ["the run was cut short before it"]} for name in args.chosen]}
+    results = {"benchmark": "gpu", "dry_run": args.dry_run, "total_s": args.total, "machine": machine(args.disk)}
+    for what, how in results["machine"]["table"]:
+        print(f"{what:28} {how}", flush=True)
+    kept = earlier(out, args.dry_run) if args.go_on else {}
+    names = [name for name in known if name in kept or name in args.chosen]
+    fresh = [name for name in args.chosen if kept.get(name, {}).get("status") not in OVER]
+    results["stages"] = [{"stage": name, "status": "not run", "notes": ["the run was cut short before it"]} if name in fresh else kept[name]
+                         for name in names]
     write_results(out, results)
-    say(clock, f"{results['machine']['gpu']}; stages: {', '.join(args.chosen)}")
-    for i, name in enumerate(args.chosen):
+    say(clock, f"stages: {', '.join(fresh) or 'none is left'}")
+    for i, name in enumerate(names):
+        if name not in fresh:
+            continue
         limit, least = known[name]
         limit = args.limits.get(name, limit)
         if clock.left() < min(least, limit):
@@ -223,8 +232,12 @@ def main():
         write_results(out, results)
         if results["stages"][i]["status"] == "cut short":
             break
-    bad = [s["stage"] for s in results["stages"] if s["status"] in ("failed", "timed out", "cut short") or (s["status"] == "skipped" and not args.dry_run)]
+    ran = [s for s in results["stages"] if s["stage"] in fresh]
+    bad = [s["stage"] for s in ran if s["status"] in ("failed", "timed out", "cut short") or (s["status"] == "skipped" and not args.dry_run)]
+    left = [s["stage"] for s in ran if s["status"] not in OVER]
     say(clock, f"{out}/gpu.md and gpu.json" + (f"; not passed: {', '.join(bad)}" if bad else ""))
+    if left:
+        say(clock, f"not done: {', '.join(left)}; a second command goes on with them: --stages {','.join(left)}, or --continue with this OUT_DIR")
     return 1 if bad else 0
 
 

@@ -86,6 +86,8 @@ def llama_7b(stage):
         begin = time.monotonic()
         settings = tiny + [device] + ([] if stage.tiny else [f"tiers.host={host}"])
         program = ours(stage, "bench-llama-7b-gpu.json", name, *settings)
+        memory = next((l for l in program.ready["description"].splitlines() if l.startswith("memory")), "memory     not told")
+        stage.note(f"{name}: ready after {program.start_seconds:.0f} s; {memory.split(maxsplit=1)[1]}")
         take_steps(stage, program, 1, 2)
         seconds[name], seconds["whole"] = program.median(), time.monotonic() - begin
         step = program.steps[-1]

@@ -29,7 +29,7 @@ def markdown(results):
     m = results["machine"]
     title = "# A GPU's tests and benchmarks" + (" (dry run on the processor: the numbers mean nothing)" if results["dry_run"] else "")
     lines = [title, "", f"{m['date']}, commit {m['commit']}.", ""]
-    lines += table(["machine", ""], [[k, v] for k, v in m.items() if k not in ("date", "commit")]) + [""]
+    lines += table(["machine", ""], m["table"]) + [""]
     summary = [[s["stage"], s["status"], f"{s['seconds']:.1f}" if "seconds" in s else ""] for s in results["stages"]]
     lines += table(["stage", "how it went", "seconds"], summary) + [""]
     aims = [[a["what"], a["value"], a["aim"], {True: "yes", False: "no", None: "?"}[a["met"]]]

@@ -3,10 +3,12 @@ import glob
 import json
 import os
 import pathlib
+import queue
 import site
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 from serve import Served
@@ -21,6 +23,10 @@ class Skipped(Exception):
 
 class Failed(Exception):
     pass
+
+
+class Cut(Exception):
+    """The time was up before all of a stage was done; what was done is well."""
 
 
 def library_path():
@@ -87,11 +93,44 @@ class Stage:
         self.save()
 
     def run_lines(self, command, each, **more):
-        """Runs one of our programs; each(line) for what it prints. Returns the exit code. Its stderr is this stage's."""
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment | more.pop("env", {}), **more)
-        for line in process.stdout:
-            each(line.rstrip("\n"))
-        return process.wait()
+        """Runs one of our programs; each(line) for what it prints. Returns the exit code, or None where `seconds` were
+        over before it ended. Its stderr is this stage's."""
+        return self.run_together([(command, more.pop("env", {}))], each, **more)[0]
+
+    def run_together(self, programs, each, seconds=float("inf"), **more):
+        """The same of several at once, each a command and what is added to its environment; returns all exit codes."""
+        end, lines = time.monotonic() + seconds, queue.Queue()
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment | env, **more) for command, env in programs]
+
+        def read(stream):
+            for line in stream:
+                lines.put(line.rstrip("\n"))
+            lines.put(None)
+
+        for process in running:
+            threading.Thread(target=read, args=(process.stdout,), daemon=True).start()
+        open_ends = len(running)
+        while open_ends > 0 and (left := end - time.monotonic()) > 0:
+            try:
+                line = lines.get(timeout=min(left, 3600))
+            except queue.Empty:
+                continue
+            if line is None:
+                open_ends -= 1
+            else:
+                each(line)
+        if open_ends == 0:
+            return [process.wait() for process in running]
+        # What they have started themselves ends with this stage's process group.
+        codes = [process.poll() for process in running]
+        for process in running:
+            process.kill()
+        for process in running:
+            process.wait()
+        while not lines.empty():
+            if (line := lines.get()) is not None:
+                each(line)
+        return codes
 
     def json_lines(self, command, each=None, check=True):
         records = []

@@ -56,9 +56,14 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self, vocab, positions, layers, width, heads):
+    """The table has `rows` rows, `vocab` of them for tokens. The rest is padding: its logits are -inf, by a bias, which
+    the product adds at no cost, so they take no part in the loss."""
+
+    def __init__(self, vocab, positions, layers, width, heads, rows=0):
         super().__init__()
-        self.wte = nn.Embedding(vocab, width)
+        rows = rows or vocab
+        self.wte = nn.Embedding(rows, width)
+        self.register_buffer("padding", torch.zeros(rows).index_fill(0, torch.arange(vocab, rows), -torch.inf) if rows > vocab else None)
         self.wpe = nn.Embedding(positions, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width)
@@ -73,7 +78,7 @@ class GPT2(nn.Module):
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        logits = F.linear(self.ln_f(x), self.wte.weight)  # the head shares the embedding
+        logits = F.linear(self.ln_f(x), self.wte.weight, self.padding)  # the head shares the embedding
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

@@ -7,8 +7,9 @@
 
 The model is pytorch_gpt2.py's: torch.compile, scaled_dot_product_attention, fused AdamW, gradient clipping. The weights
 are bf16 copies of fp32 masters (autocast), as Ziggurat's are; --weights bf16 trains in bf16 without masters, which is
-less work and another result. The vocabulary is padded to a multiple of 64, which is faster; the FLOPs that count are
-those of the model without padding, by the formula of training_flops() (src/model/model.cpp).
+less work and another result. The vocabulary is padded to a multiple of 64, which is faster, and the padding's logits
+take no part in the loss, as with Ziggurat's; the FLOPs that count are those of the model without padding, by the formula
+of training_flops() (src/model/model.cpp).
 
 A step is everything a trainer does: forward and backward for all micro-batches, clipping, AdamW, and reading the loss.
 Each prints one JSON line {"event": "step", "step_s", "tokens_per_s", "flops", "loss"}; with --serve, after
@@ -54,7 +55,7 @@ class Trainer:
         self.device = torch.device(args.device)
         rows = -(-args.vocab // args.vocab_multiple) * args.vocab_multiple
         with self.device:
-            self.model = GPT2(rows, args.context, args.layers, args.width, args.heads)
+            self.model = GPT2(args.vocab, args.context, args.layers, args.width, args.heads, rows)
         if args.weights == "bf16":
             self.model.to(torch.bfloat16)
         self.compiled = args.compile

@@ -84,6 +84,7 @@ void print_ready(Trainer& trainer, const zg::Roofs& roofs) {
   j["parameters"] = trainer.plan().model->parameter_count();
   j["updated_on_host"] = on_host;
   j["device"] = trainer.rank().device().describe();
+  j["description"] = trainer.describe();
   j["device_budget"] = trainer.plan().budgets.device;
   j["host_budget"] = trainer.plan().budgets.host;
   j["nvme_bytes"] = layout.table.nvme_bytes();

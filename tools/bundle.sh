@@ -5,13 +5,14 @@
 #   tools/bundle.sh OUT_DIR [BUILD_DIR]      # BUILD_DIR: build, configured with -DZG_CUDA=ON
 #   OUT_DIR/run.sh [flags of bench/gpu.sh]   # there
 #
+# It builds what is not up to date, with cuDNN's headers (tools/cudnn_headers.sh).
 # Build for the GPU in question alone (-DCMAKE_CUDA_ARCHITECTURES=90 for H100 and H200): it is smaller. The system there must
 # be at least as new as here: glibc is not packed, nor are CUDA's own libraries and the driver's.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 case "${1:-}" in
-  ''|-h|--help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit "$([ -n "${1:-}" ] && echo 0 || echo 2)" ;;
+  ''|-h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit "$([ -n "${1:-}" ] && echo 0 || echo 2)" ;;
 esac
 out=$1
 build=${2:-$top/build}
@@ -20,12 +21,15 @@ limit=$((64 << 20))
 programs=(ziggurat tests/zg_test_gpu tests/zg_test_gpu_store tests/zg_test_gpu_engine bench/bench_train_step bench/bench_gpu_kernels bench/bench_optimizer)
 stays='^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util)\.so.*|lib(cuda|cudart|cublas|cublasLt|cudnn.*|cufile|nvrtc.*|nvJitLink|nvToolsExt)\.so.*)$'
 
+"$top/tools/cudnn_headers.sh" "$build"
+cmake "$build" >/dev/null || die "cmake $build failed" "cmake --preset release -DZG_CUDA=ON"
+ninja -C "$build" "${programs[@]##*/}" >&2
+
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir -p "$stage/bin" "$stage/lib" "$stage/bench" "$out"
 for program in "${programs[@]}"; do
   file=$build/$program
-  [ -x "$file" ] || die "$file is not there" "ninja -C $build ${program##*/}"
   cp -L "$file" "$stage/bin/"
   while read -r name arrow place _; do
     [ "$arrow" = "=>" ] || continue

@@ -31,6 +31,7 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; 
   if command -v nvcc >/dev/null; then
     cuda=(-DZG_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native)
     say "   with CUDA: trains on $(nvidia-smi -L | head -1)"
+    "$top/tools/cudnn_headers.sh"
   else
     say "   there is a GPU but no CUDA toolkit (nvcc): trains on the processor. Install CUDA 13 to use the GPU."
   fi

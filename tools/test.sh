@@ -24,9 +24,10 @@ options=(-DZG_TESTS=ON -DZG_BENCH=ON)
 if [ "$preset" = release ] && command -v nvcc >/dev/null; then
   options+=(-DZG_CUDA=ON "-DCMAKE_CUDA_ARCHITECTURES=${ZG_CUDA_ARCHITECTURES:-90}")
 fi
-configure "$preset" "${options[@]}"
 folder=build
 [ "$preset" = release ] || folder=build/$preset
+case "$preset ${options[*]}" in cuda\ *|*ZG_CUDA=ON*) tools/cudnn_headers.sh "$folder" ;; esac
+configure "$preset" "${options[@]}"
 ninja -C "$folder"
 
 # What the sanitizers cannot know: libraries that are not built with them.

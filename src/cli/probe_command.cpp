@@ -57,6 +57,14 @@ void print_direct_storage(Device& device, const std::vector<std::string>& paths)
   }
 }
 
+// Whose attention a run on the current GPU gets.
+void print_attention() {
+  for (const bool deterministic : {true, false}) {
+    std::printf("           with cuda.deterministic %s: %s\n", deterministic ? "true (the default)" : "false",
+                describe_attention({.deterministic = deterministic}).c_str());
+  }
+}
+
 // A GPU that another program has taken, or that fails, is no reason to tell nothing of the rest.
 void print_gpus(const std::vector<std::string>& paths) {
   for (const Gpu& gpu : list_gpus(nullptr)) {
@@ -64,6 +72,7 @@ void print_gpus(const std::vector<std::string>& paths) {
     try {
       const auto device = make_cuda_device({.device = gpu.device, .budget = kRoofMemory});
       print_roofs(*device, name);
+      print_attention();
       print_direct_storage(*device, paths);
     } catch (const Error& e) {
       std::printf("link       %s is not measured: %s\n", name.c_str(), e.what());

@@ -12,6 +12,10 @@ std::unique_ptr<Device> make_cuda_device(const CudaOptions& options) {
       "a GPU), or train on the processor: --devices host");
 }
 
+std::string describe_attention(const CudaOptions&) {
+  return "none: this build is without CUDA";
+}
+
 std::vector<Gpu> list_gpus(std::string* why) {
   if (why != nullptr) *why = "this build is without CUDA";
   return {};

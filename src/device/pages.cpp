@@ -5,12 +5,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <fstream>
 #include <sstream>
 #include <vector>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/units.hpp"
 
 #if !defined(MADV_POPULATE_WRITE)
@@ -25,6 +28,21 @@ void* pointer(std::int64_t at) {
 }
 std::size_t size(std::int64_t bytes) {
   return static_cast<std::size_t>(bytes);
+}
+
+// What one thread takes at a time: it clears this in milliseconds, and a thread wakes in microseconds.
+constexpr std::int64_t kTurn = 8 * kUnit;
+
+int take_alone(std::int64_t begin, std::int64_t bytes) {
+  while (madvise(pointer(begin), size(bytes), MADV_POPULATE_WRITE) != 0) {
+    if (errno == EINTR || errno == EAGAIN) continue;
+    if (errno != EINVAL) return errno;
+    // Linux before 5.14 does not know the advice: touch the pages one by one.
+    for (std::int64_t at = begin; at < begin + bytes; at += kPage)
+      *static_cast<volatile char*>(pointer(at)) = 0;
+    break;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -61,15 +79,17 @@ void allow_huge(std::int64_t begin, std::int64_t bytes, bool huge) {
 }
 
 int take(std::int64_t begin, std::int64_t bytes) {
-  while (madvise(pointer(begin), size(bytes), MADV_POPULATE_WRITE) != 0) {
-    if (errno == EINTR || errno == EAGAIN) continue;
-    if (errno != EINVAL) return errno;
-    // Linux before 5.14 does not know the advice: touch the pages one by one.
-    for (std::int64_t at = begin; at < begin + bytes; at += kPage)
-      *static_cast<volatile char*>(pointer(at)) = 0;
-    break;
-  }
-  return 0;
+  if (bytes < 4 * kTurn) return take_alone(begin, bytes);
+  // Turns end at multiples of kTurn, so that no huge page is split between threads.
+  const std::int64_t first = begin / kTurn, turns = (begin + bytes + kTurn - 1) / kTurn - first;
+  std::atomic<int> error = 0;
+  parallel_for(turns, 1, [&](std::int64_t from, std::int64_t to) {
+    const std::int64_t at = std::max(begin, (first + from) * kTurn);
+    const std::int64_t end = std::min(begin + bytes, (first + to) * kTurn);
+    if (error == 0)
+      if (const int refusal = take_alone(at, end - at); refusal != 0) error = refusal;
+  });
+  return error;
 }
 
 void give_back(std::int64_t begin, std::int64_t bytes, bool locked) {

@@ -21,7 +21,8 @@ int prefer_node(std::int64_t begin, std::int64_t bytes, int node);
 // Whether the kernel may use huge pages here, when pages are taken or later by itself. After reserve() it may
 // not: a huge page could reach beyond what the budget allows.
 void allow_huge(std::int64_t begin, std::int64_t bytes, bool huge);
-// Takes pages and touches them, so that no access faults later. Returns an errno.
+// Takes pages and touches them, so that no access faults later: many of them by all threads that compute,
+// since one thread clears no more than some GB/s. Returns an errno; some pages may have been taken then.
 int take(std::int64_t begin, std::int64_t bytes);
 // Gives pages back; the addresses stay reserved. `locked` pages are unlocked first.
 void give_back(std::int64_t begin, std::int64_t bytes, bool locked);

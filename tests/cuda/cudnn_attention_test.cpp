@@ -77,6 +77,7 @@ TYPED_TEST(CudnnAttention, IsTheFullSoftmax) {
     if (is_gpu()) GTEST_SKIP() << why;
     return;
   }
+  if (!is_gpu()) GTEST_SKIP() << "cuDNN is here, and takes no memory of the emulation";
   std::uint64_t test_case = 0;
   for (const bool deterministic : {true, false}) {
     compare<TypeParam>(*cudnn, {.batch = 2, .time = 256, .heads = 4, .kv_heads = 2, .head_size = 64},
@@ -87,6 +88,41 @@ TYPED_TEST(CudnnAttention, IsTheFullSoftmax) {
   const AttentionShape odd{.batch = 1, .time = 8, .heads = 1, .kv_heads = 1, .head_size = 43};
   EXPECT_FALSE(cudnn->supports({.shape = odd, .ld_qkv = 129, .ld_o = 43, .ld_do = 43, .ld_dqkv = 129}, &why));
   EXPECT_HAS(why, "multiple of 8");
+}
+
+// Ours are graphs that the frontend knows how to build: their shapes, strides, mask and types are complete
+// and agree, and the version of the library has what they need.
+TEST(CudnnProblems, TheFrontendObjectsToNoneOfOurs) {
+  const AttentionShape shapes[] = {
+      {.batch = 32, .time = 1024, .heads = 12, .kv_heads = 12, .head_size = 64},  // GPT-2 124M
+      {.batch = 8, .time = 1024, .heads = 25, .kv_heads = 25, .head_size = 64},   // GPT-2 1.5B
+      {.batch = 2, .time = 2048, .heads = 32, .kv_heads = 32, .head_size = 128},  // Llama 7B
+      {.batch = 1, .time = 197, .heads = 32, .kv_heads = 8, .head_size = 128},
+  };
+  for (const AttentionShape& s : shapes) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      for (const bool deterministic : {true, false}) {
+        const std::int64_t o = s.heads * s.head_size, qkv = o + 2 * s.kv_heads * s.head_size;
+        const cuda::CudnnProblem problem{.shape = s,
+                                         .dtype = dtype,
+                                         .ld_qkv = qkv + 8,
+                                         .ld_o = o + 16,
+                                         .ld_do = o,
+                                         .ld_dqkv = qkv,
+                                         .deterministic = deterministic};
+        try {
+          for (const int capability : {80, 89, 90, 100})
+            EXPECT_EQ(cuda::cudnn_objection(problem, capability), "")
+                << s.heads << " heads of " << s.head_size << " on sm_" << capability;
+        } catch (const Error& without_library) {
+          GTEST_SKIP() << without_library.what();
+        }
+      }
+    }
+  }
+  const AttentionShape odd{.batch = 1, .time = 8, .heads = 1, .kv_heads = 1, .head_size = 44};
+  const cuda::CudnnProblem unfit{.shape = odd, .ld_qkv = 136, .ld_o = 48, .ld_do = 48, .ld_dqkv = 136};
+  EXPECT_HAS(cuda::cudnn_objection(unfit, 90), "multiple of 8");
 }
 
 }  // namespace

@@ -37,8 +37,8 @@ class FakeCudnn : public cuda::CudnnAttention {
     ++log_.forward;
     log_.last = p;
   }
-  void backward(cuda::StreamHandle, const CudnnProblem& p, const void*, const void*, const float*, const void*,
-                void*, void*) override {
+  void backward(cuda::StreamHandle, const CudnnProblem& p, const void*, const void*, const float*,
+                const void*, void*, void*) override {
     ++log_.backward;
     log_.last = p;
   }
@@ -76,9 +76,20 @@ TEST(CudaAttentionChoice, OursIsOursAlone) {
   EXPECT_EQ(attention.describe(), "own attention");
 }
 
-// In a deterministic run nobody looks for cuDNN unless it is named.
+// In a deterministic run nobody looks for cuDNN unless it is named. Whoever asked for "auto" is told why.
 TEST(CudaAttentionChoice, DeterministicRunsTakeOurs) {
-  EXPECT_EQ(Attention(AttentionKernel::kAuto, true).describe(), "own attention");
+  const std::string told = Attention(AttentionKernel::kAuto, true).describe();
+  EXPECT_HAS(told, "own attention (results are deterministic");
+}
+
+TEST(CudaAttentionChoice, WhereCudnnIsMissingTheReasonIsTold) {
+  Attention attention(AttentionKernel::kAuto, false, nullptr, "libcudnn.so.9 cannot be loaded");
+  EXPECT_EQ(attention.describe(), "own attention (libcudnn.so.9 cannot be loaded)");
+  // Here, where there is no GPU, whatever was built.
+  std::string why;
+  if (cuda::make_cudnn_attention(&why) == nullptr) {
+    EXPECT_EQ(Attention(AttentionKernel::kAuto, false).describe(), "own attention (" + why + ")");
+  }
 }
 
 TEST(CudaAttentionChoice, WhatMustBeCudnnIsOrTheRunEnds) {

@@ -25,6 +25,7 @@
 #include "support/errors.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::test {
@@ -207,6 +208,24 @@ TEST(HostMemory, PagesAreHugeWhereTheyMayBe) {
     EXPECT_LE(report.huge, huge ? kBudget : 0);
     for (void* data : held) memory->release(data, kMiB);
   }
+}
+
+// Each small page is a fault of the thread that takes it. On a busy machine one thread may be done before
+// another has come.
+TEST(HostMemory, ManyPagesAreTakenByManyThreads) {
+  if (parallelism() == 1) GTEST_SKIP() << "there is one core";
+  constexpr std::int64_t kBudget = 256 * kMiB;
+  std::int64_t fewest = kBudget / kPage;
+  for (int i = 0; i < 20 && fewest == kBudget / kPage; ++i) {
+    const auto memory = make_host_memory({.name = "test", .budget = kBudget, .huge_pages = false});
+    const std::int64_t before = faults_of_this_thread();
+    void* const data = memory->allocate(kBudget);
+    ASSERT_NE(data, nullptr);
+    fewest = std::min(fewest, faults_of_this_thread() - before);
+    EXPECT_EQ(memory->report().resident, kBudget) << "no page was left out";
+    memory->release(data, kBudget);
+  }
+  EXPECT_LT(fewest, kBudget / kPage);
 }
 
 TEST(HostMemory, HooksSeeChunksNotBuffers) {

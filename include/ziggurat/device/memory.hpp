@@ -11,7 +11,7 @@
 
 namespace zg {
 
-// Bytes of memory on one NUMA node, given by the system's number; -1: the node of the thread that takes them.
+// Bytes of memory on one NUMA node, by the system's number; -1: the nodes of the threads that take them.
 struct NodeShare {
   int node = -1;
   std::int64_t bytes = 0;

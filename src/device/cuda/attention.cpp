@@ -17,7 +17,10 @@ bool wants_cudnn(AttentionKernel wanted, bool deterministic) {
 
 Attention::Attention(AttentionKernel wanted, bool deterministic)
     : wanted_(wanted), deterministic_(deterministic) {
-  if (wants_cudnn(wanted, deterministic)) cudnn_ = make_cudnn_attention(&why_);
+  if (wants_cudnn(wanted, deterministic))
+    cudnn_ = make_cudnn_attention(&why_);
+  else if (wanted == AttentionKernel::kAuto)
+    why_ = "results are deterministic, for which cuDNN's backward takes memory by the square of the sequence";
   if (wanted != AttentionKernel::kCudnn || cudnn_ != nullptr) return;
   throw Error(Errc::kDevice, "cuda.attention", "is \"cudnn\", which is not there: " + why_,
               "install cuDNN 9 and build with its frontend's headers, or say \"auto\" or \"own\"");
@@ -68,7 +71,7 @@ std::int64_t Attention::scratch_bytes(DType dtype, const AttentionShape& shape) 
 }
 
 std::string Attention::describe() const {
-  if (cudnn_ == nullptr) return "own attention";
+  if (cudnn_ == nullptr) return why_.empty() ? "own attention" : fmt::format("own attention ({})", why_);
   const std::int64_t v = cudnn_->version();
   return fmt::format("attention by cuDNN {}.{}.{} where it takes the shape", v / 10000, v / 100 % 100,
                      v % 100);

@@ -32,6 +32,7 @@ class Attention {
   void backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, const T* o,
                 std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
                 std::int64_t ld_dqkv, void* scratch);
+  // Whose attention it is, and the reason where kAuto is not cuDNN's.
   std::string describe() const;
 
  private:
@@ -42,7 +43,7 @@ class Attention {
   const AttentionKernel wanted_;
   const bool deterministic_;
   std::unique_ptr<CudnnAttention> cudnn_;  // null: not wanted, or missing
-  std::string why_;
+  std::string why_;                        // the reason where kAuto is our own; else empty
   std::mutex mutex_;
   using Key = std::tuple<DType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
   std::map<Key, bool> choices_;

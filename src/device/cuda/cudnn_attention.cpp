@@ -127,6 +127,18 @@ void describe_backward(fe::graph::Graph& graph, const CudnnProblem& p) {
   set_output(dv, attributes(p, "dv", kDv, {s.kv_heads, p.ld_dqkv}));
 }
 
+// The reason why no version of cuDNN supports the problem; empty if there is none.
+std::string unfit(const CudnnProblem& p) {
+  const AttentionShape& s = p.shape;
+  if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) return "it takes bf16 and f16 alone";
+  if (s.batch < 1 || s.time < 1 || s.heads < 1 || s.kv_heads < 1) return "there is nothing to compute";
+  if (s.head_size % 8 != 0) return fmt::format("heads of {} are not a multiple of 8", s.head_size);
+  for (const std::int64_t ld : {p.ld_qkv, p.ld_o, p.ld_do, p.ld_dqkv}) {
+    if (ld % 8 != 0) return fmt::format("rows {} elements apart are not multiples of 16 bytes", ld);
+  }
+  return {};
+}
+
 // Where keys and values begin in each row of qkv, behind the queries.
 struct Columns {
   std::int64_t k, v;  // bytes
@@ -192,18 +204,6 @@ class Loaded final : public CudnnAttention {
  private:
   enum class Direction { kForward, kBackward };
   static const char* name_of(Direction d) { return d == Direction::kForward ? "forward" : "backward"; }
-
-  // The reason why no version of cuDNN supports the problem; empty if there is none.
-  static std::string unfit(const CudnnProblem& p) {
-    const AttentionShape& s = p.shape;
-    if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) return "it takes bf16 and f16 alone";
-    if (s.batch < 1 || s.time < 1 || s.heads < 1 || s.kv_heads < 1) return "there is nothing to compute";
-    if (s.head_size % 8 != 0) return fmt::format("heads of {} are not a multiple of 8", s.head_size);
-    for (const std::int64_t ld : {p.ld_qkv, p.ld_o, p.ld_do, p.ld_dqkv}) {
-      if (ld % 8 != 0) return fmt::format("rows {} elements apart are not multiples of 16 bytes", ld);
-    }
-    return {};
-  }
 
   // The caller holds the mutex, here and in usable().
   Plan& plan(const CudnnProblem& p, Direction direction) {
@@ -280,11 +280,32 @@ std::unique_ptr<CudnnAttention> make_cudnn_attention(std::string* why) {
   return nullptr;
 }
 
+std::string cudnn_objection(const CudnnProblem& problem, int capability) {
+  std::string why = unfit(problem);
+  if (!why.empty()) return why;
+  if (!load_library(why)) refuse("library", why);
+  for (const auto describe : {describe_forward, describe_backward}) {
+    Plan plan(problem);
+    plan.graph.set_sm_version(capability);
+    describe(plan.graph, problem);
+    if (fe::error_t status = plan.graph.validate(); status.is_bad()) return status.get_message();
+  }
+  return {};
+}
+
 #else
 
+namespace {
+constexpr const char* kAbsent =
+    "this build has no cuDNN: cudnn_frontend.h was not found when it was configured";
+}
+
 std::unique_ptr<CudnnAttention> make_cudnn_attention(std::string* why) {
-  if (why != nullptr) *why = "this build has no cuDNN: cudnn_frontend.h was not found when it was configured";
+  if (why != nullptr) *why = kAbsent;
   return nullptr;
+}
+std::string cudnn_objection(const CudnnProblem&, int) {
+  throw Error(Errc::kDevice, "cuDNN attention", kAbsent);
 }
 
 #endif

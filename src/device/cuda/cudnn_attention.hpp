@@ -48,4 +48,8 @@ class CudnnAttention {
 // before other threads start: it may set an environment variable (CUDNN_FRONTEND_CUDART_LIB_NAME).
 std::unique_ptr<CudnnAttention> make_cudnn_attention(std::string* why);
 
+// What cuDNN's frontend says against the problem on GPUs of a compute capability (90: 9.0), without such a
+// GPU; empty: nothing. Throws Error(kDevice) where the library is missing.
+std::string cudnn_objection(const CudnnProblem& problem, int capability);
+
 }  // namespace zg::cuda

@@ -1,4 +1,5 @@
 // The functions of ziggurat/device/cuda.hpp, with NVIDIA's libraries.
+#include "device/cuda/attention.hpp"
 #include "device/cuda/device.hpp"
 #include "ziggurat/base/error.hpp"
 
@@ -6,6 +7,10 @@ namespace zg {
 
 std::unique_ptr<Device> make_cuda_device(const CudaOptions& options) {
   return cuda::make_device(options, cuda::make_cuda_runtime(), cuda::make_cublaslt);
+}
+
+std::string describe_attention(const CudaOptions& options) {
+  return cuda::Attention(options.attention, options.deterministic).describe();
 }
 
 std::vector<Gpu> list_gpus(std::string* why) {

@@ -86,7 +86,7 @@ template <class T>
 void attention_backward_keys_tensor(const Launch& on, const AttentionBackward<T>& x);
 template <class T>
 void attention_backward_queries_tensor(const Launch& on, const AttentionBackward<T>& x);
-// All three gradients, by x.dq_sums. Its blocks need more shared memory than GPUs of sm_86 and sm_89 have.
+// All three gradients, by x.dq_sums, on a GPU whose blocks can have so much shared memory.
 template <class T>
 void attention_backward_all_tensor(const Launch& on, const AttentionBackward<T>& x);
 template <class T>

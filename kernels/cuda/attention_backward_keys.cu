@@ -2,10 +2,11 @@
 // registers, and goes through all queries that attend to them, one query head of the group after the other.
 // Scores are computed transposed, [keys, queries], because the sums over queries then use them as they are.
 //
-// attention_backward_keys() makes the gradients of keys and values alone, and attention_backward_queries.cu
-// those of queries: 7 products, with all sums in a fixed order. attention_backward_all() makes all three of
-// the scores' gradients that it has: 5 products. A block then adds its keys' part of the queries' gradients
-// to sums in memory by atomics, so that the order of blocks decides the last bits.
+// There are two kernels. attention_backward_keys() computes the gradients of keys and values alone, with all
+// sums in a fixed order; those of queries are left to attention_backward_queries.cu, which computes the
+// scores and their gradients a second time (7 products in all). attention_backward_all() uses the scores'
+// gradients that it has for the queries, too (5 products): a block adds what its keys contribute to sums in
+// memory by atomics, so that the order of blocks decides the last bits.
 #include "kernels/cuda/attention_tiles.hpp"
 
 namespace zg::cuda {
@@ -24,21 +25,20 @@ struct Warps {
 };
 constexpr int kQueries = static_cast<int>(kStatsTile);  // of a tile
 
-// Columns of keys in registers; values all are.
-template <int kHead, bool kAll>
-constexpr int kHeldKeys = kHead > 64 ? kHead
-                          : kAll     ? 32
-                                     : 48;
+// Columns of keys in registers; of values all are.
+template <int kHead>
+constexpr int kHeldKeys = kHead <= 64 ? 32 : kHead;
 
 // The shared memory of a block: two tiles of queries, and what else is needed of the block's keys and of the
 // gradients of a tile's scores. kAll: the queries' gradients are made, too.
 template <class T, int kHead, bool kAll>
 struct Shared {
-  static constexpr bool kHasKeys = kAll || kHeldKeys<kHead, kAll> < kHead;
+  static constexpr bool kHasKeys = kAll || kHeldKeys<kHead> < kHead;
   T tiles[2][2 * kQueries * kTilePitch<kHead>];  // rows of q, then of do
   float delta[2][kQueries], lse2[2][kQueries];
-  T keys[kHasKeys ? Warps<kHead>::kBlockKeys * kTilePitch<kHead> : 8];
-  T ds[kAll ? Warps<kHead>::kBlockKeys * kTilePitch<kQueries> : 8];
+  int first_key, end_unit;  // of the block; here, because registers are few
+  alignas(16) T keys[kHasKeys ? Warps<kHead>::kBlockKeys * kTilePitch<kHead> : 8];
+  alignas(16) T ds[kAll ? Warps<kHead>::kBlockKeys * kTilePitch<kQueries> : 8];
 };
 // What sm_86 and sm_89 have. They have not enough for all gradients in a pass with heads of 128.
 static_assert(sizeof(Shared<bf16, 96, true>) <= 99 * 1024 && sizeof(Shared<bf16, 128, false>) <= 99 * 1024);
@@ -153,47 +153,48 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
   constexpr int kPitch = kTilePitch<kHead>, kM = W::kM, kThreads = W::kThreads, kBlockKeys = W::kBlockKeys;
   static_assert(kBlockKeys == 2 * kQueries);  // a tile of q and do has as many rows
   const Place place(blockIdx.x, x.shape.batch, x.shape.kv_heads);
-  const int first_tile = 2 * place.tile, first = first_tile * kQueries;  // tiles of queries
+  const int first = place.tile * kBlockKeys;
   const int time = static_cast<int>(x.shape.time), head_size = static_cast<int>(x.shape.head_size);
   const int group = static_cast<int>(x.shape.heads / x.shape.kv_heads);
-  const std::int64_t values = x.shape.kv_heads * x.shape.head_size;  // columns from keys to values
   using Memory = Shared<T, kHead, kAll>;
   auto* const shared = reinterpret_cast<Memory*>(dynamic_shared<T>());
   // What need not stay in shared memory lies in the tiles of queries until it is in registers.
   T* const k_tile = Memory::kHasKeys ? shared->keys : shared->tiles[1];
   T* const v_tile = shared->tiles[0];
+  if (threadIdx.x == 0) shared->first_key = first, shared->end_unit = (place.unit + 1) * group;
   const T* const rows = x.qkv + (std::int64_t{place.batch} * time + first) * x.ld_qkv +
                         (x.shape.heads + place.head) * head_size;
   load_tile<kBlockKeys, kHead, kThreads>(k_tile, rows, x.ld_qkv, time - first, head_size, x.packs);
-  load_tile<kBlockKeys, kHead, kThreads>(v_tile, rows + values, x.ld_qkv, time - first, head_size, x.packs);
+  load_tile<kBlockKeys, kHead, kThreads>(v_tile, rows + x.shape.kv_heads * head_size, x.ld_qkv, time - first,
+                                         head_size, x.packs);
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
   const int row = static_cast<int>(threadIdx.x) / 32 * W::kKeys;
-  OwnRows<T, kHead, kM, kHeldKeys<kHead, kAll>> k;
+  OwnRows<T, kHead, kM, kHeldKeys<kHead>> k;
   OwnRows<T, kHead, kM> v;
   k.load(k_tile + row * kPitch);
   v.load(v_tile + row * kPitch);
   __syncthreads();  // all warps have their keys and values
-  const int tiles = (time + kQueries - 1) / kQueries, end_unit = (place.unit + 1) * group;
   load_queries(shared, 0, x, place.batch, place.unit * group, first);
   cp_async_commit();
   float dk[kM][kHead / 8][4], dv[kM][kHead / 8][4];
   set_zero(dk), set_zero(dv);
   int at = 0;  // the buffer of this turn
-  for (int unit = place.unit * group, tile = first_tile; unit < end_unit; at ^= 1) {
+  for (int unit = place.unit * group, next = first; unit < shared->end_unit; at ^= 1) {
     cp_async_wait<0>();
     __syncthreads();  // all threads have this tile, and none uses the other any more
-    const int behind =
-        (tile - first_tile) * kQueries;  // of the tile's first query behind the block's first key
-    const std::int64_t in_sums = unit * x.stats.padded_time + tile * kQueries;
-    if (++tile == tiles) tile = first_tile, ++unit;
-    if (unit < end_unit) load_queries(shared, at ^ 1, x, place.batch, unit, tile * kQueries);
+    const int query = next, ahead_of_query = shared->first_key + row - query;
+    const std::int64_t in_sums = unit * x.stats.padded_time + query;
+    next += kQueries;
+    if (next >= time) next = shared->first_key, ++unit;
+    if (unit < shared->end_unit) load_queries(shared, at ^ 1, x, place.batch, unit, next);
     cp_async_commit();
     const T* const q = shared->tiles[at];
     const T* const d_o = q + kQueries * kPitch;
+    ZG_NO_UNROLL
     for (int step = 0; step < kQueries; step += W::kStep) {
-      const int ahead = row - behind - step;
+      const int ahead = ahead_of_query - step;
       unsigned ds[kM][W::kStep / 16][4] = {};
       if (ahead < W::kStep) {  // else the queries are before the warp's first key
         add_queries<T, kHead>(dk, dv, ds, k, v, q + step * kPitch, d_o + step * kPitch,
@@ -202,8 +203,8 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
       if constexpr (kAll) put_gradients(shared->ds + row * kTilePitch<kQueries> + step, ds);
     }
     if constexpr (kAll) {
-      __syncthreads();                     // all warps have put their gradients
-      const int seen = behind + kQueries;  // keys that the tile's last query attends to
+      __syncthreads();                                        // all warps have put their gradients
+      const int seen = query + kQueries - shared->first_key;  // keys that the tile's last query attends to
       add_query_gradients<kHead>(x.dq_sums + in_sums * kHead, shared->ds, shared->keys,
                                  seen < kBlockKeys ? seen : kBlockKeys);
     }
@@ -219,7 +220,8 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
   store_rows<kM, kHead>(dk, scale, stage, to, x.ld_dqkv, time - own_key, head_size, x.packs);
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = 1.0f;
-  store_rows<kM, kHead>(dv, scale, stage, to + values, x.ld_dqkv, time - own_key, head_size, x.packs);
+  store_rows<kM, kHead>(dv, scale, stage, to + x.shape.kv_heads * head_size, x.ld_dqkv, time - own_key,
+                        head_size, x.packs);
 }
 
 template <class T, int kHead>

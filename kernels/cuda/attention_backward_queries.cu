@@ -112,6 +112,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
     if (tile + 1 < tiles) load_keys(tile + 1);
     cp_async_commit();
     const T* const k_tile = buffers + tile % 2 * kBuffer;
+    ZG_NO_UNROLL
     for (int key = 0; key < kKeys<kHead>; key += kStep<kHead>) {
       const int ahead = query - tile * kKeys<kHead> - key;
       if (ahead <= -kWarpQueries) break;  // the keys are behind the warp's last query

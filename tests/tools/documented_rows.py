@@ -289,7 +289,7 @@ ROWS = (
     Row("unicode_tables", ("python3 tools/make_unicode_tables.py",)),
     Row("ptxas_table", ("tools/ptxas_table.py *",), instead=("python tools/ptxas_table.py 90 13.0 ptxas.log",),
         files={"ptxas.log": PTXAS}, expect=(r"\| `k` \| 40 \| 8 \| 4 \| 4 \| 32 \|",)),
-    Row("ptxas_mix", ("tools/ptxas_mix.py *",), instead=("python tools/ptxas_mix.py sass.txt",),
+    Row("ptxas_mix", ("tools/ptxas_mix.py", "tools/ptxas_mix.py *"), instead=("python tools/ptxas_mix.py sass.txt",),
         files={"sass.txt": SASS}, expect=(r"\| sm_80 \| `k` \| 4 \| 2 \| 1 \|.* \| 2.00 \| 16 \| 1.00, matrix \|",)),
     Row("reference", ("make_reference.py", "make_optimizers.py", "python make_reference.py --check",
                       "venv/bin/python tests/reference/make_reference.py --check"),

@@ -3,7 +3,8 @@
 // Llama, and every other op with the bytes that it must move.
 //
 //   bench_gpu_kernels [--device cuda:0|host] [--only roofs,copies,products,attention,ops] [--filter TEXT]
-//                     [--attention auto|own|cudnn] [--rounds 5] [--seconds 120] [--tf32] [--tiny]
+//                     [--attention auto|own|cudnn] [--deterministic] [--rounds 5] [--seconds 120] [--tf32]
+//                     [--tiny]
 //
 // JSON lines on stdout, a table on stderr. Times are medians over rounds in which all cases of a group take
 // turns; in a round a case runs as often as hides what a launch costs, on operands that do not fit the
@@ -155,6 +156,7 @@ Options parse(int argc, char** argv) {
   app.add_option("--attention", o.attention, "whose")
       ->check(CLI::IsMember({"auto", "own", "cudnn"}))
       ->capture_default_str();
+  app.add_flag("--deterministic", o.deterministic, "sums in a fixed order, as in runs by default");
   app.add_option("--rounds", o.rounds)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--seconds", o.seconds, "after which nothing new begins")->capture_default_str();
   app.add_flag("--tf32", o.tf32, "products of f32 with 10 bits of mantissa");
@@ -175,7 +177,7 @@ Options parse(int argc, char** argv) {
 // Nearly all that is free: the slabs of the largest group take some of it.
 std::unique_ptr<Device> make_device(const Options& o, int gpu) {
   if (gpu < 0) return make_host_device(o.tiny ? kGiB : 8 * kGiB, nullptr);
-  CudaOptions options{.device = gpu, .deterministic = false, .tf32 = o.tf32};
+  CudaOptions options{.device = gpu, .deterministic = o.deterministic, .tf32 = o.tf32};
   options.attention = o.attention == "own"     ? AttentionKernel::kOwn
                       : o.attention == "cudnn" ? AttentionKernel::kCudnn
                                                : AttentionKernel::kAuto;

@@ -23,7 +23,7 @@ namespace zg::bench {
 
 struct Options {
   std::string device = "cuda:0", only, filter, attention = "auto";
-  bool tiny = false, tf32 = false;
+  bool tiny = false, tf32 = false, deterministic = false;
   int rounds = 5;
   double seconds = 120;  // after which no round begins
   bool wants(const std::string& section) const {

@@ -159,7 +159,8 @@ std::vector<Case> attention_cases(Device& device, const Options& options, DType 
                                .kv_heads = m.heads,
                                .head_size = m.head_size};
     const std::int64_t q = m.heads * m.head_size;
-    // Two products forward, half of each masked away; five backward, of which one is done again.
+    // Two products forward, half of each masked away. Five backward, of which one is the forward's; ours
+    // computes two of them twice, seven in all, where sums must be deterministic.
     const double forward = 2.0 * static_cast<double>(m.rows() * m.time) * static_cast<double>(q);
     const auto add = [&](const char* op, double flops, std::function<Work(Takes&)> make) {
       cases.push_back({.section = "attention",
@@ -184,7 +185,8 @@ std::vector<Case> attention_cases(Device& device, const Options& options, DType 
       return [=, &ops](Stream& s) { ops.attention(s, v.qkv, shape, v.o, v.lse, v.scratch); };
     });
     // Its operands o and lse are the forward's, which takes the same places.
-    add("attention_backward", 2.5 * forward, [=, &ops](Takes& take) -> Work {
+    const bool twice = options.deterministic && options.attention != "cudnn";
+    add("attention_backward", (twice ? 3.5 : 2.5) * forward, [=, &ops](Takes& take) -> Work {
       const auto v = operands(take);
       const View d_o = take.in(dtype, m.rows(), q), dqkv = take.out(dtype, m.rows(), 3 * q);
       return

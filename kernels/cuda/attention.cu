@@ -12,18 +12,35 @@ std::int64_t padded_time(std::int64_t time) {
   return tiles_of(time, kStatsTile) * kStatsTile;
 }
 
+bool on_tensor_cores(DType dtype, const AttentionShape& shape) {
+  return size_of(dtype) == 2 && shape.head_size % 8 == 0 && shape.head_size <= kMaxTensorHead;
+}
+
+// Whether the backward is one pass, with the gradients of queries summed by atomics, if the GPU has the
+// shared memory for it.
+bool sums_by_atomics(DType dtype, const AttentionShape& shape, bool deterministic) {
+  return !deterministic && on_tensor_cores(dtype, shape);
+}
+
+// Also clears the sums of queries' gradients (dq_sums; null: there are none), in rows of `padded` elements.
 // The grid has whole blocks, because the stats of a head are padded to whole tiles.
 static_assert(kStatsTile * kLanes % kThreads == 0);
 template <class T, bool kPacks>
 __global__ void __launch_bounds__(kThreads)
     attention_stats(AttentionShape shape, const T* o, std::int64_t ld_o, const T* d_o, std::int64_t ld_do,
-                    const Acc<T>* lse, QueryStats<Acc<T>> stats) {
+                    const Acc<T>* lse, QueryStats<Acc<T>> stats, Acc<T>* dq_sums, std::int64_t padded) {
   using A = Acc<T>;
   const std::int64_t at = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   const std::int64_t unit = at / stats.padded_time, query = at % stats.padded_time;
   const std::int64_t batch = unit / shape.heads, head = unit % shape.heads;
   const bool there = query < shape.time;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, head_size = static_cast<int>(shape.head_size);
+  if (dq_sums != nullptr) {
+    constexpr int kCount = Pack<A>::kCount;
+    const Pack<A> zero{};
+    for (std::int64_t c = lane * kCount; c < padded; c += kLanes * kCount)
+      store_pack(dq_sums + at * padded + c, zero);
+  }
   A sum = 0;
   if (there) {
     const std::int64_t row = batch * shape.time + query;
@@ -47,11 +64,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-bool on_tensor_cores(const AttentionShape& shape) {
-  return sizeof(T) == 2 && shape.head_size % 8 == 0 && shape.head_size <= kMaxTensorHead;
-}
-
-template <class T>
 Acc<T> natural_scale(const AttentionShape& shape) {
   return static_cast<Acc<T>>(1 / std::sqrt(static_cast<double>(shape.head_size)));
 }
@@ -67,8 +79,10 @@ bool heads_in_packs(const AttentionShape& shape) {
 
 }  // namespace
 
-std::int64_t attention_scratch_bytes(const AttentionShape& shape, std::int64_t accumulator_bytes) {
-  return 2 * shape.batch * shape.heads * padded_time(shape.time) * accumulator_bytes;
+std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, bool deterministic) {
+  const std::int64_t each =
+      2 + (sums_by_atomics(dtype, shape, deterministic) ? padded_head(shape.head_size) : 0);
+  return shape.batch * shape.heads * padded_time(shape.time) * each * (dtype == DType::kF64 ? 8 : 4);
 }
 
 template <class T>
@@ -83,7 +97,7 @@ void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std:
                               binary_scale<T>(shape),
                               heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(o, ld_o)};
   if constexpr (sizeof(T) == 2) {
-    if (on_tensor_cores<T>(shape)) return attention_forward_tensor<T>(on, x);
+    if (on_tensor_cores(dtype_of<T>, shape)) return attention_forward_tensor<T>(on, x);
   }
   attention_forward_generic<T>(on, x);
 }
@@ -95,9 +109,16 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
   const std::int64_t padded = padded_time(shape.time), queries = shape.batch * shape.heads * padded;
   auto* const delta = static_cast<Acc<T>*>(scratch);
   const QueryStats<Acc<T>> stats{delta, delta + queries, padded};
+  Acc<T>* dq_sums = nullptr;
+  if constexpr (sizeof(T) == 2) {
+    if (sums_by_atomics(dtype_of<T>, shape, on.deterministic) &&
+        shared_bytes_of_backward_all<T>(shape.head_size) <= most_shared_bytes())
+      dq_sums = delta + 2 * queries;
+  }
   const bool stats_in_packs = heads_in_packs<T>(shape) && packs(o, ld_o) && packs(d_o, ld_do);
   launch("attention_stats", stats_in_packs ? attention_stats<T, true> : attention_stats<T, false>, on,
-         Shape{blocks(queries * kLanes / kThreads), kThreads}, shape, o, ld_o, d_o, ld_do, lse, stats);
+         Shape{blocks(queries * kLanes / kThreads), kThreads}, shape, o, ld_o, d_o, ld_do, lse, stats,
+         dq_sums, padded_head(shape.head_size));
   const AttentionBackward<T> x{
       shape,
       qkv,
@@ -109,9 +130,11 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
       ld_dqkv,
       binary_scale<T>(shape),
       natural_scale<T>(shape),
-      heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(d_o, ld_do) && packs(dqkv, ld_dqkv)};
+      heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(d_o, ld_do) && packs(dqkv, ld_dqkv),
+      dq_sums};
   if constexpr (sizeof(T) == 2) {
-    if (on_tensor_cores<T>(shape)) {
+    if (dq_sums != nullptr) return attention_backward_all_tensor<T>(on, x);
+    if (on_tensor_cores(dtype_of<T>, shape)) {
       attention_backward_keys_tensor<T>(on, x);
       return attention_backward_queries_tensor<T>(on, x);
     }

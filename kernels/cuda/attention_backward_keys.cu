@@ -1,6 +1,12 @@
-// The gradients of attention's keys and values on tensor cores, for bf16 and fp16. A block has some keys
-// and goes through all queries that attend to them, one query head of the group after the other. Scores are
-// computed transposed, [keys, queries], because the sums over queries then use them as they are.
+// The gradients of attention's keys and values on tensor cores, for bf16 and fp16. A block has some keys, in
+// registers, and goes through all queries that attend to them, one query head of the group after the other.
+// Scores are computed transposed, [keys, queries], because the sums over queries then use them as they are.
+//
+// There are two kernels. attention_backward_keys() computes the gradients of keys and values alone, with all
+// sums in a fixed order; those of queries are left to attention_backward_queries.cu, which computes the
+// scores and their gradients a second time (7 products in all). attention_backward_all() uses the scores'
+// gradients that it has for the queries, too (5 products): a block adds what its keys contribute to sums in
+// memory by atomics, so that the order of blocks decides the last bits.
 #include "kernels/cuda/attention_tiles.hpp"
 
 namespace zg::cuda {
@@ -11,21 +17,59 @@ template <int kHead>
 struct Warps {
   static constexpr int kM = kHead <= 64 ? 2 : 1, kCount = kHead <= 64 ? 4 : 8, kThreads = 32 * kCount;
   static constexpr int kKeys = 16 * kM, kBlockKeys = kCount * kKeys;  // of a warp, and of the block
-  static constexpr int kStep = kHead <= 64 ? 16 : 32;  // queries whose scores are in registers at a time
+  static constexpr int kStep = kHead == 96 ? 32 : 16;  // queries whose scores are in registers at a time
   static constexpr int kBlocks = kHead <= 64 ? 2 : 1;  // resident on a multiprocessor
+  // How the warps divide the gradients of a tile's queries: so many parts of the queries, the others of the
+  // head's columns.
+  static constexpr int kQueryParts = kHead == 96 ? 4 : 2, kColumnParts = kCount / kQueryParts;
 };
 constexpr int kQueries = static_cast<int>(kStatsTile);  // of a tile
 
-// Adds kStep queries to the gradients of the warp's keys. ahead: the position of the first key less that of
-// the first query.
-template <int kHead, int kM, class T>
+// Columns of keys in registers; of values all are.
+template <int kHead>
+constexpr int kHeldKeys = kHead <= 64 ? 32 : kHead;
+
+// The shared memory of a block: two tiles of queries, and what else is needed of the block's keys and of the
+// gradients of a tile's scores. kAll: the queries' gradients are made, too.
+template <class T, int kHead, bool kAll>
+struct Shared {
+  static constexpr bool kHasKeys = kAll || kHeldKeys<kHead> < kHead;
+  T tiles[2][2 * kQueries * kTilePitch<kHead>];  // rows of q, then of do
+  float delta[2][kQueries], lse2[2][kQueries];
+  int first_key, end_unit;  // of the block; here, because registers are few
+  alignas(16) T keys[kHasKeys ? Warps<kHead>::kBlockKeys * kTilePitch<kHead> : 8];
+  alignas(16) T ds[kAll ? Warps<kHead>::kBlockKeys * kTilePitch<kQueries> : 8];
+};
+// What sm_86 and sm_89 have. They have not enough for all gradients in a pass with heads of 128.
+static_assert(sizeof(Shared<bf16, 96, true>) <= 99 * 1024 && sizeof(Shared<bf16, 128, false>) <= 99 * 1024);
+
+// Writes the gradients of the scores of the warp's keys and some queries to `to`, [keys, queries].
+template <int kM, int kK, class T>
+__device__ __forceinline__ void put_gradients(T* to, const unsigned (&ds)[kM][kK][4]) {
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int k = 0; k < kK; ++k) {
+      ZG_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int key = m * 16 + i % 2 * 8 + row_of(0), query = k * 16 + i / 2 * 8 + col_of(0);
+        *reinterpret_cast<unsigned*>(to + key * kTilePitch<kQueries> + query) = ds[m][k][i];
+      }
+    }
+  }
+}
+
+// Adds kStep queries to the gradients of the warp's keys, and returns in ds those of the scores, rounded to
+// T. ahead: the position of the first key less that of the first query.
+template <class T, int kHead, int kM, int kK, int kHeld>
 __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float (&dv)[kM][kHead / 8][4],
-                                            const T* k, const T* v, const T* q, const T* d_o,
+                                            unsigned (&ds)[kM][kK][4], const OwnRows<T, kHead, kM, kHeld>& k,
+                                            const OwnRows<T, kHead, kM>& v, const T* q, const T* d_o,
                                             const float* delta, const float* lse2, int ahead, float scale) {
   constexpr int kN = Warps<kHead>::kStep / 8;
   float s[kM][kN][4], dp[kM][kN][4];
-  multiply_rows<kHead>(s, k, q);
-  multiply_rows<kHead>(dp, v, d_o);
+  multiply_rows(s, k, q);
+  multiply_rows(dp, v, d_o);
   ZG_UNROLL
   for (int n = 0; n < kN; ++n) {
     const float2 of_delta = *reinterpret_cast<const float2*>(delta + n * 8 + col_of(0));
@@ -35,108 +79,196 @@ __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float
       ZG_UNROLL
       for (int i = 0; i < 4; ++i) {
         const float p = exp2_flushed(__fmaf_rn(s[m][n][i], scale, -(i % 2 == 0 ? of_lse2.x : of_lse2.y)));
-        const float ds = p * (dp[m][n][i] - (i % 2 == 0 ? of_delta.x : of_delta.y));
-        const bool hidden = ahead > -(16 * kM - 1) && ahead + m * 16 + row_of(i) > n * 8 + col_of(i);
-        s[m][n][i] = hidden ? 0.0f : p;
-        dp[m][n][i] = hidden ? 0.0f : ds;
+        const float gradient = p * (dp[m][n][i] - (i % 2 == 0 ? of_delta.x : of_delta.y));
+        s[m][n][i] = p;
+        dp[m][n][i] = gradient;
       }
     }
   }
-  unsigned operand[kM][kN / 2][4];
-  as_operand<T>(s, operand);
-  add_products<kHead>(dv, operand, d_o);
-  as_operand<T>(dp, operand);
-  add_products<kHead>(dk, operand, q);
+  if (ahead > -(16 * kM - 1)) set_hidden<true>(s, 0.0f, ahead), set_hidden<true>(dp, 0.0f, ahead);
+  unsigned p[kM][kK][4];
+  as_operand<T>(s, p);
+  add_products<kHead>(dv, p, d_o);
+  as_operand<T>(dp, ds);
+  add_products<kHead>(dk, ds, q);
 }
 
-// A tile of queries in shared memory.
-template <class T, int kHead>
-struct QueryTile {
-  T q[kQueries * kTilePitch<kHead>], d_o[kQueries * kTilePitch<kHead>];
-  float delta[kQueries], lse2[kQueries];
-};
+// Adds the scores' gradients ds, of all queries of a tile and the block's first `keys` keys, times those keys
+// to the sums of the queries' gradients. Parts of a 16 x 8 result lie there one behind the other, so that a
+// warp adds to consecutive words; see query_gradients().
+template <int kHead, class T>
+__device__ __forceinline__ void add_query_gradients(float* sums, const T* ds, const T* k, int keys) {
+  using W = Warps<kHead>;
+  constexpr int kM = kQueries / 16 / W::kQueryParts, kN = kHead / 8 / W::kColumnParts;
+  constexpr int kPitch = kTilePitch<kQueries>;
+  const int thread = thread_again(), lane = thread % 32, warp = thread / 32;
+  const int m0 = warp % W::kQueryParts * kM, n0 = warp / W::kQueryParts * kN;
+  float part[kM][kN][4];
+  set_zero(part);
+  ds += (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8 + m0 * 16;
+  ZG_NO_UNROLL
+  for (int key = 0; key < keys; key += 16) {
+    unsigned a[kM][1][4];
+    ZG_UNROLL
+    for (int m = 0; m < kM; ++m) ldmatrix_x4_trans(a[m][0], ds + key * kPitch + m * 16);
+    add_products<kHead>(part, a, k + key * kTilePitch<kHead> + n0 * 8, lane);
+  }
+  sums += (m0 * kHead / 8 + n0) * 128 + lane;
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int n = 0; n < kN; ++n) {
+      ZG_UNROLL
+      for (int i = 0; i < 4; ++i) atomicAdd(sums + (m * kHead / 8 + n) * 128 + i * 32, part[m][n][i]);
+    }
+  }
+}
 
-template <class T, int kHead>
-__device__ __forceinline__ void load_queries(QueryTile<T, kHead>* tile, const AttentionBackward<T>& x,
-                                             std::int64_t batch, std::int64_t head, int query) {
+// unit: the query head, of all heads of all sequences.
+template <class T, int kHead, bool kAll>
+__device__ __forceinline__ void load_queries(Shared<T, kHead, kAll>* shared, int at,
+                                             const AttentionBackward<T>& x, int batch, std::int64_t unit,
+                                             int query) {
   constexpr int kThreads = Warps<kHead>::kThreads;
   const int left = static_cast<int>(x.shape.time) - query, head_size = static_cast<int>(x.shape.head_size);
-  const std::int64_t row = batch * x.shape.time + query, col = head * head_size;
-  load_tile<kQueries, kHead, kThreads>(tile->q, x.qkv + row * x.ld_qkv + col, x.ld_qkv, left, head_size,
+  const std::int64_t row = batch * x.shape.time + query, col = (unit - batch * x.shape.heads) * head_size;
+  T* const tile = shared->tiles[at];
+  load_tile<kQueries, kHead, kThreads>(tile, x.qkv + row * x.ld_qkv + col, x.ld_qkv, left, head_size,
                                        x.packs);
-  load_tile<kQueries, kHead, kThreads>(tile->d_o, x.d_o + row * x.ld_do + col, x.ld_do, left, head_size,
-                                       x.packs);
-  const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t in_stats = (batch * x.shape.heads + head) * x.stats.padded_time + query;
+  load_tile<kQueries, kHead, kThreads>(tile + kQueries * kTilePitch<kHead>, x.d_o + row * x.ld_do + col,
+                                       x.ld_do, left, head_size, x.packs);
+  const int thread = thread_again();
+  const std::int64_t in_stats = unit * x.stats.padded_time + query;
   if (thread < kQueries / 4) {
-    cp_async_16(tile->delta + 4 * thread, x.stats.delta + in_stats + 4 * thread, true);
-    cp_async_16(tile->lse2 + 4 * thread, x.stats.lse2 + in_stats + 4 * thread, true);
+    cp_async_16(shared->delta[at] + 4 * thread, x.stats.delta + in_stats + 4 * thread, true);
+    cp_async_16(shared->lse2[at] + 4 * thread, x.stats.lse2 + in_stats + 4 * thread, true);
   }
 }
 
 // Blocks with the most queries come first. Sums over the group's query heads and their tiles have a fixed
-// order.
-template <class T, int kHead>
-__global__ void __launch_bounds__(Warps<kHead>::kThreads, Warps<kHead>::kBlocks)
-    attention_backward_keys(AttentionBackward<T> x) {
-  constexpr int kPitch = kTilePitch<kHead>, kM = Warps<kHead>::kM, kThreads = Warps<kHead>::kThreads;
-  constexpr int kBlockKeys = Warps<kHead>::kBlockKeys;
-  const auto units = static_cast<unsigned>(x.shape.batch * x.shape.kv_heads), unit = blockIdx.x % units;
-  const int first = static_cast<int>(blockIdx.x / units) * kBlockKeys;
+// order. kAll: the queries' gradients, too.
+template <class T, int kHead, bool kAll>
+__device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x) {
+  using W = Warps<kHead>;
+  constexpr int kPitch = kTilePitch<kHead>, kM = W::kM, kThreads = W::kThreads, kBlockKeys = W::kBlockKeys;
+  static_assert(kBlockKeys == 2 * kQueries);  // a tile of q and do has as many rows
+  const Place place(blockIdx.x, x.shape.batch, x.shape.kv_heads);
+  const int first = place.tile * kBlockKeys;
   const int time = static_cast<int>(x.shape.time), head_size = static_cast<int>(x.shape.head_size);
   const int group = static_cast<int>(x.shape.heads / x.shape.kv_heads);
-  const std::int64_t batch = unit / x.shape.kv_heads, first_head = unit % x.shape.kv_heads * group;
-  const Heads heads(x.shape, first_head);
-  T* const k_tile = dynamic_shared<T>();
-  T* const v_tile = k_tile + kBlockKeys * kPitch;
-  auto* const query_tiles = reinterpret_cast<QueryTile<T, kHead>*>(v_tile + kBlockKeys * kPitch);
-  const int first_tile = first / kQueries, tiles = (time + kQueries - 1) / kQueries - first_tile;
-  const T* const rows = x.qkv + (batch * time + first) * x.ld_qkv;
-  load_tile<kBlockKeys, kHead, kThreads>(k_tile, rows + heads.keys, x.ld_qkv, time - first, head_size,
-                                         x.packs);
-  load_tile<kBlockKeys, kHead, kThreads>(v_tile, rows + heads.values, x.ld_qkv, time - first, head_size,
-                                         x.packs);
-  load_queries(query_tiles, x, batch, first_head, first_tile * kQueries);
+  using Memory = Shared<T, kHead, kAll>;
+  auto* const shared = reinterpret_cast<Memory*>(dynamic_shared<T>());
+  // What need not stay in shared memory lies in the tiles of queries until it is in registers.
+  T* const k_tile = Memory::kHasKeys ? shared->keys : shared->tiles[1];
+  T* const v_tile = shared->tiles[0];
+  if (threadIdx.x == 0) shared->first_key = first, shared->end_unit = (place.unit + 1) * group;
+  const T* const rows = x.qkv + (std::int64_t{place.batch} * time + first) * x.ld_qkv +
+                        (x.shape.heads + place.head) * head_size;
+  load_tile<kBlockKeys, kHead, kThreads>(k_tile, rows, x.ld_qkv, time - first, head_size, x.packs);
+  load_tile<kBlockKeys, kHead, kThreads>(v_tile, rows + x.shape.kv_heads * head_size, x.ld_qkv, time - first,
+                                         head_size, x.packs);
   cp_async_commit();
-  const int row = static_cast<int>(threadIdx.x) / 32 * Warps<kHead>::kKeys, key = first + row;
+  cp_async_wait<0>();
+  __syncthreads();
+  const int row = static_cast<int>(threadIdx.x) / 32 * W::kKeys;
+  OwnRows<T, kHead, kM, kHeldKeys<kHead>> k;
+  OwnRows<T, kHead, kM> v;
+  k.load(k_tile + row * kPitch);
+  v.load(v_tile + row * kPitch);
+  __syncthreads();  // all warps have their keys and values
+  load_queries(shared, 0, x, place.batch, place.unit * group, first);
+  cp_async_commit();
   float dk[kM][kHead / 8][4], dv[kM][kHead / 8][4];
-  ZG_UNROLL
-  for (int m = 0; m < kM; ++m) {
-    ZG_UNROLL
-    for (int n = 0; n < kHead / 8; ++n) {
-      ZG_UNROLL
-      for (int i = 0; i < 4; ++i) dk[m][n][i] = dv[m][n][i] = 0.0f;
-    }
-  }
-  int head = 0, tile = 0;
-  for (int turn = 0; turn < group * tiles; ++turn) {
+  set_zero(dk), set_zero(dv);
+  int at = 0;  // the buffer of this turn
+  for (int unit = place.unit * group, next = first; unit < shared->end_unit; at ^= 1) {
     cp_async_wait<0>();
     __syncthreads();  // all threads have this tile, and none uses the other any more
-    const int query = (first_tile + tile) * kQueries;
-    if (++tile == tiles) tile = 0, ++head;
-    if (head < group)
-      load_queries(query_tiles + (turn + 1) % 2, x, batch, first_head + head, (first_tile + tile) * kQueries);
+    const int query = next, ahead_of_query = shared->first_key + row - query;
+    const std::int64_t in_sums = unit * x.stats.padded_time + query;
+    next += kQueries;
+    if (next >= time) next = shared->first_key, ++unit;
+    if (unit < shared->end_unit) load_queries(shared, at ^ 1, x, place.batch, unit, next);
     cp_async_commit();
-    const QueryTile<T, kHead>& queries = query_tiles[turn % 2];
-    constexpr int kStep = Warps<kHead>::kStep;
-    for (int step = 0; step < kQueries; step += kStep) {
-      const int ahead = key - query - step;
-      if (ahead >= kStep) continue;  // the queries are before the warp's first key
-      add_queries<kHead>(dk, dv, k_tile + row * kPitch, v_tile + row * kPitch, queries.q + step * kPitch,
-                         queries.d_o + step * kPitch, queries.delta + step, queries.lse2 + step, ahead,
-                         x.scale);
+    const T* const q = shared->tiles[at];
+    const T* const d_o = q + kQueries * kPitch;
+    ZG_NO_UNROLL
+    for (int step = 0; step < kQueries; step += W::kStep) {
+      const int ahead = ahead_of_query - step;
+      unsigned ds[kM][W::kStep / 16][4] = {};
+      if (ahead < W::kStep) {  // else the queries are before the warp's first key
+        add_queries<T, kHead>(dk, dv, ds, k, v, q + step * kPitch, d_o + step * kPitch,
+                              shared->delta[at] + step, shared->lse2[at] + step, ahead, x.scale);
+      }
+      if constexpr (kAll) put_gradients(shared->ds + row * kTilePitch<kQueries> + step, ds);
+    }
+    if constexpr (kAll) {
+      __syncthreads();                                        // all warps have put their gradients
+      const int seen = query + kQueries - shared->first_key;  // keys that the tile's last query attends to
+      add_query_gradients<kHead>(x.dq_sums + in_sums * kHead, shared->ds, shared->keys,
+                                 seen < kBlockKeys ? seen : kBlockKeys);
     }
   }
+  const Place again(block_again(), x.shape.batch, x.shape.kv_heads);
+  const int own = thread_again() / 32 * W::kKeys, own_key = again.tile * kBlockKeys + own;
+  T* const stage = shared->tiles[at] + own * kPitch;  // that the last turn did not use
   float scale[kM][2];
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = x.derivative_scale;
-  T* const to = x.dqkv + (batch * time + key) * x.ld_dqkv;
-  store_rows<kM, kHead>(dk, scale, k_tile + row * kPitch, to + heads.keys, x.ld_dqkv, time - key, head_size,
-                        x.packs);
+  T* const to = x.dqkv + (std::int64_t{again.batch} * time + own_key) * x.ld_dqkv +
+                (x.shape.heads + again.head) * head_size;
+  store_rows<kM, kHead>(dk, scale, stage, to, x.ld_dqkv, time - own_key, head_size, x.packs);
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = 1.0f;
-  store_rows<kM, kHead>(dv, scale, v_tile + row * kPitch, to + heads.values, x.ld_dqkv, time - key, head_size,
-                        x.packs);
+  store_rows<kM, kHead>(dv, scale, stage, to + x.shape.kv_heads * head_size, x.ld_dqkv, time - own_key,
+                        head_size, x.packs);
+}
+
+template <class T, int kHead>
+__global__ void __launch_bounds__(Warps<kHead>::kThreads, Warps<kHead>::kBlocks)
+    attention_backward_keys(AttentionBackward<T> x) {
+  go_through_queries<T, kHead, false>(x);
+}
+template <class T, int kHead>
+__global__ void __launch_bounds__(Warps<kHead>::kThreads, Warps<kHead>::kBlocks)
+    attention_backward_all(AttentionBackward<T> x) {
+  go_through_queries<T, kHead, true>(x);
+}
+
+// The queries' gradients of their sums, scaled and rounded. A thread has eight columns of a row: in sums, two
+// times four consecutive words, the even columns and the odd ones. No GPU has memory for 2^32 rows, and
+// divisions of 32 bits are several times faster.
+constexpr int kSumThreads = 256;
+template <class T, int kHead>
+__global__ void __launch_bounds__(kSumThreads) query_gradients(AttentionBackward<T> x) {
+  constexpr int kAcross = kHead / 8;
+  const std::int64_t at = std::int64_t{blockIdx.x} * kSumThreads + threadIdx.x;
+  const auto row = static_cast<unsigned>(at / kAcross), col = static_cast<unsigned>(at % kAcross * 8);
+  const auto padded_time = static_cast<unsigned>(x.stats.padded_time);
+  const unsigned unit = row / padded_time, query = row % padded_time;
+  if (unit >= x.shape.batch * x.shape.heads || query >= x.shape.time || col >= x.shape.head_size) return;
+  const float* const sums =
+      x.dq_sums + (std::int64_t{row / 16} * kAcross + col / 8) * 128 + row % 16 / 8 * 64 + row % 8 * 4;
+  const Pack<float> even = load_pack(sums), odd = load_pack(sums + 32);
+  Pack<T> all;
+  ZG_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    all.at[2 * i] = from_acc<T>(even.at[i] * x.derivative_scale);
+    all.at[2 * i + 1] = from_acc<T>(odd.at[i] * x.derivative_scale);
+  }
+  const auto heads = static_cast<unsigned>(x.shape.heads);
+  T* const to =
+      x.dqkv + (unit / heads * x.shape.time + query) * x.ld_dqkv + unit % heads * x.shape.head_size + col;
+  if (x.packs) return store_pack(to, all);
+  ZG_UNROLL
+  for (int i = 0; i < 8; ++i) to[i] = all.at[i];
+}
+
+template <class T, int kHead>
+Shape shape_of(const AttentionBackward<T>& x, std::size_t shared_bytes) {
+  using W = Warps<kHead>;
+  return {blocks(tiles_of(x.shape.time, W::kBlockKeys) * x.shape.batch * x.shape.kv_heads), W::kThreads,
+          shared_bytes};
 }
 
 }  // namespace
@@ -144,16 +276,35 @@ __global__ void __launch_bounds__(Warps<kHead>::kThreads, Warps<kHead>::kBlocks)
 template <class T>
 void attention_backward_keys_tensor(const Launch& on, const AttentionBackward<T>& x) {
   for_padded_head(x.shape.head_size, [&]<int kHead>() {
-    using W = Warps<kHead>;
-    const std::size_t shared =
-        sizeof(T) * 2 * W::kBlockKeys * kTilePitch<kHead> + 2 * sizeof(QueryTile<T, kHead>);
-    const std::int64_t count = tiles_of(x.shape.time, W::kBlockKeys) * x.shape.batch * x.shape.kv_heads;
     launch("attention_backward_keys", attention_backward_keys<T, kHead>, on,
-           Shape{blocks(count), W::kThreads, shared}, x);
+           shape_of<T, kHead>(x, sizeof(Shared<T, kHead, false>)), x);
   });
 }
 
-template void attention_backward_keys_tensor<bf16>(const Launch&, const AttentionBackward<bf16>&);
-template void attention_backward_keys_tensor<fp16>(const Launch&, const AttentionBackward<fp16>&);
+template <class T>
+std::size_t shared_bytes_of_backward_all(std::int64_t head_size) {
+  std::size_t bytes = 0;
+  for_padded_head(head_size, [&]<int kHead>() { bytes = sizeof(Shared<T, kHead, true>); });
+  return bytes;
+}
+
+template <class T>
+void attention_backward_all_tensor(const Launch& on, const AttentionBackward<T>& x) {
+  for_padded_head(x.shape.head_size, [&]<int kHead>() {
+    launch("attention_backward_all", attention_backward_all<T, kHead>, on,
+           shape_of<T, kHead>(x, sizeof(Shared<T, kHead, true>)), x);
+    const std::int64_t packs = x.shape.batch * x.shape.heads * x.stats.padded_time * (kHead / 8);
+    launch("query_gradients", query_gradients<T, kHead>, on,
+           Shape{blocks(tiles_of(packs, kSumThreads)), kSumThreads}, x);
+  });
+}
+
+#define ZG_INSTANTIATE(T)                                                                      \
+  template void attention_backward_keys_tensor<T>(const Launch&, const AttentionBackward<T>&); \
+  template void attention_backward_all_tensor<T>(const Launch&, const AttentionBackward<T>&);  \
+  template std::size_t shared_bytes_of_backward_all<T>(std::int64_t head_size);
+ZG_INSTANTIATE(bf16)
+ZG_INSTANTIATE(fp16)
+#undef ZG_INSTANTIATE
 
 }  // namespace zg::cuda

@@ -1,4 +1,5 @@
-// Attention's forward on tensor cores, for bf16 and fp16.
+// Attention's forward on tensor cores, for bf16 and fp16. Queries are in registers throughout; shared memory
+// holds keys and values alone.
 #include "kernels/cuda/attention_tiles.hpp"
 
 namespace zg::cuda {
@@ -8,9 +9,12 @@ constexpr int kWarps = 4, kThreads = 32 * kWarps;
 // With 32 rows (kM = 2) a warp uses each operand that it loads from shared memory for two products.
 constexpr int kM = 2, kWarpQueries = 16 * kM, kQueries = kWarps * kWarpQueries;
 constexpr int kKeys = 64;
-// Keys whose scores are in registers at a time: fewer for wide heads, whose sums need more registers.
+// Keys whose scores are in registers at a time: fewer for wide heads, whose queries and sums need more
+// registers.
 template <int kHead>
-constexpr int kStep = kHead <= 64 ? 64 : 32;
+constexpr int kStep = kHead <= 64   ? 64
+                      : kHead <= 96 ? 32
+                                    : 16;
 
 // The state of the online softmax, for the rows m * 16 + h * 8 + lane / 4, which four lanes share.
 template <int kHead>
@@ -57,79 +61,25 @@ __device__ __forceinline__ void update_softmax(float (&s)[kM][kN][4], OnlineSoft
 // Adds kStep keys to the state of the warp's queries. ahead: the position of the first query less that of
 // the first key.
 template <int kHead, class T>
-__device__ __forceinline__ void add_keys(OnlineSoftmax<kHead>& r, const T* q, const T* k, const T* v,
-                                         int ahead, float scale) {
+__device__ __forceinline__ void add_keys(OnlineSoftmax<kHead>& r, const OwnRows<T, kHead, kM>& q, const T* k,
+                                         const T* v, int ahead, float scale) {
   constexpr int kN = kStep<kHead> / 8;
   float s[kM][kN][4];
-  multiply_rows<kHead>(s, q, k);
-  if (ahead < kStep<kHead> - 1) {
-    ZG_UNROLL
-    for (int m = 0; m < kM; ++m) {
-      ZG_UNROLL
-      for (int n = 0; n < kN; ++n) {
-        ZG_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          if (n * 8 + col_of(i) > ahead + m * 16 + row_of(i)) s[m][n][i] = -INFINITY;
-        }
-      }
-    }
-  }
+  multiply_rows(s, q, k);
+  if (ahead < kStep<kHead> - 1) set_hidden<false>(s, -INFINITY, ahead);
   update_softmax(s, r, scale);
   unsigned p[kM][kN / 2][4];
   as_operand<T>(s, p);
   add_products<kHead>(r.o, p, v);
 }
 
-// A block computes kQueries rows of o for one head. Blocks with the most keys come first. Tiles of keys and
-// values are double-buffered: one is loaded while the other is used.
-template <class T, int kHead>
-__global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(AttentionForward<T> x) {
-  constexpr int kPitch = kTilePitch<kHead>, kKeyTile = kKeys * kPitch;
-  const auto units = static_cast<unsigned>(x.shape.batch * x.shape.heads), unit = blockIdx.x % units;
-  const int first = static_cast<int>(gridDim.x / units - 1 - blockIdx.x / units) * kQueries;
-  const int time = static_cast<int>(x.shape.time), head_size = static_cast<int>(x.shape.head_size);
-  const std::int64_t batch = unit / x.shape.heads;
-  const Heads heads(x.shape, unit % x.shape.heads);
-  const T* const sequence = x.qkv + batch * time * x.ld_qkv;
-  T* const q_tile = dynamic_shared<T>();
-  T* const kv_tiles = q_tile + kQueries * kPitch;
-  const auto load_keys = [&](int tile) {
-    const int key = tile * kKeys;
-    const T* const row = sequence + key * x.ld_qkv;
-    T* const to = kv_tiles + tile % 2 * 2 * kKeyTile;
-    load_tile<kKeys, kHead, kThreads>(to, row + heads.keys, x.ld_qkv, time - key, head_size, x.packs);
-    load_tile<kKeys, kHead, kThreads>(to + kKeyTile, row + heads.values, x.ld_qkv, time - key, head_size,
-                                      x.packs);
-  };
-  load_tile<kQueries, kHead, kThreads>(q_tile, sequence + first * x.ld_qkv + heads.queries, x.ld_qkv,
-                                       time - first, head_size, x.packs);
-  load_keys(0);
-  cp_async_commit();
-  const int lane = static_cast<int>(threadIdx.x) % 32,
-            row = static_cast<int>(threadIdx.x) / 32 * kWarpQueries;
-  const int query = first + row;
-  OnlineSoftmax<kHead> r;
-  ZG_UNROLL
-  for (int m = 0; m < kM; ++m) {
-    ZG_UNROLL
-    for (int n = 0; n < kHead / 8; ++n) r.o[m][n][0] = r.o[m][n][1] = r.o[m][n][2] = r.o[m][n][3] = 0.0f;
-    r.max[m][0] = r.max[m][1] = -INFINITY;
-    r.sum[m][0] = r.sum[m][1] = 0.0f;
-  }
-  const int tiles = ((first + kQueries < time ? first + kQueries : time) + kKeys - 1) / kKeys;
-  for (int tile = 0; tile < tiles; ++tile) {
-    cp_async_wait<0>();
-    __syncthreads();  // all threads have this tile, and none uses the other any more
-    if (tile + 1 < tiles) load_keys(tile + 1);
-    cp_async_commit();
-    const T* k_tile = kv_tiles + tile % 2 * 2 * kKeyTile;
-    for (int key = 0; key < kKeys; key += kStep<kHead>) {
-      const int ahead = query - tile * kKeys - key;
-      if (ahead <= -kWarpQueries) break;  // the keys are behind the warp's last query
-      add_keys<kHead>(r, q_tile + row * kPitch, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch,
-                      ahead, x.scale);
-    }
-  }
+// Stores the rows of o and lse by way of `stage`, the block's rows of a tile.
+template <int kHead, class T>
+__device__ __forceinline__ void store_results(const AttentionForward<T>& x, const OnlineSoftmax<kHead>& r,
+                                              T* stage) {
+  const int time = static_cast<int>(x.shape.time), thread = thread_again(), lane = thread % 32;
+  const Place place(block_again(), x.shape.batch, x.shape.heads);
+  const int row = thread / 32 * kWarpQueries, query = first_query<kQueries>(time, place) + row;
   float inverse[kM][2];
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) {
@@ -142,12 +92,66 @@ __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(Attention
       const int at = query + m * 16 + h * 8 + lane / 4;
       constexpr float kLn2 = 0.693147181f;
       if (lane % 4 == 0 && at < time)
-        x.lse[std::int64_t{unit} * time + at] = __fmaf_rn(r.max[m][h], x.scale, log2f(sum)) * kLn2;
+        x.lse[std::int64_t{place.unit} * time + at] = __fmaf_rn(r.max[m][h], x.scale, log2f(sum)) * kLn2;
     }
   }
-  store_rows<kM, kHead>(r.o, inverse, q_tile + row * kPitch,
-                        x.o + (batch * time + query) * x.ld_o + heads.queries, x.ld_o, time - query,
-                        head_size, x.packs);
+  store_rows<kM, kHead>(
+      r.o, inverse, stage + row * kTilePitch<kHead>,
+      x.o + (std::int64_t{place.batch} * time + query) * x.ld_o + place.head * x.shape.head_size, x.ld_o,
+      time - query, static_cast<int>(x.shape.head_size), x.packs);
+}
+
+// A block computes kQueries rows of o for one head. Tiles of keys and values are double-buffered: one is
+// loaded while the other is used. The second buffer holds the queries until they are in registers, and in the
+// end the results.
+template <class T, int kHead>
+__global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(AttentionForward<T> x) {
+  constexpr int kPitch = kTilePitch<kHead>, kKeyTile = kKeys * kPitch, kBuffer = 2 * kKeyTile;
+  static_assert(kQueries == 2 * kKeys);
+  const int time = static_cast<int>(x.shape.time), head_size = static_cast<int>(x.shape.head_size);
+  const Place place(blockIdx.x, x.shape.batch, x.shape.heads);
+  const int first = first_query<kQueries>(time, place);
+  const Heads heads(x.shape, place.head);
+  const T* const sequence = x.qkv + std::int64_t{place.batch} * time * x.ld_qkv;
+  T* const buffers = dynamic_shared<T>();
+  const auto load_keys = [&](int tile) {
+    const int key = tile * kKeys;
+    const T* const row = sequence + key * x.ld_qkv;
+    T* const to = buffers + tile % 2 * kBuffer;
+    load_tile<kKeys, kHead, kThreads>(to, row + heads.keys, x.ld_qkv, time - key, head_size, x.packs);
+    load_tile<kKeys, kHead, kThreads>(to + kKeyTile, row + heads.values, x.ld_qkv, time - key, head_size,
+                                      x.packs);
+  };
+  load_tile<kQueries, kHead, kThreads>(buffers + kBuffer, sequence + first * x.ld_qkv + heads.queries,
+                                       x.ld_qkv, time - first, head_size, x.packs);
+  load_keys(0);
+  cp_async_commit();
+  const int row = static_cast<int>(threadIdx.x) / 32 * kWarpQueries, query = first + row;
+  OwnRows<T, kHead, kM> q;
+  cp_async_wait<0>();
+  __syncthreads();
+  q.load(buffers + kBuffer + row * kPitch);
+  OnlineSoftmax<kHead> r;
+  set_zero(r.o);
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    r.max[m][0] = r.max[m][1] = -INFINITY;
+    r.sum[m][0] = r.sum[m][1] = 0.0f;
+  }
+  const int tiles = ((first + kQueries < time ? first + kQueries : time) + kKeys - 1) / kKeys;
+  for (int tile = 0; tile < tiles; ++tile) {
+    cp_async_wait<0>();
+    __syncthreads();  // all threads have this tile, and none uses the other any more
+    if (tile + 1 < tiles) load_keys(tile + 1);
+    cp_async_commit();
+    const T* const k_tile = buffers + tile % 2 * kBuffer;
+    for (int key = 0; key < kKeys; key += kStep<kHead>) {
+      const int ahead = query - tile * kKeys - key;
+      if (ahead <= -kWarpQueries) break;  // the keys are behind the warp's last query
+      add_keys<kHead>(r, q, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch, ahead, x.scale);
+    }
+  }
+  store_results<kHead>(x, r, buffers + tiles % 2 * kBuffer);
 }
 
 }  // namespace
@@ -155,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(Attention
 template <class T>
 void attention_forward_tensor(const Launch& on, const AttentionForward<T>& x) {
   for_padded_head(x.shape.head_size, [&]<int kHead>() {
-    const std::size_t shared = sizeof(T) * (kQueries + 4 * kKeys) * kTilePitch<kHead>;
+    const std::size_t shared = sizeof(T) * 4 * kKeys * kTilePitch<kHead>;
     const Shape shape{blocks(tiles_of(x.shape.time, kQueries) * x.shape.batch * x.shape.heads), kThreads,
                       shared};
     launch("attention_forward", attention_forward_tiles<T, kHead>, on, shape, x);

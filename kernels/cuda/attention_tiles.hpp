@@ -10,6 +10,22 @@
 
 namespace zg::cuda {
 
+// What a block computes: a tile of one of `heads` heads of a sequence.
+struct Place {
+  int unit, tile, batch, head;  // unit: of all heads of all sequences
+  __device__ __forceinline__ Place(unsigned block, std::int64_t sequences, std::int64_t heads)
+      : unit(static_cast<int>(block % static_cast<unsigned>(sequences * heads))),
+        tile(static_cast<int>(block / static_cast<unsigned>(sequences * heads))),
+        batch(unit / static_cast<int>(heads)),
+        head(unit % static_cast<int>(heads)) {}
+};
+
+// The first query of a block that computes kQueries. Blocks with the most keys come first.
+template <int kQueries>
+__device__ __forceinline__ int first_query(int time, const Place& place) {
+  return ((time - 1) / kQueries - place.tile) * kQueries;
+}
+
 // Elements from row to row. An odd number of 16-byte units, so that eight consecutive rows lie in different
 // banks.
 template <int kHead>
@@ -22,7 +38,7 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t l
                                           bool packs) {
   constexpr int kAcross = kHead <= 64 ? 8 : 16, kStep = kThreads / kAcross;
   static_assert(kRows % kStep == 0 && kHead <= 8 * kAcross);
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = thread_again();
   if (packs) {
     const int col = thread % kAcross * 8;
     if (col >= kHead) return;
@@ -52,7 +68,7 @@ template <int kM, int kHead, class T>
 __device__ __forceinline__ void store_rows(const float (&sums)[kM][kHead / 8][4], const float (&scale)[kM][2],
                                            T* tile, T* to, std::int64_t ld, int rows, int head_size,
                                            bool packs) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = thread_again() % 32;
   __syncwarp();
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) {
@@ -84,32 +100,71 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kM][kHead / 8][4]
   }
 }
 
-// d[m][n] = the dot products, over the head, of rows [16 m, 16 m + 16) of a with rows [8 n, 8 n + 8) of b.
-template <int kHead, int kM, int kN, class T>
-__device__ __forceinline__ void multiply_rows(float (&d)[kM][kN][4], const T* a, const T* b) {
-  static_assert(kN % 2 == 0 && kHead % 32 == 0);
-  constexpr int kPitch = kTilePitch<kHead>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  a += lane % 16 * kPitch + lane / 16 * 8;
-  b += (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8;
+template <int kM, int kN>
+__device__ __forceinline__ void set_zero(float (&d)[kM][kN][4]) {
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) {
     ZG_UNROLL
     for (int n = 0; n < kN; ++n) d[m][n][0] = d[m][n][1] = d[m][n][2] = d[m][n][3] = 0.0f;
   }
+}
+
+// A warp's own kM * 16 rows as operands a. The first kHeld columns are in registers, so that each is read
+// from shared memory once and not for every tile; the others stay in the tile that load() was given. With
+// kHeld = kHead the tile's memory is free after load().
+template <class T, int kHead, int kM, int kHeld = kHead>
+class OwnRows {
+ public:
+  static_assert(kHead % 32 == 0 && kHeld % 16 == 0 && kHeld <= kHead);
+
+  // tile: the first of the rows.
+  __device__ __forceinline__ void load(const T* tile) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    rows_ = tile + lane % 16 * kTilePitch<kHead> + lane / 16 * 8;
+    ZG_UNROLL
+    for (int k = 0; k < kHeld; k += 16) {
+      ZG_UNROLL
+      for (int m = 0; m < kM; ++m) ldmatrix_x4(held_[k / 16][m], rows_ + m * 16 * kTilePitch<kHead> + k);
+    }
+  }
+
+  // Rows [16 m, 16 m + 16), columns [k, k + 16).
+  __device__ __forceinline__ void get(unsigned (&a)[4], int m, int k) const {
+    if (k < kHeld) {
+      ZG_UNROLL
+      for (int i = 0; i < 4; ++i) a[i] = held_[k / 16][m][i];
+    } else {
+      ldmatrix_x4(a, rows_ + m * 16 * kTilePitch<kHead> + k);
+    }
+  }
+
+ private:
+  unsigned held_[kHeld == 0 ? 1 : kHeld / 16][kM][4];
+  const T* rows_;
+};
+
+// d[m][n] = the dot products, over the head, of the warp's rows [16 m, 16 m + 16) with rows [8 n, 8 n + 8) of
+// b.
+template <class T, int kHead, int kM, int kHeld, int kN>
+__device__ __forceinline__ void multiply_rows(float (&d)[kM][kN][4], const OwnRows<T, kHead, kM, kHeld>& own,
+                                              const T* b) {
+  static_assert(kN == 2 || (kN % 2 == 0 && kHeld == kHead));  // a row of `own` is loaded once
+  constexpr int kPitch = kTilePitch<kHead>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  b += (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8;
+  set_zero(d);
   ZG_UNROLL
   for (int k = 0; k < kHead; k += 16) {
-    unsigned of_a[kM][4];
-    ZG_UNROLL
-    for (int m = 0; m < kM; ++m) ldmatrix_x4(of_a[m], a + m * 16 * kPitch + k);
     ZG_UNROLL
     for (int n = 0; n < kN; n += 2) {
       unsigned of_b[4];
       ldmatrix_x4(of_b, b + n * 8 * kPitch + k);
       ZG_UNROLL
       for (int m = 0; m < kM; ++m) {
-        mma_m16n8k16<T>(d[m][n], of_a[m], of_b[0], of_b[1]);
-        mma_m16n8k16<T>(d[m][n + 1], of_a[m], of_b[2], of_b[3]);
+        unsigned of_a[4];
+        own.get(of_a, m, k);
+        mma_m16n8k16<T>(d[m][n], of_a, of_b[0], of_b[1]);
+        mma_m16n8k16<T>(d[m][n + 1], of_a, of_b[2], of_b[3]);
       }
     }
   }
@@ -131,17 +186,17 @@ __device__ __forceinline__ void as_operand(const float (&d)[kM][kN][4], unsigned
   }
 }
 
-// sums[m] += a[m] times kK * 16 rows of b.
-template <int kHead, int kM, int kK, class T>
-__device__ __forceinline__ void add_products(float (&sums)[kM][kHead / 8][4], const unsigned (&a)[kM][kK][4],
-                                             const T* b) {
+// sums[m] += a[m] times the first kN * 8 columns of kK * 16 rows of b.
+template <int kHead, int kM, int kN, int kK, class T>
+__device__ __forceinline__ void add_products(float (&sums)[kM][kN][4], const unsigned (&a)[kM][kK][4],
+                                             const T* b, int lane = static_cast<int>(threadIdx.x) % 32) {
+  static_assert(kN % 2 == 0);
   constexpr int kPitch = kTilePitch<kHead>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   b += lane % 16 * kPitch + lane / 16 * 8;
   ZG_UNROLL
   for (int k = 0; k < kK; ++k) {
     ZG_UNROLL
-    for (int n = 0; n < kHead / 8; n += 2) {
+    for (int n = 0; n < kN; n += 2) {
       unsigned of_b[4];
       ldmatrix_x4_trans(of_b, b + k * 16 * kPitch + n * 8);
       ZG_UNROLL
@@ -161,15 +216,34 @@ __device__ __forceinline__ int col_of(int i) {
   return static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
 }
 
+// Sets the results of queries that come before the key. Rows are keys, or queries if not kRowsAreKeys; ahead:
+// the position of the first row less that of the first column.
+template <bool kRowsAreKeys, int kM, int kN>
+__device__ __forceinline__ void set_hidden(float (&d)[kM][kN][4], float to, int ahead) {
+  const int lane = thread_again() % 32, same = ahead + lane / 4 - lane % 4 * 2;
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int n = 0; n < kN; ++n) {
+      ZG_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int at = n * 8 + i % 2 - m * 16 - i / 2 * 8;
+        if (kRowsAreKeys ? at < same : at > same) d[m][n][i] = to;
+      }
+    }
+  }
+}
+
 // Calls body<kHead>() with the padded head size.
 template <class F>
 void for_padded_head(std::int64_t head_size, const F& body) {
-  if (head_size <= 64) {
-    body.template operator()<64>();
-  } else if (head_size <= 96) {
-    body.template operator()<96>();
-  } else {
-    body.template operator()<128>();
+  switch (padded_head(head_size)) {
+    case 64:
+      return body.template operator()<64>();
+    case 96:
+      return body.template operator()<96>();
+    default:
+      return body.template operator()<128>();
   }
 }
 

@@ -82,7 +82,7 @@ void cross_entropy(const Launch& on, Extent extent, const CrossEntropy<T>& args,
 // attention.cu, with the kernels in attention_*.cu. bf16 and fp16 run on tensor cores if head_size is a
 // multiple of 8 up to 128; probabilities and the gradients of scores are then rounded to T. lse: without
 // gaps. scratch: attention_scratch_bytes(), 16-byte aligned; its contents do not matter before or after the
-// call.
+// call. On tensor cores, sums of queries' gradients have no fixed order unless `on` is deterministic.
 template <class T>
 void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
                std::int64_t ld_o, Acc<T>* lse);
@@ -90,8 +90,8 @@ template <class T>
 void attention_backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                         const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
                         T* dqkv, std::int64_t ld_dqkv, void* scratch);
-// Of the backward. accumulator_bytes: the size of Acc<T>.
-std::int64_t attention_scratch_bytes(const AttentionShape& shape, std::int64_t accumulator_bytes);
+// Of the backward.
+std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, bool deterministic);
 
 // checksum.cu: the 64-bit XXH3, equal to io::checksum(). bytes: more than 240, a multiple of 8; data:
 // 8-byte aligned. scratch: checksum_scratch_bytes(), 8-byte aligned. result: written by the device.

@@ -11,4 +11,13 @@ namespace zg::cuda {
               fmt::format("CUDA refused it: {} ({})", cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
+std::size_t most_shared_bytes() {
+  int device = 0, bytes = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess)
+    status = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (status != cudaSuccess) refused("(how much shared memory it can have)", static_cast<int>(status));
+  return static_cast<std::size_t>(bytes);
+}
+
 }  // namespace zg::cuda

@@ -35,6 +35,8 @@ __device__ __forceinline__ T* dynamic_shared() {
 }
 
 [[noreturn]] void refused(const char* kernel, int status);
+// Shared memory that a block can have on the current GPU.
+std::size_t most_shared_bytes();
 
 // Throws Error(kDevice) if CUDA refuses the launch. An empty grid launches nothing.
 template <class... P, class... A>
@@ -61,6 +63,9 @@ void launch(const char* name, void (*kernel)(P...), const Launch& on, const Shap
 template <class T>
 T* dynamic_shared() {
   return static_cast<T*>(emulation::dynamic_shared());
+}
+inline std::size_t most_shared_bytes() {
+  return emulation::most_shared();
 }
 
 // Enqueues on the emulated stream; with a null stream the kernel runs at once.

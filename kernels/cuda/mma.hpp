@@ -44,6 +44,27 @@ __device__ __forceinline__ float exp2_flushed(float x) {
 #endif
 }
 
+// threadIdx.x and blockIdx.x, read again. What is computed from them is computed where it is needed, and
+// takes no registers before.
+__device__ __forceinline__ int thread_again() {
+#if defined(__CUDACC__)
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+#else
+  return static_cast<int>(threadIdx.x);
+#endif
+}
+__device__ __forceinline__ unsigned block_again() {
+#if defined(__CUDACC__)
+  unsigned block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  return block;
+#else
+  return blockIdx.x;
+#endif
+}
+
 #if defined(__CUDACC__)
 
 __device__ __forceinline__ unsigned shared_address(const void* at) {

@@ -39,8 +39,9 @@ void compare(cuda::CudnnAttention& cudnn, const AttentionShape& s, bool determin
   std::string why;
   ASSERT_TRUE(cudnn.supports(problem, &why)) << why;
   const AttentionReference want(s, qkv, d_o);
-  const auto bytes = std::max({cudnn.forward_workspace_bytes(problem),
-                               cudnn.backward_workspace_bytes(problem), cuda::attention_scratch_bytes(s, 4)});
+  const auto bytes =
+      std::max({cudnn.forward_workspace_bytes(problem), cudnn.backward_workspace_bytes(problem),
+                cuda::attention_scratch_bytes(DType::kBF16, s, true)});
   std::vector<unsigned char> workspace(static_cast<std::size_t>(bytes) + 1);
   OnDevice<T> on_qkv(qkv), on_o(o), on_do(d_o), on_dqkv(dqkv);
   OnDevice<float> on_lse(lse);

@@ -51,8 +51,10 @@ TEST(CudaAttentionChoice, CudnnTakesWhatItCanAndOursTheRest) {
   FakeCudnn::Log log;
   Attention attention(AttentionKernel::kAuto, false, std::make_unique<FakeCudnn>(log), "");
   EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kSmall), 5000) << "the larger of the two";
-  EXPECT_EQ(attention.scratch_bytes(DType::kF32, kSmall), cuda::attention_scratch_bytes(kSmall, 4));
-  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kOdd), cuda::attention_scratch_bytes(kOdd, 4));
+  EXPECT_EQ(attention.scratch_bytes(DType::kF32, kSmall),
+            cuda::attention_scratch_bytes(DType::kF32, kSmall, false));
+  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kOdd),
+            cuda::attention_scratch_bytes(DType::kBF16, kOdd, false));
   // Rows with gaps are told as they are; that a shape is taken was decided before.
   std::vector<bf16> qkv(8 * 40), o(8 * 24);
   std::vector<float> lse(16);
@@ -72,7 +74,8 @@ TEST(CudaAttentionChoice, CudnnTakesWhatItCanAndOursTheRest) {
 
 TEST(CudaAttentionChoice, OursIsOursAlone) {
   Attention attention(AttentionKernel::kOwn, false);
-  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kSmall), cuda::attention_scratch_bytes(kSmall, 4));
+  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kSmall),
+            cuda::attention_scratch_bytes(DType::kBF16, kSmall, false));
   EXPECT_EQ(attention.describe(), "own attention");
 }
 

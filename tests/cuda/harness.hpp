@@ -19,6 +19,9 @@ void device_read(void* host, const void* device, std::int64_t bytes);  // after 
 cuda::Launch launch(bool deterministic = true);
 // Runs `body` for several orders of threads, where those can be chosen (the emulation); else once.
 void for_each_order(const std::function<void()>& body);
+// Runs `body` as on a GPU whose blocks can have so many bytes of shared memory, where that can be chosen (the
+// emulation, which ends the process where a kernel asks for more); else not at all.
+void with_shared_memory(std::size_t bytes, const std::function<void()>& body);
 // Whether this is a GPU, where tests can afford large sizes.
 bool is_gpu();
 

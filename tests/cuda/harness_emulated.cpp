@@ -30,6 +30,11 @@ void for_each_order(const std::function<void()>& body) {
     body();
   }
 }
+void with_shared_memory(std::size_t bytes, const std::function<void()>& body) {
+  emulation::set_most_shared(bytes);
+  body();
+  emulation::set_most_shared(emulation::kMostShared);
+}
 bool is_gpu() {
   return false;
 }

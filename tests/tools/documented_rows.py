@@ -108,6 +108,16 @@ PTXAS = """ptxas info    : Compiling entry function 'k' for 'sm_90'
 ptxas info    : Used 40 registers, 32 bytes smem
 """
 
+# What cuobjdump says of a kernel: a loop of four instructions.
+SASS = """arch = sm_80
+\t\tFunction : k
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+        /*0010*/                   LDSM.16.M88.4 R4, [R2] ;
+        /*0020*/                   HMMA.16816.F32 R8, R4, R6, R8 ;
+        /*0030*/                   HMMA.16816.F32 R12, R4, R7, R12 ;
+        /*0040*/              @!P0 BRA 0x10 ;
+"""
+
 BUILDS = "builds the tree, which has been done when this runs"
 INSTALL_TEST = "the test install.find_package does it"
 NEEDS_A_GPU = "runs the suites of a GPU; bench/gpu_test.py tries the driver"
@@ -283,6 +293,8 @@ ROWS = (
     Row("unicode_tables", ("python3 tools/make_unicode_tables.py",)),
     Row("ptxas_table", ("tools/ptxas_table.py *",), instead=("python tools/ptxas_table.py 90 13.0 ptxas.log",),
         files={"ptxas.log": PTXAS}, expect=(r"\| `k` \| 40 \| 8 \| 4 \| 4 \| 32 \|",)),
+    Row("ptxas_mix", ("tools/ptxas_mix.py", "tools/ptxas_mix.py *"), instead=("python tools/ptxas_mix.py sass.txt",),
+        files={"sass.txt": SASS}, expect=(r"\| sm_80 \| `k` \| 4 \| 2 \| 1 \|.* \| 2.00 \| 16 \| 1.00, matrix \|",)),
     Row("reference", ("make_reference.py", "make_optimizers.py", "python make_reference.py --check",
                       "venv/bin/python tests/reference/make_reference.py --check"),
         why="needs PyTorch, and makes files that lie in the tree"),

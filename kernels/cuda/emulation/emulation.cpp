@@ -21,10 +21,10 @@ namespace context = boost::context;
 constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr int kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;
-constexpr std::size_t kMaxShared = 227 * 1024;  // of a block on sm_90 and sm_100; sm_80 has 163 KiB
 
 std::atomic<std::uint64_t> g_seed{1};
 std::atomic<std::uint64_t> g_switches{0};
+std::atomic<std::size_t> g_most_shared{kMostShared};
 
 enum class State { kReady, kAtBarrier, kAtCollective, kDone };
 
@@ -293,7 +293,7 @@ void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
          const std::function<void()>& kernel) {
   const std::size_t threads = std::size_t{block.x} * block.y * block.z;
   ZG_ASSERT(threads >= 1 && threads <= kMaxThreads, "{}: blocks of {} threads", name, threads);
-  ZG_ASSERT(shared_bytes <= kMaxShared, "{}: {} bytes of shared memory", name, shared_bytes);
+  ZG_ASSERT(shared_bytes <= most_shared(), "{}: {} bytes of shared memory", name, shared_bytes);
   ZG_ASSERT(grid.y <= 65535 && grid.z <= 65535 && grid.x <= 0x7fffffffu, "{}: a grid of {} x {} x {}", name,
             grid.x, grid.y, grid.z);
   ZG_ASSERT(t_block == nullptr, "{} is launched within a kernel", name);
@@ -338,6 +338,14 @@ void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
 
 void set_seed(std::uint64_t seed) {
   g_seed.store(seed);
+}
+
+std::size_t most_shared() {
+  return g_most_shared.load();
+}
+
+void set_most_shared(std::size_t bytes) {
+  g_most_shared.store(bytes);
 }
 
 std::uint64_t switches() {

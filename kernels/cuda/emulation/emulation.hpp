@@ -93,6 +93,11 @@ void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
          const std::function<void()>& kernel);
 // The seed of all orders, for tests. From any thread.
 void set_seed(std::uint64_t seed);
+// Shared memory that a block can have: run() ends the process for more. For tests of kernels that need less
+// on smaller GPUs.
+inline constexpr std::size_t kMostShared = 227 * 1024;  // sm_90 and sm_100; sm_80: 163 KiB, sm_86 and 89: 99
+std::size_t most_shared();
+void set_most_shared(std::size_t bytes);
 // How often the latest run switched to a fiber. For tests of the emulation.
 std::uint64_t switches();
 

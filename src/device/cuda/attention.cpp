@@ -63,7 +63,7 @@ bool Attention::by_cudnn(const CudnnProblem& p) {
 }
 
 std::int64_t Attention::scratch_bytes(DType dtype, const AttentionShape& shape) {
-  const std::int64_t own = attention_scratch_bytes(shape, dtype == DType::kF64 ? 8 : 4);
+  const std::int64_t own = attention_scratch_bytes(dtype, shape, deterministic_);
   if (dtype != DType::kBF16 && dtype != DType::kF16) return own;
   const CudnnProblem p = problem(dtype, shape);
   if (!by_cudnn(p)) return own;

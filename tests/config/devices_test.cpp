@@ -42,9 +42,11 @@ TEST_F(ConfigDevices, MistakesAreNamed) {
     const char* part;  // of message or hint
   };
   const Case cases[] = {
-      {R"({"devices": "tpu"})", "devices", "\"host\" or \"cuda:N\""},
-      {R"({"devices": "host:4"})", "devices", "one device"},
-      {R"({"devices": "cuda:0,1"})", "devices", "one device"},
+      {R"({"devices": "tpu"})", "devices", "\"host:N\" or \"cuda:N\""},
+      {R"({"devices": "host:0"})", "devices", "host:4 has four ranks"},
+      {R"({"devices": "host:x"})", "devices", "host:4 has four ranks"},
+      {R"({"devices": "host:257"})", "devices", "at most 256"},
+      {R"({"devices": "cuda:0,1"})", "devices", "one GPU"},
       {R"({"devices": "cuda:x"})", "devices", "cuda:0 is the first"},
       {R"({"devices": "cuda:-1"})", "devices", "cuda:0 is the first"},
       {R"({"devices": "cuda:"})", "devices", "cuda:0 is the first"},

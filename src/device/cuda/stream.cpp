@@ -76,13 +76,6 @@ void Completions::note_work(InFlight& in_flight) {
   in_flight.busy_since = Clock::now();
 }
 
-void Completions::note_wait(InFlight& in_flight, bool begins) {
-  std::lock_guard lock(mutex_);
-  const auto now = Clock::now();
-  if (!begins) in_flight.waited_seconds += seconds_between(in_flight.waits_since, now);
-  in_flight.waits_since = now;
-}
-
 double Completions::waited_seconds(const InFlight& in_flight) const {
   std::lock_guard lock(mutex_);
   return in_flight.waited_seconds;
@@ -200,6 +193,10 @@ bool Completions::advance(InFlight& in_flight, std::vector<InFlight::Entry>& don
     const bool with_it = reached != nullptr && entry.point.device_event() == reached;
     if (!with_it && !is_done(entry)) break;
     if (entry.sets) reached = entry.point.device_event();
+    if (entry.wait == InFlight::Entry::Wait::kBegins) in_flight.waits_since = Clock::now();
+    if (entry.wait == InFlight::Entry::Wait::kEnds && in_flight.busy)
+      in_flight.waited_seconds +=
+          seconds_between(std::max(in_flight.waits_since, in_flight.busy_since), Clock::now());
     done.push_back(std::move(entry));
     in_flight.entries.pop_front();
   }
@@ -324,9 +321,11 @@ void CudaStream::wait(const Event& event) {
   if (event.done()) return;
   const auto* cuda_event = dynamic_cast<const CudaEvent*>(event.device_event());
   if (cuda_event != nullptr && cuda_event->owner() == &completions_) {
-    callback([this] { completions_.note_wait(*in_flight_, true); });
+    const Event before = point();
+    completions_.push(*in_flight_, {before, nullptr, false, InFlight::Entry::Wait::kBegins});
     attempt([&](StreamHandle stream) { runtime_.wait(stream, cuda_event->handle()); });
-    callback([this] { completions_.note_wait(*in_flight_, false); });
+    const Event passed = point();
+    completions_.push(*in_flight_, {passed, nullptr, false, InFlight::Entry::Wait::kEnds});
     return;
   }
   if (!wait_values_) return event.wait();

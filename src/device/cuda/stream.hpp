@@ -54,6 +54,8 @@ struct InFlight {
     Event point;        // carries its CudaEvent; a default Event: all earlier work is done
     Task action;        // runs when the point is reached; may be null
     bool sets = false;  // this entry sets `point`; if not, an earlier entry does
+    // When the point is reached, the stream's work begins or ends to wait for another stream.
+    enum class Wait : std::uint8_t { kNone, kBegins, kEnds } wait = Wait::kNone;
   };
   std::deque<Entry> entries;
   bool busy = false;
@@ -79,8 +81,6 @@ class Completions {
   // Work was enqueued on the stream: it counts as busy until all its entries are done.
   void note_work(InFlight& in_flight);
   double busy_seconds(const InFlight& in_flight) const;
-  // The stream's work begins or ends to wait for another stream. Called by the thread that runs callbacks.
-  void note_wait(InFlight& in_flight, bool begins);
   double waited_seconds(const InFlight& in_flight) const;
 
   CudaEvent* take_event();

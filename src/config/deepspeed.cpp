@@ -55,7 +55,9 @@ void read_batch(Section& root, RunConfig& run) {
             "is not equal to train_micro_batch_size_per_gpu * gradient_accumulation_steps * world size: "
             "{} != {} * {} * {}",
             b.train, b.micro, b.accumulation, ranks),
-        "give two of the three, or make the product right");
+        ranks == 1
+            ? "give two of the three, or make the product right"
+            : fmt::format("give two of the three, or make the product right; devices names {} ranks", ranks));
   }
   for (const auto& [key, value] :
        {std::pair{kTrain, b.train}, {kMicro, b.micro}, {kAccumulation, b.accumulation}}) {

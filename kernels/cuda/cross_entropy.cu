@@ -123,12 +123,13 @@ struct Rows {
   // The quad of a tile that has arrived, with -infinity behind the end of the row.
   template <bool kAll>
   __device__ __forceinline__ Quad<A> load(int tile, int at) const {
-    Quad<A> x = *quad(at);
-    if constexpr (!kAll) {
-      const std::int64_t left = cols - place(tile);
-      ZG_UNROLL
-      for (int j = 0; j < 4; ++j) x.at[j] = j < left ? x.at[j] : -kInfinity<A>;
-    }
+    if constexpr (kAll) return *quad(at);
+    // Kept tiles end with the row, so behind it there may be no shared memory.
+    const std::int64_t left = cols - place(tile);
+    Quad<A> x{};
+    if (left > 0) x = *quad(at);
+    ZG_UNROLL
+    for (int j = 0; j < 4; ++j) x.at[j] = j < left ? x.at[j] : -kInfinity<A>;
     return x;
   }
 

@@ -97,7 +97,7 @@ class Meeting {
   };
   using Lock = std::unique_lock<std::mutex>;
   template <class Ready>
-  void wait(Lock& lock, const Ready& ready, const std::string& what, const std::vector<int>& missing_of);
+  void wait(Lock& lock, const Ready& ready, const std::string& what, const std::vector<int>& waits_for);
   [[noreturn]] void refuse(int member, const Error& error);
   std::string last_of(int member) const;
 

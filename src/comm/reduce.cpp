@@ -1,7 +1,6 @@
 #include "comm/reduce.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 
 #include "kernels/host/elementwise.hpp"

@@ -145,9 +145,8 @@ const Keys& zero_keys() {
   static const Keys keys({
       {"stage", IntSpec{.max = 3},
        "What several ranks shard. 0: nothing. 1 and 2: optimizer state and gradients; weights are gathered "
-       "once a "
-       "step. 3: weights, too, which are gathered for forward and for backward. With any number of ranks the "
-       "stage decides what may be offloaded."},
+       "once a step. 3: weights, too, which are gathered for forward and for backward. With any number of "
+       "ranks the stage decides what may be offloaded."},
       {"offload_param", SectionSpec{offload_param_keys}, "Where parameters may sink to."},
       {"offload_optimizer", SectionSpec{offload_optimizer_keys}, "Where the optimizer's state may sink to."},
       {"zero_quantized_weights", refused(kNoQuantization), kHalves},
@@ -155,8 +154,7 @@ const Keys& zero_keys() {
       {"zero_quantized_gradients", refused(kNoQuantization), kHalves},
       {kHpz, IntSpec{.fallback = 1, .min = 1},
        "Hybrid sharding: so many neighbouring ranks hold everything once, and the other ranks hold it again. "
-       "It "
-       "divides the number of ranks; 1: all ranks together.",
+       "It divides the number of ranks; 1: all ranks together.",
        "all ranks"},
       {kMics, IntSpec{.fallback = -1, .min = -1}, "The same, as MiCS names it; -1: all ranks together.",
        "all ranks"},

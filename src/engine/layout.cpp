@@ -92,10 +92,10 @@ Layout::Layout(const Model& m_, const LayoutOptions& o)
 void Layout::add_state(std::int32_t u, Tier lowest) {
   const Unit& unit = model->units()[static_cast<std::size_t>(u)];
   UnitTensors& t = units[static_cast<std::size_t>(u)];
+  const Elements shard = shard_elements(u);
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
     const int group = options.groups.empty() ? 0 : options.groups[static_cast<std::size_t>(u)][i];
     if (group == kFrozen) continue;
-    const Elements shard = shard_elements(u);
     const std::int64_t end = i + 1 < unit.params.size() ? unit.params[i + 1].offset : unit.count;
     const std::int64_t first = std::max(unit.params[i].offset, shard.first);
     const std::int64_t last = std::min(end, shard.first + shard.count);

@@ -35,21 +35,9 @@ void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
       format_seconds(more));
 }
 
-// Traffic as numbers that ranks exchange, and back. Bytes are exact below 2^53.
-std::vector<double> traffic_numbers(const Traffic& t) {
-  std::vector<double> numbers;
-  for (const std::int64_t bytes :
-       {t.host_to_device, t.device_to_host, t.nvme_read, t.nvme_write, t.direct_read, t.direct_write})
-    numbers.push_back(static_cast<double>(bytes));
-  return numbers;
-}
-Traffic traffic_of(const std::vector<double>& numbers) {
-  Traffic t;
-  std::int64_t* const links[] = {&t.host_to_device, &t.device_to_host, &t.nvme_read,
-                                 &t.nvme_write,     &t.direct_read,    &t.direct_write};
-  for (std::size_t i = 0; i < numbers.size(); ++i) *links[i] = static_cast<std::int64_t>(numbers[i]);
-  return t;
-}
+constexpr std::int64_t Traffic::*kLinks[] = {&Traffic::nvme_read,      &Traffic::nvme_write,
+                                             &Traffic::host_to_device, &Traffic::device_to_host,
+                                             &Traffic::direct_read,    &Traffic::direct_write};
 
 }  // namespace
 
@@ -101,10 +89,12 @@ class Trainer::Loop {
     return t_.rank(rank_).engine().sum_over_ranks(asked ? 1 : 0) > 0;
   }
   Traffic sum_over_ranks(const Traffic& mine) {
+    std::vector<double> bytes;  // exact below 2^53
+    for (const auto link : kLinks) bytes.push_back(static_cast<double>(mine.*link));
     Traffic sum;
-    const auto numbers = traffic_numbers(mine);
-    for (const std::vector<double>& theirs : t_.rank(rank_).engine().of_all_ranks(numbers))
-      sum += traffic_of(theirs);
+    for (const std::vector<double>& theirs : t_.rank(rank_).engine().of_all_ranks(bytes)) {
+      for (std::size_t i = 0; i < theirs.size(); ++i) sum.*kLinks[i] += static_cast<std::int64_t>(theirs[i]);
+    }
     return sum;
   }
 
@@ -171,7 +161,7 @@ void Trainer::open_node() {
 std::vector<double> Trainer::measure() {
   const RunConfig& config = plan().config;
   roofs_ = measure_roofs(config);
-  if (!has_drives() || plan().layout->table.nvme_bytes() == 0) return {};
+  if (!has_drives() || nvme_bytes() == 0) return {};
   if (config.aio.backend == io::Backend::kRam) {
     const std::vector<double> rates = programmed_rates(config.tiers.nvme, config.tiers.ram);
     roofs_.nvme_read = roofs_.nvme_write = std::accumulate(rates.begin(), rates.end(), 0.0);
@@ -180,7 +170,7 @@ std::vector<double> Trainer::measure() {
     return rates;
   }
   io::Engine& io = *node_->io();
-  const Traffic& planned = plan().dry_run.per_step;
+  const Traffic planned = planned_traffic();
   const auto moved = static_cast<double>(planned.nvme_read + planned.nvme_write);
   // A step that only reads, or only writes, has no mixture.
   roofs_.nvme_mixed_reads =

@@ -123,13 +123,8 @@ struct RunConfig {
   // DeepSpeed.
   OffloadTarget offload_param = OffloadTarget::kAuto, offload_optimizer = OffloadTarget::kAuto;
   OffloadTarget offload_activation = OffloadTarget::kAuto;
-  // With several ranks ("stage", "zero_hpz_partition_size"); one rank holds everything.
-  Sharding sharding_of(int rank) const {
-    const int shards = zero_stage == 0 ? 1 : shard_group > 0 ? shard_group : device.ranks;
-    return {device.ranks, rank, shards, zero_stage < 3};
-  }
-  std::int64_t zero_stage = 0;
-  int shard_group = 0;  // ranks that hold everything once together; 0: all
+  std::int64_t zero_stage = 0;  // what several ranks shard
+  int shard_group = 0;          // ranks that hold everything once together; 0: all
   // "ratio" of offload_optimizer: the share of the parameters that is updated on the host, when the state may
   // leave the device. As many whole units as fit into the remaining share are updated on the device.
   double host_update_share = 1;
@@ -144,6 +139,12 @@ struct RunConfig {
   // "file: key: has no effect: reason", and the value that was taken for each "auto".
   std::vector<std::string> warnings;
   std::string resolved_json;  // the merged configuration, for the record
+
+  // What the rank holds; one rank alone holds everything.
+  Sharding sharding_of(int rank) const {
+    const int shards = zero_stage == 0 ? 1 : shard_group > 0 ? shard_group : device.ranks;
+    return {device.ranks, rank, shards, zero_stage < 3};
+  }
 };
 
 struct ConfigSource {

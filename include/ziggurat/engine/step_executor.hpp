@@ -1,9 +1,9 @@
 // Runs step programs: for each operation, acquires leases on its operands from the store, enqueues the
 // operation on a stream, and goes on to the next one.
 //
-// One rank thread calls all functions, except those for the watchdog. Compute runs on one stream of the
-// device, updates on the host run on a thread of their own, so that an update runs beside a forward (or
-// backward) that does not need its result yet.
+// One thread at a time calls all functions, except those for the watchdog: in a run that is the rank's.
+// Compute runs on one stream of the device, updates on the host run on a thread of their own, so that an
+// update runs beside a forward (or backward) that does not need its result yet.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -35,7 +35,7 @@ void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
       format_seconds(more));
 }
 
-constexpr std::int64_t Traffic::*kLinks[] = {&Traffic::nvme_read,      &Traffic::nvme_write,
+constexpr std::int64_t Traffic::*kBytes[] = {&Traffic::nvme_read,      &Traffic::nvme_write,
                                              &Traffic::host_to_device, &Traffic::device_to_host,
                                              &Traffic::direct_read,    &Traffic::direct_write};
 
@@ -90,10 +90,10 @@ class Trainer::Loop {
   }
   Traffic sum_over_ranks(const Traffic& mine) {
     std::vector<double> bytes;  // exact below 2^53
-    for (const auto link : kLinks) bytes.push_back(static_cast<double>(mine.*link));
+    for (const auto link : kBytes) bytes.push_back(static_cast<double>(mine.*link));
     Traffic sum;
     for (const std::vector<double>& theirs : t_.rank(rank_).engine().of_all_ranks(bytes)) {
-      for (std::size_t i = 0; i < theirs.size(); ++i) sum.*kLinks[i] += static_cast<std::int64_t>(theirs[i]);
+      for (std::size_t i = 0; i < theirs.size(); ++i) sum.*kBytes[i] += static_cast<std::int64_t>(theirs[i]);
     }
     return sum;
   }

@@ -30,9 +30,10 @@ std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::Un
 }  // namespace
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
-// key has everything that issue() depends on. Updates differ in every step, and are never repeated.
+// key has everything that issue() depends on. Never repeated are updates, which differ in every step, and
+// what ranks do together, where each call must meet the others'.
 void StepExecutor::issue_again(const StepOp& op) {
-  if (op.kind == OpKind::kUpdate) return issue(op);
+  if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate) return issue(op);
   const auto number = [](std::int32_t n) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
   };
@@ -124,8 +125,8 @@ void StepExecutor::issue(const StepOp& op) {
 
 void StepExecutor::gather_weight(const StepOp& op) {
   const std::int64_t count = layout_.shard_elements(op.unit).count;
-  groups_.shards->all_gather(*compute_, lease(op, Operand::kShard).data(), lease(op, Operand::kWeight).data(),
-                             count, layout_.model->dtype());
+  groups_.shards->all_gather(stream_of(op), lease(op, Operand::kShard).data(),
+                             lease(op, Operand::kWeight).data(), count, layout_.model->dtype());
 }
 
 // Each rank sums one piece of the gradient over all ranks, casts it, and then gets the rest of its shard from
@@ -135,23 +136,23 @@ void StepExecutor::finish_gradient(const StepOp& op) {
   const Workspace w(layout_, workspace_memory_);
   const Layout::UnitTensors& unit = layout_.unit(op.unit);
   const Layout::Elements shard = layout_.shard_elements(op.unit);
-  const bool together = layout_.options.sharding.ranks > 1;
+  Stream& stream = stream_of(op);
   Layout::Elements mine = shard;
   const View sum = whole_view(lease(op, Operand::kAccumulator).data(), unit.accumulator);
-  if (together) {
+  if (groups_.pieces != nullptr) {
     mine = layout_.piece_elements(op.unit);
-    groups_.pieces->reduce_scatter(*compute_, sum.data, sum.col_range(mine.first, mine.count).data,
-                                   mine.count, sum.dtype, Reduction::kSum);
+    groups_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first, mine.count).data, mine.count,
+                                   sum.dtype, Reduction::kSum);
   }
   if (!op.has(Operand::kGradient)) return;
   const View gradient = whole_view(lease(op, Operand::kGradient).data(), unit.gradient);
   for (const auto& [first, count] : trained_runs(unit, mine)) {
-    device_.ops().finish_gradient(*compute_, sum.col_range(first, count),
+    device_.ops().finish_gradient(stream, sum.col_range(first, count),
                                   gradient.col_range(first - shard.first, count), w.scalar(1 + op.unit),
                                   w.sum_partials());
   }
   if (groups_.replicas == nullptr) return;
-  groups_.replicas->all_gather(*compute_, gradient.col_range(mine.first - shard.first, mine.count).data,
+  groups_.replicas->all_gather(stream, gradient.col_range(mine.first - shard.first, mine.count).data,
                                gradient.data, mine.count, gradient.dtype);
 }
 

@@ -43,14 +43,16 @@ class StepExecutor::Position {
     Position& position_;
   };
 
-  // Called by a stream's thread. `stream`: 0 compute, 1 optimizer.
+  // Called by a stream's thread. `stream`: 0 compute, 1 optimizer, 2 comm.
   void begin_work(int stream, const StepOp& op) { working_[stream].store(&op); }
   void end_work(int stream) {
     working_[stream].store(nullptr);
     done_[stream].fetch_add(1);
   }
 
-  std::uint64_t progress() const { return issued_.load() + done_[0].load() + done_[1].load(); }
+  std::uint64_t progress() const {
+    return issued_.load() + done_[0].load() + done_[1].load() + done_[2].load();
+  }
   bool waiting() const { return waits_.load() != Waits::kNo; }
   std::string text() const;
   std::string work(std::int64_t layers, std::optional<StallCause> awaited) const;
@@ -61,8 +63,8 @@ class StepExecutor::Position {
   std::atomic<std::int32_t> op_{0};
   std::atomic<Waits> waits_{Waits::kNo};
   std::atomic<std::uint64_t> issued_{0};
-  std::atomic<std::uint64_t> done_[2] = {};
-  std::atomic<const StepOp*> working_[2] = {};
+  std::atomic<std::uint64_t> done_[3] = {};
+  std::atomic<const StepOp*> working_[3] = {};
 };
 
 // An operation as text for people who know the model but not the programs: "backward of layer 12 of 40".
@@ -114,7 +116,7 @@ inline std::string StepExecutor::Position::work(std::int64_t layers,
 inline std::string StepExecutor::Position::text() const {
   static constexpr const char* kWaits[] = {"", "; waits for a lease", "; waits for all moves",
                                            "; waits for a stream", "; waits for other ranks"};
-  static constexpr const char* kStreams[] = {"compute", "optimizer"};
+  static constexpr const char* kStreams[] = {"compute", "optimizer", "comm"};
   const std::int64_t step = step_.load();
   const StepProgram* program = program_.load();
   std::string text = step < 0 ? "before the first step" : fmt::format("step {}", step + 1);
@@ -126,8 +128,9 @@ inline std::string StepExecutor::Position::text() const {
       text += fmt::format(", operation {} of {}: {}", op + 1, program->ops.size(), text_of(program->ops[op]));
   }
   text += kWaits[static_cast<int>(waits_.load())];
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 3; ++i) {
     const StepOp* op = working_[i].load();
+    if (i == 2 && op == nullptr && done_[i].load() == 0) continue;  // there is one rank
     text += fmt::format("\n{} stream: {} operations done, {}", kStreams[i], done_[i].load(),
                         op != nullptr ? "works on " + text_of(*op) : "idle");
   }

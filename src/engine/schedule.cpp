@@ -3,6 +3,21 @@
 #include "ziggurat/engine/layout.hpp"
 
 namespace zg {
+namespace {
+
+// What the forward through the unit needs; nothing behind the head. `again`: the embedding's weight, which a
+// tied head uses, has been dropped since its own forward.
+void add_gathers(const ScheduleShape& shape, std::int32_t unit, bool again, Schedule& s) {
+  if (unit > shape.head()) return;
+  s.push_back({OpKind::kGather, unit});
+  if (unit == shape.head() && shape.tied && again) s.push_back({OpKind::kGather, 0});
+}
+
+OpKind forward_of(const ScheduleShape& shape, std::int32_t unit, OpKind head) {
+  return unit == 0 ? OpKind::kEmbedding : unit == shape.head() ? head : OpKind::kForward;
+}
+
+}  // namespace
 
 const char* name_of(OpKind kind) {
   static constexpr const char* kNames[] = {
@@ -27,16 +42,21 @@ Schedule flush_schedule(const ScheduleShape& shape) {
 // Layer-major, all micro-batches are one group; micro-batch-major, each is a group of its own.
 Schedule train_schedule(const ScheduleShape& shape, bool updates) {
   Schedule s;
-  const std::int32_t layers = shape.layers, all = shape.micro_batches;
+  const std::int32_t layers = shape.layers, all = shape.micro_batches, ahead = shape.gather_ahead;
   const std::int32_t group = shape.accumulation == Accumulation::kLayerMajor ? all : 1;
   const bool deferred = updates && shape.timing == UpdateTiming::kDeferred;
   const bool early = updates && shape.timing == UpdateTiming::kEarly;
-  const auto update = [&](std::int32_t unit) { s.push_back({OpKind::kUpdate, unit}); };
+  const auto update = [&](std::int32_t unit) {
+    if (unit <= shape.head()) s.push_back({OpKind::kUpdate, unit});
+  };
   for (std::int32_t begin = 0; begin < all; begin += group) {
     const bool first_group = begin == 0, last_group = begin + group == all;
     const bool again = shape.sharded && !shape.keep_weights;  // gathered for each pass
-    const auto gather = [&](std::int32_t unit, bool backward = false) {
-      if (shape.sharded && (again || (first_group && !backward))) s.push_back({OpKind::kGather, unit});
+    const auto gather = [&](std::int32_t unit) {
+      if (shape.sharded && (again || first_group)) add_gathers(shape, unit, again, s);
+    };
+    const auto gather_again = [&](std::int32_t unit) {
+      if (again && unit > 0) s.push_back({OpKind::kGather, unit});
     };
     const auto pass = [&](OpKind kind, std::int32_t unit, bool backward) {
       // Kept weights are used until the last backward; the embedding's, unless tied, are not used there.
@@ -54,25 +74,26 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     const auto finish = [&](std::int32_t unit) {
       if (last_group) s.push_back({OpKind::kFinishGradient, unit});
     };
-    // A deferred update is one unit ahead of the forward, so that both run at the same time.
-    if (deferred && first_group) update(0), update(1);
-    gather(0);
-    pass(OpKind::kEmbedding, 0, false);
-    for (std::int32_t l = 0; l < layers; ++l) {
-      if (deferred && first_group) update(l + 2);
-      gather(l + 1);
-      pass(OpKind::kForward, l + 1, false);
+    for (std::int32_t u = 0; u < ahead; ++u) {
+      if (deferred && first_group) update(u);
+      gather(u);
     }
-    gather(shape.head());
-    if (shape.tied) gather(0, true);
-    pass(OpKind::kHead, shape.head(), true);
+    if (deferred && first_group) update(ahead);
+    for (std::int32_t u = 0; u <= shape.head(); ++u) {
+      // A deferred update is one unit ahead of the gather or forward that needs it, so that both run at the
+      // same time.
+      if (deferred && first_group) update(u + ahead + 1);
+      gather(u + ahead);
+      for (std::int32_t v = layers; u == shape.head() && v > layers - ahead; --v) gather_again(v);
+      pass(forward_of(shape, u, OpKind::kHead), u, u == shape.head());
+    }
     finish(shape.head());
     // An early update is one unit behind the backward, so that both run at the same time.
-    for (std::int32_t l = layers - 1; l >= 0; --l) {
-      gather(l + 1, true);
-      pass(OpKind::kBackward, l + 1, true);
-      finish(l + 1);
-      if (early && last_group) update(l + 2);
+    for (std::int32_t u = layers; u > 0; --u) {
+      gather_again(u - ahead);
+      pass(OpKind::kBackward, u, true);
+      finish(u);
+      if (early && last_group) update(u + 1);
     }
     pass(OpKind::kEmbeddingBackward, 0, true);
     finish(0);
@@ -84,21 +105,16 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
 Schedule evaluate_schedule(const ScheduleShape& shape) {
   Schedule s;
   const auto gather = [&](std::int32_t unit) {
-    if (shape.sharded) s.push_back({OpKind::kGather, unit});
+    if (shape.sharded) add_gathers(shape, unit, true, s);
   };
-  const auto pass = [&](OpKind kind, std::int32_t unit, bool last) {
+  for (std::int32_t u = 0; u < shape.gather_ahead; ++u) gather(u);
+  for (std::int32_t u = 0; u <= shape.head(); ++u) {
+    gather(u + shape.gather_ahead);
+    const OpKind kind = forward_of(shape, u, OpKind::kHeadLoss);
     for (std::int32_t m = 0; m < shape.micro_batches; ++m)
-      s.push_back({kind, unit, m, false, last, shape.sharded && m + 1 == shape.micro_batches});
-  };
-  gather(0);
-  pass(OpKind::kEmbedding, 0, false);
-  for (std::int32_t l = 0; l < shape.layers; ++l) {
-    gather(l + 1);
-    pass(OpKind::kForward, l + 1, true);
+      s.push_back(
+          {kind, u, m, false, kind == OpKind::kForward, shape.sharded && m + 1 == shape.micro_batches});
   }
-  gather(shape.head());
-  if (shape.tied) gather(0);
-  pass(OpKind::kHeadLoss, shape.head(), false);
   return s;
 }
 

@@ -42,7 +42,7 @@ StepExecutor::StepExecutor(const Options& o)
                      : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
       workspace_bytes_(layout_.workspace_bytes()),
       position_(std::make_unique<Position>()),
-      timer_(std::make_unique<Timer>(o.trace, *position_)),
+      timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.sharding.ranks == 1)),
       stall_(std::make_unique<StallMeter>(*compute_, *optimizer_)),
       identity_(next_identity()),
       sequence_(programs_) {
@@ -69,6 +69,7 @@ StepExecutor::StepExecutor(const Options& o)
   }
   ZG_ASSERT_EQ(o.comm->size(), sharding.ranks);
   ZG_ASSERT_EQ(o.comm->rank(), sharding.rank);
+  comm_ = device_.make_stream("comm");
   std::vector<int> members;
   const auto group = [&](int count, const char* name, const auto& member) {
     members.clear();
@@ -88,9 +89,9 @@ StepExecutor::~StepExecutor() {
   leases_.clear();
   // Work on the streams uses leases, so it must end before the store does. If it failed, that has been
   // reported.
-  for (Stream* stream : {compute_.get(), optimizer_.get()}) {
+  for (Stream* stream : {comm_.get(), compute_.get(), optimizer_.get()}) {
     try {
-      stream->synchronize();
+      if (stream != nullptr) stream->synchronize();
     } catch (...) {
     }
   }
@@ -249,9 +250,11 @@ void StepExecutor::load_inputs(std::int64_t micro_batches) {
 // The scalars are valid until inputs are loaded again.
 std::span<const double> StepExecutor::read_scalars() {
   const std::int64_t bytes = Workspace::scalar_bytes(layout_);
+  if (comm_ != nullptr) compute_->wait(comm_->record());
   device_.copy_to_host(*compute_, staging_->data(), Workspace(layout_, workspace_memory_).inputs(), bytes);
   own_.device_to_host += bytes;
   const Position::Waiting waiting(*position_, Position::Waits::kForStream);
+  if (comm_ != nullptr) comm_->synchronize();  // throws the error of a rank that has failed
   compute_->synchronize();
   return {static_cast<const double*>(staging_->data()), layout_.units.size() + 1};
 }
@@ -294,7 +297,7 @@ void StepExecutor::run_program(const ProgramStart& start) {
   position_->begin_program(program);
   for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
     const StepOp& op = program.ops[static_cast<std::size_t>(i)];
-    Stream& stream = op.kind == OpKind::kUpdate ? update_stream(op.unit) : *compute_;
+    Stream& stream = stream_of(op);
     position_->next_op(i);
     {
       const Position::Waiting waiting(*position_, Position::Waits::kForLease);
@@ -314,6 +317,11 @@ void StepExecutor::run_program(const ProgramStart& start) {
 // and in one stream no thread has to wait between an update and the forward that reads its result.
 Stream& StepExecutor::update_stream(std::int32_t unit) {
   return !device_.is_host() && layout_.update_at(unit) == Tier::kDevice ? *compute_ : *optimizer_;
+}
+
+Stream& StepExecutor::stream_of(const StepOp& op) {
+  if (op.kind == OpKind::kUpdate) return update_stream(op.unit);
+  return comm_ != nullptr && joins_ranks(op.kind) ? *comm_ : *compute_;
 }
 
 StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,

@@ -199,32 +199,30 @@ class Emitter {
   std::vector<AccessStep> accesses_;
 };
 
-ScheduleShape shape_of(const Layout& layout, UpdateTiming timing) {
+ScheduleShape shape_of(const Layout& layout, UpdateTiming timing, std::int32_t gather_ahead) {
   return {static_cast<std::int32_t>(layout.layers()),
           static_cast<std::int32_t>(layout.options.micro_batches),
           layout.options.accumulation,
           timing,
           layout.model->config().tied,
           layout.is_sharded(),
-          layout.options.sharding.keep_weights};
-}
-
-Schedule evaluation_of(const Layout& layout) {
-  ScheduleShape shape = shape_of(layout, {});
-  shape.micro_batches = static_cast<std::int32_t>(layout.live_micro_batches());
-  return evaluate_schedule(shape);
+          layout.options.sharding.keep_weights,
+          gather_ahead};
 }
 
 }  // namespace
 
-StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t) : timing(t) {
-  const ScheduleShape shape = shape_of(layout, t);
+StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t, std::int32_t ahead)
+    : timing(t), gather_ahead(ahead) {
+  const ScheduleShape shape = shape_of(layout, t, ahead);
+  ScheduleShape evaluation = shape;
+  evaluation.micro_batches = static_cast<std::int32_t>(layout.live_micro_batches());
   Emitter emitter(layout);
   initialize = emitter.emit("initialize", initialize_schedule(shape), false);
   first = emitter.emit("first step", train_schedule(shape, t == UpdateTiming::kEarly), true);
   step = emitter.emit("step", train_schedule(shape, true), true);
   flush = emitter.emit("flush", flush_schedule(shape), false);
-  evaluate = emitter.emit("evaluate", evaluation_of(layout), true);
+  evaluate = emitter.emit("evaluate", evaluate_schedule(evaluation), true);
 }
 
 }  // namespace zg

@@ -12,20 +12,23 @@ namespace zg {
 // stream gets there. Operations outlive the timer.
 class StepExecutor::Timer {
  public:
-  Timer(Trace* trace, Position& position) : trace_(trace), position_(position) {
-    if (trace_ != nullptr) lane_[0] = trace_->lane("operations"), lane_[1] = trace_->lane("updates");
+  Timer(Trace* trace, Position& position, bool one_rank)
+      : trace_(trace), position_(position), one_rank_(one_rank) {
+    if (trace_ == nullptr) return;
+    lane_[0] = trace_->lane("operations"), lane_[1] = trace_->lane("updates");
+    if (!one_rank) lane_[2] = trace_->lane("exchange");
   }
 
   void begin(Stream& stream, const StepOp& op) {
     stream.callback([this, &op] {
-      const int which = op.kind == OpKind::kUpdate ? 1 : 0;
+      const int which = stream_of(op);
       started_[which] = Clock::now();
       position_.begin_work(which, op);
     });
   }
   void end(Stream& stream, const StepOp& op) {
     stream.callback([this, &op] {
-      const int which = op.kind == OpKind::kUpdate ? 1 : 0;
+      const int which = stream_of(op);
       position_.end_work(which);
       const auto now = Clock::now();
       const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(now - started_[which]).count();
@@ -41,6 +44,9 @@ class StepExecutor::Timer {
   Phases phases() const { return {seconds(0), seconds(1), seconds(2)}; }
 
  private:
+  int stream_of(const StepOp& op) const {  // as Position counts them
+    return op.kind == OpKind::kUpdate ? 1 : !one_rank_ && joins_ranks(op.kind) ? 2 : 0;
+  }
   static int phase(OpKind kind) {
     switch (kind) {
       case OpKind::kInitialize:
@@ -66,8 +72,9 @@ class StepExecutor::Timer {
 
   Trace* trace_;
   Position& position_;
-  int lane_[2] = {0, 0};
-  Clock::time_point started_[2];
+  const bool one_rank_;
+  int lane_[3] = {0, 0, 0};
+  Clock::time_point started_[3];
   std::atomic<std::int64_t> nanoseconds_[3] = {};
 };
 

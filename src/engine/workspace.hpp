@@ -19,8 +19,12 @@ class Workspace {
 
   // Scratch of the current operation.
   void* scratch() const { return base_; }
-  // Uses the memory of scratch().
-  View sum_partials() const { return {scratch(), DType::kF64, 1, Ops::kSumPartials}; }
+  // With one rank it uses the memory of scratch(); with several, gradients are finished on a stream of their
+  // own, beside operations that use that.
+  View sum_partials() const {
+    void* const at = partials_bytes(layout_) > 0 ? base_ + partials_offset(layout_) : scratch();
+    return {at, DType::kF64, 1, Ops::kSumPartials};
+  }
   void* saved() const { return base_ + scratch_bytes(layout_); }
   // What a step begins with, in one piece, so that one copy brings it: the scalars, all zero, and then ids
   // and targets of each micro-batch.
@@ -51,7 +55,12 @@ class Workspace {
   static std::int64_t saved_bytes(const Layout& l) {
     return round_up(l.model->saved_bytes(l.options.micro_batch), 4096);
   }
-  static std::int64_t inputs_offset(const Layout& l) { return scratch_bytes(l) + saved_bytes(l); }
+  static std::int64_t partials_bytes(const Layout& l) {
+    return l.options.sharding.ranks > 1 ? round_up(Ops::kSumPartials * std::int64_t{sizeof(double)}, 4096)
+                                        : 0;
+  }
+  static std::int64_t partials_offset(const Layout& l) { return scratch_bytes(l) + saved_bytes(l); }
+  static std::int64_t inputs_offset(const Layout& l) { return partials_offset(l) + partials_bytes(l); }
   View tokens(std::int64_t i) const {
     return {static_cast<char*>(inputs()) + input_bytes(layout_, 0) + i * token_bytes(layout_), DType::kI32, 1,
             layout_.options.micro_batch.rows()};

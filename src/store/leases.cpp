@@ -166,7 +166,7 @@ void Lease::release_after(Stream& stream, const Event& event) {
   StoreParts* const store = std::exchange(store_, nullptr);
   data_ = nullptr;
   if (ActionNode* const node = std::exchange(node_, nullptr)) {
-    store->pass_use(*node, stream);
+    store->pass_use(*node, stream, event);
     event.on_done([store, node] { store->end_use(*node); });
     return;
   }

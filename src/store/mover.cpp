@@ -49,9 +49,9 @@ bool ordered(const ActionNode& earlier, const ActionNode& later) {
 bool conflict(const ActionNode& earlier, const ActionNode& later) {
   if (!ordered(earlier, later)) return false;
   if (!later.uses() || later.consumer == nullptr) return true;
-  // A stream keeps two uses on it in order, and waits by itself for a copy that the device was given.
-  if (earlier.uses()) return earlier.passed_to != later.consumer;
-  return !earlier.copies() || earlier.copied.device_event() == nullptr;
+  // A stream keeps two uses on it in order, and waits by itself for what the device was given.
+  if (earlier.uses() && earlier.passed_to == later.consumer) return false;
+  return earlier.ended.device_event() == nullptr;
 }
 
 Link link_of(const Action& action) {
@@ -97,7 +97,7 @@ void NodePool::take_back_done(MoveQueue& queue) {
     ActionNode& node = *queue.first;
     queue.first = node.next;
     (queue.first != nullptr ? queue.first->before : queue.last) = nullptr;
-    node.copied = {};
+    node.ended = {};
     give_back(node);
   }
 }
@@ -186,13 +186,14 @@ ActionNode& Mover::claim_use(const AccessStep& access, Stream* consumer) {
 void Mover::make_stream_wait(const ActionNode& use) {
   if (use.consumer == nullptr) return;
   for (const ActionNode* n = use.before; n != nullptr; n = n->before) {
-    if (n->copies() && n->state != ActionNode::State::kDone && ordered(*n, use))
-      use.consumer->wait(n->copied);
+    if (n->state == ActionNode::State::kDone || n->passed_to == use.consumer || !ordered(*n, use)) continue;
+    use.consumer->wait(n->ended);
   }
 }
 
-void Mover::pass_use(ActionNode& use, Stream& stream) {
+void Mover::pass_use(ActionNode& use, Stream& stream, const Event& ended) {
   use.passed_to = &stream;
+  use.ended = ended;
   touch(use.action.segment);
   settle();  // a later use on the same stream need not wait any more
 }

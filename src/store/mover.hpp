@@ -21,7 +21,7 @@
 // that nobody leases.
 //
 // Streams of a device that has events of its own wait for each other without any thread. A use does not wait
-// for copies that the device was given before; its stream waits for them. Since each such wait is for work
+// for copies and for uses on other streams that the device was given before; its stream waits for them. Since each such wait is for work
 // that was enqueued earlier, no two streams ever wait for each other.
 //
 // Threads: every function is called under the store's mutex, which guards all members, and every MoverEvents
@@ -84,9 +84,10 @@ class Mover final : private io::ExtentCompletion {
   void demand(SegmentId segment);
   // With a program: claims the segment's first use that is not claimed yet. settle() may grant it at once.
   ActionNode& claim_use(const AccessStep& access, Stream* consumer);
-  // Makes the consumer's stream wait for the copies that a granted use comes after and that are under way.
+  // Makes the consumer's stream wait for the copies, and for the uses on other streams, that a granted use
+  // comes after and that are under way.
   void make_stream_wait(const ActionNode& use);
-  void pass_use(ActionNode& use, Stream& stream);  // the lease was passed to the stream
+  void pass_use(ActionNode& use, Stream& stream, const Event& ended);  // the lease was passed to the stream
   void end(ActionNode& node);
   void settle();  // starts all nodes that can start
 

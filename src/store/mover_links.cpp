@@ -99,7 +99,7 @@ void Mover::issue(ActionNode& node) {
 // Ends the node when its copy stream has done all work that it was given so far.
 void Mover::finish_behind(ActionNode& node) {
   Stream& stream = *copy_stream_[link_of(node.action)];
-  if (!options_.device->is_host()) node.copied = stream.record();
+  if (!options_.device->is_host()) node.ended = stream.record();
   touch(node.action.segment);  // a use, or the next hop, may go on behind it
   stream.callback([this, &node] {
     std::lock_guard lock(mutex_);

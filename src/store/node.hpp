@@ -29,7 +29,9 @@ struct ActionNode {
   std::int64_t moved = 0;                         // kCopy from the device: bytes at the host so far
   std::int8_t slot = 0;                           // kCopy from or to NVMe, under way: the slot of its version
   bool in_pieces = false;                         // kCopy from NVMe: pieces are noted for a second hop
-  Event copied;  // kCopy that the device was given whole: its end, for streams that wait by themselves
+  // kCopy that the device was given whole, kUse that was passed to a stream: its end, for streams that wait by
+  // themselves.
+  Event ended;
   ActionNode *before = nullptr, *next = nullptr;  // in the segment's queue
   ActionNode *list_before = nullptr, *list_next = nullptr;  // in the NodeList
 

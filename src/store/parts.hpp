@@ -62,7 +62,7 @@ struct StoreParts final : private MoverEvents {
   void decide_ahead();
   void acquire_next(Lock& lock, std::span<const AccessStep> accesses, Stream* consumer, Lease* out);
   void wait_for(Lock& lock, ActionNode& use);
-  void pass_use(ActionNode& use, Stream& stream);
+  void pass_use(ActionNode& use, Stream& stream, const Event& ended);
   void end_use(ActionNode& use);
 
   TensorTable table;

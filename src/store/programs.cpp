@@ -176,10 +176,10 @@ void StoreParts::wait_for(Lock& lock, ActionNode& use) {
   counters.waited(use.action.segment, waits.end());
 }
 
-void StoreParts::pass_use(ActionNode& use, Stream& stream) {
+void StoreParts::pass_use(ActionNode& use, Stream& stream, const Event& ended) {
   std::lock_guard lock(mutex);
   leases.count_passed(1);
-  mover.pass_use(use, stream);
+  mover.pass_use(use, stream, ended);
 }
 
 void StoreParts::end_use(ActionNode& use) {

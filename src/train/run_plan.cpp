@@ -41,13 +41,12 @@ class Planner {
     if (config_.tiers.host) host_ = *config_.tiers.host / ranks_;
   }
 
-  void run() {
+  void run(const RunPlan* first) {
     check_model(config_, plan_.model_config);
     make_model();
     make_layout();
-    plan_.programs = std::make_unique<StepPrograms>(*plan_.layout, update_timing(config_));
     find_budgets();
-    fit();
+    choose_programs(first);
     assign_threads();
   }
 
@@ -196,7 +195,19 @@ class Planner {
     check_stated_sizes(tiers.nvme, ranks_ * layout().table.nvme_bytes());
   }
 
-  void fit() {
+  // Gathers come one unit ahead of their use, beside the compute before it, unless the room for one more
+  // gathered weight is not there or costs traffic.
+  void choose_programs(const RunPlan* first) {
+    const bool fits = fit(first != nullptr ? first->programs->gather_ahead : 0);
+    if (!fits) throw_no_room(plan_.resident);  // which are the whole budgets now
+    if (first != nullptr || !layout().is_sharded()) return;
+    const std::int64_t least = total(plan_.dry_run.per_step);
+    if (!fit(1) || total(plan_.dry_run.per_step) > least + least / 100) fit(0);
+  }
+
+  // Makes the programs, and decides the store's part of the budgets. Returns whether they suffice.
+  bool fit(std::int32_t gather_ahead) {
+    plan_.programs = std::make_unique<StepPrograms>(layout(), update_timing(config_), gather_ahead);
     const std::int64_t workspace = layout().workspace_charge();
     const Budgets inside{plan_.budgets.device - workspace, plan_.budgets.host,
                          hardware_.gpu && hardware_.gpu->direct};
@@ -211,9 +222,13 @@ class Planner {
       plan_.resident = {rest(inside.device, all.device, ahead.device),
                         rest(inside.host, all.host, ahead.host), inside.direct};
       plan_.dry_run = make_plan(layout(), *plan_.programs, plan_.resident);
-      if (plan_.dry_run.fits) return;
+      if (plan_.dry_run.fits) return true;
     }
-    throw_no_room(inside);
+    return false;
+  }
+
+  static std::int64_t total(const Traffic& t) {
+    return t.nvme_read + t.nvme_write + t.host_to_device + t.device_to_host + t.direct_read + t.direct_write;
   }
 
   [[noreturn]] void throw_no_room(const Budgets& inside) const {
@@ -342,13 +357,14 @@ ModelConfig model_of(const RunConfig& config) {
 }
 
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
-                      std::int64_t validation_tokens, const Hardware& hardware, int rank) {
+                      std::int64_t validation_tokens, const Hardware& hardware, int rank,
+                      const RunPlan* first) {
   RunPlan plan;
   plan.rank = rank;
   plan.config = config;
   plan.model_config = model_config;
   plan.validation_tokens = validation_tokens;
-  Planner(plan, hardware).run();
+  Planner(plan, hardware).run(first);
   return plan;
 }
 

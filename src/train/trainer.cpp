@@ -147,7 +147,8 @@ Trainer::Trainer(const RunConfig& config, const Options& options) : options_(opt
   gpu_ = open_gpu(config, options.trace);
   const Hardware hardware = hardware_of(config, gpu_);
   for (int rank = 0; rank < config.device.ranks; ++rank)
-    plans_.push_back(make_run_plan(config, model, data_->validation_tokens(), hardware, rank));
+    plans_.push_back(make_run_plan(config, model, data_->validation_tokens(), hardware, rank,
+                                   plans_.empty() ? nullptr : &plans_.front()));
 }
 
 Trainer::~Trainer() = default;
@@ -326,11 +327,13 @@ std::string Trainer::describe() const {
   if (ranks() > 1) {
     const Sharding& s = layout.options.sharding;
     static constexpr const char* kKept[] = {"gathered for forward and backward", "gathered once a step"};
-    text +=
-        fmt::format("\nranks      {}, {}", ranks(),
-                    s.shards == 1 ? "each with all weights and state"
-                                  : fmt::format("in groups of {} that hold everything once; weights are {}",
-                                                s.shards, kKept[s.keep_weights ? 1 : 0]));
+    text += fmt::format("\nranks      {}, {}", ranks(),
+                        s.shards == 1
+                            ? "each with all weights and state"
+                            : fmt::format("in groups of {} that hold everything once; weights are {}, {}",
+                                          s.shards, kKept[s.keep_weights ? 1 : 0],
+                                          plan().programs->gather_ahead > 0 ? "one unit ahead of their use"
+                                                                            : "just before their use"));
   }
   if (gpu_.device != nullptr) text += "\ndevice     " + gpu_.device->describe();
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets().device),

@@ -109,9 +109,10 @@ TEST(Schedule, GroupsOfMicroBatches) {
   const auto text = [](const Schedule& schedule) {
     std::string all;
     for (const Slot& s : schedule) {
-      static constexpr const char* kLetters[] = {"i", "u", "e", "f", "h", "l", "b", "x", "g"};
+      static constexpr const char* kLetters[] = {"i", "u", "e", "f", "h", "l", "b", "x", "g", "w"};
       all += fmt::format("{}{}", kLetters[static_cast<std::size_t>(s.kind)], s.unit);
-      const bool of_unit = s.kind == OpKind::kUpdate || s.kind == OpKind::kFinishGradient;
+      const bool of_unit =
+          s.kind == OpKind::kUpdate || s.kind == OpKind::kFinishGradient || s.kind == OpKind::kGather;
       if (!of_unit) all += fmt::format(".{}", s.micro_batch);
       all += fmt::format("{}{} ", s.first ? "+" : "", s.last ? "!" : "");
     }
@@ -133,6 +134,17 @@ TEST(Schedule, GroupsOfMicroBatches) {
   EXPECT_EQ(train_schedule(shape, true), train_schedule(shape, false));
   EXPECT_EQ(text(flush_schedule(shape)), "u0 u1 u2 u3 ");
   EXPECT_EQ(text(evaluate_schedule(shape)), "e0.0 e0.1 f1.0! f1.1! f2.0! f2.1! l3.0 l3.1 ");
+  // Gathered weights (w), once a step and for each pass.
+  shape = {2, 1, Accumulation::kLayerMajor, UpdateTiming::kDeferred, true, true, true};
+  EXPECT_EQ(text(train_schedule(shape, true)),
+            "u0 u1 w0 e0.0! u2 w1 f1.0 u3 w2 f2.0 w3 h3.0+! g3 b2.0+! g2 b1.0+! g1 x0.0+ g0 ");
+  shape.keep_weights = false;
+  EXPECT_EQ(text(train_schedule(shape, true)),
+            "u0 u1 w0 e0.0! u2 w1 f1.0 u3 w2 f2.0 w3 w0 h3.0+! g3 w2 b2.0+! g2 w1 b1.0+! g1 x0.0+ g0 ");
+  shape.gather_ahead = 1;
+  EXPECT_EQ(text(train_schedule(shape, true)),
+            "u0 w0 u1 u2 w1 e0.0! u3 w2 f1.0 w3 w0 f2.0 w2 h3.0+! g3 w1 b2.0+! g2 b1.0+! g1 x0.0+ g0 ");
+  EXPECT_EQ(text(evaluate_schedule(shape)), "w0 w1 e0.0 w2 f1.0! w3 w0 f2.0! l3.0 ");
 }
 
 }  // namespace

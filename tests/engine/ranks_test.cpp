@@ -17,6 +17,7 @@ struct Way {
   std::string name;
   int ranks = 1, shards = 1;
   bool keep_weights = false;
+  std::int32_t gather_ahead = 0;
 };
 
 // Three steps, two of which an evaluation follows. `setup`: with the micro-batches of all ranks together.
@@ -30,6 +31,7 @@ Outcome train(const TinySetup& setup, const Way& way) {
       TinySetup mine = setup;
       mine.layout.micro_batches = setup.layout.micro_batches / way.ranks;
       mine.layout.sharding = {way.ranks, comm->rank(), way.shards, way.keep_weights};
+      mine.gather_ahead = way.gather_ahead;
       mine.comm = way.ranks > 1 ? comm : nullptr;
       TinyRun run(mine);
       run.initialize();
@@ -95,8 +97,11 @@ double distance(const Outcome& a, const Outcome& b) {
 }
 
 std::vector<Way> ways_of(int ranks) {
-  std::vector<Way> ways = {
-      {"zero0", ranks, 1, false}, {"zero1", ranks, ranks, true}, {"zero3", ranks, ranks, false}};
+  std::vector<Way> ways = {{"zero0", ranks, 1, false},
+                           {"zero1", ranks, ranks, true},
+                           {"zero3", ranks, ranks, false},
+                           {"zero1_ahead", ranks, ranks, true, 1},
+                           {"zero3_ahead", ranks, ranks, false, 1}};
   for (int shards = 2; shards < ranks; ++shards) {
     if (ranks % shards != 0) continue;
     ways.push_back({"hybrid" + std::to_string(shards), ranks, shards, false});

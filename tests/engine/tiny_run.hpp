@@ -59,6 +59,7 @@ struct TinySetup {
       {};  // empty: other tokens each step
   std::int64_t eval_micro_batches = 5;
   CommRank* comm = nullptr;  // of layout.sharding, if that has several ranks
+  std::int32_t gather_ahead = 0;
   std::optional<DType> gradient = {};  // on its way to the optimizer; none: the model's
   // Changes what the step of this number, from 0, applies.
   std::function<void(std::int64_t step, UpdateRule& rule)> rule = {};
@@ -163,7 +164,7 @@ class TinyRun {
         ops_device_(make_test_device(kAnyBudget, nullptr, setup_.graphs)),
         model_(setup_.model, setup_.dtype, ops_device_->ops()),
         layout_(model_, setup_.layout),
-        programs_(layout_, setup_.timing),
+        programs_(layout_, setup_.timing, setup_.gather_ahead),
         budgets_(budgets_of(setup_)) {
     // Any host device may use the ops of another; a CUDA device's ops are its own.
     const std::int64_t granule = layout_.options.device_granule;

@@ -22,6 +22,10 @@ enum class OpKind : std::uint8_t {
   kGather,          // a unit's weight from the shards of all ranks
 };
 const char* name_of(OpKind kind);
+// Whether several ranks do it together.
+constexpr bool joins_ranks(OpKind kind) {
+  return kind == OpKind::kGather || kind == OpKind::kFinishGradient;
+}
 
 // When a unit's update runs.
 //   deferred  in the next step, just before the unit's weight is needed; clipping requires this, since its
@@ -39,6 +43,7 @@ struct ScheduleShape {
   bool tied = false;  // the head uses the embedding's weight
   // Weights are gathered from shards before they are used: once a step, or before each pass.
   bool sharded = false, keep_weights = false;
+  std::int32_t gather_ahead = 0;  // by how many units a gather comes before the first use of its weight
   std::int32_t head() const { return layers + 1; }
 };
 

@@ -3,7 +3,8 @@
 //
 // One thread at a time calls all functions, except those for the watchdog: in a run that is the rank's.
 // Compute runs on one stream of the device, updates on the host run on a thread of their own, so that an
-// update runs beside a forward (or backward) that does not need its result yet.
+// update runs beside a forward (or backward) that does not need its result yet. What several ranks do
+// together runs on a third stream, for the same reason.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -150,6 +151,7 @@ class StepExecutor {
   void gather_weight(const StepOp& op);
   void finish_gradient(const StepOp& op);
   Stream& update_stream(std::int32_t unit);
+  Stream& stream_of(const StepOp& op);
 
   // What ranks do together; null where this rank does it alone.
   struct Groups {
@@ -165,6 +167,7 @@ class StepExecutor {
   TensorStore& store_;
   Trace* trace_;
   std::unique_ptr<Stream> compute_, optimizer_;
+  std::unique_ptr<Stream> comm_;  // null: there is one rank
   Groups groups_;
   HostStream numbers_{"numbers", HostStream::Mode::kInline};
   void* workspace_memory_ = nullptr;

@@ -47,8 +47,10 @@ struct StepProgram {
 };
 
 struct StepPrograms {
-  StepPrograms(const Layout& layout, UpdateTiming timing);
+  // `gather_ahead`: see ScheduleShape. The same on all ranks, as it orders what they do together.
+  StepPrograms(const Layout& layout, UpdateTiming timing, std::int32_t gather_ahead = 0);
   UpdateTiming timing;
+  std::int32_t gather_ahead;
   StepProgram initialize;  // runs once, before all others
   StepProgram first;       // deferred: a step without updates, since none waits; separate: every step
   StepProgram step;        // deferred: a step with the updates of the step before; early: with its own

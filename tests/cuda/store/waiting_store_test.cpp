@@ -13,6 +13,7 @@ constexpr std::int64_t kBytes = std::int64_t{6} << 20;
 
 // A store of `segments` segments over a device whose copies can be held. The programs: `fill` writes all of
 // them at the host, `use` then reads them at the device, the second operation the first segment once more.
+// `hand_over` writes the first segment at the device, and then reads it there.
 struct WaitingRig {
   explicit WaitingRig(int segments) {
     TensorTable table(0, 4096);
@@ -37,7 +38,9 @@ struct WaitingRig {
     }
     use.add_op(all);
     use.add_op({{all.front()}});
-    for (Program* program : {&fill_program, &use}) program->finish(rig->table.segment_count());
+    hand_over.add_op({{{0, Tier::kDevice, Access::kOverwrite, false}}});
+    hand_over.add_op({{all.front()}});
+    for (Program* program : {&fill_program, &use, &hand_over}) program->finish(rig->table.segment_count());
     stream = rig->device->make_stream("compute");
   }
   ~WaitingRig() {
@@ -63,7 +66,7 @@ struct WaitingRig {
 
   FakeRuntime* fake = nullptr;
   std::unique_ptr<Rig> rig;
-  Program fill_program{"fill"}, use{"use"};
+  Program fill_program{"fill"}, use{"use"}, hand_over{"hand over"};
   std::unique_ptr<Stream> stream;
 };
 
@@ -101,6 +104,32 @@ TEST(WaitingStore, AStreamWaitsForCopiesAndTheIssuingThreadDoesNot) {
   EXPECT_LE(w.stream->waited_seconds(), w.stream->busy_seconds());
   store.run(nullptr, nullptr);
   EXPECT_EQ(store.statistics().links[kToDevice].transfers, 5);
+}
+
+// The same where another stream has the bytes: what it writes is what the second stream reads.
+TEST(WaitingStore, AStreamWaitsForAnotherAndTheIssuingThreadDoesNot) {
+  WaitingRig w(1);
+  TensorStore& store = *w.rig->store;
+  const std::unique_ptr<Stream> writer = w.rig->device->make_stream("writer");
+  Staging written(*w.rig->device, kBytes), read(*w.rig->device, kBytes);
+  fill(static_cast<char*>(written.data()), kBytes, 0, 7);
+  w.fake->hold_copies(true);
+  store.run(&w.hand_over, nullptr);
+  std::vector<Lease> first, second;
+  auto issuing = std::async(std::launch::async, [&] {
+    store.acquire_op(writer.get(), first);
+    w.rig->device->copy_to_device(*writer, first[0].data(), written.data(), kBytes);
+    for (Lease& lease : first) lease.release_after(*writer, writer->record());
+    store.acquire_op(w.stream.get(), second);
+    w.rig->device->copy_to_host(*w.stream, read.data(), second[0].data(), kBytes);
+    w.pass(second);
+  });
+  EXPECT_EQ(issuing.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  w.fake->hold_copies(false);
+  issuing.get();
+  w.stream->synchronize();
+  EXPECT_TRUE(holds(static_cast<char*>(read.data()), kBytes, 0, 7));
+  store.run(nullptr, nullptr);
 }
 
 }  // namespace

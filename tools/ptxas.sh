@@ -22,7 +22,7 @@ for architecture in "$@"; do
     name=$(basename "$source" .cu)
     flags=()
     # As CMakeLists.txt compiles it.
-    [ "$name" != update ] || flags+=(-fmad=false)
+    case "$name" in update|quantize) flags+=(-fmad=false) ;; esac
     nvcc -arch="sm_$architecture" -std=c++20 -O3 --expt-relaxed-constexpr "${flags[@]}" -I. -Iinclude -Xptxas -v -c "$source" \
       -o "$work/object" 2>"$work/$name.txt" || { cat "$work/$name.txt" >&2; die "$source does not compile for sm_$architecture"; }
   done

@@ -69,6 +69,12 @@ template <class In, class Out>
 void finish_gradient(const Launch& on, std::int64_t n, const In* in, Out* out, double* norm_sq,
                      double* scratch);
 
+// quantize.cu. `codes` are at a multiple of 4 bytes; bits: 8 or 4.
+template <class T>
+void quantize(const Launch& on, std::int64_t n, const T* in, int bits, std::uint8_t* codes);
+template <class T>
+void dequantize(const Launch& on, std::int64_t n, const std::uint8_t* codes, int bits, bool add, T* out);
+
 // embedding.cu
 template <class T>
 void embedding(const Launch& on, Extent extent, const Embedding<T>& args);

@@ -3,8 +3,8 @@
 //
 // Blocking calls, from any thread. They are parallel (parallel_for), with partitions that depend on the
 // sizes alone and sums in a fixed order: results have the same bits for any number of threads. Exponentials
-// and sums of floats may differ in their last bits between instruction sets; casts, dropout and
-// finish_gradient do not.
+// and sums of floats may differ in their last bits between instruction sets; casts, dropout,
+// quantize, dequantize and finish_gradient do not.
 //
 // T: float, bf16, fp16, double. Acc<T>: the type of sums and statistics. Nothing is allocated or owned.
 #pragma once
@@ -72,6 +72,13 @@ void cast(Extent extent, Strided<const In> in, Strided<Out> out);
 
 // Sets bytes to 0; extent and leading dimension in bytes.
 void zero(Extent extent, Strided<char> bytes);
+
+// out: quantized_bytes(n, bits) bytes; bits: 8 or 4.
+template <class T>
+void quantize(std::int64_t n, const T* in, int bits, std::uint8_t* out);
+// out = the values, or, with `add`, out += the values.
+template <class T>
+void dequantize(std::int64_t n, const std::uint8_t* in, int bits, bool add, T* out);
 
 // out = in, rounded. Returns the sum of squares of the rounded values, in double and in an order that
 // depends on n alone; it is not finite if one of them is not. (In, Out): (float, bf16), (float, fp16),

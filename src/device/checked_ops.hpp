@@ -6,6 +6,7 @@
 #pragma once
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/kernels/arguments.hpp"
+#include "ziggurat/kernels/quantize.hpp"
 
 namespace zg {
 
@@ -379,6 +380,22 @@ class CheckedOps : public Ops {
     });
   }
 
+  void quantize(Stream& s, View values, int bits, View codes) override {
+    expect_quantized(values, bits, codes);
+    with_type(values.dtype, [&]<class T>() {
+      backend_.template quantize<T>(s, values.count(), static_cast<const T*>(values.as<T>()), bits,
+                                    codes.as<std::uint8_t>());
+    });
+  }
+  void dequantize(Stream& s, View codes, int bits, bool add, View values) override {
+    expect_quantized(values, bits, codes);
+    with_type(values.dtype, [&]<class T>() {
+      backend_.template dequantize<T>(s, values.count(),
+                                      static_cast<const std::uint8_t*>(codes.as<std::uint8_t>()), bits, add,
+                                      values.as<T>());
+    });
+  }
+
   void finish_gradient(Stream& s, View accumulator, View out, View norm_sq, View scratch) override {
     const std::int64_t n = accumulator.count();
     expect_dense(accumulator, "accumulator", n);
@@ -432,6 +449,12 @@ class CheckedOps : public Ops {
     const std::int64_t bytes = attention_scratch_bytes(qkv.dtype, shape);
     ZG_ASSERT(scratch.count() >= bytes && (scratch.data != nullptr || bytes == 0),
               "attention needs {} bytes of scratch, given {}", bytes, scratch.count());
+  }
+  static void expect_quantized(const View& values, int bits, const View& codes) {
+    ZG_ASSERT(bits == 8 || bits == 4, "codes of {} bits", bits);
+    expect_dense(values, "values", values.count());
+    expect_dense(codes, "codes", DType::kU8, quantized_bytes(values.count(), bits));
+    ZG_ASSERT_EQ(reinterpret_cast<std::uintptr_t>(codes.data) % 4, 0u);
   }
   // Libraries refuse a leading dimension that is too small even where there is only one row.
   static void expect_leading_dimension(const View& v) { ZG_ASSERT_GE(v.ld, v.cols); }

@@ -65,6 +65,8 @@ struct HostBackend {
   ZG_OP(swiglu_backward)
   ZG_OP(add)
   ZG_OP(dropout)
+  ZG_OP(quantize)
+  ZG_OP(dequantize)
   ZG_OP(rope)
   ZG_OP(embedding)
   ZG_OP(embedding_backward)

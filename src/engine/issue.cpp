@@ -6,6 +6,7 @@
 #include "engine/timer.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/engine/step_executor.hpp"
+#include "ziggurat/kernels/quantize.hpp"
 
 namespace zg {
 namespace {
@@ -124,9 +125,50 @@ void StepExecutor::issue(const StepOp& op) {
 }
 
 void StepExecutor::gather_weight(const StepOp& op) {
-  const std::int64_t count = layout_.shard_elements(op.unit).count;
-  groups_.shards->all_gather(stream_of(op), lease(op, Operand::kShard).data(),
-                             lease(op, Operand::kWeight).data(), count, layout_.model->dtype());
+  const View shard = whole_view(lease(op, Operand::kShard).data(), layout_.unit(op.unit).shard),
+             weight = whole_view(lease(op, Operand::kWeight).data(), layout_.unit(op.unit).weight);
+  if (layout_.options.weight_bits > 0) return gather_quantized(shard, weight);
+  groups_.shards->all_gather(*comm_, shard.data, weight.data, shard.count(), shard.dtype);
+}
+
+// The whole weight is made from the codes, this rank's own part too: so all ranks have the same.
+void StepExecutor::gather_quantized(const View& shard, const View& weight) {
+  const Workspace w(layout_, workspace_memory_);
+  const int bits = layout_.options.weight_bits, members = groups_.shards->size();
+  const std::int64_t count = shard.count(), part = Workspace::exchange_values(layout_);
+  for (std::int64_t at = 0; at < count; at += part) {
+    const std::int64_t n = std::min(part, count - at), bytes = kernels::quantized_bytes(n, bits);
+    const View sent = w.sent(bytes), received = w.received(members * bytes);
+    device_.ops().quantize(*comm_, shard.col_range(at, n), bits, sent);
+    groups_.shards->all_gather(*comm_, sent.data, received.data, bytes, DType::kU8);
+    for (int i = 0; i < members; ++i) {
+      device_.ops().dequantize(*comm_, received.col_range(i * bytes, bytes), bits, false,
+                               weight.col_range(i * count + at, n));
+    }
+  }
+}
+
+// `sum` has a row for each member of the group. Returns this member's, which becomes the sum of all members'
+// in the order of their ranks: every member sends its row of codes to the one that sums it.
+View StepExecutor::sum_quantized(Communicator& group, const View& sum) {
+  const Workspace w(layout_, workspace_memory_);
+  const int bits = layout_.options.gradient_bits, members = group.size();
+  const std::int64_t count = sum.count() / members, part = Workspace::exchange_values(layout_);
+  const View mine = sum.col_range(group.rank() * count, count);
+  for (std::int64_t at = 0; at < count; at += part) {
+    const std::int64_t n = std::min(part, count - at), bytes = kernels::quantized_bytes(n, bits);
+    const View sent = w.sent(members * bytes), received = w.received(members * bytes);
+    for (int i = 0; i < members; ++i) {
+      device_.ops().quantize(*comm_, sum.col_range(i * count + at, n), bits,
+                             sent.col_range(i * bytes, bytes));
+    }
+    group.all_to_all(*comm_, sent.data, received.data, bytes, DType::kU8);
+    for (int i = 0; i < members; ++i) {
+      device_.ops().dequantize(*comm_, received.col_range(i * bytes, bytes), bits, i > 0,
+                               mine.col_range(at, n));
+    }
+  }
+  return mine;
 }
 
 // Each rank sums one piece of the gradient over all ranks, casts it, and then gets the rest of its shard from
@@ -141,6 +183,12 @@ void StepExecutor::finish_gradient(const StepOp& op) {
   const View sum = whole_view(lease(op, Operand::kAccumulator).data(), unit.accumulator);
   if (groups_.pieces != nullptr) {
     mine = layout_.piece_elements(op.unit);
+  }
+  if (layout_.options.gradient_bits > 0) {
+    View part = sum;  // first among those who share everything, then among those who have the same shard
+    if (groups_.shards != nullptr) part = sum_quantized(*groups_.shards, part);
+    if (groups_.replicas != nullptr) sum_quantized(*groups_.replicas, part);
+  } else if (groups_.pieces != nullptr) {
     groups_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first, mine.count).data, mine.count,
                                    sum.dtype, Reduction::kSum);
   }

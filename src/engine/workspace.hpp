@@ -6,6 +6,7 @@
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/base/view.hpp"
 #include "ziggurat/engine/layout.hpp"
+#include "ziggurat/kernels/quantize.hpp"
 
 namespace zg {
 
@@ -25,6 +26,13 @@ class Workspace {
     void* const at = partials_bytes(layout_) > 0 ? base_ + partials_offset(layout_) : scratch();
     return {at, DType::kF64, 1, Ops::kSumPartials};
   }
+  // What ranks exchange in fewer bits passes through these, in parts of exchange_values() values of each
+  // rank.
+  View sent(std::int64_t bytes) const { return {exchange(0), DType::kU8, 1, bytes}; }
+  View received(std::int64_t bytes) const { return {exchange(1), DType::kU8, 1, bytes}; }
+  static std::int64_t exchange_values(const Layout& l) {
+    return std::max(kQuantBlock, kExchangeValues / l.options.sharding.ranks / kQuantBlock * kQuantBlock);
+  }
   void* saved() const { return base_ + scratch_bytes(layout_); }
   // What a step begins with, in one piece, so that one copy brings it: the scalars, all zero, and then ids
   // and targets of each micro-batch.
@@ -43,6 +51,20 @@ class Workspace {
 
  private:
   static constexpr std::int64_t kTokenAlign = 256;  // kernels read several tokens at once
+  // Of all ranks together: enough for a link at full speed.
+  static constexpr std::int64_t kExchangeValues = std::int64_t{4} << 20;
+
+  static std::int64_t exchange_bytes(const Layout& l) {
+    if (l.options.weight_bits == 0 && l.options.gradient_bits == 0) return 0;
+    std::int64_t most = 0;  // values of a rank in one exchange
+    for (const Layout::UnitTensors& unit : l.units)
+      most = std::max(most, unit.piece * l.options.sharding.replicas());
+    const std::int64_t values = std::min(most, exchange_values(l)) * l.options.sharding.ranks;
+    return round_up(kernels::quantized_bytes(values, 8), 4096);
+  }
+  char* exchange(int which) const {
+    return base_ + exchange_offset(layout_) + which * exchange_bytes(layout_);
+  }
 
   static std::int64_t scratch_bytes(const Layout& l) {
     const BatchShape shape = l.options.micro_batch;
@@ -60,7 +82,8 @@ class Workspace {
                                         : 0;
   }
   static std::int64_t partials_offset(const Layout& l) { return scratch_bytes(l) + saved_bytes(l); }
-  static std::int64_t inputs_offset(const Layout& l) { return partials_offset(l) + partials_bytes(l); }
+  static std::int64_t exchange_offset(const Layout& l) { return partials_offset(l) + partials_bytes(l); }
+  static std::int64_t inputs_offset(const Layout& l) { return exchange_offset(l) + 2 * exchange_bytes(l); }
   View tokens(std::int64_t i) const {
     return {static_cast<char*>(inputs()) + input_bytes(layout_, 0) + i * token_bytes(layout_), DType::kI32, 1,
             layout_.options.micro_batch.rows()};

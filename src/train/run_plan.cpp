@@ -41,12 +41,12 @@ class Planner {
     if (config_.tiers.host) host_ = *config_.tiers.host / ranks_;
   }
 
-  void run(const RunPlan* first) {
+  void run(std::optional<std::int32_t> gather_ahead) {
     check_model(config_, plan_.model_config);
     make_model();
     make_layout();
     find_budgets();
-    choose_programs(first);
+    choose_programs(gather_ahead);
     assign_threads();
   }
 
@@ -197,10 +197,9 @@ class Planner {
 
   // Gathers come one unit ahead of their use, beside the compute before it, unless the room for one more
   // gathered weight is not there or costs traffic.
-  void choose_programs(const RunPlan* first) {
-    const bool fits = fit(first != nullptr ? first->programs->gather_ahead : 0);
-    if (!fits) throw_no_room(plan_.resident);  // which are the whole budgets now
-    if (first != nullptr || !layout().is_sharded()) return;
+  void choose_programs(std::optional<std::int32_t> asked) {
+    if (!fit(asked.value_or(0))) throw_no_room(plan_.resident);  // which are the whole budgets now
+    if (asked || !layout().is_sharded()) return;
     const std::int64_t least = total(plan_.dry_run.per_step);
     if (!fit(1) || total(plan_.dry_run.per_step) > least + least / 100) fit(0);
   }
@@ -358,13 +357,13 @@ ModelConfig model_of(const RunConfig& config) {
 
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
                       std::int64_t validation_tokens, const Hardware& hardware, int rank,
-                      const RunPlan* first) {
+                      std::optional<std::int32_t> gather_ahead) {
   RunPlan plan;
   plan.rank = rank;
   plan.config = config;
   plan.model_config = model_config;
   plan.validation_tokens = validation_tokens;
-  Planner(plan, hardware).run(first);
+  Planner(plan, hardware).run(gather_ahead);
   return plan;
 }
 

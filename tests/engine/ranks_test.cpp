@@ -163,6 +163,36 @@ TEST_P(Ranks, EveryWayToShardGivesTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Setups, Ranks, testing::ValuesIn(cases()),
                          [](const auto& c) { return c.param.name; });
 
+// What is exchanged in fewer bits: the same bits wherever weights are gathered, and near what is exchanged as
+// it is, by the format's bounds. With SGD a step is as wrong as its gradient, at most a 14th of the largest
+// element of a block from each rank; clipping bounds the gradient.
+TEST(RanksInFewerBits, AreAlikeForAllShardings) {
+  for (const bool llama : {false, true}) {
+    TinySetup setup;
+    if (llama) setup.model = tiny_llama();
+    setup.layout.micro_batches = 12;
+    setup.layout.state.kind = OptimizerKind::kSgd;
+    setup.layout.state.moment_count = 0;
+    const Outcome exact = train(setup, {"exact", 4, 4, false});
+    for (const int gradient_bits : {0, 8, 4}) {
+      for (const int weight_bits : {0, 8}) {
+        if (gradient_bits + weight_bits == 0) continue;
+        SCOPED_TRACE(testing::Message()
+                     << weight_bits << " and " << gradient_bits << " bits, llama " << llama);
+        setup.layout.weight_bits = weight_bits, setup.layout.gradient_bits = gradient_bits;
+        const Outcome zero3 = train(setup, {"zero3", 4, 4, false});
+        expect_same(zero3, train(setup, {"zero1", 4, 4, true}));
+        expect_same(zero3, train(setup, {"zero3_ahead", 4, 4, false, 1}));
+        const double far = distance(exact, zero3);
+        EXPECT_GT(far, 0);
+        EXPECT_LT(far, gradient_bits == 4 ? 0.1 : 0.01);
+        // Sums are made in two steps, so gradients differ.
+        EXPECT_LT(distance(zero3, train(setup, {"hybrid", 4, 2, false})), gradient_bits == 4 ? 0.1 : 0.01);
+      }
+    }
+  }
+}
+
 // In fp64 the order of sums is all that differs, some 1e-16 relative to the terms; AdamW divides by the root
 // of a second moment, so the test of the weights is with SGD.
 TEST(RanksInFp64, AreOneRankToRoundoff) {

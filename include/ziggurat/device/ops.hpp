@@ -122,6 +122,11 @@ class Ops : public OpSizes {
   virtual void zero(Stream& s, View x) = 0;
   // out = in, rounded to nearest even; any two storage types, of the same shape.
   virtual void cast(Stream& s, View in, View out) = 0;
+  // Values as integers of 8 or 4 bits with a scale for each block, and back (ziggurat/kernels/quantize.hpp).
+  // values T [1, n], without gaps; codes u8 [1, quantized_bytes(n, bits)], at a multiple of 4 bytes. `add`:
+  // values += instead of values =.
+  virtual void quantize(Stream& s, View values, int bits, View codes) = 0;
+  virtual void dequantize(Stream& s, View codes, int bits, bool add, View values) = 0;
   // Writes an accumulated gradient in its final type: out = accumulator, rounded. (accumulator, out) are
   // (f32, bf16), (f32, f16), (f32, f32) or (f64, f64), both without gaps. norm_sq (f64 [1,1]) += the sum of
   // squares of the rounded values, in fp64 and in a fixed order; it is not finite if one of them is a NaN or

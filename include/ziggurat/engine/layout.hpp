@@ -34,6 +34,8 @@ struct LayoutOptions {
   int state_versions = 1;  // versions of state on NVMe; with 2, a write-back leaves the one before it whole
   int drives = 0;          // of the NVMe tier; 0: there is none
   Sharding sharding = {};
+  // Bits of weights and of gradients on their way between ranks, 8 or 4; 0: they are sent as they are.
+  int weight_bits = 0, gradient_bits = 0;
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
 };
 

@@ -149,6 +149,8 @@ class StepExecutor {
   View whole_view(void* data, TensorId tensor) const;
   View unit_view(void* data, TensorId tensor, std::int32_t unit) const;
   void gather_weight(const StepOp& op);
+  void gather_quantized(const View& shard, const View& weight);
+  View sum_quantized(Communicator& group, const View& sum);
   void finish_gradient(const StepOp& op);
   Stream& update_stream(std::int32_t unit);
   Stream& stream_of(const StepOp& op);

@@ -83,10 +83,10 @@ ModelConfig model_of(const RunConfig& config);
 // `model_config` is complete, with its vocabulary. Throws Error(kUsage) for a configuration that makes no
 // sense with this model or machine, and Error(kMemory), which names the smallest sufficient budgets, where
 // the budgets are too small. Each rank has an equal part of the host's budget, and a device budget of its
-// own. `first`: the plan of rank 0, which decides in what order ranks do what they do together; the other
-// ranks need it.
+// own. `gather_ahead`: that of rank 0's programs, which decides in what order ranks do what they do together;
+// empty: the plan chooses.
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
                       std::int64_t validation_tokens, const Hardware& hardware, int rank = 0,
-                      const RunPlan* first = nullptr);
+                      std::optional<std::int32_t> gather_ahead = {});
 
 }  // namespace zg

@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <mutex>
 
+#include "ziggurat/base/log_name.hpp"
+
 namespace zg::log {
 namespace {
 
@@ -59,11 +61,13 @@ class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
   std::chrono::steady_clock::time_point refreshed_ = printed_;                        // by either
 };
 
+constexpr const char* kPattern = "%H:%M:%S.%e %l: %v";
+
 struct Output {
   std::shared_ptr<StderrSink> sink = std::make_shared<StderrSink>();
   spdlog::logger logger{"ziggurat", sink};
   Output() {
-    logger.set_pattern("%H:%M:%S.%e %l: %v");
+    logger.set_pattern(kPattern);
     logger.flush_on(spdlog::level::trace);
   }
 };
@@ -82,6 +86,11 @@ spdlog::level::level_enum translate(Level level) {
 
 }  // namespace
 
+void set_name(const std::string& name) {
+  std::string pattern = kPattern;
+  if (!name.empty()) pattern.insert(pattern.size() - 2, name + ": ");
+  output().logger.set_pattern(pattern);
+}
 void set_level(Level level) {
   output().logger.set_level(translate(level));
 }

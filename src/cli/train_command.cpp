@@ -3,15 +3,19 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/base/log_name.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/watchdog.hpp"
+#include "ziggurat/comm/processes.hpp"
 #include "ziggurat/train/generate.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/observers.hpp"
@@ -77,32 +81,72 @@ void print_sample(const RunConfig& config, const std::string& model_dir) {
               tokenizer->decode(ids).c_str());
 }
 
-// All steps of a run that is prepared; leaves log.jsonl, config.json (as resolved) and model/ in the output
-// directory.
+// All steps of a run that is prepared; the first process leaves log.jsonl, config.json (as resolved) and
+// model/ in the output directory.
 RunSummary run(Trainer& trainer) {
   const RunConfig& config = trainer.plan().config;
-  write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
-  log::info("ready\n{}", trainer.describe());
-  StepLog log(config.output_dir + "/log.jsonl");
-  ProgressLine progress(trainer);
-  const RunSummary summary = trainer.run({&log, &progress});
-  log::progress("");
+  std::optional<StepLog> log;
+  std::optional<ProgressLine> progress;
+  std::vector<TrainObserver*> observers;
+  trainer.processes().together([&] {
+    if (trainer.processes().number() > 0) return;
+    write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
+    log::info("ready\n{}", trainer.describe());
+    observers = {&log.emplace(config.output_dir + "/log.jsonl"), &progress.emplace(trainer)};
+  });
+  const RunSummary summary = trainer.run(observers);
+  progress.reset();
   log::info("saving the model to {}/model", config.output_dir);
   trainer.save_model(config.output_dir + "/model");
   return summary;
 }
 
+// The file of this process beside that of the first: "step.json" and "step.json.process1".
+std::string own_file(const std::string& path, const Processes& processes) {
+  return processes.number() == 0 ? path : fmt::format("{}.process{}", path, processes.number());
+}
+
+void say_failure(const Processes& processes, const char* text) {
+  const std::string who = processes.number() > 0 ? fmt::format("process {}: ", processes.number()) : "";
+  std::fprintf(stderr, "ziggurat: %s%s\n", who.c_str(), text);
+}
+
+// A process that fails while others may wait for it ends all of them, and the first to fail says why. Does
+// nothing where this process is alone, or where all know already. Called while an exception is handled.
+void end_all(Processes& processes) {
+  if (processes.count() == 1 || processes.has_agreed()) return;
+  std::string text = "has failed";
+  int exit_code = 1;
+  try {
+    throw;
+  } catch (const Error& e) {
+    text = e.what(), exit_code = e.exit_code();
+  } catch (const std::exception& e) {
+    text = e.what();
+  }
+  log::progress("");
+  if (processes.is_first_to_fail()) say_failure(processes, text.c_str());
+  processes.abort(exit_code);
+}
+
 // Returns the exit code.
-int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog) {
-  for (const std::string& warning : config.warnings) log::warning("{}", warning);
-  make_output_directory(config.output_dir);
-  if (!flags.trace_file.empty()) check_trace_file(flags.trace_file);
+int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Processes& processes) {
+  const bool first = processes.number() == 0;
+  const std::string trace_file = flags.trace_file.empty() ? "" : own_file(flags.trace_file, processes);
+  processes.together([&] {
+    for (const std::string& warning : config.warnings) {
+      if (first) log::warning("{}", warning);
+    }
+    make_output_directory(config.output_dir);
+    if (!trace_file.empty()) check_trace_file(trace_file);
+  });
   Trace trace;
-  if (!flags.trace_file.empty()) trace.start();
-  watchdog.set_file(config.output_dir + "/state.txt");
-  Trainer trainer(config, {.trace = &trace, .watchdog = &watchdog, .stop = interrupted});
+  if (!trace_file.empty()) trace.start();
+  watchdog.set_file(own_file(config.output_dir + "/state.txt", processes));
+  Trainer trainer(config,
+                  {.trace = &trace, .watchdog = &watchdog, .stop = interrupted, .processes = &processes});
   if (flags.plan) {
-    std::fputs(plan_report(trainer).c_str(), stdout);
+    if (first) std::fputs(plan_report(trainer).c_str(), stdout);
     return 0;
   }
   trainer.prepare();  // where it is refused, the last run's timeline stays
@@ -112,17 +156,52 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog) {
   } catch (...) {
     // The timeline up to the failure may tell why; that it cannot be saved must not hide what failed.
     try {
-      if (!flags.trace_file.empty()) trace.save(flags.trace_file);
+      if (!trace_file.empty()) trace.save(trace_file);
     } catch (const Error& e) {
       log::warning("{}", e.what());
     }
+    end_all(processes);
     throw;
   }
-  if (!flags.trace_file.empty()) trace.save(flags.trace_file);
-  std::fputs(final_report(summary, trainer).c_str(), stdout);
-  if (config.sample_tokens > 0 && !interrupted()) print_sample(config, config.output_dir + "/model");
-  std::fflush(stdout);
-  return interrupted() ? 130 : 0;
+  try {
+    if (!trace_file.empty()) trace.save(trace_file);
+    if (first) {
+      std::fputs(final_report(summary, trainer).c_str(), stdout);
+      if (config.sample_tokens > 0 && !summary.stopped && !interrupted())
+        print_sample(config, config.output_dir + "/model");
+      std::fflush(stdout);
+    }
+  } catch (...) {
+    end_all(processes);
+    throw;
+  }
+  return summary.stopped || interrupted() ? 130 : 0;
+}
+
+// The same command in each process of a launcher, or in this one alone.
+int train(const Flags& flags, Watchdog& watchdog) {
+  Processes processes = Processes::join();
+  // mpirun hands this signal on at once. After Ctrl-C it gives its processes little time.
+  if (processes.count() > 1) std::signal(SIGUSR2, [](int) { request_interrupt(); });
+  if (processes.number() > 0) {
+    log::set_level(log::Level::kWarning);
+    log::set_name(fmt::format("process {}", processes.number()));
+  }
+  try {
+    RunConfig config;
+    processes.together([&] {
+      Machine machine = this_machine();
+      machine.processes = processes.count();
+      config = load_config(flags.source, machine);
+    });
+    return train(config, flags, watchdog, processes);
+  } catch (const FailedElsewhere& e) {
+    return e.exit_code();
+  } catch (const Error& e) {
+    if (processes.count() == 1) throw;
+    say_failure(processes, e.what());
+    return e.exit_code();
+  }
 }
 
 }  // namespace
@@ -166,6 +245,7 @@ void add_train(CLI::App& app, int& exit_code) {
       "  ziggurat train configs/quickstart.json --set tiers.host=32MiB --set output.dir=runs/small --trace "
       "step.json\n"
       "  ziggurat train configs/gpt2-124m.json --plan\n"
+      "  mpirun -n 2 ziggurat train configs/quickstart.json --devices host:2\n"
       "  ziggurat train configs/quickstart.json --set optimizer.type=Lion --set optimizer.params.lr=3e-4\n"
       "  ziggurat train configs/quickstart.json --set optimizer.overlap=off\n"
       "Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face "
@@ -182,7 +262,7 @@ void add_train(CLI::App& app, int& exit_code) {
     if (flags->steps > 0) flags->source.overrides.push_back("steps=" + std::to_string(flags->steps));
     Watchdog watchdog({.stall_seconds = flags->stall_seconds});
     watchdog.dump_on_signal(SIGUSR1);
-    exit_code = train(load_config(flags->source, this_machine()), *flags, watchdog);
+    exit_code = train(*flags, watchdog);
   });
 }
 

@@ -38,6 +38,12 @@ struct Process {
   ~Process() {
     if (wire != nullptr && failure.failed()) wire->abort();
   }
+  // The first failure of this process is told to all others.
+  void fail(int rank, const Error& error) {
+    if (failure.failed()) return;
+    failure.set(rank, error);
+    if (wire != nullptr) wire->tell_failure(rank, error);
+  }
   int size() const { return static_cast<int>(process_of.size()); }
   int here() const { return wire != nullptr ? wire->process() : 0; }
 
@@ -188,7 +194,7 @@ class HostCommunicator final : public Communicator {
       Exchange exchange(process_->wire.get(), process_->failure, process_->options.timeout_seconds);
       carry_out(call, exchange);
     } catch (const Error& error) {
-      process_->failure.set(world_rank_, error);  // if it is not another rank's already
+      process_->fail(world_rank_, error);  // if it is not another rank's already
       throw;
     }
   }
@@ -430,7 +436,7 @@ class HostRank final : public CommRank {
     return std::make_unique<HostCommunicator>(process_, rank_,
                                               std::vector<int>(members.begin(), members.end()), name);
   }
-  void fail(const Error& error) override { process_->failure.set(rank_, error); }
+  void fail(const Error& error) override { process_->fail(rank_, error); }
 
  private:
   std::shared_ptr<Process> process_;

@@ -1,13 +1,29 @@
-// Messages by MPI, which any thread may use (MPI_THREAD_MULTIPLE).
+// Messages by MPI, which any thread may use (MPI_THREAD_MULTIPLE), and the processes that its launcher has
+// started.
 #ifdef ZG_MPI
 #include <mpi.h>
 #endif
 
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <thread>
 
 #include "comm/host_ranks.hpp"
+#include "ziggurat/base/thread.hpp"
+#include "ziggurat/comm/processes.hpp"
 
 namespace zg {
+
+// All exchanges have one form, so that a process that fails between two of them is understood by those that
+// have come further.
+struct Processes::Word {
+  double failure = 0;  // 0: none; else 1 + its code
+  double numbers[kMost] = {};
+};
 
 bool is_under_mpi() {
   // OpenMPI, MPICH and Intel MPI, Slurm's own PMI.
@@ -21,6 +37,13 @@ bool is_under_mpi() {
 namespace comm {
 namespace {
 
+constexpr int kWordNumbers = 15, kFailureTag = 1;
+constexpr std::size_t kFailureBytes = 2000;  // of its text: short enough to be sent at once
+// Between two tests of a process that waits for others. Short waits are common, long ones must cost nothing.
+constexpr std::chrono::microseconds kShortPause{50}, kLongPause{2000};
+constexpr std::chrono::milliseconds kFirstWord{500}, kLastWord{2000};
+constexpr std::chrono::milliseconds kLook{100};  // between two looks for the launcher
+
 void check(int status, const char* what) {
   if (status == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -29,9 +52,18 @@ void check(int status, const char* what) {
   throw Error(Errc::kComm, "MPI", fmt::format("{}: {}", what, text));
 }
 
-// MPI itself: initialised by the first, unless someone else has.
+// MPI itself: initialised by the first user in this process, unless someone else has, and finalised with the
+// last. Failures are told on a communicator of their own.
 class Mpi {
  public:
+  static std::shared_ptr<Mpi> get() {
+    static std::mutex mutex;
+    static std::weak_ptr<Mpi> instance;
+    std::lock_guard lock(mutex);
+    std::shared_ptr<Mpi> mpi = instance.lock();
+    if (mpi == nullptr) instance = mpi = std::make_shared<Mpi>();
+    return mpi;
+  }
   Mpi() {
     int there = 0;
     check(MPI_Initialized(&there), "MPI_Initialized");
@@ -47,9 +79,68 @@ class Mpi {
       throw Error(Errc::kUsage, "MPI", "serves one thread at a time, and each rank has threads of its own",
                   "use an MPI that is built with MPI_THREAD_MULTIPLE");
     }
+    control = duplicate_world();
+    check(MPI_Comm_rank(control, &process), "MPI_Comm_rank");
+    check(MPI_Comm_size(control, &processes), "MPI_Comm_size");
   }
   Mpi(const Mpi&) = delete;
-  ~Mpi() { end(); }
+  ~Mpi() {
+    MPI_Comm_free(&control);
+    end();
+  }
+
+  static MPI_Comm duplicate_world() {
+    MPI_Comm copy = MPI_COMM_NULL;
+    check(MPI_Comm_dup(MPI_COMM_WORLD, &copy), "MPI_Comm_dup");
+    check(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    return copy;
+  }
+
+  // Only the first call counts, and none that comes after another process has told of a failure. The text
+  // begins with the number of the rank.
+  void tell_failure(int rank, const Error& error) {
+    std::lock_guard lock(mutex_);
+    if (told_ || heard_) return;
+    told_ = true;
+    text_ = fmt::format("{} {}", rank,
+                        error.where().empty() ? error.message() : error.where() + ": " + error.message());
+    text_.resize(std::min(text_.size(), kFailureBytes));
+    for (int p = 0; p < processes; ++p) {
+      MPI_Request request = MPI_REQUEST_NULL;
+      if (p == process || MPI_Isend(text_.data(), static_cast<int>(text_.size()), MPI_CHAR, p, kFailureTag,
+                                    control, &request) != MPI_SUCCESS)
+        continue;
+      MPI_Request_free(&request);  // the text lives as long as MPI does
+    }
+  }
+  // A failure that a process other than this one, or before it, has told of.
+  std::optional<std::pair<int, Error>> heard_failure() {
+    std::lock_guard lock(mutex_);
+    int there = 0;
+    MPI_Status status;
+    while (MPI_Iprobe(MPI_ANY_SOURCE, kFailureTag, control, &there, &status) == MPI_SUCCESS && there != 0) {
+      std::string text(kFailureBytes, '\0');
+      check(MPI_Recv(text.data(), static_cast<int>(text.size()), MPI_CHAR, status.MPI_SOURCE, kFailureTag,
+                     control, &status),
+            "MPI_Recv");
+      // Of two that have told each other, the lower one is the first.
+      if (heard_ || (told_ && status.MPI_SOURCE > process)) continue;
+      int bytes = 0;
+      check(MPI_Get_count(&status, MPI_CHAR, &bytes), "MPI_Get_count");
+      text.resize(static_cast<std::size_t>(bytes));
+      const std::size_t blank = std::min(text.find(' '), text.size() - 1);
+      heard_.emplace(std::atoi(text.c_str()), Error(Errc::kComm, "", text.substr(blank + 1)));
+    }
+    return heard_;
+  }
+  bool has_told() {
+    std::lock_guard lock(mutex_);
+    return told_;
+  }
+
+  MPI_Comm control = MPI_COMM_NULL;
+  int process = 0, processes = 1;
+  std::atomic<bool> is_managed{false};  // there is a zg::Processes, which ends the run after a failure
 
  private:
   void end() {
@@ -57,6 +148,10 @@ class Mpi {
     owns_ = false;
   }
   bool owns_ = false;
+  std::mutex mutex_;  // guards what follows
+  bool told_ = false;
+  std::string text_;
+  std::optional<std::pair<int, Error>> heard_;
 };
 
 class MpiRequest final : public Wire::Request {
@@ -88,13 +183,12 @@ class MpiRequest final : public Wire::Request {
 
 class MpiWire final : public Wire {
  public:
-  MpiWire() {
-    check(MPI_Comm_dup(MPI_COMM_WORLD, &world_), "MPI_Comm_dup");
-    check(MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    check(MPI_Comm_rank(world_, &process_), "MPI_Comm_rank");
+  MpiWire() : mpi_(Mpi::get()), world_(Mpi::duplicate_world()) {}
+  // After a failure messages may be under way, and the process ends without finalising MPI.
+  ~MpiWire() override {
+    if (!mpi_->has_told() && !mpi_->heard_failure()) MPI_Comm_free(&world_);
   }
-  ~MpiWire() override { MPI_Comm_free(&world_); }
-  int process() const override { return process_; }
+  int process() const override { return mpi_->process; }
   std::string describe() const override {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
@@ -104,9 +198,7 @@ class MpiWire final : public Wire {
   }
   // The number of ranks of each process.
   std::vector<int> gather(int ranks) const {
-    int processes = 0;
-    check(MPI_Comm_size(world_, &processes), "MPI_Comm_size");
-    std::vector<int> all(static_cast<std::size_t>(processes));
+    std::vector<int> all(static_cast<std::size_t>(mpi_->processes));
     check(MPI_Allgather(&ranks, 1, MPI_INT, all.data(), 1, MPI_INT, world_), "MPI_Allgather");
     return all;
   }
@@ -121,16 +213,127 @@ class MpiWire final : public Wire {
     check(MPI_Irecv(data, r->bytes, MPI_BYTE, process, tag, world_, &r->request), "MPI_Irecv");
     return r;
   }
-  void abort() override { MPI_Abort(world_, 1); }
+  void abort() override {
+    if (!mpi_->is_managed) MPI_Abort(world_, 1);
+  }
+  void tell_failure(int rank, const Error& error) override { mpi_->tell_failure(rank, error); }
+  std::optional<std::pair<int, Error>> heard_failure() override { return mpi_->heard_failure(); }
 
  private:
-  Mpi mpi_;
+  std::shared_ptr<Mpi> mpi_;
   MPI_Comm world_ = MPI_COMM_NULL;
-  int process_ = 0;
 };
+
+// Waits asleep. False if another process has told of a failure and does not come, either.
+bool wait_for(MPI_Request& request, Mpi& mpi) {
+  int done = 0;
+  std::optional<Clock::time_point> heard;
+  for (int round = 0;; ++round) {
+    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done != 0) return true;
+    if (!heard && mpi.heard_failure()) heard = Clock::now();
+    if (heard && Clock::now() - *heard > kLastWord) return false;
+    std::this_thread::sleep_for(round < 1000 ? kShortPause : kLongPause);
+  }
+}
 
 }  // namespace
 }  // namespace comm
+
+// A launcher that is killed cannot end its processes, and not every one of them waits for the others. So each
+// watches its parent, and ends itself with it.
+struct Processes::State {
+  State() {
+    watch = NamedThread("zg-launcher", [this, parent = getppid()] {
+      std::unique_lock lock(mutex);
+      while (!ended.wait_for(lock, comm::kLook, [this] { return ending; })) {
+        if (getppid() == parent) continue;
+        std::fprintf(stderr, "ziggurat: process %d: the launcher has ended, and this process with it\n",
+                     mpi->process);
+        std::fflush(nullptr);
+        _exit(1);
+      }
+    });
+  }
+  ~State() {
+    std::lock_guard lock(mutex);
+    ending = true;
+    ended.notify_all();
+  }
+  std::shared_ptr<comm::Mpi> mpi = comm::Mpi::get();
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool ending = false;
+  NamedThread watch;  // last
+};
+
+Processes Processes::join() {
+  Processes p;
+  if (!is_under_mpi()) return p;
+  p.state_ = std::make_unique<State>();
+  comm::Mpi& mpi = *p.state_->mpi;
+  p.count_ = mpi.processes, p.number_ = mpi.process;
+  if (p.count_ == 1) {
+    p.state_.reset();
+    return p;
+  }
+  mpi.is_managed = true;
+  MPI_Comm here = MPI_COMM_NULL;
+  comm::check(MPI_Comm_split_type(mpi.control, MPI_COMM_TYPE_SHARED, mpi.process, MPI_INFO_NULL, &here),
+              "MPI_Comm_split_type");
+  comm::check(MPI_Comm_size(here, &p.count_here_), "MPI_Comm_size");
+  comm::check(MPI_Comm_rank(here, &p.number_here_), "MPI_Comm_rank");
+  p.machine_ = p.number_;
+  comm::check(MPI_Bcast(&p.machine_, 1, MPI_INT, 0, here), "MPI_Bcast");
+  MPI_Comm_free(&here);
+  return p;
+}
+
+Processes::~Processes() {
+  if (state_ == nullptr) return;
+  comm::Mpi& mpi = *state_->mpi;
+  MPI_Request request = MPI_REQUEST_NULL;
+  bool met = (ended_ || !mpi.has_told()) && MPI_Ibarrier(mpi.control, &request) == MPI_SUCCESS;
+  try {
+    met = met && comm::wait_for(request, mpi);
+  } catch (const Error&) {
+    met = false;
+  }
+  if (!met) abort(1);
+}
+
+std::vector<Processes::Word> Processes::exchange(const Word& mine) {
+  static_assert(sizeof(Word) == comm::kWordNumbers * sizeof(double));
+  std::vector<Word> all(static_cast<std::size_t>(count_));
+  MPI_Request request = MPI_REQUEST_NULL;
+  comm::check(MPI_Iallgather(&mine, comm::kWordNumbers, MPI_DOUBLE, all.data(), comm::kWordNumbers,
+                             MPI_DOUBLE, state_->mpi->control, &request),
+              "MPI_Iallgather");
+  if (comm::wait_for(request, *state_->mpi)) return all;
+  lost_ = true;
+  const Error heard = state_->mpi->heard_failure()->second;
+  throw FailedElsewhere(heard.code(), heard.where(), heard.message());
+}
+
+bool Processes::is_first_to_fail() {
+  if (state_ == nullptr) return true;
+  comm::Mpi& mpi = *state_->mpi;
+  mpi.tell_failure(number_, Error(Errc::kComm, "", "its process has failed"));
+  const auto until = Clock::now() + (number_ > 0 ? comm::kFirstWord : comm::kFirstWord * 0);
+  do {
+    if (mpi.heard_failure()) return false;
+    if (number_ > 0) std::this_thread::sleep_for(comm::kLongPause);
+  } while (Clock::now() < until);
+  return true;
+}
+
+void Processes::abort(int exit_code) {
+  std::fflush(nullptr);
+  if (state_ == nullptr) _exit(exit_code);
+  if (state_->mpi->heard_failure()) std::this_thread::sleep_for(comm::kLastWord);
+  MPI_Abort(state_->mpi->control, exit_code);
+  _exit(exit_code);
+}
 
 std::vector<std::unique_ptr<CommRank>> make_mpi_ranks(int ranks, const CommOptions& options) {
   ZG_ASSERT_GE(ranks, 1);
@@ -139,9 +342,79 @@ std::vector<std::unique_ptr<CommRank>> make_mpi_ranks(int ranks, const CommOptio
   return comm::make_host_ranks(std::move(ranks_of), std::move(wire), options);
 }
 #else
+struct Processes::State {};
+
+Processes Processes::join() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
+    const char* const size = std::getenv(name);
+    if (is_under_mpi() && size != nullptr && std::strcmp(size, "1") != 0) {
+      throw Error(Errc::kUsage, "MPI", fmt::format("is not in this build, and {} is {}", name, size),
+                  "install libopenmpi-dev and build again, or start one process");
+    }
+  }
+  return {};
+}
+Processes::~Processes() = default;
+std::vector<Processes::Word> Processes::exchange(const Word& mine) {
+  return {mine};
+}
+bool Processes::is_first_to_fail() {
+  return true;
+}
+void Processes::abort(int exit_code) {
+  std::fflush(nullptr);
+  _exit(exit_code);
+}
 std::vector<std::unique_ptr<CommRank>> make_mpi_ranks(int, const CommOptions&) {
   throw Error(Errc::kUsage, "MPI", "is not in this build", "install libopenmpi-dev and build again");
 }
 #endif
+
+Processes::Processes() = default;
+Processes::Processes(Processes&&) noexcept = default;
+
+std::vector<std::vector<double>> Processes::all_gather(std::span<const double> mine) {
+  ZG_ASSERT_LE(mine.size(), kMost);
+  if (state_ == nullptr) return {{mine.begin(), mine.end()}};
+  Word word;
+  std::copy(mine.begin(), mine.end(), word.numbers);
+  std::vector<std::vector<double>> numbers;
+  for (const Word& theirs : exchange_or_fail(word))
+    numbers.emplace_back(theirs.numbers, theirs.numbers + mine.size());
+  return numbers;
+}
+
+// Throws the first failure of another process, unless this one's comes before it.
+std::vector<Processes::Word> Processes::exchange_or_fail(const Word& mine) {
+  if (ended_ || lost_) throw FailedElsewhere(Errc::kComm, "", "another process has failed");
+  const std::vector<Word> all = exchange(mine);
+  for (int p = 0; p < count_; ++p) {
+    const Word& theirs = all[static_cast<std::size_t>(p)];
+    if (theirs.failure == 0) continue;
+    ended_ = true;
+    if (p == number_) break;
+    const auto code = static_cast<Errc>(static_cast<int>(theirs.failure) - 1);
+    throw FailedElsewhere(code, fmt::format("process {}", p), "has failed");
+  }
+  return all;
+}
+
+void Processes::together(const std::function<void()>& work) {
+  if (state_ == nullptr) return work();
+  std::optional<Error> mine;
+  try {
+    work();
+  } catch (const FailedElsewhere&) {
+    throw;
+  } catch (const Error& e) {
+    mine.emplace(e);
+  } catch (const std::exception& e) {
+    mine.emplace(Errc::kIo, "", e.what());
+  }
+  Word word;
+  if (mine) word.failure = 1 + static_cast<double>(mine->code());
+  if (!mine || !(ended_ || lost_)) exchange_or_fail(word);
+  if (mine) throw Error(*mine);
+}
 
 }  // namespace zg

@@ -9,6 +9,7 @@ namespace {
 constexpr std::int64_t kMessage = std::int64_t{1} << 28;  // bytes: MPI counts with 32 bits
 constexpr int kSpins = 200;                               // tests before the thread sleeps between them
 constexpr std::chrono::microseconds kPause{20};
+constexpr int kListen = 64;  // tests between two looks for a failure of another process
 
 }  // namespace
 
@@ -37,6 +38,9 @@ void Exchange::wait(const std::string& what, std::size_t left) {
         std::remove_if(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(oldest), done),
         pending_.begin() + static_cast<std::ptrdiff_t>(oldest));
     if (pending_.size() <= left) return;
+    if (round % kListen == kListen - 1) {
+      if (const auto heard = wire_->heard_failure()) failure_.set(heard->first, heard->second);
+    }
     patience.look();
     if (patience.is_over()) {
       const Pending& p = pending_.front();

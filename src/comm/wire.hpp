@@ -2,7 +2,9 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/domain.hpp"
@@ -23,13 +25,17 @@ class Wire {
   virtual std::string describe() const = 0;
   virtual std::unique_ptr<Request> send(int process, int tag, const void* data, std::int64_t bytes) = 0;
   virtual std::unique_ptr<Request> receive(int process, int tag, void* data, std::int64_t bytes) = 0;
-  virtual void abort() = 0;  // ends all processes of the world
+  virtual void abort() = 0;  // ends all processes of the world, unless zg::Processes does that
+  // Tells the other processes, once, that a rank of this one has failed.
+  virtual void tell_failure(int rank, const Error& error) = 0;
+  // A failure that another process has told of: the rank, and its error.
+  virtual std::optional<std::pair<int, Error>> heard_failure() = 0;
 };
 
 // The messages of one call that are under way.
 class Exchange {
  public:
-  Exchange(Wire* wire, const Failure& failure, double timeout_seconds)
+  Exchange(Wire* wire, Failure& failure, double timeout_seconds)
       : wire_(wire), failure_(failure), timeout_(timeout_seconds) {}
   // `rank`: of the world, for messages.
   void send(int process, int tag, int rank, const void* data, std::int64_t bytes);
@@ -45,7 +51,7 @@ class Exchange {
     bool sends;
   };
   Wire* wire_;
-  const Failure& failure_;
+  Failure& failure_;
   double timeout_;
   std::vector<Pending> pending_;
 };

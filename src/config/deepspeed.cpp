@@ -46,7 +46,7 @@ void read_batch(Section& root, RunConfig& run) {
     root.fail(kTrain, "is missing: either train_batch_size or train_micro_batch_size_per_gpu must be given",
               "e.g. \"train_batch_size\": 16, \"train_micro_batch_size_per_gpu\": 4");
   }
-  const std::int64_t ranks = run.device.ranks;
+  const std::int64_t ranks = run.ranks();
   complete(b, ranks);
   if (b.train != b.micro * b.accumulation * ranks) {
     root.fail(
@@ -57,7 +57,9 @@ void read_batch(Section& root, RunConfig& run) {
             b.train, b.micro, b.accumulation, ranks),
         ranks == 1
             ? "give two of the three, or make the product right"
-            : fmt::format("give two of the three, or make the product right; devices names {} ranks", ranks));
+            : fmt::format("give two of the three, or make the product right; devices names {} ranks{}",
+                          run.device.ranks,
+                          run.processes > 1 ? fmt::format(" of each of {} processes", run.processes) : ""));
   }
   for (const auto& [key, value] :
        {std::pair{kTrain, b.train}, {kMicro, b.micro}, {kAccumulation, b.accumulation}}) {

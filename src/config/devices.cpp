@@ -54,7 +54,7 @@ std::vector<Key> device_keys() {
        TextSpec{"auto"},
        "What the run trains on: the processor, or a GPU as CUDA counts them. `\"auto\"`: the first GPU, or "
        "the processor where there is none. `\"host:N\"`: N ranks on the processor, which share its memory "
-       "and drives. `--devices` is short for it.",
+       "and drives; under an MPI launcher, of each process. `--devices` is short for it.",
        {},
        "`\"auto\"`, `\"host\"`, `\"host:N\"` or `\"cuda:N\"`"},
       {"cuda", SectionSpec{cuda_keys}, "Training on a GPU."},

@@ -114,7 +114,7 @@ const Keys& tiers_keys() {
        "Budget of device memory. On a GPU in steps of 2 MiB, which is how CUDA gives memory, and besides "
        "some 100 MiB for its libraries.",
        "what the run can use, at most half of the memory that is free; on a GPU all that is free but 1 GiB"},
-      {"host", &T::host, BytesSpec{}, "Budget of host memory.",
+      {"host", &T::host, BytesSpec{}, "Budget of host memory, of all ranks of a machine together.",
        "what the run can use, at most a third of the memory that is free"},
       {"nvme", ListSpec{drive_keys}, "The drives of the NVMe tier, an object each.", "no NVMe tier"},
       {"prefetch_depth", &T::prefetch_depth, IntSpec{.max = 4096},

@@ -193,6 +193,7 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   using namespace config;
   const ConfigTree tree = merge_sources(source);
   RunConfig run;
+  run.processes = machine.processes;
   run.warnings = tree.notices;
   Section root(tree, tree.root, "", run.warnings, root_keys());
   read_model(root, run);

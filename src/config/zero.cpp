@@ -218,8 +218,8 @@ void read_zero(Section& root, RunConfig& run) {
   for (const char* key : {kHpz, kMics}) {
     const std::int64_t size = zero->integer(key);
     if (size <= 1) continue;
-    if (run.device.ranks % size != 0) {
-      zero->fail(key, fmt::format("is {}, which does not divide the {} ranks", size, run.device.ranks),
+    if (run.ranks() % size != 0) {
+      zero->fail(key, fmt::format("is {}, which does not divide the {} ranks", size, run.ranks()),
                  "name a divisor, or another number of ranks (devices)");
     }
     run.shard_group = static_cast<int>(size);

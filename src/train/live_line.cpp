@@ -38,7 +38,7 @@ void LiveLine::end() {
 
 LiveLine::Sample LiveLine::sample() {
   Sample s{Clock::now(), {}};
-  for (int r = 0; r < trainer_.ranks(); ++r) s.moved += trainer_.rank(r).store().traffic();
+  for (int r = 0; r < trainer_.local_ranks(); ++r) s.moved += trainer_.rank(r).store().traffic();
   if (const io::Engine* io = trainer_.node().io()) {
     s.moved.nvme_read = s.moved.nvme_write = 0;
     for (int d = 0; d < io->drive_count(); ++d) {

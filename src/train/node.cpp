@@ -1,6 +1,8 @@
 #include "ziggurat/train/node.hpp"
 
 #include <algorithm>
+#include <filesystem>
+#include <functional>
 
 #include "train/drives.hpp"
 #include "train/watch.hpp"
@@ -48,21 +50,61 @@ bool bind_threads(CoreAssignment& cores, Binding wanted) {
   return false;
 }
 
+constexpr const char* kProcessDirectory = "ziggurat-process-";
+
+// Makes this process's directories in those of the drives, which it notes in `own`, and removes what killed
+// runs have left in them. The first process of the machine does so for those of processes that this run does
+// not have, too.
+void prepare_directories(const std::vector<io::DriveOptions>& asked, const Processes& processes,
+                         std::vector<std::string>& own) {
+  namespace fs = std::filesystem;
+  const int count = processes.count_here();
+  std::vector<std::string> paths, old;
+  for (const io::DriveOptions& drive : asked) {
+    paths.push_back(drive_directory(drive.path, processes.number_here(), count));
+    std::error_code error;
+    if (paths.back() != drive.path) {
+      fs::create_directory(paths.back(), error);
+      own.push_back(paths.back());
+    }
+    if (error) {
+      throw Error(Errc::kUsage, paths.back(), "cannot be made: " + errno_text(error.value()),
+                  "name a directory that this user may write to");
+    }
+    if (processes.number_here() > 0) continue;
+    for (fs::directory_iterator at(drive.path, error), end; !error && at != end; at.increment(error)) {
+      const std::string name = at->path().filename(), prefix = kProcessDirectory;
+      if (name.compare(0, prefix.size(), prefix) != 0 || !at->is_directory(error)) continue;
+      if (const int number = std::atoi(name.c_str() + prefix.size()); number >= count)
+        old.push_back(at->path());
+    }
+  }
+  io::reclaim(paths);
+  for (const std::string& directory : old) {
+    io::reclaim({directory});
+    std::error_code error;
+    fs::remove(directory, error);  // unless there is something else in it
+  }
+}
+
 // The drives with the sizes of their files. Removes the files of killed runs first, since their space counts
-// as free.
-std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, const CoreAssignment& cores) {
+// as free. No process takes space before all have looked.
+std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, const CoreAssignment& cores,
+                                           Processes& processes, std::vector<std::string>& own) {
   const RunPlan& plan = plans.front();
-  const std::vector<io::DriveOptions>& asked = plan.config.tiers.nvme;
+  std::vector<io::DriveOptions> asked = plan.config.tiers.nvme;
   std::int64_t bytes = 0;
   for (const RunPlan& one : plans) bytes += one.layout->table.nvme_bytes();
+  for (io::DriveOptions& drive : asked) drive.bytes /= processes.count_here();
   std::vector<DriveSpace> space;
   if (plan.config.aio.backend == io::Backend::kRam) {
     for (std::uint64_t i = 0; i < asked.size(); ++i) space.push_back({kUnlimited, i});
   } else {
-    std::vector<std::string> paths;
-    for (const io::DriveOptions& drive : asked) paths.push_back(drive.path);
-    io::reclaim(paths);
-    space = space_of(asked);
+    processes.together([&] { prepare_directories(asked, processes, own); });
+    processes.together([&] { space = space_of(asked); });
+    for (DriveSpace& one : space) one.free_bytes /= processes.count_here();
+    for (io::DriveOptions& drive : asked)
+      drive.path = drive_directory(drive.path, processes.number_here(), processes.count_here());
   }
   std::vector<io::DriveOptions> drives = drives_for(asked, space, bytes);
   for (std::size_t i = 0; i < drives.size(); ++i) {
@@ -74,6 +116,22 @@ std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, co
     }
   }
   return drives;
+}
+
+// The cores that this process may use. Processes with the same ones, as where the launcher binds none, divide
+// them.
+CoreTopology cores_of_process(Processes& processes) {
+  const std::vector<int> usable = usable_cores();
+  const CoreTopology all = read_core_topology(usable);
+  const std::size_t hash = std::hash<std::string>()(format_cpu_list(usable)) & 0xffffffff;
+  const double mine[] = {static_cast<double>(processes.machine()), static_cast<double>(hash)};
+  int part = 0, parts = 0, number = 0;
+  for (const std::vector<double>& theirs : processes.all_gather(mine)) {
+    const bool same = theirs[0] == mine[0] && theirs[1] == mine[1];
+    if (number++ == processes.number()) part = parts;
+    parts += same ? 1 : 0;
+  }
+  return parts == 1 ? all : read_core_topology(share_of_cores(all, part, parts));
 }
 
 // The NUMA nodes for the host tier: near the GPU, or else near the drives. Empty where no node is known.
@@ -132,8 +190,31 @@ OpenGpu open_gpu(const RunConfig& config, Trace* trace) {
   return gpu;
 }
 
-Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu) {
-  Hardware hardware{.memory = read_memory_limits(), .cores = read_core_topology()};
+std::vector<int> share_of_cores(const CoreTopology& cores, int part, int parts) {
+  std::vector<int> all;
+  for (const CoreTopology::Node& node : cores.nodes) {
+    std::vector<CoreTopology::Core> sorted = node.cores;
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const auto& a, const auto& b) { return a.physical < b.physical; });
+    for (const CoreTopology::Core& core : sorted) all.push_back(core.cpu);
+  }
+  const auto n = static_cast<std::int64_t>(all.size());
+  if (n == 0) return all;
+  const std::int64_t begin = n < parts ? part % n : n * part / parts;
+  const std::int64_t end = n < parts ? begin + 1 : n * (part + 1) / parts;
+  std::vector<int> mine(all.begin() + begin, all.begin() + end);
+  std::sort(mine.begin(), mine.end());
+  return mine;
+}
+
+std::string drive_directory(const std::string& path, int number, int count) {
+  return count == 1 || number == 0 ? path : fmt::format("{}/{}{}", path, kProcessDirectory, number);
+}
+
+Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu, Processes& processes) {
+  Hardware hardware{.memory = read_memory_limits(),
+                    .cores = cores_of_process(processes),
+                    .processes = processes.count_here()};
   const std::vector<io::DriveOptions>& drives = config.tiers.nvme;
   std::vector<DriveSpace> space(drives.size());
   if (config.aio.backend != io::Backend::kRam) {
@@ -157,7 +238,16 @@ Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu) {
   return hardware;
 }
 
-Node::Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog)
+struct Node::OwnDirectories {
+  std::vector<std::string> paths;
+  ~OwnDirectories() {
+    std::error_code error;
+    for (const std::string& path : paths) std::filesystem::remove(path, error);
+  }
+};
+
+Node::Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog,
+           Processes& processes)
     : cores_(plans.front().cores), verify_(plans.front().config.aio.verify) {
   const RunPlan& plan = plans.front();
   const bool bind = bind_threads(cores_, plan.config.threads.bind);
@@ -179,7 +269,8 @@ Node::Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, 
     o.ram = plan.config.tiers.ram;
     o.direct = gpu.direct;
     o.trace = trace;
-    io_ = io::make_engine(o, sized_drives(plans, cores_));
+    directories_ = std::make_unique<OwnDirectories>();
+    io_ = io::make_engine(o, sized_drives(plans, cores_, processes, directories_->paths));
     if (watchdog != nullptr) watched_ = watchdog->watch(part_of(*io_));
   }
   std::int64_t host = 0;

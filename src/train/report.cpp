@@ -61,11 +61,7 @@ std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_se
 std::string plan_report(const Trainer& trainer) {
   const RunPlan& plan = trainer.plan();
   const Traffic t = trainer.planned_traffic();
-  Budgets peak;
-  for (const RunPlan& one : trainer.plans()) {
-    peak.device += one.dry_run.peak.device + one.layout->workspace_bytes();
-    peak.host += one.dry_run.peak.host;
-  }
+  const Budgets& peak = trainer.planned_peak();
   std::string text = fmt::format(
       "{}\nit fits: peak device {}, host {}\nbytes per step: nvme read {}, nvme write {}, host->device {}, "
       "device->host {}",
@@ -88,18 +84,13 @@ std::string final_report(const RunSummary& r, Trainer& trainer) {
   std::string t = fmt::format("\n{} steps in {}, median step {}, {:.0f} tokens/s\n", r.steps,
                               format_seconds(r.seconds), format_seconds(r.median_step), r.tokens_per_second);
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8}\n", "tier", "peak", "budget", "used");
-  std::int64_t device = 0;
-  for (int n = 0; n < trainer.ranks(); ++n) device += trainer.rank(n).device().arena().peak();
-  t += budget_row("device", device, budgets.device);
-  t += budget_row("host", trainer.node().host().peak(), budgets.host);
+  t += budget_row("device", r.peak_device, budgets.device);
+  t += budget_row("host", r.peak_host, budgets.host);
   const std::int64_t nvme = trainer.nvme_bytes();
-  if (io != nullptr && nvme > 0) {
-    std::int64_t files = 0;
-    for (int d = 0; d < io->drive_count(); ++d) files += io->drive_bytes(d);
-    t += budget_row("nvme", nvme, files);
-  }
-  t += budget_row("process (resident)", peak_resident_bytes(),
-                  budgets.device + budgets.host + kProcessOverhead);
+  if (io != nullptr && nvme > 0) t += budget_row("nvme", nvme, r.nvme_files);
+  const int processes = trainer.processes().count();
+  t += budget_row(processes == 1 ? "process (resident)" : "processes (resident)", r.peak_resident,
+                  budgets.device + budgets.host + processes * kProcessOverhead);
   t += wear_text(io);
   const auto per_step = [&](std::int64_t bytes) { return bytes / std::max<std::int64_t>(1, r.steps); };
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8} {:>12}\n", "link, bytes per step", "measured", "formula",

@@ -37,7 +37,10 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
 class Planner {
  public:
   Planner(RunPlan& plan, const Hardware& hardware)
-      : plan_(plan), config_(plan.config), hardware_(hardware), ranks_(plan.config.device.ranks) {
+      : plan_(plan),
+        config_(plan.config),
+        hardware_(hardware),
+        ranks_(plan.config.device.ranks * hardware.processes) {
     if (config_.tiers.host) host_ = *config_.tiers.host / ranks_;
   }
 
@@ -179,7 +182,7 @@ class Planner {
     const std::int64_t device = all.device + layout().workspace_charge(),
                        available = hardware_.memory.left() / ranks_;
     const TierConfig& tiers = config_.tiers;
-    const std::int64_t host = tiers.host.value_or(0);  // of all ranks
+    const std::int64_t host = tiers.host.value_or(0);  // of all ranks here
     Budgets& budgets = plan_.budgets;
     if (hardware_.gpu) {
       budgets.device = tiers.device.value_or(std::min(device, device_limit()));
@@ -265,7 +268,7 @@ class Planner {
   RunPlan& plan_;
   const RunConfig& config_;
   const Hardware& hardware_;
-  const std::int64_t ranks_;
+  const std::int64_t ranks_;          // of this machine
   std::optional<std::int64_t> host_;  // this rank's part of tiers.host
 };
 
@@ -300,10 +303,9 @@ std::string describe_update(const RunPlan& plan) {
 }  // namespace
 
 double RunPlan::flops_per_step() const {
-  return training_flops(
-      model_config,
-      config.device.ranks * config.micro_batch * config.accumulation_steps * config.data.seq_len,
-      config.data.seq_len, config.recompute);
+  return training_flops(model_config,
+                        config.ranks() * config.micro_batch * config.accumulation_steps * config.data.seq_len,
+                        config.data.seq_len, config.recompute);
 }
 
 AfterStep RunPlan::after_step(std::int64_t step, bool stop) const {
@@ -319,7 +321,7 @@ std::int64_t RunPlan::evaluation_batches() const {
 
 History RunPlan::history(std::int64_t steps) const {
   const std::int64_t batches = evaluation_batches();
-  const std::int64_t group = layout->live_micro_batches() * config.device.ranks;
+  const std::int64_t group = layout->live_micro_batches() * config.ranks();
   History history;
   for (std::int64_t step = 0; step < steps; ++step) {
     const AfterStep after = after_step(step, step + 1 == steps);

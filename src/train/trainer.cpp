@@ -1,7 +1,9 @@
 #include "ziggurat/train/trainer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <numeric>
 
@@ -9,6 +11,7 @@
 #include "train/optimizer_setup.hpp"
 #include "train/roofs.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/base/system.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
@@ -26,6 +29,7 @@ double median(std::vector<double> values) {
 // Explains why the first steps may take longer than later ones: drives may be slow at first writes. Writing
 // everything once before the first step would take just as long, so the run does not.
 void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
+  if (roofs.nvme_first_write == 0) return;  // there are no drives, or simulated ones
   const double more = nvme_seconds(roofs, 0, nvme_bytes, nvme_bytes) - nvme_seconds(roofs, 0, nvme_bytes, 0);
   if (roofs.nvme_first_write > 0.9 * roofs.nvme_write || more < 0.1) return;
   log::info(
@@ -41,16 +45,17 @@ constexpr std::int64_t Traffic::*kBytes[] = {&Traffic::nvme_read,      &Traffic:
 
 }  // namespace
 
-// The steps of a run, on a rank's thread. All ranks' loops go through the same steps; the first rank's
-// reports, of all of them.
+// The steps of a run, on a rank's thread. All ranks' loops go through the same steps; the loop of the first
+// rank of all reports, of all of them.
 class Trainer::Loop {
  public:
+  // `rank`: of this process.
   Loop(Trainer& trainer, int rank, const std::vector<TrainObserver*>& observers)
       : t_(trainer),
         rank_(rank),
         plan_(trainer.plans_[static_cast<std::size_t>(rank)]),
         state_(trainer.states_[static_cast<std::size_t>(rank)]),
-        observers_(rank == 0 ? observers : std::vector<TrainObserver*>()) {}
+        observers_(plan_.rank == 0 ? observers : std::vector<TrainObserver*>()) {}
 
   RunSummary run() {
     const auto begin = Clock::now();
@@ -77,16 +82,40 @@ class Trainer::Loop {
     summary_.formula = sum_over_ranks(mine.forecast());
     summary_.median_step = median(step_seconds_);
     summary_.tokens_per_second = static_cast<double>(tokens_) / summary_.median_step;
+    add_up_peaks();
     for (TrainObserver* o : observers_) o->on_end(summary_);
     return summary_;
   }
 
  private:
-  // Ranks must agree, so the first decides.
+  // All ranks stop where the first rank of any process is asked to.
   bool should_stop() {
     const bool asked = rank_ == 0 && t_.options_.stop && t_.options_.stop();
-    if (asked) log::warning("interrupted: this step is the last one");
-    return t_.rank(rank_).engine().sum_over_ranks(asked ? 1 : 0) > 0;
+    const bool stop = t_.rank(rank_).engine().sum_over_ranks(asked ? 1 : 0) > 0;
+    if (stop && plan_.rank == 0) log::warning("interrupted: this step is the last one");
+    return summary_.stopped = stop;
+  }
+  // What the rank has, and with the first rank what its process has, summed over all.
+  std::vector<double> sum_over_ranks(std::vector<double> of_rank, const std::vector<double>& of_process) {
+    for (const double value : of_process) of_rank.push_back(rank_ == 0 ? value : 0);
+    std::vector<double> sum(of_rank.size());
+    for (const std::vector<double>& theirs : t_.rank(rank_).engine().of_all_ranks(of_rank)) {
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += theirs[i];
+    }
+    return sum;
+  }
+  void add_up_peaks() {
+    std::int64_t files = 0;
+    io::Engine* const io = t_.node_->io();
+    for (int d = 0; io != nullptr && d < io->drive_count(); ++d) files += io->drive_bytes(d);
+    const std::vector<double> sum =
+        sum_over_ranks({static_cast<double>(t_.rank(rank_).device().arena().peak())},
+                       {static_cast<double>(t_.node_->host().peak()),
+                        static_cast<double>(peak_resident_bytes()), static_cast<double>(files)});
+    summary_.peak_device = static_cast<std::int64_t>(sum[0]);
+    summary_.peak_host = static_cast<std::int64_t>(sum[1]);
+    summary_.peak_resident = static_cast<std::int64_t>(sum[2]);
+    summary_.nvme_files = static_cast<std::int64_t>(sum[3]);
   }
   Traffic sum_over_ranks(const Traffic& mine) {
     std::vector<double> bytes;  // exact below 2^53
@@ -102,7 +131,10 @@ class Trainer::Loop {
     record.result.traffic = sum_over_ranks(record.result.traffic);
     record.result.first_written = static_cast<std::int64_t>(
         t_.rank(rank_).engine().sum_over_ranks(static_cast<double>(record.result.first_written)));
-    if (rank_ != 0) return;
+    const std::vector<double> peaks =
+        sum_over_ranks({static_cast<double>(t_.rank(rank_).device().arena().peak())},
+                       {static_cast<double>(t_.node_->host().peak())});
+    if (plan_.rank != 0) return;
     const StepResult& s = record.result;
     record.flops = plan_.flops_per_step();
     const auto bound = [&] { return bound_of(t_.roofs_, record.flops, s.traffic, s.first_written); };
@@ -113,9 +145,9 @@ class Trainer::Loop {
     if (plan_.config.aio.backend == io::Backend::kRam) measured.nvme = 0;
     if (raise_to(t_.roofs_, measured, s.seconds)) record.bound = bound(), summary_.raised = true;
     record.roofs = summary_.roofs = t_.roofs_;
-    for (int r = 0; r < t_.ranks(); ++r) record.peak_device += t_.rank(r).device().arena().peak();
+    record.peak_device = static_cast<std::int64_t>(peaks[0]);
     record.peak_nvme = t_.nvme_bytes();
-    record.peak_host = t_.node_->host().peak();
+    record.peak_host = static_cast<std::int64_t>(peaks[1]);
     record.skipped = summary_.skipped = state_.skipped;
     if (state_.scaler) summary_.loss_scale = state_.scaler->scale();
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
@@ -136,30 +168,182 @@ class Trainer::Loop {
   std::vector<double> step_seconds_;
 };
 
-Trainer::Trainer(const RunConfig& config, const Options& options) : options_(options) {
+// The first rank of all writes the model. The ranks of its shard group send it what they hold of each tile
+// that it asks for; everybody follows its requests, so that all learn when it is done, or fails.
+class Trainer::Saver {
+ public:
+  Saver(Trainer& trainer, int local)
+      : rank_(trainer.rank(local)),
+        plan_(trainer.plans_[static_cast<std::size_t>(local)]),
+        holders_(plan_.layout->options.sharding.shards) {
+    std::vector<int> all(static_cast<std::size_t>(trainer.ranks()));
+    std::iota(all.begin(), all.end(), 0);
+    comm_ = trainer.comm_[static_cast<std::size_t>(local)]->group(all, "save");
+    rank_.engine().flush();
+  }
+
+  void write(const std::string& directory) {
+    const auto& units = plan_.model->units();
+    save_hf(directory, *plan_.model, DType::kF32,
+            [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+              ask({&unit - units.data(), &p - unit.params.data(), begin, end});
+              read(out);
+              for (int holder = 1; holder < holders_; ++holder) {
+                std::int64_t range[2];
+                comm_->receive(stream_, range, 2, DType::kI64, holder);
+                comm_->receive(stream_, out + range[0], range[1], DType::kF32, holder);
+              }
+            });
+    ask({kDone, 0, 0, 0});
+  }
+  void follow() {
+    std::vector<float> values;
+    while (ask({}), request_[0] != kDone) {
+      if (plan_.rank >= holders_) continue;
+      values.resize(static_cast<std::size_t>(request_[3] - request_[2]));
+      const std::int64_t begin = request_[2];
+      const Layout::Elements shard = plan_.layout->shard_elements(static_cast<std::int32_t>(request_[0]));
+      const std::int64_t offset = param().offset;
+      const std::int64_t first = std::clamp(shard.first - offset, begin, request_[3]);
+      const std::int64_t last = std::clamp(shard.first + shard.count - offset, first, request_[3]);
+      read(values.data());
+      const std::int64_t range[2] = {first - begin, last - first};
+      comm_->send(stream_, range, 2, DType::kI64, 0);
+      comm_->send(stream_, values.data() + range[0], range[1], DType::kF32, 0);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kDone = -1;
+  using Request = std::array<std::int64_t, 4>;  // unit, parameter, its elements [begin, end)
+
+  void ask(const Request& request) {
+    request_ = request;
+    comm_->broadcast(stream_, request_.data(), static_cast<std::int64_t>(request_.size()), DType::kI64, 0);
+  }
+  const Param& param() const {
+    return plan_.model->units()[static_cast<std::size_t>(request_[0])]
+        .params[static_cast<std::size_t>(request_[1])];
+  }
+  // Fills the elements that this rank holds.
+  void read(float* out) {
+    rank_.engine().read_master(static_cast<std::int32_t>(request_[0]), param(), request_[2], request_[3],
+                               out);
+  }
+
+  Rank& rank_;
+  const RunPlan& plan_;
+  const int holders_;
+  HostStream stream_{"save", HostStream::Mode::kInline};
+  std::unique_ptr<Communicator> comm_;
+  Request request_{};
+};
+
+Trainer::Trainer(const RunConfig& config, const Options& options)
+    : options_(options), processes_(options.processes != nullptr ? *options.processes : alone_) {
+  ZG_ASSERT_EQ(config.processes, processes_.count());
   states_.resize(static_cast<std::size_t>(config.device.ranks));
   for (StepState& state : states_) {
     if (config.dtype == DType::kF16) state.scaler.emplace(config.loss_scale);
   }
-  ModelConfig model = model_of(config);
-  data_ = std::make_unique<DataSet>(config.data, config.output_dir + "/tokens", model.vocab_size);
-  if (model.vocab_size == 0) model.vocab_size = data_->vocab_size();
-  gpu_ = open_gpu(config, options.trace);
-  const Hardware hardware = hardware_of(config, gpu_);
-  for (int rank = 0; rank < config.device.ranks; ++rank)
-    plans_.push_back(make_run_plan(config, model, data_->validation_tokens(), hardware, rank,
-                                   plans_.empty() ? nullptr : &plans_.front()));
+  processes_.together([&] {
+    if (config.processes > 1 && config.device.kind != DeviceConfig::Kind::kHost) {
+      throw Error(Errc::kUsage, "devices", "is a GPU, but several processes train on the processor alone",
+                  "say --devices host, or start one process");
+    }
+    ModelConfig model = model_of(config);
+    read_data(config, model);
+    gpu_ = open_gpu(config, options.trace);
+    const Hardware hardware = hardware_of(config, gpu_, processes_);
+    const auto plan_next = [&](std::optional<std::int32_t> gather_ahead) {
+      const int rank = processes_.number() * config.device.ranks + static_cast<int>(plans_.size());
+      plans_.push_back(
+          make_run_plan(config, model, data_->validation_tokens(), hardware, rank, gather_ahead));
+    };
+    if (processes_.number() == 0) plan_next({});
+    const double mine = plans_.empty() ? 0 : plans_.front().programs->gather_ahead;
+    const auto gather_ahead = static_cast<std::int32_t>(processes_.all_gather({&mine, 1}).front().front());
+    while (static_cast<int>(plans_.size()) < config.device.ranks) plan_next(gather_ahead);
+    add_up();
+  });
 }
 
 Trainer::~Trainer() = default;
 
+// The first process tokenises a text before the others look for it, so that those that share its directory
+// find the tokens.
+void Trainer::read_data(const RunConfig& config, ModelConfig& model) {
+  for (const bool first : {true, false}) {
+    processes_.together([&] {
+      if (first != (processes_.number() == 0)) return;
+      data_ = std::make_unique<DataSet>(config.data, config.output_dir + "/tokens", model.vocab_size);
+    });
+  }
+  if (model.vocab_size == 0) model.vocab_size = data_->vocab_size();
+  const std::size_t hash = std::hash<std::string>()(config.resolved_json);
+  const double mine[] = {static_cast<double>(hash >> 32), static_cast<double>(hash & 0xffffffff),
+                         static_cast<double>(data_->train_tokens()),
+                         static_cast<double>(data_->validation_tokens())};
+  const std::vector<double> theirs = processes_.all_gather(mine).front();
+  if (std::equal(theirs.begin(), theirs.end(), mine)) return;
+  const bool same_config = theirs[0] == mine[0] && theirs[1] == mine[1];
+  throw Error(Errc::kUsage, same_config ? "data.train" : "the configuration",
+              same_config ? fmt::format("has {} and {} tokens for process {}, {} and {} for process 0",
+                                        mine[2], mine[3], processes_.number(), theirs[2], theirs[3])
+                          : fmt::format("of process {} differs from that of process 0", processes_.number()),
+              "start all processes with the same files and flags");
+}
+
+std::vector<double> Trainer::sum_of_processes(std::vector<double> mine) {
+  std::vector<double> sum(mine.size());
+  for (const std::vector<double>& theirs : processes_.all_gather(mine)) {
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += theirs[i];
+  }
+  return sum;
+}
+
+void Trainer::add_up() {
+  Totals t;
+  for (const RunPlan& one : plans_) {
+    t.budgets.device += one.budgets.device, t.budgets.host += one.budgets.host;
+    t.peak.device += one.dry_run.peak.device + one.layout->workspace_bytes();
+    t.peak.host += one.dry_run.peak.host;
+    t.per_step += one.dry_run.per_step;
+    t.nvme += one.layout->table.nvme_bytes();
+  }
+  for (const auto& rank : ranks_) t.per_step += rank->engine().own_traffic_per_step();
+  std::vector<std::int64_t*> numbers{&t.budgets.device, &t.budgets.host, &t.peak.device, &t.peak.host,
+                                     &t.nvme};
+  for (const auto link : kBytes) numbers.push_back(&(t.per_step.*link));
+  std::vector<double> values;  // exact below 2^53
+  for (const std::int64_t* number : numbers) values.push_back(static_cast<double>(*number));
+  values = sum_of_processes(std::move(values));
+  for (std::size_t i = 0; i < numbers.size(); ++i) *numbers[i] = static_cast<std::int64_t>(values[i]);
+  t.budgets.direct = plan().budgets.direct;
+  totals_ = t;
+}
+
 void Trainer::open_node() {
   ZG_ASSERT(node_ == nullptr, "the drives are open");
-  node_ = std::make_unique<Node>(plans_, gpu_, options_.trace, options_.watchdog);
+  processes_.together(
+      [&] { node_ = std::make_unique<Node>(plans_, gpu_, options_.trace, options_.watchdog, processes_); });
+}
+
+// All processes measure at the same time, so that each finds its share of the machine.
+std::vector<double> Trainer::measure() {
+  std::vector<double> shares;
+  processes_.together([] {});
+  processes_.together([&] { shares = measure_here(); });
+  std::vector<double> sum =
+      sum_of_processes({roofs_.flops, roofs_.host_to_device, roofs_.device_to_host, roofs_.nvme_read,
+                        roofs_.nvme_write, roofs_.nvme_mixed, roofs_.nvme_first_write});
+  roofs_ = {sum[0], sum[1], sum[2], sum[3], sum[4], sum[5], roofs_.nvme_mixed_reads, sum[6]};
+  tell_first_writes(roofs_, nvme_bytes());
+  return shares;
 }
 
 // The drives are measured in the very files of the NVMe tier.
-std::vector<double> Trainer::measure() {
+std::vector<double> Trainer::measure_here() {
   const RunConfig& config = plan().config;
   roofs_ = measure_roofs(config);
   if (!has_drives() || nvme_bytes() == 0) return {};
@@ -190,36 +374,50 @@ std::vector<double> Trainer::measure() {
               drive.path, format_rate(rates[d].read), format_rate(rates[d].write),
               format_rate(rates[d].mixed));
   }
-  tell_first_writes(roofs_, nvme_bytes());
   return shares;
 }
 
 void Trainer::start(const std::vector<double>& drive_shares) {
   if (node_ == nullptr) open_node();
-  node_->open_volume(drive_shares);
-  if (ranks() > 1) comm_ = make_local_ranks(ranks(), {});
-  for (int r = 0; r < ranks(); ++r) {
-    ranks_.push_back(
-        std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_, gpu_.device.get(),
-                               comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
-                               options_.trace, options_.watchdog));
-  }
-  on_ranks([this](int r) { rank(r).initialize(); });
+  processes_.together([&] {
+    node_->open_volume(drive_shares);
+    const CommOptions options;
+    if (processes_.count() > 1) {
+      comm_ = make_mpi_ranks(local_ranks(), options);
+    } else if (ranks() > 1) {
+      comm_ = make_local_ranks(ranks(), options);
+    }
+    for (int r = 0; r < local_ranks(); ++r) {
+      ranks_.push_back(
+          std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_, gpu_.device.get(),
+                                 comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
+                                 options_.trace, options_.watchdog));
+    }
+    on_ranks([this](int r) { rank(r).initialize(); });
+    add_up();
+  });
 }
 
 void Trainer::on_ranks(const std::function<void(int)>& work) {
   std::mutex mutex;
   std::exception_ptr failure;
   std::vector<NamedThread> threads;
-  for (int r = 0; r < ranks(); ++r) {
-    threads.emplace_back(fmt::format("zg-rank{}", r), [&, r] {
+  for (int r = 0; r < local_ranks(); ++r) {
+    threads.emplace_back(fmt::format("zg-rank{}", plans_[static_cast<std::size_t>(r)].rank), [&, r] {
+      // The others must not wait for this rank. They fail, too, and their errors are dropped.
+      const auto fail = [&](const Error& error) {
+        {
+          std::lock_guard lock(mutex);
+          if (failure == nullptr) failure = std::current_exception();
+        }
+        if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(error);
+      };
       try {
         work(r);
-      } catch (...) {
-        std::lock_guard lock(mutex);
-        if (failure == nullptr) failure = std::current_exception();
-        // The others must not wait for this rank. They fail, too, and their errors are dropped.
-        if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(Error(Errc::kComm, "", "has failed"));
+      } catch (const Error& e) {
+        fail(e);
+      } catch (const std::exception& e) {
+        fail(Error(Errc::kComm, "", e.what()));
       }
     });
   }
@@ -243,14 +441,15 @@ UpdateRule Trainer::rule(const StepState& state) const {
   return rule;
 }
 
-// Micro-batch m of rank r is number m * ranks + r of the step's batch.
+// Micro-batch m of rank r of all is number m * ranks + r of the step's batch.
 StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   const RunConfig& config = plan().config;
   StepState& state = states_[static_cast<std::size_t>(r)];
   std::vector<Batch> batches(static_cast<std::size_t>(config.accumulation_steps));
   std::vector<MicroBatch> micro_batches;
   for (std::size_t m = 0; m < batches.size(); ++m) {
-    const std::int64_t number = static_cast<std::int64_t>(m) * ranks() + r;
+    const std::int64_t number =
+        static_cast<std::int64_t>(m) * ranks() + plans_[static_cast<std::size_t>(r)].rank;
     data_->train_batch(config.seed, step, number * config.micro_batch, config.micro_batch, batches[m]);
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }
@@ -261,7 +460,7 @@ StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
 }
 
 StepResult Trainer::train_step(std::int64_t step, Then then) {
-  if (ranks() == 1) return train_step_of(0, step, then);
+  if (comm_.empty()) return train_step_of(0, step, then);
   StepResult result;
   on_ranks([&](int r) {
     const StepResult of_rank = train_step_of(r, step, then);
@@ -279,7 +478,7 @@ double Trainer::evaluate_on(int r) {
 }
 
 double Trainer::evaluate() {
-  if (ranks() == 1) return evaluate_on(0);
+  if (comm_.empty()) return evaluate_on(0);
   double loss = 0;
   on_ranks([&](int r) {
     const double of_rank = evaluate_on(r);
@@ -288,37 +487,22 @@ double Trainer::evaluate() {
   return loss;
 }
 
-// One thread takes each parameter's parts from the ranks that hold them; the first shard group has all.
 void Trainer::save_model(const std::string& directory) {
-  on_ranks([this](int r) { rank(r).engine().flush(); });
-  const auto& units = plan().model->units();
-  const int holders = plan().layout->options.sharding.shards;
-  save_hf(directory, *plan().model, DType::kF32,
-          [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-            for (int r = 0; r < holders; ++r)
-              rank(r).engine().read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end,
-                                           out);
-          });
-  if (data_->tokenizer() != nullptr) data_->tokenizer()->save(directory);
-}
-
-Budgets Trainer::budgets() const {
-  Budgets sum{0, 0, plan().budgets.direct};
-  for (const RunPlan& one : plans_) sum.device += one.budgets.device, sum.host += one.budgets.host;
-  return sum;
-}
-
-Traffic Trainer::planned_traffic() const {
-  Traffic sum;
-  for (const RunPlan& one : plans_) sum += one.dry_run.per_step;
-  for (const auto& rank : ranks_) sum += rank->engine().own_traffic_per_step();
-  return sum;
-}
-
-std::int64_t Trainer::nvme_bytes() const {
-  std::int64_t sum = 0;
-  for (const RunPlan& one : plans_) sum += one.layout->table.nvme_bytes();
-  return sum;
+  if (comm_.empty()) {
+    rank().engine().flush();
+    const auto& units = plan().model->units();
+    save_hf(directory, *plan().model, DType::kF32,
+            [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+              rank().engine().read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end,
+                                          out);
+            });
+  } else {
+    on_ranks([&](int r) {
+      Saver saver(*this, r);
+      plans_[static_cast<std::size_t>(r)].rank == 0 ? saver.write(directory) : saver.follow();
+    });
+  }
+  if (processes_.number() == 0 && data_->tokenizer() != nullptr) data_->tokenizer()->save(directory);
 }
 
 std::string Trainer::describe() const {
@@ -327,7 +511,8 @@ std::string Trainer::describe() const {
   if (ranks() > 1) {
     const Sharding& s = layout.options.sharding;
     static constexpr const char* kKept[] = {"gathered for forward and backward", "gathered once a step"};
-    text += fmt::format("\nranks      {}, {}", ranks(),
+    text += fmt::format("\nranks      {}{}, {}", ranks(),
+                        processes_.count() > 1 ? fmt::format(" in {} processes", processes_.count()) : "",
                         s.shards == 1
                             ? "each with all weights and state"
                             : fmt::format("in groups of {} that hold everything once; weights are {}, {}",

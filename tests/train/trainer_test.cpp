@@ -121,6 +121,13 @@ TEST_F(TrainerLibrary, APlanCanBeMadeForAMachineThatIsNotThere) {
   EXPECT_GE(plan.layout->workspace_bytes(), 3 << 20);  // the GPU's scratch is counted
   EXPECT_HAS(plan.describe(), "in a phase of its own");
   EXPECT_EQ(plan.programs->timing, UpdateTiming::kSeparate);
+  EXPECT_EQ(plan.budgets.host, 64 * kMiB);
+  // Processes of one machine divide what is a machine's.
+  machine.processes = 2;
+  const RunPlan shared = make_run_plan(c, model, 500, machine);
+  EXPECT_EQ(shared.budgets.host, 32 * kMiB);
+  EXPECT_EQ(shared.budgets.device, 24 * kMiB);
+  machine.processes = 1;
   // Less memory is refused in the same words as on a machine that is there.
   machine.gpu->memory = 4 * kMiB;
   RunConfig small = c;

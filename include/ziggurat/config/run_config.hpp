@@ -88,7 +88,7 @@ struct DeviceConfig {
   enum class Kind { kHost, kCuda };
   Kind kind = Kind::kHost;
   int index = 0;  // of the GPU, as CUDA counts them
-  int ranks = 1;  // of this process, each with a device of its own; kHost only
+  int ranks = 1;  // of each process, each with a device of its own; kHost only
   // See CudaOptions.
   bool deterministic = true, tf32 = false, pin = true, graphs = false;
   AttentionKernel attention = AttentionKernel::kAuto;
@@ -129,6 +129,7 @@ struct RunConfig {
   // leave the device. As many whole units as fit into the remaining share are updated on the device.
   double host_update_share = 1;
   DeviceConfig device;
+  int processes = 1;  // that a launcher has started; see Machine
   AioConfig aio;
   TierConfig tiers;
   ThreadsConfig threads;
@@ -140,10 +141,11 @@ struct RunConfig {
   std::vector<std::string> warnings;
   std::string resolved_json;  // the merged configuration, for the record
 
+  int ranks() const { return processes * device.ranks; }  // of all processes
   // What the rank holds; one rank alone holds everything.
   Sharding sharding_of(int rank) const {
-    const int shards = zero_stage == 0 ? 1 : shard_group > 0 ? shard_group : device.ranks;
-    return {device.ranks, rank, shards, zero_stage < 3};
+    const int shards = zero_stage == 0 ? 1 : shard_group > 0 ? shard_group : ranks();
+    return {ranks(), rank, shards, zero_stage < 3};
   }
 };
 
@@ -157,6 +159,7 @@ struct Machine {
   std::function<bool()> has_gpu;                   // for "devices": a GPU that this build can use
   std::function<bool()> has_bf16;                  // for "bf16.enabled": the processor has bf16 instructions
   std::function<std::string()> bf16_instructions;  // the name of these instructions, for the notice
+  int processes = 1;                               // of the run, each with as many ranks as `devices` names
 };
 
 // Merges, checks and interprets the files and overrides. Throws Error(kUsage) naming file and key: what was

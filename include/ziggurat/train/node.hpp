@@ -1,10 +1,12 @@
-// What the ranks of one machine share: cores, drives with their I/O engine, and the arena of the host tier.
+// What the ranks of one process share: cores, drives with their I/O engine, and the arena of the host tier.
+// Several processes on one machine have equal shares of it.
 #pragma once
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ziggurat/base/watchdog.hpp"
+#include "ziggurat/comm/processes.hpp"
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/device/memory.hpp"
 #include "ziggurat/io/engine.hpp"
@@ -28,15 +30,25 @@ struct OpenGpu {
 OpenGpu open_gpu(const RunConfig& config, Trace* trace);
 
 // This machine, as a run with this configuration would use it. `gpu` outlives the plans that use the result.
-Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu);
+// All processes call it.
+Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu, Processes& processes);
+
+// Share `part` of `parts` nearly equal ones of the cores. Hyperthreads of a physical core and cores of a node
+// stay together as far as the numbers allow. Where there are fewer cores than parts, some share a core.
+std::vector<int> share_of_cores(const CoreTopology& cores, int part, int parts);
+
+// The directory of a drive that process `number` of `count` on this machine uses: the drive's own, or one
+// in it, so that each process has a lock of its own.
+std::string drive_directory(const std::string& path, int number, int count);
 
 class Node {
  public:
   // Binds threads to cores, locks the drives' directories, removes the files that killed runs have left
-  // there, and reserves space on the drives. `plans`: one for each rank. Host memory is mapped when it is
-  // used. `gpu`: the GPU of the ranks. `trace` and `watchdog` may be null; they outlive the node. Throws
-  // Error(kIo), Error(kUsage).
-  Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog);
+  // there, and reserves space on the drives. `plans`: one for each rank of the process. Host memory is mapped
+  // when it is used. `gpu`: the GPU of the ranks. `trace` and `watchdog` may be null; they outlive the node.
+  // All processes call it. Throws Error(kIo), Error(kUsage).
+  Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog,
+       Processes& processes);
   ~Node();  // the stores of all ranks must be gone
   Node(const Node&) = delete;
 
@@ -55,6 +67,8 @@ class Node {
   CoreAssignment cores_;
   const bool verify_;  // checksums of NVMe copies
   std::unique_ptr<HostMemory> host_;
+  struct OwnDirectories;
+  std::unique_ptr<OwnDirectories> directories_;  // in those of the drives; they go when the drives are closed
   std::unique_ptr<io::Engine> io_;
   std::unique_ptr<io::Volume> volume_;
   Watchdog::Registration watched_;  // last, so that nothing is watched that is gone

@@ -30,9 +30,10 @@ struct DriveSpace {
 // What a plan needs to know of the machine.
 struct Hardware {
   MemoryLimits memory = {};
-  CoreTopology cores = {};
-  struct Drive {         // for each of tiers.nvme
-    int numa_node = -1;  // -1: unknown
+  CoreTopology cores = {};  // of this process
+  int processes = 1;        // of the run on this machine, which share its memory and drives evenly
+  struct Drive {            // for each of tiers.nvme
+    int numa_node = -1;     // -1: unknown
     DriveSpace space = {};
   };
   std::vector<Drive> drives = {};
@@ -82,9 +83,9 @@ ModelConfig model_of(const RunConfig& config);
 
 // `model_config` is complete, with its vocabulary. Throws Error(kUsage) for a configuration that makes no
 // sense with this model or machine, and Error(kMemory), which names the smallest sufficient budgets, where
-// the budgets are too small. Each rank has an equal part of the host's budget, and a device budget of its
-// own. `gather_ahead`: that of rank 0's programs, which decides in what order ranks do what they do together;
-// empty: the plan chooses.
+// the budgets are too small. Each rank of the machine has an equal part of the host's budget, and a device
+// budget of its own. `gather_ahead`: that of rank 0's programs, which decides in what order ranks do what they
+// do together; empty: the plan chooses.
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
                       std::int64_t validation_tokens, const Hardware& hardware, int rank = 0,
                       std::optional<std::int32_t> gather_ahead = {});

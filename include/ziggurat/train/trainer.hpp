@@ -6,9 +6,11 @@
 //   trainer.run();                 // all steps and evaluations
 //   trainer.save_model("model");
 //
-// Each rank has a thread while it works. One thread calls the trainer. It throws Error: kUsage for mistakes
-// in the configuration, kMemory for budgets that are too small, kIo and kDevice for failures of drives and
-// devices, kNumeric for a loss that is not finite.
+// Each rank has a thread while it works. One thread calls the trainer. With several processes each has a
+// trainer of its own, and all make the same calls; the results are those of all ranks. It throws Error:
+// kUsage for mistakes in the configuration, kMemory for budgets that are too small, kIo and kDevice for
+// failures of drives and devices, kNumeric for a loss that is not finite; FailedElsewhere where another
+// process has failed.
 #pragma once
 #include <functional>
 #include <memory>
@@ -16,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/comm/processes.hpp"
 #include "ziggurat/data/dataset.hpp"
 #include "ziggurat/optim/loss_scale.hpp"
 #include "ziggurat/train/rank.hpp"
@@ -50,6 +53,10 @@ struct RunSummary {
   std::int64_t skipped = 0;          // steps that were skipped
   Roofs roofs;                       // at the end
   bool raised = false;               // a step was faster than its bound, so roofs were raised
+  bool stopped = false;              // Options::stop has ended the run
+  // Of all processes, in bytes: the most that was taken of each tier and of resident memory, and the files of
+  // the NVMe tier.
+  std::int64_t peak_device = 0, peak_host = 0, peak_resident = 0, nvme_files = 0;
   Traffic measured, formula;  // of the whole run, once all moves are done: as measured, and as forecast
 };
 
@@ -69,6 +76,7 @@ class Trainer {
     Trace* trace = nullptr;           // outlives the trainer; null: no timeline
     Watchdog* watchdog = nullptr;     // outlives the trainer; null: none
     std::function<bool()> stop = {};  // called before each step; if true, that step is the last one
+    Processes* processes = nullptr;   // outlive the trainer; null: this process is alone
   };
   // Reads model and data, and plans. Opens the context of a GPU, if there is one; takes no other resources.
   explicit Trainer(const RunConfig& config) : Trainer(config, Options()) {}
@@ -84,29 +92,34 @@ class Trainer {
   void start(const std::vector<double>& drive_shares = {});
   void prepare() { open_node(), start(measure()); }
 
-  // Runs all steps that the configuration asks for, with their evaluations, on a thread of the rank. Once,
-  // after start().
+  // Runs all steps that the configuration asks for, with their evaluations, on threads of the ranks. Once,
+  // after start(). Observers are notified in the first process alone.
   RunSummary run(const std::vector<TrainObserver*>& observers = {});
 
   // The same step by step. `step` counts from 0, and its batch depends on this number.
   StepResult train_step(std::int64_t step, Then then);
   double evaluate();  // the mean loss over the batches of an evaluation; after a step with Then::kPause
   // Writes a Hugging Face directory: fp32 master weights and tokenizer. Only after a step with Then::kPause.
+  // The first process writes, and takes from the others what they hold.
   void save_model(const std::string& directory);
 
-  const RunPlan& plan() const { return plans_.front(); }  // of the first rank
-  const std::vector<RunPlan>& plans() const { return plans_; }
+  const RunPlan& plan() const { return plans_.front(); }  // of this process's first rank
   const DataSet& data() const { return *data_; }
   const Roofs& roofs() const { return roofs_; }  // as measured, or raised by faster steps
   Node& node() { return *node_; }                // once it is open
   bool has_drives() const { return node_ != nullptr && node_->io() != nullptr; }
-  // Of all ranks together: budgets, the planned traffic of a step, bytes of the NVMe tier.
-  Budgets budgets() const;
-  Traffic planned_traffic() const;
-  std::int64_t nvme_bytes() const;
-  int ranks() const { return static_cast<int>(plans_.size()); }
-  Rank& rank(int number = 0) { return *ranks_[static_cast<std::size_t>(number)]; }  // after start()
-  UpdateRule rule() const { return rule(states_.front()); }                         // of the next step
+  // Of all ranks together: budgets and how much of them the plan takes, the planned traffic of a step (after
+  // start() with the engine's own), bytes of the NVMe tier.
+  const Budgets& budgets() const { return totals_.budgets; }
+  const Budgets& planned_peak() const { return totals_.peak; }
+  const Traffic& planned_traffic() const { return totals_.per_step; }
+  std::int64_t nvme_bytes() const { return totals_.nvme; }
+  int ranks() const { return plan().config.ranks(); }
+  Processes& processes() { return processes_; }
+  // Those of this process, by number from 0; after start().
+  int local_ranks() const { return static_cast<int>(plans_.size()); }
+  Rank& rank(int local = 0) { return *ranks_[static_cast<std::size_t>(local)]; }
+  UpdateRule rule() const { return rule(states_.front()); }  // of the next step
   // Steps not skipped; the last update may be deferred. Steps whose gradients overflowed (fp16).
   std::int64_t updates() const { return states_.front().updates; }
   std::int64_t skipped() const { return states_.front().skipped; }
@@ -117,23 +130,36 @@ class Trainer {
 
  private:
   class Loop;
+  class Saver;
   // What each rank knows of the steps so far. It is the same for all.
   struct StepState {
     std::optional<LossScaler> scaler;
     std::int64_t updates = 0, skipped = 0;
   };
-  // Runs work(rank) on a thread of each rank. The exception of the rank that failed first is thrown here.
+  struct Totals {
+    Budgets budgets, peak;
+    Traffic per_step;
+    std::int64_t nvme = 0;
+  };
+  // Runs work(local rank) on a thread of each. The exception of the rank that failed first is thrown here.
   void on_ranks(const std::function<void(int rank)>& work);
+  void read_data(const RunConfig& config, ModelConfig& model);
+  void add_up();  // totals_
+  std::vector<double> measure_here();
+  std::vector<double> sum_of_processes(std::vector<double> mine);
   UpdateRule rule(const StepState& state) const;
   StepResult train_step_of(int rank, std::int64_t step, Then then);
   double evaluate_on(int rank);
 
   const Options options_;
-  std::vector<StepState> states_;  // by rank
+  Processes alone_;
+  Processes& processes_;
+  std::vector<StepState> states_;  // by local rank, as all that follows
   Roofs roofs_;
   OpenGpu gpu_;  // before the plans, which refer to its ops
   std::unique_ptr<const DataSet> data_;
-  std::vector<RunPlan> plans_;  // by rank
+  std::vector<RunPlan> plans_;
+  Totals totals_;
   std::unique_ptr<Node> node_;
   std::vector<std::unique_ptr<CommRank>> comm_;  // empty: there is one rank
   std::vector<std::unique_ptr<Rank>> ranks_;

@@ -1,0 +1,303 @@
+// Runs of several processes, as an MPI launcher starts them: the same bits, one voice, and ends that leave
+// nothing behind.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <iterator>
+#include <random>
+#include <thread>
+
+#include "cli/fixture.hpp"
+#include "support/seed.hpp"
+
+namespace zg::cli_test {
+namespace {
+
+#ifdef ZG_MPIRUN
+constexpr const char* kMpirun = ZG_MPIRUN;
+#else
+constexpr const char* kMpirun = "";
+#endif
+
+using Seconds = std::chrono::duration<double>;
+
+void sleep_for(double seconds) {
+  std::this_thread::sleep_for(Seconds(seconds));
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t n = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+class ProcessesTest : public CliTest {
+ protected:
+  void SetUp() override {
+    if (std::string(kMpirun).empty()) GTEST_SKIP() << "this build has no MPI, or there is no mpirun";
+    fs::create_directory(path("disk"));
+  }
+
+  // mpirun with what it leaves behind below the folder of the test. It gives its processes so many seconds
+  // when they shall end.
+  Strings mpirun(int processes, int patience = 1) const {
+    const std::string words = fmt::format(
+        "--oversubscribe --allow-run-as-root --bind-to none --mca odls_base_sigkill_timeout {} "
+        "--mca orte_tmpdir_base {} --mca btl_vader_backing_directory {} -n {} {}",
+        patience, directory_, directory_, processes, ZG_BINARY);
+    std::istringstream in(words);
+    return {std::istream_iterator<std::string>(in), {}};
+  }
+  Outcome run_in(const Strings& launcher, const Strings& arguments) const {
+    Launch what{.arguments = launcher + arguments};
+    what.directory = directory_;
+    return test::launch(kMpirun, what);
+  }
+  // Four ranks with little memory, so that most of the state is on the drive.
+  Strings train_words(const std::string& devices, const std::string& out, const Strings& more = {}) const {
+    return Strings{"train", "config.json", "--devices", devices} +
+           sets(Strings{"train_batch_size=8", "train_micro_batch_size_per_gpu=1", "output.dir=" + out,
+                        "tiers.device=400KiB", "tiers.host=1600KiB", "tiers.nvme.0.path=disk",
+                        "zero_optimization.stage=3"} +
+                more);
+  }
+  // The records without times and what depends on them: peaks, and which step a transfer counts for.
+  std::vector<nlohmann::json> results(const std::string& out) const {
+    std::vector<nlohmann::json> records = log(out + "/log.jsonl");
+    for (nlohmann::json& r : records) {
+      for (const char* key : {"step_ms", "tokens_per_s", "mfu", "phase_ms", "stall_ms", "bound_ms",
+                              "bound_by", "peak_bytes", "bytes"})
+        r.erase(key);
+    }
+    return records;
+  }
+  void expect_same(const std::string& a, const std::string& b) const {
+    EXPECT_EQ(results(a), results(b));
+    EXPECT_TRUE(read(a + "/model/model.safetensors") == read(b + "/model/model.safetensors"));
+  }
+  // All living processes in the folder of the test: a launcher and those that it has started.
+  std::vector<pid_t> processes(const std::string& name = "") const {
+    std::vector<pid_t> found;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator("/proc", error)) {
+      const pid_t pid = std::atoi(entry.path().filename().c_str());
+      if (pid <= 0 || fs::read_symlink(entry.path() / "cwd", error) != fs::canonical(directory_)) continue;
+      const std::string program = fs::read_symlink(entry.path() / "exe", error).filename();
+      if (!error && (name.empty() || program == name)) found.push_back(pid);
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  bool nobody_is_left(double seconds) const {
+    for (double waited = 0; waited < seconds; waited += 0.05) {
+      if (processes().empty()) return true;
+      sleep_for(0.05);
+    }
+    return false;
+  }
+  // Waits until so many steps are in the log.
+  bool wait_for_step(const std::string& out, std::size_t steps) const {
+    for (double waited = 0; waited < 60; waited += 0.02) {
+      if (fs::exists(path(out + "/log.jsonl")) && count(read(out + "/log.jsonl"), "\n") >= steps) return true;
+      sleep_for(0.02);
+    }
+    return false;
+  }
+  std::size_t files_on_the_drive() const {
+    return static_cast<std::size_t>(
+        std::distance(fs::recursive_directory_iterator(path("disk")), fs::recursive_directory_iterator()));
+  }
+};
+
+TEST_F(ProcessesTest, TwoOfTwoRanksGiveTheBitsOfOneOfFour) {
+  for (const char* stage : {"0", "3"}) {
+    SCOPED_TRACE(stage);
+    const Strings more{std::string("zero_optimization.stage=") + stage, "tiers.device=700KiB"};
+    const Outcome one = run(train_words("host:4", "one", more));
+    ASSERT_EQ(one.code, 0) << one.err;
+    const Outcome two = run_in(mpirun(2), train_words("host:2", "two", more));
+    ASSERT_EQ(two.code, 0) << two.err;
+    expect_same("one", "two");
+    // One of them speaks, for all.
+    for (const char* once : {"data: tokenising", "info: ready", "info: saving"})
+      EXPECT_EQ(count(two.err, once), 1u);
+    EXPECT_EQ(count(two.out, "eta  "), 1u);
+    EXPECT_EQ(count(two.out, "exact"), count(one.out, "exact")) << two.out;
+    EXPECT_HAS(two.err, "4 in 2 processes");
+    fs::remove_all(path("two"));
+    EXPECT_EQ(files_on_the_drive(), 0u);
+  }
+}
+
+TEST_F(ProcessesTest, OneRankInEachOfThree) {
+  const Strings more{"train_batch_size=6", "tiers.device=700KiB", "zero_optimization.stage=2"};
+  const Outcome one = run(train_words("host:3", "one", more));
+  ASSERT_EQ(one.code, 0) << one.err;
+  const Outcome three = run_in(mpirun(3), train_words("host", "three", more));
+  ASSERT_EQ(three.code, 0) << three.err;
+  expect_same("one", "three");
+}
+
+// What all find is said once; what one finds, too.
+TEST_F(ProcessesTest, AMistakeIsOneMessage) {
+  const Outcome wrong = run_in(mpirun(2), train_words("host:2", "out", {"train_batch_size=9"}));
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_EQ(count(wrong.err, "ziggurat: "), 1u) << wrong.err;
+  EXPECT_HAS(wrong.err, "9 != 1 * 2 * 4");
+  EXPECT_HAS(wrong.err, "of each of 2 processes");
+
+  const Outcome small = run_in(mpirun(2), train_words("host:2", "out", {"tiers.device=100KiB"}));
+  EXPECT_EQ(small.code, 2);
+  EXPECT_EQ(count(small.err, "ziggurat: "), 1u) << small.err;
+  EXPECT_HAS(small.err, "the smallest budgets that do");
+
+  write("disk/ziggurat-process-1", "is no directory");
+  const Outcome other = run_in(mpirun(2), train_words("host:2", "out"));
+  EXPECT_EQ(other.code, 2);
+  EXPECT_EQ(count(other.err, "ziggurat: "), 1u) << other.err;
+  EXPECT_HAS(other.err, "ziggurat: process 1: disk/ziggurat-process-1");
+  fs::remove(path("disk/ziggurat-process-1"));
+  EXPECT_TRUE(nobody_is_left(10));
+  EXPECT_EQ(files_on_the_drive(), 0u);
+}
+
+TEST_F(ProcessesTest, ProcessesWithOtherFlagsAreRefused) {
+  const Strings words = train_words("host:2", "out");
+  const Outcome two = run_in(
+      mpirun(1), words + Strings{":", "-n", "1", ZG_BINARY} + train_words("host:2", "out", {"seed=2"}));
+  EXPECT_EQ(two.code, 2);
+  EXPECT_EQ(count(two.err, "ziggurat: "), 1u) << two.err;
+  EXPECT_HAS(two.err, "differs from that of process 0");
+}
+
+// Where the first process fails alone, and where all ranks fail in one step.
+TEST_F(ProcessesTest, AFailureEndsAllWithOneMessage) {
+  fs::create_directory(path("out"));
+  write("out/model", "is no directory");
+  const Outcome save = run_in(mpirun(2), train_words("host:2", "out"));
+  EXPECT_EQ(save.code, 1) << save.err;
+  EXPECT_EQ(count(save.err, "ziggurat: "), 1u) << save.err;
+  EXPECT_HAS(save.err, "ziggurat: out/model");
+
+  const Outcome diverged =
+      run_in(mpirun(2), train_words("host:2", "out", {"optimizer.params.lr=1e30", "gradient_clipping=0"}));
+  EXPECT_EQ(diverged.code, 1) << diverged.err;
+  EXPECT_EQ(count(diverged.err, "ziggurat: "), 1u) << diverged.err;
+  EXPECT_HAS(diverged.err, "the training diverged");
+  EXPECT_TRUE(nobody_is_left(10));
+}
+
+// What SIGINT to a process, to all of them and to the launcher, and SIGUSR2 to the launcher, lead to.
+TEST_F(ProcessesTest, AnInterruptEndsAllAfterTheSameStep) {
+  const Strings words = train_words("host:2", "out", {"steps=100000", "eval.every=0"});
+  const auto interrupted_by = [&](const std::function<void()>& interrupt) {
+    std::error_code error;
+    fs::remove_all(path("out"), error);
+    Outcome o;
+    std::thread launcher([&] { o = run_in(mpirun(2, 5), words); });
+    EXPECT_TRUE(wait_for_step("out", 3));
+    interrupt();
+    launcher.join();
+    EXPECT_NE(o.code, 0);
+    EXPECT_EQ(count(o.err, "interrupted: this step is the last one"), 1u) << o.err;
+    EXPECT_TRUE(fs::exists(path("out/model/model.safetensors")));
+    EXPECT_HAS(o.out, "validation loss");
+    EXPECT_EQ(count(o.err, "ziggurat: "), 0u) << o.err;
+    EXPECT_TRUE(nobody_is_left(10));
+    EXPECT_EQ(files_on_the_drive(), 0u);
+    return o;
+  };
+  {
+    SCOPED_TRACE("SIGINT to the second process");
+    const Outcome o = interrupted_by([&] { kill(processes("ziggurat").back(), SIGINT); });
+    EXPECT_EQ(o.code, 130);
+  }
+  {
+    SCOPED_TRACE("SIGINT to all");
+    interrupted_by([&] {
+      for (const pid_t pid : processes("ziggurat")) kill(pid, SIGINT);
+    });
+  }
+  {
+    SCOPED_TRACE("SIGUSR2 to the launcher");
+    interrupted_by([&] { kill(processes().front(), SIGUSR2); });
+  }
+  {
+    SCOPED_TRACE("SIGINT to the launcher");
+    interrupted_by([&] { kill(processes().front(), SIGINT); });
+  }
+}
+
+TEST_F(ProcessesTest, AProcessThatIsDelayedChangesNoBit) {
+  const Strings more{"steps=12", "eval.every=4"};
+  ASSERT_EQ(run(train_words("host:4", "one", more)).code, 0);
+  std::thread delay([&] {
+    for (const std::size_t which : {0u, 1u}) {
+      if (!wait_for_step("two", 2 + 3 * which)) return;
+      const std::vector<pid_t> all = processes("ziggurat");
+      if (all.size() != 2) return;
+      kill(all[which], SIGSTOP);
+      sleep_for(2);
+      kill(all[which], SIGCONT);
+    }
+  });
+  const Outcome two = run_in(mpirun(2), train_words("host:2", "two", more));
+  delay.join();
+  ASSERT_EQ(two.code, 0) << two.err;
+  expect_same("one", "two");
+}
+
+// Kills a process, which may be the launcher, at a random moment; ZG_TEST_KILLS of them. All others end, with
+// a text, and the next run finds the drive free.
+TEST_F(ProcessesTest, AProcessThatIsKilledEndsAllOthers) {
+  const char* const asked = std::getenv("ZG_TEST_KILLS");
+  const int kills = asked != nullptr ? std::atoi(asked) : 10;
+  std::mt19937_64 random(test::test_seed(17));
+  const auto uniform = [&](double most) { return std::uniform_real_distribution<double>(0, most)(random); };
+  const auto begin = std::chrono::steady_clock::now();
+  const Outcome whole = run_in(mpirun(2), train_words("host:2", "out", {"steps=40"}));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  const double length = Seconds(std::chrono::steady_clock::now() - begin).count();
+  int came_late = 0;
+  double slowest = 0;
+  for (int i = 0; i < kills; ++i) {
+    const double moment = uniform(length);
+    SCOPED_TRACE(fmt::format("kill {} of {}, after {:.3f} s of {:.3f}", i + 1, kills, moment, length));
+    Outcome o;
+    std::thread launcher([&] { o = run_in(mpirun(2), train_words("host:2", "out", {"steps=40"})); });
+    sleep_for(moment);
+    const std::vector<pid_t> all = processes();
+    bool killed = false;
+    if (!all.empty()) killed = kill(all[random() % all.size()], SIGKILL) == 0;
+    const auto at = std::chrono::steady_clock::now();
+    launcher.join();
+    EXPECT_TRUE(nobody_is_left(20));
+    slowest = std::max(slowest, Seconds(std::chrono::steady_clock::now() - at).count());
+    if (o.code == 0) {
+      ++came_late;  // it was over, but for its exit
+    } else if (killed) {
+      EXPECT_FALSE(o.timed_out);
+      EXPECT_FALSE(o.err.empty() && o.signal == 0);
+    }
+  }
+  EXPECT_LT(came_late, std::max(2, kills / 2));
+  RecordProperty("slowest_end_ms", static_cast<int>(slowest * 1e3));
+  const Outcome next = run_in(mpirun(2), train_words("host:2", "out", {"steps=40"}));
+  EXPECT_EQ(next.code, 0) << next.err;
+  EXPECT_EQ(files_on_the_drive(), 0u);
+}
+
+// A run of one process removes what one of several has left.
+TEST_F(CliTest, WhatProcessesHaveLeftIsReclaimed) {
+  fs::create_directories(path("disk/ziggurat-process-1"));
+  write("disk/ziggurat-process-1/ziggurat-0123456789abcdef.tier", std::string(1 << 16, 'x'));
+  const Outcome o = train({"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=disk"});
+  EXPECT_HAS(o.err, "reclaimed 64.0 KiB in disk/ziggurat-process-1");
+  EXPECT_TRUE(fs::is_empty(path("disk")));
+}
+
+}  // namespace
+}  // namespace zg::cli_test

@@ -6,6 +6,7 @@
 #include "train/drives.hpp"
 #include "train/optimizer_setup.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/config/composition.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -42,6 +43,7 @@ class Planner {
   }
 
   void run() {
+    check_composition(config_);
     check_model(config_, plan_.model_config);
     make_model();
     make_layout();

@@ -196,7 +196,8 @@ std::vector<double> Trainer::measure() {
 void Trainer::start(const std::vector<double>& drive_shares) {
   if (node_ == nullptr) open_node();
   node_->open_volume(drive_shares);
-  if (ranks() > 1) comm_ = make_local_ranks(ranks(), {});
+  if (ranks() > 1)
+    comm_ = make_local_ranks(ranks(), {.timeout_seconds = plan().config.parallel.timeout_seconds});
   for (int r = 0; r < ranks(); ++r) {
     ranks_.push_back(
         std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_, gpu_.device.get(),

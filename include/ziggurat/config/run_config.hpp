@@ -100,6 +100,10 @@ struct DeviceConfig {
   Direct direct = Direct::kAuto;
 };
 
+struct ParallelConfig {
+  double timeout_seconds = 600;  // that a collective waits for the other ranks; above 0
+};
+
 struct RunConfig {
   std::string model_from;            // Hugging Face directory to start from; empty: a new `model`
   std::optional<ModelConfig> model;  // a model that the file describes; vocab_size 0: as the tokenizer's
@@ -129,6 +133,7 @@ struct RunConfig {
   // leave the device. As many whole units as fit into the remaining share are updated on the device.
   double host_update_share = 1;
   DeviceConfig device;
+  ParallelConfig parallel;
   AioConfig aio;
   TierConfig tiers;
   ThreadsConfig threads;
@@ -142,7 +147,9 @@ struct RunConfig {
 
   // What the rank holds; one rank alone holds everything.
   Sharding sharding_of(int rank) const {
-    const int shards = zero_stage == 0 ? 1 : shard_group > 0 ? shard_group : device.ranks;
+    const int shards = zero_stage == 0 || device.ranks == 1 ? 1
+                       : shard_group > 0                    ? shard_group
+                                                            : device.ranks;
     return {device.ranks, rank, shards, zero_stage < 3};
   }
 };

@@ -16,6 +16,7 @@
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/comm/processes.hpp"
+#include "ziggurat/config/composition.hpp"
 #include "ziggurat/train/generate.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/observers.hpp"
@@ -238,6 +239,15 @@ void add_train(CLI::App& app, int& exit_code) {
       ->check(real_number(0, 1e6));
   command->add_flag("--plan", flags->plan,
                     "Say what would be allocated and moved, or the smallest budgets that do, and stop");
+  command
+      ->add_flag_callback(
+          "--help-parallel",
+          [] {
+            std::fputs(composition_text().c_str(), stdout);
+            throw CLI::Success();
+          },
+          "Say what a run can be composed of, what is refused, why, and what comes nearest, and stop")
+      ->trigger_on_parse();  // before it is found that no configuration is named
   command->add_flag("-v,--verbose", flags->verbose, "Log details");
   command->footer(
       "Examples:\n"

@@ -76,10 +76,8 @@ void Meeting::wait(Lock& lock, const Ready& ready, const std::string& what,
         missing += fmt::format("{}rank {} {}", missing.empty() ? "" : "; ",
                                ranks_[static_cast<std::size_t>(m)], last_of(m));
       }
-      const Error error(
-          Errc::kComm, "group " + name_,
-          fmt::format("{} has waited for {:.0f} s; {}", what, timeout_, missing),
-          "see what that rank does; if it only needs longer, raise CommOptions::timeout_seconds");
+      const Error error(Errc::kComm, "group " + name_,
+                        fmt::format("{} has waited for {} s; {}", what, timeout_, missing), kTimeoutHint);
       refuse(waits_for.empty() ? 0 : waits_for.front(), error);
     }
     changed_.wait_for(lock, Patience::kLook);

@@ -55,6 +55,11 @@ class Failure {
   std::optional<Error> error_;
 };
 
+// What mends a timeout, for those who write a configuration and for those who write a program.
+inline constexpr const char* kTimeoutHint =
+    "see what that rank does; if it only needs longer, raise parallel.timeout_seconds of the configuration "
+    "(--set parallel.timeout_seconds=3600; in a program: CommOptions::timeout_seconds)";
+
 // How long a wait has lasted, and when it must end. It throws the failure of another rank.
 class Patience {
  public:

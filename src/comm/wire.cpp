@@ -45,9 +45,9 @@ void Exchange::wait(const std::string& what, std::size_t left) {
     if (patience.is_over()) {
       const Pending& p = pending_.front();
       throw Error(Errc::kComm, fmt::format("rank {}", p.rank),
-                  fmt::format("{} has waited for {:.0f} s for rank {} to {}", what, timeout_, p.rank,
+                  fmt::format("{} has waited for {} s for rank {} to {}", what, timeout_, p.rank,
                               p.sends ? "receive" : "send"),
-                  "see what that rank does; if it only needs longer, raise CommOptions::timeout_seconds");
+                  kTimeoutHint);
     }
     round < kSpins ? std::this_thread::yield() : std::this_thread::sleep_for(kPause);
   }

@@ -12,6 +12,7 @@ namespace {
 constexpr const char* kTrain = "train_batch_size";
 constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
 constexpr const char* kAccumulation = "gradient_accumulation_steps";
+constexpr const char* kDataParallel = "data_parallel_size";
 
 // The default, 0, stands for a size that is not stated. The product of two sizes fits into 64 bits.
 constexpr IntSpec kBatchSize = {.min = 1, .max = 1'000'000'000, .autos = Auto::kOwnMeaning};
@@ -65,6 +66,10 @@ void read_batch(Section& root, RunConfig& run) {
        {std::pair{kTrain, b.train}, {kMicro, b.micro}, {kAccumulation, b.accumulation}}) {
     if (root.is_auto(key)) root.notice(key, fmt::format("\"auto\": took {}", value));
   }
+  if (const std::int64_t stated = root.integer(kDataParallel); stated > 1 && stated != ranks) {
+    root.fail(kDataParallel, fmt::format("is {}, but devices names {} rank(s)", stated, ranks),
+              "remove the key: devices says how many ranks there are");
+  }
   run.micro_batch = b.micro;
   run.accumulation_steps = b.accumulation;
 }
@@ -74,7 +79,9 @@ std::vector<Key> batch_keys() {
   return {{kTrain, kBatchSize, "Sequences of a step: the product of the other two and the number of ranks.",
            kTwo},
           {kMicro, kBatchSize, "Sequences of a micro-batch.", kTwo},
-          {kAccumulation, kBatchSize, "Micro-batches of a step.", kTwo}};
+          {kAccumulation, kBatchSize, "Micro-batches of a step.", kTwo},
+          {kDataParallel, IntSpec{.fallback = 1, .autos = Auto::kTakesFallback},
+           "The number of ranks, which `devices` says: above 1, it must be the same.", "as `devices` says"}};
 }
 
 namespace {
@@ -106,6 +113,8 @@ const Keys& fp16_keys() {
   return keys;
 }
 
+constexpr const char* kNoLossScale = "bf16 has the range of fp32, and needs no loss scale";
+
 const Keys& bf16_keys() {
   static const Keys keys({
       {"enabled", BoolSpec{false, Auto::kOwnMeaning},
@@ -118,6 +127,11 @@ const Keys& bf16_keys() {
        "remove the key; bf16_optimizer_states does without it here"},
       {"immediate_grad_update", kIgnoredFlag, "gradients are accumulated as soon as they exist"},
       {"check_grad_overflow", kIgnoredFlag, "the gradient's norm is checked in every step"},
+      {"loss_scale", kIgnoredNumber, kNoLossScale},
+      {"initial_scale_power", kIgnoredNumber, kNoLossScale},
+      {"loss_scale_window", kIgnoredNumber, kNoLossScale},
+      {"hysteresis", kIgnoredNumber, kNoLossScale},
+      {"min_loss_scale", kIgnoredNumber, kNoLossScale},
   });
   return keys;
 }
@@ -216,16 +230,10 @@ void read_communication_type(Section& root, RunConfig& run) {
     root.notice(kKey, fmt::format("\"auto\": took {}, as the arithmetic", name_of(run.dtype)));
   }
   const auto format = root.choice<Format>(kKey);
-  if (format == Format::kF16 && run.dtype != DType::kF16) {
-    root.wrong(kKey, "\"bf16\" or \"fp32\"",
-               "fp16 needs the loss scale that \"fp16\": {\"enabled\": true} brings: use \"bf16\"");
-  }
-  run.gradient_dtype = run.dtype;
-  if (format != Format::kSame && run.dtype == DType::kF64) {
-    root.fail(kKey, "cannot be combined with fp64, where gradients stay fp64", "remove the key");
-  }
-  if (format == Format::kF32) run.gradient_dtype = DType::kF32;
-  if (format == Format::kBF16) run.gradient_dtype = DType::kBF16;
+  run.gradient_dtype = format == Format::kF32    ? DType::kF32
+                       : format == Format::kBF16 ? DType::kBF16
+                       : format == Format::kF16  ? DType::kF16
+                                                 : run.dtype;
 }
 
 constexpr const char* kClip = "gradient_clipping";

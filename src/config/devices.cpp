@@ -58,6 +58,7 @@ std::vector<Key> device_keys() {
        {},
        "`\"auto\"`, `\"host\"`, `\"host:N\"` or `\"cuda:N\"`"},
       {"cuda", SectionSpec{cuda_keys}, "Training on a GPU."},
+      {"parallel", SectionSpec{parallel_keys}, "What holds for all ranks together."},
       {"threads", SectionSpec{threads_keys}, "Which cores compute."}};
 }
 
@@ -89,8 +90,6 @@ void read_devices(Section& root, const Machine& machine, RunConfig& run) {
   auto cuda = root.section("cuda");
   if (!cuda) return;
   cuda->read_into(out);
-  if (out.direct == DeviceConfig::Direct::kOn && out.kind != DeviceConfig::Kind::kCuda)
-    cuda->wrong("gpudirect_storage", "\"auto\" or \"off\": this run trains on the processor");
   cuda->finish();
 }
 

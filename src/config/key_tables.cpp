@@ -136,9 +136,7 @@ class Tables {
     }
     const auto* spec = std::get_if<RefusedSpec>(&key.spec);
     if (spec == nullptr) return false;
-    const char* above = spec->form == RefusedSpec::Form::kDegree ? " above 1"
-                        : spec->form == RefusedSpec::Form::kZero ? " above 0"
-                                                                 : "";
+    const char* above = spec->form == RefusedSpec::Form::kDegree ? " above 1" : "";
     refused_.rows.push_back({code(whole) + above, sentence(spec->why), sentence(key.meaning)});
     return true;
   }

@@ -120,7 +120,6 @@ struct RefusedSpec {
   enum class Form {
     kSwitch,    // false is accepted
     kDegree,    // 1 or less is accepted
-    kZero,      // 0 is accepted
     kPresence,  // nothing is accepted
   };
   Form form = Form::kSwitch;

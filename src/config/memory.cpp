@@ -236,8 +236,8 @@ void read_aio(Section& root, RunConfig& run) {
   }
   if (aio->boolean("use_gds")) {
     using Direct = DeviceConfig::Direct;
-    if (run.device.kind != DeviceConfig::Kind::kCuda || run.device.direct == Direct::kOff) {
-      aio->wrong("use_gds", "false where no GPU is trained on, or cuda.gpudirect_storage is \"off\"",
+    if (run.device.direct == Direct::kOff) {
+      aio->wrong("use_gds", "false where cuda.gpudirect_storage is \"off\"",
                  "remove the key: data goes through pinned memory");
     }
     run.device.direct = Direct::kOn;

@@ -68,8 +68,7 @@ const Keys& params_keys() {
         {"amsgrad", RefusedSpec{Form::kSwitch, "AMSGrad is not supported"},
          "remove the key: plain Adam is what is left"},
         {"maximize", RefusedSpec{Form::kSwitch, "the loss is minimised"}, "remove the key"},
-        {"max_grad_norm", RefusedSpec{Form::kZero, "it is not a parameter of the optimizer"},
-         "use the key gradient_clipping at the top"},
+        {"max_grad_norm", NumberSpec{}, "Another place of `gradient_clipping`."},
         {"torch_adam", kIgnoredFlag, "there is one Adam, with the same formula"},
     };
     for (const char* key : {"fused", "foreach", "capturable", "differentiable", "set_grad_none"}) {
@@ -212,6 +211,19 @@ void read_params(Section& params, const std::string& type, OptimizerConfig& out)
   params.read_into(out, {"weight_decay", "decay"});
 }
 
+// Older files clip here.
+void read_max_grad_norm(Section& root, Section& params, RunConfig& run) {
+  constexpr const char *kKey = "max_grad_norm", *kClip = "gradient_clipping";
+  const double norm = params.number(kKey);
+  if (norm == 0 || norm == run.gradient_clipping) return;
+  if (root.has(kClip)) {
+    params.fail(kKey, fmt::format("is {}, and {} is {}", norm, kClip, run.gradient_clipping),
+                "both are the largest norm of the gradient: remove this one");
+  }
+  params.notice(kKey, fmt::format("is no parameter of an optimizer: took {}: {}", kClip, norm));
+  run.gradient_clipping = norm;
+}
+
 // Returns the name of the optimizer as messages write it. Upper or lower case does not matter here; DeepSpeed
 // takes its own names in any case, but torch's "SGD" only as written.
 std::string read_type(Section& section, OptimizerConfig& out) {
@@ -310,23 +322,6 @@ ParamGroup read_group(Section& group) {
   return out;
 }
 
-void read_state(Section& section, RunConfig& run) {
-  constexpr const char* kKey = "state";
-  section.read_into(run.optimizer);
-  const StatePrecision state = run.optimizer.state;
-  if (run.dtype == DType::kF64 && state != StatePrecision::kFull) {
-    section.wrong(kKey, "\"fp32\", the default",
-                  "with fp64 all of the state is fp64: remove the key, or disable fp64");
-  }
-  if (state == StatePrecision::kSplit && run.dtype != DType::kBF16) {
-    section.wrong(
-        kKey, "\"fp32\", \"bf16\" or \"int8\"",
-        fmt::format("\"split\" makes the bf16 weight one half of the master weight, and the weights "
-                    "are {}: enable bf16, or choose another state",
-                    name_of(run.dtype)));
-  }
-}
-
 // Keeps the moments in bf16, as one of DeepSpeed's keys asks: `key` of `section`. `optimizer` may contradict
 // it by its own "state".
 void take_bf16_state(Section& section, const char* key, Section* optimizer, RunConfig& run) {
@@ -387,12 +382,13 @@ void read_optimizer(Section& root, RunConfig& run) {
   if (out.kind == OptimizerKind::kLion) out.lr = kLionLr, out.beta2 = kLionBeta2;
   Section params = section->section_or_empty("params");
   read_params(params, type, out);
+  read_max_grad_norm(root, params, run);
   out.overlap = read_overlap(*section, out.overlap);
   for (Section& group :
        section->sections("param_groups", "a list: [{\"params\": \"*.bias\", \"weight_decay\": 0}]")) {
     out.groups.push_back(read_group(group));
   }
-  read_state(*section, run);
+  section->read_into(out);  // "state"
   read_deepspeeds_state(root, &*section, &params, run);
   warn_of_state_without_moments(*section, out);
   params.finish();

@@ -15,10 +15,7 @@ constexpr const char* kMetrics = "log.jsonl has the metrics of every step";
 constexpr const char* kNoQuantization = "remove the section: weights are trained in fp32 or bf16";
 constexpr const char* kRandomBatches = "remove the section: batches are drawn at random by seed and step";
 constexpr const char* kNoExperts = "mixtures of experts are not supported: choose a GPT-2 or Llama model";
-constexpr const char* kNothingReduced = "sums over ranks are made in fp32 or fp64, unscaled";
 constexpr const char* kRemove = "remove the key";
-constexpr const char* kNoTensor = "tensor parallelism is not supported, the model runs on one device";
-constexpr const char* kNoPipeline = "pipeline parallelism is not supported, the model runs on one device";
 
 // A degree of parallelism: 1, or 0 for off.
 RefusedSpec only_one(const char* why) {
@@ -56,15 +53,6 @@ const Keys& pipeline_keys() {
     }
     return Keys(std::move(rows));
   }();
-  return keys;
-}
-
-const Keys& parallel_keys() {
-  static const Keys keys({
-      {"tensor", RefusedSpec{.form = Form::kDegree, .why = kNoTensor, .least = 1}, kRemove},
-      {"pipeline", RefusedSpec{.form = Form::kDegree, .why = kNoPipeline, .least = 1}, kRemove},
-      {"sequence", RefusedSpec{Form::kSwitch, "sequence parallelism is not supported"}, kRemove},
-  });
   return keys;
 }
 
@@ -127,12 +115,7 @@ std::vector<Key> other_deepspeed_keys() {
       {"sparse_attention", RefusedSpec{Form::kPresence, "attention is exact"}, "remove the section"},
       {"weight_quantization", RefusedSpec{Form::kPresence, "weights are not quantized"}, kNoQuantization},
       {"sequence_parallel_size",
-       only_one("sequence parallelism is not supported, the model runs on one device"), kRemove},
-      {"data_parallel_size", only_one("data parallelism is not supported, the model runs on one device"),
-       kRemove},
-      {"prescale_gradients", RefusedSpec{Form::kSwitch, "gradients are summed and divided once, exactly"},
-       kRemove},
-      {"parallel", SectionSpec{parallel_keys}, "Degrees of parallelism, each of which is 1."},
+       only_one("sequence parallelism is not supported: each device has whole sequences"), kRemove},
       {"tensor_parallel", SectionSpec{tensor_keys}, "DeepSpeed's tensor parallelism."},
       {"pipeline", SectionSpec{pipeline_keys}, "DeepSpeed's pipeline parallelism."},
       {"hybrid_engine",
@@ -155,15 +138,18 @@ std::vector<Key> other_deepspeed_keys() {
             "load_path"),
        kNoCheckpoints},
       {"datastates_ckpt", warn(), kNoCheckpoints},
+      {"prescale_gradients", kIgnoredSwitch,
+       "in exact arithmetic it changes nothing, and gradients are summed in fp32 or fp64, and divided once"},
+      {"cuda_visible_devices", kIgnored, "DeepSpeed does not read it either: devices says what is used"},
       {"gradient_predivide_factor",
        NumberSpec{.fallback = 1, .range = kPositive},
-       kNothingReduced,
+       "sums over ranks are made in fp32 or fp64, unscaled",
        {},
        {},
        Effect::kNone},
       {"gradient_allreduce_op",
        ChoiceSpec(false, {{"mean", false}, {"sum", true}}),
-       kNothingReduced,
+       "with one rank the sum is the mean; with several, \"sum\" is an error",
        {},
        {},
        Effect::kNone},

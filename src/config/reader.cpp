@@ -231,10 +231,6 @@ void Section::refuse(const Key& row, const RefusedSpec& refused) {
         wrong(key, fmt::format("1: {}", refused.why), row.meaning);
       }
       break;
-    case RefusedSpec::Form::kZero:
-      if (number(key, NumberSpec{}) > 0)
-        fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
-      break;
     case RefusedSpec::Form::kPresence:
       if (has(key)) fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
       break;
@@ -272,7 +268,10 @@ void Section::finish() {
     if (!known(row.name)) settle_without_effect(row);
   }
   for (const auto& [key, value] : object_->items()) {
-    if (!known(key)) unknown(key);
+    if (known(key)) continue;
+    // How people take a key out of a file; no key begins so.
+    if (key.rfind('_', 0) != 0) unknown(key);
+    notice(key, "has no effect: what begins with _ is a comment");
   }
 }
 

@@ -201,6 +201,7 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   read_data(root, run);
   // Before the batch, which is of all ranks, and the precision: "auto" asks what the device multiplies fast.
   read_devices(root, machine, run);
+  read_parallel(root, run);
   read_batch(root, run);
   read_precision(root, machine, run);
   read_optimizer(root, run);  // after the precision, which limits how its state may be kept
@@ -213,6 +214,7 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   read_output(root, source, run);
   read_other_deepspeed(root);
   root.finish();
+  settle_composition(root, run);
   run.resolved_json = tree.root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   return run;
 }

@@ -15,6 +15,11 @@ inline constexpr const char* kNoCheckpoints =
     "there are no checkpoints yet: a run saves its model when it ends";
 inline constexpr const char* kTrace = "log.jsonl has the phases of every step, and a trace shows each block";
 
+// Why degrees of parallelism above 1 are refused.
+inline constexpr const char* kNoTensor = "tensor parallelism is not supported: each device runs whole layers";
+inline constexpr const char* kNoPipeline =
+    "pipeline parallelism is not supported: each device runs all layers";
+
 // run_config.cpp
 std::vector<Key> run_keys();
 
@@ -40,11 +45,19 @@ void read_optimizer(Section& root, RunConfig& run);
 const Keys& schedule_keys();
 void read_scheduler(Section& root, RunConfig& run);
 
+// parallel.cpp
+const Keys& parallel_keys();
+void read_parallel(Section& root, RunConfig& run);
+
 // devices.cpp and threads.cpp
 std::vector<Key> device_keys();
 void read_devices(Section& root, const Machine& machine, RunConfig& run);
 const Keys& threads_keys();
 void read_threads(Section& root, RunConfig& run);
+
+// settle_composition() comes last: warns of what has no effect beside the rest of the run, which it takes
+// back, and refuses what cannot be combined.
+void settle_composition(Section& root, RunConfig& run);
 
 // other.cpp: the sections of DeepSpeed's that this engine has not.
 std::vector<Key> other_deepspeed_keys();

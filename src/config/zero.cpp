@@ -9,15 +9,16 @@ namespace zg::config {
 namespace {
 
 constexpr const char* kBuckets = "a block of the model is gathered and reduced as a whole";
-constexpr const char* kPlanned =
-    "the step is planned ahead and fetches follow that plan; tiers.device and tiers.prefetch_depth bound it";
+constexpr const char* kPersistence =
+    "a block is gathered as a whole, its small parameters with it: keeping these would spare no gather";
 constexpr const char* kOverlapped = "reads and writes always overlap with the computation";
 constexpr const char* kBudget = "tiers.host is the budget, buffers included";
 
 constexpr const char* kPinned = "staging memory is pinned where there is a GPU";
 constexpr const char* kNoQuantization = "weights and gradients are not quantized on their way";
 constexpr const char* kHalves = "remove the key; \"communication_data_type\": \"bf16\" halves gradients";
-constexpr const char* kOldForm = "this key is DeepSpeed's old form";
+constexpr const char* kOldState = "cpu_offload";
+constexpr const char* kOldParams = "cpu_offload_param";
 constexpr const char* kHpz = "zero_hpz_partition_size";
 constexpr const char* kMics = "mics_shard_size";
 
@@ -98,43 +99,33 @@ OffloadTarget read_device(Section& section) {
   return section.choice<OffloadTarget>("device");
 }
 
-void read_offload_param(Section& zero, std::int64_t stage, bool tier_given, RunConfig& run) {
+void read_offload_param(Section& zero, bool tier_given, RunConfig& run) {
   auto section = zero.section("offload_param");
   if (!section) return;
   run.offload_param = read_device(*section);
-  if (run.offload_param != OffloadTarget::kDevice && stage != 3) {
-    section->fail("device", fmt::format("offloading parameters needs ZeRO stage 3, found stage {}", stage),
-                  "set zero_optimization.stage to 3, or remove offload_param");
-  }
   use_nvme_path(*section, run.offload_param, tier_given, run);
   section->finish();
 }
 
-// DeepSpeed's "Twin-Flow": this share of the parameters is updated on the host, the rest on the device.
-void read_ratio(Section& section, std::int64_t stage, RunConfig& run) {
-  constexpr const char* kKey = "ratio";
-  const double share = section.number(kKey);
-  if (share == 1) return;
-  if (run.offload_optimizer == OffloadTarget::kDevice) {
-    section.notice(kKey, "has no effect: device is none, so everything is updated on the device");
-  } else if (stage != 3) {
-    section.notice(kKey, "has no effect: as in DeepSpeed, it counts with stage 3 alone");
-  } else {
-    run.host_update_share = share;
-  }
-}
-
-void read_offload_optimizer(Section& zero, std::int64_t stage, bool tier_given, RunConfig& run) {
+void read_offload_optimizer(Section& zero, bool tier_given, RunConfig& run) {
   auto section = zero.section("offload_optimizer");
   if (!section) return;
   run.offload_optimizer = read_device(*section);
-  if (run.offload_optimizer != OffloadTarget::kDevice && stage == 0) {
-    section->fail("device", "offloading the optimizer needs ZeRO stage 1, 2 or 3, found stage 0",
-                  "set zero_optimization.stage, or remove offload_optimizer");
-  }
   use_nvme_path(*section, run.offload_optimizer, tier_given, run);
-  read_ratio(*section, stage, run);
+  section->read_into(run);  // "ratio", DeepSpeed's "Twin-Flow"
   section->finish();
+}
+
+// DeepSpeed's old forms of the offload sections, which name no tier but host memory.
+void read_old_form(Section& zero, const char* key, const char* section, OffloadTarget& out) {
+  const std::string given = zero.spelled(key);
+  if (!zero.boolean(given)) return;
+  if (zero.has(section)) {
+    zero.fail(given, fmt::format("is the old form of {}, which is given too", section),
+              "remove one of the two");
+  }
+  zero.notice(given, fmt::format("is an old form: took \"{}\": {{\"device\": \"cpu\"}}", section));
+  out = OffloadTarget::kHost;
 }
 
 }  // namespace
@@ -152,20 +143,22 @@ const Keys& zero_keys() {
       {"zero_quantized_weights", refused(kNoQuantization), kHalves},
       {"zero_quantized_nontrainable_weights", refused(kNoQuantization), kHalves},
       {"zero_quantized_gradients", refused(kNoQuantization), kHalves},
-      {kHpz, IntSpec{.fallback = 1, .min = 1},
+      {kHpz, IntSpec{.fallback = 1, .min = 1, .max = 1 << 20},
        "Hybrid sharding: so many neighbouring ranks hold everything once, and the other ranks hold it again. "
        "It divides the number of ranks; 1: all ranks together.",
        "all ranks"},
-      {kMics, IntSpec{.fallback = -1, .min = -1}, "The same, as MiCS names it; -1: all ranks together.",
-       "all ranks"},
+      {kMics, IntSpec{.fallback = -1, .min = -1, .max = 1 << 20},
+       "The same, as MiCS names it; -1: all ranks together.", "all ranks"},
       {"zenflow", refused("its updates are late, here they are exact", Form::kPresence),
        "remove the section; updates overlap with the computation anyway"},
       {"zeropp_loco_param", refused("gradients are not quantized", Form::kPresence), "remove the section"},
-      {"cpu_offload", refused(kOldForm), "use \"offload_optimizer\": {\"device\": \"cpu\"}"},
-      {"cpu_offload_param", refused(kOldForm), "use \"offload_param\": {\"device\": \"cpu\"}"},
+      {kOldState, BoolSpec{}, "DeepSpeed's old form of `\"offload_optimizer\": {\"device\": \"cpu\"}`."},
+      {kOldParams, BoolSpec{}, "DeepSpeed's old form of `\"offload_param\": {\"device\": \"cpu\"}`."},
+      {"cpu_offload_params", AliasSpec{kOldParams, "another name"}, "Another name of it."},
       {"allgather_bucket_size", kIgnoredNumber, kBuckets},
       {"allgather_partitions", kIgnoredFlag, kBuckets},
       {"allgather_size", kIgnoredNumber, kBuckets},
+      {"comm_overlap", kIgnoredFlag, "DeepSpeed's key is overlap_comm, which has no effect here either"},
       {"compute_grad_norm", kIgnoredFlag, "the norm is in log.jsonl for every step"},
       {"contiguous_gradients", kIgnoredFlag, "the gradients of a block are one tensor anyway"},
       {"cpu_offload_use_pin_memory", kIgnoredFlag, kPinned},
@@ -178,26 +171,32 @@ const Keys& zero_keys() {
       {"log_trace_cache_warnings", kIgnoredFlag, "the step's plan cannot be invalidated"},
       {"memory_efficient_linear", kIgnoredFlag, "linear layers keep nothing twice"},
       {"mics_hierarchical_params_gather", kIgnoredFlag, kBuckets},
-      {"overlap_comm", kIgnoredFlag, "copies always overlap with the computation"},
+      {"overlap_comm", kIgnoredFlag, "the step's plan says when bytes move, and that changes no result"},
       {"override_module_apply", kIgnoredFlag, "there are no Python modules"},
       {"parameter_alignment", kIgnoredFlag, "every parameter is aligned"},
       {"pipeline_loading_checkpoint", kIgnoredFlag, kNoCheckpoints},
       {"reduce_bucket_size", kIgnoredNumber, kBuckets},
-      {"reduce_scatter", kIgnoredFlag, kBuckets},
-      {"round_robin_gradients", kIgnoredFlag, kBuckets},
+      {"reduce_scatter", kIgnoredFlag,
+       "gradients are reduce-scattered in any case where a stage shards them"},
+      {"round_robin_gradients", kIgnoredFlag, "each rank sums an equal piece of every block's gradient"},
       {"save_muon_momentum_buffer_in_memory", kIgnoredFlag, "there is no Muon"},
       {"stage3_allgather_sequential", kIgnoredFlag, kBuckets},
       {"stage3_gather_16bit_weights_on_model_save", kIgnoredFlag, "the model is always saved whole"},
       {"stage3_gather_fp16_weights_on_model_save", kIgnoredFlag, "the model is always saved whole"},
-      {"stage3_max_live_parameters", kIgnoredNumber, kPlanned},
-      {"stage3_max_reuse_distance", kIgnoredNumber, kPlanned},
-      {"stage3_model_persistence_threshold", kIgnoredNumber, kPlanned},
-      {"stage3_module_granularity_threshold", kIgnoredNumber, kPlanned},
-      {"stage3_param_persistence_threshold", kIgnoredNumber, kPlanned},
-      {"stage3_partition_stream_chunk_size", kIgnoredNumber, kPlanned},
-      {"stage3_prefetch_bucket_size", kIgnoredNumber, kPlanned},
+      {"stage3_max_live_parameters", kIgnoredNumber,
+       "tiers.device is the budget of all that lives on the device, gathered weights included"},
+      {"stage3_max_reuse_distance", kIgnoredNumber,
+       "the stage says what is kept: 1 and 2 keep gathered weights through the step, 3 gathers again for "
+       "backward"},
+      {"stage3_model_persistence_threshold", kIgnoredNumber, kPersistence},
+      {"stage3_module_granularity_threshold", kIgnoredNumber, kBuckets},
+      {"stage3_param_persistence_threshold", kIgnoredNumber, kPersistence},
+      {"stage3_partition_stream_chunk_size", kIgnoredNumber, kBuckets},
+      {"stage3_prefetch_bucket_size", kIgnoredNumber,
+       "the step's plan says what is fetched ahead; tiers.device and tiers.prefetch_depth bound it"},
       {"stage3_use_all_reduce_for_fetch_params", kIgnoredFlag, kBuckets},
-      {"sub_group_size", kIgnoredNumber, "a block of the model is the unit of an update"},
+      {"sub_group_size", kIgnoredNumber,
+       "the state moves and is updated in segments of at most 12 MiB, however large the model"},
       {"use_multi_rank_bucket_allreduce", kIgnoredFlag, kBuckets},
   });
   return keys;
@@ -206,21 +205,26 @@ const Keys& zero_keys() {
 void read_zero(Section& root, RunConfig& run) {
   run.offload_param = run.offload_optimizer = has_tiers(root) ? OffloadTarget::kAuto : OffloadTarget::kDevice;
   if (const Json* value = root.find("zero_optimization"); value != nullptr && value->is_boolean()) {
-    root.wrong("zero_optimization", "an object", "true was an old form: write {\"stage\": 1}");
+    run.zero_stage = value->get<bool>() ? 1 : 0;
+    return root.notice("zero_optimization",
+                       fmt::format("is an old form: took {{\"stage\": {}}}", run.zero_stage));
   }
   auto zero = root.section("zero_optimization");
   if (!zero) return;
-  const std::int64_t stage = zero->integer("stage");
+  run.zero_stage = zero->integer("stage");
   const bool tier_given = !run.tiers.nvme.empty();
-  read_offload_param(*zero, stage, tier_given, run);
-  read_offload_optimizer(*zero, stage, tier_given, run);
-  run.zero_stage = stage;
+  read_offload_param(*zero, tier_given, run);
+  read_offload_optimizer(*zero, tier_given, run);
+  read_old_form(*zero, kOldState, "offload_optimizer", run.offload_optimizer);
+  read_old_form(*zero, kOldParams, "offload_param", run.offload_param);
   for (const char* key : {kHpz, kMics}) {
     const std::int64_t size = zero->integer(key);
     if (size <= 1) continue;
-    if (run.ranks() % size != 0) {
-      zero->fail(key, fmt::format("is {}, which does not divide the {} ranks", size, run.ranks()),
-                 "name a divisor, or another number of ranks (devices)");
+    if (run.shard_group != 0 && run.shard_group != size) {
+      zero->fail(
+          key,
+          fmt::format("is {}, and {} is {}: both are the size of the groups", size, kHpz, run.shard_group),
+          "remove one of the two");
     }
     run.shard_group = static_cast<int>(size);
   }

@@ -6,6 +6,7 @@
 #include "train/drives.hpp"
 #include "train/optimizer_setup.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/config/composition.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -45,6 +46,7 @@ class Planner {
   }
 
   void run(std::optional<std::int32_t> gather_ahead) {
+    check_composition(config_);
     check_model(config_, plan_.model_config);
     make_model();
     make_layout();

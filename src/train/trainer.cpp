@@ -381,7 +381,7 @@ void Trainer::start(const std::vector<double>& drive_shares) {
   if (node_ == nullptr) open_node();
   processes_.together([&] {
     node_->open_volume(drive_shares);
-    const CommOptions options;
+    const CommOptions options{.timeout_seconds = plan().config.parallel.timeout_seconds};
     if (processes_.count() > 1) {
       comm_ = make_mpi_ranks(local_ranks(), options);
     } else if (ranks() > 1) {

@@ -76,7 +76,8 @@ TEST(CommFailure, ARankThatHangsIsNamed) {
     EXPECT_TRUE(contains(text, "rank 1")) << text;
     EXPECT_TRUE(contains(text, "all-gather of 0 f32")) << text;
     EXPECT_TRUE(contains(text, "made its call 1 last, broadcast of 100 f32")) << text;
-    EXPECT_TRUE(contains(text, "CommOptions::timeout_seconds")) << text;
+    EXPECT_TRUE(contains(text, "raise parallel.timeout_seconds of the configuration")) << text;
+    EXPECT_TRUE(contains(text, "in a program: CommOptions::timeout_seconds")) << text;
   }
 }
 

@@ -115,9 +115,9 @@ TEST_F(ConfigKeys, TypesRangesAndDefaultsAreThoseOfTheReaders) {
   EXPECT_EQ(row("optimizer.params", "optimizer.params.lr")[2], "`0.001`; Lion: `0.0001`");
   EXPECT_EQ(row("tiers.nvme", "tiers.nvme[].path")[2], "required");
   EXPECT_EQ(row("deepspeed-no-effect", "zero_optimization.overlap_comm")[1],
-            "Copies always overlap with the computation.");
-  EXPECT_EQ(row("deepspeed-refused", "zero_optimization.cpu_offload")[2],
-            "Use \"offload_optimizer\": {\"device\": \"cpu\"}.");
+            "The step's plan says when bytes move, and that changes no result.");
+  EXPECT_EQ(row("deepspeed-refused", "zero_optimization.zenflow")[2],
+            "Remove the section; updates overlap with the computation anyway.");
 }
 
 // ---- the keys of a new model

@@ -145,6 +145,8 @@ ROWS = (
         why="needs the weights of GPT-2; tests/train reads the configuration"),
     Row("train_plan", ("ziggurat train configs/gpt2-124m.json --plan",), files=BOOK,
         more=f"--devices host {NO_GPT2_FILES}"),
+    Row("train_help_parallel", ("ziggurat train --help-parallel",),
+        expect=("Refused, before anything is allocated:",)),
     Row("train_synopsis", ("ziggurat train CONFIG... *",), files=BOOK, instead=(
         f"{TRAIN} --threads 1 --trace trace.json --stall-seconds 5 -v", f"{TRAIN} --plan")),
     Row("generate", ("ziggurat generate --model runs/quickstart/model *",), files=BOOK, before=(TRAIN,),

@@ -100,6 +100,10 @@ struct DeviceConfig {
   Direct direct = Direct::kAuto;
 };
 
+struct ParallelConfig {
+  double timeout_seconds = 600;  // that a collective waits for the other ranks; above 0
+};
+
 struct RunConfig {
   std::string model_from;            // Hugging Face directory to start from; empty: a new `model`
   std::optional<ModelConfig> model;  // a model that the file describes; vocab_size 0: as the tokenizer's
@@ -130,6 +134,7 @@ struct RunConfig {
   double host_update_share = 1;
   DeviceConfig device;
   int processes = 1;  // that a launcher has started; see Machine
+  ParallelConfig parallel;
   AioConfig aio;
   TierConfig tiers;
   ThreadsConfig threads;
@@ -144,7 +149,7 @@ struct RunConfig {
   int ranks() const { return processes * device.ranks; }  // of all processes
   // What the rank holds; one rank alone holds everything.
   Sharding sharding_of(int rank) const {
-    const int shards = zero_stage == 0 ? 1 : shard_group > 0 ? shard_group : ranks();
+    const int shards = zero_stage == 0 || ranks() == 1 ? 1 : shard_group > 0 ? shard_group : ranks();
     return {ranks(), rank, shards, zero_stage < 3};
   }
 };

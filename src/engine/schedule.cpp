@@ -36,7 +36,12 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     const bool first_group = begin == 0, last_group = begin + group == all;
     const bool again = shape.sharded && !shape.keep_weights;  // gathered for each pass
     const auto gather = [&](std::int32_t unit, bool backward = false) {
-      if (shape.sharded && (again || (first_group && !backward))) s.push_back({OpKind::kGather, unit});
+      if (!shape.sharded || !(again || (first_group && !backward))) return;
+      // Head and embedding are gathered once for all passes of a group, unless the embedding is tied.
+      const bool once = unit == shape.head() || (unit == 0 && !shape.tied);
+      const bool last =
+          shape.timing != UpdateTiming::kEarly && (!again || (last_group && (backward || once)));
+      s.push_back({OpKind::kGather, unit, 0, false, last});
     };
     const auto pass = [&](OpKind kind, std::int32_t unit, bool backward) {
       // Kept weights are used until the last backward; the embedding's, unless tied, are not used there.

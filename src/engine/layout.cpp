@@ -143,7 +143,8 @@ bool Layout::update_rebuilds_weight(std::int32_t u) const {
   const std::int64_t all = model->units()[static_cast<std::size_t>(u)].count;
   const Elements shard = shard_elements(u);
   const std::int64_t count = std::clamp<std::int64_t>(all - shard.first, 0, shard.count);
-  return state_.format().master == MasterFormat::kFull && unit(u).state_elements == count;
+  return unit(u).state != kNone && state_.format().master == MasterFormat::kFull &&
+         unit(u).state_elements == count;
 }
 
 std::int64_t Layout::live_micro_batches() const {

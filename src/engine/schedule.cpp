@@ -5,14 +5,6 @@
 namespace zg {
 namespace {
 
-// What the forward through the unit needs; nothing behind the head. `again`: the embedding's weight, which a
-// tied head uses, has been dropped since its own forward.
-void add_gathers(const ScheduleShape& shape, std::int32_t unit, bool again, Schedule& s) {
-  if (unit > shape.head()) return;
-  s.push_back({OpKind::kGather, unit});
-  if (unit == shape.head() && shape.tied && again) s.push_back({OpKind::kGather, 0});
-}
-
 OpKind forward_of(const ScheduleShape& shape, std::int32_t unit, OpKind head) {
   return unit == 0 ? OpKind::kEmbedding : unit == shape.head() ? head : OpKind::kForward;
 }
@@ -52,11 +44,19 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
   for (std::int32_t begin = 0; begin < all; begin += group) {
     const bool first_group = begin == 0, last_group = begin + group == all;
     const bool again = shape.sharded && !shape.keep_weights;  // gathered for each pass
+    // `last`: the last gather of the unit in the step.
+    const auto gather_now = [&](std::int32_t unit, bool last) {
+      s.push_back({OpKind::kGather, unit, 0, false, last && shape.timing != UpdateTiming::kEarly});
+    };
     const auto gather = [&](std::int32_t unit) {
-      if (shape.sharded && (again || first_group)) add_gathers(shape, unit, again, s);
+      if (!shape.sharded || unit > shape.head() || !(again || first_group)) return;
+      // Head and embedding are gathered once for all passes of a group, unless the embedding is tied.
+      const bool once = unit == shape.head() || (unit == 0 && !shape.tied);
+      gather_now(unit, !again || (last_group && once));
+      if (unit == shape.head() && shape.tied && again) gather_now(0, last_group);
     };
     const auto gather_again = [&](std::int32_t unit) {
-      if (again && unit > 0) s.push_back({OpKind::kGather, unit});
+      if (again && unit > 0) gather_now(unit, last_group);
     };
     const auto pass = [&](OpKind kind, std::int32_t unit, bool backward) {
       // Kept weights are used until the last backward; the embedding's, unless tied, are not used there.
@@ -105,7 +105,9 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
 Schedule evaluate_schedule(const ScheduleShape& shape) {
   Schedule s;
   const auto gather = [&](std::int32_t unit) {
-    if (shape.sharded) add_gathers(shape, unit, true, s);
+    if (!shape.sharded || unit > shape.head()) return;
+    s.push_back({OpKind::kGather, unit});
+    if (unit == shape.head() && shape.tied) s.push_back({OpKind::kGather, 0});
   };
   for (std::int32_t u = 0; u < shape.gather_ahead; ++u) gather(u);
   for (std::int32_t u = 0; u <= shape.head(); ++u) {

@@ -140,8 +140,8 @@ class Emitter {
   }
 
   void gather(const Slot& slot) {
-    add(slot,
-        {{Operand::kShard, read(updated(slot.unit))}, {Operand::kWeight, overwrite(weight(slot.unit))}});
+    add(slot, {{Operand::kShard, read(updated(slot.unit), slot.last && rebuilt(slot.unit))},
+               {Operand::kWeight, overwrite(weight(slot.unit))}});
   }
 
   // Whether the slot is the last to read the unit's weight before that is written as a whole: gathered, or

@@ -137,13 +137,13 @@ TEST(Schedule, GroupsOfMicroBatches) {
   // Gathered weights (w), once a step and for each pass.
   shape = {2, 1, Accumulation::kLayerMajor, UpdateTiming::kDeferred, true, true, true};
   EXPECT_EQ(text(train_schedule(shape, true)),
-            "u0 u1 w0 e0.0! u2 w1 f1.0 u3 w2 f2.0 w3 h3.0+! g3 b2.0+! g2 b1.0+! g1 x0.0+ g0 ");
+            "u0 u1 w0! e0.0! u2 w1! f1.0 u3 w2! f2.0 w3! h3.0+! g3 b2.0+! g2 b1.0+! g1 x0.0+ g0 ");
   shape.keep_weights = false;
   EXPECT_EQ(text(train_schedule(shape, true)),
-            "u0 u1 w0 e0.0! u2 w1 f1.0 u3 w2 f2.0 w3 w0 h3.0+! g3 w2 b2.0+! g2 w1 b1.0+! g1 x0.0+ g0 ");
+            "u0 u1 w0 e0.0! u2 w1 f1.0 u3 w2 f2.0 w3! w0! h3.0+! g3 w2! b2.0+! g2 w1! b1.0+! g1 x0.0+ g0 ");
   shape.gather_ahead = 1;
   EXPECT_EQ(text(train_schedule(shape, true)),
-            "u0 w0 u1 u2 w1 e0.0! u3 w2 f1.0 w3 w0 f2.0 w2 h3.0+! g3 w1 b2.0+! g2 b1.0+! g1 x0.0+ g0 ");
+            "u0 w0 u1 u2 w1 e0.0! u3 w2 f1.0 w3! w0! f2.0 w2! h3.0+! g3 w1! b2.0+! g2 b1.0+! g1 x0.0+ g0 ");
   EXPECT_EQ(text(evaluate_schedule(shape)), "w0 w1 e0.0 w2 f1.0! w3 w0 f2.0! l3.0 ");
 }
 

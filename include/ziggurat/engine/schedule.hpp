@@ -53,8 +53,8 @@ struct Slot {
   std::int32_t micro_batch = 0;
   bool first = false;  // the first slot that adds to the unit's gradient: it overwrites the old one
   // The slot is the last reader of an operand, whose content is dead afterwards. Embedding, head, backward:
-  // of the unit's weight, which the update overwrites before the next read. Forward: of the slot's input,
-  // where no backward follows (evaluation).
+  // of the unit's weight, which the update overwrites before the next read; gather: of its shard, likewise.
+  // Forward: of the slot's input, where no backward follows (evaluation).
   bool last = false;
   // The slot is the last user of its unit's gathered weight; of the head also of the embedding's, if tied.
   bool drop = false;

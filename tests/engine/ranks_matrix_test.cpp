@@ -1,0 +1,493 @@
+// The matrix of what many ranks may be combined with: every pair of settings is in some case of a cover that
+// is computed here. Each case must have the bits of the plainest run on as many ranks, and be one rank's to
+// within rounding.
+//
+//   ZG_RANKS_MATRIX=SECONDS zg_test_engine --gtest_filter='RanksMatrix.Whole'
+//
+// goes through the whole matrix instead, ten steps each, for as long as it is told, and prints a table.
+#include <fmt/core.h>
+
+#include <array>
+#include <random>
+#include <set>
+
+#include "engine/ranks_run.hpp"
+#include "support/seed.hpp"
+#include "ziggurat/base/parallel.hpp"
+
+namespace zg::test {
+namespace {
+
+enum Axis {
+  kArch,
+  kHead,
+  kWorld,
+  kStage,
+  kGroup,
+  kFormat,
+  kOptimizer,
+  kClip,
+  kTiming,
+  kTier,
+  kRecompute,
+  kOrder,
+  kUpdates,
+  kPrefetch,
+  kThreads,
+  kAxes
+};
+struct AxisValues {
+  const char* name;
+  std::vector<const char*> values;
+};
+const std::vector<AxisValues>& axes() {
+  static const std::vector<AxisValues> all = {
+      {"model", {"gpt2", "llama"}},
+      {"head", {"tied", "untied"}},
+      {"ranks", {"1", "2", "3", "4", "8"}},
+      {"stage", {"0", "1", "2", "3"}},
+      {"group", {"all ranks", "2", "4"}},
+      {"format",
+       {"f64", "f32", "f32 bf16 moments", "f32 int8 moments", "bf16", "bf16 split", "bf16 split bf16 moments",
+        "bf16 split int8 moments", "f16"}},
+      {"optimizer", {"adamw", "sgd", "momentum", "lion"}},
+      {"clipping", {"off", "on"}},
+      {"updates when", {"deferred", "early", "separate"}},
+      {"state", {"device", "host", "nvme"}},
+      {"recomputation", {"on", "off"}},
+      {"accumulation", {"layer-major", "micro-batch-major"}},
+      {"updates where", {"device", "host", "both"}},
+      {"prefetch", {"64", "0"}},
+      {"threads", {"1", "2"}},
+  };
+  return all;
+}
+constexpr int kRanks[] = {1, 2, 3, 4, 8};
+constexpr int kF64 = 0, kF32 = 1, kF16 = 8, kFull[] = {0, 1, 4, 5, 8};  // kFull: whole moments
+
+using Combination = std::array<int, kAxes>;  // -1: not chosen
+
+std::string text_of(const Combination& c) {
+  std::string text;
+  for (std::size_t a = 0; a < kAxes; ++a) {
+    text += fmt::format("{}{} {}", a == 0 ? "" : ", ", axes()[a].name,
+                        axes()[a].values[static_cast<std::size_t>(c[a])]);
+  }
+  return text;
+}
+
+// Whether there is such a combination, as far as its axes are chosen. All rules are about two axes.
+bool is_allowed(const Combination& c) {
+  const auto is = [&](Axis a, int value) { return c[a] == value; };
+  const auto chosen = [&](Axis a) { return c[a] >= 0; };
+  if (is(kWorld, 0) && (c[kStage] > 0 || c[kGroup] > 0)) return false;  // nothing to shard
+  if (c[kGroup] > 0) {
+    if (is(kStage, 0)) return false;
+    const int group = c[kGroup] == 1 ? 2 : 4;
+    if (chosen(kWorld) && (kRanks[c[kWorld]] <= group || kRanks[c[kWorld]] % group != 0)) return false;
+  }
+  const bool few_bits = chosen(kFormat) && !std::count(std::begin(kFull), std::end(kFull), c[kFormat]);
+  if (few_bits && is(kOptimizer, 1)) return false;  // no moments
+  // Early updates come before the verdict on all gradients.
+  if (is(kTiming, 1) && (is(kClip, 1) || is(kFormat, kF16))) return false;
+  return true;
+}
+
+struct Pair {
+  std::size_t a, b;
+  int x, y;
+  auto operator<=>(const Pair&) const = default;
+};
+
+// Combinations in which each allowed pair of values occurs; greedy. `pairs`: their number.
+std::vector<Combination> pairwise_cover(std::size_t* pairs) {
+  std::set<Pair> open;
+  const auto values = [&](std::size_t a) { return static_cast<int>(axes()[a].values.size()); };
+  Combination none;
+  none.fill(-1);
+  for (std::size_t a = 0; a < kAxes; ++a) {
+    for (std::size_t b = a + 1; b < kAxes; ++b) {
+      for (int x = 0; x < values(a); ++x) {
+        for (int y = 0; y < values(b); ++y) {
+          Combination c = none;
+          c[a] = x, c[b] = y;
+          if (is_allowed(c)) open.insert({a, b, x, y});
+        }
+      }
+    }
+  }
+  *pairs = open.size();
+  std::vector<Combination> cover;
+  while (!open.empty()) {
+    Combination c = none;
+    const Pair first = *open.begin();
+    c[first.a] = first.x, c[first.b] = first.y;
+    for (std::size_t a = 0; a < kAxes; ++a) {
+      if (c[a] >= 0) continue;
+      int best = -1, most = -1;
+      for (int i = 0; i < values(a); ++i) {
+        const int x = (i + static_cast<int>(cover.size())) % values(a);  // ties take turns
+        Combination with = c;
+        with[a] = x;
+        if (!is_allowed(with)) continue;
+        int gain = 0;
+        for (std::size_t b = 0; b < kAxes; ++b) {
+          if (b == a || c[b] < 0) continue;
+          gain += static_cast<int>(b < a ? open.count({b, a, c[b], x}) : open.count({a, b, x, c[b]}));
+        }
+        if (gain > most) most = gain, best = x;
+      }
+      ZG_ASSERT_GE(best, 0);
+      c[a] = best;
+    }
+    for (std::size_t a = 0; a < kAxes; ++a) {
+      for (std::size_t b = a + 1; b < kAxes; ++b) open.erase({a, b, c[a], c[b]});
+    }
+    cover.push_back(c);
+  }
+  return cover;
+}
+
+constexpr std::int64_t kMicroBatches = 24;  // of all ranks; a multiple of each of their numbers
+
+// The number of valid targets differs between micro-batches; some have none.
+Batch ragged_batch(const ModelConfig& model, const BatchShape& shape, std::int64_t step, std::int64_t m) {
+  Batch b{shape, {}, {}};
+  const std::int64_t number = step * kMicroBatches + m, rows = shape.rows();
+  const auto vocab = static_cast<std::uint64_t>(model.vocab_size);
+  const auto valid = static_cast<std::int64_t>(reference_hash("valid", static_cast<std::uint64_t>(number)) %
+                                               static_cast<std::uint64_t>(rows + 1));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const auto n = static_cast<std::uint64_t>(number * rows + i);
+    b.ids.push_back(static_cast<std::int32_t>(reference_hash("tokens", n) % vocab));
+    b.targets.push_back(i < valid ? static_cast<std::int32_t>(reference_hash("targets", n) % vocab) : -100);
+  }
+  return b;
+}
+
+ModelConfig odd_model(bool llama, bool tied) {
+  ModelConfig c = reference_llama();
+  if (!llama) {
+    c = reference_gpt2();
+    c.width = 176, c.heads = c.kv_heads = 8, c.head_size = 22, c.inner = 352, c.layers = 5;
+  }
+  c.tied = tied;
+  return c;
+}
+
+TinySetup setup_of(const Combination& c) {
+  TinySetup s;
+  s.model = odd_model(c[kArch] == 1, c[kHead] == 0);
+  s.layout.micro_batch = {1, 7};
+  s.layout.micro_batches = kMicroBatches;
+  s.layout.state_segment_bytes = 300000;
+  s.layout.recompute = c[kRecompute] == 0;
+  s.layout.accumulation = c[kOrder] == 0 ? Accumulation::kLayerMajor : Accumulation::kMicroBatchMajor;
+  static constexpr std::int32_t kWhere[] = {kAllUnits, 0, 3};
+  s.layout.device_updates = kWhere[c[kUpdates]];
+  static constexpr UpdateTiming kWhen[] = {UpdateTiming::kDeferred, UpdateTiming::kEarly,
+                                           UpdateTiming::kSeparate};
+  s.timing = kWhen[c[kTiming]];
+  s.clip = c[kClip] == 1 ? 0.5 : 0;
+  s.prefetch = c[kPrefetch] == 0 ? 64 : 0;
+  static constexpr OptimizerKind kKinds[] = {OptimizerKind::kAdam, OptimizerKind::kSgd, OptimizerKind::kSgd,
+                                             OptimizerKind::kLion};
+  static constexpr int kMoments[] = {2, 0, 1, 1};
+  static constexpr DType kTypes[] = {DType::kF64,  DType::kF32,  DType::kF32,  DType::kF32, DType::kBF16,
+                                     DType::kBF16, DType::kBF16, DType::kBF16, DType::kF16};
+  static constexpr MomentFormat kFormats[] = {MomentFormat::kFull, MomentFormat::kFull, MomentFormat::kBf16,
+                                              MomentFormat::kInt8, MomentFormat::kFull, MomentFormat::kFull,
+                                              MomentFormat::kBf16, MomentFormat::kInt8, MomentFormat::kFull};
+  s.dtype = kTypes[c[kFormat]];
+  s.layout.state.kind = kKinds[c[kOptimizer]];
+  s.layout.state.moment_count = kMoments[c[kOptimizer]];
+  s.layout.state.moments = kFormats[c[kFormat]];
+  s.layout.state.master = c[kFormat] >= 5 && c[kFormat] <= 7 ? MasterFormat::kSplit : MasterFormat::kFull;
+  s.rule = [optimizer = c[kOptimizer], f16 = c[kFormat] == kF16](std::int64_t step, UpdateRule& rule) {
+    if (optimizer == 1) rule.params.lr = 1, rule.params.weight_decay = 0;
+    if (optimizer == 2) rule.params.lr = 0.1, rule.params.momentum = 0.9, rule.params.nesterov = true;
+    if (optimizer == 3) rule.params.beta2 = 0.99;
+    if (f16) rule.loss_scale = step == 1 ? 1e300 : 64;  // the second step is skipped
+  };
+  s.data = [model = s.model, shape = s.layout.micro_batch](std::int64_t step, std::int64_t m) {
+    return ragged_batch(model, shape, step, m);
+  };
+  switch (c[kTier]) {
+    case 0:
+      s.layout.weights = s.layout.optimizer = s.layout.activations = OffloadTarget::kDevice;
+      s.room = Room::kEverything;
+      break;
+    case 2:
+      s.layout.drives = 1;
+      s.nvme = Nvme::kRam;
+      [[fallthrough]];
+    default:
+      s.room = Room::kSmallest;
+  }
+  return s;
+}
+
+RanksWay way_of(const Combination& c) {
+  const int ranks = kRanks[c[kWorld]];
+  static constexpr int kShards[] = {0, 2, 4};
+  const int shards = c[kStage] == 0 ? 1 : c[kGroup] == 0 ? ranks : kShards[c[kGroup]];
+  return {ranks, shards, c[kStage] == 1 || c[kStage] == 2};
+}
+
+// The same numbers by the plainest means: everything at the device, nothing sharded.
+Combination plainest(Combination c) {
+  for (const Axis a : {kStage, kGroup, kTiming, kTier, kRecompute, kUpdates, kPrefetch, kThreads}) c[a] = 0;
+  if (c[kHead] == 1) c[kOrder] = 0;  // the tied table is added to by head and embedding, in either order
+  return c;
+}
+Combination one_rank(const Combination& c) {
+  Combination one = plainest(c);
+  one[kWorld] = 0;
+  return one;
+}
+
+// The largest difference from one rank's run in each quantity.
+struct Distance {
+  double first_loss = 0, loss = 0, norm = 0, eval = 0, gradient = 0, weight = 0;
+  void raise(const Distance& o) {
+    first_loss = std::max(first_loss, o.first_loss), loss = std::max(loss, o.loss);
+    norm = std::max(norm, o.norm), eval = std::max(eval, o.eval);
+    gradient = std::max(gradient, o.gradient), weight = std::max(weight, o.weight);
+  }
+};
+double relative(const std::vector<double>& a, const std::vector<double>& b) {
+  double most = a.size() == b.size() ? 0 : INFINITY;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    if (std::isfinite(a[i]) || std::isfinite(b[i])) most = std::max(most, std::abs(a[i] / b[i] - 1));
+  }
+  return most;
+}
+// Relative to the largest element.
+template <class T>
+double relative(const T* a, const T* b, std::size_t n) {
+  double scale = 0, far = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    scale = std::max(scale, std::abs(static_cast<double>(b[i])));
+    far = std::max(far, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+  }
+  return scale > 0 ? far / scale : far;
+}
+Distance distance(const RanksOutcome& a, const RanksOutcome& one, int format) {
+  Distance d;
+  d.first_loss = std::abs(a.losses[0] / one.losses[0] - 1);
+  d.loss = relative(a.losses, one.losses);
+  d.norm = relative(a.norms, one.norms);
+  d.eval = relative(a.evals, one.evals);
+  for (const auto& [name, values] : one.first_gradients)
+    d.gradient =
+        std::max(d.gradient, relative(a.first_gradients.at(name).data(), values.data(), values.size()));
+  // In fp64 the weights have all bits of their masters, which are read as floats.
+  if (format != kF64) return d;
+  for (const auto& [name, bytes] : one.weights) {
+    const auto n = bytes.size() / sizeof(double);
+    std::vector<double> x(n), y(n);
+    std::memcpy(x.data(), a.weights.at(name).data(), bytes.size());
+    std::memcpy(y.data(), bytes.data(), bytes.size());
+    d.weight = std::max(d.weight, relative(x.data(), y.data(), n));
+  }
+  return d;
+}
+
+// How far from one rank's run others may be, of so many steps.
+//
+// A micro-batch has the same loss on any rank, and the first step's losses are added in fp64. In fp64 all
+// that differs is the order of sums. In fp32 it is the same for the gradients; AdamW and Lion then magnify
+// what differs in elements that are nearly zero, so the losses after them have ten times what PyTorch in fp32
+// deviates from fp64 (tests/reference/README.md). In 16 bits, sums that differ in their last bit are rounded
+// to gradients that differ by 2^-8.
+Distance allowed(const Combination& c) {
+  Distance d;
+  d.first_loss = 1e-13;
+  if (c[kFormat] == kF64) {
+    d.loss = d.norm = d.eval = d.weight = 1e-11;
+    d.gradient = 1e-6;  // moments are read as floats
+  } else if (c[kFormat] == kF32) {
+    const bool sgd = c[kOptimizer] == 1 || c[kOptimizer] == 2;
+    d.loss = d.eval = sgd ? 1e-6 : 1.8e-5;
+    d.norm = sgd ? 1e-5 : 8e-5;
+    d.gradient = 1e-5;
+  } else {
+    d.loss = d.eval = 0x1p-6;
+    d.norm = 0x1p-4;
+    d.gradient = INFINITY;
+  }
+  return d;
+}
+void expect_within(const Distance& d, const Distance& most) {
+  EXPECT_LE(d.first_loss, most.first_loss) << "of the first loss";
+  EXPECT_LE(d.loss, most.loss) << "of the losses";
+  EXPECT_LE(d.norm, most.norm) << "of the gradient norms";
+  EXPECT_LE(d.eval, most.eval) << "of the evaluations";
+  EXPECT_LE(d.gradient, most.gradient) << "of the first gradients";
+  EXPECT_LE(d.weight, most.weight) << "of the weights";
+}
+
+void expect_same(const RanksOutcome& a, const RanksOutcome& b) {
+  EXPECT_TRUE(same_bits(a.losses, b.losses)) << testing::PrintToString(a.losses);
+  EXPECT_TRUE(same_bits(a.norms, b.norms)) << testing::PrintToString(a.norms);
+  EXPECT_EQ(a.skipped, b.skipped);
+  // Micro-batches of an evaluation are grouped by the order of accumulation, and added group by group.
+  EXPECT_LE(relative(a.evals, b.evals), 1e-14);
+  const auto same = [](const auto& x, const auto& y, const char* what) {
+    ASSERT_EQ(x.size(), y.size()) << what;
+    for (const auto& [name, values] : x) EXPECT_TRUE(same_bits(values, y.at(name))) << what << " " << name;
+  };
+  same(a.weights, b.weights, "weights");
+  same(a.masters, b.masters, "masters");
+  same(a.moments, b.moments, "moments");
+}
+
+// Runs cases, and the plainest runs that they are compared with once each.
+class Runs {
+ public:
+  explicit Runs(int steps) : steps_(steps), threads_(parallelism()) {}
+  ~Runs() { set_parallelism(threads_); }
+
+  RanksOutcome run(const Combination& c, Look look) {
+    ++count_;
+    set_parallelism(c[kThreads] + 1);
+    return train_on_ranks(setup_of(c), way_of(c), steps_, look);
+  }
+  const RanksOutcome& plain(const Combination& c) {
+    const auto at = plain_.find(c);
+    return at != plain_.end() ? at->second : plain_[c] = run(c, Look::kInside);
+  }
+  // Drops what no later case is compared with.
+  void forget() { plain_.clear(); }
+
+  // The plainest run on as many ranks has the case's bits, so it stands for the case beside one rank's.
+  Distance check(const Combination& c) {
+    const RanksOutcome &many = plain(plainest(c)), &one = plain(one_rank(c));
+    expect_same(run(c, Look::kAtTheEnd), many);
+    for (const auto& [name, weights] : one.first_weights)
+      EXPECT_TRUE(same_bits(weights, many.first_weights.at(name))) << "initialisation of " << name;
+    EXPECT_EQ(many.skipped, one.skipped);
+    const Distance d = distance(many, one, c[kFormat]);
+    expect_within(d, allowed(c));
+    return d;
+  }
+  int count() const { return count_; }
+
+ private:
+  const int steps_, threads_;
+  int count_ = 0;
+  std::map<Combination, RanksOutcome> plain_;
+};
+
+std::string table_row(const std::string& name, const Distance& d) {
+  return fmt::format("| {} | {:.1e} | {:.1e} | {:.1e} | {:.1e} | {:.1e} | {:.1e} |\n", name, d.first_loss,
+                     d.loss, d.norm, d.eval, d.gradient, d.weight);
+}
+
+// A part of the cover for each model, so that the parts may run side by side.
+class RanksMatrixOf : public testing::TestWithParam<int> {};
+
+TEST_P(RanksMatrixOf, CoversEveryPair) {
+  std::size_t pairs = 0;
+  const std::vector<Combination> cover = pairwise_cover(&pairs);
+  Runs runs(3);
+  std::map<std::string, Distance> most;
+  int cases = 0;
+  for (const Combination& c : cover) {
+    if (2 * c[kArch] + c[kHead] != GetParam()) continue;
+    SCOPED_TRACE(text_of(c));
+    ++cases;
+    most[axes()[kFormat].values[static_cast<std::size_t>(c[kFormat])]].raise(runs.check(c));
+    if (HasFailure()) return;
+  }
+  fmt::print("{} of {} cases, which have all {} pairs of {} axes; {} runs\n", cases, cover.size(), pairs,
+             static_cast<int>(kAxes), runs.count());
+  for (const auto& [format, distance] : most) fmt::print("{}", table_row(format, distance));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, RanksMatrixOf, testing::Range(0, 4), [](const auto& one) {
+  return fmt::format("{}_{}", axes()[kArch].values[static_cast<std::size_t>(one.param / 2)],
+                     axes()[kHead].values[static_cast<std::size_t>(one.param % 2)]);
+});
+
+// Every world, stage and group for one choice of model, format, optimizer and clipping after the other; the
+// axes that change no bits are drawn for each case.
+TEST(RanksMatrix, Whole) {
+  const char* const seconds = std::getenv("ZG_RANKS_MATRIX");
+  if (seconds == nullptr) GTEST_SKIP() << "takes as long as ZG_RANKS_MATRIX says, in seconds";
+  const std::uint64_t seed = test_seed(17);
+  std::mt19937_64 random(seed);
+  const auto begin = Clock::now();
+  Runs runs(10);
+  std::map<std::string, int> cases;
+  std::map<std::string, Distance> most;
+  int rows = 0, all = 0;
+  std::set<std::array<int, 6>> done;
+  const auto draw = [&](Combination& c, std::initializer_list<Axis> which) {
+    for (const Axis a : which) c[a] = static_cast<int>(random() % axes()[a].values.size());
+  };
+  while (seconds_between(begin, Clock::now()) < std::atof(seconds)) {
+    Combination c;
+    c.fill(-1);
+    do {
+      draw(c, {kArch, kHead, kFormat, kOptimizer, kClip, kOrder});
+    } while (!is_allowed(c) ||
+             !done.insert({c[kArch], c[kHead], c[kFormat], c[kOptimizer], c[kClip], c[kOrder]}).second);
+    ++rows;
+    for (int world = 0; world < static_cast<int>(std::size(kRanks)); ++world) {
+      for (int stage = 0; stage < 4; ++stage) {
+        for (int group = 0; group < 3; ++group) {
+          c[kWorld] = world, c[kStage] = stage, c[kGroup] = group;
+          for (const Axis a : {kTiming, kTier, kRecompute, kUpdates, kPrefetch, kThreads}) c[a] = -1;
+          if (!is_allowed(c)) continue;
+          do {
+            draw(c, {kTiming, kTier, kRecompute, kUpdates, kPrefetch, kThreads});
+          } while (!is_allowed(c));
+          SCOPED_TRACE(text_of(c));
+          const Distance d = runs.check(c);
+          if (HasFailure()) return;
+          ++all;
+          ++cases[fmt::format("{} ranks, stage {}, group {}", kRanks[world], stage,
+                              axes()[kGroup].values[static_cast<std::size_t>(group)])];
+          most[axes()[kFormat].values[static_cast<std::size_t>(c[kFormat])]].raise(d);
+        }
+      }
+    }
+    runs.forget();
+  }
+  fmt::print(
+      "{} cases of {} choices of model, format, optimizer, clipping and accumulation; {} runs of 10 steps "
+      "in {:.0f} s; seed {}\n\n| sharding | cases, all with the bits of stage 0 |\n| --- | --- |\n",
+      all, rows, runs.count(), seconds_between(begin, Clock::now()), seed);
+  for (const auto& [name, count] : cases) fmt::print("| {} | {} |\n", name, count);
+  fmt::print(
+      "\nThe largest differences from one rank, relative:\n\n| format | first loss | losses | norms | "
+      "evaluations | first gradients | weights |\n| --- | --- | --- | --- | --- | --- | --- |\n");
+  for (const auto& [format, distance] : most) fmt::print("{}", table_row(format, distance));
+}
+
+// Loss scales from one under which all gradients fit into fp16 to one under which most do not: in between, a
+// gradient overflows in the piece of one rank alone, and all ranks skip the step.
+TEST(RanksInFp16, SkipAStepTogether) {
+  TinySetup s;
+  s.dtype = DType::kF16;
+  s.layout.micro_batches = 12;
+  s.clip = 0;
+  s.rule = [](std::int64_t step, UpdateRule& rule) {
+    rule.loss_scale = std::exp2(16 + static_cast<double>(step));
+  };
+  const RanksOutcome one = train_on_ranks(s, {}, 16);
+  const auto skipped = std::count(one.skipped.begin(), one.skipped.end(), true);
+  EXPECT_GT(skipped, 0);
+  EXPECT_LT(skipped, 16);
+  for (const int ranks : {2, 4}) {
+    for (const RanksWay& way : {RanksWay{ranks, 1, false}, RanksWay{ranks, ranks, false}}) {
+      SCOPED_TRACE(fmt::format("{} ranks, {} shards", ranks, way.shards));
+      const RanksOutcome outcome = train_on_ranks(s, way, 16);
+      EXPECT_EQ(outcome.skipped, one.skipped);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -1,0 +1,32 @@
+// Ranks in several processes, as a launcher starts them (engine.mpi_* in ctest), give the bits of as many
+// threads of one process.
+#include "comm/worlds.hpp"
+#include "engine/ranks_run.hpp"
+
+namespace zg::test {
+namespace {
+
+TEST(RanksOverProcesses, HaveTheBitsOfThreads) {
+  if (!is_under_mpi()) GTEST_SKIP() << "no launcher has started this process";
+  const auto& ranks = mpi_ranks();
+  const int world = ranks.front()->size();
+  TinySetup s;
+  s.layout.micro_batches = 3 * world;
+  s.layout.drives = 1;
+  s.nvme = Nvme::kRam;
+  s.room = Room::kSmallest;
+  std::vector<RanksWay> ways{{world, 1, false}, {world, world, false}, {world, world, true}};
+  if (world % 2 == 0) ways.push_back({world, 2, false});
+  for (const RanksWay& way : ways) {
+    SCOPED_TRACE(way.shards);
+    const RanksOutcome here = train_on(ranks, s, way, 3), threads = train_on_ranks(s, way, 3);
+    EXPECT_TRUE(same_bits(here.losses, threads.losses)) << testing::PrintToString(here.losses);
+    EXPECT_TRUE(same_bits(here.norms, threads.norms)) << testing::PrintToString(here.norms);
+    EXPECT_TRUE(same_bits(here.evals, threads.evals)) << testing::PrintToString(here.evals);
+    if (way.shards > 1) continue;  // else a process has not all weights
+    for (const auto& [name, bytes] : threads.weights) EXPECT_TRUE(here.weights.at(name) == bytes) << name;
+  }
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -30,9 +30,12 @@ std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::Un
 }  // namespace
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
-// key has everything that issue() depends on. Updates differ in every step, and are never repeated.
+// key has everything that issue() depends on. Updates differ in every step, and are never repeated; nor are
+// calls of other ranks, which count their bytes and are timed when they are enqueued.
 void StepExecutor::issue_again(const StepOp& op) {
-  if (op.kind == OpKind::kUpdate) return issue(op);
+  const bool together =
+      groups_.pieces != nullptr && (op.kind == OpKind::kGather || op.kind == OpKind::kFinishGradient);
+  if (op.kind == OpKind::kUpdate || together) return issue(op);
   const auto number = [](std::int32_t n) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
   };
@@ -124,6 +127,7 @@ void StepExecutor::issue(const StepOp& op) {
 
 void StepExecutor::gather_weight(const StepOp& op) {
   const std::int64_t count = layout_.shard_elements(op.unit).count;
+  const Timer::Comm timed(*timer_, *compute_, CommAxis::kShards, op);
   groups_.shards->all_gather(*compute_, lease(op, Operand::kShard).data(), lease(op, Operand::kWeight).data(),
                              count, layout_.model->dtype());
 }
@@ -140,6 +144,7 @@ void StepExecutor::finish_gradient(const StepOp& op) {
   const View sum = whole_view(lease(op, Operand::kAccumulator).data(), unit.accumulator);
   if (together) {
     mine = layout_.piece_elements(op.unit);
+    const Timer::Comm timed(*timer_, *compute_, CommAxis::kPieces, op);
     groups_.pieces->reduce_scatter(*compute_, sum.data, sum.col_range(mine.first, mine.count).data,
                                    mine.count, sum.dtype, Reduction::kSum);
   }
@@ -151,6 +156,7 @@ void StepExecutor::finish_gradient(const StepOp& op) {
                                   w.sum_partials());
   }
   if (groups_.replicas == nullptr) return;
+  const Timer::Comm timed(*timer_, *compute_, CommAxis::kReplicas, op);
   groups_.replicas->all_gather(*compute_, gradient.col_range(mine.first - shard.first, mine.count).data,
                                gradient.data, mine.count, gradient.dtype);
 }

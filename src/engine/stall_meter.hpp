@@ -1,4 +1,5 @@
-// Measures the stalls of the compute stream during a step, by cause.
+// Measures the stalls of the compute stream during a step, by cause. What it does with other ranks counts as
+// a stall, too: it does not compute then.
 //
 // A wait of the rank thread is not always a stall: the thread runs ahead of the stream, and its wait may end
 // before the stream has finished the work that it was given. So the two are intersected. The time of the rank
@@ -47,11 +48,14 @@ class StallMeter final : public WaitObserver {
     since_ = now;
     busy_ = busy;
   }
-  // The stalls since begin(). The clock and the stream are not read at exactly the same moment, so the idle
+  // The stalls since begin(). `gathers`, `sums`: seconds in which the compute stream itself carried out calls
+  // of other ranks. The clock and the stream are not read at exactly the same moment, so the idle
   // time of a stream that was always busy may come out slightly negative; it is clamped to 0.
-  StallTimes end() {
+  StallTimes end(double gathers, double sums) {
     mark(StallCause::kOther);
     StallTimes times = idle_;
+    times.seconds[static_cast<std::size_t>(StallCause::kGathers)] += gathers;
+    times.seconds[static_cast<std::size_t>(StallCause::kRanks)] += sums;
     // On a GPU the stream itself waits for copies that are under way, and counts as busy then.
     times.seconds[static_cast<std::size_t>(StallCause::kCopies)] += compute_.waited_seconds() - waited_;
     for (double& seconds : times.seconds) seconds = std::max(0.0, seconds);
@@ -78,6 +82,7 @@ class StallMeter final : public WaitObserver {
 
   StallCause stall_of(WaitCause cause, const Stream* user) const {
     if (user == &optimizer_) return StallCause::kOptimizer;
+    if (user != nullptr && user != &compute_) return StallCause::kGathers;  // a stream that gathers weights
     switch (cause) {
       case WaitCause::kReads:
         return StallCause::kReads;

@@ -1,13 +1,16 @@
 #include "ziggurat/train/trainer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <mutex>
 #include <numeric>
+#include <type_traits>
 
 #include "train/drives.hpp"
 #include "train/optimizer_setup.hpp"
 #include "train/roofs.hpp"
+#include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/units.hpp"
@@ -39,7 +42,40 @@ constexpr std::int64_t Traffic::*kBytes[] = {&Traffic::nvme_read,      &Traffic:
                                              &Traffic::host_to_device, &Traffic::device_to_host,
                                              &Traffic::direct_read,    &Traffic::direct_write};
 
+void each(Traffic& traffic, const auto& f) {
+  for (const auto link : kBytes) f(traffic.*link);
+}
+void each(CommTraffics& comm, const auto& f) {
+  for (CommTraffic& t : comm.all) f(t.sent), f(t.received), f(t.calls);
+}
+
+// Numbers of this rank become numbers of all ranks: each count their sum, each time (a double) their mean.
+// all(f) calls f(number) for each of them, in the same order on every rank. Counts are exact below 2^53.
+void merge(StepExecutor& engine, const auto& all) {
+  std::vector<double> mine;
+  all([&](auto& number) { mine.push_back(static_cast<double>(number)); });
+  const std::vector<std::vector<double>> by_rank = engine.of_all_ranks(mine);
+  std::size_t i = 0;
+  all([&](auto& number) {
+    using Number = std::remove_reference_t<decltype(number)>;
+    double sum = 0;
+    for (const std::vector<double>& of : by_rank) sum += of[i];
+    ++i;
+    if (std::is_floating_point_v<Number>) sum /= static_cast<double>(by_rank.size());
+    number = static_cast<Number>(sum);
+  });
+}
+
 }  // namespace
+
+Straggler slowest_of(const std::vector<double>& own) {
+  const auto it = std::max_element(own.begin(), own.end());
+  return {static_cast<int>(it - own.begin()), *it};
+}
+Straggler fastest_of(const std::vector<double>& own) {
+  const auto it = std::min_element(own.begin(), own.end());
+  return {static_cast<int>(it - own.begin()), *it};
+}
 
 // The steps of a run, on a rank's thread. All ranks' loops go through the same steps; the first rank's
 // reports, of all of them.
@@ -73,8 +109,14 @@ class Trainer::Loop {
     summary_.seconds = seconds_between(begin, Clock::now());
     Rank& mine = t_.rank(rank_);
     mine.engine().flush();
-    summary_.measured = sum_over_ranks(mine.engine().settled_traffic());
-    summary_.formula = sum_over_ranks(mine.forecast());
+    summary_.measured = mine.engine().settled_traffic();
+    summary_.formula = mine.forecast();
+    summary_.comm = mine.engine().comm();
+    summary_.comm_formula = comm_forecast(*plan_.layout, *plan_.programs, mine.engine().history());
+    merge(mine.engine(), [this](const auto& f) {
+      each(summary_.measured, f), each(summary_.formula, f);
+      each(summary_.comm, f), each(summary_.comm_formula, f);
+    });
     summary_.median_step = median(step_seconds_);
     summary_.tokens_per_second = static_cast<double>(tokens_) / summary_.median_step;
     for (TrainObserver* o : observers_) o->on_end(summary_);
@@ -88,20 +130,26 @@ class Trainer::Loop {
     if (asked) log::warning("interrupted: this step is the last one");
     return t_.rank(rank_).engine().sum_over_ranks(asked ? 1 : 0) > 0;
   }
-  Traffic sum_over_ranks(const Traffic& mine) {
-    std::vector<double> bytes;  // exact below 2^53
-    for (const auto link : kBytes) bytes.push_back(static_cast<double>(mine.*link));
-    Traffic sum;
-    for (const std::vector<double>& theirs : t_.rank(rank_).engine().of_all_ranks(bytes)) {
-      for (std::size_t i = 0; i < theirs.size(); ++i) sum.*kBytes[i] += static_cast<std::int64_t>(theirs[i]);
+  // Makes the record one of all ranks.
+  void merge_ranks(StepRecord& record) {
+    StepResult& s = record.result;
+    StepExecutor& engine = t_.rank(rank_).engine();
+    const std::array mine{state_.loader_seconds, state_.loader_seconds + s.own_seconds()};
+    for (const std::vector<double>& theirs : engine.of_all_ranks(mine)) {
+      record.loader_seconds = std::max(record.loader_seconds, theirs[0]);
+      record.own_seconds.push_back(theirs[1]);
     }
-    return sum;
+    merge(engine, [&s](const auto& f) {
+      each(s.traffic, f), each(s.comm, f), f(s.first_written);
+      for (double& seconds : s.comm_seconds.all) f(seconds);
+      for (double& seconds : s.stall_for.seconds) f(seconds);
+      f(s.phases.forward), f(s.phases.backward), f(s.phases.optimizer);
+    });
+    s.stall = s.stall_for.total();
   }
 
   void note(StepRecord& record) {
-    record.result.traffic = sum_over_ranks(record.result.traffic);
-    record.result.first_written = static_cast<std::int64_t>(
-        t_.rank(rank_).engine().sum_over_ranks(static_cast<double>(record.result.first_written)));
+    merge_ranks(record);
     if (rank_ != 0) return;
     const StepResult& s = record.result;
     record.flops = plan_.flops_per_step();
@@ -124,6 +172,11 @@ class Trainer::Loop {
     step_seconds_.push_back(s.seconds);
     summary_.step_seconds += s.seconds;
     summary_.stall += s.stall_for;
+    summary_.comm_seconds += s.comm_seconds;
+    summary_.loader_seconds += record.loader_seconds;
+    summary_.own_seconds.resize(record.own_seconds.size());
+    for (std::size_t r = 0; r < record.own_seconds.size(); ++r)
+      summary_.own_seconds[r] += record.own_seconds[r];
   }
 
   Trainer& t_;
@@ -137,6 +190,10 @@ class Trainer::Loop {
 };
 
 Trainer::Trainer(const RunConfig& config, const Options& options) : options_(options) {
+  if (options.trace != nullptr && config.device.ranks > 1) {
+    for (int r = 0; r < config.device.ranks; ++r)
+      traces_.push_back(std::make_unique<Trace>(*options.trace, fmt::format("rank {}", r)));
+  }
   states_.resize(static_cast<std::size_t>(config.device.ranks));
   for (StepState& state : states_) {
     if (config.dtype == DType::kF16) state.scaler.emplace(config.loss_scale);
@@ -151,6 +208,11 @@ Trainer::Trainer(const RunConfig& config, const Options& options) : options_(opt
 }
 
 Trainer::~Trainer() = default;
+
+// Of several ranks, each has lanes of its own in the timeline.
+Trace* Trainer::trace_of(int r) {
+  return traces_.empty() ? options_.trace : traces_[static_cast<std::size_t>(r)].get();
+}
 
 void Trainer::open_node() {
   ZG_ASSERT(node_ == nullptr, "the drives are open");
@@ -198,10 +260,14 @@ void Trainer::start(const std::vector<double>& drive_shares) {
   node_->open_volume(drive_shares);
   if (ranks() > 1) comm_ = make_local_ranks(ranks(), {});
   for (int r = 0; r < ranks(); ++r) {
-    ranks_.push_back(
-        std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_, gpu_.device.get(),
-                               comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
-                               options_.trace, options_.watchdog));
+    ranks_.push_back(std::make_unique<Rank>(
+        plans_[static_cast<std::size_t>(r)], *node_, gpu_.device.get(),
+        comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(), trace_of(r), options_.watchdog));
+  }
+  if (ranks() > 1 && options_.watchdog != nullptr) {
+    std::vector<const StepExecutor*> engines;
+    for (const auto& one : ranks_) engines.push_back(&one->engine());
+    watched_ = options_.watchdog->watch(part_of(std::move(engines)));
   }
   on_ranks([this](int r) { rank(r).initialize(); });
 }
@@ -248,11 +314,13 @@ StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   StepState& state = states_[static_cast<std::size_t>(r)];
   std::vector<Batch> batches(static_cast<std::size_t>(config.accumulation_steps));
   std::vector<MicroBatch> micro_batches;
+  const auto begin = Clock::now();
   for (std::size_t m = 0; m < batches.size(); ++m) {
     const std::int64_t number = static_cast<std::int64_t>(m) * ranks() + r;
     data_->train_batch(config.seed, step, number * config.micro_batch, config.micro_batch, batches[m]);
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }
+  state.loader_seconds = seconds_between(begin, Clock::now());
   const StepResult result = rank(r).engine().train_step(step, micro_batches, rule(state), then);
   ++(result.skipped ? state.skipped : state.updates);
   if (state.scaler) state.scaler->update(result.skipped);
@@ -311,6 +379,12 @@ Traffic Trainer::planned_traffic() const {
   Traffic sum;
   for (const RunPlan& one : plans_) sum += one.dry_run.per_step;
   for (const auto& rank : ranks_) sum += rank->engine().own_traffic_per_step();
+  return sum;
+}
+
+CommTraffics Trainer::planned_comm() const {
+  CommTraffics sum;
+  for (const RunPlan& one : plans_) sum += one.dry_run.comm_per_step;
   return sum;
 }
 

@@ -6,7 +6,6 @@
 #pragma once
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/kernels/arguments.hpp"
-#include "ziggurat/kernels/quantize.hpp"
 
 namespace zg {
 

@@ -6,7 +6,6 @@
 #include "engine/timer.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/engine/step_executor.hpp"
-#include "ziggurat/kernels/quantize.hpp"
 
 namespace zg {
 namespace {
@@ -127,6 +126,7 @@ void StepExecutor::issue(const StepOp& op) {
 void StepExecutor::gather_weight(const StepOp& op) {
   const View shard = whole_view(lease(op, Operand::kShard).data(), layout_.unit(op.unit).shard),
              weight = whole_view(lease(op, Operand::kWeight).data(), layout_.unit(op.unit).weight);
+  const Timer::Comm timed(*timer_, *comm_, CommAxis::kShards, op);
   if (layout_.options.weight_bits > 0) return gather_quantized(shard, weight);
   groups_.shards->all_gather(*comm_, shard.data, weight.data, shard.count(), shard.dtype);
 }
@@ -186,9 +186,16 @@ void StepExecutor::finish_gradient(const StepOp& op) {
   }
   if (layout_.options.gradient_bits > 0) {
     View part = sum;  // first among those who share everything, then among those who have the same shard
-    if (groups_.shards != nullptr) part = sum_quantized(*groups_.shards, part);
-    if (groups_.replicas != nullptr) sum_quantized(*groups_.replicas, part);
+    if (groups_.shards != nullptr) {
+      const Timer::Comm timed(*timer_, stream, CommAxis::kShards, op);
+      part = sum_quantized(*groups_.shards, part);
+    }
+    if (groups_.replicas != nullptr) {
+      const Timer::Comm timed(*timer_, stream, CommAxis::kReplicas, op);
+      sum_quantized(*groups_.replicas, part);
+    }
   } else if (groups_.pieces != nullptr) {
+    const Timer::Comm timed(*timer_, stream, CommAxis::kPieces, op);
     groups_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first, mine.count).data, mine.count,
                                    sum.dtype, Reduction::kSum);
   }
@@ -200,6 +207,7 @@ void StepExecutor::finish_gradient(const StepOp& op) {
                                   w.sum_partials());
   }
   if (groups_.replicas == nullptr) return;
+  const Timer::Comm timed(*timer_, stream, CommAxis::kReplicas, op);
   groups_.replicas->all_gather(stream, gradient.col_range(mine.first - shard.first, mine.count).data,
                                gradient.data, mine.count, gradient.dtype);
 }

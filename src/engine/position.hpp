@@ -2,8 +2,10 @@
 // streams write it; any thread may read it without waiting. The members are read one after another, so a
 // reader may see them a moment apart.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 
@@ -29,7 +31,9 @@ class StepExecutor::Position {
   void begin_program(const StepProgram& program) {
     program_.store(&program);
     op_.store(0);
+    inside_.store(true);
   }
+  void end_program() { inside_.store(false); }  // all of its operations have been issued
   void next_op(std::int32_t op) { op_.store(op); }
   void issued() { issued_.fetch_add(1); }
   // While it exists, the rank thread counts as waiting.
@@ -44,11 +48,18 @@ class StepExecutor::Position {
   };
 
   // Called by a stream's thread. `stream`: 0 compute, 1 optimizer, 2 comm.
+  static constexpr int kWork = 3;
   void begin_work(int stream, const StepOp& op) { working_[stream].store(&op); }
   void end_work(int stream) {
     working_[stream].store(nullptr);
     done_[stream].fetch_add(1);
   }
+  // Called by whoever carries out a call of other ranks. `op` null: it is for no operation.
+  void enter(CommAxis axis, const StepOp* op) {
+    meetings_[axis].op.store(op);
+    meetings_[axis].entered.fetch_add(1);
+  }
+  void leave(CommAxis axis) { meetings_[axis].left.fetch_add(1); }
 
   std::uint64_t progress() const {
     return issued_.load() + done_[0].load() + done_[1].load() + done_[2].load();
@@ -56,6 +67,8 @@ class StepExecutor::Position {
   bool waiting() const { return waits_.load() != Waits::kNo; }
   std::string text() const;
   std::string work(std::int64_t layers, std::optional<StallCause> awaited) const;
+  std::string whereabouts(std::int64_t layers, std::optional<StallCause> awaited) const;
+  Meeting meeting(CommAxis axis, std::int64_t layers) const;
 
  private:
   std::atomic<std::int64_t> step_{-1};  // from 0; -1: before the first step
@@ -63,17 +76,25 @@ class StepExecutor::Position {
   std::atomic<std::int32_t> op_{0};
   std::atomic<Waits> waits_{Waits::kNo};
   std::atomic<std::uint64_t> issued_{0};
-  std::atomic<std::uint64_t> done_[3] = {};
-  std::atomic<const StepOp*> working_[3] = {};
+  std::atomic<bool> inside_{false};  // a program
+  std::atomic<std::uint64_t> done_[kWork] = {};
+  std::atomic<const StepOp*> working_[kWork] = {};
+  struct Calls {
+    std::atomic<std::uint64_t> entered{0}, left{0};
+    std::atomic<const StepOp*> op{nullptr};  // of the call entered last
+  };
+  ByAxis<Calls> meetings_;
 };
+
+inline std::string unit_text(std::int32_t unit, std::int64_t layers) {
+  return unit == 0       ? "the embedding"
+         : unit > layers ? "the head"
+                         : fmt::format("layer {} of {}", unit, layers);
+}
 
 // An operation as text for people who know the model but not the programs: "backward of layer 12 of 40".
 inline std::string work_of(const StepOp& op, std::int64_t layers) {
-  const auto unit = [&] {
-    return op.unit == 0       ? "the embedding"
-           : op.unit > layers ? "the head"
-                              : fmt::format("layer {} of {}", op.unit, layers);
-  };
+  const auto unit = [&] { return unit_text(op.unit, layers); };
   switch (op.kind) {
     case OpKind::kInitialize:
       return "first values of " + unit();
@@ -102,7 +123,9 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
 // operation that is issued next and what it waits for.
 inline std::string StepExecutor::Position::work(std::int64_t layers,
                                                 std::optional<StallCause> awaited) const {
-  if (const StepOp* op = working_[0].load()) return work_of(*op, layers);
+  for (const int which : {0, 2}) {
+    if (const StepOp* op = working_[which].load()) return work_of(*op, layers);
+  }
   const Waits waits = waits_.load();
   const StepOp* const update = working_[1].load();
   if (waits == Waits::kForStream && update != nullptr) return work_of(*update, layers);
@@ -111,6 +134,41 @@ inline std::string StepExecutor::Position::work(std::int64_t layers,
   if (program == nullptr || op >= program->ops.size()) return "";
   const bool waiting = waits == Waits::kForLease && awaited.has_value();
   return work_of(program->ops[op], layers) + (waiting ? std::string(" waits for ") + name_of(*awaited) : "");
+}
+
+inline std::string StepExecutor::Position::whereabouts(std::int64_t layers,
+                                                       std::optional<StallCause> awaited) const {
+  const bool idle = std::none_of(std::begin(working_), std::end(working_),
+                                 [](const auto& op) { return op.load() != nullptr; });
+  if (inside_.load() || !idle || waiting()) return work(layers, awaited);
+  const std::int64_t step = step_.load();
+  return step < 0 ? "before the first step"
+                  : fmt::format("in no operation; step {} was the last to begin", step + 1);
+}
+
+inline StepExecutor::Meeting StepExecutor::Position::meeting(CommAxis axis, std::int64_t layers) const {
+  const Calls& calls = meetings_[axis];
+  Meeting m;
+  const std::uint64_t left = calls.left.load();
+  m.calls = calls.entered.load();
+  m.inside = m.calls > left;
+  const StepOp* op = calls.op.load();
+  const std::string unit = op != nullptr ? unit_text(op->unit, layers) : "";
+  switch (axis) {
+    case CommAxis::kShards:
+      m.what = "gather of " + unit;
+      break;
+    case CommAxis::kPieces:
+      m.what = "sum of the gradient of " + unit;
+      break;
+    case CommAxis::kReplicas:
+      m.what = "gather of the gradient of " + unit;
+      break;
+    case CommAxis::kNumbers:
+      m.what = "exchange of numbers";
+      break;
+  }
+  return m;
 }
 
 inline std::string StepExecutor::Position::text() const {
@@ -128,7 +186,7 @@ inline std::string StepExecutor::Position::text() const {
       text += fmt::format(", operation {} of {}: {}", op + 1, program->ops.size(), text_of(program->ops[op]));
   }
   text += kWaits[static_cast<int>(waits_.load())];
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < kWork; ++i) {
     const StepOp* op = working_[i].load();
     if (i == 2 && op == nullptr && done_[i].load() == 0) continue;  // there is one rank
     text += fmt::format("\n{} stream: {} operations done, {}", kStreams[i], done_[i].load(),

@@ -1,4 +1,5 @@
-// Measures the stalls of the compute stream during a step, by cause.
+// Measures the stalls of the compute stream during a step, by cause. What it does with other ranks counts as
+// a stall, too: it does not compute then.
 //
 // A wait of the rank thread is not always a stall: the thread runs ahead of the stream, and its wait may end
 // before the stream has finished the work that it was given. So the two are intersected. The time of the rank
@@ -78,6 +79,7 @@ class StallMeter final : public WaitObserver {
 
   StallCause stall_of(WaitCause cause, const Stream* user) const {
     if (user == &optimizer_) return StallCause::kOptimizer;
+    if (user != nullptr && user != &compute_) return StallCause::kGathers;  // the stream that gathers weights
     switch (cause) {
       case WaitCause::kReads:
         return StallCause::kReads;

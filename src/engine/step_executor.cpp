@@ -1,6 +1,7 @@
 #include "ziggurat/engine/step_executor.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -25,8 +26,8 @@ std::uint64_t next_identity() {
 }  // namespace
 
 const char* name_of(StallCause cause) {
-  static constexpr const char* kNames[] = {"reads",  "write-backs", "memory in order",
-                                           "copies", "optimizer",   "other"};
+  static constexpr const char* kNames[] = {"reads",     "write-backs", "memory in order", "copies",
+                                           "optimizer", "gathers",     "ranks",           "other"};
   return kNames[static_cast<std::size_t>(cause)];
 }
 
@@ -42,7 +43,7 @@ StepExecutor::StepExecutor(const Options& o)
                      : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
       workspace_bytes_(layout_.workspace_bytes()),
       position_(std::make_unique<Position>()),
-      timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.sharding.ranks == 1)),
+      timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.sharding.ranks > 1)),
       stall_(std::make_unique<StallMeter>(*compute_, *optimizer_)),
       identity_(next_identity()),
       sequence_(programs_) {
@@ -70,18 +71,15 @@ StepExecutor::StepExecutor(const Options& o)
   ZG_ASSERT_EQ(o.comm->size(), sharding.ranks);
   ZG_ASSERT_EQ(o.comm->rank(), sharding.rank);
   comm_ = device_.make_stream("comm");
-  std::vector<int> members;
-  const auto group = [&](int count, const char* name, const auto& member) {
-    members.clear();
-    for (int i = 0; i < count; ++i) members.push_back(member(i));
-    return count > 1 ? o.comm->group(members, name) : nullptr;
+  const auto group = [&](CommAxis axis) {
+    const std::vector<int> members = members_of(sharding, axis);
+    return members.size() > 1 ? o.comm->group(members, name_of(axis)) : nullptr;
   };
-  groups_.shards =
-      group(sharding.shards, "shards", [&](int i) { return sharding.replica() * sharding.shards + i; });
-  groups_.replicas =
-      group(sharding.replicas(), "replicas", [&](int i) { return i * sharding.shards + sharding.shard(); });
-  groups_.pieces = group(sharding.ranks, "pieces", [&](int i) { return sharding.rank_of_piece(i); });
-  groups_.numbers = group(sharding.ranks, "numbers", [](int i) { return i; });
+  // First the one that all ranks have, however they shard, so that agree() finds out if they differ in that.
+  groups_.numbers = group(CommAxis::kNumbers);
+  groups_.shards = group(CommAxis::kShards);
+  groups_.replicas = group(CommAxis::kReplicas);
+  groups_.pieces = group(CommAxis::kPieces);
 }
 
 StepExecutor::~StepExecutor() {
@@ -136,6 +134,7 @@ void StepExecutor::initialize(const ParamSource& source) {
     initialize(program.ops[static_cast<std::size_t>(i)], source);
     position_->issued();
   }
+  position_->end_program();
   // From here on the programs alone cause moves, so that the forecast is exact.
   leave_program();
   store_.demote_all();
@@ -210,14 +209,31 @@ View StepExecutor::unit_view(void* data, TensorId tensor, std::int32_t unit) con
   return whole_view(data, tensor).col_range(0, layout_.model->units()[static_cast<std::size_t>(unit)].count);
 }
 
-std::vector<std::vector<double>> StepExecutor::of_all_ranks(std::span<const double> mine) {
+CommTraffics StepExecutor::comm() const {
+  CommTraffics all;
+  const auto add = [&](CommAxis axis, const std::unique_ptr<Communicator>& group) {
+    if (group != nullptr) all[axis] = group->traffic();
+  };
+  add(CommAxis::kShards, groups_.shards);
+  add(CommAxis::kPieces, groups_.pieces);
+  add(CommAxis::kReplicas, groups_.replicas);
+  add(CommAxis::kNumbers, groups_.numbers);
+  all[CommAxis::kNumbers] = all[CommAxis::kNumbers] - asked_;
+  return all;
+}
+
+std::vector<std::vector<double>> StepExecutor::exchange(std::span<const double> mine) {
   const auto n = mine.size();
   std::vector<double> all(n * static_cast<std::size_t>(layout_.options.sharding.ranks));
   if (groups_.numbers == nullptr) {
     all.assign(mine.begin(), mine.end());
   } else {
     const Position::Waiting waiting(*position_, Position::Waits::kForRanks);
+    stall_->mark(StallCause::kRanks);
+    timer_->begin_comm(CommAxis::kNumbers);
     groups_.numbers->all_gather(numbers_, mine.data(), all.data(), static_cast<std::int64_t>(n), DType::kF64);
+    timer_->end_comm(CommAxis::kNumbers);
+    stall_->mark(StallCause::kOther);
   }
   std::vector<std::vector<double>> by_rank;
   for (auto at = all.begin(); at != all.end(); at += static_cast<std::ptrdiff_t>(n))
@@ -225,10 +241,60 @@ std::vector<std::vector<double>> StepExecutor::of_all_ranks(std::span<const doub
   return by_rank;
 }
 
+double StepExecutor::exchange_sum(double mine) {
+  double sum = 0;
+  for (const std::vector<double>& theirs : exchange({&mine, 1})) sum += theirs[0];
+  return sum;
+}
+
+std::vector<std::vector<double>> StepExecutor::of_all_ranks(std::span<const double> mine) {
+  if (groups_.numbers == nullptr) return exchange(mine);
+  const CommTraffic before = groups_.numbers->traffic();
+  auto all = exchange(mine);
+  asked_ += groups_.numbers->traffic() - before;
+  return all;
+}
+
 double StepExecutor::sum_over_ranks(double mine) {
   double sum = 0;
   for (const std::vector<double>& theirs : of_all_ranks({&mine, 1})) sum += theirs[0];
   return sum;
+}
+
+void StepExecutor::agree(std::span<const std::string> mine) {
+  if (groups_.numbers == nullptr) return;
+  // First how many lines there are and a hash of all; where these differ, a hash of each line.
+  std::string whole;
+  for (const std::string& line : mine) whole += line + '\n';
+  const auto brief = of_all_ranks(std::array{static_cast<double>(mine.size()), hash_of(whole)});
+  const auto same = [](const auto& by_rank) {
+    return std::all_of(by_rank.begin(), by_rank.end(), [&](const auto& of) { return of == by_rank[0]; });
+  };
+  if (same(brief)) return;
+  double most = 0;
+  for (const auto& of : brief) most = std::max(most, of[0]);
+  std::vector<double> numbers;
+  for (const std::string& line : mine) numbers.push_back(hash_of(line));
+  numbers.resize(static_cast<std::size_t>(most), -1);
+  const auto hashes = of_all_ranks(numbers);
+  const auto differs = [&](std::size_t i) {
+    return std::any_of(hashes.begin(), hashes.end(), [&](const auto& of) { return of[i] != hashes[0][i]; });
+  };
+  std::size_t first = 0;
+  while (first + 1 < numbers.size() && !differs(first)) ++first;
+  // Then that line of every rank, a number for each character.
+  constexpr std::size_t kShown = 200;
+  std::vector<double> letters(kShown, 0);
+  if (first < mine.size())
+    std::copy_n(mine[first].begin(), std::min(kShown, mine[first].size()), letters.begin());
+  std::vector<std::string> lines;
+  for (const auto& of : of_all_ranks(letters)) {
+    lines.emplace_back();
+    for (const double letter : of) {
+      if (letter != 0) lines.back() += static_cast<char>(letter);
+    }
+  }
+  throw disagreement(lines);
 }
 
 // Called when the work that was loaded before is done, so its tokens may be overwritten.
@@ -250,11 +316,15 @@ void StepExecutor::load_inputs(std::int64_t micro_batches) {
 // The scalars are valid until inputs are loaded again.
 std::span<const double> StepExecutor::read_scalars() {
   const std::int64_t bytes = Workspace::scalar_bytes(layout_);
-  if (comm_ != nullptr) compute_->wait(comm_->record());
+  if (comm_ != nullptr) {  // it sums the squares of the gradients; throws the error of a rank that has failed
+    const Position::Waiting waiting(*position_, Position::Waits::kForRanks);
+    stall_->mark(StallCause::kRanks);
+    comm_->synchronize();
+    stall_->mark(StallCause::kOther);
+  }
   device_.copy_to_host(*compute_, staging_->data(), Workspace(layout_, workspace_memory_).inputs(), bytes);
   own_.device_to_host += bytes;
   const Position::Waiting waiting(*position_, Position::Waits::kForStream);
-  if (comm_ != nullptr) comm_->synchronize();  // throws the error of a rank that has failed
   compute_->synchronize();
   return {static_cast<const double*>(staging_->data()), layout_.units.size() + 1};
 }
@@ -279,6 +349,12 @@ std::uint64_t StepExecutor::progress() const {
 }
 std::string StepExecutor::work() const {
   return position_->work(layout_.layers(), stall_->awaited());
+}
+std::string StepExecutor::whereabouts() const {
+  return position_->whereabouts(layout_.layers(), stall_->awaited());
+}
+StepExecutor::Meeting StepExecutor::meeting(CommAxis axis) const {
+  return position_->meeting(axis, layout_.layers());
 }
 bool StepExecutor::waiting() const {
   return position_->waiting();
@@ -310,6 +386,7 @@ void StepExecutor::run_program(const ProgramStart& start) {
     for (Lease& lease : leases_) lease.release_after(stream, event);
     position_->issued();
   }
+  position_->end_program();
 }
 
 // Updates on the host run on a stream of their own. Updates on a GPU run on the compute stream: they are
@@ -330,6 +407,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   const auto begin = Clock::now();
   stall_->begin();
   const Traffic before = traffic();
+  const CommTraffics comm_before = comm();
   const std::int64_t first_written = store_.first_written_bytes();
   timer_->reset();
   position_->begin_step(step);
@@ -338,7 +416,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
     result.tokens += std::count_if(b.targets, b.targets + layout_.options.micro_batch.rows(),
                                    [](auto t) { return t >= 0; });
   }
-  result.tokens = static_cast<std::int64_t>(sum_over_ranks(static_cast<double>(result.tokens)));
+  result.tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(result.tokens)));
   const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));
   ProgramStart gradients = begin_activity(then == Then::kTrain ? Activity::kStep : Activity::kStepThenPause);
   if (gradients.program == &programs_.flush) {
@@ -361,7 +439,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
     stage(static_cast<std::int64_t>(m), micro_batches[m]);
   load_inputs(layout_.options.micro_batches);
   run_program(gradients);
-  const auto scalars = of_all_ranks(read_scalars());
+  const auto scalars = exchange(read_scalars());
   for (const std::vector<double>& theirs : scalars) result.loss += theirs[0];
   result.loss *= per_token;
   // In the order of units and pieces, which no number of shards changes.
@@ -392,6 +470,8 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   result.phases = timer_->phases();
   result.traffic = traffic() - before;
   result.first_written = store_.first_written_bytes() - first_written;
+  result.comm = comm() - comm_before;
+  result.comm_seconds = timer_->comm_seconds();
   return result;
 }
 
@@ -432,8 +512,8 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   }
   // The same arithmetic as in train_step(), so that a step and an evaluation of the same data give the same
   // bits.
-  loss = sum_over_ranks(loss);
-  tokens = static_cast<std::int64_t>(sum_over_ranks(static_cast<double>(tokens)));
+  loss = exchange_sum(loss);
+  tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(tokens)));
   return loss * (1.0 / static_cast<double>(std::max<std::int64_t>(1, tokens)));
 }
 

@@ -1,4 +1,4 @@
-// Measures how long the streams were busy with each phase of a step.
+// Measures how long the streams were busy with each phase of a step, and with calls of other ranks.
 #pragma once
 #include <atomic>
 
@@ -12,11 +12,11 @@ namespace zg {
 // stream gets there. Operations outlive the timer.
 class StepExecutor::Timer {
  public:
-  Timer(Trace* trace, Position& position, bool one_rank)
-      : trace_(trace), position_(position), one_rank_(one_rank) {
+  Timer(Trace* trace, Position& position, bool several_ranks)
+      : trace_(trace), position_(position), several_ranks_(several_ranks) {
     if (trace_ == nullptr) return;
     lane_[0] = trace_->lane("operations"), lane_[1] = trace_->lane("updates");
-    if (!one_rank) lane_[2] = trace_->lane("exchange");
+    if (several_ranks) lane_[2] = trace_->lane("exchange");
   }
 
   void begin(Stream& stream, const StepOp& op) {
@@ -31,22 +31,72 @@ class StepExecutor::Timer {
       const int which = stream_of(op);
       position_.end_work(which);
       const auto now = Clock::now();
-      const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(now - started_[which]).count();
-      nanoseconds_[phase(op.kind)].fetch_add(spent, std::memory_order_relaxed);
+      // What ranks do together is of no phase: it runs beside the other operations.
+      if (which != 2) nanoseconds_[phase(op.kind)].add(seconds_between(started_[which], now));
       if (trace_ != nullptr && trace_->on()) {
         trace_->add(lane_[which], text_of(op), started_[which], now);
       }
     });
   }
-  void reset() {
-    for (auto& n : nanoseconds_) n.store(0, std::memory_order_relaxed);
+  // The calls that are enqueued while it exists are of this axis, for `op`. An axis is on one stream.
+  class Comm {
+   public:
+    Comm(Timer& timer, Stream& stream, CommAxis axis, const StepOp& op)
+        : timer_(timer), stream_(stream), axis_(axis) {
+      stream_.callback([t = &timer_, axis, &op] { t->begin_comm(axis, &op); });
+    }
+    ~Comm() {
+      stream_.callback([t = &timer_, axis = axis_] { t->end_comm(axis); });
+    }
+    Comm(const Comm&) = delete;
+
+   private:
+    Timer& timer_;
+    Stream& stream_;
+    CommAxis axis_;
+  };
+  // The same for a call that the calling thread makes itself. `op` null: it is for no operation.
+  void begin_comm(CommAxis axis, const StepOp* op = nullptr) {
+    comm_started_[axis] = Clock::now();
+    position_.enter(axis, op);
   }
-  Phases phases() const { return {seconds(0), seconds(1), seconds(2)}; }
+  void end_comm(CommAxis axis) {
+    position_.leave(axis);
+    comm_[axis].add(seconds_between(comm_started_[axis], Clock::now()));
+  }
+
+  void reset() {
+    for (Sum& n : nanoseconds_) n.reset();
+    for (Sum& n : comm_.all) n.reset();
+  }
+  Phases phases() const {
+    return {nanoseconds_[0].seconds(), nanoseconds_[1].seconds(), nanoseconds_[2].seconds()};
+  }
+  ByAxis<double> comm_seconds() const {
+    ByAxis<double> seconds;
+    for (std::size_t i = 0; i < seconds.all.size(); ++i) seconds.all[i] = comm_.all[i].seconds();
+    return seconds;
+  }
 
  private:
   int stream_of(const StepOp& op) const {  // as Position counts them
-    return op.kind == OpKind::kUpdate ? 1 : !one_rank_ && joins_ranks(op.kind) ? 2 : 0;
+    return op.kind == OpKind::kUpdate ? 1 : several_ranks_ && joins_ranks(op.kind) ? 2 : 0;
   }
+  // A time that streams add to.
+  class Sum {
+   public:
+    void add(double seconds) {
+      nanoseconds_.fetch_add(static_cast<std::int64_t>(seconds * 1e9), std::memory_order_relaxed);
+    }
+    void reset() { nanoseconds_.store(0, std::memory_order_relaxed); }
+    double seconds() const {
+      return static_cast<double>(nanoseconds_.load(std::memory_order_relaxed)) * 1e-9;
+    }
+
+   private:
+    std::atomic<std::int64_t> nanoseconds_{0};
+  };
+
   static int phase(OpKind kind) {
     switch (kind) {
       case OpKind::kInitialize:
@@ -66,16 +116,14 @@ class StepExecutor::Timer {
     }
     return 0;
   }
-  double seconds(std::size_t i) const {
-    return static_cast<double>(nanoseconds_[i].load(std::memory_order_relaxed)) * 1e-9;
-  }
-
   Trace* trace_;
   Position& position_;
-  const bool one_rank_;
-  int lane_[3] = {0, 0, 0};
-  Clock::time_point started_[3];
-  std::atomic<std::int64_t> nanoseconds_[3] = {};
+  const bool several_ranks_;
+  int lane_[Position::kWork] = {};
+  Clock::time_point started_[Position::kWork];
+  Sum nanoseconds_[3];
+  ByAxis<Clock::time_point> comm_started_;
+  ByAxis<Sum> comm_;
 };
 
 }  // namespace zg

@@ -6,7 +6,6 @@
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/base/view.hpp"
 #include "ziggurat/engine/layout.hpp"
-#include "ziggurat/kernels/quantize.hpp"
 
 namespace zg {
 

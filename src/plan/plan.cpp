@@ -71,6 +71,7 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
   if ((plan.obstacle = run.run(Activity::kInitialize))) return plan;
   if ((plan.obstacle = explore(run, plan.peak))) return plan;
   plan.fits = true;
+  plan.comm_per_step = zg::comm_per_step(layout, programs);
   // The steady state is reached after a few steps.
   for (int i = 0; i < 4; ++i) {
     const Traffic before = run.residency.traffic();

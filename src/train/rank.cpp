@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "train/agreement.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/philox.hpp"
@@ -38,6 +39,7 @@ Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* 
 }
 
 void Rank::initialize() {
+  engine_->agree(agreement_of(plan_));
   const ModelConfig& model = plan_.model_config;
   if (!plan_.config.model_from.empty()) {
     const HfWeights weights(plan_.config.model_from, *plan_.model);

@@ -23,6 +23,27 @@ std::string wear_text(const io::Engine* engine) {
   return text;
 }
 
+// What several ranks exchanged, as counted and as forecast, and which of them held up the others.
+std::string ranks_text(const RunSummary& r) {
+  const std::int64_t steps = std::max<std::int64_t>(1, r.steps);
+  const auto per_step = [&](double seconds) { return format_seconds(seconds / static_cast<double>(steps)); };
+  std::string text = fmt::format("\n  {:<20} {:>12} {:>12} {:>8} {:>12}\n", "from rank to rank", "measured",
+                                 "formula", "", "busy");
+  for (int i = 0; i < kCommAxes; ++i) {
+    const auto axis = static_cast<CommAxis>(i);
+    text += fmt::format(
+        "  {:<20} {:>12} {:>12} {:>8} {:>12}\n", name_of(axis), format_bytes(r.comm[axis].sent / steps),
+        format_bytes(r.comm_formula[axis].sent / steps),
+        r.comm[axis] == r.comm_formula[axis] ? "exact" : "differs", per_step(r.comm_seconds[axis]));
+  }
+  const Straggler slowest = slowest_of(r.own_seconds), fastest = fastest_of(r.own_seconds);
+  return text + fmt::format(
+                    "  {:<20} without waits for others: rank {} {}, the slowest; rank {} {}, the fastest\n"
+                    "  {:<20} {} a step\n",
+                    fmt::format("{} ranks", r.own_seconds.size()), slowest.rank, per_step(slowest.seconds),
+                    fastest.rank, per_step(fastest.seconds), "waits for batches", per_step(r.loader_seconds));
+}
+
 // The rate of a step's mixture of reads and writes, in bytes per second, as the bound assumes it.
 double mixed_rate(const Roofs& roofs, const Traffic& t) {
   const double seconds = nvme_seconds(roofs, t.nvme_read, t.nvme_write, 0);
@@ -36,7 +57,8 @@ std::string stall_text(const StallTimes& stall, double seconds, int decimals, do
   for (int i = 0; i < kStallCauses; ++i) {
     const auto cause = static_cast<StallCause>(i);
     const double percent = 100 * stall[cause] / seconds;
-    if (percent < least) continue;
+    const bool of_ranks = cause == StallCause::kGathers || cause == StallCause::kRanks;
+    if (percent < least || (of_ranks && percent == 0)) continue;
     text += fmt::format("{}{} {:.{}f}", text.empty() ? "" : ", ", name_of(cause), percent, decimals);
   }
   return text;
@@ -48,13 +70,16 @@ std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_se
   const std::string skipped =
       s.skipped ? fmt::format("  skipped: gradients overflow at loss scale {:g}", r.loss_scale.value_or(1))
                 : "";
+  const std::string ranks = r.ranks() > 1 ? fmt::format("  {} ranks, gathers {:.0f}%", r.ranks(),
+                                                        100 * s.stall_for[StallCause::kGathers] / s.seconds)
+                                          : "";
   // Causes below the last digit are not shown.
   const std::string causes = stall_text(s.stall_for, s.seconds, 0, 0.5);
   return fmt::format(
-      "step {}/{}  loss {:.4f}{}  {:.0f} tokens/s  ETA {}  nvme r {} w {}  h2d {}  d2h {}  stall {:.0f}%{}",
+      "step {}/{}  loss {:.4f}{}  {:.0f} tokens/s  ETA {}  nvme r {} w {}  h2d {}  d2h {}{}  stall {:.0f}%{}",
       r.step, steps, s.loss, skipped, tokens_per_second, format_seconds(eta_seconds),
       format_bytes(s.traffic.nvme_read), format_bytes(s.traffic.nvme_write),
-      format_bytes(s.traffic.host_to_device), format_bytes(s.traffic.device_to_host),
+      format_bytes(s.traffic.host_to_device), format_bytes(s.traffic.device_to_host), ranks,
       100 * s.stall / s.seconds, causes.empty() ? "" : " (" + causes + ")");
 }
 
@@ -70,6 +95,14 @@ std::string plan_report(const Trainer& trainer) {
   if (plan.resident.direct) {
     text += fmt::format("; of the nvme bytes past the host: read {}, written {}", format_bytes(t.direct_read),
                         format_bytes(t.direct_write));
+  }
+  if (trainer.ranks() > 1) {
+    text += "\nbytes per step from rank to rank:";
+    for (int i = 0; i < kCommAxes; ++i) {
+      const auto axis = static_cast<CommAxis>(i);
+      text += fmt::format("{} {} {}", i == 0 ? "" : ",", name_of(axis),
+                          format_bytes(trainer.planned_comm()[axis].sent));
+    }
   }
   return text + "\n";
 }
@@ -109,6 +142,7 @@ std::string final_report(const RunSummary& r, Trainer& trainer) {
     row("nvme -> device", &Traffic::direct_read, roofs.nvme_read);
     row("device -> nvme", &Traffic::direct_write, roofs.nvme_write);
   }
+  if (r.own_seconds.size() > 1) t += ranks_text(r);
   const double all = std::max(1e-9, r.step_seconds);
   t += fmt::format("\n  stall                {:.1f}% of the step time: {}\n", 100 * r.stall.total() / all,
                    stall_text(r.stall, all, 1, 0));

@@ -35,12 +35,29 @@ void StepLog::on_step(const StepRecord& r) {
                    {"memory", ms(s.stall_for[StallCause::kMemory])},
                    {"copies", ms(s.stall_for[StallCause::kCopies])},
                    {"optimizer", ms(s.stall_for[StallCause::kOptimizer])},
+                   {"gathers", ms(s.stall_for[StallCause::kGathers])},
+                   {"ranks", ms(s.stall_for[StallCause::kRanks])},
                    {"other", ms(s.stall_for[StallCause::kOther])}};
+  j["loader_ms"] = ms(r.loader_seconds);
+  std::int64_t exchanged = 0;
+  for (const CommTraffic& t : s.comm.all) exchanged += t.sent;
   j["bytes"] = {{"nvme_read", s.traffic.nvme_read},
                 {"nvme_write", s.traffic.nvme_write},
                 {"h2d", s.traffic.host_to_device},
                 {"d2h", s.traffic.device_to_host},
-                {"comm", 0}};
+                {"comm", exchanged}};
+  if (r.ranks() > 1) {
+    for (int i = 0; i < kCommAxes; ++i) {
+      const auto axis = static_cast<CommAxis>(i);
+      j["comm"][name_of(axis)] = {{"bytes", s.comm[axis].sent}, {"ms", ms(s.comm_seconds[axis])}};
+    }
+    const Straggler slowest = slowest_of(r.own_seconds), fastest = fastest_of(r.own_seconds);
+    j["ranks"] = {{"count", r.ranks()},
+                  {"slowest", slowest.rank},
+                  {"slowest_ms", ms(slowest.seconds)},
+                  {"fastest", fastest.rank},
+                  {"fastest_ms", ms(fastest.seconds)}};
+  }
   j["peak_bytes"] = {{"device", r.peak_device}, {"host", r.peak_host}, {"nvme", r.peak_nvme}};
   j["bound_ms"] = ms(r.bound.seconds);
   j["bound_by"] = r.bound.by;

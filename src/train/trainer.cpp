@@ -6,10 +6,12 @@
 #include <functional>
 #include <mutex>
 #include <numeric>
+#include <type_traits>
 
 #include "train/drives.hpp"
 #include "train/optimizer_setup.hpp"
 #include "train/roofs.hpp"
+#include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/thread.hpp"
@@ -43,7 +45,40 @@ constexpr std::int64_t Traffic::*kBytes[] = {&Traffic::nvme_read,      &Traffic:
                                              &Traffic::host_to_device, &Traffic::device_to_host,
                                              &Traffic::direct_read,    &Traffic::direct_write};
 
+void each(Traffic& traffic, const auto& f) {
+  for (const auto link : kBytes) f(traffic.*link);
+}
+void each(CommTraffics& comm, const auto& f) {
+  for (CommTraffic& t : comm.all) f(t.sent), f(t.received), f(t.calls);
+}
+
+// Numbers of this rank become numbers of all ranks: each count their sum, each time (a double) their mean.
+// all(f) calls f(number) for each of them, in the same order on every rank. Counts are exact below 2^53.
+void merge(StepExecutor& engine, const auto& all) {
+  std::vector<double> mine;
+  all([&](auto& number) { mine.push_back(static_cast<double>(number)); });
+  const std::vector<std::vector<double>> by_rank = engine.of_all_ranks(mine);
+  std::size_t i = 0;
+  all([&](auto& number) {
+    using Number = std::remove_reference_t<decltype(number)>;
+    double sum = 0;
+    for (const std::vector<double>& of : by_rank) sum += of[i];
+    ++i;
+    if (std::is_floating_point_v<Number>) sum /= static_cast<double>(by_rank.size());
+    number = static_cast<Number>(sum);
+  });
+}
+
 }  // namespace
+
+Straggler slowest_of(const std::vector<double>& own) {
+  const auto it = std::max_element(own.begin(), own.end());
+  return {static_cast<int>(it - own.begin()), *it};
+}
+Straggler fastest_of(const std::vector<double>& own) {
+  const auto it = std::min_element(own.begin(), own.end());
+  return {static_cast<int>(it - own.begin()), *it};
+}
 
 // The steps of a run, on a rank's thread. All ranks' loops go through the same steps; the loop of the first
 // rank of all reports, of all of them.
@@ -78,11 +113,19 @@ class Trainer::Loop {
     summary_.seconds = seconds_between(begin, Clock::now());
     Rank& mine = t_.rank(rank_);
     mine.engine().flush();
-    summary_.measured = sum_over_ranks(mine.engine().settled_traffic());
-    summary_.formula = sum_over_ranks(mine.forecast());
+    summary_.measured = mine.engine().settled_traffic();
+    summary_.formula = mine.forecast();
+    summary_.comm = mine.engine().comm();
+    summary_.comm_formula = comm_forecast(*plan_.layout, *plan_.programs, mine.engine().history());
+    summary_.peak_device = mine.device().arena().peak();
+    if (rank_ == 0) note_process();
+    merge(mine.engine(), [this](const auto& f) {
+      each(summary_.measured, f), each(summary_.formula, f);
+      each(summary_.comm, f), each(summary_.comm_formula, f);
+      f(summary_.peak_device), f(summary_.peak_host), f(summary_.peak_resident), f(summary_.nvme_files);
+    });
     summary_.median_step = median(step_seconds_);
     summary_.tokens_per_second = static_cast<double>(tokens_) / summary_.median_step;
-    add_up_peaks();
     for (TrainObserver* o : observers_) o->on_end(summary_);
     return summary_;
   }
@@ -95,45 +138,36 @@ class Trainer::Loop {
     if (stop && plan_.rank == 0) log::warning("interrupted: this step is the last one");
     return summary_.stopped = stop;
   }
-  // What the rank has, and with the first rank what its process has, summed over all.
-  std::vector<double> sum_over_ranks(std::vector<double> of_rank, const std::vector<double>& of_process) {
-    for (const double value : of_process) of_rank.push_back(rank_ == 0 ? value : 0);
-    std::vector<double> sum(of_rank.size());
-    for (const std::vector<double>& theirs : t_.rank(rank_).engine().of_all_ranks(of_rank)) {
-      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += theirs[i];
-    }
-    return sum;
-  }
-  void add_up_peaks() {
-    std::int64_t files = 0;
+  // What all ranks of this process have together counts once.
+  void note_process() {
+    summary_.peak_host = t_.node_->host().peak();
+    summary_.peak_resident = peak_resident_bytes();
     io::Engine* const io = t_.node_->io();
-    for (int d = 0; io != nullptr && d < io->drive_count(); ++d) files += io->drive_bytes(d);
-    const std::vector<double> sum =
-        sum_over_ranks({static_cast<double>(t_.rank(rank_).device().arena().peak())},
-                       {static_cast<double>(t_.node_->host().peak()),
-                        static_cast<double>(peak_resident_bytes()), static_cast<double>(files)});
-    summary_.peak_device = static_cast<std::int64_t>(sum[0]);
-    summary_.peak_host = static_cast<std::int64_t>(sum[1]);
-    summary_.peak_resident = static_cast<std::int64_t>(sum[2]);
-    summary_.nvme_files = static_cast<std::int64_t>(sum[3]);
+    for (int d = 0; io != nullptr && d < io->drive_count(); ++d) summary_.nvme_files += io->drive_bytes(d);
   }
-  Traffic sum_over_ranks(const Traffic& mine) {
-    std::vector<double> bytes;  // exact below 2^53
-    for (const auto link : kBytes) bytes.push_back(static_cast<double>(mine.*link));
-    Traffic sum;
-    for (const std::vector<double>& theirs : t_.rank(rank_).engine().of_all_ranks(bytes)) {
-      for (std::size_t i = 0; i < theirs.size(); ++i) sum.*kBytes[i] += static_cast<std::int64_t>(theirs[i]);
+  // Makes the record one of all ranks.
+  void merge_ranks(StepRecord& record) {
+    StepResult& s = record.result;
+    StepExecutor& engine = t_.rank(rank_).engine();
+    const std::array mine{state_.loader_seconds, state_.loader_seconds + s.own_seconds()};
+    for (const std::vector<double>& theirs : engine.of_all_ranks(mine)) {
+      record.loader_seconds = std::max(record.loader_seconds, theirs[0]);
+      record.own_seconds.push_back(theirs[1]);
     }
-    return sum;
+    record.peak_device = t_.rank(rank_).device().arena().peak();
+    if (rank_ == 0) record.peak_host = t_.node_->host().peak();
+    merge(engine, [&s, &record](const auto& f) {
+      each(s.traffic, f), each(s.comm, f), f(s.first_written);
+      f(record.peak_device), f(record.peak_host);
+      for (double& seconds : s.comm_seconds.all) f(seconds);
+      for (double& seconds : s.stall_for.seconds) f(seconds);
+      f(s.phases.forward), f(s.phases.backward), f(s.phases.optimizer);
+    });
+    s.stall = s.stall_for.total();
   }
 
   void note(StepRecord& record) {
-    record.result.traffic = sum_over_ranks(record.result.traffic);
-    record.result.first_written = static_cast<std::int64_t>(
-        t_.rank(rank_).engine().sum_over_ranks(static_cast<double>(record.result.first_written)));
-    const std::vector<double> peaks =
-        sum_over_ranks({static_cast<double>(t_.rank(rank_).device().arena().peak())},
-                       {static_cast<double>(t_.node_->host().peak())});
+    merge_ranks(record);
     if (plan_.rank != 0) return;
     const StepResult& s = record.result;
     record.flops = plan_.flops_per_step();
@@ -145,9 +179,7 @@ class Trainer::Loop {
     if (plan_.config.aio.backend == io::Backend::kRam) measured.nvme = 0;
     if (raise_to(t_.roofs_, measured, s.seconds)) record.bound = bound(), summary_.raised = true;
     record.roofs = summary_.roofs = t_.roofs_;
-    record.peak_device = static_cast<std::int64_t>(peaks[0]);
     record.peak_nvme = t_.nvme_bytes();
-    record.peak_host = static_cast<std::int64_t>(peaks[1]);
     record.skipped = summary_.skipped = state_.skipped;
     if (state_.scaler) summary_.loss_scale = state_.scaler->scale();
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
@@ -156,6 +188,11 @@ class Trainer::Loop {
     step_seconds_.push_back(s.seconds);
     summary_.step_seconds += s.seconds;
     summary_.stall += s.stall_for;
+    summary_.comm_seconds += s.comm_seconds;
+    summary_.loader_seconds += record.loader_seconds;
+    summary_.own_seconds.resize(record.own_seconds.size());
+    for (std::size_t r = 0; r < record.own_seconds.size(); ++r)
+      summary_.own_seconds[r] += record.own_seconds[r];
   }
 
   Trainer& t_;
@@ -242,6 +279,12 @@ class Trainer::Saver {
 Trainer::Trainer(const RunConfig& config, const Options& options)
     : options_(options), processes_(options.processes != nullptr ? *options.processes : alone_) {
   ZG_ASSERT_EQ(config.processes, processes_.count());
+  if (options.trace != nullptr && config.ranks() > 1) {
+    for (int r = 0; r < config.device.ranks; ++r) {
+      const int rank = processes_.number() * config.device.ranks + r;
+      traces_.push_back(std::make_unique<Trace>(*options.trace, fmt::format("rank {}", rank)));
+    }
+  }
   states_.resize(static_cast<std::size_t>(config.device.ranks));
   for (StepState& state : states_) {
     if (config.dtype == DType::kF16) state.scaler.emplace(config.loss_scale);
@@ -309,18 +352,29 @@ void Trainer::add_up() {
     t.peak.device += one.dry_run.peak.device + one.layout->workspace_bytes();
     t.peak.host += one.dry_run.peak.host;
     t.per_step += one.dry_run.per_step;
+    t.comm += one.dry_run.comm_per_step;
     t.nvme += one.layout->table.nvme_bytes();
   }
   for (const auto& rank : ranks_) t.per_step += rank->engine().own_traffic_per_step();
-  std::vector<std::int64_t*> numbers{&t.budgets.device, &t.budgets.host, &t.peak.device, &t.peak.host,
-                                     &t.nvme};
-  for (const auto link : kBytes) numbers.push_back(&(t.per_step.*link));
-  std::vector<double> values;  // exact below 2^53
-  for (const std::int64_t* number : numbers) values.push_back(static_cast<double>(*number));
-  values = sum_of_processes(std::move(values));
-  for (std::size_t i = 0; i < numbers.size(); ++i) *numbers[i] = static_cast<std::int64_t>(values[i]);
+  const auto sum_of_all = [this](const auto& all) {
+    std::vector<double> values;  // exact below 2^53
+    all([&](std::int64_t number) { values.push_back(static_cast<double>(number)); });
+    values = sum_of_processes(std::move(values));
+    std::size_t i = 0;
+    all([&](std::int64_t& number) { number = static_cast<std::int64_t>(values[i++]); });
+  };
+  sum_of_all([&t](const auto& f) {
+    f(t.budgets.device), f(t.budgets.host), f(t.peak.device), f(t.peak.host), f(t.nvme);
+    each(t.per_step, f);
+  });
+  sum_of_all([&t](const auto& f) { each(t.comm, f); });
   t.budgets.direct = plan().budgets.direct;
   totals_ = t;
+}
+
+// Of several ranks, each has lanes of its own in the timeline.
+Trace* Trainer::trace_of(int r) {
+  return traces_.empty() ? options_.trace : traces_[static_cast<std::size_t>(r)].get();
 }
 
 void Trainer::open_node() {
@@ -391,7 +445,12 @@ void Trainer::start(const std::vector<double>& drive_shares) {
       ranks_.push_back(
           std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_, gpu_.device.get(),
                                  comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
-                                 options_.trace, options_.watchdog));
+                                 trace_of(r), options_.watchdog));
+    }
+    if (ranks() > 1 && options_.watchdog != nullptr) {
+      std::vector<const StepExecutor*> engines;
+      for (const auto& one : ranks_) engines.push_back(&one->engine());
+      watched_ = options_.watchdog->watch(part_of(std::move(engines)));
     }
     on_ranks([this](int r) { rank(r).initialize(); });
     add_up();
@@ -447,12 +506,14 @@ StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   StepState& state = states_[static_cast<std::size_t>(r)];
   std::vector<Batch> batches(static_cast<std::size_t>(config.accumulation_steps));
   std::vector<MicroBatch> micro_batches;
+  const auto begin = Clock::now();
   for (std::size_t m = 0; m < batches.size(); ++m) {
     const std::int64_t number =
         static_cast<std::int64_t>(m) * ranks() + plans_[static_cast<std::size_t>(r)].rank;
     data_->train_batch(config.seed, step, number * config.micro_batch, config.micro_batch, batches[m]);
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }
+  state.loader_seconds = seconds_between(begin, Clock::now());
   const StepResult result = rank(r).engine().train_step(step, micro_batches, rule(state), then);
   ++(result.skipped ? state.skipped : state.updates);
   if (state.scaler) state.scaler->update(result.skipped);

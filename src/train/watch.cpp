@@ -1,6 +1,44 @@
 #include "train/watch.hpp"
 
+#include <algorithm>
+
 namespace zg {
+namespace {
+
+// "rank 2 waits for ranks 0, 1 in gather of layer 3 of 40": for those that have made fewer calls on the axis,
+// among the ranks that are known.
+std::string meetings_of(const StepExecutor& rank, const std::vector<const StepExecutor*>& ranks) {
+  std::string text;
+  for (int i = 0; i < kCommAxes; ++i) {
+    const auto axis = static_cast<CommAxis>(i);
+    const StepExecutor::Meeting mine = rank.meeting(axis);
+    if (!mine.inside) continue;
+    std::vector<int> missing;
+    for (const int member : members_of(rank.sharding(), axis)) {
+      const auto other = std::find_if(ranks.begin(), ranks.end(),
+                                      [&](const auto* r) { return r->sharding().rank == member; });
+      if (other != ranks.end() && (*other)->meeting(axis).calls < mine.calls) missing.push_back(member);
+    }
+    text += fmt::format("rank {}{} in {}\n", rank.sharding().rank,
+                        missing.empty() ? " is" : " waits for " + text_of(missing), mine.what);
+  }
+  return text;
+}
+
+}  // namespace
+
+WatchedPart part_of(std::vector<const StepExecutor*> ranks) {
+  return {.name = "ranks", .state = [all = std::move(ranks)] {
+            std::string text;
+            for (const StepExecutor* rank : all) {
+              const std::string meetings = meetings_of(*rank, all);
+              text += meetings.empty()
+                          ? fmt::format("rank {}: {}\n", rank->sharding().rank, rank->whereabouts())
+                          : meetings;
+            }
+            return text;
+          }};
+}
 
 // Transfers in flight count as waiting even if no thread waits for them: a drive that does not answer is a
 // stall, also when it only writes back.

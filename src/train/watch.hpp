@@ -1,5 +1,7 @@
 // Registers the parts of a run with the watchdog. The parts outlive the registration.
 #pragma once
+#include <vector>
+
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/engine/step_executor.hpp"
 
@@ -8,5 +10,7 @@ namespace zg {
 WatchedPart part_of(const io::Engine& io);
 WatchedPart part_of(const TensorStore& store);
 WatchedPart part_of(const StepExecutor& engine);
+// What each rank of this process does, or for which others it waits.
+WatchedPart part_of(std::vector<const StepExecutor*> ranks);
 
 }  // namespace zg

@@ -62,6 +62,32 @@ TEST(Trace, WritesWhatPerfettoReads) {
   EXPECT_EQ(json.at("otherData").at("dropped_events"), "0");
 }
 
+TEST(Trace, AGroupHasLanesOfItsOwn) {
+  Trace whole;
+  Trace first(whole, "rank 0"), second(whole, "rank 1");
+  second.start();
+  EXPECT_TRUE(whole.on() && first.on() && second.on());
+  const int lanes[] = {whole.lane("compute"), first.lane("compute"), second.lane("compute")};
+  EXPECT_EQ(first.lane("compute"), lanes[1]);
+  EXPECT_EQ(second.lane("operations"), 3);
+  const auto t = Clock::now();
+  whole.add(lanes[0], "w", t, t);
+  first.add(lanes[1], "f", t, t);
+  second.add(lanes[2], "s", t, t);
+  const test::TempDir directory;
+  const std::string path = directory / "trace.json";
+  first.save(path);
+  std::map<std::string, int> group_of;  // by span
+  std::map<int, std::string> groups;
+  const auto json = nlohmann::json::parse(read_text_file(path, "the trace"));
+  for (const auto& e : json.at("traceEvents")) {
+    if (e.at("ph") == "X") group_of[e.at("name")] = e.at("pid");
+    if (e.at("name") == "process_name") groups[e.at("pid")] = e.at("args").at("name");
+  }
+  EXPECT_EQ(group_of, (std::map<std::string, int>{{"w", 1}, {"f", 2}, {"s", 3}}));
+  EXPECT_EQ(groups, (std::map<int, std::string>{{1, "ziggurat"}, {2, "rank 0"}, {3, "rank 1"}}));
+}
+
 TEST(Trace, AnEmptyTraceIsValidJson) {
   Trace trace;
   trace.start();

@@ -36,13 +36,24 @@ std::set<std::string> keys_of(const json& object) {
   return keys;
 }
 
+// That docs/training.md has a row for each key of the record.
+void expect_documented(const json& record) {
+  const std::string page = test::read_file(std::string(ZG_SOURCE_DIR) + "/docs/training.md");
+  const std::string table = page.substr(page.find("## log.jsonl"));
+  for (const auto& item : record.items()) {
+    EXPECT_HAS(table, "| `" + item.key());
+    if (!item.value().is_object()) continue;
+    for (const auto& part : item.value().items()) EXPECT_HAS(table, "." + part.key() + '`');
+  }
+}
+
 TEST_F(CliTest, TheLogHasOneCompleteRecordAStep) {
   train({"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=."});
   const auto records = log();
   ASSERT_EQ(records.size(), 5u);
-  const std::set<std::string> keys{"step",    "loss",         "grad_norm", "lr",       "tokens",
-                                   "step_ms", "tokens_per_s", "mfu",       "phase_ms", "stall_ms",
-                                   "bytes",   "peak_bytes",   "bound_ms",  "bound_by"};
+  const std::set<std::string> keys{"step",      "loss",         "grad_norm",  "lr",       "tokens",
+                                   "step_ms",   "tokens_per_s", "mfu",        "phase_ms", "stall_ms",
+                                   "loader_ms", "bytes",        "peak_bytes", "bound_ms", "bound_by"};
   for (std::size_t i = 0; i < records.size(); ++i) {
     const json& r = records[i];
     SCOPED_TRACE(r.dump());
@@ -68,7 +79,10 @@ TEST_F(CliTest, TheLogHasOneCompleteRecordAStep) {
       EXPECT_LE(phase.value().get<double>(), 1.001 * r["step_ms"].get<double>()) << phase.key();
     }
     EXPECT_EQ(keys_of(r["stall_ms"]),
-              (std::set<std::string>{"reads", "write_backs", "memory", "copies", "optimizer", "other"}));
+              (std::set<std::string>{"reads", "write_backs", "memory", "copies", "optimizer", "gathers",
+                                     "ranks", "other"}));
+    EXPECT_EQ(r["stall_ms"]["gathers"], 0);
+    EXPECT_EQ(r["stall_ms"]["ranks"], 0);
     double stall = 0;
     for (const auto& cause : r["stall_ms"].items()) {
       EXPECT_GE(cause.value().get<double>(), 0) << cause.key();
@@ -86,12 +100,65 @@ TEST_F(CliTest, TheLogHasOneCompleteRecordAStep) {
     EXPECT_TRUE(
         (std::set<std::string>{"compute", "nvme", "host->device", "device->host"}).count(r["bound_by"]) > 0);
   }
+  expect_documented(records[1]);
   // What was run is on record, and can be run again.
   EXPECT_EQ(json::parse(read("out/config.json"))["steps"], 5);
   const std::string losses = read("out/log.jsonl");
   const Outcome again = run({"train", "out/config.json"});
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(log().back()["loss"], json::parse(lines_of(losses).back())["loss"]);
+}
+
+// Of several ranks the log, the report and the plan say what they exchange; counted as it was foretold.
+TEST_F(CliTest, RanksAreInTheLogTheReportAndThePlan) {
+  const Strings ranks{"zero_optimization.stage=3", "train_micro_batch_size_per_gpu=1"};
+  const Outcome o = train(ranks, {"--devices", "host:4", "--trace", "trace.json"});
+  const auto records = log();
+  ASSERT_EQ(records.size(), 5u);
+  for (const json& r : records) {
+    SCOPED_TRACE(r.dump());
+    EXPECT_EQ(keys_of(r["comm"]), (std::set<std::string>{"shards", "pieces", "replicas", "numbers"}));
+    std::int64_t sum = 0;
+    for (const auto& axis : r["comm"].items()) sum += axis.value()["bytes"].get<std::int64_t>();
+    EXPECT_EQ(r["bytes"]["comm"], sum);
+    EXPECT_EQ(r["comm"]["shards"]["bytes"], records[0]["comm"]["shards"]["bytes"]);
+    EXPECT_GT(r["comm"]["shards"]["ms"], 0);
+    EXPECT_GT(r["stall_ms"]["gathers"].get<double>() + r["stall_ms"]["ranks"].get<double>(), 0);
+    EXPECT_EQ(r["ranks"]["count"], 4);
+    EXPECT_GE(r["ranks"]["slowest_ms"], r["ranks"]["fastest_ms"]);
+    EXPECT_GT(r["ranks"]["fastest_ms"], 0);
+  }
+  expect_documented(records[1]);
+  const auto line_with = [](const std::string& text, const std::string& begin) {
+    for (const std::string& line : lines_of(text)) {
+      if (line.find(begin) != std::string::npos) return line;
+    }
+    return std::string();
+  };
+  EXPECT_HAS(o.out, "  from rank to rank ");
+  for (const char* axis : {"  shards ", "  pieces ", "  replicas ", "  numbers "})
+    EXPECT_HAS(line_with(o.out, axis), "exact");
+  EXPECT_HAS(line_with(o.out, "  4 ranks "), "the slowest; rank ");
+
+  // One group of lanes for each rank, each with the same lanes; the drives and the node's other threads are in
+  // none of them.
+  std::map<int, std::string> groups;
+  std::map<int, std::set<std::string>> lanes;
+  const json trace = json::parse(read("trace.json"));
+  for (const json& event : trace.at("traceEvents")) {
+    if (event.at("name") == "process_name") groups[event.at("pid")] = event.at("args").at("name");
+    if (event.at("name") == "thread_name") lanes[event.at("pid")].insert(event.at("args").at("name"));
+  }
+  EXPECT_EQ(groups, (std::map<int, std::string>{
+                        {1, "ziggurat"}, {2, "rank 0"}, {3, "rank 1"}, {4, "rank 2"}, {5, "rank 3"}}));
+  for (int group = 2; group <= 5; ++group) {
+    EXPECT_EQ(lanes[group], (std::set<std::string>{"compute", "optimizer", "host->device", "device->host",
+                                                   "operations", "updates", "comm", "exchange"}))
+        << group;
+  }
+  const Outcome plan = run(Strings{"train", "config.json", "--plan", "--devices", "host:4"} + sets(ranks));
+  EXPECT_EQ(plan.code, 0) << plan.err;
+  EXPECT_HAS(plan.out, "bytes per step from rank to rank: shards ");
 }
 
 // Where the speed of the drives is known, the bound is the time that the step's bytes take on them, and no run is

@@ -1,4 +1,5 @@
 // A run on several ranks of this process, as a library.
+#include "train/agreement.hpp"
 #include "train/session_fixture.hpp"
 #include "ziggurat/train/trainer.hpp"
 
@@ -12,6 +13,7 @@ class RanksOfARun : public SessionTest {
     std::optional<double> val_loss;
     std::string model;  // the saved weights
     Traffic measured, formula;
+    CommTraffics comm, comm_formula;
   };
   struct Losses final : TrainObserver {
     std::vector<double> all;
@@ -29,8 +31,9 @@ class RanksOfARun : public SessionTest {
     Losses losses;
     const RunSummary summary = trainer.run({&losses});
     trainer.save_model(directory_ + "/model");
-    return {losses.all, summary.val_loss, test::read_file(directory_ + "/model/model.safetensors"),
-            summary.measured, summary.formula};
+    return {losses.all,          summary.val_loss, test::read_file(directory_ + "/model/model.safetensors"),
+            summary.measured,    summary.formula,  summary.comm,
+            summary.comm_formula};
   }
 };
 
@@ -44,6 +47,8 @@ TEST_F(RanksOfARun, EveryStageGivesTheSameModel) {
     SCOPED_TRACE(sharding);
     const Outcome now = train({"devices=host:4", "train_micro_batch_size_per_gpu=1", sharding});
     EXPECT_EQ(now.measured, now.formula);
+    EXPECT_EQ(now.comm, now.comm_formula);
+    EXPECT_GT(now.comm[CommAxis::kPieces].sent, 0);
     if (!first) first = now;
     EXPECT_EQ(now.losses, first->losses);
     EXPECT_EQ(now.val_loss, first->val_loss);
@@ -53,6 +58,79 @@ TEST_F(RanksOfARun, EveryStageGivesTheSameModel) {
   ASSERT_EQ(first->losses.size(), one.losses.size());
   for (std::size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(first->losses[i] / one.losses[i], 1, 1e-5);
   EXPECT_NEAR(*first->val_loss / *one.val_loss, 1, 1e-5);
+}
+
+// What one step exchanges is what the plan says, summed over the ranks; and the record knows each rank.
+TEST_F(RanksOfARun, ExchangeWhatThePlanForetold) {
+  struct Records final : TrainObserver {
+    std::vector<StepRecord> all;
+    void on_step(const StepRecord& r) override { all.push_back(r); }
+  } records;
+  Trainer trainer(
+      config({"devices=host:4", "zero_optimization={\"stage\": 3, \"zero_hpz_partition_size\": 2}"}));
+  trainer.start();
+  const RunSummary summary = trainer.run({&records});
+  ASSERT_EQ(records.all.size(), 4u);
+  for (const StepRecord& r : records.all) {
+    EXPECT_EQ(r.result.comm, trainer.planned_comm());
+    EXPECT_EQ(r.ranks(), 4);
+    EXPECT_NEAR(r.result.stall, r.result.stall_for.total(), 1e-12);
+    EXPECT_GT(r.loader_seconds, 0);
+    EXPECT_GT(*std::min_element(r.own_seconds.begin(), r.own_seconds.end()), 0);
+  }
+  for (const CommTraffic& t : trainer.planned_comm().all) {
+    EXPECT_GT(t.sent, 0);
+    EXPECT_EQ(t.sent, t.received);
+  }
+  EXPECT_EQ(summary.own_seconds.size(), 4u);
+}
+
+// A report on all ranks says for each where it is, and for whom it waits.
+TEST_F(RanksOfARun, AReportSaysWhoIsWaitedFor) {
+  Watchdog watchdog({.stall_seconds = 0});
+  struct Holder final : TrainObserver {
+    explicit Holder(Watchdog& w) : watchdog(w) {}
+    // Holds the first rank until the others wait for it, or for a minute.
+    void on_step_begin(std::int64_t step) override {
+      if (step != 2) return;
+      const auto begin = Clock::now();
+      const auto all_wait = [&] {
+        for (const int rank : {1, 2, 3}) {
+          if (text.find(fmt::format("rank {} waits for rank 0 in exchange of numbers", rank)) ==
+              std::string::npos)
+            return false;
+        }
+        return true;
+      };
+      do text = watchdog.dump();
+      while (!all_wait() && seconds_between(begin, Clock::now()) < 60);
+    }
+    Watchdog& watchdog;
+    std::string text;
+  } holder(watchdog);
+  Trainer trainer(config({"devices=host:4", "zero_optimization.stage=3"}), {.watchdog = &watchdog});
+  trainer.start();
+  trainer.run({&holder});
+  EXPECT_HAS(holder.text, "ranks: ");
+  EXPECT_HAS(holder.text, "rank 0: in no operation; step 1 was the last to begin");
+  for (const int rank : {1, 2, 3})
+    EXPECT_HAS(holder.text, fmt::format("rank {} waits for rank 0 in exchange of numbers", rank));
+}
+
+// What must be the same on all ranks is told by the plan, and budgets are not.
+TEST_F(RanksOfARun, AgreeOnTheConfigurationButForBudgets) {
+  const auto lines = [&](const Strings& settings) {
+    Strings all{"devices=host:2", "train_batch_size=8"};
+    all.insert(all.end(), settings.begin(), settings.end());
+    return agreement_of(Trainer(config(all)).plan());
+  };
+  const auto same = lines({});
+  EXPECT_EQ(lines({"tiers.device=40MiB", "tiers.host=40MiB", "threads.compute=1"}), same);
+  for (const char* differs :
+       {"seed=5", "steps=5", "eval.batches=4", "gradient_clipping=0.25", "model.n_layer=1", "data.seq_len=8",
+        "bf16.enabled=true", "zero_optimization.stage=3", "train_micro_batch_size_per_gpu=1",
+        "optimizer.params.lr=2e-3"})
+    EXPECT_NE(lines({differs}), same) << differs;
 }
 
 TEST_F(RanksOfARun, StopTogetherAfterTheStepInWhichTheFirstIsAsked) {

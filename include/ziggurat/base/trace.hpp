@@ -1,5 +1,6 @@
 // A timeline of one run, written as Chrome trace JSON (open it in Perfetto): one lane per thread,
-// stream and link. Off by default: a span then costs one relaxed load.
+// stream and link. Lanes may be in groups, one for each rank. Off by default: a span then costs one relaxed
+// load.
 //
 // Any thread may add spans. The program owns the one Trace and passes it by reference.
 #pragma once
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zg {
@@ -17,10 +19,12 @@ using Clock = std::chrono::steady_clock;
 class Trace {
  public:
   Trace() : origin_(Clock::now()) {}
-  bool on() const { return on_.load(std::memory_order_relaxed); }
+  // A group of lanes of `whole`, which outlives it: what is added here is in that timeline, under this name.
+  Trace(Trace& whole, std::string group) : whole_(&whole), group_(std::move(group)) {}
+  bool on() const { return whole_->on_.load(std::memory_order_relaxed); }
   // From now on spans are kept, at most kCapacity of them; those beyond are only counted.
   void start();
-  // The number of the lane (a row of the timeline) of that name; a new lane for a new name.
+  // The number of the lane (a row of the timeline) of that name in this group; a new lane for a new name.
   int lane(const std::string& name);
   void add(int lane, std::string name, Clock::time_point begin, Clock::time_point end,
            std::int64_t bytes = 0);
@@ -36,10 +40,17 @@ class Trace {
     Clock::time_point begin, end;
     std::int64_t bytes;
   };
+  struct Lane {
+    std::string group, name;
+    bool operator==(const Lane&) const = default;
+  };
+  // A group uses these members of the whole trace, and none of its own but its name.
+  Trace* const whole_ = this;
+  const std::string group_;
   std::atomic<bool> on_{false};
   Clock::time_point origin_;
   mutable std::mutex mutex_;
-  std::vector<std::string> lanes_;
+  std::vector<Lane> lanes_;
   std::vector<Event> events_;
   std::size_t dropped_ = 0;
 };

@@ -14,6 +14,7 @@
 #include "ziggurat/base/view.hpp"
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/kernels/optimizer_state.hpp"
+#include "ziggurat/kernels/quantize.hpp"
 #include "ziggurat/kernels/types.hpp"
 
 namespace zg {

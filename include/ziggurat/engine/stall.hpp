@@ -1,4 +1,4 @@
-// The causes of stalls: why the compute stream had no work.
+// The causes of stalls: why the compute stream had no work, or none but to exchange bytes with other ranks.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -12,9 +12,11 @@ enum class StallCause : std::uint8_t {
   kMemory,      // memory needed next that leases or moves other than writes to the drives still take
   kCopies,      // copies between host and device, under way or queued
   kOptimizer,   // an update whose result, or whose memory, the next operation needs
+  kGathers,     // weights that are gathered from the ranks' shards
+  kRanks,       // sums of gradients over the ranks, and numbers that they exchange
   kOther,       // hand-over between threads, work of the host between operations
 };
-inline constexpr int kStallCauses = 6;
+inline constexpr int kStallCauses = 8;
 const char* name_of(StallCause cause);  // "reads", "write-backs", ...
 
 struct StallTimes {

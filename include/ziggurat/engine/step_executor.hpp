@@ -14,8 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/comm/comm.hpp"
-#include "ziggurat/engine/program_sequence.hpp"
+#include "ziggurat/engine/communication.hpp"
 #include "ziggurat/engine/stall.hpp"
 #include "ziggurat/optim/group_rule.hpp"
 #include "ziggurat/store/store.hpp"
@@ -50,11 +49,18 @@ struct StepResult {
   bool skipped = false;  // with a loss scale: gradients overflowed, so the update changes nothing
   std::int64_t tokens = 0;
   double seconds = 0;  // wall time
-  double stall = 0;    // part of it in which the compute stream had no work; the sum of stall_for
+  double stall = 0;    // part of it in which the compute stream did not compute; the sum of stall_for
   StallTimes stall_for;
   Phases phases;
   Traffic traffic;
   std::int64_t first_written = 0;  // bytes to NVMe that were first writes, to slots that were empty
+  CommTraffics comm;               // with other ranks
+  // How long each axis was busy, waits for other ranks included; gathers may run beside compute.
+  ByAxis<double> comm_seconds;
+  // Without the waits for other ranks (kGathers, kRanks): large where a rank holds up the others.
+  double own_seconds() const {
+    return seconds - stall_for[StallCause::kGathers] - stall_for[StallCause::kRanks];
+  }
 };
 
 class HostLease;
@@ -110,10 +116,16 @@ class StepExecutor {
   // The engine's own bytes in each training step.
   Traffic own_traffic_per_step() const;
 
+  // What this rank has exchanged with others since the start, but for the calls below.
+  CommTraffics comm() const;
+
   // Every rank calls these, between its steps; they end when all have. By rank, what each has brought; and
   // their sum.
   std::vector<std::vector<double>> of_all_ranks(std::span<const double> mine);
   double sum_over_ranks(double mine);
+  // Compares what must be the same on all ranks, line by line. Throws Error(kUsage) on every rank if it is
+  // not, with the first line that differs.
+  void agree(std::span<const std::string> mine);
 
   // For the watchdog. Any thread; no locks.
   std::string state() const;       // step, operation being issued, operations on the streams
@@ -122,6 +134,17 @@ class StepExecutor {
   // For the progress line, from any thread too: "backward of layer 12 of 40", with the reason where it waits:
   // "waits for reads". Empty before the first program.
   std::string work() const;
+  // Where the rank is, for a report on all ranks: the same, or between which steps.
+  std::string whereabouts() const;
+  // The latest call of other ranks on an axis: how many there have been, what it is for ("gather of layer 3
+  // of 40"), and whether the rank is still in it.
+  struct Meeting {
+    std::uint64_t calls = 0;
+    bool inside = false;
+    std::string what;
+  };
+  Meeting meeting(CommAxis axis) const;
+  const Sharding& sharding() const { return layout_.options.sharding; }
 
  private:
   class Timer;
@@ -154,13 +177,12 @@ class StepExecutor {
   void finish_gradient(const StepOp& op);
   Stream& update_stream(std::int32_t unit);
   Stream& stream_of(const StepOp& op);
+  std::vector<std::vector<double>> exchange(std::span<const double> mine);
+  double exchange_sum(double mine);
 
-  // What ranks do together; null where this rank does it alone.
+  // What ranks do together (CommAxis); null where this rank does it alone.
   struct Groups {
-    std::unique_ptr<Communicator> shards;    // of one group, which hold everything once
-    std::unique_ptr<Communicator> replicas;  // of one shard
-    std::unique_ptr<Communicator> pieces;    // all ranks, in the order of their pieces
-    std::unique_ptr<Communicator> numbers;   // all ranks: losses, norms, counts
+    std::unique_ptr<Communicator> shards, pieces, replicas, numbers;
   };
 
   const Layout& layout_;
@@ -186,7 +208,8 @@ class StepExecutor {
   double head_scale_ = 1;                       // factor of the gradient that the head starts backward with
   std::vector<std::vector<RandomKey>> random_;  // by unit and parameter
   Traffic own_;
-  Traffic initial_;  // the store's traffic at the end of initialize()
+  CommTraffic asked_;  // by of_all_ranks()
+  Traffic initial_;    // the store's traffic at the end of initialize()
   History history_;
 };
 

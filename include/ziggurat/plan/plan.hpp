@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/engine/program_sequence.hpp"
+#include "ziggurat/engine/communication.hpp"
 #include "ziggurat/store/residency.hpp"
 
 namespace zg {
@@ -14,6 +14,7 @@ struct Plan {
   bool fits = false;
   std::optional<NoRoom> obstacle;  // where it does not fit
   Traffic per_step;                // the store's, of a step in the steady state
+  CommTraffics comm_per_step;      // with other ranks
   Budgets peak;                    // bytes used of each budget, without the workspace
 };
 

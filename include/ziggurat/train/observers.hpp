@@ -38,6 +38,7 @@ class ProgressLine final : public TrainObserver {
 std::string progress_line(const StepRecord& record, std::int64_t steps, double eta_seconds,
                           double tokens_per_second);
 // "reads 4.0, write-backs 2.1, ...": in percent of `seconds`, those causes with at least `least` percent.
+// Waits for other ranks only if there were any.
 std::string stall_text(const StallTimes& stall, double seconds, int decimals, double least);
 
 // Memory, traffic and bounds of a plan.

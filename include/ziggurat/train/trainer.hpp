@@ -27,7 +27,8 @@ namespace zg {
 
 class Trainer;
 
-// One step, for observers.
+// One step, for observers. Of several ranks: loss and norm are of the whole batch; bytes are sums; the times
+// of streams, stalls and calls of other ranks are means.
 struct StepRecord {
   std::int64_t step = 0;  // from 1
   double lr = 0;
@@ -39,7 +40,18 @@ struct StepRecord {
   std::optional<double> val_loss;
   std::optional<double> loss_scale;  // of the step's gradients; with fp16
   std::int64_t skipped = 0;          // steps skipped so far
+  double loader_seconds = 0;         // that a rank waited for its batch before the step; the longest of all
+  // By rank: how long the batch and the step took without the waits for other ranks.
+  std::vector<double> own_seconds;
+  int ranks() const { return static_cast<int>(own_seconds.size()); }
 };
+// The rank with the most, or the least, of its own.
+struct Straggler {
+  int rank = 0;
+  double seconds = 0;
+};
+Straggler slowest_of(const std::vector<double>& own_seconds);
+Straggler fastest_of(const std::vector<double>& own_seconds);
 
 struct RunSummary {
   std::int64_t steps = 0;
@@ -58,6 +70,12 @@ struct RunSummary {
   // the NVMe tier.
   std::int64_t peak_device = 0, peak_host = 0, peak_resident = 0, nvme_files = 0;
   Traffic measured, formula;  // of the whole run, once all moves are done: as measured, and as forecast
+  // The same between the ranks. Summed over the steps: how long an axis was busy (mean of the ranks), and
+  // StepRecord's seconds.
+  CommTraffics comm, comm_formula;
+  ByAxis<double> comm_seconds;
+  double loader_seconds = 0;
+  std::vector<double> own_seconds;
 };
 
 // Is notified of a run's progress, on the thread that trains. An exception that it throws ends the run.
@@ -120,6 +138,14 @@ class Trainer {
   int local_ranks() const { return static_cast<int>(plans_.size()); }
   Rank& rank(int local = 0) { return *ranks_[static_cast<std::size_t>(local)]; }
   UpdateRule rule() const { return rule(states_.front()); }  // of the next step
+  // Of all ranks together: budgets, the planned traffic of a step, bytes of the NVMe tier.
+  Budgets budgets() const;
+  Traffic planned_traffic() const;
+  CommTraffics planned_comm() const;
+  std::int64_t nvme_bytes() const;
+  int ranks() const { return static_cast<int>(plans_.size()); }
+  Rank& rank(int number = 0) { return *ranks_[static_cast<std::size_t>(number)]; }  // after start()
+  UpdateRule rule() const { return rule(states_.front()); }                         // of the next step
   // Steps not skipped; the last update may be deferred. Steps whose gradients overflowed (fp16).
   std::int64_t updates() const { return states_.front().updates; }
   std::int64_t skipped() const { return states_.front().skipped; }
@@ -135,10 +161,12 @@ class Trainer {
   struct StepState {
     std::optional<LossScaler> scaler;
     std::int64_t updates = 0, skipped = 0;
+    double loader_seconds = 0;  // this rank's wait for the batch of the last step
   };
   struct Totals {
     Budgets budgets, peak;
     Traffic per_step;
+    CommTraffics comm;  // in a step
     std::int64_t nvme = 0;
   };
   // Runs work(local rank) on a thread of each. The exception of the rank that failed first is thrown here.
@@ -150,6 +178,7 @@ class Trainer {
   UpdateRule rule(const StepState& state) const;
   StepResult train_step_of(int rank, std::int64_t step, Then then);
   double evaluate_on(int rank);
+  Trace* trace_of(int rank);
 
   const Options options_;
   Processes alone_;
@@ -163,6 +192,7 @@ class Trainer {
   std::unique_ptr<Node> node_;
   std::vector<std::unique_ptr<CommRank>> comm_;  // empty: there is one rank
   std::vector<std::unique_ptr<Rank>> ranks_;
+  Watchdog::Registration watched_;  // last, so that nothing is watched that is gone
 };
 
 }  // namespace zg

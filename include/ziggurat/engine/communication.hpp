@@ -1,0 +1,75 @@
+// What the ranks of a run exchange: the calls that an operation makes of other ranks, how many bytes a
+// program or a whole run exchanges, and what must be the same on all ranks. Pure functions of layout and
+// programs; the engine makes just these calls.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ziggurat/comm/comm.hpp"
+#include "ziggurat/engine/program_sequence.hpp"
+
+namespace zg {
+
+// The groups in which a rank exchanges something (Sharding). A rank that is alone in a group exchanges
+// nothing there.
+enum class CommAxis : std::uint8_t {
+  kShards,    // of one shard group: weights are gathered from the shards
+  kPieces,    // all ranks, in the order of their pieces: gradients are summed, a piece by each rank
+  kReplicas,  // of one shard: its summed pieces are gathered
+  kNumbers,   // all ranks: losses, norms, counts of tokens
+};
+inline constexpr int kCommAxes = 4;
+const char* name_of(CommAxis axis);  // "shards", ...
+
+template <class T>
+struct ByAxis {
+  std::array<T, kCommAxes> all{};
+  T& operator[](CommAxis axis) { return all[static_cast<std::size_t>(axis)]; }
+  const T& operator[](CommAxis axis) const { return all[static_cast<std::size_t>(axis)]; }
+  bool operator==(const ByAxis&) const = default;
+  ByAxis& operator+=(const ByAxis& o) {
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] += o.all[i];
+    return *this;
+  }
+};
+using CommTraffics = ByAxis<CommTraffic>;  // what one rank exchanged, or several together
+inline CommTraffic operator-(const CommTraffic& a, const CommTraffic& b) {
+  return {a.sent - b.sent, a.received - b.received, a.calls - b.calls};
+}
+CommTraffics operator-(const CommTraffics& a, const CommTraffics& b);
+
+// The ranks of the group of this rank, in the order in which the group counts them.
+std::vector<int> members_of(const Sharding& sharding, CommAxis axis);
+
+// A call of all members of a group. `count`: elements of one member's row (Communicator).
+struct CommCall {
+  CommAxis axis = CommAxis::kShards;
+  bool sums = false;  // a reduce-scatter; else an all-gather
+  std::int64_t count = 0;
+  DType dtype = DType::kF32;
+};
+// The calls that the operation makes, in order.
+std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op);
+
+// What the layout's rank exchanges in a program, and in a training step in all.
+CommTraffics comm_of(const Layout& layout, const StepProgram& program);
+CommTraffics comm_per_step(const Layout& layout, const StepPrograms& programs);
+// The same for a whole run (StepExecutor::history).
+CommTraffics comm_forecast(const Layout& layout, const StepPrograms& programs, const History& history);
+
+// What all ranks must have in common, a line each: how everything is sharded, the shape of the batch, and the
+// calls of each program that all ranks make. Not the calls for replicas, which a rank without trained
+// parameters does not make.
+std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& programs);
+// 53 bits of a hash of the line, which a double holds.
+double hash_of(const std::string& line);
+// The error when the ranks' lines differ. lines: by rank; empty: the rank has no such line.
+Error disagreement(std::span<const std::string> lines);
+
+// "rank 2", "ranks 0, 1"; of many ranks the first ones, and how many there are.
+std::string text_of(std::span<const int> ranks);
+
+}  // namespace zg

@@ -1,0 +1,190 @@
+#include "ziggurat/engine/communication.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+
+#include "engine/workspace.hpp"
+
+namespace zg {
+namespace {
+
+// What a member of a group of this size exchanges in a call.
+CommTraffic traffic_of(std::int64_t members, std::int64_t count, DType dtype) {
+  if (members < 2) return {};
+  const std::int64_t bytes = (members - 1) * count * static_cast<std::int64_t>(size_of(dtype));
+  return {bytes, bytes, 1};
+}
+
+std::int64_t members(const Sharding& sharding, CommAxis axis) {
+  switch (axis) {
+    case CommAxis::kShards:
+      return sharding.shards;
+    case CommAxis::kReplicas:
+      return sharding.replicas();
+    case CommAxis::kPieces:
+    case CommAxis::kNumbers:
+      return sharding.ranks;
+  }
+  return 1;
+}
+
+// Every rank tells all others so many numbers.
+CommTraffics numbers(const Layout& layout, std::int64_t count) {
+  CommTraffics t;
+  t[CommAxis::kNumbers] = traffic_of(layout.options.sharding.ranks, count, DType::kF64);
+  return t;
+}
+
+// The valid tokens of the batch before the step, then the loss and the units' norms.
+CommTraffics numbers_of_step(const Layout& layout) {
+  CommTraffics t = numbers(layout, 1);
+  return t += numbers(layout, 1 + static_cast<std::int64_t>(layout.units.size()));
+}
+
+}  // namespace
+
+const char* name_of(CommAxis axis) {
+  static constexpr const char* kNames[] = {"shards", "pieces", "replicas", "numbers"};
+  return kNames[static_cast<std::size_t>(axis)];
+}
+
+CommTraffics operator-(const CommTraffics& a, const CommTraffics& b) {
+  CommTraffics t;
+  for (std::size_t i = 0; i < t.all.size(); ++i) t.all[i] = a.all[i] - b.all[i];
+  return t;
+}
+
+std::vector<int> members_of(const Sharding& s, CommAxis axis) {
+  std::vector<int> ranks;
+  for (int i = 0; i < members(s, axis); ++i) {
+    ranks.push_back(axis == CommAxis::kShards     ? s.replica() * s.shards + i
+                    : axis == CommAxis::kReplicas ? i * s.shards + s.shard()
+                    : axis == CommAxis::kPieces   ? s.rank_of_piece(i)
+                                                  : i);
+  }
+  return ranks;
+}
+
+std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
+  const Sharding& sharding = layout.options.sharding;
+  std::vector<CommCall> calls;
+  const auto add = [&](const CommCall& call) {
+    if (members(sharding, call.axis) > 1) calls.push_back(call);
+  };
+  // In fewer bits a row is exchanged in parts.
+  const auto add_quantized = [&](CommAxis axis, bool sums, std::int64_t count, int bits) {
+    const std::int64_t part = Workspace::exchange_values(layout);
+    for (std::int64_t at = 0; at < count; at += part)
+      add({axis, sums, kernels::quantized_bytes(std::min(part, count - at), bits), DType::kU8});
+  };
+  const std::int64_t shard = layout.shard_elements(op.unit).count;
+  if (op.kind == OpKind::kGather) {
+    if (const int bits = layout.options.weight_bits; bits > 0) {
+      add_quantized(CommAxis::kShards, false, shard, bits);
+    } else {
+      add({CommAxis::kShards, false, shard, layout.model->dtype()});
+    }
+  } else if (op.kind == OpKind::kFinishGradient) {
+    const std::int64_t piece = layout.unit(op.unit).piece;
+    if (const int bits = layout.options.gradient_bits; bits > 0) {
+      add_quantized(CommAxis::kShards, true, shard, bits);
+      add_quantized(CommAxis::kReplicas, true, piece, bits);
+    } else {
+      add({CommAxis::kPieces, true, piece, layout.model->accumulator_dtype()});
+    }
+    if (op.has(Operand::kGradient)) add({CommAxis::kReplicas, false, piece, layout.options.gradient});
+  }
+  return calls;
+}
+
+CommTraffics comm_of(const Layout& layout, const StepProgram& program) {
+  CommTraffics t;
+  for (const StepOp& op : program.ops) {
+    for (const CommCall& call : calls_of(layout, op))
+      t[call.axis] += traffic_of(members(layout.options.sharding, call.axis), call.count, call.dtype);
+  }
+  return t;
+}
+
+CommTraffics comm_per_step(const Layout& layout, const StepPrograms& programs) {
+  CommTraffics t = comm_of(layout, programs.step);
+  return t += numbers_of_step(layout);
+}
+
+CommTraffics comm_forecast(const Layout& layout, const StepPrograms& programs, const History& history) {
+  CommTraffics total;
+  if (layout.options.sharding.ranks == 1) return total;
+  std::map<const StepProgram*, CommTraffics> of;
+  ProgramSequence sequence(programs);
+  for (const auto& [activity, times] : history) {
+    for (std::int64_t i = 0; i < times; ++i) {
+      sequence.begin(activity);
+      while (const auto start = sequence.next()) {
+        const auto [it, fresh] = of.try_emplace(start->program);
+        if (fresh) it->second = comm_of(layout, *start->program);
+        total += it->second;
+      }
+      if (activity == Activity::kStep || activity == Activity::kStepThenPause)
+        total += numbers_of_step(layout);
+      if (activity == Activity::kEvaluate) {  // loss and tokens of the whole evaluation
+        total += numbers(layout, 1);
+        total += numbers(layout, 1);
+      }
+    }
+  }
+  return total;
+}
+
+std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& programs) {
+  const LayoutOptions& o = layout.options;
+  std::vector<std::string> lines{fmt::format("{} ranks in groups of {}, weights kept: {}", o.sharding.ranks,
+                                             o.sharding.shards, o.sharding.keep_weights),
+                                 fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches,
+                                             o.micro_batch.sequences, o.micro_batch.time)};
+  for (const StepProgram* p : {&programs.first, &programs.step, &programs.flush, &programs.evaluate}) {
+    for (const StepOp& op : p->ops) {
+      for (const CommCall& call : calls_of(layout, op)) {
+        if (call.axis == CommAxis::kReplicas) continue;
+        lines.push_back(fmt::format("program {}: {} of unit {}, {} {} of each rank", p->program.name(),
+                                    name_of(op.kind), op.unit, call.count, name_of(call.dtype)));
+      }
+    }
+  }
+  return lines;
+}
+
+double hash_of(const std::string& line) {
+  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+  for (const char c : line) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return static_cast<double>(hash >> 11);
+}
+
+Error disagreement(std::span<const std::string> lines) {
+  std::vector<std::pair<std::string, std::vector<int>>> by_line;
+  for (std::size_t rank = 0; rank < lines.size(); ++rank) {
+    const auto it = std::find_if(by_line.begin(), by_line.end(),
+                                 [&](const auto& known) { return known.first == lines[rank]; });
+    auto& ranks =
+        it != by_line.end() ? it->second : by_line.emplace_back(lines[rank], std::vector<int>()).second;
+    ranks.push_back(static_cast<int>(rank));
+  }
+  std::string text = "differ:";
+  for (const auto& [line, ranks] : by_line) {
+    text +=
+        fmt::format("{} {} {} {}", &by_line.front().first == &line ? "" : ";", text_of(ranks),
+                    ranks.size() == 1 ? "has" : "have", line.empty() ? "no more calls" : '"' + line + '"');
+  }
+  return {Errc::kUsage, "the ranks of this run", text, "start every rank with the same configuration"};
+}
+
+std::string text_of(std::span<const int> ranks) {
+  constexpr std::size_t kShown = 8;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kShown); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
+  return ranks.size() > kShown ? text + fmt::format(", ... ({} ranks)", ranks.size()) : text;
+}
+
+}  // namespace zg

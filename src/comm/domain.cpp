@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "comm/copy.hpp"
-
 namespace zg::comm {
 
 const char* name_of(Kind kind) {
@@ -24,6 +22,13 @@ std::string text_of(const Call& c) {
 bool same_call(const Call& a, const Call& b) {
   return a.kind == b.kind && a.count == b.count && a.dtype == b.dtype && a.reduction == b.reduction &&
          a.peer == b.peer;
+}
+
+Range share_of(int member, int members, std::int64_t count, DType dtype) {
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t each = count / members, more = count % members;
+  const std::int64_t first = member * each + std::min<std::int64_t>(member, more);
+  return {first * element, (each + (member < more ? 1 : 0)) * element};
 }
 
 void Failure::set(int rank, const Error& error) {
@@ -138,7 +143,7 @@ void Meeting::give(int from, int to, const Call& call) {
   letter = {};
 }
 
-void Meeting::take(int from, int to, const Call& call) {
+void Meeting::take(int from, int to, const Call& call, const std::function<void(const Call&)>& move) {
   Lock lock(mutex_);
   Letter& letter = letters_[{from, to}];
   wait(lock, [&] { return letter.call != nullptr && !letter.taken; },
@@ -154,7 +159,7 @@ void Meeting::take(int from, int to, const Call& call) {
                      "ranks must run the same program"));
   }
   lock.unlock();  // the sender stands still until it is told
-  copy(call.out, sent.in, call.count * static_cast<std::int64_t>(size_of(call.dtype)));
+  move(sent);
   lock.lock();
   letter.taken = true;
   changed_.notify_all();

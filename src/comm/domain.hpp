@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,13 @@ struct Call {
 };
 std::string text_of(const Call& call);  // "all-gather of 100 f32"
 bool same_call(const Call& a, const Call& b);
+
+struct Range {  // bytes of an operand
+  std::int64_t first = 0, bytes = 0;
+};
+// The part of an all-reduce of `count` elements that the member reduces. Parts are as equal as whole elements
+// allow.
+Range share_of(int member, int members, std::int64_t count, DType dtype);
 
 // The first failure of any rank of the process. Any thread.
 class Failure {
@@ -91,9 +99,10 @@ class Meeting {
   }
   void meet(int member);
 
-  // Operands between two members: give() returns when take() of the other has read them.
+  // Operands between two members: give() returns when take() of the other has read them, by `move`, which
+  // gets the sender's call.
   void give(int from, int to, const Call& call);
-  void take(int from, int to, const Call& call);
+  void take(int from, int to, const Call& call, const std::function<void(const Call&)>& move);
 
  private:
   struct Letter {

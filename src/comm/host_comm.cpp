@@ -25,8 +25,11 @@ constexpr std::int64_t kBlock = std::int64_t{1}
 
 // What the ranks of this process share.
 struct Process {
-  Process(std::vector<int> counts, std::unique_ptr<Wire> w, const CommOptions& o)
-      : ranks_of(std::move(counts)), wire(std::move(w)), options(o) {
+  Process(std::vector<int> counts, std::unique_ptr<Wire> w, const CommOptions& o, std::shared_ptr<Failure> f)
+      : ranks_of(std::move(counts)),
+        wire(std::move(w)),
+        options(o),
+        shared_failure(f != nullptr ? std::move(f) : std::make_shared<Failure>()) {
     for (int process = 0; process < static_cast<int>(ranks_of.size()); ++process) {
       for (int i = 0; i < ranks_of[static_cast<std::size_t>(process)]; ++i) {
         process_of.push_back(process);
@@ -79,14 +82,11 @@ struct Process {
   std::vector<int> process_of, index_of;  // by rank of the world
   std::unique_ptr<Wire> wire;             // null: one process
   const CommOptions options;
-  Failure failure;
+  const std::shared_ptr<Failure> shared_failure;
+  Failure& failure = *shared_failure;
   std::mutex mutex;  // guards what follows
   std::map<std::vector<int>, Groups> meetings;
   std::map<std::pair<int, int>, int> pairs;
-};
-
-struct Range {  // bytes of an operand
-  std::int64_t first = 0, bytes = 0;
 };
 
 class HostCommunicator final : public Communicator {
@@ -136,7 +136,8 @@ class HostCommunicator final : public Communicator {
     enqueue(s, {in, out, count, Kind::kReduceScatter, dtype, reduction, 0});
   }
   void all_reduce(Stream& s, void* data, std::int64_t count, DType dtype, Reduction reduction) override {
-    const std::int64_t mine = share(rank_, count, dtype).bytes, others = bytes_of(count, dtype) - mine;
+    const std::int64_t mine = share_of(rank_, size(), count, dtype).bytes,
+                       others = bytes_of(count, dtype) - mine;
     // The others' ranges go out to be reduced, and come back reduced; this member's go to all others.
     note(others + (size() - 1) * mine, (size() - 1) * mine + others);
     enqueue(s, {data, data, count, Kind::kAllReduce, dtype, reduction, 0});
@@ -209,7 +210,7 @@ class HostCommunicator final : public Communicator {
         reduce_range(c, rows, c.out, x);
         return meeting_->meet(me_);
       case Kind::kAllReduce: {
-        const auto range = [&](int member) { return share(member, c.count, c.dtype); };
+        const auto range = [&](int member) { return share_of(member, size(), c.count, c.dtype); };
         char* const mine = static_cast<char*>(c.out) + range(rank_).first;
         reduce_range(c, range, mine, x);
         return gather(c, mine, range, x);
@@ -223,7 +224,10 @@ class HostCommunicator final : public Communicator {
         send_to(c.peer, c.in, bytes, x);
         return x.wait(what(c));
       case Kind::kReceive:
-        if (!is_remote(c.peer)) return meeting_->take(peer(c.peer).local, me_, c);
+        if (!is_remote(c.peer)) {
+          return meeting_->take(peer(c.peer).local, me_, c,
+                                [&](const Call& sent) { copy(c.out, sent.in, bytes); });
+        }
         receive_from(c.peer, c.out, bytes, x);
         return x.wait(what(c));
       case Kind::kBarrier:
@@ -236,13 +240,6 @@ class HostCommunicator final : public Communicator {
 
   std::string what(const Call& c) const {
     return fmt::format("rank {} in {} of group {}", world_rank_, text_of(c), name_);
-  }
-
-  // The range of an all-reduce that the member reduces. Ranges are as equal as whole elements allow.
-  Range share(int member, std::int64_t count, DType dtype) const {
-    const std::int64_t n = size(), each = count / n, more = count % n;
-    const std::int64_t first = member * each + std::min<std::int64_t>(member, more);
-    return {bytes_of(first, dtype), bytes_of(each + (member < more ? 1 : 0), dtype)};
   }
 
   // The member of process `at` that receives operands of `from`, a member of another process.
@@ -446,8 +443,10 @@ class HostRank final : public CommRank {
 }  // namespace
 
 std::vector<std::unique_ptr<CommRank>> make_host_ranks(std::vector<int> ranks_of, std::unique_ptr<Wire> wire,
-                                                       const CommOptions& options) {
-  const auto process = std::make_shared<Process>(std::move(ranks_of), std::move(wire), options);
+                                                       const CommOptions& options,
+                                                       std::shared_ptr<Failure> failure) {
+  const auto process =
+      std::make_shared<Process>(std::move(ranks_of), std::move(wire), options, std::move(failure));
   std::vector<std::unique_ptr<CommRank>> ranks;
   for (int rank = 0; rank < process->size(); ++rank) {
     if (process->process_of[static_cast<std::size_t>(rank)] == process->here())

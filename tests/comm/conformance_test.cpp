@@ -12,7 +12,7 @@
 namespace zg::test {
 namespace {
 
-constexpr std::int64_t kCounts[] = {0, 1, 3, 257, 100003};
+const std::int64_t kCounts[] = {0, 1, 3, 257, large_count()};
 
 // Element i of what a rank brings: of magnitudes so different that the order of a sum shows in its bits.
 template <class T>
@@ -77,68 +77,71 @@ bool is_in(const std::vector<int>& group, int rank) {
 
 class Conformance : public testing::TestWithParam<int> {
  protected:
-  // body(communicator, members, stream) on every member of every group.
+  // body(communicator, members, stream, place) on every member of every group.
   template <class Body>
   void in_groups(const Body& body) {
-    in_world(GetParam(), [&](CommRank& rank) {
-      HostStream stream("comm", HostStream::Mode::kThread);
+    in_world(GetParam(), [&](CommRank& rank, const Place& place) {
+      const auto stream = place.stream("comm");
       for (const auto& members : groups_of(rank.size())) {
         if (!is_in(members, rank.rank())) continue;
         const auto comm = rank.group(members, "test");
         ASSERT_EQ(comm->size(), static_cast<int>(members.size()));
         ASSERT_EQ(members[static_cast<std::size_t>(comm->rank())], rank.rank());
-        body(*comm, members, stream);
-        stream.synchronize();
+        body(*comm, members, *stream, place);
+        stream->synchronize();
       }
     });
   }
 
   template <class T>
   void all_gather() {
-    in_groups([](Communicator& comm, const std::vector<int>& members, Stream& stream) {
+    in_groups([](Communicator& comm, const std::vector<int>& members, Stream& stream, const Place& place) {
       const int me = members[static_cast<std::size_t>(comm.rank())];
       for (const std::int64_t n : kCounts) {
-        std::vector<T> in = values<T>(me, 0, n), out(static_cast<std::size_t>(n * comm.size())), expected;
+        Operand<T> in(place, values<T>(me, 0, n)), out(place, n * comm.size());
+        std::vector<T> expected;
         for (const int m : members) {
           const auto theirs = values<T>(m, 0, n);
           expected.insert(expected.end(), theirs.begin(), theirs.end());
         }
         comm.all_gather(stream, in.data(), out.data(), n, dtype_of<T>);
         stream.synchronize();
-        EXPECT_TRUE(same(out, expected)) << n;
-        std::vector<T> place(out.size());
-        std::copy(in.begin(), in.end(), place.begin() + comm.rank() * n);
-        comm.all_gather(stream, place.data() + comm.rank() * n, place.data(), n, dtype_of<T>);
+        EXPECT_TRUE(same(out.read(), expected)) << n;
+        std::vector<T> mine(expected.size());
+        std::copy_n(expected.begin() + comm.rank() * n, n, mine.begin() + comm.rank() * n);
+        Operand<T> both(place, mine);
+        comm.all_gather(stream, both.data() + comm.rank() * n, both.data(), n, dtype_of<T>);
         stream.synchronize();
-        EXPECT_TRUE(same(place, expected)) << n << " in place";
+        EXPECT_TRUE(same(both.read(), expected)) << n << " in place";
       }
     });
   }
 
   template <class T>
   void reduce(Reduction reduction) {
-    in_groups([&](Communicator& comm, const std::vector<int>& members, Stream& stream) {
+    in_groups([&](Communicator& comm, const std::vector<int>& members, Stream& stream, const Place& place) {
       const int me = members[static_cast<std::size_t>(comm.rank())];
       for (const std::int64_t n : kCounts) {
         const std::int64_t all = n * comm.size();
-        std::vector<T> in = values<T>(me, 0, all), out(static_cast<std::size_t>(n)), expected;
+        Operand<T> in(place, values<T>(me, 0, all)), out(place, n);
+        std::vector<T> expected;
         for (std::int64_t i = 0; i < all; ++i) expected.push_back(reduced<T>(members, i, reduction));
         const auto row = expected.begin() + comm.rank() * n;
         comm.reduce_scatter(stream, in.data(), out.data(), n, dtype_of<T>, reduction);
         stream.synchronize();
-        EXPECT_TRUE(same(out, std::vector<T>(row, row + n))) << n;
-        EXPECT_TRUE(same(in, values<T>(me, 0, all))) << "the operand is left alone";
+        EXPECT_TRUE(same(out.read(), std::vector<T>(row, row + n))) << n;
+        EXPECT_TRUE(same(in.read(), values<T>(me, 0, all))) << "the operand is left alone";
         // Counts that do not divide by the members, too.
         for (const std::int64_t more : {std::int64_t{0}, std::min<std::int64_t>(all, 1)}) {
-          std::vector<T> data = values<T>(me, 0, all - more);
+          Operand<T> data(place, values<T>(me, 0, all - more));
           comm.all_reduce(stream, data.data(), all - more, dtype_of<T>, reduction);
           stream.synchronize();
-          EXPECT_TRUE(same(data, std::vector<T>(expected.begin(), expected.end() - more))) << n;
+          EXPECT_TRUE(same(data.read(), std::vector<T>(expected.begin(), expected.end() - more))) << n;
         }
         comm.reduce_scatter(stream, in.data(), in.data() + comm.rank() * n, n, dtype_of<T>, reduction);
         stream.synchronize();
-        EXPECT_TRUE(same(std::vector<T>(in.begin() + comm.rank() * n, in.begin() + (comm.rank() + 1) * n),
-                         std::vector<T>(row, row + n)))
+        const auto reduced_row = in.read().begin() + comm.rank() * n;
+        EXPECT_TRUE(same(std::vector<T>(reduced_row, reduced_row + n), std::vector<T>(row, row + n)))
             << n << " in place";
       }
     });
@@ -166,79 +169,78 @@ TEST_P(Conformance, TakesMaxima) {
 }
 
 TEST_P(Conformance, AMaximumWithNanIsNan) {
-  in_groups([](Communicator& comm, const std::vector<int>&, Stream& stream) {
+  in_groups([](Communicator& comm, const std::vector<int>&, Stream& stream, const Place& place) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (int whose = 0; whose < comm.size(); ++whose) {
-      std::vector<float> data = {comm.rank() == whose ? nan : 1.0f, static_cast<float>(comm.rank())};
+      Operand<float> data(place, {comm.rank() == whose ? nan : 1.0f, static_cast<float>(comm.rank())});
       comm.all_reduce(stream, data.data(), 2, DType::kF32, Reduction::kMax);
       stream.synchronize();
-      EXPECT_TRUE(std::isnan(data[0]));
-      EXPECT_EQ(data[1], static_cast<float>(comm.size() - 1));
+      EXPECT_TRUE(std::isnan(data.read()[0]));
+      EXPECT_EQ(data.read()[1], static_cast<float>(comm.size() - 1));
     }
   });
 }
 
 TEST_P(Conformance, BroadcastsFromEveryMember) {
-  in_groups([](Communicator& comm, const std::vector<int>& members, Stream& stream) {
+  in_groups([](Communicator& comm, const std::vector<int>& members, Stream& stream, const Place& place) {
     for (const std::int64_t n : kCounts) {
       for (int root = 0; root < comm.size(); ++root) {
         const int source = members[static_cast<std::size_t>(root)];
-        std::vector<float> data(static_cast<std::size_t>(n));
-        if (comm.rank() == root) data = values<float>(source, 0, n);
+        Operand<float> data(place, n);
+        if (comm.rank() == root) data.write(values<float>(source, 0, n));
         comm.broadcast(stream, data.data(), n, DType::kF32, root);
         stream.synchronize();
-        EXPECT_TRUE(same(data, values<float>(source, 0, n))) << n << " from " << root;
+        EXPECT_TRUE(same(data.read(), values<float>(source, 0, n))) << n << " from " << root;
       }
     }
   });
 }
 
 TEST_P(Conformance, ExchangesAllWithAll) {
-  in_groups([](Communicator& comm, const std::vector<int>& members, Stream& stream) {
+  in_groups([](Communicator& comm, const std::vector<int>& members, Stream& stream, const Place& place) {
     const int me = members[static_cast<std::size_t>(comm.rank())];
     for (const std::int64_t n : kCounts) {
-      const std::vector<bf16> in = values<bf16>(me, 0, n * comm.size());
-      std::vector<bf16> out(in.size()), expected;
+      Operand<bf16> in(place, values<bf16>(me, 0, n * comm.size())), out(place, n * comm.size());
+      std::vector<bf16> expected;
       for (const int m : members) {
         const auto part = values<bf16>(m, comm.rank() * n, n);
         expected.insert(expected.end(), part.begin(), part.end());
       }
       comm.all_to_all(stream, in.data(), out.data(), n, DType::kBF16);
       stream.synchronize();
-      EXPECT_TRUE(same(out, expected)) << n;
+      EXPECT_TRUE(same(out.read(), expected)) << n;
     }
   });
 }
 
 // Each member sends round the ring while it receives, on two streams; several messages, in order.
 TEST_P(Conformance, SendsAndReceivesMatchInOrder) {
-  in_groups([](Communicator& comm, const std::vector<int>& members, Stream& stream) {
+  in_groups([](Communicator& comm, const std::vector<int>& members, Stream& stream, const Place& place) {
     if (comm.size() == 1) return;
-    HostStream sends("sends", HostStream::Mode::kThread);
+    const auto sends = place.stream("sends");
     const int next = (comm.rank() + 1) % comm.size(), before = (comm.rank() + comm.size() - 1) % comm.size();
     const int me = members[static_cast<std::size_t>(comm.rank())],
               theirs = members[static_cast<std::size_t>(before)];
-    std::vector<std::vector<float>> out, in;
+    std::vector<std::unique_ptr<Operand<float>>> out, in;
     for (const std::int64_t n : kCounts) {
-      out.push_back(values<float>(me, n, n));
-      in.emplace_back(static_cast<std::size_t>(n));
+      out.push_back(std::make_unique<Operand<float>>(place, values<float>(me, n, n)));
+      in.push_back(std::make_unique<Operand<float>>(place, n));
     }
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const auto n = static_cast<std::int64_t>(out[i].size());
-      comm.send(sends, out[i].data(), n, DType::kF32, next);
-      comm.receive(stream, in[i].data(), n, DType::kF32, before);
+      comm.send(*sends, out[i]->data(), kCounts[i], DType::kF32, next);
+      comm.receive(stream, in[i]->data(), kCounts[i], DType::kF32, before);
     }
-    sends.synchronize();
+    sends->synchronize();
     stream.synchronize();
     for (std::size_t i = 0; i < in.size(); ++i)
-      EXPECT_TRUE(same(in[i], values<float>(theirs, kCounts[i], kCounts[i])));
+      EXPECT_TRUE(same(in[i]->read(), values<float>(theirs, kCounts[i], kCounts[i])));
   });
 }
 
 // The second call finds the operands as the first has left them, on every rank.
 TEST_P(Conformance, CallsOfAStreamFollowEachOther) {
-  in_groups([](Communicator& comm, const std::vector<int>&, Stream& stream) {
-    std::vector<double> data(1000, 1);
+  in_groups([](Communicator& comm, const std::vector<int>&, Stream& stream, const Place& place) {
+    Operand<double> data(place, std::vector<double>(1000, 1));
     double factor = 1;
     for (int i = 0; i < 15; ++i) {  // 8^15 is exact
       comm.all_reduce(stream, data.data(), 1000, DType::kF64, Reduction::kSum);
@@ -246,7 +248,7 @@ TEST_P(Conformance, CallsOfAStreamFollowEachOther) {
       if (i % 5 == 0) comm.barrier(stream);
     }
     stream.synchronize();
-    EXPECT_EQ(data, std::vector<double>(1000, factor));
+    EXPECT_EQ(data.read(), std::vector<double>(1000, factor));
   });
 }
 
@@ -256,14 +258,15 @@ TEST_P(Conformance, RandomCallsOverManyGroupsGiveTheSameBits) {
   const std::uint64_t seed = test_seed(4711);
   SCOPED_TRACE(seed);
   constexpr std::int64_t kSize = 600;
-  in_world(GetParam(), [&](CommRank& rank) {
+  in_world(GetParam(), [&](CommRank& rank, const Place& place) {
     const auto groups = groups_of(rank.size());
     const int n = rank.size();
     // All ranks' contents, which every rank follows.
     std::vector<std::vector<float>> expected;
     for (int r = 0; r < n; ++r) expected.push_back(values<float>(r, 0, kSize));
-    std::vector<float> mine = expected[static_cast<std::size_t>(rank.rank())], scratch(kSize);
-    HostStream stream("comm", HostStream::Mode::kThread);
+    Operand<float> mine(place, expected[static_cast<std::size_t>(rank.rank())]), scratch(place, kSize);
+    const auto stream_owner = place.stream("comm");
+    Stream& stream = *stream_owner;
     std::vector<std::unique_ptr<Communicator>> comms;
     for (const auto& g : groups) comms.push_back(is_in(g, rank.rank()) ? rank.group(g, "random") : nullptr);
     std::mt19937_64 random(seed), delay(seed + static_cast<std::uint64_t>(rank.rank()));
@@ -298,30 +301,30 @@ TEST_P(Conformance, RandomCallsOverManyGroupsGiveTheSameBits) {
       if (delay() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(delay() % 2000));
       if (what == 0) {
         comms[g]->all_reduce(stream, mine.data(), count, DType::kF32, Reduction::kSum);
-        stream.enqueue("half", [&mine, count] {
-          for (std::int64_t i = 0; i < count; ++i) mine[static_cast<std::size_t>(i)] *= 0.5f;
+        mine.change(stream, [count](std::vector<float>& values) {
+          for (std::int64_t i = 0; i < count; ++i) values[static_cast<std::size_t>(i)] *= 0.5f;
         });
       } else if (what == 1) {
         comms[g]->broadcast(stream, mine.data(), count, DType::kF32, root);
       } else {
-        stream.enqueue("copy", [&] { scratch = mine; });
+        scratch.change(stream, [&mine](std::vector<float>& values) { values = mine.read(); });
         comms[g]->all_gather(stream, scratch.data(), mine.data(), count, DType::kF32);
       }
     }
     stream.synchronize();
-    EXPECT_TRUE(same(mine, expected[static_cast<std::size_t>(rank.rank())]));
+    EXPECT_TRUE(same(mine.read(), expected[static_cast<std::size_t>(rank.rank())]));
   });
 }
 
 // What a back end counts is what the dry one counts, and the closed form.
 TEST_P(Conformance, BytesAreTheClosedForm) {
-  in_groups([](Communicator& comm, const std::vector<int>&, Stream& stream) {
+  in_groups([](Communicator& comm, const std::vector<int>&, Stream& stream, const Place& place) {
     const auto d = static_cast<std::int64_t>(comm.size());
     const auto dry_rank = make_dry_rank(comm.rank(), comm.size());
     std::vector<int> all(static_cast<std::size_t>(d));
     std::iota(all.begin(), all.end(), 0);
     const auto dry = dry_rank->group(all, "dry");
-    std::vector<float> a(static_cast<std::size_t>(60 * d)), b(a.size());
+    Operand<float> a(place, 60 * d), b(place, 60 * d);
     std::vector<CommTraffic> seen[2];
     int which = 0;
     for (Communicator* c : {&comm, dry.get()}) {
@@ -354,8 +357,7 @@ TEST_P(Conformance, BytesAreTheClosedForm) {
 
 // Under a launcher the world has one size, whatever the parameter says.
 INSTANTIATE_TEST_SUITE_P(Worlds, Conformance,
-                         testing::ValuesIn(is_under_mpi() ? std::vector<int>{0}
-                                                          : std::vector<int>{1, 2, 3, 4, 8}),
+                         testing::ValuesIn(is_under_mpi() ? std::vector<int>{0} : world_sizes()),
                          [](const auto& p) { return "ranks_" + std::to_string(p.param); });
 
 }  // namespace

@@ -9,23 +9,19 @@ namespace {
 
 // What each rank's stream throws; empty: nothing.
 std::vector<std::string> failures(int size, double timeout,
-                                  const std::function<void(CommRank&, Stream&)>& body) {
+                                  const std::function<void(CommRank&, Stream&, const Place&)>& body) {
   std::vector<std::string> texts(static_cast<std::size_t>(size));
-  auto ranks = make_local_ranks(size, {.timeout_seconds = timeout});
-  std::vector<std::thread> threads;
-  for (auto& rank : ranks) {
-    threads.emplace_back([&, r = rank.get()] {
-      try {
-        HostStream stream("comm", HostStream::Mode::kThread);
-        body(*r, stream);
-        stream.synchronize();
-      } catch (const Error& e) {
-        EXPECT_EQ(e.code(), Errc::kComm);
-        texts[static_cast<std::size_t>(r->rank())] = e.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const auto one = [&](CommRank& rank, const Place& place) {
+    try {
+      const auto stream = place.stream("comm");
+      body(rank, *stream, place);
+      stream->synchronize();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kComm);
+      texts[static_cast<std::size_t>(rank.rank())] = e.what();
+    }
+  };
+  in_world(size, one, {.timeout_seconds = timeout});
   return texts;
 }
 
@@ -34,9 +30,9 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 TEST(CommFailure, ARankThatFailsEndsTheCallsOfAllOthers) {
-  const auto texts = failures(4, 60, [](CommRank& rank, Stream& stream) {
+  const auto texts = failures(4, 60, [](CommRank& rank, Stream& stream, const Place& place) {
     const auto comm = rank.group(all_of(rank), "world");
-    std::vector<float> data(100);
+    Operand<float> data(place, 100);
     if (rank.rank() == 2) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       return rank.fail(Error(Errc::kIo, "nvme tier, drive 1", "I/O error", "the drive fails"));
@@ -54,9 +50,9 @@ TEST(CommFailure, ARankThatFailsEndsTheCallsOfAllOthers) {
 
 TEST(CommFailure, ARankThatHangsIsNamed) {
   std::atomic<int> ended{0};
-  const auto texts = failures(3, 0.2, [&](CommRank& rank, Stream& stream) {
+  const auto texts = failures(3, 1, [&](CommRank& rank, Stream& stream, const Place& place) {
     const auto comm = rank.group(all_of(rank), "data");
-    std::vector<float> data(100);
+    Operand<float> data(place, 100);
     comm->broadcast(stream, data.data(), 100, DType::kF32, 0);
     stream.synchronize();
     if (rank.rank() == 1) {  // until all others have given up
@@ -82,9 +78,9 @@ TEST(CommFailure, ARankThatHangsIsNamed) {
 }
 
 TEST(CommFailure, CallsThatDifferAreRefusedByAll) {
-  const auto texts = failures(2, 60, [](CommRank& rank, Stream& stream) {
+  const auto texts = failures(2, 60, [](CommRank& rank, Stream& stream, const Place& place) {
     const auto comm = rank.group(all_of(rank), "world");
-    std::vector<float> data(100);
+    Operand<float> data(place, 100);
     comm->all_reduce(stream, data.data(), rank.rank() == 0 ? 100 : 99, DType::kF32, Reduction::kSum);
     stream.synchronize();
   });
@@ -95,9 +91,9 @@ TEST(CommFailure, CallsThatDifferAreRefusedByAll) {
 }
 
 TEST(CommFailure, AReceiveOfAnotherSizeIsRefused) {
-  const auto texts = failures(2, 60, [](CommRank& rank, Stream& stream) {
+  const auto texts = failures(2, 60, [](CommRank& rank, Stream& stream, const Place& place) {
     const auto comm = rank.group(all_of(rank), "pipeline");
-    std::vector<float> data(100);
+    Operand<float> data(place, 100);
     if (rank.rank() == 0) comm->send(stream, data.data(), 100, DType::kF32, 1);
     if (rank.rank() == 1) comm->receive(stream, data.data(), 50, DType::kF32, 0);
     stream.synchronize();
@@ -108,12 +104,12 @@ TEST(CommFailure, AReceiveOfAnotherSizeIsRefused) {
 
 // A failure is not forgotten: later calls fail at once.
 TEST(CommFailure, NothingGoesOnAfterAFailure) {
-  auto ranks = make_local_ranks(2, {.timeout_seconds = 60});
-  ranks[1]->fail(Error(Errc::kMemory, "host tier", "no room"));
-  HostStream stream("comm", HostStream::Mode::kThread);
-  const auto comm = ranks[0]->group(all_of(*ranks[0]), "world");
-  comm->barrier(stream);
-  EXPECT_THROW(stream.synchronize(), Error);
+  World world = make_world(2, {.timeout_seconds = 60});
+  world.ranks[1]->fail(Error(Errc::kMemory, "host tier", "no room"));
+  const auto stream = Place(world.devices.empty() ? nullptr : world.devices[0].get()).stream("comm");
+  const auto comm = world.ranks[0]->group(all_of(*world.ranks[0]), "world");
+  comm->barrier(*stream);
+  EXPECT_THROW(stream->synchronize(), Error);
 }
 
 }  // namespace

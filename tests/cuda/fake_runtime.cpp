@@ -338,7 +338,7 @@ void FakeRuntime::wait_value(cuda::StreamHandle handle, const std::uint32_t* wor
     const auto done = [word, value] {
       return std::atomic_ref(*const_cast<std::uint32_t*>(word)).load(std::memory_order_acquire) == value;
     };
-    const auto run = [this, done, &stream, key = std::pair(word, value)] {
+    const auto run = [this, done, &stream, key = Awaited{word, value, stream.device()}] {
       while (!done() && !ends() && !stream.stops())
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       std::lock_guard lock(mutex_);
@@ -346,7 +346,7 @@ void FakeRuntime::wait_value(cuda::StreamHandle handle, const std::uint32_t* wor
     };
     if (stream.capture == nullptr) {
       std::lock_guard lock(mutex_);
-      awaited_.insert({word, value});
+      awaited_.insert({word, value, stream.device()});
     }
     enqueue(stream, {.run = run, .uses = {{word, sizeof(*word)}}});
   });
@@ -381,7 +381,8 @@ void FakeRuntime::load(const std::string& problem) {
 }
 
 void FakeRuntime::check_nobody_awaits_the_host() const {
-  for (const auto& [word, value] : awaited_) {
+  for (const auto& [word, value, device] : awaited_) {
+    if (device != current()) continue;
     const auto now = std::atomic_ref(*const_cast<std::uint32_t*>(word)).load(std::memory_order_acquire);
     if (now != value)
       throw FakeMemory::Misuse{"CUDA may wait for the device, where a stream waits for the host"};
@@ -394,6 +395,25 @@ void FakeRuntime::kernel(Stream& stream, std::function<void()> run) {
   guarded("kernel", Kind::kAsks, stream.name(), [&] {
     if (stream.device() != current()) throw FakeMemory::Misuse{"the stream is another device's"};
     enqueue(stream, {.run = std::move(run), .uses = {}});
+  });
+}
+
+void FakeRuntime::enqueue_library(const char* name, cuda::StreamHandle handle,
+                                  const std::vector<std::pair<const void*, std::int64_t>>& uses,
+                                  std::function<void()> run) {
+  guarded(name, Kind::kAsks, "", [&] {
+    Stream& stream = stream_of(handle);
+    if (stream.device() != current()) throw FakeMemory::Misuse{"the stream is another device's"};
+    Work work{.run = std::move(run), .uses = {}};
+    for (const auto& [at, bytes] : uses) {
+      const FakeMemory::Place place = memory_.place(at, bytes);
+      if (place.kind != FakeMemory::Kind::kDevice)
+        throw FakeMemory::Misuse{"what it uses is no device memory"};
+      if (place.device != stream.device())
+        throw FakeMemory::Misuse{"what it uses is another device's memory"};
+      work.uses.push_back({at, bytes});
+    }
+    enqueue(stream, std::move(work));
   });
 }
 

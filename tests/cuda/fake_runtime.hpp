@@ -64,9 +64,18 @@ class FakeRuntime final : public cuda::Runtime {
   FakeMemory::Place place(const void* at, std::int64_t bytes) const { return memory_.place(at, bytes); }
 
   // NVIDIA's libraries load what computes this problem, if they have not yet. CUDA may wait for the whole
-  // device to load something, while calls of other threads wait for that: it is misuse while a stream waits
-  // for a word that is not set. (Kernels of our own are loaded before, unless lazy_kernels.)
+  // device to load something, while calls of other threads wait for that: it is misuse while a stream of the
+  // current device waits for a word that is not set. (Kernels of our own are loaded before, unless
+  // lazy_kernels.)
   void load(const std::string& problem);
+
+  // Work of a library, which runs on the stream, where it uses this memory of the stream's device. To be
+  // enqueued by a thread whose current device that is.
+  void enqueue_library(const char* name, cuda::StreamHandle stream,
+                       const std::vector<std::pair<const void*, std::int64_t>>& uses,
+                       std::function<void()> run);
+  int current_device() const { return current(); }
+  bool ends() const { return broken_.load() || stops_.load(); }
 
   // What was made and not given back; of a device that has failed, its memory may go with it.
   std::vector<std::string> leaks() const;
@@ -153,7 +162,6 @@ class FakeRuntime final : public cuda::Runtime {
   // Returns when it is reached, the device has failed, or all ends, the stream that waits included.
   void await(Point& point, const Stream* stream = nullptr);
   static Work mark(FakeRuntime* self, std::shared_ptr<Point> point);
-  bool ends() const { return broken_.load() || stops_.load(); }
   void check_nobody_awaits_the_host() const;  // under the mutex
   void check_not_broken(const char* name) const;
 
@@ -171,7 +179,13 @@ class FakeRuntime final : public cuda::Runtime {
   std::map<cuda::EventHandle, EventState> events_;
   std::map<cuda::GraphHandle, Graph> graphs_;
   std::set<std::string> loaded_;
-  std::multiset<std::pair<const std::uint32_t*, std::uint32_t>> awaited_;  // words, and for which value
+  struct Awaited {
+    const std::uint32_t* word;
+    std::uint32_t value;
+    int device;  // of the stream that waits
+    auto operator<=>(const Awaited&) const = default;
+  };
+  std::multiset<Awaited> awaited_;
   std::int64_t next_stream_ = 0;
   std::uintptr_t next_handle_ = 16;  // of events and graphs: never used again
 };

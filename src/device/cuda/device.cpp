@@ -11,6 +11,7 @@
 #include "device/cuda/first_uses.hpp"
 #include "device/cuda/graphs.hpp"
 #include "device/cuda/pinned.hpp"
+#include "device/cuda/queue.hpp"
 #include "device/cuda/stream.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
@@ -210,9 +211,9 @@ class DeviceStream final : public CudaStream {
   PinnedRegions& pinned_;
 };
 
-class CudaDevice : public Device {
+class CudaDevice : public Device, public CudaAccess {
  public:
-  CudaDevice(const CudaOptions& options, std::unique_ptr<Runtime> runtime, const MakeBlas& make_blas,
+  CudaDevice(const CudaOptions& options, std::shared_ptr<Runtime> runtime, const MakeBlas& make_blas,
              std::string cufile)
       : options_(options),
         cufile_(std::move(cufile)),
@@ -275,6 +276,14 @@ class CudaDevice : public Device {
     }
     return direct_;
   }
+  int index() const override { return options_.device; }
+  void use() override { runtime_->use_device(options_.device); }
+  std::unique_ptr<CudaQueue> make_queue() override {
+    return std::make_unique<Queue>(*runtime_, options_.device, info_.multiprocessors);
+  }
+  void fail(std::exception_ptr cause) override { completions_.fail(std::move(cause)); }
+  void check() const override { completions_.rethrow(); }
+  std::unique_lock<std::shared_mutex> quiet() override { return completions_.quiet(); }
   void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
     copy(stream, device, host, bytes, Direction::kToDevice);
   }
@@ -315,7 +324,7 @@ class CudaDevice : public Device {
 
   const CudaOptions options_;
   const std::string cufile_;
-  std::unique_ptr<Runtime> runtime_;
+  std::shared_ptr<Runtime> runtime_;
   const DeviceInfo info_;
   std::unique_ptr<Blas> blas_;
   Products products_;
@@ -331,7 +340,7 @@ class CudaDevice : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_device(const CudaOptions& options, std::unique_ptr<Runtime> runtime,
+std::unique_ptr<Device> make_device(const CudaOptions& options, std::shared_ptr<Runtime> runtime,
                                     const MakeBlas& make_blas, const std::string& cufile) {
   return std::make_unique<CudaDevice>(options, std::move(runtime), make_blas, cufile);
 }

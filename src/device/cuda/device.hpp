@@ -13,8 +13,9 @@ namespace zg::cuda {
 using MakeBlas =
     std::function<std::unique_ptr<Blas>(Runtime& runtime, int device, const BlasOptions& options)>;
 
-// Throws as make_cuda_device() does. cufile: the file name of GPUDirect Storage's library.
-std::unique_ptr<Device> make_device(const CudaOptions& options, std::unique_ptr<Runtime> runtime,
+// Throws as make_cuda_device() does. Devices may share a runtime. cufile: the file name of GPUDirect
+// Storage's library.
+std::unique_ptr<Device> make_device(const CudaOptions& options, std::shared_ptr<Runtime> runtime,
                                     const MakeBlas& make_blas, const std::string& cufile = Gds::kLibrary);
 
 }  // namespace zg::cuda

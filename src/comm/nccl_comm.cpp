@@ -1,0 +1,521 @@
+// Ranks that are threads of one process with a GPU each.
+//
+// Each communicator has lanes: a thread with a CUDA stream. A call enqueues itself on a lane, and makes the
+// rank's stream wait for its end. The lane waits until the rank's stream has reached the call, meets the
+// lanes of the other members, which compares the calls (Meeting), and only then enqueues NCCL's work and
+// waits for it. So no kernel of NCCL ever waits for a member that may not come. Nor can it be caught by a
+// call of CUDA that waits for the whole device, as those do that load kernels: such calls are made while no
+// stream of their device waits for the host (Completions::quiet()), and the rank's stream waits for the host
+// during every call of ours.
+//
+// NCCL moves bytes, and a kernel of ours reduces: a member receives its part of the others' operands chunk by
+// chunk into staging memory, and reduces each chunk in the order of the ranks. Sends and receives are copies
+// between the two GPUs that the receiver makes.
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "comm/domain.hpp"
+#include "comm/host_ranks.hpp"
+#include "comm/nccl_ranks.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/device/cuda_access.hpp"
+
+namespace zg::comm {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;                // of chunks in staging memory
+constexpr std::chrono::microseconds kPollInterval{20};  // between two looks for the end of a call
+constexpr int kMostGpus = 64;                           // kernels/cuda/reduce.hpp
+
+CudaAccess& access_of(Device& device) {
+  auto* const access = dynamic_cast<CudaAccess*>(&device);
+  ZG_ASSERT(access != nullptr, "{} is no CUDA device", device.describe());
+  return *access;
+}
+
+// What the members of one group share.
+struct Group {
+  Group(std::vector<int> members, const std::string& name, const std::shared_ptr<Failure>& f,
+        std::shared_ptr<Nccl> n, std::vector<CudaAccess*> a, double timeout)
+      : failure(f),
+        meeting(std::move(members), name, *failure, timeout),
+        nccl(std::move(n)),
+        gpus(std::move(a)),
+        comms(gpus.size()) {}
+  // The last member is gone, so the others have no work any more.
+  ~Group() {
+    try {
+      if (failure->failed()) {
+        abort();
+        return;
+      }
+      each([this](NcclComm comm, std::size_t) { nccl->finalize(comm); }, true);
+      each([this](NcclComm comm, std::size_t) {
+        while (!nccl->settled(comm)) std::this_thread::sleep_for(kPollInterval);
+      });
+      each([this](NcclComm comm, std::size_t) { nccl->destroy(comm); });
+    } catch (const Error& error) {
+      failure->set(0, error);
+      abort();
+    }
+  }
+  NcclId identity() {
+    std::lock_guard lock(mutex);
+    if (!id) id = nccl->make_id();
+    return *id;
+  }
+  void abort(std::size_t member) {
+    if (const NcclComm comm = std::exchange(comms[member], nullptr); comm != nullptr) nccl->abort(comm);
+  }
+
+  const std::shared_ptr<Failure> failure;
+  Meeting meeting;
+  const std::shared_ptr<Nccl> nccl;
+  const std::vector<CudaAccess*> gpus;  // by member
+  std::vector<NcclComm> comms;          // by member, each used by that member's lane; null: not made
+
+ private:
+  void abort() {
+    for (std::size_t m = 0; m < comms.size(); ++m) abort(m);
+  }
+  template <class Action>
+  void each(const Action& action, bool together = false) {
+    if (std::none_of(comms.begin(), comms.end(), [](NcclComm comm) { return comm != nullptr; })) return;
+    if (together) nccl->begin_group();
+    for (std::size_t m = 0; m < comms.size(); ++m) {
+      if (comms[m] == nullptr) continue;
+      gpus[m]->use();
+      action(comms[m], m);
+    }
+    if (together) nccl->end_group();
+  }
+
+  std::mutex mutex;
+  std::optional<NcclId> id;  // guarded by mutex
+};
+
+struct World {
+  const GpuCommOptions options;
+  const std::shared_ptr<Nccl> nccl;
+  const std::shared_ptr<Failure> failure;
+  const std::vector<Device*> devices;                    // by rank
+  const std::vector<std::unique_ptr<CommRank>> on_host;  // the same ranks, for streams of the processor
+
+  // The rank's n-th group of these members, as each of them counts.
+  std::shared_ptr<Group> group(const std::vector<int>& members, const std::string& name, int rank) {
+    std::lock_guard lock(mutex);
+    std::vector<std::weak_ptr<Group>>& made = groups[members];
+    const std::size_t n = joined[{members, rank}]++;
+    if (n == made.size()) made.emplace_back();
+    std::shared_ptr<Group> group = made[n].lock();
+    if (group != nullptr) return group;
+    std::vector<CudaAccess*> gpus;
+    for (const int m : members) gpus.push_back(&access_of(*devices[static_cast<std::size_t>(m)]));
+    made[n] = group =
+        std::make_shared<Group>(members, name, failure, nccl, std::move(gpus), options.timeout_seconds);
+    return group;
+  }
+
+  std::mutex mutex;  // guards what follows
+  std::map<std::vector<int>, std::vector<std::weak_ptr<Group>>> groups;
+  std::map<std::pair<std::vector<int>, int>, std::size_t> joined;
+};
+
+// Calls of NCCL that count as one.
+class NcclCalls {
+ public:
+  explicit NcclCalls(Nccl& nccl) : nccl_(nccl) { nccl_.begin_group(); }
+  ~NcclCalls() {
+    if (open_) try {
+        nccl_.end_group();
+      } catch (const Error&) {  // a call of the group has failed already
+      }
+  }
+  void end() {
+    open_ = false;
+    nccl_.end_group();
+  }
+
+ private:
+  Nccl& nccl_;
+  bool open_ = true;
+};
+
+// A thread with a CUDA stream that carries out calls one after the other.
+struct Lane {
+  Lane(CudaAccess& gpu, const std::string& name)
+      : queue(gpu.make_queue()), thread(name, HostStream::Mode::kThread) {}
+  std::unique_ptr<CudaQueue> queue;
+  HostStream thread;  // last, so that it ends first
+};
+
+class GpuCommunicator final : public Communicator {
+ public:
+  GpuCommunicator(std::shared_ptr<World> world, int rank, const std::vector<int>& members,
+                  const std::string& name)
+      : world_(std::move(world)),
+        world_rank_(rank),
+        members_(members),
+        name_(name),
+        device_(*world_->devices[static_cast<std::size_t>(rank)]),
+        gpu_(access_of(device_)),
+        on_host_(world_->on_host[static_cast<std::size_t>(rank)]->group(members, name)),
+        group_(world_->group(members, name, rank)) {
+    rank_ = on_host_->rank();
+    std::vector<int> all(members.size());
+    std::iota(all.begin(), all.end(), 0);
+    counter_ = make_dry_rank(rank_, size())->group(all, name);
+    for (const int r : members_) {
+      const auto lower = [&](int other) { return other < r; };
+      order_.push_back(static_cast<std::size_t>(std::count_if(members_.begin(), members_.end(), lower)));
+    }
+  }
+  ~GpuCommunicator() override {
+    lanes_.clear();
+    if (staging_ != nullptr) device_.arena().release(staging_, staging_bytes_);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(members_.size()); }
+  CommTraffic traffic() const override {
+    CommTraffic all = counter_->traffic();
+    return all += on_host_->traffic();
+  }
+
+  void all_gather(Stream& s, const void* in, void* out, std::int64_t count, DType dtype) override {
+    if (is_host(s)) return on_host_->all_gather(s, in, out, count, dtype);
+    counter_->all_gather(s, in, out, count, dtype);
+    enqueue(s, {.in = in, .out = out, .count = count, .kind = Kind::kAllGather, .dtype = dtype});
+  }
+  void reduce_scatter(Stream& s, const void* in, void* out, std::int64_t count, DType dtype,
+                      Reduction reduction) override {
+    if (is_host(s)) return on_host_->reduce_scatter(s, in, out, count, dtype, reduction);
+    counter_->reduce_scatter(s, in, out, count, dtype, reduction);
+    enqueue(s, {in, out, count, Kind::kReduceScatter, dtype, reduction, 0});
+  }
+  void all_reduce(Stream& s, void* data, std::int64_t count, DType dtype, Reduction reduction) override {
+    if (is_host(s)) return on_host_->all_reduce(s, data, count, dtype, reduction);
+    counter_->all_reduce(s, data, count, dtype, reduction);
+    enqueue(s, {data, data, count, Kind::kAllReduce, dtype, reduction, 0});
+  }
+  void broadcast(Stream& s, void* data, std::int64_t count, DType dtype, int root) override {
+    if (is_host(s)) return on_host_->broadcast(s, data, count, dtype, root);
+    counter_->broadcast(s, data, count, dtype, root);
+    enqueue(s, {data, data, count, Kind::kBroadcast, dtype, Reduction::kSum, root});
+  }
+  void all_to_all(Stream& s, const void* in, void* out, std::int64_t count, DType dtype) override {
+    if (is_host(s)) return on_host_->all_to_all(s, in, out, count, dtype);
+    counter_->all_to_all(s, in, out, count, dtype);
+    enqueue(s, {.in = in, .out = out, .count = count, .kind = Kind::kAllToAll, .dtype = dtype});
+  }
+  void send(Stream& s, const void* data, std::int64_t count, DType dtype, int to) override {
+    if (is_host(s)) return on_host_->send(s, data, count, dtype, to);
+    ZG_ASSERT(to != rank_, "member {} sends to itself", to);
+    counter_->send(s, data, count, dtype, to);
+    enqueue(s, {data, nullptr, count, Kind::kSend, dtype, Reduction::kSum, to});
+  }
+  void receive(Stream& s, void* data, std::int64_t count, DType dtype, int from) override {
+    if (is_host(s)) return on_host_->receive(s, data, count, dtype, from);
+    ZG_ASSERT(from != rank_, "member {} receives from itself", from);
+    counter_->receive(s, data, count, dtype, from);
+    enqueue(s, {nullptr, data, count, Kind::kReceive, dtype, Reduction::kSum, from});
+  }
+  void barrier(Stream& s) override {
+    if (is_host(s)) return on_host_->barrier(s);
+    counter_->barrier(s);
+    enqueue(s, {});
+  }
+
+ private:
+  static bool is_host(Stream& s) { return dynamic_cast<HostStream*>(&s) != nullptr; }
+  static std::int64_t bytes_of(std::int64_t count, DType dtype) {
+    ZG_ASSERT_GE(count, 0);
+    return count * static_cast<std::int64_t>(size_of(dtype));
+  }
+  Nccl& nccl() { return *world_->nccl; }
+  NcclComm comm() { return group_->comms[static_cast<std::size_t>(rank_)]; }
+  bool is_letter(const Call& call) const { return call.kind == Kind::kSend || call.kind == Kind::kReceive; }
+
+  // Sends and receives go on beside each other and beside the calls of all members, so each direction between
+  // two members has a lane of its own.
+  Lane& lane_of(const Call& call) {
+    const std::pair key(is_letter(call) ? call.kind : Kind::kBarrier, is_letter(call) ? call.peer : 0);
+    std::unique_ptr<Lane>& lane = lanes_[key];
+    if (lane == nullptr) lane = std::make_unique<Lane>(gpu_, "comm " + name_);
+    return *lane;
+  }
+
+  void enqueue(Stream& s, const Call& call) {
+    Lane& lane = lane_of(call);
+    const Event reached = s.record(), done = Event::pending();
+    lane.thread.enqueue(name_of(call.kind), [this, &lane, call, reached, done] {
+      reached.wait();
+      run(lane, call);
+      done.set();
+    });
+    // Connections are made while no stream waits for the host; see connect().
+    const bool connects = !is_letter(call) && call.kind != Kind::kBarrier && !std::exchange(connects_, true);
+    connects ? done.wait() : s.wait(done);
+  }
+
+  // A failure ends NCCL's work first, and then all other work of the device.
+  void run(Lane& lane, const Call& call) {
+    try {
+      world_->failure->rethrow();
+      gpu_.use();
+      gpu_.check();
+      carry_out(lane, call);
+    } catch (const Error& error) {
+      give_up(call, error);
+    } catch (const std::exception& error) {
+      give_up(call, Error(Errc::kComm, "group " + name_, error.what()));
+    }
+  }
+  void give_up(const Call& call, const Error& error) {
+    world_->failure->set(world_rank_, error);  // if it is not another rank's already
+    if (!is_letter(call)) group_->abort(static_cast<std::size_t>(rank_));
+    gpu_.fail(std::make_exception_ptr(error));
+  }
+
+  void carry_out(Lane& lane, const Call& c) {
+    Meeting& meeting = group_->meeting;
+    const std::int64_t bytes = bytes_of(c.count, c.dtype);
+    const auto rows = [&](int member) { return Range{member * bytes, bytes}; };
+    if (c.kind == Kind::kSend) return meeting.give(rank_, c.peer, c);
+    if (c.kind == Kind::kReceive) {
+      return meeting.take(c.peer, rank_, c, [&](const Call& sent) {
+        lane.queue->copy_from(group_->gpus[static_cast<std::size_t>(c.peer)]->index(), c.out, sent.in, bytes);
+        wait(*lane.queue, c, nullptr);
+      });
+    }
+    meeting.open(rank_, c);
+    if (c.kind == Kind::kBarrier) return;
+    if (comm() == nullptr && size() > 1) connect(*lane.queue, c);
+    switch (c.kind) {
+      case Kind::kAllGather:
+        gather(*lane.queue, c, c.in, rows, true);
+        break;
+      case Kind::kReduceScatter:
+        reduce(*lane.queue, c, rows, c.out);
+        break;
+      case Kind::kAllReduce: {
+        const auto range = [&](int member) { return share_of(member, size(), c.count, c.dtype); };
+        char* const mine = static_cast<char*>(c.out) + range(rank_).first;
+        reduce(*lane.queue, c, range, mine);
+        gather(*lane.queue, c, mine, range, c.count % size() == 0);
+        break;
+      }
+      case Kind::kBroadcast:
+        if (size() == 1 || bytes == 0) break;
+        nccl().broadcast(comm(), c.out, bytes, c.peer, lane.queue->handle());
+        settle(c);
+        break;
+      default:
+        all_to_all(*lane.queue, c, bytes);
+    }
+    wait(*lane.queue, c, comm());
+  }
+
+  // Makes NCCL's communicator, and its connections by a small call of each kind. NCCL loads kernels and takes
+  // memory then, so no member's stream may wait for the host; that ends, since what such a stream waits for
+  // needs no call of a later place in the members' order.
+  void connect(CudaQueue& queue, const Call& c) {
+    const auto quiet = gpu_.quiet();
+    group_->meeting.meet(rank_);
+    group_->comms[static_cast<std::size_t>(rank_)] = nccl().init(size(), group_->identity(), rank_);
+    settle(c);
+    const std::int64_t row = kAlignment, bytes = 2 * size() * row;
+    auto* const out = static_cast<char*>(allocate(bytes));
+    char* const in = out + size() * row;
+    const auto end = [&] { device_.arena().release(out, bytes); };
+    try {
+      exchange(
+          queue, c, [&](int m) { return std::pair<const void*, std::int64_t>(in + m * row, row); },
+          [&](int m) { return std::pair<void*, std::int64_t>(out + m * row, row); });
+      nccl().all_gather(comm(), in, out, row, queue.handle());
+      settle(c);
+      nccl().broadcast(comm(), out, row, 0, queue.handle());
+      settle(c);
+      wait(queue, c, comm());
+    } catch (...) {
+      end();
+      throw;
+    }
+    end();
+    group_->meeting.meet(rank_);
+  }
+
+  void* allocate(std::int64_t bytes) {
+    void* const memory = device_.arena().allocate(bytes);
+    if (memory == nullptr) {
+      throw Error(Errc::kMemory, "group " + name_,
+                  fmt::format("the device's budget has no {} for communication", format_bytes(bytes)),
+                  "raise tiers.device");
+    }
+    return memory;
+  }
+
+  // Every member sends what(member) to every other, and receives into where(member): pairs of memory and
+  // bytes.
+  template <class What, class Where>
+  void exchange(CudaQueue& queue, const Call& c, const What& what, const Where& where) {
+    NcclCalls calls(nccl());
+    for (int i = 1; i < size(); ++i) {
+      const int to = (rank_ + i) % size(), from = (rank_ + size() - i) % size();
+      if (const auto [data, bytes] = what(to); bytes > 0)
+        nccl().send(comm(), data, bytes, to, queue.handle());
+      if (const auto [data, bytes] = where(from); bytes > 0)
+        nccl().receive(comm(), data, bytes, from, queue.handle());
+    }
+    calls.end();
+    settle(c);
+  }
+
+  // Each member has `in`, which becomes range(member) of every member's c.out. even: all ranges are as long.
+  template <class RangeOf>
+  void gather(CudaQueue& queue, const Call& c, const void* in, const RangeOf& range, bool even) {
+    char* const out = static_cast<char*>(c.out);
+    const Range mine = range(rank_);
+    if (size() > 1 && even) {
+      if (mine.bytes > 0) nccl().all_gather(comm(), in, out, mine.bytes, queue.handle());
+      return settle(c);
+    }
+    queue.copy(out + mine.first, in, mine.bytes);
+    if (size() == 1) return;
+    exchange(
+        queue, c, [&](int) { return std::pair(in, mine.bytes); },
+        [&](int m) { return std::pair<void*, std::int64_t>(out + range(m).first, range(m).bytes); });
+  }
+
+  void all_to_all(CudaQueue& queue, const Call& c, std::int64_t bytes) {
+    const auto* const in = static_cast<const char*>(c.in);
+    auto* const out = static_cast<char*>(c.out);
+    queue.copy(out + rank_ * bytes, in + rank_ * bytes, bytes);
+    if (size() == 1) return;
+    exchange(
+        queue, c, [&](int m) { return std::pair<const void*, std::int64_t>(in + m * bytes, bytes); },
+        [&](int m) { return std::pair<void*, std::int64_t>(out + m * bytes, bytes); });
+  }
+
+  // `out` gets the reduction of this member's range of every member's c.in.
+  template <class RangeOf>
+  void reduce(CudaQueue& queue, const Call& c, const RangeOf& range, void* out) {
+    const auto element = static_cast<std::int64_t>(size_of(c.dtype));
+    const auto others = static_cast<std::int64_t>(size()) - 1;
+    std::int64_t most = 0;
+    for (int m = 0; m < size(); ++m) most = std::max(most, range(m).bytes);
+    if (others > 0 && most > 0 && staging_ == nullptr) {
+      staging_bytes_ = world_->options.staging_bytes;
+      ZG_ASSERT_GE(staging_bytes_, others * kAlignment);
+      staging_ = allocate(staging_bytes_);
+    }
+    const std::int64_t chunk =
+        others > 0 ? staging_bytes_ / others / kAlignment * kAlignment : std::max<std::int64_t>(most, 1);
+    const auto part = [&](int member, std::int64_t first) {
+      const std::int64_t all = range(member).bytes, begin = std::min(all, first);
+      return Range{begin, std::min(chunk, all - begin)};
+    };
+    const auto staged = [&](int member) {
+      return static_cast<char*>(staging_) + (member < rank_ ? member : member - 1) * chunk;
+    };
+    const auto at = [&](int member, std::int64_t first) {
+      return static_cast<const char*>(c.in) + range(member).first + part(member, first).first;
+    };
+    std::vector<const void*> operands(static_cast<std::size_t>(size()));
+    for (std::int64_t first = 0; first < most; first += chunk) {
+      const Range mine = part(rank_, first);
+      if (others > 0) {
+        exchange(
+            queue, c,
+            [&](int m) { return std::pair<const void*, std::int64_t>(at(m, first), part(m, first).bytes); },
+            [&](int m) { return std::pair<void*, std::int64_t>(staged(m), mine.bytes); });
+      }
+      for (int m = 0; m < size(); ++m)
+        operands[order_[static_cast<std::size_t>(m)]] = m == rank_ ? at(m, first) : staged(m);
+      queue.reduce(operands, static_cast<char*>(out) + mine.first, mine.bytes / element, c.dtype,
+                   c.reduction == Reduction::kMax);
+    }
+  }
+
+  // Returns when NCCL has enqueued what it was asked for.
+  void settle(const Call& c) {
+    until([&] { return nccl().settled(comm()); }, c);
+  }
+  // Returns when the queue's work is done. `comm`: whose work it may be; null: none's.
+  void wait(CudaQueue& queue, const Call& c, NcclComm comm) {
+    queue.mark();
+    until([&] { return queue.reached(); }, c, comm);
+  }
+  template <class Ready>
+  void until(const Ready& ready, const Call& c, NcclComm comm = nullptr) {
+    const Patience patience(*world_->failure, world_->options.timeout_seconds);
+    while (!ready()) {
+      patience.look();
+      gpu_.check();
+      if (comm != nullptr) (void)nccl().settled(comm);  // throws what has failed
+      if (patience.is_over()) {
+        throw Error(Errc::kComm, "group " + name_,
+                    fmt::format("all members have joined {}, but NCCL has not done it in {:.0f} s",
+                                text_of(c), world_->options.timeout_seconds),
+                    "NCCL says more with NCCL_DEBUG=INFO in the environment");
+      }
+      std::this_thread::sleep_for(kPollInterval);
+    }
+  }
+
+  const std::shared_ptr<World> world_;
+  const int world_rank_;
+  const std::vector<int> members_;  // ranks of the world
+  const std::string name_;
+  Device& device_;
+  CudaAccess& gpu_;
+  const std::unique_ptr<Communicator> on_host_;
+  const std::shared_ptr<Group> group_;
+  std::unique_ptr<Communicator> counter_;  // of what is called on the GPU's streams
+  int rank_ = -1;
+  std::vector<std::size_t> order_;  // by member: how many members have a lower rank of the world
+  bool connects_ = false;           // a call has been made that needs NCCL
+  void* staging_ = nullptr;         // used by the lane of calls, as what follows
+  std::int64_t staging_bytes_ = 0;
+  std::map<std::pair<Kind, int>, std::unique_ptr<Lane>> lanes_;
+};
+
+class GpuRank final : public CommRank {
+ public:
+  GpuRank(std::shared_ptr<World> world, int rank) : world_(std::move(world)), rank_(rank) {}
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(world_->devices.size()); }
+  std::string describe() const override {
+    return fmt::format("{} GPUs, {}", size(), world_->nccl->describe());
+  }
+  std::unique_ptr<Communicator> group(std::span<const int> members, const std::string& name) override {
+    return std::make_unique<GpuCommunicator>(world_, rank_, std::vector<int>(members.begin(), members.end()),
+                                             name);
+  }
+  void fail(const Error& error) override { world_->failure->set(rank_, error); }
+
+ private:
+  const std::shared_ptr<World> world_;
+  const int rank_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<CommRank>> make_nccl_ranks(std::span<Device* const> devices,
+                                                       std::shared_ptr<Nccl> nccl,
+                                                       const GpuCommOptions& options) {
+  ZG_ASSERT(!devices.empty() && devices.size() <= kMostGpus, "{} GPUs", devices.size());
+  const auto n = static_cast<int>(devices.size());
+  const auto failure = std::make_shared<Failure>();
+  const auto world =
+      std::make_shared<World>(options, std::move(nccl), failure, std::vector(devices.begin(), devices.end()),
+                              make_host_ranks({n}, nullptr, {options.timeout_seconds}, failure));
+  std::vector<std::unique_ptr<CommRank>> ranks;
+  for (int rank = 0; rank < n; ++rank) ranks.push_back(std::make_unique<GpuRank>(world, rank));
+  return ranks;
+}
+
+}  // namespace zg::comm

@@ -26,6 +26,8 @@ constexpr const char* kArithmetic = "arithmetic";
 constexpr const char* kCommunication = "communication_data_type";
 constexpr const char* kRatio = "offload_optimizer.ratio";
 constexpr const char* kDirect = "gpudirect_storage";
+constexpr const char* kWeightBits = "zero_quantized_weights";
+constexpr const char* kGradientBits = "zero_quantized_gradients";
 
 int ranks_of(Run r) {
   return r.ranks();
@@ -209,6 +211,18 @@ std::vector<Axis> make_axes() {
          {"zero_optimization.zero_hpz_partition_size=2"},
          "hybrid, also mics_shard_size: each group of neighbouring ranks holds everything once",
          [](Run r) { return r.shard_group > 0; }}}},
+      {kWeightBits,
+       {{"off", {}, "weights are gathered as they are", [](Run r) { return !r.quantize_weights; }},
+        {"on",
+         {"zero_optimization.zero_quantized_weights=true"},
+         "in 8 bits, with a scale for each 256",
+         [](Run r) { return r.quantize_weights; }}}},
+      {kGradientBits,
+       {{"off", {}, "gradients are summed as they are", [](Run r) { return !r.quantize_gradients; }},
+        {"on",
+         {"zero_optimization.zero_quantized_gradients=true"},
+         "sent in 4 or 8 bits (parallel.quantized_gradient_bits), with a scale for each 256",
+         [](Run r) { return r.quantize_gradients; }}}},
       {kParams, parameter_places()},
       {kState, state_places()},
       {kRatio,
@@ -296,6 +310,9 @@ std::vector<Exclusion> make_exclusions() {
   constexpr const char* kPath = "name a directory on a drive: nvme_path, or tiers.nvme";
   const auto whole_ratio = [](RunConfig& r) { r.host_update_share = 1; };
   const auto no_groups = [](RunConfig& r) { r.shard_group = 0; };
+  const auto whole_weights = [](RunConfig& r) { r.quantize_weights = false; };
+  const auto whole_gradients = [](RunConfig& r) { r.quantize_gradients = false; };
+  constexpr const char* kWeightBitsKey = "zero_optimization.zero_quantized_weights";
   return {
       {{kParams, {"cpu", "nvme"}},
        {kStage, {"0", "1", "2"}},
@@ -354,6 +371,24 @@ std::vector<Exclusion> make_exclusions() {
        "set zero_optimization.stage to 1, 2 or 3",
        {kHpz, kMics},
        no_groups},
+      {{kWeightBits, {"on"}},
+       {kDevices, {"host", "cuda:N"}},
+       "one rank gathers nothing",
+       "with several ranks (devices) it acts",
+       {kWeightBitsKey},
+       whole_weights},
+      {{kWeightBits, {"on"}},
+       {kStage, {"0"}},
+       "with stage 0 every rank has all weights",
+       "set zero_optimization.stage to 1, 2 or 3",
+       {kWeightBitsKey},
+       whole_weights},
+      {{kGradientBits, {"on"}},
+       {kDevices, {"host", "cuda:N"}},
+       "one rank sends no gradients",
+       "with several ranks (devices) it acts",
+       {"zero_optimization.zero_quantized_gradients"},
+       whole_gradients},
       {{kRatio, {"below 1"}},
        {kState, {"none"}},
        "everything is updated on the device",

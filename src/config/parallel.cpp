@@ -10,6 +10,9 @@ const Keys& parallel_keys() {
       {"timeout_seconds", &ParallelConfig::timeout_seconds, NumberSpec{.range = kPositive},
        "Seconds that a collective waits for the other ranks. Then the run ends and names the ranks that are "
        "missing, and what they did last."},
+      {"quantized_gradient_bits", &ParallelConfig::quantized_gradient_bits,
+       IntSpec{.fallback = 4, .min = 4, .max = 8, .multiple_of = 4},
+       "Bits of a gradient's element on its way between ranks, 4 or 8, with zero_quantized_gradients."},
       {"tensor", RefusedSpec{.form = Form::kDegree, .why = kNoTensor, .least = 1}, kRemove},
       {"pipeline", RefusedSpec{.form = Form::kDegree, .why = kNoPipeline, .least = 1}, kRemove},
       {"sequence", RefusedSpec{Form::kSwitch, "sequence parallelism is not supported"}, kRemove},

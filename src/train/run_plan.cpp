@@ -86,6 +86,9 @@ class Planner {
     o.activations = config_.offload_activation;
     o.drives = static_cast<int>(config_.tiers.nvme.size());
     o.sharding = config_.sharding_of(plan_.rank);
+    o.weight_bits = config_.quantize_weights ? 8 : 0;
+    o.gradient_bits =
+        config_.quantize_gradients ? static_cast<int>(config_.parallel.quantized_gradient_bits) : 0;
     if (hardware_.gpu) o.device_granule = hardware_.gpu->granule;
     o.state = state_format(config_.optimizer, config_.dtype);
     o.groups = parameter_groups(config_.optimizer, *plan_.model);

@@ -61,6 +61,30 @@ TEST_F(RanksOfARun, EveryStageGivesTheSameModel) {
 }
 
 // What one step exchanges is what the plan says, summed over the ranks; and the record knows each rank.
+// Of 256 values in fp32, 1024 bytes, 8 bits leave 260, and 4 bits 132, with the scale.
+TEST_F(RanksOfARun, FewerBitsAreFewerBytes) {
+  const Strings four{"devices=host:4", "train_micro_batch_size_per_gpu=1", "zero_optimization.stage=3"};
+  const Outcome whole = train(four);
+  const auto bytes = [](const Outcome& o, CommAxis axis) { return o.comm[axis].sent; };
+  const std::int64_t weights = bytes(whole, CommAxis::kShards), gradients = bytes(whole, CommAxis::kPieces);
+  const auto with = [&](const Strings& more) {
+    const Outcome now = train(four + more);
+    EXPECT_EQ(now.comm, now.comm_formula);
+    EXPECT_EQ(now.measured, now.formula);
+    for (std::size_t i = 0; i < now.losses.size(); ++i)
+      EXPECT_NEAR(now.losses[i] / whole.losses[i], 1, 0.01) << i;
+    return now;
+  };
+  const Outcome both = with(
+      {"zero_optimization.zero_quantized_weights=true", "zero_optimization.zero_quantized_gradients=true"});
+  EXPECT_EQ(bytes(both, CommAxis::kPieces), 0);
+  EXPECT_EQ(bytes(both, CommAxis::kShards) * 1024, weights * 260 + gradients * 132);
+  const Outcome of_gradients =
+      with({"zero_optimization.zero_quantized_gradients=true", "parallel.quantized_gradient_bits=8"});
+  EXPECT_EQ(bytes(of_gradients, CommAxis::kShards) * 1024, weights * 1024 + gradients * 260);
+  EXPECT_NE(of_gradients.losses, both.losses);
+}
+
 TEST_F(RanksOfARun, ExchangeWhatThePlanForetold) {
   struct Records final : TrainObserver {
     std::vector<StepRecord> all;

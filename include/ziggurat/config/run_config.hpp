@@ -101,7 +101,8 @@ struct DeviceConfig {
 };
 
 struct ParallelConfig {
-  double timeout_seconds = 600;  // that a collective waits for the other ranks; above 0
+  double timeout_seconds = 600;              // that a collective waits for the other ranks; above 0
+  std::int64_t quantized_gradient_bits = 4;  // of RunConfig::quantize_gradients, 4 or 8
 };
 
 struct RunConfig {
@@ -129,6 +130,8 @@ struct RunConfig {
   OffloadTarget offload_activation = OffloadTarget::kAuto;
   std::int64_t zero_stage = 0;  // what several ranks shard
   int shard_group = 0;          // ranks that hold everything once together; 0: all
+  // Whether ranks exchange weights in 8 bits, and gradients in ParallelConfig's.
+  bool quantize_weights = false, quantize_gradients = false;
   // "ratio" of offload_optimizer: the share of the parameters that is updated on the host, when the state may
   // leave the device. As many whole units as fit into the remaining share are updated on the device.
   double host_update_share = 1;

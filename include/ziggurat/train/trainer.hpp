@@ -131,6 +131,7 @@ class Trainer {
   const Budgets& budgets() const { return totals_.budgets; }
   const Budgets& planned_peak() const { return totals_.peak; }
   const Traffic& planned_traffic() const { return totals_.per_step; }
+  const CommTraffics& planned_comm() const { return totals_.comm; }
   std::int64_t nvme_bytes() const { return totals_.nvme; }
   int ranks() const { return plan().config.ranks(); }
   Processes& processes() { return processes_; }
@@ -138,14 +139,6 @@ class Trainer {
   int local_ranks() const { return static_cast<int>(plans_.size()); }
   Rank& rank(int local = 0) { return *ranks_[static_cast<std::size_t>(local)]; }
   UpdateRule rule() const { return rule(states_.front()); }  // of the next step
-  // Of all ranks together: budgets, the planned traffic of a step, bytes of the NVMe tier.
-  Budgets budgets() const;
-  Traffic planned_traffic() const;
-  CommTraffics planned_comm() const;
-  std::int64_t nvme_bytes() const;
-  int ranks() const { return static_cast<int>(plans_.size()); }
-  Rank& rank(int number = 0) { return *ranks_[static_cast<std::size_t>(number)]; }  // after start()
-  UpdateRule rule() const { return rule(states_.front()); }                         // of the next step
   // Steps not skipped; the last update may be deferred. Steps whose gradients overflowed (fp16).
   std::int64_t updates() const { return states_.front().updates; }
   std::int64_t skipped() const { return states_.front().skipped; }
@@ -183,7 +176,8 @@ class Trainer {
   const Options options_;
   Processes alone_;
   Processes& processes_;
-  std::vector<StepState> states_;  // by local rank, as all that follows
+  std::vector<std::unique_ptr<Trace>> traces_;  // groups of lanes by local rank; empty: there is one rank
+  std::vector<StepState> states_;               // by local rank, as all that follows
   Roofs roofs_;
   OpenGpu gpu_;  // before the plans, which refer to its ops
   std::unique_ptr<const DataSet> data_;

@@ -346,14 +346,15 @@ std::string RunPlan::describe() const {
       "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}\n"
       "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
       "update     {}\n"
-      "batch      {} sequences of {} tokens in {} micro-batch{}, {}, recomputation {}",
+      "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}",
       m.arch == Arch::kGpt2 ? "GPT-2" : "Llama",
       config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers, m.width,
       static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype), m.tied ? ", tied head" : "",
       format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],
       kPlaces[static_cast<int>(config.offload_optimizer)], describe_update(*this),
-      config.micro_batch * config.accumulation_steps, config.data.seq_len, config.accumulation_steps,
-      config.accumulation_steps == 1 ? "" : "es",
+      config.ranks() * config.micro_batch * config.accumulation_steps, config.data.seq_len,
+      config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
+      config.ranks() == 1 ? "" : " of each rank",
       config.accumulation == Accumulation::kLayerMajor ? "layer-major" : "micro-batch-major",
       config.recompute ? "on" : "off");
 }

@@ -255,7 +255,7 @@ void add_train(CLI::App& app, int& exit_code) {
       "  ziggurat train configs/quickstart.json --set tiers.host=32MiB --set output.dir=runs/small --trace "
       "step.json\n"
       "  ziggurat train configs/gpt2-124m.json --plan\n"
-      "  mpirun -n 2 ziggurat train configs/quickstart.json --devices host:2\n"
+      "  mpirun -n 2 ziggurat train configs/quickstart.json --devices host\n"
       "  ziggurat train configs/quickstart.json --set optimizer.type=Lion --set optimizer.params.lr=3e-4\n"
       "  ziggurat train configs/quickstart.json --set optimizer.overlap=off\n"
       "Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face "

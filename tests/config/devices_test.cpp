@@ -35,6 +35,21 @@ TEST_F(ConfigDevices, AreReadAsTheyStand) {
   EXPECT_EQ(all.device.attention, AttentionKernel::kCudnn);
 }
 
+// The files describe the run, whatever the number of processes that a launcher has started.
+TEST_F(ConfigDevices, RanksAreThoseOfAllProcesses) {
+  machine_.processes = 3;
+  const RunConfig c =
+      load_set({"devices=\"host:2\"", "train_batch_size=24", "train_micro_batch_size_per_gpu=2",
+                "zero_optimization={\"stage\": 3, \"mics_shard_size\": 3}"});
+  EXPECT_EQ(c.device.ranks, 2);
+  EXPECT_EQ(c.ranks(), 6);
+  EXPECT_EQ(c.accumulation_steps, 2);
+  const Sharding s = c.sharding_of(4);
+  EXPECT_EQ(s.ranks, 6);
+  EXPECT_EQ(s.shards, 3);
+  EXPECT_EQ(s.replica(), 1);
+}
+
 TEST_F(ConfigDevices, MistakesAreNamed) {
   struct Case {
     const char* overlay;

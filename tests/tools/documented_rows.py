@@ -128,8 +128,10 @@ ROWS = (
     # Training. The text is a small one: that of the documents is fetched by tools/quickstart.sh.
     Row("train_ranks", ("ziggurat train configs/quickstart.json --devices host:2",), files=BOOK, set={"--steps": "1"},
         more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
-    Row("train_processes", ("mpirun -n 2 ziggurat train configs/quickstart.json --devices host:2", "kill -USR2 PID"),
-        why="tests/cli trains under mpirun", foreign=True),
+    Row("train_processes", (
+        "mpirun -n 2 ziggurat train configs/quickstart.json --devices host:2 --set train_micro_batch_size_per_gpu=4",
+        "mpirun -n 2 ziggurat train configs/quickstart.json --devices host", "mpirun --bind-to none",
+        "mpirun --mca odls_base_sigkill_timeout 30", "kill -USR2 PID"), why="tests/cli trains under it", foreign=True),
     Row("train", ("ziggurat train configs/quickstart.json", "ziggurat train configs/quickstart.json *"), files=BOOK,
         replace={"optimizer.state=STATE": "optimizer.state=bf16"}, set={"--steps": "1"}, more=SMALL),
     Row("train_again", ("ziggurat train runs/quickstart/config.json",), files=BOOK, before=(TRAIN,)),

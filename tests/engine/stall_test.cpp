@@ -53,7 +53,7 @@ TEST_F(StallMeterTest, EachPieceBelongsToItsCauseAndNothingIsLost) {
   const double optimizer = pass();
   meter_.awaits_nothing();
   const double least = seconds_between(inside, Clock::now());
-  const StallTimes times = meter_.end(0, 0);
+  const StallTimes times = meter_.end();
   const double most = seconds_between(outside, Clock::now());
   EXPECT_GE(times[StallCause::kOther], other);
   EXPECT_GE(times[StallCause::kReads], reads);
@@ -74,7 +74,7 @@ TEST_F(StallMeterTest, WhatTheOptimizerStillHasIsItsStall) {
   EXPECT_EQ(meter_.awaited(), StallCause::kOther);
   meter_.awaits_nothing();
   EXPECT_EQ(meter_.awaited(), std::nullopt);
-  const StallTimes times = meter_.end(0, 0);
+  const StallTimes times = meter_.end();
   EXPECT_GE(times[StallCause::kOptimizer], memory);
   EXPECT_EQ(times[StallCause::kMemory], 0);
 }
@@ -87,7 +87,7 @@ TEST_F(StallMeterTest, WaitsBehindWorkDoNotCount) {
   meter_.awaits(WaitCause::kWriteBacks, nullptr);
   const double write_backs = pass();
   meter_.awaits_nothing();
-  const StallTimes times = meter_.end(0, 0);
+  const StallTimes times = meter_.end();
   EXPECT_EQ(times[StallCause::kReads], 0);
   EXPECT_GE(times[StallCause::kWriteBacks], write_backs);
 }

@@ -68,7 +68,9 @@ TEST_F(RanksOfARun, FewerBitsAreFewerBytes) {
   const auto bytes = [](const Outcome& o, CommAxis axis) { return o.comm[axis].sent; };
   const std::int64_t weights = bytes(whole, CommAxis::kShards), gradients = bytes(whole, CommAxis::kPieces);
   const auto with = [&](const Strings& more) {
-    const Outcome now = train(four + more);
+    Strings all = four;
+    all.insert(all.end(), more.begin(), more.end());
+    const Outcome now = train(all);
     EXPECT_EQ(now.comm, now.comm_formula);
     EXPECT_EQ(now.measured, now.formula);
     for (std::size_t i = 0; i < now.losses.size(); ++i)

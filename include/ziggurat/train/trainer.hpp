@@ -121,7 +121,8 @@ class Trainer {
   // The first process writes, and takes from the others what they hold.
   void save_model(const std::string& directory);
 
-  const RunPlan& plan() const { return plans_.front(); }  // of this process's first rank
+  const RunPlan& plan() const { return plans_.front(); }        // of this process's first rank
+  const std::vector<RunPlan>& plans() const { return plans_; }  // of all ranks of this process
   const DataSet& data() const { return *data_; }
   const Roofs& roofs() const { return roofs_; }  // as measured, or raised by faster steps
   Node& node() { return *node_; }                // once it is open

@@ -155,7 +155,7 @@ TEST_F(RanksOfARun, AgreeOnTheConfigurationButForBudgets) {
   for (const char* differs :
        {"seed=5", "steps=5", "eval.batches=4", "gradient_clipping=0.25", "model.n_layer=1", "data.seq_len=8",
         "bf16.enabled=true", "zero_optimization.stage=3", "train_micro_batch_size_per_gpu=1",
-        "optimizer.params.lr=2e-3"})
+        R"(optimizer={"type": "AdamW", "params": {"lr": 2e-3}})"})
     EXPECT_NE(lines({differs}), same) << differs;
 }
 

@@ -57,6 +57,8 @@ HELPS = {
     "make_reference.py": "source tests/reference/make_reference.py",
     "make_optimizers.py": "source tests/reference/make_optimizers.py",
     "make_ranks.py": "source tests/reference/make_ranks.py",
+    "seeded_bugs.py": "python tests/tools/seeded_bugs.py --help",
+    "ranks_nvme.py": "python bench/ranks_nvme.py --help",
     "documented_commands.py": "python tests/tools/documented_commands.py --help",
     "quickstart.sh": "tools/quickstart.sh --help",
     "test.sh": "tools/test.sh --help",
@@ -279,6 +281,9 @@ ROWS = (
     Row("same_bits", ("bench/same_bits.py *",), instead=(
         "bench/same_bits.py {build}/ziggurat {build}/ziggurat --only Lion --out same.json",),
         expect=("same     Lion", "1 of 1 the same in losses, weights and bytes")),
+    Row("ranks_nvme", ("bench/ranks_nvme.py *",), instead=(
+        "bench/ranks_nvme.py --model tiny --ranks 1,2 --rounds 1 --steps 1 --out ranks.json",),
+        expect=("2 rank\\(s\\): step .* of 1 rank\\(s\\)",)),
     Row("pytorch", ("python pytorch_gpt2.py *", "python pytorch_gpu.py *"), directory="bench", unseen=("torch",),
         code=3, expect=("pytorch_gpt2.py: torch cannot be imported .*; there is no PyTorch baseline",
                 "pytorch_gpu.py: torch cannot be imported .*; there is no PyTorch baseline")),
@@ -296,6 +301,7 @@ ROWS = (
     Row("check_layers", ("tests/tools/check_layers.py", "check_layers.py *"), why="is a test itself: layers.includes",
         foreign=True),
     Row("documented_commands", ("documented_commands.py *",), why="is this program"),
+    Row("seeded_bugs", ("tests/tools/seeded_bugs.py *",), why="builds the tests once more for each bug"),
     Row("config_keys", ("ziggurat config keys", "ziggurat config keys *"), instead=(
         "ziggurat config keys", "ziggurat config keys --section aio", "ziggurat config keys --section tiers --section "
         "tiers.nvme --format markdown"), expect=("aio.queues: whole number, 1 to 64", "\\| `tiers.nvme\\[\\].path` *")),
@@ -318,7 +324,7 @@ ROWS = (
     Row("build", ("ninja -C build", "ninja -C build *", "ninja -C /tmp/ziggurat"), why=BUILDS, foreign=True),
     Row("build_folders", ("build/dev", "build/asan", "build/tsan", "build/cuda"), why="names a folder"),
     Row("affinity", ("taskset",), why="names a program of others"),
-    Row("tests", ("ctest --*", "build/tests/zg_test_store --gtest_*"), why="runs tests, of which this is one",
+    Row("tests", ("ctest --*", "build/tests/zg_test_* --gtest_*"), why="runs tests, of which this is one",
         foreign=True),
     Row("install", ("cmake --install build", "cmake --install /tmp/ziggurat *"), why=INSTALL_TEST),
     Row("examples_build", ("cmake -S ../.. -B /tmp/ziggurat *", "cmake -S . -B /tmp/examples *",

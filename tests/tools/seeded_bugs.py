@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Bugs that a data-parallel engine could have, each put into a copy of the tree: does a test turn red?
+
+    tests/tools/seeded_bugs.py --work DIR [--only PART] [--out FILE.md]
+
+A bug is a few replaced lines. The tracked files are copied to DIR, which is made, and built there once; then each bug is
+put in alone, the test programs that could see it are built, and their tests are run until the first one fails. A table
+says which test turned red. It takes a minute for each bug on two cores, so no test runs it; after a change of what is
+replaced, its text here must change too, and the script says so. The exit code is 1 where a bug was not seen.
+"""
+import argparse
+import dataclasses
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+EXECUTOR, ISSUE = "src/engine/step_executor.cpp", "src/engine/issue.cpp"
+SCHEDULE, LAYOUT = "src/engine/schedule.cpp", "src/engine/layout.cpp"
+COMM, TRAINER, RANK = "src/comm/host_comm.cpp", "src/train/trainer.cpp", "src/train/rank.cpp"
+ENGINE = ("zg_test_engine", "Setups/Ranks.*:RanksIn*:Models/RanksMatrixOf.*/gpt2_untied")
+TRAIN = ("zg_test_train", "RanksOfARun.EveryStage*:RanksInit*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+    name: str
+    changes: tuple  # of (file, old text, new text); each old text is there once
+    tests: tuple = ENGINE
+
+
+BUGS = (
+    Bug("a reduction in the order of arrival",
+        ((COMM, "operands[order_[static_cast<std::size_t>(m)]] = of(published(peer(m).local).in, rank_);",
+          "operands[(order_[static_cast<std::size_t>(m)] + turn) % operands.size()] = "
+          "of(published(peer(m).local).in, rank_);"),
+         (COMM, "      meeting_->open(me_, c);\n      for (int m = 0; m < size(); ++m)\n        operands",
+          "      static std::atomic<std::size_t> arrivals{0};\n      const std::size_t turn = arrivals++;\n"
+          "      meeting_->open(me_, c);\n      for (int m = 0; m < size(); ++m)\n        operands"))),
+    Bug("a mean of the ranks' means",
+        ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(sum_over_ranks(static_cast<double>(result.tokens)));\n",
+          "  const double own = static_cast<double>(std::max<std::int64_t>(1, result.tokens));\n"
+          "  result.tokens = static_cast<std::int64_t>(sum_over_ranks(static_cast<double>(result.tokens)));\n"),
+         (EXECUTOR, "head_scale_ = scaled ? rule.loss_scale * per_token : 1;",
+          "head_scale_ = (scaled ? rule.loss_scale : 1) / own;"),
+         (EXECUTOR, "const double unscale = scaled ? 1 / rule.loss_scale : per_token;",
+          "const double unscale = (scaled ? 1 / rule.loss_scale : 1) / layout_.options.sharding.ranks;"))),
+    Bug("gradients divided by the number of ranks once more",
+        ((EXECUTOR, "update_.params.grad_scale = result.skipped ? 0 : unscale * clip;",
+          "update_.params.grad_scale = result.skipped ? 0 : unscale * clip / layout_.options.sharding.ranks;"),)),
+    Bug("padding in the norm",
+        ((ISSUE, "  for (const auto& [first, count] : trained_runs(unit, mine)) {",
+          "  auto runs = trained_runs(unit, mine);\n  runs.assign(1, {mine.first, mine.count});\n"
+          "  for (const auto& [first, count] : runs) {"),)),
+    Bug("kept weights are gathered once, and are stale after the update",
+        ((SCHEDULE, "(again || (first_group && !backward))", "(again || (first_group && !backward && !updates))"),)),
+    Bug("a shard's boundary one block late",
+        ((LAYOUT, "return {s.shard() * count, count};",
+          "return {s.shard() * count + (s.shard() > 0 ? kQuantBlock : 0), count};"),)),
+    Bug("an overflow counts on the rank that has it",
+        ((EXECUTOR, "const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);",
+          "bool finite = true;\n"
+          "  for (const double x : scalars[static_cast<std::size_t>(layout_.options.sharding.rank)])\n"
+          "    finite = finite && std::isfinite(x);"),)),
+    Bug("random numbers of updates by the index in the shard",
+        ((ISSUE, "params.first_element = range.param_first + begin", "params.first_element = begin"),)),
+    Bug("samples by the rank's own numbers",
+        ((TRAINER, "static_cast<std::int64_t>(m) * ranks() + r;", "static_cast<std::int64_t>(m);"),), TRAIN),
+    Bug("evaluation counts padding micro-batches",
+        ((EXECUTOR, "ignored(rows, -1)", "ignored(rows, 0)"),)),
+    Bug("group of parameters by place in the shard",
+        ((ISSUE, "const auto p = static_cast<std::size_t>(range.param);",
+          "const auto p = static_cast<std::size_t>(&range - tensors.ranges.data());"),)),
+    Bug("tokens of one rank",
+        ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(sum_over_ranks(static_cast<double>(result.tokens)));\n",
+          "  (void)sum_over_ranks(0);\n"),)),
+    Bug("loss of one rank",
+        ((EXECUTOR, "for (const std::vector<double>& theirs : scalars) result.loss += theirs[0];",
+          "result.loss = scalars[0][0];"),)),
+    Bug("norm in the order of ranks",
+        ((EXECUTOR, "layout_.options.sharding.rank_of_piece(piece)", "piece"),)),
+    Bug("sums over the own shard group",
+        ((ISSUE, "groups_.pieces->reduce_scatter(",
+          "(groups_.shards ? groups_.shards : groups_.pieces)->reduce_scatter("),)),
+    Bug("replicas keep the pieces that they have summed",
+        ((ISSUE, "if (groups_.replicas == nullptr) return;", "return;"),)),
+    Bug("a shard's state is initialised from the parameter's beginning",
+        ((EXECUTOR, "first = range.param_first + skip;", "first = skip;"),)),
+    Bug("initial weights by the index in the shard",
+        ((RANK, "random.normal(static_cast<std::uint64_t>(begin + i))", "random.normal(static_cast<std::uint64_t>(i))"),),
+        TRAIN),
+    Bug("evaluation gives every rank the same micro-batches",
+        ((EXECUTOR, "const std::int64_t i = first + m * sharding.ranks + sharding.rank;",
+          "const std::int64_t i = first + m * sharding.ranks;"),)),
+)
+
+
+def run(command, cwd, seconds=600):
+    """Exit code and output; the code is none where it took too long."""
+    try:
+        done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds)
+        return done.returncode, done.stdout
+    except subprocess.TimeoutExpired as late:
+        return None, (late.stdout or b"").decode(errors="replace")
+
+
+def must(command, cwd):
+    code, out = run(command, cwd, 3600)
+    if code != 0:
+        sys.exit(f"{' '.join(map(str, command))} ended with {code}:\n{out[-3000:]}")
+
+
+def prepare(tree, jobs):
+    """The tree with a build of the test programs, which later ones only change."""
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in files.stdout.splitlines():
+        source, target = ROOT / name, tree / name
+        if not source.is_file() or (target.is_file() and target.read_bytes() == source.read_bytes()):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        shutil.copymode(source, target)
+    must(["cmake", "-S", tree, "-B", tree / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DZG_TESTS=ON"], tree)
+    must(["ninja", f"-j{jobs}", "-C", "build", *sorted({bug.tests[0] for bug in BUGS})], tree)
+
+
+def seen_by(bug, tree, jobs):
+    """Which test turned red, or what went wrong; and whether that is one."""
+    program, tests = bug.tests
+    code, out = run(["ninja", f"-j{jobs}", "-C", "build", program], tree, 1200)
+    if code != 0:
+        return f"does not compile: {out[-600:]}", False
+    code, out = run([tree / "build/tests" / program, f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=1"], tree, 400)
+    if code == 0:
+        return "no test", False
+    failed = re.search(r"\[  FAILED  \] ([\w/.]+)", out)
+    if failed:
+        return failed.group(1), True
+    asserted = re.search(r"assertion failed: (.*)", out)
+    return asserted.group(0) if asserted else "a hang" if code is None else f"exit code {code}", True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="directory of the copy and its build")
+    parser.add_argument("--only", default="", help="bugs whose name has this part")
+    parser.add_argument("--jobs", type=int, default=1, help="of the build")
+    parser.add_argument("--out", type=pathlib.Path, help="file for the table")
+    args = parser.parse_args()
+    tree = args.work.resolve()
+    bugs = [bug for bug in BUGS if args.only in bug.name]
+    for bug in bugs:
+        for name, old, _ in bug.changes:
+            if (ROOT / name).read_text().count(old) != 1:
+                sys.exit(f"{bug.name}: {name} has not exactly one {old!r}: adapt the bug to the code")
+    prepare(tree, args.jobs)
+    table, missed = ["| bug | red |", "| --- | --- |"], 0
+    for bug in bugs:
+        begin = time.monotonic()
+        before = {name: (tree / name).read_text() for name, _, _ in bug.changes}
+        try:
+            for name, old, new in bug.changes:
+                text = (tree / name).read_text()
+                (tree / name).write_text(text.replace(old, new))
+            verdict, seen = seen_by(bug, tree, args.jobs)
+        finally:
+            for name, text in before.items():
+                (tree / name).write_text(text)
+        missed += not seen
+        table.append(f"| {bug.name} | {verdict} |")
+        print(f"{table[-1]}  {time.monotonic() - begin:.0f} s", flush=True)
+    if args.out:
+        args.out.write_text("\n".join(table) + "\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

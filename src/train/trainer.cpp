@@ -144,17 +144,18 @@ Trainer::Trainer(const RunConfig& config, const Options& options) : options_(opt
   ModelConfig model = model_of(config);
   data_ = std::make_unique<DataSet>(config.data, config.output_dir + "/tokens", model.vocab_size);
   if (model.vocab_size == 0) model.vocab_size = data_->vocab_size();
-  gpu_ = open_gpu(config, options.trace);
-  const Hardware hardware = hardware_of(config, gpu_);
-  for (int rank = 0; rank < config.device.ranks; ++rank)
-    plans_.push_back(make_run_plan(config, model, data_->validation_tokens(), hardware, rank));
+  gpus_ = open_gpus(config, options.trace);
+  for (int rank = 0; rank < config.device.ranks; ++rank) {
+    plans_.push_back(
+        make_run_plan(config, model, data_->validation_tokens(), hardware_of(config, gpus_, rank), rank));
+  }
 }
 
 Trainer::~Trainer() = default;
 
 void Trainer::open_node() {
   ZG_ASSERT(node_ == nullptr, "the drives are open");
-  node_ = std::make_unique<Node>(plans_, gpu_, options_.trace, options_.watchdog);
+  node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog);
 }
 
 // The drives are measured in the very files of the NVMe tier.
@@ -196,10 +197,11 @@ std::vector<double> Trainer::measure() {
 void Trainer::start(const std::vector<double>& drive_shares) {
   if (node_ == nullptr) open_node();
   node_->open_volume(drive_shares);
-  if (ranks() > 1) comm_ = make_local_ranks(ranks(), {});
+  if (ranks() > 1) comm_ = make_comm_ranks(gpus_, ranks());
   for (int r = 0; r < ranks(); ++r) {
     ranks_.push_back(
-        std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_, gpu_.device.get(),
+        std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_,
+                               gpus_.empty() ? nullptr : gpus_[static_cast<std::size_t>(r)].device.get(),
                                comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
                                options_.trace, options_.watchdog));
   }
@@ -332,7 +334,8 @@ std::string Trainer::describe() const {
                                   : fmt::format("in groups of {} that hold everything once; weights are {}",
                                                 s.shards, kKept[s.keep_weights ? 1 : 0]));
   }
-  if (gpu_.device != nullptr) text += "\ndevice     " + gpu_.device->describe();
+  for (const OpenGpu& gpu : gpus_) text += "\ndevice     " + gpu.device->describe();
+  if (gpus_.size() > 1 && !comm_.empty()) text += "\nexchange   " + comm_.front()->describe();
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets().device),
                       format_bytes(ranks() * layout.workspace_bytes()), format_bytes(budgets().host));
   if (has_drives()) {

@@ -27,8 +27,8 @@ LAYERS = [
     ("config", ["base", "io", "optim", "model"]),
     ("engine", ["base", "model", "optim", "store", "comm", "device"]),
     ("plan", ["base", "device", "store", "model", "engine"]),
-    ("train", ["base", "kernels", "io", "device", "store", "optim", "model", "data", "config", "engine", "plan"]),
-    ("cli", ["base", "io", "device", "store", "config", "plan", "train"]),
+    ("train", ["base", "kernels", "io", "device", "comm", "store", "optim", "model", "data", "config", "engine", "plan"]),
+    ("cli", ["base", "io", "device", "comm", "store", "config", "plan", "train"]),
 ]
 RANK = {area: rank for rank, (area, _) in enumerate(LAYERS)}
 ALLOWED = {area: set(below) for area, below in LAYERS}

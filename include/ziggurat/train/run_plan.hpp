@@ -37,12 +37,13 @@ struct Hardware {
   };
   std::vector<Drive> drives = {};
   struct Gpu {
-    const OpSizes* sizes = nullptr;  // the scratch memory of its ops; outlives the plan
-    Ops* ops = nullptr;              // null: the GPU is not there, and the plan's model cannot compute
-    std::int64_t memory = 0;         // bytes that the run may use at most
-    std::int64_t granule = 0;        // of its arena
-    int numa_node = -1;
-    bool direct = false;  // there is a direct link between drives and its memory
+    const OpSizes* sizes = nullptr;      // the scratch memory of its ops; outlives the plan
+    Ops* ops = nullptr;                  // null: the GPU is not there, and the plan's model cannot compute
+    std::int64_t memory = 0;             // bytes that the run may use at most
+    std::int64_t granule = 0;            // of its arena
+    std::vector<int> numa_nodes = {-1};  // of the GPUs of all ranks
+    bool direct = false;                 // there is a direct link between drives and its memory
+    std::int64_t staging = 0;            // bytes of its memory that communication with other GPUs takes
   };
   std::optional<Gpu> gpu = {};  // empty: the processor computes
 };

@@ -131,7 +131,7 @@ class Trainer {
   const Options options_;
   std::vector<StepState> states_;  // by rank
   Roofs roofs_;
-  OpenGpu gpu_;  // before the plans, which refer to its ops
+  std::vector<OpenGpu> gpus_;  // by rank; before the plans, which refer to their ops
   std::unique_ptr<const DataSet> data_;
   std::vector<RunPlan> plans_;  // by rank
   std::unique_ptr<Node> node_;

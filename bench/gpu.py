@@ -31,6 +31,7 @@ STAGES = {
     "gpt2-1.5b": (150, 60),
     "kernels": (75, 30),
     "llama-7b": (280, 200),
+    "ranks": (120, 30),
     "suite-engine": (200, 60),
     "graphs": (60, 30),
     "sanitizer": (150, 60),

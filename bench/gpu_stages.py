@@ -4,6 +4,8 @@
 Exit code: 0 passed, 75 cut since the time was up, 77 skipped, 1 failed.
 """
 import argparse
+import array
+import json
 import os
 import re
 import shutil
@@ -29,7 +31,10 @@ SUITES = {"suite": ("zg_test_gpu", 1), "suite-store": ("zg_test_gpu_store", 1), 
 
 
 def suite(stage):
-    program, most = SUITES[stage.name]
+    run_suite(stage, *SUITES[stage.name])
+
+
+def run_suite(stage, program, most):
     shards = max(1, min(most, len(os.sched_getaffinity(0)) // 4))
     tests = {"of": 0, "run": 0, "skipped": 0, "passed": 0, "failed": []}
     under_way = set()
@@ -68,6 +73,63 @@ def suite(stage):
         raise Failed(f"{program} {', '.join(bad) or 'was cut'}; failed: {', '.join(tests['failed']) or 'it did not get to the end'}")
     if None in codes:
         raise Cut(f"{tests['of'] - tests['run']} of {tests['of']} tests did not begin, and these were under way: {', '.join(sorted(under_way)) or 'none'}")
+
+
+def tensors(path):
+    """The numbers of a safetensors file of f32, by name."""
+    blob = (path / "model.safetensors").read_bytes()
+    size = int.from_bytes(blob[:8], "little")
+    header = {k: v for k, v in json.loads(blob[8:8 + size]).items() if k != "__metadata__"}
+    return {name: array.array("f", blob[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]]) for name, t in header.items()}
+
+
+def ranks(stage):
+    """Several GPUs: the suite of communication, collectives beside NCCL's own, and a run that shards everything."""
+    found = []
+    probe = [stage.program("ziggurat"), "probe", "--size", "0"]
+    stage.run_lines(probe, lambda line: found.append(line) if re.match(r"GPU  |NCCL  ", line) else None)
+    gpus = sum(line.startswith("GPU ") for line in found)
+    for line in found:
+        stage.note(" ".join(line.split()))
+    if gpus < 2 and not stage.tiny:
+        stage.note("one GPU: skipped")
+        return
+    if gpus >= 2:
+        run_suite(stage, "zg_test_gpu_comm", 1)
+        records = []
+        counts = ",".join(str(n) for n in (2, 4, 8) if n <= gpus)
+        code = stage.run_lines([stage.program("bench_comm"), "--gpus", counts, "--mib", "256"], records.append)
+        if code != 0:
+            raise Failed(f"bench_comm ended with {code}")
+        results = json.loads("\n".join(records))["results"]
+        rows = [[r["ranks"], w["way"], w["seconds"] * 1e3, w["mad"] * 1e3, w["of_memcpy"]] for r in results for w in r["ways"]]
+        stage.table("Collectives of 256 MiB", ["GPUs", "way", "ms", "MAD", "of a copy on the GPU"], rows)
+        for r in results:
+            of = {w["way"]: w["seconds"] for w in r["ways"]}
+            stage.aim(f"all-gather over {r['ranks']} GPUs, time over NCCL's own", of["all-gather"] / of["NCCL all-gather"], "1.1 or less",
+                      of["all-gather"] <= 1.1 * of["NCCL all-gather"])
+    # A run that shards everything, beside the same on the processor; in a dry run the processor twice. With SGD, since
+    # Adam makes whole steps of gradients that are no more than rounding.
+    n, saved = max(2, min(gpus, 8)), {}
+    text = stage.work / "ranks.txt"
+    text.write_text("all work and no play makes jack a dull boy, " * 500)
+    for name, devices in (("gpus", f"cuda:0-{n - 1}" if gpus >= 2 else f"host:{n}"), ("host", f"host:{n}")):
+        out = stage.work / f"ranks-{name}"
+        command = [stage.program("ziggurat"), "train", stage.config("quickstart.json"), "--devices", devices, "--steps", "5"]
+        for setting in (f"data.train={text}", f"output.dir={out}", f"train_batch_size={2 * n}", "zero_optimization.stage=3", "eval.every=0",
+                        "sample.tokens=0", "eval.batches=1", "train_micro_batch_size_per_gpu=2", "bf16.enabled=false",
+                        'optimizer={"type": "SGD", "params": {"lr": 0.1}}', "scheduler.params.warmup_num_steps=2", "tiers.device=96MiB",
+                        "tiers.host=256MiB", f"tiers.nvme.0.path={stage.work}"):
+            command += ["--set", setting]
+        code = stage.run_lines(command, lambda line: print(line, file=sys.stderr))
+        if code != 0:
+            raise Failed(f"ziggurat train --devices {devices} ended with {code}")
+        saved[name] = tensors(out / "model")
+    pairs = [(a, b) for name, values in saved["host"].items() for a, b in zip(values, saved["gpus"][name], strict=True)]
+    worst = max(abs(a - b) for a, b in pairs)
+    stage.aim(f"ZeRO-3 on {n} GPUs, 5 steps: largest difference of a weight from the processor's", worst, "1e-3 or less", worst <= 1e-3)
+    if worst > 1e-3:
+        raise Failed("the models differ")
 
 
 def torch_steps(stage, model, *flags):
@@ -273,7 +335,7 @@ def hang(stage):
 
 STAGES = {name: suite for name in SUITES} | {
     "gpt2-124m": gpt2_124m, "copies": copies, "gpt2-1.5b": gpt2_1_5b, "kernels": kernels, "graphs": graphs, "llama-7b": gpu_large.llama_7b,
-    "sanitizer": sanitizer, "largest": gpu_large.largest, "fail": fail, "hang": hang}
+    "sanitizer": sanitizer, "ranks": ranks, "largest": gpu_large.largest, "fail": fail, "hang": hang}
 
 
 def main():

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
 BEGINS = "echo '[==========] Running %d tests from 1 test suite.'; echo '[ RUN      ] A.one'; "
@@ -159,6 +160,33 @@ class Driver(unittest.TestCase):
         self.assertRegex(table["processor"], "Some CPU, [0-9]+ cores, control group 8 of them")
         self.assertIn("io_uring off", table["kernel"])
         self.assertNotIn("drive loop0", table)
+
+    def test_one_gpu_has_no_ranks(self):
+        self.script("ziggurat", "echo 'GPU        0: NVIDIA Test, sm_90'; echo 'NCCL       NCCL 2.28.9'")
+        stages = self.run_driver("--stages", "ranks")
+        self.assertEqual(stages["ranks"]["status"], "passed", self.done.stdout)
+        self.assertIn("one GPU: skipped", stages["ranks"]["notes"])
+        self.assertIn("NCCL NCCL 2.28.9", stages["ranks"]["notes"])
+
+    def test_several_gpus_have_ranks(self):
+        # What a run saves: one weight, 1 on the processor and 1.5 on GPUs.
+        save = ("import sys, json, struct, pathlib; out = pathlib.Path(sys.argv[1]) / 'model'; out.mkdir(parents=True); "
+                "header = json.dumps({'w': {'dtype': 'F32', 'shape': [1], 'data_offsets': [0, 4]}}).encode(); "
+                "(out / 'model.safetensors').write_bytes(struct.pack('<Q', len(header)) + header + struct.pack('<f', float(sys.argv[2])))")
+        self.script("ziggurat", f"""case $1 in
+probe) echo 'GPU        0: a'; echo 'GPU        1: b' ;;
+*) w=1; case "$*" in *cuda:0-1*) w=$ZG_TEST_WEIGHT ;; esac
+for a; do case $a in output.dir=*) {sys.executable} -c "{save}" "${{a#output.dir=}}" $w ;; esac; done ;;
+esac""")
+        ways = [{"way": w, "seconds": 0.01, "mad": 0, "of_memcpy": 0.1} for w in ("all-gather", "NCCL all-gather")]
+        self.script("bench_comm", f"echo '{json.dumps({'results': [{'ranks': 2, 'ways': ways}]})}'")
+        self.script("zg_test_gpu_comm", PASSING)
+        for weight, status in (("1.0005", "passed"), ("1.5", "failed")):
+            with mock.patch.dict(os.environ, ZG_TEST_WEIGHT=weight):
+                stages = self.run_driver("--stages", "ranks")
+            self.assertEqual(stages["ranks"]["status"], status, self.done.stdout)
+            self.assertEqual([a["met"] for a in stages["ranks"]["aims"]], [True, True, status == "passed"])
+            self.assertEqual(stages["ranks"]["tables"][0]["rows"][0][:2], [2, "all-gather"])
 
     def test_a_second_command_goes_on_with_the_rest(self):
         self.program(SLOW, "zg_test_gpu_store")

@@ -18,8 +18,8 @@ out=$1
 build=${2:-$top/build}
 limit=$((64 << 20))
 
-programs=(ziggurat tests/zg_test_gpu tests/zg_test_gpu_store tests/zg_test_gpu_engine bench/bench_train_step bench/bench_gpu_kernels bench/bench_optimizer)
-stays='^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util)\.so.*|lib(cuda|cudart|cublas|cublasLt|cudnn.*|cufile|nvrtc.*|nvJitLink|nvToolsExt)\.so.*)$'
+programs=(ziggurat tests/zg_test_gpu tests/zg_test_gpu_store tests/zg_test_gpu_engine tests/zg_test_gpu_comm bench/bench_comm bench/bench_train_step bench/bench_gpu_kernels bench/bench_optimizer)
+stays='^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util)\.so.*|lib(cuda|cudart|cublas|cublasLt|cudnn.*|cufile|nvrtc.*|nvJitLink|nvToolsExt|nccl)\.so.*)$'
 
 "$top/tools/cudnn_headers.sh" "$build"
 cmake "$build" >/dev/null || die "cmake $build failed" "cmake --preset release -DZG_CUDA=ON"
@@ -41,7 +41,7 @@ done
 strip --strip-unneeded "$stage"/bin/* "$stage"/lib/*
 cp "$top"/bench/gpu*.py "$top"/bench/gpu.sh "$top"/bench/pytorch_gpu.py "$top"/bench/pytorch_gpt2.py "$top"/bench/serve.py "$stage/bench/"
 mkdir -p "$stage/configs"
-cp "$top"/configs/bench-*.json "$stage/configs/"
+cp "$top"/configs/bench-*.json "$top"/configs/quickstart.json "$stage/configs/"
 mkdir -p "$stage/tests/reference"
 cp "$top"/tests/reference/*.safetensors "$stage/tests/reference/"
 git -C "$top" describe --always --dirty >"$stage/COMMIT" 2>/dev/null || echo unknown >"$stage/COMMIT"

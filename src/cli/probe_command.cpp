@@ -6,6 +6,7 @@
 #include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/comm/gpu.hpp"
 #include "ziggurat/device/cuda.hpp"
 #include "ziggurat/device/probe.hpp"
 #include "ziggurat/io/engine.hpp"
@@ -27,6 +28,7 @@ void print_machine(const std::vector<std::string>& paths) {
   std::printf("threads    %s\n", assign_cores(read_core_topology(), wishes).describe().c_str());
   if (m.gpus.empty()) std::printf("GPUs       none (%s)\n", m.gpu_reason.c_str());
   for (const std::string& gpu : m.gpus) std::printf("GPU        %s\n", gpu.c_str());
+  std::printf("NCCL       %s\n", describe_nccl().c_str());
   for (const std::string& drive : m.drives) std::printf("drive      %s\n", drive.c_str());
 }
 

@@ -224,8 +224,9 @@ void add_train(CLI::App& app, int& exit_code) {
       ->check(whole_number(1));
   command->add_option(
       "--devices", flags->devices,
-      "What to train on: host (the processor), host:4 (four ranks on it), cuda:0 (the first GPU), or "
-      "auto, instead of the file's; auto is a GPU where there is one");
+      "What to train on: host (the processor), host:4 (four ranks on it), cuda:0 (the first GPU), "
+      "cuda:0-3, cuda:0,2 or cuda:all (a rank on each), or auto, instead of the file's; auto is a GPU where "
+      "there is one");
   command
       ->add_option("--threads", flags->threads, "Threads that compute, instead of the file's threads.compute")
       ->check(whole_number(1, 4096));

@@ -1,15 +1,19 @@
 // What the run trains on: "devices" and the section "cuda".
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <numeric>
 
 #include "config/sections.hpp"
 
 namespace zg::config {
 namespace {
 
-constexpr const char* kForms = "\"auto\" (a GPU where there is one), \"host\", \"host:N\" or \"cuda:N\"";
-constexpr int kMostRanks = 256;
+constexpr const char* kForms =
+    "\"auto\" (a GPU where there is one), \"host\", \"host:N\", \"cuda:N\", \"cuda:all\", or several GPUs "
+    "as in \"cuda:0-3\" and \"cuda:0,2\"";
+constexpr int kMostRanks = 256, kMostGpus = 64;
 
 // The number after "cuda:" or "host:"; none if it is no whole number from 0 on.
 std::optional<int> number_of(std::string_view text) {
@@ -17,6 +21,22 @@ std::optional<int> number_of(std::string_view text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
   if (error != std::errc() || end != text.data() + text.size() || index < 0) return std::nullopt;
   return index;
+}
+
+// The GPUs that "0-3" or "0,2,4-5" names; empty if the text has another form, or names too many.
+std::vector<int> gpus_of(std::string_view text) {
+  std::vector<int> gpus;
+  while (true) {
+    const std::string_view part = text.substr(0, text.find(','));
+    const std::size_t dash = part.find('-');
+    const std::optional<int> first = number_of(part.substr(0, dash)),
+                             last = dash == part.npos ? first : number_of(part.substr(dash + 1));
+    if (!first || !last || *last < *first || *last - *first >= kMostGpus) return {};
+    for (int i = 0; i <= *last - *first; ++i) gpus.push_back(*first + i);
+    if (gpus.size() > kMostGpus) return {};
+    if (part.size() == text.size()) return gpus;
+    text.remove_prefix(part.size() + 1);
+  }
 }
 
 const Keys& cuda_keys() {
@@ -52,11 +72,14 @@ std::vector<Key> device_keys() {
   return {
       {"devices",
        TextSpec{"auto"},
-       "What the run trains on: the processor, or a GPU as CUDA counts them. `\"auto\"`: the first GPU, or "
+       "What the run trains on: the processor, or GPUs as CUDA counts them. `\"auto\"`: the first GPU, or "
        "the processor where there is none. `\"host:N\"`: N ranks on the processor, which share its memory "
-       "and drives; under an MPI launcher, of each process. `--devices` is short for it.",
+       "and drives; under an MPI launcher, of each process. `\"cuda:0-3\"`, `\"cuda:0,2\"`, `\"cuda:all\"`: "
+       "a "
+       "rank on each of these GPUs. `--devices` is short for it.",
        {},
-       "`\"auto\"`, `\"host\"`, `\"host:N\"` or `\"cuda:N\"`"},
+       "`\"auto\"`, `\"host\"`, `\"host:N\"`, `\"cuda:N\"`, `\"cuda:N-M\"`, `\"cuda:N,M\"` or "
+       "`\"cuda:all\"`"},
       {"cuda", SectionSpec{cuda_keys}, "Training on a GPU."},
       {"parallel", SectionSpec{parallel_keys}, "What holds for all ranks together."},
       {"threads", SectionSpec{threads_keys}, "Which cores compute."}};
@@ -78,14 +101,25 @@ void read_devices(Section& root, const Machine& machine, RunConfig& run) {
     out.ranks = *ranks;
   } else if (text == "cuda") {
     out.kind = DeviceConfig::Kind::kCuda;
-  } else if (text.rfind("cuda:", 0) == 0 && text.find(',') == std::string::npos) {
-    const std::optional<int> index = number_of(std::string_view(text).substr(5));
-    if (!index) root.wrong("devices", kForms, "cuda:0 is the first GPU");
+  } else if (text.rfind("cuda:", 0) == 0) {
     out.kind = DeviceConfig::Kind::kCuda;
-    out.index = *index;
+    if (text == "cuda:all") {
+      out.gpus.resize(static_cast<std::size_t>(machine.gpu_count ? machine.gpu_count() : 0));
+      std::iota(out.gpus.begin(), out.gpus.end(), 0);
+      if (out.gpus.empty())
+        root.wrong("devices", "GPUs that this build can use", "there is none; ziggurat probe says why");
+    } else {
+      out.gpus = gpus_of(std::string_view(text).substr(5));
+      if (out.gpus.empty())
+        root.wrong("devices", kForms, fmt::format("cuda:0 is the first GPU; at most {}", kMostGpus));
+    }
+    for (const int gpu : out.gpus) {
+      if (std::count(out.gpus.begin(), out.gpus.end(), gpu) > 1)
+        root.wrong("devices", "each GPU once", fmt::format("it names GPU {} several times", gpu));
+    }
+    out.ranks = static_cast<int>(out.gpus.size());
   } else {
-    root.wrong("devices", kForms,
-               text.rfind("cuda:", 0) == 0 ? "a run trains on one GPU" : "ziggurat probe lists the GPUs");
+    root.wrong("devices", kForms, "ziggurat probe lists the GPUs");
   }
   auto cuda = root.section("cuda");
   if (!cuda) return;

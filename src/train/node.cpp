@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <limits>
 
 #include "train/drives.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/comm/gpu.hpp"
 #include "ziggurat/device/cuda.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -134,14 +136,15 @@ CoreTopology cores_of_process(Processes& processes) {
   return parts == 1 ? all : read_core_topology(share_of_cores(all, part, parts));
 }
 
-// The NUMA nodes for the host tier: near the GPU, or else near the drives. Empty where no node is known.
-std::vector<NodeShare> host_shares(std::int64_t budget, const io::Engine* io, const Device* gpu) {
+// The NUMA nodes for the host tier: near the GPUs, or else near the drives. Empty where no node is known.
+std::vector<NodeShare> host_shares(std::int64_t budget, const io::Engine* io,
+                                   const std::vector<OpenGpu>& gpus) {
   std::vector<MemoryUser> drives, devices;
   for (int i = 0; io != nullptr && i < io->drive_count(); ++i) {
     const io::DriveReport drive = io->report(i);
     drives.push_back({drive.name, drive.numa_node});
   }
-  if (gpu != nullptr) devices.push_back({gpu->describe(), gpu->numa_node()});
+  for (const OpenGpu& gpu : gpus) devices.push_back({gpu.device->describe(), gpu.device->numa_node()});
   const auto is_known = [](const MemoryUser& user) { return user.node >= 0; };
   if (std::none_of(drives.begin(), drives.end(), is_known) &&
       std::none_of(devices.begin(), devices.end(), is_known))
@@ -153,41 +156,61 @@ std::vector<NodeShare> host_shares(std::int64_t budget, const io::Engine* io, co
       if (node.node == free.node) node.bytes = std::min(node.bytes, free.available);
     }
   }
-  return place_memory(topology, devices, drives, budget).device_shares.front();
+  // Of each node what all GPUs have there.
+  std::vector<NodeShare> shares;
+  for (const auto& of_device : place_memory(topology, devices, drives, budget).device_shares) {
+    for (const NodeShare& share : of_device) {
+      const auto same = [&](const NodeShare& other) { return other.node == share.node; };
+      const auto it = std::find_if(shares.begin(), shares.end(), same);
+      it != shares.end() ? void(it->bytes += share.bytes) : shares.push_back(share);
+    }
+  }
+  return shares;
 }
 
 }  // namespace
 
-OpenGpu open_gpu(const RunConfig& config, Trace* trace) {
+std::vector<OpenGpu> open_gpus(const RunConfig& config, Trace* trace) {
   const DeviceConfig& d = config.device;
-  OpenGpu gpu;
-  if (d.kind == DeviceConfig::Kind::kHost) return gpu;
-  CudaOptions options{.device = d.index,
-                      .budget = config.tiers.device.value_or(0),
-                      .deterministic = d.deterministic,
-                      .tf32 = d.tf32,
-                      .attention = d.attention,
-                      .pin = d.pin,
-                      .graphs = d.graphs,
-                      .trace = trace};
-  if (options.budget == 0) {
+  std::vector<OpenGpu> gpus;
+  if (d.kind == DeviceConfig::Kind::kHost) return gpus;
+  std::int64_t budget = config.tiers.device.value_or(0);
+  if (budget == 0) {
+    budget = std::numeric_limits<std::int64_t>::max();
     for (const Gpu& found : list_gpus(nullptr)) {
-      if (found.device == d.index) options.budget = std::max<std::int64_t>(0, found.free - kGpuReserve);
+      if (std::count(d.gpus.begin(), d.gpus.end(), found.device) > 0)
+        budget = std::min(budget, std::max<std::int64_t>(0, found.free - kGpuReserve));
     }
+    if (budget == std::numeric_limits<std::int64_t>::max())
+      budget = 0;  // none is there, as the next call says
   }
-  gpu.device = make_cuda_device(options);
-  gpu.memory = gpu.device->arena().budget();
+  for (const int index : d.gpus) {
+    OpenGpu gpu;
+    gpu.device = make_cuda_device({.device = index,
+                                   .budget = budget,
+                                   .deterministic = d.deterministic,
+                                   .tf32 = d.tf32,
+                                   .attention = d.attention,
+                                   .pin = d.pin,
+                                   .graphs = d.graphs,
+                                   .trace = trace});
+    gpu.memory = gpu.device->arena().budget();
+    gpus.push_back(std::move(gpu));
+  }
   using Direct = DeviceConfig::Direct;
-  if (d.direct == Direct::kOff) return gpu;
-  std::string why;
-  gpu.direct = find_direct_storage(config, *gpu.device, d.direct == Direct::kOn, why);
-  if (gpu.direct != nullptr) return gpu;
+  if (d.direct == Direct::kOff) return gpus;
+  std::string why = "it serves runs on one GPU alone";
+  if (gpus.size() == 1) {
+    OpenGpu& gpu = gpus.front();
+    gpu.direct = find_direct_storage(config, *gpu.device, d.direct == Direct::kOn, why);
+    if (gpu.direct != nullptr) return gpus;
+  }
   if (d.direct == Direct::kOn)
     throw Error(Errc::kUsage, "cuda.gpudirect_storage",
                 "is asked for (aio.use_gds asks, too), but cannot be had: " + why,
                 "install it and name drives that it supports (NVIDIA's gdscheck -p tells), or say \"auto\"");
   if (!config.tiers.nvme.empty()) log::debug("drives move bytes by way of host memory: {}", why);
-  return gpu;
+  return gpus;
 }
 
 std::vector<int> share_of_cores(const CoreTopology& cores, int part, int parts) {
@@ -211,7 +234,18 @@ std::string drive_directory(const std::string& path, int number, int count) {
   return count == 1 || number == 0 ? path : fmt::format("{}/{}{}", path, kProcessDirectory, number);
 }
 
-Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu, Processes& processes) {
+std::vector<std::unique_ptr<CommRank>> make_comm_ranks(const std::vector<OpenGpu>& gpus, int ranks,
+                                                       const Processes& processes,
+                                                       const CommOptions& options) {
+  if (processes.count() > 1) return make_mpi_ranks(ranks, options);
+  if (gpus.empty()) return make_local_ranks(ranks, options);
+  std::vector<Device*> devices;
+  for (const OpenGpu& gpu : gpus) devices.push_back(gpu.device.get());
+  return make_gpu_ranks(devices, {.timeout_seconds = options.timeout_seconds});
+}
+
+std::vector<Hardware> hardware_of(const RunConfig& config, const std::vector<OpenGpu>& gpus,
+                                  Processes& processes) {
   Hardware hardware{.memory = read_memory_limits(),
                     .cores = cores_of_process(processes),
                     .processes = processes.count_here()};
@@ -227,15 +261,19 @@ Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu, Processes& pro
     const bool ram = config.aio.backend == io::Backend::kRam;
     hardware.drives.push_back({.numa_node = ram ? -1 : io::node_of_drive(drives[i].path), .space = space[i]});
   }
-  if (gpu.device != nullptr) {
-    hardware.gpu = Hardware::Gpu{.sizes = &gpu.device->ops(),
-                                 .ops = &gpu.device->ops(),
-                                 .memory = gpu.memory,
-                                 .granule = gpu.device->arena().granule(),
-                                 .numa_node = gpu.device->numa_node(),
-                                 .direct = gpu.direct != nullptr};
+  std::vector<Hardware> of_ranks(static_cast<std::size_t>(config.device.ranks), hardware);
+  for (std::size_t r = 0; r < gpus.size(); ++r) {
+    const OpenGpu& gpu = gpus[r];
+    of_ranks[r].gpu = Hardware::Gpu{.sizes = &gpu.device->ops(),
+                                    .ops = &gpu.device->ops(),
+                                    .memory = gpu.memory,
+                                    .granule = gpu.device->arena().granule(),
+                                    .numa_nodes = {},
+                                    .direct = gpu.direct != nullptr,
+                                    .staging = gpus.size() > 1 ? kGpuCommStaging : 0};
+    for (const OpenGpu& one : gpus) of_ranks[r].gpu->numa_nodes.push_back(one.device->numa_node());
   }
-  return hardware;
+  return of_ranks;
 }
 
 struct Node::OwnDirectories {
@@ -246,12 +284,13 @@ struct Node::OwnDirectories {
   }
 };
 
-Node::Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog,
-           Processes& processes)
+Node::Node(const std::vector<RunPlan>& plans, const std::vector<OpenGpu>& gpus, Trace* trace,
+           Watchdog* watchdog, Processes& processes)
     : cores_(plans.front().cores), verify_(plans.front().config.aio.verify) {
   const RunPlan& plan = plans.front();
   const bool bind = bind_threads(cores_, plan.config.threads.bind);
-  if (gpu.device != nullptr && bind) gpu.device->bind_threads(cores_.cores_of_device(0));
+  for (std::size_t i = 0; i < gpus.size() && bind; ++i)
+    gpus[i].device->bind_threads(cores_.cores_of_device(i));
   if (!plan.config.tiers.nvme.empty()) {
     const AioConfig& aio = plan.config.aio;
     io::EngineOptions o;
@@ -267,7 +306,7 @@ Node::Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, 
     o.threads = aio.threads;
     o.bind_threads = bind;
     o.ram = plan.config.tiers.ram;
-    o.direct = gpu.direct;
+    if (!gpus.empty()) o.direct = gpus.front().direct;
     o.trace = trace;
     directories_ = std::make_unique<OwnDirectories>();
     io_ = io::make_engine(o, sized_drives(plans, cores_, processes, directories_->paths));
@@ -275,10 +314,10 @@ Node::Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, 
   }
   std::int64_t host = 0;
   for (const RunPlan& one : plans) host += one.budgets.host;
-  host_ = make_host_memory(
-      {.name = "host memory", .budget = host, .shares = host_shares(host, io_.get(), gpu.device.get())});
+  host_ =
+      make_host_memory({.name = "host memory", .budget = host, .shares = host_shares(host, io_.get(), gpus)});
   std::vector<Device*> devices;
-  if (gpu.device != nullptr) devices.push_back(gpu.device.get());
+  for (const OpenGpu& gpu : gpus) devices.push_back(gpu.device.get());
   host_->set_hooks(host_memory_hooks(devices, io_.get()));
 }
 

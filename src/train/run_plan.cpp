@@ -59,6 +59,11 @@ class Planner {
   const Layout& layout() const { return *plan_.layout; }
   const OpSizes& op_sizes() const { return hardware_.gpu ? *hardware_.gpu->sizes : host_ops(); }
 
+  // What the device's budget holds besides tensors.
+  std::int64_t beside_tensors() const {
+    return layout().workspace_charge() + (hardware_.gpu ? hardware_.gpu->staging : 0);
+  }
+
   // The largest device tier. The host device shares the machine's memory with the host tier.
   std::int64_t device_limit() const {
     if (hardware_.gpu) return hardware_.gpu->memory;
@@ -152,7 +157,7 @@ class Planner {
         charge += layout().table.segment(layout().state_segment(u, i)).device_charge;
       return charge;
     };
-    std::int64_t used = layout().workspace_charge() + layout().table.total_charge(Tier::kDevice);
+    std::int64_t used = beside_tensors() + layout().table.total_charge(Tier::kDevice);
     for (std::int32_t u = 0; u < units; ++u) used -= state_of(u);
     const StepPrograms programs(layout(), update_timing(config_));
     const std::int64_t room = device - read_ahead({device, 0}, programs).device;
@@ -184,8 +189,7 @@ class Planner {
   // A tier without a configured budget gets what the run can use, as far as the machine has it.
   void find_budgets() {
     const Budgets all = everything();
-    const std::int64_t device = all.device + layout().workspace_charge(),
-                       available = hardware_.memory.left() / ranks_;
+    const std::int64_t device = all.device + beside_tensors(), available = hardware_.memory.left() / ranks_;
     const TierConfig& tiers = config_.tiers;
     const std::int64_t host = tiers.host.value_or(0);  // of all ranks here
     Budgets& budgets = plan_.budgets;
@@ -215,8 +219,7 @@ class Planner {
   // Makes the programs, and decides the store's part of the budgets. Returns whether they suffice.
   bool fit(std::int32_t gather_ahead) {
     plan_.programs = std::make_unique<StepPrograms>(layout(), update_timing(config_), gather_ahead);
-    const std::int64_t workspace = layout().workspace_charge();
-    const Budgets inside{plan_.budgets.device - workspace, plan_.budgets.host,
+    const Budgets inside{plan_.budgets.device - beside_tensors(), plan_.budgets.host,
                          hardware_.gpu && hardware_.gpu->direct};
     const Budgets all = everything();
     const Budgets ahead = read_ahead(inside, *plan_.programs);
@@ -248,7 +251,7 @@ class Planner {
           "in tiers.nvme");
     }
     const NoRoom& obstacle = *plan_.dry_run.obstacle;
-    const std::int64_t device = least->device + layout().workspace_charge();
+    const std::int64_t device = least->device + beside_tensors();
     throw Error(
         Errc::kMemory, fmt::format("tiers.{}", obstacle.tier == Tier::kDevice ? "device" : "host"),
         fmt::format("the run does not fit device {} and host {} (no room for {}, {})",
@@ -266,7 +269,7 @@ class Planner {
     const ThreadsConfig& threads = config_.threads;
     CoreWishes wishes{.compute = threads.compute, .reserved = threads.reserved, .bind = threads.bind};
     for (const Hardware::Drive& drive : hardware_.drives) wishes.drives.push_back(drive.numa_node);
-    if (hardware_.gpu) wishes.devices.push_back(hardware_.gpu->numa_node);
+    if (hardware_.gpu) wishes.devices = hardware_.gpu->numa_nodes;
     plan_.cores = assign_cores(hardware_.cores, wishes);
   }
 

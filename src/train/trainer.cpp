@@ -296,12 +296,13 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     }
     ModelConfig model = model_of(config);
     read_data(config, model);
-    gpu_ = open_gpu(config, options.trace);
-    const Hardware hardware = hardware_of(config, gpu_, processes_);
+    gpus_ = open_gpus(config, options.trace);
+    const std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_);
     const auto plan_next = [&](std::optional<std::int32_t> gather_ahead) {
-      const int rank = processes_.number() * config.device.ranks + static_cast<int>(plans_.size());
+      const std::size_t local = plans_.size();
+      const int rank = processes_.number() * config.device.ranks + static_cast<int>(local);
       plans_.push_back(
-          make_run_plan(config, model, data_->validation_tokens(), hardware, rank, gather_ahead));
+          make_run_plan(config, model, data_->validation_tokens(), hardware[local], rank, gather_ahead));
     };
     if (processes_.number() == 0) plan_next({});
     const double mine = plans_.empty() ? 0 : plans_.front().programs->gather_ahead;
@@ -380,7 +381,7 @@ Trace* Trainer::trace_of(int r) {
 void Trainer::open_node() {
   ZG_ASSERT(node_ == nullptr, "the drives are open");
   processes_.together(
-      [&] { node_ = std::make_unique<Node>(plans_, gpu_, options_.trace, options_.watchdog, processes_); });
+      [&] { node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog, processes_); });
 }
 
 // All processes measure at the same time, so that each finds its share of the machine.
@@ -436,14 +437,11 @@ void Trainer::start(const std::vector<double>& drive_shares) {
   processes_.together([&] {
     node_->open_volume(drive_shares);
     const CommOptions options{.timeout_seconds = plan().config.parallel.timeout_seconds};
-    if (processes_.count() > 1) {
-      comm_ = make_mpi_ranks(local_ranks(), options);
-    } else if (ranks() > 1) {
-      comm_ = make_local_ranks(ranks(), options);
-    }
+    if (ranks() > 1) comm_ = make_comm_ranks(gpus_, local_ranks(), processes_, options);
     for (int r = 0; r < local_ranks(); ++r) {
       ranks_.push_back(
-          std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_, gpu_.device.get(),
+          std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_,
+                                 gpus_.empty() ? nullptr : gpus_[static_cast<std::size_t>(r)].device.get(),
                                  comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
                                  trace_of(r), options_.watchdog));
     }
@@ -581,7 +579,8 @@ std::string Trainer::describe() const {
                                           plan().programs->gather_ahead > 0 ? "one unit ahead of their use"
                                                                             : "just before their use"));
   }
-  if (gpu_.device != nullptr) text += "\ndevice     " + gpu_.device->describe();
+  for (const OpenGpu& gpu : gpus_) text += "\ndevice     " + gpu.device->describe();
+  if (gpus_.size() > 1 && !comm_.empty()) text += "\nexchange   " + comm_.front()->describe();
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets().device),
                       format_bytes(ranks() * layout.workspace_bytes()), format_bytes(budgets().host));
   if (has_drives()) {

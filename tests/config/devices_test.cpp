@@ -18,9 +18,10 @@ TEST_F(ConfigDevices, AreReadAsTheyStand) {
     EXPECT_EQ(load_set({std::string("devices=\"") + host + "\""}).device.kind, Kind::kHost) << host;
   const RunConfig plain = load_set({"devices=cuda"}), third = load_set({"devices=\"cuda:2\""});
   EXPECT_EQ(plain.device.kind, Kind::kCuda);
-  EXPECT_EQ(plain.device.index, 0);
+  EXPECT_EQ(plain.device.gpus, std::vector<int>{0});
   EXPECT_TRUE(plain.device.deterministic && plain.device.pin && !plain.device.tf32);
-  EXPECT_EQ(third.device.index, 2);
+  EXPECT_EQ(third.device.gpus, std::vector<int>{2});
+  EXPECT_EQ(third.device.ranks, 1);
   const RunConfig all = load_over(
       R"({"devices": "cuda", "cuda": {"deterministic": false, "tf32": true, "pin": false, "graphs": true, "attention": "cudnn",
           "gpudirect_storage": "on"}})");
@@ -57,11 +58,19 @@ TEST_F(ConfigDevices, MistakesAreNamed) {
     const char* part;  // of message or hint
   };
   const Case cases[] = {
-      {R"({"devices": "tpu"})", "devices", "\"host:N\" or \"cuda:N\""},
+      {R"({"devices": "tpu"})", "devices", "\"host:N\", \"cuda:N\""},
       {R"({"devices": "host:0"})", "devices", "host:4 has four ranks"},
       {R"({"devices": "host:x"})", "devices", "host:4 has four ranks"},
       {R"({"devices": "host:257"})", "devices", "at most 256"},
-      {R"({"devices": "cuda:0,1"})", "devices", "one GPU"},
+      {R"({"devices": "cuda:0,0"})", "devices", "GPU 0 several times"},
+      {R"({"devices": "cuda:0-2,1"})", "devices", "GPU 1 several times"},
+      {R"({"devices": "cuda:3-1"})", "devices", "cuda:0 is the first"},
+      {R"({"devices": "cuda:0,"})", "devices", "cuda:0 is the first"},
+      {R"({"devices": "cuda:0-64"})", "devices", "at most 64"},
+      {R"({"devices": "cuda:0,2000000000-2147483647"})", "devices", "at most 64"},
+      {R"({"devices": "cuda:all"})", "devices", "there is none; ziggurat probe says why"},
+      {R"({"devices": "cuda:0,1", "cuda": {"gpudirect_storage": "on"}})", "cuda.gpudirect_storage",
+       "one GPU alone"},
       {R"({"devices": "cuda:x"})", "devices", "cuda:0 is the first"},
       {R"({"devices": "cuda:-1"})", "devices", "cuda:0 is the first"},
       {R"({"devices": "cuda:"})", "devices", "cuda:0 is the first"},
@@ -80,6 +89,21 @@ TEST_F(ConfigDevices, MistakesAreNamed) {
     EXPECT_EQ(e.exit_code(), 2);
     EXPECT_HAS(e.where(), c.key);
     EXPECT_HAS(e.message() + e.hint(), c.part) << e.message() << "; " << e.hint();
+  }
+}
+
+TEST_F(ConfigDevices, SeveralGpusAreRanks) {
+  machine_.gpu_count = [] { return 3; };
+  const std::pair<const char*, std::vector<int>> cases[] = {
+      {"cuda:0,2", {0, 2}}, {"cuda:2-3", {2, 3}}, {"cuda:0-1,5", {0, 1, 5}}, {"cuda:all", {0, 1, 2}}};
+  for (const auto& [text, gpus] : cases) {
+    SCOPED_TRACE(text);
+    const RunConfig c = load_over(fmt::format(
+        R"({{"devices": "{}", "train_batch_size": 12, "gradient_accumulation_steps": 1}})", text));
+    EXPECT_EQ(c.device.kind, Kind::kCuda);
+    EXPECT_EQ(c.device.gpus, gpus);
+    EXPECT_EQ(c.device.ranks, static_cast<int>(gpus.size()));
+    EXPECT_EQ(c.micro_batch * c.device.ranks, 12);
   }
 }
 

@@ -82,7 +82,10 @@ TEST_F(ConfigTest, QuickstartSaysWhatItShould) {
 }
 
 TEST_F(ConfigTest, AutoAsksTheMachineForBf16) {
-  machine_ = {.has_gpu = {}, .has_bf16 = [] { return true; }, .bf16_instructions = [] { return "some"; }};
+  machine_ = {.has_gpu = {},
+              .gpu_count = {},
+              .has_bf16 = [] { return true; },
+              .bf16_instructions = [] { return "some"; }};
   const RunConfig run = load({{shipped("quickstart.json")}, {}});
   EXPECT_EQ(run.dtype, DType::kBF16);
   EXPECT_EQ(run.gradient_dtype, DType::kBF16);

@@ -284,5 +284,23 @@ TEST(PinnedRegions, GoesQuietlyWhenTheDeviceHasFailed) {
   EXPECT_EQ(runtime.pinned(), 0);
 }
 
+// Devices that share host memory: CUDA knows it once, until the last of them lets it go.
+TEST(EmulatedPinned, SharedMemoryStaysRegisteredUntilItsLastDeviceLetsItGo) {
+  FakeRuntime runtime({.devices = 2});
+  const Pages host(8);
+  PinnedRegions first(runtime, {.device = 0, .required = true}),
+      second(runtime, {.device = 1, .required = true});
+  first.mapped(host.at, host.bytes);
+  second.mapped(host.at, host.bytes);
+  EXPECT_EQ(runtime.pinned(), host.bytes);
+  first.unmapped(host.at, host.bytes);
+  EXPECT_EQ(runtime.pinned(), host.bytes);
+  auto hold = second.hold();
+  EXPECT_TRUE(second.part(hold, host.at, host.bytes).pinned);
+  hold.unlock();
+  second.unmapped(host.at, host.bytes);
+  EXPECT_EQ(runtime.pinned(), 0);
+}
+
 }  // namespace
 }  // namespace zg::test

@@ -179,7 +179,12 @@ void FakeMemory::register_host(void* at, std::int64_t bytes) {
   const Address begin = address(at);
   if (bytes <= 0 || bytes % kPage != 0 || begin % kPage != 0)
     throw Misuse{fmt::format("{} bytes at {:#x} are no whole pages", bytes, begin)};
-  if (overlap(pinned_, begin, bytes) != pinned_.end()) throw Misuse{"a part is registered already"};
+  if (const auto it = overlap(pinned_, begin, bytes); it != pinned_.end()) {
+    const bool same = it->first == begin && it->second.bytes == bytes && !it->second.ours;
+    if (!same || it->second.times == devices()) throw Misuse{"a part is registered already"};
+    ++it->second.times;
+    return;
+  }
   if (overlap(reserved_, begin, bytes) != reserved_.end()) throw Misuse{"this is no host memory"};
   if (!exists(begin, bytes)) throw Misuse{"there is no memory at these addresses"};
   pinned_[begin] = {.bytes = bytes};
@@ -189,6 +194,7 @@ void FakeMemory::unregister_host(void* at) {
   std::lock_guard lock(mutex_);
   const auto it = pinned_.find(address(at));
   if (it == pinned_.end() || it->second.ours) throw Misuse{"nothing that begins there is registered"};
+  if (--it->second.times > 0) return;
   check_idle(it->first, it->second.bytes, "unregister_host");
   if (!exists(it->first, it->second.bytes)) throw Misuse{"the memory went before its registration"};
   pinned_.erase(it);

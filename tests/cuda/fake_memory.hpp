@@ -69,6 +69,7 @@ class FakeMemory {
   struct Host {
     std::int64_t bytes = 0;
     bool ours = false;  // by allocate_host()
+    int times = 1;      // that it was registered
   };
   template <class Map>
   static auto overlap(Map& ranges, Address at, std::int64_t bytes) -> decltype(ranges.begin());
@@ -76,6 +77,8 @@ class FakeMemory {
   void drop_if_unused(std::map<cuda::PhysicalHandle, Physical>::iterator it);
   void check_idle(Address at, std::int64_t bytes, const char* what) const;
   void check_granules(std::int64_t value, const char* what) const;
+
+  int devices() const { return static_cast<int>(used_.size()); }
 
   const std::int64_t bytes_, granule_;
   mutable std::mutex mutex_;

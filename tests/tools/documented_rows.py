@@ -128,6 +128,8 @@ NAMED = "names a program whose commands have rows of their own"
 
 ROWS = (
     # Training. The text is a small one: that of the documents is fetched by tools/quickstart.sh.
+    Row("train_gpus", ("ziggurat train CONFIG --devices cuda:all",), why="needs several GPUs; "
+        "tests/cuda/comm/emulated_train_test.cpp trains so on fakes"),
     Row("train_ranks", ("ziggurat train configs/quickstart.json --devices host:2",), files=BOOK, set={"--steps": "1"},
         more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
     Row("train_processes", (
@@ -241,6 +243,7 @@ ROWS = (
     Row("store_stream_synopsis", ("bench_store_stream --path DIR [*",), instead=(
         "bench_store_stream --path /mnt/nvme0 --rounds 1 --size 32MiB --host 8MiB --device 2MiB --tensor 256KiB "
         "--block-size 64KiB --queue-depth 4 --checksums on",)),
+    Row("comm_gpus", ("bench_comm --gpus *",), why="needs several GPUs"),
     Row("comm", ("bench_comm", "bench_comm *"), instead=("bench_comm --ranks 2 --mib 1 --rounds 1",)),
     Row("comm_mpi", ("mpirun", "mpirun -n 2 bench_comm *"), why="ctest runs the suite of collectives under it",
         foreign=True),

@@ -108,7 +108,7 @@ TEST_F(TrainerLibrary, APlanCanBeMadeForAMachineThatIsNotThere) {
   for (int cpu = 0; cpu < 64; ++cpu)
     machine.cores.nodes[static_cast<std::size_t>(cpu / 32)].cores.push_back({cpu, cpu});
   machine.drives = {{0, {1024 * kGiB, 1}}, {1, {1024 * kGiB, 2}}};
-  machine.gpu = Hardware::Gpu{.sizes = &gpu, .memory = 24 * kMiB, .granule = 2 * kMiB, .numa_node = 1};
+  machine.gpu = Hardware::Gpu{.sizes = &gpu, .memory = 24 * kMiB, .granule = 2 * kMiB, .numa_nodes = {1}};
   const RunPlan plan = make_run_plan(c, model, 500, machine), again = make_run_plan(c, model, 500, machine);
   EXPECT_TRUE(plan.dry_run.fits);
   EXPECT_GT(plan.dry_run.per_step.host_to_device, 0);

@@ -87,8 +87,8 @@ struct ThreadsConfig {
 struct DeviceConfig {
   enum class Kind { kHost, kCuda };
   Kind kind = Kind::kHost;
-  int index = 0;  // of the GPU, as CUDA counts them
-  int ranks = 1;  // of each process, each with a device of its own; kHost only
+  int ranks = 1;                // of each process, each with a device of its own
+  std::vector<int> gpus = {0};  // kCuda: those of the ranks, as CUDA counts them
   // See CudaOptions.
   bool deterministic = true, tf32 = false, pin = true, graphs = false;
   AttentionKernel attention = AttentionKernel::kAuto;
@@ -165,6 +165,7 @@ struct ConfigSource {
 // Answers what a configuration leaves to the machine by "auto". An empty function stands for no.
 struct Machine {
   std::function<bool()> has_gpu;                   // for "devices": a GPU that this build can use
+  std::function<int()> gpu_count;                  // for "cuda:all": how many of them; empty stands for none
   std::function<bool()> has_bf16;                  // for "bf16.enabled": the processor has bf16 instructions
   std::function<std::string()> bf16_instructions;  // the name of these instructions, for the notice
   int processes = 1;                               // of the run, each with as many ranks as `devices` names

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ziggurat/base/watchdog.hpp"
+#include "ziggurat/comm/comm.hpp"
 #include "ziggurat/comm/processes.hpp"
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/device/memory.hpp"
@@ -19,19 +20,27 @@ namespace zg {
 // is given.
 inline constexpr std::int64_t kGpuReserve = std::int64_t{1} << 30;
 
-// The GPU of a run. Its arena maps memory only when it is used.
+// The GPU of a rank. Its arena maps memory only when it is used.
 struct OpenGpu {
-  std::unique_ptr<Device> device;             // null: the processor computes
+  std::unique_ptr<Device> device;
   std::int64_t memory = 0;                    // budget of its arena
   std::shared_ptr<io::DirectStorage> direct;  // null: there is no direct link to the drives
 };
-// Throws Error(kDevice) when the GPU is not there, Error(kUsage) when the configuration requires GPUDirect
-// Storage and it does not work.
-OpenGpu open_gpu(const RunConfig& config, Trace* trace);
+// By rank; empty: the processor computes. Without tiers.device all get the same memory, since ranks run the
+// same program. Throws Error(kDevice) when a GPU is not there, Error(kUsage) when the configuration requires
+// GPUDirect Storage and it does not work.
+std::vector<OpenGpu> open_gpus(const RunConfig& config, Trace* trace);
 
-// This machine, as a run with this configuration would use it. `gpu` outlives the plans that use the result.
-// All processes call it.
-Hardware hardware_of(const RunConfig& config, const OpenGpu& gpu, Processes& processes);
+// This machine, as each rank of this process would use it in a run with this configuration. `gpus` outlive
+// the plans that use the result. All processes call it.
+std::vector<Hardware> hardware_of(const RunConfig& config, const std::vector<OpenGpu>& gpus,
+                                  Processes& processes);
+
+// This process's ranks: over MPI where there are several processes, over NCCL on GPUs, else over shared
+// memory.
+std::vector<std::unique_ptr<CommRank>> make_comm_ranks(const std::vector<OpenGpu>& gpus, int ranks,
+                                                       const Processes& processes,
+                                                       const CommOptions& options);
 
 // Share `part` of `parts` nearly equal ones of the cores. Hyperthreads of a physical core and cores of a node
 // stay together as far as the numbers allow. Where there are fewer cores than parts, some share a core.
@@ -45,9 +54,9 @@ class Node {
  public:
   // Binds threads to cores, locks the drives' directories, removes the files that killed runs have left
   // there, and reserves space on the drives. `plans`: one for each rank of the process. Host memory is mapped
-  // when it is used. `gpu`: the GPU of the ranks. `trace` and `watchdog` may be null; they outlive the node.
+  // when it is used. `gpus`: those of the ranks. `trace` and `watchdog` may be null; they outlive the node.
   // All processes call it. Throws Error(kIo), Error(kUsage).
-  Node(const std::vector<RunPlan>& plans, const OpenGpu& gpu, Trace* trace, Watchdog* watchdog,
+  Node(const std::vector<RunPlan>& plans, const std::vector<OpenGpu>& gpus, Trace* trace, Watchdog* watchdog,
        Processes& processes);
   ~Node();  // the stores of all ranks must be gone
   Node(const Node&) = delete;

@@ -38,12 +38,13 @@ struct Hardware {
   };
   std::vector<Drive> drives = {};
   struct Gpu {
-    const OpSizes* sizes = nullptr;  // the scratch memory of its ops; outlives the plan
-    Ops* ops = nullptr;              // null: the GPU is not there, and the plan's model cannot compute
-    std::int64_t memory = 0;         // bytes that the run may use at most
-    std::int64_t granule = 0;        // of its arena
-    int numa_node = -1;
-    bool direct = false;  // there is a direct link between drives and its memory
+    const OpSizes* sizes = nullptr;      // the scratch memory of its ops; outlives the plan
+    Ops* ops = nullptr;                  // null: the GPU is not there, and the plan's model cannot compute
+    std::int64_t memory = 0;             // bytes that the run may use at most
+    std::int64_t granule = 0;            // of its arena
+    std::vector<int> numa_nodes = {-1};  // of the GPUs of all ranks
+    bool direct = false;                 // there is a direct link between drives and its memory
+    std::int64_t staging = 0;            // bytes of its memory that communication with other GPUs takes
   };
   std::optional<Gpu> gpu = {};  // empty: the processor computes
 };
@@ -84,8 +85,8 @@ ModelConfig model_of(const RunConfig& config);
 // `model_config` is complete, with its vocabulary. Throws Error(kUsage) for a configuration that makes no
 // sense with this model or machine, and Error(kMemory), which names the smallest sufficient budgets, where
 // the budgets are too small. Each rank of the machine has an equal part of the host's budget, and a device
-// budget of its own. `gather_ahead`: that of rank 0's programs, which decides in what order ranks do what they
-// do together; empty: the plan chooses.
+// budget of its own. `gather_ahead`: that of rank 0's programs, which decides in what order ranks do what
+// they do together; empty: the plan chooses.
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
                       std::int64_t validation_tokens, const Hardware& hardware, int rank = 0,
                       std::optional<std::int32_t> gather_ahead = {});

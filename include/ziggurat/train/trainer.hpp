@@ -180,7 +180,7 @@ class Trainer {
   std::vector<std::unique_ptr<Trace>> traces_;  // groups of lanes by local rank; empty: there is one rank
   std::vector<StepState> states_;               // by local rank, as all that follows
   Roofs roofs_;
-  OpenGpu gpu_;  // before the plans, which refer to its ops
+  std::vector<OpenGpu> gpus_;  // by rank; before the plans, which refer to their ops
   std::unique_ptr<const DataSet> data_;
   std::vector<RunPlan> plans_;
   Totals totals_;

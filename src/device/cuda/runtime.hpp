@@ -93,7 +93,8 @@ class Runtime {
   // Undoes one mapping, as a whole. No work on the device may use it any more.
   virtual void unmap(void* at, std::int64_t bytes) = 0;
 
-  // Pinned host memory: memory of ours that is registered with CUDA (whole pages), or CUDA's own.
+  // Pinned host memory: memory of ours that is registered with CUDA (whole pages), or CUDA's own. Devices
+  // that share memory each register it, in the same ranges; it is unregistered with the last of them.
   virtual void register_host(void* at, std::int64_t bytes) = 0;
   virtual void unregister_host(void* at) = 0;
   virtual void* allocate_host(std::int64_t bytes) = 0;

@@ -8,6 +8,8 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <vector>
 
 #include "device/cuda/runtime.hpp"
@@ -106,6 +108,16 @@ int numa_node_of(int device, const std::string& pci) {
   std::ifstream in("/sys/bus/pci/devices/" + pci + "/numa_node");
   return in >> node ? node : -1;
 }
+
+// How many devices have registered the host memory that begins at an address.
+struct Registered {
+  static Registered& of_process() {
+    static Registered registered;
+    return registered;
+  }
+  std::mutex mutex;
+  std::map<void*, int> devices;
+};
 
 class CudaRuntime final : public Runtime {
  public:
@@ -304,10 +316,25 @@ class CudaRuntime final : public Runtime {
     driver_.check_driver(driver_.unmap(at_address(at), size(bytes)), "unmapping memory");
   }
 
+  // CUDA registers memory for all devices at once, and refuses to do so twice.
   void register_host(void* at, std::int64_t bytes) override {
+    Registered& registered = Registered::of_process();
+    std::lock_guard lock(registered.mutex);
+    if (const auto it = registered.devices.find(at); it != registered.devices.end()) {
+      ++it->second;
+      return;
+    }
     check(cudaHostRegister(at, size(bytes), cudaHostRegisterPortable), "registering host memory");
+    registered.devices[at] = 1;
   }
-  void unregister_host(void* at) override { warn(cudaHostUnregister(at), "unregistering host memory"); }
+  void unregister_host(void* at) override {
+    Registered& registered = Registered::of_process();
+    std::lock_guard lock(registered.mutex);
+    const auto it = registered.devices.find(at);
+    if (it != registered.devices.end() && --it->second > 0) return;
+    if (it != registered.devices.end()) registered.devices.erase(it);
+    warn(cudaHostUnregister(at), "unregistering host memory");
+  }
   void* allocate_host(std::int64_t bytes) override {
     void* at = nullptr;
     const cudaError_t status = cudaHostAlloc(&at, size(bytes), cudaHostAllocPortable);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <iterator>
 #include <random>
 #include <thread>
@@ -194,11 +193,11 @@ TEST_F(ProcessesTest, AFailureEndsAllWithOneMessage) {
 // What SIGINT to a process, to all of them and to the launcher, and SIGUSR2 to the launcher, lead to.
 TEST_F(ProcessesTest, AnInterruptEndsAllAfterTheSameStep) {
   const Strings words = train_words("host:2", "out", {"steps=100000", "eval.every=0"});
-  const auto interrupted_by = [&](const std::function<void()>& interrupt, int patience = 1) {
+  const auto interrupted_by = [&](const std::function<void()>& interrupt) {
     std::error_code error;
     fs::remove_all(path("out"), error);
     Outcome o;
-    std::thread launcher([&] { o = run_in(mpirun(2, patience), words); });
+    std::thread launcher([&] { o = run_in(mpirun(2, 5), words); });
     EXPECT_TRUE(wait_for_step("out", 3));
     interrupt();
     launcher.join();
@@ -228,7 +227,7 @@ TEST_F(ProcessesTest, AnInterruptEndsAllAfterTheSameStep) {
   }
   {
     SCOPED_TRACE("SIGINT to the launcher");
-    interrupted_by([&] { kill(processes().front(), SIGINT); }, 5);
+    interrupted_by([&] { kill(processes().front(), SIGINT); });
   }
 }
 

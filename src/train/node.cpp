@@ -184,7 +184,9 @@ Hardware hardware_of(const RunConfig& config, const std::vector<OpenGpu>& gpus, 
                                  .granule = gpu.device->arena().granule(),
                                  .numa_nodes = {},
                                  .direct = gpu.direct != nullptr,
-                                 .staging = gpus.size() > 1 ? kGpuCommStaging : 0};
+                                 .staging = 0};
+    // Connections are made by small calls, whose operands take one unit of memory for a while.
+    if (gpus.size() > 1) hardware.gpu->staging = kGpuCommStaging + hardware.gpu->granule;
     for (const OpenGpu& one : gpus) hardware.gpu->numa_nodes.push_back(one.device->numa_node());
   }
   return hardware;

@@ -51,7 +51,7 @@ Lease& StepExecutor::lease(const StepOp& op, Operand operand) {
 
 void StepExecutor::issue(const StepOp& op) {
   const Model& model = *layout_.model;
-  const Workspace w(layout_, workspace_memory_);
+  const Workspace w(layout_, workspace_.get());
   const BatchShape shape = layout_.options.micro_batch;
   const Layout::UnitTensors& unit = layout_.unit(op.unit);
   Stream& s = *compute_;
@@ -133,7 +133,7 @@ void StepExecutor::gather_weight(const StepOp& op) {
 
 // The whole weight is made from the codes, this rank's own part too: so all ranks have the same.
 void StepExecutor::gather_quantized(const View& shard, const View& weight) {
-  const Workspace w(layout_, workspace_memory_);
+  const Workspace w(layout_, workspace_.get());
   const int bits = layout_.options.weight_bits, members = groups_.shards->size();
   const std::int64_t count = shard.count(), part = Workspace::exchange_values(layout_);
   for (std::int64_t at = 0; at < count; at += part) {
@@ -151,7 +151,7 @@ void StepExecutor::gather_quantized(const View& shard, const View& weight) {
 // `sum` has a row for each member of the group. Returns this member's, which becomes the sum of all members'
 // in the order of their ranks: every member sends its row of codes to the one that sums it.
 View StepExecutor::sum_quantized(Communicator& group, const View& sum) {
-  const Workspace w(layout_, workspace_memory_);
+  const Workspace w(layout_, workspace_.get());
   const int bits = layout_.options.gradient_bits, members = group.size();
   const std::int64_t count = sum.count() / members, part = Workspace::exchange_values(layout_);
   const View mine = sum.col_range(group.rank() * count, count);
@@ -175,7 +175,7 @@ View StepExecutor::sum_quantized(Communicator& group, const View& sum) {
 // the other ranks that hold it. Frozen parameters have no gradient for the optimizer, and do not count for
 // the norm.
 void StepExecutor::finish_gradient(const StepOp& op) {
-  const Workspace w(layout_, workspace_memory_);
+  const Workspace w(layout_, workspace_.get());
   const Layout::UnitTensors& unit = layout_.unit(op.unit);
   const Layout::Elements shard = layout_.shard_elements(op.unit);
   Stream& stream = stream_of(op);

@@ -41,16 +41,17 @@ StepExecutor::StepExecutor(const Options& o)
       optimizer_(device_.is_host()
                      ? device_.make_stream("optimizer")
                      : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
-      workspace_bytes_(layout_.workspace_bytes()),
       position_(std::make_unique<Position>()),
       timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.sharding.ranks > 1)),
       stall_(std::make_unique<StallMeter>(*compute_, *optimizer_)),
       identity_(next_identity()),
       sequence_(programs_) {
-  workspace_memory_ = device_.arena().allocate(workspace_bytes_);
-  if (workspace_memory_ == nullptr) {
-    throw Error(Errc::kMemory, "device tier",
-                "no room for the workspace of " + format_bytes(workspace_bytes_), "raise tiers.device");
+  const std::int64_t bytes = layout_.workspace_bytes();
+  workspace_ = {device_.arena().allocate(bytes),
+                [this, bytes](void* memory) { device_.arena().release(memory, bytes); }};
+  if (workspace_ == nullptr) {
+    throw Error(Errc::kMemory, "device tier", "no room for the workspace of " + format_bytes(bytes),
+                "raise tiers.device");
   }
   staging_ =
       std::make_unique<Staging>(device_, Workspace::input_bytes(layout_, layout_.options.micro_batches));
@@ -93,7 +94,6 @@ StepExecutor::~StepExecutor() {
     } catch (...) {
     }
   }
-  device_.arena().release(workspace_memory_, workspace_bytes_);
 }
 
 void StepExecutor::leave_program() {
@@ -309,7 +309,7 @@ void StepExecutor::stage(std::int64_t m, const MicroBatch& batch) {
 void StepExecutor::load_inputs(std::int64_t micro_batches) {
   std::memset(staging_->data(), 0, static_cast<std::size_t>(Workspace::scalar_bytes(layout_)));
   const std::int64_t bytes = Workspace::input_bytes(layout_, micro_batches);
-  device_.copy_to_device(*compute_, Workspace(layout_, workspace_memory_).inputs(), staging_->data(), bytes);
+  device_.copy_to_device(*compute_, Workspace(layout_, workspace_.get()).inputs(), staging_->data(), bytes);
   own_.host_to_device += bytes;
 }
 
@@ -322,7 +322,7 @@ std::span<const double> StepExecutor::read_scalars() {
     comm_->synchronize();
     stall_->mark(StallCause::kOther);
   }
-  device_.copy_to_host(*compute_, staging_->data(), Workspace(layout_, workspace_memory_).inputs(), bytes);
+  device_.copy_to_host(*compute_, staging_->data(), Workspace(layout_, workspace_.get()).inputs(), bytes);
   own_.device_to_host += bytes;
   const Position::Waiting waiting(*position_, Position::Waits::kForStream);
   compute_->synchronize();

@@ -194,8 +194,7 @@ class StepExecutor {
   std::unique_ptr<Stream> comm_;  // null: there is one rank
   Groups groups_;
   HostStream numbers_{"numbers", HostStream::Mode::kInline};
-  void* workspace_memory_ = nullptr;
-  std::int64_t workspace_bytes_ = 0;
+  std::unique_ptr<void, std::function<void(void*)>> workspace_;  // in the device's arena
   std::unique_ptr<Position> position_;
   std::unique_ptr<Timer> timer_;
   std::unique_ptr<StallMeter> stall_;

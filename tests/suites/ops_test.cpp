@@ -51,6 +51,14 @@ class Operands {
     return {View(on_device(ids.data(), 4 * n), DType::kI32, 1, n), View(ids.data(), DType::kI32, 1, n)};
   }
 
+  // Codes of so many values; those of NaiveOps are doubles.
+  Operand codes(std::int64_t values, int bits) {
+    const std::int64_t bytes = kernels::quantized_bytes(values, bits);
+    const Operand floats = poisoned(byte_scratch_, 1, (bytes + 3) / 4, 0);
+    codes_.emplace_back(1, values + values / kQuantBlock + 1);
+    return {View(floats.device.data, DType::kU8, 1, bytes), view(codes_.back())};
+  }
+
   // Runs `op` on both, then compares all operands, inputs too.
   template <class Op>
   void run(const Op& op) {
@@ -132,6 +140,7 @@ class Operands {
   std::deque<Twin<T>> t_;
   std::deque<Twin<A>> a_;
   std::deque<Twin<double>> numbers_;
+  std::deque<Matrix<double>> codes_;
   std::deque<Matrix<A>> scratch_;
   std::deque<Matrix<double>> sum_scratch_;
   std::deque<Matrix<float>> byte_scratch_;
@@ -321,6 +330,20 @@ TYPED_TEST(DeviceOps, ZeroAndCast) {
     ops.cast(s, pick(a), pick(t));
     ops.cast(s, pick(t), pick(back));
   });
+}
+
+TYPED_TEST(DeviceOps, QuantizeAndDequantize) {
+  constexpr std::int64_t kValues = 2 * kQuantBlock + 37;
+  for (const int bits : {8, 4}) {
+    Operands<TypeParam> o;
+    const auto values = o.t_dense(kValues), back = o.t_dense(kValues), sum = o.t_dense(kValues);
+    const auto codes = o.codes(kValues, bits);
+    o.run([&](Ops& ops, Stream& s, auto pick) {
+      ops.quantize(s, pick(values), bits, pick(codes));
+      ops.dequantize(s, pick(codes), bits, false, pick(back));
+      ops.dequantize(s, pick(codes), bits, true, pick(sum));
+    });
+  }
 }
 
 TYPED_TEST(DeviceOps, FinishGradientAndUpdate) {

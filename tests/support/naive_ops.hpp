@@ -245,6 +245,26 @@ class NaiveOps : public Ops {
   void cast(Stream&, View in, View out) override {
     each(out, [&](std::int64_t r, std::int64_t c) { return at(in, r, c); });
   }
+  // A code is a double here, behind the scale of its block.
+  void quantize(Stream&, View values, int bits, View codes) override {
+    auto* to = static_cast<double*>(codes.data);
+    for (std::int64_t first = 0; first < values.cols; first += kQuantBlock) {
+      const std::int64_t end = std::min(values.cols, first + kQuantBlock);
+      double most = 0;
+      for (std::int64_t i = first; i < end; ++i) most = std::max(most, std::abs(at(values, 0, i)));
+      const double scale = most / kernels::largest_code(bits);
+      *to++ = scale;
+      for (std::int64_t i = first; i < end; ++i) *to++ = std::nearbyint(at(values, 0, i) / scale);
+    }
+  }
+  void dequantize(Stream&, View codes, int, bool add, View values) override {
+    const auto* from = static_cast<const double*>(codes.data);
+    for (std::int64_t i = 0; i < values.cols; ++i) {
+      const double* const block = from + i / kQuantBlock * (1 + kQuantBlock);
+      double& value = at(values, 0, i);
+      value = (add ? value : 0) + block[0] * block[1 + i % kQuantBlock];
+    }
+  }
   void finish_gradient(Stream&, View accumulator, View out, View norm_sq, View) override {
     double sum = 0;
     each(out, [&](std::int64_t r, std::int64_t c) {

@@ -73,7 +73,7 @@ class ComposedRuns : public SessionTest {
       machine.gpu = Hardware::Gpu{.sizes = &sizes_,
                                   .memory = 24 * kGiB,
                                   .granule = 2 * kMiB,
-                                  .numa_node = 0,
+                                  .numa_nodes = {0},
                                   .direct = run.device.direct == DeviceConfig::Direct::kOn};
     }
     return machine;

@@ -252,7 +252,7 @@ class NaiveOps : public Ops {
       const std::int64_t end = std::min(values.cols, first + kQuantBlock);
       double most = 0;
       for (std::int64_t i = first; i < end; ++i) most = std::max(most, std::abs(at(values, 0, i)));
-      const double scale = most / kernels::largest_code(bits);
+      const double scale = static_cast<float>(most / kernels::largest_code(bits));
       *to++ = scale;
       for (std::int64_t i = first; i < end; ++i) *to++ = std::nearbyint(at(values, 0, i) / scale);
     }

@@ -248,13 +248,20 @@ class NaiveOps : public Ops {
   // A code is a double here, behind the scale of its block.
   void quantize(Stream&, View values, int bits, View codes) override {
     auto* to = static_cast<double*>(codes.data);
+    // Arithmetic is in fp32 but for f64, and a quotient half way between two codes rounds as it is stored.
+    bool single = true;
+    for (std::int64_t i = 0; i < values.cols; ++i)
+      single = single && static_cast<double>(static_cast<float>(at(values, 0, i))) == at(values, 0, i);
+    const auto quotient = [&](double x, double scale) {
+      return single ? static_cast<double>(static_cast<float>(x) / static_cast<float>(scale)) : x / scale;
+    };
     for (std::int64_t first = 0; first < values.cols; first += kQuantBlock) {
       const std::int64_t end = std::min(values.cols, first + kQuantBlock);
       double most = 0;
       for (std::int64_t i = first; i < end; ++i) most = std::max(most, std::abs(at(values, 0, i)));
       const double scale = static_cast<float>(most / kernels::largest_code(bits));
       *to++ = scale;
-      for (std::int64_t i = first; i < end; ++i) *to++ = std::nearbyint(at(values, 0, i) / scale);
+      for (std::int64_t i = first; i < end; ++i) *to++ = std::nearbyint(quotient(at(values, 0, i), scale));
     }
   }
   void dequantize(Stream&, View codes, int, bool add, View values) override {

@@ -97,12 +97,57 @@ struct Group {
   std::optional<NcclId> id;  // guarded by mutex
 };
 
+// Memory of a rank's arena that its communicators are sure of, since it is taken before the store fills what
+// is left.
+class Reserve {
+ public:
+  Reserve(Device& device, int ranks, std::int64_t staging_bytes) : arena_(device.arena()) {
+    if (ranks == 1) return;
+    connecting_ = {2 * ranks * kAlignment, take(2 * ranks * kAlignment)};
+    staging_ = {staging_bytes, take(staging_bytes)};
+  }
+  ~Reserve() {
+    for (const Memory& memory : {connecting_, staging_}) {
+      if (memory.data != nullptr) arena_.release(memory.data, memory.bytes);
+    }
+  }
+  Reserve(const Reserve&) = delete;
+
+  // For the communicator that connects: one at a time does on a GPU.
+  char* connecting() const { return static_cast<char*>(connecting_.data); }
+  // For the first communicator that reduces, which gives it back to the arena; null for later ones.
+  void* take_staging() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(staging_.data, nullptr);
+  }
+
+ private:
+  struct Memory {
+    std::int64_t bytes = 0;
+    void* data = nullptr;
+  };
+  void* take(std::int64_t bytes) {
+    void* const memory = arena_.allocate(bytes);
+    if (memory == nullptr) {
+      throw Error(Errc::kMemory, "device tier",
+                  fmt::format("no room for the {} in which ranks exchange", format_bytes(bytes)),
+                  "raise tiers.device");
+    }
+    return memory;
+  }
+
+  Arena& arena_;
+  std::mutex mutex_;
+  Memory connecting_, staging_;
+};
+
 struct World {
   const GpuCommOptions options;
   const std::shared_ptr<Nccl> nccl;
   const std::shared_ptr<Failure> failure;
   const std::vector<Device*> devices;                    // by rank
   const std::vector<std::unique_ptr<CommRank>> on_host;  // the same ranks, for streams of the processor
+  const std::vector<std::unique_ptr<Reserve>> reserves;  // by rank
 
   // The rank's n-th group of these members, as each of them counts.
   std::shared_ptr<Group> group(const std::vector<int>& members, const std::string& name, int rank) {
@@ -236,6 +281,7 @@ class GpuCommunicator final : public Communicator {
     return count * static_cast<std::int64_t>(size_of(dtype));
   }
   Nccl& nccl() { return *world_->nccl; }
+  Reserve& reserve() { return *world_->reserves[static_cast<std::size_t>(world_rank_)]; }
   NcclComm comm() { return group_->comms[static_cast<std::size_t>(rank_)]; }
   bool is_letter(const Call& call) const { return call.kind == Kind::kSend || call.kind == Kind::kReceive; }
 
@@ -327,24 +373,16 @@ class GpuCommunicator final : public Communicator {
     group_->meeting.meet(rank_);
     group_->comms[static_cast<std::size_t>(rank_)] = nccl().init(size(), group_->identity(), rank_);
     settle(c);
-    const std::int64_t row = kAlignment, bytes = 2 * size() * row;
-    auto* const out = static_cast<char*>(allocate(bytes));
-    char* const in = out + size() * row;
-    const auto end = [&] { device_.arena().release(out, bytes); };
-    try {
-      exchange(
-          queue, c, [&](int m) { return std::pair<const void*, std::int64_t>(in + m * row, row); },
-          [&](int m) { return std::pair<void*, std::int64_t>(out + m * row, row); });
-      nccl().all_gather(comm(), in, out, row, queue.handle());
-      settle(c);
-      nccl().broadcast(comm(), out, row, 0, queue.handle());
-      settle(c);
-      wait(queue, c, comm());
-    } catch (...) {
-      end();
-      throw;
-    }
-    end();
+    const std::int64_t row = kAlignment;
+    char *const out = reserve().connecting(), *const in = out + size() * row;
+    exchange(
+        queue, c, [&](int m) { return std::pair<const void*, std::int64_t>(in + m * row, row); },
+        [&](int m) { return std::pair<void*, std::int64_t>(out + m * row, row); });
+    nccl().all_gather(comm(), in, out, row, queue.handle());
+    settle(c);
+    nccl().broadcast(comm(), out, row, 0, queue.handle());
+    settle(c);
+    wait(queue, c, comm());
     group_->meeting.meet(rank_);
   }
 
@@ -410,7 +448,8 @@ class GpuCommunicator final : public Communicator {
     if (others > 0 && most > 0 && staging_ == nullptr) {
       staging_bytes_ = world_->options.staging_bytes;
       ZG_ASSERT_GE(staging_bytes_, others * kAlignment);
-      staging_ = allocate(staging_bytes_);
+      staging_ = reserve().take_staging();
+      if (staging_ == nullptr) staging_ = allocate(staging_bytes_);
     }
     const std::int64_t chunk =
         others > 0 ? staging_bytes_ / others / kAlignment * kAlignment : std::max<std::int64_t>(most, 1);
@@ -510,9 +549,12 @@ std::vector<std::unique_ptr<CommRank>> make_nccl_ranks(std::span<Device* const> 
   ZG_ASSERT(!devices.empty() && devices.size() <= kMostGpus, "{} GPUs", devices.size());
   const auto n = static_cast<int>(devices.size());
   const auto failure = std::make_shared<Failure>();
-  const auto world =
-      std::make_shared<World>(options, std::move(nccl), failure, std::vector(devices.begin(), devices.end()),
-                              make_host_ranks({n}, nullptr, {options.timeout_seconds}, failure));
+  std::vector<std::unique_ptr<Reserve>> reserves;
+  for (Device* device : devices)
+    reserves.push_back(std::make_unique<Reserve>(*device, n, options.staging_bytes));
+  const auto world = std::make_shared<World>(
+      options, std::move(nccl), failure, std::vector(devices.begin(), devices.end()),
+      make_host_ranks({n}, nullptr, {options.timeout_seconds}, failure), std::move(reserves));
   std::vector<std::unique_ptr<CommRank>> ranks;
   for (int rank = 0; rank < n; ++rank) ranks.push_back(std::make_unique<GpuRank>(world, rank));
   return ranks;

@@ -271,7 +271,7 @@ std::vector<Hardware> hardware_of(const RunConfig& config, const std::vector<Ope
                                     .numa_nodes = {},
                                     .direct = gpu.direct != nullptr,
                                     .staging = 0};
-    // Connections are made by small calls, whose operands take one unit of memory for a while.
+    // Connections are made by small calls, whose operands take one unit of memory.
     if (gpus.size() > 1) of_ranks[r].gpu->staging = kGpuCommStaging + of_ranks[r].gpu->granule;
     for (const OpenGpu& one : gpus) of_ranks[r].gpu->numa_nodes.push_back(one.device->numa_node());
   }

@@ -17,8 +17,9 @@
 
 namespace zg {
 
-// What a communicator that reduces takes of its GPU's arena, from its first reduction on: the others' parts
-// of an operand arrive there, chunk by chunk. NCCL's own buffers are memory beside the arena's budget.
+// What the ranks take of their GPU's arena when they are made, for the first communicator that reduces: the
+// others' parts of an operand arrive there, chunk by chunk. Each further one takes as much at its first
+// reduction. NCCL's own buffers are memory beside the arena's budget.
 inline constexpr std::int64_t kGpuCommStaging = std::int64_t{32} << 20;
 
 struct GpuCommOptions {

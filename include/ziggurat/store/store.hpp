@@ -85,7 +85,7 @@ class TensorStore final {
     // these bytes. While moves are under way the store may hold more memory than this: the arenas bound it,
     // and at the host also host_quota, unless that is 0.
     Budgets budgets;
-    std::int64_t host_quota = 0;
+    std::int64_t host_quota = 0;  // not 0: stores share the arena, and whoever shares it has set its hooks
     int prefetch_depth = 64;    // operations of a program that are decided ahead of the current one
     PolicyFactory policy = {};  // empty: the default policy
     // Bytes prefetched for a step and not used yet, at most, per tier. 0: half of its budget.

@@ -130,6 +130,7 @@ TEST_F(TrainOnGpus, StagingIsAPartOfTheBudget) {
   EXPECT_HAS(hint, "tiers.device=");
   const std::int64_t least = std::stoll(hint.substr(hint.find("tiers.device=") + 13));
   EXPECT_GT(least, kGpuCommStaging);
+  EXPECT_EQ(run("cuda:0,1", {fmt::format("tiers.device={}", least), "tiers.host=64MiB"}).losses.size(), 3u);
 }
 
 TEST_F(TrainOnGpus, AGpuThatIsNotThereIsNamed) {

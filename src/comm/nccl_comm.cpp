@@ -101,17 +101,9 @@ struct Group {
 // is left.
 class Reserve {
  public:
-  Reserve(Device& device, int ranks, std::int64_t staging_bytes) : arena_(device.arena()) {
-    if (ranks == 1) return;
-    connecting_ = {2 * ranks * kAlignment, take(2 * ranks * kAlignment)};
-    staging_ = {staging_bytes, take(staging_bytes)};
-  }
-  ~Reserve() {
-    for (const Memory& memory : {connecting_, staging_}) {
-      if (memory.data != nullptr) arena_.release(memory.data, memory.bytes);
-    }
-  }
-  Reserve(const Reserve&) = delete;
+  Reserve(Device& device, int ranks, std::int64_t staging_bytes)
+      : connecting_(device.arena(), ranks > 1 ? 2 * ranks * kAlignment : 0),
+        staging_(device.arena(), ranks > 1 ? staging_bytes : 0) {}
 
   // For the communicator that connects: one at a time does on a GPU.
   char* connecting() const { return static_cast<char*>(connecting_.data); }
@@ -123,22 +115,24 @@ class Reserve {
 
  private:
   struct Memory {
-    std::int64_t bytes = 0;
-    void* data = nullptr;
-  };
-  void* take(std::int64_t bytes) {
-    void* const memory = arena_.allocate(bytes);
-    if (memory == nullptr) {
+    Memory(Arena& a, std::int64_t n) : arena(a), bytes(n) {
+      if (bytes > 0) data = arena.allocate(bytes);
+      if (bytes == 0 || data != nullptr) return;
       throw Error(Errc::kMemory, "device tier",
                   fmt::format("no room for the {} in which ranks exchange", format_bytes(bytes)),
                   "raise tiers.device");
     }
-    return memory;
-  }
+    ~Memory() {
+      if (data != nullptr) arena.release(data, bytes);
+    }
+    Memory(const Memory&) = delete;
+    Arena& arena;
+    const std::int64_t bytes;
+    void* data = nullptr;
+  };
 
-  Arena& arena_;
-  std::mutex mutex_;
   Memory connecting_, staging_;
+  std::mutex mutex_;
 };
 
 struct World {

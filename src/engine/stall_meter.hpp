@@ -1,5 +1,5 @@
-// Measures the stalls of the compute stream during a step, by cause. What it does with other ranks counts as
-// a stall, too: it does not compute then.
+// Measures the stalls of the compute stream during a step, by cause. What ranks do together
+// runs on another stream, for which it may wait.
 //
 // A wait of the rank thread is not always a stall: the thread runs ahead of the stream, and its wait may end
 // before the stream has finished the work that it was given. So the two are intersected. The time of the rank

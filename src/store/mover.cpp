@@ -114,7 +114,7 @@ Mover::Mover(const TensorTable& table, const TensorStore::Options& options, cons
   copy_stream_[kToDevice] = options.device->make_stream("host->device");
   copy_stream_[kToHost] = options.device->make_stream("device->host");
   if (options.io != nullptr) nvme_ = std::make_unique<NvmeCopies>(table, options);
-  if (options.volume != nullptr || options.host_quota > 0) return;  // who shares it sees to that
+  if (options.volume != nullptr || options.host_quota > 0) return;  // a shared arena has its hooks
   Arena::Hooks hooks = host_memory_hooks({options.device}, options.io);
   hooked_ = static_cast<bool>(hooks.mapped);
   if (hooked_) options.host->set_hooks(std::move(hooks));

@@ -207,8 +207,8 @@ class Planner {
     check_stated_sizes(tiers.nvme, ranks_ * layout().table.nvme_bytes());
   }
 
-  // Gathers come one unit ahead of their use, beside the compute before it, unless the room for one more
-  // gathered weight is not there or costs traffic.
+  // Gathers come one unit ahead of their use, beside the compute before it, unless there is no room for one
+  // more gathered weight, or making it costs more than a hundredth of the step's traffic.
   void choose_programs(std::optional<std::int32_t> asked) {
     if (!fit(asked.value_or(0))) throw_no_room(plan_.resident);  // which are the whole budgets now
     if (asked || !layout().is_sharded()) return;

@@ -16,9 +16,9 @@ namespace zg {
 // The groups in which a rank exchanges something (Sharding). A rank that is alone in a group exchanges
 // nothing there.
 enum class CommAxis : std::uint8_t {
-  kShards,    // of one shard group: weights are gathered from the shards
+  kShards,    // of one shard group: weights are gathered from the shards; quantized gradients are summed
   kPieces,    // all ranks, in the order of their pieces: gradients are summed, a piece by each rank
-  kReplicas,  // of one shard: its summed pieces are gathered
+  kReplicas,  // of one shard: its summed pieces are gathered; quantized gradients are summed before
   kNumbers,   // all ranks: losses, norms, counts of tokens
 };
 inline constexpr int kCommAxes = 4;
@@ -47,7 +47,7 @@ std::vector<int> members_of(const Sharding& sharding, CommAxis axis);
 // A call of all members of a group. `count`: elements of one member's row (Communicator).
 struct CommCall {
   CommAxis axis = CommAxis::kShards;
-  bool sums = false;  // a reduce-scatter; else an all-gather
+  bool sums = false;  // a reduce-scatter, or an all-to-all of codes; else an all-gather
   std::int64_t count = 0;
   DType dtype = DType::kF32;
 };

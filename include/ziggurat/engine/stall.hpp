@@ -1,4 +1,4 @@
-// The causes of stalls: why the compute stream had no work, or none but to exchange bytes with other ranks.
+// The causes of stalls: why the compute stream had no work.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -49,7 +49,7 @@ struct StepResult {
   bool skipped = false;  // with a loss scale: gradients overflowed, so the update changes nothing
   std::int64_t tokens = 0;
   double seconds = 0;  // wall time
-  double stall = 0;    // part of it in which the compute stream did not compute; the sum of stall_for
+  double stall = 0;    // part of it in which the compute stream had no work; the sum of stall_for
   StallTimes stall_for;
   Phases phases;
   Traffic traffic;

@@ -47,7 +47,7 @@ void read_batch(Section& root, RunConfig& run) {
     root.fail(kTrain, "is missing: either train_batch_size or train_micro_batch_size_per_gpu must be given",
               "e.g. \"train_batch_size\": 16, \"train_micro_batch_size_per_gpu\": 4");
   }
-  const std::int64_t ranks = run.ranks();
+  const std::int64_t ranks = run.data_ranks();
   complete(b, ranks);
   if (b.train != b.micro * b.accumulation * ranks) {
     root.fail(

@@ -17,15 +17,22 @@ CommTraffic traffic_of(std::int64_t members, std::int64_t count, DType dtype) {
   return {bytes, bytes, 1};
 }
 
-std::int64_t members(const Sharding& sharding, CommAxis axis) {
+std::int64_t members(const RankPlace& place, CommAxis axis) {
   switch (axis) {
     case CommAxis::kShards:
-      return sharding.shards;
+      return place.sharding.shards;
     case CommAxis::kReplicas:
-      return sharding.replicas();
+      return place.sharding.replicas();
     case CommAxis::kPieces:
+      return place.sharding.ranks;
     case CommAxis::kNumbers:
-      return sharding.ranks;
+      return place.ranks();
+    case CommAxis::kTensor:
+      return place.parts.tensor;
+    case CommAxis::kContext:
+      return place.parts.context;
+    case CommAxis::kStages:
+      return place.parts.stages;
   }
   return 1;
 }
@@ -33,7 +40,7 @@ std::int64_t members(const Sharding& sharding, CommAxis axis) {
 // Every rank tells all others so many numbers.
 CommTraffics numbers(const Layout& layout, std::int64_t count) {
   CommTraffics t;
-  t[CommAxis::kNumbers] = traffic_of(layout.options.sharding.ranks, count, DType::kF64);
+  t[CommAxis::kNumbers] = traffic_of(layout.options.place().ranks(), count, DType::kF64);
   return t;
 }
 
@@ -46,7 +53,8 @@ CommTraffics numbers_of_step(const Layout& layout) {
 }  // namespace
 
 const char* name_of(CommAxis axis) {
-  static constexpr const char* kNames[] = {"shards", "pieces", "replicas", "numbers"};
+  static constexpr const char* kNames[] = {"shards", "pieces",  "replicas", "numbers",
+                                           "tensor", "context", "stages"};
   return kNames[static_cast<std::size_t>(axis)];
 }
 
@@ -56,22 +64,39 @@ CommTraffics operator-(const CommTraffics& a, const CommTraffics& b) {
   return t;
 }
 
-std::vector<int> members_of(const Sharding& s, CommAxis axis) {
+std::vector<int> members_of(const RankPlace& place, CommAxis axis) {
+  const Sharding& s = place.sharding;
+  const ModelParts& parts = place.parts;
+  const auto same_weights = [&](int rank) { return place.rank_at(parts.tensor_part, rank, parts.stage); };
+  const auto member = [&](int i) {
+    switch (axis) {
+      case CommAxis::kShards:
+        return same_weights(s.replica() * s.shards + i);
+      case CommAxis::kReplicas:
+        return same_weights(i * s.shards + s.shard());
+      case CommAxis::kPieces:
+        return same_weights(s.rank_of_piece(i));
+      case CommAxis::kNumbers:
+        return i;
+      case CommAxis::kTensor:
+        return place.rank_at(i, s.rank, parts.stage);
+      case CommAxis::kContext:
+        return same_weights(place.data_rank() * parts.context + i);
+      case CommAxis::kStages:
+        return place.rank_at(parts.tensor_part, s.rank, i);
+    }
+    return i;
+  };
   std::vector<int> ranks;
-  for (int i = 0; i < members(s, axis); ++i) {
-    ranks.push_back(axis == CommAxis::kShards     ? s.replica() * s.shards + i
-                    : axis == CommAxis::kReplicas ? i * s.shards + s.shard()
-                    : axis == CommAxis::kPieces   ? s.rank_of_piece(i)
-                                                  : i);
-  }
+  for (int i = 0; i < members(place, axis); ++i) ranks.push_back(member(i));
   return ranks;
 }
 
 std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
-  const Sharding& sharding = layout.options.sharding;
+  const RankPlace place = layout.options.place();
   std::vector<CommCall> calls;
   const auto add = [&](const CommCall& call) {
-    if (members(sharding, call.axis) > 1) calls.push_back(call);
+    if (members(place, call.axis) > 1) calls.push_back(call);
   };
   // In fewer bits a row is exchanged in parts.
   const auto add_quantized = [&](CommAxis axis, bool sums, std::int64_t count, int bits) {
@@ -103,7 +128,7 @@ CommTraffics comm_of(const Layout& layout, const StepProgram& program) {
   CommTraffics t;
   for (const StepOp& op : program.ops) {
     for (const CommCall& call : calls_of(layout, op))
-      t[call.axis] += traffic_of(members(layout.options.sharding, call.axis), call.count, call.dtype);
+      t[call.axis] += traffic_of(members(layout.options.place(), call.axis), call.count, call.dtype);
   }
   return t;
 }
@@ -115,7 +140,7 @@ CommTraffics comm_per_step(const Layout& layout, const StepPrograms& programs) {
 
 CommTraffics comm_forecast(const Layout& layout, const StepPrograms& programs, const History& history) {
   CommTraffics total;
-  if (layout.options.sharding.ranks == 1) return total;
+  if (layout.options.place().ranks() == 1) return total;
   std::map<const StepProgram*, CommTraffics> of;
   ProgramSequence sequence(programs);
   for (const auto& [activity, times] : history) {

@@ -167,6 +167,12 @@ inline StepExecutor::Meeting StepExecutor::Position::meeting(CommAxis axis, std:
     case CommAxis::kNumbers:
       m.what = "exchange of numbers";
       break;
+    case CommAxis::kTensor:
+    case CommAxis::kContext:
+    case CommAxis::kStages:
+      m.what =
+          fmt::format("exchange with other {} of {}", axis == CommAxis::kStages ? "stages" : "parts", unit);
+      break;
   }
   return m;
 }

@@ -42,7 +42,7 @@ StepExecutor::StepExecutor(const Options& o)
                      ? device_.make_stream("optimizer")
                      : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
       position_(std::make_unique<Position>()),
-      timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.sharding.ranks > 1)),
+      timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.place().ranks() > 1)),
       stall_(std::make_unique<StallMeter>(*compute_, *optimizer_)),
       identity_(next_identity()),
       sequence_(programs_) {
@@ -64,16 +64,16 @@ StepExecutor::StepExecutor(const Options& o)
     }
   }
   store_.observe_waits(stall_.get());
-  const Sharding& sharding = layout_.options.sharding;
+  const RankPlace place = layout_.options.place();
   if (o.comm == nullptr) {
-    ZG_ASSERT_EQ(sharding.ranks, 1);
+    ZG_ASSERT_EQ(place.ranks(), 1);
     return;
   }
-  ZG_ASSERT_EQ(o.comm->size(), sharding.ranks);
-  ZG_ASSERT_EQ(o.comm->rank(), sharding.rank);
+  ZG_ASSERT_EQ(o.comm->size(), place.ranks());
+  ZG_ASSERT_EQ(o.comm->rank(), place.rank());
   comm_ = device_.make_stream("comm");
   const auto group = [&](CommAxis axis) {
-    const std::vector<int> members = members_of(sharding, axis);
+    const std::vector<int> members = members_of(place, axis);
     return members.size() > 1 ? o.comm->group(members, name_of(axis)) : nullptr;
   };
   // First the one that all ranks have, however they shard, so that agree() finds out if they differ in that.
@@ -224,7 +224,7 @@ CommTraffics StepExecutor::comm() const {
 
 std::vector<std::vector<double>> StepExecutor::exchange(std::span<const double> mine) {
   const auto n = mine.size();
-  std::vector<double> all(n * static_cast<std::size_t>(layout_.options.sharding.ranks));
+  std::vector<double> all(n * static_cast<std::size_t>(layout_.options.place().ranks()));
   if (groups_.numbers == nullptr) {
     all.assign(mine.begin(), mine.end());
   } else {
@@ -412,7 +412,9 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   timer_->reset();
   position_->begin_step(step);
   StepResult result;
+  const RankPlace place = layout_.options.place();
   for (const MicroBatch& b : micro_batches) {
+    if (!place.tells_tokens()) break;
     result.tokens += std::count_if(b.targets, b.targets + layout_.options.micro_batch.rows(),
                                    [](auto t) { return t >= 0; });
   }
@@ -440,13 +442,21 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   load_inputs(layout_.options.micro_batches);
   run_program(gradients);
   const auto scalars = exchange(read_scalars());
-  for (const std::vector<double>& theirs : scalars) result.loss += theirs[0];
+  for (std::size_t r = 0; r < scalars.size(); r += static_cast<std::size_t>(place.parts.tensor))
+    result.loss += scalars[r][0];
   result.loss *= per_token;
-  // In the order of units and pieces, which no number of shards changes.
+  // In the order of units, parts and pieces, which neither shards nor stages change: of the stages, those
+  // that do not have the unit add zero.
   double norm_sq = 0;
   for (std::size_t u = 1; u < scalars[0].size(); ++u) {
-    for (int piece = 0; piece < layout_.options.sharding.ranks; ++piece)
-      norm_sq += scalars[static_cast<std::size_t>(layout_.options.sharding.rank_of_piece(piece))][u];
+    for (int stage = 0; stage < place.parts.stages; ++stage) {
+      for (int part = 0; part < place.parts.tensor; ++part) {
+        for (int piece = 0; piece < place.sharding.ranks; ++piece) {
+          const int rank = place.rank_at(part, place.sharding.rank_of_piece(piece), stage);
+          norm_sq += scalars[static_cast<std::size_t>(rank)][u];
+        }
+      }
+    }
   }
   result.grad_norm = std::sqrt(norm_sq) * unscale;
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
@@ -496,19 +506,21 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   const std::vector<std::int32_t> nothing(rows, 0), ignored(rows, -1);
   double loss = 0;
   std::int64_t tokens = 0;
-  const Sharding& sharding = layout_.options.sharding;
-  const std::int64_t step = group * sharding.ranks;
+  const RankPlace place = layout_.options.place();
+  const std::int64_t step = group * place.data_ranks();
   for (std::int64_t first = 0; first < micro_batches; first += step) {
     for (std::int64_t m = 0; m < group; ++m) {
-      const std::int64_t i = first + m * sharding.ranks + sharding.rank;
+      const std::int64_t i = first + m * place.data_ranks() + place.data_rank();
       const MicroBatch b = i < micro_batches ? batch(i) : MicroBatch{nothing.data(), ignored.data()};
-      tokens += std::count_if(b.targets, b.targets + rows, [](auto t) { return t >= 0; });
+      if (place.tells_tokens())
+        tokens += std::count_if(b.targets, b.targets + rows, [](auto t) { return t >= 0; });
       stage(m, b);
     }
     load_inputs(group);
     const bool more = first + step < micro_batches;
     run_program(begin_activity(more ? Activity::kEvaluateMore : Activity::kEvaluate));
-    loss += read_scalars()[0];
+    const double sum = read_scalars()[0];
+    if (place.tells_loss()) loss += sum;
   }
   // The same arithmetic as in train_step(), so that a step and an evaluation of the same data give the same
   // bits.

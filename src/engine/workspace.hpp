@@ -77,8 +77,8 @@ class Workspace {
     return round_up(l.model->saved_bytes(l.options.micro_batch), 4096);
   }
   static std::int64_t partials_bytes(const Layout& l) {
-    return l.options.sharding.ranks > 1 ? round_up(Ops::kSumPartials * std::int64_t{sizeof(double)}, 4096)
-                                        : 0;
+    return l.options.place().ranks() > 1 ? round_up(Ops::kSumPartials * std::int64_t{sizeof(double)}, 4096)
+                                         : 0;
   }
   static std::int64_t partials_offset(const Layout& l) { return scratch_bytes(l) + saved_bytes(l); }
   static std::int64_t exchange_offset(const Layout& l) { return partials_offset(l) + partials_bytes(l); }

@@ -31,6 +31,7 @@ std::string ranks_text(const RunSummary& r) {
                                  "formula", "", "busy");
   for (int i = 0; i < kCommAxes; ++i) {
     const auto axis = static_cast<CommAxis>(i);
+    if (!is_of_sharding(axis) && r.comm_formula[axis].calls == 0) continue;
     text += fmt::format(
         "  {:<20} {:>12} {:>12} {:>8} {:>12}\n", name_of(axis), format_bytes(r.comm[axis].sent / steps),
         format_bytes(r.comm_formula[axis].sent / steps),
@@ -100,6 +101,7 @@ std::string plan_report(const Trainer& trainer) {
     text += "\nbytes per step from rank to rank:";
     for (int i = 0; i < kCommAxes; ++i) {
       const auto axis = static_cast<CommAxis>(i);
+      if (!is_of_sharding(axis) && trainer.planned_comm()[axis].calls == 0) continue;
       text += fmt::format("{} {} {}", i == 0 ? "" : ",", name_of(axis),
                           format_bytes(trainer.planned_comm()[axis].sent));
     }

@@ -90,7 +90,9 @@ class Planner {
     o.optimizer = config_.offload_optimizer;
     o.activations = config_.offload_activation;
     o.drives = static_cast<int>(config_.tiers.nvme.size());
-    o.sharding = config_.sharding_of(plan_.rank);
+    const RankPlace place = config_.place_of(plan_.rank);
+    o.sharding = place.sharding;
+    o.parts = place.parts;
     o.weight_bits = config_.quantize_weights ? 8 : 0;
     o.gradient_bits =
         config_.quantize_gradients ? static_cast<int>(config_.parallel.quantized_gradient_bits) : 0;
@@ -311,9 +313,10 @@ std::string describe_update(const RunPlan& plan) {
 }  // namespace
 
 double RunPlan::flops_per_step() const {
-  return training_flops(model_config,
-                        config.ranks() * config.micro_batch * config.accumulation_steps * config.data.seq_len,
-                        config.data.seq_len, config.recompute);
+  return training_flops(
+      model_config,
+      config.data_ranks() * config.micro_batch * config.accumulation_steps * config.data.seq_len,
+      config.data.seq_len, config.recompute);
 }
 
 AfterStep RunPlan::after_step(std::int64_t step, bool stop) const {
@@ -329,7 +332,7 @@ std::int64_t RunPlan::evaluation_batches() const {
 
 History RunPlan::history(std::int64_t steps) const {
   const std::int64_t batches = evaluation_batches();
-  const std::int64_t group = layout->live_micro_batches() * config.ranks();
+  const std::int64_t group = layout->live_micro_batches() * config.data_ranks();
   History history;
   for (std::int64_t step = 0; step < steps; ++step) {
     const AfterStep after = after_step(step, step + 1 == steps);
@@ -355,9 +358,9 @@ std::string RunPlan::describe() const {
       static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype), m.tied ? ", tied head" : "",
       format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],
       kPlaces[static_cast<int>(config.offload_optimizer)], describe_update(*this),
-      config.ranks() * config.micro_batch * config.accumulation_steps, config.data.seq_len,
+      config.data_ranks() * config.micro_batch * config.accumulation_steps, config.data.seq_len,
       config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
-      config.ranks() == 1 ? "" : " of each rank",
+      config.data_ranks() == 1 ? "" : " of each rank",
       config.accumulation == Accumulation::kLayerMajor ? "layer-major" : "micro-batch-major",
       config.recompute ? "on" : "off");
 }

@@ -49,6 +49,7 @@ void StepLog::on_step(const StepRecord& r) {
   if (r.ranks() > 1) {
     for (int i = 0; i < kCommAxes; ++i) {
       const auto axis = static_cast<CommAxis>(i);
+      if (!is_of_sharding(axis) && s.comm[axis].calls == 0) continue;
       j["comm"][name_of(axis)] = {{"bytes", s.comm[axis].sent}, {"ms", ms(s.comm_seconds[axis])}};
     }
     const Straggler slowest = slowest_of(r.own_seconds), fastest = fastest_of(r.own_seconds);

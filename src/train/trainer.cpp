@@ -205,14 +205,14 @@ class Trainer::Loop {
   std::vector<double> step_seconds_;
 };
 
-// The first rank of all writes the model. The ranks of its shard group send it what they hold of each tile
-// that it asks for; everybody follows its requests, so that all learn when it is done, or fails.
+// The first rank of all writes the model. The ranks that together hold everything once send it what they hold
+// of each tile that it asks for; everybody follows its requests, so that all learn when it is done, or fails.
 class Trainer::Saver {
  public:
   Saver(Trainer& trainer, int local)
       : rank_(trainer.rank(local)),
         plan_(trainer.plans_[static_cast<std::size_t>(local)]),
-        holders_(plan_.layout->options.sharding.shards) {
+        place_(plan_.layout->options.place()) {
     std::vector<int> all(static_cast<std::size_t>(trainer.ranks()));
     std::iota(all.begin(), all.end(), 0);
     comm_ = trainer.comm_[static_cast<std::size_t>(local)]->group(all, "save");
@@ -225,10 +225,11 @@ class Trainer::Saver {
             [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
               ask({&unit - units.data(), &p - unit.params.data(), begin, end});
               read(out);
-              for (int holder = 1; holder < holders_; ++holder) {
-                std::int64_t range[2];
-                comm_->receive(stream_, range, 2, DType::kI64, holder);
-                comm_->receive(stream_, out + range[0], range[1], DType::kF32, holder);
+              for (int stage = 0; stage < place_.parts.stages; ++stage) {
+                for (int shard = 0; shard < place_.sharding.shards; ++shard) {
+                  for (int part = 0; part < place_.parts.tensor; ++part)
+                    receive(place_.rank_at(part, shard, stage), out);
+                }
               }
             });
     ask({kDone, 0, 0, 0});
@@ -236,7 +237,7 @@ class Trainer::Saver {
   void follow() {
     std::vector<float> values;
     while (ask({}), request_[0] != kDone) {
-      if (plan_.rank >= holders_) continue;
+      if (place_.sharding.replica() > 0) continue;
       values.resize(static_cast<std::size_t>(request_[3] - request_[2]));
       const std::int64_t begin = request_[2];
       const Layout::Elements shard = plan_.layout->shard_elements(static_cast<std::int32_t>(request_[0]));
@@ -258,6 +259,12 @@ class Trainer::Saver {
     request_ = request;
     comm_->broadcast(stream_, request_.data(), static_cast<std::int64_t>(request_.size()), DType::kI64, 0);
   }
+  void receive(int holder, float* out) {
+    if (holder == 0) return;
+    std::int64_t range[2];
+    comm_->receive(stream_, range, 2, DType::kI64, holder);
+    comm_->receive(stream_, out + range[0], range[1], DType::kF32, holder);
+  }
   const Param& param() const {
     return plan_.model->units()[static_cast<std::size_t>(request_[0])]
         .params[static_cast<std::size_t>(request_[1])];
@@ -270,7 +277,7 @@ class Trainer::Saver {
 
   Rank& rank_;
   const RunPlan& plan_;
-  const int holders_;
+  const RankPlace place_;
   HostStream stream_{"save", HostStream::Mode::kInline};
   std::unique_ptr<Communicator> comm_;
   Request request_{};
@@ -498,16 +505,16 @@ UpdateRule Trainer::rule(const StepState& state) const {
   return rule;
 }
 
-// Micro-batch m of rank r of all is number m * ranks + r of the step's batch.
+// Micro-batch m of data rank d is number m * data ranks + d of the step's batch.
 StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   const RunConfig& config = plan().config;
   StepState& state = states_[static_cast<std::size_t>(r)];
+  const RankPlace place = plans_[static_cast<std::size_t>(r)].layout->options.place();
   std::vector<Batch> batches(static_cast<std::size_t>(config.accumulation_steps));
   std::vector<MicroBatch> micro_batches;
   const auto begin = Clock::now();
   for (std::size_t m = 0; m < batches.size(); ++m) {
-    const std::int64_t number =
-        static_cast<std::int64_t>(m) * ranks() + plans_[static_cast<std::size_t>(r)].rank;
+    const std::int64_t number = static_cast<std::int64_t>(m) * place.data_ranks() + place.data_rank();
     data_->train_batch(config.seed, step, number * config.micro_batch, config.micro_batch, batches[m]);
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }

@@ -14,12 +14,12 @@ std::string meetings_of(const StepExecutor& rank, const std::vector<const StepEx
     const StepExecutor::Meeting mine = rank.meeting(axis);
     if (!mine.inside) continue;
     std::vector<int> missing;
-    for (const int member : members_of(rank.sharding(), axis)) {
+    for (const int member : members_of(rank.place(), axis)) {
       const auto other = std::find_if(ranks.begin(), ranks.end(),
-                                      [&](const auto* r) { return r->sharding().rank == member; });
+                                      [&](const auto* r) { return r->place().rank() == member; });
       if (other != ranks.end() && (*other)->meeting(axis).calls < mine.calls) missing.push_back(member);
     }
-    text += fmt::format("rank {}{} in {}\n", rank.sharding().rank,
+    text += fmt::format("rank {}{} in {}\n", rank.place().rank(),
                         missing.empty() ? " is" : " waits for " + text_of(missing), mine.what);
   }
   return text;
@@ -33,7 +33,7 @@ WatchedPart part_of(std::vector<const StepExecutor*> ranks) {
             for (const StepExecutor* rank : all) {
               const std::string meetings = meetings_of(*rank, all);
               text += meetings.empty()
-                          ? fmt::format("rank {}: {}\n", rank->sharding().rank, rank->whereabouts())
+                          ? fmt::format("rank {}: {}\n", rank->place().rank(), rank->whereabouts())
                           : meetings;
             }
             return text;

@@ -45,10 +45,30 @@ TEST_F(ConfigDevices, RanksAreThoseOfAllProcesses) {
   EXPECT_EQ(c.device.ranks, 2);
   EXPECT_EQ(c.ranks(), 6);
   EXPECT_EQ(c.accumulation_steps, 2);
-  const Sharding s = c.sharding_of(4);
+  const Sharding s = c.place_of(4).sharding;
   EXPECT_EQ(s.ranks, 6);
   EXPECT_EQ(s.shards, 3);
   EXPECT_EQ(s.replica(), 1);
+}
+
+// Tensor groups are neighbours; then come context and data, then the stages.
+TEST(ConfigPlaces, EveryRankHasOne) {
+  RunConfig c;
+  c.device.ranks = 48;
+  c.parallel.tensor = 2, c.parallel.context = 3, c.parallel.pipeline = 4;
+  c.zero_stage = 3;
+  EXPECT_EQ(c.sharding_ranks(), 6);
+  EXPECT_EQ(c.data_ranks(), 2);
+  for (int rank = 0; rank < c.ranks(); ++rank) {
+    const RankPlace place = c.place_of(rank);
+    EXPECT_EQ(place.rank(), rank);
+    EXPECT_EQ(place.ranks(), c.ranks());
+    EXPECT_EQ(place.sharding.shards, 6);
+    EXPECT_EQ(place.parts.tensor_part, rank % 2);
+    EXPECT_EQ(place.context_part(), rank / 2 % 3);
+    EXPECT_EQ(place.data_rank(), rank / 6 % 2);
+    EXPECT_EQ(place.parts.stage, rank / 12);
+  }
 }
 
 TEST_F(ConfigDevices, MistakesAreNamed) {

@@ -74,6 +74,29 @@ CommTraffics closed_form(const TinySetup& s, const Model& model, const Sharding&
   return t;
 }
 
+// All members of a group see the same group, and the groups of an axis are all ranks.
+TEST(RankPlaces, GroupsAreTheSameForAllMembers) {
+  const auto place_of = [](int rank) {
+    return RankPlace{{6, rank / 2 % 6, 3, false}, {2, 3, 4, rank % 2, rank / 12}};
+  };
+  const int sizes[kCommAxes] = {3, 6, 2, 48, 2, 3, 4};
+  for (int a = 0; a < kCommAxes; ++a) {
+    const auto axis = static_cast<CommAxis>(a);
+    for (int rank = 0; rank < 48; ++rank) {
+      ASSERT_EQ(place_of(rank).rank(), rank);
+      const std::vector<int> members = members_of(place_of(rank), axis);
+      EXPECT_EQ(members.size(), static_cast<std::size_t>(sizes[a])) << name_of(axis);
+      EXPECT_EQ(std::count(members.begin(), members.end(), rank), 1) << name_of(axis);
+      for (const int member : members) EXPECT_EQ(members_of(place_of(member), axis), members);
+    }
+  }
+  EXPECT_EQ(members_of(place_of(0), CommAxis::kTensor), (std::vector{0, 1}));
+  EXPECT_EQ(members_of(place_of(0), CommAxis::kContext), (std::vector{0, 2, 4}));
+  EXPECT_EQ(members_of(place_of(0), CommAxis::kShards), (std::vector{0, 2, 4}));
+  EXPECT_EQ(members_of(place_of(0), CommAxis::kReplicas), (std::vector{0, 6}));
+  EXPECT_EQ(members_of(place_of(0), CommAxis::kStages), (std::vector{0, 12, 24, 36}));
+}
+
 TEST(CommBytes, AreTheClosedFormsAsForecast) {
   struct Case {
     ModelConfig model;
@@ -144,7 +167,7 @@ TEST(CommBytes, OfFrozenParametersAreForecastForEachRank) {
     run.engine().flush();
     std::lock_guard lock(mutex);
     EXPECT_EQ(run.engine().comm(), comm_forecast(run.layout(), run.programs(), run.engine().history()));
-    calls[static_cast<std::size_t>(run.engine().sharding().rank)] =
+    calls[static_cast<std::size_t>(run.engine().place().rank())] =
         run.engine().comm()[CommAxis::kReplicas].calls;
   });
   EXPECT_EQ(calls, (std::vector<std::int64_t>{1, 0, 1, 0}));
@@ -170,7 +193,7 @@ TEST(CommSeconds, TellWhoWaitedAndForWhat) {
   std::mutex mutex;
   std::vector<StepResult> by_rank(3);
   on_ranks(setup, {3, 0, 3, false}, [&](TinyRun& run) {
-    const int rank = run.engine().sharding().rank;
+    const int rank = run.engine().place().rank();
     (void)run.step(Then::kTrain);
     if (rank == 1) std::this_thread::sleep_for(kLate);
     const StepResult r = run.step(Then::kPause);
@@ -214,7 +237,7 @@ TEST(Meetings, SayWhoIsWaitedForAndInWhat) {
     return engines[static_cast<std::size_t>(rank)]->meeting(axis);
   };
   on_ranks(TinySetup(), {4, 0, 2, false}, [&](TinyRun& run) {
-    const int rank = run.engine().sharding().rank;
+    const int rank = run.engine().place().rank();
     (void)run.step(Then::kPause);
     {
       std::lock_guard lock(mutex);

@@ -103,6 +103,8 @@ struct DeviceConfig {
 struct ParallelConfig {
   double timeout_seconds = 600;              // that a collective waits for the other ranks; above 0
   std::int64_t quantized_gradient_bits = 4;  // of RunConfig::quantize_gradients, 4 or 8
+  // Degrees of the parallelism that spreads the model (ModelParts); their product divides the ranks.
+  int tensor = 1, context = 1, pipeline = 1;
 };
 
 struct RunConfig {
@@ -112,7 +114,7 @@ struct RunConfig {
   std::int64_t steps = 0;
   std::uint64_t seed = 1337;
   std::int64_t eval_every = 0, eval_batches = 20;  // eval_every 0: at the end of the run alone
-  // Sequences; train_batch_size is their product, times the ranks.
+  // Sequences; train_batch_size is their product, times data_ranks().
   std::int64_t micro_batch = 1, accumulation_steps = 1;
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
@@ -150,10 +152,15 @@ struct RunConfig {
   std::string resolved_json;  // the merged configuration, for the record
 
   int ranks() const { return processes * device.ranks; }  // of all processes
-  // What the rank holds; one rank alone holds everything.
-  Sharding sharding_of(int rank) const {
-    const int shards = zero_stage == 0 || ranks() == 1 ? 1 : shard_group > 0 ? shard_group : ranks();
-    return {ranks(), rank, shards, zero_stage < 3};
+  // Ranks that compute with the same weights, and those among them that have sequences of their own.
+  int sharding_ranks() const { return ranks() / (parallel.tensor * parallel.pipeline); }
+  int data_ranks() const { return sharding_ranks() / parallel.context; }
+  // What rank `rank` of all holds; one rank alone holds everything.
+  RankPlace place_of(int rank) const {
+    const int tensor = parallel.tensor, same = sharding_ranks();
+    const int shards = zero_stage == 0 || same == 1 ? 1 : shard_group > 0 ? shard_group : same;
+    return {{same, rank / tensor % same, shards, zero_stage < 3},
+            {tensor, parallel.context, parallel.pipeline, rank % tensor, rank / (tensor * same)}};
   }
 };
 

@@ -13,16 +13,23 @@
 
 namespace zg {
 
-// The groups in which a rank exchanges something (Sharding). A rank that is alone in a group exchanges
+// The groups in which a rank exchanges something (RankPlace). A rank that is alone in a group exchanges
 // nothing there.
 enum class CommAxis : std::uint8_t {
   kShards,    // of one shard group: weights are gathered from the shards; quantized gradients are summed
-  kPieces,    // all ranks, in the order of their pieces: gradients are summed, a piece by each rank
+  kPieces,    // all that Sharding counts, in the order of their pieces: gradients are summed, a piece by each
   kReplicas,  // of one shard: its summed pieces are gathered; quantized gradients are summed before
   kNumbers,   // all ranks: losses, norms, counts of tokens
+  kTensor,    // those with the parts of a layer: activations and their gradients
+  kContext,   // those with the parts of a sequence: keys and values and their gradients
+  kStages,    // those with the stages of a pipeline: activations and their gradients
 };
-inline constexpr int kCommAxes = 4;
+inline constexpr int kCommAxes = 7;
 const char* name_of(CommAxis axis);  // "shards", ...
+// Whether every run of several ranks has the axis; the others are those of ModelParts.
+constexpr bool is_of_sharding(CommAxis axis) {
+  return axis <= CommAxis::kNumbers;
+}
 
 template <class T>
 struct ByAxis {
@@ -42,7 +49,7 @@ inline CommTraffic operator-(const CommTraffic& a, const CommTraffic& b) {
 CommTraffics operator-(const CommTraffics& a, const CommTraffics& b);
 
 // The ranks of the group of this rank, in the order in which the group counts them.
-std::vector<int> members_of(const Sharding& sharding, CommAxis axis);
+std::vector<int> members_of(const RankPlace& place, CommAxis axis);
 
 // A call of all members of a group. `count`: elements of one member's row (Communicator).
 struct CommCall {

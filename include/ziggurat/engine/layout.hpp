@@ -34,9 +34,12 @@ struct LayoutOptions {
   int state_versions = 1;  // versions of state on NVMe; with 2, a write-back leaves the one before it whole
   int drives = 0;          // of the NVMe tier; 0: there is none
   Sharding sharding = {};
+  ModelParts parts = {};
   // Bits of weights and of gradients on their way between ranks, 8 or 4; 0: they are sent as they are.
   int weight_bits = 0, gradient_bits = 0;
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
+
+  RankPlace place() const { return {sharding, parts}; }
 };
 
 struct Layout {

@@ -14,8 +14,9 @@ enum class OffloadTarget { kAuto, kDevice, kHost, kNvme };
 //                      weight traffic
 enum class Accumulation { kLayerMajor, kMicroBatchMajor };
 
-// How parameters, gradients and optimizer state are spread over data-parallel ranks. Ranks [k * shards,
-// (k + 1) * shards) are a shard group: together they hold everything once. Each other group holds it again.
+// How parameters, gradients and optimizer state are spread over the ranks that compute with the same weights:
+// `ranks` of them, of which this one is number `rank`. Ranks [k * shards, (k + 1) * shards) are a shard
+// group: together they hold everything once. Each other group holds it again.
 // DeepSpeed's stages: 0 is one shard; 1 and 2 keep the weights, 3 does not; hybrid sharding (hpZ, MiCS,
 // HYBRID_SHARD) has fewer shards than ranks.
 struct Sharding {
@@ -31,6 +32,35 @@ struct Sharding {
   // one of which this rank sums the gradient of. So sums and norms are made alike for any number of shards.
   int piece() const { return shard() * replicas() + replica(); }
   int rank_of_piece(int piece) const { return piece % replicas() * shards + piece / replicas(); }
+};
+
+// How the model itself is spread over ranks, which compute with different weights or different tokens:
+// `tensor` ranks have a part of every layer each, `stages` a stretch of the layers each, and `context` a part
+// of every sequence each. Those of a context group compute with the same weights, so Sharding counts them, as
+// neighbours.
+struct ModelParts {
+  int tensor = 1, context = 1, stages = 1;
+  int tensor_part = 0, stage = 0;  // this rank's
+};
+
+// Where a rank stands. The world's ranks are counted along the tensor axis first, so that those of a tensor
+// group are neighbours; then along those that Sharding counts: context, then data; then along the stages.
+struct RankPlace {
+  Sharding sharding;
+  ModelParts parts;
+  int ranks() const { return parts.tensor * sharding.ranks * parts.stages; }
+  int rank() const { return rank_at(parts.tensor_part, sharding.rank, parts.stage); }
+  int rank_at(int tensor_part, int sharding_rank, int stage) const {
+    return tensor_part + parts.tensor * (sharding_rank + sharding.ranks * stage);
+  }
+  // Ranks of one data group have the same sequences.
+  int data_ranks() const { return sharding.ranks / parts.context; }
+  int data_rank() const { return sharding.rank / parts.context; }
+  int context_part() const { return sharding.rank % parts.context; }
+  // What all ranks of a tensor group know, its first one tells: the loss, and counts of tokens, which all
+  // stages have, of the first.
+  bool tells_loss() const { return parts.tensor_part == 0; }
+  bool tells_tokens() const { return tells_loss() && parts.stage == 0; }
 };
 
 }  // namespace zg

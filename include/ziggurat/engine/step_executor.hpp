@@ -76,7 +76,7 @@ class StepExecutor {
     TensorStore* store = nullptr;  // over layout->table
     Trace* trace = nullptr;
     std::uint64_t seed = 0;    // for stochastic rounding, together with each parameter's name
-    CommRank* comm = nullptr;  // of layout->options.sharding; null: there is one rank
+    CommRank* comm = nullptr;  // of layout->options.place(); null: there is one rank
   };
   explicit StepExecutor(const Options& options);
   ~StepExecutor();
@@ -144,7 +144,7 @@ class StepExecutor {
     std::string what;
   };
   Meeting meeting(CommAxis axis) const;
-  const Sharding& sharding() const { return layout_.options.sharding; }
+  RankPlace place() const { return layout_.options.place(); }
 
  private:
   class Timer;

@@ -24,6 +24,12 @@ bool same_call(const Call& a, const Call& b) {
          a.peer == b.peer;
 }
 
+Error differing_calls(const std::string& group, int a, const Call& of_a, int b, const Call& of_b) {
+  return {Errc::kComm, "group " + group,
+          fmt::format("rank {} calls {}, and rank {} calls {}", a, text_of(of_a), b, text_of(of_b)),
+          "ranks must run the same program"};
+}
+
 Range share_of(int member, int members, std::int64_t count, DType dtype) {
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t each = count / members, more = count % members;
@@ -124,10 +130,8 @@ void Meeting::open(int member, const Call& call) {
   // Every member sees the same calls, so all of them refuse.
   for (int i = 0; i < members(); ++i) {
     if (same_call(of(member, i), call)) continue;
-    refuse(member, Error(Errc::kComm, "group " + name_,
-                         fmt::format("rank {} calls {}, and rank {} calls {}", ranks_[m], text_of(call),
-                                     ranks_[static_cast<std::size_t>(i)], text_of(of(member, i))),
-                         "ranks must run the same program"));
+    refuse(member,
+           differing_calls(name_, ranks_[m], call, ranks_[static_cast<std::size_t>(i)], of(member, i)));
   }
 }
 

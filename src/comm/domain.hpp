@@ -41,6 +41,8 @@ struct Call {
 };
 std::string text_of(const Call& call);  // "all-gather of 100 f32"
 bool same_call(const Call& a, const Call& b);
+// The error when rank `a` of the world makes another call than rank `b`.
+Error differing_calls(const std::string& group, int a, const Call& of_a, int b, const Call& of_b);
 
 struct Range {  // bytes of an operand
   std::int64_t first = 0, bytes = 0;

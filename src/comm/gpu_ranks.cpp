@@ -13,7 +13,10 @@ std::vector<std::unique_ptr<CommRank>> make_gpu_ranks(std::span<Device* const> d
                 "install NCCL 2.18 or newer for CUDA 13 (apt: libnccl2 of NVIDIA's repository; pip: "
                 "nvidia-nccl-cu13, with its lib folder in LD_LIBRARY_PATH), or train on one GPU");
   }
-  return comm::make_nccl_ranks(devices, std::move(nccl), options);
+  std::vector<int> ranks_of;
+  std::unique_ptr<comm::Wire> wire;
+  if (options.over_mpi) wire = comm::make_mpi_wire(static_cast<int>(devices.size()), ranks_of);
+  return comm::make_nccl_ranks(devices, std::move(nccl), options, std::move(ranks_of), std::move(wire));
 }
 
 std::string describe_nccl() {

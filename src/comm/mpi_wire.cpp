@@ -335,11 +335,10 @@ void Processes::abort(int exit_code) {
   _exit(exit_code);
 }
 
-std::vector<std::unique_ptr<CommRank>> make_mpi_ranks(int ranks, const CommOptions& options) {
-  ZG_ASSERT_GE(ranks, 1);
-  auto wire = std::make_unique<comm::MpiWire>();
-  std::vector<int> ranks_of = wire->gather(ranks);
-  return comm::make_host_ranks(std::move(ranks_of), std::move(wire), options);
+std::unique_ptr<comm::Wire> comm::make_mpi_wire(int ranks, std::vector<int>& ranks_of) {
+  auto wire = std::make_unique<MpiWire>();
+  ranks_of = wire->gather(ranks);
+  return wire;
 }
 #else
 struct Processes::State {};
@@ -365,10 +364,17 @@ void Processes::abort(int exit_code) {
   std::fflush(nullptr);
   _exit(exit_code);
 }
-std::vector<std::unique_ptr<CommRank>> make_mpi_ranks(int, const CommOptions&) {
+std::unique_ptr<comm::Wire> comm::make_mpi_wire(int, std::vector<int>&) {
   throw Error(Errc::kUsage, "MPI", "is not in this build", "install libopenmpi-dev and build again");
 }
 #endif
+
+std::vector<std::unique_ptr<CommRank>> make_mpi_ranks(int ranks, const CommOptions& options) {
+  ZG_ASSERT_GE(ranks, 1);
+  std::vector<int> ranks_of;
+  auto wire = comm::make_mpi_wire(ranks, ranks_of);
+  return comm::make_host_ranks(std::move(ranks_of), std::move(wire), options);
+}
 
 Processes::Processes() = default;
 Processes::Processes(Processes&&) noexcept = default;

@@ -1,4 +1,4 @@
-// Ranks that are threads of one process with a GPU each.
+// Ranks with a GPU each: threads of one process, or of several.
 //
 // Each communicator has lanes: a thread with a CUDA stream. A call enqueues itself on a lane, and makes the
 // rank's stream wait for its end. The lane waits until the rank's stream has reached the call, meets the
@@ -10,7 +10,10 @@
 //
 // NCCL moves bytes, and a kernel of ours reduces: a member receives its part of the others' operands chunk by
 // chunk into staging memory, and reduces each chunk in the order of the ranks. Sends and receives are copies
-// between the two GPUs that the receiver makes.
+// between the two GPUs that the receiver makes; between processes, broadcasts in a group of the two, one for
+// each direction.
+//
+// Lanes of several processes meet by messages of the processor, over the ranks' communicators there.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -39,8 +42,9 @@ CudaAccess& access_of(Device& device) {
 // What the members of one group share.
 struct Group {
   Group(std::vector<int> members, const std::string& name, const std::shared_ptr<Failure>& f,
-        std::shared_ptr<Nccl> n, std::vector<CudaAccess*> a, double timeout)
+        std::function<void()> l, std::shared_ptr<Nccl> n, std::vector<CudaAccess*> a, double timeout)
       : failure(f),
+        listen(std::move(l)),
         meeting(std::move(members), name, *failure, timeout),
         nccl(std::move(n)),
         gpus(std::move(a)),
@@ -48,13 +52,10 @@ struct Group {
   // The last member is gone, so the others have no work any more.
   ~Group() {
     try {
-      if (failure->failed()) {
-        abort();
-        return;
-      }
+      failure->rethrow();
       each([this](NcclComm comm, std::size_t) { nccl->finalize(comm); }, true);
       each([this](NcclComm comm, std::size_t) {
-        while (!nccl->settled(comm)) std::this_thread::sleep_for(kPollInterval);
+        for (; !nccl->settled(comm); std::this_thread::sleep_for(kPollInterval)) listen(), failure->rethrow();
       });
       each([this](NcclComm comm, std::size_t) { nccl->destroy(comm); });
     } catch (const Error& error) {
@@ -72,9 +73,10 @@ struct Group {
   }
 
   const std::shared_ptr<Failure> failure;
+  const std::function<void()> listen;  // to failures of other processes
   Meeting meeting;
   const std::shared_ptr<Nccl> nccl;
-  const std::vector<CudaAccess*> gpus;  // by member
+  const std::vector<CudaAccess*> gpus;  // by member; null: of another process
   std::vector<NcclComm> comms;          // by member, each used by that member's lane; null: not made
 
  private:
@@ -139,9 +141,21 @@ struct World {
   const GpuCommOptions options;
   const std::shared_ptr<Nccl> nccl;
   const std::shared_ptr<Failure> failure;
-  const std::vector<Device*> devices;                    // by rank
+  const std::vector<Device*> devices;                    // by rank of this process
   const std::vector<std::unique_ptr<CommRank>> on_host;  // the same ranks, for streams of the processor
-  const std::vector<std::unique_ptr<Reserve>> reserves;  // by rank
+  const std::vector<std::unique_ptr<Reserve>> reserves;  // likewise
+  Wire* const wire;                                      // of on_host; null: there is one process
+
+  // A rank's place in the vectors; not theirs if the rank is of another process.
+  std::size_t local(int rank) const { return static_cast<std::size_t>(rank - on_host.front()->rank()); }
+  bool is_here(int rank) const { return local(rank) < devices.size(); }
+  // The failure of a rank of this process; only the first failure of all counts.
+  void fail(int rank, const Error& error) { on_host[local(rank)]->fail(error); }
+  // Learns of failures of other processes.
+  void listen() {
+    if (wire == nullptr) return;
+    if (const auto heard = wire->heard_failure()) failure->set(heard->first, heard->second);
+  }
 
   // The rank's n-th group of these members, as each of them counts.
   std::shared_ptr<Group> group(const std::vector<int>& members, const std::string& name, int rank) {
@@ -152,9 +166,9 @@ struct World {
     std::shared_ptr<Group> group = made[n].lock();
     if (group != nullptr) return group;
     std::vector<CudaAccess*> gpus;
-    for (const int m : members) gpus.push_back(&access_of(*devices[static_cast<std::size_t>(m)]));
-    made[n] = group =
-        std::make_shared<Group>(members, name, failure, nccl, std::move(gpus), options.timeout_seconds);
+    for (const int m : members) gpus.push_back(is_here(m) ? &access_of(*devices[local(m)]) : nullptr);
+    made[n] = group = std::make_shared<Group>(
+        members, name, failure, [this] { listen(); }, nccl, std::move(gpus), options.timeout_seconds);
     return group;
   }
 
@@ -193,17 +207,32 @@ struct Lane {
 
 class GpuCommunicator final : public Communicator {
  public:
+  // letters: whether members of different processes send and receive.
   GpuCommunicator(std::shared_ptr<World> world, int rank, const std::vector<int>& members,
-                  const std::string& name)
+                  const std::string& name, bool letters = true)
       : world_(std::move(world)),
         world_rank_(rank),
         members_(members),
         name_(name),
-        device_(*world_->devices[static_cast<std::size_t>(rank)]),
+        device_(*world_->devices[world_->local(rank)]),
         gpu_(access_of(device_)),
-        on_host_(world_->on_host[static_cast<std::size_t>(rank)]->group(members, name)),
+        on_host_(world_->on_host[world_->local(rank)]->group(members, name)),
         group_(world_->group(members, name, rank)) {
     rank_ = on_host_->rank();
+    const auto is_here = [this](int r) { return world_->is_here(r); };
+    if (!std::all_of(members.begin(), members.end(), is_here))
+      lanes_meet_ = world_->on_host[world_->local(rank)]->group(members, name);
+    for (int m = 0; letters && m < size(); ++m) {
+      if (is_here(members[static_cast<std::size_t>(m)])) continue;
+      // Both members make the two groups in the same order.
+      const std::vector<int> both{members[static_cast<std::size_t>(std::min(m, rank_))],
+                                  members[static_cast<std::size_t>(std::max(m, rank_))]};
+      for (const char* direction : {"up", "down"}) {
+        letters_[m].push_back(std::make_unique<GpuCommunicator>(
+            world_, rank, both, fmt::format("{}, ranks {} and {}, {}", name, both[0], both[1], direction),
+            false));
+      }
+    }
     std::vector<int> all(members.size());
     std::iota(all.begin(), all.end(), 0);
     counter_ = make_dry_rank(rank_, size())->group(all, name);
@@ -254,12 +283,15 @@ class GpuCommunicator final : public Communicator {
     if (is_host(s)) return on_host_->send(s, data, count, dtype, to);
     ZG_ASSERT(to != rank_, "member {} sends to itself", to);
     counter_->send(s, data, count, dtype, to);
+    if (is_abroad(to))
+      return letter(s, rank_, to, {data, const_cast<void*>(data), count, Kind::kBroadcast, dtype});
     enqueue(s, {data, nullptr, count, Kind::kSend, dtype, Reduction::kSum, to});
   }
   void receive(Stream& s, void* data, std::int64_t count, DType dtype, int from) override {
     if (is_host(s)) return on_host_->receive(s, data, count, dtype, from);
     ZG_ASSERT(from != rank_, "member {} receives from itself", from);
     counter_->receive(s, data, count, dtype, from);
+    if (is_abroad(from)) return letter(s, from, rank_, {data, data, count, Kind::kBroadcast, dtype});
     enqueue(s, {nullptr, data, count, Kind::kReceive, dtype, Reduction::kSum, from});
   }
   void barrier(Stream& s) override {
@@ -275,9 +307,20 @@ class GpuCommunicator final : public Communicator {
     return count * static_cast<std::int64_t>(size_of(dtype));
   }
   Nccl& nccl() { return *world_->nccl; }
-  Reserve& reserve() { return *world_->reserves[static_cast<std::size_t>(world_rank_)]; }
+  Reserve& reserve() { return *world_->reserves[world_->local(world_rank_)]; }
   NcclComm comm() { return group_->comms[static_cast<std::size_t>(rank_)]; }
   bool is_letter(const Call& call) const { return call.kind == Kind::kSend || call.kind == Kind::kReceive; }
+  bool is_abroad(int member) const { return letters_.count(member) > 0; }
+  // One between this member and one of another process. Both directions connect at the first message of
+  // either, so that two members that begin by a send do not wait for each other.
+  void letter(Stream& s, int from, int to, Call call) {
+    const auto& both = letters_.at(from == rank_ ? to : from);
+    for (const auto& direction : both) {
+      if (!direction->connects_) direction->enqueue(s, {.kind = Kind::kBroadcast});
+    }
+    call.peer = from < to ? 0 : 1;
+    both[static_cast<std::size_t>(call.peer)]->enqueue(s, call);
+  }
 
   // Sends and receives go on beside each other and beside the calls of all members, so each direction between
   // two members has a lane of its own.
@@ -315,9 +358,40 @@ class GpuCommunicator final : public Communicator {
     }
   }
   void give_up(const Call& call, const Error& error) {
-    world_->failure->set(world_rank_, error);  // if it is not another rank's already
+    world_->fail(world_rank_, error);  // if it is not another rank's already
     if (!is_letter(call)) group_->abort(static_cast<std::size_t>(rank_));
     gpu_.fail(std::make_exception_ptr(error));
+  }
+
+  // The call of this member's lane; returns when the lanes of all members have come, with the same call.
+  void open(const Call& c) {
+    if (lanes_meet_ == nullptr) return group_->meeting.open(rank_, c);
+    const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
+    const std::array mine{number(c.kind), number(c.dtype), number(c.reduction), number(c.peer), c.count};
+    std::vector<std::array<std::int64_t, 5>> all(members_.size());
+    lanes_meet_->all_gather(meeting_stream_, mine.data(), all.data(), number(mine.size()), DType::kI64);
+    for (std::size_t m = 0; m < all.size(); ++m) {
+      if (all[m] == mine) continue;
+      const auto& [kind, dtype, reduction, peer, count] = all[m];
+      const Call theirs{nullptr,
+                        nullptr,
+                        count,
+                        static_cast<Kind>(kind),
+                        static_cast<DType>(dtype),
+                        static_cast<Reduction>(reduction),
+                        static_cast<int>(peer)};
+      throw differing_calls(name_, world_rank_, c, members_[m], theirs);
+    }
+  }
+  void meet() {
+    lanes_meet_ == nullptr ? group_->meeting.meet(rank_) : lanes_meet_->barrier(meeting_stream_);
+  }
+  NcclId identity() {
+    if (lanes_meet_ == nullptr) return group_->identity();
+    NcclId id{};
+    if (rank_ == 0) id = nccl().make_id();
+    lanes_meet_->broadcast(meeting_stream_, id.data(), static_cast<std::int64_t>(id.size()), DType::kU8, 0);
+    return id;
   }
 
   void carry_out(Lane& lane, const Call& c) {
@@ -331,7 +405,7 @@ class GpuCommunicator final : public Communicator {
         wait(*lane.queue, c, nullptr);
       });
     }
-    meeting.open(rank_, c);
+    open(c);
     if (c.kind == Kind::kBarrier) return;
     if (comm() == nullptr && size() > 1) connect(*lane.queue, c);
     switch (c.kind) {
@@ -364,8 +438,8 @@ class GpuCommunicator final : public Communicator {
   // needs no call of a later place in the members' order.
   void connect(CudaQueue& queue, const Call& c) {
     const auto quiet = gpu_.quiet();
-    group_->meeting.meet(rank_);
-    group_->comms[static_cast<std::size_t>(rank_)] = nccl().init(size(), group_->identity(), rank_);
+    meet();
+    group_->comms[static_cast<std::size_t>(rank_)] = nccl().init(size(), identity(), rank_);
     settle(c);
     const std::int64_t row = kAlignment;
     char *const out = reserve().connecting(), *const in = out + size() * row;
@@ -377,7 +451,7 @@ class GpuCommunicator final : public Communicator {
     nccl().broadcast(comm(), out, row, 0, queue.handle());
     settle(c);
     wait(queue, c, comm());
-    group_->meeting.meet(rank_);
+    meet();
   }
 
   void* allocate(std::int64_t bytes) {
@@ -486,6 +560,7 @@ class GpuCommunicator final : public Communicator {
   void until(const Ready& ready, const Call& c, NcclComm comm = nullptr) {
     const Patience patience(*world_->failure, world_->options.timeout_seconds);
     while (!ready()) {
+      world_->listen();
       patience.look();
       gpu_.check();
       if (comm != nullptr) (void)nccl().settled(comm);  // throws what has failed
@@ -507,6 +582,9 @@ class GpuCommunicator final : public Communicator {
   CudaAccess& gpu_;
   const std::unique_ptr<Communicator> on_host_;
   const std::shared_ptr<Group> group_;
+  std::unique_ptr<Communicator> lanes_meet_;  // where those of several processes do; null: in the group
+  HostStream meeting_stream_{"meeting", HostStream::Mode::kInline};
+  std::map<int, std::vector<std::unique_ptr<GpuCommunicator>>> letters_;  // by member of another process
   std::unique_ptr<Communicator> counter_;  // of what is called on the GPU's streams
   int rank_ = -1;
   std::vector<std::size_t> order_;  // by member: how many members have a lower rank of the world
@@ -520,15 +598,20 @@ class GpuRank final : public CommRank {
  public:
   GpuRank(std::shared_ptr<World> world, int rank) : world_(std::move(world)), rank_(rank) {}
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(world_->devices.size()); }
+  int size() const override { return world_->on_host.front()->size(); }
   std::string describe() const override {
-    return fmt::format("{} GPUs, {}", size(), world_->nccl->describe());
+    return fmt::format("{} GPUs{}, {}", size(),
+                       world_->wire != nullptr
+                           ? fmt::format(", {} of them in this process, which meets others by {}",
+                                         world_->devices.size(), world_->wire->describe())
+                           : "",
+                       world_->nccl->describe());
   }
   std::unique_ptr<Communicator> group(std::span<const int> members, const std::string& name) override {
     return std::make_unique<GpuCommunicator>(world_, rank_, std::vector<int>(members.begin(), members.end()),
                                              name);
   }
-  void fail(const Error& error) override { world_->failure->set(rank_, error); }
+  void fail(const Error& error) override { world_->fail(rank_, error); }
 
  private:
   const std::shared_ptr<World> world_;
@@ -539,18 +622,29 @@ class GpuRank final : public CommRank {
 
 std::vector<std::unique_ptr<CommRank>> make_nccl_ranks(std::span<Device* const> devices,
                                                        std::shared_ptr<Nccl> nccl,
-                                                       const GpuCommOptions& options) {
-  ZG_ASSERT(!devices.empty() && devices.size() <= kMostGpus, "{} GPUs", devices.size());
-  const auto n = static_cast<int>(devices.size());
+                                                       const GpuCommOptions& options,
+                                                       std::vector<int> ranks_of,
+                                                       std::unique_ptr<Wire> wire) {
+  ZG_ASSERT(!devices.empty(), "no GPUs");
+  if (ranks_of.empty()) ranks_of = {static_cast<int>(devices.size())};
+  const int all = std::accumulate(ranks_of.begin(), ranks_of.end(), 0);
+  if (all > kMostGpus) {
+    throw Error(Errc::kUsage, "devices",
+                fmt::format("name {} GPUs in all processes, and at most {} can be", all, kMostGpus),
+                "start fewer processes, or name fewer GPUs");
+  }
   const auto failure = std::make_shared<Failure>();
   std::vector<std::unique_ptr<Reserve>> reserves;
   for (Device* device : devices)
-    reserves.push_back(std::make_unique<Reserve>(*device, n, options.staging_bytes));
-  const auto world = std::make_shared<World>(
-      options, std::move(nccl), failure, std::vector(devices.begin(), devices.end()),
-      make_host_ranks({n}, nullptr, {options.timeout_seconds}, failure), std::move(reserves));
+    reserves.push_back(std::make_unique<Reserve>(*device, all, options.staging_bytes));
+  Wire* const messages = wire.get();
+  auto on_host = make_host_ranks(std::move(ranks_of), std::move(wire), {options.timeout_seconds}, failure);
+  ZG_ASSERT_EQ(on_host.size(), devices.size());
+  const auto world =
+      std::make_shared<World>(options, std::move(nccl), failure, std::vector(devices.begin(), devices.end()),
+                              std::move(on_host), std::move(reserves), messages);
   std::vector<std::unique_ptr<CommRank>> ranks;
-  for (int rank = 0; rank < n; ++rank) ranks.push_back(std::make_unique<GpuRank>(world, rank));
+  for (const auto& rank : world->on_host) ranks.push_back(std::make_unique<GpuRank>(world, rank->rank()));
   return ranks;
 }
 

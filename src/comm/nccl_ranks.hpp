@@ -5,13 +5,17 @@
 #include <vector>
 
 #include "comm/nccl.hpp"
+#include "comm/wire.hpp"
 #include "ziggurat/comm/gpu.hpp"
 
 namespace zg::comm {
 
-// As make_gpu_ranks(), over this NCCL.
+// As make_gpu_ranks(), over this NCCL. ranks_of: by process; empty: there is this one. wire: to the others.
+// Returns the ranks of this process.
 std::vector<std::unique_ptr<CommRank>> make_nccl_ranks(std::span<Device* const> devices,
                                                        std::shared_ptr<Nccl> nccl,
-                                                       const GpuCommOptions& options);
+                                                       const GpuCommOptions& options,
+                                                       std::vector<int> ranks_of = {},
+                                                       std::unique_ptr<Wire> wire = nullptr);
 
 }  // namespace zg::comm

@@ -193,7 +193,8 @@ std::vector<Axis> make_axes() {
          [](Run r) { return r.device.kind == Kind::kCuda && ranks_of(r) == 1; }},
         {"cuda:N,M",
          {"devices=cuda:0,1"},
-         "a rank on each of several GPUs of one process, over NCCL; also cuda:0-3 and cuda:all",
+         "a rank on each of several GPUs, over NCCL; also cuda:0-3 and cuda:all, and one process on each "
+         "machine",
          [](Run r) { return r.device.kind == Kind::kCuda && ranks_of(r) > 1; }}}},
       {kStage,
        {{"0",

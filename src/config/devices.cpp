@@ -76,7 +76,7 @@ std::vector<Key> device_keys() {
        "the processor where there is none. `\"host:N\"`: N ranks on the processor, which share its memory "
        "and drives; under an MPI launcher, of each process. `\"cuda:0-3\"`, `\"cuda:0,2\"`, `\"cuda:all\"`: "
        "a "
-       "rank on each of these GPUs. `--devices` is short for it.",
+       "rank on each of these GPUs; under an MPI launcher, of each machine's. `--devices` is short for it.",
        {},
        "`\"auto\"`, `\"host\"`, `\"host:N\"`, `\"cuda:N\"`, `\"cuda:N-M\"`, `\"cuda:N,M\"` or "
        "`\"cuda:all\"`"},

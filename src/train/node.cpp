@@ -170,7 +170,7 @@ std::vector<NodeShare> host_shares(std::int64_t budget, const io::Engine* io,
 
 }  // namespace
 
-std::vector<OpenGpu> open_gpus(const RunConfig& config, Trace* trace) {
+std::vector<OpenGpu> open_gpus(const RunConfig& config) {
   const DeviceConfig& d = config.device;
   std::vector<OpenGpu> gpus;
   if (d.kind == DeviceConfig::Kind::kHost) return gpus;
@@ -192,8 +192,7 @@ std::vector<OpenGpu> open_gpus(const RunConfig& config, Trace* trace) {
                                    .tf32 = d.tf32,
                                    .attention = d.attention,
                                    .pin = d.pin,
-                                   .graphs = d.graphs,
-                                   .trace = trace});
+                                   .graphs = d.graphs});
     gpu.memory = gpu.device->arena().budget();
     gpus.push_back(std::move(gpu));
   }
@@ -237,11 +236,11 @@ std::string drive_directory(const std::string& path, int number, int count) {
 std::vector<std::unique_ptr<CommRank>> make_comm_ranks(const std::vector<OpenGpu>& gpus, int ranks,
                                                        const Processes& processes,
                                                        const CommOptions& options) {
-  if (processes.count() > 1) return make_mpi_ranks(ranks, options);
-  if (gpus.empty()) return make_local_ranks(ranks, options);
+  const bool over_mpi = processes.count() > 1;
+  if (gpus.empty()) return over_mpi ? make_mpi_ranks(ranks, options) : make_local_ranks(ranks, options);
   std::vector<Device*> devices;
   for (const OpenGpu& gpu : gpus) devices.push_back(gpu.device.get());
-  return make_gpu_ranks(devices, {.timeout_seconds = options.timeout_seconds});
+  return make_gpu_ranks(devices, {.timeout_seconds = options.timeout_seconds, .over_mpi = over_mpi});
 }
 
 std::vector<Hardware> hardware_of(const RunConfig& config, const std::vector<OpenGpu>& gpus,
@@ -272,7 +271,7 @@ std::vector<Hardware> hardware_of(const RunConfig& config, const std::vector<Ope
                                     .direct = gpu.direct != nullptr,
                                     .staging = 0};
     // Connections are made by small calls, whose operands take one unit of memory.
-    if (gpus.size() > 1) of_ranks[r].gpu->staging = kGpuCommStaging + of_ranks[r].gpu->granule;
+    if (config.ranks() > 1) of_ranks[r].gpu->staging = kGpuCommStaging + of_ranks[r].gpu->granule;
     for (const OpenGpu& one : gpus) of_ranks[r].gpu->numa_nodes.push_back(one.device->numa_node());
   }
   return of_ranks;

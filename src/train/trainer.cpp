@@ -297,13 +297,14 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     if (config.dtype == DType::kF16) state.scaler.emplace(config.loss_scale);
   }
   processes_.together([&] {
-    if (config.processes > 1 && config.device.kind != DeviceConfig::Kind::kHost) {
-      throw Error(Errc::kUsage, "devices", "is a GPU, but several processes train on the processor alone",
-                  "say --devices host, or start one process");
+    if (processes_.count_here() > 1 && config.device.kind != DeviceConfig::Kind::kHost) {
+      throw Error(Errc::kUsage, "devices",
+                  "is a GPU, and a machine's GPUs are those of one process, not of several",
+                  "start one process on each machine (mpirun --map-by ppr:1:node), or say --devices host");
     }
     ModelConfig model = model_of(config);
     read_data(config, model);
-    gpus_ = open_gpus(config, options.trace);
+    gpus_ = open_gpus(config);
     const std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_);
     const auto plan_next = [&](std::optional<std::int32_t> gather_ahead) {
       const std::size_t local = plans_.size();
@@ -587,7 +588,7 @@ std::string Trainer::describe() const {
                                                                             : "just before their use"));
   }
   for (const OpenGpu& gpu : gpus_) text += "\ndevice     " + gpu.device->describe();
-  if (gpus_.size() > 1 && !comm_.empty()) text += "\nexchange   " + comm_.front()->describe();
+  if (!gpus_.empty() && !comm_.empty()) text += "\nexchange   " + comm_.front()->describe();
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets().device),
                       format_bytes(ranks() * layout.workspace_bytes()), format_bytes(budgets().host));
   if (has_drives()) {

@@ -6,13 +6,13 @@
 namespace zg::test {
 
 // Granules of a page, so that suites with small budgets mean the same here as on the host.
-std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace, bool graphs) {
+std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace*, bool graphs) {
   FakeOptions options;
   options.granule = 4096;
   options.memory = budget + (std::int64_t{64} << 20);
   options.most_delay_us = 20;
-  return cuda::make_device({.budget = budget, .graphs = graphs, .trace = trace},
-                           std::make_unique<FakeRuntime>(options), make_host_blas);
+  return cuda::make_device({.budget = budget, .graphs = graphs}, std::make_unique<FakeRuntime>(options),
+                           make_host_blas);
 }
 
 bool test_device_is_host() {

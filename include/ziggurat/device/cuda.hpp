@@ -22,7 +22,6 @@ struct CudaOptions {
   AttentionKernel attention = AttentionKernel::kAuto;
   bool pin = true;      // host memory that takes part in copies is registered with CUDA (pinned)
   bool graphs = false;  // Device::repeat() keeps its work as CUDA graphs
-  Trace* trace = nullptr;
 };
 
 // Throws Error(kDevice) if this build has no CUDA, there is no driver or no such GPU, or one of them is too

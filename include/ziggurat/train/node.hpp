@@ -29,7 +29,7 @@ struct OpenGpu {
 // By rank; empty: the processor computes. Without tiers.device all get the same memory, since ranks run the
 // same program. Throws Error(kDevice) when a GPU is not there, Error(kUsage) when the configuration requires
 // GPUDirect Storage and it does not work.
-std::vector<OpenGpu> open_gpus(const RunConfig& config, Trace* trace);
+std::vector<OpenGpu> open_gpus(const RunConfig& config);
 
 // This machine, as each rank of this process would use it in a run with this configuration. `gpus` outlive
 // the plans that use the result. All processes call it.

@@ -1,5 +1,5 @@
 // Ranks on GPUs beyond what every back end must do: NCCL's failures, memory, and when it may be called.
-#include "comm/nccl.hpp"
+#include "comm/nccl_ranks.hpp"
 
 #include <dlfcn.h>
 
@@ -122,6 +122,66 @@ TEST(NcclRanks, ACallThatNcclRefusesOnOneRankEndsAll) {
     for (const std::string& text : texts_of(made, reduce_twice))
       EXPECT_HAS(text, "a fault that the test asked for");
   }
+}
+
+// Two members that begin by a send to each other, in two processes.
+TEST(NcclProcesses, MessagesOfBothDirectionsPassEachOther) {
+  EmulatedWorld made = make_emulated_world(2, {.processes = {1, 1}});
+  const auto texts = texts_of(made, [](CommRank& rank, Stream& stream, const Place& place) {
+    const auto comm = rank.group(all_of(rank), "world");
+    const auto back = place.stream("back");
+    Operand<float> mine(place, std::vector<float>(1000, static_cast<float>(rank.rank() + 1)));
+    Operand<float> theirs(place, 1000);
+    comm->send(stream, mine.data(), 1000, DType::kF32, 1 - rank.rank());
+    comm->receive(*back, theirs.data(), 1000, DType::kF32, 1 - rank.rank());
+    back->synchronize();
+    stream.synchronize();
+    EXPECT_EQ(theirs.read(), std::vector<float>(1000, static_cast<float>(2 - rank.rank())));
+    EXPECT_EQ(comm->traffic(), (CommTraffic{4000, 4000, 2}));
+  });
+  EXPECT_EQ(texts, std::vector<std::string>(2));
+}
+
+TEST(NcclProcesses, CallsThatDifferAreNamed) {
+  EmulatedWorld made = make_emulated_world(3, {.processes = {2, 1}});
+  const auto texts = texts_of(made, [](CommRank& rank, Stream& stream, const Place& place) {
+    const auto comm = rank.group(all_of(rank), "world");
+    Operand<float> data(place, 100);
+    comm->broadcast(stream, data.data(), rank.rank() == 2 ? 99 : 100, DType::kF32, 0);
+  });
+  for (const std::string& text : texts) {
+    EXPECT_HAS(text, "group world: rank ");
+    EXPECT_HAS(text, "broadcast of 99 f32 from member 0");
+  }
+}
+
+// A rank of another process fails while NCCL works: nobody waits for what will never end.
+TEST(NcclProcesses, AFailureElsewhereEndsWhatNcclDoes) {
+  EmulatedWorld made = make_emulated_world(2, {.processes = {1, 1}});
+  const auto texts = texts_of(made, [&](CommRank& rank, Stream& stream, const Place& place) {
+    const auto comm = rank.group(all_of(rank), "world");
+    Operand<float> data(place, 100);
+    comm->broadcast(stream, data.data(), 100, DType::kF32, 0);
+    comm->barrier(stream);
+    stream.synchronize();
+    made.nccl->hang(true);
+    comm->barrier(stream);
+    comm->broadcast(stream, data.data(), 100, DType::kF32, 0);
+    if (rank.rank() == 1) rank.fail(Error(Errc::kIo, "drive 3", "is gone"));
+    stream.synchronize();
+  });
+  for (const std::string& text : texts) EXPECT_HAS(text, "rank 1: drive 3: is gone");
+}
+
+TEST(NcclProcesses, MoreGpusThanASumTakesAreRefused) {
+  EmulatedWorld made = make_emulated_world(1, {});
+  Device* const device = made.world.devices[0].get();
+  made.world.ranks.clear();
+  const Error error = error_of([&] {
+    (void)comm::make_nccl_ranks({&device, 1}, made.nccl, {}, {1, 64}, nullptr);
+  });
+  EXPECT_EQ(error.code(), Errc::kUsage);
+  EXPECT_HAS(error.what(), "devices: name 65 GPUs in all processes, and at most 64 can be");
 }
 
 TEST(NcclRanks, NumbersOfTheHostGoOverSharedMemory) {

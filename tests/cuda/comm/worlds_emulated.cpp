@@ -1,6 +1,7 @@
 // Ranks whose GPUs and whose NCCL are fakes.
 #include "tests/cuda/comm/worlds_emulated.hpp"
 #include "comm/nccl_ranks.hpp"
+#include "comm/wires.hpp"
 #include "comm/worlds.hpp"
 #include "device/cuda/device.hpp"
 #include "tests/cuda/comm/fake_nccl.hpp"
@@ -23,17 +24,32 @@ EmulatedWorld make_emulated_world(int size, const EmulatedWorldOptions& options)
         cuda::make_device({.device = i, .budget = options.budget}, made.runtime, make_host_blas));
     devices.push_back(made.world.devices.back().get());
   }
-  made.world.ranks =
-      comm::make_nccl_ranks(devices, made.nccl, {options.timeout_seconds, options.staging_bytes});
+  const std::vector<int> ranks_of = options.processes.empty() ? std::vector{size} : options.processes;
+  const auto post = std::make_shared<Post>();
+  std::size_t first = 0;
+  for (std::size_t p = 0; p < ranks_of.size(); ++p) {
+    std::unique_ptr<comm::Wire> wire;
+    if (ranks_of.size() > 1) wire = std::make_unique<MemoryWire>(post, static_cast<int>(p));
+    const auto count = static_cast<std::size_t>(ranks_of[p]);
+    for (auto& rank :
+         comm::make_nccl_ranks(std::span(devices).subspan(first, count), made.nccl,
+                               {options.timeout_seconds, options.staging_bytes}, ranks_of, std::move(wire)))
+      made.world.ranks.push_back(std::move(rank));
+    first += count;
+  }
   return made;
 }
 
 World make_world(int size, const CommOptions& options) {
-  return std::move(make_emulated_world(size, {.timeout_seconds = options.timeout_seconds}).world);
+  EmulatedWorldOptions o{.timeout_seconds = options.timeout_seconds};
+  if (size == 4) o.processes = {2, 2};
+  if (size == 5) o.processes = {3, 1, 1};
+  return std::move(make_emulated_world(size, o).world);
 }
 
+// Four and five are of several processes.
 std::vector<int> world_sizes() {
-  return {1, 2, 3, 8};
+  return {1, 2, 3, 4, 5, 8};
 }
 
 std::int64_t large_count() {

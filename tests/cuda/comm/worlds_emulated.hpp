@@ -9,6 +9,7 @@ struct EmulatedWorldOptions {
   double timeout_seconds = 60;
   std::int64_t budget = std::int64_t{64} << 20;
   std::int64_t staging_bytes = std::int64_t{64} << 10;  // so little that reductions take several chunks
+  std::vector<int> processes = {};                      // the GPUs of each; empty: there is one
 };
 struct EmulatedWorld {
   std::shared_ptr<FakeRuntime> runtime;

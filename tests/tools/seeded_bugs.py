@@ -2,11 +2,12 @@
 """Bugs that a data-parallel engine could have, each put into a copy of the tree: does a test turn red?
 
     tests/tools/seeded_bugs.py --work DIR [--only PART] [--out FILE.md]
+    tests/tools/seeded_bugs.py --check
 
 A bug is a few replaced lines. The tracked files are copied to DIR, which is made, and built there once; then each bug is
 put in alone, the test programs that could see it are built, and their tests are run until the first one fails. A table
-says which test turned red. It takes a minute for each bug on two cores, so no test runs it; after a change of what is
-replaced, its text here must change too, and the script says so. The exit code is 1 where a bug was not seen.
+says which test turned red. It takes a minute for each bug on two cores, so no test runs it; but one runs --check, which
+only looks whether each text that is replaced is still there. The exit code is 1 where a bug was not seen.
 """
 import argparse
 import dataclasses
@@ -23,6 +24,10 @@ SCHEDULE, LAYOUT = "src/engine/schedule.cpp", "src/engine/layout.cpp"
 COMM, TRAINER, RANK = "src/comm/host_comm.cpp", "src/train/trainer.cpp", "src/train/rank.cpp"
 ENGINE = ("zg_test_engine", "Setups/Ranks.*:RanksIn*:Models/RanksMatrixOf.*/gpt2_untied")
 TRAIN = ("zg_test_train", "RanksOfARun.EveryStage*:RanksInit*")
+# The back end of GPUs, over fakes of CUDA and of NCCL.
+NCCL = "src/comm/nccl_comm.cpp"
+GPUS = ("zg_test_cuda_comm", "*Conformance*:Nccl*:Comm*")
+NODE, PLAN = "src/train/node.cpp", "src/train/run_plan.cpp"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +46,9 @@ BUGS = (
           "      static std::atomic<std::size_t> arrivals{0};\n      const std::size_t turn = arrivals++;\n"
           "      meeting_->open(me_, c);\n      for (int m = 0; m < size(); ++m)\n        operands"))),
     Bug("a mean of the ranks' means",
-        ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(sum_over_ranks(static_cast<double>(result.tokens)));\n",
+        ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(result.tokens)));\n",
           "  const double own = static_cast<double>(std::max<std::int64_t>(1, result.tokens));\n"
-          "  result.tokens = static_cast<std::int64_t>(sum_over_ranks(static_cast<double>(result.tokens)));\n"),
+          "  result.tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(result.tokens)));\n"),
          (EXECUTOR, "head_scale_ = scaled ? rule.loss_scale * per_token : 1;",
           "head_scale_ = (scaled ? rule.loss_scale : 1) / own;"),
          (EXECUTOR, "const double unscale = scaled ? 1 / rule.loss_scale : per_token;",
@@ -56,7 +61,8 @@ BUGS = (
           "  auto runs = trained_runs(unit, mine);\n  runs.assign(1, {mine.first, mine.count});\n"
           "  for (const auto& [first, count] : runs) {"),)),
     Bug("kept weights are gathered once, and are stale after the update",
-        ((SCHEDULE, "(again || (first_group && !backward))", "(again || (first_group && !backward && !updates))"),)),
+        ((SCHEDULE, "|| !(again || first_group)) return;",
+          "|| !(again || (first_group && !updates))) return;"),)),
     Bug("a shard's boundary one block late",
         ((LAYOUT, "return {s.shard() * count, count};",
           "return {s.shard() * count + (s.shard() > 0 ? kQuantBlock : 0), count};"),)),
@@ -68,20 +74,21 @@ BUGS = (
     Bug("random numbers of updates by the index in the shard",
         ((ISSUE, "params.first_element = range.param_first + begin", "params.first_element = begin"),)),
     Bug("samples by the rank's own numbers",
-        ((TRAINER, "static_cast<std::int64_t>(m) * ranks() + r;", "static_cast<std::int64_t>(m);"),), TRAIN),
+        ((TRAINER, "static_cast<std::int64_t>(m) * place.data_ranks() + place.data_rank();",
+          "static_cast<std::int64_t>(m);"),), TRAIN),
     Bug("evaluation counts padding micro-batches",
         ((EXECUTOR, "ignored(rows, -1)", "ignored(rows, 0)"),)),
     Bug("group of parameters by place in the shard",
         ((ISSUE, "const auto p = static_cast<std::size_t>(range.param);",
           "const auto p = static_cast<std::size_t>(&range - tensors.ranges.data());"),)),
     Bug("tokens of one rank",
-        ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(sum_over_ranks(static_cast<double>(result.tokens)));\n",
-          "  (void)sum_over_ranks(0);\n"),)),
+        ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(result.tokens)));\n",
+          "  (void)exchange_sum(0);\n"),)),
     Bug("loss of one rank",
-        ((EXECUTOR, "for (const std::vector<double>& theirs : scalars) result.loss += theirs[0];",
-          "result.loss = scalars[0][0];"),)),
+        ((EXECUTOR, "r < scalars.size(); r += static_cast<std::size_t>(place.parts.tensor))\n    result",
+          "r < 1; ++r)\n    result"),)),
     Bug("norm in the order of ranks",
-        ((EXECUTOR, "layout_.options.sharding.rank_of_piece(piece)", "piece"),)),
+        ((EXECUTOR, "place.sharding.rank_of_piece(piece)", "piece"),)),
     Bug("sums over the own shard group",
         ((ISSUE, "groups_.pieces->reduce_scatter(",
           "(groups_.shards ? groups_.shards : groups_.pieces)->reduce_scatter("),)),
@@ -93,8 +100,35 @@ BUGS = (
         ((RANK, "random.normal(static_cast<std::uint64_t>(begin + i))", "random.normal(static_cast<std::uint64_t>(i))"),),
         TRAIN),
     Bug("evaluation gives every rank the same micro-batches",
-        ((EXECUTOR, "const std::int64_t i = first + m * sharding.ranks + sharding.rank;",
-          "const std::int64_t i = first + m * sharding.ranks;"),)),
+        ((EXECUTOR, "first + m * place.data_ranks() + place.data_rank();", "first + m * place.data_ranks();"),)),
+    Bug("a saved shard is put at the beginning of the tile",
+        ((TRAINER, "const std::int64_t range[2] = {first - begin, last - first};",
+          "const std::int64_t range[2] = {0, last - first};"),), TRAIN),
+    Bug("every process takes the whole host budget",
+        ((PLAN, "ranks_(plan.config.device.ranks * hardware.processes)", "ranks_(plan.config.device.ranks)"),),
+        ("zg_test_train", "*Trainer*:*Process*:*Plan*")),
+    Bug("all processes use one directory of a drive",
+        ((NODE, "return count == 1 || number == 0 ? path :", "return count >= 1 || number == 0 ? path :"),),
+        ("zg_test_train", "*Share*")),
+    Bug("processes share their cores",
+        ((NODE, "n < parts ? begin + 1 : n * (part + 1) / parts;", "n < parts ? begin + 1 : n;"),),
+        ("zg_test_train", "*Share*")),
+    Bug("GPUs' operands are summed in the order of the group",
+        ((NCCL, "operands[order_[static_cast<std::size_t>(m)]] =", "operands[static_cast<std::size_t>(m)] ="),), GPUS),
+    Bug("the next call of NCCL comes before the last one has settled",
+        ((NCCL, "until([&] { return nccl().settled(comm()); }, c);", "(void)c;"),), GPUS),
+    Bug("two members' operands in one row of staging memory",
+        ((NCCL, "(member < rank_ ? member : member - 1) * chunk", "(member > 0 ? member - 1 : 0) * chunk"),), GPUS),
+    Bug("NCCL's work is not aborted after a failure",
+        ((NCCL, "if (!is_letter(call)) group_->abort(static_cast<std::size_t>(rank_));", ""),), GPUS),
+    Bug("NCCL connects while a stream waits for the host",
+        ((NCCL, "    const auto quiet = gpu_.quiet();\n", ""),), GPUS),
+    Bug("calls of several processes are not compared",
+        ((NCCL, "if (all[m] == mine) continue;", "if (all[m][0] == mine[0]) continue;"),), GPUS),
+    Bug("messages between processes in one direction's group",
+        ((NCCL, "call.peer = from < to ? 0 : 1;", "call.peer = 0;"),), GPUS),
+    Bug("a failure of another process is not heard while NCCL works",
+        ((NCCL, "      world_->listen();\n", ""),), GPUS),
 )
 
 
@@ -145,17 +179,23 @@ def seen_by(bug, tree, jobs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="directory of the copy and its build")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--work", type=pathlib.Path, help="directory of the copy and its build")
+    what.add_argument("--check", action="store_true", help="only look whether every bug fits the code")
     parser.add_argument("--only", default="", help="bugs whose name has this part")
     parser.add_argument("--jobs", type=int, default=1, help="of the build")
     parser.add_argument("--out", type=pathlib.Path, help="file for the table")
     args = parser.parse_args()
-    tree = args.work.resolve()
     bugs = [bug for bug in BUGS if args.only in bug.name]
     for bug in bugs:
-        for name, old, _ in bug.changes:
-            if (ROOT / name).read_text().count(old) != 1:
+        texts = {name: (ROOT / name).read_text() for name, _, _ in bug.changes}
+        for name, old, new in bug.changes:
+            if texts[name].count(old) != 1:
                 sys.exit(f"{bug.name}: {name} has not exactly one {old!r}: adapt the bug to the code")
+            texts[name] = texts[name].replace(old, new)
+    if args.check:
+        return print(f"{len(bugs)} bugs fit the code")
+    tree = args.work.resolve()
     prepare(tree, args.jobs)
     table, missed = ["| bug | red |", "| --- | --- |"], 0
     for bug in bugs:

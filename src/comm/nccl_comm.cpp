@@ -10,8 +10,7 @@
 //
 // NCCL moves bytes, and a kernel of ours reduces: a member receives its part of the others' operands chunk by
 // chunk into staging memory, and reduces each chunk in the order of the ranks. Sends and receives are copies
-// between the two GPUs that the receiver makes; between processes, broadcasts in a group of the two, one for
-// each direction.
+// between the two GPUs that the receiver makes; between processes they go through memory of the processor.
 //
 // Lanes of several processes meet by messages of the processor, over the ranks' communicators there.
 #include <algorithm>
@@ -23,6 +22,7 @@
 #include "comm/domain.hpp"
 #include "comm/host_ranks.hpp"
 #include "comm/nccl_ranks.hpp"
+#include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/cuda_access.hpp"
 
@@ -31,6 +31,7 @@ namespace {
 
 constexpr std::int64_t kAlignment = 256;                // of chunks in staging memory
 constexpr std::chrono::microseconds kPollInterval{20};  // between two looks for the end of a call
+constexpr std::int64_t kLetterBlock = 4 << 20;          // bytes of a message to another process
 constexpr int kMostGpus = 64;                           // kernels/cuda/reduce.hpp
 
 CudaAccess& access_of(Device& device) {
@@ -202,14 +203,17 @@ struct Lane {
   Lane(CudaAccess& gpu, const std::string& name)
       : queue(gpu.make_queue()), thread(name, HostStream::Mode::kThread) {}
   std::unique_ptr<CudaQueue> queue;
+  // For messages to other processes; `copies` is made when it is needed.
+  std::unique_ptr<Stream> copies;
+  HostStream letters{"letters", HostStream::Mode::kInline};
+  Buffer block;
   HostStream thread;  // last, so that it ends first
 };
 
 class GpuCommunicator final : public Communicator {
  public:
-  // letters: whether members of different processes send and receive.
   GpuCommunicator(std::shared_ptr<World> world, int rank, const std::vector<int>& members,
-                  const std::string& name, bool letters = true)
+                  const std::string& name)
       : world_(std::move(world)),
         world_rank_(rank),
         members_(members),
@@ -222,16 +226,12 @@ class GpuCommunicator final : public Communicator {
     const auto is_here = [this](int r) { return world_->is_here(r); };
     if (!std::all_of(members.begin(), members.end(), is_here))
       lanes_meet_ = world_->on_host[world_->local(rank)]->group(members, name);
-    for (int m = 0; letters && m < size(); ++m) {
-      if (is_here(members[static_cast<std::size_t>(m)])) continue;
+    for (int m = 0; m < size(); ++m) {
+      if (is_here(rank_of(m))) continue;
       // Both members make the two groups in the same order.
-      const std::vector<int> both{members[static_cast<std::size_t>(std::min(m, rank_))],
-                                  members[static_cast<std::size_t>(std::max(m, rank_))]};
-      for (const char* direction : {"up", "down"}) {
-        letters_[m].push_back(std::make_unique<GpuCommunicator>(
-            world_, rank, both, fmt::format("{}, ranks {} and {}, {}", name, both[0], both[1], direction),
-            false));
-      }
+      const std::vector<int> both{rank_of(std::min(m, rank_)), rank_of(std::max(m, rank_))};
+      for (const bool up : {true, false})
+        letters_[{m, up}] = world_->on_host[world_->local(rank)]->group(both, name);
     }
     std::vector<int> all(members.size());
     std::iota(all.begin(), all.end(), 0);
@@ -283,15 +283,12 @@ class GpuCommunicator final : public Communicator {
     if (is_host(s)) return on_host_->send(s, data, count, dtype, to);
     ZG_ASSERT(to != rank_, "member {} sends to itself", to);
     counter_->send(s, data, count, dtype, to);
-    if (is_abroad(to))
-      return letter(s, rank_, to, {data, const_cast<void*>(data), count, Kind::kBroadcast, dtype});
     enqueue(s, {data, nullptr, count, Kind::kSend, dtype, Reduction::kSum, to});
   }
   void receive(Stream& s, void* data, std::int64_t count, DType dtype, int from) override {
     if (is_host(s)) return on_host_->receive(s, data, count, dtype, from);
     ZG_ASSERT(from != rank_, "member {} receives from itself", from);
     counter_->receive(s, data, count, dtype, from);
-    if (is_abroad(from)) return letter(s, from, rank_, {data, data, count, Kind::kBroadcast, dtype});
     enqueue(s, {nullptr, data, count, Kind::kReceive, dtype, Reduction::kSum, from});
   }
   void barrier(Stream& s) override {
@@ -310,17 +307,8 @@ class GpuCommunicator final : public Communicator {
   Reserve& reserve() { return *world_->reserves[world_->local(world_rank_)]; }
   NcclComm comm() { return group_->comms[static_cast<std::size_t>(rank_)]; }
   bool is_letter(const Call& call) const { return call.kind == Kind::kSend || call.kind == Kind::kReceive; }
-  bool is_abroad(int member) const { return letters_.count(member) > 0; }
-  // One between this member and one of another process. Both directions connect at the first message of
-  // either, so that two members that begin by a send do not wait for each other.
-  void letter(Stream& s, int from, int to, Call call) {
-    const auto& both = letters_.at(from == rank_ ? to : from);
-    for (const auto& direction : both) {
-      if (!direction->connects_) direction->enqueue(s, {.kind = Kind::kBroadcast});
-    }
-    call.peer = from < to ? 0 : 1;
-    both[static_cast<std::size_t>(call.peer)]->enqueue(s, call);
-  }
+  bool is_abroad(int member) const { return letters_.count({member, true}) > 0; }
+  int rank_of(int member) const { return members_[static_cast<std::size_t>(member)]; }
 
   // Sends and receives go on beside each other and beside the calls of all members, so each direction between
   // two members has a lane of its own.
@@ -398,6 +386,7 @@ class GpuCommunicator final : public Communicator {
     Meeting& meeting = group_->meeting;
     const std::int64_t bytes = bytes_of(c.count, c.dtype);
     const auto rows = [&](int member) { return Range{member * bytes, bytes}; };
+    if (is_letter(c) && is_abroad(c.peer)) return pass_abroad(lane, c, bytes);
     if (c.kind == Kind::kSend) return meeting.give(rank_, c.peer, c);
     if (c.kind == Kind::kReceive) {
       return meeting.take(c.peer, rank_, c, [&](const Call& sent) {
@@ -431,6 +420,29 @@ class GpuCommunicator final : public Communicator {
         all_to_all(*lane.queue, c, bytes);
     }
     wait(*lane.queue, c, comm());
+  }
+
+  // A message to or from a member of another process, block by block through memory of the processor: NCCL
+  // would have to connect the two first, while no stream waits, and so while neither of them may wait for a
+  // third.
+  void pass_abroad(Lane& lane, const Call& c, std::int64_t bytes) {
+    if (lane.copies == nullptr) lane.copies = device_.make_stream("letters " + name_);
+    const bool sends = c.kind == Kind::kSend, up = sends == (c.peer > rank_);
+    Communicator& letters = *letters_.at({c.peer, up});
+    const int peer = c.peer > rank_ ? 1 : 0;
+    lane.block.reserve(std::min(bytes, kLetterBlock));
+    for (std::int64_t at = 0; at < bytes; at += kLetterBlock) {
+      const std::int64_t n = std::min(kLetterBlock, bytes - at);
+      if (sends) {
+        device_.copy_to_host(*lane.copies, lane.block.data(), static_cast<const char*>(c.in) + at, n);
+        lane.copies->synchronize();
+        letters.send(lane.letters, lane.block.data(), n, DType::kU8, peer);
+      } else {
+        letters.receive(lane.letters, lane.block.data(), n, DType::kU8, peer);
+        device_.copy_to_device(*lane.copies, static_cast<char*>(c.out) + at, lane.block.data(), n);
+        lane.copies->synchronize();
+      }
+    }
   }
 
   // Makes NCCL's communicator, and its connections by a small call of each kind. NCCL loads kernels and takes
@@ -584,7 +596,8 @@ class GpuCommunicator final : public Communicator {
   const std::shared_ptr<Group> group_;
   std::unique_ptr<Communicator> lanes_meet_;  // where those of several processes do; null: in the group
   HostStream meeting_stream_{"meeting", HostStream::Mode::kInline};
-  std::map<int, std::vector<std::unique_ptr<GpuCommunicator>>> letters_;  // by member of another process
+  // By member of another process, and whether to the later of the two members.
+  std::map<std::pair<int, bool>, std::unique_ptr<Communicator>> letters_;
   std::unique_ptr<Communicator> counter_;  // of what is called on the GPU's streams
   int rank_ = -1;
   std::vector<std::size_t> order_;  // by member: how many members have a lower rank of the world

@@ -125,8 +125,8 @@ BUGS = (
         ((NCCL, "    const auto quiet = gpu_.quiet();\n", ""),), GPUS),
     Bug("calls of several processes are not compared",
         ((NCCL, "if (all[m] == mine) continue;", "if (all[m][0] == mine[0]) continue;"),), GPUS),
-    Bug("messages between processes in one direction's group",
-        ((NCCL, "call.peer = from < to ? 0 : 1;", "call.peer = 0;"),), GPUS),
+    Bug("every block of a message to another process is its first",
+        ((NCCL, "static_cast<const char*>(c.in) + at, n);", "static_cast<const char*>(c.in), n);"),), GPUS),
     Bug("a failure of another process is not heard while NCCL works",
         ((NCCL, "      world_->listen();\n", ""),), GPUS),
 )

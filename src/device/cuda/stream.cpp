@@ -174,12 +174,15 @@ void Completions::rethrow() const {
 
 bool Completions::is_done(const InFlight::Entry& entry) {
   if (drained_ || entry.point.done()) return true;
-  if (!entry.sets || failed()) return false;  // an earlier entry sets it
+  if (!entry.sets || broken_) return false;  // an earlier entry sets it
+  const auto* const event = static_cast<CudaEvent*>(entry.point.device_event());
+  if (event == nullptr) return true;  // after a failure: nothing was enqueued any more
   try {
-    return runtime_.query(static_cast<CudaEvent*>(entry.point.device_event())->handle());
+    return runtime_.query(event->handle());
   } catch (...) {
     if (failure_ == nullptr) failure_ = std::current_exception();
     failed_.store(true, std::memory_order_release);
+    broken_ = true;
     return false;
   }
 }
@@ -225,8 +228,9 @@ void Completions::run() {
     if (stop_) return;
     // A failure costs speed at most, and whether threads can be bound was checked when binding was set up.
     if (!bind_to_.empty()) (void)bind_this_thread(std::exchange(bind_to_, {}));
-    if (failed() && !drained_) {
-      // Work enqueued before the failure may still run. It must have ended before its memory is reused.
+    // After a failure elsewhere, work that was enqueued before ends as it always does, and sets what streams
+    // wait for. A device that has failed itself does not tell, and its memory must not be reused before then.
+    if (broken_ && !drained_) {
       lock.unlock();
       try {
         std::lock_guard drain(drain_mutex_);

@@ -115,7 +115,8 @@ class Completions {
   bool stop_ = false;
   std::vector<int> bind_to_;
   std::atomic<bool> failed_{false};
-  bool drained_ = false;  // after a failure: the device runs nothing any more
+  bool broken_ = false;   // the device no longer says what it has done
+  bool drained_ = false;  // since then: it runs nothing any more
   std::exception_ptr failure_;
   std::mutex drain_mutex_;         // held while the whole device is synchronized; mutex_ is not held then
   std::shared_mutex quiet_mutex_;  // shared: a wait for a word is being enqueued. Locked before pools_mutex_

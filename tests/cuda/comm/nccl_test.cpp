@@ -106,7 +106,8 @@ TEST(NcclRanks, AnAsynchronousErrorEndsTheCallsOfAll) {
     stream.synchronize();
     made.nccl->hang(true);
     comm->barrier(stream);
-    comm->broadcast(stream, data.data(), 100, DType::kF32, 0);
+    for (int i = 0; i < 2; ++i)
+      comm->broadcast(stream, data.data(), 100, DType::kF32, 0);  // one behind the other
     if (rank.rank() == 1) made.nccl->break_all("a link is lost");
     stream.synchronize();
   });
@@ -124,22 +125,29 @@ TEST(NcclRanks, ACallThatNcclRefusesOnOneRankEndsAll) {
   }
 }
 
-// Two members that begin by a send to each other, in two processes.
-TEST(NcclProcesses, MessagesOfBothDirectionsPassEachOther) {
-  EmulatedWorld made = make_emulated_world(2, {.processes = {1, 1}});
+// Three members in as many processes begin by a send to the next one, of several blocks.
+TEST(NcclProcesses, MessagesGoRoundARing) {
+  constexpr std::int64_t kCount = (std::int64_t{9} << 20) / 4;
+  EmulatedWorld made = make_emulated_world(3, {.processes = {1, 1, 1}});
   const auto texts = texts_of(made, [](CommRank& rank, Stream& stream, const Place& place) {
     const auto comm = rank.group(all_of(rank), "world");
+    const auto value = [](int of, std::int64_t i) { return static_cast<float>(of * kCount + i % 8191); };
+    std::vector<float> mine, expected;
+    for (std::int64_t i = 0; i < kCount; ++i) {
+      mine.push_back(value(rank.rank(), i));
+      expected.push_back(value((rank.rank() + 2) % 3, i));
+    }
+    Operand<float> sent(place, std::move(mine)), received(place, kCount);
+    comm->send(stream, sent.data(), kCount, DType::kF32, (rank.rank() + 1) % 3);
     const auto back = place.stream("back");
-    Operand<float> mine(place, std::vector<float>(1000, static_cast<float>(rank.rank() + 1)));
-    Operand<float> theirs(place, 1000);
-    comm->send(stream, mine.data(), 1000, DType::kF32, 1 - rank.rank());
-    comm->receive(*back, theirs.data(), 1000, DType::kF32, 1 - rank.rank());
+    comm->receive(*back, received.data(), kCount, DType::kF32, (rank.rank() + 2) % 3);
     back->synchronize();
     stream.synchronize();
-    EXPECT_EQ(theirs.read(), std::vector<float>(1000, static_cast<float>(2 - rank.rank())));
-    EXPECT_EQ(comm->traffic(), (CommTraffic{4000, 4000, 2}));
+    EXPECT_EQ(received.read(), expected);
+    EXPECT_EQ(comm->traffic(), (CommTraffic{4 * kCount, 4 * kCount, 2}));
   });
-  EXPECT_EQ(texts, std::vector<std::string>(2));
+  EXPECT_EQ(texts, std::vector<std::string>(3));
+  EXPECT_EQ(made.nccl->calls("init"), 0);
 }
 
 TEST(NcclProcesses, CallsThatDifferAreNamed) {

@@ -1,6 +1,7 @@
 #include "ziggurat/engine/communication.hpp"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -35,6 +36,13 @@ std::int64_t members(const RankPlace& place, CommAxis axis) {
       return place.parts.stages;
   }
   return 1;
+}
+
+CommTraffic traffic_of(const RankPlace& place, const CommCall& call) {
+  const std::int64_t bytes = call.count * static_cast<std::int64_t>(size_of(call.dtype));
+  if (call.to >= 0) return {bytes, 0, 1};
+  if (call.from >= 0) return {0, bytes, 1};
+  return traffic_of(members(place, call.axis), call.count, call.dtype);
 }
 
 // Every rank tells all others so many numbers.
@@ -92,7 +100,38 @@ std::vector<int> members_of(const RankPlace& place, CommAxis axis) {
   return ranks;
 }
 
+// The activations of one micro-batch.
+std::int64_t activation_count(const Layout& layout) {
+  return layout.options.micro_batch.rows() * layout.model->config().width;
+}
+std::int64_t table_count(const Layout& layout) {
+  return layout.model->units().front().count;
+}
+
+// What a send or receive passes on, and between whom.
+CommCall passing_of(const Layout& layout, const StepOp& op) {
+  const ModelParts& parts = layout.options.parts;
+  const Model& model = *layout.model;
+  CommCall call{CommAxis::kStages, false, activation_count(layout), model.dtype()};
+  const bool sends = op.kind == OpKind::kSend;
+  int other = 0;
+  if (op.has(Operand::kWeight) || op.has(Operand::kTable)) {
+    call.count = table_count(layout);
+    other = sends ? parts.stages - 1 : 0;
+  } else if (op.has(Operand::kAccumulator) || op.has(Operand::kTableAccumulator)) {
+    call.count = table_count(layout);
+    call.dtype = model.accumulator_dtype();
+    other = sends ? 0 : parts.stages - 1;
+  } else {
+    const bool onwards = op.has(Operand::kActivationGradient) != sends;
+    other = layout.stage_of(onwards ? op.unit + 1 : op.unit - 1);
+  }
+  (sends ? call.to : call.from) = other;
+  return call;
+}
+
 std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
+  if (joins_stages(op.kind)) return {passing_of(layout, op)};
   const RankPlace place = layout.options.place();
   std::vector<CommCall> calls;
   const auto add = [&](const CommCall& call) {
@@ -128,7 +167,7 @@ CommTraffics comm_of(const Layout& layout, const StepProgram& program) {
   CommTraffics t;
   for (const StepOp& op : program.ops) {
     for (const CommCall& call : calls_of(layout, op))
-      t[call.axis] += traffic_of(members(layout.options.place(), call.axis), call.count, call.dtype);
+      t[call.axis] += traffic_of(layout.options.place(), call);
   }
   return t;
 }
@@ -168,6 +207,17 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
                                              o.sharding.shards, o.sharding.keep_weights),
                                  fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches,
                                              o.micro_batch.sequences, o.micro_batch.time)};
+  if (layout.is_pipeline()) {
+    const PipelineShape shape = layout.pipeline();
+    lines.push_back(fmt::format("pipeline of {} stages with {} chunks each, {} in groups of {}", shape.stages,
+                                shape.chunks, name_of(shape.schedule), shape.group));
+    lines.push_back(
+        fmt::format("parts of the pipeline begin at layers {}", fmt::join(layout.first_layer, ", ")));
+    lines.push_back(fmt::format("stages pass on {} {} of each micro-batch, table: {}",
+                                activation_count(layout), name_of(layout.model->dtype()),
+                                layout.model->config().tied ? table_count(layout) : 0));
+    return lines;
+  }
   for (const StepProgram* p : {&programs.first, &programs.step, &programs.flush, &programs.evaluate}) {
     for (const StepOp& op : p->ops) {
       for (const CommCall& call : calls_of(layout, op)) {

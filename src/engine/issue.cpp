@@ -120,6 +120,22 @@ void StepExecutor::issue(const StepOp& op) {
     case OpKind::kFinishGradient:
       finish_gradient(op);
       break;
+    case OpKind::kSend:
+    case OpKind::kReceive:
+      pass_on(op);
+      break;
+  }
+}
+
+// To or from another stage. The operation's only operand is what is passed.
+void StepExecutor::pass_on(const StepOp& op) {
+  void* const data = leases_.front().data();
+  const CommCall call = calls_of(layout_, op).front();
+  if (op.kind == OpKind::kSend) {
+    groups_.stages->send(*send_, data, call.count, call.dtype, call.to);
+  } else {
+    const Timer::Comm timed(*timer_, *receive_, CommAxis::kStages, op);
+    groups_.stages->receive(*receive_, data, call.count, call.dtype, call.from);
   }
 }
 

@@ -40,53 +40,141 @@ Layout::Layout(const Model& m_, const LayoutOptions& o)
       table(o.drives, o.device_granule),
       state_(with_full(o.state, m_)),
       segment_elements_(state_.elements_within(o.state_segment_bytes)) {
-  const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer),
-             activations = lowest_of(o.activations);
-  for (const Unit& unit : model->units()) {
-    const auto u = static_cast<std::int32_t>(units.size());
-    units.emplace_back();
-    const Sharding& sharding = o.sharding;
-    units.back().piece = round_up((unit.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
-    const std::int64_t shard = units.back().piece * sharding.replicas();
-    const std::int64_t whole = sharding.ranks == 1 ? unit.count : shard * sharding.shards;
-    const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t count) {
-      return table.add({unit.name + "." + what, dtype, count, role, lowest, 0});
-    };
-    // A gathered weight is dead when it has been used, so it need not be demoted.
-    const bool brief_weight = is_sharded() && !sharding.keep_weights;
-    units.back().weight =
-        add("weight", model->dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
-    if (is_sharded()) units.back().shard = add("shard", model->dtype(), Role::kWeight, weights, shard);
-    // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe.
-    const bool brief = o.accumulation == Accumulation::kLayerMajor;
-    units.back().accumulator = add("accumulator", model->accumulator_dtype(), Role::kGradient,
-                                   brief ? std::min(Tier::kHost, optimizer) : optimizer, whole);
-    // Where only some units are updated on the device, the state of these stays on the device.
-    const bool all = o.device_updates >= static_cast<std::int32_t>(model->units().size());
-    add_state(u, update_at(u) == Tier::kDevice && !all ? Tier::kDevice : optimizer);
-    if (units.back().state != kNone)
-      units.back().gradient =
-          add("gradient", o.gradient, Role::kGradient, optimizer, sharding.ranks == 1 ? unit.count : shard);
+  split();
+  for (std::int32_t u = 0; u <= head_unit(); ++u) add_unit(u);
+  add_activations();
+}
+
+// By the products of a step, in which a head passes forward and backward, and a block forward once more if it
+// is recomputed. An embedding reads a row a token.
+void Layout::split() {
+  first_layer = {0, static_cast<std::int32_t>(layers())};
+  if (!is_pipeline()) return;
+  ZG_ASSERT(options.accumulation == Accumulation::kLayerMajor, "a pipeline has an order of its own");
+  ZG_ASSERT(problem_of(pipeline()).empty(), "{}", problem_of(pipeline()));
+  const ModelConfig& c = model->config();
+  const auto attention = static_cast<double>(c.heads * c.head_size * options.micro_batch.time);
+  const double block = static_cast<double>(model->units()[1].count) + attention;
+  const auto width = static_cast<double>(c.width), head = width * static_cast<double>(c.vocab_size);
+  first_layer = split_layers(first_layer.back(), (options.recompute ? 4 : 3) * block, width, 3 * head,
+                             pipeline().parts());
+}
+
+PipelineShape Layout::pipeline() const {
+  return {options.parts.stages, options.pipeline.chunks, static_cast<int>(options.micro_batches),
+          options.pipeline.schedule, options.pipeline.group};
+}
+
+int Layout::part_of(std::int32_t u) const {
+  const std::int32_t layer = std::clamp<std::int32_t>(u - 1, 0, first_layer.back() - 1);
+  return static_cast<int>(std::upper_bound(first_layer.begin(), first_layer.end(), layer) -
+                          first_layer.begin()) -
+         1;
+}
+
+void Layout::add_unit(std::int32_t u) {
+  const Unit& unit = model->units()[static_cast<std::size_t>(u)];
+  const LayoutOptions& o = options;
+  const Sharding& sharding = o.sharding;
+  const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer);
+  units.emplace_back();
+  const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t count) {
+    return table.add({unit.name + "." + what, dtype, count, role, lowest, 0});
+  };
+  // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe.
+  const bool brief = o.accumulation == Accumulation::kLayerMajor && !is_pipeline();
+  const auto add_accumulator = [&](std::int64_t count) {
+    return add("accumulator", model->accumulator_dtype(), Role::kGradient,
+               brief ? std::min(Tier::kHost, optimizer) : optimizer, count);
+  };
+  if (!has_unit(u)) {
+    if (u > 0 || !model->config().tied || !has_unit(head_unit())) return;
+    units.back().weight = add("weight", model->dtype(), Role::kWeight, weights, unit.count);
+    units.back().accumulator = add_accumulator(unit.count);
+    return;
   }
-  const auto element = static_cast<std::int64_t>(size_of(model->dtype()));
-  const std::int64_t checkpoint = model->checkpoint_bytes(o.micro_batch) / element;
-  for (std::int64_t l = 0; l <= layers(); ++l) {
-    activation.emplace_back();
-    saved.emplace_back();
-    for (std::int64_t m = 0; m < live_micro_batches(); ++m) {
-      activation.back().push_back(table.add({fmt::format("activation.{}.{}", l, m), model->dtype(),
-                                             checkpoint, Role::kActivation, activations, 0}));
-      if (!o.recompute && l < layers()) {
-        saved.back().push_back(
-            table.add({fmt::format("saved.{}.{}", l, m), DType::kU8, model->saved_bytes(o.micro_batch),
-                       Role::kActivation, activations, 0}));
+  units.back().piece = round_up((unit.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
+  const std::int64_t shard = units.back().piece * sharding.replicas();
+  const std::int64_t whole = sharding.ranks == 1 ? unit.count : shard * sharding.shards;
+  // A gathered weight is dead when it has been used, so it need not be demoted.
+  const bool brief_weight = is_sharded() && !sharding.keep_weights;
+  units.back().weight =
+      add("weight", model->dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
+  if (is_sharded()) units.back().shard = add("shard", model->dtype(), Role::kWeight, weights, shard);
+  units.back().accumulator = add_accumulator(whole);
+  // Where only some units are updated on the device, the state of these stays on the device.
+  const bool all = o.device_updates > head_unit();
+  add_state(u, update_at(u) == Tier::kDevice && !all ? Tier::kDevice : optimizer);
+  if (units.back().state != kNone)
+    units.back().gradient =
+        add("gradient", o.gradient, Role::kGradient, optimizer, sharding.ranks == 1 ? unit.count : shard);
+}
+
+// What each chunk of this stage has, or the one stage.
+std::vector<Layout::Stretch> Layout::stretches() const {
+  if (!is_pipeline()) return {{0, first_layer.back(), live_micro_batches(), live_micro_batches()}};
+  const PipelineShape shape = pipeline();
+  const bool tied = model->config().tied;
+  const auto training = pipeline_events(shape, PipelinePass::kTraining, tied),
+             evaluation = pipeline_events(shape, PipelinePass::kEvaluation, tied);
+  std::vector<Stretch> all;
+  for (int c = 0; c < shape.chunks; ++c) {
+    const auto part = static_cast<std::size_t>(shape.part(options.parts.stage, c));
+    const auto buffers = [&](const auto& events, PipelineBuffer which) {
+      return pipeline_buffers(events, shape, options.parts.stage, c, which);
+    };
+    all.push_back({first_layer[part], first_layer[part + 1],
+                   std::max(buffers(training, PipelineBuffer::kActivation),
+                            buffers(evaluation, PipelineBuffer::kActivation)),
+                   buffers(training, PipelineBuffer::kGradient)});
+  }
+  return all;
+}
+
+void Layout::add_activations() {
+  stretches_ = stretches();
+  const Tier lowest = lowest_of(options.activations);
+  const std::int64_t saved_bytes = model->saved_bytes(options.micro_batch);
+  const std::int64_t checkpoint =
+      model->checkpoint_bytes(options.micro_batch) / static_cast<std::int64_t>(size_of(model->dtype()));
+  activation.resize(static_cast<std::size_t>(layers()) + 1);
+  saved.resize(activation.size());
+  for (const Stretch& stretch : stretches_) {
+    for (std::int32_t l = stretch.first; l <= stretch.end; ++l) {
+      const auto at = static_cast<std::size_t>(l);
+      for (std::int64_t m = 0; m < stretch.activations; ++m) {
+        activation[at].push_back(table.add({fmt::format("activation.{}.{}", l, m), model->dtype(), checkpoint,
+                                            Role::kActivation, lowest, 0}));
+        if (options.recompute || l == stretch.end) continue;
+        saved[at].push_back(table.add(
+            {fmt::format("saved.{}.{}", l, m), DType::kU8, saved_bytes, Role::kActivation, lowest, 0}));
       }
     }
   }
-  for (std::int64_t m = 0; m < live_micro_batches(); ++m) {
-    activation_gradient.push_back(table.add({fmt::format("activation_gradient.{}", m), model->dtype(),
-                                             checkpoint, Role::kActivation, activations, 0}));
+  for (const Stretch& stretch : stretches_) {
+    for (std::int64_t m = 0; m < stretch.gradients; ++m) {
+      activation_gradient.push_back(
+          table.add({fmt::format("activation_gradient.{}", activation_gradient.size()), model->dtype(),
+                     checkpoint, Role::kActivation, lowest, 0}));
+    }
   }
+}
+
+TensorId Layout::activation_of(std::int32_t layer, std::int32_t m) const {
+  const auto& of_layer = activation[static_cast<std::size_t>(layer)];
+  return of_layer[static_cast<std::size_t>(m) % of_layer.size()];
+}
+
+TensorId Layout::saved_of(std::int32_t layer, std::int32_t m) const {
+  const auto& of_layer = saved[static_cast<std::size_t>(layer)];
+  return of_layer[static_cast<std::size_t>(m) % of_layer.size()];
+}
+
+TensorId Layout::activation_gradient_of(std::int32_t u, std::int32_t m) const {
+  const auto chunk = static_cast<std::size_t>(part_of(u) / options.parts.stages);
+  std::int64_t first = 0;
+  for (std::size_t c = 0; c < chunk; ++c) first += stretches_[c].gradients;
+  return activation_gradient[static_cast<std::size_t>(first + m % stretches_[chunk].gradients)];
 }
 
 void Layout::add_state(std::int32_t u, Tier lowest) {
@@ -168,6 +256,7 @@ std::int64_t Layout::workspace_charge() const {
 std::int64_t Layout::state_bytes() const {
   std::int64_t sum = 0;
   for (const UnitTensors& t : units) {
+    if (t.piece == 0) continue;  // another stage's
     for (const TensorId id : {t.shard != kNone ? t.shard : t.weight, t.gradient, t.state}) {
       if (id == kNone) continue;
       const TensorSpec& spec = table.tensor(id).spec;

@@ -47,8 +47,8 @@ class StepExecutor::Position {
     Position& position_;
   };
 
-  // Called by a stream's thread. `stream`: 0 compute, 1 optimizer, 2 comm.
-  static constexpr int kWork = 3;
+  // Called by a stream's thread. `stream`: 0 compute, 1 optimizer, 2 comm, 3 send, 4 receive.
+  static constexpr int kWork = 5;
   void begin_work(int stream, const StepOp& op) { working_[stream].store(&op); }
   void end_work(int stream) {
     working_[stream].store(nullptr);
@@ -62,13 +62,17 @@ class StepExecutor::Position {
   void leave(CommAxis axis) { meetings_[axis].left.fetch_add(1); }
 
   std::uint64_t progress() const {
-    return issued_.load() + done_[0].load() + done_[1].load() + done_[2].load();
+    std::uint64_t sum = issued_.load();
+    for (const auto& done : done_) sum += done.load();
+    return sum;
   }
   bool waiting() const { return waits_.load() != Waits::kNo; }
   std::string text() const;
   std::string work(std::int64_t layers, std::optional<StallCause> awaited) const;
   std::string whereabouts(std::int64_t layers, std::optional<StallCause> awaited) const;
   Meeting meeting(CommAxis axis, std::int64_t layers) const;
+  // The operation of the latest call; null: none, or it was for no operation.
+  const StepOp* met(CommAxis axis) const { return meetings_[axis].op.load(); }
 
  private:
   std::atomic<std::int64_t> step_{-1};  // from 0; -1: before the first step
@@ -115,6 +119,10 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
       return "backward of " + unit();
     case OpKind::kEmbeddingBackward:
       return "backward of the embedding";
+    case OpKind::kSend:
+      return "passing on " + unit();
+    case OpKind::kReceive:
+      return "receiving for " + unit();
   }
   return "?";
 }
@@ -123,7 +131,7 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
 // operation that is issued next and what it waits for.
 inline std::string StepExecutor::Position::work(std::int64_t layers,
                                                 std::optional<StallCause> awaited) const {
-  for (const int which : {0, 2}) {
+  for (const int which : {0, 2, 4}) {
     if (const StepOp* op = working_[which].load()) return work_of(*op, layers);
   }
   const Waits waits = waits_.load();
@@ -169,9 +177,10 @@ inline StepExecutor::Meeting StepExecutor::Position::meeting(CommAxis axis, std:
       break;
     case CommAxis::kTensor:
     case CommAxis::kContext:
+      m.what = "exchange with other parts of " + unit;
+      break;
     case CommAxis::kStages:
-      m.what =
-          fmt::format("exchange with other {} of {}", axis == CommAxis::kStages ? "stages" : "parts", unit);
+      m.what = op == nullptr ? "" : work_of(*op, layers);
       break;
   }
   return m;
@@ -180,7 +189,7 @@ inline StepExecutor::Meeting StepExecutor::Position::meeting(CommAxis axis, std:
 inline std::string StepExecutor::Position::text() const {
   static constexpr const char* kWaits[] = {"", "; waits for a lease", "; waits for all moves",
                                            "; waits for a stream", "; waits for other ranks"};
-  static constexpr const char* kStreams[] = {"compute", "optimizer", "comm"};
+  static constexpr const char* kStreams[] = {"compute", "optimizer", "comm", "send", "receive"};
   const std::int64_t step = step_.load();
   const StepProgram* program = program_.load();
   std::string text = step < 0 ? "before the first step" : fmt::format("step {}", step + 1);
@@ -194,7 +203,7 @@ inline std::string StepExecutor::Position::text() const {
   text += kWaits[static_cast<int>(waits_.load())];
   for (int i = 0; i < kWork; ++i) {
     const StepOp* op = working_[i].load();
-    if (i == 2 && op == nullptr && done_[i].load() == 0) continue;  // there is one rank
+    if (i >= 2 && op == nullptr && done_[i].load() == 0) continue;  // there is one rank, or one stage
     text += fmt::format("\n{} stream: {} operations done, {}", kStreams[i], done_[i].load(),
                         op != nullptr ? "works on " + text_of(*op) : "idle");
   }

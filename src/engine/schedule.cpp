@@ -13,8 +13,8 @@ OpKind forward_of(const ScheduleShape& shape, std::int32_t unit, OpKind head) {
 
 const char* name_of(OpKind kind) {
   static constexpr const char* kNames[] = {
-      "initialize", "update",   "embedding",          "forward",         "head",
-      "loss",       "backward", "embedding backward", "finish gradient", "gather"};
+      "initialize",         "update",          "embedding", "forward", "head",   "loss", "backward",
+      "embedding backward", "finish gradient", "gather",    "send",    "receive"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

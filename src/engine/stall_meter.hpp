@@ -31,6 +31,8 @@ namespace zg {
 class StallMeter final : public WaitObserver {
  public:
   StallMeter(const Stream& compute, const Stream& optimizer) : compute_(compute), optimizer_(optimizer) {}
+  // The streams on which a stage of a pipeline passes something on. Before the first begin().
+  void set_stages(const Stream& send, const Stream& receive) { send_ = &send, receive_ = &receive; }
 
   void begin() {
     idle_ = {};
@@ -79,6 +81,7 @@ class StallMeter final : public WaitObserver {
 
   StallCause stall_of(WaitCause cause, const Stream* user) const {
     if (user == &optimizer_) return StallCause::kOptimizer;
+    if (user != nullptr && (user == send_ || user == receive_)) return StallCause::kStages;
     if (user != nullptr && user != &compute_) return StallCause::kGathers;  // the stream that gathers weights
     switch (cause) {
       case WaitCause::kReads:
@@ -97,6 +100,7 @@ class StallMeter final : public WaitObserver {
   }
 
   const Stream &compute_, &optimizer_;
+  const Stream *send_ = nullptr, *receive_ = nullptr;  // null: there is one stage
   StallTimes idle_;
   StallCause cause_ = StallCause::kOther;
   Clock::time_point since_{};

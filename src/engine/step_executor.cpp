@@ -26,8 +26,8 @@ std::uint64_t next_identity() {
 }  // namespace
 
 const char* name_of(StallCause cause) {
-  static constexpr const char* kNames[] = {"reads",     "write-backs", "memory in order", "copies",
-                                           "optimizer", "gathers",     "ranks",           "other"};
+  static constexpr const char* kNames[] = {"reads",   "write-backs", "memory in order", "copies", "optimizer",
+                                           "gathers", "ranks",       "stages",          "other"};
   return kNames[static_cast<std::size_t>(cause)];
 }
 
@@ -42,7 +42,7 @@ StepExecutor::StepExecutor(const Options& o)
                      ? device_.make_stream("optimizer")
                      : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
       position_(std::make_unique<Position>()),
-      timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.place().ranks() > 1)),
+      timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.place())),
       stall_(std::make_unique<StallMeter>(*compute_, *optimizer_)),
       identity_(next_identity()),
       sequence_(programs_) {
@@ -81,6 +81,11 @@ StepExecutor::StepExecutor(const Options& o)
   groups_.shards = group(CommAxis::kShards);
   groups_.replicas = group(CommAxis::kReplicas);
   groups_.pieces = group(CommAxis::kPieces);
+  groups_.stages = group(CommAxis::kStages);
+  if (groups_.stages == nullptr) return;
+  send_ = device_.make_stream("send");
+  receive_ = device_.make_stream("receive");
+  stall_->set_stages(*send_, *receive_);
 }
 
 StepExecutor::~StepExecutor() {
@@ -88,7 +93,7 @@ StepExecutor::~StepExecutor() {
   leases_.clear();
   // Work on the streams uses leases, so it must end before the store does. If it failed, that has been
   // reported.
-  for (Stream* stream : {comm_.get(), compute_.get(), optimizer_.get()}) {
+  for (Stream* stream : {comm_.get(), send_.get(), receive_.get(), compute_.get(), optimizer_.get()}) {
     try {
       if (stream != nullptr) stream->synchronize();
     } catch (...) {
@@ -218,6 +223,7 @@ CommTraffics StepExecutor::comm() const {
   add(CommAxis::kPieces, groups_.pieces);
   add(CommAxis::kReplicas, groups_.replicas);
   add(CommAxis::kNumbers, groups_.numbers);
+  add(CommAxis::kStages, groups_.stages);
   all[CommAxis::kNumbers] = all[CommAxis::kNumbers] - asked_;
   return all;
 }
@@ -320,6 +326,11 @@ std::span<const double> StepExecutor::read_scalars() {
     const Position::Waiting waiting(*position_, Position::Waits::kForRanks);
     stall_->mark(StallCause::kRanks);
     comm_->synchronize();
+    for (Stream* stream : {receive_.get(), send_.get()}) {
+      if (stream == nullptr) continue;
+      stall_->mark(StallCause::kStages);
+      stream->synchronize();
+    }
     stall_->mark(StallCause::kOther);
   }
   device_.copy_to_host(*compute_, staging_->data(), Workspace(layout_, workspace_.get()).inputs(), bytes);
@@ -354,7 +365,11 @@ std::string StepExecutor::whereabouts() const {
   return position_->whereabouts(layout_.layers(), stall_->awaited());
 }
 StepExecutor::Meeting StepExecutor::meeting(CommAxis axis) const {
-  return position_->meeting(axis, layout_.layers());
+  Meeting meeting = position_->meeting(axis, layout_.layers());
+  const StepOp* const op = position_->met(axis);
+  if (axis == CommAxis::kStages && op != nullptr)
+    meeting.from = members_of(place(), axis)[static_cast<std::size_t>(calls_of(layout_, *op).front().from)];
+  return meeting;
 }
 bool StepExecutor::waiting() const {
   return position_->waiting();
@@ -398,6 +413,7 @@ Stream& StepExecutor::update_stream(std::int32_t unit) {
 
 Stream& StepExecutor::stream_of(const StepOp& op) {
   if (op.kind == OpKind::kUpdate) return update_stream(op.unit);
+  if (joins_stages(op.kind)) return op.kind == OpKind::kSend ? *send_ : *receive_;
   return comm_ != nullptr && joins_ranks(op.kind) ? *comm_ : *compute_;
 }
 
@@ -534,6 +550,7 @@ void StepExecutor::visit_state(std::int32_t u, const Param& param, std::int64_t 
                                Weights weights, const StateVisitor& visit) {
   flush();
   leave_program();
+  if (!layout_.has_unit(u)) return;
   const Layout::UnitTensors& tensors = layout_.unit(u);
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(u)].params;
   const auto range = std::find_if(tensors.ranges.begin(), tensors.ranges.end(), [&](const auto& r) {

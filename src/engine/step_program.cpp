@@ -47,6 +47,38 @@ class Emitter {
         return finish_gradient(slot);
       case OpKind::kGather:
         return gather(slot);
+      case OpKind::kSend:
+        return add(slot, {sent(slot)});
+      case OpKind::kReceive:
+        return add(slot, {received(slot)});
+    }
+  }
+
+  // What a stage passes on is dead there, but for the embedding's weight.
+  Use sent(const Slot& slot) const {
+    const std::int32_t m = slot.micro_batch;
+    switch (slot.passed) {
+      case PipelineEvent::Kind::kGradient:
+        return {Operand::kActivationGradient, read(activation_gradient(slot.unit, m), true)};
+      case PipelineEvent::Kind::kTable:
+        return {Operand::kWeight, read(weight(0), dead(slot, 0))};
+      case PipelineEvent::Kind::kTableGradient:
+        return {Operand::kTableAccumulator, read(accumulator(0), true)};
+      default:
+        return {Operand::kOutput, read(activation(slot.unit, m), true)};
+    }
+  }
+  Use received(const Slot& slot) const {
+    const std::int32_t m = slot.micro_batch;
+    switch (slot.passed) {
+      case PipelineEvent::Kind::kGradient:
+        return {Operand::kActivationGradient, overwrite(activation_gradient(slot.unit, m))};
+      case PipelineEvent::Kind::kTable:
+        return {Operand::kTable, overwrite(weight(0))};
+      case PipelineEvent::Kind::kTableGradient:
+        return {Operand::kAccumulator, overwrite(accumulator(0))};
+      default:
+        return {Operand::kInput, overwrite(activation(slot.unit - 1, m))};
     }
   }
 
@@ -80,7 +112,8 @@ class Emitter {
   }
 
   void embedding(const Slot& slot) {
-    add(slot, {{Operand::kWeight, read(weight(0), dead(slot, 0) && (slot.drop || !tied()))},
+    const bool read_by_head = tied() && !layout_.is_pipeline();
+    add(slot, {{Operand::kWeight, read(weight(0), dead(slot, 0) && (slot.drop || !read_by_head))},
                {Operand::kOutput, overwrite(activation(0, slot.micro_batch))}});
   }
 
@@ -96,7 +129,7 @@ class Emitter {
 
   void head_loss(const Slot& slot) {
     std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit), slot.drop)}};
-    if (tied()) uses.push_back({Operand::kTable, read(weight(0), slot.drop)});
+    if (tied()) uses.push_back({Operand::kTable, read(weight(0), table_is_dead(slot, slot.drop))});
     uses.push_back({Operand::kInput, read(activation(layers(), slot.micro_batch), true)});
     add(slot, uses, head_products());
   }
@@ -104,9 +137,9 @@ class Emitter {
   void head(const Slot& slot) {
     const std::int32_t u = slot.unit, m = slot.micro_batch;
     std::vector<Use> uses{{Operand::kWeight, read(weight(u), dead(slot, u))}};
-    if (tied()) uses.push_back({Operand::kTable, read(weight(0), dead(slot, 0))});
+    if (tied()) uses.push_back({Operand::kTable, read(weight(0), table_is_dead(slot, dead(slot, 0)))});
     uses.push_back({Operand::kInput, read(activation(layers(), m), true)});
-    uses.push_back({Operand::kActivationGradient, overwrite(activation_gradient(m))});
+    uses.push_back({Operand::kActivationGradient, overwrite(activation_gradient(u, m))});
     uses.push_back({Operand::kAccumulator, add_to(accumulator(u), slot.first)});
     if (tied()) uses.push_back({Operand::kTableAccumulator, add_to(accumulator(0), slot.first)});
     add(slot, uses, 3 * head_products());
@@ -118,16 +151,17 @@ class Emitter {
     std::vector<Use> uses{
         {Operand::kWeight, read(weight(slot.unit), dead(slot, slot.unit))},
         {Operand::kInput, read(activation(layer, m), true)},
-        {Operand::kActivationGradient, {activation_gradient(m), Tier::kDevice, Access::kWrite}},
+        {Operand::kActivationGradient, {activation_gradient(slot.unit, m), Tier::kDevice, Access::kWrite}},
         {Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)}};
     if (!recompute) uses.push_back({Operand::kSaved, read(saved(layer, m), true)});
     add(slot, uses, (recompute ? 3 : 2) * products(slot.unit));
   }
 
-  // With a tied head, the head was the first to add to the embedding's accumulator.
+  // With a tied head, the head was the first to add to the embedding's accumulator, or what another stage's
+  // head has summed was received there.
   void embedding_backward(Slot slot) {
     slot.first = slot.first && !tied();
-    add(slot, {{Operand::kActivationGradient, read(activation_gradient(slot.micro_batch), true)},
+    add(slot, {{Operand::kActivationGradient, read(activation_gradient(0, slot.micro_batch), true)},
                {Operand::kAccumulator, add_to(accumulator(0), slot.first)}});
   }
 
@@ -149,6 +183,10 @@ class Emitter {
   bool dead(const Slot& slot, std::int32_t unit) const {
     return layout_.is_sharded() ? slot.drop : slot.last && rebuilt(unit);
   }
+  // A stage of a pipeline receives the table once a step.
+  bool table_is_dead(const Slot& slot, bool otherwise) const {
+    return layout_.is_pipeline() ? slot.micro_batch + 1 == layout_.options.micro_batches : otherwise;
+  }
   static AccessStep read(SegmentId s, bool last = false) { return {s, Tier::kDevice, Access::kRead, last}; }
   static AccessStep overwrite(SegmentId s) { return {s, Tier::kDevice, Access::kOverwrite}; }
   static AccessStep add_to(SegmentId s, bool first) {
@@ -159,18 +197,14 @@ class Emitter {
   SegmentId accumulator(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).accumulator); }
   // Whether the unit's update overwrites the whole weight without reading it.
   bool rebuilt(std::int32_t unit) const { return layout_.update_rebuilds_weight(unit); }
-  // Micro-batches whose activations do not exist at the same time share their tensors.
-  std::size_t place(std::int32_t m) const {
-    return static_cast<std::size_t>(m % layout_.live_micro_batches());
-  }
   SegmentId activation(std::int32_t layer, std::int32_t m) const {
-    return layout_.whole(layout_.activation[static_cast<std::size_t>(layer)][place(m)]);
+    return layout_.whole(layout_.activation_of(layer, m));
   }
   SegmentId saved(std::int32_t layer, std::int32_t m) const {
-    return layout_.whole(layout_.saved[static_cast<std::size_t>(layer)][place(m)]);
+    return layout_.whole(layout_.saved_of(layer, m));
   }
-  SegmentId activation_gradient(std::int32_t m) const {
-    return layout_.whole(layout_.activation_gradient[place(m)]);
+  SegmentId activation_gradient(std::int32_t unit, std::int32_t m) const {
+    return layout_.whole(layout_.activation_gradient_of(unit, m));
   }
   bool tied() const { return layout_.model->config().tied; }
   std::int32_t layers() const { return static_cast<std::int32_t>(layout_.layers()); }
@@ -210,6 +244,12 @@ ScheduleShape shape_of(const Layout& layout, UpdateTiming timing, std::int32_t g
           gather_ahead};
 }
 
+// The slots of the units that this rank has.
+Schedule own(Schedule schedule, const Layout& layout) {
+  std::erase_if(schedule, [&](const Slot& slot) { return !layout.has_unit(slot.unit); });
+  return schedule;
+}
+
 }  // namespace
 
 StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t, std::int32_t ahead)
@@ -218,11 +258,19 @@ StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t, std::int32_t ah
   ScheduleShape evaluation = shape;
   evaluation.micro_batches = static_cast<std::int32_t>(layout.live_micro_batches());
   Emitter emitter(layout);
-  initialize = emitter.emit("initialize", initialize_schedule(shape), false);
-  first = emitter.emit("first step", train_schedule(shape, t == UpdateTiming::kEarly), true);
-  step = emitter.emit("step", train_schedule(shape, true), true);
-  flush = emitter.emit("flush", flush_schedule(shape), false);
-  evaluate = emitter.emit("evaluate", evaluate_schedule(evaluation), true);
+  const StageShape stage{shape, layout.pipeline(), layout.options.parts.stage, layout.first_layer};
+  const auto train = [&](bool updates) {
+    return layout.is_pipeline() ? stage_schedule(stage, PipelinePass::kTraining, updates)
+                                : train_schedule(shape, updates);
+  };
+  initialize = emitter.emit("initialize", own(initialize_schedule(shape), layout), false);
+  first = emitter.emit("first step", train(t == UpdateTiming::kEarly), true);
+  step = emitter.emit("step", train(true), true);
+  flush = emitter.emit("flush", own(flush_schedule(shape), layout), false);
+  evaluate = emitter.emit("evaluate",
+                          layout.is_pipeline() ? stage_schedule(stage, PipelinePass::kEvaluation, false)
+                                               : evaluate_schedule(evaluation),
+                          true);
 }
 
 }  // namespace zg

@@ -12,11 +12,12 @@ namespace zg {
 // stream gets there. Operations outlive the timer.
 class StepExecutor::Timer {
  public:
-  Timer(Trace* trace, Position& position, bool several_ranks)
-      : trace_(trace), position_(position), several_ranks_(several_ranks) {
+  Timer(Trace* trace, Position& position, const RankPlace& place)
+      : trace_(trace), position_(position), several_ranks_(place.ranks() > 1) {
     if (trace_ == nullptr) return;
     lane_[0] = trace_->lane("operations"), lane_[1] = trace_->lane("updates");
-    if (several_ranks) lane_[2] = trace_->lane("exchange");
+    if (several_ranks_) lane_[2] = trace_->lane("exchange");
+    if (place.parts.stages > 1) lane_[3] = trace_->lane("sends"), lane_[4] = trace_->lane("receives");
   }
 
   void begin(Stream& stream, const StepOp& op) {
@@ -32,7 +33,7 @@ class StepExecutor::Timer {
       position_.end_work(which);
       const auto now = Clock::now();
       // What ranks do together is of no phase: it runs beside the other operations.
-      if (which != 2) nanoseconds_[phase(op.kind)].add(seconds_between(started_[which], now));
+      if (which < 2) nanoseconds_[phase(op.kind)].add(seconds_between(started_[which], now));
       if (trace_ != nullptr && trace_->on()) {
         trace_->add(lane_[which], text_of(op), started_[which], now);
       }
@@ -80,6 +81,7 @@ class StepExecutor::Timer {
 
  private:
   int stream_of(const StepOp& op) const {  // as Position counts them
+    if (joins_stages(op.kind)) return op.kind == OpKind::kSend ? 3 : 4;
     return op.kind == OpKind::kUpdate ? 1 : several_ranks_ && joins_ranks(op.kind) ? 2 : 0;
   }
   // A time that streams add to.
@@ -113,6 +115,9 @@ class StepExecutor::Timer {
       case OpKind::kEmbeddingBackward:
       case OpKind::kFinishGradient:
         return 1;
+      case OpKind::kSend:
+      case OpKind::kReceive:
+        break;
     }
     return 0;
   }

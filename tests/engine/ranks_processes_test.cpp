@@ -17,13 +17,17 @@ TEST(RanksOverProcesses, HaveTheBitsOfThreads) {
   s.room = Room::kSmallest;
   std::vector<RanksWay> ways{{world, 1, false}, {world, world, false}, {world, world, true}};
   if (world % 2 == 0) ways.push_back({world, 2, false});
+  // A stage on each rank, whose neighbours are in other processes, and two of several ranks.
+  s.model.layers = std::max(world, 4);
+  ways.push_back({1, 1, false, world});
+  if (world % 2 == 0) ways.push_back({world / 2, world / 2, false, 2, {PipelineSchedule::kDepthFirst, 2}});
   for (const RanksWay& way : ways) {
-    SCOPED_TRACE(way.shards);
+    SCOPED_TRACE(testing::Message() << way.shards << " shards, " << way.stages << " stages");
     const RanksOutcome here = train_on(ranks, s, way, 3), threads = train_on_ranks(s, way, 3);
     EXPECT_TRUE(same_bits(here.losses, threads.losses)) << testing::PrintToString(here.losses);
     EXPECT_TRUE(same_bits(here.norms, threads.norms)) << testing::PrintToString(here.norms);
     EXPECT_TRUE(same_bits(here.evals, threads.evals)) << testing::PrintToString(here.evals);
-    if (way.shards > 1) continue;  // else a process has not all weights
+    if (way.shards > 1 || way.stages > 1) continue;  // else a process has not all weights
     for (const auto& [name, bytes] : threads.weights) EXPECT_TRUE(here.weights.at(name) == bytes) << name;
   }
 }

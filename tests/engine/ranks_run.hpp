@@ -10,9 +10,13 @@
 
 namespace zg::test {
 
+// `ranks` of each stage.
 struct RanksWay {
   int ranks = 1, shards = 1;
   bool keep_weights = false;
+  int stages = 1;
+  PipelineOptions pipeline = {};
+  int world() const { return ranks * stages; }
 };
 
 struct RanksOutcome {
@@ -41,6 +45,7 @@ inline void collect_weights(TinyRun& run, std::map<std::string, std::vector<char
                             std::map<std::string, std::vector<bool>>& brought) {
   for (std::size_t u = 0; u < run.model().units().size(); ++u) {
     const auto unit = static_cast<std::int32_t>(u);
+    if (!run.layout().has_unit(unit)) continue;
     const Unit& of = run.model().units()[u];
     const Layout::Elements shard = run.layout().shard_elements(unit);
     const std::vector<char> part = run.content(run.layout().updated_weight(unit));
@@ -71,6 +76,9 @@ inline void collect_masters(TinyRun& run, RanksOutcome& all) {
         return values.data();
       };
       run.engine().read_master(unit, p, 0, p.count(), room(all.masters[p.name]));
+      const auto& groups = run.layout().options.groups;
+      const auto index = static_cast<std::size_t>(&p - run.model().units()[u].params.data());
+      if (!groups.empty() && groups[u][index] == kFrozen) continue;
       for (int i = 0; i < moments; ++i)
         run.engine().read_moment(i, unit, p, 0, p.count(),
                                  room(all.moments[fmt::format("{} {}", p.name, i)]));
@@ -102,8 +110,10 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
   const auto work = [&](CommRank* comm) {
     TinySetup mine = setup;
     mine.layout.micro_batches = setup.layout.micro_batches / way.ranks;
-    mine.layout.sharding = {way.ranks, comm->rank(), way.shards, way.keep_weights};
-    mine.comm = way.ranks > 1 ? comm : nullptr;
+    mine.layout.sharding = {way.ranks, comm->rank() % way.ranks, way.shards, way.keep_weights};
+    mine.layout.parts.stages = way.stages, mine.layout.parts.stage = comm->rank() / way.ranks;
+    mine.layout.pipeline = way.pipeline;
+    mine.comm = way.world() > 1 ? comm : nullptr;
     TinyRun run(mine);
     run.initialize();
     if (look == Look::kInside) {
@@ -125,6 +135,7 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
     const Traffic moved = run.engine().settled_traffic();
     if (look == Look::kAtTheEnd) {
       EXPECT_EQ(moved, forecast(run.layout(), run.programs(), run.budgets(), run.engine().history()));
+      EXPECT_EQ(run.engine().comm(), comm_forecast(run.layout(), run.programs(), run.engine().history()));
     }
     run.expect_within_budgets();
     std::lock_guard lock(mutex);
@@ -158,7 +169,7 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
 
 inline RanksOutcome train_on_ranks(const TinySetup& setup, const RanksWay& way, int steps,
                                    Look look = Look::kAtTheEnd) {
-  return train_on(make_local_ranks(way.ranks, {.timeout_seconds = 60}), setup, way, steps, look);
+  return train_on(make_local_ranks(way.world(), {.timeout_seconds = 60}), setup, way, steps, look);
 }
 
 }  // namespace zg::test

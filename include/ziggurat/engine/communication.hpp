@@ -22,7 +22,7 @@ enum class CommAxis : std::uint8_t {
   kNumbers,   // all ranks: losses, norms, counts of tokens
   kTensor,    // those with the parts of a layer: activations and their gradients
   kContext,   // those with the parts of a sequence: keys and values and their gradients
-  kStages,    // those with the stages of a pipeline: activations and their gradients
+  kStages,    // those with the stages of a pipeline, in order: activations and their gradients are passed on
 };
 inline constexpr int kCommAxes = 7;
 const char* name_of(CommAxis axis);  // "shards", ...
@@ -51,12 +51,14 @@ CommTraffics operator-(const CommTraffics& a, const CommTraffics& b);
 // The ranks of the group of this rank, in the order in which the group counts them.
 std::vector<int> members_of(const RankPlace& place, CommAxis axis);
 
-// A call of all members of a group. `count`: elements of one member's row (Communicator).
+// A call of all members of a group, or on the axis of the stages of two of them. `count`: elements of one
+// member's row, or of what is passed (Communicator).
 struct CommCall {
   CommAxis axis = CommAxis::kShards;
   bool sums = false;  // a reduce-scatter, or an all-to-all of codes; else an all-gather
   std::int64_t count = 0;
   DType dtype = DType::kF32;
+  int to = -1, from = -1;  // the stage that this one sends to or receives from; -1: none
 };
 // The calls that the operation makes, in order.
 std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op);
@@ -69,7 +71,7 @@ CommTraffics comm_forecast(const Layout& layout, const StepPrograms& programs, c
 
 // What all ranks must have in common, a line each: how everything is sharded, the shape of the batch, and the
 // calls of each program that all ranks make. Not the calls for replicas, which a rank without trained
-// parameters does not make.
+// parameters does not make. Of a pipeline, in place of calls, what its stages pass on.
 std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& programs);
 // 53 bits of a hash of the line, which a double holds.
 double hash_of(const std::string& line);

@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "ziggurat/engine/options.hpp"
+#include "ziggurat/engine/pipeline.hpp"
 #include "ziggurat/model/model.hpp"
 #include "ziggurat/optim/state.hpp"
 #include "ziggurat/store/table.hpp"
@@ -35,6 +35,7 @@ struct LayoutOptions {
   int drives = 0;          // of the NVMe tier; 0: there is none
   Sharding sharding = {};
   ModelParts parts = {};
+  PipelineOptions pipeline = {};  // with several parts.stages; they accumulate layer-major
   // Bits of weights and of gradients on their way between ranks, 8 or 4; 0: they are sent as they are.
   int weight_bits = 0, gradient_bits = 0;
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
@@ -42,6 +43,8 @@ struct LayoutOptions {
   RankPlace place() const { return {sharding, parts}; }
 };
 
+// Of the tensors of all units, a stage of a pipeline has those of its own. With a tied embedding the last one
+// also has the embedding's weight, which it is sent, and an accumulator for it.
 struct Layout {
   Layout(const Model& model, const LayoutOptions& options);
 
@@ -55,8 +58,8 @@ struct Layout {
     std::int64_t param_first = 0;  // element of the parameter; not 0 where its shard begins within it
   };
   struct UnitTensors {
-    // Flat, padded to a whole number of pieces (Sharding).
-    TensorId weight = 0, accumulator = 0;
+    // Flat, padded to a whole number of pieces (Sharding). kNone: the unit is another stage's.
+    TensorId weight = kNone, accumulator = kNone;
     TensorId shard = kNone;  // of the weight, which is gathered from all shards; kNone: there is one shard
     std::int64_t piece = 0;  // elements
     TensorId gradient = kNone, state = kNone;  // kNone: no parameter of the unit is trained
@@ -69,14 +72,26 @@ struct Layout {
   TensorTable table;
   std::vector<UnitTensors> units;
   // [layer][micro-batch]: the input of block `layer` (the last entry: of the head), and what the block's
-  // backward needs besides.
+  // backward needs besides. Empty where another stage has the block, unless this one makes its input.
   std::vector<std::vector<TensorId>> activation, saved;
-  std::vector<TensorId> activation_gradient;  // [micro-batch]
+  std::vector<TensorId> activation_gradient;  // [micro-batch]; of each chunk of a stage one after the other
+  std::vector<std::int32_t> first_layer;      // of each part of the pipeline, and the number of layers
 
   std::int64_t layers() const { return model->config().layers; }
-  std::int32_t head_unit() const { return static_cast<std::int32_t>(units.size()) - 1; }
-  // Number of micro-batches whose activations exist at the same time.
+  std::int32_t head_unit() const { return static_cast<std::int32_t>(model->units().size()) - 1; }
+  // Number of micro-batches that pass through the model side by side. Without a pipeline the activations of
+  // so many exist at the same time.
   std::int64_t live_micro_batches() const;
+  PipelineShape pipeline() const;
+  bool is_pipeline() const { return options.parts.stages > 1; }
+  // The part of the pipeline that the unit is in, and the stage that has it, its gradient and its state.
+  int part_of(std::int32_t unit) const;
+  int stage_of(std::int32_t unit) const { return part_of(unit) % options.parts.stages; }
+  bool has_unit(std::int32_t unit) const { return stage_of(unit) == options.parts.stage; }
+  // The tensor of a micro-batch. Micro-batches whose tensors do not exist at the same time share them.
+  TensorId activation_of(std::int32_t layer, std::int32_t m) const;
+  TensorId saved_of(std::int32_t layer, std::int32_t m) const;
+  TensorId activation_gradient_of(std::int32_t unit, std::int32_t m) const;
   SegmentId whole(TensorId id) const;  // the only segment of a tensor that is not cut
   const UnitTensors& unit(std::int32_t u) const { return units[static_cast<std::size_t>(u)]; }
   const StateLayout& state() const { return state_; }
@@ -109,8 +124,18 @@ struct Layout {
   std::int64_t state_bytes() const;
 
  private:
+  // The tensors of a stretch of layers that this rank has.
+  struct Stretch {
+    std::int32_t first = 0, end = 0;  // layers; it also has the input of layer `end`
+    std::int64_t activations = 0, gradients = 0;
+  };
+  std::vector<Stretch> stretches() const;
+  void split();
+  void add_unit(std::int32_t unit);
+  void add_activations();
   void add_state(std::int32_t unit, Tier lowest);
 
+  std::vector<Stretch> stretches_;  // by chunk
   StateLayout state_;
   std::int64_t segment_elements_;  // of a state segment
 };

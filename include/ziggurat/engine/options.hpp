@@ -43,6 +43,20 @@ struct ModelParts {
   int tensor_part = 0, stage = 0;  // this rank's
 };
 
+// The order in which the stages of a pipeline take up micro-batches (engine/pipeline.hpp).
+//   breadth-first  all micro-batches through a chunk of layers, then the next chunk: fewest weight fetches
+//   depth-first    as few micro-batches at a time as keep all stages busy: few activations
+//   1F1B           one forward, one backward, with one chunk: fewest activations
+//   GPipe          all forwards, then all backwards
+//   zero-bubble    1F1B with the gradients of weights apart, in what would be bubbles; a schedule alone
+enum class PipelineSchedule { kBreadthFirst, kDepthFirst, kOneForwardOneBackward, kGPipe, kZeroBubble };
+
+struct PipelineOptions {
+  PipelineSchedule schedule = PipelineSchedule::kBreadthFirst;
+  int chunks = 1;  // of each stage
+  int group = 0;   // micro-batches that pass a chunk before the next one; 0: as the schedule says
+};
+
 // Where a rank stands. The world's ranks are counted along the tensor axis first, so that those of a tensor
 // group are neighbours; then along those that Sharding counts: context, then data; then along the stages.
 struct RankPlace {

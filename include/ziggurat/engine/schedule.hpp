@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "ziggurat/engine/pipeline.hpp"
+
 namespace zg {
 
 enum class OpKind : std::uint8_t {
@@ -20,11 +22,17 @@ enum class OpKind : std::uint8_t {
   kEmbeddingBackward,
   kFinishGradient,  // a unit's gradient is summed over the ranks, and cast from its accumulator
   kGather,          // a unit's weight from the shards of all ranks
+  kSend,            // to another stage of the pipeline, or from it: see Slot::passed
+  kReceive,
 };
 const char* name_of(OpKind kind);
 // Whether several ranks do it together.
 constexpr bool joins_ranks(OpKind kind) {
   return kind == OpKind::kGather || kind == OpKind::kFinishGradient;
+}
+// Whether a stage of a pipeline passes something on by it.
+constexpr bool joins_stages(OpKind kind) {
+  return kind == OpKind::kSend || kind == OpKind::kReceive;
 }
 
 // When a unit's update runs.
@@ -33,8 +41,6 @@ constexpr bool joins_ranks(OpKind kind) {
 //   early     in backward, as soon as the unit's gradient is complete
 //   separate  after backward, before the step ends; for comparison
 enum class UpdateTiming { kDeferred, kEarly, kSeparate };
-
-enum class Accumulation;  // options.hpp
 
 struct ScheduleShape {
   std::int32_t layers = 0, micro_batches = 1;
@@ -58,6 +64,9 @@ struct Slot {
   bool last = false;
   // The slot is the last user of its unit's gathered weight; of the head also of the embedding's, if tied.
   bool drop = false;
+  // What a send or receive passes: of the unit's output (kActivation) or input (kGradient) if it is sent, the
+  // other way round if it is received; or of the embedding.
+  PipelineEvent::Kind passed = PipelineEvent::Kind::kActivation;
   bool operator==(const Slot&) const = default;
 };
 using Schedule = std::vector<Slot>;
@@ -69,5 +78,16 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates);
 Schedule flush_schedule(const ScheduleShape& shape);  // the updates alone
 // shape.micro_batches is the number of micro-batches that go through the model side by side.
 Schedule evaluate_schedule(const ScheduleShape& shape);
+
+// The same of a stage of a pipeline: what it does of pipeline_events(), unit by unit. Each micro-batch passes
+// all layers of a chunk before the next one does. Weights are gathered for as long as the stage stays with a
+// chunk, just before they are used first; kept weights once a step.
+struct StageShape {
+  ScheduleShape step;  // of the whole model
+  PipelineShape pipeline;
+  int stage = 0;
+  std::vector<std::int32_t> first_layer;  // split_layers()
+};
+Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates);
 
 }  // namespace zg

@@ -14,9 +14,10 @@ enum class StallCause : std::uint8_t {
   kOptimizer,   // an update whose result, or whose memory, the next operation needs
   kGathers,     // weights that are gathered from the ranks' shards
   kRanks,       // sums of gradients over the ranks, and numbers that they exchange
+  kStages,      // what another stage of the pipeline passes on
   kOther,       // hand-over between threads, work of the host between operations
 };
-inline constexpr int kStallCauses = 8;
+inline constexpr int kStallCauses = 9;
 const char* name_of(StallCause cause);  // "reads", "write-backs", ...
 
 struct StallTimes {

@@ -4,7 +4,8 @@
 // One thread at a time calls all functions, except those for the watchdog: in a run that is the rank's.
 // Compute runs on one stream of the device, updates on the host run on a thread of their own, so that an
 // update runs beside a forward (or backward) that does not need its result yet. What several ranks do
-// together runs on a third stream, for the same reason.
+// together runs on a third stream, for the same reason, and what the stages of a pipeline send and receive on
+// two more, so that neither waits for the other.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -57,9 +58,10 @@ struct StepResult {
   CommTraffics comm;               // with other ranks
   // How long each axis was busy, waits for other ranks included; gathers may run beside compute.
   ByAxis<double> comm_seconds;
-  // Without the waits for other ranks (kGathers, kRanks): large where a rank holds up the others.
+  // Without the waits for other ranks (kGathers, kRanks, kStages): large where a rank holds up the others.
   double own_seconds() const {
-    return seconds - stall_for[StallCause::kGathers] - stall_for[StallCause::kRanks];
+    return seconds - stall_for[StallCause::kGathers] - stall_for[StallCause::kRanks] -
+           stall_for[StallCause::kStages];
   }
 };
 
@@ -85,7 +87,8 @@ class StepExecutor {
   void initialize(const ParamSource& source);
 
   // With several ranks, every rank makes the same calls. Each has micro-batches of its own, and losses, norms
-  // and counts of tokens are those of all.
+  // and counts of tokens are those of all. Ranks that differ only in the stage of a pipeline or in their part
+  // of the tensors have the same micro-batches.
 
   // One optimizer step over `micro_batches`, as many as the layout says. `step` counts from 0, and is used in
   // messages only. After Then::kTrain only another step may follow. If the loss or the gradient is not
@@ -102,7 +105,7 @@ class StepExecutor {
   void flush();
 
   // Elements [begin, end) of a parameter's fp32 master weight, or of a frozen parameter's weight. Only after
-  // a step with Then::kPause.
+  // a step with Then::kPause. Fills what this rank holds: nothing, where another stage has the unit.
   void read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, float* out);
   // The same for moment 0 or 1, if the optimizer has it, of a parameter that is trained.
   void read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
@@ -137,11 +140,13 @@ class StepExecutor {
   // Where the rank is, for a report on all ranks: the same, or between which steps.
   std::string whereabouts() const;
   // The latest call of other ranks on an axis: how many there have been, what it is for ("gather of layer 3
-  // of 40"), and whether the rank is still in it.
+  // of 40"), and whether the rank is still in it. On the axis of the stages that is a receive, of rank
+  // `from`.
   struct Meeting {
     std::uint64_t calls = 0;
     bool inside = false;
     std::string what;
+    int from = -1;  // -1: it is a call of all members
   };
   Meeting meeting(CommAxis axis) const;
   RankPlace place() const { return layout_.options.place(); }
@@ -171,6 +176,7 @@ class StepExecutor {
   HostLease host_lease(SegmentId segment, Access access);
   View whole_view(void* data, TensorId tensor) const;
   View unit_view(void* data, TensorId tensor, std::int32_t unit) const;
+  void pass_on(const StepOp& op);
   void gather_weight(const StepOp& op);
   void gather_quantized(const View& shard, const View& weight);
   View sum_quantized(Communicator& group, const View& sum);
@@ -182,7 +188,7 @@ class StepExecutor {
 
   // What ranks do together (CommAxis); null where this rank does it alone.
   struct Groups {
-    std::unique_ptr<Communicator> shards, pieces, replicas, numbers;
+    std::unique_ptr<Communicator> shards, pieces, replicas, numbers, stages;
   };
 
   const Layout& layout_;
@@ -191,7 +197,8 @@ class StepExecutor {
   TensorStore& store_;
   Trace* trace_;
   std::unique_ptr<Stream> compute_, optimizer_;
-  std::unique_ptr<Stream> comm_;  // null: there is one rank
+  std::unique_ptr<Stream> comm_;            // null: there is one rank
+  std::unique_ptr<Stream> send_, receive_;  // null: there is one stage
   Groups groups_;
   HostStream numbers_{"numbers", HostStream::Mode::kInline};
   std::unique_ptr<void, std::function<void(void*)>> workspace_;  // in the device's arena

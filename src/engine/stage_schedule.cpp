@@ -1,0 +1,190 @@
+// The schedule of one stage of a pipeline.
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/engine/schedule.hpp"
+
+namespace zg {
+namespace {
+
+using Passed = PipelineEvent::Kind;
+
+class Stage {
+ public:
+  Stage(const StageShape& shape, PipelinePass pass)
+      : shape_(shape), evaluates_(pass == PipelinePass::kEvaluation) {
+    const bool tied = shape.step.tied;
+    has_table_gradient_ = !tied;
+    for (const PipelineEvent& e : pipeline_events(shape.pipeline, pass, tied)) {
+      if (e.is_at(shape.stage)) add(e);
+    }
+    mark_last_reads();
+  }
+
+  // With what prepares weights before they are read first, and early updates.
+  Schedule with_gathers_and_updates(bool updates) const {
+    const bool deferred = updates && shape_.step.timing == UpdateTiming::kDeferred;
+    const bool early = updates && shape_.step.timing == UpdateTiming::kEarly;
+    const std::vector<std::int32_t> units = units_by_first_read();
+    const auto update = [&](Schedule& s, std::size_t i) {
+      if (deferred && i < units.size()) s.push_back({OpKind::kUpdate, units[i]});
+    };
+    Schedule s;
+    update(s, 0);
+    std::size_t read = 0;  // units of which a slot has read
+    std::map<std::int32_t, int> gathers_left = gathers_by_unit(), gathered_in;
+    std::optional<std::int32_t> finished;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      const Slot& slot = slots_[i];
+      if (read < units.size() && reads_weight(slot) && slot.unit == units[read]) update(s, ++read);
+      if (reads_weight(slot) && shape_.step.sharded) {
+        const auto [it, fresh] = gathered_in.try_emplace(slot.unit, run_of_[i]);
+        if (fresh || (again() && it->second != run_of_[i])) {
+          it->second = run_of_[i];
+          const bool last = --gathers_left[slot.unit] == 0;
+          s.push_back({OpKind::kGather, slot.unit, 0, false, last && is_followed_by_update()});
+        }
+      }
+      s.push_back(slot);
+      if (!early || slot.kind != OpKind::kFinishGradient) continue;
+      // One unit behind, so that both run at the same time.
+      if (finished) s.push_back({OpKind::kUpdate, *finished});
+      finished = slot.unit;
+    }
+    if (finished) s.push_back({OpKind::kUpdate, *finished});
+    return s;
+  }
+
+ private:
+  std::int32_t head() const { return shape_.step.head(); }
+  int last_part() const { return shape_.pipeline.parts() - 1; }
+  int part_of(const PipelineEvent& e) const { return shape_.pipeline.part(e.stage, e.step.chunk); }
+  // The first and last block of a part, as units.
+  std::int32_t first_block(int part) const { return shape_.first_layer[static_cast<std::size_t>(part)] + 1; }
+  std::int32_t last_block(int part) const { return shape_.first_layer[static_cast<std::size_t>(part) + 1]; }
+  // Weights are gathered each time that the stage comes to their chunk.
+  bool again() const { return evaluates_ || !shape_.step.keep_weights; }
+  // Whether what a step reads last is then overwritten. An early update comes within the step, and the weight
+  // that it writes is read by the next step.
+  bool is_followed_by_update() const { return !evaluates_ && shape_.step.timing != UpdateTiming::kEarly; }
+  static bool reads_weight(const Slot& slot) {
+    switch (slot.kind) {
+      case OpKind::kEmbedding:
+      case OpKind::kForward:
+      case OpKind::kHead:
+      case OpKind::kHeadLoss:
+      case OpKind::kBackward:
+        return true;
+      case OpKind::kSend:
+        return slot.passed == Passed::kTable;
+      default:
+        return false;
+    }
+  }
+
+  void push(OpKind kind, std::int32_t unit, std::int32_t m, Passed passed = Passed::kActivation) {
+    const bool backward =
+        kind == OpKind::kHead || kind == OpKind::kBackward || kind == OpKind::kEmbeddingBackward;
+    slots_.push_back(
+        {kind, unit, m, backward && m == 0, evaluates_ && kind == OpKind::kForward, false, passed});
+    run_of_.push_back(run_);
+  }
+  void finish(std::int32_t unit, std::int32_t m) {
+    if (m + 1 == shape_.step.micro_batches) push(OpKind::kFinishGradient, unit, 0);
+  }
+
+  void add(const PipelineEvent& e) {
+    const int part = part_of(e);
+    const std::int32_t m = e.step.micro_batch;
+    const bool sends = e.stage == shape_.stage;
+    const OpKind kind = sends ? OpKind::kSend : OpKind::kReceive;
+    switch (e.kind) {
+      case Passed::kStep:
+        if (e.step.chunk != chunk_) ++run_, chunk_ = e.step.chunk;
+        return e.step.kind == PipelineStep::Kind::kForward ? forward(part, m) : backward(part, m);
+      case Passed::kActivation:
+        return push(kind, sends ? last_block(part) : first_block(part + 1), m, e.kind);
+      case Passed::kGradient:
+        return push(kind, sends ? first_block(part) : last_block(part - 1), m, e.kind);
+      case Passed::kTable:
+        return push(kind, 0, 0, e.kind);
+      case Passed::kTableGradient:
+        push(kind, 0, 0, e.kind);
+        if (sends) return;
+        has_table_gradient_ = true;
+        for (const std::int32_t waiting : std::exchange(waiting_, {})) embedding_backward(waiting);
+    }
+  }
+
+  void forward(int part, std::int32_t m) {
+    if (part == 0) push(OpKind::kEmbedding, 0, m);
+    for (std::int32_t u = first_block(part); u <= last_block(part); ++u) push(OpKind::kForward, u, m);
+    if (evaluates_ && part == last_part()) push(OpKind::kHeadLoss, head(), m);
+  }
+  void backward(int part, std::int32_t m) {
+    if (part == last_part()) {
+      push(OpKind::kHead, head(), m);
+      finish(head(), m);
+    }
+    for (std::int32_t u = last_block(part); u >= first_block(part); --u) {
+      push(OpKind::kBackward, u, m);
+      finish(u, m);
+    }
+    if (part == 0) has_table_gradient_ ? embedding_backward(m) : waiting_.push_back(m);
+  }
+  // The gradient of a tied table is a sum that begins with the head's part, as on one rank.
+  void embedding_backward(std::int32_t m) {
+    push(OpKind::kEmbeddingBackward, 0, m);
+    finish(0, m);
+  }
+
+  // Slot::last and Slot::drop.
+  void mark_last_reads() {
+    std::map<std::int32_t, std::size_t> of_step;
+    std::map<std::pair<std::int32_t, int>, std::size_t> of_run;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (reads_weight(slots_[i])) of_step[slots_[i].unit] = of_run[{slots_[i].unit, run_of_[i]}] = i;
+    }
+    for (const auto& [unit, i] : of_step) {
+      if (is_followed_by_update()) slots_[i].last = true;
+      if (shape_.step.sharded) slots_[i].drop = true;
+    }
+    if (!shape_.step.sharded || !again()) return;
+    for (const auto& [unit_and_run, i] : of_run) slots_[i].drop = true;
+  }
+  std::vector<std::int32_t> units_by_first_read() const {
+    std::vector<std::int32_t> units;
+    for (const Slot& slot : slots_) {
+      if (reads_weight(slot) && std::find(units.begin(), units.end(), slot.unit) == units.end())
+        units.push_back(slot.unit);
+    }
+    return units;
+  }
+  std::map<std::int32_t, int> gathers_by_unit() const {
+    std::map<std::int32_t, int> gathers;
+    for (const Slot& slot : slots_) {
+      if (reads_weight(slot) && slot.drop) ++gathers[slot.unit];
+    }
+    return gathers;
+  }
+
+  const StageShape& shape_;
+  const bool evaluates_;
+  Schedule slots_;
+  std::vector<int> run_of_;  // by slot: how often the stage has changed to another chunk
+  int run_ = -1, chunk_ = -1;
+  bool has_table_gradient_;
+  std::vector<std::int32_t> waiting_;  // micro-batches for whose embedding backward it is too early
+};
+
+}  // namespace
+
+Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates) {
+  ZG_ASSERT(shape.pipeline.stages > 1, "one stage has a schedule of its own");
+  return Stage(shape, pass).with_gathers_and_updates(updates);
+}
+
+}  // namespace zg

@@ -252,7 +252,7 @@ TYPED_TEST(CudaEmbedding, EitherGradientMayBeLeftOut) {
       kernels::EmbeddingBackward<T> args{.ids = d_ids.data(),
                                          .vocabulary = 7,
                                          .positions = only_wte ? 0 : 11,
-                                         .time = 10,
+                                         .rows = 10,
                                          .dout = d_dout,
                                          .dwte = {},
                                          .dwpe = {}};

@@ -22,13 +22,15 @@ bool sums_by_atomics(DType dtype, const AttentionShape& shape, bool deterministi
   return !deterministic && on_tensor_cores(dtype, shape);
 }
 
-// Also clears the sums of queries' gradients (dq_sums; null: there are none), in rows of `padded` elements.
-// The grid has whole blocks, because the stats of a head are padded to whole tiles.
+// step: rows from sequence to sequence. Also clears the sums of queries' gradients (dq_sums; null: there are
+// none), in rows of `padded` elements. The grid has whole blocks, because the stats of a head are padded to
+// whole tiles.
 static_assert(kStatsTile * kLanes % kThreads == 0);
 template <class T, bool kPacks>
 __global__ void __launch_bounds__(kThreads)
-    attention_stats(AttentionShape shape, const T* o, std::int64_t ld_o, const T* d_o, std::int64_t ld_do,
-                    const Acc<T>* lse, QueryStats<Acc<T>> stats, Acc<T>* dq_sums, std::int64_t padded) {
+    attention_stats(AttentionShape shape, std::int64_t step, const T* o, std::int64_t ld_o, const T* d_o,
+                    std::int64_t ld_do, const Acc<T>* lse, std::int64_t ld_lse, QueryStats<Acc<T>> stats,
+                    Acc<T>* dq_sums, std::int64_t padded) {
   using A = Acc<T>;
   const std::int64_t at = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   const std::int64_t unit = at / stats.padded_time, query = at % stats.padded_time;
@@ -43,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   A sum = 0;
   if (there) {
-    const std::int64_t row = batch * shape.time + query;
+    const std::int64_t row = batch * step + query;
     o += row * ld_o + head * head_size, d_o += row * ld_do + head * head_size;
     if constexpr (kPacks) {
       constexpr int kCount = Pack<T>::kCount;
@@ -60,7 +62,15 @@ __global__ void __launch_bounds__(kThreads)
   for (int d = kLanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
   if (lane != 0) return;
   stats.delta[at] = sum;
-  stats.lse2[at] = there ? lse[unit * shape.time + query] * static_cast<A>(1.4426950408889634) : A{0};
+  stats.lse2[at] = there ? lse[unit * ld_lse + query] * static_cast<A>(1.4426950408889634) : A{0};
+}
+
+AttentionShape query_shape(const AttentionBlock& b) {
+  return {.batch = b.batch,
+          .time = b.queries,
+          .heads = b.heads,
+          .kv_heads = b.kv_heads,
+          .head_size = b.head_size};
 }
 
 template <class T>
@@ -117,8 +127,8 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
   }
   const bool stats_in_packs = heads_in_packs<T>(shape) && packs(o, ld_o) && packs(d_o, ld_do);
   launch("attention_stats", stats_in_packs ? attention_stats<T, true> : attention_stats<T, false>, on,
-         Shape{blocks(queries * kLanes / kThreads), kThreads}, shape, o, ld_o, d_o, ld_do, lse, stats,
-         dq_sums, padded_head(shape.head_size));
+         Shape{blocks(queries * kLanes / kThreads), kThreads}, shape, shape.time, o, ld_o, d_o, ld_do, lse,
+         shape.time, stats, dq_sums, padded_head(shape.head_size));
   const AttentionBackward<T> x{
       shape,
       qkv,
@@ -142,12 +152,41 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
   attention_backward_generic<T>(on, x);
 }
 
+template <class T>
+void attention_block(const Launch& on, const AttentionBlock& block, Strided<const T> q, Strided<const T> kv,
+                     Strided<Acc<T>> o, Strided<Acc<T>> lse) {
+  if (block.keys == 0) return;
+  attention_block_forward_generic<T>(on, {block, q, kv, o, lse, binary_scale<T>(query_shape(block)), 0});
+}
+
+template <class T>
+void attention_block_backward(const Launch& on, const AttentionBlock& block,
+                              const AttentionBlockBackward<T>& x, void* scratch) {
+  const AttentionShape shape = query_shape(block);
+  const std::int64_t padded = padded_time(shape.time), queries = shape.batch * shape.heads * padded;
+  auto* const delta = static_cast<Acc<T>*>(scratch);
+  const QueryStats<Acc<T>> stats{delta, delta + queries, padded};
+  const bool in_packs = heads_in_packs<T>(shape) && packs(x.o.data, x.o.ld) && packs(x.d_o.data, x.d_o.ld);
+  launch("attention_stats", in_packs ? attention_stats<T, true> : attention_stats<T, false>, on,
+         Shape{blocks(queries * kLanes / kThreads), kThreads}, shape, block.query_step, x.o.data, x.o.ld,
+         x.d_o.data, x.d_o.ld, x.lse.data, x.lse.ld, stats, static_cast<Acc<T>*>(nullptr), std::int64_t{0});
+  attention_block_backward_generic<T>(on, {block, x, stats, binary_scale<T>(shape), natural_scale<T>(shape)});
+}
+
+std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& block) {
+  return attention_scratch_bytes(dtype, query_shape(block), true);
+}
+
 #define ZG_INSTANTIATE(T)                                                                                    \
   template void attention<T>(const Launch&, const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, \
                              Acc<T>*);                                                                       \
   template void attention_backward<T>(const Launch&, const AttentionShape&, const T*, std::int64_t,          \
                                       const T*, std::int64_t, const Acc<T>*, const T*, std::int64_t, T*,     \
-                                      std::int64_t, void*);
+                                      std::int64_t, void*);                                                  \
+  template void attention_block<T>(const Launch&, const AttentionBlock&, Strided<const T>, Strided<const T>, \
+                                   Strided<Acc<T>>, Strided<Acc<T>>);                                        \
+  template void attention_block_backward<T>(const Launch&, const AttentionBlock&,                            \
+                                            const AttentionBlockBackward<T>&, void*);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

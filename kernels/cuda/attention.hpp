@@ -34,6 +34,53 @@ struct AttentionForward {
   bool packs;    // the rows of every head can be accessed in packs
 };
 
+// Scores of one query head: what the kernels without tensor cores know of an attention. Rows are counted in
+// their sequence.
+template <class T>
+struct Scores {
+  const T *q, *k, *v;  // of the head, in the sequence's first row
+  std::int64_t ld_q, ld_kv, queries, keys;
+  bool causal;
+  __device__ bool hidden(std::int64_t query, std::int64_t key) const {
+    return key >= keys || (causal && key > query);
+  }
+  // The keys that queries before `end` attend to, and the first query that attends to a key.
+  __device__ std::int64_t keys_of(std::int64_t end) const { return causal && end < keys ? end : keys; }
+  __device__ std::int64_t first_query(std::int64_t key) const { return causal ? key : 0; }
+};
+
+template <class T>
+__device__ Scores<T> scores_of(const AttentionShape& s, const T* qkv, std::int64_t ld, std::int64_t batch,
+                               std::int64_t head) {
+  const Heads heads(s, head);
+  const T* const row = qkv + batch * s.time * ld;
+  return {row + heads.queries, row + heads.keys, row + heads.values, ld, ld, s.time, s.time, true};
+}
+template <class T>
+__device__ Scores<T> scores_of(const AttentionBlock& b, const Strided<const T>& q, const Strided<const T>& kv,
+                               std::int64_t batch, std::int64_t head) {
+  const T* const k = kv.row(batch * b.key_step) + head / (b.heads / b.kv_heads) * b.head_size;
+  return {q.row(batch * b.query_step) + head * b.head_size,
+          k,
+          k + b.kv_heads * b.head_size,
+          q.ld,
+          kv.ld,
+          b.queries,
+          b.keys,
+          b.causal};
+}
+
+template <class T>
+struct AttentionBlockForward {
+  AttentionBlock shape;
+  Strided<const T> q, kv;
+  Strided<Acc<T>> o, lse;
+  Acc<T> scale;
+  // The columns of a head that are computed: those from here on, as many as a block of threads computes. The
+  // first of them come last, and write lse.
+  std::int64_t own;
+};
+
 // What the backward needs of a query beside q and do. In scratch memory, [batch * heads, padded_time] each,
 // with zeros behind the last query.
 template <class A>
@@ -61,6 +108,14 @@ struct AttentionBackward {
   // Where sums need not be deterministic: [batch * heads, padded_time, padded head], zero at first, to which
   // blocks of keys add their part of the gradients of queries. Else null.
   Acc<T>* dq_sums;
+};
+
+template <class T>
+struct AttentionBlockGradients {
+  AttentionBlock shape;
+  AttentionBlockBackward<T> at;
+  QueryStats<Acc<T>> stats;
+  Acc<T> scale, derivative_scale;
 };
 
 inline std::int64_t tiles_of(std::int64_t n, std::int64_t tile) {
@@ -96,5 +151,9 @@ template <class T>
 void attention_forward_generic(const Launch& on, const AttentionForward<T>& x);
 template <class T>
 void attention_backward_generic(const Launch& on, const AttentionBackward<T>& x);
+template <class T>
+void attention_block_forward_generic(const Launch& on, AttentionBlockForward<T> x);
+template <class T>
+void attention_block_backward_generic(const Launch& on, const AttentionBlockGradients<T>& x);
 
 }  // namespace zg::cuda

@@ -19,50 +19,71 @@ struct Shared {
         ds(p + Pieces<A>::kScoreSize) {}
 };
 
-// Where the rows of a tile of queries and of a tile of keys begin, for one query head and its key/value head.
+// What the gradients of one query head are made of.
 template <class T>
-struct Rows {
-  const T *q, *d_o, *k, *v;
-  std::int64_t query, key;
-  __device__ Rows(const AttentionBackward<T>& x, std::int64_t batch, std::int64_t head, std::int64_t query_,
-                  std::int64_t key_)
-      : query(query_), key(key_) {
-    const Heads heads(x.shape, head);
-    const std::int64_t row = batch * x.shape.time;
-    q = x.qkv + (row + query) * x.ld_qkv + heads.queries;
-    d_o = x.d_o + (row + query) * x.ld_do + heads.queries;
-    k = x.qkv + (row + key) * x.ld_qkv + heads.keys;
-    v = x.qkv + (row + key) * x.ld_qkv + heads.values;
-  }
+struct HeadGradients {
+  Scores<T> scores;
+  const T* d_o;  // in the sequence's first row
+  std::int64_t ld_do;
+  const Acc<T>*delta, *lse2;  // of the sequence's first query
+  Acc<T> scale, derivative_scale;
+  std::int64_t head_size;
 };
 
-// Computes the probabilities p and the gradients ds of the scores, [queries, keys]; both are 0 before.
-// stats: the index of the tile's first query in x.stats.
+template <class T>
+__device__ HeadGradients<T> gradients_of(const AttentionBackward<T>& x, std::int64_t batch,
+                                         std::int64_t head) {
+  const std::int64_t at = (batch * x.shape.heads + head) * x.stats.padded_time;
+  return {scores_of(x.shape, x.qkv, x.ld_qkv, batch, head),
+          x.d_o + batch * x.shape.time * x.ld_do + head * x.shape.head_size,
+          x.ld_do,
+          x.stats.delta + at,
+          x.stats.lse2 + at,
+          x.scale,
+          x.derivative_scale,
+          x.shape.head_size};
+}
+template <class T>
+__device__ HeadGradients<T> gradients_of(const AttentionBlockGradients<T>& x, std::int64_t batch,
+                                         std::int64_t head) {
+  const std::int64_t at = (batch * x.shape.heads + head) * x.stats.padded_time;
+  return {scores_of(x.shape, x.at.q, x.at.kv, batch, head),
+          x.at.d_o.row(batch * x.shape.query_step) + head * x.shape.head_size,
+          x.at.d_o.ld,
+          x.stats.delta + at,
+          x.stats.lse2 + at,
+          x.scale,
+          x.derivative_scale,
+          x.shape.head_size};
+}
+
+// Computes the probabilities p and the gradients ds of the scores of the queries and keys from here on,
+// [queries, keys]; both are 0 before.
 template <class T, class A = Acc<T>, int kPer = Pieces<A>::kPer>
-__device__ __forceinline__ void tile_gradients(const AttentionBackward<T>& x, const Rows<T>& rows,
-                                               std::int64_t stats, const Shared<A>& shared,
-                                               A (&p)[kPer][kPer], A (&ds)[kPer][kPer]) {
-  const std::int64_t time = x.shape.time, head_size = x.shape.head_size;
-  for (std::int64_t col = 0; col < head_size; col += kPiece) {
-    const int cols = piece_cols(head_size, col);
+__device__ __forceinline__ void tile_gradients(const HeadGradients<T>& x, std::int64_t query,
+                                               std::int64_t key, const Shared<A>& shared, A (&p)[kPer][kPer],
+                                               A (&ds)[kPer][kPer]) {
+  const Scores<T>& s = x.scores;
+  for (std::int64_t col = 0; col < x.head_size; col += kPiece) {
+    const int cols = piece_cols(x.head_size, col);
     __syncthreads();  // no thread uses the pieces any more
-    load_piece(shared.q, rows.q + col, x.ld_qkv, time - rows.query, cols);
-    load_piece(shared.d_o, rows.d_o + col, x.ld_do, time - rows.query, cols);
-    load_piece(shared.k, rows.k + col, x.ld_qkv, time - rows.key, cols);
-    load_piece(shared.v, rows.v + col, x.ld_qkv, time - rows.key, cols);
+    load_piece(shared.q, s.q + query * s.ld_q + col, s.ld_q, s.queries - query, cols);
+    load_piece(shared.d_o, x.d_o + query * x.ld_do + col, x.ld_do, s.queries - query, cols);
+    load_piece(shared.k, s.k + key * s.ld_kv + col, s.ld_kv, s.keys - key, cols);
+    load_piece(shared.v, s.v + key * s.ld_kv + col, s.ld_kv, s.keys - key, cols);
     __syncthreads();
     add_dots(p, shared.q, shared.k, cols);
     add_dots(ds, shared.d_o, shared.v, cols);
   }
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
-    const int row = thread_y() * kPer + i;
-    const bool there = rows.query + row < time;
-    const A delta = there ? x.stats.delta[stats + row] : A{0};
-    const A lse2 = there ? x.stats.lse2[stats + row] : A{0};
+    const std::int64_t row = query + thread_y() * kPer + i;
+    const bool there = row < s.queries;
+    const A delta = there ? x.delta[row] : A{0};
+    const A lse2 = there ? x.lse2[row] : A{0};
     ZG_UNROLL
     for (int j = 0; j < kPer; ++j) {
-      const bool hidden = !there || rows.key + thread_x() + kSide * j > rows.query + row;
+      const bool hidden = !there || s.hidden(row, key + thread_x() + kSide * j);
       const A probability = std::exp2(p[i][j] * x.scale - lse2);
       p[i][j] = hidden ? A{0} : probability;
       ds[i][j] = hidden ? A{0} : probability * (ds[i][j] - delta);
@@ -70,24 +91,21 @@ __device__ __forceinline__ void tile_gradients(const AttentionBackward<T>& x, co
   }
 }
 
-// A block computes kTile rows and kOwn columns of dk and dv for one key/value head. Sums over query heads
-// and queries have a fixed order.
-template <class T>
-__global__ void __launch_bounds__(kPieceThreads, 1) attention_backward_keys_pieces(AttentionBackward<T> x) {
-  using A = Acc<T>;
-  constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile, kCols = kOwn / kSide;
-  const std::int64_t head_size = x.shape.head_size, time = x.shape.time;
-  const std::int64_t parts = (head_size + kOwn - 1) / kOwn, units = x.shape.batch * x.shape.kv_heads * parts;
-  const std::int64_t unit = blockIdx.x % units, own = unit % parts * kOwn, of_head = unit / parts;
-  const std::int64_t first = blockIdx.x / units * kTile, batch = of_head / x.shape.kv_heads;
-  const std::int64_t group = x.shape.heads / x.shape.kv_heads, head = of_head % x.shape.kv_heads * group;
+// kTile rows and kOwn columns of dk and dv for one key/value head, summed over its query heads and their
+// queries in a fixed order. X: AttentionBackward<T> or AttentionBlockGradients<T>.
+template <class T, class X, class A, int kPer, int kCols>
+__device__ __forceinline__ void key_gradients(const X& x, std::int64_t batch, std::int64_t kv_head,
+                                              std::int64_t first, std::int64_t own, A (&dk)[kPer][kCols],
+                                              A (&dv)[kPer][kCols]) {
+  constexpr int kTile = Pieces<A>::kTile;
+  const std::int64_t head_size = x.shape.head_size, group = x.shape.heads / x.shape.kv_heads;
   const Shared<A> shared(dynamic_shared<A>());
-  A dk[kPer][kCols] = {}, dv[kPer][kCols] = {};
-  for (std::int64_t h = head; h < head + group; ++h) {
-    for (std::int64_t query = first; query < time; query += kTile) {
-      const Rows<T> rows(x, batch, h, query, first);
+  for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    const HeadGradients<T> g = gradients_of(x, batch, h);
+    const Scores<T>& s = g.scores;
+    for (std::int64_t query = s.first_query(first); query < s.queries; query += kTile) {
       A p[kPer][kPer] = {}, ds[kPer][kPer] = {};
-      tile_gradients(x, rows, (batch * x.shape.heads + h) * x.stats.padded_time + query, shared, p, ds);
+      tile_gradients(g, query, first, shared, p, ds);
       put_scores<true>(shared.p, p);
       put_scores<true>(shared.ds, ds);
       ZG_UNROLL
@@ -96,57 +114,117 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_backward_keys_piec
         if (col >= head_size) break;
         const int cols = piece_cols(head_size, col);
         __syncthreads();  // all threads have the scores, and none uses the pieces any more
-        load_piece(shared.q, rows.q + col, x.ld_qkv, time - query, cols);
-        load_piece(shared.d_o, rows.d_o + col, x.ld_do, time - query, cols);
+        load_piece(shared.q, s.q + query * s.ld_q + col, s.ld_q, s.queries - query, cols);
+        load_piece(shared.d_o, g.d_o + query * g.ld_do + col, g.ld_do, s.queries - query, cols);
         __syncthreads();
         add_weighted(dv, piece, shared.p, shared.d_o);
         add_weighted(dk, piece, shared.ds, shared.q);
       }
     }
   }
-  A scale[kPer], one[kPer];
-  ZG_UNROLL
-  for (int i = 0; i < kPer; ++i) scale[i] = x.derivative_scale, one[i] = 1;
-  const Heads heads(x.shape, head);
-  T* const to = x.dqkv + (batch * time + first) * x.ld_dqkv;
-  store_sums(dk, scale, to + heads.keys, x.ld_dqkv, time - first, own, head_size);
-  store_sums(dv, one, to + heads.values, x.ld_dqkv, time - first, own, head_size);
 }
 
-// A block computes kTile rows and kOwn columns of dq for one head. Blocks with the most keys come first.
+// kTile rows and kOwn columns of dq for one head.
+template <class T, class A, int kPer, int kCols>
+__device__ __forceinline__ void query_gradients(const HeadGradients<T>& x, std::int64_t first,
+                                                std::int64_t own, A (&dq)[kPer][kCols]) {
+  constexpr int kTile = Pieces<A>::kTile;
+  const Scores<T>& s = x.scores;
+  const Shared<A> shared(dynamic_shared<A>());
+  const std::int64_t last = s.keys_of(first + kTile);
+  for (std::int64_t key = 0; key < last; key += kTile) {
+    A p[kPer][kPer] = {}, ds[kPer][kPer] = {};
+    tile_gradients(x, first, key, shared, p, ds);
+    put_scores<false>(shared.ds, ds);
+    ZG_UNROLL
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const std::int64_t col = own + piece * kPiece;
+      if (col >= x.head_size) break;
+      __syncthreads();  // all threads have the scores, and none uses the piece any more
+      load_piece(shared.k, s.k + key * s.ld_kv + col, s.ld_kv, s.keys - key, piece_cols(x.head_size, col));
+      __syncthreads();
+      add_weighted(dq, piece, shared.ds, shared.k);
+    }
+  }
+}
+
+template <class A, int kPer>
+__device__ __forceinline__ void set_all(A (&to)[kPer], A value) {
+  ZG_UNROLL
+  for (int i = 0; i < kPer; ++i) to[i] = value;
+}
+
+// Which rows and columns a block of threads computes of the gradients of `heads` heads.
+struct GradientPlace {
+  std::int64_t own, batch, head, tile;
+  __device__ GradientPlace(std::int64_t batches, std::int64_t heads, std::int64_t head_size) {
+    const std::int64_t parts = (head_size + kOwn - 1) / kOwn, units = batches * heads * parts;
+    const std::int64_t unit = blockIdx.x % units, of_head = unit / parts;
+    own = unit % parts * kOwn, batch = of_head / heads, head = of_head % heads, tile = blockIdx.x / units;
+    last_tile = gridDim.x / units - 1;
+  }
+  std::int64_t last_tile;
+};
+
+template <class T>
+__global__ void __launch_bounds__(kPieceThreads, 1) attention_backward_keys_pieces(AttentionBackward<T> x) {
+  using A = Acc<T>;
+  constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile, kCols = kOwn / kSide;
+  const GradientPlace at(x.shape.batch, x.shape.kv_heads, x.shape.head_size);
+  const std::int64_t first = at.tile * kTile, time = x.shape.time;
+  A dk[kPer][kCols] = {}, dv[kPer][kCols] = {}, scale[kPer], one[kPer];
+  key_gradients<T>(x, at.batch, at.head, first, at.own, dk, dv);
+  set_all(scale, x.derivative_scale), set_all(one, A{1});
+  const Heads heads(x.shape, at.head * (x.shape.heads / x.shape.kv_heads));
+  T* const to = x.dqkv + (at.batch * time + first) * x.ld_dqkv;
+  store_sums(dk, scale, to + heads.keys, x.ld_dqkv, time - first, at.own, x.shape.head_size);
+  store_sums(dv, one, to + heads.values, x.ld_dqkv, time - first, at.own, x.shape.head_size);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kPieceThreads, 1)
+    attention_block_keys_pieces(AttentionBlockGradients<T> x) {
+  using A = Acc<T>;
+  constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile, kCols = kOwn / kSide;
+  const AttentionBlock& b = x.shape;
+  const GradientPlace at(b.batch, b.kv_heads, b.head_size);
+  const std::int64_t first = at.tile * kTile;
+  A dk[kPer][kCols] = {}, dv[kPer][kCols] = {}, scale[kPer], one[kPer];
+  key_gradients<T>(x, at.batch, at.head, first, at.own, dk, dv);
+  set_all(scale, x.derivative_scale), set_all(one, A{1});
+  A* const to = x.at.dkv.row(at.batch * b.key_step + first) + at.head * b.head_size;
+  add_to_sums(dk, scale, to, x.at.dkv.ld, b.keys - first, at.own, b.head_size);
+  add_to_sums(dv, one, to + b.kv_heads * b.head_size, x.at.dkv.ld, b.keys - first, at.own, b.head_size);
+}
+
+// Blocks with the most keys come first.
 template <class T>
 __global__ void __launch_bounds__(kPieceThreads, 1)
     attention_backward_queries_pieces(AttentionBackward<T> x) {
   using A = Acc<T>;
   constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile, kCols = kOwn / kSide;
-  const std::int64_t head_size = x.shape.head_size, time = x.shape.time;
-  const std::int64_t parts = (head_size + kOwn - 1) / kOwn, units = x.shape.batch * x.shape.heads * parts;
-  const std::int64_t unit = blockIdx.x % units, own = unit % parts * kOwn, of_head = unit / parts;
-  const std::int64_t first = (gridDim.x / units - 1 - blockIdx.x / units) * kTile;
-  const std::int64_t batch = of_head / x.shape.heads, head = of_head % x.shape.heads;
-  const Shared<A> shared(dynamic_shared<A>());
-  A dq[kPer][kCols] = {};
-  const std::int64_t last = first + kTile < time ? first + kTile : time;
-  for (std::int64_t key = 0; key < last; key += kTile) {
-    const Rows<T> rows(x, batch, head, first, key);
-    A p[kPer][kPer] = {}, ds[kPer][kPer] = {};
-    tile_gradients(x, rows, of_head * x.stats.padded_time + first, shared, p, ds);
-    put_scores<false>(shared.ds, ds);
-    ZG_UNROLL
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const std::int64_t col = own + piece * kPiece;
-      if (col >= head_size) break;
-      __syncthreads();  // all threads have the scores, and none uses the piece any more
-      load_piece(shared.k, rows.k + col, x.ld_qkv, time - key, piece_cols(head_size, col));
-      __syncthreads();
-      add_weighted(dq, piece, shared.ds, shared.k);
-    }
-  }
-  A scale[kPer];
-  ZG_UNROLL
-  for (int i = 0; i < kPer; ++i) scale[i] = x.derivative_scale;
-  store_sums(dq, scale, x.dqkv + (batch * time + first) * x.ld_dqkv + head * head_size, x.ld_dqkv,
-             time - first, own, head_size);
+  const GradientPlace at(x.shape.batch, x.shape.heads, x.shape.head_size);
+  const std::int64_t first = (at.last_tile - at.tile) * kTile, time = x.shape.time;
+  A dq[kPer][kCols] = {}, scale[kPer];
+  query_gradients<T>(gradients_of(x, at.batch, at.head), first, at.own, dq);
+  set_all(scale, x.derivative_scale);
+  store_sums(dq, scale, x.dqkv + (at.batch * time + first) * x.ld_dqkv + at.head * x.shape.head_size,
+             x.ld_dqkv, time - first, at.own, x.shape.head_size);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kPieceThreads, 1)
+    attention_block_queries_pieces(AttentionBlockGradients<T> x) {
+  using A = Acc<T>;
+  constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile, kCols = kOwn / kSide;
+  const AttentionBlock& b = x.shape;
+  const GradientPlace at(b.batch, b.heads, b.head_size);
+  const std::int64_t first = (at.last_tile - at.tile) * kTile;
+  A dq[kPer][kCols] = {}, scale[kPer];
+  query_gradients<T>(gradients_of(x, at.batch, at.head), first, at.own, dq);
+  set_all(scale, x.derivative_scale);
+  add_to_sums(dq, scale, x.at.dq.row(at.batch * b.query_step + first) + at.head * b.head_size, x.at.dq.ld,
+              b.queries - first, at.own, b.head_size);
 }
 
 }  // namespace
@@ -162,8 +240,24 @@ void attention_backward_generic(const Launch& on, const AttentionBackward<T>& x)
          Shape{blocks(tiles * x.shape.heads), kPieceThreads, Shared<Acc<T>>::kBytes}, x);
 }
 
-#define ZG_INSTANTIATE(T) \
-  template void attention_backward_generic<T>(const Launch&, const AttentionBackward<T>&);
+template <class T>
+void attention_block_backward_generic(const Launch& on, const AttentionBlockGradients<T>& x) {
+  using P = Pieces<Acc<T>>;
+  const AttentionBlock& b = x.shape;
+  const std::int64_t parts = b.batch * tiles_of(b.head_size, kOwn);
+  launch(
+      "attention_block_keys_pieces", attention_block_keys_pieces<T>, on,
+      Shape{blocks(tiles_of(b.keys, P::kTile) * parts * b.kv_heads), kPieceThreads, Shared<Acc<T>>::kBytes},
+      x);
+  launch(
+      "attention_block_queries_pieces", attention_block_queries_pieces<T>, on,
+      Shape{blocks(tiles_of(b.queries, P::kTile) * parts * b.heads), kPieceThreads, Shared<Acc<T>>::kBytes},
+      x);
+}
+
+#define ZG_INSTANTIATE(T)                                                                  \
+  template void attention_backward_generic<T>(const Launch&, const AttentionBackward<T>&); \
+  template void attention_block_backward_generic<T>(const Launch&, const AttentionBlockGradients<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

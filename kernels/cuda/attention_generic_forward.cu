@@ -39,6 +39,59 @@ __device__ __forceinline__ void update_softmax(A (&s)[Pieces<A>::kPer][Pieces<A>
   }
 }
 
+// The tile of queries from `first` on of one head, and kOwn columns of their weighted sum of values from
+// `own` on.
+template <class T, class A = Acc<T>>
+__device__ __forceinline__ void attend(const Scores<T>& x, std::int64_t head_size, A scale,
+                                       std::int64_t first, std::int64_t own, OnlineSoftmax<A>& r) {
+  constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile;
+  A* const q = dynamic_shared<A>();
+  A* const kv = q + Pieces<A>::kPieceSize;
+  A* const scores = kv + Pieces<A>::kPieceSize;
+  ZG_UNROLL
+  for (int i = 0; i < kPer; ++i) {
+    ZG_UNROLL
+    for (int c = 0; c < kOwn / kSide; ++c) r.o[i][c] = 0;
+    r.max[i] = -INFINITY, r.sum[i] = 0;
+  }
+  const std::int64_t last = x.keys_of(first + kTile);
+  for (std::int64_t key = 0; key < last; key += kTile) {
+    A s[kPer][kPer] = {};
+    for (std::int64_t col = 0; col < head_size; col += kPiece) {
+      const int cols = piece_cols(head_size, col);
+      __syncthreads();  // no thread uses the pieces any more
+      if (key == 0 || head_size > kPiece)
+        load_piece(q, x.q + first * x.ld_q + col, x.ld_q, x.queries - first, cols);
+      load_piece(kv, x.k + key * x.ld_kv + col, x.ld_kv, x.keys - key, cols);
+      __syncthreads();
+      add_dots(s, q, kv, cols);
+    }
+    ZG_UNROLL
+    for (int i = 0; i < kPer; ++i) {
+      ZG_UNROLL
+      for (int j = 0; j < kPer; ++j) {
+        if (x.hidden(first + thread_y() * kPer + i, key + thread_x() + kSide * j)) s[i][j] = -INFINITY;
+      }
+    }
+    update_softmax(s, r, scale);
+    put_scores<false>(scores, s);
+    ZG_UNROLL
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const std::int64_t col = own + piece * kPiece;
+      if (col >= head_size) break;
+      __syncthreads();  // all threads have the scores, and none uses the piece any more
+      load_piece(kv, x.v + key * x.ld_kv + col, x.ld_kv, x.keys - key, piece_cols(head_size, col));
+      __syncthreads();
+      add_weighted(r.o, piece, scores, kv);
+    }
+  }
+}
+
+template <class A>
+__device__ __forceinline__ A lse_of(const OnlineSoftmax<A>& r, int i, A scale) {
+  return (r.max[i] * scale + static_cast<A>(log2(r.sum[i]))) * static_cast<A>(0.69314718055994531);
+}
+
 // A block computes kTile rows and kOwn columns of o for one head. Blocks with the most keys come first.
 template <class T>
 __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(AttentionForward<T> x) {
@@ -48,62 +101,56 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(Att
   const std::int64_t parts = (head_size + kOwn - 1) / kOwn, units = x.shape.batch * x.shape.heads * parts;
   const std::int64_t unit = blockIdx.x % units, own = unit % parts * kOwn, of_head = unit / parts;
   const std::int64_t first = (gridDim.x / units - 1 - blockIdx.x / units) * kTile;
-  const std::int64_t batch = of_head / x.shape.heads;
-  const Heads heads(x.shape, of_head % x.shape.heads);
-  const T* const sequence = x.qkv + batch * time * x.ld_qkv;
-  A* const q = dynamic_shared<A>();
-  A* const kv = q + Pieces<A>::kPieceSize;
-  A* const scores = kv + Pieces<A>::kPieceSize;
+  const std::int64_t batch = of_head / x.shape.heads, head = of_head % x.shape.heads;
   OnlineSoftmax<A> r;
-  ZG_UNROLL
-  for (int i = 0; i < kPer; ++i) {
-    ZG_UNROLL
-    for (int c = 0; c < kOwn / kSide; ++c) r.o[i][c] = 0;
-    r.max[i] = -INFINITY, r.sum[i] = 0;
-  }
-  const std::int64_t last = first + kTile < time ? first + kTile : time;
-  for (std::int64_t key = 0; key < last; key += kTile) {
-    const T* const rows = sequence + key * x.ld_qkv;
-    A s[kPer][kPer] = {};
-    for (std::int64_t col = 0; col < head_size; col += kPiece) {
-      const int cols = piece_cols(head_size, col);
-      __syncthreads();  // no thread uses the pieces any more
-      if (key == 0 || head_size > kPiece)
-        load_piece(q, sequence + first * x.ld_qkv + heads.queries + col, x.ld_qkv, time - first, cols);
-      load_piece(kv, rows + heads.keys + col, x.ld_qkv, time - key, cols);
-      __syncthreads();
-      add_dots(s, q, kv, cols);
-    }
-    ZG_UNROLL
-    for (int i = 0; i < kPer; ++i) {
-      ZG_UNROLL
-      for (int j = 0; j < kPer; ++j) {
-        if (key + thread_x() + kSide * j > first + thread_y() * kPer + i) s[i][j] = -INFINITY;
-      }
-    }
-    update_softmax(s, r, x.scale);
-    put_scores<false>(scores, s);
-    ZG_UNROLL
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const std::int64_t col = own + piece * kPiece;
-      if (col >= head_size) break;
-      __syncthreads();  // all threads have the scores, and none uses the piece any more
-      load_piece(kv, rows + heads.values + col, x.ld_qkv, time - key, piece_cols(head_size, col));
-      __syncthreads();
-      add_weighted(r.o, piece, scores, kv);
-    }
-  }
+  attend<T>(scores_of(x.shape, x.qkv, x.ld_qkv, batch, head), head_size, x.scale, first, own, r);
   A inverse[kPer];
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
     inverse[i] = 1 / r.sum[i];
     const std::int64_t query = first + thread_y() * kPer + i;
-    if (own == 0 && thread_x() == 0 && query < time)
-      x.lse[of_head * time + query] =
-          (r.max[i] * x.scale + static_cast<A>(log2(r.sum[i]))) * static_cast<A>(0.69314718055994531);
+    if (own == 0 && thread_x() == 0 && query < time) x.lse[of_head * time + query] = lse_of(r, i, x.scale);
   }
-  store_sums(r.o, inverse, x.o + (batch * time + first) * x.ld_o + heads.queries, x.ld_o, time - first, own,
-             head_size);
+  store_sums(r.o, inverse, x.o + (batch * time + first) * x.ld_o + head * head_size, x.ld_o, time - first,
+             own, head_size);
+}
+
+// The same of an AttentionBlock: merges the rows with what o and lse hold, each weighed by its part of the
+// sum of exponentials.
+template <class T>
+__global__ void __launch_bounds__(kPieceThreads, 1)
+    attention_block_forward_pieces(AttentionBlockForward<T> x) {
+  using A = Acc<T>;
+  constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile, kCols = kOwn / kSide;
+  const AttentionBlock& b = x.shape;
+  const std::int64_t units = b.batch * b.heads, unit = blockIdx.x % units;
+  const std::int64_t first = (gridDim.x / units - 1 - blockIdx.x / units) * kTile;
+  const std::int64_t batch = unit / b.heads, head = unit % b.heads;
+  OnlineSoftmax<A> r;
+  attend<T>(scores_of(b, x.q, x.kv, batch, head), b.head_size, x.scale, first, x.own, r);
+  A* const lse = x.lse.row(unit);
+  A keep[kPer], take[kPer], all[kPer];
+  ZG_UNROLL
+  for (int i = 0; i < kPer; ++i) {
+    const std::int64_t query = first + thread_y() * kPer + i;
+    const A here = lse_of(r, i, x.scale), before = b.merge && query < b.queries ? lse[query] : here;
+    const A top = before > here ? before : here;
+    all[i] = b.merge ? top + std::log(std::exp(before - top) + std::exp(here - top)) : here;
+    keep[i] = std::exp(before - all[i]), take[i] = std::exp(here - all[i]) / r.sum[i];
+  }
+  __syncthreads();  // all threads of a row have its lse
+  ZG_UNROLL
+  for (int i = 0; i < kPer; ++i) {
+    const std::int64_t query = first + thread_y() * kPer + i;
+    if (query >= b.queries) continue;
+    if (x.own == 0 && thread_x() == 0) lse[query] = all[i];
+    A* const o = x.o.row(batch * b.query_step + query) + head * b.head_size;
+    ZG_UNROLL
+    for (int c = 0; c < kCols; ++c) {
+      const std::int64_t col = x.own + thread_x() + kSide * c;
+      if (col < b.head_size) o[col] = b.merge ? o[col] * keep[i] + r.o[i][c] * take[i] : r.o[i][c] * take[i];
+    }
+  }
 }
 
 }  // namespace
@@ -118,8 +165,20 @@ void attention_forward_generic(const Launch& on, const AttentionForward<T>& x) {
          Shape{blocks(count), kPieceThreads, shared}, x);
 }
 
-#define ZG_INSTANTIATE(T) \
-  template void attention_forward_generic<T>(const Launch&, const AttentionForward<T>&);
+template <class T>
+void attention_block_forward_generic(const Launch& on, AttentionBlockForward<T> x) {
+  using P = Pieces<Acc<T>>;
+  const std::int64_t count = tiles_of(x.shape.queries, P::kTile) * x.shape.batch * x.shape.heads;
+  const std::size_t shared = sizeof(Acc<T>) * (2 * P::kPieceSize + P::kScoreSize);
+  for (x.own = (tiles_of(x.shape.head_size, kOwn) - 1) * kOwn; x.own >= 0; x.own -= kOwn) {
+    launch("attention_block_forward_pieces", attention_block_forward_pieces<T>, on,
+           Shape{blocks(count), kPieceThreads, shared}, x);
+  }
+}
+
+#define ZG_INSTANTIATE(T)                                                                \
+  template void attention_forward_generic<T>(const Launch&, const AttentionForward<T>&); \
+  template void attention_block_forward_generic<T>(const Launch&, AttentionBlockForward<T>);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

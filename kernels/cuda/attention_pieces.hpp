@@ -99,6 +99,22 @@ __device__ __forceinline__ void add_weighted(A (&sums)[kPer][kCols], int piece, 
   }
 }
 
+// Adds the block's columns to sums, as store_sums() stores them.
+template <class A, int kPer, int kCols>
+__device__ __forceinline__ void add_to_sums(const A (&sums)[kPer][kCols], const A (&scale)[kPer], A* to,
+                                            std::int64_t ld, std::int64_t rows, std::int64_t first,
+                                            std::int64_t head_size) {
+  ZG_UNROLL
+  for (int i = 0; i < kPer; ++i) {
+    const int row = thread_y() * kPer + i;
+    ZG_UNROLL
+    for (int c = 0; c < kCols; ++c) {
+      const std::int64_t col = first + thread_x() + kSide * c;
+      if (row < rows && col < head_size) to[row * ld + col] += sums[i][c] * scale[i];
+    }
+  }
+}
+
 // Stores the block's columns [first, first + kOwn) of rows [0, rows), as far as the head has them.
 template <class T, class A, int kPer, int kCols>
 __device__ __forceinline__ void store_sums(const A (&sums)[kPer][kCols], const A (&scale)[kPer], T* to,

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) embedding_rows(Extent extent, Embedd
   const T* const token = args.wte.row(checked(args.ids[r], args.vocabulary));
   Pack<T> x = load_columns<T, kPacks>(token, tile, extent.cols, lane);
   if (args.wpe.data != nullptr) {
-    const T* const position = args.wpe.row(checked(r % args.time, args.positions));
+    const T* const position = args.wpe.row(checked(args.rows.of(r), args.positions));
     const Pack<T> p = load_columns<T, kPacks>(position, tile, extent.cols, lane);
     ZG_UNROLL
     for (int j = 0; j < Pack<T>::kCount; ++j) x.at[j] = from_acc<T>(to_acc(x.at[j]) + to_acc(p.at[j]));
@@ -288,16 +288,18 @@ template <class T, bool kPacks>
 __global__ void __launch_bounds__(kThreads) embedding_by_position(Extent extent, EmbeddingBackward<T> args) {
   constexpr int kRows = 8;
   const std::int64_t p = std::int64_t{blockIdx.x} * kWarps + threadIdx.y, tile = blockIdx.y;
-  if (p >= args.time || p >= extent.rows) return;
+  const std::int64_t time = args.rows.time;
+  if (p >= time || p >= extent.rows) return;
   const int lane = static_cast<int>(threadIdx.x);
   Acc<T> sum[Pack<T>::kCount] = {};
-  for (std::int64_t r = p; r < extent.rows; r += kRows * args.time) {
-    const std::int64_t left = (extent.rows - r + args.time - 1) / args.time;
+  for (std::int64_t r = p; r < extent.rows; r += kRows * time) {
+    const std::int64_t left = (extent.rows - r + time - 1) / time;
     const unsigned mask = left >= kRows ? (1u << kRows) - 1 : (1u << left) - 1;
     add_rows_of<T, kPacks, kRows>(mask, args, tile, extent.cols, lane, sum,
-                                  [&](int bit) { return r + bit * args.time; });
+                                  [&](int bit) { return r + bit * time; });
   }
-  add_columns<T, kPacks>(args.dwpe.row(checked(p, args.positions)), tile, extent.cols, lane, sum);
+  add_columns<T, kPacks>(args.dwpe.row(checked(args.rows.of(p), args.positions)), tile, extent.cols, lane,
+                         sum);
 }
 
 // A warp for each row (along x) and tile (along y).
@@ -331,7 +333,7 @@ void backward(const Launch& on, Extent extent, const EmbeddingBackward<T>& args)
            extent, args);
   }
   if (args.dwpe.data != nullptr) {
-    const std::int64_t positions = args.time < extent.rows ? args.time : extent.rows;
+    const std::int64_t positions = args.rows.time < extent.rows ? args.rows.time : extent.rows;
     launch("embedding_backward", embedding_by_position<T, kPacks>, on, warps_of<T>(positions, extent.cols),
            extent, args);
   }

@@ -56,8 +56,8 @@ void swiglu_backward(const Launch& on, Extent extent, Strided<const T> gate_up, 
 template <class T>
 void add(const Launch& on, Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out);
 template <class T>
-void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads,
-          std::int64_t head_size, double theta, bool inverse);
+void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions,
+          std::int64_t heads, std::int64_t head_size, double theta, bool inverse);
 template <class T>
 void dropout(const Launch& on, Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y);
 
@@ -98,6 +98,16 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
                         T* dqkv, std::int64_t ld_dqkv, void* scratch);
 // Of the backward.
 std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, bool deterministic);
+
+// attention.cu, without tensor cores. scratch: attention_block_scratch_bytes(), 16-byte aligned; its contents
+// do not matter before or after the call.
+template <class T>
+void attention_block(const Launch& on, const AttentionBlock& block, Strided<const T> q, Strided<const T> kv,
+                     Strided<Acc<T>> o, Strided<Acc<T>> lse);
+template <class T>
+void attention_block_backward(const Launch& on, const AttentionBlock& block,
+                              const AttentionBlockBackward<T>& args, void* scratch);
+std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& block);
 
 // checksum.cu: the 64-bit XXH3, equal to io::checksum(). bytes: more than 240, a multiple of 8; data:
 // 8-byte aligned. scratch: checksum_scratch_bytes(), 8-byte aligned. result: written by the device.

@@ -24,7 +24,8 @@ struct Frequencies {
 template <class T>
 struct Rows {
   T* x;
-  std::int64_t ld, count, time, heads, half;
+  std::int64_t ld, count, heads, half;
+  RowPositions positions;
   std::int64_t first, pairs;  // the launch's pairs in each head
   bool inverse;
 };
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   const std::int64_t begin = item / per_head % chunks * kHeads;
   const int heads = static_cast<int>(rows.heads - begin < kHeads ? rows.heads - begin : kHeads);
 
-  const double position = static_cast<double>(row % rows.time);
+  const double position = static_cast<double>(rows.positions.of(row));
   A cosine[N], sine[N];
   ZG_UNROLL
   for (int j = 0; j < N; ++j) {
@@ -94,8 +95,8 @@ __global__ void __launch_bounds__(kThreads, 3)
 }  // namespace
 
 template <class T>
-void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads,
-          std::int64_t head_size, double theta, bool inverse) {
+void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions,
+          std::int64_t heads, std::int64_t head_size, double theta, bool inverse) {
   constexpr double kPi = 3.14159265358979323846;
   constexpr std::int64_t kCount = Pack<T>::kCount;
   const std::int64_t half = head_size / 2;
@@ -106,7 +107,7 @@ void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, std::int64
     Frequencies frequencies;
     for (std::int64_t i = 0; i < pairs; ++i)
       frequencies.of[i] = std::pow(theta, -static_cast<double>(first + i) / static_cast<double>(half)) / kPi;
-    const Rows<T> work{x, ld, rows, time, heads, half, first, pairs, inverse};
+    const Rows<T> work{x, ld, rows, heads, half, positions, first, pairs, inverse};
     const std::int64_t items = rows * ((heads + kHeads - 1) / kHeads) * (pairs / width);
     launch("rope", packed ? rotate_heads<T, Pack<T>::kCount> : rotate_heads<T, 1>, on,
            Shape{dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads)), kThreads}, work,
@@ -114,8 +115,8 @@ void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, std::int64
   }
 }
 
-#define ZG_INSTANTIATE(T)                                                                       \
-  template void rope(const Launch&, T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, \
+#define ZG_INSTANTIATE(T)                                                                              \
+  template void rope(const Launch&, T*, std::int64_t, std::int64_t, const RowPositions&, std::int64_t, \
                      std::int64_t, double, bool);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE

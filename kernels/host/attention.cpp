@@ -1,4 +1,4 @@
-// Causal attention on the host without a T x T buffer, after FlashAttention-2 (Dao, 2023): a tile of
+// Attention on the host without a T x T buffer, after FlashAttention-2 (Dao, 2023): a tile of
 // queries is multiplied with one tile of keys after the other, with a running maximum and sum (online
 // softmax: Milakov and Gimelshein, 2018). The backward pass recomputes the probabilities from the stored
 // log-sum-exp.
@@ -25,6 +25,7 @@
 
 #ifndef ZG_KERNELS_HOST_ATTENTION_ONCE
 #define ZG_KERNELS_HOST_ATTENTION_ONCE
+#include "kernels/host/attention_plain.hpp"
 #include "kernels/host/growing_buffer.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/parallel.hpp"
@@ -34,31 +35,43 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-// The forward pass of some queries of one head of one sequence. Rows of q, k and v are `ld` elements apart.
+// The forward pass of some queries of one head of one sequence.
 template <class T>
 struct ForwardTask {
-  const T *q, *k, *v;
-  std::int64_t ld;
-  T* o;
+  const T* q;
+  std::int64_t ld_q;
+  const T *k, *v;
+  std::int64_t ld;  // of k and v
+  T* o;             // null: `sums` gets the result
+  float* sums;
   std::int64_t ld_o;
   float* lse;
   std::int64_t head_size;
   std::int64_t first, last;  // queries [first, last) of the sequence
+  std::int64_t keys;         // causal: unused, query i attends to keys up to i
+  bool causal;
+  bool merge;  // `sums` and lse hold the result for other keys
   float* scratch;
 };
 
 // The backward pass of one key/value head of one sequence, with all query heads that use it. q, o, d_o and
-// dq are those of the first query head; those of the next begin head_size columns on.
+// dq are those of the first query head; those of the next begin head_size columns on. Gradients are written
+// to dq, dk and dv of T, or where these are null added to the sums.
 template <class T>
 struct BackwardTask {
-  const T *q, *k, *v;
-  std::int64_t ld;
+  const T* q;
+  std::int64_t ld_q;
+  const T *k, *v;
+  std::int64_t ld;  // of k and v
   const T *o, *d_o;
   std::int64_t ld_o, ld_do;
-  const float* lse;  // of the first query head; that of the next begins `time` elements on
+  const float* lse;     // of the first query head
+  std::int64_t ld_lse;  // from head to head
   T *dq, *dk, *dv;
-  std::int64_t ld_d;
-  std::int64_t head_size, time, query_heads;
+  float *dq_sums, *dk_sums, *dv_sums;
+  std::int64_t ld_dq, ld_d;  // ld_d: of dk and dv
+  std::int64_t head_size, queries, keys, query_heads;
+  bool causal;
   float* scratch;
 };
 
@@ -98,11 +111,10 @@ struct ForwardScratch {
   float *k, *v, *q, *scores, *factor;
 };
 
-// Scratch of a backward task: keys, values and their gradients for the whole sequence, and one tile of
-// queries.
+// Scratch of a backward task: all keys, values and their gradients, and one tile of queries.
 struct BackwardScratch {
-  BackwardScratch(BumpAllocator& cut, std::int64_t head_size, std::int64_t time) {
-    const std::int64_t width = padded_head(head_size), all = padded_time(time) * width, tile = kTile * width;
+  BackwardScratch(BumpAllocator& cut, std::int64_t head_size, std::int64_t keys) {
+    const std::int64_t width = padded_head(head_size), all = padded_time(keys) * width, tile = kTile * width;
     for (float** part : {&k, &v, &dk, &dv}) *part = cut.take(all);
     for (float** part : {&q, &qt, &d_o, &dot, &dq}) *part = cut.take(tile);
     for (float** part : {&p, &ds}) *part = cut.take(kTile * kTile);
@@ -165,6 +177,38 @@ HWY_NOINLINE void running_softmax(float* scores, std::int64_t keys, std::int64_t
   }
 }
 
+// Adds packed rows, row r times take[r], to rows of floats, of which row r is multiplied by keep[r] before.
+// keep null: overwrites them. take null: 1.
+HWY_NOINLINE void add_rows(const float* x, std::int64_t width, std::int64_t rows, std::int64_t cols,
+                           const float* keep, const float* take, float* to, std::int64_t ld) {
+  for (std::int64_t r = 0; r < rows; ++r, x += width, to += ld) {
+    if (keep == nullptr) {
+      for (std::int64_t c = 0; c < cols; ++c) to[c] = x[c] * take[r];
+    } else {
+      for (std::int64_t c = 0; c < cols; ++c) to[c] = to[c] * keep[r] + x[c] * take[r];
+    }
+  }
+}
+
+// The result of a tile's queries is merged with that for other keys: both are weighed by their part of the
+// sum of exponentials.
+template <class T>
+void store_sums(const ForwardTask<T>& task, const ForwardScratch& s, std::int64_t tile, std::int64_t query,
+                std::int64_t n) {
+  float keep[kTile];
+  float* const lse = task.lse + query;
+  for (std::int64_t c = 0; c < n; ++c) {
+    const float here = s.max[tile][c] * kLn2 + std::log(s.sum[tile][c]), before = task.merge ? lse[c] : here;
+    const float top = before > here ? before : here;
+    const float all = task.merge ? top + std::log(std::exp(before - top) + std::exp(here - top)) : here;
+    keep[c] = std::exp(before - all);
+    s.factor[c] = std::exp(here - all) / s.sum[tile][c];
+    lse[c] = all;
+  }
+  add_rows(s.o[tile], padded_head(task.head_size), n, task.head_size, task.merge ? keep : nullptr, s.factor,
+           task.sums + query * task.ld_o, task.ld_o);
+}
+
 template <class T>
 void forward_task(const ForwardTask<T>& task) {
   BumpAllocator cut(task.scratch);
@@ -175,19 +219,20 @@ void forward_task(const ForwardTask<T>& task) {
   const auto queries = [&](std::int64_t i) { return min_of(kTile, task.last - task.first - i * kTile); };
   for (std::int64_t i = 0; i < tiles; ++i) {
     const std::int64_t n = queries(i), padded = rounded_up(n, panel());
-    pack(task.q + (task.first + i * kTile) * task.ld, task.ld, n, size, padded, scale, width, s.q);
+    pack(task.q + (task.first + i * kTile) * task.ld_q, task.ld_q, n, size, padded, scale, width, s.q);
     transpose(s.q, width, padded, size, 1.0f, s.qt[i]);
     for (std::int64_t c = 0; c < kTile * width; ++c) s.o[i][c] = 0.0f;
     for (std::int64_t c = 0; c < kTile; ++c) s.max[i][c] = -1e30f, s.sum[i][c] = 0.0f;
   }
-  for (std::int64_t key = 0; key < task.last; key += kTile) {
-    const std::int64_t keys = min_of(kTile, task.last - key);
+  const std::int64_t end = task.causal ? task.last : task.keys;
+  for (std::int64_t key = 0; key < end; key += kTile) {
+    const std::int64_t keys = min_of(kTile, end - key);
     pack(task.k + key * task.ld, task.ld, keys, size, rounded_up(keys, kRows), 1.0f, width, s.k);
     pack(task.v + key * task.ld, task.ld, keys, size, keys, 1.0f, width, s.v);
     for (std::int64_t i = 0; i < tiles; ++i) {
       const std::int64_t n = queries(i), query = task.first + i * kTile;
-      if (query < key) continue;
-      const bool diagonal = query == key;
+      if (task.causal && query < key) continue;
+      const bool diagonal = task.causal && query == key;
       multiply<Start::kZero>({.a = s.k,
                               .a_row = width,
                               .a_p = 1,
@@ -216,6 +261,10 @@ void forward_task(const ForwardTask<T>& task) {
   }
   for (std::int64_t i = 0; i < tiles; ++i) {
     const std::int64_t n = queries(i), query = task.first + i * kTile;
+    if (task.o == nullptr) {
+      store_sums(task, s, i, query, n);
+      continue;
+    }
     for (std::int64_t c = 0; c < n; ++c) {
       task.lse[query + c] = s.max[i][c] * kLn2 + std::log(s.sum[i][c]);
       s.factor[c] = 1.0f / s.sum[i][c];
@@ -269,12 +318,12 @@ void load_queries(const BackwardTask<T>& task, const BackwardScratch& s, std::in
                      padded = rounded_up(n, panel());
   const float scale = 1.0f / std::sqrt(static_cast<float>(size));
   const T* d_o = task.d_o + query * task.ld_do + head * size;
-  pack(task.q + query * task.ld + head * size, task.ld, n, size, padded, scale, width, s.q);
+  pack(task.q + query * task.ld_q + head * size, task.ld_q, n, size, padded, scale, width, s.q);
   transpose(s.q, width, padded, size, kLog2E, s.qt);
   pack(d_o, task.ld_do, n, size, padded, 1.0f, width, s.d_o);
   transpose(s.d_o, width, padded, size, 1.0f, s.dot);
   row_dots(d_o, task.ld_do, task.o + query * task.ld_o + head * size, task.ld_o, n, size, s.delta);
-  for (std::int64_t c = 0; c < n; ++c) s.lse[c] = task.lse[head * task.time + query + c] * kLog2E;
+  for (std::int64_t c = 0; c < n; ++c) s.lse[c] = task.lse[head * task.ld_lse + query + c] * kLog2E;
   for (std::int64_t c = n; c < padded; ++c) s.lse[c] = s.delta[c] = 0.0f;
   for (std::int64_t c = 0; c < kTile * width; ++c) s.dq[c] = 0.0f;
 }
@@ -326,27 +375,39 @@ HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std
   multiply<Start::kAdd>(product, sum_over_keys);  // dQ
 }
 
+// Packed rows times `scale`: written as T, or added to sums.
+template <class T>
+void store_gradients(const float* x, std::int64_t width, std::int64_t rows, std::int64_t cols, float scale,
+                     T* to, float* sums, std::int64_t ld) {
+  if (to != nullptr) return unpack(x, width, rows, cols, &scale, 0, to, ld);
+  for (std::int64_t r = 0; r < rows; ++r, x += width, sums += ld) {
+    for (std::int64_t c = 0; c < cols; ++c) sums[c] += x[c] * scale;
+  }
+}
+
 template <class T>
 void backward_task(const BackwardTask<T>& task) {
   BumpAllocator cut(task.scratch);
-  const BackwardScratch s(cut, task.head_size, task.time);
-  const std::int64_t width = padded_head(task.head_size), size = task.head_size, time = task.time;
-  const float one = 1.0f, scale = 1.0f / std::sqrt(static_cast<float>(size));
-  pack(task.k, task.ld, time, size, padded_time(time), 1.0f, width, s.k);
-  pack(task.v, task.ld, time, size, padded_time(time), 1.0f, width, s.v);
-  for (std::int64_t i = 0; i < padded_time(time) * width; ++i) s.dk[i] = s.dv[i] = 0.0f;
+  const BackwardScratch s(cut, task.head_size, task.keys);
+  const std::int64_t width = padded_head(task.head_size), size = task.head_size, keys = task.keys;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(size));
+  const auto behind = [](auto* at, std::int64_t elements) { return at == nullptr ? at : at + elements; };
+  pack(task.k, task.ld, keys, size, padded_time(keys), 1.0f, width, s.k);
+  pack(task.v, task.ld, keys, size, padded_time(keys), 1.0f, width, s.v);
+  for (std::int64_t i = 0; i < padded_time(keys) * width; ++i) s.dk[i] = s.dv[i] = 0.0f;
   for (std::int64_t head = 0; head < task.query_heads; ++head) {
-    for (std::int64_t query = 0; query < time; query += kTile) {
-      const std::int64_t n = min_of(kTile, time - query);
+    for (std::int64_t query = 0; query < task.queries; query += kTile) {
+      const std::int64_t n = min_of(kTile, task.queries - query);
       load_queries(task, s, head, query, n);
-      for (std::int64_t key = 0; key <= query; key += kTile) {
-        backward_tile(s, size, key, min_of(kTile, time - key), n, key == query);
+      for (std::int64_t key = 0; key < (task.causal ? query + 1 : keys); key += kTile) {
+        backward_tile(s, size, key, min_of(kTile, keys - key), n, task.causal && key == query);
       }
-      unpack(s.dq, width, n, size, &scale, 0, task.dq + query * task.ld_d + head * size, task.ld_d);
+      const std::int64_t at = query * task.ld_dq + head * size;
+      store_gradients(s.dq, width, n, size, scale, behind(task.dq, at), behind(task.dq_sums, at), task.ld_dq);
     }
   }
-  unpack(s.dk, width, time, size, &one, 0, task.dk, task.ld_d);
-  unpack(s.dv, width, time, size, &one, 0, task.dv, task.ld_d);
+  store_gradients(s.dk, width, keys, size, 1.0f, task.dk, task.dk_sums, task.ld_d);
+  store_gradients(s.dv, width, keys, size, 1.0f, task.dv, task.dv_sums, task.ld_d);
 }
 
 AttentionTasks attention_tasks() {
@@ -369,63 +430,6 @@ void run(const Task& task) {
   std::get<void (*)(const Task&)>(HWY_DYNAMIC_DISPATCH(attention_tasks)())(task);
 }
 
-// Attention in double, for tests: one score at a time.
-struct PlainHead {
-  const double *q, *k, *v;
-  std::int64_t ld, time, size;
-  double scale;
-
-  double score(std::int64_t i, std::int64_t j) const {
-    double sum = 0;
-    for (std::int64_t c = 0; c < size; ++c) sum += q[i * ld + c] * k[j * ld + c];
-    return sum * scale;
-  }
-};
-
-void plain_forward(const PlainHead& x, double* o, std::int64_t ld_o, double* lse) {
-  for (std::int64_t i = 0; i < x.time; ++i) {
-    double max = x.score(i, 0), sum = 0;
-    for (std::int64_t j = i; j > 0; --j) max = std::max(max, x.score(i, j));
-    for (std::int64_t c = 0; c < x.size; ++c) o[i * ld_o + c] = 0;
-    for (std::int64_t j = 0; j <= i; ++j) {
-      const double e = std::exp(x.score(i, j) - max);
-      sum += e;
-      for (std::int64_t c = 0; c < x.size; ++c) o[i * ld_o + c] += e * x.v[j * x.ld + c];
-    }
-    for (std::int64_t c = 0; c < x.size; ++c) o[i * ld_o + c] /= sum;
-    lse[i] = max + std::log(sum);
-  }
-}
-
-struct PlainGradients {
-  const double *o, *d_o;
-  std::int64_t ld_o, ld_do;
-  const double* lse;
-  double *dq, *dk, *dv;
-  std::int64_t ld;
-};
-
-// Adds to dk and dv, which several query heads share; overwrites dq.
-void plain_backward(const PlainHead& x, const PlainGradients& g) {
-  for (std::int64_t i = 0; i < x.time; ++i) {
-    const double *o = g.o + i * g.ld_o, *d_o = g.d_o + i * g.ld_do;
-    double* dq = g.dq + i * g.ld;
-    double delta = 0;
-    for (std::int64_t c = 0; c < x.size; ++c) delta += d_o[c] * o[c], dq[c] = 0;
-    for (std::int64_t j = 0; j <= i; ++j) {
-      const double p = std::exp(x.score(i, j) - g.lse[i]);
-      double dp = 0;
-      for (std::int64_t c = 0; c < x.size; ++c) dp += d_o[c] * x.v[j * x.ld + c];
-      const double ds = p * (dp - delta) * x.scale;
-      for (std::int64_t c = 0; c < x.size; ++c) {
-        dq[c] += ds * x.k[j * x.ld + c];
-        g.dk[j * g.ld + c] += ds * x.q[i * x.ld + c];
-        g.dv[j * g.ld + c] += p * d_o[c];
-      }
-    }
-  }
-}
-
 void check(const AttentionShape& s, std::int64_t ld_qkv, std::int64_t ld_o) {
   ZG_ASSERT_GE(s.kv_heads, 1);
   ZG_ASSERT_GE(s.head_size, 1);
@@ -439,41 +443,70 @@ float* scratch_of(std::int64_t floats) {
   return scratch.at_least(floats);
 }
 
+// Runs task(sequence, query head, first query) for blocks of kQueryBlock queries. The last queries of a
+// causal attention have the most keys: their tasks come first.
+template <class F>
+void for_query_blocks(std::int64_t batch, std::int64_t heads, std::int64_t queries, const F& task) {
+  const std::int64_t blocks = (queries + kQueryBlock - 1) / kQueryBlock;
+  parallel_for(batch * heads * blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int64_t block = blocks - 1 - t / (batch * heads), head = t % (batch * heads);
+      task(head / heads, head % heads, block * kQueryBlock);
+    }
+  });
+}
+
+// Runs task(sequence, key/value head).
+template <class F>
+void for_kv_heads(std::int64_t batch, std::int64_t kv_heads, const F& task) {
+  parallel_for(batch * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) task(t / kv_heads, t % kv_heads);
+  });
+}
+
+std::int64_t forward_floats(std::int64_t head_size) {
+  BumpAllocator measure(nullptr);
+  ForwardScratch(measure, head_size);
+  return measure.used();
+}
+std::int64_t backward_floats(std::int64_t head_size, std::int64_t keys) {
+  BumpAllocator measure(nullptr);
+  BackwardScratch(measure, head_size, keys);
+  return measure.used();
+}
+
 }  // namespace
 
 template <class T>
 void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o, std::int64_t ld_o,
                Acc<T>* lse) {
   check(s, ld_qkv, ld_o);
-  const std::int64_t group = s.heads / s.kv_heads, size = s.head_size;
-  const std::int64_t blocks = (s.time + kQueryBlock - 1) / kQueryBlock;
-  BumpAllocator measure(nullptr);
-  ForwardScratch(measure, size);
-  parallel_for(s.batch * s.heads * blocks, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t) {
-      // The last queries attend to the most keys: their tasks come first.
-      const std::int64_t block = blocks - 1 - t / (s.batch * s.heads), head_of_all = t % (s.batch * s.heads);
-      const std::int64_t b = head_of_all / s.heads, h = head_of_all % s.heads;
-      const T *q = qkv + b * s.time * ld_qkv + h * size, *k = q + (s.heads - h + h / group) * size;
-      const T* v = k + s.kv_heads * size;
-      T* out = o + b * s.time * ld_o + h * size;
-      if constexpr (std::is_same_v<T, double>) {
-        if (block > 0) continue;  // the whole head is one task
-        const double scale = 1.0 / std::sqrt(static_cast<double>(size));
-        plain_forward({q, k, v, ld_qkv, s.time, size, scale}, out, ld_o, lse + head_of_all * s.time);
-      } else {
-        run(ForwardTask<T>{.q = q,
-                           .k = k,
-                           .v = v,
-                           .ld = ld_qkv,
-                           .o = out,
-                           .ld_o = ld_o,
-                           .lse = lse + head_of_all * s.time,
-                           .head_size = size,
-                           .first = block * kQueryBlock,
-                           .last = std::min(s.time, (block + 1) * kQueryBlock),
-                           .scratch = scratch_of(measure.used())});
-      }
+  const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, floats = forward_floats(size);
+  for_query_blocks(s.batch, s.heads, s.time, [&](std::int64_t b, std::int64_t h, std::int64_t first) {
+    const T *q = qkv + b * s.time * ld_qkv + h * size, *k = q + (s.heads - h + h / group) * size;
+    const T* v = k + s.kv_heads * size;
+    T* out = o + b * s.time * ld_o + h * size;
+    Acc<T>* const lse_head = lse + (b * s.heads + h) * s.time;
+    if constexpr (std::is_same_v<T, double>) {
+      if (first > 0) return;  // the whole head is one task
+      plain_forward({q, ld_qkv, k, v, ld_qkv, s.time, s.time, true, size}, out, ld_o, lse_head, false);
+    } else {
+      run(ForwardTask<T>{.q = q,
+                         .ld_q = ld_qkv,
+                         .k = k,
+                         .v = v,
+                         .ld = ld_qkv,
+                         .o = out,
+                         .sums = nullptr,
+                         .ld_o = ld_o,
+                         .lse = lse_head,
+                         .head_size = size,
+                         .first = first,
+                         .last = std::min(s.time, first + kQueryBlock),
+                         .keys = s.time,
+                         .causal = true,
+                         .merge = false,
+                         .scratch = scratch_of(floats)});
     }
   });
 }
@@ -484,55 +517,144 @@ void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_q
                         std::int64_t ld_dqkv) {
   check(s, ld_qkv, ld_o);
   check(s, ld_dqkv, ld_do);
-  const std::int64_t group = s.heads / s.kv_heads, size = s.head_size;
-  BumpAllocator measure(nullptr);
-  BackwardScratch(measure, size, s.time);
-  parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t) {
-      const std::int64_t b = t / s.kv_heads, kv = t % s.kv_heads, h = kv * group, row = b * s.time;
-      const std::int64_t at_q = h * size, at_k = (s.heads + kv) * size, at_v = at_k + s.kv_heads * size;
-      const T* in = qkv + row * ld_qkv;
-      T* out = dqkv + row * ld_dqkv;
-      const T *o_head = o + row * ld_o + at_q, *do_head = d_o + row * ld_do + at_q;
-      const Acc<T>* lse_head = lse + (b * s.heads + h) * s.time;
-      if constexpr (std::is_same_v<T, double>) {
-        for (std::int64_t r = 0; r < s.time; ++r) {
-          std::fill_n(out + r * ld_dqkv + at_k, size, 0.0);
-          std::fill_n(out + r * ld_dqkv + at_v, size, 0.0);
-        }
-        const double scale = 1.0 / std::sqrt(static_cast<double>(size));
-        for (std::int64_t g = 0; g < group; ++g) {
-          plain_backward({in + at_q + g * size, in + at_k, in + at_v, ld_qkv, s.time, size, scale},
-                         {o_head + g * size, do_head + g * size, ld_o, ld_do, lse_head + g * s.time,
-                          out + at_q + g * size, out + at_k, out + at_v, ld_dqkv});
-        }
-      } else {
-        run(BackwardTask<T>{.q = in + at_q,
-                            .k = in + at_k,
-                            .v = in + at_v,
-                            .ld = ld_qkv,
-                            .o = o_head,
-                            .d_o = do_head,
-                            .ld_o = ld_o,
-                            .ld_do = ld_do,
-                            .lse = lse_head,
-                            .dq = out + at_q,
-                            .dk = out + at_k,
-                            .dv = out + at_v,
-                            .ld_d = ld_dqkv,
-                            .head_size = size,
-                            .time = s.time,
-                            .query_heads = group,
-                            .scratch = scratch_of(measure.used())});
+  const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, floats = backward_floats(size, s.time);
+  for_kv_heads(s.batch, s.kv_heads, [&](std::int64_t b, std::int64_t kv) {
+    const std::int64_t h = kv * group, row = b * s.time;
+    const std::int64_t at_q = h * size, at_k = (s.heads + kv) * size, at_v = at_k + s.kv_heads * size;
+    const T* in = qkv + row * ld_qkv;
+    T* out = dqkv + row * ld_dqkv;
+    const T *o_head = o + row * ld_o + at_q, *do_head = d_o + row * ld_do + at_q;
+    const Acc<T>* lse_head = lse + (b * s.heads + h) * s.time;
+    if constexpr (std::is_same_v<T, double>) {
+      for (std::int64_t r = 0; r < s.time; ++r) {
+        std::fill_n(out + r * ld_dqkv + at_q, group * size, 0.0);
+        std::fill_n(out + r * ld_dqkv + at_k, size, 0.0);
+        std::fill_n(out + r * ld_dqkv + at_v, size, 0.0);
       }
+      for (std::int64_t g = 0; g < group; ++g) {
+        plain_backward(
+            {in + at_q + g * size, ld_qkv, in + at_k, in + at_v, ld_qkv, s.time, s.time, true, size},
+            {o_head + g * size, do_head + g * size, ld_o, ld_do, lse_head + g * s.time, out + at_q + g * size,
+             ld_dqkv, out + at_k, out + at_v, ld_dqkv});
+      }
+    } else {
+      run(BackwardTask<T>{.q = in + at_q,
+                          .ld_q = ld_qkv,
+                          .k = in + at_k,
+                          .v = in + at_v,
+                          .ld = ld_qkv,
+                          .o = o_head,
+                          .d_o = do_head,
+                          .ld_o = ld_o,
+                          .ld_do = ld_do,
+                          .lse = lse_head,
+                          .ld_lse = s.time,
+                          .dq = out + at_q,
+                          .dk = out + at_k,
+                          .dv = out + at_v,
+                          .dq_sums = nullptr,
+                          .dk_sums = nullptr,
+                          .dv_sums = nullptr,
+                          .ld_dq = ld_dqkv,
+                          .ld_d = ld_dqkv,
+                          .head_size = size,
+                          .queries = s.time,
+                          .keys = s.time,
+                          .query_heads = group,
+                          .causal = true,
+                          .scratch = scratch_of(floats)});
     }
   });
 }
 
-#define ZG_INSTANTIATE(T)                                                                                 \
-  template void attention(const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, Acc<T>*);      \
-  template void attention_backward(const AttentionShape&, const T*, std::int64_t, const T*, std::int64_t, \
-                                   const Acc<T>*, const T*, std::int64_t, T*, std::int64_t);
+template <class T>
+void attention_block(const AttentionBlock& x, Strided<const T> q, Strided<const T> kv, Strided<Acc<T>> o,
+                     Strided<Acc<T>> lse) {
+  if (x.keys == 0) return;
+  const std::int64_t group = x.heads / x.kv_heads, size = x.head_size, floats = forward_floats(size);
+  for_query_blocks(x.batch, x.heads, x.queries, [&](std::int64_t b, std::int64_t h, std::int64_t first) {
+    const T *at_q = q.row(b * x.query_step) + h * size, *k = kv.row(b * x.key_step) + h / group * size;
+    const T* v = k + x.kv_heads * size;
+    Acc<T>* const out = o.row(b * x.query_step) + h * size;
+    Acc<T>* const lse_head = lse.row(b * x.heads + h);
+    if constexpr (std::is_same_v<T, double>) {
+      if (first > 0) return;  // the whole head is one task
+      plain_forward({at_q, q.ld, k, v, kv.ld, x.queries, x.keys, x.causal, size}, out, o.ld, lse_head,
+                    x.merge);
+    } else {
+      run(ForwardTask<T>{.q = at_q,
+                         .ld_q = q.ld,
+                         .k = k,
+                         .v = v,
+                         .ld = kv.ld,
+                         .o = nullptr,
+                         .sums = out,
+                         .ld_o = o.ld,
+                         .lse = lse_head,
+                         .head_size = size,
+                         .first = first,
+                         .last = std::min(x.queries, first + kQueryBlock),
+                         .keys = x.keys,
+                         .causal = x.causal,
+                         .merge = x.merge,
+                         .scratch = scratch_of(floats)});
+    }
+  });
+}
+
+template <class T>
+void attention_block_backward(const AttentionBlock& x, const AttentionBlockBackward<T>& a) {
+  const std::int64_t group = x.heads / x.kv_heads, size = x.head_size, floats = backward_floats(size, x.keys);
+  for_kv_heads(x.batch, x.kv_heads, [&](std::int64_t b, std::int64_t kv) {
+    const std::int64_t h = kv * group, query = b * x.query_step, key = b * x.key_step;
+    const std::int64_t at_q = h * size, at_k = kv * size, at_v = at_k + x.kv_heads * size;
+    const T *q = a.q.row(query) + at_q, *k = a.kv.row(key) + at_k, *v = a.kv.row(key) + at_v;
+    const T *o = a.o.row(query) + at_q, *d_o = a.d_o.row(query) + at_q;
+    const Acc<T>* lse = a.lse.row(b * x.heads + h);
+    Acc<T>*dq = a.dq.row(query) + at_q, *dk = a.dkv.row(key) + at_k, *dv = a.dkv.row(key) + at_v;
+    if constexpr (std::is_same_v<T, double>) {
+      for (std::int64_t g = 0; g < group; ++g) {
+        plain_backward({q + g * size, a.q.ld, k, v, a.kv.ld, x.queries, x.keys, x.causal, size},
+                       {o + g * size, d_o + g * size, a.o.ld, a.d_o.ld, lse + g * a.lse.ld, dq + g * size,
+                        a.dq.ld, dk, dv, a.dkv.ld});
+      }
+    } else {
+      run(BackwardTask<T>{.q = q,
+                          .ld_q = a.q.ld,
+                          .k = k,
+                          .v = v,
+                          .ld = a.kv.ld,
+                          .o = o,
+                          .d_o = d_o,
+                          .ld_o = a.o.ld,
+                          .ld_do = a.d_o.ld,
+                          .lse = lse,
+                          .ld_lse = a.lse.ld,
+                          .dq = nullptr,
+                          .dk = nullptr,
+                          .dv = nullptr,
+                          .dq_sums = dq,
+                          .dk_sums = dk,
+                          .dv_sums = dv,
+                          .ld_dq = a.dq.ld,
+                          .ld_d = a.dkv.ld,
+                          .head_size = size,
+                          .queries = x.queries,
+                          .keys = x.keys,
+                          .query_heads = group,
+                          .causal = x.causal,
+                          .scratch = scratch_of(floats)});
+    }
+  });
+}
+
+#define ZG_INSTANTIATE(T)                                                                                   \
+  template void attention(const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, Acc<T>*);        \
+  template void attention_backward(const AttentionShape&, const T*, std::int64_t, const T*, std::int64_t,   \
+                                   const Acc<T>*, const T*, std::int64_t, T*, std::int64_t);                \
+  template void attention_block(const AttentionBlock&, Strided<const T>, Strided<const T>, Strided<Acc<T>>, \
+                                Strided<Acc<T>>);                                                           \
+  template void attention_block_backward(const AttentionBlock&, const AttentionBlockBackward<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

@@ -94,11 +94,11 @@ void backward_by_id(Extent extent, const EmbeddingBackward<T>& args) {
 template <class T>
 void backward_by_position(Extent extent, const EmbeddingBackward<T>& args) {
   const auto k = kernels<T>();
-  const std::int64_t positions = std::min(args.time, extent.rows);
+  const std::int64_t positions = std::min(args.rows.time, extent.rows);
   parallel_for(positions, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
-      for (std::int64_t r = p; r < extent.rows; r += args.time) {
-        k.accumulate(extent.cols, args.dout.row(r), args.dwpe.row(p));
+      for (std::int64_t r = p; r < extent.rows; r += args.rows.time) {
+        k.accumulate(extent.cols, args.dout.row(r), args.dwpe.row(args.rows.of(p)));
       }
     }
   });
@@ -115,7 +115,7 @@ void check_ids(std::int64_t tokens, const std::int32_t* ids, std::int64_t vocabu
 template <class T>
 void embedding(Extent extent, const Embedding<T>& args) {
   check_ids(extent.rows, args.ids, args.vocabulary);
-  if (args.wpe.data != nullptr) ZG_ASSERT_LE(std::min(args.time, extent.rows), args.positions);
+  if (args.wpe.data != nullptr) ZG_ASSERT_LE(args.rows.end(extent.rows), args.positions);
   const auto k = kernels<T>();
   parallel_for(extent.rows, rows_per_task(extent), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
@@ -125,7 +125,7 @@ void embedding(Extent extent, const Embedding<T>& args) {
         std::memcpy(out, token, static_cast<std::size_t>(extent.cols) * sizeof(T));
         continue;
       }
-      k.add(extent.cols, token, args.wpe.row(r % args.time), out);
+      k.add(extent.cols, token, args.wpe.row(args.rows.of(r)), out);
     }
   });
 }
@@ -135,7 +135,7 @@ void embedding_backward(Extent extent, const EmbeddingBackward<T>& args) {
   check_ids(extent.rows, args.ids, args.vocabulary);
   if (args.dwte.data != nullptr) backward_by_id(extent, args);
   if (args.dwpe.data != nullptr) {
-    ZG_ASSERT_LE(std::min(args.time, extent.rows), args.positions);
+    ZG_ASSERT_LE(args.rows.end(extent.rows), args.positions);
     backward_by_position(extent, args);
   }
 }

@@ -39,9 +39,15 @@ void attention_backward(const AttentionShape& shape, const T* qkv, std::int64_t 
                         std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
                         std::int64_t ld_dqkv);
 
+template <class T>
+void attention_block(const AttentionBlock& block, Strided<const T> q, Strided<const T> kv, Strided<Acc<T>> o,
+                     Strided<Acc<T>> lse);
+template <class T>
+void attention_block_backward(const AttentionBlock& block, const AttentionBlockBackward<T>& args);
+
 // In place on the first heads * head_size columns of each row.
 template <class T>
-void rope(T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads,
+void rope(T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions, std::int64_t heads,
           std::int64_t head_size, double theta, bool inverse);
 
 }  // namespace zg::host

@@ -85,24 +85,31 @@ void rotate_row(double* x, std::int64_t heads, std::int64_t half, const double* 
   }
 }
 
-// Cosines and sines [time, half], computed in double. Every layer of a model uses the same ones.
+// Cosines and sines [time, half] of a sequence's rows, computed in double. Every layer of a model uses the
+// same ones.
 template <class A>
 struct Table {
-  Table(std::int64_t t, std::int64_t h, double th)
-      : time(t), half(h), theta(th), cosine(static_cast<std::size_t>(t * h)), sine(cosine.size()) {
+  Table(const RowPositions& of, std::int64_t h, double th)
+      : positions(of),
+        half(h),
+        theta(th),
+        cosine(static_cast<std::size_t>(of.time * h)),
+        sine(cosine.size()) {
     constexpr std::int64_t kGrain = 64;
-    parallel_for(time, kGrain, [this](std::int64_t begin, std::int64_t end) {
+    parallel_for(positions.time, kGrain, [this](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = 0; i < half; ++i) {
         const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
-        for (std::int64_t p = begin; p < end; ++p) {
-          const auto at = static_cast<std::size_t>(p * half + i);
-          cosine[at] = static_cast<A>(std::cos(static_cast<double>(p) * frequency));
-          sine[at] = static_cast<A>(std::sin(static_cast<double>(p) * frequency));
+        for (std::int64_t r = begin; r < end; ++r) {
+          const auto at = static_cast<std::size_t>(r * half + i);
+          const double angle = static_cast<double>(positions.of(r)) * frequency;
+          cosine[at] = static_cast<A>(std::cos(angle));
+          sine[at] = static_cast<A>(std::sin(angle));
         }
       }
     });
   }
-  std::int64_t time, half;
+  RowPositions positions;
+  std::int64_t half;
   double theta;
   std::vector<A> cosine, sine;
 };
@@ -110,10 +117,10 @@ struct Table {
 // Each thread keeps its last table. The caller shares ownership of what it gets: while it waits for a
 // parallel loop, its thread may run another task that replaces the kept table.
 template <class A>
-std::shared_ptr<const Table<A>> table_of(std::int64_t time, std::int64_t half, double theta) {
+std::shared_ptr<const Table<A>> table_of(const RowPositions& positions, std::int64_t half, double theta) {
   static thread_local std::shared_ptr<const Table<A>> kept;
-  if (!kept || kept->time != time || kept->half != half || kept->theta != theta) {
-    auto made = std::make_shared<const Table<A>>(time, half, theta);
+  if (!kept || kept->positions != positions || kept->half != half || kept->theta != theta) {
+    auto made = std::make_shared<const Table<A>>(positions, half, theta);
     kept = made;
     return made;
   }
@@ -123,26 +130,27 @@ std::shared_ptr<const Table<A>> table_of(std::int64_t time, std::int64_t half, d
 }  // namespace
 
 template <class T>
-void rope(T* x, std::int64_t ld, std::int64_t rows, std::int64_t time, std::int64_t heads,
+void rope(T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions, std::int64_t heads,
           std::int64_t head_size, double theta, bool inverse) {
   ZG_ASSERT_EQ(head_size % 2, 0);
-  ZG_ASSERT_GE(time, 1);
+  ZG_ASSERT_GE(positions.time, 1);
   ZG_ASSERT_GE(ld, heads * head_size);
   using A = Acc<T>;
   const std::int64_t half = head_size / 2;
-  const std::shared_ptr<const Table<A>> table = table_of<A>(time, half, theta);
+  const std::shared_ptr<const Table<A>> table = table_of<A>(positions, half, theta);
   constexpr std::int64_t kGrain = 32;
   parallel_for(rows, kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      const auto at = static_cast<std::size_t>(r % time * half);
+      const auto at = static_cast<std::size_t>(r % positions.time * half);
       rotate_row(x + r * ld, heads, half, table->cosine.data() + at, table->sine.data() + at,
                  static_cast<A>(inverse ? -1 : 1));
     }
   });
 }
 
-#define ZG_INSTANTIATE(T) \
-  template void rope(T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, bool);
+#define ZG_INSTANTIATE(T)                                                                             \
+  template void rope(T*, std::int64_t, std::int64_t, const RowPositions&, std::int64_t, std::int64_t, \
+                     double, bool);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

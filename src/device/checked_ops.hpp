@@ -240,14 +240,14 @@ class CheckedOps : public Ops {
     });
   }
 
-  void rope(Stream& s, View x, std::int64_t time, std::int64_t heads, std::int64_t head_size, double theta,
-            bool inverse) override {
+  void rope(Stream& s, View x, const RowPositions& positions, std::int64_t heads, std::int64_t head_size,
+            double theta, bool inverse) override {
     expect(x, "x", x.dtype, x.rows, x.cols);
-    ZG_ASSERT_GE(time, 1);
+    ZG_ASSERT_GE(positions.time, 1);
     ZG_ASSERT_LE(heads * head_size, x.cols);
     ZG_ASSERT_EQ(head_size % 2, 0);
     with_type(x.dtype, [&]<class T>() {
-      backend_.template rope<T>(s, x.as<T>(), x.ld, x.rows, time, heads, head_size, theta, inverse);
+      backend_.template rope<T>(s, x.as<T>(), x.ld, x.rows, positions, heads, head_size, theta, inverse);
     });
   }
 
@@ -273,6 +273,42 @@ class CheckedOps : public Ops {
 
   std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const override {
     return backend_.attention_scratch_bytes(dtype, shape);
+  }
+
+  void attention_block(Stream& s, View q, View kv, const AttentionBlock& block, View o, View lse) override {
+    expect_block(q, kv, block, lse);
+    expect(o, "o", acc_of(q.dtype), q.rows, q.cols);
+    with_type(q.dtype, [&]<class T>() {
+      using A = Acc<T>;
+      backend_.template attention_block<T>(s, block, strided<T>(q), strided<T>(kv), strided<A>(o),
+                                           strided<A>(lse));
+    });
+  }
+
+  void attention_block_backward(Stream& s, View q, View kv, View o, View lse, View d_o,
+                                const AttentionBlock& block, View dq, View dkv, View scratch) override {
+    const DType a = acc_of(q.dtype);
+    expect_block(q, kv, block, lse);
+    expect(o, "o", q.dtype, q.rows, q.cols);
+    expect(d_o, "d_o", q.dtype, q.rows, q.cols);
+    expect(dq, "dq", a, q.rows, q.cols);
+    expect(dkv, "dkv", a, kv.rows, kv.cols);
+    expect_scratch(scratch, attention_block_scratch_bytes(q.dtype, block));
+    with_type(q.dtype, [&]<class T>() {
+      using A = Acc<T>;
+      const AttentionBlockBackward<T> args{.q = strided<T>(q),
+                                           .kv = strided<T>(kv),
+                                           .o = strided<T>(o),
+                                           .d_o = strided<T>(d_o),
+                                           .lse = strided<A>(lse),
+                                           .dq = strided<A>(dq),
+                                           .dkv = strided<A>(dkv)};
+      backend_.template attention_block_backward<T>(s, block, args, scratch.data);
+    });
+  }
+
+  std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& block) const override {
+    return backend_.attention_block_scratch_bytes(dtype, block);
   }
 
   void add(Stream& s, View a, View b, View out) override {
@@ -306,9 +342,9 @@ class CheckedOps : public Ops {
     });
   }
 
-  void embedding(Stream& s, View ids, View wte, View wpe, std::int64_t time, View out) override {
+  void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out) override {
     const DType t = out.dtype;
-    ZG_ASSERT_GE(time, 1);
+    ZG_ASSERT_GE(positions.time, 1);
     expect(ids, "ids", DType::kI32, 1, out.rows);
     expect(wte, "wte", t, wte.rows, out.cols);
     if (wpe) expect(wpe, "wpe", t, wpe.rows, out.cols);
@@ -317,7 +353,7 @@ class CheckedOps : public Ops {
       const Embedding<T> args{.ids = ids.as<std::int32_t>(),
                               .vocabulary = wte.rows,
                               .positions = wpe.rows,
-                              .time = time,
+                              .rows = positions,
                               .wte = strided<T>(wte),
                               .wpe = strided<T>(wpe),
                               .out = strided<T>(out)};
@@ -325,9 +361,10 @@ class CheckedOps : public Ops {
     });
   }
 
-  void embedding_backward(Stream& s, View ids, View dout, std::int64_t time, View dwte, View dwpe) override {
+  void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte,
+                          View dwpe) override {
     const DType a = acc_of(dout.dtype);
-    ZG_ASSERT_GE(time, 1);
+    ZG_ASSERT_GE(positions.time, 1);
     expect(ids, "ids", DType::kI32, 1, dout.rows);
     expect(dout, "dout", dout.dtype, dout.rows, dout.cols);
     expect(dwte, "dwte", a, dwte.rows, dout.cols);
@@ -337,7 +374,7 @@ class CheckedOps : public Ops {
       const EmbeddingBackward<T> args{.ids = ids.as<std::int32_t>(),
                                       .vocabulary = dwte.rows,
                                       .positions = dwpe.rows,
-                                      .time = time,
+                                      .rows = positions,
                                       .dout = strided<T>(dout),
                                       .dwte = strided<A>(dwte),
                                       .dwpe = strided<A>(dwpe)};
@@ -445,7 +482,19 @@ class CheckedOps : public Ops {
     expect(o, "o", qkv.dtype, tokens, shape.heads * shape.head_size);
     expect(lse, "lse", acc_of(qkv.dtype), shape.batch * shape.heads, shape.time);
     expect_dense(lse, "lse", lse.count());
-    const std::int64_t bytes = attention_scratch_bytes(qkv.dtype, shape);
+    expect_scratch(scratch, attention_scratch_bytes(qkv.dtype, shape));
+  }
+  static void expect_block(const View& q, const View& kv, const AttentionBlock& b, const View& lse) {
+    ZG_ASSERT_GE(b.kv_heads, 1);
+    ZG_ASSERT_EQ(b.heads % b.kv_heads, 0);
+    ZG_ASSERT(!b.causal || b.keys == b.queries,
+              "{} queries up to the keys of their numbers, of which there are {}", b.queries, b.keys);
+    ZG_ASSERT(b.query_step >= b.queries && b.key_step >= b.keys, "sequences overlap");
+    expect(q, "q", q.dtype, b.query_rows(), b.heads * b.head_size);
+    expect(kv, "kv", q.dtype, b.key_rows(), 2 * b.kv_heads * b.head_size);
+    expect(lse, "lse", acc_of(q.dtype), b.batch * b.heads, b.queries);
+  }
+  static void expect_scratch(const View& scratch, std::int64_t bytes) {
     ZG_ASSERT(scratch.count() >= bytes && (scratch.data != nullptr || bytes == 0),
               "attention needs {} bytes of scratch, given {}", bytes, scratch.count());
   }

@@ -70,6 +70,7 @@ struct HostBackend {
   ZG_OP(rope)
   ZG_OP(embedding)
   ZG_OP(embedding_backward)
+  ZG_OP(attention_block)
 #undef ZG_OP
 
   template <class T>
@@ -86,6 +87,14 @@ struct HostBackend {
     });
   }
   std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const {
+    return 0;
+  }
+  template <class T>
+  void attention_block_backward(Stream& s, const AttentionBlock& block, const AttentionBlockBackward<T>& args,
+                                void* /*scratch*/) {
+    enqueue(s, "attention_block_backward", [=] { host::attention_block_backward<T>(block, args); });
+  }
+  std::int64_t attention_block_scratch_bytes(DType, const AttentionBlock&) const {
     return 0;
   }
   template <class T>

@@ -40,7 +40,7 @@ TYPED_TEST(CudaEmbedding, RowsByIdPlusRowsByPosition) {
       kernels::Embedding<T> args{.ids = d_ids.data(),
                                  .vocabulary = kVocabulary,
                                  .positions = kTime,
-                                 .time = kTime,
+                                 .rows = kTime,
                                  .wte = d_wte,
                                  .wpe = d_wpe,
                                  .out = d_out};
@@ -96,7 +96,7 @@ struct Backward {
                                 {.ids = d_ids.data() + first_id,
                                  .vocabulary = vocabulary,
                                  .positions = time + 1,
-                                 .time = time,
+                                 .rows = time,
                                  .dout = d_dout,
                                  .dwte = d_dwte,
                                  .dwpe = d_dwpe});
@@ -252,7 +252,7 @@ TYPED_TEST(CudaEmbedding, EitherGradientMayBeLeftOut) {
       kernels::EmbeddingBackward<T> args{.ids = d_ids.data(),
                                          .vocabulary = 7,
                                          .positions = only_wte ? 0 : 11,
-                                         .time = 10,
+                                         .rows = 10,
                                          .dout = d_dout,
                                          .dwte = {},
                                          .dwpe = {}};

@@ -17,7 +17,7 @@ TEST_F(CudaTrapDeathTest, IdOutsideTheVocabulary) {
     kernels::Embedding<float> forward{.ids = ids.data(),
                                       .vocabulary = 7,
                                       .positions = 0,
-                                      .time = 4,
+                                      .rows = 4,
                                       .wte = table_,
                                       .wpe = {},
                                       .out = rows_};
@@ -25,7 +25,7 @@ TEST_F(CudaTrapDeathTest, IdOutsideTheVocabulary) {
     kernels::EmbeddingBackward<float> backward{.ids = ids.data(),
                                                .vocabulary = 7,
                                                .positions = 0,
-                                               .time = 4,
+                                               .rows = 4,
                                                .dout = rows_,
                                                .dwte = table_,
                                                .dwpe = {}};
@@ -40,7 +40,7 @@ TEST_F(CudaTrapDeathTest, PositionOutsideTheTable) {
   kernels::Embedding<float> forward{.ids = ids.data(),
                                     .vocabulary = 7,
                                     .positions = 3,
-                                    .time = 4,
+                                    .rows = 4,
                                     .wte = table_,
                                     .wpe = table_,
                                     .out = rows_};
@@ -48,7 +48,7 @@ TEST_F(CudaTrapDeathTest, PositionOutsideTheTable) {
   kernels::EmbeddingBackward<float> backward{.ids = ids.data(),
                                              .vocabulary = 7,
                                              .positions = 3,
-                                             .time = 4,
+                                             .rows = 4,
                                              .dout = rows_,
                                              .dwte = {},
                                              .dwpe = table_};

@@ -26,7 +26,7 @@ TYPED_TEST(Embedding, RowsByIdPlusRowsByPosition) {
     host::Embedding<T> args{.ids = ids.data(),
                             .vocabulary = kVocabulary,
                             .positions = kTime + 2,
-                            .time = kTime,
+                            .rows = kTime,
                             .wte = wte,
                             .wpe = wpe,
                             .out = out};
@@ -67,7 +67,7 @@ TYPED_TEST(Embedding, BackwardAddsInTokenOrder) {
       host::EmbeddingBackward<T> args{.ids = ids.data(),
                                       .vocabulary = kVocabulary,
                                       .positions = kTime + 1,
-                                      .time = kTime,
+                                      .rows = kTime,
                                       .dout = dout,
                                       .dwte = dwte,
                                       .dwpe = dwpe};
@@ -85,7 +85,7 @@ TEST(EmbeddingDeathTest, IdOutsideTheVocabulary) {
   EXPECT_DEATH(
       host::embedding<float>(
           {1, 3},
-          {.ids = &id, .vocabulary = 7, .positions = 0, .time = 1, .wte = wte, .wpe = {}, .out = out}),
+          {.ids = &id, .vocabulary = 7, .positions = 0, .rows = 1, .wte = wte, .wpe = {}, .out = out}),
       "id 7, vocabulary 7");
 }
 

@@ -254,6 +254,21 @@ TYPED_TEST(DeviceOps, Rope) {
   });
 }
 
+// Rows that are two stretches of longer sequences.
+TYPED_TEST(DeviceOps, RowsOfTwoStretches) {
+  Operands<TypeParam> o;
+  const RowPositions positions(2, 3, 7);  // 3 and 8 of each sequence
+  const auto x = o.t(kRows, 2 * 8);
+  const auto ids = o.ids({4, 0, 4, 2, 2, 4});
+  const auto wte = o.t(5, kWidth), wpe = o.t(9, kWidth), out = o.t(kRows, kWidth);
+  const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(9, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.rope(s, pick(x), positions, 2, 8, 10000, false);
+    ops.embedding(s, pick(ids), pick(wte), pick(wpe), positions, pick(out));
+    ops.embedding_backward(s, pick(ids), pick(dout), positions, pick(dwte), pick(dwpe));
+  });
+}
+
 TYPED_TEST(DeviceOps, Attention) {
   for (const std::int64_t kv_heads : {1, 2, 4}) {
     const AttentionShape shape{.batch = 2, .time = 7, .heads = 4, .kv_heads = kv_heads, .head_size = 8};
@@ -266,6 +281,31 @@ TYPED_TEST(DeviceOps, Attention) {
     o.run([&](Ops& ops, Stream& s, auto pick) {
       ops.attention(s, pick(qkv), shape, pick(out), pick(lse), pick(scratch));
       ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv), pick(scratch));
+    });
+  }
+}
+
+// A causal block, and one of all keys that is merged with it; of sequences with rows between them.
+TYPED_TEST(DeviceOps, AttentionBlocks) {
+  for (const std::int64_t kv_heads : {1, 2, 4}) {
+    AttentionBlock own{.batch = 2, .queries = 5, .keys = 5, .query_step = 7, .key_step = 6};
+    own.heads = 4, own.kv_heads = kv_heads, own.head_size = 8, own.causal = true;
+    AttentionBlock other = own;
+    other.keys = 3, other.key_step = 4, other.causal = false, other.merge = true;
+    Operands<TypeParam> o;
+    const auto q = o.t(12, 32), o_t = o.t(12, 32), d_o = o.t(12, 32);
+    const auto kv = o.t(11, 2 * kv_heads * 8), more = o.t(7, 2 * kv_heads * 8);
+    const auto sum = o.a(12, 32), lse = o.a(8, 5), dq = o.a(12, 32), dkv = o.a(11, 2 * kv_heads * 8),
+               dmore = o.a(7, 2 * kv_heads * 8);
+    const auto scratch =
+        o.byte_scratch(o.device().ops().attention_block_scratch_bytes(dtype_of<TypeParam>, own));
+    o.run([&](Ops& ops, Stream& s, auto pick) {
+      ops.attention_block(s, pick(q), pick(kv), own, pick(sum), pick(lse));
+      ops.attention_block(s, pick(q), pick(more), other, pick(sum), pick(lse));
+      for (const auto& [block, k, dk] : {std::tuple(own, kv, dkv), std::tuple(other, more, dmore)}) {
+        ops.attention_block_backward(s, pick(q), pick(k), pick(o_t), pick(lse), pick(d_o), block, pick(dq),
+                                     pick(dk), pick(scratch));
+      }
     });
   }
 }

@@ -122,14 +122,14 @@ class NaiveOps : public Ops {
     }
   }
 
-  void rope(Stream&, View x, std::int64_t time, std::int64_t heads, std::int64_t head_size, double theta,
-            bool inverse) override {
+  void rope(Stream&, View x, const RowPositions& positions, std::int64_t heads, std::int64_t head_size,
+            double theta, bool inverse) override {
     const std::int64_t half = head_size / 2;
     for (std::int64_t r = 0; r < x.rows; ++r) {
       for (std::int64_t h = 0; h < heads; ++h) {
         for (std::int64_t i = 0; i < half; ++i) {
           const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
-          const double angle = static_cast<double>(r % time) * frequency * (inverse ? -1 : 1);
+          const double angle = static_cast<double>(positions.of(r)) * frequency * (inverse ? -1 : 1);
           double& first = at(x, r, h * head_size + i);
           double& second = at(x, r, h * head_size + half + i);
           const double a = first, b = second;
@@ -190,6 +190,40 @@ class NaiveOps : public Ops {
     });
   }
 
+  void attention_block(Stream&, View q, View kv, const AttentionBlock& a, View o, View lse) override {
+    for_queries(a, q, kv, [&](const Query& x) {
+      const double before = a.merge ? at(lse, x.lse_row, x.i) : -INFINITY;
+      double most = before, sum = 0;
+      for (std::int64_t j = 0; j < x.end; ++j) most = std::max(most, x.score(j));
+      for (std::int64_t j = 0; j < x.end; ++j) sum += std::exp(x.score(j) - most);
+      const double all = at(lse, x.lse_row, x.i) = most + std::log(std::exp(before - most) + sum);
+      for (std::int64_t d = 0; d < a.head_size; ++d) {
+        double& out = at(o, x.row, x.q0 + d);
+        out = a.merge ? out * std::exp(before - all) : 0;
+        for (std::int64_t j = 0; j < x.end; ++j) out += std::exp(x.score(j) - all) * x.v(j, d);
+      }
+    });
+  }
+  void attention_block_backward(Stream&, View q, View kv, View o, View lse, View d_o, const AttentionBlock& a,
+                                View dq, View dkv, View) override {
+    for_queries(a, q, kv, [&](const Query& x) {
+      double delta = 0;
+      for (std::int64_t d = 0; d < a.head_size; ++d)
+        delta += at(o, x.row, x.q0 + d) * at(d_o, x.row, x.q0 + d);
+      for (std::int64_t j = 0; j < x.end; ++j) {
+        const double p = std::exp(x.score(j) - at(lse, x.lse_row, x.i));
+        double dp = 0;
+        for (std::int64_t d = 0; d < a.head_size; ++d) dp += at(d_o, x.row, x.q0 + d) * x.v(j, d);
+        const double ds = p * (dp - delta) / std::sqrt(static_cast<double>(a.head_size));
+        for (std::int64_t d = 0; d < a.head_size; ++d) {
+          at(dkv, x.key_row + j, x.v0 + d) += p * at(d_o, x.row, x.q0 + d);
+          at(dkv, x.key_row + j, x.k0 + d) += ds * at(q, x.row, x.q0 + d);
+          at(dq, x.row, x.q0 + d) += ds * at(kv, x.key_row + j, x.k0 + d);
+        }
+      }
+    });
+  }
+
   void add(Stream&, View a, View b, View out) override {
     each(out, [&](std::int64_t r, std::int64_t c) { return at(a, r, c) + at(b, r, c); });
   }
@@ -208,16 +242,17 @@ class NaiveOps : public Ops {
     }
   }
 
-  void embedding(Stream&, View ids, View wte, View wpe, std::int64_t time, View out) override {
+  void embedding(Stream&, View ids, View wte, View wpe, const RowPositions& positions, View out) override {
     each(out, [&](std::int64_t r, std::int64_t c) {
-      return at(wte, id(ids, r), c) + (wpe ? at(wpe, r % time, c) : 0.0);
+      return at(wte, id(ids, r), c) + (wpe ? at(wpe, positions.of(r), c) : 0.0);
     });
   }
-  void embedding_backward(Stream&, View ids, View dout, std::int64_t time, View dwte, View dwpe) override {
+  void embedding_backward(Stream&, View ids, View dout, const RowPositions& positions, View dwte,
+                          View dwpe) override {
     for (std::int64_t r = 0; r < dout.rows; ++r) {
       for (std::int64_t c = 0; c < dout.cols; ++c) {
         at(dwte, id(ids, r), c) += at(dout, r, c);
-        if (dwpe) at(dwpe, r % time, c) += at(dout, r, c);
+        if (dwpe) at(dwpe, positions.of(r), c) += at(dout, r, c);
       }
     }
   }
@@ -327,6 +362,31 @@ class NaiveOps : public Ops {
   static void for_heads(const AttentionShape& a, const Body& body) {
     for (std::int64_t b = 0; b < a.batch; ++b) {
       for (std::int64_t h = 0; h < a.heads; ++h) body(b, h);
+    }
+  }
+
+  // A query of an AttentionBlock, of one head, and the keys [0, end) that it attends to.
+  struct Query {
+    View q, kv;
+    std::int64_t i, row, key_row, lse_row, end, q0, k0, v0, size;
+    double v(std::int64_t j, std::int64_t d) const { return at(kv, key_row + j, v0 + d); }
+    double score(std::int64_t j) const {
+      double sum = 0;
+      for (std::int64_t d = 0; d < size; ++d) sum += at(q, row, q0 + d) * at(kv, key_row + j, k0 + d);
+      return sum / std::sqrt(static_cast<double>(size));
+    }
+  };
+  template <class Body>
+  static void for_queries(const AttentionBlock& a, const View& q, const View& kv, const Body& body) {
+    for (std::int64_t b = 0; b < a.batch; ++b) {
+      for (std::int64_t h = 0; h < a.heads; ++h) {
+        const std::int64_t k0 = h / (a.heads / a.kv_heads) * a.head_size;
+        for (std::int64_t i = 0; i < a.queries; ++i) {
+          body(Query{q, kv, i, b * a.query_step + i, b * a.key_step, b * a.heads + h,
+                     a.causal ? i + 1 : a.keys, h * a.head_size, k0, k0 + a.kv_heads * a.head_size,
+                     a.head_size});
+        }
+      }
     }
   }
 

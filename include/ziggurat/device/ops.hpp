@@ -45,6 +45,10 @@ class OpSizes {
   virtual std::int64_t row_groups() const = 0;
   // Of attention() and attention_backward(), the larger.
   virtual std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const = 0;
+  // Of attention_block_backward().
+  virtual std::int64_t attention_block_scratch_bytes(DType /*dtype*/, const AttentionBlock& /*block*/) const {
+    return 0;
+  }
   // The most bytes that logits and their gradient should take in one call: enough rows for a product at full
   // speed.
   virtual std::int64_t logits_bytes() const = 0;
@@ -80,10 +84,10 @@ class Ops : public OpSizes {
   virtual void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up) = 0;
 
   // Rotary embedding in place on the first `heads` heads of each row of x, T [N, at least heads*head_size].
-  // Row r has position r % time. Pairs are (i, i + head_size/2), the half-split convention of Hugging Face.
-  // inverse: rotates back, for the backward pass.
-  virtual void rope(Stream& s, View x, std::int64_t time, std::int64_t heads, std::int64_t head_size,
-                    double theta, bool inverse) = 0;
+  // Pairs are (i, i + head_size/2), the half-split convention of Hugging Face. inverse: rotates back, for the
+  // backward pass.
+  virtual void rope(Stream& s, View x, const RowPositions& positions, std::int64_t heads,
+                    std::int64_t head_size, double theta, bool inverse) = 0;
 
   // Causal attention, scale 1/sqrt(head_size). qkv T [B*T, (heads + 2*kv_heads)*head_size] = q | k | v;
   // o T [B*T, heads*head_size]; lse A [B*heads, T], without gaps: the log-sum-exp of each row of scores.
@@ -95,6 +99,16 @@ class Ops : public OpSizes {
   virtual void attention_backward(Stream& s, View qkv, View o, View lse, View d_o,
                                   const AttentionShape& shape, View dqkv, View scratch) = 0;
 
+  // Attention to some of the keys (AttentionBlock). q T [query_rows(), heads*head_size]; kv T [key_rows(),
+  // 2*kv_heads*head_size] = k | v; o A like q and lse A [batch*heads, queries] are the result for all keys so
+  // far: overwritten, or merged by the log-sum-exp. Rows between the sequences' are left alone.
+  virtual void attention_block(Stream& s, View q, View kv, const AttentionBlock& block, View o, View lse) = 0;
+  // Adds to dq (A, like q) and dkv (A, like kv) what the block contributes to an attention whose result, for
+  // all keys, is o (T, like q) and lse; d_o T like q. scratch: u8 [1, at least
+  // attention_block_scratch_bytes()]; null if that is 0.
+  virtual void attention_block_backward(Stream& s, View q, View kv, View o, View lse, View d_o,
+                                        const AttentionBlock& block, View dq, View dkv, View scratch) = 0;
+
   // out = a + b, all T [N,C]; out may be a or b.
   virtual void add(Stream& s, View a, View b, View out) = 0;
   // y = x / (1 - rate) where `dropout` keeps the element, else 0, even for a NaN. The backward pass is the
@@ -103,12 +117,14 @@ class Ops : public OpSizes {
   // db (A [1,C]) += column sums of dy (T [N,C]). scratch: A [row_groups(), at least C].
   virtual void bias_backward(Stream& s, View dy, View db, View scratch) = 0;
 
-  // out[n] = wte[ids[n]], plus wpe[n % time] unless wpe is null. out T [N,C]; ids i32 [1,N]; wte T [V,C];
-  // wpe T [P,C] with P >= min(time, N). An id outside of [0, V) ends the process; on a GPU the device fails.
-  virtual void embedding(Stream& s, View ids, View wte, View wpe, std::int64_t time, View out) = 0;
+  // out[n] = wte[ids[n]], plus wpe[position of row n] unless wpe is null. out T [N,C]; ids i32 [1,N];
+  // wte T [V,C]; wpe T [P,C] with all positions below P. An id outside of [0, V) ends the process; on a GPU
+  // the device fails.
+  virtual void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions,
+                         View out) = 0;
   // dwte (A [V,C]) += rows of dout (T [N,C]) by id; dwpe (A [P,C], or null) += rows by position. Rows are
   // added in a fixed order, unless the device was asked for speed before determinism.
-  virtual void embedding_backward(Stream& s, View ids, View dout, std::int64_t time, View dwte,
+  virtual void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte,
                                   View dwpe) = 0;
 
   // loss_sum (f64 [1,1]) += sum over rows of -log softmax(logits)[target]. logits A [N,V]; targets i32 [1,N],

@@ -94,11 +94,12 @@ struct RmsNormBackward {
   Strided<Acc<T>> scratch;  // [row groups, cols]
 };
 
-// wte [vocabulary, cols], wpe [positions, cols] or null; row r of `out` has position r % time.
+// wte [vocabulary, cols], wpe [positions, cols] or null.
 template <class T>
 struct Embedding {
   const std::int32_t* ids = nullptr;
-  std::int64_t vocabulary = 0, positions = 0, time = 0;
+  std::int64_t vocabulary = 0, positions = 0;
+  RowPositions rows = {};
   Strided<const T> wte, wpe;
   Strided<T> out;
 };
@@ -106,9 +107,19 @@ struct Embedding {
 template <class T>
 struct EmbeddingBackward {
   const std::int32_t* ids = nullptr;
-  std::int64_t vocabulary = 0, positions = 0, time = 0;
+  std::int64_t vocabulary = 0, positions = 0;
+  RowPositions rows = {};
   Strided<const T> dout;
   Strided<Acc<T>> dwte, dwpe;  // +=; either may be null
+};
+
+// Of the backward of an AttentionBlock; heads lie side by side in the rows of q, o and d_o, keys of all heads
+// and then values in those of kv. Of lse row b * heads + h is of head h in sequence b.
+template <class T>
+struct AttentionBlockBackward {
+  Strided<const T> q, kv, o, d_o;
+  Strided<const Acc<T>> lse;
+  Strided<Acc<T>> dq, dkv;  // +=
 };
 
 template <class T>

@@ -14,6 +14,36 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
+// Attention of some rows of sequences to others: of each of `batch` sequences, `queries` rows to `keys` rows.
+// The first query (key) of a sequence is `query_step` (`key_step`) rows after that of the sequence before.
+struct AttentionBlock {
+  std::int64_t batch = 0, queries = 0, keys = 0, query_step = 0, key_step = 0;
+  std::int64_t heads = 0, kv_heads = 0, head_size = 0;  // as of AttentionShape
+  bool causal = false;  // query i attends to keys up to i, of as many; else every query to all keys
+  bool merge = false;   // the result is merged with that of other keys; else it is the first
+  // From the first row of the first sequence to the last one of the last.
+  std::int64_t query_rows() const { return batch == 0 ? 0 : (batch - 1) * query_step + queries; }
+  std::int64_t key_rows() const { return batch == 0 ? 0 : (batch - 1) * key_step + keys; }
+};
+
+// Where rows stand in their sequences, of which each has `time` neighbouring rows: row r at r % time. With
+// context parallelism these rows are two stretches of a longer sequence, of which the first begins `early`
+// rows later, and the second, with the later half of the rows, `late`.
+struct RowPositions {
+  constexpr RowPositions(std::int64_t rows = 1, std::int64_t first = 0, std::int64_t second = 0)  // NOLINT
+      : time(rows), early(first), late(second) {}
+  std::int64_t time, early, late;
+  constexpr std::int64_t of(std::int64_t row) const {
+    const std::int64_t t = row % time;
+    return t + (2 * t < time ? early : late);
+  }
+  // Behind the last position of so many rows.
+  constexpr std::int64_t end(std::int64_t rows) const {
+    return rows == 0 ? 0 : of((rows < time ? rows : time) - 1) + 1;
+  }
+  bool operator==(const RowPositions&) const = default;
+};
+
 // The update rule; kernels/host/update.hpp has the formulae.
 enum class OptimizerKind : std::uint8_t { kAdam, kSgd, kLion };
 

@@ -125,6 +125,8 @@ class CudaBackend {
   ZG_OP(embedding)
   ZG_OP(embedding_backward)
   ZG_OP(cross_entropy)
+  ZG_OP(attention_block)
+  ZG_OP(attention_block_backward)
 #undef ZG_OP
 
   template <class T>
@@ -146,6 +148,9 @@ class CudaBackend {
   }
   std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const {
     return c_.attention.scratch_bytes(dtype, shape);
+  }
+  std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& block) const {
+    return cuda::attention_block_scratch_bytes(dtype, block);
   }
   void zero(Stream& s, Extent extent, Strided<char> bytes) {
     enqueue(c_, s, "zero", [&](const Launch& on) {

@@ -37,6 +37,11 @@ std::int64_t members(const RankPlace& place, CommAxis axis) {
   return 1;
 }
 
+CommTraffic traffic_of(std::int64_t members, const CommCall& call) {
+  const CommTraffic one = traffic_of(call.passes ? 2 : members, call.count, call.dtype);
+  return call.passes ? CommTraffic{one.sent, one.received, 2} : one;
+}
+
 // Every rank tells all others so many numbers.
 CommTraffics numbers(const Layout& layout, std::int64_t count) {
   CommTraffics t;
@@ -121,6 +126,13 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
     }
     if (op.has(Operand::kGradient)) add({CommAxis::kReplicas, false, piece, layout.options.gradient});
   }
+  const auto add_context = [&](Pass pass) {
+    for (const ContextCall& call : layout.model->context_calls(layout.options.micro_batch, pass))
+      add({CommAxis::kContext, false, call.count, call.dtype, call.kind == ContextCall::Kind::kPass});
+  };
+  const bool backward = op.kind == OpKind::kBackward;
+  if (op.kind == OpKind::kForward || (backward && !op.has(Operand::kSaved))) add_context(Pass::kForward);
+  if (backward) add_context(Pass::kBackward);
   return calls;
 }
 
@@ -128,7 +140,7 @@ CommTraffics comm_of(const Layout& layout, const StepProgram& program) {
   CommTraffics t;
   for (const StepOp& op : program.ops) {
     for (const CommCall& call : calls_of(layout, op))
-      t[call.axis] += traffic_of(members(layout.options.place(), call.axis), call.count, call.dtype);
+      t[call.axis] += traffic_of(members(layout.options.place(), call.axis), call);
   }
   return t;
 }
@@ -168,6 +180,10 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
                                              o.sharding.shards, o.sharding.keep_weights),
                                  fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches,
                                              o.micro_batch.sequences, o.micro_batch.time)};
+  if (o.parts.context > 1) {
+    lines.push_back(fmt::format("sequences in {} parts, by {}", o.parts.context,
+                                o.parts.context_method == ContextMethod::kRing ? "a ring" : "ulysses"));
+  }
   for (const StepProgram* p : {&programs.first, &programs.step, &programs.flush, &programs.evaluate}) {
     for (const StepOp& op : p->ops) {
       for (const CommCall& call : calls_of(layout, op)) {

@@ -13,6 +13,8 @@ namespace zg::test {
 struct RanksWay {
   int ranks = 1, shards = 1;
   bool keep_weights = false;
+  int context = 1;  // ranks with parts of the same sequences
+  ContextMethod method = ContextMethod::kRing;
 };
 
 struct RanksOutcome {
@@ -101,7 +103,8 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
   std::map<std::string, std::vector<bool>> first_brought, brought;
   const auto work = [&](CommRank* comm) {
     TinySetup mine = setup;
-    mine.layout.micro_batches = setup.layout.micro_batches / way.ranks;
+    mine.layout.micro_batches = setup.layout.micro_batches / (way.ranks / way.context);
+    mine.layout.parts.context = way.context, mine.layout.parts.context_method = way.method;
     mine.layout.sharding = {way.ranks, comm->rank(), way.shards, way.keep_weights};
     mine.comm = way.ranks > 1 ? comm : nullptr;
     TinyRun run(mine);
@@ -125,6 +128,7 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
     const Traffic moved = run.engine().settled_traffic();
     if (look == Look::kAtTheEnd) {
       EXPECT_EQ(moved, forecast(run.layout(), run.programs(), run.budgets(), run.engine().history()));
+      EXPECT_EQ(run.engine().comm(), comm_forecast(run.layout(), run.programs(), run.engine().history()));
     }
     run.expect_within_budgets();
     std::lock_guard lock(mutex);

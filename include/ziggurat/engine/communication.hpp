@@ -54,9 +54,10 @@ std::vector<int> members_of(const RankPlace& place, CommAxis axis);
 // A call of all members of a group. `count`: elements of one member's row (Communicator).
 struct CommCall {
   CommAxis axis = CommAxis::kShards;
-  bool sums = false;  // a reduce-scatter, or an all-to-all of codes; else an all-gather
+  bool sums = false;  // a reduce-scatter, or an all-to-all of codes; else an all-gather, or an all-to-all
   std::int64_t count = 0;
   DType dtype = DType::kF32;
+  bool passes = false;  // instead of these: a send to the next member, and a receive from the one before
 };
 // The calls that the operation makes, in order.
 std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op);

@@ -18,6 +18,7 @@ using Choices = std::vector<Axis::Choice>;
 constexpr const char* kDevices = "devices";
 constexpr const char* kStage = "ZeRO stage";
 constexpr const char* kSharding = "sharding";
+constexpr const char* kContext = "context parallelism";
 constexpr const char* kParams = "offload_param";
 constexpr const char* kState = "offload_optimizer";
 constexpr const char* kDrives = "NVMe tier";
@@ -216,6 +217,18 @@ std::vector<Axis> make_axes() {
          {"zero_optimization.zero_hpz_partition_size=2"},
          "hybrid, also mics_shard_size: each group of neighbouring ranks holds everything once",
          [](Run r) { return r.shard_group > 0; }}}},
+      {kContext,
+       {{"off", {}, "every rank has whole sequences", [](Run r) { return r.parallel.context == 1; }},
+        {"ring",
+         {"parallel.context=2"},
+         "ranks have parts of each sequence; keys and values go around",
+         [](Run r) { return r.parallel.context > 1 && r.parallel.context_method == ContextMethod::kRing; }},
+        {"ulysses",
+         {"parallel.context=2", "parallel.context_method=ulysses"},
+         "ranks have parts of each sequence, and in attention some heads of all of it",
+         [](Run r) {
+           return r.parallel.context > 1 && r.parallel.context_method == ContextMethod::kUlysses;
+         }}}},
       {kWeightBits,
        {{"off", {}, "weights are gathered as they are", [](Run r) { return !r.quantize_weights; }},
         {"on",
@@ -306,6 +319,17 @@ std::string undivided(Run r) {
   return fmt::format("{} does not divide the {} ranks", r.shard_group, ranks_of(r));
 }
 
+std::string context_apart(Run r) {
+  const int ranks = ranks_of(r) / (r.parallel.tensor * r.parallel.pipeline), context = r.parallel.context;
+  if (ranks % context == 0) return "";
+  int below = context, above = context;
+  while (ranks % below != 0) --below;
+  while (above < ranks && ranks % above != 0) ++above;
+  return fmt::format(
+      "{} does not divide the {} ranks, {}", context, ranks,
+      above > ranks ? fmt::format("{} does", below) : fmt::format("{} and {} do", below, above));
+}
+
 std::vector<Exclusion> make_exclusions() {
   constexpr const char* kPlace = "zero_optimization.offload_param.device";
   constexpr const char* kStatePlace = "zero_optimization.offload_optimizer.device";
@@ -339,6 +363,18 @@ std::vector<Exclusion> make_exclusions() {
        {kHpz, kMics},
        nullptr,
        undivided},
+      {{kContext, {"ring", "ulysses"}},
+       {kDevices, {"host", "cuda:N"}},
+       "one rank has whole sequences",
+       "name several ranks (devices), or remove the key",
+       {"parallel.context"}},
+      {{kContext, {"ring", "ulysses"}},
+       {kDevices, {"host:N", "cuda:N,M"}},
+       "groups have equally many ranks",
+       "name a divisor, or another number of ranks (devices)",
+       {"parallel.context"},
+       nullptr,
+       context_apart},
       {{kFormat, {"split"}},
        {kArithmetic, {"fp32", "fp16"}},
        "\"split\" makes the bf16 weight one half of the master weight",

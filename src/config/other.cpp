@@ -114,8 +114,8 @@ std::vector<Key> other_deepspeed_keys() {
        "remove the section: weights are neither pruned nor quantized"},
       {"sparse_attention", RefusedSpec{Form::kPresence, "attention is exact"}, "remove the section"},
       {"weight_quantization", RefusedSpec{Form::kPresence, "weights are not quantized"}, kNoQuantization},
-      {"sequence_parallel_size",
-       only_one("sequence parallelism is not supported: each device has whole sequences"), kRemove},
+      {"sequence_parallel_size", only_one("the ranks of a sequence are set by parallel.context here"),
+       "set parallel.context to it and parallel.context_method to \"ulysses\""},
       {"tensor_parallel", SectionSpec{tensor_keys}, "DeepSpeed's tensor parallelism."},
       {"pipeline", SectionSpec{pipeline_keys}, "DeepSpeed's pipeline parallelism."},
       {"hybrid_engine",
@@ -170,8 +170,9 @@ std::vector<Key> other_deepspeed_keys() {
       {"compile", kIgnoredObject, "there is no PyTorch graph to compile"},
       {"zero_allow_untested_optimizer", kIgnoredFlag, "there are no untested optimizers"},
       {"zero_force_ds_cpu_optimizer", kIgnoredFlag, "there is one Adam"},
-      {"seq_parallel_communication_data_type", kIgnoredText, "there is no sequence parallelism"},
-      {"seq_parallel_comm_data_type", kIgnoredText, "there is no sequence parallelism"},
+      {"seq_parallel_communication_data_type", kIgnoredText,
+       "queries, keys and values are exchanged as they are"},
+      {"seq_parallel_comm_data_type", kIgnoredText, "queries, keys and values are exchanged as they are"},
       {"use_data_before_expert_parallelism", kIgnoredFlag, "there are no experts"},
   };
 }

@@ -1,7 +1,29 @@
 // "parallel": what holds for all ranks together.
 #include "config/sections.hpp"
+#include "ziggurat/config/composition.hpp"
 
 namespace zg::config {
+namespace {
+
+// Before the batch is read, which is divided among the ranks that have sequences of their own.
+void check_context(Section& section, const RunConfig& run) {
+  const ParallelConfig& p = run.parallel;
+  for (const Exclusion& e : exclusions()) {
+    if (*e.keys.begin() != std::string_view("parallel.context")) continue;
+    if (const std::string text = misfit(e, run); !text.empty()) section.fail("context", text, e.instead);
+  }
+  const bool ring = p.context_method == ContextMethod::kRing;
+  const std::int64_t unit = p.context == 1 ? 1 : ring ? 2 * p.context : p.context;
+  const std::int64_t length = run.data.seq_len, below = length / unit * unit;
+  if (length % unit == 0) return;
+  section.fail(
+      "context",
+      fmt::format("is {}, and sequences of {} tokens cannot be cut into {} equal {}", p.context, length, unit,
+                  ring ? "chunks, two for each rank of the ring" : "parts"),
+      fmt::format("set data.seq_len to {}{}", below > 0 ? fmt::format("{} or ", below) : "", below + unit));
+}
+
+}  // namespace
 
 const Keys& parallel_keys() {
   using Form = RefusedSpec::Form;
@@ -14,6 +36,15 @@ const Keys& parallel_keys() {
        IntSpec{.fallback = 4, .min = 4, .max = 8, .multiple_of = 4},
        "Bits of a gradient's element on its way between ranks, 4 or 8, with zero_quantized_gradients."},
       {"tensor", RefusedSpec{.form = Form::kDegree, .why = kNoTensor, .least = 1}, kRemove},
+      {"context", &ParallelConfig::context, IntSpec{.min = 1, .max = 1 << 16},
+       "Ranks that each compute with a part of every sequence (context parallelism). It divides the number "
+       "of ranks; those that are left have sequences of their own."},
+      {"context_method", &ParallelConfig::context_method,
+       ChoiceSpec(ContextMethod::kRing,
+                  {{"ring", ContextMethod::kRing}, {"ulysses", ContextMethod::kUlysses}}),
+       "How these ranks compute attention. `\"ring\"`: keys and values go around; `data.seq_len` is a "
+       "multiple of twice `context`. `\"ulysses\"`: each rank has some of the heads, whose numbers `context` "
+       "divides, over whole sequences."},
       {"pipeline", RefusedSpec{.form = Form::kDegree, .why = kNoPipeline, .least = 1}, kRemove},
       {"sequence", RefusedSpec{Form::kSwitch, "sequence parallelism is not supported"}, kRemove},
   });
@@ -31,6 +62,7 @@ void read_parallel(Section& root, RunConfig& run) {
   if (!section) return;
   section->read_into(run.parallel);
   section->finish();
+  check_context(*section, run);
 }
 
 }  // namespace zg::config

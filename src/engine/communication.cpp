@@ -42,6 +42,7 @@ CommTraffic traffic_of(const RankPlace& place, const CommCall& call) {
   const std::int64_t bytes = call.count * static_cast<std::int64_t>(size_of(call.dtype));
   if (call.to >= 0) return {bytes, 0, 1};
   if (call.from >= 0) return {0, bytes, 1};
+  if (call.passes) return {bytes, bytes, 2};
   return traffic_of(members(place, call.axis), call.count, call.dtype);
 }
 
@@ -160,6 +161,13 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
     }
     if (op.has(Operand::kGradient)) add({CommAxis::kReplicas, false, piece, layout.options.gradient});
   }
+  const auto add_context = [&](Pass pass) {
+    for (const ContextCall& call : layout.model->context_calls(layout.options.micro_batch, pass))
+      add({CommAxis::kContext, false, call.count, call.dtype, call.kind == ContextCall::Kind::kPass});
+  };
+  const bool backward = op.kind == OpKind::kBackward;
+  if (op.kind == OpKind::kForward || (backward && !op.has(Operand::kSaved))) add_context(Pass::kForward);
+  if (backward) add_context(Pass::kBackward);
   return calls;
 }
 
@@ -207,6 +215,10 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
                                              o.sharding.shards, o.sharding.keep_weights),
                                  fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches,
                                              o.micro_batch.sequences, o.micro_batch.time)};
+  if (o.parts.context > 1) {
+    lines.push_back(fmt::format("sequences in {} parts, by {}", o.parts.context,
+                                o.parts.context_method == ContextMethod::kRing ? "a ring" : "ulysses"));
+  }
   if (layout.is_pipeline()) {
     const PipelineShape shape = layout.pipeline();
     lines.push_back(fmt::format("pipeline of {} stages with {} chunks each, {} in groups of {}", shape.stages,

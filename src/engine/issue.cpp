@@ -3,6 +3,7 @@
 #include <bit>
 #include <utility>
 
+#include "engine/context_parts.hpp"
 #include "engine/timer.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/engine/step_executor.hpp"
@@ -34,6 +35,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::Un
 // what ranks do together, where each call must meet the others'.
 void StepExecutor::issue_again(const StepOp& op) {
   if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate) return issue(op);
+  if (context_ != nullptr && (op.kind == OpKind::kForward || op.kind == OpKind::kBackward)) return issue(op);
   const auto number = [](std::int32_t n) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
   };
@@ -71,6 +73,7 @@ void StepExecutor::issue(const StepOp& op) {
   const auto accumulator = [&] { return flat(Operand::kAccumulator, unit.accumulator); };
   // What the first micro-batch finds in an accumulator is left over from others.
   const Gradients into = op.first ? Gradients::kOverwrite : Gradients::kAdd;
+  if (context_ != nullptr) context_->begin_op(op);
 
   switch (op.kind) {
     case OpKind::kInitialize:
@@ -88,7 +91,7 @@ void StepExecutor::issue(const StepOp& op) {
     case OpKind::kForward: {
       void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
       model.block_forward(s, shape, weight(), rows(Operand::kInput), rows(Operand::kOutput), saved,
-                          w.scratch());
+                          w.scratch(), context_.get());
       break;
     }
     case OpKind::kHeadLoss:
@@ -108,9 +111,10 @@ void StepExecutor::issue(const StepOp& op) {
     case OpKind::kBackward: {
       const View x = rows(Operand::kInput);
       void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
-      if (!op.has(Operand::kSaved)) model.block_forward(s, shape, weight(), x, View(), saved, w.scratch());
+      if (!op.has(Operand::kSaved))
+        model.block_forward(s, shape, weight(), x, View(), saved, w.scratch(), context_.get());
       model.block_backward(s, shape, weight(), x, saved, rows(Operand::kActivationGradient), accumulator(),
-                           w.scratch(), into);
+                           w.scratch(), into, context_.get());
       break;
     }
     case OpKind::kEmbeddingBackward:

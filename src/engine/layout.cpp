@@ -32,14 +32,19 @@ StateFormat with_full(StateFormat format, const Model& model) {
   return format;
 }
 
+LayoutOptions with_part(LayoutOptions o) {
+  o.micro_batch.part = o.sequence_part();
+  return o;
+}
+
 }  // namespace
 
-Layout::Layout(const Model& m_, const LayoutOptions& o)
+Layout::Layout(const Model& m_, const LayoutOptions& given)
     : model(&m_),
-      options(o),
-      table(o.drives, o.device_granule),
-      state_(with_full(o.state, m_)),
-      segment_elements_(state_.elements_within(o.state_segment_bytes)) {
+      options(with_part(given)),
+      table(given.drives, given.device_granule),
+      state_(with_full(given.state, m_)),
+      segment_elements_(state_.elements_within(given.state_segment_bytes)) {
   split();
   for (std::int32_t u = 0; u <= head_unit(); ++u) add_unit(u);
   add_activations();

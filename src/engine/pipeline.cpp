@@ -185,9 +185,10 @@ std::string problem_of(const PipelineShape& s) {
   if (s.schedule == PipelineSchedule::kGPipe) return "";
   const int rest = s.micro_batches % group;
   if (group < s.stages || group > s.micro_batches || (rest != 0 && rest < s.stages))
-    return fmt::format("of {} micro-batches in groups of {}, some group has fewer than the {} stages, or "
-                       "more than there are",
-                       s.micro_batches, group, s.stages);
+    return fmt::format(
+        "of {} micro-batches in groups of {}, some group has fewer than the {} stages, or "
+        "more than there are",
+        s.micro_batches, group, s.stages);
   return "";
 }
 

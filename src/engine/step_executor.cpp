@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "engine/context_parts.hpp"
 #include "engine/host_lease.hpp"
 #include "engine/staging.hpp"
 #include "engine/stall_meter.hpp"
@@ -81,6 +82,8 @@ StepExecutor::StepExecutor(const Options& o)
   groups_.shards = group(CommAxis::kShards);
   groups_.replicas = group(CommAxis::kReplicas);
   groups_.pieces = group(CommAxis::kPieces);
+  if (place.parts.context > 1)
+    context_ = std::make_unique<ContextParts>(device_, group(CommAxis::kContext), *timer_);
   groups_.stages = group(CommAxis::kStages);
   if (groups_.stages == nullptr) return;
   send_ = device_.make_stream("send");
@@ -93,7 +96,9 @@ StepExecutor::~StepExecutor() {
   leases_.clear();
   // Work on the streams uses leases, so it must end before the store does. If it failed, that has been
   // reported.
-  for (Stream* stream : {comm_.get(), send_.get(), receive_.get(), compute_.get(), optimizer_.get()}) {
+  Stream* const context = context_ != nullptr ? &context_->stream() : nullptr;
+  for (Stream* stream :
+       {comm_.get(), context, send_.get(), receive_.get(), compute_.get(), optimizer_.get()}) {
     try {
       if (stream != nullptr) stream->synchronize();
     } catch (...) {
@@ -224,6 +229,7 @@ CommTraffics StepExecutor::comm() const {
   add(CommAxis::kReplicas, groups_.replicas);
   add(CommAxis::kNumbers, groups_.numbers);
   add(CommAxis::kStages, groups_.stages);
+  if (context_ != nullptr) all[CommAxis::kContext] = context_->traffic();
   all[CommAxis::kNumbers] = all[CommAxis::kNumbers] - asked_;
   return all;
 }
@@ -326,6 +332,7 @@ std::span<const double> StepExecutor::read_scalars() {
     const Position::Waiting waiting(*position_, Position::Waits::kForRanks);
     stall_->mark(StallCause::kRanks);
     comm_->synchronize();
+    if (context_ != nullptr) context_->stream().synchronize();
     for (Stream* stream : {receive_.get(), send_.get()}) {
       if (stream == nullptr) continue;
       stall_->mark(StallCause::kStages);

@@ -22,21 +22,4 @@ BlockBytes llama_block_bytes(const ModelConfig& config, DType dtype, BatchShape 
 void llama_block_forward(const Call& call, View x, View out, void* saved, void* workspace);
 void llama_block_backward(const Call& call, View x, void* saved, View dx, void* workspace);
 
-inline AttentionShape attention_shape(const ModelConfig& c, BatchShape shape) {
-  AttentionShape a;
-  a.batch = shape.sequences;
-  a.time = shape.time;
-  a.heads = c.heads;
-  a.kv_heads = c.kv_heads;
-  a.head_size = c.head_size;
-  return a;
-}
-
-// The scratch of attention, taken from a call's workspace; null where attention needs none.
-inline View attention_scratch(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape,
-                              const OpSizes& sizes) {
-  const std::int64_t bytes = sizes.attention_scratch_bytes(dtype, attention_shape(c, shape));
-  return bytes > 0 ? plan.take(DType::kU8, 1, bytes) : View{};
-}
-
 }  // namespace zg::model

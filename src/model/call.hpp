@@ -53,6 +53,7 @@ struct Call {
   View weights, grads;
   std::int64_t logits_bytes = 0;  // of the head: see head_chunk_rows()
   Gradients into = Gradients::kAdd;
+  ContextExchange* exchange = nullptr;  // null: sequences are whole
 
   View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
   View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }

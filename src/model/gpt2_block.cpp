@@ -2,13 +2,15 @@
 #include <algorithm>
 
 #include "model/block.hpp"
+#include "model/block_attention.hpp"
 #include "model/units.hpp"
 
 namespace zg::model {
 namespace {
 
 struct Saved {
-  View ln1, stats1, qkv, att, lse, x1, ln2, stats2, fc, act;
+  View ln1, stats1, x1, ln2, stats2, fc, act;
+  SavedAttention attention;
   std::int64_t bytes = 0;
 
   Saved(const ModelConfig& c, DType t, BatchShape shape, void* base) {
@@ -17,9 +19,7 @@ struct Saved {
     const DType a = accumulator_of(t);
     ln1 = plan.take(t, n, c.width);
     stats1 = plan.take(a, n, 2);
-    qkv = plan.take(t, n, 3 * c.width);
-    att = plan.take(t, n, c.width);
-    lse = plan.take(a, shape.sequences * c.heads, shape.time);
+    attention = SavedAttention(plan, c, t, shape);
     x1 = plan.take(t, n, c.width);
     ln2 = plan.take(t, n, c.width);
     stats2 = plan.take(a, n, 2);
@@ -33,8 +33,8 @@ struct Workspace {
   View d_fc;       // [N, inner]
   View d_qkv;      // [N, 3C], in the memory of d_fc, which is no longer needed then
   View d_narrow;   // [N, C]: gradient of a norm's output, and of attention's
-  View attention;  // scratch of attention
-  View partials;   // partial sums over groups of rows
+  AttentionWorkspace attention;
+  View partials;  // partial sums over groups of rows
   View norm_partials;
   std::int64_t bytes = 0;
 
@@ -46,7 +46,7 @@ struct Workspace {
     d_fc = View(shared.data, t, n, c.inner);
     d_qkv = View(shared.data, t, n, 3 * c.width);
     d_narrow = plan.take(t, n, c.width);
-    attention = attention_scratch(plan, c, t, shape, sizes);
+    attention = AttentionWorkspace(plan, c, t, shape, sizes);
     partials = plan.take(a, sizes.row_groups(), wide);
     norm_partials = View(partials.data, a, sizes.row_groups(), 2 * c.width);
     bytes = plan.bytes();
@@ -81,9 +81,10 @@ void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* w
   Stream& s = call.stream;
 
   ops.layernorm(s, x, call.weight(kLn1Weight), call.weight(kLn1Bias), c.norm_eps, f.ln1, f.stats1);
-  call.linear(f.ln1, call.weight(kQkvWeight), call.weight(kQkvBias), f.qkv);
-  ops.attention(s, f.qkv, attention_shape(c, call.shape), f.att, f.lse, w.attention);
-  call.linear_add(f.att, call.weight(kAttProjWeight), call.weight(kAttProjBias), x, f.x1);
+  call.linear(f.ln1, call.weight(kQkvWeight), call.weight(kQkvBias),
+              attention_input(call, f.attention, w.attention));
+  attention_forward(call, f.attention, w.attention);
+  call.linear_add(f.attention.att, call.weight(kAttProjWeight), call.weight(kAttProjBias), x, f.x1);
 
   ops.layernorm(s, f.x1, call.weight(kLn2Weight), call.weight(kLn2Bias), c.norm_eps, f.ln2, f.stats2);
   call.linear_gelu(f.ln2, call.weight(kFcWeight), call.weight(kFcBias), f.fc, f.act);
@@ -110,10 +111,9 @@ void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* w
                          call.grad(kLn2Bias), w.norm_partials);
 
   // Now dx is the gradient of x1, and in the same way a part of x's gradient.
-  linear_backward(call, w, dx, f.att, kAttProjWeight, kAttProjBias);
+  linear_backward(call, w, dx, f.attention.att, kAttProjWeight, kAttProjBias);
   call.linear_dx(dx, call.weight(kAttProjWeight), w.d_narrow);
-  ops.attention_backward(s, f.qkv, f.att, f.lse, w.d_narrow, attention_shape(c, call.shape), w.d_qkv,
-                         w.attention);
+  attention_backward(call, f.attention, w.attention, w.d_narrow, w.d_qkv);
   linear_backward(call, w, w.d_qkv, f.ln1, kQkvWeight, kQkvBias);
   call.linear_dx(w.d_qkv, call.weight(kQkvWeight), w.d_narrow);
   ops.layernorm_backward(s, w.d_narrow, x, call.weight(kLn1Weight), f.stats1, dx, call.grad(kLn1Weight),

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "model/block.hpp"
+#include "model/block_attention.hpp"
 #include "model/units.hpp"
 
 namespace zg::model {
@@ -13,7 +14,8 @@ std::int64_t qkv_columns(const ModelConfig& c) {
 }
 
 struct Saved {
-  View norm1, stats1, qkv, att, lse, x1, norm2, stats2, gate_up, act;
+  View norm1, stats1, x1, norm2, stats2, gate_up, act;
+  SavedAttention attention;  // q and k after RoPE
   std::int64_t bytes = 0;
 
   Saved(const ModelConfig& c, DType t, BatchShape shape, void* base) {
@@ -22,9 +24,7 @@ struct Saved {
     const DType a = accumulator_of(t);
     norm1 = plan.take(t, n, c.width);
     stats1 = plan.take(a, n, 1);
-    qkv = plan.take(t, n, qkv_columns(c));  // q and k after RoPE
-    att = plan.take(t, n, c.heads * c.head_size);
-    lse = plan.take(a, shape.sequences * c.heads, shape.time);
+    attention = SavedAttention(plan, c, t, shape);
     x1 = plan.take(t, n, c.width);
     norm2 = plan.take(t, n, c.width);
     stats2 = plan.take(a, n, 1);
@@ -39,7 +39,7 @@ struct Workspace {
   View d_qkv;      // in the memory of d_act, which is no longer needed then
   View d_norm;     // [N, C]
   View d_att;      // [N, heads * head_size], in the same memory as d_norm
-  View attention;  // scratch of attention
+  AttentionWorkspace attention;
   View norm_partials;
   std::int64_t bytes = 0;
 
@@ -52,7 +52,7 @@ struct Workspace {
     const View narrow = plan.take(t, n, std::max(c.width, q));
     d_norm = View(narrow.data, t, n, c.width);
     d_att = View(narrow.data, t, n, q);
-    attention = attention_scratch(plan, c, t, shape, sizes);
+    attention = AttentionWorkspace(plan, c, t, shape, sizes);
     norm_partials = plan.take(accumulator_of(t), sizes.row_groups(), 2 * c.width);
     bytes = plan.bytes();
   }
@@ -116,7 +116,8 @@ constexpr std::uint32_t kOverwritten = ~(1u << llama::kNorm1 | 1u << llama::kNor
 // q and k are the first heads of a row, so one call rotates both.
 void rope(const Call& call, const View& qkv, bool inverse) {
   const ModelConfig& c = call.config;
-  call.ops.rope(call.stream, qkv, call.shape.time, c.heads + c.kv_heads, c.head_size, c.rope_theta, inverse);
+  call.ops.rope(call.stream, qkv, call.shape.part.positions(call.shape.time), c.heads + c.kv_heads,
+                c.head_size, c.rope_theta, inverse);
 }
 
 }  // namespace
@@ -134,10 +135,11 @@ void llama_block_forward(const Call& call, View x, View out, void* saved, void* 
   Stream& s = call.stream;
 
   ops.rmsnorm(s, x, call.weight(kNorm1), c.norm_eps, f.norm1, f.stats1);
-  Stack(call, kQ, kV).forward(f.norm1, f.qkv);
-  rope(call, f.qkv, false);
-  ops.attention(s, f.qkv, attention_shape(c, call.shape), f.att, f.lse, w.attention);
-  call.linear_add(f.att, call.weight(kO), View{}, x, f.x1);
+  const View qkv = attention_input(call, f.attention, w.attention);
+  Stack(call, kQ, kV).forward(f.norm1, qkv);
+  rope(call, qkv, false);
+  attention_forward(call, f.attention, w.attention);
+  call.linear_add(f.attention.att, call.weight(kO), View{}, x, f.x1);
 
   ops.rmsnorm(s, f.x1, call.weight(kNorm2), c.norm_eps, f.norm2, f.stats2);
   Stack(call, kGate, kUp).forward(f.norm2, f.gate_up);
@@ -165,10 +167,9 @@ void llama_block_backward(const Call& call, View x, void* saved, View dx, void* 
                        w.norm_partials);
 
   // Now dx is the gradient of x1, and in the same way a part of x's gradient.
-  call.linear_dw(dx, f.att, call.grad(kO));
+  call.linear_dw(dx, f.attention.att, call.grad(kO));
   call.linear_dx(dx, call.weight(kO), w.d_att);
-  ops.attention_backward(s, f.qkv, f.att, f.lse, w.d_att, attention_shape(c, call.shape), w.d_qkv,
-                         w.attention);
+  attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
   rope(call, w.d_qkv, true);
   Stack(call, kQ, kV).backward(w.d_qkv, f.norm1, w.d_norm);
   ops.rmsnorm_backward(s, w.d_norm, x, call.weight(kNorm1), f.stats1, dx, call.grad(kNorm1), w.norm_partials);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "model/block.hpp"
+#include "model/block_attention.hpp"
 #include "model/head.hpp"
 #include "model/units.hpp"
 #include "ziggurat/base/units.hpp"
@@ -95,7 +96,13 @@ void check_ids(const View& ids, BatchShape shape) {
 void check_shape(const ModelConfig& c, BatchShape shape) {
   ZG_ASSERT_LE(1, shape.sequences);
   ZG_ASSERT_LE(1, shape.time);
-  ZG_ASSERT_LE(shape.time, c.context);
+  ZG_ASSERT_LE(shape.time * shape.part.parts, c.context);
+}
+
+// A part of a sequence has others to exchange with.
+void check_exchange(BatchShape shape, const ContextExchange* exchange) {
+  ZG_ASSERT(shape.part.parts == 1 || exchange != nullptr, "a part of {} of each sequence, and no others",
+            shape.part.parts);
 }
 
 model::BlockBytes block_bytes(const ModelConfig& c, DType dtype, BatchShape shape, const OpSizes& sizes) {
@@ -179,8 +186,8 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
   check_rows(x, shape.rows(), config_.width, dtype_);
   const bool positions = config_.arch == Arch::kGpt2;
   const View wpe = positions ? model::param_view(weights, unit.params[model::embedding::kPositions]) : View{};
-  ops().embedding(s, ids, model::param_view(weights, unit.params[model::embedding::kTokens]), wpe, shape.time,
-                  x);
+  ops().embedding(s, ids, model::param_view(weights, unit.params[model::embedding::kTokens]), wpe,
+                  shape.part.positions(shape.time), x);
 }
 
 void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads,
@@ -193,19 +200,25 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
   const bool positions = config_.arch == Arch::kGpt2;
   if (into == Gradients::kOverwrite) ops().zero(s, grads);
   const View d_wpe = positions ? model::param_view(grads, unit.params[model::embedding::kPositions]) : View{};
-  ops().embedding_backward(s, ids, dx, shape.time,
+  ops().embedding_backward(s, ids, dx, shape.part.positions(shape.time),
                            model::param_view(grads, unit.params[model::embedding::kTokens]), d_wpe);
 }
 
+std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const {
+  return model::context_calls(config_, dtype_, shape, pass);
+}
+
 void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                          void* workspace) const {
+                          void* workspace, ContextExchange* exchange) const {
   const Unit& unit = units_[1];  // all blocks have the same layout
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
   check_rows(x, shape.rows(), config_.width, dtype_);
   if (out) check_rows(out, shape.rows(), config_.width, dtype_);
   ZG_ASSERT(x.data != out.data && saved != nullptr);
-  const model::Call call{ops(), s, config_, dtype_, shape, unit, weights, View{}};
+  check_exchange(shape, exchange);
+  const model::Call call{ops(),   s,      config_, dtype_,          shape,   unit,
+                         weights, View{}, 0,       Gradients::kAdd, exchange};
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_forward(call, x, out, saved, workspace);
   } else {
@@ -214,7 +227,7 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
 }
 
 void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
-                           View grads, void* workspace, Gradients into) const {
+                           View grads, void* workspace, Gradients into, ContextExchange* exchange) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -222,7 +235,8 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   check_rows(x, shape.rows(), config_.width, dtype_);
   check_rows(dx, shape.rows(), config_.width, dtype_);
   ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
-  const model::Call call{ops(), s, config_, dtype_, shape, unit, weights, grads, 0, into};
+  check_exchange(shape, exchange);
+  const model::Call call{ops(), s, config_, dtype_, shape, unit, weights, grads, 0, into, exchange};
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward(call, x, saved, dx, workspace);
   } else {

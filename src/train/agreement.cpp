@@ -19,7 +19,7 @@ std::vector<std::string> agreement_of(const RunPlan& plan) {
       fmt::format("seed {}", c.seed),
       fmt::format("precision {}, gradients {}", name_of(c.dtype), name_of(c.gradient_dtype)),
       fmt::format("batch of {} micro-batches of {} sequences of {} tokens on each of {} ranks",
-                  c.accumulation_steps, c.micro_batch, c.data.seq_len, c.ranks()),
+                  c.accumulation_steps, c.micro_batch, c.data.seq_len, c.data_ranks()),
       fmt::format("{} steps, an evaluation every {} of {} micro-batches, {} validation tokens", c.steps,
                   c.eval_every, c.eval_batches, plan.validation_tokens)};
   // The schedule shows in what the updates apply.

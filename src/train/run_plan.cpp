@@ -20,6 +20,18 @@ UpdateTiming update_timing(const RunConfig& config) {
   return verdict ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
 }
 
+// With Ulysses each rank of a context group has an equal share of the heads.
+void check_heads(const ParallelConfig& p, const ModelConfig& model) {
+  const auto divides = [&](int parts) { return model.heads % parts == 0 && model.kv_heads % parts == 0; };
+  if (p.context_method != ContextMethod::kUlysses || divides(p.context)) return;
+  int most = p.context;
+  while (!divides(most)) --most;
+  throw Error(Errc::kUsage, "parallel.context",
+              fmt::format("is {}, which does not divide the model's {} heads and {} for keys and values",
+                          p.context, model.heads, model.kv_heads),
+              fmt::format("set it to {}, or parallel.context_method to ring", most));
+}
+
 void check_model(const RunConfig& config, const ModelConfig& model) {
   if (model.vocab_size == 0) {
     throw Error(Errc::kUsage, "model.vocab_size",
@@ -32,6 +44,7 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
                 "lower data.seq_len");
   }
   validate(model);
+  check_heads(config.parallel, model);
 }
 
 // Makes a plan, part by part; each part needs those before it.
@@ -81,7 +94,7 @@ class Planner {
 
   void make_layout() {
     LayoutOptions o;
-    o.micro_batch = {config_.micro_batch, config_.data.seq_len};
+    o.micro_batch = {config_.micro_batch, config_.data.seq_len / config_.parallel.context};
     o.micro_batches = config_.accumulation_steps;
     o.accumulation = config_.accumulation;
     o.recompute = config_.recompute;

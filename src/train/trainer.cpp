@@ -70,6 +70,14 @@ void merge(StepExecutor& engine, const auto& all) {
   });
 }
 
+// This rank's part of the sequences.
+void cut(const RunPlan& plan, Batch& batch) {
+  const BatchShape shape = plan.layout->options.micro_batch;
+  if (shape.part.parts == 1) return;
+  batch.ids = shape.part.cut(batch.ids, shape.time);
+  batch.targets = shape.part.cut(batch.targets, shape.time);
+}
+
 }  // namespace
 
 Straggler slowest_of(const std::vector<double>& own) {
@@ -521,6 +529,7 @@ StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   for (std::size_t m = 0; m < batches.size(); ++m) {
     const std::int64_t number = static_cast<std::int64_t>(m) * place.data_ranks() + place.data_rank();
     data_->train_batch(config.seed, step, number * config.micro_batch, config.micro_batch, batches[m]);
+    cut(plans_[static_cast<std::size_t>(r)], batches[m]);
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }
   state.loader_seconds = seconds_between(begin, Clock::now());
@@ -544,6 +553,7 @@ double Trainer::evaluate_on(int r) {
   Batch batch;
   return rank(r).engine().evaluate(plan().evaluation_batches(), [&](std::int64_t i) {
     data_->validation_batch(i * plan().config.micro_batch, plan().config.micro_batch, batch);
+    cut(plans_[static_cast<std::size_t>(r)], batch);
     return MicroBatch{batch.ids.data(), batch.targets.data()};
   });
 }
@@ -590,6 +600,10 @@ std::string Trainer::describe() const {
                                           s.shards, kKept[s.keep_weights ? 1 : 0],
                                           plan().programs->gather_ahead > 0 ? "one unit ahead of their use"
                                                                             : "just before their use"));
+  }
+  if (const ModelParts& parts = layout.options.parts; parts.context > 1) {
+    text += fmt::format("\nsequences  in parts, one on each of {} ranks ({})", parts.context,
+                        parts.context_method == ContextMethod::kRing ? "ring" : "ulysses");
   }
   for (const OpenGpu& gpu : gpus_) text += "\ndevice     " + gpu.device->describe();
   if (!gpus_.empty() && !comm_.empty()) text += "\nexchange   " + comm_.front()->describe();

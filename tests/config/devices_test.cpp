@@ -71,6 +71,22 @@ TEST(ConfigPlaces, EveryRankHasOne) {
   }
 }
 
+// Ranks with parts of the same sequences count once in the batch.
+TEST_F(ConfigDevices, AContextGroupIsOneOfTheBatch) {
+  const RunConfig c = load_set({"devices=host:4", "parallel.context=2", "train_batch_size=8",
+                                "train_micro_batch_size_per_gpu=1", "zero_optimization.stage=3"});
+  EXPECT_EQ(c.parallel.context_method, ContextMethod::kRing);
+  EXPECT_EQ(c.data_ranks(), 2);
+  EXPECT_EQ(c.accumulation_steps, 4);
+  EXPECT_EQ(c.place_of(3).sharding.ranks, 4);
+  EXPECT_EQ(c.place_of(3).sharding.shards, 4);
+  EXPECT_EQ(c.place_of(3).context_part(), 1);
+  EXPECT_EQ(c.place_of(3).data_rank(), 1);
+  const RunConfig ulysses =
+      load_set({"devices=host:4", "parallel.context=4", "parallel.context_method=ulysses"});
+  EXPECT_EQ(ulysses.place_of(2).parts.context_method, ContextMethod::kUlysses);
+}
+
 TEST_F(ConfigDevices, MistakesAreNamed) {
   struct Case {
     const char* overlay;

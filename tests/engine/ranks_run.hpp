@@ -14,6 +14,8 @@ namespace zg::test {
 struct RanksWay {
   int ranks = 1, shards = 1;
   bool keep_weights = false;
+  int context = 1;  // ranks with parts of the same sequences
+  ContextMethod method = ContextMethod::kRing;
   int stages = 1;
   PipelineOptions pipeline = {};
   int world() const { return ranks * stages; }
@@ -109,8 +111,9 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
   std::map<std::string, std::vector<bool>> first_brought, brought;
   const auto work = [&](CommRank* comm) {
     TinySetup mine = setup;
-    mine.layout.micro_batches = setup.layout.micro_batches / way.ranks;
+    mine.layout.micro_batches = setup.layout.micro_batches / (way.ranks / way.context);
     mine.layout.sharding = {way.ranks, comm->rank() % way.ranks, way.shards, way.keep_weights};
+    mine.layout.parts.context = way.context, mine.layout.parts.context_method = way.method;
     mine.layout.parts.stages = way.stages, mine.layout.parts.stage = comm->rank() / way.ranks;
     mine.layout.pipeline = way.pipeline;
     mine.comm = way.world() > 1 ? comm : nullptr;

@@ -42,6 +42,7 @@ enum class Verify { kYes, kNo };
 struct TinySetup {
   ModelConfig model = tiny_gpt2();
   DType dtype = DType::kF32;
+  // With context parallelism micro_batch has whole sequences all the same.
   LayoutOptions layout = {.micro_batch = {2, 13}, .micro_batches = 3, .state_segment_bytes = 48 << 10};
   UpdateTiming timing = UpdateTiming::kDeferred;
   double clip = 0.5;
@@ -163,7 +164,7 @@ class TinyRun {
       : setup_(with_gradient(std::move(setup))),
         ops_device_(make_test_device(kAnyBudget, nullptr, setup_.graphs)),
         model_(setup_.model, setup_.dtype, ops_device_->ops()),
-        layout_(model_, setup_.layout),
+        layout_(model_, of_part(setup_.layout)),
         programs_(layout_, setup_.timing, setup_.gather_ahead),
         budgets_(budgets_of(setup_)) {
     // Any host device may use the ops of another; a CUDA device's ops are its own.
@@ -207,7 +208,7 @@ class TinyRun {
   }
 
   Batch batch(std::int64_t step, std::int64_t m) const {
-    return setup_.data ? setup_.data(step, m) : tiny_batch(setup_, step, m);
+    return cut(setup_.data ? setup_.data(step, m) : tiny_batch(setup_, step, m));
   }
   UpdateRule rule() const {
     UpdateRule r;
@@ -223,9 +224,9 @@ class TinyRun {
   StepResult step(Then then) {
     std::vector<Batch> batches;
     std::vector<MicroBatch> micro_batches;
-    const Sharding& sharding = setup_.layout.sharding;
+    const RankPlace place = setup_.layout.place();
     for (std::int64_t m = 0; m < setup_.layout.micro_batches; ++m)
-      batches.push_back(batch(steps_, m * sharding.ranks + sharding.rank));
+      batches.push_back(batch(steps_, m * place.data_ranks() + place.data_rank()));
     for (const Batch& b : batches) micro_batches.push_back({b.ids.data(), b.targets.data()});
     const UpdateRule now = rule();
     const StepResult result = engine_->train_step(steps_++, micro_batches, now, then);
@@ -235,7 +236,7 @@ class TinyRun {
   double evaluate() {
     Batch now;
     return engine_->evaluate(setup_.eval_micro_batches, [&](std::int64_t i) {
-      now = tiny_batch(setup_, 1000, i);
+      now = cut(tiny_batch(setup_, 1000, i));
       return MicroBatch{now.ids.data(), now.targets.data()};
     });
   }
@@ -373,6 +374,16 @@ class TinyRun {
       if (e.code() != Errc::kMemory) throw;
       return {store_->acquire(id, Tier::kDevice, access), Tier::kDevice};
     }
+  }
+  // This rank's part of the sequences.
+  static LayoutOptions of_part(LayoutOptions o) {
+    ZG_ASSERT_EQ(o.micro_batch.time % o.parts.context, 0);
+    o.micro_batch.time /= o.parts.context;
+    return o;
+  }
+  Batch cut(Batch whole) const {
+    const BatchShape shape = layout_.options.micro_batch;
+    return {shape, shape.part.cut(whole.ids, shape.time), shape.part.cut(whole.targets, shape.time)};
   }
   static TinySetup with_gradient(TinySetup s) {
     s.layout.gradient = s.gradient.value_or(s.dtype);

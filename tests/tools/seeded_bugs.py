@@ -22,7 +22,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 EXECUTOR, ISSUE = "src/engine/step_executor.cpp", "src/engine/issue.cpp"
 SCHEDULE, LAYOUT = "src/engine/schedule.cpp", "src/engine/layout.cpp"
 COMM, TRAINER, RANK = "src/comm/host_comm.cpp", "src/train/trainer.cpp", "src/train/rank.cpp"
+ATTENTION, HOST_ATTENTION = "src/model/block_attention.cpp", "kernels/host/attention.cpp"
+PART = "include/ziggurat/model/sequence_part.hpp"
 ENGINE = ("zg_test_engine", "Setups/Ranks.*:RanksIn*:Models/RanksMatrixOf.*/gpt2_untied")
+CONTEXT = ("zg_test_engine", "Context*")
 TRAIN = ("zg_test_train", "RanksOfARun.EveryStage*:RanksInit*")
 # The back end of GPUs, over fakes of CUDA and of NCCL.
 NCCL = "src/comm/nccl_comm.cpp"
@@ -129,6 +132,34 @@ BUGS = (
         ((NCCL, "static_cast<const char*>(c.in) + at, n);", "static_cast<const char*>(c.in), n);"),), GPUS),
     Bug("a failure of another process is not heard while NCCL works",
         ((NCCL, "      world_->listen();\n", ""),), GPUS),
+    Bug("parts of attention are added without their weights",
+        ((HOST_ATTENTION, "keep[c] = std::exp(before - all);", "keep[c] = 1.0f;"),), CONTEXT),
+    Bug("the log-sum-exp of the last part alone",
+        ((HOST_ATTENTION, "    lse[c] = all;", "    lse[c] = here;"),), CONTEXT),
+    Bug("a ring of parts in one piece",
+        ((PART, "return {time, part * chunk, (2 * parts - 2 - part) * chunk};",
+          "(void)chunk;\n    return {time, part * time, part * time};"),), CONTEXT),
+    Bug("rows count from 0 on every rank",
+        (("src/model/llama_block.cpp", "call.shape.part.positions(call.shape.time), c.heads", "call.shape.time, c.heads"),
+         ("src/model/model.cpp", "                  shape.part.positions(shape.time), x);", "                  shape.time, x);")),
+        CONTEXT),
+    Bug("gradients of keys and values of other parts are dropped",
+        ((ATTENTION, "r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch);",
+          "r.queries(d_att), r.block, r.queries(w.sums), r.keys(step == 0 ? sums : next_sums), w.scratch);"),), CONTEXT),
+    Bug("gradients of keys and values stay where they are last",
+        ((ATTENTION, "ops.cast(s, w.dkv[parts % 2], d_qkv", "ops.cast(s, w.dkv[(parts + 1) % 2], d_qkv"),), CONTEXT),
+    Bug("a part before one's own is seen by causality",
+        ((ATTENTION, "    if (from < shape.part.part) block.keys = chunk;",
+          "    if (from < shape.part.part) block.causal = true;"),), CONTEXT),
+    Bug("all queries see a later part",
+        ((ATTENTION, "block.queries = chunk, first_query = chunk;", "first_query = 0;"),), CONTEXT),
+    Bug("heads of keys in another order than those of queries",
+        ((ATTENTION, "visit(rows.row_range(b * time, time).col_range(c.first + i * share, share),",
+          "visit(rows.row_range(b * time, time).col_range(c.first + (c.first == 0 ? i : parts - 1 - i) * share, share),"),),
+        CONTEXT),
+    Bug("targets of whole sequences from the beginning",
+        ((TRAINER, "  batch.targets = shape.part.cut(batch.targets, shape.time);\n", ""),),
+        ("zg_test_train", "ContextRuns.*")),
 )
 
 

@@ -105,6 +105,7 @@ struct ParallelConfig {
   std::int64_t quantized_gradient_bits = 4;  // of RunConfig::quantize_gradients, 4 or 8
   // Degrees of the parallelism that spreads the model (ModelParts); their product divides the ranks.
   int tensor = 1, context = 1, pipeline = 1;
+  ContextMethod context_method = ContextMethod::kRing;
 };
 
 struct RunConfig {
@@ -160,7 +161,8 @@ struct RunConfig {
     const int tensor = parallel.tensor, same = sharding_ranks();
     const int shards = zero_stage == 0 || same == 1 ? 1 : shard_group > 0 ? shard_group : same;
     return {{same, rank / tensor % same, shards, zero_stage < 3},
-            {tensor, parallel.context, parallel.pipeline, rank % tensor, rank / (tensor * same)}};
+            {tensor, parallel.context, parallel.pipeline, rank % tensor, rank / (tensor * same),
+             parallel.context_method}};
   }
 };
 

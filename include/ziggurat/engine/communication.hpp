@@ -55,9 +55,10 @@ std::vector<int> members_of(const RankPlace& place, CommAxis axis);
 // member's row, or of what is passed (Communicator).
 struct CommCall {
   CommAxis axis = CommAxis::kShards;
-  bool sums = false;  // a reduce-scatter, or an all-to-all of codes; else an all-gather
+  bool sums = false;  // a reduce-scatter, or an all-to-all of codes; else an all-gather, or an all-to-all
   std::int64_t count = 0;
   DType dtype = DType::kF32;
+  bool passes = false;     // instead of these: a send to the next member, and a receive from the one before
   int to = -1, from = -1;  // the stage that this one sends to or receives from; -1: none
 };
 // The calls that the operation makes, in order.

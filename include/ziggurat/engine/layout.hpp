@@ -16,7 +16,7 @@ inline constexpr int kFrozen = -1;  // group of a parameter that is not trained 
 inline constexpr std::int32_t kAllUnits = std::numeric_limits<std::int32_t>::max();
 
 struct LayoutOptions {
-  BatchShape micro_batch;
+  BatchShape micro_batch;          // its part is that of `parts` and `sharding`, which the layout puts there
   std::int64_t micro_batches = 1;  // per step
   Accumulation accumulation = Accumulation::kLayerMajor;
   bool recompute = true;          // keep only each block's input, and run its forward again in backward
@@ -41,6 +41,7 @@ struct LayoutOptions {
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
 
   RankPlace place() const { return {sharding, parts}; }
+  SequencePart sequence_part() const { return {parts.context, place().context_part(), parts.context_method}; }
 };
 
 // Of the tensors of all units, a stage of a pipeline has those of its own. With a tied embedding the last one

@@ -34,6 +34,12 @@ struct Sharding {
   int rank_of_piece(int piece) const { return piece % replicas() * shards + piece / replicas(); }
 };
 
+// How the ranks of a context group compute attention, each with a part of every sequence.
+//   ring     keys and values go around the group; a rank has two chunks of each sequence, one from its
+//            beginning and one from its end, so that all ranks have equally many keys to attend to
+//   ulysses  queries, keys and values are exchanged, so that each rank has some heads of whole sequences
+enum class ContextMethod { kRing, kUlysses };
+
 // How the model itself is spread over ranks, which compute with different weights or different tokens:
 // `tensor` ranks have a part of every layer each, `stages` a stretch of the layers each, and `context` a part
 // of every sequence each. Those of a context group compute with the same weights, so Sharding counts them, as
@@ -41,6 +47,7 @@ struct Sharding {
 struct ModelParts {
   int tensor = 1, context = 1, stages = 1;
   int tensor_part = 0, stage = 0;  // this rank's
+  ContextMethod context_method = ContextMethod::kRing;
 };
 
 // The order in which the stages of a pipeline take up micro-batches (engine/pipeline.hpp).

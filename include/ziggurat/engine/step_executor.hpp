@@ -154,6 +154,7 @@ class StepExecutor {
  private:
   class Timer;
   class Position;
+  class ContextParts;
   ProgramStart begin_activity(Activity activity);
   void run_program(const ProgramStart& start);
   void issue_again(const StepOp& op);
@@ -204,6 +205,7 @@ class StepExecutor {
   std::unique_ptr<void, std::function<void(void*)>> workspace_;  // in the device's arena
   std::unique_ptr<Position> position_;
   std::unique_ptr<Timer> timer_;
+  std::unique_ptr<ContextParts> context_;  // null: sequences are whole
   std::unique_ptr<StallMeter> stall_;
   std::unique_ptr<Staging> staging_;  // of Workspace::inputs()
   std::vector<Lease> leases_;

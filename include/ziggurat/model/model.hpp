@@ -16,6 +16,8 @@
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/kernels/types.hpp"
 #include "ziggurat/model/config.hpp"
+#include "ziggurat/model/context_exchange.hpp"
+#include "ziggurat/model/sequence_part.hpp"
 
 namespace zg {
 
@@ -43,10 +45,14 @@ struct Unit {
   const Param& param(const std::string& name_or_suffix) const;
 };
 
+// `time`: tokens of each sequence that are here, which are the part of it that `part` says.
 struct BatchShape {
   std::int64_t sequences = 0, time = 0;
+  SequencePart part = {};
   std::int64_t rows() const { return sequences * time; }
 };
+
+enum class Pass { kForward, kBackward };
 
 // What a backward call does with the gradients that it is given: adds its own to them, or overwrites all of
 // them, gaps between parameters included, whatever they held. Both give the same numbers where they held
@@ -74,6 +80,8 @@ class Model {
   std::int64_t saved_bytes(BatchShape shape) const;       // `saved`: what backward needs besides that input
   std::int64_t block_workspace_bytes(BatchShape shape) const;  // scratch of a block's forward and backward
   std::int64_t head_workspace_bytes(BatchShape shape) const;   // scratch of the head's calls
+  // What a block exchanges with the other parts of its sequences in a pass, in order.
+  std::vector<ContextCall> context_calls(BatchShape shape, Pass pass) const;
 
   // All calls enqueue work on `s` and return. `weights` (T) and `grads` (of accumulator_dtype(), added to or
   // overwritten) are a unit's flat tensors [1, count]. `ids` and `targets` are i32 [1,N]; a target below 0 is
@@ -86,13 +94,14 @@ class Model {
 
   // out [N,C] = block(x [N,C]), both of T; fills `saved` (saved_bytes()). `out` must not alias `x`. Run again
   // on the same x it gives the same bits, so activations can be recomputed; a null `out` then skips the last
-  // product.
+  // product. `exchange`: with the other parts of the sequences; null where these are whole.
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                     void* workspace) const;
+                     void* workspace, ContextExchange* exchange = nullptr) const;
   // dx [N,C] of T holds the gradient of the block's output, and is overwritten with that of its input. The
   // content of `saved` is destroyed.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
-                      void* workspace, Gradients into = Gradients::kAdd) const;
+                      void* workspace, Gradients into = Gradients::kAdd,
+                      ContextExchange* exchange = nullptr) const;
 
   // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
   // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when

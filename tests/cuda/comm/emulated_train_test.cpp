@@ -122,6 +122,25 @@ TEST_F(TrainOnGpus, EveryStageGivesTheSameBitsAndNearlyTheProcessors) {
     ASSERT_NEAR(host.weights[i], first.weights[i], 2e-4) << i;
 }
 
+// Ranks with parts of the same sequences. What attention exchanges is no part of a graph that is replayed.
+TEST_F(TrainOnGpus, PartsOfSequencesAreNearlyTheProcessors) {
+  for (const char* method : {"ring", "ulysses"}) {
+    SCOPED_TRACE(method);
+    const Strings parts{"parallel.context=2", std::string("parallel.context_method=") + method,
+                        "zero_optimization.stage=3"};
+    Strings graphs = parts;
+    graphs.push_back("cuda.graphs=true");
+    const Outcome gpu = run("cuda:0-1", parts), replayed = run("cuda:0-1", graphs),
+                  host = run("host:2", parts);
+    EXPECT_EQ(replayed.losses, gpu.losses);
+    EXPECT_EQ(replayed.weights, gpu.weights);
+    for (std::size_t i = 0; i < host.losses.size(); ++i) EXPECT_NEAR(host.losses[i], gpu.losses[i], 1e-5);
+    ASSERT_EQ(host.weights.size(), gpu.weights.size());
+    for (std::size_t i = 0; i < host.weights.size(); ++i)
+      ASSERT_NEAR(host.weights[i], gpu.weights[i], 2e-4) << i;
+  }
+}
+
 // The staging memory of communication counts against the budget, and the smallest budget says so.
 TEST_F(TrainOnGpus, StagingIsAPartOfTheBudget) {
   const Error error = test::error_of([&] { run("cuda:0,1", {"tiers.device=32MiB", "tiers.host=64MiB"}); });

@@ -1,0 +1,54 @@
+// What a model's attention exchanges with the other parts of a context group, over a communicator. On a
+// stream of its own, so that keys and values go around the ring beside the attention to those that are there.
+// Calls are never recorded (Device::repeat), since each must meet the others'.
+#pragma once
+#include <memory>
+
+#include "engine/timer.hpp"
+#include "ziggurat/comm/comm.hpp"
+#include "ziggurat/model/context_exchange.hpp"
+
+namespace zg {
+
+class StepExecutor::ContextParts final : public ContextExchange {
+ public:
+  // The timer must outlive it.
+  ContextParts(Device& device, std::unique_ptr<Communicator> group, Timer& timer)
+      : group_(std::move(group)), timer_(timer), stream_(device.make_stream("context")) {}
+
+  Stream& stream() { return *stream_; }
+  CommTraffic traffic() const { return group_->traffic(); }
+  // The calls from here on are for this operation, which outlives the work.
+  void begin_op(const StepOp& op) { op_ = &op; }
+
+  void begin_pass(Stream& s, const View& mine, const View& from_before) override {
+    stream_->wait(s.record());
+    const Timer::Comm timed(timer_, *stream_, CommAxis::kContext, *op_);
+    const int rank = group_->rank(), size = group_->size();
+    const auto send = [&] { group_->send(*stream_, mine.data, mine.count(), mine.dtype, (rank + 1) % size); };
+    // A send ends when it is received, so of two neighbours one must receive first; of a ring with an odd
+    // number of members two neighbours may both send first, and are relieved by those behind them.
+    if (rank % 2 == 0) send();
+    group_->receive(*stream_, from_before.data, from_before.count(), from_before.dtype,
+                    (rank + size - 1) % size);
+    if (rank % 2 == 1) send();
+  }
+  void end_pass(Stream& s) override { s.wait(stream_->record()); }
+
+  void all_to_all(Stream& s, const View& in, const View& out) override {
+    stream_->wait(s.record());
+    {
+      const Timer::Comm timed(timer_, *stream_, CommAxis::kContext, *op_);
+      group_->all_to_all(*stream_, in.data, out.data, in.count() / group_->size(), in.dtype);
+    }
+    s.wait(stream_->record());
+  }
+
+ private:
+  std::unique_ptr<Communicator> group_;
+  Timer& timer_;
+  std::unique_ptr<Stream> stream_;
+  const StepOp* op_ = nullptr;
+};
+
+}  // namespace zg

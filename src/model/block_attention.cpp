@@ -1,0 +1,262 @@
+#include "model/block_attention.hpp"
+
+#include <array>
+
+namespace zg::model {
+namespace {
+
+bool is_ring(BatchShape shape) {
+  return shape.part.parts > 1 && shape.part.method == ContextMethod::kRing;
+}
+bool is_ulysses(BatchShape shape) {
+  return shape.part.parts > 1 && shape.part.method == ContextMethod::kUlysses;
+}
+
+std::int64_t q_columns(const ModelConfig& c) {
+  return c.heads * c.head_size;
+}
+std::int64_t kv_columns(const ModelConfig& c) {
+  return 2 * c.kv_heads * c.head_size;
+}
+
+// Of what attention sees at once: with Ulysses whole sequences, and a share of the heads.
+AttentionShape attention_shape(const ModelConfig& c, BatchShape shape) {
+  const std::int64_t share = is_ulysses(shape) ? shape.part.parts : 1;
+  ZG_ASSERT(c.heads % share == 0 && c.kv_heads % share == 0, "{} and {} heads in {} shares", c.heads,
+            c.kv_heads, share);
+  return {.batch = shape.sequences,
+          .time = shape.time * share,
+          .heads = c.heads / share,
+          .kv_heads = c.kv_heads / share,
+          .head_size = c.head_size};
+}
+
+// What the rows of this part see of the keys of part `from`: of their own what causality allows, of a part
+// that is before theirs its first chunk, and of a later part all, but for the first chunk of their own, which
+// sees nothing.
+struct RingBlock {
+  AttentionBlock block;
+  std::int64_t first_query = 0;
+
+  RingBlock(const ModelConfig& c, BatchShape shape, int from) {
+    const std::int64_t time = shape.time, chunk = time / 2;
+    block = {.batch = shape.sequences, .queries = time, .keys = time, .query_step = time, .key_step = time};
+    block.heads = c.heads, block.kv_heads = c.kv_heads, block.head_size = c.head_size;
+    block.causal = from == shape.part.part;
+    block.merge = !block.causal;
+    if (from < shape.part.part) block.keys = chunk;
+    if (from > shape.part.part) block.queries = chunk, first_query = chunk;
+  }
+  View queries(const View& x) const { return x.row_range(first_query, block.query_rows()); }
+  View keys(const View& x) const { return x.row_range(0, block.key_rows()); }
+  View lse(const View& x) const { return x.col_range(first_query, block.queries); }
+};
+
+int part_at(BatchShape shape, int step) {
+  return (shape.part.part - step + shape.part.parts) % shape.part.parts;
+}
+
+void ring_forward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
+  const std::int64_t q_cols = q_columns(call.config);
+  const View q = saved.qkv.col_range(0, q_cols);
+  call.ops.cast(call.stream, saved.qkv.col_range(q_cols, kv_columns(call.config)), w.kv[0]);
+  const int parts = call.shape.part.parts;
+  for (int step = 0; step < parts; ++step) {
+    const View &here = w.kv[step % 2], &next = w.kv[(step + 1) % 2];
+    const RingBlock r(call.config, call.shape, part_at(call.shape, step));
+    if (step + 1 < parts) call.exchange->begin_pass(call.stream, here, next);
+    call.ops.attention_block(call.stream, r.queries(q), r.keys(here), r.block, r.queries(w.sums),
+                             r.lse(saved.lse));
+    if (step + 1 < parts) call.exchange->end_pass(call.stream);
+  }
+  call.ops.cast(call.stream, w.sums, saved.att);
+}
+
+void ring_backward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w,
+                   const View& d_att, const View& d_qkv) {
+  const std::int64_t q_cols = q_columns(call.config), kv_cols = kv_columns(call.config);
+  const View q = saved.qkv.col_range(0, q_cols);
+  Ops& ops = call.ops;
+  Stream& s = call.stream;
+  ops.cast(s, saved.qkv.col_range(q_cols, kv_cols), w.kv[0]);
+  ops.zero(s, w.sums);
+  ops.zero(s, w.dkv[0]);
+  const int parts = call.shape.part.parts;
+  for (int step = 0; step < parts; ++step) {
+    const View &here = w.kv[step % 2], &next = w.kv[(step + 1) % 2];
+    const View &sums = w.dkv[step % 2], &next_sums = w.dkv[(step + 1) % 2];
+    const RingBlock r(call.config, call.shape, part_at(call.shape, step));
+    if (step + 1 < parts) call.exchange->begin_pass(s, here, next);
+    ops.attention_block_backward(s, r.queries(q), r.keys(here), r.queries(saved.att), r.lse(saved.lse),
+                                 r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch);
+    if (step + 1 < parts) call.exchange->end_pass(s);
+    call.exchange->begin_pass(s, sums, next_sums);
+    call.exchange->end_pass(s);
+  }
+  ops.cast(s, w.sums, d_qkv.col_range(0, q_cols));
+  ops.cast(s, w.dkv[parts % 2], d_qkv.col_range(q_cols, kv_cols));
+}
+
+// Columns of rows that belong to heads, in the order of the heads; each part gets an equal share.
+struct HeadColumns {
+  std::int64_t first = 0, count = 0;
+};
+using Columns = std::array<HeadColumns, 3>;
+
+Columns qkv_columns(const ModelConfig& c) {
+  const std::int64_t q = q_columns(c), k = kv_columns(c) / 2;
+  return {HeadColumns{0, q}, {q, k}, {q + k, k}};
+}
+Columns q_only(const ModelConfig& c) {
+  return {HeadColumns{0, q_columns(c)}};
+}
+
+std::int64_t width_of(const Columns& columns, std::int64_t parts) {
+  std::int64_t width = 0;
+  for (const HeadColumns& c : columns) width += c.count / parts;
+  return width;
+}
+
+// The rows of a buffer that holds all rows of `parts` parts, each with a share of the columns.
+View in_shares(const View& buffer, BatchShape shape, std::int64_t width) {
+  return {buffer.data, buffer.dtype, shape.rows() * shape.part.parts, width};
+}
+
+// visit(rows of sequence b, columns for part i or of it, rows and columns of the packed piece).
+template <class F>
+void for_pieces(BatchShape shape, const Columns& columns, std::int64_t b, const View& rows,
+                const View& packed, const F& visit) {
+  const std::int64_t parts = shape.part.parts, time = shape.time;
+  for (std::int64_t i = 0; i < parts; ++i) {
+    std::int64_t at = 0;
+    for (const HeadColumns& c : columns) {
+      const std::int64_t share = c.count / parts;
+      if (share > 0) {
+        visit(rows.row_range(b * time, time).col_range(c.first + i * share, share),
+              packed.row_range((b * parts + i) * time, time).col_range(at, share));
+      }
+      at += share;
+    }
+  }
+}
+
+// rows [N, ...] of this rank become `whole`: its share of the heads, of all rows of each sequence.
+void to_heads(const Call& call, const AttentionWorkspace& w, const Columns& columns, const View& rows,
+              const View& whole) {
+  const std::int64_t parts = call.shape.part.parts, all = parts * call.shape.time;
+  const View packed = in_shares(w.packed, call.shape, width_of(columns, parts));
+  const View out = in_shares(whole, call.shape, packed.cols);
+  for (std::int64_t b = 0; b < call.shape.sequences; ++b) {
+    for_pieces(call.shape, columns, b, rows, packed,
+               [&](const View& from, const View& to) { call.ops.cast(call.stream, from, to); });
+    call.exchange->all_to_all(call.stream, packed.row_range(b * all, all), out.row_range(b * all, all));
+  }
+}
+
+// And back.
+void to_rows(const Call& call, const AttentionWorkspace& w, const Columns& columns, const View& whole,
+             const View& rows) {
+  const std::int64_t parts = call.shape.part.parts, all = parts * call.shape.time;
+  const View packed = in_shares(w.packed, call.shape, width_of(columns, parts));
+  const View in = in_shares(whole, call.shape, packed.cols);
+  for (std::int64_t b = 0; b < call.shape.sequences; ++b) {
+    call.exchange->all_to_all(call.stream, in.row_range(b * all, all), packed.row_range(b * all, all));
+    for_pieces(call.shape, columns, b, rows, packed,
+               [&](const View& to, const View& from) { call.ops.cast(call.stream, from, to); });
+  }
+}
+
+struct UlyssesViews {
+  AttentionShape shape;
+  View qkv, att;
+  UlyssesViews(const Call& call, const SavedAttention& saved)
+      : shape(attention_shape(call.config, call.shape)),
+        qkv(in_shares(saved.qkv, call.shape, width_of(qkv_columns(call.config), call.shape.part.parts))),
+        att(in_shares(saved.whole, call.shape, width_of(q_only(call.config), call.shape.part.parts))) {}
+};
+
+}  // namespace
+
+SavedAttention::SavedAttention(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape) {
+  const std::int64_t n = shape.rows();
+  const AttentionShape a = attention_shape(c, shape);
+  qkv = plan.take(dtype, n, q_columns(c) + kv_columns(c));
+  att = plan.take(dtype, n, q_columns(c));
+  lse = plan.take(accumulator_of(dtype), a.batch * a.heads, a.time);
+  if (is_ulysses(shape)) whole = plan.take(dtype, n, q_columns(c));
+}
+
+AttentionWorkspace::AttentionWorkspace(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape,
+                                       const OpSizes& sizes) {
+  const std::int64_t n = shape.rows(), q = q_columns(c), kv_cols = kv_columns(c);
+  const DType a = accumulator_of(dtype);
+  std::int64_t bytes = 0;
+  if (is_ring(shape)) {
+    bytes = sizes.attention_block_scratch_bytes(dtype, RingBlock(c, shape, shape.part.part).block);
+    sums = plan.take(a, n, q);
+    for (View& v : kv) v = plan.take(dtype, n, kv_cols);
+    for (View& v : dkv) v = plan.take(a, n, kv_cols);
+  } else {
+    bytes = sizes.attention_scratch_bytes(dtype, attention_shape(c, shape));
+  }
+  if (is_ulysses(shape)) {
+    qkv = plan.take(dtype, n, q + kv_cols);
+    packed = plan.take(dtype, n, q + kv_cols);
+    d_whole = plan.take(dtype, n, q);
+  }
+  if (bytes > 0) scratch = plan.take(DType::kU8, 1, bytes);
+}
+
+View attention_input(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
+  return is_ulysses(call.shape) ? w.qkv : saved.qkv;
+}
+
+void attention_forward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
+  if (is_ring(call.shape)) return ring_forward(call, saved, w);
+  const AttentionShape shape = attention_shape(call.config, call.shape);
+  if (!is_ulysses(call.shape))
+    return call.ops.attention(call.stream, saved.qkv, shape, saved.att, saved.lse, w.scratch);
+  to_heads(call, w, qkv_columns(call.config), w.qkv, saved.qkv);
+  const UlyssesViews v(call, saved);
+  call.ops.attention(call.stream, v.qkv, v.shape, v.att, saved.lse, w.scratch);
+  to_rows(call, w, q_only(call.config), saved.whole, saved.att);
+}
+
+void attention_backward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w,
+                        const View& d_att, const View& d_qkv) {
+  if (is_ring(call.shape)) return ring_backward(call, saved, w, d_att, d_qkv);
+  const AttentionShape shape = attention_shape(call.config, call.shape);
+  if (!is_ulysses(call.shape)) {
+    return call.ops.attention_backward(call.stream, saved.qkv, saved.att, saved.lse, d_att, shape, d_qkv,
+                                       w.scratch);
+  }
+  to_heads(call, w, q_only(call.config), d_att, w.d_whole);
+  const UlyssesViews v(call, saved);
+  call.ops.attention_backward(call.stream, v.qkv, v.att, saved.lse,
+                              in_shares(w.d_whole, call.shape, v.att.cols), v.shape,
+                              in_shares(w.qkv, call.shape, v.qkv.cols), w.scratch);
+  to_rows(call, w, qkv_columns(call.config), w.qkv, d_qkv);
+}
+
+std::vector<ContextCall> context_calls(const ModelConfig& c, DType dtype, BatchShape shape, Pass pass) {
+  using Kind = ContextCall::Kind;
+  const int parts = shape.part.parts;
+  std::vector<ContextCall> calls;
+  const std::int64_t rows = shape.rows(), q = q_columns(c), kv = kv_columns(c);
+  if (is_ring(shape)) {
+    for (int step = 0; step < parts; ++step) {
+      if (step + 1 < parts) calls.push_back({Kind::kPass, rows * kv, dtype});
+      if (pass == Pass::kBackward) calls.push_back({Kind::kPass, rows * kv, accumulator_of(dtype)});
+    }
+  } else if (is_ulysses(shape)) {
+    const std::int64_t before = pass == Pass::kForward ? q + kv : q,
+                       after = pass == Pass::kForward ? q : q + kv;
+    for (const std::int64_t columns : {before, after}) {
+      const ContextCall of_sequence{Kind::kAllToAll, shape.time * columns / parts, dtype};
+      calls.insert(calls.end(), static_cast<std::size_t>(shape.sequences), of_sequence);
+    }
+  }
+  return calls;
+}
+
+}  // namespace zg::model

@@ -94,13 +94,15 @@ struct RmsNormBackward {
   Strided<Acc<T>> scratch;  // [row groups, cols]
 };
 
-// wte [vocabulary, cols], wpe [positions, cols] or null; row r of `out` has position r % time.
+// wte [vocabulary, cols], wpe [positions, cols] or null; row r of `out` has position r % time. Ids outside of
+// a part have rows of zeros, and no gradient.
 template <class T>
 struct Embedding {
   const std::int32_t* ids = nullptr;
   std::int64_t vocabulary = 0, positions = 0, time = 0;
   Strided<const T> wte, wpe;
   Strided<T> out;
+  TablePart part = {};
 };
 
 template <class T>
@@ -109,6 +111,7 @@ struct EmbeddingBackward {
   std::int64_t vocabulary = 0, positions = 0, time = 0;
   Strided<const T> dout;
   Strided<Acc<T>> dwte, dwpe;  // +=; either may be null
+  TablePart part = {};
 };
 
 template <class T>
@@ -118,6 +121,24 @@ struct CrossEntropy {
   double* loss_sum = nullptr;             // +=
   Strided<T> dlogits;  // null: loss only; may share the logits' memory if rows start at the same addresses
   double scale = 1;    // factor of dlogits, not of the loss; positive
+};
+
+// Of tokens first, first + 1, ..., of which logits [rows, cols] are.
+template <class T>
+struct SoftmaxPart {
+  Strided<const Acc<T>> logits;
+  const std::int32_t* targets = nullptr;
+  std::int64_t first = 0;
+  Acc<T>* numbers =
+      nullptr;  // [3, rows]: largest logit, sum of exp(logit - largest), the target's logit or 0
+};
+// The numbers of all parts, one after the other, and this part's logits.
+template <class T>
+struct CrossEntropyPart {
+  CrossEntropy<T> local;  // dlogits may not share the logits' memory
+  std::int64_t first = 0;
+  const Acc<T>* numbers = nullptr;  // [3 * parts, rows]
+  std::int64_t parts = 1;
 };
 
 // Arrays of an optimizer update (kernels/host/update.hpp), n elements each, of any alignment. They must not

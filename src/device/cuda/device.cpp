@@ -125,6 +125,8 @@ class CudaBackend {
   ZG_OP(embedding)
   ZG_OP(embedding_backward)
   ZG_OP(cross_entropy)
+  ZG_OP(softmax_part)
+  ZG_OP(cross_entropy_part)
 #undef ZG_OP
 
   template <class T>

@@ -40,6 +40,9 @@ Layout::Layout(const Model& m_, const LayoutOptions& o)
       table(o.drives, o.device_granule),
       state_(with_full(o.state, m_)),
       segment_elements_(state_.elements_within(o.state_segment_bytes)) {
+  ZG_ASSERT(o.parts.tensor == model->part().parts && o.parts.tensor_part == model->part().part,
+            "part {} of {} has the model of part {} of {}", o.parts.tensor_part, o.parts.tensor,
+            model->part().part, model->part().parts);
   const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer),
              activations = lowest_of(o.activations);
   for (const Unit& unit : model->units()) {
@@ -64,6 +67,7 @@ Layout::Layout(const Model& m_, const LayoutOptions& o)
     // Where only some units are updated on the device, the state of these stays on the device.
     const bool all = o.device_updates >= static_cast<std::int32_t>(model->units().size());
     add_state(u, update_at(u) == Tier::kDevice && !all ? Tier::kDevice : optimizer);
+    find_copies(u);
     if (units.back().state != kNone)
       units.back().gradient =
           add("gradient", o.gradient, Role::kGradient, optimizer, sharding.ranks == 1 ? unit.count : shard);

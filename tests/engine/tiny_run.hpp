@@ -58,12 +58,14 @@ struct TinySetup {
   std::function<Batch(std::int64_t step, std::int64_t micro_batch)> data =
       {};  // empty: other tokens each step
   std::int64_t eval_micro_batches = 5;
-  CommRank* comm = nullptr;  // of layout.sharding, if that has several ranks
+  CommRank* comm = nullptr;  // of layout.place(), if there are several ranks
+  bool sequence = false;     // ModelPart::sequence
   std::int32_t gather_ahead = 0;
   std::optional<DType> gradient = {};  // on its way to the optimizer; none: the model's
   // Changes what the step of this number, from 0, applies.
   std::function<void(std::int64_t step, UpdateRule& rule)> rule = {};
-  std::function<double(const Param& p, std::int64_t element)> initial = {};  // empty: reference_element
+  // Of an element of the whole parameter; empty: reference_element.
+  std::function<double(const Param& p, std::int64_t element)> initial = {};
   std::uint64_t seed = 0;      // of stochastic rounding
   std::string directory = {};  // of the drives; empty: one for this run alone
 };
@@ -153,8 +155,9 @@ inline void expect_same_bits_but_for_evaluations(TinyResult a, TinyResult b) {
   expect_same_bits(a, b);
 }
 
+// Element `i` of the whole parameter.
 inline double reference_element(const Param& p, std::int64_t i) {
-  return reference_weight(p, i / p.cols, i % p.cols);
+  return reference_weight(p, i / p.whole_cols, i % p.whole_cols);
 }
 
 class TinyRun {
@@ -162,7 +165,8 @@ class TinyRun {
   explicit TinyRun(TinySetup setup)
       : setup_(with_gradient(std::move(setup))),
         ops_device_(make_test_device(kAnyBudget, nullptr, setup_.graphs)),
-        model_(setup_.model, setup_.dtype, ops_device_->ops()),
+        model_(setup_.model, setup_.dtype, ops_device_->ops(), 0,
+               {setup_.layout.parts.tensor, setup_.layout.parts.tensor_part, setup_.sequence}),
         layout_(model_, setup_.layout),
         programs_(layout_, setup_.timing, setup_.gather_ahead),
         budgets_(budgets_of(setup_)) {
@@ -199,7 +203,7 @@ class TinyRun {
 
   void initialize() {
     engine_->initialize([this](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-      for (std::int64_t i = begin; i < end; ++i) out[i - begin] = initial(p, i);
+      for (std::int64_t i = begin; i < end; ++i) out[i - begin] = initial(p, p.whole_element(i));
     });
   }
   float initial(const Param& p, std::int64_t element) const {

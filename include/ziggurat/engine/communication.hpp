@@ -23,8 +23,9 @@ enum class CommAxis : std::uint8_t {
   kTensor,    // those with the parts of a layer: activations and their gradients
   kContext,   // those with the parts of a sequence: keys and values and their gradients
   kStages,    // those with the stages of a pipeline: activations and their gradients
+  kCopies,    // those of kTensor: sums of the gradients of what several parts hold, beside the computation
 };
-inline constexpr int kCommAxes = 7;
+inline constexpr int kCommAxes = 8;
 const char* name_of(CommAxis axis);  // "shards", ...
 // Whether every run of several ranks has the axis; the others are those of ModelParts.
 constexpr bool is_of_sharding(CommAxis axis) {
@@ -51,12 +52,14 @@ CommTraffics operator-(const CommTraffics& a, const CommTraffics& b);
 // The ranks of the group of this rank, in the order in which the group counts them.
 std::vector<int> members_of(const RankPlace& place, CommAxis axis);
 
-// A call of all members of a group. `count`: elements of one member's row (Communicator).
+// A call of all members of a group. `count`: elements of one member's row (Communicator), of an all-reduce of
+// the whole operand.
 struct CommCall {
   CommAxis axis = CommAxis::kShards;
-  bool sums = false;  // a reduce-scatter, or an all-to-all of codes; else an all-gather
+  bool sums = false;  // a reduce-scatter, an all-reduce, or an all-to-all of codes; else an all-gather
   std::int64_t count = 0;
   DType dtype = DType::kF32;
+  bool everywhere = false;  // an all-reduce
 };
 // The calls that the operation makes, in order.
 std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op);

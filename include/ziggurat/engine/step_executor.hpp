@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -149,6 +150,7 @@ class StepExecutor {
  private:
   class Timer;
   class Position;
+  class Exchange;
   ProgramStart begin_activity(Activity activity);
   void run_program(const ProgramStart& start);
   void issue_again(const StepOp& op);
@@ -175,6 +177,8 @@ class StepExecutor {
   void gather_quantized(const View& shard, const View& weight);
   View sum_quantized(Communicator& group, const View& sum);
   void finish_gradient(const StepOp& op);
+  void sum_copies(const StepOp& op);
+  const Model& model() const { return part_ ? *part_ : *layout_.model; }
   Stream& update_stream(std::int32_t unit);
   Stream& stream_of(const StepOp& op);
   std::vector<std::vector<double>> exchange(std::span<const double> mine);
@@ -182,7 +186,7 @@ class StepExecutor {
 
   // What ranks do together (CommAxis); null where this rank does it alone.
   struct Groups {
-    std::unique_ptr<Communicator> shards, pieces, replicas, numbers;
+    std::unique_ptr<Communicator> shards, pieces, replicas, numbers, copies;
   };
 
   const Layout& layout_;
@@ -197,6 +201,8 @@ class StepExecutor {
   std::unique_ptr<void, std::function<void(void*)>> workspace_;  // in the device's arena
   std::unique_ptr<Position> position_;
   std::unique_ptr<Timer> timer_;
+  std::unique_ptr<Exchange> exchange_;  // null: the model is whole
+  std::optional<Model> part_;           // the layout's model, with the exchange
   std::unique_ptr<StallMeter> stall_;
   std::unique_ptr<Staging> staging_;  // of Workspace::inputs()
   std::vector<Lease> leases_;

@@ -67,14 +67,25 @@ __device__ __forceinline__ std::int64_t checked(std::int64_t id, std::int64_t co
   return id;
 }
 
+// The row of the table that an id has here, which is outside of [0, vocabulary) where another part has it.
+template <class Args>
+__device__ __forceinline__ std::int64_t row_of(const Args& args, std::int64_t id) {
+  return checked(id, args.part.whole > 0 ? args.part.whole : args.vocabulary) - args.part.first;
+}
+template <class Args>
+__device__ __forceinline__ bool is_here(const Args& args, std::int64_t row) {
+  return row >= 0 && row < args.vocabulary;
+}
+
 // A warp computes one tile of one token.
 template <class T, bool kPacks>
 __global__ void __launch_bounds__(kThreads) embedding_rows(Extent extent, Embedding<T> args) {
   const std::int64_t r = std::int64_t{blockIdx.x} * kWarps + threadIdx.y, tile = blockIdx.y;
   if (r >= extent.rows) return;
   const int lane = static_cast<int>(threadIdx.x);
-  const T* const token = args.wte.row(checked(args.ids[r], args.vocabulary));
-  Pack<T> x = load_columns<T, kPacks>(token, tile, extent.cols, lane);
+  const std::int64_t row = row_of(args, args.ids[r]);
+  Pack<T> x = {};
+  if (is_here(args, row)) x = load_columns<T, kPacks>(args.wte.row(row), tile, extent.cols, lane);
   if (args.wpe.data != nullptr) {
     const T* const position = args.wpe.row(checked(args.rows.of(r), args.positions));
     const Pack<T> p = load_columns<T, kPacks>(position, tile, extent.cols, lane);
@@ -118,7 +129,8 @@ __device__ __forceinline__ void add_rows_of(unsigned mask, const EmbeddingBackwa
   }
 }
 
-// The table's gradient in a fixed order, without scratch. A block has some columns and a share of the ids:
+// The table's gradient in a fixed order, without scratch. Ids are rows of the table (row_of()), and those of
+// other parts are passed over. A block has some columns and a share of the ids:
 // share s are the ids that are s modulo the number of shares, a power of two. It scans all ids, which are
 // few bytes, for those of its share, and lists their tokens in order. When the list is full, and at the
 // end, the rows of each id in it are summed in registers and added to the table once: by the warp that
@@ -236,13 +248,18 @@ __global__ void __launch_bounds__(kThreads, 3)
   std::int64_t i = 4 * std::int64_t{threadIdx.x};
   int4 next = load_ids(args.ids, i, extent.rows, whole_ids);
   for (std::int64_t begin = 0; begin < extent.rows; begin += kScanned, i += kScanned) {
-    const int id[4] = {next.x, next.y, next.z, next.w};
+    int id[4] = {next.x, next.y, next.z, next.w};
+    if (args.part.whole > 0) {
+      ZG_UNROLL
+      for (int j = 0; j < 4; ++j) id[j] = static_cast<int>(row_of(args, id[j]));
+    }
     next = load_ids(args.ids, i + kScanned, extent.rows, whole_ids);
     unsigned found[4];
     int of_warp = 0, before = 0;
     ZG_UNROLL
     for (int j = 0; j < 4; ++j) {
-      found[j] = __ballot_sync(kAll, i + j < extent.rows && (id[j] & shares_less_one) == share);
+      found[j] = __ballot_sync(kAll, i + j < extent.rows && (id[j] & shares_less_one) == share &&
+                                         (args.part.whole == 0 || is_here(args, id[j])));
       of_warp += __popc(found[j]);
       before += __popc(found[j] & ((1u << lane) - 1));
     }
@@ -274,7 +291,9 @@ __global__ void __launch_bounds__(kThreads) embedding_by_atomics(Extent extent, 
   const std::int64_t r = std::int64_t{blockIdx.x} * kWarps + threadIdx.y, tile = blockIdx.y;
   if (r >= extent.rows) return;
   const int lane = static_cast<int>(threadIdx.x);
-  Acc<T>* const sums = args.dwte.row(checked(args.ids[r], args.vocabulary));
+  const std::int64_t row = row_of(args, args.ids[r]);
+  if (!is_here(args, row)) return;
+  Acc<T>* const sums = args.dwte.row(row);
   const Pack<T> x = load_columns<T, kPacks>(args.dout.row(r), tile, extent.cols, lane);
   ZG_UNROLL
   for (int j = 0; j < Pack<T>::kCount; ++j) {

@@ -85,6 +85,12 @@ void embedding_backward(const Launch& on, Extent extent, const EmbeddingBackward
 template <class T>
 void cross_entropy(const Launch& on, Extent extent, const CrossEntropy<T>& args, double* scratch);
 
+// cross_entropy_part.cu. scratch: kSumPartials doubles.
+template <class T>
+void softmax_part(const Launch& on, Extent extent, const SoftmaxPart<T>& args);
+template <class T>
+void cross_entropy_part(const Launch& on, Extent extent, const CrossEntropyPart<T>& args, double* scratch);
+
 // attention.cu, with the kernels in attention_*.cu. bf16 and fp16 run on tensor cores if head_size is a
 // multiple of 8 up to 128; probabilities and the gradients of scores are then rounded to T. lse: without
 // gaps. scratch: attention_scratch_bytes(), 16-byte aligned; its contents do not matter before or after the

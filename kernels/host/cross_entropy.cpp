@@ -26,6 +26,14 @@ namespace zg::host {
 template <class T>
 using CrossEntropyRow = double (*)(std::int64_t n, const Acc<T>* logits, std::int64_t target, double scale,
                                    T* dlogits);
+// The kernels of cross entropy in parts.
+template <class T>
+struct CrossEntropyPartRows {
+  // Writes the largest logit and the sum of exp(logit - largest).
+  void (*numbers)(std::int64_t n, const Acc<T>* logits, Acc<T>& max, Acc<T>& sum);
+  // dlogits = exp(logit - max) * factor.
+  void (*gradient)(std::int64_t n, const Acc<T>* logits, double max, double factor, T* dlogits);
+};
 }  // namespace zg::host
 #endif
 
@@ -69,6 +77,25 @@ double sum_of_exponentials(std::int64_t n, const A* logits, A max) {
 }
 
 template <class T>
+void gradient_row(std::int64_t n, const Acc<T>* logits, double max, double factor, T* dlogits) {
+  using A = Acc<T>;
+  const Lanes<T> d;
+  const auto top = hn::Set(d, static_cast<A>(max)), times = hn::Set(d, static_cast<A>(factor));
+  for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
+    save(d, hn::Mul(exp_or_nan(d, hn::Sub(load(d, logits + i, w), top)), times), dlogits + i, w);
+  });
+}
+
+// A part whose logits are all -infinity has a sum of 0.
+template <class T>
+void numbers_row(std::int64_t n, const Acc<T>* logits, Acc<T>& max, Acc<T>& sum) {
+  using A = Acc<T>;
+  max = largest(n, logits);
+  const A below = max == -std::numeric_limits<A>::infinity() ? A{0} : max;
+  sum = static_cast<A>(sum_of_exponentials(n, logits, below));
+}
+
+template <class T>
 double cross_entropy_row(std::int64_t n, const Acc<T>* logits, std::int64_t target, double scale,
                          T* dlogits) {
   using A = Acc<T>;
@@ -76,11 +103,7 @@ double cross_entropy_row(std::int64_t n, const Acc<T>* logits, std::int64_t targ
   const double total = sum_of_exponentials(n, logits, max);
   const double distance = static_cast<double>(logits[target]) - static_cast<double>(max);
   if (dlogits != nullptr) {
-    const Lanes<T> d;
-    const auto top = hn::Set(d, max), factor = hn::Set(d, static_cast<A>(scale / total));
-    for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
-      save(d, hn::Mul(exp_or_nan(d, hn::Sub(load(d, logits + i, w), top)), factor), dlogits + i, w);
-    });
+    gradient_row(n, logits, static_cast<double>(max), scale / total, dlogits);
     dlogits[target] = static_cast<T>(static_cast<A>(scale * (std::exp(distance) / total - 1.0)));
   }
   return std::log(total) - distance;
@@ -89,6 +112,13 @@ double cross_entropy_row(std::int64_t n, const Acc<T>* logits, std::int64_t targ
 ForEachType<CrossEntropyRow> rows() {
   return {cross_entropy_row<float>, cross_entropy_row<bf16>, cross_entropy_row<fp16>,
           cross_entropy_row<double>};
+}
+template <class T>
+CrossEntropyPartRows<T> part_rows_of() {
+  return {numbers_row<T>, gradient_row<T>};
+}
+ForEachType<CrossEntropyPartRows> part_rows() {
+  return {part_rows_of<float>(), part_rows_of<bf16>(), part_rows_of<fp16>(), part_rows_of<double>()};
 }
 
 }  // namespace
@@ -99,25 +129,22 @@ HWY_AFTER_NAMESPACE();
 namespace zg::host {
 namespace {
 HWY_EXPORT(rows);
-}  // namespace
+HWY_EXPORT(part_rows);
 
-template <class T>
-void cross_entropy(Extent extent, const CrossEntropy<T>& args) {
+// Adds up the losses of the rows that count: loss_of(row, dlogits) of each. In groups of rows, enough for any
+// number of threads, which are then added in order. Gradients of the other rows become zero.
+template <class T, class LossOf>
+void add_losses(Extent extent, const CrossEntropy<T>& args, const LossOf& loss_of) {
   ZG_ASSERT(args.scale > 0, "scale {}", args.scale);
-  // The loss is summed in groups of rows, enough for any number of threads, which are then added in order.
   constexpr std::int64_t kGroups = 256;
   const std::int64_t groups = std::min(extent.rows, kGroups);
   std::array<double, kGroups> losses{};
-  const auto kernel = std::get<CrossEntropyRow<T>>(HWY_DYNAMIC_DISPATCH(rows)());
   parallel_for(groups, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t g = begin; g < end; ++g) {
       for (std::int64_t r = extent.rows * g / groups; r < extent.rows * (g + 1) / groups; ++r) {
-        const std::int64_t target = args.targets[r];
-        ZG_ASSERT_LT(target, extent.cols);
         T* dlogits = args.dlogits.data == nullptr ? nullptr : args.dlogits.row(r);
-        if (target >= 0) {
-          losses[static_cast<std::size_t>(g)] +=
-              kernel(extent.cols, args.logits.row(r), target, args.scale, dlogits);
+        if (args.targets[r] >= 0) {
+          losses[static_cast<std::size_t>(g)] += loss_of(r, dlogits);
         } else if (dlogits != nullptr) {
           std::fill_n(dlogits, extent.cols, T{});
         }
@@ -128,8 +155,61 @@ void cross_entropy(Extent extent, const CrossEntropy<T>& args) {
   for (std::int64_t g = 0; g < groups; ++g) sum += losses[static_cast<std::size_t>(g)];
   *args.loss_sum += sum;
 }
+}  // namespace
 
-#define ZG_INSTANTIATE(T) template void cross_entropy(Extent, const CrossEntropy<T>&);
+template <class T>
+void cross_entropy(Extent extent, const CrossEntropy<T>& args) {
+  const auto kernel = std::get<CrossEntropyRow<T>>(HWY_DYNAMIC_DISPATCH(rows)());
+  add_losses(extent, args, [&](std::int64_t r, T* dlogits) {
+    const std::int64_t target = args.targets[r];
+    ZG_ASSERT_LT(target, extent.cols);
+    return kernel(extent.cols, args.logits.row(r), target, args.scale, dlogits);
+  });
+}
+
+template <class T>
+void softmax_part(Extent extent, const SoftmaxPart<T>& args) {
+  const auto kernel = std::get<CrossEntropyPartRows<T>>(HWY_DYNAMIC_DISPATCH(part_rows)()).numbers;
+  parallel_for(extent.rows, rows_per_task(extent), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      kernel(extent.cols, args.logits.row(r), args.numbers[r], args.numbers[extent.rows + r]);
+      const std::int64_t target = args.targets[r] - args.first;
+      const bool here = args.targets[r] >= 0 && target >= 0 && target < extent.cols;
+      args.numbers[2 * extent.rows + r] = here ? args.logits.row(r)[target] : Acc<T>{0};
+    }
+  });
+}
+
+template <class T>
+void cross_entropy_part(Extent extent, const CrossEntropyPart<T>& args) {
+  const CrossEntropy<T>& local = args.local;
+  const auto kernel = std::get<CrossEntropyPartRows<T>>(HWY_DYNAMIC_DISPATCH(part_rows)()).gradient;
+  add_losses(extent, local, [&](std::int64_t r, T* dlogits) {
+    const auto number = [&](std::int64_t part, std::int64_t which) {
+      return static_cast<double>(args.numbers[(3 * part + which) * extent.rows + r]);
+    };
+    double max = number(0, 0), total = 0, of_target = 0;
+    for (std::int64_t p = 1; p < args.parts; ++p) max = std::max(max, number(p, 0));
+    for (std::int64_t p = 0; p < args.parts; ++p) {
+      total += number(p, 1) * std::exp(number(p, 0) - max);
+      of_target += number(p, 2);
+    }
+    const double distance = of_target - max;
+    if (dlogits != nullptr) {
+      kernel(extent.cols, local.logits.row(r), max, local.scale / total, dlogits);
+      const std::int64_t target = local.targets[r] - args.first;
+      if (target >= 0 && target < extent.cols)
+        dlogits[target] =
+            static_cast<T>(static_cast<Acc<T>>(local.scale * (std::exp(distance) / total - 1.0)));
+    }
+    return std::log(total) - distance;
+  });
+}
+
+#define ZG_INSTANTIATE(T)                                      \
+  template void cross_entropy(Extent, const CrossEntropy<T>&); \
+  template void softmax_part(Extent, const SoftmaxPart<T>&);   \
+  template void cross_entropy_part(Extent, const CrossEntropyPart<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

@@ -65,6 +65,10 @@ void embedding_backward(Extent extent, const EmbeddingBackward<T>& args);
 // extent: tokens x vocabulary.
 template <class T>
 void cross_entropy(Extent extent, const CrossEntropy<T>& args);
+template <class T>
+void softmax_part(Extent extent, const SoftmaxPart<T>& args);
+template <class T>
+void cross_entropy_part(Extent extent, const CrossEntropyPart<T>& args);
 
 // From any storage type to any. double is rounded to float on its way to bf16 or fp16.
 template <class In, class Out>

@@ -8,6 +8,7 @@
 // clang-format on
 
 #include <cstring>
+#include <vector>
 
 #include "kernels/host/elementwise.hpp"
 #include "kernels/host/for_each_type.hpp"
@@ -84,8 +85,9 @@ void backward_by_id(Extent extent, const EmbeddingBackward<T>& args) {
       const std::int64_t c = t % pieces * kColumns, share = t / pieces;
       const std::int64_t n = std::min(kColumns, extent.cols - c);
       for (std::int64_t r = 0; r < extent.rows; ++r) {
-        if (args.ids[r] % kShares == share)
-          k.accumulate(n, args.dout.row(r) + c, args.dwte.row(args.ids[r]) + c);
+        const std::int64_t id = args.ids[r] - args.part.first;
+        if (id >= 0 && id < args.vocabulary && id % kShares == share)
+          k.accumulate(n, args.dout.row(r) + c, args.dwte.row(id) + c);
       }
     }
   });
@@ -104,7 +106,8 @@ void backward_by_position(Extent extent, const EmbeddingBackward<T>& args) {
   });
 }
 
-void check_ids(std::int64_t tokens, const std::int32_t* ids, std::int64_t vocabulary) {
+void check_ids(std::int64_t tokens, const std::int32_t* ids, std::int64_t rows, const TablePart& part) {
+  const std::int64_t vocabulary = part.whole > 0 ? part.whole : rows;
   for (std::int64_t r = 0; r < tokens; ++r) {
     ZG_ASSERT(ids[r] >= 0 && ids[r] < vocabulary, "token {} has id {}, vocabulary {}", r, ids[r], vocabulary);
   }
@@ -114,12 +117,14 @@ void check_ids(std::int64_t tokens, const std::int32_t* ids, std::int64_t vocabu
 
 template <class T>
 void embedding(Extent extent, const Embedding<T>& args) {
-  check_ids(extent.rows, args.ids, args.vocabulary);
+  check_ids(extent.rows, args.ids, args.vocabulary, args.part);
   if (args.wpe.data != nullptr) ZG_ASSERT_LE(args.rows.end(extent.rows), args.positions);
   const auto k = kernels<T>();
+  const std::vector<T> zeros(args.part.whole > 0 ? static_cast<std::size_t>(extent.cols) : 0);
   parallel_for(extent.rows, rows_per_task(extent), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      const T* token = args.wte.row(args.ids[r]);
+      const std::int64_t id = args.ids[r] - args.part.first;
+      const T* token = id >= 0 && id < args.vocabulary ? args.wte.row(id) : zeros.data();
       T* out = args.out.row(r);
       if (args.wpe.data == nullptr) {
         std::memcpy(out, token, static_cast<std::size_t>(extent.cols) * sizeof(T));
@@ -132,7 +137,7 @@ void embedding(Extent extent, const Embedding<T>& args) {
 
 template <class T>
 void embedding_backward(Extent extent, const EmbeddingBackward<T>& args) {
-  check_ids(extent.rows, args.ids, args.vocabulary);
+  check_ids(extent.rows, args.ids, args.vocabulary, args.part);
   if (args.dwte.data != nullptr) backward_by_id(extent, args);
   if (args.dwpe.data != nullptr) {
     ZG_ASSERT_LE(args.rows.end(extent.rows), args.positions);

@@ -29,6 +29,7 @@ constexpr const char* kRatio = "offload_optimizer.ratio";
 constexpr const char* kDirect = "gpudirect_storage";
 constexpr const char* kWeightBits = "zero_quantized_weights";
 constexpr const char* kGradientBits = "zero_quantized_gradients";
+constexpr const char* kTensor = "tensor parallelism";
 
 int ranks_of(Run r) {
   return r.ranks();
@@ -193,7 +194,7 @@ std::vector<Axis> make_axes() {
          "one rank, on a GPU",
          [](Run r) { return r.device.kind == Kind::kCuda && ranks_of(r) == 1; }},
         {"cuda:N,M",
-         {"devices=cuda:0,1"},
+         {"devices=cuda:0-3"},
          "a rank on each of several GPUs, over NCCL; also cuda:0-3 and cuda:all, and one process on each "
          "machine",
          [](Run r) { return r.device.kind == Kind::kCuda && ranks_of(r) > 1; }}}},
@@ -217,6 +218,16 @@ std::vector<Axis> make_axes() {
          {"zero_optimization.zero_hpz_partition_size=2"},
          "hybrid, also mics_shard_size: each group of neighbouring ranks holds everything once",
          [](Run r) { return r.shard_group > 0; }}}},
+      {kTensor,
+       {{"off", {}, "each rank has whole layers", [](Run r) { return r.parallel.tensor == 1; }},
+        {"on",
+         {"parallel.tensor=2"},
+         "so many neighbouring ranks have a part of every layer each; also tensor_parallel.autotp_size",
+         [](Run r) { return r.parallel.tensor > 1 && !r.parallel.sequence; }},
+        {"sequence",
+         {"parallel.tensor=2", "parallel.sequence=true"},
+         "they share norms, residuals and checkpoints, too, by rows",
+         [](Run r) { return r.parallel.tensor > 1 && r.parallel.sequence; }}}},
       {kContext,
        {{"off", {}, "every rank has whole sequences", [](Run r) { return r.parallel.context == 1; }},
         {"ring",
@@ -315,8 +326,15 @@ std::vector<Axis> make_axes() {
 }
 
 std::string undivided(Run r) {
-  if (r.shard_group == 0 || ranks_of(r) % r.shard_group == 0) return "";
-  return fmt::format("{} does not divide the {} ranks", r.shard_group, ranks_of(r));
+  const int ranks = r.sharding_ranks();
+  if (r.shard_group == 0 || ranks % r.shard_group == 0) return "";
+  return fmt::format("{} does not divide the {} ranks{}", r.shard_group, ranks,
+                     ranks < ranks_of(r) ? " that have the same weights" : "");
+}
+
+std::string undivided_by_parts(Run r) {
+  if (ranks_of(r) % r.parallel.tensor == 0) return "";
+  return fmt::format("{} does not divide the {} ranks", r.parallel.tensor, ranks_of(r));
 }
 
 std::string context_apart(Run r) {
@@ -363,6 +381,18 @@ std::vector<Exclusion> make_exclusions() {
        {kHpz, kMics},
        nullptr,
        undivided},
+      {{kTensor, {"on", "sequence"}},
+       {kDevices, {"host", "cuda:N"}},
+       "the parts of a layer are on ranks of their own",
+       "name several ranks (devices), e.g. --devices host:2",
+       {"parallel.tensor", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"}},
+      {{kTensor, {"on", "sequence"}},
+       {kDevices, {"host:N", "cuda:N,M"}},
+       "every layer has equally many parts",
+       "name a divisor, or another number of ranks (devices)",
+       {"parallel.tensor", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"},
+       nullptr,
+       undivided_by_parts},
       {{kContext, {"ring", "ulysses"}},
        {kDevices, {"host", "cuda:N"}},
        "one rank has whole sequences",
@@ -375,6 +405,11 @@ std::vector<Exclusion> make_exclusions() {
        {"parallel.context"},
        nullptr,
        context_apart},
+      {{kTensor, {"on", "sequence"}},
+       {kContext, {"ring", "ulysses"}},
+       "a part of a layer's attention does not exchange with other parts of a sequence yet",
+       "choose one of the two",
+       {"parallel.tensor", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"}},
       {{kFormat, {"split"}},
        {kArithmetic, {"fp32", "fp16"}},
        "\"split\" makes the bf16 weight one half of the master weight",

@@ -16,7 +16,7 @@ const Keys& activation_keys() {
       {"cpu_checkpointing", BoolSpec{},
        "Whether those inputs may sink to host memory; else they stay on the device.",
        "wherever there is room, with a `tiers` section; else `false`"},
-      {"partition_activations", kIgnoredSwitch, "there is no model parallelism to partition them over"},
+      {"partition_activations", kIgnoredSwitch, "parallel.sequence is what partitions them"},
       {"contiguous_memory_optimization", kIgnoredSwitch, "checkpoints lie in one arena anyway"},
       {"number_checkpoints", kIgnoredNumber, "there is one checkpoint a block"},
       {"synchronize_checkpoint_boundary", kIgnoredSwitch, "events order the copies"},

@@ -28,9 +28,13 @@ std::vector<Key> with_silent(const char* names, const char* meaning, std::vector
   return rows;
 }
 
+constexpr IntSpec kTensorDegree{.max = 256, .autos = Auto::kTakesFallback};
+constexpr const char* kTensorPlan = "the model's layers say how they are split";
+
 const Keys& tensor_degree_keys() {
-  static const Keys keys(with_silent("tp_grain_size mpu tp_group", "there is no tensor parallelism",
-                                     {{"tp_size", only_one(kNoTensor), kRemove}}));
+  static const Keys keys(
+      with_silent("tp_grain_size mpu tp_group", kTensorPlan,
+                  {{"tp_size", kTensorDegree, "Another form of `tensor_parallel.autotp_size`."}}));
   return keys;
 }
 
@@ -38,8 +42,8 @@ const Keys& tensor_keys() {
   static const Keys keys(
       with_silent("preset_model tp_overlap_comm vocab_parallel_lm_head partition_config enabled "
                   "tensor_parallel injection_policy_tuple keep_module_on_host replace_with_kernel_inject",
-                  "there is no tensor parallelism",
-                  {{"autotp_size", only_one(kNoTensor), kRemove},
+                  kTensorPlan,
+                  {{"autotp_size", kTensorDegree, "DeepSpeed's form of `parallel.tensor`; 0 stands for 1."},
                    {"tp", SectionSpec{tensor_degree_keys}, "The degree of tensor parallelism."}}));
   return keys;
 }
@@ -171,8 +175,9 @@ std::vector<Key> other_deepspeed_keys() {
       {"zero_allow_untested_optimizer", kIgnoredFlag, "there are no untested optimizers"},
       {"zero_force_ds_cpu_optimizer", kIgnoredFlag, "there is one Adam"},
       {"seq_parallel_communication_data_type", kIgnoredText,
-       "queries, keys and values are exchanged as they are"},
-      {"seq_parallel_comm_data_type", kIgnoredText, "queries, keys and values are exchanged as they are"},
+       "activations are exchanged in the type of the arithmetic"},
+      {"seq_parallel_comm_data_type", kIgnoredText,
+       "activations are exchanged in the type of the arithmetic"},
       {"use_data_before_expert_parallelism", kIgnoredFlag, "there are no experts"},
   };
 }

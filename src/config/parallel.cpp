@@ -1,4 +1,6 @@
 // "parallel": what holds for all ranks together.
+#include <fmt/format.h>
+
 #include "config/sections.hpp"
 #include "ziggurat/config/composition.hpp"
 
@@ -35,7 +37,10 @@ const Keys& parallel_keys() {
       {"quantized_gradient_bits", &ParallelConfig::quantized_gradient_bits,
        IntSpec{.fallback = 4, .min = 4, .max = 8, .multiple_of = 4},
        "Bits of a gradient's element on its way between ranks, 4 or 8, with zero_quantized_gradients."},
-      {"tensor", RefusedSpec{.form = Form::kDegree, .why = kNoTensor, .least = 1}, kRemove},
+      {"tensor", &ParallelConfig::tensor, IntSpec{.min = 1, .max = 256},
+       "Tensor parallelism: so many neighbouring ranks have a part of every layer each, and compute one "
+       "batch together. It divides the ranks, the model's heads and its inner width. Also DeepSpeed's "
+       "`tensor_parallel.autotp_size`."},
       {"context", &ParallelConfig::context, IntSpec{.min = 1, .max = 1 << 16},
        "Ranks that each compute with a part of every sequence (context parallelism). It divides the number "
        "of ranks; those that are left have sequences of their own."},
@@ -46,10 +51,37 @@ const Keys& parallel_keys() {
        "multiple of twice `context`. `\"ulysses\"`: each rank has some of the heads, whose numbers `context` "
        "divides, over whole sequences."},
       {"pipeline", RefusedSpec{.form = Form::kDegree, .why = kNoPipeline, .least = 1}, kRemove},
-      {"sequence", RefusedSpec{Form::kSwitch, "sequence parallelism is not supported"}, kRemove},
+      {"sequence", &ParallelConfig::sequence, BoolSpec{},
+       "Sequence parallelism: those ranks share norms, residuals and checkpoints, too, by rows. "
+       "`tensor` divides the tokens of a micro-batch."},
   });
   return keys;
 }
+
+namespace {
+
+// DeepSpeed's keys for the degree, of which 0 stands for 1.
+void read_deepspeed_tensor(Section& root, RunConfig& run) {
+  auto section = root.section("tensor_parallel");
+  if (!section) return;
+  const auto take = [&](Section& from, const char* key) {
+    const auto degree = static_cast<int>(from.integer(key));
+    if (degree <= 1) return;
+    if (run.parallel.tensor > 1 && run.parallel.tensor != degree) {
+      from.fail(key, fmt::format("is {}, and another key says {}", degree, run.parallel.tensor),
+                "say parallel.tensor alone");
+    }
+    run.parallel.tensor = degree;
+  };
+  take(*section, "autotp_size");
+  if (auto tp = section->section("tp")) {
+    take(*tp, "tp_size");
+    tp->finish();
+  }
+  section->finish();
+}
+
+}  // namespace
 
 void read_parallel(Section& root, RunConfig& run) {
   // One rank's sum is its mean, so for one the key has no effect.
@@ -58,11 +90,13 @@ void read_parallel(Section& root, RunConfig& run) {
     root.wrong(kSum, "\"mean\": the gradient is the mean over the batch of all ranks",
                "remove the key; a sum is the mean times the number of ranks");
   }
-  auto section = root.section("parallel");
-  if (!section) return;
-  section->read_into(run.parallel);
-  section->finish();
-  check_context(*section, run);
+  auto section = root.section_or_empty("parallel");
+  section.read_into(run.parallel);
+  section.finish();
+  read_deepspeed_tensor(root, run);
+  check_context(section, run);
+  if (run.parallel.sequence && run.parallel.tensor == 1)
+    section.notice("sequence", "has no effect: it is between the ranks of parallel.tensor, which is 1");
 }
 
 }  // namespace zg::config

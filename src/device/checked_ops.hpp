@@ -342,9 +342,11 @@ class CheckedOps : public Ops {
     });
   }
 
-  void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out) override {
+  void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out,
+                 const TablePart& part) override {
     const DType t = out.dtype;
     ZG_ASSERT_GE(positions.time, 1);
+    expect_part(part, wte.rows);
     expect(ids, "ids", DType::kI32, 1, out.rows);
     expect(wte, "wte", t, wte.rows, out.cols);
     if (wpe) expect(wpe, "wpe", t, wpe.rows, out.cols);
@@ -356,15 +358,17 @@ class CheckedOps : public Ops {
                               .rows = positions,
                               .wte = strided<T>(wte),
                               .wpe = strided<T>(wpe),
-                              .out = strided<T>(out)};
+                              .out = strided<T>(out),
+                              .part = part};
       backend_.template embedding<T>(s, extent_of(out), args);
     });
   }
 
-  void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte,
-                          View dwpe) override {
+  void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte, View dwpe,
+                          const TablePart& part) override {
     const DType a = acc_of(dout.dtype);
     ZG_ASSERT_GE(positions.time, 1);
+    expect_part(part, dwte.rows);
     expect(ids, "ids", DType::kI32, 1, dout.rows);
     expect(dout, "dout", dout.dtype, dout.rows, dout.cols);
     expect(dwte, "dwte", a, dwte.rows, dout.cols);
@@ -377,26 +381,45 @@ class CheckedOps : public Ops {
                                       .rows = positions,
                                       .dout = strided<T>(dout),
                                       .dwte = strided<A>(dwte),
-                                      .dwpe = strided<A>(dwpe)};
+                                      .dwpe = strided<A>(dwpe),
+                                      .part = part};
       backend_.template embedding_backward<T>(s, extent_of(dout), args);
     });
   }
 
   void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits, View scratch,
                      double scale) override {
-    const DType t = dlogits ? dlogits.dtype : logits.dtype;
-    expect(logits, "logits", acc_of(t), logits.rows, logits.cols);
-    expect(targets, "targets", DType::kI32, 1, logits.rows);
-    expect(loss_sum, "loss_sum", DType::kF64, 1, 1);
-    expect(scratch, "scratch", DType::kF64, 1, kSumPartials);
-    if (dlogits) expect(dlogits, "dlogits", t, logits.rows, logits.cols);
-    with_type(t, [&]<class T>() {
-      const CrossEntropy<T> args{.logits = strided<Acc<T>>(logits),
-                                 .targets = targets.as<std::int32_t>(),
-                                 .loss_sum = loss_sum.as<double>(),
-                                 .dlogits = strided<T>(dlogits),
-                                 .scale = scale};
+    with_loss(logits, targets, loss_sum, dlogits, scratch, scale, [&]<class T>(const CrossEntropy<T>& args) {
       backend_.template cross_entropy<T>(s, extent_of(logits), args, scratch.as<double>());
+    });
+  }
+
+  void softmax_part(Stream& s, View logits, View targets, std::int64_t first, View numbers) override {
+    expect(logits, "logits", logits.dtype, logits.rows, logits.cols);
+    expect(targets, "targets", DType::kI32, 1, logits.rows);
+    expect(numbers, "numbers", logits.dtype, 3, logits.rows);
+    expect_dense(numbers, "numbers", numbers.count());
+    const auto submit = [&]<class T>() {
+      const SoftmaxPart<T> args{.logits = strided<T>(logits),
+                                .targets = targets.as<std::int32_t>(),
+                                .first = first,
+                                .numbers = numbers.as<T>()};
+      backend_.template softmax_part<T>(s, extent_of(logits), args);
+    };
+    if (logits.dtype == DType::kF64) return submit.template operator()<double>();
+    ZG_ASSERT_EQ(logits.dtype, DType::kF32);
+    submit.template operator()<float>();
+  }
+
+  void cross_entropy_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
+                          View loss_sum, View dlogits, View scratch, double scale) override {
+    ZG_ASSERT(numbers.rows > 0 && numbers.rows % 3 == 0, "{} rows of numbers", numbers.rows);
+    expect(numbers, "numbers", logits.dtype, numbers.rows, logits.rows);
+    expect_dense(numbers, "numbers", numbers.count());
+    with_loss(logits, targets, loss_sum, dlogits, scratch, scale, [&]<class T>(const CrossEntropy<T>& local) {
+      const CrossEntropyPart<T> args{
+          .local = local, .first = first, .numbers = numbers.as<Acc<T>>(), .parts = numbers.rows / 3};
+      backend_.template cross_entropy_part<T>(s, extent_of(logits), args, scratch.as<double>());
     });
   }
 
@@ -473,6 +496,28 @@ class CheckedOps : public Ops {
   }
 
  private:
+  static void expect_part(const TablePart& part, std::int64_t rows) {
+    ZG_ASSERT(part.first >= 0 && part.first + (part.whole > 0 ? rows : 0) <= part.whole,
+              "{} rows from row {} on, of {}", rows, part.first, part.whole);
+  }
+  // Calls f with the typed operands of cross_entropy().
+  template <class F>
+  static void with_loss(const View& logits, const View& targets, const View& loss_sum, const View& dlogits,
+                        const View& scratch, double scale, const F& f) {
+    const DType t = dlogits ? dlogits.dtype : logits.dtype;
+    expect(logits, "logits", acc_of(t), logits.rows, logits.cols);
+    expect(targets, "targets", DType::kI32, 1, logits.rows);
+    expect(loss_sum, "loss_sum", DType::kF64, 1, 1);
+    expect(scratch, "scratch", DType::kF64, 1, kSumPartials);
+    if (dlogits) expect(dlogits, "dlogits", t, logits.rows, logits.cols);
+    with_type(t, [&]<class T>() {
+      f(CrossEntropy<T>{.logits = strided<Acc<T>>(logits),
+                        .targets = targets.as<std::int32_t>(),
+                        .loss_sum = loss_sum.as<double>(),
+                        .dlogits = strided<T>(dlogits),
+                        .scale = scale});
+    });
+  }
   void expect_attention(const View& qkv, const AttentionShape& shape, const View& o, const View& lse,
                         const View& scratch) const {
     const std::int64_t tokens = shape.batch * shape.time;

@@ -71,6 +71,7 @@ struct HostBackend {
   ZG_OP(embedding)
   ZG_OP(embedding_backward)
   ZG_OP(attention_block)
+  ZG_OP(softmax_part)
 #undef ZG_OP
 
   template <class T>
@@ -100,6 +101,10 @@ struct HostBackend {
   template <class T>
   void cross_entropy(Stream& s, Extent extent, const CrossEntropy<T>& args, double* /*scratch*/) {
     enqueue(s, "cross_entropy", [=] { host::cross_entropy<T>(extent, args); });
+  }
+  template <class T>
+  void cross_entropy_part(Stream& s, Extent extent, const CrossEntropyPart<T>& args, double* /*scratch*/) {
+    enqueue(s, "cross_entropy_part", [=] { host::cross_entropy_part<T>(extent, args); });
   }
   void zero(Stream& s, Extent extent, Strided<char> bytes) {
     enqueue(s, "zero", [=] { host::zero(extent, bytes); });

@@ -18,6 +18,23 @@ CommTraffic traffic_of(std::int64_t members, std::int64_t count, DType dtype) {
   return {bytes, bytes, 1};
 }
 
+// What the place's rank exchanges in a call.
+CommTraffic traffic_of(const RankPlace& place, const CommCall& call) {
+  const std::int64_t passed = call.count * static_cast<std::int64_t>(size_of(call.dtype));
+  if (call.to >= 0) return {passed, 0, 1};
+  if (call.from >= 0) return {0, passed, 1};
+  if (call.passes) return {passed, passed, 2};
+  const std::vector<int> group = members_of(place, call.axis);
+  const auto members = static_cast<std::int64_t>(group.size());
+  if (!call.everywhere) return traffic_of(members, call.count, call.dtype);
+  // The others' ranges go out to be summed, and come back as sums; this member's go to all others.
+  const auto rank = std::find(group.begin(), group.end(), place.rank()) - group.begin();
+  const std::int64_t mine = call.count / members + (rank < call.count % members ? 1 : 0);
+  const std::int64_t bytes =
+      (call.count - mine + (members - 1) * mine) * static_cast<std::int64_t>(size_of(call.dtype));
+  return {bytes, bytes, 1};
+}
+
 std::int64_t members(const RankPlace& place, CommAxis axis) {
   switch (axis) {
     case CommAxis::kShards:
@@ -29,6 +46,7 @@ std::int64_t members(const RankPlace& place, CommAxis axis) {
     case CommAxis::kNumbers:
       return place.ranks();
     case CommAxis::kTensor:
+    case CommAxis::kCopies:
       return place.parts.tensor;
     case CommAxis::kContext:
       return place.parts.context;
@@ -38,12 +56,25 @@ std::int64_t members(const RankPlace& place, CommAxis axis) {
   return 1;
 }
 
-CommTraffic traffic_of(const RankPlace& place, const CommCall& call) {
-  const std::int64_t bytes = call.count * static_cast<std::int64_t>(size_of(call.dtype));
-  if (call.to >= 0) return {bytes, 0, 1};
-  if (call.from >= 0) return {0, bytes, 1};
-  if (call.passes) return {bytes, bytes, 2};
-  return traffic_of(members(place, call.axis), call.count, call.dtype);
+// The calls of the model that an operation is made of.
+std::vector<ModelCall> model_calls_of(const StepOp& op) {
+  switch (op.kind) {
+    case OpKind::kEmbedding:
+      return {ModelCall::kEmbedding};
+    case OpKind::kForward:
+      return {ModelCall::kBlock};
+    case OpKind::kHeadLoss:
+      return {ModelCall::kHeadLoss};
+    case OpKind::kHead:
+      return {ModelCall::kHeadLossAndGradient};
+    case OpKind::kBackward:
+      if (op.has(Operand::kSaved)) return {ModelCall::kBlockBackward};
+      return {ModelCall::kBlockAgain, ModelCall::kBlockBackward};
+    case OpKind::kEmbeddingBackward:
+      return {ModelCall::kEmbeddingBackward};
+    default:
+      return {};
+  }
 }
 
 // Every rank tells all others so many numbers.
@@ -63,7 +94,7 @@ CommTraffics numbers_of_step(const Layout& layout) {
 
 const char* name_of(CommAxis axis) {
   static constexpr const char* kNames[] = {"shards", "pieces",  "replicas", "numbers",
-                                           "tensor", "context", "stages"};
+                                           "tensor", "context", "stages",   "copies"};
   return kNames[static_cast<std::size_t>(axis)];
 }
 
@@ -88,6 +119,7 @@ std::vector<int> members_of(const RankPlace& place, CommAxis axis) {
       case CommAxis::kNumbers:
         return i;
       case CommAxis::kTensor:
+      case CommAxis::kCopies:
         return place.rank_at(i, s.rank, parts.stage);
       case CommAxis::kContext:
         return same_weights(place.data_rank() * parts.context + i);
@@ -103,7 +135,7 @@ std::vector<int> members_of(const RankPlace& place, CommAxis axis) {
 
 // The activations of one micro-batch.
 std::int64_t activation_count(const Layout& layout) {
-  return layout.options.micro_batch.rows() * layout.model->config().width;
+  return layout.model->residual_rows(layout.options.micro_batch) * layout.model->config().width;
 }
 std::int64_t table_count(const Layout& layout) {
   return layout.model->units().front().count;
@@ -152,6 +184,8 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
       add({CommAxis::kShards, false, shard, layout.model->dtype()});
     }
   } else if (op.kind == OpKind::kFinishGradient) {
+    for (const Layout::CopySum& sum : layout.copy_sums(op.unit))
+      add({CommAxis::kCopies, true, sum.count, layout.model->accumulator_dtype(), true});
     const std::int64_t piece = layout.unit(op.unit).piece;
     if (const int bits = layout.options.gradient_bits; bits > 0) {
       add_quantized(CommAxis::kShards, true, shard, bits);
@@ -160,10 +194,20 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
       add({CommAxis::kPieces, true, piece, layout.model->accumulator_dtype()});
     }
     if (op.has(Operand::kGradient)) add({CommAxis::kReplicas, false, piece, layout.options.gradient});
+  } else {
+    for (const ModelCall call : model_calls_of(op)) {
+      for (const PartCall& c : layout.model->exchanges_of(call, layout.options.micro_batch)) {
+        add({CommAxis::kTensor, c.kind != PartCall::Kind::kAllGather, c.count, c.dtype,
+             c.kind == PartCall::Kind::kAllReduce});
+      }
+    }
   }
   const auto add_context = [&](Pass pass) {
     for (const ContextCall& call : layout.model->context_calls(layout.options.micro_batch, pass))
-      add({CommAxis::kContext, false, call.count, call.dtype, call.kind == ContextCall::Kind::kPass});
+      add({.axis = CommAxis::kContext,
+           .count = call.count,
+           .dtype = call.dtype,
+           .passes = call.kind == ContextCall::Kind::kPass});
   };
   const bool backward = op.kind == OpKind::kBackward;
   if (op.kind == OpKind::kForward || (backward && !op.has(Operand::kSaved))) add_context(Pass::kForward);
@@ -213,6 +257,8 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
   const LayoutOptions& o = layout.options;
   std::vector<std::string> lines{fmt::format("{} ranks in groups of {}, weights kept: {}", o.sharding.ranks,
                                              o.sharding.shards, o.sharding.keep_weights),
+                                 fmt::format("{} parts of each layer, sequence parallel: {}", o.parts.tensor,
+                                             layout.model->part().sequence),
                                  fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches,
                                              o.micro_batch.sequences, o.micro_batch.time)};
   if (o.parts.context > 1) {

@@ -4,26 +4,40 @@
 #include <utility>
 
 #include "engine/context_parts.hpp"
-#include "engine/timer.hpp"
+#include "engine/part_exchange.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/engine/step_executor.hpp"
 
 namespace zg {
 namespace {
 
-// The runs of consecutive trained elements among those of a unit, as first element and count.
-std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::UnitTensors& unit,
-                                                                const Layout::Elements& among) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> runs;
-  for (const Layout::StateRange& range : unit.ranges) {
-    const std::int64_t first = std::max(range.unit_first, among.first);
-    const std::int64_t count = std::min(range.unit_first + range.count, among.first + among.count) - first;
-    if (count <= 0) continue;
-    if (!runs.empty() && runs.back().first + runs.back().second == first) {
-      runs.back().second += count;
+// Consecutive trained elements of a unit, all of which this part of the model counts for the norm, or none.
+struct TrainedRun {
+  std::int64_t first = 0, count = 0;
+  bool counted = true;
+};
+
+// Those among the given elements.
+std::vector<TrainedRun> trained_runs(const Layout::UnitTensors& unit, const Layout::Elements& among) {
+  std::vector<TrainedRun> runs;
+  const auto add = [&](std::int64_t first, std::int64_t end, bool counted) {
+    if (first >= end) return;
+    if (!runs.empty() && runs.back().first + runs.back().count == first && runs.back().counted == counted) {
+      runs.back().count += end - first;
     } else {
-      runs.push_back({first, count});
+      runs.push_back({first, end - first, counted});
     }
+  };
+  for (const Layout::StateRange& range : unit.ranges) {
+    std::int64_t at = std::max(range.unit_first, among.first);
+    const std::int64_t end = std::min(range.unit_first + range.count, among.first + among.count);
+    for (const auto& [first, last] : unit.uncounted) {
+      if (last <= at || first >= end) continue;
+      add(at, first, true);
+      add(std::max(at, first), std::min(last, end), false);
+      at = std::min(last, end);
+    }
+    add(at, end, true);
   }
   return runs;
 }
@@ -32,9 +46,10 @@ std::vector<std::pair<std::int64_t, std::int64_t>> trained_runs(const Layout::Un
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
 // key has everything that issue() depends on. Never repeated are updates, which differ in every step, and
-// what ranks do together, where each call must meet the others'.
+// what ranks do together, where each call must meet the others': of a part of a model, all operations.
 void StepExecutor::issue_again(const StepOp& op) {
-  if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate) return issue(op);
+  if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate || exchange_ != nullptr)
+    return issue(op);
   if (context_ != nullptr && (op.kind == OpKind::kForward || op.kind == OpKind::kBackward)) return issue(op);
   const auto number = [](std::int32_t n) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
@@ -52,7 +67,8 @@ Lease& StepExecutor::lease(const StepOp& op, Operand operand) {
 }
 
 void StepExecutor::issue(const StepOp& op) {
-  const Model& model = *layout_.model;
+  const Model& model = this->model();
+  if (exchange_ != nullptr) exchange_->begin(op);
   const Workspace w(layout_, workspace_.get());
   const BatchShape shape = layout_.options.micro_batch;
   const Layout::UnitTensors& unit = layout_.unit(op.unit);
@@ -63,7 +79,7 @@ void StepExecutor::issue(const StepOp& op) {
                      operand == Operand::kTable || operand == Operand::kTableAccumulator ? 0 : op.unit);
   };
   const auto rows = [&](Operand operand) {
-    return View(data(operand), model.dtype(), shape.rows(), model.config().width);
+    return View(data(operand), model.dtype(), model.residual_rows(shape), model.config().width);
   };
   const auto weight = [&] { return flat(Operand::kWeight, unit.weight); };
   // The output matrix: of the embedding's weight if the head is tied, otherwise of the head's own weight.
@@ -86,7 +102,7 @@ void StepExecutor::issue(const StepOp& op) {
       gather_weight(op);
       break;
     case OpKind::kEmbedding:
-      model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput));
+      model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput), w.scratch());
       break;
     case OpKind::kForward: {
       void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
@@ -119,7 +135,7 @@ void StepExecutor::issue(const StepOp& op) {
     }
     case OpKind::kEmbeddingBackward:
       model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient),
-                               accumulator(), into);
+                               accumulator(), into, w.scratch());
       break;
     case OpKind::kFinishGradient:
       finish_gradient(op);
@@ -201,6 +217,7 @@ void StepExecutor::finish_gradient(const StepOp& op) {
   Stream& stream = stream_of(op);
   Layout::Elements mine = shard;
   const View sum = whole_view(lease(op, Operand::kAccumulator).data(), unit.accumulator);
+  sum_copies(op);
   if (groups_.pieces != nullptr) {
     mine = layout_.piece_elements(op.unit);
   }
@@ -221,10 +238,10 @@ void StepExecutor::finish_gradient(const StepOp& op) {
   }
   if (!op.has(Operand::kGradient)) return;
   const View gradient = whole_view(lease(op, Operand::kGradient).data(), unit.gradient);
-  for (const auto& [first, count] : trained_runs(unit, mine)) {
+  for (const auto& [first, count, counted] : trained_runs(unit, mine)) {
     device_.ops().finish_gradient(stream, sum.col_range(first, count),
-                                  gradient.col_range(first - shard.first, count), w.scalar(1 + op.unit),
-                                  w.sum_partials());
+                                  gradient.col_range(first - shard.first, count),
+                                  counted ? w.scalar(1 + op.unit) : w.discarded(), w.sum_partials());
   }
   if (groups_.replicas == nullptr) return;
   const Timer::Comm timed(*timer_, stream, CommAxis::kReplicas, op);
@@ -258,7 +275,7 @@ void StepExecutor::issue_update(const StepOp& op) {
       params.weight_decay = 0;
     }
     params.random = random_[static_cast<std::size_t>(op.unit)][p];
-    params.first_element = range.param_first + begin - range.state_first;
+    params.first_element = unit.params[p].first_number + range.param_first + begin - range.state_first;
     const std::int64_t at = range.unit_first + begin - range.state_first - shard_first, n = end - begin;
     ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
                layout_.state().part(state, segment.count, begin - segment.first, n), layout_.state().format(),

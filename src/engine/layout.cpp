@@ -45,6 +45,9 @@ Layout::Layout(const Model& m_, const LayoutOptions& given)
       table(given.drives, given.device_granule),
       state_(with_full(given.state, m_)),
       segment_elements_(state_.elements_within(given.state_segment_bytes)) {
+  ZG_ASSERT(options.parts.tensor == model->part().parts && options.parts.tensor_part == model->part().part,
+            "part {} of {} has the model of part {} of {}", options.parts.tensor_part, options.parts.tensor,
+            model->part().part, model->part().parts);
   split();
   for (std::int32_t u = 0; u <= head_unit(); ++u) add_unit(u);
   add_activations();
@@ -110,6 +113,7 @@ void Layout::add_unit(std::int32_t u) {
   // Where only some units are updated on the device, the state of these stays on the device.
   const bool all = o.device_updates > head_unit();
   add_state(u, update_at(u) == Tier::kDevice && !all ? Tier::kDevice : optimizer);
+  find_copies(u);
   if (units.back().state != kNone)
     units.back().gradient =
         add("gradient", o.gradient, Role::kGradient, optimizer, sharding.ranks == 1 ? unit.count : shard);

@@ -175,6 +175,9 @@ inline StepExecutor::Meeting StepExecutor::Position::meeting(CommAxis axis, std:
     case CommAxis::kNumbers:
       m.what = "exchange of numbers";
       break;
+    case CommAxis::kCopies:
+      m.what = "sum of the gradients of " + unit + " that several parts hold";
+      break;
     case CommAxis::kTensor:
     case CommAxis::kContext:
       m.what = "exchange with other parts of " + unit;

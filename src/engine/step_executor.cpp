@@ -8,6 +8,7 @@
 
 #include "engine/context_parts.hpp"
 #include "engine/host_lease.hpp"
+#include "engine/part_exchange.hpp"
 #include "engine/staging.hpp"
 #include "engine/stall_meter.hpp"
 #include "engine/timer.hpp"
@@ -82,6 +83,11 @@ StepExecutor::StepExecutor(const Options& o)
   groups_.shards = group(CommAxis::kShards);
   groups_.replicas = group(CommAxis::kReplicas);
   groups_.pieces = group(CommAxis::kPieces);
+  groups_.copies = group(CommAxis::kCopies);
+  if (auto parts = group(CommAxis::kTensor)) {
+    exchange_ = std::make_unique<Exchange>(std::move(parts), *timer_);
+    part_ = layout_.model->with(*exchange_);
+  }
   if (place.parts.context > 1)
     context_ = std::make_unique<ContextParts>(device_, group(CommAxis::kContext), *timer_);
   groups_.stages = group(CommAxis::kStages);
@@ -228,6 +234,8 @@ CommTraffics StepExecutor::comm() const {
   add(CommAxis::kPieces, groups_.pieces);
   add(CommAxis::kReplicas, groups_.replicas);
   add(CommAxis::kNumbers, groups_.numbers);
+  add(CommAxis::kCopies, groups_.copies);
+  if (exchange_ != nullptr) all[CommAxis::kTensor] = exchange_->traffic();
   add(CommAxis::kStages, groups_.stages);
   if (context_ != nullptr) all[CommAxis::kContext] = context_->traffic();
   all[CommAxis::kNumbers] = all[CommAxis::kNumbers] - asked_;

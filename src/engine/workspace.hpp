@@ -25,6 +25,15 @@ class Workspace {
     void* const at = partials_bytes(layout_) > 0 ? base_ + partials_offset(layout_) : scratch();
     return {at, DType::kF64, 1, Ops::kSumPartials};
   }
+  // Where sums of squares go that another part of the model counts.
+  View discarded() const {
+    return {base_ + partials_offset(layout_) + Ops::kSumPartials * std::int64_t{sizeof(double)}, DType::kF64,
+            1, 1};
+  }
+  // Elements of the gradient of a parameter whose copies are summed over the parts of the model.
+  View copies(std::int64_t count) const {
+    return {base_ + copies_offset(layout_), layout_.model->accumulator_dtype(), 1, count};
+  }
   // What ranks exchange in fewer bits passes through these, in parts of exchange_values() values of each
   // rank.
   View sent(std::int64_t bytes) const { return {exchange(0), DType::kU8, 1, bytes}; }
@@ -67,9 +76,9 @@ class Workspace {
 
   static std::int64_t scratch_bytes(const Layout& l) {
     const BatchShape shape = l.options.micro_batch;
-    const std::int64_t bytes =
-        std::max({l.model->block_workspace_bytes(shape), l.model->head_workspace_bytes(shape),
-                  Ops::kSumPartials * std::int64_t{sizeof(double)}});
+    const std::int64_t bytes = std::max(
+        {l.model->block_workspace_bytes(shape), l.model->head_workspace_bytes(shape),
+         l.model->embedding_workspace_bytes(shape), Ops::kSumPartials * std::int64_t{sizeof(double)}});
     return round_up(bytes, 4096);
   }
   // What a recomputed block saves for its backward. Without recomputation only evaluations use it.
@@ -77,12 +86,17 @@ class Workspace {
     return round_up(l.model->saved_bytes(l.options.micro_batch), 4096);
   }
   static std::int64_t partials_bytes(const Layout& l) {
-    return l.options.place().ranks() > 1 ? round_up(Ops::kSumPartials * std::int64_t{sizeof(double)}, 4096)
-                                         : 0;
+    const std::int64_t doubles = Ops::kSumPartials + (l.options.parts.tensor > 1 ? 1 : 0);
+    return l.options.place().ranks() > 1 ? round_up(doubles * std::int64_t{sizeof(double)}, 4096) : 0;
+  }
+  static std::int64_t copies_bytes(const Layout& l) {
+    return round_up(l.largest_copy() * static_cast<std::int64_t>(size_of(l.model->accumulator_dtype())),
+                    4096);
   }
   static std::int64_t partials_offset(const Layout& l) { return scratch_bytes(l) + saved_bytes(l); }
   static std::int64_t exchange_offset(const Layout& l) { return partials_offset(l) + partials_bytes(l); }
-  static std::int64_t inputs_offset(const Layout& l) { return exchange_offset(l) + 2 * exchange_bytes(l); }
+  static std::int64_t copies_offset(const Layout& l) { return exchange_offset(l) + 2 * exchange_bytes(l); }
+  static std::int64_t inputs_offset(const Layout& l) { return copies_offset(l) + copies_bytes(l); }
   View tokens(std::int64_t i) const {
     return {static_cast<char*>(inputs()) + input_bytes(layout_, 0) + i * token_bytes(layout_), DType::kI32, 1,
             layout_.options.micro_batch.rows()};

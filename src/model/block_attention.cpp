@@ -64,10 +64,10 @@ void ring_forward(const Call& call, const SavedAttention& saved, const Attention
   for (int step = 0; step < parts; ++step) {
     const View &here = w.kv[step % 2], &next = w.kv[(step + 1) % 2];
     const RingBlock r(call.config, call.shape, part_at(call.shape, step));
-    if (step + 1 < parts) call.exchange->begin_pass(call.stream, here, next);
+    if (step + 1 < parts) call.context->begin_pass(call.stream, here, next);
     call.ops.attention_block(call.stream, r.queries(q), r.keys(here), r.block, r.queries(w.sums),
                              r.lse(saved.lse));
-    if (step + 1 < parts) call.exchange->end_pass(call.stream);
+    if (step + 1 < parts) call.context->end_pass(call.stream);
   }
   call.ops.cast(call.stream, w.sums, saved.att);
 }
@@ -86,12 +86,12 @@ void ring_backward(const Call& call, const SavedAttention& saved, const Attentio
     const View &here = w.kv[step % 2], &next = w.kv[(step + 1) % 2];
     const View &sums = w.dkv[step % 2], &next_sums = w.dkv[(step + 1) % 2];
     const RingBlock r(call.config, call.shape, part_at(call.shape, step));
-    if (step + 1 < parts) call.exchange->begin_pass(s, here, next);
+    if (step + 1 < parts) call.context->begin_pass(s, here, next);
     ops.attention_block_backward(s, r.queries(q), r.keys(here), r.queries(saved.att), r.lse(saved.lse),
                                  r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch);
-    if (step + 1 < parts) call.exchange->end_pass(s);
-    call.exchange->begin_pass(s, sums, next_sums);
-    call.exchange->end_pass(s);
+    if (step + 1 < parts) call.context->end_pass(s);
+    call.context->begin_pass(s, sums, next_sums);
+    call.context->end_pass(s);
   }
   ops.cast(s, w.sums, d_qkv.col_range(0, q_cols));
   ops.cast(s, w.dkv[parts % 2], d_qkv.col_range(q_cols, kv_cols));
@@ -149,7 +149,7 @@ void to_heads(const Call& call, const AttentionWorkspace& w, const Columns& colu
   for (std::int64_t b = 0; b < call.shape.sequences; ++b) {
     for_pieces(call.shape, columns, b, rows, packed,
                [&](const View& from, const View& to) { call.ops.cast(call.stream, from, to); });
-    call.exchange->all_to_all(call.stream, packed.row_range(b * all, all), out.row_range(b * all, all));
+    call.context->all_to_all(call.stream, packed.row_range(b * all, all), out.row_range(b * all, all));
   }
 }
 
@@ -160,7 +160,7 @@ void to_rows(const Call& call, const AttentionWorkspace& w, const Columns& colum
   const View packed = in_shares(w.packed, call.shape, width_of(columns, parts));
   const View in = in_shares(whole, call.shape, packed.cols);
   for (std::int64_t b = 0; b < call.shape.sequences; ++b) {
-    call.exchange->all_to_all(call.stream, in.row_range(b * all, all), packed.row_range(b * all, all));
+    call.context->all_to_all(call.stream, in.row_range(b * all, all), packed.row_range(b * all, all));
     for_pieces(call.shape, columns, b, rows, packed,
                [&](const View& to, const View& from) { call.ops.cast(call.stream, from, to); });
   }

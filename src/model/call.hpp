@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "model/part.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/model.hpp"
 
@@ -53,7 +54,37 @@ struct Call {
   View weights, grads;
   std::int64_t logits_bytes = 0;  // of the head: see head_chunk_rows()
   Gradients into = Gradients::kAdd;
-  ContextExchange* exchange = nullptr;  // null: sequences are whole
+  ModelPart part = {};  // `config` has its sizes
+  Tokens tokens = {};   // that it has of the vocabulary
+  std::int64_t whole_vocabulary = 0;
+  PartExchange* exchange = nullptr;    // null: the model is whole
+  ContextExchange* context = nullptr;  // null: sequences are whole
+
+  bool is_part() const { return part.parts > 1; }
+  // The rows that a part has of the embedding.
+  TablePart table_part() const { return {tokens.first, is_part() ? whole_vocabulary : 0}; }
+  // The rows of a matrix of all rows that this part goes on with: all, or its piece of them.
+  View mine(const View& x) const {
+    if (!part.sequence) return x;
+    const std::int64_t rows = x.rows / part.parts;
+    return x.row_range(part.part * rows, rows);
+  }
+  // All rows of x, of which a part may have its own alone: x, or `room` [N, C] with those of all parts.
+  View all_rows(const View& x, const View& room) const {
+    if (!part.sequence) return x;
+    exchange->all_gather(stream, x, room);
+    return room;
+  }
+  // The sum of `partial` [N, C] over the parts: mine(), in its memory.
+  View sum_of_parts(const View& partial) const {
+    const View sum = mine(partial);
+    if (part.sequence) {
+      exchange->reduce_scatter(stream, partial, sum);
+    } else if (is_part()) {
+      exchange->all_reduce(stream, sum);
+    }
+    return sum;
+  }
 
   View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
   View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }
@@ -73,6 +104,14 @@ struct Call {
     options.bias = bias;
     options.addend = addend;
     ops.gemm(stream, x, w, y, options);
+  }
+  // The same where parts have some of the columns of x and of w each. The sum of their products has the bias
+  // of one of them. room: [N, C].
+  void linear_sum_add(const View& x, const View& w, const View& bias, const View& addend, const View& y,
+                      const View& room) const {
+    if (!is_part()) return linear_add(x, w, bias, addend, y);
+    linear(x, w, part.part == 0 ? bias : View{}, room);
+    ops.add(stream, sum_of_parts(room), addend, y);
   }
   // y = gelu(inner), inner = x w^T + bias
   void linear_gelu(const View& x, const View& w, const View& bias, const View& inner, const View& y) const {

@@ -13,16 +13,16 @@ struct Saved {
   SavedAttention attention;
   std::int64_t bytes = 0;
 
-  Saved(const ModelConfig& c, DType t, BatchShape shape, void* base) {
+  Saved(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, void* base) {
     BufferPlan plan(base);
-    const std::int64_t n = shape.rows();
+    const std::int64_t n = shape.rows(), residual = residual_rows(part, shape), q = c.heads * c.head_size;
     const DType a = accumulator_of(t);
-    ln1 = plan.take(t, n, c.width);
-    stats1 = plan.take(a, n, 2);
+    ln1 = plan.take(t, residual, c.width);
+    stats1 = plan.take(a, residual, 2);
     attention = SavedAttention(plan, c, t, shape);
-    x1 = plan.take(t, n, c.width);
-    ln2 = plan.take(t, n, c.width);
-    stats2 = plan.take(a, n, 2);
+    x1 = plan.take(t, residual, c.width);
+    ln2 = plan.take(t, residual, c.width);
+    stats2 = plan.take(a, residual, 2);
     fc = plan.take(t, n, c.inner);
     act = plan.take(t, n, c.inner);
     bytes = plan.bytes();
@@ -30,24 +30,29 @@ struct Saved {
 };
 
 struct Workspace {
-  View d_fc;       // [N, inner]
-  View d_qkv;      // [N, 3C], in the memory of d_fc, which is no longer needed then
-  View d_narrow;   // [N, C]: gradient of a norm's output, and of attention's
+  View d_fc;      // [N, inner]
+  View d_qkv;     // [N, 3 heads * head_size], in the memory of d_fc, which is no longer needed then
+  View d_narrow;  // [N, C]: gradient of a norm's output; of a part's forward, its products
+  View d_att;     // [N, heads * head_size]: gradient of attention's output, in the same memory
+  View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
   AttentionWorkspace attention;
   View partials;  // partial sums over groups of rows
   View norm_partials;
   std::int64_t bytes = 0;
 
-  Workspace(const ModelConfig& c, DType t, BatchShape shape, const OpSizes& sizes, void* base) {
+  Workspace(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, const OpSizes& sizes,
+            void* base) {
     BufferPlan plan(base);
-    const std::int64_t n = shape.rows(), wide = std::max(c.inner, 3 * c.width);
+    const std::int64_t n = shape.rows(), q = c.heads * c.head_size, wide = std::max(c.inner, 3 * q);
     const DType a = accumulator_of(t);
     const View shared = plan.take(t, n, wide);
     d_fc = View(shared.data, t, n, c.inner);
-    d_qkv = View(shared.data, t, n, 3 * c.width);
+    d_qkv = View(shared.data, t, n, 3 * q);
     d_narrow = plan.take(t, n, c.width);
+    d_att = View(d_narrow.data, t, n, q);
+    if (part.sequence) all_rows = plan.take(t, n, c.width);
     attention = AttentionWorkspace(plan, c, t, shape, sizes);
-    partials = plan.take(a, sizes.row_groups(), wide);
+    partials = plan.take(a, sizes.row_groups(), std::max(wide, 2 * c.width));
     norm_partials = View(partials.data, a, sizes.row_groups(), 2 * c.width);
     bytes = plan.bytes();
   }
@@ -68,56 +73,62 @@ constexpr std::uint32_t kOverwritten =
 
 }  // namespace
 
-BlockBytes gpt2_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const OpSizes& sizes) {
-  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, sizes, nullptr).bytes};
+BlockBytes gpt2_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
+                            const OpSizes& sizes) {
+  return {Saved(config, part, dtype, shape, nullptr).bytes,
+          Workspace(config, part, dtype, shape, sizes, nullptr).bytes};
 }
 
 void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* workspace) {
   using namespace gpt2;
   const ModelConfig& c = call.config;
-  const Saved f(c, call.dtype, call.shape, saved);
-  const Workspace w(c, call.dtype, call.shape, call.ops, workspace);
+  const Saved f(c, call.part, call.dtype, call.shape, saved);
+  const Workspace w(c, call.part, call.dtype, call.shape, call.ops, workspace);
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
   ops.layernorm(s, x, call.weight(kLn1Weight), call.weight(kLn1Bias), c.norm_eps, f.ln1, f.stats1);
-  call.linear(f.ln1, call.weight(kQkvWeight), call.weight(kQkvBias),
+  call.linear(call.all_rows(f.ln1, w.all_rows), call.weight(kQkvWeight), call.weight(kQkvBias),
               attention_input(call, f.attention, w.attention));
   attention_forward(call, f.attention, w.attention);
-  call.linear_add(f.attention.att, call.weight(kAttProjWeight), call.weight(kAttProjBias), x, f.x1);
+  call.linear_sum_add(f.attention.att, call.weight(kAttProjWeight), call.weight(kAttProjBias), x, f.x1,
+                      w.d_narrow);
 
   ops.layernorm(s, f.x1, call.weight(kLn2Weight), call.weight(kLn2Bias), c.norm_eps, f.ln2, f.stats2);
-  call.linear_gelu(f.ln2, call.weight(kFcWeight), call.weight(kFcBias), f.fc, f.act);
+  call.linear_gelu(call.all_rows(f.ln2, w.all_rows), call.weight(kFcWeight), call.weight(kFcBias), f.fc,
+                   f.act);
   if (!out) return;
-  call.linear_add(f.act, call.weight(kMlpProjWeight), call.weight(kMlpProjBias), f.x1, out);
+  call.linear_sum_add(f.act, call.weight(kMlpProjWeight), call.weight(kMlpProjBias), f.x1, out, w.d_narrow);
 }
 
 void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* workspace) {
   using namespace gpt2;
   const ModelConfig& c = call.config;
-  const Saved f(c, call.dtype, call.shape, saved);
-  const Workspace w(c, call.dtype, call.shape, call.ops, workspace);
+  const Saved f(c, call.part, call.dtype, call.shape, saved);
+  const Workspace w(c, call.part, call.dtype, call.shape, call.ops, workspace);
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
   if (call.into == Gradients::kOverwrite) clear_gradients(ops, s, call.grads, call.unit, kOverwritten);
   // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
   // norm's backward adds the other part.
-  linear_backward(call, w, dx, f.act, kMlpProjWeight, kMlpProjBias);
-  call.linear_dx_gelu(dx, call.weight(kMlpProjWeight), f.fc, w.d_fc);
-  linear_backward(call, w, w.d_fc, f.ln2, kFcWeight, kFcBias);
+  View dy = call.all_rows(dx, w.all_rows);
+  linear_backward(call, w, dy, f.act, kMlpProjWeight, kMlpProjBias);
+  call.linear_dx_gelu(dy, call.weight(kMlpProjWeight), f.fc, w.d_fc);
+  linear_backward(call, w, w.d_fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);
   call.linear_dx(w.d_fc, call.weight(kFcWeight), w.d_narrow);
-  ops.layernorm_backward(s, w.d_narrow, f.x1, call.weight(kLn2Weight), f.stats2, dx, call.grad(kLn2Weight),
-                         call.grad(kLn2Bias), w.norm_partials);
+  ops.layernorm_backward(s, call.sum_of_parts(w.d_narrow), f.x1, call.weight(kLn2Weight), f.stats2, dx,
+                         call.grad(kLn2Weight), call.grad(kLn2Bias), w.norm_partials);
 
   // Now dx is the gradient of x1, and in the same way a part of x's gradient.
-  linear_backward(call, w, dx, f.attention.att, kAttProjWeight, kAttProjBias);
-  call.linear_dx(dx, call.weight(kAttProjWeight), w.d_narrow);
-  attention_backward(call, f.attention, w.attention, w.d_narrow, w.d_qkv);
-  linear_backward(call, w, w.d_qkv, f.ln1, kQkvWeight, kQkvBias);
+  dy = call.all_rows(dx, w.all_rows);
+  linear_backward(call, w, dy, f.attention.att, kAttProjWeight, kAttProjBias);
+  call.linear_dx(dy, call.weight(kAttProjWeight), w.d_att);
+  attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
+  linear_backward(call, w, w.d_qkv, call.all_rows(f.ln1, w.all_rows), kQkvWeight, kQkvBias);
   call.linear_dx(w.d_qkv, call.weight(kQkvWeight), w.d_narrow);
-  ops.layernorm_backward(s, w.d_narrow, x, call.weight(kLn1Weight), f.stats1, dx, call.grad(kLn1Weight),
-                         call.grad(kLn1Bias), w.norm_partials);
+  ops.layernorm_backward(s, call.sum_of_parts(w.d_narrow), x, call.weight(kLn1Weight), f.stats1, dx,
+                         call.grad(kLn1Weight), call.grad(kLn1Bias), w.norm_partials);
 }
 
 }  // namespace zg::model

@@ -16,41 +16,51 @@ struct Workspace {
   View stats;
   View logits, dlogits;  // [rows of a chunk, head_columns()]
   View norm_partials, sum_partials;
+  View numbers;  // [1, 3 * parts * rows of a chunk]: softmax_part() of all parts; null: the model is whole
   std::int64_t bytes = 0;
 
-  Workspace(const ModelConfig& c, DType t, std::int64_t rows, const OpSizes& sizes, std::int64_t logits_bytes,
-            void* base) {
+  // rows: N.
+  Workspace(const ModelConfig& c, const ModelPart& part, DType t, std::int64_t rows, const OpSizes& sizes,
+            std::int64_t logits_bytes, void* base) {
     BufferPlan plan(base);
     const DType a = accumulator_of(t);
     const std::int64_t chunk = head_chunk_rows(c, t, rows, sizes, logits_bytes);
     const std::int64_t columns = head_columns(c, sizes), ld = round_up(c.vocab_size, kLogitsAlign);
     normed = plan.take(t, rows, c.width);
-    stats = plan.take(a, rows, c.arch == Arch::kGpt2 ? 2 : 1);
+    stats = plan.take(a, part.sequence ? rows / part.parts : rows, c.arch == Arch::kGpt2 ? 2 : 1);
     logits = plan.take(a, chunk, columns, ld);
     dlogits = plan.take(t, chunk, columns, ld);
     norm_partials = plan.take(a, sizes.row_groups(), 2 * c.width);
     sum_partials = plan.take(DType::kF64, 1, Ops::kSumPartials);
+    if (part.parts > 1) numbers = plan.take(a, 1, 3 * part.parts * chunk);
     bytes = plan.bytes();
   }
 };
 
+Workspace workspace_of(const Call& call, std::int64_t rows, void* base) {
+  return {call.config, call.part, call.dtype, rows, call.ops, call.logits_bytes, base};
+}
+
+// The norm of this part's rows, and then that of all rows, which the product needs.
 void norm(const Call& call, const View& x, const Workspace& w) {
   const double eps = call.config.norm_eps;
-  const View weight = call.weight(head::kNormWeight);
+  const View weight = call.weight(head::kNormWeight), normed = call.mine(w.normed);
   if (call.config.arch == Arch::kGpt2) {
-    call.ops.layernorm(call.stream, x, weight, call.weight(head::kNormBias), eps, w.normed, w.stats);
+    call.ops.layernorm(call.stream, x, weight, call.weight(head::kNormBias), eps, normed, w.stats);
   } else {
-    call.ops.rmsnorm(call.stream, x, weight, eps, w.normed, w.stats);
+    call.ops.rmsnorm(call.stream, x, weight, eps, normed, w.stats);
   }
+  call.all_rows(normed, w.normed);
 }
 
 void norm_backward(const Call& call, const View& x, const Workspace& w, const View& dx) {
+  const View normed = call.sum_of_parts(w.normed);
   const View weight = call.weight(head::kNormWeight), d_weight = call.grad(head::kNormWeight);
   if (call.config.arch == Arch::kGpt2) {
-    call.ops.layernorm_backward(call.stream, w.normed, x, weight, w.stats, dx, d_weight,
+    call.ops.layernorm_backward(call.stream, normed, x, weight, w.stats, dx, d_weight,
                                 call.grad(head::kNormBias), w.norm_partials);
   } else {
-    call.ops.rmsnorm_backward(call.stream, w.normed, x, weight, w.stats, dx, d_weight, w.norm_partials);
+    call.ops.rmsnorm_backward(call.stream, normed, x, weight, w.stats, dx, d_weight, w.norm_partials);
   }
 }
 
@@ -61,6 +71,20 @@ void for_chunks(const Workspace& w, const Body& body) {
     const std::int64_t n = std::min(w.logits.rows, w.normed.rows - first);
     body(w.normed.row_range(first, n), w.logits.row_range(0, n), w.dlogits.row_range(0, n), first, n);
   }
+}
+
+// Adds the loss of the logits' rows and writes its gradient, unless dlogits is null. Each part has the logits
+// of some tokens: it tells the others three numbers for each row, by which all merge the same softmax.
+void cross_entropy(const Call& call, const Workspace& w, const View& logits, const View& targets,
+                   const View& loss_sum, const View& dlogits, double scale) {
+  if (!call.is_part())
+    return call.ops.cross_entropy(call.stream, logits, targets, loss_sum, dlogits, w.sum_partials, scale);
+  const View numbers(w.numbers.data, w.numbers.dtype, 3 * call.part.parts, logits.rows);
+  const View mine = numbers.row_range(3 * call.part.part, 3);
+  call.ops.softmax_part(call.stream, logits, targets, call.tokens.first, mine);
+  call.exchange->all_gather(call.stream, mine, numbers);
+  call.ops.cross_entropy_part(call.stream, logits, targets, call.tokens.first, numbers, loss_sum, dlogits,
+                              w.sum_partials, scale);
 }
 
 }  // namespace
@@ -84,23 +108,23 @@ std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t row
   return std::min(rows, fit);
 }
 
-std::int64_t head_bytes(const ModelConfig& config, DType dtype, std::int64_t rows, const OpSizes& sizes,
-                        std::int64_t logits_bytes) {
-  return Workspace(config, dtype, rows, sizes, logits_bytes, nullptr).bytes;
+std::int64_t head_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, std::int64_t rows,
+                        const OpSizes& sizes, std::int64_t logits_bytes) {
+  return Workspace(config, part, dtype, rows, sizes, logits_bytes, nullptr).bytes;
 }
 
 void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,
                    void* workspace, double loss_scale) {
-  const Workspace w(call.config, call.dtype, x.rows, call.ops, call.logits_bytes, workspace);
-  const std::int64_t v = call.config.vocab_size;
+  const Workspace w = workspace_of(call, call.shape.rows(), workspace);
+  const std::int64_t v = call.tokens.count;
   norm(call, x, w);
   // Cross entropy leaves the padding alone: that of the gradient stays zero over all chunks.
   if (table.rows > v) call.ops.zero(call.stream, w.dlogits.col_range(v, table.rows - v));
   for_chunks(w, [&](const View& normed, const View& logits, const View& dlogits, std::int64_t first,
                     std::int64_t n) {
     call.linear(normed, table, View{}, logits);
-    call.ops.cross_entropy(call.stream, logits.col_range(0, v), targets.col_range(first, n), loss_sum,
-                           dlogits.col_range(0, v), w.sum_partials, loss_scale);
+    cross_entropy(call, w, logits.col_range(0, v), targets.col_range(first, n), loss_sum,
+                  dlogits.col_range(0, v), loss_scale);
     call.linear_dw(dlogits, normed, d_table, first == 0 ? call.into : Gradients::kAdd);
     call.linear_dx(dlogits, table, normed);
   });
@@ -109,18 +133,17 @@ void head_backward(const Call& call, View table, View d_table, View x, View targ
 }
 
 void head_loss(const Call& call, View table, View x, View targets, View loss_sum, void* workspace) {
-  const Workspace w(call.config, call.dtype, x.rows, call.ops, call.logits_bytes, workspace);
-  const std::int64_t v = call.config.vocab_size;
+  const Workspace w = workspace_of(call, call.shape.rows(), workspace);
+  const std::int64_t v = call.tokens.count;
   norm(call, x, w);
   for_chunks(w, [&](const View& normed, const View& logits, const View&, std::int64_t first, std::int64_t n) {
     call.linear(normed, table, View{}, logits);
-    call.ops.cross_entropy(call.stream, logits.col_range(0, v), targets.col_range(first, n), loss_sum, View{},
-                           w.sum_partials);
+    cross_entropy(call, w, logits.col_range(0, v), targets.col_range(first, n), loss_sum, View{}, 1);
   });
 }
 
 void head_logits(const Call& call, View table, View x, View logits, void* workspace) {
-  const Workspace w(call.config, call.dtype, x.rows, call.ops, call.logits_bytes, workspace);
+  const Workspace w = workspace_of(call, x.rows, workspace);
   norm(call, x, w);
   call.linear(w.normed, table.row_range(0, logits.cols), View{},
               logits);  // the caller's rows have no padding

@@ -38,7 +38,7 @@ std::vector<Shard> plan_shards(const Model& model, std::int64_t width, std::int6
   std::vector<Shard> shards(1);
   for (const Unit& unit : model.units()) {
     for (const Param& param : unit.params) {
-      const std::int64_t bytes = param.count() * width;
+      const std::int64_t bytes = param.whole_count() * width;
       if (!shards.back().tensors.empty() && shards.back().bytes + bytes > shard_bytes) shards.emplace_back();
       Shard& shard = shards.back();
       shard.tensors.push_back({&unit, &param, shard.bytes, bytes});
@@ -62,9 +62,9 @@ std::string header_of(const Shard& shard, DType dtype) {
     ordered_json& entry = header[p.name];
     entry["dtype"] = dtype == DType::kBF16 ? "BF16" : "F32";
     if (p.vector) {
-      entry["shape"] = {p.cols};
+      entry["shape"] = {p.whole_cols};
     } else {
-      entry["shape"] = {p.conv1d ? p.cols : p.rows, p.conv1d ? p.rows : p.cols};
+      entry["shape"] = {p.conv1d ? p.whole_cols : p.whole_rows, p.conv1d ? p.whole_rows : p.whole_cols};
     }
     entry["data_offsets"] = {t.begin, t.begin + t.bytes};
   }
@@ -110,8 +110,9 @@ class TensorWriter {
   }
 
   void write_straight(OutputFile& file, std::int64_t at, const Placed& t) {
-    for (std::int64_t i = 0; i < t.param->count(); i += kTile) {
-      const std::int64_t n = std::min(kTile, t.param->count() - i);
+    const std::int64_t count = t.param->whole_count();
+    for (std::int64_t i = 0; i < count; i += kTile) {
+      const std::int64_t n = std::min(kTile, count - i);
       read_(*t.unit, *t.param, i, i + n, in_.data());
       for (std::int64_t j = 0; j < n; ++j) store(j, in_[static_cast<std::size_t>(j)]);
       file.write_at(at + i * width(), out_.data(), n * width());
@@ -122,7 +123,7 @@ class TensorWriter {
   // written with one write for each row of the file, or with a single write when the tile is the whole
   // matrix.
   void write_transposed(OutputFile& file, std::int64_t at, const Placed& t) {
-    const std::int64_t rows = t.param->rows, cols = t.param->cols;
+    const std::int64_t rows = t.param->whole_rows, cols = t.param->whole_cols;
     const std::int64_t tile_cols = std::min(cols, kTile),
                        tile_rows = std::clamp<std::int64_t>(kTile / cols, 1, rows);
     for (std::int64_t r = 0; r < rows; r += tile_rows) {

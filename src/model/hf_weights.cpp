@@ -93,20 +93,29 @@ void read_straight(const Source& s, std::int64_t begin, std::int64_t end, float*
   }
 }
 
-// Reads elements [begin, end) of a [rows, cols] matrix that the file holds as [cols, rows].
-void read_transposed(const Source& s, std::int64_t rows, std::int64_t cols, std::int64_t begin,
+// Where the columns of a matrix, or some of them, lie in a file that holds it as [columns, rows].
+struct Turned {
+  std::int64_t rows, first_row, first_col;
+
+  std::int64_t element(std::int64_t row, std::int64_t col) const {
+    return (first_col + col) * rows + first_row + row;
+  }
+};
+
+// Reads elements [begin, end) of a matrix with `cols` columns that the file holds transposed.
+void read_transposed(const Source& s, const Turned& file, std::int64_t cols, std::int64_t begin,
                      std::int64_t end, float* out) {
   const std::int64_t first = begin / cols, last = (end - 1) / cols;  // rows, inclusive
   // A block of the file's rows is small enough that its cache lines are still there for the next values of r,
   // which need them too.
   constexpr std::int64_t kBlock = 32;
-  const std::int64_t band = std::max<std::int64_t>(1, kBandBytes / (rows * s.width()));
+  const std::int64_t band = std::max<std::int64_t>(1, kBandBytes / (file.rows * s.width()));
   const auto gather = [&](std::int64_t i0, std::int64_t i1, auto type) {
     using T = decltype(type);
     for (std::int64_t r = first; r <= last; ++r) {
       const std::int64_t lo = std::max(i0, begin - r * cols), hi = std::min(i1, end - r * cols);
       for (std::int64_t i = lo; i < hi; ++i)
-        out[r * cols + i - begin] = to_float(load<T>(s.at(i * rows + r)));
+        out[r * cols + i - begin] = to_float(load<T>(s.at(file.element(r, i))));
     }
   };
   for (std::int64_t i0 = 0; i0 < cols; i0 += band) {
@@ -114,7 +123,7 @@ void read_transposed(const Source& s, std::int64_t rows, std::int64_t cols, std:
     with_type(s.dtype, [&](auto type) {
       for (std::int64_t i = i0; i < i1; i += kBlock) gather(i, std::min(i1, i + kBlock), type);
     });
-    s.file->drop(s.at(i0 * rows + first), ((i1 - 1 - i0) * rows + last + 1 - first) * s.width());
+    s.file->drop(s.at(file.element(first, i0)), ((i1 - 1 - i0) * file.rows + last + 1 - first) * s.width());
   }
 }
 
@@ -292,9 +301,9 @@ void refuse_missing(const Directory& directory, const Model& model) {
 // Checks the source's shape and dtype against the parameter, and returns it with its dtype filled in.
 Source checked(const Source& source, const Param& p) {
   const SafeTensors::Entry& entry = *source.entry;
-  std::vector<std::int64_t> expected = {p.rows, p.cols};
-  if (p.conv1d) expected = {p.cols, p.rows};
-  if (p.vector) expected = {p.cols};
+  std::vector<std::int64_t> expected = {p.whole_rows, p.whole_cols};
+  if (p.conv1d) expected = {p.whole_cols, p.whole_rows};
+  if (p.vector) expected = {p.whole_cols};
   if (entry.shape != expected) {
     throw Error(Errc::kUsage, source.file->path(),
                 fmt::format("{} has the shape {}; the configuration asks for {}", hf::in_quotes(entry.name),
@@ -357,11 +366,18 @@ void HfWeights::read(const Param& param, std::int64_t begin, std::int64_t end, f
   const auto it = state_->params.find(param.name);
   ZG_ASSERT(it != state_->params.end(), "no parameter {}", param.name);
   ZG_ASSERT(0 <= begin && begin <= end && end <= param.count(), "{} [{}, {})", param.name, begin, end);
-  if (begin == end) return;
-  if (param.conv1d) {
-    read_transposed(it->second, param.rows, param.cols, begin, end, out);
-  } else {
-    read_straight(it->second, begin, end, out);
+  if (!param.conv1d) {
+    param.for_runs(begin, end, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
+      read_straight(it->second, whole, whole + n, out + at - begin);
+    });
+    return;
+  }
+  for (const Band& band : param.bands) {
+    const std::int64_t offset = band.line * param.cols;
+    const std::int64_t from = std::max(begin, offset), to = std::min(end, offset + band.lines * param.cols);
+    if (from >= to) continue;
+    read_transposed(it->second, {param.whole_rows, band.whole_line, param.first_col}, param.cols,
+                    from - offset, to - offset, out + from - begin);
   }
 }
 

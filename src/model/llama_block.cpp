@@ -18,16 +18,16 @@ struct Saved {
   SavedAttention attention;  // q and k after RoPE
   std::int64_t bytes = 0;
 
-  Saved(const ModelConfig& c, DType t, BatchShape shape, void* base) {
+  Saved(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, void* base) {
     BufferPlan plan(base);
-    const std::int64_t n = shape.rows();
+    const std::int64_t n = shape.rows(), residual = residual_rows(part, shape);
     const DType a = accumulator_of(t);
-    norm1 = plan.take(t, n, c.width);
-    stats1 = plan.take(a, n, 1);
+    norm1 = plan.take(t, residual, c.width);
+    stats1 = plan.take(a, residual, 1);
     attention = SavedAttention(plan, c, t, shape);
-    x1 = plan.take(t, n, c.width);
-    norm2 = plan.take(t, n, c.width);
-    stats2 = plan.take(a, n, 1);
+    x1 = plan.take(t, residual, c.width);
+    norm2 = plan.take(t, residual, c.width);
+    stats2 = plan.take(a, residual, 1);
     gate_up = plan.take(t, n, 2 * c.inner);
     act = plan.take(t, n, c.inner);
     bytes = plan.bytes();
@@ -35,15 +35,17 @@ struct Saved {
 };
 
 struct Workspace {
-  View d_act;      // [N, inner]
-  View d_qkv;      // in the memory of d_act, which is no longer needed then
-  View d_norm;     // [N, C]
-  View d_att;      // [N, heads * head_size], in the same memory as d_norm
+  View d_act;     // [N, inner]
+  View d_qkv;     // in the memory of d_act, which is no longer needed then
+  View d_norm;    // [N, C]; of a part's forward, its products
+  View d_att;     // [N, heads * head_size], in the same memory as d_norm
+  View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
   AttentionWorkspace attention;
   View norm_partials;
   std::int64_t bytes = 0;
 
-  Workspace(const ModelConfig& c, DType t, BatchShape shape, const OpSizes& sizes, void* base) {
+  Workspace(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, const OpSizes& sizes,
+            void* base) {
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), q = c.heads * c.head_size;
     const View wide = plan.take(t, n, std::max(c.inner, qkv_columns(c)));
@@ -52,6 +54,7 @@ struct Workspace {
     const View narrow = plan.take(t, n, std::max(c.width, q));
     d_norm = View(narrow.data, t, n, c.width);
     d_att = View(narrow.data, t, n, q);
+    if (part.sequence) all_rows = plan.take(t, n, c.width);
     attention = AttentionWorkspace(plan, c, t, shape, sizes);
     norm_partials = plan.take(accumulator_of(t), sizes.row_groups(), 2 * c.width);
     bytes = plan.bytes();
@@ -122,57 +125,62 @@ void rope(const Call& call, const View& qkv, bool inverse) {
 
 }  // namespace
 
-BlockBytes llama_block_bytes(const ModelConfig& config, DType dtype, BatchShape shape, const OpSizes& sizes) {
-  return {Saved(config, dtype, shape, nullptr).bytes, Workspace(config, dtype, shape, sizes, nullptr).bytes};
+BlockBytes llama_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
+                             const OpSizes& sizes) {
+  return {Saved(config, part, dtype, shape, nullptr).bytes,
+          Workspace(config, part, dtype, shape, sizes, nullptr).bytes};
 }
 
 void llama_block_forward(const Call& call, View x, View out, void* saved, void* workspace) {
   using namespace llama;
   const ModelConfig& c = call.config;
-  const Saved f(c, call.dtype, call.shape, saved);
-  const Workspace w(c, call.dtype, call.shape, call.ops, workspace);
+  const Saved f(c, call.part, call.dtype, call.shape, saved);
+  const Workspace w(c, call.part, call.dtype, call.shape, call.ops, workspace);
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
   ops.rmsnorm(s, x, call.weight(kNorm1), c.norm_eps, f.norm1, f.stats1);
   const View qkv = attention_input(call, f.attention, w.attention);
-  Stack(call, kQ, kV).forward(f.norm1, qkv);
+  Stack(call, kQ, kV).forward(call.all_rows(f.norm1, w.all_rows), qkv);
   rope(call, qkv, false);
   attention_forward(call, f.attention, w.attention);
-  call.linear_add(f.attention.att, call.weight(kO), View{}, x, f.x1);
+  call.linear_sum_add(f.attention.att, call.weight(kO), View{}, x, f.x1, w.d_norm);
 
   ops.rmsnorm(s, f.x1, call.weight(kNorm2), c.norm_eps, f.norm2, f.stats2);
-  Stack(call, kGate, kUp).forward(f.norm2, f.gate_up);
+  Stack(call, kGate, kUp).forward(call.all_rows(f.norm2, w.all_rows), f.gate_up);
   ops.swiglu(s, f.gate_up, f.act);
   if (!out) return;
-  call.linear_add(f.act, call.weight(kDown), View{}, f.x1, out);
+  call.linear_sum_add(f.act, call.weight(kDown), View{}, f.x1, out, w.d_norm);
 }
 
 void llama_block_backward(const Call& call, View x, void* saved, View dx, void* workspace) {
   using namespace llama;
   const ModelConfig& c = call.config;
-  const Saved f(c, call.dtype, call.shape, saved);
-  const Workspace w(c, call.dtype, call.shape, call.ops, workspace);
+  const Saved f(c, call.part, call.dtype, call.shape, saved);
+  const Workspace w(c, call.part, call.dtype, call.shape, call.ops, workspace);
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
   if (call.into == Gradients::kOverwrite) clear_gradients(ops, s, call.grads, call.unit, kOverwritten);
   // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
   // norm's backward adds the other part.
-  call.linear_dw(dx, f.act, call.grad(kDown));
-  call.linear_dx(dx, call.weight(kDown), w.d_act);
+  View dy = call.all_rows(dx, w.all_rows);
+  call.linear_dw(dy, f.act, call.grad(kDown));
+  call.linear_dx(dy, call.weight(kDown), w.d_act);
   ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up);
-  Stack(call, kGate, kUp).backward(f.gate_up, f.norm2, w.d_norm);
-  ops.rmsnorm_backward(s, w.d_norm, f.x1, call.weight(kNorm2), f.stats2, dx, call.grad(kNorm2),
-                       w.norm_partials);
+  Stack(call, kGate, kUp).backward(f.gate_up, call.all_rows(f.norm2, w.all_rows), w.d_norm);
+  ops.rmsnorm_backward(s, call.sum_of_parts(w.d_norm), f.x1, call.weight(kNorm2), f.stats2, dx,
+                       call.grad(kNorm2), w.norm_partials);
 
   // Now dx is the gradient of x1, and in the same way a part of x's gradient.
-  call.linear_dw(dx, f.attention.att, call.grad(kO));
-  call.linear_dx(dx, call.weight(kO), w.d_att);
+  dy = call.all_rows(dx, w.all_rows);
+  call.linear_dw(dy, f.attention.att, call.grad(kO));
+  call.linear_dx(dy, call.weight(kO), w.d_att);
   attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
   rope(call, w.d_qkv, true);
-  Stack(call, kQ, kV).backward(w.d_qkv, f.norm1, w.d_norm);
-  ops.rmsnorm_backward(s, w.d_norm, x, call.weight(kNorm1), f.stats1, dx, call.grad(kNorm1), w.norm_partials);
+  Stack(call, kQ, kV).backward(w.d_qkv, call.all_rows(f.norm1, w.all_rows), w.d_norm);
+  ops.rmsnorm_backward(s, call.sum_of_parts(w.d_norm), x, call.weight(kNorm1), f.stats1, dx,
+                       call.grad(kNorm1), w.norm_partials);
 }
 
 }  // namespace zg::model

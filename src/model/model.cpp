@@ -5,6 +5,7 @@
 #include "model/block.hpp"
 #include "model/block_attention.hpp"
 #include "model/head.hpp"
+#include "model/part.hpp"
 #include "model/units.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -105,9 +106,10 @@ void check_exchange(BatchShape shape, const ContextExchange* exchange) {
             shape.part.parts);
 }
 
-model::BlockBytes block_bytes(const ModelConfig& c, DType dtype, BatchShape shape, const OpSizes& sizes) {
-  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, dtype, shape, sizes)
-                               : model::llama_block_bytes(c, dtype, shape, sizes);
+model::BlockBytes block_bytes(const ModelConfig& c, const ModelPart& part, DType dtype, BatchShape shape,
+                              const OpSizes& sizes) {
+  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, part, dtype, shape, sizes)
+                               : model::llama_block_bytes(c, part, dtype, shape, sizes);
 }
 
 }  // namespace
@@ -133,20 +135,55 @@ void validate(const ModelConfig& c) {
   }
 }
 
-Model::Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes)
-    : Model(config, dtype, static_cast<const OpSizes&>(ops), logits_bytes) {
+Model::Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes,
+             const ModelPart& part)
+    : Model(config, dtype, static_cast<const OpSizes&>(ops), logits_bytes, part) {
   ops_ = &ops;
 }
 
-Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes)
+Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes,
+             const ModelPart& part)
     : config_(config),
+      part_{part.parts, part.part, part.sequence && part.parts > 1},
       dtype_(dtype),
       sizes_(&sizes),
       logits_bytes_(logits_bytes > 0 ? logits_bytes : sizes.logits_bytes()) {
   validate(config);
+  validate_parts(config, part.parts);
+  ZG_ASSERT(part.part >= 0 && part.part < part.parts, "part {} of {}", part.part, part.parts);
+  here_ = model::part_config(config, part_);
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
-  units_ = model::make_units(config, model::head_columns(config, sizes));
+  units_ = model::make_units(config, part_, model::head_columns(here_, sizes));
+}
+
+Model Model::with(PartExchange& exchange) const {
+  Model model = *this;
+  model.exchange_ = &exchange;
+  return model;
+}
+
+model::Call Model::call_of(Stream& s, BatchShape shape, const Unit& unit, View weights, View grads,
+                           Gradients into, ContextExchange* context) const {
+  ZG_ASSERT(part_.parts == 1 || exchange_ != nullptr,
+            "a part of a model computes with the other parts alone");
+  ZG_ASSERT(!part_.sequence || shape.rows() % part_.parts == 0, "{} rows for {} parts", shape.rows(),
+            part_.parts);
+  return {ops(),
+          s,
+          here_,
+          dtype_,
+          shape,
+          unit,
+          weights,
+          grads,
+          logits_bytes_,
+          into,
+          part_,
+          model::tokens_of(config_, part_),
+          config_.vocab_size,
+          exchange_,
+          context};
 }
 
 Ops& Model::ops() const {
@@ -157,68 +194,80 @@ Ops& Model::ops() const {
 std::int64_t Model::parameter_count() const {
   std::int64_t count = 0;
   for (const Unit& unit : units_) {
-    for (const Param& p : unit.params) count += p.count();
+    for (const Param& p : unit.params) count += p.whole_count();
   }
   return count;
 }
 
 std::int64_t Model::checkpoint_bytes(BatchShape shape) const {
-  return round_up(shape.rows() * config_.width * static_cast<std::int64_t>(size_of(dtype_)), 4096);
+  return round_up(residual_rows(shape) * config_.width * static_cast<std::int64_t>(size_of(dtype_)), 4096);
 }
 
 std::int64_t Model::saved_bytes(BatchShape shape) const {
-  return block_bytes(config_, dtype_, shape, *sizes_).saved;
+  return block_bytes(here_, part_, dtype_, shape, *sizes_).saved;
 }
 
 std::int64_t Model::block_workspace_bytes(BatchShape shape) const {
-  return block_bytes(config_, dtype_, shape, *sizes_).workspace;
+  return block_bytes(here_, part_, dtype_, shape, *sizes_).workspace;
 }
 
 std::int64_t Model::head_workspace_bytes(BatchShape shape) const {
-  return model::head_bytes(config_, dtype_, shape.rows(), *sizes_, logits_bytes_);
+  return model::head_bytes(here_, part_, dtype_, shape.rows(), *sizes_, logits_bytes_);
 }
 
-void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x) const {
+std::int64_t Model::embedding_workspace_bytes(BatchShape shape) const {
+  return part_.sequence ? shape.rows() * config_.width * static_cast<std::int64_t>(size_of(dtype_)) : 0;
+}
+
+// A part adds the rows of its tokens; the positions one of them adds.
+void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x,
+                              void* workspace) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
   check_ids(ids, shape);
-  check_rows(x, shape.rows(), config_.width, dtype_);
-  const bool positions = config_.arch == Arch::kGpt2;
-  const View wpe = positions ? model::param_view(weights, unit.params[model::embedding::kPositions]) : View{};
-  ops().embedding(s, ids, model::param_view(weights, unit.params[model::embedding::kTokens]), wpe,
-                  shape.part.positions(shape.time), x);
+  check_rows(x, residual_rows(shape), config_.width, dtype_);
+  ZG_ASSERT(!part_.sequence || workspace != nullptr);
+  const model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd);
+  const bool positions = config_.arch == Arch::kGpt2 && part_.part == 0;
+  const View rows = part_.sequence ? View(workspace, dtype_, shape.rows(), config_.width) : x;
+  ops().embedding(s, ids, call.weight(model::embedding::kTokens),
+                  positions ? call.weight(model::embedding::kPositions) : View{},
+                  shape.part.positions(shape.time), rows, call.table_part());
+  if (part_.sequence) return call.exchange->reduce_scatter(s, rows, x);
+  call.sum_of_parts(x);
 }
 
-void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads,
-                               Gradients into) const {
+void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads, Gradients into,
+                               void* workspace) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(grads, unit, accumulator_dtype());
   check_ids(ids, shape);
-  check_rows(dx, shape.rows(), config_.width, dtype_);
-  const bool positions = config_.arch == Arch::kGpt2;
+  check_rows(dx, residual_rows(shape), config_.width, dtype_);
+  ZG_ASSERT(!part_.sequence || workspace != nullptr);
+  const model::Call call = call_of(s, shape, unit, View{}, grads, into);
   if (into == Gradients::kOverwrite) ops().zero(s, grads);
-  const View d_wpe = positions ? model::param_view(grads, unit.params[model::embedding::kPositions]) : View{};
-  ops().embedding_backward(s, ids, dx, shape.part.positions(shape.time),
-                           model::param_view(grads, unit.params[model::embedding::kTokens]), d_wpe);
+  const View all = call.all_rows(dx, View(workspace, dtype_, shape.rows(), config_.width));
+  ops().embedding_backward(
+      s, ids, all, shape.part.positions(shape.time), call.grad(model::embedding::kTokens),
+      config_.arch == Arch::kGpt2 ? call.grad(model::embedding::kPositions) : View{}, call.table_part());
 }
 
 std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const {
-  return model::context_calls(config_, dtype_, shape, pass);
+  return model::context_calls(here_, dtype_, shape, pass);
 }
 
 void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                          void* workspace, ContextExchange* exchange) const {
+                          void* workspace, ContextExchange* context) const {
   const Unit& unit = units_[1];  // all blocks have the same layout
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
-  check_rows(x, shape.rows(), config_.width, dtype_);
-  if (out) check_rows(out, shape.rows(), config_.width, dtype_);
+  check_rows(x, residual_rows(shape), config_.width, dtype_);
+  if (out) check_rows(out, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(x.data != out.data && saved != nullptr);
-  check_exchange(shape, exchange);
-  const model::Call call{ops(),   s,      config_, dtype_,          shape,   unit,
-                         weights, View{}, 0,       Gradients::kAdd, exchange};
+  check_exchange(shape, context);
+  const model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_forward(call, x, out, saved, workspace);
   } else {
@@ -227,16 +276,16 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
 }
 
 void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
-                           View grads, void* workspace, Gradients into, ContextExchange* exchange) const {
+                           View grads, void* workspace, Gradients into, ContextExchange* context) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
   check_flat(grads, unit, accumulator_dtype());
-  check_rows(x, shape.rows(), config_.width, dtype_);
-  check_rows(dx, shape.rows(), config_.width, dtype_);
+  check_rows(x, residual_rows(shape), config_.width, dtype_);
+  check_rows(dx, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
-  check_exchange(shape, exchange);
-  const model::Call call{ops(), s, config_, dtype_, shape, unit, weights, grads, 0, into, exchange};
+  check_exchange(shape, context);
+  const model::Call call = call_of(s, shape, unit, weights, grads, into, context);
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward(call, x, saved, dx, workspace);
   } else {
@@ -254,20 +303,19 @@ void Model::head_loss_and_gradient(Stream& s, BatchShape shape, View head_weight
   check_flat(head_grads, unit, accumulator_dtype());
   check_flat(table, table_unit, dtype_);
   check_flat(table_grads, table_unit, accumulator_dtype());
-  check_rows(x, shape.rows(), config_.width, dtype_);
-  check_rows(dx, shape.rows(), config_.width, dtype_);
+  check_rows(x, residual_rows(shape), config_.width, dtype_);
+  check_rows(dx, residual_rows(shape), config_.width, dtype_);
   check_ids(targets, shape);
   ZG_ASSERT(x.data != dx.data && workspace != nullptr);
-  const model::Call call{ops(),        s,          config_,       dtype_, shape, unit,
-                         head_weights, head_grads, logits_bytes_, into};
+  const model::Call call = call_of(s, shape, unit, head_weights, head_grads, into);
   const Param& matrix = model::table_param(config_, units_);
   if (into == Gradients::kOverwrite) {
     const std::uint32_t product = 1u << (&matrix - table_unit.params.data());
     if (config_.tied) model::clear_gradients(ops(), s, head_grads, unit, 0);
     model::clear_gradients(ops(), s, table_grads, table_unit, product);
   }
-  model::head_backward(call, table_view(config_, units_, *sizes_, table),
-                       table_view(config_, units_, *sizes_, table_grads), x, targets, loss_sum, dx, workspace,
+  model::head_backward(call, table_view(here_, units_, *sizes_, table),
+                       table_view(here_, units_, *sizes_, table_grads), x, targets, loss_sum, dx, workspace,
                        loss_scale);
 }
 
@@ -277,10 +325,10 @@ void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table
   check_shape(config_, shape);
   check_flat(head_weights, unit, dtype_);
   check_flat(table, config_.tied ? units_.front() : unit, dtype_);
-  check_rows(x, shape.rows(), config_.width, dtype_);
+  check_rows(x, residual_rows(shape), config_.width, dtype_);
   check_ids(targets, shape);
-  const model::Call call{ops(), s, config_, dtype_, shape, unit, head_weights, View{}, logits_bytes_};
-  model::head_loss(call, table_view(config_, units_, *sizes_, table), x, targets, loss_sum, workspace);
+  const model::Call call = call_of(s, shape, unit, head_weights, View{}, Gradients::kAdd);
+  model::head_loss(call, table_view(here_, units_, *sizes_, table), x, targets, loss_sum, workspace);
 }
 
 void Model::head_logits(Stream& s, View head_weights, View table, View x, View logits,
@@ -290,9 +338,9 @@ void Model::head_logits(Stream& s, View head_weights, View table, View x, View l
   check_flat(table, config_.tied ? units_.front() : unit, dtype_);
   check_rows(x, x.rows, config_.width, dtype_);
   check_rows(logits, x.rows, config_.vocab_size, accumulator_dtype());
-  const model::Call call{ops(),        s,      config_,      dtype_, BatchShape{1, x.rows}, unit,
-                         head_weights, View{}, logits_bytes_};
-  model::head_logits(call, table_view(config_, units_, *sizes_, table), x, logits, workspace);
+  ZG_ASSERT(part_.parts == 1, "a part has the logits of some tokens alone");
+  const model::Call call = call_of(s, {1, x.rows}, unit, head_weights, View{}, Gradients::kAdd);
+  model::head_logits(call, table_view(here_, units_, *sizes_, table), x, logits, workspace);
 }
 
 double training_flops(const ModelConfig& c, std::int64_t tokens, std::int64_t time, bool recompute) {

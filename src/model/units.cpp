@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/part.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -23,114 +24,166 @@ const Param& Unit::param(const std::string& name_or_suffix) const {
 namespace model {
 namespace {
 
+// Adds what a part holds of the parameters whose whole shapes are given.
 class UnitBuilder {
  public:
-  UnitBuilder(std::string unit_name, std::string prefix) : prefix_(std::move(prefix)) {
+  UnitBuilder(const ModelPart& part, std::string unit_name, std::string prefix)
+      : part_(part), prefix_(std::move(prefix)) {
     unit_.name = std::move(unit_name);
   }
+  // The lines of a parameter that every part holds, or pieces of them.
+  std::vector<Band> all(std::int64_t lines) const { return all_lines(part_, lines); }
+  std::vector<Band> piece(std::int64_t lines, std::int64_t blocks = 1) const {
+    return piece_of_lines(part_, lines, blocks);
+  }
 
-  void vector(const std::string& name, std::int64_t n, Init init) {
+  void vector(const std::string& name, std::int64_t n, std::vector<Band> bands, Init init,
+              bool summed = false) {
     Param p;
-    p.cols = n;
     p.vector = true;
-    add(std::move(p), name, init);
+    p.whole_cols = n;
+    p.cols = lines_of(bands);
+    p.summed = summed;
+    add(std::move(p), name, std::move(bands), init);
   }
-  // The gap behind it has room for further rows, up to `with_gap` altogether.
-  void matrix(const std::string& name, std::int64_t out, std::int64_t in, Init init,
-              std::int64_t with_gap = 0) {
+  // What a part holds of rows. The gap behind it has room for further rows, up to `with_gap` altogether.
+  void matrix(const std::string& name, std::int64_t out, std::int64_t in, std::vector<Band> bands, Init init,
+              std::int64_t with_gap = 0, bool summed = false) {
     Param p;
-    p.rows = out;
-    p.cols = in;
-    add(std::move(p), name, init, with_gap * in);
+    p.whole_rows = out;
+    p.rows = lines_of(bands);
+    p.cols = p.whole_cols = in;
+    p.summed = summed;
+    add(std::move(p), name, std::move(bands), init, with_gap * in);
   }
-  // GPT-2's linear layer: a weight, which files hold transposed, and a bias.
-  void conv1d(const std::string& name, std::int64_t out, std::int64_t in, Init init) {
+  // Of which a part holds columns.
+  void matrix_by_columns(const std::string& name, std::int64_t out, std::int64_t in, Init init,
+                         bool conv1d = false) {
     Param p;
-    p.rows = out;
-    p.cols = in;
+    p.rows = p.whole_rows = out;
+    p.whole_cols = in;
+    p.cols = in / part_.parts;
+    p.first_col = part_.part * p.cols;
+    p.conv1d = conv1d;
+    add(std::move(p), name, {{0, 0, out}}, init);
+  }
+  // GPT-2's linear layers: a weight, which files hold transposed, and a bias. The parts hold pieces of each
+  // of `blocks` blocks of the outputs, or pieces of the inputs and all of the bias.
+  void conv1d_by_outputs(const std::string& name, std::int64_t out, std::int64_t in, std::int64_t blocks) {
+    const std::vector<Band> bands = piece(out / blocks, blocks);
+    Param p;
+    p.whole_rows = out;
+    p.rows = lines_of(bands);
+    p.cols = p.whole_cols = in;
     p.conv1d = true;
-    add(std::move(p), name + ".weight", init);
-    vector(name + ".bias", out, Init::kZero);
+    add(std::move(p), name + ".weight", bands, Init::kNormal);
+    vector(name + ".bias", out, bands, Init::kZero);
+  }
+  void conv1d_by_inputs(const std::string& name, std::int64_t out, std::int64_t in) {
+    matrix_by_columns(name + ".weight", out, in, Init::kNormalResidual, true);
+    vector(name + ".bias", out, all(out), Init::kZero);
+  }
+  // With sequence parallelism each part sees a part of the rows.
+  void norm(const std::string& weight, std::int64_t n) {
+    vector(weight, n, all(n), Init::kOne, part_.sequence);
   }
   void layernorm(const std::string& name, std::int64_t n) {
-    vector(name + ".weight", n, Init::kOne);
-    vector(name + ".bias", n, Init::kZero);
+    norm(name + ".weight", n);
+    vector(name + ".bias", n, all(n), Init::kZero, part_.sequence);
   }
 
   Unit take() { return std::move(unit_); }
 
  private:
-  void add(Param p, const std::string& name, Init init, std::int64_t with_gap = 0) {
+  static std::int64_t lines_of(const std::vector<Band>& bands) {
+    std::int64_t lines = 0;
+    for (const Band& band : bands) lines += band.lines;
+    return lines;
+  }
+  void add(Param p, const std::string& name, std::vector<Band> bands, Init init, std::int64_t with_gap = 0) {
     p.name = prefix_ + name;
     p.init = init;
+    p.bands = std::move(bands);
+    // Of a head of keys and values that several parts have, the number is the head's.
+    if (p.summed && p.bands.size() == 1) {
+      p.first_number = p.bands[0].whole_line / p.bands[0].lines * round_up(p.count(), kParamAlign);
+    } else if (!p.is_whole()) {
+      p.first_number = part_.part * round_up(p.whole_count(), kParamAlign);
+    }
     p.offset = unit_.count;
     unit_.count = round_up(p.offset + std::max(p.count(), with_gap), kParamAlign);
     unit_.params.push_back(std::move(p));
   }
 
+  const ModelPart part_;
   std::string prefix_;
   Unit unit_;
 };
 
-Unit gpt2_block(const ModelConfig& c, std::int64_t layer) {
-  UnitBuilder b(fmt::format("block.{}", layer), fmt::format("h.{}.", layer));
+Unit gpt2_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
+  UnitBuilder b(part, fmt::format("block.{}", layer), fmt::format("h.{}.", layer));
   b.layernorm("ln_1", c.width);
-  b.conv1d("attn.c_attn", 3 * c.width, c.width, Init::kNormal);
-  b.conv1d("attn.c_proj", c.width, c.width, Init::kNormalResidual);
+  b.conv1d_by_outputs("attn.c_attn", 3 * c.width, c.width, 3);
+  b.conv1d_by_inputs("attn.c_proj", c.width, c.width);
   b.layernorm("ln_2", c.width);
-  b.conv1d("mlp.c_fc", c.inner, c.width, Init::kNormal);
-  b.conv1d("mlp.c_proj", c.width, c.inner, Init::kNormalResidual);
+  b.conv1d_by_outputs("mlp.c_fc", c.inner, c.width, 1);
+  b.conv1d_by_inputs("mlp.c_proj", c.width, c.inner);
   return b.take();
 }
 
-Unit llama_block(const ModelConfig& c, std::int64_t layer) {
-  UnitBuilder b(fmt::format("block.{}", layer), fmt::format("model.layers.{}.", layer));
+Unit llama_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
+  UnitBuilder b(part, fmt::format("block.{}", layer), fmt::format("model.layers.{}.", layer));
   const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
-  b.vector("input_layernorm.weight", c.width, Init::kOne);
-  b.matrix("self_attn.q_proj.weight", q, c.width, Init::kNormal);
-  b.matrix("self_attn.k_proj.weight", kv, c.width, Init::kNormal);
-  b.matrix("self_attn.v_proj.weight", kv, c.width, Init::kNormal);
-  b.matrix("self_attn.o_proj.weight", c.width, q, Init::kNormalResidual);
-  b.vector("post_attention_layernorm.weight", c.width, Init::kOne);
-  b.matrix("mlp.gate_proj.weight", c.inner, c.width, Init::kNormal);
-  b.matrix("mlp.up_proj.weight", c.inner, c.width, Init::kNormal);
-  b.matrix("mlp.down_proj.weight", c.width, c.inner, Init::kNormalResidual);
+  const bool copies = c.kv_heads % part.parts != 0;
+  b.norm("input_layernorm.weight", c.width);
+  b.matrix("self_attn.q_proj.weight", q, c.width, b.piece(q), Init::kNormal);
+  b.matrix("self_attn.k_proj.weight", kv, c.width, kv_lines(c, part), Init::kNormal, 0, copies);
+  b.matrix("self_attn.v_proj.weight", kv, c.width, kv_lines(c, part), Init::kNormal, 0, copies);
+  b.matrix_by_columns("self_attn.o_proj.weight", c.width, q, Init::kNormalResidual);
+  b.norm("post_attention_layernorm.weight", c.width);
+  b.matrix("mlp.gate_proj.weight", c.inner, c.width, b.piece(c.inner), Init::kNormal);
+  b.matrix("mlp.up_proj.weight", c.inner, c.width, b.piece(c.inner), Init::kNormal);
+  b.matrix_by_columns("mlp.down_proj.weight", c.width, c.inner, Init::kNormalResidual);
   return b.take();
 }
 
-Unit embedding_unit(const ModelConfig& c, std::int64_t table_rows) {
-  UnitBuilder b("embedding", "");
-  const std::int64_t with_gap = c.tied ? table_rows : 0;
-  if (c.arch == Arch::kGpt2) {
-    b.matrix("wte.weight", c.vocab_size, c.width, Init::kNormal, with_gap);
-    b.matrix("wpe.weight", c.context, c.width, Init::kNormal);
-  } else {
-    b.matrix("model.embed_tokens.weight", c.vocab_size, c.width, Init::kNormal, with_gap);
-  }
+// A table of which a part has the rows of its tokens, with room for as many as any part has.
+void table(UnitBuilder& b, const ModelConfig& c, const ModelPart& part, const char* name,
+           std::int64_t with_gap) {
+  const Tokens tokens = tokens_of(c, part);
+  b.matrix(name, c.vocab_size, c.width, {{0, tokens.first, tokens.count}}, Init::kNormal,
+           std::max(with_gap, part_config(c, part).vocab_size));
+}
+
+Unit embedding_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows) {
+  UnitBuilder b(part, "embedding", "");
+  const bool gpt2 = c.arch == Arch::kGpt2;
+  table(b, c, part, gpt2 ? "wte.weight" : "model.embed_tokens.weight", c.tied ? table_rows : 0);
+  if (gpt2) b.matrix("wpe.weight", c.context, c.width, b.all(c.context), Init::kNormal);
   return b.take();
 }
 
-Unit head_unit(const ModelConfig& c, std::int64_t table_rows) {
-  UnitBuilder b("head", "");
+Unit head_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows) {
+  UnitBuilder b(part, "head", "");
   if (c.arch == Arch::kGpt2) {
     b.layernorm("ln_f", c.width);
   } else {
-    b.vector("model.norm.weight", c.width, Init::kOne);
+    b.norm("model.norm.weight", c.width);
   }
-  if (!c.tied) b.matrix("lm_head.weight", c.vocab_size, c.width, Init::kNormal, table_rows);
+  if (!c.tied) table(b, c, part, "lm_head.weight", table_rows);
   return b.take();
 }
 
 }  // namespace
 
-std::vector<Unit> make_units(const ModelConfig& c, std::int64_t table_rows) {
+std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows) {
   std::vector<Unit> units;
   units.reserve(static_cast<std::size_t>(c.layers) + 2);
-  units.push_back(embedding_unit(c, table_rows));
+  units.push_back(embedding_unit(c, part, table_rows));
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    units.push_back(c.arch == Arch::kGpt2 ? gpt2_block(c, i) : llama_block(c, i));
+    units.push_back(c.arch == Arch::kGpt2 ? gpt2_block(c, part, i) : llama_block(c, part, i));
   }
-  units.push_back(head_unit(c, table_rows));
+  units.push_back(head_unit(c, part, table_rows));
   const std::size_t expected = c.arch == Arch::kGpt2 ? std::size_t{gpt2::kCount} : std::size_t{llama::kCount};
   ZG_ASSERT_EQ(units[1].params.size(), expected);
   return units;

@@ -38,8 +38,8 @@ enum Index : std::size_t { kNormWeight, kNormBias /* GPT-2 only */ };
 
 // Unit 0 is the embedding, units 1..layers are the blocks, the last unit is the head. Behind the output
 // matrix is a gap so large that it can be read as a matrix of `table_rows` rows, at least V; as all gaps it
-// is zero.
-std::vector<Unit> make_units(const ModelConfig& config, std::int64_t table_rows);
+// is zero. `config`: of the whole model, of which the units hold what the part has.
+std::vector<Unit> make_units(const ModelConfig& config, const ModelPart& part, std::int64_t table_rows);
 
 // The output matrix [V, C] in the unit that holds it: the embedding when tied, else the head.
 const Param& table_param(const ModelConfig& config, const std::vector<Unit>& units);

@@ -56,9 +56,12 @@ void Rank::initialize() {
     }
     const NamedRandom random(plan_.config.seed, p.name);
     const auto std_dev = static_cast<float>(p.init == Init::kNormal ? model.init_std : std_residual);
+    // Numbered by the whole parameter, so that the weights do not depend on how it is split.
     parallel_for(end - begin, 16384, [&](std::int64_t from, std::int64_t to) {
-      for (std::int64_t i = from; i < to; ++i)
-        out[i] = std_dev * random.normal(static_cast<std::uint64_t>(begin + i));
+      p.for_runs(begin + from, begin + to, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
+        for (std::int64_t i = 0; i < n; ++i)
+          out[at - begin + i] = std_dev * random.normal(static_cast<std::uint64_t>(whole + i));
+      });
     });
   });
 }

@@ -61,6 +61,7 @@ class Planner {
   void run(std::optional<std::int32_t> gather_ahead) {
     check_composition(config_);
     check_model(config_, plan_.model_config);
+    check_parts();
     make_model();
     make_layout();
     find_budgets();
@@ -83,13 +84,42 @@ class Planner {
     return config_.tiers.device.value_or(hardware_.memory.left() / 2 / ranks_);
   }
 
+  // What only the sizes of model and batch tell.
+  void check_parts() const {
+    const ModelConfig& model = plan_.model_config;
+    const int parts = config_.parallel.tensor;
+    constexpr const char* kKey = "parallel.tensor";
+    validate_parts(model, parts);
+    const std::int64_t rows = config_.micro_batch * config_.data.seq_len;
+    if (config_.parallel.sequence && rows % parts != 0) {
+      throw Error(Errc::kUsage, "parallel.sequence",
+                  fmt::format("{} parts do not divide the {} tokens of a micro-batch", parts, rows),
+                  "change data.seq_len or train_micro_batch_size_per_gpu, or remove the key");
+    }
+    // Copies of a head that begin within a block of 256 elements would be quantised in other blocks than
+    // others.
+    const bool uneven = model.kv_heads % parts != 0 && parts % model.kv_heads != 0;
+    const bool few_bits =
+        config_.optimizer.state == StatePrecision::kBf16 || config_.optimizer.state == StatePrecision::kInt8;
+    if (!uneven || (!few_bits && !config_.quantize_gradients)) return;
+    throw Error(
+        Errc::kUsage, kKey,
+        fmt::format("{} parts have copies of some of the {} heads of keys and values, which must stay "
+                    "alike: {} has too few bits for that",
+                    parts, model.kv_heads,
+                    few_bits ? "optimizer.state" : "zero_optimization.zero_quantized_gradients"),
+        fmt::format("choose parts that divide {}, or a multiple of it, or keep all bits", model.kv_heads));
+  }
+
   void make_model() {
     // With small budgets the logits must be small.
     const std::int64_t logits = std::min(op_sizes().logits_bytes(), std::max(32 * kMiB, device_limit() / 8));
     Ops* const ops = hardware_.gpu ? hardware_.gpu->ops : &host_ops();
+    const ModelParts parts = config_.place_of(plan_.rank).parts;
+    const ModelPart part{parts.tensor, parts.tensor_part, config_.parallel.sequence};
     plan_.model = ops != nullptr
-                      ? std::make_unique<Model>(plan_.model_config, config_.dtype, *ops, logits)
-                      : std::make_unique<Model>(plan_.model_config, config_.dtype, op_sizes(), logits);
+                      ? std::make_unique<Model>(plan_.model_config, config_.dtype, *ops, logits, part)
+                      : std::make_unique<Model>(plan_.model_config, config_.dtype, op_sizes(), logits, part);
   }
 
   void make_layout() {
@@ -315,7 +345,7 @@ std::string describe_update(const RunPlan& plan) {
   for (std::size_t u = 0; u < layout.options.groups.size(); ++u) {
     const std::vector<Param>& params = plan.model->units()[u].params;
     for (std::size_t i = 0; i < params.size(); ++i) {
-      if (layout.options.groups[u][i] == kFrozen) frozen += params[i].count();
+      if (layout.options.groups[u][i] == kFrozen) frozen += params[i].whole_count();
     }
   }
   return fmt::format("{} with {:.3g} bytes of state per parameter, {}, {}{}",

@@ -233,7 +233,7 @@ class Trainer::Saver {
     save_hf(directory, *plan_.model, DType::kF32,
             [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
               ask({&unit - units.data(), &p - unit.params.data(), begin, end});
-              read(out);
+              read().write_to(out);
               for (int stage = 0; stage < place_.parts.stages; ++stage) {
                 for (int shard = 0; shard < place_.sharding.shards; ++shard) {
                   for (int part = 0; part < place_.parts.tensor; ++part)
@@ -244,25 +244,32 @@ class Trainer::Saver {
     ask({kDone, 0, 0, 0});
   }
   void follow() {
-    std::vector<float> values;
     while (ask({}), request_[0] != kDone) {
       if (place_.sharding.replica() > 0) continue;
-      values.resize(static_cast<std::size_t>(request_[3] - request_[2]));
-      const std::int64_t begin = request_[2];
-      const Layout::Elements shard = plan_.layout->shard_elements(static_cast<std::int32_t>(request_[0]));
-      const std::int64_t offset = param().offset;
-      const std::int64_t first = std::clamp(shard.first - offset, begin, request_[3]);
-      const std::int64_t last = std::clamp(shard.first + shard.count - offset, first, request_[3]);
-      read(values.data());
-      const std::int64_t range[2] = {first - begin, last - first};
-      comm_->send(stream_, range, 2, DType::kI64, 0);
-      comm_->send(stream_, values.data() + range[0], range[1], DType::kF32, 0);
+      const Held held = read();
+      const auto runs = static_cast<std::int64_t>(held.runs.size());
+      comm_->send(stream_, &runs, 1, DType::kI64, 0);
+      comm_->send(stream_, held.runs.data(), 2 * runs, DType::kI64, 0);
+      comm_->send(stream_, held.values.data(), static_cast<std::int64_t>(held.values.size()), DType::kF32, 0);
     }
   }
 
  private:
   static constexpr std::int64_t kDone = -1;
-  using Request = std::array<std::int64_t, 4>;  // unit, parameter, its elements [begin, end)
+  // Unit, parameter, elements [begin, end) of the whole parameter.
+  using Request = std::array<std::int64_t, 4>;
+  // What a rank holds of these: runs of elements, each with its place behind `begin`, and their values.
+  struct Run {
+    std::int64_t first, count;
+  };
+  struct Held {
+    std::vector<Run> runs;
+    std::vector<float> values;
+    void write_to(float* out) const {
+      const float* from = values.data();
+      for (const Run& run : runs) std::copy_n(from, run.count, out + run.first), from += run.count;
+    }
+  };
 
   void ask(const Request& request) {
     request_ = request;
@@ -270,18 +277,49 @@ class Trainer::Saver {
   }
   void receive(int holder, float* out) {
     if (holder == 0) return;
-    std::int64_t range[2];
-    comm_->receive(stream_, range, 2, DType::kI64, holder);
-    comm_->receive(stream_, out + range[0], range[1], DType::kF32, holder);
+    Held held;
+    std::int64_t runs = 0, values = 0;
+    comm_->receive(stream_, &runs, 1, DType::kI64, holder);
+    held.runs.resize(static_cast<std::size_t>(runs));
+    comm_->receive(stream_, held.runs.data(), 2 * runs, DType::kI64, holder);
+    for (const Run& run : held.runs) values += run.count;
+    held.values.resize(static_cast<std::size_t>(values));
+    comm_->receive(stream_, held.values.data(), values, DType::kF32, holder);
+    held.write_to(out);
   }
   const Param& param() const {
     return plan_.model->units()[static_cast<std::size_t>(request_[0])]
         .params[static_cast<std::size_t>(request_[1])];
   }
-  // Fills the elements that this rank holds.
-  void read(float* out) {
-    rank_.engine().read_master(static_cast<std::int32_t>(request_[0]), param(), request_[2], request_[3],
-                               out);
+  // What this rank holds of the requested elements, and no other part counts.
+  Held read() {
+    const auto unit = static_cast<std::int32_t>(request_[0]);
+    const std::int64_t begin = request_[2], end = request_[3];
+    const Param& p = param();
+    const Layout::Elements shard = plan_.layout->shard_elements(unit);
+    const std::int64_t whole_line = p.vector ? 1 : p.whole_cols;
+    Held held;
+    std::vector<float> lines;
+    for (const Band& band : p.bands) {
+      if (!band.counted) continue;
+      // The lines that have some of them, as far as they are in the shard.
+      const std::int64_t from = std::clamp(begin / whole_line - band.whole_line, std::int64_t{0}, band.lines),
+                         to = std::clamp((end - 1) / whole_line + 1 - band.whole_line, from, band.lines);
+      const std::int64_t first = std::max((band.line + from) * p.line(), shard.first - p.offset),
+                         last = std::min((band.line + to) * p.line(), shard.first + shard.count - p.offset);
+      if (first >= last) continue;
+      lines.resize(static_cast<std::size_t>(last - first));
+      rank_.engine().read_master(unit, p, first, last, lines.data());
+      p.for_runs(first, last, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
+        const std::int64_t skip = std::max<std::int64_t>(0, begin - whole),
+                           count = std::min(n, end - whole) - skip;
+        if (count <= 0) return;
+        held.runs.push_back({whole + skip - begin, count});
+        const auto value = lines.begin() + (at - first + skip);
+        held.values.insert(held.values.end(), value, value + count);
+      });
+    }
+    return held;
   }
 
   Rank& rank_;
@@ -592,14 +630,18 @@ std::string Trainer::describe() const {
   if (ranks() > 1) {
     const Sharding& s = layout.options.sharding;
     static constexpr const char* kKept[] = {"gathered for forward and backward", "gathered once a step"};
-    text += fmt::format("\nranks      {}{}, {}", ranks(),
-                        processes_.count() > 1 ? fmt::format(" in {} processes", processes_.count()) : "",
-                        s.shards == 1
-                            ? "each with all weights and state"
-                            : fmt::format("in groups of {} that hold everything once; weights are {}, {}",
-                                          s.shards, kKept[s.keep_weights ? 1 : 0],
-                                          plan().programs->gather_ahead > 0 ? "one unit ahead of their use"
-                                                                            : "just before their use"));
+    const RankPlace place = layout.options.place();
+    text += fmt::format(
+        "\nranks      {}{}{}, {}", ranks(),
+        processes_.count() > 1 ? fmt::format(" in {} processes", processes_.count()) : "",
+        place.parts.tensor == 1 ? ""
+                                : fmt::format(", {} with the parts of each layer{}", place.parts.tensor,
+                                              plan().model->part().sequence ? " and of the sequence" : ""),
+        s.shards == 1 ? "each with all weights and state"
+                      : fmt::format("in groups of {} that hold everything once; weights are {}, {}", s.shards,
+                                    kKept[s.keep_weights ? 1 : 0],
+                                    plan().programs->gather_ahead > 0 ? "one unit ahead of their use"
+                                                                      : "just before their use"));
   }
   if (const ModelParts& parts = layout.options.parts; parts.context > 1) {
     text += fmt::format("\nsequences  in parts, one on each of {} ranks ({})", parts.context,

@@ -70,9 +70,13 @@ TEST_F(Composition, EveryExclusionRefusesOrWarns) {
         const Picks picks = with(fixed);
         SCOPED_TRACE(names_of(picks));
         Strings settings = settings_of(picks);
-        const bool context = std::string(e.first.axis) == "context parallelism";
-        if (e.numbers != nullptr)
-          settings.push_back(context ? "parallel.context=3" : "zero_optimization.zero_hpz_partition_size=3");
+        // A number that does not fit.
+        const std::string of = e.first.axis;
+        if (e.numbers != nullptr) {
+          settings.push_back(of == "tensor parallelism"    ? "parallel.tensor=3"
+                             : of == "context parallelism" ? "parallel.context=3"
+                                                           : "zero_optimization.zero_hpz_partition_size=3");
+        }
         ++pairs;
         if (e.drop == nullptr) {
           const Error error = usage_error([&] { return load_set(settings); });

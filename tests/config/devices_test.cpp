@@ -51,6 +51,29 @@ TEST_F(ConfigDevices, RanksAreThoseOfAllProcesses) {
   EXPECT_EQ(s.replica(), 1);
 }
 
+// The degree of tensor parallelism by its own name and by DeepSpeed's; the batch is divided among what is
+// left.
+TEST_F(ConfigDevices, PartsOfLayersAreOnNeighbouringRanks) {
+  for (const char* degree : {R"("parallel": {"tensor": 2})", R"("tensor_parallel": {"autotp_size": 2})",
+                             R"("tensor_parallel": {"tp": {"tp_size": 2}})"}) {
+    const RunConfig c = load_over(fmt::format(R"({{"devices": "host:4", {}, "train_batch_size": 24,
+      "train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": 3}}}})",
+                                              degree));
+    EXPECT_EQ(c.parallel.tensor, 2);
+    EXPECT_FALSE(c.parallel.sequence);
+    EXPECT_EQ(c.accumulation_steps, 6);
+    const RankPlace place = c.place_of(3);
+    EXPECT_EQ(place.parts.tensor_part, 1);
+    EXPECT_EQ(place.sharding.rank, 1);
+    EXPECT_EQ(place.sharding.shards, 2);
+  }
+  const RunConfig both = load_over(R"({"devices": "host:4", "parallel": {"tensor": 4, "sequence": true}})");
+  EXPECT_TRUE(both.parallel.sequence);
+  EXPECT_EQ(both.warnings, Strings{});
+  const RunConfig alone = load_over(R"({"devices": "host:4", "parallel": {"sequence": true}})");
+  EXPECT_TRUE(warns(alone, "has no effect: it is between the ranks of parallel.tensor, which is 1"));
+}
+
 // Tensor groups are neighbours; then come context and data, then the stages.
 TEST(ConfigPlaces, EveryRankHasOne) {
   RunConfig c;

@@ -73,6 +73,57 @@ TYPED_TEST(CudaCrossEntropy, ScalesTheGradientAndNotTheLoss) {
   expect_definition<TypeParam>(32768);
 }
 
+// In parts of equal and of unequal width, one of which has nothing but -infinity in a row; more rows than
+// there are sums of losses.
+TYPED_TEST(CudaCrossEntropy, PartsTogetherMatchItsDefinition) {
+  using T = TypeParam;
+  using A = Acc<T>;
+  for (const std::int64_t n : {7, 1100}) {
+    for (const std::vector<std::int64_t>& ends :
+         {std::vector<std::int64_t>{43}, {22, 43}, {11, 22, 33, 43}}) {
+      SCOPED_TRACE(testing::Message() << n << " rows, " << ends.size() << " parts");
+      CrossEntropyRows<T> t(n, 43, 5, 5);
+      t.scale = 0.37;
+      t.logits.set(1, 0, 200);
+      for (std::int64_t c = 0; c < ends[0] && ends.size() > 1; ++c)
+        t.logits.set(3, c, -std::numeric_limits<double>::infinity());
+      t.targets[3] = 42, t.targets[4] = 0;
+      const auto parts = static_cast<std::int64_t>(ends.size());
+      std::vector<A> numbers(static_cast<std::size_t>(3 * parts * n), std::numeric_limits<A>::quiet_NaN());
+      std::vector<double> sum{kLossBefore}, scratch(cuda::kSumPartials, NAN);
+      OnDevice<A> d_logits(t.logits), d_numbers(numbers);
+      OnDevice<T> d_dlogits(t.dlogits);
+      OnDevice<std::int32_t> d_targets(t.targets);
+      OnDevice<double> d_loss(sum), d_scratch(scratch);
+      const Strided<const A> logits = Strided<A>(d_logits);
+      const Strided<T> dlogits = d_dlogits;
+      for (const bool numbers_first : {true, false}) {
+        std::int64_t first = 0;
+        for (std::size_t p = 0; p < ends.size(); first = ends[p++]) {
+          const Extent extent{n, ends[p] - first};
+          const Strided<const A> from(logits.data + first, logits.ld);
+          if (numbers_first) {
+            cuda::softmax_part<T>(
+                launch(), extent,
+                {from, d_targets.data(), first, d_numbers.data() + 3 * static_cast<std::int64_t>(p) * n});
+          } else {
+            cuda::cross_entropy_part<T>(
+                launch(), extent,
+                {{from, d_targets.data(), d_loss.data(), {dlogits.data + first, dlogits.ld}, t.scale},
+                 first,
+                 d_numbers.data(),
+                 parts},
+                d_scratch.data());
+          }
+        }
+      }
+      d_dlogits.fetch(), d_loss.fetch();
+      t.loss = kLossBefore + (sum[0] - kLossBefore) / static_cast<double>(parts);  // every part has added it
+      t.expect_definition(43 + 200 + 16);
+    }
+  }
+}
+
 // Of large blocks; some rows fit shared memory, some do not. From an aligned address, and from others.
 TYPED_TEST(CudaCrossEntropy, LargeVocabularies) {
   using T = TypeParam;

@@ -79,7 +79,7 @@ TEST(RankPlaces, GroupsAreTheSameForAllMembers) {
   const auto place_of = [](int rank) {
     return RankPlace{{6, rank / 2 % 6, 3, false}, {2, 3, 4, rank % 2, rank / 12}};
   };
-  const int sizes[kCommAxes] = {3, 6, 2, 48, 2, 3, 4};
+  const int sizes[kCommAxes] = {3, 6, 2, 48, 2, 3, 4, 2};
   for (int a = 0; a < kCommAxes; ++a) {
     const auto axis = static_cast<CommAxis>(a);
     for (int rank = 0; rank < 48; ++rank) {

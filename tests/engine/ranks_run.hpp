@@ -12,19 +12,21 @@ namespace zg::test {
 
 // `ranks` of each stage.
 struct RanksWay {
-  int ranks = 1, shards = 1;
+  int ranks = 1, shards = 1;  // of those that compute with the same weights
   bool keep_weights = false;
+  int tensor = 1;  // parts of each layer
+  bool sequence = false;
   int context = 1;  // ranks with parts of the same sequences
   ContextMethod method = ContextMethod::kRing;
   int stages = 1;
   PipelineOptions pipeline = {};
-  int world() const { return ranks * stages; }
+  int world() const { return ranks * tensor * stages; }
 };
 
 struct RanksOutcome {
   std::vector<double> losses, norms, evals;  // an evaluation follows the first step and the last one
   std::vector<bool> skipped;
-  std::map<std::string, std::vector<char>> weights;            // by unit, at the end
+  std::map<std::string, std::vector<char>> weights;            // by parameter, whole, at the end
   std::map<std::string, std::vector<float>> masters, moments;  // by parameter, at the end
   // With Look::kInside: the weights after initialisation, and moment 0 after the first step.
   std::map<std::string, std::vector<char>> first_weights;
@@ -42,61 +44,103 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 
 namespace ranks_run {
 
-// This rank's part of the weights of all units. What another rank has brought already must be the same.
-inline void collect_weights(TinyRun& run, std::map<std::string, std::vector<char>>& all,
-                            std::map<std::string, std::vector<bool>>& brought) {
+// Which elements ranks have brought already. Those of others must be the same, bit by bit.
+using Brought = std::map<std::string, std::vector<bool>>;
+
+// Puts held elements [first, first + values.size() / bytes) of a parameter to their places in the whole one.
+inline void bring(const Param& p, std::int64_t first, const char* values, std::int64_t count,
+                  std::int64_t bytes, const std::string& name, char* whole, Brought& brought) {
+  std::vector<bool>& known = brought[name];
+  known.resize(static_cast<std::size_t>(p.whole_count()));
+  p.for_runs(first, first + count, [&](std::int64_t at, std::int64_t to, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const char* const from = values + (at + i - first) * bytes;
+      const auto element = static_cast<std::size_t>(to + i);
+      if (known[element] &&
+          std::memcmp(whole + (to + i) * bytes, from, static_cast<std::size_t>(bytes)) != 0) {
+        ADD_FAILURE() << "two ranks differ at element " << element << " of " << name;
+        return;
+      }
+      std::memcpy(whole + (to + i) * bytes, from, static_cast<std::size_t>(bytes));
+      known[element] = true;
+    }
+  });
+}
+
+// The elements of a parameter that the rank's shard has, as held.
+struct Held {
+  std::int64_t first, count;
+};
+inline Held held(const TinyRun& run, std::int32_t unit, const Param& p) {
+  const Layout::Elements shard = run.layout().shard_elements(unit);
+  const std::int64_t first = std::clamp<std::int64_t>(shard.first - p.offset, 0, p.count());
+  return {first, std::clamp<std::int64_t>(shard.first + shard.count - p.offset, first, p.count()) - first};
+}
+
+// Calls f(unit, parameter) for all of the model.
+template <class F>
+void for_params(const TinyRun& run, const F& f) {
   for (std::size_t u = 0; u < run.model().units().size(); ++u) {
     const auto unit = static_cast<std::int32_t>(u);
     if (!run.layout().has_unit(unit)) continue;
-    const Unit& of = run.model().units()[u];
-    const Layout::Elements shard = run.layout().shard_elements(unit);
-    const std::vector<char> part = run.content(run.layout().updated_weight(unit));
-    const auto element = static_cast<std::int64_t>(size_of(run.model().dtype()));
-    const std::int64_t count = std::clamp<std::int64_t>(of.count - shard.first, 0, shard.count);
-    std::vector<char>& whole = all[of.name];
-    std::vector<bool>& known = brought[of.name];
-    whole.resize(static_cast<std::size_t>(of.count * element));
-    known.resize(whole.size());
-    const auto first = static_cast<std::size_t>(shard.first * element);
-    for (std::size_t i = 0; i < static_cast<std::size_t>(count * element); ++i) {
-      if (known[first + i] && whole[first + i] != part[i]) {
-        ADD_FAILURE() << "two ranks differ at byte " << first + i << " of the weight of " << of.name;
-        break;
-      }
-      whole[first + i] = part[i], known[first + i] = true;
-    }
+    for (const Param& p : run.model().units()[u].params) f(unit, p);
   }
 }
 
-inline void collect_masters(TinyRun& run, RanksOutcome& all) {
-  const int moments = run.layout().state().format().moment_count;
-  for (std::size_t u = 0; u < run.model().units().size(); ++u) {
-    const auto unit = static_cast<std::int32_t>(u);
-    for (const Param& p : run.model().units()[u].params) {
-      const auto room = [&](std::vector<float>& values) {
-        values.resize(static_cast<std::size_t>(p.count()));
-        return values.data();
-      };
-      run.engine().read_master(unit, p, 0, p.count(), room(all.masters[p.name]));
-      const auto& groups = run.layout().options.groups;
-      const auto index = static_cast<std::size_t>(&p - run.model().units()[u].params.data());
-      if (!groups.empty() && groups[u][index] == kFrozen) continue;
-      for (int i = 0; i < moments; ++i)
-        run.engine().read_moment(i, unit, p, 0, p.count(),
-                                 room(all.moments[fmt::format("{} {}", p.name, i)]));
-    }
-  }
+// This rank's part of the weights. The gaps between parameters are zero.
+inline void collect_weights(TinyRun& run, std::map<std::string, std::vector<char>>& all, Brought& brought) {
+  const auto bytes = static_cast<std::int64_t>(size_of(run.model().dtype()));
+  std::int32_t last = -1;
+  std::vector<char> content;
+  for_params(run, [&](std::int32_t unit, const Param& p) {
+    if (unit != last) content = run.content(run.layout().updated_weight(last = unit));
+    const Held mine = held(run, unit, p);
+    std::vector<char>& whole = all[p.name];
+    whole.resize(static_cast<std::size_t>(p.whole_count() * bytes));
+    const std::int64_t at = p.offset + mine.first - run.layout().shard_elements(unit).first;
+    if (mine.count > 0)
+      bring(p, mine.first, content.data() + at * bytes, mine.count, bytes, p.name, whole.data(), brought);
+  });
 }
 
-inline void collect_first_gradients(TinyRun& run, RanksOutcome& all) {
-  if (run.layout().state().format().moment_count == 0) return;
-  for (std::size_t u = 0; u < run.model().units().size(); ++u) {
-    for (const Param& p : run.model().units()[u].params) {
-      std::vector<float>& values = all.first_gradients[p.name];
-      values.resize(static_cast<std::size_t>(p.count()));
-      run.engine().read_moment(0, static_cast<std::int32_t>(u), p, 0, p.count(), values.data());
-    }
-  }
+// read(unit, parameter, begin, end, out) reads floats.
+template <class Read>
+void collect(TinyRun& run, std::map<std::string, std::vector<float>>& all, Brought& brought,
+             const std::string& suffix, const Read& read) {
+  for_params(run, [&](std::int32_t unit, const Param& p) {
+    const Held mine = held(run, unit, p);
+    std::vector<float> values(static_cast<std::size_t>(mine.count));
+    std::vector<float>& whole = all[p.name + suffix];
+    whole.resize(static_cast<std::size_t>(p.whole_count()));
+    if (mine.count == 0) return;
+    read(unit, p, mine.first, mine.first + mine.count, values.data());
+    bring(p, mine.first, reinterpret_cast<const char*>(values.data()), mine.count, sizeof(float),
+          p.name + suffix, reinterpret_cast<char*>(whole.data()), brought);
+  });
+}
+
+inline void collect_moment(TinyRun& run, int which, std::map<std::string, std::vector<float>>& all,
+                           Brought& brought, const std::string& suffix) {
+  const auto& groups = run.layout().options.groups;
+  collect(run, all, brought, suffix, [&](auto unit, const Param& p, auto begin, auto end, float* out) {
+    const auto u = static_cast<std::size_t>(unit);
+    const auto index = static_cast<std::size_t>(&p - run.model().units()[u].params.data());
+    if (groups.empty() || groups[u][index] != kFrozen)
+      run.engine().read_moment(which, unit, p, begin, end, out);
+  });
+}
+
+inline void collect_masters(TinyRun& run, RanksOutcome& all, Brought& masters, Brought& moments) {
+  collect(run, all.masters, masters, "", [&](auto unit, const Param& p, auto begin, auto end, float* out) {
+    run.engine().read_master(unit, p, begin, end, out);
+  });
+  for (int i = 0; i < run.layout().state().format().moment_count; ++i)
+    collect_moment(run, i, all.moments, moments, fmt::format(" {}", i));
+}
+
+inline void collect_first_gradients(TinyRun& run, RanksOutcome& all, Brought& brought) {
+  if (run.layout().state().format().moment_count > 0)
+    collect_moment(run, 0, all.first_gradients, brought, "");
 }
 
 }  // namespace ranks_run
@@ -108,14 +152,19 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
   RanksOutcome all;
   std::mutex mutex;
   std::exception_ptr failure;
-  std::map<std::string, std::vector<bool>> first_brought, brought;
+  ranks_run::Brought first_brought, brought, gradients, masters, moments;
   const auto work = [&](CommRank* comm) {
     TinySetup mine = setup;
     mine.layout.micro_batches = setup.layout.micro_batches / (way.ranks / way.context);
-    mine.layout.sharding = {way.ranks, comm->rank() % way.ranks, way.shards, way.keep_weights};
-    mine.layout.parts.context = way.context, mine.layout.parts.context_method = way.method;
-    mine.layout.parts.stages = way.stages, mine.layout.parts.stage = comm->rank() / way.ranks;
+    mine.layout.sharding = {way.ranks, comm->rank() / way.tensor % way.ranks, way.shards, way.keep_weights};
+    mine.layout.parts = {.tensor = way.tensor,
+                         .context = way.context,
+                         .stages = way.stages,
+                         .tensor_part = comm->rank() % way.tensor,
+                         .stage = comm->rank() / (way.tensor * way.ranks),
+                         .context_method = way.method};
     mine.layout.pipeline = way.pipeline;
+    mine.sequence = way.sequence;
     mine.comm = way.world() > 1 ? comm : nullptr;
     TinyRun run(mine);
     run.initialize();
@@ -133,8 +182,9 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
       if (pause) of_rank.evals.push_back(run.evaluate());
       if (i > 0 || look != Look::kInside) continue;
       std::lock_guard lock(mutex);
-      ranks_run::collect_first_gradients(run, all);
+      ranks_run::collect_first_gradients(run, all, gradients);
     }
+    EXPECT_EQ(run.engine().comm(), comm_forecast(run.layout(), run.programs(), run.engine().history()));
     const Traffic moved = run.engine().settled_traffic();
     if (look == Look::kAtTheEnd) {
       EXPECT_EQ(moved, forecast(run.layout(), run.programs(), run.budgets(), run.engine().history()));
@@ -143,7 +193,7 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
     run.expect_within_budgets();
     std::lock_guard lock(mutex);
     ranks_run::collect_weights(run, all.weights, brought);
-    ranks_run::collect_masters(run, all);
+    ranks_run::collect_masters(run, all, masters, moments);
     if (!all.losses.empty()) {
       EXPECT_TRUE(same_bits(all.losses, of_rank.losses)) << "every rank knows the same";
       EXPECT_TRUE(same_bits(all.norms, of_rank.norms));

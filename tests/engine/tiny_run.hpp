@@ -48,9 +48,9 @@ struct TinySetup {
   double clip = 0.5;
   double lr = 1e-3;
   Room room = Room::kEverything;
-  Budgets budgets = {};    // kGiven: workspace not included
-  bool graphs = false;     // operations that repeat are launched as a whole, where the device can
-  bool direct = false;     // else than kGiven: NVMe and the device have a link of their own (host device only)
+  Budgets budgets = {};  // kGiven: workspace not included
+  bool graphs = false;   // operations that repeat are launched as a whole, where the device can
+  bool direct = false;   // else than kGiven: NVMe and the device have a link of their own (host device only)
   Nvme nvme = Nvme::kRam;  // where the drives are, if the layout has any
   io::FaultModel faults = {};
   MemoryIo::Faults memory_faults = {};  // Nvme::kMemory
@@ -59,12 +59,14 @@ struct TinySetup {
   std::function<Batch(std::int64_t step, std::int64_t micro_batch)> data =
       {};  // empty: other tokens each step
   std::int64_t eval_micro_batches = 5;
-  CommRank* comm = nullptr;  // of layout.sharding, if that has several ranks
+  CommRank* comm = nullptr;  // of layout.place(), if there are several ranks
+  bool sequence = false;     // ModelPart::sequence
   std::int32_t gather_ahead = 0;
   std::optional<DType> gradient = {};  // on its way to the optimizer; none: the model's
   // Changes what the step of this number, from 0, applies.
   std::function<void(std::int64_t step, UpdateRule& rule)> rule = {};
-  std::function<double(const Param& p, std::int64_t element)> initial = {};  // empty: reference_element
+  // Of an element of the whole parameter; empty: reference_element.
+  std::function<double(const Param& p, std::int64_t element)> initial = {};
   std::uint64_t seed = 0;      // of stochastic rounding
   std::string directory = {};  // of the drives; empty: one for this run alone
 };
@@ -154,8 +156,9 @@ inline void expect_same_bits_but_for_evaluations(TinyResult a, TinyResult b) {
   expect_same_bits(a, b);
 }
 
+// Element `i` of the whole parameter.
 inline double reference_element(const Param& p, std::int64_t i) {
-  return reference_weight(p, i / p.cols, i % p.cols);
+  return reference_weight(p, i / p.whole_cols, i % p.whole_cols);
 }
 
 class TinyRun {
@@ -163,7 +166,8 @@ class TinyRun {
   explicit TinyRun(TinySetup setup)
       : setup_(with_gradient(std::move(setup))),
         ops_device_(make_test_device(kAnyBudget, nullptr, setup_.graphs)),
-        model_(setup_.model, setup_.dtype, ops_device_->ops()),
+        model_(setup_.model, setup_.dtype, ops_device_->ops(), 0,
+               {setup_.layout.parts.tensor, setup_.layout.parts.tensor_part, setup_.sequence}),
         layout_(model_, of_part(setup_.layout)),
         programs_(layout_, setup_.timing, setup_.gather_ahead),
         budgets_(budgets_of(setup_)) {
@@ -193,14 +197,14 @@ class TinyRun {
     o.prefetch_depth = setup_.prefetch;
     o.verify = setup_.verify == Verify::kYes;
     store_ = std::make_unique<TensorStore>(o);
-    engine_ = std::make_unique<StepExecutor>(
-        StepExecutor::Options{&layout_, &programs_, device_.get(), store_.get(), nullptr, setup_.seed, setup_.comm});
+    engine_ = std::make_unique<StepExecutor>(StepExecutor::Options{
+        &layout_, &programs_, device_.get(), store_.get(), nullptr, setup_.seed, setup_.comm});
     deadline_ = std::make_unique<Deadline>(device_->is_host() ? 60 : 500, [this] { return store_->state(); });
   }
 
   void initialize() {
     engine_->initialize([this](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-      for (std::int64_t i = begin; i < end; ++i) out[i - begin] = initial(p, i);
+      for (std::int64_t i = begin; i < end; ++i) out[i - begin] = initial(p, p.whole_element(i));
     });
   }
   float initial(const Param& p, std::int64_t element) const {
@@ -345,9 +349,7 @@ class TinyRun {
   }
 
   // The budgets of the store.
-  Budgets peak() const {
-    return {device_->arena().peak() - layout_.workspace_charge(), host_->peak()};
-  }
+  Budgets peak() const { return {device_->arena().peak() - layout_.workspace_charge(), host_->peak()}; }
 
   const TinySetup& setup() const { return setup_; }
   const Model& model() const { return model_; }

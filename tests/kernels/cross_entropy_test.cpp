@@ -48,6 +48,50 @@ TYPED_TEST(CrossEntropy, ScalesTheGradientAndNotTheLoss) {
   expect_definition<TypeParam>(32768);
 }
 
+// In parts of equal and of unequal width, one of which has nothing but -infinity in a row.
+TYPED_TEST(CrossEntropy, PartsTogetherMatchItsDefinition) {
+  using T = TypeParam;
+  using A = Acc<T>;
+  for_each_target([&] {
+    for (const std::vector<std::int64_t>& ends :
+         {std::vector<std::int64_t>{257}, {129, 257}, {65, 130, 195, 257}}) {
+      Case<T> t(7, 257, 5);
+      t.scale = 0.37;
+      t.logits.set(1, 0, 200);
+      for (std::int64_t c = 0; c < ends[0] && ends.size() > 1; ++c)
+        t.logits.set(3, c, -std::numeric_limits<double>::infinity());
+      t.targets[3] = 256, t.targets[4] = 0;
+      const auto parts = static_cast<std::int64_t>(ends.size());
+      std::vector<A> numbers(static_cast<std::size_t>(3 * parts * t.rows),
+                             std::numeric_limits<A>::quiet_NaN());
+      const Strided<const A> logits = t.logits;
+      const Strided<T> dlogits = t.dlogits;
+      double losses = 0;
+      for (const bool numbers_first : {true, false}) {
+        std::int64_t first = 0;
+        for (std::size_t p = 0; p < ends.size(); first = ends[p++]) {
+          const Extent extent{t.rows, ends[p] - first};
+          const Strided<const A> from(logits.data + first, logits.ld);
+          if (numbers_first) {
+            host::softmax_part<T>(extent, {from, t.targets.data(), first,
+                                           numbers.data() + 3 * static_cast<std::int64_t>(p) * t.rows});
+            continue;
+          }
+          t.loss = kLossBefore;
+          host::cross_entropy_part<T>(
+              extent, {{from, t.targets.data(), &t.loss, {dlogits.data + first, dlogits.ld}, t.scale},
+                       first,
+                       numbers.data(),
+                       parts});
+          EXPECT_EQ(t.loss, p > 0 ? losses : t.loss) << "every part has the same loss";
+          losses = t.loss;
+        }
+      }
+      t.expect_definition(1024 + 200 + 8);
+    }
+  });
+}
+
 // A power of two changes no rounding, so all that changes is the exponent.
 TYPED_TEST(CrossEntropy, APowerOfTwoScalesExactly) {
   using T = TypeParam;

@@ -135,7 +135,8 @@ TEST(Units, WhatNoProductOverwritesIsClearedInFewOps) {
   Unit gaps{.name = "gaps", .params = {}, .count = 5 * 256};
   for (const std::int64_t n : {200, 256, 200, 200, 200}) {
     const auto i = static_cast<std::int64_t>(gaps.params.size());
-    gaps.params.push_back({.name = std::to_string(i), .cols = n, .vector = true, .offset = 256 * i});
+    gaps.params.push_back(
+        {.name = std::to_string(i), .cols = n, .vector = true, .offset = 256 * i, .bands = {}});
   }
   EXPECT_EQ(zeroes.of(gaps, {}), (Stretches{{200, 56, 2, 512}, {968, 56, 2, 256}}));
   EXPECT_EQ(zeroes.of(gaps, {"0", "1", "2", "3", "4"}), (Stretches{{0, 1280, 1, 0}}));
@@ -143,9 +144,10 @@ TEST(Units, WhatNoProductOverwritesIsClearedInFewOps) {
 
   // Two norms 2 GiB apart, one after the other: no device fills rows so far apart.
   Unit far{.name = "far", .params = {}, .count = (std::int64_t{1} << 29) + 256};
-  far.params.push_back({.name = "0", .cols = 256, .vector = true});
-  far.params.push_back({.name = "1", .rows = (1 << 21) - 1, .cols = 256, .offset = 256});
-  far.params.push_back({.name = "2", .cols = 256, .vector = true, .offset = std::int64_t{1} << 29});
+  far.params.push_back({.name = "0", .cols = 256, .vector = true, .bands = {}});
+  far.params.push_back({.name = "1", .rows = (1 << 21) - 1, .cols = 256, .offset = 256, .bands = {}});
+  far.params.push_back(
+      {.name = "2", .cols = 256, .vector = true, .offset = std::int64_t{1} << 29, .bands = {}});
   EXPECT_EQ(zeroes.of(far, {"0", "2"}), (Stretches{{0, 256, 1, 0}, {std::int64_t{1} << 29, 256, 1, 0}}));
 }
 

@@ -348,6 +348,21 @@ TYPED_TEST(DeviceOps, Embedding) {
   });
 }
 
+// Rows 3 to 7 of a table of 11; other tokens' rows are zeros, and have no gradient.
+TYPED_TEST(DeviceOps, EmbeddingOfAPart) {
+  Operands<TypeParam> o;
+  const auto ids = o.ids({10, 0, 4, 3, 7, 8});
+  const auto wte = o.t(5, kWidth), wpe = o.t(4, kWidth), out = o.t(kRows, kWidth), plain = o.t(kRows, kWidth);
+  const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(4, kWidth), alone = o.a(5, kWidth);
+  const TablePart part{.first = 3, .whole = 11};
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.embedding(s, pick(ids), pick(wte), pick(wpe), 3, pick(out), part);
+    ops.embedding(s, pick(ids), pick(wte), View(), 3, pick(plain), part);
+    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(dwte), pick(dwpe), part);
+    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(alone), View(), part);
+  });
+}
+
 TYPED_TEST(DeviceOps, CrossEntropy) {
   Operands<TypeParam> o;
   const auto logits = o.a(kRows, kWidth), loss = o.number(), only_loss = o.number();
@@ -358,6 +373,26 @@ TYPED_TEST(DeviceOps, CrossEntropy) {
     ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(dlogits), pick(scratch));
     ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(scaled), pick(scratch), 64.0);
     ops.cross_entropy(s, pick(logits), pick(targets), pick(only_loss), View(), pick(scratch));
+  });
+}
+
+TYPED_TEST(DeviceOps, CrossEntropyInParts) {
+  Operands<TypeParam> o;
+  const auto left = o.a(kRows, kWidth), right = o.a(kRows, kWidth), loss = o.number(), only_loss = o.number();
+  const auto targets = o.ids({4, 0, -1, static_cast<int>(kWidth) + 2, 2, -100});
+  const auto scratch = o.sum_scratch();
+  const auto numbers = o.a_dense(6, kRows);
+  const auto d_left = o.t(kRows, kWidth), d_right = o.t(kRows, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    const View all = pick(numbers);
+    ops.softmax_part(s, pick(left), pick(targets), 0, all.row_range(0, 3));
+    ops.softmax_part(s, pick(right), pick(targets), kWidth, all.row_range(3, 3));
+    ops.cross_entropy_part(s, pick(left), pick(targets), 0, all, pick(loss), pick(d_left), pick(scratch),
+                           64.0);
+    ops.cross_entropy_part(s, pick(right), pick(targets), kWidth, all, pick(only_loss), pick(d_right),
+                           pick(scratch));
+    ops.cross_entropy_part(s, pick(right), pick(targets), kWidth, all, pick(only_loss), View(),
+                           pick(scratch));
   });
 }
 

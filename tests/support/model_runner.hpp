@@ -84,9 +84,11 @@ enum class Recompute { kNo, kYes };
 
 class ModelRunner {
  public:
-  // logits_bytes: as of Model.
-  ModelRunner(const ModelConfig& config, DType dtype, Ops& ops, Stream& stream, std::int64_t logits_bytes = 0)
-      : model_(config, dtype, ops, logits_bytes), stream_(stream) {
+  // logits_bytes, part: as of Model. exchange: with the other parts, if there are any.
+  ModelRunner(const ModelConfig& config, DType dtype, Ops& ops, Stream& stream, std::int64_t logits_bytes = 0,
+              const ModelPart& part = {}, PartExchange* exchange = nullptr)
+      : model_(config, dtype, ops, logits_bytes, part), stream_(stream) {
+    if (exchange != nullptr) model_ = model_.with(*exchange);
     for (const Unit& unit : model_.units()) {
       weights_.emplace_back(unit.count * bytes_of(dtype));
       weights_.back().clear();
@@ -102,13 +104,16 @@ class ModelRunner {
   View weight(std::size_t unit, const Param& p) const { return part(weights(unit), p); }
   View grad(std::size_t unit, const Param& p) const { return part(grads(unit), p); }
 
-  // Sets each element to value(param, row, column).
+  // Sets each element to value(param, row, column), by its place in the whole parameter.
   void fill(const std::function<double(const Param&, std::int64_t, std::int64_t)>& value) {
     for (std::size_t u = 0; u < units().size(); ++u) {
       for (const Param& p : units()[u].params) {
         const View w = weight(u, p);
         for (std::int64_t r = 0; r < w.rows; ++r) {
-          for (std::int64_t c = 0; c < w.cols; ++c) store(w, r, c, value(p, r, c));
+          for (std::int64_t c = 0; c < w.cols; ++c) {
+            const std::int64_t element = p.whole_element(r * w.cols + c);
+            store(w, r, c, value(p, element / p.whole_cols, element % p.whole_cols));
+          }
         }
       }
     }
@@ -153,7 +158,7 @@ class ModelRunner {
     const BatchShape shape = batch.shape;
     std::vector<Bytes> xs, saved;
     xs.emplace_back(model_.checkpoint_bytes(shape));
-    model_.embedding_forward(stream_, shape, weights(0), ids(batch), rows(xs.back(), batch));
+    embed(batch, xs.back());
     Bytes workspace(model_.block_workspace_bytes(shape));
     for (std::size_t u = 1; u < head(); ++u) {
       if (recompute == Recompute::kNo || saved.empty()) saved.emplace_back(model_.saved_bytes(shape));
@@ -183,8 +188,9 @@ class ModelRunner {
       stream_.synchronize();
     }
     // A tied head has written to the embedding's gradients before.
+    const Bytes embedding_workspace(model_.embedding_workspace_bytes(shape));
     model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), grads(0),
-                              model_.config().tied ? Gradients::kAdd : into);
+                              model_.config().tied ? Gradients::kAdd : into, embedding_workspace.data());
     stream_.synchronize();
     return sum;
   }
@@ -194,7 +200,7 @@ class ModelRunner {
     const BatchShape shape = batch.shape;
     Bytes x(model_.checkpoint_bytes(shape)), next(model_.checkpoint_bytes(shape));
     Bytes saved(model_.saved_bytes(shape)), workspace(model_.block_workspace_bytes(shape));
-    model_.embedding_forward(stream_, shape, weights(0), ids(batch), rows(x, batch));
+    embed(batch, x);
     for (std::size_t u = 1; u < head(); ++u) {
       Bytes& from = u % 2 == 1 ? x : next;
       Bytes& to = u % 2 == 1 ? next : x;
@@ -208,7 +214,7 @@ class ModelRunner {
   }
 
   View rows(const Bytes& x, const Batch& batch) const {
-    return {x.data(), model_.dtype(), batch.shape.rows(), model_.config().width};
+    return {x.data(), model_.dtype(), model_.residual_rows(batch.shape), model_.config().width};
   }
   static View ids(const Batch& batch) { return ints(batch.ids); }
   static View targets(const Batch& batch) { return ints(batch.targets); }
@@ -216,6 +222,11 @@ class ModelRunner {
   std::size_t table() const { return model_.config().tied ? 0 : head(); }  // the unit of the output matrix
 
  private:
+  void embed(const Batch& batch, const Bytes& x) {
+    const Bytes workspace(model_.embedding_workspace_bytes(batch.shape));
+    model_.embedding_forward(stream_, batch.shape, weights(0), ids(batch), rows(x, batch), workspace.data());
+    stream_.synchronize();
+  }
   static std::int64_t bytes_of(DType t) { return static_cast<std::int64_t>(size_of(t)); }
   View flat(const std::vector<Bytes>& all, std::size_t unit, DType t) const {
     return {all[unit].data(), t, 1, units()[unit].count};

@@ -159,8 +159,8 @@ class NaiveOps : public Ops {
       }
     });
   }
-  void attention_backward(Stream&, View qkv, View, View lse, View d_o, const AttentionShape& a,
-                          View dqkv, View) override {
+  void attention_backward(Stream&, View qkv, View, View lse, View d_o, const AttentionShape& a, View dqkv,
+                          View) override {
     each(dqkv, [](std::int64_t, std::int64_t) { return 0.0; });
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
       const Head v(qkv, a, b, h), d(dqkv, a, b, h);
@@ -230,9 +230,10 @@ class NaiveOps : public Ops {
   void dropout(Stream&, View x, const Dropout& d, View y) override {
     each(y, [&](std::int64_t r, std::int64_t c) {
       const auto i = static_cast<std::uint64_t>(d.first_element + r * x.cols + c);
-      const Philox4 words = philox4x32_10({static_cast<std::uint32_t>(i / 4), static_cast<std::uint32_t>(i / 4 >> 32),
-                                           static_cast<std::uint32_t>(d.counter), static_cast<std::uint32_t>(d.counter >> 32)},
-                                          {d.key.key[0], d.key.key[1]});
+      const Philox4 words =
+          philox4x32_10({static_cast<std::uint32_t>(i / 4), static_cast<std::uint32_t>(i / 4 >> 32),
+                         static_cast<std::uint32_t>(d.counter), static_cast<std::uint32_t>(d.counter >> 32)},
+                        {d.key.key[0], d.key.key[1]});
       return words[i % 4] >= d.rate * 0x1p32 ? at(x, r, c) / (1 - d.rate) : 0.0;
     });
   }
@@ -242,21 +243,53 @@ class NaiveOps : public Ops {
     }
   }
 
-  void embedding(Stream&, View ids, View wte, View wpe, const RowPositions& positions, View out) override {
+  void embedding(Stream&, View ids, View wte, View wpe, const RowPositions& positions, View out,
+                 const TablePart& part) override {
     each(out, [&](std::int64_t r, std::int64_t c) {
-      return at(wte, id(ids, r), c) + (wpe ? at(wpe, positions.of(r), c) : 0.0);
+      const std::int64_t row = id(ids, r) - part.first;
+      return (row >= 0 && row < wte.rows ? at(wte, row, c) : 0.0) + (wpe ? at(wpe, positions.of(r), c) : 0.0);
     });
   }
-  void embedding_backward(Stream&, View ids, View dout, const RowPositions& positions, View dwte,
-                          View dwpe) override {
+  void embedding_backward(Stream&, View ids, View dout, const RowPositions& positions, View dwte, View dwpe,
+                          const TablePart& part) override {
     for (std::int64_t r = 0; r < dout.rows; ++r) {
+      const std::int64_t row = id(ids, r) - part.first;
       for (std::int64_t c = 0; c < dout.cols; ++c) {
-        at(dwte, id(ids, r), c) += at(dout, r, c);
+        if (row >= 0 && row < dwte.rows) at(dwte, row, c) += at(dout, r, c);
         if (dwpe) at(dwpe, positions.of(r), c) += at(dout, r, c);
       }
     }
   }
 
+  void softmax_part(Stream&, View logits, View targets, std::int64_t first, View numbers) override {
+    for (std::int64_t r = 0; r < logits.rows; ++r) {
+      const std::int64_t target = id(targets, r) - first;
+      double most = -std::numeric_limits<double>::infinity(), sum = 0;
+      for (std::int64_t c = 0; c < logits.cols; ++c) most = std::max(most, at(logits, r, c));
+      for (std::int64_t c = 0; c < logits.cols; ++c) sum += std::exp(at(logits, r, c) - most);
+      at(numbers, 0, r) = most;
+      at(numbers, 1, r) = sum;
+      at(numbers, 2, r) =
+          target >= 0 && target < logits.cols && id(targets, r) >= 0 ? at(logits, r, target) : 0;
+    }
+  }
+  void cross_entropy_part(Stream&, View logits, View targets, std::int64_t first, View numbers, View loss_sum,
+                          View dlogits, View, double scale) override {
+    for (std::int64_t r = 0; r < logits.rows; ++r) {
+      const std::int64_t target = id(targets, r);
+      double sum = 0, of_target = 0;
+      for (std::int64_t p = 0; p < numbers.rows; p += 3) {
+        sum += at(numbers, p + 1, r) * std::exp(at(numbers, p, r));
+        of_target += at(numbers, p + 2, r);
+      }
+      if (target >= 0) at(loss_sum, 0, 0) += std::log(sum) - of_target;
+      if (!dlogits) continue;
+      for (std::int64_t c = 0; c < logits.cols; ++c) {
+        const double g = std::exp(at(logits, r, c)) / sum - (first + c == target ? 1 : 0);
+        at(dlogits, r, c) = target >= 0 ? scale * g : 0;
+      }
+    }
+  }
   void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits, View,
                      double scale) override {
     for (std::int64_t r = 0; r < logits.rows; ++r) {

@@ -49,9 +49,9 @@ inline ModelConfig reference_llama() {
   return c;
 }
 
-// The position in the Hugging Face tensor of element (row, column) of ours.
+// The position in the Hugging Face tensor of element (row, column) of ours, of the whole parameter.
 inline std::int64_t file_index(const Param& p, std::int64_t row, std::int64_t column) {
-  return p.conv1d ? column * p.rows + row : row * p.cols + column;
+  return p.conv1d ? column * p.whole_rows + row : row * p.whole_cols + column;
 }
 
 inline double reference_weight(const Param& p, std::int64_t row, std::int64_t column) {

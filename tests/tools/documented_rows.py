@@ -132,6 +132,9 @@ ROWS = (
         "tests/cuda/comm/emulated_train_test.cpp trains so on fakes"),
     Row("train_ranks", ("ziggurat train configs/quickstart.json --devices host:2",), files=BOOK, set={"--steps": "1"},
         more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
+    Row("train_parts", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.tensor=2 "
+                        "--set parallel.sequence=true",), files=BOOK, set={"--steps": "1"},
+        more=SMALL.replace("--devices host ", "")),
     Row("train_context", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.context=2",), files=BOOK,
         set={"--steps": "1"}, more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
     Row("train_processes", (

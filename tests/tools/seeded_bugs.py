@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Bugs that a data-parallel engine could have, each put into a copy of the tree: does a test turn red?
+"""Bugs that an engine for many ranks could have, each put into a copy of the tree: does a test turn red?
 
     tests/tools/seeded_bugs.py --work DIR [--only PART] [--out FILE.md]
     tests/tools/seeded_bugs.py --check
@@ -23,14 +23,17 @@ EXECUTOR, ISSUE = "src/engine/step_executor.cpp", "src/engine/issue.cpp"
 SCHEDULE, LAYOUT = "src/engine/schedule.cpp", "src/engine/layout.cpp"
 COMM, TRAINER, RANK = "src/comm/host_comm.cpp", "src/train/trainer.cpp", "src/train/rank.cpp"
 ATTENTION, HOST_ATTENTION = "src/model/block_attention.cpp", "kernels/host/attention.cpp"
-PART = "include/ziggurat/model/sequence_part.hpp"
+SEQUENCE_PART = "include/ziggurat/model/sequence_part.hpp"
 ENGINE = ("zg_test_engine", "Setups/Ranks.*:RanksIn*:Models/RanksMatrixOf.*/gpt2_untied")
 CONTEXT = ("zg_test_engine", "Context*")
-TRAIN = ("zg_test_train", "RanksOfARun.EveryStage*:RanksInit*")
 # The back end of GPUs, over fakes of CUDA and of NCCL.
 NCCL = "src/comm/nccl_comm.cpp"
 GPUS = ("zg_test_cuda_comm", "*Conformance*:Nccl*:Comm*")
 NODE, PLAN = "src/train/node.cpp", "src/train/run_plan.cpp"
+TRAIN = ("zg_test_train", "RanksOfARun.EveryStage*:TensorRuns.*")
+CALL, HEAD, UNITS, MODEL = "src/model/call.hpp", "src/model/head.cpp", "src/model/units.cpp", "src/model/model.cpp"
+PART, COPIES = "src/model/part.cpp", "src/engine/tensor_parts.cpp"
+PARTS = ("zg_test_engine", "Models/TensorParts.InFp64*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +63,11 @@ BUGS = (
         ((EXECUTOR, "update_.params.grad_scale = result.skipped ? 0 : unscale * clip;",
           "update_.params.grad_scale = result.skipped ? 0 : unscale * clip / layout_.options.sharding.ranks;"),)),
     Bug("padding in the norm",
-        ((ISSUE, "  for (const auto& [first, count] : trained_runs(unit, mine)) {",
+        ((ISSUE, "  for (const auto& [first, count, counted] : trained_runs(unit, mine)) {",
           "  auto runs = trained_runs(unit, mine);\n  runs.assign(1, {mine.first, mine.count});\n"
-          "  for (const auto& [first, count] : runs) {"),)),
+          "  for (const auto& [first, count, counted] : runs) {"),)),
     Bug("kept weights are gathered once, and are stale after the update",
-        ((SCHEDULE, "|| !(again || first_group)) return;",
-          "|| !(again || (first_group && !updates))) return;"),)),
+        ((SCHEDULE, "!(again || first_group)) return;", "!(again || (first_group && !updates))) return;"),)),
     Bug("a shard's boundary one block late",
         ((LAYOUT, "return {s.shard() * count, count};",
           "return {s.shard() * count + (s.shard() > 0 ? kQuantBlock : 0), count};"),)),
@@ -75,10 +77,9 @@ BUGS = (
           "  for (const double x : scalars[static_cast<std::size_t>(layout_.options.sharding.rank)])\n"
           "    finite = finite && std::isfinite(x);"),)),
     Bug("random numbers of updates by the index in the shard",
-        ((ISSUE, "params.first_element = range.param_first + begin", "params.first_element = begin"),)),
+        ((ISSUE, "unit.params[p].first_number + range.param_first + begin", "begin"),)),
     Bug("samples by the rank's own numbers",
-        ((TRAINER, "static_cast<std::int64_t>(m) * place.data_ranks() + place.data_rank();",
-          "static_cast<std::int64_t>(m);"),), TRAIN),
+        ((TRAINER, "static_cast<std::int64_t>(m) * place.data_ranks() + place.data_rank();", "static_cast<std::int64_t>(m);"),), TRAIN),
     Bug("evaluation counts padding micro-batches",
         ((EXECUTOR, "ignored(rows, -1)", "ignored(rows, 0)"),)),
     Bug("group of parameters by place in the shard",
@@ -88,8 +89,7 @@ BUGS = (
         ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(result.tokens)));\n",
           "  (void)exchange_sum(0);\n"),)),
     Bug("loss of one rank",
-        ((EXECUTOR, "r < scalars.size(); r += static_cast<std::size_t>(place.parts.tensor))\n    result",
-          "r < 1; ++r)\n    result"),)),
+        ((EXECUTOR, "    result.loss += scalars[r][0];\n", "    result.loss = scalars[0][0];\n"),)),
     Bug("norm in the order of ranks",
         ((EXECUTOR, "place.sharding.rank_of_piece(piece)", "piece"),)),
     Bug("sums over the own shard group",
@@ -100,13 +100,12 @@ BUGS = (
     Bug("a shard's state is initialised from the parameter's beginning",
         ((EXECUTOR, "first = range.param_first + skip;", "first = skip;"),)),
     Bug("initial weights by the index in the shard",
-        ((RANK, "random.normal(static_cast<std::uint64_t>(begin + i))", "random.normal(static_cast<std::uint64_t>(i))"),),
+        ((RANK, "random.normal(static_cast<std::uint64_t>(whole + i))", "random.normal(static_cast<std::uint64_t>(at - begin + i))"),),
         TRAIN),
     Bug("evaluation gives every rank the same micro-batches",
         ((EXECUTOR, "first + m * place.data_ranks() + place.data_rank();", "first + m * place.data_ranks();"),)),
     Bug("a saved shard is put at the beginning of the tile",
-        ((TRAINER, "const std::int64_t range[2] = {first - begin, last - first};",
-          "const std::int64_t range[2] = {0, last - first};"),), TRAIN),
+        ((TRAINER, "std::copy_n(from, run.count, out + run.first)", "std::copy_n(from, run.count, out)"),), TRAIN),
     Bug("every process takes the whole host budget",
         ((PLAN, "ranks_(plan.config.device.ranks * hardware.processes)", "ranks_(plan.config.device.ranks)"),),
         ("zg_test_train", "*Trainer*:*Process*:*Plan*")),
@@ -137,11 +136,11 @@ BUGS = (
     Bug("the log-sum-exp of the last part alone",
         ((HOST_ATTENTION, "    lse[c] = all;", "    lse[c] = here;"),), CONTEXT),
     Bug("a ring of parts in one piece",
-        ((PART, "return {time, part * chunk, (2 * parts - 2 - part) * chunk};",
+        ((SEQUENCE_PART, "return {time, part * chunk, (2 * parts - 2 - part) * chunk};",
           "(void)chunk;\n    return {time, part * time, part * time};"),), CONTEXT),
     Bug("rows count from 0 on every rank",
         (("src/model/llama_block.cpp", "call.shape.part.positions(call.shape.time), c.heads", "call.shape.time, c.heads"),
-         ("src/model/model.cpp", "                  shape.part.positions(shape.time), x);", "                  shape.time, x);")),
+         ("src/model/model.cpp", "shape.part.positions(shape.time), rows,", "shape.time, rows,")),
         CONTEXT),
     Bug("gradients of keys and values of other parts are dropped",
         ((ATTENTION, "r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch);",
@@ -160,6 +159,33 @@ BUGS = (
     Bug("targets of whole sequences from the beginning",
         ((TRAINER, "  batch.targets = shape.part.cut(batch.targets, shape.time);\n", ""),),
         ("zg_test_train", "ContextRuns.*")),
+    Bug("a bias is added by every part", ((CALL, "part.part == 0 ? bias : View{}", "bias"),), PARTS),
+    Bug("positions are added by every part", ((MODEL, "Arch::kGpt2 && part_.part == 0;", "Arch::kGpt2;"),), PARTS),
+    Bug("a piece of one's own in place of the sum of pieces",
+        ((CALL, "      exchange->reduce_scatter(stream, partial, sum);\n", "      static_cast<void>(partial);\n"),), PARTS),
+    Bug("the gradient of a split product's input is not summed",
+        ((CALL, "      exchange->all_reduce(stream, sum);\n", "      static_cast<void>(sum);\n"),), PARTS),
+    Bug("rows are those of another part",
+        ((CALL, "x.row_range(part.part * rows, rows)", "x.row_range((part.parts - 1 - part.part) * rows, rows)"),), PARTS),
+    Bug("what several parts have counts several times in the norm",
+        ((ISSUE, "counted ? w.scalar(1 + op.unit) : w.discarded()", "w.scalar(1 + op.unit)"),), PARTS),
+    Bug("gradients of norms are not summed with sequence parallelism",
+        ((UNITS, "vector(weight, n, all(n), Init::kOne, part_.sequence);", "vector(weight, n, all(n), Init::kOne, false);"),),
+        PARTS),
+    Bug("logits of rows without a token are not masked",
+        ((HEAD, "  const std::int64_t v = call.tokens.count;\n  norm(call, x, w);\n  // Cross",
+          "  const std::int64_t v = call.config.vocab_size;\n  norm(call, x, w);\n  // Cross"),), PARTS),
+    Bug("gradients of shared key and value heads are not summed",
+        ((UNITS, "const bool copies = c.kv_heads % part.parts != 0;", "const bool copies = false;"),), PARTS),
+    Bug("copies on one part are summed, those of other parts are not",
+        ((COPIES, "    all_reduce(whole);\n", ""),), PARTS),
+    Bug("a contiguous cut of the fused q, k and v",
+        ((PART, "b * lines + part.part * piece, piece", "(part.part * blocks + b) * piece, piece"),), PARTS),
+    Bug("sums of exponentials are merged without rescaling",
+        (("kernels/host/cross_entropy.cpp", "number(p, 1) * std::exp(number(p, 0) - max)", "number(p, 1)"),), PARTS),
+    Bug("tokens of other parts have the gradient of row 0",
+        (("kernels/host/embedding.cpp", "const std::int64_t id = args.ids[r] - args.part.first;\n        if (id >= 0 &&",
+          "const std::int64_t id = std::max<std::int64_t>(0, args.ids[r] - args.part.first);\n        if (id >= 0 &&"),), PARTS),
 )
 
 

@@ -104,9 +104,9 @@ TEST_F(RanksOfARun, ExchangeWhatThePlanForetold) {
     EXPECT_GT(r.loader_seconds, 0);
     EXPECT_GT(*std::min_element(r.own_seconds.begin(), r.own_seconds.end()), 0);
   }
-  for (int a = 0; a < kCommAxes; ++a) {
-    const CommTraffic& t = trainer.planned_comm().all[static_cast<std::size_t>(a)];
-    EXPECT_EQ(t.sent > 0, is_of_sharding(static_cast<CommAxis>(a)));
+  for (int axis = 0; axis < kCommAxes; ++axis) {
+    const CommTraffic& t = trainer.planned_comm()[static_cast<CommAxis>(axis)];
+    EXPECT_EQ(t.sent > 0, is_of_sharding(static_cast<CommAxis>(axis)));
     EXPECT_EQ(t.sent, t.received);
   }
   EXPECT_EQ(summary.own_seconds.size(), 4u);

@@ -119,13 +119,15 @@ class Ops : public OpSizes {
 
   // out[n] = wte[ids[n]], plus wpe[position of row n] unless wpe is null. out T [N,C]; ids i32 [1,N];
   // wte T [V,C]; wpe T [P,C] with all positions below P. An id outside of [0, V) ends the process; on a GPU
-  // the device fails.
-  virtual void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions,
-                         View out) = 0;
+  // the device fails. `part`: wte has V rows of a larger table, and other tokens' rows count as zeros; that
+  // table is what no id may be outside of.
+  virtual void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out,
+                         const TablePart& part = {}) = 0;
   // dwte (A [V,C]) += rows of dout (T [N,C]) by id; dwpe (A [P,C], or null) += rows by position. Rows are
-  // added in a fixed order, unless the device was asked for speed before determinism.
+  // added in a fixed order, unless the device was asked for speed before determinism. `part`: other tokens'
+  // rows are not added to dwte.
   virtual void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte,
-                                  View dwpe) = 0;
+                                  View dwpe, const TablePart& part = {}) = 0;
 
   // loss_sum (f64 [1,1]) += sum over rows of -log softmax(logits)[target]. logits A [N,V]; targets i32 [1,N],
   // a negative one ignores its row. dlogits T [N,V] = scale * (softmax - onehot), 0 in ignored rows; a null
@@ -135,6 +137,15 @@ class Ops : public OpSizes {
   virtual void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits, View scratch,
                              double scale = 1) = 0;
   static constexpr std::int64_t kSumPartials = 1024;
+
+  // Cross entropy where several parts have the logits of some tokens each: `logits` A [N,V] are those of
+  // tokens first, first + 1, ... Every part's row of numbers, A [3,N], from which all can be merged exactly:
+  // the largest logit, the sum of exp(logit - largest), and the target's logit, or 0 if another part has it.
+  virtual void softmax_part(Stream& s, View logits, View targets, std::int64_t first, View numbers) = 0;
+  // cross_entropy() over all parts: numbers A [3 * parts, N], without gaps, are softmax_part()'s of each
+  // part; dlogits is the gradient of this part's logits. The loss is that of all parts, and each adds it.
+  virtual void cross_entropy_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
+                                  View loss_sum, View dlogits, View scratch, double scale = 1) = 0;
 
   virtual void zero(Stream& s, View x) = 0;
   // out = in, rounded to nearest even; any two storage types, of the same shape.

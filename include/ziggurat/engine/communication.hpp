@@ -23,8 +23,9 @@ enum class CommAxis : std::uint8_t {
   kTensor,    // those with the parts of a layer: activations and their gradients
   kContext,   // those with the parts of a sequence: keys and values and their gradients
   kStages,    // those with the stages of a pipeline, in order: activations and their gradients are passed on
+  kCopies,    // those of kTensor: sums of the gradients of what several parts hold, beside the computation
 };
-inline constexpr int kCommAxes = 7;
+inline constexpr int kCommAxes = 8;
 const char* name_of(CommAxis axis);  // "shards", ...
 // Whether every run of several ranks has the axis; the others are those of ModelParts.
 constexpr bool is_of_sharding(CommAxis axis) {
@@ -52,14 +53,15 @@ CommTraffics operator-(const CommTraffics& a, const CommTraffics& b);
 std::vector<int> members_of(const RankPlace& place, CommAxis axis);
 
 // A call of all members of a group, or on the axis of the stages of two of them. `count`: elements of one
-// member's row, or of what is passed (Communicator).
+// member's row, of an all-reduce of the whole operand, or of what is passed (Communicator).
 struct CommCall {
   CommAxis axis = CommAxis::kShards;
-  bool sums = false;  // a reduce-scatter, or an all-to-all of codes; else an all-gather, or an all-to-all
+  bool sums = false;  // a reduce-scatter, an all-reduce, or an all-to-all of codes; else it only moves
   std::int64_t count = 0;
   DType dtype = DType::kF32;
-  bool passes = false;     // instead of these: a send to the next member, and a receive from the one before
-  int to = -1, from = -1;  // the stage that this one sends to or receives from; -1: none
+  bool everywhere = false;  // an all-reduce
+  bool passes = false;      // instead of these: a send to the next member, and a receive from the one before
+  int to = -1, from = -1;   // the stage that this one sends to or receives from; -1: none
 };
 // The calls that the operation makes, in order.
 std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "ziggurat/engine/pipeline.hpp"
@@ -65,6 +66,8 @@ struct Layout {
     std::int64_t piece = 0;  // elements
     TensorId gradient = kNone, state = kNone;  // kNone: no parameter of the unit is trained
     std::vector<StateRange> ranges;  // of this rank's shard; ascending, in the unit and in the state
+    // Elements [first, second) that another part of the model counts for the norm; ascending.
+    std::vector<std::pair<std::int64_t, std::int64_t>> uncounted;
     std::int64_t state_elements = 0;
   };
 
@@ -108,6 +111,14 @@ struct Layout {
   // sums the gradient of. They may end behind the unit, in its padding.
   Elements shard_elements(std::int32_t unit) const;
   Elements piece_elements(std::int32_t unit) const;
+  // The gradients of the unit that are summed over the parts of the model: `count` neighbouring elements of
+  // the accumulator from `first` on, or, with `bands`, all of that parameter, whose lines several parts hold.
+  struct CopySum {
+    std::int64_t first = 0, count = 0;
+    const Param* bands = nullptr;
+  };
+  std::vector<CopySum> copy_sums(std::int32_t unit) const;
+  std::int64_t largest_copy() const { return largest_copy_; }  // elements of the largest with bands
   // The tensor that the update writes: the shard, or the weight.
   TensorId updated_weight(std::int32_t u) const { return is_sharded() ? unit(u).shard : unit(u).weight; }
   Tier update_at(std::int32_t unit) const {
@@ -135,9 +146,11 @@ struct Layout {
   void add_unit(std::int32_t unit);
   void add_activations();
   void add_state(std::int32_t unit, Tier lowest);
+  void find_copies(std::int32_t unit);
 
   std::vector<Stretch> stretches_;  // by chunk
   StateLayout state_;
+  std::int64_t largest_copy_ = 0;
   std::int64_t segment_elements_;  // of a state segment
 };
 

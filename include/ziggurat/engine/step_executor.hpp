@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -155,6 +156,7 @@ class StepExecutor {
   class Timer;
   class Position;
   class ContextParts;
+  class Exchange;
   ProgramStart begin_activity(Activity activity);
   void run_program(const ProgramStart& start);
   void issue_again(const StepOp& op);
@@ -182,6 +184,8 @@ class StepExecutor {
   void gather_quantized(const View& shard, const View& weight);
   View sum_quantized(Communicator& group, const View& sum);
   void finish_gradient(const StepOp& op);
+  void sum_copies(const StepOp& op);
+  const Model& model() const { return part_ ? *part_ : *layout_.model; }
   Stream& update_stream(std::int32_t unit);
   Stream& stream_of(const StepOp& op);
   std::vector<std::vector<double>> exchange(std::span<const double> mine);
@@ -189,7 +193,7 @@ class StepExecutor {
 
   // What ranks do together (CommAxis); null where this rank does it alone.
   struct Groups {
-    std::unique_ptr<Communicator> shards, pieces, replicas, numbers, stages;
+    std::unique_ptr<Communicator> shards, pieces, replicas, numbers, stages, copies;
   };
 
   const Layout& layout_;
@@ -206,6 +210,8 @@ class StepExecutor {
   std::unique_ptr<Position> position_;
   std::unique_ptr<Timer> timer_;
   std::unique_ptr<ContextParts> context_;  // null: sequences are whole
+  std::unique_ptr<Exchange> exchange_;     // null: the model is whole
+  std::optional<Model> part_;              // the layout's model, with the exchange
   std::unique_ptr<StallMeter> stall_;
   std::unique_ptr<Staging> staging_;  // of Workspace::inputs()
   std::vector<Lease> leases_;

@@ -94,7 +94,8 @@ struct RmsNormBackward {
   Strided<Acc<T>> scratch;  // [row groups, cols]
 };
 
-// wte [vocabulary, cols], wpe [positions, cols] or null.
+// wte [vocabulary, cols], wpe [positions, cols] or null. Ids outside of a part have rows of zeros, and no
+// gradient.
 template <class T>
 struct Embedding {
   const std::int32_t* ids = nullptr;
@@ -102,6 +103,7 @@ struct Embedding {
   RowPositions rows = {};
   Strided<const T> wte, wpe;
   Strided<T> out;
+  TablePart part = {};
 };
 
 template <class T>
@@ -111,6 +113,7 @@ struct EmbeddingBackward {
   RowPositions rows = {};
   Strided<const T> dout;
   Strided<Acc<T>> dwte, dwpe;  // +=; either may be null
+  TablePart part = {};
 };
 
 // Of the backward of an AttentionBlock; heads lie side by side in the rows of q, o and d_o, keys of all heads
@@ -129,6 +132,24 @@ struct CrossEntropy {
   double* loss_sum = nullptr;             // +=
   Strided<T> dlogits;  // null: loss only; may share the logits' memory if rows start at the same addresses
   double scale = 1;    // factor of dlogits, not of the loss; positive
+};
+
+// Of tokens first, first + 1, ..., of which logits [rows, cols] are.
+template <class T>
+struct SoftmaxPart {
+  Strided<const Acc<T>> logits;
+  const std::int32_t* targets = nullptr;
+  std::int64_t first = 0;
+  Acc<T>* numbers =
+      nullptr;  // [3, rows]: largest logit, sum of exp(logit - largest), the target's logit or 0
+};
+// The numbers of all parts, one after the other, and this part's logits.
+template <class T>
+struct CrossEntropyPart {
+  CrossEntropy<T> local;  // dlogits may not share the logits' memory
+  std::int64_t first = 0;
+  const Acc<T>* numbers = nullptr;  // [3 * parts, rows]
+  std::int64_t parts = 1;
 };
 
 // Arrays of an optimizer update (kernels/host/update.hpp), n elements each, of any alignment. They must not

@@ -82,6 +82,12 @@ constexpr DType stored_moment_type(const StateFormat& format) {
                                                  : format.full;
 }
 
+// Rows of a table that is split: those here are rows first, first + 1, ... of `whole` rows. whole 0: the
+// table is not split.
+struct TablePart {
+  std::int64_t first = 0, whole = 0;
+};
+
 // The Philox key of a parameter's random numbers (base/philox.hpp).
 struct RandomKey {
   std::uint32_t key[2] = {0, 0};

@@ -73,7 +73,7 @@ class HfWeights {
  public:
   HfWeights(const std::string& directory, const Model& model);
   ~HfWeights();
-  // Writes elements [begin, end) of a parameter, in the layout of Param, to fp32 `out` [end - begin]. At most
+  // Writes elements [begin, end) of a parameter, as Param holds them, to fp32 `out` [end - begin]. At most
   // a few MiB of the file become resident, and are dropped again. A Conv1D is gathered from the transposed
   // file, and each call then walks over the whole tensor: ask for large ranges. Any thread, several at once.
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
@@ -85,8 +85,9 @@ class HfWeights {
 
 // Writes config.json and model.safetensors, or shards of at most `shard_bytes` and an index; a tensor that is
 // larger has a shard of its own. `dtype` is kF32 or kBF16. `read` is called on the calling thread for fp32
-// elements [begin, end) of a parameter in the layout of Param, in ascending order. Memory use is bounded
-// (some 12 MiB, whatever the model's size).
+// elements [begin, end) of a parameter in the layout of Param, in ascending order; where `model` is a part of
+// a model, all the same for elements of the whole parameters, which are what is written. Memory use is
+// bounded (some 12 MiB, whatever the model's size).
 //
 // Every file is written aside as "<name>.part" and synced; the files are renamed only when all are complete.
 // If anything fails before that, `read` included, the directory is left as it was. At the end, weights of an

@@ -8,6 +8,9 @@
 //
 // A model owns no tensor: weights, gradients and scratch belong to the caller, and must live until the stream
 // has done the work. Calls may come from any thread, one at a time per stream. None allocates device memory.
+//
+// A model may be a part of one (ModelPart): then its units hold what that part has of each parameter, and its
+// calls exchange activations with the other parts (PartExchange), all of which make the same calls.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -18,32 +21,13 @@
 #include "ziggurat/model/config.hpp"
 #include "ziggurat/model/context_exchange.hpp"
 #include "ziggurat/model/sequence_part.hpp"
+#include "ziggurat/model/param.hpp"
 
 namespace zg {
 
-enum class Init { kZero, kOne, kNormal, kNormalResidual };  // residual: std / sqrt(2 * layers)
-
-struct Param {
-  std::string name;                 // as in Hugging Face's files, without "transformer.": "h.0.ln_1.weight"
-  std::int64_t rows = 1, cols = 0;  // as stored here: matrices are [out, in], vectors are [1, n]
-  bool vector = false;
-  bool conv1d = false;      // files hold it transposed, [in, out] (GPT-2's Conv1D)
-  std::int64_t offset = 0;  // first element in the unit's flat tensor; multiple of kParamAlign
-  Init init = Init::kNormal;
-  std::int64_t count() const { return rows * cols; }
-};
-// Parameters begin at multiples of this many elements, so that a block of quantised state never holds
-// elements of two parameters. The gaps between them stay zero.
-inline constexpr std::int64_t kParamAlign = kQuantBlock;
-
-struct Unit {
-  std::string name;  // "embedding", "block.0", ..., "head"
-  std::vector<Param> params;
-  std::int64_t count = 0;  // elements of the flat tensor, padding included
-  // The parameter of that name, or whose name ends in "." and that suffix. Aborts unless there is exactly
-  // one.
-  const Param& param(const std::string& name_or_suffix) const;
-};
+namespace model {
+struct Call;
+}
 
 // `time`: tokens of each sequence that are here, which are the part of it that `part` says.
 struct BatchShape {
@@ -59,20 +43,70 @@ enum class Pass { kForward, kBackward };
 // zero.
 enum class Gradients { kAdd, kOverwrite };
 
+// What the calls of a part need of the other parts: all parts make the same exchanges in the same order.
+// Views are without gaps. Exchanges are enqueued on the stream of the call.
+class PartExchange {
+ public:
+  virtual ~PartExchange() = default;
+  // data becomes the sum of all parts' data, the same bits on every part.
+  virtual void all_reduce(Stream& s, const View& data) = 0;
+  // out becomes the sum of what all parts have in this part's piece of `in`; a piece is as large as `out`,
+  // which may be the piece itself.
+  virtual void reduce_scatter(Stream& s, const View& in, const View& out) = 0;
+  // out gets `in` of every part, in the order of the parts; `in` may be this part's piece of `out`.
+  virtual void all_gather(Stream& s, const View& in, const View& out) = 0;
+};
+
+// One call of PartExchange, for forecasts. count: elements of the data, or of one part's piece of it.
+struct PartCall {
+  enum class Kind { kAllReduce, kReduceScatter, kAllGather };
+  Kind kind = Kind::kAllReduce;
+  std::int64_t count = 0;
+  DType dtype = DType::kF32;
+};
+
+// The calls of a model that exchange something; kBlockAgain is a block_forward() with a null `out`.
+enum class ModelCall {
+  kEmbedding,
+  kEmbeddingBackward,
+  kBlock,
+  kBlockAgain,
+  kBlockBackward,
+  kHeadLoss,
+  kHeadLossAndGradient
+};
+
+// Throws Error(kUsage) unless the model can be split into so many parts: heads and inner width must divide,
+// and each part needs a token of the vocabulary. The error's place is "parallel.tensor".
+void validate_parts(const ModelConfig& config, int parts);
+
 class Model {
  public:
   // `dtype` is the type of weights and activations, T below: f32, bf16, f16 or f64. Accumulators are f32, or
   // f64 with f64. `logits_bytes`: the most bytes that the logits of one chunk and their gradient should take;
   // 0: the device's default. Throws Error(kUsage) as validate() does. `ops` must outlive the model.
-  Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes = 0);
+  Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes = 0,
+        const ModelPart& part = {});
   // A model for planning, where there is no device: sizes are known, and calls that compute abort.
-  Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes = 0);
+  Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes = 0,
+        const ModelPart& part = {});
+  // The same model with the other parts at hand, as the calls of a part need them. `exchange` must outlive
+  // it.
+  Model with(PartExchange& exchange) const;
 
-  const ModelConfig& config() const { return config_; }
+  const ModelConfig& config() const { return config_; }  // of the whole model
+  const ModelPart& part() const { return part_; }
   DType dtype() const { return dtype_; }
   DType accumulator_dtype() const { return dtype_ == DType::kF64 ? DType::kF64 : DType::kF32; }
   const std::vector<Unit>& units() const { return units_; }
-  std::int64_t parameter_count() const;  // without padding
+  std::int64_t parameter_count() const;  // of the whole model, without padding
+  // Rows of the residual stream, N below, that this part has: all, or its piece of them
+  // (ModelPart::sequence).
+  std::int64_t residual_rows(BatchShape shape) const {
+    return part_.sequence ? shape.rows() / part_.parts : shape.rows();
+  }
+  // What a call exchanges with the other parts, in order.
+  std::vector<PartCall> exchanges_of(ModelCall call, BatchShape shape) const;
 
   // Sizes in bytes of the memory that calls take. Memory passed as void* must be aligned to 256 bytes and may
   // hold anything, NaN too.
@@ -82,47 +116,56 @@ class Model {
   std::int64_t head_workspace_bytes(BatchShape shape) const;   // scratch of the head's calls
   // What a block exchanges with the other parts of its sequences in a pass, in order.
   std::vector<ContextCall> context_calls(BatchShape shape, Pass pass) const;
+  std::int64_t embedding_workspace_bytes(BatchShape shape) const;  // of the embedding's; 0: it needs none
 
   // All calls enqueue work on `s` and return. `weights` (T) and `grads` (of accumulator_dtype(), added to or
   // overwritten) are a unit's flat tensors [1, count]. `ids` and `targets` are i32 [1,N]; a target below 0 is
   // not counted.
   //
-  // x [N,C] of T = embedding of the ids. The backward's gradient is that of x, dx [N,C].
-  void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x) const;
+  // x [N,C] of T = embedding of the ids. The backward's gradient is that of x, dx [N,C]. Here and below, a
+  // part of a sequence-parallel model has residual_rows() in place of N rows of x, out and dx.
+  void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x,
+                         void* workspace = nullptr) const;
   void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads,
-                          Gradients into = Gradients::kAdd) const;
+                          Gradients into = Gradients::kAdd, void* workspace = nullptr) const;
 
   // out [N,C] = block(x [N,C]), both of T; fills `saved` (saved_bytes()). `out` must not alias `x`. Run again
   // on the same x it gives the same bits, so activations can be recomputed; a null `out` then skips the last
-  // product. `exchange`: with the other parts of the sequences; null where these are whole.
+  // product. `context`: with the other parts of the sequences; null where these are whole.
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                     void* workspace, ContextExchange* exchange = nullptr) const;
+                     void* workspace, ContextExchange* context = nullptr) const;
   // dx [N,C] of T holds the gradient of the block's output, and is overwritten with that of its input. The
   // content of `saved` is destroyed.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
                       void* workspace, Gradients into = Gradients::kAdd,
-                      ContextExchange* exchange = nullptr) const;
+                      ContextExchange* context = nullptr) const;
 
   // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
   // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when
-  // tied, else the head's own. loss_sum f64 [1,1] += the sum over the tokens that count. dx [N,C] of T is
-  // overwritten with loss_scale * d loss_sum / d x. head_grads and table_grads (the same view when untied),
-  // and all gradients that follow from dx, are multiplied by loss_scale; whoever uses them divides by it.
+  // tied, else the head's own. loss_sum f64 [1,1] += the sum over the tokens that count, on every part. dx
+  // [N,C] of T is overwritten with loss_scale * d loss_sum / d x. head_grads and table_grads (the same view
+  // when untied), and all gradients that follow from dx, are multiplied by loss_scale; whoever uses them
+  // divides by it.
   void head_loss_and_gradient(Stream& s, BatchShape shape, View head_weights, View table, View x,
                               View targets, View loss_sum, View dx, View head_grads, View table_grads,
                               void* workspace, double loss_scale = 1, Gradients into = Gradients::kAdd) const;
   // The loss alone: loss_sum f64 [1,1] += the sum over the tokens that count.
   void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
                  View loss_sum, void* workspace) const;
-  // logits [n,V], of accumulator_dtype(), of the rows x [n,C] of T.
+  // logits [n,V], of accumulator_dtype(), of the rows x [n,C] of T. Of a whole model alone.
   void head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace) const;
 
  private:
   ModelConfig config_;
+  ModelConfig here_;  // with the sizes that this part has
+  ModelPart part_;
   DType dtype_;
   Ops& ops() const;
+  model::Call call_of(Stream& s, BatchShape shape, const Unit& unit, View weights, View grads,
+                      Gradients into, ContextExchange* context = nullptr) const;
 
   const OpSizes* sizes_;
+  PartExchange* exchange_ = nullptr;  // null: the model is whole, or computes nothing
   Ops* ops_ = nullptr;  // null: a model for planning
   std::int64_t logits_bytes_;
   std::vector<Unit> units_;

@@ -127,6 +127,8 @@ class CudaBackend {
   ZG_OP(cross_entropy)
   ZG_OP(attention_block)
   ZG_OP(attention_block_backward)
+  ZG_OP(softmax_part)
+  ZG_OP(cross_entropy_part)
 #undef ZG_OP
 
   template <class T>

@@ -1,0 +1,95 @@
+// The parameters of a model, and which elements of them a part of the model holds.
+//
+// With tensor parallelism several ranks have a part of every layer each. A part holds whole rows of some
+// parameters (of fused ones in several bands), whole columns of others, and all of the rest. Where its
+// elements lie in the whole parameter is a pure value, so that initialisation, files and random numbers go by
+// the whole parameter's elements, however it is split.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/kernels/types.hpp"
+
+namespace zg {
+
+enum class Init { kZero, kOne, kNormal, kNormalResidual };  // residual: std / sqrt(2 * layers)
+
+// Part number `part` of a model that `parts` ranks compute together. `sequence`: what lies between the split
+// products (norms, the residual stream) is split, too, by rows: each part has rows / parts neighbouring ones.
+struct ModelPart {
+  int parts = 1, part = 0;
+  bool sequence = false;
+};
+
+// Consecutive lines of a parameter: rows of a matrix, elements of a vector.
+struct Band {
+  std::int64_t line = 0;        // the first, as held
+  std::int64_t whole_line = 0;  // the same line of the whole parameter
+  std::int64_t lines = 0;
+  // Of lines that are held several times one holder counts: for the norm, and when the model is saved.
+  bool counted = true;
+};
+
+struct Param {
+  std::string name;                 // as in Hugging Face's files, without "transformer.": "h.0.ln_1.weight"
+  std::int64_t rows = 1, cols = 0;  // as held here: matrices are [out, in], vectors are [1, n]
+  bool vector = false;
+  bool conv1d = false;      // files hold it transposed, [in, out] (GPT-2's Conv1D)
+  std::int64_t offset = 0;  // first element in the unit's flat tensor; multiple of kParamAlign
+  Init init = Init::kNormal;
+  std::int64_t whole_rows = 1, whole_cols = 0;  // of the whole parameter
+  std::int64_t first_col = 0;                   // column of the whole matrix at which those here begin
+  std::vector<Band> bands;                      // ascending, and all that is held
+  // Whether the gradient that a part computes is a part of the sum: that of a norm which has seen a part of
+  // the rows, or of a key and value head that serves query heads of several parts. Other copies are alike.
+  bool summed = false;
+  // Number of the first element for the random numbers of updates: copies have the same, others differ.
+  std::int64_t first_number = 0;
+
+  std::int64_t count() const { return rows * cols; }
+  std::int64_t whole_count() const { return whole_rows * whole_cols; }
+  std::int64_t line() const { return vector ? 1 : cols; }  // elements
+  // Whether the part holds the whole parameter.
+  bool is_whole() const { return count() == whole_count() && bands.size() == 1; }
+
+  // Calls f(first, whole, count) for each run of the held elements [begin, end) whose elements are neighbours
+  // in the whole parameter, too: `first` as held, `whole` in the whole parameter.
+  template <class F>
+  void for_runs(std::int64_t begin, std::int64_t end, const F& f) const {
+    const std::int64_t length = line(), whole_length = vector ? 1 : whole_cols;
+    for (const Band& band : bands) {
+      std::int64_t at = std::max(begin, band.line * length);
+      const std::int64_t last = std::min(end, (band.line + band.lines) * length);
+      while (at < last) {
+        const std::int64_t l = at / length;
+        const std::int64_t next = length == whole_length ? last : std::min(last, (l + 1) * length);
+        f(at, (band.whole_line + l - band.line) * whole_length + first_col + at % length, next - at);
+        at = next;
+      }
+    }
+  }
+  // The element of the whole parameter that held element `i` is.
+  std::int64_t whole_element(std::int64_t i) const {
+    std::int64_t element = -1;
+    for_runs(i, i + 1, [&](std::int64_t, std::int64_t whole, std::int64_t) { element = whole; });
+    ZG_ASSERT_GE(element, 0);
+    return element;
+  }
+};
+// Parameters begin at multiples of this many elements, so that a block of quantised state never holds
+// elements of two parameters. The gaps between them stay zero.
+inline constexpr std::int64_t kParamAlign = kQuantBlock;
+
+struct Unit {
+  std::string name;  // "embedding", "block.0", ..., "head"
+  std::vector<Param> params;
+  std::int64_t count = 0;  // elements of the flat tensor, padding included; the same for all parts
+  // The parameter of that name, or whose name ends in "." and that suffix. Aborts unless there is exactly
+  // one.
+  const Param& param(const std::string& name_or_suffix) const;
+};
+
+}  // namespace zg

@@ -1,0 +1,133 @@
+#include "model/part.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "model/head.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+// Query heads that share a key and value head, in a part's runs of them.
+std::int64_t run_of_heads(const ModelConfig& whole, std::int64_t parts) {
+  return std::gcd(whole.heads / whole.kv_heads, whole.heads / parts);
+}
+
+std::string divisors_of(std::int64_t n) {
+  std::string text;
+  for (std::int64_t d = 1; d <= n; ++d) {
+    if (n % d == 0) text += fmt::format("{}{}", text.empty() ? "" : ", ", d);
+  }
+  return text;
+}
+
+}  // namespace
+
+void validate_parts(const ModelConfig& c, int parts) {
+  constexpr const char* kKey = "parallel.tensor";
+  const std::int64_t most = std::gcd(c.heads, c.inner);
+  const auto divides = [&](std::int64_t n, const char* what) {
+    if (n % parts == 0) return;
+    throw Error(Errc::kUsage, kKey, fmt::format("{} parts do not divide the {} {}", parts, n, what),
+                fmt::format("heads and inner width are divided by {}", divisors_of(most)));
+  };
+  divides(c.heads, "heads of attention");
+  divides(c.inner, "elements of the inner width");
+  if (model::tokens_of(c, {parts, parts - 1}).count > 0) return;
+  throw Error(Errc::kUsage, kKey,
+              fmt::format("of {} parts the last has no token of a vocabulary of {}", parts, c.vocab_size),
+              "lower parallel.tensor");
+}
+
+namespace model {
+
+ModelConfig part_config(const ModelConfig& whole, const ModelPart& part) {
+  ModelConfig c = whole;
+  c.heads = whole.heads / part.parts;
+  c.kv_heads = c.heads / run_of_heads(whole, part.parts);
+  c.inner = whole.inner / part.parts;
+  c.vocab_size = (whole.vocab_size + part.parts - 1) / part.parts;
+  return c;
+}
+
+Tokens tokens_of(const ModelConfig& whole, const ModelPart& part) {
+  const std::int64_t each = part_config(whole, part).vocab_size, first = part.part * each;
+  return {first, std::min(each, whole.vocab_size - first)};
+}
+
+std::int64_t kv_head_of(const ModelConfig& whole, const ModelPart& part, std::int64_t i) {
+  const std::int64_t query = part.part * (whole.heads / part.parts) + i * run_of_heads(whole, part.parts);
+  return query / (whole.heads / whole.kv_heads);
+}
+
+std::vector<Band> all_lines(const ModelPart& part, std::int64_t lines) {
+  return {{0, 0, lines, part.part == 0}};
+}
+
+std::vector<Band> piece_of_lines(const ModelPart& part, std::int64_t lines, std::int64_t blocks) {
+  std::vector<Band> bands;
+  const std::int64_t piece = lines / part.parts;
+  if (part.parts == 1) return {{0, 0, blocks * lines}};
+  for (std::int64_t b = 0; b < blocks; ++b)
+    bands.push_back({b * piece, b * lines + part.part * piece, piece});
+  return bands;
+}
+
+std::vector<Band> kv_lines(const ModelConfig& whole, const ModelPart& part) {
+  if (whole.kv_heads % part.parts == 0) return piece_of_lines(part, whole.kv_heads * whole.head_size);
+  std::vector<Band> bands;
+  // The first part that has a head, and there the first time, counts it.
+  std::int64_t before =
+      part.part == 0 ? -1 : (part.part * (whole.heads / part.parts) - 1) / (whole.heads / whole.kv_heads);
+  for (std::int64_t i = 0; i < part_config(whole, part).kv_heads; ++i) {
+    const std::int64_t head = kv_head_of(whole, part, i);
+    bands.push_back({i * whole.head_size, head * whole.head_size, whole.head_size, head != before});
+    before = head;
+  }
+  return bands;
+}
+
+}  // namespace model
+
+std::vector<PartCall> Model::exchanges_of(ModelCall call, BatchShape shape) const {
+  std::vector<PartCall> calls;
+  if (part_.parts == 1) return calls;
+  using enum PartCall::Kind;
+  const std::int64_t rows = residual_rows(shape) * config_.width;
+  const auto sum = [&] { calls.push_back({part_.sequence ? kReduceScatter : kAllReduce, rows, dtype_}); };
+  const auto gather = [&] {
+    if (part_.sequence) calls.push_back({kAllGather, rows, dtype_});
+  };
+  switch (call) {
+    case ModelCall::kEmbedding:
+      sum();
+      break;
+    case ModelCall::kEmbeddingBackward:
+      gather();
+      break;
+    case ModelCall::kBlock:
+    case ModelCall::kBlockAgain:
+      gather(), sum(), gather();
+      if (call == ModelCall::kBlock) sum();
+      break;
+    case ModelCall::kBlockBackward:
+      for (int product = 0; product < 2; ++product) gather(), gather(), sum();
+      break;
+    case ModelCall::kHeadLoss:
+    case ModelCall::kHeadLossAndGradient: {
+      gather();
+      const std::int64_t chunk = model::head_chunk_rows(here_, dtype_, shape.rows(), *sizes_, logits_bytes_);
+      for (std::int64_t first = 0; first < shape.rows(); first += chunk)
+        calls.push_back({kAllGather, 3 * std::min(chunk, shape.rows() - first), accumulator_dtype()});
+      if (call == ModelCall::kHeadLossAndGradient) sum();
+      break;
+    }
+  }
+  return calls;
+}
+
+}  // namespace zg

@@ -1,0 +1,32 @@
+// The sizes of a part of a model (ModelPart), and what it holds of the whole model's parameters.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "ziggurat/model/model.hpp"
+
+namespace zg::model {
+
+// The sizes of a part, the same for all parts: its heads, its inner width, and the tokens of its piece of the
+// vocabulary, of which the last part may have fewer. Those of the whole model where there is one part.
+ModelConfig part_config(const ModelConfig& whole, const ModelPart& part);
+
+// The tokens [first, first + count) whose rows of the embedding and of the output matrix a part has.
+struct Tokens {
+  std::int64_t first = 0, count = 0;
+};
+Tokens tokens_of(const ModelConfig& whole, const ModelPart& part);
+
+// The key and value head of the whole model that a part's head `i` is. A part has one for each run of its
+// query heads that share one, all runs alike long; so heads may be held by several parts, and by one part
+// several times.
+std::int64_t kv_head_of(const ModelConfig& whole, const ModelPart& part, std::int64_t i);
+
+// Which lines of a parameter a part holds.
+std::vector<Band> all_lines(const ModelPart& part, std::int64_t lines);
+// An equal piece of each of `blocks` blocks of `lines` lines: of GPT-2's q, k and v.
+std::vector<Band> piece_of_lines(const ModelPart& part, std::int64_t lines, std::int64_t blocks = 1);
+// Those of the key and value heads.
+std::vector<Band> kv_lines(const ModelConfig& whole, const ModelPart& part);
+
+}  // namespace zg::model

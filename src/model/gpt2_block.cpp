@@ -15,7 +15,7 @@ struct Saved {
 
   Saved(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, void* base) {
     BufferPlan plan(base);
-    const std::int64_t n = shape.rows(), residual = residual_rows(part, shape), q = c.heads * c.head_size;
+    const std::int64_t n = shape.rows(), residual = residual_rows(part, shape);
     const DType a = accumulator_of(t);
     ln1 = plan.take(t, residual, c.width);
     stats1 = plan.take(a, residual, 2);

@@ -17,8 +17,6 @@ inline constexpr const char* kTrace = "log.jsonl has the phases of every step, a
 
 // Why degrees of parallelism above 1 are refused.
 inline constexpr const char* kNoTensor = "tensor parallelism is not supported: each device runs whole layers";
-inline constexpr const char* kNoPipeline =
-    "pipeline parallelism is not supported: each device runs all layers";
 
 // run_config.cpp
 std::vector<Key> run_keys();

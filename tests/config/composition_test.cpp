@@ -70,7 +70,11 @@ TEST_F(Composition, EveryExclusionRefusesOrWarns) {
         const Picks picks = with(fixed);
         SCOPED_TRACE(names_of(picks));
         Strings settings = settings_of(picks);
-        if (e.numbers != nullptr) settings.push_back("zero_optimization.zero_hpz_partition_size=3");
+        if (e.numbers != nullptr) {
+          settings.push_back(e.first.axis == std::string("pipeline")
+                                 ? "parallel.pipeline=3"
+                                 : "zero_optimization.zero_hpz_partition_size=3");
+        }
         ++pairs;
         if (e.drop == nullptr) {
           const Error error = usage_error([&] { return load_set(settings); });

@@ -2,6 +2,7 @@
 // overrides "a.b=c". DeepSpeed's sections and keys mean what they mean in DeepSpeed. All types here are plain
 // values; load_config() may be called from any thread.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -105,6 +106,9 @@ struct ParallelConfig {
   std::int64_t quantized_gradient_bits = 4;  // of RunConfig::quantize_gradients, 4 or 8
   // Degrees of the parallelism that spreads the model (ModelParts); their product divides the ranks.
   int tensor = 1, context = 1, pipeline = 1;
+  // How the stages of a pipeline work (PipelineOptions); without effect with one.
+  PipelineSchedule pipeline_schedule = PipelineSchedule::kBreadthFirst;
+  int chunks = 1, pipeline_group = 0;
 };
 
 struct RunConfig {
@@ -153,7 +157,7 @@ struct RunConfig {
 
   int ranks() const { return processes * device.ranks; }  // of all processes
   // Ranks that compute with the same weights, and those among them that have sequences of their own.
-  int sharding_ranks() const { return ranks() / (parallel.tensor * parallel.pipeline); }
+  int sharding_ranks() const { return std::max(1, ranks() / (parallel.tensor * parallel.pipeline)); }
   int data_ranks() const { return sharding_ranks() / parallel.context; }
   // What rank `rank` of all holds; one rank alone holds everything.
   RankPlace place_of(int rank) const {

@@ -30,6 +30,8 @@ constexpr const char* kDirect = "gpudirect_storage";
 constexpr const char* kWeightBits = "zero_quantized_weights";
 constexpr const char* kGradientBits = "zero_quantized_gradients";
 constexpr const char* kTensor = "tensor parallelism";
+constexpr const char* kPipeline = "pipeline";
+constexpr const char* kAccumulation = "accumulation";
 
 int ranks_of(Run r) {
   return r.ranks();
@@ -296,7 +298,13 @@ std::vector<Axis> make_axes() {
          {"optimizer.overlap=off"},
          "updates are a phase of their own",
          [](Run r) { return !r.optimizer.overlap; }}}},
-      {"accumulation",
+      {kPipeline,
+       {{"1", {}, "every rank has all layers", [](Run r) { return r.parallel.pipeline == 1; }},
+        {"above 1",
+         {"parallel.pipeline=2"},
+         "stages, each with a stretch of the layers, or with several (parallel.chunks)",
+         [](Run r) { return r.parallel.pipeline > 1; }}}},
+      {kAccumulation,
        {{"layer_major",
          {"accumulation=layer_major"},
          "all micro-batches through a layer, then the next layer",
@@ -327,9 +335,11 @@ std::vector<Axis> make_axes() {
 
 std::string undivided(Run r) {
   const int ranks = r.sharding_ranks();
-  if (r.shard_group == 0 || ranks % r.shard_group == 0) return "";
-  return fmt::format("{} does not divide the {} ranks{}", r.shard_group, ranks,
-                     ranks < ranks_of(r) ? " that have the same weights" : "");
+  if (r.shard_group == 0 || ranks == 1 || ranks % r.shard_group == 0) return "";
+  const char* of = r.parallel.pipeline > 1 ? " of a stage"
+                   : ranks < ranks_of(r)   ? " that have the same weights"
+                                           : "";
+  return fmt::format("{} does not divide the {} ranks{}", r.shard_group, ranks, of);
 }
 
 std::string undivided_by_parts(Run r) {
@@ -346,6 +356,11 @@ std::string context_apart(Run r) {
   return fmt::format(
       "{} does not divide the {} ranks, {}", context, ranks,
       above > ranks ? fmt::format("{} does", below) : fmt::format("{} and {} do", below, above));
+}
+
+std::string no_stages(Run r) {
+  if (ranks_of(r) % r.parallel.pipeline == 0) return "";
+  return fmt::format("{} does not divide the {} ranks", r.parallel.pipeline, ranks_of(r));
 }
 
 std::vector<Exclusion> make_exclusions() {
@@ -410,6 +425,34 @@ std::vector<Exclusion> make_exclusions() {
        "a part of a layer's attention does not exchange with other parts of a sequence yet",
        "choose one of the two",
        {"parallel.tensor", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"}},
+      {{kPipeline, {"above 1"}},
+       {kDevices, {"host", "cuda:N"}},
+       "each stage is a rank of its own",
+       "name several ranks (devices)",
+       {"parallel.pipeline", "pipeline.stages"}},
+      {{kPipeline, {"above 1"}},
+       {kDevices, {"host:N", "cuda:N,M"}},
+       "all stages have equally many ranks",
+       "name a divisor, or another number of ranks (devices)",
+       {"parallel.pipeline", "pipeline.stages"},
+       nullptr,
+       no_stages},
+      {{kAccumulation, {"micro_batch_major"}},
+       {kPipeline, {"above 1"}},
+       "parallel.pipeline_schedule says in which order micro-batches pass",
+       "remove the key; \"depth_first\" and \"1f1b\" hold the activations of fewest micro-batches",
+       {"accumulation"},
+       [](RunConfig& r) { r.accumulation = Accumulation::kLayerMajor; }},
+      {{kPipeline, {"above 1"}},
+       {kTensor, {"on", "sequence"}},
+       "stages pass on whole activations so far",
+       "choose one of the two",
+       {"parallel.pipeline", "pipeline.stages"}},
+      {{kPipeline, {"above 1"}},
+       {kContext, {"ring", "ulysses"}},
+       "stages pass on whole sequences so far",
+       "choose one of the two",
+       {"parallel.pipeline", "pipeline.stages"}},
       {{kFormat, {"split"}},
        {kArithmetic, {"fp32", "fp16"}},
        "\"split\" makes the bf16 weight one half of the master weight",

@@ -50,10 +50,11 @@ const Keys& tensor_keys() {
 
 const Keys& pipeline_keys() {
   static const Keys keys = [] {
-    std::vector<Key> rows = {{"stages", only_one(kNoPipeline), kRemove}};
+    std::vector<Key> rows = {{"stages", IntSpec{.fallback = 1, .min = 0, .autos = Auto::kTakesFallback},
+                              "Stages of a pipeline, as `parallel.pipeline` says it; 0 stands for 1."}};
     for (const char* key : {"partition", "seed_layers", "activation_checkpoint_interval", "pipe_partitioned",
                             "grad_partitioned", "use_reentrant"}) {
-      rows.push_back({key, kIgnored, "there is one stage"});
+      rows.push_back({key, kIgnored, "stages are cut by what layers cost, and pass on activations alone"});
     }
     return Keys(std::move(rows));
   }();

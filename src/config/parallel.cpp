@@ -1,6 +1,8 @@
 // "parallel": what holds for all ranks together.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "config/sections.hpp"
 #include "ziggurat/config/composition.hpp"
 
@@ -28,8 +30,8 @@ void check_context(Section& section, const RunConfig& run) {
 }  // namespace
 
 const Keys& parallel_keys() {
-  using Form = RefusedSpec::Form;
-  constexpr const char* kRemove = "remove the key";
+  using enum PipelineSchedule;
+  constexpr std::int64_t kMostStages = 4096;
   static const Keys keys({
       {"timeout_seconds", &ParallelConfig::timeout_seconds, NumberSpec{.range = kPositive},
        "Seconds that a collective waits for the other ranks. Then the run ends and names the ranks that are "
@@ -50,7 +52,24 @@ const Keys& parallel_keys() {
        "How these ranks compute attention. `\"ring\"`: keys and values go around; `data.seq_len` is a "
        "multiple of twice `context`. `\"ulysses\"`: each rank has some of the heads, whose numbers `context` "
        "divides, over whole sequences."},
-      {"pipeline", RefusedSpec{.form = Form::kDegree, .why = kNoPipeline, .least = 1}, kRemove},
+      {"pipeline", &ParallelConfig::pipeline, IntSpec{.fallback = 1, .min = 1, .max = kMostStages},
+       "Stages of a pipeline, each a rank with a stretch of the layers: ranks are cut into as many runs of "
+       "neighbours. It divides their number."},
+      {"chunks", &ParallelConfig::chunks, IntSpec{.fallback = 1, .min = 1, .max = kMostStages},
+       "Stretches of layers of each stage, which a micro-batch passes in as many rounds: the idle time of a "
+       "pipeline is divided by it. There are at least as many layers as `pipeline` times this."},
+      {"pipeline_schedule", &ParallelConfig::pipeline_schedule,
+       ChoiceSpec(kBreadthFirst, {{"breadth_first", kBreadthFirst},
+                                  {"depth_first", kDepthFirst},
+                                  {"1f1b", kOneForwardOneBackward},
+                                  {"gpipe", kGPipe}}),
+       "In which order stages take up micro-batches: all through a chunk before the next chunk, which "
+       "fetches weights least; as few at a time as keep all stages busy, with few activations; one forward, "
+       "one backward, with one chunk; all forwards, then all backwards."},
+      {"pipeline_group", &ParallelConfig::pipeline_group, IntSpec{.max = 1 << 20},
+       "Micro-batches that pass a chunk before the next chunk, between those of `\"depth_first\"`, "
+       "`pipeline`, and of `\"breadth_first\"`, all.",
+       "as the schedule says"},
       {"sequence", &ParallelConfig::sequence, BoolSpec{},
        "Sequence parallelism: those ranks share norms, residuals and checkpoints, too, by rows. "
        "`tensor` divides the tokens of a micro-batch."},
@@ -81,6 +100,18 @@ void read_deepspeed_tensor(Section& root, RunConfig& run) {
   section->finish();
 }
 
+void read_deepspeed_pipeline(Section& root, Section& parallel, RunConfig& run) {
+  auto section = root.section("pipeline");
+  if (!section) return;
+  const auto stages = static_cast<int>(std::max<std::int64_t>(1, section->integer("stages")));
+  if (parallel.has("pipeline") && section->has("stages") && stages != run.parallel.pipeline) {
+    section->fail("stages", fmt::format("is {}, and parallel.pipeline is {}", stages, run.parallel.pipeline),
+                  "remove one of the two");
+  }
+  if (section->has("stages")) run.parallel.pipeline = stages;
+  section->finish();
+}
+
 }  // namespace
 
 void read_parallel(Section& root, RunConfig& run) {
@@ -94,6 +125,7 @@ void read_parallel(Section& root, RunConfig& run) {
   section.read_into(run.parallel);
   section.finish();
   read_deepspeed_tensor(root, run);
+  read_deepspeed_pipeline(root, section, run);
   check_context(section, run);
   if (run.parallel.sequence && run.parallel.tensor == 1)
     section.notice("sequence", "has no effect: it is between the ranks of parallel.tensor, which is 1");

@@ -15,10 +15,6 @@ inline constexpr const char* kNoCheckpoints =
     "there are no checkpoints yet: a run saves its model when it ends";
 inline constexpr const char* kTrace = "log.jsonl has the phases of every step, and a trace shows each block";
 
-// Why degrees of parallelism above 1 are refused.
-inline constexpr const char* kNoPipeline =
-    "pipeline parallelism is not supported: each device runs all layers";
-
 // run_config.cpp
 std::vector<Key> run_keys();
 

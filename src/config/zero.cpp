@@ -146,7 +146,8 @@ const Keys& zero_keys() {
       {kQuantizedGradients, BoolSpec{},
        "Gradients are summed from integers of `parallel.quantized_gradient_bits` bits with a scale for each "
        "256 of them: an eighth of the bytes with 4 bits, a quarter with 8. What a rank sends is wrong by at "
-       "most a 14th, or a 254th, of the largest of its 256. With groups of ranks sums are made within a group "
+       "most a 14th, or a 254th, of the largest of its 256. With groups of ranks sums are made within a "
+       "group "
        "first, and then between the groups."},
       {"zero_quantized_nontrainable_weights", refused("frozen weights are kept as they are"),
        "remove the key; zero_quantized_weights gathers them, too, in 8 bits"},
@@ -158,7 +159,8 @@ const Keys& zero_keys() {
        "The same, as MiCS names it; -1: all ranks together.", "all ranks"},
       {"zenflow", refused("its updates are late, here they are exact", Form::kPresence),
        "remove the section; updates overlap with the computation anyway"},
-      {"zeropp_loco_param", refused("quantized gradients are sent without error feedback", Form::kPresence), "remove the section"},
+      {"zeropp_loco_param", refused("quantized gradients are sent without error feedback", Form::kPresence),
+       "remove the section"},
       {kOldState, BoolSpec{}, "DeepSpeed's old form of `\"offload_optimizer\": {\"device\": \"cpu\"}`."},
       {kOldParams, BoolSpec{}, "DeepSpeed's old form of `\"offload_param\": {\"device\": \"cpu\"}`."},
       {"cpu_offload_params", AliasSpec{kOldParams, "another name"}, "Another name of it."},

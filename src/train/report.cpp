@@ -45,6 +45,17 @@ std::string ranks_text(const RunSummary& r) {
                     fastest.rank, per_step(fastest.seconds), "waits for batches", per_step(r.loader_seconds));
 }
 
+// How long the stages of a pipeline worked and waited.
+std::string pipeline_text(const RunSummary& r) {
+  std::string text = fmt::format("  {:<20}", fmt::format("{} stages", r.stage_seconds.size()));
+  for (std::size_t i = 0; i < r.stage_seconds.size(); ++i) {
+    const double steps = static_cast<double>(std::max<std::int64_t>(1, r.steps));
+    text += fmt::format("{}stage {} {}", i == 0 ? " " : ", ", i, format_seconds(r.stage_seconds[i] / steps));
+  }
+  return text + fmt::format(" a step\n  {:<20} {:.1f}% of the step time measured, {:.1f}% by formula\n",
+                            "bubble", 100 * r.bubble(), 100 * r.bubble_formula);
+}
+
 // The rate of a step's mixture of reads and writes, in bytes per second, as the bound assumes it.
 double mixed_rate(const Roofs& roofs, const Traffic& t) {
   const double seconds = nvme_seconds(roofs, t.nvme_read, t.nvme_write, 0);
@@ -58,7 +69,8 @@ std::string stall_text(const StallTimes& stall, double seconds, int decimals, do
   for (int i = 0; i < kStallCauses; ++i) {
     const auto cause = static_cast<StallCause>(i);
     const double percent = 100 * stall[cause] / seconds;
-    const bool of_ranks = cause == StallCause::kGathers || cause == StallCause::kRanks;
+    const bool of_ranks =
+        cause == StallCause::kGathers || cause == StallCause::kRanks || cause == StallCause::kStages;
     if (percent < least || (of_ranks && percent == 0)) continue;
     text += fmt::format("{}{} {:.{}f}", text.empty() ? "" : ", ", name_of(cause), percent, decimals);
   }
@@ -106,7 +118,14 @@ std::string plan_report(const Trainer& trainer) {
                           format_bytes(trainer.planned_comm()[axis].sent));
     }
   }
-  return text + "\n";
+  text += "\n";
+  if (plan.layout->is_pipeline()) {
+    text +=
+        "a step, if each forward takes one unit of time and each backward two (a3: forward of micro-batch 3 "
+        "through the first chunk; A3: its backward):\n" +
+        drawing_of(plan.layout->pipeline());
+  }
+  return text;
 }
 
 std::string final_report(const RunSummary& r, Trainer& trainer) {
@@ -145,6 +164,7 @@ std::string final_report(const RunSummary& r, Trainer& trainer) {
     row("device -> nvme", &Traffic::direct_write, roofs.nvme_write);
   }
   if (r.own_seconds.size() > 1) t += ranks_text(r);
+  if (!r.stage_seconds.empty()) t += pipeline_text(r);
   const double all = std::max(1e-9, r.step_seconds);
   t += fmt::format("\n  stall                {:.1f}% of the step time: {}\n", 100 * r.stall.total() / all,
                    stall_text(r.stall, all, 1, 0));

@@ -47,6 +47,23 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
   check_heads(config.parallel, model);
 }
 
+void check_pipeline(const RunConfig& config, const ModelConfig& model) {
+  const ParallelConfig& p = config.parallel;
+  if (p.pipeline == 1) return;
+  const PipelineShape shape{p.pipeline, p.chunks, static_cast<int>(config.accumulation_steps),
+                            p.pipeline_schedule, p.pipeline_group};
+  if (shape.parts() > model.layers) {
+    throw Error(Errc::kUsage, p.chunks > 1 ? "parallel.chunks" : "parallel.pipeline",
+                fmt::format("{} stages of {} chunks each are more than the model's {} layers", p.pipeline,
+                            p.chunks, model.layers),
+                "each chunk has a layer at least: name fewer stages or chunks");
+  }
+  if (const std::string problem = problem_of(shape); !problem.empty()) {
+    throw Error(Errc::kUsage, p.pipeline_group > 0 ? "parallel.pipeline_group" : "parallel.chunks", problem,
+                "change gradient_accumulation_steps, parallel.chunks or parallel.pipeline_schedule");
+  }
+}
+
 // Makes a plan, part by part; each part needs those before it.
 class Planner {
  public:
@@ -61,6 +78,7 @@ class Planner {
   void run(std::optional<std::int32_t> gather_ahead) {
     check_composition(config_);
     check_model(config_, plan_.model_config);
+    check_pipeline(config_, plan_.model_config);
     check_parts();
     make_model();
     make_layout();
@@ -136,6 +154,8 @@ class Planner {
     const RankPlace place = config_.place_of(plan_.rank);
     o.sharding = place.sharding;
     o.parts = place.parts;
+    o.pipeline = {config_.parallel.pipeline_schedule, config_.parallel.chunks,
+                  config_.parallel.pipeline_group};
     o.weight_bits = config_.quantize_weights ? 8 : 0;
     o.gradient_bits =
         config_.quantize_gradients ? static_cast<int>(config_.parallel.quantized_gradient_bits) : 0;
@@ -253,8 +273,10 @@ class Planner {
   }
 
   // Gathers come one unit ahead of their use, beside the compute before it, unless there is no room for one
-  // more gathered weight, or making it costs more than a hundredth of the step's traffic.
+  // more gathered weight, or making it costs more than a hundredth of the step's traffic. A stage of a
+  // pipeline has a chunk's weights at a time, and gathers each just before its use.
   void choose_programs(std::optional<std::int32_t> asked) {
+    if (layout().is_pipeline()) asked = 0;
     if (!fit(asked.value_or(0))) throw_no_room(plan_.resident);  // which are the whole budgets now
     if (asked || !layout().is_sharded()) return;
     const std::int64_t least = total(plan_.dry_run.per_step);
@@ -355,6 +377,11 @@ std::string describe_update(const RunPlan& plan) {
 
 }  // namespace
 
+double RunPlan::bubble_share() const {
+  const double bubble = bubble_formula(layout->pipeline());
+  return bubble / (1 + bubble);
+}
+
 double RunPlan::flops_per_step() const {
   return training_flops(
       model_config,
@@ -404,7 +431,9 @@ std::string RunPlan::describe() const {
       config.data_ranks() * config.micro_batch * config.accumulation_steps, config.data.seq_len,
       config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
       config.data_ranks() == 1 ? "" : " of each rank",
-      config.accumulation == Accumulation::kLayerMajor ? "layer-major" : "micro-batch-major",
+      config.parallel.pipeline > 1                       ? name_of(config.parallel.pipeline_schedule)
+      : config.accumulation == Accumulation::kLayerMajor ? "layer-major"
+                                                         : "micro-batch-major",
       config.recompute ? "on" : "off");
 }
 

@@ -37,6 +37,7 @@ void StepLog::on_step(const StepRecord& r) {
                    {"optimizer", ms(s.stall_for[StallCause::kOptimizer])},
                    {"gathers", ms(s.stall_for[StallCause::kGathers])},
                    {"ranks", ms(s.stall_for[StallCause::kRanks])},
+                   {"stages", ms(s.stall_for[StallCause::kStages])},
                    {"other", ms(s.stall_for[StallCause::kOther])}};
   j["loader_ms"] = ms(r.loader_seconds);
   std::int64_t exchanged = 0;
@@ -58,6 +59,10 @@ void StepLog::on_step(const StepRecord& r) {
                   {"slowest_ms", ms(slowest.seconds)},
                   {"fastest", fastest.rank},
                   {"fastest_ms", ms(fastest.seconds)}};
+  }
+  if (!r.stage_seconds.empty()) {
+    j["pipeline"] = {{"bubble", r.bubble}, {"bubble_formula", r.bubble_formula}};
+    for (const double seconds : r.stage_seconds) j["pipeline"]["stage_ms"].push_back(ms(seconds));
   }
   j["peak_bytes"] = {{"device", r.peak_device}, {"host", r.peak_host}, {"nvme", r.peak_nvme}};
   j["bound_ms"] = ms(r.bound.seconds);

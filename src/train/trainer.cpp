@@ -173,6 +173,14 @@ class Trainer::Loop {
       f(s.phases.forward), f(s.phases.backward), f(s.phases.optimizer);
     });
     s.stall = s.stall_for.total();
+    if (!plan_.layout->is_pipeline()) return;
+    record.stage_seconds.resize(static_cast<std::size_t>(plan_.config.parallel.pipeline));
+    for (int r = 0; r < record.ranks(); ++r) {
+      double& stage = record.stage_seconds[static_cast<std::size_t>(plan_.config.place_of(r).parts.stage)];
+      stage = std::max(stage, record.own_seconds[static_cast<std::size_t>(r)]);
+    }
+    record.bubble = (s.stall_for[StallCause::kStages] + s.stall_for[StallCause::kRanks]) / s.seconds;
+    record.bubble_formula = plan_.bubble_share();
   }
 
   void note(StepRecord& record) {
@@ -202,6 +210,10 @@ class Trainer::Loop {
     summary_.own_seconds.resize(record.own_seconds.size());
     for (std::size_t r = 0; r < record.own_seconds.size(); ++r)
       summary_.own_seconds[r] += record.own_seconds[r];
+    summary_.bubble_formula = record.bubble_formula;
+    summary_.stage_seconds.resize(record.stage_seconds.size());
+    for (std::size_t i = 0; i < record.stage_seconds.size(); ++i)
+      summary_.stage_seconds[i] += record.stage_seconds[i];
   }
 
   Trainer& t_;
@@ -299,6 +311,7 @@ class Trainer::Saver {
     const Layout::Elements shard = plan_.layout->shard_elements(unit);
     const std::int64_t whole_line = p.vector ? 1 : p.whole_cols;
     Held held;
+    if (!plan_.layout->has_unit(unit)) return held;
     std::vector<float> lines;
     for (const Band& band : p.bands) {
       if (!band.counted) continue;
@@ -336,7 +349,10 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
   if (options.trace != nullptr && config.ranks() > 1) {
     for (int r = 0; r < config.device.ranks; ++r) {
       const int rank = processes_.number() * config.device.ranks + r;
-      traces_.push_back(std::make_unique<Trace>(*options.trace, fmt::format("rank {}", rank)));
+      const int stage = config.place_of(rank).parts.stage;
+      traces_.push_back(std::make_unique<Trace>(
+          *options.trace, fmt::format("rank {}{}", rank,
+                                      config.parallel.pipeline > 1 ? fmt::format(", stage {}", stage) : "")));
     }
   }
   states_.resize(static_cast<std::size_t>(config.device.ranks));
@@ -426,7 +442,8 @@ void Trainer::add_up() {
     f(t.budgets.device), f(t.budgets.host), f(t.peak.device), f(t.peak.host), f(t.nvme);
     each(t.per_step, f);
   });
-  sum_of_all([&t](const auto& f) { each(t.comm, f); });
+  for (CommTraffic& axis : t.comm.all)
+    sum_of_all([&axis](const auto& f) { f(axis.sent), f(axis.received), f(axis.calls); });
   t.budgets.direct = plan().budgets.direct;
   totals_ = t;
 }
@@ -637,7 +654,8 @@ std::string Trainer::describe() const {
         place.parts.tensor == 1 ? ""
                                 : fmt::format(", {} with the parts of each layer{}", place.parts.tensor,
                                               plan().model->part().sequence ? " and of the sequence" : ""),
-        s.shards == 1 ? "each with all weights and state"
+        s.shards == 1 ? layout.is_pipeline() ? "each with the weights and the state of its stage"
+                                             : "each with all weights and state"
                       : fmt::format("in groups of {} that hold everything once; weights are {}, {}", s.shards,
                                     kKept[s.keep_weights ? 1 : 0],
                                     plan().programs->gather_ahead > 0 ? "one unit ahead of their use"
@@ -646,6 +664,15 @@ std::string Trainer::describe() const {
   if (const ModelParts& parts = layout.options.parts; parts.context > 1) {
     text += fmt::format("\nsequences  in parts, one on each of {} ranks ({})", parts.context,
                         parts.context_method == ContextMethod::kRing ? "ring" : "ulysses");
+  }
+  if (layout.is_pipeline()) {
+    const PipelineShape shape = layout.pipeline();
+    text += fmt::format("\npipeline   {} stages of {} chunk{} each, {}, bubble {:.1f}% of a step; layers",
+                        shape.stages, shape.chunks, shape.chunks == 1 ? "" : "s", name_of(shape.schedule),
+                        100 * plan().bubble_share());
+    for (std::size_t i = 0; i + 1 < layout.first_layer.size(); ++i)
+      text +=
+          fmt::format("{} {}-{}", i == 0 ? "" : " |", layout.first_layer[i], layout.first_layer[i + 1] - 1);
   }
   for (const OpenGpu& gpu : gpus_) text += "\ndevice     " + gpu.device->describe();
   if (!gpus_.empty() && !comm_.empty()) text += "\nexchange   " + comm_.front()->describe();

@@ -14,7 +14,9 @@ std::string meetings_of(const StepExecutor& rank, const std::vector<const StepEx
     const StepExecutor::Meeting mine = rank.meeting(axis);
     if (!mine.inside) continue;
     std::vector<int> missing;
+    if (mine.from >= 0) missing.push_back(mine.from);
     for (const int member : members_of(rank.place(), axis)) {
+      if (mine.from >= 0) break;
       const auto other = std::find_if(ranks.begin(), ranks.end(),
                                       [&](const auto* r) { return r->place().rank() == member; });
       if (other != ranks.end() && (*other)->meeting(axis).calls < mine.calls) missing.push_back(member);

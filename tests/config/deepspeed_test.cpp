@@ -94,6 +94,22 @@ TEST_F(DeepSpeedFile, ADegreeOfDataParallelismIsTheNumberOfRanks) {
   EXPECT_EQ(load_over(R"({"devices": "host:4", "data_parallel_size": 1})").device.ranks, 4);
 }
 
+TEST_F(DeepSpeedFile, StagesAreThoseOfAPipeline) {
+  const RunConfig run = load_over(R"({"devices": "host:4", "pipeline": {"stages": 2, "seed_layers": true}})");
+  EXPECT_EQ(run.parallel.pipeline, 2);
+  EXPECT_EQ(run.data_ranks(), 2);
+  EXPECT_TRUE(warns(run, "over.json: pipeline.seed_layers: has no effect"));
+  EXPECT_EQ(load_over(R"({"pipeline": {"stages": "auto"}})").parallel.pipeline, 1);
+  EXPECT_EQ(load_over(R"({"pipeline": {"stages": 0}})").parallel.pipeline, 1);
+  const RunConfig own = load_over(R"({"devices": "host:2", "parallel": {"pipeline": 2, "chunks": 3,
+    "pipeline_schedule": "depth_first", "pipeline_group": 4}, "accumulation": "micro_batch_major"})");
+  EXPECT_EQ(own.parallel.chunks, 3);
+  EXPECT_EQ(own.parallel.pipeline_schedule, PipelineSchedule::kDepthFirst);
+  EXPECT_EQ(own.parallel.pipeline_group, 4);
+  EXPECT_EQ(own.accumulation, Accumulation::kLayerMajor);
+  EXPECT_TRUE(warns(own, "accumulation: has no effect: parallel.pipeline_schedule says"));
+}
+
 TEST_F(DeepSpeedFile, TheTimeoutOfRanksIsRead) {
   EXPECT_EQ(load_set({}).parallel.timeout_seconds, 600);
   const RunConfig run = load_over(R"({"parallel": {"timeout_seconds": 7.5, "tensor": 1}})");

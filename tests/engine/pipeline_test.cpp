@@ -302,6 +302,47 @@ TEST(PipelineLayouts, HaveTensorsForTheirStageAlone) {
   EXPECT_EQ(layout(0, {kBreadthFirst}).first_layer, layout(3, {kGPipe}).first_layer);
 }
 
+// Of weights at the host, with room at the device for those of one chunk: how often stages come back to a
+// chunk is what they fetch.
+TEST(PipelineTiers, BreadthFirstFetchesWeightsLeast) {
+  TinySetup setup = setup_of(true, false, DType::kF32);
+  setup.model.layers = 8;
+  const Model model(setup.model, setup.dtype, host_ops());
+  const auto fetched = [&](PipelineSchedule schedule) {
+    LayoutOptions o = setup.layout;
+    o.weights = o.optimizer = OffloadTarget::kHost, o.activations = OffloadTarget::kDevice;
+    o.parts.stages = 2, o.parts.stage = 1, o.pipeline = {schedule, 4};
+    const Layout layout(model, o);
+    const StepPrograms programs(layout, UpdateTiming::kDeferred);
+    std::int64_t device = 0, chunk = 0, gradient = 0;
+    for (std::int32_t u = 0; u <= layout.head_unit(); ++u) {
+      if (!layout.has_unit(u)) continue;
+      const auto charge = [&](TensorId id) { return layout.table.segment(layout.whole(id)).device_charge; };
+      device += charge(layout.unit(u).accumulator);
+      gradient = std::max(gradient, charge(layout.unit(u).gradient));
+      chunk = std::max(chunk, charge(layout.unit(u).weight) + (u == layout.head_unit() ? chunk : 0));
+    }
+    for (const auto& of_layer : layout.activation) {
+      for (const TensorId id : of_layer) device += layout.table.segment(layout.whole(id)).device_charge;
+    }
+    for (const TensorId id : layout.activation_gradient)
+      device += layout.table.segment(layout.whole(id)).device_charge;
+    const Plan plan =
+        make_plan(layout, programs, {device + gradient + chunk, layout.table.total_charge(Tier::kHost)});
+    EXPECT_TRUE(plan.fits);
+    std::int64_t weights = 0;  // of the stage, once
+    for (std::int32_t u = 0; u <= layout.head_unit(); ++u) {
+      if (layout.has_unit(u)) weights += model.units()[static_cast<std::size_t>(u)].count * 4;
+    }
+    return static_cast<double>(plan.per_step.host_to_device) / static_cast<double>(weights);
+  };
+  const double breadth = fetched(PipelineSchedule::kBreadthFirst),
+               depth = fetched(PipelineSchedule::kDepthFirst);
+  // 2 v - 1 of v chunks' weights, and as often as groups of two of eight micro-batches change chunks.
+  EXPECT_LT(breadth, 2.2);
+  EXPECT_GT(depth, 3 * breadth);
+}
+
 // Neighbours that would not fit each other learn of it before the first step.
 TEST(PipelineAgreement, IsComparedByAllRanks) {
   const auto errors = [](const PipelineOptions& other) {

@@ -34,6 +34,7 @@ enum Axis {
   kUpdates,
   kPrefetch,
   kThreads,
+  kPipeline,
   kAxes
 };
 struct AxisValues {
@@ -59,6 +60,7 @@ const std::vector<AxisValues>& axes() {
       {"updates where", {"device", "host", "both"}},
       {"prefetch", {"64", "0"}},
       {"threads", {"1", "2"}},
+      {"pipeline", {"none", "2 breadth-first", "2 x 2 depth-first", "4 1f1b"}},
   };
   return all;
 }
@@ -88,6 +90,12 @@ bool is_allowed(const Combination& c) {
   }
   const bool few_bits = chosen(kFormat) && !std::count(std::begin(kFull), std::end(kFull), c[kFormat]);
   if (few_bits && is(kOptimizer, 1)) return false;  // no moments
+  if (c[kPipeline] > 0) {
+    if (is(kOrder, 1)) return false;
+    // `ranks` are those of a stage, and there are eight at most in all, so few groups of them.
+    if (is(kGroup, 2) || (is(kGroup, 1) && is(kPipeline, 3))) return false;
+    if (chosen(kWorld) && kRanks[c[kWorld]] * (c[kPipeline] == 3 ? 4 : 2) > 8) return false;
+  }
   // Early updates come before the verdict on all gradients.
   if (is(kTiming, 1) && (is(kClip, 1) || is(kFormat, kF16))) return false;
   return true;
@@ -231,12 +239,17 @@ RanksWay way_of(const Combination& c) {
   const int ranks = kRanks[c[kWorld]];
   static constexpr int kShards[] = {0, 2, 4};
   const int shards = c[kStage] == 0 ? 1 : c[kGroup] == 0 ? ranks : kShards[c[kGroup]];
-  return {ranks, shards, c[kStage] == 1 || c[kStage] == 2};
+  using enum PipelineSchedule;
+  static constexpr int kStageCounts[] = {1, 2, 2, 4};
+  static constexpr PipelineOptions kPipelines[] = {{}, {}, {kDepthFirst, 2}, {kOneForwardOneBackward}};
+  return {ranks, shards, c[kStage] == 1 || c[kStage] == 2, kStageCounts[c[kPipeline]],
+          kPipelines[c[kPipeline]]};
 }
 
 // The same numbers by the plainest means: everything at the device, nothing sharded.
 Combination plainest(Combination c) {
-  for (const Axis a : {kStage, kGroup, kTiming, kTier, kRecompute, kUpdates, kPrefetch, kThreads}) c[a] = 0;
+  for (const Axis a : {kStage, kGroup, kTiming, kTier, kRecompute, kUpdates, kPrefetch, kThreads, kPipeline})
+    c[a] = 0;
   if (c[kHead] == 1) c[kOrder] = 0;  // the tied table is added to by head and embedding, in either order
   return c;
 }
@@ -438,10 +451,11 @@ TEST(RanksMatrix, Whole) {
       for (int stage = 0; stage < 4; ++stage) {
         for (int group = 0; group < 3; ++group) {
           c[kWorld] = world, c[kStage] = stage, c[kGroup] = group;
-          for (const Axis a : {kTiming, kTier, kRecompute, kUpdates, kPrefetch, kThreads}) c[a] = -1;
+          for (const Axis a : {kTiming, kTier, kRecompute, kUpdates, kPrefetch, kThreads, kPipeline})
+            c[a] = -1;
           if (!is_allowed(c)) continue;
           do {
-            draw(c, {kTiming, kTier, kRecompute, kUpdates, kPrefetch, kThreads});
+            draw(c, {kTiming, kTier, kRecompute, kUpdates, kPrefetch, kThreads, kPipeline});
           } while (!is_allowed(c));
           SCOPED_TRACE(text_of(c));
           const Distance d = runs.check(c);

@@ -130,6 +130,8 @@ ROWS = (
     # Training. The text is a small one: that of the documents is fetched by tools/quickstart.sh.
     Row("train_gpus", ("ziggurat train CONFIG --devices cuda:all",), why="needs several GPUs; "
         "tests/cuda/comm/emulated_train_test.cpp trains so on fakes"),
+    Row("train_pipeline", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.pipeline=2 --plan",),
+        files=BOOK),
     Row("train_ranks", ("ziggurat train configs/quickstart.json --devices host:2",), files=BOOK, set={"--steps": "1"},
         more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
     Row("train_parts", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.tensor=2 "

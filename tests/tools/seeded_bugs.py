@@ -21,6 +21,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 EXECUTOR, ISSUE = "src/engine/step_executor.cpp", "src/engine/issue.cpp"
 SCHEDULE, LAYOUT = "src/engine/schedule.cpp", "src/engine/layout.cpp"
+PROGRAM, STAGE, PIPELINE = "src/engine/step_program.cpp", "src/engine/stage_schedule.cpp", "src/engine/pipeline.cpp"
 COMM, TRAINER, RANK = "src/comm/host_comm.cpp", "src/train/trainer.cpp", "src/train/rank.cpp"
 ATTENTION, HOST_ATTENTION = "src/model/block_attention.cpp", "kernels/host/attention.cpp"
 SEQUENCE_PART = "include/ziggurat/model/sequence_part.hpp"
@@ -34,6 +35,7 @@ TRAIN = ("zg_test_train", "RanksOfARun.EveryStage*:TensorRuns.*")
 CALL, HEAD, UNITS, MODEL = "src/model/call.hpp", "src/model/head.cpp", "src/model/units.cpp", "src/model/model.cpp"
 PART, COPIES = "src/model/part.cpp", "src/engine/tensor_parts.cpp"
 PARTS = ("zg_test_engine", "Models/TensorParts.InFp64*")
+STAGES = ("zg_test_engine", "*Pipeline*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +188,41 @@ BUGS = (
     Bug("tokens of other parts have the gradient of row 0",
         (("kernels/host/embedding.cpp", "const std::int64_t id = args.ids[r] - args.part.first;\n        if (id >= 0 &&",
           "const std::int64_t id = std::max<std::int64_t>(0, args.ids[r] - args.part.first);\n        if (id >= 0 &&"),), PARTS),
+    Bug("pipeline: all but the last micro-batch's gradient is dropped",
+        ((STAGE, "backward && m == 0, evaluates_", "backward, evaluates_"),), STAGES),
+    Bug("pipeline: the head's part of a tied gradient is not added",
+        ((PROGRAM, "slot.first = slot.first && !tied();",
+          "slot.first = slot.first && (!tied() || layout_.is_pipeline());"),), STAGES),
+    Bug("pipeline: the head's part of a tied gradient is added when it comes",
+        ((STAGE, "has_table_gradient_ ? embedding_backward(m) : waiting_.push_back(m);", "embedding_backward(m);"),), STAGES),
+    Bug("pipeline: a mean of the micro-batches' means",
+        ((EXECUTOR, "const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));",
+          "const double per_token =\n"
+          "      1.0 / static_cast<double>(place.parts.stages > 1 ? layout_.options.micro_batches *\n"
+          "                                                             layout_.options.micro_batch.rows() *\n"
+          "                                                             place.data_ranks()\n"
+          "                                                       : std::max<std::int64_t>(1, result.tokens));"),), STAGES),
+    Bug("pipeline: activations go to the tensor of the next micro-batch",
+        ((PROGRAM, "return {Operand::kInput, overwrite(activation(slot.unit - 1, m))};",
+          "return {Operand::kInput, overwrite(activation(slot.unit - 1, m + 1))};"),), STAGES),
+    Bug("pipeline: a chunk has a tensor fewer than it needs",
+        ((PIPELINE, "  return most;\n}\n\nstd::vector<std::int32_t> split_layers",
+          "  return std::max(1, most - 1);\n}\n\nstd::vector<std::int32_t> split_layers"),), STAGES),
+    Bug("pipeline: the loss of every stage is added",
+        ((EXECUTOR, "    result.loss += scalars[r][0];", "    result.loss += scalars.back()[0];"),), STAGES),
+    Bug("pipeline: the last stage keeps the table of the first step",
+        ((ISSUE, "  const CommCall call = calls_of(layout_, op).front();\n  if (op.kind == OpKind::kSend) {",
+          "  const CommCall call = calls_of(layout_, op).front();\n  static thread_local int tables = 0;\n"
+          "  if ((op.has(Operand::kWeight) || op.has(Operand::kTable)) && ++tables > 1) return;\n"
+          "  if (op.kind == OpKind::kSend) {"),), STAGES),
+    Bug("pipeline: a gradient is finished before its last micro-batch",
+        ((STAGE, "if (m + 1 == shape_.step.micro_batches) push(OpKind::kFinishGradient, unit, 0);",
+          "if (m == 0) push(OpKind::kFinishGradient, unit, 0);"),), STAGES),
+    Bug("pipeline: what a step needs is passed on after it",
+        ((PIPELINE, "return std::pair(e.begin, e.kind == PipelineEvent::Kind::kStep);",
+          "return std::pair(e.begin, e.kind != PipelineEvent::Kind::kStep);"),), STAGES),
+    Bug("pipeline: every stage tells the tokens",
+        ((EXECUTOR, "if (!place.tells_tokens()) break;", "if (!place.tells_loss()) break;"),), STAGES),
 )
 
 

@@ -104,9 +104,10 @@ TEST_F(RanksOfARun, ExchangeWhatThePlanForetold) {
     EXPECT_GT(r.loader_seconds, 0);
     EXPECT_GT(*std::min_element(r.own_seconds.begin(), r.own_seconds.end()), 0);
   }
-  for (int axis = 0; axis < kCommAxes; ++axis) {
-    const CommTraffic& t = trainer.planned_comm()[static_cast<CommAxis>(axis)];
-    EXPECT_EQ(t.sent > 0, is_of_sharding(static_cast<CommAxis>(axis)));
+  for (int i = 0; i < kCommAxes; ++i) {
+    const auto axis = static_cast<CommAxis>(i);
+    const CommTraffic& t = trainer.planned_comm()[axis];
+    EXPECT_EQ(t.sent > 0, is_of_sharding(axis)) << name_of(axis);
     EXPECT_EQ(t.sent, t.received);
   }
   EXPECT_EQ(summary.own_seconds.size(), 4u);

@@ -108,6 +108,9 @@ struct ParallelConfig {
   int tensor = 1, context = 1, pipeline = 1;
   bool sequence = false;  // ModelPart::sequence, with tensor above 1
   ContextMethod context_method = ContextMethod::kRing;
+  // How the stages of a pipeline work (PipelineOptions); without effect with one.
+  PipelineSchedule pipeline_schedule = PipelineSchedule::kBreadthFirst;
+  int chunks = 1, pipeline_group = 0;
 };
 
 struct RunConfig {

@@ -55,7 +55,7 @@ struct AfterStep {
   Then then() const { return evaluate || last ? Then::kPause : Then::kTrain; }
 };
 
-// The plan of one rank. Ranks differ in what their shards hold.
+// The plan of one rank. Ranks differ in what their shards hold, and in the stage of a pipeline.
 struct RunPlan {
   int rank = 0;
   RunConfig config;
@@ -69,6 +69,8 @@ struct RunPlan {
   Plan dry_run;      // under `resident`
   CoreAssignment cores;
 
+  // The idle share of a stage's step by formula (pipeline.hpp); 0 without a pipeline.
+  double bubble_share() const;
   double flops_per_step() const;  // of the matrix products of a step
   // What follows step `step`, counted from 0. `stop`: the run was asked to end with this step.
   AfterStep after_step(std::int64_t step, bool stop = false) const;

@@ -44,6 +44,10 @@ struct StepRecord {
   // By rank: how long the batch and the step took without the waits for other ranks.
   std::vector<double> own_seconds;
   int ranks() const { return static_cast<int>(own_seconds.size()); }
+  // Of a pipeline: by stage the longest of its ranks' own_seconds; the share of the step that stages waited
+  // for each other, and the same by formula.
+  std::vector<double> stage_seconds;
+  double bubble = 0, bubble_formula = 0;
 };
 // The rank with the most, or the least, of its own.
 struct Straggler {
@@ -76,6 +80,12 @@ struct RunSummary {
   ByAxis<double> comm_seconds;
   double loader_seconds = 0;
   std::vector<double> own_seconds;
+  std::vector<double> stage_seconds;  // of a pipeline
+  double bubble_formula = 0;
+  // Share of the steps: waits for other stages, and for the slowest one at the end of a step.
+  double bubble() const {
+    return (stall[StallCause::kStages] + stall[StallCause::kRanks]) / std::max(1e-9, step_seconds);
+  }
 };
 
 // Is notified of a run's progress, on the thread that trains. An exception that it throws ends the run.

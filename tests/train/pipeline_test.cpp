@@ -1,0 +1,137 @@
+// A run whose ranks are the stages of a pipeline, as a library.
+#include "train/agreement.hpp"
+#include "train/session_fixture.hpp"
+#include "ziggurat/train/observers.hpp"
+#include "ziggurat/train/trainer.hpp"
+
+namespace zg {
+namespace {
+
+class PipelineOfARun : public SessionTest {
+ protected:
+  struct Records final : TrainObserver {
+    std::vector<StepRecord> all;
+    void on_step(const StepRecord& r) override { all.push_back(r); }
+  };
+  struct Outcome {
+    std::vector<double> losses;
+    std::optional<double> val_loss;
+    std::string model;  // the saved weights
+    RunSummary summary;
+    std::vector<StepRecord> records;
+    std::string report;
+  };
+  RunConfig config(const Strings& overrides) const {
+    return tiny({"data.validation=0.2", "train_batch_size=8", "train_micro_batch_size_per_gpu=1", "steps=4",
+                 "eval.every=2", "eval.batches=5", "gradient_clipping=0.5", "model.n_layer=4"},
+                overrides);
+  }
+  Outcome train(const Strings& overrides) {
+    Trainer trainer(config(overrides));
+    trainer.start();
+    Records records;
+    StepLog log(directory_ + "/log.jsonl");
+    Outcome o;
+    o.summary = trainer.run({&records, &log});
+    trainer.save_model(directory_ + "/model");
+    for (const StepRecord& r : records.all) o.losses.push_back(r.result.loss);
+    o.val_loss = o.summary.val_loss;
+    o.model = test::read_file(directory_ + "/model/model.safetensors");
+    o.records = records.all;
+    o.report = final_report(o.summary, trainer);
+    return o;
+  }
+};
+
+// A pipeline over all ranks has one rank's bits; with two ranks a stage, those of two ranks. The saved model
+// is gathered from all stages.
+TEST_F(PipelineOfARun, GivesTheSameModel) {
+  const Outcome one = train({}), two = train({"devices=host:2"});
+  struct Case {
+    const Outcome& same;
+    Strings settings;
+  };
+  const Case cases[] = {
+      {one, {"devices=host:2", "parallel.pipeline=2"}},
+      {one, {"devices=host:4", "parallel.pipeline=4", "parallel.pipeline_schedule=1f1b"}},
+      {one,
+       {"devices=host:2", "pipeline.stages=2", "parallel.chunks=2",
+        "parallel.pipeline_schedule=depth_first"}},
+      {two, {"devices=host:4", "parallel.pipeline=2", "parallel.chunks=2", "zero_optimization.stage=3"}},
+      {two,
+       {"devices=host:4", "parallel.pipeline=2", "parallel.pipeline_schedule=gpipe",
+        "zero_optimization.stage=1"}},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(testing::PrintToString(c.settings));
+    const Outcome now = train(c.settings);
+    EXPECT_EQ(now.losses, c.same.losses);
+    EXPECT_EQ(now.val_loss, c.same.val_loss);
+    EXPECT_TRUE(now.model == c.same.model);
+    EXPECT_EQ(now.summary.measured, now.summary.formula);
+    EXPECT_EQ(now.summary.comm, now.summary.comm_formula);
+    EXPECT_GT(now.summary.comm[CommAxis::kStages].sent, 0);
+  }
+}
+
+// The plan draws the schedule, and the records and the report compare the bubble with its formula.
+TEST_F(PipelineOfARun, TellsOfItsStagesAndItsBubble) {
+  const Strings settings{"devices=host:4", "parallel.pipeline=2", "parallel.chunks=2",
+                         "zero_optimization.stage=3"};
+  Trainer planned(config(settings));
+  const std::string plan = plan_report(planned);
+  EXPECT_HAS(plan, "pipeline   2 stages of 2 chunks each, breadth_first, bubble 11.1% of a step; layers 0-0");
+  EXPECT_HAS(plan, "\nstage 0   a0 a1 a2 a3 b0 b1 b2 .  B0 B0 b3 B1 B1");
+  EXPECT_HAS(plan, ", stages ");
+  const Outcome now = train(settings);
+  ASSERT_EQ(now.records.size(), 4u);
+  for (const StepRecord& r : now.records) {
+    ASSERT_EQ(r.stage_seconds.size(), 2u);
+    EXPECT_EQ(r.stage_seconds[0], std::max(r.own_seconds[0], r.own_seconds[1]));
+    EXPECT_EQ(r.stage_seconds[1], std::max(r.own_seconds[2], r.own_seconds[3]));
+    EXPECT_GT(r.bubble, 0);
+    EXPECT_NEAR(r.bubble_formula, 1.0 / 9, 1e-12);
+  }
+  EXPECT_HAS(now.report, "% of the step time measured, 11.1% by formula");
+  EXPECT_HAS(now.report, "2 stages");
+  const std::string log = test::read_file(directory_ + "/log.jsonl");
+  EXPECT_HAS(log, "\"pipeline\":{\"bubble\":");
+  EXPECT_HAS(log, "\"stage_ms\":[");
+  EXPECT_HAS(log, "\"stages\":");
+}
+
+TEST_F(PipelineOfARun, IsRefusedWhereItCannotBe) {
+  const auto refused = [&](const Strings& settings, const char* key, const char* message) {
+    Strings all{"devices=host:2", "parallel.pipeline=2"};
+    all.insert(all.end(), settings.begin(), settings.end());
+    const Error error = usage_error([&] { return Trainer(config(all)).ranks(); });
+    EXPECT_EQ(error.where(), key);
+    EXPECT_HAS(error.message(), message);
+  };
+  refused({"parallel.chunks=3"}, "parallel.chunks",
+          "2 stages of 3 chunks each are more than the model's 4 layers");
+  refused({"model.n_layer=1"}, "parallel.pipeline", "1 layers");
+  refused({"parallel.chunks=2", "parallel.pipeline_schedule=1f1b"}, "parallel.chunks", "1f1b has one chunk");
+  refused({"parallel.chunks=2", "parallel.pipeline_group=7"}, "parallel.pipeline_group", "in groups of 7");
+  refused({"parallel.chunks=2", "train_batch_size=1"}, "parallel.chunks",
+          "as many micro-batches as the 2 stages");
+}
+
+// Processes and ranks compare what their neighbours expect of them.
+TEST_F(PipelineOfARun, AgreesOnTheSchedule) {
+  const auto lines = [&](const Strings& settings) {
+    Strings all{"devices=host:2", "parallel.pipeline=2"};
+    all.insert(all.end(), settings.begin(), settings.end());
+    const Trainer trainer(config(all));
+    EXPECT_EQ(agreement_of(trainer.plans()[0]), agreement_of(trainer.plans()[1]));
+    return agreement_of(trainer.plan());
+  };
+  const auto same = lines({});
+  EXPECT_EQ(lines({"tiers.device=40MiB", "tiers.host=40MiB"}), same);
+  for (const char* differs :
+       {"parallel.chunks=2", "parallel.pipeline_schedule=gpipe", "parallel.pipeline_group=4"})
+    EXPECT_NE(lines({differs}), same) << differs;
+}
+
+}  // namespace
+}  // namespace zg

@@ -6,6 +6,7 @@
 #include <functional>
 #include <mutex>
 #include <numeric>
+#include <span>
 #include <type_traits>
 
 #include "train/drives.hpp"
@@ -347,8 +348,11 @@ void Trainer::read_data(const RunConfig& config, ModelConfig& model) {
 
 std::vector<double> Trainer::sum_of_processes(std::vector<double> mine) {
   std::vector<double> sum(mine.size());
-  for (const std::vector<double>& theirs : processes_.all_gather(mine)) {
-    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += theirs[i];
+  for (std::size_t first = 0; first < sum.size(); first += Processes::kMost) {
+    const auto part = std::span(mine).subspan(first, std::min(Processes::kMost, sum.size() - first));
+    for (const std::vector<double>& theirs : processes_.all_gather(part)) {
+      for (std::size_t i = 0; i < part.size(); ++i) sum[first + i] += theirs[i];
+    }
   }
   return sum;
 }

@@ -146,7 +146,8 @@ const Keys& zero_keys() {
       {kQuantizedGradients, BoolSpec{},
        "Gradients are summed from integers of `parallel.quantized_gradient_bits` bits with a scale for each "
        "256 of them: an eighth of the bytes with 4 bits, a quarter with 8. What a rank sends is wrong by at "
-       "most a 14th, or a 254th, of the largest of its 256. With groups of ranks sums are made within a group "
+       "most a 14th, or a 254th, of the largest of its 256. With groups of ranks sums are made within a "
+       "group "
        "first, and then between the groups."},
       {"zero_quantized_nontrainable_weights", refused("frozen weights are kept as they are"),
        "remove the key; zero_quantized_weights gathers them, too, in 8 bits"},
@@ -158,7 +159,8 @@ const Keys& zero_keys() {
        "The same, as MiCS names it; -1: all ranks together.", "all ranks"},
       {"zenflow", refused("its updates are late, here they are exact", Form::kPresence),
        "remove the section; updates overlap with the computation anyway"},
-      {"zeropp_loco_param", refused("quantized gradients are sent without error feedback", Form::kPresence), "remove the section"},
+      {"zeropp_loco_param", refused("quantized gradients are sent without error feedback", Form::kPresence),
+       "remove the section"},
       {kOldState, BoolSpec{}, "DeepSpeed's old form of `\"offload_optimizer\": {\"device\": \"cpu\"}`."},
       {kOldParams, BoolSpec{}, "DeepSpeed's old form of `\"offload_param\": {\"device\": \"cpu\"}`."},
       {"cpu_offload_params", AliasSpec{kOldParams, "another name"}, "Another name of it."},
@@ -169,19 +171,19 @@ const Keys& zero_keys() {
       {"compute_grad_norm", kIgnoredFlag, "the norm is in log.jsonl for every step"},
       {"contiguous_gradients", kIgnoredFlag, "the gradients of a block are one tensor anyway"},
       {"cpu_offload_use_pin_memory", kIgnoredFlag, kPinned},
-      {"elastic_checkpoint", kIgnoredFlag, kNoCheckpoints},
+      {"elastic_checkpoint", kIgnoredFlag, kOwnCheckpoints},
       {"enable_sanity_checks", kIgnoredFlag, "the checks are always on"},
       {"ignore_unused_parameters", kIgnoredFlag, "the models use all of their parameters"},
       {"leaf_module", kIgnoredObject, "a block is fetched as a whole"},
       {"legacy_stage1", kIgnoredFlag, "there is one implementation of all stages"},
-      {"load_from_fp32_weights", kIgnoredFlag, kNoCheckpoints},
+      {"load_from_fp32_weights", kIgnoredFlag, kOwnCheckpoints},
       {"log_trace_cache_warnings", kIgnoredFlag, "the step's plan cannot be invalidated"},
       {"memory_efficient_linear", kIgnoredFlag, "linear layers keep nothing twice"},
       {"mics_hierarchical_params_gather", kIgnoredFlag, kBuckets},
       {"overlap_comm", kIgnoredFlag, "the step's plan says when bytes move, and that changes no result"},
       {"override_module_apply", kIgnoredFlag, "there are no Python modules"},
       {"parameter_alignment", kIgnoredFlag, "every parameter is aligned"},
-      {"pipeline_loading_checkpoint", kIgnoredFlag, kNoCheckpoints},
+      {"pipeline_loading_checkpoint", kIgnoredFlag, kOwnCheckpoints},
       {"reduce_bucket_size", kIgnoredNumber, kBuckets},
       {"reduce_scatter", kIgnoredFlag,
        "gradients are reduce-scattered in any case where a stage shards them"},

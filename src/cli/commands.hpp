@@ -14,5 +14,6 @@ void add_io_bench(CLI::App& app, int& exit_code);
 void add_io_tune(CLI::App& app, int& exit_code);
 void add_trace(CLI::App& app, int& exit_code);
 void add_config(CLI::App& app, int& exit_code);
+void add_checkpoint(CLI::App& app, int& exit_code);
 
 }  // namespace zg::cli

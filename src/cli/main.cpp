@@ -18,7 +18,7 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::strin
   // CLI11 says of a word that is no subcommand only that one is missing, not which word.
   if (!known) {
     what = (first.empty() ? "a subcommand" : first + ": a subcommand") +
-           " is expected: train, generate, probe, io-bench, io-tune, trace or config";
+           " is expected: train, generate, probe, io-bench, io-tune, trace, config or checkpoint";
   }
   std::fprintf(stderr, "ziggurat: %s\n  hint: %s\n", what.c_str(), hint.c_str());
   return 2;
@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
       "  ziggurat io-tune --path /mnt/nvme0\n"
       "  ziggurat trace record configs/quickstart.json -o step.trace\n"
       "  ziggurat config keys --section tiers\n"
+      "  ziggurat checkpoint list runs/quickstart\n"
       "Exit codes: 0 done, 1 a machine or I/O failure, 2 a mistake in flags, configuration or files, 130 "
       "interrupted.");
   int exit_code = 0;
@@ -55,6 +56,7 @@ int main(int argc, char** argv) {
     zg::cli::add_io_tune(app, exit_code);
     zg::cli::add_trace(app, exit_code);
     zg::cli::add_config(app, exit_code);
+    zg::cli::add_checkpoint(app, exit_code);
     app.parse(argc, argv);
     return exit_code;
   } catch (const CLI::ParseError& e) {

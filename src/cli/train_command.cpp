@@ -31,7 +31,8 @@ struct Flags {
   int threads = 0;
   double stall_seconds = 10;
   bool plan = false, verbose = false;
-  std::string trace_file;  // Chrome trace of the whole run; empty: none
+  std::optional<std::string> resume;  // as Trainer::Options has it
+  std::string trace_file;             // Chrome trace of the whole run; empty: none
 };
 
 void make_output_directory(const std::string& directory) {
@@ -82,6 +83,17 @@ void print_sample(const RunConfig& config, const std::string& model_dir) {
               tokenizer->decode(ids).c_str());
 }
 
+// The records of the steps that the checkpoint has, as a run would have left them that did not stop there.
+void go_on_with_log(const Trainer& trainer, const std::string& path) {
+  const std::int64_t done = trainer.first_step();
+  const RunConfig& config = trainer.plan().config;
+  const bool evaluated = done == config.steps || (config.eval_every > 0 && done % config.eval_every == 0);
+  const std::int64_t records = cut_log(path, done, evaluated);
+  if (records < done)
+    log::warning("{} has the records of {} steps, not of the {} that the checkpoint has", path, records,
+                 done);
+}
+
 // All steps of a run that is prepared; the first process leaves log.jsonl, config.json (as resolved) and
 // model/ in the output directory.
 RunSummary run(Trainer& trainer) {
@@ -93,7 +105,9 @@ RunSummary run(Trainer& trainer) {
     if (trainer.processes().number() > 0) return;
     write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
     log::info("ready\n{}", trainer.describe());
-    observers = {&log.emplace(config.output_dir + "/log.jsonl"), &progress.emplace(trainer)};
+    const std::string log_file = config.output_dir + "/log.jsonl";
+    if (trainer.first_step() > 0) go_on_with_log(trainer, log_file);
+    observers = {&log.emplace(log_file, trainer.first_step()), &progress.emplace(trainer)};
   });
   const RunSummary summary = trainer.run(observers);
   progress.reset();
@@ -144,8 +158,11 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
   Trace trace;
   if (!trace_file.empty()) trace.start();
   watchdog.set_file(own_file(config.output_dir + "/state.txt", processes));
-  Trainer trainer(config,
-                  {.trace = &trace, .watchdog = &watchdog, .stop = interrupted, .processes = &processes});
+  Trainer trainer(config, {.trace = &trace,
+                           .watchdog = &watchdog,
+                           .stop = interrupted,
+                           .processes = &processes,
+                           .resume = flags.resume});
   if (flags.plan) {
     if (first) std::fputs(plan_report(trainer).c_str(), stdout);
     return 0;
@@ -167,7 +184,11 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
   try {
     if (!trace_file.empty()) trace.save(trace_file);
     if (first) {
-      std::fputs(final_report(summary, trainer).c_str(), stdout);
+      if (summary.steps > 0) {
+        std::fputs(final_report(summary, trainer).c_str(), stdout);
+      } else {
+        log::info("all {} steps were done before: only the model was saved", config.steps);
+      }
       if (config.sample_tokens > 0 && !summary.stopped && !interrupted())
         print_sample(config, config.output_dir + "/model");
       std::fflush(stdout);
@@ -227,6 +248,16 @@ void add_train(CLI::App& app, int& exit_code) {
       "What to train on: host (the processor), host:4 (four ranks on it), cuda:0 (the first GPU), "
       "cuda:0-3, cuda:0,2 or cuda:all (a rank on each), or auto, instead of the file's; auto is a GPU where "
       "there is one");
+  auto resume_path = std::make_shared<std::string>();
+  CLI::Option* resume =
+      command
+          ->add_option(
+              "--resume", *resume_path,
+              "Go on from a checkpoint: from the newest valid one of checkpoint.path, or from the one "
+              "at PATH, or the newest in PATH. Without any checkpoint the run begins with its first "
+              "step. Comes after the configuration")
+          ->expected(0, 1)
+          ->type_name("[PATH]");
   command
       ->add_option("--threads", flags->threads, "Threads that compute, instead of the file's threads.compute")
       ->check(whole_number(1, 4096));
@@ -259,13 +290,19 @@ void add_train(CLI::App& app, int& exit_code) {
       "  mpirun -n 2 ziggurat train configs/quickstart.json --devices host\n"
       "  ziggurat train configs/quickstart.json --set optimizer.type=Lion --set optimizer.params.lr=3e-4\n"
       "  ziggurat train configs/quickstart.json --set optimizer.overlap=off\n"
+      "  ziggurat train configs/quickstart.json --set checkpoint.every=100 --resume\n"
       "Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face "
-      "layout).\n"
+      "layout),\n"
+      "checkpoints/ where the configuration asks for them (checkpoint.every=STEPS): from these --resume goes "
+      "on "
+      "as if\n"
+      "the run had not stopped.\n"
       "Ctrl-C ends the run after the next step and saves the model; twice ends it at once.\n"
       "SIGUSR1 (kill -USR1 PID) has the run say what every part of it holds, moves and waits for: on stderr, "
       "and in\n"
       "output.dir/state.txt, newest last. The run goes on undisturbed.");
-  command->callback([flags, &exit_code] {
+  command->callback([flags, resume, resume_path, &exit_code] {
+    if (resume->count() > 0) flags->resume = *resume_path;
     if (flags->verbose) log::set_level(log::Level::kDebug);
     if (!flags->devices.empty()) flags->source.overrides.push_back("devices=\"" + flags->devices + "\"");
     if (flags->threads > 0)

@@ -141,8 +141,8 @@ std::vector<Key> other_deepspeed_keys() {
       {"nebula",
        warn("persistent_storage_path persistent_time_interval num_of_version_in_retention enable_nebula_load "
             "load_path"),
-       kNoCheckpoints},
-      {"datastates_ckpt", warn(), kNoCheckpoints},
+       kOwnCheckpoints},
+      {"datastates_ckpt", warn(), kOwnCheckpoints},
       {"prescale_gradients", kIgnoredSwitch,
        "in exact arithmetic it changes nothing, and gradients are summed in fp32 or fp64, and divided once"},
       {"cuda_visible_devices", kIgnored, "DeepSpeed does not read it either: devices says what is used"},
@@ -170,7 +170,6 @@ std::vector<Key> other_deepspeed_keys() {
       {"steps_per_print", kIgnoredNumber, "progress is shown live, and log.jsonl has every step"},
       {"log_level", kIgnoredText, "the program's own flags set it"},
       {"vocabulary_size", kIgnoredNumber, "model.vocab_size, or the tokenizer, says it"},
-      {"checkpoint", kIgnoredObject, kNoCheckpoints},
       {"timers", kIgnoredObject, kTrace},
       {"compile", kIgnoredObject, "there is no PyTorch graph to compile"},
       {"zero_allow_untested_optimizer", kIgnoredFlag, "there are no untested optimizers"},

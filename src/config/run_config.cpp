@@ -184,7 +184,8 @@ std::vector<Key> run_keys() {
           {"data", SectionSpec{data_keys}, "What it is trained on."},
           {"eval", SectionSpec{eval_keys}, "Evaluations."},
           {"sample", SectionSpec{sample_keys}, "Text that is generated at the end."},
-          {"output", SectionSpec{output_keys}, "What the run leaves."}};
+          {"output", SectionSpec{output_keys}, "What the run leaves."},
+          {"checkpoint", SectionSpec{checkpoint_keys}, "Checkpoints, from which a run can be resumed."}};
 }
 
 }  // namespace config
@@ -212,6 +213,7 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   read_zero(root, run);   // after tiers, which say whether nvme_path counts
   read_threads(root, run);
   read_output(root, source, run);
+  read_checkpoint(root, run);
   read_other_deepspeed(root);
   root.finish();
   settle_composition(root, run);

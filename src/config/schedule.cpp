@@ -56,7 +56,7 @@ const Keys& params_keys() {
        "OneCycle: highest beta1 of the cycle."},
       {"decay_mom_rate", &C::decay_mom_rate, NumberSpec{}, "OneCycle: decay of beta1 after the cycle."},
       {"last_batch_iteration", IntSpec{.fallback = -1, .min = -1},
-       "The step that a run goes on from: there are no checkpoints yet, so it is -1."},
+       "The step that a run goes on from: a checkpoint says it (`--resume`), so it is -1."},
   });
   return keys;
 }
@@ -111,9 +111,9 @@ void read_schedule_params(Section& params, const RunConfig& run, ScheduleConfig&
   if (cosine) params.read_into(out, {"warmup_min_ratio", "cos_min_ratio"});
   if (decays || cosine) read_total_steps(params, run, out);
   if (out.kind == Kind::kOneCycle) read_one_cycle(params, run, out);
-  // There are no checkpoints yet from which a run could be resumed.
+  // A checkpoint says from which step a run goes on.
   if (params.integer("last_batch_iteration") != -1) {
-    params.wrong("last_batch_iteration", "-1", "remove the key: every run begins with its first step");
+    params.wrong("last_batch_iteration", "-1", "remove the key: train --resume goes on from a checkpoint");
   }
   params.finish();
 }

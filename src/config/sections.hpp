@@ -11,8 +11,8 @@ namespace zg::config {
 bool has_tiers(Section& root);
 
 // Why some keys of DeepSpeed's have no effect.
-inline constexpr const char* kNoCheckpoints =
-    "there are no checkpoints yet: a run saves its model when it ends";
+inline constexpr const char* kOwnCheckpoints =
+    "checkpoint.every asks for checkpoints, which have a form of their own";
 inline constexpr const char* kTrace = "log.jsonl has the phases of every step, and a trace shows each block";
 
 // run_config.cpp
@@ -43,6 +43,10 @@ void read_scheduler(Section& root, RunConfig& run);
 // parallel.cpp
 const Keys& parallel_keys();
 void read_parallel(Section& root, RunConfig& run);
+
+// checkpoint.cpp. After "output".
+const Keys& checkpoint_keys();
+void read_checkpoint(Section& root, RunConfig& run);
 
 // devices.cpp and threads.cpp
 std::vector<Key> device_keys();

@@ -93,7 +93,8 @@ void StepExecutor::issue(const StepOp& op) {
 
   switch (op.kind) {
     case OpKind::kInitialize:
-      ZG_ASSERT(false, "initialisation is no work of a stream");
+    case OpKind::kSave:
+      ZG_ASSERT(false, "{} is no work of a stream", name_of(op.kind));
       break;
     case OpKind::kUpdate:
       issue_update(op);

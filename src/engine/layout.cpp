@@ -244,6 +244,12 @@ bool Layout::update_rebuilds_weight(std::int32_t u) const {
          unit(u).state_elements == count;
 }
 
+bool Layout::has_frozen(std::int32_t u) const {
+  if (options.groups.empty()) return false;
+  const std::vector<int>& groups = options.groups[static_cast<std::size_t>(u)];
+  return std::find(groups.begin(), groups.end(), kFrozen) != groups.end();
+}
+
 std::int64_t Layout::live_micro_batches() const {
   return options.accumulation == Accumulation::kLayerMajor ? options.micro_batches : 1;
 }

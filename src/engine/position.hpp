@@ -17,7 +17,7 @@ namespace zg {
 // "backward 3.1": the kind, the layer (forward, backward) or unit, and the micro-batch or segment.
 inline std::string text_of(const StepOp& op) {
   const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward;
-  const bool by_segment = op.kind == OpKind::kUpdate || op.kind == OpKind::kInitialize;
+  const bool by_segment = is_by_segment(op.kind);
   return fmt::format("{} {}.{}", name_of(op.kind), of_block ? op.unit - 1 : op.unit,
                      by_segment ? op.segment : op.micro_batch);
 }
@@ -102,6 +102,8 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
   switch (op.kind) {
     case OpKind::kInitialize:
       return "first values of " + unit();
+    case OpKind::kSave:
+      return "checkpoint of " + unit();
     case OpKind::kUpdate:
       return "update of " + unit();
     case OpKind::kFinishGradient:

@@ -38,6 +38,8 @@ std::optional<ProgramStart> ProgramSequence::next() {
       return start(p.evaluate, nullptr);
     case Activity::kEvaluateMore:
       return start(p.evaluate, &p.evaluate);
+    case Activity::kSave:
+      return start(p.save, nullptr);
     case Activity::kStep:
     case Activity::kStepThenPause:
     case Activity::kFlush:
@@ -54,7 +56,9 @@ std::vector<Activity> ProgramSequence::followers() const {
   ZG_ASSERT(main_done_, "an activity is under way");
   if (announced_ == &programs_->step || announced_ == &programs_->first)
     return {Activity::kStep, Activity::kStepThenPause};
-  return {Activity::kStep, Activity::kStepThenPause, Activity::kEvaluate};
+  std::vector<Activity> all{Activity::kStep, Activity::kStepThenPause, Activity::kEvaluate};
+  if (programs_->save.program.op_count() > 0) all.push_back(Activity::kSave);
+  return all;
 }
 
 void note(History& history, Activity activity) {

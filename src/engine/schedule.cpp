@@ -9,25 +9,32 @@ OpKind forward_of(const ScheduleShape& shape, std::int32_t unit, OpKind head) {
   return unit == 0 ? OpKind::kEmbedding : unit == shape.head() ? head : OpKind::kForward;
 }
 
+Schedule each_unit(const ScheduleShape& shape, OpKind kind) {
+  Schedule s;
+  for (std::int32_t u = 0; u <= shape.head(); ++u) s.push_back({kind, u});
+  return s;
+}
+
 }  // namespace
 
 const char* name_of(OpKind kind) {
   static constexpr const char* kNames[] = {
-      "initialize",         "update",          "embedding", "forward", "head",   "loss", "backward",
-      "embedding backward", "finish gradient", "gather",    "send",    "receive"};
+      "initialize", "save", "update",   "embedding",          "forward",
+      "head",       "loss", "backward", "embedding backward", "finish gradient",
+      "gather",     "send", "receive"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
 Schedule initialize_schedule(const ScheduleShape& shape) {
-  Schedule s;
-  for (std::int32_t u = 0; u <= shape.head(); ++u) s.push_back({OpKind::kInitialize, u});
-  return s;
+  return each_unit(shape, OpKind::kInitialize);
+}
+
+Schedule save_schedule(const ScheduleShape& shape) {
+  return each_unit(shape, OpKind::kSave);
 }
 
 Schedule flush_schedule(const ScheduleShape& shape) {
-  Schedule s;
-  for (std::int32_t u = 0; u <= shape.head(); ++u) s.push_back({OpKind::kUpdate, u});
-  return s;
+  return each_unit(shape, OpKind::kUpdate);
 }
 
 // Micro-batches pass through the layers in groups; a whole group passes each layer before the next one.

@@ -137,6 +137,10 @@ HostLease StepExecutor::host_lease(SegmentId segment, Access access) {
 }
 
 void StepExecutor::initialize(const ParamSource& source) {
+  run_initialize([&](const StepOp& op) { initialize(op, source); });
+}
+
+void StepExecutor::run_initialize(const std::function<void(const StepOp&)>& each) {
   leave_program();
   const StepProgram& program = *begin_activity(Activity::kInitialize).program;
   store_.run(&program.program, nullptr);
@@ -147,7 +151,7 @@ void StepExecutor::initialize(const ParamSource& source) {
       const Position::Waiting waiting(*position_, Position::Waits::kForLease);
       store_.acquire_op(nullptr, leases_);
     }
-    initialize(program.ops[static_cast<std::size_t>(i)], source);
+    each(program.ops[static_cast<std::size_t>(i)]);
     position_->issued();
   }
   position_->end_program();

@@ -29,6 +29,8 @@ class Emitter {
     switch (slot.kind) {
       case OpKind::kInitialize:
         return initialize(slot);
+      case OpKind::kSave:
+        return save(slot);
       case OpKind::kUpdate:
         return update(slot);
       case OpKind::kEmbedding:
@@ -93,6 +95,21 @@ class Emitter {
           {{Operand::kWeight, {updated(slot.unit), tier, i == 0 ? Access::kOverwrite : Access::kWrite}},
            {Operand::kState, {layout_.state_segment(slot.unit, i), tier, Access::kOverwrite}}},
           1, i);
+    }
+  }
+
+  // One operation for each segment of state, where the update has it. The weight is read where a part of the
+  // masters is in it, and for what is frozen, with the last segment.
+  void save(const Slot& slot) {
+    const std::int32_t n = layout_.state_segments(slot.unit);
+    const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
+    const AccessStep weight{updated(slot.unit), tier, Access::kRead};
+    if (n == 0) return add(slot, {{Operand::kWeight, weight}});
+    const bool split = layout_.state().format().master == MasterFormat::kSplit;
+    for (std::int32_t i = 0; i < n; ++i) {
+      std::vector<Use> uses{{Operand::kState, {layout_.state_segment(slot.unit, i), tier, Access::kRead}}};
+      if (split || (i == n - 1 && layout_.has_frozen(slot.unit))) uses.push_back({Operand::kWeight, weight});
+      add(slot, uses, 1, i);
     }
   }
 
@@ -216,7 +233,7 @@ class Emitter {
   std::int64_t head_products() const { return products(tied() ? 0 : layout_.head_unit()); }
 
   void add(const Slot& slot, const std::vector<Use>& uses, std::int64_t time = 0, std::int32_t segment = 0) {
-    const bool by_segment = slot.kind == OpKind::kUpdate || slot.kind == OpKind::kInitialize;
+    const bool by_segment = is_by_segment(slot.kind);
     StepOp op{slot.kind, slot.unit, slot.micro_batch, segment, by_segment ? segment == 0 : slot.first};
     accesses_.clear();
     for (const Use& use : uses) {
@@ -271,6 +288,7 @@ StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t, std::int32_t ah
                           layout.is_pipeline() ? stage_schedule(stage, PipelinePass::kEvaluation, false)
                                                : evaluate_schedule(evaluation),
                           true);
+  if (layout.options.saves) save = emitter.emit("save", own(save_schedule(shape), layout), false);
 }
 
 }  // namespace zg

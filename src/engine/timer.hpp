@@ -102,6 +102,7 @@ class StepExecutor::Timer {
   static int phase(OpKind kind) {
     switch (kind) {
       case OpKind::kInitialize:
+      case OpKind::kSave:
       case OpKind::kUpdate:
         return 2;
       case OpKind::kEmbedding:

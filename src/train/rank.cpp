@@ -66,6 +66,11 @@ void Rank::initialize() {
   });
 }
 
+void Rank::restore(const TileVisitor& fill) {
+  engine_->agree(agreement_of(plan_));
+  engine_->restore_state(fill);
+}
+
 Traffic Rank::forecast() const {
   return zg::forecast(*plan_.layout, *plan_.programs, plan_.resident, engine_->history());
 }

@@ -182,7 +182,7 @@ std::string final_report(const RunSummary& r, Trainer& trainer) {
   if (r.loss_scale) {
     t += fmt::format(
         "  skipped steps        {} of {}, their gradients overflowed; the loss scale is {:g} now\n",
-        r.skipped, r.steps, *r.loss_scale);
+        r.skipped, trainer.first_step() + r.steps, *r.loss_scale);
   }
   if (r.val_loss) t += fmt::format("  validation loss      {:.4f}\n", *r.val_loss);
   return t;

@@ -162,6 +162,7 @@ class Planner {
     if (hardware_.gpu) o.device_granule = hardware_.gpu->granule;
     o.state = state_format(config_.optimizer, config_.dtype);
     o.groups = parameter_groups(config_.optimizer, *plan_.model);
+    o.saves = config_.checkpoint.asked();
     // With small budgets segments must be small, since several must fit at once.
     const std::int64_t host = host_.value_or(kGiB);
     o.state_segment_bytes = std::clamp<std::int64_t>(host / 24 / 65536 * 65536, 3 * 65536, 12 * kMiB);
@@ -392,7 +393,10 @@ double RunPlan::flops_per_step() const {
 AfterStep RunPlan::after_step(std::int64_t step, bool stop) const {
   const bool last = stop || step + 1 == config.steps;
   const bool due = last || (config.eval_every > 0 && (step + 1) % config.eval_every == 0);
-  return {.evaluate = due && validation_tokens > 0, .last = last};
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  const bool save = (checkpoint.every > 0 && (step + 1) % checkpoint.every == 0) ||
+                    (checkpoint.regular() && step + 1 == config.steps) || (checkpoint.on_interrupt && stop);
+  return {.evaluate = due && validation_tokens > 0, .last = last, .save = save};
 }
 
 std::int64_t RunPlan::evaluation_batches() const {
@@ -409,6 +413,7 @@ History RunPlan::history(std::int64_t steps) const {
     note(history, after.then() == Then::kPause ? Activity::kStepThenPause : Activity::kStep);
     for (std::int64_t first = 0; after.evaluate && first < batches; first += group)
       note(history, first + group < batches ? Activity::kEvaluateMore : Activity::kEvaluate);
+    if (after.save) note(history, Activity::kSave);
     if (after.last) break;
   }
   note(history, Activity::kFlush);

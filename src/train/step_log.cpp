@@ -1,10 +1,29 @@
+#include <unistd.h>
+
+#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "ziggurat/base/system.hpp"
 #include "ziggurat/train/observers.hpp"
 
 namespace zg {
 
-StepLog::StepLog(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "w"), &std::fclose) {
+std::int64_t cut_log(const std::string& path, std::int64_t step, bool evaluated) {
+  std::ifstream in(path);
+  std::string kept;
+  std::int64_t records = 0;
+  for (std::string line; records < step && std::getline(in, line);) {
+    auto record = nlohmann::ordered_json::parse(line, nullptr, false);
+    if (!record.is_object() || record.value("step", std::int64_t{0}) != records + 1) break;
+    if (++records == step && !evaluated && record.erase("val_loss") > 0) line = record.dump();
+    kept += line + '\n';
+  }
+  write_file_atomically(path, kept);
+  return records;
+}
+
+StepLog::StepLog(const std::string& path, std::int64_t steps_done)
+    : path_(path), file_(std::fopen(path.c_str(), steps_done > 0 ? "a" : "w"), &std::fclose) {
   if (!file_)
     throw Error(Errc::kIo, path, "cannot be written: " + errno_text(errno), "choose another output.dir");
 }
@@ -71,6 +90,11 @@ void StepLog::on_step(const StepRecord& r) {
   if (std::fputs(line.c_str(), file_.get()) < 0 || std::fflush(file_.get()) != 0) {
     throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno), "free space on its file system");
   }
+}
+
+void StepLog::on_checkpoint(std::int64_t) {
+  // Where it fails, a loss of power may cost lines of the log, and a resumed run says so.
+  (void)::fdatasync(fileno(file_.get()));
 }
 
 }  // namespace zg

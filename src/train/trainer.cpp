@@ -12,6 +12,7 @@
 #include "train/drives.hpp"
 #include "train/optimizer_setup.hpp"
 #include "train/roofs.hpp"
+#include "train/run_checkpoints.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
@@ -103,9 +104,8 @@ class Trainer::Loop {
 
   RunSummary run() {
     const auto begin = Clock::now();
-    for (std::int64_t step = 0; step < plan_.config.steps; ++step) {
-      const bool stop = should_stop();
-      const AfterStep after = plan_.after_step(step, stop);
+    for (std::int64_t step = t_.first_step(); step < plan_.config.steps; ++step) {
+      const AfterStep after = what_follows(step);
       StepRecord record;
       record.step = step + 1;
       const UpdateRule rule = t_.rule(state_);
@@ -117,6 +117,10 @@ class Trainer::Loop {
       note(record);
       if (after.evaluate) record.val_loss = summary_.val_loss = t_.evaluate_on(rank_);
       for (TrainObserver* o : observers_) o->on_step(record);
+      if (after.save) {
+        for (TrainObserver* o : observers_) o->on_checkpoint(record.step);
+        t_.save_checkpoint(rank_, record.step, record.result.loss);
+      }
       if (after.last) break;
     }
     summary_.seconds = seconds_between(begin, Clock::now());
@@ -140,12 +144,20 @@ class Trainer::Loop {
   }
 
  private:
-  // All ranks stop where the first rank of any process is asked to.
-  bool should_stop() {
+  // All ranks stop where the first rank of any process is asked to, and save when the first of all finds that
+  // it is time.
+  AfterStep what_follows(std::int64_t step) {
     const bool asked = rank_ == 0 && t_.options_.stop && t_.options_.stop();
-    const bool stop = t_.rank(rank_).engine().sum_over_ranks(asked ? 1 : 0) > 0;
+    const bool due = plan_.rank == 0 && t_.checkpoints_->of(rank_).due();
+    const double mine[] = {asked ? 1.0 : 0.0, due ? 1.0 : 0.0};
+    bool stop = false, save = false;
+    for (const std::vector<double>& of : t_.rank(rank_).engine().of_all_ranks(mine))
+      stop = stop || of[0] > 0, save = save || of[1] > 0;
     if (stop && plan_.rank == 0) log::warning("interrupted: this step is the last one");
-    return summary_.stopped = stop;
+    summary_.stopped = stop;
+    AfterStep after = plan_.after_step(step, stop);
+    after.save = after.save || save;
+    return after;
   }
   // What all ranks of this process have together counts once.
   void note_process() {
@@ -380,10 +392,37 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     const auto gather_ahead = static_cast<std::int32_t>(processes_.all_gather({&mine, 1}).front().front());
     while (static_cast<int>(plans_.size()) < config.device.ranks) plan_next(gather_ahead);
     add_up();
+    go_on_from_checkpoint();
   });
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::go_on_from_checkpoint() {
+  checkpoints_ =
+      std::make_unique<RunCheckpoints>(plans_, *data_, processes_, options_.resume, options_.files);
+  if (resumed_from() == nullptr) return;
+  const CheckpointManifest& m = resumed_from()->manifest();
+  for (StepState& state : states_) {
+    state.updates = m.updates, state.skipped = m.skipped;
+    if (state.scaler && m.scaler) state.scaler->restore(*m.scaler);
+  }
+}
+
+std::int64_t Trainer::first_step() const {
+  return checkpoints_->first_step();
+}
+const Checkpoint* Trainer::resumed_from() const {
+  return checkpoints_->from();
+}
+
+void Trainer::save_checkpoint(int r, std::int64_t step, double loss) {
+  const StepState& state = states_[static_cast<std::size_t>(r)];
+  CheckpointManifest m;
+  m.step = step, m.updates = state.updates, m.skipped = state.skipped, m.loss = loss;
+  if (state.scaler) m.scaler = state.scaler->state();
+  checkpoints_->of(r).save(m);
+}
 
 // The first process tokenises a text before the others look for it, so that those that share its directory
 // find the tokens.
@@ -457,6 +496,7 @@ void Trainer::open_node() {
   ZG_ASSERT(node_ == nullptr, "the drives are open");
   processes_.together(
       [&] { node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog, processes_); });
+  processes_.together([&] { checkpoints_->prepare(); });
 }
 
 // All processes measure at the same time, so that each finds its share of the machine.
@@ -519,13 +559,17 @@ void Trainer::start(const std::vector<double>& drive_shares) {
                                  gpus_.empty() ? nullptr : gpus_[static_cast<std::size_t>(r)].device.get(),
                                  comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
                                  trace_of(r), options_.watchdog));
+      checkpoints_->add_rank(plans_[static_cast<std::size_t>(r)], rank(r).engine());
     }
     if (ranks() > 1 && options_.watchdog != nullptr) {
       std::vector<const StepExecutor*> engines;
       for (const auto& one : ranks_) engines.push_back(&one->engine());
       watched_ = options_.watchdog->watch(part_of(std::move(engines)));
     }
-    on_ranks([this](int r) { rank(r).initialize(); });
+    on_ranks([this](int r) {
+      if (resumed_from() == nullptr) return rank(r).initialize();
+      rank(r).restore(tiles_of(*resumed_from(), *plans_[static_cast<std::size_t>(r)].layout));
+    });
     add_up();
   });
 }
@@ -688,6 +732,7 @@ std::string Trainer::describe() const {
     text += fmt::format("\nmemory     {} of the host tier taken, {} in huge pages", format_bytes(got.taken),
                         format_bytes(got.huge));
   }
+  text += "\nsaves      " + checkpoints_->describe();
   return text + "\nthreads    " + (node_ != nullptr ? node_->cores() : plan().cores).describe();
 }
 

@@ -292,6 +292,28 @@ TEST_F(ProcessesTest, AProcessThatIsKilledEndsAllOthers) {
   EXPECT_EQ(files_on_the_drive(), 0u);
 }
 
+// Each process writes what its ranks hold, and a run of any number of processes with as many ranks goes on.
+TEST_F(ProcessesTest, ACheckpointOfProcessesGoesOnInOne) {
+  const Strings more{"steps=8", "checkpoint.every=2", "tiers.device=700KiB"};
+  const Outcome whole = run_in(mpirun(2), train_words("host:2", "whole", more));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  EXPECT_EQ(count(whole.err, "info: checkpoint "), 4u) << whole.err;
+  const Outcome first = run_in(mpirun(2), train_words("host:2", "parts", more + Strings{"steps=4"}));
+  ASSERT_EQ(first.code, 0) << first.err;
+  const Outcome one = run(train_words("host:4", "parts", more + Strings{"steps=6"}) + Strings{"--resume"});
+  ASSERT_EQ(one.code, 0) << one.err;
+  const Outcome two = run_in(mpirun(2), train_words("host:2", "parts", more) + Strings{"--resume"});
+  ASSERT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(count(two.err, "resumes from"), 1u) << two.err;
+  expect_same("whole", "parts");
+  // Damage is one message of all.
+  fs::remove(path("parts/checkpoints/0004-step-8/rank-00002.safetensors"));
+  const Outcome damaged = run_in(mpirun(2), train_words("host:2", "parts", more) + Strings{"--resume"});
+  EXPECT_EQ(damaged.code, 2);
+  EXPECT_EQ(count(damaged.err, "ziggurat: "), 1u) << damaged.err;
+  EXPECT_HAS(damaged.err, "rank-00002.safetensors: is missing");
+}
+
 // A run of one process removes what one of several has left.
 TEST_F(CliTest, WhatProcessesHaveLeftIsReclaimed) {
   fs::create_directories(path("disk/ziggurat-process-1"));

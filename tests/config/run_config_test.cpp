@@ -179,7 +179,8 @@ TEST_F(ConfigTest, DeepSpeedSectionsMeanWhatTheyMeanThere) {
                                    "aio.overlap_events",
                                    "wall_clock_breakdown",
                                    "tensorboard",
-                                   "checkpoint",
+                                   "checkpoint.load_universal",
+                                   "checkpoint.tag_validation",
                                    "zero_allow_untested_optimizer"}));
 }
 
@@ -241,6 +242,8 @@ TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
     "parallel": {"tensor": 1, "pipeline": 1, "sequence": false}, "accumulation": "micro_batch_major",
     "eval": {"every": 3, "batches": 4}, "sample": {"tokens": 5, "prompt": "In the"}, "output": {"dir": "out"},
     "data": {"validation": "valid.txt", "tokenizer": {"gpt2": "tok"}, "token_dtype": "uint32", "seq_len": 64},
+    "checkpoint": {"every": 5, "every_seconds": 0.5, "keep": 3, "on_interrupt": false, "path": "safe",
+                   "allow": ["seed", "optimizer.params.lr"]},
     "seed": 0
   })");
   EXPECT_EQ(run.warnings, Strings{});
@@ -271,12 +274,31 @@ TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
   EXPECT_EQ(run.sample_tokens, 5);
   EXPECT_EQ(run.sample_prompt, "In the");
   EXPECT_EQ(run.output_dir, "out");
+  EXPECT_EQ(run.checkpoint.every, 5);
+  EXPECT_EQ(run.checkpoint.every_seconds, 0.5);
+  EXPECT_EQ(run.checkpoint.keep, 3);
+  EXPECT_FALSE(run.checkpoint.on_interrupt);
+  EXPECT_EQ(run.checkpoint.path, "safe");
+  EXPECT_EQ(run.checkpoint.allow, (Strings{"seed", "optimizer.params.lr"}));
   EXPECT_EQ(run.data.validation, "valid.txt");
   EXPECT_EQ(run.data.tokenizer.kind, TokenizerConfig::Kind::kGpt2);
   EXPECT_EQ(run.data.tokenizer.directory, "tok");
   EXPECT_EQ(run.data.token_dtype, DType::kI32);
   EXPECT_EQ(run.data.seq_len, 64);
   EXPECT_EQ(run.seed, 0u);
+}
+
+TEST_F(ConfigTest, CheckpointsAreWrittenWhereTheyAreAskedFor) {
+  const CheckpointConfig none = load_over("{}").checkpoint;
+  EXPECT_FALSE(none.asked());
+  EXPECT_EQ(none.path, "runs/base/checkpoints");
+  const CheckpointConfig some = load_set({"checkpoint.every=10", "output.dir=there"}).checkpoint;
+  EXPECT_TRUE(some.regular() && some.on_interrupt);
+  EXPECT_EQ(some.keep, 1);
+  EXPECT_EQ(some.path, "there/checkpoints");
+  const CheckpointConfig last = load_set({"checkpoint.on_interrupt=true"}).checkpoint;
+  EXPECT_TRUE(last.asked());
+  EXPECT_FALSE(last.regular());
 }
 
 // A drive's own section replaces the common one, also where it says nothing.

@@ -43,6 +43,9 @@ HELPS = {
     "ziggurat io-tune": "ziggurat io-tune --help",
     "ziggurat trace": "ziggurat trace --help ; ziggurat trace record --help ; ziggurat trace show --help ; "
                       "ziggurat trace replay --help",
+    "ziggurat checkpoint": "ziggurat checkpoint --help ; ziggurat checkpoint list --help ; "
+                           "ziggurat checkpoint show --help ; ziggurat checkpoint verify --help ; "
+                           "ziggurat checkpoint discard --help",
     "ziggurat config": "ziggurat config --help ; ziggurat config keys --help",
     "config_docs.py": "tools/config_docs.py --help",
     "gpt2_124m.py": "python bench/gpt2_124m.py --help",
@@ -79,6 +82,7 @@ MODEL = ("--set model.n_layer=1 --set model.n_embd=32 --set model.n_head=2 --set
 SMALL = (f"--devices host {MODEL} --set eval.every=0 --set eval.batches=1 --set data.train=text.txt "
          "--set sample.tokens=4")
 TRAIN = f"ziggurat train configs/quickstart.json --steps 1 {SMALL}"
+CHECKPOINT = "--set checkpoint.every=100"
 NO_GPT2_FILES = "--set data.train=text.txt --set data.tokenizer=bytes --set data.validation=0"
 # io-bench and io-tune in small.
 PIECE = {"--size": "1MiB", "--seconds": "0.05"}
@@ -143,6 +147,18 @@ ROWS = (
         "mpirun -n 2 ziggurat train configs/quickstart.json --devices host:2 --set train_micro_batch_size_per_gpu=4",
         "mpirun -n 2 ziggurat train configs/quickstart.json --devices host", "mpirun --bind-to none",
         "mpirun --mca odls_base_sigkill_timeout 30", "kill -USR2 PID"), why="tests/cli trains under it", foreign=True),
+    Row("train_checkpoints", ("ziggurat train configs/quickstart.json --set checkpoint.every=100",), files=BOOK,
+        set={"--steps": "1"}, more=SMALL, expect=("checkpoint runs/quickstart/checkpoints/0001-step-1",)),
+    Row("train_resume", ("ziggurat train configs/quickstart.json --set checkpoint.every=100 --resume",), files=BOOK,
+        before=(f"{TRAIN} {CHECKPOINT}",), set={"--steps": "1"}, more=SMALL, expect=("resumes from runs/quickstart",)),
+    Row("checkpoint", ("ziggurat checkpoint list runs/quickstart", "ziggurat checkpoint show runs/quickstart *",
+                       "ziggurat checkpoint verify runs/quickstart"), files=BOOK,
+        before=(f"{TRAIN} {CHECKPOINT}",)),
+    Row("checkpoint_discard", ("ziggurat checkpoint discard runs/quickstart/*",), files=BOOK,
+        before=(f"{TRAIN} {CHECKPOINT}",), expect=("removed runs/quickstart/checkpoints/0001-step-1",),
+        replace={"runs/quickstart/checkpoints/0003-step-300": "runs/quickstart/checkpoints/0001-step-1"}),
+    Row("checkpoint_discard_all", ("ziggurat checkpoint discard --all runs/quickstart",), files=BOOK,
+        before=(f"{TRAIN} {CHECKPOINT}",), expect=("removed runs/quickstart/checkpoints/0001-step-1",)),
     Row("train", ("ziggurat train configs/quickstart.json", "ziggurat train configs/quickstart.json *"), files=BOOK,
         replace={"optimizer.state=STATE": "optimizer.state=bf16"}, set={"--steps": "1"}, more=SMALL),
     Row("train_again", ("ziggurat train runs/quickstart/config.json",), files=BOOK, before=(TRAIN,)),
@@ -205,7 +221,8 @@ ROWS = (
         "ziggurat trace record configs/quickstart.json --set devices=host -o step.json",),
         instead=("ziggurat trace replay step.json --host 25% --direct",)),
     Row("signals", ("kill -USR1 PID", "kill -9"), why="tests/cli and tests/io send them", foreign=True),
-    Row("names", ("ziggurat train", "ziggurat io-bench", "ziggurat io-tune", "ziggurat trace", "build/ziggurat",
+    Row("names", ("ziggurat train", "ziggurat io-bench", "ziggurat io-tune", "ziggurat trace",
+                  "ziggurat checkpoint", "build/ziggurat",
                   "bench_drive_bound", "bench_gpu_kernels", "bench_io_depth", "bench_io_priority", "bench_optimizer",
                   "bench_store_overlap", "bench_store_stream", "bench_train_step", "bench_update_stream",
                   "tools/ptxas.sh", "tests/tools/documented_rows.py", "tests/tools/documents.py"), why=NAMED),

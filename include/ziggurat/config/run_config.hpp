@@ -11,6 +11,7 @@
 
 #include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/dtype.hpp"
+#include "ziggurat/config/checkpoint.hpp"
 #include "ziggurat/data/options.hpp"
 #include "ziggurat/device/options.hpp"
 #include "ziggurat/engine/options.hpp"
@@ -149,6 +150,7 @@ struct RunConfig {
   AioConfig aio;
   TierConfig tiers;
   ThreadsConfig threads;
+  CheckpointConfig checkpoint;
   std::string output_dir;          // by default "runs/" and the name of the first file
   std::int64_t sample_tokens = 0;  // tokens of text generated at the end; 0: none
   std::string sample_prompt;

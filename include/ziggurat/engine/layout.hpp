@@ -40,6 +40,7 @@ struct LayoutOptions {
   // Bits of weights and of gradients on their way between ranks, 8 or 4; 0: they are sent as they are.
   int weight_bits = 0, gradient_bits = 0;
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
+  bool saves = false;                  // the run may save its state between steps (StepExecutor::save_state)
 
   RankPlace place() const { return {sharding, parts}; }
   SequencePart sequence_part() const { return {parts.context, place().context_part(), parts.context_method}; }
@@ -127,6 +128,9 @@ struct Layout {
   // Whether the update rebuilds the whole weight of the unit from its master, so that the weight's content
   // may be dropped before the update.
   bool update_rebuilds_weight(std::int32_t unit) const;
+
+  // Whether some parameter of the unit is not trained.
+  bool has_frozen(std::int32_t unit) const;
 
   // Device memory besides the tensors: scratch of the largest operation, tokens, sums.
   std::int64_t workspace_bytes() const;

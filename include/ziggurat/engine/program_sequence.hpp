@@ -23,6 +23,7 @@ enum class Activity : std::uint8_t {
   kFlush,          // the deferred updates, if any wait: before weights or state are read
   kEvaluate,       // one group of micro-batches, after the deferred updates, if any wait
   kEvaluateMore,   // the same; another evaluation is certain to follow
+  kSave,           // weights and state are read for a checkpoint, after the deferred updates, if any wait
 };
 
 enum class Then { kTrain, kPause };  // what follows a step: certainly another step, or anything

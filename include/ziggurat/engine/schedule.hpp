@@ -13,6 +13,7 @@ namespace zg {
 
 enum class OpKind : std::uint8_t {
   kInitialize,  // a unit's first weights and optimizer state
+  kSave,        // a unit's state is read for a checkpoint
   kUpdate,      // the optimizer, over a unit's state
   kEmbedding,   // tokens -> input of the first block
   kForward,     // one block, one micro-batch
@@ -72,6 +73,7 @@ struct Slot {
 using Schedule = std::vector<Slot>;
 
 Schedule initialize_schedule(const ScheduleShape& shape);
+Schedule save_schedule(const ScheduleShape& shape);
 // A training step. `updates`: whether it contains updates, those of the step before (deferred) or its own
 // (early). With separate updates it never does.
 Schedule train_schedule(const ScheduleShape& shape, bool updates);

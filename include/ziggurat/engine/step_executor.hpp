@@ -27,6 +27,21 @@ namespace zg {
 // file.
 using ParamSource = std::function<void(const Param& param, std::int64_t begin, std::int64_t end, float* out)>;
 
+// A run of elements of a parameter with all that is kept of them, in host memory. Of a frozen parameter that
+// is its weight, as `master` in the model's type.
+struct StateTile {
+  std::int32_t unit = 0;
+  const Param* param = nullptr;
+  bool frozen = false;
+  // Elements [first, first + count) of the parameter; they begin at a multiple of kQuantBlock, and end at one
+  // or at the parameter's end.
+  std::int64_t first = 0, count = 0;
+  View master = {};     // [1, count], fp32 (fp64 with fp64 models), whatever the MasterFormat
+  View moment[2] = {};  // [1, count] as StateFormat keeps them; int8's codes: rounded up to whole blocks
+  View scale[2] = {};   // int8: [1, blocks]
+};
+using TileVisitor = std::function<void(const StateTile& tile)>;
+
 // What an update applies. The caller keeps the learning rate schedule and the count of updates.
 struct UpdateRule {
   UpdateParams params;  // lr, betas, ..., step; the engine sets grad_scale, skip and random
@@ -86,6 +101,14 @@ class StepExecutor {
 
   // Fills the master weights, and from them the weights, and zeroes the moments. Once, before the first step.
   void initialize(const ParamSource& source);
+
+  // Instead of initialize(): `fill` writes all values of each tile, as save_state() has shown them.
+  void restore_state(const TileVisitor& fill);
+
+  // Shows all that a later run needs to go on from here, segment by segment, in ascending order of each
+  // parameter's elements: what this rank holds of all parameters. Only after a step with Then::kPause, and
+  // with LayoutOptions::saves.
+  void save_state(const TileVisitor& take);
 
   // With several ranks, every rank makes the same calls. Each has micro-batches of its own, and losses, norms
   // and counts of tokens are those of all. Ranks that differ only in the stage of a pipeline or in their part
@@ -174,6 +197,14 @@ class StepExecutor {
   void visit_state(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                    Weights weights, const StateVisitor& visit);
   void initialize(const StepOp& op, const ParamSource& source);
+  void run_initialize(const std::function<void(const StepOp&)>& each);
+  void restore(const StepOp& op, const TileVisitor& fill);
+  void save(const StepOp& op, const TileVisitor& take);
+  using RangeVisitor =
+      std::function<void(const Layout::StateRange& range, std::int64_t first, std::int64_t count)>;
+  void visit_ranges(const StepOp& op, const RangeVisitor& visit);
+  using FrozenVisitor = std::function<void(const Param& param, std::int64_t first, std::int64_t count)>;
+  void visit_frozen(const StepOp& op, const FrozenVisitor& visit);
   Lease& lease(const StepOp& op, Operand operand);
   HostLease on_host(Lease lease, Tier tier, Access access);
   HostLease host_lease(SegmentId segment, Access access);

@@ -29,11 +29,16 @@ enum class Operand : std::uint8_t {
 };
 inline constexpr std::size_t kOperands = 11;
 
+// Whether there is an operation for each segment of the unit's state, or one where the unit has none.
+constexpr bool is_by_segment(OpKind kind) {
+  return kind == OpKind::kUpdate || kind == OpKind::kInitialize || kind == OpKind::kSave;
+}
+
 struct StepOp {
   OpKind kind = OpKind::kForward;
   std::int32_t unit = 0;
   std::int32_t micro_batch = 0;
-  std::int32_t segment = 0;  // kUpdate, kInitialize: the segment of the unit's state
+  std::int32_t segment = 0;  // is_by_segment(): the segment of the unit's state
   bool first = false;        // the first to add to its accumulator, or the first segment of its unit
   // By operand: the number of its access within the operation. -1: the operation does not have the operand.
   std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
@@ -56,6 +61,7 @@ struct StepPrograms {
   StepProgram step;        // deferred: a step with the updates of the step before; early: with its own
   StepProgram flush;       // the updates alone; deferred: at pauses, separate: after every step
   StepProgram evaluate;    // forward and loss
+  StepProgram save;        // with LayoutOptions::saves: reads weights and state between two steps
 };
 
 }  // namespace zg

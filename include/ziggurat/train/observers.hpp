@@ -8,12 +8,19 @@
 
 namespace zg {
 
+// Cuts log.jsonl behind the record of a step, at once or not at all, and returns how many records it has
+// then. A record that was written only in part is cut off, too. The last record loses its val_loss unless
+// `evaluated`: a run that ends there evaluates, one that goes on does not. Throws Error(kIo).
+std::int64_t cut_log(const std::string& path, std::int64_t step, bool evaluated);
+
 // Writes log.jsonl, one JSON object for each step; docs/training.md has the schema. Each line is flushed, so
-// a run that is killed keeps its log.
+// a run that is killed keeps its log; before a checkpoint all lines are brought to the drive.
 class StepLog final : public TrainObserver {
  public:
-  explicit StepLog(const std::string& path);  // replaces the file; throws Error(kIo)
+  // Replaces the file, or goes on behind the records of the steps that were done. Throws Error(kIo).
+  explicit StepLog(const std::string& path, std::int64_t steps_done = 0);
   void on_step(const StepRecord& record) override;
+  void on_checkpoint(std::int64_t step) override;
 
  private:
   std::string path_;

@@ -26,6 +26,8 @@ class Rank {
   // Fills the weights, from the model directory that the configuration names or at random. Once, before
   // anything else.
   void initialize();
+  // The same with what a checkpoint holds.
+  void restore(const TileVisitor& fill);
   // The forecast for the programs that have run so far, without the engine's own bytes.
   Traffic forecast() const;
 

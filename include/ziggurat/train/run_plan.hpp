@@ -52,7 +52,8 @@ struct Hardware {
 // What follows a step.
 struct AfterStep {
   bool evaluate = false, last = false;
-  Then then() const { return evaluate || last ? Then::kPause : Then::kTrain; }
+  bool save = false;  // a checkpoint
+  Then then() const { return evaluate || last || save ? Then::kPause : Then::kTrain; }
 };
 
 // The plan of one rank. Ranks differ in what their shards hold, and in the stage of a pipeline.

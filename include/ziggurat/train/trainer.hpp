@@ -6,6 +6,9 @@
 //   trainer.run();                 // all steps and evaluations
 //   trainer.save_model("model");
 //
+// With Options::resume a run goes on from a checkpoint (checkpoint.hpp), and run() writes those that the
+// configuration asks for.
+//
 // Each rank has a thread while it works. One thread calls the trainer. With several processes each has a
 // trainer of its own, and all make the same calls; the results are those of all ranks. It throws Error:
 // kUsage for mistakes in the configuration, kMemory for budgets that are too small, kIo and kDevice for
@@ -25,6 +28,9 @@
 
 namespace zg {
 
+class Checkpoint;
+class Files;
+class RunCheckpoints;
 class Trainer;
 
 // One step, for observers. Of several ranks: loss and norm are of the whole batch; bytes are sums; the times
@@ -95,6 +101,7 @@ class TrainObserver {
   virtual void on_step_begin(std::int64_t /*step*/) {}     // from 1
   virtual void on_step_computed(std::int64_t /*step*/) {}  // before evaluation and on_step()
   virtual void on_step(const StepRecord& /*record*/) {}    // after the evaluation, if there was one
+  virtual void on_checkpoint(std::int64_t /*step*/) {}     // before it is written
   virtual void on_end(const RunSummary& /*summary*/) {}
 };
 
@@ -105,6 +112,10 @@ class Trainer {
     Watchdog* watchdog = nullptr;     // outlives the trainer; null: none
     std::function<bool()> stop = {};  // called before each step; if true, that step is the last one
     Processes* processes = nullptr;   // outlive the trainer; null: this process is alone
+    // Goes on from a checkpoint: its directory, or a directory of checkpoints, whose newest valid one counts.
+    // An empty text stands for checkpoint.path, which may have none yet. None: begins with the first step.
+    std::optional<std::string> resume = {};
+    Files* files = nullptr;  // for tests: the file operations of checkpoints; null: the system's
   };
   // Reads model and data, and plans. Opens the context of a GPU, if there is one; takes no other resources.
   explicit Trainer(const RunConfig& config) : Trainer(config, Options()) {}
@@ -155,6 +166,9 @@ class Trainer {
   std::int64_t skipped() const { return states_.front().skipped; }
   // The loss scale of the next step, and how it adapts to overflows. Empty without fp16.
   const std::optional<LossScaler>& loss_scaler() const { return states_.front().scaler; }
+  // Steps that were done before this run: those of the checkpoint that it goes on from.
+  std::int64_t first_step() const;
+  const Checkpoint* resumed_from() const;  // null: the run begins with its first step
   // One line for each decision of the plan, with its reason.
   std::string describe() const;
 
@@ -180,6 +194,8 @@ class Trainer {
   std::vector<double> measure_here();
   std::vector<double> sum_of_processes(std::vector<double> mine);
   UpdateRule rule(const StepState& state) const;
+  void go_on_from_checkpoint();
+  void save_checkpoint(int rank, std::int64_t step, double loss);
   StepResult train_step_of(int rank, std::int64_t step, Then then);
   double evaluate_on(int rank);
   Trace* trace_of(int rank);
@@ -197,6 +213,7 @@ class Trainer {
   std::unique_ptr<Node> node_;
   std::vector<std::unique_ptr<CommRank>> comm_;  // empty: there is one rank
   std::vector<std::unique_ptr<Rank>> ranks_;
+  std::unique_ptr<RunCheckpoints> checkpoints_;
   Watchdog::Registration watched_;  // last, so that nothing is watched that is gone
 };
 

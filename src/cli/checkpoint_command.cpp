@@ -1,0 +1,263 @@
+// `ziggurat checkpoint`: lists, shows, verifies and removes checkpoints.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/train/checkpoint.hpp"
+
+namespace zg::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+struct Flags {
+  std::string path;
+  std::vector<std::string> paths;
+  bool json = false, tensors = false, all = false;
+};
+
+bool is_checkpoint(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path + "/" + kManifestName, error);
+}
+
+// The directory of checkpoints: that one, or the one in a run's output directory.
+std::string directory_at(const std::string& path) {
+  std::error_code error;
+  const std::string inside = path + "/checkpoints";
+  if (list_checkpoints(path).empty() && fs::is_directory(inside, error)) return inside;
+  if (!fs::is_directory(path, error)) {
+    throw Error(Errc::kUsage, path, "is no directory",
+                "name the output.dir of a run, or its directory of checkpoints");
+  }
+  return path;
+}
+
+// The checkpoint that the path names: itself, or the newest in a directory.
+std::string checkpoint_at(const std::string& path) {
+  if (is_checkpoint(path)) return path;
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    const std::vector<CheckpointEntry> all = list_checkpoints(directory_at(path));
+    if (!all.empty()) return all.front().path;
+  }
+  throw Error(Errc::kUsage, path, "is no checkpoint, and has none in it",
+              "name a checkpoint, the output.dir of a run, or its directory of checkpoints");
+}
+
+// All checkpoints that the path names, newest first.
+std::vector<std::string> checkpoints_at(const std::string& path) {
+  if (is_checkpoint(path)) return {path};
+  std::vector<std::string> all;
+  for (const CheckpointEntry& entry : list_checkpoints(directory_at(path))) all.push_back(entry.path);
+  return all;
+}
+
+void print(const Json& json) {
+  std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+}
+
+std::string problem_of(const std::string& path, const std::function<void()>& work) {
+  try {
+    work();
+    return {};
+  } catch (const Error& error) {
+    return error.where() == path ? error.message() : fmt::format("{}: {}", error.where(), error.message());
+  }
+}
+
+Json json_of(const CheckpointManifest& m) {
+  Json j{{"step", m.step},       {"number", m.number},   {"time", m.time},
+         {"bytes", m.bytes()},   {"ranks", m.ranks},     {"updates", m.updates},
+         {"skipped", m.skipped}, {"version", m.version}, {"run", m.run}};
+  if (m.loss == m.loss) j["loss"] = m.loss;
+  return j;
+}
+
+int list(const Flags& flags) {
+  const std::string directory = directory_at(flags.path);
+  Json all = Json::array();
+  std::string text;
+  for (const CheckpointEntry& entry : list_checkpoints(directory)) {
+    Json j{{"path", entry.path}};
+    const std::string problem = problem_of(entry.path, [&] {
+      const CheckpointManifest m = Checkpoint(entry.path).manifest();
+      j.update(json_of(m));
+      text += fmt::format("{}  step {}, {}, {}, loss {:.4f}, {} rank{}\n", entry.path, m.step, m.time,
+                          format_bytes(m.bytes()), m.loss, m.ranks, m.ranks == 1 ? "" : "s");
+    });
+    if (!problem.empty()) {
+      j["problem"] = problem;
+      text += fmt::format("{}  damaged: {}\n", entry.path, problem);
+    }
+    all.push_back(std::move(j));
+  }
+  Json unfinished = Json::array();
+  for (const std::string& path : unfinished_checkpoints(directory)) {
+    unfinished.push_back(path);
+    text += path + "  was not completed; the next run removes it\n";
+  }
+  if (flags.json) {
+    print({{"directory", directory}, {"checkpoints", all}, {"unfinished", unfinished}});
+  } else {
+    std::fputs(
+        text.empty() ? fmt::format("there are no checkpoints in {}\n", directory).c_str() : text.c_str(),
+        stdout);
+  }
+  return 0;
+}
+
+int show(const Flags& flags) {
+  const Checkpoint checkpoint(checkpoint_at(flags.path));
+  const CheckpointManifest& m = checkpoint.manifest();
+  Json j{{"path", checkpoint.path()}};
+  j.update(json_of(m));
+  j["topology"] = {
+      {"ranks", m.ranks}, {"processes", m.processes}, {"shards", m.shards}, {"zero_stage", m.stage}};
+  if (m.scaler) j["loss_scale"] = m.scaler->scale;
+  j["bits"] = Json::object();
+  for (const auto& [key, value] : m.bits) j["bits"][key] = value;
+  j["files"] = Json::array();
+  for (const CheckpointFile& file : m.files)
+    j["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
+  if (flags.tensors) {
+    j["pieces"] = Json::array();
+    for (const Checkpoint::Piece& p : checkpoint.pieces())
+      j["pieces"].push_back({{"tensor", p.tensor},
+                             {"dtype", p.dtype},
+                             {"first", p.first},
+                             {"count", p.count},
+                             {"file", fs::path(p.file).filename().string()}});
+  }
+  if (flags.json) {
+    print(j);
+    return 0;
+  }
+  std::string text = fmt::format(
+      "{}\n  step {} ({} updates, {} skipped), loss {:.4f}, written {} by ziggurat {}\n"
+      "  {} in {} file{}, of {} rank{} in {} process{}, ZeRO stage {}\n  what bits depend on:\n",
+      checkpoint.path(), m.step, m.updates, m.skipped, m.loss, m.time, m.version, format_bytes(m.bytes()),
+      m.files.size(), m.files.size() == 1 ? "" : "s", m.ranks, m.ranks == 1 ? "" : "s", m.processes,
+      m.processes == 1 ? "" : "es", m.stage);
+  for (const auto& [key, value] : m.bits) text += fmt::format("    {}: {}\n", key, value);
+  if (flags.tensors) {
+    text += "  pieces of tensors, in elements:\n";
+    for (const Checkpoint::Piece& p : checkpoint.pieces())
+      text += fmt::format("    {} {} [{}, {}) in {}\n", p.tensor, p.dtype, p.first, p.first + p.count,
+                          fs::path(p.file).filename().string());
+  }
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+int verify(const Flags& flags) {
+  const std::vector<std::string> all = checkpoints_at(flags.path);
+  if (all.empty()) (void)checkpoint_at(flags.path);  // throws
+  Json results = Json::array();
+  int damaged = 0;
+  for (const std::string& path : all) {
+    std::int64_t bytes = 0;
+    const std::string problem = problem_of(path, [&] {
+      const Checkpoint checkpoint(path);
+      bytes = checkpoint.manifest().bytes();
+      checkpoint.verify([&](std::int64_t done) {
+        log::progress(fmt::format("{}: {} of {}", path, format_bytes(done), format_bytes(bytes)));
+      });
+    });
+    log::progress("");
+    damaged += problem.empty() ? 0 : 1;
+    Json j{{"path", path}, {"valid", problem.empty()}};
+    if (!problem.empty()) j["problem"] = problem;
+    results.push_back(std::move(j));
+    if (flags.json) continue;
+    std::printf("%s  %s\n", path.c_str(),
+                problem.empty() ? fmt::format("valid: {} read, all hashes agree", format_bytes(bytes)).c_str()
+                                : ("damaged: " + problem).c_str());
+  }
+  if (flags.json) print({{"checkpoints", results}});
+  if (damaged == 0) return 0;
+  std::fflush(stdout);
+  throw Error(Errc::kUsage, flags.path,
+              fmt::format("{} of {} checkpoint{} {} damaged", damaged, all.size(), all.size() == 1 ? "" : "s",
+                          damaged == 1 ? "is" : "are"),
+              "train --resume passes over what is damaged; ziggurat checkpoint discard removes it");
+}
+
+int discard(const Flags& flags) {
+  std::vector<std::string> gone;
+  for (const std::string& path : flags.paths) {
+    const bool whole = !flags.all || is_checkpoint(path);
+    std::vector<std::string> chosen{path};
+    if (!whole) {
+      const std::string directory = directory_at(path);
+      chosen = unfinished_checkpoints(directory);
+      for (const CheckpointEntry& entry : list_checkpoints(directory)) chosen.push_back(entry.path);
+    }
+    for (const std::string& one : chosen) {
+      discard_checkpoint(one);
+      gone.push_back(one);
+    }
+  }
+  if (flags.json) {
+    print({{"removed", gone}});
+  } else {
+    for (const std::string& path : gone) std::printf("removed %s\n", path.c_str());
+    if (gone.empty()) std::puts("there is nothing to remove");
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("checkpoint", "List, show, verify and remove checkpoints of runs");
+  command->require_subcommand(1);
+  auto flags = std::make_shared<Flags>();
+  const auto add = [&](const char* name, const char* what, int (*run)(const Flags&)) {
+    CLI::App* sub = command->add_subcommand(name, what);
+    sub->add_flag("--json", flags->json, "Print one JSON object");
+    sub->callback([flags, run, &exit_code] { exit_code = run(*flags); });
+    return sub;
+  };
+  constexpr const char* kAny = "A checkpoint, the output.dir of a run, or its directory of checkpoints";
+  CLI::App* sub = add("list", "List the checkpoints of a run, the newest first", list);
+  sub->add_option("DIR", flags->path, "The output.dir of a run, or its directory of checkpoints")->required();
+  sub->footer(
+      "Reads manifests and headers, not the tensors.\nExample:\n  ziggurat checkpoint list runs/quickstart");
+  sub = add("show", "Show one checkpoint: when, of what, and what a resumed run may not change", show);
+  sub->add_option("PATH", flags->path, std::string(kAny) + ", of which the newest is shown")->required();
+  sub->add_flag("--tensors", flags->tensors, "The pieces of all tensors, too");
+  sub->footer("Example:\n  ziggurat checkpoint show runs/quickstart --tensors");
+  sub = add("verify", "Read checkpoints whole, and compare the hashes of all tensors", verify);
+  sub->add_option("PATH", flags->path, std::string(kAny) + ", all of which are read")->required();
+  sub->footer(
+      "Exit code 0: all are valid, 2: something is damaged.\nExample:\n  ziggurat checkpoint verify "
+      "runs/quickstart");
+  sub = add("discard", "Remove checkpoints", discard);
+  sub->add_option("PATH", flags->paths, "Checkpoints; with --all, directories of them")->required();
+  sub->add_flag("--all", flags->all, "All checkpoints of a run, and what was not completed");
+  sub->footer("Example:\n  ziggurat checkpoint discard --all runs/quickstart");
+  command->footer(
+      "A run writes checkpoints where its configuration asks for them (checkpoint.every=STEPS), and train "
+      "--resume goes\n"
+      "on from the newest valid one. A checkpoint is a directory: manifest.json, and a safetensors file of "
+      "each "
+      "rank with\n"
+      "its pieces of the master weights and of the optimizer's moments. It has its name only when it is "
+      "complete.\n"
+      "Examples:\n"
+      "  ziggurat checkpoint list runs/quickstart\n"
+      "  ziggurat checkpoint verify runs/quickstart\n"
+      "  ziggurat checkpoint show runs/quickstart --json");
+}
+
+}  // namespace zg::cli

@@ -1,0 +1,51 @@
+// The section "checkpoint": when a run saves its state, and what a resumed run may change.
+#include "config/sections.hpp"
+
+namespace zg::config {
+
+const Keys& checkpoint_keys() {
+  using C = CheckpointConfig;
+  constexpr const char* kOneForm = "there is one form, which every number of ranks loads";
+  static const Keys keys({
+      {"every", &C::every, IntSpec{}, "Steps between checkpoints; 0: none by steps."},
+      {"every_seconds", &C::every_seconds, NumberSpec{},
+       "Seconds between checkpoints, each after the step that is under way; 0: none by time."},
+      {"keep", &C::keep, IntSpec{.min = 1},
+       "Number of newest checkpoints that are kept. Older ones are removed when a new one is complete."},
+      {"on_interrupt", BoolSpec{}, "Whether a run that is interrupted (Ctrl-C) writes one before it ends.",
+       "`true` where `every` or `every_seconds` asks for checkpoints"},
+      {"path", TextSpec{}, "Directory of the checkpoints. All processes of a run must see it.",
+       "`checkpoints` in `output.dir`"},
+      {"allow", FormSpec{},
+       "Keys that a resumed run may change although results depend on them, by the names that the refusal "
+       "shows.",
+       "`[]`", "list of texts"},
+      {"tag_validation", kIgnoredText, "all ranks agree on a checkpoint before it is written"},
+      {"load_universal", kIgnoredFlag, kOneForm},
+      {"use_node_local_storage", kIgnoredFlag, "all processes write to one directory"},
+      {"parallel_write", kIgnoredObject, "each rank writes its own part in any case"},
+      {"writer", kIgnoredObject, kOneForm},
+  });
+  return keys;
+}
+
+void read_checkpoint(Section& root, RunConfig& run) {
+  CheckpointConfig& out = run.checkpoint;
+  out.path = run.output_dir + "/checkpoints";
+  auto section = root.section("checkpoint");
+  if (!section) return;
+  section->read_into(out);
+  out.on_interrupt = section->has("on_interrupt") ? section->boolean("on_interrupt") : out.regular();
+  out.path = section->text("path", out.path);
+  if (out.path.empty()) section->wrong("path", "a directory");
+  if (const Json* allow = section->find("allow")) {
+    if (!allow->is_array()) section->wrong("allow", "a list of keys, e.g. [\"optimizer.params.lr\"]");
+    for (const Json& key : *allow) {
+      if (!key.is_string()) section->wrong("allow", "a list of keys, e.g. [\"optimizer.params.lr\"]");
+      out.allow.push_back(key.get<std::string>());
+    }
+  }
+  section->finish();
+}
+
+}  // namespace zg::config

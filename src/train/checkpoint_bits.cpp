@@ -1,0 +1,215 @@
+#include "train/checkpoint_bits.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+#include <map>
+#include <set>
+
+#include "train/optimizer_setup.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/io/hash.hpp"
+
+namespace zg {
+namespace {
+
+// After a change of these, sums are made in another order. Results agree to rounding.
+const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context", "devices",
+                                      "processor"};
+// With another number of ranks the same batch is divided in another way.
+const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
+// The tensors of the checkpoint would not be those of the run.
+bool is_fixed(const std::string& key) {
+  return key.rfind("model.", 0) == 0 || key == "optimizer.state" || key == "optimizer.type";
+}
+
+// A hash of windows from all over the data: a text that was changed, or other tokens for it, are found as
+// good as surely, without reading all.
+std::string sample_of(const DataSet& data) {
+  io::Hash hash;
+  Batch batch;
+  for (std::int64_t step = 0; step < 16; ++step) {
+    data.train_batch(0, step, 0, 4, batch);
+    hash.update(batch.ids.data(), static_cast<std::int64_t>(batch.ids.size() * sizeof batch.ids[0]));
+  }
+  return fmt::format("{} tokens, of which a sample has XXH3 {}", data.train_tokens(),
+                     io::hash_text(hash.value()));
+}
+
+std::string instructions() {
+#if defined(__x86_64__)
+  std::string text = "x86-64";
+  if (__builtin_cpu_supports("avx2")) text += " avx2";
+  if (__builtin_cpu_supports("avx512f")) text += " avx512";
+  if (__builtin_cpu_supports("avx512bf16")) text += " avx512bf16";
+  return text;
+#else
+  return "other";
+#endif
+}
+
+class Writer {
+ public:
+  template <class T>
+  void add(const std::string& key, const T& value) {
+    keys_.emplace_back(key, fmt::format("{}", value));
+  }
+
+  void model(const ModelConfig& m) {
+    add("model.arch", m.arch == Arch::kGpt2 ? "gpt2" : "llama");
+    for (const auto& [key, value] :
+         std::initializer_list<std::pair<const char*, std::int64_t>>{{"layers", m.layers},
+                                                                     {"width", m.width},
+                                                                     {"inner", m.inner},
+                                                                     {"heads", m.heads},
+                                                                     {"kv_heads", m.kv_heads},
+                                                                     {"head_size", m.head_size},
+                                                                     {"vocab_size", m.vocab_size},
+                                                                     {"context", m.context}})
+      add(std::string("model.") + key, value);
+    add("model.norm_eps", m.norm_eps);
+    add("model.rope_theta", m.rope_theta);
+    add("model.tied", m.tied);
+  }
+
+  void batch(const RunConfig& c, const DataSet& data) {
+    add("seed", c.seed);
+    add("data.train", sample_of(data));
+    add("data.seq_len", c.data.seq_len);
+    add("train_batch_size", c.data_ranks() * c.micro_batch * c.accumulation_steps);
+    add("train_micro_batch_size_per_gpu", c.micro_batch);
+    add("gradient_accumulation_steps", c.accumulation_steps);
+    add("data_ranks", c.data_ranks());
+    add("parallel.tensor", c.parallel.tensor);
+    add("parallel.context", c.parallel.context);
+    add("zero_optimization.zero_quantized_weights", c.quantize_weights);
+    add("zero_optimization.zero_quantized_gradients",
+        c.quantize_gradients ? fmt::format("{} bits", c.parallel.quantized_gradient_bits) : "false");
+  }
+
+  void precision(const RunConfig& c) {
+    add("precision", name_of(c.dtype));
+    add("communication_data_type", name_of(c.gradient_dtype));
+    add("gradient_clipping", c.gradient_clipping);
+    if (c.dtype == DType::kF16) {
+      const LossScaleConfig& s = c.loss_scale;
+      add("fp16.loss_scale", s.loss_scale);
+      add("fp16.initial_scale_power", s.initial_scale_power);
+      add("fp16.loss_scale_window", s.loss_scale_window);
+      add("fp16.hysteresis", s.hysteresis);
+      add("fp16.consecutive_hysteresis", s.consecutive_hysteresis);
+      add("fp16.min_loss_scale", s.min_loss_scale);
+    }
+    const bool gpu = c.device.kind == DeviceConfig::Kind::kCuda;
+    add("devices", gpu ? "cuda" : "host");
+    if (!gpu) return add("processor", instructions());
+    add("cuda.deterministic", c.device.deterministic);
+    add("cuda.tf32", c.device.tf32);
+    add("cuda.attention", static_cast<int>(c.device.attention));
+  }
+
+  void optimizer(const RunConfig& c) {
+    static constexpr const char* kMoments[] = {"as the master", "bf16", "int8"};
+    const OptimizerConfig& o = c.optimizer;
+    const std::string params = "optimizer.params.";
+    add("optimizer.type", optimizer_name(o));
+    add("optimizer.state",
+        fmt::format("moments {}", kMoments[static_cast<int>(state_format(o, c.dtype).moments)]));
+    add(params + "lr", o.lr);
+    add(params + "betas", fmt::format("{}, {}", o.beta1, o.beta2));
+    add(params + "eps", o.eps);
+    add(params + "weight_decay", o.weight_decay);
+    add(params + "bias_correction", o.bias_correction);
+    add(params + "momentum", fmt::format("{}, dampening {}", o.momentum, o.dampening));
+    add(params + "nesterov", o.nesterov);
+    add(params + "decay", o.decay_all ? "all" : "matrices");
+    std::string groups;
+    for (const ParamGroup& group : o.groups) {
+      for (const std::string& pattern : group.patterns) groups += pattern + " ";
+      groups += group.frozen
+                    ? "frozen; "
+                    : fmt::format("lr x {}, decay {}; ", group.rule.lr_factor,
+                                  group.rule.weight_decay ? fmt::format("{}", *group.rule.weight_decay)
+                                                          : "as the others");
+    }
+    add("optimizer.param_groups", groups.empty() ? "none" : groups);
+  }
+
+  void schedule(const ScheduleConfig& s) {
+    static constexpr const char* kKinds[] = {"Constant", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR",
+                                             "OneCycle"};
+    const std::string params = "scheduler.params.";
+    add("scheduler.type", kKinds[static_cast<int>(s.kind)]);
+    add(params + "warmup_min_lr", s.warmup_min_lr);
+    add(params + "warmup_max_lr", s.warmup_max_lr);
+    add(params + "warmup_num_steps", s.warmup_num_steps);
+    add(params + "warmup_type", s.warmup_linear ? "linear" : "log");
+    add(params + "total_num_steps", s.total_num_steps);
+    add(params + "warmup_min_ratio", s.warmup_min_ratio);
+    add(params + "cos_min_ratio", s.cos_min_ratio);
+    add(params + "cycle",
+        fmt::format("lr {} to {}, decay {} every {}, sizes {} {}, stairs {} {}, momentum {} {} {} {}",
+                    s.cycle_min_lr, s.cycle_max_lr, s.decay_lr_rate, s.decay_step_size,
+                    s.cycle_first_step_size, s.cycle_second_step_size, s.cycle_first_stair_count,
+                    s.cycle_second_stair_count, s.cycle_momentum, s.cycle_min_mom, s.cycle_max_mom,
+                    s.decay_mom_rate));
+  }
+
+  BitKeys take() { return std::move(keys_); }
+
+ private:
+  BitKeys keys_;
+};
+
+}  // namespace
+
+BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
+  Writer writer;
+  writer.model(plan.model_config);
+  writer.batch(plan.config, data);
+  writer.precision(plan.config);
+  writer.optimizer(plan.config);
+  writer.schedule(plan.config.schedule);
+  return writer.take();
+}
+
+std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& run,
+                                      const std::vector<std::string>& allow, const std::string& where) {
+  // A key that one side alone has belongs to a device or a precision, which are compared themselves, or the
+  // program that wrote the checkpoint was older and had no choice there.
+  const std::map<std::string, std::string> now(run.begin(), run.end());
+  std::map<std::string, std::pair<std::string, std::string>> changed;
+  for (const auto& [key, value] : checkpoint) {
+    const auto it = now.find(key);
+    if (it != now.end() && it->second != value) changed[key] = {value, it->second};
+  }
+  const bool other_ranks = changed.count("data_ranks") > 0;
+  std::vector<std::string> notices, refused, fixed;
+  for (const auto& [key, values] : changed) {
+    const std::string text = fmt::format("{} is {}, was {}", key, values.second, values.first);
+    if (kRounding.count(key) > 0 || (other_ranks && kDivision.count(key) > 0)) {
+      notices.push_back(text + ": results agree with an uninterrupted run's to rounding, not to the bit");
+    } else if (is_fixed(key)) {
+      fixed.push_back(text);
+    } else if (std::find(allow.begin(), allow.end(), key) != allow.end()) {
+      notices.push_back(text + ", as checkpoint.allow lets it");
+    } else {
+      refused.push_back(text);
+    }
+  }
+  const auto refuse = [&](const std::vector<std::string>& what, const std::string& hint) {
+    std::string text;
+    for (std::size_t i = 0; i < std::min<std::size_t>(3, what.size()); ++i)
+      text += (i > 0 ? "; " : "") + what[i];
+    if (what.size() > 3) text += fmt::format("; and {} more", what.size() - 3);
+    throw Error(Errc::kUsage, where, "belongs to a run with other settings: " + text, hint);
+  };
+  if (!fixed.empty()) refuse(fixed, "start a new run, or resume with the settings of the checkpoint");
+  if (!refused.empty()) {
+    const std::string key = refused.front().substr(0, refused.front().find(' '));
+    refuse(refused, fmt::format("take them back, or allow them: --set 'checkpoint.allow=[\"{}\"]'", key));
+  }
+  return notices;
+}
+
+}  // namespace zg

@@ -1,0 +1,175 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/io/hash.hpp"
+#include "ziggurat/train/checkpoint.hpp"
+
+namespace zg {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The end of each manifest: the hash of all before it.
+constexpr std::string_view kTail = ",\n  \"xxh3\": \"0123456789abcdef\"\n}\n";
+constexpr std::size_t kDigits = kTail.find('0');
+constexpr const char* kKind = "ziggurat checkpoint";
+
+std::string tail_of(std::string_view before) {
+  std::string tail(kTail);
+  return tail.replace(kDigits, 16, io::hash_text(io::hash_of(before)));
+}
+
+// Reads one object, and says where something is missing or of another type.
+class Reader {
+ public:
+  Reader(const Json& object, std::string where) : object_(object), where_(std::move(where)) {
+    if (!object.is_object()) fail("found no object");
+  }
+  template <class T>
+  T get(const char* key) const {
+    const auto it = object_.find(key);
+    if (it == object_.end()) fail(fmt::format("lacks the key \"{}\"", key));
+    try {
+      return it->get<T>();
+    } catch (const nlohmann::json::exception&) {
+      fail(fmt::format("has a \"{}\" of another type", key));
+    }
+  }
+  std::int64_t count(const char* key) const {
+    const auto it = object_.find(key);
+    if (it == object_.end() || !it->is_number_integer() || it->get<std::int64_t>() < 0)
+      fail(fmt::format("has no whole number \"{}\"", key));
+    return it->get<std::int64_t>();
+  }
+  std::uint64_t hash(const char* key) const {
+    const auto text = get<std::string>(key);
+    if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
+      fail(fmt::format("has a \"{}\" that is no hash", key));
+    return std::stoull(text, nullptr, 16);
+  }
+  const Json& json(const char* key) const {
+    const auto it = object_.find(key);
+    if (it == object_.end()) fail(fmt::format("lacks the key \"{}\"", key));
+    return *it;
+  }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(Errc::kUsage, where_, what, "no version of this program has written this checkpoint");
+  }
+
+ private:
+  const Json& object_;
+  const std::string where_;
+};
+
+void read_files(const Json& files, const std::string& where, CheckpointManifest& out) {
+  const auto wrong = [&](const std::string& what) {
+    throw Error(Errc::kUsage, where, what, "no version of this program has written this checkpoint");
+  };
+  if (!files.is_array()) wrong("has \"files\" that are no list");
+  for (const Json& json : files) {
+    const Reader file(json, where);
+    CheckpointFile f{file.get<std::string>("name"), file.count("bytes"), file.hash("header_xxh3")};
+    if (f.name.empty() || f.name[0] == '.' || f.name.find('/') != std::string::npos)
+      wrong("names a file outside of its directory");
+    out.files.push_back(std::move(f));
+  }
+}
+
+}  // namespace
+
+std::int64_t CheckpointManifest::bytes() const {
+  return std::accumulate(files.begin(), files.end(), std::int64_t{0},
+                         [](std::int64_t sum, const CheckpointFile& file) { return sum + file.bytes; });
+}
+
+std::string CheckpointManifest::text() const {
+  Json j;
+  j["kind"] = kKind;
+  j["format"] = kFormat;
+  j["version"] = version;
+  j["time"] = time;
+  j["run"] = run;
+  j["number"] = number;
+  j["step"] = step;
+  j["updates"] = updates;
+  j["skipped"] = skipped;
+  j["loss"] = std::isfinite(loss) ? Json(loss) : Json();
+  if (scaler) {
+    j["loss_scaler"] = {{"scale", scaler->scale},
+                        {"steps", scaler->steps},
+                        {"last_overflow", scaler->last_overflow},
+                        {"hysteresis", scaler->hysteresis}};
+  }
+  j["topology"] = {{"ranks", ranks}, {"processes", processes}, {"shards", shards}, {"zero_stage", stage}};
+  j["bits"] = Json::object();
+  for (const auto& [key, value] : bits) j["bits"][key] = value;
+  j["config"] = config;
+  j["files"] = Json::array();
+  for (const CheckpointFile& file : files) {
+    j["files"].push_back(
+        {{"name", file.name}, {"bytes", file.bytes}, {"header_xxh3", io::hash_text(file.header_hash)}});
+  }
+  std::string text = j.dump(2, ' ', false, Json::error_handler_t::replace);
+  text.resize(text.size() - 2);  // "\n}", which the tail has
+  return text + tail_of(text);
+}
+
+CheckpointManifest parse_manifest(const std::string& text, const std::string& where) {
+  const auto damaged = [&](const std::string& what) {
+    throw Error(Errc::kUsage, where, what, "the checkpoint is damaged: resume from another one");
+  };
+  if (text.size() <= kTail.size()) damaged(fmt::format("is truncated: it has {} bytes", text.size()));
+  const std::string_view before = std::string_view(text).substr(0, text.size() - kTail.size());
+  const std::string_view tail = std::string_view(text).substr(before.size());
+  const std::string wanted = tail_of(before);
+  if (tail != wanted) {
+    std::string shape(tail);
+    if (shape.replace(kDigits, 16, kTail.substr(kDigits, 16)) != kTail)
+      damaged("does not end as a manifest does: it is truncated, or was changed");
+    damaged(fmt::format("has XXH3 {} at its end, but {} in fact: it was changed", tail.substr(kDigits, 16),
+                        wanted.substr(kDigits, 16)));
+  }
+  const Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded()) damaged("is no JSON");
+  const Reader r(json, where);
+  if (r.get<std::string>("kind") != kKind) r.fail("is no manifest of a checkpoint");
+  if (const std::int64_t format = r.count("format"); format > CheckpointManifest::kFormat || format < 1) {
+    throw Error(
+        Errc::kUsage, where,
+        fmt::format("has format {}; this program knows formats 1 to {}", format, CheckpointManifest::kFormat),
+        "resume with the version of the program that wrote it, or a later one");
+  }
+  CheckpointManifest m;
+  m.version = r.get<std::string>("version");
+  m.time = r.get<std::string>("time");
+  m.run = r.get<std::string>("run");
+  m.number = r.count("number");
+  m.step = r.count("step");
+  m.updates = r.count("updates");
+  m.skipped = r.count("skipped");
+  if (m.updates > m.step || m.skipped != m.step - m.updates)
+    r.fail(fmt::format("counts {} updates and {} skipped steps of {}", m.updates, m.skipped, m.step));
+  m.loss = r.json("loss").is_null() ? std::nan("") : r.get<double>("loss");
+  if (json.contains("loss_scaler")) {
+    const Reader s(r.json("loss_scaler"), where);
+    m.scaler = LossScaler::State{.scale = s.get<double>("scale"),
+                                 .steps = s.count("steps"),
+                                 .last_overflow = s.get<std::int64_t>("last_overflow"),
+                                 .hysteresis = static_cast<int>(s.count("hysteresis"))};
+  }
+  const Reader t(r.json("topology"), where);
+  m.ranks = static_cast<int>(t.count("ranks"));
+  m.processes = static_cast<int>(t.count("processes"));
+  m.shards = static_cast<int>(t.count("shards"));
+  m.stage = static_cast<int>(t.count("zero_stage"));
+  const Reader bits(r.json("bits"), where);
+  for (const auto& [key, value] : r.json("bits").items())
+    m.bits.emplace_back(key, bits.get<std::string>(key.c_str()));
+  m.config = r.get<std::string>("config");
+  read_files(r.json("files"), where, m);
+  return m;
+}
+
+}  // namespace zg

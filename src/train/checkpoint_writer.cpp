@@ -1,0 +1,216 @@
+#include "train/checkpoint_writer.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "train/checkpoint_header.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+const char* safetensors_name(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return "F64";
+    case DType::kF32:
+      return "F32";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kF16:
+      return "F16";
+    default:
+      return "U8";
+  }
+}
+
+// As PyTorch's optimizers call them.
+const char* moment_name(OptimizerKind kind, int which) {
+  if (kind == OptimizerKind::kSgd) return "momentum_buffer";
+  return which == 0 ? "exp_avg" : "exp_avg_sq";
+}
+
+}  // namespace
+
+std::int64_t CheckpointPart::begin(std::int64_t first) const {
+  return kind == Kind::kScale ? first / kQuantBlock : first;
+}
+
+std::int64_t CheckpointPart::count(std::int64_t elements) const {
+  const std::int64_t blocks = (elements + kQuantBlock - 1) / kQuantBlock;
+  return kind == Kind::kScale ? blocks : in_codes ? blocks * kQuantBlock : elements;
+}
+
+View CheckpointPart::of(const StateTile& tile) const {
+  return kind == Kind::kMaster ? tile.master : kind == Kind::kMoment ? tile.moment[which] : tile.scale[which];
+}
+
+std::vector<CheckpointPart> parts_of(const Layout& layout, std::int32_t unit, const Param& param) {
+  using Kind = CheckpointPart::Kind;
+  const std::vector<Param>& params = layout.model->units()[static_cast<std::size_t>(unit)].params;
+  const auto index = static_cast<std::size_t>(&param - params.data());
+  const auto& groups = layout.options.groups;
+  if (!groups.empty() && groups[static_cast<std::size_t>(unit)][index] == kFrozen)
+    return {{param.name, safetensors_name(layout.model->dtype())}};
+  const StateFormat& format = layout.state().format();
+  const bool codes = format.moments == MomentFormat::kInt8;
+  std::vector<CheckpointPart> parts{{param.name, safetensors_name(format.full)}};
+  for (int i = 0; i < format.moment_count; ++i) {
+    const std::string name = param.name + "." + moment_name(format.kind, i);
+    parts.push_back({name, safetensors_name(stored_moment_type(format)), Kind::kMoment, i, codes});
+    if (codes) parts.push_back({name + ".scale", "F32", Kind::kScale, i});
+  }
+  return parts;
+}
+
+std::vector<CheckpointTensor> tensors_of(const Layout& layout) {
+  std::vector<CheckpointTensor> all;
+  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+    for (const Param& param : layout.model->units()[u].params) {
+      for (const CheckpointPart& part : parts_of(layout, static_cast<std::int32_t>(u), param))
+        all.push_back({part.name, part.dtype, part.count(param.count())});
+    }
+  }
+  return all;
+}
+
+HeldRange held_by(const Layout& layout, std::int32_t unit, const Param& param) {
+  const Layout::Elements shard = layout.shard_elements(unit);
+  const std::int64_t first = std::clamp<std::int64_t>(shard.first - param.offset, 0, param.count());
+  const std::int64_t end = std::clamp(shard.first + shard.count - param.offset, first, param.count());
+  return {first, end - first};
+}
+
+RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:05}.safetensors", rank)) {
+  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+    const std::vector<Param>& params = layout.model->units()[u].params;
+    first_param_.push_back(params.data());
+    params_.emplace_back();
+    for (const Param& param : params) {
+      const HeldRange held = held_by(layout, static_cast<std::int32_t>(u), param);
+      params_.back().push_back({pieces_.size(), 0});
+      if (held.count == 0) continue;
+      for (CheckpointPart& part : parts_of(layout, static_cast<std::int32_t>(u), param)) {
+        Piece piece;
+        piece.first = part.begin(held.first);
+        piece.count = part.count(held.count);
+        const bool whole = held.count == param.count() && piece.count == param.count();
+        piece.shape = {piece.count};
+        if (whole && !param.vector) piece.shape = {param.rows, param.cols};
+        const std::int64_t width = part.dtype == "F64"                           ? 8
+                                   : part.dtype == "F32"                         ? 4
+                                   : part.dtype == "BF16" || part.dtype == "F16" ? 2
+                                                                                 : 1;
+        piece.offset = data_bytes_;
+        piece.bytes = piece.count * width;
+        piece.part = std::move(part);
+        data_bytes_ += piece.bytes;
+        pieces_.push_back(std::move(piece));
+        ++params_.back().back().pieces;
+      }
+    }
+  }
+  data_begin_ = static_cast<std::int64_t>(header().size());
+}
+
+// Its length does not depend on the hashes.
+std::string RankFile::header() const {
+  nlohmann::ordered_json notes{{"format", "pt"}}, json;
+  for (const Piece& piece : pieces_)
+    notes[piece.part.name] = fmt::format("{} {}", piece.first, io::hash_text(piece.hash.value()));
+  json["__metadata__"] = std::move(notes);
+  for (const Piece& piece : pieces_) {
+    json[piece.part.name] = {{"dtype", piece.part.dtype},
+                             {"shape", piece.shape},
+                             {"data_offsets", {piece.offset, piece.offset + piece.bytes}}};
+  }
+  std::string text = json.dump();
+  text.resize(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(text.size()), 8)), ' ');
+  const std::uint64_t length = text.size();
+  std::string out(sizeof length, '\0');
+  std::memcpy(out.data(), &length, sizeof length);
+  return out + text;
+}
+
+void RankFile::create(Files& files, const std::string& directory) {
+  file_ = std::make_unique<NewFile>(files, directory + "/" + name_, bytes());
+}
+
+void RankFile::write(const StateTile& tile) {
+  const auto unit = static_cast<std::size_t>(tile.unit);
+  const Slot& param = params_[unit][static_cast<std::size_t>(tile.param - first_param_[unit])];
+  for (std::size_t i = 0; i < param.pieces; ++i) {
+    Piece& piece = pieces_[param.first_piece + i];
+    const View values = piece.part.of(tile);
+    const auto width = static_cast<std::int64_t>(size_of(values.dtype));
+    const std::int64_t at = (piece.part.begin(tile.first) - piece.first) * width;
+    const std::int64_t bytes = values.count() * width;
+    ZG_ASSERT(at == piece.written && at + bytes <= piece.bytes, "{}: {} bytes at {} of {}, {} are there",
+              piece.part.name, bytes, at, piece.bytes, piece.written);
+    file_->write(values.data, bytes, data_begin_ + piece.offset + at);
+    piece.hash.update(values.data, bytes);
+    piece.written += bytes;
+  }
+}
+
+CheckpointFile RankFile::finish() {
+  for (const Piece& piece : pieces_) {
+    ZG_ASSERT(piece.written == piece.bytes, "{}: {} of {} bytes came", piece.part.name, piece.written,
+              piece.bytes);
+  }
+  const std::string text = header();
+  ZG_ASSERT_EQ(static_cast<std::int64_t>(text.size()), data_begin_);
+  file_->write(text.data(), data_begin_, 0);
+  file_->sync_and_close();
+  return {name_, bytes(), io::hash_of(text)};
+}
+
+// The checkpoint exists from the rename on, and lasts from the last sync on. Before the rename everything in
+// it is on the drive.
+void commit_checkpoint(Files& files, const std::string& unfinished, const std::string& path,
+                       const std::string& manifest) {
+  NewFile file(files, unfinished + "/" + kManifestName, static_cast<std::int64_t>(manifest.size()));
+  file.write(manifest.data(), static_cast<std::int64_t>(manifest.size()), 0);
+  file.sync_and_close();
+  if (const int error = files.sync_directory(unfinished); error != 0)
+    throw_io(unfinished, "cannot be brought to the drive", error);
+  if (const int error = files.rename(unfinished, path); error != 0)
+    throw_io(unfinished, "cannot get its name " + path, error);
+  const std::string parent = std::filesystem::path(path).parent_path();
+  if (const int error = files.sync_directory(parent); error != 0)
+    throw_io(parent, "cannot be brought to the drive", error);
+}
+
+void discard_checkpoint(const std::string& path) {
+  std::error_code error;
+  const std::string parent = std::filesystem::path(path).parent_path();
+  const std::string directory = parent.empty() ? "." : parent;
+  const auto is_in = [&](const std::vector<std::string>& paths) {
+    return std::any_of(paths.begin(), paths.end(),
+                       [&](const auto& one) { return std::filesystem::equivalent(one, path, error); });
+  };
+  std::vector<std::string> whole;
+  for (const CheckpointEntry& entry : list_checkpoints(directory)) whole.push_back(entry.path);
+  const bool unfinished = is_in(unfinished_checkpoints(directory));
+  if (!unfinished && !is_in(whole)) {
+    throw Error(Errc::kUsage, path, "is no checkpoint",
+                "name a checkpoint's directory, e.g. runs/quickstart/checkpoints/0001-step-100");
+  }
+  Files& files = system_files();
+  const std::string failed = unfinished ? remove_directory(files, path) : discard_checkpoint(files, path);
+  if (!failed.empty()) throw Error(Errc::kIo, path, "cannot be removed: " + failed);
+}
+
+std::string discard_checkpoint(Files& files, const std::string& path) {
+  const std::string gone = path + kUnfinished + "removed";
+  if (const int error = files.rename(path, gone); error != 0) return path + ": " + errno_text(error);
+  const std::string parent = std::filesystem::path(path).parent_path();
+  if (const int error = files.sync_directory(parent.empty() ? "." : parent); error != 0)
+    return parent + ": " + errno_text(error);
+  return remove_directory(files, gone);
+}
+
+}  // namespace zg

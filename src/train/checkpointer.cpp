@@ -1,0 +1,240 @@
+#include "train/checkpointer.hpp"
+
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+#include <filesystem>
+
+#include "train/checkpoint_header.hpp"
+#include "train/checkpoint_writer.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string now_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+// 64 bits as two numbers that a double holds.
+double high(std::uint64_t value) {
+  return static_cast<double>(value >> 32);
+}
+double low(std::uint64_t value) {
+  return static_cast<double>(value & 0xffffffff);
+}
+std::uint64_t joined(double high_half, double low_half) {
+  return static_cast<std::uint64_t>(high_half) << 32 | static_cast<std::uint64_t>(low_half);
+}
+
+void warn(const std::string& what, const Error& error) {
+  log::progress("");
+  log::warning("{}: {}: {}; the checkpoint before stays", what, error.where(), error.message());
+}
+
+}  // namespace
+
+bool Checkpointer::due() const {
+  const double every = o_.plan->config.checkpoint.every_seconds;
+  return every > 0 && seconds_between(last_, Clock::now()) >= every;
+}
+
+// Makes the directory of the checkpoints, and in it that of the next one.
+std::string Checkpointer::name_unfinished() {
+  const std::string& all = o_.plan->config.checkpoint.path;
+  std::error_code error;
+  fs::create_directories(all, error);
+  if (error) throw_io(all, "cannot be created", error.value());
+  const std::string parent = fs::path(all).parent_path();
+  if (const int failed = o_.files->sync_directory(parent.empty() ? "." : parent); failed != 0)
+    throw_io(parent, "cannot be brought to the drive", failed);
+  const std::string name = all + "/" + checkpoint_name(o_.number, step_) + kUnfinished + o_.run;
+  (void)remove_directory(*o_.files, name);  // of a run that has ended
+  if (const int failed = o_.files->make_directory(name); failed != 0)
+    throw_io(name, "cannot be created", failed);
+  return name;
+}
+
+void Checkpointer::say_progress(std::int64_t done) {
+  if (!leads() || seconds_between(told_, Clock::now()) < 0.5) return;
+  told_ = Clock::now();
+  const double seconds = seconds_between(began_, told_);
+  log::progress(fmt::format(
+      "checkpoint of step {}: {:.0f}%  {}", step_,
+      100 * static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(1, o_.all_bytes)),
+      format_rate(static_cast<double>(done) / std::max(1e-3, seconds))));
+}
+
+// This rank's file; a rank whose shard another one has, too, writes none. Nothing where it failed, which is
+// told. The program of the engine runs to its end in any case.
+std::optional<CheckpointFile> Checkpointer::write_part(const std::string& directory) {
+  const Layout& layout = *o_.plan->layout;
+  if (layout.options.place().sharding.replica() > 0) return CheckpointFile{};
+  std::optional<Error> failure;
+  const auto attempt = [&](const auto& work) {
+    try {
+      if (!failure) work();
+    } catch (const Error& error) {
+      failure = error;
+    }
+  };
+  RankFile file(layout, o_.plan->rank);
+  attempt([&] { file.create(*o_.files, directory); });
+  std::int64_t done = 0;
+  const int shards = layout.options.place().sharding.shards;
+  o_.engine->save_state([&](const StateTile& tile) {
+    attempt([&] { file.write(tile); });
+    done += tile.count * shards * static_cast<std::int64_t>(layout.state().bytes_per_element());
+    say_progress(std::min(done, o_.all_bytes));
+  });
+  std::optional<CheckpointFile> result;
+  attempt([&] { result = file.finish(); });
+  if (failure) warn(fmt::format("no checkpoint of step {}", step_), *failure);
+  return result;
+}
+
+bool Checkpointer::save(const CheckpointManifest& state) {
+  began_ = told_ = Clock::now();
+  step_ = state.step;
+  ++o_.number;
+  const std::string path = o_.plan->config.checkpoint.path + "/" + checkpoint_name(o_.number, step_);
+  const std::string unfinished = path + kUnfinished + o_.run;
+  bool good = true;
+  if (leads()) {
+    try {
+      (void)name_unfinished();
+    } catch (const Error& error) {
+      good = false;
+      warn(fmt::format("no checkpoint of step {}", step_), error);
+    }
+  }
+  good = o_.engine->sum_over_ranks(good ? 0 : 1) == 0;
+  std::vector<CheckpointFile> files;
+  if (good) {
+    const std::optional<CheckpointFile> mine = write_part(unfinished);
+    const CheckpointFile part = mine.value_or(CheckpointFile{});
+    const double numbers[] = {mine ? 1.0 : 0.0, static_cast<double>(part.bytes), high(part.header_hash),
+                              low(part.header_hash)};
+    int rank = 0;
+    for (const std::vector<double>& of : o_.engine->of_all_ranks(numbers)) {
+      good = good && of[0] > 0;
+      if (of[1] > 0)
+        files.push_back({fmt::format("rank-{:05}.safetensors", rank), static_cast<std::int64_t>(of[1]),
+                         joined(of[2], of[3])});
+      ++rank;
+    }
+  }
+  if (leads()) {
+    if (good) good = finish(state, files, unfinished, path);
+    if (!good) (void)remove_directory(*o_.files, unfinished);
+  }
+  good = o_.engine->sum_over_ranks(leads() && !good ? 1 : 0) == 0;
+  last_ = Clock::now();
+  return good;
+}
+
+bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files,
+                          const std::string& unfinished, const std::string& path) {
+  const RunConfig& config = o_.plan->config;
+  CheckpointManifest m = state;
+  m.version = ZG_VERSION;
+  m.time = now_text();
+  m.run = o_.run;
+  m.number = o_.number;
+  m.ranks = config.ranks();
+  m.processes = o_.processes;
+  m.shards = o_.plan->layout->options.sharding.shards;
+  m.stage = static_cast<int>(config.zero_stage);
+  m.bits = *o_.bits;
+  m.config = config.resolved_json;
+  m.files = files;
+  try {
+    commit_checkpoint(*o_.files, unfinished, path, m.text());
+  } catch (const Error& error) {
+    warn(fmt::format("no checkpoint of step {}", step_), error);
+    return false;
+  }
+  const double seconds = seconds_between(began_, Clock::now());
+  log::progress("");
+  log::info("checkpoint {}: {} in {}, {}", path, format_bytes(m.bytes()), format_seconds(seconds),
+            format_rate(static_cast<double>(m.bytes()) / std::max(1e-6, seconds)));
+  remove_old(path);
+  return true;
+}
+
+// The newest ones of all that lie there stay.
+void Checkpointer::remove_old(const std::string& newest) {
+  const CheckpointConfig& config = o_.plan->config.checkpoint;
+  std::int64_t kept = 0;
+  for (const CheckpointEntry& entry : list_checkpoints(config.path)) {
+    if (entry.path == newest || entry.number > o_.number || ++kept < config.keep) continue;
+    const std::string failed = discard_checkpoint(*o_.files, entry.path);
+    if (!failed.empty()) log::warning("an old checkpoint cannot be removed: {}", failed);
+  }
+}
+
+TileVisitor tiles_of(const Checkpoint& checkpoint, const Layout& layout) {
+  return [&](const StateTile& tile) {
+    for (const CheckpointPart& part : parts_of(layout, tile.unit, *tile.param)) {
+      const View to = part.of(tile);
+      checkpoint.read(part.name, part.begin(tile.first), to.count(), to.data);
+    }
+  };
+}
+
+void check_room(const CheckpointConfig& config, std::int64_t bytes) {
+  fs::path at = config.path;
+  struct statvfs fs_stat {};
+  while (::statvfs(at.c_str(), &fs_stat) != 0 && at != "/" && at != ".") {
+    at = fs::path(at).parent_path();
+    if (at.empty()) at = fs::path(".");
+  }
+  const auto free = static_cast<std::int64_t>(fs_stat.f_bavail) * static_cast<std::int64_t>(fs_stat.f_frsize);
+  std::int64_t there = 0;  // they will make room
+  for (const CheckpointEntry& entry : list_checkpoints(config.path)) {
+    std::error_code error;
+    for (fs::directory_iterator file(entry.path, error), end; !error && file != end; file.increment(error)) {
+      std::error_code unknown;
+      const auto size = file->file_size(unknown);
+      if (!unknown) there += static_cast<std::int64_t>(size);
+    }
+  }
+  const std::int64_t needed = (config.keep + 1) * bytes - std::min(there, config.keep * bytes);
+  if (needed <= free) return;
+  throw Error(Errc::kUsage, "checkpoint.path " + config.path,
+              fmt::format("has {} free; checkpoints take {} each, and {} of them, with the one that is being "
+                          "written, {} more",
+                          format_bytes(free), format_bytes(bytes), config.keep + 1, format_bytes(needed)),
+              config.keep > 1 ? "keep fewer (checkpoint.keep), make room, or name another path"
+                              : "make room, or name another path");
+}
+
+std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t bytes) {
+  if (!config.asked())
+    return "none: a kill would lose the whole run (checkpoint.every=STEPS asks for checkpoints)";
+  std::string when, lost;
+  if (config.every > 0) {
+    when = config.every == 1 ? "every step" : fmt::format("every {} steps", config.every);
+    lost = fmt::format("up to {} step{}", config.every, config.every == 1 ? "" : "s");
+  }
+  if (config.every_seconds > 0) {
+    when += (when.empty() ? "every " : " and every ") + format_seconds(config.every_seconds);
+    lost += (lost.empty() ? "up to " : ", or ") + format_seconds(config.every_seconds) + " and a step";
+  }
+  if (config.on_interrupt) when += when.empty() ? "when interrupted" : ", and when interrupted";
+  if (lost.empty()) lost = "the whole run";
+  return fmt::format("{}, {} each, the newest {} in {}: a kill would lose {}", when, format_bytes(bytes),
+                     config.keep == 1 ? "one" : std::to_string(config.keep), config.path, lost);
+}
+
+}  // namespace zg

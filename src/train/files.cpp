@@ -1,0 +1,125 @@
+#include "train/files.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "ziggurat/base/error.hpp"
+
+namespace zg {
+namespace {
+
+int errno_of(int result) {
+  return result == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+int Files::make_directory(const std::string& path) {
+  return errno_of(::mkdir(path.c_str(), 0755));
+}
+
+int Files::create(const std::string& path, std::int64_t bytes, int& fd) {
+  fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd < 0) return errno;
+  if (bytes == 0) return 0;
+  int result;
+  do {
+    result = ::fallocate(fd, 0, 0, bytes);
+  } while (result != 0 && errno == EINTR);
+  // On a file system that cannot reserve space, a full disk shows only when it is written to.
+  if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return 0;
+  const int error = errno;
+  (void)::close(std::exchange(fd, -1));
+  return error;
+}
+
+std::int64_t Files::write(int fd, const void* data, std::int64_t bytes, std::int64_t offset) {
+  const ssize_t n = ::pwrite(fd, data, static_cast<std::size_t>(bytes), offset);
+  return n >= 0 ? n : -errno;
+}
+
+int Files::sync(int fd) {
+  return errno_of(::fsync(fd));
+}
+
+int Files::close(int fd) {
+  return errno_of(::close(fd));
+}
+
+int Files::sync_directory(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return errno;
+  const int error = errno_of(::fsync(fd));
+  (void)::close(fd);
+  return error == EINVAL ? 0 : error;  // a file system whose directories cannot be synced
+}
+
+int Files::rename(const std::string& from, const std::string& to) {
+  return errno_of(::rename(from.c_str(), to.c_str()));
+}
+
+int Files::remove(const std::string& path) {
+  return errno_of(std::remove(path.c_str()));
+}
+
+Files& system_files() {
+  static Files files;  // has no state
+  return files;
+}
+
+void throw_io(const std::string& path, const std::string& what, int error) {
+  throw Error(Errc::kIo, path, what + ": " + errno_text(error),
+              error == ENOSPC || error == EDQUOT ? "make room there, or name another checkpoint.path"
+                                                 : "check the directory, its permissions and its drive");
+}
+
+NewFile::NewFile(Files& files, std::string path, std::int64_t bytes) : files_(files), path_(std::move(path)) {
+  const int error = files_.create(path_, bytes, fd_);
+  if (error == ENOSPC) throw_io(path_, fmt::format("has no room for its {} bytes", bytes), error);
+  check(error, "cannot be created");
+}
+
+NewFile::~NewFile() {
+  if (fd_ >= 0) (void)files_.close(fd_);  // a failure has been reported already
+}
+
+void NewFile::check(int error, const char* what) const {
+  if (error != 0) throw_io(path_, what, error);
+}
+
+void NewFile::write(const void* data, std::int64_t bytes, std::int64_t offset) {
+  const char* p = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const std::int64_t n = files_.write(fd_, p, bytes, offset);
+    if (n == -EINTR) continue;
+    check(n > 0 ? 0 : n < 0 ? static_cast<int>(-n) : EIO, "cannot be written");
+    p += n, offset += n, bytes -= n;
+  }
+}
+
+void NewFile::sync_and_close() {
+  // After a failed sync nobody knows what is on the drive: it is not tried again.
+  check(files_.sync(fd_), "cannot be brought to the drive");
+  check(files_.close(std::exchange(fd_, -1)), "cannot be brought to the drive");
+}
+
+std::string remove_directory(Files& files, const std::string& path) {
+  std::string failed;
+  const auto remove = [&](const std::string& one) {
+    const int error = files.remove(one);
+    if (error != 0 && error != ENOENT && failed.empty()) failed = one + ": " + errno_text(error);
+  };
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(path, error), end; !error && at != end; at.increment(error))
+    remove(at->path());
+  remove(path);
+  return failed;
+}
+
+}  // namespace zg

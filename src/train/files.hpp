@@ -1,0 +1,48 @@
+// The file operations by which a checkpoint comes to be, as a seam for tests: they fail one of them, or
+// record all. Each returns 0 or an errno. Any thread.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace zg {
+
+class Files {
+ public:
+  virtual ~Files() = default;
+  virtual int make_directory(const std::string& path);
+  // A new file of this size, reserved where the file system can do that.
+  virtual int create(const std::string& path, std::int64_t bytes, int& fd);
+  // The bytes written, which may be fewer, or minus an errno.
+  virtual std::int64_t write(int fd, const void* data, std::int64_t bytes, std::int64_t offset);
+  virtual int sync(int fd);
+  virtual int close(int fd);
+  virtual int sync_directory(const std::string& path);
+  virtual int rename(const std::string& from, const std::string& to);
+  virtual int remove(const std::string& path);  // a file, or an empty directory
+};
+
+// The operating system's.
+Files& system_files();
+
+// A file that is written once. Throws Error(kIo) with path and cause.
+class NewFile {
+ public:
+  NewFile(Files& files, std::string path, std::int64_t bytes);
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+  void write(const void* data, std::int64_t bytes, std::int64_t offset);
+  void sync_and_close();
+
+ private:
+  void check(int error, const char* what) const;
+  Files& files_;
+  const std::string path_;
+  int fd_ = -1;
+};
+
+// Removes the directory with the files in it. Returns what could not be removed, and why; empty: all is gone.
+std::string remove_directory(Files& files, const std::string& path);
+[[noreturn]] void throw_io(const std::string& path, const std::string& what, int error);
+
+}  // namespace zg

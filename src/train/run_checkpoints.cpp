@@ -1,0 +1,144 @@
+#include "train/run_checkpoints.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <random>
+
+#include "train/checkpoint_writer.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/io/hash.hpp"
+
+namespace zg {
+namespace {
+
+// A checkpoint itself, not a directory of them.
+bool is_checkpoint(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path + "/" + kManifestName, error) || list_checkpoints(path).empty();
+}
+
+std::string without_slash(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// Says how far the reading of a checkpoint is.
+std::function<void(std::int64_t)> verifying() {
+  return [told = Clock::now()](std::int64_t done) mutable {
+    if (seconds_between(told, Clock::now()) < 0.5) return;
+    told = Clock::now();
+    log::progress(fmt::format("verifying the checkpoint: {}", format_bytes(done)));
+  };
+}
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet& data, Processes& processes,
+                               const std::optional<std::string>& resume, Files* files)
+    : config_(plans.front().config.checkpoint),
+      processes_(processes),
+      files_(files != nullptr ? *files : system_files()) {
+  if (!config_.asked() && !resume) return;
+  bits_ = bit_keys(plans.front(), data);
+  double mine = 0;
+  for (const RunPlan& plan : plans) {
+    if (plan.layout->options.place().sharding.replica() == 0)
+      mine += static_cast<double>(RankFile(*plan.layout, plan.rank).bytes());
+  }
+  for (const std::vector<double>& theirs : processes_.all_gather({&mine, 1}))
+    bytes_ += static_cast<std::int64_t>(theirs[0]);
+  if (resume) open(*resume);
+  if (from_) compare(plans.front());
+  const std::vector<CheckpointEntry> there = list_checkpoints(config_.path);
+  if (!there.empty()) number_ = there.front().number;
+  if (from_) number_ = std::max(number_, from_->manifest().number);
+  std::random_device random;
+  const double own[] = {static_cast<double>(random()), static_cast<double>(random()),
+                        static_cast<double>(number_)};
+  const std::vector<double> first = processes_.all_gather(own).front();
+  run_ =
+      from_
+          ? from_->manifest().run
+          : io::hash_text(static_cast<std::uint64_t>(first[0]) << 32 | static_cast<std::uint64_t>(first[1]));
+  number_ = static_cast<std::int64_t>(first[2]);
+}
+
+// The first process verifies, and tells the others which one it takes.
+void RunCheckpoints::open(const std::string& asked) {
+  const std::string path = without_slash(asked.empty() ? config_.path : asked);
+  const bool first = processes_.number() == 0;
+  double found = -1;  // its number; -1: none
+  processes_.together([&] {
+    if (!first) return;
+    if (!asked.empty() && is_checkpoint(path)) {
+      from_.emplace(path);
+      from_->verify(verifying());
+    } else {
+      from_ = newest_valid(
+          path, [](const std::string& text) { log::warning("{}", text); }, verifying());
+    }
+    log::progress("");
+    if (from_) found = static_cast<double>(from_->manifest().number);
+  });
+  found = processes_.all_gather({&found, 1}).front().front();
+  if (found < 0) {
+    if (first) log::info("there is no checkpoint in {}: the run begins with its first step", path);
+    return;
+  }
+  processes_.together([&] {
+    if (first) return;
+    std::string mine = path;
+    for (const CheckpointEntry& entry : list_checkpoints(path)) {
+      if (entry.number == static_cast<std::int64_t>(found)) mine = entry.path;
+    }
+    from_.emplace(mine);
+  });
+}
+
+void RunCheckpoints::compare(const RunPlan& plan) {
+  const CheckpointManifest& m = from_->manifest();
+  const bool first = processes_.number() == 0;
+  for (const std::string& notice : compare_bits(m.bits, bits_, config_.allow, from_->path())) {
+    if (first) log::warning("{}", notice);
+  }
+  from_->expect(tensors_of(*plan.layout));
+  if (m.step > plan.config.steps) {
+    throw Error(Errc::kUsage, from_->path(),
+                fmt::format("is of step {}, and steps is {}", m.step, plan.config.steps),
+                "raise steps, or resume from an earlier checkpoint");
+  }
+  if (first) {
+    log::info("resumes from {}, written {} after step {} of {} by a run of {} rank{}", from_->path(), m.time,
+              m.step, plan.config.steps, m.ranks, m.ranks == 1 ? "" : "s");
+  }
+}
+
+void RunCheckpoints::prepare() const {
+  if (processes_.number() > 0 || !config_.asked()) return;
+  if (const auto there = list_checkpoints(config_.path); !there.empty() && !from_) {
+    throw Error(Errc::kUsage, config_.path,
+                fmt::format("has a checkpoint of step {}, which a new run would replace", there.front().step),
+                "train --resume goes on from it, ziggurat checkpoint discard removes it, and another "
+                "output.dir leaves it");
+  }
+  for (const std::string& path : unfinished_checkpoints(config_.path)) {
+    const std::string failed = remove_directory(files_, path);
+    failed.empty() ? log::info("removed {}, which was not completed", path)
+                   : log::warning("{} was not completed and cannot be removed: {}", path, failed);
+  }
+  check_room(config_, bytes_);
+}
+
+void RunCheckpoints::add_rank(const RunPlan& plan, StepExecutor& engine) {
+  ranks_.emplace_back(Checkpointer::Options{.plan = &plan,
+                                            .engine = &engine,
+                                            .files = &files_,
+                                            .bits = &bits_,
+                                            .run = run_,
+                                            .processes = processes_.count(),
+                                            .number = number_,
+                                            .all_bytes = bytes_});
+}
+
+}  // namespace zg

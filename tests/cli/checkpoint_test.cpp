@@ -1,0 +1,237 @@
+// Checkpoints as users meet them: Ctrl-C and kill -9, and on from there; the subcommands; damage.
+#include <signal.h>
+#include <sys/time.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <random>
+
+#include "cli/fixture.hpp"
+#include "support/seed.hpp"
+
+namespace zg::cli_test {
+namespace {
+
+using Json = nlohmann::json;
+
+class CheckpointTest : public CliTest {
+ protected:
+  Strings words(const std::string& out, const Strings& settings, const Strings& flags = {}) const {
+    return Strings{"train", "config.json", "--devices", "host"} +
+           sets(Strings{"output.dir=" + out, "checkpoint.every=1"} + settings) + flags;
+  }
+  // The records without times and what depends on where copies are.
+  std::vector<Json> records(const std::string& out) const {
+    std::vector<Json> all = log(out + "/log.jsonl");
+    for (Json& r : all) {
+      for (const char* key : {"step_ms", "tokens_per_s", "mfu", "phase_ms", "stall_ms", "bound_ms",
+                              "bound_by", "peak_bytes", "bytes", "loader_ms", "comm", "ranks"})
+        r.erase(key);
+    }
+    return all;
+  }
+  void expect_same(const std::string& a, const std::string& b) const {
+    EXPECT_EQ(records(a), records(b));
+    EXPECT_TRUE(read(a + "/model/model.safetensors") == read(b + "/model/model.safetensors"));
+  }
+  std::string newest(const std::string& out) const {
+    const Outcome o = run(Strings{"checkpoint", "list", out, "--json"});
+    EXPECT_EQ(o.code, 0) << o.err;
+    const Json list = Json::parse(o.out);
+    return list["checkpoints"].empty() ? "" : list["checkpoints"][0]["path"].get<std::string>();
+  }
+  static int kills() {
+    const char* const asked = std::getenv("ZG_TEST_KILLS");
+    return asked != nullptr ? std::atoi(asked) : 8;
+  }
+};
+
+TEST_F(CheckpointTest, AfterCtrlCTheRunGoesOn) {
+  const Strings settings{"steps=30", "eval.every=7"};
+  ASSERT_EQ(run(words("whole", settings)).code, 0);
+  Launch first{.arguments = words("parts", settings + Strings{"checkpoint.every=1000"})};
+  first.interrupt_at = "step 7:";  // the validation loss
+  const Outcome stopped = run(first);
+  EXPECT_EQ(stopped.code, 130) << stopped.err;
+  EXPECT_HAS(stopped.err, "info: checkpoint parts/checkpoints/0001-step-");
+  const std::size_t done = records("parts").size();
+  ASSERT_LT(done, 30u);
+  const Outcome rest = run(words("parts", settings, {"--resume"}));
+  EXPECT_EQ(rest.code, 0) << rest.err;
+  EXPECT_HAS(rest.err, fmt::format("resumes from parts/checkpoints/0001-step-{}", done));
+  expect_same("whole", "parts");
+  // Once more, with nothing left to do.
+  const Outcome again = run(words("parts", settings, {"--resume"}));
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_HAS(again.err, "all 30 steps were done before");
+  expect_same("whole", "parts");
+}
+
+TEST_F(CheckpointTest, LinesOfTheLogBehindTheCheckpointAreCut) {
+  ASSERT_EQ(run(words("whole", {"steps=9", "eval.every=0"})).code, 0);
+  ASSERT_EQ(run(words("parts", {"steps=4", "eval.every=0", "checkpoint.keep=9"})).code, 0);
+  write("parts/log.jsonl", read("parts/log.jsonl") + "{\"step\": 5, \"loss\": 7}\n{\"step\": 6, \"lo");
+  // From the third step, with a path; the log has the fourth, too.
+  const Outcome rest =
+      run(words("parts", {"steps=9", "eval.every=0"}, {"--resume", "parts/checkpoints/0003-step-3"}));
+  EXPECT_EQ(rest.code, 0) << rest.err;
+  expect_same("whole", "parts");
+  fs::remove(path("parts/log.jsonl"));
+  const Outcome bare = run(words("parts", {"steps=10", "eval.every=0"}, {"--resume"}));
+  EXPECT_EQ(bare.code, 0) << bare.err;
+  EXPECT_HAS(bare.err, "has the records of 0 steps, not of the 9");
+}
+
+// In turns, SIGKILL comes right behind the commit of some checkpoint, and an alarm, which nobody handles, at
+// a random moment: it ends a process as SIGKILL does, nothing in it runs any more. Some fall into a commit,
+// since there is one after each step.
+TEST_F(CheckpointTest, ARunThatIsKilledGoesOnToTheSameBits) {
+  std::mt19937_64 random(test::test_seed(19));
+  struct Kind {
+    const char* name;
+    Strings settings;
+  };
+  fs::create_directories(path("disk"));
+  const Kind kinds[] = {
+      {"memory", {}},
+      {"drive",
+       {"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=disk", "aio.backend=threads"}},
+      {"ranks",
+       {"devices=host:4", "train_batch_size=8", "train_micro_batch_size_per_gpu=1",
+        "zero_optimization.stage=3"}}};
+  for (const Kind& kind : kinds) {
+    SCOPED_TRACE(kind.name);
+    Strings settings = kind.settings + Strings{"steps=40", "eval.every=0", "checkpoint.keep=2"};
+    const auto arguments = [&](const std::string& out, const Strings& flags) {
+      return Strings{"train", "config.json"} +
+             sets(Strings{"output.dir=" + out, "checkpoint.every=1"} + settings) + flags;
+    };
+    const std::string whole = std::string("whole-") + kind.name, parts = std::string("parts-") + kind.name;
+    const auto begin = std::chrono::steady_clock::now();
+    const Outcome o = run(arguments(whole, {}));
+    ASSERT_EQ(o.code, 0) << o.err;
+    const double length = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    int killed = 0, went_on = 0;
+    const int wanted = (kills() + 2) / 3;
+    for (int i = 0; i < 4 * wanted && killed < wanted; ++i) {
+      const double moment = std::uniform_real_distribution<double>(0.2 * length, 0.95 * length)(random);
+      const bool behind_commit = i % 2 == 0;
+      const std::size_t done = fs::exists(path(parts + "/log.jsonl")) ? records(parts).size() : 0;
+      Launch launch{.arguments = arguments(parts, {"--resume"})};
+      if (behind_commit) launch.interrupt_at = fmt::format("-step-{}: ", done + 1 + random() % 12);
+      launch.signal = SIGKILL;
+      launch.in_child = [moment, behind_commit] {
+        if (behind_commit) return;
+        const auto seconds = static_cast<time_t>(moment);
+        const itimerval when{
+            {0, 0}, {seconds, static_cast<suseconds_t>(1e6 * (moment - static_cast<double>(seconds)))}};
+        (void)::setitimer(ITIMER_REAL, &when, nullptr);
+      };
+      const Outcome part = run(launch);
+      went_on += part.err.find("resumes from") != std::string::npos ? 1 : 0;
+      EXPECT_HAS_NOT(part.err, "passed over");
+      if (part.signal == SIGALRM || part.signal == SIGKILL) {
+        ++killed;
+        continue;
+      }
+      ASSERT_EQ(part.code, 0) << part.err;
+      expect_same(whole, parts);
+      fs::remove_all(path(parts));
+    }
+    EXPECT_EQ(killed, wanted);
+    const Outcome rest = run(arguments(parts, {"--resume"}));
+    ASSERT_EQ(rest.code, 0) << rest.err;
+    went_on += rest.err.find("resumes from") != std::string::npos ? 1 : 0;
+    expect_same(whole, parts);
+    EXPECT_GT(went_on, 0);
+    // Nothing is left but what is kept.
+    const Json list = Json::parse(run(Strings{"checkpoint", "list", parts, "--json"}).out);
+    EXPECT_EQ(list["checkpoints"].size(), 2u);
+    EXPECT_TRUE(list["unfinished"].empty());
+  }
+}
+
+TEST_F(CheckpointTest, SubcommandsListShowVerifyAndDiscard) {
+  ASSERT_EQ(run(words("out", {"steps=3", "checkpoint.keep=3"})).code, 0);
+  Outcome o = run(Strings{"checkpoint", "list", "out"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(lines_of(o.out).size(), 3u);
+  EXPECT_EQ(o.out.rfind("out/checkpoints/0003-step-3  step 3, ", 0), 0u) << o.out;
+  EXPECT_EQ(newest("out"), "out/checkpoints/0003-step-3");
+
+  o = run(Strings{"checkpoint", "show", "out", "--tensors"});
+  EXPECT_HAS(o.out, "seed: 1337");
+  EXPECT_HAS(o.out, "wte.weight.exp_avg F32 [0, 8192) in rank-00000.safetensors");
+  const Json shown =
+      Json::parse(run(Strings{"checkpoint", "show", "out/checkpoints/0002-step-2", "--json"}).out);
+  EXPECT_EQ(shown["step"], 2);
+  EXPECT_EQ(shown["bits"]["optimizer.type"], "AdamW");
+
+  o = run(Strings{"checkpoint", "verify", "out"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(lines_of(o.out).size(), 3u);
+  EXPECT_HAS(o.out, "all hashes agree");
+  std::string file = read("out/checkpoints/0003-step-3/rank-00000.safetensors");
+  file[file.size() - 9] = static_cast<char>(file[file.size() - 9] ^ 1);
+  write("out/checkpoints/0003-step-3/rank-00000.safetensors", file);
+  o = run(Strings{"checkpoint", "verify", "out"});
+  EXPECT_EQ(o.code, 2);
+  EXPECT_HAS(message_of(o), "1 of 3 checkpoints is damaged");
+  EXPECT_HAS(o.out, "damaged: out/checkpoints/0003-step-3/rank-00000.safetensors: has ");
+  const Json verified = Json::parse(run(Strings{"checkpoint", "verify", "out", "--json"}).out);
+  EXPECT_EQ(verified["checkpoints"][0]["valid"], false);
+  EXPECT_EQ(verified["checkpoints"][1]["valid"], true);
+
+  // The damaged one is passed over, and by name it is refused.
+  o = run(words("out", {"steps=4"}, {"--resume", "out/checkpoints/0003-step-3"}));
+  EXPECT_EQ(o.code, 2);
+  EXPECT_HAS(message_of(o), "it was changed");
+  o = run(words("out", {"steps=4", "checkpoint.keep=9"}, {"--resume"}));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_HAS(o.err, "0003-step-3 is passed over: ");
+  EXPECT_HAS(o.err, "resumes from out/checkpoints/0002-step-2");
+  EXPECT_EQ(records("out").size(), 4u);
+
+  o = run(Strings{"checkpoint", "discard", "out/checkpoints/0003-step-3"});
+  EXPECT_EQ(o.out, "removed out/checkpoints/0003-step-3\n") << o.err;
+  EXPECT_FALSE(fs::exists(path("out/checkpoints/0003-step-3")));
+  o = run(Strings{"checkpoint", "discard", "out"});
+  EXPECT_EQ(o.code, 2);
+  EXPECT_HAS(message_of(o), "is no checkpoint");
+  o = run(Strings{"checkpoint", "discard", "--all", "out", "--json"});
+  EXPECT_EQ(Json::parse(o.out)["removed"].size(), 4u);
+  EXPECT_TRUE(fs::is_empty(path("out/checkpoints")));
+  EXPECT_HAS(run(Strings{"checkpoint", "list", "out"}).out, "there are no checkpoints in out/checkpoints");
+}
+
+TEST_F(CheckpointTest, MistakesAreOneMessage) {
+  const auto refused = [&](const Strings& arguments) {
+    const Outcome o = run(arguments);
+    EXPECT_EQ(o.code, 2) << o.err;
+    return message_of(o);
+  };
+  EXPECT_HAS(refused({"checkpoint", "list", "nothing"}), "nothing: is no directory");
+  EXPECT_HAS(refused({"checkpoint", "show", "."}), "is no checkpoint, and has none in it");
+  EXPECT_HAS(refused({"checkpoint", "verify", "."}), "is no checkpoint, and has none in it");
+  EXPECT_HAS(refused(words("out", {}, {"--resume", "nothing"})),
+             "is no checkpoint: there is no manifest.json");
+  ASSERT_EQ(run(words("out", {"steps=2"})).code, 0);
+  const std::string other = refused(words("out", {"steps=3", "seed=5"}, {"--resume"}));
+  EXPECT_HAS(other, "seed is 5, was 1337");
+  EXPECT_HAS(other, "--set 'checkpoint.allow=[\"seed\"]'");
+  EXPECT_HAS(refused(words("out", {"steps=3"})), "which a new run would replace");
+  EXPECT_EQ(records("out").size(), 2u) << "the log stays";
+  EXPECT_EQ(run(words("out", {"steps=3", "seed=5", "checkpoint.allow=[\"seed\"]"}, {"--resume"})).code, 0);
+  EXPECT_HAS(refused(words("out", {"checkpoint.allow=seed"})), "checkpoint.allow");
+  EXPECT_HAS(refused(words("out", {"checkpoint.keep=0"})), "checkpoint.keep");
+}
+
+TEST_F(CheckpointTest, ARunSaysWhatAKillWouldLose) {
+  EXPECT_HAS(train({}).err, "a kill would lose the whole run");
+  const Outcome o = run(words("with", {}));
+  EXPECT_HAS(o.err, "every step, and when interrupted");
+  EXPECT_HAS(o.err, "a kill would lose up to 1 step");
+}
+
+}  // namespace
+}  // namespace zg::cli_test

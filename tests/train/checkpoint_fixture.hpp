@@ -1,0 +1,92 @@
+// What the tests of checkpoints share: runs that stop and go on, and what they leave.
+#pragma once
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "train/files.hpp"
+#include "train/session_fixture.hpp"
+#include "ziggurat/train/checkpoint.hpp"
+#include "ziggurat/train/trainer.hpp"
+
+namespace zg {
+
+inline Strings operator+(Strings a, const Strings& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// All logical tensors of a checkpoint, whose hashes agree.
+using Tensors = std::map<std::string, std::vector<char>>;
+inline Tensors tensors_in(const std::string& path) {
+  const Checkpoint checkpoint(path);
+  checkpoint.verify();
+  const std::map<std::string, std::int64_t> widths{
+      {"F64", 8}, {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"U8", 1}};
+  Tensors all;
+  for (const Checkpoint::Piece& p : checkpoint.pieces()) {
+    std::vector<char>& bytes = all[p.tensor];
+    const std::int64_t width = widths.at(p.dtype);
+    EXPECT_EQ(static_cast<std::int64_t>(bytes.size()), p.first * width) << p.tensor;
+    bytes.resize(static_cast<std::size_t>((p.first + p.count) * width));
+    checkpoint.read(p.tensor, p.first, p.count, bytes.data() + p.first * width);
+  }
+  return all;
+}
+
+class CheckpointFixture : public SessionTest {
+ protected:
+  struct Outcome {
+    std::vector<double> losses, norms;
+    RunSummary summary;
+    std::string newest;  // checkpoint
+    Tensors tensors;     // in it
+  };
+  struct Steps final : TrainObserver {
+    std::vector<double> losses, norms;
+    void on_step(const StepRecord& r) override {
+      losses.push_back(r.result.loss), norms.push_back(r.result.grad_norm);
+    }
+  };
+
+  // Three steps of a tiny model, in the directory of this name.
+  RunConfig config(const std::string& out, const Strings& overrides) const {
+    return tiny({"train_batch_size=4", "train_micro_batch_size_per_gpu=2", "data.validation=0.2", "steps=3",
+                 "eval.batches=1", "gradient_clipping=0.5", "model.n_layer=1", "checkpoint.every=100",
+                 "optimizer.type=AdamW"},
+                overrides + Strings{"output.dir=" + directory_ + "/" + out});
+  }
+  Outcome run(const std::string& out, const Strings& overrides,
+              std::optional<std::string> resume = {}) const {
+    Trainer trainer(config(out, overrides), {.resume = std::move(resume)});
+    trainer.start();
+    Steps steps;
+    Outcome o;
+    o.summary = trainer.run({&steps});
+    EXPECT_EQ(o.summary.measured, o.summary.formula);
+    o.losses = steps.losses, o.norms = steps.norms;
+    const auto all = list_checkpoints(trainer.plan().config.checkpoint.path);
+    EXPECT_EQ(all.size(), 1u);
+    o.newest = all.empty() ? "" : all.front().path;
+    if (!all.empty()) o.tensors = tensors_in(o.newest);
+    return o;
+  }
+  // The outcome of a run, with its last steps alone.
+  static void expect_tail(const Outcome& whole, const Outcome& tail) {
+    const auto last = [&](const std::vector<double>& all) {
+      return std::vector<double>(all.end() - static_cast<std::ptrdiff_t>(tail.losses.size()), all.end());
+    };
+    const auto same = [](const std::vector<double>& a, const std::vector<double>& b) {
+      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+    };
+    EXPECT_TRUE(same(last(whole.losses), tail.losses)) << testing::PrintToString(whole.losses) << "\n"
+                                                       << testing::PrintToString(tail.losses);
+    EXPECT_TRUE(same(last(whole.norms), tail.norms));
+    ASSERT_EQ(whole.tensors.size(), tail.tensors.size());
+    for (const auto& [name, bytes] : whole.tensors) EXPECT_TRUE(bytes == tail.tensors.at(name)) << name;
+  }
+  std::string read(const std::string& path) const { return test::read_file(path); }
+};
+
+}  // namespace zg

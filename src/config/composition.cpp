@@ -30,6 +30,7 @@ constexpr const char* kDirect = "gpudirect_storage";
 constexpr const char* kWeightBits = "zero_quantized_weights";
 constexpr const char* kGradientBits = "zero_quantized_gradients";
 constexpr const char* kTensor = "tensor parallelism";
+constexpr const char* kCheckpoints = "checkpoints";
 constexpr const char* kPipeline = "pipeline";
 constexpr const char* kAccumulation = "accumulation";
 
@@ -322,6 +323,12 @@ std::vector<Axis> make_axes() {
          {"activation_checkpointing.recompute=false"},
          "all that backward needs is kept",
          [](Run r) { return !r.recompute; }}}},
+      {kCheckpoints,
+       {{"none", {}, "a killed run is lost", [](Run r) { return !r.checkpoint.asked(); }},
+        {"on",
+         {"checkpoint.every=100"},
+         "written by all ranks, and resumed on any number of them",
+         [](Run r) { return r.checkpoint.asked(); }}}},
       {"generated text",
        {{"none",
          {},
@@ -443,6 +450,16 @@ std::vector<Exclusion> make_exclusions() {
        "remove the key; \"depth_first\" and \"1f1b\" hold the activations of fewest micro-batches",
        {"accumulation"},
        [](RunConfig& r) { r.accumulation = Accumulation::kLayerMajor; }},
+      {{kCheckpoints, {"on"}},
+       {kTensor, {"on", "sequence"}},
+       "ranks save whole layers so far",
+       "remove the section \"checkpoint\", or parallel.tensor",
+       {"checkpoint.every", "checkpoint.every_seconds", "checkpoint.on_interrupt"}},
+      {{kCheckpoints, {"on"}},
+       {kPipeline, {"above 1"}},
+       "ranks save all layers so far",
+       "remove the section \"checkpoint\", or parallel.pipeline",
+       {"checkpoint.every", "checkpoint.every_seconds", "checkpoint.on_interrupt"}},
       {{kPipeline, {"above 1"}},
        {kTensor, {"on", "sequence"}},
        "stages pass on whole activations so far",

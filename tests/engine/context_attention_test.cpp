@@ -66,8 +66,8 @@ Result attend(const Problem& p, int parts, ContextMethod method, const std::vect
       OverCommunicator exchange(*group);
       HostStream stream("attention", HostStream::Mode::kThread);
       const Unit unit;
-      const model::Call call{host_ops(), stream, p.config, DType::kF64,     shape,    unit,
-                             View{},     View{}, 0,        Gradients::kAdd, &exchange};
+      model::Call call{host_ops(), stream, p.config, DType::kF64, shape, unit, View{}, View{}};
+      call.context = &exchange;
       const auto take = [&](auto&& plan_of) {
         model::BufferPlan measure(nullptr);
         plan_of(measure);

@@ -36,6 +36,12 @@ TinySetup with_sgd(TinySetup s) {
   return s;
 }
 
+RanksWay in_parts(int ranks, int shards, bool keep_weights, int context,
+                  ContextMethod method = ContextMethod::kRing) {
+  RanksWay way{ranks, shards, keep_weights};
+  way.context = context, way.method = method;
+  return way;
+}
 std::string text_of(const RanksWay& w) {
   return fmt::format("{} ranks, {} shards, weights kept {}, context {} {}", w.ranks, w.shards, w.keep_weights,
                      w.context, w.method == ContextMethod::kRing ? "ring" : "ulysses");
@@ -47,8 +53,8 @@ std::vector<RanksWay> ways() {
   for (const ContextMethod method : {ContextMethod::kRing, ContextMethod::kUlysses}) {
     for (const auto& [context, data] : {std::pair(2, 1), std::pair(2, 2), std::pair(4, 1)}) {
       const int ranks = context * data;
-      all.push_back({ranks, 1, false, context, method});
-      all.push_back({ranks, ranks, false, context, method});
+      all.push_back(in_parts(ranks, 1, false, context, method));
+      all.push_back(in_parts(ranks, ranks, false, context, method));
     }
   }
   return all;
@@ -133,7 +139,7 @@ TEST(ContextParallel, ARingTakesAnyHeads) {
   const RanksOutcome one = train_on_ranks(setup, {}, 2);
   for (const int context : {2, 3, 4}) {
     SCOPED_TRACE(context);
-    const RanksOutcome many = train_on_ranks(setup, {context, context, false, context}, 2);
+    const RanksOutcome many = train_on_ranks(setup, in_parts(context, context, false, context), 2);
     expect_near(many.losses, one.losses, 1e-11);
     expect_near_weights(setup.model, many, one, 1e-11);
   }
@@ -150,7 +156,7 @@ TEST(ContextParallel, In16Bits) {
     }
     const RanksOutcome one = train_on_ranks(setup, {}, 3);
     for (const ContextMethod method : {ContextMethod::kRing, ContextMethod::kUlysses}) {
-      const RanksOutcome many = train_on_ranks(setup, {4, 4, false, 2, method}, 3);
+      const RanksOutcome many = train_on_ranks(setup, in_parts(4, 4, false, 2, method), 3);
       EXPECT_EQ(many.skipped, one.skipped);
       EXPECT_NEAR(many.losses[0], one.losses[0], 0x1p-8 * one.losses[0]);
       EXPECT_NEAR(many.losses[2], one.losses[2], 0x1p-6 * one.losses[2]);
@@ -164,7 +170,7 @@ TEST(ContextParallel, NothingElseChangesABit) {
   for (const ContextMethod method : {ContextMethod::kRing, ContextMethod::kUlysses}) {
     for (const bool llama : {false, true}) {
       TinySetup setup = setup_of(llama, DType::kF32);
-      const RanksOutcome plain = train_on_ranks(setup, {4, 1, false, 2, method}, 3);
+      const RanksOutcome plain = train_on_ranks(setup, in_parts(4, 1, false, 2, method), 3);
       const auto expect_same = [&](const TinySetup& s, const RanksWay& way, const char* what) {
         SCOPED_TRACE(fmt::format("{}: {}", what, text_of(way)));
         const RanksOutcome other = train_on_ranks(s, way, 3);
@@ -174,21 +180,21 @@ TEST(ContextParallel, NothingElseChangesABit) {
           EXPECT_TRUE(same_bits(weights, other.weights.at(name))) << name;
         for (const auto& [name, m] : plain.moments) EXPECT_TRUE(same_bits(m, other.moments.at(name))) << name;
       };
-      expect_same(setup, {4, 4, true, 2, method}, "ZeRO 1");
-      expect_same(setup, {4, 4, false, 2, method}, "ZeRO 3");
-      expect_same(setup, {4, 2, false, 2, method}, "hybrid");
+      expect_same(setup, in_parts(4, 4, true, 2, method), "ZeRO 1");
+      expect_same(setup, in_parts(4, 4, false, 2, method), "ZeRO 3");
+      expect_same(setup, in_parts(4, 2, false, 2, method), "hybrid");
       TinySetup other = setup;
       other.room = Room::kSmallest;
-      expect_same(other, {4, 1, false, 2, method}, "host memory");
+      expect_same(other, in_parts(4, 1, false, 2, method), "host memory");
       other.layout.drives = 1;
-      expect_same(other, {4, 4, false, 2, method}, "NVMe");
+      expect_same(other, in_parts(4, 4, false, 2, method), "NVMe");
       other.layout.recompute = false;
-      expect_same(other, {4, 4, false, 2, method}, "NVMe, all is kept");
+      expect_same(other, in_parts(4, 4, false, 2, method), "NVMe, all is kept");
       other = setup;
       other.layout.recompute = false;
-      expect_same(other, {4, 1, false, 2, method}, "all is kept");
+      expect_same(other, in_parts(4, 1, false, 2, method), "all is kept");
       other.timing = UpdateTiming::kSeparate, other.layout.device_updates = kAllUnits;
-      expect_same(other, {4, 4, false, 2, method}, "updates in a phase of their own, on the device");
+      expect_same(other, in_parts(4, 4, false, 2, method), "updates in a phase of their own, on the device");
       if (HasFailure()) return;
     }
   }

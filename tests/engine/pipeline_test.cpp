@@ -7,6 +7,13 @@
 namespace zg::test {
 namespace {
 
+RanksWay in_stages(int ranks, int shards, bool keep_weights, int stages,
+                   const PipelineOptions& pipeline = {}) {
+  RanksWay way{ranks, shards, keep_weights};
+  way.stages = stages, way.pipeline = pipeline;
+  return way;
+}
+
 using enum PipelineSchedule;
 
 // Five layers, so that stages are uneven, and sizes that are no multiples of anything.
@@ -121,7 +128,7 @@ TEST_P(PipelineRuns, HaveTheBitsOfOneStage) {
     const std::string key = fmt::format("{} {} {}", ranks, one.layout.micro_batches, one.clip);
     auto it = plain.find(key);
     if (it == plain.end()) it = plain.emplace(key, train_on_ranks(one, {ranks}, 3)).first;
-    const RanksWay way{ranks, shards, c.shards < 0, c.stages, c.pipeline};
+    const RanksWay way = in_stages(ranks, shards, c.shards < 0, c.stages, c.pipeline);
     expect_same(train_on_ranks(setup, way, 3), it->second);
     if (HasFailure()) return;
   }
@@ -144,8 +151,8 @@ TEST(PipelineRunsInFp64, AreOneRankToRoundoff) {
     const int steps = adam ? 10 : 3;
     const RanksOutcome one = train_on_ranks(setup, {}, steps);
     for (const RanksWay& way :
-         {RanksWay{2, 2, false, 2, {kBreadthFirst, 2}}, RanksWay{2, 1, false, 4, {kGPipe}},
-          RanksWay{1, 1, false, 4, {kOneForwardOneBackward}}}) {
+         {in_stages(2, 2, false, 2, {kBreadthFirst, 2}), in_stages(2, 1, false, 4, {kGPipe}),
+          in_stages(1, 1, false, 4, {kOneForwardOneBackward})}) {
       const RanksOutcome now = train_on_ranks(setup, way, steps);
       const auto near = [](const std::vector<double>& a, const std::vector<double>& b) {
         ASSERT_EQ(a.size(), b.size());
@@ -175,8 +182,8 @@ TEST(PipelineRunsInFp16, SkipTogether) {
   setup.rule = [](std::int64_t step, UpdateRule& rule) { rule.loss_scale = step == 1 ? 0x1p40 : 0x1p10; };
   const RanksOutcome one = train_on_ranks(setup, {}, 4);
   EXPECT_EQ(one.skipped, (std::vector<bool>{false, true, false, false}));
-  expect_same(train_on_ranks(setup, {1, 1, false, 2, {kBreadthFirst, 2}}, 4), one);
-  expect_same(train_on_ranks(setup, {1, 1, false, 4, {kOneForwardOneBackward}}, 4), one);
+  expect_same(train_on_ranks(setup, in_stages(1, 1, false, 2, {kBreadthFirst, 2}), 4), one);
+  expect_same(train_on_ranks(setup, in_stages(1, 1, false, 4, {kOneForwardOneBackward}), 4), one);
 }
 
 // A frozen unit on some stages, the embedding among them, and a unit of which a part is frozen.
@@ -189,7 +196,8 @@ TEST(PipelineRunsWithFrozenUnits, HaveTheBitsOfOneStage) {
     std::fill(setup.layout.groups[4].begin(), setup.layout.groups[4].end(), kFrozen);
     setup.layout.groups[2][1] = kFrozen;
     const RanksOutcome one = train_on_ranks(setup, {}, 3);
-    for (const int stages : {2, 4}) expect_same(train_on_ranks(setup, {1, 1, false, stages}, 3), one);
+    for (const int stages : {2, 4})
+      expect_same(train_on_ranks(setup, in_stages(1, 1, false, stages), 3), one);
   }
 }
 
@@ -223,8 +231,8 @@ std::vector<std::string> on_stages(const TinySetup& setup, const RanksWay& way, 
 // Bytes by formula: each boundary between parts once a micro-batch and direction, the table once each way.
 TEST(PipelineComm, IsTheClosedForm) {
   for (const bool tied : {false, true}) {
-    for (const RanksWay& way :
-         {RanksWay{1, 1, false, 4, {kOneForwardOneBackward}}, RanksWay{2, 2, false, 2, {kBreadthFirst, 2}}}) {
+    for (const RanksWay& way : {in_stages(1, 1, false, 4, {kOneForwardOneBackward}),
+                                in_stages(2, 2, false, 2, {kBreadthFirst, 2})}) {
       TinySetup setup = setup_of(true, tied, DType::kBF16);
       std::mutex mutex;
       const auto errors = on_stages(setup, way, 60, [&](TinyRun& run) {
@@ -267,11 +275,11 @@ TEST(PipelineComm, GathersAChunkWheneverItsTurnComes) {
   };
   using Calls = std::vector<std::int64_t>;
   // Layers 0 | 1 | 2, 3 | 4, with the embedding before and the head behind them.
-  EXPECT_EQ(gathers({2, 2, true, 2, {kBreadthFirst, 2}}), (Calls{4, 3, 4, 3}));
+  EXPECT_EQ(gathers(in_stages(2, 2, true, 2, {kBreadthFirst, 2})), (Calls{4, 3, 4, 3}));
   // The first chunk of a stage twice, the second once; the embedding in the forward alone.
-  EXPECT_EQ(gathers({2, 2, false, 2, {kBreadthFirst, 2}}), (Calls{1 + 2 * 1 + 2, 2 * 1 + 2, 4, 3}));
+  EXPECT_EQ(gathers(in_stages(2, 2, false, 2, {kBreadthFirst, 2})), (Calls{1 + 2 * 1 + 2, 2 * 1 + 2, 4, 3}));
   // In groups of two of eight micro-batches stages go back and forth between their chunks.
-  const Calls deep = gathers({2, 2, false, 2, {kDepthFirst, 2}});
+  const Calls deep = gathers(in_stages(2, 2, false, 2, {kDepthFirst, 2}));
   EXPECT_GT(deep[0], 3 * 5);
   EXPECT_EQ(deep[2], 4);
 }
@@ -373,7 +381,7 @@ TEST(PipelineAgreement, IsComparedByAllRanks) {
 // A stage that does not come is named by those that wait for what it passes on.
 TEST(PipelineFailures, NameTheStageThatIsWaitedFor) {
   TinySetup setup = setup_of(false, false, DType::kF32);
-  const RanksWay way{1, 1, false, 2, {kOneForwardOneBackward}};
+  const RanksWay way = in_stages(1, 1, false, 2, {kOneForwardOneBackward});
   std::atomic<bool> over = false;
   std::mutex mutex;
   std::vector<const StepExecutor*> engines(2);
@@ -412,7 +420,7 @@ TEST(PipelineFailures, NameTheStageThatIsWaitedFor) {
 // What one stage throws in the middle of a step ends the others with its error, receives under way too.
 TEST(PipelineFailures, OfOneStageEndAll) {
   TinySetup setup = setup_of(false, true, DType::kF32);
-  const auto errors = on_stages(setup, {1, 1, false, 4, {kBreadthFirst}}, 60, [&](TinyRun& run) {
+  const auto errors = on_stages(setup, in_stages(1, 1, false, 4, {kBreadthFirst}), 60, [&](TinyRun& run) {
     (void)run.step(Then::kTrain);
     if (run.engine().place().rank() == 2) throw Error(Errc::kUsage, "stage 2", "has had enough");
     (void)run.step(Then::kPause);

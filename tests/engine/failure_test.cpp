@@ -224,7 +224,8 @@ TEST(Drives, ThatFailDuringADeferredUpdateFailItsStep) {
       EXPECT_EQ(e.code(), Errc::kIo);
     }
     EXPECT_LE(done, 3);
-    // A failed write-back may come to light after the update, when nothing is left to flush, but then it does.
+    // A failed write-back may come to light after the update, when nothing is left to flush, but then it
+    // does.
     EXPECT_THROW(run.settle(), Error);
     EXPECT_THROW((void)run.step(Then::kPause), Error);
   }

@@ -7,13 +7,6 @@
 namespace zg::test {
 namespace {
 
-RanksWay in_stages(int ranks, int shards, bool keep_weights, int stages,
-                   const PipelineOptions& pipeline = {}) {
-  RanksWay way{ranks, shards, keep_weights};
-  way.stages = stages, way.pipeline = pipeline;
-  return way;
-}
-
 using enum PipelineSchedule;
 
 // Five layers, so that stages are uneven, and sizes that are no multiples of anything.

@@ -290,9 +290,8 @@ TEST_P(Programs, BuiltTwiceAreTheSame) {
   const Layout layout_again(model, options(model));
   const StepPrograms again(layout_again, GetParam().timing);
   std::vector<std::uint64_t> hashes;
-  for (const auto part :
-       {&StepPrograms::initialize, &StepPrograms::first, &StepPrograms::step, &StepPrograms::flush,
-        &StepPrograms::evaluate}) {
+  for (const auto part : {&StepPrograms::initialize, &StepPrograms::first, &StepPrograms::step,
+                          &StepPrograms::flush, &StepPrograms::evaluate}) {
     const StepProgram &a = programs.*part, &b = again.*part;
     EXPECT_EQ(a.program.hash(), b.program.hash());
     ASSERT_EQ(a.ops.size(), static_cast<std::size_t>(a.program.op_count()));

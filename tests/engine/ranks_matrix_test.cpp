@@ -242,8 +242,8 @@ RanksWay way_of(const Combination& c) {
   using enum PipelineSchedule;
   static constexpr int kStageCounts[] = {1, 2, 2, 4};
   static constexpr PipelineOptions kPipelines[] = {{}, {}, {kDepthFirst, 2}, {kOneForwardOneBackward}};
-  return {ranks, shards, c[kStage] == 1 || c[kStage] == 2, kStageCounts[c[kPipeline]],
-          kPipelines[c[kPipeline]]};
+  return in_stages(ranks, shards, c[kStage] == 1 || c[kStage] == 2, kStageCounts[c[kPipeline]],
+                   kPipelines[c[kPipeline]]);
 }
 
 // The same numbers by the plainest means: everything at the device, nothing sharded.

@@ -19,8 +19,9 @@ TEST(RanksOverProcesses, HaveTheBitsOfThreads) {
   if (world % 2 == 0) ways.push_back({world, 2, false});
   // A stage on each rank, whose neighbours are in other processes, and two of several ranks.
   s.model.layers = std::max(world, 4);
-  ways.push_back({1, 1, false, world});
-  if (world % 2 == 0) ways.push_back({world / 2, world / 2, false, 2, {PipelineSchedule::kDepthFirst, 2}});
+  ways.push_back(in_stages(1, 1, false, world));
+  if (world % 2 == 0)
+    ways.push_back(in_stages(world / 2, world / 2, false, 2, {PipelineSchedule::kDepthFirst, 2}));
   for (const RanksWay& way : ways) {
     SCOPED_TRACE(testing::Message() << way.shards << " shards, " << way.stages << " stages");
     const RanksOutcome here = train_on(ranks, s, way, 3), threads = train_on_ranks(s, way, 3);

@@ -23,6 +23,13 @@ struct RanksWay {
   int world() const { return ranks * tensor * stages; }
 };
 
+inline RanksWay in_stages(int ranks, int shards, bool keep_weights, int stages,
+                          const PipelineOptions& pipeline = {}) {
+  RanksWay way{ranks, shards, keep_weights};
+  way.stages = stages, way.pipeline = pipeline;
+  return way;
+}
+
 struct RanksOutcome {
   std::vector<double> losses, norms, evals;  // an evaluation follows the first step and the last one
   std::vector<bool> skipped;

@@ -423,15 +423,15 @@ TEST(PipelineFailures, OfOneStageEndAll) {
 
 // Idle time because another stage is late is its own cause.
 TEST(PipelineStalls, AreThoseOfStages) {
-  const auto errors =
-      on_stages(setup_of(false, true, DType::kF32), {1, 1, false, 4, {kGPipe}}, 60, [](TinyRun& run) {
-        (void)run.step(Then::kPause);
-        const StepResult r = run.step(Then::kPause);
-        EXPECT_NEAR(r.stall, r.stall_for.total(), 1e-12);
-        EXPECT_GT(r.stall_for[StallCause::kStages], 0);
-        EXPECT_GT(r.comm_seconds[CommAxis::kStages], 0);
-        EXPECT_LT(r.own_seconds(), r.seconds);
-      });
+  const auto errors = on_stages(setup_of(false, true, DType::kF32), in_stages(1, 1, false, 4, {kGPipe}), 60,
+                                [](TinyRun& run) {
+                                  (void)run.step(Then::kPause);
+                                  const StepResult r = run.step(Then::kPause);
+                                  EXPECT_NEAR(r.stall, r.stall_for.total(), 1e-12);
+                                  EXPECT_GT(r.stall_for[StallCause::kStages], 0);
+                                  EXPECT_GT(r.comm_seconds[CommAxis::kStages], 0);
+                                  EXPECT_LT(r.own_seconds(), r.seconds);
+                                });
   EXPECT_EQ(errors, std::vector<std::string>(4));
 }
 

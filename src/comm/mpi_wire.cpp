@@ -37,7 +37,7 @@ bool is_under_mpi() {
 namespace comm {
 namespace {
 
-constexpr int kWordNumbers = 33, kFailureTag = 1;
+constexpr int kWordNumbers = 15, kFailureTag = 1;
 constexpr std::size_t kFailureBytes = 2000;  // of its text: short enough to be sent at once
 // Between two tests of a process that waits for others. Short waits are common, long ones must cost nothing.
 constexpr std::chrono::microseconds kShortPause{50}, kLongPause{2000};

@@ -40,7 +40,7 @@ class Processes {
 
   // What each process brings, by its number: equally many numbers, kMost at most. Throws FailedElsewhere
   // where another process cannot take part, since it has failed.
-  static constexpr std::size_t kMost = 32;
+  static constexpr std::size_t kMost = 14;
   std::vector<std::vector<double>> all_gather(std::span<const double> mine);
   // Runs `work` in every process. If it throws in some of them, all processes throw: the first of those its
   // own error, all others FailedElsewhere. After that, nothing waits any more. May be nested. The work must

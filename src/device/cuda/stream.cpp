@@ -176,7 +176,10 @@ bool Completions::is_done(const InFlight::Entry& entry) {
   if (drained_ || entry.point.done()) return true;
   if (!entry.sets || broken_) return false;  // an earlier entry sets it
   const auto* const event = static_cast<CudaEvent*>(entry.point.device_event());
-  if (event == nullptr) return true;  // after a failure: nothing was enqueued any more
+  if (event == nullptr) {  // it could not be recorded
+    broken_ = true;
+    return false;
+  }
   try {
     return runtime_.query(event->handle());
   } catch (...) {
@@ -297,14 +300,13 @@ Event CudaStream::point() {
   if (!work_since_) return last_;
   work_since_ = false;
   CudaEvent* cuda_event = nullptr;
-  if (!failed()) {
-    try {
-      runtime_.use_device(device_);
-      cuda_event = completions_.take_event();
-      runtime_.record(cuda_event->handle(), handle_);
-    } catch (...) {
-      completions_.fail(std::current_exception());
-    }
+  try {
+    runtime_.use_device(device_);
+    cuda_event = completions_.take_event();
+    runtime_.record(cuda_event->handle(), handle_);
+  } catch (...) {
+    completions_.fail(std::current_exception());
+    if (cuda_event != nullptr) std::exchange(cuda_event, nullptr)->give_back();
   }
   last_ = completions_.pending();
   if (cuda_event != nullptr) last_.attach(cuda_event);

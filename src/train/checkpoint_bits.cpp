@@ -80,8 +80,10 @@ class Writer {
     add("train_micro_batch_size_per_gpu", c.micro_batch);
     add("gradient_accumulation_steps", c.accumulation_steps);
     add("data_ranks", c.data_ranks());
-    add("parallel.tensor", c.parallel.tensor);
-    add("parallel.context", c.parallel.context);
+    const ParallelConfig& p = c.parallel;
+    add("parallel.tensor", fmt::format("{}{}", p.tensor, p.tensor > 1 && p.sequence ? " with sequence" : ""));
+    const bool ulysses = p.context > 1 && p.context_method == ContextMethod::kUlysses;
+    add("parallel.context", fmt::format("{}{}", p.context, ulysses ? " by ulysses" : ""));
     add("zero_optimization.zero_quantized_weights", c.quantize_weights);
     add("zero_optimization.zero_quantized_gradients",
         c.quantize_gradients ? fmt::format("{} bits", c.parallel.quantized_gradient_bits) : "false");

@@ -133,6 +133,8 @@ std::vector<int> members_of(const RankPlace& place, CommAxis axis) {
   return ranks;
 }
 
+namespace {
+
 // The activations of one micro-batch.
 std::int64_t activation_count(const Layout& layout) {
   return layout.model->residual_rows(layout.options.micro_batch) * layout.model->config().width;
@@ -162,6 +164,8 @@ CommCall passing_of(const Layout& layout, const StepOp& op) {
   (sends ? call.to : call.from) = other;
   return call;
 }
+
+}  // namespace
 
 std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
   if (joins_stages(op.kind)) return {passing_of(layout, op)};

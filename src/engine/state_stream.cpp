@@ -1,5 +1,6 @@
-// Weights and optimizer state on their way into a checkpoint, and back: all that a later run needs to go on,
-// bit by bit, whatever the layout that it keeps them in.
+// Weights and optimizer state between two steps: on their way into a checkpoint and back, with all that a
+// later run needs to go on bit by bit, whatever the layout that it keeps them in; and read parameter by
+// parameter, for a model that is saved.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -170,6 +171,87 @@ void StepExecutor::restore(const StepOp& op, const TileVisitor& fill) {
           .count = count,
           .master = weight.col_range(p.offset + first - shard, count)});
   });
+}
+
+// Takes one lease at a time, since without a program the tiers may not have room for two.
+void StepExecutor::visit_state(std::int32_t u, const Param& param, std::int64_t begin, std::int64_t end,
+                               Weights weights, const StateVisitor& visit) {
+  flush();
+  leave_program();
+  if (!layout_.has_unit(u)) return;
+  const Layout::UnitTensors& tensors = layout_.unit(u);
+  const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(u)].params;
+  const auto range = std::find_if(tensors.ranges.begin(), tensors.ranges.end(), [&](const auto& r) {
+    return params[static_cast<std::size_t>(r.param)].offset == param.offset;
+  });
+  const Layout::Elements shard = layout_.shard_elements(u);
+  const TensorId updated = layout_.updated_weight(u);
+  const auto with_weight = [&](std::int64_t first, std::int64_t count, const auto& use) {
+    const HostLease lease = host_lease(layout_.whole(updated), Access::kRead);
+    use(whole_view(lease.data(), updated).col_range(first - shard.first, count));
+  };
+  const std::int64_t first_here = std::max(begin, shard.first - param.offset);
+  const std::int64_t end_here = std::min(end, shard.first + shard.count - param.offset);
+  if (first_here >= end_here) return;
+  if (range == tensors.ranges.end()) {  // a frozen parameter
+    with_weight(param.offset + first_here, end_here - first_here,
+                [&](const View& weight) { visit({}, weight, first_here - begin, 0, end_here - first_here); });
+    return;
+  }
+  std::vector<char> copy;
+  for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
+    const Layout::Elements segment = layout_.state_elements(u, i);
+    const std::int64_t offset = range->state_first - range->param_first;  // of the parameter's first element
+    const std::int64_t from = std::max(offset + first_here, segment.first);
+    const std::int64_t to = std::min(offset + end_here, segment.first + segment.count);
+    if (from >= to) continue;
+    // State is decoded from the beginning of a block.
+    const std::int64_t inside = from - segment.first, block = inside / kQuantBlock * kQuantBlock;
+    const std::int64_t skip = inside - block;
+    const std::int64_t element = from - offset;  // index in the parameter
+    View weight;
+    if (weights == Weights::kNeeded) {
+      with_weight(param.offset + element - skip, to - from + skip, [&](const View& v) {
+        const auto* data = static_cast<const char*>(v.data);
+        copy.assign(data, data + v.count() * static_cast<std::int64_t>(size_of(v.dtype)));
+        weight = View(copy.data(), v.dtype, 1, v.count());
+      });
+    }
+    const HostLease lease = host_lease(layout_.state_segment(u, i), Access::kRead);
+    const OptimizerState state =
+        layout_.state().part(lease.data(), segment.count, block, to - segment.first - block);
+    visit(state, weight, element - begin, skip, to - from);
+  }
+}
+
+void StepExecutor::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
+                               float* out) {
+  std::vector<float> values;
+  const bool split = layout_.state().format().master == MasterFormat::kSplit;
+  visit_state(unit, param, begin, end, split ? Weights::kNeeded : Weights::kNotNeeded,
+              [&](const OptimizerState& state, View weight, std::int64_t first, std::int64_t skip,
+                  std::int64_t count) {
+                values.resize(static_cast<std::size_t>(skip + count));
+                if (state.master) {
+                  read_masters(layout_.state().format(), state, weight, values.data());
+                } else {
+                  read_weights(weight, values.data());
+                }
+                std::copy_n(values.begin() + skip, count, out + first);
+              });
+}
+
+void StepExecutor::read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin,
+                               std::int64_t end, float* out) {
+  std::vector<float> values;
+  visit_state(
+      unit, param, begin, end, Weights::kNotNeeded,
+      [&](const OptimizerState& state, View, std::int64_t first, std::int64_t skip, std::int64_t count) {
+        ZG_ASSERT(static_cast<bool>(state.master), "{} is not trained", param.name);
+        values.resize(static_cast<std::size_t>(skip + count));
+        read_moments(layout_.state().format(), state, which, skip + count, values.data());
+        std::copy_n(values.begin() + skip, count, out + first);
+      });
 }
 
 }  // namespace zg

@@ -1,0 +1,132 @@
+// Saves the trained model: what all ranks together hold, as one Hugging Face directory.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "ziggurat/model/hf.hpp"
+#include "ziggurat/train/trainer.hpp"
+
+namespace zg {
+
+// The first rank of all writes the model. The ranks that together hold everything once send it what they hold
+// of each tile that it asks for; everybody follows its requests, so that all learn when it is done, or fails.
+class Trainer::Saver {
+ public:
+  Saver(Trainer& trainer, int local)
+      : rank_(trainer.rank(local)),
+        plan_(trainer.plans_[static_cast<std::size_t>(local)]),
+        place_(plan_.layout->options.place()) {
+    std::vector<int> all(static_cast<std::size_t>(trainer.ranks()));
+    std::iota(all.begin(), all.end(), 0);
+    comm_ = trainer.comm_[static_cast<std::size_t>(local)]->group(all, "save");
+    rank_.engine().flush();
+  }
+
+  void write(const std::string& directory) {
+    const auto& units = plan_.model->units();
+    save_hf(directory, *plan_.model, DType::kF32,
+            [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+              ask({&unit - units.data(), &p - unit.params.data(), begin, end});
+              read().write_to(out);
+              for (int stage = 0; stage < place_.parts.stages; ++stage) {
+                for (int shard = 0; shard < place_.sharding.shards; ++shard) {
+                  for (int part = 0; part < place_.parts.tensor; ++part)
+                    receive(place_.rank_at(part, shard, stage), out);
+                }
+              }
+            });
+    ask({kDone, 0, 0, 0});
+  }
+  void follow() {
+    while (ask({}), request_[0] != kDone) {
+      if (place_.sharding.replica() > 0) continue;
+      const Held held = read();
+      const auto runs = static_cast<std::int64_t>(held.runs.size());
+      comm_->send(stream_, &runs, 1, DType::kI64, 0);
+      comm_->send(stream_, held.runs.data(), 2 * runs, DType::kI64, 0);
+      comm_->send(stream_, held.values.data(), static_cast<std::int64_t>(held.values.size()), DType::kF32, 0);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kDone = -1;
+  // Unit, parameter, elements [begin, end) of the whole parameter.
+  using Request = std::array<std::int64_t, 4>;
+  // What a rank holds of these: runs of elements, each with its place behind `begin`, and their values.
+  struct Run {
+    std::int64_t first, count;
+  };
+  struct Held {
+    std::vector<Run> runs;
+    std::vector<float> values;
+    void write_to(float* out) const {
+      const float* from = values.data();
+      for (const Run& run : runs) std::copy_n(from, run.count, out + run.first), from += run.count;
+    }
+  };
+
+  void ask(const Request& request) {
+    request_ = request;
+    comm_->broadcast(stream_, request_.data(), static_cast<std::int64_t>(request_.size()), DType::kI64, 0);
+  }
+  void receive(int holder, float* out) {
+    if (holder == 0) return;
+    Held held;
+    std::int64_t runs = 0, values = 0;
+    comm_->receive(stream_, &runs, 1, DType::kI64, holder);
+    held.runs.resize(static_cast<std::size_t>(runs));
+    comm_->receive(stream_, held.runs.data(), 2 * runs, DType::kI64, holder);
+    for (const Run& run : held.runs) values += run.count;
+    held.values.resize(static_cast<std::size_t>(values));
+    comm_->receive(stream_, held.values.data(), values, DType::kF32, holder);
+    held.write_to(out);
+  }
+  const Param& param() const {
+    return plan_.model->units()[static_cast<std::size_t>(request_[0])]
+        .params[static_cast<std::size_t>(request_[1])];
+  }
+  // What this rank holds of the requested elements, and no other part counts.
+  Held read() {
+    const auto unit = static_cast<std::int32_t>(request_[0]);
+    const std::int64_t begin = request_[2], end = request_[3];
+    const Param& p = param();
+    const Layout::Elements shard = plan_.layout->shard_elements(unit);
+    const std::int64_t whole_line = p.vector ? 1 : p.whole_cols;
+    Held held;
+    if (!plan_.layout->has_unit(unit)) return held;
+    std::vector<float> lines;
+    for (const Band& band : p.bands) {
+      if (!band.counted) continue;
+      // The lines that have some of them, as far as they are in the shard.
+      const std::int64_t from = std::clamp(begin / whole_line - band.whole_line, std::int64_t{0}, band.lines),
+                         to = std::clamp((end - 1) / whole_line + 1 - band.whole_line, from, band.lines);
+      const std::int64_t first = std::max((band.line + from) * p.line(), shard.first - p.offset),
+                         last = std::min((band.line + to) * p.line(), shard.first + shard.count - p.offset);
+      if (first >= last) continue;
+      lines.resize(static_cast<std::size_t>(last - first));
+      rank_.engine().read_master(unit, p, first, last, lines.data());
+      p.for_runs(first, last, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
+        const std::int64_t skip = std::max<std::int64_t>(0, begin - whole),
+                           count = std::min(n, end - whole) - skip;
+        if (count <= 0) return;
+        held.runs.push_back({whole + skip - begin, count});
+        const auto value = lines.begin() + (at - first + skip);
+        held.values.insert(held.values.end(), value, value + count);
+      });
+    }
+    return held;
+  }
+
+  Rank& rank_;
+  const RunPlan& plan_;
+  const RankPlace place_;
+  HostStream stream_{"save", HostStream::Mode::kInline};
+  std::unique_ptr<Communicator> comm_;
+  Request request_{};
+};
+
+}  // namespace zg

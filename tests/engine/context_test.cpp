@@ -28,13 +28,6 @@ TinySetup setup_of(bool llama, DType dtype) {
   s.layout.state_segment_bytes = 300000;
   return s;
 }
-TinySetup with_sgd(TinySetup s) {
-  s.layout.state.kind = OptimizerKind::kSgd;
-  s.layout.state.moment_count = 0;
-  s.clip = 0;
-  s.rule = [](std::int64_t, UpdateRule& rule) { rule.params.lr = 1, rule.params.weight_decay = 0; };
-  return s;
-}
 
 RanksWay in_parts(int ranks, int shards, bool keep_weights, int context,
                   ContextMethod method = ContextMethod::kRing) {

@@ -31,23 +31,6 @@ TinySetup setup_of(bool llama, bool tied, DType dtype) {
   return s;
 }
 
-void expect_same(const RanksOutcome& a, const RanksOutcome& b) {
-  EXPECT_TRUE(same_bits(a.losses, b.losses)) << testing::PrintToString(a.losses) << "\n"
-                                             << testing::PrintToString(b.losses);
-  EXPECT_TRUE(same_bits(a.norms, b.norms)) << testing::PrintToString(a.norms) << "\n"
-                                           << testing::PrintToString(b.norms);
-  EXPECT_TRUE(same_bits(a.evals, b.evals)) << testing::PrintToString(a.evals) << "\n"
-                                           << testing::PrintToString(b.evals);
-  EXPECT_EQ(a.skipped, b.skipped);
-  const auto same = [](const auto& x, const auto& y, const char* what) {
-    ASSERT_EQ(x.size(), y.size()) << what;
-    for (const auto& [name, values] : x) EXPECT_TRUE(same_bits(values, y.at(name))) << what << " " << name;
-  };
-  same(a.weights, b.weights, "weights");
-  same(a.masters, b.masters, "masters");
-  same(a.moments, b.moments, "moments");
-}
-
 struct Case {
   std::string name;
   int stages = 2;

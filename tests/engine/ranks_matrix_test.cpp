@@ -340,19 +340,13 @@ void expect_within(const Distance& d, const Distance& most) {
   EXPECT_LE(d.weight, most.weight) << "of the weights";
 }
 
-void expect_same(const RanksOutcome& a, const RanksOutcome& b) {
+void expect_same_but_evals(const RanksOutcome& a, const RanksOutcome& b) {
   EXPECT_TRUE(same_bits(a.losses, b.losses)) << testing::PrintToString(a.losses);
   EXPECT_TRUE(same_bits(a.norms, b.norms)) << testing::PrintToString(a.norms);
   EXPECT_EQ(a.skipped, b.skipped);
   // Micro-batches of an evaluation are grouped by the order of accumulation, and added group by group.
   EXPECT_LE(relative(a.evals, b.evals), 1e-14);
-  const auto same = [](const auto& x, const auto& y, const char* what) {
-    ASSERT_EQ(x.size(), y.size()) << what;
-    for (const auto& [name, values] : x) EXPECT_TRUE(same_bits(values, y.at(name))) << what << " " << name;
-  };
-  same(a.weights, b.weights, "weights");
-  same(a.masters, b.masters, "masters");
-  same(a.moments, b.moments, "moments");
+  expect_same_tensors(a, b);
 }
 
 // Runs cases, and the plainest runs that they are compared with once each.
@@ -376,7 +370,7 @@ class Runs {
   // The plainest run on as many ranks has the case's bits, so it stands for the case beside one rank's.
   Distance check(const Combination& c) {
     const RanksOutcome &many = plain(plainest(c)), &one = plain(one_rank(c));
-    expect_same(run(c, Look::kAtTheEnd), many);
+    expect_same_but_evals(run(c, Look::kAtTheEnd), many);
     for (const auto& [name, weights] : one.first_weights)
       EXPECT_TRUE(same_bits(weights, many.first_weights.at(name))) << "initialisation of " << name;
     EXPECT_EQ(many.skipped, one.skipped);

@@ -232,4 +232,34 @@ inline RanksOutcome train_on_ranks(const TinySetup& setup, const RanksWay& way, 
   return train_on(make_local_ranks(way.world(), {.timeout_seconds = 60}), setup, way, steps, look);
 }
 
+inline void expect_same_tensors(const RanksOutcome& a, const RanksOutcome& b) {
+  const auto same = [](const auto& x, const auto& y, const char* what) {
+    ASSERT_EQ(x.size(), y.size()) << what;
+    for (const auto& [name, values] : x) EXPECT_TRUE(same_bits(values, y.at(name))) << what << " " << name;
+  };
+  same(a.weights, b.weights, "weights");
+  same(a.masters, b.masters, "masters");
+  same(a.moments, b.moments, "moments");
+}
+
+inline void expect_same(const RanksOutcome& a, const RanksOutcome& b) {
+  const auto text = [](const auto& x, const auto& y) {
+    return testing::PrintToString(x) + "\n" + testing::PrintToString(y);
+  };
+  EXPECT_TRUE(same_bits(a.losses, b.losses)) << text(a.losses, b.losses);
+  EXPECT_TRUE(same_bits(a.norms, b.norms)) << text(a.norms, b.norms);
+  EXPECT_TRUE(same_bits(a.evals, b.evals)) << text(a.evals, b.evals);
+  EXPECT_EQ(a.skipped, b.skipped);
+  expect_same_tensors(a, b);
+}
+
+// Plain gradients: what scales or repeats them shows, which AdamW would hide.
+inline TinySetup with_sgd(TinySetup s) {
+  s.layout.state.kind = OptimizerKind::kSgd;
+  s.layout.state.moment_count = 0;
+  s.clip = 0;
+  s.rule = [](std::int64_t, UpdateRule& rule) { rule.params.lr = 1, rule.params.weight_decay = 0; };
+  return s;
+}
+
 }  // namespace zg::test

@@ -44,15 +44,6 @@ TinySetup setup_of(const ModelConfig& model, DType dtype) {
   return s;
 }
 
-// Plain gradients: what scales or repeats them shows, which AdamW would hide.
-TinySetup with_sgd(TinySetup s) {
-  s.layout.state.kind = OptimizerKind::kSgd;
-  s.layout.state.moment_count = 0;
-  s.clip = 0;
-  s.rule = [](std::int64_t, UpdateRule& rule) { rule.params.lr = 1, rule.params.weight_decay = 0; };
-  return s;
-}
-
 struct Split {
   int tensor;
   bool sequence;
@@ -90,20 +81,6 @@ std::map<std::string, std::vector<double>> doubles(const std::map<std::string, s
     std::memcpy(all[name].data(), b.data(), b.size());
   }
   return all;
-}
-
-void expect_same(const RanksOutcome& a, const RanksOutcome& b) {
-  EXPECT_TRUE(same_bits(a.losses, b.losses)) << testing::PrintToString(a.losses);
-  EXPECT_TRUE(same_bits(a.norms, b.norms)) << testing::PrintToString(a.norms);
-  EXPECT_TRUE(same_bits(a.evals, b.evals));
-  EXPECT_EQ(a.skipped, b.skipped);
-  const auto same = [](const auto& x, const auto& y) {
-    ASSERT_EQ(x.size(), y.size());
-    for (const auto& [name, values] : x) EXPECT_TRUE(same_bits(values, y.at(name))) << name;
-  };
-  same(a.weights, b.weights);
-  same(a.masters, b.masters);
-  same(a.moments, b.moments);
 }
 
 class TensorParts : public testing::TestWithParam<Case> {};

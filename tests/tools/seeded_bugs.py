@@ -107,7 +107,7 @@ BUGS = (
     Bug("evaluation gives every rank the same micro-batches",
         ((EXECUTOR, "first + m * place.data_ranks() + place.data_rank();", "first + m * place.data_ranks();"),)),
     Bug("a saved shard is put at the beginning of the tile",
-        ((TRAINER, "std::copy_n(from, run.count, out + run.first)", "std::copy_n(from, run.count, out)"),), TRAIN),
+        (("src/train/saver.hpp", "std::copy_n(from, run.count, out + run.first)", "std::copy_n(from, run.count, out)"),), TRAIN),
     Bug("every process takes the whole host budget",
         ((PLAN, "ranks_(plan.config.device.ranks * hardware.processes)", "ranks_(plan.config.device.ranks)"),),
         ("zg_test_train", "*Trainer*:*Process*:*Plan*")),

@@ -15,8 +15,8 @@ std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace*, bool graph
                            make_host_blas);
 }
 
-bool test_device_is_host() {
-  return false;
+TestDevice test_device() {
+  return TestDevice::kEmulated;
 }
 
 }  // namespace zg::test

@@ -7,8 +7,8 @@ std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace*, bool graph
   return make_cuda_device({.budget = budget, .graphs = graphs});
 }
 
-bool test_device_is_host() {
-  return false;
+TestDevice test_device() {
+  return TestDevice::kGpu;
 }
 
 }  // namespace zg::test

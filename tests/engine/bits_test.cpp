@@ -5,8 +5,10 @@
 namespace zg::test {
 namespace {
 
-constexpr std::int64_t kSteps = 20;
-const std::vector<std::int64_t> kEvaluations{7, 8};
+const bool kEmulated = test_device() == TestDevice::kEmulated;  // a step takes a second there
+const std::int64_t kSteps = kEmulated ? 5 : 20;
+const std::vector<std::int64_t> kEvaluations =
+    kEmulated ? std::vector<std::int64_t>{3, 4} : std::vector<std::int64_t>{7, 8};
 
 struct Case {
   const char* name;
@@ -100,7 +102,7 @@ TEST_P(Placements, UpdateOnTheDeviceWithStateThatSinks) {
 
 // Weights, activations and state at the device, which drives reach: little is left to the host.
 TEST_P(Placements, WhatSinksGoesPastTheHost) {
-  if (!test_device_is_host()) return;  // needs drives that reach its memory: tests/cuda/store
+  if (test_device() != TestDevice::kHost) return;  // needs drives that reach its memory: tests/cuda/store
   for (const bool on_device : {false, true}) {
     SCOPED_TRACE(on_device);
     TinySetup s = everything_demoted(GetParam());

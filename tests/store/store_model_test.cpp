@@ -45,7 +45,7 @@ std::vector<ModelConfig> configurations(std::uint64_t seed) {
                            .granule = some_granule(random),
                            .faults = faults,
                            .write_ahead = below(random, 2) == 0,
-                           .direct = test_device_is_host() && below(random, 2) == 0,
+                           .direct = test_device() == TestDevice::kHost && below(random, 2) == 0,
                            .prefetch_depth = below(random, 3) * 8});
           }
         }

@@ -25,7 +25,7 @@ void check(const Scenario& scenario, const Budgets& budgets, int depth, Nvme nvm
 }
 
 bool some_direct(Random& random) {
-  return test_device_is_host() && below(random, 2) == 0;
+  return test_device() == TestDevice::kHost && below(random, 2) == 0;
 }
 
 constexpr int kDepths[] = {0, 1, 8, 1000};
@@ -138,7 +138,7 @@ TEST_P(StoreProgramOnEngine, RandomProgramsMatchTheModelAndTheDryRun) {
   for (int trial = 0; trial < 4; ++trial) {
     SCOPED_TRACE(trial);
     const Scenario s = random_scenario(random, 1 + below(random, 2), 12, {.ops = 25});
-    const Budgets budgets = smallest_budgets(s, test_device_is_host() && trial % 2 == 1);
+    const Budgets budgets = smallest_budgets(s, test_device() == TestDevice::kHost && trial % 2 == 1);
     for (const int depth : {0, 8}) check(s, budgets, depth, GetParam(), random());
     if (HasFailure()) return;
   }

@@ -11,9 +11,11 @@ namespace zg::test {
 // graphs: as CudaOptions::graphs; the host device ignores it.
 std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace = nullptr, bool graphs = false);
 
-// Whether a drive's own calls reach its memory, so that a store over any engine may have the direct link
-// (Budgets::direct). For others see tests/cuda/emulated_direct_test.cpp.
-bool test_device_is_host();
+// Only of the host device's memory do a drive's own calls reach all, so that a store over any engine may have
+// the direct link (Budgets::direct); for the others see tests/cuda/emulated_direct_test.cpp. The emulation is
+// some hundred times as slow as either of the others.
+enum class TestDevice { kHost, kEmulated, kGpu };
+TestDevice test_device();
 
 // The device's arena charges multiples of this many bytes.
 inline std::int64_t test_granule() {

@@ -6,8 +6,8 @@ std::unique_ptr<Device> make_test_device(std::int64_t budget, Trace* trace, bool
   return make_host_device(budget, trace);
 }
 
-bool test_device_is_host() {
-  return true;
+TestDevice test_device() {
+  return TestDevice::kHost;
 }
 
 }  // namespace zg::test

@@ -189,7 +189,7 @@ std::vector<Axis> make_axes() {
          "one rank, on the processor",
          [](Run r) { return r.device.kind == Kind::kHost && ranks_of(r) == 1; }},
         {"host:N",
-         {"devices=host:4"},
+         {"devices=host:8"},
          "N ranks on the processor",
          [](Run r) { return r.device.kind == Kind::kHost && ranks_of(r) > 1; }},
         {"cuda:N",
@@ -197,8 +197,8 @@ std::vector<Axis> make_axes() {
          "one rank, on a GPU",
          [](Run r) { return r.device.kind == Kind::kCuda && ranks_of(r) == 1; }},
         {"cuda:N,M",
-         {"devices=cuda:0-3"},
-         "a rank on each of several GPUs, over NCCL; also cuda:0-3 and cuda:all, and one process on each "
+         {"devices=cuda:0-7"},
+         "a rank on each of several GPUs, over NCCL; also cuda:0,1 and cuda:all, and one process on each "
          "machine",
          [](Run r) { return r.device.kind == Kind::kCuda && ranks_of(r) > 1; }}}},
       {kStage,
@@ -354,20 +354,30 @@ std::string undivided_by_parts(Run r) {
   return fmt::format("{} does not divide the {} ranks", r.parallel.tensor, ranks_of(r));
 }
 
+// Before the other degrees are known to divide the ranks.
 std::string context_apart(Run r) {
-  const int ranks = ranks_of(r) / (r.parallel.tensor * r.parallel.pipeline), context = r.parallel.context;
-  if (ranks % context == 0) return "";
-  int below = context, above = context;
+  const std::int64_t context = r.parallel.context, all = ranks_of(r);
+  const std::int64_t others = std::int64_t{r.parallel.tensor} * r.parallel.pipeline, ranks = all / others;
+  if (all % (others * context) == 0) return "";
+  if (all % others != 0) {
+    return fmt::format("tensor {} x context {} x pipeline {} does not divide the {} ranks", r.parallel.tensor,
+                       context, r.parallel.pipeline, all);
+  }
+  std::int64_t below = context, above = context;
   while (ranks % below != 0) --below;
   while (above < ranks && ranks % above != 0) ++above;
   return fmt::format(
-      "{} does not divide the {} ranks, {}", context, ranks,
+      "{} does not divide the {} ranks{}, {}", context, ranks,
+      others > 1 ? " with the same part of a layer" : "",
       above > ranks ? fmt::format("{} does", below) : fmt::format("{} and {} do", below, above));
 }
 
 std::string no_stages(Run r) {
-  if (ranks_of(r) % r.parallel.pipeline == 0) return "";
-  return fmt::format("{} does not divide the {} ranks", r.parallel.pipeline, ranks_of(r));
+  const std::int64_t tensor = r.parallel.tensor, pipeline = r.parallel.pipeline, all = ranks_of(r);
+  if (all % (tensor * pipeline) == 0) return "";
+  return tensor == 1
+             ? fmt::format("{} does not divide the {} ranks", pipeline, all)
+             : fmt::format("tensor {} x pipeline {} does not divide the {} ranks", tensor, pipeline, all);
 }
 
 std::vector<Exclusion> make_exclusions() {
@@ -427,11 +437,6 @@ std::vector<Exclusion> make_exclusions() {
        {"parallel.context"},
        nullptr,
        context_apart},
-      {{kTensor, {"on", "sequence"}},
-       {kContext, {"ring", "ulysses"}},
-       "a part of a layer's attention does not exchange with other parts of a sequence yet",
-       "choose one of the two",
-       {"parallel.tensor", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"}},
       {{kPipeline, {"above 1"}},
        {kDevices, {"host", "cuda:N"}},
        "each stage is a rank of its own",
@@ -460,16 +465,6 @@ std::vector<Exclusion> make_exclusions() {
        "ranks save all layers so far",
        "remove the section \"checkpoint\", or parallel.pipeline",
        {"checkpoint.every", "checkpoint.every_seconds", "checkpoint.on_interrupt"}},
-      {{kPipeline, {"above 1"}},
-       {kTensor, {"on", "sequence"}},
-       "stages pass on whole activations so far",
-       "choose one of the two",
-       {"parallel.pipeline", "pipeline.stages"}},
-      {{kPipeline, {"above 1"}},
-       {kContext, {"ring", "ulysses"}},
-       "stages pass on whole sequences so far",
-       "choose one of the two",
-       {"parallel.pipeline", "pipeline.stages"}},
       {{kFormat, {"split"}},
        {kArithmetic, {"fp32", "fp16"}},
        "\"split\" makes the bf16 weight one half of the master weight",

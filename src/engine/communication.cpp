@@ -257,6 +257,29 @@ CommTraffics comm_forecast(const Layout& layout, const StepPrograms& programs, c
   return total;
 }
 
+namespace {
+
+// What the parts of layers and of sequences exchange in each operation of a micro-batch, and in the sums of
+// copies of each unit; on every stage, whichever of them it has.
+void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
+  const auto add = [&](OpKind kind, std::int32_t unit) {
+    StepOp op{.kind = kind, .unit = unit};
+    if (!layout.options.recompute) op.access[static_cast<std::size_t>(Operand::kSaved)] = 0;
+    std::string calls;
+    for (const CommCall& call : calls_of(layout, op)) {
+      if (!is_of_sharding(call.axis))
+        calls += fmt::format(", {} {} of {}", call.count, name_of(call.dtype), name_of(call.axis));
+    }
+    if (!calls.empty()) lines.push_back(fmt::format("{} of unit {}{}", name_of(kind), unit, calls));
+  };
+  const std::int32_t head = layout.head_unit();
+  add(OpKind::kEmbedding, 0), add(OpKind::kForward, 1), add(OpKind::kHeadLoss, head);
+  add(OpKind::kHead, head), add(OpKind::kBackward, 1), add(OpKind::kEmbeddingBackward, 0);
+  for (std::int32_t unit = 0; unit <= head; ++unit) add(OpKind::kFinishGradient, unit);
+}
+
+}  // namespace
+
 std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& programs) {
   const LayoutOptions& o = layout.options;
   std::vector<std::string> lines{fmt::format("{} ranks in groups of {}, weights kept: {}", o.sharding.ranks,
@@ -278,6 +301,7 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
     lines.push_back(fmt::format("stages pass on {} {} of each micro-batch, table: {}",
                                 activation_count(layout), name_of(layout.model->dtype()),
                                 layout.model->config().tied ? table_count(layout) : 0));
+    add_calls_of_parts(layout, lines);
     return lines;
   }
   for (const StepProgram* p : {&programs.first, &programs.step, &programs.flush, &programs.evaluate}) {

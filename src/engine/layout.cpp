@@ -61,9 +61,12 @@ void Layout::split() {
   ZG_ASSERT(options.accumulation == Accumulation::kLayerMajor, "a pipeline has an order of its own");
   ZG_ASSERT(problem_of(pipeline()).empty(), "{}", problem_of(pipeline()));
   const ModelConfig& c = model->config();
-  const auto attention = static_cast<double>(c.heads * c.head_size * options.micro_batch.time);
+  // Of a part of each layer, and of tokens that attend to those of whole sequences.
+  const double parts = options.parts.tensor;
+  const auto attention =
+      static_cast<double>(c.heads * c.head_size * options.micro_batch.time * options.parts.context) / parts;
   const double block = static_cast<double>(model->units()[1].count) + attention;
-  const auto width = static_cast<double>(c.width), head = width * static_cast<double>(c.vocab_size);
+  const auto width = static_cast<double>(c.width), head = width * static_cast<double>(c.vocab_size) / parts;
   first_layer = split_layers(first_layer.back(), (options.recompute ? 4 : 3) * block, width, 3 * head,
                              pipeline().parts());
 }

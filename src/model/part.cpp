@@ -8,6 +8,7 @@
 
 #include "model/head.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/model/attention_heads.hpp"
 
 namespace zg {
 namespace {
@@ -43,12 +44,17 @@ void validate_parts(const ModelConfig& c, int parts) {
               "lower parallel.tensor");
 }
 
+AttentionHeads heads_of_part(const ModelConfig& c, int parts) {
+  const std::int64_t heads = c.heads / parts;
+  return {heads, heads / run_of_heads(c, parts)};
+}
+
 namespace model {
 
 ModelConfig part_config(const ModelConfig& whole, const ModelPart& part) {
   ModelConfig c = whole;
-  c.heads = whole.heads / part.parts;
-  c.kv_heads = c.heads / run_of_heads(whole, part.parts);
+  const AttentionHeads heads = heads_of_part(whole, part.parts);
+  c.heads = heads.queries, c.kv_heads = heads.keys;
   c.inner = whole.inner / part.parts;
   c.vocab_size = (whole.vocab_size + part.parts - 1) / part.parts;
   return c;

@@ -7,6 +7,7 @@
 #include "train/optimizer_setup.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/config/composition.hpp"
+#include "ziggurat/model/attention_heads.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -20,15 +21,18 @@ UpdateTiming update_timing(const RunConfig& config) {
   return verdict ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
 }
 
-// With Ulysses each rank of a context group has an equal share of the heads.
+// With Ulysses each rank of a context group has an equal share of the heads that its part of a layer has.
 void check_heads(const ParallelConfig& p, const ModelConfig& model) {
-  const auto divides = [&](int parts) { return model.heads % parts == 0 && model.kv_heads % parts == 0; };
+  const AttentionHeads heads = heads_of_part(model, p.tensor);
+  const auto divides = [&](int shares) { return heads.queries % shares == 0 && heads.keys % shares == 0; };
   if (p.context_method != ContextMethod::kUlysses || divides(p.context)) return;
   int most = p.context;
   while (!divides(most)) --most;
+  const std::string found = fmt::format("{} heads and {} for keys and values", heads.queries, heads.keys);
   throw Error(Errc::kUsage, "parallel.context",
-              fmt::format("is {}, which does not divide the model's {} heads and {} for keys and values",
-                          p.context, model.heads, model.kv_heads),
+              fmt::format("is {}, which does not divide the {}", p.context,
+                          p.tensor == 1 ? "model's " + found
+                                        : fmt::format("{} of each of {} parts of a layer", found, p.tensor)),
               fmt::format("set it to {}, or parallel.context_method to ring", most));
 }
 
@@ -44,7 +48,6 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
                 "lower data.seq_len");
   }
   validate(model);
-  check_heads(config.parallel, model);
 }
 
 void check_pipeline(const RunConfig& config, const ModelConfig& model) {
@@ -108,10 +111,13 @@ class Planner {
     const int parts = config_.parallel.tensor;
     constexpr const char* kKey = "parallel.tensor";
     validate_parts(model, parts);
-    const std::int64_t rows = config_.micro_batch * config_.data.seq_len;
+    check_heads(config_.parallel, model);
+    const int context = config_.parallel.context;
+    const std::int64_t rows = config_.micro_batch * config_.data.seq_len / context;
     if (config_.parallel.sequence && rows % parts != 0) {
       throw Error(Errc::kUsage, "parallel.sequence",
-                  fmt::format("{} parts do not divide the {} tokens of a micro-batch", parts, rows),
+                  fmt::format("{} parts do not divide the {} tokens of a micro-batch{}", parts, rows,
+                              context > 1 ? " that a part of the sequences has" : ""),
                   "change data.seq_len or train_micro_batch_size_per_gpu, or remove the key");
     }
     // Copies of a head that begin within a block of 256 elements would be quantised in other blocks than

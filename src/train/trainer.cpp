@@ -72,6 +72,15 @@ void merge(StepExecutor& engine, const auto& all) {
   });
 }
 
+// Of a run that is spread along several axes: how the ranks are counted.
+std::string grid_text(const RankPlace& place) {
+  const ModelParts& p = place.parts;
+  const std::int64_t axes = (p.tensor > 1) + (p.context > 1) + (place.data_ranks() > 1) + (p.stages > 1);
+  if (axes < 2) return "";
+  return fmt::format("\ngrid       tensor {} x context {} x data {} x pipeline {}, the first axis fastest",
+                     p.tensor, p.context, place.data_ranks(), p.stages);
+}
+
 // This rank's part of the sequences.
 void cut(const RunPlan& plan, Batch& batch) {
   const BatchShape shape = plan.layout->options.micro_batch;
@@ -581,13 +590,15 @@ std::string Trainer::describe() const {
         place.parts.tensor == 1 ? ""
                                 : fmt::format(", {} with the parts of each layer{}", place.parts.tensor,
                                               plan().model->part().sequence ? " and of the sequence" : ""),
-        s.shards == 1 ? layout.is_pipeline() ? "each with the weights and the state of its stage"
-                                             : "each with all weights and state"
-                      : fmt::format("in groups of {} that hold everything once; weights are {}, {}", s.shards,
-                                    kKept[s.keep_weights ? 1 : 0],
-                                    plan().programs->gather_ahead > 0 ? "one unit ahead of their use"
-                                                                      : "just before their use"));
+        s.shards == 1
+            ? layout.is_pipeline() ? "each with the weights and the state of its stage"
+                                   : "each with all weights and state"
+            : fmt::format("in groups of {} that hold {} once; weights are {}, {}", s.shards,
+                          layout.is_pipeline() ? "their stage" : "everything", kKept[s.keep_weights ? 1 : 0],
+                          plan().programs->gather_ahead > 0 ? "one unit ahead of their use"
+                                                            : "just before their use"));
   }
+  text += grid_text(layout.options.place());
   if (const ModelParts& parts = layout.options.parts; parts.context > 1) {
     text += fmt::format("\nsequences  in parts, one on each of {} ranks ({})", parts.context,
                         parts.context_method == ContextMethod::kRing ? "ring" : "ulysses");

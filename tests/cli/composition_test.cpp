@@ -11,7 +11,7 @@ TEST_F(Composition, HelpParallelPrintsTheTable) {
   EXPECT_EQ(o.code, 0);
   EXPECT_EQ(o.err, "");
   for (const char* part :
-       {"\nZeRO stage\n", "--set devices=host:4", "\nRefused, before anything is allocated:\n",
+       {"\nZeRO stage\n", "--set devices=host:8", "\nRefused, before anything is allocated:\n",
         "offload_param cpu or nvme, with ZeRO stage 0, 1 or 2\n    why ", "\nWithout effect"}) {
     EXPECT_HAS(o.out, part);
   }

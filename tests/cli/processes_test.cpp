@@ -69,7 +69,7 @@ class ProcessesTest : public CliTest {
     std::vector<nlohmann::json> records = log(out + "/log.jsonl");
     for (nlohmann::json& r : records) {
       for (const char* key : {"step_ms", "tokens_per_s", "mfu", "phase_ms", "stall_ms", "bound_ms",
-                              "bound_by", "peak_bytes", "bytes", "loader_ms"})
+                              "bound_by", "peak_bytes", "bytes", "loader_ms", "pipeline"})
         r.erase(key);
       for (nlohmann::json& axis : r["comm"]) axis.erase("ms");
       r["ranks"] = r["ranks"]["count"];
@@ -131,6 +131,28 @@ TEST_F(ProcessesTest, TwoOfTwoRanksGiveTheBitsOfOneOfFour) {
     EXPECT_HAS(two.err, "4 in 2 processes");
     fs::remove_all(path("two"));
     EXPECT_EQ(files_on_the_drive(), 0u);
+  }
+}
+
+// Two of each axis: a stage in each of two processes. And four tensor parts, which lie in one process.
+TEST_F(ProcessesTest, TwoOfFourRanksGiveTheBitsOfOneOfEightInAGrid) {
+  const std::string grid = "parallel.tensor=2", context = "parallel.context=2",
+                    stages = "parallel.pipeline=2";
+  for (const Strings& more :
+       {Strings{grid, "parallel.sequence=true", context, stages},
+        Strings{"parallel.tensor=4", stages, "parallel.chunks=2", "zero_optimization.stage=1"}}) {
+    const Strings settings = more + Strings{"model.n_layer=4", "model.n_head=4", "model.n_embd=32",
+                                            "tiers.device=1MiB", "tiers.host=6400KiB"};
+    SCOPED_TRACE(::testing::PrintToString(settings));
+    const Outcome one = run(train_words("host:8", "one", settings));
+    ASSERT_EQ(one.code, 0) << one.err;
+    const Outcome two = run_in(mpirun(2), train_words("host:4", "two", settings));
+    ASSERT_EQ(two.code, 0) << two.err;
+    expect_same("one", "two");
+    EXPECT_HAS(two.err, "8 in 2 processes");
+    EXPECT_HAS(two.err, "\ngrid       tensor ");
+    EXPECT_EQ(count(two.out, "exact"), count(one.out, "exact")) << two.out;
+    EXPECT_EQ(count(two.out, "differs"), 0u) << two.out;
   }
 }
 

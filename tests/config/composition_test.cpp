@@ -34,7 +34,13 @@ class Composition : public ConfigTest {
     EXPECT_TRUE(complete(picks, fixed, in_order));
     return picks;
   }
-  RunConfig load_picks(const Picks& picks) const { return load_set(settings_of(picks)); }
+  // With a batch for each of the ranks.
+  static Strings with_batch(const Picks& picks) {
+    Strings settings = settings_of(picks);
+    settings.emplace_back("train_batch_size=16");
+    return settings;
+  }
+  RunConfig load_picks(const Picks& picks) const { return load_set(with_batch(picks)); }
 };
 
 TEST_F(Composition, EveryChoiceIsWhatItsSettingsMake) {
@@ -69,7 +75,7 @@ TEST_F(Composition, EveryExclusionRefusesOrWarns) {
         fixed[b] = choice(b, second);
         const Picks picks = with(fixed);
         SCOPED_TRACE(names_of(picks));
-        Strings settings = settings_of(picks);
+        Strings settings = with_batch(picks);
         // A number that does not fit.
         const std::string of = e.first.axis;
         if (e.numbers != nullptr) {

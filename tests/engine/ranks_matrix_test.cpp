@@ -12,6 +12,7 @@
 #include <set>
 
 #include "engine/ranks_run.hpp"
+#include "support/pairwise.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/parallel.hpp"
 
@@ -101,59 +102,12 @@ bool is_allowed(const Combination& c) {
   return true;
 }
 
-struct Pair {
-  std::size_t a, b;
-  int x, y;
-  auto operator<=>(const Pair&) const = default;
-};
-
-// Combinations in which each allowed pair of values occurs; greedy. `pairs`: their number.
 std::vector<Combination> pairwise_cover(std::size_t* pairs) {
-  std::set<Pair> open;
-  const auto values = [&](std::size_t a) { return static_cast<int>(axes()[a].values.size()); };
+  std::vector<int> values;
+  for (const AxisValues& axis : axes()) values.push_back(static_cast<int>(axis.values.size()));
   Combination none;
   none.fill(-1);
-  for (std::size_t a = 0; a < kAxes; ++a) {
-    for (std::size_t b = a + 1; b < kAxes; ++b) {
-      for (int x = 0; x < values(a); ++x) {
-        for (int y = 0; y < values(b); ++y) {
-          Combination c = none;
-          c[a] = x, c[b] = y;
-          if (is_allowed(c)) open.insert({a, b, x, y});
-        }
-      }
-    }
-  }
-  *pairs = open.size();
-  std::vector<Combination> cover;
-  while (!open.empty()) {
-    Combination c = none;
-    const Pair first = *open.begin();
-    c[first.a] = first.x, c[first.b] = first.y;
-    for (std::size_t a = 0; a < kAxes; ++a) {
-      if (c[a] >= 0) continue;
-      int best = -1, most = -1;
-      for (int i = 0; i < values(a); ++i) {
-        const int x = (i + static_cast<int>(cover.size())) % values(a);  // ties take turns
-        Combination with = c;
-        with[a] = x;
-        if (!is_allowed(with)) continue;
-        int gain = 0;
-        for (std::size_t b = 0; b < kAxes; ++b) {
-          if (b == a || c[b] < 0) continue;
-          gain += static_cast<int>(b < a ? open.count({b, a, c[b], x}) : open.count({a, b, x, c[b]}));
-        }
-        if (gain > most) most = gain, best = x;
-      }
-      ZG_ASSERT_GE(best, 0);
-      c[a] = best;
-    }
-    for (std::size_t a = 0; a < kAxes; ++a) {
-      for (std::size_t b = a + 1; b < kAxes; ++b) open.erase({a, b, c[a], c[b]});
-    }
-    cover.push_back(c);
-  }
-  return cover;
+  return test::pairwise_cover(values, none, is_allowed, pairs);
 }
 
 constexpr std::int64_t kMicroBatches = 24;  // of all ranks; a multiple of each of their numbers

@@ -33,5 +33,34 @@ TEST(RanksOverProcesses, HaveTheBitsOfThreads) {
   }
 }
 
+// Two of each axis: tensor and context groups are of one process, and each stage is another process.
+TEST(GridOverProcesses, HasTheBitsOfThreads) {
+  if (!is_under_mpi()) GTEST_SKIP() << "no launcher has started this process";
+  const auto& ranks = mpi_ranks();
+  ASSERT_EQ(ranks.front()->size(), 8);
+  for (const bool llama : {false, true}) {
+    TinySetup s;
+    s.model = llama ? tiny_llama() : tiny_gpt2();
+    s.model.layers = s.model.kv_heads = 4;
+    s.layout.micro_batch = {1, 16};
+    s.layout.micro_batches = 4;
+    s.layout.drives = 1;
+    s.room = Room::kSmallest;
+    for (const int shards : {1, 2}) {
+      RanksWay way{2, shards, false, 2, llama};
+      way.context = 2, way.method = shards == 1 ? ContextMethod::kRing : ContextMethod::kUlysses;
+      way.stages = 2, way.pipeline = {PipelineSchedule::kBreadthFirst, 2};
+      SCOPED_TRACE(testing::Message() << "llama " << llama << ", " << shards << " shards");
+      const RanksOutcome here = train_on(ranks, s, way, 3), threads = train_on_ranks(s, way, 3);
+      EXPECT_TRUE(same_bits(here.losses, threads.losses)) << testing::PrintToString(here.losses);
+      EXPECT_TRUE(same_bits(here.norms, threads.norms)) << testing::PrintToString(here.norms);
+      EXPECT_TRUE(same_bits(here.evals, threads.evals)) << testing::PrintToString(here.evals);
+      EXPECT_LT(here.weights.size(), threads.weights.size()) << "those of a stage";
+      for (const auto& [name, bytes] : here.weights)
+        EXPECT_TRUE(same_bits(bytes, threads.weights.at(name))) << name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zg::test

@@ -143,6 +143,8 @@ ROWS = (
         more=SMALL.replace("--devices host ", "")),
     Row("train_context", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.context=2",), files=BOOK,
         set={"--steps": "1"}, more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
+    Row("train_grid", ("ziggurat train configs/quickstart.json --devices host:4 --set parallel.tensor=2 "
+                       "--set parallel.pipeline=2 --plan",), files=BOOK),
     Row("train_processes", (
         "mpirun -n 2 ziggurat train configs/quickstart.json --devices host:2 --set train_micro_batch_size_per_gpu=4",
         "mpirun -n 2 ziggurat train configs/quickstart.json --devices host", "mpirun --bind-to none",

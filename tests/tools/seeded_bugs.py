@@ -36,6 +36,8 @@ CALL, HEAD, UNITS, MODEL = "src/model/call.hpp", "src/model/head.cpp", "src/mode
 PART, COPIES = "src/model/part.cpp", "src/engine/tensor_parts.cpp"
 PARTS = ("zg_test_engine", "Models/TensorParts.InFp64*")
 STAGES = ("zg_test_engine", "*Pipeline*")
+CALLS = "src/engine/communication.cpp"
+GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +225,22 @@ BUGS = (
           "return std::pair(e.begin, e.kind != PipelineEvent::Kind::kStep);"),), STAGES),
     Bug("pipeline: every stage tells the tokens",
         ((EXECUTOR, "if (!place.tells_tokens()) break;", "if (!place.tells_loss()) break;"),), STAGES),
+    Bug("grid: what several parts have counts several times in the norm of stages",
+        ((COPIES, "if (band.counted) continue;", "if (band.counted || is_pipeline()) continue;"),), GRID),
+    Bug("grid: the norm of stages is that of the first part of each layer, several times",
+        ((EXECUTOR, "place.rank_at(part, place.sharding.rank_of_piece(piece), stage);",
+          "place.rank_at(place.parts.stages > 1 ? 0 : part, place.sharding.rank_of_piece(piece), stage);"),), GRID),
+    Bug("grid: of a tied table a part of a layer passes on its share of its own share",
+        ((CALLS, "return layout.model->units().front().count;",
+          "return layout.model->units().front().count / layout.options.parts.tensor;"),), GRID),
+    Bug("grid: stages pass on a context rank's share of its own rows",
+        ((CALLS, "residual_rows(layout.options.micro_batch) * layout.model->config().width;",
+          "residual_rows(layout.options.micro_batch) * layout.model->config().width /\n"
+          "         layout.options.parts.context;"),), GRID),
+    Bug("grid: parts of layers have their rows at the beginning of sequences",
+        ((MODEL, "shape.part.positions(shape.time), rows, call.table_part());",
+          "part_.parts > 1 ? RowPositions(shape.time) : shape.part.positions(shape.time), rows,\n"
+          "                  call.table_part());"),), GRID),
 )
 
 

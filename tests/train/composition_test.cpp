@@ -105,7 +105,7 @@ TEST_F(ComposedRuns, EveryPairThatIsPossibleIsPlanned) {
     for (std::size_t a = 0; a < picks.size(); ++a) {
       for (std::size_t b = a + 1; b < picks.size(); ++b) left.erase({a, picks[a], b, picks[b]});
     }
-    const RunConfig run = tiny({"train_batch_size=16"}, settings_of(picks));
+    const RunConfig run = tiny({"train_batch_size=16", "model.n_head=4"}, settings_of(picks));
     for (int rank = 0; rank < run.device.ranks; ++rank) {
       const RunPlan plan = make_run_plan(run, model_of_bytes(run), 500, machine_of(run), rank);
       EXPECT_TRUE(plan.dry_run.fits);

@@ -28,7 +28,11 @@ const Keys& model_section_keys() {
 
 const Keys& tokenizer_keys() {
   static const Keys keys(
-      {{"gpt2", TextSpec{}, "Directory that holds `encoder.json` and `vocab.bpe`.", "required"}});
+      {{"gpt2", TextSpec{}, "Directory that holds `encoder.json` and `vocab.bpe`.",
+        "this or `file` is required"},
+       {"file", TextSpec{},
+        "A `tokenizer.json` of Hugging Face, a model file of SentencePiece, or a directory that holds one.",
+        "this or `gpt2` is required"}});
   return keys;
 }
 
@@ -37,16 +41,20 @@ const Keys& data_keys() {
   using Kind = TokenizerConfig::Kind;
   static const DataConfig d;
   static const Keys keys({
-      {"train", &D::train, TextSpec{}, "Text file, or token file (`.bin`), to train on.", "required"},
+      {"train", &D::train, TextSpec{},
+       "Text file, documents (`.jsonl`, one object a line), or token file (`.bin`) to train on.", "required"},
       {"validation", FormSpec{},
        "Data to validate on: a file, or a share of the training text, taken from its end; 0: none.",
        fmt::format("`{}`", d.validation_share), "a text, or a number from 0 to below 1"},
       {"tokenizer",
        ChoiceSpec(d.tokenizer.kind, {{"bytes", Kind::kBytes}, {"chars", Kind::kChars}}),
-       "How text becomes tokens: its bytes, its characters, or GPT-2's tokens; the directory then holds "
-       "`encoder.json` and `vocab.bpe`.",
+       "How text becomes tokens: its bytes, its characters, GPT-2's tokens (the directory holds "
+       "`encoder.json` and "
+       "`vocab.bpe`), or those of a `tokenizer.json` or a model file of SentencePiece.",
        {},
-       "`\"bytes\"`, `\"chars\"` or `{\"gpt2\": \"DIRECTORY\"}`"},
+       "`\"bytes\"`, `\"chars\"`, `{\"gpt2\": \"DIRECTORY\"}` or `{\"file\": \"PATH\"}`"},
+      {"document_end", &D::document_end, TextSpec{},
+       "Name of the token behind each document of a `.jsonl` file, e.g. `</s>`; empty: none."},
       {"token_dtype", &D::token_dtype,
        ChoiceSpec(DType::kU16, {{"uint16", DType::kU16}, {"uint32", DType::kI32}}),
        "Type of the tokens in `.bin` files."},
@@ -107,7 +115,8 @@ void read_tokenizer(Section& data, TokenizerConfig& out) {
   using Kind = TokenizerConfig::Kind;
   const Json* value = data.find("tokenizer");
   if (value == nullptr || !value->is_object()) {
-    constexpr const char* kExpected = "\"bytes\", \"chars\" or {\"gpt2\": \"directory\"}";
+    constexpr const char* kExpected =
+        "\"bytes\", \"chars\", {\"gpt2\": \"directory\"} or {\"file\": \"tokenizer.json\"}";
     if (value != nullptr && !value->is_string()) data.wrong("tokenizer", kExpected);
     if (value != nullptr && *value == "gpt2") {
       data.wrong("tokenizer", kExpected, "the directory holds encoder.json and vocab.bpe");
@@ -116,10 +125,15 @@ void read_tokenizer(Section& data, TokenizerConfig& out) {
     return;
   }
   Section section = data.child("tokenizer", *value, tokenizer_keys());
-  out.kind = Kind::kGpt2;
-  out.directory = section.text("gpt2");
+  const bool file = section.has("file");
+  if (file && section.has("gpt2")) section.fail("", "has both \"gpt2\" and \"file\"", "name one of them");
+  out.kind = file ? Kind::kFile : Kind::kGpt2;
+  out.directory = section.text(file ? "file" : "gpt2");
   section.finish();
-  if (out.directory.empty()) section.wrong("gpt2", "a directory that holds encoder.json and vocab.bpe");
+  if (!out.directory.empty()) return;
+  if (file)
+    section.wrong("file", "a tokenizer.json, a model file of SentencePiece, or a directory that holds one");
+  section.wrong("gpt2", "a directory that holds encoder.json and vocab.bpe");
 }
 
 // A path, or a share of the training text.

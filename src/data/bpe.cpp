@@ -2,46 +2,32 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <queue>
 
+#include "data/unicode.hpp"
 #include "data/utf8.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg {
 namespace {
 
-struct CodeRange {
-  char32_t first, last;
-};
-
-#include "data/unicode_tables.inc"
-
 enum class CharClass : std::uint8_t { kOther, kLetter, kNumber, kSpace };
 
-template <std::size_t n>
-constexpr bool in_ranges(const CodeRange (&ranges)[n], char32_t code) {
-  const auto after = std::upper_bound(std::begin(ranges), std::end(ranges), code,
-                                      [](char32_t c, const CodeRange& range) { return c < range.first; });
-  return after != std::begin(ranges) && code <= std::prev(after)->last;
+CharClass search_class(char32_t code) {
+  const unicode::CategorySet category = unicode::category_bit(code);
+  if ((category & unicode::kLetter) != 0) return CharClass::kLetter;
+  if ((category & unicode::kNumber) != 0) return CharClass::kNumber;
+  return unicode::is_space(code) ? CharClass::kSpace : CharClass::kOther;
 }
-
-constexpr CharClass search_class(char32_t code) {
-  if (in_ranges(kLetters, code)) return CharClass::kLetter;
-  if (in_ranges(kNumbers, code)) return CharClass::kNumber;
-  return in_ranges(kWhiteSpace, code) ? CharClass::kSpace : CharClass::kOther;
-}
-
-constexpr std::array<CharClass, 128> make_ascii_classes() {
-  std::array<CharClass, 128> classes{};
-  for (char32_t c = 0; c < 128; ++c) classes[c] = search_class(c);
-  return classes;
-}
-constexpr std::array<CharClass, 128> kAsciiClasses = make_ascii_classes();
 
 CharClass class_of(char32_t code) {
-  return code < 128 ? kAsciiClasses[code] : search_class(code);
+  static const std::array<CharClass, 128> ascii = [] {
+    std::array<CharClass, 128> classes{};
+    for (char32_t c = 0; c < 128; ++c) classes[c] = search_class(c);
+    return classes;
+  }();
+  return code < 128 ? ascii[code] : search_class(code);
 }
 
 // A position in a text, with the character there.
@@ -95,21 +81,16 @@ std::vector<int> byte_by_character() {
   return bytes;
 }
 
-std::string bytes_of_text(const std::string& token, const std::vector<int>& byte_by_char,
-                          const std::string& name) {
-  std::string bytes;
-  for (std::size_t at = 0; at < token.size();) {
-    const utf8::Decoded c = utf8::decode(token, at);  // the JSON parser lets nothing but UTF-8 through
-    if (c.code >= byte_by_char.size() || byte_by_char[c.code] < 0) {
-      throw Error(Errc::kUsage, name,
-                  fmt::format("token \"{}\" has the character U+{:04X}, which stands for no byte", token,
-                              static_cast<std::uint32_t>(c.code)),
-                  "GPT-2's byte-level vocabulary is expected; other kinds (SentencePiece, say) are not read");
-    }
-    bytes.push_back(static_cast<char>(static_cast<unsigned char>(byte_by_char[c.code])));
-    at += c.length;
-  }
-  return bytes;
+std::string bytes_of_text(const std::string& token, const std::string& name) {
+  if (const auto bytes = bytes_of_written(token)) return *bytes;
+  std::size_t at = 0;
+  while (bytes_of_written(std::string_view(token).substr(0, at + utf8::decode(token, at).length)))
+    at += utf8::decode(token, at).length;
+  throw Error(Errc::kUsage, name,
+              fmt::format("token \"{}\" has the character U+{:04X}, which stands for no byte", token,
+                          static_cast<std::uint32_t>(utf8::decode(token, at).code)),
+              "GPT-2's byte-level vocabulary is expected; for another kind name its tokenizer.json: "
+              "\"tokenizer\": {\"file\": \"tokenizer.json\"}");
 }
 
 std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
@@ -117,6 +98,18 @@ std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
 }
 
 }  // namespace
+
+std::optional<std::string> bytes_of_written(std::string_view token) {
+  static const std::vector<int> byte_by_char = byte_by_character();
+  std::string bytes;
+  for (std::size_t at = 0; at < token.size();) {
+    const utf8::Decoded c = utf8::decode(token, at);  // the JSON parser lets nothing but UTF-8 through
+    if (c.code >= byte_by_char.size() || byte_by_char[c.code] < 0) return std::nullopt;
+    bytes.push_back(static_cast<char>(static_cast<unsigned char>(byte_by_char[c.code])));
+    at += c.length;
+  }
+  return bytes;
+}
 
 std::size_t gpt2_piece(std::string_view text, std::size_t& at) {
   const std::size_t begin = at;
@@ -166,7 +159,6 @@ BpeModel::Ids BpeModel::read_vocabulary(std::string_view json, const std::string
                 "an object of tokens and their numbers is expected, not " +
                     std::string(root.is_object() ? "an empty one" : root.type_name()));
   }
-  const auto byte_by_char = byte_by_character();
   const auto count = static_cast<std::int64_t>(root.size());
   bytes_.resize(root.size());
   std::vector<bool> taken(root.size());
@@ -184,7 +176,7 @@ BpeModel::Ids BpeModel::read_vocabulary(std::string_view json, const std::string
                   fmt::format("number {} is given to two tokens, \"{}\" being one", id, token));
     }
     taken[static_cast<std::size_t>(id)] = true;
-    bytes_[static_cast<std::size_t>(id)] = bytes_of_text(token, byte_by_char, name);
+    bytes_[static_cast<std::size_t>(id)] = bytes_of_text(token, name);
     ids.emplace(token, id);
   }
   const auto characters = byte_characters();
@@ -232,6 +224,11 @@ void BpeModel::read_merges(std::string_view text, const std::string& name, const
       fail(fmt::format("the merge \"{}\" stands in the file twice", line));
     }
   }
+}
+
+std::int32_t BpeModel::id_of_bytes(std::string_view bytes) const {
+  const auto it = std::find(bytes_.begin(), bytes_.end(), bytes);
+  return it == bytes_.end() ? -1 : static_cast<std::int32_t>(it - bytes_.begin());
 }
 
 const BpeModel::Merge* BpeModel::find(std::int32_t left, std::int32_t right) const {

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -16,6 +17,9 @@ namespace zg {
 // Requires at < text.size(). Where the piece is no UTF-8, moves `at` to the invalid byte and returns 0.
 std::size_t gpt2_piece(std::string_view text, std::size_t& at);
 
+// The bytes that a token of a byte-level vocabulary stands for; none where a character stands for no byte.
+std::optional<std::string> bytes_of_written(std::string_view token);
+
 // The vocabulary and the merges.
 class BpeModel {
  public:
@@ -26,6 +30,8 @@ class BpeModel {
   std::int64_t vocab_size() const { return static_cast<std::int64_t>(bytes_.size()); }
   // The bytes that a token stands for; of <|endoftext|> that is its own name.
   const std::string& bytes_of(std::int32_t id) const { return bytes_[static_cast<std::size_t>(id)]; }
+  // The token that stands for these bytes; -1: none.
+  std::int32_t id_of_bytes(std::string_view bytes) const;
   // Appends the tokens of one piece, in O(n log n) of its length.
   void append_piece(std::string_view piece, std::vector<std::int32_t>& out) const;
 

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "data/token_cache.hpp"
+#include "data/token_description.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/philox.hpp"
@@ -12,11 +13,28 @@
 namespace zg {
 namespace {
 
-// Tokens [first, first + count) of a file.
+// Tokens [first, first + count) of a file, and which of them are targets of the loss.
 struct Split {
   std::shared_ptr<const TokenFile> file;
+  std::shared_ptr<const MaskFile> mask;  // null: all
   std::int64_t first = 0, count = 0;
 };
+
+// Opens a token file as what lies beside it describes it.
+Split open_tokens(const std::string& path, DType otherwise) {
+  const TokenDescription description = describe_tokens(path, otherwise);
+  auto file = std::make_shared<const TokenFile>(path, description.dtype);
+  const std::int64_t tokens = file->size();
+  return {std::move(file), description.mask, 0, tokens};
+}
+
+// Cuts the last share of the tokens off.
+Split cut_off(Split& all, double share) {
+  Split rest = all;
+  all.count = static_cast<std::int64_t>(static_cast<double>(rest.count) * (1 - share));
+  rest.first = all.count, rest.count -= all.count;
+  return rest;
+}
 
 bool is_token_file(const std::string& path) {
   return std::filesystem::path(path).extension() == ".bin";
@@ -40,30 +58,30 @@ struct DataSet::State {
     if (id < 0 || (id_limit > 0 && id >= id_limit)) throw_bad_id(split, position, id);
   }
   [[noreturn]] void throw_bad_id(const Split& split, std::int64_t position, std::int32_t id) const;
-  void window(const Split& split, std::int64_t start, std::int32_t* ids, std::int32_t* targets) const;
+  std::int64_t window(const Split& split, std::int64_t start, std::int32_t* ids, std::int32_t* targets) const;
   void resize(Batch& batch, std::int64_t sequences) const;
 };
 
 void DataSet::State::take_texts(const DataConfig& config, const std::string& cache_dir) {
   TokenCache cache = tokenise_cached(config, cache_dir);
   tokenizer = std::move(cache.tokenizer);
-  train = {std::move(cache.train), 0, cache.train_tokens};
-  validation = {std::move(cache.validation), 0, cache.validation_tokens};
+  train = {std::move(cache.train), cache.train_mask, 0, cache.train_tokens};
+  validation = {std::move(cache.validation), cache.validation_mask, 0, cache.validation_tokens};
+  if (is_document_file(config.train) && config.validation.empty() && config.validation_share > 0)
+    validation = cut_off(train, config.validation_share);
 }
 
 void DataSet::State::take_token_files(const DataConfig& config) {
-  const auto file = std::make_shared<const TokenFile>(config.train, config.token_dtype);
-  train = {file, 0, file->size()};
+  train = open_tokens(config.train, config.token_dtype);
   if (!config.validation.empty()) {
-    const auto held_out = std::make_shared<const TokenFile>(config.validation, config.token_dtype);
-    validation = {held_out, 0, held_out->size()};
+    validation = open_tokens(config.validation, config.token_dtype);
   } else if (config.validation_share > 0) {
-    train.count =
-        static_cast<std::int64_t>(static_cast<double>(file->size()) * (1 - config.validation_share));
-    validation = {file, train.count, file->size() - train.count};
+    validation = cut_off(train, config.validation_share);
   }
   if (config.tokenizer.kind == TokenizerConfig::Kind::kGpt2) {
     tokenizer = make_gpt2_tokenizer(config.tokenizer.directory);
+  } else if (config.tokenizer.kind == TokenizerConfig::Kind::kFile) {
+    tokenizer = make_file_tokenizer(config.tokenizer.directory);
   } else {
     const std::string beside = std::filesystem::path(config.train).parent_path().string();
     tokenizer = load_text_tokenizer(beside.empty() ? "." : beside);
@@ -115,9 +133,10 @@ void DataSet::State::throw_bad_id(const Split& split, std::int64_t position, std
               "a larger model.vocab_size, or the right data.token_dtype (uint16 or uint32) for this file");
 }
 
-// Reads seq_len + 1 tokens from `start` of the split: seq_len inputs, and as targets their successors.
-void DataSet::State::window(const Split& split, std::int64_t start, std::int32_t* ids,
-                            std::int32_t* targets) const {
+// Reads seq_len + 1 tokens from `start` of the split: seq_len inputs, and as targets their successors, of
+// which it returns how many count.
+std::int64_t DataSet::State::window(const Split& split, std::int64_t start, std::int32_t* ids,
+                                    std::int32_t* targets) const {
   const std::int64_t first = split.first + start;
   split.file->read(first, seq_len, ids);
   split.file->read(first + seq_len, 1, targets + seq_len - 1);
@@ -126,6 +145,7 @@ void DataSet::State::window(const Split& split, std::int64_t start, std::int32_t
   // vocabulary would make the embedding read past its end.
   for (std::int64_t i = 0; i < seq_len; ++i) check_id(split, first + i, ids[i]);
   check_id(split, first + seq_len, targets[seq_len - 1]);
+  return split.mask ? split.mask->apply(first + 1, seq_len, targets) : seq_len;
 }
 
 void DataSet::State::resize(Batch& batch, std::int64_t sequences) const {
@@ -133,7 +153,7 @@ void DataSet::State::resize(Batch& batch, std::int64_t sequences) const {
   const auto n = static_cast<std::size_t>(sequences * seq_len);
   batch.ids.resize(n);
   batch.targets.resize(n);
-  batch.valid = static_cast<std::int64_t>(n);
+  batch.valid = 0;
 }
 
 DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::int64_t vocab_size)
@@ -201,8 +221,8 @@ void DataSet::train_batch(std::uint64_t seed, std::int64_t step, std::int64_t fi
   for (std::int64_t i = 0; i < sequences; ++i) {
     const std::uint64_t starts = static_cast<std::uint64_t>(s.train.count - s.seq_len);
     const std::uint64_t start = random.below(static_cast<std::uint64_t>(first_sequence + i), starts);
-    s.window(s.train, static_cast<std::int64_t>(start), out.ids.data() + i * s.seq_len,
-             out.targets.data() + i * s.seq_len);
+    out.valid += s.window(s.train, static_cast<std::int64_t>(start), out.ids.data() + i * s.seq_len,
+                          out.targets.data() + i * s.seq_len);
   }
 }
 
@@ -214,7 +234,8 @@ void DataSet::validation_batch(std::int64_t first_sequence, std::int64_t sequenc
   const std::int64_t windows = (s.validation.count - 1) / s.seq_len;
   for (std::int64_t i = 0; i < sequences; ++i) {
     const std::int64_t start = (first_sequence + i) % windows * s.seq_len;
-    s.window(s.validation, start, out.ids.data() + i * s.seq_len, out.targets.data() + i * s.seq_len);
+    out.valid +=
+        s.window(s.validation, start, out.ids.data() + i * s.seq_len, out.targets.data() + i * s.seq_len);
   }
 }
 

@@ -17,6 +17,7 @@ namespace zg {
 struct TextPlace {
   std::string where = "text";  // the file
   std::int64_t offset = 0;     // of the piece's first byte in the file
+  bool goes_on = false;        // the piece is not the beginning of its text
 };
 
 class TextTokenizer : public Tokenizer {
@@ -30,6 +31,11 @@ class TextTokenizer : public Tokenizer {
   virtual std::size_t safe_prefix(std::string_view text) const = 0;
   // Two tokenizers with the same identity give the same tokens.
   virtual std::string identity() const = 0;
+  // What the tokenizer's template puts before and after a document, e.g. BOS.
+  virtual std::vector<std::int32_t> begin_ids() const { return {}; }
+  virtual std::vector<std::int32_t> end_ids() const { return {}; }
+  // The number of a token by its name, e.g. "<|endoftext|>"; -1: there is none.
+  virtual std::int32_t id_of_token(const std::string& name) const = 0;
 
   std::vector<std::int32_t> encode(std::string_view text) const final {
     std::vector<std::int32_t> ids;
@@ -46,8 +52,20 @@ std::unique_ptr<TextTokenizer> make_byte_tokenizer();
 std::unique_ptr<TextTokenizer> make_char_tokenizer(std::vector<char32_t> code_points);
 // From a directory that holds encoder.json and vocab.bpe. Throws Error(kUsage).
 std::unique_ptr<TextTokenizer> make_gpt2_tokenizer(const std::string& directory);
+// From a tokenizer.json (`path` is the file, or a directory that holds it) of Hugging Face, or from a model
+// file of SentencePiece. Throws Error(kUsage).
+std::unique_ptr<TextTokenizer> make_file_tokenizer(const std::string& path);
+std::unique_ptr<TextTokenizer> make_hf_tokenizer(const std::string& json_file);
+std::unique_ptr<TextTokenizer> make_sentencepiece_tokenizer(const std::string& model_file);
 // As load_tokenizer().
 std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory);
+
+// Throws Error(kUsage) where the text is no UTF-8.
+void check_utf8(std::string_view text, const TextPlace& place);
+// Writes tokenizer.ziggurat.json of this type, and a file of the tokenizer's own, into a directory. Throws
+// Error(kIo).
+void save_tokenizer_file(const std::string& directory, const char* type, const char* file,
+                         const std::string& content);
 
 // Marks the code points of a text in `seen` (0x110000 entries), and returns how many characters the text has.
 // Throws Error(kUsage) where the text is no UTF-8.

@@ -6,14 +6,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "data/documents.hpp"
 #include "data/utf8.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/trace.hpp"
 #include "ziggurat/base/units.hpp"
@@ -24,6 +28,50 @@ namespace {
 constexpr int kCacheVersion = 1;
 constexpr const char* kTrainFile = "train.bin";
 constexpr const char* kValidationFile = "validation.bin";
+constexpr const char* kProgressFile = "progress.json";
+constexpr std::size_t kShareBytes = 128 << 10;              // of a text that one thread tokenises at a time
+constexpr std::int64_t kSaveEvery = std::int64_t{1} << 28;  // bytes of text between two notes of the progress
+constexpr std::size_t kLongestPiece = std::size_t{1} << 30;
+
+// Calls work(i) for i in [0, n) on the machine's threads. Of several errors the one of the smallest i is
+// thrown.
+template <class Work>
+void in_parallel(std::size_t n, const Work& work) {
+  std::vector<std::exception_ptr> errors(n);
+  parallel_for(static_cast<std::int64_t>(n), 1, [&](std::int64_t begin, std::int64_t) {
+    const auto i = static_cast<std::size_t>(begin);
+    try {
+      work(i);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  });
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+// The tokens of a piece that may be cut at its end.
+std::vector<std::int32_t> encode_piece(const TextTokenizer& tokenizer, std::string_view piece,
+                                       const TextPlace& place) {
+  std::vector<std::size_t> cuts{0};
+  while (piece.size() - cuts.back() > kShareBytes) {
+    const std::size_t n = tokenizer.safe_prefix(piece.substr(cuts.back(), kShareBytes));
+    if (n == 0) break;
+    cuts.push_back(cuts.back() + n);
+  }
+  cuts.push_back(piece.size());
+  std::vector<std::vector<std::int32_t>> parts(cuts.size() - 1);
+  in_parallel(parts.size(), [&](std::size_t i) {
+    const TextPlace at{.where = place.where,
+                       .offset = place.offset + static_cast<std::int64_t>(cuts[i]),
+                       .goes_on = place.goes_on || i > 0};
+    tokenizer.append(piece.substr(cuts[i], cuts[i + 1] - cuts[i]), at, parts[i]);
+  });
+  std::vector<std::int32_t> ids;
+  for (const auto& part : parts) ids.insert(ids.end(), part.begin(), part.end());
+  return ids;
+}
 
 class Descriptor {
  public:
@@ -75,7 +123,8 @@ class TextFile {
 
   // Passes bytes [begin, end) to use(piece, place), in order. prefix(text) says after how many bytes a text
   // that goes on may be cut; 0: nowhere yet, more must be read.
-  void for_pieces(std::int64_t begin, std::int64_t end,
+  // `text_begin` is where the text begins that goes on at `begin`.
+  void for_pieces(std::int64_t begin, std::int64_t end, std::int64_t text_begin,
                   const std::function<std::size_t(std::string_view)>& prefix,
                   const std::function<void(std::string_view, const TextPlace&)>& use) const {
     std::string buffer;
@@ -88,7 +137,16 @@ class TextFile {
       read_to += more;
       const std::size_t whole = read_to == end ? buffer.size() : prefix(buffer);
       const std::int64_t offset = read_to - static_cast<std::int64_t>(buffer.size());
-      if (whole > 0) use(std::string_view(buffer).substr(0, whole), {.where = path_, .offset = offset});
+      if (whole == 0 && buffer.size() > kLongestPiece) {
+        throw Error(
+            Errc::kUsage, path_,
+            fmt::format(
+                "the {} from byte {} on cannot be cut, neither into lines of documents nor into words",
+                format_bytes(static_cast<std::int64_t>(buffer.size())), offset),
+            "with this tokenizer give documents, a .jsonl file of {\"text\": ...}");
+      }
+      const TextPlace place{.where = path_, .offset = offset, .goes_on = offset > text_begin};
+      if (whole > 0) use(std::string_view(buffer).substr(0, whole), place);
       buffer.erase(0, whole);
       if (interrupted()) throw Error(Errc::kInterrupted, path_, "interrupted while it was tokenised");
     }
@@ -100,40 +158,23 @@ class TextFile {
   std::int64_t size_ = 0, mtime_ns_ = 0;
 };
 
-// Writes tokens to path + ".part", which finish() renames to `path`.
-class TokenWriter {
+// Writes to path + ".part", which finish() renames to `path`.
+class PartWriter {
  public:
-  TokenWriter(const std::string& path, DType dtype)
-      : path_(path),
-        part_(path + ".part"),
-        dtype_(dtype),
-        fd_(::open(part_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
-    if (fd_.get() < 0) throw Error(Errc::kIo, part_, "cannot be created: " + errno_text(errno));
+  // Goes on behind the first `kept` bytes of a part that is there.
+  PartWriter(const std::string& path, std::int64_t kept)
+      : path_(path), part_(path + ".part"), fd_(::open(part_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644)) {
+    if (fd_.get() < 0 || ::ftruncate(fd_.get(), kept) != 0 || ::lseek(fd_.get(), kept, SEEK_SET) != kept)
+      throw Error(Errc::kIo, part_, "cannot be created: " + errno_text(errno));
   }
-  ~TokenWriter() {
-    if (!finished_) ::unlink(part_.c_str());
+  ~PartWriter() {
+    if (!kept_) ::unlink(part_.c_str());
   }
-  TokenWriter(const TokenWriter&) = delete;
-  TokenWriter& operator=(const TokenWriter&) = delete;
+  PartWriter(const PartWriter&) = delete;
+  PartWriter& operator=(const PartWriter&) = delete;
 
-  void write(const std::vector<std::int32_t>& ids) {
-    count_ += static_cast<std::int64_t>(ids.size());
-    if (dtype_ == DType::kI32) return write_bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * 4);
-    narrow_.assign(ids.begin(), ids.end());
-    write_bytes(reinterpret_cast<const char*>(narrow_.data()), narrow_.size() * 2);
-  }
-
-  std::int64_t finish() {
-    if (::fsync(fd_.get()) != 0 || ::close(fd_.release()) != 0 ||
-        ::rename(part_.c_str(), path_.c_str()) != 0) {
-      throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno));
-    }
-    finished_ = true;
-    return count_;
-  }
-
- private:
-  void write_bytes(const char* data, std::size_t n) {
+  void write(const void* from, std::size_t n) {
+    const auto* data = static_cast<const char*>(from);
     while (n > 0) {
       const ssize_t done = ::write(fd_.get(), data, n);
       if (done < 0 && errno == EINTR) continue;
@@ -143,12 +184,69 @@ class TokenWriter {
     }
   }
 
+  // From now on the part outlives the writer.
+  void keep() {
+    if (::fsync(fd_.get()) != 0) throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(errno));
+    kept_ = true;
+  }
+  void finish() {
+    keep();
+    if (::close(fd_.release()) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0)
+      throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno));
+  }
+
+ private:
   std::string path_, part_;
-  DType dtype_;
   Descriptor fd_;
+  bool kept_ = false;
+};
+
+// Where the tokens of one file have got to.
+struct Progress {
+  std::int64_t offset = 0, lines = 0, tokens = 0, left_out = 0;  // left_out: by the loss mask
+};
+
+// The tokens of a file, and of documents the loss mask.
+class TokenWriter {
+ public:
+  TokenWriter(const std::string& path, DType dtype, bool documents, const Progress& from)
+      : dtype_(dtype),
+        mask_path_(std::filesystem::path(path).replace_extension(".mask").string()),
+        tokens_(path, from.tokens * static_cast<std::int64_t>(size_of(dtype))) {
+    if (documents) mask_.emplace(mask_path_, from.tokens);
+  }
+
+  void write(const std::vector<std::int32_t>& ids) {
+    if (dtype_ == DType::kI32) return tokens_.write(ids.data(), ids.size() * 4);
+    narrow_.assign(ids.begin(), ids.end());
+    tokens_.write(narrow_.data(), narrow_.size() * 2);
+  }
+  void write(const Document& document, Progress& progress) {
+    write(document.ids);
+    std::vector<std::uint8_t> mask = document.mask;
+    mask.resize(document.ids.size(), 1);
+    for (std::size_t i = 0; i < document.mask.size(); ++i) progress.left_out += mask[i] == 0;
+    if (document.mask.empty()) std::fill(mask.begin(), mask.end(), std::uint8_t{1});
+    mask_->write(mask.data(), mask.size());
+    progress.tokens += static_cast<std::int64_t>(document.ids.size());
+  }
+  void keep() {
+    tokens_.keep();
+    if (mask_) mask_->keep();
+  }
+  void finish(const Progress& progress) {
+    tokens_.finish();
+    std::error_code ignored;
+    std::filesystem::remove(mask_path_, ignored);
+    if (mask_ && progress.left_out > 0) mask_->finish();
+  }
+
+ private:
+  DType dtype_;
+  std::string mask_path_;
+  PartWriter tokens_;
+  std::optional<PartWriter> mask_;
   std::vector<std::uint16_t> narrow_;
-  std::int64_t count_ = 0;
-  bool finished_ = false;
 };
 
 // A lock that is held while the cache is checked and made. The system releases it when the process ends.
@@ -173,11 +271,22 @@ class DirectoryLock {
 class CacheMaker {
  public:
   CacheMaker(const DataConfig& config, const std::string& directory)
-      : config_(config), directory_(directory), train_(config.train) {
+      : config_(config),
+        directory_(directory),
+        documents_(is_document_file(config.train)),
+        train_(config.train) {
     if (!config.validation.empty()) validation_.emplace(config.validation);
     if (config.tokenizer.kind == TokenizerConfig::Kind::kBytes) cache_.tokenizer = make_byte_tokenizer();
     if (config.tokenizer.kind == TokenizerConfig::Kind::kGpt2) {
       cache_.tokenizer = make_gpt2_tokenizer(config.tokenizer.directory);
+    }
+    if (config.tokenizer.kind == TokenizerConfig::Kind::kFile) {
+      cache_.tokenizer = make_file_tokenizer(config.tokenizer.directory);
+    }
+    if (documents_ && !cache_.tokenizer) {
+      throw Error(Errc::kUsage, "data.tokenizer",
+                  "\"chars\" takes its vocabulary from a text, not from documents",
+                  "\"bytes\", {\"gpt2\": \"directory\"} or {\"file\": \"tokenizer.json\"}");
     }
   }
 
@@ -197,6 +306,7 @@ class CacheMaker {
   nlohmann::json sources() const {
     nlohmann::json stamp = {{"version", kCacheVersion}, {"train", train_.stamp()}};
     stamp["tokenizer"] = cache_.tokenizer ? cache_.tokenizer->identity() : "chars";
+    if (documents_) stamp["document_end"] = config_.document_end;
     if (validation_) {
       stamp["validation"] = validation_->stamp();
     } else {
@@ -206,10 +316,16 @@ class CacheMaker {
   }
 
   nlohmann::json results() const {
-    return {{"tokenizer", cache_.tokenizer->identity()},
-            {"dtype", cache_.dtype == DType::kU16 ? "uint16" : "uint32"},
-            {"train_tokens", cache_.train_tokens},
-            {"validation_tokens", cache_.validation_tokens}};
+    nlohmann::json found = {{"tokenizer", cache_.tokenizer->identity()},
+                            {"dtype", cache_.dtype == DType::kU16 ? "uint16" : "uint32"},
+                            {"train_tokens", cache_.train_tokens},
+                            {"validation_tokens", cache_.validation_tokens}};
+    if (documents_) found["masks"] = {has_mask(kTrainFile), has_mask(kValidationFile)};
+    return found;
+  }
+  bool has_mask(const char* file) const {
+    return documents_ &&
+           std::filesystem::exists(std::filesystem::path(path(file)).replace_extension(".mask"));
   }
 
   DType dtype_of_tokens() const {
@@ -228,6 +344,13 @@ class CacheMaker {
     };
     cache_.train = open(kTrainFile, cache_.train_tokens);
     cache_.validation = open(kValidationFile, cache_.validation_tokens);
+    const auto mask = [&](const char* file, std::int64_t tokens) -> std::shared_ptr<const MaskFile> {
+      if (tokens == 0 || !has_mask(file)) return nullptr;
+      return std::make_shared<const MaskFile>(
+          std::filesystem::path(path(file)).replace_extension(".mask").string(), tokens);
+    };
+    cache_.train_mask = mask(kTrainFile, cache_.train_tokens);
+    cache_.validation_mask = mask(kValidationFile, cache_.validation_tokens);
   }
 
   // Whether the cache in the directory can be used. Otherwise, for whatever reason, it is made anew: nothing
@@ -278,15 +401,18 @@ class CacheMaker {
     std::error_code ignored;
     // Without its stamp the directory holds no valid cache until the end.
     std::filesystem::remove(path("tokens.json"), ignored);
-    const std::int64_t characters = by_characters() ? survey() : 0;
-    const std::int64_t cut = validation_ ? train_.size() : cut_of(characters);
+    wanted_ = wanted;
+    take_progress();
+    const std::int64_t characters = !documents_ && by_characters() ? survey() : 0;
+    const std::int64_t cut = documents_ || validation_ ? train_.size() : cut_of(characters);
     cache_.dtype = dtype_of_tokens();
-    cache_.train_tokens = tokenise(train_, 0, cut, path(kTrainFile));
+    cache_.train_tokens = tokenise(train_, 0, cut, kTrainFile);
     if (validation_) {
-      cache_.validation_tokens = tokenise(*validation_, 0, validation_->size(), path(kValidationFile));
+      cache_.validation_tokens = tokenise(*validation_, 0, validation_->size(), kValidationFile);
     } else if (cut < train_.size()) {
-      cache_.validation_tokens = tokenise(train_, cut, train_.size(), path(kValidationFile));
+      cache_.validation_tokens = tokenise(train_, cut, train_.size(), kValidationFile);
     }
+    std::filesystem::remove(path(kProgressFile), ignored);
     cache_.tokenizer->save(directory_);
     const nlohmann::json stamp = {{"sources", wanted}, {"results", results()}};
     write_file_atomically(path("tokens.json"), stamp.dump(1) + "\n");
@@ -299,7 +425,7 @@ class CacheMaker {
   std::int64_t survey() {
     std::vector<bool> seen(0x110000);
     std::int64_t characters = 0;
-    train_.for_pieces(0, train_.size(), utf8::whole_prefix,
+    train_.for_pieces(0, train_.size(), 0, utf8::whole_prefix,
                       [&](std::string_view piece, const TextPlace& place) {
                         characters += mark_code_points(piece, place, seen);
                       });
@@ -317,7 +443,7 @@ class CacheMaker {
 
   std::int64_t byte_of_character(std::int64_t index) const {
     std::int64_t seen = 0, byte = train_.size();
-    train_.for_pieces(0, train_.size(), utf8::whole_prefix,
+    train_.for_pieces(0, train_.size(), 0, utf8::whole_prefix,
                       [&](std::string_view piece, const TextPlace& place) {
                         for (std::size_t at = 0; at < piece.size() && seen <= index; ++at) {
                           if (utf8::is_continuation(piece[at])) continue;
@@ -338,31 +464,127 @@ class CacheMaker {
     return byte;
   }
 
-  std::int64_t tokenise(const TextFile& text, std::int64_t begin, std::int64_t end,
-                        const std::string& file) const {
-    TokenWriter writer(file, cache_.dtype);
-    std::vector<std::int32_t> ids;
-    text.for_pieces(
-        begin, end, [&](std::string_view piece) { return cache_.tokenizer->safe_prefix(piece); },
-        [&](std::string_view piece, const TextPlace& place) {
-          ids.clear();
-          cache_.tokenizer->append(piece, place, ids);
-          writer.write(ids);
-          log::progress(
-              fmt::format("data: {} of {} tokenised", format_bytes(place.offset), format_bytes(end)));
-        });
+  // What an interrupted run of the same sources has made; whatever else lies there is ignored.
+  void take_progress() {
+    if (!std::filesystem::exists(path(kProgressFile))) return;
+    const auto found =
+        nlohmann::json::parse(read_text_file(path(kProgressFile), "the progress of tokens"), nullptr, false);
+    try {
+      if (found.at("sources") != wanted_) return;
+      for (const char* file : {kTrainFile, kValidationFile}) {
+        if (!found.at("files").contains(file)) continue;
+        const nlohmann::json& values = found["files"][file];
+        const auto number = [&](int i) { return values.at(static_cast<std::size_t>(i)).get<std::int64_t>(); };
+        const Progress progress{number(0), number(1), number(2), number(3)};
+        const std::string name = path(file) + (values.at(4) == true ? "" : ".part");
+        const auto width =
+            static_cast<std::int64_t>(size_of(cache_.tokenizer ? dtype_of_tokens() : DType::kU16));
+        std::error_code error;
+        const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(name, error));
+        if (!error && bytes >= progress.tokens * width) progress_[file] = {progress, values.at(4) == true};
+      }
+    } catch (const nlohmann::json::exception&) {
+      progress_.clear();
+    }
+  }
+
+  void save_progress(const char* file, const Progress& at, bool done) {
+    progress_[file] = {at, done};
+    nlohmann::json files = nlohmann::json::object();
+    for (const auto& [name, entry] : progress_) {
+      const Progress& p = entry.first;
+      files[name] = {p.offset, p.lines, p.tokens, p.left_out, entry.second};
+    }
+    write_file_atomically(path(kProgressFile),
+                          nlohmann::json{{"sources", wanted_}, {"files", files}}.dump(1) + "\n");
+  }
+
+  // Returns the number of tokens. The vocabulary of "chars" is learned anew, so its tokens are made anew.
+  std::int64_t tokenise(const TextFile& text, std::int64_t begin, std::int64_t end, const char* file) {
+    Progress at{.offset = begin};
+    const auto known = progress_.find(file);
+    if (known != progress_.end() && config_.tokenizer.kind != TokenizerConfig::Kind::kChars) {
+      if (known->second.second) return known->second.first.tokens;
+      at = known->second.first;
+      log::info("data: goes on at {} of {}, with {} tokens", format_bytes(at.offset), text.path(), at.tokens);
+    }
+    TokenWriter writer(path(file), cache_.dtype, documents_, at);
+    std::int64_t saved = at.offset;
+    const DocumentReader reader(*cache_.tokenizer, documents_ ? config_.document_end : "");
+    const auto started = Clock::now();
+    const std::int64_t from = at.offset;
+    const auto use = [&](std::string_view piece, const TextPlace& place) {
+      if (documents_) {
+        write_documents(reader, piece, place, writer, at);
+      } else {
+        const std::vector<std::int32_t> ids = encode_piece(*cache_.tokenizer, piece, place);
+        writer.write(ids);
+        at.tokens += static_cast<std::int64_t>(ids.size());
+      }
+      at.offset = place.offset + static_cast<std::int64_t>(piece.size());
+      const double rate = static_cast<double>(at.offset - from) / seconds_between(started, Clock::now());
+      log::progress(fmt::format("data: {} of {} tokenised, {}/s", format_bytes(at.offset), format_bytes(end),
+                                format_bytes(static_cast<std::int64_t>(rate))));
+      if (at.offset - saved < kSaveEvery) return;
+      saved = at.offset;
+      writer.keep();
+      save_progress(file, at, false);
+    };
+    try {
+      text.for_pieces(
+          at.offset, end, begin,
+          [&](std::string_view piece) {
+            return documents_ ? piece.rfind('\n') + 1 : cache_.tokenizer->safe_prefix(piece);
+          },
+          use);
+    } catch (const Error& e) {
+      if (e.code() != Errc::kInterrupted) throw;
+      writer.keep();
+      save_progress(file, at, false);
+      throw Error(Errc::kInterrupted, text.path(),
+                  fmt::format("interrupted while it was tokenised; the tokens of the first {} are kept",
+                              format_bytes(at.offset)),
+                  "the same command goes on there");
+    }
     log::progress("");
-    return writer.finish();
+    writer.finish(at);
+    save_progress(file, at, true);
+    return at.tokens;
+  }
+
+  // The documents of whole lines.
+  void write_documents(const DocumentReader& reader, std::string_view piece, const TextPlace& place,
+                       TokenWriter& writer, Progress& at) const {
+    std::vector<std::pair<std::string_view, std::int64_t>> lines;  // with their numbers
+    while (!piece.empty()) {
+      const std::size_t end = std::min(piece.find('\n'), piece.size());
+      const std::string_view line = piece.substr(0, end);
+      piece.remove_prefix(std::min(end + 1, piece.size()));
+      ++at.lines;
+      if (line.find_first_not_of(" \t\r") != std::string_view::npos) lines.emplace_back(line, at.lines);
+    }
+    std::vector<Document> documents(lines.size());
+    in_parallel(lines.size(), [&](std::size_t i) {
+      reader.read(lines[i].first, fmt::format("{}:{}", place.where, lines[i].second), documents[i]);
+    });
+    for (const Document& document : documents) writer.write(document, at);
   }
 
   const DataConfig& config_;
   std::string directory_;
+  bool documents_;
   TextFile train_;
   std::optional<TextFile> validation_;
+  nlohmann::json wanted_;
+  std::map<std::string, std::pair<Progress, bool>> progress_;  // by file; whether it is complete
   TokenCache cache_;
 };
 
 }  // namespace
+
+bool is_document_file(const std::string& path) {
+  return std::filesystem::path(path).extension() == ".jsonl";
+}
 
 TokenCache tokenise_cached(const DataConfig& config, const std::string& directory) {
   std::error_code error;

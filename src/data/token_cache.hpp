@@ -4,6 +4,8 @@
 //   train.bin, validation.bin   the tokens: uint16 up to a vocabulary of 65536, else uint32
 //   tokenizer.ziggurat.json     the tokenizer (with GPT-2's files beside it)
 //   tokens.json                 the stamp: sources (path, size, time), tokenizer, share, counts; written last
+//   train.mask, ...             of documents (.jsonl) that leave tokens out of the loss: a byte for each
+//   token progress.json, *.part       what an interrupted run has made, from which the next goes on
 //
 // A lock file makes sure that one process at a time makes a directory's cache, and every file is written
 // aside and renamed. Memory: the text is read in pieces of kPieceBytes. Only with GPT-2's tokenizer can a
@@ -14,6 +16,7 @@
 #include <string>
 
 #include "data/text_tokenizer.hpp"
+#include "data/token_description.hpp"
 #include "ziggurat/data/token_file.hpp"
 
 namespace zg {
@@ -23,9 +26,13 @@ inline constexpr std::size_t kPieceBytes = 4 << 20;
 struct TokenCache {
   std::unique_ptr<TextTokenizer> tokenizer;
   DType dtype = DType::kU16;
-  std::unique_ptr<TokenFile> train, validation;  // null: no tokens
+  std::unique_ptr<TokenFile> train, validation;                 // null: no tokens
+  std::shared_ptr<const MaskFile> train_mask, validation_mask;  // null: all tokens are targets
   std::int64_t train_tokens = 0, validation_tokens = 0;
 };
+
+// Whether a file's lines are documents, rather than all of it one text.
+bool is_document_file(const std::string& path);
 
 // The cache of the configuration's texts in `directory`, made if need be. Throws Error(kUsage) for faults of
 // the sources or the tokenizer, Error(kIo) for faults of the directory.

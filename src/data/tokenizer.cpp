@@ -42,6 +42,7 @@ class ByteTokenizer final : public TextTokenizer {
  public:
   std::int64_t vocab_size() const override { return 256; }
   std::string identity() const override { return "bytes"; }
+  std::int32_t id_of_token(const std::string&) const override { return -1; }
   std::size_t safe_prefix(std::string_view text) const override { return text.size(); }
   void append(std::string_view text, const TextPlace&, std::vector<std::int32_t>& out) const override {
     for (const char c : text) out.push_back(static_cast<unsigned char>(c));
@@ -74,6 +75,7 @@ class CharTokenizer final : public TextTokenizer {
   std::string identity() const override {
     return fmt::format("chars {} {:016x}", codes_.size(), fnv1a64(characters_));
   }
+  std::int32_t id_of_token(const std::string&) const override { return -1; }
   std::size_t safe_prefix(std::string_view text) const override { return utf8::whole_prefix(text); }
 
   void append(std::string_view text, const TextPlace& place, std::vector<std::int32_t>& out) const override {
@@ -143,6 +145,7 @@ class Gpt2Tokenizer final : public TextTokenizer {
   std::string identity() const override {
     return fmt::format("gpt2 {:016x} {:016x}", fnv1a64(encoder_json_), fnv1a64(vocab_bpe_));
   }
+  std::int32_t id_of_token(const std::string& name) const override { return model_.id_of_bytes(name); }
 
   // A piece always ends before white space that follows another character, whatever comes next. It suffices
   // to look for ASCII characters.
@@ -222,6 +225,25 @@ std::unique_ptr<TextTokenizer> load_char_tokenizer(const nlohmann::json& root, c
 
 }  // namespace
 
+void save_tokenizer_file(const std::string& directory, const char* type, const char* file,
+                         const std::string& content) {
+  make_directory(directory);
+  write_file_atomically(in_directory(directory, file), content);
+  save_description(directory, type, {{"file", file}});
+}
+
+void check_utf8(std::string_view text, const TextPlace& place) {
+  for (std::size_t at = 0; at < text.size();) {
+    if (static_cast<unsigned char>(text[at]) < 128) {
+      ++at;
+      continue;
+    }
+    const std::size_t length = utf8::decode(text, at).length;
+    if (length == 0) throw_invalid_utf8(text, at, place);
+    at += length;
+  }
+}
+
 void throw_invalid_utf8(std::string_view text, std::size_t at, const TextPlace& place) {
   throw Error(Errc::kUsage, place.where,
               fmt::format("is no UTF-8 at byte {} (0x{:02X})", place.offset + static_cast<std::int64_t>(at),
@@ -290,9 +312,14 @@ std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory)
   if (type != root.end() && *type == "bytes") return make_byte_tokenizer();
   if (type != root.end() && *type == "chars") return load_char_tokenizer(root, name);
   if (type != root.end() && *type == "gpt2") return make_gpt2_tokenizer(directory);
-  throw Error(Errc::kUsage, name,
-              fmt::format("type {} found, \"bytes\", \"chars\" or \"gpt2\" expected",
-                          type == root.end() ? "none" : type->dump()));
+  if (type != root.end() && *type == "hf")
+    return make_hf_tokenizer(in_directory(directory, "tokenizer.json"));
+  if (type != root.end() && *type == "sentencepiece")
+    return make_sentencepiece_tokenizer(in_directory(directory, "tokenizer.model"));
+  throw Error(
+      Errc::kUsage, name,
+      fmt::format("type {} found, \"bytes\", \"chars\", \"gpt2\", \"hf\" or \"sentencepiece\" expected",
+                  type == root.end() ? "none" : type->dump()));
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::string_view training_text) {
@@ -301,6 +328,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::st
       return make_byte_tokenizer();
     case TokenizerConfig::Kind::kGpt2:
       return make_gpt2_tokenizer(config.directory);
+    case TokenizerConfig::Kind::kFile:
+      return make_file_tokenizer(config.directory);
     case TokenizerConfig::Kind::kChars: {
       std::vector<bool> seen(0x110000);
       if (mark_code_points(training_text, {.where = "training text"}, seen) == 0) {

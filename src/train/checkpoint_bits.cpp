@@ -31,6 +31,10 @@ std::string sample_of(const DataSet& data) {
   for (std::int64_t step = 0; step < 16; ++step) {
     data.train_batch(0, step, 0, 4, batch);
     hash.update(batch.ids.data(), static_cast<std::int64_t>(batch.ids.size() * sizeof batch.ids[0]));
+    // A loss mask shows in the targets alone.
+    if (batch.valid < static_cast<std::int64_t>(batch.targets.size()))
+      hash.update(batch.targets.data(),
+                  static_cast<std::int64_t>(batch.targets.size() * sizeof batch.targets[0]));
   }
   return fmt::format("{} tokens, of which a sample has XXH3 {}", data.train_tokens(),
                      io::hash_text(hash.value()));

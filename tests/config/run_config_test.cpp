@@ -43,6 +43,13 @@ TEST_F(ConfigTest, ShippedFilesKeepNoPathOfTheMachineTheyWereWrittenOn) {
   }
 }
 
+TEST_F(ConfigTest, ATokenizerMayBeAFileAndDocumentsHaveAnEnd) {
+  const RunConfig run = load_over(R"({"data": {"tokenizer": {"file": "t.json"}, "document_end": "</s>"}})");
+  EXPECT_EQ(run.data.tokenizer.kind, TokenizerConfig::Kind::kFile);
+  EXPECT_EQ(run.data.tokenizer.directory, "t.json");
+  EXPECT_EQ(run.data.document_end, "</s>");
+}
+
 TEST_F(ConfigTest, QuickstartSaysWhatItShould) {
   const RunConfig run = load({{shipped("quickstart.json")}, {}});
   EXPECT_EQ(run.model->layers, 4);

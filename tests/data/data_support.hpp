@@ -53,6 +53,7 @@ struct Settings {
             .validation = validation,
             .validation_share = validation_share,
             .tokenizer = tokenizer,
+            .document_end = "",
             .token_dtype = token_dtype,
             .seq_len = seq_len};
   }

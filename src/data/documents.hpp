@@ -1,0 +1,37 @@
+// Documents of a .jsonl file: one JSON object a line.
+//
+//   {"text": "..."}                                  is tokenised, with what the tokenizer's template puts
+//   around it
+//   {"tokens": [1, 2, 3]}, or "input_ids"            is taken as it is
+//   {"input_ids": [...], "labels": [-100, 2, 3]}     -100: no target of the loss
+//   {"input_ids": [...], "loss_mask": [0, 1, 1]}     0: no target of the loss
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/text_tokenizer.hpp"
+
+namespace zg {
+
+struct Document {
+  std::vector<std::int32_t> ids;
+  std::vector<std::uint8_t> mask;  // 0: no target; empty: all are targets
+};
+
+class DocumentReader {
+ public:
+  // `end` names the token behind each document; empty: none. Throws Error(kUsage) for a name that the
+  // tokenizer does not have.
+  DocumentReader(const TextTokenizer& tokenizer, const std::string& end);
+  // The document of one line, to which `place` belongs (its offset is that of the line's first byte). Throws
+  // Error(kUsage) that names `line_name`, e.g. "file.jsonl:12".
+  void read(std::string_view line, const std::string& line_name, Document& out) const;
+
+ private:
+  const TextTokenizer& tokenizer_;
+  std::vector<std::int32_t> begin_, end_;
+};
+
+}  // namespace zg

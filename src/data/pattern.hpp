@@ -1,0 +1,67 @@
+// The regular expressions by which tokenizers cut a text into pieces, as far as those of released models go:
+// characters, classes, properties of general categories, alternatives, groups with or without (?i:), greedy
+// and possessive repetition, and (?!x) of one class. What a match takes is what Oniguruma takes.
+//
+// Immutable after construction: any thread may call.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "data/unicode.hpp"
+
+namespace zg {
+
+// A set of characters.
+struct CharSet {
+  std::uint64_t ascii[2] = {};
+  unicode::CategorySet categories = 0;  // of characters beyond ASCII, as all below
+  bool space = false;                   // and the property White_Space
+  std::vector<std::pair<char32_t, char32_t>> ranges;
+  bool negated = false;
+
+  bool has_ascii(unsigned char c) const { return (ascii[c >> 6] >> (c & 63)) & 1; }
+  bool has_wide(char32_t code) const;
+};
+
+class Pattern {
+ public:
+  // Throws Error(kUsage) naming `where` and the part of the expression that is not known.
+  Pattern(std::string_view expression, const std::string& where);
+
+  // The end of the match that starts at `at`; npos: none. The text must be UTF-8.
+  std::size_t match(std::string_view text, std::size_t at) const;
+  static constexpr std::size_t npos = std::string_view::npos;
+
+  // Whether no match goes on with a blank behind an ASCII letter or digit, nor depends on whether a blank or
+  // the text's end follows it.
+  bool ends_before_blanks() const;
+  // Whether there is a match wherever there is a blank.
+  bool takes_any_blank() const;
+
+ private:
+  enum class Op : std::uint8_t { kSet, kRun, kSplit, kJump, kNotAhead, kMatch };
+  struct Step {
+    Op op;
+    bool possessive = false;
+    std::uint32_t a = 0, b = 0;      // the set; kSplit, kJump: steps, a first
+    std::uint32_t min = 1, max = 1;  // kRun
+  };
+  class Parser;
+
+  bool takes(const CharSet& set, std::string_view text, std::size_t& at) const;
+  bool may_begin(std::uint32_t step, unsigned char c) const;
+  bool blank_may_follow(std::uint32_t step) const;
+  std::size_t run(std::uint32_t step, std::string_view text, std::size_t at) const;
+
+  std::vector<CharSet> sets_;
+  std::vector<Step> steps_;
+  std::vector<std::uint32_t> alternatives_;       // first steps, in order
+  std::array<std::uint32_t, 128> by_first_ = {};  // bit i: alternative i may begin with this character
+};
+
+}  // namespace zg

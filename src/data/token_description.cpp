@@ -1,0 +1,201 @@
+#include "data/token_description.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/system.hpp"
+
+namespace zg {
+namespace {
+
+std::string beside(const std::string& bin_path, const char* extension) {
+  return std::filesystem::path(bin_path).replace_extension(extension).string();
+}
+
+std::int64_t size_of_file(const std::string& path) {
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);
+  if (error) throw Error(Errc::kUsage, path, "a token file cannot be read: " + error.message());
+  return static_cast<std::int64_t>(size);
+}
+
+int open_for_reading(const std::string& path, const char* what) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw Error(Errc::kUsage, path, fmt::format("{} cannot be read: {}", what, errno_text(errno)));
+  return fd;
+}
+
+void read_at(int fd, const std::string& path, std::int64_t offset, std::int64_t n, char* out) {
+  while (n > 0) {
+    const ssize_t got = ::pread(fd, out, static_cast<std::size_t>(n), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      throw Error(Errc::kIo, path,
+                  got < 0 ? "cannot be read: " + errno_text(errno) : fmt::format("ended at byte {}", offset));
+    }
+    offset += got, out += got, n -= got;
+  }
+}
+
+// --- Megatron's index ----------------------------------------------------------------------------
+// "MMIDIDX\0\0", version 1 (8 bytes), type (1), sequences n (8), document ends m (8), then n lengths (4), n
+// places in bytes (8), and m numbers of sequences (8), where documents begin; perhaps n modes (1).
+
+constexpr char kMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
+constexpr std::int64_t kHeaderBytes = 34, kAtOnce = 1 << 16;
+
+class MegatronIndex {
+ public:
+  explicit MegatronIndex(const std::string& path)
+      : path_(path), size_(size_of_file(path)), fd_(open_for_reading(path, "an index")) {}
+  ~MegatronIndex() { ::close(fd_); }
+  MegatronIndex(const MegatronIndex&) = delete;
+  MegatronIndex& operator=(const MegatronIndex&) = delete;
+
+  TokenDescription read(const std::string& bin_path) const {
+    char header[kHeaderBytes];
+    if (size_ < kHeaderBytes)
+      fail(fmt::format("has {} bytes; the header of an index has {}", size_, kHeaderBytes));
+    read_at(fd_, path_, 0, kHeaderBytes, header);
+    if (std::memcmp(header, kMagic, sizeof kMagic) != 0) fail("does not begin with MMIDIDX");
+    std::int64_t version, sequences, documents;
+    std::memcpy(&version, header + 9, 8);
+    std::memcpy(&sequences, header + 18, 8);
+    std::memcpy(&documents, header + 26, 8);
+    if (version != 1) fail(fmt::format("has version {}; 1 is read", version));
+    const TokenDescription found{.dtype = dtype_of(static_cast<unsigned char>(header[17]))};
+    constexpr std::int64_t kMost = std::int64_t{1} << 56;
+    if (sequences < 0 || documents < 0 || sequences > kMost / 16 || documents > kMost / 16)
+      fail(fmt::format("says that it has {} sequences and {} documents", sequences, documents));
+    const std::int64_t bytes = kHeaderBytes + 12 * sequences + 8 * documents;
+    if (size_ != bytes && size_ != bytes + sequences)
+      fail(fmt::format("has {} bytes; for {} sequences and {} documents {} are expected", size_, sequences,
+                       documents, bytes));
+    const auto width = static_cast<std::int64_t>(size_of(found.dtype));
+    const std::int64_t tokens = check_sequences(sequences, width), data = size_of_file(bin_path);
+    if (data != tokens * width)
+      fail(fmt::format("says that {} has {} tokens of {} bytes, and it has {} bytes", bin_path, tokens, width,
+                       data));
+    TokenDescription result = found;
+    result.tokens = tokens;
+    return result;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(
+        Errc::kUsage, path_, what,
+        "a Megatron data set's NAME.idx is expected beside its NAME.bin; take another file away from there");
+  }
+  DType dtype_of(int code) const {
+    if (code == 8) return DType::kU16;
+    if (code == 4) return DType::kI32;
+    fail(fmt::format("says that tokens are of type {}; 8 (uint16) and 4 (int32) are read", code));
+  }
+
+  // The sequences lie one behind the other. Returns their tokens.
+  std::int64_t check_sequences(std::int64_t sequences, std::int64_t width) const {
+    std::vector<std::int32_t> lengths(static_cast<std::size_t>(std::min(sequences, kAtOnce)));
+    std::vector<std::int64_t> places(lengths.size());
+    std::int64_t tokens = 0;
+    for (std::int64_t done = 0; done < sequences; done += kAtOnce) {
+      const std::int64_t n = std::min(kAtOnce, sequences - done);
+      read_at(fd_, path_, kHeaderBytes + 4 * done, 4 * n, reinterpret_cast<char*>(lengths.data()));
+      read_at(fd_, path_, kHeaderBytes + 4 * sequences + 8 * done, 8 * n,
+              reinterpret_cast<char*>(places.data()));
+      for (std::int64_t i = 0; i < n; ++i) {
+        const std::int32_t length = lengths[static_cast<std::size_t>(i)];
+        const std::int64_t place = places[static_cast<std::size_t>(i)];
+        if (length < 0) fail(fmt::format("sequence {} has the length {}", done + i, length));
+        if (place != tokens * width)
+          fail(fmt::format("sequence {} begins at byte {}; {} is expected, behind the one before it",
+                           done + i, place, tokens * width));
+        tokens += length;
+      }
+    }
+    return tokens;
+  }
+
+  std::string path_;
+  std::int64_t size_;
+  int fd_;
+};
+
+// --- our description -----------------------------------------------------------------------------
+
+TokenDescription read_description(const std::string& path, const std::string& bin_path) {
+  const auto root =
+      nlohmann::json::parse(read_text_file(path, "the description of a token file"), nullptr, false);
+  const auto fail = [&](const std::string& what) -> Error {
+    return {Errc::kUsage, path, what,
+            "tools/prepare.py writes such descriptions; take another file away from there"};
+  };
+  if (!root.is_object() || root.value("format", nlohmann::json()) != "ziggurat tokens")
+    throw fail("is no description of a token file (\"format\": \"ziggurat tokens\")");
+  if (root.value("version", nlohmann::json()) != 1)
+    throw fail(fmt::format("version {} found, 1 expected", root.value("version", nlohmann::json()).dump()));
+  const auto type = root.value("dtype", nlohmann::json());
+  if (type != "uint16" && type != "uint32")
+    throw fail(fmt::format("dtype {} found, \"uint16\" or \"uint32\" expected", type.dump()));
+  TokenDescription found{.dtype = type == "uint16" ? DType::kU16 : DType::kI32};
+  const auto tokens = root.value("tokens", nlohmann::json());
+  if (!tokens.is_number_integer() || tokens < 0)
+    throw fail(fmt::format("tokens {} found, a whole number expected", tokens.dump()));
+  found.tokens = tokens.get<std::int64_t>();
+  const std::int64_t bytes = size_of_file(bin_path), width = static_cast<std::int64_t>(size_of(found.dtype));
+  if (found.tokens > bytes / width || bytes != found.tokens * width)
+    throw fail(fmt::format("says that {} has {} tokens of {} bytes, and it has {} bytes", bin_path,
+                           found.tokens, width, bytes));
+  if (root.value("mask", nlohmann::json()) == true)
+    found.mask = std::make_shared<const MaskFile>(beside(bin_path, ".mask"), found.tokens);
+  return found;
+}
+
+}  // namespace
+
+MaskFile::MaskFile(const std::string& path, std::int64_t tokens) : path_(path) {
+  fd_ = open_for_reading(path, "a loss mask");
+  struct stat st {};
+  if (::fstat(fd_, &st) == 0 && st.st_size == tokens) return;
+  ::close(fd_);
+  throw Error(Errc::kUsage, path,
+              fmt::format("has {} bytes; one for each of {} tokens is expected", st.st_size, tokens));
+}
+
+MaskFile::~MaskFile() {
+  ::close(fd_);
+}
+
+std::int64_t MaskFile::apply(std::int64_t first, std::int64_t n, std::int32_t* targets) const {
+  char mask[4096];
+  std::int64_t kept = 0;
+  for (std::int64_t done = 0; done < n; done += static_cast<std::int64_t>(sizeof mask)) {
+    const std::int64_t count = std::min<std::int64_t>(n - done, sizeof mask);
+    read_at(fd_, path_, first + done, count, mask);
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (mask[i] == 0) targets[done + i] = kIgnored;
+      kept += mask[i] != 0;
+    }
+  }
+  return kept;
+}
+
+TokenDescription describe_tokens(const std::string& bin_path, DType otherwise) {
+  const std::string index = beside(bin_path, ".idx"), description = beside(bin_path, ".json");
+  if (std::filesystem::exists(index)) return MegatronIndex(index).read(bin_path);
+  // Another program's NAME.json may lie there, so only one with our format counts.
+  if (std::filesystem::exists(description)) {
+    const std::string text = read_text_file(description, "the description of a token file");
+    if (text.find("ziggurat tokens") != std::string::npos) return read_description(description, bin_path);
+  }
+  return {.dtype = otherwise};
+}
+
+}  // namespace zg

@@ -1,0 +1,43 @@
+// What lies beside a token file and says what is in it: the index of a Megatron data set (NAME.idx beside
+// NAME.bin), or the description of tools/prepare.py (NAME.json), which may come with a loss mask (NAME.mask).
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ziggurat/base/dtype.hpp"
+
+namespace zg {
+
+// One byte for each token of a file: 0 leaves the token out of the loss as a target. Immutable after
+// construction: any thread may call read().
+class MaskFile {
+ public:
+  // Throws Error(kUsage) unless the file has `tokens` bytes.
+  MaskFile(const std::string& path, std::int64_t tokens);
+  ~MaskFile();
+  MaskFile(const MaskFile&) = delete;
+  MaskFile& operator=(const MaskFile&) = delete;
+  // Sets those of targets [n], which are tokens [first, first + n), to kIgnored that the mask leaves out, and
+  // returns how many stay. Throws Error(kIo).
+  std::int64_t apply(std::int64_t first, std::int64_t n, std::int32_t* targets) const;
+
+  static constexpr std::int32_t kIgnored = -100;
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+};
+
+struct TokenDescription {
+  DType dtype = DType::kU16;
+  std::int64_t tokens = -1;                // -1: not said
+  std::shared_ptr<const MaskFile> mask{};  // null: every token is a target
+};
+
+// The description of a token file; its type is `otherwise` where nothing lies beside it. Throws Error(kUsage)
+// for a description that is damaged or that the file contradicts.
+TokenDescription describe_tokens(const std::string& bin_path, DType otherwise);
+
+}  // namespace zg

@@ -51,9 +51,9 @@ struct Settings {
   operator DataConfig() const {
     return {.train = train,
             .validation = validation,
+            .document_end = "",
             .validation_share = validation_share,
             .tokenizer = tokenizer,
-            .document_end = "",
             .token_dtype = token_dtype,
             .seq_len = seq_len};
   }

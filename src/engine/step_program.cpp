@@ -216,7 +216,9 @@ class Emitter {
       const bool begins = i == 0, ends = i + 1 == all.size(), reads = use.kind == TileUse::Kind::kWeight;
       const bool last_use =
           std::find(all.begin() + static_cast<std::ptrdiff_t>(i) + 1, all.end(), use) == all.end();
+      if (!begins) hold(beside_tiles(slot, false, false));
       if (reads && gathers_by_use(slot.unit)) gather(slot, t, backward && slot.last && last_use);
+      held_.clear();
       std::vector<Use> uses = beside_tiles(slot, begins, ends);
       if (reads) {
         const SegmentId tile = layout_.whole(layout_.tile(t).weight);
@@ -229,9 +231,15 @@ class Emitter {
       add(slot, t, uses, layout_.tile(t).count);
       out_.ops.back().use = use;
       out_.ops.back().goes_on = !begins;
+      if (!ends) hold(beside_tiles(slot, false, false));
       if (!reads && last_backward_[static_cast<std::size_t>(slot.unit)] == &slot)
         finish_gradient(slot.unit, t);
+      held_.clear();
     }
+  }
+  // The operations that follow keep these where they are: the model's call goes on with them.
+  void hold(const std::vector<Use>& uses) {
+    for (const Use& use : uses) held_.push_back(read(use.access.segment));
   }
   // What all operations of a forward or backward in tiles have.
   std::vector<Use> beside_tiles(const Slot& slot, bool begins, bool ends) const {
@@ -325,6 +333,7 @@ class Emitter {
       op.access[static_cast<std::size_t>(use.operand)] = static_cast<std::int8_t>(accesses_.size());
       accesses_.push_back(use.access);
     }
+    accesses_.insert(accesses_.end(), held_.begin(), held_.end());
     out_.program.add_op(accesses_, time);
     out_.ops.push_back(op);
   }
@@ -333,7 +342,7 @@ class Emitter {
   StepProgram out_;
   std::int64_t update_time_ = 0;
   std::vector<const Slot*> last_backward_;  // by unit
-  std::vector<AccessStep> accesses_;
+  std::vector<AccessStep> accesses_, held_;
 };
 
 ScheduleShape shape_of(const Layout& layout, UpdateTiming timing, std::int32_t gather_ahead) {

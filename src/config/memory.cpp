@@ -124,6 +124,11 @@ const Keys& tiers_keys() {
        "Share of each budget that stays free for what is on its way in or out, so that a fetch need not wait "
        "for the write-back that makes room for it. Less is taken where the budgets are too small for it.",
        "`\"auto\"`: what the links have in flight and the largest operation takes, at most a quarter"},
+      {"tiles", &T::tiles,
+       ChoiceSpec{T::Tiles::kAuto,
+                  {{"auto", T::Tiles::kAuto}, {"on", T::Tiles::kOn}, {"off", T::Tiles::kOff}}},
+       "Whether the weights of a layer come to the device in tiles, some rows of a matrix each: where whole "
+       "layers do not fit, always, or never. Tiles round differently from whole layers."},
       {"ram", SectionSpec{ram_keys}, "What the back end `\"ram\"` pretends to be."},
   });
   return keys;

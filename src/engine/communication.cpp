@@ -87,7 +87,7 @@ CommTraffics numbers(const Layout& layout, std::int64_t count) {
 // The valid tokens of the batch before the step, then the loss and the units' norms.
 CommTraffics numbers_of_step(const Layout& layout) {
   CommTraffics t = numbers(layout, 1);
-  return t += numbers(layout, 1 + static_cast<std::int64_t>(layout.units.size()));
+  return t += numbers(layout, 1 + static_cast<std::int64_t>(layout.model->units().size()));
 }
 
 }  // namespace
@@ -180,7 +180,8 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
     for (std::int64_t at = 0; at < count; at += part)
       add({axis, sums, kernels::quantized_bytes(std::min(part, count - at), bits), DType::kU8});
   };
-  const std::int64_t shard = layout.shard_elements(op.unit).count;
+  if (op.goes_on) return calls;  // all calls of a forward or backward are its first operation's
+  const std::int64_t shard = layout.shard_elements(op.tile).count;
   if (op.kind == OpKind::kGather) {
     if (const int bits = layout.options.weight_bits; bits > 0) {
       add_quantized(CommAxis::kShards, false, shard, bits);
@@ -190,7 +191,7 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
   } else if (op.kind == OpKind::kFinishGradient) {
     for (const Layout::CopySum& sum : layout.copy_sums(op.unit))
       add({CommAxis::kCopies, true, sum.count, layout.model->accumulator_dtype(), true});
-    const std::int64_t piece = layout.unit(op.unit).piece;
+    const std::int64_t piece = layout.tile(op.tile).piece;
     if (const int bits = layout.options.gradient_bits; bits > 0) {
       add_quantized(CommAxis::kShards, true, shard, bits);
       add_quantized(CommAxis::kReplicas, true, piece, bits);

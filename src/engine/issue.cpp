@@ -5,6 +5,7 @@
 
 #include "engine/context_parts.hpp"
 #include "engine/part_exchange.hpp"
+#include "engine/tile_walk.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/engine/step_executor.hpp"
 
@@ -45,10 +46,11 @@ std::vector<TrainedRun> trained_runs(const Layout::UnitTensors& unit, const Layo
 }  // namespace
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
-// key has everything that issue() depends on. Never repeated are updates, which differ in every step, and
-// what ranks do together, where each call must meet the others': of a part of a model, all operations.
+// key has everything that issue() depends on. Never repeated are updates, which differ in every step, what is
+// several operations (in tiles), and what ranks do together, where each call must meet the others': of a part
+// of a model, all operations.
 void StepExecutor::issue_again(const StepOp& op) {
-  if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate || exchange_ != nullptr)
+  if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate || exchange_ != nullptr || op.in_tiles())
     return issue(op);
   if (context_ != nullptr && (op.kind == OpKind::kForward || op.kind == OpKind::kBackward)) return issue(op);
   const auto number = [](std::int32_t n) {
@@ -71,12 +73,12 @@ void StepExecutor::issue(const StepOp& op) {
   if (exchange_ != nullptr) exchange_->begin(op);
   const Workspace w(layout_, workspace_.get());
   const BatchShape shape = layout_.options.micro_batch;
-  const Layout::UnitTensors& unit = layout_.unit(op.unit);
+  const Layout::UnitTensors& unit = layout_.unit(op.unit);  // of a unit in tiles, the first one
   Stream& s = *compute_;
   const auto data = [&](Operand operand) { return lease(op, operand).data(); };
   const auto flat = [&](Operand operand, TensorId id) {
-    return unit_view(data(operand), id,
-                     operand == Operand::kTable || operand == Operand::kTableAccumulator ? 0 : op.unit);
+    const bool of_table = operand == Operand::kTable || operand == Operand::kTableAccumulator;
+    return unit_view(data(operand), id, of_table ? layout_.unit(0) : unit);
   };
   const auto rows = [&](Operand operand) {
     return View(data(operand), model.dtype(), model.residual_rows(shape), model.config().width);
@@ -90,6 +92,9 @@ void StepExecutor::issue(const StepOp& op) {
   // What the first micro-batch finds in an accumulator is left over from others.
   const Gradients into = op.first ? Gradients::kOverwrite : Gradients::kAdd;
   if (context_ != nullptr) context_->begin_op(op);
+  std::optional<TileWalk> walk;
+  if (op.in_tiles()) walk.emplace(*this);
+  TileWalk* const tiles = walk ? &*walk : nullptr;
 
   switch (op.kind) {
     case OpKind::kInitialize:
@@ -108,7 +113,7 @@ void StepExecutor::issue(const StepOp& op) {
     case OpKind::kForward: {
       void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
       model.block_forward(s, shape, weight(), rows(Operand::kInput), rows(Operand::kOutput), saved,
-                          w.scratch(), context_.get());
+                          w.scratch(), context_.get(), tiles);
       break;
     }
     case OpKind::kHeadLoss:
@@ -126,12 +131,12 @@ void StepExecutor::issue(const StepOp& op) {
       break;
     }
     case OpKind::kBackward: {
-      const View x = rows(Operand::kInput);
-      void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
-      if (!op.has(Operand::kSaved))
-        model.block_forward(s, shape, weight(), x, View(), saved, w.scratch(), context_.get());
-      model.block_backward(s, shape, weight(), x, saved, rows(Operand::kActivationGradient), accumulator(),
-                           w.scratch(), into, context_.get());
+      const View x = rows(Operand::kInput), dx = rows(Operand::kActivationGradient), sum = accumulator();
+      const View weights = weight();
+      const bool again = !op.has(Operand::kSaved);
+      void* saved = again ? w.saved() : data(Operand::kSaved);
+      if (again) model.block_forward(s, shape, weights, x, View(), saved, w.scratch(), context_.get(), tiles);
+      model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context_.get(), tiles);
       break;
     }
     case OpKind::kEmbeddingBackward:
@@ -161,8 +166,8 @@ void StepExecutor::pass_on(const StepOp& op) {
 }
 
 void StepExecutor::gather_weight(const StepOp& op) {
-  const View shard = whole_view(lease(op, Operand::kShard).data(), layout_.unit(op.unit).shard),
-             weight = whole_view(lease(op, Operand::kWeight).data(), layout_.unit(op.unit).weight);
+  const View shard = whole_view(lease(op, Operand::kShard).data(), layout_.tile(op.tile).shard),
+             weight = whole_view(lease(op, Operand::kWeight).data(), layout_.tile(op.tile).weight);
   const Timer::Comm timed(*timer_, *comm_, CommAxis::kShards, op);
   if (layout_.options.weight_bits > 0) return gather_quantized(shard, weight);
   groups_.shards->all_gather(*comm_, shard.data, weight.data, shard.count(), shard.dtype);
@@ -213,14 +218,14 @@ View StepExecutor::sum_quantized(Communicator& group, const View& sum) {
 // the norm.
 void StepExecutor::finish_gradient(const StepOp& op) {
   const Workspace w(layout_, workspace_.get());
-  const Layout::UnitTensors& unit = layout_.unit(op.unit);
-  const Layout::Elements shard = layout_.shard_elements(op.unit);
+  const Layout::UnitTensors& unit = layout_.tile(op.tile);
+  const Layout::Elements shard = layout_.shard_elements(op.tile);
   Stream& stream = stream_of(op);
   Layout::Elements mine = shard;
   const View sum = whole_view(lease(op, Operand::kAccumulator).data(), unit.accumulator);
   sum_copies(op);
   if (groups_.pieces != nullptr) {
-    mine = layout_.piece_elements(op.unit);
+    mine = layout_.piece_elements(op.tile);
   }
   if (layout_.options.gradient_bits > 0) {
     View part = sum;  // first among those who share everything, then among those who have the same shard
@@ -234,13 +239,13 @@ void StepExecutor::finish_gradient(const StepOp& op) {
     }
   } else if (groups_.pieces != nullptr) {
     const Timer::Comm timed(*timer_, stream, CommAxis::kPieces, op);
-    groups_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first, mine.count).data, mine.count,
-                                   sum.dtype, Reduction::kSum);
+    groups_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - unit.first, mine.count).data,
+                                   mine.count, sum.dtype, Reduction::kSum);
   }
   if (!op.has(Operand::kGradient)) return;
   const View gradient = whole_view(lease(op, Operand::kGradient).data(), unit.gradient);
   for (const auto& [first, count, counted] : trained_runs(unit, mine)) {
-    device_.ops().finish_gradient(stream, sum.col_range(first, count),
+    device_.ops().finish_gradient(stream, sum.col_range(first - unit.first, count),
                                   gradient.col_range(first - shard.first, count),
                                   counted ? w.scalar(1 + op.unit) : w.discarded(), w.sum_partials());
   }
@@ -253,13 +258,13 @@ void StepExecutor::finish_gradient(const StepOp& op) {
 // Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after
 // a parameter is updated with it; its gradient is always zero, so it stays zero.
 void StepExecutor::issue_update(const StepOp& op) {
-  const Layout::UnitTensors& tensors = layout_.unit(op.unit);
+  const Layout::UnitTensors& tensors = layout_.tile(op.tile);
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
   const View gradient = whole_view(lease(op, Operand::kGradient).data(), tensors.gradient),
-             weight = whole_view(lease(op, Operand::kWeight).data(), layout_.updated_weight(op.unit));
-  const std::int64_t shard_first = layout_.shard_elements(op.unit).first;
+             weight = whole_view(lease(op, Operand::kWeight).data(), layout_.updated_weight(op.tile));
+  const std::int64_t shard_first = layout_.shard_elements(op.tile).first;
   void* const state = lease(op, Operand::kState).data();
-  const Layout::Elements segment = layout_.state_elements(op.unit, op.segment);
+  const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
   Ops& ops = layout_.update_at(op.unit) == Tier::kDevice ? device_.ops() : host_ops();
   Stream& stream = update_stream(op.unit);
   for (const Layout::StateRange& range : tensors.ranges) {

@@ -49,7 +49,11 @@ Layout::Layout(const Model& m_, const LayoutOptions& given)
             "part {} of {} has the model of part {} of {}", options.parts.tensor_part, options.parts.tensor,
             model->part().part, model->part().parts);
   split();
-  for (std::int32_t u = 0; u <= head_unit(); ++u) add_unit(u);
+  for (std::int32_t u = 0; u <= head_unit(); ++u) {
+    first_tile_.push_back(static_cast<std::int32_t>(units.size()));
+    for (std::size_t i = 0; i < model->units()[static_cast<std::size_t>(u)].tiles.size(); ++i) add_tile(u, i);
+  }
+  first_tile_.push_back(static_cast<std::int32_t>(units.size()));
   add_activations();
 }
 
@@ -83,30 +87,34 @@ int Layout::part_of(std::int32_t u) const {
          1;
 }
 
-void Layout::add_unit(std::int32_t u) {
+void Layout::add_tile(std::int32_t u, std::size_t i) {
   const Unit& unit = model->units()[static_cast<std::size_t>(u)];
+  const Tile& tile = unit.tiles[i];
+  const std::string name = unit.in_tiles() ? fmt::format("{}.tile{}", unit.name, i) : unit.name;
   const LayoutOptions& o = options;
   const Sharding& sharding = o.sharding;
   const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer);
   units.emplace_back();
+  units.back().unit = u, units.back().first = tile.first, units.back().count = tile.count;
   const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t count) {
-    return table.add({unit.name + "." + what, dtype, count, role, lowest, 0});
+    return table.add({name + "." + what, dtype, count, role, lowest, 0});
   };
-  // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe.
-  const bool brief = o.accumulation == Accumulation::kLayerMajor && !is_pipeline();
+  // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe. Those
+  // of tiles take turns for each micro-batch.
+  const bool brief = o.accumulation == Accumulation::kLayerMajor && !is_pipeline() && !unit.in_tiles();
   const auto add_accumulator = [&](std::int64_t count) {
     return add("accumulator", model->accumulator_dtype(), Role::kGradient,
                brief ? std::min(Tier::kHost, optimizer) : optimizer, count);
   };
   if (!has_unit(u)) {
     if (u > 0 || !model->config().tied || !has_unit(head_unit())) return;
-    units.back().weight = add("weight", model->dtype(), Role::kWeight, weights, unit.count);
-    units.back().accumulator = add_accumulator(unit.count);
+    units.back().weight = add("weight", model->dtype(), Role::kWeight, weights, tile.count);
+    units.back().accumulator = add_accumulator(tile.count);
     return;
   }
-  units.back().piece = round_up((unit.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
+  units.back().piece = round_up((tile.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
   const std::int64_t shard = units.back().piece * sharding.replicas();
-  const std::int64_t whole = sharding.ranks == 1 ? unit.count : shard * sharding.shards;
+  const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
   // A gathered weight is dead when it has been used, so it need not be demoted.
   const bool brief_weight = is_sharded() && !sharding.keep_weights;
   units.back().weight =
@@ -115,11 +123,11 @@ void Layout::add_unit(std::int32_t u) {
   units.back().accumulator = add_accumulator(whole);
   // Where only some units are updated on the device, the state of these stays on the device.
   const bool all = o.device_updates > head_unit();
-  add_state(u, update_at(u) == Tier::kDevice && !all ? Tier::kDevice : optimizer);
+  add_state(name, update_at(u) == Tier::kDevice && !all ? Tier::kDevice : optimizer);
   find_copies(u);
   if (units.back().state != kNone)
     units.back().gradient =
-        add("gradient", o.gradient, Role::kGradient, optimizer, sharding.ranks == 1 ? unit.count : shard);
+        add("gradient", o.gradient, Role::kGradient, optimizer, sharding.ranks == 1 ? tile.count : shard);
 }
 
 // What each chunk of this stage has, or the one stage.
@@ -189,16 +197,16 @@ TensorId Layout::activation_gradient_of(std::int32_t u, std::int32_t m) const {
   return activation_gradient[static_cast<std::size_t>(first + m % stretches_[chunk].gradients)];
 }
 
-void Layout::add_state(std::int32_t u, Tier lowest) {
-  const Unit& unit = model->units()[static_cast<std::size_t>(u)];
-  UnitTensors& t = units[static_cast<std::size_t>(u)];
-  const Elements shard = shard_elements(u);
+// Of the tile that was added last.
+void Layout::add_state(const std::string& name, Tier lowest) {
+  UnitTensors& t = units.back();
+  const Unit& unit = model->units()[static_cast<std::size_t>(t.unit)];
+  const Elements shard = held_of_tile(static_cast<std::int32_t>(units.size()) - 1);
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
-    const int group = options.groups.empty() ? 0 : options.groups[static_cast<std::size_t>(u)][i];
+    const int group = options.groups.empty() ? 0 : options.groups[static_cast<std::size_t>(t.unit)][i];
     if (group == kFrozen) continue;
-    const std::int64_t end = i + 1 < unit.params.size() ? unit.params[i + 1].offset : unit.count;
     const std::int64_t first = std::max(unit.params[i].offset, shard.first);
-    const std::int64_t last = std::min(end, shard.first + shard.count);
+    const std::int64_t last = std::min(unit.end_of(i), shard.first + shard.count);
     if (first >= last) continue;
     t.ranges.push_back({static_cast<std::int32_t>(i), group, first, t.state_elements, last - first,
                         first - unit.params[i].offset});
@@ -209,42 +217,56 @@ void Layout::add_state(std::int32_t u, Tier lowest) {
   const std::int64_t whole = t.state_elements / segment_elements_,
                      rest = t.state_elements % segment_elements_;
   const std::int64_t bytes = whole * state_.bytes(segment_elements_) + (rest > 0 ? state_.bytes(rest) : 0);
-  TensorSpec spec{unit.name + ".state",  DType::kU8, bytes,
+  TensorSpec spec{name + ".state",       DType::kU8, bytes,
                   Role::kOptimizerState, lowest,     state_.bytes(segment_elements_)};
   spec.versions = options.state_versions;
   t.state = table.add(spec);
 }
 
-Layout::Elements Layout::shard_elements(std::int32_t u) const {
+Layout::Elements Layout::shard_elements(std::int32_t t) const {
   const Sharding& s = options.sharding;
-  if (s.shards == 1) return {0, model->units()[static_cast<std::size_t>(u)].count};
-  const std::int64_t count = unit(u).piece * s.replicas();
-  return {s.shard() * count, count};
+  if (s.shards == 1) return {tile(t).first, tile(t).count};
+  const std::int64_t count = tile(t).piece * s.replicas();
+  return {tile(t).first + s.shard() * count, count};
 }
 
-Layout::Elements Layout::piece_elements(std::int32_t u) const {
-  return {options.sharding.piece() * unit(u).piece, unit(u).piece};
+Layout::Elements Layout::piece_elements(std::int32_t t) const {
+  return {tile(t).first + options.sharding.piece() * tile(t).piece, tile(t).piece};
 }
 
-std::int32_t Layout::state_segments(std::int32_t u) const {
-  return unit(u).state == kNone ? 0 : table.tensor(unit(u).state).segments;
+Layout::Elements Layout::held_of_tile(std::int32_t t) const {
+  const Elements shard = shard_elements(t);
+  return {shard.first, std::clamp<std::int64_t>(tile(t).first + tile(t).count - shard.first, 0, shard.count)};
 }
 
-Layout::Elements Layout::state_elements(std::int32_t u, std::int32_t i) const {
+std::vector<Layout::Elements> Layout::held_elements(std::int32_t u) const {
+  std::vector<Elements> held;
+  for (std::int32_t t = first_tile(u); t < first_tile(u + 1); ++t) held.push_back(held_of_tile(t));
+  return held;
+}
+
+std::int32_t Layout::state_segments(std::int32_t t) const {
+  return tile(t).state == kNone ? 0 : table.tensor(tile(t).state).segments;
+}
+
+std::int64_t Layout::unit_state_elements(std::int32_t u) const {
+  std::int64_t sum = 0;
+  for (std::int32_t t = first_tile(u); t < first_tile(u + 1); ++t) sum += tile(t).state_elements;
+  return sum;
+}
+
+Layout::Elements Layout::state_elements(std::int32_t t, std::int32_t i) const {
   const std::int64_t first = i * segment_elements_;
-  return {first, std::min(segment_elements_, unit(u).state_elements - first)};
+  return {first, std::min(segment_elements_, tile(t).state_elements - first)};
 }
 
-SegmentId Layout::state_segment(std::int32_t u, std::int32_t i) const {
-  return table.tensor(unit(u).state).first_segment + i;
+SegmentId Layout::state_segment(std::int32_t t, std::int32_t i) const {
+  return table.tensor(tile(t).state).first_segment + i;
 }
 
-bool Layout::update_rebuilds_weight(std::int32_t u) const {
-  const std::int64_t all = model->units()[static_cast<std::size_t>(u)].count;
-  const Elements shard = shard_elements(u);
-  const std::int64_t count = std::clamp<std::int64_t>(all - shard.first, 0, shard.count);
-  return unit(u).state != kNone && state_.format().master == MasterFormat::kFull &&
-         unit(u).state_elements == count;
+bool Layout::update_rebuilds_weight(std::int32_t t) const {
+  return tile(t).state != kNone && state_.format().master == MasterFormat::kFull &&
+         tile(t).state_elements == held_of_tile(t).count;
 }
 
 bool Layout::has_frozen(std::int32_t u) const {

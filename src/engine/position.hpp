@@ -18,8 +18,9 @@ namespace zg {
 inline std::string text_of(const StepOp& op) {
   const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward;
   const bool by_segment = is_by_segment(op.kind);
-  return fmt::format("{} {}.{}", name_of(op.kind), of_block ? op.unit - 1 : op.unit,
-                     by_segment ? op.segment : op.micro_batch);
+  const std::string tile = op.in_tiles() ? fmt::format(" tile {}", op.use.tile) : "";
+  return fmt::format("{} {}.{}{}", name_of(op.kind), of_block ? op.unit - 1 : op.unit,
+                     by_segment ? op.segment : op.micro_batch, tile);
 }
 
 class StepExecutor::Position {

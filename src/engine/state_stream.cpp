@@ -47,9 +47,9 @@ void weights_of(const View& weight, const View& master) {
 // Visits the part of each trained parameter that the operation's segment of state holds; `first` counts in
 // the parameter. A part that has nothing but the gap after its parameter is left out.
 void StepExecutor::visit_ranges(const StepOp& op, const RangeVisitor& visit) {
-  const Layout::Elements segment = layout_.state_elements(op.unit, op.segment);
+  const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
-  for (const Layout::StateRange& range : layout_.unit(op.unit).ranges) {
+  for (const Layout::StateRange& range : layout_.tile(op.tile).ranges) {
     const std::int64_t begin = std::max(range.state_first, segment.first);
     const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
     const std::int64_t first = range.param_first + begin - range.state_first;
@@ -60,9 +60,9 @@ void StepExecutor::visit_ranges(const StepOp& op, const RangeVisitor& visit) {
 
 // Visits what this rank holds of the unit's frozen parameters, with the last operation of the unit.
 void StepExecutor::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
-  if (!layout_.has_frozen(op.unit) || op.segment + 1 < layout_.state_segments(op.unit)) return;
+  if (!layout_.has_frozen(op.unit) || op.segment + 1 < layout_.state_segments(op.tile)) return;
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
-  const Layout::Elements shard = layout_.shard_elements(op.unit);
+  const Layout::Elements shard = layout_.held_of_tile(op.tile);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Param& p = params[i];
     if (layout_.options.groups[static_cast<std::size_t>(op.unit)][i] != kFrozen) continue;
@@ -101,13 +101,13 @@ void StepExecutor::save(const StepOp& op, const TileVisitor& take) {
   View weight;
   if (has_weight) {
     weight_lease.emplace(on_host(std::move(lease(op, Operand::kWeight)), tier, Access::kRead));
-    weight = whole_view(weight_lease->data(), layout_.updated_weight(op.unit));
+    weight = whole_view(weight_lease->data(), layout_.updated_weight(op.tile));
   }
-  const std::int64_t shard = layout_.shard_elements(op.unit).first;
+  const std::int64_t shard = layout_.held_of_tile(op.tile).first;
   std::vector<float> joined;
   if (has_state) {
     state_lease.emplace(on_host(std::move(lease(op, Operand::kState)), tier, Access::kRead));
-    const Layout::Elements segment = layout_.state_elements(op.unit, op.segment);
+    const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
     visit_ranges(op, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
       const std::int64_t skip = first - range.param_first;
       const OptimizerState state = layout_.state().part(state_lease->data(), segment.count,
@@ -141,14 +141,14 @@ void StepExecutor::restore(const StepOp& op, const TileVisitor& fill) {
   const StateFormat& format = layout_.state().format();
   const HostLease weight_lease =
       on_host(std::move(lease(op, Operand::kWeight)), tier, op.first ? Access::kOverwrite : Access::kWrite);
-  const View weight = whole_view(weight_lease.data(), layout_.updated_weight(op.unit));
+  const View weight = whole_view(weight_lease.data(), layout_.updated_weight(op.tile));
   if (op.first) std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
-  const std::int64_t shard = layout_.shard_elements(op.unit).first;
+  const std::int64_t shard = layout_.held_of_tile(op.tile).first;
   std::vector<float> joined;
   if (has_state) {
     const HostLease state_lease = on_host(std::move(lease(op, Operand::kState)), tier, Access::kOverwrite);
     std::memset(state_lease.data(), 0, static_cast<std::size_t>(state_lease.bytes()));
-    const Layout::Elements segment = layout_.state_elements(op.unit, op.segment);
+    const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
     visit_ranges(op, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
       const std::int64_t skip = first - range.param_first;
       const OptimizerState state = layout_.state().part(state_lease.data(), segment.count,
@@ -179,13 +179,20 @@ void StepExecutor::visit_state(std::int32_t u, const Param& param, std::int64_t 
   flush();
   leave_program();
   if (!layout_.has_unit(u)) return;
-  const Layout::UnitTensors& tensors = layout_.unit(u);
+  for (std::int32_t t = layout_.first_tile(u); t < layout_.first_tile(u + 1); ++t)
+    visit_state_of_tile(t, param, begin, end, weights, visit);
+}
+
+void StepExecutor::visit_state_of_tile(std::int32_t t, const Param& param, std::int64_t begin,
+                                       std::int64_t end, Weights weights, const StateVisitor& visit) {
+  const Layout::UnitTensors& tensors = layout_.tile(t);
+  const std::int32_t u = tensors.unit;
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(u)].params;
   const auto range = std::find_if(tensors.ranges.begin(), tensors.ranges.end(), [&](const auto& r) {
     return params[static_cast<std::size_t>(r.param)].offset == param.offset;
   });
-  const Layout::Elements shard = layout_.shard_elements(u);
-  const TensorId updated = layout_.updated_weight(u);
+  const Layout::Elements shard = layout_.held_of_tile(t);
+  const TensorId updated = layout_.updated_weight(t);
   const auto with_weight = [&](std::int64_t first, std::int64_t count, const auto& use) {
     const HostLease lease = host_lease(layout_.whole(updated), Access::kRead);
     use(whole_view(lease.data(), updated).col_range(first - shard.first, count));
@@ -199,8 +206,8 @@ void StepExecutor::visit_state(std::int32_t u, const Param& param, std::int64_t 
     return;
   }
   std::vector<char> copy;
-  for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {
-    const Layout::Elements segment = layout_.state_elements(u, i);
+  for (std::int32_t i = 0; i < layout_.state_segments(t); ++i) {
+    const Layout::Elements segment = layout_.state_elements(t, i);
     const std::int64_t offset = range->state_first - range->param_first;  // of the parameter's first element
     const std::int64_t from = std::max(offset + first_here, segment.first);
     const std::int64_t to = std::min(offset + end_here, segment.first + segment.count);
@@ -217,7 +224,7 @@ void StepExecutor::visit_state(std::int32_t u, const Param& param, std::int64_t 
         weight = View(copy.data(), v.dtype, 1, v.count());
       });
     }
-    const HostLease lease = host_lease(layout_.state_segment(u, i), Access::kRead);
+    const HostLease lease = host_lease(layout_.state_segment(t, i), Access::kRead);
     const OptimizerState state =
         layout_.state().part(lease.data(), segment.count, block, to - segment.first - block);
     visit(state, weight, element - begin, skip, to - from);

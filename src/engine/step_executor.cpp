@@ -168,14 +168,14 @@ void StepExecutor::run_initialize(const std::function<void(const StepOp&)>& each
 // Initialises one segment of a unit's state, and the part of the unit's weight whose masters it holds; with
 // the last segment also the frozen parameters. Gaps between parameters are zero.
 void StepExecutor::initialize(const StepOp& op, const ParamSource& source) {
-  const Layout::UnitTensors& tensors = layout_.unit(op.unit);
+  const Layout::UnitTensors& tensors = layout_.tile(op.tile);
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
   const bool has_state = op.has(Operand::kState);
   const Tier tier = has_state ? layout_.update_at(op.unit) : Tier::kDevice;
   const HostLease weight_lease =
       on_host(std::move(lease(op, Operand::kWeight)), tier, op.first ? Access::kOverwrite : Access::kWrite);
-  const View weight = whole_view(weight_lease.data(), layout_.updated_weight(op.unit));
-  const Layout::Elements shard = layout_.shard_elements(op.unit);
+  const View weight = whole_view(weight_lease.data(), layout_.updated_weight(op.tile));
+  const Layout::Elements shard = layout_.held_of_tile(op.tile);
   if (op.first) std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
   std::vector<float> values;
   // The values of elements [begin, end) of a parameter and the gap after it.
@@ -187,7 +187,7 @@ void StepExecutor::initialize(const StepOp& op, const ParamSource& source) {
   if (has_state) {
     const HostLease state = on_host(std::move(lease(op, Operand::kState)), tier, Access::kOverwrite);
     std::memset(state.data(), 0, static_cast<std::size_t>(state.bytes()));
-    const Layout::Elements segment = layout_.state_elements(op.unit, op.segment);
+    const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
     for (const Layout::StateRange& range : tensors.ranges) {
       const std::int64_t begin = std::max(range.state_first, segment.first);
       const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
@@ -199,7 +199,7 @@ void StepExecutor::initialize(const StepOp& op, const ParamSource& source) {
                     values_of(params[static_cast<std::size_t>(range.param)], first, first + n));
     }
   }
-  if (layout_.options.groups.empty() || op.segment + 1 < layout_.state_segments(op.unit)) return;
+  if (layout_.options.groups.empty() || op.segment + 1 < layout_.state_segments(op.tile)) return;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Param& p = params[i];
     if (layout_.options.groups[static_cast<std::size_t>(op.unit)][i] != kFrozen) continue;
@@ -225,8 +225,8 @@ View StepExecutor::whole_view(void* data, TensorId tensor) const {
 }
 
 // The unit's elements of a flat tensor, which may be padded.
-View StepExecutor::unit_view(void* data, TensorId tensor, std::int32_t unit) const {
-  return whole_view(data, tensor).col_range(0, layout_.model->units()[static_cast<std::size_t>(unit)].count);
+View StepExecutor::unit_view(void* data, TensorId tensor, const Layout::UnitTensors& unit) const {
+  return whole_view(data, tensor).col_range(0, unit.count);
 }
 
 CommTraffics StepExecutor::comm() const {
@@ -356,7 +356,7 @@ std::span<const double> StepExecutor::read_scalars() {
   own_.device_to_host += bytes;
   const Position::Waiting waiting(*position_, Position::Waits::kForStream);
   compute_->synchronize();
-  return {static_cast<const double*>(staging_->data()), layout_.units.size() + 1};
+  return {static_cast<const double*>(staging_->data()), layout_.model->units().size() + 1};
 }
 
 Traffic StepExecutor::own_traffic_per_step() const {
@@ -405,22 +405,33 @@ void StepExecutor::run_program(const ProgramStart& start) {
   const StepProgram& program = *start.program;
   store_.run(&program.program, start.next != nullptr ? &start.next->program : nullptr);
   position_->begin_program(program);
-  for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
-    const StepOp& op = program.ops[static_cast<std::size_t>(i)];
-    Stream& stream = stream_of(op);
-    position_->next_op(i);
-    {
-      const Position::Waiting waiting(*position_, Position::Waits::kForLease);
-      store_.acquire_op(&stream, leases_);
-    }
-    timer_->begin(stream, op);
-    issue_again(op);
-    timer_->end(stream, op);
-    const Event event = stream.record();
-    for (Lease& lease : leases_) lease.release_after(stream, event);
-    position_->issued();
+  running_ = &program;
+  for (at_ = 0; at_ < program.program.op_count(); ++at_) {
+    begin_op();
+    issue_again(current_op());
+    end_op();
   }
   position_->end_program();
+}
+
+void StepExecutor::begin_op() {
+  const StepOp& op = current_op();
+  Stream& stream = stream_of(op);
+  position_->next_op(at_);
+  {
+    const Position::Waiting waiting(*position_, Position::Waits::kForLease);
+    store_.acquire_op(&stream, leases_);
+  }
+  timer_->begin(stream, op);
+}
+
+void StepExecutor::end_op() {
+  const StepOp& op = current_op();
+  Stream& stream = stream_of(op);
+  timer_->end(stream, op);
+  const Event event = stream.record();
+  for (Lease& lease : leases_) lease.release_after(stream, event);
+  position_->issued();
 }
 
 // Updates on the host run on a stream of their own. Updates on a GPU run on the compute stream: they are

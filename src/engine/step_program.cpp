@@ -1,5 +1,6 @@
 #include "ziggurat/engine/step_program.hpp"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "ziggurat/base/error.hpp"
@@ -14,6 +15,7 @@ class Emitter {
   StepProgram emit(const char* name, const Schedule& schedule, bool updates_beside_compute) {
     out_ = {Program(name), {}};
     update_time_ = updates_beside_compute ? 0 : 1;
+    find_last_backwards(schedule);
     for (const Slot& slot : schedule) emit(slot);
     out_.program.finish(layout_.table.segment_count());
     return std::move(out_);
@@ -28,27 +30,28 @@ class Emitter {
   void emit(const Slot& slot) {
     switch (slot.kind) {
       case OpKind::kInitialize:
-        return initialize(slot);
+        return for_tiles(slot.unit, [&](std::int32_t t) { initialize(slot, t); });
       case OpKind::kSave:
-        return save(slot);
+        return for_tiles(slot.unit, [&](std::int32_t t) { save(slot, t); });
       case OpKind::kUpdate:
-        return update(slot);
+        return for_tiles(slot.unit, [&](std::int32_t t) { update(slot, t); });
       case OpKind::kEmbedding:
         return embedding(slot);
       case OpKind::kForward:
-        return forward(slot);
+        return layout_.in_tiles(slot.unit) ? in_tiles(slot) : forward(slot);
       case OpKind::kHead:
         return head(slot);
       case OpKind::kHeadLoss:
         return head_loss(slot);
       case OpKind::kBackward:
-        return backward(slot);
+        return layout_.in_tiles(slot.unit) ? in_tiles(slot) : backward(slot);
       case OpKind::kEmbeddingBackward:
         return embedding_backward(slot);
-      case OpKind::kFinishGradient:
-        return finish_gradient(slot);
+      case OpKind::kFinishGradient:  // in_tiles() finishes all but the first
+        return finish_gradient(slot.unit, layout_.first_tile(slot.unit));
       case OpKind::kGather:
-        return gather(slot);
+        if (gathers_by_use(slot.unit)) return;
+        return for_tiles(slot.unit, [&](std::int32_t t) { gather(slot, t, slot.last); });
       case OpKind::kSend:
         return add(slot, {sent(slot)});
       case OpKind::kReceive:
@@ -86,44 +89,43 @@ class Emitter {
 
   // One operation for each segment of state, at the tier where the unit is updated. A frozen unit has no
   // state; its weight is initialised at the device, which has room for it in any case.
-  void initialize(const Slot& slot) {
-    const std::int32_t n = layout_.state_segments(slot.unit);
+  void initialize(const Slot& slot, std::int32_t t) {
+    const std::int32_t n = layout_.state_segments(t);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
-    if (n == 0) return add(slot, {{Operand::kWeight, overwrite(updated(slot.unit))}});
+    if (n == 0) return add(slot, t, {{Operand::kWeight, overwrite(updated(t))}});
     for (std::int32_t i = 0; i < n; ++i) {
-      add(slot,
-          {{Operand::kWeight, {updated(slot.unit), tier, i == 0 ? Access::kOverwrite : Access::kWrite}},
-           {Operand::kState, {layout_.state_segment(slot.unit, i), tier, Access::kOverwrite}}},
+      add(slot, t,
+          {{Operand::kWeight, {updated(t), tier, i == 0 ? Access::kOverwrite : Access::kWrite}},
+           {Operand::kState, {layout_.state_segment(t, i), tier, Access::kOverwrite}}},
           1, i);
     }
   }
 
   // One operation for each segment of state, where the update has it. The weight is read where a part of the
   // masters is in it, and for what is frozen, with the last segment.
-  void save(const Slot& slot) {
-    const std::int32_t n = layout_.state_segments(slot.unit);
+  void save(const Slot& slot, std::int32_t t) {
+    const std::int32_t n = layout_.state_segments(t);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
-    const AccessStep weight{updated(slot.unit), tier, Access::kRead};
-    if (n == 0) return add(slot, {{Operand::kWeight, weight}});
+    const AccessStep weight{updated(t), tier, Access::kRead};
+    if (n == 0) return add(slot, t, {{Operand::kWeight, weight}});
     const bool split = layout_.state().format().master == MasterFormat::kSplit;
     for (std::int32_t i = 0; i < n; ++i) {
-      std::vector<Use> uses{{Operand::kState, {layout_.state_segment(slot.unit, i), tier, Access::kRead}}};
+      std::vector<Use> uses{{Operand::kState, {layout_.state_segment(t, i), tier, Access::kRead}}};
       if (split || (i == n - 1 && layout_.has_frozen(slot.unit))) uses.push_back({Operand::kWeight, weight});
-      add(slot, uses, 1, i);
+      add(slot, t, uses, 1, i);
     }
   }
 
   // One operation for each segment of state. The gradient is dead after the last one.
-  void update(const Slot& slot) {
+  void update(const Slot& slot, std::int32_t t) {
     const Tier tier = layout_.update_at(slot.unit);
-    const std::int32_t n = layout_.state_segments(slot.unit);
+    const std::int32_t n = layout_.state_segments(t);
     for (std::int32_t i = 0; i < n; ++i) {
-      const bool overwrites = i == 0 && layout_.update_rebuilds_weight(slot.unit);
-      add(slot,
-          {{Operand::kGradient,
-            {layout_.whole(layout_.unit(slot.unit).gradient), tier, Access::kRead, i == n - 1}},
-           {Operand::kWeight, {updated(slot.unit), tier, overwrites ? Access::kOverwrite : Access::kWrite}},
-           {Operand::kState, {layout_.state_segment(slot.unit, i), tier, Access::kWrite}}},
+      const bool overwrites = i == 0 && rebuilt(t);
+      add(slot, t,
+          {{Operand::kGradient, {layout_.whole(layout_.tile(t).gradient), tier, Access::kRead, i == n - 1}},
+           {Operand::kWeight, {updated(t), tier, overwrites ? Access::kOverwrite : Access::kWrite}},
+           {Operand::kState, {layout_.state_segment(t, i), tier, Access::kWrite}}},
           update_time_, i);
     }
   }
@@ -183,22 +185,107 @@ class Emitter {
   }
 
   // The accumulator of a frozen unit, which its kernels fill all the same, is dropped.
-  void finish_gradient(const Slot& slot) {
-    std::vector<Use> uses{{Operand::kAccumulator, read(accumulator(slot.unit), true)}};
-    const TensorId gradient = layout_.unit(slot.unit).gradient;
+  void finish_gradient(std::int32_t unit, std::int32_t t) {
+    std::vector<Use> uses{{Operand::kAccumulator, read(layout_.whole(layout_.tile(t).accumulator), true)}};
+    const TensorId gradient = layout_.tile(t).gradient;
     if (gradient != Layout::kNone) uses.push_back({Operand::kGradient, overwrite(layout_.whole(gradient))});
-    add(slot, uses);
+    add({OpKind::kFinishGradient, unit}, t, uses);
   }
 
-  void gather(const Slot& slot) {
-    add(slot, {{Operand::kShard, read(updated(slot.unit), slot.last && rebuilt(slot.unit))},
-               {Operand::kWeight, overwrite(weight(slot.unit))}});
+  // `last`: the shard is not read again before the update.
+  void gather(const Slot& slot, std::int32_t t, bool last) {
+    add({OpKind::kGather, slot.unit}, t,
+        {{Operand::kShard, read(updated(t), last && rebuilt(t))},
+         {Operand::kWeight, overwrite(layout_.whole(layout_.tile(t).weight))}});
+  }
+
+  // A forward or backward, with an operation for each use of a tile. Recomputation comes first. In the last
+  // backward of a step the gradient of each tile is final after its use.
+  void in_tiles(const Slot& slot) {
+    const Model& model = *layout_.model;
+    const bool backward = slot.kind == OpKind::kBackward;
+    std::vector<TileUse> all;
+    if (backward && layout_.options.recompute) all = model.tile_uses(ModelCall::kBlockAgain);
+    for (const TileUse& use : model.tile_uses(backward ? ModelCall::kBlockBackward : ModelCall::kBlock))
+      all.push_back(use);
+    const std::int32_t first = layout_.first_tile(slot.unit);
+    if (gathers_by_use(slot.unit)) gather(slot, first, backward && slot.last);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const TileUse& use = all[i];
+      const std::int32_t t = first + use.tile;
+      const bool begins = i == 0, ends = i + 1 == all.size(), reads = use.kind == TileUse::Kind::kWeight;
+      const bool last_use =
+          std::find(all.begin() + static_cast<std::ptrdiff_t>(i) + 1, all.end(), use) == all.end();
+      if (!begins) hold(beside_tiles(slot, false, false));
+      if (reads && gathers_by_use(slot.unit)) gather(slot, t, backward && slot.last && last_use);
+      held_.clear();
+      std::vector<Use> uses = beside_tiles(slot, begins, ends);
+      if (reads) {
+        const SegmentId tile = layout_.whole(layout_.tile(t).weight);
+        uses.push_back(
+            {Operand::kTile, read(tile, gathers_by_use(slot.unit) || (last_use && tile_is_dead(slot, t)))});
+      } else {
+        uses.push_back(
+            {Operand::kTileAccumulator, add_to(layout_.whole(layout_.tile(t).accumulator), slot.first)});
+      }
+      add(slot, t, uses, layout_.tile(t).count);
+      out_.ops.back().use = use;
+      out_.ops.back().goes_on = !begins;
+      if (!ends) hold(beside_tiles(slot, false, false));
+      if (!reads && last_backward_[static_cast<std::size_t>(slot.unit)] == &slot)
+        finish_gradient(slot.unit, t);
+      held_.clear();
+    }
+  }
+  // The operations that follow keep these where they are: the model's call goes on with them.
+  void hold(const std::vector<Use>& uses) {
+    for (const Use& use : uses) held_.push_back(read(use.access.segment));
+  }
+  // What all operations of a forward or backward in tiles have.
+  std::vector<Use> beside_tiles(const Slot& slot, bool begins, bool ends) const {
+    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch, first = layout_.first_tile(slot.unit);
+    const Layout::UnitTensors& vectors = layout_.tile(first);
+    const auto made = [&](SegmentId s) { return begins ? overwrite(s) : write(s); };
+    const bool dead = gathers_by_use(slot.unit) || tile_is_dead(slot, first);
+    std::vector<Use> uses{{Operand::kWeight, read(layout_.whole(vectors.weight), ends && dead)}};
+    if (slot.kind == OpKind::kForward) {
+      uses.push_back({Operand::kInput, read(activation(layer, m), ends && slot.last)});
+      uses.push_back({Operand::kOutput, made(activation(layer + 1, m))});
+      if (!layout_.options.recompute && !slot.last) uses.push_back({Operand::kSaved, made(saved(layer, m))});
+      return uses;
+    }
+    uses.push_back({Operand::kInput, read(activation(layer, m), ends)});
+    uses.push_back({Operand::kActivationGradient, write(activation_gradient(slot.unit, m))});
+    uses.push_back({Operand::kAccumulator, add_to(layout_.whole(vectors.accumulator), begins && slot.first)});
+    if (!layout_.options.recompute)
+      uses.push_back({Operand::kSaved, ends ? read(saved(layer, m), true) : write(saved(layer, m))});
+    return uses;
+  }
+  // As dead(), of a tile that is used for the last time in the slot.
+  bool tile_is_dead(const Slot& slot, std::int32_t t) const {
+    if (slot.kind == OpKind::kForward || layout_.is_sharded()) return slot.drop;
+    return slot.last && rebuilt(t);
+  }
+  // Whether the unit's tiles are gathered each before its use, and dropped after it. Kept weights are
+  // gathered as a whole unit's are.
+  bool gathers_by_use(std::int32_t unit) const {
+    return layout_.in_tiles(unit) && layout_.is_sharded() && !layout_.options.sharding.keep_weights;
+  }
+  void find_last_backwards(const Schedule& schedule) {
+    last_backward_.assign(layout_.model->units().size(), nullptr);
+    for (const Slot& slot : schedule) {
+      if (slot.kind == OpKind::kBackward) last_backward_[static_cast<std::size_t>(slot.unit)] = &slot;
+    }
+  }
+  template <class F>
+  void for_tiles(std::int32_t unit, const F& f) const {
+    for (std::int32_t t = layout_.first_tile(unit); t < layout_.first_tile(unit + 1); ++t) f(t);
   }
 
   // Whether the slot is the last to read the unit's weight before that is written as a whole: gathered, or
   // rebuilt by its update.
   bool dead(const Slot& slot, std::int32_t unit) const {
-    return layout_.is_sharded() ? slot.drop : slot.last && rebuilt(unit);
+    return layout_.is_sharded() ? slot.drop : slot.last && rebuilt(layout_.first_tile(unit));
   }
   // A stage of a pipeline receives the table once a step.
   bool table_is_dead(const Slot& slot, bool otherwise) const {
@@ -206,14 +293,15 @@ class Emitter {
   }
   static AccessStep read(SegmentId s, bool last = false) { return {s, Tier::kDevice, Access::kRead, last}; }
   static AccessStep overwrite(SegmentId s) { return {s, Tier::kDevice, Access::kOverwrite}; }
+  static AccessStep write(SegmentId s) { return {s, Tier::kDevice, Access::kWrite}; }
   static AccessStep add_to(SegmentId s, bool first) {
     return {s, Tier::kDevice, first ? Access::kOverwrite : Access::kWrite};
   }
   SegmentId weight(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).weight); }
-  SegmentId updated(std::int32_t unit) const { return layout_.whole(layout_.updated_weight(unit)); }
+  SegmentId updated(std::int32_t tile) const { return layout_.whole(layout_.updated_weight(tile)); }
   SegmentId accumulator(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).accumulator); }
-  // Whether the unit's update overwrites the whole weight without reading it.
-  bool rebuilt(std::int32_t unit) const { return layout_.update_rebuilds_weight(unit); }
+  // Whether the tile's update overwrites the whole weight without reading it.
+  bool rebuilt(std::int32_t tile) const { return layout_.update_rebuilds_weight(tile); }
   SegmentId activation(std::int32_t layer, std::int32_t m) const {
     return layout_.whole(layout_.activation_of(layer, m));
   }
@@ -232,14 +320,20 @@ class Emitter {
   }
   std::int64_t head_products() const { return products(tied() ? 0 : layout_.head_unit()); }
 
-  void add(const Slot& slot, const std::vector<Use>& uses, std::int64_t time = 0, std::int32_t segment = 0) {
+  void add(const Slot& slot, const std::vector<Use>& uses, std::int64_t time = 0) {
+    add(slot, layout_.first_tile(slot.unit), uses, time);
+  }
+  void add(const Slot& slot, std::int32_t tile, const std::vector<Use>& uses, std::int64_t time = 0,
+           std::int32_t segment = 0) {
     const bool by_segment = is_by_segment(slot.kind);
     StepOp op{slot.kind, slot.unit, slot.micro_batch, segment, by_segment ? segment == 0 : slot.first};
+    op.tile = tile;
     accesses_.clear();
     for (const Use& use : uses) {
       op.access[static_cast<std::size_t>(use.operand)] = static_cast<std::int8_t>(accesses_.size());
       accesses_.push_back(use.access);
     }
+    accesses_.insert(accesses_.end(), held_.begin(), held_.end());
     out_.program.add_op(accesses_, time);
     out_.ops.push_back(op);
   }
@@ -247,7 +341,8 @@ class Emitter {
   const Layout& layout_;
   StepProgram out_;
   std::int64_t update_time_ = 0;
-  std::vector<AccessStep> accesses_;
+  std::vector<const Slot*> last_backward_;  // by unit
+  std::vector<AccessStep> accesses_, held_;
 };
 
 ScheduleShape shape_of(const Layout& layout, UpdateTiming timing, std::int32_t gather_ahead) {

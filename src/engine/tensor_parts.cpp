@@ -4,14 +4,14 @@
 
 namespace zg {
 
+// Of a unit that is not in tiles: a model in tiles has no other parts.
 void Layout::find_copies(std::int32_t u) {
   for (const Param& p : model->units()[static_cast<std::size_t>(u)].params) {
     for (const Band& band : p.bands) {
       const std::int64_t first = p.offset + band.line * p.line(), last = first + band.lines * p.line();
       if (band.counted) continue;
       const bool with_gap = last == p.offset + p.count();
-      units[static_cast<std::size_t>(u)].uncounted.push_back(
-          {first, with_gap ? round_up(last, kParamAlign) : last});
+      units.back().uncounted.push_back({first, with_gap ? round_up(last, kParamAlign) : last});
     }
   }
   for (const CopySum& sum : copy_sums(u)) {
@@ -46,7 +46,7 @@ void StepExecutor::sum_copies(const StepOp& op) {
   if (sums.empty()) return;
   Stream& stream = stream_of(op);
   Ops& ops = device_.ops();
-  const View all = whole_view(lease(op, Operand::kAccumulator).data(), layout_.unit(op.unit).accumulator);
+  const View all = whole_view(lease(op, Operand::kAccumulator).data(), layout_.tile(op.tile).accumulator);
   const Timer::Comm timed(*timer_, stream, CommAxis::kCopies, op);
   const auto all_reduce = [&](const View& v) {
     groups_.copies->all_reduce(stream, v.data, v.count(), v.dtype, Reduction::kSum);

@@ -20,7 +20,7 @@ class Workspace {
   // Scratch of the current operation.
   void* scratch() const { return base_; }
   // With one rank it uses the memory of scratch(); with several, gradients are finished on a stream of their
-  // own, beside operations that use that.
+  // own, beside operations that use that, and those of tiles between two that do.
   View sum_partials() const {
     void* const at = partials_bytes(layout_) > 0 ? base_ + partials_offset(layout_) : scratch();
     return {at, DType::kF64, 1, Ops::kSumPartials};
@@ -53,7 +53,7 @@ class Workspace {
   // Scalar 0 is the step's summed loss, the others are the sums of squares of each unit's gradient.
   View scalar(std::int64_t i) const { return {base_ + inputs_offset(layout_) + 8 * i, DType::kF64, 1, 1}; }
   static std::int64_t scalar_bytes(const Layout& l) {
-    return 8 * (1 + static_cast<std::int64_t>(l.units.size()));
+    return 8 * (1 + static_cast<std::int64_t>(l.model->units().size()));
   }
   static std::int64_t token_bytes(const Layout& l) { return 4 * l.options.micro_batch.rows(); }
 
@@ -87,7 +87,8 @@ class Workspace {
   }
   static std::int64_t partials_bytes(const Layout& l) {
     const std::int64_t doubles = Ops::kSumPartials + (l.options.parts.tensor > 1 ? 1 : 0);
-    return l.options.place().ranks() > 1 ? round_up(doubles * std::int64_t{sizeof(double)}, 4096) : 0;
+    const bool apart = l.options.place().ranks() > 1 || l.units.size() > l.model->units().size();
+    return apart ? round_up(doubles * std::int64_t{sizeof(double)}, 4096) : 0;
   }
   static std::int64_t copies_bytes(const Layout& l) {
     return round_up(l.largest_copy() * static_cast<std::int64_t>(size_of(l.model->accumulator_dtype())),

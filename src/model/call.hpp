@@ -1,6 +1,7 @@
 // What the parts of a model share: the operands of one call, and the layout of buffers in the caller's
 // memory.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -59,6 +60,9 @@ struct Call {
   std::int64_t whole_vocabulary = 0;
   PartExchange* exchange = nullptr;    // null: the model is whole
   ContextExchange* context = nullptr;  // null: sequences are whole
+  // Of a unit in tiles: all but the first, whose elements `weights` and `grads` are. null: the unit is whole.
+  TileAccess* tiles = nullptr;
+  View sums = {};  // A [N, widest input], where tiles are summed in more bits than T has
 
   bool is_part() const { return part.parts > 1; }
   // The rows that a part has of the embedding.
@@ -97,36 +101,6 @@ struct Call {
     options.bias = bias;
     ops.gemm(stream, x, w, y, options);
   }
-  // y = x w^T (+ bias) + addend
-  void linear_add(const View& x, const View& w, const View& bias, const View& addend, const View& y) const {
-    GemmOptions options;
-    options.b = Trans::kYes;
-    options.bias = bias;
-    options.addend = addend;
-    ops.gemm(stream, x, w, y, options);
-  }
-  // The same where parts have some of the columns of x and of w each. The sum of their products has the bias
-  // of one of them. room: [N, C].
-  void linear_sum_add(const View& x, const View& w, const View& bias, const View& addend, const View& y,
-                      const View& room) const {
-    if (!is_part()) return linear_add(x, w, bias, addend, y);
-    linear(x, w, part.part == 0 ? bias : View{}, room);
-    ops.add(stream, sum_of_parts(room), addend, y);
-  }
-  // y = gelu(inner), inner = x w^T + bias
-  void linear_gelu(const View& x, const View& w, const View& bias, const View& inner, const View& y) const {
-    GemmOptions options;
-    options.b = Trans::kYes;
-    options.bias = bias;
-    options.gelu_input = inner;
-    ops.gemm(stream, x, w, y, options);
-  }
-  // dx = (dy w) * gelu'(inner)
-  void linear_dx_gelu(const View& dy, const View& w, const View& inner, const View& dx) const {
-    GemmOptions options;
-    options.gelu_backward = inner;
-    ops.gemm(stream, dy, w, dx, options);
-  }
   // dx = dy w
   void linear_dx(const View& dy, const View& w, const View& dx) const {
     ops.gemm(stream, dy, w, dx, GemmOptions{});
@@ -145,15 +119,107 @@ struct Call {
     ops.gemm(stream, dy, x, dw, options);
   }
   void linear_dw(const View& dy, const View& x, const View& dw) const { linear_dw(dy, x, dw, into); }
+
+  // The same with a matrix of the unit, by its index: whole, or tile by tile.
+  //
+  // y = x w^T (+ bias)
+  void linear(const View& x, std::size_t w, const View& bias, const View& y) const {
+    GemmOptions options;
+    options.bias = bias;
+    product(x, w, y, options);
+  }
+  // y = x w^T (+ bias) + addend
+  void linear_add(const View& x, std::size_t w, const View& bias, const View& addend, const View& y) const {
+    GemmOptions options;
+    options.bias = bias;
+    options.addend = addend;
+    product(x, w, y, options);
+  }
+  // The same where parts have some of the columns of x and of w each. The sum of their products has the bias
+  // of one of them. room: [N, C].
+  void linear_sum_add(const View& x, std::size_t w, const View& bias, const View& addend, const View& y,
+                      const View& room) const {
+    if (!is_part()) return linear_add(x, w, bias, addend, y);
+    linear(x, w, part.part == 0 ? bias : View{}, room);
+    ops.add(stream, sum_of_parts(room), addend, y);
+  }
+  // y = gelu(inner), inner = x w^T + bias
+  void linear_gelu(const View& x, std::size_t w, const View& bias, const View& inner, const View& y) const {
+    GemmOptions options;
+    options.bias = bias;
+    options.gelu_input = inner;
+    product(x, w, y, options);
+  }
+  // dx = dy w, or += by `how`. Of a matrix in tiles these are summed in ascending order, in the
+  // type of accumulators, and rounded once.
+  void linear_dx(const View& dy, std::size_t w, const View& dx, Gradients how = Gradients::kOverwrite) const {
+    const bool rounds = tiles != nullptr && dx.dtype != accumulator_of(dtype);
+    const View sum = rounds ? View(sums.data, sums.dtype, dx.rows, dx.cols) : dx;
+    GemmOptions options;
+    options.accumulate = how == Gradients::kAdd;
+    if (rounds && options.accumulate) ops.cast(stream, dx, sum);
+    for_rows(w, TileUse::Kind::kWeight, [&](const View& rows, std::int64_t first) {
+      ops.gemm(stream, dy.col_range(first, rows.rows), rows, sum, options);
+      options.accumulate = true;
+    });
+    if (rounds) ops.cast(stream, sum, dx);
+  }
+  // dx = (dy w) * gelu'(inner)
+  void linear_dx_gelu(const View& dy, std::size_t w, const View& inner, const View& dx) const {
+    if (tiles != nullptr) {
+      linear_dx(dy, w, dx);
+      return ops.gelu_backward(stream, inner, dx, dx);
+    }
+    GemmOptions options;
+    options.gelu_backward = inner;
+    ops.gemm(stream, dy, weight(w), dx, options);
+  }
+  // dw = dy^T x, or +=
+  void linear_dw(const View& dy, const View& x, std::size_t w) const {
+    for_rows(w, TileUse::Kind::kGradient,
+             [&](const View& dw, std::int64_t first) { linear_dw(dy.col_range(first, dw.rows), x, dw); });
+  }
   // The same, and db = the column sums of dy, or +=. scratch: [row groups, at least the columns of dy].
-  void linear_dw_db(const View& dy, const View& x, const View& dw, const View& db,
-                    const View& scratch) const {
+  void linear_dw_db(const View& dy, const View& x, std::size_t w, const View& db, const View& scratch) const {
     GemmOptions options;
     options.a = Trans::kYes;
     options.accumulate = into == Gradients::kAdd;
-    options.bias_gradient = db;
-    options.scratch = scratch;
-    ops.gemm(stream, dy, x, dw, options);
+    for_rows(w, TileUse::Kind::kGradient, [&](const View& dw, std::int64_t first) {
+      options.bias_gradient = db.col_range(first, dw.rows);
+      options.scratch = scratch.col_range(first, dw.rows);
+      ops.gemm(stream, dy.col_range(first, dw.rows), x, dw, options);
+    });
+  }
+
+ private:
+  // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile.
+  template <class F>
+  void for_rows(std::size_t index, TileUse::Kind kind, const F& f) const {
+    const bool gradient = kind == TileUse::Kind::kGradient;
+    if (tiles == nullptr) return f(gradient ? grad(index) : weight(index), 0);
+    const Param& p = unit.params[index];
+    for (std::size_t i = 1; i < unit.tiles.size(); ++i) {
+      const Tile& tile = unit.tiles[i];
+      if (tile.param != static_cast<std::int32_t>(index)) continue;
+      const View flat = tiles->next({static_cast<std::int32_t>(i), kind});
+      const std::int64_t first = (tile.first - p.offset) / p.cols;
+      const std::int64_t rows = std::min(p.rows - first, tile.count / p.cols), elements = rows * p.cols;
+      // The gap behind the last rows is zero.
+      if (gradient && into == Gradients::kOverwrite && elements < tile.count)
+        ops.zero(stream, flat.col_range(elements, tile.count - elements));
+      f(View(flat.data, flat.dtype, rows, p.cols), first);
+    }
+  }
+  // y = x w^T, and the epilogue.
+  void product(const View& x, std::size_t w, const View& y, const GemmOptions& epilogue) const {
+    for_rows(w, TileUse::Kind::kWeight, [&](const View& rows, std::int64_t first) {
+      GemmOptions options = epilogue;
+      options.b = Trans::kYes;
+      for (View* columns : {&options.bias, &options.addend, &options.gelu_input}) {
+        if (*columns) *columns = columns->col_range(first, rows.rows);
+      }
+      ops.gemm(stream, x, rows, y.col_range(first, rows.rows), options);
+    });
   }
 };
 

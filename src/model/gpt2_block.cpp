@@ -64,7 +64,7 @@ struct Workspace {
 // Writes the gradients of a linear layer's weight and bias, by the gradient dy of its output and its input x.
 void linear_backward(const Call& call, const Workspace& w, View dy, View x, gpt2::Index weight,
                      gpt2::Index bias) {
-  call.linear_dw_db(dy, x, call.grad(weight), call.grad(bias), w.bias_partials(dy.cols));
+  call.linear_dw_db(dy, x, weight, call.grad(bias), w.bias_partials(dy.cols));
 }
 
 // All that linear_backward() overwrites, where gradients are overwritten; norms add to theirs.
@@ -88,17 +88,15 @@ void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* w
   Stream& s = call.stream;
 
   ops.layernorm(s, x, call.weight(kLn1Weight), call.weight(kLn1Bias), c.norm_eps, f.ln1, f.stats1);
-  call.linear(call.all_rows(f.ln1, w.all_rows), call.weight(kQkvWeight), call.weight(kQkvBias),
+  call.linear(call.all_rows(f.ln1, w.all_rows), kQkvWeight, call.weight(kQkvBias),
               attention_input(call, f.attention, w.attention));
   attention_forward(call, f.attention, w.attention);
-  call.linear_sum_add(f.attention.att, call.weight(kAttProjWeight), call.weight(kAttProjBias), x, f.x1,
-                      w.d_narrow);
+  call.linear_sum_add(f.attention.att, kAttProjWeight, call.weight(kAttProjBias), x, f.x1, w.d_narrow);
 
   ops.layernorm(s, f.x1, call.weight(kLn2Weight), call.weight(kLn2Bias), c.norm_eps, f.ln2, f.stats2);
-  call.linear_gelu(call.all_rows(f.ln2, w.all_rows), call.weight(kFcWeight), call.weight(kFcBias), f.fc,
-                   f.act);
+  call.linear_gelu(call.all_rows(f.ln2, w.all_rows), kFcWeight, call.weight(kFcBias), f.fc, f.act);
   if (!out) return;
-  call.linear_sum_add(f.act, call.weight(kMlpProjWeight), call.weight(kMlpProjBias), f.x1, out, w.d_narrow);
+  call.linear_sum_add(f.act, kMlpProjWeight, call.weight(kMlpProjBias), f.x1, out, w.d_narrow);
 }
 
 void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* workspace) {
@@ -114,19 +112,19 @@ void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* w
   // norm's backward adds the other part.
   View dy = call.all_rows(dx, w.all_rows);
   linear_backward(call, w, dy, f.act, kMlpProjWeight, kMlpProjBias);
-  call.linear_dx_gelu(dy, call.weight(kMlpProjWeight), f.fc, w.d_fc);
+  call.linear_dx_gelu(dy, kMlpProjWeight, f.fc, w.d_fc);
   linear_backward(call, w, w.d_fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);
-  call.linear_dx(w.d_fc, call.weight(kFcWeight), w.d_narrow);
+  call.linear_dx(w.d_fc, kFcWeight, w.d_narrow);
   ops.layernorm_backward(s, call.sum_of_parts(w.d_narrow), f.x1, call.weight(kLn2Weight), f.stats2, dx,
                          call.grad(kLn2Weight), call.grad(kLn2Bias), w.norm_partials);
 
   // Now dx is the gradient of x1, and in the same way a part of x's gradient.
   dy = call.all_rows(dx, w.all_rows);
   linear_backward(call, w, dy, f.attention.att, kAttProjWeight, kAttProjBias);
-  call.linear_dx(dy, call.weight(kAttProjWeight), w.d_att);
+  call.linear_dx(dy, kAttProjWeight, w.d_att);
   attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
   linear_backward(call, w, w.d_qkv, call.all_rows(f.ln1, w.all_rows), kQkvWeight, kQkvBias);
-  call.linear_dx(w.d_qkv, call.weight(kQkvWeight), w.d_narrow);
+  call.linear_dx(w.d_qkv, kQkvWeight, w.d_narrow);
   ops.layernorm_backward(s, call.sum_of_parts(w.d_narrow), x, call.weight(kLn1Weight), f.stats1, dx,
                          call.grad(kLn1Weight), call.grad(kLn1Bias), w.norm_partials);
 }

@@ -63,17 +63,17 @@ struct Workspace {
 
 // Matrices with the same input whose outputs lie side by side in one buffer (q|k|v, gate|up). Matrices that
 // follow each other in the unit without padding, as they do at all usual sizes, are treated as one: fewer and
-// larger products.
+// larger products. Where the unit is in tiles, each is multiplied by itself.
 class Stack {
  public:
   Stack(const Call& call, llama::Index first, llama::Index last) : call_(call) {
     std::int64_t end = -1;
     for (std::size_t i = first; i <= last; ++i) {
       const Param& p = call.unit.params[i];
-      if (p.offset == end) {
+      if (p.offset == end && call.tiles == nullptr) {
         pieces_[count_ - 1].rows += p.rows;
       } else {
-        pieces_[count_++] = {p.offset, columns_, p.rows, p.cols};
+        pieces_[count_++] = {i, p.offset, columns_, p.rows, p.cols};
       }
       end = p.offset + p.count();
       columns_ += p.rows;
@@ -81,13 +81,24 @@ class Stack {
   }
   void forward(const View& x, const View& y) const {
     for (std::size_t i = 0; i < count_; ++i) {
-      call_.linear(x, pieces_[i].of(call_.weights), View{}, pieces_[i].part(y));
+      const Piece& piece = pieces_[i];
+      if (call_.tiles != nullptr) {
+        call_.linear(x, piece.param, View{}, piece.part(y));
+      } else {
+        call_.linear(x, piece.of(call_.weights), View{}, piece.part(y));
+      }
     }
   }
   // dx = the sum of dy w over the matrices. Writes the gradients of the weights.
   void backward(const View& dy, const View& x, const View& dx) const {
     for (std::size_t i = 0; i < count_; ++i) {
-      const View d = pieces_[i].part(dy), w = pieces_[i].of(call_.weights);
+      const View d = pieces_[i].part(dy);
+      if (call_.tiles != nullptr) {
+        call_.linear_dw(d, x, pieces_[i].param);
+        call_.linear_dx(d, pieces_[i].param, dx, i == 0 ? Gradients::kOverwrite : Gradients::kAdd);
+        continue;
+      }
+      const View w = pieces_[i].of(call_.weights);
       call_.linear_dw(d, x, pieces_[i].of(call_.grads));
       if (i == 0) {
         call_.linear_dx(d, w, dx);
@@ -99,6 +110,7 @@ class Stack {
 
  private:
   struct Piece {
+    std::size_t param = 0;    // its index, of several that of the first
     std::int64_t offset = 0;  // first element in the unit
     std::int64_t column = 0;  // first column of the output
     std::int64_t rows = 0, cols = 0;
@@ -144,13 +156,13 @@ void llama_block_forward(const Call& call, View x, View out, void* saved, void* 
   Stack(call, kQ, kV).forward(call.all_rows(f.norm1, w.all_rows), qkv);
   rope(call, qkv, false);
   attention_forward(call, f.attention, w.attention);
-  call.linear_sum_add(f.attention.att, call.weight(kO), View{}, x, f.x1, w.d_norm);
+  call.linear_sum_add(f.attention.att, kO, View{}, x, f.x1, w.d_norm);
 
   ops.rmsnorm(s, f.x1, call.weight(kNorm2), c.norm_eps, f.norm2, f.stats2);
   Stack(call, kGate, kUp).forward(call.all_rows(f.norm2, w.all_rows), f.gate_up);
   ops.swiglu(s, f.gate_up, f.act);
   if (!out) return;
-  call.linear_sum_add(f.act, call.weight(kDown), View{}, f.x1, out, w.d_norm);
+  call.linear_sum_add(f.act, kDown, View{}, f.x1, out, w.d_norm);
 }
 
 void llama_block_backward(const Call& call, View x, void* saved, View dx, void* workspace) {
@@ -165,8 +177,8 @@ void llama_block_backward(const Call& call, View x, void* saved, View dx, void* 
   // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
   // norm's backward adds the other part.
   View dy = call.all_rows(dx, w.all_rows);
-  call.linear_dw(dy, f.act, call.grad(kDown));
-  call.linear_dx(dy, call.weight(kDown), w.d_act);
+  call.linear_dw(dy, f.act, kDown);
+  call.linear_dx(dy, kDown, w.d_act);
   ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up);
   Stack(call, kGate, kUp).backward(f.gate_up, call.all_rows(f.norm2, w.all_rows), w.d_norm);
   ops.rmsnorm_backward(s, call.sum_of_parts(w.d_norm), f.x1, call.weight(kNorm2), f.stats2, dx,
@@ -174,8 +186,8 @@ void llama_block_backward(const Call& call, View x, void* saved, View dx, void* 
 
   // Now dx is the gradient of x1, and in the same way a part of x's gradient.
   dy = call.all_rows(dx, w.all_rows);
-  call.linear_dw(dy, f.attention.att, call.grad(kO));
-  call.linear_dx(dy, call.weight(kO), w.d_att);
+  call.linear_dw(dy, f.attention.att, kO);
+  call.linear_dx(dy, kO, w.d_att);
   attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
   rope(call, w.d_qkv, true);
   Stack(call, kQ, kV).backward(w.d_qkv, call.all_rows(f.norm1, w.all_rows), w.d_norm);

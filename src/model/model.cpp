@@ -78,8 +78,9 @@ View table_view(const ModelConfig& c, const std::vector<Unit>& units, const OpSi
 }
 
 void check_flat(const View& view, const Unit& unit, DType dtype) {
-  ZG_ASSERT(view.rows == 1 && view.cols == unit.count, "{} has {} elements, given {} x {}", unit.name,
-            unit.count, view.rows, view.cols);
+  const std::int64_t count = unit.tiles.front().count;
+  ZG_ASSERT(view.rows == 1 && view.cols == count, "{} has {} elements, given {} x {}", unit.name, count,
+            view.rows, view.cols);
   ZG_ASSERT(view.dtype == dtype, "{} is given as {}, not {}", unit.name, name_of(view.dtype), name_of(dtype));
 }
 
@@ -136,13 +137,13 @@ void validate(const ModelConfig& c) {
 }
 
 Model::Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes,
-             const ModelPart& part)
-    : Model(config, dtype, static_cast<const OpSizes&>(ops), logits_bytes, part) {
+             const ModelPart& part, Blocks blocks)
+    : Model(config, dtype, static_cast<const OpSizes&>(ops), logits_bytes, part, blocks) {
   ops_ = &ops;
 }
 
 Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes,
-             const ModelPart& part)
+             const ModelPart& part, Blocks blocks)
     : config_(config),
       part_{part.parts, part.part, part.sequence && part.parts > 1},
       dtype_(dtype),
@@ -151,10 +152,11 @@ Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::
   validate(config);
   validate_parts(config, part.parts);
   ZG_ASSERT(part.part >= 0 && part.part < part.parts, "part {} of {}", part.part, part.parts);
+  ZG_ASSERT(part.parts == 1 || blocks == Blocks::kWhole, "a part of a model in tiles");
   here_ = model::part_config(config, part_);
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
-  units_ = model::make_units(config, part_, model::head_columns(here_, sizes));
+  units_ = model::make_units(config, part_, model::head_columns(here_, sizes), blocks);
 }
 
 Model Model::with(PartExchange& exchange) const {
@@ -208,7 +210,9 @@ std::int64_t Model::saved_bytes(BatchShape shape) const {
 }
 
 std::int64_t Model::block_workspace_bytes(BatchShape shape) const {
-  return block_bytes(here_, part_, dtype_, shape, *sizes_).workspace;
+  const View sums = tile_sums(shape, nullptr);
+  return block_bytes(here_, part_, dtype_, shape, *sizes_).workspace +
+         sums.count() * static_cast<std::int64_t>(size_of(sums.dtype));
 }
 
 std::int64_t Model::head_workspace_bytes(BatchShape shape) const {
@@ -259,7 +263,7 @@ std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const
 }
 
 void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                          void* workspace, ContextExchange* context) const {
+                          void* workspace, ContextExchange* context, TileAccess* tiles) const {
   const Unit& unit = units_[1];  // all blocks have the same layout
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -267,7 +271,9 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
   if (out) check_rows(out, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(x.data != out.data && saved != nullptr);
   check_exchange(shape, context);
-  const model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
+  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
+  model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
+  call.tiles = tiles;
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_forward(call, x, out, saved, workspace);
   } else {
@@ -276,7 +282,8 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
 }
 
 void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
-                           View grads, void* workspace, Gradients into, ContextExchange* context) const {
+                           View grads, void* workspace, Gradients into, ContextExchange* context,
+                           TileAccess* tiles) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -285,7 +292,10 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   check_rows(dx, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
   check_exchange(shape, context);
-  const model::Call call = call_of(s, shape, unit, weights, grads, into, context);
+  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
+  model::Call call = call_of(s, shape, unit, weights, grads, into, context);
+  call.tiles = tiles;
+  call.sums = tile_sums(shape, workspace);
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward(call, x, saved, dx, workspace);
   } else {

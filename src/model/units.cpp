@@ -1,6 +1,7 @@
 #include "model/units.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "model/part.hpp"
 #include "ziggurat/base/units.hpp"
@@ -19,6 +20,14 @@ const Param& Unit::param(const std::string& name_or_suffix) const {
   }
   ZG_ASSERT(found != nullptr, "{} has no parameter '{}'", name, name_or_suffix);
   return *found;
+}
+
+std::int64_t Unit::end_of(std::size_t param) const {
+  std::int64_t end = count;
+  for (const Param& p : params) {
+    if (p.offset > params[param].offset) end = std::min(end, p.offset);
+  }
+  return end;
 }
 
 namespace model {
@@ -174,16 +183,50 @@ Unit head_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_r
   return b.take();
 }
 
+// Rows of a tile, but for a matrix's last one: few enough that a matrix is cut finely, and enough for
+// products at speed. A tile has a multiple of kParamAlign elements, so that it begins where a parameter may.
+std::int64_t tile_rows(const Param& p) {
+  constexpr std::int64_t kTiles = 32, kLeast = 32, kRows = 16;
+  const std::int64_t step = std::max(kRows, kParamAlign / std::gcd(kParamAlign, p.cols));
+  return round_up(std::max(kLeast, (p.rows + kTiles - 1) / kTiles), step);
+}
+
 }  // namespace
 
-std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows) {
+void cut_into_tiles(Unit& unit) {
+  std::int64_t end = 0;
+  const auto place = [&](Param& p) {
+    p.offset = end;
+    end = round_up(end + p.count(), kParamAlign);
+  };
+  for (Param& p : unit.params) {
+    if (p.vector) place(p);
+  }
+  unit.tiles = {{0, end}};
+  for (std::size_t i = 0; i < unit.params.size(); ++i) {
+    Param& p = unit.params[i];
+    if (p.vector) continue;
+    place(p);
+    const std::int64_t count = tile_rows(p) * p.cols;
+    for (std::int64_t first = p.offset; first < p.offset + p.count(); first += count)
+      unit.tiles.push_back({first, std::min(count, end - first), static_cast<std::int32_t>(i)});
+  }
+  unit.count = end;
+}
+
+std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows,
+                             Blocks blocks) {
   std::vector<Unit> units;
   units.reserve(static_cast<std::size_t>(c.layers) + 2);
   units.push_back(embedding_unit(c, part, table_rows));
   for (std::int64_t i = 0; i < c.layers; ++i) {
     units.push_back(c.arch == Arch::kGpt2 ? gpt2_block(c, part, i) : llama_block(c, part, i));
+    if (blocks == Blocks::kInTiles) cut_into_tiles(units.back());
   }
   units.push_back(head_unit(c, part, table_rows));
+  for (Unit& unit : units) {
+    if (unit.tiles.empty()) unit.tiles = {{0, unit.count}};
+  }
   const std::size_t expected = c.arch == Arch::kGpt2 ? std::size_t{gpt2::kCount} : std::size_t{llama::kCount};
   ZG_ASSERT_EQ(units[1].params.size(), expected);
   return units;
@@ -195,6 +238,7 @@ const Param& table_param(const ModelConfig& config, const std::vector<Unit>& uni
 
 void clear_gradients(Ops& ops, Stream& stream, const View& grads, const Unit& unit,
                      std::uint32_t overwritten) {
+  if (unit.in_tiles()) return ops.zero(stream, grads);
   // Devices fill rows that are less than 2 GiB apart.
   const std::int64_t most = (std::int64_t{1} << 31) / static_cast<std::int64_t>(size_of(grads.dtype)) - 1;
   View rows = grads.col_range(0, 0);  // the stretches that wait to be zeroed together

@@ -14,8 +14,8 @@ namespace zg {
 namespace {
 
 // After a change of these, sums are made in another order. Results agree to rounding.
-const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context", "devices",
-                                      "processor"};
+const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context",
+                                      "layers",     "devices",         "processor"};
 // With another number of ranks the same batch is divided in another way.
 const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
 // The tensors of the checkpoint would not be those of the run.
@@ -173,6 +173,7 @@ BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
   Writer writer;
   writer.model(plan.model_config);
   writer.batch(plan.config, data);
+  writer.add("layers", plan.tile_bytes() > 0 ? "in tiles" : "whole");
   writer.precision(plan.config);
   writer.optimizer(plan.config);
   writer.schedule(plan.config.schedule);

@@ -68,7 +68,7 @@ std::vector<CheckpointPart> parts_of(const Layout& layout, std::int32_t unit, co
 
 std::vector<CheckpointTensor> tensors_of(const Layout& layout) {
   std::vector<CheckpointTensor> all;
-  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+  for (std::size_t u = 0; u < layout.model->units().size(); ++u) {
     for (const Param& param : layout.model->units()[u].params) {
       for (const CheckpointPart& part : parts_of(layout, static_cast<std::int32_t>(u), param))
         all.push_back({part.name, part.dtype, part.count(param.count())});
@@ -78,14 +78,17 @@ std::vector<CheckpointTensor> tensors_of(const Layout& layout) {
 }
 
 HeldRange held_by(const Layout& layout, std::int32_t unit, const Param& param) {
-  const Layout::Elements shard = layout.shard_elements(unit);
+  // Of a unit in tiles this rank has all.
+  ZG_ASSERT(!layout.in_tiles(unit) || !layout.is_sharded(), "{} has shards of its tiles", param.name);
+  const Layout::Elements shard = layout.shard_elements(layout.first_tile(unit));
+  if (layout.in_tiles(unit)) return {0, param.count()};
   const std::int64_t first = std::clamp<std::int64_t>(shard.first - param.offset, 0, param.count());
   const std::int64_t end = std::clamp(shard.first + shard.count - param.offset, first, param.count());
   return {first, end - first};
 }
 
 RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:05}.safetensors", rank)) {
-  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+  for (std::size_t u = 0; u < layout.model->units().size(); ++u) {
     const std::vector<Param>& params = layout.model->units()[u].params;
     first_param_.push_back(params.data());
     params_.emplace_back();

@@ -78,15 +78,16 @@ class Planner {
     if (config_.tiers.host) host_ = *config_.tiers.host / ranks_;
   }
 
-  void run(std::optional<std::int32_t> gather_ahead) {
+  void run(const std::optional<RankChoices>& asked) {
     check_composition(config_);
     check_model(config_, plan_.model_config);
     check_pipeline(config_, plan_.model_config);
     check_parts();
-    make_model();
+    make_model(asked ? asked->blocks : must_be_in_tiles() ? Blocks::kInTiles : Blocks::kWhole);
     make_layout();
     find_budgets();
-    choose_programs(gather_ahead);
+    choose_programs(asked);
+    check_tiles();
     assign_threads();
   }
 
@@ -135,15 +136,17 @@ class Planner {
         fmt::format("choose parts that divide {}, or a multiple of it, or keep all bits", model.kv_heads));
   }
 
-  void make_model() {
+  void make_model(Blocks blocks) {
+    plan_.choices.blocks = blocks;
     // With small budgets the logits must be small.
     const std::int64_t logits = std::min(op_sizes().logits_bytes(), std::max(32 * kMiB, device_limit() / 8));
     Ops* const ops = hardware_.gpu ? hardware_.gpu->ops : &host_ops();
     const ModelParts parts = config_.place_of(plan_.rank).parts;
     const ModelPart part{parts.tensor, parts.tensor_part, config_.parallel.sequence};
-    plan_.model = ops != nullptr
-                      ? std::make_unique<Model>(plan_.model_config, config_.dtype, *ops, logits, part)
-                      : std::make_unique<Model>(plan_.model_config, config_.dtype, op_sizes(), logits, part);
+    plan_.model =
+        ops != nullptr
+            ? std::make_unique<Model>(plan_.model_config, config_.dtype, *ops, logits, part, blocks)
+            : std::make_unique<Model>(plan_.model_config, config_.dtype, op_sizes(), logits, part, blocks);
   }
 
   void make_layout() {
@@ -225,8 +228,10 @@ class Planner {
     const std::int64_t device = device_limit();
     const auto state_of = [&](std::int32_t u) {
       std::int64_t charge = 0;
-      for (std::int32_t i = 0; i < layout().state_segments(u); ++i)
-        charge += layout().table.segment(layout().state_segment(u, i)).device_charge;
+      for (std::int32_t t = layout().first_tile(u); t < layout().first_tile(u + 1); ++t) {
+        for (std::int32_t i = 0; i < layout().state_segments(t); ++i)
+          charge += layout().table.segment(layout().state_segment(t, i)).device_charge;
+      }
       return charge;
     };
     std::int64_t used = beside_tensors() + layout().table.total_charge(Tier::kDevice);
@@ -245,11 +250,11 @@ class Planner {
   std::int32_t units_within(double share) const {
     const std::int32_t units = layout().head_unit() + 1;
     std::int64_t all = 0, sum = 0;
-    for (std::int32_t u = 0; u < units; ++u) all += layout().unit(u).state_elements;
+    for (std::int32_t u = 0; u < units; ++u) all += layout().unit_state_elements(u);
     const std::int64_t most = std::llround(share * static_cast<double>(all));
     std::int32_t n = 0;
     if (most == 0) return n;  // frozen units have no state, and do not count
-    while (n < units && (sum += layout().unit(n).state_elements) <= most) ++n;
+    while (n < units && (sum += layout().unit_state_elements(n)) <= most) ++n;
     return n;
   }
 
@@ -281,17 +286,51 @@ class Planner {
 
   // Gathers come one unit ahead of their use, beside the compute before it, unless there is no room for one
   // more gathered weight, or making it costs more than a hundredth of the step's traffic. A stage of a
-  // pipeline has a chunk's weights at a time, and gathers each just before its use.
-  void choose_programs(std::optional<std::int32_t> asked) {
-    if (layout().is_pipeline()) asked = 0;
-    if (!fit(asked.value_or(0))) throw_no_room(plan_.resident);  // which are the whole budgets now
-    if (asked || !layout().is_sharded()) return;
-    const std::int64_t least = total(plan_.dry_run.per_step);
-    if (!fit(1) || total(plan_.dry_run.per_step) > least + least / 100) fit(0);
+  // pipeline has a chunk's weights at a time, and gathers each just before its use, as tiles are gathered.
+  void choose_programs(const std::optional<RankChoices>& asked) {
+    const bool fixed = asked || layout().is_pipeline();
+    const std::int32_t ahead = asked && !layout().is_pipeline() ? asked->gather_ahead : 0;
+    if (!fit(ahead) && (asked || !may_become_tiles() || !fit_in_tiles())) throw_no_room();
+    if (fixed || !layout().is_sharded() || in_tiles()) return;
+    const std::int64_t most = total(plan_.dry_run.per_step);
+    if (!fit(1) || total(plan_.dry_run.per_step) > most + most / 100) fit(0);
+  }
+
+  // Stages of a pipeline and parts of layers hold less of them already. Tiles move, so that weights which
+  // stay on the device gain nothing; and of small layers they would spare little.
+  bool may_become_tiles() const {
+    constexpr std::int64_t kLeastLayer = 1 << 16;  // elements
+    const ParallelConfig& p = config_.parallel;
+    return config_.tiers.tiles == TierConfig::Tiles::kAuto && p.tensor == 1 && p.pipeline == 1 &&
+           config_.offload_param != OffloadTarget::kDevice && plan_.model->units()[1].count >= kLeastLayer;
+  }
+  bool in_tiles() const { return plan_.choices.blocks == Blocks::kInTiles; }
+  bool must_be_in_tiles() const { return config_.tiers.tiles == TierConfig::Tiles::kOn; }
+
+  bool fit_in_tiles() {
+    make_model(Blocks::kInTiles);
+    make_layout();
+    return fit(0);
+  }
+
+  void check_tiles() const {
+    if (!in_tiles()) return;
+    check_stated_sizes(config_.tiers.nvme, ranks_ * layout().table.nvme_bytes());
+    if (!layout().is_sharded() || !config_.checkpoint.asked()) return;
+    throw Error(
+        Errc::kUsage, "checkpoint",
+        "layers are in tiles (tiers.tiles), and ranks that have shards of these write none so far",
+        "remove the section, set zero_optimization.stage to 0, or give whole layers room (tiers.device)");
+  }
+
+  // Of a layer's weights.
+  std::int64_t layer_bytes() const {
+    return plan_.model->units()[1].count * static_cast<std::int64_t>(size_of(plan_.model->dtype()));
   }
 
   // Makes the programs, and decides the store's part of the budgets. Returns whether they suffice.
   bool fit(std::int32_t gather_ahead) {
+    plan_.choices.gather_ahead = gather_ahead;
     plan_.programs = std::make_unique<StepPrograms>(layout(), update_timing(config_), gather_ahead);
     const Budgets inside{plan_.budgets.device - beside_tensors(), plan_.budgets.host,
                          hardware_.gpu && hardware_.gpu->direct};
@@ -315,8 +354,28 @@ class Planner {
     return t.nvme_read + t.nvme_write + t.host_to_device + t.device_to_host + t.direct_read + t.direct_write;
   }
 
-  [[noreturn]] void throw_no_room(const Budgets& inside) const {
-    const auto least = smallest_budgets(layout(), *plan_.programs, inside.device, inside.direct);
+  // The smallest budgets for the present layout, with all that the device's budget holds; after fit().
+  std::optional<Budgets> smallest() const {
+    auto least = smallest_budgets(layout(), *plan_.programs, plan_.resident.device, plan_.resident.direct);
+    if (least) least->device += beside_tensors();
+    return least;
+  }
+
+  // After fit(). Where the run may have whole layers, tiles are named only if they need less.
+  [[noreturn]] void throw_no_room() {
+    std::optional<Budgets> least = smallest();
+    bool tiles_need_less = in_tiles();
+    if (in_tiles() && !must_be_in_tiles()) {
+      make_model(Blocks::kWhole);
+      make_layout();
+      fit(0);
+      const std::optional<Budgets> of_whole = smallest();
+      if (of_whole && (!least || of_whole->device <= least->device))
+        least = of_whole, tiles_need_less = false;
+    }
+    std::string tiles;
+    if (tiles_need_less)
+      tiles = fmt::format(", where each layer of {} is multiplied in tiles", format_bytes(layer_bytes()));
     if (!least) {
       throw Error(
           Errc::kMemory, "tiers",
@@ -325,16 +384,16 @@ class Planner {
           "in tiers.nvme");
     }
     const NoRoom& obstacle = *plan_.dry_run.obstacle;
-    const std::int64_t device = least->device + beside_tensors();
+    const std::int64_t device = least->device;
     throw Error(
         Errc::kMemory, fmt::format("tiers.{}", obstacle.tier == Tier::kDevice ? "device" : "host"),
         fmt::format("the run does not fit device {} and host {} (no room for {}, {})",
                     format_bytes(plan_.budgets.device), format_bytes(plan_.budgets.host),
                     layout().table.segment_name(obstacle.segment), format_bytes(obstacle.needed)),
         fmt::format(
-            "the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} ({})",
+            "the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} ({}){}",
             device, format_bytes(device), format_bytes(std::max(plan_.budgets.device, device)), least->host,
-            format_bytes(least->host)));
+            format_bytes(least->host), tiles));
   }
 
   // A GPU has a thread that learns what the GPU has done, and that thread gets a core. The host device has
@@ -353,6 +412,18 @@ class Planner {
   const std::int64_t ranks_;          // of this machine
   std::optional<std::int64_t> host_;  // this rank's part of tiers.host
 };
+
+// Where layers are in tiles.
+std::string describe_tiles(const RunPlan& plan) {
+  if (plan.tile_bytes() == 0) return "";
+  const Unit& layer = plan.model->units()[1];
+  return fmt::format(
+      "\ntiles      each layer's {} of weights are multiplied in {} tiles of at most {}{}; results agree "
+      "with whole layers' to rounding",
+      format_bytes(layer.count * static_cast<std::int64_t>(size_of(plan.model->dtype()))),
+      layer.tiles.size() - 1, format_bytes(plan.tile_bytes()),
+      plan.config.tiers.tiles == TierConfig::Tiles::kOn ? "" : ", since whole layers do not fit");
+}
 
 std::string describe_update(const RunPlan& plan) {
   static constexpr const char* kWhen[] = {"deferred into the next forward",
@@ -387,6 +458,13 @@ std::string describe_update(const RunPlan& plan) {
 double RunPlan::bubble_share() const {
   const double bubble = bubble_formula(layout->pipeline());
   return bubble / (1 + bubble);
+}
+
+std::int64_t RunPlan::tile_bytes() const {
+  const Unit& layer = model->units()[1];
+  std::int64_t most = 0;
+  for (std::size_t i = 1; i < layer.tiles.size(); ++i) most = std::max(most, layer.tiles[i].count);
+  return most * static_cast<std::int64_t>(size_of(model->dtype()));
 }
 
 double RunPlan::flops_per_step() const {
@@ -433,7 +511,7 @@ std::string RunPlan::describe() const {
       "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}\n"
       "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
       "update     {}\n"
-      "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}",
+      "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}{}",
       m.arch == Arch::kGpt2 ? "GPT-2" : "Llama",
       config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers, m.width,
       static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype), m.tied ? ", tied head" : "",
@@ -445,7 +523,7 @@ std::string RunPlan::describe() const {
       config.parallel.pipeline > 1                       ? name_of(config.parallel.pipeline_schedule)
       : config.accumulation == Accumulation::kLayerMajor ? "layer-major"
                                                          : "micro-batch-major",
-      config.recompute ? "on" : "off");
+      config.recompute ? "on" : "off", describe_tiles(*this));
 }
 
 ModelConfig model_of(const RunConfig& config) {
@@ -454,13 +532,13 @@ ModelConfig model_of(const RunConfig& config) {
 
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
                       std::int64_t validation_tokens, const Hardware& hardware, int rank,
-                      std::optional<std::int32_t> gather_ahead) {
+                      const std::optional<RankChoices>& asked) {
   RunPlan plan;
   plan.rank = rank;
   plan.config = config;
   plan.model_config = model_config;
   plan.validation_tokens = validation_tokens;
-  Planner(plan, hardware).run(gather_ahead);
+  Planner(plan, hardware).run(asked);
   return plan;
 }
 

@@ -93,11 +93,17 @@ class Trainer::Saver {
   Held read() {
     const auto unit = static_cast<std::int32_t>(request_[0]);
     const std::int64_t begin = request_[2], end = request_[3];
-    const Param& p = param();
-    const Layout::Elements shard = plan_.layout->shard_elements(unit);
-    const std::int64_t whole_line = p.vector ? 1 : p.whole_cols;
     Held held;
     if (!plan_.layout->has_unit(unit)) return held;
+    for (const Layout::Elements& shard : plan_.layout->held_elements(unit))
+      read(unit, shard, begin, end, held);
+    return held;
+  }
+  // As far as these elements of the unit have it.
+  void read(std::int32_t unit, const Layout::Elements& shard, std::int64_t begin, std::int64_t end,
+            Held& held) {
+    const Param& p = param();
+    const std::int64_t whole_line = p.vector ? 1 : p.whole_cols;
     std::vector<float> lines;
     for (const Band& band : p.bands) {
       if (!band.counted) continue;
@@ -118,7 +124,6 @@ class Trainer::Saver {
         held.values.insert(held.values.end(), value, value + count);
       });
     }
-    return held;
   }
 
   Rank& rank_;

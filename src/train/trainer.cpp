@@ -274,16 +274,19 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     read_data(config, model);
     gpus_ = open_gpus(config);
     const std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_);
-    const auto plan_next = [&](std::optional<std::int32_t> gather_ahead) {
+    const auto plan_next = [&](const std::optional<RankChoices>& choices) {
       const std::size_t local = plans_.size();
       const int rank = processes_.number() * config.device.ranks + static_cast<int>(local);
       plans_.push_back(
-          make_run_plan(config, model, data_->validation_tokens(), hardware[local], rank, gather_ahead));
+          make_run_plan(config, model, data_->validation_tokens(), hardware[local], rank, choices));
     };
     if (processes_.number() == 0) plan_next({});
-    const double mine = plans_.empty() ? 0 : plans_.front().programs->gather_ahead;
-    const auto gather_ahead = static_cast<std::int32_t>(processes_.all_gather({&mine, 1}).front().front());
-    while (static_cast<int>(plans_.size()) < config.device.ranks) plan_next(gather_ahead);
+    const RankChoices mine = plans_.empty() ? RankChoices{} : plans_.front().choices;
+    const std::array numbers{static_cast<double>(mine.gather_ahead), static_cast<double>(mine.blocks)};
+    const std::vector<double> first = processes_.all_gather(numbers).front();
+    const RankChoices choices{static_cast<std::int32_t>(first[0]),
+                              static_cast<Blocks>(static_cast<int>(first[1]))};
+    while (static_cast<int>(plans_.size()) < config.device.ranks) plan_next(choices);
     add_up();
     go_on_from_checkpoint();
   });

@@ -74,14 +74,16 @@ inline void bring(const Param& p, std::int64_t first, const char* values, std::i
   });
 }
 
-// The elements of a parameter that the rank's shard has, as held.
-struct Held {
-  std::int64_t first, count;
-};
-inline Held held(const TinyRun& run, std::int32_t unit, const Param& p) {
-  const Layout::Elements shard = run.layout().shard_elements(unit);
-  const std::int64_t first = std::clamp<std::int64_t>(shard.first - p.offset, 0, p.count());
-  return {first, std::clamp<std::int64_t>(shard.first + shard.count - p.offset, first, p.count()) - first};
+// Calls f(tile, first, count) for the elements of a parameter that the rank's shard of a tile has, as held.
+template <class F>
+void for_held(const TinyRun& run, std::int32_t unit, const Param& p, const F& f) {
+  const Layout& layout = run.layout();
+  for (std::int32_t t = layout.first_tile(unit); t < layout.first_tile(unit + 1); ++t) {
+    const Layout::Elements shard = layout.held_of_tile(t);
+    const std::int64_t first = std::clamp<std::int64_t>(shard.first - p.offset, 0, p.count());
+    const std::int64_t end = std::clamp<std::int64_t>(shard.first + shard.count - p.offset, first, p.count());
+    if (end > first) f(t, first, end - first);
+  }
 }
 
 // Calls f(unit, parameter) for all of the model.
@@ -100,13 +102,13 @@ inline void collect_weights(TinyRun& run, std::map<std::string, std::vector<char
   std::int32_t last = -1;
   std::vector<char> content;
   for_params(run, [&](std::int32_t unit, const Param& p) {
-    if (unit != last) content = run.content(run.layout().updated_weight(last = unit));
-    const Held mine = held(run, unit, p);
     std::vector<char>& whole = all[p.name];
     whole.resize(static_cast<std::size_t>(p.whole_count() * bytes));
-    const std::int64_t at = p.offset + mine.first - run.layout().shard_elements(unit).first;
-    if (mine.count > 0)
-      bring(p, mine.first, content.data() + at * bytes, mine.count, bytes, p.name, whole.data(), brought);
+    for_held(run, unit, p, [&](std::int32_t t, std::int64_t first, std::int64_t count) {
+      if (t != last) content = run.content(run.layout().updated_weight(last = t));
+      const std::int64_t at = p.offset + first - run.layout().shard_elements(t).first;
+      bring(p, first, content.data() + at * bytes, count, bytes, p.name, whole.data(), brought);
+    });
   });
 }
 
@@ -115,14 +117,14 @@ template <class Read>
 void collect(TinyRun& run, std::map<std::string, std::vector<float>>& all, Brought& brought,
              const std::string& suffix, const Read& read) {
   for_params(run, [&](std::int32_t unit, const Param& p) {
-    const Held mine = held(run, unit, p);
-    std::vector<float> values(static_cast<std::size_t>(mine.count));
     std::vector<float>& whole = all[p.name + suffix];
     whole.resize(static_cast<std::size_t>(p.whole_count()));
-    if (mine.count == 0) return;
-    read(unit, p, mine.first, mine.first + mine.count, values.data());
-    bring(p, mine.first, reinterpret_cast<const char*>(values.data()), mine.count, sizeof(float),
-          p.name + suffix, reinterpret_cast<char*>(whole.data()), brought);
+    for_held(run, unit, p, [&](std::int32_t, std::int64_t first, std::int64_t count) {
+      std::vector<float> values(static_cast<std::size_t>(count));
+      read(unit, p, first, first + count, values.data());
+      bring(p, first, reinterpret_cast<const char*>(values.data()), count, sizeof(float), p.name + suffix,
+            reinterpret_cast<char*>(whole.data()), brought);
+    });
   });
 }
 

@@ -61,6 +61,7 @@ struct TinySetup {
   std::int64_t eval_micro_batches = 5;
   CommRank* comm = nullptr;  // of layout.place(), if there are several ranks
   bool sequence = false;     // ModelPart::sequence
+  Blocks blocks = Blocks::kWhole;
   std::int32_t gather_ahead = 0;
   std::optional<DType> gradient = {};  // on its way to the optimizer; none: the model's
   // Changes what the step of this number, from 0, applies.
@@ -167,7 +168,7 @@ class TinyRun {
       : setup_(with_gradient(std::move(setup))),
         ops_device_(make_test_device(kAnyBudget, nullptr, setup_.graphs)),
         model_(setup_.model, setup_.dtype, ops_device_->ops(), 0,
-               {setup_.layout.parts.tensor, setup_.layout.parts.tensor_part, setup_.sequence}),
+               {setup_.layout.parts.tensor, setup_.layout.parts.tensor_part, setup_.sequence}, setup_.blocks),
         layout_(model_, of_part(setup_.layout)),
         programs_(layout_, setup_.timing, setup_.gather_ahead),
         budgets_(budgets_of(setup_)) {
@@ -263,14 +264,14 @@ class TinyRun {
   void add_state(TinyResult& result) {
     static constexpr const char* kParts[] = {"master", "moment 0", "moment 1", "scales 0", "scales 1"};
     settle();
-    for (std::size_t u = 0; u < layout_.units.size(); ++u) {
-      const std::string& unit = model_.units()[u].name;
-      result.names.push_back(unit + ".weight");
-      result.tensors.push_back(content(layout_.units[u].weight));
-      if (layout_.units[u].state == Layout::kNone) continue;
+    for (std::size_t t = 0; t < layout_.units.size(); ++t) {
+      const std::string weight = layout_.table.tensor(layout_.units[t].weight).spec.name;
+      result.names.push_back(weight);
+      result.tensors.push_back(content(layout_.units[t].weight));
+      if (layout_.units[t].state == Layout::kNone) continue;
       for (int part = 0; part < 5; ++part) {
-        result.names.push_back(unit + "." + kParts[part]);
-        result.tensors.push_back(state_part(u, part));
+        result.names.push_back(weight + "'s " + kParts[part]);
+        result.tensors.push_back(state_part(t, part));
       }
     }
   }
@@ -317,8 +318,8 @@ class TinyRun {
   // The engine goes on as if so many steps had been done and applied.
   void go_on_from(std::int64_t steps) { steps_ = updates_ = steps; }
 
-  // Of a unit's state: 0 the masters, 1 and 2 the moments, 3 and 4 their scales; of all its elements, as they
-  // are kept. Empty: there are none. When settled.
+  // Of a unit's or tile's state: 0 the masters, 1 and 2 the moments, 3 and 4 their scales; of all its
+  // elements, as they are kept. Empty: there are none. When settled.
   std::vector<char> state_part(std::size_t unit, int which) {
     std::vector<char> part;
     std::vector<char> all = content(layout_.units[unit].state);

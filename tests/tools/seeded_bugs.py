@@ -38,6 +38,7 @@ PARTS = ("zg_test_engine", "Models/TensorParts.InFp64*")
 STAGES = ("zg_test_engine", "*Pipeline*")
 CALLS = "src/engine/communication.cpp"
 GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
+TILES = ("zg_test_engine", "Tiles.*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +74,8 @@ BUGS = (
     Bug("kept weights are gathered once, and are stale after the update",
         ((SCHEDULE, "!(again || first_group)) return;", "!(again || (first_group && !updates))) return;"),)),
     Bug("a shard's boundary one block late",
-        ((LAYOUT, "return {s.shard() * count, count};",
-          "return {s.shard() * count + (s.shard() > 0 ? kQuantBlock : 0), count};"),)),
+        ((LAYOUT, "return {tile(t).first + s.shard() * count, count};",
+          "return {tile(t).first + s.shard() * count + (s.shard() > 0 ? kQuantBlock : 0), count};"),)),
     Bug("an overflow counts on the rank that has it",
         ((EXECUTOR, "const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);",
           "bool finite = true;\n"
@@ -241,6 +242,31 @@ BUGS = (
         ((MODEL, "shape.part.positions(shape.time), rows, call.table_part());",
           "part_.parts > 1 ? RowPositions(shape.time) : shape.part.positions(shape.time), rows,\n"
           "                  call.table_part());"),), GRID),
+    Bug("the input's gradient is that of the last tile",
+        ((CALL, "      ops.gemm(stream, dy.col_range(first, rows.rows), rows, sum, options);\n"
+          "      options.accumulate = true;\n",
+          "      ops.gemm(stream, dy.col_range(first, rows.rows), rows, sum, options);\n"),), TILES),
+    Bug("every tile has the first one's biases",
+        ((CALL, "if (*columns) *columns = columns->col_range(first, rows.rows);",
+          "if (*columns) *columns = columns->col_range(columns->rows == 1 ? 0 : first, rows.rows);"),), TILES),
+    Bug("the gap behind a matrix's last tile is left as it was",
+        ((CALL, "      if (gradient && into == Gradients::kOverwrite && elements < tile.count)\n",
+          "      if (gradient && into == Gradients::kOverwrite && elements > tile.count)\n"),), TILES),
+    Bug("every micro-batch overwrites a tile's gradient",
+        ((PROGRAM, "add_to(layout_.whole(layout_.tile(t).accumulator), slot.first)});",
+          "add_to(layout_.whole(layout_.tile(t).accumulator), true)});"),), TILES),
+    Bug("a tile's gradient is finished by every micro-batch",
+        ((PROGRAM, "if (!reads && last_backward_[static_cast<std::size_t>(slot.unit)] == &slot)",
+          "if (!reads)"),), TILES),
+    Bug("tiles are gathered once, and dropped",
+        ((PROGRAM, "if (reads && gathers_by_use(slot.unit)) gather(slot, t,",
+          "if (reads && gathers_by_use(slot.unit) && last_use) gather(slot, t,"),), TILES),
+    Bug("the squares of a tile's gradient are those of the unit's first elements",
+        ((ISSUE, "device_.ops().finish_gradient(stream, sum.col_range(first - unit.first, count),",
+          "device_.ops().finish_gradient(stream, sum.col_range(0, count),"),), TILES),
+    Bug("gradients of tiles are finished in the memory of the layer's workspace",
+        (("src/engine/workspace.hpp", "l.options.place().ranks() > 1 || l.units.size() > l.model->units().size();",
+          "l.options.place().ranks() > 1;"),), TILES),
 )
 
 

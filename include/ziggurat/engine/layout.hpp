@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -60,7 +61,10 @@ struct Layout {
     std::int64_t unit_first = 0, state_first = 0, count = 0;
     std::int64_t param_first = 0;  // element of the parameter; not 0 where its shard begins within it
   };
+  // Of a unit, or of one of its tiles.
   struct UnitTensors {
+    std::int32_t unit = 0;
+    std::int64_t first = 0, count = 0;  // elements of the unit
     // Flat, padded to a whole number of pieces (Sharding). kNone: the unit is another stage's.
     TensorId weight = kNone, accumulator = kNone;
     TensorId shard = kNone;  // of the weight, which is gathered from all shards; kNone: there is one shard
@@ -75,6 +79,8 @@ struct Layout {
   const Model* model;
   LayoutOptions options;
   TensorTable table;
+  // Of all tiles (Unit::tiles): those of unit u are [first_tile(u), first_tile(u + 1)). Where no unit is in
+  // tiles, a tile's number is the unit's.
   std::vector<UnitTensors> units;
   // [layer][micro-batch]: the input of block `layer` (the last entry: of the head), and what the block's
   // backward needs besides. Empty where another stage has the block, unless this one makes its input.
@@ -98,20 +104,28 @@ struct Layout {
   TensorId saved_of(std::int32_t layer, std::int32_t m) const;
   TensorId activation_gradient_of(std::int32_t unit, std::int32_t m) const;
   SegmentId whole(TensorId id) const;  // the only segment of a tensor that is not cut
-  const UnitTensors& unit(std::int32_t u) const { return units[static_cast<std::size_t>(u)]; }
+  std::int32_t first_tile(std::int32_t unit) const { return first_tile_[static_cast<std::size_t>(unit)]; }
+  bool in_tiles(std::int32_t unit) const { return first_tile(unit + 1) > first_tile(unit) + 1; }
+  const UnitTensors& tile(std::int32_t t) const { return units[static_cast<std::size_t>(t)]; }
+  // Those of a unit that is not in tiles.
+  const UnitTensors& unit(std::int32_t u) const { return tile(first_tile(u)); }
   const StateLayout& state() const { return state_; }
-  std::int32_t state_segments(std::int32_t unit) const;
-  // The elements of the unit's state that its segment `i` holds.
+  std::int32_t state_segments(std::int32_t tile) const;
+  std::int64_t unit_state_elements(std::int32_t unit) const;  // of all its tiles
   struct Elements {
     std::int64_t first = 0, count = 0;
   };
-  Elements state_elements(std::int32_t unit, std::int32_t i) const;
-  SegmentId state_segment(std::int32_t unit, std::int32_t i) const;
+  // The elements of the tile's state that its segment `i` holds.
+  Elements state_elements(std::int32_t tile, std::int32_t i) const;
+  SegmentId state_segment(std::int32_t tile, std::int32_t i) const;
   bool is_sharded() const { return options.sharding.shards > 1; }
-  // The elements of the unit that this rank holds and updates: its shard, or all; and the one of them that it
-  // sums the gradient of. They may end behind the unit, in its padding.
-  Elements shard_elements(std::int32_t unit) const;
-  Elements piece_elements(std::int32_t unit) const;
+  // The elements of the unit that this rank holds of a tile and updates: its shard, or all; and the one of
+  // them that it sums the gradient of. They may end behind the tile, in its padding.
+  Elements shard_elements(std::int32_t tile) const;
+  Elements piece_elements(std::int32_t tile) const;
+  // The shard without the padding, and the shards of all tiles of a unit.
+  Elements held_of_tile(std::int32_t tile) const;
+  std::vector<Elements> held_elements(std::int32_t unit) const;
   // The gradients of the unit that are summed over the parts of the model: `count` neighbouring elements of
   // the accumulator from `first` on, or, with `bands`, all of that parameter, whose lines several parts hold.
   struct CopySum {
@@ -121,13 +135,13 @@ struct Layout {
   std::vector<CopySum> copy_sums(std::int32_t unit) const;
   std::int64_t largest_copy() const { return largest_copy_; }  // elements of the largest with bands
   // The tensor that the update writes: the shard, or the weight.
-  TensorId updated_weight(std::int32_t u) const { return is_sharded() ? unit(u).shard : unit(u).weight; }
+  TensorId updated_weight(std::int32_t t) const { return is_sharded() ? tile(t).shard : tile(t).weight; }
   Tier update_at(std::int32_t unit) const {
     return unit < options.device_updates ? Tier::kDevice : Tier::kHost;
   }
-  // Whether the update rebuilds the whole weight of the unit from its master, so that the weight's content
+  // Whether the update rebuilds the whole weight of the tile from its master, so that the weight's content
   // may be dropped before the update.
-  bool update_rebuilds_weight(std::int32_t unit) const;
+  bool update_rebuilds_weight(std::int32_t tile) const;
 
   // Whether some parameter of the unit is not trained.
   bool has_frozen(std::int32_t unit) const;
@@ -147,12 +161,13 @@ struct Layout {
   };
   std::vector<Stretch> stretches() const;
   void split();
-  void add_unit(std::int32_t unit);
+  void add_tile(std::int32_t unit, std::size_t tile);
   void add_activations();
-  void add_state(std::int32_t unit, Tier lowest);
+  void add_state(const std::string& name, Tier lowest);
   void find_copies(std::int32_t unit);
 
-  std::vector<Stretch> stretches_;  // by chunk
+  std::vector<std::int32_t> first_tile_;  // by unit, and the number of tiles
+  std::vector<Stretch> stretches_;        // by chunk
   StateLayout state_;
   std::int64_t largest_copy_ = 0;
   std::int64_t segment_elements_;  // of a state segment

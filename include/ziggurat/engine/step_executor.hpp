@@ -180,8 +180,12 @@ class StepExecutor {
   class Position;
   class ContextParts;
   class Exchange;
+  class TileWalk;
   ProgramStart begin_activity(Activity activity);
   void run_program(const ProgramStart& start);
+  const StepOp& current_op() const { return running_->ops[static_cast<std::size_t>(at_)]; }
+  void begin_op();  // takes the current operation's leases
+  void end_op();    // releases them when its work is done
   void issue_again(const StepOp& op);
   void issue(const StepOp& op);
   void issue_update(const StepOp& op);
@@ -196,6 +200,8 @@ class StepExecutor {
   enum class Weights { kNeeded, kNotNeeded };  // whether the visitor reads the weight; of frozen ones always
   void visit_state(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                    Weights weights, const StateVisitor& visit);
+  void visit_state_of_tile(std::int32_t tile, const Param& param, std::int64_t begin, std::int64_t end,
+                           Weights weights, const StateVisitor& visit);
   void initialize(const StepOp& op, const ParamSource& source);
   void run_initialize(const std::function<void(const StepOp&)>& each);
   void restore(const StepOp& op, const TileVisitor& fill);
@@ -209,7 +215,7 @@ class StepExecutor {
   HostLease on_host(Lease lease, Tier tier, Access access);
   HostLease host_lease(SegmentId segment, Access access);
   View whole_view(void* data, TensorId tensor) const;
-  View unit_view(void* data, TensorId tensor, std::int32_t unit) const;
+  View unit_view(void* data, TensorId tensor, const Layout::UnitTensors& unit) const;
   void pass_on(const StepOp& op);
   void gather_weight(const StepOp& op);
   void gather_quantized(const View& shard, const View& weight);
@@ -245,7 +251,9 @@ class StepExecutor {
   std::optional<Model> part_;              // the layout's model, with the exchange
   std::unique_ptr<StallMeter> stall_;
   std::unique_ptr<Staging> staging_;  // of Workspace::inputs()
-  std::vector<Lease> leases_;
+  const StepProgram* running_ = nullptr;
+  std::int32_t at_ = 0;             // the operation of it that is being issued
+  std::vector<Lease> leases_;       // its
   std::uint64_t identity_;          // unique among the engines of this process
   std::vector<std::uint64_t> key_;  // of the operation being issued
   ProgramSequence sequence_;

@@ -15,19 +15,21 @@ namespace zg {
 
 // The operands of an operation, by their role in it.
 enum class Operand : std::uint8_t {
-  kWeight,              // the weight of the operation's unit, flat
+  kWeight,              // the weight of the operation's unit or tile, flat
   kTable,               // the embedding's weight, as the output matrix of a tied head
   kInput,               // [N,C], the residual stream before the unit
   kOutput,              // [N,C], the residual stream after the unit
   kSaved,               // what a block's backward needs besides its input
   kActivationGradient,  // [N,C]; before the operation of the unit's output, after it of the unit's input
-  kAccumulator,         // sum of the unit's gradient over micro-batches
+  kAccumulator,         // sum of the unit's or tile's gradient over micro-batches
   kTableAccumulator,    // the same for a tied head's output matrix
   kGradient,            // the unit's gradient that the optimizer reads
   kState,               // one segment of the unit's optimizer state
   kShard,               // this rank's shard of the unit's weight
+  kTile,                // the weight of a further tile of the unit
+  kTileAccumulator,     // the same for its accumulator
 };
-inline constexpr std::size_t kOperands = 11;
+inline constexpr std::size_t kOperands = 13;
 
 // Whether there is an operation for each segment of the unit's state, or one where the unit has none.
 constexpr bool is_by_segment(OpKind kind) {
@@ -39,11 +41,19 @@ struct StepOp {
   std::int32_t unit = 0;
   std::int32_t micro_batch = 0;
   std::int32_t segment = 0;  // is_by_segment(): the segment of the unit's state
-  bool first = false;        // the first to add to its accumulator, or the first segment of its unit
+  bool first = false;        // the first to add to its accumulator, or the first segment of its tile
   // By operand: the number of its access within the operation. -1: the operation does not have the operand.
-  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  // Which of Layout::units it works on. A forward or backward of a unit in tiles is an operation for each use
+  // of one of them but the first, which all have beside it, like the activations: `use` is one of
+  // Model::tile_uses(), and `goes_on` tells all from the first of them. Between two of them may be operations
+  // that gather the next tile, or finish a gradient.
+  std::int32_t tile = 0;
+  TileUse use = {};
+  bool goes_on = false;
 
   bool has(Operand operand) const { return access[static_cast<std::size_t>(operand)] >= 0; }
+  bool in_tiles() const { return has(Operand::kTile) || has(Operand::kTileAccumulator); }
 };
 
 struct StepProgram {

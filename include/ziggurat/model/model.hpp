@@ -22,6 +22,7 @@
 #include "ziggurat/model/context_exchange.hpp"
 #include "ziggurat/model/sequence_part.hpp"
 #include "ziggurat/model/param.hpp"
+#include "ziggurat/model/tile_access.hpp"
 
 namespace zg {
 
@@ -37,6 +38,11 @@ struct BatchShape {
 };
 
 enum class Pass { kForward, kBackward };
+
+// Whether the weights of a block are one flat tensor, or tiles (Unit::tiles), of which a call needs one at a
+// time. How a matrix is cut depends on its sizes alone. The gradient of a product's input is a sum over tiles
+// then, in ascending order, so that it rounds differently from a whole block's.
+enum class Blocks { kWhole, kInTiles };
 
 // What a backward call does with the gradients that it is given: adds its own to them, or overwrites all of
 // them, gaps between parameters included, whatever they held. Both give the same numbers where they held
@@ -86,10 +92,10 @@ class Model {
   // f64 with f64. `logits_bytes`: the most bytes that the logits of one chunk and their gradient should take;
   // 0: the device's default. Throws Error(kUsage) as validate() does. `ops` must outlive the model.
   Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes = 0,
-        const ModelPart& part = {});
+        const ModelPart& part = {}, Blocks blocks = Blocks::kWhole);
   // A model for planning, where there is no device: sizes are known, and calls that compute abort.
   Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes = 0,
-        const ModelPart& part = {});
+        const ModelPart& part = {}, Blocks blocks = Blocks::kWhole);
   // The same model with the other parts at hand, as the calls of a part need them. `exchange` must outlive
   // it.
   Model with(PartExchange& exchange) const;
@@ -108,6 +114,9 @@ class Model {
   // What a call exchanges with the other parts, in order.
   std::vector<PartCall> exchanges_of(ModelCall call, BatchShape shape) const;
 
+  // The tiles that a call asks for, but the first one, in order; nothing where blocks are whole.
+  std::vector<TileUse> tile_uses(ModelCall call) const;
+
   // Sizes in bytes of the memory that calls take. Memory passed as void* must be aligned to 256 bytes and may
   // hold anything, NaN too.
   std::int64_t checkpoint_bytes(BatchShape shape) const;  // a block's input, T [N,C], rounded up to 4096
@@ -119,8 +128,8 @@ class Model {
   std::int64_t embedding_workspace_bytes(BatchShape shape) const;  // of the embedding's; 0: it needs none
 
   // All calls enqueue work on `s` and return. `weights` (T) and `grads` (of accumulator_dtype(), added to or
-  // overwritten) are a unit's flat tensors [1, count]. `ids` and `targets` are i32 [1,N]; a target below 0 is
-  // not counted.
+  // overwritten) are a unit's flat tensors [1, count], or its first tile's. `ids` and `targets` are i32
+  // [1,N]; a target below 0 is not counted.
   //
   // x [N,C] of T = embedding of the ids. The backward's gradient is that of x, dx [N,C]. Here and below, a
   // part of a sequence-parallel model has residual_rows() in place of N rows of x, out and dx.
@@ -131,14 +140,15 @@ class Model {
 
   // out [N,C] = block(x [N,C]), both of T; fills `saved` (saved_bytes()). `out` must not alias `x`. Run again
   // on the same x it gives the same bits, so activations can be recomputed; a null `out` then skips the last
-  // product. `context`: with the other parts of the sequences; null where these are whole.
+  // product. `context`: with the other parts of the sequences; null where these are whole. `tiles`: null
+  // where blocks are whole.
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                     void* workspace, ContextExchange* context = nullptr) const;
+                     void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr) const;
   // dx [N,C] of T holds the gradient of the block's output, and is overwritten with that of its input. The
   // content of `saved` is destroyed.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
-                      void* workspace, Gradients into = Gradients::kAdd,
-                      ContextExchange* context = nullptr) const;
+                      void* workspace, Gradients into = Gradients::kAdd, ContextExchange* context = nullptr,
+                      TileAccess* tiles = nullptr) const;
 
   // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
   // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when
@@ -163,6 +173,8 @@ class Model {
   Ops& ops() const;
   model::Call call_of(Stream& s, BatchShape shape, const Unit& unit, View weights, View grads,
                       Gradients into, ContextExchange* context = nullptr) const;
+  // The room of a block in tiles for sums of products, behind its workspace [N, widest]; null: it needs none.
+  View tile_sums(BatchShape shape, void* workspace) const;
 
   const OpSizes* sizes_;
   PartExchange* exchange_ = nullptr;  // null: the model is whole, or computes nothing

@@ -83,10 +83,22 @@ struct Param {
 // elements of two parameters. The gaps between them stay zero.
 inline constexpr std::int64_t kParamAlign = kQuantBlock;
 
+// Neighbouring elements of a unit that are fetched, gathered, updated and released together: all of them or,
+// of a unit in tiles, some rows of one of its matrices. The first tile has all vectors then.
+struct Tile {
+  std::int64_t first = 0, count = 0;  // with the gaps between parameters; begins at a multiple of kParamAlign
+  std::int32_t param = -1;            // index of the matrix; -1: several parameters
+};
+
 struct Unit {
   std::string name;  // "embedding", "block.0", ..., "head"
+  // They lie in this order; of a unit in tiles all vectors, and behind them the matrices.
   std::vector<Param> params;
-  std::int64_t count = 0;  // elements of the flat tensor, padding included; the same for all parts
+  std::int64_t count = 0;   // elements of the flat tensor, padding included; the same for all parts
+  std::vector<Tile> tiles;  // ascending, and all elements
+  bool in_tiles() const { return tiles.size() > 1; }
+  // The first element behind a parameter and the gap after it.
+  std::int64_t end_of(std::size_t param) const;
   // The parameter of that name, or whose name ends in "." and that suffix. Aborts unless there is exactly
   // one.
   const Param& param(const std::string& name_or_suffix) const;

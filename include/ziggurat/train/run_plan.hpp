@@ -49,6 +49,12 @@ struct Hardware {
   std::optional<Gpu> gpu = {};  // empty: the processor computes
 };
 
+// What a plan chooses that all ranks must have in common.
+struct RankChoices {
+  std::int32_t gather_ahead = 0;   // StepPrograms
+  Blocks blocks = Blocks::kWhole;  // Model
+};
+
 // What follows a step.
 struct AfterStep {
   bool evaluate = false, last = false;
@@ -68,11 +74,14 @@ struct RunPlan {
   Budgets budgets;   // of the arenas, with the workspace
   Budgets resident;  // the store's part: without the workspace and the bytes left free for read-ahead
   Plan dry_run;      // under `resident`
+  RankChoices choices;
   CoreAssignment cores;
 
   // The idle share of a stage's step by formula (pipeline.hpp); 0 without a pipeline.
   double bubble_share() const;
   double flops_per_step() const;  // of the matrix products of a step
+  // Bytes of the largest tile of a layer's weights; 0: layers are whole.
+  std::int64_t tile_bytes() const;
   // What follows step `step`, counted from 0. `stop`: the run was asked to end with this step.
   AfterStep after_step(std::int64_t step, bool stop = false) const;
   std::int64_t evaluation_batches() const;  // micro-batches of one evaluation
@@ -88,10 +97,10 @@ ModelConfig model_of(const RunConfig& config);
 // `model_config` is complete, with its vocabulary. Throws Error(kUsage) for a configuration that makes no
 // sense with this model or machine, and Error(kMemory), which names the smallest sufficient budgets, where
 // the budgets are too small. Each rank of the machine has an equal part of the host's budget, and a device
-// budget of its own. `gather_ahead`: that of rank 0's programs, which decides in what order ranks do what
-// they do together; empty: the plan chooses.
+// budget of its own. `asked`: what rank 0's plan has chosen, for the others, since it decides in what order
+// ranks do what they do together; empty: the plan chooses.
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
                       std::int64_t validation_tokens, const Hardware& hardware, int rank = 0,
-                      std::optional<std::int32_t> gather_ahead = {});
+                      const std::optional<RankChoices>& asked = {});
 
 }  // namespace zg

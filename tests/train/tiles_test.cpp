@@ -1,0 +1,145 @@
+// Runs whose layers are larger than the device: the plan cuts them into tiles, says so, and foretells every
+// byte.
+#include <cmath>
+
+#include "train/session_fixture.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/train/run_plan.hpp"
+
+namespace zg {
+namespace {
+
+Strings operator+(Strings a, const Strings& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+class TileRuns : public SessionTest {
+ protected:
+  static constexpr std::int64_t kLayer = 12 * 384 * 384 * 4;  // its matrices in fp32
+
+  Strings settings(std::int64_t device, const Strings& more = {}) const {
+    Strings all{"data.seq_len=16",
+                "model.n_embd=384",
+                "model.n_head=4",
+                "model.n_positions=16",
+                "data.validation=0.2",
+                "train_batch_size=2",
+                "train_micro_batch_size_per_gpu=1",
+                "steps=2",
+                "eval.batches=1",
+                "gradient_clipping=0.5",
+                fmt::format("tiers.device={}", device)};
+    return all + more;
+  }
+  struct Losses final : TrainObserver {
+    std::vector<double> all;
+    void on_step(const StepRecord& r) override { all.push_back(r.result.loss); }
+  };
+  struct Outcome {
+    std::vector<double> losses;
+    std::string model, text;
+    std::int64_t peak = 0;
+  };
+  Outcome train(std::int64_t device, const Strings& more) {
+    Trainer trainer(on_book(settings(device, more)));
+    trainer.start();
+    Losses losses;
+    const RunSummary summary = trainer.run({&losses});
+    EXPECT_EQ(summary.measured, summary.formula);
+    EXPECT_EQ(summary.comm, summary.comm_formula);
+    trainer.save_model(directory_ + "/model");
+    return {losses.all, test::read_file(directory_ + "/model/model.safetensors"), trainer.describe(),
+            trainer.rank().device().arena().peak()};
+  }
+  Strings on_drive() const {
+    std::filesystem::create_directories(directory_ + "/drive");
+    return {"tiers.host=6MiB", "tiers.nvme.0.path=" + directory_ + "/drive"};
+  }
+  static void expect_near(const Outcome& a, const Outcome& b) {
+    ASSERT_EQ(a.losses.size(), b.losses.size());
+    for (std::size_t i = 0; i < a.losses.size(); ++i)
+      EXPECT_NEAR(a.losses[i], b.losses[i], 1e-5 * b.losses[i]);
+    EXPECT_EQ(a.model.size(), b.model.size());
+  }
+};
+
+TEST_F(TileRuns, ALayerOfFourTimesTheDeviceTrains) {
+  const Outcome whole = train(64 * kMiB, {"tiers.host=64MiB"});
+  EXPECT_EQ(whole.text.find("tiles "), std::string::npos);
+  const Outcome host = train(kLayer / 4, {"tiers.host=64MiB"});
+  EXPECT_HAS(host.text, "tiles      each layer's 6.8 MiB of weights");
+  EXPECT_HAS(host.text, "since whole layers do not fit");
+  EXPECT_LE(host.peak, kLayer / 4);
+  expect_near(host, whole);
+  const Outcome nvme = train(kLayer / 4, on_drive());
+  EXPECT_LE(nvme.peak, kLayer / 4);
+  // Other budgets, and tiles without need: the same bits.
+  const Outcome large = train(kLayer / 2, {"tiers.host=64MiB"}),
+                asked = train(64 * kMiB, {"tiers.host=64MiB", "tiers.tiles=on"});
+  EXPECT_EQ(asked.text.find("do not fit"), std::string::npos);
+  for (const Outcome* same : {&nvme, &large, &asked}) {
+    EXPECT_EQ(same->losses, host.losses);
+    EXPECT_TRUE(same->model == host.model);
+  }
+}
+
+TEST_F(TileRuns, OfSeveralRanksHaveTheBitsOfAnyStage) {
+  const Strings ranks{"devices=host:2", "tiers.host=64MiB", "train_batch_size=4"};
+  const Outcome zero = train(kLayer / 4, ranks + Strings{"zero_optimization.stage=0"});
+  EXPECT_HAS(zero.text, "tiles ");
+  for (const char* stage : {"zero_optimization.stage=1", "zero_optimization.stage=3"}) {
+    const Outcome other = train(kLayer / 4, ranks + Strings{stage});
+    EXPECT_EQ(other.losses, zero.losses) << stage;
+    EXPECT_TRUE(other.model == zero.model) << stage;
+  }
+}
+
+// What is refused says how small it could get, and that does.
+TEST_F(TileRuns, TheSmallestBudgetsAreThoseOfTiles) {
+  const auto plan = [&](std::int64_t device, const Strings& more) {
+    const RunConfig run = on_book(settings(device, more));
+    ModelConfig model = *run.model;
+    model.vocab_size = 256;
+    Hardware machine;
+    machine.memory.available = 8 * kGiB;
+    machine.cores.nodes = {{0, {{0, 0}}}};
+    return make_run_plan(run, model, 500, machine);
+  };
+  const Strings host{"tiers.host=64MiB"};
+  const auto smallest = [&](const Strings& more) {
+    const Error error = test::error_of([&] { return plan(100000, host + more); });
+    EXPECT_EQ(error.code(), Errc::kMemory);
+    const std::string key = "tiers.device=";
+    return std::pair(std::stoll(error.hint().substr(error.hint().find(key) + key.size())), error.hint());
+  };
+  const auto [device, hint] = smallest({});
+  EXPECT_HAS(hint, "where each layer of 6.8 MiB is multiplied in tiles");
+  EXPECT_LT(device, kLayer / 4);
+  EXPECT_GT(plan(device, host).tile_bytes(), 0);
+  EXPECT_THROW(plan(device - 4096, host), Error);
+  const auto [of_whole, other_hint] = smallest({"tiers.tiles=off"});
+  EXPECT_EQ(other_hint.find("in tiles"), std::string::npos);
+  EXPECT_GT(of_whole, kLayer);
+  EXPECT_EQ(plan(of_whole, host).tile_bytes(), 0);
+  EXPECT_GT(plan(of_whole - 4096, host).tile_bytes(), 0);
+}
+
+TEST_F(TileRuns, WhatDoesNotGoWithThemIsRefused) {
+  for (const char* parts : {"parallel.tensor=2", "parallel.pipeline=2"}) {
+    const Error error = usage_error([&] {
+      return on_book(settings(kLayer, {"devices=host:2", parts, "tiers.tiles=on"}));
+    });
+    EXPECT_HAS(error.where(), "tiers.tiles");
+  }
+  const Error error = usage_error([&] {
+    Trainer trainer(on_book(settings(kLayer / 4, {"devices=host:2", "zero_optimization.stage=3",
+                                                  "tiers.host=64MiB", "checkpoint.every=1"})));
+    return 0;
+  });
+  EXPECT_EQ(error.where(), "checkpoint");
+  EXPECT_HAS(error.hint(), "zero_optimization.stage");
+}
+
+}  // namespace
+}  // namespace zg

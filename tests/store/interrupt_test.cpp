@@ -53,7 +53,7 @@ TEST_F(Interrupt, AWaitForALeaseEndsAndLeavesTheStoreAsItWas) {
               opened->acquire("w", 0, Tier::kHost, Access::kRead);
             }),
             Errc::kInterrupted);
-  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(asked.load(), 1);
   store().check();
   EXPECT_TRUE(store().has_content(0));
   EXPECT_TRUE(opened->acquire("w", 0, Tier::kHost, Access::kWrite));

@@ -16,7 +16,7 @@ case "${1:-}" in
 esac
 
 # shellcheck disable=SC2086
-need $build_packages $test_packages python3 e2fsprogs mount
+need $build_packages $test_packages python3 python3-dev python3-pip e2fsprogs mount
 cd "$top"
 options=(-DZG_TESTS=ON -DZG_BENCH=ON)
 # The CUDA code is compiled wherever there is a compiler for it, for one architecture: its logic is tested on the host
@@ -27,6 +27,15 @@ fi
 folder=build
 [ "$preset" = release ] || folder=build/$preset
 case "$preset ${options[*]}" in cuda\ *|*ZG_CUDA=ON*) tools/cudnn_headers.sh "$folder" ;; esac
+# The Python package, where nanobind can be had.
+if [ "$preset" = release ]; then
+  packages=$(tools/python_packages.sh "$top/$folder")
+  if [ -n "$packages" ]; then
+    options+=(-DZG_PYTHON=ON "-Dnanobind_DIR=$packages/nanobind/cmake" "-DPython_EXECUTABLE=$(python3 -c 'import sys; print(sys.executable)')")
+  else
+    options+=(-DZG_PYTHON=OFF)
+  fi
+fi
 configure "$preset" "${options[@]}"
 ninja -C "$folder"
 

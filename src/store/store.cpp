@@ -89,7 +89,7 @@ void StoreParts::refuse(SegmentId segment) const {
 }
 
 void StoreParts::drain(Lock& lock) {
-  waits.changed().wait(lock, [&] { return failure || mover.idle(); });
+  waits.wait_until(lock, [this] { return failure || mover.idle(); });
   throw_failure();
 }
 

@@ -4,6 +4,7 @@
 
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/store/interrupt.hpp"
 
 namespace zg {
 namespace {
@@ -197,6 +198,7 @@ void Waits::wait(Lock& lock, Waiter& w) {
   check_waits(w);
   count(w.uncounted, cause_of(w));
   changed_.wait_for(lock, kPatience);
+  if (!w.taken) check_interrupted(lock, table_.segment_name(w.step.segment));  // else its memory comes soon
   const double waited = seconds_between(w.begin, Clock::now());
   if (waited > w.warn_at && leases_.admits()) {
     w.warn_at *= 2;
@@ -205,6 +207,21 @@ void Waits::wait(Lock& lock, Waiter& w) {
     log::warning("waiting for {} for {}\n{}", what, format_seconds(waited), state_());
     lock.lock();
   }
+}
+
+void Waits::wait_until(Lock& lock, const std::function<bool()>& done) {
+  while (!done()) {
+    changed_.wait_for(lock, kPatience);
+    check_interrupted(lock, "store");
+  }
+}
+
+void Waits::check_interrupted(Lock& lock, const std::string& where) {
+  if (!time_to_ask_for_interrupt()) return;
+  lock.unlock();
+  const bool interrupted = ask_for_interrupt();
+  lock.lock();
+  if (interrupted) throw Error(Errc::kInterrupted, where, "the wait was interrupted");
 }
 
 // The waiters for leases or room that can never go on. A thread can go on if it does not wait for leases or

@@ -95,6 +95,8 @@ class Waits {
   // Waits until something has changed. The first call for leases or for room only registers the waiter and
   // returns at once, since a release may have gone unseen before. Throws if the wait would never end.
   void wait(Lock& lock, Waiter& waiter);
+  // Waits until `done`, which changes must wake; ends as wait() does where the user interrupts.
+  void wait_until(Lock& lock, const std::function<bool()>& done);
   bool others_can_release(const Waiter& waiter) const;  // whether other threads' leases can still give room
   [[noreturn]] void throw_no_room(const Waiter& waiter, bool held) const;
   // An acquire of several segments takes or ends its turn: while it has it, threads that hold no leases wait
@@ -135,6 +137,7 @@ class Waits {
   WaitCause cause_of(const Waiter& waiter) const;
   bool overtakes(const Waiter& waiter) const;
   void check_waits(const Waiter& waiter) const;
+  void check_interrupted(Lock& lock, const std::string& where);  // throws if the user interrupts
   std::vector<const Waiter*> those_stuck() const;
 
   const TensorTable& table_;

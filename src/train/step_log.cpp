@@ -28,7 +28,7 @@ StepLog::StepLog(const std::string& path, std::int64_t steps_done)
     throw Error(Errc::kIo, path, "cannot be written: " + errno_text(errno), "choose another output.dir");
 }
 
-void StepLog::on_step(const StepRecord& r) {
+std::string step_json(const StepRecord& r) {
   const StepResult& s = r.result;
   const auto ms = [](double seconds) { return seconds * 1e3; };
   nlohmann::ordered_json j;
@@ -86,7 +86,11 @@ void StepLog::on_step(const StepRecord& r) {
   j["peak_bytes"] = {{"device", r.peak_device}, {"host", r.peak_host}, {"nvme", r.peak_nvme}};
   j["bound_ms"] = ms(r.bound.seconds);
   j["bound_by"] = r.bound.by;
-  const std::string line = j.dump() + "\n";
+  return j.dump();
+}
+
+void StepLog::on_step(const StepRecord& r) {
+  const std::string line = step_json(r) + "\n";
   if (std::fputs(line.c_str(), file_.get()) < 0 || std::fflush(file_.get()) != 0) {
     throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno), "free space on its file system");
   }

@@ -29,6 +29,7 @@ LAYERS = [
     ("plan", ["base", "device", "store", "model", "engine"]),
     ("train", ["base", "kernels", "io", "device", "comm", "store", "optim", "model", "data", "config", "engine", "plan"]),
     ("cli", ["base", "io", "device", "comm", "store", "config", "plan", "train"]),
+    ("python", ["base", "kernels", "io", "device", "store", "optim", "config", "train"]),
 ]
 RANK = {area: rank for rank, (area, _) in enumerate(LAYERS)}
 ALLOWED = {area: set(below) for area, below in LAYERS}

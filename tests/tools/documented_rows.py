@@ -53,6 +53,7 @@ HELPS = {
     "io_vs_fio.py": "python bench/io_vs_fio.py --help",
     "io_default_depth.py": "python bench/io_default_depth.py --help",
     "same_bits.py": "python bench/same_bits.py --help",
+    "python_optimizer.py": "python bench/python_optimizer.py --help",
     "bench_kernels": "bench_kernels --help",
     "gpu.sh": "bench/gpu.sh --help",
     "pytorch_gpt2.py": "source bench/pytorch_gpt2.py",  # without torch it only says so
@@ -69,6 +70,7 @@ HELPS = {
     "test.sh": "tools/test.sh --help",
     "bundle.sh": "tools/bundle.sh --help",
     "cudnn_headers.sh": "tools/cudnn_headers.sh --help",
+    "python_packages.sh": "tools/python_packages.sh --help",
     "ptxas.sh": "tools/ptxas.sh --help",
     "io_stream": "source tools/examples/io_stream.cpp",
     "store_stream": "source tools/examples/store_stream.cpp",
@@ -310,6 +312,9 @@ ROWS = (
         "bench/io_default_depth.py --file {here}/file.bin --size 8MiB --seconds 0.05 --ramp 0.01 --rounds 1 --block 65536 "
         "--depths 4 --op read --fio {here}/no-fio"),
         expect=("default / best fixed", "fio is not compared: .*/no-fio is not installed")),
+    Row("python_optimizer", ("bench/python_optimizer.py",
+                             "python bench/python_optimizer.py *", "python store_stream.py *",
+                             "python train_torch.py *"), foreign=True, why="needs the Python package, and torch"),
     Row("same_bits", ("bench/same_bits.py *",), instead=(
         "bench/same_bits.py {build}/ziggurat {build}/ziggurat --only Lion --out same.json",),
         expect=("same     Lion", "1 of 1 the same in losses, weights and bytes")),
@@ -329,6 +334,7 @@ ROWS = (
     Row("test_script", ("tools/test.sh", "tools/test.sh *"), why="builds everything and runs these tests"),
     Row("common", ("tools/common.sh",), why="is read by the scripts beside it"),
     Row("cudnn_headers", ("tools/cudnn_headers.sh", "tools/cudnn_headers.sh *"), why="fetches packages"),
+    Row("python_packages", ("tools/python_packages.sh", "tools/python_packages.sh *"), why="fetches packages"),
     Row("ptxas", ("tools/ptxas.sh *",), why="needs nvcc"),
     Row("check_layers", ("tests/tools/check_layers.py", "check_layers.py *"), why="is a test itself: layers.includes",
         foreign=True),
@@ -356,10 +362,13 @@ ROWS = (
         why="of tokens that a person has prepared"),
     Row("reference_packages", ("python3 -m venv venv", "venv/bin/pip install *"), foreign=True,
         why="downloads packages"),
+    Row("python_tests", ("python -c \"import ziggurat; *",), foreign=True,
+        why="needs the Python package, whose own tests do the same"),
     Row("from_python", ("tests/store/c_api_ctypes.py",), why="is a test itself: store.c_api_from_python"),
 
     # Building.
-    Row("configure", ("cmake --preset release", "cmake --preset release *", "cmake -DZG_CUDA=ON"), why=BUILDS),
+    Row("configure", ("cmake --preset release", "cmake --preset release *", "cmake -DZG_CUDA=ON",
+                      "cmake -B build -DZG_PYTHON=ON *"), why=BUILDS),
     Row("build", ("ninja -C build", "ninja -C build *", "ninja -C /tmp/ziggurat"), why=BUILDS, foreign=True),
     Row("build_folders", ("build/dev", "build/asan", "build/tsan", "build/cuda"), why="names a folder"),
     Row("affinity", ("taskset",), why="names a program of others"),

@@ -13,6 +13,9 @@ namespace zg {
 // `evaluated`: a run that ends there evaluates, one that goes on does not. Throws Error(kIo).
 std::int64_t cut_log(const std::string& path, std::int64_t step, bool evaluated);
 
+// A step as an object of JSON, as log.jsonl has it.
+std::string step_json(const StepRecord& record);
+
 // Writes log.jsonl, one JSON object for each step; docs/training.md has the schema. Each line is flushed, so
 // a run that is killed keeps its log; before a checkpoint all lines are brought to the drive.
 class StepLog final : public TrainObserver {

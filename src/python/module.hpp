@@ -1,0 +1,97 @@
+// What the parts of the module share: errors, processes that were forked, and calls that wait.
+//
+// The GIL: every call that can wait for a lease, a move, a drive or another thread releases it. No thread
+// asks for the GIL while it holds a lock of the library, so a call that keeps the GIL may take such locks,
+// too.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+
+#include "python/errors.hpp"
+#include "ziggurat/store/interrupt.hpp"
+#include "ziggurat/store/open.hpp"
+
+namespace zg::python {
+
+// Runs `call` without the GIL, with waits that Ctrl-C ends.
+template <class Call>
+auto waiting(Call&& call) {
+  nb::gil_scoped_release released;
+  InterruptibleWaits interruptible(signal_raised);
+  return call();
+}
+
+// A store and what Python holds of it. Leases and pins share it, so it outlives them.
+struct StoreHandle {
+  Owned owned;
+  std::unique_ptr<OpenStore> opened;  // null: closed
+  // Held shared by every call, and exclusively by those that need the store alone, which never wait for it.
+  std::shared_mutex inside;
+  std::atomic<int> leases{0}, pins{0};
+  std::mutex mutex;  // of what follows
+  std::map<std::pair<SegmentId, Tier>, int> pinned;
+  bool in_step = false;
+
+  ~StoreHandle() {
+    if (!owned.here()) (void)opened.release();  // its threads are the parent's, and so are its files
+  }
+};
+
+// Holds the store's lock shared during a call.
+class Inside {
+ public:
+  explicit Inside(const std::shared_ptr<StoreHandle>& handle);
+  TensorStore& store() const { return handle_.opened->store(); }
+  StoreHandle& handle() const { return handle_; }
+  // Segment `index` of the tensor.
+  SegmentId segment(TensorId tensor, std::int32_t index) const;
+  const Tensor& tensor(TensorId tensor) const;
+
+ private:
+  StoreHandle& handle_;
+  std::shared_lock<std::shared_mutex> lock_;
+};
+
+// Holds it exclusively; refuses where another thread is inside, so that nobody waits for it.
+class Alone {
+ public:
+  Alone(const std::shared_ptr<StoreHandle>& handle, const char* call);
+  TensorStore& store() const { return handle_.opened->store(); }
+
+ private:
+  StoreHandle& handle_;
+  std::unique_lock<std::shared_mutex> lock_;
+};
+
+// The types as Python spells them; throws Error(kUsage) that lists them.
+DType dtype_named(const std::string& name);
+Tier memory_tier_named(const std::string& name);
+
+void bind_store(nb::module_& m);
+void bind_lease(nb::module_& m);
+void bind_optimizer(nb::module_& m);
+void bind_measure(nb::module_& m);
+
+// What nanobind keeps in an object of Python: the store, destroyed without the GIL.
+struct Store {
+  std::shared_ptr<StoreHandle> handle;
+
+  ~Store() {
+    if (handle.use_count() != 1) return;
+    nb::gil_scoped_release released;  // closing waits for moves under way
+    handle.reset();
+  }
+};
+
+// The lease of one segment, as a new object of Python.
+nb::object new_lease(std::shared_ptr<StoreHandle> handle, Lease lease, DType dtype, Access access);
+
+}  // namespace zg::python

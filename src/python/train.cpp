@@ -1,0 +1,112 @@
+// The module ziggurat._train: whole training runs in this process. It is apart from _core, since it needs the
+// engine with all kernels, and who uses the store alone does not.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <future>
+#include <optional>
+#include <vector>
+
+#include "python/errors.hpp"
+#include "ziggurat/base/system.hpp"
+#include "ziggurat/train/machine.hpp"
+#include "ziggurat/train/observers.hpp"
+
+namespace zg::python {
+namespace {
+
+// Hands each step to a function of Python; where that raises, the next step is the last.
+class Callback final : public TrainObserver {
+ public:
+  Callback(nb::callable call, std::atomic<bool>& stop) : call_(std::move(call)), stop_(stop) {}
+  void on_step(const StepRecord& record) override {
+    if (failure) return;
+    const std::string json = step_json(record);
+    nb::gil_scoped_acquire held;
+    try {
+      if (nb::object(call_(json)).ptr() == Py_False) stop_ = true;
+    } catch (nb::python_error&) {
+      failure = std::current_exception();
+      stop_ = true;
+    }
+  }
+  std::exception_ptr failure;
+
+ private:
+  nb::callable call_;
+  std::atomic<bool>& stop_;
+};
+
+nb::dict dict_of(const RunSummary& s) {
+  nb::dict out;
+  out["steps"] = s.steps, out["seconds"] = s.seconds, out["median_step_seconds"] = s.median_step;
+  out["tokens_per_second"] = s.tokens_per_second, out["first_loss"] = s.first_loss,
+  out["last_loss"] = s.last_loss;
+  out["val_loss"] = s.val_loss, out["skipped"] = s.skipped, out["stopped"] = s.stopped;
+  out["peak_host_bytes"] = s.peak_host, out["peak_resident_bytes"] = s.peak_resident;
+  out["nvme_read_bytes"] = s.measured.nvme_read, out["nvme_write_bytes"] = s.measured.nvme_write;
+  return out;
+}
+
+RunSummary run(const ConfigSource& source, const std::optional<std::string>& resume, TrainObserver& callback,
+               const std::atomic<bool>& stop) {
+  const RunConfig config = load_config(source, this_machine());
+  Trainer trainer(config, {.stop = [&] { return stop.load(); }, .resume = resume});
+  trainer.prepare();
+  const std::string& out = config.output_dir;
+  write_file_atomically(out + "/config.json", config.resolved_json);
+  const std::string log_file = out + "/log.jsonl";
+  if (const std::int64_t done = trainer.first_step(); done > 0) {
+    const bool evaluated = done == config.steps || (config.eval_every > 0 && done % config.eval_every == 0);
+    cut_log(log_file, done, evaluated);
+  }
+  StepLog log(log_file, trainer.first_step());
+  const RunSummary summary = trainer.run({&log, &callback});
+  trainer.save_model(out + "/model");
+  return summary;
+}
+
+// on_step(text): of JSON; false makes the next step the last. Ctrl-C does so too, and the model is saved.
+nb::dict train(const std::vector<std::string>& files, const std::vector<std::string>& overrides,
+               const std::optional<std::string>& resume, nb::callable on_step) {
+  std::atomic<bool> stop{false};
+  Callback callback(on_step, stop);
+  bool interrupted = false;
+  RunSummary summary;
+  {
+    nb::gil_scoped_release released;
+    // Signals reach Python's main thread alone, which must be free to see them.
+    auto running = std::async(std::launch::async, [&] {
+      return run({.files = files, .overrides = overrides}, resume, callback, stop);
+    });
+    while (running.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
+      if (!interrupted && signal_raised()) stop = interrupted = true;
+    }
+    summary = running.get();
+  }
+  if (interrupted) throw nb::python_error();
+  if (callback.failure) std::rethrow_exception(callback.failure);
+  return dict_of(summary);
+}
+
+// Where a run with this configuration leaves its files.
+std::string output_dir(const std::vector<std::string>& files, const std::vector<std::string>& overrides) {
+  nb::gil_scoped_release released;
+  return load_config({.files = files, .overrides = overrides}, this_machine()).output_dir;
+}
+
+}  // namespace
+}  // namespace zg::python
+
+NB_MODULE(_train, m) {
+  namespace nb = nanobind;
+  m.doc() = "Training runs under ziggurat.train(). Use the package, not this module.";
+  zg::python::bind_errors();
+  m.def("train", zg::python::train, nb::arg("files"), nb::arg("overrides"), nb::arg("resume").none(),
+        nb::arg("on_step"));
+  m.def("output_dir", zg::python::output_dir);
+}

@@ -1,0 +1,586 @@
+"""Optimizers for PyTorch whose state lies in a store: in host memory and on NVMe.
+
+    import ziggurat.torch as zt
+    optimizer = zt.AdamW(model.parameters(), lr=3e-4, drives={"/mnt/nvme0": "64GiB"}, host_bytes="4GiB")
+
+Each is a torch.optim.Optimizer with the options of torch's own: schedulers, GradScaler, gradient clipping, accumulation
+and closures work as they do there. help(AdamW) has the rest.
+"""
+import concurrent.futures
+import contextlib
+import math
+import threading
+import weakref
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from . import _core
+from ._errors import NumericError, UsageError
+from ._measure import probe
+from ._store import Store, bytes_of
+
+__all__ = ["AdamW", "Adam", "Lion", "SGD", "offload_activations"]
+
+_TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def _local(t):
+    """The tensor's part on this rank, for a DTensor; else the tensor."""
+    return t.to_local() if hasattr(t, "to_local") else t
+
+
+class _Held:
+    """What `state[p]` holds in place of tensors: the number of the parameter in the store. Others leave it alone."""
+
+    def __init__(self, index, nbytes):
+        self.index, self.nbytes = index, nbytes
+
+    def __repr__(self):
+        return f"<state in the store, {self.nbytes} bytes>"
+
+
+class _StoredOptimizer(Optimizer):
+    """What the optimizers have in common. `_kind`, `_moments`: of the C++ library; `_names`: of torch's moments."""
+
+    _kind, _names = "adam", ("exp_avg", "exp_avg_sq")
+    # GradScaler sets grad_scale and found_inf, calls step() always, and deletes them.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params, defaults, *, store, host_bytes, drives, state, overlap, max_grad_norm,
+                 accumulation_steps, segment_bytes, state_dict_limit, seed):  # fmt: skip
+        if overlap not in ("step", "forward", "backward"):
+            raise UsageError(f'"{overlap}" is none', "overlap", '"step", "forward" or "backward"')
+        if overlap == "backward" and max_grad_norm is not None:
+            raise UsageError("needs all gradients before the first update", "max_grad_norm",
+                             'take overlap="forward" or "step", or no clipping')  # fmt: skip
+        if accumulation_steps < 1:
+            raise UsageError(f"is {accumulation_steps}", "accumulation_steps", "1 or more")
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise UsageError(f"is {max_grad_norm}", "max_grad_norm", "a number above 0, or None")
+        self._own_store = store is None
+        if self._own_store and host_bytes is None:
+            if drives:
+                raise UsageError("is not given", "host_bytes", "say how much host memory the state may take")
+            host_bytes = probe().available_memory * 9 // 10  # a limit: memory is taken when it is used
+        self._store = Store(host_bytes=host_bytes, drives=drives) if self._own_store else store
+        self._segment_bytes, self._format, self._seed = bytes_of(segment_bytes, "segment_bytes"), state, seed
+        self._overlap, self._max_grad_norm, self._accumulation = overlap, max_grad_norm, accumulation_steps
+        self._limit = None if state_dict_limit is None else bytes_of(state_dict_limit, "state_dict_limit")
+        self._core = _core.Optimizer(self._store._core, self._kind, state, len(self._moment_names(defaults)),
+                                     self._segment_bytes, seed)  # fmt: skip
+        self._numbers, self._versions, self._hooks = {}, {}, {}
+        self._jobs, self._worker, self._backwards, self._norm = {}, None, {}, None
+        super().__init__(params, defaults)
+
+    def _moment_names(self, group):
+        return self._names
+
+    # ---- parameters ----
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for key in ("amsgrad", "maximize"):
+            if group.get(key):
+                raise UsageError("is not offered", key, "leave it False")
+        names = group.get("param_names")
+        for i, p in enumerate(group["params"]):
+            local = _local(p)
+            if local.dtype not in _TYPES:
+                raise UsageError(f"is in {local.dtype}", f"parameter {i} of group {len(self.param_groups) - 1}",
+                                 "float32, bfloat16 or float16")  # fmt: skip
+            number = len(self._numbers)
+            key = names[i] if names else f"param.{number}"
+            self._numbers[p] = self._core.add(self._unused_name(key), key, local.numel(), _TYPES[local.dtype])
+            if self._overlap == "backward" and p.requires_grad:
+                self._hooks[p] = p.register_post_accumulate_grad_hook(self._after_backward)
+
+    def _unused_name(self, key):
+        name, again = f"optimizer.{key}", 0
+        taken = self._store.__dict__.setdefault("_optimizer_names", set())
+        while name in taken:
+            again += 1
+            name = f"optimizer.{again}.{key}"
+        taken.add(name)
+        return name
+
+    def _ready(self, p):
+        """The state of p, made where p has none yet; knows what others have written to p."""
+        number, weights = self._numbers[p], self._host_copy(_local(p))
+        state = self.state[p]
+        if "step" not in state:
+            self._core.reset(number, weights.data_ptr())
+            state["step"] = torch.tensor(0.0)
+            state["held"] = _Held(number, self._core.bytes(number))
+        elif self._versions.get(p) != p._version:
+            self._core.weights_changed(number, weights.data_ptr())
+        return state, weights
+
+    @staticmethod
+    def _host_copy(t):
+        """The tensor itself where the kernels can write it, else a copy in (pinned) host memory."""
+        t = t.detach()
+        if t.device.type == "cpu":
+            return t if t.is_contiguous() else t.contiguous()
+        return torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t)
+
+    # ---- steps ----
+
+    def _rule(self, group, step, factor):
+        rule = _core.Rule()
+        rule.lr, rule.weight_decay = float(group["lr"]), float(group["weight_decay"])
+        rule.step, rule.grad_scale = step, factor
+        self._set_rule(rule, group)
+        return rule
+
+    def _item(self, p, group, factor):
+        """What the library needs for one parameter, and what must be kept until it is done."""
+        if p.grad.is_sparse:
+            raise UsageError("is sparse", f"gradient of parameter {self._numbers[p]}", "dense gradients are offered")
+        grad = self._host_copy(_local(p.grad))
+        if grad.dtype not in _TYPES:
+            grad = grad.float()
+        state, weights = self._ready(p)
+        state["step"] += 1
+        rule = self._rule(group, int(state["step"]), factor)
+        return (self._numbers[p], weights.data_ptr(), grad.data_ptr(), _TYPES[grad.dtype], rule), (weights, grad)
+
+    def _written(self, p, weights):
+        """p has new values: in `weights`, which may be p's own memory."""
+        local = _local(p).detach()
+        if local.data_ptr() != weights.data_ptr() or local.device != weights.device:
+            local.copy_(weights)
+        torch.autograd.graph.increment_version(p)
+        self._versions[p] = p._version
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step of all parameters that have a gradient; returns the closure's loss.
+
+        With overlap="step" the parameters are new when it returns. Ctrl-C does not cut a step in two. Raises IoError
+        after a failed transfer.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.flush()
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if self._overlap == "backward":
+            if scale is not None or found_inf is not None:
+                raise UsageError("has updated the parameters before GradScaler could look", 'overlap="backward"',
+                                 'take "forward" or "step" with a GradScaler')  # fmt: skip
+            self._backwards.clear()
+            return loss
+        factor = 1.0 if scale is None else 1.0 / float(scale)
+        if found_inf is not None and float(found_inf) > 0:
+            return loss  # not a byte changes
+        trained = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if self._max_grad_norm is not None:
+            self._norm = self._gradient_norm([p for p, _ in trained]) * factor
+            if not math.isfinite(self._norm):
+                raise NumericError(f"is {self._norm}", "norm of the gradients",
+                                   "nothing was changed; lower the learning rate, or warm up longer")  # fmt: skip
+            factor *= min(1.0, self._max_grad_norm / (self._norm + 1e-6))
+        if self._overlap == "step":
+            work = [(p, *self._item(p, group, factor)) for p, group in trained]
+            self._core.update([item for _, item, _ in work], True)
+            for p, _, (weights, _) in work:
+                self._written(p, weights)
+        else:
+            for p, group in trained:
+                self._begin(p, group, factor)
+        return loss
+
+    def _begin(self, p, group, factor):
+        """Hands the update of p to the worker thread."""
+        if self._worker is None:
+            self._worker = concurrent.futures.ThreadPoolExecutor(1, "ziggurat-optimizer")
+        item, kept = self._item(p, group, factor)
+        self._jobs[p] = (self._worker.submit(self._core.update, [item], False), kept)
+
+    def _finish(self, p):
+        if p in self._jobs:
+            job, (weights, _) = self._jobs.pop(p)
+            job.result()
+            self._written(p, weights)
+
+    @torch.no_grad()
+    def _after_backward(self, p):
+        self._backwards[p] = self._backwards.get(p, 0) + 1
+        if self._backwards[p] % self._accumulation == 0:
+            self._finish(p)
+            group = next(g for g in self.param_groups if any(p is q for q in g["params"]))
+            self._begin(p, group, 1.0)
+
+    def flush(self):
+        """Waits until all updates that were begun are done. Everything that reads the state calls it by itself."""
+        for p in list(self._jobs):
+            self._finish(p)
+
+    def attach(self, model):
+        """For overlap="forward": each module's forward waits for the updates of its own parameters alone.
+
+        Without it, step() of the next iteration waits for all. Reading parameters outside of a forward pass needs
+        flush() before; model.state_dict() and the switch to evaluation do that.
+        """
+        def before(module, _inputs):
+            for p in module.parameters(recurse=False):
+                self._finish(p)
+
+        hooks = [m.register_forward_pre_hook(before) for m in model.modules()]
+        hooks += [m.register_state_dict_pre_hook(lambda *_: self.flush()) for m in model.modules()]
+        return hooks
+
+    def zero_grad(self, set_to_none=True):
+        """As torch's; gradients that updates still read are left to them first."""
+        if not set_to_none:
+            self.flush()
+        super().zero_grad(set_to_none)
+
+    def _gradient_norm(self, params):
+        grads = []
+        for p in params:
+            if hasattr(p.grad, "to_local"):
+                raise UsageError("cannot be computed for parameters that are spread over ranks", "max_grad_norm",
+                                 "clip by torch.nn.utils.clip_grad_norm_")  # fmt: skip
+            grads.append(self._host_copy(p.grad))
+        return self._core.gradient_norm([(g.data_ptr(), g.numel(), _TYPES[g.dtype]) for g in grads])
+
+    @property
+    def grad_norm(self):
+        """The norm of all gradients in the last step, before clipping; None without max_grad_norm."""
+        return self._norm
+
+    # ---- state ----
+
+    def _numbered(self):
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def state_bytes(self):
+        """Bytes that the state takes in the store."""
+        return sum(self._core.bytes(n) for n in self._numbers.values())
+
+    @torch.no_grad()
+    def state_dict(self):
+        """As torch.optim's own, in fp32, with "master" for parameters that are not in fp32.
+
+        torch.optim's optimizer of the same name loads it, and this one loads what that one saves. All of it is in
+        memory: above state_dict_limit bytes it raises RuntimeError.
+        """
+        self.flush()
+        if self._limit is not None and self.state_bytes() > self._limit:
+            raise RuntimeError(f"the state has {self.state_bytes()} bytes, more than state_dict_limit ({self._limit})")
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        params = self._numbered()
+        index = {p: i for i, p in enumerate(params)}
+        groups = []
+        for group in self.param_groups:
+            groups.append({k: v for k, v in group.items() if k != "params"})
+            groups[-1]["params"] = [index[p] for p in group["params"]]
+        out = {"state": {i: self._read(p) for i, p in enumerate(params) if "step" in self.state.get(p, {})},
+               "param_groups": groups}  # fmt: skip
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, out)
+            out = out if changed is None else changed
+        return out
+
+    def _read(self, p):
+        number, local = self._numbers[p], _local(p)
+        weights = self._host_copy(local)
+        state = {"step": self.state[p]["step"].clone()}
+        if self._versions.get(p) != p._version:
+            self._core.weights_changed(number, weights.data_ptr())
+            self._versions[p] = p._version
+        parts = [(name, str(i)) for i, name in enumerate(self._group_names(p))]
+        if local.dtype != torch.float32:
+            parts.append(("master", "master"))
+        for name, part in parts:
+            values = torch.empty(local.shape, dtype=torch.float32)
+            self._core.read(number, part, weights.data_ptr(), values.data_ptr())
+            state[name] = values
+        if self._format == "int8" and parts:
+            state["codes"] = torch.empty(self._core.bytes(number), dtype=torch.uint8)
+            self._core.copy_blocks(number, True, state["codes"].data_ptr())
+        return state
+
+    def _group_names(self, p):
+        return self._names
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict):
+        """Takes the state of state_dict(), of this class or of torch.optim's optimizer of the same name.
+
+        Moments keep all their bits, whatever type and device the parameters have.
+        """
+        self.flush()
+        state_dict = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        saved, params = state_dict["param_groups"], self._numbered()
+        found, here = [[len(g["params"]) for g in groups] for groups in (saved, self.param_groups)]
+        if found != here:
+            raise UsageError(f"has groups of {found} parameters", "state_dict", f"this optimizer's have {here}")
+        ids = [i for g in saved for i in g["params"]]
+        for group, old in zip(self.param_groups, saved):
+            group.update({k: v for k, v in old.items() if k != "params"})
+            for key in ("amsgrad", "maximize"):
+                if group.get(key):
+                    raise UsageError("is not offered", key, "the saved state was made with it")
+        for p, i in zip(params, ids):
+            if i in state_dict["state"]:
+                self._write(p, state_dict["state"][i])
+            elif "step" in self.state.get(p, {}):
+                del self.state[p]
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def _write(self, p, saved):
+        number, local = self._numbers[p], _local(p)
+        weights = self._host_copy(local)
+        self._core.reset(number, weights.data_ptr())
+        for part, name in enumerate(self._group_names(p)):
+            self._write_part(p, str(part), saved, name, weights)
+        if "master" in saved and local.dtype != torch.float32:
+            self._write_part(p, "master", saved, "master", weights)
+            self._written(p, weights)
+        if "codes" in saved and self._format == "int8":
+            codes = saved["codes"].contiguous()
+            if codes.numel() != self._core.bytes(number):
+                raise UsageError(f"has {codes.numel()} bytes", f"codes of parameter {number}",
+                                 "they fit optimizers of the same segment_bytes")  # fmt: skip
+            self._core.copy_blocks(number, False, codes.data_ptr())
+        step = saved.get("step", 0)
+        self.state[p] = {"step": torch.tensor(float(step)), "held": _Held(number, self._core.bytes(number))}
+        self._versions[p] = p._version
+
+    def _write_part(self, p, part, saved, name, weights):
+        values = saved.get(name)
+        if values is None:
+            return
+        values = _local(values).detach().to("cpu", torch.float32).contiguous()
+        if values.numel() != weights.numel():
+            raise UsageError(f"has {values.numel()} elements", f"{name} of parameter {self._numbers[p]}",
+                             f"expected {weights.numel()}")  # fmt: skip
+        self._core.write(self._numbers[p], part, weights.data_ptr(), values.data_ptr())
+
+    # ---- life ----
+
+    @property
+    def store(self):
+        """The store that holds the state; its statistics() tell what moved."""
+        return self._store
+
+    def close(self):
+        """Ends the optimizer: its own store with it, or its tensors in the store that it was given."""
+        self.flush()
+        for hook in self._hooks.values():
+            hook.remove()
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None
+        if self._own_store:
+            self._store.close()
+        else:
+            for number in self._numbers.values():
+                self._core.remove(number)
+
+    def __getstate__(self):
+        raise TypeError("an optimizer whose state lies in a store cannot be pickled; save its state_dict()")
+
+    def __deepcopy__(self, memo):
+        raise TypeError("an optimizer whose state lies in a store cannot be copied; load its state_dict() into another")
+
+
+_COMMON = """
+
+    store              the Store for the state; None: one of its own, with
+    host_bytes         of host memory (bytes or "4GiB"; None: nine tenths of what is free) and
+    drives             {directory: size} on NVMe, where what does not fit goes
+    state              "fp32"; "split": bf16 parameters are one half of their fp32 master, the other is kept; "bf16":
+                       so, and moments in bf16; "int8": so, and moments in 8 bits. Parameters in fp32 are their own
+                       masters
+    overlap            "step": parameters are new when step() returns; "forward": step() returns at once, and
+                       attach(model) has each module wait for its own parameters; "backward": parameters are updated
+                       while the backward pass runs. All give the same bits. "backward" cannot clip or skip steps
+    max_grad_norm      clips the norm of all gradients in step(), without a pass of its own; or clip by torch
+    accumulation_steps with overlap="backward": how many backward passes make one step
+    segment_bytes      of state that move as one
+    state_dict_limit   bytes above which state_dict() refuses; None: no limit
+    seed               of stochastic rounding, for "bf16" and "int8"
+
+    Parameters: on the CPU in fp32, bf16 or fp16, updated in place. Those on a GPU pass through pinned host memory. If
+    others write a parameter (weights loaded late), its master is taken from it anew.
+    """
+
+
+class AdamW(_StoredOptimizer):
+    __doc__ = "AdamW with decoupled weight decay; the options of torch.optim.AdamW, and:" + _COMMON
+
+    _decoupled = True
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, *, store=None,
+                 host_bytes=None, drives=(), state="fp32", overlap="step", max_grad_norm=None, accumulation_steps=1,
+                 segment_bytes=8 << 20, state_dict_limit=None, seed=0):  # fmt: skip
+        for name, value, fits in (("lr", lr, lr >= 0), ("betas", betas, all(0 <= b < 1 for b in betas)),
+                                  ("eps", eps, eps > 0), ("weight_decay", weight_decay, weight_decay >= 0)):  # fmt: skip
+            if not fits:
+                raise UsageError(f"is {value}", name, "lr and weight_decay are 0 or more, betas in [0, 1), eps above 0")
+        # The keys of torch.optim's groups, so that its optimizers load them.
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=False, foreach=None,
+                        maximize=False, capturable=False, differentiable=False, fused=None,
+                        decoupled_weight_decay=self._decoupled)  # fmt: skip
+        super().__init__(params, defaults, store=store, host_bytes=host_bytes, drives=drives, state=state,
+                         overlap=overlap, max_grad_norm=max_grad_norm, accumulation_steps=accumulation_steps,
+                         segment_bytes=segment_bytes, state_dict_limit=state_dict_limit, seed=seed)  # fmt: skip
+
+    def _set_rule(self, rule, group):
+        rule.beta1, rule.beta2 = (float(b) for b in group["betas"])
+        rule.eps, rule.decoupled = float(group["eps"]), self._decoupled
+
+
+class Adam(AdamW):
+    __doc__ = "Adam, whose weight decay is added to the gradient; the options of torch.optim.Adam, and:" + _COMMON
+
+    _decoupled = False
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, **options):
+        super().__init__(params, lr, betas, eps, weight_decay, **options)
+
+
+class Lion(_StoredOptimizer):
+    __doc__ = "Lion: the sign of an interpolated momentum. Its state is one moment, and:" + _COMMON
+
+    _kind, _names = "lion", ("exp_avg",)
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0, *, store=None, host_bytes=None, drives=(),
+                 state="fp32", overlap="step", max_grad_norm=None, accumulation_steps=1, segment_bytes=8 << 20,
+                 state_dict_limit=None, seed=0):  # fmt: skip
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay), store=store,
+                         host_bytes=host_bytes, drives=drives, state=state, overlap=overlap,
+                         max_grad_norm=max_grad_norm, accumulation_steps=accumulation_steps,
+                         segment_bytes=segment_bytes, state_dict_limit=state_dict_limit, seed=seed)  # fmt: skip
+
+    def _set_rule(self, rule, group):
+        rule.beta1, rule.beta2 = (float(b) for b in group["betas"])
+
+
+class SGD(_StoredOptimizer):
+    __doc__ = "SGD as torch.optim.SGD; all groups have momentum, or none has; and:" + _COMMON
+
+    _kind, _names = "sgd", ("momentum_buffer",)
+
+    def __init__(self, params, lr=1e-3, momentum=0, dampening=0, weight_decay=0, nesterov=False, *, store=None,
+                 host_bytes=None, drives=(), state="fp32", overlap="step", max_grad_norm=None, accumulation_steps=1,
+                 segment_bytes=8 << 20, state_dict_limit=None, seed=0):  # fmt: skip
+        self._with_moment = momentum > 0
+        defaults = dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
+                        maximize=False, foreach=None, differentiable=False, fused=None)  # fmt: skip
+        super().__init__(params, defaults, store=store, host_bytes=host_bytes, drives=drives, state=state,
+                         overlap=overlap, max_grad_norm=max_grad_norm, accumulation_steps=accumulation_steps,
+                         segment_bytes=segment_bytes, state_dict_limit=state_dict_limit, seed=seed)  # fmt: skip
+
+    def _moment_names(self, group):
+        return self._names if self._with_moment else ()
+
+    def _group_names(self, p):
+        return self._moment_names(None)
+
+    def _set_rule(self, rule, group):
+        if (group["momentum"] > 0) != self._with_moment:
+            raise UsageError(f"is {group['momentum']} in a group", "momentum", "above 0 in all groups, or in none")
+        rule.momentum, rule.dampening = float(group["momentum"]), float(group["dampening"])
+        rule.nesterov = bool(group["nesterov"])
+
+
+class _Slots:
+    """Tensors of a store that hold one activation each, kept for the next of the same size."""
+
+    def __init__(self, store, lowest):
+        self._store, self._lowest, self._free, self._made = store, lowest, {}, 0
+        self._lock = threading.Lock()
+
+    def take(self, nbytes):
+        size = -(-nbytes // 4096) * 4096
+        with self._lock:
+            if self._free.get(size):
+                return self._free[size].pop()
+            self._made += 1
+            name = f"activation.{id(self):x}.{self._made}"
+            return self._store.add(name, "u8", (size,), role="activation", segment_bytes=0, lowest=self._lowest)
+
+    def give_back(self, slot):
+        with self._lock:
+            self._free.setdefault(slot.nbytes, []).append(slot)
+
+    def end(self):
+        for slot in (s for free in self._free.values() for s in free):
+            slot.remove()
+        self._free.clear()
+
+
+class _Activation:
+    """One tensor that autograd saved. Its slot is free again when autograd drops it."""
+
+    def __init__(self, slots, t, order):
+        self.shape, self.dtype, self.device, self.order = t.shape, t.dtype, t.device, order
+        self.nbytes = t.numel() * t.element_size()
+        self.slot = slots.take(self.nbytes)
+        with self.slot.acquire(0, "overwrite") as lease:
+            self._view(lease).copy_(t.detach())
+        weakref.finalize(self, slots.give_back, self.slot)
+
+    def _view(self, lease):
+        return torch.frombuffer(lease, dtype=torch.uint8, count=self.nbytes).view(self.dtype).view(self.shape)
+
+    def fetch(self):
+        out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        with self.slot.acquire(0, "read") as lease:
+            out.copy_(torch.from_dlpack(lease)[: self.nbytes].view(self.dtype).view(self.shape))
+        return out
+
+
+@contextlib.contextmanager
+def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda t: False):
+    """What autograd saves for the backward pass of the block's forward goes to the store, and comes back in time.
+
+        with zt.offload_activations(store):
+            loss = model(batch)
+        loss.backward()
+
+    min_bytes  smaller tensors stay where they are
+    lowest     "nvme", or "host"
+    skip       tensors for which it returns True stay where they are
+    Weights stay too, and what is saved several times is stored once. Gradients have the same bits as without. The store
+    must stay open until the graph is gone, and its host budget holds at least the largest two tensors.
+    """
+    slots, known, order = _Slots(store, lowest), {}, []
+
+    def pack(t):
+        base = t if t._base is None else t._base
+        weight = isinstance(base, torch.nn.Parameter) or (base.is_leaf and base.requires_grad)
+        if weight or t.numel() * t.element_size() < min_bytes or t.layout != torch.strided or skip(t):
+            return t
+        storage = t.untyped_storage()
+        key = (storage._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version)
+        saved, alive = known.get(key, (None, None))
+        found = saved() if saved is not None and not alive.expired() else None
+        if found is None:
+            found = _Activation(slots, t, len(order))
+            known[key] = (weakref.ref(found), torch.multiprocessing.reductions.StorageWeakRef(storage))
+            order.append(weakref.ref(found))
+        return found
+
+    def unpack(saved):
+        if not isinstance(saved, _Activation):
+            return saved
+        for earlier in order[max(0, saved.order - 2) : saved.order]:  # the backward pass goes the other way, mostly
+            if (ahead := earlier()) is not None:
+                ahead.slot.prefetch()
+        return saved.fetch()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield

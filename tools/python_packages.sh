@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Fetches what the Python package is built and tested with, nanobind and NumPy, from PyPI at the versions and checksums
+# below, into BUILD_DIR/python-packages: nothing is installed into the system's Python.
+#
+#   tools/python_packages.sh [BUILD_DIR]       # default: build
+#
+# Where PyPI cannot be reached this script says so in a line, and ends with 0: the package is then not built, and its
+# tests are skipped. Its last line on stdout is the folder, if it is there.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+case "${1:-}" in -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+build=${1:-$top/build}
+into=$build/python-packages
+mark=$into/nanobind-2.15.0-numpy-2.4.6
+if [ ! -e "$mark" ]; then
+  mkdir -p "$build"
+  folder=$(mktemp -d "$build/python-packages.XXXXXX")
+  trap 'rm -rf "$folder"' EXIT
+  cat >"$folder/packages.txt" <<'P'
+nanobind==2.15.0 --hash=sha256:91dae9305c6242cf63ab11a5c41594e234e7a22fd9fcc2c5c4ba80724abc1787
+numpy==2.4.6
+  --hash=sha256:89cd468399cfd2504718f0ba50e410dca55a170b61a02ad92bb18c8a65186e93
+  --hash=sha256:90f9849678c75fe7afa2d348ac842c168b0a4d3d61919687216dfc547976d853
+P
+  # A requirement is one line.
+  sed -i -e ':a' -e 'N' -e '$!ba' -e 's/\n  / /g' "$folder/packages.txt"
+  if ! python3 -m pip install --quiet --disable-pip-version-check --retries 1 --no-deps --require-hashes \
+    --only-binary=:all: --target "$folder/packages" --requirement "$folder/packages.txt" >"$folder/log" 2>&1; then
+    say "the Python package is not built: nanobind and NumPy could not be had from PyPI ($(grep -m1 '^ERROR' "$folder/log" || tail -n1 "$folder/log"))"
+    exit 0
+  fi
+  rm -rf "$into"
+  mv "$folder/packages" "$into"
+  touch "$mark"
+fi
+echo "$into"

@@ -119,13 +119,13 @@ TinySetup setup_of(const Combination& c) {
   s.model = model_of(c);
   s.dtype = DType::kF64;
   s.layout.micro_batch = {1, 8};
-  s.layout.micro_batches = 8;
+  s.layout.micro_batches = 4;
   s.layout.state_segment_bytes = 300000;
   s.layout.recompute = c[kRecompute] == 0;
   static constexpr UpdateTiming kWhen[] = {UpdateTiming::kDeferred, UpdateTiming::kEarly,
                                            UpdateTiming::kSeparate};
   s.timing = kWhen[c[kTiming]];
-  s.eval_micro_batches = 3;
+  s.eval_micro_batches = 2;
   if (c[kTier] > 0) s.room = Room::kSmallest;
   if (c[kTier] == 2) s.layout.drives = 1;
   return c[kOptimizer] == 0 ? with_sgd(std::move(s)) : s;
@@ -315,8 +315,8 @@ RanksWay without_stages(RanksWay way) {
   return way;
 }
 
-// Copies stay alike in 16 bits and in every format of their state, and a scale of fp16 under which gradients overflow somewhere lets
-// all ranks skip the step.
+// Copies stay alike in 16 bits and in every format of their state, and a scale of fp16 under which gradients
+// overflow somewhere lets all ranks skip the step.
 TEST(GridFormats, KeepTheBitsOfOneStage) {
   for (const NamedFormat& format : state_formats(OptimizerKind::kAdam, 2)) {
     if (format.dtype == DType::kF32) continue;

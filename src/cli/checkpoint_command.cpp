@@ -1,6 +1,7 @@
-// `ziggurat checkpoint`: lists, shows, verifies and removes checkpoints.
+// `ziggurat checkpoint`: lists, shows, verifies, exports, imports and removes checkpoints.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -20,9 +21,10 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 struct Flags {
-  std::string path;
+  std::string path, to, like;
+  std::int64_t step = 0;
   std::vector<std::string> paths;
-  bool json = false, tensors = false, all = false;
+  bool json = false, tensors = false, all = false, model = false;
 };
 
 bool is_checkpoint(const std::string& path) {
@@ -116,6 +118,12 @@ int list(const Flags& flags) {
   return 0;
 }
 
+std::string text_of(const CheckpointBox& box) {
+  const std::string first = fmt::format("[{}, {})", box.first, box.first + box.width);
+  if (box.lines == 1) return first;
+  return fmt::format("{} and {} more lines, {} apart", first, box.lines - 1, box.stride);
+}
+
 int show(const Flags& flags) {
   const Checkpoint checkpoint(checkpoint_at(flags.path));
   const CheckpointManifest& m = checkpoint.manifest();
@@ -134,8 +142,10 @@ int show(const Flags& flags) {
     for (const Checkpoint::Piece& p : checkpoint.pieces())
       j["pieces"].push_back({{"tensor", p.tensor},
                              {"dtype", p.dtype},
-                             {"first", p.first},
-                             {"count", p.count},
+                             {"first", p.box.first},
+                             {"count", p.box.count()},
+                             {"lines", p.box.lines},
+                             {"stride", p.box.stride},
                              {"file", fs::path(p.file).filename().string()}});
   }
   if (flags.json) {
@@ -152,11 +162,18 @@ int show(const Flags& flags) {
   if (flags.tensors) {
     text += "  pieces of tensors, in elements:\n";
     for (const Checkpoint::Piece& p : checkpoint.pieces())
-      text += fmt::format("    {} {} [{}, {}) in {}\n", p.tensor, p.dtype, p.first, p.first + p.count,
+      text += fmt::format("    {} {} {} in {}\n", p.tensor, p.dtype, text_of(p.box),
                           fs::path(p.file).filename().string());
   }
   std::fputs(text.c_str(), stdout);
   return 0;
+}
+
+// Shows how much of a checkpoint is done; all of its bytes are to be read.
+std::function<void(std::int64_t)> progress_of(const Checkpoint& checkpoint) {
+  return [path = checkpoint.path(), bytes = checkpoint.manifest().bytes()](std::int64_t done) {
+    log::progress(fmt::format("{}: {} of {}", path, format_bytes(done), format_bytes(bytes)));
+  };
 }
 
 int verify(const Flags& flags) {
@@ -169,9 +186,7 @@ int verify(const Flags& flags) {
     const std::string problem = problem_of(path, [&] {
       const Checkpoint checkpoint(path);
       bytes = checkpoint.manifest().bytes();
-      checkpoint.verify([&](std::int64_t done) {
-        log::progress(fmt::format("{}: {} of {}", path, format_bytes(done), format_bytes(bytes)));
-      });
+      checkpoint.verify(progress_of(checkpoint));
     });
     log::progress("");
     damaged += problem.empty() ? 0 : 1;
@@ -190,6 +205,44 @@ int verify(const Flags& flags) {
               fmt::format("{} of {} checkpoint{} {} damaged", damaged, all.size(), all.size() == 1 ? "" : "s",
                           damaged == 1 ? "is" : "are"),
               "train --resume passes over what is damaged; ziggurat checkpoint discard removes it");
+}
+
+int export_to(const Flags& flags) {
+  const Checkpoint checkpoint(checkpoint_at(flags.path));
+  const auto begin = std::chrono::steady_clock::now();
+  std::string path = flags.to;
+  if (flags.model) {
+    export_model(checkpoint, path, progress_of(checkpoint));
+  } else {
+    path = export_checkpoint(checkpoint, path, progress_of(checkpoint));
+  }
+  log::progress("");
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const std::int64_t bytes = checkpoint.manifest().bytes();
+  if (flags.json) {
+    print({{"checkpoint", checkpoint.path()},
+           {"path", path},
+           {"model", flags.model},
+           {"bytes", bytes},
+           {"seconds", seconds}});
+  } else {
+    std::printf("%s  %s of step %lld: %s read in %s, all hashes agree\n", path.c_str(),
+                flags.model ? "the model" : "a copy", static_cast<long long>(checkpoint.manifest().step),
+                format_bytes(bytes).c_str(), format_seconds(seconds).c_str());
+  }
+  return 0;
+}
+
+int import_from(const Flags& flags) {
+  const Checkpoint like(checkpoint_at(flags.like));
+  const std::string path = import_checkpoint(like, flags.path, flags.to, flags.step);
+  if (flags.json) {
+    print({{"path", path}, {"step", flags.step}});
+  } else {
+    std::printf("%s  of step %lld, of the tensors of %s\n", path.c_str(), static_cast<long long>(flags.step),
+                flags.path.c_str());
+  }
+  return 0;
 }
 
 int discard(const Flags& flags) {
@@ -219,7 +272,8 @@ int discard(const Flags& flags) {
 }  // namespace
 
 void add_checkpoint(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("checkpoint", "List, show, verify and remove checkpoints of runs");
+  CLI::App* command =
+      app.add_subcommand("checkpoint", "List, show, verify, export, import and remove checkpoints of runs");
   command->require_subcommand(1);
   auto flags = std::make_shared<Flags>();
   const auto add = [&](const char* name, const char* what, int (*run)(const Flags&)) {
@@ -242,6 +296,35 @@ void add_checkpoint(CLI::App& app, int& exit_code) {
   sub->footer(
       "Exit code 0: all are valid, 2: something is damaged.\nExample:\n  ziggurat checkpoint verify "
       "runs/quickstart");
+  sub = add("export", "Copy a checkpoint elsewhere, or write its weights as a model for others", export_to);
+  sub->add_option("PATH", flags->path, std::string(kAny) + ", of which the newest is taken")->required();
+  sub->add_option("TO", flags->to,
+                  "A directory, on any file system: the copy gets its own name in it; with --model it is the "
+                  "model's")
+      ->required();
+  sub->add_flag("--model", flags->model,
+                "Write a Hugging Face directory instead: the master weights in fp32, without tokenizer");
+  sub->footer(
+      "Compares all hashes on the way. The copy has its name only when all of it is on the drive, and train\n"
+      "--resume TO goes on from it. tools/checkpoint_doors.py writes it in the forms of PyTorch and "
+      "DeepSpeed.\n"
+      "Examples:\n  ziggurat checkpoint export runs/quickstart /mnt/backup/quickstart\n"
+      "  ziggurat checkpoint export runs/quickstart runs/quickstart/model-now --model");
+  sub =
+      add("import", "Make a checkpoint of weights and moments that another program has trained", import_from);
+  sub->add_option("FILE", flags->path,
+                  "A safetensors file with all tensors that --like has, by its names, in F32")
+      ->required();
+  sub->add_option("TO", flags->to, "A directory of checkpoints; the new one gets its own name in it")
+      ->required();
+  sub->add_option("--like", flags->like, "A checkpoint of the run that shall go on, of any step")->required();
+  sub->add_option("--step", flags->step, "The steps that were done; the run goes on behind them")
+      ->required()
+      ->check(CLI::NonNegativeNumber);
+  sub->footer(
+      "tools/checkpoint_doors.py makes such files of checkpoints of PyTorch and DeepSpeed.\n"
+      "Example:\n  ziggurat checkpoint import theirs.safetensors runs/mine/checkpoints --like runs/first "
+      "--step 1000");
   sub = add("discard", "Remove checkpoints", discard);
   sub->add_option("PATH", flags->paths, "Checkpoints; with --all, directories of them")->required();
   sub->add_flag("--all", flags->all, "All checkpoints of a run, and what was not completed");

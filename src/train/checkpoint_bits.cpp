@@ -1,6 +1,7 @@
 #include "train/checkpoint_bits.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <initializer_list>
 #include <map>
 #include <set>
@@ -16,11 +17,12 @@ namespace {
 // After a change of these, sums are made in another order. Results agree to rounding.
 const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context",
                                       "layers",     "devices",         "processor"};
+constexpr const char* kForeign = "no version of this program has written this checkpoint";
 // With another number of ranks the same batch is divided in another way.
 const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
 // The tensors of the checkpoint would not be those of the run.
 bool is_fixed(const std::string& key) {
-  return key.rfind("model.", 0) == 0 || key == "optimizer.state" || key == "optimizer.type";
+  return key.rfind("model.", 0) == 0 || key == "optimizer.type";
 }
 
 // A hash of windows from all over the data: a text that was changed, or other tokens for it, are found as
@@ -178,6 +180,30 @@ BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
   writer.optimizer(plan.config);
   writer.schedule(plan.config.schedule);
   return writer.take();
+}
+
+ModelConfig model_of(const BitKeys& bits, const std::string& where) {
+  const std::map<std::string, std::string> keys(bits.begin(), bits.end());
+  const auto text = [&](const char* key) {
+    const auto it = keys.find(std::string("model.") + key);
+    if (it == keys.end())
+      throw Error(Errc::kUsage, where, fmt::format("does not say model.{}", key), kForeign);
+    return it->second;
+  };
+  const auto read = [&](const char* key, auto& out) {
+    const std::string value = text(key);
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out);
+    if (error != std::errc() || end != value.data() + value.size())
+      throw Error(Errc::kUsage, where, fmt::format("has \"{}\" as model.{}", value, key), kForeign);
+  };
+  ModelConfig m;
+  m.arch = text("arch") == "gpt2" ? Arch::kGpt2 : Arch::kLlama;
+  read("layers", m.layers), read("width", m.width), read("inner", m.inner), read("heads", m.heads);
+  read("kv_heads", m.kv_heads), read("head_size", m.head_size), read("vocab_size", m.vocab_size);
+  read("context", m.context), read("norm_eps", m.norm_eps), read("rope_theta", m.rope_theta);
+  m.tied = text("tied") == "true";
+  validate(m);
+  return m;
 }
 
 std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& run,

@@ -15,6 +15,10 @@ namespace zg {
 using BitKeys = std::vector<std::pair<std::string, std::string>>;
 BitKeys bit_keys(const RunPlan& plan, const DataSet& data);
 
+// The sizes of the model that they are of. Throws Error(kUsage) at `where` for a key that is missing or
+// wrong.
+ModelConfig model_of(const BitKeys& bits, const std::string& where);
+
 // Compares those of a checkpoint with those of the run that resumes from it. Returns what the user should
 // know: changes that are allowed, and those after which results agree with an uninterrupted run's to rounding
 // only. Throws Error(kUsage) with all others.

@@ -5,7 +5,12 @@ namespace zg {
 
 // In the name of a directory that is no checkpoint yet, or no longer.
 inline constexpr const char* kUnfinished = ".part-";
-// In a file's __metadata__, for each tensor: the first element of the piece, and the XXH3 of its bytes.
-inline constexpr const char* kNoteForm = "%lld %16llx";
+// In a file's __metadata__, for each entry, which is a piece of a tensor: the first element, and the XXH3 of
+// the bytes. Of a piece that is one of several in the file, a box, or codes in blocks of a part's elements,
+// also the lines, their stride, and the place of the first element in its block. Names of such entries may
+// end in a number, as in "h.0.attn.c_attn.weight.exp_avg[2]".
+inline constexpr const char* kNoteForm = "%lld %16llx %lld %lld %lld";
+// The codes' scales, one for each block: their name has this behind that of the codes.
+inline constexpr const char* kScaleName = ".scale";
 
 }  // namespace zg

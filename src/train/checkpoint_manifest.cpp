@@ -87,7 +87,7 @@ std::int64_t CheckpointManifest::bytes() const {
 std::string CheckpointManifest::text() const {
   Json j;
   j["kind"] = kKind;
-  j["format"] = kFormat;
+  j["format"] = format;
   j["version"] = version;
   j["time"] = time;
   j["run"] = run;
@@ -135,13 +135,14 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
   if (json.is_discarded()) damaged("is no JSON");
   const Reader r(json, where);
   if (r.get<std::string>("kind") != kKind) r.fail("is no manifest of a checkpoint");
-  if (const std::int64_t format = r.count("format"); format > CheckpointManifest::kFormat || format < 1) {
-    throw Error(
-        Errc::kUsage, where,
-        fmt::format("has format {}; this program knows formats 1 to {}", format, CheckpointManifest::kFormat),
-        "resume with the version of the program that wrote it, or a later one");
-  }
   CheckpointManifest m;
+  m.format = r.count("format");
+  if (m.format > CheckpointManifest::kFormat || m.format < 1) {
+    throw Error(Errc::kUsage, where,
+                fmt::format("has format {}; this program knows formats 1 to {}", m.format,
+                            CheckpointManifest::kFormat),
+                "resume with the version of the program that wrote it, or a later one");
+  }
   m.version = r.get<std::string>("version");
   m.time = r.get<std::string>("time");
   m.run = r.get<std::string>("run");

@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <queue>
+#include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include "train/checkpoint_header.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
+#include "ziggurat/kernels/types.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/train/checkpoint.hpp"
 
@@ -77,6 +81,58 @@ void each_in(const std::string& directory, const F& f) {
                 "name a directory of checkpoints");
 }
 
+// What a file says of one of its entries.
+struct Note {
+  CheckpointBox box;
+  std::int64_t phase = 0;  // place of the first element in its block of codes
+  std::uint64_t hash = 0;
+  bool part = false;  // the long form
+};
+
+std::optional<Note> note_of(const std::string& text, std::int64_t count) {
+  constexpr long long kMost = 1ll << 48;
+  long long first = -1, lines = 1, stride = 0, phase = 0;
+  unsigned long long hash = 0;
+  const int found = std::sscanf(text.c_str(), kNoteForm, &first, &hash, &lines, &stride, &phase);
+  if ((found != 2 && found != 5) || first < 0 || first > kMost || lines < 1 || lines > count + 1 ||
+      phase < 0 || phase >= kQuantBlock)
+    return std::nullopt;
+  if (found == 5 && lines > 1 && (count % lines != 0 || stride < count / lines || stride > kMost / lines))
+    return std::nullopt;
+  return Note{{first, lines, count / lines, stride}, phase, hash, found == 5};
+}
+
+bool ends_in(const std::string& text, std::string_view end) {
+  return text.size() >= end.size() && std::string_view(text).substr(text.size() - end.size()) == end;
+}
+
+// "NAME[2]": NAME and "[2]".
+std::pair<std::string, std::string> numbered(const std::string& name) {
+  const std::size_t at = name.empty() || name.back() != ']' ? name.npos : name.rfind('[');
+  if (at == name.npos) return {name, ""};
+  return {name.substr(0, at), name.substr(at)};
+}
+
+// Calls f(at, from, count) for each run of elements that both boxes have: `at` counts in the order of the
+// wanted box, `from` in that of the other one.
+template <class F>
+void for_overlaps(const CheckpointBox& want, const CheckpointBox& have, const F& f) {
+  const auto end_of = [](const CheckpointBox& box) {
+    return box.first + (box.lines - 1) * box.stride + box.width;
+  };
+  if (want.first >= end_of(have) || have.first >= end_of(want)) return;
+  for (std::int64_t l = 0; l < want.lines; ++l) {
+    const std::int64_t begin = want.first + l * want.stride, end = begin + want.width;
+    const std::int64_t before = begin - have.first - have.width;
+    for (std::int64_t k = have.lines == 1 || before < 0 ? 0 : before / have.stride; k < have.lines; ++k) {
+      const std::int64_t start = have.first + k * have.stride;
+      if (start >= end) break;
+      const std::int64_t from = std::max(begin, start), to = std::min(end, start + have.width);
+      if (from < to) f(l * want.width + from - begin, k * have.width + from - start, to - from);
+    }
+  }
+}
+
 }  // namespace
 
 std::string checkpoint_name(std::int64_t number, std::int64_t step) {
@@ -107,16 +163,26 @@ std::vector<std::string> unfinished_checkpoints(const std::string& directory) {
 
 struct Checkpoint::State {
   struct Stored {
-    std::int64_t first = 0, count = 0;
-    std::uint64_t hash = 0;
+    CheckpointBox box;
     const SafeTensors* file = nullptr;
     const SafeTensors::Entry* entry = nullptr;
-    std::int64_t width() const { return count > 0 ? entry->bytes / count : 0; }
+    // Of codes in blocks of a part's elements: their scales, and the place of the first element in its block.
+    const SafeTensors::Entry* scales = nullptr;
+    std::int64_t phase = 0;
+    std::int64_t width() const { return box.count() > 0 ? entry->bytes / box.count() : 0; }
   };
+  using Pieces = std::vector<Stored>;  // by first element
   std::vector<std::unique_ptr<SafeTensors>> files;
-  std::unordered_map<std::string, std::vector<Stored>> tensors;  // pieces by first element
+  std::unordered_map<std::string, Pieces> tensors;
+  std::unordered_map<const SafeTensors::Entry*, std::uint64_t> hashes;
 
   void add(const std::string& path, const CheckpointFile& wanted);
+  // Codes whose blocks are those of the whole tensor have another tensor with the scales.
+  static bool has_own_blocks(const Pieces& pieces) {
+    return std::any_of(pieces.begin(), pieces.end(), [](const Stored& s) { return s.scales != nullptr; });
+  }
+  // The first element that no piece has, or that two have; -1: there is none.
+  static std::int64_t gap_in(const Pieces& pieces, std::int64_t count);
 };
 
 void Checkpoint::State::add(const std::string& path, const CheckpointFile& wanted) {
@@ -132,13 +198,38 @@ void Checkpoint::State::add(const std::string& path, const CheckpointFile& wante
   const SafeTensors& file = *files.back();
   std::unordered_map<std::string, std::string> notes(file.metadata().begin(), file.metadata().end());
   for (const SafeTensors::Entry& entry : file.entries()) {
-    long long first = -1;
-    unsigned long long hash = 0;
-    const auto note = notes.find(entry.name);
-    if (note == notes.end() || std::sscanf(note->second.c_str(), kNoteForm, &first, &hash) != 2 || first < 0)
-      damaged(path, fmt::format("does not say which piece of {} it has", entry.name));
-    tensors[entry.name].push_back({first, entry.count(), hash, &file, &entry});
+    const auto text = notes.find(entry.name);
+    const auto note = text == notes.end() ? std::nullopt : note_of(text->second, entry.count());
+    if (!note) damaged(path, fmt::format("does not say which piece of {} it has", entry.name));
+    hashes[&entry] = note->hash;
+    Stored piece{note->box, &file, &entry};
+    const auto [name, number] = note->part ? numbered(entry.name) : std::pair(entry.name, std::string());
+    if (note->part && ends_in(name, kScaleName)) continue;  // belongs to its codes
+    if (note->part && entry.dtype == "U8") {
+      const std::int64_t blocks = (note->phase + entry.count() + kQuantBlock - 1) / kQuantBlock;
+      piece.phase = note->phase;
+      piece.scales = file.find(name + kScaleName + number);
+      if (piece.scales == nullptr || piece.scales->dtype != "F32" || piece.scales->count() != blocks)
+        damaged(path, fmt::format("has codes of {} without their {} scales", entry.name, blocks));
+    }
+    tensors[name].push_back(piece);
   }
+}
+
+std::int64_t Checkpoint::State::gap_in(const Pieces& pieces, std::int64_t count) {
+  using Line = std::tuple<std::int64_t, std::size_t, std::int64_t>;  // first element, piece, line of it
+  std::priority_queue<Line, std::vector<Line>, std::greater<>> lines;
+  for (std::size_t i = 0; i < pieces.size(); ++i) lines.emplace(pieces[i].box.first, i, 0);
+  std::int64_t end = 0;
+  while (!lines.empty()) {
+    const auto [first, i, line] = lines.top();
+    lines.pop();
+    const CheckpointBox& box = pieces[i].box;
+    if (first != end) return std::min(first, end);
+    end += box.width;
+    if (line + 1 < box.lines) lines.emplace(first + box.stride, i, line + 1);
+  }
+  return end == count ? -1 : std::min(end, count);
 }
 
 Checkpoint::Checkpoint(const std::string& directory) : path_(directory), state_(std::make_unique<State>()) {
@@ -151,7 +242,8 @@ Checkpoint::Checkpoint(const std::string& directory) : path_(directory), state_(
   manifest_ = parse_manifest(read_text_file(name, "the manifest of a checkpoint"), name);
   for (const CheckpointFile& file : manifest_.files) state_->add(directory + "/" + file.name, file);
   for (auto& [tensor, stored] : state_->tensors) {
-    std::sort(stored.begin(), stored.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::sort(stored.begin(), stored.end(),
+              [](const auto& a, const auto& b) { return a.box.first < b.box.first; });
   }
 }
 
@@ -159,76 +251,129 @@ Checkpoint::~Checkpoint() = default;
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 
-void Checkpoint::verify(const std::function<void(std::int64_t)>& progress) const {
+void Checkpoint::verify(const std::function<void(std::int64_t)>& progress, const Sink& take) const {
   std::int64_t done = 0;
-  for (const auto& file : state_->files) {
-    for (const SafeTensors::Entry& entry : file->entries()) {
-      const auto& all = state_->tensors.at(entry.name);
-      const auto stored =
-          std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.entry == &entry; });
+  for (std::size_t i = 0; i < state_->files.size(); ++i) {
+    const SafeTensors& file = *state_->files[i];
+    const CheckpointFile& known = manifest_.files[i];
+    std::int64_t offset = 0;
+    if (take) {
+      const std::string header = header_of(file.path());
+      if (io::hash_of(header) != known.header_hash) damaged(file.path(), "was changed while it was read");
+      take(known, 0, header.data(), offset = static_cast<std::int64_t>(header.size()));
+    }
+    for (const SafeTensors::Entry& entry : file.entries()) {
       io::Hash hash;
       const char* const data = static_cast<const char*>(entry.data);
       for (std::int64_t at = 0; at < entry.bytes; at += kPart) {
         const std::int64_t n = std::min(kPart, entry.bytes - at);
         hash.update(data + at, n);
-        file->drop(data + at, n);
+        if (take) take(known, offset + at, data + at, n);
+        file.drop(data + at, n);
         if (progress) progress(done += n);
       }
-      if (hash.value() != stored->hash) {
-        damaged(file->path(), fmt::format("has {} with XXH3 {}, {} expected: it was changed", entry.name,
-                                          io::hash_text(hash.value()), io::hash_text(stored->hash)));
+      offset += entry.bytes;
+      if (const std::uint64_t wanted = state_->hashes.at(&entry); hash.value() != wanted) {
+        damaged(file.path(), fmt::format("has {} with XXH3 {}, {} expected: it was changed", entry.name,
+                                         io::hash_text(hash.value()), io::hash_text(wanted)));
       }
     }
   }
 }
 
-void Checkpoint::expect(const std::vector<CheckpointTensor>& wanted) const {
-  std::size_t found = 0;
-  for (const CheckpointTensor& tensor : wanted) {
-    const auto it = state_->tensors.find(tensor.name);
+void Checkpoint::expect(const std::vector<CheckpointTensor>& wanted, Others others) const {
+  static const std::set<std::string> kTypes{"F64", "F32", "F16", "BF16", "U8"};
+  std::set<std::string> found;
+  const auto pieces_of = [&](const std::string& name) -> const State::Pieces& {
+    const auto it = state_->tensors.find(name);
     if (it == state_->tensors.end()) {
-      throw Error(Errc::kUsage, path_, fmt::format("has no tensor {}, which this run needs", tensor.name),
+      throw Error(Errc::kUsage, path_, fmt::format("has no tensor {}, which this run needs", name),
                   "the configuration differs from that of the checkpoint");
     }
-    ++found;
-    std::int64_t end = 0;
-    for (const State::Stored& piece : it->second) {
-      if (piece.entry->dtype != tensor.dtype) {
-        throw Error(Errc::kUsage, piece.file->path(),
-                    fmt::format("has {} as {}, this run keeps it as {}", tensor.name, piece.entry->dtype,
-                                tensor.dtype),
-                    "resume with the optimizer.state of the checkpoint");
-      }
-      if (piece.first != end) break;
-      end += piece.count;
+    found.insert(name);
+    return it->second;
+  };
+  const auto require = [&](const std::string& name, std::int64_t count, const std::string& dtype) {
+    const State::Pieces& pieces = pieces_of(name);
+    for (const State::Stored& piece : pieces) {
+      if (piece.entry->dtype != dtype)
+        damaged(piece.file->path(), fmt::format("has {} as {}, not as {}", name, piece.entry->dtype, dtype));
     }
-    const bool whole = end == tensor.count && it->second.back().first + it->second.back().count == end;
-    if (!whole) {
+    if (const std::int64_t gap = State::gap_in(pieces, count); gap >= 0) {
       damaged(path_, fmt::format("has not just the {} elements of {}: its pieces end or differ at element {}",
-                                 tensor.count, tensor.name, end));
+                                 count, name, gap));
     }
+  };
+  for (const CheckpointTensor& tensor : wanted) {
+    const State::Pieces& pieces = pieces_of(tensor.name);
+    const std::string& dtype = pieces.front().entry->dtype;
+    if (kTypes.count(dtype) == 0 || (dtype == "U8" && !tensor.moment))
+      damaged(pieces.front().file->path(), fmt::format("has {} as {}", tensor.name, dtype));
+    const bool blocks = dtype == "U8" && !State::has_own_blocks(pieces);
+    const std::int64_t count = blocks ? round_up(tensor.count, kQuantBlock) : tensor.count;
+    require(tensor.name, count, dtype);
+    if (blocks) require(tensor.name + kScaleName, count / kQuantBlock, "F32");
   }
-  if (found == state_->tensors.size()) return;
+  if (others == Others::kAny) return;
   for (const auto& [name, stored] : state_->tensors) {
-    const auto same = [&](const CheckpointTensor& tensor) { return tensor.name == name; };
-    if (std::none_of(wanted.begin(), wanted.end(), same)) {
-      throw Error(Errc::kUsage, stored.front().file->path(),
-                  fmt::format("has a tensor {}, for which this run has no place", name),
-                  "the configuration differs from that of the checkpoint");
-    }
+    if (found.count(name) > 0) continue;
+    throw Error(Errc::kUsage, stored.front().file->path(),
+                fmt::format("has a tensor {}, for which this run has no place", name),
+                "the configuration differs from that of the checkpoint");
   }
 }
 
-void Checkpoint::read(const std::string& tensor, std::int64_t first, std::int64_t count, void* out) const {
-  char* to = static_cast<char*>(out);
+std::vector<CheckpointTensor> Checkpoint::tensors() const {
+  std::vector<CheckpointTensor> all;
+  for (const auto& [name, pieces] : state_->tensors) {
+    std::int64_t count = 0;
+    for (const State::Stored& piece : pieces) count += piece.box.count();
+    const std::string& dtype = pieces.front().entry->dtype;
+    all.push_back({name, dtype, count, dtype == "U8"});
+  }
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return all;
+}
+
+const std::string& Checkpoint::dtype_of(const std::string& tensor) const {
+  return state_->tensors.at(tensor).front().entry->dtype;
+}
+
+void Checkpoint::read(const std::string& tensor, const CheckpointBox& box, void* out) const {
+  char* const to = static_cast<char*>(out);
   for (const State::Stored& piece : state_->tensors.at(tensor)) {
-    const std::int64_t begin = std::max(first, piece.first);
-    const std::int64_t end = std::min(first + count, piece.first + piece.count);
-    if (begin >= end) continue;
-    const std::int64_t bytes = (end - begin) * piece.width();
-    const char* from = static_cast<const char*>(piece.entry->data) + (begin - piece.first) * piece.width();
-    std::memcpy(to + (begin - first) * piece.width(), from, static_cast<std::size_t>(bytes));
-    piece.file->drop(from, bytes);
+    const std::int64_t width = piece.width();
+    const char* const data = static_cast<const char*>(piece.entry->data);
+    std::int64_t begin = piece.box.count(), end = 0;  // what was read of the piece
+    for_overlaps(box, piece.box, [&](std::int64_t at, std::int64_t from, std::int64_t count) {
+      std::memcpy(to + at * width, data + from * width, static_cast<std::size_t>(count * width));
+      begin = std::min(begin, from), end = std::max(end, from + count);
+    });
+    if (begin < end) piece.file->drop(data + begin * width, (end - begin) * width);
+  }
+}
+
+void Checkpoint::read_codes(const std::string& tensor, const CheckpointBox& box, std::uint8_t* codes,
+                            float* scales) const {
+  const State::Pieces& pieces = state_->tensors.at(tensor);
+  read(tensor, box, codes);
+  if (State::has_own_blocks(pieces)) {
+    for (const State::Stored& piece : pieces) {
+      const char* const data = static_cast<const char*>(piece.scales->data);  // of any alignment
+      for_overlaps(box, piece.box, [&](std::int64_t at, std::int64_t from, std::int64_t count) {
+        for (std::int64_t i = 0; i < count; ++i)
+          std::memcpy(scales + at + i, data + (piece.phase + from + i) / kQuantBlock * 4, sizeof(float));
+      });
+    }
+    return;
+  }
+  std::vector<float> of_blocks;
+  for (std::int64_t l = 0; l < box.lines; ++l) {
+    const std::int64_t first = box.first + l * box.stride, block = first / kQuantBlock;
+    of_blocks.resize(static_cast<std::size_t>((first + box.width - 1) / kQuantBlock - block + 1));
+    read(tensor + kScaleName, block, static_cast<std::int64_t>(of_blocks.size()), of_blocks.data());
+    for (std::int64_t i = 0; i < box.width; ++i)
+      scales[l * box.width + i] = of_blocks[static_cast<std::size_t>((first + i) / kQuantBlock - block)];
   }
 }
 
@@ -236,10 +381,10 @@ std::vector<Checkpoint::Piece> Checkpoint::pieces() const {
   std::vector<Piece> all;
   for (const auto& [name, stored] : state_->tensors) {
     for (const State::Stored& piece : stored)
-      all.push_back({name, piece.entry->dtype, piece.file->path(), piece.first, piece.count});
+      all.push_back({name, piece.entry->dtype, piece.file->path(), piece.box});
   }
   std::sort(all.begin(), all.end(), [](const Piece& a, const Piece& b) {
-    return std::pair(a.tensor, a.first) < std::pair(b.tensor, b.first);
+    return std::pair(a.tensor, a.box.first) < std::pair(b.tensor, b.box.first);
   });
   return all;
 }

@@ -39,9 +39,8 @@ std::int64_t CheckpointPart::begin(std::int64_t first) const {
   return kind == Kind::kScale ? first / kQuantBlock : first;
 }
 
-std::int64_t CheckpointPart::count(std::int64_t elements) const {
-  const std::int64_t blocks = (elements + kQuantBlock - 1) / kQuantBlock;
-  return kind == Kind::kScale ? blocks : in_codes ? blocks * kQuantBlock : elements;
+std::int64_t CheckpointPart::end(std::int64_t last) const {
+  return kind == Kind::kScale ? (last + kQuantBlock - 1) / kQuantBlock : last;
 }
 
 View CheckpointPart::of(const StateTile& tile) const {
@@ -61,7 +60,7 @@ std::vector<CheckpointPart> parts_of(const Layout& layout, std::int32_t unit, co
   for (int i = 0; i < format.moment_count; ++i) {
     const std::string name = param.name + "." + moment_name(format.kind, i);
     parts.push_back({name, safetensors_name(stored_moment_type(format)), Kind::kMoment, i, codes});
-    if (codes) parts.push_back({name + ".scale", "F32", Kind::kScale, i});
+    if (codes) parts.push_back({name + kScaleName, "F32", Kind::kScale, i});
   }
   return parts;
 }
@@ -70,18 +69,22 @@ std::vector<CheckpointTensor> tensors_of(const Layout& layout) {
   std::vector<CheckpointTensor> all;
   for (std::size_t u = 0; u < layout.model->units().size(); ++u) {
     for (const Param& param : layout.model->units()[u].params) {
-      for (const CheckpointPart& part : parts_of(layout, static_cast<std::int32_t>(u), param))
-        all.push_back({part.name, part.dtype, part.count(param.count())});
+      for (const CheckpointPart& part : parts_of(layout, static_cast<std::int32_t>(u), param)) {
+        if (part.kind != CheckpointPart::Kind::kScale)
+          all.push_back(
+              {part.name, part.dtype, param.whole_count(), part.kind == CheckpointPart::Kind::kMoment});
+      }
     }
   }
   return all;
 }
 
 HeldRange held_by(const Layout& layout, std::int32_t unit, const Param& param) {
-  // Of a unit in tiles this rank has all.
+  if (!layout.has_unit(unit)) return {};
+  // The plan refuses checkpoints where ranks have shards of tiles.
   ZG_ASSERT(!layout.in_tiles(unit) || !layout.is_sharded(), "{} has shards of its tiles", param.name);
-  const Layout::Elements shard = layout.shard_elements(layout.first_tile(unit));
   if (layout.in_tiles(unit)) return {0, param.count()};
+  const Layout::Elements shard = layout.shard_elements(layout.first_tile(unit));
   const std::int64_t first = std::clamp<std::int64_t>(shard.first - param.offset, 0, param.count());
   const std::int64_t end = std::clamp(shard.first + shard.count - param.offset, first, param.count());
   return {first, end - first};
@@ -89,53 +92,78 @@ HeldRange held_by(const Layout& layout, std::int32_t unit, const Param& param) {
 
 RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:05}.safetensors", rank)) {
   for (std::size_t u = 0; u < layout.model->units().size(); ++u) {
+    const auto unit = static_cast<std::int32_t>(u);
     const std::vector<Param>& params = layout.model->units()[u].params;
     first_param_.push_back(params.data());
     params_.emplace_back();
     for (const Param& param : params) {
-      const HeldRange held = held_by(layout, static_cast<std::int32_t>(u), param);
-      params_.back().push_back({pieces_.size(), 0});
-      if (held.count == 0) continue;
-      for (CheckpointPart& part : parts_of(layout, static_cast<std::int32_t>(u), param)) {
-        Piece piece;
-        piece.first = part.begin(held.first);
-        piece.count = part.count(held.count);
-        const bool whole = held.count == param.count() && piece.count == param.count();
-        piece.shape = {piece.count};
-        if (whole && !param.vector) piece.shape = {param.rows, param.cols};
-        const std::int64_t width = part.dtype == "F64"                           ? 8
-                                   : part.dtype == "F32"                         ? 4
-                                   : part.dtype == "BF16" || part.dtype == "F16" ? 2
-                                                                                 : 1;
-        piece.offset = data_bytes_;
-        piece.bytes = piece.count * width;
-        piece.part = std::move(part);
-        data_bytes_ += piece.bytes;
-        pieces_.push_back(std::move(piece));
-        ++params_.back().back().pieces;
+      const HeldRange held = held_by(layout, unit, param);
+      const std::size_t first = pieces_.size();
+      for (const CheckpointPart& part : parts_of(layout, unit, param)) {
+        int number = 0;
+        for_boxes(param, held.first, held.first + held.count,
+                  [&](const Band& band, std::int64_t at, const CheckpointBox& box) {
+                    if (band.counted) add(param, part, at, box, ++number);
+                  });
       }
+      params_.back().push_back({first, pieces_.size() - first});
     }
   }
   data_begin_ = static_cast<std::int64_t>(header().size());
 }
 
-// Its length does not depend on the hashes.
-std::string RankFile::header() const {
-  nlohmann::ordered_json notes{{"format", "pt"}}, json;
-  for (const Piece& piece : pieces_)
-    notes[piece.part.name] = fmt::format("{} {}", piece.first, io::hash_text(piece.hash.value()));
-  json["__metadata__"] = std::move(notes);
-  for (const Piece& piece : pieces_) {
-    json[piece.part.name] = {{"dtype", piece.part.dtype},
-                             {"shape", piece.shape},
-                             {"data_offsets", {piece.offset, piece.offset + piece.bytes}}};
+// Adds a piece: box number `number` of what the file has of the parameter, which is held from `at` on.
+void RankFile::add(const Param& param, const CheckpointPart& part, std::int64_t at, const CheckpointBox& box,
+                   int number) {
+  Piece piece;
+  // Codes of a part are in blocks of the part's elements, which other parts do not share.
+  const bool codes = part.in_codes || part.kind == CheckpointPart::Kind::kScale;
+  const bool own = codes && !param.is_whole();
+  const bool long_form = own || box.lines > 1 || number > 1;
+  piece.name = part.name + (number > 1 ? fmt::format("[{}]", number) : "");
+  piece.first = own ? box.first : part.begin(box.first);
+  if (long_form) {
+    const bool scales = part.kind == CheckpointPart::Kind::kScale;  // of all lines together
+    piece.note = fmt::format(" {} {} {}", scales ? 1 : box.lines, scales ? 0 : box.stride, at % kQuantBlock);
   }
+  piece.begin = part.begin(at);
+  piece.count = part.end(at + box.count()) - piece.begin;
+  if (part.in_codes && !own) piece.count = round_up(piece.count, kQuantBlock);
+  piece.shape = {piece.count};
+  if (piece.count == param.whole_count() && !param.vector) piece.shape = {param.rows, param.cols};
+  if (box.lines > 1 && part.kind != CheckpointPart::Kind::kScale) piece.shape = {box.lines, box.width};
+  const std::int64_t width = part.dtype == "F64"                           ? 8
+                             : part.dtype == "F32"                         ? 4
+                             : part.dtype == "BF16" || part.dtype == "F16" ? 2
+                                                                           : 1;
+  piece.offset = data_bytes_;
+  piece.bytes = piece.count * width;
+  piece.part = part;
+  data_bytes_ += piece.bytes;
+  pieces_.push_back(std::move(piece));
+}
+
+std::string safetensors_header(const nlohmann::ordered_json& json) {
   std::string text = json.dump();
   text.resize(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(text.size()), 8)), ' ');
   const std::uint64_t length = text.size();
   std::string out(sizeof length, '\0');
   std::memcpy(out.data(), &length, sizeof length);
   return out + text;
+}
+
+// Its length does not depend on the hashes.
+std::string RankFile::header() const {
+  nlohmann::ordered_json notes{{"format", "pt"}}, json;
+  for (const Piece& piece : pieces_)
+    notes[piece.name] = fmt::format("{} {}{}", piece.first, io::hash_text(piece.hash.value()), piece.note);
+  json["__metadata__"] = std::move(notes);
+  for (const Piece& piece : pieces_) {
+    json[piece.name] = {{"dtype", piece.part.dtype},
+                        {"shape", piece.shape},
+                        {"data_offsets", {piece.offset, piece.offset + piece.bytes}}};
+  }
+  return safetensors_header(json);
 }
 
 void RankFile::create(Files& files, const std::string& directory) {
@@ -148,20 +176,29 @@ void RankFile::write(const StateTile& tile) {
   for (std::size_t i = 0; i < param.pieces; ++i) {
     Piece& piece = pieces_[param.first_piece + i];
     const View values = piece.part.of(tile);
-    const auto width = static_cast<std::int64_t>(size_of(values.dtype));
-    const std::int64_t at = (piece.part.begin(tile.first) - piece.first) * width;
-    const std::int64_t bytes = values.count() * width;
+    // Entries of the part that the tile and the piece share.
+    const std::int64_t tile_begin = piece.part.begin(tile.first);
+    const std::int64_t begin = std::max(piece.begin, tile_begin);
+    const std::int64_t end = std::min(piece.begin + piece.count, tile_begin + values.count());
+    if (begin >= end) continue;
+    const std::int64_t width = piece.width(), at = (begin - piece.begin) * width,
+                       bytes = (end - begin) * width;
     ZG_ASSERT(at == piece.written && at + bytes <= piece.bytes, "{}: {} bytes at {} of {}, {} are there",
-              piece.part.name, bytes, at, piece.bytes, piece.written);
-    file_->write(values.data, bytes, data_begin_ + piece.offset + at);
-    piece.hash.update(values.data, bytes);
-    piece.written += bytes;
+              piece.name, bytes, at, piece.bytes, piece.written);
+    const char* const from = static_cast<const char*>(values.data) + (begin - tile_begin) * width;
+    file_->write(from, bytes, data_begin_ + piece.offset + at);
+    piece.hash.update(from, bytes);
+    piece.written += bytes, written_ += bytes;
   }
+}
+
+double RankFile::written() const {
+  return static_cast<double>(written_) / static_cast<double>(std::max<std::int64_t>(1, data_bytes_));
 }
 
 CheckpointFile RankFile::finish() {
   for (const Piece& piece : pieces_) {
-    ZG_ASSERT(piece.written == piece.bytes, "{}: {} of {} bytes came", piece.part.name, piece.written,
+    ZG_ASSERT(piece.written == piece.bytes, "{}: {} of {} bytes came", piece.name, piece.written,
               piece.bytes);
   }
   const std::string text = header();

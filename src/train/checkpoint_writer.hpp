@@ -1,6 +1,10 @@
 // The part of a checkpoint that one rank writes, and the commit of all parts. Private to src/train.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -17,24 +21,48 @@ struct CheckpointPart {
   std::string name;  // of the tensor
   std::string dtype;
   Kind kind = Kind::kMaster;
-  int which = 0;  // the moment
-  // Elements [first, first + count) of the parameter as elements of the tensor.
+  int which = 0;          // the moment
+  bool in_codes = false;  // codes of eight bits, which are kept in whole blocks
+  // Its entries begin at this one, and end before that one, for elements that begin or end there.
   std::int64_t begin(std::int64_t first) const;
-  std::int64_t count(std::int64_t elements) const;
+  std::int64_t end(std::int64_t last) const;
   View of(const StateTile& tile) const;
-  bool in_codes = false;  // int8, which is kept in whole blocks
 };
 std::vector<CheckpointPart> parts_of(const Layout& layout, std::int32_t unit, const Param& param);
-// All tensors of a checkpoint of this model.
+// All tensors of a checkpoint of this model, with those that other ranks have.
 std::vector<CheckpointTensor> tensors_of(const Layout& layout);
 
-// What this rank holds of a parameter: elements [first, first + count) of the logical tensor.
+// Calls f(band, at, box) for each box of the whole parameter that held elements [begin, end) fill, in
+// ascending order: its elements are held from element `at` on, line after line.
+template <class F>
+void for_boxes(const Param& param, std::int64_t begin, std::int64_t end, const F& f) {
+  const std::int64_t length = param.line(), whole = param.vector ? 1 : param.whole_cols;
+  for (const Band& band : param.bands) {
+    std::int64_t at = std::max(begin, band.line * length);
+    const std::int64_t last = std::min(end, (band.line + band.lines) * length);
+    while (at < last) {
+      const std::int64_t line = at / length, col = at % length, rest = last - at;
+      CheckpointBox box{(band.whole_line + line - band.line) * whole + param.first_col + col, 1, rest, 0};
+      if (length != whole) {
+        // The rest of a line, or all whole lines.
+        const bool lines = col == 0 && rest >= 2 * length;
+        box.lines = lines ? rest / length : 1;
+        box.width = lines ? length : std::min(rest, length - col);
+        box.stride = lines ? whole : 0;
+      }
+      f(band, at, box);
+      at += box.count();
+    }
+  }
+}
+
+// What this rank holds of a parameter: elements [first, first + count) of its part of it.
 struct HeldRange {
   std::int64_t first = 0, count = 0;
 };
 HeldRange held_by(const Layout& layout, std::int32_t unit, const Param& param);
 
-// A rank's file: a safetensors file of the pieces that the rank holds.
+// A rank's file: a safetensors file of the pieces that the rank holds, and no other rank writes.
 class RankFile {
  public:
   // Lays the file out.
@@ -45,35 +73,63 @@ class RankFile {
   void create(Files& files, const std::string& directory);
   // The tiles of a unit come in ascending order of each parameter's elements.
   void write(const StateTile& tile);
+  double written() const;  // share of the data
   // Writes the header, and brings the file to the drive.
   CheckpointFile finish();
 
  private:
   struct Piece {
     CheckpointPart part;
+    std::string name;        // of the entry
+    std::int64_t first = 0;  // in its note, and what follows there behind the hash
+    std::string note;
     std::vector<std::int64_t> shape;
-    std::int64_t first = 0, count = 0;   // elements of the tensor
+    std::int64_t begin = 0, count = 0;   // entries of the part, as held
     std::int64_t offset = 0, bytes = 0;  // in the data
     std::int64_t written = 0;            // bytes
     io::Hash hash;
+    std::int64_t width() const { return bytes / count; }
   };
   struct Slot {
     std::size_t first_piece = 0, pieces = 0;
   };
+  void add(const Param& param, const CheckpointPart& part, std::int64_t at, const CheckpointBox& box,
+           int number);
   std::string header() const;
 
   std::string name_;
   std::vector<Piece> pieces_;
   std::vector<std::vector<Slot>> params_;  // by unit and parameter
   std::vector<const Param*> first_param_;  // of each unit
-  std::int64_t data_begin_ = 0, data_bytes_ = 0;
+  std::int64_t data_begin_ = 0, data_bytes_ = 0, written_ = 0;
   std::unique_ptr<NewFile> file_;
 };
+
+// Whether this rank writes a file: of ranks that hold the same one does.
+inline bool writes_file(const Layout& layout) {
+  return layout.options.sharding.replica() == 0;
+}
+// CheckpointManifest::format of the files of such a run.
+inline std::int64_t format_of(const Layout& layout) {
+  return layout.options.parts.tensor > 1 ? 2 : 1;
+}
+
+// A box of a master, or of moment number `moment`, in fp32, in whatever format the checkpoint has it.
+void read_values(const Checkpoint& checkpoint, const std::string& tensor, int moment,
+                 const CheckpointBox& box, float* out);
+
+// The header of a safetensors file: length and text, filled up to a multiple of 8 bytes.
+std::string safetensors_header(const nlohmann::ordered_json& json);
+// UTC, "2026-11-23T05:54:24Z".
+std::string now_text();
+std::string program_version();
 
 // Puts a checkpoint in place whose files are on the drive: writes the manifest, and gives the directory its
 // name. Throws Error(kIo).
 void commit_checkpoint(Files& files, const std::string& unfinished, const std::string& path,
                        const std::string& manifest);
+std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const std::string& directory,
+                              const std::function<void(std::int64_t)>& progress);
 // The same as the public function; returns what failed. Empty: nothing.
 std::string discard_checkpoint(Files& files, const std::string& path);
 

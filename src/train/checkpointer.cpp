@@ -17,15 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string now_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
-
 // 64 bits as two numbers that a double holds.
 double high(std::uint64_t value) {
   return static_cast<double>(value >> 32);
@@ -43,6 +34,19 @@ void warn(const std::string& what, const Error& error) {
 }
 
 }  // namespace
+
+std::string now_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+std::string program_version() {
+  return ZG_VERSION;
+}
 
 bool Checkpointer::due() const {
   const double every = o_.plan->config.checkpoint.every_seconds;
@@ -65,21 +69,21 @@ std::string Checkpointer::name_unfinished() {
   return name;
 }
 
-void Checkpointer::say_progress(std::int64_t done) {
+// The other ranks are taken to be as far as this one.
+void Checkpointer::say_progress(double share) {
   if (!leads() || seconds_between(told_, Clock::now()) < 0.5) return;
   told_ = Clock::now();
   const double seconds = seconds_between(began_, told_);
-  log::progress(fmt::format(
-      "checkpoint of step {}: {:.0f}%  {}", step_,
-      100 * static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(1, o_.all_bytes)),
-      format_rate(static_cast<double>(done) / std::max(1e-3, seconds))));
+  log::progress(
+      fmt::format("checkpoint of step {}: {:.0f}%  {}", step_, 100 * share,
+                  format_rate(share * static_cast<double>(o_.all_bytes) / std::max(1e-3, seconds))));
 }
 
-// This rank's file; a rank whose shard another one has, too, writes none. Nothing where it failed, which is
+// This rank's file; a rank that holds what another one does writes none. Nothing where it failed, which is
 // told. The program of the engine runs to its end in any case.
 std::optional<CheckpointFile> Checkpointer::write_part(const std::string& directory) {
   const Layout& layout = *o_.plan->layout;
-  if (layout.options.place().sharding.replica() > 0) return CheckpointFile{};
+  if (!writes_file(layout)) return CheckpointFile{};
   std::optional<Error> failure;
   const auto attempt = [&](const auto& work) {
     try {
@@ -90,12 +94,9 @@ std::optional<CheckpointFile> Checkpointer::write_part(const std::string& direct
   };
   RankFile file(layout, o_.plan->rank);
   attempt([&] { file.create(*o_.files, directory); });
-  std::int64_t done = 0;
-  const int shards = layout.options.place().sharding.shards;
   o_.engine->save_state([&](const StateTile& tile) {
     attempt([&] { file.write(tile); });
-    done += tile.count * shards * static_cast<std::int64_t>(layout.state().bytes_per_element());
-    say_progress(std::min(done, o_.all_bytes));
+    say_progress(file.written());
   });
   std::optional<CheckpointFile> result;
   attempt([&] { result = file.finish(); });
@@ -147,7 +148,8 @@ bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<Che
                           const std::string& unfinished, const std::string& path) {
   const RunConfig& config = o_.plan->config;
   CheckpointManifest m = state;
-  m.version = ZG_VERSION;
+  m.format = format_of(*o_.plan->layout);
+  m.version = program_version();
   m.time = now_text();
   m.run = o_.run;
   m.number = o_.number;
@@ -181,15 +183,6 @@ void Checkpointer::remove_old(const std::string& newest) {
     const std::string failed = discard_checkpoint(*o_.files, entry.path);
     if (!failed.empty()) log::warning("an old checkpoint cannot be removed: {}", failed);
   }
-}
-
-TileVisitor tiles_of(const Checkpoint& checkpoint, const Layout& layout) {
-  return [&](const StateTile& tile) {
-    for (const CheckpointPart& part : parts_of(layout, tile.unit, *tile.param)) {
-      const View to = part.of(tile);
-      checkpoint.read(part.name, part.begin(tile.first), to.count(), to.data);
-    }
-  };
 }
 
 void check_room(const CheckpointConfig& config, std::int64_t bytes) {

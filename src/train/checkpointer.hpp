@@ -46,7 +46,7 @@ class Checkpointer {
   bool finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files,
               const std::string& unfinished, const std::string& path);
   void remove_old(const std::string& newest);
-  void say_progress(std::int64_t done);
+  void say_progress(double share);
 
   Options o_;
   Clock::time_point last_ = Clock::now();
@@ -54,7 +54,8 @@ class Checkpointer {
   std::int64_t step_ = 0;  // of the one that is being written
 };
 
-// What a checkpoint fills: the restored state goes through this.
+// What a checkpoint fills: the restored state goes through this. What the checkpoint keeps in another format
+// is converted: exactly where the new one has all its values, else to the nearest one.
 TileVisitor tiles_of(const Checkpoint& checkpoint, const Layout& layout);
 
 // Throws Error(kUsage) where there is no room for the checkpoints that will lie there at the same time.

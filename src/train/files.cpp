@@ -4,15 +4,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "ziggurat/base/error.hpp"
 
 namespace zg {
 namespace {
+
+namespace fs = std::filesystem;
 
 int errno_of(int result) {
   return result == 0 ? 0 : errno;
@@ -75,8 +79,9 @@ Files& system_files() {
 
 void throw_io(const std::string& path, const std::string& what, int error) {
   throw Error(Errc::kIo, path, what + ": " + errno_text(error),
-              error == ENOSPC || error == EDQUOT ? "make room there, or name another checkpoint.path"
-                                                 : "check the directory, its permissions and its drive");
+              error == ENOSPC || error == EDQUOT
+                  ? "make room there, or name another directory (a run: checkpoint.path)"
+                  : "check the directory, its permissions and its drive");
 }
 
 NewFile::NewFile(Files& files, std::string path, std::int64_t bytes) : files_(files), path_(std::move(path)) {
@@ -107,6 +112,78 @@ void NewFile::sync_and_close() {
   // After a failed sync nobody knows what is on the drive: it is not tried again.
   check(files_.sync(fd_), "cannot be brought to the drive");
   check(files_.close(std::exchange(fd_, -1)), "cannot be brought to the drive");
+}
+
+namespace {
+
+// Weights of an earlier model would be loaded with those of the new one.
+bool is_of_a_model(const std::string& name) {
+  return name.rfind("model", 0) == 0 && name.find(".safetensors") != name.npos;
+}
+
+// Calls f(path) for each entry of `from` whose name `other` lacks.
+template <class F>
+void each_missing(const fs::path& from, const fs::path& other, const F& f) {
+  std::vector<fs::path> all;
+  for (const fs::directory_entry& entry : fs::directory_iterator(from)) {
+    if (!fs::exists(other / entry.path().filename())) all.push_back(entry.path());
+  }
+  std::for_each(all.begin(), all.end(), f);
+}
+
+void sync_file(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int error = fd < 0 ? errno : errno_of(::fsync(fd));
+  if (fd >= 0) (void)::close(fd);
+  if (error != 0) throw_io(path, "cannot be brought to the drive", error);
+}
+
+// The new directory and the one that is there change places. What else is there the new one has before, as
+// another name of the same file, so that nothing is lost at any moment.
+void put_in_place(const fs::path& fresh, const fs::path& target) {
+  bool whole = true;
+  each_missing(target, fresh, [&](const fs::path& path) {
+    std::error_code error;
+    if (!is_of_a_model(path.filename())) fs::create_hard_link(path, fresh / path.filename(), error);
+    whole = whole && !error;
+  });
+  if (whole && ::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) return;
+  each_missing(target, fresh, [](const fs::path& path) {
+    if (is_of_a_model(path.filename())) fs::remove(path);
+  });
+  const std::vector<fs::path> all(fs::directory_iterator(fresh), fs::directory_iterator{});
+  for (const fs::path& path : all) fs::rename(path, target / path.filename());
+}
+
+}  // namespace
+
+void replace_directory(const std::string& path, const std::function<void(const std::string&)>& write) {
+  std::error_code error;
+  if (fs::exists(path, error) && !fs::is_directory(path, error)) return write(path);  // which says so
+  fs::path target = fs::path(path).lexically_normal();
+  if (fs::is_symlink(target, error)) target = fs::canonical(target, error);  // where the link leads
+  if (target.empty()) return write(path);                                    // nowhere, which is told
+  if (!target.has_filename()) target = target.parent_path();
+  const std::string part = target.string() + ".part";
+  fs::remove_all(part, error);  // of a run that was killed
+  const auto sync = [](const fs::path& directory) {
+    if (const int failed = system_files().sync_directory(directory); failed != 0)
+      throw_io(directory, "cannot be brought to the drive", failed);
+  };
+  try {
+    write(part);
+    for (const fs::directory_entry& entry : fs::directory_iterator(part)) sync_file(entry.path());
+    sync(part);
+    fs::exists(target) ? put_in_place(part, target) : fs::rename(part, target);
+    sync(target), sync(target.has_parent_path() ? target.parent_path() : ".");
+    fs::remove_all(part, error);
+  } catch (const fs::filesystem_error& failure) {
+    fs::remove_all(part, error);
+    throw_io(failure.path1(), "cannot be put in place", failure.code().value());
+  } catch (...) {
+    fs::remove_all(part, error);
+    throw;
+  }
 }
 
 std::string remove_directory(Files& files, const std::string& path) {

@@ -2,6 +2,7 @@
 // record all. Each returns 0 or an errno. Any thread.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace zg {
@@ -43,6 +44,12 @@ class NewFile {
 
 // Removes the directory with the files in it. Returns what could not be removed, and why; empty: all is gone.
 std::string remove_directory(Files& files, const std::string& path);
+// Lets `write` fill a new directory, which then takes the place of `path` at once: whoever opens it, after a
+// crash too, finds what was there or what is new, never some of both. Other files than a model's that lie
+// there move along. Where directories cannot change places (a mount point, folders in it) the files do, one
+// after the other. If `write` throws, all is left as it was. Throws Error(kIo).
+void replace_directory(const std::string& path,
+                       const std::function<void(const std::string& directory)>& write);
 [[noreturn]] void throw_io(const std::string& path, const std::string& what, int error);
 
 }  // namespace zg

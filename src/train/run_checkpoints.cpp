@@ -40,16 +40,10 @@ RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet&
       processes_(processes),
       files_(files != nullptr ? *files : system_files()) {
   if (!config_.asked() && !resume) return;
-  if (const ParallelConfig& p = plans.front().config.parallel; p.tensor > 1 || p.pipeline > 1) {
-    throw Error(
-        Errc::kUsage, "--resume",
-        "cannot be combined with parallel.tensor or parallel.pipeline above 1 yet: ranks load whole layers",
-        "resume with data-parallel ranks, or with parallel.context");
-  }
   bits_ = bit_keys(plans.front(), data);
   double mine = 0;
   for (const RunPlan& plan : plans) {
-    if (plan.layout->options.place().sharding.replica() == 0)
+    if (writes_file(*plan.layout))
       mine += static_cast<double>(RankFile(*plan.layout, plan.rank).bytes());
   }
   for (const std::vector<double>& theirs : processes_.all_gather({&mine, 1}))

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "train/drives.hpp"
+#include "train/files.hpp"
 #include "train/optimizer_setup.hpp"
 #include "train/roofs.hpp"
 #include "train/run_checkpoints.hpp"
@@ -562,22 +563,28 @@ double Trainer::evaluate() {
   return loss;
 }
 
+// Weights and tokenizer appear together, or not at all.
 void Trainer::save_model(const std::string& directory) {
-  if (comm_.empty()) {
+  const auto save = [&](const std::string& to) {
+    if (!comm_.empty()) {
+      return on_ranks([&](int r) {
+        Saver saver(*this, r);
+        plans_[static_cast<std::size_t>(r)].rank == 0 ? saver.write(to) : saver.follow();
+      });
+    }
     rank().engine().flush();
     const auto& units = plan().model->units();
-    save_hf(directory, *plan().model, DType::kF32,
+    save_hf(to, *plan().model, DType::kF32,
             [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
               rank().engine().read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end,
                                           out);
             });
-  } else {
-    on_ranks([&](int r) {
-      Saver saver(*this, r);
-      plans_[static_cast<std::size_t>(r)].rank == 0 ? saver.write(directory) : saver.follow();
-    });
-  }
-  if (processes_.number() == 0 && data_->tokenizer() != nullptr) data_->tokenizer()->save(directory);
+  };
+  if (processes_.number() > 0) return save(directory);
+  replace_directory(directory, [&](const std::string& fresh) {
+    save(fresh);
+    if (data_->tokenizer() != nullptr) data_->tokenizer()->save(fresh);
+  });
 }
 
 std::string Trainer::describe() const {

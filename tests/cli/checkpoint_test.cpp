@@ -92,13 +92,28 @@ TEST_F(CheckpointTest, ARunThatIsKilledGoesOnToTheSameBits) {
     Strings settings;
   };
   fs::create_directories(path("disk"));
-  const Kind kinds[] = {
+  const Kind usual[] = {
       {"memory", {}},
       {"drive",
        {"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=disk", "aio.backend=threads"}},
       {"ranks",
        {"devices=host:4", "train_batch_size=8", "train_micro_batch_size_per_gpu=1",
         "zero_optimization.stage=3"}}};
+  // Asked for many, more kinds.
+  std::vector<Kind> kinds(std::begin(usual), std::end(usual));
+  if (kills() > 8) {
+    fs::create_directories(path("disk1")), fs::create_directories(path("disk2"));
+    const Strings drives{"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=disk",
+                         "tiers.nvme.1.path=disk1", "tiers.nvme.2.path=disk2"};
+    kinds.push_back({"libaio", drives + Strings{"aio.backend=libaio"}});
+    kinds.push_back({"any backend", drives});
+    kinds.push_back({"parts",
+                     {"devices=host:4", "train_batch_size=8", "train_micro_batch_size_per_gpu=1",
+                      "parallel.tensor=2", "zero_optimization.stage=3"}});
+    kinds.push_back({"stages",
+                     {"devices=host:4", "train_batch_size=8", "train_micro_batch_size_per_gpu=1",
+                      "parallel.pipeline=2", "zero_optimization.stage=1"}});
+  }
   for (const Kind& kind : kinds) {
     SCOPED_TRACE(kind.name);
     Strings settings = kind.settings + Strings{"steps=40", "eval.every=0", "checkpoint.keep=2"};
@@ -112,7 +127,7 @@ TEST_F(CheckpointTest, ARunThatIsKilledGoesOnToTheSameBits) {
     ASSERT_EQ(o.code, 0) << o.err;
     const double length = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     int killed = 0, went_on = 0;
-    const int wanted = (kills() + 2) / 3;
+    const int wanted = (kills() + static_cast<int>(kinds.size()) - 1) / static_cast<int>(kinds.size());
     for (int i = 0; i < 4 * wanted && killed < wanted; ++i) {
       const double moment = std::uniform_real_distribution<double>(0.2 * length, 0.95 * length)(random);
       const bool behind_commit = i % 2 == 0;
@@ -202,6 +217,48 @@ TEST_F(CheckpointTest, SubcommandsListShowVerifyAndDiscard) {
   EXPECT_EQ(Json::parse(o.out)["removed"].size(), 4u);
   EXPECT_TRUE(fs::is_empty(path("out/checkpoints")));
   EXPECT_HAS(run(Strings{"checkpoint", "list", "out"}).out, "there are no checkpoints in out/checkpoints");
+}
+
+// A copy is a checkpoint from which a run goes on, and the model of the last one is what the run saves.
+TEST_F(CheckpointTest, AreExportedAsACopyAndAsAModel) {
+  ASSERT_EQ(run(Strings{"train", "config.json"} +
+                sets({"steps=3", "output.dir=out", "checkpoint.every=1", "checkpoint.keep=2",
+                      "devices=host:2", "parallel.tensor=2"}))
+                .code,
+            0);
+  Outcome o = run(Strings{"checkpoint", "export", "out", "far/away"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(o.out.rfind("far/away/0003-step-3  a copy of step 3: ", 0), 0u) << o.out;
+  for (const char* file : {"manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"})
+    EXPECT_TRUE(read(std::string("far/away/0003-step-3/") + file) ==
+                read(std::string("out/checkpoints/0003-step-3/") + file))
+        << file;
+  o = run(Strings{"checkpoint", "export", "out/checkpoints/0002-step-2", "far/away", "--json"});
+  EXPECT_EQ(Json::parse(o.out)["path"], "far/away/0002-step-2") << o.err;
+  EXPECT_EQ(run(Strings{"checkpoint", "verify", "far/away"}).code, 0);
+  o = run(Strings{"checkpoint", "export", "out", "far/model", "--model"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_TRUE(read("far/model/model.safetensors") == read("out/model/model.safetensors"));
+  EXPECT_EQ(read("far/model/config.json"), read("out/model/config.json"));
+
+  const auto refused = [&](const Strings& arguments) {
+    const Outcome what = run(Strings{"checkpoint", "export"} + arguments);
+    EXPECT_EQ(what.code, 2) << what.err;
+    return message_of(what);
+  };
+  EXPECT_HAS(refused({"out", "far/away"}), "far/away/0003-step-3: is there already");
+  EXPECT_HAS(refused({"far", "else"}), "is no checkpoint, and has none in it");
+  std::string file = read("far/away/0003-step-3/rank-00001.safetensors");
+  file[file.size() - 9] = static_cast<char>(file[file.size() - 9] ^ 1);
+  write("far/away/0003-step-3/rank-00001.safetensors", file);
+  for (const Strings& flags : {Strings{}, Strings{"--model"}}) {
+    EXPECT_HAS(refused(Strings{"far/away", "else"} + flags), "it was changed");
+    EXPECT_TRUE(!fs::exists(path("else")) || fs::is_empty(path("else")));
+  }
+  // The newest of the copies is damaged now, so the run goes on from the other.
+  o = run(words("rest", {"steps=4"}, {"--resume", "far/away"}));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_HAS(o.err, "resumes from far/away/0002-step-2");
 }
 
 TEST_F(CheckpointTest, MistakesAreOneMessage) {

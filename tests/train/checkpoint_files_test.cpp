@@ -1,8 +1,15 @@
 // Checkpoints as files: damage of every kind is found and named, a commit that fails leaves the one before,
 // and old formats load.
-#include <cerrno>
+#include <sys/stat.h>
 
+#include <atomic>
+#include <cerrno>
+#include <random>
+#include <set>
+
+#include "support/seed.hpp"
 #include "train/checkpoint_fixture.hpp"
+#include "train/checkpoint_writer.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {
@@ -61,7 +68,7 @@ TEST_F(CheckpointFiles, ManifestsOfOthersAreRefused) {
         before + fmt::format(",\n  \"xxh3\": \"{}\"\n}}\n", io::hash_text(io::hash_of(before)));
     return test::error_of([&] { (void)parse_manifest(whole, "m"); }).message();
   };
-  EXPECT_HAS(problem("\"format\": 1", "\"format\": 2"), "format 2; this program knows formats 1 to 1");
+  EXPECT_HAS(problem("\"format\": 1", "\"format\": 3"), "format 3; this program knows formats 1 to 2");
   EXPECT_HAS(problem("\"format\": 1", "\"format\": -1"), "no whole number \"format\"");
   EXPECT_HAS(problem("ziggurat checkpoint", "something else"), "is no manifest");
   EXPECT_HAS(problem("\"step\": 3", "\"stop\": 3"), "\"step\"");
@@ -140,13 +147,18 @@ TEST_F(CheckpointFiles, WhatIsUnfinishedIsNone) {
 
 // ---- commits that fail
 
-// Fails the operation of this number, from 1.
+// Fails the operation of this number, from 1, or any by chance.
 class FaultyFiles final : public Files {
  public:
-  enum class Fault { kNone, kNoSpace, kIo, kShort };
-  void arm(Fault fault, int at) { fault_ = fault, left_ = at, count_ = 0, fired_ = false; }
+  enum class Fault { kNone, kNoSpace, kIo, kShort, kWrong };
+  void arm(Fault fault, int at) { *this = FaultyFiles(), fault_ = fault, left_ = at; }
+  // Each operation fails with this probability, in a way of these.
+  void arm(std::mt19937_64& random, double probability, std::vector<Fault> ways) {
+    *this = FaultyFiles(), random_ = &random, probability_ = probability, ways_ = std::move(ways);
+  }
   int count() const { return count_; }
   bool fired() const { return fired_; }
+  bool wrote_wrong() const { return wrong_; }
 
   int make_directory(const std::string& path) override {
     return either([&] { return Files::make_directory(path); });
@@ -155,18 +167,18 @@ class FaultyFiles final : public Files {
     return either([&] { return Files::create(path, bytes, fd); });
   }
   std::int64_t write(int fd, const void* data, std::int64_t bytes, std::int64_t offset) override {
-    const int error = hit();
-    if (error == 0) return Files::write(fd, data, bytes, offset);
-    return fault_ == Fault::kShort ? Files::write(fd, data, (bytes + 1) / 2, offset) : -error;
+    const Fault fault = next();
+    if (const int error = errno_of(fault); error != 0) return -error;
+    std::string content(static_cast<const char*>(data), static_cast<std::size_t>(bytes));
+    if (fault == Fault::kShort) content.resize((content.size() + 1) / 2);
+    if (fault == Fault::kWrong) wrong_ = true, content[content.size() / 2] ^= 4;
+    return Files::write(fd, content.data(), static_cast<std::int64_t>(content.size()), offset);
   }
   int sync(int fd) override {
     return either([&] { return Files::sync(fd); });
   }
   // A file that is closed is closed, whatever close() says.
-  int close(int fd) override {
-    const int error = Files::close(fd);
-    return fault_ == Fault::kShort ? error : std::max(error, hit());
-  }
+  int close(int fd) override { return std::max(Files::close(fd), errno_of(next())); }
   int sync_directory(const std::string& path) override {
     return either([&] { return Files::sync_directory(path); });
   }
@@ -178,26 +190,50 @@ class FaultyFiles final : public Files {
   }
 
  private:
-  int hit() {
+  Fault next() {
     ++count_;
-    if (fault_ == Fault::kNone || --left_ != 0) return 0;
-    fired_ = true;
-    return fault_ == Fault::kNoSpace ? ENOSPC : EIO;
+    Fault now = Fault::kNone;
+    if (random_ != nullptr) {
+      if (std::uniform_real_distribution<double>()(*random_) < probability_)
+        now = ways_[(*random_)() % ways_.size()];
+    } else if (--left_ == 0) {
+      now = fault_;
+    }
+    fired_ = fired_ || now != Fault::kNone;
+    return now;
+  }
+  static int errno_of(Fault fault) {
+    return fault == Fault::kNoSpace ? ENOSPC : fault == Fault::kIo ? EIO : 0;
   }
   template <class F>
   int either(const F& work) {
-    const int error = hit();
-    return error != 0 && fault_ != Fault::kShort ? error : work();
+    const int error = errno_of(next());
+    return error != 0 ? error : work();
   }
   Fault fault_ = Fault::kNone;
   int left_ = 0, count_ = 0;
-  bool fired_ = false;
+  std::mt19937_64* random_ = nullptr;
+  double probability_ = 0;
+  std::vector<Fault> ways_;
+  bool fired_ = false, wrong_ = false;
 };
+using Fault = FaultyFiles::Fault;
+
+// The smallest run, with a checkpoint after each step.
+Strings small(std::int64_t steps) {
+  return {fmt::format("steps={}", steps),
+          "checkpoint.every=1",
+          "model.n_embd=8",
+          "model.n_positions=8",
+          "data.seq_len=8",
+          "train_batch_size=2",
+          "train_micro_batch_size_per_gpu=2",
+          "eval.every=0"};
+}
 
 // One run, a checkpoint after each step, and in each of them another operation fails. The training goes on,
 // and there always is a valid checkpoint: the one before, or the new one.
 TEST_F(CheckpointFiles, AnyOperationThatFailsLeavesTheOneBefore) {
-  using Fault = FaultyFiles::Fault;
   FaultyFiles files;
   struct Watch final : TrainObserver {
     std::function<void(std::int64_t)> before;
@@ -237,10 +273,7 @@ TEST_F(CheckpointFiles, AnyOperationThatFailsLeavesTheOneBefore) {
     if (step >= 3 && round >= rounds.size()) files.arm(Fault::kNone, 0);
   };
   const std::int64_t steps = 420;
-  Trainer trainer(config("out", {fmt::format("steps={}", steps), "checkpoint.every=1", "model.n_embd=8",
-                                 "model.n_positions=8", "data.seq_len=8", "train_batch_size=2",
-                                 "train_micro_batch_size_per_gpu=2", "eval.every=0"}),
-                  {.files = &files});
+  Trainer trainer(config("out", small(steps)), {.files = &files});
   trainer.start();
   const RunSummary summary = trainer.run({&watch});
   EXPECT_EQ(summary.steps, steps);
@@ -251,6 +284,319 @@ TEST_F(CheckpointFiles, AnyOperationThatFailsLeavesTheOneBefore) {
   EXPECT_GT(in_spite, 20);  // short writes, and old ones that stay
   RecordProperty("rounds", static_cast<int>(rounds.size()));
   EXPECT_EQ(list_checkpoints(path).size(), 1u);
+}
+
+// The same by chance, ZG_TEST_ROUNDS times: several operations of one commit may fail, and drives may write
+// wrong bytes. The newest valid checkpoint is the new one, or the one before.
+TEST_F(CheckpointFiles, FaultsByChanceLeaveAValidOne) {
+  const std::int64_t rounds = as_asked("ZG_TEST_ROUNDS", 150);
+  const std::uint64_t seed = test::test_seed(5);
+  SCOPED_TRACE(fmt::format("ZG_TEST_SEED={}", seed));
+  std::mt19937_64 random(seed);
+  FaultyFiles files;
+  struct Watch final : TrainObserver {
+    std::function<void(std::int64_t)> before;
+    void on_checkpoint(std::int64_t step) override { before(step); }
+  } watch;
+  const std::string path = directory_ + "/out/checkpoints";
+  std::int64_t newest = 0, failed = 0, damaged = 0;
+  bool valid = true;  // the newest one in the directory
+  const auto check = [&](std::int64_t saved) {
+    const std::vector<CheckpointEntry> all = list_checkpoints(path);
+    ASSERT_FALSE(all.empty());
+    const bool complete = all.front().step == saved;
+    valid = complete ? !files.wrote_wrong() : valid;
+    if (complete && valid) newest = saved;
+    failed += complete ? 0 : 1, damaged += complete && !valid ? 1 : 0;
+    EXPECT_TRUE(complete || files.fired());
+    int passed_over = 0;
+    const auto found = newest_valid(path, [&](const std::string&) { ++passed_over; });
+    ASSERT_TRUE(found.has_value());
+    EXPECT_EQ(found->manifest().step, newest);
+    EXPECT_EQ(passed_over > 0, !valid);
+  };
+  watch.before = [&](std::int64_t step) {
+    if (step > 1) check(step - 1);
+    if (testing::Test::HasFailure()) throw Error(Errc::kInterrupted, "", "failed");
+    // Of two in a row that are damaged unnoticed, the second would take the valid one before them along.
+    std::vector<Fault> ways{Fault::kNoSpace, Fault::kIo, Fault::kShort};
+    if (step > 2 && valid) ways.push_back(Fault::kWrong);
+    files.arm(random, step == 1 ? 0 : 0.06, ways);
+  };
+  Trainer trainer(config("out", small(rounds) + Strings{"checkpoint.keep=2"}), {.files = &files});
+  trainer.start();
+  EXPECT_EQ(trainer.run({&watch}).steps, rounds);
+  check(rounds);
+  std::printf("%lld rounds: %lld checkpoints failed, %lld were damaged\n", static_cast<long long>(rounds),
+              static_cast<long long>(failed), static_cast<long long>(damaged));
+  EXPECT_GT(failed, rounds / 8);
+  EXPECT_GT(damaged, 0);
+}
+
+// The same with copies elsewhere: each is whole, or there is none, and the checkpoint stays as it was.
+TEST_F(CheckpointFiles, ExportsThatFailLeaveNothing) {
+  const Checkpoint checkpoint(
+      run("out", small(2) + Strings{"devices=host:2", "train_micro_batch_size_per_gpu=1",
+                                    "zero_optimization.stage=3"})
+          .newest);
+  const std::int64_t rounds = as_asked("ZG_TEST_ROUNDS", 150);
+  const std::uint64_t seed = test::test_seed(6);
+  SCOPED_TRACE(fmt::format("ZG_TEST_SEED={}", seed));
+  std::mt19937_64 random(seed);
+  FaultyFiles files;
+  const std::string far = directory_ + "/far";
+  std::int64_t failed = 0, wrong = 0;
+  for (std::int64_t round = 0; round < rounds && !HasFailure(); ++round) {
+    files.arm(random, 0.06, {Fault::kNoSpace, Fault::kIo, Fault::kShort, Fault::kWrong});
+    std::string path;
+    try {
+      path = export_checkpoint(files, checkpoint, far, {});
+    } catch (const Error& error) {
+      ++failed;
+      EXPECT_EQ(error.code(), Errc::kIo) << error.what();
+      EXPECT_EQ(error.where().rfind(far, 0), 0u) << error.where();
+      EXPECT_TRUE(files.fired());
+    }
+    const std::vector<CheckpointEntry> there = list_checkpoints(far);
+    // A sync that fails behind the name leaves it there.
+    ASSERT_LE(there.size(), 1u);
+    EXPECT_TRUE(path.empty() || there.size() == 1);
+    for (const CheckpointEntry& entry : there) {
+      const auto error = test::thrown_by([&] { Checkpoint(entry.path).verify(); });
+      EXPECT_EQ(error.has_value(), files.wrote_wrong());
+      wrong += files.wrote_wrong() ? 1 : 0;
+    }
+    std::filesystem::remove_all(far);
+  }
+  checkpoint.verify();
+  std::printf("%lld rounds: %lld exports failed, %lld copies were damaged\n", static_cast<long long>(rounds),
+              static_cast<long long>(failed), static_cast<long long>(wrong));
+  EXPECT_GT(failed, rounds / 8);
+  EXPECT_GT(wrong, 0);
+}
+
+// What is written is the state, once, the headers and the manifest.
+TEST_F(CheckpointFiles, BytesAreThoseOfTheStateAndTheManifest) {
+  const Strings model{
+      R"(model={"arch": "llama", "vocab_size": 257, "hidden_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 10, "intermediate_size": 44,
+        "max_position_embeddings": 32})"};
+  for (const Strings& ranks :
+       {Strings{}, Strings{"devices=host:4", "zero_optimization.stage=3"},
+        Strings{"devices=host:4", "parallel.tensor=4"}, Strings{"devices=host:2", "parallel.pipeline=2"},
+        Strings{"devices=host:4", "parallel.tensor=2"}}) {
+    SCOPED_TRACE(testing::PrintToString(ranks));
+    struct Counting final : Files {
+      std::atomic<std::int64_t> bytes = 0;
+      std::int64_t write(int fd, const void* data, std::int64_t n, std::int64_t offset) override {
+        const std::int64_t done = Files::write(fd, data, n, offset);
+        bytes += done;
+        return done;
+      }
+    } counting;
+    const std::string out = fmt::format("out{}", ++copies_);
+    Trainer trainer(config(out, model + Strings{"train_micro_batch_size_per_gpu=1"} + ranks),
+                    {.files = &counting});
+    trainer.start();
+    (void)trainer.run();
+    const Checkpoint checkpoint(list_checkpoints(directory_ + "/" + out + "/checkpoints").front().path);
+    std::int64_t headers = 0, elements = 0;
+    checkpoint.verify({}, [&](const CheckpointFile&, std::int64_t offset, const void*, std::int64_t bytes) {
+      headers += offset == 0 ? bytes : 0;
+    });
+    for (const Unit& unit : trainer.plan().model->units()) {
+      for (const Param& param : unit.params) elements += param.whole_count();
+    }
+    EXPECT_EQ(checkpoint.manifest().bytes(), headers + 12 * elements);
+    EXPECT_EQ(counting.bytes,
+              checkpoint.manifest().bytes() + static_cast<std::int64_t>(checkpoint.manifest().text().size()));
+  }
+}
+
+// ---- directories of models
+
+TEST_F(CheckpointFiles, ADirectoryTakesAnothersPlaceAtOnce) {
+  const std::string path = directory_ + "/model", link = directory_ + "/link";
+  std::string part;
+  ino_t fresh = 0;
+  const auto inode = [](const std::string& of) {
+    struct stat st {};
+    EXPECT_EQ(::stat(of.c_str(), &st), 0) << of;
+    return st.st_ino;
+  };
+  const auto write_model = [&](const std::string& directory) {
+    part = directory;
+    EXPECT_NE(directory, path);
+    fs::create_directory(directory);
+    test::write_file(directory + "/model.safetensors", "new");
+    fresh = inode(directory);
+  };
+  const auto names = [&] {
+    std::set<std::string> all;
+    for (const auto& entry : fs::directory_iterator(path)) all.insert(entry.path().filename());
+    return all;
+  };
+  replace_directory(path, write_model);
+  EXPECT_EQ(names(), std::set<std::string>{"model.safetensors"});
+  // Over another one, with what belongs to others, through a link.
+  test::write_file(path + "/model.safetensors", "old");
+  test::write_file(path + "/model-00001-of-00002.safetensors", "old");
+  test::write_file(path + "/notes.txt", "mine");
+  fs::create_directory_symlink(path, link);
+  EXPECT_THROW(replace_directory(link,
+                                 [&](const std::string& directory) {
+                                   write_model(directory);
+                                   EXPECT_EQ(read(path + "/model.safetensors"), "old");
+                                   throw Error(Errc::kIo, "", "full");
+                                 }),
+               Error);
+  EXPECT_EQ(read(path + "/model.safetensors"), "old");
+  EXPECT_FALSE(fs::exists(part));
+  fs::create_directory(part);  // as a killed run leaves it
+  test::write_file(part + "/model-00001-of-00001.safetensors", "torn");
+  replace_directory(link, write_model);
+  EXPECT_EQ(names(), (std::set<std::string>{"model.safetensors", "notes.txt"}));
+  EXPECT_EQ(read(path + "/model.safetensors"), "new");
+  EXPECT_EQ(inode(path), fresh) << "it is the new directory that lies there now";
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_FALSE(fs::exists(part));
+  EXPECT_EQ(usage_error([&] {
+              replace_directory(path + "/notes.txt", [](const std::string& directory) {
+                throw Error(Errc::kUsage, directory, "is no directory");
+              });
+              return 0;
+            }).where(),
+            path + "/notes.txt");
+}
+
+// ---- texts that no program has written
+
+// A text that differs from the given one by chance.
+std::string mutated(std::string text, std::mt19937_64& random) {
+  static const Strings kTokens{"null",
+                               "-1",
+                               "0",
+                               "18446744073709551615",
+                               "9223372036854775808",
+                               "1e308",
+                               "1e999",
+                               "[",
+                               "]",
+                               "{",
+                               "}",
+                               "[[[[[[[[",
+                               "\"",
+                               ",",
+                               ":",
+                               "\\u0000",
+                               "true",
+                               "\"format\"",
+                               "../",
+                               "\xff",
+                               " 4 2",
+                               "[2]",
+                               ".scale"};
+  const auto at = [&] { return static_cast<std::size_t>(random() % (text.size() + 1)); };
+  for (std::uint64_t i = 0, n = 1 + random() % 3; i < n; ++i) {
+    const std::size_t from = at(), length = static_cast<std::size_t>(random() % 24);
+    switch (random() % 5) {
+      case 0:
+        if (from < text.size()) text[from] = static_cast<char>(random());
+        break;
+      case 1:
+        text.erase(from, length);
+        break;
+      case 2:
+        text.insert(at(), text.substr(from, length));
+        break;
+      case 3:
+        text.insert(from, kTokens[random() % kTokens.size()]);
+        break;
+      default:  // a number, where there is one
+        if (const std::size_t digit = text.find_first_of("0123456789", from); digit != text.npos)
+          text.replace(digit, 1, kTokens[random() % 7]);
+    }
+  }
+  return text;
+}
+
+// ZG_TEST_INPUTS manifests with the right hash, but other contents: each is taken, or refused by one error.
+TEST_F(CheckpointFiles, ManifestsByChanceAreTakenOrRefused) {
+  const std::int64_t inputs = as_asked("ZG_TEST_INPUTS", 20'000);
+  const std::uint64_t seed = test::test_seed(7);
+  SCOPED_TRACE(fmt::format("ZG_TEST_SEED={}", seed));
+  std::mt19937_64 random(seed);
+  std::string text = read(fresh() + "/manifest.json");
+  // Two inputs in three are short, since they are parsed the faster.
+  CheckpointManifest brief = parse_manifest(text, "m");
+  brief.config = "{}", brief.bits.resize(3);
+  brief.scaler = LossScaler::State{};
+  const std::string whole[] = {brief.text(), brief.text(), text};
+  std::int64_t taken = 0;
+  for (std::int64_t i = 0; i < inputs; ++i) {
+    const std::string& base = whole[i % 3];
+    const std::string before = mutated(base.substr(0, base.rfind(",\n  \"xxh3\"")), random);
+    const std::string input =
+        before + fmt::format(",\n  \"xxh3\": \"{}\"\n}}\n", io::hash_text(io::hash_of(before)));
+    try {
+      const CheckpointManifest m = parse_manifest(input, "m");
+      EXPECT_EQ(parse_manifest(m.text(), "m").text(), m.text());
+      ++taken;
+    } catch (const Error& error) {
+      if (error.code() != Errc::kUsage || error.where() != "m" || error.message().empty())
+        ADD_FAILURE() << error.what();
+    }
+    if (HasFailure()) FAIL() << input;
+  }
+  std::printf("%lld manifests, %lld of them taken\n", static_cast<long long>(inputs),
+              static_cast<long long>(taken));
+  EXPECT_GT(taken, inputs / 50);
+  EXPECT_LT(taken, inputs / 2);
+}
+
+// The same with the headers of a rank's file, a hundredth as many.
+TEST_F(CheckpointFiles, HeadersByChanceAreTakenOrRefused) {
+  const std::int64_t inputs = as_asked("ZG_TEST_INPUTS", 20'000) / 100;
+  const std::uint64_t seed = test::test_seed(8);
+  SCOPED_TRACE(fmt::format("ZG_TEST_SEED={}", seed));
+  std::mt19937_64 random(seed);
+  const Checkpoint good(run("out", small(1) + Strings{"devices=host:2", "parallel.tensor=2", "model.n_head=2",
+                                                      "optimizer.state=int8"})
+                            .newest);
+  const std::vector<CheckpointTensor> wanted = good.tensors();
+  const std::string path = directory_ + "/copies/0001-step-1";
+  std::filesystem::create_directories(directory_ + "/copies");
+  std::filesystem::copy(good.path(), path);
+  const std::string file = path + "/rank-00001.safetensors", content = read(file);
+  std::uint64_t length = 0;
+  std::memcpy(&length, content.data(), sizeof length);
+  CheckpointManifest m = good.manifest();
+  std::int64_t opened = 0;
+  for (std::int64_t i = 0; i < inputs; ++i) {
+    const std::string header = mutated(content.substr(sizeof length, length), random);
+    const std::uint64_t now = header.size();
+    std::string all(sizeof now, '\0');
+    std::memcpy(all.data(), &now, sizeof now);
+    all += header;
+    m.files[1].header_hash = io::hash_of(all);
+    all += content.substr(sizeof length + length);
+    m.files[1].bytes = static_cast<std::int64_t>(all.size());
+    test::write_file(file, all);
+    test::write_file(path + "/manifest.json", m.text());
+    try {
+      const Checkpoint checkpoint(path);
+      ++opened;
+      checkpoint.expect(wanted);
+      for (const CheckpointTensor& tensor : wanted) {
+        std::vector<char> bytes(static_cast<std::size_t>(tensor.count) * 8);
+        checkpoint.read(tensor.name, 0, tensor.count, bytes.data());
+      }
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Errc::kUsage) << error.what();
+    }
+    if (HasFailure()) FAIL() << header;
+  }
+  EXPECT_GT(opened, 0);
 }
 
 // ---- formats
@@ -267,6 +613,25 @@ TEST_F(CheckpointFiles, OfFormatOneLoad) {
   const Outcome rest = run(
       "rest", {"model.n_embd=8", "model.n_head=1", "model.n_positions=8", "data.seq_len=8", "steps=3"}, path);
   ASSERT_EQ(rest.losses.size(), 1u);
+}
+
+// One of format 2, of two ranks with parts of each layer, whose moments are codes in blocks of these parts.
+TEST_F(CheckpointFiles, OfFormatTwoLoad) {
+  const std::string path = std::string(ZG_SOURCE_DIR) + "/tests/data/checkpoint_format_2";
+  const Checkpoint checkpoint(path);
+  checkpoint.verify();
+  EXPECT_EQ(checkpoint.manifest().step, 2);
+  EXPECT_EQ(checkpoint.manifest().text(), read(path + "/manifest.json"));
+  const std::vector<Checkpoint::Piece> pieces = checkpoint.pieces();
+  EXPECT_TRUE(std::any_of(pieces.begin(), pieces.end(), [](const auto& p) { return p.box.lines > 1; }));
+  for (const char* ranks : {"1", "2"}) {
+    const Outcome rest = run(fmt::format("rest{}", ranks),
+                             {"model.n_embd=8", "model.n_head=2", "model.n_positions=8", "data.seq_len=8",
+                              "steps=3", "optimizer.state=int8", fmt::format("devices=host:{}", ranks),
+                              fmt::format("parallel.tensor={}", ranks)},
+                             path);
+    ASSERT_EQ(rest.losses.size(), 1u);
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // What the tests of checkpoints share: runs that stop and go on, and what they leave.
 #pragma once
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -17,6 +18,12 @@ inline Strings operator+(Strings a, const Strings& b) {
   return a;
 }
 
+// How often a test does what it does: as the variable of the environment says, or as usual.
+inline std::int64_t as_asked(const char* variable, std::int64_t usual) {
+  const char* const text = std::getenv(variable);
+  return text != nullptr ? std::atoll(text) : usual;
+}
+
 // All logical tensors of a checkpoint, whose hashes agree.
 using Tensors = std::map<std::string, std::vector<char>>;
 inline Tensors tensors_in(const std::string& path) {
@@ -25,12 +32,10 @@ inline Tensors tensors_in(const std::string& path) {
   const std::map<std::string, std::int64_t> widths{
       {"F64", 8}, {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"U8", 1}};
   Tensors all;
-  for (const Checkpoint::Piece& p : checkpoint.pieces()) {
-    std::vector<char>& bytes = all[p.tensor];
-    const std::int64_t width = widths.at(p.dtype);
-    EXPECT_EQ(static_cast<std::int64_t>(bytes.size()), p.first * width) << p.tensor;
-    bytes.resize(static_cast<std::size_t>((p.first + p.count) * width));
-    checkpoint.read(p.tensor, p.first, p.count, bytes.data() + p.first * width);
+  for (const CheckpointTensor& tensor : checkpoint.tensors()) {
+    std::vector<char>& bytes = all[tensor.name];
+    bytes.resize(static_cast<std::size_t>(tensor.count * widths.at(tensor.dtype)));
+    checkpoint.read(tensor.name, 0, tensor.count, bytes.data());
   }
   return all;
 }

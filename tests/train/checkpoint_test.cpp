@@ -1,6 +1,8 @@
 // Runs that go on from a checkpoint: as if they had not stopped, to the bit, wherever they go on; and what a
 // resumed run may not change.
 #include "train/checkpoint_fixture.hpp"
+#include "train/checkpoint_writer.hpp"
+#include "ziggurat/optim/state.hpp"
 
 namespace zg {
 namespace {
@@ -31,9 +33,8 @@ const std::vector<Case>& cases() {
        {R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})",
         R"(fp16={"enabled": true, "initial_scale_power": 24, "hysteresis": 1, "loss_scale_window": 2})"}},
       {"Schedule",
-       {R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})",
-        "scheduler.type=WarmupCosineLR", "scheduler.params.warmup_num_steps=2",
-        "scheduler.params.total_num_steps=6"}},
+       {R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})", "scheduler.type=WarmupCosineLR",
+        "scheduler.params.warmup_num_steps=2", "scheduler.params.total_num_steps=6"}},
       {"GroupsAndFrozen", {R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "param_groups": [
           {"params": ["wpe.weight", "h.0.mlp.*"], "frozen": true}, {"params": ["*bias"], "lr_factor": 2}]})"}}};
   return all;
@@ -231,7 +232,7 @@ TEST_F(Checkpoints, WhatChangesBitsIsRefusedUnlessItIsAllowed) {
     EXPECT_EQ(allowed.first_step(), 3);
   }
   EXPECT_HAS_NOT(refused({"model.n_layer=2"}, "model.layers").hint(), "checkpoint.allow");
-  EXPECT_HAS_NOT(refused({"optimizer.state=int8"}, "optimizer.state").hint(), "checkpoint.allow");
+  EXPECT_HAS(refused({"optimizer.state=int8"}, "optimizer.state").hint(), "checkpoint.allow");
   // What changes no bit is taken.
   Trainer taken(config("new", {"steps=9", "eval.every=1", "eval.batches=3", "tiers.host=64MiB",
                                "tiers.device=64MiB", "threads.compute=1", "zero_optimization.stage=3",
@@ -245,6 +246,57 @@ TEST_F(Checkpoints, SplitAndWholeMastersAreTaken) {
   const Outcome whole = run("whole", bf16 + Strings{"steps=6"});
   const std::string three = run("three", bf16).newest;
   expect_tail(whole, run("rest", bf16 + Strings{"steps=6", "optimizer.state=split"}, three));
+}
+
+// Formats of the state that do not hold each other's values are converted where that is allowed: values that
+// the new format has stay as they are.
+TEST_F(Checkpoints, OtherFormatsOfTheStateAreTakenByChoice) {
+  const Strings bf16{"bf16.enabled=true"};
+  const auto with = [&](const char* state) {
+    return bf16 +
+           Strings{fmt::format("optimizer.state={}", state), R"(checkpoint.allow=["optimizer.state"])"};
+  };
+  const Outcome whole = run("whole", bf16 + Strings{"steps=6"});
+  int i = 0;
+  for (const char* before : {"fp32", "bf16", "int8"}) {
+    const std::string three = run(fmt::format("three{}", i++), with(before)).newest;
+    for (const char* after : {"split", "bf16", "int8"}) {
+      SCOPED_TRACE(fmt::format("{}, then {}", before, after));
+      const Outcome rest = run(fmt::format("rest{}", i++), with(after) + Strings{"steps=6"}, three);
+      ASSERT_EQ(rest.losses.size(), 3u);
+      for (std::size_t s = 0; s < 3; ++s) EXPECT_NEAR(rest.losses[s] / whole.losses[3 + s], 1, 2e-2);
+      // Loaded and saved, without a step between.
+      Trainer trainer(config("look", with(after) + Strings{"steps=6"}), {.resume = three});
+      trainer.start();
+      const Checkpoint from(three);
+      trainer.rank().engine().save_state([&](const StateTile& tile) {
+        std::vector<float> masters(static_cast<std::size_t>(tile.count));
+        from.read(tile.param->name, tile.first, tile.count, masters.data());
+        EXPECT_EQ(std::memcmp(masters.data(), tile.master.data, masters.size() * sizeof(float)), 0);
+        for (int m = 0; m < 2; ++m) {
+          const std::string name = tile.param->name + (m == 0 ? ".exp_avg" : ".exp_avg_sq");
+          std::vector<float> was(masters.size()), now(masters.size());
+          read_values(from, name, m, {tile.first, 1, tile.count, 0}, was.data());
+          const OptimizerState state{{}, {tile.moment[0], tile.moment[1]}, {tile.scale[0], tile.scale[1]}};
+          const Layout& layout = *trainer.plan().layout;
+          read_moments(layout.state().format(), state, m, tile.count, now.data());
+          float largest = 0;
+          for (const float value : was) largest = std::max(largest, std::abs(value));
+          const bool exact = std::string(after) == "split" || std::string(after) == before;
+          for (std::size_t e = 0; e < was.size(); ++e) {
+            const float error = std::abs(now[e] - was[e]), size = std::abs(was[e]);
+            if (exact) {
+              ASSERT_EQ(now[e], was[e]) << name;
+            } else if (std::string(after) == "bf16") {
+              ASSERT_LE(error, size / 256) << name;
+            } else {  // half a step of the code
+              ASSERT_LE(error, size / 16 + largest / 1e5f) << name;
+            }
+          }
+        }
+      });
+    }
+  }
 }
 
 TEST_F(Checkpoints, OfALaterStepThanTheRunHasAreRefused) {

@@ -7,8 +7,8 @@
 //
 // Numbers ascend, so the highest is the newest. A directory has its name only when all of it is on the drive.
 // Files hold logical tensors, as pieces: consecutive elements of a parameter or of a moment, in the engine's
-// order (matrices are [out, in]). Functions may be called from any thread; errors are Error(kUsage) for what
-// is damaged, with the file, and Error(kIo).
+// order (matrices are [out, in]), or boxes of a matrix. Functions may be called from any thread; errors are
+// Error(kUsage) for what is damaged, with the file, and Error(kIo).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -32,14 +32,17 @@ struct CheckpointFile {
 };
 
 struct CheckpointManifest {
-  static constexpr std::int64_t kFormat = 1;  // this program reads it and all before it
-  std::string version;                        // of the program that wrote it
-  std::string time;                           // UTC, "2026-11-23T05:54:24Z"
-  std::string run;                            // 16 digits, the same in all checkpoints of a run
-  std::int64_t number = 0, step = 0;          // step: steps done; the next batch is that of this step
-  std::int64_t updates = 0, skipped = 0;      // of these steps
-  std::optional<LossScaler::State> scaler;    // with fp16
-  double loss = 0;                            // of the last step; not finite where that was skipped
+  static constexpr std::int64_t kFormat = 2;  // this program reads it and all before it
+  // 1 where all pieces are consecutive elements, 2 where some are boxes: an older program refuses these
+  // alone.
+  std::int64_t format = 1;
+  std::string version;                      // of the program that wrote it
+  std::string time;                         // UTC, "2026-11-23T05:54:24Z"
+  std::string run;                          // 16 digits, the same in all checkpoints of a run
+  std::int64_t number = 0, step = 0;        // step: steps done; the next batch is that of this step
+  std::int64_t updates = 0, skipped = 0;    // of these steps
+  std::optional<LossScaler::State> scaler;  // with fp16
+  double loss = 0;                          // of the last step; not finite where that was skipped
   int ranks = 1, processes = 1, shards = 1, stage = 0;  // of the run that wrote it
   // What bits depend on: keys of the configuration and the like, with their values as texts.
   std::vector<std::pair<std::string, std::string>> bits;
@@ -66,11 +69,18 @@ std::vector<CheckpointEntry> list_checkpoints(const std::string& directory);
 std::vector<std::string> unfinished_checkpoints(const std::string& directory);
 std::string checkpoint_name(std::int64_t number, std::int64_t step);
 
-// What a checkpoint must hold: a parameter, or a moment of one.
+// What a checkpoint must hold: a parameter, or a moment of one, by its whole elements.
 struct CheckpointTensor {
   std::string name;
-  std::string dtype;  // as safetensors calls it
+  std::string dtype;  // as safetensors calls it; "U8": codes of eight bits with their scales
   std::int64_t count = 0;
+  bool moment = false;
+};
+
+// Elements of a tensor: `lines` runs of `width` neighbours, whose first elements lie `stride` apart.
+struct CheckpointBox {
+  std::int64_t first = 0, lines = 1, width = 0, stride = 0;
+  std::int64_t count() const { return lines * width; }
 };
 
 // An open checkpoint: its manifest and its files, mapped.
@@ -84,16 +94,31 @@ class Checkpoint {
 
   const std::string& path() const { return path_; }
   const CheckpointManifest& manifest() const { return manifest_; }
-  // Reads all bytes and compares their hashes. `progress` is called with the bytes done.
-  void verify(const std::function<void(std::int64_t done)>& progress = {}) const;
-  // Checks that the pieces hold these tensors, each element once, and no others.
-  void expect(const std::vector<CheckpointTensor>& tensors) const;
-  // Copies elements [first, first + count) of a tensor that expect() has found.
-  void read(const std::string& tensor, std::int64_t first, std::int64_t count, void* out) const;
+  // Reads all bytes and compares their hashes. `progress` is called with the bytes done; `take` with all
+  // bytes of each file of the manifest, in order.
+  using Sink = std::function<void(const CheckpointFile& file, std::int64_t offset, const void* data,
+                                  std::int64_t bytes)>;
+  void verify(const std::function<void(std::int64_t done)>& progress = {}, const Sink& take = {}) const;
+  // Checks that the pieces hold these tensors, each element once, and with kNone no others. They may be of
+  // other types.
+  enum class Others { kNone, kAny };
+  void expect(const std::vector<CheckpointTensor>& tensors, Others others = Others::kNone) const;
+
+  // The tensors, by name. Those below are for tensors that are whole, as expect() finds out.
+  std::vector<CheckpointTensor> tensors() const;
+  const std::string& dtype_of(const std::string& tensor) const;
+  // Copies a box's elements as they are stored, line after line.
+  void read(const std::string& tensor, const CheckpointBox& box, void* out) const;
+  void read(const std::string& tensor, std::int64_t first, std::int64_t count, void* out) const {
+    read(tensor, {first, 1, count, 0}, out);
+  }
+  // The same with "U8": the codes, and for each of them its scale.
+  void read_codes(const std::string& tensor, const CheckpointBox& box, std::uint8_t* codes,
+                  float* scales) const;
 
   struct Piece {
     std::string tensor, dtype, file;
-    std::int64_t first = 0, count = 0;
+    CheckpointBox box;
   };
   std::vector<Piece> pieces() const;  // by tensor and first element
 
@@ -107,6 +132,23 @@ class Checkpoint {
 // Removes a checkpoint, or the remains of one. Until it is gone it has another name, so that none is ever
 // seen in part.
 void discard_checkpoint(const std::string& path);
+
+// Writes a copy into `directory`, which may be on another file system, and returns its path. All bytes are
+// compared with their hashes on the way, and the copy has its name only when all of it is on the drive.
+// Throws Error(kUsage) where the checkpoint is damaged, or one of its name is there; Error(kIo).
+std::string export_checkpoint(const Checkpoint& checkpoint, const std::string& directory,
+                              const std::function<void(std::int64_t done)>& progress = {});
+// Writes the master weights in fp32 as a Hugging Face directory, without a tokenizer, which checkpoints have
+// not. Before that all bytes are verified, with `progress`.
+void export_model(const Checkpoint& checkpoint, const std::string& directory,
+                  const std::function<void(std::int64_t done)>& progress = {});
+
+// Makes a checkpoint after `step` steps of the tensors of a safetensors file: what the checkpoint `like` has,
+// by its names, whole and of its shapes, in F32. All else is as in `like`, another run's of that
+// configuration. It gets its own name in `directory`; returns its path. Throws Error(kUsage) for a tensor
+// that is missing or of another size or type; Error(kIo).
+std::string import_checkpoint(const Checkpoint& like, const std::string& file, const std::string& directory,
+                              std::int64_t step);
 
 // The newest one in a directory that is valid, all hashes compared; none: there is no checkpoint at all.
 // Tells what is passed over and why. Throws Error(kUsage) where there are some, but none is valid.

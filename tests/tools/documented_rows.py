@@ -45,7 +45,9 @@ HELPS = {
                       "ziggurat trace replay --help",
     "ziggurat checkpoint": "ziggurat checkpoint --help ; ziggurat checkpoint list --help ; "
                            "ziggurat checkpoint show --help ; ziggurat checkpoint verify --help ; "
-                           "ziggurat checkpoint discard --help",
+                           "ziggurat checkpoint discard --help ; ziggurat checkpoint export --help ; "
+                           "ziggurat checkpoint import --help",
+    "checkpoint_doors.py": "python tools/checkpoint_doors.py --help ; python tools/checkpoint_doors.py from-dcp --help",
     "ziggurat config": "ziggurat config --help ; ziggurat config keys --help",
     "config_docs.py": "tools/config_docs.py --help",
     "gpt2_124m.py": "python bench/gpt2_124m.py --help",
@@ -54,6 +56,7 @@ HELPS = {
     "io_default_depth.py": "python bench/io_default_depth.py --help",
     "same_bits.py": "python bench/same_bits.py --help",
     "python_optimizer.py": "python bench/python_optimizer.py --help",
+    "checkpoints.py": "python bench/checkpoints.py --help",
     "bench_kernels": "bench_kernels --help",
     "gpu.sh": "bench/gpu.sh --help",
     "pytorch_gpt2.py": "source bench/pytorch_gpt2.py",  # without torch it only says so
@@ -166,6 +169,14 @@ ROWS = (
         replace={"runs/quickstart/checkpoints/0003-step-300": "runs/quickstart/checkpoints/0001-step-1"}),
     Row("checkpoint_discard_all", ("ziggurat checkpoint discard --all runs/quickstart",), files=BOOK,
         before=(f"{TRAIN} {CHECKPOINT}",), expect=("removed runs/quickstart/checkpoints/0001-step-1",)),
+    Row("checkpoint_export", ("ziggurat checkpoint export runs/quickstart *",), files=BOOK,
+        before=(f"{TRAIN} {CHECKPOINT}",), replace={"/mnt/backup/quickstart": "copies"}, expect=("all hashes agree",)),
+    Row("checkpoint_import", ("ziggurat checkpoint import theirs.safetensors *",), files={**BOOK, "theirs.safetensors": ""},
+        before=(f"{TRAIN} {CHECKPOINT}",), code=2, expect=("theirs.safetensors",)),
+    Row("checkpoint_doors", ("tools/checkpoint_doors.py *",), unseen=("torch",), code=3,
+        expect=("torch cannot be imported",)),
+    Row("checkpoint_doors_alone", ("tools/checkpoint_doors.py", "tests/tools/checkpoint_doors_test.py"),
+        why="tools.checkpoint_doors tests the one with the other"),
     Row("train", ("ziggurat train configs/quickstart.json", "ziggurat train configs/quickstart.json *"), files=BOOK,
         replace={"optimizer.state=STATE": "optimizer.state=bf16"}, set={"--steps": "1"}, more=SMALL),
     Row("train_again", ("ziggurat train runs/quickstart/config.json",), files=BOOK, before=(TRAIN,)),
@@ -321,6 +332,10 @@ ROWS = (
     Row("ranks_nvme", ("bench/ranks_nvme.py *",), instead=(
         "bench/ranks_nvme.py --model tiny --ranks 1,2 --rounds 1 --steps 1 --out ranks.json",),
         expect=("2 rank\\(s\\): step .* of 1 rank\\(s\\)",)),
+    Row("checkpoint_costs", ("bench/checkpoints.py", "bench/checkpoints.py *"), instead=(
+        "bench/checkpoints.py --config {root}/configs/tiny.json --steps 3 --every 2 --rounds 1 "
+        "--torch-python {here}/without-torch --out costs.json",), files={"without-torch": NO_TORCH},
+        expect=("PyTorch is not compared: .*No module named torch", "stands still", "with one each 2 steps")),
     Row("pytorch", ("python pytorch_gpt2.py *", "python pytorch_gpu.py *"), directory="bench", unseen=("torch",),
         code=3, expect=("pytorch_gpt2.py: torch cannot be imported .*; there is no PyTorch baseline",
                 "pytorch_gpu.py: torch cannot be imported .*; there is no PyTorch baseline")),

@@ -132,7 +132,7 @@ TEST(Units, WhatNoProductOverwritesIsClearedInFewOps) {
             (Stretches{{gpt2.units()[0].param("wpe.weight").offset, 1024 * c, 1, 0}}));
   EXPECT_EQ(zeroes.of(gpt2.units()[1], {}), Stretches{});
 
-  Unit gaps{.name = "gaps", .params = {}, .count = 5 * 256};
+  Unit gaps{.name = "gaps", .params = {}, .count = 5 * 256, .tiles = {}};
   for (const std::int64_t n : {200, 256, 200, 200, 200}) {
     const auto i = static_cast<std::int64_t>(gaps.params.size());
     gaps.params.push_back(
@@ -143,7 +143,7 @@ TEST(Units, WhatNoProductOverwritesIsClearedInFewOps) {
   EXPECT_EQ(zeroes.of(gaps, {"1", "3"}), (Stretches{{200, 312, 2, 512}, {1224, 56, 1, 0}}));
 
   // Two norms 2 GiB apart, one after the other: no device fills rows so far apart.
-  Unit far{.name = "far", .params = {}, .count = (std::int64_t{1} << 29) + 256};
+  Unit far{.name = "far", .params = {}, .count = (std::int64_t{1} << 29) + 256, .tiles = {}};
   far.params.push_back({.name = "0", .cols = 256, .vector = true, .bands = {}});
   far.params.push_back({.name = "1", .rows = (1 << 21) - 1, .cols = 256, .offset = 256, .bands = {}});
   far.params.push_back(

@@ -15,7 +15,9 @@ Exit code 0: done; 2: a directory that cannot be read, or lacks a tensor; 3: the
 """
 import argparse
 import json
+import os
 import pathlib
+import pickle
 import re
 import struct
 import sys
@@ -184,7 +186,7 @@ def from_universal(args, like):
         path = pathlib.Path(args.source) / "zero" / full_name(prefix, name) / f"{KINDS[end]}.pt"
         try:
             return torch.load(path, map_location="cpu", weights_only=True)["param"]
-        except (OSError, KeyError) as error:
+        except (OSError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
             raise Refused(f"{path}: {error}; is the prefix {prefix!r} right (--prefix)?") from error
     return read
 
@@ -201,7 +203,7 @@ def to_file(args, like, read):
         offset += 4 * count
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(args.target, "wb") as file:
+    with open(f"{args.target}.part", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in names:
             base, end = split(name)
@@ -211,6 +213,7 @@ def to_file(args, like, read):
             if list(value.shape) != shapes[name]:
                 raise Refused(f"{args.source}: has {name} as {list(value.shape)}, {shapes[name]} expected")
             file.write(value.contiguous().numpy().tobytes())
+    os.replace(f"{args.target}.part", args.target)
     return len(like.params())
 
 
@@ -244,6 +247,9 @@ def main():
             count = {"to-dcp": to_dcp, "to-universal": to_universal}[args.command](args)
     except Refused as error:
         print(f"checkpoint_doors.py: {error}", file=sys.stderr)
+        return 2
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+        print(f"checkpoint_doors.py: {args.source}: cannot be read or written ({error!r})", file=sys.stderr)
         return 2
     print(f"{args.target}: {count} parameters with their moments")
     return 0

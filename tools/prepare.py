@@ -168,8 +168,9 @@ def rows(path):
 
 
 def write(preparation, inputs, out):
-    """Writes aside and renames; the description comes last, so that it never describes half a file."""
-    wide = preparation.tokenizer.get_vocab_size() > 65536
+    """Removes what an earlier run has made, writes aside, and renames; the description comes last, so that it never
+    describes half a file."""
+    wide = max(preparation.tokenizer.get_vocab().values(), default=0) > 65535
     names = {ending: f"{out}.{ending}" for ending in ("bin", "mask", "docs", "json")}
     for name in names.values():
         pathlib.Path(name).unlink(missing_ok=True)
@@ -178,7 +179,10 @@ def write(preparation, inputs, out):
             open(names["docs"] + ".part", "wb") as docs:
         for path in inputs:
             for row, where in rows(path):
-                ids, mask = preparation.document(row, where)
+                try:
+                    ids, mask = preparation.document(row, where)
+                except Exception as error:  # of the template, or of a message without what it needs
+                    fail(where, f"cannot be tokenised: {error!r}")
                 if not ids:
                     continue
                 docs.write(total.to_bytes(8, "little"))
@@ -211,13 +215,15 @@ def main():
     out = pathlib.Path(arguments.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     preparation = Preparation(arguments.tokenizer, arguments.learn)
+    source, copy = preparation.directory / "tokenizer.json", out.parent / "tokenizer.json"
+    if copy.exists() and copy.read_bytes() != source.read_bytes():
+        fail(copy, "is another tokenizer; name another directory with --out")
     write(preparation, arguments.inputs, out)
     # The tokenizer goes with the tokens, for samples and for saved models.
-    copy = out.parent / "tokenizer.json"
     if not copy.exists():
-        shutil.copyfile(preparation.directory / "tokenizer.json", copy)
-        (out.parent / "tokenizer.ziggurat.json").write_text(
-            json.dumps({"file": "tokenizer.json", "type": "hf", "version": 1}) + "\n")
+        shutil.copyfile(source, copy)
+    (out.parent / "tokenizer.ziggurat.json").write_text(
+        json.dumps({"file": "tokenizer.json", "type": "hf", "version": 1}) + "\n")
 
 
 if __name__ == "__main__":

@@ -338,7 +338,7 @@ std::vector<Axis> make_axes() {
        {{"none", {}, "a killed run is lost", [](Run r) { return !r.checkpoint.asked(); }},
         {"on",
          {"checkpoint.every=100"},
-         "written by all ranks, and resumed on any number of them",
+         "written by the ranks that together hold everything, and resumed on any number of them",
          [](Run r) { return r.checkpoint.asked(); }}}},
       {"generated text",
        {{"none",

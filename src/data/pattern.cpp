@@ -283,7 +283,7 @@ class Pattern::Parser {
     const bool complement = take('^');
     CharSet set;
     bool first = true;
-    while (!take(']') || first) {
+    while (first || !take(']')) {
       if (at_end()) fail("a bracket without its partner");
       if (text_[at_] == '[' || text_.substr(at_, 2) == "&&") fail("an operation on classes");
       first = false;

@@ -4,12 +4,13 @@
 //   train.bin, validation.bin   the tokens: uint16 up to a vocabulary of 65536, else uint32
 //   tokenizer.ziggurat.json     the tokenizer (with GPT-2's files beside it)
 //   tokens.json                 the stamp: sources (path, size, time), tokenizer, share, counts; written last
-//   train.mask, ...             of documents (.jsonl) that leave tokens out of the loss: a byte for each
-//   token progress.json, *.part       what an interrupted run has made, from which the next goes on
+//   train.mask, ...             of documents (.jsonl) that leave tokens out of the loss: a byte a token
+//   progress.json, *.part       what an interrupted run has made, from which the next goes on
 //
 // A lock file makes sure that one process at a time makes a directory's cache, and every file is written
-// aside and renamed. Memory: the text is read in pieces of kPieceBytes. Only with GPT-2's tokenizer can a
-// piece become larger, up to the longest stretch without ASCII white space.
+// aside and renamed. Memory: the text is read in pieces of kPieceBytes. A piece becomes larger where the text
+// cannot be cut in it, at most by 1 GiB: with GPT-2's tokenizer and a tokenizer.json up to the next place
+// between words, with SentencePiece up to the whole text, and with documents up to the end of a line.
 #pragma once
 #include <cstdint>
 #include <memory>

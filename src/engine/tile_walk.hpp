@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 
+#include "engine/context_parts.hpp"
 #include "engine/position.hpp"
 #include "engine/timer.hpp"
 #include "ziggurat/engine/step_executor.hpp"
@@ -48,6 +49,7 @@ class StepExecutor::TileWalk final : public TileAccess {
       engine_.end_op();
     }
     engine_.begin_op();
+    if (engine_.context_ != nullptr) engine_.context_->begin_op(op());
     for (std::size_t i = 0; i < kBeside.size(); ++i)
       ZG_ASSERT(data(kBeside[i]) == beside_[i], "{}: an operand has moved", text_of(op()));
   }

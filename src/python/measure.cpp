@@ -61,7 +61,7 @@ nb::dict io_bench(const std::vector<std::string>& paths, bool files, std::int64_
   o.ramp_seconds = ramp_seconds;
   o.verify = verify;
   bool interrupted = false;
-  o.progress = [&](const io::BenchProgress&) { return !(interrupted = signal_raised()); };
+  o.progress = [&](const io::BenchProgress&) { return !(interrupted = interrupted || signal_raised()); };
   io::BenchResult r;
   {
     nb::gil_scoped_release released;
@@ -103,7 +103,7 @@ nb::dict io_tune(const std::string& path, int paths, std::int64_t file_bytes, co
   o.space.paths = paths;
   o.space.file_bytes = file_bytes;
   o.space.memory_bytes = std::min<std::int64_t>(o.space.memory_bytes, available_memory() / 4);
-  o.goal = named("goal", goal, {io::TuneGoal::kBoth, io::TuneGoal::kRead, io::TuneGoal::kWrite});
+  o.goal = named("purpose", goal, {io::TuneGoal::kBoth, io::TuneGoal::kRead, io::TuneGoal::kWrite});
   o.seconds = seconds;
   const auto begin = std::chrono::steady_clock::now();
   io::TuneMeter meter;

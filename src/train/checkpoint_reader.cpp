@@ -310,6 +310,10 @@ void Checkpoint::expect(const std::vector<CheckpointTensor>& wanted, Others othe
     if (kTypes.count(dtype) == 0 || (dtype == "U8" && !tensor.moment))
       damaged(pieces.front().file->path(), fmt::format("has {} as {}", tensor.name, dtype));
     const bool blocks = dtype == "U8" && !State::has_own_blocks(pieces);
+    for (const State::Stored& piece : pieces) {
+      if (dtype == "U8" && !blocks && piece.scales == nullptr)
+        damaged(piece.file->path(), fmt::format("has codes of {} without their scales", tensor.name));
+    }
     const std::int64_t count = blocks ? round_up(tensor.count, kQuantBlock) : tensor.count;
     require(tensor.name, count, dtype);
     if (blocks) require(tensor.name + kScaleName, count / kQuantBlock, "F32");

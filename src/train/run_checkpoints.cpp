@@ -43,7 +43,7 @@ RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet&
   bits_ = bit_keys(plans.front(), data);
   double mine = 0;
   for (const RunPlan& plan : plans) {
-    if (writes_file(*plan.layout))
+    if (config_.asked() && writes_file(*plan.layout))
       mine += static_cast<double>(RankFile(*plan.layout, plan.rank).bytes());
   }
   for (const std::vector<double>& theirs : processes_.all_gather({&mine, 1}))

@@ -306,6 +306,7 @@ TEST(Pattern, MatchesAsABacktrackingEngineDoes) {
   EXPECT_EQ(end_of("x(?i:'s|'ll)?y", "xy"), 2);
   EXPECT_EQ(end_of("\\p{Lo}*\\p{Lo}\\p{N}", "\u4e2d\u4e2d\u4e2d1"), 10);
   EXPECT_EQ(end_of("[\\]\\-a]+", "]-a"), 3);
+  EXPECT_EQ(end_of("[]a]+", "]ab"), 2);
 }
 
 }  // namespace

@@ -281,7 +281,7 @@ class Threads(OnDrive):
         begin = time.monotonic()
         with self.assertRaises(KeyboardInterrupt):
             t.acquire()
-        self.assertLess(time.monotonic() - begin, 0.3 + 0.5)
+        self.assertLess(time.monotonic() - begin, 5)  # the lease is held for 10
         go_on.set()
         with t.acquire() as lease:
             self.assertEqual(lease.nbytes, 4096)

@@ -489,6 +489,18 @@ class Activations(Case):
                 del y
         self.assertLessEqual(len(list(store)), 2)
 
+    def test_each_forward_pass_takes_the_slots_of_the_one_before(self):
+        store = zg.Store(host_bytes="32MiB")
+        made = []
+        for _ in range(3):
+            x = torch.randn(512, 512, requires_grad=True)
+            with zt.offload_activations(store):
+                y = (x * 2).exp().sum()
+            y.backward()
+            del y
+            made.append(len(list(store)))
+        self.assertEqual(made, made[:1] * 3)
+
     def test_what_is_skipped_stays(self):
         store = zg.Store(host_bytes="32MiB")
         with zt.offload_activations(store, skip=lambda t: True):

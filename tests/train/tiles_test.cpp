@@ -4,6 +4,7 @@
 
 #include "train/session_fixture.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/train/checkpoint.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
 namespace zg {
@@ -123,6 +124,30 @@ TEST_F(TileRuns, TheSmallestBudgetsAreThoseOfTiles) {
   EXPECT_GT(of_whole, kLayer);
   EXPECT_EQ(plan(of_whole, host).tile_bytes(), 0);
   EXPECT_GT(plan(of_whole - 4096, host).tile_bytes(), 0);
+}
+
+// Ranks with shards of tiles write no checkpoint, but go on from one.
+TEST_F(TileRuns, OfSeveralRanksGoOnFromACheckpoint) {
+  const std::string path = directory_ + "/checkpoints";
+  {
+    Trainer whole(on_book(settings(
+        64 * kMiB, {"tiers.host=64MiB", "checkpoint.every=1", "checkpoint.path=" + path, "steps=1"})));
+    whole.start();
+    (void)whole.run({});
+  }
+  const std::string from = list_checkpoints(path).front().path;
+  const auto rest = [&](std::int64_t device, const Strings& more) {
+    Trainer trainer(on_book(settings(device, Strings{"tiers.host=64MiB"} + more)), {.resume = from});
+    trainer.start();
+    Losses losses;
+    (void)trainer.run({&losses});
+    return Outcome{losses.all, "", trainer.describe()};
+  };
+  const Outcome one = rest(64 * kMiB, {});
+  const Outcome two = rest(kLayer / 4, {"devices=host:2", "zero_optimization.stage=3"});
+  EXPECT_HAS(two.text, "tiles ");
+  ASSERT_EQ(one.losses.size(), 1u);
+  expect_near(two, one);
 }
 
 TEST_F(TileRuns, WhatDoesNotGoWithThemIsRefused) {

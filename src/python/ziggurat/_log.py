@@ -88,7 +88,7 @@ class Log:
         if not self.steps:
             return "<Log, no steps>"
         last = self.steps[-1]
-        return f"<Log of {len(self)} steps, the last: step {last['step']}, loss {last['loss']:.4f}>"
+        return f"<Log of {len(self)} steps, the last: step {last['step']}, loss {last['loss']}>"
 
 
 def _lines(path):

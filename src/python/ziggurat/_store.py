@@ -13,13 +13,13 @@ _DTYPES = {
     "int64": "i64", "int32": "i32", "uint16": "u16", "uint8": "u8",
 }  # fmt: skip
 _SIZES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "u16": 2, "u8": 1}
-_UNITS = {"": 1, "B": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 
 
 def bytes_of(size, what="size"):
     """Bytes of a number, or of a text such as "64MiB" or "1.5 GB"."""
     if isinstance(size, str):
-        found = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)(i?)B?\s*", size)
+        found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]?)(i?)B?\s*", size)
         if not found:
             raise UsageError(f'"{size}" is no size', what, 'expected bytes, or a text such as "64MiB"')
         unit = 1024 ** "KMGT".find(found[2]) * 1024 if found[3] and found[2] else _UNITS[found[2]]

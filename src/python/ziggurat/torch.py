@@ -142,8 +142,7 @@ class _StoredOptimizer(Optimizer):
         if grad.dtype not in _TYPES:
             grad = grad.float()
         state, weights = self._ready(p)
-        state["step"] += 1
-        rule = self._rule(group, int(state["step"]), factor)
+        rule = self._rule(group, int(state["step"]) + 1, factor)
         return (self._numbers[p], weights.data_ptr(), grad.data_ptr(), _TYPES[grad.dtype], rule), (weights, grad)
 
     def _written(self, p, weights):
@@ -158,7 +157,7 @@ class _StoredOptimizer(Optimizer):
     def step(self, closure=None):
         """One step of all parameters that have a gradient; returns the closure's loss.
 
-        With overlap="step" the parameters are new when it returns. Ctrl-C does not cut a step in two. Raises IoError
+        With overlap="step" the parameters are new when it returns. Ctrl-C does not cut an update in two. Raises IoError
         after a failed transfer.
         """
         loss = None
@@ -187,6 +186,7 @@ class _StoredOptimizer(Optimizer):
             work = [(p, *self._item(p, group, factor)) for p, group in trained]
             self._core.update([item for _, item, _ in work], True)
             for p, _, (weights, _) in work:
+                self.state[p]["step"] += 1
                 self._written(p, weights)
         else:
             for p, group in trained:
@@ -202,8 +202,11 @@ class _StoredOptimizer(Optimizer):
 
     def _finish(self, p):
         if p in self._jobs:
-            job, (weights, _) = self._jobs.pop(p)
+            job, (weights, _) = self._jobs[p]
+            concurrent.futures.wait([job])  # Ctrl-C here leaves the job to the next call
+            del self._jobs[p]
             job.result()
+            self.state[p]["step"] += 1
             self._written(p, weights)
 
     @torch.no_grad()
@@ -222,12 +225,20 @@ class _StoredOptimizer(Optimizer):
     def attach(self, model):
         """For overlap="forward": each module's forward waits for the updates of its own parameters alone.
 
-        Without it, step() of the next iteration waits for all. Reading parameters outside of a forward pass needs
-        flush() before; model.state_dict() and the switch to evaluation do that.
+        Without it call flush() before each forward: the next step() waits for all updates, but the forward does not.
+        Reading parameters outside of a forward pass needs flush() before; model.state_dict() does that, and so does
+        each forward in evaluation.
         """
+        # Modules whose parameters others read without a call of their forward.
+        uncalled = (torch.nn.ParameterList, torch.nn.ParameterDict,
+                    torch.nn.modules.linear.NonDynamicallyQuantizableLinear)  # fmt: skip
+
         def before(module, _inputs):
-            for p in module.parameters(recurse=False):
-                self._finish(p)
+            if not module.training:
+                return self.flush()
+            for m in (module, *(c for c in module.children() if isinstance(c, uncalled))):
+                for p in m.parameters(recurse=False):
+                    self._finish(p)
 
         hooks = [m.register_forward_pre_hook(before) for m in model.modules()]
         hooks += [m.register_state_dict_pre_hook(lambda *_: self.flush()) for m in model.modules()]
@@ -353,7 +364,8 @@ class _StoredOptimizer(Optimizer):
                 raise UsageError(f"has {codes.numel()} bytes", f"codes of parameter {number}",
                                  "they fit optimizers of the same segment_bytes")  # fmt: skip
             self._core.copy_blocks(number, False, codes.data_ptr())
-        step = saved.get("step", 0)
+        # torch's SGD does not count; of dampening only the first step knows.
+        step = saved.get("step", 1 if saved.get("momentum_buffer") is not None else 0)
         self.state[p] = {"step": torch.tensor(float(step)), "held": _Held(number, self._core.bytes(number))}
         self._versions[p] = p._version
 
@@ -501,7 +513,7 @@ class _Slots:
 
     def __init__(self, store, lowest):
         self._store, self._lowest, self._free, self._made = store, lowest, {}, 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may run inside take()
 
     def take(self, nbytes):
         size = -(-nbytes // 4096) * 4096
@@ -516,17 +528,13 @@ class _Slots:
         with self._lock:
             self._free.setdefault(slot.nbytes, []).append(slot)
 
-    def end(self):
-        for slot in (s for free in self._free.values() for s in free):
-            slot.remove()
-        self._free.clear()
-
 
 class _Activation:
     """One tensor that autograd saved. Its slot is free again when autograd drops it."""
 
     def __init__(self, slots, t, order):
         self.shape, self.dtype, self.device, self.order = t.shape, t.dtype, t.device, order
+        self.strides = torch.empty_like(t, device="meta").stride()  # kernels may add in another order for others
         self.nbytes = t.numel() * t.element_size()
         self.slot = slots.take(self.nbytes)
         with self.slot.acquire(0, "overwrite") as lease:
@@ -537,7 +545,7 @@ class _Activation:
         return torch.frombuffer(lease, dtype=torch.uint8, count=self.nbytes).view(self.dtype).view(self.shape)
 
     def fetch(self):
-        out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
         with self.slot.acquire(0, "read") as lease:
             out.copy_(torch.from_dlpack(lease)[: self.nbytes].view(self.dtype).view(self.shape))
         return out
@@ -555,9 +563,12 @@ def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda 
     lowest     "nvme", or "host"
     skip       tensors for which it returns True stay where they are
     Weights stay too, and what is saved several times is stored once. Gradients have the same bits as without. The store
-    must stay open until the graph is gone, and its host budget holds at least the largest two tensors.
+    must stay open until the graph is gone, and its host budget holds at least the largest two tensors. It must not be
+    the store of an optimizer whose updates overlap.
     """
-    slots, known, order = _Slots(store, lowest), {}, []
+    # The slots outlive the block: the next forward pass takes them again.
+    pools = store.__dict__.setdefault("_activation_slots", {})
+    slots, known, order = pools.setdefault(lowest, _Slots(store, lowest)), {}, []
 
     def pack(t):
         base = t if t._base is None else t._base

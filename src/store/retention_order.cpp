@@ -32,14 +32,18 @@ std::uint32_t reversed(std::uint32_t n) {
 void RetentionOrder::plan(const TensorTable& table, const Program& program) {
   order_.assign(static_cast<std::size_t>(table.segment_count()), 0);
   needs_.clear();
+  // Once for each segment: some are in the uses of very many operations.
+  std::vector<std::int32_t> rests;
+  for (SegmentId id = 0; id < table.segment_count(); ++id)
+    rests.push_back(
+        program.knows(id) && table.segment(id).lowest == Tier::kNvme ? after_rest(program, id) : -1);
   std::int64_t now = 0;
   for (std::int32_t op = 0; op < program.op_count(); ++op) {
     const std::int32_t first = program.first_access(op);
     const auto accesses = program.op(op);
     for (std::size_t i = 0; i < accesses.size(); ++i) {
       const SegmentId id = accesses[i].segment;
-      if (table.segment(id).lowest == Tier::kNvme &&
-          after_rest(program, id) == first + static_cast<std::int32_t>(i))
+      if (rests[static_cast<std::size_t>(id)] == first + static_cast<std::int32_t>(i))
         needs_.push_back({id, now});
     }
     now += program.time(op);

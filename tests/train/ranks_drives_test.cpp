@@ -55,6 +55,7 @@ class RanksOnDrives : public SessionTest {
                      "zero_optimization={\"stage\": 3}",
                      "aio.backend=ram",
                      "tiers.nvme.0.path=" + directory_,
+                     "tiers.tiles=off",  // tiles need less device memory, and move more
                      fmt::format("devices=host:{}", ranks),
                      fmt::format("tiers.device={}", device),
                      fmt::format("tiers.host={}", host)};

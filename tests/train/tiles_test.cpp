@@ -86,7 +86,7 @@ TEST_F(TileRuns, ALayerOfFourTimesTheDeviceTrains) {
 }
 
 TEST_F(TileRuns, OfSeveralRanksHaveTheBitsOfAnyStage) {
-  const Strings ranks{"devices=host:2", "tiers.host=64MiB", "train_batch_size=4"};
+  const Strings ranks{"devices=host:2", "tiers.host=160MiB", "train_batch_size=4"};
   const Outcome zero = train(kLayer / 4, ranks + Strings{"zero_optimization.stage=0"});
   EXPECT_HAS(zero.text, "tiles ");
   for (const char* stage : {"zero_optimization.stage=1", "zero_optimization.stage=3"}) {

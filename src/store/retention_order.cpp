@@ -30,24 +30,24 @@ std::uint32_t reversed(std::uint32_t n) {
 }  // namespace
 
 void RetentionOrder::plan(const TensorTable& table, const Program& program) {
+  // At first the position behind that of after_rest(), found once for each segment: some are in the uses of
+  // very many operations.
   order_.assign(static_cast<std::size_t>(table.segment_count()), 0);
+  for (SegmentId id = 0; id < table.segment_count(); ++id) {
+    if (program.knows(id) && table.segment(id).lowest == Tier::kNvme)
+      order_[static_cast<std::size_t>(id)] = static_cast<std::uint64_t>(after_rest(program, id) + 1);
+  }
   needs_.clear();
-  // Once for each segment: some are in the uses of very many operations.
-  std::vector<std::int32_t> rests;
-  for (SegmentId id = 0; id < table.segment_count(); ++id)
-    rests.push_back(
-        program.knows(id) && table.segment(id).lowest == Tier::kNvme ? after_rest(program, id) : -1);
   std::int64_t now = 0;
   for (std::int32_t op = 0; op < program.op_count(); ++op) {
-    const std::int32_t first = program.first_access(op);
-    const auto accesses = program.op(op);
-    for (std::size_t i = 0; i < accesses.size(); ++i) {
-      const SegmentId id = accesses[i].segment;
-      if (rests[static_cast<std::size_t>(id)] == first + static_cast<std::int32_t>(i))
-        needs_.push_back({id, now});
+    auto behind = static_cast<std::uint64_t>(program.first_access(op));
+    for (const AccessStep& access : program.op(op)) {
+      if (order_[static_cast<std::size_t>(access.segment)] == ++behind)
+        needs_.push_back({access.segment, now});
     }
     now += program.time(op);
   }
+  order_.assign(order_.size(), 0);
   if (needs_.empty()) return;
   // For each moment in turn: the running sum of the bytes that it needs, divided by the time to the nearer of
   // the moments before and after it.

@@ -159,9 +159,11 @@ TEST_F(CheckpointTest, ARunThatIsKilledGoesOnToTheSameBits) {
     went_on += rest.err.find("resumes from") != std::string::npos ? 1 : 0;
     expect_same(whole, parts);
     EXPECT_GT(went_on, 0);
-    // Nothing is left but what is kept.
+    // Nothing is left but what is kept, and one more where the last kill came between a commit and the
+    // removal of the oldest, which the next commit sees to.
     const Json list = Json::parse(run(Strings{"checkpoint", "list", parts, "--json"}).out);
-    EXPECT_EQ(list["checkpoints"].size(), 2u);
+    EXPECT_GE(list["checkpoints"].size(), 2u);
+    EXPECT_LE(list["checkpoints"].size(), 3u);
     EXPECT_TRUE(list["unfinished"].empty());
   }
 }

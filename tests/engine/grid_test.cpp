@@ -34,10 +34,6 @@ enum Axis {
   kTiming,
   kAxes
 };
-struct AxisValues {
-  const char* name;
-  std::vector<const char*> values;
-};
 const std::vector<AxisValues>& axes() {
   static const std::vector<AxisValues> all = {
       {"model", {"gpt2", "llama"}},
@@ -342,13 +338,7 @@ TEST(GridFrozen, ParametersStayAsTheyAre) {
   TinySetup s;
   s.dtype = DType::kF64;
   s.layout.micro_batch = {1, 8}, s.layout.micro_batches = 4;
-  const Model model(s.model, s.dtype, host_ops());
-  for (const Unit& unit : model.units()) {
-    s.layout.groups.emplace_back();
-    for (const Param& p : unit.params)
-      s.layout.groups.back().push_back(p.name.find("ln_2") != std::string::npos ? kFrozen : 0);
-  }
-  s = with_sgd(s);
+  s = with_sgd(with_frozen_norms(s));
   const RanksOutcome one = train_on_ranks(s, {}, 2, Look::kInside);
   const RanksOutcome many = train_on_ranks(
       s, in_all_ways(ContextMethod::kUlysses, true, 2, {kOneForwardOneBackward}), 2, Look::kInside);

@@ -38,10 +38,6 @@ enum Axis {
   kPipeline,
   kAxes
 };
-struct AxisValues {
-  const char* name;
-  std::vector<const char*> values;
-};
 const std::vector<AxisValues>& axes() {
   static const std::vector<AxisValues> all = {
       {"model", {"gpt2", "llama"}},

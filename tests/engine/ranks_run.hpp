@@ -255,6 +255,17 @@ inline void expect_same(const RanksOutcome& a, const RanksOutcome& b) {
   expect_same_tensors(a, b);
 }
 
+// The second norm of each GPT-2 block is not trained.
+inline TinySetup with_frozen_norms(TinySetup s) {
+  const Model model(s.model, s.dtype, host_ops());
+  for (const Unit& unit : model.units()) {
+    s.layout.groups.emplace_back();
+    for (const Param& p : unit.params)
+      s.layout.groups.back().push_back(p.name.find("ln_2") != std::string::npos ? kFrozen : 0);
+  }
+  return s;
+}
+
 // Plain gradients: what scales or repeats them shows, which AdamW would hide.
 inline TinySetup with_sgd(TinySetup s) {
   s.layout.state.kind = OptimizerKind::kSgd;

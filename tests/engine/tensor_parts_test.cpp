@@ -215,13 +215,7 @@ TEST(TensorPartsFormats, GoWithFewerBitsBetweenRanks) {
 // Parameters that are not trained have no sums of copies.
 TEST(TensorPartsFrozen, ParametersStayAsTheyAre) {
   TinySetup s = setup_of(tiny_gpt2(), DType::kF64);
-  const Model model(s.model, s.dtype, host_ops());
-  for (const Unit& unit : model.units()) {
-    s.layout.groups.emplace_back();
-    for (const Param& p : unit.params)
-      s.layout.groups.back().push_back(p.name.find("ln_2") != std::string::npos ? kFrozen : 0);
-  }
-  s = with_sgd(s);
+  s = with_sgd(with_frozen_norms(s));
   const RanksOutcome one = train_on_ranks(s, {}, 2, Look::kInside);
   const RanksOutcome many = train_on_ranks(s, {1, 1, false, 2, true}, 2, Look::kInside);
   expect_near(many.losses, one.losses, 1e-11, "loss");

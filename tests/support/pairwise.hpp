@@ -9,6 +9,12 @@
 
 namespace zg::test {
 
+// What is chosen from, as a text for each value.
+struct AxisValues {
+  const char* name;
+  std::vector<const char*> values;
+};
+
 // A Combination has for each axis the number of its value; `none` has -1 everywhere: not chosen. `values`:
 // how many each axis has. is_allowed(c): whether there is such a combination, as far as its axes are chosen;
 // what is allowed can be completed, axis by axis. Greedy. `pairs`: the number of pairs that are allowed.

@@ -40,6 +40,18 @@ inline Tensors tensors_in(const std::string& path) {
   return all;
 }
 
+// The smallest run, with a checkpoint after each step.
+inline Strings small(std::int64_t steps) {
+  return {fmt::format("steps={}", steps),
+          "checkpoint.every=1",
+          "model.n_embd=8",
+          "model.n_positions=8",
+          "data.seq_len=8",
+          "train_batch_size=2",
+          "train_micro_batch_size_per_gpu=2",
+          "eval.every=0"};
+}
+
 class CheckpointFixture : public SessionTest {
  protected:
   struct Outcome {

@@ -93,8 +93,10 @@ void expect_as_stored(const Case& c, DType dtype, const std::string& name, doubl
 
 class PartsPyTorch : public testing::TestWithParam<Case> {};
 
+// PyTorch's own cases in fp32 are within 1.3e-6 of its fp64, losses as norms (tests/reference/README.md). Two
+// runs that round so may be twice as far from each other; four times that is the bound.
 TEST_P(PartsPyTorch, LossesOfTenSteps) {
-  expect_as_stored(GetParam(), DType::kF32, GetParam().name, 1e-5, 8e-5);
+  expect_as_stored(GetParam(), DType::kF32, GetParam().name, 1e-5, 1e-5);
 }
 
 // PyTorch's one process in fp64, in which a wrong factor or a lost sum cannot hide behind rounding.

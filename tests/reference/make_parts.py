@@ -297,11 +297,12 @@ class Run:
         if self.case.stages > 1:
             # Embedding and head are tied over stages, which PyTorch leaves to its users. The norm has them once.
             for stage in self.stages:
-                if stage.tied() is not None:
-                    gradient = stage.tied().grad
-                    assert not isinstance(gradient, DTensor) or gradient.placements == (Shard(0),)
-                    dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient,
-                                    group=self.pipeline)
+                weight = stage.tied()
+                if isinstance(weight, DTensor):  # whose gradient may lie otherwise, or be no sum yet
+                    weight.grad = weight.grad.redistribute(placements=weight.placements)
+                    dist.all_reduce(weight.grad.to_local(), group=self.pipeline)
+                elif weight is not None:
+                    dist.all_reduce(weight.grad, group=self.pipeline)
             copies = [stage.tied() for stage in self.stages if stage.table is None]
             counted = [p for p in counted if not any(p is copy for copy in copies)]
         square = torch.zeros((), dtype=torch.float64)

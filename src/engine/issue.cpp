@@ -47,9 +47,10 @@ std::vector<TrainedRun> trained_runs(const Layout::UnitTensors& unit, const Layo
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
 // key has everything that issue() depends on. Never repeated are updates, which differ in every step, what is
-// several operations (in tiles), and what ranks do together, where each call must meet the others': of a part
-// of a model, all operations.
+// several operations (in tiles), what drops other elements in every step, and what ranks do together, where
+// each call must meet the others': of a part of a model, all operations.
 void StepExecutor::issue_again(const StepOp& op) {
+  if (dropout_of(op)) return issue(op);
   if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate || exchange_ != nullptr || op.in_tiles())
     return issue(op);
   if (context_ != nullptr && (op.kind == OpKind::kForward || op.kind == OpKind::kBackward)) return issue(op);
@@ -61,6 +62,17 @@ void StepExecutor::issue_again(const StepOp& op) {
                number(op.micro_batch), std::bit_cast<std::uint64_t>(scale)});
   for (const Lease& lease : leases_) key_.push_back(reinterpret_cast<std::uint64_t>(lease.data()));
   device_.repeat(*compute_, key_, [this, &op] { issue(op); });
+}
+
+// Where the operation stands, for what it drops; none: it drops nothing.
+std::optional<DropoutPlace> StepExecutor::dropout_of(const StepOp& op) const {
+  const bool drops = op.kind == OpKind::kEmbedding || op.kind == OpKind::kForward ||
+                     op.kind == OpKind::kBackward || op.kind == OpKind::kEmbeddingBackward;
+  if (dropout_keys_.empty() || !dropout_step_ || !drops) return {};
+  const std::int64_t micro_batch = layout_.options.place().micro_batch(op.micro_batch);
+  return DropoutPlace{.keys = dropout_keys_[static_cast<std::size_t>(op.unit)],
+                      .step = *dropout_step_,
+                      .first_sequence = micro_batch * layout_.options.micro_batch.sequences};
 }
 
 Lease& StepExecutor::lease(const StepOp& op, Operand operand) {
@@ -95,6 +107,8 @@ void StepExecutor::issue(const StepOp& op) {
   std::optional<TileWalk> walk;
   if (op.in_tiles()) walk.emplace(*this);
   TileWalk* const tiles = walk ? &*walk : nullptr;
+  const std::optional<DropoutPlace> place = dropout_of(op);
+  const DropoutPlace* const dropout = place ? &*place : nullptr;
 
   switch (op.kind) {
     case OpKind::kInitialize:
@@ -108,12 +122,13 @@ void StepExecutor::issue(const StepOp& op) {
       gather_weight(op);
       break;
     case OpKind::kEmbedding:
-      model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput), w.scratch());
+      model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput), w.scratch(),
+                              dropout);
       break;
     case OpKind::kForward: {
       void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
       model.block_forward(s, shape, weight(), rows(Operand::kInput), rows(Operand::kOutput), saved,
-                          w.scratch(), context_.get(), tiles);
+                          w.scratch(), context_.get(), tiles, dropout);
       break;
     }
     case OpKind::kHeadLoss:
@@ -135,13 +150,15 @@ void StepExecutor::issue(const StepOp& op) {
       const View weights = weight();
       const bool again = !op.has(Operand::kSaved);
       void* saved = again ? w.saved() : data(Operand::kSaved);
-      if (again) model.block_forward(s, shape, weights, x, View(), saved, w.scratch(), context_.get(), tiles);
-      model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context_.get(), tiles);
+      ContextExchange* const context = context_.get();
+      if (again)
+        model.block_forward(s, shape, weights, x, View(), saved, w.scratch(), context, tiles, dropout);
+      model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context, tiles, dropout);
       break;
     }
     case OpKind::kEmbeddingBackward:
       model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient),
-                               accumulator(), into, w.scratch());
+                               accumulator(), into, w.scratch(), dropout);
       break;
     case OpKind::kFinishGradient:
       finish_gradient(op);

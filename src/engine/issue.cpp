@@ -81,8 +81,26 @@ Lease& StepExecutor::lease(const StepOp& op, Operand operand) {
 }
 
 void StepExecutor::issue(const StepOp& op) {
-  const Model& model = this->model();
   if (exchange_ != nullptr) exchange_->begin(op);
+  if (context_ != nullptr) context_->begin_op(op);
+  switch (op.kind) {
+    case OpKind::kUpdate:
+      return issue_update(op);
+    case OpKind::kGather:
+      return gather_weight(op);
+    case OpKind::kFinishGradient:
+      return finish_gradient(op);
+    case OpKind::kSend:
+    case OpKind::kReceive:
+      return pass_on(op);
+    default:
+      return issue_pass(op);
+  }
+}
+
+// A forward or backward of a unit.
+void StepExecutor::issue_pass(const StepOp& op) {
+  const Model& model = this->model();
   const Workspace w(layout_, workspace_.get());
   const BatchShape shape = layout_.options.micro_batch;
   const Layout::UnitTensors& unit = layout_.unit(op.unit);  // of a unit in tiles, the first one
@@ -103,34 +121,24 @@ void StepExecutor::issue(const StepOp& op) {
   const auto accumulator = [&] { return flat(Operand::kAccumulator, unit.accumulator); };
   // What the first micro-batch finds in an accumulator is left over from others.
   const Gradients into = op.first ? Gradients::kOverwrite : Gradients::kAdd;
-  if (context_ != nullptr) context_->begin_op(op);
   std::optional<TileWalk> walk;
   if (op.in_tiles()) walk.emplace(*this);
   TileWalk* const tiles = walk ? &*walk : nullptr;
   const std::optional<DropoutPlace> place = dropout_of(op);
   const DropoutPlace* const dropout = place ? &*place : nullptr;
+  const auto forward = [&](const View& out, void* saved) {
+    model.block_forward(s, shape, weight(), rows(Operand::kInput), out, saved, w.scratch(), context_.get(),
+                        tiles, dropout);
+  };
 
   switch (op.kind) {
-    case OpKind::kInitialize:
-    case OpKind::kSave:
-      ZG_ASSERT(false, "{} is no work of a stream", name_of(op.kind));
-      break;
-    case OpKind::kUpdate:
-      issue_update(op);
-      break;
-    case OpKind::kGather:
-      gather_weight(op);
-      break;
     case OpKind::kEmbedding:
       model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput), w.scratch(),
                               dropout);
       break;
-    case OpKind::kForward: {
-      void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
-      model.block_forward(s, shape, weight(), rows(Operand::kInput), rows(Operand::kOutput), saved,
-                          w.scratch(), context_.get(), tiles, dropout);
+    case OpKind::kForward:
+      forward(rows(Operand::kOutput), op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved());
       break;
-    }
     case OpKind::kHeadLoss:
       model.head_loss(s, shape, weight(), table(), rows(Operand::kInput), w.targets(op.micro_batch),
                       w.scalar(0), w.scratch());
@@ -150,23 +158,17 @@ void StepExecutor::issue(const StepOp& op) {
       const View weights = weight();
       const bool again = !op.has(Operand::kSaved);
       void* saved = again ? w.saved() : data(Operand::kSaved);
-      ContextExchange* const context = context_.get();
-      if (again)
-        model.block_forward(s, shape, weights, x, View(), saved, w.scratch(), context, tiles, dropout);
-      model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context, tiles, dropout);
+      if (again) forward(View(), saved);
+      model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context_.get(), tiles,
+                           dropout);
       break;
     }
     case OpKind::kEmbeddingBackward:
       model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient),
                                accumulator(), into, w.scratch(), dropout);
       break;
-    case OpKind::kFinishGradient:
-      finish_gradient(op);
-      break;
-    case OpKind::kSend:
-    case OpKind::kReceive:
-      pass_on(op);
-      break;
+    default:
+      ZG_ASSERT(false, "{} is no work of a stream", name_of(op.kind));
   }
 }
 

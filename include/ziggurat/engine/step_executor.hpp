@@ -190,6 +190,7 @@ class StepExecutor {
   void end_op();    // releases them when its work is done
   void issue_again(const StepOp& op);
   void issue(const StepOp& op);
+  void issue_pass(const StepOp& op);
   void issue_update(const StepOp& op);
   std::optional<DropoutPlace> dropout_of(const StepOp& op) const;
   void run_updates(const ProgramStart& start);

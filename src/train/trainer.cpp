@@ -49,7 +49,7 @@ void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
 void tell_dropout(const RunConfig& config) {
   const std::string theirs = config.model_from.empty() ? "" : read_hf_dropout(config.model_from);
   if (theirs.empty()) return;
-  log::info(
+  log::warning(
       "{}/config.json has {}: the run goes by model.dropout.embedding {} and model.dropout.residual {} "
       "instead, and drops no probabilities of attention",
       config.model_from, theirs, config.dropout.embedding, config.dropout.residual);

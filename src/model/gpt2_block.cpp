@@ -91,12 +91,13 @@ void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* w
   call.linear(call.all_rows(f.ln1, w.all_rows), kQkvWeight, call.weight(kQkvBias),
               attention_input(call, f.attention, w.attention));
   attention_forward(call, f.attention, w.attention);
-  call.linear_sum_add(f.attention.att, kAttProjWeight, call.weight(kAttProjBias), x, f.x1, w.d_narrow);
+  call.linear_sum_add(Dropped::kAttention, f.attention.att, kAttProjWeight, call.weight(kAttProjBias), x,
+                      f.x1, w.d_narrow);
 
   ops.layernorm(s, f.x1, call.weight(kLn2Weight), call.weight(kLn2Bias), c.norm_eps, f.ln2, f.stats2);
   call.linear_gelu(call.all_rows(f.ln2, w.all_rows), kFcWeight, call.weight(kFcBias), f.fc, f.act);
   if (!out) return;
-  call.linear_sum_add(f.act, kMlpProjWeight, call.weight(kMlpProjBias), f.x1, out, w.d_narrow);
+  call.linear_sum_add(Dropped::kMlp, f.act, kMlpProjWeight, call.weight(kMlpProjBias), f.x1, out, w.d_narrow);
 }
 
 void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* workspace) {
@@ -109,8 +110,9 @@ void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* w
 
   if (call.into == Gradients::kOverwrite) clear_gradients(ops, s, call.grads, call.unit, kOverwritten);
   // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
-  // norm's backward adds the other part.
-  View dy = call.all_rows(dx, w.all_rows);
+  // norm's backward adds the other part. What was dropped has a gradient of its own, where nothing else is
+  // then.
+  View dy = call.all_rows_dropped(Dropped::kMlp, dx, w.d_narrow, w.all_rows);
   linear_backward(call, w, dy, f.act, kMlpProjWeight, kMlpProjBias);
   call.linear_dx_gelu(dy, kMlpProjWeight, f.fc, w.d_fc);
   linear_backward(call, w, w.d_fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);
@@ -118,8 +120,8 @@ void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* w
   ops.layernorm_backward(s, call.sum_of_parts(w.d_narrow), f.x1, call.weight(kLn2Weight), f.stats2, dx,
                          call.grad(kLn2Weight), call.grad(kLn2Bias), w.norm_partials);
 
-  // Now dx is the gradient of x1, and in the same way a part of x's gradient.
-  dy = call.all_rows(dx, w.all_rows);
+  // Now dx is the gradient of x1, and in the same way a part of x's gradient. ln2 is no longer needed.
+  dy = call.all_rows_dropped(Dropped::kAttention, dx, f.ln2, w.all_rows);
   linear_backward(call, w, dy, f.attention.att, kAttProjWeight, kAttProjBias);
   call.linear_dx(dy, kAttProjWeight, w.d_att);
   attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);

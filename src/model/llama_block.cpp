@@ -156,13 +156,13 @@ void llama_block_forward(const Call& call, View x, View out, void* saved, void* 
   Stack(call, kQ, kV).forward(call.all_rows(f.norm1, w.all_rows), qkv);
   rope(call, qkv, false);
   attention_forward(call, f.attention, w.attention);
-  call.linear_sum_add(f.attention.att, kO, View{}, x, f.x1, w.d_norm);
+  call.linear_sum_add(Dropped::kAttention, f.attention.att, kO, View{}, x, f.x1, w.d_norm);
 
   ops.rmsnorm(s, f.x1, call.weight(kNorm2), c.norm_eps, f.norm2, f.stats2);
   Stack(call, kGate, kUp).forward(call.all_rows(f.norm2, w.all_rows), f.gate_up);
   ops.swiglu(s, f.gate_up, f.act);
   if (!out) return;
-  call.linear_sum_add(f.act, kDown, View{}, f.x1, out, w.d_norm);
+  call.linear_sum_add(Dropped::kMlp, f.act, kDown, View{}, f.x1, out, w.d_norm);
 }
 
 void llama_block_backward(const Call& call, View x, void* saved, View dx, void* workspace) {
@@ -175,8 +175,9 @@ void llama_block_backward(const Call& call, View x, void* saved, View dx, void* 
 
   if (call.into == Gradients::kOverwrite) clear_gradients(ops, s, call.grads, call.unit, kOverwritten);
   // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
-  // norm's backward adds the other part.
-  View dy = call.all_rows(dx, w.all_rows);
+  // norm's backward adds the other part. What was dropped has a gradient of its own, where nothing else is
+  // then.
+  View dy = call.all_rows_dropped(Dropped::kMlp, dx, w.d_norm, w.all_rows);
   call.linear_dw(dy, f.act, kDown);
   call.linear_dx(dy, kDown, w.d_act);
   ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up);
@@ -184,8 +185,8 @@ void llama_block_backward(const Call& call, View x, void* saved, View dx, void* 
   ops.rmsnorm_backward(s, call.sum_of_parts(w.d_norm), f.x1, call.weight(kNorm2), f.stats2, dx,
                        call.grad(kNorm2), w.norm_partials);
 
-  // Now dx is the gradient of x1, and in the same way a part of x's gradient.
-  dy = call.all_rows(dx, w.all_rows);
+  // Now dx is the gradient of x1, and in the same way a part of x's gradient. norm2 is no longer needed.
+  dy = call.all_rows_dropped(Dropped::kAttention, dx, f.norm2, w.all_rows);
   call.linear_dw(dy, f.attention.att, kO);
   call.linear_dx(dy, kO, w.d_att);
   attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);

@@ -507,15 +507,19 @@ History RunPlan::history(std::int64_t steps) const {
 std::string RunPlan::describe() const {
   static constexpr const char* kPlaces[] = {"anywhere that has room", "the device", "the host", "NVMe"};
   const ModelConfig& m = model_config;
+  const std::string dropout = m.dropout == DropoutRates{}
+                                  ? ""
+                                  : fmt::format(", dropout {} of embeddings and {} of residual branches",
+                                                m.dropout.embedding, m.dropout.residual);
   return fmt::format(
-      "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}\n"
+      "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}{}\n"
       "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
       "update     {}\n"
       "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}{}",
       m.arch == Arch::kGpt2 ? "GPT-2" : "Llama",
       config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers, m.width,
       static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype), m.tied ? ", tied head" : "",
-      format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],
+      dropout, format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],
       kPlaces[static_cast<int>(config.offload_optimizer)], describe_update(*this),
       config.data_ranks() * config.micro_batch * config.accumulation_steps, config.data.seq_len,
       config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
@@ -527,7 +531,9 @@ std::string RunPlan::describe() const {
 }
 
 ModelConfig model_of(const RunConfig& config) {
-  return config.model_from.empty() ? *config.model : read_hf_config(config.model_from);
+  ModelConfig model = config.model_from.empty() ? *config.model : read_hf_config(config.model_from);
+  model.dropout = config.dropout;
+  return model;
 }
 
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,

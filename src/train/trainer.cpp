@@ -45,6 +45,16 @@ void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
       format_seconds(more));
 }
 
+// A directory may have been trained with dropout, which the run does not take over.
+void tell_dropout(const RunConfig& config) {
+  const std::string theirs = config.model_from.empty() ? "" : read_hf_dropout(config.model_from);
+  if (theirs.empty()) return;
+  log::warning(
+      "{}/config.json has {}: the run goes by model.dropout.embedding {} and model.dropout.residual {} "
+      "instead, and drops no probabilities of attention",
+      config.model_from, theirs, config.dropout.embedding, config.dropout.residual);
+}
+
 constexpr std::int64_t Traffic::*kBytes[] = {&Traffic::nvme_read,      &Traffic::nvme_write,
                                              &Traffic::host_to_device, &Traffic::device_to_host,
                                              &Traffic::direct_read,    &Traffic::direct_write};
@@ -263,6 +273,7 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
                   "start one process on each machine (mpirun --map-by ppr:1:node), or say --devices host");
     }
     ModelConfig model = model_of(config);
+    if (processes_.number() == 0) tell_dropout(config);
     read_data(config, model);
     gpus_ = open_gpus(config);
     const std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_);
@@ -504,7 +515,6 @@ UpdateRule Trainer::rule(const StepState& state) const {
   return rule;
 }
 
-// Micro-batch m of data rank d is number m * data ranks + d of the step's batch.
 StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   const RunConfig& config = plan().config;
   StepState& state = states_[static_cast<std::size_t>(r)];
@@ -513,8 +523,8 @@ StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   std::vector<MicroBatch> micro_batches;
   const auto begin = Clock::now();
   for (std::size_t m = 0; m < batches.size(); ++m) {
-    const std::int64_t number = static_cast<std::int64_t>(m) * place.data_ranks() + place.data_rank();
-    data_->train_batch(config.seed, step, number * config.micro_batch, config.micro_batch, batches[m]);
+    const std::int64_t first = place.micro_batch(static_cast<std::int64_t>(m)) * config.micro_batch;
+    data_->train_batch(config.seed, step, first, config.micro_batch, batches[m]);
     cut(plans_[static_cast<std::size_t>(r)], batches[m]);
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }

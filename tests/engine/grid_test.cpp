@@ -32,6 +32,7 @@ enum Axis {
   kTier,
   kRecompute,
   kTiming,
+  kDropout,
   kAxes
 };
 const std::vector<AxisValues>& axes() {
@@ -47,6 +48,7 @@ const std::vector<AxisValues>& axes() {
       {"state", {"device", "host", "nvme"}},
       {"recomputation", {"on", "off"}},
       {"updates", {"deferred", "early", "separate"}},
+      {"dropout", {"off", "on"}},
   };
   return all;
 }
@@ -67,8 +69,8 @@ std::string text_of(const Combination& c, std::initializer_list<Axis> which) {
   return text;
 }
 std::string text_of(const Combination& c) {
-  return text_of(
-      c, {kArch, kHead, kOptimizer, kData, kZero, kTensor, kContext, kPipeline, kTier, kRecompute, kTiming});
+  return text_of(c, {kArch, kHead, kOptimizer, kData, kZero, kTensor, kContext, kPipeline, kTier, kRecompute,
+                     kTiming, kDropout});
 }
 
 // Whether ranks that share weights can be sharded so.
@@ -107,6 +109,7 @@ ModelConfig model_of(const Combination& c) {
     m.width = 176, m.heads = m.kv_heads = 8, m.head_size = 22, m.inner = 172, m.layers = 5;
   }
   m.tied = c[kHead] == 0;
+  if (c[kDropout] == 1) m.dropout = {.embedding = 0.1, .residual = 0.2};
   return m;
 }
 

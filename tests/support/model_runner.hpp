@@ -118,6 +118,13 @@ class ModelRunner {
       }
     }
   }
+  // From here on, passes are those of a step of training, which drop by the configuration's rates.
+  void drop_as(std::uint64_t seed, std::int64_t step, std::int64_t first_sequence) {
+    places_.clear();
+    for (std::size_t u = 0; u < units().size(); ++u)
+      places_.push_back({model_.dropout_keys(seed, u), step, first_sequence});
+  }
+  const DropoutPlace* place(std::size_t unit) const { return places_.empty() ? nullptr : &places_[unit]; }
   void clear_grads() {
     for (Bytes& g : grads_) g.clear();
   }
@@ -165,7 +172,7 @@ class ModelRunner {
       xs.emplace_back(model_.checkpoint_bytes(shape));
       workspace.poison();
       model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), rows(xs[u], batch),
-                           saved.back().data(), workspace.data());
+                           saved.back().data(), workspace.data(), nullptr, nullptr, place(u));
       stream_.synchronize();
     }
     double sum = 0;
@@ -179,18 +186,19 @@ class ModelRunner {
       if (recompute == Recompute::kYes) {
         mine.poison();
         model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), View{}, mine.data(),
-                             workspace.data());
+                             workspace.data(), nullptr, nullptr, place(u));
       }
       stream_.synchronize();
       workspace.poison();
       model_.block_backward(stream_, shape, weights(u), rows(xs[u - 1], batch), mine.data(), rows(dx, batch),
-                            grads(u), workspace.data(), into);
+                            grads(u), workspace.data(), into, nullptr, nullptr, place(u));
       stream_.synchronize();
     }
     // A tied head has written to the embedding's gradients before.
     const Bytes embedding_workspace(model_.embedding_workspace_bytes(shape));
     model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), grads(0),
-                              model_.config().tied ? Gradients::kAdd : into, embedding_workspace.data());
+                              model_.config().tied ? Gradients::kAdd : into, embedding_workspace.data(),
+                              place(0));
     stream_.synchronize();
     return sum;
   }
@@ -207,7 +215,7 @@ class ModelRunner {
       saved.poison();
       to.poison();
       model_.block_forward(stream_, shape, weights(u), rows(from, batch), rows(to, batch), saved.data(),
-                           workspace.data());
+                           workspace.data(), nullptr, nullptr, place(u));
       stream_.synchronize();
     }
     return std::move(head() % 2 == 1 ? x : next);
@@ -224,7 +232,8 @@ class ModelRunner {
  private:
   void embed(const Batch& batch, const Bytes& x) {
     const Bytes workspace(model_.embedding_workspace_bytes(batch.shape));
-    model_.embedding_forward(stream_, batch.shape, weights(0), ids(batch), rows(x, batch), workspace.data());
+    model_.embedding_forward(stream_, batch.shape, weights(0), ids(batch), rows(x, batch), workspace.data(),
+                             place(0));
     stream_.synchronize();
   }
   static std::int64_t bytes_of(DType t) { return static_cast<std::int64_t>(size_of(t)); }
@@ -241,6 +250,7 @@ class ModelRunner {
   Model model_;
   Stream& stream_;
   std::vector<Bytes> weights_, grads_;
+  std::vector<DropoutPlace> places_;  // by unit; empty: nothing is dropped
 };
 
 }  // namespace zg::test

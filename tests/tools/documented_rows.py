@@ -149,6 +149,8 @@ ROWS = (
     Row("train_parts", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.tensor=2 "
                         "--set parallel.sequence=true",), files=BOOK, set={"--steps": "1"},
         more=SMALL.replace("--devices host ", "")),
+    Row("train_dropout", ("ziggurat train configs/quickstart.json --set model.dropout.embedding=0.1 "
+                          "--set model.dropout.residual=0.1",), files=BOOK, set={"--steps": "1"}, more=SMALL),
     Row("train_context", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.context=2",), files=BOOK,
         set={"--steps": "1"}, more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
     Row("train_grid", ("ziggurat train configs/quickstart.json --devices host:4 --set parallel.tensor=2 "

@@ -39,6 +39,8 @@ STAGES = ("zg_test_engine", "*Pipeline*")
 CALLS = "src/engine/communication.cpp"
 GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
 TILES = ("zg_test_engine", "Tiles.*")
+DROPOUT = ("zg_test_engine", "Dropout*")
+MASKS = ("zg_test_model", "ModelDropout.*:Model/FiniteDifferences.*dropout*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,7 @@ BUGS = (
     Bug("random numbers of updates by the index in the shard",
         ((ISSUE, "unit.params[p].first_number + range.param_first + begin", "begin"),)),
     Bug("samples by the rank's own numbers",
-        ((TRAINER, "static_cast<std::int64_t>(m) * place.data_ranks() + place.data_rank();", "static_cast<std::int64_t>(m);"),), TRAIN),
+        ((TRAINER, "place.micro_batch(static_cast<std::int64_t>(m)) * config", "static_cast<std::int64_t>(m) * config"),), TRAIN),
     Bug("evaluation counts padding micro-batches",
         ((EXECUTOR, "ignored(rows, -1)", "ignored(rows, 0)"),)),
     Bug("group of parameters by place in the shard",
@@ -108,7 +110,7 @@ BUGS = (
         ((RANK, "random.normal(static_cast<std::uint64_t>(whole + i))", "random.normal(static_cast<std::uint64_t>(at - begin + i))"),),
         TRAIN),
     Bug("evaluation gives every rank the same micro-batches",
-        ((EXECUTOR, "first + m * place.data_ranks() + place.data_rank();", "first + m * place.data_ranks();"),)),
+        ((EXECUTOR, "first + place.micro_batch(m);", "first + m * place.data_ranks();"),)),
     Bug("a saved shard is put at the beginning of the tile",
         (("src/train/saver.hpp", "std::copy_n(from, run.count, out + run.first)", "std::copy_n(from, run.count, out)"),), TRAIN),
     Bug("every process takes the whole host budget",
@@ -267,6 +269,32 @@ BUGS = (
     Bug("gradients of tiles are finished in the memory of the layer's workspace",
         (("src/engine/workspace.hpp", "l.options.place().ranks() > 1 || l.units.size() > l.model->units().size();",
           "l.options.place().ranks() > 1;"),), TILES),
+    Bug("dropout: sequences by the rank's own numbers",
+        ((ISSUE, "layout_.options.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
+    Bug("dropout: a forward that is run again has the masks of the next step",
+        ((ISSUE, "const std::optional<DropoutPlace> place = dropout_of(op);", "std::optional<DropoutPlace> place = dropout_of(op);"),
+         (ISSUE, "      if (again) forward(View(), saved);\n",
+          "      if (again && place) ++place->step;\n      if (again) forward(View(), saved);\n"
+          "      if (again && place) --place->step;\n")), DROPOUT),
+    Bug("dropout: evaluations drop, too", ((EXECUTOR, "  dropout_step_.reset();\n", ""),), DROPOUT),
+    Bug("dropout: all layers have the masks of the first",
+        ((ISSUE, "dropout_keys_[static_cast<std::size_t>(op.unit)]", "dropout_keys_[op.unit > 0 ? 1 : 0]"),), DROPOUT),
+    Bug("dropout: a resumed run counts its steps from 0",
+        ((TRAINER, "engine().train_step(step, micro_batches", "engine().train_step(step - first_step(), micro_batches"),),
+        ("zg_test_train", "Runs/Resumed.*/Dropout")),
+    Bug("dropout: what is kept is not scaled",
+        (("include/ziggurat/kernels/dropout.hpp", "static_cast<A>(1 / (1 - dropout.rate))", "static_cast<A>(dropout.rate < 1)"),), MASKS),
+    Bug("dropout: the gradient of a branch passes what was dropped",
+        ((CALL, "    drop(what, dy, kept);\n", "    ops.cast(stream, dy, kept);\n"),), MASKS),
+    Bug("dropout: the gradient of the residual stream is dropped with its branch's",
+        ((CALL, "    drop(what, dy, kept);\n", "    drop(what, dy, kept);\n    drop(what, dy, dy);\n"),), MASKS),
+    Bug("dropout: every part drops as the first rows are",
+        ((CALL, ".first_row = part.sequence ? part.part * x.rows : 0,", ".first_row = 0,"),), MASKS),
+    Bug("dropout: parts that split the rows drop before they are summed",
+        ((CALL, "    const View sum = sum_of_parts(room);\n    if (drops(what)) drop(what, sum, sum);\n",
+          "    if (drops(what)) drop(what, mine(room), mine(room));\n    const View sum = sum_of_parts(room);\n"),), DROPOUT),
+    Bug("dropout: positions are counted from the beginning of a part",
+        ((CALL, "const RowPositions positions = shape.part.positions(shape.time);", "const RowPositions positions(shape.time);"),), MASKS),
 )
 
 

@@ -120,6 +120,7 @@ struct ParallelConfig {
 struct RunConfig {
   std::string model_from;            // Hugging Face directory to start from; empty: a new `model`
   std::optional<ModelConfig> model;  // a model that the file describes; vocab_size 0: as the tokenizer's
+  DropoutRates dropout;              // of either
   DataConfig data;
   std::int64_t steps = 0;
   std::uint64_t seed = 1337;

@@ -1,5 +1,6 @@
 // Options of a step as plain values, which the configuration's readers need without the engine.
 #pragma once
+#include <cstdint>
 
 namespace zg {
 
@@ -78,6 +79,8 @@ struct RankPlace {
   int data_ranks() const { return sharding.ranks / parts.context; }
   int data_rank() const { return sharding.rank / parts.context; }
   int context_part() const { return sharding.rank % parts.context; }
+  // The number of this rank's micro-batch `m` among those of all data groups, which take turns.
+  std::int64_t micro_batch(std::int64_t m) const { return m * data_ranks() + data_rank(); }
   // What all ranks of a tensor group know, its first one tells: the loss, and counts of tokens, which all
   // stages have, of the first.
   bool tells_loss() const { return parts.tensor_part == 0; }

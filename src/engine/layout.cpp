@@ -64,6 +64,13 @@ void Layout::split() {
   if (!is_pipeline()) return;
   ZG_ASSERT(options.accumulation == Accumulation::kLayerMajor, "a pipeline has an order of its own");
   ZG_ASSERT(problem_of(pipeline()).empty(), "{}", problem_of(pipeline()));
+  if (!options.stage_layers.empty()) {
+    ZG_ASSERT_EQ(static_cast<int>(options.stage_layers.size()), pipeline().parts());
+    first_layer = {0};
+    for (const std::int32_t n : options.stage_layers) first_layer.push_back(first_layer.back() + n);
+    ZG_ASSERT_EQ(first_layer.back(), layers());
+    return;
+  }
   const ModelConfig& c = model->config();
   // Of a part of each layer, and of tokens that attend to those of whole sequences.
   const double parts = options.parts.tensor;

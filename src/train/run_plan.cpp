@@ -1,5 +1,7 @@
 #include "ziggurat/train/run_plan.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -65,6 +67,14 @@ void check_pipeline(const RunConfig& config, const ModelConfig& model) {
     throw Error(Errc::kUsage, p.pipeline_group > 0 ? "parallel.pipeline_group" : "parallel.chunks", problem,
                 "change gradient_accumulation_steps, parallel.chunks or parallel.pipeline_schedule");
   }
+  if (p.stage_layers.empty()) return;
+  std::int64_t layers = 0;
+  for (const std::int32_t n : p.stage_layers) layers += n;
+  if (layers == model.layers) return;
+  throw Error(Errc::kUsage, "parallel.stage_layers",
+              fmt::format("are {}, which are {} layers, and the model has {}",
+                          fmt::join(p.stage_layers, " + "), layers, model.layers),
+              "let the numbers add up to the model's layers, or remove the key");
 }
 
 // Makes a plan, part by part; each part needs those before it.
@@ -165,6 +175,7 @@ class Planner {
     o.parts = place.parts;
     o.pipeline = {config_.parallel.pipeline_schedule, config_.parallel.chunks,
                   config_.parallel.pipeline_group};
+    o.stage_layers = config_.parallel.stage_layers;
     o.weight_bits = config_.quantize_weights ? 8 : 0;
     o.gradient_bits =
         config_.quantize_gradients ? static_cast<int>(config_.parallel.quantized_gradient_bits) : 0;

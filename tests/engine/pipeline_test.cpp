@@ -77,6 +77,11 @@ std::vector<Case> cases() {
        2,
        [](TinySetup& s) { s.prefetch = 0, s.layout.device_updates = 3; }},
       {"p3_few_micro_batches", 3, {kBreadthFirst}, 0, [](TinySetup& s) { s.layout.micro_batches = 2; }},
+      {"p2_v2_layers_as_given",
+       2,
+       {kBreadthFirst, 2},
+       2,
+       [](TinySetup& s) { s.layout.stage_layers = {1, 1, 2, 1}, s.room = Room::kSmallest; }},
       {"p2_one_micro_batch",
        2,
        {kOneForwardOneBackward},
@@ -284,6 +289,8 @@ TEST(PipelineLayouts, HaveTensorsForTheirStageAlone) {
   }
   EXPECT_EQ(states, whole);
   EXPECT_EQ(layout(0, {kBreadthFirst}).first_layer, layout(3, {kGPipe}).first_layer);
+  setup.layout.stage_layers = {2, 1, 1, 1};
+  EXPECT_EQ(layout(0, {kBreadthFirst}).first_layer, (std::vector<std::int32_t>{0, 2, 3, 4, 5}));
 }
 
 // Of weights at the host, with room at the device for those of one chunk: how often stages come back to a

@@ -54,6 +54,7 @@ TEST_F(PipelineOfARun, GivesTheSameModel) {
   const Case cases[] = {
       {one, {"devices=host:2", "parallel.pipeline=2"}},
       {one, {"devices=host:4", "parallel.pipeline=4", "parallel.pipeline_schedule=1f1b"}},
+      {one, {"devices=host:2", "parallel.pipeline=2", "parallel.stage_layers=[3,1]"}},
       {one,
        {"devices=host:2", "pipeline.stages=2", "parallel.chunks=2",
         "parallel.pipeline_schedule=depth_first"}},
@@ -111,6 +112,8 @@ TEST_F(PipelineOfARun, IsRefusedWhereItCannotBe) {
   refused({"parallel.chunks=3"}, "parallel.chunks",
           "2 stages of 3 chunks each are more than the model's 4 layers");
   refused({"model.n_layer=1"}, "parallel.pipeline", "1 layers");
+  refused({"parallel.stage_layers=[3,2]"}, "parallel.stage_layers",
+          "are 3 + 2, which are 5 layers, and the model has 4");
   refused({"parallel.chunks=2", "parallel.pipeline_schedule=1f1b"}, "parallel.chunks", "1f1b has one chunk");
   refused({"parallel.chunks=2", "parallel.pipeline_group=7"}, "parallel.pipeline_group", "in groups of 7");
   refused({"parallel.chunks=2", "train_batch_size=1"}, "parallel.chunks",
@@ -129,7 +132,8 @@ TEST_F(PipelineOfARun, AgreesOnTheSchedule) {
   const auto same = lines({});
   EXPECT_EQ(lines({"tiers.device=40MiB", "tiers.host=40MiB"}), same);
   for (const char* differs :
-       {"parallel.chunks=2", "parallel.pipeline_schedule=gpipe", "parallel.pipeline_group=4"})
+       {"parallel.chunks=2", "parallel.pipeline_schedule=gpipe", "parallel.pipeline_group=4",
+        "parallel.stage_layers=[3,1]"})
     EXPECT_NE(lines({differs}), same) << differs;
 }
 

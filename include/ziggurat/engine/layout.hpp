@@ -38,6 +38,8 @@ struct LayoutOptions {
   Sharding sharding = {};
   ModelParts parts = {};
   PipelineOptions pipeline = {};  // with several parts.stages; they accumulate layer-major
+  // Layers of each part of the pipeline, in their order, which add up to the model's. Empty: by their cost.
+  std::vector<std::int32_t> stage_layers = {};
   // Bits of weights and of gradients on their way between ranks, 8 or 4; 0: they are sent as they are.
   int weight_bits = 0, gradient_bits = 0;
   std::int64_t device_granule = 4096;  // Arena::granule() of the device

@@ -62,16 +62,19 @@ const Keys& parallel_keys() {
        ChoiceSpec(kBreadthFirst, {{"breadth_first", kBreadthFirst},
                                   {"depth_first", kDepthFirst},
                                   {"1f1b", kOneForwardOneBackward},
-                                  {"gpipe", kGPipe}}),
+                                  {"gpipe", kGPipe},
+                                  {"zero_bubble", kZeroBubble}}),
        "In which order stages take up micro-batches: all through a chunk before the next chunk, which "
        "fetches weights least; as few at a time as keep all stages busy, with few activations; one forward, "
-       "one backward, with one chunk; all forwards, then all backwards."},
+       "one backward, with one chunk; all forwards, then all backwards; as `\"1f1b\"`, with the gradients of "
+       "weights later, where stages would wait."},
       {"pipeline_group", &ParallelConfig::pipeline_group, IntSpec{.max = 1 << 20},
        "Micro-batches that pass a chunk before the next chunk, between those of `\"depth_first\"`, "
        "`pipeline`, and of `\"breadth_first\"`, all.",
        "as the schedule says"},
       {"stage_layers", FormSpec{},
-       "Layers of each stage, in their order; with `chunks`, of each stretch, of which the first one of every "
+       "Layers of each stage, in their order; with `chunks`, of each stretch, of which the first one of "
+       "every "
        "stage comes first. They add up to the model's layers. Stages have the same bits however layers are "
        "divided.",
        "such that the stage with the most products has the fewest", "list of whole numbers, 1 or more"},

@@ -52,7 +52,9 @@ std::vector<TrainedRun> trained_runs(const Layout::UnitTensors& unit, const Layo
 void StepExecutor::issue_again(const StepOp& op) {
   if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate || exchange_ != nullptr || op.in_tiles())
     return issue(op);
-  if (context_ != nullptr && (op.kind == OpKind::kForward || op.kind == OpKind::kBackward)) return issue(op);
+  const bool attends =
+      op.kind == OpKind::kForward || op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput;
+  if (context_ != nullptr && attends) return issue(op);
   const auto number = [](std::int32_t n) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
   };
@@ -139,6 +141,19 @@ void StepExecutor::issue(const StepOp& op) {
       model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context_.get(), tiles);
       break;
     }
+    case OpKind::kBackwardInput: {
+      const View x = rows(Operand::kInput), weights = weight();
+      void* const saved = data(Operand::kSaved);
+      if (layout_.options.recompute)
+        model.block_forward(s, shape, weights, x, View(), saved, w.scratch(), context_.get());
+      model.block_backward_input(s, shape, weights, x, saved, rows(Operand::kActivationGradient), w.scratch(),
+                                 context_.get());
+      break;
+    }
+    case OpKind::kBackwardWeight:
+      model.block_backward_weight(s, shape, rows(Operand::kInput), data(Operand::kSaved), accumulator(),
+                                  w.scratch(), into);
+      break;
     case OpKind::kEmbeddingBackward:
       model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient),
                                accumulator(), into, w.scratch());

@@ -150,9 +150,8 @@ class Simulation {
     } else if (step.kind != Kind::kWeightGradient) {
       backward_[at(part, step.micro_batch)] = end;
       if (part > 0) pass(Passed::kGradient, (stage + last) % shape_.stages);
+      if (tied_ && training_ && part + 1 == shape_.parts() && of_last) pass(Passed::kTableGradient, 0);
     }
-    const bool adds = step.kind == Kind::kBackward || step.kind == Kind::kWeightGradient;
-    if (tied_ && training_ && adds && part + 1 == shape_.parts() && of_last) pass(Passed::kTableGradient, 0);
   }
 
   const PipelineShape& shape_;
@@ -237,7 +236,7 @@ int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape&
                      PipelineBuffer which) {
   using Passed = PipelineEvent::Kind;
   const int part = shape.part(stage, chunk);
-  const bool of_activation = which == PipelineBuffer::kActivation;
+  const bool of_activation = which == PipelineBuffer::kActivation, of_kept = which == PipelineBuffer::kKept;
   const Passed comes = of_activation ? Passed::kActivation : Passed::kGradient;
   const auto all = static_cast<std::size_t>(shape.micro_batches);
   std::vector<std::size_t> from(all, events.size()), to(all, 0);
@@ -245,13 +244,15 @@ int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape&
   for (std::size_t i = 0; i < events.size(); ++i) {
     const PipelineEvent& e = events[i];
     const auto m = static_cast<std::size_t>(e.step.micro_batch);
-    if (e.kind == Passed::kTableGradient && part == 0 && !of_activation) table = i;
+    if (e.kind == Passed::kTableGradient && part == 0 && which == PipelineBuffer::kGradient) table = i;
     const int of = shape.part(e.stage, e.step.chunk);
-    const bool arrives = e.kind == comes && of == (of_activation ? part - 1 : part + 1);
     const bool is_own = of == part && e.kind == Passed::kStep;
-    const bool is_passed = of == part && e.kind == comes && !of_activation;
     const bool is_backward = is_own && e.step.kind != Kind::kForward;
-    if (arrives || (of_activation ? is_own : is_backward || is_passed)) {
+    const bool is_second_half = is_own && e.step.kind == Kind::kWeightGradient;
+    const bool arrives = !of_kept && e.kind == comes && of == (of_activation ? part - 1 : part + 1);
+    const bool is_passed = of == part && e.kind == comes && !of_activation && !of_kept;
+    const bool is_used = of_activation ? is_own : of_kept ? is_backward : is_backward && !is_second_half;
+    if (arrives || is_passed || is_used) {
       from[m] = std::min(from[m], i);
       to[m] = std::max(to[m], i);
     }
@@ -308,7 +309,9 @@ std::string drawing_of(const PipelineShape& shape, int width) {
       if (e.kind != PipelineEvent::Kind::kStep || e.stage != s) continue;
       add(e.begin, ".");
       const char first = e.step.kind == Kind::kForward ? 'a' : 'A';
-      add(e.end, fmt::format("{}{}", static_cast<char>(first + e.step.chunk % 26), e.step.micro_batch));
+      const bool is_weight = e.step.kind == Kind::kWeightGradient;  // of the one chunk that there is then
+      add(e.end, fmt::format("{}{}", is_weight ? 'W' : static_cast<char>(first + e.step.chunk % 26),
+                             e.step.micro_batch));
     }
     while (!row.empty() && row.back() == ' ') row.pop_back();
     if (static_cast<int>(row.size()) > width)

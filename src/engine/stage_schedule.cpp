@@ -77,6 +77,7 @@ class Stage {
       case OpKind::kHead:
       case OpKind::kHeadLoss:
       case OpKind::kBackward:
+      case OpKind::kBackwardInput:
         return true;
       case OpKind::kSend:
         return slot.passed == Passed::kTable;
@@ -86,10 +87,9 @@ class Stage {
   }
 
   void push(OpKind kind, std::int32_t unit, std::int32_t m, Passed passed = Passed::kActivation) {
-    const bool backward =
-        kind == OpKind::kHead || kind == OpKind::kBackward || kind == OpKind::kEmbeddingBackward;
-    slots_.push_back(
-        {kind, unit, m, backward && m == 0, evaluates_ && kind == OpKind::kForward, false, passed});
+    const bool adds = kind == OpKind::kHead || kind == OpKind::kBackward || kind == OpKind::kBackwardWeight ||
+                      kind == OpKind::kEmbeddingBackward;
+    slots_.push_back({kind, unit, m, adds && m == 0, evaluates_ && kind == OpKind::kForward, false, passed});
     run_of_.push_back(run_);
   }
   void finish(std::int32_t unit, std::int32_t m) {
@@ -104,7 +104,7 @@ class Stage {
     switch (e.kind) {
       case Passed::kStep:
         if (e.step.chunk != chunk_) ++run_, chunk_ = e.step.chunk;
-        return e.step.kind == PipelineStep::Kind::kForward ? forward(part, m) : backward(part, m);
+        return add_step(e.step.kind, part, m);
       case Passed::kActivation:
         return push(kind, sends ? last_block(part) : first_block(part + 1), m, e.kind);
       case Passed::kGradient:
@@ -119,19 +119,35 @@ class Stage {
     }
   }
 
+  void add_step(PipelineStep::Kind kind, int part, std::int32_t m) {
+    switch (kind) {
+      case PipelineStep::Kind::kForward:
+        return forward(part, m);
+      case PipelineStep::Kind::kBackward:
+        return backward(part, m, OpKind::kBackward);
+      case PipelineStep::Kind::kInputGradient:
+        return backward(part, m, OpKind::kBackwardInput);
+      case PipelineStep::Kind::kWeightGradient:
+        for (std::int32_t u = last_block(part); u >= first_block(part); --u) {
+          push(OpKind::kBackwardWeight, u, m);
+          finish(u, m);
+        }
+    }
+  }
   void forward(int part, std::int32_t m) {
     if (part == 0) push(OpKind::kEmbedding, 0, m);
     for (std::int32_t u = first_block(part); u <= last_block(part); ++u) push(OpKind::kForward, u, m);
     if (evaluates_ && part == last_part()) push(OpKind::kHeadLoss, head(), m);
   }
-  void backward(int part, std::int32_t m) {
+  // Head and embedding are never done in halves.
+  void backward(int part, std::int32_t m, OpKind of_block) {
     if (part == last_part()) {
       push(OpKind::kHead, head(), m);
       finish(head(), m);
     }
     for (std::int32_t u = last_block(part); u >= first_block(part); --u) {
-      push(OpKind::kBackward, u, m);
-      finish(u, m);
+      push(of_block, u, m);
+      if (of_block == OpKind::kBackward) finish(u, m);
     }
     if (part == 0) has_table_gradient_ ? embedding_backward(m) : waiting_.push_back(m);
   }

@@ -121,9 +121,12 @@ std::string plan_report(const Trainer& trainer) {
   text += "\n";
   if (plan.layout->is_pipeline()) {
     text +=
-        "a step, if each forward takes one unit of time and each backward two (a3: forward of micro-batch 3 "
-        "through the first chunk; A3: its backward):\n" +
-        drawing_of(plan.layout->pipeline());
+        plan.layout->in_halves()
+            ? "a step, if each forward takes one unit of time and each half of a backward, too (a3: forward "
+              "of micro-batch 3; A3: the gradient of its input; W3: those of the weights):\n"
+            : "a step, if each forward takes one unit of time and each backward two (a3: forward of "
+              "micro-batch 3 through the first chunk; A3: its backward):\n";
+    text += drawing_of(plan.layout->pipeline());
   }
   return text;
 }

@@ -77,11 +77,33 @@ std::vector<Case> cases() {
        2,
        [](TinySetup& s) { s.prefetch = 0, s.layout.device_updates = 3; }},
       {"p3_few_micro_batches", 3, {kBreadthFirst}, 0, [](TinySetup& s) { s.layout.micro_batches = 2; }},
+      {"p2_zero_bubble", 2, {kZeroBubble}, 0, {}},
+      {"p5_zero_bubble_nvme", 5, {kZeroBubble}, 0, nvme},
+      {"p4_zero_bubble_zero1", 4, {kZeroBubble}, -2, device},
+      {"p2_zero_bubble_zero3_early",
+       2,
+       {kZeroBubble},
+       2,
+       [](TinySetup& s) { s.timing = UpdateTiming::kEarly, s.clip = 0; }},
+      {"p4_zero_bubble_kept_nvme",
+       4,
+       {kZeroBubble},
+       1,
+       [](TinySetup& s) { s.layout.recompute = false, s.layout.drives = 1, s.room = Room::kSmallest; }},
+      {"p3_zero_bubble_few_micro_batches",
+       3,
+       {kZeroBubble},
+       0,
+       [](TinySetup& s) {
+         s.layout.micro_batches = 2, s.layout.recompute = false, s.timing = UpdateTiming::kSeparate;
+       }},
       {"p2_v2_layers_as_given",
        2,
        {kBreadthFirst, 2},
        2,
-       [](TinySetup& s) { s.layout.stage_layers = {1, 1, 2, 1}, s.room = Room::kSmallest; }},
+       [](TinySetup& s) {
+         s.layout.stage_layers = {1, 1, 2, 1}, s.room = Room::kSmallest;
+       }},
       {"p2_one_micro_batch",
        2,
        {kOneForwardOneBackward},
@@ -133,7 +155,7 @@ TEST(PipelineRunsInFp64, AreOneRankToRoundoff) {
     const RanksOutcome one = train_on_ranks(setup, {}, steps);
     for (const RanksWay& way :
          {in_stages(2, 2, false, 2, {kBreadthFirst, 2}), in_stages(2, 1, false, 4, {kGPipe}),
-          in_stages(1, 1, false, 4, {kOneForwardOneBackward})}) {
+          in_stages(1, 1, false, 4, {kOneForwardOneBackward}), in_stages(2, 1, false, 4, {kZeroBubble})}) {
       const RanksOutcome now = train_on_ranks(setup, way, steps);
       const auto near = [](const std::vector<double>& a, const std::vector<double>& b) {
         ASSERT_EQ(a.size(), b.size());
@@ -165,6 +187,7 @@ TEST(PipelineRunsInFp16, SkipTogether) {
   EXPECT_EQ(one.skipped, (std::vector<bool>{false, true, false, false}));
   expect_same(train_on_ranks(setup, in_stages(1, 1, false, 2, {kBreadthFirst, 2}), 4), one);
   expect_same(train_on_ranks(setup, in_stages(1, 1, false, 4, {kOneForwardOneBackward}), 4), one);
+  expect_same(train_on_ranks(setup, in_stages(1, 1, false, 4, {kZeroBubble}), 4), one);
 }
 
 // A frozen unit on some stages, the embedding among them, and a unit of which a part is frozen.
@@ -179,6 +202,7 @@ TEST(PipelineRunsWithFrozenUnits, HaveTheBitsOfOneStage) {
     const RanksOutcome one = train_on_ranks(setup, {}, 3);
     for (const int stages : {2, 4})
       expect_same(train_on_ranks(setup, in_stages(1, 1, false, stages), 3), one);
+    expect_same(train_on_ranks(setup, in_stages(1, 1, false, 4, {kZeroBubble}), 3), one);
   }
 }
 
@@ -212,8 +236,9 @@ std::vector<std::string> on_stages(const TinySetup& setup, const RanksWay& way, 
 // Bytes by formula: each boundary between parts once a micro-batch and direction, the table once each way.
 TEST(PipelineComm, IsTheClosedForm) {
   for (const bool tied : {false, true}) {
-    for (const RanksWay& way : {in_stages(1, 1, false, 4, {kOneForwardOneBackward}),
-                                in_stages(2, 2, false, 2, {kBreadthFirst, 2})}) {
+    for (const RanksWay& way :
+         {in_stages(1, 1, false, 4, {kOneForwardOneBackward}), in_stages(1, 1, false, 4, {kZeroBubble}),
+          in_stages(2, 2, false, 2, {kBreadthFirst, 2})}) {
       TinySetup setup = setup_of(true, tied, DType::kBF16);
       std::mutex mutex;
       const auto errors = on_stages(setup, way, 60, [&](TinyRun& run) {
@@ -286,6 +311,12 @@ TEST(PipelineLayouts, HaveTensorsForTheirStageAlone) {
     const auto first = static_cast<std::size_t>(l.first_layer[static_cast<std::size_t>(stage)]);
     EXPECT_LE(l.activation[first].size(), static_cast<std::size_t>(4 - stage + 1));
     EXPECT_EQ(layout(stage, {kGPipe}).activation[first].size(), 8u);
+    // In halves, until the second one: as many as the first stage has, and one that arrives early.
+    const Layout halves = layout(stage, {kZeroBubble});
+    EXPECT_LE(halves.activation[first].size(), 5u);
+    EXPECT_EQ(halves.saved[first].size(), static_cast<std::size_t>(stage + 1));
+    EXPECT_EQ(l.saved[first].size(), 0u);
+    EXPECT_GT(halves.workspace_bytes(), l.workspace_bytes());
   }
   EXPECT_EQ(states, whole);
   EXPECT_EQ(layout(0, {kBreadthFirst}).first_layer, layout(3, {kGPipe}).first_layer);

@@ -12,14 +12,16 @@
 namespace zg {
 
 enum class OpKind : std::uint8_t {
-  kInitialize,  // a unit's first weights and optimizer state
-  kSave,        // a unit's state is read for a checkpoint
-  kUpdate,      // the optimizer, over a unit's state
-  kEmbedding,   // tokens -> input of the first block
-  kForward,     // one block, one micro-batch
-  kHead,        // loss and its gradient, one micro-batch
-  kHeadLoss,    // loss alone (evaluation)
-  kBackward,    // one block, one micro-batch
+  kInitialize,      // a unit's first weights and optimizer state
+  kSave,            // a unit's state is read for a checkpoint
+  kUpdate,          // the optimizer, over a unit's state
+  kEmbedding,       // tokens -> input of the first block
+  kForward,         // one block, one micro-batch
+  kHead,            // loss and its gradient, one micro-batch
+  kHeadLoss,        // loss alone (evaluation)
+  kBackward,        // one block, one micro-batch
+  kBackwardInput,   // its halves (zg::Backward): the gradient of the block's input,
+  kBackwardWeight,  // and those of its parameters
   kEmbeddingBackward,
   kFinishGradient,  // a unit's gradient is summed over the ranks, and cast from its accumulator
   kGather,          // a unit's weight from the shards of all ranks

@@ -29,25 +29,23 @@ class Stage {
     const bool deferred = updates && shape_.step.timing == UpdateTiming::kDeferred;
     const bool early = updates && shape_.step.timing == UpdateTiming::kEarly;
     const std::vector<std::int32_t> units = units_by_first_read();
-    const auto update = [&](Schedule& s, std::size_t i) {
+    const std::vector<Need> needs = gathers();
+    const auto ahead = static_cast<std::size_t>(shape_.step.gather_ahead);
+    Schedule s;
+    const auto update = [&](std::size_t i) {
       if (deferred && i < units.size()) s.push_back({OpKind::kUpdate, units[i]});
     };
-    Schedule s;
-    update(s, 0);
-    std::size_t read = 0;  // units of which a slot has read
-    std::map<std::int32_t, int> gathers_left = gathers_by_unit(), gathered_in;
+    std::size_t read = 0, needed = 0, gathered = 0;  // units of which a slot has read, needs, and gathers
+    const auto gather_until = [&](std::size_t end) {
+      for (; gathered < std::min(end, needs.size()); ++gathered) s.push_back(needs[gathered].gather);
+    };
+    for (std::size_t i = 0; i < ahead; ++i) update(i), gather_until(i + 1);
+    update(ahead);
     std::optional<std::int32_t> finished;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const Slot& slot = slots_[i];
-      if (read < units.size() && reads_weight(slot) && slot.unit == units[read]) update(s, ++read);
-      if (reads_weight(slot) && shape_.step.sharded) {
-        const auto [it, fresh] = gathered_in.try_emplace(slot.unit, run_of_[i]);
-        if (fresh || (again() && it->second != run_of_[i])) {
-          it->second = run_of_[i];
-          const bool last = --gathers_left[slot.unit] == 0;
-          s.push_back({OpKind::kGather, slot.unit, 0, false, last && is_followed_by_update()});
-        }
-      }
+      if (read < units.size() && reads_weight(slot) && slot.unit == units[read]) update(++read + ahead);
+      if (needed < needs.size() && needs[needed].slot == i) gather_until(++needed + ahead);
       s.push_back(slot);
       if (!early || slot.kind != OpKind::kFinishGradient) continue;
       // One unit behind, so that both run at the same time.
@@ -179,6 +177,26 @@ class Stage {
     }
     return units;
   }
+  // A gather, and the slot that is the first to need it.
+  struct Need {
+    std::size_t slot = 0;
+    Slot gather;
+  };
+  std::vector<Need> gathers() const {
+    std::vector<Need> all;
+    if (!shape_.step.sharded) return all;
+    std::map<std::int32_t, int> left = gathers_by_unit(), gathered_in;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      const std::int32_t unit = slots_[i].unit;
+      if (!reads_weight(slots_[i])) continue;
+      const auto [it, fresh] = gathered_in.try_emplace(unit, run_of_[i]);
+      if (!fresh && (!again() || it->second == run_of_[i])) continue;
+      it->second = run_of_[i];
+      const bool last = --left[unit] == 0;
+      all.push_back({i, {OpKind::kGather, unit, 0, false, last && is_followed_by_update()}});
+    }
+    return all;
+  }
   std::map<std::int32_t, int> gathers_by_unit() const {
     std::map<std::int32_t, int> gathers;
     for (const Slot& slot : slots_) {
@@ -200,6 +218,8 @@ class Stage {
 
 Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates) {
   ZG_ASSERT(shape.pipeline.stages > 1, "one stage has a schedule of its own");
+  // Of a stage with one unit in each of two chunks, the second next gather is of the same unit again.
+  ZG_ASSERT_LE(shape.step.gather_ahead, 1);
   return Stage(shape, pass).with_gathers_and_updates(updates);
 }
 

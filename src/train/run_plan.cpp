@@ -296,13 +296,12 @@ class Planner {
   }
 
   // Gathers come one unit ahead of their use, beside the compute before it, unless there is no room for one
-  // more gathered weight, or making it costs more than a hundredth of the step's traffic. A stage of a
-  // pipeline has a chunk's weights at a time, and gathers each just before its use, as tiles are gathered.
+  // more gathered weight, or making it costs more than a hundredth of the step's traffic. Tiles are gathered
+  // just before their use.
   void choose_programs(const std::optional<RankChoices>& asked) {
-    const bool fixed = asked || layout().is_pipeline();
-    const std::int32_t ahead = asked && !layout().is_pipeline() ? asked->gather_ahead : 0;
+    const std::int32_t ahead = asked ? asked->gather_ahead : 0;
     if (!fit(ahead) && (asked || !may_become_tiles() || !fit_in_tiles())) throw_no_room();
-    if (fixed || !layout().is_sharded() || in_tiles()) return;
+    if (asked || !layout().is_sharded() || in_tiles()) return;
     const std::int64_t most = total(plan_.dry_run.per_step);
     if (!fit(1) || total(plan_.dry_run.per_step) > most + most / 100) fit(0);
   }

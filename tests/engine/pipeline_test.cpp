@@ -2,6 +2,8 @@
 // schedule, sharding and tiers; and what its stages exchange.
 #include <fmt/core.h>
 
+#include <set>
+
 #include "engine/ranks_run.hpp"
 
 namespace zg::test {
@@ -97,6 +99,17 @@ std::vector<Case> cases() {
        [](TinySetup& s) {
          s.layout.micro_batches = 2, s.layout.recompute = false, s.timing = UpdateTiming::kSeparate;
        }},
+      {"p2_v2_zero3_one_unit_ahead",
+       2,
+       {kDepthFirst, 2},
+       2,
+       [](TinySetup& s) { s.gather_ahead = 1, s.room = Room::kSmallest; }},
+      {"p4_zero_bubble_zero3_one_unit_ahead_early",
+       4,
+       {kZeroBubble},
+       2,
+       [](TinySetup& s) { s.gather_ahead = 1, s.timing = UpdateTiming::kEarly, s.clip = 0; }},
+      {"p2_zero1_one_unit_ahead", 2, {kOneForwardOneBackward}, -2, [](TinySetup& s) { s.gather_ahead = 1; }},
       {"p2_v2_layers_as_given",
        2,
        {kBreadthFirst, 2},
@@ -288,6 +301,62 @@ TEST(PipelineComm, GathersAChunkWheneverItsTurnComes) {
   const Calls deep = gathers(in_stages(2, 2, false, 2, {kDepthFirst, 2}));
   EXPECT_GT(deep[0], 3 * 5);
   EXPECT_EQ(deep[2], 4);
+}
+
+// One unit ahead each gather comes where the one before it would, after the update of its unit and after the
+// last use of the weight that it overwrites; all else stays in its order.
+TEST(PipelineGathers, ComeOneUnitAheadIfAsked) {
+  struct Placed {
+    Schedule others, gathers;
+    std::vector<std::size_t> place;  // of each gather: how many others come before it
+  };
+  const auto placed = [](const Schedule& schedule) {
+    Placed p;
+    std::set<std::int32_t> waits, there;
+    for (const Slot& slot : schedule) {
+      if (slot.kind == OpKind::kUpdate) waits.insert(slot.unit);
+    }
+    for (const Slot& slot : schedule) {
+      if (slot.kind == OpKind::kUpdate) {
+        waits.erase(slot.unit);
+        continue;
+      }
+      if (slot.kind == OpKind::kGather) {
+        EXPECT_EQ(waits.count(slot.unit), 0u) << "unit " << slot.unit << " is gathered before it is updated";
+        EXPECT_TRUE(there.insert(slot.unit).second) << "unit " << slot.unit << " is gathered twice";
+        p.gathers.push_back(slot), p.place.push_back(p.others.size());
+        continue;
+      }
+      const bool computes = slot.kind == OpKind::kForward || slot.kind == OpKind::kBackward ||
+                            slot.kind == OpKind::kBackwardInput || slot.kind == OpKind::kHead;
+      EXPECT_TRUE(!computes || there.count(slot.unit) == 1) << "unit " << slot.unit << " is not there";
+      if (slot.drop) there.erase(slot.unit);
+      p.others.push_back(slot);
+    }
+    EXPECT_TRUE(there.empty());
+    return p;
+  };
+  for (const PipelineOptions& o : {PipelineOptions{kBreadthFirst, 2}, PipelineOptions{kDepthFirst, 2},
+                                   PipelineOptions{kOneForwardOneBackward}, PipelineOptions{kZeroBubble}}) {
+    for (const bool keep : {false, true}) {
+      for (const bool tied : {false, true}) {
+        for (int stage = 0; stage < 2; ++stage) {
+          StageShape shape{{6, 8, Accumulation::kLayerMajor, UpdateTiming::kDeferred, tied, true, keep},
+                           {2, o.chunks, 8, o.schedule},
+                           stage,
+                           split_layers(6, 1, 0, 1, 2 * o.chunks)};
+          const Placed now = placed(stage_schedule(shape, PipelinePass::kTraining, true));
+          shape.step.gather_ahead = 1;
+          const Placed early = placed(stage_schedule(shape, PipelinePass::kTraining, true));
+          EXPECT_EQ(early.others, now.others);
+          EXPECT_EQ(early.gathers, now.gathers);
+          ASSERT_GT(now.place.size(), 1u);
+          for (std::size_t k = 0; k < now.place.size(); ++k)
+            EXPECT_EQ(early.place[k], k == 0 ? 0 : now.place[k - 1]);
+        }
+      }
+    }
+  }
 }
 
 // A stage holds no more micro-batches' activations than its schedule needs.

@@ -107,6 +107,20 @@ TEST_F(PipelineOfARun, TellsOfItsStagesAndItsBubble) {
   EXPECT_HAS(log, "\"stages\":");
 }
 
+// Weights are gathered ahead where every stage has room for one more; else by none.
+TEST_F(PipelineOfARun, GathersAheadWhereAllStagesHaveRoom) {
+  const Strings settings{"devices=host:4", "parallel.pipeline=2", "zero_optimization.stage=3"};
+  const auto ahead = [&](Strings more) {
+    more.insert(more.end(), settings.begin(), settings.end());
+    const Trainer trainer(config(more));
+    std::vector<std::int32_t> of;
+    for (const RunPlan& plan : trainer.plans()) of.push_back(plan.choices.gather_ahead);
+    return of;
+  };
+  EXPECT_EQ(ahead({}), (std::vector<std::int32_t>{1, 1, 1, 1}));
+  EXPECT_EQ(ahead({"parallel.pipeline_schedule=zero_bubble"}), (std::vector<std::int32_t>{1, 1, 1, 1}));
+}
+
 // A backward in halves is drawn in halves, and its bubble is that of the last stages' first halves.
 TEST_F(PipelineOfARun, DrawsTheHalvesOfABackward) {
   Trainer planned(config({"devices=host:2", "parallel.pipeline=2", "parallel.pipeline_schedule=zero_bubble",

@@ -85,7 +85,8 @@ Schedule evaluate_schedule(const ScheduleShape& shape);
 
 // The same of a stage of a pipeline: what it does of pipeline_events(), unit by unit. Each micro-batch passes
 // all layers of a chunk before the next one does. Weights are gathered for as long as the stage stays with a
-// chunk, just before they are used first; kept weights once a step.
+// chunk; kept weights once a step. ScheduleShape::gather_ahead is 1 at most: each gather then comes where the
+// one before it would.
 struct StageShape {
   ScheduleShape step;  // of the whole model
   PipelineShape pipeline;

@@ -295,6 +295,38 @@ std::vector<std::int32_t> split_layers(std::int32_t layers, double cost, double 
   return first;
 }
 
+std::vector<std::int32_t> layers_by_time(const PipelineShape& shape, std::span<const std::int32_t> first,
+                                         std::span<const double> seconds) {
+  constexpr double kWorthIt = 0.9;
+  const auto stages = static_cast<std::size_t>(shape.stages), last = stages - 1;
+  ZG_ASSERT_EQ(seconds.size(), stages);
+  const auto layers_of = [&](std::span<const std::int32_t> split) {
+    std::vector<double> layers(stages);
+    for (std::size_t part = 0; part + 1 < split.size(); ++part)
+      layers[part % stages] += split[part + 1] - split[part];
+    return layers;
+  };
+  const std::vector<double> had = layers_of(first);
+  const std::size_t begin = stages > 2 ? 1 : 0, end = stages > 2 ? last : 1;
+  double time = 0, layers = 0;
+  for (std::size_t s = begin; s < end; ++s) time += seconds[s], layers += had[s];
+  const double layer = time / layers;
+  const double before = std::max(0.0, seconds[0] - layer * had[0]),
+               after = std::max(0.0, seconds[last] - layer * had[last]);
+  const auto most = [&](std::span<const std::int32_t> split) {
+    double most_of = 0;
+    const std::vector<double> of = layers_of(split);
+    for (std::size_t s = 0; s < stages; ++s)
+      most_of = std::max(most_of, layer * of[s] + (s == 0 ? before : 0) + (s == last ? after : 0));
+    return most_of;
+  };
+  const std::vector<std::int32_t> split = split_layers(first.back(), layer, before, after, shape.parts());
+  std::vector<std::int32_t> counts;
+  if (!(most(split) < kWorthIt * most(first))) return counts;
+  for (std::size_t part = 0; part + 1 < split.size(); ++part) counts.push_back(split[part + 1] - split[part]);
+  return counts;
+}
+
 std::string drawing_of(const PipelineShape& shape, int width) {
   const auto events = pipeline_events(shape, PipelinePass::kTraining, false);
   const auto cell = static_cast<int>(std::to_string(shape.micro_batches - 1).size()) + 2;

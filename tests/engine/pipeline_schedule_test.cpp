@@ -377,6 +377,27 @@ TEST(PipelineSplit, HasTheLeastMostExpensivePart) {
   EXPECT_EQ(split_layers(8, 1, 0, 2, 4), (std::vector<std::int32_t>{0, 2, 4, 7, 8}));
 }
 
+// Layers of one second each, two for the embedding and five for the head.
+TEST(PipelineSplit, ByTimeIsEvenIfItIsWorthIt) {
+  const auto by_time = [](int stages, int chunks, const std::vector<std::int32_t>& counts) {
+    std::vector<std::int32_t> first{0};
+    std::vector<double> seconds(static_cast<std::size_t>(stages));
+    seconds.front() = stages > 2 ? 2 : 0, seconds.back() = 5;
+    for (std::size_t part = 0; part < counts.size(); ++part) {
+      first.push_back(first.back() + counts[part]);
+      seconds[part % seconds.size()] += counts[part];
+    }
+    return layers_by_time({stages, chunks, 8, kBreadthFirst}, first, seconds);
+  };
+  using Counts = std::vector<std::int32_t>;
+  EXPECT_EQ(by_time(4, 1, {6, 6, 6, 6}), (Counts{5, 8, 8, 3}));
+  EXPECT_EQ(by_time(4, 1, {6, 8, 7, 3}), Counts{});
+  EXPECT_EQ(by_time(4, 1, {6, 7, 8, 3}), Counts{});
+  EXPECT_EQ(by_time(2, 1, {4, 4}), (Counts{6, 2}));
+  EXPECT_EQ(by_time(2, 2, {4, 4, 4, 4}), (Counts{5, 5, 5, 1}));
+  EXPECT_EQ(by_time(2, 1, {1, 1}), Counts{}) << "every part has a layer";
+}
+
 TEST(PipelineDrawing, IsARowAStage) {
   EXPECT_EQ(drawing_of({2, 1, 3, kOneForwardOneBackward}),
             "stage 0   a0 a1 .  .  A0 A0 a2 A1 A1 .  A2 A2\n"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -19,8 +20,8 @@ constexpr double kMemory = 0.25;
 // When two windows in a row are this many times above, or below, the mean, that is no noise: the drive has
 // changed, and the mean starts again.
 constexpr double kStray = 1.5;
-// A drive that was busy for less than this share of the busiest drive's time had too little work to show its
-// speed.
+// A drive that was busy for less than this share of the time had too little work to show its speed: each
+// burst of blocks begins with the latency of the first, which costs a fast drive more than a slow one.
 constexpr double kKeptBusy = 0.9;
 // New shares must differ by this much from those in use to replace them, since extents move when shares
 // change.
@@ -49,12 +50,10 @@ bool Shares::sample(std::span<const DriveSample> samples, double wall_seconds) {
   const auto busy = [&](const DriveSample& s) {
     return std::clamp(s.busy_seconds, 0.0, std::max(wall_seconds, 0.0));
   };
-  double busiest = 0;
-  for (const DriveSample& s : samples) busiest = std::max(busiest, busy(s));
   for (std::size_t i = 0; i < drives_.size(); ++i) {
     drives_[i].bytes += static_cast<double>(std::max<std::int64_t>(samples[i].bytes, 0));
     drives_[i].busy += busy(samples[i]);
-    drives_[i].busiest += busiest;
+    drives_[i].wall += std::max(wall_seconds, 0.0);
     drives_[i].not_done += busy(samples[i]);
     const double done = std::clamp(samples[i].done_seconds, 0.0, drives_[i].not_done);
     drives_[i].done += done;
@@ -76,11 +75,11 @@ void Shares::gather(Drive& drive) {
   // The time without a completion counts in this sample, and in no later one.
   const double seconds = drive.done + (silent ? std::exchange(drive.not_done, 0) : 0);
   const double rate = drive.bytes / seconds;
-  // A drive that idled while others worked had few blocks in flight, and may be faster than this sample; a
-  // slow drive would have been among the busiest. So the sample must not lower its rate.
-  const bool at_least = drive.busy < kKeptBusy * drive.busiest;
-  if (drive.rate == 0 || !at_least || rate > drive.rate) absorb(drive, rate, seconds);
-  drive.bytes = drive.done = drive.busy = drive.busiest = 0;
+  // A drive that idled at times had few blocks in flight, and may be faster than this sample; where a drive
+  // is too slow for its share, work piles up in front of it. So the sample must not lower its rate.
+  const bool at_least = drive.busy < kKeptBusy * drive.wall;
+  if (!at_least || rate > assumed_rate(drive)) absorb(drive, rate, seconds);
+  drive.bytes = drive.done = drive.busy = drive.wall = 0;
 }
 
 void Shares::absorb(Drive& drive, double rate, double busy) {
@@ -95,17 +94,23 @@ void Shares::absorb(Drive& drive, double rate, double busy) {
   drive.rate += gain * (rate - drive.rate);
 }
 
-void Shares::compute(std::vector<double>& result) const {
+// What counts as the drive's rate: what was measured, else as much as its weight says in relation to the
+// drives that were; infinite as long as none was, since then the weights alone decide.
+double Shares::assumed_rate(const Drive& drive) const {
+  if (drive.rate > 0) return drive.rate;
   double weights = 0, rates = 0;
   for (const Drive& d : drives_) {
     if (d.rate == 0) continue;
     weights += d.weight;
     rates += d.rate;
   }
-  // A drive that was not measured is assumed to be as fast as its weight says in relation to those that were.
-  const double unit = rates > 0 ? rates / std::max(weights, 1e-12) : 1;
+  return rates > 0 ? drive.weight * (rates / std::max(weights, 1e-12))
+                   : std::numeric_limits<double>::infinity();
+}
+
+void Shares::compute(std::vector<double>& result) const {
   result.clear();
-  for (const Drive& d : drives_) result.push_back(d.rate > 0 ? d.rate : d.weight * unit);
+  for (const Drive& d : drives_) result.push_back(learned() ? assumed_rate(d) : d.weight);
   const auto normalize = [&] {
     const double sum = std::accumulate(result.begin(), result.end(), 0.0);
     for (double& share : result) share /= sum;

@@ -49,11 +49,11 @@ class Shares {
     double age = 0;     // busy seconds of which `rate` is the mean
     int strayed = 0;    // the last sample was far above (1) or far below (-1) `rate`
     // Gathered until they are enough for a sample; the times are seconds:
-    double bytes = 0, done = 0, busy = 0;
-    double busiest = 0;   // of the drive that was busy longest
+    double bytes = 0, done = 0, busy = 0, wall = 0;
     double not_done = 0;  // busy time since the last block completed
   };
   void gather(Drive& drive);
+  double assumed_rate(const Drive& drive) const;
   static void absorb(Drive& drive, double rate, double busy);
   void compute(std::vector<double>& result) const;
 

@@ -184,6 +184,24 @@ TEST(Shares, UnmeasuredDrivesKeepTheirWeightBesideMeasuredOnes) {
 }
 
 // Whatever counters say, no drive was busy for longer than time has passed, or for less than none.
+// In bursts the latency of the first block counts in full, and a fast drive seems slower than it is, beside a
+// slow one.
+TEST(Shares, ADriveThatIdlesAtTimesDoesNotBecomeSlower) {
+  Shares shares({1.0, 0.5}, true);
+  const std::vector<DriveSample> bursts = {{20'000'000, 0.03, 0.03}, {12'000'000, 0.03, 0.03}};
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(shares.sample(bursts, kWindow));  // the weights stand
+  EXPECT_FALSE(shares.learned());
+  const std::vector<DriveSample> busy = {{50'000'000, kWindow, kWindow}, {10'000'000, kWindow, kWindow}};
+  EXPECT_TRUE(shares.sample(busy, kWindow));
+  EXPECT_NEAR(shares.shares()[0], 5.0 / 6, 1e-9);
+  for (int i = 0; i < 100; ++i) shares.sample(std::vector<DriveSample>{bursts[0], {}}, kWindow);
+  EXPECT_NEAR(shares.shares()[0], 5.0 / 6, 1e-9);
+  // It may be faster than was known.
+  for (int i = 0; i < 100; ++i) shares.sample(bursts, kWindow);
+  EXPECT_NEAR(shares.bytes_per_second(0), 1e9, 1);
+  EXPECT_NEAR(shares.bytes_per_second(1), 0.4e9, 1e6);
+}
+
 TEST(Shares, ImpossibleSamplesAreTakenForWhatTheyCanBe) {
   const auto rate = [](const DriveSample& sample, double wall_seconds) {
     Shares shares({1, 1}, true);
@@ -191,7 +209,7 @@ TEST(Shares, ImpossibleSamplesAreTakenForWhatTheyCanBe) {
     return shares.bytes_per_second(0);
   };
   EXPECT_NEAR(rate({50'000'000, 40 * kWindow, 40 * kWindow}, kWindow), 1e9, 1);  // and not a fortieth of it
-  EXPECT_NEAR(rate({50'000'000, kWindow, 2 * kWindow}, 2 * kWindow), 1e9, 1);
+  EXPECT_NEAR(rate({50'000'000, kWindow, 2 * kWindow}, kWindow), 1e9, 1);
   EXPECT_EQ(rate({50'000'000, -kWindow, kWindow}, kWindow), 0);  // nothing is known of it
   EXPECT_EQ(rate({50'000'000, kWindow, -kWindow}, kWindow), 0);
   EXPECT_EQ(rate({50'000'000, kWindow, kWindow}, -1), 0);
@@ -199,7 +217,7 @@ TEST(Shares, ImpossibleSamplesAreTakenForWhatTheyCanBe) {
   Shares shares({1, 1}, true);
   const DriveSample other = {50'000'000, kWindow, kWindow};
   const auto sample = [&](std::int64_t bytes, double busy) {
-    shares.sample(std::vector<DriveSample>{{bytes, busy, busy}, other}, kWindow);
+    shares.sample(std::vector<DriveSample>{{bytes, busy, busy}, other}, std::max(busy, 0.0));
   };
   sample(10'000'000, 0.01);
   sample(-70'000'000, -3);

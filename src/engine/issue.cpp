@@ -53,7 +53,9 @@ void StepExecutor::issue_again(const StepOp& op) {
   if (dropout_of(op)) return issue(op);
   if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate || exchange_ != nullptr || op.in_tiles())
     return issue(op);
-  if (context_ != nullptr && (op.kind == OpKind::kForward || op.kind == OpKind::kBackward)) return issue(op);
+  const bool attends =
+      op.kind == OpKind::kForward || op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput;
+  if (context_ != nullptr && attends) return issue(op);
   const auto number = [](std::int32_t n) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
   };
@@ -67,7 +69,8 @@ void StepExecutor::issue_again(const StepOp& op) {
 // Where the operation stands, for what it drops; none: it drops nothing.
 std::optional<DropoutPlace> StepExecutor::dropout_of(const StepOp& op) const {
   const bool drops = op.kind == OpKind::kEmbedding || op.kind == OpKind::kForward ||
-                     op.kind == OpKind::kBackward || op.kind == OpKind::kEmbeddingBackward;
+                     op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput ||
+                     op.kind == OpKind::kBackwardWeight || op.kind == OpKind::kEmbeddingBackward;
   if (dropout_keys_.empty() || !dropout_step_ || !drops) return {};
   const std::int64_t micro_batch = layout_.options.place().micro_batch(op.micro_batch);
   return DropoutPlace{.keys = dropout_keys_[static_cast<std::size_t>(op.unit)],
@@ -163,6 +166,18 @@ void StepExecutor::issue_pass(const StepOp& op) {
                            dropout);
       break;
     }
+    case OpKind::kBackwardInput: {
+      const View x = rows(Operand::kInput), weights = weight();
+      void* const saved = data(Operand::kSaved);
+      if (layout_.options.recompute) forward(View(), saved);
+      model.block_backward_input(s, shape, weights, x, saved, rows(Operand::kActivationGradient), w.scratch(),
+                                 context_.get(), dropout);
+      break;
+    }
+    case OpKind::kBackwardWeight:
+      model.block_backward_weight(s, shape, rows(Operand::kInput), data(Operand::kSaved), accumulator(),
+                                  w.scratch(), into, dropout);
+      break;
     case OpKind::kEmbeddingBackward:
       model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient),
                                accumulator(), into, w.scratch(), dropout);

@@ -77,7 +77,7 @@ class Workspace {
   static std::int64_t scratch_bytes(const Layout& l) {
     const BatchShape shape = l.options.micro_batch;
     const std::int64_t bytes = std::max(
-        {l.model->block_workspace_bytes(shape), l.model->head_workspace_bytes(shape),
+        {l.model->block_workspace_bytes(shape, l.backward()), l.model->head_workspace_bytes(shape),
          l.model->embedding_workspace_bytes(shape), Ops::kSumPartials * std::int64_t{sizeof(double)}});
     return round_up(bytes, 4096);
   }

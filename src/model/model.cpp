@@ -115,9 +115,9 @@ void check_exchange(BatchShape shape, const ContextExchange* exchange) {
 }
 
 model::BlockBytes block_bytes(const ModelConfig& c, const ModelPart& part, DType dtype, BatchShape shape,
-                              const OpSizes& sizes) {
-  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, part, dtype, shape, sizes)
-                               : model::llama_block_bytes(c, part, dtype, shape, sizes);
+                              const OpSizes& sizes, Backward how) {
+  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, part, dtype, shape, sizes, how)
+                               : model::llama_block_bytes(c, part, dtype, shape, sizes, how);
 }
 
 }  // namespace
@@ -222,13 +222,13 @@ std::int64_t Model::checkpoint_bytes(BatchShape shape) const {
   return round_up(residual_rows(shape) * config_.width * static_cast<std::int64_t>(size_of(dtype_)), 4096);
 }
 
-std::int64_t Model::saved_bytes(BatchShape shape) const {
-  return block_bytes(here_, part_, dtype_, shape, *sizes_).saved;
+std::int64_t Model::saved_bytes(BatchShape shape, Backward how) const {
+  return block_bytes(here_, part_, dtype_, shape, *sizes_, how).saved;
 }
 
-std::int64_t Model::block_workspace_bytes(BatchShape shape) const {
+std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const {
   const View sums = tile_sums(shape, nullptr);
-  return block_bytes(here_, part_, dtype_, shape, *sizes_).workspace +
+  return block_bytes(here_, part_, dtype_, shape, *sizes_, how).workspace +
          sums.count() * static_cast<std::int64_t>(size_of(sums.dtype));
 }
 
@@ -325,9 +325,46 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   call.sums = tile_sums(shape, workspace);
   call.dropout = dropout;
   if (config_.arch == Arch::kGpt2) {
-    model::gpt2_block_backward(call, x, saved, dx, workspace);
+    model::gpt2_block_backward(call, model::BackwardCall::kWhole, x, saved, dx, workspace);
   } else {
-    model::llama_block_backward(call, x, saved, dx, workspace);
+    model::llama_block_backward(call, model::BackwardCall::kWhole, x, saved, dx, workspace);
+  }
+}
+
+void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
+                                 void* workspace, ContextExchange* context,
+                                 const DropoutPlace* dropout) const {
+  const Unit& unit = units_[1];
+  check_shape(config_, shape);
+  check_flat(weights, unit, dtype_);
+  check_rows(x, residual_rows(shape), config_.width, dtype_);
+  check_rows(dx, residual_rows(shape), config_.width, dtype_);
+  ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
+  check_exchange(shape, context);
+  ZG_ASSERT(!unit.in_tiles(), "a backward of tiles in halves");
+  model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
+  call.dropout = dropout;
+  if (config_.arch == Arch::kGpt2) {
+    model::gpt2_block_backward(call, model::BackwardCall::kInput, x, saved, dx, workspace);
+  } else {
+    model::llama_block_backward(call, model::BackwardCall::kInput, x, saved, dx, workspace);
+  }
+}
+
+void Model::block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads,
+                                  void* workspace, Gradients into, const DropoutPlace* dropout) const {
+  const Unit& unit = units_[1];
+  check_shape(config_, shape);
+  check_flat(grads, unit, accumulator_dtype());
+  check_rows(x, residual_rows(shape), config_.width, dtype_);
+  ZG_ASSERT(saved != nullptr && workspace != nullptr);
+  ZG_ASSERT(!unit.in_tiles(), "a backward of tiles in halves");
+  model::Call call = call_of(s, shape, unit, View{}, grads, into);
+  call.dropout = dropout;
+  if (config_.arch == Arch::kGpt2) {
+    model::gpt2_block_backward_weight(call, x, saved, workspace);
+  } else {
+    model::llama_block_backward_weight(call, x, saved, workspace);
   }
 }
 

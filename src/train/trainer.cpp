@@ -277,19 +277,29 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     read_data(config, model);
     gpus_ = open_gpus(config);
     const std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_);
-    const auto plan_next = [&](const std::optional<RankChoices>& choices) {
-      const std::size_t local = plans_.size();
+    const auto plan_of = [&](std::size_t local, const std::optional<RankChoices>& choices) {
       const int rank = processes_.number() * config.device.ranks + static_cast<int>(local);
-      plans_.push_back(
-          make_run_plan(config, model, data_->validation_tokens(), hardware[local], rank, choices));
+      return make_run_plan(config, model, data_->validation_tokens(), hardware[local], rank, choices);
     };
-    if (processes_.number() == 0) plan_next({});
-    const RankChoices mine = plans_.empty() ? RankChoices{} : plans_.front().choices;
+    // The first rank chooses for all. Stages of a pipeline differ in what they have room for: each of their
+    // ranks chooses, and what all have room for holds.
+    const bool each = config.parallel.pipeline > 1;
+    const std::size_t ranks = static_cast<std::size_t>(config.device.ranks);
+    const std::size_t choosing = each ? ranks : processes_.number() == 0 ? 1 : 0;
+    for (std::size_t r = 0; r < choosing; ++r) plans_.push_back(plan_of(r, {}));
+    RankChoices mine = plans_.empty() ? RankChoices{} : plans_.front().choices;
+    for (const RunPlan& plan : plans_)
+      mine.gather_ahead = std::min(mine.gather_ahead, plan.choices.gather_ahead);
     const std::array numbers{static_cast<double>(mine.gather_ahead), static_cast<double>(mine.blocks)};
-    const std::vector<double> first = processes_.all_gather(numbers).front();
-    const RankChoices choices{static_cast<std::int32_t>(first[0]),
-                              static_cast<Blocks>(static_cast<int>(first[1]))};
-    while (static_cast<int>(plans_.size()) < config.device.ranks) plan_next(choices);
+    const auto all = processes_.all_gather(numbers);
+    RankChoices choices{static_cast<std::int32_t>(all.front()[0]),
+                        static_cast<Blocks>(static_cast<int>(all.front()[1]))};
+    for (std::size_t p = 0; each && p < all.size(); ++p)
+      choices.gather_ahead = std::min(choices.gather_ahead, static_cast<std::int32_t>(all[p][0]));
+    for (std::size_t r = 0; r < plans_.size(); ++r) {
+      if (plans_[r].choices.gather_ahead != choices.gather_ahead) plans_[r] = plan_of(r, choices);
+    }
+    while (plans_.size() < ranks) plans_.push_back(plan_of(plans_.size(), choices));
     add_up();
     go_on_from_checkpoint();
   });

@@ -44,7 +44,8 @@ const std::vector<AxisValues>& axes() {
       {"ZeRO", {"0", "1", "3", "3 in groups of 2"}},
       {"tensor", {"1", "2", "2 with sequence", "4", "4 with sequence"}},
       {"context", {"1", "2 ring", "2 ulysses", "4 ring"}},
-      {"pipeline", {"1", "2 breadth-first", "2 x 2 depth-first", "2 x 2 breadth-first", "4 1f1b"}},
+      {"pipeline",
+       {"1", "2 breadth-first", "2 x 2 depth-first", "2 x 2 breadth-first", "4 1f1b", "2 zero-bubble"}},
       {"state", {"device", "host", "nvme"}},
       {"recomputation", {"on", "off"}},
       {"updates", {"deferred", "early", "separate"}},
@@ -53,9 +54,9 @@ const std::vector<AxisValues>& axes() {
   return all;
 }
 constexpr int kDatas[] = {1, 2}, kTensors[] = {1, 2, 2, 4, 4}, kContexts[] = {1, 2, 2, 4},
-              kStages[] = {1, 2, 2, 2, 4};
+              kStages[] = {1, 2, 2, 2, 4, 2};
 constexpr PipelineOptions kPipelines[] = {
-    {}, {kBreadthFirst}, {kDepthFirst, 2}, {kBreadthFirst, 2}, {kOneForwardOneBackward}};
+    {}, {kBreadthFirst}, {kDepthFirst, 2}, {kBreadthFirst, 2}, {kOneForwardOneBackward}, {kZeroBubble}};
 constexpr int kMostRanks = 8;
 
 using Combination = std::array<int, kAxes>;  // -1: not chosen

@@ -159,16 +159,18 @@ class ModelRunner {
     return result;
   }
 
-  // Computes the gradients of the sum of losses, times the scale; returns that sum.
+  // Computes the gradients of the sum of losses, times the scale; returns that sum. In halves, the second
+  // ones of all blocks come after the first ones.
   double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo, double loss_scale = 1,
-                          Gradients into = Gradients::kAdd) {
+                          Gradients into = Gradients::kAdd, Backward how = Backward::kWhole) {
     const BatchShape shape = batch.shape;
+    const bool in_halves = how == Backward::kInHalves, all_saved = in_halves || recompute == Recompute::kNo;
     std::vector<Bytes> xs, saved;
     xs.emplace_back(model_.checkpoint_bytes(shape));
     embed(batch, xs.back());
-    Bytes workspace(model_.block_workspace_bytes(shape));
+    Bytes workspace(model_.block_workspace_bytes(shape, how));
     for (std::size_t u = 1; u < head(); ++u) {
-      if (recompute == Recompute::kNo || saved.empty()) saved.emplace_back(model_.saved_bytes(shape));
+      if (all_saved || saved.empty()) saved.emplace_back(model_.saved_bytes(shape, how));
       xs.emplace_back(model_.checkpoint_bytes(shape));
       workspace.poison();
       model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), rows(xs[u], batch),
@@ -182,7 +184,7 @@ class ModelRunner {
                                   targets(batch), View(&sum, DType::kF64, 1, 1), rows(dx, batch),
                                   grads(head()), grads(table()), head_workspace.data(), loss_scale, into);
     for (std::size_t u = head() - 1; u >= 1; --u) {
-      Bytes& mine = recompute == Recompute::kNo ? saved[u - 1] : saved.back();
+      Bytes& mine = all_saved ? saved[u - 1] : saved.back();
       if (recompute == Recompute::kYes) {
         mine.poison();
         model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), View{}, mine.data(),
@@ -190,8 +192,20 @@ class ModelRunner {
       }
       stream_.synchronize();
       workspace.poison();
-      model_.block_backward(stream_, shape, weights(u), rows(xs[u - 1], batch), mine.data(), rows(dx, batch),
-                            grads(u), workspace.data(), into, nullptr, nullptr, place(u));
+      const View x = rows(xs[u - 1], batch);
+      if (in_halves) {
+        model_.block_backward_input(stream_, shape, weights(u), x, mine.data(), rows(dx, batch),
+                                    workspace.data(), nullptr, place(u));
+      } else {
+        model_.block_backward(stream_, shape, weights(u), x, mine.data(), rows(dx, batch), grads(u),
+                              workspace.data(), into, nullptr, nullptr, place(u));
+      }
+      stream_.synchronize();
+    }
+    for (std::size_t u = 1; in_halves && u < head(); ++u) {
+      workspace.poison();
+      model_.block_backward_weight(stream_, shape, rows(xs[u - 1], batch), saved[u - 1].data(), grads(u),
+                                   workspace.data(), into, place(u));
       stream_.synchronize();
     }
     // A tied head has written to the embedding's gradients before.

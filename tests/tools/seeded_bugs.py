@@ -36,6 +36,7 @@ CALL, HEAD, UNITS, MODEL = "src/model/call.hpp", "src/model/head.cpp", "src/mode
 PART, COPIES = "src/model/part.cpp", "src/engine/tensor_parts.cpp"
 PARTS = ("zg_test_engine", "Models/TensorParts.InFp64*")
 STAGES = ("zg_test_engine", "*Pipeline*")
+HALVES = ("zg_test_model", "*BackwardInHalves*")
 CALLS = "src/engine/communication.cpp"
 GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
 TILES = ("zg_test_engine", "Tiles.*")
@@ -194,7 +195,7 @@ BUGS = (
         (("kernels/host/embedding.cpp", "const std::int64_t id = args.ids[r] - args.part.first;\n        if (id >= 0 &&",
           "const std::int64_t id = std::max<std::int64_t>(0, args.ids[r] - args.part.first);\n        if (id >= 0 &&"),), PARTS),
     Bug("pipeline: all but the last micro-batch's gradient is dropped",
-        ((STAGE, "backward && m == 0, evaluates_", "backward, evaluates_"),), STAGES),
+        ((STAGE, "adds && m == 0, evaluates_", "adds, evaluates_"),), STAGES),
     Bug("pipeline: the head's part of a tied gradient is not added",
         ((PROGRAM, "slot.first = slot.first && !tied();",
           "slot.first = slot.first && (!tied() || layout_.is_pipeline());"),), STAGES),
@@ -228,6 +229,21 @@ BUGS = (
           "return std::pair(e.begin, e.kind != PipelineEvent::Kind::kStep);"),), STAGES),
     Bug("pipeline: every stage tells the tokens",
         ((EXECUTOR, "if (!place.tells_tokens()) break;", "if (!place.tells_loss()) break;"),), STAGES),
+    Bug("zero-bubble: the second half is forgotten for the last micro-batch",
+        ((STAGE, "          push(OpKind::kBackwardWeight, u, m);\n",
+          "          if (m + 1 < shape_.step.micro_batches) push(OpKind::kBackwardWeight, u, m);\n"),), STAGES),
+    Bug("zero-bubble: the next micro-batch overwrites the gradients between the halves",
+        ((LAYOUT, "recompute ? kept : activations,", "recompute ? std::min<std::int64_t>(kept, 1) : activations,"),), STAGES),
+    Bug("zero-bubble: the gradients of a step are added to those of the step before",
+        ((STAGE, "kind == OpKind::kBackward || kind == OpKind::kBackwardWeight ||", "kind == OpKind::kBackward ||"),), STAGES),
+    Bug("zero-bubble: a norm overwrites the gradient that the second half multiplies with",
+        (("src/model/llama_block.cpp", "  if (!whole) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);\n",
+          "  if (!whole) ops.cast(s, dx, f.x1), ops.cast(s, dx, w.held);\n"),), HALVES),
+    Bug("zero-bubble: the gradient of a bias is added in both halves",
+        (("src/model/gpt2_block.cpp",
+          "  linear_backward(call, w, f.fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);\n",
+          "  linear_backward(call, w, f.fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);\n"
+          "  call.ops.bias_backward(call.stream, f.fc, call.grad(kFcBias), w.bias_partials(f.fc.cols));\n"),), HALVES),
     Bug("grid: what several parts have counts several times in the norm of stages",
         ((COPIES, "if (band.counted) continue;", "if (band.counted || is_pipeline()) continue;"),), GRID),
     Bug("grid: the norm of stages is that of the first part of each layer, several times",

@@ -56,7 +56,7 @@ struct ModelParts {
 //   depth-first    as few micro-batches at a time as keep all stages busy: few activations
 //   1F1B           one forward, one backward, with one chunk: fewest activations
 //   GPipe          all forwards, then all backwards
-//   zero-bubble    1F1B with the gradients of weights apart, in what would be bubbles; a schedule alone
+//   zero-bubble    1F1B with the gradients of weights apart, in what would be bubbles
 enum class PipelineSchedule { kBreadthFirst, kDepthFirst, kOneForwardOneBackward, kGPipe, kZeroBubble };
 
 struct PipelineOptions {

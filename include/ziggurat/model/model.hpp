@@ -59,6 +59,11 @@ enum class Blocks { kWhole, kInTiles };
 // zero.
 enum class Gradients { kAdd, kOverwrite };
 
+// Whether the backward of a block is one call or two. The first half computes the gradient of the block's
+// input, for which others wait; the second one the gradients of its parameters, at any time later. Both have
+// the bits of the one call.
+enum class Backward { kWhole, kInHalves };
+
 // What the calls of a part need of the other parts: all parts make the same exchanges in the same order.
 // Views are without gaps. Exchanges are enqueued on the stream of the call.
 class PartExchange {
@@ -88,6 +93,8 @@ enum class ModelCall {
   kBlock,
   kBlockAgain,
   kBlockBackward,
+  kBlockBackwardInput,
+  kBlockBackwardWeight,
   kHeadLoss,
   kHeadLossAndGradient
 };
@@ -134,9 +141,12 @@ class Model {
   // Sizes in bytes of the memory that calls take. Memory passed as void* must be aligned to 256 bytes and may
   // hold anything, NaN too.
   std::int64_t checkpoint_bytes(BatchShape shape) const;  // a block's input, T [N,C], rounded up to 4096
-  std::int64_t saved_bytes(BatchShape shape) const;       // `saved`: what backward needs besides that input
-  std::int64_t block_workspace_bytes(BatchShape shape) const;  // scratch of a block's forward and backward
-  std::int64_t head_workspace_bytes(BatchShape shape) const;   // scratch of the head's calls
+  // `saved`: what backward needs besides that input. Forward fills what a whole backward needs of it, and
+  // needs no more room.
+  std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
+  // Scratch of a block's forward and backward.
+  std::int64_t block_workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
+  std::int64_t head_workspace_bytes(BatchShape shape) const;  // scratch of the head's calls
   // What a block exchanges with the other parts of its sequences in a pass, in order.
   std::vector<ContextCall> context_calls(BatchShape shape, Pass pass) const;
   std::int64_t embedding_workspace_bytes(BatchShape shape) const;  // of the embedding's; 0: it needs none
@@ -168,6 +178,13 @@ class Model {
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
                       void* workspace, Gradients into = Gradients::kAdd, ContextExchange* context = nullptr,
                       TileAccess* tiles = nullptr, const DropoutPlace* dropout = nullptr) const;
+  // The same in two calls, of blocks that are no tiles; `saved` and `workspace` are as large as
+  // Backward::kInHalves says. The first one overwrites x and `saved` with what the second one needs of them.
+  void block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
+                            void* workspace, ContextExchange* context = nullptr,
+                            const DropoutPlace* dropout = nullptr) const;
+  void block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads, void* workspace,
+                             Gradients into = Gradients::kAdd, const DropoutPlace* dropout = nullptr) const;
 
   // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
   // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when

@@ -182,7 +182,7 @@ std::unique_ptr<Device> make_device(const Options& o, int gpu) {
                       : o.attention == "cudnn" ? AttentionKernel::kCudnn
                                                : AttentionKernel::kAuto;
   std::string why;
-  for (const Gpu& g : list_gpus(&why)) {
+  for (const GpuInfo& g : list_gpus(&why)) {
     if (g.device == gpu) options.budget = std::min(40 * kGiB, g.free - 2 * kGiB);
   }
   return make_cuda_device(options);

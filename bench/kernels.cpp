@@ -3,10 +3,13 @@
 // 256^3, 512^3 and 1024^3 in its type. The roof is what a plain kernel reaches, no limit of the machine: a
 // share may pass 1.
 //
+// take_pages is how fast a host arena gets its memory from the system; its roof is one thread that takes all.
+//
 //   bench_kernels [--benchmark_filter=REGEX] [--benchmark_repetitions=N]
 //
 // Names are kernel/type; counters are medians.
 #include "bench/micro.hpp"
+#include "device/pages.hpp"
 #include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/device/ops.hpp"
@@ -137,9 +140,43 @@ void add_compute_bound() {
   });
 }
 
+// Taken at once by all threads, beside taken by one: pieces of this size are one thread's.
+void add_pages() {
+  constexpr std::int64_t kBytes = 1 << 30, kPiece = 32 << 20;
+  for (const bool huge : {false, true}) {
+    const auto body = [huge](benchmark::State& state) {
+      const std::int64_t begin = pages::reserve(kBytes);
+      if (begin == 0) return state.SkipWithError("the system refuses to reserve 1 GiB of addresses");
+      pages::allow_huge(begin, kBytes, huge);
+      int error = 0;
+      std::vector<double> all, one;
+      for (auto _ : state) {
+        for (const std::int64_t at_once : {kBytes, kPiece}) {
+          const auto start = Clock::now();
+          for (std::int64_t at = 0; at < kBytes && error == 0; at += at_once)
+            error = pages::take(begin + at, at_once);
+          (at_once == kBytes ? all : one).push_back(seconds_between(start, Clock::now()));
+          pages::give_back(begin, kBytes, false);
+        }
+        state.SetIterationTime(all.back());
+      }
+      if (error != 0) state.SkipWithError("the system refuses 1 GiB of pages");
+      state.SetLabel("one thread");
+      state.counters["median_ns"] = 1e9 * median(all);
+      state.counters["mad_ns"] = 1e9 * mad(all);
+      state.counters["giga_per_s"] = 1e-9 * kBytes / median(all);
+      state.counters["roof_giga_per_s"] = 1e-9 * kBytes / median(one);
+      state.counters["share_of_roof"] = median(one) / median(all);
+      pages::unreserve(begin, kBytes);
+    };
+    benchmark::RegisterBenchmark(huge ? "take_pages/2MiB" : "take_pages/4KiB", body)->UseManualTime();
+  }
+}
+
 void run() {
   add_memory_bound();
   add_compute_bound();
+  add_pages();
   run_registered();
 }
 

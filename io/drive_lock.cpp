@@ -211,7 +211,7 @@ std::unique_ptr<DriveLock> DriveLock::take(const std::string& directory,
   // The owner is written at once, since other runs may ask for it already. A full drive may have no room for
   // it until the leftovers are removed.
   const bool written = lock->try_write_owner();
-  lock->reclaim(previous);
+  lock->remove_leftovers(previous);
   if (!written && !lock->try_write_owner())
     throw Error(Errc::kIo, lock->path_of(kLockName), "cannot be written: " + errno_text(errno));
   return lock;
@@ -332,7 +332,7 @@ void DriveLock::refuse_leftovers_of_other_hosts(const Owner& previous,
 }
 
 // Removes nothing before all leftovers are locked, and so known to belong to no living process.
-void DriveLock::reclaim(const Owner& previous) const {
+void DriveLock::remove_leftovers(const Owner& previous) const {
   const std::vector<Leftover> leftovers = find_leftovers();
   if (leftovers.empty()) return;
   std::int64_t bytes = 0;
@@ -425,7 +425,7 @@ std::string DriveLock::path_of(const std::string& name) const {
   return fmt::format("{}/{}", directory_, name);
 }
 
-void reclaim(const std::vector<std::string>& directories) {
+void remove_leftovers(const std::vector<std::string>& directories) {
   std::vector<std::unique_ptr<DriveLock>> locks;  // held together, so that a directory named twice is found
   for (const std::string& directory : directories) locks.push_back(DriveLock::take(directory));
 }

@@ -75,7 +75,7 @@ class DriveLock {
   void check_is_ours(const OwnedFd& fd) const;
   bool try_write_owner() const;
   void refuse_leftovers_of_other_hosts(const Owner& previous, std::optional<std::int64_t> file_system_type);
-  void reclaim(const Owner& previous) const;
+  void remove_leftovers(const Owner& previous) const;
   std::vector<Leftover> find_leftovers() const;
   void remove(const Leftover& leftover) const;
   bool is_at(const std::string& name, const OwnedFd& fd) const;

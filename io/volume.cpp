@@ -106,7 +106,7 @@ std::int64_t StripedVolume::version(ExtentId id, int slot) const {
   return at(id, slot).version;
 }
 
-int StripedVolume::newest(ExtentId id) const {
+int StripedVolume::newest_slot(ExtentId id) const {
   std::lock_guard lock(mutex_);
   const std::vector<Slot>& slots = at(id).slots;
   const auto best = std::max_element(slots.begin(), slots.end(),
@@ -166,7 +166,7 @@ std::string StripedVolume::explain(ExtentId id, Op op, const ExtentResult& resul
   return text + errno_text(result.cause != 0 ? result.cause : result.error);
 }
 
-std::string StripedVolume::layout(ExtentId id, int slot) const {
+std::string StripedVolume::describe_layout(ExtentId id, int slot) const {
   std::lock_guard lock(mutex_);
   std::string text;
   const std::vector<Piece>& pieces = at(id, slot).pieces;

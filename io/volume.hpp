@@ -33,16 +33,16 @@ class StripedVolume final : public Volume {
   void read(const ExtentTransfer& transfer) override { start(Op::kRead, transfer); }
   ExtentResult write_and_wait(ExtentTransfer t) override { return start_and_wait(Op::kWrite, t); }
   ExtentResult read_and_wait(ExtentTransfer t) override { return start_and_wait(Op::kRead, t); }
-  void ready(ExtentId extent, int slot, std::int64_t bytes) override;
+  void mark_ready(ExtentId extent, int slot, std::int64_t bytes) override;
   void abandon(ExtentId extent, int slot) override;
   void promote(ExtentId extent, int slot, Priority priority) override;
   std::int64_t version(ExtentId extent, int slot) const override;
-  int newest(ExtentId extent) const override;
+  int newest_slot(ExtentId extent) const override;
   void invalidate(ExtentId extent, int slot) override;
   std::int64_t transfer_bytes(ExtentId extent) const override;
   SpaceReport space(int drive) const override;
   std::string explain(ExtentId extent, Op op, const ExtentResult& result) const override;
-  std::string layout(ExtentId extent, int slot) const override;
+  std::string describe_layout(ExtentId extent, int slot) const override;
 
   // More extents, or transfers under way, than this are a bug of the caller.
   static constexpr std::size_t kMaxExtents = std::size_t{1} << 24, kMaxOperations = std::size_t{1} << 20;

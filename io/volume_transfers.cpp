@@ -178,7 +178,7 @@ StripedVolume::Operation& StripedVolume::staged_write(ExtentId id, int slot) {
   return *o;
 }
 
-void StripedVolume::ready(ExtentId id, int slot, std::int64_t bytes) {
+void StripedVolume::mark_ready(ExtentId id, int slot, std::int64_t bytes) {
   std::unique_lock lock(mutex_);
   Operation& o = staged_write(id, slot);
   const Extent& extent = at(id);

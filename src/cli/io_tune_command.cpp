@@ -86,7 +86,7 @@ std::vector<TunePlace> places_of(const Flags& f) {
   std::vector<TunePlace> places;
   for (const std::string& path : f.paths) {
     (void)io::probe_path(path, 0);  // says what is wrong with it
-    for (const std::string& file : reclaim_tune_files(path))
+    for (const std::string& file : remove_tune_leftovers(path))
       log::info("removed {}, left by a killed run", file);
     TunePlace place = look_at(path);
     for (const TunePlace& other : places) {

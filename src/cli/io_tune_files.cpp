@@ -149,7 +149,7 @@ bool is_tune_file_name(const std::string& name) {
          name.substr(kPrefix.size(), kDigits).find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-std::vector<std::string> reclaim_tune_files(const std::string& directory) {
+std::vector<std::string> remove_tune_leftovers(const std::string& directory) {
   std::vector<std::string> removed;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {

@@ -46,7 +46,7 @@ class TuneFile {
 
 // Removes the files of killed runs: those with exactly such a name whose lock no process holds. Returns their
 // paths.
-std::vector<std::string> reclaim_tune_files(const std::string& directory);
+std::vector<std::string> remove_tune_leftovers(const std::string& directory);
 bool is_tune_file_name(const std::string& name);
 
 }  // namespace zg::cli

@@ -69,7 +69,7 @@ void print_attention() {
 
 // A GPU that another program has taken, or that fails, is no reason to tell nothing of the rest.
 void print_gpus(const std::vector<std::string>& paths) {
-  for (const Gpu& gpu : list_gpus(nullptr)) {
+  for (const GpuInfo& gpu : list_gpus(nullptr)) {
     const std::string name = fmt::format("cuda:{}", gpu.device);
     try {
       const auto device = make_cuda_device({.device = gpu.device, .budget = kRoofMemory});

@@ -226,6 +226,21 @@ int train(const Flags& flags, Watchdog& watchdog) {
   }
 }
 
+constexpr const char* kTrainExamples = R"(Examples:
+  ziggurat train configs/quickstart.json --steps 50
+  ziggurat train configs/quickstart.json --set tiers.host=32MiB --set output.dir=runs/small --trace step.json
+  ziggurat train configs/gpt2-124m.json --plan
+  mpirun -n 2 ziggurat train configs/quickstart.json --devices host
+  ziggurat train configs/quickstart.json --set optimizer.type=Lion --set optimizer.params.lr=3e-4
+  ziggurat train configs/quickstart.json --set optimizer.overlap=off
+  ziggurat train configs/quickstart.json --set checkpoint.every=100 --resume
+Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face layout),
+checkpoints/ where the configuration asks for them (checkpoint.every=STEPS): from these --resume goes on as if
+the run had not stopped.
+Ctrl-C ends the run after the next step and saves the model; twice ends it at once.
+SIGUSR1 (kill -USR1 PID) has the run say what every part of it holds, moves and waits for: on stderr, and in
+output.dir/state.txt, newest last. The run goes on undisturbed.)";
+
 }  // namespace
 
 void add_train(CLI::App& app, int& exit_code) {
@@ -281,26 +296,7 @@ void add_train(CLI::App& app, int& exit_code) {
           "Say what a run can be composed of, what is refused, why, and what comes nearest, and stop")
       ->trigger_on_parse();  // before it is found that no configuration is named
   command->add_flag("-v,--verbose", flags->verbose, "Log details");
-  command->footer(
-      "Examples:\n"
-      "  ziggurat train configs/quickstart.json --steps 50\n"
-      "  ziggurat train configs/quickstart.json --set tiers.host=32MiB --set output.dir=runs/small --trace "
-      "step.json\n"
-      "  ziggurat train configs/gpt2-124m.json --plan\n"
-      "  mpirun -n 2 ziggurat train configs/quickstart.json --devices host\n"
-      "  ziggurat train configs/quickstart.json --set optimizer.type=Lion --set optimizer.params.lr=3e-4\n"
-      "  ziggurat train configs/quickstart.json --set optimizer.overlap=off\n"
-      "  ziggurat train configs/quickstart.json --set checkpoint.every=100 --resume\n"
-      "Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face "
-      "layout),\n"
-      "checkpoints/ where the configuration asks for them (checkpoint.every=STEPS): from these --resume goes "
-      "on "
-      "as if\n"
-      "the run had not stopped.\n"
-      "Ctrl-C ends the run after the next step and saves the model; twice ends it at once.\n"
-      "SIGUSR1 (kill -USR1 PID) has the run say what every part of it holds, moves and waits for: on stderr, "
-      "and in\n"
-      "output.dir/state.txt, newest last. The run goes on undisturbed.");
+  command->footer(kTrainExamples);
   command->callback([flags, resume, resume_path, &exit_code] {
     if (resume->count() > 0) flags->resume = *resume_path;
     if (flags->verbose) log::set_level(log::Level::kDebug);

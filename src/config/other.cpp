@@ -97,9 +97,8 @@ void read_compression(Section& root) {
   }
 }
 
-}  // namespace
-
-std::vector<Key> other_deepspeed_keys() {
+// Of what DeepSpeed can do besides training: an error where its absence would matter, a warning elsewhere.
+std::vector<Key> keys_of_features() {
   const auto refuse = [](const char* keys = "*") { return FeatureSpec{WhenOn::kRefuse, keys}; };
   const auto warn = [](const char* keys = "*") { return FeatureSpec{WhenOn::kWarn, keys}; };
   return {
@@ -143,6 +142,12 @@ std::vector<Key> other_deepspeed_keys() {
             "load_path"),
        kOwnCheckpoints},
       {"datastates_ckpt", warn(), kOwnCheckpoints},
+  };
+}
+
+// What changes no result, and is only looked at.
+std::vector<Key> keys_without_effect() {
+  return {
       {"prescale_gradients", kIgnoredSwitch,
        "in exact arithmetic it changes nothing, and gradients are summed in fp32 or fp64, and divided once"},
       {"cuda_visible_devices", kIgnored, "DeepSpeed does not read it either: devices says what is used"},
@@ -180,6 +185,14 @@ std::vector<Key> other_deepspeed_keys() {
        "activations are exchanged in the type of the arithmetic"},
       {"use_data_before_expert_parallelism", kIgnoredFlag, "there are no experts"},
   };
+}
+
+}  // namespace
+
+std::vector<Key> other_deepspeed_keys() {
+  std::vector<Key> keys = keys_of_features();
+  for (Key& key : keys_without_effect()) keys.push_back(std::move(key));
+  return keys;
 }
 
 void read_other_deepspeed(Section& root) {

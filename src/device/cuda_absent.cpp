@@ -16,7 +16,7 @@ std::string describe_attention(const CudaOptions&) {
   return "none: this build is without CUDA";
 }
 
-std::vector<Gpu> list_gpus(std::string* why) {
+std::vector<GpuInfo> list_gpus(std::string* why) {
   if (why != nullptr) *why = "this build is without CUDA";
   return {};
 }

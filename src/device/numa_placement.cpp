@@ -94,8 +94,8 @@ void add(std::vector<NodeShare>& shares, NodeShare share) {
 
 }  // namespace
 
-MemoryPlacement place_memory(const NodeTopology& topology, const std::vector<MemoryUser>& devices,
-                             const std::vector<MemoryUser>& drives, std::int64_t budget) {
+MemoryPlacement place_on_numa_nodes(const NodeTopology& topology, const std::vector<MemoryUser>& devices,
+                                    const std::vector<MemoryUser>& drives, std::int64_t budget) {
   Nodes nodes(topology);
   MemoryPlacement out;
   for (const MemoryUser& device : devices) out.device_nodes.push_back(nodes.nearest(device.node));

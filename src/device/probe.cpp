@@ -82,7 +82,7 @@ void probe_drives(MachineProbe& out) {
 }
 
 void probe_gpus(MachineProbe& out) {
-  for (const Gpu& gpu : list_gpus(&out.gpu_reason)) {
+  for (const GpuInfo& gpu : list_gpus(&out.gpu_reason)) {
     out.gpus.push_back(fmt::format("{}: {}, {} ({} free), sm_{}{}, {} multiprocessors{}", gpu.device,
                                    gpu.name, format_bytes(gpu.memory), format_bytes(gpu.free), gpu.major,
                                    gpu.minor, gpu.multiprocessors,

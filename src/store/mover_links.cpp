@@ -213,7 +213,7 @@ void Mover::copied(ActionNode& node, std::int64_t bytes) {
   const int slot = node.feeds->slot;
   const bool all = bytes == words_[segment].bytes;
   lock.unlock();
-  nvme_->volume().ready(nvme_->extent(segment), slot, all ? table_.segment(segment).charge : bytes);
+  nvme_->volume().mark_ready(nvme_->extent(segment), slot, all ? table_.segment(segment).charge : bytes);
 }
 
 void Mover::on_extent(io::ExtentId, std::uint64_t tag, io::ExtentResult result) {

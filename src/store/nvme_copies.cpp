@@ -43,7 +43,7 @@ void NvmeCopies::destroy(const Tensor& tensor) {
 io::ExtentTransfer NvmeCopies::to_read(SegmentId segment) const {
   io::ExtentTransfer transfer;
   transfer.extent = extent(segment);
-  transfer.slot = std::max(0, volume_.newest(transfer.extent));
+  transfer.slot = std::max(0, volume_.newest_slot(transfer.extent));
   return transfer;
 }
 
@@ -51,7 +51,7 @@ io::ExtentTransfer NvmeCopies::to_write(SegmentId segment) {
   Copies& c = copies_[segment];
   io::ExtentTransfer transfer;
   transfer.extent = c.extent;
-  transfer.slot = (volume_.newest(c.extent) + 1) % slots(segment);
+  transfer.slot = (volume_.newest_slot(c.extent) + 1) % slots(segment);
   if (c.writes < slots(segment)) first_written_ += table_.segment(segment).charge;
   transfer.version = ++c.writes;
   return transfer;

@@ -81,9 +81,9 @@ void prepare_directories(const std::vector<io::DriveOptions>& asked, const Proce
         old.push_back(at->path());
     }
   }
-  io::reclaim(paths);
+  io::remove_leftovers(paths);
   for (const std::string& directory : old) {
-    io::reclaim({directory});
+    io::remove_leftovers({directory});
     std::error_code error;
     fs::remove(directory, error);  // unless there is something else in it
   }
@@ -158,7 +158,7 @@ std::vector<NodeShare> host_shares(std::int64_t budget, const io::Engine* io,
   }
   // Of each node what all GPUs have there.
   std::vector<NodeShare> shares;
-  for (const auto& of_device : place_memory(topology, devices, drives, budget).device_shares) {
+  for (const auto& of_device : place_on_numa_nodes(topology, devices, drives, budget).device_shares) {
     for (const NodeShare& share : of_device) {
       const auto same = [&](const NodeShare& other) { return other.node == share.node; };
       const auto it = std::find_if(shares.begin(), shares.end(), same);
@@ -177,7 +177,7 @@ std::vector<OpenGpu> open_gpus(const RunConfig& config) {
   std::int64_t budget = config.tiers.device.value_or(0);
   if (budget == 0) {
     budget = std::numeric_limits<std::int64_t>::max();
-    for (const Gpu& found : list_gpus(nullptr)) {
+    for (const GpuInfo& found : list_gpus(nullptr)) {
       if (std::count(d.gpus.begin(), d.gpus.end(), found.device) > 0)
         budget = std::min(budget, std::max<std::int64_t>(0, found.free - kGpuReserve));
     }

@@ -74,7 +74,7 @@ TEST_F(IoTuneFiles, OnlyThoseOfTheDeadAreReclaimed) {
   EXPECT_EQ(flock(engine, LOCK_EX | LOCK_NB), 0);
   close(engine);
 
-  EXPECT_EQ(cli::reclaim_tune_files(directory_), Strings{path(dead)});
+  EXPECT_EQ(cli::remove_tune_leftovers(directory_), Strings{path(dead)});
   EXPECT_TRUE(fs::exists(living.path()));
   for (const std::string& name : others) EXPECT_TRUE(fs::exists(path(name))) << name;
   EXPECT_TRUE(fs::exists(path("ziggurat-io-tune-1111111111111111.tmp")));
@@ -94,7 +94,7 @@ TEST_F(IoTuneFiles, AFileGoesWithItsObjectAndIsReclaimedAfterAKill) {
     raise(SIGKILL);
   }
   EXPECT_EQ(test::end_of(child), -SIGKILL);
-  EXPECT_EQ(cli::reclaim_tune_files(directory_).size(), 1u);
+  EXPECT_EQ(cli::remove_tune_leftovers(directory_).size(), 1u);
 }
 
 cli::TuneSettings settings() {

@@ -31,7 +31,8 @@ TEST(Placement, TwoSocketsEightDevicesEightDrives) {
   const NodeTopology topology = two_sockets();
   ASSERT_EQ(topology.nodes, (std::vector<NodeTopology::Node>{{0, 64 * kGiB}, {1, 64 * kGiB}}));
   const std::vector<int> nodes{0, 0, 0, 0, 1, 1, 1, 1}, mixed{1, 0, 1, 0, 1, 0, 1, 0};
-  const MemoryPlacement p = place_memory(topology, users("gpu", nodes), users("nvme", mixed), 96 * kGiB);
+  const MemoryPlacement p =
+      place_on_numa_nodes(topology, users("gpu", nodes), users("nvme", mixed), 96 * kGiB);
   EXPECT_EQ(p.device_nodes, nodes);
   EXPECT_EQ(p.drive_nodes, mixed);
   ASSERT_EQ(p.device_shares.size(), 8u);
@@ -40,10 +41,10 @@ TEST(Placement, TwoSocketsEightDevicesEightDrives) {
 
 TEST(Placement, WhatItsNodeCannotHoldComesFromTheNext) {
   // All devices on one socket, and more than it has.
-  const MemoryPlacement p = place_memory(two_sockets(), users("gpu", {0, 0, 0, 0}), {}, 96 * kGiB);
+  const MemoryPlacement p = place_on_numa_nodes(two_sockets(), users("gpu", {0, 0, 0, 0}), {}, 96 * kGiB);
   for (const Shares& shares : p.device_shares) EXPECT_EQ(shares, (Shares{{0, 16 * kGiB}, {1, 8 * kGiB}}));
   // Three on one socket, one on the other: whose node is full takes from the neighbour only what that leaves.
-  const MemoryPlacement q = place_memory(two_sockets(), users("gpu", {0, 0, 0, 1}), {}, 112 * kGiB);
+  const MemoryPlacement q = place_on_numa_nodes(two_sockets(), users("gpu", {0, 0, 0, 1}), {}, 112 * kGiB);
   const std::int64_t third = 64 * kGiB / 3 / kPage * kPage;
   EXPECT_EQ(q.device_shares[3], (Shares{{1, 28 * kGiB}}));
   for (std::size_t i = 0; i < 3; ++i) {
@@ -53,7 +54,7 @@ TEST(Placement, WhatItsNodeCannotHoldComesFromTheNext) {
     EXPECT_EQ(q.device_shares[i][1].node, 1);
   }
   // More than there is: nobody's node, for the limits to refuse.
-  const MemoryPlacement r = place_memory(two_sockets(), users("gpu", {0}), {}, 130 * kGiB);
+  const MemoryPlacement r = place_on_numa_nodes(two_sockets(), users("gpu", {0}), {}, 130 * kGiB);
   EXPECT_EQ(r.device_shares[0], (Shares{{0, 64 * kGiB}, {1, 64 * kGiB}, {-1, 2 * kGiB}}));
 }
 
@@ -61,19 +62,19 @@ TEST(Placement, OneNodeDecidesNothing) {
   const NodeTopology topology = read_node_topology("pack:1 [numa(memory=8589934592)] core:4 pu:2");
   ASSERT_EQ(topology.nodes.size(), 1u);
   const MemoryPlacement p =
-      place_memory(topology, users("gpu", {0, -1}), users("nvme", {0}), 4 * kGiB + kPage);
+      place_on_numa_nodes(topology, users("gpu", {0, -1}), users("nvme", {0}), 4 * kGiB + kPage);
   EXPECT_EQ(p.device_nodes, (std::vector<int>{-1, -1}));
   EXPECT_EQ(p.drive_nodes, (std::vector<int>{-1}));
   EXPECT_EQ(p.device_shares, (std::vector<Shares>{{{-1, 2 * kGiB + kPage}}, {{-1, 2 * kGiB}}}));
-  EXPECT_EQ(place_memory(topology, {}, {}, kGiB).device_shares, (std::vector<Shares>{{{-1, kGiB}}}));
+  EXPECT_EQ(place_on_numa_nodes(topology, {}, {}, kGiB).device_shares, (std::vector<Shares>{{{-1, kGiB}}}));
 }
 
 TEST(Placement, WithoutDevicesTheDrivesDecide) {
-  const MemoryPlacement even = place_memory(two_sockets(), {}, users("nvme", {0, 0, 1, 1}), 8 * kGiB);
+  const MemoryPlacement even = place_on_numa_nodes(two_sockets(), {}, users("nvme", {0, 0, 1, 1}), 8 * kGiB);
   EXPECT_EQ(even.device_shares, (std::vector<Shares>{{{0, 4 * kGiB}, {1, 4 * kGiB}}}));
-  const MemoryPlacement odd = place_memory(two_sockets(), {}, users("nvme", {1, 1, 1, 0}), 8 * kGiB);
+  const MemoryPlacement odd = place_on_numa_nodes(two_sockets(), {}, users("nvme", {1, 1, 1, 0}), 8 * kGiB);
   EXPECT_EQ(odd.device_shares, (std::vector<Shares>{{{0, 2 * kGiB}, {1, 6 * kGiB}}}));
-  const MemoryPlacement unknown = place_memory(two_sockets(), {}, users("nvme", {-1, 1}), 8 * kGiB);
+  const MemoryPlacement unknown = place_on_numa_nodes(two_sockets(), {}, users("nvme", {-1, 1}), 8 * kGiB);
   EXPECT_EQ(unknown.device_shares, (std::vector<Shares>{{{1, 4 * kGiB}, {-1, 4 * kGiB}}}));
   EXPECT_EQ(unknown.drive_nodes, (std::vector<int>{-1, 1}));
 }
@@ -83,15 +84,17 @@ TEST(Placement, ANodeWithoutMemoryBorrowsFromTheNearest) {
   NodeTopology topology;
   topology.nodes = {{0, 32 * kGiB}, {1, 32 * kGiB}, {2, 0}, {3, 8 * kGiB}};
   topology.distances = {{10, 12, 32, 32}, {12, 10, 32, 28}, {32, 28, 10, 12}, {32, 28, 12, 10}};
-  const MemoryPlacement p = place_memory(topology, users("gpu", {2}), users("nvme", {2, 0}), 50 * kGiB);
+  const MemoryPlacement p =
+      place_on_numa_nodes(topology, users("gpu", {2}), users("nvme", {2, 0}), 50 * kGiB);
   EXPECT_EQ(p.device_nodes, (std::vector<int>{3}));
   EXPECT_EQ(p.drive_nodes, (std::vector<int>{3, 0}));
   EXPECT_EQ(p.device_shares[0], (Shares{{3, 8 * kGiB}, {1, 32 * kGiB}, {0, 10 * kGiB}}));
   // With one node that has memory there is nothing to decide, however many have none.
   topology.nodes = {{0, 0}, {1, 32 * kGiB}};
   topology.distances.clear();
-  EXPECT_EQ(place_memory(topology, users("gpu", {0}), {}, kGiB).device_nodes, (std::vector<int>{-1}));
-  EXPECT_EQ(place_memory({}, users("gpu", {0}), {}, kGiB).device_shares, (std::vector<Shares>{{{-1, kGiB}}}));
+  EXPECT_EQ(place_on_numa_nodes(topology, users("gpu", {0}), {}, kGiB).device_nodes, (std::vector<int>{-1}));
+  EXPECT_EQ(place_on_numa_nodes({}, users("gpu", {0}), {}, kGiB).device_shares,
+            (std::vector<Shares>{{{-1, kGiB}}}));
 }
 
 TEST(Placement, EveryByteIsPlacedWhateverTheMachine) {
@@ -105,7 +108,7 @@ TEST(Placement, EveryByteIsPlacedWhateverTheMachine) {
       for (std::size_t i = 0; i < devices; ++i) nodes.push_back(static_cast<int>(i * i % 5) - 1);
       for (const std::int64_t budget : {std::int64_t{0}, kPage, 3 * kGiB + 4097, 40 * kGiB}) {
         const MemoryPlacement p =
-            place_memory(topology, users("gpu", nodes), users("nvme", {0, 3, -1}), budget);
+            place_on_numa_nodes(topology, users("gpu", nodes), users("nvme", {0, 3, -1}), budget);
         std::int64_t all = 0;
         std::vector<std::int64_t> of_node(topology.nodes.size());
         for (const Shares& shares : p.device_shares) {

@@ -207,8 +207,8 @@ class Extents final : public ExtentCompletion {
     for (int i = number % 2; i < kExtents; i += 2) {
       volume_.promote(id(i), 0, Priority::kDemand);
       for (const std::int64_t ready : {std::int64_t{1} << 20, std::int64_t{5} << 20})
-        volume_.ready(id(i), 0, ready);
-      number % 4 == 3 ? volume_.abandon(id(i), 0) : volume_.ready(id(i), 0, kBytes);
+        volume_.mark_ready(id(i), 0, ready);
+      number % 4 == 3 ? volume_.abandon(id(i), 0) : volume_.mark_ready(id(i), 0, kBytes);
     }
     countdown_.wait();
     countdown_.set(kExtents);

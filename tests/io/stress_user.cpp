@@ -119,7 +119,7 @@ void VolumeUser::inspect() {
     version = std::max(version, e.slots[s].version);
   }
   if (!writing) {
-    EXPECT_EQ(volume_.newest(e.id), newest) << e.name;
+    EXPECT_EQ(volume_.newest_slot(e.id), newest) << e.name;
   }
   EXPECT_EQ(volume_.transfer_bytes(e.id), round_up(e.bytes, kPage));
   const SpaceReport space = volume_.space(dangers_.full_drive);
@@ -191,7 +191,7 @@ VolumeUser::Operation& VolumeUser::prepare(Op op, Extent& extent, int slot) {
     s.version = -1;
     s.writing = true;
     contents_of(o).fill(o.memory.data(), extent.bytes);
-    if (dice_.roll(64) == 0) o.layout = volume_.layout(extent.id, slot);
+    if (dice_.roll(64) == 0) o.layout = volume_.describe_layout(extent.id, slot);
   } else {
     o.version = s.version;
     ++s.readers;
@@ -244,7 +244,7 @@ void VolumeUser::go_on(std::size_t staged) {
   // Once it has ended, `o` is its completion's.
   const ExtentId id = o.extent->id;
   const int slot = o.slot;
-  o.abandoned ? volume_.abandon(id, slot) : volume_.ready(id, slot, o.ready);
+  o.abandoned ? volume_.abandon(id, slot) : volume_.mark_ready(id, slot, o.ready);
 }
 
 // extent: null for all extents.
@@ -332,7 +332,7 @@ void VolumeUser::absorb(Operation& o) {
     EXPECT_EQ(volume_.version(o.extent->id, o.slot), s.version) << o.extent->name;
     if (!o.layout.empty()) {
       ++tally_.watched;
-      if (volume_.layout(o.extent->id, o.slot) != o.layout) ++tally_.moved;
+      if (volume_.describe_layout(o.extent->id, o.slot) != o.layout) ++tally_.moved;
     }
     if (!o.result.ok()) {
       for (std::size_t i = 0; i < o.extent->slots.size(); ++i)
@@ -390,7 +390,7 @@ void VolumeUser::check(const Operation& o) const {
     EXPECT_GE(o.version, 0) << e.name << ": bytes were read from a slot that has none";
     EXPECT_TRUE(contents_of(o).are(o.memory.data(), e.bytes))
         << "wrong bytes of " << e.name << " (" << e.bytes << " bytes), slot " << o.slot << ", version "
-        << o.version << ", at " << volume_.layout(e.id, o.slot);
+        << o.version << ", at " << volume_.describe_layout(e.id, o.slot);
   }
   if (!o.result.ok()) check_failure(o);
 }

@@ -117,13 +117,13 @@ class RandomUser {
       const ExtentResult result = results.wait_for(i);
       EXPECT_EQ(result.error, version < 0 ? ENODATA : 0) << volume_.explain(e.id, Op::kRead, result);
       if (version < 0) continue;
-      EXPECT_TRUE(same_bytes(*into[i], expected_, e.bytes)) << volume_.layout(e.id, slot);
+      EXPECT_TRUE(same_bytes(*into[i], expected_, e.bytes)) << volume_.describe_layout(e.id, slot);
       read_bytes_ += e.bytes;
     }
   }
   void expect_versions(const Extent& e) {
     const auto newest = std::max_element(e.versions.begin(), e.versions.end());
-    EXPECT_EQ(volume_.newest(e.id), *newest < 0 ? -1 : newest - e.versions.begin());
+    EXPECT_EQ(volume_.newest_slot(e.id), *newest < 0 ? -1 : newest - e.versions.begin());
     for (std::size_t s = 0; s < e.versions.size(); ++s)
       EXPECT_EQ(volume_.version(e.id, static_cast<int>(s)), e.versions[s]);
   }

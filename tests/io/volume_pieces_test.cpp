@@ -212,7 +212,7 @@ TEST_F(StagedWrite, TakesItsBytesAsTheyCome) {
       provide(ready, next);
       ready = next;
       EXPECT_EQ(results_.count(), tag_ - 1) << "complete with " << ready << " bytes";
-      volume_->ready(id, 0, ready);
+      volume_->mark_ready(id, 0, ready);
     }
     ASSERT_TRUE(results_.wait_for(tag_).ok());
     EXPECT_EQ(volume_->version(id, 0), static_cast<std::int64_t>(round));
@@ -226,15 +226,15 @@ TEST_F(StagedWrite, BeginsWhatIsReadyAndNothingElse) {
   begin(id);
   drain();
   EXPECT_EQ(written_bytes(), 0);
-  volume_->ready(id, 0, kMaxPieceBytes - 1);
+  volume_->mark_ready(id, 0, kMaxPieceBytes - 1);
   drain();
   EXPECT_EQ(written_bytes(), 0);
-  volume_->ready(id, 0, kMaxPieceBytes);
-  volume_->ready(id, 0, kMaxPieceBytes);
+  volume_->mark_ready(id, 0, kMaxPieceBytes);
+  volume_->mark_ready(id, 0, kMaxPieceBytes);
   while (written_bytes() < kMaxPieceBytes) drain();
   EXPECT_EQ(written_bytes(), kMaxPieceBytes);
   EXPECT_EQ(results_.count(), 0u);
-  volume_->ready(id, 0, kBytes);
+  volume_->mark_ready(id, 0, kBytes);
   EXPECT_TRUE(results_.wait_for(1).ok());
 }
 
@@ -248,12 +248,12 @@ TEST_F(StagedWrite, MayBeReadyAtOnceOrWaitedFor) {
   expect_contents(id);
   std::thread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    volume_->ready(id, 1, kBytes);
+    volume_->mark_ready(id, 1, kBytes);
   });
   const ExtentTransfer t{.extent = id, .slot = 1, .data = memory_.data(), .version = 4, .ready = 0};
   EXPECT_TRUE(volume_->write_and_wait(t).ok());
   other.join();
-  EXPECT_EQ(volume_->newest(id), 1);
+  EXPECT_EQ(volume_->newest_slot(id), 1);
   expect_contents(id, 1);
 }
 
@@ -275,7 +275,7 @@ TEST_F(StagedWrite, AbandonedItLeavesItsSlotEmptyAndNoOther) {
       EXPECT_NE(results_.thread(), std::this_thread::get_id());
       EXPECT_EQ(volume_->explain(id, Op::kWrite, result), "writing x: it was abandoned");
       EXPECT_EQ(volume_->version(id, 1), -1);
-      EXPECT_EQ(volume_->newest(id), 0);
+      EXPECT_EQ(volume_->newest_slot(id), 0);
       EXPECT_EQ(volume_->read_and_wait({.extent = id, .slot = 1, .data = memory_.data()}).error, ENODATA);
     }
   }
@@ -294,11 +294,11 @@ TEST_F(StagedWrite, AFailureIsToldAtTheEnd) {
     while (engine_->report(0).in_flight > 0 || engine_->counters(0).write_requests == 0) drain();
     drain();
     const std::int64_t begun = engine_->counters(0).write_requests;
-    volume_->ready(id, 0, 2 * kMaxPieceBytes);
+    volume_->mark_ready(id, 0, 2 * kMaxPieceBytes);
     drain();
     EXPECT_EQ(engine_->counters(0).write_requests, begun);
     EXPECT_EQ(results_.count(), tag_ - 1);
-    abandoned ? volume_->abandon(id, 0) : volume_->ready(id, 0, kBytes);
+    abandoned ? volume_->abandon(id, 0) : volume_->mark_ready(id, 0, kBytes);
     const ExtentResult result = results_.wait_for(tag_);
     EXPECT_EQ(result.error, ENOSPC);
     EXPECT_EQ(result.drive, 0);
@@ -323,7 +323,7 @@ TEST_F(StagedWrite, PromotionHoldsForWhatIsToCome) {
   begin(id);
   volume_->promote(id, 0, Priority::kDemand);
   volume_->promote(id, 0, Priority::kPrefetch);  // less urgent: nothing happens
-  volume_->ready(id, 0, kBytes);
+  volume_->mark_ready(id, 0, kBytes);
   EXPECT_GT(engine_->report(0).waiting[static_cast<int>(Priority::kDemand)], 0);
   EXPECT_EQ(engine_->report(0).waiting[static_cast<int>(Priority::kWriteBack)], 0);
   EXPECT_TRUE(results_.wait_for(1).ok());
@@ -339,7 +339,7 @@ TEST_F(StagedWrite, WhereMemoryRunsOutItStillCompletes) {
       const ExtentId id = volume_->create({.name = "x", .bytes = 9 * kMiB});
       begin(id, 0, abandoned ? 0 : kMiB);
       zg::test::fail_allocation(n);
-      abandoned ? volume_->abandon(id, 0) : volume_->ready(id, 0, 9 * kMiB);
+      abandoned ? volume_->abandon(id, 0) : volume_->mark_ready(id, 0, 9 * kMiB);
       failed += zg::test::allocation_failed();
       const int error = results_.wait_for(tag_).error;
       EXPECT_TRUE(error == ENOMEM || error == (abandoned ? ECANCELED : 0)) << error;
@@ -364,10 +364,10 @@ TEST_F(StagedWriteDeathTest, WhatMakesNoSenseIsABug) {
     begin(id, 0, ready);
     use(*volume_);
   };
-  EXPECT_DEATH(volume_->ready(id, 0, 1), "slot 0 of x: no staged write is under way");
+  EXPECT_DEATH(volume_->mark_ready(id, 0, 1), "slot 0 of x: no staged write is under way");
   EXPECT_DEATH(volume_->abandon(id, 0), "slot 0 of x: no staged write is under way");
-  EXPECT_DEATH(after(2, [&](Volume& v) { v.ready(id, 0, 1); }), "1 of 9437189 bytes are ready, after 2");
-  EXPECT_DEATH(after(2, [&](Volume& v) { v.ready(id, 0, kBytes + 1); }), "9437190 of 9437189 bytes");
+  EXPECT_DEATH(after(2, [&](Volume& v) { v.mark_ready(id, 0, 1); }), "1 of 9437189 bytes are ready, after 2");
+  EXPECT_DEATH(after(2, [&](Volume& v) { v.mark_ready(id, 0, kBytes + 1); }), "9437190 of 9437189 bytes");
   EXPECT_DEATH(after(2, [&](Volume& v) { v.destroy(id); }), "x is destroyed while it is transferred");
   EXPECT_DEATH(after(2, [&](Volume&) { volume_.reset(); }),
                "1 staged writes were neither made ready nor abandoned");

@@ -39,18 +39,18 @@ class Fixture {
 TEST(Volume, SlotsKeepTheirVersions) {
   Fixture f(ram_engine({kMiB, kMiB}));
   const ExtentId id = f.volume->create({.name = "state", .bytes = 5 * kGrain, .slots = 2});
-  EXPECT_EQ(f.volume->newest(id), -1);
+  EXPECT_EQ(f.volume->newest_slot(id), -1);
   EXPECT_EQ(f.volume->transfer_bytes(id), 5 * kGrain);
   ASSERT_TRUE(f.write(id, 0, 7).ok());
   ASSERT_TRUE(f.write(id, 1, 8).ok());
-  EXPECT_EQ(f.volume->newest(id), 1);
+  EXPECT_EQ(f.volume->newest_slot(id), 1);
   EXPECT_TRUE(f.holds(id, 0, 7));
   EXPECT_TRUE(f.holds(id, 1, 8));
   ASSERT_TRUE(f.write(id, 0, 9).ok());
-  EXPECT_EQ(f.volume->newest(id), 0);
+  EXPECT_EQ(f.volume->newest_slot(id), 0);
   EXPECT_TRUE(f.holds(id, 1, 8));
   f.volume->invalidate(id, 0);
-  EXPECT_EQ(f.volume->newest(id), 1);
+  EXPECT_EQ(f.volume->newest_slot(id), 1);
   EXPECT_EQ(f.volume->version(id, 0), -1);
   EXPECT_FALSE(f.holds(id, 0, 9));
 }
@@ -68,7 +68,7 @@ TEST(Volume, AFailedWriteEmptiesItsSlotAndNoOther) {
   EXPECT_EQ(result.error, EIO);
   EXPECT_EQ(result.drive, 0);
   EXPECT_EQ(f.volume->version(b, 1), -1);
-  EXPECT_EQ(f.volume->newest(b), 0);
+  EXPECT_EQ(f.volume->newest_slot(b), 0);
   EXPECT_TRUE(f.holds(b, 0, 1));
   EXPECT_EQ(f.volume->read_and_wait({.extent = b, .slot = 1, .data = f.memory.data()}).error, ENODATA);
 }
@@ -492,7 +492,7 @@ class OutOfMemory {
     std::vector<ExtentId> on[2];
     for (int i = 0; i < 256; ++i) {
       const ExtentId e = volume->create({.name = "filling", .bytes = kGrain});
-      on[volume->layout(e, 0).rfind("memory1", 0) == 0].push_back(e);
+      on[volume->describe_layout(e, 0).rfind("memory1", 0) == 0].push_back(e);
     }
     filling.clear();
     const auto make_holes = [&](int drive) {
@@ -506,7 +506,7 @@ class OutOfMemory {
     };
     make_holes(1);
     id = volume->create({.name = "x", .bytes = kPieces * kGrain});
-    EXPECT_HAS_NOT(volume->layout(id, 0), "memory0");
+    EXPECT_HAS_NOT(volume->describe_layout(id, 0), "memory0");
     make_holes(0);
   }
 

@@ -32,7 +32,7 @@ std::unique_ptr<Device> make_cuda_device(const CudaOptions& options);
 // Error(kDevice) as make_cuda_device() does for an attention that is not there.
 std::string describe_attention(const CudaOptions& options);
 
-struct Gpu {
+struct GpuInfo {
   int device = 0;
   std::string name, pci;     // pci: "0000:1b:00.0"
   int major = 0, minor = 0;  // compute capability
@@ -41,6 +41,6 @@ struct Gpu {
   std::int64_t memory = 0, free = 0;  // bytes
 };
 // Never throws. If the list is empty, `why` (unless null) gets the reason.
-std::vector<Gpu> list_gpus(std::string* why);
+std::vector<GpuInfo> list_gpus(std::string* why);
 
 }  // namespace zg

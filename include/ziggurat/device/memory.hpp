@@ -92,7 +92,7 @@ struct MemoryPlacement {
 // attached to it, the rest on the next nearest nodes with room. Without devices the budget is one part,
 // spread over the drives' nodes (without drives: node -1). With a single node everything is -1. Bytes that no
 // node has room for are assigned to node -1; check_memory() will refuse them.
-MemoryPlacement place_memory(const NodeTopology& topology, const std::vector<MemoryUser>& devices,
-                             const std::vector<MemoryUser>& drives, std::int64_t budget);
+MemoryPlacement place_on_numa_nodes(const NodeTopology& topology, const std::vector<MemoryUser>& devices,
+                                    const std::vector<MemoryUser>& drives, std::int64_t budget);
 
 }  // namespace zg

@@ -221,7 +221,7 @@ std::unique_ptr<Engine> make_engine(const EngineOptions& options, const std::vec
 // Removes the files that killed runs have left in these directories, as make_engine() does for its tiers; so
 // that their free space can be asked for before sizes are chosen. Throws what make_engine() throws, also when
 // a directory is in use.
-void reclaim(const std::vector<std::string>& directories);
+void remove_leftovers(const std::vector<std::string>& directories);
 
 // The NUMA node of the drive that holds `path`; -1: unknown, or there is no such path.
 int node_of_drive(const std::string& path);

@@ -9,7 +9,7 @@
 // Piece by piece: callers that pass the bytes on over another link, or receive them from one, need not wait
 // for the whole extent. A read reports each piece as soon as it is in memory and verified
 // (ExtentCompletion::on_piece). A staged write (ExtentTransfer::ready) begins each piece as soon as its bytes
-// are there (Volume::ready). A piece has at most kMaxPieceBytes, or one grain if that is more.
+// are there (Volume::mark_ready). A piece has at most kMaxPieceBytes, or one grain if that is more.
 //
 // Shares: how much of what is written each drive gets. They follow the drives' bandwidths, which the caller
 // gives, or which are learned from what the drives deliver. A drive that becomes slow gets less of everything
@@ -24,12 +24,11 @@
 // Threads: any thread may call anything, but no completion may call a waiting function. Completions are
 // called on I/O threads, without locks held, never inside the call that began the transfer, and under the
 // rules of io::Completion. (Only when memory has run out, the completion of a staged write may be called
-// inside the last ready(), or inside abandon().) A write of a slot must not overlap any other transfer of
-// that slot; reads may overlap each other.
-// Memory: read() and write() allocate nothing once as many transfers have been under way together before
-// (but a write that moves its extent may). When memory runs out they throw std::bad_alloc; then no transfer
-// was begun, and the slot of a write has no contents.
-// Invariant: every transfer begun calls its completion exactly once.
+// inside the last mark_ready(), or inside abandon().) A write of a slot must not overlap any other transfer
+// of that slot; reads may overlap each other. Memory: read() and write() allocate nothing once as many
+// transfers have been under way together before (but a write that moves its extent may). When memory runs out
+// they throw std::bad_alloc; then no transfer was begun, and the slot of a write has no contents. Invariant:
+// every transfer begun calls its completion exactly once.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -86,8 +85,9 @@ struct ExtentTransfer {
   std::int64_t version = 0;                // of a write: what version() returns after it; 0 or more
   ExtentCompletion* completion = nullptr;  // required
   std::uint64_t tag = 0;
-  // 0 or more makes a write staged: now only its first `ready` bytes may be read, the others when ready()
-  // says so. It does not complete before it is ended, which must be by ready() of all bytes or by abandon().
+  // 0 or more makes a write staged: now only its first `ready` bytes may be read, the others when
+  // mark_ready() says so. It does not complete before it is ended, which must be by mark_ready() of all bytes
+  // or by abandon().
   std::int64_t ready = -1;
 };
 
@@ -129,7 +129,7 @@ class Volume {
   // For the staged write of a slot: its first `bytes` bytes may be read now. Successive calls must not lower
   // `bytes`; the one with the extent's size ends the staging. After a failure nothing more is read, and that
   // last call lets the write complete.
-  virtual void ready(ExtentId extent, int slot, std::int64_t bytes) = 0;
+  virtual void mark_ready(ExtentId extent, int slot, std::int64_t bytes) = 0;
   // For the staged write of a slot: no more bytes come. When the pieces that have begun are done, the write
   // completes with ECANCELED, or with an earlier failure, and leaves the slot without contents.
   virtual void abandon(ExtentId extent, int slot) = 0;
@@ -139,7 +139,7 @@ class Volume {
   // The version that the slot holds; -1: none (never written, being written, or the last write failed).
   virtual std::int64_t version(ExtentId extent, int slot) const = 0;
   // The slot with the highest version; -1: no slot has contents.
-  virtual int newest(ExtentId extent) const = 0;
+  virtual int newest_slot(ExtentId extent) const = 0;
   // Drops the contents; the space stays reserved. No transfer of the slot may be under way.
   virtual void invalidate(ExtentId extent, int slot) = 0;
 
@@ -150,7 +150,7 @@ class Volume {
   // Input/output error (errno 5)"; for a result that is ok, "reading block.3.master: done".
   virtual std::string explain(ExtentId extent, Op op, const ExtentResult& result) const = 0;
   // The places of the slot's pieces: "nvme0 [0, 524288) ...".
-  virtual std::string layout(ExtentId extent, int slot) const = 0;
+  virtual std::string describe_layout(ExtentId extent, int slot) const = 0;
 };
 
 // The engine must outlive the volume, and nothing else may use its drives. Throws Error(kUsage) for invalid

@@ -13,8 +13,8 @@ std::string describe_attention(const CudaOptions& options) {
   return cuda::Attention(options.attention, options.deterministic).describe();
 }
 
-std::vector<Gpu> list_gpus(std::string* why) {
-  std::vector<Gpu> gpus;
+std::vector<GpuInfo> list_gpus(std::string* why) {
+  std::vector<GpuInfo> gpus;
   try {
     const auto runtime = cuda::make_cuda_runtime();
     const int count = runtime->device_count();

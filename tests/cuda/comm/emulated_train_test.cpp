@@ -40,8 +40,8 @@ std::unique_ptr<Device> make_cuda_device(const CudaOptions& options) {
 std::string describe_attention(const CudaOptions&) {
   return "own kernels";
 }
-std::vector<Gpu> list_gpus(std::string*) {
-  std::vector<Gpu> gpus;
+std::vector<GpuInfo> list_gpus(std::string*) {
+  std::vector<GpuInfo> gpus;
   for (int i = 0; i < kGpus; ++i) {
     gpus.push_back({.device = i,
                     .name = "fake",

@@ -74,9 +74,8 @@ const Keys& parallel_keys() {
        "as the schedule says"},
       {"stage_layers", FormSpec{},
        "Layers of each stage, in their order; with `chunks`, of each stretch, of which the first one of "
-       "every "
-       "stage comes first. They add up to the model's layers. Stages have the same bits however layers are "
-       "divided.",
+       "every stage comes first. They add up to the model's layers. Stages have the same bits however "
+       "layers are divided.",
        "such that the stage with the most products has the fewest", "list of whole numbers, 1 or more"},
       {"sequence", &ParallelConfig::sequence, BoolSpec{},
        "Sequence parallelism: those ranks share norms, residuals and checkpoints, too, by rows. "
@@ -121,7 +120,7 @@ void read_deepspeed_pipeline(Section& root, Section& parallel, RunConfig& run) {
 }
 
 // When the number of stages is known.
-void read_stage_layers(const Section& section, const Json& list, ParallelConfig& p) {
+void read_stage_layers(Section& section, const Json& list, ParallelConfig& p) {
   constexpr const char* kKey = "stage_layers";
   constexpr std::uint64_t kMost = 1 << 16;
   if (!list.is_array()) section.wrong(kKey, "a list of whole numbers, 1 or more, e.g. [3, 5]");
@@ -129,6 +128,10 @@ void read_stage_layers(const Section& section, const Json& list, ParallelConfig&
     if (!n.is_number_unsigned() || n.get<std::uint64_t>() < 1 || n.get<std::uint64_t>() > kMost)
       section.wrong(kKey, fmt::format("a list of whole numbers from 1 to {}, e.g. [3, 5]", kMost));
     p.stage_layers.push_back(n.get<std::int32_t>());
+  }
+  if (p.pipeline == 1) {
+    p.stage_layers.clear();
+    return section.notice(kKey, "has no effect: it is for the stages of parallel.pipeline, which is 1");
   }
   const std::size_t parts = static_cast<std::size_t>(p.pipeline) * static_cast<std::size_t>(p.chunks);
   if (list.size() == parts) return;
@@ -153,11 +156,7 @@ void read_parallel(Section& root, RunConfig& run) {
   section.finish();
   read_deepspeed_tensor(root, run);
   read_deepspeed_pipeline(root, section, run);
-  if (stage_layers != nullptr && run.parallel.pipeline > 1) {
-    read_stage_layers(section, *stage_layers, run.parallel);
-  } else if (stage_layers != nullptr) {
-    section.notice("stage_layers", "has no effect: it is for the stages of parallel.pipeline, which is 1");
-  }
+  if (stage_layers != nullptr) read_stage_layers(section, *stage_layers, run.parallel);
   check_context(section, run);
   if (run.parallel.sequence && run.parallel.tensor == 1)
     section.notice("sequence", "has no effect: it is between the ranks of parallel.tensor, which is 1");

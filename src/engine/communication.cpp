@@ -309,6 +309,8 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
     lines.push_back(fmt::format("stages pass on {} {} of each micro-batch, table: {}",
                                 activation_count(layout), name_of(layout.model->dtype()),
                                 layout.model->config().tied ? table_count(layout) : 0));
+    if (layout.is_sharded())
+      lines.push_back(fmt::format("weights are gathered {} units ahead", programs.gather_ahead));
     lines.push_back(fmt::format("ranks exchange weights in {} bits, gradients in {} (0: as they are)",
                                 o.weight_bits, o.gradient_bits));
     add_calls_of_parts(layout, lines);

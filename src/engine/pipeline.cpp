@@ -322,7 +322,7 @@ std::vector<std::int32_t> layers_by_time(const PipelineShape& shape, std::span<c
   };
   const std::vector<std::int32_t> split = split_layers(first.back(), layer, before, after, shape.parts());
   std::vector<std::int32_t> counts;
-  if (!(most(split) < kWorthIt * most(first))) return counts;
+  if (!(most(split) < kWorthIt * *std::max_element(seconds.begin(), seconds.end()))) return counts;
   for (std::size_t part = 0; part + 1 < split.size(); ++part) counts.push_back(split[part + 1] - split[part]);
   return counts;
 }

@@ -81,7 +81,7 @@ class Workspace {
          l.model->embedding_workspace_bytes(shape), Ops::kSumPartials * std::int64_t{sizeof(double)}});
     return round_up(bytes, 4096);
   }
-  // What a recomputed block saves for its backward. Without recomputation only evaluations use it.
+  // What a recomputed block saves for a whole backward. Else forwards that nothing is kept of use it.
   static std::int64_t saved_bytes(const Layout& l) {
     return round_up(l.model->saved_bytes(l.options.micro_batch), 4096);
   }

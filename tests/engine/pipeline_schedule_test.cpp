@@ -396,6 +396,10 @@ TEST(PipelineSplit, ByTimeIsEvenIfItIsWorthIt) {
   EXPECT_EQ(by_time(2, 1, {4, 4}), (Counts{6, 2}));
   EXPECT_EQ(by_time(2, 2, {4, 4, 4, 4}), (Counts{5, 5, 5, 1}));
   EXPECT_EQ(by_time(2, 1, {1, 1}), Counts{}) << "every part has a layer";
+  // Layers that took less time on the last stage tell that a layer's cost is not known.
+  const std::vector<std::int32_t> first{0, 2, 8};
+  const std::vector<double> seconds{8, 6};
+  EXPECT_EQ(layers_by_time({2, 1, 8, kBreadthFirst}, first, seconds), Counts{});
 }
 
 TEST(PipelineDrawing, IsARowAStage) {

@@ -107,8 +107,8 @@ TEST_F(PipelineOfARun, TellsOfItsStagesAndItsBubble) {
   EXPECT_HAS(log, "\"stages\":");
 }
 
-// Weights are gathered ahead where every stage has room for one more; else by none.
-TEST_F(PipelineOfARun, GathersAheadWhereAllStagesHaveRoom) {
+// Weights are gathered ahead where there is room for one more.
+TEST_F(PipelineOfARun, GathersAheadWhereThereIsRoom) {
   const Strings settings{"devices=host:4", "parallel.pipeline=2", "zero_optimization.stage=3"};
   const auto ahead = [&](Strings more) {
     more.insert(more.end(), settings.begin(), settings.end());

@@ -9,7 +9,7 @@ namespace {
 
 template <class A>
 struct ApplyDropout {
-  static constexpr bool kByRow = true;  // a row begins at the first word of a Philox block
+  using ByRow = void;  // a row begins at the first word of a Philox block
   Dropout dropout;
   std::uint64_t threshold;
   uint2 key;

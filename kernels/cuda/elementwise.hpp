@@ -12,10 +12,11 @@ struct Operands {
   Strided<T> out[kOut];
 };
 
-// Whether a functor says that it goes by rows and columns (`static constexpr bool kByRow = true`).
+// Whether a functor says that it goes by rows and columns (`using ByRow = void`; nvcc would warn of a constant
+// that only a requirement names).
 template <class F>
 inline constexpr bool kGoesByRow = requires {
-  F::kByRow;
+  typename F::ByRow;
 };
 
 inline constexpr unsigned kElementwiseThreads = 256;  // at most

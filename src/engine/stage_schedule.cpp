@@ -127,7 +127,7 @@ class Stage {
         return backward(part, m, OpKind::kBackwardInput);
       case PipelineStep::Kind::kWeightGradient:
         for (std::int32_t u = last_block(part); u >= first_block(part); --u) {
-          if (m + 1 < shape_.step.micro_batches) push(OpKind::kBackwardWeight, u, m);
+          push(OpKind::kBackwardWeight, u, m);
           finish(u, m);
         }
     }

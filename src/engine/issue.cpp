@@ -68,10 +68,12 @@ void StepExecutor::issue_again(const StepOp& op) {
 
 // Where the operation stands, for what it drops; none: it drops nothing.
 std::optional<DropoutPlace> StepExecutor::dropout_of(const StepOp& op) const {
-  const bool drops = op.kind == OpKind::kEmbedding || op.kind == OpKind::kForward ||
-                     op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput ||
-                     op.kind == OpKind::kBackwardWeight || op.kind == OpKind::kEmbeddingBackward;
-  if (dropout_keys_.empty() || !dropout_step_ || !drops) return {};
+  const DropoutRates& rates = model().config().dropout;
+  const bool of_embedding = op.kind == OpKind::kEmbedding || op.kind == OpKind::kEmbeddingBackward;
+  const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward ||
+                        op.kind == OpKind::kBackwardInput || op.kind == OpKind::kBackwardWeight;
+  const double rate = of_embedding ? rates.embedding : of_block ? rates.residual : 0;
+  if (rate == 0 || !dropout_step_) return {};
   const std::int64_t micro_batch = layout_.options.place().micro_batch(op.micro_batch);
   return DropoutPlace{.keys = dropout_keys_[static_cast<std::size_t>(op.unit)],
                       .step = *dropout_step_,

@@ -48,6 +48,12 @@ inline View param_view(const View& flat, const Param& param) {
 // the residual stream.
 enum class Dropped { kEmbedding, kAttention, kMlp };
 
+// Whether a block needs memory for the gradient of what it dropped of all rows; where a part has a piece of
+// the rows, that lies among those of all parts.
+inline bool drops_own_rows(const ModelConfig& config, const ModelPart& part) {
+  return config.dropout.residual > 0 && !part.sequence;
+}
+
 // The operands of one call on one unit. `grads` is null in a forward call.
 struct Call {
   Ops& ops;

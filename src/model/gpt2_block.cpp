@@ -40,7 +40,8 @@ struct Workspace {
   View d_fc;      // [N, inner]
   View dropped;   // [N, C]: gradient of attention's part of the residual stream before it was dropped, and
   View d_qkv;     // [N, 3 heads * head_size], both in the memory of d_fc, which is no longer needed then
-  View d_narrow;  // [N, C]: gradient of a norm's output; of a part's forward, its products
+  View d_narrow;  // [N, C]: gradient of a norm's output; of a part's forward, its products; with dropout what
+                  // a branch gives before it is dropped, and the gradient of that
   View d_att;     // [N, heads * head_size]: gradient of attention's output, in the same memory
   View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
   AttentionWorkspace attention;
@@ -53,11 +54,11 @@ struct Workspace {
             Backward how, void* base) {
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), q = c.heads * c.head_size,
-                       wide = std::max({c.inner, 3 * q, c.width});
+                       wide = std::max({c.inner, 3 * q, drops_own_rows(c, part) ? c.width : std::int64_t{0}});
     const DType a = accumulator_of(t);
     const View shared = plan.take(t, n, wide);
     d_fc = View(shared.data, t, n, c.inner);
-    dropped = View(shared.data, t, n, c.width);
+    if (drops_own_rows(c, part)) dropped = View(shared.data, t, n, c.width);
     d_qkv = View(shared.data, t, n, 3 * q);
     d_narrow = plan.take(t, n, c.width);
     d_att = View(d_narrow.data, t, n, q);

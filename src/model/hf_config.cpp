@@ -293,12 +293,14 @@ ModelConfig read_hf_config(const std::string& directory) {
                              : llama_config(keys, Origin::kConfigJson);
 }
 
-std::string read_hf_dropout(const std::string& directory) {
+std::string read_hf_dropout(const std::string& directory, const DropoutRates& ours) {
   const std::string path = directory + "/config.json";
   const json object = hf::parse_object(read_text_file(path, "the model's configuration"), path);
   std::string text;
-  for (const char* key : {"embd_pdrop", "resid_pdrop", "attn_pdrop", "attention_dropout"}) {
-    if (!object.contains(key) || !object[key].is_number() || object[key].get<double>() <= 0) continue;
+  for (const auto& [key, rate] :
+       {std::pair("embd_pdrop", ours.embedding), std::pair("resid_pdrop", ours.residual),
+        std::pair("attn_pdrop", 0.0), std::pair("attention_dropout", 0.0)}) {
+    if (!object.contains(key) || !object[key].is_number() || object[key].get<double>() == rate) continue;
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", key, object[key].get<double>());
   }
   return text;

@@ -43,7 +43,8 @@ struct Workspace {
   View d_act;     // [N, inner]
   View dropped;   // [N, C]: gradient of attention's part of the residual stream before it was dropped, and
   View d_qkv;     // both in the memory of d_act, which is no longer needed then
-  View d_norm;    // [N, C]; of a part's forward, its products
+  View d_norm;    // [N, C]; of a part's forward, its products; with dropout what a branch gives before it is
+                  // dropped, and the gradient of that
   View d_att;     // [N, heads * head_size], in the same memory as d_norm
   View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
   AttentionWorkspace attention;
@@ -55,9 +56,10 @@ struct Workspace {
             Backward how, void* base) {
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), q = c.heads * c.head_size;
-    const View wide = plan.take(t, n, std::max({c.inner, qkv_columns(c), c.width}));
+    const View wide = plan.take(
+        t, n, std::max({c.inner, qkv_columns(c), drops_own_rows(c, part) ? c.width : std::int64_t{0}}));
     d_act = View(wide.data, t, n, c.inner);
-    dropped = View(wide.data, t, n, c.width);
+    if (drops_own_rows(c, part)) dropped = View(wide.data, t, n, c.width);
     d_qkv = View(wide.data, t, n, qkv_columns(c));
     const View narrow = plan.take(t, n, std::max(c.width, q));
     d_norm = View(narrow.data, t, n, c.width);

@@ -47,11 +47,12 @@ void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
 
 // A directory may have been trained with dropout, which the run does not take over.
 void tell_dropout(const RunConfig& config) {
-  const std::string theirs = config.model_from.empty() ? "" : read_hf_dropout(config.model_from);
+  const std::string theirs =
+      config.model_from.empty() ? "" : read_hf_dropout(config.model_from, config.dropout);
   if (theirs.empty()) return;
   log::warning(
       "{}/config.json has {}: the run goes by model.dropout.embedding {} and model.dropout.residual {} "
-      "instead, and drops no probabilities of attention",
+      "instead, and probabilities of attention are never dropped",
       config.model_from, theirs, config.dropout.embedding, config.dropout.residual);
 }
 

@@ -34,7 +34,7 @@ TinySetup setup_of(std::int64_t sequences, DType dtype = DType::kF64) {
   return with_sgd(s);
 }
 
-// With rate 1 weights show the gradients of the steps before.
+// With a learning rate of 1 weights show the gradients of the steps before.
 void expect_near(const RanksOutcome& a, const RanksOutcome& b) {
   constexpr double kRoundoff = 1e-11;  // fp64: only the order of sums differs
   ASSERT_EQ(a.losses.size(), b.losses.size());
@@ -104,7 +104,7 @@ TEST(Dropout, OfAStepIsThatOfTheModel) {
   EXPECT_NEAR(run.step(Then::kPause).loss, loss, 1e-13 * loss);
 }
 
-// At rate 0 the weights stay, so that the evaluations are of the same model.
+// With a learning rate of 0 the weights stay, so that the evaluations are of the same model.
 TEST(Dropout, IsNotInEvaluations) {
   std::vector<TinyResult> results;
   for (const DropoutRates rates : {kRates, DropoutRates{}}) {

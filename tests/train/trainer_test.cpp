@@ -108,6 +108,8 @@ TEST_F(TrainerLibrary, DropoutOfADirectoryIsToldAndThatOfTheRunIsSaved) {
       "config.json has embd_pdrop 0.25, resid_pdrop 0.5: the run goes by model.dropout.embedding 0 and "
       "model.dropout.residual 0.125 instead");
   EXPECT_EQ(trainer.plan().model_config.dropout, (DropoutRates{0, 0.125}));
+  EXPECT_EQ(read_hf_dropout(model, {0.25, 0.5}), "");
+  EXPECT_EQ(read_hf_dropout(model, {0.25, 0.125}), "resid_pdrop 0.5");
 }
 
 // Sizes of a GPU that nobody has.

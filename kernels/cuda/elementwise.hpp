@@ -12,6 +12,13 @@ struct Operands {
   Strided<T> out[kOut];
 };
 
+// Whether a functor says that it goes by rows and columns (`using ByRow = void`; nvcc would warn of a constant
+// that only a requirement names).
+template <class F>
+inline constexpr bool kGoesByRow = requires {
+  typename F::ByRow;
+};
+
 inline constexpr unsigned kElementwiseThreads = 256;  // at most
 inline constexpr int kDeep = 2;                       // a thread's accesses that are in flight together
 
@@ -24,7 +31,11 @@ __device__ __forceinline__ void apply(const Operands<T, kIn, kOut>& operands, co
     ZG_UNROLL
     for (int j = 0; j < N; ++j) x[k][j] = in[k][j];
   }
-  f(row * cols + c, x, y);
+  if constexpr (kGoesByRow<F>) {
+    f(row, c, x, y);
+  } else {
+    f(row * cols + c, x, y);
+  }
   ZG_UNROLL
   for (int k = 0; k < kOut; ++k) {
     Elements<T, N> out = {};
@@ -69,18 +80,19 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 }
 
 // Calls f(element, in, out) for runs of N consecutive elements: `element` is the number of the first (row
-// by row, without gaps), in is const Acc<T>[kIn][N], and out is Acc<T>[kOut][N]. N is 1, or, if may_pack,
-// the elements of a pack.
+// by row, without gaps), in is const Acc<T>[kIn][N], and out is Acc<T>[kOut][N]. N is 1, or the elements of a
+// pack. A functor that goes by row is called as f(row, column of the first, in, out), with all N in one row;
+// a pack then begins at a multiple of N.
 template <class T, int kIn, int kOut, class F>
 void elementwise(const char* name, const Launch& on, Extent extent, const Operands<T, kIn, kOut>& operands,
-                 const F& f, bool may_pack = true) {
+                 const F& f) {
   if (extent.rows == 0 || extent.cols == 0) return;
   // A matrix without gaps is one long row, of which only the start must be aligned.
-  bool dense = true;
+  bool dense = !kGoesByRow<F>;
   for (const auto& m : operands.in) dense = dense && m.ld == extent.cols;
   for (const auto& m : operands.out) dense = dense && m.ld == extent.cols;
   if (dense) extent = {1, extent.rows * extent.cols};
-  bool packed = may_pack;
+  bool packed = true;
   for (const auto& m : operands.in) packed = packed && packs(m.data, extent.rows == 1 ? 0 : m.ld);
   for (const auto& m : operands.out) packed = packed && packs(m.data, extent.rows == 1 ? 0 : m.ld);
   const std::int64_t width = packed ? Pack<T>::kCount : 1;

@@ -12,25 +12,21 @@ template <class T>
 void dropout(Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y) {
   using A = Acc<T>;
   ZG_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "dropout of rate {}", dropout.rate);
-  ZG_ASSERT_EQ(dropout.first_element % 4, 0);
   const std::uint64_t threshold = kernels::dropout_threshold(dropout);
   const A scale = kernels::dropout_scale<A>(dropout);
-  const Extent whole = flattened(extent, x, y);
-  for_spans(whole, [&](std::int64_t r, std::int64_t c, std::int64_t n) {
+  static_assert(kSpan % 4 == 0, "a span begins at the first word of a Philox block");
+  for_spans(extent, [&](std::int64_t r, std::int64_t c, std::int64_t n) {
     const T* from = x.row(r) + c;
     T* to = y.row(r) + c;
-    const auto first = static_cast<std::uint64_t>(dropout.first_element + r * whole.cols + c);
+    const kernels::DropoutRow row(dropout, r);
     Philox4 words = {};
     for (std::int64_t i = 0; i < n; ++i) {
-      const std::uint64_t element = first + static_cast<std::uint64_t>(i), block = element / 4;
-      if (i == 0 || element % 4 == 0) {
-        words = philox4x32_10(
-            {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
-             static_cast<std::uint32_t>(dropout.counter), static_cast<std::uint32_t>(dropout.counter >> 32)},
-            {dropout.key.key[0], dropout.key.key[1]});
+      if (i % 4 == 0) {
+        words = philox4x32_10({static_cast<std::uint32_t>((c + i) / 4), row.position, row.sequence, row.step},
+                              {dropout.key.key[0], dropout.key.key[1]});
       }
       const A kept = static_cast<A>(from[i]) * scale;
-      to[i] = static_cast<T>(words[element % 4] >= threshold ? kept : A{0});
+      to[i] = static_cast<T>(words[static_cast<std::size_t>(i % 4)] >= threshold ? kept : A{0});
     }
   });
 }

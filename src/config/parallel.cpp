@@ -62,14 +62,21 @@ const Keys& parallel_keys() {
        ChoiceSpec(kBreadthFirst, {{"breadth_first", kBreadthFirst},
                                   {"depth_first", kDepthFirst},
                                   {"1f1b", kOneForwardOneBackward},
-                                  {"gpipe", kGPipe}}),
+                                  {"gpipe", kGPipe},
+                                  {"zero_bubble", kZeroBubble}}),
        "In which order stages take up micro-batches: all through a chunk before the next chunk, which "
        "fetches weights least; as few at a time as keep all stages busy, with few activations; one forward, "
-       "one backward, with one chunk; all forwards, then all backwards."},
+       "one backward, with one chunk; all forwards, then all backwards; as `\"1f1b\"`, with the gradients of "
+       "weights later, where stages would wait."},
       {"pipeline_group", &ParallelConfig::pipeline_group, IntSpec{.max = 1 << 20},
        "Micro-batches that pass a chunk before the next chunk, between those of `\"depth_first\"`, "
        "`pipeline`, and of `\"breadth_first\"`, all.",
        "as the schedule says"},
+      {"stage_layers", FormSpec{},
+       "Layers of each stage, in their order; with `chunks`, of each stretch, of which the first one of "
+       "every stage comes first. They add up to the model's layers. Stages have the same bits however "
+       "layers are divided.",
+       "such that the stage with the most products has the fewest", "list of whole numbers, 1 or more"},
       {"sequence", &ParallelConfig::sequence, BoolSpec{},
        "Sequence parallelism: those ranks share norms, residuals and checkpoints, too, by rows. "
        "`tensor` divides the tokens of a micro-batch."},
@@ -112,6 +119,28 @@ void read_deepspeed_pipeline(Section& root, Section& parallel, RunConfig& run) {
   section->finish();
 }
 
+// When the number of stages is known.
+void read_stage_layers(Section& section, const Json& list, ParallelConfig& p) {
+  constexpr const char* kKey = "stage_layers";
+  constexpr std::uint64_t kMost = 1 << 16;
+  if (!list.is_array()) section.wrong(kKey, "a list of whole numbers, 1 or more, e.g. [3, 5]");
+  for (const Json& n : list) {
+    if (!n.is_number_unsigned() || n.get<std::uint64_t>() < 1 || n.get<std::uint64_t>() > kMost)
+      section.wrong(kKey, fmt::format("a list of whole numbers from 1 to {}, e.g. [3, 5]", kMost));
+    p.stage_layers.push_back(n.get<std::int32_t>());
+  }
+  if (p.pipeline == 1) {
+    p.stage_layers.clear();
+    return section.notice(kKey, "has no effect: it is for the stages of parallel.pipeline, which is 1");
+  }
+  const std::size_t parts = static_cast<std::size_t>(p.pipeline) * static_cast<std::size_t>(p.chunks);
+  if (list.size() == parts) return;
+  section.fail(kKey,
+               fmt::format("has {} numbers, and {} stages with {} chunks each have {} stretches of layers",
+                           list.size(), p.pipeline, p.chunks, parts),
+               "name a number of layers for each stretch, in the order of the layers");
+}
+
 }  // namespace
 
 void read_parallel(Section& root, RunConfig& run) {
@@ -123,9 +152,11 @@ void read_parallel(Section& root, RunConfig& run) {
   }
   auto section = root.section_or_empty("parallel");
   section.read_into(run.parallel);
+  const Json* const stage_layers = section.find("stage_layers");
   section.finish();
   read_deepspeed_tensor(root, run);
   read_deepspeed_pipeline(root, section, run);
+  if (stage_layers != nullptr) read_stage_layers(section, *stage_layers, run.parallel);
   check_context(section, run);
   if (run.parallel.sequence && run.parallel.tensor == 1)
     section.notice("sequence", "has no effect: it is between the ranks of parallel.tensor, which is 1");

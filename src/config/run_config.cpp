@@ -14,6 +14,18 @@ namespace zg {
 namespace config {
 namespace {
 
+const Keys& dropout_keys() {
+  static const Keys keys({
+      {"embedding", &DropoutRates::embedding, NumberSpec{.range = kBelowOne},
+       "Share of the elements of the sum of token and position embeddings that training drops: GPT-2's "
+       "`embd_pdrop`. With `model.from` too this key decides, not that of `config.json`."},
+      {"residual", &DropoutRates::residual, NumberSpec{.range = kBelowOne},
+       "Share of the elements that training drops of what each attention and each MLP adds to the residual "
+       "stream: GPT-2's `resid_pdrop`, likewise."},
+  });
+  return keys;
+}
+
 const Keys& model_section_keys() {
   static const Keys keys({
       {"from", TextSpec{}, "Hugging Face directory of a GPT-2 or Llama model to start from.",
@@ -22,6 +34,7 @@ const Keys& model_section_keys() {
        "A new model of this family, described by the keys of its `config.json` (tables model.gpt2 and "
        "model.llama).",
        "this or `model.from` is required", "`\"gpt2\"` or `\"llama\"`"},
+      {"dropout", SectionSpec{dropout_keys}, "What training drops."},
   });
   return keys;
 }
@@ -88,6 +101,21 @@ const Keys& output_keys() {
   return keys;
 }
 
+// The names that Hugging Face's config.json has for what our keys say, or for what is not there.
+void refuse_names_of_hf(const Section& model) {
+  constexpr std::pair<const char*, const char*> kNames[] = {{"embd_pdrop", "embedding"},
+                                                            {"resid_pdrop", "residual"}};
+  for (const auto& [theirs, ours] : kNames) {
+    if (model.json().contains(theirs))
+      model.fail(theirs, "has another name here", fmt::format("write \"dropout\": {{\"{}\": ...}}", ours));
+  }
+  for (const char* theirs : {"attn_pdrop", "attention_dropout"}) {
+    if (!model.json().contains(theirs)) continue;
+    model.fail(theirs, "is not supported: the probabilities of attention have no dropout",
+               "remove it; \"dropout\" has \"embedding\" and \"residual\"");
+  }
+}
+
 void read_model(Section& root, RunConfig& run) {
   auto section = root.section("model");
   if (!section) {
@@ -101,14 +129,21 @@ void read_model(Section& root, RunConfig& run) {
         "", section->has("from") ? "has both \"from\" and \"arch\"" : "has neither \"from\" nor \"arch\"",
         "\"from\" loads a Hugging Face directory, \"arch\" describes a new model");
   }
+  refuse_names_of_hf(*section);
+  if (auto dropout = section->section("dropout")) {
+    dropout->read_into(run.dropout);
+    dropout->finish();
+  }
   if (section->has("from")) {
     run.model_from = section->text("from");
     if (run.model_from.empty()) section->wrong("from", "a directory");
     section->finish();
     return;
   }
-  const std::string json = section->json().dump(-1, ' ', true, Json::error_handler_t::replace);
-  run.model = parse_model_config(json, section->tree().where_section("model"));
+  Json of_family = section->json();
+  of_family.erase("dropout");
+  run.model = parse_model_config(of_family.dump(-1, ' ', true, Json::error_handler_t::replace),
+                                 section->tree().where_section("model"));
 }
 
 void read_tokenizer(Section& data, TokenizerConfig& out) {

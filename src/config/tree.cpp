@@ -134,6 +134,16 @@ void drop_old_params(ConfigTree& tree, const std::string& section, const Json& t
   }
 }
 
+// All but model.dropout, which is of either kind.
+void drop_old_model(ConfigTree& tree) {
+  Json& model = tree.root["model"];
+  std::vector<std::string> old;
+  for (const auto& [key, value] : model.items()) old.push_back(key);
+  for (const std::string& key : old) {
+    if (key != "dropout") drop(tree, model, "model", key);
+  }
+}
+
 void drop_old_batch_keys(ConfigTree& tree, const std::set<std::string>& given) {
   if (given.size() < 2) return;
   for (const char* key : kBatchKeys) {
@@ -148,7 +158,7 @@ void drop_superseded(ConfigTree& tree, const std::function<const Json*(const std
   }
   for (const auto& [kind, other] : {std::pair{"model.from", "model.arch"}, {"model.arch", "model.from"}}) {
     const bool replaced = given(kind) != nullptr && look_up(tree.root, other) != nullptr;
-    if (replaced) drop(tree, tree.root, "", "model");
+    if (replaced) drop_old_model(tree);
   }
   std::set<std::string> batch;
   for (const char* key : kBatchKeys) {

@@ -324,7 +324,10 @@ class CheckedOps : public Ops {
     expect(x, "x", x.dtype, x.rows, x.cols);
     expect(y, "y", x.dtype, x.rows, x.cols);
     ZG_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "a dropout of {}", dropout.rate);
-    ZG_ASSERT_EQ(dropout.first_element % 4, 0);
+    ZG_ASSERT(dropout.positions.time >= 1 && dropout.first_row >= 0 && dropout.first_sequence >= 0,
+              "dropout of row {} of sequences of {}, the first of which is {}", dropout.first_row,
+              dropout.positions.time, dropout.first_sequence);
+    ZG_ASSERT(dropout.step >= 0 && dropout.step >> 32 == 0, "dropout of step {}", dropout.step);
     with_type(x.dtype, [&]<class T>() {
       backend_.template dropout<T>(s, extent_of(x), strided<T>(x), dropout, strided<T>(y));
     });

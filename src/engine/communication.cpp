@@ -57,7 +57,7 @@ std::int64_t members(const RankPlace& place, CommAxis axis) {
 }
 
 // The calls of the model that an operation is made of.
-std::vector<ModelCall> model_calls_of(const StepOp& op) {
+std::vector<ModelCall> model_calls_of(const Layout& layout, const StepOp& op) {
   switch (op.kind) {
     case OpKind::kEmbedding:
       return {ModelCall::kEmbedding};
@@ -68,8 +68,13 @@ std::vector<ModelCall> model_calls_of(const StepOp& op) {
     case OpKind::kHead:
       return {ModelCall::kHeadLossAndGradient};
     case OpKind::kBackward:
-      if (op.has(Operand::kSaved)) return {ModelCall::kBlockBackward};
+      if (!layout.options.recompute) return {ModelCall::kBlockBackward};
       return {ModelCall::kBlockAgain, ModelCall::kBlockBackward};
+    case OpKind::kBackwardInput:
+      if (!layout.options.recompute) return {ModelCall::kBlockBackwardInput};
+      return {ModelCall::kBlockAgain, ModelCall::kBlockBackwardInput};
+    case OpKind::kBackwardWeight:
+      return {ModelCall::kBlockBackwardWeight};
     case OpKind::kEmbeddingBackward:
       return {ModelCall::kEmbeddingBackward};
     default:
@@ -200,7 +205,7 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
     }
     if (op.has(Operand::kGradient)) add({CommAxis::kReplicas, false, piece, layout.options.gradient});
   } else {
-    for (const ModelCall call : model_calls_of(op)) {
+    for (const ModelCall call : model_calls_of(layout, op)) {
       for (const PartCall& c : layout.model->exchanges_of(call, layout.options.micro_batch)) {
         add({CommAxis::kTensor, c.kind != PartCall::Kind::kAllGather, c.count, c.dtype,
              c.kind == PartCall::Kind::kAllReduce});
@@ -214,8 +219,8 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
            .dtype = call.dtype,
            .passes = call.kind == ContextCall::Kind::kPass});
   };
-  const bool backward = op.kind == OpKind::kBackward;
-  if (op.kind == OpKind::kForward || (backward && !op.has(Operand::kSaved))) add_context(Pass::kForward);
+  const bool backward = op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput;
+  if (op.kind == OpKind::kForward || (backward && layout.options.recompute)) add_context(Pass::kForward);
   if (backward) add_context(Pass::kBackward);
   return calls;
 }
@@ -264,8 +269,7 @@ namespace {
 // copies of each unit; on every stage, whichever of them it has.
 void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
   const auto add = [&](OpKind kind, std::int32_t unit) {
-    StepOp op{.kind = kind, .unit = unit};
-    if (!layout.options.recompute) op.access[static_cast<std::size_t>(Operand::kSaved)] = 0;
+    const StepOp op{.kind = kind, .unit = unit};
     std::string calls;
     for (const CommCall& call : calls_of(layout, op)) {
       if (!is_of_sharding(call.axis))
@@ -275,7 +279,10 @@ void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
   };
   const std::int32_t head = layout.head_unit();
   add(OpKind::kEmbedding, 0), add(OpKind::kForward, 1), add(OpKind::kHeadLoss, head);
-  add(OpKind::kHead, head), add(OpKind::kBackward, 1), add(OpKind::kEmbeddingBackward, 0);
+  add(OpKind::kHead, head), add(OpKind::kEmbeddingBackward, 0);
+  for (const OpKind kind : {OpKind::kBackward, OpKind::kBackwardInput, OpKind::kBackwardWeight}) {
+    if ((kind == OpKind::kBackward) != layout.in_halves()) add(kind, 1);
+  }
   for (std::int32_t unit = 0; unit <= head; ++unit) add(OpKind::kFinishGradient, unit);
 }
 
@@ -302,6 +309,8 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
     lines.push_back(fmt::format("stages pass on {} {} of each micro-batch, table: {}",
                                 activation_count(layout), name_of(layout.model->dtype()),
                                 layout.model->config().tied ? table_count(layout) : 0));
+    if (layout.is_sharded())
+      lines.push_back(fmt::format("weights are gathered {} units ahead", programs.gather_ahead));
     lines.push_back(fmt::format("ranks exchange weights in {} bits, gradients in {} (0: as they are)",
                                 o.weight_bits, o.gradient_bits));
     add_calls_of_parts(layout, lines);

@@ -47,12 +47,15 @@ std::vector<TrainedRun> trained_runs(const Layout::UnitTensors& unit, const Layo
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
 // key has everything that issue() depends on. Never repeated are updates, which differ in every step, what is
-// several operations (in tiles), and what ranks do together, where each call must meet the others': of a part
-// of a model, all operations.
+// several operations (in tiles), what drops other elements in every step, and what ranks do together, where
+// each call must meet the others': of a part of a model, all operations.
 void StepExecutor::issue_again(const StepOp& op) {
+  if (dropout_of(op)) return issue(op);
   if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate || exchange_ != nullptr || op.in_tiles())
     return issue(op);
-  if (context_ != nullptr && (op.kind == OpKind::kForward || op.kind == OpKind::kBackward)) return issue(op);
+  const bool attends =
+      op.kind == OpKind::kForward || op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput;
+  if (context_ != nullptr && attends) return issue(op);
   const auto number = [](std::int32_t n) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
   };
@@ -63,14 +66,46 @@ void StepExecutor::issue_again(const StepOp& op) {
   device_.repeat(*compute_, key_, [this, &op] { issue(op); });
 }
 
+// Where the operation stands, for what it drops; none: it drops nothing.
+std::optional<DropoutPlace> StepExecutor::dropout_of(const StepOp& op) const {
+  const DropoutRates& rates = model().config().dropout;
+  const bool of_embedding = op.kind == OpKind::kEmbedding || op.kind == OpKind::kEmbeddingBackward;
+  const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward ||
+                        op.kind == OpKind::kBackwardInput || op.kind == OpKind::kBackwardWeight;
+  const double rate = of_embedding ? rates.embedding : of_block ? rates.residual : 0;
+  if (rate == 0 || !dropout_step_) return {};
+  const std::int64_t micro_batch = layout_.options.place().micro_batch(op.micro_batch);
+  return DropoutPlace{.keys = dropout_keys_[static_cast<std::size_t>(op.unit)],
+                      .step = *dropout_step_,
+                      .first_sequence = micro_batch * layout_.options.micro_batch.sequences};
+}
+
 Lease& StepExecutor::lease(const StepOp& op, Operand operand) {
   ZG_ASSERT(op.has(operand), "{} has no operand {}", name_of(op.kind), static_cast<int>(operand));
   return leases_[static_cast<std::size_t>(op.access[static_cast<std::size_t>(operand)])];
 }
 
 void StepExecutor::issue(const StepOp& op) {
-  const Model& model = this->model();
   if (exchange_ != nullptr) exchange_->begin(op);
+  if (context_ != nullptr) context_->begin_op(op);
+  switch (op.kind) {
+    case OpKind::kUpdate:
+      return issue_update(op);
+    case OpKind::kGather:
+      return gather_weight(op);
+    case OpKind::kFinishGradient:
+      return finish_gradient(op);
+    case OpKind::kSend:
+    case OpKind::kReceive:
+      return pass_on(op);
+    default:
+      return issue_pass(op);
+  }
+}
+
+// A forward or backward of a unit.
+void StepExecutor::issue_pass(const StepOp& op) {
+  const Model& model = this->model();
   const Workspace w(layout_, workspace_.get());
   const BatchShape shape = layout_.options.micro_batch;
   const Layout::UnitTensors& unit = layout_.unit(op.unit);  // of a unit in tiles, the first one
@@ -91,31 +126,24 @@ void StepExecutor::issue(const StepOp& op) {
   const auto accumulator = [&] { return flat(Operand::kAccumulator, unit.accumulator); };
   // What the first micro-batch finds in an accumulator is left over from others.
   const Gradients into = op.first ? Gradients::kOverwrite : Gradients::kAdd;
-  if (context_ != nullptr) context_->begin_op(op);
   std::optional<TileWalk> walk;
   if (op.in_tiles()) walk.emplace(*this);
   TileWalk* const tiles = walk ? &*walk : nullptr;
+  const std::optional<DropoutPlace> place = dropout_of(op);
+  const DropoutPlace* const dropout = place ? &*place : nullptr;
+  const auto forward = [&](const View& out, void* saved) {
+    model.block_forward(s, shape, weight(), rows(Operand::kInput), out, saved, w.scratch(), context_.get(),
+                        tiles, dropout);
+  };
 
   switch (op.kind) {
-    case OpKind::kInitialize:
-    case OpKind::kSave:
-      ZG_ASSERT(false, "{} is no work of a stream", name_of(op.kind));
-      break;
-    case OpKind::kUpdate:
-      issue_update(op);
-      break;
-    case OpKind::kGather:
-      gather_weight(op);
-      break;
     case OpKind::kEmbedding:
-      model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput), w.scratch());
+      model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput), w.scratch(),
+                              dropout);
       break;
-    case OpKind::kForward: {
-      void* saved = op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved();
-      model.block_forward(s, shape, weight(), rows(Operand::kInput), rows(Operand::kOutput), saved,
-                          w.scratch(), context_.get(), tiles);
+    case OpKind::kForward:
+      forward(rows(Operand::kOutput), op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved());
       break;
-    }
     case OpKind::kHeadLoss:
       model.head_loss(s, shape, weight(), table(), rows(Operand::kInput), w.targets(op.micro_batch),
                       w.scalar(0), w.scratch());
@@ -135,21 +163,29 @@ void StepExecutor::issue(const StepOp& op) {
       const View weights = weight();
       const bool again = !op.has(Operand::kSaved);
       void* saved = again ? w.saved() : data(Operand::kSaved);
-      if (again) model.block_forward(s, shape, weights, x, View(), saved, w.scratch(), context_.get(), tiles);
-      model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context_.get(), tiles);
+      if (again) forward(View(), saved);
+      model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context_.get(), tiles,
+                           dropout);
       break;
     }
+    case OpKind::kBackwardInput: {
+      const View x = rows(Operand::kInput), weights = weight();
+      void* const saved = data(Operand::kSaved);
+      if (layout_.options.recompute) forward(View(), saved);
+      model.block_backward_input(s, shape, weights, x, saved, rows(Operand::kActivationGradient), w.scratch(),
+                                 context_.get(), dropout);
+      break;
+    }
+    case OpKind::kBackwardWeight:
+      model.block_backward_weight(s, shape, rows(Operand::kInput), data(Operand::kSaved), accumulator(),
+                                  w.scratch(), into, dropout);
+      break;
     case OpKind::kEmbeddingBackward:
       model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient),
-                               accumulator(), into, w.scratch());
+                               accumulator(), into, w.scratch(), dropout);
       break;
-    case OpKind::kFinishGradient:
-      finish_gradient(op);
-      break;
-    case OpKind::kSend:
-    case OpKind::kReceive:
-      pass_on(op);
-      break;
+    default:
+      ZG_ASSERT(false, "{} is no work of a stream", name_of(op.kind));
   }
 }
 

@@ -64,6 +64,13 @@ void Layout::split() {
   if (!is_pipeline()) return;
   ZG_ASSERT(options.accumulation == Accumulation::kLayerMajor, "a pipeline has an order of its own");
   ZG_ASSERT(problem_of(pipeline()).empty(), "{}", problem_of(pipeline()));
+  if (!options.stage_layers.empty()) {
+    ZG_ASSERT_EQ(static_cast<int>(options.stage_layers.size()), pipeline().parts());
+    first_layer = {0};
+    for (const std::int32_t n : options.stage_layers) first_layer.push_back(first_layer.back() + n);
+    ZG_ASSERT_EQ(first_layer.back(), layers());
+    return;
+  }
   const ModelConfig& c = model->config();
   // Of a part of each layer, and of tokens that attend to those of whole sequences.
   const double parts = options.parts.tensor;
@@ -132,7 +139,11 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
 
 // What each chunk of this stage has, or the one stage.
 std::vector<Layout::Stretch> Layout::stretches() const {
-  if (!is_pipeline()) return {{0, first_layer.back(), live_micro_batches(), live_micro_batches()}};
+  const bool recompute = options.recompute;
+  if (!is_pipeline()) {
+    const std::int64_t live = live_micro_batches();
+    return {{0, first_layer.back(), live, recompute ? 0 : live, live}};
+  }
   const PipelineShape shape = pipeline();
   const bool tied = model->config().tied;
   const auto training = pipeline_events(shape, PipelinePass::kTraining, tied),
@@ -143,9 +154,10 @@ std::vector<Layout::Stretch> Layout::stretches() const {
     const auto buffers = [&](const auto& events, PipelineBuffer which) {
       return pipeline_buffers(events, shape, options.parts.stage, c, which);
     };
-    all.push_back({first_layer[part], first_layer[part + 1],
-                   std::max(buffers(training, PipelineBuffer::kActivation),
-                            buffers(evaluation, PipelineBuffer::kActivation)),
+    const std::int64_t activations = std::max(buffers(training, PipelineBuffer::kActivation),
+                                              buffers(evaluation, PipelineBuffer::kActivation));
+    const std::int64_t kept = in_halves() ? buffers(training, PipelineBuffer::kKept) : 0;
+    all.push_back({first_layer[part], first_layer[part + 1], activations, recompute ? kept : activations,
                    buffers(training, PipelineBuffer::kGradient)});
   }
   return all;
@@ -154,7 +166,7 @@ std::vector<Layout::Stretch> Layout::stretches() const {
 void Layout::add_activations() {
   stretches_ = stretches();
   const Tier lowest = lowest_of(options.activations);
-  const std::int64_t saved_bytes = model->saved_bytes(options.micro_batch);
+  const std::int64_t saved_bytes = model->saved_bytes(options.micro_batch, backward());
   const std::int64_t checkpoint =
       model->checkpoint_bytes(options.micro_batch) / static_cast<std::int64_t>(size_of(model->dtype()));
   activation.resize(static_cast<std::size_t>(layers()) + 1);
@@ -165,7 +177,7 @@ void Layout::add_activations() {
       for (std::int64_t m = 0; m < stretch.activations; ++m) {
         activation[at].push_back(table.add({fmt::format("activation.{}.{}", l, m), model->dtype(), checkpoint,
                                             Role::kActivation, lowest, 0}));
-        if (options.recompute || l == stretch.end) continue;
+        if (m >= stretch.saved || l == stretch.end) continue;
         saved[at].push_back(table.add(
             {fmt::format("saved.{}.{}", l, m), DType::kU8, saved_bytes, Role::kActivation, lowest, 0}));
       }

@@ -150,9 +150,8 @@ class Simulation {
     } else if (step.kind != Kind::kWeightGradient) {
       backward_[at(part, step.micro_batch)] = end;
       if (part > 0) pass(Passed::kGradient, (stage + last) % shape_.stages);
+      if (tied_ && training_ && part + 1 == shape_.parts() && of_last) pass(Passed::kTableGradient, 0);
     }
-    const bool adds = step.kind == Kind::kBackward || step.kind == Kind::kWeightGradient;
-    if (tied_ && training_ && adds && part + 1 == shape_.parts() && of_last) pass(Passed::kTableGradient, 0);
   }
 
   const PipelineShape& shape_;
@@ -237,7 +236,7 @@ int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape&
                      PipelineBuffer which) {
   using Passed = PipelineEvent::Kind;
   const int part = shape.part(stage, chunk);
-  const bool of_activation = which == PipelineBuffer::kActivation;
+  const bool of_activation = which == PipelineBuffer::kActivation, of_kept = which == PipelineBuffer::kKept;
   const Passed comes = of_activation ? Passed::kActivation : Passed::kGradient;
   const auto all = static_cast<std::size_t>(shape.micro_batches);
   std::vector<std::size_t> from(all, events.size()), to(all, 0);
@@ -245,13 +244,15 @@ int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape&
   for (std::size_t i = 0; i < events.size(); ++i) {
     const PipelineEvent& e = events[i];
     const auto m = static_cast<std::size_t>(e.step.micro_batch);
-    if (e.kind == Passed::kTableGradient && part == 0 && !of_activation) table = i;
+    if (e.kind == Passed::kTableGradient && part == 0 && which == PipelineBuffer::kGradient) table = i;
     const int of = shape.part(e.stage, e.step.chunk);
-    const bool arrives = e.kind == comes && of == (of_activation ? part - 1 : part + 1);
     const bool is_own = of == part && e.kind == Passed::kStep;
-    const bool is_passed = of == part && e.kind == comes && !of_activation;
     const bool is_backward = is_own && e.step.kind != Kind::kForward;
-    if (arrives || (of_activation ? is_own : is_backward || is_passed)) {
+    const bool is_second_half = is_own && e.step.kind == Kind::kWeightGradient;
+    const bool arrives = !of_kept && e.kind == comes && of == (of_activation ? part - 1 : part + 1);
+    const bool is_passed = of == part && e.kind == comes && !of_activation && !of_kept;
+    const bool is_used = of_activation ? is_own : of_kept ? is_backward : is_backward && !is_second_half;
+    if (arrives || is_passed || is_used) {
       from[m] = std::min(from[m], i);
       to[m] = std::max(to[m], i);
     }
@@ -294,6 +295,38 @@ std::vector<std::int32_t> split_layers(std::int32_t layers, double cost, double 
   return first;
 }
 
+std::vector<std::int32_t> layers_by_time(const PipelineShape& shape, std::span<const std::int32_t> first,
+                                         std::span<const double> seconds) {
+  constexpr double kWorthIt = 0.9;
+  const auto stages = static_cast<std::size_t>(shape.stages), last = stages - 1;
+  ZG_ASSERT_EQ(seconds.size(), stages);
+  const auto layers_of = [&](std::span<const std::int32_t> split) {
+    std::vector<double> layers(stages);
+    for (std::size_t part = 0; part + 1 < split.size(); ++part)
+      layers[part % stages] += split[part + 1] - split[part];
+    return layers;
+  };
+  const std::vector<double> had = layers_of(first);
+  const std::size_t begin = stages > 2 ? 1 : 0, end = stages > 2 ? last : 1;
+  double time = 0, layers = 0;
+  for (std::size_t s = begin; s < end; ++s) time += seconds[s], layers += had[s];
+  const double layer = time / layers;
+  const double before = std::max(0.0, seconds[0] - layer * had[0]),
+               after = std::max(0.0, seconds[last] - layer * had[last]);
+  const auto most = [&](std::span<const std::int32_t> split) {
+    double most_of = 0;
+    const std::vector<double> of = layers_of(split);
+    for (std::size_t s = 0; s < stages; ++s)
+      most_of = std::max(most_of, layer * of[s] + (s == 0 ? before : 0) + (s == last ? after : 0));
+    return most_of;
+  };
+  const std::vector<std::int32_t> split = split_layers(first.back(), layer, before, after, shape.parts());
+  std::vector<std::int32_t> counts;
+  if (!(most(split) < kWorthIt * *std::max_element(seconds.begin(), seconds.end()))) return counts;
+  for (std::size_t part = 0; part + 1 < split.size(); ++part) counts.push_back(split[part + 1] - split[part]);
+  return counts;
+}
+
 std::string drawing_of(const PipelineShape& shape, int width) {
   const auto events = pipeline_events(shape, PipelinePass::kTraining, false);
   const auto cell = static_cast<int>(std::to_string(shape.micro_batches - 1).size()) + 2;
@@ -308,7 +341,9 @@ std::string drawing_of(const PipelineShape& shape, int width) {
       if (e.kind != PipelineEvent::Kind::kStep || e.stage != s) continue;
       add(e.begin, ".");
       const char first = e.step.kind == Kind::kForward ? 'a' : 'A';
-      add(e.end, fmt::format("{}{}", static_cast<char>(first + e.step.chunk % 26), e.step.micro_batch));
+      const bool is_weight = e.step.kind == Kind::kWeightGradient;  // of the one chunk that there is then
+      add(e.end, fmt::format("{}{}", is_weight ? 'W' : static_cast<char>(first + e.step.chunk % 26),
+                             e.step.micro_batch));
     }
     while (!row.empty() && row.back() == ' ') row.pop_back();
     if (static_cast<int>(row.size()) > width)

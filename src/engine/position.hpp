@@ -16,7 +16,8 @@ namespace zg {
 
 // "backward 3.1": the kind, the layer (forward, backward) or unit, and the micro-batch or segment.
 inline std::string text_of(const StepOp& op) {
-  const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward;
+  const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward ||
+                        op.kind == OpKind::kBackwardInput || op.kind == OpKind::kBackwardWeight;
   const bool by_segment = is_by_segment(op.kind);
   const std::string tile = op.in_tiles() ? fmt::format(" tile {}", op.use.tile) : "";
   return fmt::format("{} {}.{}{}", name_of(op.kind), of_block ? op.unit - 1 : op.unit,
@@ -119,7 +120,10 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
     case OpKind::kHeadLoss:
       return "head";
     case OpKind::kBackward:
+    case OpKind::kBackwardInput:
       return "backward of " + unit();
+    case OpKind::kBackwardWeight:
+      return "gradients of the weights of " + unit();
     case OpKind::kEmbeddingBackward:
       return "backward of the embedding";
     case OpKind::kSend:

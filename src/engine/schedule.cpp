@@ -18,10 +18,21 @@ Schedule each_unit(const ScheduleShape& shape, OpKind kind) {
 }  // namespace
 
 const char* name_of(OpKind kind) {
-  static constexpr const char* kNames[] = {
-      "initialize", "save", "update",   "embedding",          "forward",
-      "head",       "loss", "backward", "embedding backward", "finish gradient",
-      "gather",     "send", "receive"};
+  static constexpr const char* kNames[] = {"initialize",
+                                           "save",
+                                           "update",
+                                           "embedding",
+                                           "forward",
+                                           "head",
+                                           "loss",
+                                           "backward",
+                                           "backward input",
+                                           "backward weight",
+                                           "embedding backward",
+                                           "finish gradient",
+                                           "gather",
+                                           "send",
+                                           "receive"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

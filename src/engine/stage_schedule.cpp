@@ -29,25 +29,23 @@ class Stage {
     const bool deferred = updates && shape_.step.timing == UpdateTiming::kDeferred;
     const bool early = updates && shape_.step.timing == UpdateTiming::kEarly;
     const std::vector<std::int32_t> units = units_by_first_read();
-    const auto update = [&](Schedule& s, std::size_t i) {
+    const std::vector<Need> needs = gathers();
+    const auto ahead = static_cast<std::size_t>(shape_.step.gather_ahead);
+    Schedule s;
+    const auto update = [&](std::size_t i) {
       if (deferred && i < units.size()) s.push_back({OpKind::kUpdate, units[i]});
     };
-    Schedule s;
-    update(s, 0);
-    std::size_t read = 0;  // units of which a slot has read
-    std::map<std::int32_t, int> gathers_left = gathers_by_unit(), gathered_in;
+    std::size_t read = 0, needed = 0, gathered = 0;  // units of which a slot has read, needs, and gathers
+    const auto gather_until = [&](std::size_t end) {
+      for (; gathered < std::min(end, needs.size()); ++gathered) s.push_back(needs[gathered].gather);
+    };
+    for (std::size_t i = 0; i < ahead; ++i) update(i), gather_until(i + 1);
+    update(ahead);
     std::optional<std::int32_t> finished;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const Slot& slot = slots_[i];
-      if (read < units.size() && reads_weight(slot) && slot.unit == units[read]) update(s, ++read);
-      if (reads_weight(slot) && shape_.step.sharded) {
-        const auto [it, fresh] = gathered_in.try_emplace(slot.unit, run_of_[i]);
-        if (fresh || (again() && it->second != run_of_[i])) {
-          it->second = run_of_[i];
-          const bool last = --gathers_left[slot.unit] == 0;
-          s.push_back({OpKind::kGather, slot.unit, 0, false, last && is_followed_by_update()});
-        }
-      }
+      if (read < units.size() && reads_weight(slot) && slot.unit == units[read]) update(++read + ahead);
+      if (needed < needs.size() && needs[needed].slot == i) gather_until(++needed + ahead);
       s.push_back(slot);
       if (!early || slot.kind != OpKind::kFinishGradient) continue;
       // One unit behind, so that both run at the same time.
@@ -77,6 +75,7 @@ class Stage {
       case OpKind::kHead:
       case OpKind::kHeadLoss:
       case OpKind::kBackward:
+      case OpKind::kBackwardInput:
         return true;
       case OpKind::kSend:
         return slot.passed == Passed::kTable;
@@ -86,10 +85,9 @@ class Stage {
   }
 
   void push(OpKind kind, std::int32_t unit, std::int32_t m, Passed passed = Passed::kActivation) {
-    const bool backward =
-        kind == OpKind::kHead || kind == OpKind::kBackward || kind == OpKind::kEmbeddingBackward;
-    slots_.push_back(
-        {kind, unit, m, backward && m == 0, evaluates_ && kind == OpKind::kForward, false, passed});
+    const bool adds = kind == OpKind::kHead || kind == OpKind::kBackward || kind == OpKind::kBackwardWeight ||
+                      kind == OpKind::kEmbeddingBackward;
+    slots_.push_back({kind, unit, m, adds && m == 0, evaluates_ && kind == OpKind::kForward, false, passed});
     run_of_.push_back(run_);
   }
   void finish(std::int32_t unit, std::int32_t m) {
@@ -104,7 +102,7 @@ class Stage {
     switch (e.kind) {
       case Passed::kStep:
         if (e.step.chunk != chunk_) ++run_, chunk_ = e.step.chunk;
-        return e.step.kind == PipelineStep::Kind::kForward ? forward(part, m) : backward(part, m);
+        return add_step(e.step.kind, part, m);
       case Passed::kActivation:
         return push(kind, sends ? last_block(part) : first_block(part + 1), m, e.kind);
       case Passed::kGradient:
@@ -119,19 +117,35 @@ class Stage {
     }
   }
 
+  void add_step(PipelineStep::Kind kind, int part, std::int32_t m) {
+    switch (kind) {
+      case PipelineStep::Kind::kForward:
+        return forward(part, m);
+      case PipelineStep::Kind::kBackward:
+        return backward(part, m, OpKind::kBackward);
+      case PipelineStep::Kind::kInputGradient:
+        return backward(part, m, OpKind::kBackwardInput);
+      case PipelineStep::Kind::kWeightGradient:
+        for (std::int32_t u = last_block(part); u >= first_block(part); --u) {
+          push(OpKind::kBackwardWeight, u, m);
+          finish(u, m);
+        }
+    }
+  }
   void forward(int part, std::int32_t m) {
     if (part == 0) push(OpKind::kEmbedding, 0, m);
     for (std::int32_t u = first_block(part); u <= last_block(part); ++u) push(OpKind::kForward, u, m);
     if (evaluates_ && part == last_part()) push(OpKind::kHeadLoss, head(), m);
   }
-  void backward(int part, std::int32_t m) {
+  // Head and embedding are never done in halves.
+  void backward(int part, std::int32_t m, OpKind of_block) {
     if (part == last_part()) {
       push(OpKind::kHead, head(), m);
       finish(head(), m);
     }
     for (std::int32_t u = last_block(part); u >= first_block(part); --u) {
-      push(OpKind::kBackward, u, m);
-      finish(u, m);
+      push(of_block, u, m);
+      if (of_block == OpKind::kBackward) finish(u, m);
     }
     if (part == 0) has_table_gradient_ ? embedding_backward(m) : waiting_.push_back(m);
   }
@@ -163,6 +177,26 @@ class Stage {
     }
     return units;
   }
+  // A gather, and the slot that is the first to need it.
+  struct Need {
+    std::size_t slot = 0;
+    Slot gather;
+  };
+  std::vector<Need> gathers() const {
+    std::vector<Need> all;
+    if (!shape_.step.sharded) return all;
+    std::map<std::int32_t, int> left = gathers_by_unit(), gathered_in;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      const std::int32_t unit = slots_[i].unit;
+      if (!reads_weight(slots_[i])) continue;
+      const auto [it, fresh] = gathered_in.try_emplace(unit, run_of_[i]);
+      if (!fresh && (!again() || it->second == run_of_[i])) continue;
+      it->second = run_of_[i];
+      const bool last = --left[unit] == 0;
+      all.push_back({i, {OpKind::kGather, unit, 0, false, last && is_followed_by_update()}});
+    }
+    return all;
+  }
   std::map<std::int32_t, int> gathers_by_unit() const {
     std::map<std::int32_t, int> gathers;
     for (const Slot& slot : slots_) {
@@ -184,6 +218,8 @@ class Stage {
 
 Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates) {
   ZG_ASSERT(shape.pipeline.stages > 1, "one stage has a schedule of its own");
+  // Of a stage with one unit in each of two chunks, the second next gather is of the same unit again.
+  ZG_ASSERT_LE(shape.step.gather_ahead, 1);
   return Stage(shape, pass).with_gathers_and_updates(updates);
 }
 

@@ -65,6 +65,10 @@ StepExecutor::StepExecutor(const Options& o)
       random_.back().push_back({{key[0], key[1]}});
     }
   }
+  if (layout_.model->config().dropout != DropoutRates{}) {
+    for (std::size_t u = 0; u < layout_.model->units().size(); ++u)
+      dropout_keys_.push_back(layout_.model->dropout_keys(o.seed, u));
+  }
   store_.observe_waits(stall_.get());
   const RankPlace place = layout_.options.place();
   if (o.comm == nullptr) {
@@ -457,6 +461,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   const std::int64_t first_written = store_.first_written_bytes();
   timer_->reset();
   position_->begin_step(step);
+  dropout_step_ = step;
   StepResult result;
   const RankPlace place = layout_.options.place();
   for (const MicroBatch& b : micro_batches) {
@@ -547,6 +552,7 @@ void StepExecutor::flush() {
 double StepExecutor::evaluate(std::int64_t micro_batches,
                               const std::function<MicroBatch(std::int64_t)>& batch) {
   flush();
+  dropout_step_.reset();
   const std::int64_t group = layout_.live_micro_batches();
   const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
   const std::vector<std::int32_t> nothing(rows, 0), ignored(rows, -1);
@@ -556,7 +562,7 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   const std::int64_t step = group * place.data_ranks();
   for (std::int64_t first = 0; first < micro_batches; first += step) {
     for (std::int64_t m = 0; m < group; ++m) {
-      const std::int64_t i = first + m * place.data_ranks() + place.data_rank();
+      const std::int64_t i = first + place.micro_batch(m);
       const MicroBatch b = i < micro_batches ? batch(i) : MicroBatch{nothing.data(), ignored.data()};
       if (place.tells_tokens())
         tokens += std::count_if(b.targets, b.targets + rows, [](auto t) { return t >= 0; });

@@ -45,6 +45,10 @@ class Emitter {
         return head_loss(slot);
       case OpKind::kBackward:
         return layout_.in_tiles(slot.unit) ? in_tiles(slot) : backward(slot);
+      case OpKind::kBackwardInput:
+        return backward_input(slot);
+      case OpKind::kBackwardWeight:
+        return backward_weight(slot);
       case OpKind::kEmbeddingBackward:
         return embedding_backward(slot);
       case OpKind::kFinishGradient:  // in_tiles() finishes all but the first
@@ -174,6 +178,28 @@ class Emitter {
         {Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)}};
     if (!recompute) uses.push_back({Operand::kSaved, read(saved(layer, m), true)});
     add(slot, uses, (recompute ? 3 : 2) * products(slot.unit));
+  }
+
+  // Input and saved activations are written: they are what the second half finds. With recomputation the
+  // latter are made here.
+  void backward_input(const Slot& slot) {
+    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
+    const bool recompute = layout_.options.recompute;
+    const SegmentId kept = saved(layer, m);
+    add(slot,
+        {{Operand::kWeight, read(weight(slot.unit), dead(slot, slot.unit))},
+         {Operand::kInput, write(activation(layer, m))},
+         {Operand::kActivationGradient, write(activation_gradient(slot.unit, m))},
+         {Operand::kSaved, recompute ? overwrite(kept) : write(kept)}},
+        (recompute ? 2 : 1) * products(slot.unit));
+  }
+  void backward_weight(const Slot& slot) {
+    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
+    add(slot,
+        {{Operand::kInput, read(activation(layer, m), true)},
+         {Operand::kSaved, read(saved(layer, m), true)},
+         {Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)}},
+        products(slot.unit));
   }
 
   // With a tied head, the head was the first to add to the embedding's accumulator, or what another stage's

@@ -113,6 +113,8 @@ class StepExecutor::Timer {
       // The head's forward and backward are one operation, counted as backward, which is the larger part.
       case OpKind::kHead:
       case OpKind::kBackward:
+      case OpKind::kBackwardInput:
+      case OpKind::kBackwardWeight:
       case OpKind::kEmbeddingBackward:
       case OpKind::kFinishGradient:
         return 1;

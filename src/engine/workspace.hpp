@@ -77,11 +77,11 @@ class Workspace {
   static std::int64_t scratch_bytes(const Layout& l) {
     const BatchShape shape = l.options.micro_batch;
     const std::int64_t bytes = std::max(
-        {l.model->block_workspace_bytes(shape), l.model->head_workspace_bytes(shape),
+        {l.model->block_workspace_bytes(shape, l.backward()), l.model->head_workspace_bytes(shape),
          l.model->embedding_workspace_bytes(shape), Ops::kSumPartials * std::int64_t{sizeof(double)}});
     return round_up(bytes, 4096);
   }
-  // What a recomputed block saves for its backward. Without recomputation only evaluations use it.
+  // What a recomputed block saves for a whole backward. Else forwards that nothing is kept of use it.
   static std::int64_t saved_bytes(const Layout& l) {
     return round_up(l.model->saved_bytes(l.options.micro_batch), 4096);
   }

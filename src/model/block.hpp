@@ -3,6 +3,10 @@
 // A part of a block has some of the heads and some of the inner width; a call's config has their numbers.
 // Where the residual stream is split by rows, x, out, dx and what norms save have N / parts rows.
 //
+// A backward may be done in halves (Backward::kInHalves). What the second one needs takes the place of what
+// only the first one needed, so that no more than the norms' sums is added to what is saved: `saved` then has
+// the gradients of the outputs of the products, and x that of the residual stream between the two branches.
+//
 // All calls enqueue work on the call's stream. Forward fills `saved` for backward, which reads and may
 // overwrite it; with a null `out` forward does only that. Results do not depend on what the memory held
 // before, so a forward that is run again gives the same bits.
@@ -17,16 +21,28 @@ struct BlockBytes {
   std::int64_t saved = 0, workspace = 0;
 };
 
+// What norms add to the gradients of their weights and biases in the first half: [count, C], for the second
+// one.
+inline View norm_sums(BufferPlan& plan, DType accumulator, std::int64_t count, std::int64_t width) {
+  return plan.take(accumulator, count, width, round_up(width, kParamAlign));
+}
+
+// What a call of a backward does: all of it, or its first half.
+enum class BackwardCall { kWhole, kInput };
+
 // config: the sizes of the part.
 BlockBytes gpt2_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
-                            const OpSizes& sizes);
+                            const OpSizes& sizes, Backward how);
 void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* workspace);
-void gpt2_block_backward(const Call& call, View x, void* saved, View dx, void* workspace);
+void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx, void* workspace);
+// The second half.
+void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* workspace);
 
 BlockBytes llama_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
-                             const OpSizes& sizes);
+                             const OpSizes& sizes, Backward how);
 void llama_block_forward(const Call& call, View x, View out, void* saved, void* workspace);
-void llama_block_backward(const Call& call, View x, void* saved, View dx, void* workspace);
+void llama_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx, void* workspace);
+void llama_block_backward_weight(const Call& call, View x, void* saved, void* workspace);
 
 inline std::int64_t residual_rows(const ModelPart& part, BatchShape shape) {
   return part.sequence ? shape.rows() / part.parts : shape.rows();

@@ -44,6 +44,16 @@ inline View param_view(const View& flat, const Param& param) {
   return {at.data, at.dtype, param.rows, param.cols};
 }
 
+// What training may drop elements of: the embedding's sum, and what a block's attention and its MLP add to
+// the residual stream.
+enum class Dropped { kEmbedding, kAttention, kMlp };
+
+// Whether a block needs memory for the gradient of what it dropped of all rows; where a part has a piece of
+// the rows, that lies among those of all parts.
+inline bool drops_own_rows(const ModelConfig& config, const ModelPart& part) {
+  return config.dropout.residual > 0 && !part.sequence;
+}
+
 // The operands of one call on one unit. `grads` is null in a forward call.
 struct Call {
   Ops& ops;
@@ -63,6 +73,7 @@ struct Call {
   // Of a unit in tiles: all but the first, whose elements `weights` and `grads` are. null: the unit is whole.
   TileAccess* tiles = nullptr;
   View sums = {};  // A [N, widest input], where tiles are summed in more bits than T has
+  const DropoutPlace* dropout = nullptr;  // null: nothing is dropped
 
   bool is_part() const { return part.parts > 1; }
   // The rows that a part has of the embedding.
@@ -78,6 +89,27 @@ struct Call {
     if (!part.sequence) return x;
     exchange->all_gather(stream, x, room);
     return room;
+  }
+  // all_rows() of the gradient of what forward dropped, by the gradient `dy` of what was left of it. dy stays
+  // as it is. own: as large as dy, of a part that has all rows; `room` is for those of a part that has not.
+  View all_rows_dropped(Dropped what, const View& dy, const View& own, const View& room) const {
+    if (!drops(what)) return all_rows(dy, room);
+    const View kept = part.sequence ? mine(room) : own;
+    drop(what, dy, kept);
+    return all_rows(kept, room);
+  }
+  bool drops(Dropped what) const { return dropout != nullptr && rate_of(what) > 0; }
+  // y = x, dropped, of the rows that mine() are; y may be x.
+  void drop(Dropped what, const View& x, const View& y) const {
+    const RowPositions positions = shape.part.positions(shape.time);
+    ops.dropout(stream, x,
+                {.rate = rate_of(what),
+                 .key = dropout->keys[what == Dropped::kMlp ? 1 : 0],
+                 .step = dropout->step,
+                 .positions = positions,
+                 .first_row = part.sequence ? part.part * x.rows : 0,
+                 .first_sequence = dropout->first_sequence},
+                y);
   }
   // The sum of `partial` [N, C] over the parts: mine(), in its memory.
   View sum_of_parts(const View& partial) const {
@@ -135,13 +167,15 @@ struct Call {
     options.addend = addend;
     product(x, w, y, options);
   }
-  // The same where parts have some of the columns of x and of w each. The sum of their products has the bias
-  // of one of them. room: [N, C].
-  void linear_sum_add(const View& x, std::size_t w, const View& bias, const View& addend, const View& y,
-                      const View& room) const {
-    if (!is_part()) return linear_add(x, w, bias, addend, y);
+  // y = (x w^T (+ bias), dropped) + addend, where parts have some of the columns of x and of w each. The sum
+  // of their products has the bias of one of them. room: [N, C].
+  void linear_sum_add(Dropped what, const View& x, std::size_t w, const View& bias, const View& addend,
+                      const View& y, const View& room) const {
+    if (!is_part() && !drops(what)) return linear_add(x, w, bias, addend, y);
     linear(x, w, part.part == 0 ? bias : View{}, room);
-    ops.add(stream, sum_of_parts(room), addend, y);
+    const View sum = sum_of_parts(room);
+    if (drops(what)) drop(what, sum, sum);
+    ops.add(stream, sum, addend, y);
   }
   // y = gelu(inner), inner = x w^T + bias
   void linear_gelu(const View& x, std::size_t w, const View& bias, const View& inner, const View& y) const {
@@ -192,6 +226,9 @@ struct Call {
   }
 
  private:
+  double rate_of(Dropped what) const {
+    return what == Dropped::kEmbedding ? config.dropout.embedding : config.dropout.residual;
+  }
   // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile.
   template <class F>
   void for_rows(std::size_t index, TileUse::Kind kind, const F& f) const {

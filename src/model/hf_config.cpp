@@ -293,6 +293,19 @@ ModelConfig read_hf_config(const std::string& directory) {
                              : llama_config(keys, Origin::kConfigJson);
 }
 
+std::string read_hf_dropout(const std::string& directory, const DropoutRates& ours) {
+  const std::string path = directory + "/config.json";
+  const json object = hf::parse_object(read_text_file(path, "the model's configuration"), path);
+  std::string text;
+  for (const auto& [key, rate] :
+       {std::pair("embd_pdrop", ours.embedding), std::pair("resid_pdrop", ours.residual),
+        std::pair("attn_pdrop", 0.0), std::pair("attention_dropout", 0.0)}) {
+    if (!object.contains(key) || !object[key].is_number() || object[key].get<double>() == rate) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", key, object[key].get<double>());
+  }
+  return text;
+}
+
 ModelConfig parse_model_config(const std::string& json_text, const std::string& where) {
   const json object = hf::parse_object(json_text, where);
   const Keys keys(object, where);
@@ -317,8 +330,10 @@ std::string write_hf_config(const ModelConfig& c, DType dtype) {
     out["n_inner"] = c.inner;
     out["layer_norm_epsilon"] = c.norm_eps;
     out["activation_function"] = "gelu_new";
-    // The default of Hugging Face's library is 0.1, but the model was trained without dropout.
-    for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) out[key] = 0.0;
+    // What the model was trained with; without these keys Hugging Face's library would take 0.1 for each.
+    out["attn_pdrop"] = 0.0;
+    out["embd_pdrop"] = c.dropout.embedding;
+    out["resid_pdrop"] = c.dropout.residual;
   } else {
     out["vocab_size"] = c.vocab_size;
     out["max_position_embeddings"] = c.context;

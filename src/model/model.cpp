@@ -7,6 +7,7 @@
 #include "model/head.hpp"
 #include "model/part.hpp"
 #include "model/units.hpp"
+#include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -36,6 +37,12 @@ void check_size(const char* key, std::int64_t value, std::int64_t limit) {
 void check_positive(const char* key, double value) {
   if (!std::isfinite(value) || value <= 0) {
     throw Error(Errc::kUsage, key, fmt::format("{} is not a positive number", value));
+  }
+}
+
+void check_rate(const char* key, double value) {
+  if (!(value >= 0 && value < 1)) {
+    throw Error(Errc::kUsage, key, fmt::format("{} is not a number from 0 to below 1", value));
   }
 }
 
@@ -108,9 +115,9 @@ void check_exchange(BatchShape shape, const ContextExchange* exchange) {
 }
 
 model::BlockBytes block_bytes(const ModelConfig& c, const ModelPart& part, DType dtype, BatchShape shape,
-                              const OpSizes& sizes) {
-  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, part, dtype, shape, sizes)
-                               : model::llama_block_bytes(c, part, dtype, shape, sizes);
+                              const OpSizes& sizes, Backward how) {
+  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, part, dtype, shape, sizes, how)
+                               : model::llama_block_bytes(c, part, dtype, shape, sizes, how);
 }
 
 }  // namespace
@@ -131,6 +138,8 @@ void validate(const ModelConfig& c) {
     check_llama_heads(c, keys);
   }
   check_positive(keys.eps, c.norm_eps);
+  check_rate("dropout.embedding", c.dropout.embedding);
+  check_rate("dropout.residual", c.dropout.residual);
   if (!std::isfinite(c.init_std) || c.init_std < 0) {
     throw Error(Errc::kUsage, "initializer_range", fmt::format("{} is no standard deviation", c.init_std));
   }
@@ -201,17 +210,25 @@ std::int64_t Model::parameter_count() const {
   return count;
 }
 
+std::array<RandomKey, 2> Model::dropout_keys(std::uint64_t seed, std::size_t unit) const {
+  const auto key = [&](const char* what) {
+    const std::array<std::uint32_t, 2> words = NamedRandom(seed, units_[unit].name + what).key();
+    return RandomKey{{words[0], words[1]}};
+  };
+  return {key(".dropout"), key(".mlp.dropout")};
+}
+
 std::int64_t Model::checkpoint_bytes(BatchShape shape) const {
   return round_up(residual_rows(shape) * config_.width * static_cast<std::int64_t>(size_of(dtype_)), 4096);
 }
 
-std::int64_t Model::saved_bytes(BatchShape shape) const {
-  return block_bytes(here_, part_, dtype_, shape, *sizes_).saved;
+std::int64_t Model::saved_bytes(BatchShape shape, Backward how) const {
+  return block_bytes(here_, part_, dtype_, shape, *sizes_, how).saved;
 }
 
-std::int64_t Model::block_workspace_bytes(BatchShape shape) const {
+std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const {
   const View sums = tile_sums(shape, nullptr);
-  return block_bytes(here_, part_, dtype_, shape, *sizes_).workspace +
+  return block_bytes(here_, part_, dtype_, shape, *sizes_, how).workspace +
          sums.count() * static_cast<std::int64_t>(size_of(sums.dtype));
 }
 
@@ -220,39 +237,47 @@ std::int64_t Model::head_workspace_bytes(BatchShape shape) const {
 }
 
 std::int64_t Model::embedding_workspace_bytes(BatchShape shape) const {
-  return part_.sequence ? shape.rows() * config_.width * static_cast<std::int64_t>(size_of(dtype_)) : 0;
+  const bool needed = part_.sequence || config_.dropout.embedding > 0;
+  return needed ? shape.rows() * config_.width * static_cast<std::int64_t>(size_of(dtype_)) : 0;
 }
 
 // A part adds the rows of its tokens; the positions one of them adds.
-void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x,
-                              void* workspace) const {
+void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x, void* workspace,
+                              const DropoutPlace* dropout) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
   check_ids(ids, shape);
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(!part_.sequence || workspace != nullptr);
-  const model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd);
+  model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd);
+  call.dropout = dropout;
   const bool positions = config_.arch == Arch::kGpt2 && part_.part == 0;
   const View rows = part_.sequence ? View(workspace, dtype_, shape.rows(), config_.width) : x;
   ops().embedding(s, ids, call.weight(model::embedding::kTokens),
                   positions ? call.weight(model::embedding::kPositions) : View{},
                   shape.part.positions(shape.time), rows, call.table_part());
-  if (part_.sequence) return call.exchange->reduce_scatter(s, rows, x);
-  call.sum_of_parts(x);
+  if (part_.sequence) {
+    call.exchange->reduce_scatter(s, rows, x);
+  } else {
+    call.sum_of_parts(x);
+  }
+  if (call.drops(model::Dropped::kEmbedding)) call.drop(model::Dropped::kEmbedding, x, x);
 }
 
 void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads, Gradients into,
-                               void* workspace) const {
+                               void* workspace, const DropoutPlace* dropout) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(grads, unit, accumulator_dtype());
   check_ids(ids, shape);
   check_rows(dx, residual_rows(shape), config_.width, dtype_);
-  ZG_ASSERT(!part_.sequence || workspace != nullptr);
-  const model::Call call = call_of(s, shape, unit, View{}, grads, into);
+  model::Call call = call_of(s, shape, unit, View{}, grads, into);
+  call.dropout = dropout;
+  ZG_ASSERT(workspace != nullptr || !(part_.sequence || call.drops(model::Dropped::kEmbedding)));
   if (into == Gradients::kOverwrite) ops().zero(s, grads);
-  const View all = call.all_rows(dx, View(workspace, dtype_, shape.rows(), config_.width));
+  const View room(workspace, dtype_, shape.rows(), config_.width);
+  const View all = call.all_rows_dropped(model::Dropped::kEmbedding, dx, room, room);
   ops().embedding_backward(
       s, ids, all, shape.part.positions(shape.time), call.grad(model::embedding::kTokens),
       config_.arch == Arch::kGpt2 ? call.grad(model::embedding::kPositions) : View{}, call.table_part());
@@ -263,7 +288,8 @@ std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const
 }
 
 void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                          void* workspace, ContextExchange* context, TileAccess* tiles) const {
+                          void* workspace, ContextExchange* context, TileAccess* tiles,
+                          const DropoutPlace* dropout) const {
   const Unit& unit = units_[1];  // all blocks have the same layout
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -274,6 +300,7 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
   ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
   call.tiles = tiles;
+  call.dropout = dropout;
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_forward(call, x, out, saved, workspace);
   } else {
@@ -283,7 +310,7 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
 
 void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
                            View grads, void* workspace, Gradients into, ContextExchange* context,
-                           TileAccess* tiles) const {
+                           TileAccess* tiles, const DropoutPlace* dropout) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -296,10 +323,48 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   model::Call call = call_of(s, shape, unit, weights, grads, into, context);
   call.tiles = tiles;
   call.sums = tile_sums(shape, workspace);
+  call.dropout = dropout;
   if (config_.arch == Arch::kGpt2) {
-    model::gpt2_block_backward(call, x, saved, dx, workspace);
+    model::gpt2_block_backward(call, model::BackwardCall::kWhole, x, saved, dx, workspace);
   } else {
-    model::llama_block_backward(call, x, saved, dx, workspace);
+    model::llama_block_backward(call, model::BackwardCall::kWhole, x, saved, dx, workspace);
+  }
+}
+
+void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
+                                 void* workspace, ContextExchange* context,
+                                 const DropoutPlace* dropout) const {
+  const Unit& unit = units_[1];
+  check_shape(config_, shape);
+  check_flat(weights, unit, dtype_);
+  check_rows(x, residual_rows(shape), config_.width, dtype_);
+  check_rows(dx, residual_rows(shape), config_.width, dtype_);
+  ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
+  check_exchange(shape, context);
+  ZG_ASSERT(!unit.in_tiles(), "a backward of tiles in halves");
+  model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
+  call.dropout = dropout;
+  if (config_.arch == Arch::kGpt2) {
+    model::gpt2_block_backward(call, model::BackwardCall::kInput, x, saved, dx, workspace);
+  } else {
+    model::llama_block_backward(call, model::BackwardCall::kInput, x, saved, dx, workspace);
+  }
+}
+
+void Model::block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads,
+                                  void* workspace, Gradients into, const DropoutPlace* dropout) const {
+  const Unit& unit = units_[1];
+  check_shape(config_, shape);
+  check_flat(grads, unit, accumulator_dtype());
+  check_rows(x, residual_rows(shape), config_.width, dtype_);
+  ZG_ASSERT(saved != nullptr && workspace != nullptr);
+  ZG_ASSERT(!unit.in_tiles(), "a backward of tiles in halves");
+  model::Call call = call_of(s, shape, unit, View{}, grads, into);
+  call.dropout = dropout;
+  if (config_.arch == Arch::kGpt2) {
+    model::gpt2_block_backward_weight(call, x, saved, workspace);
+  } else {
+    model::llama_block_backward_weight(call, x, saved, workspace);
   }
 }
 

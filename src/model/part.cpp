@@ -121,7 +121,13 @@ std::vector<PartCall> Model::exchanges_of(ModelCall call, BatchShape shape) cons
       if (call == ModelCall::kBlock) sum();
       break;
     case ModelCall::kBlockBackward:
-      for (int product = 0; product < 2; ++product) gather(), gather(), sum();
+      for (int branch = 0; branch < 2; ++branch) gather(), gather(), sum();
+      break;
+    case ModelCall::kBlockBackwardInput:
+      for (int branch = 0; branch < 2; ++branch) gather(), sum();
+      break;
+    case ModelCall::kBlockBackwardWeight:
+      for (int branch = 0; branch < 2; ++branch) gather(), gather();
       break;
     case ModelCall::kHeadLoss:
     case ModelCall::kHeadLossAndGradient: {

@@ -54,9 +54,10 @@ View Model::tile_sums(BatchShape shape, void* workspace) const {
   for (const Param& p : unit.params) {
     if (!p.vector) widest = std::max(widest, p.cols);
   }
-  const model::BlockBytes bytes = config_.arch == Arch::kGpt2
-                                      ? model::gpt2_block_bytes(here_, part_, dtype_, shape, *sizes_)
-                                      : model::llama_block_bytes(here_, part_, dtype_, shape, *sizes_);
+  const model::BlockBytes bytes =
+      config_.arch == Arch::kGpt2
+          ? model::gpt2_block_bytes(here_, part_, dtype_, shape, *sizes_, Backward::kWhole)
+          : model::llama_block_bytes(here_, part_, dtype_, shape, *sizes_, Backward::kWhole);
   void* const at = workspace != nullptr ? static_cast<char*>(workspace) + bytes.workspace : nullptr;
   return {at, accumulator_dtype(), shape.rows(), widest};
 }

@@ -20,8 +20,11 @@ const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel
 constexpr const char* kForeign = "no version of this program has written this checkpoint";
 // With another number of ranks the same batch is divided in another way.
 const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
+constexpr const char* kEmbeddingDropout = "model.dropout.embedding";
+constexpr const char* kResidualDropout = "model.dropout.residual";
 // The tensors of the checkpoint would not be those of the run.
 bool is_fixed(const std::string& key) {
+  if (key == kEmbeddingDropout || key == kResidualDropout) return false;
   return key.rfind("model.", 0) == 0 || key == "optimizer.type";
 }
 
@@ -76,6 +79,9 @@ class Writer {
     add("model.norm_eps", m.norm_eps);
     add("model.rope_theta", m.rope_theta);
     add("model.tied", m.tied);
+    // A checkpoint that does not say them is of a run without dropout.
+    if (m.dropout.embedding > 0) add(kEmbeddingDropout, m.dropout.embedding);
+    if (m.dropout.residual > 0) add(kResidualDropout, m.dropout.residual);
   }
 
   void batch(const RunConfig& c, const DataSet& data) {
@@ -202,6 +208,8 @@ ModelConfig model_of(const BitKeys& bits, const std::string& where) {
   read("kv_heads", m.kv_heads), read("head_size", m.head_size), read("vocab_size", m.vocab_size);
   read("context", m.context), read("norm_eps", m.norm_eps), read("rope_theta", m.rope_theta);
   m.tied = text("tied") == "true";
+  if (keys.count(kEmbeddingDropout) > 0) read("dropout.embedding", m.dropout.embedding);
+  if (keys.count(kResidualDropout) > 0) read("dropout.residual", m.dropout.residual);
   validate(m);
   return m;
 }
@@ -210,9 +218,12 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
                                       const std::vector<std::string>& allow, const std::string& where) {
   // A key that one side alone has belongs to a device or a precision, which are compared themselves, or the
   // program that wrote the checkpoint was older and had no choice there.
-  const std::map<std::string, std::string> now(run.begin(), run.end());
+  std::map<std::string, std::string> now(run.begin(), run.end()),
+      before(checkpoint.begin(), checkpoint.end());
+  for (const char* rate : {kEmbeddingDropout, kResidualDropout})
+    now.emplace(rate, "0"), before.emplace(rate, "0");
   std::map<std::string, std::pair<std::string, std::string>> changed;
-  for (const auto& [key, value] : checkpoint) {
+  for (const auto& [key, value] : before) {
     const auto it = now.find(key);
     if (it != now.end() && it->second != value) changed[key] = {value, it->second};
   }

@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "ziggurat/base/system.hpp"
@@ -46,14 +48,18 @@ std::string ranks_text(const RunSummary& r) {
 }
 
 // How long the stages of a pipeline worked and waited.
-std::string pipeline_text(const RunSummary& r) {
+std::string pipeline_text(const RunSummary& r, const Layout& layout) {
   std::string text = fmt::format("  {:<20}", fmt::format("{} stages", r.stage_seconds.size()));
   for (std::size_t i = 0; i < r.stage_seconds.size(); ++i) {
     const double steps = static_cast<double>(std::max<std::int64_t>(1, r.steps));
     text += fmt::format("{}stage {} {}", i == 0 ? " " : ", ", i, format_seconds(r.stage_seconds[i] / steps));
   }
-  return text + fmt::format(" a step\n  {:<20} {:.1f}% of the step time measured, {:.1f}% by formula\n",
-                            "bubble", 100 * r.bubble(), 100 * r.bubble_formula);
+  text += fmt::format(" a step\n  {:<20} {:.1f}% of the step time measured, {:.1f}% by formula\n", "bubble",
+                      100 * r.bubble(), 100 * r.bubble_formula);
+  const auto even = layers_by_time(layout.pipeline(), layout.first_layer, r.stage_seconds);
+  if (even.empty()) return text;
+  return text + fmt::format("  {:<20} by these times, parallel.stage_layers=[{}] would be more even\n", "",
+                            fmt::join(even, ","));
 }
 
 // The rate of a step's mixture of reads and writes, in bytes per second, as the bound assumes it.
@@ -121,9 +127,12 @@ std::string plan_report(const Trainer& trainer) {
   text += "\n";
   if (plan.layout->is_pipeline()) {
     text +=
-        "a step, if each forward takes one unit of time and each backward two (a3: forward of micro-batch 3 "
-        "through the first chunk; A3: its backward):\n" +
-        drawing_of(plan.layout->pipeline());
+        plan.layout->in_halves()
+            ? "a step, if each forward takes one unit of time and each half of a backward, too (a3: forward "
+              "of micro-batch 3; A3: the gradient of its input; W3: those of the weights):\n"
+            : "a step, if each forward takes one unit of time and each backward two (a3: forward of "
+              "micro-batch 3 through the first chunk; A3: its backward):\n";
+    text += drawing_of(plan.layout->pipeline());
   }
   return text;
 }
@@ -164,7 +173,7 @@ std::string final_report(const RunSummary& r, Trainer& trainer) {
     row("device -> nvme", &Traffic::direct_write, roofs.nvme_write);
   }
   if (r.own_seconds.size() > 1) t += ranks_text(r);
-  if (!r.stage_seconds.empty()) t += pipeline_text(r);
+  if (!r.stage_seconds.empty()) t += pipeline_text(r, *plan.layout);
   const double all = std::max(1e-9, r.step_seconds);
   t += fmt::format("\n  stall                {:.1f}% of the step time: {}\n", 100 * r.stall.total() / all,
                    stall_text(r.stall, all, 1, 0));

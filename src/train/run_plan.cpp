@@ -1,5 +1,7 @@
 #include "ziggurat/train/run_plan.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -65,6 +67,14 @@ void check_pipeline(const RunConfig& config, const ModelConfig& model) {
     throw Error(Errc::kUsage, p.pipeline_group > 0 ? "parallel.pipeline_group" : "parallel.chunks", problem,
                 "change gradient_accumulation_steps, parallel.chunks or parallel.pipeline_schedule");
   }
+  if (p.stage_layers.empty()) return;
+  std::int64_t layers = 0;
+  for (const std::int32_t n : p.stage_layers) layers += n;
+  if (layers == model.layers) return;
+  throw Error(Errc::kUsage, "parallel.stage_layers",
+              fmt::format("are {}, which are {} layers, and the model has {}",
+                          fmt::join(p.stage_layers, " + "), layers, model.layers),
+              "let the numbers add up to the model's layers, or remove the key");
 }
 
 // Makes a plan, part by part; each part needs those before it.
@@ -165,6 +175,7 @@ class Planner {
     o.parts = place.parts;
     o.pipeline = {config_.parallel.pipeline_schedule, config_.parallel.chunks,
                   config_.parallel.pipeline_group};
+    o.stage_layers = config_.parallel.stage_layers;
     o.weight_bits = config_.quantize_weights ? 8 : 0;
     o.gradient_bits =
         config_.quantize_gradients ? static_cast<int>(config_.parallel.quantized_gradient_bits) : 0;
@@ -285,13 +296,12 @@ class Planner {
   }
 
   // Gathers come one unit ahead of their use, beside the compute before it, unless there is no room for one
-  // more gathered weight, or making it costs more than a hundredth of the step's traffic. A stage of a
-  // pipeline has a chunk's weights at a time, and gathers each just before its use, as tiles are gathered.
+  // more gathered weight, or making it costs more than a hundredth of the step's traffic. Tiles are gathered
+  // just before their use.
   void choose_programs(const std::optional<RankChoices>& asked) {
-    const bool fixed = asked || layout().is_pipeline();
-    const std::int32_t ahead = asked && !layout().is_pipeline() ? asked->gather_ahead : 0;
+    const std::int32_t ahead = asked ? asked->gather_ahead : 0;
     if (!fit(ahead) && (asked || !may_become_tiles() || !fit_in_tiles())) throw_no_room();
-    if (fixed || !layout().is_sharded() || in_tiles()) return;
+    if (asked || !layout().is_sharded() || in_tiles()) return;
     const std::int64_t most = total(plan_.dry_run.per_step);
     if (!fit(1) || total(plan_.dry_run.per_step) > most + most / 100) fit(0);
   }
@@ -507,15 +517,19 @@ History RunPlan::history(std::int64_t steps) const {
 std::string RunPlan::describe() const {
   static constexpr const char* kPlaces[] = {"anywhere that has room", "the device", "the host", "NVMe"};
   const ModelConfig& m = model_config;
+  const std::string dropout = m.dropout == DropoutRates{}
+                                  ? ""
+                                  : fmt::format(", dropout {} of embeddings and {} of residual branches",
+                                                m.dropout.embedding, m.dropout.residual);
   return fmt::format(
-      "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}\n"
+      "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}{}\n"
       "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
       "update     {}\n"
       "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}{}",
       m.arch == Arch::kGpt2 ? "GPT-2" : "Llama",
       config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers, m.width,
       static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype), m.tied ? ", tied head" : "",
-      format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],
+      dropout, format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],
       kPlaces[static_cast<int>(config.offload_optimizer)], describe_update(*this),
       config.data_ranks() * config.micro_batch * config.accumulation_steps, config.data.seq_len,
       config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
@@ -527,7 +541,9 @@ std::string RunPlan::describe() const {
 }
 
 ModelConfig model_of(const RunConfig& config) {
-  return config.model_from.empty() ? *config.model : read_hf_config(config.model_from);
+  ModelConfig model = config.model_from.empty() ? *config.model : read_hf_config(config.model_from);
+  model.dropout = config.dropout;
+  return model;
 }
 
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,

@@ -45,6 +45,17 @@ void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
       format_seconds(more));
 }
 
+// A directory may have been trained with dropout, which the run does not take over.
+void tell_dropout(const RunConfig& config) {
+  const std::string theirs =
+      config.model_from.empty() ? "" : read_hf_dropout(config.model_from, config.dropout);
+  if (theirs.empty()) return;
+  log::warning(
+      "{}/config.json has {}: the run goes by model.dropout.embedding {} and model.dropout.residual {} "
+      "instead, and probabilities of attention are never dropped",
+      config.model_from, theirs, config.dropout.embedding, config.dropout.residual);
+}
+
 constexpr std::int64_t Traffic::*kBytes[] = {&Traffic::nvme_read,      &Traffic::nvme_write,
                                              &Traffic::host_to_device, &Traffic::device_to_host,
                                              &Traffic::direct_read,    &Traffic::direct_write};
@@ -263,22 +274,33 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
                   "start one process on each machine (mpirun --map-by ppr:1:node), or say --devices host");
     }
     ModelConfig model = model_of(config);
+    if (processes_.number() == 0) tell_dropout(config);
     read_data(config, model);
     gpus_ = open_gpus(config);
     const std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_);
-    const auto plan_next = [&](const std::optional<RankChoices>& choices) {
-      const std::size_t local = plans_.size();
+    const auto plan_of = [&](std::size_t local, const std::optional<RankChoices>& choices) {
       const int rank = processes_.number() * config.device.ranks + static_cast<int>(local);
-      plans_.push_back(
-          make_run_plan(config, model, data_->validation_tokens(), hardware[local], rank, choices));
+      return make_run_plan(config, model, data_->validation_tokens(), hardware[local], rank, choices);
     };
-    if (processes_.number() == 0) plan_next({});
-    const RankChoices mine = plans_.empty() ? RankChoices{} : plans_.front().choices;
+    // The first rank chooses for all. Stages of a pipeline differ in what they have room for: each of their
+    // ranks chooses, and what all have room for holds.
+    const bool each = config.parallel.pipeline > 1;
+    const std::size_t ranks = static_cast<std::size_t>(config.device.ranks);
+    const std::size_t choosing = each ? ranks : processes_.number() == 0 ? 1 : 0;
+    for (std::size_t r = 0; r < choosing; ++r) plans_.push_back(plan_of(r, {}));
+    RankChoices mine = plans_.empty() ? RankChoices{} : plans_.front().choices;
+    for (const RunPlan& plan : plans_)
+      mine.gather_ahead = std::min(mine.gather_ahead, plan.choices.gather_ahead);
     const std::array numbers{static_cast<double>(mine.gather_ahead), static_cast<double>(mine.blocks)};
-    const std::vector<double> first = processes_.all_gather(numbers).front();
-    const RankChoices choices{static_cast<std::int32_t>(first[0]),
-                              static_cast<Blocks>(static_cast<int>(first[1]))};
-    while (static_cast<int>(plans_.size()) < config.device.ranks) plan_next(choices);
+    const auto all = processes_.all_gather(numbers);
+    RankChoices choices{static_cast<std::int32_t>(all.front()[0]),
+                        static_cast<Blocks>(static_cast<int>(all.front()[1]))};
+    for (std::size_t p = 0; each && p < all.size(); ++p)
+      choices.gather_ahead = std::min(choices.gather_ahead, static_cast<std::int32_t>(all[p][0]));
+    for (std::size_t r = 0; r < plans_.size(); ++r) {
+      if (plans_[r].choices.gather_ahead != choices.gather_ahead) plans_[r] = plan_of(r, choices);
+    }
+    while (plans_.size() < ranks) plans_.push_back(plan_of(plans_.size(), choices));
     add_up();
     go_on_from_checkpoint();
   });
@@ -504,7 +526,6 @@ UpdateRule Trainer::rule(const StepState& state) const {
   return rule;
 }
 
-// Micro-batch m of data rank d is number m * data ranks + d of the step's batch.
 StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   const RunConfig& config = plan().config;
   StepState& state = states_[static_cast<std::size_t>(r)];
@@ -513,8 +534,8 @@ StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   std::vector<MicroBatch> micro_batches;
   const auto begin = Clock::now();
   for (std::size_t m = 0; m < batches.size(); ++m) {
-    const std::int64_t number = static_cast<std::int64_t>(m) * place.data_ranks() + place.data_rank();
-    data_->train_batch(config.seed, step, number * config.micro_batch, config.micro_batch, batches[m]);
+    const std::int64_t first = place.micro_batch(static_cast<std::int64_t>(m)) * config.micro_batch;
+    data_->train_batch(config.seed, step, first, config.micro_batch, batches[m]);
     cut(plans_[static_cast<std::size_t>(r)], batches[m]);
     micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
   }

@@ -106,6 +106,13 @@ TEST_F(DeepSpeedFile, StagesAreThoseOfAPipeline) {
   EXPECT_EQ(own.parallel.chunks, 3);
   EXPECT_EQ(own.parallel.pipeline_schedule, PipelineSchedule::kDepthFirst);
   EXPECT_EQ(own.parallel.pipeline_group, 4);
+  EXPECT_TRUE(own.parallel.stage_layers.empty());
+  const RunConfig uneven =
+      load_over(R"({"devices": "host:2", "pipeline": {"stages": 2}, "parallel": {"stage_layers": [3, 1]}})");
+  EXPECT_EQ(uneven.parallel.stage_layers, (std::vector<std::int32_t>{3, 1}));
+  const RunConfig one = load_over(R"({"parallel": {"stage_layers": [4]}})");
+  EXPECT_TRUE(one.parallel.stage_layers.empty());
+  EXPECT_TRUE(warns(one, "parallel.stage_layers: has no effect: it is for the stages of parallel.pipeline"));
   EXPECT_EQ(own.accumulation, Accumulation::kLayerMajor);
   EXPECT_TRUE(warns(own, "accumulation: has no effect: parallel.pipeline_schedule says"));
 }

@@ -48,7 +48,7 @@ class ConfigKeys : public ConfigTest {
 TEST_F(ConfigKeys, WhatIsDescribedIsRead) {
   int rows = 0;
   for (const KeyTable& table : config_key_tables()) {
-    if (table.name.rfind("model.", 0) == 0) continue;  // below
+    if (table.name == "model.gpt2" || table.name == "model.llama") continue;  // below
     for (const auto& row : table.rows) {
       const std::string key = key_of(row);
       std::string why_not;

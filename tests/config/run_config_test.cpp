@@ -522,6 +522,16 @@ TEST_F(ConfigTest, AnotherTypeDropsTheOldParams) {
   EXPECT_FALSE(model.model.has_value());
 }
 
+TEST_F(ConfigTest, DropoutIsOfNewModelsAndOfDirectories) {
+  EXPECT_EQ(load_set({}).dropout, DropoutRates{});
+  const std::string over = R"({"model": {"dropout": {"embedding": 0.25, "residual": 0.5}}})";
+  const DropoutRates both{.embedding = 0.25, .residual = 0.5};
+  EXPECT_EQ(load_over(over).dropout, both);
+  EXPECT_EQ(load_over(over, {"model.from=dir"}).dropout, both);
+  EXPECT_EQ(load_over(over, {"model.from=dir"}).model_from, "dir");
+  EXPECT_EQ(load_set({"model.from=dir", "model.dropout.residual=0.5"}).dropout, (DropoutRates{0, 0.5}));
+}
+
 TEST_F(ConfigTest, OverrideValues) {
   const RunConfig run = load_set({"steps=7", "data.train=a=b.txt", "data.tokenizer={\"gpt2\": \"d\"}",
                                   "tiers.host=48MiB", "tiers.nvme.0.path=/one", "tiers.nvme.0.bytes=4096",

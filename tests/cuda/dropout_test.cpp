@@ -11,7 +11,7 @@ TYPED_TEST_SUITE(CudaDropout, StorageTypes);
 template <class T>
 void expect_bits_of_the_host(Extent extent, Layout layout, const Dropout& d, bool in_place) {
   SCOPED_TRACE(testing::Message() << extent.rows << " x " << extent.cols << ", " << layout << ", rate "
-                                  << d.rate << ", first " << d.first_element
+                                  << d.rate << ", first row " << d.first_row
                                   << (in_place ? ", in place" : ""));
   Operand<T> x(extent.rows, extent.cols, layout), y(extent.rows, extent.cols, layout),
       expected(extent.rows, extent.cols, layout);
@@ -31,10 +31,11 @@ void expect_bits_of_the_host(Extent extent, Layout layout, const Dropout& d, boo
 }
 
 TYPED_TEST(CudaDropout, HasTheBitsOfTheHost) {
-  // Columns that begin rows in the middle of a block of Philox, of a pack, and of neither.
+  // Columns that end rows in the middle of a block of Philox, of a pack, and of neither.
   for (const std::int64_t cols : {1, 2, 4, 12, 43, 64, 1026, 4104}) {
     for (const Layout layout : kLayouts) {
-      const Dropout d{.rate = 0.1, .key = {{0xdeadbeefu, 17}}, .counter = 3, .first_element = 8};
+      const Dropout d{
+          .rate = 0.1, .key = {{0xdeadbeefu, 17}}, .step = 3, .positions = {4, 7, 30}, .first_row = 2};
       for (const bool in_place : {false, true}) {
         expect_bits_of_the_host<TypeParam>({5, cols}, layout, d, in_place);
         if (testing::Test::HasFatalFailure()) return;
@@ -45,10 +46,14 @@ TYPED_TEST(CudaDropout, HasTheBitsOfTheHost) {
 
 TYPED_TEST(CudaDropout, HasTheBitsOfTheHostForAllParameters) {
   for (const double rate : {0.0, 0.1, 1.0 / 3, 0.5, 0.999, 1 - 0x1p-53}) {
-    // An odd quarter of a pack, and blocks whose numbers pass 2^32.
-    for (const std::int64_t first : {std::int64_t{0}, std::int64_t{4}, (std::int64_t{1} << 34) - 8}) {
-      for (const std::uint64_t counter : {std::uint64_t{0}, std::uint64_t{0x1234'5678'9abc'def0ull}}) {
-        const Dropout d{.rate = rate, .key = {{7, 0x80000001u}}, .counter = counter, .first_element = first};
+    for (const std::int64_t first : {std::int64_t{0}, std::int64_t{5}, (std::int64_t{1} << 32) - 8}) {
+      for (const std::int64_t step : {std::int64_t{0}, std::int64_t{0xfedc'ba98}}) {
+        const Dropout d{.rate = rate,
+                        .key = {{7, 0x80000001u}},
+                        .step = step,
+                        .positions = {2, 1 << 23, 1 << 24},
+                        .first_row = 1,
+                        .first_sequence = first};
         expect_bits_of_the_host<TypeParam>({3, 72}, {}, d, false);
         expect_bits_of_the_host<TypeParam>({3, 72}, {8, 0}, d, false);
         if (testing::Test::HasFatalFailure()) return;

@@ -220,6 +220,31 @@ INSTANTIATE_TEST_SUITE_P(Models, Placements,
                                          Case{"llama_bf16", Arch::kLlama, DType::kBF16}),
                          [](const auto& one) { return std::string(one.param.name); });
 
+// With dropout neither placement changes a bit, nor what is kept or repeated, nor the order of micro-batches.
+TEST(DropoutPlacements, ChangeNoBit) {
+  for (const Arch arch : {Arch::kGpt2, Arch::kLlama}) {
+    const Case c{"", arch, DType::kBF16};
+    const auto train = [](TinySetup s) {
+      s.model.dropout = {.embedding = 0.1, .residual = 0.2};
+      s.seed = 5;
+      TinyRun run(s);
+      TinyResult result = run.train(3, {2});
+      run.expect_within_budgets();
+      return result;
+    };
+    TinySetup graphs = everything_in_the_device(c), kept = everything_demoted(c), major = kept;
+    const TinyResult plain = train(graphs);
+    graphs.graphs = true;
+    expect_same_bits(plain, train(graphs));
+    expect_same_bits(plain, train(everything_demoted(c)));
+    kept.layout.recompute = false;
+    expect_same_bits(plain, train(kept));
+    major.layout.accumulation = Accumulation::kMicroBatchMajor;
+    if (arch == Arch::kLlama)
+      expect_same_bits_but_for_evaluations(plain, train(major));  // see AccumulationOrder
+  }
+}
+
 // A layer's gradient is the sum over micro-batches in the same order either way.
 TEST(AccumulationOrder, UntiedModelsTrainToTheSameBits) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {

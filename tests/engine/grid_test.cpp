@@ -32,6 +32,7 @@ enum Axis {
   kTier,
   kRecompute,
   kTiming,
+  kDropout,
   kAxes
 };
 const std::vector<AxisValues>& axes() {
@@ -43,17 +44,19 @@ const std::vector<AxisValues>& axes() {
       {"ZeRO", {"0", "1", "3", "3 in groups of 2"}},
       {"tensor", {"1", "2", "2 with sequence", "4", "4 with sequence"}},
       {"context", {"1", "2 ring", "2 ulysses", "4 ring"}},
-      {"pipeline", {"1", "2 breadth-first", "2 x 2 depth-first", "2 x 2 breadth-first", "4 1f1b"}},
+      {"pipeline",
+       {"1", "2 breadth-first", "2 x 2 depth-first", "2 x 2 breadth-first", "4 1f1b", "2 zero-bubble"}},
       {"state", {"device", "host", "nvme"}},
       {"recomputation", {"on", "off"}},
       {"updates", {"deferred", "early", "separate"}},
+      {"dropout", {"off", "on"}},
   };
   return all;
 }
 constexpr int kDatas[] = {1, 2}, kTensors[] = {1, 2, 2, 4, 4}, kContexts[] = {1, 2, 2, 4},
-              kStages[] = {1, 2, 2, 2, 4};
+              kStages[] = {1, 2, 2, 2, 4, 2};
 constexpr PipelineOptions kPipelines[] = {
-    {}, {kBreadthFirst}, {kDepthFirst, 2}, {kBreadthFirst, 2}, {kOneForwardOneBackward}};
+    {}, {kBreadthFirst}, {kDepthFirst, 2}, {kBreadthFirst, 2}, {kOneForwardOneBackward}, {kZeroBubble}};
 constexpr int kMostRanks = 8;
 
 using Combination = std::array<int, kAxes>;  // -1: not chosen
@@ -67,8 +70,8 @@ std::string text_of(const Combination& c, std::initializer_list<Axis> which) {
   return text;
 }
 std::string text_of(const Combination& c) {
-  return text_of(
-      c, {kArch, kHead, kOptimizer, kData, kZero, kTensor, kContext, kPipeline, kTier, kRecompute, kTiming});
+  return text_of(c, {kArch, kHead, kOptimizer, kData, kZero, kTensor, kContext, kPipeline, kTier, kRecompute,
+                     kTiming, kDropout});
 }
 
 // Whether ranks that share weights can be sharded so.
@@ -107,6 +110,7 @@ ModelConfig model_of(const Combination& c) {
     m.width = 176, m.heads = m.kv_heads = 8, m.head_size = 22, m.inner = 172, m.layers = 5;
   }
   m.tied = c[kHead] == 0;
+  if (c[kDropout] == 1) m.dropout = {.embedding = 0.1, .residual = 0.2};
   return m;
 }
 

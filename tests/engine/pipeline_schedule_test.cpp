@@ -83,8 +83,8 @@ class Holder {
   Holder(const PipelineShape& shape, const std::vector<Event>& events, bool training, int fewer = 0)
       : shape_(shape), training_(training) {
     for (int part = 0; part < shape.parts(); ++part) {
-      for (const auto which : {PipelineBuffer::kActivation, PipelineBuffer::kGradient}) {
-        const int n = which == PipelineBuffer::kGradient && !training
+      for (const auto which : kBuffers) {
+        const int n = which != kActivation && !training
                           ? 1
                           : pipeline_buffers(events, shape, part % shape.stages, part / shape.stages, which);
         buffers_.push_back(std::vector<int>(static_cast<std::size_t>(std::max(1, n - fewer)), kEmpty));
@@ -97,29 +97,37 @@ class Holder {
     switch (e.kind) {
       case Passed::kStep:
         if (e.step.kind == Kind::kForward) {
-          if (part == 0) fill(buffers_, part, false, m);
-          check(buffers_, part, false, m);
-          if (part < last) fill(outputs_, part, false, m);
-          if (!training_) take(buffers_, part, false, m);
-        } else if (e.step.kind != Kind::kWeightGradient) {
-          if (part == last) fill(buffers_, part, true, m);
-          check(buffers_, part, true, m);
-          take(buffers_, part, false, m);
-          if (part == 0 && table_) take(buffers_, part, true, m);
+          if (part == 0) fill(buffers_, part, kActivation, m);
+          check(buffers_, part, kActivation, m);
+          if (part < last) fill(outputs_, part, kActivation, m);
+          if (!training_) take(buffers_, part, kActivation, m);
+        } else if (e.step.kind == Kind::kWeightGradient) {
+          take(buffers_, part, kActivation, m);
+          take(buffers_, part, kKept, m);
+        } else {
+          if (part == last) fill(buffers_, part, kGradient, m);
+          check(buffers_, part, kGradient, m);
+          if (e.step.kind == Kind::kInputGradient) {
+            check(buffers_, part, kActivation, m);
+            fill(buffers_, part, kKept, m);
+          } else {
+            take(buffers_, part, kActivation, m);
+          }
+          if (part == 0 && table_) take(buffers_, part, kGradient, m);
           if (part == 0 && !table_) waiting_.push_back(m);
         }
         return;
       case Passed::kActivation:
-        take(outputs_, part, false, m);
-        return fill(buffers_, part + 1, false, m);
+        take(outputs_, part, kActivation, m);
+        return fill(buffers_, part + 1, kActivation, m);
       case Passed::kGradient:
-        take(buffers_, part, true, m);
-        return fill(buffers_, part - 1, true, m);
+        take(buffers_, part, kGradient, m);
+        return fill(buffers_, part - 1, kGradient, m);
       case Passed::kTable:
         return;
       case Passed::kTableGradient:
         table_ = true;
-        for (const int waiting : waiting_) take(buffers_, 0, true, waiting);
+        for (const int waiting : waiting_) take(buffers_, 0, kGradient, waiting);
         waiting_.clear();
     }
   }
@@ -135,21 +143,26 @@ class Holder {
   }
 
  private:
+  using enum PipelineBuffer;
+  static constexpr PipelineBuffer kBuffers[] = {kActivation, kGradient, kKept};
   static constexpr int kEmpty = -1;
   using Rings = std::vector<std::vector<int>>;
-  static int& at(Rings& rings, int part, bool gradient, int m) {
-    auto& ring = rings[static_cast<std::size_t>(2 * part + (gradient ? 1 : 0))];
+  static int& at(Rings& rings, int part, PipelineBuffer which, int m) {
+    auto& ring =
+        rings[std::size(kBuffers) * static_cast<std::size_t>(part) + static_cast<std::size_t>(which)];
     return ring[static_cast<std::size_t>(m) % ring.size()];
   }
-  void fill(Rings& rings, int part, bool gradient, int m) {
-    int& slot = at(rings, part, gradient, m);
+  void fill(Rings& rings, int part, PipelineBuffer which, int m) {
+    int& slot = at(rings, part, which, m);
     wrong_ += slot != kEmpty;
     slot = m;
   }
-  void check(Rings& rings, int part, bool gradient, int m) { wrong_ += at(rings, part, gradient, m) != m; }
-  void take(Rings& rings, int part, bool gradient, int m) {
-    check(rings, part, gradient, m);
-    at(rings, part, gradient, m) = kEmpty;
+  void check(Rings& rings, int part, PipelineBuffer which, int m) {
+    wrong_ += at(rings, part, which, m) != m;
+  }
+  void take(Rings& rings, int part, PipelineBuffer which, int m) {
+    check(rings, part, which, m);
+    at(rings, part, which, m) = kEmpty;
   }
 
   const PipelineShape& shape_;
@@ -247,6 +260,20 @@ TEST(PipelineSchedules, HoldAsManyActivationsAsStated) {
         expected = std::min(2 * (p - s - 1) + (v - 1) * n + 1, all * v);
       EXPECT_EQ(live_activations(pipeline_steps(shape, s, PipelinePass::kTraining)), expected)
           << "stage " << s;
+    }
+  });
+}
+
+// Stage s of a zero-bubble schedule makes the gradients of weights s micro-batches late.
+TEST(PipelineSchedules, KeepAsManyMicroBatchesBetweenHalvesAsStated) {
+  for_each_shape(8, [](const PipelineShape& shape) {
+    if (shape.schedule != kZeroBubble) return;
+    SCOPED_TRACE(text_of(shape));
+    for (const bool tied : {false, true}) {
+      const auto events = pipeline_events(shape, PipelinePass::kTraining, tied);
+      for (int s = 0; s < shape.stages; ++s)
+        EXPECT_EQ(pipeline_buffers(events, shape, s, 0, PipelineBuffer::kKept),
+                  std::min(s + 1, shape.micro_batches));
     }
   });
 }
@@ -350,6 +377,31 @@ TEST(PipelineSplit, HasTheLeastMostExpensivePart) {
   EXPECT_EQ(split_layers(8, 1, 0, 2, 4), (std::vector<std::int32_t>{0, 2, 4, 7, 8}));
 }
 
+// Layers of one second each, two for the embedding and five for the head.
+TEST(PipelineSplit, ByTimeIsEvenIfItIsWorthIt) {
+  const auto by_time = [](int stages, int chunks, const std::vector<std::int32_t>& counts) {
+    std::vector<std::int32_t> first{0};
+    std::vector<double> seconds(static_cast<std::size_t>(stages));
+    seconds.front() = stages > 2 ? 2 : 0, seconds.back() = 5;
+    for (std::size_t part = 0; part < counts.size(); ++part) {
+      first.push_back(first.back() + counts[part]);
+      seconds[part % seconds.size()] += counts[part];
+    }
+    return layers_by_time({stages, chunks, 8, kBreadthFirst}, first, seconds);
+  };
+  using Counts = std::vector<std::int32_t>;
+  EXPECT_EQ(by_time(4, 1, {6, 6, 6, 6}), (Counts{5, 8, 8, 3}));
+  EXPECT_EQ(by_time(4, 1, {6, 8, 7, 3}), Counts{});
+  EXPECT_EQ(by_time(4, 1, {6, 7, 8, 3}), Counts{});
+  EXPECT_EQ(by_time(2, 1, {4, 4}), (Counts{6, 2}));
+  EXPECT_EQ(by_time(2, 2, {4, 4, 4, 4}), (Counts{5, 5, 5, 1}));
+  EXPECT_EQ(by_time(2, 1, {1, 1}), Counts{}) << "every part has a layer";
+  // Layers that took less time on the last stage tell that a layer's cost is not known.
+  const std::vector<std::int32_t> first{0, 2, 8};
+  const std::vector<double> seconds{8, 6};
+  EXPECT_EQ(layers_by_time({2, 1, 8, kBreadthFirst}, first, seconds), Counts{});
+}
+
 TEST(PipelineDrawing, IsARowAStage) {
   EXPECT_EQ(drawing_of({2, 1, 3, kOneForwardOneBackward}),
             "stage 0   a0 a1 .  .  A0 A0 a2 A1 A1 .  A2 A2\n"
@@ -357,6 +409,9 @@ TEST(PipelineDrawing, IsARowAStage) {
   EXPECT_EQ(drawing_of({2, 2, 2, kBreadthFirst}),
             "stage 0   a0 a1 b0 b1 .  .  B0 B0 .  B1 B1 A0 A0 A1 A1\n"
             "stage 1   .  a0 a1 b0 B0 B0 b1 B1 B1 A0 A0 A1 A1\n");
+  EXPECT_EQ(drawing_of({2, 1, 3, kZeroBubble}),
+            "stage 0   a0 a1 .  A0 W0 a2 A1 W1 A2 W2\n"
+            "stage 1   .  a0 A0 a1 A1 W0 a2 A2 W1 W2\n");
   EXPECT_HAS(drawing_of({2, 1, 100, kGPipe}, 60), " ...\n");
 }
 

@@ -2,6 +2,8 @@
 // schedule, sharding and tiers; and what its stages exchange.
 #include <fmt/core.h>
 
+#include <set>
+
 #include "engine/ranks_run.hpp"
 
 namespace zg::test {
@@ -77,6 +79,44 @@ std::vector<Case> cases() {
        2,
        [](TinySetup& s) { s.prefetch = 0, s.layout.device_updates = 3; }},
       {"p3_few_micro_batches", 3, {kBreadthFirst}, 0, [](TinySetup& s) { s.layout.micro_batches = 2; }},
+      {"p2_zero_bubble", 2, {kZeroBubble}, 0, {}},
+      {"p5_zero_bubble_nvme", 5, {kZeroBubble}, 0, nvme},
+      {"p4_zero_bubble_zero1", 4, {kZeroBubble}, -2, device},
+      {"p2_zero_bubble_zero3_early",
+       2,
+       {kZeroBubble},
+       2,
+       [](TinySetup& s) { s.timing = UpdateTiming::kEarly, s.clip = 0; }},
+      {"p4_zero_bubble_kept_nvme",
+       4,
+       {kZeroBubble},
+       1,
+       [](TinySetup& s) { s.layout.recompute = false, s.layout.drives = 1, s.room = Room::kSmallest; }},
+      {"p3_zero_bubble_few_micro_batches",
+       3,
+       {kZeroBubble},
+       0,
+       [](TinySetup& s) {
+         s.layout.micro_batches = 2, s.layout.recompute = false, s.timing = UpdateTiming::kSeparate;
+       }},
+      {"p2_v2_zero3_one_unit_ahead",
+       2,
+       {kDepthFirst, 2},
+       2,
+       [](TinySetup& s) { s.gather_ahead = 1, s.room = Room::kSmallest; }},
+      {"p4_zero_bubble_zero3_one_unit_ahead_early",
+       4,
+       {kZeroBubble},
+       2,
+       [](TinySetup& s) { s.gather_ahead = 1, s.timing = UpdateTiming::kEarly, s.clip = 0; }},
+      {"p2_zero1_one_unit_ahead", 2, {kOneForwardOneBackward}, -2, [](TinySetup& s) { s.gather_ahead = 1; }},
+      {"p2_v2_layers_as_given",
+       2,
+       {kBreadthFirst, 2},
+       2,
+       [](TinySetup& s) {
+         s.layout.stage_layers = {1, 1, 2, 1}, s.room = Room::kSmallest;
+       }},
       {"p2_one_micro_batch",
        2,
        {kOneForwardOneBackward},
@@ -128,7 +168,7 @@ TEST(PipelineRunsInFp64, AreOneRankToRoundoff) {
     const RanksOutcome one = train_on_ranks(setup, {}, steps);
     for (const RanksWay& way :
          {in_stages(2, 2, false, 2, {kBreadthFirst, 2}), in_stages(2, 1, false, 4, {kGPipe}),
-          in_stages(1, 1, false, 4, {kOneForwardOneBackward})}) {
+          in_stages(1, 1, false, 4, {kOneForwardOneBackward}), in_stages(2, 1, false, 4, {kZeroBubble})}) {
       const RanksOutcome now = train_on_ranks(setup, way, steps);
       const auto near = [](const std::vector<double>& a, const std::vector<double>& b) {
         ASSERT_EQ(a.size(), b.size());
@@ -160,6 +200,7 @@ TEST(PipelineRunsInFp16, SkipTogether) {
   EXPECT_EQ(one.skipped, (std::vector<bool>{false, true, false, false}));
   expect_same(train_on_ranks(setup, in_stages(1, 1, false, 2, {kBreadthFirst, 2}), 4), one);
   expect_same(train_on_ranks(setup, in_stages(1, 1, false, 4, {kOneForwardOneBackward}), 4), one);
+  expect_same(train_on_ranks(setup, in_stages(1, 1, false, 4, {kZeroBubble}), 4), one);
 }
 
 // A frozen unit on some stages, the embedding among them, and a unit of which a part is frozen.
@@ -174,6 +215,7 @@ TEST(PipelineRunsWithFrozenUnits, HaveTheBitsOfOneStage) {
     const RanksOutcome one = train_on_ranks(setup, {}, 3);
     for (const int stages : {2, 4})
       expect_same(train_on_ranks(setup, in_stages(1, 1, false, stages), 3), one);
+    expect_same(train_on_ranks(setup, in_stages(1, 1, false, 4, {kZeroBubble}), 3), one);
   }
 }
 
@@ -207,8 +249,9 @@ std::vector<std::string> on_stages(const TinySetup& setup, const RanksWay& way, 
 // Bytes by formula: each boundary between parts once a micro-batch and direction, the table once each way.
 TEST(PipelineComm, IsTheClosedForm) {
   for (const bool tied : {false, true}) {
-    for (const RanksWay& way : {in_stages(1, 1, false, 4, {kOneForwardOneBackward}),
-                                in_stages(2, 2, false, 2, {kBreadthFirst, 2})}) {
+    for (const RanksWay& way :
+         {in_stages(1, 1, false, 4, {kOneForwardOneBackward}), in_stages(1, 1, false, 4, {kZeroBubble}),
+          in_stages(2, 2, false, 2, {kBreadthFirst, 2})}) {
       TinySetup setup = setup_of(true, tied, DType::kBF16);
       std::mutex mutex;
       const auto errors = on_stages(setup, way, 60, [&](TinyRun& run) {
@@ -260,6 +303,62 @@ TEST(PipelineComm, GathersAChunkWheneverItsTurnComes) {
   EXPECT_EQ(deep[2], 4);
 }
 
+// One unit ahead each gather comes where the one before it would, after the update of its unit and after the
+// last use of the weight that it overwrites; all else stays in its order.
+TEST(PipelineGathers, ComeOneUnitAheadIfAsked) {
+  struct Placed {
+    Schedule others, gathers;
+    std::vector<std::size_t> place;  // of each gather: how many others come before it
+  };
+  const auto placed = [](const Schedule& schedule) {
+    Placed p;
+    std::set<std::int32_t> waits, there;
+    for (const Slot& slot : schedule) {
+      if (slot.kind == OpKind::kUpdate) waits.insert(slot.unit);
+    }
+    for (const Slot& slot : schedule) {
+      if (slot.kind == OpKind::kUpdate) {
+        waits.erase(slot.unit);
+        continue;
+      }
+      if (slot.kind == OpKind::kGather) {
+        EXPECT_EQ(waits.count(slot.unit), 0u) << "unit " << slot.unit << " is gathered before it is updated";
+        EXPECT_TRUE(there.insert(slot.unit).second) << "unit " << slot.unit << " is gathered twice";
+        p.gathers.push_back(slot), p.place.push_back(p.others.size());
+        continue;
+      }
+      const bool computes = slot.kind == OpKind::kForward || slot.kind == OpKind::kBackward ||
+                            slot.kind == OpKind::kBackwardInput || slot.kind == OpKind::kHead;
+      EXPECT_TRUE(!computes || there.count(slot.unit) == 1) << "unit " << slot.unit << " is not there";
+      if (slot.drop) there.erase(slot.unit);
+      p.others.push_back(slot);
+    }
+    EXPECT_TRUE(there.empty());
+    return p;
+  };
+  for (const PipelineOptions& o : {PipelineOptions{kBreadthFirst, 2}, PipelineOptions{kDepthFirst, 2},
+                                   PipelineOptions{kOneForwardOneBackward}, PipelineOptions{kZeroBubble}}) {
+    for (const bool keep : {false, true}) {
+      for (const bool tied : {false, true}) {
+        for (int stage = 0; stage < 2; ++stage) {
+          StageShape shape{{6, 8, Accumulation::kLayerMajor, UpdateTiming::kDeferred, tied, true, keep},
+                           {2, o.chunks, 8, o.schedule},
+                           stage,
+                           split_layers(6, 1, 0, 1, 2 * o.chunks)};
+          const Placed now = placed(stage_schedule(shape, PipelinePass::kTraining, true));
+          shape.step.gather_ahead = 1;
+          const Placed early = placed(stage_schedule(shape, PipelinePass::kTraining, true));
+          EXPECT_EQ(early.others, now.others);
+          EXPECT_EQ(early.gathers, now.gathers);
+          ASSERT_GT(now.place.size(), 1u);
+          for (std::size_t k = 0; k < now.place.size(); ++k)
+            EXPECT_EQ(early.place[k], k == 0 ? 0 : now.place[k - 1]);
+        }
+      }
+    }
+  }
+}
+
 // A stage holds no more micro-batches' activations than its schedule needs.
 TEST(PipelineLayouts, HaveTensorsForTheirStageAlone) {
   TinySetup setup = setup_of(true, true, DType::kF32);
@@ -281,9 +380,18 @@ TEST(PipelineLayouts, HaveTensorsForTheirStageAlone) {
     const auto first = static_cast<std::size_t>(l.first_layer[static_cast<std::size_t>(stage)]);
     EXPECT_LE(l.activation[first].size(), static_cast<std::size_t>(4 - stage + 1));
     EXPECT_EQ(layout(stage, {kGPipe}).activation[first].size(), 8u);
+    // In halves, until the second one: as many as the first stage has.
+    const Layout halves = layout(stage, {kZeroBubble});
+    EXPECT_EQ(halves.activation[first].size(), 4u);
+    EXPECT_GE(halves.workspace_bytes(),
+              model.block_workspace_bytes(setup.layout.micro_batch, Backward::kInHalves));
+    EXPECT_EQ(halves.saved[first].size(), static_cast<std::size_t>(stage + 1));
+    EXPECT_EQ(l.saved[first].size(), 0u);
   }
   EXPECT_EQ(states, whole);
   EXPECT_EQ(layout(0, {kBreadthFirst}).first_layer, layout(3, {kGPipe}).first_layer);
+  setup.layout.stage_layers = {2, 1, 1, 1};
+  EXPECT_EQ(layout(0, {kBreadthFirst}).first_layer, (std::vector<std::int32_t>{0, 2, 3, 4, 5}));
 }
 
 // Of weights at the host, with room at the device for those of one chunk: how often stages come back to a

@@ -2,14 +2,13 @@
 // other numbers of valid targets on each rank.
 #include <fstream>
 
-#include "engine/ranks_run.hpp"
+#include "engine/pytorch_run.hpp"
 #include "support/golden.hpp"
 
 namespace zg::test {
 namespace {
 
 constexpr int kSteps = 20;
-constexpr std::int64_t kMicroBatches = 8;  // of all ranks, in a step
 
 struct Case {
   std::string model;
@@ -32,39 +31,11 @@ Stored stored(const std::string& model, int ranks) {
   return s;
 }
 
-Batch batch(std::int64_t step, std::int64_t m) {
-  Batch b{{2, 13}, {}, {}};
-  const std::int64_t number = step * kMicroBatches + m, rows = b.shape.rows();
-  const auto valid = static_cast<std::int64_t>(reference_hash("valid", static_cast<std::uint64_t>(number)) %
-                                               static_cast<std::uint64_t>(rows + 1));
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const auto n = static_cast<std::uint64_t>(number * rows + i);
-    b.ids.push_back(static_cast<std::int32_t>(reference_hash("tokens", n) % 257));
-    b.targets.push_back(i < valid ? static_cast<std::int32_t>(reference_hash("targets", n) % 257) : -100);
-  }
-  return b;
-}
-
 class RanksPyTorch : public testing::TestWithParam<Case> {};
 
 TEST_P(RanksPyTorch, LossesOfTwentySteps) {
   const auto& [model, way] = GetParam();
-  TinySetup s;
-  if (model == "llama") {
-    s.model = reference_llama();
-  } else {
-    s.model = reference_gpt2();
-    s.model.width = 176, s.model.heads = s.model.kv_heads = 8, s.model.head_size = 22;
-    s.model.inner = 704, s.model.layers = 5;
-  }
-  s.layout.micro_batch = {2, 13};
-  s.layout.micro_batches = kMicroBatches;
-  s.layout.state_segment_bytes = 300000;
-  s.layout.drives = 1;
-  s.nvme = Nvme::kRam;
-  s.room = Room::kSmallest;
-  s.data = batch;
-  s.eval_micro_batches = 1;
+  const TinySetup s = pytorch_setup(model, 13);
   const RanksOutcome ours = train_on_ranks(s, way, kSteps);
   const Stored theirs = stored(model, way.ranks);
   ASSERT_EQ(theirs.losses.size(), static_cast<std::size_t>(kSteps));

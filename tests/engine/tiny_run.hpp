@@ -231,7 +231,7 @@ class TinyRun {
     std::vector<MicroBatch> micro_batches;
     const RankPlace place = setup_.layout.place();
     for (std::int64_t m = 0; m < setup_.layout.micro_batches; ++m)
-      batches.push_back(batch(steps_, m * place.data_ranks() + place.data_rank()));
+      batches.push_back(batch(steps_, place.micro_batch(m)));
     for (const Batch& b : batches) micro_batches.push_back({b.ids.data(), b.targets.data()});
     const UpdateRule now = rule();
     const StepResult result = engine_->train_step(steps_++, micro_batches, now, then);

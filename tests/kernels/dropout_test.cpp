@@ -5,15 +5,21 @@
 namespace zg::test {
 namespace {
 
-constexpr Dropout kSome{
-    .rate = 0.3, .key = {{5, 0x89abcdefu}}, .counter = 0x1'0000'0007ull, .first_element = 40};
+// Row 1 of sequence 6, whose five rows here are two stretches of a longer sequence.
+constexpr Dropout kSome{.rate = 0.3,
+                        .key = {{5, 0x89abcdefu}},
+                        .step = 0x9000'0007,
+                        .positions = {5, 10, 40},
+                        .first_row = 6,
+                        .first_sequence = 5};
 
 // The definition, element by element.
-std::uint32_t word_of(const Dropout& d, std::int64_t i) {
-  const auto element = static_cast<std::uint64_t>(d.first_element + i), block = element / 4;
-  return philox4x32_10({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
-                        static_cast<std::uint32_t>(d.counter), static_cast<std::uint32_t>(d.counter >> 32)},
-                       {d.key.key[0], d.key.key[1]})[element % 4];
+std::uint32_t word_of(const Dropout& d, std::int64_t r, std::int64_t c) {
+  const std::int64_t row = d.first_row + r;
+  return philox4x32_10({static_cast<std::uint32_t>(c / 4), static_cast<std::uint32_t>(d.positions.of(row)),
+                        static_cast<std::uint32_t>(d.first_sequence + row / d.positions.time),
+                        static_cast<std::uint32_t>(d.step)},
+                       {d.key.key[0], d.key.key[1]})[static_cast<std::size_t>(c % 4)];
 }
 
 template <class T>
@@ -32,7 +38,7 @@ TYPED_TEST(HostDropout, MatchesItsDefinition) {
       x.expect_gaps_intact("x"), y.expect_gaps_intact("y");
       std::int64_t stay = 0;
       for (std::int64_t i = 0; i < 3 * cols; ++i) {
-        const bool stays = word_of(kSome, i) >= 0.3 * 0x1p32;
+        const bool stays = word_of(kSome, i / cols, i % cols) >= 0.3 * 0x1p32;
         const double v = x.get(i / cols, i % cols), expected = stays ? v / (1 - 0.3) : 0;
         // 1 / (1 - rate) rounded to the type of arithmetic, and the product.
         ASSERT_NEAR(y.get(i / cols, i % cols), expected,
@@ -47,34 +53,61 @@ TYPED_TEST(HostDropout, MatchesItsDefinition) {
   }
 }
 
-TYPED_TEST(HostDropout, IsAFunctionOfTheElementsNumber) {
+// Whoever has a row drops the same of it: several rows at once or one, with gaps or without, in sequences or
+// in the stretches of them that a rank has.
+TYPED_TEST(HostDropout, IsAFunctionOfSequencePositionAndColumn) {
   using T = TypeParam;
-  Matrix<T> x(1, 60'000), all(1, 60'000), part(1, 10'000);
-  x.fill(1);
-  host::dropout<T>({1, 60'000}, x, kSome, all);
-  Dropout shifted = kSome;
-  shifted.first_element += 32'768;
-  host::dropout<T>({1, 10'000}, x, shifted, part);
-  EXPECT_EQ(std::memcmp(part.data(), all.data() + 32'768, 10'000 * sizeof(T)), 0);
-  // A matrix with gaps has the elements of one without.
-  Matrix<T> rows(40, 1500, 3), ones(40, 1500, 3);
+  constexpr std::int64_t kTime = 12, kSequences = 3, kRows = kTime * kSequences, kCols = 1501;
+  const Dropout all{.rate = 0.3, .key = {{5, 6}}, .step = 9, .positions = kTime, .first_sequence = 40};
+  Matrix<T> ones(kRows, kCols), whole(kRows, kCols);
   ones.fill(1);
-  host::dropout<T>({40, 1500}, ones, kSome, rows);
-  for (std::int64_t r = 0; r < 40; ++r)
-    ASSERT_EQ(std::memcmp(&rows.at(r, 0), &all.at(0, 1500 * r), 1500 * sizeof(T)), 0) << r;
+  host::dropout<T>({kRows, kCols}, ones, all, whole);
+  const auto expect_row = [&](Matrix<T>& part, std::int64_t r, std::int64_t of_whole) {
+    EXPECT_EQ(std::memcmp(&part.at(r, 0), &whole.at(of_whole, 0), kCols * sizeof(T)), 0)
+        << r << ", " << of_whole;
+  };
+  // From any row on, one row, and a matrix with gaps.
+  for (std::int64_t first = 0; first < kRows; first += 5) {
+    Dropout from = all;
+    from.first_row = first;
+    Matrix<T> one(1, kCols), gaps(2, kCols, 3);
+    one.fill(1), gaps.fill(1);
+    host::dropout<T>({1, kCols}, one, from, one);
+    expect_row(one, 0, first);
+    if (first + 2 > kRows) continue;
+    host::dropout<T>({2, kCols}, gaps, from, gaps);
+    expect_row(gaps, 0, first), expect_row(gaps, 1, first + 1);
+  }
+  // A micro-batch that begins at another sequence.
+  Dropout later = all;
+  later.first_sequence += 2;
+  Matrix<T> last(kTime, kCols);
+  last.fill(1);
+  host::dropout<T>({kTime, kCols}, last, later, last);
+  for (std::int64_t r = 0; r < kTime; ++r) expect_row(last, r, 2 * kTime + r);
+  // The second of two ranks in a ring: positions 3 to 5 and 6 to 8 of each sequence.
+  Dropout ring = all;
+  ring.positions = {6, 3, 3};
+  Matrix<T> part(6 * kSequences, kCols);
+  part.fill(1);
+  host::dropout<T>({6 * kSequences, kCols}, part, ring, part);
+  for (std::int64_t r = 0; r < 6 * kSequences; ++r) expect_row(part, r, r / 6 * kTime + 3 + r % 6);
   // Number of threads, and place.
   for_each_thread_count([&](int) {
-    Matrix<T> in_place = x;
-    host::dropout<T>({1, 60'000}, in_place, kSome, in_place);
-    EXPECT_TRUE(in_place.same_bits(all));
+    Matrix<T> in_place = ones;
+    host::dropout<T>({kRows, kCols}, in_place, all, in_place);
+    EXPECT_TRUE(in_place.same_bits(whole));
   });
-  // Key and counter matter.
-  for (const int which : {0, 1, 2, 3}) {
-    Dropout other = kSome;
-    which < 2 ? other.key.key[which] ^= 1 : other.counter ^= which == 2 ? 1 : 1ull << 32;
-    Matrix<T> y(1, 60'000);
-    host::dropout<T>({1, 60'000}, x, other, y);
-    EXPECT_FALSE(y.same_bits(all)) << which;
+  // Key, step, sequence and position matter.
+  for (const int which : {0, 1, 2, 3, 4}) {
+    Dropout other = all;
+    if (which < 2) other.key.key[which] ^= 1;
+    if (which == 2) ++other.step;
+    if (which == 3) other.first_sequence += kSequences;
+    if (which == 4) other.positions = {kTime, kTime, kTime};
+    Matrix<T> y(kRows, kCols);
+    host::dropout<T>({kRows, kCols}, ones, other, y);
+    EXPECT_FALSE(y.same_bits(whole)) << which;
   }
 }
 
@@ -94,7 +127,7 @@ TYPED_TEST(HostDropout, AtTheEndsOfTheRate) {
   for (std::int64_t c = 0; c < 43; ++c) EXPECT_EQ(y.get(0, c), 0);
   // A word that is the rate's stays; for the next larger rate it does not.
   x.fill(1);
-  const std::uint32_t word = word_of(kSome, 6);
+  const std::uint32_t word = word_of(kSome, 0, 6);
   for (const double more : {0.0, 0.25}) {
     d.rate = (word + more) * 0x1p-32;
     host::dropout<T>({1, 43}, x, d, y);

@@ -26,6 +26,12 @@ ModelConfig untied(ModelConfig c) {
   return c;
 }
 
+ModelConfig dropping(ModelConfig c) {
+  c.layers = 2;
+  c.dropout = {.embedding = 0.25, .residual = 0.4};
+  return c;
+}
+
 // Sizes at which no two matrices of a unit lie side by side without padding, and the heads together
 // are wider than the model.
 ModelConfig odd_llama() {
@@ -46,6 +52,8 @@ const Case kCases[] = {
     {"gpt2_untied", untied(reference_gpt2()), {2, 5}},
     {"llama", reference_llama(), {1, 7}},
     {"llama_tied_odd", odd_llama(), {3, 11}},
+    {"gpt2_dropout", dropping(reference_gpt2()), {2, 5}},
+    {"llama_dropout", dropping(odd_llama()), {3, 5}},
 };
 
 class FiniteDifferences : public testing::TestWithParam<Case> {};
@@ -99,6 +107,7 @@ TEST_P(FiniteDifferences, EveryTensor) {
         static_cast<double>(NamedRandom(seed, p.name).uniform(static_cast<std::uint64_t>(r * p.cols + c)));
     return p.init == Init::kOne ? 0.8 + 0.4 * u : 0.2 * u - 0.1;
   });
+  if (GetParam().config.dropout != DropoutRates{}) runner.drop_as(seed, 7, 12);
   const Batch batch = random_batch(GetParam().config, GetParam().shape, seed);
   const double loss = runner.forward_backward(batch);
   EXPECT_NEAR(loss, runner.loss(batch), 1e-12 * loss);

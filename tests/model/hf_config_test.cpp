@@ -120,6 +120,23 @@ TEST_F(HfConfigTest, WhatIsWrittenIsReadAgain) {
   }
 }
 
+// A run has its own rates: those of a file are told, and those of the run are written.
+TEST_F(HfConfigTest, DropoutIsToldAndWritten) {
+  EXPECT_EQ(read(kGpt2).dropout, DropoutRates{});
+  EXPECT_EQ(read_hf_dropout(dir_.path()), "embd_pdrop 0.1, resid_pdrop 0.1, attn_pdrop 0.1");
+  ModelConfig c = test::tiny_gpt2();
+  const auto written = [&] {
+    test::write_file(dir_ / "config.json", write_hf_config(c, DType::kF32));
+    return read_hf_dropout(dir_.path());
+  };
+  EXPECT_EQ(written(), "");
+  EXPECT_EQ(json::parse(write_hf_config(c, DType::kF32))["resid_pdrop"], 0.0);
+  c.dropout = {.embedding = 0.25, .residual = 0.125};
+  EXPECT_EQ(written(), "embd_pdrop 0.25, resid_pdrop 0.125");
+  (void)read(kLlama);
+  EXPECT_EQ(read_hf_dropout(dir_.path()), "");
+}
+
 struct Refusal {
   const char* base;
   const char* patch;  // merged into the base; null removes a key

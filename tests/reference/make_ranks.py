@@ -34,15 +34,15 @@ MODELS = {"gpt2": (reference.gpt2, reference.gpt2_shapes, GPT2),
 ADAMW = reference.ADAMW
 
 
-def micro_batches():
-    """[step][micro-batch]: (tokens, targets), each int64 [BATCH, TIME]. From 0 to BATCH * TIME targets are valid."""
-    rows, count = BATCH * TIME, STEPS * MICRO_BATCHES
+def micro_batches(steps=STEPS, time=TIME):
+    """[step][micro-batch]: (tokens, targets), each int64 [BATCH, time]. From 0 to BATCH * time targets are valid."""
+    rows, count = BATCH * time, steps * MICRO_BATCHES
     ids = (torch.from_numpy((reference.hashed(name, count * rows) % 257).astype("int64")).view(count, rows)
            for name in ("tokens", "targets"))
     tokens, targets = ids
     for i, valid in enumerate(reference.hashed("valid", count) % (rows + 1)):
         targets[i, int(valid):] = reference.IGNORE
-    shape = (STEPS, MICRO_BATCHES, BATCH, TIME)
+    shape = (steps, MICRO_BATCHES, BATCH, time)
     return [list(zip(x, y)) for x, y in zip(tokens.view(shape), targets.view(shape))]
 
 

@@ -327,7 +327,7 @@ TYPED_TEST(DeviceOps, Dropout) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, kWidth), y = o.t(kRows, kWidth), in_place = o.t(kRows, kWidth),
              all = o.t(kRows, kWidth);
-  const Dropout some{.rate = 0.3, .key = {{1, 2}}, .counter = 7, .first_element = 40};
+  const Dropout some{.rate = 0.3, .key = {{1, 2}}, .step = 7, .positions = {4, 6, 20}, .first_row = 2};
   o.run([&](Ops& ops, Stream& s, auto pick) {
     ops.dropout(s, pick(x), some, pick(y));
     ops.dropout(s, pick(in_place), some, pick(in_place));

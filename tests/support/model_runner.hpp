@@ -118,6 +118,13 @@ class ModelRunner {
       }
     }
   }
+  // From here on, passes are those of a step of training, which drop by the configuration's rates.
+  void drop_as(std::uint64_t seed, std::int64_t step, std::int64_t first_sequence) {
+    places_.clear();
+    for (std::size_t u = 0; u < units().size(); ++u)
+      places_.push_back({model_.dropout_keys(seed, u), step, first_sequence});
+  }
+  const DropoutPlace* place(std::size_t unit) const { return places_.empty() ? nullptr : &places_[unit]; }
   void clear_grads() {
     for (Bytes& g : grads_) g.clear();
   }
@@ -152,20 +159,22 @@ class ModelRunner {
     return result;
   }
 
-  // Computes the gradients of the sum of losses, times the scale; returns that sum.
+  // Computes the gradients of the sum of losses, times the scale; returns that sum. In halves, the second
+  // ones of all blocks come after the first ones.
   double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo, double loss_scale = 1,
-                          Gradients into = Gradients::kAdd) {
+                          Gradients into = Gradients::kAdd, Backward how = Backward::kWhole) {
     const BatchShape shape = batch.shape;
+    const bool in_halves = how == Backward::kInHalves, all_saved = in_halves || recompute == Recompute::kNo;
     std::vector<Bytes> xs, saved;
     xs.emplace_back(model_.checkpoint_bytes(shape));
     embed(batch, xs.back());
-    Bytes workspace(model_.block_workspace_bytes(shape));
+    Bytes workspace(model_.block_workspace_bytes(shape, how));
     for (std::size_t u = 1; u < head(); ++u) {
-      if (recompute == Recompute::kNo || saved.empty()) saved.emplace_back(model_.saved_bytes(shape));
+      if (all_saved || saved.empty()) saved.emplace_back(model_.saved_bytes(shape, how));
       xs.emplace_back(model_.checkpoint_bytes(shape));
       workspace.poison();
       model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), rows(xs[u], batch),
-                           saved.back().data(), workspace.data());
+                           saved.back().data(), workspace.data(), nullptr, nullptr, place(u));
       stream_.synchronize();
     }
     double sum = 0;
@@ -175,22 +184,35 @@ class ModelRunner {
                                   targets(batch), View(&sum, DType::kF64, 1, 1), rows(dx, batch),
                                   grads(head()), grads(table()), head_workspace.data(), loss_scale, into);
     for (std::size_t u = head() - 1; u >= 1; --u) {
-      Bytes& mine = recompute == Recompute::kNo ? saved[u - 1] : saved.back();
+      Bytes& mine = all_saved ? saved[u - 1] : saved.back();
       if (recompute == Recompute::kYes) {
         mine.poison();
         model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), View{}, mine.data(),
-                             workspace.data());
+                             workspace.data(), nullptr, nullptr, place(u));
       }
       stream_.synchronize();
       workspace.poison();
-      model_.block_backward(stream_, shape, weights(u), rows(xs[u - 1], batch), mine.data(), rows(dx, batch),
-                            grads(u), workspace.data(), into);
+      const View x = rows(xs[u - 1], batch);
+      if (in_halves) {
+        model_.block_backward_input(stream_, shape, weights(u), x, mine.data(), rows(dx, batch),
+                                    workspace.data(), nullptr, place(u));
+      } else {
+        model_.block_backward(stream_, shape, weights(u), x, mine.data(), rows(dx, batch), grads(u),
+                              workspace.data(), into, nullptr, nullptr, place(u));
+      }
+      stream_.synchronize();
+    }
+    for (std::size_t u = 1; in_halves && u < head(); ++u) {
+      workspace.poison();
+      model_.block_backward_weight(stream_, shape, rows(xs[u - 1], batch), saved[u - 1].data(), grads(u),
+                                   workspace.data(), into, place(u));
       stream_.synchronize();
     }
     // A tied head has written to the embedding's gradients before.
     const Bytes embedding_workspace(model_.embedding_workspace_bytes(shape));
     model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), grads(0),
-                              model_.config().tied ? Gradients::kAdd : into, embedding_workspace.data());
+                              model_.config().tied ? Gradients::kAdd : into, embedding_workspace.data(),
+                              place(0));
     stream_.synchronize();
     return sum;
   }
@@ -207,7 +229,7 @@ class ModelRunner {
       saved.poison();
       to.poison();
       model_.block_forward(stream_, shape, weights(u), rows(from, batch), rows(to, batch), saved.data(),
-                           workspace.data());
+                           workspace.data(), nullptr, nullptr, place(u));
       stream_.synchronize();
     }
     return std::move(head() % 2 == 1 ? x : next);
@@ -224,7 +246,8 @@ class ModelRunner {
  private:
   void embed(const Batch& batch, const Bytes& x) {
     const Bytes workspace(model_.embedding_workspace_bytes(batch.shape));
-    model_.embedding_forward(stream_, batch.shape, weights(0), ids(batch), rows(x, batch), workspace.data());
+    model_.embedding_forward(stream_, batch.shape, weights(0), ids(batch), rows(x, batch), workspace.data(),
+                             place(0));
     stream_.synchronize();
   }
   static std::int64_t bytes_of(DType t) { return static_cast<std::int64_t>(size_of(t)); }
@@ -241,6 +264,7 @@ class ModelRunner {
   Model model_;
   Stream& stream_;
   std::vector<Bytes> weights_, grads_;
+  std::vector<DropoutPlace> places_;  // by unit; empty: nothing is dropped
 };
 
 }  // namespace zg::test

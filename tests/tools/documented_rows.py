@@ -66,6 +66,7 @@ HELPS = {
     "prepare.py": "tools/prepare.py --help",
     "make_optimizers.py": "source tests/reference/make_optimizers.py",
     "make_ranks.py": "source tests/reference/make_ranks.py",
+    "make_parts.py": "source tests/reference/make_parts.py",
     "seeded_bugs.py": "python tests/tools/seeded_bugs.py --help",
     "ranks_nvme.py": "python bench/ranks_nvme.py --help",
     "documented_commands.py": "python tests/tools/documented_commands.py --help",
@@ -148,6 +149,8 @@ ROWS = (
     Row("train_parts", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.tensor=2 "
                         "--set parallel.sequence=true",), files=BOOK, set={"--steps": "1"},
         more=SMALL.replace("--devices host ", "")),
+    Row("train_dropout", ("ziggurat train configs/quickstart.json --set model.dropout.embedding=0.1 "
+                          "--set model.dropout.residual=0.1",), files=BOOK, set={"--steps": "1"}, more=SMALL),
     Row("train_context", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.context=2",), files=BOOK,
         set={"--steps": "1"}, more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
     Row("train_grid", ("ziggurat train configs/quickstart.json --devices host:4 --set parallel.tensor=2 "
@@ -366,7 +369,7 @@ ROWS = (
         files={"sass.txt": SASS}, expect=(r"\| sm_80 \| `k` \| 4 \| 2 \| 1 \|.* \| 2.00 \| 16 \| 1.00, matrix \|",)),
     Row("reference", ("make_reference.py", "make_optimizers.py", "python make_reference.py --check",
                       "venv/bin/python tests/reference/make_reference.py --check", "make_ranks.py",
-                      "python make_ranks.py"),
+                      "python make_ranks.py", "make_parts.py", "python make_parts.py"),
         why="needs PyTorch, and makes files that lie in the tree"),
     Row("tokenizers", ("venv/bin/python tests/reference/make_tokenizers.py *",
                        "venv/bin/python tests/reference/make_tokenizers.py"),

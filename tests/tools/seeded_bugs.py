@@ -36,9 +36,12 @@ CALL, HEAD, UNITS, MODEL = "src/model/call.hpp", "src/model/head.cpp", "src/mode
 PART, COPIES = "src/model/part.cpp", "src/engine/tensor_parts.cpp"
 PARTS = ("zg_test_engine", "Models/TensorParts.InFp64*")
 STAGES = ("zg_test_engine", "*Pipeline*")
+HALVES = ("zg_test_model", "*BackwardInHalves*")
 CALLS = "src/engine/communication.cpp"
 GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
 TILES = ("zg_test_engine", "Tiles.*")
+DROPOUT = ("zg_test_engine", "Dropout*")
+MASKS = ("zg_test_model", "ModelDropout.*:Model/FiniteDifferences.*dropout*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +87,7 @@ BUGS = (
     Bug("random numbers of updates by the index in the shard",
         ((ISSUE, "unit.params[p].first_number + range.param_first + begin", "begin"),)),
     Bug("samples by the rank's own numbers",
-        ((TRAINER, "static_cast<std::int64_t>(m) * place.data_ranks() + place.data_rank();", "static_cast<std::int64_t>(m);"),), TRAIN),
+        ((TRAINER, "place.micro_batch(static_cast<std::int64_t>(m)) * config", "static_cast<std::int64_t>(m) * config"),), TRAIN),
     Bug("evaluation counts padding micro-batches",
         ((EXECUTOR, "ignored(rows, -1)", "ignored(rows, 0)"),)),
     Bug("group of parameters by place in the shard",
@@ -108,7 +111,7 @@ BUGS = (
         ((RANK, "random.normal(static_cast<std::uint64_t>(whole + i))", "random.normal(static_cast<std::uint64_t>(at - begin + i))"),),
         TRAIN),
     Bug("evaluation gives every rank the same micro-batches",
-        ((EXECUTOR, "first + m * place.data_ranks() + place.data_rank();", "first + m * place.data_ranks();"),)),
+        ((EXECUTOR, "first + place.micro_batch(m);", "first + m * place.data_ranks();"),)),
     Bug("a saved shard is put at the beginning of the tile",
         (("src/train/saver.hpp", "std::copy_n(from, run.count, out + run.first)", "std::copy_n(from, run.count, out)"),), TRAIN),
     Bug("every process takes the whole host budget",
@@ -192,7 +195,7 @@ BUGS = (
         (("kernels/host/embedding.cpp", "const std::int64_t id = args.ids[r] - args.part.first;\n        if (id >= 0 &&",
           "const std::int64_t id = std::max<std::int64_t>(0, args.ids[r] - args.part.first);\n        if (id >= 0 &&"),), PARTS),
     Bug("pipeline: all but the last micro-batch's gradient is dropped",
-        ((STAGE, "backward && m == 0, evaluates_", "backward, evaluates_"),), STAGES),
+        ((STAGE, "adds && m == 0, evaluates_", "adds, evaluates_"),), STAGES),
     Bug("pipeline: the head's part of a tied gradient is not added",
         ((PROGRAM, "slot.first = slot.first && !tied();",
           "slot.first = slot.first && (!tied() || layout_.is_pipeline());"),), STAGES),
@@ -226,6 +229,21 @@ BUGS = (
           "return std::pair(e.begin, e.kind != PipelineEvent::Kind::kStep);"),), STAGES),
     Bug("pipeline: every stage tells the tokens",
         ((EXECUTOR, "if (!place.tells_tokens()) break;", "if (!place.tells_loss()) break;"),), STAGES),
+    Bug("zero-bubble: the second half is forgotten for the last micro-batch",
+        ((STAGE, "          push(OpKind::kBackwardWeight, u, m);\n",
+          "          if (m + 1 < shape_.step.micro_batches) push(OpKind::kBackwardWeight, u, m);\n"),), STAGES),
+    Bug("zero-bubble: the next micro-batch overwrites the gradients between the halves",
+        ((LAYOUT, "recompute ? kept : activations,", "recompute ? std::min<std::int64_t>(kept, 1) : activations,"),), STAGES),
+    Bug("zero-bubble: the gradients of a step are added to those of the step before",
+        ((STAGE, "kind == OpKind::kBackward || kind == OpKind::kBackwardWeight ||", "kind == OpKind::kBackward ||"),), STAGES),
+    Bug("zero-bubble: a norm overwrites the gradient that the second half multiplies with",
+        (("src/model/llama_block.cpp", "  if (!whole) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);\n",
+          "  if (!whole) ops.cast(s, dx, f.x1), ops.cast(s, dx, w.held);\n"),), HALVES),
+    Bug("zero-bubble: the gradient of a bias is added in both halves",
+        (("src/model/gpt2_block.cpp",
+          "  linear_backward(call, w, f.fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);\n",
+          "  linear_backward(call, w, f.fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);\n"
+          "  call.ops.bias_backward(call.stream, f.fc, call.grad(kFcBias), w.bias_partials(f.fc.cols));\n"),), HALVES),
     Bug("grid: what several parts have counts several times in the norm of stages",
         ((COPIES, "if (band.counted) continue;", "if (band.counted || is_pipeline()) continue;"),), GRID),
     Bug("grid: the norm of stages is that of the first part of each layer, several times",
@@ -267,6 +285,32 @@ BUGS = (
     Bug("gradients of tiles are finished in the memory of the layer's workspace",
         (("src/engine/workspace.hpp", "l.options.place().ranks() > 1 || l.units.size() > l.model->units().size();",
           "l.options.place().ranks() > 1;"),), TILES),
+    Bug("dropout: sequences by the rank's own numbers",
+        ((ISSUE, "layout_.options.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
+    Bug("dropout: a forward that is run again has the masks of the next step",
+        ((ISSUE, "const std::optional<DropoutPlace> place = dropout_of(op);", "std::optional<DropoutPlace> place = dropout_of(op);"),
+         (ISSUE, "      if (again) forward(View(), saved);\n",
+          "      if (again && place) ++place->step;\n      if (again) forward(View(), saved);\n"
+          "      if (again && place) --place->step;\n")), DROPOUT),
+    Bug("dropout: evaluations drop, too", ((EXECUTOR, "  dropout_step_.reset();\n", ""),), DROPOUT),
+    Bug("dropout: all layers have the masks of the first",
+        ((ISSUE, "dropout_keys_[static_cast<std::size_t>(op.unit)]", "dropout_keys_[op.unit > 0 ? 1 : 0]"),), DROPOUT),
+    Bug("dropout: a resumed run counts its steps from 0",
+        ((TRAINER, "engine().train_step(step, micro_batches", "engine().train_step(step - first_step(), micro_batches"),),
+        ("zg_test_train", "Runs/Resumed.*/Dropout")),
+    Bug("dropout: what is kept is not scaled",
+        (("include/ziggurat/kernels/dropout.hpp", "static_cast<A>(1 / (1 - dropout.rate))", "static_cast<A>(dropout.rate < 1)"),), MASKS),
+    Bug("dropout: the gradient of a branch passes what was dropped",
+        ((CALL, "    drop(what, dy, kept);\n", "    ops.cast(stream, dy, kept);\n"),), MASKS),
+    Bug("dropout: the gradient of the residual stream is dropped with its branch's",
+        ((CALL, "    drop(what, dy, kept);\n", "    drop(what, dy, kept);\n    drop(what, dy, dy);\n"),), MASKS),
+    Bug("dropout: every part drops as the first rows are",
+        ((CALL, ".first_row = part.sequence ? part.part * x.rows : 0,", ".first_row = 0,"),), MASKS),
+    Bug("dropout: parts that split the rows drop before they are summed",
+        ((CALL, "    const View sum = sum_of_parts(room);\n    if (drops(what)) drop(what, sum, sum);\n",
+          "    if (drops(what)) drop(what, mine(room), mine(room));\n    const View sum = sum_of_parts(room);\n"),), DROPOUT),
+    Bug("dropout: positions are counted from the beginning of a part",
+        ((CALL, "const RowPositions positions = shape.part.positions(shape.time);", "const RowPositions positions(shape.time);"),), MASKS),
 )
 
 

@@ -35,6 +35,9 @@ const std::vector<Case>& cases() {
       {"Schedule",
        {R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})", "scheduler.type=WarmupCosineLR",
         "scheduler.params.warmup_num_steps=2", "scheduler.params.total_num_steps=6"}},
+      {"Dropout",
+       {R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})", "model.dropout.embedding=0.2",
+        "model.dropout.residual=0.1"}},
       {"GroupsAndFrozen", {R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "param_groups": [
           {"params": ["wpe.weight", "h.0.mlp.*"], "frozen": true}, {"params": ["*bias"], "lr_factor": 2}]})"}}};
   return all;
@@ -218,6 +221,8 @@ TEST_F(Checkpoints, WhatChangesBitsIsRefusedUnlessItIsAllowed) {
       {{"train_batch_size=8"}, "train_batch_size"},
       {{"train_micro_batch_size_per_gpu=1"}, "train_micro_batch_size_per_gpu"},
       {{"data.seq_len=8"}, "data.seq_len"},
+      {{"model.dropout.embedding=0.5"}, "model.dropout.embedding"},
+      {{"model.dropout.residual=0.5"}, "model.dropout.residual"},
       {{"data.train=" + directory_ + "/other.txt"}, "data.train"},
       {{R"(scheduler={"type": "WarmupLR"})"}, "scheduler.type"},
       {{"bf16.enabled=true"}, "precision"}};

@@ -54,10 +54,17 @@ TEST_F(PipelineOfARun, GivesTheSameModel) {
   const Case cases[] = {
       {one, {"devices=host:2", "parallel.pipeline=2"}},
       {one, {"devices=host:4", "parallel.pipeline=4", "parallel.pipeline_schedule=1f1b"}},
+      {one, {"devices=host:2", "parallel.pipeline=2", "parallel.stage_layers=[3,1]"}},
       {one,
        {"devices=host:2", "pipeline.stages=2", "parallel.chunks=2",
         "parallel.pipeline_schedule=depth_first"}},
+      {one,
+       {"devices=host:4", "parallel.pipeline=4", "parallel.pipeline_schedule=zero_bubble",
+        "activation_checkpointing.recompute=false"}},
       {two, {"devices=host:4", "parallel.pipeline=2", "parallel.chunks=2", "zero_optimization.stage=3"}},
+      {two,
+       {"devices=host:4", "parallel.pipeline=2", "parallel.pipeline_schedule=zero_bubble",
+        "zero_optimization.stage=3"}},
       {two,
        {"devices=host:4", "parallel.pipeline=2", "parallel.pipeline_schedule=gpipe",
         "zero_optimization.stage=1"}},
@@ -100,6 +107,32 @@ TEST_F(PipelineOfARun, TellsOfItsStagesAndItsBubble) {
   EXPECT_HAS(log, "\"stages\":");
 }
 
+// Weights are gathered ahead where there is room for one more.
+TEST_F(PipelineOfARun, GathersAheadWhereThereIsRoom) {
+  const Strings settings{"devices=host:4", "parallel.pipeline=2", "zero_optimization.stage=3"};
+  const auto ahead = [&](Strings more) {
+    more.insert(more.end(), settings.begin(), settings.end());
+    const Trainer trainer(config(more));
+    std::vector<std::int32_t> of;
+    for (const RunPlan& plan : trainer.plans()) of.push_back(plan.choices.gather_ahead);
+    return of;
+  };
+  EXPECT_EQ(ahead({}), (std::vector<std::int32_t>{1, 1, 1, 1}));
+  EXPECT_EQ(ahead({"parallel.pipeline_schedule=zero_bubble"}), (std::vector<std::int32_t>{1, 1, 1, 1}));
+}
+
+// A backward in halves is drawn in halves, and its bubble is that of the last stages' first halves.
+TEST_F(PipelineOfARun, DrawsTheHalvesOfABackward) {
+  Trainer planned(config({"devices=host:2", "parallel.pipeline=2", "parallel.pipeline_schedule=zero_bubble",
+                          "train_batch_size=3"}));
+  const std::string plan = plan_report(planned);
+  EXPECT_HAS(plan, "pipeline   2 stages of 1 chunk each, zero_bubble, bubble 10.0% of a step; layers");
+  EXPECT_HAS(plan, "W3: those of the weights");
+  EXPECT_HAS(plan,
+             "\nstage 0   a0 a1 .  A0 W0 a2 A1 W1 A2 W2\n"
+             "stage 1   .  a0 A0 a1 A1 W0 a2 A2 W1 W2\n");
+}
+
 TEST_F(PipelineOfARun, IsRefusedWhereItCannotBe) {
   const auto refused = [&](const Strings& settings, const char* key, const char* message) {
     Strings all{"devices=host:2", "parallel.pipeline=2"};
@@ -111,7 +144,11 @@ TEST_F(PipelineOfARun, IsRefusedWhereItCannotBe) {
   refused({"parallel.chunks=3"}, "parallel.chunks",
           "2 stages of 3 chunks each are more than the model's 4 layers");
   refused({"model.n_layer=1"}, "parallel.pipeline", "1 layers");
+  refused({"parallel.stage_layers=[3,2]"}, "parallel.stage_layers",
+          "are 3 + 2, which are 5 layers, and the model has 4");
   refused({"parallel.chunks=2", "parallel.pipeline_schedule=1f1b"}, "parallel.chunks", "1f1b has one chunk");
+  refused({"parallel.chunks=2", "parallel.pipeline_schedule=zero_bubble"}, "parallel.chunks",
+          "zero_bubble has one chunk");
   refused({"parallel.chunks=2", "parallel.pipeline_group=7"}, "parallel.pipeline_group", "in groups of 7");
   refused({"parallel.chunks=2", "train_batch_size=1"}, "parallel.chunks",
           "as many micro-batches as the 2 stages");
@@ -128,8 +165,8 @@ TEST_F(PipelineOfARun, AgreesOnTheSchedule) {
   };
   const auto same = lines({});
   EXPECT_EQ(lines({"tiers.device=40MiB", "tiers.host=40MiB"}), same);
-  for (const char* differs :
-       {"parallel.chunks=2", "parallel.pipeline_schedule=gpipe", "parallel.pipeline_group=4"})
+  for (const char* differs : {"parallel.chunks=2", "parallel.pipeline_schedule=gpipe",
+                              "parallel.pipeline_group=4", "parallel.stage_layers=[3,1]"})
     EXPECT_NE(lines({differs}), same) << differs;
 }
 

@@ -3,6 +3,7 @@
 
 #include "train/session_fixture.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/model/hf.hpp"
 
 namespace zg {
 namespace {
@@ -86,6 +87,29 @@ TEST_F(TrainerLibrary, TheHistoryOfAPlanIsWhatARunDoes) {
       EXPECT_EQ(planned[i].times, run[i].times) << i;
     }
   }
+}
+
+TEST_F(TrainerLibrary, DropoutOfADirectoryIsToldAndThatOfTheRunIsSaved) {
+  const std::string model = directory_ + "/model";
+  {
+    Trainer trainer(config({"steps=1", "model.dropout.embedding=0.25", "model.dropout.residual=0.5"}));
+    EXPECT_HAS(trainer.plan().describe(), "dropout 0.25 of embeddings and 0.5 of residual branches");
+    trainer.start();
+    (void)trainer.run();
+    trainer.save_model(model);
+  }
+  EXPECT_EQ(read_hf_dropout(model), "embd_pdrop 0.25, resid_pdrop 0.5");
+  const RunConfig from = on_book({"data.seq_len=16", "data.validation=0.2", "train_batch_size=4", "steps=1",
+                                  "model.from=" + model, "model.dropout.residual=0.125"});
+  testing::internal::CaptureStderr();
+  const Trainer trainer(from);
+  EXPECT_HAS(
+      testing::internal::GetCapturedStderr(),
+      "config.json has embd_pdrop 0.25, resid_pdrop 0.5: the run goes by model.dropout.embedding 0 and "
+      "model.dropout.residual 0.125 instead");
+  EXPECT_EQ(trainer.plan().model_config.dropout, (DropoutRates{0, 0.125}));
+  EXPECT_EQ(read_hf_dropout(model, {0.25, 0.5}), "");
+  EXPECT_EQ(read_hf_dropout(model, {0.25, 0.125}), "resid_pdrop 0.5");
 }
 
 // Sizes of a GPU that nobody has.

@@ -115,11 +115,13 @@ struct ParallelConfig {
   // How the stages of a pipeline work (PipelineOptions); without effect with one.
   PipelineSchedule pipeline_schedule = PipelineSchedule::kBreadthFirst;
   int chunks = 1, pipeline_group = 0;
+  std::vector<std::int32_t> stage_layers;  // LayoutOptions::stage_layers, one number for each chunk of a stage
 };
 
 struct RunConfig {
   std::string model_from;            // Hugging Face directory to start from; empty: a new `model`
   std::optional<ModelConfig> model;  // a model that the file describes; vocab_size 0: as the tokenizer's
+  DropoutRates dropout;              // of either
   DataConfig data;
   std::int64_t steps = 0;
   std::uint64_t seed = 1337;

@@ -112,7 +112,7 @@ class Ops : public OpSizes {
   // out = a + b, all T [N,C]; out may be a or b.
   virtual void add(Stream& s, View a, View b, View out) = 0;
   // y = x / (1 - rate) where `dropout` keeps the element, else 0, even for a NaN. The backward pass is the
-  // same op on the gradient. x, y T [N,C]; y may be x.
+  // same op on the gradient. x, y T [N,C], rows of sequences; y may be x.
   virtual void dropout(Stream& s, View x, const Dropout& dropout, View y) = 0;
   // db (A [1,C]) += column sums of dy (T [N,C]). scratch: A [row_groups(), at least C].
   virtual void bias_backward(Stream& s, View dy, View db, View scratch) = 0;

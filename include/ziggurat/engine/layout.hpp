@@ -38,6 +38,8 @@ struct LayoutOptions {
   Sharding sharding = {};
   ModelParts parts = {};
   PipelineOptions pipeline = {};  // with several parts.stages; they accumulate layer-major
+  // Layers of each part of the pipeline, in their order, which add up to the model's. Empty: by their cost.
+  std::vector<std::int32_t> stage_layers = {};
   // Bits of weights and of gradients on their way between ranks, 8 or 4; 0: they are sent as they are.
   int weight_bits = 0, gradient_bits = 0;
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
@@ -83,7 +85,8 @@ struct Layout {
   // tiles, a tile's number is the unit's.
   std::vector<UnitTensors> units;
   // [layer][micro-batch]: the input of block `layer` (the last entry: of the head), and what the block's
-  // backward needs besides. Empty where another stage has the block, unless this one makes its input.
+  // backward needs besides. Empty where another stage has the block, unless this one makes its input. With
+  // recomputation `saved` is only for those that are between the halves of a backward.
   std::vector<std::vector<TensorId>> activation, saved;
   std::vector<TensorId> activation_gradient;  // [micro-batch]; of each chunk of a stage one after the other
   std::vector<std::int32_t> first_layer;      // of each part of the pipeline, and the number of layers
@@ -95,6 +98,11 @@ struct Layout {
   std::int64_t live_micro_batches() const;
   PipelineShape pipeline() const;
   bool is_pipeline() const { return options.parts.stages > 1; }
+  Backward backward() const {
+    const bool in_halves = is_pipeline() && options.pipeline.schedule == PipelineSchedule::kZeroBubble;
+    return in_halves ? Backward::kInHalves : Backward::kWhole;
+  }
+  bool in_halves() const { return backward() == Backward::kInHalves; }
   // The part of the pipeline that the unit is in, and the stage that has it, its gradient and its state.
   int part_of(std::int32_t unit) const;
   int stage_of(std::int32_t unit) const { return part_of(unit) % options.parts.stages; }
@@ -157,7 +165,7 @@ struct Layout {
   // The tensors of a stretch of layers that this rank has.
   struct Stretch {
     std::int32_t first = 0, end = 0;  // layers; it also has the input of layer `end`
-    std::int64_t activations = 0, gradients = 0;
+    std::int64_t activations = 0, saved = 0, gradients = 0;
   };
   std::vector<Stretch> stretches() const;
   void split();

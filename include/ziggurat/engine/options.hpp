@@ -1,5 +1,6 @@
 // Options of a step as plain values, which the configuration's readers need without the engine.
 #pragma once
+#include <cstdint>
 
 namespace zg {
 
@@ -55,7 +56,7 @@ struct ModelParts {
 //   depth-first    as few micro-batches at a time as keep all stages busy: few activations
 //   1F1B           one forward, one backward, with one chunk: fewest activations
 //   GPipe          all forwards, then all backwards
-//   zero-bubble    1F1B with the gradients of weights apart, in what would be bubbles; a schedule alone
+//   zero-bubble    1F1B with the gradients of weights apart, in what would be bubbles
 enum class PipelineSchedule { kBreadthFirst, kDepthFirst, kOneForwardOneBackward, kGPipe, kZeroBubble };
 
 struct PipelineOptions {
@@ -78,6 +79,8 @@ struct RankPlace {
   int data_ranks() const { return sharding.ranks / parts.context; }
   int data_rank() const { return sharding.rank / parts.context; }
   int context_part() const { return sharding.rank % parts.context; }
+  // The number of this rank's micro-batch `m` among those of all data groups, which take turns.
+  std::int64_t micro_batch(std::int64_t m) const { return m * data_ranks() + data_rank(); }
   // What all ranks of a tensor group know, its first one tells: the loss, and counts of tokens, which all
   // stages have, of the first.
   bool tells_loss() const { return parts.tensor_part == 0; }

@@ -79,10 +79,11 @@ struct PipelineTimes {
 std::vector<PipelineEvent> pipeline_events(const PipelineShape& shape, PipelinePass pass, bool tied,
                                            const PipelineTimes& times = {});
 
-// The number of tensors that a chunk of a stage needs for activations, or for their gradients, if micro-batch
-// m takes number m modulo it. A tensor is taken from where its content arrives or is made, to where it has
-// been used or passed on. With a tied embedding its backward waits for the gradient of the table.
-enum class PipelineBuffer { kActivation, kGradient };
+// The number of tensors that a chunk of a stage needs for activations, for their gradients, or for what is
+// kept between the halves of a backward, if micro-batch m takes number m modulo it. A tensor is taken from
+// where its content arrives or is made, to where it has been used or passed on. With a tied embedding its
+// backward waits for the gradient of the table.
+enum class PipelineBuffer { kActivation, kGradient, kKept };
 int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape& shape, int stage, int chunk,
                      PipelineBuffer which);
 
@@ -92,8 +93,16 @@ int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape&
 std::vector<std::int32_t> split_layers(std::int32_t layers, double cost_of_layer, double before, double after,
                                        int parts);
 
+// The number of layers that each part would have if they were divided by how long the stages took, by the split
+// `first` that they had (split_layers()): a layer costs what it did on the stages between the first and the
+// last one, or where there are none, on the first; the rest of the time is the embedding's and the head's.
+// Empty: the slowest stage would not be faster by a tenth.
+std::vector<std::int32_t> layers_by_time(const PipelineShape& shape, std::span<const std::int32_t> first,
+                                         std::span<const double> seconds);
+
 // The schedule as text, a row a stage: "a3" is the forward of micro-batch 3 through the first chunk, "A3" its
-// backward, which is drawn twice as long, "." idle time. Rows are cut at `width` characters.
+// backward, which is drawn twice as long, or in halves "A3" and "W3", "." idle time. Rows are cut at `width`
+// characters.
 std::string drawing_of(const PipelineShape& shape, int width = 110);
 
 }  // namespace zg

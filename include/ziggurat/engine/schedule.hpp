@@ -12,14 +12,16 @@
 namespace zg {
 
 enum class OpKind : std::uint8_t {
-  kInitialize,  // a unit's first weights and optimizer state
-  kSave,        // a unit's state is read for a checkpoint
-  kUpdate,      // the optimizer, over a unit's state
-  kEmbedding,   // tokens -> input of the first block
-  kForward,     // one block, one micro-batch
-  kHead,        // loss and its gradient, one micro-batch
-  kHeadLoss,    // loss alone (evaluation)
-  kBackward,    // one block, one micro-batch
+  kInitialize,      // a unit's first weights and optimizer state
+  kSave,            // a unit's state is read for a checkpoint
+  kUpdate,          // the optimizer, over a unit's state
+  kEmbedding,       // tokens -> input of the first block
+  kForward,         // one block, one micro-batch
+  kHead,            // loss and its gradient, one micro-batch
+  kHeadLoss,        // loss alone (evaluation)
+  kBackward,        // one block, one micro-batch
+  kBackwardInput,   // its halves (zg::Backward): the gradient of the block's input,
+  kBackwardWeight,  // and those of its parameters
   kEmbeddingBackward,
   kFinishGradient,  // a unit's gradient is summed over the ranks, and cast from its accumulator
   kGather,          // a unit's weight from the shards of all ranks
@@ -83,7 +85,8 @@ Schedule evaluate_schedule(const ScheduleShape& shape);
 
 // The same of a stage of a pipeline: what it does of pipeline_events(), unit by unit. Each micro-batch passes
 // all layers of a chunk before the next one does. Weights are gathered for as long as the stage stays with a
-// chunk, just before they are used first; kept weights once a step.
+// chunk; kept weights once a step. ScheduleShape::gather_ahead is 1 at most: each gather then comes where the
+// one before it would.
 struct StageShape {
   ScheduleShape step;  // of the whole model
   PipelineShape pipeline;

@@ -7,6 +7,7 @@
 // together runs on a third stream, for the same reason, and what the stages of a pipeline send and receive on
 // two more, so that neither waits for the other.
 #pragma once
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -93,7 +94,7 @@ class StepExecutor {
     Device* device = nullptr;
     TensorStore* store = nullptr;  // over layout->table
     Trace* trace = nullptr;
-    std::uint64_t seed = 0;    // for stochastic rounding, together with each parameter's name
+    std::uint64_t seed = 0;    // for stochastic rounding and dropout, with names of parameters and units
     CommRank* comm = nullptr;  // of layout->options.place(); null: there is one rank
   };
   explicit StepExecutor(const Options& options);
@@ -114,10 +115,11 @@ class StepExecutor {
   // and counts of tokens are those of all. Ranks that differ only in the stage of a pipeline or in their part
   // of the tensors have the same micro-batches.
 
-  // One optimizer step over `micro_batches`, as many as the layout says. `step` counts from 0, and is used in
-  // messages only. After Then::kTrain only another step may follow. If the loss or the gradient is not
-  // finite, the update is skipped (an early update has happened already); without a loss scale,
-  // Error(kNumeric) is thrown.
+  // One optimizer step over `micro_batches`, as many as the layout says. `step` counts from 0; dropout
+  // depends on it, and messages name it. For dropout, the step's sequences are numbered as
+  // RankPlace::micro_batch() numbers micro-batches. After Then::kTrain only another step may follow. If the
+  // loss or the gradient is not finite, the update is skipped (an early update has happened already); without
+  // a loss scale, Error(kNumeric) is thrown.
   StepResult train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
                         const UpdateRule& rule, Then then);
 
@@ -188,7 +190,9 @@ class StepExecutor {
   void end_op();    // releases them when its work is done
   void issue_again(const StepOp& op);
   void issue(const StepOp& op);
+  void issue_pass(const StepOp& op);
   void issue_update(const StepOp& op);
+  std::optional<DropoutPlace> dropout_of(const StepOp& op) const;
   void run_updates(const ProgramStart& start);
   void stage(std::int64_t m, const MicroBatch& batch);
   void load_inputs(std::int64_t micro_batches);
@@ -260,6 +264,9 @@ class StepExecutor {
   UpdateRule update_;                           // of the updates that are being issued
   double head_scale_ = 1;                       // factor of the gradient that the head starts backward with
   std::vector<std::vector<RandomKey>> random_;  // by unit and parameter
+  // By unit; empty: nothing is ever dropped.
+  std::vector<std::array<RandomKey, 2>> dropout_keys_;
+  std::optional<std::int64_t> dropout_step_;  // the step of training that runs; none: an evaluation
   Traffic own_;
   CommTraffic asked_;  // by of_all_ranks()
   Traffic initial_;    // the store's traffic at the end of initialize()

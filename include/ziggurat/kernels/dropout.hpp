@@ -18,4 +18,14 @@ A dropout_scale(const Dropout& dropout) {
   return static_cast<A>(1 / (1 - dropout.rate));
 }
 
+// What row `r` of the view has of Philox's counter; the first word of it is the block of columns.
+struct DropoutRow {
+  std::uint32_t position, sequence, step;
+  constexpr DropoutRow(const Dropout& dropout, std::int64_t r)
+      : position(static_cast<std::uint32_t>(dropout.positions.of(dropout.first_row + r))),
+        sequence(static_cast<std::uint32_t>(dropout.first_sequence +
+                                            (dropout.first_row + r) / dropout.positions.time)),
+        step(static_cast<std::uint32_t>(dropout.step)) {}
+};
+
 }  // namespace zg::kernels

@@ -93,15 +93,18 @@ struct RandomKey {
   std::uint32_t key[2] = {0, 0};
 };
 
-// Which elements dropout drops. Elements are numbered row by row, without gaps. Let r be word i mod 4 of the
-// Philox block i / 4 of (key, counter): element i is kept if r is at least rate * 2^32, and is then divided
-// by 1 - rate. The mask depends on these values alone, so the backward pass and a recomputed forward pass
-// drop the same elements.
+// Which elements dropout drops, of rows of sequences. Let r be word c mod 4 of the Philox block with the
+// counter (c / 4, the row's position in its sequence, the number of the sequence, step), c being the column:
+// the element is kept if r is at least rate * 2^32, and is then divided by 1 - rate. So the mask is a pure
+// function of where an element stands in the batch: whoever has the row drops the same of it, in the forward
+// pass, the backward pass and a recomputed one.
 struct Dropout {
   double rate = 0;  // [0, 1)
   RandomKey key = {};
-  std::uint64_t counter = 0;       // high half of Philox's counter; the caller makes it from step, layer, ...
-  std::int64_t first_element = 0;  // number of the view's first element; a multiple of 4
+  std::int64_t step = 0;            // below 2^32
+  RowPositions positions = {};      // of rows that are numbered from the first one of a sequence
+  std::int64_t first_row = 0;       // of these rows, the number of the view's first one
+  std::int64_t first_sequence = 0;  // number of the sequence that row 0 is in; all are below 2^32
 };
 
 struct UpdateParams {

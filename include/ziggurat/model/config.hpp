@@ -7,6 +7,13 @@ namespace zg {
 
 enum class Arch { kGpt2, kLlama };
 
+// The shares of elements that training drops, each from 0 to below 1.
+struct DropoutRates {
+  double embedding = 0;  // of the sum of token and position embeddings (GPT-2's embd_pdrop)
+  double residual = 0;   // of what each attention and each MLP adds to the residual stream (resid_pdrop)
+  bool operator==(const DropoutRates&) const = default;
+};
+
 struct ModelConfig {
   Arch arch = Arch::kGpt2;
   std::int64_t vocab_size = 50257;
@@ -21,6 +28,7 @@ struct ModelConfig {
   double rope_theta = 10000;
   double init_std = 0.02;  // standard deviation of the initial weights
   bool tied = true;        // the output matrix is the embedding
+  DropoutRates dropout = {};
 };
 
 // Throws Error(kUsage) when sizes do not fit together. The error's place is the key as the family's

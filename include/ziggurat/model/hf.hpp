@@ -60,6 +60,11 @@ class SafeTensors {
 // Error(kUsage) for another architecture, an activation or RoPE scaling that is not supported, and a missing
 // or wrong key.
 ModelConfig read_hf_config(const std::string& directory);
+// What the config.json in a directory says of dropout, which read_hf_config() leaves aside, where it is not
+// what a run with these rates does: "embd_pdrop 0.1, attn_pdrop 0.1"; empty: nothing differs. Probabilities
+// of attention are never dropped. Throws Error(kUsage) as it does for a file that is not there, or is no JSON
+// object.
+std::string read_hf_dropout(const std::string& directory, const DropoutRates& ours = {});
 // The text of a config.json. `dtype` is the type in which the weights beside it are stored.
 std::string write_hf_config(const ModelConfig& config, DType dtype = DType::kF32);
 

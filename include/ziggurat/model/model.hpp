@@ -12,6 +12,7 @@
 // A model may be a part of one (ModelPart): then its units hold what that part has of each parameter, and its
 // calls exchange activations with the other parts (PartExchange), all of which make the same calls.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,8 +21,8 @@
 #include "ziggurat/kernels/types.hpp"
 #include "ziggurat/model/config.hpp"
 #include "ziggurat/model/context_exchange.hpp"
-#include "ziggurat/model/sequence_part.hpp"
 #include "ziggurat/model/param.hpp"
+#include "ziggurat/model/sequence_part.hpp"
 #include "ziggurat/model/tile_access.hpp"
 
 namespace zg {
@@ -37,6 +38,15 @@ struct BatchShape {
   std::int64_t rows() const { return sequences * time; }
 };
 
+// Where a call of a training step stands in the run, for dropout. A mask is a pure function of this, of a
+// row's sequence and position in it, and of the column. So it does not depend on how a batch, its sequences
+// or the model are spread over ranks and calls, and the backward pass makes the forward pass's mask again.
+struct DropoutPlace {
+  std::array<RandomKey, 2> keys = {};  // Model::dropout_keys() of the unit
+  std::int64_t step = 0;               // below 2^32
+  std::int64_t first_sequence = 0;     // number of the micro-batch's first sequence in the step's whole batch
+};
+
 enum class Pass { kForward, kBackward };
 
 // Whether the weights of a block are one flat tensor, or tiles (Unit::tiles), of which a call needs one at a
@@ -48,6 +58,11 @@ enum class Blocks { kWhole, kInTiles };
 // them, gaps between parameters included, whatever they held. Both give the same numbers where they held
 // zero.
 enum class Gradients { kAdd, kOverwrite };
+
+// Whether the backward of a block is one call or two. The first half computes the gradient of the block's
+// input, for which others wait; the second one the gradients of its parameters, at any time later. Both have
+// the bits of the one call.
+enum class Backward { kWhole, kInHalves };
 
 // What the calls of a part need of the other parts: all parts make the same exchanges in the same order.
 // Views are without gaps. Exchanges are enqueued on the stream of the call.
@@ -78,6 +93,8 @@ enum class ModelCall {
   kBlock,
   kBlockAgain,
   kBlockBackward,
+  kBlockBackwardInput,
+  kBlockBackwardWeight,
   kHeadLoss,
   kHeadLossAndGradient
 };
@@ -117,12 +134,19 @@ class Model {
   // The tiles that a call asks for, but the first one, in order; nothing where blocks are whole.
   std::vector<TileUse> tile_uses(ModelCall call) const;
 
+  // The keys of what calls of a unit drop: the first for the embedding's sum, or for what a block's attention
+  // adds to the residual stream, the second for what its MLP adds.
+  std::array<RandomKey, 2> dropout_keys(std::uint64_t seed, std::size_t unit) const;
+
   // Sizes in bytes of the memory that calls take. Memory passed as void* must be aligned to 256 bytes and may
   // hold anything, NaN too.
   std::int64_t checkpoint_bytes(BatchShape shape) const;  // a block's input, T [N,C], rounded up to 4096
-  std::int64_t saved_bytes(BatchShape shape) const;       // `saved`: what backward needs besides that input
-  std::int64_t block_workspace_bytes(BatchShape shape) const;  // scratch of a block's forward and backward
-  std::int64_t head_workspace_bytes(BatchShape shape) const;   // scratch of the head's calls
+  // `saved`: what backward needs besides that input. Forward fills what a whole backward needs of it, and
+  // needs no more room.
+  std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
+  // Scratch of a block's forward and backward.
+  std::int64_t block_workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
+  std::int64_t head_workspace_bytes(BatchShape shape) const;  // scratch of the head's calls
   // What a block exchanges with the other parts of its sequences in a pass, in order.
   std::vector<ContextCall> context_calls(BatchShape shape, Pass pass) const;
   std::int64_t embedding_workspace_bytes(BatchShape shape) const;  // of the embedding's; 0: it needs none
@@ -131,24 +155,36 @@ class Model {
   // overwritten) are a unit's flat tensors [1, count], or its first tile's. `ids` and `targets` are i32
   // [1,N]; a target below 0 is not counted.
   //
+  // `dropout`: of a training step, which drops by config().dropout; null: nothing is dropped. A backward
+  // takes the same as its forward.
+  //
   // x [N,C] of T = embedding of the ids. The backward's gradient is that of x, dx [N,C]. Here and below, a
   // part of a sequence-parallel model has residual_rows() in place of N rows of x, out and dx.
   void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x,
-                         void* workspace = nullptr) const;
+                         void* workspace = nullptr, const DropoutPlace* dropout = nullptr) const;
   void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads,
-                          Gradients into = Gradients::kAdd, void* workspace = nullptr) const;
+                          Gradients into = Gradients::kAdd, void* workspace = nullptr,
+                          const DropoutPlace* dropout = nullptr) const;
 
   // out [N,C] = block(x [N,C]), both of T; fills `saved` (saved_bytes()). `out` must not alias `x`. Run again
   // on the same x it gives the same bits, so activations can be recomputed; a null `out` then skips the last
   // product. `context`: with the other parts of the sequences; null where these are whole. `tiles`: null
   // where blocks are whole.
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
-                     void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr) const;
+                     void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
+                     const DropoutPlace* dropout = nullptr) const;
   // dx [N,C] of T holds the gradient of the block's output, and is overwritten with that of its input. The
   // content of `saved` is destroyed.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
                       void* workspace, Gradients into = Gradients::kAdd, ContextExchange* context = nullptr,
-                      TileAccess* tiles = nullptr) const;
+                      TileAccess* tiles = nullptr, const DropoutPlace* dropout = nullptr) const;
+  // The same in two calls, of blocks that are no tiles; `saved` and `workspace` are as large as
+  // Backward::kInHalves says. The first one overwrites x and `saved` with what the second one needs of them.
+  void block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
+                            void* workspace, ContextExchange* context = nullptr,
+                            const DropoutPlace* dropout = nullptr) const;
+  void block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads, void* workspace,
+                             Gradients into = Gradients::kAdd, const DropoutPlace* dropout = nullptr) const;
 
   // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
   // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when
@@ -171,14 +207,14 @@ class Model {
   ModelPart part_;
   DType dtype_;
   Ops& ops() const;
-  model::Call call_of(Stream& s, BatchShape shape, const Unit& unit, View weights, View grads,
-                      Gradients into, ContextExchange* context = nullptr) const;
+  model::Call call_of(Stream& s, BatchShape shape, const Unit& unit, View weights, View grads, Gradients into,
+                      ContextExchange* context = nullptr) const;
   // The room of a block in tiles for sums of products, behind its workspace [N, widest]; null: it needs none.
   View tile_sums(BatchShape shape, void* workspace) const;
 
   const OpSizes* sizes_;
   PartExchange* exchange_ = nullptr;  // null: the model is whole, or computes nothing
-  Ops* ops_ = nullptr;  // null: a model for planning
+  Ops* ops_ = nullptr;                // null: a model for planning
   std::int64_t logits_bytes_;
   std::vector<Unit> units_;
 };

@@ -97,8 +97,8 @@ ModelConfig model_of(const RunConfig& config);
 // `model_config` is complete, with its vocabulary. Throws Error(kUsage) for a configuration that makes no
 // sense with this model or machine, and Error(kMemory), which names the smallest sufficient budgets, where
 // the budgets are too small. Each rank of the machine has an equal part of the host's budget, and a device
-// budget of its own. `asked`: what rank 0's plan has chosen, for the others, since it decides in what order
-// ranks do what they do together; empty: the plan chooses.
+// budget of its own. `asked`: what rank 0's plan has chosen, or in a pipeline all ranks' plans, since it
+// decides in what order ranks do what they do together; empty: the plan chooses.
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
                       std::int64_t validation_tokens, const Hardware& hardware, int rank = 0,
                       const std::optional<RankChoices>& asked = {});

@@ -12,8 +12,8 @@ struct Operands {
   Strided<T> out[kOut];
 };
 
-// Whether a functor says that it goes by rows and columns (`using ByRow = void`; nvcc would warn of a constant
-// that only a requirement names).
+// Whether a functor says that it goes by rows and columns (`using ByRow = void`; nvcc would warn of a
+// constant that only a requirement names).
 template <class F>
 inline constexpr bool kGoesByRow = requires {
   typename F::ByRow;

@@ -93,10 +93,10 @@ int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape&
 std::vector<std::int32_t> split_layers(std::int32_t layers, double cost_of_layer, double before, double after,
                                        int parts);
 
-// The number of layers that each part would have if they were divided by how long the stages took, by the split
-// `first` that they had (split_layers()): a layer costs what it did on the stages between the first and the
-// last one, or where there are none, on the first; the rest of the time is the embedding's and the head's.
-// Empty: the slowest stage would not be faster by a tenth.
+// The number of layers that each part would have if they were divided by how long the stages took, by the
+// split `first` that they had (split_layers()): a layer costs what it did on the stages between the first and
+// the last one, or where there are none, on the first; the rest of the time is the embedding's and the
+// head's. Empty: the slowest stage would not be faster by a tenth.
 std::vector<std::int32_t> layers_by_time(const PipelineShape& shape, std::span<const std::int32_t> first,
                                          std::span<const double> seconds);
 

@@ -49,6 +49,8 @@ __global__ void __launch_bounds__(kThreads)
     o += row * ld_o + head * head_size, d_o += row * ld_do + head * head_size;
     if constexpr (kPacks) {
       constexpr int kCount = Pack<T>::kCount;
+      // Unrolled, it spills registers on sm_86 and sm_89.
+      ZG_NO_UNROLL
       for (int c = lane * kCount; c < head_size; c += kLanes * kCount) {
         const Pack<T> x = load_pack(o + c), y = load_pack(d_o + c);
         ZG_UNROLL

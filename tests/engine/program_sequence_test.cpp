@@ -109,7 +109,8 @@ TEST(Schedule, GroupsOfMicroBatches) {
   const auto text = [](const Schedule& schedule) {
     std::string all;
     for (const Slot& s : schedule) {
-      static constexpr const char* kLetters[] = {"i", "s", "u", "e", "f", "h", "l", "b", "x", "g", "w"};
+      static constexpr const char* kLetters[] = {"i", "s", "u", "e", "f", "h", "l",
+                                                 "b", "n", "d", "x", "g", "w"};
       all += fmt::format("{}{}", kLetters[static_cast<std::size_t>(s.kind)], s.unit);
       const bool of_unit =
           s.kind == OpKind::kUpdate || s.kind == OpKind::kFinishGradient || s.kind == OpKind::kGather;

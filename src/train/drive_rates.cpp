@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kPage = io::Engine::alignment();
 constexpr std::int64_t kArea = 512 * kMiB;   // measured of each file, at most
-constexpr std::int64_t kMemory = 64 * kMiB;  // buffers for all drives
+constexpr std::int64_t kMemory = 64 * kMiB;  // buffers for all drives, at most
 constexpr std::int64_t kChunk = kMiB;        // bytes of a transfer, at least
 // What is transferred on each drive, each way: kPasses over the area, but within these limits, and on a slow
 // drive for kLongEnough seconds at most.
@@ -208,9 +208,10 @@ class MeterMemory {
 
 }  // namespace
 
-std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size, double read_share) {
+std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size, double read_share,
+                                       std::int64_t most_memory) {
   const int count = engine.drive_count();
-  const std::int64_t each = round_up(std::max(4 * kChunk, kMemory / count), kPage);
+  const std::int64_t each = round_up(std::max(4 * kChunk, std::min(kMemory, most_memory) / count), kPage);
   const MeterMemory memory(engine, each * count);
   DriveMeters meters;
   for (int d = 0; d < count; ++d)

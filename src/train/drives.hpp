@@ -32,9 +32,11 @@ struct DriveRates {
 };
 // Measures the drives for some three seconds, by writing and reading the first bytes of every file through
 // the engine as a run does: with its queue depth, transfers of a block or more, registered memory in huge
-// pages, and a mixture in which `read_share` of the bytes are read. The old bytes of the files are lost.
-// Throws Error(kIo) with the path when a transfer fails. Nobody else may use the drives meanwhile.
-std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size, double read_share = 0.5);
+// pages, and a mixture in which `read_share` of the bytes are read. Its buffers take 64 MiB, or `most_memory`
+// if that is less, but at least 4 MiB for each drive. The old bytes of the files are lost. Throws Error(kIo)
+// with the path when a transfer fails. Nobody else may use the drives meanwhile.
+std::vector<DriveRates> measure_drives(io::Engine& engine, std::int64_t block_size, double read_share = 0.5,
+                                       std::int64_t most_memory = std::int64_t{64} << 20);
 // The rates of drives that are simulated in memory, as programmed (DriveOptions::ram, or else `common`): the
 // mean bytes per second of each over a long time. Empty if one of them has no speed limit.
 std::vector<double> programmed_rates(const std::vector<io::DriveOptions>& drives, const io::RamModel& common);

@@ -440,7 +440,9 @@ std::vector<double> Trainer::measure_here() {
   roofs_.nvme_mixed_reads =
       moved > 0 ? std::clamp(static_cast<double>(planned.nvme_read) / moved, 0.05, 0.95) : 0.5;
   std::vector<double> shares;
-  const std::vector<DriveRates> rates = measure_drives(io, config.aio.block_size, roofs_.nvme_mixed_reads);
+  // Beside the budgets a process has no room for more than the run itself will have in flight.
+  const std::vector<DriveRates> rates =
+      measure_drives(io, config.aio.block_size, roofs_.nvme_mixed_reads, node_->host().budget());
   for (std::size_t d = 0; d < rates.size(); ++d) {
     roofs_.nvme_read += rates[d].read;
     roofs_.nvme_write += rates[d].write;

@@ -1,6 +1,10 @@
 // Products by cuBLASLt, which is column-major. A row-major matrix is its transpose in column-major order,
 // so the row-major C = A B is computed as C^T = B^T A^T.
+//
+// The library is loaded when the first GPU is used: it takes 140 MiB of memory by being there, which runs on
+// the processor need not have.
 #include <cublasLt.h>
+#include <dlfcn.h>
 
 #include <unordered_map>
 
@@ -13,9 +17,57 @@ namespace {
 
 constexpr std::int64_t kWorkspace = std::int64_t{32} << 20;  // bytes; NVIDIA's advice for sm_90 and later
 
+// The library's functions, by the names that they have in its header.
+struct Functions {
+#define ZG_EACH_FUNCTION(DO)               \
+  DO(cublasLtCreate)                       \
+  DO(cublasLtDestroy)                      \
+  DO(cublasLtGetVersion)                   \
+  DO(cublasLtGetStatusString)              \
+  DO(cublasLtMatrixLayoutCreate)           \
+  DO(cublasLtMatrixLayoutDestroy)          \
+  DO(cublasLtMatmulDescCreate)             \
+  DO(cublasLtMatmulDescDestroy)            \
+  DO(cublasLtMatmulDescSetAttribute)       \
+  DO(cublasLtMatmulPreferenceCreate)       \
+  DO(cublasLtMatmulPreferenceDestroy)      \
+  DO(cublasLtMatmulPreferenceSetAttribute) \
+  DO(cublasLtMatmulAlgoGetHeuristic)       \
+  DO(cublasLtMatmul)
+#define ZG_DECLARE(name) decltype(&::name) name = nullptr;
+  ZG_EACH_FUNCTION(ZG_DECLARE)
+#undef ZG_DECLARE
+
+  Functions() {
+    const std::string file = fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR);
+    void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) refuse(file, dlerror());
+    const auto find = [&](auto& function, const char* name) {
+      void* const found = dlsym(library, name);
+      if (found == nullptr) refuse(file, fmt::format("it has no {}", name));
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(found);
+    };
+#define ZG_FIND(name) find(name, #name);
+    ZG_EACH_FUNCTION(ZG_FIND)
+#undef ZG_FIND
+#undef ZG_EACH_FUNCTION
+  }
+  [[noreturn]] static void refuse(const std::string& file, const std::string& why) {
+    throw Error(
+        Errc::kDevice, file, why,
+        "install the CUDA toolkit that this program was built with, or add the library's directory to "
+        "LD_LIBRARY_PATH");
+  }
+};
+// Throws Error(kDevice) where the library cannot be loaded. It stays until the process ends.
+const Functions& lt() {
+  static const Functions functions;
+  return functions;
+}
+
 void check(cublasStatus_t status, const std::string& what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw Error(Errc::kDevice, "cuBLASLt", fmt::format("{}: {}", what, cublasLtGetStatusString(status)));
+  throw Error(Errc::kDevice, "cuBLASLt", fmt::format("{}: {}", what, lt().cublasLtGetStatusString(status)));
 }
 
 cudaDataType_t type_of(DType t) {
@@ -41,14 +93,14 @@ std::uint32_t alignment_of(const void* p) {
 }
 
 // An object of cuBLASLt's that is destroyed with its owner.
-template <class Handle, cublasStatus_t (*kDestroy)(Handle)>
+template <class Handle, auto kDestroy>
 class Owned {
  public:
   Owned() = default;
   Owned(const Owned&) = delete;
   Owned& operator=(const Owned&) = delete;
   ~Owned() {
-    if (handle_ != nullptr) kDestroy(handle_);
+    if (handle_ != nullptr) (lt().*kDestroy)(handle_);
   }
   Handle get() const { return handle_; }
 
@@ -56,36 +108,37 @@ class Owned {
   Handle handle_ = nullptr;
 };
 
-class Layout : public Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> {
+class Layout : public Owned<cublasLtMatrixLayout_t, &Functions::cublasLtMatrixLayoutDestroy> {
  public:
   Layout(DType type, std::int64_t rows, std::int64_t cols, std::int64_t ld) {
-    check(cublasLtMatrixLayoutCreate(&handle_, type_of(type), static_cast<std::uint64_t>(rows),
-                                     static_cast<std::uint64_t>(cols), ld),
+    check(lt().cublasLtMatrixLayoutCreate(&handle_, type_of(type), static_cast<std::uint64_t>(rows),
+                                          static_cast<std::uint64_t>(cols), ld),
           "a matrix layout");
   }
 };
 
-class Description : public Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> {
+class Description : public Owned<cublasLtMatmulDesc_t, &Functions::cublasLtMatmulDescDestroy> {
  public:
   Description(DType in, bool tf32) {
     const cublasComputeType_t compute = in == DType::kF64           ? CUBLAS_COMPUTE_64F
                                         : in == DType::kF32 && tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                                     : CUBLAS_COMPUTE_32F;
-    check(cublasLtMatmulDescCreate(&handle_, compute, in == DType::kF64 ? CUDA_R_64F : CUDA_R_32F),
+    check(lt().cublasLtMatmulDescCreate(&handle_, compute, in == DType::kF64 ? CUDA_R_64F : CUDA_R_32F),
           "a product's description");
   }
   template <class V>
   void set(cublasLtMatmulDescAttributes_t attribute, const V& value) {
-    check(cublasLtMatmulDescSetAttribute(handle_, attribute, &value, sizeof(value)), "an attribute");
+    check(lt().cublasLtMatmulDescSetAttribute(handle_, attribute, &value, sizeof(value)), "an attribute");
   }
 };
 
-class Preference : public Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy> {
+class Preference : public Owned<cublasLtMatmulPreference_t, &Functions::cublasLtMatmulPreferenceDestroy> {
  public:
-  Preference() { check(cublasLtMatmulPreferenceCreate(&handle_), "a preference"); }
+  Preference() { check(lt().cublasLtMatmulPreferenceCreate(&handle_), "a preference"); }
   template <class V>
   void set(cublasLtMatmulPreferenceAttributes_t attribute, const V& value) {
-    check(cublasLtMatmulPreferenceSetAttribute(handle_, attribute, &value, sizeof(value)), "a preference");
+    check(lt().cublasLtMatmulPreferenceSetAttribute(handle_, attribute, &value, sizeof(value)),
+          "a preference");
   }
 };
 
@@ -94,14 +147,14 @@ class CublasLt : public Blas {
   CublasLt(Runtime& runtime, int device, const BlasOptions& options)
       : runtime_(runtime), device_(device), options_(options) {
     runtime_.use_device(device);
-    check(cublasLtCreate(&handle_), "cublasLtCreate");
+    check(lt().cublasLtCreate(&handle_), "cublasLtCreate");
   }
-  ~CublasLt() override { cublasLtDestroy(handle_); }
+  ~CublasLt() override { lt().cublasLtDestroy(handle_); }
 
   std::unique_ptr<Plan> plan(const Product& product) override;
 
   std::string describe() const override {
-    const std::size_t v = cublasLtGetVersion();
+    const std::size_t v = lt().cublasLtGetVersion();
     return fmt::format("cuBLASLt {}.{}.{}{}", v / 10000, v / 100 % 100, v % 100,
                        options_.tf32 ? ", TF32" : "");
   }
@@ -158,8 +211,8 @@ class CublasLt::Algorithm : public Blas::Plan {
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
     const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(library_.handle_, description_.get(), a_.get(), b_.get(), c_.get(),
-                                       d_.get(), preference.get(), 1, &result, &found);
+        lt().cublasLtMatmulAlgoGetHeuristic(library_.handle_, description_.get(), a_.get(), b_.get(),
+                                            c_.get(), d_.get(), preference.get(), 1, &result, &found);
     // An epilogue that the operands' types do not allow is an invalid value.
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE)
       check(status, fmt::format("an algorithm for {}", text_of(p)));
@@ -173,12 +226,12 @@ class CublasLt::Algorithm : public Blas::Plan {
     const float one = 1, beta = adds ? 1.0f : 0.0f;
     const double one_f64 = 1, beta_f64 = beta;
     const bool wide = p.in == DType::kF64;
-    check(cublasLtMatmul(library_.handle_, description_.get(),
-                         wide ? static_cast<const void*>(&one_f64) : static_cast<const void*>(&one), p.b,
-                         a_.get(), p.a, b_.get(),
-                         wide ? static_cast<const void*>(&beta_f64) : static_cast<const void*>(&beta),
-                         added_of(p), c_.get(), p.c, d_.get(), &algorithm_, library_.workspace_of(stream),
-                         kWorkspace, reinterpret_cast<cudaStream_t>(stream)),
+    check(lt().cublasLtMatmul(
+              library_.handle_, description_.get(),
+              wide ? static_cast<const void*>(&one_f64) : static_cast<const void*>(&one), p.b, a_.get(), p.a,
+              b_.get(), wide ? static_cast<const void*>(&beta_f64) : static_cast<const void*>(&beta),
+              added_of(p), c_.get(), p.c, d_.get(), &algorithm_, library_.workspace_of(stream), kWorkspace,
+              reinterpret_cast<cudaStream_t>(stream)),
           text_of(p));
   }
 

@@ -26,7 +26,8 @@ for architecture in "$@"; do
     nvcc -arch="sm_$architecture" -std=c++20 -O3 --expt-relaxed-constexpr "${flags[@]}" -I. -Iinclude -Xptxas -v -c "$source" \
       -o "$work/object" 2>"$work/$name.txt" || { cat "$work/$name.txt" >&2; die "$source does not compile for sm_$architecture"; }
   done
-  python3 tools/ptxas_table.py "$architecture" "$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" "$work"/*.txt \
+  python3 tools/ptxas_table.py "$architecture" "$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" \
+    "$(git describe --always --dirty)" "$work"/*.txt \
     >"$work/table.md"
   mv "$work/table.md" "$out/ptxas_sm$architecture.md"
   say "$out/ptxas_sm$architecture.md: $(sed -n '3p' "$out/ptxas_sm$architecture.md")"

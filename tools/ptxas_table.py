@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `nvcc -Xptxas -v` says of kernels, as a Markdown table: `tools/ptxas_table.py ARCHITECTURE CUDA_VERSION FILE.txt...`"""
+"""What `nvcc -Xptxas -v` says of kernels, as a Markdown table: `tools/ptxas_table.py ARCHITECTURE CUDA_VERSION COMMIT FILE.txt...`"""
 import pathlib
 import re
 import subprocess
@@ -27,7 +27,7 @@ def demangled(names):
 
 
 def main():
-    architecture, version, files = sys.argv[1], sys.argv[2], sys.argv[3:]
+    architecture, version, commit, files = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
     rows = []
     for file in files:
         found = kernels_of(pathlib.Path(file).read_text())
@@ -37,7 +37,7 @@ def main():
     spilling = [r for r in rows if r[4] or r[5]]
     print(f"# Kernels for sm_{architecture}, as ptxas of CUDA {version} reports them\n")
     print(f"{len(rows)} kernels; {len(spilling)} spill; at most {max((r[2] for r in rows), default=0)} registers.\n")
-    print("Made by tools/ptxas.sh. Shared memory is the static part.\n")
+    print(f"Made by tools/ptxas.sh at commit {commit}. Shared memory is the static part.\n")
     if spilling:
         print("Those that spill: " + ", ".join(f"`{r[1]}`" for r in spilling) + ".\n")
     print("| file | kernel | registers | stack | spill stores | spill loads | shared |\n|---|---|---|---|---|---|---|")

@@ -363,7 +363,7 @@ ROWS = (
         "tiers.nvme --format markdown"), expect=("aio.queues: whole number, 1 to 64", "\\| `tiers.nvme\\[\\].path` *")),
     Row("config_docs", ("tools/config_docs.py *",), instead=("tools/config_docs.py --check",)),
     Row("unicode_tables", ("python3 tools/make_unicode_tables.py",)),
-    Row("ptxas_table", ("tools/ptxas_table.py *",), instead=("python tools/ptxas_table.py 90 13.0 ptxas.log",),
+    Row("ptxas_table", ("tools/ptxas_table.py *",), instead=("python tools/ptxas_table.py 90 13.0 abc1234 ptxas.log",),
         files={"ptxas.log": PTXAS}, expect=(r"\| `k` \| 40 \| 8 \| 4 \| 4 \| 32 \|",)),
     Row("ptxas_mix", ("tools/ptxas_mix.py", "tools/ptxas_mix.py *"), instead=("python tools/ptxas_mix.py sass.txt",),
         files={"sass.txt": SASS}, expect=(r"\| sm_80 \| `k` \| 4 \| 2 \| 1 \|.* \| 2.00 \| 16 \| 1.00, matrix \|",)),

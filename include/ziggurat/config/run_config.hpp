@@ -115,8 +115,8 @@ struct ParallelConfig {
   // How the stages of a pipeline work (PipelineOptions); without effect with one.
   PipelineSchedule pipeline_schedule = PipelineSchedule::kBreadthFirst;
   int chunks = 1, pipeline_group = 0;
-  std::vector<std::int32_t>
-      stage_layers;  // LayoutOptions::stage_layers, one number for each chunk of a stage
+  // LayoutOptions::stage_layers, one number for each chunk of a stage.
+  std::vector<std::int32_t> stage_layers;
 };
 
 struct RunConfig {

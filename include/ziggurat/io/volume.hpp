@@ -25,10 +25,13 @@
 // called on I/O threads, without locks held, never inside the call that began the transfer, and under the
 // rules of io::Completion. (Only when memory has run out, the completion of a staged write may be called
 // inside the last mark_ready(), or inside abandon().) A write of a slot must not overlap any other transfer
-// of that slot; reads may overlap each other. Memory: read() and write() allocate nothing once as many
-// transfers have been under way together before (but a write that moves its extent may). When memory runs out
-// they throw std::bad_alloc; then no transfer was begun, and the slot of a write has no contents. Invariant:
-// every transfer begun calls its completion exactly once.
+// of that slot; reads may overlap each other.
+//
+// Memory: read() and write() allocate nothing once as many transfers have been under way together before
+// (but a write that moves its extent may). When memory runs out they throw std::bad_alloc; then no transfer
+// was begun, and the slot of a write has no contents.
+//
+// Invariant: every transfer begun calls its completion exactly once.
 #pragma once
 #include <cstdint>
 #include <memory>

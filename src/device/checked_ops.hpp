@@ -165,7 +165,7 @@ class CheckedOps : public Ops {
     });
   }
 
-  void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats) override {
+  void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats, NormWeight weight) override {
     const DType t = x.dtype;
     expect(x, "x", t, x.rows, x.cols);
     expect(w, "w", t, 1, x.cols);
@@ -176,13 +176,14 @@ class CheckedOps : public Ops {
                             .w = w.as<T>(),
                             .eps = eps,
                             .y = strided<T>(y),
-                            .stats = strided<Acc<T>>(stats)};
+                            .stats = strided<Acc<T>>(stats),
+                            .weight = weight};
       backend_.template rmsnorm<T>(s, extent_of(x), args);
     });
   }
 
-  void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw,
-                        View scratch) override {
+  void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View scratch,
+                        NormWeight weight) override {
     const DType t = x.dtype, a = acc_of(t);
     expect(x, "x", t, x.rows, x.cols);
     expect(dy, "dy", t, x.rows, x.cols);
@@ -201,8 +202,54 @@ class CheckedOps : public Ops {
                                     .stats = strided<A>(stats),
                                     .dx = strided<T>(dx),
                                     .dw = dw.as<A>(),
-                                    .scratch = strided<A>(scratch)};
+                                    .scratch = strided<A>(scratch),
+                                    .weight = weight};
       backend_.template rmsnorm_backward<T>(s, extent_of(x), args);
+    });
+  }
+
+  void head_rmsnorm(Stream& s, View x, View w, double eps, std::int64_t heads, std::int64_t head_size, View y,
+                    View stats, NormWeight weight) override {
+    const DType t = x.dtype;
+    for (const View& v : {x, y}) expect_heads(v, t, x.rows, heads, head_size);
+    expect(w, "w", t, 1, head_size);
+    expect(stats, "stats", acc_of(t), x.rows, heads);
+    with_type(t, [&]<class T>() {
+      const HeadRmsNorm<T> args{.heads = heads,
+                                .head_size = head_size,
+                                .x = strided<T>(x),
+                                .w = w.as<T>(),
+                                .eps = eps,
+                                .y = strided<T>(y),
+                                .stats = strided<Acc<T>>(stats),
+                                .weight = weight};
+      backend_.template head_rmsnorm<T>(s, x.rows, args);
+    });
+  }
+
+  void head_rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, std::int64_t heads,
+                             std::int64_t head_size, View dx, View dw, View scratch,
+                             NormWeight weight) override {
+    const DType t = x.dtype, a = acc_of(t);
+    for (const View& v : {x, dy, dx}) expect_heads(v, t, x.rows, heads, head_size);
+    expect(w, "w", t, 1, head_size);
+    expect(stats, "stats", a, x.rows, heads);
+    expect(dw, "dw", a, 1, head_size);
+    ZG_ASSERT_GE(scratch.cols, head_size);
+    expect(scratch, "scratch", a, row_groups(), scratch.cols);
+    with_type(t, [&]<class T>() {
+      using A = Acc<T>;
+      const HeadRmsNormBackward<T> args{.heads = heads,
+                                        .head_size = head_size,
+                                        .dy = strided<T>(dy),
+                                        .x = strided<T>(x),
+                                        .w = w.as<T>(),
+                                        .stats = strided<A>(stats),
+                                        .dx = strided<T>(dx),
+                                        .dw = dw.as<A>(),
+                                        .scratch = strided<A>(scratch),
+                                        .weight = weight};
+      backend_.template head_rmsnorm_backward<T>(s, x.rows, args);
     });
   }
 
@@ -222,21 +269,21 @@ class CheckedOps : public Ops {
     });
   }
 
-  void swiglu(Stream& s, View gate_up, View y) override {
+  void swiglu(Stream& s, View gate_up, View y, Gate activation) override {
     expect(y, "y", y.dtype, y.rows, y.cols);
     expect(gate_up, "gate_up", y.dtype, y.rows, 2 * y.cols);
     with_type(y.dtype, [&]<class T>() {
-      backend_.template swiglu<T>(s, extent_of(y), strided<T>(gate_up), strided<T>(y));
+      backend_.template swiglu<T>(s, extent_of(y), strided<T>(gate_up), strided<T>(y), activation);
     });
   }
 
-  void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up) override {
+  void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up, Gate activation) override {
     expect(dy, "dy", dy.dtype, dy.rows, dy.cols);
     expect(gate_up, "gate_up", dy.dtype, dy.rows, 2 * dy.cols);
     expect(d_gate_up, "d_gate_up", dy.dtype, dy.rows, 2 * dy.cols);
     with_type(dy.dtype, [&]<class T>() {
       backend_.template swiglu_backward<T>(s, extent_of(dy), strided<T>(gate_up), strided<T>(dy),
-                                           strided<T>(d_gate_up));
+                                           strided<T>(d_gate_up), activation);
     });
   }
 
@@ -320,6 +367,15 @@ class CheckedOps : public Ops {
     });
   }
 
+  void scale(Stream& s, View x, double factor, View y) override {
+    expect(x, "x", x.dtype, x.rows, x.cols);
+    expect(y, "y", x.dtype, x.rows, x.cols);
+    with_type(x.dtype, [&]<class T>() {
+      backend_.template scale<T>(s, extent_of(x), strided<T>(x), static_cast<T>(static_cast<Acc<T>>(factor)),
+                                 strided<T>(y));
+    });
+  }
+
   void dropout(Stream& s, View x, const Dropout& dropout, View y) override {
     expect(x, "x", x.dtype, x.rows, x.cols);
     expect(y, "y", x.dtype, x.rows, x.cols);
@@ -391,13 +447,15 @@ class CheckedOps : public Ops {
   }
 
   void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits, View scratch,
-                     double scale) override {
-    with_loss(logits, targets, loss_sum, dlogits, scratch, scale, [&]<class T>(const CrossEntropy<T>& args) {
+                     double scale, double softcap) override {
+    with_loss(logits, targets, loss_sum, dlogits, scratch, [&]<class T>(CrossEntropy<T> args) {
+      args.scale = scale, args.softcap = softcap;
       backend_.template cross_entropy<T>(s, extent_of(logits), args, scratch.as<double>());
     });
   }
 
-  void softmax_part(Stream& s, View logits, View targets, std::int64_t first, View numbers) override {
+  void softmax_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
+                    double softcap) override {
     expect(logits, "logits", logits.dtype, logits.rows, logits.cols);
     expect(targets, "targets", DType::kI32, 1, logits.rows);
     expect(numbers, "numbers", logits.dtype, 3, logits.rows);
@@ -406,7 +464,8 @@ class CheckedOps : public Ops {
       const SoftmaxPart<T> args{.logits = strided<T>(logits),
                                 .targets = targets.as<std::int32_t>(),
                                 .first = first,
-                                .numbers = numbers.as<T>()};
+                                .numbers = numbers.as<T>(),
+                                .softcap = softcap};
       backend_.template softmax_part<T>(s, extent_of(logits), args);
     };
     if (logits.dtype == DType::kF64) return submit.template operator()<double>();
@@ -415,11 +474,12 @@ class CheckedOps : public Ops {
   }
 
   void cross_entropy_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
-                          View loss_sum, View dlogits, View scratch, double scale) override {
+                          View loss_sum, View dlogits, View scratch, double scale, double softcap) override {
     ZG_ASSERT(numbers.rows > 0 && numbers.rows % 3 == 0, "{} rows of numbers", numbers.rows);
     expect(numbers, "numbers", logits.dtype, numbers.rows, logits.rows);
     expect_dense(numbers, "numbers", numbers.count());
-    with_loss(logits, targets, loss_sum, dlogits, scratch, scale, [&]<class T>(const CrossEntropy<T>& local) {
+    with_loss(logits, targets, loss_sum, dlogits, scratch, [&]<class T>(CrossEntropy<T> local) {
+      local.scale = scale, local.softcap = softcap;
       const CrossEntropyPart<T> args{
           .local = local, .first = first, .numbers = numbers.as<Acc<T>>(), .parts = numbers.rows / 3};
       backend_.template cross_entropy_part<T>(s, extent_of(logits), args, scratch.as<double>());
@@ -506,7 +566,7 @@ class CheckedOps : public Ops {
   // Calls f with the typed operands of cross_entropy().
   template <class F>
   static void with_loss(const View& logits, const View& targets, const View& loss_sum, const View& dlogits,
-                        const View& scratch, double scale, const F& f) {
+                        const View& scratch, const F& f) {
     const DType t = dlogits ? dlogits.dtype : logits.dtype;
     expect(logits, "logits", acc_of(t), logits.rows, logits.cols);
     expect(targets, "targets", DType::kI32, 1, logits.rows);
@@ -517,9 +577,14 @@ class CheckedOps : public Ops {
       f(CrossEntropy<T>{.logits = strided<Acc<T>>(logits),
                         .targets = targets.as<std::int32_t>(),
                         .loss_sum = loss_sum.as<double>(),
-                        .dlogits = strided<T>(dlogits),
-                        .scale = scale});
+                        .dlogits = strided<T>(dlogits)});
     });
+  }
+  static void expect_heads(const View& v, DType t, std::int64_t rows, std::int64_t heads,
+                           std::int64_t head_size) {
+    ZG_ASSERT(heads >= 1 && head_size >= 1 && heads * head_size <= v.cols, "{} heads of {} in {} columns",
+              heads, head_size, v.cols);
+    expect(v, "an operand of head_rmsnorm", t, rows, v.cols);
   }
   void expect_attention(const View& qkv, const AttentionShape& shape, const View& o, const View& lse,
                         const View& scratch) const {

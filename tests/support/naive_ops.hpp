@@ -75,26 +75,45 @@ class NaiveOps : public Ops {
       }
     }
   }
-  void rmsnorm(Stream&, View x, View w, double eps, View y, View stats) override {
+  void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats, NormWeight weight) override {
+    head_rmsnorm(s, x, w, eps, 1, x.cols, y, stats, weight);
+  }
+  void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View scratch,
+                        NormWeight weight) override {
+    std::vector<double> before;
+    for (std::int64_t i = 0; i < dx.count(); ++i) before.push_back(at(dx, i / dx.cols, i % dx.cols));
+    head_rmsnorm_backward(s, dy, x, w, stats, 1, x.cols, dx, dw, scratch, weight);
+    for (std::int64_t i = 0; i < dx.count(); ++i)
+      at(dx, i / dx.cols, i % dx.cols) += before[static_cast<std::size_t>(i)];
+  }
+  void head_rmsnorm(Stream&, View x, View w, double eps, std::int64_t heads, std::int64_t n, View y,
+                    View stats, NormWeight weight) override {
     for (std::int64_t r = 0; r < x.rows; ++r) {
-      double mean_square = 0;
-      for (std::int64_t c = 0; c < x.cols; ++c)
-        mean_square += square(at(x, r, c)) / static_cast<double>(x.cols);
-      const double rstd = at(stats, r, 0) = 1 / std::sqrt(mean_square + eps);
-      for (std::int64_t c = 0; c < x.cols; ++c) at(y, r, c) = at(x, r, c) * rstd * at(w, 0, c);
+      for (std::int64_t h = 0; h < heads; ++h) {
+        double mean_square = 0;
+        for (std::int64_t c = 0; c < n; ++c)
+          mean_square += square(at(x, r, h * n + c)) / static_cast<double>(n);
+        const double rstd = at(stats, r, h) = 1 / std::sqrt(mean_square + eps);
+        for (std::int64_t c = 0; c < n; ++c)
+          at(y, r, h * n + c) = at(x, r, h * n + c) * rstd * factor_of(w, c, weight);
+      }
     }
   }
-  void rmsnorm_backward(Stream&, View dy, View x, View w, View stats, View dx, View dw, View) override {
+  void head_rmsnorm_backward(Stream&, View dy, View x, View w, View stats, std::int64_t heads, std::int64_t n,
+                             View dx, View dw, View, NormWeight weight) override {
     for (std::int64_t r = 0; r < x.rows; ++r) {
-      const double rstd = at(stats, r, 0);
-      double sum_gx = 0;
-      for (std::int64_t c = 0; c < x.cols; ++c) {
-        sum_gx += at(dy, r, c) * at(w, 0, c) * at(x, r, c) * rstd;
-        at(dw, 0, c) += at(dy, r, c) * at(x, r, c) * rstd;
-      }
-      for (std::int64_t c = 0; c < x.cols; ++c) {
-        const double hat = at(x, r, c) * rstd;
-        at(dx, r, c) += rstd * (at(dy, r, c) * at(w, 0, c) - hat * sum_gx / static_cast<double>(x.cols));
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const double rstd = at(stats, r, h);
+        double sum_gx = 0;
+        for (std::int64_t c = 0; c < n; ++c) {
+          const double hat = at(x, r, h * n + c) * rstd, d = at(dy, r, h * n + c);
+          sum_gx += d * factor_of(w, c, weight) * hat;
+          at(dw, 0, c) += d * hat;
+        }
+        for (std::int64_t c = 0; c < n; ++c) {
+          const double hat = at(x, r, h * n + c) * rstd, g = at(dy, r, h * n + c) * factor_of(w, c, weight);
+          at(dx, r, h * n + c) = rstd * (g - hat * sum_gx / static_cast<double>(n));
+        }
       }
     }
   }
@@ -105,19 +124,20 @@ class NaiveOps : public Ops {
   void gelu_backward(Stream&, View x, View dy, View dx) override {
     each(dx, [&](std::int64_t r, std::int64_t c) { return at(dy, r, c) * gelu_slope(at(x, r, c)); });
   }
-  void swiglu(Stream&, View gate_up, View y) override {
+  void swiglu(Stream&, View gate_up, View y, Gate activation) override {
     each(y, [&](std::int64_t r, std::int64_t c) {
-      const double g = at(gate_up, r, c);
-      return g / (1 + std::exp(-g)) * at(gate_up, r, y.cols + c);
+      const double g = at(gate_up, r, c), up = at(gate_up, r, y.cols + c);
+      return (activation == Gate::kSilu ? g / (1 + std::exp(-g)) : gelu_of(g)) * up;
     });
   }
-  void swiglu_backward(Stream&, View gate_up, View dy, View d) override {
+  void swiglu_backward(Stream&, View gate_up, View dy, View d, Gate activation) override {
+    const bool silu = activation == Gate::kSilu;
     for (std::int64_t r = 0; r < dy.rows; ++r) {
       for (std::int64_t c = 0; c < dy.cols; ++c) {
         const double g = at(gate_up, r, c), up = at(gate_up, r, dy.cols + c),
-                     sigmoid = 1 / (1 + std::exp(-g));
-        at(d, r, c) = at(dy, r, c) * up * sigmoid * (1 + g * (1 - sigmoid));
-        at(d, r, dy.cols + c) = at(dy, r, c) * g * sigmoid;
+                     sigmoid = 1 / (1 + std::exp(-g)), e = at(dy, r, c);
+        at(d, r, c) = e * up * (silu ? sigmoid * (1 + g * (1 - sigmoid)) : gelu_slope(g));
+        at(d, r, dy.cols + c) = e * (silu ? g * sigmoid : gelu_of(g));
       }
     }
   }
@@ -227,6 +247,9 @@ class NaiveOps : public Ops {
   void add(Stream&, View a, View b, View out) override {
     each(out, [&](std::int64_t r, std::int64_t c) { return at(a, r, c) + at(b, r, c); });
   }
+  void scale(Stream&, View x, double factor, View y) override {
+    each(y, [&](std::int64_t r, std::int64_t c) { return factor * at(x, r, c); });
+  }
   void dropout(Stream&, View x, const Dropout& d, View y) override {
     each(y, [&](std::int64_t r, std::int64_t c) {
       const std::int64_t row = d.first_row + r;
@@ -262,20 +285,21 @@ class NaiveOps : public Ops {
     }
   }
 
-  void softmax_part(Stream&, View logits, View targets, std::int64_t first, View numbers) override {
+  void softmax_part(Stream&, View logits, View targets, std::int64_t first, View numbers,
+                    double softcap) override {
+    const auto logit = [&](std::int64_t r, std::int64_t c) { return capped(at(logits, r, c), softcap); };
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r) - first;
       double most = -std::numeric_limits<double>::infinity(), sum = 0;
-      for (std::int64_t c = 0; c < logits.cols; ++c) most = std::max(most, at(logits, r, c));
-      for (std::int64_t c = 0; c < logits.cols; ++c) sum += std::exp(at(logits, r, c) - most);
+      for (std::int64_t c = 0; c < logits.cols; ++c) most = std::max(most, logit(r, c));
+      for (std::int64_t c = 0; c < logits.cols; ++c) sum += std::exp(logit(r, c) - most);
       at(numbers, 0, r) = most;
       at(numbers, 1, r) = sum;
-      at(numbers, 2, r) =
-          target >= 0 && target < logits.cols && id(targets, r) >= 0 ? at(logits, r, target) : 0;
+      at(numbers, 2, r) = target >= 0 && target < logits.cols && id(targets, r) >= 0 ? logit(r, target) : 0;
     }
   }
   void cross_entropy_part(Stream&, View logits, View targets, std::int64_t first, View numbers, View loss_sum,
-                          View dlogits, View, double scale) override {
+                          View dlogits, View, double scale, double softcap) override {
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r);
       double sum = 0, of_target = 0;
@@ -286,24 +310,26 @@ class NaiveOps : public Ops {
       if (target >= 0) at(loss_sum, 0, 0) += std::log(sum) - of_target;
       if (!dlogits) continue;
       for (std::int64_t c = 0; c < logits.cols; ++c) {
-        const double g = std::exp(at(logits, r, c)) / sum - (first + c == target ? 1 : 0);
-        at(dlogits, r, c) = target >= 0 ? scale * g : 0;
+        const double l = at(logits, r, c);
+        const double g = std::exp(capped(l, softcap)) / sum - (first + c == target ? 1 : 0);
+        at(dlogits, r, c) = target >= 0 ? scale * g * cap_slope(l, softcap) : 0;
       }
     }
   }
-  void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits, View,
-                     double scale) override {
+  void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits, View, double scale,
+                     double softcap) override {
+    const auto logit = [&](std::int64_t r, std::int64_t c) { return capped(at(logits, r, c), softcap); };
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r);
       double most = -std::numeric_limits<double>::infinity(), sum = 0;
-      for (std::int64_t c = 0; c < logits.cols; ++c) most = std::max(most, at(logits, r, c));
-      for (std::int64_t c = 0; c < logits.cols; ++c) sum += std::exp(at(logits, r, c) - most);
+      for (std::int64_t c = 0; c < logits.cols; ++c) most = std::max(most, logit(r, c));
+      for (std::int64_t c = 0; c < logits.cols; ++c) sum += std::exp(logit(r, c) - most);
       const double log_sum = most + std::log(sum);
-      if (target >= 0) at(loss_sum, 0, 0) += log_sum - at(logits, r, target);
+      if (target >= 0) at(loss_sum, 0, 0) += log_sum - logit(r, target);
       if (!dlogits) continue;
       for (std::int64_t c = 0; c < logits.cols; ++c) {
-        const double g = std::exp(at(logits, r, c) - log_sum) - (c == target ? 1 : 0);
-        at(dlogits, r, c) = target >= 0 ? scale * g : 0;
+        const double g = std::exp(logit(r, c) - log_sum) - (c == target ? 1 : 0);
+        at(dlogits, r, c) = target >= 0 ? scale * g * cap_slope(at(logits, r, c), softcap) : 0;
       }
     }
   }
@@ -376,6 +402,16 @@ class NaiveOps : public Ops {
   }
   static std::int64_t id(const View& ids, std::int64_t n) { return ids.as<std::int32_t>()[n]; }
   static double square(double x) { return x * x; }
+  // What a norm multiplies column c by.
+  static double factor_of(const View& w, std::int64_t c, NormWeight weight) {
+    return at(w, 0, c) + (weight == NormWeight::kPlusOne ? 1 : 0);
+  }
+  static double capped(double logit, double softcap) {
+    return softcap == 0 ? logit : softcap * std::tanh(logit / softcap);
+  }
+  static double cap_slope(double logit, double softcap) {
+    return softcap == 0 ? 1 : 1 - square(std::tanh(logit / softcap));
+  }
   static double gelu_inner(double x) { return std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x); }
 
   static double gelu_of(double x) { return 0.5 * x * (1 + std::tanh(gelu_inner(x))); }

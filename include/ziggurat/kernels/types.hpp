@@ -107,6 +107,13 @@ struct Dropout {
   std::int64_t first_sequence = 0;  // number of the sequence that row 0 is in; all are below 2^32
 };
 
+// What an RMSNorm multiplies a normalised row by: its weight w, or 1 + w (Gemma, whose weights begin at 0).
+// The sum is made in the type of arithmetic.
+enum class NormWeight : std::uint8_t { kPlain, kPlusOne };
+
+// The activation of a gated MLP's gate: silu, or the tanh approximation of GELU (Gemma).
+enum class Gate : std::uint8_t { kSilu, kGeluTanh };
+
 struct UpdateParams {
   double lr = 0;
   double beta1 = 0.9, beta2 = 0.999;   // Adam, Lion

@@ -198,7 +198,7 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
       unsigned ds[kM][W::kStep / 16][4] = {};
       if (ahead < W::kStep) {  // else the queries are before the warp's first key
         add_queries<T, kHead>(dk, dv, ds, k, v, q + step * kPitch, d_o + step * kPitch,
-                              shared->delta[at] + step, shared->lse2[at] + step, ahead, x.scale);
+                              shared->delta[at] + step, shared->lse2[at] + step, ahead, x.scale.exponent);
       }
       if constexpr (kAll) put_gradients(shared->ds + row * kTilePitch<kQueries> + step, ds);
     }
@@ -214,7 +214,7 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
   T* const stage = shared->tiles[at] + own * kPitch;  // that the last turn did not use
   float scale[kM][2];
   ZG_UNROLL
-  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = x.derivative_scale;
+  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = x.scale.derivative;
   T* const to = x.dqkv + (std::int64_t{again.batch} * time + own_key) * x.ld_dqkv +
                 (x.shape.heads + again.head) * head_size;
   store_rows<kM, kHead>(dk, scale, stage, to, x.ld_dqkv, time - own_key, head_size, x.packs);
@@ -253,8 +253,8 @@ __global__ void __launch_bounds__(kSumThreads) query_gradients(AttentionBackward
   Pack<T> all;
   ZG_UNROLL
   for (int i = 0; i < 4; ++i) {
-    all.at[2 * i] = from_acc<T>(even.at[i] * x.derivative_scale);
-    all.at[2 * i + 1] = from_acc<T>(odd.at[i] * x.derivative_scale);
+    all.at[2 * i] = from_acc<T>(even.at[i] * x.scale.derivative);
+    all.at[2 * i + 1] = from_acc<T>(odd.at[i] * x.scale.derivative);
   }
   const auto heads = static_cast<unsigned>(x.shape.heads);
   T* const to =

@@ -117,12 +117,12 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
       const int ahead = query - tile * kKeys<kHead> - key;
       if (ahead <= -kWarpQueries) break;  // the keys are behind the warp's last query
       add_keys<kHead>(dq, q, d_o, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch, stats + row, ahead,
-                      x.scale);
+                      x.scale.exponent);
     }
   }
   float derivative_scale[kM][2];
   ZG_UNROLL
-  for (int m = 0; m < kM; ++m) derivative_scale[m][0] = derivative_scale[m][1] = x.derivative_scale;
+  for (int m = 0; m < kM; ++m) derivative_scale[m][0] = derivative_scale[m][1] = x.scale.derivative;
   __syncthreads();  // no warp uses the buffers any more
   const Place again(block_again(), x.shape.batch, x.shape.heads);
   const int own = thread_again() / 32 * kWarpQueries, at = first_query<kQueries>(time, again) + own;

@@ -92,7 +92,8 @@ __device__ __forceinline__ void store_results(const AttentionForward<T>& x, cons
       const int at = query + m * 16 + h * 8 + lane / 4;
       constexpr float kLn2 = 0.693147181f;
       if (lane % 4 == 0 && at < time)
-        x.lse[std::int64_t{place.unit} * time + at] = __fmaf_rn(r.max[m][h], x.scale, log2f(sum)) * kLn2;
+        x.lse[std::int64_t{place.unit} * time + at] =
+            __fmaf_rn(r.max[m][h], x.scale.exponent, log2f(sum)) * kLn2;
     }
   }
   store_rows<kM, kHead>(
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(Attention
     for (int key = 0; key < kKeys; key += kStep<kHead>) {
       const int ahead = query - tile * kKeys - key;
       if (ahead <= -kWarpQueries) break;  // the keys are behind the warp's last query
-      add_keys<kHead>(r, q, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch, ahead, x.scale);
+      add_keys<kHead>(r, q, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch, ahead, x.scale.exponent);
     }
   }
   store_results<kHead>(x, r, buffers + tiles % 2 * kBuffer);

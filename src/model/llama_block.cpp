@@ -6,6 +6,7 @@
 #include "model/block.hpp"
 #include "model/block_attention.hpp"
 #include "model/units.hpp"
+#include "ziggurat/kernels/rope.hpp"
 
 namespace zg::model {
 namespace {
@@ -158,7 +159,7 @@ constexpr std::uint32_t kOverwritten = ~(1u << llama::kNorm1 | 1u << llama::kNor
 void rope(const Call& call, const View& qkv, bool inverse) {
   const ModelConfig& c = call.config;
   call.ops.rope(call.stream, qkv, call.shape.part.positions(call.shape.time), c.heads + c.kv_heads,
-                c.head_size, c.rope_theta, inverse);
+                c.head_size, rope_table(c.rope_theta, c.head_size / 2), inverse);
 }
 
 }  // namespace

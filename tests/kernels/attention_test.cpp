@@ -6,6 +6,7 @@
 
 #include "kernels/host/matrix.hpp"
 #include "tests/kernels/attention_reference.hpp"
+#include "ziggurat/kernels/rope.hpp"
 
 namespace zg::test {
 namespace {
@@ -188,7 +189,8 @@ void compare_rope(std::int64_t head_size) {
   auto random = generator();
   x.fill_normal(random);
   const Matrix<T> before = x;
-  host::rope<T>(x.data(), x.ld(), rows, time, heads, head_size, theta, /*inverse=*/false);
+  host::rope<T>(x.data(), x.ld(), rows, time, heads, head_size, rope_table(theta, head_size / 2),
+                /*inverse=*/false);
   const std::int64_t half = head_size / 2;
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t h = 0; h < heads; ++h) {
@@ -204,7 +206,8 @@ void compare_rope(std::int64_t head_size) {
     for (std::int64_t c = heads * head_size; c < x.cols(); ++c) ASSERT_EQ(x.get(r, c), before.get(r, c));
   }
   x.expect_gaps_intact("x");
-  host::rope<T>(x.data(), x.ld(), rows, time, heads, head_size, theta, /*inverse=*/true);
+  host::rope<T>(x.data(), x.ld(), rows, time, heads, head_size, rope_table(theta, head_size / 2),
+                /*inverse=*/true);
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < heads * head_size; ++c) {
       // Two passes over numbers that a rotation makes at most sqrt(2) times the largest of a pair: 6 is ample

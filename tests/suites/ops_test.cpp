@@ -7,6 +7,7 @@
 #include "tests/kernels/support.hpp"
 #include "tests/support/naive_ops.hpp"
 #include "tests/support/test_device.hpp"
+#include "ziggurat/kernels/rope.hpp"
 
 namespace zg::test {
 namespace {
@@ -249,8 +250,8 @@ TYPED_TEST(DeviceOps, Rope) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, 3 * 8), back = o.t(kRows, 3 * 8);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rope(s, pick(x), 3, 2, 8, 10000, false);
-    ops.rope(s, pick(back), 3, 2, 8, 10000, true);
+    ops.rope(s, pick(x), 3, 2, 8, rope_table(10000, 4), false);
+    ops.rope(s, pick(back), 3, 2, 8, rope_table(10000, 4), true);
   });
 }
 
@@ -263,7 +264,7 @@ TYPED_TEST(DeviceOps, RowsOfTwoStretches) {
   const auto wte = o.t(5, kWidth), wpe = o.t(9, kWidth), out = o.t(kRows, kWidth);
   const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(9, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rope(s, pick(x), positions, 2, 8, 10000, false);
+    ops.rope(s, pick(x), positions, 2, 8, rope_table(10000, 4), false);
     ops.embedding(s, pick(ids), pick(wte), pick(wpe), positions, pick(out));
     ops.embedding_backward(s, pick(ids), pick(dout), positions, pick(dwte), pick(dwpe));
   });

@@ -13,8 +13,7 @@ std::int64_t padded_time(std::int64_t time) {
 }
 
 bool on_tensor_cores(DType dtype, const AttentionShape& shape) {
-  return size_of(dtype) == 2 && shape.head_size % 8 == 0 && shape.head_size <= kMaxTensorHead &&
-         shape.rule.window == 0 && shape.rule.softcap == 0 && !shape.documents;
+  return size_of(dtype) == 2 && shape.head_size % 8 == 0 && shape.head_size <= kMaxTensorHead;
 }
 
 // Whether the backward is one pass, with the gradients of queries summed by atomics, if the GPU has the

@@ -57,6 +57,13 @@ struct AttentionForward {
   const std::int32_t* first_keys;  // of all sequences, or null
 };
 
+// Whether kernels must look at more than causality and a scale. On tensor cores others than the plain ones do
+// that, so that these need no registers for it.
+template <class X>
+bool is_ruled(const X& x) {
+  return x.shape.rule.window > 0 || x.shape.rule.softcap > 0 || x.first_keys != nullptr;
+}
+
 // Of a sequence.
 template <class X>
 __device__ __forceinline__ VisibleKeys visible_keys(const X& x, std::int64_t batch) {

@@ -354,6 +354,53 @@ TYPED_TEST(CudaElementwise, RopeTurnsPairs) {
   }
 }
 
+// Part of each head, times an amplitude either way, by places in documents.
+TYPED_TEST(CudaElementwise, RopeByATable) {
+  using T = TypeParam;
+  constexpr std::int64_t kRows = 10, kTime = 5, kHeads = 9;
+  std::vector<std::int32_t> first = {0, 0, 2, 2, 2, 0, 1, 2, 2, 4};
+  auto random = generator(9);
+  for (const auto& [head_size, pairs] : {std::pair<std::int64_t, std::int64_t>{64, 16}, {24, 12}, {43, 7}}) {
+    RopeTable table = rope_table(10000, pairs);
+    table.amplitude = 1.3;
+    for (std::int64_t i = 0; i < pairs; ++i)
+      table.frequency[static_cast<std::size_t>(i)] *= 1 - 0.4 / static_cast<double>(i + 1);
+    for (const Layout layout : kLayouts) {
+      for (const bool inverse : {false, true}) {
+        Operand<T> x(kRows, kHeads * head_size, layout), before(kRows, kHeads * head_size, layout);
+        x.fill_normal(random);
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          for (std::int64_t c = 0; c < x.cols(); ++c) before.set(r, c, x(r, c));
+        }
+        x.send();
+        OnDevice<std::int32_t> on_first(first);
+        cuda::rope<T>(launch(), x.data(), x.view().ld, kRows, kTime, kHeads, head_size, table, inverse,
+                      on_first.data());
+        x.fetch("x");
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          for (std::int64_t c = 0; c < x.cols(); ++c) {
+            const std::int64_t i = c % head_size % pairs, left = c - c % head_size + i;
+            if (c % head_size >= 2 * pairs) {
+              ASSERT_EQ(x(r, c), before(r, c));
+              continue;
+            }
+            const double angle = static_cast<double>(r % kTime - first[static_cast<std::size_t>(r)]) *
+                                 table.frequency[static_cast<std::size_t>(i)];
+            const double a = before(r, left), b = before(r, left + pairs);
+            const double cosine = 1.3 * std::cos(angle), sine = 1.3 * std::sin(angle) * (inverse ? -1 : 1);
+            const double expected = c == left ? a * cosine - b * sine : b * cosine + a * sine;
+            // As in expect_turned(), and of the amplitude's product; angles are at most 4.
+            ASSERT_NEAR(x(r, c), expected,
+                        bound<T>(expected, (std::is_same_v<T, double> ? 32 : 4) + 5,
+                                 1.3 * (std::abs(a) + std::abs(b))))
+                << r << ", " << c << ", head size " << head_size << (inverse ? " inverse" : "");
+          }
+        }
+      }
+    }
+  }
+}
+
 // At position 131071 the first pair has turned 20861 times: a float has its angle within 2^-8.
 TYPED_TEST(CudaElementwise, RopeIsAccurateInLongContexts) {
   using T = TypeParam;

@@ -79,6 +79,25 @@ TEST(CudaAttentionChoice, OursIsOursAlone) {
   EXPECT_EQ(attention.describe(), "own attention");
 }
 
+// What cuDNN is not asked for is ours, with our scratch memory; a scale alone is cuDNN's, too.
+TEST(CudaAttentionChoice, WindowsCapsAndDocumentsAreOurs) {
+  FakeCudnn::Log log;
+  Attention attention(AttentionKernel::kAuto, false, std::make_unique<FakeCudnn>(log), "");
+  AttentionShape window = kSmall, cap = kSmall, documents = kSmall, scale = kSmall;
+  window.rule.window = 3, cap.rule.softcap = 2, documents.documents = true, scale.rule.scale = 0.5;
+  for (const AttentionShape& shape : {window, cap, documents}) {
+    EXPECT_EQ(attention.scratch_bytes(DType::kBF16, shape),
+              cuda::attention_scratch_bytes(DType::kBF16, shape, false));
+  }
+  EXPECT_EQ(log.asked, 0);
+  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, scale), 5000);
+  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kSmall), 5000);
+  Attention must(AttentionKernel::kCudnn, false, std::make_unique<FakeCudnn>(log), "");
+  EXPECT_HAS(error_of([&] { (void)must.scratch_bytes(DType::kBF16, window); }).message(), "a window of 3");
+  EXPECT_HAS(error_of([&] { (void)must.scratch_bytes(DType::kBF16, cap); }).message(), "capped at 2");
+  EXPECT_HAS(error_of([&] { (void)must.scratch_bytes(DType::kBF16, documents); }).message(), "documents");
+}
+
 // In a deterministic run nobody looks for cuDNN unless it is named. Whoever asked for "auto" is told why.
 TEST(CudaAttentionChoice, DeterministicRunsTakeOurs) {
   const std::string told = Attention(AttentionKernel::kAuto, true).describe();

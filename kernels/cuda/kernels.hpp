@@ -64,7 +64,8 @@ template <class T>
 void scale(const Launch& on, Extent extent, Strided<const T> x, T factor, Strided<T> y);
 template <class T>
 void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions,
-          std::int64_t heads, std::int64_t head_size, double theta, bool inverse);
+          std::int64_t heads, std::int64_t head_size, const RopeTable& table, bool inverse,
+          const std::int32_t* first_keys = nullptr);
 template <class T>
 void dropout(const Launch& on, Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y);
 
@@ -104,11 +105,12 @@ void cross_entropy_part(const Launch& on, Extent extent, const CrossEntropyPart<
 // call. On tensor cores, sums of queries' gradients have no fixed order unless `on` is deterministic.
 template <class T>
 void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-               std::int64_t ld_o, Acc<T>* lse);
+               std::int64_t ld_o, Acc<T>* lse, const std::int32_t* first_keys = nullptr);
 template <class T>
 void attention_backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                         const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                        T* dqkv, std::int64_t ld_dqkv, void* scratch);
+                        T* dqkv, std::int64_t ld_dqkv, void* scratch,
+                        const std::int32_t* first_keys = nullptr);
 // Of the backward.
 std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, bool deterministic);
 

@@ -288,33 +288,41 @@ class CheckedOps : public Ops {
   }
 
   void rope(Stream& s, View x, const RowPositions& positions, std::int64_t heads, std::int64_t head_size,
-            double theta, bool inverse) override {
+            const RopeTable& table, bool inverse, const View& first_keys) override {
     expect(x, "x", x.dtype, x.rows, x.cols);
     ZG_ASSERT_GE(positions.time, 1);
     ZG_ASSERT_LE(heads * head_size, x.cols);
-    ZG_ASSERT_EQ(head_size % 2, 0);
+    ZG_ASSERT(table.pairs >= 0 && table.pairs <= kMaxRopePairs && 2 * table.pairs <= head_size,
+              "{} pairs of columns turn, of heads of {}", table.pairs, head_size);
+    const std::int32_t* const first = expect_first_keys(first_keys, x.rows);
     with_type(x.dtype, [&]<class T>() {
-      backend_.template rope<T>(s, x.as<T>(), x.ld, x.rows, positions, heads, head_size, theta, inverse);
+      backend_.template rope<T>(s, x.as<T>(), x.ld, x.rows, positions, heads, head_size, table, inverse,
+                                first);
     });
   }
 
-  void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse, View scratch) override {
+  void attention(Stream& s, View qkv, const AttentionShape& given, View o, View lse, View scratch,
+                 const View& first_keys) override {
+    const std::int32_t* const first = expect_first_keys(first_keys, given.batch * given.time);
+    const AttentionShape shape = with_documents(given, first);
     expect_attention(qkv, shape, o, lse, scratch);
     with_type(qkv.dtype, [&]<class T>() {
       backend_.template attention<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld, lse.as<Acc<T>>(),
-                                     scratch.data);
+                                     scratch.data, first);
     });
   }
 
-  void attention_backward(Stream& s, View qkv, View o, View lse, View d_o, const AttentionShape& shape,
-                          View dqkv, View scratch) override {
+  void attention_backward(Stream& s, View qkv, View o, View lse, View d_o, const AttentionShape& given,
+                          View dqkv, View scratch, const View& first_keys) override {
+    const std::int32_t* const first = expect_first_keys(first_keys, given.batch * given.time);
+    const AttentionShape shape = with_documents(given, first);
     expect_attention(qkv, shape, o, lse, scratch);
     expect(d_o, "d_o", o.dtype, o.rows, o.cols);
     expect(dqkv, "dqkv", qkv.dtype, qkv.rows, qkv.cols);
     with_type(qkv.dtype, [&]<class T>() {
       backend_.template attention_backward<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld,
                                               lse.as<Acc<T>>(), d_o.as<T>(), d_o.ld, dqkv.as<T>(), dqkv.ld,
-                                              scratch.data);
+                                              scratch.data, first);
     });
   }
 
@@ -402,8 +410,9 @@ class CheckedOps : public Ops {
   }
 
   void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out,
-                 const TablePart& part) override {
+                 const TablePart& part, const View& first_keys) override {
     const DType t = out.dtype;
+    const std::int32_t* const first = expect_first_keys(first_keys, out.rows);
     ZG_ASSERT_GE(positions.time, 1);
     expect_part(part, wte.rows);
     expect(ids, "ids", DType::kI32, 1, out.rows);
@@ -415,6 +424,7 @@ class CheckedOps : public Ops {
                               .vocabulary = wte.rows,
                               .positions = wpe.rows,
                               .rows = positions,
+                              .first_keys = first,
                               .wte = strided<T>(wte),
                               .wpe = strided<T>(wpe),
                               .out = strided<T>(out),
@@ -424,8 +434,9 @@ class CheckedOps : public Ops {
   }
 
   void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte, View dwpe,
-                          const TablePart& part) override {
+                          const TablePart& part, const View& first_keys) override {
     const DType a = acc_of(dout.dtype);
+    const std::int32_t* const first = expect_first_keys(first_keys, dout.rows);
     ZG_ASSERT_GE(positions.time, 1);
     expect_part(part, dwte.rows);
     expect(ids, "ids", DType::kI32, 1, dout.rows);
@@ -438,6 +449,7 @@ class CheckedOps : public Ops {
                                       .vocabulary = dwte.rows,
                                       .positions = dwpe.rows,
                                       .rows = positions,
+                                      .first_keys = first,
                                       .dout = strided<T>(dout),
                                       .dwte = strided<A>(dwte),
                                       .dwpe = strided<A>(dwpe),
@@ -586,8 +598,23 @@ class CheckedOps : public Ops {
               heads, head_size, v.cols);
     expect(v, "an operand of head_rmsnorm", t, rows, v.cols);
   }
+  // Null without documents.
+  static const std::int32_t* expect_first_keys(const View& first_keys, std::int64_t rows) {
+    if (!first_keys) return nullptr;
+    expect(first_keys, "first_keys", DType::kI32, 1, rows);
+    return first_keys.as<std::int32_t>();
+  }
+  static AttentionShape with_documents(AttentionShape shape, const std::int32_t* first_keys) {
+    shape.documents = shape.documents || first_keys != nullptr;
+    return shape;
+  }
+  static void expect_rule(const AttentionRule& rule) {
+    ZG_ASSERT(rule.window >= 0 && rule.scale >= 0 && rule.softcap >= 0,
+              "attention with a window of {}, scale {}, softcap {}", rule.window, rule.scale, rule.softcap);
+  }
   void expect_attention(const View& qkv, const AttentionShape& shape, const View& o, const View& lse,
                         const View& scratch) const {
+    expect_rule(shape.rule);
     const std::int64_t tokens = shape.batch * shape.time;
     ZG_ASSERT_GE(shape.kv_heads, 1);
     ZG_ASSERT_EQ(shape.heads % shape.kv_heads, 0);
@@ -598,6 +625,8 @@ class CheckedOps : public Ops {
     expect_scratch(scratch, attention_scratch_bytes(qkv.dtype, shape));
   }
   static void expect_block(const View& q, const View& kv, const AttentionBlock& b, const View& lse) {
+    expect_rule(b.rule);
+    ZG_ASSERT(b.rule.window == 0, "a block of keys with a window of {}", b.rule.window);
     ZG_ASSERT_GE(b.kv_heads, 1);
     ZG_ASSERT_EQ(b.heads % b.kv_heads, 0);
     ZG_ASSERT(!b.causal || b.keys == b.queries,

@@ -131,9 +131,10 @@ void StepExecutor::issue_pass(const StepOp& op) {
   TileWalk* const tiles = walk ? &*walk : nullptr;
   const std::optional<DropoutPlace> place = dropout_of(op);
   const DropoutPlace* const dropout = place ? &*place : nullptr;
+  const std::int64_t layer = static_cast<std::int64_t>(op.unit) - 1;  // of a block
   const auto forward = [&](const View& out, void* saved) {
     model.block_forward(s, shape, weight(), rows(Operand::kInput), out, saved, w.scratch(), context_.get(),
-                        tiles, dropout);
+                        tiles, dropout, layer);
   };
 
   switch (op.kind) {
@@ -165,7 +166,7 @@ void StepExecutor::issue_pass(const StepOp& op) {
       void* saved = again ? w.saved() : data(Operand::kSaved);
       if (again) forward(View(), saved);
       model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context_.get(), tiles,
-                           dropout);
+                           dropout, layer);
       break;
     }
     case OpKind::kBackwardInput: {
@@ -173,7 +174,7 @@ void StepExecutor::issue_pass(const StepOp& op) {
       void* const saved = data(Operand::kSaved);
       if (layout_.options.recompute) forward(View(), saved);
       model.block_backward_input(s, shape, weights, x, saved, rows(Operand::kActivationGradient), w.scratch(),
-                                 context_.get(), dropout);
+                                 context_.get(), dropout, layer);
       break;
     }
     case OpKind::kBackwardWeight:

@@ -35,6 +35,9 @@ struct AttentionWorkspace {
                      const OpSizes& sizes);
 };
 
+// How layers with or without a window attend.
+AttentionRule attention_rule(const ModelConfig& c, bool window);
+
 // Where a block puts q, k and v of its rows for attention_forward().
 View attention_input(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w);
 void attention_forward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w);

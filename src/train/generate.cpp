@@ -28,8 +28,9 @@ struct Generator::State {
   // attention is causal, so the padding has no influence.
   std::vector<float> logits_after(const std::vector<std::int32_t>& all) {
     const ModelConfig& c = model.config();
-    const auto used = std::min<std::int64_t>(static_cast<std::int64_t>(all.size()), c.context);
-    const BatchShape shape{1, std::min(round_up(used, 64), c.context)};
+    const std::int64_t most = c.longest_sequence();
+    const auto used = std::min<std::int64_t>(static_cast<std::int64_t>(all.size()), most);
+    const BatchShape shape{1, std::min(round_up(used, 64), most)};
     std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.time), 0);
     std::copy(all.end() - used, all.end(), ids.begin());
     x.reserve(model.checkpoint_bytes(shape));
@@ -41,13 +42,14 @@ struct Generator::State {
     model.embedding_forward(now, shape, flat(0), View(ids.data(), DType::kI32, 1, shape.time), in);
     for (std::int64_t l = 0; l < c.layers; ++l) {
       model.block_forward(now, shape, flat(static_cast<std::size_t>(l) + 1), in, out, saved.data(),
-                          workspace.data());
+                          workspace.data(), nullptr, nullptr, nullptr, l);
       std::swap(in, out);
     }
     std::vector<float> logits(static_cast<std::size_t>(c.vocab_size));
     const std::size_t head = model.units().size() - 1;
     model.head_logits(now, flat(head), c.tied ? flat(0) : flat(head), in.row_range(used - 1, 1),
                       View(logits.data(), DType::kF32, 1, c.vocab_size), workspace.data());
+    for (float& logit : logits) logit = static_cast<float>(capped_logit(c, static_cast<double>(logit)));
     return logits;
   }
 

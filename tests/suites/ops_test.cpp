@@ -7,6 +7,7 @@
 #include "tests/kernels/support.hpp"
 #include "tests/support/naive_ops.hpp"
 #include "tests/support/test_device.hpp"
+#include "ziggurat/kernels/rope.hpp"
 
 namespace zg::test {
 namespace {
@@ -291,8 +292,8 @@ TYPED_TEST(DeviceOps, Rope) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, 3 * 8), back = o.t(kRows, 3 * 8);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rope(s, pick(x), 3, 2, 8, 10000, false);
-    ops.rope(s, pick(back), 3, 2, 8, 10000, true);
+    ops.rope(s, pick(x), 3, 2, 8, rope_table(10000, 4), false);
+    ops.rope(s, pick(back), 3, 2, 8, rope_table(10000, 4), true);
   });
 }
 
@@ -305,7 +306,7 @@ TYPED_TEST(DeviceOps, RowsOfTwoStretches) {
   const auto wte = o.t(5, kWidth), wpe = o.t(9, kWidth), out = o.t(kRows, kWidth);
   const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(9, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rope(s, pick(x), positions, 2, 8, 10000, false);
+    ops.rope(s, pick(x), positions, 2, 8, rope_table(10000, 4), false);
     ops.embedding(s, pick(ids), pick(wte), pick(wpe), positions, pick(out));
     ops.embedding_backward(s, pick(ids), pick(dout), positions, pick(dwte), pick(dwpe));
   });
@@ -325,6 +326,41 @@ TYPED_TEST(DeviceOps, Attention) {
       ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv), pick(scratch));
     });
   }
+}
+
+TYPED_TEST(DeviceOps, AttentionByARule) {
+  for (const bool with_documents : {false, true}) {
+    AttentionShape shape{.batch = 2, .time = 7, .heads = 4, .kv_heads = 2, .head_size = 8};
+    shape.rule = {.window = 3, .scale = 0.3, .softcap = 2}, shape.documents = with_documents;
+    Operands<TypeParam> o;
+    const auto qkv = o.t(14, 64), out = o.t(14, 32), d_o = o.t(14, 32), dqkv = o.t(14, 64);
+    const auto lse = o.a_dense(8, 7);
+    const auto first = o.ids({0, 0, 0, 0, 4, 4, 6, 0, 1, 1, 1, 1, 1, 1});
+    const auto scratch = o.byte_scratch(o.device().ops().attention_scratch_bytes(dtype_of<TypeParam>, shape));
+    o.run([&](Ops& ops, Stream& s, auto pick) {
+      const View documents = with_documents ? pick(first) : View();
+      ops.attention(s, pick(qkv), shape, pick(out), pick(lse), pick(scratch), documents);
+      ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv), pick(scratch),
+                             documents);
+    });
+  }
+}
+
+// Where documents begin, positions do.
+TYPED_TEST(DeviceOps, PositionsInDocuments) {
+  Operands<TypeParam> o;
+  RopeTable table = rope_table(10000, 3);
+  table.amplitude = 1.2;
+  const auto x = o.t(kRows, 2 * 8), dx = o.t(kRows, 2 * 8);
+  const auto ids = o.ids({4, 0, 4, 2, 2, 4}), first = o.ids({0, 1, 1, 0, 0, 2});
+  const auto wte = o.t(5, kWidth), wpe = o.t(2, kWidth), out = o.t(kRows, kWidth);
+  const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(2, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.rope(s, pick(x), 3, 2, 8, table, false, pick(first));
+    ops.rope(s, pick(dx), 3, 2, 8, table, true, pick(first));
+    ops.embedding(s, pick(ids), pick(wte), pick(wpe), 3, pick(out), {}, pick(first));
+    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(dwte), pick(dwpe), {}, pick(first));
+  });
 }
 
 // A causal block, and one of all keys that is merged with it; of sequences with rows between them.

@@ -154,7 +154,7 @@ class ModelRunner {
     stream_.synchronize();
     std::vector<double> result;
     for (std::int64_t r = 0; r < view.rows; ++r) {
-      for (std::int64_t c = 0; c < v; ++c) result.push_back(load(view, r, c));
+      for (std::int64_t c = 0; c < v; ++c) result.push_back(capped_logit(model_.config(), load(view, r, c)));
     }
     return result;
   }
@@ -174,7 +174,7 @@ class ModelRunner {
       xs.emplace_back(model_.checkpoint_bytes(shape));
       workspace.poison();
       model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), rows(xs[u], batch),
-                           saved.back().data(), workspace.data(), nullptr, nullptr, place(u));
+                           saved.back().data(), workspace.data(), nullptr, nullptr, place(u), layer(u));
       stream_.synchronize();
     }
     double sum = 0;
@@ -188,17 +188,17 @@ class ModelRunner {
       if (recompute == Recompute::kYes) {
         mine.poison();
         model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), View{}, mine.data(),
-                             workspace.data(), nullptr, nullptr, place(u));
+                             workspace.data(), nullptr, nullptr, place(u), layer(u));
       }
       stream_.synchronize();
       workspace.poison();
       const View x = rows(xs[u - 1], batch);
       if (in_halves) {
         model_.block_backward_input(stream_, shape, weights(u), x, mine.data(), rows(dx, batch),
-                                    workspace.data(), nullptr, place(u));
+                                    workspace.data(), nullptr, place(u), layer(u));
       } else {
         model_.block_backward(stream_, shape, weights(u), x, mine.data(), rows(dx, batch), grads(u),
-                              workspace.data(), into, nullptr, nullptr, place(u));
+                              workspace.data(), into, nullptr, nullptr, place(u), layer(u));
       }
       stream_.synchronize();
     }
@@ -229,7 +229,7 @@ class ModelRunner {
       saved.poison();
       to.poison();
       model_.block_forward(stream_, shape, weights(u), rows(from, batch), rows(to, batch), saved.data(),
-                           workspace.data(), nullptr, nullptr, place(u));
+                           workspace.data(), nullptr, nullptr, place(u), layer(u));
       stream_.synchronize();
     }
     return std::move(head() % 2 == 1 ? x : next);
@@ -244,6 +244,7 @@ class ModelRunner {
   std::size_t table() const { return model_.config().tied ? 0 : head(); }  // the unit of the output matrix
 
  private:
+  static std::int64_t layer(std::size_t unit) { return static_cast<std::int64_t>(unit) - 1; }
   void embed(const Batch& batch, const Bytes& x) {
     const Bytes workspace(model_.embedding_workspace_bytes(batch.shape));
     model_.embedding_forward(stream_, batch.shape, weights(0), ids(batch), rows(x, batch), workspace.data(),

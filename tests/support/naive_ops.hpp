@@ -143,29 +143,31 @@ class NaiveOps : public Ops {
   }
 
   void rope(Stream&, View x, const RowPositions& positions, std::int64_t heads, std::int64_t head_size,
-            double theta, bool inverse) override {
-    const std::int64_t half = head_size / 2;
+            const RopeTable& table, bool inverse, const View& first_keys) override {
+    const std::int64_t half = table.pairs;
     for (std::int64_t r = 0; r < x.rows; ++r) {
       for (std::int64_t h = 0; h < heads; ++h) {
         for (std::int64_t i = 0; i < half; ++i) {
-          const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
-          const double angle = static_cast<double>(positions.of(r)) * frequency * (inverse ? -1 : 1);
+          const double frequency = table.frequency[static_cast<std::size_t>(i)];
+          const double angle =
+              static_cast<double>(place(positions, first_keys, r)) * frequency * (inverse ? -1 : 1);
           double& first = at(x, r, h * head_size + i);
           double& second = at(x, r, h * head_size + half + i);
           const double a = first, b = second;
-          first = a * std::cos(angle) - b * std::sin(angle);
-          second = b * std::cos(angle) + a * std::sin(angle);
+          first = table.amplitude * (a * std::cos(angle) - b * std::sin(angle));
+          second = table.amplitude * (b * std::cos(angle) + a * std::sin(angle));
         }
       }
     }
   }
 
-  void attention(Stream&, View qkv, const AttentionShape& a, View o, View lse, View) override {
+  void attention(Stream&, View qkv, const AttentionShape& a, View o, View lse, View,
+                 const View& first_keys) override {
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
-      const Head v(qkv, a, b, h);
+      const Head v(qkv, a, b, h, first_keys);
       for (std::int64_t i = 0; i < a.time; ++i) {
         std::vector<double> p;
-        for (std::int64_t j = 0; j <= i; ++j) p.push_back(v.score(i, j));
+        for (std::int64_t j = 0; j <= i; ++j) p.push_back(v.sees(i, j) ? v.score(i, j) : -INFINITY);
         const double most = *std::max_element(p.begin(), p.end());
         double sum = 0;
         for (const double score : p) sum += std::exp(score - most);
@@ -180,16 +182,16 @@ class NaiveOps : public Ops {
     });
   }
   void attention_backward(Stream&, View qkv, View, View lse, View d_o, const AttentionShape& a, View dqkv,
-                          View) override {
+                          View, const View& first_keys) override {
     each(dqkv, [](std::int64_t, std::int64_t) { return 0.0; });
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
-      const Head v(qkv, a, b, h), d(dqkv, a, b, h);
+      const Head v(qkv, a, b, h, first_keys), d(dqkv, a, b, h, first_keys);
       std::vector<double> p(static_cast<std::size_t>(a.time)), dp(p.size());
       for (std::int64_t i = 0; i < a.time; ++i) {
         double mean = 0;  // of dp, weighted by p
         for (std::int64_t j = 0; j <= i; ++j) {
           const auto n = static_cast<std::size_t>(j);
-          p[n] = std::exp(v.score(i, j) - at(lse, b * a.heads + h, i));
+          p[n] = v.sees(i, j) ? std::exp(v.score(i, j) - at(lse, b * a.heads + h, i)) : 0;
           dp[n] = 0;
           for (std::int64_t k = 0; k < a.head_size; ++k) {
             const double g = at(d_o, b * a.time + i, h * a.head_size + k);
@@ -200,7 +202,7 @@ class NaiveOps : public Ops {
         }
         for (std::int64_t j = 0; j <= i; ++j) {
           const auto n = static_cast<std::size_t>(j);
-          const double ds = p[n] * (dp[n] - mean) / std::sqrt(static_cast<double>(a.head_size));
+          const double ds = p[n] * (dp[n] - mean) * slope_of(a.rule, a.head_size, v.score(i, j));
           for (std::int64_t k = 0; k < a.head_size; ++k) {
             d.q(i, k) += ds * v.k(j, k);
             d.k(j, k) += ds * v.q(i, k);
@@ -234,7 +236,7 @@ class NaiveOps : public Ops {
         const double p = std::exp(x.score(j) - at(lse, x.lse_row, x.i));
         double dp = 0;
         for (std::int64_t d = 0; d < a.head_size; ++d) dp += at(d_o, x.row, x.q0 + d) * x.v(j, d);
-        const double ds = p * (dp - delta) / std::sqrt(static_cast<double>(a.head_size));
+        const double ds = p * (dp - delta) * slope_of(a.rule, a.head_size, x.score(j));
         for (std::int64_t d = 0; d < a.head_size; ++d) {
           at(dkv, x.key_row + j, x.v0 + d) += p * at(d_o, x.row, x.q0 + d);
           at(dkv, x.key_row + j, x.k0 + d) += ds * at(q, x.row, x.q0 + d);
@@ -268,19 +270,20 @@ class NaiveOps : public Ops {
   }
 
   void embedding(Stream&, View ids, View wte, View wpe, const RowPositions& positions, View out,
-                 const TablePart& part) override {
+                 const TablePart& part, const View& first_keys) override {
     each(out, [&](std::int64_t r, std::int64_t c) {
       const std::int64_t row = id(ids, r) - part.first;
-      return (row >= 0 && row < wte.rows ? at(wte, row, c) : 0.0) + (wpe ? at(wpe, positions.of(r), c) : 0.0);
+      return (row >= 0 && row < wte.rows ? at(wte, row, c) : 0.0) +
+             (wpe ? at(wpe, place(positions, first_keys, r), c) : 0.0);
     });
   }
   void embedding_backward(Stream&, View ids, View dout, const RowPositions& positions, View dwte, View dwpe,
-                          const TablePart& part) override {
+                          const TablePart& part, const View& first_keys) override {
     for (std::int64_t r = 0; r < dout.rows; ++r) {
       const std::int64_t row = id(ids, r) - part.first;
       for (std::int64_t c = 0; c < dout.cols; ++c) {
         if (row >= 0 && row < dwte.rows) at(dwte, row, c) += at(dout, r, c);
-        if (dwpe) at(dwpe, positions.of(r), c) += at(dout, r, c);
+        if (dwpe) at(dwpe, place(positions, first_keys, r), c) += at(dout, r, c);
       }
     }
   }
@@ -401,6 +404,19 @@ class NaiveOps : public Ops {
     return x.as<double>()[row * x.ld + column];
   }
   static std::int64_t id(const View& ids, std::int64_t n) { return ids.as<std::int32_t>()[n]; }
+  // A row's position in its sequence, or in its document.
+  static std::int64_t place(const RowPositions& positions, const View& first_keys, std::int64_t row) {
+    return positions.of(row) - (first_keys ? id(first_keys, row) : 0);
+  }
+  static double score_of(const AttentionRule& rule, std::int64_t head_size, double product) {
+    const double s = product * (rule.scale == 0 ? 1 / std::sqrt(static_cast<double>(head_size)) : rule.scale);
+    return rule.softcap == 0 ? s : rule.softcap * std::tanh(s / rule.softcap);
+  }
+  // Of a score by the product that it is made of.
+  static double slope_of(const AttentionRule& rule, std::int64_t head_size, double score) {
+    const double scale = rule.scale == 0 ? 1 / std::sqrt(static_cast<double>(head_size)) : rule.scale;
+    return rule.softcap == 0 ? scale : scale * (1 - square(score / rule.softcap));
+  }
   static double square(double x) { return x * x; }
   // What a norm multiplies column c by.
   static double factor_of(const View& w, std::int64_t c, NormWeight weight) {
@@ -439,11 +455,12 @@ class NaiveOps : public Ops {
   struct Query {
     View q, kv;
     std::int64_t i, row, key_row, lse_row, end, q0, k0, v0, size;
+    AttentionRule rule;
     double v(std::int64_t j, std::int64_t d) const { return at(kv, key_row + j, v0 + d); }
     double score(std::int64_t j) const {
       double sum = 0;
       for (std::int64_t d = 0; d < size; ++d) sum += at(q, row, q0 + d) * at(kv, key_row + j, k0 + d);
-      return sum / std::sqrt(static_cast<double>(size));
+      return score_of(rule, size, sum);
     }
   };
   template <class Body>
@@ -454,7 +471,7 @@ class NaiveOps : public Ops {
         for (std::int64_t i = 0; i < a.queries; ++i) {
           body(Query{q, kv, i, b * a.query_step + i, b * a.key_step, b * a.heads + h,
                      a.causal ? i + 1 : a.keys, h * a.head_size, k0, k0 + a.kv_heads * a.head_size,
-                     a.head_size});
+                     a.head_size, a.rule});
         }
       }
     }
@@ -462,8 +479,8 @@ class NaiveOps : public Ops {
 
   // One query head of one sequence, with the key/value head that it reads.
   struct Head {
-    Head(const View& x, const AttentionShape& a, std::int64_t batch, std::int64_t head)
-        : view(x), row(batch * a.time), size(a.head_size) {
+    Head(const View& x, const AttentionShape& a, std::int64_t batch, std::int64_t head, const View& first)
+        : view(x), first_keys(first), row(batch * a.time), size(a.head_size), rule(a.rule) {
       q0 = head * size;
       k0 = (a.heads + head / (a.heads / a.kv_heads)) * size;
       v0 = k0 + a.kv_heads * size;
@@ -474,10 +491,14 @@ class NaiveOps : public Ops {
     double score(std::int64_t i, std::int64_t j) const {
       double sum = 0;
       for (std::int64_t d = 0; d < size; ++d) sum += q(i, d) * k(j, d);
-      return sum / std::sqrt(static_cast<double>(size));
+      return score_of(rule, size, sum);
     }
-    View view;
+    bool sees(std::int64_t i, std::int64_t j) const {
+      return (rule.window == 0 || i - rule.window < j) && (!first_keys || j >= id(first_keys, row + i));
+    }
+    View view, first_keys;
     std::int64_t row, size, q0 = 0, k0 = 0, v0 = 0;
+    AttentionRule rule;
   };
 };
 

@@ -98,24 +98,33 @@ class Ops : public OpSizes {
                                Gate activation = Gate::kSilu) = 0;
 
   // Rotary embedding in place on the first `heads` heads of each row of x, T [N, at least heads*head_size].
-  // Pairs are (i, i + head_size/2), the half-split convention of Hugging Face. inverse: rotates back, for the
-  // backward pass.
+  // Pairs are (i, i + pairs), the half-split convention of Hugging Face. inverse: rotates back, for the
+  // backward pass: with y = a R x, of amplitude a and rotation R, that is dx = a R^T dy, so the amplitude is
+  // the same both ways, and the two undo each other only where it is 1.
+  // first_keys (i32 [1,N], or null): a row's position is its place in its document, which begins at this row
+  // of its sequence.
   virtual void rope(Stream& s, View x, const RowPositions& positions, std::int64_t heads,
-                    std::int64_t head_size, double theta, bool inverse) = 0;
+                    std::int64_t head_size, const RopeTable& table, bool inverse,
+                    const View& first_keys = {}) = 0;
 
-  // Causal attention, scale 1/sqrt(head_size). qkv T [B*T, (heads + 2*kv_heads)*head_size] = q | k | v;
+  // Causal attention by shape.rule. qkv T [B*T, (heads + 2*kv_heads)*head_size] = q | k | v;
   // o T [B*T, heads*head_size]; lse A [B*heads, T], without gaps: the log-sum-exp of each row of scores.
   // Query head h uses key/value head h / (heads / kv_heads). The T x T scores of a head are never stored.
   // scratch: u8 [1, at least attention_scratch_bytes()]; null if that is 0.
-  virtual void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse,
-                         View scratch) = 0;
-  // d_o T like o; dqkv T like qkv, overwritten; o and lse of attention().
+  // first_keys (i32 [1, B*T], or null): of each row the first row of its sequence that it attends to, 0 to
+  // T-1: that of its document, never behind the row itself, and never decreasing in a sequence. Tiles that
+  // neither the window nor the documents leave anything of are not computed, here and in the backward.
+  virtual void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse, View scratch,
+                         const View& first_keys = {}) = 0;
+  // d_o T like o; dqkv T like qkv, overwritten; o and lse of attention(), and the same first_keys.
   virtual void attention_backward(Stream& s, View qkv, View o, View lse, View d_o,
-                                  const AttentionShape& shape, View dqkv, View scratch) = 0;
+                                  const AttentionShape& shape, View dqkv, View scratch,
+                                  const View& first_keys = {}) = 0;
 
-  // Attention to some of the keys (AttentionBlock). q T [query_rows(), heads*head_size]; kv T [key_rows(),
-  // 2*kv_heads*head_size] = k | v; o A like q and lse A [batch*heads, queries] are the result for all keys so
-  // far: overwritten, or merged by the log-sum-exp. Rows between the sequences' are left alone.
+  // Attention to some of the keys (AttentionBlock), without a window. q T [query_rows(), heads*head_size]; kv
+  // T [key_rows(), 2*kv_heads*head_size] = k | v; o A like q and lse A [batch*heads, queries] are the result
+  // for all keys so far: overwritten, or merged by the log-sum-exp. Rows between the sequences' are left
+  // alone.
   virtual void attention_block(Stream& s, View q, View kv, const AttentionBlock& block, View o, View lse) = 0;
   // Adds to dq (A, like q) and dkv (A, like kv) what the block contributes to an attention whose result, for
   // all keys, is o (T, like q) and lse; d_o T like q. scratch: u8 [1, at least
@@ -136,14 +145,14 @@ class Ops : public OpSizes {
   // out[n] = wte[ids[n]], plus wpe[position of row n] unless wpe is null. out T [N,C]; ids i32 [1,N];
   // wte T [V,C]; wpe T [P,C] with all positions below P. An id outside of [0, V) ends the process; on a GPU
   // the device fails. `part`: wte has V rows of a larger table, and other tokens' rows count as zeros; that
-  // table is what no id may be outside of.
+  // table is what no id may be outside of. first_keys: as in rope().
   virtual void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out,
-                         const TablePart& part = {}) = 0;
+                         const TablePart& part = {}, const View& first_keys = {}) = 0;
   // dwte (A [V,C]) += rows of dout (T [N,C]) by id; dwpe (A [P,C], or null) += rows by position. Rows are
   // added in a fixed order, unless the device was asked for speed before determinism. `part`: other tokens'
   // rows are not added to dwte.
   virtual void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte,
-                                  View dwpe, const TablePart& part = {}) = 0;
+                                  View dwpe, const TablePart& part = {}, const View& first_keys = {}) = 0;
 
   // loss_sum (f64 [1,1]) += sum over rows of -log softmax(logits)[target]. logits A [N,V]; targets i32 [1,N],
   // a negative one ignores its row. dlogits T [N,V] = scale * (softmax - onehot), 0 in ignored rows; a null

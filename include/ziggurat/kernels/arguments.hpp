@@ -120,13 +120,20 @@ struct HeadRmsNormBackward {
   NormWeight weight = NormWeight::kPlain;
 };
 
+// A row's position in its sequence, or with first_keys in its document.
+constexpr std::int64_t position_of(const RowPositions& rows, const std::int32_t* first_keys,
+                                   std::int64_t row) {
+  return rows.of(row) - (first_keys == nullptr ? 0 : first_keys[row]);
+}
+
 // wte [vocabulary, cols], wpe [positions, cols] or null. Ids outside of a part have rows of zeros, and no
-// gradient.
+// gradient. first_keys: of each row the first row of its document, from which its position counts; or null.
 template <class T>
 struct Embedding {
   const std::int32_t* ids = nullptr;
   std::int64_t vocabulary = 0, positions = 0;
   RowPositions rows = {};
+  const std::int32_t* first_keys = nullptr;
   Strided<const T> wte, wpe;
   Strided<T> out;
   TablePart part = {};
@@ -137,6 +144,7 @@ struct EmbeddingBackward {
   const std::int32_t* ids = nullptr;
   std::int64_t vocabulary = 0, positions = 0;
   RowPositions rows = {};
+  const std::int32_t* first_keys = nullptr;
   Strided<const T> dout;
   Strided<Acc<T>> dwte, dwpe;  // +=; either may be null
   TablePart part = {};

@@ -318,7 +318,7 @@ BUGS = (
     Bug("attention: a window has one key more",
         ((VISIBLE, "query - window + 1;", "query - window;"),), RULES),
     Bug("attention: the slope of the cap is left out of the backward",
-        ((HOST_ATTENTION, "if constexpr (kCapped) g = hn::Mul(g, slope);", ""),), RULES),
+        (("kernels/host/attention_softmax.hpp", "if constexpr (kCapped) g = hn::Mul(g, slope);", ""),), RULES),
     Bug("attention: scores are capped behind the mask",
         (("kernels/cuda/attention_forward.cu", "    if (scale.cap != 0) cap_scores(s, scale.cap);\n", ""),
          ("kernels/cuda/attention_forward.cu", "  update_softmax(s, r, scale.exponent);",

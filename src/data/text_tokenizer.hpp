@@ -47,6 +47,8 @@ class TextTokenizer : public Tokenizer {
 // The name of the file that save() writes.
 inline constexpr const char* kTokenizerFile = "tokenizer.ziggurat.json";
 
+// The one that a configuration names by itself; null for "chars", whose vocabulary follows from a text.
+std::unique_ptr<TextTokenizer> make_named_tokenizer(const TokenizerConfig& config);
 std::unique_ptr<TextTokenizer> make_byte_tokenizer();
 // `code_points` must be sorted and without repetition.
 std::unique_ptr<TextTokenizer> make_char_tokenizer(std::vector<char32_t> code_points);

@@ -204,16 +204,19 @@ class PartWriter {
 // Where the tokens of one file have got to.
 struct Progress {
   std::int64_t offset = 0, lines = 0, tokens = 0, left_out = 0;  // left_out: by the loss mask
+  std::int64_t documents = 0;
 };
 
-// The tokens of a file, and of documents the loss mask.
+// The tokens of a file, and of documents the loss mask and where each begins.
 class TokenWriter {
  public:
   TokenWriter(const std::string& path, DType dtype, bool documents, const Progress& from)
       : dtype_(dtype),
         mask_path_(std::filesystem::path(path).replace_extension(".mask").string()),
         tokens_(path, from.tokens * static_cast<std::int64_t>(size_of(dtype))) {
-    if (documents) mask_.emplace(mask_path_, from.tokens);
+    if (!documents) return;
+    mask_.emplace(mask_path_, from.tokens);
+    places_.emplace(std::filesystem::path(path).replace_extension(".docs").string(), 8 * from.documents);
   }
 
   void write(const std::vector<std::int32_t>& ids) {
@@ -228,24 +231,30 @@ class TokenWriter {
     for (std::size_t i = 0; i < document.mask.size(); ++i) progress.left_out += mask[i] == 0;
     if (document.mask.empty()) std::fill(mask.begin(), mask.end(), std::uint8_t{1});
     mask_->write(mask.data(), mask.size());
+    places_->write(&progress.tokens, sizeof progress.tokens);
+    ++progress.documents;
     progress.tokens += static_cast<std::int64_t>(document.ids.size());
   }
   void keep() {
     tokens_.keep();
     if (mask_) mask_->keep();
+    if (places_) places_->keep();
   }
   void finish(const Progress& progress) {
     tokens_.finish();
     std::error_code ignored;
     std::filesystem::remove(mask_path_, ignored);
     if (mask_ && progress.left_out > 0) mask_->finish();
+    if (!places_) return;
+    places_->write(&progress.tokens, sizeof progress.tokens);
+    places_->finish();
   }
 
  private:
   DType dtype_;
   std::string mask_path_;
   PartWriter tokens_;
-  std::optional<PartWriter> mask_;
+  std::optional<PartWriter> mask_, places_;
   std::vector<std::uint16_t> narrow_;
 };
 
@@ -270,19 +279,13 @@ class DirectoryLock {
 
 class CacheMaker {
  public:
-  CacheMaker(const DataConfig& config, const std::string& directory)
+  CacheMaker(const DataConfig& config, const std::string& directory, std::unique_ptr<TextTokenizer> tokenizer)
       : config_(config),
         directory_(directory),
         documents_(is_document_file(config.train)),
         train_(config.train) {
     if (!config.validation.empty()) validation_.emplace(config.validation);
-    if (config.tokenizer.kind == TokenizerConfig::Kind::kBytes) cache_.tokenizer = make_byte_tokenizer();
-    if (config.tokenizer.kind == TokenizerConfig::Kind::kGpt2) {
-      cache_.tokenizer = make_gpt2_tokenizer(config.tokenizer.directory);
-    }
-    if (config.tokenizer.kind == TokenizerConfig::Kind::kFile) {
-      cache_.tokenizer = make_file_tokenizer(config.tokenizer.directory);
-    }
+    cache_.tokenizer = tokenizer ? std::move(tokenizer) : make_named_tokenizer(config.tokenizer);
     if (documents_ && !cache_.tokenizer) {
       throw Error(Errc::kUsage, "data.tokenizer",
                   "\"chars\" takes its vocabulary from a text, not from documents",
@@ -306,7 +309,7 @@ class CacheMaker {
   nlohmann::json sources() const {
     nlohmann::json stamp = {{"version", kCacheVersion}, {"train", train_.stamp()}};
     stamp["tokenizer"] = cache_.tokenizer ? cache_.tokenizer->identity() : "chars";
-    if (documents_) stamp["document_end"] = config_.document_end;
+    if (documents_) stamp["document_end"] = config_.document_end, stamp["document_places"] = true;
     if (validation_) {
       stamp["validation"] = validation_->stamp();
     } else {
@@ -351,6 +354,14 @@ class CacheMaker {
     };
     cache_.train_mask = mask(kTrainFile, cache_.train_tokens);
     cache_.validation_mask = mask(kValidationFile, cache_.validation_tokens);
+    const auto documents = [&](const char* file,
+                               std::int64_t tokens) -> std::shared_ptr<const DocumentIndex> {
+      if (tokens == 0 || !documents_) return nullptr;
+      return DocumentIndex::open_docs(std::filesystem::path(path(file)).replace_extension(".docs").string(),
+                                      tokens);
+    };
+    cache_.train_documents = documents(kTrainFile, cache_.train_tokens);
+    cache_.validation_documents = documents(kValidationFile, cache_.validation_tokens);
   }
 
   // Whether the cache in the directory can be used. Otherwise, for whatever reason, it is made anew: nothing
@@ -475,13 +486,14 @@ class CacheMaker {
         if (!found.at("files").contains(file)) continue;
         const nlohmann::json& values = found["files"][file];
         const auto number = [&](int i) { return values.at(static_cast<std::size_t>(i)).get<std::int64_t>(); };
-        const Progress progress{number(0), number(1), number(2), number(3)};
-        const std::string name = path(file) + (values.at(4) == true ? "" : ".part");
+        const Progress progress{number(0), number(1), number(2), number(3), number(4)};
+        const bool complete = values.at(5) == true;
+        const std::string name = path(file) + (complete ? "" : ".part");
         const auto width =
             static_cast<std::int64_t>(size_of(cache_.tokenizer ? dtype_of_tokens() : DType::kU16));
         std::error_code error;
         const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(name, error));
-        if (!error && bytes >= progress.tokens * width) progress_[file] = {progress, values.at(4) == true};
+        if (!error && bytes >= progress.tokens * width) progress_[file] = {progress, complete};
       }
     } catch (const nlohmann::json::exception&) {
       progress_.clear();
@@ -493,7 +505,7 @@ class CacheMaker {
     nlohmann::json files = nlohmann::json::object();
     for (const auto& [name, entry] : progress_) {
       const Progress& p = entry.first;
-      files[name] = {p.offset, p.lines, p.tokens, p.left_out, entry.second};
+      files[name] = {p.offset, p.lines, p.tokens, p.left_out, p.documents, entry.second};
     }
     write_file_atomically(path(kProgressFile),
                           nlohmann::json{{"sources", wanted_}, {"files", files}}.dump(1) + "\n");
@@ -586,11 +598,12 @@ bool is_document_file(const std::string& path) {
   return std::filesystem::path(path).extension() == ".jsonl";
 }
 
-TokenCache tokenise_cached(const DataConfig& config, const std::string& directory) {
+TokenCache tokenise_cached(const DataConfig& config, const std::string& directory,
+                           std::unique_ptr<TextTokenizer> tokenizer) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) throw Error(Errc::kIo, directory, "cannot be created: " + error.message());
-  return CacheMaker(config, directory).run();
+  return CacheMaker(config, directory, std::move(tokenizer)).run();
 }
 
 }  // namespace zg

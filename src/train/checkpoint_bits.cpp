@@ -108,6 +108,14 @@ class Writer {
     add("seed", c.seed);
     add("data.train", sample_of(data));
     add("data.seq_len", c.data.seq_len);
+    // A checkpoint that does not say them is of a run with one source, or with windows.
+    if (c.data.blend.size() > 1) {
+      std::string weights;
+      for (const DataSource& source : c.data.blend)
+        weights += fmt::format("{}{}", weights.empty() ? "" : ", ", source.weight);
+      add("data.blend", "weights " + weights);
+    }
+    if (c.data.packing == Packing::kDocuments) add("data.packing", "documents");
     add("train_batch_size", c.data_ranks() * c.micro_batch * c.accumulation_steps);
     add("train_micro_batch_size_per_gpu", c.micro_batch);
     add("gradient_accumulation_steps", c.accumulation_steps);

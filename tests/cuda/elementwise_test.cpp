@@ -256,6 +256,52 @@ TYPED_TEST(CudaElementwise, SwigluBackward) {
   });
 }
 
+TYPED_TEST(CudaElementwise, GeluGated) {
+  using T = TypeParam;
+  auto random = generator(7);
+  for_each_shape([&](std::int64_t cols, Layout layout) {
+    Operand<T> gate_up(5, 2 * cols, layout), dy(5, cols, layout), y(5, cols, layout),
+        both(5, 2 * cols, layout);
+    gate_up.fill_normal(random, 0, 2);
+    gate_up.send(), dy.fill_normal(random).send(), y.send(), both.send();
+    cuda::swiglu<T>(launch(), {5, cols}, gate_up.read(), y.view(), Gate::kGeluTanh);
+    cuda::swiglu_backward<T>(launch(), {5, cols}, gate_up.read(), dy.read(), both.view(), Gate::kGeluTanh);
+    y.fetch("y"), both.fetch("d_gate_up");
+    for (std::int64_t r = 0; r < 5; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) {
+        const double g = gate_up(r, c), u = gate_up(r, cols + c), e = dy(r, c), s = sigmoid(two_u(g));
+        const double roundings = sigmoid_roundings(two_u(g)), value = g * s;
+        ASSERT_NEAR(y(r, c), value * u,
+                    bound<T>(value * u, roundings, std::abs(value * u)) + floor_of(g * u));
+        const double slope = 2 * std::sqrt(2 / std::numbers::pi) * (1 + 3 * 0.044715 * g * g);
+        const double d_gate = e * u * (s + g * slope * s * sigmoid(-two_u(g))), d_up = e * value;
+        const double scale = std::abs(e * u) * s * (1 + std::abs(g) * slope);
+        ASSERT_NEAR(both(r, c), d_gate,
+                    bound<T>(d_gate, roundings, scale) + floor_of(e * u) * (1 + std::abs(g) * slope));
+        ASSERT_NEAR(both(r, cols + c), d_up, bound<T>(d_up, roundings, std::abs(d_up)) + floor_of(e * g));
+      }
+    }
+  });
+}
+
+// Rounded once, with the same bits as on the host; in place, too.
+TYPED_TEST(CudaElementwise, Scale) {
+  using T = TypeParam;
+  using A = Acc<T>;
+  auto random = generator(8);
+  const T factor = static_cast<T>(static_cast<A>(std::sqrt(3072.0)));
+  for_each_shape([&](std::int64_t cols, Layout layout) {
+    Operand<T> x(5, cols, layout), y(5, cols, layout), expected(5, cols, layout);
+    x.fill_normal(random);
+    host::scale<T>({5, cols}, x.host_view(), factor, expected.host_view());
+    x.send(), y.send();
+    cuda::scale<T>(launch(), {5, cols}, x.read(), factor, y.view());
+    cuda::scale<T>(launch(), {5, cols}, x.read(), factor, x.view());
+    y.fetch("y"), x.fetch("x");
+    EXPECT_TRUE(y.same_bits(expected) && x.same_bits(expected));
+  });
+}
+
 TYPED_TEST(CudaElementwise, NonFiniteValuesStayVisible) {
   using T = TypeParam;
   Operand<T> x(1, 86), dy(1, 43), y(1, 43), dx(1, 86);

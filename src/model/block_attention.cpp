@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace zg::model {
 namespace {
@@ -186,8 +187,9 @@ struct UlyssesViews {
 }  // namespace
 
 AttentionRule attention_rule(const ModelConfig& c, bool window) {
+  const double scalar = c.block.query_pre_attn_scalar;
   return {.window = window ? c.block.window : 0,
-          .scale = c.block.query_scale,
+          .scale = scalar > 0 ? 1 / std::sqrt(scalar) : 0,
           .softcap = c.block.attention_softcap};
 }
 

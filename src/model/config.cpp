@@ -117,7 +117,7 @@ void check_description(const ModelConfig& c) {
                 fmt::format("has {} layers of {}", block.windowed.size(), c.layers));
   }
   if (c.any_window()) check_size("sliding_window", block.window, kMaxWidth);
-  for (const auto& [key, value] : {std::pair("query_pre_attn_scalar", block.query_scale),
+  for (const auto& [key, value] : {std::pair("query_pre_attn_scalar", block.query_pre_attn_scalar),
                                    {"attn_logit_softcapping", block.attention_softcap},
                                    {"final_logit_softcapping", block.final_softcap}}) {
     if (value != 0) check_positive(key, value);

@@ -8,8 +8,8 @@
 namespace zg {
 namespace model {
 
-const std::array<Family, kFamilies>& families() {
-  static constexpr std::array<Family, kFamilies> kTable{
+const std::array<Family, std::size(kFamilies)>& families() {
+  static constexpr std::array<Family, std::size(kFamilies)> kTable{
       {{Arch::kGpt2, "gpt2", "gpt2", "GPT2LMHeadModel", "GPT-2"},
        {Arch::kLlama, "llama", "llama", "LlamaForCausalLM", "Llama"},
        {Arch::kMistral, "mistral", "mistral", "MistralForCausalLM", "Mistral"},
@@ -32,8 +32,8 @@ const Family& family_of(Arch arch) {
 
 std::string family_names(const char* quote, const char* last) {
   std::string text;
-  for (std::size_t i = 0; i < kFamilies; ++i) {
-    text += i == 0 ? "" : i + 1 == kFamilies ? last : ", ";
+  for (std::size_t i = 0; i < families().size(); ++i) {
+    text += i == 0 ? "" : i + 1 == families().size() ? last : ", ";
     text += std::string(quote) + families()[i].name + quote;
   }
   return text;

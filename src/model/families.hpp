@@ -1,6 +1,7 @@
 // The families of models: what files, configurations and people call them.
 #pragma once
 #include <array>
+#include <iterator>
 #include <string>
 
 #include "ziggurat/model/config.hpp"
@@ -14,8 +15,7 @@ struct Family {
   const char* architecture;  // the first of "architectures" in config.json
   const char* title;         // for people
 };
-inline constexpr std::size_t kFamilies = 9;
-const std::array<Family, kFamilies>& families();
+const std::array<Family, std::size(kFamilies)>& families();
 const Family& family_of(Arch arch);
 // All names, each in quotes: "gpt2, llama ... and gemma3", with `last` between the last two.
 std::string family_names(const char* quote = "", const char* last = " and ");

@@ -527,7 +527,7 @@ std::string RunPlan::describe() const {
       "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
       "update     {}\n"
       "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}{}",
-      m.arch == Arch::kGpt2 ? "GPT-2" : "Llama",
+      title_of(m.arch),
       config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers, m.width,
       static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype), m.tied ? ", tied head" : "",
       dropout, format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],

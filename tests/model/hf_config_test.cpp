@@ -51,7 +51,7 @@ void expect_equal(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.inner, b.inner);
   EXPECT_EQ(a.norm_eps, b.norm_eps);
   if (a.arch == Arch::kLlama) {
-    EXPECT_EQ(a.rope_theta, b.rope_theta);
+    EXPECT_EQ(a.block.rope.theta, b.block.rope.theta);
   }
   EXPECT_EQ(a.init_std, b.init_std);
   EXPECT_EQ(a.tied, b.tied);
@@ -84,7 +84,7 @@ TEST_F(HfConfigTest, ReadsLlama) {
   expected.arch = Arch::kLlama;
   expected.vocab_size = 32000, expected.context = 2048, expected.width = 2048, expected.layers = 22;
   expected.heads = 32, expected.kv_heads = 4, expected.head_size = 64, expected.inner = 5632;
-  expected.norm_eps = 1e-5, expected.rope_theta = 10000, expected.init_std = 0.02, expected.tied = false;
+  expected.norm_eps = 1e-5, expected.block.rope.theta = 10000, expected.init_std = 0.02, expected.tied = false;
   expect_equal(read(kLlama), expected);
   // What the library assumes when a key is absent.
   json other = json::parse(kLlama);
@@ -97,12 +97,12 @@ TEST_F(HfConfigTest, ReadsLlama) {
   other["head_dim"] = 128;
   other["rope_scaling"] = {{"rope_type", "default"}};
   other["rope_theta"] = 500000;
-  expected.head_size = 128, expected.rope_theta = 500000;
+  expected.head_size = 128, expected.block.rope.theta = 500000;
   expect_equal(read(other.dump()), expected);
   other.erase("rope_theta");
   other.erase("rope_scaling");
   other["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e6}};  // as newer versions write it
-  expected.rope_theta = 1e6;
+  expected.block.rope.theta = 1e6;
   expect_equal(read(other.dump()), expected);
 }
 

@@ -43,6 +43,10 @@ TILES = ("zg_test_engine", "Tiles.*")
 HEAD_NORMS, CUDA_HEAD_NORMS = ("zg_test_kernels", "*HeadNorm*"), ("zg_test_cuda", "*HeadNorm*")
 DATASET, PACKED = "src/data/dataset.cpp", ("zg_test_data", "PackedData.*")
 DROPOUT = ("zg_test_engine", "Dropout*")
+RULES = ("zg_test_kernels", "*AttentionRules*:VisibleKeys*")
+ROPES = ("zg_test_kernels", "*Rope*:*Embedding*")
+CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*Rope*")
+VISIBLE, ARGUMENTS = "include/ziggurat/kernels/visible_keys.hpp", "include/ziggurat/kernels/arguments.hpp"
 MASKS = ("zg_test_model", "ModelDropout.*:Model/FiniteDifferences.*dropout*")
 
 
@@ -342,6 +346,38 @@ BUGS = (
           "    if (drops(what)) drop(what, mine(room), mine(room));\n    const View sum = sum_of_parts(room);\n"),), DROPOUT),
     Bug("dropout: positions are counted from the beginning of a part",
         ((CALL, "const RowPositions positions = shape.part.positions(shape.time);", "const RowPositions positions(shape.time);"),), MASKS),
+    Bug("attention: a window has one key more",
+        ((VISIBLE, "query - window + 1;", "query - window;"),), RULES),
+    Bug("attention: the slope of the cap is left out of the backward",
+        (("kernels/host/attention_softmax.hpp", "if constexpr (kCapped) g = hn::Mul(g, slope);", ""),), RULES),
+    Bug("attention: scores are capped behind the mask",
+        (("kernels/cuda/attention_forward.cu", "    if (scale.cap != 0) cap_scores(s, scale.cap);\n", ""),
+         ("kernels/cuda/attention_forward.cu", "  update_softmax(s, r, scale.exponent);",
+          "  if (kRuled && scale.cap != 0) cap_scores(s, scale.cap);\n  update_softmax(s, r, scale.exponent);")), CUDA_RULES),
+    Bug("attention: a document's first key is left out of the backward",
+        (("kernels/cuda/attention_backward_keys.cu", "if (key + m * 16 + row_of(i) < of_queries[i % 2])",
+          "if (key + m * 16 + row_of(i) <= of_queries[i % 2])"),), CUDA_RULES),
+    Bug("attention: a tile that is partly hidden is left out",
+        ((HOST_ATTENTION, "if (task.visible.first(query) >= key + kTile) continue;",
+          "if (task.visible.first(query) > key) continue;"),), RULES),
+    Bug("attention: hidden tiles are computed in the backward",
+        ((HOST_ATTENTION, "for (std::int64_t key = task.visible.first(query) / kTile * kTile; key < end;",
+          "for (std::int64_t key = 0; key < end;"),), RULES),
+    Bug("attention: the last tile of queries that sees a tile of keys is left out",
+        (("kernels/cuda/attention_backward_keys.cu", "if (next >= end_query())", "if (next + kQueries >= end_query())"),), CUDA_RULES),
+    Bug("attention: a scale of its own is left out of the backward",
+        ((HOST_ATTENTION, "store_gradients(s.dq, width, n, size, scale.natural,",
+          "store_gradients(s.dq, width, n, size, 1.0f / std::sqrt(static_cast<float>(size)),"),), RULES),
+    Bug("attention: every sequence has the first one's documents",
+        ((HOST_ATTENTION, "first_keys + sequence * s.time", "first_keys + sequence * 0"),), RULES),
+    Bug("rope: the gradient is without the amplitude",
+        (("kernels/host/rope.cpp", "angles_of<A>(known, table);",
+          "angles_of<A>(known, [&] { auto t = table; if (inverse) t.amplitude = 1; return t; }());"),), ROPES),
+    Bug("rope: the gradient is without the amplitude on a GPU",
+        (("kernels/cuda/rope.cu", "cosine[j] *= rows.amplitude,", "if (!rows.inverse) cosine[j] *= rows.amplitude;\n    "),),
+        CUDA_RULES),
+    Bug("positions do not restart in documents",
+        ((ARGUMENTS, "(first_keys == nullptr ? 0 : first_keys[row])", "(first_keys == nullptr ? 0 : 0 * first_keys[row])"),), ROPES),
 )
 
 

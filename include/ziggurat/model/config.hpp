@@ -13,6 +13,8 @@
 namespace zg {
 
 enum class Arch { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kPhi3, kOlmo2, kGemma2, kGemma3 };
+inline constexpr Arch kFamilies[] = {Arch::kGpt2, Arch::kLlama, Arch::kMistral, Arch::kQwen2, Arch::kQwen3,
+                                     Arch::kPhi3, Arch::kOlmo2, Arch::kGemma2,  Arch::kGemma3};
 
 // The shares of elements that training drops, each from 0 to below 1.
 struct DropoutRates {
@@ -60,7 +62,7 @@ struct BlockDescription {
   HeadNorms head_norms = HeadNorms::kNone;
   bool qkv_bias = false, o_bias = false;
   Gate gate = Gate::kSilu;
-  double query_scale = 0;        // of scores; 0: 1/sqrt(head_size)
+  double query_pre_attn_scalar = 0;  // scores are q k divided by its root; 0: head_size
   double attention_softcap = 0;  // scores count as softcap * tanh(score / softcap); 0: as they are
   double final_softcap = 0;      // the same of logits
   bool scaled_embedding = false;  // the embedding is multiplied by the root of the width

@@ -53,7 +53,7 @@ __device__ __forceinline__ void add_keys(float (&dq)[kM][kHead / 8][4], const Ow
     }
   }
   if constexpr (kRuled) {
-    if (first.most > key) set_before(s, 0.0f, first, key);
+    if (first.most() > key) set_before(s, 0.0f, first, key);
   }
   if (ahead < kStep<kHead> - 1) set_hidden<false>(s, 0.0f, ahead);
   unsigned ds[kM][kN / 2][4];
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
       const int at = tile * kKeys<kHead> + key;
       if (query - at <= -kWarpQueries) break;  // the keys are behind the warp's last query
       if constexpr (kRuled) {
-        if (first_keys.least >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
+        if (first_keys.least() >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
       }
       add_keys<kHead, kRuled>(dq, q, d_o, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch,
                               stats + row, query, at, first_keys, x.scale);

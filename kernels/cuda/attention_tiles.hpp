@@ -241,6 +241,11 @@ __device__ __forceinline__ void set_hidden(float (&d)[kM][kN][4], float to, int 
 template <int kM>
 struct FirstKeys {
   int of[kM][2];
+  // firsts: of the warp's queries, one after the other.
+  __device__ __forceinline__ explicit FirstKeys(const int* firsts) {
+    ZG_UNROLL
+    for (int m = 0; m < kM; ++m) of[m][0] = firsts[m * 16 + row_of(0)], of[m][1] = firsts[m * 16 + row_of(2)];
+  }
   __device__ __forceinline__ FirstKeys(const VisibleKeys& visible, int query, int time) {
     ZG_UNROLL
     for (int m = 0; m < kM; ++m) {

@@ -32,7 +32,7 @@ constexpr int kHeldKeys = kHead <= 64 ? 32 : kHead;
 // Of each query of the two tiles the first key that it attends to, counted from the block's first, and behind
 // which query none attends to the block's keys.
 template <bool kRuled>
-struct FirstKeysOfTiles {
+struct alignas(16) FirstKeysOfTiles {
   int first[2][kQueries], end_query;
 };
 template <>

@@ -237,7 +237,7 @@ void read_data(Section& root, RunConfig& run) {
   read_validation(data, out);
   read_tokenizer(data, out.tokenizer);
   // The context of a model from a directory is not known here: whoever reads the directory checks it.
-  out.seq_len = data.integer("seq_len", run.model ? std::min(out.seq_len, run.model->context) : out.seq_len);
+  out.seq_len = data.integer("seq_len", run.model ? std::min(out.seq_len, run.model->longest_sequence()) : out.seq_len);
   if (run.model && out.seq_len > run.model->context) {
     data.wrong("seq_len", fmt::format("at most the context of the model, {}", run.model->context),
                "make seq_len smaller, or the model's n_positions or max_position_embeddings larger");

@@ -66,10 +66,7 @@ double required(const Keys& rope, const char* key) {
 RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c) {
   RopeScaling s;
   s.kind = kind_of(rope, c.arch);
-  if (s.kind == Kind::kNone) {
-    if (rope.has("factor")) rope.unsupported("factor", "null, unless \"rope_type\" says of what it is one,");
-    return s;
-  }
+  if (s.kind == Kind::kNone) return s;
   if (s.kind == Kind::kLinear) {
     s.factor = required(rope, "factor");
     return s;
@@ -179,12 +176,12 @@ void read_rope(const Keys& keys, ModelConfig& c) {
   c.block.rope = read_object(keys, key, keys.has(key) ? keys.at(key) : json(), c, theta);
   if (keys.has(key) && std::string_view(key) == "rope_scaling" && !keys.at(key).contains("rope_type") &&
       !keys.at(key).contains("type"))
-    keys.unsupported(key, "null, or an object with \"rope_type\",");
+    keys.unsupported(key, "null, or an object with \"rope_type\"");
   const double partial = keys.positive("partial_rotary_factor", c.block.rope.partial);
   if (c.arch == Arch::kPhi3) {
     c.block.rope.partial = c.block.rope.partial != 1 ? c.block.rope.partial : partial;
   } else if (partial != 1 || c.block.rope.partial != 1) {
-    keys.unsupported(keys.has("partial_rotary_factor") ? "partial_rotary_factor" : key, "1, of all of a head,");
+    keys.unsupported(keys.has("partial_rotary_factor") ? "partial_rotary_factor" : key, "1");
   }
 }
 

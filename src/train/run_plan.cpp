@@ -25,6 +25,13 @@ UpdateTiming update_timing(const RunConfig& config) {
 
 // With Ulysses each rank of a context group has an equal share of the heads that its part of a layer has.
 void check_heads(const ParallelConfig& p, const ModelConfig& model) {
+  if (p.context > 1 && p.context_method == ContextMethod::kRing && model.any_window()) {
+    throw Error(Errc::kUsage, "parallel.context_method",
+                fmt::format("ring cannot be combined with attention windows ({} tokens in layers of this model): "
+                            "keys that pass by do not know how far they are from a query",
+                            model.block.window),
+                "set parallel.context_method to ulysses");
+  }
   const AttentionHeads heads = heads_of_part(model, p.tensor);
   const auto divides = [&](int shares) { return heads.queries % shares == 0 && heads.keys % shares == 0; };
   if (p.context_method != ContextMethod::kUlysses || divides(p.context)) return;
@@ -50,6 +57,13 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
                 "lower data.seq_len");
   }
   validate(model);
+  if (config.data.seq_len > model.longest_sequence()) {
+    throw Error(Errc::kUsage, "data.seq_len",
+                fmt::format("is {}; longer sequences than the original context of LongRoPE, {}, would need its long "
+                            "factors, which are not supported",
+                            config.data.seq_len, model.longest_sequence()),
+                "lower data.seq_len");
+  }
 }
 
 void check_pipeline(const RunConfig& config, const ModelConfig& model) {

@@ -28,12 +28,13 @@ const Keys& dropout_keys() {
 
 const Keys& model_section_keys() {
   static const Keys keys({
-      {"from", TextSpec{}, "Hugging Face directory of a GPT-2 or Llama model to start from.",
+      {"from", TextSpec{}, "Hugging Face directory of a model to start from.",
        "this or `model.arch` is required"},
       {"arch", FormSpec{},
-       "A new model of this family, described by the keys of its `config.json` (tables model.gpt2 and "
-       "model.llama).",
-       "this or `model.from` is required", "`\"gpt2\"` or `\"llama\"`"},
+       "A new model of this family, described by the keys of its `config.json` (the table of its name below).",
+       "this or `model.from` is required",
+       "`\"gpt2\"`, `\"llama\"`, `\"mistral\"`, `\"qwen2\"`, `\"qwen3\"`, `\"phi3\"`, `\"olmo2\"`, `\"gemma2\"` or "
+       "`\"gemma3\"`"},
       {"dropout", SectionSpec{dropout_keys}, "What training drops."},
   });
   return keys;

@@ -57,7 +57,8 @@ TEST_P(BackwardInHalves, HasTheBitsOfTheWhole) {
     for (const bool sequence : {false, true}) {
       if (parts == 1 && sequence) continue;
       SCOPED_TRACE(testing::Message() << parts << " parts, sequence " << sequence);
-      LocalParts(parts).run([&, kind = kind, dtype = dtype, recompute = recompute](int part, PartExchange& exchange) {
+      LocalParts(parts).run([&, kind = kind, dtype = dtype, recompute = recompute](int part,
+                                                                                   PartExchange& exchange) {
         HostStream stream("test", HostStream::Mode::kInline);
         ModelRunner r(model_of(kind), dtype, host_ops(), stream, 0, {parts, part, sequence},
                       parts > 1 ? &exchange : nullptr);

@@ -19,8 +19,8 @@ struct Case {
 ModelConfig model_of(Kind kind) {
   ModelConfig c = kind == Kind::kGpt2 ? reference_gpt2() : reference_llama();
   if (kind == Kind::kGpt2) c.inner = 172;  // 43 for each of four parts
-  if (kind == Kind::kEveryOption) c = with_every_option(c);
   c.layers = 2;
+  if (kind == Kind::kEveryOption) c = with_every_option(c);
   c.dropout = {.embedding = 0.1, .residual = 0.3};  // where a runner says where it stands
   return c;
 }

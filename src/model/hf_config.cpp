@@ -58,7 +58,8 @@ Arch arch_of_config_json(const Keys& keys) {
     if (name == family.model_type) return family.arch;
   }
   if (name == "gemma3" && keys.has("text_config")) {
-    throw Error(Errc::kUsage, keys.where(), "is of a Gemma 3 with images, whose text model is nested in \"text_config\"",
+    throw Error(Errc::kUsage, keys.where(),
+                "is of a Gemma 3 with images, whose text model is nested in \"text_config\"",
                 "of Gemma 3 the text models (model_type \"gemma3_text\") are supported");
   }
   if (name.empty() && keys.has("architectures")) {
@@ -77,9 +78,9 @@ Arch arch_of_config_json(const Keys& keys) {
     }
   }
   if (name.empty()) {
-    throw Error(Errc::kUsage, keys.where(), "has neither \"model_type\" nor \"architectures\"",
-                "is this the config.json of a model? then add \"model_type\": " +
-                    model::family_names("\"", " or "));
+    throw Error(
+        Errc::kUsage, keys.where(), "has neither \"model_type\" nor \"architectures\"",
+        "is this the config.json of a model? then add \"model_type\": " + model::family_names("\"", " or "));
   }
   throw Error(Errc::kUsage, keys.where(), fmt::format("the architecture is {}", hf::in_quotes(name)),
               model::family_names() + " are supported");

@@ -27,14 +27,14 @@ constexpr const char *kLocal = "sliding_attention", *kGlobal = "full_attention";
 // A key that is not known may change arithmetic.
 void refuse_unknown(const Keys& rope, const std::string& key) {
   static constexpr std::string_view kKnown[] = {
-      "rope_type",       "type",         "rope_theta",   "partial_rotary_factor",
-      "factor",          "beta_fast",    "beta_slow",    "original_max_position_embeddings",
-      "low_freq_factor", "mscale",       "truncate",     "mscale_all_dim",
-      "short_factor",    "long_factor",  "attention_factor", "high_freq_factor"};
+      "rope_type",       "type",        "rope_theta",       "partial_rotary_factor",
+      "factor",          "beta_fast",   "beta_slow",        "original_max_position_embeddings",
+      "low_freq_factor", "mscale",      "truncate",         "mscale_all_dim",
+      "short_factor",    "long_factor", "attention_factor", "high_freq_factor"};
   for (const auto& item : rope.object().items()) {
     if (std::find(std::begin(kKnown), std::end(kKnown), item.key()) != std::end(kKnown)) continue;
-    throw Error(Errc::kUsage, rope.where(), fmt::format("\"{}\" has {}, which is not supported", key,
-                                                        in_quotes(item.key())),
+    throw Error(Errc::kUsage, rope.where(),
+                fmt::format("\"{}\" has {}, which is not supported", key, in_quotes(item.key())),
                 "the model may compute something else than this engine does; choose another model");
   }
 }
@@ -66,10 +66,7 @@ double required(const Keys& rope, const char* key) {
 RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c) {
   RopeScaling s;
   s.kind = kind_of(rope, c.arch);
-  if (s.kind == Kind::kNone) {
-    if (rope.has("factor")) rope.unsupported("factor", "null, unless \"rope_type\" says of what it is one,");
-    return s;
-  }
+  if (s.kind == Kind::kNone) return s;
   if (s.kind == Kind::kLinear) {
     s.factor = required(rope, "factor");
     return s;
@@ -99,7 +96,8 @@ RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c
 }
 
 // `key` names the object, which may be null.
-Rope read_object(const Keys& keys, const std::string& key, const json& value, const ModelConfig& c, double theta) {
+Rope read_object(const Keys& keys, const std::string& key, const json& value, const ModelConfig& c,
+                 double theta) {
   Rope rope;
   rope.theta = theta;
   if (value.is_null()) return rope;
@@ -114,7 +112,8 @@ Rope read_object(const Keys& keys, const std::string& key, const json& value, co
 
 // The object that says how frequencies are scaled: the older key is heeded first, as by transformers.
 const char* key_of(const Keys& keys) {
-  const bool older = keys.has("rope_scaling") && !(keys.at("rope_scaling").is_object() && keys.at("rope_scaling").empty());
+  const bool older =
+      keys.has("rope_scaling") && !(keys.at("rope_scaling").is_object() && keys.at("rope_scaling").empty());
   return older ? "rope_scaling" : "rope_parameters";
 }
 
@@ -179,12 +178,12 @@ void read_rope(const Keys& keys, ModelConfig& c) {
   c.block.rope = read_object(keys, key, keys.has(key) ? keys.at(key) : json(), c, theta);
   if (keys.has(key) && std::string_view(key) == "rope_scaling" && !keys.at(key).contains("rope_type") &&
       !keys.at(key).contains("type"))
-    keys.unsupported(key, "null, or an object with \"rope_type\",");
+    keys.unsupported(key, "null, or an object with \"rope_type\"");
   const double partial = keys.positive("partial_rotary_factor", c.block.rope.partial);
   if (c.arch == Arch::kPhi3) {
     c.block.rope.partial = c.block.rope.partial != 1 ? c.block.rope.partial : partial;
   } else if (partial != 1 || c.block.rope.partial != 1) {
-    keys.unsupported(keys.has("partial_rotary_factor") ? "partial_rotary_factor" : key, "1, of all of a head,");
+    keys.unsupported(keys.has("partial_rotary_factor") ? "partial_rotary_factor" : key, "1");
   }
 }
 

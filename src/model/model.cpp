@@ -114,7 +114,8 @@ model::Call Model::call_of(Stream& s, BatchShape shape, const Unit& unit, View w
 void Model::set_layer(model::Call& call, std::int64_t layer, const View& documents) const {
   if (config_.arch != Arch::kGpt2) {
     ZG_ASSERT(layer < config_.layers, "layer {} of {}", layer, config_.layers);
-    ZG_ASSERT(layer >= 0 || !config_.layers_differ(), "layers differ, and a call does not say which it is of");
+    ZG_ASSERT(layer >= 0 || !config_.layers_differ(),
+              "layers differ, and a call does not say which it is of");
     const bool window = config_.has_window(std::max<std::int64_t>(layer, 0));
     call.rule = model::attention_rule(config_, window);
     call.rope = window ? &window_rope_ : &rope_;
@@ -209,10 +210,10 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
   const View room(workspace, dtype_, shape.rows(), config_.width);
   View all = call.all_rows_dropped(model::Dropped::kEmbedding, dx, room, room);
   if (factor != 1) ops().scale(s, all, factor, room), all = room;
-  ops().embedding_backward(
-      s, ids, all, shape.part.positions(shape.time), call.grad(model::embedding::kTokens),
-      config_.arch == Arch::kGpt2 ? call.grad(model::embedding::kPositions) : View{}, call.table_part(),
-      documents);
+  ops().embedding_backward(s, ids, all, shape.part.positions(shape.time),
+                           call.grad(model::embedding::kTokens),
+                           config_.arch == Arch::kGpt2 ? call.grad(model::embedding::kPositions) : View{},
+                           call.table_part(), documents);
 }
 
 std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const {

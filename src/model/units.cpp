@@ -159,7 +159,8 @@ Unit gpt2_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer)
 Unit decoder_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
   UnitBuilder b(part, fmt::format("block.{}", layer), fmt::format("model.layers.{}.", layer));
   const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
-  const bool copies = c.kv_heads % part.parts != 0, before = c.norms_before(), after = c.norms_after();
+  const bool copies = c.kv_heads % part.parts != 0;
+  const bool before = c.norms_before(), after = c.norms_after();
   const BlockDescription& block = c.block;
   const Init one = b.norm_init(block);
   if (before) b.norm("input_layernorm.weight", c.width, one);

@@ -126,13 +126,14 @@ std::string family_text(Arch arch, const std::string& more) {
   const std::string base =
       arch == Arch::kGpt2
           ? R"("arch": "gpt2", "vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4)"
-          : R"("arch": "llama", "vocab_size": 64, "max_position_embeddings": 64, "hidden_size": 32,
-               "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96)";
+          : fmt::format(R"("arch": "{}", "vocab_size": 64, "max_position_embeddings": 64, "hidden_size": 32,
+               "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96)",
+                        name_of(arch));
   return "{" + base + (more.empty() ? "" : ", " + more) + "}";
 }
 
 TEST_F(ConfigKeys, DefaultsOfAModelAreThoseThatAreTaken) {
-  for (const Arch arch : {Arch::kGpt2, Arch::kLlama}) {
+  for (const Arch arch : kFamilies) {
     const std::string without = write_hf_config(parse_model_config(family_text(arch, ""), "model"));
     int compared = 0;
     for (const ModelKey& key : model_keys(arch)) {

@@ -47,6 +47,8 @@ RULES = ("zg_test_kernels", "*AttentionRules*:VisibleKeys*")
 ROPES = ("zg_test_kernels", "*Rope*:*Embedding*")
 CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*Rope*")
 VISIBLE, ARGUMENTS = "include/ziggurat/kernels/visible_keys.hpp", "include/ziggurat/kernels/arguments.hpp"
+DECODER, ROPE_TABLES = "src/model/decoder_block.cpp", "src/model/rope_tables.cpp"
+FAMILIES = ("zg_test_model", "Model/Families.*:*FamilyFiles*")
 MASKS = ("zg_test_model", "ModelDropout.*:Model/FiniteDifferences.*dropout*")
 
 
@@ -153,7 +155,7 @@ BUGS = (
         ((SEQUENCE_PART, "return {time, part * chunk, (2 * parts - 2 - part) * chunk};",
           "(void)chunk;\n    return {time, part * time, part * time};"),), CONTEXT),
     Bug("rows count from 0 on every rank",
-        (("src/model/llama_block.cpp", "call.shape.part.positions(call.shape.time), c.heads", "call.shape.time, c.heads"),
+        (("src/model/decoder_block.cpp", "call.shape.part.positions(call.shape.time), c.heads", "call.shape.time, c.heads"),
          ("src/model/model.cpp", "shape.part.positions(shape.time), rows,", "shape.time, rows,")),
         CONTEXT),
     Bug("gradients of keys and values of other parts are dropped",
@@ -184,7 +186,7 @@ BUGS = (
     Bug("what several parts have counts several times in the norm",
         ((ISSUE, "counted ? w.scalar(1 + op.unit) : w.discarded()", "w.scalar(1 + op.unit)"),), PARTS),
     Bug("gradients of norms are not summed with sequence parallelism",
-        ((UNITS, "vector(weight, n, all(n), Init::kOne, part_.sequence);", "vector(weight, n, all(n), Init::kOne, false);"),),
+        ((UNITS, "vector(weight, n, all(n), init, part_.sequence);", "vector(weight, n, all(n), init, false);"),),
         PARTS),
     Bug("logits of rows without a token are not masked",
         ((HEAD, "  const std::int64_t v = call.tokens.count;\n  norm(call, x, w);\n  // Cross",
@@ -243,8 +245,8 @@ BUGS = (
     Bug("zero-bubble: the gradients of a step are added to those of the step before",
         ((STAGE, "kind == OpKind::kBackward || kind == OpKind::kBackwardWeight ||", "kind == OpKind::kBackward ||"),), STAGES),
     Bug("zero-bubble: a norm overwrites the gradient that the second half multiplies with",
-        (("src/model/llama_block.cpp", "  if (!whole) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);\n",
-          "  if (!whole) ops.cast(s, dx, f.x1), ops.cast(s, dx, w.held);\n"),), HALVES),
+        (("src/model/decoder_block.cpp", "    if (holds()) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);\n",
+          "    if (holds()) ops.cast(s, dx, f.x1), ops.cast(s, dx, w.held);\n"),), HALVES),
     Bug("zero-bubble: the gradient of a bias is added in both halves",
         (("src/model/gpt2_block.cpp",
           "  linear_backward(call, w, f.fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);\n",
@@ -263,9 +265,9 @@ BUGS = (
           "residual_rows(layout.options.micro_batch) * layout.model->config().width /\n"
           "         layout.options.parts.context;"),), GRID),
     Bug("grid: parts of layers have their rows at the beginning of sequences",
-        ((MODEL, "shape.part.positions(shape.time), rows, call.table_part());",
+        ((MODEL, "shape.part.positions(shape.time), rows, call.table_part(), documents);",
           "part_.parts > 1 ? RowPositions(shape.time) : shape.part.positions(shape.time), rows,\n"
-          "                  call.table_part());"),), GRID),
+          "                  call.table_part(), documents);"),), GRID),
     Bug("the input's gradient is that of the last tile",
         ((CALL, "      ops.gemm(stream, dy.col_range(first, rows.rows), rows, sum, options);\n"
           "      options.accumulate = true;\n",
@@ -378,6 +380,35 @@ BUGS = (
         CUDA_RULES),
     Bug("positions do not restart in documents",
         ((ARGUMENTS, "(first_keys == nullptr ? 0 : first_keys[row])", "(first_keys == nullptr ? 0 : 0 * first_keys[row])"),), ROPES),
+    Bug("family: a norm by w in place of 1 + w",
+        ((DECODER, "ops.rmsnorm(s, x, call.weight(index), c.norm_eps, y, stats, c.block.norm_weight);",
+          "ops.rmsnorm(s, x, call.weight(index), c.norm_eps, y, stats);"),), FAMILIES),
+    Bug("family: a window one token too long",
+        ((ATTENTION, ".window = window ? c.block.window : 0,", ".window = window ? c.block.window + 1 : 0,"),), FAMILIES),
+    Bug("family: norms of heads after they turn",
+        ((DECODER, "  b.normalise_heads(qkv);\n  b.rope(qkv, false);\n",
+          "  b.rope(qkv, false);\n  b.normalise_heads(qkv);\n"),), FAMILIES),
+    Bug("family: local and global frequencies swapped",
+        ((MODEL, "call.rope = window ? &window_rope_ : &rope_;", "call.rope = window ? &rope_ : &window_rope_;"),), FAMILIES),
+    Bug("family: the biases of q, k and v dropped",
+        ((DECODER, "return has_bias_ ? flat.col_range(piece.bias, piece.rows) : View{};", "return (void)flat, (void)piece, View{};"),),
+        FAMILIES),
+    Bug("family: Llama 3's factor inverted",
+        ((ROPE_TABLES, "      f /= s.factor;\n      continue;", "      f *= s.factor;\n      continue;"),), FAMILIES),
+    Bug("family: the amplitude of YaRN forgotten",
+        ((ROPE_TABLES, ": amplitude(1);", ": 1;"),), FAMILIES),
+    Bug("family: the cap of scores forgotten",
+        ((ATTENTION, ".softcap = c.block.attention_softcap};", ".softcap = 0};"),), FAMILIES),
+    Bug("family: the gradient of the embedding is not scaled",
+        ((MODEL, "ops().scale(s, all, factor, room), all = room;", "ops().cast(s, all, room), all = room;"),), FAMILIES),
+    Bug("family: the cap of logits is not in the loss",
+        ((HEAD, "const double softcap = call.config.block.final_softcap;", "const double softcap = 0;"),), FAMILIES),
+    Bug("family: files have k before q",
+        ((UNITS, "      p.file_row = rows;\n", "      p.file_row = rows == 0 ? p.whole_rows : 0;\n"),), FAMILIES),
+    Bug("family: norms of heads are not summed over parts",
+        ((UNITS, "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), one, part.parts > 1);",
+          "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), one);"),),
+        ("zg_test_model", "*Parts*every_option*"))
 )
 
 

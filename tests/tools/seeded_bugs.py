@@ -333,7 +333,7 @@ BUGS = (
         ((HOST_ATTENTION, "for (std::int64_t key = task.visible.first(query) / kTile * kTile; key < end;",
           "for (std::int64_t key = 0; key < end;"),), RULES),
     Bug("attention: the last tile of queries that sees a tile of keys is left out",
-        (("kernels/cuda/attention_backward_keys.cu", "if (next >= end_query())", "if (next + kQueries >= end_query())"),), CUDA_RULES),
+        (("kernels/cuda/attention_backward_keys.cu", "if (next >= shared->end(time))", "if (next + kQueries >= shared->end(time))"),), CUDA_RULES),
     Bug("attention: a scale of its own is left out of the backward",
         ((HOST_ATTENTION, "store_gradients(s.dq, width, n, size, scale.natural,",
           "store_gradients(s.dq, width, n, size, 1.0f / std::sqrt(static_cast<float>(size)),"),), RULES),

@@ -83,8 +83,8 @@ struct Workspace {
   // [residual rows, C], in the memory of d_act: gradient of attention's part of the residual stream before it
   // was dropped, or before its norm; of the MLP's part between the two.
   View wide;
-  View d_norm;  // [N, C]; of a part's forward, its products; with dropout or a norm what a branch gives
-                // before, and the gradient of that
+  View d_norm;    // [N, C]; of a part's forward, its products; with dropout or a norm what a branch gives
+                  // before, and the gradient of that
   View d_att;     // [N, heads * head_size], in the same memory as d_norm
   View narrow;    // [residual rows, C], in the same memory: the counterpart of `wide`
   View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows

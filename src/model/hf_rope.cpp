@@ -123,6 +123,7 @@ void read_gemma3(const Keys& keys, ModelConfig& c) {
     const json& object = keys.at("rope_parameters");
     return object.contains(layers) ? object[layers] : json();
   };
+  c.block.rope.theta = global;
   c.block.window_rope = Rope{.theta = local};
   if (keys.has("rope_parameters")) {
     if (!keys.at("rope_parameters").is_object()) keys.wrong("rope_parameters", "null or an object");
@@ -138,8 +139,9 @@ void read_gemma3(const Keys& keys, ModelConfig& c) {
   }
   if (keys.has("rope_scaling"))
     c.block.rope = read_object(keys, "rope_scaling", keys.at("rope_scaling"), c, c.block.rope.theta);
-  else if (!keys.has("rope_parameters"))
-    c.block.rope.theta = global;
+  if (keys.positive("partial_rotary_factor", 1) != 1) keys.unsupported("partial_rotary_factor", "1");
+  if (c.block.rope.partial != 1 || c.block.window_rope->partial != 1)
+    keys.unsupported("rope_parameters", "\"partial_rotary_factor\" 1");
 }
 
 json scaling_object(const RopeScaling& s) {

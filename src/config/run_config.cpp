@@ -28,12 +28,15 @@ const Keys& dropout_keys() {
 
 const Keys& model_section_keys() {
   static const Keys keys({
-      {"from", TextSpec{}, "Hugging Face directory of a GPT-2 or Llama model to start from.",
+      {"from", TextSpec{}, "Hugging Face directory of a model to start from.",
        "this or `model.arch` is required"},
       {"arch", FormSpec{},
-       "A new model of this family, described by the keys of its `config.json` (tables model.gpt2 and "
-       "model.llama).",
-       "this or `model.from` is required", "`\"gpt2\"` or `\"llama\"`"},
+       "A new model of this family, described by the keys of its `config.json` (the table of its name "
+       "below).",
+       "this or `model.from` is required",
+       "`\"gpt2\"`, `\"llama\"`, `\"mistral\"`, `\"qwen2\"`, `\"qwen3\"`, `\"phi3\"`, `\"olmo2\"`, "
+       "`\"gemma2\"` or "
+       "`\"gemma3\"`"},
       {"dropout", SectionSpec{dropout_keys}, "What training drops."},
   });
   return keys;
@@ -237,7 +240,8 @@ void read_data(Section& root, RunConfig& run) {
   read_validation(data, out);
   read_tokenizer(data, out.tokenizer);
   // The context of a model from a directory is not known here: whoever reads the directory checks it.
-  out.seq_len = data.integer("seq_len", run.model ? std::min(out.seq_len, run.model->longest_sequence()) : out.seq_len);
+  out.seq_len =
+      data.integer("seq_len", run.model ? std::min(out.seq_len, run.model->longest_sequence()) : out.seq_len);
   if (run.model && out.seq_len > run.model->context) {
     data.wrong("seq_len", fmt::format("at most the context of the model, {}", run.model->context),
                "make seq_len smaller, or the model's n_positions or max_position_embeddings larger");

@@ -1,4 +1,5 @@
-// One transformer block: GPT-2's, or that of all other families (decoder_block), which goes by a description. N = rows of the batch, C = width.
+// One transformer block: GPT-2's, or that of all other families (decoder_block), which goes by a description.
+// N = rows of the batch, C = width.
 //
 // A part of a block has some of the heads and some of the inner width; a call's config has their numbers.
 // Where the residual stream is split by rows, x, out, dx and what norms save have N / parts rows.
@@ -49,10 +50,11 @@ void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* save
 // The second half.
 void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* workspace);
 
-BlockBytes decoder_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
-                             const OpSizes& sizes, Backward how);
+BlockBytes decoder_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype,
+                               BatchShape shape, const OpSizes& sizes, Backward how);
 void decoder_block_forward(const Call& call, View x, View out, void* saved, void* workspace);
-void decoder_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx, void* workspace);
+void decoder_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx,
+                            void* workspace);
 void decoder_block_backward_weight(const Call& call, View x, void* saved, void* workspace);
 
 inline BlockBytes block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,

@@ -102,8 +102,9 @@ void check_rope(const Rope& rope, std::int64_t head_size) {
     return;
   }
   if (static_cast<std::int64_t>(s.short_factor.size()) != pairs) {
-    throw Error(Errc::kUsage, "rope_scaling: short_factor",
-                fmt::format("has {} numbers for {} pairs of columns that turn", s.short_factor.size(), pairs));
+    throw Error(
+        Errc::kUsage, "rope_scaling: short_factor",
+        fmt::format("has {} numbers for {} pairs of columns that turn", s.short_factor.size(), pairs));
   }
   for (const double factor : s.short_factor) check_positive("rope_scaling: short_factor", factor);
 }

@@ -1,7 +1,7 @@
 // The block of all families but GPT-2: x1 = x + o(attention(rope(q, k), v)), out = x1 + down(gate(g) * up).
 //
-// Norms stand before the two branches, behind them, or both; queries and keys may be normalised before they turn.
-// BlockDescription says what a model has.
+// Norms stand before the two branches, behind them, or both; queries and keys may be normalised before they
+// turn. BlockDescription says what a model has.
 #include <algorithm>
 #include <array>
 
@@ -36,14 +36,15 @@ std::int64_t norm_columns(const ModelConfig& c) {
   return std::max(c.width, normed_heads(c, c.heads).head_size);
 }
 
-// After a backward gate_up holds its gradient. After the first half of one attention.qkv holds the gradient of
-// the outputs of the first products, and that of the last one's is in x1, or in the place of after2.
+// After a backward gate_up holds its gradient. After the first half of one attention.qkv holds the gradient
+// of the outputs of the first products, and that of the last one's is in x1, or in the place of after2.
 struct Saved {
   View norm1, stats1, x1, norm2, stats2, gate_up, act;
-  SavedAttention attention;  // q and k after RoPE
+  SavedAttention attention;   // q and k after RoPE
   View qk, q_stats, k_stats;  // q and k before their norms
-  View after1, after_stats1, after2, after_stats2;  // what the norms behind the branches take, [residual rows, C]
-  View norms;  // of a backward in halves: norm_sums(), of all norms, in the order of their parameters
+  View after1, after_stats1, after2,
+      after_stats2;  // what the norms behind the branches take, [residual rows, C]
+  View norms;        // of a backward in halves: norm_sums(), of all norms, in the order of their parameters
   std::int64_t bytes = 0;
 
   Saved(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, Backward how, void* base) {
@@ -79,11 +80,11 @@ struct Saved {
 struct Workspace {
   View d_act;  // [N, inner]
   View d_qkv;  // in the memory of d_act, which is no longer needed then
-  // [residual rows, C], in the memory of d_act: gradient of attention's part of the residual stream before it was
-  // dropped, or before its norm; of the MLP's part between the two.
+  // [residual rows, C], in the memory of d_act: gradient of attention's part of the residual stream before it
+  // was dropped, or before its norm; of the MLP's part between the two.
   View wide;
-  View d_norm;    // [N, C]; of a part's forward, its products; with dropout or a norm what a branch gives before,
-                  // and the gradient of that
+  View d_norm;    // [N, C]; of a part's forward, its products; with dropout or a norm what a branch gives
+                  // before, and the gradient of that
   View d_att;     // [N, heads * head_size], in the same memory as d_norm
   View narrow;    // [residual rows, C], in the same memory: the counterpart of `wide`
   View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
@@ -119,8 +120,8 @@ struct Workspace {
 };
 
 // Matrices with the same input whose outputs lie side by side in one buffer (q|k|v, gate|up). Matrices that
-// follow each other in the unit without padding, as they do at all usual sizes, and so do their biases, are treated
-// as one: fewer and larger products. Where the unit is in tiles, each is multiplied by itself.
+// follow each other in the unit without padding, as they do at all usual sizes, and so do their biases, are
+// treated as one: fewer and larger products. Where the unit is in tiles, each is multiplied by itself.
 class Stack {
  public:
   // bias: index of the first one's; kNone: there are no biases. partials: of their gradients.
@@ -253,8 +254,8 @@ struct Block {
   }
   void rope(const View& qkv, bool inverse) const {
     // q and k are the first heads of a row, so one call turns both.
-    ops.rope(s, qkv, call.shape.positions(), c.heads + c.kv_heads, c.head_size, *call.rope,
-             inverse, call.documents);
+    ops.rope(s, qkv, call.shape.positions(), c.heads + c.kv_heads, c.head_size, *call.rope, inverse,
+             call.documents);
   }
   // Calls f(norm's index, its columns of a row, its heads, stats) for queries and for keys.
   template <class F>
@@ -267,11 +268,11 @@ struct Block {
   void normalise_heads(const View& qkv) const {
     if (p.q_norm == kNone) return;
     ops.cast(s, qkv.col_range(0, f.qk.cols), f.qk);
-    for_head_norms([&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n,
-                       const View& stats) {
-      ops.head_rmsnorm(s, f.qk.col_range(first, columns), call.weight(index), c.norm_eps, n.heads, n.head_size,
-                       qkv.col_range(first, columns), stats, c.block.norm_weight);
-    });
+    for_head_norms(
+        [&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n, const View& stats) {
+          ops.head_rmsnorm(s, f.qk.col_range(first, columns), call.weight(index), c.norm_eps, n.heads,
+                           n.head_size, qkv.col_range(first, columns), stats, c.block.norm_weight);
+        });
   }
 
   // y = addend + what the branch gives; a null y: only what the backward needs.
@@ -355,11 +356,12 @@ class BlockBackward : Block {
     if (holds()) ops.cast(s, w.held, x);
   }
 
-  // Whether the gradient of a branch's last product is that of the residual stream, which the second half needs.
+  // Whether the gradient of a branch's last product is that of the residual stream, which the second half
+  // needs.
   bool holds() const { return !whole_ && !c.norms_after(); }
 
-  // The gradient of a branch's last product, of all rows, by the gradient dx of the residual stream behind it:
-  // dx itself, or in `place` that of what was dropped or normalised; `other` is for the first of the two.
+  // The gradient of a branch's last product, of all rows, by the gradient dx of the residual stream behind
+  // it: dx itself, or in `place` that of what was dropped or normalised; `other` is for the first of the two.
   View gradient_of(const Branch& b, const View& dx, const View& place, const View& other) const {
     if (b.norm == kNone) return call.all_rows_dropped(b.what, dx, place, w.all_rows);
     if (call.drops(b.what)) call.drop(b.what, dx, other);
@@ -395,8 +397,8 @@ class BlockBackward : Block {
 
 }  // namespace
 
-BlockBytes decoder_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
-                               const OpSizes& sizes, Backward how) {
+BlockBytes decoder_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype,
+                               BatchShape shape, const OpSizes& sizes, Backward how) {
   return {Saved(config, part, dtype, shape, how, nullptr).bytes,
           Workspace(config, part, dtype, shape, sizes, how, nullptr).bytes};
 }

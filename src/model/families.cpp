@@ -53,7 +53,8 @@ bool ModelConfig::any_window() const {
 }
 
 bool ModelConfig::layers_differ() const {
-  return any_window() && std::find(block.windowed.begin(), block.windowed.end(), false) != block.windowed.end();
+  return any_window() &&
+         std::find(block.windowed.begin(), block.windowed.end(), false) != block.windowed.end();
 }
 
 std::int64_t ModelConfig::longest_sequence() const {

@@ -56,8 +56,8 @@ void read_sizes(const Keys& keys, Origin origin, ModelConfig& c) {
   c.layers = keys.size("num_hidden_layers", {}, kMaxLayers);
   c.heads = keys.size("num_attention_heads");
   // Some families have a number of their own where a file says nothing.
-  const bool as_queries = origin == Origin::kModelSection || c.arch == Arch::kLlama || c.arch == Arch::kPhi3 ||
-                          c.arch == Arch::kOlmo2;
+  const bool as_queries = origin == Origin::kModelSection || c.arch == Arch::kLlama ||
+                          c.arch == Arch::kPhi3 || c.arch == Arch::kOlmo2;
   c.kv_heads = as_queries ? keys.size("num_key_value_heads", c.heads) : keys.size("num_key_value_heads");
   (void)divided(keys, "num_attention_heads", c.heads, "num_key_value_heads", c.kv_heads);
   const std::int64_t size = head_size_of(c.arch);
@@ -99,7 +99,8 @@ std::vector<bool> read_layer_types(const Keys& keys, std::int64_t layers) {
   std::vector<bool> windowed;
   if (!keys.has(kKey)) return windowed;
   const json& list = keys.at(kKey);
-  const std::string expected = fmt::format("a list of \"{}\" and \"{}\" for {} layers", kGlobal, kLocal, layers);
+  const std::string expected =
+      fmt::format("a list of \"{}\" and \"{}\" for {} layers", kGlobal, kLocal, layers);
   if (!list.is_array() || static_cast<std::int64_t>(list.size()) != layers) keys.wrong(kKey, expected);
   for (const json& type : list) {
     if (type != kLocal && type != kGlobal) keys.wrong(kKey, expected);

@@ -118,8 +118,8 @@ inline std::int64_t vocabulary(const Keys& keys, Origin origin) {
   return keys.size("vocab_size");
 }
 
-inline std::int64_t divided(const Keys& keys, const char* total_key, std::int64_t total, const char* parts_key,
-                            std::int64_t parts) {
+inline std::int64_t divided(const Keys& keys, const char* total_key, std::int64_t total,
+                            const char* parts_key, std::int64_t parts) {
   if (total % parts == 0) return total / parts;
   throw Error(Errc::kUsage, keys.where(),
               fmt::format("\"{}\" {} is no multiple of \"{}\" {}", total_key, total, parts_key, parts),

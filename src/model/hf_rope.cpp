@@ -27,14 +27,14 @@ constexpr const char *kLocal = "sliding_attention", *kGlobal = "full_attention";
 // A key that is not known may change arithmetic.
 void refuse_unknown(const Keys& rope, const std::string& key) {
   static constexpr std::string_view kKnown[] = {
-      "rope_type",       "type",         "rope_theta",   "partial_rotary_factor",
-      "factor",          "beta_fast",    "beta_slow",    "original_max_position_embeddings",
-      "low_freq_factor", "mscale",       "truncate",     "mscale_all_dim",
-      "short_factor",    "long_factor",  "attention_factor", "high_freq_factor"};
+      "rope_type",       "type",        "rope_theta",       "partial_rotary_factor",
+      "factor",          "beta_fast",   "beta_slow",        "original_max_position_embeddings",
+      "low_freq_factor", "mscale",      "truncate",         "mscale_all_dim",
+      "short_factor",    "long_factor", "attention_factor", "high_freq_factor"};
   for (const auto& item : rope.object().items()) {
     if (std::find(std::begin(kKnown), std::end(kKnown), item.key()) != std::end(kKnown)) continue;
-    throw Error(Errc::kUsage, rope.where(), fmt::format("\"{}\" has {}, which is not supported", key,
-                                                        in_quotes(item.key())),
+    throw Error(Errc::kUsage, rope.where(),
+                fmt::format("\"{}\" has {}, which is not supported", key, in_quotes(item.key())),
                 "the model may compute something else than this engine does; choose another model");
   }
 }
@@ -96,7 +96,8 @@ RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c
 }
 
 // `key` names the object, which may be null.
-Rope read_object(const Keys& keys, const std::string& key, const json& value, const ModelConfig& c, double theta) {
+Rope read_object(const Keys& keys, const std::string& key, const json& value, const ModelConfig& c,
+                 double theta) {
   Rope rope;
   rope.theta = theta;
   if (value.is_null()) return rope;
@@ -111,7 +112,8 @@ Rope read_object(const Keys& keys, const std::string& key, const json& value, co
 
 // The object that says how frequencies are scaled: the older key is heeded first, as by transformers.
 const char* key_of(const Keys& keys) {
-  const bool older = keys.has("rope_scaling") && !(keys.at("rope_scaling").is_object() && keys.at("rope_scaling").empty());
+  const bool older =
+      keys.has("rope_scaling") && !(keys.at("rope_scaling").is_object() && keys.at("rope_scaling").empty());
   return older ? "rope_scaling" : "rope_parameters";
 }
 

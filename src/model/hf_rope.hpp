@@ -1,5 +1,5 @@
-// Rotary embeddings in a config.json, in both spellings: rope_parameters, which newer files have, and rope_theta
-// with rope_scaling. Private to src/model.
+// Rotary embeddings in a config.json, in both spellings: rope_parameters, which newer files have, and
+// rope_theta with rope_scaling. Private to src/model.
 #pragma once
 #include "model/hf_keys.hpp"
 

@@ -363,11 +363,10 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
   for (const auto& [name, source] : directory.sources()) {
     const bool tied_head = config.tied && name == kHeadName;
     if (known.count(name) != 0 || tied_head || is_buffer(config.arch, name)) continue;
-    throw Error(
-        Errc::kUsage, source.file->path(),
-        fmt::format("{} is no tensor of this model ({}, {} layers)", hf::in_quotes(source.entry->name),
-                    name_of(config.arch), config.layers),
-        "config.json and the weights must be of the same model");
+    throw Error(Errc::kUsage, source.file->path(),
+                fmt::format("{} is no tensor of this model ({}, {} layers)",
+                            hf::in_quotes(source.entry->name), name_of(config.arch), config.layers),
+                "config.json and the weights must be of the same model");
   }
 }
 

@@ -18,25 +18,24 @@ constexpr const char* kObject = "`null`, or an object";
 constexpr const char* kLayers = "a list of `\"full_attention\"` and `\"sliding_attention\"`, one a layer";
 
 Rows gpt2_keys() {
-  return {
-      {"arch", "`\"gpt2\"`", "required", "The family."},
-      {"vocab_size", kSize, "the tokenizer's", "Size of the vocabulary."},
-      {"n_positions", kSize, "required", "Most tokens of a sequence: the context."},
-      {"n_ctx", kSize, "as `n_positions`", "Another name of `n_positions`."},
-      {"n_embd", kSize, "required", "Width; a multiple of `n_head`."},
-      {"n_layer", kSize, "required", "Layers."},
-      {"n_head", kSize, "required", "Heads of attention."},
-      {"n_inner", kSize, "4 * `n_embd`", "Width inside the MLP."},
-      {"layer_norm_epsilon", kNumber, "1e-5", "What is added to the variance in layer norms."},
-      {"activation_function", "`\"gelu_new\"`, `\"gelu_pytorch_tanh\"`", "\"gelu_new\"",
-       "The activation of the MLP; both names mean the same."},
-      {"initializer_range", kDeviation, "0.02", "Standard deviation of the first weights."},
-      {"tie_word_embeddings", kBool, "true", "The output matrix is the embedding."},
-      {"scale_attn_weights", "`true`", "true", "Attention is scaled by the root of the head's size."},
-      {"scale_attn_by_inverse_layer_idx", "`false`", "false",
-       "Attention is not scaled by the layer's number."},
-      {"reorder_and_upcast_attn", "`false`", "false", "Sums of attention are fp32 anyway."},
-      {"add_cross_attention", "`false`", "false", "There is no cross-attention."}};
+  return {{"arch", "`\"gpt2\"`", "required", "The family."},
+          {"vocab_size", kSize, "the tokenizer's", "Size of the vocabulary."},
+          {"n_positions", kSize, "required", "Most tokens of a sequence: the context."},
+          {"n_ctx", kSize, "as `n_positions`", "Another name of `n_positions`."},
+          {"n_embd", kSize, "required", "Width; a multiple of `n_head`."},
+          {"n_layer", kSize, "required", "Layers."},
+          {"n_head", kSize, "required", "Heads of attention."},
+          {"n_inner", kSize, "4 * `n_embd`", "Width inside the MLP."},
+          {"layer_norm_epsilon", kNumber, "1e-5", "What is added to the variance in layer norms."},
+          {"activation_function", "`\"gelu_new\"`, `\"gelu_pytorch_tanh\"`", "\"gelu_new\"",
+           "The activation of the MLP; both names mean the same."},
+          {"initializer_range", kDeviation, "0.02", "Standard deviation of the first weights."},
+          {"tie_word_embeddings", kBool, "true", "The output matrix is the embedding."},
+          {"scale_attn_weights", "`true`", "true", "Attention is scaled by the root of the head's size."},
+          {"scale_attn_by_inverse_layer_idx", "`false`", "false",
+           "Attention is not scaled by the layer's number."},
+          {"reorder_and_upcast_attn", "`false`", "false", "Sums of attention are fp32 anyway."},
+          {"add_cross_attention", "`false`", "false", "There is no cross-attention."}};
 }
 
 bool is_gemma(Arch arch) {
@@ -82,11 +81,12 @@ void add_rope(Arch arch, Rows& rows) {
                     "The form of newer files: objects `full_attention` and `sliding_attention`."});
     return;
   }
-  rows.push_back({"rope_scaling", kObject, "null",
-                  phi ? "`rope_type` `\"longrope\"` with `short_factor` and `long_factor`: sequences are never "
-                        "longer than the original context, so that the short ones act."
-                      : "How frequencies are scaled: `rope_type` `\"linear\"`, `\"llama3\"` or `\"yarn\"`, with the "
-                        "keys of transformers."});
+  rows.push_back(
+      {"rope_scaling", kObject, "null",
+       phi ? "`rope_type` `\"longrope\"` with `short_factor` and `long_factor`: sequences are never "
+             "longer than the original context, so that the short ones act."
+           : "How frequencies are scaled: `rope_type` `\"linear\"`, `\"llama3\"` or `\"yarn\"`, with the "
+             "keys of transformers."});
   rows.push_back({"rope_parameters", kObject, "null",
                   "The form of newer files: the keys of `rope_scaling`, and `rope_theta`."});
   if (phi) {
@@ -104,8 +104,10 @@ void add_windows(Arch arch, Rows& rows) {
   rows.push_back({"sliding_window", kWindow, arch == Arch::kPhi3 ? "null" : "4096",
                   "Tokens that a query sees in layers with a window, itself among them."});
   if (is_qwen(arch)) {
-    rows.push_back({"use_sliding_window", kBool, "false", "Layers from `max_window_layers` on have the window."});
-    rows.push_back({"max_window_layers", "whole number, 0 or more", "28", "The first layer with the window."});
+    rows.push_back(
+        {"use_sliding_window", kBool, "false", "Layers from `max_window_layers` on have the window."});
+    rows.push_back(
+        {"max_window_layers", "whole number, 0 or more", "28", "The first layer with the window."});
   }
   if (arch == Arch::kGemma3)
     rows.push_back({"sliding_window_pattern", kSize, "6", "Each so-manieth layer has no window."});
@@ -135,7 +137,10 @@ Rows decoder_keys(Arch arch) {
                {"num_attention_heads", kSize, "required", "Heads of attention."},
                {"num_key_value_heads", kSize, "as `num_attention_heads`",
                 "Heads of keys and values; `num_attention_heads` is a multiple of it."},
-               {"head_dim", kSize, gemma ? "256" : wide ? "128" : "`hidden_size` / `num_attention_heads`",
+               {"head_dim", kSize,
+                gemma  ? "256"
+                : wide ? "128"
+                       : "`hidden_size` / `num_attention_heads`",
                 "Size of a head; even."},
                {"intermediate_size", kSize, "required", "Width inside the MLP."},
                {"rms_norm_eps", kNumber, arch == Arch::kPhi3 || arch == Arch::kOlmo2 ? "1e-5" : "1e-6",
@@ -147,12 +152,11 @@ Rows decoder_keys(Arch arch) {
   } else {
     rows.push_back({"hidden_act", "`\"silu\"`", "\"silu\"", "The activation of the MLP."});
   }
-  rows.push_back({"tie_word_embeddings", kBool, gemma ? "true" : "false",
-                  "The output matrix is the embedding."});
+  rows.push_back(
+      {"tie_word_embeddings", kBool, gemma ? "true" : "false", "The output matrix is the embedding."});
   if (arch == Arch::kLlama || arch == Arch::kQwen3 || arch == Arch::kOlmo2 || gemma)
     rows.push_back({"attention_bias", kBool, "false", "The products of attention have biases."});
-  if (arch == Arch::kLlama)
-    rows.push_back({"mlp_bias", "`false`", "false", "The MLP has no biases."});
+  if (arch == Arch::kLlama) rows.push_back({"mlp_bias", "`false`", "false", "The MLP has no biases."});
   rows.push_back({"initializer_range", kDeviation, "0.02", "Standard deviation of the first weights."});
   return rows;
 }

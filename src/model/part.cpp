@@ -37,11 +37,12 @@ void validate_parts(const ModelConfig& c, int parts) {
                 fmt::format("heads and inner width are divided by {}", divisors_of(most)));
   };
   if (parts > 1 && c.arch != Arch::kGpt2 && c.block.head_norms == HeadNorms::kAll) {
-    throw Error(Errc::kUsage, kKey,
-                fmt::format("{} normalises queries and keys over all heads together, of which a part has some",
-                            title_of(c.arch)),
-                "set parallel.tensor to 1, and spread the model by zero_optimization.stage 3 or "
-                "parallel.pipeline");
+    throw Error(
+        Errc::kUsage, kKey,
+        fmt::format("{} normalises queries and keys over all heads together, of which a part has some",
+                    title_of(c.arch)),
+        "set parallel.tensor to 1, and spread the model by zero_optimization.stage 3 or "
+        "parallel.pipeline");
   }
   divides(c.heads, "heads of attention");
   divides(c.inner, "elements of the inner width");

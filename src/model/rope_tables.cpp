@@ -13,8 +13,8 @@ double& frequency(RopeTable& table, std::int64_t pair) {
   return table.frequency[static_cast<std::size_t>(pair)];
 }
 
-// Llama 3.1: pairs that turn at least `high` times within the original context stay, those that turn fewer than
-// `low` times turn slower by the factor, and between the two the frequency is interpolated.
+// Llama 3.1: pairs that turn at least `high` times within the original context stay, those that turn fewer
+// than `low` times turn slower by the factor, and between the two the frequency is interpolated.
 void scale_as_llama3(const RopeScaling& s, RopeTable& table) {
   const double original = static_cast<double>(s.original);
   for (std::int64_t i = 0; i < table.pairs; ++i) {
@@ -25,8 +25,7 @@ void scale_as_llama3(const RopeScaling& s, RopeTable& table) {
       f /= s.factor;
       continue;
     }
-    const double smooth =
-        (original / length - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+    const double smooth = (original / length - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
     f = (1 - smooth) * f / s.factor + smooth * f;
   }
 }
@@ -51,7 +50,7 @@ void scale_as_yarn(const RopeScaling& s, double theta, RopeTable& table) {
   const auto amplitude = [&](double scale) {
     return s.factor <= 1 ? 1.0 : 0.1 * scale * std::log(s.factor) + 1;
   };
-  table.amplitude = s.attention_factor > 0 ? s.attention_factor
+  table.amplitude = s.attention_factor > 0                 ? s.attention_factor
                     : s.mscale > 0 && s.mscale_all_dim > 0 ? amplitude(s.mscale) / amplitude(s.mscale_all_dim)
                                                            : amplitude(1);
 }

@@ -51,8 +51,7 @@ View Model::tile_sums(BatchShape shape, void* workspace) const {
   for (const Param& p : unit.params) {
     if (!p.vector) widest = std::max(widest, p.cols);
   }
-  const model::BlockBytes bytes =
-      model::block_bytes(here_, part_, dtype_, shape, *sizes_, Backward::kWhole);
+  const model::BlockBytes bytes = model::block_bytes(here_, part_, dtype_, shape, *sizes_, Backward::kWhole);
   void* const at = workspace != nullptr ? static_cast<char*>(workspace) + bytes.workspace : nullptr;
   return {at, accumulator_dtype(), shape.rows(), widest};
 }

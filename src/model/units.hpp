@@ -33,8 +33,8 @@ enum Index : std::size_t {
   kCount
 };
 }
-// The parameters of a block that are weights of norms, in ascending order. A backward adds to their gradients;
-// products overwrite all others.
+// The parameters of a block that are weights of norms, in ascending order. A backward adds to their
+// gradients; products overwrite all others.
 class NormList {
  public:
   void add(std::size_t param) { params_[count_++] = param; }

@@ -12,8 +12,8 @@ std::vector<std::string> agreement_of(const RunPlan& plan) {
       fmt::format(
           "model {} of {} layers, width {}, {} inside, {} heads of {} and {} for keys, vocabulary {}, "
           "{} positions, {} head",
-          name_of(m.arch), m.layers, m.width, m.inner, m.heads, m.head_size,
-          m.kv_heads, m.vocab_size, m.context, m.tied ? "tied" : "own"),
+          name_of(m.arch), m.layers, m.width, m.inner, m.heads, m.head_size, m.kv_heads, m.vocab_size,
+          m.context, m.tied ? "tied" : "own"),
       fmt::format("model {}, norm_eps {}, rope_theta {}, init_std {}, dropout {} and {}",
                   c.model_from.empty() ? "from scratch" : "from a directory", m.norm_eps, m.block.rope.theta,
                   m.init_std, m.dropout.embedding, m.dropout.residual),

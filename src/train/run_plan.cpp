@@ -26,11 +26,12 @@ UpdateTiming update_timing(const RunConfig& config) {
 // With Ulysses each rank of a context group has an equal share of the heads that its part of a layer has.
 void check_heads(const ParallelConfig& p, const ModelConfig& model) {
   if (p.context > 1 && p.context_method == ContextMethod::kRing && model.any_window()) {
-    throw Error(Errc::kUsage, "parallel.context_method",
-                fmt::format("ring cannot be combined with attention windows ({} tokens in layers of this model): "
-                            "keys that pass by do not know how far they are from a query",
-                            model.block.window),
-                "set parallel.context_method to ulysses");
+    throw Error(
+        Errc::kUsage, "parallel.context_method",
+        fmt::format("ring cannot be combined with attention windows ({} tokens in layers of this model): "
+                    "keys that pass by do not know how far they are from a query",
+                    model.block.window),
+        "set parallel.context_method to ulysses");
   }
   const AttentionHeads heads = heads_of_part(model, p.tensor);
   const auto divides = [&](int shares) { return heads.queries % shares == 0 && heads.keys % shares == 0; };
@@ -58,11 +59,12 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
   }
   validate(model);
   if (config.data.seq_len > model.longest_sequence()) {
-    throw Error(Errc::kUsage, "data.seq_len",
-                fmt::format("is {}; longer sequences than the original context of LongRoPE, {}, would need its long "
-                            "factors, which are not supported",
-                            config.data.seq_len, model.longest_sequence()),
-                "lower data.seq_len");
+    throw Error(
+        Errc::kUsage, "data.seq_len",
+        fmt::format("is {}; longer sequences than the original context of LongRoPE, {}, would need its long "
+                    "factors, which are not supported",
+                    config.data.seq_len, model.longest_sequence()),
+        "lower data.seq_len");
   }
 }
 
@@ -540,13 +542,12 @@ std::string RunPlan::describe() const {
       "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
       "update     {}\n"
       "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}{}",
-      title_of(m.arch),
-      config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers, m.width,
-      static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype), m.tied ? ", tied head" : "",
-      dropout, format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],
-      kPlaces[static_cast<int>(config.offload_optimizer)], describe_update(*this),
-      config.data_ranks() * config.micro_batch * config.accumulation_steps, config.data.seq_len,
-      config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
+      title_of(m.arch), config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers,
+      m.width, static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype),
+      m.tied ? ", tied head" : "", dropout, format_bytes(layout->state_bytes()),
+      kPlaces[static_cast<int>(config.offload_param)], kPlaces[static_cast<int>(config.offload_optimizer)],
+      describe_update(*this), config.data_ranks() * config.micro_batch * config.accumulation_steps,
+      config.data.seq_len, config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
       config.data_ranks() == 1 ? "" : " of each rank",
       config.parallel.pipeline > 1                       ? name_of(config.parallel.pipeline_schedule)
       : config.accumulation == Accumulation::kLayerMajor ? "layer-major"

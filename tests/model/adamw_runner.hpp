@@ -30,7 +30,8 @@ class AdamW {
     for (std::size_t u = 0; u < runner_.units().size(); ++u) {
       double part = 0, partials[Ops::kSumPartials];
       const View scratch(partials, DType::kF64, 1, Ops::kSumPartials);
-      host_ops().finish_gradient(s, runner_.grads(u), runner_.grads(u), View(&part, DType::kF64, 1, 1), scratch);
+      host_ops().finish_gradient(s, runner_.grads(u), runner_.grads(u), View(&part, DType::kF64, 1, 1),
+                                 scratch);
       s.synchronize();
       sum += part;
     }

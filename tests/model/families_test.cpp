@@ -90,8 +90,8 @@ TEST_P(Families, TenStepsOfAdamW) {
     EXPECT_NEAR(norm, norms[step], 1e-8);
     optimizer.step(stream, static_cast<std::int64_t>(step) + 1, clip / kFamilyValid);
   }
-  const auto weights = file_tensors(runner.units(), 1,
-                                    [&](std::size_t u, const Param& p) { return runner.weight(u, p); });
+  const auto weights =
+      file_tensors(runner.units(), 1, [&](std::size_t u, const Param& p) { return runner.weight(u, p); });
   for (const auto& [name, values] : weights) expect_digest("final." + name, values, 1e-8);
 }
 

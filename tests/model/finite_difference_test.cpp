@@ -54,6 +54,10 @@ const Case kCases[] = {
     {"llama_tied_odd", odd_llama(), {3, 11}},
     {"gpt2_dropout", dropping(reference_gpt2()), {2, 5}},
     {"llama_dropout", dropping(odd_llama()), {3, 5}},
+    {"every_option", with_every_option(odd_llama()), {2, 11}},
+    {"every_option_dropout", dropping(with_every_option(odd_llama())), {2, 7}},
+    {"norms_after", with_norms_after(odd_llama()), {2, 7}},
+    {"norms_after_dropout", dropping(with_norms_after(odd_llama())), {2, 7}},
 };
 
 class FiniteDifferences : public testing::TestWithParam<Case> {};

@@ -84,7 +84,8 @@ TEST_F(HfConfigTest, ReadsLlama) {
   expected.arch = Arch::kLlama;
   expected.vocab_size = 32000, expected.context = 2048, expected.width = 2048, expected.layers = 22;
   expected.heads = 32, expected.kv_heads = 4, expected.head_size = 64, expected.inner = 5632;
-  expected.norm_eps = 1e-5, expected.block.rope.theta = 10000, expected.init_std = 0.02, expected.tied = false;
+  expected.norm_eps = 1e-5, expected.block.rope.theta = 10000, expected.init_std = 0.02,
+  expected.tied = false;
   expect_equal(read(kLlama), expected);
   // What the library assumes when a key is absent.
   json other = json::parse(kLlama);
@@ -181,10 +182,14 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
       {kLlama, R"({"sliding_window": 128})", "\"sliding_window\" is 128"},
       {kLlama, R"({"mlp_bias": true})", "\"mlp_bias\" is true"},
       {kLlama, R"({"rope_theta": -1})", "\"rope_theta\" is -1"},
-      {kLlama, R"({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}})", "\"low_freq_factor\" is missing"},
-      {kLlama, R"({"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}})", "\"llama3\" or \"yarn\" is supported"},
-      {kLlama, R"({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}})", "\"rope_type\" is \"longrope\""},
-      {kLlama, R"({"rope_scaling": {"rope_type": "linear", "factor": 2, "mrope_section": [1]}})", "mrope_section"},
+      {kLlama, R"({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}})",
+       "\"low_freq_factor\" is missing"},
+      {kLlama, R"({"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}})",
+       "\"llama3\" or \"yarn\" is supported"},
+      {kLlama, R"({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}})",
+       "\"rope_type\" is \"longrope\""},
+      {kLlama, R"({"rope_scaling": {"rope_type": "linear", "factor": 2, "mrope_section": [1]}})",
+       "mrope_section"},
       {kLlama, R"({"rope_scaling": {"type": "linear", "factor": 0}})", "\"factor\" is 0"},
       {kLlama, R"({"rope_scaling": {"factor": 2.0}})", "an object with \"rope_type\" is supported"},
       {kLlama, R"({"rope_scaling": 2.0})", "null or an object"},
@@ -195,11 +200,14 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
       {kLlama, R"({"model_type": "gemma3", "text_config": {}})", "nested in \"text_config\""},
       {kLlama, R"({"model_type": "gemma2", "hidden_activation": "gelu"})", "only gelu_pytorch_tanh"},
       {kLlama, R"({"model_type": "gemma2", "layer_types": ["full_attention"]})", "for 22 layers"},
-      {kLlama, R"({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": -5, "max_window_layers": 1})",
+      {kLlama,
+       R"({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": -5, "max_window_layers": 1})",
        "\"sliding_window\" is -5"},
-      {kLlama, R"({"model_type": "mistral", "num_key_value_heads": null})", "\"num_key_value_heads\" is missing"},
+      {kLlama, R"({"model_type": "mistral", "num_key_value_heads": null})",
+       "\"num_key_value_heads\" is missing"},
       {kLlama, R"({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2}})", "\"longrope\""},
-      {kLlama, R"({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 3}})", "\"full_attention\""},
+      {kLlama, R"({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 3}})",
+       "\"full_attention\""},
   };
   for (const Refusal& r : table) {
     json config = json::parse(r.base);
@@ -241,9 +249,11 @@ ModelConfig family(const char* text) {
 }
 
 TEST(Families, BothSpellingsOfRotaryEmbeddings) {
-  const ModelConfig older = family(R"({"model_type": "llama", "rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3",
+  const ModelConfig older =
+      family(R"({"model_type": "llama", "rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3",
       "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}})");
-  const ModelConfig newer = family(R"({"model_type": "llama", "rope_theta": null, "rope_parameters": {"rope_theta": 5e5,
+  const ModelConfig newer =
+      family(R"({"model_type": "llama", "rope_theta": null, "rope_parameters": {"rope_theta": 5e5,
       "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
       "original_max_position_embeddings": 8192}})");
   EXPECT_EQ(older, newer);
@@ -251,9 +261,12 @@ TEST(Families, BothSpellingsOfRotaryEmbeddings) {
   EXPECT_EQ(older.block.rope.scaling.original, 8192);
   EXPECT_EQ(older.block.rope.theta, 5e5);
   // Gemma 3: a scaling at the top is of the layers without a window.
-  const ModelConfig gemma = family(R"({"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+  const ModelConfig gemma =
+      family(R"({"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4,
       "rope_scaling": {"rope_type": "linear", "factor": 8}, "sliding_window": 512})");
-  EXPECT_EQ(gemma, family(R"({"model_type": "gemma3_text", "rope_theta": null, "sliding_window": 512, "rope_parameters": {
+  EXPECT_EQ(
+      gemma,
+      family(R"({"model_type": "gemma3_text", "rope_theta": null, "sliding_window": 512, "rope_parameters": {
       "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 1e6},
       "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}})"));
   EXPECT_EQ(gemma.block.window_rope->theta, 1e4);
@@ -274,7 +287,8 @@ TEST(Families, WindowsByRuleAndByList) {
   EXPECT_EQ(parse_hf_config(mistral.dump(), "config.json").block.window, 4096);
   mistral["sliding_window"] = nullptr;
   EXPECT_FALSE(parse_hf_config(mistral.dump(), "config.json").any_window());
-  EXPECT_EQ(windows(R"({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 3})"), std::string(22, '0'));
+  EXPECT_EQ(windows(R"({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 3})"),
+            std::string(22, '0'));
   EXPECT_EQ(windows(R"({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 3,
                         "use_sliding_window": true})"),
             "000" + std::string(19, '1'));
@@ -287,7 +301,8 @@ TEST(Families, WindowsByRuleAndByList) {
 }
 
 TEST(Families, WhatFilesDoNotSay) {
-  const ModelConfig qwen2 = family(R"({"model_type": "qwen2"})"), qwen3 = family(R"({"model_type": "qwen3"})"),
+  const ModelConfig qwen2 = family(R"({"model_type": "qwen2"})"),
+                    qwen3 = family(R"({"model_type": "qwen3"})"),
                     gemma2 = family(R"({"model_type": "gemma2", "tie_word_embeddings": null})"),
                     olmo2 = family(R"({"model_type": "olmo2"})"), phi3 = family(R"({"model_type": "phi3"})");
   EXPECT_TRUE(qwen2.block.qkv_bias);

@@ -60,7 +60,8 @@ inline std::vector<Batch> family_batches() {
     for (std::int64_t i = 0; i < kRows; ++i) {
       const auto n = static_cast<std::uint64_t>(m * kRows + i);
       b.ids.push_back(static_cast<std::int32_t>(reference_hash("tokens", n) % 97));
-      b.targets.push_back(i < kValid[m] ? static_cast<std::int32_t>(reference_hash("targets", n) % 97) : -100);
+      b.targets.push_back(i < kValid[m] ? static_cast<std::int32_t>(reference_hash("targets", n) % 97)
+                                        : -100);
     }
     batches.push_back(std::move(b));
   }
@@ -95,7 +96,8 @@ FileTensors file_tensors(const std::vector<Unit>& units, double scale, const Vie
     for (const Param& p : units[u].params) {
       const View view = view_of(u, p);
       for (std::int64_t r = 0; r < p.rows; ++r) {
-        for (std::int64_t c = 0; c < p.cols; ++c) tensors[p.name_in_files()].push_back(load(view, r, c) * scale);
+        for (std::int64_t c = 0; c < p.cols; ++c)
+          tensors[p.name_in_files()].push_back(load(view, r, c) * scale);
       }
     }
   }

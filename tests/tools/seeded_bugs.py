@@ -45,6 +45,8 @@ RULES = ("zg_test_kernels", "*AttentionRules*:VisibleKeys*")
 ROPES = ("zg_test_kernels", "*Rope*:*Embedding*")
 CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*Rope*")
 VISIBLE, ARGUMENTS = "include/ziggurat/kernels/visible_keys.hpp", "include/ziggurat/kernels/arguments.hpp"
+DECODER, ROPE_TABLES = "src/model/decoder_block.cpp", "src/model/rope_tables.cpp"
+FAMILIES = ("zg_test_model", "Model/Families.*:*FamilyFiles*")
 MASKS = ("zg_test_model", "ModelDropout.*:Model/FiniteDifferences.*dropout*")
 
 
@@ -347,6 +349,35 @@ BUGS = (
         CUDA_RULES),
     Bug("positions do not restart in documents",
         ((ARGUMENTS, "(first_keys == nullptr ? 0 : first_keys[row])", "(first_keys == nullptr ? 0 : 0 * first_keys[row])"),), ROPES),
+    Bug("family: a norm by w in place of 1 + w",
+        ((DECODER, "ops.rmsnorm(s, x, call.weight(index), c.norm_eps, y, stats, c.block.norm_weight);",
+          "ops.rmsnorm(s, x, call.weight(index), c.norm_eps, y, stats);"),), FAMILIES),
+    Bug("family: a window one token too long",
+        ((ATTENTION, ".window = window ? c.block.window : 0,", ".window = window ? c.block.window + 1 : 0,"),), FAMILIES),
+    Bug("family: norms of heads after they turn",
+        ((DECODER, "  b.normalise_heads(qkv);\n  b.rope(qkv, false);\n",
+          "  b.rope(qkv, false);\n  b.normalise_heads(qkv);\n"),), FAMILIES),
+    Bug("family: local and global frequencies swapped",
+        ((MODEL, "call.rope = window ? &window_rope_ : &rope_;", "call.rope = window ? &rope_ : &window_rope_;"),), FAMILIES),
+    Bug("family: the biases of q, k and v dropped",
+        ((DECODER, "return has_bias_ ? flat.col_range(piece.bias, piece.rows) : View{};", "return (void)flat, (void)piece, View{};"),),
+        FAMILIES),
+    Bug("family: Llama 3's factor inverted",
+        ((ROPE_TABLES, "      f /= s.factor;\n      continue;", "      f *= s.factor;\n      continue;"),), FAMILIES),
+    Bug("family: the amplitude of YaRN forgotten",
+        ((ROPE_TABLES, ": amplitude(1);", ": 1;"),), FAMILIES),
+    Bug("family: the cap of scores forgotten",
+        ((ATTENTION, ".softcap = c.block.attention_softcap};", ".softcap = 0};"),), FAMILIES),
+    Bug("family: the gradient of the embedding is not scaled",
+        ((MODEL, "ops().scale(s, all, factor, room), all = room;", "ops().cast(s, all, room), all = room;"),), FAMILIES),
+    Bug("family: the cap of logits is not in the loss",
+        ((HEAD, "const double softcap = call.config.block.final_softcap;", "const double softcap = 0;"),), FAMILIES),
+    Bug("family: files have k before q",
+        ((UNITS, "      p.file_row = rows;\n", "      p.file_row = rows == 0 ? p.whole_rows : 0;\n"),), FAMILIES),
+    Bug("family: norms of heads are not summed over parts",
+        ((UNITS, "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), one, part.parts > 1);",
+          "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), one);"),),
+        ("zg_test_model", "*Parts*every_option*"))
 )
 
 

@@ -1,7 +1,8 @@
 // The sizes of a model, and how its blocks compute. Plain values; the functions are pure.
 //
-// A family (Arch) is a table of a description: what computes goes by the description alone, but for GPT-2, whose
-// blocks have LayerNorms, learned positions and an MLP without a gate. Files and messages go by the family.
+// A family (Arch) is a table of a description: what computes goes by the description alone, but for GPT-2,
+// whose blocks have LayerNorms, learned positions and an MLP without a gate. Files and messages go by the
+// family.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -23,8 +24,8 @@ struct DropoutRates {
   bool operator==(const DropoutRates&) const = default;
 };
 
-// How the frequencies of a rotary embedding deviate from theta^(-2i/d), so that a model serves longer sequences
-// than those of its first training. `original`: the context of that training.
+// How the frequencies of a rotary embedding deviate from theta^(-2i/d), so that a model serves longer
+// sequences than those of its first training. `original`: the context of that training.
 struct RopeScaling {
   enum class Kind : std::uint8_t { kNone, kLinear, kLlama3, kYarn, kLongRope };
   Kind kind = Kind::kNone;
@@ -48,11 +49,11 @@ struct Rope {
   bool operator==(const Rope&) const = default;
 };
 
-// Where a block has norms: before each of its two branches, behind each of them, before what they give is added
-// (OLMo 2), or both (Gemma).
+// Where a block has norms: before each of its two branches, behind each of them, before what they give is
+// added (OLMo 2), or both (Gemma).
 enum class NormPlacement : std::uint8_t { kBefore, kAfter, kBoth };
-// What of queries and keys has an RMSNorm before they turn: nothing, each head by itself with one weight for all
-// of them, or all heads together.
+// What of queries and keys has an RMSNorm before they turn: nothing, each head by itself with one weight for
+// all of them, or all heads together.
 enum class HeadNorms : std::uint8_t { kNone, kEach, kAll };
 
 // How the blocks of all families but GPT-2 compute. The defaults are Llama 2.
@@ -63,15 +64,15 @@ struct BlockDescription {
   bool qkv_bias = false, o_bias = false;
   Gate gate = Gate::kSilu;
   double query_pre_attn_scalar = 0;  // scores are q k divided by its root; 0: head_size
-  double attention_softcap = 0;  // scores count as softcap * tanh(score / softcap); 0: as they are
-  double final_softcap = 0;      // the same of logits
-  bool scaled_embedding = false;  // the embedding is multiplied by the root of the width
+  double attention_softcap = 0;      // scores count as softcap * tanh(score / softcap); 0: as they are
+  double final_softcap = 0;          // the same of logits
+  bool scaled_embedding = false;     // the embedding is multiplied by the root of the width
   // Tokens that a query sees in the layers of `windowed`, itself among them. Empty: no layer has a window.
   std::int64_t window = 0;
   std::vector<bool> windowed = {};
   Rope rope = {};
   std::optional<Rope> window_rope = {};  // of the layers with a window; otherwise `rope`
-  bool fused = false;  // files have q, k and v as one matrix, and gate and up
+  bool fused = false;                    // files have q, k and v as one matrix, and gate and up
   bool operator==(const BlockDescription&) const = default;
 };
 

@@ -57,8 +57,8 @@ class SafeTensors {
 };
 
 // Reads the config.json of a model, whose family is told by its model_type or architectures. Throws
-// Error(kUsage) for another family, for what changes arithmetic and is not supported, and for a missing or wrong
-// key.
+// Error(kUsage) for another family, for what changes arithmetic and is not supported, and for a missing or
+// wrong key.
 ModelConfig read_hf_config(const std::string& directory);
 // The same from the text of one, which errors name `where`.
 ModelConfig parse_hf_config(const std::string& json_text, const std::string& where);

@@ -32,8 +32,8 @@ struct Call;
 }
 
 // `time`: tokens of each sequence that are here, which are the part of it that `part` says.
-// `documents`: sequences may consist of documents, each with positions and attention of its own, and calls are
-// told where they begin.
+// `documents`: sequences may consist of documents, each with positions and attention of its own, and calls
+// are told where they begin.
 // `first`: place of the first token in its sequence, where a model continues one (Model::block_next()).
 struct BatchShape {
   std::int64_t sequences = 0, time = 0;
@@ -166,8 +166,9 @@ class Model {
   // overwritten) are a unit's flat tensors [1, count], or its first tile's. `ids` and `targets` are i32
   // [1,N]; a target below 0 is not counted.
   //
-  // `documents`: i32 [1,N], of each row the first row of its sequence (0 to T-1) that is of its document; null:
-  // each sequence is one document, as where the shape says that there are no others. A backward takes the same.
+  // `documents`: i32 [1,N], of each row the first row of its sequence (0 to T-1) that is of its document;
+  // null: each sequence is one document, as where the shape says that there are no others. A backward takes
+  // the same.
   //
   // `dropout`: of a training step, which drops by config().dropout; null: nothing is dropped. A backward
   // takes the same as its forward.
@@ -224,8 +225,8 @@ class Model {
   // The loss alone: loss_sum f64 [1,1] += the sum over the tokens that count.
   void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
                  View loss_sum, void* workspace) const;
-  // logits [n,V], of accumulator_dtype(), of the rows x [n,C] of T, before they are capped: capped_logit() does
-  // that. Of a whole model alone.
+  // logits [n,V], of accumulator_dtype(), of the rows x [n,C] of T, before they are capped: capped_logit()
+  // does that. Of a whole model alone.
   void head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace) const;
 
  private:
@@ -258,10 +259,9 @@ double capped_logit(const ModelConfig& config, double logit);
 //   tokens * (2 * p * layers * (block + attention) + 6 * table)
 //
 // Here `block` and `table` are the elements of a block's matrices and of the output matrix; `attention` is
-// time * heads * head_size (two products, half of each masked away), or in a layer with a window w shorter than
-// that w * (2 - w / time) * heads * head_size; p is 3 passes, since a backward counts
-// as two, or 4 with recomputation of the blocks. What flash attention recomputes in its backward is not
-// counted.
+// time * heads * head_size (two products, half of each masked away), or in a layer with a window w shorter
+// than that w * (2 - w / time) * heads * head_size; p is 3 passes, since a backward counts as two, or 4 with
+// recomputation of the blocks. What flash attention recomputes in its backward is not counted.
 double training_flops(const ModelConfig& config, std::int64_t tokens, std::int64_t time, bool recompute);
 
 }  // namespace zg

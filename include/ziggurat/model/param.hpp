@@ -37,7 +37,7 @@ struct Param {
   std::string name;                 // as in Hugging Face's files, without "transformer.": "h.0.ln_1.weight"
   std::int64_t rows = 1, cols = 0;  // as held here: matrices are [out, in], vectors are [1, n]
   bool vector = false;
-  bool conv1d = false;      // files hold it transposed, [in, out] (GPT-2's Conv1D)
+  bool conv1d = false;  // files hold it transposed, [in, out] (GPT-2's Conv1D)
   // Files hold several matrices as one of this name, [file_rows, cols], in which this one's rows begin at
   // file_row (Phi-3). Empty: it is a tensor of its own.
   std::string file_name = {};

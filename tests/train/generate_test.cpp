@@ -106,9 +106,10 @@ TEST_F(GenerateTest, LayersThatMemoryDoesNotHoldAreReadAndGiveTheSameBits) {
 }
 
 TEST_F(GenerateTest, MemoryForLessThanTwoLayersIsRefused) {
-  const std::string error = refusal([&] { Generator(dir_.path(), least() - 1); });
-  EXPECT_NE(error.find("--memory"), error.npos) << error;
-  EXPECT_NE(error.find("needs at least"), error.npos) << error;
+  const Error error = error_of([&] { Generator generator(dir_.path(), least() - 1); });
+  EXPECT_EQ(error.code(), Errc::kMemory);
+  EXPECT_EQ(error.where(), "--memory");
+  EXPECT_TRUE(has(error, "needs at least"));
 }
 
 // Behind the longest sequence the last tokens count, as if the text began with them.
@@ -142,8 +143,7 @@ TEST_F(GenerateTest, ATokenThatEndsATextEndsIt) {
   past.past_the_end = true;
   EXPECT_EQ(made(generator, prompt, past), tokens);
   write_file(dir_ / "generation_config.json", R"({"eos_token_id": "two"})");
-  const std::string error = refusal([&] { Generator(dir_.path()); });
-  EXPECT_NE(error.find("eos_token_id"), error.npos) << error;
+  EXPECT_TRUE(has(error_of([&] { Generator generator(dir_.path()); }), "eos_token_id"));
 }
 
 TEST_F(GenerateTest, LossIsThatOfTheTokensThatCountPieceByPiece) {

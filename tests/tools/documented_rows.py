@@ -38,6 +38,7 @@ HELPS = {
     "ziggurat": "ziggurat --help",
     "ziggurat train": "ziggurat train --help",
     "ziggurat generate": "ziggurat generate --help",
+    "ziggurat eval": "ziggurat eval --help",
     "ziggurat probe": "ziggurat probe --help",
     "ziggurat io-bench": "ziggurat io-bench --help",
     "ziggurat io-tune": "ziggurat io-tune --help",
@@ -206,7 +207,12 @@ ROWS = (
         set={"--tokens": "4"}),
     Row("generate_synopsis", ("ziggurat generate --model DIR *",), files=BOOK, before=(TRAIN,), instead=(
         "ziggurat generate --model runs/quickstart/model --prompt-ids 1,2,3 --tokens 2 --temperature 0.5 --top-k 3 "
-        "--seed 2 --ids",)),
+        "--seed 2 --ids --past-the-end --memory 64MiB",)),
+    Row("generate_chat", ("ziggurat generate --model DIR --chat *",),
+        why="needs a model with a template; tests/cli reads the turns"),
+    Row("eval", ("ziggurat eval --model runs/quickstart/model *", "ziggurat eval --model DIR *"), files=BOOK | {"held-out.txt": TEXT},
+        before=(TRAIN,), instead=("ziggurat eval --model runs/quickstart/model --data held-out.txt --each --json --context 16",),
+        expect=('"perplexity"',)),
 
     # Measuring drives and the machine.
     Row("probe", ("ziggurat probe", "ziggurat probe /mnt/nvme0 *", "ziggurat probe DIR",

@@ -29,10 +29,10 @@ constexpr int kQueries = static_cast<int>(kStatsTile);  // of a tile
 template <int kHead>
 constexpr int kHeldKeys = kHead <= 64 ? 32 : kHead;
 
-// Of each query of the two tiles the first key that it attends to, and behind which query none attends to the
-// block's keys.
+// Of each query of the two tiles the first key that it attends to, counted from the block's first, and behind
+// which query none attends to the block's keys.
 template <bool kRuled>
-struct FirstKeysOfTiles {
+struct alignas(16) FirstKeysOfTiles {
   int first[2][kQueries], end_query;
 };
 template <>
@@ -69,10 +69,10 @@ __device__ __forceinline__ void put_gradients(T* to, const unsigned (&ds)[kM][kK
   }
 }
 
-// Sets the results of queries that attend to keys behind these only. Rows are keys, of which the first is
-// `key`; first: of each query, which are columns, the first key that it attends to.
+// Sets the results of queries that attend to keys behind these only. Rows are keys, of which the first is the
+// block's key `row`; first: of each query, which are columns, the first key that it attends to.
 template <int kM, int kN>
-__device__ __forceinline__ void set_left_behind(float (&d)[kM][kN][4], const int* first, int key) {
+__device__ __forceinline__ void set_left_behind(float (&d)[kM][kN][4], const int* first, int row) {
   ZG_UNROLL
   for (int n = 0; n < kN; ++n) {
     const int of_queries[2] = {first[n * 8 + col_of(0)], first[n * 8 + col_of(1)]};
@@ -80,21 +80,21 @@ __device__ __forceinline__ void set_left_behind(float (&d)[kM][kN][4], const int
     for (int m = 0; m < kM; ++m) {
       ZG_UNROLL
       for (int i = 0; i < 4; ++i) {
-        if (key + m * 16 + row_of(i) < of_queries[i % 2]) d[m][n][i] = 0.0f;
+        if (row + m * 16 + row_of(i) < of_queries[i % 2]) d[m][n][i] = 0.0f;
       }
     }
   }
 }
 
 // Adds kStep queries to the gradients of the warp's keys, and returns in ds those of the scores, rounded to
-// T. ahead: the position of the first key less that of the first query. first: see set_left_behind(), for
-// keys from `key` on.
+// T. ahead: the position of the first key less that of the first query. first, row: see
+// set_left_behind().
 template <class T, int kHead, bool kRuled, int kM, int kK, int kHeld>
 __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float (&dv)[kM][kHead / 8][4],
                                             unsigned (&ds)[kM][kK][4], const OwnRows<T, kHead, kM, kHeld>& k,
                                             const OwnRows<T, kHead, kM>& v, const T* q, const T* d_o,
                                             const float* delta, const float* lse2, int ahead,
-                                            [[maybe_unused]] const int* first, [[maybe_unused]] int key,
+                                            [[maybe_unused]] const int* first, [[maybe_unused]] int row,
                                             const ScoreScale<float>& scale) {
   constexpr int kN = Warps<kHead>::kStep / 8;
   float s[kM][kN][4], dp[kM][kN][4];
@@ -124,7 +124,7 @@ __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float
   }
   if (ahead > -(16 * kM - 1)) set_hidden<true>(s, 0.0f, ahead), set_hidden<true>(dp, 0.0f, ahead);
   if constexpr (kRuled) {
-    if (first[8 * kN - 1] > key) set_left_behind(s, first, key), set_left_behind(dp, first, key);
+    if (first[8 * kN - 1] > row) set_left_behind(s, first, row), set_left_behind(dp, first, row);
   }
   unsigned p[kM][kK][4];
   as_operand<T>(s, p);
@@ -180,10 +180,11 @@ __device__ __forceinline__ void load_queries(Shared<T, kHead, kAll, kRuled>* sha
   const int thread = thread_again();
   if constexpr (kRuled) {
     static_assert(kThreads >= kQueries);
-    const VisibleKeys visible = visible_keys(x, batch);
-    if (thread < kQueries)
+    if (thread < kQueries) {
+      const VisibleKeys visible = visible_keys(x, batch);
       shared->first[at][thread] =
-          static_cast<int>(visible.first(query + (thread < left ? thread : left - 1)));
+          static_cast<int>(visible.first(query + (thread < left ? thread : left - 1))) - shared->first_key;
+    }
   }
   const std::int64_t in_stats = unit * x.stats.padded_time + query;
   if (thread < kQueries / 4) {
@@ -256,17 +257,15 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
       const int ahead = ahead_of_query - step;
       unsigned ds[kM][W::kStep / 16][4] = {};
       const int* first_keys = nullptr;
-      int key = 0;
       bool left_behind = false;
       if constexpr (kRuled) {
         first_keys = shared->first[at] + step;
-        key = shared->first_key + row;
-        left_behind = *first_keys >= key + W::kKeys;  // all of the warp's keys, by all of the queries
+        left_behind = *first_keys >= row + W::kKeys;  // all of the warp's keys, by all of the queries
       }
       if (ahead < W::kStep && !left_behind) {  // else the queries are before the warp's first key
         add_queries<T, kHead, kRuled>(dk, dv, ds, k, v, q + step * kPitch, d_o + step * kPitch,
                                       shared->delta[at] + step, shared->lse2[at] + step, ahead, first_keys,
-                                      key, x.scale);
+                                      row, x.scale);
       }
       if constexpr (kAll) put_gradients(shared->ds + row * kTilePitch<kQueries> + step, ds);
     }

@@ -22,12 +22,12 @@ constexpr int kHeldDo = kHead <= 64   ? 64
                                       : 0;
 
 // Adds kStep keys, from position `key` on, to the gradients of the warp's queries, from position `query` on.
+// firsts: of these queries the first key that each attends to, if kRuled.
 template <int kHead, bool kRuled, class T>
 __device__ __forceinline__ void add_keys(float (&dq)[kM][kHead / 8][4], const OwnRows<T, kHead, kM>& q,
                                          const OwnRows<T, kHead, kM, kHeldDo<kHead>>& d_o, const T* k,
                                          const T* v, const float2* stats, int query, int key,
-                                         [[maybe_unused]] const First<kM, kRuled>& first,
-                                         const ScoreScale<float>& scale) {
+                                         [[maybe_unused]] const int* firsts, const ScoreScale<float>& scale) {
   constexpr int kN = kStep<kHead> / 8;
   const int ahead = query - key;
   float s[kM][kN][4], dp[kM][kN][4];
@@ -53,7 +53,7 @@ __device__ __forceinline__ void add_keys(float (&dq)[kM][kHead / 8][4], const Ow
     }
   }
   if constexpr (kRuled) {
-    if (first.most > key) set_before(s, 0.0f, first, key);
+    if (firsts[kWarpQueries - 1] > key) set_before(s, 0.0f, FirstKeys<kM>(firsts), key);
   }
   if (ahead < kStep<kHead> - 1) set_hidden<false>(s, 0.0f, ahead);
   unsigned ds[kM][kN / 2][4];
@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   // A pointer that is needed once for a tile: shared memory has it, because registers are few.
   auto* const keys = reinterpret_cast<const T**>(stats + kQueries);
   if (threadIdx.x == 0) *keys = sequence + heads.keys;
+  auto* const firsts = reinterpret_cast<int*>(keys + 1);  // of the block's queries, if kRuled
   const auto load_keys = [&](int tile) {
     const int key = tile * kKeys<kHead>;
     const T* const row = *keys + key * x.ld_qkv;
@@ -106,6 +107,10 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   } else {
     stats[thread] = {0, 0};
   }
+  if constexpr (kRuled) {
+    const int at = first + thread < time ? first + thread : time - 1;
+    firsts[thread] = static_cast<int>(visible_keys(x, place.batch).first(at));
+  }
   float dq[kM][kHead / 8][4];
   set_zero(dq);
   OwnRows<T, kHead, kM> q;
@@ -117,8 +122,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   __syncthreads();  // all warps have their queries
   // The first tile of keys that a query attends to.
   int begin = 0;
-  if constexpr (kRuled) begin = static_cast<int>(visible_keys(x, place.batch).first(first)) / kKeys<kHead>;
-  const First<kM, kRuled> first_keys(visible_keys(x, place.batch), query, time);
+  if constexpr (kRuled) begin = firsts[0] / kKeys<kHead>;
   load_keys(begin);
   cp_async_commit();
   const int tiles = ((first + kQueries < time ? first + kQueries : time) + kKeys<kHead> - 1) / kKeys<kHead>;
@@ -133,10 +137,10 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
       const int at = tile * kKeys<kHead> + key;
       if (query - at <= -kWarpQueries) break;  // the keys are behind the warp's last query
       if constexpr (kRuled) {
-        if (first_keys.least >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
+        if (firsts[row] >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
       }
       add_keys<kHead, kRuled>(dq, q, d_o, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch,
-                              stats + row, query, at, first_keys, x.scale);
+                              stats + row, query, at, firsts + row, x.scale);
     }
   }
   float derivative_scale[kM][2];
@@ -155,8 +159,8 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
 template <class T>
 void attention_backward_queries_tensor(const Launch& on, const AttentionBackward<T>& x) {
   for_padded_head(x.shape.head_size, [&]<int kHead>() {
-    const std::size_t shared =
-        sizeof(T) * Rows<kHead>::kAll * kTilePitch<kHead> + sizeof(float2) * kQueries + sizeof(T*);
+    const std::size_t shared = sizeof(T) * Rows<kHead>::kAll * kTilePitch<kHead> + sizeof(float2) * kQueries +
+                               sizeof(T*) + (is_ruled(x) ? sizeof(int) * kQueries : 0);
     const Shape shape{blocks(tiles_of(x.shape.time, kQueries) * x.shape.batch * x.shape.heads), kThreads,
                       shared};
     launch("attention_backward_queries",

@@ -70,7 +70,7 @@ __device__ __forceinline__ void add_keys(OnlineSoftmax<kHead>& r, const OwnRows<
   multiply_rows(s, q, k);
   if constexpr (kRuled) {
     if (scale.cap != 0) cap_scores(s, scale.cap);
-    if (first.most > key) set_before(s, -INFINITY, first, key);
+    if (first.most() > key) set_before(s, -INFINITY, first, key);
   }
   if (ahead < kStep<kHead> - 1) set_hidden<false>(s, -INFINITY, ahead);
   update_softmax(s, r, scale.exponent);
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(Attention
       const int at = tile * kKeys + key;
       if (query - at <= -kWarpQueries) break;  // the keys are behind the warp's last query
       if constexpr (kRuled) {
-        if (first_keys.least >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
+        if (first_keys.least() >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
       }
       add_keys<kHead, kRuled>(r, q, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch, query, at,
                               first_keys, x.scale);

@@ -236,20 +236,29 @@ __device__ __forceinline__ void set_hidden(float (&d)[kM][kN][4], float to, int 
   }
 }
 
-// Of a warp's rows, which are queries: the first key that each of this lane's queries attends to, and the
-// least and most of all the warp's. query: the warp's first; queries behind the last one count as the last.
+// Of a warp's rows, which are queries: the first key that each of this lane's queries attends to. query: the
+// warp's first; queries behind the last one count as the last.
 template <int kM>
 struct FirstKeys {
-  int of[kM][2], least, most;
+  int of[kM][2];
+  // firsts: of the warp's queries, one after the other.
+  __device__ __forceinline__ explicit FirstKeys(const int* firsts) {
+    ZG_UNROLL
+    for (int m = 0; m < kM; ++m) of[m][0] = firsts[m * 16 + row_of(0)], of[m][1] = firsts[m * 16 + row_of(2)];
+  }
   __device__ __forceinline__ FirstKeys(const VisibleKeys& visible, int query, int time) {
-    const auto first = [&](int at) { return static_cast<int>(visible.first(at < time ? at : time - 1)); };
-    least = first(query), most = first(query + 16 * kM - 1);
     ZG_UNROLL
     for (int m = 0; m < kM; ++m) {
       ZG_UNROLL
-      for (int h = 0; h < 2; ++h) of[m][h] = first(query + m * 16 + row_of(2 * h));
+      for (int h = 0; h < 2; ++h) {
+        const int at = query + m * 16 + row_of(2 * h);
+        of[m][h] = static_cast<int>(visible.first(at < time ? at : time - 1));
+      }
     }
   }
+  // Of the warp's first and last query. Asked for in each turn, because registers are few.
+  __device__ __forceinline__ int least() const { return __shfl_sync(0xffffffffu, of[0][0], 0); }
+  __device__ __forceinline__ int most() const { return __shfl_sync(0xffffffffu, of[kM - 1][1], 31); }
 };
 
 // Nothing, where all queries attend to the first key.

@@ -20,8 +20,8 @@ struct GeluBackward {
   __device__ __forceinline__ void operator()(std::int64_t, const A (&in)[2][N], A (&out)[1][N]) const {
     ZG_UNROLL
     for (int j = 0; j < N; ++j) {
-      const A x = in[0][j], bounded = gelu_domain(x);
-      out[0][j] = in[1][j] * gelu_slope(x, bounded, gelu_sigmoid(bounded));
+      const A x = in[0][j], bounded = gelu_domain(x), s = gelu_sigmoid(bounded);
+      out[0][j] = in[1][j] * (x * gelu_argument_slope(bounded) * (s * (A{1} - s)) + s);
     }
   }
 };

@@ -21,13 +21,10 @@ __device__ __forceinline__ A gelu_sigmoid(A bounded) {
                             static_cast<A>(kTwoSqrt2OverPi)));
 }
 
-// The derivative, of which s is gelu_sigmoid(bounded).
+// d(2u)/dx of a bounded x.
 template <class A>
-__device__ __forceinline__ A gelu_slope(A x, A bounded, A s) {
-  // d(2u)/dx
-  const A slope =
-      bounded * bounded * static_cast<A>(3 * kTwoSqrt2OverPi * kCubic) + static_cast<A>(kTwoSqrt2OverPi);
-  return x * slope * (s * (A{1} - s)) + s;
+__device__ __forceinline__ A gelu_argument_slope(A bounded) {
+  return bounded * bounded * static_cast<A>(3 * kTwoSqrt2OverPi * kCubic) + static_cast<A>(kTwoSqrt2OverPi);
 }
 
 }  // namespace zg::cuda

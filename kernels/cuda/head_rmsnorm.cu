@@ -7,7 +7,7 @@ namespace {
 
 template <class T>
 HeadRows<T> heads_of(Strided<T> rows, std::int64_t heads, std::int64_t size) {
-  return {rows.data, rows.ld, heads, size};
+  return {rows.data, rows.ld, size, static_cast<unsigned>(heads)};
 }
 
 }  // namespace

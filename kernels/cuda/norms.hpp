@@ -13,12 +13,17 @@ namespace zg::cuda {
 // RMSNorm, with its weight w or with 1 + w, has neither mean nor b.
 enum class Norm { kLayer, kRms, kRmsPlusOne };
 
-// The heads of rows, each as a row of its own: `size` elements, of the first heads * size of a row.
+// The heads of rows, each as a row of its own: `size` elements, of the first heads * size of a row. There are
+// fewer than 2^31 of them, for a division in 64 bits would take more registers than there are.
 template <class T>
 struct HeadRows {
   T* data = nullptr;
-  std::int64_t ld = 0, heads = 1, size = 0;
-  __device__ __forceinline__ T* row(std::int64_t r) const { return data + r / heads * ld + r % heads * size; }
+  std::int64_t ld = 0, size = 0;
+  unsigned heads = 1;
+  __device__ __forceinline__ T* row(std::int64_t r) const {
+    const unsigned head = static_cast<unsigned>(r), row = head / heads;
+    return data + row * ld + (head - row * heads) * size;
+  }
 };
 
 // Operands of a norm of rows that lie in Rows: of Strided ones, or of HeadRows. RMSNorm: b is null, and stats

@@ -45,9 +45,9 @@ struct GeluGatedBackward {
   __device__ __forceinline__ void operator()(std::int64_t, const A (&in)[3][N], A (&out)[2][N]) const {
     ZG_UNROLL
     for (int j = 0; j < N; ++j) {
-      const A gate = in[0][j], bounded = gelu_domain(gate), s = gelu_sigmoid(bounded);
-      out[0][j] = in[2][j] * in[1][j] * gelu_slope(gate, bounded, s);
-      out[1][j] = in[2][j] * (gate * s);
+      const A gate = in[0][j], bounded = gelu_domain(gate), s = gelu_sigmoid(bounded), value = gate * s;
+      out[0][j] = in[2][j] * in[1][j] * (value * (A{1} - s) * gelu_argument_slope(bounded) + s);
+      out[1][j] = in[2][j] * value;
     }
   }
 };

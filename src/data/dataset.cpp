@@ -244,6 +244,12 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
   }
   s.check_lengths(config);
   share_out(s.train), share_out(s.validation);
+  if (s.packs) {
+    std::int64_t sequences = 0;
+    for (const Pool& pool : s.train) sequences += pool.sequences;
+    log::info("data: documents packed into {} sequences of {} tokens, {:.1f}% full", sequences, s.seq_len,
+              100 * static_cast<double>(s.train_tokens) / static_cast<double>(sequences * s.seq_len));
+  }
   for (const Split& split : to_check) s.check_ids(split);
 }
 

@@ -596,6 +596,7 @@ class CheckedOps : public Ops {
                            std::int64_t head_size) {
     ZG_ASSERT(heads >= 1 && head_size >= 1 && heads * head_size <= v.cols, "{} heads of {} in {} columns",
               heads, head_size, v.cols);
+    ZG_ASSERT_LT(rows * heads, std::int64_t{1} << 31);
     expect(v, "an operand of head_rmsnorm", t, rows, v.cols);
   }
   // Null without documents.

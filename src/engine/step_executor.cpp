@@ -331,6 +331,9 @@ void StepExecutor::stage(std::int64_t m, const MicroBatch& batch) {
   char* const tokens = static_cast<char*>(staging_->data()) + Workspace::input_bytes(layout_, m);
   std::memcpy(tokens, batch.ids, static_cast<std::size_t>(bytes));
   std::memcpy(tokens + bytes, batch.targets, static_cast<std::size_t>(bytes));
+  ZG_ASSERT_EQ(batch.first_keys != nullptr, layout_.options.micro_batch.documents);
+  if (layout_.options.micro_batch.documents)
+    std::memcpy(tokens + 2 * bytes, batch.first_keys, static_cast<std::size_t>(bytes));
 }
 
 // Copies the staged micro-batches to the device, and zeroes its scalars.

@@ -199,6 +199,7 @@ class Planner {
     o.state = state_format(config_.optimizer, config_.dtype);
     o.groups = parameter_groups(config_.optimizer, *plan_.model);
     o.saves = config_.checkpoint.asked();
+    o.micro_batch.documents = config_.data.packing == Packing::kDocuments;
     // With small budgets segments must be small, since several must fit at once.
     const std::int64_t host = host_.value_or(kGiB);
     o.state_segment_bytes = std::clamp<std::int64_t>(host / 24 / 65536 * 65536, 3 * 65536, 12 * kMiB);

@@ -40,6 +40,8 @@ HALVES = ("zg_test_model", "*BackwardInHalves*")
 CALLS = "src/engine/communication.cpp"
 GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
 TILES = ("zg_test_engine", "Tiles.*")
+HEAD_NORMS, CUDA_HEAD_NORMS = ("zg_test_kernels", "*HeadNorm*"), ("zg_test_cuda", "*HeadNorm*")
+DATASET, PACKED = "src/data/dataset.cpp", ("zg_test_data", "PackedData.*")
 DROPOUT = ("zg_test_engine", "Dropout*")
 RULES = ("zg_test_kernels", "*AttentionRules*:VisibleKeys*")
 ROPES = ("zg_test_kernels", "*Rope*:*Embedding*")
@@ -291,6 +293,35 @@ BUGS = (
     Bug("gradients of tiles are finished in the memory of the layer's workspace",
         (("src/engine/workspace.hpp", "l.options.place().ranks() > 1 || l.units.size() > l.model->units().size();",
           "l.options.place().ranks() > 1;"),), TILES),
+    Bug("a norm with 1 + w has w in its backward",
+        (("kernels/host/norms.cpp", "const auto g = hn::Mul(e, load_weight<kNorm>(d, args.w + i, w));",
+          "const auto g = hn::Mul(e, load(d, args.w + i, w));"),), HEAD_NORMS),
+    Bug("a norm with 1 + w has w in its backward on a GPU",
+        (("kernels/cuda/norms_backward.hpp", "A inner = d[j] * weight_at<kNorm>(w, j);", "A inner = d[j] * w[j];"),), CUDA_HEAD_NORMS),
+    Bug("the gradient of the heads' weight is the last head's",
+        (("kernels/host/norms.cpp", "const std::int64_t c = h * args.head_size;\n        norm_backward_row",
+          "const std::int64_t c = h * args.head_size;\n        clear(sums, args.head_size);\n        norm_backward_row"),), HEAD_NORMS),
+    Bug("a gate's derivative is on the other half",
+        (("kernels/host/activations.cpp", "save(d, hn::Mul(hn::Mul(e, u), activated.slope), dgate + i, w);\n    "
+          "save(d, hn::Mul(e, activated.value), dup + i, w);",
+          "save(d, hn::Mul(hn::Mul(e, u), activated.value), dgate + i, w);\n    "
+          "save(d, hn::Mul(e, activated.slope), dup + i, w);"),), ("zg_test_kernels", "*Activation*")),
+    Bug("the derivative of the logits' cap is left out",
+        (("kernels/host/cross_entropy.cpp", "save(d, cap.times_slope(d, gradient, logit), dlogits + i, w);",
+          "save(d, gradient, dlogits + i, w);"),), ("zg_test_kernels", "*CrossEntropy*")),
+    Bug("the derivative of the logits' cap is left out on a GPU",
+        (("kernels/cuda/cross_entropy.cu", "y[j] *= A{1} - t * t;", "y[j] *= A{1};"),), ("zg_test_cuda", "*CrossEntropy*")),
+    Bug("packing: the last token of a document is to foretell the next document",
+        ((DATASET, "if (piece.goes_on) split.file->read(", "split.file->read("),), PACKED),
+    Bug("packing: documents see what is before them in their sequence",
+        ((DATASET, "std::fill_n(first_keys + at, n, static_cast<std::int32_t>(at));", "std::fill_n(first_keys + at, n, 0);"),), PACKED),
+    Bug("packing: all micro-batches have the first one's documents",
+        (("src/engine/workspace.hpp", "numbers(layout_) * micro_batch + 2", "0 * micro_batch + 2"),), ("zg_test_train", "Blends.*")),
+    Bug("blends: a source is drawn by the place in the micro-batch",
+        ((DATASET, "blend.below(number, 1ull << 53)", "blend.below(static_cast<std::uint64_t>(i), 1ull << 53)"),),
+        ("zg_test_data", "SeveralFiles.*")),
+    Bug("blends: all sources are drawn alike",
+        ((DATASET, "end += pool.end / sum", "end += 1.0 / static_cast<double>(pools.size())"),), ("zg_test_data", "SeveralFiles.*")),
     Bug("dropout: sequences by the rank's own numbers",
         ((ISSUE, "layout_.options.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
     Bug("dropout: a forward that is run again has the masks of the next step",
@@ -326,8 +357,8 @@ BUGS = (
          ("kernels/cuda/attention_forward.cu", "  update_softmax(s, r, scale.exponent);",
           "  if (kRuled && scale.cap != 0) cap_scores(s, scale.cap);\n  update_softmax(s, r, scale.exponent);")), CUDA_RULES),
     Bug("attention: a document's first key is left out of the backward",
-        (("kernels/cuda/attention_backward_keys.cu", "if (key + m * 16 + row_of(i) < of_queries[i % 2])",
-          "if (key + m * 16 + row_of(i) <= of_queries[i % 2])"),), CUDA_RULES),
+        (("kernels/cuda/attention_backward_keys.cu", "if (row + m * 16 + row_of(i) < of_queries[i % 2])",
+          "if (row + m * 16 + row_of(i) <= of_queries[i % 2])"),), CUDA_RULES),
     Bug("attention: a tile that is partly hidden is left out",
         ((HOST_ATTENTION, "if (task.visible.first(query) >= key + kTile) continue;",
           "if (task.visible.first(query) > key) continue;"),), RULES),

@@ -38,7 +38,7 @@ struct RopeScaling {
   double attention_factor = 0;                       // YaRN, LongRoPE: the amplitude; 0: by their formulae
   // LongRoPE: a divisor of each pair's frequency, for sequences up to the original context, and longer ones.
   // Sequences are never longer here (ModelConfig::longest_sequence()); the long factors only pass through.
-  std::vector<double> short_factor, long_factor;
+  std::vector<double> short_factor = {}, long_factor = {};
   bool operator==(const RopeScaling&) const = default;
 };
 

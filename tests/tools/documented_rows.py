@@ -4,6 +4,7 @@ A new command in a document needs a row, or has to match a pattern of one. A row
 runs together takes a second or two.
 """
 import dataclasses
+import pathlib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,7 @@ HELPS = {
                            "ziggurat checkpoint show --help ; ziggurat checkpoint verify --help ; "
                            "ziggurat checkpoint discard --help ; ziggurat checkpoint export --help ; "
                            "ziggurat checkpoint import --help",
+    "tokenise.py": "python bench/tokenise.py --help",
     "checkpoint_doors.py": "python tools/checkpoint_doors.py --help ; python tools/checkpoint_doors.py from-dcp --help",
     "ziggurat config": "ziggurat config --help ; ziggurat config keys --help",
     "config_docs.py": "tools/config_docs.py --help",
@@ -86,6 +88,7 @@ HELPS = {
 }
 
 TEXT = "In the beginning God created the heaven and the earth. And the earth was without form, and void.\n" * 200
+TOKENIZER = (pathlib.Path(__file__).parents[1] / "reference/tokenizers/gpt2.json").read_text()
 BOOK = {"text.txt": TEXT, "build/quickstart/bible.txt": TEXT}
 # A configuration's model in small, and one step: what takes the time is the measuring of the machine before it.
 MODEL = ("--set model.n_layer=1 --set model.n_embd=32 --set model.n_head=2 --set data.seq_len=32 "
@@ -257,6 +260,10 @@ ROWS = (
                   "tools/ptxas.sh", "tests/tools/documented_rows.py", "tests/tools/documents.py"), why=NAMED),
 
     # Benchmarks.
+    Row("tokenise", ("bench_tokenise", "bench_tokenise *"), files={"book.txt": TEXT, "tokens/tokenizer.json": TOKENIZER},
+        instead=("bench_tokenise --tokenizer tokens --text book.txt --seconds 0.05 --threads 2",), expect=('"tokens":',)),
+    Row("tokenise_beside_others", ("bench/tokenise.py", "bench/tokenise.py *"),
+        why="needs Hugging Face's tokenizers; bench_tokenise, which it runs, has a row"),
     Row("eviction_replay", ("bench_eviction_replay", "bench_eviction_replay *"), instead=(
         "bench_eviction_replay --only gpt2-124m-deferred --rounds 1 --out replay",)),
     Row("gpu_kernels", ("bench_gpu_kernels *",), instead=(

@@ -2,10 +2,9 @@
 """Our tokenizers beside Hugging Face's `tokenizers` (PyPI): MB/s on the same text, in turns.
 
     ninja -C build bench_tokenise
-    PYTHON_WITH_TOKENIZERS bench/tokenise.py --text book.txt --tokenizer FOLDER... [--rounds 5] [--seconds 2] [--threads 1,2]
-                                             [--out FILE.json]
+    bench/tokenise.py --text book.txt --tokenizer FOLDER... [--rounds 5] [--seconds 2] [--threads 1,2] [--out FILE.json]
 
-FOLDER holds a tokenizer.json. Both encode pieces of about 1 MB that end behind a line; Hugging Face's by encode_batch, whose
+For a Python that has `tokenizers`. FOLDER holds a tokenizer.json. Both encode pieces of about 1 MB that end behind a line; Hugging Face's by encode_batch, whose
 threads are set by RAYON_NUM_THREADS, ours by bench_tokenise --threads. Tokens of both are counted, and must be as many.
 Medians of the rounds.
 """

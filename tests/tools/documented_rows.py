@@ -200,6 +200,8 @@ ROWS = (
         more="--devices host --steps 1 --set eval.every=0 --set eval.batches=1 --set sample.tokens=4"),
     Row("train_small_state", ("ziggurat train configs/gpt2-124m-small-state.json *",),
         why="needs the weights of GPT-2; tests/train reads the configuration"),
+    Row("train_finetune", ("ziggurat train configs/finetune/*",),
+        why="needs a model of billions of parameters; tests/train plans each of these configurations"),
     Row("train_plan", ("ziggurat train configs/gpt2-124m.json --plan",), files=BOOK,
         more=f"--devices host {NO_GPT2_FILES}"),
     Row("train_help_parallel", ("ziggurat train --help-parallel",),
@@ -211,8 +213,6 @@ ROWS = (
     Row("generate_synopsis", ("ziggurat generate --model DIR *",), files=BOOK, before=(TRAIN,), instead=(
         "ziggurat generate --model runs/quickstart/model --prompt-ids 1,2,3 --tokens 2 --temperature 0.5 --top-k 3 "
         "--seed 2 --ids --past-the-end --memory 64MiB",)),
-    Row("generate_chat", ("ziggurat generate --model DIR --chat *",),
-        why="needs a model with a template; tests/cli reads the turns"),
     Row("eval", ("ziggurat eval --model runs/quickstart/model *", "ziggurat eval --model DIR *"), files=BOOK | {"held-out.txt": TEXT},
         before=(TRAIN,), instead=("ziggurat eval --model runs/quickstart/model --data held-out.txt --each --json --context 16",),
         expect=('"perplexity"',)),

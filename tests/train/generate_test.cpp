@@ -143,7 +143,7 @@ TEST_F(GenerateTest, ATokenThatEndsATextEndsIt) {
   past.past_the_end = true;
   EXPECT_EQ(made(generator, prompt, past), tokens);
   write_file(dir_ / "generation_config.json", R"({"eos_token_id": "two"})");
-  EXPECT_TRUE(has(error_of([&] { Generator generator(dir_.path()); }), "eos_token_id"));
+  EXPECT_TRUE(has(error_of([&] { Generator damaged(dir_.path()); }), "eos_token_id"));
 }
 
 TEST_F(GenerateTest, LossIsThatOfTheTokensThatCountPieceByPiece) {

@@ -32,18 +32,21 @@ constexpr int kHeldKeys = kHead <= 64 ? 32 : kHead;
 // Of each query of the two tiles the first key that it attends to, counted from the block's first, and behind
 // which query none attends to the block's keys.
 template <bool kRuled>
-struct alignas(16) FirstKeysOfTiles {
+struct FirstKeysOfTiles {
   int first[2][kQueries], end_query;
+  __device__ __forceinline__ int end(int /*time*/) const { return end_query; }
 };
 template <>
-struct FirstKeysOfTiles<false> {};
+struct FirstKeysOfTiles<false> {
+  static __device__ __forceinline__ int end(int time) { return time; }
+};
 
 // The shared memory of a block: two tiles of queries, and what else is needed of the block's keys and of the
 // gradients of a tile's scores. kAll: the queries' gradients are made, too.
 template <class T, int kHead, bool kAll, bool kRuled>
 struct Shared : FirstKeysOfTiles<kRuled> {
   static constexpr bool kHasKeys = kAll || kHeldKeys<kHead> < kHead;
-  T tiles[2][2 * kQueries * kTilePitch<kHead>];  // rows of q, then of do
+  alignas(16) T tiles[2][2 * kQueries * kTilePitch<kHead>];  // rows of q, then of do
   float delta[2][kQueries], lse2[2][kQueries];
   int first_key, end_unit;  // of the block; here, because registers are few
   alignas(16) T keys[kHasKeys ? Warps<kHead>::kBlockKeys * kTilePitch<kHead> : 8];
@@ -193,6 +196,28 @@ __device__ __forceinline__ void load_queries(Shared<T, kHead, kAll, kRuled>* sha
   }
 }
 
+// Stores the gradients of the warp's keys and values by way of its rows of a tile that nobody uses.
+template <int kHead, class T, int kM>
+__device__ __forceinline__ void store_key_gradients(const AttentionBackward<T>& x,
+                                                    const float (&dk)[kM][kHead / 8][4],
+                                                    const float (&dv)[kM][kHead / 8][4], T* tile) {
+  using W = Warps<kHead>;
+  const int time = static_cast<int>(x.shape.time), head_size = static_cast<int>(x.shape.head_size);
+  const Place again(block_again(), x.shape.batch, x.shape.kv_heads);
+  const int own = thread_again() / 32 * W::kKeys, own_key = again.tile * W::kBlockKeys + own;
+  T* const stage = tile + own * kTilePitch<kHead>;
+  float scale[kM][2];
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = x.scale.derivative;
+  T* const to = x.dqkv + (std::int64_t{again.batch} * time + own_key) * x.ld_dqkv +
+                (x.shape.heads + again.head) * head_size;
+  store_rows<kM, kHead>(dk, scale, stage, to, x.ld_dqkv, time - own_key, head_size, x.packs);
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = 1.0f;
+  store_rows<kM, kHead>(dv, scale, stage, to + x.shape.kv_heads * head_size, x.ld_dqkv, time - own_key,
+                        head_size, x.packs);
+}
+
 // Blocks with the most queries come first. Sums over the group's query heads and their tiles have a fixed
 // order. kAll: the queries' gradients, too.
 template <class T, int kHead, bool kAll, bool kRuled>
@@ -216,12 +241,6 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
           static_cast<int>(visible_keys(x, place.batch).end_of_queries(first + kBlockKeys, time));
     }
   }
-  const auto end_query = [&] {
-    if constexpr (kRuled)
-      return shared->end_query;
-    else
-      return time;
-  };
   const T* const rows = x.qkv + (std::int64_t{place.batch} * time + first) * x.ld_qkv +
                         (x.shape.heads + place.head) * head_size;
   load_tile<kBlockKeys, kHead, kThreads>(k_tile, rows, x.ld_qkv, time - first, head_size, x.packs);
@@ -247,7 +266,7 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
     const int query = next, ahead_of_query = shared->first_key + row - query;
     const std::int64_t in_sums = unit * x.stats.padded_time + query;
     next += kQueries;
-    if (next >= end_query()) next = shared->first_key, ++unit;
+    if (next >= shared->end(time)) next = shared->first_key, ++unit;
     if (unit < shared->end_unit) load_queries(shared, at ^ 1, x, place.batch, unit, next);
     cp_async_commit();
     const T* const q = shared->tiles[at];
@@ -276,19 +295,7 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
                                  seen < kBlockKeys ? seen : kBlockKeys);
     }
   }
-  const Place again(block_again(), x.shape.batch, x.shape.kv_heads);
-  const int own = thread_again() / 32 * W::kKeys, own_key = again.tile * kBlockKeys + own;
-  T* const stage = shared->tiles[at] + own * kPitch;  // that the last turn did not use
-  float scale[kM][2];
-  ZG_UNROLL
-  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = x.scale.derivative;
-  T* const to = x.dqkv + (std::int64_t{again.batch} * time + own_key) * x.ld_dqkv +
-                (x.shape.heads + again.head) * head_size;
-  store_rows<kM, kHead>(dk, scale, stage, to, x.ld_dqkv, time - own_key, head_size, x.packs);
-  ZG_UNROLL
-  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = 1.0f;
-  store_rows<kM, kHead>(dv, scale, stage, to + x.shape.kv_heads * head_size, x.ld_dqkv, time - own_key,
-                        head_size, x.packs);
+  store_key_gradients<kHead>(x, dk, dv, shared->tiles[at]);  // that the last turn did not use
 }
 
 template <class T, int kHead, bool kRuled>

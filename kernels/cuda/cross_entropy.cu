@@ -292,11 +292,14 @@ __device__ __forceinline__ double row_loss(Rows<T, kThreads, kCapped>& rows, std
   const bool writes = rows.gradient.data != nullptr;
   const A *const row = rows.row(r), *const next = rows.row(then);
   // Loaded first, so that this overlaps with reading the row.
-  double of_target = static_cast<double>(row[target]), slope = 1;
+  A of_target = row[target];
+  double slope = 1;
   const Softmax<A> mine = rows.read(row, writes ? row : next);
   if constexpr (kCapped) {
-    const double size = static_cast<double>(rows.softcap), t = tangent(of_target / size);
-    of_target = size * t, slope = 1 - t * t;
+    // With the bits that it has among others.
+    const A t = tangent(of_target / rows.softcap);
+    of_target = rows.softcap * t;
+    slope = 1 - static_cast<double>(t) * static_cast<double>(t);
   }
   const A of_warp = warp_max(mine.max);
   if (lane == 0) shared.maxima[warp] = of_warp;
@@ -304,7 +307,7 @@ __device__ __forceinline__ double row_loss(Rows<T, kThreads, kCapped>& rows, std
   const A max = warp_max(lane < rows.kWarps ? shared.maxima[lane] : -kInfinity<A>);
   const A share = mine.sum * exponential(mine.max - finite_below(max));
   const double total = block_sum<kThreads>(static_cast<double>(share), shared.sums);
-  const double distance = of_target - static_cast<double>(max);
+  const double distance = static_cast<double>(of_target) - static_cast<double>(max);
   if (threadIdx.x == kFactorThread) shared.factor = static_cast<A>(scale / total);
   if (threadIdx.x == kTargetThread)
     shared.at_target = static_cast<A>(scale * (std::exp(distance) / total - 1.0) * slope);

@@ -100,10 +100,16 @@ class ColumnSums {
   A* shared_ = nullptr;
 };
 
-// With kHeld = 2 the shared memory of a multiprocessor has room for two blocks, so registers must suffice
-// for two.
+// The blocks of a multiprocessor that registers must suffice for: with kHeld up to 2 its shared memory has
+// room for two. LayerNorm in double takes too many.
+template <class T, int kHeld, Norm kNorm>
+inline constexpr int kNormBackwardBlocks = (kHeld == 1 || kHeld == 2) &&
+                                                   !(kNorm == Norm::kLayer && std::is_same_v<T, double>)
+                                               ? 2
+                                               : 1;
+
 template <class T, int kHeld, Norm kNorm, template <class> class Rows>
-__global__ void __launch_bounds__(kNormBackwardThreads, kHeld == 2 ? 2 : 1)
+__global__ void __launch_bounds__(kNormBackwardThreads, kNormBackwardBlocks<T, kHeld, kNorm>)
     norm_backward_groups(Extent extent, NormGradients<T, Rows> args, int warps, bool whole) {
   using A = Acc<T>;
   using Index = Column<kHeld>;
@@ -187,14 +193,16 @@ void launch_norm_backward(const char* name, const Launch& on, Extent extent,
   const std::int64_t row = (extent.cols + kCount - 1) / kCount;
   const bool whole = extent.cols % kCount == 0 && packs(args.x.data, args.x.ld) &&
                      packs(args.dy.data, args.dy.ld) && packs(args.dx.data, args.dx.ld) && packs(args.w, 0);
-  // A thread holds two packs, or four if the whole block is one team; none if the row is longer still.
-  int held = 2;
+  // A thread holds two packs (one of a head, which is short), or four if the whole block is one team; none if
+  // the row is longer still.
+  constexpr int kFew = std::is_same_v<Rows<T>, HeadRows<T>> ? 1 : 2;
+  int held = kFew;
   const int warps = warps_for(row, held, kNormBackwardThreads / 32);
   if (row > std::int64_t{32} * warps * held) held = 4;
   if (row > std::int64_t{32} * warps * held) held = 0;
-  const auto kernel = held == 2   ? norm_backward_groups<T, 2, kNorm, Rows>
-                      : held == 4 ? norm_backward_groups<T, 4, kNorm, Rows>
-                                  : norm_backward_groups<T, 0, kNorm, Rows>;
+  const auto kernel = held == kFew ? norm_backward_groups<T, kFew, kNorm, Rows>
+                      : held == 4  ? norm_backward_groups<T, 4, kNorm, Rows>
+                                   : norm_backward_groups<T, 0, kNorm, Rows>;
   const std::int64_t shared = (kNorm == Norm::kLayer ? 2 : 1) * held * std::int64_t{kNormBackwardThreads} *
                               kCount * static_cast<std::int64_t>(sizeof(Acc<T>));
   const Shape shape{dim3(static_cast<unsigned>(groups)), kNormBackwardThreads,

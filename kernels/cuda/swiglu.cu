@@ -46,8 +46,8 @@ struct GeluGatedBackward {
     ZG_UNROLL
     for (int j = 0; j < N; ++j) {
       const A gate = in[0][j], bounded = gelu_domain(gate), s = gelu_sigmoid(bounded), value = gate * s;
-      out[0][j] = in[2][j] * in[1][j] * (value * (A{1} - s) * gelu_argument_slope(bounded) + s);
       out[1][j] = in[2][j] * value;
+      out[0][j] = in[2][j] * in[1][j] * (gelu_argument_slope(bounded) * (value - value * s) + s);
     }
   }
 };

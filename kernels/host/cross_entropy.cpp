@@ -29,18 +29,15 @@ using CrossEntropyRow = double (*)(std::int64_t n, const Acc<T>* logits, std::in
 // The kernels of cross entropy in parts.
 template <class T>
 struct CrossEntropyPartRows {
-  // Writes the largest logit and the sum of exp(logit - largest).
-  void (*numbers)(std::int64_t n, const Acc<T>* logits, double softcap, Acc<T>& max, Acc<T>& sum);
+  // Writes the largest logit, the sum of exp(logit - largest), and the target's logit; target -1: 0.
+  void (*numbers)(std::int64_t n, const Acc<T>* logits, std::int64_t target, double softcap, Acc<T>& max,
+                  Acc<T>& sum, Acc<T>& of_target);
   // dlogits = exp(logit - max) * factor, times the cap's derivative.
   void (*gradient)(std::int64_t n, const Acc<T>* logits, double softcap, double max, double factor,
                    T* dlogits);
 };
 
-// softcap * tanh(logit / softcap), or, with a softcap of 0, the logit.
-inline double capped(double logit, double softcap) {
-  return softcap == 0 ? logit : softcap * std::tanh(logit / softcap);
-}
-// The derivative of that.
+// The derivative of a capped logit.
 inline double cap_slope(double logit, double softcap) {
   const double t = softcap == 0 ? 0 : std::tanh(logit / softcap);
   return 1 - t * t;
@@ -94,6 +91,13 @@ struct Capped {
   }
 };
 
+// A logit as it counts, with the bits that it has among others.
+template <class A>
+A capped(A logit, double softcap) {
+  const hn::ScalableTag<A> d;
+  return softcap == 0 ? logit : hn::GetLane(Capped{softcap}.value(d, hn::Set(d, logit)));
+}
+
 template <class A>
 A largest(std::int64_t n, const A* logits) {
   const hn::ScalableTag<A> d;
@@ -138,9 +142,11 @@ void gradient_row(std::int64_t n, const Acc<T>* logits, const Cap& cap, double m
 
 // A part whose logits are all -infinity has a sum of 0.
 template <class T>
-void numbers_row(std::int64_t n, const Acc<T>* logits, double softcap, Acc<T>& max, Acc<T>& sum) {
+void numbers_row(std::int64_t n, const Acc<T>* logits, std::int64_t target, double softcap, Acc<T>& max,
+                 Acc<T>& sum, Acc<T>& of_target) {
   using A = Acc<T>;
-  max = static_cast<A>(capped(static_cast<double>(largest(n, logits)), softcap));
+  of_target = target < 0 ? A{0} : capped(logits[target], softcap);
+  max = capped(largest(n, logits), softcap);
   const A below = max == -std::numeric_limits<A>::infinity() ? A{0} : max;
   sum = static_cast<A>(softcap == 0 ? sum_of_exponentials(n, logits, Plain(), below)
                                     : sum_of_exponentials(n, logits, Capped{softcap}, below));
@@ -157,16 +163,16 @@ template <class T>
 double cross_entropy_row(std::int64_t n, const Acc<T>* logits, std::int64_t target, double scale,
                          double softcap, T* dlogits) {
   using A = Acc<T>;
-  const auto of_target = static_cast<double>(logits[target]);
+  const A of_target = logits[target];
   // A cap keeps the order of logits.
-  const A max = static_cast<A>(capped(static_cast<double>(largest(n, logits)), softcap));
+  const A max = capped(largest(n, logits), softcap);
   const double total = softcap == 0 ? sum_of_exponentials(n, logits, Plain(), max)
                                     : sum_of_exponentials(n, logits, Capped{softcap}, max);
-  const double distance = capped(of_target, softcap) - static_cast<double>(max);
+  const double distance = static_cast<double>(capped(of_target, softcap)) - static_cast<double>(max);
   if (dlogits != nullptr) {
     part_gradient_row(n, logits, softcap, static_cast<double>(max), scale / total, dlogits);
-    dlogits[target] = static_cast<T>(
-        static_cast<A>(scale * (std::exp(distance) / total - 1.0) * cap_slope(of_target, softcap)));
+    dlogits[target] = static_cast<T>(static_cast<A>(scale * (std::exp(distance) / total - 1.0) *
+                                                    cap_slope(static_cast<double>(of_target), softcap)));
   }
   return std::log(total) - distance;
 }
@@ -234,11 +240,10 @@ void softmax_part(Extent extent, const SoftmaxPart<T>& args) {
   const auto kernel = std::get<CrossEntropyPartRows<T>>(HWY_DYNAMIC_DISPATCH(part_rows)()).numbers;
   parallel_for(extent.rows, rows_per_task(extent), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      kernel(extent.cols, args.logits.row(r), args.softcap, args.numbers[r], args.numbers[extent.rows + r]);
       const std::int64_t target = args.targets[r] - args.first;
       const bool here = args.targets[r] >= 0 && target >= 0 && target < extent.cols;
-      const double of_target = here ? static_cast<double>(args.logits.row(r)[target]) : 0.0;
-      args.numbers[2 * extent.rows + r] = static_cast<Acc<T>>(capped(of_target, args.softcap));
+      kernel(extent.cols, args.logits.row(r), here ? target : -1, args.softcap, args.numbers[r],
+             args.numbers[extent.rows + r], args.numbers[2 * extent.rows + r]);
     }
   });
 }
@@ -259,10 +264,13 @@ void cross_entropy_part(Extent extent, const CrossEntropyPart<T>& args) {
     }
     const double distance = of_target - max;
     if (dlogits != nullptr) {
-      kernel(extent.cols, local.logits.row(r), local.softcap, max, local.scale / total, dlogits);
       const std::int64_t target = local.targets[r] - args.first;
-      if (target >= 0 && target < extent.cols) {
-        const double slope = cap_slope(static_cast<double>(local.logits.row(r)[target]), local.softcap);
+      const bool here = target >= 0 && target < extent.cols;
+      // Before the gradient, which may overwrite the logits.
+      const double slope =
+          here ? cap_slope(static_cast<double>(local.logits.row(r)[target]), local.softcap) : 1;
+      kernel(extent.cols, local.logits.row(r), local.softcap, max, local.scale / total, dlogits);
+      if (here) {
         dlogits[target] =
             static_cast<T>(static_cast<Acc<T>>(local.scale * (std::exp(distance) / total - 1.0) * slope));
       }

@@ -55,14 +55,15 @@ NamedRandom random_of(std::uint64_t seed, const char* what, std::int64_t step) {
 
 struct DataSet::State {
   std::int64_t seq_len = 0;
-  std::int64_t id_limit = 0;  // all ids must be below it; 0: no limit
-  bool packs = false;
+  std::int64_t id_limit = 0;           // all ids must be below it; 0: no limit
+  bool packs = false, blends = false;  // blends: several sources, each of which must have a sequence
   std::unique_ptr<TextTokenizer> tokenizer;
   std::vector<Pool> train, validation;
   std::int64_t train_tokens = 0, validation_tokens = 0;
 
   void add(std::vector<Pool>& pools, double weight, std::vector<Split> splits, std::int64_t stride);
   void check_lengths(const DataConfig& config) const;
+  std::string needs() const;
   void check_ids(const Split& split) const;
   void check_id(const Split& split, std::int64_t position, std::int32_t id) const {
     if (id < 0 || (id_limit > 0 && id >= id_limit)) throw_bad_id(split, position, id);
@@ -75,15 +76,25 @@ struct DataSet::State {
   void resize(Batch& batch, std::int64_t sequences) const;
 };
 
+// What a sequence needs, for errors.
+std::string DataSet::State::needs() const {
+  if (packs) return "none of their documents has two";
+  return fmt::format("a window of data.seq_len {} needs {}", seq_len, seq_len + 1);
+}
+
 // The sequences of a source's files, if there are any.
 void DataSet::State::add(std::vector<Pool>& pools, double weight, std::vector<Split> splits,
                          std::int64_t stride) {
   Pool pool;
   pool.end = weight;
   std::vector<std::string> left_out;
+  std::string first;  // file, and tokens of all
+  std::int64_t tokens = 0;
   for (Split& split : splits) {
     Part part{.split = std::move(split), .packed = {}, .stride = stride, .begin = pool.sequences};
     const Split& s = part.split;
+    tokens += s.count;
+    if (s.file && first.empty()) first = s.file->path();
     if (!packs) {
       pool.sequences += std::max<std::int64_t>(0, stride == 1 ? s.count - seq_len : (s.count - 1) / seq_len);
     } else if (s.documents) {
@@ -96,9 +107,16 @@ void DataSet::State::add(std::vector<Pool>& pools, double weight, std::vector<Sp
       left_out.push_back(fmt::format("the {} tokens of {}", s.count, s.file->path()));
     }
   }
-  for (std::size_t i = 0; i < left_out.size() && pool.sequences > 0; ++i)
-    log::warning("data: {} are too few for a sequence, and are left out", left_out[i]);
-  if (pool.sequences > 0) pools.push_back(std::move(pool));
+  if (pool.sequences > 0) {
+    for (const std::string& what : left_out)
+      log::warning("data: {} are too few for a sequence, and are left out", what);
+    return pools.push_back(std::move(pool));
+  }
+  if (stride > 1 || !blends) return;
+  throw Error(Errc::kUsage, first.empty() ? "data.blend" : first,
+              fmt::format("{} training tokens found in this source of {} file(s); {}", tokens, splits.size(),
+                          needs()),
+              "more text, a smaller data.seq_len, or a blend without it");
 }
 
 // Turns the pools' weights into stretches of [0, 1).
@@ -110,13 +128,10 @@ static void share_out(std::vector<Pool>& pools) {
 
 void DataSet::State::check_lengths(const DataConfig& config) const {
   const auto fail = [&](const std::string& where, std::int64_t tokens, const char* what, const char* hint) {
-    const std::string needed =
-        packs ? "none of their documents has two"
-              : fmt::format("a window of data.seq_len {} needs {}", seq_len, seq_len + 1);
-    throw Error(Errc::kUsage, where, fmt::format("{} {} tokens found; {}", tokens, what, needed), hint);
+    throw Error(Errc::kUsage, where, fmt::format("{} {} tokens found; {}", tokens, what, needs()), hint);
   };
-  const std::string where = config.blend.empty() ? config.train : "data";
-  if (train.size() < std::max<std::size_t>(1, config.blend.size()))
+  const std::string where = config.blend.empty() ? config.train : "data.train";
+  if (train.empty())
     fail(where, train_tokens, "training",
          "more text, a smaller data.seq_len, or a smaller share for validation");
   if (!validation.empty()) return;
@@ -223,6 +238,7 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
   s.seq_len = config.seq_len;
   s.id_limit = vocab_size;
   s.packs = config.packing == Packing::kDocuments;
+  s.blends = config.blend.size() > 1;
   Sources sources = Sources::open(config, cache_dir);
   s.tokenizer = std::move(sources.tokenizer);
   // Tokens made here are below the tokenizer's vocabulary, so they need not all be read.
@@ -245,10 +261,13 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
   s.check_lengths(config);
   share_out(s.train), share_out(s.validation);
   if (s.packs) {
-    std::int64_t sequences = 0;
-    for (const Pool& pool : s.train) sequences += pool.sequences;
+    std::int64_t sequences = 0, tokens = 0;
+    for (const Pool& pool : s.train) {
+      sequences += pool.sequences;
+      for (const Part& part : pool.parts) tokens += part.packed->tokens();
+    }
     log::info("data: documents packed into {} sequences of {} tokens, {:.1f}% full", sequences, s.seq_len,
-              100 * static_cast<double>(s.train_tokens) / static_cast<double>(sequences * s.seq_len));
+              100 * static_cast<double>(tokens) / static_cast<double>(sequences * s.seq_len));
   }
   for (const Split& split : to_check) s.check_ids(split);
 }
@@ -266,6 +285,11 @@ std::int64_t DataSet::train_tokens() const {
 }
 std::int64_t DataSet::validation_tokens() const {
   return state_->validation_tokens;
+}
+std::int64_t DataSet::validation_sequences() const {
+  std::int64_t sequences = 0;
+  for (const Pool& pool : state_->validation) sequences += pool.sequences;
+  return sequences;
 }
 
 void DataSet::train_batch(std::uint64_t seed, std::int64_t step, std::int64_t first_sequence,

@@ -68,9 +68,12 @@ PackedDocuments::PackedDocuments(std::shared_ptr<const DocumentIndex> index, std
   std::int64_t end = 0;
   for (std::size_t g = 0; g < groups; ++g) {
     const std::vector<std::int64_t> starts = starts_of_group(g);
+    const std::int64_t before = end;
     for (std::size_t d = 0; d + 1 < starts.size(); ++d)
       end += whole_pieces(starts[d + 1] - starts[d], seq_len);
-    end += static_cast<std::int64_t>(best_fit_decreasing(rests_of(starts, seq_len).lengths, seq_len).size());
+    const std::vector<std::int64_t> rests = rests_of(starts, seq_len).lengths;
+    tokens_ += (end - before) * seq_len + std::accumulate(rests.begin(), rests.end(), std::int64_t{0});
+    end += static_cast<std::int64_t>(best_fit_decreasing(rests, seq_len).size());
     ends_.push_back(end);
     if (interrupted()) throw Error(Errc::kInterrupted, index_->path(), "interrupted while it was packed");
   }

@@ -36,6 +36,7 @@ class PackedDocuments {
   PackedDocuments(std::shared_ptr<const DocumentIndex> index, std::int64_t first, std::int64_t n,
                   std::int64_t seq_len);
   std::int64_t sequences() const { return ends_.empty() ? 0 : ends_.back(); }
+  std::int64_t tokens() const { return tokens_; }  // in all of them, without padding
   // The pieces of a sequence, in their order.
   std::vector<DocumentPiece> sequence(std::int64_t i) const;
 
@@ -43,7 +44,7 @@ class PackedDocuments {
   std::vector<std::int64_t> starts_of_group(std::size_t group) const;
 
   std::shared_ptr<const DocumentIndex> index_;
-  std::int64_t first_, count_, seq_len_;
+  std::int64_t first_, count_, seq_len_, tokens_ = 0;
   std::vector<std::int64_t> ends_;  // of each group of documents, the sequences of all groups up to it
 };
 

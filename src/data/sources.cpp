@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "data/token_cache.hpp"
 #include "ziggurat/base/error.hpp"
@@ -36,6 +37,12 @@ class Opener {
     blend_ = config.blend;
     if (blend_.empty()) blend_.push_back({.paths = {config.train}});
     for (const DataSource& source : blend_) {
+      if (source.paths.empty() || !(source.weight > 0)) {
+        throw Error(
+            Errc::kUsage, key_,
+            fmt::format("a source of {} files with the weight {}", source.paths.size(), source.weight),
+            "each names a file or more, and has a weight above 0");
+      }
       files_.emplace_back();
       for (const std::string& path : source.paths) {
         const std::vector<std::string> found = files_of(path);
@@ -88,7 +95,7 @@ class Opener {
                   "all must be of one kind, so that their tokens mean the same");
     };
     for (const auto& files : files_) {
-      for (const std::string& file : files) check(file, "data.train");
+      for (const std::string& file : files) check(file, key_);
     }
     if (!config_.validation.empty()) check(config_.validation, "data.validation");
     if (count_ > 1 && !tokens && config_.tokenizer.kind == TokenizerConfig::Kind::kChars) {
@@ -103,8 +110,29 @@ class Opener {
     if (t.kind == TokenizerConfig::Kind::kGpt2 || t.kind == TokenizerConfig::Kind::kFile) {
       sources_.tokenizer = make_named_tokenizer(t);
     } else {
-      const std::string beside = std::filesystem::path(first()).parent_path().string();
-      sources_.tokenizer = load_text_tokenizer(beside.empty() ? "." : beside);
+      sources_.tokenizer = load_text_tokenizer(folder_beside(first()));
+      check_tokenizers();
+    }
+  }
+  static std::string folder_beside(const std::string& file) {
+    const std::string folder = std::filesystem::path(file).parent_path().string();
+    return folder.empty() ? "." : folder;
+  }
+  // Token files that have tokenizers beside them have the same.
+  void check_tokenizers() const {
+    std::vector<std::string> others;
+    for (const auto& files : files_) others.insert(others.end(), files.begin(), files.end());
+    if (!config_.validation.empty()) others.push_back(config_.validation);
+    std::set<std::string> known{folder_beside(first())};
+    for (const std::string& file : others) {
+      if (!known.insert(folder_beside(file)).second) continue;
+      const auto tokenizer = load_text_tokenizer(folder_beside(file));
+      if (!tokenizer || (sources_.tokenizer && tokenizer->identity() == sources_.tokenizer->identity()))
+        continue;
+      throw Error(Errc::kUsage, file,
+                  fmt::format("has the tokenizer {} beside it, while {} has {}", tokenizer->identity(),
+                              first(), sources_.tokenizer ? sources_.tokenizer->identity() : "none"),
+                  "token files of one tokenizer, or the one of all of them as data.tokenizer");
     }
   }
 
@@ -168,6 +196,7 @@ class Opener {
   }
 
   const DataConfig& config_;
+  const char* const key_ = config_.blend.size() > 1 ? "data.blend" : "data.train";
   std::string cache_dir_;
   std::vector<DataSource> blend_;
   std::vector<std::vector<std::string>> files_;  // of each source

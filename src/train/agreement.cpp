@@ -22,8 +22,8 @@ std::vector<std::string> agreement_of(const RunPlan& plan) {
       fmt::format("precision {}, gradients {}", name_of(c.dtype), name_of(c.gradient_dtype)),
       fmt::format("batch of {} micro-batches of {} sequences of {} tokens on each of {} ranks",
                   c.accumulation_steps, c.micro_batch, c.data.seq_len, c.data_ranks()),
-      fmt::format("{} steps, an evaluation every {} of {} micro-batches, {} validation tokens", c.steps,
-                  c.eval_every, c.eval_batches, plan.validation_tokens)};
+      fmt::format("{} steps, an evaluation every {} of {} micro-batches, {} validation sequences", c.steps,
+                  c.eval_every, c.eval_batches, plan.validation_sequences)};
   // The schedule shows in what the updates apply.
   for (const std::int64_t update : {std::int64_t{0}, c.steps / 2, c.steps - 1}) {
     const UpdateRule rule = update_rule(c, update);

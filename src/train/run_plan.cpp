@@ -507,12 +507,12 @@ AfterStep RunPlan::after_step(std::int64_t step, bool stop) const {
   const CheckpointConfig& checkpoint = config.checkpoint;
   const bool save = (checkpoint.every > 0 && (step + 1) % checkpoint.every == 0) ||
                     (checkpoint.regular() && step + 1 == config.steps) || (checkpoint.on_interrupt && stop);
-  return {.evaluate = due && validation_tokens > 0, .last = last, .save = save};
+  return {.evaluate = due && validation_sequences > 0, .last = last, .save = save};
 }
 
 std::int64_t RunPlan::evaluation_batches() const {
-  const std::int64_t windows = std::max<std::int64_t>(1, (validation_tokens - 1) / config.data.seq_len);
-  return std::min(config.eval_batches, (windows + config.micro_batch - 1) / config.micro_batch);
+  const std::int64_t sequences = std::max<std::int64_t>(1, validation_sequences);
+  return std::min(config.eval_batches, (sequences + config.micro_batch - 1) / config.micro_batch);
 }
 
 History RunPlan::history(std::int64_t steps) const {
@@ -563,13 +563,13 @@ ModelConfig model_of(const RunConfig& config) {
 }
 
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
-                      std::int64_t validation_tokens, const Hardware& hardware, int rank,
+                      std::int64_t validation_sequences, const Hardware& hardware, int rank,
                       const std::optional<RankChoices>& asked) {
   RunPlan plan;
   plan.rank = rank;
   plan.config = config;
   plan.model_config = model_config;
-  plan.validation_tokens = validation_tokens;
+  plan.validation_sequences = validation_sequences;
   Planner(plan, hardware).run(asked);
   return plan;
 }

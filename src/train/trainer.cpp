@@ -286,7 +286,7 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     const std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_);
     const auto plan_of = [&](int local, const std::optional<RankChoices>& choices) {
       const int rank = processes_.number() * config.device.ranks + local;
-      return make_run_plan(config, model, data_->validation_tokens(),
+      return make_run_plan(config, model, data_->validation_sequences(),
                            hardware[static_cast<std::size_t>(local)], rank, choices);
     };
     plans_ = plan_ranks(processes_, config.device.ranks, config.parallel.pipeline > 1, plan_of);

@@ -148,6 +148,7 @@ TEST_F(PackedData, EveryTargetIsLearntOnce) {
       if (testing::Test::HasFatalFailure()) return;
     }
     EXPECT_EQ(learnt, expected);
+    EXPECT_EQ(data.validation_sequences(), sequences);
     Batch again, first;
     data.validation_batch(sequences, 1, again), data.validation_batch(0, 1, first);
     EXPECT_EQ(again.ids, first.ids);

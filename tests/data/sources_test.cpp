@@ -127,14 +127,31 @@ TEST_F(SeveralFiles, TextsHaveACacheEach) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(cache_), {}), 3);
 }
 
+// What lies beside token files says what their tokens mean.
+TEST_F(SeveralFiles, RefusesTokensOfTwoTokenizers) {
+  for (const char* folder : {"a", "b", "c", "d"}) std::filesystem::create_directories(dir_ / folder);
+  make_tokenizer({}, "")->save(dir_ / "a");
+  make_tokenizer(chars(), "abc")->save(dir_ / "b");
+  make_tokenizer({}, "")->save(dir_ / "c");
+  const auto in = [&](const char* folder) { return tokens((folder + std::string("/t.bin")).c_str(), 0, 40); };
+  EXPECT_EQ(open(blend({{{in("a"), in("c"), in("d")}, 1}}, 4)).vocab_size(), 256);
+  EXPECT_HAS(error(blend({{{in("a")}, 1}, {{in("b")}, 1}}, 4)), dir_ / "b/t.bin: has the tokenizer");
+  DataConfig validated = blend({{{in("d")}, 1}}, 4);
+  validated.validation = in("b");
+  EXPECT_HAS(error(validated), "while " + (dir_ / "d/t.bin") + " has none");
+}
+
 TEST_F(SeveralFiles, RefusesWhatDoesNotGoTogether) {
   const std::string text = write_file(dir_ / "a.txt", std::string(40, 'a')), bin = tokens("b.bin", 0, 40),
                     few = tokens("c.bin", 0, 3);
-  EXPECT_HAS(error(blend({{{text}, 1}, {{bin}, 1}}, 4)), "is a token file, while");
+  const std::string mixed = error(blend({{{text}, 1}, {{bin}, 1}}, 4));
+  EXPECT_HAS(mixed, "is a token file, while");
+  EXPECT_HAS(mixed, "data.blend");
   DataConfig letters = blend({{{text, text}, 1}}, 4);
   letters.tokenizer = chars();
   EXPECT_HAS(error(letters), "vocabulary from one text, here are 2");
-  EXPECT_HAS(error(blend({{{bin}, 1}, {{few}, 1}}, 4)), "training tokens found");
+  EXPECT_HAS(error(blend({{{bin}, 1}, {{few}, 1}}, 4)), few + ": 3 training tokens found");
+  EXPECT_HAS(error(blend({{{bin}, 1}, {{}, 1}}, 4)), "a source of 0 files");
   EXPECT_HAS(error(blend({{{dir_ / "none*.bin"}, 1}}, 4)), "no file has such a name");
 }
 

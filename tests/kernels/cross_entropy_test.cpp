@@ -190,18 +190,49 @@ TEST(CrossEntropySlopes, Logits) {
 TYPED_TEST(CrossEntropy, GradientMayOverwriteLogits) {
   using T = TypeParam;
   using A = Acc<T>;
-  Case<T> t(5, 257, 0);
-  Matrix<A> shared = t.logits;
-  t.run();
-  double loss = 0;
-  // Rows of T that start where the rows of logits do.
-  T* start = reinterpret_cast<T*>(shared.data());
-  const std::int64_t ld = 257 * static_cast<std::int64_t>(sizeof(A) / sizeof(T));
-  host::cross_entropy<T>(
-      {5, 257}, {.logits = shared, .targets = t.targets.data(), .loss_sum = &loss, .dlogits = {start, ld}});
-  for (std::int64_t r = 0; r < 5; ++r) {
-    ASSERT_EQ(std::memcmp(start + r * ld, &t.dlogits.at(r, 0), 257 * sizeof(T)), 0) << r;
+  for (const double cap : {0.0, 5.0}) {
+    Case<T> t(5, 257, 0);
+    t.softcap = cap;
+    Matrix<A> shared = t.logits, of_parts = t.logits;
+    t.run();
+    double loss = 0;
+    // Rows of T that start where the rows of logits do.
+    T* start = reinterpret_cast<T*>(shared.data());
+    const std::int64_t ld = 257 * static_cast<std::int64_t>(sizeof(A) / sizeof(T));
+    host::cross_entropy<T>({5, 257}, {.logits = shared,
+                                      .targets = t.targets.data(),
+                                      .loss_sum = &loss,
+                                      .dlogits = {start, ld},
+                                      .softcap = cap});
+    for (std::int64_t r = 0; r < 5; ++r) {
+      ASSERT_EQ(std::memcmp(start + r * ld, &t.dlogits.at(r, 0), 257 * sizeof(T)), 0) << r;
+    }
+    // The one part of all tokens, where gradients are as wide as logits.
+    if constexpr (std::is_same_v<T, A>) {
+      std::vector<A> numbers(15);
+      host::softmax_part<T>({5, 257}, {of_parts, t.targets.data(), 0, numbers.data(), cap});
+      host::cross_entropy_part<T>(
+          {5, 257}, {{of_parts, t.targets.data(), &loss, of_parts, 1, cap}, 0, numbers.data(), 1});
+      for (std::int64_t r = 0; r < 5; ++r) {
+        for (std::int64_t c = 0; c < 257; ++c)
+          ASSERT_NEAR(of_parts.get(r, c), t.dlogits.get(r, c), 1e3 * unit_roundoff<A>()) << r << ", " << c;
+      }
+    }
   }
+}
+
+// A row that is sure of its target has no loss and no gradient, with a cap, too.
+TYPED_TEST(CrossEntropy, ASureRowHasNoLoss) {
+  using T = TypeParam;
+  for_each_target([] {
+    Case<T> t(1, 43, 0);
+    t.softcap = 300;
+    t.logits.fill(-250), t.logits.set(0, 7, 251.3);
+    t.targets[0] = 7;
+    t.run();
+    EXPECT_EQ(t.loss, kLossBefore);
+    EXPECT_EQ(t.dlogits.get(0, 7), 0);
+  });
 }
 
 TYPED_TEST(CrossEntropy, NanIsNotHidden) {

@@ -9,6 +9,7 @@ namespace zg::test {
 namespace {
 
 enum class Kind { kGpt2, kLlama, kEveryOption };
+constexpr const char* kNames[] = {"gpt2_", "llama_", "every_option_"};
 
 struct Case {
   Kind kind = Kind::kGpt2;
@@ -87,7 +88,6 @@ std::vector<Case> cases() {
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Models, BackwardInHalves, testing::ValuesIn(cases()), [](const auto& c) {
-  static constexpr const char* kNames[] = {"gpt2_", "llama_", "every_option_"};
   return std::string(kNames[static_cast<int>(c.param.kind)]) + name_of(c.param.dtype) +
          (c.param.recompute == Recompute::kYes ? "_recomputed" : "");
 });

@@ -45,7 +45,7 @@ DATASET, PACKED = "src/data/dataset.cpp", ("zg_test_data", "PackedData.*")
 DROPOUT = ("zg_test_engine", "Dropout*")
 RULES = ("zg_test_kernels", "*AttentionRules*:VisibleKeys*")
 ROPES = ("zg_test_kernels", "*Rope*:*Embedding*")
-CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*Rope*")
+CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*AttentionTiles*:*Rope*")
 VISIBLE, ARGUMENTS = "include/ziggurat/kernels/visible_keys.hpp", "include/ziggurat/kernels/arguments.hpp"
 DECODER, ROPE_TABLES = "src/model/decoder_block.cpp", "src/model/rope_tables.cpp"
 FAMILIES = ("zg_test_model", "Model/Families.*:*FamilyFiles*")
@@ -366,7 +366,7 @@ BUGS = (
         ((HOST_ATTENTION, "for (std::int64_t key = task.visible.first(query) / kTile * kTile; key < end;",
           "for (std::int64_t key = 0; key < end;"),), RULES),
     Bug("attention: the last tile of queries that sees a tile of keys is left out",
-        (("kernels/cuda/attention_backward_keys.cu", "if (next >= end_query())", "if (next + kQueries >= end_query())"),), CUDA_RULES),
+        (("kernels/cuda/attention_backward_keys.cu", "if (next >= shared->end(time))", "if (next + kQueries >= shared->end(time))"),), CUDA_RULES),
     Bug("attention: a scale of its own is left out of the backward",
         ((HOST_ATTENTION, "store_gradients(s.dq, width, n, size, scale.natural,",
           "store_gradients(s.dq, width, n, size, 1.0f / std::sqrt(static_cast<float>(size)),"),), RULES),

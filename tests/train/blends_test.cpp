@@ -78,11 +78,11 @@ TEST_F(Blends, OtherSourcesAreRefused) {
   const auto error = [&](const Strings& settings) {
     return test::error_of([&] { run("second", settings + Strings{"steps=6"}, first.newest); });
   };
-  EXPECT_HAS(error(blend("none")).what(), "data");
+  EXPECT_HAS(error(blend("none")).what(), "data.packing");
   Strings other = blend("documents");
   other.back() =
       fmt::format(R"(data.blend=[{{"path": "{0}/a.jsonl"}}, {{"path": "{0}/b.jsonl"}}])", directory_);
-  EXPECT_HAS(error(other).what(), "data");
+  EXPECT_HAS(error(other).what(), "data.blend");
 }
 
 TEST_F(Blends, PartsOfSequencesAreRefused) {

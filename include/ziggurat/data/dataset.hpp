@@ -37,7 +37,8 @@ class DataSet {
   const Tokenizer* tokenizer() const;  // null for token files that have none
   std::int64_t vocab_size() const;     // of the tokenizer; 0 without one
   std::int64_t train_tokens() const;
-  std::int64_t validation_tokens() const;  // 0: none
+  std::int64_t validation_tokens() const;     // 0: none
+  std::int64_t validation_sequences() const;  // before the first one comes again
 
   // Fills `out` with sequences [first_sequence, first_sequence + sequences) of the step's global batch; with
   // micro-batches of n sequences, micro-batch m begins at sequence m * n. A sequence is a window of seq_len +

@@ -41,10 +41,11 @@ void UnitWeights::choose_residents(std::int64_t memory) {
   const std::int64_t ends = bytes_of(units.front()) + bytes_of(units.back());
   const std::int64_t least = ends + 2 * block;
   if (room < least) {
-    throw Error(Errc::kMemory, memory > 0 ? "--memory" : "memory",
-                fmt::format("{} found; this model needs at least {}, of {} for all its weights in fp32",
-                            format_bytes(room), format_bytes(least), format_bytes(all)),
-                fmt::format("give it --memory {}, or a machine that has as much", format_bytes(least)));
+    throw Error(
+        Errc::kMemory, memory > 0 ? "--memory" : "memory",
+        fmt::format("{} found; this model needs at least {}, of {} for all its weights in fp32",
+                    format_bytes(room), format_bytes(least), format_bytes(all)),
+        fmt::format("give it --memory {}MiB, or a machine that has as much", (least + kMiB - 1) / kMiB));
   }
   resident_blocks_ = std::min(blocks - 1, static_cast<std::size_t>((room - least) / block));
   log::info("weights: {} of {} layers stay in memory ({}); {} are read from the model's files for each token",

@@ -24,6 +24,8 @@ const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradien
 constexpr const char* kBlock = "model.block";
 constexpr const char* kEmbeddingDropout = "model.dropout.embedding";
 constexpr const char* kResidualDropout = "model.dropout.residual";
+constexpr const char* kBlend = "data.blend";
+constexpr const char* kPacking = "data.packing";
 // The tensors of the checkpoint would not be those of the run.
 bool is_fixed(const std::string& key) {
   if (key == kEmbeddingDropout || key == kResidualDropout) return false;
@@ -113,9 +115,9 @@ class Writer {
       std::string weights;
       for (const DataSource& source : c.data.blend)
         weights += fmt::format("{}{}", weights.empty() ? "" : ", ", source.weight);
-      add("data.blend", "weights " + weights);
+      add(kBlend, "weights " + weights);
     }
-    if (c.data.packing == Packing::kDocuments) add("data.packing", "documents");
+    if (c.data.packing == Packing::kDocuments) add(kPacking, "documents");
     add("train_batch_size", c.data_ranks() * c.micro_batch * c.accumulation_steps);
     add("train_micro_batch_size_per_gpu", c.micro_batch);
     add("gradient_accumulation_steps", c.accumulation_steps);
@@ -255,6 +257,8 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
   for (const char* rate : {kEmbeddingDropout, kResidualDropout})
     now.emplace(rate, "0"), before.emplace(rate, "0");
   now.emplace(kBlock, "plain"), before.emplace(kBlock, "plain");
+  now.emplace(kBlend, "one source"), before.emplace(kBlend, "one source");
+  now.emplace(kPacking, "none"), before.emplace(kPacking, "none");
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {
     const auto it = now.find(key);

@@ -87,10 +87,10 @@ TEST_F(GenerateTest, ASequenceThatGoesOnCostsItsNewTokens) {
 TEST_F(GenerateTest, LayersThatMemoryDoesNotHoldAreReadAndGiveTheSameBits) {
   const Ids ids = some_ids(12);
   const std::vector<float> expected = Inference(dir_.path(), 0).logits_after(ids, 0);
-  for (const std::int64_t memory : {least(), least() + bytes(1, 2)}) {
-    UnitWeights weights(dir_.path(), model_, memory);
-    EXPECT_EQ(weights.read_anew(),
-              static_cast<std::size_t>(config_.layers - (memory - least()) / bytes(1, 2)));
+  ASSERT_EQ(config_.layers, 3);
+  for (const auto& [memory, read_anew] : {std::pair(least(), std::size_t{3}), {least() + bytes(1, 2), 0}}) {
+    const UnitWeights weights(dir_.path(), model_, memory);
+    EXPECT_EQ(weights.read_anew(), read_anew);
     Inference inference(dir_.path(), memory);
     Ids some(ids.begin(), ids.begin() + 6);
     for (std::size_t i = some.size(); i <= ids.size(); ++i) {
@@ -148,7 +148,7 @@ TEST_F(GenerateTest, ATokenThatEndsATextEndsIt) {
 
 TEST_F(GenerateTest, LossIsThatOfTheTokensThatCountPieceByPiece) {
   HostStream stream("test", HostStream::Mode::kInline);
-  ModelRunner runner(config_, DType::kF64, host_ops(), stream);
+  ModelRunner runner(config_, DType::kF32, host_ops(), stream);
   runner.fill([&](const Param& p, std::int64_t r, std::int64_t c) {
     return static_cast<double>(weight(p, r * p.whole_cols + c));
   });

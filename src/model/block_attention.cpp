@@ -206,9 +206,9 @@ struct UlyssesViews {
 
 }  // namespace
 
-AttentionRule attention_rule(const ModelConfig& c, bool window) {
+AttentionRule attention_rule(const ModelConfig& c, bool window, std::int64_t time) {
   const double scalar = c.block.query_pre_attn_scalar;
-  return {.window = window ? c.block.window : 0,
+  return {.window = window && c.block.window < time ? c.block.window : 0,
           .scale = scalar > 0 ? 1 / std::sqrt(scalar) : 0,
           .softcap = c.block.attention_softcap};
 }
@@ -228,15 +228,16 @@ AttentionWorkspace::AttentionWorkspace(BufferPlan& plan, const ModelConfig& c, D
   const DType a = accumulator_of(dtype);
   std::int64_t bytes = 0;
   if (is_ring(shape)) {
-    const RingBlock r(c, shape, attention_rule(c, false), shape.part.part);
+    const RingBlock r(c, shape, attention_rule(c, false, shape.time * shape.part.parts), shape.part.part);
     bytes = sizes.attention_block_scratch_bytes(dtype, r.block);
     sums = plan.take(a, n, q);
     for (View& v : kv) v = plan.take(dtype, n, kv_cols);
     for (View& v : dkv) v = plan.take(a, n, kv_cols);
   } else {
     for (const bool window : {false, true}) {
-      if (window && !c.any_window()) continue;
-      const AttentionShape whole = attention_shape(c, shape, attention_rule(c, window));
+      if (window ? !c.any_window() : c.any_window() && !c.layers_differ()) continue;
+      const AttentionShape whole =
+          attention_shape(c, shape, attention_rule(c, window, shape.time * shape.part.parts));
       bytes = std::max(bytes, sizes.attention_scratch_bytes(dtype, whole));
     }
   }
@@ -253,6 +254,7 @@ View attention_input(const Call& call, const SavedAttention& saved, const Attent
 }
 
 void attention_forward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
+  ZG_ASSERT(!call.documents || call.shape.part.parts == 1, "documents in parts of sequences");
   if (call.past) return attention_to_past(call, saved, w);
   if (is_ring(call.shape)) return ring_forward(call, saved, w);
   if (!is_ulysses(call.shape)) {
@@ -267,6 +269,7 @@ void attention_forward(const Call& call, const SavedAttention& saved, const Atte
 
 void attention_backward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w,
                         const View& d_att, const View& d_qkv) {
+  ZG_ASSERT(!call.documents || call.shape.part.parts == 1, "documents in parts of sequences");
   if (is_ring(call.shape)) return ring_backward(call, saved, w, d_att, d_qkv);
   if (!is_ulysses(call.shape)) {
     return call.ops.attention_backward(call.stream, saved.qkv, saved.att, saved.lse, d_att,

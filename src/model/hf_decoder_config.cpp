@@ -129,29 +129,37 @@ bool rule_says_window(const Keys& keys, const ModelConfig& c, std::int64_t layer
   }
 }
 
+// Whether all layers have the window, where sliding_window alone says so.
+bool by_window_alone(Arch arch) {
+  return arch == Arch::kMistral || arch == Arch::kPhi3;
+}
+
 void read_windows(const Keys& keys, ModelConfig& c) {
+  constexpr const char *kWindow = "sliding_window", *kTypes = "layer_types";
   BlockDescription& block = c.block;
-  const bool off = is_qwen(c.arch) && !keys.flag("use_sliding_window", false);
   const bool never = c.arch == Arch::kLlama || c.arch == Arch::kOlmo2;
-  if (never && keys.has("sliding_window")) keys.unsupported("sliding_window", "null");
+  if (never && keys.has(kWindow)) keys.unsupported(kWindow, "null");
+  const bool null = keys.is_null(kWindow) || (c.arch == Arch::kPhi3 && !keys.has(kWindow));
+  if (is_gemma(c.arch)) {
+    if (null) keys.wrong(kWindow, "a whole number");
+    block.window = keys.size(kWindow, 4096);
+  }
+  const bool off = never || null || (is_qwen(c.arch) && !keys.flag("use_sliding_window", false));
   std::vector<bool> windowed = read_layer_types(keys, c.layers);
   const bool listed = !windowed.empty();
-  const bool null = keys.is_null("sliding_window") || (c.arch == Arch::kPhi3 && !keys.has("sliding_window"));
   for (std::int64_t l = 0; !listed && l < c.layers; ++l)
-    windowed.push_back(!off && !never && !null && rule_says_window(keys, c, l));
-  if (std::find(windowed.begin(), windowed.end(), true) == windowed.end()) return;
-  if (off || never) keys.wrong("layer_types", fmt::format("without a window \"{}\" for all layers", kGlobal));
-  if (listed && (c.arch == Arch::kMistral || c.arch == Arch::kPhi3) &&
-      std::find(windowed.begin(), windowed.end(), false) != windowed.end())
-    keys.unsupported("layer_types", "one type for all layers");
-  if (null) keys.wrong("sliding_window", "a whole number, since layers have a window,");
-  block.window = keys.size("sliding_window", 4096);
-  // One that is as long as the context hides nothing.
-  if (block.window >= c.context && !block.window_rope) {
-    block.window = 0;
-  } else {
-    block.windowed = std::move(windowed);
+    windowed.push_back(!off && rule_says_window(keys, c, l));
+  const auto has = [&](bool window) {
+    return std::find(windowed.begin(), windowed.end(), window) != windowed.end();
+  };
+  if (listed && by_window_alone(c.arch) && has(off)) {
+    keys.unsupported(kTypes,
+                     fmt::format("\"{}\" for all layers, as \"{}\" says,", off ? kGlobal : kLocal, kWindow));
   }
+  if (!has(true)) return;
+  if (off) keys.wrong(kTypes, fmt::format("without a window \"{}\" for all layers", kGlobal));
+  block.window = keys.size(kWindow, 4096);
+  block.windowed = std::move(windowed);
 }
 
 void read_gemma(const Keys& keys, ModelConfig& c) {
@@ -175,7 +183,7 @@ json cap_or_null(double cap) {
 void write_windows(const ModelConfig& c, nlohmann::ordered_json& out) {
   const bool any = c.any_window();
   if (is_qwen(c.arch)) out["use_sliding_window"] = any;
-  out["sliding_window"] = any || is_gemma(c.arch) ? json(std::max<std::int64_t>(c.block.window, 1)) : json();
+  out["sliding_window"] = any || is_gemma(c.arch) ? json(c.block.window) : json();
   if (is_qwen(c.arch) || is_gemma(c.arch)) {
     json types = json::array();
     for (std::int64_t l = 0; l < c.layers; ++l) types.push_back(c.has_window(l) ? kLocal : kGlobal);

@@ -63,6 +63,10 @@ double required(const Keys& rope, const char* key) {
   return rope.positive(key, 0);
 }
 
+double ratio_of(std::int64_t context, std::int64_t original) {
+  return static_cast<double>(context) / static_cast<double>(original);
+}
+
 RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c) {
   RopeScaling s;
   s.kind = kind_of(rope, c.arch);
@@ -74,7 +78,7 @@ RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c
   constexpr const char* kOriginal = "original_max_position_embeddings";
   s.original = rope.size(kOriginal, c.arch == Arch::kPhi3 ? 4096 : c.context);
   if (c.arch == Arch::kPhi3) s.original = top.size(kOriginal, s.original);
-  const double ratio = static_cast<double>(c.context) / static_cast<double>(s.original);
+  const double ratio = ratio_of(c.context, s.original);
   s.factor = s.kind == Kind::kLlama3 ? required(rope, "factor") : rope.positive("factor", ratio);
   if (s.kind == Kind::kLlama3) {
     s.low_freq_factor = required(rope, "low_freq_factor");
@@ -123,6 +127,7 @@ void read_gemma3(const Keys& keys, ModelConfig& c) {
     const json& object = keys.at("rope_parameters");
     return object.contains(layers) ? object[layers] : json();
   };
+  c.block.rope.theta = global;
   c.block.window_rope = Rope{.theta = local};
   if (keys.has("rope_parameters")) {
     if (!keys.at("rope_parameters").is_object()) keys.wrong("rope_parameters", "null or an object");
@@ -138,18 +143,21 @@ void read_gemma3(const Keys& keys, ModelConfig& c) {
   }
   if (keys.has("rope_scaling"))
     c.block.rope = read_object(keys, "rope_scaling", keys.at("rope_scaling"), c, c.block.rope.theta);
-  else if (!keys.has("rope_parameters"))
-    c.block.rope.theta = global;
+  if (keys.positive("partial_rotary_factor", 1) != 1) keys.unsupported("partial_rotary_factor", "1");
+  if (c.block.rope.partial != 1 || c.block.window_rope->partial != 1)
+    keys.unsupported("rope_parameters", "\"partial_rotary_factor\" 1");
 }
 
-json scaling_object(const RopeScaling& s) {
+// LongRoPE's original context stands beside it, and its factor follows from that.
+json scaling_object(const RopeScaling& s, std::int64_t context) {
   nlohmann::ordered_json out;
   for (const NamedKind& kind : kKinds) {
     if (kind.kind == s.kind) out["rope_type"] = kind.name;
   }
-  out["factor"] = s.factor;
+  const bool longrope = s.kind == Kind::kLongRope;
+  if (!longrope || s.factor != ratio_of(context, s.original)) out["factor"] = s.factor;
   if (s.kind == Kind::kLinear) return out;
-  out["original_max_position_embeddings"] = s.original;
+  if (!longrope) out["original_max_position_embeddings"] = s.original;
   if (s.kind == Kind::kLlama3) {
     out["low_freq_factor"] = s.low_freq_factor;
     out["high_freq_factor"] = s.high_freq_factor;
@@ -194,7 +202,7 @@ void write_rope(const ModelConfig& c, nlohmann::ordered_json& out) {
   if (c.arch == Arch::kPhi3) out["partial_rotary_factor"] = rope.partial;
   if (rope.scaling.kind == Kind::kNone) return;
   if (c.arch == Arch::kPhi3) out["original_max_position_embeddings"] = rope.scaling.original;
-  out["rope_scaling"] = scaling_object(rope.scaling);
+  out["rope_scaling"] = scaling_object(rope.scaling, c.context);
 }
 
 }  // namespace zg::hf

@@ -110,7 +110,8 @@ void add_windows(Arch arch, Rows& rows) {
         {"max_window_layers", "whole number, 0 or more", "28", "The first layer with the window."});
   }
   if (arch == Arch::kGemma3)
-    rows.push_back({"sliding_window_pattern", kSize, "6", "Each so-manieth layer has no window."});
+    rows.push_back({"sliding_window_pattern", kSize, "6",
+                    "Every layer whose number, from 1, is a multiple of it has no window."});
   if (is_qwen(arch) || is_gemma(arch))
     rows.push_back({"layer_types", kLayers, "by the family's rule", "Which layers have the window."});
 }

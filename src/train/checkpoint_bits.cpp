@@ -22,6 +22,7 @@ constexpr const char* kForeign = "no version of this program has written this ch
 // With another number of ranks the same batch is divided in another way.
 const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
 constexpr const char* kBlock = "model.block";
+constexpr const char* kPlain = "plain";  // of GPT-2, and of Llamas without options
 constexpr const char* kEmbeddingDropout = "model.dropout.embedding";
 constexpr const char* kResidualDropout = "model.dropout.residual";
 constexpr const char* kBlend = "data.blend";
@@ -74,6 +75,12 @@ std::string block_text(const ModelConfig& m) {
   std::string line = write_hf_config(block);
   std::erase(line, '\n');
   return line;
+}
+
+// Whether two texts of block_text() mean the same, whichever versions of the program wrote them.
+bool same_block(const std::string& a, const std::string& b) {
+  if (a == kPlain || b == kPlain) return false;
+  return parse_hf_config(a, kBlock) == parse_hf_config(b, kBlock);
 }
 
 class Writer {
@@ -207,6 +214,12 @@ class Writer {
 
 }  // namespace
 
+BitKeys model_bits(const ModelConfig& model) {
+  Writer writer;
+  writer.model(model);
+  return writer.take();
+}
+
 BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
   Writer writer;
   writer.model(plan.model_config);
@@ -235,6 +248,7 @@ ModelConfig model_of(const BitKeys& bits, const std::string& where) {
   ModelConfig m;
   if (keys.count(kBlock) > 0) {
     m = parse_hf_config(keys.at(kBlock), where + ": " + kBlock);
+    m.init_std = ModelConfig{}.init_std;
   } else {
     m.arch = text("arch") == "gpt2" ? Arch::kGpt2 : Arch::kLlama;
   }
@@ -256,13 +270,14 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
       before(checkpoint.begin(), checkpoint.end());
   for (const char* rate : {kEmbeddingDropout, kResidualDropout})
     now.emplace(rate, "0"), before.emplace(rate, "0");
-  now.emplace(kBlock, "plain"), before.emplace(kBlock, "plain");
+  now.emplace(kBlock, kPlain), before.emplace(kBlock, kPlain);
   now.emplace(kBlend, "one source"), before.emplace(kBlend, "one source");
   now.emplace(kPacking, "none"), before.emplace(kPacking, "none");
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {
     const auto it = now.find(key);
-    if (it != now.end() && it->second != value) changed[key] = {value, it->second};
+    if (it == now.end() || it->second == value || (key == kBlock && same_block(value, it->second))) continue;
+    changed[key] = {value, it->second};
   }
   const bool other_ranks = changed.count("data_ranks") > 0;
   std::vector<std::string> notices, refused, fixed;

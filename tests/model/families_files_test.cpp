@@ -53,10 +53,13 @@ TEST_P(FamilyFiles, AreReadAsTheyWereSaved) {
 
 // The parts of a model read their pieces of the same files.
 TEST_P(FamilyFiles, PartsReadTheirPieces) {
-  if (config.block.head_norms == HeadNorms::kAll) return;  // refused with parts
+  if (config.block.head_norms == HeadNorms::kAll) GTEST_SKIP() << "OLMo 2 has no parts";
+  if (config.heads % 2 != 0) {
+    config.heads = 6, config.kv_heads = 2;
+    model = Model(config, DType::kF64, host_ops());
+  }
   save(dir.path(), std::int64_t{1} << 30);
   for (int part = 0; part < 2; ++part) {
-    if (config.heads % 2 != 0) break;
     const Model half(config, DType::kF32, host_ops(), 0, {.parts = 2, .part = part});
     const HfWeights weights(dir.path(), half);
     for (const Unit& unit : half.units()) {

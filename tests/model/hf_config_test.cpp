@@ -206,6 +206,11 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
       {kLlama, R"({"model_type": "mistral", "num_key_value_heads": null})",
        "\"num_key_value_heads\" is missing"},
       {kLlama, R"({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2}})", "\"longrope\""},
+      {kLlama,
+       R"({"model_type": "gemma3_text", "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}})",
+       "\"partial_rotary_factor\" 1 is supported"},
+      {kLlama, R"({"model_type": "mistral", "num_hidden_layers": 1, "layer_types": ["full_attention"]})",
+       "\"sliding_attention\" for all layers"},
       {kLlama, R"({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 3}})",
        "\"full_attention\""},
   };

@@ -65,7 +65,7 @@ inline ModelConfig with_every_option(ModelConfig c) {
   for (std::int64_t l = 0; l < c.layers; ++l) b.windowed.push_back(l % 2 == 0);
   b.rope.theta = 1000;
   b.rope.scaling = {.kind = RopeScaling::Kind::kYarn, .factor = 4, .original = 8};
-  b.window_rope = Rope{.theta = 50, .partial = 0.5};
+  b.window_rope = Rope{.theta = 50, .partial = 0.2};
   return c;
 }
 

@@ -117,7 +117,8 @@ void Model::set_layer(model::Call& call, std::int64_t layer, const View& documen
     ZG_ASSERT(layer >= 0 || !config_.layers_differ(),
               "layers differ, and a call does not say which it is of");
     const bool window = config_.has_window(std::max<std::int64_t>(layer, 0));
-    call.rule = model::attention_rule(config_, window, call.shape.time * call.shape.part.parts);
+    const std::int64_t sequence = call.shape.first + call.shape.time * call.shape.part.parts;
+    call.rule = model::attention_rule(config_, window, sequence);
     call.rope = window ? &window_rope_ : &rope_;
   }
   ZG_ASSERT(!documents || call.shape.documents, "the shape says that there are no documents");

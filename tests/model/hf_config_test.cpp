@@ -344,7 +344,7 @@ TEST(ModelSection, TakesTheSameKeysAndNoOthers) {
     const char *text, *told, *hint;
   };
   const Case table[] = {
-      {R"({"n_embd": 48})", "\"arch\" is missing", "\"gpt2\" or \"llama\""},
+      {R"({"n_embd": 48})", "\"arch\" is missing", "\"gpt2\", \"llama\""},
       {R"({"arch": "bert"})", "\"arch\" is \"bert\"", ""},
       {R"({"arch": "gpt2", "n_layers": 3})", "unknown key \"n_layers\" for gpt2",
        "did you mean \"n_layer\"?"},

@@ -37,7 +37,7 @@ struct DataConfig {
   TokenizerConfig tokenizer;
   DType token_dtype = DType::kU16;  // of .bin files that do not say it: kU16, or kI32 for uint32
   std::int64_t seq_len = 256;       // tokens of a sequence
-  std::vector<DataSource> blend;  // several sources, in place of `train`
+  std::vector<DataSource> blend;    // several sources, in place of `train`
   Packing packing = Packing::kNone;
 };
 

@@ -346,7 +346,12 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::st
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& directory) {
-  return load_text_tokenizer(directory);
+  if (auto saved = load_text_tokenizer(directory)) return saved;
+  for (const char* file : {"tokenizer.json", "tokenizer.model"}) {
+    const std::string path = in_directory(directory, file);
+    if (std::filesystem::exists(path)) return make_file_tokenizer(path);
+  }
+  return nullptr;
 }
 
 }  // namespace zg

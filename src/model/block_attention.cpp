@@ -175,6 +175,26 @@ void to_rows(const Call& call, const AttentionWorkspace& w, const Columns& colum
   }
 }
 
+// The keys and values of these tokens go behind those of the tokens before, which all of them see: a first
+// piece of a sequence, or one more token.
+void attention_to_past(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
+  const std::int64_t q_cols = q_columns(call.config), first = call.shape.first, time = call.shape.time;
+  call.ops.cast(call.stream, saved.qkv.col_range(q_cols, kv_columns(call.config)),
+                call.past.row_range(first, time));
+  if (first == 0) {
+    return call.ops.attention(call.stream, saved.qkv, attention_shape(call), saved.att, saved.lse, w.scratch);
+  }
+  const std::int64_t window = call.rule.window, end = first + 1;
+  const std::int64_t keys = window > 0 ? std::min(window, end) : end;
+  AttentionBlock block{.batch = 1, .queries = 1, .keys = keys, .query_step = 1, .key_step = keys};
+  block.heads = call.config.heads, block.kv_heads = call.config.kv_heads;
+  block.head_size = call.config.head_size;
+  block.rule = call.rule;
+  block.rule.window = 0;  // it holds all of these keys
+  call.ops.attention_block(call.stream, saved.qkv.col_range(0, q_cols), call.past.row_range(end - keys, keys),
+                           block, saved.att, saved.lse);
+}
+
 struct UlyssesViews {
   AttentionShape shape;
   View qkv, att;
@@ -235,6 +255,7 @@ View attention_input(const Call& call, const SavedAttention& saved, const Attent
 
 void attention_forward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
   ZG_ASSERT(!call.documents || call.shape.part.parts == 1, "documents in parts of sequences");
+  if (call.past) return attention_to_past(call, saved, w);
   if (is_ring(call.shape)) return ring_forward(call, saved, w);
   if (!is_ulysses(call.shape)) {
     return call.ops.attention(call.stream, saved.qkv, attention_shape(call), saved.att, saved.lse, w.scratch,

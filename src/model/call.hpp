@@ -85,6 +85,7 @@ struct Call {
   AttentionRule rule = {};
   const RopeTable* rope = nullptr;
   View documents = {};
+  View past = {};  // Model::block_next(); null: sequences begin here
 
   bool is_part() const { return part.parts > 1; }
   // The rows that a part has of the embedding.
@@ -112,7 +113,7 @@ struct Call {
   bool drops(Dropped what) const { return dropout != nullptr && rate_of(what) > 0; }
   // y = x, dropped, of the rows that mine() are; y may be x.
   void drop(Dropped what, const View& x, const View& y) const {
-    const RowPositions positions = shape.part.positions(shape.time);
+    const RowPositions positions = shape.positions();
     ops.dropout(stream, x,
                 {.rate = rate_of(what),
                  .key = dropout->keys[what == Dropped::kMlp ? 1 : 0],

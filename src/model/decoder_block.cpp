@@ -254,8 +254,8 @@ struct Block {
   }
   void rope(const View& qkv, bool inverse) const {
     // q and k are the first heads of a row, so one call turns both.
-    ops.rope(s, qkv, call.shape.part.positions(call.shape.time), c.heads + c.kv_heads, c.head_size,
-             *call.rope, inverse, call.documents);
+    ops.rope(s, qkv, call.shape.positions(), c.heads + c.kv_heads, c.head_size, *call.rope, inverse,
+             call.documents);
   }
   // Calls f(norm's index, its columns of a row, its heads, stats) for queries and for keys.
   template <class F>

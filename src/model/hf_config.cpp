@@ -1,6 +1,7 @@
 // Reads and writes config.json; the keys of all families but GPT-2 are read in hf_decoder_config.cpp.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 
 #include "model/families.hpp"
@@ -128,6 +129,25 @@ ModelConfig parse_hf_config(const std::string& json_text, const std::string& whe
   const json object = hf::parse_object(json_text, where);
   const Keys keys(object, where);
   return config_of(arch_of_config_json(keys), keys, Origin::kConfigJson);
+}
+
+std::vector<std::int32_t> read_hf_end_ids(const std::string& directory) {
+  for (const char* name : {"/generation_config.json", "/config.json"}) {
+    const std::string path = directory + name;
+    if (!std::filesystem::exists(path)) continue;
+    const json object = hf::parse_object(read_text_file(path, "the model's configuration"), path);
+    const auto found = object.find("eos_token_id");
+    if (found == object.end() || found->is_null()) continue;
+    const json list = found->is_array() ? *found : json::array({*found});
+    std::vector<std::int32_t> ids;
+    for (const json& id : list) {
+      if (!id.is_number_integer() || id < 0 || id > hf::kMaxSize)
+        Keys(object, path).wrong("eos_token_id", "the number of a token, or a list of such");
+      ids.push_back(id.get<std::int32_t>());
+    }
+    return ids;
+  }
+  return {};
 }
 
 std::string read_hf_dropout(const std::string& directory, const DropoutRates& ours) {

@@ -45,7 +45,7 @@ void check_ids(const View& ids, BatchShape shape) {
 void check_shape(const ModelConfig& c, BatchShape shape) {
   ZG_ASSERT_LE(1, shape.sequences);
   ZG_ASSERT_LE(1, shape.time);
-  ZG_ASSERT_LE(shape.time * shape.part.parts, c.longest_sequence());
+  ZG_ASSERT_LE(shape.first + shape.time * shape.part.parts, c.longest_sequence());
 }
 
 // A part of a sequence has others to exchange with.
@@ -117,7 +117,8 @@ void Model::set_layer(model::Call& call, std::int64_t layer, const View& documen
     ZG_ASSERT(layer >= 0 || !config_.layers_differ(),
               "layers differ, and a call does not say which it is of");
     const bool window = config_.has_window(std::max<std::int64_t>(layer, 0));
-    call.rule = model::attention_rule(config_, window, call.shape.time * call.shape.part.parts);
+    const std::int64_t sequence = call.shape.first + call.shape.time * call.shape.part.parts;
+    call.rule = model::attention_rule(config_, window, sequence);
     call.rope = window ? &window_rope_ : &rope_;
   }
   ZG_ASSERT(!documents || call.shape.documents, "the shape says that there are no documents");
@@ -183,8 +184,8 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
   const bool positions = config_.arch == Arch::kGpt2 && part_.part == 0;
   const View rows = part_.sequence ? View(workspace, dtype_, shape.rows(), config_.width) : x;
   ops().embedding(s, ids, call.weight(model::embedding::kTokens),
-                  positions ? call.weight(model::embedding::kPositions) : View{},
-                  shape.part.positions(shape.time), rows, call.table_part(), documents);
+                  positions ? call.weight(model::embedding::kPositions) : View{}, shape.positions(), rows,
+                  call.table_part(), documents);
   if (part_.sequence) {
     call.exchange->reduce_scatter(s, rows, x);
   } else {
@@ -210,8 +211,7 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
   const View room(workspace, dtype_, shape.rows(), config_.width);
   View all = call.all_rows_dropped(model::Dropped::kEmbedding, dx, room, room);
   if (factor != 1) ops().scale(s, all, factor, room), all = room;
-  ops().embedding_backward(s, ids, all, shape.part.positions(shape.time),
-                           call.grad(model::embedding::kTokens),
+  ops().embedding_backward(s, ids, all, shape.positions(), call.grad(model::embedding::kTokens),
                            config_.arch == Arch::kGpt2 ? call.grad(model::embedding::kPositions) : View{},
                            call.table_part(), documents);
 }
@@ -235,6 +235,33 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
   call.tiles = tiles;
   call.dropout = dropout;
   set_layer(call, layer, documents);
+  if (config_.arch == Arch::kGpt2) {
+    model::gpt2_block_forward(call, x, out, saved, workspace);
+  } else {
+    model::decoder_block_forward(call, x, out, saved, workspace);
+  }
+}
+
+std::int64_t Model::past_columns() const {
+  return 2 * here_.kv_heads * here_.head_size;
+}
+
+void Model::block_next(Stream& s, BatchShape shape, View weights, View x, View out, View past, void* saved,
+                       void* workspace, std::int64_t layer) const {
+  const Unit& unit = units_[1];
+  check_shape(config_, shape);
+  check_flat(weights, unit, dtype_);
+  check_rows(x, shape.rows(), config_.width, dtype_);
+  check_rows(out, shape.rows(), config_.width, dtype_);
+  check_rows(past, past.rows, past_columns(), dtype_);
+  ZG_ASSERT(x.data != out.data && saved != nullptr && workspace != nullptr);
+  ZG_ASSERT(part_.parts == 1 && !unit.in_tiles() && shape.part.parts == 1 && shape.sequences == 1);
+  ZG_ASSERT(shape.first == 0 || shape.time == 1, "{} tokens behind {}", shape.time, shape.first);
+  ZG_ASSERT_EQ(dtype_, accumulator_dtype());
+  ZG_ASSERT_LE(shape.first + shape.time, past.rows);
+  model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd);
+  set_layer(call, layer, {});
+  call.past = past;
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_forward(call, x, out, saved, workspace);
   } else {

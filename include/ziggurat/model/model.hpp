@@ -34,11 +34,19 @@ struct Call;
 // `time`: tokens of each sequence that are here, which are the part of it that `part` says.
 // `documents`: sequences may consist of documents, each with positions and attention of its own, and calls
 // are told where they begin.
+// `first`: place of the first token in its sequence, where a model continues one (Model::block_next()).
 struct BatchShape {
   std::int64_t sequences = 0, time = 0;
   SequencePart part = {};
   bool documents = false;
+  std::int64_t first = 0;
   std::int64_t rows() const { return sequences * time; }
+  RowPositions positions() const {
+    RowPositions rows = part.positions(time);
+    rows.early += first;
+    rows.late += first;
+    return rows;
+  }
 };
 
 // Where a call of a training step stands in the run, for dropout. A mask is a pure function of this, of a
@@ -183,6 +191,13 @@ class Model {
                      void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
                      const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
                      const View& documents = {}) const;
+  // The same for tokens of one sequence whose keys and values are kept, so that it can be continued: its first
+  // tokens (shape.first 0), or one more behind shape.first others. `past`: T [room, past_columns()], where the
+  // keys, as they turn, and values of the tokens before are; those of these tokens are put behind them. Of a
+  // whole model alone, whose T is accumulator_dtype().
+  std::int64_t past_columns() const;
+  void block_next(Stream& s, BatchShape shape, View weights, View x, View out, View past, void* saved,
+                  void* workspace, std::int64_t layer) const;
   // dx [N,C] of T holds the gradient of the block's output, and is overwritten with that of its input. The
   // content of `saved` is destroyed.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,

@@ -155,8 +155,8 @@ BUGS = (
         ((SEQUENCE_PART, "return {time, part * chunk, (2 * parts - 2 - part) * chunk};",
           "(void)chunk;\n    return {time, part * time, part * time};"),), CONTEXT),
     Bug("rows count from 0 on every rank",
-        (("src/model/decoder_block.cpp", "call.shape.part.positions(call.shape.time), c.heads", "call.shape.time, c.heads"),
-         ("src/model/model.cpp", "shape.part.positions(shape.time), rows,", "shape.time, rows,")),
+        (("src/model/decoder_block.cpp", "call.shape.positions(), c.heads", "call.shape.time, c.heads"),
+         ("src/model/model.cpp", "shape.positions(), rows,", "shape.time, rows,")),
         CONTEXT),
     Bug("gradients of keys and values of other parts are dropped",
         ((ATTENTION, "r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch);",
@@ -265,9 +265,7 @@ BUGS = (
           "residual_rows(layout.options.micro_batch) * layout.model->config().width /\n"
           "         layout.options.parts.context;"),), GRID),
     Bug("grid: parts of layers have their rows at the beginning of sequences",
-        ((MODEL, "shape.part.positions(shape.time), rows, call.table_part(), documents);",
-          "part_.parts > 1 ? RowPositions(shape.time) : shape.part.positions(shape.time), rows,\n"
-          "                  call.table_part(), documents);"),), GRID),
+        ((MODEL, "shape.positions(), rows,", "part_.parts > 1 ? RowPositions(shape.time) : shape.positions(), rows,"),), GRID),
     Bug("the input's gradient is that of the last tile",
         ((CALL, "      ops.gemm(stream, dy.col_range(first, rows.rows), rows, sum, options);\n"
           "      options.accumulate = true;\n",
@@ -347,7 +345,7 @@ BUGS = (
         ((CALL, "    const View sum = sum_of_parts(room);\n    if (drops(what)) drop(what, sum, sum);\n",
           "    if (drops(what)) drop(what, mine(room), mine(room));\n    const View sum = sum_of_parts(room);\n"),), DROPOUT),
     Bug("dropout: positions are counted from the beginning of a part",
-        ((CALL, "const RowPositions positions = shape.part.positions(shape.time);", "const RowPositions positions(shape.time);"),), MASKS),
+        ((CALL, "const RowPositions positions = shape.positions();", "const RowPositions positions(shape.time);"),), MASKS),
     Bug("attention: a window has one key more",
         ((VISIBLE, "query - window + 1;", "query - window;"),), RULES),
     Bug("attention: the slope of the cap is left out of the backward",

@@ -276,6 +276,27 @@ SegmentId Layout::state_segment(std::int32_t t, std::int32_t i) const {
   return table.tensor(tile(t).state).first_segment + i;
 }
 
+void Layout::visit_ranges(std::int32_t t, std::int32_t i, const RangeVisitor& visit) const {
+  const Elements segment = state_elements(t, i);
+  const std::vector<Param>& params = model->units()[static_cast<std::size_t>(tile(t).unit)].params;
+  for (const StateRange& range : tile(t).ranges) {
+    const std::int64_t begin = std::max(range.state_first, segment.first);
+    const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
+    const std::int64_t first = range.param_first + begin - range.state_first;
+    if (begin < end && first < params[static_cast<std::size_t>(range.param)].count())
+      visit(range, first, end - begin);
+  }
+}
+
+std::vector<SegmentId> Layout::pinned_segments() const {
+  std::vector<SegmentId> all;
+  if (!options.pins || options.sharding.replica() != 0) return all;
+  for (std::int32_t t = 0; t < static_cast<std::int32_t>(units.size()); ++t) {
+    for (std::int32_t i = 0; i < state_segments(t); ++i) all.push_back(state_segment(t, i));
+  }
+  return all;
+}
+
 bool Layout::update_rebuilds_weight(std::int32_t t) const {
   return tile(t).state != kNone && state_.format().master == MasterFormat::kFull &&
          tile(t).state_elements == held_of_tile(t).count;

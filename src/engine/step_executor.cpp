@@ -141,12 +141,12 @@ HostLease StepExecutor::host_lease(SegmentId segment, Access access) {
 }
 
 void StepExecutor::initialize(const ParamSource& source) {
-  run_initialize([&](const StepOp& op) { initialize(op, source); });
+  run_initialize(Activity::kInitialize, [&](const StepOp& op) { initialize(op, source); });
 }
 
-void StepExecutor::run_initialize(const std::function<void(const StepOp&)>& each) {
+void StepExecutor::run_initialize(Activity activity, const std::function<void(const StepOp&)>& each) {
   leave_program();
-  const StepProgram& program = *begin_activity(Activity::kInitialize).program;
+  const StepProgram& program = *begin_activity(activity).program;
   store_.run(&program.program, nullptr);
   position_->begin_program(program);
   for (std::int32_t i = 0; i < program.program.op_count(); ++i) {

@@ -11,6 +11,7 @@ namespace {
 class Emitter {
  public:
   explicit Emitter(const Layout& layout) : layout_(layout) {}
+  bool adopts = false;  // state has its content when it is initialised
 
   StepProgram emit(const char* name, const Schedule& schedule, bool updates_beside_compute) {
     out_ = {Program(name), {}};
@@ -100,7 +101,8 @@ class Emitter {
     for (std::int32_t i = 0; i < n; ++i) {
       add(slot, t,
           {{Operand::kWeight, {updated(t), tier, i == 0 ? Access::kOverwrite : Access::kWrite}},
-           {Operand::kState, {layout_.state_segment(t, i), tier, Access::kOverwrite}}},
+           {Operand::kState,
+            {layout_.state_segment(t, i), tier, adopts ? Access::kRead : Access::kOverwrite}}},
           1, i);
     }
   }
@@ -410,6 +412,10 @@ StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t, std::int32_t ah
                                                : evaluate_schedule(evaluation),
                           true);
   if (layout.options.saves) save = emitter.emit("save", own(save_schedule(shape), layout), false);
+  pins = layout.options.pins;
+  if (!pins) return;
+  emitter.adopts = true;
+  adopt = emitter.emit("adopt", own(initialize_schedule(shape), layout), false);
 }
 
 }  // namespace zg

@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <queue>
 #include <set>
 #include <tuple>
 #include <unordered_map>
 
 #include "train/checkpoint_header.hpp"
+#include "train/checkpoint_writer.hpp"
+#include "train/pinned_map.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
@@ -162,9 +165,18 @@ std::vector<std::string> unfinished_checkpoints(const std::string& directory) {
 }
 
 struct Checkpoint::State {
+  // What pieces lie in: a safetensors file, or what a rank has pinned.
+  struct Source {
+    std::unique_ptr<SafeTensors> file;
+    std::unique_ptr<PinnedMap> pins;
+    const std::string& path() const { return file ? file->path() : pins->path(); }
+    void drop(const void* data, std::int64_t bytes) const {
+      file ? file->drop(data, bytes) : pins->drop(data, bytes);
+    }
+  };
   struct Stored {
     CheckpointBox box;
-    const SafeTensors* file = nullptr;
+    const Source* file = nullptr;
     const SafeTensors::Entry* entry = nullptr;
     // Of codes in blocks of a part's elements: their scales, and the place of the first element in its block.
     const SafeTensors::Entry* scales = nullptr;
@@ -172,11 +184,12 @@ struct Checkpoint::State {
     std::int64_t width() const { return box.count() > 0 ? entry->bytes / box.count() : 0; }
   };
   using Pieces = std::vector<Stored>;  // by first element
-  std::vector<std::unique_ptr<SafeTensors>> files;
+  std::vector<std::unique_ptr<Source>> files;
   std::unordered_map<std::string, Pieces> tensors;
   std::unordered_map<const SafeTensors::Entry*, std::uint64_t> hashes;
 
   void add(const std::string& path, const CheckpointFile& wanted);
+  void add_pins(const std::string& path, const CheckpointFile& wanted);
   // Codes whose blocks are those of the whole tensor have another tensor with the scales.
   static bool has_own_blocks(const Pieces& pieces) {
     return std::any_of(pieces.begin(), pieces.end(), [](const Stored& s) { return s.scales != nullptr; });
@@ -192,17 +205,19 @@ void Checkpoint::State::add(const std::string& path, const CheckpointFile& wante
   if (error) throw Error(Errc::kUsage, path, "cannot be examined: " + error.message(), kHint);
   if (static_cast<std::int64_t>(bytes) != wanted.bytes)
     damaged(path, fmt::format("has {} bytes, {} expected", bytes, wanted.bytes));
+  if (wanted.is_pins()) return add_pins(path, wanted);
   if (io::hash_of(header_of(path)) != wanted.header_hash)
     damaged(path, "has a header with another XXH3 than its manifest says: it was changed");
-  files.push_back(std::make_unique<SafeTensors>(path));
-  const SafeTensors& file = *files.back();
+  files.push_back(std::make_unique<Source>());
+  files.back()->file = std::make_unique<SafeTensors>(path);
+  const SafeTensors& file = *files.back()->file;
   std::unordered_map<std::string, std::string> notes(file.metadata().begin(), file.metadata().end());
   for (const SafeTensors::Entry& entry : file.entries()) {
     const auto text = notes.find(entry.name);
     const auto note = text == notes.end() ? std::nullopt : note_of(text->second, entry.count());
     if (!note) damaged(path, fmt::format("does not say which piece of {} it has", entry.name));
     hashes[&entry] = note->hash;
-    Stored piece{note->box, &file, &entry};
+    Stored piece{note->box, files.back().get(), &entry};
     const auto [name, number] = note->part ? numbered(entry.name) : std::pair(entry.name, std::string());
     if (note->part && ends_in(name, kScaleName)) continue;  // belongs to its codes
     if (note->part && entry.dtype == "U8") {
@@ -213,6 +228,19 @@ void Checkpoint::State::add(const std::string& path, const CheckpointFile& wante
         damaged(path, fmt::format("has codes of {} without their {} scales", entry.name, blocks));
     }
     tensors[name].push_back(piece);
+  }
+}
+
+void Checkpoint::State::add_pins(const std::string& path, const CheckpointFile& wanted) {
+  const std::string text = read_text_file(path, "what a checkpoint pins");
+  if (io::hash_of(text) != wanted.header_hash)
+    damaged(path, "has another XXH3 than its manifest says: it was changed");
+  files.push_back(std::make_unique<Source>());
+  files.back()->pins = std::make_unique<PinnedMap>(parse_pinned(text, path), path);
+  for (const PinnedMap::Entries& one : files.back()->pins->entries()) {
+    Stored piece{one.piece->box, files.back().get(), &one.elements};
+    if (one.piece->scales >= 0) piece.scales = &one.scales, piece.phase = one.piece->phase;
+    tensors[one.piece->tensor].push_back(piece);
   }
 }
 
@@ -254,7 +282,13 @@ Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 void Checkpoint::verify(const std::function<void(std::int64_t)>& progress, const Sink& take) const {
   std::int64_t done = 0;
   for (std::size_t i = 0; i < state_->files.size(); ++i) {
-    const SafeTensors& file = *state_->files[i];
+    if (state_->files[i]->pins) {
+      state_->files[i]->pins->verify([&](std::int64_t bytes) {
+        if (progress) progress(done += bytes);
+      });
+      continue;
+    }
+    const SafeTensors& file = *state_->files[i]->file;
     const CheckpointFile& known = manifest_.files[i];
     std::int64_t offset = 0;
     if (take) {
@@ -379,6 +413,59 @@ void Checkpoint::read_codes(const std::string& tensor, const CheckpointBox& box,
     for (std::int64_t i = 0; i < box.width; ++i)
       scales[l * box.width + i] = of_blocks[static_cast<std::size_t>((first + i) / kQuantBlock - block)];
   }
+}
+
+void Checkpoint::close() {
+  state_ = std::make_unique<State>();
+}
+
+CheckpointFile Checkpoint::copy_tensors(Files& files, const std::string& directory) const {
+  struct Entry {
+    std::string name, note;
+    std::int64_t first;
+    const SafeTensors::Entry* from;
+    const State::Source* source;
+  };
+  std::vector<Entry> entries;
+  for (const CheckpointTensor& tensor : tensors()) {
+    int number = 0;
+    for (const State::Stored& piece : state_->tensors.at(tensor.name)) {
+      const CheckpointBox& box = piece.box;
+      const std::string suffix = ++number > 1 ? fmt::format("[{}]", number) : "";
+      entries.push_back({tensor.name + suffix, fmt::format(" {} {} {}", box.lines, box.stride, piece.phase),
+                         box.first, piece.entry, piece.file});
+      if (piece.scales == nullptr) continue;
+      entries.push_back({tensor.name + kScaleName + suffix, fmt::format(" 1 0 {}", piece.phase), box.first,
+                         piece.scales, piece.file});
+    }
+  }
+  nlohmann::ordered_json notes{{"format", "pt"}}, json;
+  std::int64_t bytes = 0;
+  for (const Entry& e : entries) {
+    io::Hash hash;
+    hash.update(e.from->data, e.from->bytes);
+    e.source->drop(e.from->data, e.from->bytes);
+    notes[e.name] = fmt::format("{} {}{}", e.first, io::hash_text(hash.value()), e.note);
+  }
+  json["__metadata__"] = std::move(notes);
+  for (const Entry& e : entries) {
+    json[e.name] = {{"dtype", e.from->dtype},
+                    {"shape", {e.from->count()}},
+                    {"data_offsets", {bytes, bytes + e.from->bytes}}};
+    bytes += e.from->bytes;
+  }
+  const std::string header = safetensors_header(json);
+  auto offset = static_cast<std::int64_t>(header.size());
+  const CheckpointFile written{"rank-00000.safetensors", offset + bytes, io::hash_of(header)};
+  NewFile out(files, directory + "/" + written.name, written.bytes);
+  out.write(header.data(), offset, 0);
+  for (const Entry& e : entries) {
+    out.write(e.from->data, e.from->bytes, offset);
+    e.source->drop(e.from->data, e.from->bytes);
+    offset += e.from->bytes;
+  }
+  out.sync_and_close();
+  return written;
 }
 
 std::vector<Checkpoint::Piece> Checkpoint::pieces() const {

@@ -89,6 +89,7 @@ class Planner {
   }
 
   void run(const std::optional<RankChoices>& asked) {
+    may_pin_ = !asked || asked->pins, must_pin_ = asked && asked->pins;
     check_composition(config_);
     check_model(config_, plan_.model_config);
     check_pipeline(config_, plan_.model_config);
@@ -183,12 +184,14 @@ class Planner {
     o.state = state_format(config_.optimizer, config_.dtype);
     o.groups = parameter_groups(config_.optimizer, *plan_.model);
     o.saves = config_.checkpoint.asked();
+    plan_.copies_because.clear(), plan_.choices.pins = false;
     // With small budgets segments must be small, since several must fit at once.
     const std::int64_t host = host_.value_or(kGiB);
     o.state_segment_bytes = std::clamp<std::int64_t>(host / 24 / 65536 * 65536, 3 * 65536, 12 * kMiB);
     plan_.layout = std::make_unique<Layout>(*plan_.model, o);
     o.device_updates = device_updates();
     if (o.device_updates > 0) plan_.layout = std::make_unique<Layout>(*plan_.model, o);
+    if (pins_state(o)) return;
     if (o.drives > 0 && config_.aio.backend != io::Backend::kRam) {
       o.state_versions = 2;
       auto twice = std::make_unique<Layout>(*plan_.model, o);
@@ -196,12 +199,61 @@ class Planner {
     }
   }
 
+  // Makes the layout of a run whose checkpoints pin the state that lies on its drives, if that is asked for
+  // and can be done.
+  bool pins_state(LayoutOptions o) {
+    using State = CheckpointConfig::State;
+    const CheckpointConfig& asked = config_.checkpoint;
+    if (!asked.asked() || asked.state == State::kCopy) return false;
+    std::string& why = plan_.copies_because;
+    why = may_pin_ ? why_not_pinned() : "another rank cannot pin its state";
+    if (why.empty()) {
+      o.saves = false, o.pins = true;
+      o.state_versions = static_cast<int>(asked.keep) + 1;
+      auto layout = std::make_unique<Layout>(*plan_.model, o);
+      const std::int64_t bytes = ranks_ * layout->table.nvme_bytes();
+      if (must_pin_ || drives_have_room(bytes, asked.state == State::kPin ? 1 : 2)) {
+        plan_.layout = std::move(layout);
+        plan_.choices.pins = true;
+        return true;
+      }
+      why = fmt::format("the drives have no room for {} versions of the state, {} with all else",
+                        o.state_versions, format_bytes(bytes));
+    }
+    if (asked.state == State::kPin) {
+      throw Error(Errc::kUsage, "checkpoint.state", "is \"pin\", but " + why,
+                  "say \"copy\", which writes all state into the checkpoint, or \"auto\"");
+    }
+    // Nobody would expect it where there is no file to pin anything in.
+    if (o.drives == 0 || config_.aio.backend == io::Backend::kRam) why.clear();
+    return false;
+  }
+
+  std::string why_not_pinned() const {
+    if (config_.tiers.nvme.empty()) return "tiers.nvme names no drive";
+    if (config_.aio.backend == io::Backend::kRam) return "aio.backend is ram, which has no files";
+    if (config_.processes > 1) return "the run has several processes";
+    if (!config_.aio.verify) return "aio.verify is off, and pinned state needs its checksums";
+    if (config_.checkpoint.keep > 63) return "checkpoint.keep is more than 63";
+    if (layout().state().format().master == MasterFormat::kSplit)
+      return "optimizer.state is split, which has one half of the master weights in the weights";
+    for (std::size_t u = 0; u < plan_.model->units().size(); ++u) {
+      if (layout().has_frozen(static_cast<std::int32_t>(u))) return "some parameters are frozen";
+    }
+    for (const Layout::UnitTensors& tile : layout().units) {
+      if (tile.state == Layout::kNone) continue;
+      if (layout().table.tensor(tile.state).spec.lowest != Tier::kNvme)
+        return "some of the state may not sink to the drives (offload_optimizer)";
+    }
+    return {};
+  }
+
   // Whether there is room for two versions of the optimizer's state, so that a write never overwrites the
-  // only one: in the stated sizes of the files or, where none is stated, in half of the free space.
-  bool drives_have_room(std::int64_t bytes) const {
+  // only one: in the stated sizes of the files or, where none is stated, in this part of the free space.
+  bool drives_have_room(std::int64_t bytes, std::int64_t part = 2) const {
     std::vector<DriveSpace> space;
     for (const Hardware::Drive& drive : hardware_.drives)
-      space.push_back({drive.space.free_bytes / 2, drive.space.file_system});
+      space.push_back({drive.space.free_bytes / part, drive.space.file_system});
     try {
       (void)drives_for(config_.tiers.nvme, space, bytes);
       return true;
@@ -421,6 +473,7 @@ class Planner {
   const Hardware& hardware_;
   const std::int64_t ranks_;          // of this machine
   std::optional<std::int64_t> host_;  // this rank's part of tiers.host
+  bool may_pin_ = true, must_pin_ = false;  // as all ranks have chosen
 };
 
 // Where layers are in tiles.
@@ -507,7 +560,7 @@ History RunPlan::history(std::int64_t steps) const {
     note(history, after.then() == Then::kPause ? Activity::kStepThenPause : Activity::kStep);
     for (std::int64_t first = 0; after.evaluate && first < batches; first += group)
       note(history, first + group < batches ? Activity::kEvaluateMore : Activity::kEvaluate);
-    if (after.save) note(history, Activity::kSave);
+    if (after.save) note(history, pins() ? Activity::kPin : Activity::kSave);
     if (after.last) break;
   }
   note(history, Activity::kFlush);

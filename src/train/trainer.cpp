@@ -289,16 +289,22 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     const std::size_t choosing = each ? ranks : processes_.number() == 0 ? 1 : 0;
     for (std::size_t r = 0; r < choosing; ++r) plans_.push_back(plan_of(r, {}));
     RankChoices mine = plans_.empty() ? RankChoices{} : plans_.front().choices;
-    for (const RunPlan& plan : plans_)
+    for (const RunPlan& plan : plans_) {
       mine.gather_ahead = std::min(mine.gather_ahead, plan.choices.gather_ahead);
-    const std::array numbers{static_cast<double>(mine.gather_ahead), static_cast<double>(mine.blocks)};
+      mine.pins = mine.pins && plan.choices.pins;
+    }
+    const std::array numbers{static_cast<double>(mine.gather_ahead), static_cast<double>(mine.blocks),
+                             mine.pins ? 1.0 : 0.0};
     const auto all = processes_.all_gather(numbers);
     RankChoices choices{static_cast<std::int32_t>(all.front()[0]),
-                        static_cast<Blocks>(static_cast<int>(all.front()[1]))};
-    for (std::size_t p = 0; each && p < all.size(); ++p)
+                        static_cast<Blocks>(static_cast<int>(all.front()[1])), all.front()[2] > 0};
+    for (std::size_t p = 0; each && p < all.size(); ++p) {
       choices.gather_ahead = std::min(choices.gather_ahead, static_cast<std::int32_t>(all[p][0]));
+      choices.pins = choices.pins && all[p][2] > 0;
+    }
     for (std::size_t r = 0; r < plans_.size(); ++r) {
-      if (plans_[r].choices.gather_ahead != choices.gather_ahead) plans_[r] = plan_of(r, choices);
+      const RankChoices& own = plans_[r].choices;
+      if (own.gather_ahead != choices.gather_ahead || own.pins != choices.pins) plans_[r] = plan_of(r, choices);
     }
     while (plans_.size() < ranks) plans_.push_back(plan_of(plans_.size(), choices));
     add_up();
@@ -403,8 +409,12 @@ Trace* Trainer::trace_of(int r) {
 
 void Trainer::open_node() {
   ZG_ASSERT(node_ == nullptr, "the drives are open");
-  processes_.together(
-      [&] { node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog, processes_); });
+  processes_.together([&] { checkpoints_->prepare_drives(); });
+  processes_.together([&] {
+    const Adoption* const adopted = checkpoints_->adoption();
+    node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog, processes_,
+                                   adopted != nullptr ? adopted->files : std::vector<std::string>());
+  });
   processes_.together([&] { checkpoints_->prepare(); });
 }
 
@@ -440,9 +450,13 @@ std::vector<double> Trainer::measure_here() {
   roofs_.nvme_mixed_reads =
       moved > 0 ? std::clamp(static_cast<double>(planned.nvme_read) / moved, 0.05, 0.95) : 0.5;
   std::vector<double> shares;
-  // Beside the budgets a process has no room for more than the run itself will have in flight.
+  // Beside the budgets a process has no room for more than the run itself will have in flight. Files with
+  // state in them are not written to: what an earlier run has measured counts.
   const std::vector<DriveRates> rates =
-      measure_drives(io, config.aio.block_size, roofs_.nvme_mixed_reads, node_->host().budget());
+      checkpoints_->adoption() != nullptr
+          ? checkpoints_->adoption()->rates
+          : measure_drives(io, config.aio.block_size, roofs_.nvme_mixed_reads, node_->host().budget());
+  checkpoints_->set_rates(rates);
   for (std::size_t d = 0; d < rates.size(); ++d) {
     roofs_.nvme_read += rates[d].read;
     roofs_.nvme_write += rates[d].write;
@@ -461,7 +475,14 @@ std::vector<double> Trainer::measure_here() {
 void Trainer::start(const std::vector<double>& drive_shares) {
   if (node_ == nullptr) open_node();
   processes_.together([&] {
-    node_->open_volume(drive_shares);
+    const Adoption* const adopted = checkpoints_->adoption();
+    node_->open_volume(drive_shares,
+                       adopted != nullptr ? adopted->places : std::vector<io::StoredPiece>());
+    const auto versions_of = [&](int r) {
+      const AdoptedVersions* const all =
+          adopted != nullptr ? &adopted->versions[static_cast<std::size_t>(r)] : nullptr;
+      return all != nullptr && !all->empty() ? all : nullptr;
+    };
     const CommOptions options{.timeout_seconds = plan().config.parallel.timeout_seconds};
     if (ranks() > 1) comm_ = make_comm_ranks(gpus_, local_ranks(), processes_, options);
     for (int r = 0; r < local_ranks(); ++r) {
@@ -469,18 +490,20 @@ void Trainer::start(const std::vector<double>& drive_shares) {
           std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_,
                                  gpus_.empty() ? nullptr : gpus_[static_cast<std::size_t>(r)].device.get(),
                                  comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
-                                 trace_of(r), options_.watchdog));
-      checkpoints_->add_rank(plans_[static_cast<std::size_t>(r)], rank(r).engine());
+                                 trace_of(r), options_.watchdog, versions_of(r)));
+      checkpoints_->add_rank(plans_[static_cast<std::size_t>(r)], rank(r).engine(), node_->io());
     }
     if (ranks() > 1 && options_.watchdog != nullptr) {
       std::vector<const StepExecutor*> engines;
       for (const auto& one : ranks_) engines.push_back(&one->engine());
       watched_ = options_.watchdog->watch(part_of(std::move(engines)));
     }
-    on_ranks([this](int r) {
+    on_ranks([&](int r) {
       if (resumed_from() == nullptr) return rank(r).initialize();
+      if (versions_of(r) != nullptr) return rank(r).adopt();
       rank(r).restore(tiles_of(*resumed_from(), *plans_[static_cast<std::size_t>(r)].layout));
     });
+    checkpoints_->restored();
     add_up();
   });
 }

@@ -1,0 +1,145 @@
+// Files of drives that outlive their runs.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "train/pinned_state.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kForEnd = "-for";
+
+std::string absolute(const std::string& path) {
+  std::error_code error;
+  const fs::path whole = fs::weakly_canonical(path, error);
+  return error ? path : whole.string();
+}
+
+bool ends_in(const std::string& text, std::string_view end) {
+  return text.size() >= end.size() && std::string_view(text).substr(text.size() - end.size()) == end;
+}
+
+// The directory of checkpoints that a kept file is for; empty: that is not known.
+std::string purpose_of(const KeptFile& file) {
+  try {
+    std::string text = read_text_file(file.path() + kForEnd, "what a drive's file is kept for");
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    return text;
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+std::int64_t size_of_file(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? std::int64_t{info.st_blocks} * 512 : 0;
+}
+
+// Whether a run that lives has the file open as its tier.
+bool is_in_use(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return errno != ENOENT;
+  const bool locked = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
+  (void)::close(fd);
+  return locked;
+}
+
+std::vector<KeptFile> kept_in(const std::string& directory) {
+  std::vector<KeptFile> all;
+  std::error_code error;
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename();
+    if (name.rfind("ziggurat-", 0) == 0 && ends_in(name, kKeptEnd)) all.push_back({directory, name});
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<KeptFile> kept_by(const std::string& directory) {
+  std::vector<KeptFile> all;
+  for (const CheckpointEntry& entry : list_checkpoints(directory)) {
+    for (const PinnedState& pins : pins_in(entry.path))
+      all.insert(all.end(), pins.files.begin(), pins.files.end());
+  }
+  return all;
+}
+
+std::string keep_file(Files& files, const std::string& path, const std::string& directory_of_checkpoints) {
+  const std::string name = fs::path(path).stem().string() + kKeptEnd;
+  const std::string directory = fs::path(path).parent_path(), kept = directory + "/" + name;
+  const std::string text = absolute(directory_of_checkpoints) + "\n";
+  (void)files.remove(kept + kForEnd);  // of an attempt that failed
+  NewFile note(files, kept + kForEnd, static_cast<std::int64_t>(text.size()));
+  note.write(text.data(), static_cast<std::int64_t>(text.size()), 0);
+  note.sync_and_close();
+  if (const int error = files.rename(path, kept); error != 0)
+    throw_io(path, "cannot get its name " + kept, error);
+  if (const int error = files.sync_directory(directory); error != 0)
+    throw_io(directory, "cannot be brought to the drive", error);
+  return name;
+}
+
+// Checkpoints know a file by its name, which is random, since a directory may have several paths.
+std::string release_kept(Files& files, const KeptFile& file) {
+  const std::string path = file.path(), purpose = purpose_of(file);
+  std::error_code error;
+  if (purpose.empty() || !fs::is_directory(purpose, error) || is_in_use(path)) return "";
+  try {
+    const std::vector<KeptFile> needed = kept_by(purpose);
+    if (std::any_of(needed.begin(), needed.end(), [&](const auto& one) { return one.name == file.name; }))
+      return "";
+  } catch (const Error& e) {
+    return fmt::format("{} is not removed, since {} {}", path, e.where(), e.message());
+  }
+  if (const int failed = files.remove(path); failed != 0 && failed != ENOENT)
+    return path + ": " + errno_text(failed);
+  (void)files.remove(path + kForEnd);
+  (void)files.sync_directory(file.directory);
+  return "";
+}
+
+void reclaim_kept(Files& files, const std::string& directory) {
+  for (const KeptFile& file : kept_in(directory)) {
+    const std::string path = file.path(), purpose = purpose_of(file);
+    const std::int64_t bytes = size_of_file(path);
+    std::error_code error;
+    if (purpose.empty() || !fs::is_directory(purpose, error)) {
+      log::warning("{} ({}) is kept for checkpoints in {}, which is not there: if they are gone for good, "
+                   "remove it",
+                   path, format_bytes(bytes), purpose.empty() ? "a directory that it does not name" : purpose);
+      continue;
+    }
+    if (const std::string failed = release_kept(files, file); !failed.empty()) {
+      log::warning("{}", failed);
+    } else if (!fs::exists(path, error)) {
+      log::info("reclaimed {} in {}: no checkpoint in {} needs it", format_bytes(bytes), directory, purpose);
+    }
+  }
+}
+
+bool is_kept_for(const KeptFile& file, const std::string& directory_of_checkpoints) {
+  return purpose_of(file) == absolute(directory_of_checkpoints);
+}
+
+std::int64_t kept_bytes(const std::string& directory, const std::string& directory_of_checkpoints) {
+  std::int64_t sum = 0;
+  for (const KeptFile& file : kept_in(directory)) {
+    if (is_kept_for(file, directory_of_checkpoints)) sum += size_of_file(file.path());
+  }
+  return sum;
+}
+
+}  // namespace zg

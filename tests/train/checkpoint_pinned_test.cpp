@@ -1,0 +1,338 @@
+// Checkpoints that pin state where it lies in the drives' files: runs go on from them to the bit, whether they
+// take the files over or not, and nothing is written but what was newer in memory.
+#include <set>
+
+#include "train/checkpoint_fixture.hpp"
+#include "train/pinned_state.hpp"
+
+namespace zg {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Pinned : public CheckpointFixture {
+ protected:
+  // Drives of this name, with little memory beside them.
+  Strings drives(const std::string& name, int count = 1) const {
+    Strings all{"tiers.device=600KiB", "tiers.host=300KiB", "aio.backend=threads", "checkpoint.state=pin"};
+    for (int d = 0; d < count; ++d) {
+      const std::string path = fmt::format("{}/{}{}", directory_, name, d);
+      fs::create_directories(path);
+      all.push_back(fmt::format("tiers.nvme.{}.path={}", d, path));
+    }
+    return all;
+  }
+  Strings ranks(int n) const {
+    return {fmt::format("devices=host:{}", n), "train_micro_batch_size_per_gpu=1",
+            "zero_optimization={\"stage\": 3}"};
+  }
+  // The names of the files that are kept on the drives.
+  std::set<std::string> kept(const std::string& name, int count = 1) const {
+    std::set<std::string> all;
+    for (int d = 0; d < count; ++d) {
+      for (const auto& entry : fs::directory_iterator(fmt::format("{}/{}{}", directory_, name, d))) {
+        if (entry.path().extension() == ".kept") all.insert(entry.path().filename());
+        EXPECT_NE(entry.path().extension(), ".tier");
+      }
+    }
+    return all;
+  }
+  // Seven steps as one run, and as three; the later ones take over the files of the first, or not.
+  void goes_on(const Strings& settings, int count = 1) {
+    const Outcome whole = run("whole", settings + drives("whole", count) + Strings{"steps=7"});
+    const Outcome three = run("parts", settings + drives("parts", count));
+    const Checkpoint first(three.newest);
+    EXPECT_GT(first.manifest().pinned, 0);
+    for (const CheckpointFile& file : first.manifest().files) EXPECT_TRUE(file.is_pins()) << file.name;
+    const std::set<std::string> files = kept("parts", count);
+    EXPECT_EQ(files.size(), static_cast<std::size_t>(count));
+    // In another place: all tensors are read, and written anew.
+    const Outcome elsewhere =
+        run("elsewhere", settings + Strings{"steps=7", "tiers.device=64MiB"}, three.newest);
+    expect_tail(whole, elsewhere);
+    EXPECT_EQ(elsewhere.summary.measured.nvme_read, 0);
+    EXPECT_EQ(kept("parts", count), files);
+    const Outcome five = run("parts", settings + drives("parts", count) + Strings{"steps=5"}, "");
+    EXPECT_EQ(five.losses.size(), 2u);
+    EXPECT_EQ(kept("parts", count), files);  // the same files
+    expect_tail(whole, run("parts", settings + drives("parts", count) + Strings{"steps=7"}, ""));
+    EXPECT_EQ(kept("parts", count), files);
+  }
+};
+
+TEST_F(Pinned, RunsGoOnToTheBit) {
+  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}})"});
+}
+
+TEST_F(Pinned, RunsOnThreeDrivesGoOnToTheBit) {
+  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})"}, 3);
+}
+
+TEST_F(Pinned, EarlyUpdatesGoOnToTheBit) {
+  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})", "gradient_clipping=0"});
+}
+
+TEST_F(Pinned, StateOfEightBitsGoesOnToTheBit) {
+  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "state": "int8"})", "bf16.enabled=true"}, 3);
+}
+
+// Some steps are skipped, after which a version is pinned twice.
+TEST_F(Pinned, SkippedStepsGoOnToTheBit) {
+  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})", "checkpoint.every=1",
+           R"(fp16={"enabled": true, "initial_scale_power": 24, "hysteresis": 1, "loss_scale_window": 2})"});
+}
+
+TEST_F(Pinned, FourRanksGoOnToTheBit) {
+  goes_on(ranks(4) + Strings{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})"}, 1);
+}
+
+TEST_F(Pinned, FourRanksOnThreeDrivesGoOnToTheBit) {
+  goes_on(ranks(4) + Strings{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "state": "int8"})"}, 3);
+}
+
+// Ranks that hold the same: one of them has pins, and takes them over.
+TEST_F(Pinned, ReplicasGoOnToTheBit) {
+  goes_on({"devices=host:2", "train_micro_batch_size_per_gpu=1", "zero_optimization={\"stage\": 0}",
+           R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})"});
+}
+
+TEST_F(Pinned, PartsOfLayersGoOnToTheBit) {
+  goes_on({"devices=host:2", "parallel.tensor=2", "optimizer.state=int8",
+           R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})"});
+}
+
+// On drives, with the same files or others, with more memory and with segments of other sizes; pinned to
+// pinned, and copied.
+TEST_F(Pinned, OtherBudgetsAndKindsGoOnToTheBit) {
+  const Strings settings{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})", "model.n_embd=64"};
+  const Outcome whole = run("whole", settings + Strings{"steps=7"});
+  const Outcome three = run("parts", settings + drives("a"));
+  const std::set<std::string> first = kept("a");
+  // Larger segments: the same directory gets another file, and the first goes with its checkpoint.
+  const Strings larger{"tiers.host=64MiB", "tiers.device=64MiB"};
+  const Outcome five = run("parts", settings + drives("a") + larger + Strings{"steps=5"}, "");
+  EXPECT_EQ(kept("a").size(), 1u);
+  EXPECT_NE(kept("a"), first);
+  const Outcome copied = run("copied", settings + drives("b") + Strings{"checkpoint.state=copy", "steps=6"},
+                             five.newest);
+  EXPECT_EQ(Checkpoint(copied.newest).manifest().pinned, 0);
+  EXPECT_TRUE(kept("b").empty());
+  expect_tail(whole, run("again", settings + drives("b", 3) + Strings{"steps=7"}, copied.newest));
+}
+
+// All state is in memory when the checkpoint comes, or as much as the host has room for.
+TEST_F(Pinned, WriteWhatIsNewerInMemoryAlone) {
+  const auto written = [&](const std::string& name, const Strings& more) {
+    return run(name, drives(name) + more + Strings{"steps=4"}).summary.measured.nvme_write;
+  };
+  const Strings much{"tiers.host=64MiB", "tiers.device=64MiB"};
+  const Strings none{"checkpoint.every=0", "checkpoint.on_interrupt=true"};
+  const auto without = [&](const std::string& name, const Strings& more) {
+    Trainer trainer(config(name, drives(name) + more + none + Strings{"steps=4"}), {});
+    trainer.start();
+    return trainer.run().measured.nvme_write;
+  };
+  const std::int64_t rest = written("much", much);
+  const std::int64_t pinned = Checkpoint(directory_ + "/much/checkpoints/0001-step-4").manifest().pinned;
+  EXPECT_EQ(without("never", much), 0);
+  EXPECT_EQ(rest, pinned);
+  // Of state that streams, most is on the drives already.
+  const std::int64_t extra = written("little", {}) - without("seldom", {});
+  const std::int64_t all = Checkpoint(directory_ + "/little/checkpoints/0001-step-4").manifest().pinned;
+  EXPECT_GT(extra, 0);
+  EXPECT_LT(extra, all / 2) << "of " << all;
+}
+
+TEST_F(Pinned, SeveralAreKept) {
+  const Strings settings = drives("a") + Strings{"checkpoint.every=1", "checkpoint.keep=3", "steps=5"};
+  Trainer trainer(config("out", settings), {});
+  trainer.start();
+  (void)trainer.run();
+  const auto all = list_checkpoints(directory_ + "/out/checkpoints");
+  ASSERT_EQ(all.size(), 3u);
+  for (const CheckpointEntry& entry : all) Checkpoint(entry.path).verify();
+  // They stay valid while a run that has taken all of them over goes on.
+  Trainer more(config("out", settings + Strings{"steps=6"}), {.resume = ""});
+  more.start();
+  (void)more.run();
+  const auto now = list_checkpoints(directory_ + "/out/checkpoints");
+  ASSERT_EQ(now.size(), 3u);
+  EXPECT_EQ(now.front().step, 6);
+  for (const CheckpointEntry& entry : now) Checkpoint(entry.path).verify();
+  EXPECT_EQ(kept("a").size(), 1u);
+}
+
+TEST_F(Pinned, AreExportedAndDiscarded) {
+  const Outcome o = run("out", drives("a", 3));
+  const std::string copy = export_checkpoint(Checkpoint(o.newest), directory_ + "/copies");
+  discard_checkpoint(o.newest);
+  EXPECT_TRUE(kept("a", 3).empty());
+  for (int d = 0; d < 3; ++d) EXPECT_TRUE(fs::is_empty(fmt::format("{}/a{}", directory_, d)));
+  const Tensors tensors = tensors_in(copy);
+  ASSERT_EQ(tensors.size(), o.tensors.size());
+  for (const auto& [name, bytes] : o.tensors) EXPECT_TRUE(bytes == tensors.at(name)) << name;
+  EXPECT_EQ(Checkpoint(copy).manifest().pinned, 0);
+}
+
+TEST_F(Pinned, DamageIsNamed) {
+  const Outcome o = run("out", drives("a", 2));
+  const std::string name = *kept("a", 2).begin();
+  const std::string path = fs::exists(directory_ + "/a0/" + name) ? directory_ + "/a0/" + name
+                                                                  : directory_ + "/a1/" + name;
+  const std::vector<PinnedState> pins = pins_in(o.newest);
+  ASSERT_EQ(pins.size(), 1u);
+  const std::string whole = read(path);
+  const auto problem = [&] { return usage_error([&] { return Checkpoint(o.newest).verify(), 0; }); };
+  // A byte of each pinned piece that lies there.
+  int pieces = 0;
+  for (const PinnedSegment& segment : pins[0].segments) {
+    for (const io::StoredPiece& p : segment.stored.pieces) {
+      if (pins[0].files[static_cast<std::size_t>(p.drive)].name != name || ++pieces % 5 != 1) continue;
+      std::string other = whole;
+      char& byte = other[static_cast<std::size_t>(p.offset + p.bytes / 2)];
+      byte = static_cast<char>(byte ^ 1);
+      test::write_file(path, other);
+      const Error error = problem();
+      EXPECT_EQ(error.where(), path);
+      EXPECT_HAS(error.message(), segment.name);
+    }
+  }
+  EXPECT_GT(pieces, 0);
+  test::write_file(path, whole.substr(0, 4096));
+  EXPECT_HAS(problem().message(), "at least expected");
+  fs::remove(path);
+  EXPECT_HAS(problem().message(), "is missing: the checkpoint's state lies in it");
+  // The run that resumes says it, too, and changes nothing.
+  EXPECT_HAS(usage_error([&] { Trainer trainer(config("out", drives("a", 2) + Strings{"steps=4"}),
+                                               {.resume = ""}); }).message(), "none of its 1 checkpoint is valid");
+}
+
+// Every byte of what says where state lies counts, and texts with the right hash are checked all the same.
+TEST_F(Pinned, PlacesOfOthersAreRefused) {
+  const Outcome o = run("out", drives("a"));
+  const std::string path = o.newest + "/rank-00000.pins", text = read(path);
+  EXPECT_EQ(parse_pinned(text, path).text(), text);
+  for (std::size_t i = 0; i < text.size(); i += 7) {
+    std::string other = text;
+    other[i] = static_cast<char>(other[i] ^ 1);
+    test::write_file(path, other);
+    EXPECT_EQ(usage_error([&] { return Checkpoint(o.newest), 0; }).where(), path) << i;
+  }
+  const auto refused = [&](const std::string& from, const std::string& to) {
+    std::string other = text;
+    const std::size_t at = other.find(from);
+    EXPECT_NE(at, other.npos) << from;
+    return usage_error([&] { return parse_pinned(other.replace(at, from.size(), to), path), 0; }).where();
+  };
+  EXPECT_EQ(refused("ziggurat pinned state", "something else"), path);
+  EXPECT_EQ(refused(".kept", ".kep/"), path);
+  EXPECT_EQ(refused("\"segments\"", "\"segment\""), path);
+  EXPECT_EQ(refused("\"F32\"", "\"F31\""), path);
+  EXPECT_EQ(refused("4096", "4097"), path);
+}
+
+TEST_F(Pinned, WhatCannotBePinnedIsSaid) {
+  const auto problem = [&](const Strings& settings) {
+    const Error error = usage_error([&] { Trainer trainer(config("out", settings)); });
+    EXPECT_EQ(error.where(), "checkpoint.state");
+    EXPECT_HAS(error.hint(), "copy");
+    return error.message();
+  };
+  EXPECT_HAS(problem({"checkpoint.state=pin"}), "names no drive");
+  EXPECT_HAS(problem(drives("a") + Strings{"aio.backend=ram"}), "no files");
+  EXPECT_HAS(problem(drives("a") + Strings{"aio.verify=false"}), "aio.verify is off");
+  EXPECT_HAS(problem(drives("a") + Strings{"optimizer.state=split", "bf16.enabled=true"}), "split");
+  const Strings frozen{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "param_groups": [
+      {"params": ["wpe.weight"], "frozen": true}]})"};
+  EXPECT_HAS(problem(drives("a") + frozen), "frozen");
+  // By itself a run then copies, and says why.
+  Trainer trainer(config("auto", drives("a") + frozen + Strings{"checkpoint.state=auto"}));
+  EXPECT_HAS(trainer.describe(), "state is copied, since some parameters are frozen");
+}
+
+// A drive with room for one version, and not for two.
+TEST_F(Pinned, DrivesWithoutRoomAreNamedBeforeTheFirstStep) {
+  const Strings settings{"tiers.nvme.0.bytes=1300KiB"};
+  const Error error = usage_error([&] { Trainer trainer(config("out", drives("a") + settings)); });
+  EXPECT_HAS(error.message(), "no room for 2 versions of the state");
+  const Outcome o = run("auto", drives("a") + settings + Strings{"checkpoint.state=auto"});
+  EXPECT_EQ(Checkpoint(o.newest).manifest().pinned, 0);
+}
+
+// Fails one kind of operation when it is told to.
+class Failing final : public Files {
+ public:
+  enum class What { kNothing, kRename, kSyncDrive, kCreate, kSyncDirectory } what = What::kNothing;
+  int rename(const std::string& from, const std::string& to) override {
+    // Of a checkpoint that gets its name.
+    const bool commits = to.find(".part-") == to.npos && to.find("-step-") != to.npos;
+    return what == What::kRename && commits ? EIO : Files::rename(from, to);
+  }
+  int sync_drive(io::Engine& io, int drive) override {
+    return what == What::kSyncDrive && drive == io.drive_count() - 1 ? EIO : Files::sync_drive(io, drive);
+  }
+  int create(const std::string& path, std::int64_t bytes, int& fd) override {
+    return what == What::kCreate ? ENOSPC : Files::create(path, bytes, fd);
+  }
+  int sync_directory(const std::string& path) override {
+    return what == What::kSyncDirectory ? EIO : Files::sync_directory(path);
+  }
+};
+
+// Training goes on when a commit fails, and what the checkpoint before has pinned stays as it is, however
+// often the state is written meanwhile; the next one is whole.
+TEST_F(Pinned, ACommitThatFailsLeavesTheOneBefore) {
+  using What = Failing::What;
+  struct Switch final : TrainObserver {
+    std::function<void(std::int64_t)> act;
+    void on_checkpoint(std::int64_t step) override { act(step); }
+  };
+  int i = 0;
+  for (const What what : {What::kRename, What::kSyncDrive, What::kCreate, What::kSyncDirectory}) {
+    SCOPED_TRACE(static_cast<int>(what));
+    const std::string name = fmt::format("out{}", i++), path = directory_ + "/" + name + "/checkpoints";
+    Failing files;
+    Trainer trainer(config(name, drives(name, 2) + Strings{"checkpoint.every=1", "steps=7"}), {.files = &files});
+    trainer.start();
+    Switch observer;
+    int failed = 0;
+    observer.act = [&](std::int64_t step) {
+      files.what = step == 1 || step == 3 || step == 4 || step == 5 ? what : What::kNothing;
+      const auto all = list_checkpoints(path);  // before this one
+      if (step == 2) {
+        EXPECT_TRUE(all.empty());
+      }
+      if (step < 3) return;
+      ASSERT_EQ(all.size(), 1u);
+      EXPECT_EQ(all.front().step, step <= 6 ? 2 : 6);
+      Checkpoint(all.front().path).verify();
+      if (step >= 4 && step <= 6) ++failed;
+    };
+    (void)trainer.run({&observer});
+    EXPECT_EQ(failed, 3);
+    EXPECT_EQ(list_checkpoints(path).front().step, 7);
+    Checkpoint(list_checkpoints(path).front().path).verify();
+  }
+}
+
+// What a killed run has renamed, and no checkpoint names, goes when the next one starts; a file that may be
+// needed stays.
+TEST_F(Pinned, FilesThatNobodyNeedsAreReclaimed) {
+  const Outcome o = run("out", drives("a"));
+  const std::string needed = *kept("a").begin(), at = directory_ + "/a0/";
+  const std::string lost = "ziggurat-0123456789abcdef.kept", foreign = "ziggurat-0123456789abcdee.kept";
+  test::write_file(at + lost, "1");
+  test::write_file(at + lost + "-for", directory_ + "/out/checkpoints\n");
+  test::write_file(at + foreign, "1");
+  test::write_file(at + foreign + "-for", directory_ + "/gone/checkpoints\n");
+  (void)run("other", drives("a"));
+  const std::set<std::string> now = kept("a");
+  EXPECT_EQ(now.size(), 3u);  // with that of the run
+  EXPECT_EQ(now.count(needed) + now.count(foreign), 2u);
+  EXPECT_EQ(now.count(lost), 0u);
+  EXPECT_FALSE(fs::exists(at + lost + "-for"));
+  Checkpoint(o.newest).verify();
+}
+
+}  // namespace
+}  // namespace zg

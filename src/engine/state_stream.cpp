@@ -185,14 +185,14 @@ void StepExecutor::adopt(const StepOp& op) {
       });
 }
 
-std::vector<PinnedVersion> StepExecutor::pin_state() {
+std::vector<PinnedVersion> StepExecutor::pin_state(std::int64_t& written) {
   ZG_ASSERT(layout_.options.pins, "the programs of this run know of no pins");
   flush();
   for (Stream* stream : {optimizer_.get(), compute_.get()}) stream->synchronize();
   (void)begin_activity(Activity::kPin);
   const std::vector<SegmentId> segments = layout_.pinned_segments();
   const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
-  store_.write_back(segments);
+  written = store_.write_back(segments);
   return store_.pin_versions(segments);
 }
 

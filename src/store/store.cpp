@@ -271,12 +271,13 @@ void TensorStore::read_version(SegmentId segment, std::int64_t version, void* da
   p.mover.nvme()->read(segment, version, data);
 }
 
-void TensorStore::write_back(std::span<const SegmentId> segments) {
+std::int64_t TensorStore::write_back(std::span<const SegmentId> segments) {
   StoreParts& p = *parts_;
   StoreParts::Lock lock(p.mutex);
   ZG_ASSERT(p.program != nullptr && p.next == nullptr && p.accessed == p.program->access_count(),
             "content is written back after a program that has ended");
   p.drain(lock);
+  const std::int64_t before = p.residency.traffic().nvme_write;
   for (const SegmentId id : segments) {
     if (const auto no_room = p.residency.write_back(id, p.actions)) {
       p.actions.clear();  // after a failure the decisions are unusable
@@ -289,6 +290,7 @@ void TensorStore::write_back(std::span<const SegmentId> segments) {
     p.mover.carry_out(p.actions, Urgency::kDemand);
   }
   p.drain(lock);
+  return p.residency.traffic().nvme_write - before;
 }
 
 std::vector<PinnedVersion> TensorStore::pin_versions(std::span<const SegmentId> segments) {

@@ -415,6 +415,15 @@ void Checkpoint::read_codes(const std::string& tensor, const CheckpointBox& box,
   }
 }
 
+std::vector<std::string> Checkpoint::drive_files() const {
+  std::set<std::string> all;
+  for (const auto& source : state_->files) {
+    if (!source->pins) continue;
+    for (const KeptFile& file : source->pins->state().files) all.insert(file.path());
+  }
+  return {all.begin(), all.end()};
+}
+
 void Checkpoint::close() {
   state_ = std::make_unique<State>();
 }

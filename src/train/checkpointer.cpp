@@ -194,7 +194,7 @@ bool Checkpointer::save(const CheckpointManifest& state) {
   }
   const bool pins = o_.plan->pins();
   if (pins) {
-    pins_[o_.number] = o_.engine->pin_state();
+    pins_[o_.number] = o_.engine->pin_state(written_);
     (void)o_.engine->sum_over_ranks(0);  // all ranks have written before the drives are flushed
     if (leads() && good) good = sync_drives();
   }
@@ -205,14 +205,15 @@ bool Checkpointer::save(const CheckpointManifest& state) {
     const std::optional<CheckpointFile> mine = pins ? write_pins(unfinished) : write_part(unfinished);
     const CheckpointFile part = mine.value_or(CheckpointFile{});
     const double numbers[] = {mine ? 1.0 : 0.0, static_cast<double>(part.bytes), high(part.header_hash),
-                              low(part.header_hash), static_cast<double>(form_.bytes())};
+                              low(part.header_hash), static_cast<double>(form_.bytes()), static_cast<double>(written_)};
     int rank = 0;
+    written_ = 0;  // of all ranks, from here on
     for (const std::vector<double>& of : o_.engine->of_all_ranks(numbers)) {
       good = good && of[0] > 0;
       if (of[1] > 0)
         files.push_back({pins ? pins_name(rank) : fmt::format("rank-{:05}.safetensors", rank),
                          static_cast<std::int64_t>(of[1]), joined(of[2], of[3])});
-      pinned += static_cast<std::int64_t>(of[4]);
+      pinned += static_cast<std::int64_t>(of[4]), written_ += static_cast<std::int64_t>(of[5]);
       ++rank;
     }
   }
@@ -252,8 +253,8 @@ bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<Che
   const double seconds = seconds_between(began_, Clock::now());
   log::progress("");
   if (pinned > 0) {
-    log::info("checkpoint {}: {} of state stay where they are on the drives, pinned, in {}", path,
-              format_bytes(pinned), format_seconds(seconds));
+    log::info("checkpoint {}: {} of state pinned on the drives, of which {} were newer in memory, in {}", path,
+              format_bytes(pinned), format_bytes(written_), format_seconds(seconds));
   } else {
     log::info("checkpoint {}: {} in {}, {}", path, format_bytes(m.bytes()), format_seconds(seconds),
               format_rate(static_cast<double>(m.bytes()) / std::max(1e-6, seconds)));

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <map>
 
 #include "train/pinned_state.hpp"
 #include "ziggurat/base/error.hpp"
@@ -23,7 +24,7 @@ constexpr const char* kForEnd = "-for";
 
 std::string absolute(const std::string& path) {
   std::error_code error;
-  const fs::path whole = fs::weakly_canonical(path, error);
+  const fs::path whole = fs::weakly_canonical(fs::absolute(path, error), error);
   return error ? path : whole.string();
 }
 
@@ -127,6 +128,39 @@ void reclaim_kept(Files& files, const std::string& directory) {
     } else if (!fs::exists(path, error)) {
       log::info("reclaimed {} in {}: no checkpoint in {} needs it", format_bytes(bytes), directory, purpose);
     }
+  }
+}
+
+void free_unpinned(const std::vector<KeptFile>& files, const std::string& directory_of_checkpoints) {
+  std::map<std::string, std::map<std::int64_t, std::int64_t>> pinned;  // by name: the ends by offset
+  try {
+    for (const CheckpointEntry& entry : list_checkpoints(directory_of_checkpoints)) {
+      for (const PinnedState& pins : pins_in(entry.path)) {
+        for (const PinnedSegment& segment : pins.segments) {
+          for (const io::StoredPiece& p : segment.stored.pieces)
+            pinned[pins.files[static_cast<std::size_t>(p.drive)].name][p.offset] = p.offset + p.bytes;
+        }
+      }
+    }
+  } catch (const Error& error) {
+    log::debug("{}: {}", error.where(), error.message());
+    return;
+  }
+  for (const KeptFile& file : files) {
+    const int fd = ::open(file.path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    struct stat info {};
+    std::int64_t end = 0;
+    const auto punch = [&](std::int64_t to) {
+      if (to > end) (void)::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, end, to - end);
+    };
+    if (fd >= 0 && ::fstat(fd, &info) == 0 && pinned.count(file.name) > 0) {
+      for (const auto& [offset, piece_end] : pinned[file.name]) {
+        punch(offset);
+        end = std::max(end, piece_end);
+      }
+      punch(info.st_size);
+    }
+    if (fd >= 0) (void)::close(fd);
   }
 }
 

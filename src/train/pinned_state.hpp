@@ -77,6 +77,9 @@ std::string release_kept(Files& files, const KeptFile& file);
 // The same for all kept files in a drive's directory, as a run that starts there does. Says what it has
 // removed, and of which files it cannot know whether they are needed.
 void reclaim_kept(Files& files, const std::string& directory);
+// Gives the file systems back what no checkpoint of the directory pins in these files, which the caller alone
+// uses. Does nothing where that cannot be known.
+void free_unpinned(const std::vector<KeptFile>& files, const std::string& directory_of_checkpoints);
 // Whether the file is kept for the checkpoints of this directory.
 bool is_kept_for(const KeptFile& file, const std::string& directory_of_checkpoints);
 // What the kept files in a drive's directory take there for the checkpoints of a directory.

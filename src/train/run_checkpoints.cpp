@@ -160,6 +160,15 @@ void RunCheckpoints::restored() {
   if (from_) from_->close();
 }
 
+void RunCheckpoints::ended(const io::Engine& io) const {
+  std::vector<KeptFile> kept;
+  for (int d = 0; d < io.drive_count(); ++d) {
+    const std::filesystem::path path = io.file(d);
+    if (path.extension() == kKeptEnd) kept.push_back({path.parent_path(), path.filename()});
+  }
+  if (!kept.empty()) free_unpinned(kept, config_.path);
+}
+
 std::string RunCheckpoints::describe() const {
   const std::string text = describe_checkpoints(config_, bytes_, pinned_);
   return copies_because_.empty() ? text : text + "; state is copied, since " + copies_because_;

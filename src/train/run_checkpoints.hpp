@@ -36,6 +36,8 @@ class RunCheckpoints {
   void prepare_drives() const;
   // The state of all ranks is restored: from() keeps its manifest alone.
   void restored();
+  // The stores are gone: what the checkpoints do not pin of the drives' files is free.
+  void ended(const io::Engine& io) const;
   void set_rates(const std::vector<DriveRates>& rates) { rates_ = rates; }
 
  private:

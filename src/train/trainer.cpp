@@ -312,7 +312,11 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
   });
 }
 
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+  watched_.end();
+  ranks_.clear();
+  if (has_drives()) checkpoints_->ended(*node_->io());
+}
 
 void Trainer::go_on_from_checkpoint() {
   checkpoints_ =

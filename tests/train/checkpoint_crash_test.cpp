@@ -158,11 +158,11 @@ class CrashModel : public CheckpointFixture {
       if (entry.path().extension() == ".kept") fs::rename(entry.path(), aside);
     }
     if (renamed != disk.drive_names.end()) fs::rename(aside, name = drive + "/" + renamed->second);
-    std::string& now = placed_.try_emplace(drive, files_.drives.at(drive)).first->second;
+    std::string& now = placed_[drive];  // empty: not known
     std::fstream file(name, std::ios::in | std::ios::out | std::ios::binary);
     constexpr std::size_t kPage = 4096;
     for (std::size_t at = 0; at < data.size(); at += kPage) {
-      if (now.compare(at, kPage, data, at, kPage) == 0) continue;
+      if (!now.empty() && now.compare(at, kPage, data, at, kPage) == 0) continue;
       file.seekp(static_cast<std::streamoff>(at));
       file.write(data.data() + at, static_cast<std::streamsize>(std::min(kPage, data.size() - at)));
     }

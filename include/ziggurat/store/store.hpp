@@ -172,7 +172,8 @@ class TensorStore final {
   // stay, clean. All of them may be demoted that far. Only between programs, with one that has ended and
   // announced no other; its decisions follow that program, as a dry run's do. Throws Error(kIo),
   // Error(kMemory) where the host has no room for one that is at the device alone.
-  void write_back(std::span<const SegmentId> segments);
+  // Returns the bytes that were written to NVMe.
+  std::int64_t write_back(std::span<const SegmentId> segments);
   // Pins the newest version of each, which must be current: after write_back(). A pin keeps one of the
   // tensor's `versions`, and one must be left that is not pinned.
   std::vector<PinnedVersion> pin_versions(std::span<const SegmentId> segments);

@@ -137,6 +137,8 @@ class Checkpoint {
     CheckpointBox box;
   };
   std::vector<Piece> pieces() const;  // by tensor and first element
+  // The paths of the drives' files in which state is pinned; none: there is nothing pinned.
+  std::vector<std::string> drive_files() const;
 
  private:
   struct State;

@@ -422,7 +422,8 @@ OwnedFd DriveLock::open_file(const std::string& name) {
   }
   renamed(name, true);
   if (const int error = lock_now(data_.get()); error == EWOULDBLOCK) {
-    throw Error(Errc::kUsage, path_of(name), "is in use by a run that lives", "wait for it to end, or end it");
+    throw Error(Errc::kUsage, path_of(name), "is in use by a run that lives",
+                "wait for it to end, or end it");
   } else if (error != 0) {
     throw lock_error(path_of(name), error);
   }

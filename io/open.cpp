@@ -99,18 +99,18 @@ std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
     DriveFile& file = files->files[i];
     const int node = numa_node_of(file.path());
     const std::string thread_name = fmt::format("zg-io{}", i);
-    specs.push_back({.name = fmt::format("nvme{}", i),
-                     .path = file.path(),
-                     .bytes = file.bytes(),
-                     .endurance_bytes = drives[i].endurance_bytes,
-                     .numa_node = node,
-                     .cpus = cpus_for(o, drives[i], node),
-                     .make_queue = [o, backend, thread_name, fd = file.fd()](int, int depth) {
-                       return make_file_queue(backend, o, fd, depth, thread_name);
-                     },
-                     .file = [&file] { return file.name(); },
-                     .sync = [&file] { return file.sync(); },
-                     .renamed = [&file](const std::string& name, bool kept) { file.renamed(name, kept); }});
+    specs.push_back(
+        {.name = fmt::format("nvme{}", i),
+         .path = file.path(),
+         .bytes = file.bytes(),
+         .endurance_bytes = drives[i].endurance_bytes,
+         .numa_node = node,
+         .cpus = cpus_for(o, drives[i], node),
+         .make_queue = [o, backend, thread_name, fd = file.fd()](
+                           int, int depth) { return make_file_queue(backend, o, fd, depth, thread_name); },
+         .file = [&file] { return file.name(); },
+         .sync = [&file] { return file.sync(); },
+         .renamed = [&file](const std::string& name, bool kept) { file.renamed(name, kept); }});
     if (o.direct == nullptr) continue;
     specs.back().make_direct_queue = [o, thread_name, file = files->direct[i].get()](int depth) {
       return make_direct_queue(*o.direct, *file, depth, thread_name + ".gpu");

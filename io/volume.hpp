@@ -59,7 +59,7 @@ class StripedVolume final : public Volume {
     std::vector<Piece> pieces;
     State state = State::kEmpty;
     std::int64_t version = -1;
-    int pins = 0;  // with pins it is full
+    int pins = 0;                     // with pins it is full
     Operation* operations = nullptr;  // under way
   };
   struct Extent {

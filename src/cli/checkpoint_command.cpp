@@ -316,7 +316,8 @@ void add_checkpoint(CLI::App& app, int& exit_code) {
   sub->add_flag("--model", flags->model,
                 "Write a Hugging Face directory instead: the master weights in fp32, without tokenizer");
   sub->footer(
-      "Compares all hashes on the way. State that is pinned in the files of drives is in the copy, too, which "
+      "Compares all hashes on the way. State that is pinned in the files of drives is in the copy, too, "
+      "which "
       "needs no\ndrive then. The copy has its name only when all of it is on the drive, and train\n"
       "--resume TO goes on from it. tools/checkpoint_doors.py writes it in the forms of PyTorch and "
       "DeepSpeed.\n"
@@ -347,7 +348,8 @@ void add_checkpoint(CLI::App& app, int& exit_code) {
       "on from the newest valid one. A checkpoint is a directory: manifest.json, and a safetensors file of "
       "each "
       "rank with\n"
-      "its pieces of the master weights and of the optimizer's moments; or a list of where they are pinned in "
+      "its pieces of the master weights and of the optimizer's moments; or a list of where they are pinned "
+      "in "
       "the files of\nthe run's drives. It has its name only when it is complete.\n"
       "Examples:\n"
       "  ziggurat checkpoint list runs/quickstart\n"

@@ -18,7 +18,8 @@ const Keys& checkpoint_keys() {
        ChoiceSpec(C::State::kAuto,
                   {{"auto", C::State::kAuto}, {"pin", C::State::kPin}, {"copy", C::State::kCopy}}),
        "What becomes of state that lies on the drives of `tiers.nvme`. `\"pin\"`: it stays in the drives' "
-       "files, where the checkpoint names and pins it, and only what is newer in memory is written; the drives "
+       "files, where the checkpoint names and pins it, and only what is newer in memory is written; the "
+       "drives "
        "need room for `keep` + 1 versions of the state. `\"copy\"`: all of it is copied into the checkpoint. "
        "`\"auto\"`: `\"pin\"` where that can be done; the start of the run says why not."},
       {"path", TextSpec{}, "Directory of the checkpoints. All processes of a run must see it.",

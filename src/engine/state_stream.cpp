@@ -94,18 +94,20 @@ void StepExecutor::save(const StepOp& op, const TileVisitor& take) {
   if (has_state) {
     state_lease.emplace(on_host(std::move(lease(op, Operand::kState)), tier, Access::kRead));
     const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-    layout_.visit_ranges(op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-      const std::int64_t skip = first - range.param_first;
-      const OptimizerState state = layout_.state().part(state_lease->data(), segment.count,
-                                                        range.state_first + skip - segment.first, count);
-      StateTile tile = tile_of(layout_, op, range, state, first, count);
-      if (format.master == MasterFormat::kSplit) {
-        joined.resize(static_cast<std::size_t>(count));
-        read_masters(format, state, weight.col_range(range.unit_first + skip - shard, count), joined.data());
-        tile.master = View(joined.data(), DType::kF32, 1, tile.count);
-      }
-      take(tile);
-    });
+    layout_.visit_ranges(
+        op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+          const std::int64_t skip = first - range.param_first;
+          const OptimizerState state = layout_.state().part(state_lease->data(), segment.count,
+                                                            range.state_first + skip - segment.first, count);
+          StateTile tile = tile_of(layout_, op, range, state, first, count);
+          if (format.master == MasterFormat::kSplit) {
+            joined.resize(static_cast<std::size_t>(count));
+            read_masters(format, state, weight.col_range(range.unit_first + skip - shard, count),
+                         joined.data());
+            tile.master = View(joined.data(), DType::kF32, 1, tile.count);
+          }
+          take(tile);
+        });
   }
   visit_frozen(op, [&](const Param& p, std::int64_t first, std::int64_t count) {
     take({.unit = op.unit,
@@ -135,19 +137,20 @@ void StepExecutor::restore(const StepOp& op, const TileVisitor& fill) {
     const HostLease state_lease = on_host(std::move(lease(op, Operand::kState)), tier, Access::kOverwrite);
     std::memset(state_lease.data(), 0, static_cast<std::size_t>(state_lease.bytes()));
     const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-    layout_.visit_ranges(op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-      const std::int64_t skip = first - range.param_first;
-      const OptimizerState state = layout_.state().part(state_lease.data(), segment.count,
-                                                        range.state_first + skip - segment.first, count);
-      const View weights = weight.col_range(range.unit_first + skip - shard, count);
-      StateTile tile = tile_of(layout_, op, range, state, first, count);
-      joined.assign(static_cast<std::size_t>(count), 0);
-      const bool split = format.master == MasterFormat::kSplit;
-      if (split) tile.master = View(joined.data(), DType::kF32, 1, tile.count);
-      fill(tile);
-      split ? write_masters(format, state, weights, joined.data())
-            : weights_of(weights.col_range(0, tile.count), tile.master);
-    });
+    layout_.visit_ranges(
+        op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+          const std::int64_t skip = first - range.param_first;
+          const OptimizerState state = layout_.state().part(state_lease.data(), segment.count,
+                                                            range.state_first + skip - segment.first, count);
+          const View weights = weight.col_range(range.unit_first + skip - shard, count);
+          StateTile tile = tile_of(layout_, op, range, state, first, count);
+          joined.assign(static_cast<std::size_t>(count), 0);
+          const bool split = format.master == MasterFormat::kSplit;
+          if (split) tile.master = View(joined.data(), DType::kF32, 1, tile.count);
+          fill(tile);
+          split ? write_masters(format, state, weights, joined.data())
+                : weights_of(weights.col_range(0, tile.count), tile.master);
+        });
   }
   visit_frozen(op, [&](const Param& p, std::int64_t first, std::int64_t count) {
     fill({.unit = op.unit,

@@ -30,9 +30,8 @@ int NvmeCopies::slots(SegmentId segment) const {
 }
 
 void NvmeCopies::create(SegmentId segment) {
-  io::ExtentSpec spec{.name = table_.segment_name(segment),
-                      .bytes = table_.segment(segment).charge,
-                      .slots = slots(segment)};
+  io::ExtentSpec spec{
+      .name = table_.segment_name(segment), .bytes = table_.segment(segment).charge, .slots = slots(segment)};
   Copies& c = copies_[segment];
   if (adopted_ != nullptr) {
     if (const auto it = adopted_->find(spec.name); it != adopted_->end()) spec.adopted = it->second;

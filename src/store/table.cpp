@@ -63,7 +63,7 @@ TensorId TensorTable::add(const TensorSpec& spec) {
     refuse(fmt::format("has segments of {} elements", spec.segment_elements),
            "expected 0 (one segment) or more");
   if (spec.versions < 1 || spec.versions > kMostVersions)
-    refuse(fmt::format("has {} versions", spec.versions), fmt::format("expected 1 to {}", kMostVersions));
+    refuse(fmt::format("has {} versions", spec.versions), "expected 1 to 64");
   if ((spec.count - 1) / std::max<std::int64_t>(1, spec.segment_elements) >=
           kMostSegments - segment_count() &&
       spec.segment_elements > 0)

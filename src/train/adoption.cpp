@@ -44,9 +44,8 @@ bool add(Adoption& to, const Writer& writer, const RunPlan& plan, const PinnedSt
   for (std::size_t i = 0; i < pins.segments.size(); ++i) {
     const PinnedSegment& segment = pins.segments[i];
     std::vector<io::StoredSlot>& slots = versions[segment.name];
-    auto slot = std::find_if(slots.begin(), slots.end(), [&](const io::StoredSlot& one) {
-      return one.pieces == segment.stored.pieces;
-    });
+    auto slot = std::find_if(slots.begin(), slots.end(),
+                             [&](const io::StoredSlot& one) { return one.pieces == segment.stored.pieces; });
     if (slot == slots.end()) {
       // One slot must be left for the next write-back.
       if (static_cast<int>(slots.size()) + 1 >= plan.layout->options.state_versions) return false;

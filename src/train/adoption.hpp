@@ -14,10 +14,10 @@
 namespace zg {
 
 struct Adoption {
-  std::vector<std::string> files;             // of each drive, in its directory
-  std::vector<DriveRates> rates;              // as an earlier run has measured the drives; empty: not known
-  std::vector<io::StoredPiece> places;        // of all versions
-  std::vector<AdoptedVersions> versions;      // by rank of this process; empty: it holds what another one does
+  std::vector<std::string> files;         // of each drive, in its directory
+  std::vector<DriveRates> rates;          // as an earlier run has measured the drives; empty: not known
+  std::vector<io::StoredPiece> places;    // of all versions
+  std::vector<AdoptedVersions> versions;  // by rank of this process; empty: it holds what another one does
   // By rank: the versions that each checkpoint pins, by its number.
   std::vector<std::map<std::int64_t, std::vector<PinnedVersion>>> pins;
   std::vector<std::string> surplus;  // checkpoints beyond checkpoint.keep, which must go first

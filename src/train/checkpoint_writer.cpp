@@ -249,7 +249,8 @@ std::string discard_checkpoint(Files& files, const std::string& path) {
   const std::string gone = path + kUnfinished + "removed";
   std::vector<KeptFile> kept;
   try {
-    for (const PinnedState& pins : pins_in(path)) kept.insert(kept.end(), pins.files.begin(), pins.files.end());
+    for (const PinnedState& pins : pins_in(path))
+      kept.insert(kept.end(), pins.files.begin(), pins.files.end());
   } catch (const Error&) {  // a run that starts on its drives finds them
   }
   if (const int error = files.rename(path, gone); error != 0) return path + ": " + errno_text(error);

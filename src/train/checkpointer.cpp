@@ -144,8 +144,7 @@ std::optional<CheckpointFile> Checkpointer::write_pins(const std::string& direct
   }
   if (o_.rates != nullptr) pins.rates = *o_.rates;
   const std::vector<PinnedVersion>& versions = pins_.at(o_.number);
-  for (std::size_t i = 0; i < versions.size(); ++i)
-    pins.segments[i].stored = o_.engine->stored(versions[i]);
+  for (std::size_t i = 0; i < versions.size(); ++i) pins.segments[i].stored = o_.engine->stored(versions[i]);
   const std::string text = pins.text(), name = pins_name(o_.plan->rank);
   const auto bytes = static_cast<std::int64_t>(text.size());
   try {
@@ -204,8 +203,9 @@ bool Checkpointer::save(const CheckpointManifest& state) {
   if (good) {
     const std::optional<CheckpointFile> mine = pins ? write_pins(unfinished) : write_part(unfinished);
     const CheckpointFile part = mine.value_or(CheckpointFile{});
-    const double numbers[] = {mine ? 1.0 : 0.0, static_cast<double>(part.bytes), high(part.header_hash),
-                              low(part.header_hash), static_cast<double>(form_.bytes()), static_cast<double>(written_)};
+    const double numbers[] = {
+        mine ? 1.0 : 0.0,      static_cast<double>(part.bytes),    high(part.header_hash),
+        low(part.header_hash), static_cast<double>(form_.bytes()), static_cast<double>(written_)};
     int rank = 0;
     written_ = 0;  // of all ranks, from here on
     for (const std::vector<double>& of : o_.engine->of_all_ranks(numbers)) {
@@ -253,8 +253,8 @@ bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<Che
   const double seconds = seconds_between(began_, Clock::now());
   log::progress("");
   if (pinned > 0) {
-    log::info("checkpoint {}: {} of state pinned on the drives, of which {} were newer in memory, in {}", path,
-              format_bytes(pinned), format_bytes(written_), format_seconds(seconds));
+    log::info("checkpoint {}: {} of state pinned on the drives, of which {} were newer in memory, in {}",
+              path, format_bytes(pinned), format_bytes(written_), format_seconds(seconds));
   } else {
     log::info("checkpoint {}: {} in {}, {}", path, format_bytes(m.bytes()), format_seconds(seconds),
               format_rate(static_cast<double>(m.bytes()) / std::max(1e-6, seconds)));

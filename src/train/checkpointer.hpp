@@ -63,9 +63,9 @@ class Checkpointer {
   Options o_;
   Clock::time_point last_ = Clock::now();
   Clock::time_point began_, told_;
-  std::int64_t step_ = 0;  // of the one that is being written
+  std::int64_t step_ = 0;     // of the one that is being written
   std::int64_t written_ = 0;  // to the drives for it
-  PinnedState form_;       // this rank's segments and pieces
+  PinnedState form_;          // this rank's segments and pieces
   // By the checkpoint's number: its versions stay as they are until it is removed.
   std::map<std::int64_t, std::vector<PinnedVersion>> pins_;
 };

@@ -118,9 +118,10 @@ void reclaim_kept(Files& files, const std::string& directory) {
     const std::int64_t bytes = size_of_file(path);
     std::error_code error;
     if (purpose.empty() || !fs::is_directory(purpose, error)) {
-      log::warning("{} ({}) is kept for checkpoints in {}, which is not there: if they are gone for good, "
-                   "remove it",
-                   path, format_bytes(bytes), purpose.empty() ? "a directory that it does not name" : purpose);
+      log::warning(
+          "{} ({}) is kept for checkpoints in {}, which is not there: if they are gone for good, "
+          "remove it",
+          path, format_bytes(bytes), purpose.empty() ? "a directory that it does not name" : purpose);
       continue;
     }
     if (const std::string failed = release_kept(files, file); !failed.empty()) {

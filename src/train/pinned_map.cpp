@@ -120,11 +120,11 @@ void PinnedMap::verify(const std::function<void(std::int64_t)>& progress) const 
       const std::uint64_t found = io::checksum(at, p.bytes);
       drop(at, p.bytes);
       if (found != p.checksum) {
-        throw Error(Errc::kUsage, state_.files[static_cast<std::size_t>(p.drive)].path(),
-                    fmt::format("has {} bytes of {} at {} with XXH3 {}, {} expected: they were changed",
-                                p.bytes, segment.name, p.offset, io::hash_text(found),
-                                io::hash_text(p.checksum)),
-                    kHint);
+        throw Error(
+            Errc::kUsage, state_.files[static_cast<std::size_t>(p.drive)].path(),
+            fmt::format("has {} bytes of {} at {} with XXH3 {}, {} expected: they were changed", p.bytes,
+                        segment.name, p.offset, io::hash_text(found), io::hash_text(p.checksum)),
+            kHint);
       }
       at += p.bytes;
       progress(p.bytes);

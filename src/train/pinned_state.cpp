@@ -154,7 +154,8 @@ std::string PinnedState::text() const {
   j["drives"] = Json::array();
   for (const KeptFile& file : files) j["drives"].push_back(Json::array({file.directory, file.name}));
   j["rates"] = Json::array();
-  for (const DriveRates& r : rates) j["rates"].push_back(Json::array({r.read, r.write, r.mixed, r.first_write}));
+  for (const DriveRates& r : rates)
+    j["rates"].push_back(Json::array({r.read, r.write, r.mixed, r.first_write}));
   j["segments"] = Json::array();
   for (const PinnedSegment& segment : segments) {
     Json places = Json::array();

@@ -471,8 +471,8 @@ class Planner {
   RunPlan& plan_;
   const RunConfig& config_;
   const Hardware& hardware_;
-  const std::int64_t ranks_;          // of this machine
-  std::optional<std::int64_t> host_;  // this rank's part of tiers.host
+  const std::int64_t ranks_;                // of this machine
+  std::optional<std::int64_t> host_;        // this rank's part of tiers.host
   bool may_pin_ = true, must_pin_ = false;  // as all ranks have chosen
 };
 

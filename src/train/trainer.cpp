@@ -304,7 +304,8 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     }
     for (std::size_t r = 0; r < plans_.size(); ++r) {
       const RankChoices& own = plans_[r].choices;
-      if (own.gather_ahead != choices.gather_ahead || own.pins != choices.pins) plans_[r] = plan_of(r, choices);
+      if (own.gather_ahead != choices.gather_ahead || own.pins != choices.pins)
+        plans_[r] = plan_of(r, choices);
     }
     while (plans_.size() < ranks) plans_.push_back(plan_of(plans_.size(), choices));
     add_up();
@@ -480,8 +481,7 @@ void Trainer::start(const std::vector<double>& drive_shares) {
   if (node_ == nullptr) open_node();
   processes_.together([&] {
     const Adoption* const adopted = checkpoints_->adoption();
-    node_->open_volume(drive_shares,
-                       adopted != nullptr ? adopted->places : std::vector<io::StoredPiece>());
+    node_->open_volume(drive_shares, adopted != nullptr ? adopted->places : std::vector<io::StoredPiece>());
     const auto versions_of = [&](int r) {
       const AdoptedVersions* const all =
           adopted != nullptr ? &adopted->versions[static_cast<std::size_t>(r)] : nullptr;

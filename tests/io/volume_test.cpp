@@ -90,7 +90,8 @@ TEST(Volume, ContentsAreAdopted) {
     for (const int slot : {0, 1}) {
       memory.fill(0, memory.bytes(), static_cast<std::uint64_t>(slot));
       ASSERT_TRUE(
-          volume->write_and_wait({.extent = id, .slot = slot, .data = memory.data(), .version = 4 + slot}).ok());
+          volume->write_and_wait({.extent = id, .slot = slot, .data = memory.data(), .version = 4 + slot})
+              .ok());
       stored[slot] = {volume->version(id, slot), volume->stored_pieces(id, slot), slot};
     }
   }
@@ -98,8 +99,8 @@ TEST(Volume, ContentsAreAdopted) {
   for (const StoredSlot& slot : stored) volume->take(slot.pieces);
   EXPECT_EQ(used_bytes(*volume, 3), 10 * kGrain);
   EXPECT_THROW(volume->take(stored[0].pieces), Error);  // they are taken
-  const ExtentId id = volume->create(
-      {.name = "state", .bytes = 5 * kGrain, .slots = 3, .adopted = {stored[0], stored[1]}});
+  const ExtentId id =
+      volume->create({.name = "state", .bytes = 5 * kGrain, .slots = 3, .adopted = {stored[0], stored[1]}});
   EXPECT_EQ(used_bytes(*volume, 3), 15 * kGrain);
   EXPECT_EQ(volume->newest_slot(id), 1);
   EXPECT_EQ(volume->version(id, 0), 4);
@@ -118,7 +119,8 @@ TEST(Volume, ContentsAreAdopted) {
   EXPECT_TRUE(same_bytes(memory, found, memory.bytes()));
   volume->destroy(all), volume->destroy(id);
   EXPECT_EQ(used_bytes(*volume, 3), 0);
-  const StoredPiece wrong[] = {{3, 0, kGrain, 0}, {0, 100, kGrain, 0}, {0, kMiB, kGrain, 0}, {0, 0, 2 * kMiB, 0}};
+  const StoredPiece wrong[] = {
+      {3, 0, kGrain, 0}, {0, 100, kGrain, 0}, {0, kMiB, kGrain, 0}, {0, 0, 2 * kMiB, 0}};
   for (const StoredPiece& piece : wrong) EXPECT_THROW(volume->take({&piece, 1}), Error);
 }
 

@@ -67,7 +67,9 @@ class CrashModel : public CheckpointFixture {
     }
     for (std::size_t crash = 0; crash <= ops.size(); ++crash) {
       // Of writes to the drives with nothing in between, any part may have happened in any case.
-      const auto writes = [&](std::size_t i) { return i < ops.size() && ops[i].kind == Op::Kind::kDriveWrite; };
+      const auto writes = [&](std::size_t i) {
+        return i < ops.size() && ops[i].kind == Op::Kind::kDriveWrite;
+      };
       if (crash > 0 && writes(crash) && writes(crash - 1)) continue;
       const auto returned =
           std::count_if(committed.begin(), committed.end(), [&](std::size_t at) { return at < crash; });
@@ -239,8 +241,8 @@ TEST_F(CrashModel, MutationsAreFound) {
   EXPECT_NE(crash_everywhere(moved(loses_name, -3)), "") << "the one before is removed too early";
 }
 
-// The same for state that is pinned on two drives: what a run writes to them between and for its checkpoints is
-// noted by page, and each page may be there or not, or be torn, until its drive was flushed.
+// The same for state that is pinned on two drives: what a run writes to them between and for its checkpoints
+// is noted by page, and each page may be there or not, or be torn, until its drive was flushed.
 class PinnedCrashModel : public CrashModel {
  protected:
   PinnedCrashModel() {
@@ -303,7 +305,10 @@ TEST_F(PinnedCrashModel, MutationsAreFound) {
   std::size_t last = ops.size();
   while (!gets_name(ops[last - 1])) --last;
   ops.insert(ops.begin() + static_cast<std::ptrdiff_t>(last) + 1,
-             {Op::Kind::kDriveWrite, drives_[static_cast<std::size_t>(pinned.drive)], {}, pinned.offset,
+             {Op::Kind::kDriveWrite,
+              drives_[static_cast<std::size_t>(pinned.drive)],
+              {},
+              pinned.offset,
               std::string(4096, 'x')});
   EXPECT_NE(crash_everywhere(ops), "") << "a pinned place is written to";
 }

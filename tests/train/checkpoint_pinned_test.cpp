@@ -1,5 +1,5 @@
-// Checkpoints that pin state where it lies in the drives' files: runs go on from them to the bit, whether they
-// take the files over or not, and nothing is written but what was newer in memory.
+// Checkpoints that pin state where it lies in the drives' files: runs go on from them to the bit, whether
+// they take the files over or not, and nothing is written but what was newer in memory.
 #include <set>
 
 #include "train/checkpoint_fixture.hpp"
@@ -73,7 +73,8 @@ TEST_F(Pinned, EarlyUpdatesGoOnToTheBit) {
 }
 
 TEST_F(Pinned, StateOfEightBitsGoesOnToTheBit) {
-  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "state": "int8"})", "bf16.enabled=true"}, 3);
+  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "state": "int8"})", "bf16.enabled=true"},
+          3);
 }
 
 // Some steps are skipped, after which a version is pinned twice.
@@ -113,8 +114,8 @@ TEST_F(Pinned, OtherBudgetsAndKindsGoOnToTheBit) {
   const Outcome five = run("parts", settings + drives("a") + larger + Strings{"steps=5"}, "");
   EXPECT_EQ(kept("a").size(), 1u);
   EXPECT_NE(kept("a"), first);
-  const Outcome copied = run("copied", settings + drives("b") + Strings{"checkpoint.state=copy", "steps=6"},
-                             five.newest);
+  const Outcome copied =
+      run("copied", settings + drives("b") + Strings{"checkpoint.state=copy", "steps=6"}, five.newest);
   EXPECT_EQ(Checkpoint(copied.newest).manifest().pinned, 0);
   EXPECT_TRUE(kept("b").empty());
   expect_tail(whole, run("again", settings + drives("b", 3) + Strings{"steps=7"}, copied.newest));
@@ -177,8 +178,8 @@ TEST_F(Pinned, AreExportedAndDiscarded) {
 TEST_F(Pinned, DamageIsNamed) {
   const Outcome o = run("out", drives("a", 2));
   const std::string name = *kept("a", 2).begin();
-  const std::string path = fs::exists(directory_ + "/a0/" + name) ? directory_ + "/a0/" + name
-                                                                  : directory_ + "/a1/" + name;
+  const std::string path =
+      fs::exists(directory_ + "/a0/" + name) ? directory_ + "/a0/" + name : directory_ + "/a1/" + name;
   const std::vector<PinnedState> pins = pins_in(o.newest);
   ASSERT_EQ(pins.size(), 1u);
   const std::string whole = read(path);
@@ -203,8 +204,10 @@ TEST_F(Pinned, DamageIsNamed) {
   fs::remove(path);
   EXPECT_HAS(problem().message(), "is missing: the checkpoint's state lies in it");
   // The run that resumes says it, too, and changes nothing.
-  EXPECT_HAS(usage_error([&] { Trainer trainer(config("out", drives("a", 2) + Strings{"steps=4"}),
-                                               {.resume = ""}); }).message(), "none of its 1 checkpoint is valid");
+  EXPECT_HAS(usage_error([&] {
+               Trainer trainer(config("out", drives("a", 2) + Strings{"steps=4"}), {.resume = ""});
+             }).message(),
+             "none of its 1 checkpoint is valid");
 }
 
 // Every byte of what says where state lies counts, and texts with the right hash are checked all the same.
@@ -292,7 +295,8 @@ TEST_F(Pinned, ACommitThatFailsLeavesTheOneBefore) {
     SCOPED_TRACE(static_cast<int>(what));
     const std::string name = fmt::format("out{}", i++), path = directory_ + "/" + name + "/checkpoints";
     Failing files;
-    Trainer trainer(config(name, drives(name, 2) + Strings{"checkpoint.every=1", "steps=7"}), {.files = &files});
+    Trainer trainer(config(name, drives(name, 2) + Strings{"checkpoint.every=1", "steps=7"}),
+                    {.files = &files});
     trainer.start();
     Switch observer;
     int failed = 0;

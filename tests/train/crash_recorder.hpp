@@ -63,7 +63,8 @@ class Recorder final : public Files {
       if (before.empty()) before = now;
       for (std::size_t at = 0; at < now.size(); at += kPage) {
         if (now.compare(at, kPage, before, at, kPage) == 0) continue;
-        ops.push_back({Op::Kind::kDriveWrite, directory, {}, static_cast<std::int64_t>(at), now.substr(at, kPage)});
+        ops.push_back(
+            {Op::Kind::kDriveWrite, directory, {}, static_cast<std::int64_t>(at), now.substr(at, kPage)});
       }
       before = std::move(now);
     }
@@ -82,10 +83,10 @@ class Recorder final : public Files {
   }
   std::int64_t write(int fd, const void* data, std::int64_t bytes, std::int64_t offset) override {
     note({Op::Kind::kWrite,
-                   path_of(fd),
-                   {},
-                   offset,
-                   std::string(static_cast<const char*>(data), static_cast<std::size_t>(bytes))});
+          path_of(fd),
+          {},
+          offset,
+          std::string(static_cast<const char*>(data), static_cast<std::size_t>(bytes))});
     return Files::write(fd, data, bytes, offset);
   }
   int sync(int fd) override {
@@ -137,12 +138,11 @@ inline std::vector<bool> certain(const std::vector<Op>& ops, std::size_t crash) 
     for (std::size_t k = 0; k < i; ++k) {
       const Op& op = ops[k];
       const bool of_file = op.kind == Op::Kind::kWrite, of_drive = op.kind == Op::Kind::kDriveWrite;
-      const bool synced =
-          sync.kind == Op::Kind::kSync        ? of_file && op.path == sync.path
-          : sync.kind == Op::Kind::kDriveSync ? of_drive && op.path == sync.path
-          : sync.kind == Op::Kind::kSyncDirectory
-              ? !of_file && !of_drive && !is_sync(op) && parent_of(op.path) == sync.path
-              : false;
+      const bool synced = sync.kind == Op::Kind::kSync        ? of_file && op.path == sync.path
+                          : sync.kind == Op::Kind::kDriveSync ? of_drive && op.path == sync.path
+                          : sync.kind == Op::Kind::kSyncDirectory
+                              ? !of_file && !of_drive && !is_sync(op) && parent_of(op.path) == sync.path
+                              : false;
       if (synced) sure[k] = true;
     }
   }
@@ -202,7 +202,8 @@ inline Disk replay(const std::vector<Op>& ops, std::size_t crash,
         break;
       }
       case Op::Kind::kRename:
-        if (now && disk.drives.count(parent) > 0) disk.drive_names[parent] = std::filesystem::path(op.to).filename();
+        if (now && disk.drives.count(parent) > 0)
+          disk.drive_names[parent] = std::filesystem::path(op.to).filename();
         if (!now || disk.directories.count(op.path) == 0) break;
         disk.directories[op.to] = disk.directories[op.path];
         disk.directories.erase(op.path);

@@ -152,8 +152,7 @@ struct Layout {
   // Visits the part of each trained parameter that the tile's segment `i` of state holds: elements [first,
   // first + count) of the parameter, with the gap after it. A part that has nothing but such a gap is left
   // out.
-  using RangeVisitor =
-      std::function<void(const StateRange& range, std::int64_t first, std::int64_t count)>;
+  using RangeVisitor = std::function<void(const StateRange& range, std::int64_t first, std::int64_t count)>;
   void visit_ranges(std::int32_t tile, std::int32_t i, const RangeVisitor& visit) const;
   // With pins: the segments that a checkpoint pins, all of its state; none where another rank has the same.
   std::vector<SegmentId> pinned_segments() const;

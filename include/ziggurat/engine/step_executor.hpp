@@ -116,7 +116,8 @@ class StepExecutor {
   void save_state(const TileVisitor& take);
 
   // The same for state that lies on NVMe, with LayoutOptions::pins: writes what is newer in memory alone, and
-  // pins the version of each of Layout::pinned_segments(), in their order. `written`: the bytes that it writes.
+  // pins the version of each of Layout::pinned_segments(), in their order. `written`: the bytes that it
+  // writes.
   std::vector<PinnedVersion> pin_state(std::int64_t& written);
   void unpin_state(const std::vector<PinnedVersion>& versions) { store_.unpin_versions(versions); }
   io::StoredSlot stored(const PinnedVersion& version) const { return store_.stored(version); }

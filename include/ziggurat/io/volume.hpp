@@ -94,7 +94,8 @@ struct ExtentSpec {
   std::string name;        // for messages
   std::int64_t bytes = 0;  // > 0
   int slots = 1;           // 1: a write replaces the only version; 2: the other slot keeps the one before
-  // Contents that the drives' files have already, of the first slots; at places that Volume::take() has taken.
+  // Contents that the drives' files have already, of the first slots; at places that Volume::take() has
+  // taken.
   std::vector<StoredSlot> adopted = {};
 };
 
@@ -139,8 +140,8 @@ class Volume {
  public:
   virtual ~Volume() = default;  // waits for its transfers; a staged write that was not ended is a bug
 
-  // Takes places of the drives' files out of the free space, so that extents can adopt what lies there. Throws
-  // Error(kUsage) for a place that is not free or not in the file.
+  // Takes places of the drives' files out of the free space, so that extents can adopt what lies there.
+  // Throws Error(kUsage) for a place that is not free or not in the file.
   virtual void take(std::span<const StoredPiece> places) = 0;
   // Reserves space. Throws Error(kIo), with what is needed and what is free on each drive, when it is too
   // little.

@@ -70,8 +70,8 @@ io::VolumeOptions store_volume(const std::vector<double>& drive_shares, bool ver
 // Devices and drives outlive the arena's use of the hooks.
 Arena::Hooks host_memory_hooks(const std::vector<Device*>& devices, io::Engine* io);
 
-// Versions of segments that lie in the drives' files already, by the segment's name: at places that the volume
-// has taken (io::Volume::take), and in its first slots.
+// Versions of segments that lie in the drives' files already, by the segment's name: at places that the
+// volume has taken (io::Volume::take), and in its first slots.
 using AdoptedVersions = std::map<std::string, std::vector<io::StoredSlot>>;
 
 // A version of a segment that is pinned on NVMe, until it is unpinned: write-backs go to other slots.
@@ -100,8 +100,8 @@ class TensorStore final {
     // and at the host also host_quota, unless that is 0.
     Budgets budgets;
     std::int64_t host_quota = 0;  // not 0: stores share the arena, and whoever shares it has set its hooks
-    int prefetch_depth = 64;    // operations of a program that are decided ahead of the current one
-    PolicyFactory policy = {};  // empty: the default policy
+    int prefetch_depth = 64;      // operations of a program that are decided ahead of the current one
+    PolicyFactory policy = {};    // empty: the default policy
     // Bytes prefetched for a step and not used yet, at most, per tier. 0: half of its budget.
     std::int64_t read_ahead = 0;
     bool verify = true;                     // checksums of NVMe copies
@@ -140,8 +140,8 @@ class TensorStore final {
   void run(const Program* program, const Program* next);
 
   // Waits for the segment to be at the tier, and leases it. With a program, the access must be the program's
-  // next one. `consumer`: the stream that will use the bytes; null: the caller uses them. With a program and a
-  // consumer, the bytes may still be on their way between host and device when the call returns; the stream
+  // next one. `consumer`: the stream that will use the bytes; null: the caller uses them. With a program and
+  // a consumer, the bytes may still be on their way between host and device when the call returns; the stream
   // waits for them, and only work that it is given afterwards may touch them. Throws Error(kIo) after a
   // failed transfer. Without a program also Error(kMemory) when leases and pins leave no room, and
   // Error(kUsage) when content is read that was never written, or when the wait would never end (see above).

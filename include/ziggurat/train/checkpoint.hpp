@@ -94,8 +94,8 @@ struct CheckpointBox {
 // An open checkpoint: its manifest and its files, mapped.
 class Checkpoint {
  public:
-  // Checks the manifest, and of each file size and header; not yet the tensors' bytes. Opens the drives' files
-  // in which it pins state.
+  // Checks the manifest, and of each file size and header; not yet the tensors' bytes. Opens the drives'
+  // files in which it pins state.
   explicit Checkpoint(const std::string& directory);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;

@@ -56,8 +56,8 @@ class Node {
   // Binds threads to cores, locks the drives' directories, removes the files that killed runs have left
   // there, and reserves space on the drives. `plans`: one for each rank of the process. Host memory is mapped
   // when it is used. `gpus`: those of the ranks. `trace` and `watchdog` may be null; they outlive the node.
-  // `kept`: files in the drives' directories that are opened in place of new ones (DriveOptions::kept); empty:
-  // none. All processes call it. Throws Error(kIo), Error(kUsage).
+  // `kept`: files in the drives' directories that are opened in place of new ones (DriveOptions::kept);
+  // empty: none. All processes call it. Throws Error(kIo), Error(kUsage).
   Node(const std::vector<RunPlan>& plans, const std::vector<OpenGpu>& gpus, Trace* trace, Watchdog* watchdog,
        Processes& processes, const std::vector<std::string>& kept = {});
   ~Node();  // the stores of all ranks must be gone

@@ -11,7 +11,9 @@
 // overwrite it; with a null `out` forward does only that. Results do not depend on what the memory held
 // before, so a forward that is run again gives the same bits.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "model/call.hpp"
 
@@ -25,6 +27,15 @@ struct BlockBytes {
 // one.
 inline View norm_sums(BufferPlan& plan, DType accumulator, std::int64_t count, std::int64_t width) {
   return plan.take(accumulator, count, width, round_up(width, kParamAlign));
+}
+
+// Adds norm_sums() to the gradients of these parameters, one for each row.
+inline void add_norm_sums(const Call& call, const View& norms, std::initializer_list<std::size_t> params) {
+  std::int64_t row = 0;
+  for (const std::size_t param : params) {
+    const View sum = call.grad(param);
+    call.ops.add(call.stream, sum, norms.row_range(row++, 1), sum);
+  }
 }
 
 // What a call of a backward does: all of it, or its first half.

@@ -1,6 +1,5 @@
 // GPT-2: x1 = x + proj(attention(qkv(ln_1(x)))), out = x1 + proj(gelu(fc(ln_2(x1)))).
 #include <algorithm>
-#include <utility>
 
 #include "model/block.hpp"
 #include "model/block_attention.hpp"
@@ -171,11 +170,7 @@ void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* wor
   linear_backward(call, w, call.all_rows_dropped(Dropped::kAttention, x, w.d_narrow, w.all_rows),
                   f.attention.att, kAttProjWeight, kAttProjBias);
   linear_backward(call, w, f.attention.qkv, call.all_rows(f.ln1, w.all_rows), kQkvWeight, kQkvBias);
-  for (const auto& [param, norm] : {std::pair(kLn1Weight, kWeight1), std::pair(kLn1Bias, kBias1),
-                                    std::pair(kLn2Weight, kWeight2), std::pair(kLn2Bias, kBias2)}) {
-    const View sum = call.grad(param);
-    call.ops.add(call.stream, sum, f.norms.row_range(norm, 1), sum);
-  }
+  add_norm_sums(call, f.norms, {kLn1Weight, kLn1Bias, kLn2Weight, kLn2Bias});  // in the order of `Norms`
 }
 
 }  // namespace zg::model

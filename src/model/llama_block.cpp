@@ -1,7 +1,6 @@
 // Llama: x1 = x + o(attention(rope(q, k), v)), out = x1 + down(silu(gate) * up), each behind an RMSNorm.
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "model/block.hpp"
 #include "model/block_attention.hpp"
@@ -254,10 +253,7 @@ void llama_block_backward_weight(const Call& call, View x, void* saved, void* wo
   Stack(call, kGate, kUp).backward_weight(f.gate_up, call.all_rows(f.norm2, w.all_rows));
   call.linear_dw(call.all_rows_dropped(Dropped::kAttention, x, w.d_norm, w.all_rows), f.attention.att, kO);
   Stack(call, kQ, kV).backward_weight(f.attention.qkv, call.all_rows(f.norm1, w.all_rows));
-  for (const auto& [param, norm] : {std::pair(kNorm1, 0), std::pair(kNorm2, 1)}) {
-    const View sum = call.grad(param);
-    call.ops.add(call.stream, sum, f.norms.row_range(norm, 1), sum);
-  }
+  add_norm_sums(call, f.norms, {kNorm1, kNorm2});
 }
 
 }  // namespace zg::model

@@ -12,6 +12,7 @@
 #include "train/drives.hpp"
 #include "train/files.hpp"
 #include "train/optimizer_setup.hpp"
+#include "train/rank_plans.hpp"
 #include "train/roofs.hpp"
 #include "train/run_checkpoints.hpp"
 #include "train/saver.hpp"
@@ -278,36 +279,12 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     read_data(config, model);
     gpus_ = open_gpus(config);
     const std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_);
-    const auto plan_of = [&](std::size_t local, const std::optional<RankChoices>& choices) {
-      const int rank = processes_.number() * config.device.ranks + static_cast<int>(local);
-      return make_run_plan(config, model, data_->validation_tokens(), hardware[local], rank, choices);
+    const auto plan_of = [&](int local, const std::optional<RankChoices>& choices) {
+      const int rank = processes_.number() * config.device.ranks + local;
+      return make_run_plan(config, model, data_->validation_tokens(),
+                           hardware[static_cast<std::size_t>(local)], rank, choices);
     };
-    // The first rank chooses for all. Stages of a pipeline differ in what they have room for: each of their
-    // ranks chooses, and what all have room for holds.
-    const bool each = config.parallel.pipeline > 1;
-    const std::size_t ranks = static_cast<std::size_t>(config.device.ranks);
-    const std::size_t choosing = each ? ranks : processes_.number() == 0 ? 1 : 0;
-    for (std::size_t r = 0; r < choosing; ++r) plans_.push_back(plan_of(r, {}));
-    RankChoices mine = plans_.empty() ? RankChoices{} : plans_.front().choices;
-    for (const RunPlan& plan : plans_) {
-      mine.gather_ahead = std::min(mine.gather_ahead, plan.choices.gather_ahead);
-      mine.pins = mine.pins && plan.choices.pins;
-    }
-    const std::array numbers{static_cast<double>(mine.gather_ahead), static_cast<double>(mine.blocks),
-                             mine.pins ? 1.0 : 0.0};
-    const auto all = processes_.all_gather(numbers);
-    RankChoices choices{static_cast<std::int32_t>(all.front()[0]),
-                        static_cast<Blocks>(static_cast<int>(all.front()[1])), all.front()[2] > 0};
-    for (std::size_t p = 0; each && p < all.size(); ++p) {
-      choices.gather_ahead = std::min(choices.gather_ahead, static_cast<std::int32_t>(all[p][0]));
-      choices.pins = choices.pins && all[p][2] > 0;
-    }
-    for (std::size_t r = 0; r < plans_.size(); ++r) {
-      const RankChoices& own = plans_[r].choices;
-      if (own.gather_ahead != choices.gather_ahead || own.pins != choices.pins)
-        plans_[r] = plan_of(r, choices);
-    }
-    while (plans_.size() < ranks) plans_.push_back(plan_of(plans_.size(), choices));
+    plans_ = plan_ranks(processes_, config.device.ranks, config.parallel.pipeline > 1, plan_of);
     add_up();
     go_on_from_checkpoint();
   });

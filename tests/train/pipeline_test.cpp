@@ -1,5 +1,6 @@
 // A run whose ranks are the stages of a pipeline, as a library.
 #include "train/agreement.hpp"
+#include "train/rank_plans.hpp"
 #include "train/session_fixture.hpp"
 #include "ziggurat/train/observers.hpp"
 #include "ziggurat/train/trainer.hpp"
@@ -121,7 +122,25 @@ TEST_F(PipelineOfARun, GathersAheadWhereThereIsRoom) {
   EXPECT_EQ(ahead({"parallel.pipeline_schedule=zero_bubble"}), (std::vector<std::int32_t>{1, 1, 1, 1}));
 }
 
-// A backward in halves is drawn in halves, and its bubble is that of the last stages' first halves.
+// ... and otherwise by none: ranks of a stage gather together, in one order. Of plans that choose 1, 0, 1,
+// all but the second one are made again.
+TEST(PlansOfRanks, TheRankWithLeastRoomDecidesHowFarAllGatherAhead) {
+  Processes alone;
+  std::vector<int> asked(3);
+  const PlanOf plan_of = [&](int local, const std::optional<RankChoices>& choices) {
+    RunPlan plan;
+    if (choices) ++asked[static_cast<std::size_t>(local)];
+    plan.choices.gather_ahead = choices ? choices->gather_ahead : local == 1 ? 0 : 1;
+    return plan;
+  };
+  for (const RunPlan& plan : plan_ranks(alone, 3, true, plan_of)) EXPECT_EQ(plan.choices.gather_ahead, 0);
+  EXPECT_EQ(asked, (std::vector<int>{1, 0, 1}));
+  // Without a pipeline the first rank chooses.
+  for (const RunPlan& plan : plan_ranks(alone, 3, false, plan_of)) EXPECT_EQ(plan.choices.gather_ahead, 1);
+  EXPECT_EQ(asked, (std::vector<int>{1, 1, 2}));
+}
+
+// A backward in halves is drawn in halves. Of the ten turns of this step each stage idles in one.
 TEST_F(PipelineOfARun, DrawsTheHalvesOfABackward) {
   Trainer planned(config({"devices=host:2", "parallel.pipeline=2", "parallel.pipeline_schedule=zero_bubble",
                           "train_batch_size=3"}));

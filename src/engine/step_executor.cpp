@@ -147,9 +147,9 @@ void StepExecutor::initialize(const ParamSource& source) {
 void StepExecutor::run_initialize(Activity activity, const std::function<void(const StepOp&)>& each) {
   leave_program();
   const StepProgram& program = *begin_activity(activity).program;
-  store_.run(&program.program, nullptr);
-  position_->begin_program(program);
-  for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
+  const std::int32_t ops = program.program.op_count();
+  if (ops > 0) store_.run(&program.program, nullptr), position_->begin_program(program);
+  for (std::int32_t i = 0; i < ops; ++i) {
     position_->next_op(i);
     {
       const Position::Waiting waiting(*position_, Position::Waits::kForLease);
@@ -158,7 +158,7 @@ void StepExecutor::run_initialize(Activity activity, const std::function<void(co
     each(program.ops[static_cast<std::size_t>(i)]);
     position_->issued();
   }
-  position_->end_program();
+  if (ops > 0) position_->end_program();
   // From here on the programs alone cause moves, so that the forecast is exact.
   leave_program();
   store_.demote_all();

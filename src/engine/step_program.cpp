@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/engine/pinned_weights.hpp"
 
 namespace zg {
 namespace {
@@ -95,6 +96,7 @@ class Emitter {
   // One operation for each segment of state, at the tier where the unit is updated. A frozen unit has no
   // state; its weight is initialised at the device, which has room for it in any case.
   void initialize(const Slot& slot, std::int32_t t) {
+    if (adopts && pins_weight(layout_, t)) return;  // it has its content, too
     const std::int32_t n = layout_.state_segments(t);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
     if (n == 0) return add(slot, t, {{Operand::kWeight, overwrite(updated(t))}});

@@ -181,6 +181,7 @@ struct Checkpoint::State {
     // Of codes in blocks of a part's elements: their scales, and the place of the first element in its block.
     const SafeTensors::Entry* scales = nullptr;
     std::int64_t phase = 0;
+    const void* high = nullptr;  // of pinned split masters: the upper halves; the entry has the lower ones
     std::int64_t width() const { return box.count() > 0 ? entry->bytes / box.count() : 0; }
   };
   using Pieces = std::vector<Stored>;  // by first element
@@ -190,6 +191,7 @@ struct Checkpoint::State {
 
   void add(const std::string& path, const CheckpointFile& wanted);
   void add_pins(const std::string& path, const CheckpointFile& wanted);
+  static void join(const Stored& piece, std::int64_t first, std::int64_t count, char* out);
   // Codes whose blocks are those of the whole tensor have another tensor with the scales.
   static bool has_own_blocks(const Pieces& pieces) {
     return std::any_of(pieces.begin(), pieces.end(), [](const Stored& s) { return s.scales != nullptr; });
@@ -239,6 +241,7 @@ void Checkpoint::State::add_pins(const std::string& path, const CheckpointFile& 
   files.back()->pins = std::make_unique<PinnedMap>(parse_pinned(text, path), path);
   for (const PinnedMap::Entries& one : files.back()->pins->entries()) {
     Stored piece{one.piece->box, files.back().get(), &one.elements};
+    piece.high = one.high;
     if (one.piece->scales >= 0) piece.scales = &one.scales, piece.phase = one.piece->phase;
     tensors[one.piece->tensor].push_back(piece);
   }
@@ -377,6 +380,16 @@ const std::string& Checkpoint::dtype_of(const std::string& tensor) const {
   return state_->tensors.at(tensor).front().entry->dtype;
 }
 
+// The values of split masters; `out` has any alignment.
+void Checkpoint::State::join(const Stored& piece, std::int64_t first, std::int64_t count, char* out) {
+  const auto* const low = static_cast<const std::uint16_t*>(piece.entry->data) + first;
+  const bf16* const high = static_cast<const bf16*>(piece.high) + first;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float value = join_master(high[i], low[i]);
+    std::memcpy(out + i * 4, &value, sizeof value);
+  }
+}
+
 void Checkpoint::read(const std::string& tensor, const CheckpointBox& box, void* out) const {
   char* const to = static_cast<char*>(out);
   for (const State::Stored& piece : state_->tensors.at(tensor)) {
@@ -384,10 +397,11 @@ void Checkpoint::read(const std::string& tensor, const CheckpointBox& box, void*
     const char* const data = static_cast<const char*>(piece.entry->data);
     std::int64_t begin = piece.box.count(), end = 0;  // what was read of the piece
     for_overlaps(box, piece.box, [&](std::int64_t at, std::int64_t from, std::int64_t count) {
+      if (piece.high != nullptr) return State::join(piece, from, count, to + at * width);
       std::memcpy(to + at * width, data + from * width, static_cast<std::size_t>(count * width));
       begin = std::min(begin, from), end = std::max(end, from + count);
     });
-    if (begin < end) piece.file->drop(data + begin * width, (end - begin) * width);
+    if (begin < end && piece.high == nullptr) piece.file->drop(data + begin * width, (end - begin) * width);
   }
 }
 
@@ -431,9 +445,8 @@ void Checkpoint::close() {
 CheckpointFile Checkpoint::copy_tensors(Files& files, const std::string& directory) const {
   struct Entry {
     std::string name, note;
-    std::int64_t first;
+    const State::Stored* piece;
     const SafeTensors::Entry* from;
-    const State::Source* source;
   };
   std::vector<Entry> entries;
   for (const CheckpointTensor& tensor : tensors()) {
@@ -442,19 +455,29 @@ CheckpointFile Checkpoint::copy_tensors(Files& files, const std::string& directo
       const CheckpointBox& box = piece.box;
       const std::string suffix = ++number > 1 ? fmt::format("[{}]", number) : "";
       entries.push_back({tensor.name + suffix, fmt::format(" {} {} {}", box.lines, box.stride, piece.phase),
-                         box.first, piece.entry, piece.file});
+                         &piece, piece.entry});
       if (piece.scales == nullptr) continue;
-      entries.push_back({tensor.name + kScaleName + suffix, fmt::format(" 1 0 {}", piece.phase), box.first,
-                         piece.scales, piece.file});
+      entries.push_back(
+          {tensor.name + kScaleName + suffix, fmt::format(" 1 0 {}", piece.phase), &piece, piece.scales});
     }
   }
+  std::vector<char> joined;
+  const auto data_of = [&](const Entry& e) -> const void* {
+    if (e.piece->high == nullptr) return e.from->data;
+    joined.resize(static_cast<std::size_t>(e.from->bytes));
+    State::join(*e.piece, 0, e.piece->box.count(), joined.data());
+    return joined.data();
+  };
+  const auto drop = [](const Entry& e) {
+    if (e.piece->high == nullptr) e.piece->file->drop(e.from->data, e.from->bytes);
+  };
   nlohmann::ordered_json notes{{"format", "pt"}}, json;
   std::int64_t bytes = 0;
   for (const Entry& e : entries) {
     io::Hash hash;
-    hash.update(e.from->data, e.from->bytes);
-    e.source->drop(e.from->data, e.from->bytes);
-    notes[e.name] = fmt::format("{} {}{}", e.first, io::hash_text(hash.value()), e.note);
+    hash.update(data_of(e), e.from->bytes);
+    drop(e);
+    notes[e.name] = fmt::format("{} {}{}", e.piece->box.first, io::hash_text(hash.value()), e.note);
   }
   json["__metadata__"] = std::move(notes);
   for (const Entry& e : entries) {
@@ -469,8 +492,8 @@ CheckpointFile Checkpoint::copy_tensors(Files& files, const std::string& directo
   NewFile out(files, directory + "/" + written.name, written.bytes);
   out.write(header.data(), offset, 0);
   for (const Entry& e : entries) {
-    out.write(e.from->data, e.from->bytes, offset);
-    e.source->drop(e.from->data, e.from->bytes);
+    out.write(data_of(e), e.from->bytes, offset);
+    drop(e);
     offset += e.from->bytes;
   }
   out.sync_and_close();

@@ -76,6 +76,7 @@ PinnedMap::PinnedMap(PinnedState state, std::string path) : state_(std::move(sta
     Entries& e = entries_.emplace_back();
     e.piece = &p;
     e.elements = {p.tensor, p.dtype, {count}, begin + p.offset, count * width};
+    if (p.high_segment >= 0) e.high = segments_[static_cast<std::size_t>(p.high_segment)] + p.high_offset;
     if (p.scales < 0) continue;
     const std::int64_t blocks = (p.phase + count + kQuantBlock - 1) / kQuantBlock;
     e.scales = {p.tensor, "F32", {blocks}, begin + p.scales, 4 * blocks};

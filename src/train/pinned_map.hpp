@@ -27,6 +27,7 @@ class PinnedMap {
   struct Entries {
     const PinnedPiece* piece = nullptr;
     SafeTensors::Entry elements, scales;
+    const void* high = nullptr;  // of split masters, whose lower halves are at elements.data
   };
   const std::deque<Entries>& entries() const { return entries_; }
   const PinnedState& state() const { return state_; }

@@ -7,6 +7,7 @@
 #include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
+#include "ziggurat/engine/pinned_weights.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {
@@ -112,6 +113,7 @@ PinnedPiece piece_of(const Json& json, const std::vector<PinnedSegment>& segment
   p.tensor = f.text(), p.dtype = f.text();
   p.segment = f.number(), p.offset = f.number();
   p.box = {f.number(), f.number(1), f.number(1), f.number()};
+  p.high_segment = f.number(-1), p.high_offset = f.number();
   p.scales = f.number(-1), p.phase = f.number();
   f.finish();
   static constexpr const char* kTypes[] = {"F64", "F32", "BF16", "F16", "U8"};
@@ -120,10 +122,16 @@ PinnedPiece piece_of(const Json& json, const std::vector<PinnedSegment>& segment
                     p.box.stride <= kMost / p.box.lines;
   if (!known || !fits || p.segment >= static_cast<std::int64_t>(segments.size()) || p.phase >= kQuantBlock)
     f.fail();
-  const std::int64_t room = segments[static_cast<std::size_t>(p.segment)].bytes;
-  const std::int64_t blocks = (p.phase + p.box.count() + kQuantBlock - 1) / kQuantBlock;
-  if (p.offset + p.box.count() * width_of(p.dtype) > room || (p.scales >= 0) != (p.dtype == "U8") ||
-      (p.scales >= 0 && p.scales + 4 * blocks > room))
+  const auto fits_in = [&](std::int64_t segment, std::int64_t offset, std::int64_t bytes,
+                           std::int64_t width) {
+    return segment < static_cast<std::int64_t>(segments.size()) && offset % width == 0 &&
+           offset + bytes <= segments[static_cast<std::size_t>(segment)].bytes;
+  };
+  const std::int64_t count = p.box.count(), blocks = (p.phase + count + kQuantBlock - 1) / kQuantBlock;
+  const bool split = p.high_segment >= 0, codes = p.dtype == "U8";
+  if (!fits_in(p.segment, p.offset, count * p.width(), p.width()) || (p.scales >= 0) != codes ||
+      (codes && !fits_in(p.segment, p.scales, 4 * blocks, 4)) || (split && p.dtype != "F32") ||
+      (split && !fits_in(p.high_segment, p.high_offset, 2 * count, 2)))
     f.fail();
   return p;
 }
@@ -166,8 +174,9 @@ std::string PinnedState::text() const {
   }
   j["tensors"] = Json::array();
   for (const PinnedPiece& p : pieces) {
-    j["tensors"].push_back(Json::array({p.tensor, p.dtype, p.segment, p.offset, p.box.first, p.box.lines,
-                                        p.box.width, p.box.stride, p.scales, p.phase}));
+    j["tensors"].push_back(
+        Json::array({p.tensor, p.dtype, p.segment, p.offset, p.box.first, p.box.lines, p.box.width,
+                     p.box.stride, p.high_segment, p.high_offset, p.scales, p.phase}));
   }
   return j.dump(0, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -201,48 +210,106 @@ PinnedState parse_pinned(const std::string& text, const std::string& where) {
   return state;
 }
 
-PinnedState pinned_form(const Layout& layout) {
-  PinnedState form;
-  char begin = 0;
-  if (layout.pinned_segments().empty()) return form;
-  for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.units.size()); ++t) {
-    const std::int32_t unit = layout.tile(t).unit;
-    const std::vector<Param>& params = layout.model->units()[static_cast<std::size_t>(unit)].params;
-    for (std::int32_t i = 0; i < layout.state_segments(t); ++i) {
-      const SegmentId id = layout.state_segment(t, i);
-      const auto index = static_cast<std::int64_t>(form.segments.size());
-      form.segments.push_back({layout.table.segment_name(id), layout.table.segment(id).charge, {}});
-      const Layout::Elements segment = layout.state_elements(t, i);
-      const auto visit = [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-        const Param& param = params[static_cast<std::size_t>(range.param)];
-        const std::int64_t skip = first - range.param_first;
-        // Views whose memory nobody touches: their distances from the begin are what is asked for.
-        const OptimizerState state =
-            layout.state().part(&begin, segment.count, range.state_first + skip - segment.first, count);
-        const auto offset_of = [&](const View& view) {
-          return reinterpret_cast<std::intptr_t>(view.data) - reinterpret_cast<std::intptr_t>(&begin);
-        };
-        const std::int64_t end = std::min(first + count, param.count());
-        for (const CheckpointPart& part : parts_of(layout, unit, param)) {
-          if (part.kind == CheckpointPart::Kind::kScale) continue;
-          const bool master = part.kind == CheckpointPart::Kind::kMaster;
-          const View& view = master ? state.master : state.moment[part.which];
-          for_boxes(param, first, end, [&](const Band& band, std::int64_t at, const CheckpointBox& box) {
-            if (!band.counted) return;
-            PinnedPiece p{part.name, part.dtype, index, 0, box};
-            p.offset = offset_of(view) + (at - first) * width_of(part.dtype);
-            if (part.in_codes) {
-              p.scales = offset_of(state.scale[part.which]) + (at - first) / kQuantBlock * 4;
-              p.phase = (at - first) % kQuantBlock;
-            }
-            form.pieces.push_back(std::move(p));
-          });
+namespace {
+
+// Lists the segments and pieces of a rank, tile by tile.
+class Form {
+ public:
+  explicit Form(const Layout& layout) : layout_(layout) {}
+
+  PinnedState take() {
+    for (tile_ = 0; tile_ < static_cast<std::int32_t>(layout_.units.size()); ++tile_) {
+      shard_ = layout_.tile(tile_).weight != Layout::kNone ? layout_.held_of_tile(tile_) : Layout::Elements{};
+      weight_ = -1;
+      if (pins_weight(layout_, tile_)) weight_ = add(layout_.whole(layout_.updated_weight(tile_)));
+      for (std::int32_t i = 0; i < layout_.state_segments(tile_); ++i) {
+        const std::int64_t index = add(layout_.state_segment(tile_, i));
+        layout_.visit_ranges(tile_, i,
+                             [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+                               add_trained(index, layout_.state_elements(tile_, i), range, first, count);
+                             });
+      }
+      if (weight_ >= 0 && layout_.has_frozen(unit())) add_frozen();
+    }
+    return std::move(form_);
+  }
+
+ private:
+  std::int32_t unit() const { return layout_.tile(tile_).unit; }
+  const std::vector<Param>& params() const {
+    return layout_.model->units()[static_cast<std::size_t>(unit())].params;
+  }
+  std::int64_t add(SegmentId id) {
+    form_.segments.push_back({layout_.table.segment_name(id), layout_.table.segment(id).charge, {}});
+    return static_cast<std::int64_t>(form_.segments.size()) - 1;
+  }
+
+  // The pieces of held elements [first, end), each by f(piece, distance of its first element from `first`).
+  template <class F>
+  void add_pieces(const Param& param, const CheckpointPart& part, std::int64_t segment, std::int64_t first,
+                  std::int64_t end, const F& f) {
+    for_boxes(param, first, end, [&](const Band& band, std::int64_t at, const CheckpointBox& box) {
+      if (!band.counted) return;
+      PinnedPiece p{part.name, part.dtype, segment, 0, box};
+      f(p, at - first);
+      form_.pieces.push_back(std::move(p));
+    });
+  }
+
+  void add_trained(std::int64_t index, const Layout::Elements& segment, const Layout::StateRange& range,
+                   std::int64_t first, std::int64_t count) {
+    const Param& param = params()[static_cast<std::size_t>(range.param)];
+    const std::int64_t skip = first - range.param_first, end = std::min(first + count, param.count());
+    // Views whose memory nobody touches: their distances from the begin are what is asked for.
+    char begin = 0;
+    const OptimizerState state =
+        layout_.state().part(&begin, segment.count, range.state_first + skip - segment.first, count);
+    const auto offset_of = [&](const View& view) {
+      return reinterpret_cast<std::intptr_t>(view.data) - reinterpret_cast<std::intptr_t>(&begin);
+    };
+    const bool split = layout_.state().format().master == MasterFormat::kSplit;
+    for (const CheckpointPart& part : parts_of(layout_, unit(), param)) {
+      if (part.kind == CheckpointPart::Kind::kScale) continue;
+      const bool master = part.kind == CheckpointPart::Kind::kMaster;
+      const View& view = master ? state.master : state.moment[part.which];
+      add_pieces(param, part, index, first, end, [&](PinnedPiece& p, std::int64_t distance) {
+        if (master && split) {
+          p.high_segment = weight_;
+          p.high_offset = 2 * (range.unit_first + skip - shard_.first + distance);
         }
-      };
-      layout.visit_ranges(t, i, visit);
+        p.offset = offset_of(view) + distance * p.width();
+        if (!part.in_codes) return;
+        p.scales = offset_of(state.scale[part.which]) + distance / kQuantBlock * 4;
+        p.phase = distance % kQuantBlock;
+      });
     }
   }
-  return form;
+
+  void add_frozen() {
+    for (std::size_t i = 0; i < params().size(); ++i) {
+      const Param& param = params()[i];
+      if (layout_.options.groups[static_cast<std::size_t>(unit())][i] != kFrozen) continue;
+      const std::int64_t first = std::max<std::int64_t>(0, shard_.first - param.offset);
+      const std::int64_t end = std::min(param.count(), shard_.first + shard_.count - param.offset);
+      if (first >= end) continue;
+      add_pieces(param, parts_of(layout_, unit(), param).front(), weight_, first, end,
+                 [&](PinnedPiece& p, std::int64_t distance) {
+                   p.offset = (param.offset + first - shard_.first + distance) * p.width();
+                 });
+    }
+  }
+
+  const Layout& layout_;
+  PinnedState form_;
+  std::int32_t tile_ = 0;
+  Layout::Elements shard_;    // of the tile's weight
+  std::int64_t weight_ = -1;  // its segment, if it is pinned
+};
+
+}  // namespace
+
+PinnedState pinned_form(const Layout& layout) {
+  return layout.pinned_segments().empty() ? PinnedState{} : Form(layout).take();
 }
 
 std::vector<PinnedState> pins_in(const std::string& checkpoint) {

@@ -9,12 +9,16 @@
 #include "train/optimizer_setup.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/config/composition.hpp"
+#include "ziggurat/engine/pinned_weights.hpp"
 #include "ziggurat/model/attention_heads.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/store/store.hpp"
 
 namespace zg {
 namespace {
+
+// Checkpoints that can be pinned at once: a tensor has at most 64 versions on NVMe.
+constexpr std::int64_t kMostKept = 63;
 
 UpdateTiming update_timing(const RunConfig& config) {
   if (!config.optimizer.overlap) return UpdateTiming::kSeparate;
@@ -206,19 +210,19 @@ class Planner {
     const CheckpointConfig& asked = config_.checkpoint;
     if (!asked.asked() || asked.state == State::kCopy) return false;
     std::string& why = plan_.copies_because;
-    why = may_pin_ ? why_not_pinned() : "another rank cannot pin its state";
-    if (why.empty()) {
-      o.saves = false, o.pins = true;
-      o.state_versions = static_cast<int>(asked.keep) + 1;
-      auto layout = std::make_unique<Layout>(*plan_.model, o);
-      const std::int64_t bytes = ranks_ * layout->table.nvme_bytes();
-      if (must_pin_ || drives_have_room(bytes, asked.state == State::kPin ? 1 : 2)) {
-        plan_.layout = std::move(layout);
-        plan_.choices.pins = true;
-        return true;
-      }
+    o.saves = false, o.pins = true;
+    o.state_versions = static_cast<int>(std::min<std::int64_t>(asked.keep, kMostKept)) + 1;
+    auto layout = std::make_unique<Layout>(*plan_.model, o);
+    why = may_pin_ ? why_not_pinned(*layout) : "another rank cannot pin its state";
+    const std::int64_t bytes = ranks_ * layout->table.nvme_bytes();
+    if (why.empty() && !must_pin_ && !drives_have_room(bytes, asked.state == State::kPin ? 1 : 2)) {
       why = fmt::format("the drives have no room for {} versions of the state, {} with all else",
                         o.state_versions, format_bytes(bytes));
+    }
+    if (why.empty()) {
+      plan_.layout = std::move(layout);
+      plan_.choices.pins = true;
+      return true;
     }
     if (asked.state == State::kPin) {
       throw Error(Errc::kUsage, "checkpoint.state", "is \"pin\", but " + why,
@@ -229,21 +233,21 @@ class Planner {
     return false;
   }
 
-  std::string why_not_pinned() const {
+  // `layout`: as it would be.
+  std::string why_not_pinned(const Layout& layout) const {
     if (config_.tiers.nvme.empty()) return "tiers.nvme names no drive";
     if (config_.aio.backend == io::Backend::kRam) return "aio.backend is ram, which has no files";
     if (config_.processes > 1) return "the run has several processes";
     if (!config_.aio.verify) return "aio.verify is off, and pinned state needs its checksums";
-    if (config_.checkpoint.keep > 63) return "checkpoint.keep is more than 63";
-    if (layout().state().format().master == MasterFormat::kSplit)
-      return "optimizer.state is split, which has one half of the master weights in the weights";
-    for (std::size_t u = 0; u < plan_.model->units().size(); ++u) {
-      if (layout().has_frozen(static_cast<std::int32_t>(u))) return "some parameters are frozen";
-    }
-    for (const Layout::UnitTensors& tile : layout().units) {
-      if (tile.state == Layout::kNone) continue;
-      if (layout().table.tensor(tile.state).spec.lowest != Tier::kNvme)
+    if (config_.checkpoint.keep > kMostKept) return fmt::format("checkpoint.keep is more than {}", kMostKept);
+    const auto sinks = [&](TensorId id) {
+      return id == Layout::kNone || layout.table.tensor(id).spec.lowest == Tier::kNvme;
+    };
+    for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.units.size()); ++t) {
+      if (!sinks(layout.tile(t).state))
         return "some of the state may not sink to the drives (offload_optimizer)";
+      if (pins_weight(layout, t) && !sinks(layout.updated_weight(t)))
+        return "some of the weights may not sink to the drives (offload_param), and are split or frozen";
     }
     return {};
   }

@@ -1,5 +1,6 @@
 // Checkpoints that pin state where it lies in the drives' files: runs go on from them to the bit, whether
 // they take the files over or not, and nothing is written but what was newer in memory.
+#include <functional>
 #include <set>
 
 #include "train/checkpoint_fixture.hpp"
@@ -38,9 +39,10 @@ class Pinned : public CheckpointFixture {
     return all;
   }
   // Seven steps as one run, and as three; the later ones take over the files of the first, or not.
-  void goes_on(const Strings& settings, int count = 1) {
-    const Outcome whole = run("whole", settings + drives("whole", count) + Strings{"steps=7"});
-    const Outcome three = run("parts", settings + drives("parts", count));
+  void goes_on(const Strings& settings, int count = 1, const Strings& budgets = {}) {
+    const Strings on_drives = drives("parts", count) + budgets;
+    const Outcome whole = run("whole", settings + drives("whole", count) + budgets + Strings{"steps=7"});
+    const Outcome three = run("parts", settings + on_drives);
     const Checkpoint first(three.newest);
     EXPECT_GT(first.manifest().pinned, 0);
     for (const CheckpointFile& file : first.manifest().files) EXPECT_TRUE(file.is_pins()) << file.name;
@@ -52,10 +54,10 @@ class Pinned : public CheckpointFixture {
     expect_tail(whole, elsewhere);
     EXPECT_EQ(elsewhere.summary.measured.nvme_read, 0);
     EXPECT_EQ(kept("parts", count), files);
-    const Outcome five = run("parts", settings + drives("parts", count) + Strings{"steps=5"}, "");
+    const Outcome five = run("parts", settings + on_drives + Strings{"steps=5"}, "");
     EXPECT_EQ(five.losses.size(), 2u);
     EXPECT_EQ(kept("parts", count), files);  // the same files
-    expect_tail(whole, run("parts", settings + drives("parts", count) + Strings{"steps=7"}, ""));
+    expect_tail(whole, run("parts", settings + on_drives + Strings{"steps=7"}, ""));
     EXPECT_EQ(kept("parts", count), files);
   }
 };
@@ -73,8 +75,24 @@ TEST_F(Pinned, EarlyUpdatesGoOnToTheBit) {
 }
 
 TEST_F(Pinned, StateOfEightBitsGoesOnToTheBit) {
-  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "state": "int8"})", "bf16.enabled=true"},
+  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "state": "int8"})"}, 3);
+}
+
+// One half of the masters is in the weights, which are pinned, too.
+TEST_F(Pinned, SplitMastersGoOnToTheBit) {
+  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "state": "split"})", "bf16.enabled=true"});
+}
+
+TEST_F(Pinned, SplitMastersOfFourRanksGoOnToTheBit) {
+  goes_on(ranks(4) + Strings{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "state": "int8"})",
+                             "bf16.enabled=true"},
           3);
+}
+
+// So are those of units in which something is frozen.
+TEST_F(Pinned, GroupsAndFrozenParametersGoOnToTheBit) {
+  goes_on({R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "param_groups": [
+      {"params": ["wpe.weight", "h.0.mlp.*"], "frozen": true}, {"params": ["*bias"], "lr_factor": 2}]})"});
 }
 
 // Some steps are skipped, after which a version is pinned twice.
@@ -94,31 +112,39 @@ TEST_F(Pinned, FourRanksOnThreeDrivesGoOnToTheBit) {
 // Ranks that hold the same: one of them has pins, and takes them over.
 TEST_F(Pinned, ReplicasGoOnToTheBit) {
   goes_on({"devices=host:2", "train_micro_batch_size_per_gpu=1", "zero_optimization={\"stage\": 0}",
-           R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})"});
+           R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})"},
+          1, {"tiers.host=700KiB"});
 }
 
 TEST_F(Pinned, PartsOfLayersGoOnToTheBit) {
-  goes_on({"devices=host:2", "parallel.tensor=2", "optimizer.state=int8",
-           R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})"});
+  goes_on({"devices=host:2", "parallel.tensor=2",
+           R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "state": "int8"})"});
+}
+
+TEST_F(Pinned, StagesGoOnToTheBit) {
+  goes_on({"devices=host:2", "parallel.pipeline=2", "model.n_layer=2",
+           R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})"},
+          1, {"tiers.host=700KiB"});
 }
 
 // On drives, with the same files or others, with more memory and with segments of other sizes; pinned to
 // pinned, and copied.
 TEST_F(Pinned, OtherBudgetsAndKindsGoOnToTheBit) {
   const Strings settings{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})", "model.n_embd=64"};
+  const Strings little{"tiers.device=800KiB", "tiers.host=700KiB"};
   const Outcome whole = run("whole", settings + Strings{"steps=7"});
-  const Outcome three = run("parts", settings + drives("a"));
+  const Outcome three = run("parts", settings + drives("a") + little);
   const std::set<std::string> first = kept("a");
   // Larger segments: the same directory gets another file, and the first goes with its checkpoint.
   const Strings larger{"tiers.host=64MiB", "tiers.device=64MiB"};
   const Outcome five = run("parts", settings + drives("a") + larger + Strings{"steps=5"}, "");
   EXPECT_EQ(kept("a").size(), 1u);
   EXPECT_NE(kept("a"), first);
-  const Outcome copied =
-      run("copied", settings + drives("b") + Strings{"checkpoint.state=copy", "steps=6"}, five.newest);
+  const Outcome copied = run(
+      "copied", settings + drives("b") + little + Strings{"checkpoint.state=copy", "steps=6"}, five.newest);
   EXPECT_EQ(Checkpoint(copied.newest).manifest().pinned, 0);
   EXPECT_TRUE(kept("b").empty());
-  expect_tail(whole, run("again", settings + drives("b", 3) + Strings{"steps=7"}, copied.newest));
+  expect_tail(whole, run("again", settings + drives("b", 3) + little + Strings{"steps=7"}, copied.newest));
 }
 
 // All state is in memory when the checkpoint comes, or as much as the host has room for.
@@ -138,7 +164,8 @@ TEST_F(Pinned, WriteWhatIsNewerInMemoryAlone) {
   EXPECT_EQ(without("never", much), 0);
   EXPECT_EQ(rest, pinned);
   // Of state that streams, most is on the drives already.
-  const std::int64_t extra = written("little", {}) - without("seldom", {});
+  const Strings larger{"model.n_embd=64", "model.n_layer=4", "tiers.device=800KiB", "tiers.host=700KiB"};
+  const std::int64_t extra = written("little", larger) - without("seldom", larger);
   const std::int64_t all = Checkpoint(directory_ + "/little/checkpoints/0001-step-4").manifest().pinned;
   EXPECT_GT(extra, 0);
   EXPECT_LT(extra, all / 2) << "of " << all;
@@ -146,16 +173,20 @@ TEST_F(Pinned, WriteWhatIsNewerInMemoryAlone) {
 
 TEST_F(Pinned, SeveralAreKept) {
   const Strings settings = drives("a") + Strings{"checkpoint.every=1", "checkpoint.keep=3", "steps=5"};
-  Trainer trainer(config("out", settings), {});
-  trainer.start();
-  (void)trainer.run();
+  {
+    Trainer trainer(config("out", settings), {});
+    trainer.start();
+    (void)trainer.run();
+  }
   const auto all = list_checkpoints(directory_ + "/out/checkpoints");
   ASSERT_EQ(all.size(), 3u);
   for (const CheckpointEntry& entry : all) Checkpoint(entry.path).verify();
   // They stay valid while a run that has taken all of them over goes on.
-  Trainer more(config("out", settings + Strings{"steps=6"}), {.resume = ""});
-  more.start();
-  (void)more.run();
+  {
+    Trainer trainer(config("out", settings + Strings{"steps=6"}), {.resume = ""});
+    trainer.start();
+    (void)trainer.run();
+  }
   const auto now = list_checkpoints(directory_ + "/out/checkpoints");
   ASSERT_EQ(now.size(), 3u);
   EXPECT_EQ(now.front().step, 6);
@@ -231,7 +262,28 @@ TEST_F(Pinned, PlacesOfOthersAreRefused) {
   EXPECT_EQ(refused(".kept", ".kep/"), path);
   EXPECT_EQ(refused("\"segments\"", "\"segment\""), path);
   EXPECT_EQ(refused("\"F32\"", "\"F31\""), path);
-  EXPECT_EQ(refused("4096", "4097"), path);
+  // Places and sizes that make no sense.
+  const PinnedState good = parse_pinned(text, path);
+  const auto refuses = [&](const std::function<void(PinnedState&)>& change) {
+    PinnedState other = good;
+    change(other);
+    EXPECT_EQ(usage_error([&] { return parse_pinned(other.text(), path), 0; }).where(), path);
+  };
+  const auto piece = [](PinnedState& s) -> io::StoredPiece& { return s.segments[0].stored.pieces[0]; };
+  refuses([&](PinnedState& s) { piece(s).offset += 1; });
+  refuses([&](PinnedState& s) { piece(s).offset = -4096; });
+  refuses([&](PinnedState& s) { piece(s).bytes += 4096; });
+  refuses([&](PinnedState& s) { piece(s).drive = 1; });
+  refuses([&](PinnedState& s) { s.segments[0].stored.pieces.clear(); });
+  refuses([&](PinnedState& s) { s.segments[0].bytes = 0; });
+  refuses([&](PinnedState& s) { s.pieces[0].segment = 1000; });
+  refuses([&](PinnedState& s) { s.pieces[0].offset = s.segments[0].bytes; });
+  refuses([&](PinnedState& s) { s.pieces[0].offset += 1; });
+  refuses([&](PinnedState& s) { s.pieces[0].box.width = std::int64_t{1} << 47; });
+  refuses([&](PinnedState& s) { s.pieces[0].box.lines = std::int64_t{1} << 40; });
+  refuses([&](PinnedState& s) { s.pieces[0].scales = 0; });
+  refuses([&](PinnedState& s) { s.pieces[0].high_segment = 1000; });
+  refuses([&](PinnedState& s) { s.pieces[0].dtype = "U8"; });
 }
 
 TEST_F(Pinned, WhatCannotBePinnedIsSaid) {
@@ -244,18 +296,16 @@ TEST_F(Pinned, WhatCannotBePinnedIsSaid) {
   EXPECT_HAS(problem({"checkpoint.state=pin"}), "names no drive");
   EXPECT_HAS(problem(drives("a") + Strings{"aio.backend=ram"}), "no files");
   EXPECT_HAS(problem(drives("a") + Strings{"aio.verify=false"}), "aio.verify is off");
-  EXPECT_HAS(problem(drives("a") + Strings{"optimizer.state=split", "bf16.enabled=true"}), "split");
-  const Strings frozen{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "param_groups": [
-      {"params": ["wpe.weight"], "frozen": true}]})"};
-  EXPECT_HAS(problem(drives("a") + frozen), "frozen");
+  EXPECT_HAS(problem(drives("a") + Strings{"checkpoint.keep=64"}), "more than 63");
   // By itself a run then copies, and says why.
-  Trainer trainer(config("auto", drives("a") + frozen + Strings{"checkpoint.state=auto"}));
-  EXPECT_HAS(trainer.describe(), "state is copied, since some parameters are frozen");
+  Trainer trainer(config("auto", drives("a") + Strings{"aio.verify=false", "checkpoint.state=auto"}));
+  EXPECT_HAS(trainer.describe(), "state is copied, since aio.verify is off");
 }
 
 // A drive with room for one version, and not for two.
 TEST_F(Pinned, DrivesWithoutRoomAreNamedBeforeTheFirstStep) {
-  const Strings settings{"tiers.nvme.0.bytes=1300KiB"};
+  const std::int64_t two = Trainer(config("out", drives("a"))).plan().layout->table.nvme_bytes();
+  const Strings settings{fmt::format("tiers.nvme.0.bytes={}", two - 4096)};
   const Error error = usage_error([&] { Trainer trainer(config("out", drives("a") + settings)); });
   EXPECT_HAS(error.message(), "no room for 2 versions of the state");
   const Outcome o = run("auto", drives("a") + settings + Strings{"checkpoint.state=auto"});

@@ -138,10 +138,15 @@ PinnedPiece piece_of(const Json& json, const std::vector<PinnedSegment>& segment
 
 }  // namespace
 
+std::int64_t PinnedPiece::width() const {
+  return high_segment >= 0 ? 2 : width_of(dtype);
+}
+
 bool PinnedPiece::operator==(const PinnedPiece& o) const {
   return tensor == o.tensor && dtype == o.dtype && segment == o.segment && offset == o.offset &&
          box.first == o.box.first && box.lines == o.box.lines && box.width == o.box.width &&
-         box.stride == o.box.stride && scales == o.scales && phase == o.phase;
+         box.stride == o.box.stride && high_segment == o.high_segment && high_offset == o.high_offset &&
+         scales == o.scales && phase == o.phase;
 }
 
 std::int64_t PinnedState::bytes() const {

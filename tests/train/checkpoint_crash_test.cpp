@@ -260,8 +260,7 @@ class PinnedCrashModel : public CrashModel {
 };
 
 TEST_F(PinnedCrashModel, EveryStateOpensWhole) {
-  settings_.push_back("model.n_embd=32");
-  EXPECT_EQ(crash_everywhere(recorded(), as_asked("ZG_TEST_CRASHES", 64)), "");
+  EXPECT_EQ(crash_everywhere(recorded(), as_asked("ZG_TEST_CRASHES", 384)), "");
   EXPECT_EQ(manifests_.size(), 3u);
   const auto writes = std::count_if(files_.ops.begin(), files_.ops.end(),
                                     [](const Op& op) { return op.kind == Op::Kind::kDriveWrite; });

@@ -220,6 +220,9 @@ bool Checkpointer::save(const CheckpointManifest& state) {
   if (leads()) {
     if (good) good = finish(state, files, pinned, unfinished, path);
     if (!good) (void)remove_directory(*o_.files, unfinished);
+    // It may have got its name before its commit failed, and its state will not stay.
+    std::error_code error;
+    if (!good && pins && fs::exists(path, error)) (void)discard_checkpoint(*o_.files, path);
   }
   good = o_.engine->sum_over_ranks(leads() && !good ? 1 : 0) == 0;
   if (pins) settle_pins(good);

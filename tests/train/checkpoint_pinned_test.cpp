@@ -2,6 +2,7 @@
 // they take the files over or not, and nothing is written but what was newer in memory.
 #include <functional>
 #include <set>
+#include <utility>
 
 #include "train/checkpoint_fixture.hpp"
 #include "train/pinned_state.hpp"
@@ -318,10 +319,12 @@ TEST_F(Pinned, DrivesWithoutRoomAreNamedBeforeTheFirstStep) {
 // Fails one kind of operation when it is told to.
 class Failing final : public Files {
  public:
-  enum class What { kNothing, kRename, kSyncDrive, kCreate, kSyncDirectory } what = What::kNothing;
+  enum class What { kNothing, kRename, kSyncDrive, kCreate, kSyncDirectory, kLastSync };
+  What what = What::kNothing;
   int rename(const std::string& from, const std::string& to) override {
     // Of a checkpoint that gets its name.
     const bool commits = to.find(".part-") == to.npos && to.find("-step-") != to.npos;
+    named_ = named_ || commits;
     return what == What::kRename && commits ? EIO : Files::rename(from, to);
   }
   int sync_drive(io::Engine& io, int drive) override {
@@ -331,8 +334,12 @@ class Failing final : public Files {
     return what == What::kCreate ? ENOSPC : Files::create(path, bytes, fd);
   }
   int sync_directory(const std::string& path) override {
-    return what == What::kSyncDirectory ? EIO : Files::sync_directory(path);
+    const bool last = std::exchange(named_, false) && what == What::kLastSync;
+    return last || what == What::kSyncDirectory ? EIO : Files::sync_directory(path);
   }
+
+ private:
+  bool named_ = false;
 };
 
 // Training goes on when a commit fails, and what the checkpoint before has pinned stays as it is, however
@@ -344,7 +351,8 @@ TEST_F(Pinned, ACommitThatFailsLeavesTheOneBefore) {
     void on_checkpoint(std::int64_t step) override { act(step); }
   };
   int i = 0;
-  for (const What what : {What::kRename, What::kSyncDrive, What::kCreate, What::kSyncDirectory}) {
+  for (const What what :
+       {What::kRename, What::kSyncDrive, What::kCreate, What::kSyncDirectory, What::kLastSync}) {
     SCOPED_TRACE(static_cast<int>(what));
     const std::string name = fmt::format("out{}", i++), path = directory_ + "/" + name + "/checkpoints";
     Failing files;

@@ -128,9 +128,12 @@ void Mover::issue_nvme(ActionNode& node, std::int64_t ready) {
   transfer.ready = ready;
   transfer.tag = reinterpret_cast<std::uint64_t>(&node);
   // A write that a thread waits for, because it needs the memory, is as urgent as a read that it waits for.
-  transfer.priority = demanded ? io::Priority::kDemand
-                      : reads  ? io::Priority::kPrefetch
-                               : io::Priority::kWriteBack;
+  // One that frees memory which reads wait for is as urgent as these: the drive keeps most of its queue free
+  // of mere write-backs while threads wait for reads, and here that would hold up the reads themselves.
+  const bool holds_up = !reads && memory_queue_[index_of(tier)].first != nullptr;
+  transfer.priority = demanded            ? io::Priority::kDemand
+                      : reads || holds_up ? io::Priority::kPrefetch
+                                          : io::Priority::kWriteBack;
   reads ? nvme_->volume().read(transfer) : nvme_->volume().write(transfer);
 }
 

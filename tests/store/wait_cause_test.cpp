@@ -189,6 +189,20 @@ TEST_F(WaitCauseTest, WriteBacksThatMustMakeRoom) {
   expect_parts_are_all();
 }
 
+// Where a write-back must make the room for a read, the drive must not put it behind all reads.
+TEST_F(WaitCauseTest, AWriteBackIsAsUrgentAsTheReadsThatNeedItsMemory) {
+  open(0, 1);
+  give(1);
+  EXPECT_EQ(drives_->write_priority(), io::Priority::kWriteBack);  // nothing needed the memory
+  begin({{access_of(0, Tier::kHost, Access::kOverwrite)}, {access_of(1, Tier::kHost, Access::kRead)}});
+  for (int i = 0; i < 2; ++i) {
+    next();
+    leases_.clear();
+  }
+  EXPECT_EQ(drives_->write_priority(), io::Priority::kPrefetch);
+  finish();
+}
+
 // Memory of the device waits for a copy to the host, whose memory waits for the drives.
 TEST_F(WaitCauseTest, WriteBacksTwoTiersBelow) {
   open(1, 1);

@@ -56,6 +56,7 @@ class MemoryIo final : public io::Engine {
     const auto delay =
         std::chrono::microseconds(random_() % static_cast<std::uint64_t>(options_.max_delay.count() + 1));
     const int number = t.op == io::Op::kRead ? reads_++ : writes_++;
+    if (t.op == io::Op::kWrite) write_priority_ = t.priority;
     pending_.push_back({t, Clock::now() + delay, number});
     changed_.notify_all();
     return {static_cast<std::uint32_t>(number), 1};
@@ -92,6 +93,10 @@ class MemoryIo final : public io::Engine {
   int writes() const {
     std::lock_guard lock(mutex_);
     return writes_;
+  }
+  io::Priority write_priority() const {  // of the last write
+    std::lock_guard lock(mutex_);
+    return write_priority_;
   }
 
  private:
@@ -174,6 +179,7 @@ class MemoryIo final : public io::Engine {
   std::condition_variable changed_;
   std::vector<Pending> pending_;
   int reads_ = 0, writes_ = 0;
+  io::Priority write_priority_ = io::Priority::kDemand;
   std::array<bool, 2> held_{};  // by io::Op
   std::atomic<int> registered_{0};
   bool stop_ = false;

@@ -49,6 +49,7 @@ bool add(Adoption& to, const Writer& writer, const RunPlan& plan, const PinnedSt
     if (slot == slots.end()) {
       // One slot must be left for the next write-back.
       if (static_cast<int>(slots.size()) + 1 >= plan.layout->options.state_versions) return false;
+      if (!slots.empty() && segment.stored.version > slots.front().version) return false;
       slots.push_back(segment.stored);
       slot = std::prev(slots.end());
       to.places.insert(to.places.end(), slot->pieces.begin(), slot->pieces.end());
@@ -57,6 +58,18 @@ bool add(Adoption& to, const Writer& writer, const RunPlan& plan, const PinnedSt
     pinned.push_back({ids[i], static_cast<int>(slot - slots.begin())});
   }
   return true;
+}
+
+bool overlap(std::vector<io::StoredPiece> places) {
+  std::sort(places.begin(), places.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.drive, a.offset) < std::pair(b.drive, b.offset);
+  });
+  for (std::size_t i = 1; i < places.size(); ++i) {
+    if (places[i].drive == places[i - 1].drive &&
+        places[i].offset < places[i - 1].offset + places[i - 1].bytes)
+      return true;
+  }
+  return false;
 }
 
 std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint& from, std::string& why) {
@@ -71,6 +84,7 @@ std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint
   found.versions.resize(plans.size());
   found.pins.resize(plans.size());
   std::int64_t kept = 0;
+  std::vector<KeptFile> files;  // of the one that the run goes on from
   for (const CheckpointEntry& entry : list_checkpoints(first.config.checkpoint.path)) {
     const bool is_from = same_directory(entry.path, from.path());
     const std::vector<PinnedState> all = pins_in(entry.path);
@@ -84,6 +98,9 @@ std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint
       continue;
     }
     if (all.size() != writers.size()) why = "it is of another number of ranks";
+    // What lies in other files needs nothing of these, and keeps its own.
+    if (why.empty() && !is_from && all.front().files != files) continue;
+    if (is_from && !all.empty()) files = all.front().files;
     for (std::size_t w = 0; w < writers.size() && why.empty(); ++w) {
       const RunPlan& plan = plans[writers[w].rank];
       why = mismatch(plan, writers[w].form, all[w]);
@@ -96,7 +113,8 @@ std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint
     found.rates = all.front().rates;
   }
   if (kept == 0) why = "it lies in another directory than this run's";
-  if (kept == 0) return std::nullopt;
+  if (overlap(found.places)) why = "places of its state overlap";
+  if (!why.empty()) return std::nullopt;
   return found;
 }
 

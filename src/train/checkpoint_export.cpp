@@ -103,6 +103,7 @@ void export_model(const Checkpoint& checkpoint, const std::string& directory,
             [&](const Unit&, const Param& param, std::int64_t begin, std::int64_t end, float* out) {
               read_values(checkpoint, param.name, 0, {begin, 1, end - begin, 0}, out);
             });
+    checkpoint.check_still_there();
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <queue>
@@ -13,7 +14,7 @@
 
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
-#include "train/pinned_map.hpp"
+#include "train/pinned_reader.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
@@ -168,11 +169,8 @@ struct Checkpoint::State {
   // What pieces lie in: a safetensors file, or what a rank has pinned.
   struct Source {
     std::unique_ptr<SafeTensors> file;
-    std::unique_ptr<PinnedMap> pins;
+    std::unique_ptr<PinnedReader> pins;
     const std::string& path() const { return file ? file->path() : pins->path(); }
-    void drop(const void* data, std::int64_t bytes) const {
-      file ? file->drop(data, bytes) : pins->drop(data, bytes);
-    }
   };
   struct Stored {
     CheckpointBox box;
@@ -181,17 +179,17 @@ struct Checkpoint::State {
     // Of codes in blocks of a part's elements: their scales, and the place of the first element in its block.
     const SafeTensors::Entry* scales = nullptr;
     std::int64_t phase = 0;
-    const void* high = nullptr;  // of pinned split masters: the upper halves; the entry has the lower ones
+    const PinnedPiece* pinned = nullptr;  // the entry then has no data, but sizes
     std::int64_t width() const { return box.count() > 0 ? entry->bytes / box.count() : 0; }
   };
   using Pieces = std::vector<Stored>;  // by first element
   std::vector<std::unique_ptr<Source>> files;
   std::unordered_map<std::string, Pieces> tensors;
+  std::deque<SafeTensors::Entry> pinned_entries;
   std::unordered_map<const SafeTensors::Entry*, std::uint64_t> hashes;
 
   void add(const std::string& path, const CheckpointFile& wanted);
   void add_pins(const std::string& path, const CheckpointFile& wanted);
-  static void join(const Stored& piece, std::int64_t first, std::int64_t count, char* out);
   // Codes whose blocks are those of the whole tensor have another tensor with the scales.
   static bool has_own_blocks(const Pieces& pieces) {
     return std::any_of(pieces.begin(), pieces.end(), [](const Stored& s) { return s.scales != nullptr; });
@@ -238,12 +236,19 @@ void Checkpoint::State::add_pins(const std::string& path, const CheckpointFile& 
   if (io::hash_of(text) != wanted.header_hash)
     damaged(path, "has another XXH3 than its manifest says: it was changed");
   files.push_back(std::make_unique<Source>());
-  files.back()->pins = std::make_unique<PinnedMap>(parse_pinned(text, path), path);
-  for (const PinnedMap::Entries& one : files.back()->pins->entries()) {
-    Stored piece{one.piece->box, files.back().get(), &one.elements};
-    piece.high = one.high;
-    if (one.piece->scales >= 0) piece.scales = &one.scales, piece.phase = one.piece->phase;
-    tensors[one.piece->tensor].push_back(piece);
+  files.back()->pins = std::make_unique<PinnedReader>(parse_pinned(text, path), path);
+  PinnedReader& pins = *files.back()->pins;
+  for (const PinnedPiece& p : pins.state().pieces) {
+    const std::int64_t count = p.box.count(), blocks = (p.phase + count + kQuantBlock - 1) / kQuantBlock;
+    const std::int64_t width = p.high_segment >= 0 ? 4 : p.width();
+    pinned_entries.push_back({p.tensor, p.dtype, {count}, nullptr, count * width});
+    Stored piece{p.box, files.back().get(), &pinned_entries.back()};
+    piece.pinned = &p;
+    if (p.scales >= 0) {
+      pinned_entries.push_back({p.tensor, "F32", {blocks}, nullptr, 4 * blocks});
+      piece.scales = &pinned_entries.back(), piece.phase = p.phase;
+    }
+    tensors[p.tensor].push_back(piece);
   }
 }
 
@@ -286,9 +291,14 @@ void Checkpoint::verify(const std::function<void(std::int64_t)>& progress, const
   std::int64_t done = 0;
   for (std::size_t i = 0; i < state_->files.size(); ++i) {
     if (state_->files[i]->pins) {
-      state_->files[i]->pins->verify([&](std::int64_t bytes) {
-        if (progress) progress(done += bytes);
-      });
+      try {
+        state_->files[i]->pins->verify([&](std::int64_t bytes) {
+          if (progress) progress(done += bytes);
+        });
+      } catch (const Error&) {
+        check_still_there();
+        throw;
+      }
       continue;
     }
     const SafeTensors& file = *state_->files[i]->file;
@@ -380,16 +390,6 @@ const std::string& Checkpoint::dtype_of(const std::string& tensor) const {
   return state_->tensors.at(tensor).front().entry->dtype;
 }
 
-// The values of split masters; `out` has any alignment.
-void Checkpoint::State::join(const Stored& piece, std::int64_t first, std::int64_t count, char* out) {
-  const auto* const low = static_cast<const std::uint16_t*>(piece.entry->data) + first;
-  const bf16* const high = static_cast<const bf16*>(piece.high) + first;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float value = join_master(high[i], low[i]);
-    std::memcpy(out + i * 4, &value, sizeof value);
-  }
-}
-
 void Checkpoint::read(const std::string& tensor, const CheckpointBox& box, void* out) const {
   char* const to = static_cast<char*>(out);
   for (const State::Stored& piece : state_->tensors.at(tensor)) {
@@ -397,11 +397,12 @@ void Checkpoint::read(const std::string& tensor, const CheckpointBox& box, void*
     const char* const data = static_cast<const char*>(piece.entry->data);
     std::int64_t begin = piece.box.count(), end = 0;  // what was read of the piece
     for_overlaps(box, piece.box, [&](std::int64_t at, std::int64_t from, std::int64_t count) {
-      if (piece.high != nullptr) return State::join(piece, from, count, to + at * width);
+      if (piece.pinned != nullptr) return piece.file->pins->read(*piece.pinned, from, count, to + at * width);
       std::memcpy(to + at * width, data + from * width, static_cast<std::size_t>(count * width));
       begin = std::min(begin, from), end = std::max(end, from + count);
     });
-    if (begin < end && piece.high == nullptr) piece.file->drop(data + begin * width, (end - begin) * width);
+    if (begin < end && piece.pinned == nullptr)
+      piece.file->file->drop(data + begin * width, (end - begin) * width);
   }
 }
 
@@ -413,6 +414,15 @@ void Checkpoint::read_codes(const std::string& tensor, const CheckpointBox& box,
     for (const State::Stored& piece : pieces) {
       const char* const data = static_cast<const char*>(piece.scales->data);  // of any alignment
       for_overlaps(box, piece.box, [&](std::int64_t at, std::int64_t from, std::int64_t count) {
+        if (piece.pinned != nullptr) {
+          const std::int64_t first = (piece.phase + from) / kQuantBlock;
+          const std::int64_t last = (piece.phase + from + count - 1) / kQuantBlock;
+          std::vector<float> blocks(static_cast<std::size_t>(last - first + 1));
+          piece.file->pins->read_scales(*piece.pinned, first, last - first + 1, blocks.data());
+          for (std::int64_t i = 0; i < count; ++i)
+            scales[at + i] = blocks[static_cast<std::size_t>((piece.phase + from + i) / kQuantBlock - first)];
+          return;
+        }
         for (std::int64_t i = 0; i < count; ++i)
           std::memcpy(scales + at + i, data + (piece.phase + from + i) / kQuantBlock * 4, sizeof(float));
       });
@@ -438,6 +448,17 @@ std::vector<std::string> Checkpoint::drive_files() const {
   return {all.begin(), all.end()};
 }
 
+// A run takes a checkpoint's name away before it writes to what was pinned.
+void Checkpoint::check_still_there() const {
+  if (manifest_.pinned == 0) return;
+  const std::string name = path_ + "/" + kManifestName;
+  std::error_code error;
+  if (fs::exists(name, error) && read_text_file(name, "the manifest of a checkpoint") == manifest_.text())
+    return;
+  throw Error(Errc::kUsage, path_, "was removed by its run while it was read",
+              "take the newest one, or let the run keep more (checkpoint.keep)");
+}
+
 void Checkpoint::close() {
   state_ = std::make_unique<State>();
 }
@@ -461,22 +482,23 @@ CheckpointFile Checkpoint::copy_tensors(Files& files, const std::string& directo
           {tensor.name + kScaleName + suffix, fmt::format(" 1 0 {}", piece.phase), &piece, piece.scales});
     }
   }
-  std::vector<char> joined;
+  std::vector<char> buffer;
   const auto data_of = [&](const Entry& e) -> const void* {
-    if (e.piece->high == nullptr) return e.from->data;
-    joined.resize(static_cast<std::size_t>(e.from->bytes));
-    State::join(*e.piece, 0, e.piece->box.count(), joined.data());
-    return joined.data();
-  };
-  const auto drop = [](const Entry& e) {
-    if (e.piece->high == nullptr) e.piece->file->drop(e.from->data, e.from->bytes);
+    if (e.piece->pinned == nullptr) return e.from->data;
+    buffer.resize(static_cast<std::size_t>(e.from->bytes));
+    if (e.from == e.piece->scales) {
+      e.piece->file->pins->read_scales(*e.piece->pinned, 0, e.from->count(),
+                                       reinterpret_cast<float*>(buffer.data()));
+    } else {
+      e.piece->file->pins->read(*e.piece->pinned, 0, e.piece->box.count(), buffer.data());
+    }
+    return buffer.data();
   };
   nlohmann::ordered_json notes{{"format", "pt"}}, json;
   std::int64_t bytes = 0;
   for (const Entry& e : entries) {
     io::Hash hash;
     hash.update(data_of(e), e.from->bytes);
-    drop(e);
     notes[e.name] = fmt::format("{} {}{}", e.piece->box.first, io::hash_text(hash.value()), e.note);
   }
   json["__metadata__"] = std::move(notes);
@@ -493,10 +515,10 @@ CheckpointFile Checkpoint::copy_tensors(Files& files, const std::string& directo
   out.write(header.data(), offset, 0);
   for (const Entry& e : entries) {
     out.write(data_of(e), e.from->bytes, offset);
-    drop(e);
     offset += e.from->bytes;
   }
   out.sync_and_close();
+  check_still_there();
   return written;
 }
 

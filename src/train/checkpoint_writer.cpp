@@ -8,6 +8,7 @@
 #include "train/checkpoint_header.hpp"
 #include "train/pinned_state.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -257,12 +258,11 @@ std::string discard_checkpoint(Files& files, const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path();
   if (const int error = files.sync_directory(parent.empty() ? "." : parent); error != 0)
     return parent + ": " + errno_text(error);
-  std::string failed = remove_directory(files, gone);
   for (const KeptFile& file : kept) {
     const std::string problem = release_kept(files, file);
-    if (failed.empty()) failed = problem;
+    if (!problem.empty()) log::warning("{}", problem);
   }
-  return failed;
+  return remove_directory(files, gone);
 }
 
 }  // namespace zg

@@ -106,8 +106,8 @@ std::optional<CheckpointFile> Checkpointer::write_part(const std::string& direct
   return result;
 }
 
-// All drives at once, since each flush takes a drive its time. After a failure nobody knows what is there, so
-// it is not tried again.
+// All drives at once, since each flush takes a drive its time. After a failure nobody knows what is there,
+// and the next flush does not tell: then this run pins nothing any more.
 bool Checkpointer::sync_drives() {
   std::vector<int> errors(static_cast<std::size_t>(o_.io->drive_count()), 0);
   std::vector<std::thread> threads;
@@ -117,21 +117,39 @@ bool Checkpointer::sync_drives() {
   }
   errors[0] = o_.files->sync_drive(*o_.io, 0);
   for (std::thread& thread : threads) thread.join();
+  for (std::size_t d = 0; d < errors.size(); ++d) {
+    if (errors[d] != 0 && lost_.empty())
+      lost_ = fmt::format("{} could not be flushed ({})", o_.io->file(static_cast<int>(d)),
+                          errno_text(errors[d]));
+  }
+  if (!lost_.empty()) {
+    log::warning(
+        "no checkpoint of step {}: {}; nobody knows what is there, and this run writes no more "
+        "checkpoints: end it, look at the drive, and --resume",
+        step_, lost_);
+    return false;
+  }
   try {
-    for (std::size_t d = 0; d < errors.size(); ++d) {
-      const auto drive = static_cast<int>(d);
-      const std::string path = o_.io->file(drive);
-      if (errors[d] != 0) throw_io(path, "cannot be brought to the drive", errors[d]);
-      const bool kept = fs::path(path).extension() == kKeptEnd;
-      const std::string name = kept ? fs::path(path).filename().string()
-                                    : keep_file(*o_.files, path, o_.plan->config.checkpoint.path);
-      o_.io->renamed(drive, name, true);
-    }
+    for (int d = 0; d < o_.io->drive_count(); ++d) keep(d);
   } catch (const Error& error) {
     warn(fmt::format("no checkpoint of step {}", step_), error);
     return false;
   }
   return true;
+}
+
+// Gives the drive's file a name that lasts.
+void Checkpointer::keep(int drive) {
+  const fs::path path = o_.io->file(drive);
+  const bool kept = path.extension() == kKeptEnd;
+  const std::string name =
+      kept ? path.filename().string() : keep_file(*o_.files, path, o_.plan->config.checkpoint.path);
+  o_.io->renamed(drive, name, true);
+  if (synced_names_.count(name) > 0) return;
+  const std::string directory = path.parent_path();
+  if (const int error = o_.files->sync_directory(directory); error != 0)
+    throw_io(directory, "cannot be brought to the drive", error);
+  synced_names_.insert(name);
 }
 
 // Says where this rank's state lies, which all drives have.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,7 @@ class Checkpointer {
   std::optional<CheckpointFile> write_part(const std::string& directory);
   std::optional<CheckpointFile> write_pins(const std::string& directory);
   bool sync_drives();
+  void keep(int drive);
   void settle_pins(bool good);
   bool finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files, std::int64_t pinned,
               const std::string& unfinished, const std::string& path);
@@ -63,9 +65,11 @@ class Checkpointer {
   Options o_;
   Clock::time_point last_ = Clock::now();
   Clock::time_point began_, told_;
-  std::int64_t step_ = 0;     // of the one that is being written
-  std::int64_t written_ = 0;  // to the drives for it
-  PinnedState form_;          // this rank's segments and pieces
+  std::int64_t step_ = 0;               // of the one that is being written
+  std::string lost_;                    // why the drives are not trusted any more; empty: they are
+  std::set<std::string> synced_names_;  // of drives' files
+  std::int64_t written_ = 0;            // to the drives for it
+  PinnedState form_;                    // this rank's segments and pieces
   // By the checkpoint's number: its versions stay as they are until it is removed.
   std::map<std::int64_t, std::vector<PinnedVersion>> pins_;
 };

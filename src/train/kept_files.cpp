@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <map>
 
@@ -43,6 +44,18 @@ std::string purpose_of(const KeptFile& file) {
   }
 }
 
+// Empty, in the directory of the checkpoints: a directory at the path that a kept file names may be another
+// one.
+std::string marker_of(const KeptFile& file, const std::string& directory_of_checkpoints) {
+  return directory_of_checkpoints + "/" + file.name;
+}
+
+// Whether the directory that a kept file names is there, and is the one.
+bool is_known(const KeptFile& file, const std::string& purpose) {
+  std::error_code error;
+  return !purpose.empty() && fs::is_regular_file(marker_of(file, purpose), error);
+}
+
 std::int64_t size_of_file(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 ? std::int64_t{info.st_blocks} * 512 : 0;
@@ -52,7 +65,7 @@ std::int64_t size_of_file(const std::string& path) {
 bool is_in_use(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return errno != ENOENT;
-  const bool locked = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
+  const bool locked = ::flock(fd, LOCK_SH | LOCK_NB) != 0;
   (void)::close(fd);
   return locked;
 }
@@ -79,25 +92,26 @@ std::vector<KeptFile> kept_by(const std::string& directory) {
 }
 
 std::string keep_file(Files& files, const std::string& path, const std::string& directory_of_checkpoints) {
-  const std::string name = fs::path(path).stem().string() + kKeptEnd;
-  const std::string directory = fs::path(path).parent_path(), kept = directory + "/" + name;
-  const std::string text = absolute(directory_of_checkpoints) + "\n";
-  (void)files.remove(kept + kForEnd);  // of an attempt that failed
-  NewFile note(files, kept + kForEnd, static_cast<std::int64_t>(text.size()));
-  note.write(text.data(), static_cast<std::int64_t>(text.size()), 0);
-  note.sync_and_close();
-  if (const int error = files.rename(path, kept); error != 0)
-    throw_io(path, "cannot get its name " + kept, error);
-  if (const int error = files.sync_directory(directory); error != 0)
-    throw_io(directory, "cannot be brought to the drive", error);
-  return name;
+  const KeptFile kept{fs::path(path).parent_path(), fs::path(path).stem().string() + kKeptEnd};
+  const auto write = [&](const std::string& name, const std::string& text) {
+    (void)files.remove(name);  // of an attempt that failed
+    NewFile file(files, name, static_cast<std::int64_t>(text.size()));
+    file.write(text.data(), static_cast<std::int64_t>(text.size()), 0);
+    file.sync_and_close();
+  };
+  write(marker_of(kept, directory_of_checkpoints), "");
+  if (const int error = files.sync_directory(directory_of_checkpoints); error != 0)
+    throw_io(directory_of_checkpoints, "cannot be brought to the drive", error);
+  write(kept.path() + kForEnd, absolute(directory_of_checkpoints) + "\n");
+  if (const int error = files.rename(path, kept.path()); error != 0)
+    throw_io(path, "cannot get its name " + kept.path(), error);
+  return kept.name;
 }
 
 // Checkpoints know a file by its name, which is random, since a directory may have several paths.
 std::string release_kept(Files& files, const KeptFile& file) {
   const std::string path = file.path(), purpose = purpose_of(file);
-  std::error_code error;
-  if (purpose.empty() || !fs::is_directory(purpose, error) || is_in_use(path)) return "";
+  if (!is_known(file, purpose) || is_in_use(path)) return "";
   try {
     const std::vector<KeptFile> needed = kept_by(purpose);
     if (std::any_of(needed.begin(), needed.end(), [&](const auto& one) { return one.name == file.name; }))
@@ -109,19 +123,30 @@ std::string release_kept(Files& files, const KeptFile& file) {
     return path + ": " + errno_text(failed);
   (void)files.remove(path + kForEnd);
   (void)files.sync_directory(file.directory);
+  (void)files.remove(marker_of(file, purpose));
   return "";
 }
 
 void reclaim_kept(Files& files, const std::string& directory) {
+  // Notes whose files are gone, under both names.
+  std::error_code unknown;
+  std::vector<std::string> notes;
+  for (fs::directory_iterator at(directory, unknown), end; !unknown && at != end; at.increment(unknown))
+    if (const std::string name = at->path(); ends_in(name, std::string(kKeptEnd) + kForEnd))
+      notes.push_back(name);
+  for (const std::string& note : notes) {
+    const std::string kept = note.substr(0, note.size() - std::strlen(kForEnd));
+    const std::string tier = fs::path(kept).replace_extension(".tier");
+    if (!fs::exists(kept, unknown) && !fs::exists(tier, unknown)) (void)files.remove(note);
+  }
   for (const KeptFile& file : kept_in(directory)) {
     const std::string path = file.path(), purpose = purpose_of(file);
     const std::int64_t bytes = size_of_file(path);
     std::error_code error;
-    if (purpose.empty() || !fs::is_directory(purpose, error)) {
-      log::warning(
-          "{} ({}) is kept for checkpoints in {}, which is not there: if they are gone for good, "
-          "remove it",
-          path, format_bytes(bytes), purpose.empty() ? "a directory that it does not name" : purpose);
+    if (!is_known(file, purpose)) {
+      log::warning("{} ({}) is kept for checkpoints in {}, which {}: if they are gone for good, remove it",
+                   path, format_bytes(bytes), purpose.empty() ? "a directory that it does not name" : purpose,
+                   fs::is_directory(purpose, error) ? "does not know it" : "is not there");
       continue;
     }
     if (const std::string failed = release_kept(files, file); !failed.empty()) {
@@ -138,8 +163,10 @@ void free_unpinned(const std::vector<KeptFile>& files, const std::string& direct
     for (const CheckpointEntry& entry : list_checkpoints(directory_of_checkpoints)) {
       for (const PinnedState& pins : pins_in(entry.path)) {
         for (const PinnedSegment& segment : pins.segments) {
-          for (const io::StoredPiece& p : segment.stored.pieces)
-            pinned[pins.files[static_cast<std::size_t>(p.drive)].name][p.offset] = p.offset + p.bytes;
+          for (const io::StoredPiece& p : segment.stored.pieces) {
+            std::int64_t& end = pinned[pins.files[static_cast<std::size_t>(p.drive)].name][p.offset];
+            end = std::max(end, p.offset + p.bytes);
+          }
         }
       }
     }
@@ -154,7 +181,8 @@ void free_unpinned(const std::vector<KeptFile>& files, const std::string& direct
     const auto punch = [&](std::int64_t to) {
       if (to > end) (void)::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, end, to - end);
     };
-    if (fd >= 0 && ::fstat(fd, &info) == 0 && pinned.count(file.name) > 0) {
+    if (fd >= 0 && ::fstat(fd, &info) == 0 && pinned.count(file.name) > 0 &&
+        is_known(file, directory_of_checkpoints)) {
       for (const auto& [offset, piece_end] : pinned[file.name]) {
         punch(offset);
         end = std::max(end, piece_end);
@@ -166,7 +194,7 @@ void free_unpinned(const std::vector<KeptFile>& files, const std::string& direct
 }
 
 bool is_kept_for(const KeptFile& file, const std::string& directory_of_checkpoints) {
-  return purpose_of(file) == absolute(directory_of_checkpoints);
+  return purpose_of(file) == absolute(directory_of_checkpoints) && is_known(file, directory_of_checkpoints);
 }
 
 std::int64_t kept_bytes(const std::string& directory, const std::string& directory_of_checkpoints) {

@@ -4,6 +4,7 @@
 //
 //   DRIVE/ziggurat-<16 hex digits>.kept       the drive's file, which outlives its run
 //   DRIVE/ziggurat-<16 hex digits>.kept-for   the directory of the checkpoints that it is kept for
+//   CHECKPOINTS/ziggurat-<16 digits>.kept     empty: this is that directory, and not another at its path
 //
 // A kept file may be removed when no checkpoint of that directory names it. Functions may be called from any
 // thread; errors are Error(kUsage) for what is damaged, with the place, and Error(kIo).
@@ -73,8 +74,9 @@ std::vector<PinnedState> pins_in(const std::string& checkpoint);
 // The files of drives that checkpoints in this directory pin.
 std::vector<KeptFile> kept_by(const std::string& directory_of_checkpoints);
 
-// Keeps the file of a drive, for the checkpoints of a directory: writes down for whom, and renames it; both
-// last when it returns. Returns the new name. Throws Error(kIo).
+// Keeps the file of a drive, for the checkpoints of a directory: writes down for whom, which lasts when it
+// returns, and renames it, which lasts when the drive's directory was synced. Returns the new name. Throws
+// Error(kIo).
 std::string keep_file(Files& files, const std::string& path, const std::string& directory_of_checkpoints);
 // Removes a kept file if nobody has it open as a tier, and no checkpoint of its directory names it. Returns
 // why it could not be removed although it should be; empty: nothing failed.

@@ -55,6 +55,7 @@ RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet&
   }
   for (const std::vector<double>& theirs : processes_.all_gather({&mine, 1}))
     bytes_ += static_cast<std::int64_t>(theirs[0]);
+  for (const CheckpointEntry& entry : list_checkpoints(config_.path)) there_.push_back(entry.path);
   if (resume) open(*resume);
   if (from_) compare(plans.front());
   if (from_ && from_->manifest().pinned > 0) {
@@ -145,18 +146,31 @@ void RunCheckpoints::prepare() const {
                    : log::warning("{} was not completed and cannot be removed: {}", path, failed);
   }
   check_room(config_, bytes_);
+  if (adoption_) take_over();
 }
 
 void RunCheckpoints::prepare_drives() const {
   if (processes_.number() > 0) return;
-  for (const std::string& path : adoption_ ? adoption_->surplus : std::vector<std::string>()) {
-    const std::string failed = discard_checkpoint(files_, path);
-    if (!failed.empty()) throw Error(Errc::kIo, path, "cannot be removed: " + failed);
-  }
   for (const std::string& drive : drives_) reclaim_kept(files_, drive);
 }
 
+// The drives are locked now. Another run may have had them while this one looked at the checkpoints.
+void RunCheckpoints::take_over() const {
+  std::vector<std::string> now;
+  for (const CheckpointEntry& entry : list_checkpoints(config_.path)) now.push_back(entry.path);
+  from_->check_still_there();
+  if (now != there_) {
+    throw Error(Errc::kUsage, config_.path, "has other checkpoints than when this run started",
+                "another run has written there meanwhile: start this one again");
+  }
+  for (const std::string& path : adoption_->surplus) {
+    const std::string failed = discard_checkpoint(files_, path);
+    if (!failed.empty()) throw Error(Errc::kIo, path, "cannot be removed: " + failed);
+  }
+}
+
 void RunCheckpoints::restored() {
+  if (from_ && !adoption_) from_->check_still_there();
   if (from_) from_->close();
 }
 

@@ -31,8 +31,8 @@ class RunCheckpoints {
 
   // What the run takes over of the drives; null: nothing.
   const Adoption* adoption() const { return adoption_ ? &*adoption_ : nullptr; }
-  // Before the drives are opened: removes what would be in the way of what is adopted, and files that no
-  // checkpoint needs any more. In the first process alone.
+  // Before the drives are opened: removes files there that no checkpoint needs any more. In the first process
+  // alone.
   void prepare_drives() const;
   // The state of all ranks is restored: from() keeps its manifest alone.
   void restored();
@@ -43,6 +43,7 @@ class RunCheckpoints {
  private:
   void open(const std::string& asked);
   void compare(const RunPlan& plan);
+  void take_over() const;
 
   const CheckpointConfig& config_;
   Processes& processes_;
@@ -57,6 +58,7 @@ class RunCheckpoints {
   std::optional<Adoption> adoption_;
   std::vector<DriveRates> rates_;
   std::vector<std::string> drives_;  // their directories
+  std::vector<std::string> there_;   // all checkpoints in the run's directory, before any was looked at
   std::vector<Checkpointer> ranks_;
 };
 

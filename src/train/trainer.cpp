@@ -439,6 +439,8 @@ std::vector<double> Trainer::measure_here() {
           ? checkpoints_->adoption()->rates
           : measure_drives(io, config.aio.block_size, roofs_.nvme_mixed_reads, node_->host().budget());
   checkpoints_->set_rates(rates);
+  if (rates.empty())
+    log::info("the drives' rates are not known: they hold state, and no run has measured them");
   for (std::size_t d = 0; d < rates.size(); ++d) {
     roofs_.nvme_read += rates[d].read;
     roofs_.nvme_write += rates[d].write;

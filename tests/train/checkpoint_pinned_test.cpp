@@ -351,8 +351,7 @@ TEST_F(Pinned, ACommitThatFailsLeavesTheOneBefore) {
     void on_checkpoint(std::int64_t step) override { act(step); }
   };
   int i = 0;
-  for (const What what :
-       {What::kRename, What::kSyncDrive, What::kCreate, What::kSyncDirectory, What::kLastSync}) {
+  for (const What what : {What::kRename, What::kCreate, What::kSyncDirectory, What::kLastSync}) {
     SCOPED_TRACE(static_cast<int>(what));
     const std::string name = fmt::format("out{}", i++), path = directory_ + "/" + name + "/checkpoints";
     Failing files;
@@ -388,6 +387,8 @@ TEST_F(Pinned, FilesThatNobodyNeedsAreReclaimed) {
   const std::string lost = "ziggurat-0123456789abcdef.kept", foreign = "ziggurat-0123456789abcdee.kept";
   test::write_file(at + lost, "1");
   test::write_file(at + lost + "-for", directory_ + "/out/checkpoints\n");
+  test::write_file(directory_ + "/out/checkpoints/" + lost, "");
+  test::write_file(at + "ziggurat-0123456789abcded.kept-for", "of a file that is gone\n");
   test::write_file(at + foreign, "1");
   test::write_file(at + foreign + "-for", directory_ + "/gone/checkpoints\n");
   (void)run("other", drives("a"));
@@ -396,7 +397,101 @@ TEST_F(Pinned, FilesThatNobodyNeedsAreReclaimed) {
   EXPECT_EQ(now.count(needed) + now.count(foreign), 2u);
   EXPECT_EQ(now.count(lost), 0u);
   EXPECT_FALSE(fs::exists(at + lost + "-for"));
+  EXPECT_FALSE(fs::exists(directory_ + "/out/checkpoints/" + lost));
+  EXPECT_FALSE(fs::exists(at + "ziggurat-0123456789abcded.kept-for"));
   Checkpoint(o.newest).verify();
+}
+
+// The directory that a kept file names may be another one by now, which knows nothing of it.
+TEST_F(Pinned, FilesOfADirectoryThatMovedStay) {
+  (void)run("out", drives("a"));
+  fs::rename(directory_ + "/out", directory_ + "/moved");
+  (void)run("out", drives("a"));
+  (void)run("other", drives("a"));
+  EXPECT_EQ(kept("a").size(), 3u);
+  Checkpoint(list_checkpoints(directory_ + "/moved/checkpoints").front().path).verify();
+}
+
+// A run that has taken the state over and ends early leaves the checkpoint as it was, however often it has
+// written the state meanwhile.
+TEST_F(Pinned, WhatIsTakenOverStaysUntilTheNextCommit) {
+  const Strings settings = drives("a", 2) + Strings{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})"};
+  const Outcome whole = run("whole", settings + drives("whole", 2) + Strings{"steps=9"});
+  const Outcome three = run("out", settings);
+  struct Stop final : TrainObserver {
+    void on_step(const StepRecord& r) override {
+      if (r.step == 7) throw Error(Errc::kIo, "test", "ends here");
+    }
+  } stop;
+  for (int i = 0; i < 2; ++i) {
+    Trainer trainer(config("out", settings + Strings{"steps=9"}), {.resume = ""});
+    trainer.start();
+    EXPECT_THROW((void)trainer.run({&stop}), Error);
+    Checkpoint(three.newest).verify();
+  }
+  EXPECT_TRUE(tensors_in(three.newest) == three.tensors);
+  expect_tail(whole, run("out", settings + Strings{"steps=9"}, ""));
+}
+
+// Checkpoints of one directory in two files of a drive: each file serves its own.
+TEST_F(Pinned, AnEarlierFileOfTheDriveIsNotTakenForThisOne) {
+  const Strings settings = drives("a") + Strings{"checkpoint.every=1", "checkpoint.keep=2"};
+  const std::string path = directory_ + "/out/checkpoints";
+  const auto go = [&](int steps, std::optional<std::string> resume) {
+    Trainer trainer(config("out", settings + Strings{fmt::format("steps={}", steps)}),
+                    {.resume = std::move(resume)});
+    trainer.start();
+    (void)trainer.run();
+    for (const CheckpointEntry& entry : list_checkpoints(path)) Checkpoint(entry.path).verify();
+    return kept("a").size();
+  };
+  EXPECT_EQ(go(2, {}), 1u);
+  EXPECT_EQ(go(2, path + "/0001-step-1"), 2u);  // 2 of the first file and 3 of another stay
+  EXPECT_EQ(go(3, ""), 2u - 1);                 // 3 and 4
+  EXPECT_EQ(list_checkpoints(path).front().step, 3);
+}
+
+// Two runs go on from the same checkpoint, one after the other: the second must look again.
+TEST_F(Pinned, CheckpointsThatChangedMeanwhileAreFound) {
+  const Strings settings = drives("a") + Strings{"steps=5"};
+  (void)run("out", drives("a"));
+  Trainer late(config("out", settings), {.resume = ""});
+  (void)run("out", settings, "");
+  (void)usage_error([&] { late.open_node(); });
+  Checkpoint(list_checkpoints(directory_ + "/out/checkpoints").front().path).verify();
+}
+
+// A reader that was overtaken says so, and does not write what it has read.
+TEST_F(Pinned, AnExportThatIsOvertakenFails) {
+  const Outcome o = run("out", drives("a"));
+  const Checkpoint checkpoint(o.newest);
+  const Error error = usage_error([&] {
+    (void)export_checkpoint(checkpoint, directory_ + "/copies", [&, gone = false](std::int64_t) mutable {
+      if (!std::exchange(gone, true)) discard_checkpoint(o.newest);
+    });
+  });
+  EXPECT_HAS(error.message(), "was removed by its run while it was read");
+  EXPECT_TRUE(list_checkpoints(directory_ + "/copies").empty());
+}
+
+// After a flush that failed nobody knows what is on the drive, and the next flush does not say it again.
+TEST_F(Pinned, AfterAFailedFlushThereAreNoMoreCheckpoints) {
+  Failing files;
+  Trainer trainer(config("out", drives("a", 2) + Strings{"checkpoint.every=1", "steps=5"}),
+                  {.files = &files});
+  trainer.start();
+  struct Switch final : TrainObserver {
+    Failing* files = nullptr;
+    void on_checkpoint(std::int64_t step) override {
+      files->what = step == 3 ? Failing::What::kSyncDrive : Failing::What::kNothing;
+    }
+  } observer;
+  observer.files = &files;
+  (void)trainer.run({&observer});
+  const auto all = list_checkpoints(directory_ + "/out/checkpoints");
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all.front().step, 2);
+  Checkpoint(all.front().path).verify();
 }
 
 }  // namespace

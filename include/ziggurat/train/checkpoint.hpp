@@ -128,6 +128,9 @@ class Checkpoint {
   // Writes all tensors, also those that are pinned in drives' files, into one file of a new checkpoint in
   // `directory`. Throws Error(kIo).
   CheckpointFile copy_tensors(Files& files, const std::string& directory) const;
+  // Throws Error(kUsage) where its run has removed the checkpoint since, and so may have written to what was
+  // pinned: to be called after the last byte was read, before it is used.
+  void check_still_there() const;
   // Drops the mappings of all files, so that a file that is removed frees its space; of the rest only
   // path() and manifest() may be called then.
   void close();

@@ -54,6 +54,9 @@ class Pinned : public CheckpointFixture {
         run("elsewhere", settings + Strings{"steps=7", "tiers.device=64MiB"}, three.newest);
     expect_tail(whole, elsewhere);
     EXPECT_EQ(elsewhere.summary.measured.nvme_read, 0);
+    // From a copy, in which all tensors are.
+    const std::string copy = export_checkpoint(first, directory_ + "/copies");
+    expect_tail(whole, run("from a copy", settings + Strings{"steps=7", "tiers.device=64MiB"}, copy));
     EXPECT_EQ(kept("parts", count), files);
     const Outcome five = run("parts", settings + on_drives + Strings{"steps=5"}, "");
     EXPECT_EQ(five.losses.size(), 2u);

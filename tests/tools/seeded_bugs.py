@@ -336,7 +336,7 @@ BUGS = (
         PINNED),
     Bug("a kept file is removed for a directory that does not know it",
         ((KEPT, "return !purpose.empty() && fs::is_regular_file(marker_of(file, purpose), error);",
-          "return fs::is_directory(purpose, error);"),), PINNED),
+          "return !file.name.empty() && fs::is_directory(purpose, error);"),), PINNED),
     Bug("a failed flush is forgotten by the next one",
         ((SAVER, "    if (errors[d] != 0 && lost_.empty())", "    if (d == 0) lost_.clear();\n    if (errors[d] != 0 && lost_.empty())"),),
         PINNED),

@@ -3,6 +3,7 @@
 
 #include "bench/gpu_kernels.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/kernels/rope.hpp"
 #include "ziggurat/optim/state.hpp"
 
 namespace zg::bench {
@@ -116,7 +117,8 @@ class OpCases {
       const View x = take.uncounted(Content::kUpdated, at.t, at.m.rows(), columns);
       take.count(2.0 * static_cast<double>(at.m.rows() * 2 * at.m.heads * at.m.head_size) *
                  static_cast<double>(size_of(at.t)));
-      return [=](Stream& s) { at.ops->rope(s, x, at.m.time, 2 * at.m.heads, at.m.head_size, 10000, false); };
+      const RopeTable table = rope_table(10000, at.m.head_size / 2);
+      return [=](Stream& s) { at.ops->rope(s, x, at.m.time, 2 * at.m.heads, at.m.head_size, table, false); };
     });
   }
 

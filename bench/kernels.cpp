@@ -13,6 +13,7 @@
 #include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/device/ops.hpp"
+#include "ziggurat/kernels/visible_keys.hpp"
 
 namespace zg::bench {
 namespace {
@@ -140,6 +141,41 @@ void add_compute_bound() {
   });
 }
 
+// A sequence of 4096 tokens, packed with documents of `document` tokens. Work is that of the keys that
+// queries attend to: where what a window or documents hide costs nothing, a share is as large as without
+// them.
+void add_rules(const std::string& name, std::int64_t window, std::int64_t document) {
+  constexpr std::int64_t kTime = 4096, kHeads = 4, kSize = 64, kC = kHeads * kSize;
+  AttentionShape shape{.batch = 1, .time = kTime, .heads = kHeads, .kv_heads = kHeads, .head_size = kSize};
+  shape.rule.window = window;
+  shape.documents = document < kTime;
+  const auto documents = [=](Operands& o) -> View {
+    if (!shape.documents) return {};
+    auto* const first = static_cast<std::int32_t*>(o.scratch(4 * kTime).data);
+    for (std::int64_t t = 0; t < kTime; ++t) first[t] = static_cast<std::int32_t>(t / document * document);
+    return {first, DType::kI32, 1, kTime};
+  };
+  const auto flops = [=](const View& first_keys) {
+    const VisibleKeys keys{window, first_keys ? first_keys.as<std::int32_t>() : nullptr};
+    std::int64_t pairs = 0;
+    for (std::int64_t t = 0; t < kTime; ++t) pairs += t + 1 - keys.first(t);
+    return 4.0 * static_cast<double>(pairs * kHeads * kSize);
+  };
+  add("attention_" + name, true, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View qkv = o.make(t, kTime, 3 * kC), out = o.make(t, kTime, kC),
+               lse = o.make(DType::kF32, kHeads, kTime), first = documents(o);
+    return {[=, &s] { host_ops().attention(s, qkv, shape, out, lse, {}, first); }, flops(first)};
+  });
+  add("attention_backward_" + name, true, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View qkv = o.make(t, kTime, 3 * kC), out = o.make(t, kTime, kC),
+               lse = o.make(DType::kF32, kHeads, kTime), d_out = o.make(t, kTime, kC),
+               d_qkv = o.make(t, kTime, 3 * kC), first = documents(o);
+    host_ops().attention(s, qkv, shape, out, lse, {}, first);
+    return {[=, &s] { host_ops().attention_backward(s, qkv, out, lse, d_out, shape, d_qkv, {}, first); },
+            2.5 * flops(first)};
+  });
+}
+
 // Taken at once by all threads, beside taken by one: pieces of this size are one thread's.
 void add_pages() {
   constexpr std::int64_t kBytes = 1 << 30, kPiece = 32 << 20;
@@ -178,6 +214,9 @@ void add_pages() {
 void run() {
   add_memory_bound();
   add_compute_bound();
+  add_rules("4096", 0, 4096);
+  add_rules("4096_window_512", 512, 4096);
+  add_rules("4096_documents_8", 0, 512);
   add_pages();
   run_registered();
 }

@@ -59,6 +59,9 @@ class Checkpoint:
         self.step, self.updates = manifest["step"], manifest["updates"]
         bits = manifest["bits"]
         self.gpt2 = bits["model.arch"] == "gpt2"
+        if bits["model.arch"] == "phi3":
+            raise Refused(f"{path}: is of a Phi-3, whose q, k and v, and gate and up, are apart here, and one matrix "
+                          "each elsewhere; use the saved model")
         self.sizes = {key: int(bits["model." + key]) for key in ("width", "inner", "heads", "head_size")}
         self.pieces = {}  # by tensor: (file, begin of the data, entry, note)
         for file in manifest["files"]:

@@ -75,13 +75,15 @@ AttentionShape query_shape(const AttentionBlock& b) {
           .head_size = b.head_size};
 }
 
-template <class T>
-Acc<T> natural_scale(const AttentionShape& shape) {
-  return static_cast<Acc<T>>(1 / std::sqrt(static_cast<double>(shape.head_size)));
-}
-template <class T>
-Acc<T> binary_scale(const AttentionShape& shape) {
-  return static_cast<Acc<T>>(1.4426950408889634 / std::sqrt(static_cast<double>(shape.head_size)));
+template <class A>
+ScoreScale<A> score_scale(const AttentionRule& rule, std::int64_t head_size) {
+  constexpr double kLog2E = 1.4426950408889634;
+  const double root = std::sqrt(static_cast<double>(head_size));
+  const double natural = rule.scale == 0 ? 1 / root : rule.scale;
+  const double binary = rule.scale == 0 ? kLog2E / root : rule.scale * kLog2E;
+  const bool capped = rule.softcap != 0;
+  return {static_cast<A>(capped ? rule.softcap * kLog2E : binary), static_cast<A>(natural),
+          static_cast<A>(capped ? natural / rule.softcap : 0)};
 }
 
 template <class T>
@@ -99,15 +101,16 @@ std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, b
 
 template <class T>
 void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-               std::int64_t ld_o, Acc<T>* lse) {
+               std::int64_t ld_o, Acc<T>* lse, const std::int32_t* first_keys) {
   const AttentionForward<T> x{shape,
                               qkv,
                               ld_qkv,
                               o,
                               ld_o,
                               lse,
-                              binary_scale<T>(shape),
-                              heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(o, ld_o)};
+                              score_scale<Acc<T>>(shape.rule, shape.head_size),
+                              heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(o, ld_o),
+                              first_keys};
   if constexpr (sizeof(T) == 2) {
     if (on_tensor_cores(dtype_of<T>, shape)) return attention_forward_tensor<T>(on, x);
   }
@@ -117,7 +120,7 @@ void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std:
 template <class T>
 void attention_backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                         const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                        T* dqkv, std::int64_t ld_dqkv, void* scratch) {
+                        T* dqkv, std::int64_t ld_dqkv, void* scratch, const std::int32_t* first_keys) {
   const std::int64_t padded = padded_time(shape.time), queries = shape.batch * shape.heads * padded;
   auto* const delta = static_cast<Acc<T>*>(scratch);
   const QueryStats<Acc<T>> stats{delta, delta + queries, padded};
@@ -140,10 +143,10 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
       stats,
       dqkv,
       ld_dqkv,
-      binary_scale<T>(shape),
-      natural_scale<T>(shape),
+      score_scale<Acc<T>>(shape.rule, shape.head_size),
       heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(d_o, ld_do) && packs(dqkv, ld_dqkv),
-      dq_sums};
+      dq_sums,
+      first_keys};
   if constexpr (sizeof(T) == 2) {
     if (dq_sums != nullptr) return attention_backward_all_tensor<T>(on, x);
     if (on_tensor_cores(dtype_of<T>, shape)) {
@@ -158,7 +161,8 @@ template <class T>
 void attention_block(const Launch& on, const AttentionBlock& block, Strided<const T> q, Strided<const T> kv,
                      Strided<Acc<T>> o, Strided<Acc<T>> lse) {
   if (block.keys == 0) return;
-  attention_block_forward_generic<T>(on, {block, q, kv, o, lse, binary_scale<T>(query_shape(block)), 0});
+  attention_block_forward_generic<T>(
+      on, {block, q, kv, o, lse, score_scale<Acc<T>>(block.rule, block.head_size), 0});
 }
 
 template <class T>
@@ -172,7 +176,8 @@ void attention_block_backward(const Launch& on, const AttentionBlock& block,
   launch("attention_stats", in_packs ? attention_stats<T, true> : attention_stats<T, false>, on,
          Shape{blocks(queries * kLanes / kThreads), kThreads}, shape, block.query_step, x.o.data, x.o.ld,
          x.d_o.data, x.d_o.ld, x.lse.data, x.lse.ld, stats, static_cast<Acc<T>*>(nullptr), std::int64_t{0});
-  attention_block_backward_generic<T>(on, {block, x, stats, binary_scale<T>(shape), natural_scale<T>(shape)});
+  attention_block_backward_generic<T>(on,
+                                      {block, x, stats, score_scale<Acc<T>>(block.rule, block.head_size)});
 }
 
 std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& block) {
@@ -181,10 +186,10 @@ std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& bl
 
 #define ZG_INSTANTIATE(T)                                                                                    \
   template void attention<T>(const Launch&, const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, \
-                             Acc<T>*);                                                                       \
+                             Acc<T>*, const std::int32_t*);                                                  \
   template void attention_backward<T>(const Launch&, const AttentionShape&, const T*, std::int64_t,          \
                                       const T*, std::int64_t, const Acc<T>*, const T*, std::int64_t, T*,     \
-                                      std::int64_t, void*);                                                  \
+                                      std::int64_t, void*, const std::int32_t*);                             \
   template void attention_block<T>(const Launch&, const AttentionBlock&, Strided<const T>, Strided<const T>, \
                                    Strided<Acc<T>>, Strided<Acc<T>>);                                        \
   template void attention_block_backward<T>(const Launch&, const AttentionBlock&,                            \

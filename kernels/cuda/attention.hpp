@@ -10,6 +10,7 @@
 // instructions of their own (wgmma, tcgen05), which is what cuDNN's kernels do.
 #pragma once
 #include "kernels/cuda/scalar.hpp"
+#include "ziggurat/kernels/visible_keys.hpp"
 
 namespace zg::cuda {
 
@@ -22,6 +23,27 @@ struct Heads {
         values(keys + s.kv_heads * s.head_size) {}
 };
 
+// How products of queries and keys become scores. A score is capped before it is masked: with cap != 0 a
+// product becomes tanh(product * cap), and the exponents of two are that times `exponent`; else the product
+// is. A running maximum is one of what `exponent` is multiplied with.
+template <class A>
+struct ScoreScale {
+  A exponent;    // log2(e) / sqrt(head_size), or log2(e) * softcap
+  A derivative;  // of a score by the product, but for the cap's slope: 1 / sqrt(head_size)
+  A cap;         // derivative / softcap, or 0
+};
+
+// The slope of a cap, by what the product has become.
+template <class A>
+__device__ __forceinline__ A cap_slope(A capped) {
+  return 1 - capped * capped;
+}
+
+// Where a running maximum starts: so low that exponents of two from here are 0, and finite, so that queries
+// of which all keys so far are hidden (-infinity) add 0.
+template <class A>
+inline constexpr A kNoMaximum = static_cast<A>(-1e30);
+
 template <class T>
 struct AttentionForward {
   AttentionShape shape;
@@ -30,9 +52,23 @@ struct AttentionForward {
   T* o;
   std::int64_t ld_o;
   Acc<T>* lse;
-  Acc<T> scale;  // log2(e) / sqrt(head_size)
-  bool packs;    // the rows of every head can be accessed in packs
+  ScoreScale<Acc<T>> scale;
+  bool packs;                      // the rows of every head can be accessed in packs
+  const std::int32_t* first_keys;  // of all sequences, or null
 };
+
+// Whether kernels must look at more than causality and a scale. On tensor cores others than the plain ones do
+// that, so that these need no registers for it.
+template <class X>
+bool is_ruled(const X& x) {
+  return x.shape.rule.window > 0 || x.shape.rule.softcap > 0 || x.first_keys != nullptr;
+}
+
+// Of a sequence.
+template <class X>
+__device__ __forceinline__ VisibleKeys visible_keys(const X& x, std::int64_t batch) {
+  return {x.shape.rule.window, x.first_keys == nullptr ? nullptr : x.first_keys + batch * x.shape.time};
+}
 
 // Scores of one query head: what the kernels without tensor cores know of an attention. Rows are counted in
 // their sequence.
@@ -41,20 +77,32 @@ struct Scores {
   const T *q, *k, *v;  // of the head, in the sequence's first row
   std::int64_t ld_q, ld_kv, queries, keys;
   bool causal;
-  __device__ bool hidden(std::int64_t query, std::int64_t key) const {
-    return key >= keys || (causal && key > query);
+  VisibleKeys visible;
+  // Of queries behind the last one, too.
+  __device__ std::int64_t first_key(std::int64_t query) const {
+    return visible.first(query < queries ? query : queries - 1);
   }
-  // The keys that queries before `end` attend to, and the first query that attends to a key.
+  __device__ bool hidden(std::int64_t query, std::int64_t key, std::int64_t first_key) const {
+    return key >= keys || key < first_key || (causal && key > query);
+  }
+  // Behind the keys that queries before `end` attend to.
   __device__ std::int64_t keys_of(std::int64_t end) const { return causal && end < keys ? end : keys; }
+  // The first query that attends to a key, and the end of those that attend to keys before `end`.
   __device__ std::int64_t first_query(std::int64_t key) const { return causal ? key : 0; }
+  __device__ std::int64_t end_of_queries(std::int64_t end) const {
+    return visible.end_of_queries(end, queries);
+  }
 };
 
-template <class T>
-__device__ Scores<T> scores_of(const AttentionShape& s, const T* qkv, std::int64_t ld, std::int64_t batch,
-                               std::int64_t head) {
+// X: AttentionForward<T> or AttentionBackward<T>.
+template <class T, class X>
+__device__ Scores<T> scores_of(const X& x, std::int64_t batch, std::int64_t head) {
+  const AttentionShape& s = x.shape;
   const Heads heads(s, head);
-  const T* const row = qkv + batch * s.time * ld;
-  return {row + heads.queries, row + heads.keys, row + heads.values, ld, ld, s.time, s.time, true};
+  const T* const row = x.qkv + batch * s.time * x.ld_qkv;
+  return {
+      row + heads.queries,   row + heads.keys, row + heads.values, x.ld_qkv, x.ld_qkv, s.time, s.time, true,
+      visible_keys(x, batch)};
 }
 template <class T>
 __device__ Scores<T> scores_of(const AttentionBlock& b, const Strided<const T>& q, const Strided<const T>& kv,
@@ -67,7 +115,8 @@ __device__ Scores<T> scores_of(const AttentionBlock& b, const Strided<const T>& 
           kv.ld,
           b.queries,
           b.keys,
-          b.causal};
+          b.causal,
+          {}};
 }
 
 template <class T>
@@ -75,7 +124,7 @@ struct AttentionBlockForward {
   AttentionBlock shape;
   Strided<const T> q, kv;
   Strided<Acc<T>> o, lse;
-  Acc<T> scale;
+  ScoreScale<Acc<T>> scale;
   // The columns of a head that are computed: those from here on, as many as a block of threads computes. The
   // first of them come last, and write lse.
   std::int64_t own;
@@ -103,11 +152,12 @@ struct AttentionBackward {
   QueryStats<Acc<T>> stats;
   T* dqkv;
   std::int64_t ld_dqkv;
-  Acc<T> scale, derivative_scale;  // log2(e) / sqrt(head_size), 1 / sqrt(head_size)
+  ScoreScale<Acc<T>> scale;
   bool packs;
   // Where sums need not be deterministic: [batch * heads, padded_time, padded head], zero at first, to which
   // blocks of keys add their part of the gradients of queries. Else null.
   Acc<T>* dq_sums;
+  const std::int32_t* first_keys;  // of all sequences, or null
 };
 
 template <class T>
@@ -115,7 +165,7 @@ struct AttentionBlockGradients {
   AttentionBlock shape;
   AttentionBlockBackward<T> at;
   QueryStats<Acc<T>> stats;
-  Acc<T> scale, derivative_scale;
+  ScoreScale<Acc<T>> scale;
 };
 
 inline std::int64_t tiles_of(std::int64_t n, std::int64_t tile) {

@@ -29,19 +29,32 @@ constexpr int kQueries = static_cast<int>(kStatsTile);  // of a tile
 template <int kHead>
 constexpr int kHeldKeys = kHead <= 64 ? 32 : kHead;
 
+// Of each query of the two tiles the first key that it attends to, counted from the block's first, and behind
+// which query none attends to the block's keys.
+template <bool kRuled>
+struct FirstKeysOfTiles {
+  int first[2][kQueries], end_query;
+  __device__ __forceinline__ int end(int /*time*/) const { return end_query; }
+};
+template <>
+struct FirstKeysOfTiles<false> {
+  static __device__ __forceinline__ int end(int time) { return time; }
+};
+
 // The shared memory of a block: two tiles of queries, and what else is needed of the block's keys and of the
 // gradients of a tile's scores. kAll: the queries' gradients are made, too.
-template <class T, int kHead, bool kAll>
-struct Shared {
+template <class T, int kHead, bool kAll, bool kRuled>
+struct Shared : FirstKeysOfTiles<kRuled> {
   static constexpr bool kHasKeys = kAll || kHeldKeys<kHead> < kHead;
-  T tiles[2][2 * kQueries * kTilePitch<kHead>];  // rows of q, then of do
+  alignas(16) T tiles[2][2 * kQueries * kTilePitch<kHead>];  // rows of q, then of do
   float delta[2][kQueries], lse2[2][kQueries];
   int first_key, end_unit;  // of the block; here, because registers are few
   alignas(16) T keys[kHasKeys ? Warps<kHead>::kBlockKeys * kTilePitch<kHead> : 8];
   alignas(16) T ds[kAll ? Warps<kHead>::kBlockKeys * kTilePitch<kQueries> : 8];
 };
 // What sm_86 and sm_89 have. They have not enough for all gradients in a pass with heads of 128.
-static_assert(sizeof(Shared<bf16, 96, true>) <= 99 * 1024 && sizeof(Shared<bf16, 128, false>) <= 99 * 1024);
+static_assert(sizeof(Shared<bf16, 96, true, true>) <= 99 * 1024 &&
+              sizeof(Shared<bf16, 128, false, true>) <= 99 * 1024);
 
 // Writes the gradients of the scores of the warp's keys and some queries to `to`, [keys, queries].
 template <int kM, int kK, class T>
@@ -59,17 +72,40 @@ __device__ __forceinline__ void put_gradients(T* to, const unsigned (&ds)[kM][kK
   }
 }
 
+// Sets the results of queries that attend to keys behind these only. Rows are keys, of which the first is the
+// block's key `row`; first: of each query, which are columns, the first key that it attends to.
+template <int kM, int kN>
+__device__ __forceinline__ void set_left_behind(float (&d)[kM][kN][4], const int* first, int row) {
+  ZG_UNROLL
+  for (int n = 0; n < kN; ++n) {
+    const int of_queries[2] = {first[n * 8 + col_of(0)], first[n * 8 + col_of(1)]};
+    ZG_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      ZG_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (row + m * 16 + row_of(i) < of_queries[i % 2]) d[m][n][i] = 0.0f;
+      }
+    }
+  }
+}
+
 // Adds kStep queries to the gradients of the warp's keys, and returns in ds those of the scores, rounded to
-// T. ahead: the position of the first key less that of the first query.
-template <class T, int kHead, int kM, int kK, int kHeld>
+// T. ahead: the position of the first key less that of the first query. first, row: see
+// set_left_behind().
+template <class T, int kHead, bool kRuled, int kM, int kK, int kHeld>
 __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float (&dv)[kM][kHead / 8][4],
                                             unsigned (&ds)[kM][kK][4], const OwnRows<T, kHead, kM, kHeld>& k,
                                             const OwnRows<T, kHead, kM>& v, const T* q, const T* d_o,
-                                            const float* delta, const float* lse2, int ahead, float scale) {
+                                            const float* delta, const float* lse2, int ahead,
+                                            [[maybe_unused]] const int* first, [[maybe_unused]] int row,
+                                            const ScoreScale<float>& scale) {
   constexpr int kN = Warps<kHead>::kStep / 8;
   float s[kM][kN][4], dp[kM][kN][4];
   multiply_rows(s, k, q);
   multiply_rows(dp, v, d_o);
+  if constexpr (kRuled) {
+    if (scale.cap != 0) cap_scores(s, scale.cap);
+  }
   ZG_UNROLL
   for (int n = 0; n < kN; ++n) {
     const float2 of_delta = *reinterpret_cast<const float2*>(delta + n * 8 + col_of(0));
@@ -78,14 +114,21 @@ __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float
     for (int m = 0; m < kM; ++m) {
       ZG_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const float p = exp2_flushed(__fmaf_rn(s[m][n][i], scale, -(i % 2 == 0 ? of_lse2.x : of_lse2.y)));
-        const float gradient = p * (dp[m][n][i] - (i % 2 == 0 ? of_delta.x : of_delta.y));
+        const float p =
+            exp2_flushed(__fmaf_rn(s[m][n][i], scale.exponent, -(i % 2 == 0 ? of_lse2.x : of_lse2.y)));
+        float gradient = p * (dp[m][n][i] - (i % 2 == 0 ? of_delta.x : of_delta.y));
+        if constexpr (kRuled) {
+          if (scale.cap != 0) gradient *= cap_slope(s[m][n][i]);
+        }
         s[m][n][i] = p;
         dp[m][n][i] = gradient;
       }
     }
   }
   if (ahead > -(16 * kM - 1)) set_hidden<true>(s, 0.0f, ahead), set_hidden<true>(dp, 0.0f, ahead);
+  if constexpr (kRuled) {
+    if (first[8 * kN - 1] > row) set_left_behind(s, first, row), set_left_behind(dp, first, row);
+  }
   unsigned p[kM][kK][4];
   as_operand<T>(s, p);
   add_products<kHead>(dv, p, d_o);
@@ -125,8 +168,8 @@ __device__ __forceinline__ void add_query_gradients(float* sums, const T* ds, co
 }
 
 // unit: the query head, of all heads of all sequences.
-template <class T, int kHead, bool kAll>
-__device__ __forceinline__ void load_queries(Shared<T, kHead, kAll>* shared, int at,
+template <class T, int kHead, bool kAll, bool kRuled>
+__device__ __forceinline__ void load_queries(Shared<T, kHead, kAll, kRuled>* shared, int at,
                                              const AttentionBackward<T>& x, int batch, std::int64_t unit,
                                              int query) {
   constexpr int kThreads = Warps<kHead>::kThreads;
@@ -138,6 +181,14 @@ __device__ __forceinline__ void load_queries(Shared<T, kHead, kAll>* shared, int
   load_tile<kQueries, kHead, kThreads>(tile + kQueries * kTilePitch<kHead>, x.d_o + row * x.ld_do + col,
                                        x.ld_do, left, head_size, x.packs);
   const int thread = thread_again();
+  if constexpr (kRuled) {
+    static_assert(kThreads >= kQueries);
+    if (thread < kQueries) {
+      const VisibleKeys visible = visible_keys(x, batch);
+      shared->first[at][thread] =
+          static_cast<int>(visible.first(query + (thread < left ? thread : left - 1))) - shared->first_key;
+    }
+  }
   const std::int64_t in_stats = unit * x.stats.padded_time + query;
   if (thread < kQueries / 4) {
     cp_async_16(shared->delta[at] + 4 * thread, x.stats.delta + in_stats + 4 * thread, true);
@@ -145,9 +196,31 @@ __device__ __forceinline__ void load_queries(Shared<T, kHead, kAll>* shared, int
   }
 }
 
+// Stores the gradients of the warp's keys and values by way of its rows of a tile that nobody uses.
+template <int kHead, class T, int kM>
+__device__ __forceinline__ void store_key_gradients(const AttentionBackward<T>& x,
+                                                    const float (&dk)[kM][kHead / 8][4],
+                                                    const float (&dv)[kM][kHead / 8][4], T* tile) {
+  using W = Warps<kHead>;
+  const int time = static_cast<int>(x.shape.time), head_size = static_cast<int>(x.shape.head_size);
+  const Place again(block_again(), x.shape.batch, x.shape.kv_heads);
+  const int own = thread_again() / 32 * W::kKeys, own_key = again.tile * W::kBlockKeys + own;
+  T* const stage = tile + own * kTilePitch<kHead>;
+  float scale[kM][2];
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = x.scale.derivative;
+  T* const to = x.dqkv + (std::int64_t{again.batch} * time + own_key) * x.ld_dqkv +
+                (x.shape.heads + again.head) * head_size;
+  store_rows<kM, kHead>(dk, scale, stage, to, x.ld_dqkv, time - own_key, head_size, x.packs);
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = 1.0f;
+  store_rows<kM, kHead>(dv, scale, stage, to + x.shape.kv_heads * head_size, x.ld_dqkv, time - own_key,
+                        head_size, x.packs);
+}
+
 // Blocks with the most queries come first. Sums over the group's query heads and their tiles have a fixed
 // order. kAll: the queries' gradients, too.
-template <class T, int kHead, bool kAll>
+template <class T, int kHead, bool kAll, bool kRuled>
 __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x) {
   using W = Warps<kHead>;
   constexpr int kPitch = kTilePitch<kHead>, kM = W::kM, kThreads = W::kThreads, kBlockKeys = W::kBlockKeys;
@@ -156,12 +229,18 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
   const int first = place.tile * kBlockKeys;
   const int time = static_cast<int>(x.shape.time), head_size = static_cast<int>(x.shape.head_size);
   const int group = static_cast<int>(x.shape.heads / x.shape.kv_heads);
-  using Memory = Shared<T, kHead, kAll>;
+  using Memory = Shared<T, kHead, kAll, kRuled>;
   auto* const shared = reinterpret_cast<Memory*>(dynamic_shared<T>());
   // What need not stay in shared memory lies in the tiles of queries until it is in registers.
   T* const k_tile = Memory::kHasKeys ? shared->keys : shared->tiles[1];
   T* const v_tile = shared->tiles[0];
-  if (threadIdx.x == 0) shared->first_key = first, shared->end_unit = (place.unit + 1) * group;
+  if (threadIdx.x == 0) {
+    shared->first_key = first, shared->end_unit = (place.unit + 1) * group;
+    if constexpr (kRuled) {
+      shared->end_query =
+          static_cast<int>(visible_keys(x, place.batch).end_of_queries(first + kBlockKeys, time));
+    }
+  }
   const T* const rows = x.qkv + (std::int64_t{place.batch} * time + first) * x.ld_qkv +
                         (x.shape.heads + place.head) * head_size;
   load_tile<kBlockKeys, kHead, kThreads>(k_tile, rows, x.ld_qkv, time - first, head_size, x.packs);
@@ -187,7 +266,7 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
     const int query = next, ahead_of_query = shared->first_key + row - query;
     const std::int64_t in_sums = unit * x.stats.padded_time + query;
     next += kQueries;
-    if (next >= time) next = shared->first_key, ++unit;
+    if (next >= shared->end(time)) next = shared->first_key, ++unit;
     if (unit < shared->end_unit) load_queries(shared, at ^ 1, x, place.batch, unit, next);
     cp_async_commit();
     const T* const q = shared->tiles[at];
@@ -196,9 +275,16 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
     for (int step = 0; step < kQueries; step += W::kStep) {
       const int ahead = ahead_of_query - step;
       unsigned ds[kM][W::kStep / 16][4] = {};
-      if (ahead < W::kStep) {  // else the queries are before the warp's first key
-        add_queries<T, kHead>(dk, dv, ds, k, v, q + step * kPitch, d_o + step * kPitch,
-                              shared->delta[at] + step, shared->lse2[at] + step, ahead, x.scale);
+      const int* first_keys = nullptr;
+      bool left_behind = false;
+      if constexpr (kRuled) {
+        first_keys = shared->first[at] + step;
+        left_behind = *first_keys >= row + W::kKeys;  // all of the warp's keys, by all of the queries
+      }
+      if (ahead < W::kStep && !left_behind) {  // else the queries are before the warp's first key
+        add_queries<T, kHead, kRuled>(dk, dv, ds, k, v, q + step * kPitch, d_o + step * kPitch,
+                                      shared->delta[at] + step, shared->lse2[at] + step, ahead, first_keys,
+                                      row, x.scale);
       }
       if constexpr (kAll) put_gradients(shared->ds + row * kTilePitch<kQueries> + step, ds);
     }
@@ -209,30 +295,18 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
                                  seen < kBlockKeys ? seen : kBlockKeys);
     }
   }
-  const Place again(block_again(), x.shape.batch, x.shape.kv_heads);
-  const int own = thread_again() / 32 * W::kKeys, own_key = again.tile * kBlockKeys + own;
-  T* const stage = shared->tiles[at] + own * kPitch;  // that the last turn did not use
-  float scale[kM][2];
-  ZG_UNROLL
-  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = x.derivative_scale;
-  T* const to = x.dqkv + (std::int64_t{again.batch} * time + own_key) * x.ld_dqkv +
-                (x.shape.heads + again.head) * head_size;
-  store_rows<kM, kHead>(dk, scale, stage, to, x.ld_dqkv, time - own_key, head_size, x.packs);
-  ZG_UNROLL
-  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = 1.0f;
-  store_rows<kM, kHead>(dv, scale, stage, to + x.shape.kv_heads * head_size, x.ld_dqkv, time - own_key,
-                        head_size, x.packs);
+  store_key_gradients<kHead>(x, dk, dv, shared->tiles[at]);  // that the last turn did not use
 }
 
-template <class T, int kHead>
+template <class T, int kHead, bool kRuled>
 __global__ void __launch_bounds__(Warps<kHead>::kThreads, Warps<kHead>::kBlocks)
     attention_backward_keys(AttentionBackward<T> x) {
-  go_through_queries<T, kHead, false>(x);
+  go_through_queries<T, kHead, false, kRuled>(x);
 }
-template <class T, int kHead>
+template <class T, int kHead, bool kRuled>
 __global__ void __launch_bounds__(Warps<kHead>::kThreads, Warps<kHead>::kBlocks)
     attention_backward_all(AttentionBackward<T> x) {
-  go_through_queries<T, kHead, true>(x);
+  go_through_queries<T, kHead, true, kRuled>(x);
 }
 
 // The queries' gradients of their sums, scaled and rounded. A thread has eight columns of a row: in sums, two
@@ -253,8 +327,8 @@ __global__ void __launch_bounds__(kSumThreads) query_gradients(AttentionBackward
   Pack<T> all;
   ZG_UNROLL
   for (int i = 0; i < 4; ++i) {
-    all.at[2 * i] = from_acc<T>(even.at[i] * x.derivative_scale);
-    all.at[2 * i + 1] = from_acc<T>(odd.at[i] * x.derivative_scale);
+    all.at[2 * i] = from_acc<T>(even.at[i] * x.scale.derivative);
+    all.at[2 * i + 1] = from_acc<T>(odd.at[i] * x.scale.derivative);
   }
   const auto heads = static_cast<unsigned>(x.shape.heads);
   T* const to =
@@ -276,23 +350,27 @@ Shape shape_of(const AttentionBackward<T>& x, std::size_t shared_bytes) {
 template <class T>
 void attention_backward_keys_tensor(const Launch& on, const AttentionBackward<T>& x) {
   for_padded_head(x.shape.head_size, [&]<int kHead>() {
-    launch("attention_backward_keys", attention_backward_keys<T, kHead>, on,
-           shape_of<T, kHead>(x, sizeof(Shared<T, kHead, false>)), x);
+    is_ruled(x) ? launch("attention_backward_keys", attention_backward_keys<T, kHead, true>, on,
+                         shape_of<T, kHead>(x, sizeof(Shared<T, kHead, false, true>)), x)
+                : launch("attention_backward_keys", attention_backward_keys<T, kHead, false>, on,
+                         shape_of<T, kHead>(x, sizeof(Shared<T, kHead, false, false>)), x);
   });
 }
 
 template <class T>
 std::size_t shared_bytes_of_backward_all(std::int64_t head_size) {
   std::size_t bytes = 0;
-  for_padded_head(head_size, [&]<int kHead>() { bytes = sizeof(Shared<T, kHead, true>); });
+  for_padded_head(head_size, [&]<int kHead>() { bytes = sizeof(Shared<T, kHead, true, true>); });
   return bytes;
 }
 
 template <class T>
 void attention_backward_all_tensor(const Launch& on, const AttentionBackward<T>& x) {
   for_padded_head(x.shape.head_size, [&]<int kHead>() {
-    launch("attention_backward_all", attention_backward_all<T, kHead>, on,
-           shape_of<T, kHead>(x, sizeof(Shared<T, kHead, true>)), x);
+    is_ruled(x) ? launch("attention_backward_all", attention_backward_all<T, kHead, true>, on,
+                         shape_of<T, kHead>(x, sizeof(Shared<T, kHead, true, true>)), x)
+                : launch("attention_backward_all", attention_backward_all<T, kHead, false>, on,
+                         shape_of<T, kHead>(x, sizeof(Shared<T, kHead, true, false>)), x);
     const std::int64_t packs = x.shape.batch * x.shape.heads * x.stats.padded_time * (kHead / 8);
     launch("query_gradients", query_gradients<T, kHead>, on,
            Shape{blocks(tiles_of(packs, kSumThreads)), kSumThreads}, x);

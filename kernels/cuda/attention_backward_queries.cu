@@ -21,15 +21,20 @@ constexpr int kHeldDo = kHead <= 64   ? 64
                         : kHead <= 96 ? 48
                                       : 0;
 
-// Adds kStep keys to the gradients of the warp's queries. ahead: the position of the first query less that
-// of the first key.
-template <int kHead, class T>
+// Adds kStep keys, from position `key` on, to the gradients of the warp's queries, from position `query` on.
+// firsts: of these queries the first key that each attends to, if kRuled.
+template <int kHead, bool kRuled, class T>
 __device__ __forceinline__ void add_keys(float (&dq)[kM][kHead / 8][4], const OwnRows<T, kHead, kM>& q,
                                          const OwnRows<T, kHead, kM, kHeldDo<kHead>>& d_o, const T* k,
-                                         const T* v, const float2* stats, int ahead, float scale) {
+                                         const T* v, const float2* stats, int query, int key,
+                                         [[maybe_unused]] const int* firsts, const ScoreScale<float>& scale) {
   constexpr int kN = kStep<kHead> / 8;
+  const int ahead = query - key;
   float s[kM][kN][4], dp[kM][kN][4];
   multiply_rows(s, q, k);
+  if constexpr (kRuled) {
+    if (scale.cap != 0) cap_scores(s, scale.cap);
+  }
   multiply_rows(dp, d_o, v);
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) {
@@ -38,10 +43,17 @@ __device__ __forceinline__ void add_keys(float (&dq)[kM][kHead / 8][4], const Ow
     for (int n = 0; n < kN; ++n) {
       ZG_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const float p = exp2_flushed(__fmaf_rn(s[m][n][i], scale, -of_rows[i / 2].y));
-        s[m][n][i] = p * (dp[m][n][i] - of_rows[i / 2].x);
+        const float p = exp2_flushed(__fmaf_rn(s[m][n][i], scale.exponent, -of_rows[i / 2].y));
+        float gradient = p * (dp[m][n][i] - of_rows[i / 2].x);
+        if constexpr (kRuled) {
+          if (scale.cap != 0) gradient *= cap_slope(s[m][n][i]);
+        }
+        s[m][n][i] = gradient;
       }
     }
+  }
+  if constexpr (kRuled) {
+    if (firsts[kWarpQueries - 1] > key) set_before(s, 0.0f, FirstKeys<kM>(firsts), key);
   }
   if (ahead < kStep<kHead> - 1) set_hidden<false>(s, 0.0f, ahead);
   unsigned ds[kM][kN / 2][4];
@@ -58,7 +70,7 @@ struct Rows {
   static constexpr int kAll = kDo + kQueries > kBuffers ? kDo + kQueries : kBuffers;
 };
 
-template <class T, int kHead>
+template <class T, int kHead, bool kRuled>
 __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(AttentionBackward<T> x) {
   constexpr int kPitch = kTilePitch<kHead>, kKeyTile = kKeys<kHead> * kPitch, kBuffer = 2 * kKeyTile;
   const int time = static_cast<int>(x.shape.time), head_size = static_cast<int>(x.shape.head_size);
@@ -72,6 +84,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   // A pointer that is needed once for a tile: shared memory has it, because registers are few.
   auto* const keys = reinterpret_cast<const T**>(stats + kQueries);
   if (threadIdx.x == 0) *keys = sequence + heads.keys;
+  auto* const firsts = reinterpret_cast<int*>(keys + 1);  // of the block's queries, if kRuled
   const auto load_keys = [&](int tile) {
     const int key = tile * kKeys<kHead>;
     const T* const row = *keys + key * x.ld_qkv;
@@ -94,6 +107,10 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   } else {
     stats[thread] = {0, 0};
   }
+  if constexpr (kRuled) {
+    const int at = first + thread < time ? first + thread : time - 1;
+    firsts[thread] = static_cast<int>(visible_keys(x, place.batch).first(at));
+  }
   float dq[kM][kHead / 8][4];
   set_zero(dq);
   OwnRows<T, kHead, kM> q;
@@ -103,10 +120,13 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   q.load(buffers + row * kPitch);
   d_o.load(do_tile + row * kPitch);
   __syncthreads();  // all warps have their queries
-  load_keys(0);
+  // The first tile of keys that a query attends to.
+  int begin = 0;
+  if constexpr (kRuled) begin = firsts[0] / kKeys<kHead>;
+  load_keys(begin);
   cp_async_commit();
   const int tiles = ((first + kQueries < time ? first + kQueries : time) + kKeys<kHead> - 1) / kKeys<kHead>;
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = begin; tile < tiles; ++tile) {
     cp_async_wait<0>();
     __syncthreads();  // all threads have this tile, and none uses the other any more
     if (tile + 1 < tiles) load_keys(tile + 1);
@@ -114,15 +134,18 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
     const T* const k_tile = buffers + tile % 2 * kBuffer;
     ZG_NO_UNROLL
     for (int key = 0; key < kKeys<kHead>; key += kStep<kHead>) {
-      const int ahead = query - tile * kKeys<kHead> - key;
-      if (ahead <= -kWarpQueries) break;  // the keys are behind the warp's last query
-      add_keys<kHead>(dq, q, d_o, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch, stats + row, ahead,
-                      x.scale);
+      const int at = tile * kKeys<kHead> + key;
+      if (query - at <= -kWarpQueries) break;  // the keys are behind the warp's last query
+      if constexpr (kRuled) {
+        if (firsts[row] >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
+      }
+      add_keys<kHead, kRuled>(dq, q, d_o, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch,
+                              stats + row, query, at, firsts + row, x.scale);
     }
   }
   float derivative_scale[kM][2];
   ZG_UNROLL
-  for (int m = 0; m < kM; ++m) derivative_scale[m][0] = derivative_scale[m][1] = x.derivative_scale;
+  for (int m = 0; m < kM; ++m) derivative_scale[m][0] = derivative_scale[m][1] = x.scale.derivative;
   __syncthreads();  // no warp uses the buffers any more
   const Place again(block_again(), x.shape.batch, x.shape.heads);
   const int own = thread_again() / 32 * kWarpQueries, at = first_query<kQueries>(time, again) + own;
@@ -136,11 +159,14 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
 template <class T>
 void attention_backward_queries_tensor(const Launch& on, const AttentionBackward<T>& x) {
   for_padded_head(x.shape.head_size, [&]<int kHead>() {
-    const std::size_t shared =
-        sizeof(T) * Rows<kHead>::kAll * kTilePitch<kHead> + sizeof(float2) * kQueries + sizeof(T*);
+    const std::size_t shared = sizeof(T) * Rows<kHead>::kAll * kTilePitch<kHead> + sizeof(float2) * kQueries +
+                               sizeof(T*) + (is_ruled(x) ? sizeof(int) * kQueries : 0);
     const Shape shape{blocks(tiles_of(x.shape.time, kQueries) * x.shape.batch * x.shape.heads), kThreads,
                       shared};
-    launch("attention_backward_queries", attention_backward_queries<T, kHead>, on, shape, x);
+    launch("attention_backward_queries",
+           is_ruled(x) ? attention_backward_queries<T, kHead, true>
+                       : attention_backward_queries<T, kHead, false>,
+           on, shape, x);
   });
 }
 

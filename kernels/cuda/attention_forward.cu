@@ -58,16 +58,22 @@ __device__ __forceinline__ void update_softmax(float (&s)[kM][kN][4], OnlineSoft
   }
 }
 
-// Adds kStep keys to the state of the warp's queries. ahead: the position of the first query less that of
-// the first key.
-template <int kHead, class T>
+// Adds kStep keys, from position `key` on, to the state of the warp's queries, from position `query` on.
+template <int kHead, bool kRuled, class T>
 __device__ __forceinline__ void add_keys(OnlineSoftmax<kHead>& r, const OwnRows<T, kHead, kM>& q, const T* k,
-                                         const T* v, int ahead, float scale) {
+                                         const T* v, int query, int key,
+                                         [[maybe_unused]] const First<kM, kRuled>& first,
+                                         const ScoreScale<float>& scale) {
   constexpr int kN = kStep<kHead> / 8;
+  const int ahead = query - key;
   float s[kM][kN][4];
   multiply_rows(s, q, k);
+  if constexpr (kRuled) {
+    if (scale.cap != 0) cap_scores(s, scale.cap);
+    if (first.most() > key) set_before(s, -INFINITY, first, key);
+  }
   if (ahead < kStep<kHead> - 1) set_hidden<false>(s, -INFINITY, ahead);
-  update_softmax(s, r, scale);
+  update_softmax(s, r, scale.exponent);
   unsigned p[kM][kN / 2][4];
   as_operand<T>(s, p);
   add_products<kHead>(r.o, p, v);
@@ -92,7 +98,8 @@ __device__ __forceinline__ void store_results(const AttentionForward<T>& x, cons
       const int at = query + m * 16 + h * 8 + lane / 4;
       constexpr float kLn2 = 0.693147181f;
       if (lane % 4 == 0 && at < time)
-        x.lse[std::int64_t{place.unit} * time + at] = __fmaf_rn(r.max[m][h], x.scale, log2f(sum)) * kLn2;
+        x.lse[std::int64_t{place.unit} * time + at] =
+            __fmaf_rn(r.max[m][h], x.scale.exponent, log2f(sum)) * kLn2;
     }
   }
   store_rows<kM, kHead>(
@@ -104,7 +111,7 @@ __device__ __forceinline__ void store_results(const AttentionForward<T>& x, cons
 // A block computes kQueries rows of o for one head. Tiles of keys and values are double-buffered: one is
 // loaded while the other is used. The second buffer holds the queries until they are in registers, and in the
 // end the results.
-template <class T, int kHead>
+template <class T, int kHead, bool kRuled>
 __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(AttentionForward<T> x) {
   constexpr int kPitch = kTilePitch<kHead>, kKeyTile = kKeys * kPitch, kBuffer = 2 * kKeyTile;
   static_assert(kQueries == 2 * kKeys);
@@ -114,17 +121,21 @@ __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(Attention
   const Heads heads(x.shape, place.head);
   const T* const sequence = x.qkv + std::int64_t{place.batch} * time * x.ld_qkv;
   T* const buffers = dynamic_shared<T>();
+  // The first tile of keys that a query attends to, which goes to the first buffer.
+  int begin = 0;
+  if constexpr (kRuled) begin = static_cast<int>(visible_keys(x, place.batch).first(first)) / kKeys;
+  const auto buffer = [&](int tile) { return buffers + (tile - begin) % 2 * kBuffer; };
   const auto load_keys = [&](int tile) {
     const int key = tile * kKeys;
     const T* const row = sequence + key * x.ld_qkv;
-    T* const to = buffers + tile % 2 * kBuffer;
+    T* const to = buffer(tile);
     load_tile<kKeys, kHead, kThreads>(to, row + heads.keys, x.ld_qkv, time - key, head_size, x.packs);
     load_tile<kKeys, kHead, kThreads>(to + kKeyTile, row + heads.values, x.ld_qkv, time - key, head_size,
                                       x.packs);
   };
   load_tile<kQueries, kHead, kThreads>(buffers + kBuffer, sequence + first * x.ld_qkv + heads.queries,
                                        x.ld_qkv, time - first, head_size, x.packs);
-  load_keys(0);
+  load_keys(begin);
   cp_async_commit();
   const int row = static_cast<int>(threadIdx.x) / 32 * kWarpQueries, query = first + row;
   OwnRows<T, kHead, kM> q;
@@ -135,23 +146,28 @@ __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(Attention
   set_zero(r.o);
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) {
-    r.max[m][0] = r.max[m][1] = -INFINITY;
+    r.max[m][0] = r.max[m][1] = kRuled ? kNoMaximum<float> : -INFINITY;
     r.sum[m][0] = r.sum[m][1] = 0.0f;
   }
   const int tiles = ((first + kQueries < time ? first + kQueries : time) + kKeys - 1) / kKeys;
-  for (int tile = 0; tile < tiles; ++tile) {
+  const First<kM, kRuled> first_keys(visible_keys(x, place.batch), query, time);
+  for (int tile = begin; tile < tiles; ++tile) {
     cp_async_wait<0>();
     __syncthreads();  // all threads have this tile, and none uses the other any more
     if (tile + 1 < tiles) load_keys(tile + 1);
     cp_async_commit();
-    const T* const k_tile = buffers + tile % 2 * kBuffer;
+    const T* const k_tile = buffer(tile);
     for (int key = 0; key < kKeys; key += kStep<kHead>) {
-      const int ahead = query - tile * kKeys - key;
-      if (ahead <= -kWarpQueries) break;  // the keys are behind the warp's last query
-      add_keys<kHead>(r, q, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch, ahead, x.scale);
+      const int at = tile * kKeys + key;
+      if (query - at <= -kWarpQueries) break;  // the keys are behind the warp's last query
+      if constexpr (kRuled) {
+        if (first_keys.least() >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
+      }
+      add_keys<kHead, kRuled>(r, q, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch, query, at,
+                              first_keys, x.scale);
     }
   }
-  store_results<kHead>(x, r, buffers + tiles % 2 * kBuffer);
+  store_results<kHead>(x, r, buffer(tiles));
 }
 
 }  // namespace
@@ -162,7 +178,9 @@ void attention_forward_tensor(const Launch& on, const AttentionForward<T>& x) {
     const std::size_t shared = sizeof(T) * 4 * kKeys * kTilePitch<kHead>;
     const Shape shape{blocks(tiles_of(x.shape.time, kQueries) * x.shape.batch * x.shape.heads), kThreads,
                       shared};
-    launch("attention_forward", attention_forward_tiles<T, kHead>, on, shape, x);
+    launch("attention_forward",
+           is_ruled(x) ? attention_forward_tiles<T, kHead, true> : attention_forward_tiles<T, kHead, false>,
+           on, shape, x);
   });
 }
 

@@ -26,7 +26,7 @@ struct HeadGradients {
   const T* d_o;  // in the sequence's first row
   std::int64_t ld_do;
   const Acc<T>*delta, *lse2;  // of the sequence's first query
-  Acc<T> scale, derivative_scale;
+  ScoreScale<Acc<T>> scale;
   std::int64_t head_size;
 };
 
@@ -34,13 +34,12 @@ template <class T>
 __device__ HeadGradients<T> gradients_of(const AttentionBackward<T>& x, std::int64_t batch,
                                          std::int64_t head) {
   const std::int64_t at = (batch * x.shape.heads + head) * x.stats.padded_time;
-  return {scores_of(x.shape, x.qkv, x.ld_qkv, batch, head),
+  return {scores_of<T>(x, batch, head),
           x.d_o + batch * x.shape.time * x.ld_do + head * x.shape.head_size,
           x.ld_do,
           x.stats.delta + at,
           x.stats.lse2 + at,
           x.scale,
-          x.derivative_scale,
           x.shape.head_size};
 }
 template <class T>
@@ -53,7 +52,6 @@ __device__ HeadGradients<T> gradients_of(const AttentionBlockGradients<T>& x, st
           x.stats.delta + at,
           x.stats.lse2 + at,
           x.scale,
-          x.derivative_scale,
           x.shape.head_size};
 }
 
@@ -81,12 +79,16 @@ __device__ __forceinline__ void tile_gradients(const HeadGradients<T>& x, std::i
     const bool there = row < s.queries;
     const A delta = there ? x.delta[row] : A{0};
     const A lse2 = there ? x.lse2[row] : A{0};
+    const std::int64_t first_key = s.first_key(row);
     ZG_UNROLL
     for (int j = 0; j < kPer; ++j) {
-      const bool hidden = !there || s.hidden(row, key + thread_x() + kSide * j);
-      const A probability = std::exp2(p[i][j] * x.scale - lse2);
+      const bool hidden = !there || s.hidden(row, key + thread_x() + kSide * j, first_key);
+      if (x.scale.cap != 0) p[i][j] = std::tanh(p[i][j] * x.scale.cap);
+      const A probability = std::exp2(p[i][j] * x.scale.exponent - lse2);
+      A gradient = probability * (ds[i][j] - delta);
+      if (x.scale.cap != 0) gradient *= cap_slope(p[i][j]);
       p[i][j] = hidden ? A{0} : probability;
-      ds[i][j] = hidden ? A{0} : probability * (ds[i][j] - delta);
+      ds[i][j] = hidden ? A{0} : gradient;
     }
   }
 }
@@ -103,7 +105,8 @@ __device__ __forceinline__ void key_gradients(const X& x, std::int64_t batch, st
   for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
     const HeadGradients<T> g = gradients_of(x, batch, h);
     const Scores<T>& s = g.scores;
-    for (std::int64_t query = s.first_query(first); query < s.queries; query += kTile) {
+    const std::int64_t end = s.end_of_queries(first + kTile);
+    for (std::int64_t query = s.first_query(first); query < end; query += kTile) {
       A p[kPer][kPer] = {}, ds[kPer][kPer] = {};
       tile_gradients(g, query, first, shared, p, ds);
       put_scores<true>(shared.p, p);
@@ -132,7 +135,7 @@ __device__ __forceinline__ void query_gradients(const HeadGradients<T>& x, std::
   const Scores<T>& s = x.scores;
   const Shared<A> shared(dynamic_shared<A>());
   const std::int64_t last = s.keys_of(first + kTile);
-  for (std::int64_t key = 0; key < last; key += kTile) {
+  for (std::int64_t key = s.first_key(first) / kTile * kTile; key < last; key += kTile) {
     A p[kPer][kPer] = {}, ds[kPer][kPer] = {};
     tile_gradients(x, first, key, shared, p, ds);
     put_scores<false>(shared.ds, ds);
@@ -174,7 +177,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_backward_keys_piec
   const std::int64_t first = at.tile * kTile, time = x.shape.time;
   A dk[kPer][kCols] = {}, dv[kPer][kCols] = {}, scale[kPer], one[kPer];
   key_gradients<T>(x, at.batch, at.head, first, at.own, dk, dv);
-  set_all(scale, x.derivative_scale), set_all(one, A{1});
+  set_all(scale, x.scale.derivative), set_all(one, A{1});
   const Heads heads(x.shape, at.head * (x.shape.heads / x.shape.kv_heads));
   T* const to = x.dqkv + (at.batch * time + first) * x.ld_dqkv;
   store_sums(dk, scale, to + heads.keys, x.ld_dqkv, time - first, at.own, x.shape.head_size);
@@ -191,7 +194,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
   const std::int64_t first = at.tile * kTile;
   A dk[kPer][kCols] = {}, dv[kPer][kCols] = {}, scale[kPer], one[kPer];
   key_gradients<T>(x, at.batch, at.head, first, at.own, dk, dv);
-  set_all(scale, x.derivative_scale), set_all(one, A{1});
+  set_all(scale, x.scale.derivative), set_all(one, A{1});
   A* const to = x.at.dkv.row(at.batch * b.key_step + first) + at.head * b.head_size;
   add_to_sums(dk, scale, to, x.at.dkv.ld, b.keys - first, at.own, b.head_size);
   add_to_sums(dv, one, to + b.kv_heads * b.head_size, x.at.dkv.ld, b.keys - first, at.own, b.head_size);
@@ -207,7 +210,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
   const std::int64_t first = (at.last_tile - at.tile) * kTile, time = x.shape.time;
   A dq[kPer][kCols] = {}, scale[kPer];
   query_gradients<T>(gradients_of(x, at.batch, at.head), first, at.own, dq);
-  set_all(scale, x.derivative_scale);
+  set_all(scale, x.scale.derivative);
   store_sums(dq, scale, x.dqkv + (at.batch * time + first) * x.ld_dqkv + at.head * x.shape.head_size,
              x.ld_dqkv, time - first, at.own, x.shape.head_size);
 }
@@ -222,7 +225,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
   const std::int64_t first = (at.last_tile - at.tile) * kTile;
   A dq[kPer][kCols] = {}, scale[kPer];
   query_gradients<T>(gradients_of(x, at.batch, at.head), first, at.own, dq);
-  set_all(scale, x.derivative_scale);
+  set_all(scale, x.scale.derivative);
   add_to_sums(dq, scale, x.at.dq.row(at.batch * b.query_step + first) + at.head * b.head_size, x.at.dq.ld,
               b.queries - first, at.own, b.head_size);
 }

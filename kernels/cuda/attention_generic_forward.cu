@@ -42,7 +42,7 @@ __device__ __forceinline__ void update_softmax(A (&s)[Pieces<A>::kPer][Pieces<A>
 // The tile of queries from `first` on of one head, and kOwn columns of their weighted sum of values from
 // `own` on.
 template <class T, class A = Acc<T>>
-__device__ __forceinline__ void attend(const Scores<T>& x, std::int64_t head_size, A scale,
+__device__ __forceinline__ void attend(const Scores<T>& x, std::int64_t head_size, const ScoreScale<A>& scale,
                                        std::int64_t first, std::int64_t own, OnlineSoftmax<A>& r) {
   constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile;
   A* const q = dynamic_shared<A>();
@@ -52,15 +52,15 @@ __device__ __forceinline__ void attend(const Scores<T>& x, std::int64_t head_siz
   for (int i = 0; i < kPer; ++i) {
     ZG_UNROLL
     for (int c = 0; c < kOwn / kSide; ++c) r.o[i][c] = 0;
-    r.max[i] = -INFINITY, r.sum[i] = 0;
+    r.max[i] = kNoMaximum<A>, r.sum[i] = 0;
   }
-  const std::int64_t last = x.keys_of(first + kTile);
-  for (std::int64_t key = 0; key < last; key += kTile) {
+  const std::int64_t last = x.keys_of(first + kTile), begin = x.first_key(first) / kTile * kTile;
+  for (std::int64_t key = begin; key < last; key += kTile) {
     A s[kPer][kPer] = {};
     for (std::int64_t col = 0; col < head_size; col += kPiece) {
       const int cols = piece_cols(head_size, col);
       __syncthreads();  // no thread uses the pieces any more
-      if (key == 0 || head_size > kPiece)
+      if (key == begin || head_size > kPiece)
         load_piece(q, x.q + first * x.ld_q + col, x.ld_q, x.queries - first, cols);
       load_piece(kv, x.k + key * x.ld_kv + col, x.ld_kv, x.keys - key, cols);
       __syncthreads();
@@ -68,12 +68,14 @@ __device__ __forceinline__ void attend(const Scores<T>& x, std::int64_t head_siz
     }
     ZG_UNROLL
     for (int i = 0; i < kPer; ++i) {
+      const std::int64_t query = first + thread_y() * kPer + i, first_key = x.first_key(query);
       ZG_UNROLL
       for (int j = 0; j < kPer; ++j) {
-        if (x.hidden(first + thread_y() * kPer + i, key + thread_x() + kSide * j)) s[i][j] = -INFINITY;
+        if (scale.cap != 0) s[i][j] = std::tanh(s[i][j] * scale.cap);
+        if (x.hidden(query, key + thread_x() + kSide * j, first_key)) s[i][j] = -INFINITY;
       }
     }
-    update_softmax(s, r, scale);
+    update_softmax(s, r, scale.exponent);
     put_scores<false>(scores, s);
     ZG_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -103,13 +105,14 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(Att
   const std::int64_t first = (gridDim.x / units - 1 - blockIdx.x / units) * kTile;
   const std::int64_t batch = of_head / x.shape.heads, head = of_head % x.shape.heads;
   OnlineSoftmax<A> r;
-  attend<T>(scores_of(x.shape, x.qkv, x.ld_qkv, batch, head), head_size, x.scale, first, own, r);
+  attend<T>(scores_of<T>(x, batch, head), head_size, x.scale, first, own, r);
   A inverse[kPer];
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
     inverse[i] = 1 / r.sum[i];
     const std::int64_t query = first + thread_y() * kPer + i;
-    if (own == 0 && thread_x() == 0 && query < time) x.lse[of_head * time + query] = lse_of(r, i, x.scale);
+    if (own == 0 && thread_x() == 0 && query < time)
+      x.lse[of_head * time + query] = lse_of(r, i, x.scale.exponent);
   }
   store_sums(r.o, inverse, x.o + (batch * time + first) * x.ld_o + head * head_size, x.ld_o, time - first,
              own, head_size);
@@ -133,7 +136,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
     const std::int64_t query = first + thread_y() * kPer + i;
-    const A here = lse_of(r, i, x.scale), before = b.merge && query < b.queries ? lse[query] : here;
+    const A here = lse_of(r, i, x.scale.exponent), before = b.merge && query < b.queries ? lse[query] : here;
     const A top = before > here ? before : here;
     all[i] = b.merge ? top + std::log(std::exp(before - top) + std::exp(here - top)) : here;
     keep[i] = std::exp(before - all[i]), take[i] = std::exp(here - all[i]) / r.sum[i];

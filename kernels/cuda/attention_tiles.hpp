@@ -5,6 +5,8 @@
 // other tiles (operand b). Products stay in registers from the scores to the sums, because a result d has
 // the register layout of an operand a.
 #pragma once
+#include <type_traits>
+
 #include "kernels/cuda/attention.hpp"
 #include "kernels/cuda/mma.hpp"
 
@@ -230,6 +232,67 @@ __device__ __forceinline__ void set_hidden(float (&d)[kM][kN][4], float to, int 
         const int at = n * 8 + i % 2 - m * 16 - i / 2 * 8;
         if (kRowsAreKeys ? at < same : at > same) d[m][n][i] = to;
       }
+    }
+  }
+}
+
+// Of a warp's rows, which are queries: the first key that each of this lane's queries attends to. query: the
+// warp's first; queries behind the last one count as the last.
+template <int kM>
+struct FirstKeys {
+  int of[kM][2];
+  // firsts: of the warp's queries, one after the other.
+  __device__ __forceinline__ explicit FirstKeys(const int* firsts) {
+    ZG_UNROLL
+    for (int m = 0; m < kM; ++m) of[m][0] = firsts[m * 16 + row_of(0)], of[m][1] = firsts[m * 16 + row_of(2)];
+  }
+  __device__ __forceinline__ FirstKeys(const VisibleKeys& visible, int query, int time) {
+    ZG_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      ZG_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const int at = query + m * 16 + row_of(2 * h);
+        of[m][h] = static_cast<int>(visible.first(at < time ? at : time - 1));
+      }
+    }
+  }
+  // Of the warp's first and last query. Asked for in each turn, because registers are few.
+  __device__ __forceinline__ int least() const { return __shfl_sync(0xffffffffu, of[0][0], 0); }
+  __device__ __forceinline__ int most() const { return __shfl_sync(0xffffffffu, of[kM - 1][1], 31); }
+};
+
+// Nothing, where all queries attend to the first key.
+struct AllKeys {
+  __device__ __forceinline__ AllKeys(const VisibleKeys&, int, int) {}
+};
+template <int kM, bool kRuled>
+using First = std::conditional_t<kRuled, FirstKeys<kM>, AllKeys>;
+
+// Sets the results of keys that come before those that a query attends to. Rows are queries, the first column
+// is `key`.
+template <int kM, int kN>
+__device__ __forceinline__ void set_before(float (&d)[kM][kN][4], float to, const FirstKeys<kM>& first,
+                                           int key) {
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int n = 0; n < kN; ++n) {
+      ZG_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (key + n * 8 + col_of(i) < first.of[m][i / 2]) d[m][n][i] = to;
+      }
+    }
+  }
+}
+
+template <int kM, int kN>
+__device__ __forceinline__ void cap_scores(float (&s)[kM][kN][4], float cap) {
+  ZG_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ZG_UNROLL
+    for (int n = 0; n < kN; ++n) {
+      ZG_UNROLL
+      for (int i = 0; i < 4; ++i) s[m][n][i] = tanhf(s[m][n][i] * cap);
     }
   }
 }

@@ -49,6 +49,13 @@ __device__ __forceinline__ double exponential(double x) {
   return std::exp(x);
 }
 
+__device__ __forceinline__ float tangent(float x) {
+  return tanhf(x);
+}
+__device__ __forceinline__ double tangent(double x) {
+  return std::tanh(x);
+}
+
 // Starts to copy `bytes`, of 16, to shared memory, and zeros for the others. Both addresses are multiples
 // of 16.
 __device__ __forceinline__ void start_copy(void* to, const void* from, int bytes) {
@@ -63,8 +70,8 @@ __device__ __forceinline__ void start_copy(void* to, const void* from, int bytes
 }
 
 // In the functions below kAll says that all of the tile is in the row, and that rows can be accessed in
-// quads.
-template <class T, int kThreads>
+// quads. kCapped: logits count as softcap * tanh(logit / softcap).
+template <class T, int kThreads, bool kCapped>
 struct Rows {
   using A = Acc<T>;
   static constexpr int kWarps = kThreads / 32, kTile = 4 * kThreads;
@@ -75,7 +82,8 @@ struct Rows {
   Tiles tiles;
   bool aligned;
   Quad<A>* shared;  // the tiles that are kept, and then the ring
-  int slot = 0;     // of the ring, whose turn it is
+  A softcap;
+  int slot = 0;  // of the ring, whose turn it is
 
   __device__ __forceinline__ const A* row(std::int64_t r) const { return r < 0 ? nullptr : logits.row(r); }
   __device__ __forceinline__ Quad<A>* quad(int at) const {
@@ -120,14 +128,21 @@ struct Rows {
     for (int i = 0; i < tiles.ahead; ++i) start(from, tiles.kept + i, tiles.kept + i);
     for (int t = 0; t < tiles.kept; ++t) start(from, t, t);
   }
-  // The quad of a tile that has arrived, with -infinity behind the end of the row.
+  __device__ __forceinline__ Quad<A> capped(Quad<A> x) const {
+    if constexpr (kCapped) {
+      ZG_UNROLL
+      for (int j = 0; j < 4; ++j) x.at[j] = softcap * tangent(x.at[j] / softcap);
+    }
+    return x;
+  }
+  // The quad of a tile that has arrived, capped, with -infinity behind the end of the row.
   template <bool kAll>
   __device__ __forceinline__ Quad<A> load(int tile, int at) const {
-    if constexpr (kAll) return *quad(at);
+    if constexpr (kAll) return capped(*quad(at));
     // Kept tiles end with the row, so behind it there may be no shared memory.
     const std::int64_t left = cols - place(tile);
     Quad<A> x{};
-    if (left > 0) x = *quad(at);
+    if (left > 0) x = capped(*quad(at));
     ZG_UNROLL
     for (int j = 0; j < 4; ++j) x.at[j] = j < left ? x.at[j] : -kInfinity<A>;
     return x;
@@ -204,7 +219,13 @@ struct Rows {
     const std::int64_t i = place(tile), left = cols - i;
     A y[4];
     ZG_UNROLL
-    for (int j = 0; j < 4; ++j) y[j] = exponential(x.at[j] - g.max) * g.factor;
+    for (int j = 0; j < 4; ++j) {
+      y[j] = exponential(x.at[j] - g.max) * g.factor;
+      if constexpr (kCapped) {
+        const A t = x.at[j] / softcap;
+        y[j] *= A{1} - t * t;
+      }
+    }
     Quad<T> d;
     if constexpr (sizeof(T) == 2) {
       const unsigned words[2] = {pack_halves<T>(y[0], y[1]), pack_halves<T>(y[2], y[3])};
@@ -262,26 +283,34 @@ struct Shared {
 
 // The loss of row `r`, in kLossThread. `shared` may be used for the next row without a barrier: for each of
 // its members there is one between the last read and the next write.
-template <class T, int kThreads>
-__device__ __forceinline__ double row_loss(Rows<T, kThreads>& rows, std::int64_t r, std::int64_t then,
-                                           std::int64_t target, double scale, Shared<Acc<T>>& shared) {
+template <class T, int kThreads, bool kCapped>
+__device__ __forceinline__ double row_loss(Rows<T, kThreads, kCapped>& rows, std::int64_t r,
+                                           std::int64_t then, std::int64_t target, double scale,
+                                           Shared<Acc<T>>& shared) {
   using A = Acc<T>;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const bool writes = rows.gradient.data != nullptr;
   const A *const row = rows.row(r), *const next = rows.row(then);
   // Loaded first, so that this overlaps with reading the row.
-  const double of_target = static_cast<double>(row[target]);
+  A of_target = row[target];
+  double slope = 1;
   const Softmax<A> mine = rows.read(row, writes ? row : next);
+  if constexpr (kCapped) {
+    // With the bits that it has among others.
+    const A t = tangent(of_target / rows.softcap);
+    of_target = rows.softcap * t;
+    slope = 1 - static_cast<double>(t) * static_cast<double>(t);
+  }
   const A of_warp = warp_max(mine.max);
   if (lane == 0) shared.maxima[warp] = of_warp;
   __syncthreads();
   const A max = warp_max(lane < rows.kWarps ? shared.maxima[lane] : -kInfinity<A>);
   const A share = mine.sum * exponential(mine.max - finite_below(max));
   const double total = block_sum<kThreads>(static_cast<double>(share), shared.sums);
-  const double distance = of_target - static_cast<double>(max);
+  const double distance = static_cast<double>(of_target) - static_cast<double>(max);
   if (threadIdx.x == kFactorThread) shared.factor = static_cast<A>(scale / total);
   if (threadIdx.x == kTargetThread)
-    shared.at_target = static_cast<A>(scale * (std::exp(distance) / total - 1.0));
+    shared.at_target = static_cast<A>(scale * (std::exp(distance) / total - 1.0) * slope);
   const double loss = threadIdx.x == kLossThread ? std::log(total) - distance : 0;
   __syncthreads();
   if (writes)
@@ -291,7 +320,7 @@ __device__ __forceinline__ double row_loss(Rows<T, kThreads>& rows, std::int64_t
 
 // A block computes some of the groups of rows, one row after the other, and writes the sum of losses of each
 // group. So the sums do not depend on the number of blocks.
-template <class T, int kThreads>
+template <class T, int kThreads, bool kCapped>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     cross_entropy_rows(Extent extent, CrossEntropy<T> args, std::int64_t groups, Tiles tiles, bool aligned,
                        double* losses) {
@@ -306,8 +335,13 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     if (args.targets[r] >= extent.cols) __trap();
     return r;
   };
-  Rows<T, kThreads> rows{args.logits, args.dlogits, extent.cols,
-                         tiles,       aligned,      dynamic_shared<Quad<Acc<T>>>()};
+  Rows<T, kThreads, kCapped> rows{args.logits,
+                                  args.dlogits,
+                                  extent.cols,
+                                  tiles,
+                                  aligned,
+                                  dynamic_shared<Quad<Acc<T>>>(),
+                                  static_cast<Acc<T>>(args.softcap)};
   std::int64_t r = extent.rows * first_group / groups, now = counted(r);
   rows.start_first(rows.row(now));
   for (std::int64_t g = first_group; g < last_group; ++g) {
@@ -364,9 +398,10 @@ void launch_rows(const Launch& on, Extent extent, const CrossEntropy<T>& args, s
   const std::int64_t blocks = at_most(groups, on.multiprocessors * (each < 1 ? 1 : each));
   const bool aligned = quads(args.logits.data, args.logits.ld) && quads(args.dlogits.data, args.dlogits.ld);
   if (aligned) tiles.whole = static_cast<int>(extent.cols / (4 * kThreads));
-  launch("cross_entropy", cross_entropy_rows<T, kThreads>, on,
-         Shape{dim3(static_cast<unsigned>(blocks)), dim3(kThreads), static_cast<std::size_t>(bytes)}, extent,
-         args, groups, tiles, aligned, losses);
+  launch("cross_entropy",
+         args.softcap == 0 ? cross_entropy_rows<T, kThreads, false> : cross_entropy_rows<T, kThreads, true>,
+         on, Shape{dim3(static_cast<unsigned>(blocks)), dim3(kThreads), static_cast<std::size_t>(bytes)},
+         extent, args, groups, tiles, aligned, losses);
 }
 
 }  // namespace

@@ -18,6 +18,20 @@ __device__ __forceinline__ double exponential(double x) {
   return std::exp(x);
 }
 
+// softcap * tanh(logit / softcap), or, with a softcap of 0, the logit.
+__device__ __forceinline__ float capped(float logit, float softcap) {
+  return softcap == 0 ? logit : softcap * tanhf(logit / softcap);
+}
+__device__ __forceinline__ double capped(double logit, double softcap) {
+  return softcap == 0 ? logit : softcap * std::tanh(logit / softcap);
+}
+// The derivative of that, where `value` is the result.
+template <class A>
+__device__ __forceinline__ A cap_slope(A value, A softcap) {
+  const A t = softcap == 0 ? A{0} : value / softcap;
+  return A{1} - t * t;
+}
+
 // The largest over the threads of a block, returned in all of them; there must be a barrier before `shared`,
 // a number for each warp, is used again.
 template <class A>
@@ -39,18 +53,20 @@ __global__ void __launch_bounds__(kThreads) softmax_part_rows(Extent extent, Sof
   const A* const logits = args.logits.row(r);
   A max = kLeast;
   for (std::int64_t c = threadIdx.x; c < extent.cols; c += kThreads) max = std::fmax(max, logits[c]);
-  max = block_max(max, largest);
+  const A softcap = static_cast<A>(args.softcap);
+  max = capped(block_max(max, largest), softcap);
   // Of a part whose logits are all -infinity the sum is 0 and not NaN.
   const A top = max == kLeast ? A{0} : max;
   A sum = 0;
-  for (std::int64_t c = threadIdx.x; c < extent.cols; c += kThreads) sum += exponential(logits[c] - top);
+  for (std::int64_t c = threadIdx.x; c < extent.cols; c += kThreads)
+    sum += exponential(capped(logits[c], softcap) - top);
   const double total = block_sum<kThreads>(static_cast<double>(sum), sums);
   if (threadIdx.x != 0) return;
   const std::int64_t target = args.targets[r] - args.first;
   const bool here = args.targets[r] >= 0 && target >= 0 && target < extent.cols;
   args.numbers[r] = max;
   args.numbers[extent.rows + r] = static_cast<A>(total);
-  args.numbers[2 * extent.rows + r] = here ? logits[target] : A{0};
+  args.numbers[2 * extent.rows + r] = here ? capped(logits[target], softcap) : A{0};
 }
 
 // What all parts have of a row together.
@@ -92,11 +108,13 @@ __global__ void __launch_bounds__(kThreads)
     if (gradient == nullptr) continue;
     const A* const logits = local.logits.row(r);
     const std::int64_t target = counts ? local.targets[r] - args.first : -1;
-    const A max = static_cast<A>(w.max), factor = static_cast<A>(local.scale / w.total);
+    const A max = static_cast<A>(w.max), factor = static_cast<A>(local.scale / w.total),
+            softcap = static_cast<A>(local.softcap);
     for (std::int64_t c = threadIdx.x; c < extent.cols; c += kThreads) {
-      A x = counts ? exponential(logits[c] - max) * factor : A{0};
+      const A logit = capped(logits[c], softcap);
+      A x = counts ? exponential(logit - max) * factor : A{0};
       if (c == target) x = static_cast<A>(local.scale * (std::exp(w.distance) / w.total - 1.0));
-      gradient[c] = from_acc<T>(x);
+      gradient[c] = from_acc<T>(softcap == 0 || !counts ? x : x * cap_slope(logit, softcap));
     }
   }
   if (threadIdx.x == 0) losses[g] = loss;

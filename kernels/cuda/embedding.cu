@@ -87,7 +87,8 @@ __global__ void __launch_bounds__(kThreads) embedding_rows(Extent extent, Embedd
   Pack<T> x = {};
   if (is_here(args, row)) x = load_columns<T, kPacks>(args.wte.row(row), tile, extent.cols, lane);
   if (args.wpe.data != nullptr) {
-    const T* const position = args.wpe.row(checked(args.rows.of(r), args.positions));
+    const T* const position =
+        args.wpe.row(checked(position_of(args.rows, args.first_keys, r), args.positions));
     const Pack<T> p = load_columns<T, kPacks>(position, tile, extent.cols, lane);
     ZG_UNROLL
     for (int j = 0; j < Pack<T>::kCount; ++j) x.at[j] = from_acc<T>(to_acc(x.at[j]) + to_acc(p.at[j]));
@@ -321,6 +322,26 @@ __global__ void __launch_bounds__(kThreads) embedding_by_position(Extent extent,
                          sum);
 }
 
+// The same of documents: a warp looks through all rows for those at its position, 32 at a time, and adds them
+// in order.
+template <class T, bool kPacks>
+__global__ void __launch_bounds__(kThreads) embedding_by_place(Extent extent, EmbeddingBackward<T> args) {
+  const std::int64_t p = std::int64_t{blockIdx.x} * kWarps + threadIdx.y, tile = blockIdx.y;
+  if (p >= args.positions) return;
+  const int lane = static_cast<int>(threadIdx.x);
+  Acc<T> sum[Pack<T>::kCount] = {};
+  bool any = false;
+  for (std::int64_t first = 0; first < extent.rows; first += 32) {
+    const std::int64_t r = first + lane;
+    const bool here =
+        r < extent.rows && checked(position_of(args.rows, args.first_keys, r), args.positions) == p;
+    const unsigned mask = __ballot_sync(kAll, here);
+    any = any || mask != 0;
+    add_rows_of<T, kPacks, 4>(mask, args, tile, extent.cols, lane, sum, [&](int bit) { return first + bit; });
+  }
+  if (any) add_columns<T, kPacks>(args.dwpe.row(p), tile, extent.cols, lane, sum);
+}
+
 // A warp for each row (along x) and tile (along y).
 template <class T>
 Shape warps_of(std::int64_t rows, std::int64_t cols) {
@@ -351,7 +372,10 @@ void backward(const Launch& on, Extent extent, const EmbeddingBackward<T>& args)
     launch("embedding_backward", embedding_by_atomics<T, kPacks>, on, warps_of<T>(extent.rows, extent.cols),
            extent, args);
   }
-  if (args.dwpe.data != nullptr) {
+  if (args.dwpe.data != nullptr && args.first_keys != nullptr) {
+    launch("embedding_backward", embedding_by_place<T, kPacks>, on, warps_of<T>(args.positions, extent.cols),
+           extent, args);
+  } else if (args.dwpe.data != nullptr) {
     const std::int64_t positions = args.rows.time < extent.rows ? args.rows.time : extent.rows;
     launch("embedding_backward", embedding_by_position<T, kPacks>, on, warps_of<T>(positions, extent.cols),
            extent, args);

@@ -31,7 +31,7 @@ inline constexpr std::int64_t kRowGroups = 256;
 // Doubles of scratch for sums over all elements.
 inline constexpr std::int64_t kSumPartials = 1024;
 
-// layernorm.cu, rmsnorm.cu, bias_backward.cu
+// layernorm.cu, rmsnorm.cu, head_rmsnorm.cu, bias_backward.cu
 template <class T>
 void layernorm(const Launch& on, Extent extent, const LayerNorm<T>& args);
 template <class T>
@@ -41,23 +41,31 @@ void rmsnorm(const Launch& on, Extent extent, const RmsNorm<T>& args);
 template <class T>
 void rmsnorm_backward(const Launch& on, Extent extent, const RmsNormBackward<T>& args);
 template <class T>
+void head_rmsnorm(const Launch& on, std::int64_t rows, const HeadRmsNorm<T>& args);
+template <class T>
+void head_rmsnorm_backward(const Launch& on, std::int64_t rows, const HeadRmsNormBackward<T>& args);
+template <class T>
 void bias_backward(const Launch& on, Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T>> scratch);
 
-// gelu.cu, swiglu.cu, add.cu, rope.cu, dropout.cu
+// gelu.cu, swiglu.cu, add.cu, scale.cu, rope.cu, dropout.cu
 template <class T>
 void gelu(const Launch& on, Extent extent, Strided<const T> x, Strided<T> y);
 template <class T>
 void gelu_backward(const Launch& on, Extent extent, Strided<const T> x, Strided<const T> dy, Strided<T> dx);
 template <class T>
-void swiglu(const Launch& on, Extent extent, Strided<const T> gate_up, Strided<T> y);
+void swiglu(const Launch& on, Extent extent, Strided<const T> gate_up, Strided<T> y,
+            Gate activation = Gate::kSilu);
 template <class T>
 void swiglu_backward(const Launch& on, Extent extent, Strided<const T> gate_up, Strided<const T> dy,
-                     Strided<T> d_gate_up);
+                     Strided<T> d_gate_up, Gate activation = Gate::kSilu);
 template <class T>
 void add(const Launch& on, Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out);
 template <class T>
+void scale(const Launch& on, Extent extent, Strided<const T> x, T factor, Strided<T> y);
+template <class T>
 void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions,
-          std::int64_t heads, std::int64_t head_size, double theta, bool inverse);
+          std::int64_t heads, std::int64_t head_size, const RopeTable& table, bool inverse,
+          const std::int32_t* first_keys = nullptr);
 template <class T>
 void dropout(const Launch& on, Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y);
 
@@ -97,11 +105,12 @@ void cross_entropy_part(const Launch& on, Extent extent, const CrossEntropyPart<
 // call. On tensor cores, sums of queries' gradients have no fixed order unless `on` is deterministic.
 template <class T>
 void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-               std::int64_t ld_o, Acc<T>* lse);
+               std::int64_t ld_o, Acc<T>* lse, const std::int32_t* first_keys = nullptr);
 template <class T>
 void attention_backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                         const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                        T* dqkv, std::int64_t ld_dqkv, void* scratch);
+                        T* dqkv, std::int64_t ld_dqkv, void* scratch,
+                        const std::int32_t* first_keys = nullptr);
 // Of the backward.
 std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, bool deterministic);
 

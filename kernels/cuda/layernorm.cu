@@ -5,18 +5,18 @@ namespace zg::cuda {
 
 template <class T>
 void layernorm(const Launch& on, Extent extent, const LayerNorm<T>& args) {
-  launch_norm<true, T>("layernorm", on, extent,
-                       {.x = args.x,
-                        .w = args.w,
-                        .b = args.b,
-                        .eps = static_cast<Acc<T>>(args.eps),
-                        .y = args.y,
-                        .stats = args.stats});
+  launch_norm<Norm::kLayer, Strided, T>("layernorm", on, extent,
+                                        {.x = args.x,
+                                         .w = args.w,
+                                         .b = args.b,
+                                         .eps = static_cast<Acc<T>>(args.eps),
+                                         .y = args.y,
+                                         .stats = args.stats});
 }
 
 template <class T>
 void layernorm_backward(const Launch& on, Extent extent, const LayerNormBackward<T>& args) {
-  launch_norm_backward<true, T>(
+  launch_norm_backward<Norm::kLayer, Strided, T>(
       "layernorm_backward", on, extent,
       {.dy = args.dy, .x = args.x, .w = args.w, .stats = args.stats, .dx = args.dx, .scratch = args.scratch},
       args.dw, args.db);

@@ -10,23 +10,46 @@
 
 namespace zg::cuda {
 
-// Operands of LayerNorm (kCentered), or of RMSNorm: then b is null, and stats are rstd alone.
+// RMSNorm, with its weight w or with 1 + w, has neither mean nor b.
+enum class Norm { kLayer, kRms, kRmsPlusOne };
+
+// The heads of rows, each as a row of its own: `size` elements, of the first heads * size of a row. There are
+// fewer than 2^31 of them, for a division in 64 bits would take more registers than there are.
 template <class T>
+struct HeadRows {
+  T* data = nullptr;
+  std::int64_t ld = 0, size = 0;
+  unsigned heads = 1;
+  __device__ __forceinline__ T* row(std::int64_t r) const {
+    const unsigned head = static_cast<unsigned>(r), row = head / heads;
+    return data + row * ld + (head - row * heads) * size;
+  }
+};
+
+// Operands of a norm of rows that lie in Rows: of Strided ones, or of HeadRows. RMSNorm: b is null, and stats
+// are rstd alone.
+template <class T, template <class> class Rows = Strided>
 struct NormOperands {
-  Strided<const T> x;
+  Rows<const T> x;
   const T* w = nullptr;
   const T* b = nullptr;
   Acc<T> eps = 0;
-  Strided<T> y;
-  Strided<Acc<T>> stats;
+  Rows<T> y;
+  Rows<Acc<T>> stats;
 };
+
+template <Norm kNorm, class T>
+__device__ __forceinline__ Acc<T> weight_at(const Held<T>& w, int j) {
+  return kNorm == Norm::kRmsPlusOne ? Acc<T>{1} + w[j] : w[j];
+}
 
 inline constexpr unsigned kNormThreads = 512;  // at most
 
-template <class T, int kHeld, bool kCentered>
+template <class T, int kHeld, Norm kNorm, template <class> class Rows>
 __global__ void __launch_bounds__(kNormThreads)
-    norm_rows(Extent extent, NormOperands<T> args, int warps, bool whole) {
+    norm_rows(Extent extent, NormOperands<T, Rows> args, int warps, bool whole) {
   using A = Acc<T>;
+  constexpr bool kCentered = kNorm == Norm::kLayer;
   constexpr int kCount = Pack<T>::kCount;
   __shared__ A partials[2][1][kMaxWarps];
   const Team team = team_of(warps);
@@ -69,7 +92,7 @@ __global__ void __launch_bounds__(kNormThreads)
     if constexpr (kCentered) b = load_part(args.b, c, cols, whole);
     ZG_UNROLL
     for (int j = 0; j < kCount; ++j) {
-      const A normal = (v[j] - mean) * rstd * w[j];
+      const A normal = (v[j] - mean) * rstd * weight_at<kNorm>(w, j);
       y.set(j, from_acc<T>(kCentered ? normal + b[j] : normal));
     }
     store_part(out, c, cols, whole, y);
@@ -87,8 +110,8 @@ inline int warps_for(std::int64_t packs_of_row, int held, int most) {
   return warps;
 }
 
-template <bool kCentered, class T>
-void launch_norm(const char* name, const Launch& on, Extent extent, const NormOperands<T>& args) {
+template <Norm kNorm, template <class> class Rows, class T>
+void launch_norm(const char* name, const Launch& on, Extent extent, const NormOperands<T, Rows>& args) {
   constexpr int kMost = kNormThreads / 32, kUsual = 8;
   constexpr std::int64_t kCount = Pack<T>::kCount;
   const std::int64_t row = (extent.cols + kCount - 1) / kCount;
@@ -102,9 +125,9 @@ void launch_norm(const char* name, const Launch& on, Extent extent, const NormOp
   const int teams = std::max(1, 4 / warps);
   const Shape shape{dim3(static_cast<unsigned>((extent.rows + teams - 1) / teams)),
                     static_cast<unsigned>(32 * warps * teams)};
-  const auto kernel = held == 4   ? norm_rows<T, 4, kCentered>
-                      : held == 8 ? norm_rows<T, 8, kCentered>
-                                  : norm_rows<T, 0, kCentered>;
+  const auto kernel = held == 4   ? norm_rows<T, 4, kNorm, Rows>
+                      : held == 8 ? norm_rows<T, 8, kNorm, Rows>
+                                  : norm_rows<T, 0, kNorm, Rows>;
   launch(name, kernel, on, shape, extent, args, warps, whole);
 }
 

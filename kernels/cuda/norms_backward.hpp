@@ -7,7 +7,8 @@
 // held in registers. Every thread keeps the sums of its own columns over its team's rows in shared memory,
 // which no other thread reads until all rows are done; then the sums of the teams are added in order, and
 // written to the group's row of scratch. Rows that are too long for that are read twice, and their sums are
-// kept in scratch.
+// kept in scratch. The norm of each head by itself (HeadRows) overwrites dx, which may then be dy: a thread
+// reads its elements of dy before it writes them, and no other reads them.
 #pragma once
 #include <algorithm>
 
@@ -16,12 +17,12 @@
 
 namespace zg::cuda {
 
-template <class T>
+template <class T, template <class> class Rows = Strided>
 struct NormGradients {
-  Strided<const T> dy, x;
+  Rows<const T> dy, x;
   const T* w = nullptr;
-  Strided<const Acc<T>> stats;
-  Strided<T> dx;
+  Rows<const Acc<T>> stats;
+  Rows<T> dx;
   Strided<Acc<T>> scratch;  // [row groups, dw | db]
 };
 
@@ -99,13 +100,20 @@ class ColumnSums {
   A* shared_ = nullptr;
 };
 
-// With kHeld = 2 the shared memory of a multiprocessor has room for two blocks, so registers must suffice
-// for two.
-template <class T, int kHeld, bool kCentered>
-__global__ void __launch_bounds__(kNormBackwardThreads, kHeld == 2 ? 2 : 1)
-    norm_backward_groups(Extent extent, NormGradients<T> args, int warps, bool whole) {
+// The blocks of a multiprocessor that registers must suffice for: with kHeld up to 2 its shared memory has
+// room for two. LayerNorm in double takes too many.
+template <class T, int kHeld, Norm kNorm>
+inline constexpr int kNormBackwardBlocks = (kHeld == 1 || kHeld == 2) &&
+                                                   !(kNorm == Norm::kLayer && std::is_same_v<T, double>)
+                                               ? 2
+                                               : 1;
+
+template <class T, int kHeld, Norm kNorm, template <class> class Rows>
+__global__ void __launch_bounds__(kNormBackwardThreads, kNormBackwardBlocks<T, kHeld, kNorm>)
+    norm_backward_groups(Extent extent, NormGradients<T, Rows> args, int warps, bool whole) {
   using A = Acc<T>;
   using Index = Column<kHeld>;
+  constexpr bool kCentered = kNorm == Norm::kLayer, kOverwrites = std::is_same_v<Rows<T>, HeadRows<T>>;
   constexpr int kCount = Pack<T>::kCount, kMeans = kCentered ? 2 : 1;
   // Two buffers, so that one barrier in each row suffices: a thread that writes partial sums of a row has
   // passed the barrier of the row before, which all threads reach only after they have read those of the
@@ -145,7 +153,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kHeld == 2 ? 2 : 1)
       A of_w[kCount], of_b[kCount];
       ZG_UNROLL
       for (int j = 0; j < kCount; ++j) {
-        const A e = d[j], g = e * w[j], normal = (v[j] - mean) * rstd;
+        const A e = d[j], g = e * weight_at<kNorm>(w, j), normal = (v[j] - mean) * rstd;
         means[0] += g * normal;
         if constexpr (kCentered) means[1] += g;
         of_w[j] = e * normal;
@@ -160,15 +168,15 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kHeld == 2 ? 2 : 1)
 
     for_packs<T, kHeld>(team, cols, [&](int p, Index c) {
       const Held<T> v = x.at(p, c), d = dy.at(p, c), w = load_part(args.w, c, cols, whole);
-      const Held<T> old = load_part(dx, c, cols, whole);
-      Held<T> sum = {};
+      Held<T> old = {}, sum = {};
+      if constexpr (!kOverwrites) old = load_part(dx, c, cols, whole);
       ZG_UNROLL
       for (int j = 0; j < kCount; ++j) {
         const A normal = (v[j] - mean) * rstd;
-        A inner = d[j] * w[j];
+        A inner = d[j] * weight_at<kNorm>(w, j);
         if constexpr (kCentered) inner -= means[1];
         inner -= normal * means[0];
-        sum.set(j, from_acc<T>(old[j] + rstd * inner));
+        sum.set(j, from_acc<T>(kOverwrites ? rstd * inner : old[j] + rstd * inner));
       }
       store_part(dx, c, cols, whole, sum);
     });
@@ -176,25 +184,27 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kHeld == 2 ? 2 : 1)
   column_sums.finish(teams);
 }
 
-template <bool kCentered, class T>
-void launch_norm_backward(const char* name, const Launch& on, Extent extent, const NormGradients<T>& args,
-                          Acc<T>* dw, Acc<T>* db) {
+template <Norm kNorm, template <class> class Rows, class T>
+void launch_norm_backward(const char* name, const Launch& on, Extent extent,
+                          const NormGradients<T, Rows>& args, Acc<T>* dw, Acc<T>* db) {
   const std::int64_t groups = std::min(extent.rows, kRowGroups);
   if (groups == 0) return;
   constexpr std::int64_t kCount = Pack<T>::kCount;
   const std::int64_t row = (extent.cols + kCount - 1) / kCount;
   const bool whole = extent.cols % kCount == 0 && packs(args.x.data, args.x.ld) &&
                      packs(args.dy.data, args.dy.ld) && packs(args.dx.data, args.dx.ld) && packs(args.w, 0);
-  // A thread holds two packs, or four if the whole block is one team; none if the row is longer still.
-  int held = 2;
+  // A thread holds two packs (one of a head, which is short), or four if the whole block is one team; none if
+  // the row is longer still.
+  constexpr int kFew = std::is_same_v<Rows<T>, HeadRows<T>> ? 1 : 2;
+  int held = kFew;
   const int warps = warps_for(row, held, kNormBackwardThreads / 32);
   if (row > std::int64_t{32} * warps * held) held = 4;
   if (row > std::int64_t{32} * warps * held) held = 0;
-  const auto kernel = held == 2   ? norm_backward_groups<T, 2, kCentered>
-                      : held == 4 ? norm_backward_groups<T, 4, kCentered>
-                                  : norm_backward_groups<T, 0, kCentered>;
-  const std::int64_t shared = (kCentered ? 2 : 1) * held * std::int64_t{kNormBackwardThreads} * kCount *
-                              static_cast<std::int64_t>(sizeof(Acc<T>));
+  const auto kernel = held == kFew ? norm_backward_groups<T, kFew, kNorm, Rows>
+                      : held == 4  ? norm_backward_groups<T, 4, kNorm, Rows>
+                                   : norm_backward_groups<T, 0, kNorm, Rows>;
+  const std::int64_t shared = (kNorm == Norm::kLayer ? 2 : 1) * held * std::int64_t{kNormBackwardThreads} *
+                              kCount * static_cast<std::int64_t>(sizeof(Acc<T>));
   const Shape shape{dim3(static_cast<unsigned>(groups)), kNormBackwardThreads,
                     static_cast<std::size_t>(shared)};
   launch(name, kernel, on, shape, extent, args, warps, whole);

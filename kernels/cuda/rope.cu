@@ -1,5 +1,5 @@
 // Rotary embedding (Su et al., "RoFormer", 2021) in the half-split convention of Hugging Face: the pair of
-// column i is column i + head_size / 2, rotated by the angle position * theta^(-2 i / head_size).
+// column i is column i + pairs, rotated by the angle position * frequency[i] and multiplied by an amplitude.
 //
 // Angles are computed in double, in half turns, so that subtracting whole quarter turns is exact for any
 // angle. What remains is at most 1/4, and rounding it to float costs 2^-27 half turns.
@@ -12,21 +12,21 @@ namespace zg::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr int kHeads = 8;       // of a thread, which uses its angles for all of them
-constexpr int kBatch = 4;       // heads whose loads are in flight together
-constexpr int kMaxPairs = 256;  // of a launch
+constexpr int kHeads = 8;  // of a thread, which uses its angles for all of them
+constexpr int kBatch = 4;  // heads whose loads are in flight together
 
-// For each pair of a launch the half turns from one position to the next.
+// For each pair the half turns from one position to the next.
 struct Frequencies {
-  double of[kMaxPairs];
+  double of[kMaxRopePairs];
 };
 
 template <class T>
 struct Rows {
   T* x;
-  std::int64_t ld, count, heads, half;
+  std::int64_t ld, count, heads, head_size, pairs;
   RowPositions positions;
-  std::int64_t first, pairs;  // the launch's pairs in each head
+  const std::int32_t* first_keys;  // or null
+  Acc<T> amplitude;
   bool inverse;
 };
 
@@ -57,23 +57,23 @@ __global__ void __launch_bounds__(kThreads, 3)
   const std::int64_t begin = item / per_head % chunks * kHeads;
   const int heads = static_cast<int>(rows.heads - begin < kHeads ? rows.heads - begin : kHeads);
 
-  const double position = static_cast<double>(rows.positions.of(row));
+  const double position = static_cast<double>(position_of(rows.positions, rows.first_keys, row));
   A cosine[N], sine[N];
   ZG_UNROLL
   for (int j = 0; j < N; ++j) {
     cos_sin(position * frequencies.of[pair + j], cosine[j], sine[j]);
-    if (rows.inverse) sine[j] = -sine[j];
+    cosine[j] *= rows.amplitude, sine[j] *= rows.inverse ? -rows.amplitude : rows.amplitude;
   }
-  T* const left = rows.x + row * rows.ld + begin * 2 * rows.half + rows.first + pair;
+  T* const left = rows.x + row * rows.ld + begin * rows.head_size + pair;
   ZG_NO_UNROLL
   for (int h = 0; h < heads; h += kBatch) {
     Elements<T, N> a[kBatch] = {}, b[kBatch] = {};
     ZG_UNROLL
     for (int k = 0; k < kBatch; ++k) {
       if (h + k >= heads) continue;
-      const T* const from = left + (h + k) * 2 * rows.half;
+      const T* const from = left + (h + k) * rows.head_size;
       a[k] = load_elements<N>(from);
-      b[k] = load_elements<N>(from + rows.half);
+      b[k] = load_elements<N>(from + rows.pairs);
     }
     ZG_UNROLL
     for (int k = 0; k < kBatch; ++k) {
@@ -85,9 +85,9 @@ __global__ void __launch_bounds__(kThreads, 3)
         to_left.set(j, from_acc<T>(l * cosine[j] - r * sine[j]));
         to_right.set(j, from_acc<T>(r * cosine[j] + l * sine[j]));
       }
-      T* const to = left + (h + k) * 2 * rows.half;
+      T* const to = left + (h + k) * rows.head_size;
       store_elements(to, to_left);
-      store_elements(to + rows.half, to_right);
+      store_elements(to + rows.pairs, to_right);
     }
   }
 }
@@ -96,28 +96,28 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 template <class T>
 void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions,
-          std::int64_t heads, std::int64_t head_size, double theta, bool inverse) {
+          std::int64_t heads, std::int64_t head_size, const RopeTable& table, bool inverse,
+          const std::int32_t* first_keys) {
   constexpr double kPi = 3.14159265358979323846;
   constexpr std::int64_t kCount = Pack<T>::kCount;
-  const std::int64_t half = head_size / 2;
-  const bool packed = packs(x, ld) && half % kCount == 0;
+  if (table.pairs == 0) return;
+  const bool packed = packs(x, ld) && head_size % kCount == 0 && table.pairs % kCount == 0;
   const std::int64_t width = packed ? kCount : 1;
-  for (std::int64_t first = 0; first < half; first += kMaxPairs) {
-    const std::int64_t pairs = std::min<std::int64_t>(half - first, kMaxPairs);
-    Frequencies frequencies;
-    for (std::int64_t i = 0; i < pairs; ++i)
-      frequencies.of[i] = std::pow(theta, -static_cast<double>(first + i) / static_cast<double>(half)) / kPi;
-    const Rows<T> work{x, ld, rows, heads, half, positions, first, pairs, inverse};
-    const std::int64_t items = rows * ((heads + kHeads - 1) / kHeads) * (pairs / width);
-    launch("rope", packed ? rotate_heads<T, Pack<T>::kCount> : rotate_heads<T, 1>, on,
-           Shape{dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads)), kThreads}, work,
-           frequencies);
-  }
+  Frequencies frequencies{};
+  for (std::int64_t i = 0; i < table.pairs; ++i)
+    frequencies.of[i] = table.frequency[static_cast<std::size_t>(i)] / kPi;
+  const Rows<T> work{x,         ld,         rows,
+                     heads,     head_size,  table.pairs,
+                     positions, first_keys, static_cast<Acc<T>>(table.amplitude),
+                     inverse};
+  const std::int64_t items = rows * ((heads + kHeads - 1) / kHeads) * (table.pairs / width);
+  launch("rope", packed ? rotate_heads<T, Pack<T>::kCount> : rotate_heads<T, 1>, on,
+         Shape{dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads)), kThreads}, work, frequencies);
 }
 
 #define ZG_INSTANTIATE(T)                                                                              \
   template void rope(const Launch&, T*, std::int64_t, std::int64_t, const RowPositions&, std::int64_t, \
-                     std::int64_t, double, bool);
+                     std::int64_t, const RopeTable&, bool, const std::int32_t*);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

@@ -1,4 +1,4 @@
-// GELU, SwiGLU and addition.
+// GELU, gated activations, addition and scaling.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/activations.cpp"
 // clang-format off
@@ -21,9 +21,11 @@ template <class T>
 struct ActivationKernels {
   void (*gelu)(std::int64_t n, const T* x, T* y);
   void (*gelu_backward)(std::int64_t n, const T* x, const T* dy, T* dx);
-  void (*swiglu)(std::int64_t n, const T* gate, const T* up, T* y);
-  void (*swiglu_backward)(std::int64_t n, const T* gate, const T* up, const T* dy, T* dgate, T* dup);
+  // By the gate's activation.
+  void (*gated[2])(std::int64_t n, const T* gate, const T* up, T* y);
+  void (*gated_backward[2])(std::int64_t n, const T* gate, const T* up, const T* dy, T* dgate, T* dup);
   void (*add)(std::int64_t n, const T* a, const T* b, T* out);
+  void (*scale)(std::int64_t n, const T* x, T factor, T* y);
 };
 }  // namespace zg::host
 #endif
@@ -60,56 +62,77 @@ HWY_INLINE V gelu_sigmoid(D d, V bounded) {
   return sigmoid(d, hn::Mul(bounded, factor));
 }
 
+// An activation and its derivative.
+template <class V>
+struct Activated {
+  V value, slope;
+};
+struct Silu {
+  template <class D, class V>
+  static HWY_INLINE V value(D d, V x) {
+    return hn::Mul(x, sigmoid(d, x));
+  }
+  template <class D, class V>
+  static HWY_INLINE Activated<V> both(D d, V x) {
+    const V s = sigmoid(d, x), silu = hn::Mul(x, s);
+    // silu' = s (1 + x (1 - s))
+    return {silu, hn::MulAdd(silu, hn::Sub(hn::Set(d, hn::TFromD<D>{1}), s), s)};
+  }
+};
+struct GeluTanh {
+  template <class D, class V>
+  static HWY_INLINE V value(D d, V x) {
+    return hn::Mul(x, gelu_sigmoid(d, gelu_domain(d, x)));
+  }
+  template <class D, class V>
+  static HWY_INLINE Activated<V> both(D d, V x) {
+    using A = hn::TFromD<D>;
+    const V bounded = gelu_domain(d, x), s = gelu_sigmoid(d, bounded);
+    // d(2u)/dx
+    const V slope =
+        hn::MulAdd(hn::Mul(bounded, bounded), hn::Set(d, static_cast<A>(3 * kTwoSqrt2OverPi * kCubic)),
+                   hn::Set(d, static_cast<A>(kTwoSqrt2OverPi)));
+    const V rest = hn::Sub(hn::Set(d, A{1}), s);
+    return {hn::Mul(x, s), hn::MulAdd(hn::Mul(x, slope), hn::Mul(s, rest), s)};
+  }
+};
+
 template <class T>
 void gelu(std::int64_t n, const T* x, T* y) {
   const Lanes<T> d;
   for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
-    const auto v = load(d, x + i, w);
-    save(d, hn::Mul(v, gelu_sigmoid(d, gelu_domain(d, v))), y + i, w);
+    save(d, GeluTanh::value(d, load(d, x + i, w)), y + i, w);
   });
 }
 
 template <class T>
 void gelu_backward(std::int64_t n, const T* x, const T* dy, T* dx) {
-  using A = Acc<T>;
   const Lanes<T> d;
-  const auto one = hn::Set(d, A{1});
   for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
-    const auto v = load(d, x + i, w);
-    const auto bounded = gelu_domain(d, v);
-    const auto s = gelu_sigmoid(d, bounded);
-    // d(2u)/dx
-    const auto slope =
-        hn::MulAdd(hn::Mul(bounded, bounded), hn::Set(d, static_cast<A>(3 * kTwoSqrt2OverPi * kCubic)),
-                   hn::Set(d, static_cast<A>(kTwoSqrt2OverPi)));
-    const auto derivative = hn::MulAdd(hn::Mul(v, slope), hn::Mul(s, hn::Sub(one, s)), s);
-    save(d, hn::Mul(load(d, dy + i, w), derivative), dx + i, w);
+    const auto activated = GeluTanh::both(d, load(d, x + i, w));
+    save(d, hn::Mul(load(d, dy + i, w), activated.slope), dx + i, w);
   });
 }
 
-template <class T>
-void swiglu(std::int64_t n, const T* gate, const T* up, T* y) {
+template <class Activation, class T>
+void gated(std::int64_t n, const T* gate, const T* up, T* y) {
   const Lanes<T> d;
   for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
     const auto g = load(d, gate + i, w);
-    save(d, hn::Mul(hn::Mul(g, sigmoid(d, g)), load(d, up + i, w)), y + i, w);
+    save(d, hn::Mul(Activation::value(d, g), load(d, up + i, w)), y + i, w);
   });
 }
 
-template <class T>
-void swiglu_backward(std::int64_t n, const T* gate, const T* up, const T* dy, T* dgate, T* dup) {
+template <class Activation, class T>
+void gated_backward(std::int64_t n, const T* gate, const T* up, const T* dy, T* dgate, T* dup) {
   const Lanes<T> d;
-  const auto one = hn::Set(d, Acc<T>{1});
   for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
     const auto g = load(d, gate + i, w);
     const auto u = load(d, up + i, w);
     const auto e = load(d, dy + i, w);
-    const auto s = sigmoid(d, g);
-    const auto silu = hn::Mul(g, s);
-    // silu' = s (1 + g (1 - s))
-    const auto derivative = hn::MulAdd(silu, hn::Sub(one, s), s);
-    save(d, hn::Mul(hn::Mul(e, u), derivative), dgate + i, w);
-    save(d, hn::Mul(e, silu), dup + i, w);
+    const auto activated = Activation::both(d, g);
+    save(d, hn::Mul(hn::Mul(e, u), activated.slope), dgate + i, w);
+    save(d, hn::Mul(e, activated.value), dup + i, w);
   });
 }
 
@@ -122,8 +145,21 @@ void add(std::int64_t n, const T* a, const T* b, T* out) {
 }
 
 template <class T>
+void scale(std::int64_t n, const T* x, T factor, T* y) {
+  const Lanes<T> d;
+  const auto times = hn::Set(d, static_cast<Acc<T>>(factor));
+  for_lanes(d, n,
+            [&](std::int64_t i, auto w) HWY_ATTR { save(d, hn::Mul(load(d, x + i, w), times), y + i, w); });
+}
+
+template <class T>
 ActivationKernels<T> activations_of() {
-  return {gelu<T>, gelu_backward<T>, swiglu<T>, swiglu_backward<T>, add<T>};
+  return {gelu<T>,
+          gelu_backward<T>,
+          {gated<Silu, T>, gated<GeluTanh, T>},
+          {gated_backward<Silu, T>, gated_backward<GeluTanh, T>},
+          add<T>,
+          scale<T>};
 }
 ForEachType<ActivationKernels> activations() {
   return {activations_of<float>(), activations_of<bf16>(), activations_of<fp16>(), activations_of<double>()};
@@ -160,21 +196,22 @@ void gelu_backward(Extent extent, Strided<const T> x, Strided<const T> dy, Strid
 }
 
 template <class T>
-void swiglu(Extent extent, Strided<const T> gate_up, Strided<T> y) {
-  const auto k = kernels<T>();
+void swiglu(Extent extent, Strided<const T> gate_up, Strided<T> y, Gate activation) {
+  const auto kernel = kernels<T>().gated[static_cast<int>(activation)];
   for_spans(extent, [&](std::int64_t r, std::int64_t c, std::int64_t n) {
     const T* gate = gate_up.row(r) + c;
-    k.swiglu(n, gate, gate + extent.cols, y.row(r) + c);
+    kernel(n, gate, gate + extent.cols, y.row(r) + c);
   });
 }
 
 template <class T>
-void swiglu_backward(Extent extent, Strided<const T> gate_up, Strided<const T> dy, Strided<T> d_gate_up) {
-  const auto k = kernels<T>();
+void swiglu_backward(Extent extent, Strided<const T> gate_up, Strided<const T> dy, Strided<T> d_gate_up,
+                     Gate activation) {
+  const auto kernel = kernels<T>().gated_backward[static_cast<int>(activation)];
   for_spans(extent, [&](std::int64_t r, std::int64_t c, std::int64_t n) {
     const T* gate = gate_up.row(r) + c;
     T* dgate = d_gate_up.row(r) + c;
-    k.swiglu_backward(n, gate, gate + extent.cols, dy.row(r) + c, dgate, dgate + extent.cols);
+    kernel(n, gate, gate + extent.cols, dy.row(r) + c, dgate, dgate + extent.cols);
   });
 }
 
@@ -186,12 +223,21 @@ void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out) 
   });
 }
 
-#define ZG_INSTANTIATE(T)                                                                \
-  template void gelu(Extent, Strided<const T>, Strided<T>);                              \
-  template void gelu_backward(Extent, Strided<const T>, Strided<const T>, Strided<T>);   \
-  template void swiglu(Extent, Strided<const T>, Strided<T>);                            \
-  template void swiglu_backward(Extent, Strided<const T>, Strided<const T>, Strided<T>); \
-  template void add(Extent, Strided<const T>, Strided<const T>, Strided<T>);
+template <class T>
+void scale(Extent extent, Strided<const T> x, T factor, Strided<T> y) {
+  const auto k = kernels<T>();
+  for_spans(flattened(extent, x, y), [&](std::int64_t r, std::int64_t c, std::int64_t n) {
+    k.scale(n, x.row(r) + c, factor, y.row(r) + c);
+  });
+}
+
+#define ZG_INSTANTIATE(T)                                                                      \
+  template void gelu(Extent, Strided<const T>, Strided<T>);                                    \
+  template void gelu_backward(Extent, Strided<const T>, Strided<const T>, Strided<T>);         \
+  template void swiglu(Extent, Strided<const T>, Strided<T>, Gate);                            \
+  template void swiglu_backward(Extent, Strided<const T>, Strided<const T>, Strided<T>, Gate); \
+  template void add(Extent, Strided<const T>, Strided<const T>, Strided<T>);                   \
+  template void scale(Extent, Strided<const T>, T, Strided<T>);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

@@ -20,12 +20,14 @@
 #include <tuple>
 #include <type_traits>
 
+#include "kernels/host/attention_softmax.hpp"
 #include "kernels/host/attention_tiles.hpp"
 #include "kernels/host/matrix.hpp"
 
 #ifndef ZG_KERNELS_HOST_ATTENTION_ONCE
 #define ZG_KERNELS_HOST_ATTENTION_ONCE
 #include "kernels/host/attention_plain.hpp"
+#include "kernels/host/attention_tasks.hpp"
 #include "kernels/host/growing_buffer.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/parallel.hpp"
@@ -33,95 +35,12 @@
 namespace zg::host {
 namespace {
 
-constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
-
-// The forward pass of some queries of one head of one sequence.
-template <class T>
-struct ForwardTask {
-  const T* q;
-  std::int64_t ld_q;
-  const T *k, *v;
-  std::int64_t ld;  // of k and v
-  T* o;             // null: `sums` gets the result
-  float* sums;
-  std::int64_t ld_o;
-  float* lse;
-  std::int64_t head_size;
-  std::int64_t first, last;  // queries [first, last) of the sequence
-  std::int64_t keys;         // causal: unused, query i attends to keys up to i
-  bool causal;
-  bool merge;  // `sums` and lse hold the result for other keys
-  float* scratch;
-};
-
-// The backward pass of one key/value head of one sequence, with all query heads that use it. q, o, d_o and
-// dq are those of the first query head; those of the next begin head_size columns on. Gradients are written
-// to dq, dk and dv of T, or where these are null added to the sums.
-template <class T>
-struct BackwardTask {
-  const T* q;
-  std::int64_t ld_q;
-  const T *k, *v;
-  std::int64_t ld;  // of k and v
-  const T *o, *d_o;
-  std::int64_t ld_o, ld_do;
-  const float* lse;     // of the first query head
-  std::int64_t ld_lse;  // from head to head
-  T *dq, *dk, *dv;
-  float *dq_sums, *dk_sums, *dv_sums;
-  std::int64_t ld_dq, ld_d;  // ld_d: of dk and dv
-  std::int64_t head_size, queries, keys, query_heads;
-  bool causal;
-  float* scratch;
-};
-
-// What runs these tasks on one instruction set.
+// What runs tasks on one instruction set.
 template <class Task>
 using RunTask = void (*)(const Task&);
 using AttentionTasks =
     std::tuple<RunTask<ForwardTask<float>>, RunTask<ForwardTask<bf16>>, RunTask<ForwardTask<fp16>>,
                RunTask<BackwardTask<float>>, RunTask<BackwardTask<bf16>>, RunTask<BackwardTask<fp16>>>;
-
-std::int64_t padded_head(std::int64_t head_size) {
-  return (head_size + kPanelUnit - 1) / kPanelUnit * kPanelUnit;
-}
-std::int64_t padded_time(std::int64_t time) {
-  return (time + kTile - 1) / kTile * kTile;
-}
-
-// Scratch of a forward task: for each tile of queries its transpose, output, running maximum and sum; and
-// one tile of keys and values.
-struct ForwardScratch {
-  explicit ForwardScratch(BumpAllocator& cut, std::int64_t head_size) {
-    const std::int64_t width = padded_head(head_size);
-    for (std::int64_t i = 0; i < kQueryBlock / kTile; ++i) {
-      qt[i] = cut.take(kTile * width);
-      o[i] = cut.take(kTile * width);
-      max[i] = cut.take(kTile);
-      sum[i] = cut.take(kTile);
-    }
-    k = cut.take(kTile * width);
-    v = cut.take(kTile * width);
-    q = cut.take(kTile * width);
-    scores = cut.take(kTile * kTile);
-    factor = cut.take(kTile);
-  }
-  float *qt[kQueryBlock / kTile], *o[kQueryBlock / kTile], *max[kQueryBlock / kTile],
-      *sum[kQueryBlock / kTile];
-  float *k, *v, *q, *scores, *factor;
-};
-
-// Scratch of a backward task: all keys, values and their gradients, and one tile of queries.
-struct BackwardScratch {
-  BackwardScratch(BumpAllocator& cut, std::int64_t head_size, std::int64_t keys) {
-    const std::int64_t width = padded_head(head_size), all = padded_time(keys) * width, tile = kTile * width;
-    for (float** part : {&k, &v, &dk, &dv}) *part = cut.take(all);
-    for (float** part : {&q, &qt, &d_o, &dot, &dq}) *part = cut.take(tile);
-    for (float** part : {&p, &ds}) *part = cut.take(kTile * kTile);
-    for (float** part : {&lse, &delta}) *part = cut.take(kTile);
-  }
-  float *k, *v, *dk, *dv, *q, *qt, *d_o, *dot, *dq, *p, *ds, *lse, *delta;
-};
 
 }  // namespace
 }  // namespace zg::host
@@ -130,52 +49,6 @@ struct BackwardScratch {
 HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 namespace {
-
-// How many keys queries [c, c + lanes) of a tile attend to, rounded up to what products will read.
-// diagonal: whether the causal diagonal crosses the tile.
-HWY_INLINE std::int64_t visible_keys(std::int64_t c, std::int64_t keys, bool diagonal) {
-  return diagonal ? min_of(keys, rounded_up(c + lanes(), kRows)) : keys;
-}
-
-// Which of the queries c, c + 1, ... attend to key k.
-HWY_INLINE hn::Mask<Float> visible(std::int64_t c, std::int64_t k) {
-  const Int d;
-  const auto queries = hn::Iota(d, static_cast<std::int32_t>(c));
-  return hn::RebindMask(Float(), hn::Lt(hn::Set(d, static_cast<std::int32_t>(k - 1)), queries));
-}
-
-// Scores [keys, queries] become 2^(score - new maximum); factor = 2^(old maximum - new maximum).
-HWY_NOINLINE void running_softmax(float* scores, std::int64_t keys, std::int64_t queries, bool diagonal,
-                                  float* max, float* sum, float* factor) {
-  const Float d;
-  const Vector lowest = hn::Set(d, -1e30f);
-  for (std::int64_t c = 0; c < queries; c += lanes()) {
-    const std::int64_t end = visible_keys(c, keys, diagonal), clear = diagonal ? min_of(c, end) : end;
-    const Vector old = hn::LoadU(d, max + c);
-    Vector top = old;
-    for (std::int64_t k = 0; k < clear; ++k) top = hn::Max(top, hn::LoadU(d, scores + k * kTile + c));
-    for (std::int64_t k = clear; k < end; ++k) {
-      top = hn::Max(top, hn::IfThenElse(visible(c, k), hn::LoadU(d, scores + k * kTile + c), lowest));
-    }
-    Vector total = hn::Zero(d);
-    for (std::int64_t k = 0; k < clear; ++k) {
-      float* at = scores + k * kTile + c;
-      const Vector e = exp2_of(hn::Sub(hn::LoadU(d, at), top));
-      total = hn::Add(total, e);
-      hn::StoreU(e, d, at);
-    }
-    for (std::int64_t k = clear; k < end; ++k) {
-      float* at = scores + k * kTile + c;
-      const Vector e = hn::IfThenElseZero(visible(c, k), exp2_of(hn::Sub(hn::LoadU(d, at), top)));
-      total = hn::Add(total, e);
-      hn::StoreU(e, d, at);
-    }
-    const Vector shrink = exp2_of(hn::Sub(old, top));
-    hn::StoreU(shrink, d, factor + c);
-    hn::StoreU(top, d, max + c);
-    hn::StoreU(hn::MulAdd(hn::LoadU(d, sum + c), shrink, total), d, sum + c);
-  }
-}
 
 // Adds packed rows, row r times take[r], to rows of floats, of which row r is multiplied by keep[r] before.
 // keep null: overwrites them. take null: 1.
@@ -212,26 +85,27 @@ void store_sums(const ForwardTask<T>& task, const ForwardScratch& s, std::int64_
 template <class T>
 void forward_task(const ForwardTask<T>& task) {
   BumpAllocator cut(task.scratch);
-  const ForwardScratch s(cut, task.head_size);
+  ForwardScratch s(cut, task.head_size);
   const std::int64_t width = padded_head(task.head_size), size = task.head_size;
-  const float scale = kLog2E / std::sqrt(static_cast<float>(size));
+  const ScoreScale scale(task.rule, size);
   const std::int64_t tiles = (task.last - task.first + kTile - 1) / kTile;
   const auto queries = [&](std::int64_t i) { return min_of(kTile, task.last - task.first - i * kTile); };
   for (std::int64_t i = 0; i < tiles; ++i) {
     const std::int64_t n = queries(i), padded = rounded_up(n, panel());
-    pack(task.q + (task.first + i * kTile) * task.ld_q, task.ld_q, n, size, padded, scale, width, s.q);
+    pack(task.q + (task.first + i * kTile) * task.ld_q, task.ld_q, n, size, padded, scale.query, width, s.q);
     transpose(s.q, width, padded, size, 1.0f, s.qt[i]);
     for (std::int64_t c = 0; c < kTile * width; ++c) s.o[i][c] = 0.0f;
     for (std::int64_t c = 0; c < kTile; ++c) s.max[i][c] = -1e30f, s.sum[i][c] = 0.0f;
   }
   const std::int64_t end = task.causal ? task.last : task.keys;
-  for (std::int64_t key = 0; key < end; key += kTile) {
+  for (std::int64_t key = task.visible.first(task.first) / kTile * kTile; key < end; key += kTile) {
     const std::int64_t keys = min_of(kTile, end - key);
     pack(task.k + key * task.ld, task.ld, keys, size, rounded_up(keys, kRows), 1.0f, width, s.k);
     pack(task.v + key * task.ld, task.ld, keys, size, keys, 1.0f, width, s.v);
     for (std::int64_t i = 0; i < tiles; ++i) {
       const std::int64_t n = queries(i), query = task.first + i * kTile;
       if (task.causal && query < key) continue;
+      if (task.visible.first(query) >= key + kTile) continue;
       const bool diagonal = task.causal && query == key;
       multiply<Start::kZero>({.a = s.k,
                               .a_row = width,
@@ -244,7 +118,8 @@ void forward_task(const ForwardTask<T>& task) {
                               .cols = n,
                               .depth = size},
                              diagonal ? Part::kColumnsFromRow : Part::kAll);
-      running_softmax(s.scores, keys, n, diagonal, s.max[i], s.sum[i], s.factor);
+      const TileMask mask{diagonal, first_in_tile(task.visible, query, n, key, s.first)};
+      running_softmax(s.scores, keys, n, mask, scale.cap, s.max[i], s.sum[i], s.factor);
       multiply<Start::kScaleAndAdd>({.a = s.scores,
                                      .a_row = 1,
                                      .a_p = kTile,
@@ -288,27 +163,6 @@ HWY_NOINLINE void row_dots(const T* x, std::int64_t ld_x, const T* y, std::int64
   }
 }
 
-// Scores in p become probabilities; dP in ds becomes dS = P * (dP - delta). Both [keys, queries].
-HWY_NOINLINE void softmax_backward(float* p, float* ds, std::int64_t keys, std::int64_t queries,
-                                   bool diagonal, const float* lse, const float* delta) {
-  const Float d;
-  for (std::int64_t c = 0; c < queries; c += lanes()) {
-    const std::int64_t end = visible_keys(c, keys, diagonal), clear = diagonal ? min_of(c, end) : end;
-    const Vector l = hn::LoadU(d, lse + c), dot = hn::LoadU(d, delta + c);
-    for (std::int64_t k = 0; k < end; ++k) {
-      float *at = p + k * kTile + c, *ds_at = ds + k * kTile + c;
-      Vector e = exp2_of(hn::Sub(hn::LoadU(d, at), l));
-      Vector g = hn::Mul(e, hn::Sub(hn::LoadU(d, ds_at), dot));
-      if (k >= clear) {
-        e = hn::IfThenElseZero(visible(c, k), e);
-        g = hn::IfThenElseZero(visible(c, k), g);
-      }
-      hn::StoreU(e, d, at);
-      hn::StoreU(g, d, ds_at);
-    }
-  }
-}
-
 // Packs queries [query, query + n) of one head and their gradients, transposed too, and computes lse and
 // delta.
 template <class T>
@@ -316,10 +170,11 @@ void load_queries(const BackwardTask<T>& task, const BackwardScratch& s, std::in
                   std::int64_t query, std::int64_t n) {
   const std::int64_t width = padded_head(task.head_size), size = task.head_size,
                      padded = rounded_up(n, panel());
-  const float scale = 1.0f / std::sqrt(static_cast<float>(size));
+  const ScoreScale scale(task.rule, size);
   const T* d_o = task.d_o + query * task.ld_do + head * size;
-  pack(task.q + query * task.ld_q + head * size, task.ld_q, n, size, padded, scale, width, s.q);
-  transpose(s.q, width, padded, size, kLog2E, s.qt);
+  pack(task.q + query * task.ld_q + head * size, task.ld_q, n, size, padded, scale.natural, width, s.q);
+  const auto to_query = task.rule.softcap == 0 ? kLog2E : static_cast<float>(1 / task.rule.softcap);
+  transpose(s.q, width, padded, size, to_query, s.qt);
   pack(d_o, task.ld_do, n, size, padded, 1.0f, width, s.d_o);
   transpose(s.d_o, width, padded, size, 1.0f, s.dot);
   row_dots(d_o, task.ld_do, task.o + query * task.ld_o + head * size, task.ld_o, n, size, s.delta);
@@ -330,8 +185,9 @@ void load_queries(const BackwardTask<T>& task, const BackwardScratch& s, std::in
 
 // Adds what one tile of queries and one tile of keys contribute to dq, dk and dv.
 HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std::int64_t key,
-                                std::int64_t keys, std::int64_t queries, bool diagonal) {
+                                std::int64_t keys, std::int64_t queries, const TileMask& mask, float cap) {
   const std::int64_t width = padded_head(size), at = key * width;
+  const bool diagonal = mask.diagonal;
   const Part rows_are_keys = diagonal ? Part::kColumnsFromRow : Part::kAll;
   const Part sum_over_queries = diagonal ? Part::kSumFromRow : Part::kAll;
   const Part sum_over_keys = diagonal ? Part::kSumToRow : Part::kAll;
@@ -348,7 +204,8 @@ HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std
   multiply<Start::kZero>(product, rows_are_keys);  // scores
   product.a = s.v + at, product.b = s.dot, product.c = s.ds;
   multiply<Start::kZero>(product, rows_are_keys);  // dP
-  softmax_backward(s.p, s.ds, keys, queries, diagonal, s.lse, s.delta);
+  cap != 0 ? softmax_backward<true>(s.p, s.ds, keys, queries, mask, cap, s.lse, s.delta)
+           : softmax_backward<false>(s.p, s.ds, keys, queries, mask, cap, s.lse, s.delta);
   product = {.a = s.p,
              .a_row = kTile,
              .a_p = 1,
@@ -388,9 +245,9 @@ void store_gradients(const float* x, std::int64_t width, std::int64_t rows, std:
 template <class T>
 void backward_task(const BackwardTask<T>& task) {
   BumpAllocator cut(task.scratch);
-  const BackwardScratch s(cut, task.head_size, task.keys);
+  BackwardScratch s(cut, task.head_size, task.keys);
   const std::int64_t width = padded_head(task.head_size), size = task.head_size, keys = task.keys;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(size));
+  const ScoreScale scale(task.rule, size);
   const auto behind = [](auto* at, std::int64_t elements) { return at == nullptr ? at : at + elements; };
   pack(task.k, task.ld, keys, size, padded_time(keys), 1.0f, width, s.k);
   pack(task.v, task.ld, keys, size, padded_time(keys), 1.0f, width, s.v);
@@ -399,11 +256,14 @@ void backward_task(const BackwardTask<T>& task) {
     for (std::int64_t query = 0; query < task.queries; query += kTile) {
       const std::int64_t n = min_of(kTile, task.queries - query);
       load_queries(task, s, head, query, n);
-      for (std::int64_t key = 0; key < (task.causal ? query + 1 : keys); key += kTile) {
-        backward_tile(s, size, key, min_of(kTile, keys - key), n, task.causal && key == query);
+      const std::int64_t end = task.causal ? query + 1 : keys;
+      for (std::int64_t key = task.visible.first(query) / kTile * kTile; key < end; key += kTile) {
+        const TileMask mask{task.causal && key == query, first_in_tile(task.visible, query, n, key, s.first)};
+        backward_tile(s, size, key, min_of(kTile, keys - key), n, mask, scale.cap);
       }
       const std::int64_t at = query * task.ld_dq + head * size;
-      store_gradients(s.dq, width, n, size, scale, behind(task.dq, at), behind(task.dq_sums, at), task.ld_dq);
+      store_gradients(s.dq, width, n, size, scale.natural, behind(task.dq, at), behind(task.dq_sums, at),
+                      task.ld_dq);
     }
   }
   store_gradients(s.dk, width, keys, size, 1.0f, task.dk, task.dk_sums, task.ld_d);
@@ -436,6 +296,19 @@ void check(const AttentionShape& s, std::int64_t ld_qkv, std::int64_t ld_o) {
   ZG_ASSERT_EQ(s.heads % s.kv_heads, 0);
   ZG_ASSERT_GE(ld_qkv, (s.heads + 2 * s.kv_heads) * s.head_size);
   ZG_ASSERT_GE(ld_o, s.heads * s.head_size);
+}
+
+// first_keys: of all sequences; null: none.
+VisibleKeys visible_keys(const AttentionShape& s, const std::int32_t* first_keys, std::int64_t sequence) {
+  return {s.rule.window, first_keys == nullptr ? nullptr : first_keys + sequence * s.time};
+}
+void check_first_keys(const AttentionShape& s, const std::int32_t* first_keys) {
+  if (first_keys == nullptr) return;
+  for (std::int64_t r = 0; r < s.batch * s.time; ++r) {
+    const std::int64_t t = r % s.time, before = t == 0 ? 0 : first_keys[r - 1];
+    ZG_ASSERT(first_keys[r] >= before && first_keys[r] <= t,
+              "row {} of a sequence sees rows from {} on, after {}", t, first_keys[r], before);
+  }
 }
 
 float* scratch_of(std::int64_t floats) {
@@ -479,8 +352,9 @@ std::int64_t backward_floats(std::int64_t head_size, std::int64_t keys) {
 
 template <class T>
 void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o, std::int64_t ld_o,
-               Acc<T>* lse) {
+               Acc<T>* lse, const std::int32_t* first_keys) {
   check(s, ld_qkv, ld_o);
+  check_first_keys(s, first_keys);
   const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, floats = forward_floats(size);
   for_query_blocks(s.batch, s.heads, s.time, [&](std::int64_t b, std::int64_t h, std::int64_t first) {
     const T *q = qkv + b * s.time * ld_qkv + h * size, *k = q + (s.heads - h + h / group) * size;
@@ -489,7 +363,9 @@ void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o,
     Acc<T>* const lse_head = lse + (b * s.heads + h) * s.time;
     if constexpr (std::is_same_v<T, double>) {
       if (first > 0) return;  // the whole head is one task
-      plain_forward({q, ld_qkv, k, v, ld_qkv, s.time, s.time, true, size}, out, ld_o, lse_head, false);
+      plain_forward(
+          {q, ld_qkv, k, v, ld_qkv, s.time, s.time, true, size, visible_keys(s, first_keys, b), s.rule}, out,
+          ld_o, lse_head, false);
     } else {
       run(ForwardTask<T>{.q = q,
                          .ld_q = ld_qkv,
@@ -506,6 +382,8 @@ void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o,
                          .keys = s.time,
                          .causal = true,
                          .merge = false,
+                         .visible = visible_keys(s, first_keys, b),
+                         .rule = s.rule,
                          .scratch = scratch_of(floats)});
     }
   });
@@ -514,9 +392,10 @@ void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o,
 template <class T>
 void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, const T* o,
                         std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
-                        std::int64_t ld_dqkv) {
+                        std::int64_t ld_dqkv, const std::int32_t* first_keys) {
   check(s, ld_qkv, ld_o);
   check(s, ld_dqkv, ld_do);
+  check_first_keys(s, first_keys);
   const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, floats = backward_floats(size, s.time);
   for_kv_heads(s.batch, s.kv_heads, [&](std::int64_t b, std::int64_t kv) {
     const std::int64_t h = kv * group, row = b * s.time;
@@ -532,10 +411,10 @@ void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_q
         std::fill_n(out + r * ld_dqkv + at_v, size, 0.0);
       }
       for (std::int64_t g = 0; g < group; ++g) {
-        plain_backward(
-            {in + at_q + g * size, ld_qkv, in + at_k, in + at_v, ld_qkv, s.time, s.time, true, size},
-            {o_head + g * size, do_head + g * size, ld_o, ld_do, lse_head + g * s.time, out + at_q + g * size,
-             ld_dqkv, out + at_k, out + at_v, ld_dqkv});
+        plain_backward({in + at_q + g * size, ld_qkv, in + at_k, in + at_v, ld_qkv, s.time, s.time, true,
+                        size, visible_keys(s, first_keys, b), s.rule},
+                       {o_head + g * size, do_head + g * size, ld_o, ld_do, lse_head + g * s.time,
+                        out + at_q + g * size, ld_dqkv, out + at_k, out + at_v, ld_dqkv});
       }
     } else {
       run(BackwardTask<T>{.q = in + at_q,
@@ -562,6 +441,8 @@ void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_q
                           .keys = s.time,
                           .query_heads = group,
                           .causal = true,
+                          .visible = visible_keys(s, first_keys, b),
+                          .rule = s.rule,
                           .scratch = scratch_of(floats)});
     }
   });
@@ -579,8 +460,8 @@ void attention_block(const AttentionBlock& x, Strided<const T> q, Strided<const 
     Acc<T>* const lse_head = lse.row(b * x.heads + h);
     if constexpr (std::is_same_v<T, double>) {
       if (first > 0) return;  // the whole head is one task
-      plain_forward({at_q, q.ld, k, v, kv.ld, x.queries, x.keys, x.causal, size}, out, o.ld, lse_head,
-                    x.merge);
+      plain_forward({at_q, q.ld, k, v, kv.ld, x.queries, x.keys, x.causal, size, {}, x.rule}, out, o.ld,
+                    lse_head, x.merge);
     } else {
       run(ForwardTask<T>{.q = at_q,
                          .ld_q = q.ld,
@@ -597,6 +478,8 @@ void attention_block(const AttentionBlock& x, Strided<const T> q, Strided<const 
                          .keys = x.keys,
                          .causal = x.causal,
                          .merge = x.merge,
+                         .visible = {},
+                         .rule = x.rule,
                          .scratch = scratch_of(floats)});
     }
   });
@@ -614,7 +497,7 @@ void attention_block_backward(const AttentionBlock& x, const AttentionBlockBackw
     Acc<T>*dq = a.dq.row(query) + at_q, *dk = a.dkv.row(key) + at_k, *dv = a.dkv.row(key) + at_v;
     if constexpr (std::is_same_v<T, double>) {
       for (std::int64_t g = 0; g < group; ++g) {
-        plain_backward({q + g * size, a.q.ld, k, v, a.kv.ld, x.queries, x.keys, x.causal, size},
+        plain_backward({q + g * size, a.q.ld, k, v, a.kv.ld, x.queries, x.keys, x.causal, size, {}, x.rule},
                        {o + g * size, d_o + g * size, a.o.ld, a.d_o.ld, lse + g * a.lse.ld, dq + g * size,
                         a.dq.ld, dk, dv, a.dkv.ld});
       }
@@ -643,15 +526,19 @@ void attention_block_backward(const AttentionBlock& x, const AttentionBlockBackw
                           .keys = x.keys,
                           .query_heads = group,
                           .causal = x.causal,
+                          .visible = {},
+                          .rule = x.rule,
                           .scratch = scratch_of(floats)});
     }
   });
 }
 
 #define ZG_INSTANTIATE(T)                                                                                   \
-  template void attention(const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, Acc<T>*);        \
+  template void attention(const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, Acc<T>*,         \
+                          const std::int32_t*);                                                             \
   template void attention_backward(const AttentionShape&, const T*, std::int64_t, const T*, std::int64_t,   \
-                                   const Acc<T>*, const T*, std::int64_t, T*, std::int64_t);                \
+                                   const Acc<T>*, const T*, std::int64_t, T*, std::int64_t,                 \
+                                   const std::int32_t*);                                                    \
   template void attention_block(const AttentionBlock&, Strided<const T>, Strided<const T>, Strided<Acc<T>>, \
                                 Strided<Acc<T>>);                                                           \
   template void attention_block_backward(const AttentionBlock&, const AttentionBlockBackward<T>&);

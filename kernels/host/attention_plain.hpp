@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "ziggurat/kernels/types.hpp"
+#include "ziggurat/kernels/visible_keys.hpp"
+
 namespace zg::host {
 
 // One query head of one sequence. causal: query i attends to keys up to i, else to all.
@@ -15,13 +18,22 @@ struct PlainHead {
   std::int64_t ld, queries, keys;
   bool causal;
   std::int64_t size;
+  VisibleKeys visible;
+  AttentionRule rule;
 
-  double scale() const { return 1.0 / std::sqrt(static_cast<double>(size)); }
+  double scale() const { return rule.scale == 0 ? 1.0 / std::sqrt(static_cast<double>(size)) : rule.scale; }
+  std::int64_t begin(std::int64_t i) const { return visible.first(i); }
   std::int64_t end(std::int64_t i) const { return causal ? i + 1 : keys; }
   double score(std::int64_t i, std::int64_t j) const {
     double sum = 0;
     for (std::int64_t c = 0; c < size; ++c) sum += q[i * ld_q + c] * k[j * ld + c];
-    return sum * scale();
+    const double score = sum * scale();
+    return rule.softcap == 0 ? score : rule.softcap * std::tanh(score / rule.softcap);
+  }
+  // Of score(), by what would be the score without a cap.
+  double slope(double score) const {
+    const double t = rule.softcap == 0 ? 0 : score / rule.softcap;
+    return 1 - t * t;
   }
 };
 
@@ -29,10 +41,10 @@ struct PlainHead {
 inline void plain_forward(const PlainHead& x, double* o, std::int64_t ld_o, double* lse, bool merge) {
   std::vector<double> row(static_cast<std::size_t>(x.size));
   for (std::int64_t i = 0; i < x.queries; ++i, o += ld_o) {
-    double max = x.score(i, 0), sum = 0;
-    for (std::int64_t j = x.end(i) - 1; j > 0; --j) max = std::max(max, x.score(i, j));
+    double max = x.score(i, x.begin(i)), sum = 0;
+    for (std::int64_t j = x.end(i) - 1; j > x.begin(i); --j) max = std::max(max, x.score(i, j));
     std::fill(row.begin(), row.end(), 0.0);
-    for (std::int64_t j = 0; j < x.end(i); ++j) {
+    for (std::int64_t j = x.begin(i); j < x.end(i); ++j) {
       const double e = std::exp(x.score(i, j) - max);
       sum += e;
       for (std::int64_t c = 0; c < x.size; ++c) row[static_cast<std::size_t>(c)] += e * x.v[j * x.ld + c];
@@ -69,11 +81,11 @@ inline void plain_backward(const PlainHead& x, const PlainGradients& g) {
     double* dq = g.dq + i * g.ld_dq;
     double delta = 0;
     for (std::int64_t c = 0; c < x.size; ++c) delta += d_o[c] * o[c];
-    for (std::int64_t j = 0; j < x.end(i); ++j) {
-      const double p = std::exp(x.score(i, j) - g.lse[i]);
+    for (std::int64_t j = x.begin(i); j < x.end(i); ++j) {
+      const double score = x.score(i, j), p = std::exp(score - g.lse[i]);
       double dp = 0;
       for (std::int64_t c = 0; c < x.size; ++c) dp += d_o[c] * x.v[j * x.ld + c];
-      const double ds = p * (dp - delta) * x.scale();
+      const double ds = p * (dp - delta) * x.scale() * x.slope(score);
       for (std::int64_t c = 0; c < x.size; ++c) {
         dq[c] += ds * x.k[j * x.ld + c];
         g.dk[j * g.ld + c] += ds * x.q[i * x.ld_q + c];

@@ -25,15 +25,23 @@ namespace zg::host {
 // Returns -log softmax(logits)[target]; writes the gradient, times `scale`, if dlogits is not null.
 template <class T>
 using CrossEntropyRow = double (*)(std::int64_t n, const Acc<T>* logits, std::int64_t target, double scale,
-                                   T* dlogits);
+                                   double softcap, T* dlogits);
 // The kernels of cross entropy in parts.
 template <class T>
 struct CrossEntropyPartRows {
-  // Writes the largest logit and the sum of exp(logit - largest).
-  void (*numbers)(std::int64_t n, const Acc<T>* logits, Acc<T>& max, Acc<T>& sum);
-  // dlogits = exp(logit - max) * factor.
-  void (*gradient)(std::int64_t n, const Acc<T>* logits, double max, double factor, T* dlogits);
+  // Writes the largest logit, the sum of exp(logit - largest), and the target's logit; target -1: 0.
+  void (*numbers)(std::int64_t n, const Acc<T>* logits, std::int64_t target, double softcap, Acc<T>& max,
+                  Acc<T>& sum, Acc<T>& of_target);
+  // dlogits = exp(logit - max) * factor, times the cap's derivative.
+  void (*gradient)(std::int64_t n, const Acc<T>* logits, double softcap, double max, double factor,
+                   T* dlogits);
 };
+
+// The derivative of a capped logit.
+inline double cap_slope(double logit, double softcap) {
+  const double t = softcap == 0 ? 0 : std::tanh(logit / softcap);
+  return 1 - t * t;
+}
 }  // namespace zg::host
 #endif
 
@@ -45,6 +53,49 @@ namespace {
 template <class D, class V>
 HWY_INLINE V exp_or_nan(D d, V x) {
   return hn::IfThenElse(hn::Eq(x, x), hn::Exp(d, x), x);
+}
+
+// Logits as they are.
+struct Plain {
+  template <class D, class V>
+  HWY_INLINE V value(D, V logit) const {
+    return logit;
+  }
+  template <class D, class V>
+  HWY_INLINE V times_slope(D, V gradient, V) const {
+    return gradient;
+  }
+};
+// Logits as softcap * tanh(logit / softcap).
+struct Capped {
+  double softcap;
+  template <class D, class V>
+  HWY_INLINE V value(D d, V logit) const {
+    return hn::Mul(tanh(d, logit), size(d));
+  }
+  template <class D, class V>
+  HWY_INLINE V times_slope(D d, V gradient, V logit) const {
+    const V t = tanh(d, logit);
+    return hn::Mul(gradient, hn::NegMulAdd(t, t, hn::Set(d, hn::TFromD<D>{1})));
+  }
+
+ private:
+  template <class D>
+  HWY_INLINE hn::Vec<D> size(D d) const {
+    return hn::Set(d, static_cast<hn::TFromD<D>>(softcap));
+  }
+  // Of a NaN a NaN.
+  template <class D, class V>
+  HWY_INLINE V tanh(D d, V logit) const {
+    return hn::IfThenElse(hn::Eq(logit, logit), hn::Tanh(d, hn::Div(logit, size(d))), logit);
+  }
+};
+
+// A logit as it counts, with the bits that it has among others.
+template <class A>
+A capped(A logit, double softcap) {
+  const hn::ScalableTag<A> d;
+  return softcap == 0 ? logit : hn::GetLane(Capped{softcap}.value(d, hn::Set(d, logit)));
 }
 
 template <class A>
@@ -59,8 +110,8 @@ A largest(std::int64_t n, const A* logits) {
 }
 
 // The sum of exp(logit - max): within blocks in A, over blocks in double.
-template <class A>
-double sum_of_exponentials(std::int64_t n, const A* logits, A max) {
+template <class A, class Cap>
+double sum_of_exponentials(std::int64_t n, const A* logits, const Cap& cap, A max) {
   const hn::ScalableTag<A> d;
   constexpr std::int64_t kBlock = 1024;
   const auto top = hn::Set(d, max), nothing = hn::Zero(d);
@@ -68,7 +119,7 @@ double sum_of_exponentials(std::int64_t n, const A* logits, A max) {
   for (std::int64_t begin = 0; begin < n; begin += kBlock) {
     auto sum = hn::Zero(d);
     for_lanes(d, std::min(kBlock, n - begin), [&](std::int64_t i, auto w) HWY_ATTR {
-      const auto e = exp_or_nan(d, hn::Sub(load(d, logits + begin + i, w), top));
+      const auto e = exp_or_nan(d, hn::Sub(cap.value(d, load(d, logits + begin + i, w)), top));
       sum = hn::Add(sum, keep(d, e, nothing, w));
     });
     total += static_cast<double>(sum_of_lanes(d, sum));
@@ -76,35 +127,52 @@ double sum_of_exponentials(std::int64_t n, const A* logits, A max) {
   return total;
 }
 
-template <class T>
-void gradient_row(std::int64_t n, const Acc<T>* logits, double max, double factor, T* dlogits) {
+template <class T, class Cap>
+void gradient_row(std::int64_t n, const Acc<T>* logits, const Cap& cap, double max, double factor,
+                  T* dlogits) {
   using A = Acc<T>;
   const Lanes<T> d;
   const auto top = hn::Set(d, static_cast<A>(max)), times = hn::Set(d, static_cast<A>(factor));
   for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR {
-    save(d, hn::Mul(exp_or_nan(d, hn::Sub(load(d, logits + i, w), top)), times), dlogits + i, w);
+    const auto logit = load(d, logits + i, w);
+    const auto gradient = hn::Mul(exp_or_nan(d, hn::Sub(cap.value(d, logit), top)), times);
+    save(d, cap.times_slope(d, gradient, logit), dlogits + i, w);
   });
 }
 
 // A part whose logits are all -infinity has a sum of 0.
 template <class T>
-void numbers_row(std::int64_t n, const Acc<T>* logits, Acc<T>& max, Acc<T>& sum) {
+void numbers_row(std::int64_t n, const Acc<T>* logits, std::int64_t target, double softcap, Acc<T>& max,
+                 Acc<T>& sum, Acc<T>& of_target) {
   using A = Acc<T>;
-  max = largest(n, logits);
+  of_target = target < 0 ? A{0} : capped(logits[target], softcap);
+  max = capped(largest(n, logits), softcap);
   const A below = max == -std::numeric_limits<A>::infinity() ? A{0} : max;
-  sum = static_cast<A>(sum_of_exponentials(n, logits, below));
+  sum = static_cast<A>(softcap == 0 ? sum_of_exponentials(n, logits, Plain(), below)
+                                    : sum_of_exponentials(n, logits, Capped{softcap}, below));
+}
+
+template <class T>
+void part_gradient_row(std::int64_t n, const Acc<T>* logits, double softcap, double max, double factor,
+                       T* dlogits) {
+  if (softcap == 0) return gradient_row(n, logits, Plain(), max, factor, dlogits);
+  gradient_row(n, logits, Capped{softcap}, max, factor, dlogits);
 }
 
 template <class T>
 double cross_entropy_row(std::int64_t n, const Acc<T>* logits, std::int64_t target, double scale,
-                         T* dlogits) {
+                         double softcap, T* dlogits) {
   using A = Acc<T>;
-  const A max = largest(n, logits);
-  const double total = sum_of_exponentials(n, logits, max);
-  const double distance = static_cast<double>(logits[target]) - static_cast<double>(max);
+  const A of_target = logits[target];
+  // A cap keeps the order of logits.
+  const A max = capped(largest(n, logits), softcap);
+  const double total = softcap == 0 ? sum_of_exponentials(n, logits, Plain(), max)
+                                    : sum_of_exponentials(n, logits, Capped{softcap}, max);
+  const double distance = static_cast<double>(capped(of_target, softcap)) - static_cast<double>(max);
   if (dlogits != nullptr) {
-    gradient_row(n, logits, static_cast<double>(max), scale / total, dlogits);
-    dlogits[target] = static_cast<T>(static_cast<A>(scale * (std::exp(distance) / total - 1.0)));
+    part_gradient_row(n, logits, softcap, static_cast<double>(max), scale / total, dlogits);
+    dlogits[target] = static_cast<T>(static_cast<A>(scale * (std::exp(distance) / total - 1.0) *
+                                                    cap_slope(static_cast<double>(of_target), softcap)));
   }
   return std::log(total) - distance;
 }
@@ -115,7 +183,7 @@ ForEachType<CrossEntropyRow> rows() {
 }
 template <class T>
 CrossEntropyPartRows<T> part_rows_of() {
-  return {numbers_row<T>, gradient_row<T>};
+  return {numbers_row<T>, part_gradient_row<T>};
 }
 ForEachType<CrossEntropyPartRows> part_rows() {
   return {part_rows_of<float>(), part_rows_of<bf16>(), part_rows_of<fp16>(), part_rows_of<double>()};
@@ -163,7 +231,7 @@ void cross_entropy(Extent extent, const CrossEntropy<T>& args) {
   add_losses(extent, args, [&](std::int64_t r, T* dlogits) {
     const std::int64_t target = args.targets[r];
     ZG_ASSERT_LT(target, extent.cols);
-    return kernel(extent.cols, args.logits.row(r), target, args.scale, dlogits);
+    return kernel(extent.cols, args.logits.row(r), target, args.scale, args.softcap, dlogits);
   });
 }
 
@@ -172,10 +240,10 @@ void softmax_part(Extent extent, const SoftmaxPart<T>& args) {
   const auto kernel = std::get<CrossEntropyPartRows<T>>(HWY_DYNAMIC_DISPATCH(part_rows)()).numbers;
   parallel_for(extent.rows, rows_per_task(extent), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      kernel(extent.cols, args.logits.row(r), args.numbers[r], args.numbers[extent.rows + r]);
       const std::int64_t target = args.targets[r] - args.first;
       const bool here = args.targets[r] >= 0 && target >= 0 && target < extent.cols;
-      args.numbers[2 * extent.rows + r] = here ? args.logits.row(r)[target] : Acc<T>{0};
+      kernel(extent.cols, args.logits.row(r), here ? target : -1, args.softcap, args.numbers[r],
+             args.numbers[extent.rows + r], args.numbers[2 * extent.rows + r]);
     }
   });
 }
@@ -196,11 +264,16 @@ void cross_entropy_part(Extent extent, const CrossEntropyPart<T>& args) {
     }
     const double distance = of_target - max;
     if (dlogits != nullptr) {
-      kernel(extent.cols, local.logits.row(r), max, local.scale / total, dlogits);
       const std::int64_t target = local.targets[r] - args.first;
-      if (target >= 0 && target < extent.cols)
+      const bool here = target >= 0 && target < extent.cols;
+      // Before the gradient, which may overwrite the logits.
+      const double slope =
+          here ? cap_slope(static_cast<double>(local.logits.row(r)[target]), local.softcap) : 1;
+      kernel(extent.cols, local.logits.row(r), local.softcap, max, local.scale / total, dlogits);
+      if (here) {
         dlogits[target] =
-            static_cast<T>(static_cast<Acc<T>>(local.scale * (std::exp(distance) / total - 1.0)));
+            static_cast<T>(static_cast<Acc<T>>(local.scale * (std::exp(distance) / total - 1.0) * slope));
+      }
     }
     return std::log(total) - distance;
   });

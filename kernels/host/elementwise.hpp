@@ -31,6 +31,12 @@ void rmsnorm(Extent extent, const RmsNorm<T>& args);
 template <class T>
 void rmsnorm_backward(Extent extent, const RmsNormBackward<T>& args);
 
+template <class T>
+void head_rmsnorm(std::int64_t rows, const HeadRmsNorm<T>& args);
+
+template <class T>
+void head_rmsnorm_backward(std::int64_t rows, const HeadRmsNormBackward<T>& args);
+
 // db += column sums of dy. scratch [kRowGroups, cols].
 template <class T>
 void bias_backward(Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T>> scratch);
@@ -43,13 +49,17 @@ template <class T>
 void gelu_backward(Extent extent, Strided<const T> x, Strided<const T> dy, Strided<T> dx);
 // gate_up [rows, 2 * cols], y [rows, cols].
 template <class T>
-void swiglu(Extent extent, Strided<const T> gate_up, Strided<T> y);
+void swiglu(Extent extent, Strided<const T> gate_up, Strided<T> y, Gate activation = Gate::kSilu);
 // d_gate_up may be gate_up.
 template <class T>
-void swiglu_backward(Extent extent, Strided<const T> gate_up, Strided<const T> dy, Strided<T> d_gate_up);
+void swiglu_backward(Extent extent, Strided<const T> gate_up, Strided<const T> dy, Strided<T> d_gate_up,
+                     Gate activation = Gate::kSilu);
 // out may be a or b.
 template <class T>
 void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out);
+// y = factor * x; y may be x.
+template <class T>
+void scale(Extent extent, Strided<const T> x, T factor, Strided<T> y);
 
 // y may be x. A dropped element is 0, even if it was a NaN.
 template <class T>

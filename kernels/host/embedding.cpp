@@ -93,9 +93,32 @@ void backward_by_id(Extent extent, const EmbeddingBackward<T>& args) {
   });
 }
 
+// Of documents: rows are sorted by their place, and those of a place are added in order.
+template <class T>
+void backward_by_place(Extent extent, const EmbeddingBackward<T>& args) {
+  const auto k = kernels<T>();
+  std::vector<std::int64_t> ends(static_cast<std::size_t>(args.positions) + 1), rows;
+  const auto place = [&](std::int64_t r) {
+    return static_cast<std::size_t>(position_of(args.rows, args.first_keys, r));
+  };
+  for (std::int64_t r = 0; r < extent.rows; ++r) ++ends[place(r) + 1];
+  for (std::size_t p = 1; p < ends.size(); ++p) ends[p] += ends[p - 1];
+  rows.resize(static_cast<std::size_t>(extent.rows));
+  // While the rows are put, ends[p] is where the next one of place p goes: in the end, where place p ends.
+  for (std::int64_t r = 0; r < extent.rows; ++r) rows[static_cast<std::size_t>(ends[place(r)]++)] = r;
+  parallel_for(args.positions, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t p = begin; p < end; ++p) {
+      const std::int64_t first = p == 0 ? 0 : ends[static_cast<std::size_t>(p - 1)];
+      for (std::int64_t i = first; i < ends[static_cast<std::size_t>(p)]; ++i)
+        k.accumulate(extent.cols, args.dout.row(rows[static_cast<std::size_t>(i)]), args.dwpe.row(p));
+    }
+  });
+}
+
 template <class T>
 void backward_by_position(Extent extent, const EmbeddingBackward<T>& args) {
   const auto k = kernels<T>();
+  if (args.first_keys != nullptr) return backward_by_place(extent, args);
   const std::int64_t positions = std::min(args.rows.time, extent.rows);
   parallel_for(positions, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
@@ -104,6 +127,20 @@ void backward_by_position(Extent extent, const EmbeddingBackward<T>& args) {
       }
     }
   });
+}
+
+// Positions are below args.positions.
+template <class Args>
+void check_positions(std::int64_t tokens, const Args& args) {
+  if (args.first_keys == nullptr) {
+    ZG_ASSERT_LE(args.rows.end(tokens), args.positions);
+    return;
+  }
+  for (std::int64_t r = 0; r < tokens; ++r) {
+    const std::int64_t position = position_of(args.rows, args.first_keys, r);
+    ZG_ASSERT(position >= 0 && position < args.positions, "token {} is at position {} of its document, of {}",
+              r, position, args.positions);
+  }
 }
 
 void check_ids(std::int64_t tokens, const std::int32_t* ids, std::int64_t rows, const TablePart& part) {
@@ -118,7 +155,7 @@ void check_ids(std::int64_t tokens, const std::int32_t* ids, std::int64_t rows, 
 template <class T>
 void embedding(Extent extent, const Embedding<T>& args) {
   check_ids(extent.rows, args.ids, args.vocabulary, args.part);
-  if (args.wpe.data != nullptr) ZG_ASSERT_LE(args.rows.end(extent.rows), args.positions);
+  if (args.wpe.data != nullptr) check_positions(extent.rows, args);
   const auto k = kernels<T>();
   const std::vector<T> zeros(args.part.whole > 0 ? static_cast<std::size_t>(extent.cols) : 0);
   parallel_for(extent.rows, rows_per_task(extent), [&](std::int64_t begin, std::int64_t end) {
@@ -130,7 +167,7 @@ void embedding(Extent extent, const Embedding<T>& args) {
         std::memcpy(out, token, static_cast<std::size_t>(extent.cols) * sizeof(T));
         continue;
       }
-      k.add(extent.cols, token, args.wpe.row(args.rows.of(r)), out);
+      k.add(extent.cols, token, args.wpe.row(position_of(args.rows, args.first_keys, r)), out);
     }
   });
 }
@@ -140,7 +177,7 @@ void embedding_backward(Extent extent, const EmbeddingBackward<T>& args) {
   check_ids(extent.rows, args.ids, args.vocabulary, args.part);
   if (args.dwte.data != nullptr) backward_by_id(extent, args);
   if (args.dwpe.data != nullptr) {
-    ZG_ASSERT_LE(args.rows.end(extent.rows), args.positions);
+    check_positions(extent.rows, args);
     backward_by_position(extent, args);
   }
 }

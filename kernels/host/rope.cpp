@@ -1,5 +1,5 @@
 // Rotary embedding (Su et al., "RoFormer", 2021) in the half-split convention of Hugging Face: the pair of
-// column i is column i + head_size / 2, rotated by the angle position * theta^(-2 i / head_size).
+// column i is column i + pairs, rotated by the angle position * frequency[i] and multiplied by an amplitude.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/rope.cpp"
 #include <hwy/foreach_target.h>
@@ -14,10 +14,10 @@
 #ifndef ZG_ROPE_KERNELS
 #define ZG_ROPE_KERNELS
 namespace zg::host {
-// Rotates `heads` heads of one row, two halves each. sign: -1 rotates back.
+// Rotates the first 2 * half columns of `heads` heads of one row. sign: -1 rotates back.
 template <class T>
-using RotateRow = void (*)(T* x, std::int64_t heads, std::int64_t half, const float* cosine,
-                           const float* sine, float sign);
+using RotateRow = void (*)(T* x, std::int64_t heads, std::int64_t head_size, std::int64_t half,
+                           const float* cosine, const float* sine, float sign);
 using RowRotations = std::tuple<RotateRow<float>, RotateRow<bf16>, RotateRow<fp16>>;
 }  // namespace zg::host
 #endif
@@ -27,11 +27,12 @@ namespace zg::host::HWY_NAMESPACE {
 namespace {
 
 template <class T>
-void rotate(T* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine, float sign) {
+void rotate(T* x, std::int64_t heads, std::int64_t head_size, std::int64_t half, const float* cosine,
+            const float* sine, float sign) {
   const hn::ScalableTag<float> d;
   const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
   const auto sign_v = hn::Set(d, sign);
-  for (std::int64_t h = 0; h < heads; ++h, x += 2 * half) {
+  for (std::int64_t h = 0; h < heads; ++h, x += head_size) {
     std::int64_t i = 0;
     for (; i + n <= half; i += n) {
       const auto a = load_f32(d, x + i), b = load_f32(d, x + half + i);
@@ -58,6 +59,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 #include <cmath>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels/host/matrix.hpp"
@@ -70,13 +72,14 @@ namespace {
 HWY_EXPORT(row_rotations);
 
 template <class T>
-void rotate_row(T* x, std::int64_t heads, std::int64_t half, const float* cosine, const float* sine,
-                float sign) {
-  std::get<RotateRow<T>>(HWY_DYNAMIC_DISPATCH(row_rotations)())(x, heads, half, cosine, sine, sign);
+void rotate_row(T* x, std::int64_t heads, std::int64_t head_size, std::int64_t half, const float* cosine,
+                const float* sine, float sign) {
+  std::get<RotateRow<T>>(HWY_DYNAMIC_DISPATCH(row_rotations)())(x, heads, head_size, half, cosine, sine,
+                                                                sign);
 }
-void rotate_row(double* x, std::int64_t heads, std::int64_t half, const double* cosine, const double* sine,
-                double sign) {
-  for (std::int64_t h = 0; h < heads; ++h, x += 2 * half) {
+void rotate_row(double* x, std::int64_t heads, std::int64_t head_size, std::int64_t half,
+                const double* cosine, const double* sine, double sign) {
+  for (std::int64_t h = 0; h < heads; ++h, x += head_size) {
     for (std::int64_t i = 0; i < half; ++i) {
       const double a = x[i], b = x[half + i], c = cosine[i], s = sine[i] * sign;
       x[i] = a * c - b * s;
@@ -85,72 +88,87 @@ void rotate_row(double* x, std::int64_t heads, std::int64_t half, const double* 
   }
 }
 
-// Cosines and sines [time, half] of a sequence's rows, computed in double. Every layer of a model uses the
-// same ones.
+// Cosines and sines [time, pairs] of a sequence's rows, times the amplitude, computed in double. All layers
+// of a kind use the same ones.
 template <class A>
-struct Table {
-  Table(const RowPositions& of, std::int64_t h, double th)
-      : positions(of),
-        half(h),
-        theta(th),
-        cosine(static_cast<std::size_t>(of.time * h)),
-        sine(cosine.size()) {
+struct Angles {
+  Angles(const RowPositions& of, const RopeTable& t)
+      : positions(of), table(t), cosine(static_cast<std::size_t>(of.time * t.pairs)), sine(cosine.size()) {
     constexpr std::int64_t kGrain = 64;
     parallel_for(positions.time, kGrain, [this](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = 0; i < half; ++i) {
-        const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
+      for (std::int64_t i = 0; i < table.pairs; ++i) {
+        const double frequency = table.frequency[static_cast<std::size_t>(i)];
         for (std::int64_t r = begin; r < end; ++r) {
-          const auto at = static_cast<std::size_t>(r * half + i);
+          const auto at = static_cast<std::size_t>(r * table.pairs + i);
           const double angle = static_cast<double>(positions.of(r)) * frequency;
-          cosine[at] = static_cast<A>(std::cos(angle));
-          sine[at] = static_cast<A>(std::sin(angle));
+          cosine[at] = static_cast<A>(table.amplitude * std::cos(angle));
+          sine[at] = static_cast<A>(table.amplitude * std::sin(angle));
         }
       }
     });
   }
   RowPositions positions;
-  std::int64_t half;
-  double theta;
+  RopeTable table;
   std::vector<A> cosine, sine;
 };
 
-// Each thread keeps its last table. The caller shares ownership of what it gets: while it waits for a
-// parallel loop, its thread may run another task that replaces the kept table.
+// Each thread keeps the two that it used last: a model has at most two kinds of layers that differ in them.
+// The caller shares ownership of what it gets: while it waits for a parallel loop, its thread may run another
+// task that replaces a kept one.
 template <class A>
-std::shared_ptr<const Table<A>> table_of(const RowPositions& positions, std::int64_t half, double theta) {
-  static thread_local std::shared_ptr<const Table<A>> kept;
-  if (!kept || kept->positions != positions || kept->half != half || kept->theta != theta) {
-    auto made = std::make_shared<const Table<A>>(positions, half, theta);
-    kept = made;
-    return made;
+std::shared_ptr<const Angles<A>> angles_of(const RowPositions& positions, const RopeTable& table) {
+  static thread_local std::shared_ptr<const Angles<A>> last, before;
+  const auto fits = [&](const std::shared_ptr<const Angles<A>>& kept) {
+    return kept && kept->positions == positions && kept->table == table;
+  };
+  if (fits(last)) return last;
+  if (fits(before)) {
+    std::swap(last, before);
+    return last;
   }
-  return kept;
+  auto made = std::make_shared<const Angles<A>>(positions, table);
+  before = std::exchange(last, made);
+  return made;
+}
+
+// The places of rows in their documents; `first`: of each row its document's first place in its sequence.
+void check_documents(const RowPositions& positions, std::int64_t rows, const std::int32_t* first) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    ZG_ASSERT(first[r] >= 0 && first[r] <= positions.of(r), "row {}, at {}, is of a document from {} on", r,
+              positions.of(r), first[r]);
+  }
 }
 
 }  // namespace
 
 template <class T>
 void rope(T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions, std::int64_t heads,
-          std::int64_t head_size, double theta, bool inverse) {
-  ZG_ASSERT_EQ(head_size % 2, 0);
+          std::int64_t head_size, const RopeTable& table, bool inverse, const std::int32_t* first_keys) {
+  ZG_ASSERT(table.pairs >= 0 && table.pairs <= kMaxRopePairs && 2 * table.pairs <= head_size,
+            "{} pairs turn of a head of {}", table.pairs, head_size);
   ZG_ASSERT_GE(positions.time, 1);
   ZG_ASSERT_GE(ld, heads * head_size);
   using A = Acc<T>;
-  const std::int64_t half = head_size / 2;
-  const std::shared_ptr<const Table<A>> table = table_of<A>(positions, half, theta);
+  if (rows == 0) return;
+  // With documents row p of the angles is position p.
+  if (first_keys != nullptr) check_documents(positions, rows, first_keys);
+  const RowPositions known = first_keys == nullptr ? positions : RowPositions(positions.end(rows));
+  const std::shared_ptr<const Angles<A>> angles = angles_of<A>(known, table);
   constexpr std::int64_t kGrain = 32;
   parallel_for(rows, kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      const auto at = static_cast<std::size_t>(r % positions.time * half);
-      rotate_row(x + r * ld, heads, half, table->cosine.data() + at, table->sine.data() + at,
-                 static_cast<A>(inverse ? -1 : 1));
+      const std::int64_t place =
+          first_keys == nullptr ? r % positions.time : position_of(positions, first_keys, r);
+      const auto at = static_cast<std::size_t>(place * table.pairs);
+      rotate_row(x + r * ld, heads, head_size, table.pairs, angles->cosine.data() + at,
+                 angles->sine.data() + at, static_cast<A>(inverse ? -1 : 1));
     }
   });
 }
 
 #define ZG_INSTANTIATE(T)                                                                             \
   template void rope(T*, std::int64_t, std::int64_t, const RowPositions&, std::int64_t, std::int64_t, \
-                     double, bool);
+                     const RopeTable&, bool, const std::int32_t*);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

@@ -130,8 +130,9 @@ void add_config(CLI::App& app, int& exit_code) {
   keys->add_option(
           "--section", flags->sections,
           "Print these sections alone (may be repeated): aio, tiers, tiers.nvme, optimizer.params, ...; run, "
-          "batch, device, precision and memory are parts of the topmost level; model.gpt2 and model.llama "
-          "describe new models; deepspeed-no-effect and deepspeed-refused are DeepSpeed's keys that do "
+          "batch, device, precision and memory are parts of the topmost level; model.gpt2, model.llama "
+          "and so on describe new models; deepspeed-no-effect and deepspeed-refused are DeepSpeed's keys "
+          "that do "
           "nothing here")
       ->allow_extra_args(false);
   keys->footer(

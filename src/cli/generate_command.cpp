@@ -1,8 +1,15 @@
-#include <CLI/CLI.hpp>
-#include <cstdio>
+#include <unistd.h>
 
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <utility>
+
+#include "cli/chat.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
+#include "cli/model_flags.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/train/generate.hpp"
@@ -11,8 +18,8 @@ namespace zg::cli {
 namespace {
 
 struct Flags {
-  std::string model, prompt, ids;
-  bool print_ids = false;
+  std::string model, prompt, ids, memory;
+  bool print_ids = false, chat = false;
   GenerateOptions options;
 };
 
@@ -34,48 +41,105 @@ std::vector<std::int32_t> parse_ids(const std::string& text) {
   return ids;
 }
 
-void run(const Flags& f, Prompt kind) {
-  std::vector<std::int32_t> prompt;
-  if (kind == Prompt::kIds) prompt = parse_ids(f.ids);
-  Generator generator(f.model);
-  const Tokenizer* tokenizer = generator.tokenizer();
-  if (kind == Prompt::kText) {
-    if (tokenizer == nullptr) {
-      throw Error(Errc::kUsage, "--prompt", "the model directory " + f.model + " holds no tokenizer",
-                  "give token ids: --prompt-ids 1,2,3 --ids");
-    }
-    prompt = tokenizer->encode(f.prompt);
+// Prints text as it is made: a token may end in the middle of a character, so what is complete is printed.
+class TextStream {
+ public:
+  explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  void add(std::int32_t id) {
+    ids_.push_back(id);
+    show(complete(text_ = tokenizer_.decode(ids_)));
   }
-  const bool ids = f.print_ids || tokenizer == nullptr;
-  if (!ids) std::fputs(f.prompt.c_str(), stdout);
-  // Text comes as it is made: a token may end in the middle of a character, so what is complete is printed.
-  std::vector<std::int32_t> made;
-  std::size_t shown = 0;
-  generator.generate(prompt, f.options, [&](std::int32_t id) {
-    if (ids) {
-      std::printf(made.empty() ? "%d" : ",%d", id);
-      made.push_back(id);
-    } else {
-      made.push_back(id);
-      const std::string text = tokenizer->decode(made);
-      std::size_t complete = text.size();
-      while (complete > shown && text.size() - complete < 3 &&
-             (static_cast<unsigned char>(text[complete - 1]) & 0xC0) == 0x80)
-        --complete;
-      if (complete > 0 && complete < text.size() && static_cast<unsigned char>(text[complete - 1]) >= 0xC0)
-        --complete;
-      if (complete == text.size() && !text.empty() && static_cast<unsigned char>(text.back()) >= 0xC0)
-        --complete;
-      if (text.size() - complete >= 3) complete = text.size();
-      std::fwrite(text.data() + shown, 1, complete - shown, stdout);
-      shown = complete;
+  void end() { show(text_.size()); }
+
+ private:
+  // The length of the text without an unfinished character at its end.
+  static std::size_t complete(const std::string& text) {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+    for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
+      const std::size_t at = text.size() - back;
+      if ((byte(at) & 0xC0) == 0x80) continue;  // the character goes on
+      const std::size_t bytes = byte(at) >= 0xF0 ? 4 : byte(at) >= 0xE0 ? 3 : byte(at) >= 0xC0 ? 2 : 1;
+      return bytes > back ? at : text.size();
     }
+    return text.size();
+  }
+  void show(std::size_t end) {
+    if (end > shown_) std::fwrite(text_.data() + shown_, 1, end - shown_, stdout);
+    shown_ = std::max(shown_, end);
+    std::fflush(stdout);
+  }
+
+  const Tokenizer& tokenizer_;
+  std::vector<std::int32_t> ids_;
+  std::string text_;
+  std::size_t shown_ = 0;
+};
+
+void print_ids(Generator& generator, const std::vector<std::int32_t>& prompt,
+               const GenerateOptions& options) {
+  bool first = true;
+  generator.generate(prompt, options, [&](std::int32_t id) {
+    std::printf(std::exchange(first, false) ? "%d" : ",%d", id);
     std::fflush(stdout);
     return !interrupted();
   });
-  if (!ids) {
-    const std::string text = tokenizer->decode(made);
-    std::fwrite(text.data() + shown, 1, text.size() - shown, stdout);
+}
+
+// What the model makes, as text, but for tokens that end one.
+std::vector<std::int32_t> print_text(Generator& generator, const std::vector<std::int32_t>& prompt,
+                                     const GenerateOptions& options, std::int32_t end = -1) {
+  TextStream text(*generator.tokenizer());
+  const std::vector<std::int32_t>& ends = generator.end_ids();
+  std::vector<std::int32_t> made = generator.generate(prompt, options, [&](std::int32_t id) {
+    if (id == end) return false;
+    if (options.past_the_end || std::find(ends.begin(), ends.end(), id) == ends.end()) text.add(id);
+    return !interrupted();
+  });
+  text.end();
+  return made;
+}
+
+const Tokenizer& tokenizer_of(const Generator& generator, const Flags& f, const char* flag) {
+  if (const Tokenizer* tokenizer = generator.tokenizer()) return *tokenizer;
+  throw Error(Errc::kUsage, flag, "the model directory " + f.model + " holds no tokenizer",
+              "give token ids: --prompt-ids 1,2,3 --ids");
+}
+
+// One answer to --prompt, or a conversation: a line of stdin is what the user says.
+void talk(const Flags& f, Generator& generator) {
+  Chat chat(tokenizer_of(generator, f, "--chat"));
+  const auto answer = [&](const std::string& said) {
+    chat.answered(print_text(generator, chat.ask(said), f.options, chat.end_id()));
+    std::fputc('\n', stdout);
+    std::fflush(stdout);
+  };
+  if (!f.prompt.empty()) return answer(f.prompt);
+  const bool person = isatty(STDIN_FILENO) == 1;
+  if (person) std::fprintf(stderr, "%s; an empty line ends the conversation\n", chat.form().name);
+  while (!interrupted()) {
+    if (person) std::fputs("> ", stderr);
+    std::string line;
+    if (!std::getline(std::cin, line) || line.empty()) return;
+    answer(line);
+  }
+}
+
+void run(const Flags& f, Prompt kind) {
+  std::vector<std::int32_t> prompt;
+  if (kind == Prompt::kIds) prompt = parse_ids(f.ids);
+  Generator generator(f.model, memory_of(f.memory));
+  if (f.chat) return talk(f, generator);
+  if (kind == Prompt::kText) {
+    const Tokenizer& tokenizer = tokenizer_of(generator, f, "--prompt");
+    prompt = tokenizer.begin_ids();
+    const std::vector<std::int32_t> text = tokenizer.encode(f.prompt);
+    prompt.insert(prompt.end(), text.begin(), text.end());
+  }
+  if (f.print_ids || generator.tokenizer() == nullptr) {
+    print_ids(generator, prompt, f.options);
+  } else {
+    std::fputs(f.prompt.c_str(), stdout);
+    print_text(generator, prompt, f.options);
   }
   std::fputc('\n', stdout);
 }
@@ -104,13 +168,23 @@ void add_generate(CLI::App& app, int& exit_code) {
       ->capture_default_str()
       ->check(whole_number<std::uint64_t>(0));
   command->add_flag("--ids", f->print_ids, "Print token ids instead of text");
+  command->add_flag("--past-the-end", f->options.past_the_end, "Go on behind a token that ends a text");
+  auto* chat = command->add_flag(
+      "--chat", f->chat, "Talk: each line of stdin, or --prompt alone, is put into the model's template");
+  chat->excludes(ids);
+  add_memory(*command, f->memory);
   command->footer(
       "Examples:\n"
       "  ziggurat generate --model runs/quickstart/model --prompt \"And God said\" --tokens 200\n"
-      "  ziggurat generate --model runs/quickstart/model --prompt-ids 65,110,100 --tokens 16 --greedy --ids");
+      "  ziggurat generate --model runs/quickstart/model --prompt-ids 65,110,100 --tokens 16 --greedy --ids\n"
+      "  ziggurat generate --model Qwen3-8B --chat --tokens 400          # a conversation, until an empty "
+      "line\n"
+      "  ziggurat generate --model Llama-3.1-70B --prompt Once --memory 48GiB    # layers that do not fit "
+      "are read\n"
+      "                                                                  # from the files for each token");
   command->callback([f, prompt, ids, &exit_code] {
-    if (prompt->count() + ids->count() == 0)
-      throw Error(Errc::kUsage, "generate", "needs --prompt or --prompt-ids", "say what to continue");
+    if (prompt->count() + ids->count() == 0 && !f->chat)
+      throw Error(Errc::kUsage, "generate", "needs --prompt, --prompt-ids or --chat", "say what to continue");
     run(*f, ids->count() > 0 ? Prompt::kIds : Prompt::kText);
     exit_code = interrupted() ? 130 : 0;
   });

@@ -18,7 +18,7 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::strin
   // CLI11 says of a word that is no subcommand only that one is missing, not which word.
   if (!known) {
     what = (first.empty() ? "a subcommand" : first + ": a subcommand") +
-           " is expected: train, generate, probe, io-bench, io-tune, trace, config or checkpoint";
+           " is expected: train, generate, eval, probe, io-bench, io-tune, trace, config or checkpoint";
   }
   std::fprintf(stderr, "ziggurat: %s\n  hint: %s\n", what.c_str(), hint.c_str());
   return 2;
@@ -39,6 +39,7 @@ int main(int argc, char** argv) {
       "  ziggurat train configs/quickstart.json\n"
       "  ziggurat train configs/tiny.json configs/deepspeed/zero3_nvme.json --set tiers.host=64MiB\n"
       "  ziggurat generate --model runs/quickstart/model --prompt \"In the beginning\" --tokens 200\n"
+      "  ziggurat eval --model runs/quickstart/model --data held-out.txt\n"
       "  ziggurat probe /mnt/nvme0 /mnt/nvme1\n"
       "  ziggurat io-bench --path /mnt/nvme0 --op mixed\n"
       "  ziggurat io-tune --path /mnt/nvme0\n"
@@ -51,6 +52,7 @@ int main(int argc, char** argv) {
   try {
     zg::cli::add_train(app, exit_code);
     zg::cli::add_generate(app, exit_code);
+    zg::cli::add_eval(app, exit_code);
     zg::cli::add_probe(app, exit_code);
     zg::cli::add_io_bench(app, exit_code);
     zg::cli::add_io_tune(app, exit_code);

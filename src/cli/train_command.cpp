@@ -77,8 +77,9 @@ void print_sample(const RunConfig& config, const std::string& model_dir) {
   o.tokens = config.sample_tokens;
   o.temperature = 0.8;
   o.seed = config.seed;
-  const auto ids =
-      generator.generate(tokenizer->encode(prompt), o, [](std::int32_t) { return !interrupted(); });
+  std::vector<std::int32_t> begin = tokenizer->begin_ids();
+  for (const std::int32_t id : tokenizer->encode(prompt)) begin.push_back(id);
+  const auto ids = generator.generate(begin, o, [](std::int32_t) { return !interrupted(); });
   std::printf("\n--- a sample of %zu tokens ---\n%s%s\n", ids.size(), config.sample_prompt.c_str(),
               tokenizer->decode(ids).c_str());
 }

@@ -19,6 +19,7 @@ constexpr const char* kDevices = "devices";
 constexpr const char* kStage = "ZeRO stage";
 constexpr const char* kSharding = "sharding";
 constexpr const char* kContext = "context parallelism";
+constexpr const char* kPacking = "packing";
 constexpr const char* kParams = "offload_param";
 constexpr const char* kState = "offload_optimizer";
 constexpr const char* kDrives = "NVMe tier";
@@ -244,6 +245,15 @@ std::vector<Axis> make_axes() {
          [](Run r) {
            return r.parallel.context > 1 && r.parallel.context_method == ContextMethod::kUlysses;
          }}}},
+      {kPacking,
+       {{"none",
+         {},
+         "sequences are windows of the tokens",
+         [](Run r) { return r.data.packing == Packing::kNone; }},
+        {"documents",
+         {"data.packing=documents"},
+         "sequences are several whole documents",
+         [](Run r) { return r.data.packing == Packing::kDocuments; }}}},
       {kWeightBits,
        {{"off", {}, "weights are gathered as they are", [](Run r) { return !r.quantize_weights; }},
         {"on",
@@ -448,6 +458,11 @@ std::vector<Exclusion> make_exclusions() {
        {"parallel.context"},
        nullptr,
        context_apart},
+      {{kPacking, {"documents"}},
+       {kContext, {"ring", "ulysses"}},
+       "parts of sequences do not know the documents of the others so far",
+       "remove parallel.context, or leave data.packing \"none\"",
+       {"data.packing"}},
       {{kPipeline, {"above 1"}},
        {kDevices, {"host", "cuda:N"}},
        "each stage is a rank of its own",

@@ -94,8 +94,7 @@ class Tables {
       }
     }
     if (name == "model") {
-      add_family("model.gpt2", Arch::kGpt2);
-      add_family("model.llama", Arch::kLlama);
+      for (const Arch arch : kFamilies) add_family(std::string("model.") + name_of(arch), arch);
     }
   }
 

@@ -161,7 +161,8 @@ struct Key {
   Key(std::string key, T S::*member, Spec kind, std::string what, std::string fallback = {},
       std::string type = {})
       : Key(std::move(key), std::move(kind), std::move(what), std::move(fallback), std::move(type)) {
-    std::visit([&](auto& s) { set_fallback(s, S{}.*member); }, spec);
+    S defaults;
+    std::visit([&](auto& s) { set_fallback(s, defaults.*member); }, spec);
     owner = &typeid(S);
     read = [member](Section& section, const std::string& spelled, void* out) {
       read_value(section, spelled, static_cast<S*>(out)->*member);

@@ -28,12 +28,15 @@ const Keys& dropout_keys() {
 
 const Keys& model_section_keys() {
   static const Keys keys({
-      {"from", TextSpec{}, "Hugging Face directory of a GPT-2 or Llama model to start from.",
+      {"from", TextSpec{}, "Hugging Face directory of a model to start from.",
        "this or `model.arch` is required"},
       {"arch", FormSpec{},
-       "A new model of this family, described by the keys of its `config.json` (tables model.gpt2 and "
-       "model.llama).",
-       "this or `model.from` is required", "`\"gpt2\"` or `\"llama\"`"},
+       "A new model of this family, described by the keys of its `config.json` (the table of its name "
+       "below).",
+       "this or `model.from` is required",
+       "`\"gpt2\"`, `\"llama\"`, `\"mistral\"`, `\"qwen2\"`, `\"qwen3\"`, `\"phi3\"`, `\"olmo2\"`, "
+       "`\"gemma2\"` or "
+       "`\"gemma3\"`"},
       {"dropout", SectionSpec{dropout_keys}, "What training drops."},
   });
   return keys;
@@ -49,13 +52,29 @@ const Keys& tokenizer_keys() {
   return keys;
 }
 
+const Keys& blend_keys() {
+  static const Keys keys(
+      {{"path", FormSpec{}, "Files, as in `data.train`.", "required", "a text, or a list of texts"},
+       {"weight", NumberSpec{.fallback = 1, .range = kPositive},
+        "Sequences are drawn from the sources in proportion to their weights."}});
+  return keys;
+}
+
 const Keys& data_keys() {
   using D = DataConfig;
   using Kind = TokenizerConfig::Kind;
   static const DataConfig d;
   static const Keys keys({
-      {"train", &D::train, TextSpec{},
-       "Text file, documents (`.jsonl`, one object a line), or token file (`.bin`) to train on.", "required"},
+      {"train", FormSpec{},
+       "Text file, documents (`.jsonl`, one object a line), or token file (`.bin`) to train on, or a list of "
+       "them. A name with `*`, `?` or `[` stands for all files that match.",
+       "this or `blend` is required", "a text, or a list of texts"},
+      {"blend", ListSpec{blend_keys}, "Several sources with weights, in place of `train`, an object each.",
+       "none"},
+      {"packing", &D::packing,
+       ChoiceSpec(Packing::kNone, {{"none", Packing::kNone}, {"documents", Packing::kDocuments}}),
+       "How documents become sequences: `\"none\"`, as windows of all of them one behind the other; "
+       "`\"documents\"`, several whole ones in each sequence, with positions and attention of their own."},
       {"validation", FormSpec{},
        "Data to validate on: a file, or a share of the training text, taken from its end; 0: none.",
        fmt::format("`{}`", d.validation_share), "a text, or a number from 0 to below 1"},
@@ -171,6 +190,35 @@ void read_tokenizer(Section& data, TokenizerConfig& out) {
   section.wrong("gpt2", "a directory that holds encoder.json and vocab.bpe");
 }
 
+// One path or several.
+std::vector<std::string> read_paths(Section& section, const char* key) {
+  const Json* value = section.find(key);
+  if (value == nullptr) return {};
+  std::vector<std::string> paths;
+  for (const Json& path : value->is_array() ? *value : Json::array({*value})) {
+    if (!path.is_string()) section.wrong(key, "a text, or a list of texts");
+    if (!path.get<std::string>().empty()) paths.push_back(path.get<std::string>());
+  }
+  return paths;
+}
+
+// Where the tokens come from that are trained on.
+void read_sources(Section& data, DataConfig& out) {
+  const std::vector<std::string> train = read_paths(data, "train");
+  if (train.size() == 1) out.train = train.front();
+  if (train.size() > 1) out.blend.push_back({.paths = train});
+  for (Section& source : data.sections(
+           "blend", "a list such as [{\"path\": \"a.jsonl\", \"weight\": 3}, {\"path\": \"b.jsonl\"}]")) {
+    if (!train.empty()) data.fail("blend", "is given beside data.train", "name the files in one of them");
+    const std::vector<std::string> paths = read_paths(source, "path");
+    if (paths.empty()) source.fail("path", "is missing", "name one or several files");
+    out.blend.push_back({.paths = paths, .weight = source.number("weight")});
+    source.finish();
+  }
+  if (!out.train.empty() || !out.blend.empty()) return;
+  data.fail("train", "is missing", "name a text file or a token file (.bin), e.g. --set data.train=book.txt");
+}
+
 // A path, or a share of the training text.
 void read_validation(Section& data, DataConfig& out) {
   const Json* value = data.find("validation");
@@ -188,14 +236,12 @@ void read_data(Section& root, RunConfig& run) {
   Section data = root.section_or_empty("data");
   DataConfig& out = run.data;
   data.read_into(out);
-  if (out.train.empty()) {
-    data.fail("train", "is missing",
-              "name a text file or a token file (.bin), e.g. --set data.train=book.txt");
-  }
+  read_sources(data, out);
   read_validation(data, out);
   read_tokenizer(data, out.tokenizer);
   // The context of a model from a directory is not known here: whoever reads the directory checks it.
-  out.seq_len = data.integer("seq_len", run.model ? std::min(out.seq_len, run.model->context) : out.seq_len);
+  out.seq_len =
+      data.integer("seq_len", run.model ? std::min(out.seq_len, run.model->longest_sequence()) : out.seq_len);
   if (run.model && out.seq_len > run.model->context) {
     data.wrong("seq_len", fmt::format("at most the context of the model, {}", run.model->context),
                "make seq_len smaller, or the model's n_positions or max_position_embeddings larger");

@@ -1,110 +1,145 @@
+#include "ziggurat/data/dataset.hpp"
+
 #include <algorithm>
 #include <array>
-#include <filesystem>
+#include <cmath>
+#include <numbers>
+#include <optional>
 #include <string_view>
 
-#include "data/token_cache.hpp"
-#include "data/token_description.hpp"
+#include "data/packing.hpp"
+#include "data/sources.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/philox.hpp"
-#include "ziggurat/data/dataset.hpp"
 
 namespace zg {
 namespace {
 
-// Tokens [first, first + count) of a file, and which of them are targets of the loss.
-struct Split {
-  std::shared_ptr<const TokenFile> file;
-  std::shared_ptr<const MaskFile> mask;  // null: all
-  std::int64_t first = 0, count = 0;
+constexpr std::int64_t kCheckTokens = 1 << 20;  // read at a time when a whole file is checked
+
+// A file's sequences: windows that begin `stride` tokens apart, or packed documents.
+struct Part {
+  Split split;
+  std::optional<PackedDocuments> packed;
+  std::int64_t stride = 1;
+  std::int64_t begin = 0;  // number of its first sequence among those of its pool
 };
 
-// Opens a token file as what lies beside it describes it.
-Split open_tokens(const std::string& path, DType otherwise) {
-  const TokenDescription description = describe_tokens(path, otherwise);
-  auto file = std::make_shared<const TokenFile>(path, description.dtype);
-  const std::int64_t tokens = file->size();
-  return {std::move(file), description.mask, 0, tokens};
+// The sequences of a source.
+struct Pool {
+  double end = 0;  // of its stretch of [0, 1), which is as long as its share of the weights
+  std::vector<Part> parts;
+  std::int64_t sequences = 0;
+
+  const Part& part_of(std::int64_t sequence) const {
+    const auto behind = std::upper_bound(parts.begin(), parts.end(), sequence,
+                                         [](std::int64_t s, const Part& p) { return s < p.begin; });
+    return *std::prev(behind);
+  }
+};
+
+// Which of several pools is drawn from, by a number in [0, 1).
+const Pool& pool_at(const std::vector<Pool>& pools, double x) {
+  const auto found = std::find_if(pools.begin(), pools.end(), [&](const Pool& p) { return x < p.end; });
+  return found == pools.end() ? pools.back() : *found;
 }
 
-// Cuts the last share of the tokens off.
-Split cut_off(Split& all, double share) {
-  Split rest = all;
-  all.count = static_cast<std::int64_t>(static_cast<double>(rest.count) * (1 - share));
-  rest.first = all.count, rest.count -= all.count;
-  return rest;
+NamedRandom random_of(std::uint64_t seed, const char* what, std::int64_t step) {
+  std::array<char, 48> name;
+  const auto end = fmt::format_to_n(name.data(), name.size(), "{}{}", what, step).out;
+  return {seed, std::string_view(name.data(), static_cast<std::size_t>(end - name.data()))};
 }
-
-bool is_token_file(const std::string& path) {
-  return std::filesystem::path(path).extension() == ".bin";
-}
-
-constexpr std::int64_t kCheckTokens = 1 << 20;  // read at a time when a whole file is checked
 
 }  // namespace
 
 struct DataSet::State {
   std::int64_t seq_len = 0;
-  std::int64_t id_limit = 0;  // all ids must be below it; 0: no limit
+  std::int64_t id_limit = 0;           // all ids must be below it; 0: no limit
+  bool packs = false, blends = false;  // blends: several sources, each of which must have a sequence
   std::unique_ptr<TextTokenizer> tokenizer;
-  Split train, validation;
+  std::vector<Pool> train, validation;
+  std::int64_t train_tokens = 0, validation_tokens = 0;
 
-  void take_texts(const DataConfig& config, const std::string& cache_dir);
-  void take_token_files(const DataConfig& config);
+  void add(std::vector<Pool>& pools, double weight, std::vector<Split> splits, std::int64_t stride);
   void check_lengths(const DataConfig& config) const;
+  std::string needs() const;
   void check_ids(const Split& split) const;
   void check_id(const Split& split, std::int64_t position, std::int32_t id) const {
     if (id < 0 || (id_limit > 0 && id >= id_limit)) throw_bad_id(split, position, id);
   }
   [[noreturn]] void throw_bad_id(const Split& split, std::int64_t position, std::int32_t id) const;
   std::int64_t window(const Split& split, std::int64_t start, std::int32_t* ids, std::int32_t* targets) const;
+  std::int64_t packed(const Part& part, std::int64_t sequence, std::int32_t* ids, std::int32_t* targets,
+                      std::int32_t* first_keys) const;
+  void read(const Pool& pool, std::int64_t sequence, std::int64_t place, Batch& out) const;
   void resize(Batch& batch, std::int64_t sequences) const;
 };
 
-void DataSet::State::take_texts(const DataConfig& config, const std::string& cache_dir) {
-  TokenCache cache = tokenise_cached(config, cache_dir);
-  tokenizer = std::move(cache.tokenizer);
-  train = {std::move(cache.train), cache.train_mask, 0, cache.train_tokens};
-  validation = {std::move(cache.validation), cache.validation_mask, 0, cache.validation_tokens};
-  if (is_document_file(config.train) && config.validation.empty() && config.validation_share > 0)
-    validation = cut_off(train, config.validation_share);
+// What a sequence needs, for errors.
+std::string DataSet::State::needs() const {
+  if (packs) return "none of their documents has two";
+  return fmt::format("a window of data.seq_len {} needs {}", seq_len, seq_len + 1);
 }
 
-void DataSet::State::take_token_files(const DataConfig& config) {
-  train = open_tokens(config.train, config.token_dtype);
-  if (!config.validation.empty()) {
-    validation = open_tokens(config.validation, config.token_dtype);
-  } else if (config.validation_share > 0) {
-    validation = cut_off(train, config.validation_share);
+// The sequences of a source's files, if there are any.
+void DataSet::State::add(std::vector<Pool>& pools, double weight, std::vector<Split> splits,
+                         std::int64_t stride) {
+  Pool pool;
+  pool.end = weight;
+  std::vector<std::string> left_out;
+  std::string first;  // file, and tokens of all
+  std::int64_t tokens = 0;
+  for (Split& split : splits) {
+    Part part{.split = std::move(split), .packed = {}, .stride = stride, .begin = pool.sequences};
+    const Split& s = part.split;
+    tokens += s.count;
+    if (s.file && first.empty()) first = s.file->path();
+    if (!packs) {
+      pool.sequences += std::max<std::int64_t>(0, stride == 1 ? s.count - seq_len : (s.count - 1) / seq_len);
+    } else if (s.documents) {
+      part.packed.emplace(s.documents, s.first_document, s.document_count, seq_len);
+      pool.sequences += part.packed->sequences();
+    }
+    if (pool.sequences > part.begin) {
+      pool.parts.push_back(std::move(part));
+    } else if (s.file) {
+      left_out.push_back(fmt::format("the {} tokens of {}", s.count, s.file->path()));
+    }
   }
-  if (config.tokenizer.kind == TokenizerConfig::Kind::kGpt2) {
-    tokenizer = make_gpt2_tokenizer(config.tokenizer.directory);
-  } else if (config.tokenizer.kind == TokenizerConfig::Kind::kFile) {
-    tokenizer = make_file_tokenizer(config.tokenizer.directory);
-  } else {
-    const std::string beside = std::filesystem::path(config.train).parent_path().string();
-    tokenizer = load_text_tokenizer(beside.empty() ? "." : beside);
+  if (pool.sequences > 0) {
+    for (const std::string& what : left_out)
+      log::warning("data: {} are too few for a sequence, and are left out", what);
+    return pools.push_back(std::move(pool));
   }
-  log::info("data: {} training and {} validation tokens in token files, {}", train.count, validation.count,
-            tokenizer ? "tokenizer " + tokenizer->identity() : "no tokenizer");
+  if (stride > 1 || !blends) return;
+  throw Error(Errc::kUsage, first.empty() ? "data.blend" : first,
+              fmt::format("{} training tokens found in this source of {} file(s); {}", tokens, splits.size(),
+                          needs()),
+              "more text, a smaller data.seq_len, or a blend without it");
+}
+
+// Turns the pools' weights into stretches of [0, 1).
+static void share_out(std::vector<Pool>& pools) {
+  double sum = 0, end = 0;
+  for (const Pool& pool : pools) sum += pool.end;
+  for (Pool& pool : pools) end += pool.end / sum, pool.end = end;
 }
 
 void DataSet::State::check_lengths(const DataConfig& config) const {
-  const auto check = [&](const Split& split, const std::string& where, const char* what, const char* hint) {
-    if (split.count > seq_len) return;
-    throw Error(Errc::kUsage, where,
-                fmt::format("{} {} tokens found; a window of data.seq_len {} needs {}", split.count, what,
-                            seq_len, seq_len + 1),
-                hint);
+  const auto fail = [&](const std::string& where, std::int64_t tokens, const char* what, const char* hint) {
+    throw Error(Errc::kUsage, where, fmt::format("{} {} tokens found; {}", tokens, what, needs()), hint);
   };
-  check(train, config.train, "training",
-        "more text, a smaller data.seq_len, or a smaller share for validation");
+  const std::string where = config.blend.empty() ? config.train : "data.train";
+  if (train.empty())
+    fail(where, train_tokens, "training",
+         "more text, a smaller data.seq_len, or a smaller share for validation");
+  if (!validation.empty()) return;
   if (!config.validation.empty()) {
-    check(validation, config.validation, "validation", "more text, or a smaller data.seq_len");
+    fail(config.validation, validation_tokens, "validation", "more text, or a smaller data.seq_len");
   } else if (config.validation_share > 0) {
-    check(validation, config.train, "validation",
-          "a larger share for validation, a smaller data.seq_len, or \"validation\": 0 for none");
+    fail(where, validation_tokens, "validation",
+         "a larger share for validation, a smaller data.seq_len, or \"validation\": 0 for none");
   }
 }
 
@@ -148,18 +183,50 @@ std::int64_t DataSet::State::window(const Split& split, std::int64_t start, std:
   return split.mask ? split.mask->apply(first + 1, seq_len, targets) : seq_len;
 }
 
+// The same of a sequence of packed documents, of which the last token of each has no target, nor has padding.
+std::int64_t DataSet::State::packed(const Part& part, std::int64_t sequence, std::int32_t* ids,
+                                    std::int32_t* targets, std::int32_t* first_keys) const {
+  const Split& split = part.split;
+  std::int64_t at = 0, valid = 0;
+  for (const DocumentPiece& piece : part.packed->sequence(sequence)) {
+    const std::int64_t n = piece.length, counted = piece.goes_on ? n : n - 1;
+    split.file->read(piece.first, n, ids + at);
+    std::copy(ids + at + 1, ids + at + n, targets + at);
+    targets[at + n - 1] = MaskFile::kIgnored;
+    if (piece.goes_on) split.file->read(piece.first + n, 1, targets + at + n - 1);
+    for (std::int64_t i = 0; i < n; ++i) check_id(split, piece.first + i, ids[at + i]);
+    if (piece.goes_on) check_id(split, piece.first + n, targets[at + n - 1]);
+    valid += split.mask ? split.mask->apply(piece.first + 1, counted, targets + at) : counted;
+    std::fill_n(first_keys + at, n, static_cast<std::int32_t>(at));
+    at += n;
+  }
+  for (; at < seq_len; ++at)
+    ids[at] = 0, targets[at] = MaskFile::kIgnored, first_keys[at] = static_cast<std::int32_t>(at);
+  return valid;
+}
+
+// Sequence `sequence` of the pool becomes the batch's sequence `place`.
+void DataSet::State::read(const Pool& pool, std::int64_t sequence, std::int64_t place, Batch& out) const {
+  const Part& part = pool.part_of(sequence);
+  const std::int64_t at = place * seq_len, own = sequence - part.begin;
+  std::int32_t *const ids = out.ids.data() + at, *const targets = out.targets.data() + at;
+  out.valid += packs ? packed(part, own, ids, targets, out.first_keys.data() + at)
+                     : window(part.split, own * part.stride, ids, targets);
+}
+
 void DataSet::State::resize(Batch& batch, std::int64_t sequences) const {
   ZG_ASSERT_GE(sequences, 0);
   const auto n = static_cast<std::size_t>(sequences * seq_len);
   batch.ids.resize(n);
   batch.targets.resize(n);
+  batch.first_keys.resize(packs ? n : 0);
   batch.valid = 0;
 }
 
 DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::int64_t vocab_size)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
-  if (config.train.empty())
+  if (config.train.empty() && config.blend.empty())
     throw Error(Errc::kUsage, "data.train", "is missing: a text or a token file (.bin)");
   if (config.seq_len < 1) {
     throw Error(Errc::kUsage, "data.seq_len", fmt::format("{} found, 1 or more expected", config.seq_len));
@@ -168,29 +235,41 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
     throw Error(Errc::kUsage, "data.validation",
                 fmt::format("a share of {} found, one in [0, 1) expected", config.validation_share));
   }
-  const bool tokens = is_token_file(config.train);
-  if (!config.validation.empty() && is_token_file(config.validation) != tokens) {
-    throw Error(Errc::kUsage, "data.validation",
-                fmt::format("{} is a {}, while {} is a {}", config.validation, tokens ? "text" : "token file",
-                            config.train, tokens ? "token file" : "text"),
-                "both must be of one kind, so that their tokens mean the same");
-  }
   s.seq_len = config.seq_len;
   s.id_limit = vocab_size;
-  if (tokens) {
-    s.take_token_files(config);
-  } else {
-    s.take_texts(config, cache_dir);
+  s.packs = config.packing == Packing::kDocuments;
+  s.blends = config.blend.size() > 1;
+  Sources sources = Sources::open(config, cache_dir);
+  s.tokenizer = std::move(sources.tokenizer);
+  // Tokens made here are below the tokenizer's vocabulary, so they need not all be read.
+  const bool known_below =
+      sources.tokens_known_below && (vocab_size == 0 || s.tokenizer->vocab_size() <= vocab_size);
+  std::vector<Split> to_check;
+  for (Source& source : sources.list) {
+    for (const auto& [splits, tokens] :
+         {std::pair(&source.train, &s.train_tokens), std::pair(&source.validation, &s.validation_tokens)}) {
+      for (const Split& split : *splits) {
+        *tokens += split.count;
+        const bool cannot_be_above =
+            split.count > 0 && split.file->dtype() == DType::kU16 && (vocab_size == 0 || vocab_size > 65535);
+        if (!known_below && !cannot_be_above) to_check.push_back(split);
+      }
+    }
+    s.add(s.train, source.weight, std::move(source.train), 1);
+    s.add(s.validation, source.weight, std::move(source.validation), s.seq_len);
   }
   s.check_lengths(config);
-  // Tokens made here are below the tokenizer's vocabulary, so they need not all be read.
-  const bool known_below = !tokens && (vocab_size == 0 || s.tokenizer->vocab_size() <= vocab_size);
-  const bool cannot_be_above =
-      s.train.file->dtype() == DType::kU16 && (vocab_size == 0 || vocab_size > 65535);
-  if (!known_below && !cannot_be_above) {
-    s.check_ids(s.train);
-    s.check_ids(s.validation);
+  share_out(s.train), share_out(s.validation);
+  if (s.packs) {
+    std::int64_t sequences = 0, tokens = 0;
+    for (const Pool& pool : s.train) {
+      sequences += pool.sequences;
+      for (const Part& part : pool.parts) tokens += part.packed->tokens();
+    }
+    log::info("data: documents packed into {} sequences of {} tokens, {:.1f}% full", sequences, s.seq_len,
+              100 * static_cast<double>(tokens) / static_cast<double>(sequences * s.seq_len));
   }
+  for (const Split& split : to_check) s.check_ids(split);
 }
 
 DataSet::~DataSet() = default;
@@ -202,10 +281,15 @@ std::int64_t DataSet::vocab_size() const {
   return state_->tokenizer ? state_->tokenizer->vocab_size() : 0;
 }
 std::int64_t DataSet::train_tokens() const {
-  return state_->train.count;
+  return state_->train_tokens;
 }
 std::int64_t DataSet::validation_tokens() const {
-  return state_->validation.count;
+  return state_->validation_tokens;
+}
+std::int64_t DataSet::validation_sequences() const {
+  std::int64_t sequences = 0;
+  for (const Pool& pool : state_->validation) sequences += pool.sequences;
+  return sequences;
 }
 
 void DataSet::train_batch(std::uint64_t seed, std::int64_t step, std::int64_t first_sequence,
@@ -213,29 +297,28 @@ void DataSet::train_batch(std::uint64_t seed, std::int64_t step, std::int64_t fi
   const State& s = *state_;
   ZG_ASSERT(step >= 0 && first_sequence >= 0, "step {}, sequence {}", step, first_sequence);
   s.resize(out, sequences);
-  // Each step has a random stream of its own, so that the number of sequences in a step, which is not known
+  // Each step has random streams of its own, so that the number of sequences in a step, which is not known
   // here, does not matter.
-  std::array<char, 32> name;
-  const auto end = fmt::format_to_n(name.data(), name.size(), "data.{}", step).out;
-  const NamedRandom random(seed, std::string_view(name.data(), static_cast<std::size_t>(end - name.data())));
+  const NamedRandom random = random_of(seed, "data.", step), blend = random_of(seed, "data.blend.", step);
   for (std::int64_t i = 0; i < sequences; ++i) {
-    const std::uint64_t starts = static_cast<std::uint64_t>(s.train.count - s.seq_len);
-    const std::uint64_t start = random.below(static_cast<std::uint64_t>(first_sequence + i), starts);
-    out.valid += s.window(s.train, static_cast<std::int64_t>(start), out.ids.data() + i * s.seq_len,
-                          out.targets.data() + i * s.seq_len);
+    const auto number = static_cast<std::uint64_t>(first_sequence + i);
+    const double x = s.train.size() == 1 ? 0 : static_cast<double>(blend.below(number, 1ull << 53)) * 0x1p-53;
+    const Pool& pool = pool_at(s.train, x);
+    const std::uint64_t sequence = random.below(number, static_cast<std::uint64_t>(pool.sequences));
+    s.read(pool, static_cast<std::int64_t>(sequence), i, out);
   }
 }
 
 void DataSet::validation_batch(std::int64_t first_sequence, std::int64_t sequences, Batch& out) const {
   const State& s = *state_;
-  ZG_ASSERT(s.validation.count > 0, "there is no validation data");
+  ZG_ASSERT(s.validation_tokens > 0, "there is no validation data");
   ZG_ASSERT_GE(first_sequence, 0);
   s.resize(out, sequences);
-  const std::int64_t windows = (s.validation.count - 1) / s.seq_len;
   for (std::int64_t i = 0; i < sequences; ++i) {
-    const std::int64_t start = (first_sequence + i) % windows * s.seq_len;
-    out.valid +=
-        s.window(s.validation, start, out.ids.data() + i * s.seq_len, out.targets.data() + i * s.seq_len);
+    const std::int64_t number = first_sequence + i;
+    const double turns = static_cast<double>(number) * std::numbers::phi;
+    const Pool& pool = pool_at(s.validation, s.validation.size() == 1 ? 0 : turns - std::floor(turns));
+    s.read(pool, number % pool.sequences, i, out);
   }
 }
 

@@ -1,9 +1,13 @@
 #include "data/documents.hpp"
 
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "data/token_description.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/system.hpp"
 
 namespace zg {
 namespace {
@@ -97,6 +101,33 @@ void DocumentReader::read(std::string_view line, const std::string& name, Docume
     out.ids.push_back(static_cast<std::int32_t>(id));
   }
   read_mask(root, name, out);
+}
+
+void for_each_document(const std::string& path, const Tokenizer& tokenizer,
+                       const std::function<bool(std::int64_t number, const Document& document)>& visit) {
+  const auto& encoder = dynamic_cast<const TextTokenizer&>(tokenizer);
+  Document document;
+  if (std::filesystem::path(path).extension() != ".jsonl") {
+    const std::string text = read_text_file(path, "a text");
+    document.ids = encoder.begin_ids();
+    encoder.append(text, {.where = path}, document.ids);
+    const std::vector<std::int32_t> end = encoder.end_ids();
+    document.ids.insert(document.ids.end(), end.begin(), end.end());
+    (void)visit(1, document);
+    return;
+  }
+  std::ifstream file(path);
+  if (!file)
+    throw Error(Errc::kUsage, path, "cannot be read: " + errno_text(errno), "name a file of documents");
+  const DocumentReader reader(encoder, "");
+  std::int64_t number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    if (line.find_first_not_of(" \t\r") == line.npos) continue;
+    reader.read(line, fmt::format("{}:{}", path, number), document);
+    if (!visit(number, document)) return;
+  }
+  if (file.bad()) throw Error(Errc::kIo, path, "cannot be read to its end: " + errno_text(errno));
 }
 
 }  // namespace zg

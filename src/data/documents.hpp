@@ -12,13 +12,9 @@
 #include <vector>
 
 #include "data/text_tokenizer.hpp"
+#include "ziggurat/data/documents.hpp"
 
 namespace zg {
-
-struct Document {
-  std::vector<std::int32_t> ids;
-  std::vector<std::uint8_t> mask;  // 0: no target; empty: all are targets
-};
 
 class DocumentReader {
  public:

@@ -31,11 +31,6 @@ class TextTokenizer : public Tokenizer {
   virtual std::size_t safe_prefix(std::string_view text) const = 0;
   // Two tokenizers with the same identity give the same tokens.
   virtual std::string identity() const = 0;
-  // What the tokenizer's template puts before and after a document, e.g. BOS.
-  virtual std::vector<std::int32_t> begin_ids() const { return {}; }
-  virtual std::vector<std::int32_t> end_ids() const { return {}; }
-  // The number of a token by its name, e.g. "<|endoftext|>"; -1: there is none.
-  virtual std::int32_t id_of_token(const std::string& name) const = 0;
 
   std::vector<std::int32_t> encode(std::string_view text) const final {
     std::vector<std::int32_t> ids;
@@ -47,6 +42,8 @@ class TextTokenizer : public Tokenizer {
 // The name of the file that save() writes.
 inline constexpr const char* kTokenizerFile = "tokenizer.ziggurat.json";
 
+// The one that a configuration names by itself; null for "chars", whose vocabulary follows from a text.
+std::unique_ptr<TextTokenizer> make_named_tokenizer(const TokenizerConfig& config);
 std::unique_ptr<TextTokenizer> make_byte_tokenizer();
 // `code_points` must be sorted and without repetition.
 std::unique_ptr<TextTokenizer> make_char_tokenizer(std::vector<char32_t> code_points);
@@ -57,7 +54,7 @@ std::unique_ptr<TextTokenizer> make_gpt2_tokenizer(const std::string& directory)
 std::unique_ptr<TextTokenizer> make_file_tokenizer(const std::string& path);
 std::unique_ptr<TextTokenizer> make_hf_tokenizer(const std::string& json_file);
 std::unique_ptr<TextTokenizer> make_sentencepiece_tokenizer(const std::string& model_file);
-// As load_tokenizer().
+// The tokenizer that save() wrote into a directory; null if it holds none.
 std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory);
 
 // Throws Error(kUsage) where the text is no UTF-8.

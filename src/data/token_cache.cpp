@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "data/documents.hpp"
+#include "data/token_writer.hpp"
 #include "data/utf8.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
@@ -72,21 +73,6 @@ std::vector<std::int32_t> encode_piece(const TextTokenizer& tokenizer, std::stri
   for (const auto& part : parts) ids.insert(ids.end(), part.begin(), part.end());
   return ids;
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 // A text file of any size, read in pieces.
 class TextFile {
@@ -158,97 +144,6 @@ class TextFile {
   std::int64_t size_ = 0, mtime_ns_ = 0;
 };
 
-// Writes to path + ".part", which finish() renames to `path`.
-class PartWriter {
- public:
-  // Goes on behind the first `kept` bytes of a part that is there.
-  PartWriter(const std::string& path, std::int64_t kept)
-      : path_(path), part_(path + ".part"), fd_(::open(part_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644)) {
-    if (fd_.get() < 0 || ::ftruncate(fd_.get(), kept) != 0 || ::lseek(fd_.get(), kept, SEEK_SET) != kept)
-      throw Error(Errc::kIo, part_, "cannot be created: " + errno_text(errno));
-  }
-  ~PartWriter() {
-    if (!kept_) ::unlink(part_.c_str());
-  }
-  PartWriter(const PartWriter&) = delete;
-  PartWriter& operator=(const PartWriter&) = delete;
-
-  void write(const void* from, std::size_t n) {
-    const auto* data = static_cast<const char*>(from);
-    while (n > 0) {
-      const ssize_t done = ::write(fd_.get(), data, n);
-      if (done < 0 && errno == EINTR) continue;
-      if (done <= 0)
-        throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(done < 0 ? errno : EIO));
-      data += done, n -= static_cast<std::size_t>(done);
-    }
-  }
-
-  // From now on the part outlives the writer.
-  void keep() {
-    if (::fsync(fd_.get()) != 0) throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(errno));
-    kept_ = true;
-  }
-  void finish() {
-    keep();
-    if (::close(fd_.release()) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0)
-      throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno));
-  }
-
- private:
-  std::string path_, part_;
-  Descriptor fd_;
-  bool kept_ = false;
-};
-
-// Where the tokens of one file have got to.
-struct Progress {
-  std::int64_t offset = 0, lines = 0, tokens = 0, left_out = 0;  // left_out: by the loss mask
-};
-
-// The tokens of a file, and of documents the loss mask.
-class TokenWriter {
- public:
-  TokenWriter(const std::string& path, DType dtype, bool documents, const Progress& from)
-      : dtype_(dtype),
-        mask_path_(std::filesystem::path(path).replace_extension(".mask").string()),
-        tokens_(path, from.tokens * static_cast<std::int64_t>(size_of(dtype))) {
-    if (documents) mask_.emplace(mask_path_, from.tokens);
-  }
-
-  void write(const std::vector<std::int32_t>& ids) {
-    if (dtype_ == DType::kI32) return tokens_.write(ids.data(), ids.size() * 4);
-    narrow_.assign(ids.begin(), ids.end());
-    tokens_.write(narrow_.data(), narrow_.size() * 2);
-  }
-  void write(const Document& document, Progress& progress) {
-    write(document.ids);
-    std::vector<std::uint8_t> mask = document.mask;
-    mask.resize(document.ids.size(), 1);
-    for (std::size_t i = 0; i < document.mask.size(); ++i) progress.left_out += mask[i] == 0;
-    if (document.mask.empty()) std::fill(mask.begin(), mask.end(), std::uint8_t{1});
-    mask_->write(mask.data(), mask.size());
-    progress.tokens += static_cast<std::int64_t>(document.ids.size());
-  }
-  void keep() {
-    tokens_.keep();
-    if (mask_) mask_->keep();
-  }
-  void finish(const Progress& progress) {
-    tokens_.finish();
-    std::error_code ignored;
-    std::filesystem::remove(mask_path_, ignored);
-    if (mask_ && progress.left_out > 0) mask_->finish();
-  }
-
- private:
-  DType dtype_;
-  std::string mask_path_;
-  PartWriter tokens_;
-  std::optional<PartWriter> mask_;
-  std::vector<std::uint16_t> narrow_;
-};
-
 // A lock that is held while the cache is checked and made. The system releases it when the process ends.
 class DirectoryLock {
  public:
@@ -270,19 +165,13 @@ class DirectoryLock {
 
 class CacheMaker {
  public:
-  CacheMaker(const DataConfig& config, const std::string& directory)
+  CacheMaker(const DataConfig& config, const std::string& directory, std::unique_ptr<TextTokenizer> tokenizer)
       : config_(config),
         directory_(directory),
         documents_(is_document_file(config.train)),
         train_(config.train) {
     if (!config.validation.empty()) validation_.emplace(config.validation);
-    if (config.tokenizer.kind == TokenizerConfig::Kind::kBytes) cache_.tokenizer = make_byte_tokenizer();
-    if (config.tokenizer.kind == TokenizerConfig::Kind::kGpt2) {
-      cache_.tokenizer = make_gpt2_tokenizer(config.tokenizer.directory);
-    }
-    if (config.tokenizer.kind == TokenizerConfig::Kind::kFile) {
-      cache_.tokenizer = make_file_tokenizer(config.tokenizer.directory);
-    }
+    cache_.tokenizer = tokenizer ? std::move(tokenizer) : make_named_tokenizer(config.tokenizer);
     if (documents_ && !cache_.tokenizer) {
       throw Error(Errc::kUsage, "data.tokenizer",
                   "\"chars\" takes its vocabulary from a text, not from documents",
@@ -306,7 +195,7 @@ class CacheMaker {
   nlohmann::json sources() const {
     nlohmann::json stamp = {{"version", kCacheVersion}, {"train", train_.stamp()}};
     stamp["tokenizer"] = cache_.tokenizer ? cache_.tokenizer->identity() : "chars";
-    if (documents_) stamp["document_end"] = config_.document_end;
+    if (documents_) stamp["document_end"] = config_.document_end, stamp["document_places"] = true;
     if (validation_) {
       stamp["validation"] = validation_->stamp();
     } else {
@@ -351,6 +240,14 @@ class CacheMaker {
     };
     cache_.train_mask = mask(kTrainFile, cache_.train_tokens);
     cache_.validation_mask = mask(kValidationFile, cache_.validation_tokens);
+    const auto documents = [&](const char* file,
+                               std::int64_t tokens) -> std::shared_ptr<const DocumentIndex> {
+      if (tokens == 0 || !documents_) return nullptr;
+      return DocumentIndex::open_docs(std::filesystem::path(path(file)).replace_extension(".docs").string(),
+                                      tokens);
+    };
+    cache_.train_documents = documents(kTrainFile, cache_.train_tokens);
+    cache_.validation_documents = documents(kValidationFile, cache_.validation_tokens);
   }
 
   // Whether the cache in the directory can be used. Otherwise, for whatever reason, it is made anew: nothing
@@ -475,13 +372,14 @@ class CacheMaker {
         if (!found.at("files").contains(file)) continue;
         const nlohmann::json& values = found["files"][file];
         const auto number = [&](int i) { return values.at(static_cast<std::size_t>(i)).get<std::int64_t>(); };
-        const Progress progress{number(0), number(1), number(2), number(3)};
-        const std::string name = path(file) + (values.at(4) == true ? "" : ".part");
+        const Progress progress{number(0), number(1), number(2), number(3), number(4)};
+        const bool complete = values.at(5) == true;
+        const std::string name = path(file) + (complete ? "" : ".part");
         const auto width =
             static_cast<std::int64_t>(size_of(cache_.tokenizer ? dtype_of_tokens() : DType::kU16));
         std::error_code error;
         const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(name, error));
-        if (!error && bytes >= progress.tokens * width) progress_[file] = {progress, values.at(4) == true};
+        if (!error && bytes >= progress.tokens * width) progress_[file] = {progress, complete};
       }
     } catch (const nlohmann::json::exception&) {
       progress_.clear();
@@ -493,7 +391,7 @@ class CacheMaker {
     nlohmann::json files = nlohmann::json::object();
     for (const auto& [name, entry] : progress_) {
       const Progress& p = entry.first;
-      files[name] = {p.offset, p.lines, p.tokens, p.left_out, entry.second};
+      files[name] = {p.offset, p.lines, p.tokens, p.left_out, p.documents, entry.second};
     }
     write_file_atomically(path(kProgressFile),
                           nlohmann::json{{"sources", wanted_}, {"files", files}}.dump(1) + "\n");
@@ -586,11 +484,12 @@ bool is_document_file(const std::string& path) {
   return std::filesystem::path(path).extension() == ".jsonl";
 }
 
-TokenCache tokenise_cached(const DataConfig& config, const std::string& directory) {
+TokenCache tokenise_cached(const DataConfig& config, const std::string& directory,
+                           std::unique_ptr<TextTokenizer> tokenizer) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) throw Error(Errc::kIo, directory, "cannot be created: " + error.message());
-  return CacheMaker(config, directory).run();
+  return CacheMaker(config, directory, std::move(tokenizer)).run();
 }
 
 }  // namespace zg

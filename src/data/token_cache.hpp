@@ -5,6 +5,7 @@
 //   tokenizer.ziggurat.json     the tokenizer (with GPT-2's files beside it)
 //   tokens.json                 the stamp: sources (path, size, time), tokenizer, share, counts; written last
 //   train.mask, ...             of documents (.jsonl) that leave tokens out of the loss: a byte a token
+//   train.docs, ...             of documents: where each begins, and the number of tokens, as int64
 //   progress.json, *.part       what an interrupted run has made, from which the next goes on
 //
 // A lock file makes sure that one process at a time makes a directory's cache, and every file is written
@@ -27,16 +28,19 @@ inline constexpr std::size_t kPieceBytes = 4 << 20;
 struct TokenCache {
   std::unique_ptr<TextTokenizer> tokenizer;
   DType dtype = DType::kU16;
-  std::unique_ptr<TokenFile> train, validation;                 // null: no tokens
-  std::shared_ptr<const MaskFile> train_mask, validation_mask;  // null: all tokens are targets
+  std::unique_ptr<TokenFile> train, validation;                                // null: no tokens
+  std::shared_ptr<const MaskFile> train_mask, validation_mask;                 // null: all tokens are targets
+  std::shared_ptr<const DocumentIndex> train_documents, validation_documents;  // null: one text
   std::int64_t train_tokens = 0, validation_tokens = 0;
 };
 
 // Whether a file's lines are documents, rather than all of it one text.
 bool is_document_file(const std::string& path);
 
-// The cache of the configuration's texts in `directory`, made if need be. Throws Error(kUsage) for faults of
-// the sources or the tokenizer, Error(kIo) for faults of the directory.
-TokenCache tokenise_cached(const DataConfig& config, const std::string& directory);
+// The cache of the configuration's texts in `directory`, made if need be. `tokenizer` spares its making: the
+// one that the configuration names, or null. Throws Error(kUsage) for faults of the sources or the tokenizer,
+// Error(kIo) for faults of the directory.
+TokenCache tokenise_cached(const DataConfig& config, const std::string& directory,
+                           std::unique_ptr<TextTokenizer> tokenizer = nullptr);
 
 }  // namespace zg

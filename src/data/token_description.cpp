@@ -59,7 +59,7 @@ class MegatronIndex {
   MegatronIndex(const MegatronIndex&) = delete;
   MegatronIndex& operator=(const MegatronIndex&) = delete;
 
-  TokenDescription read(const std::string& bin_path) const {
+  TokenDescription read(const std::string& bin_path) {
     char header[kHeaderBytes];
     if (size_ < kHeaderBytes)
       fail(fmt::format("has {} bytes; the header of an index has {}", size_, kHeaderBytes));
@@ -85,7 +85,20 @@ class MegatronIndex {
                        data));
     TokenDescription result = found;
     result.tokens = tokens;
+    format_ = {.count = documents - 1,
+               .at = kHeaderBytes + 12 * sequences,
+               .places_at = kHeaderBytes + 4 * sequences,
+               .sequences = sequences,
+               .width = width};
     return result;
+  }
+  // After read().
+  std::shared_ptr<const DocumentIndex> documents(std::int64_t tokens) const {
+    if (format_.count < 0) fail("does not say where documents begin");
+    auto index = std::make_shared<const DocumentIndex>(path_, format_, tokens);
+    if (index->starts(0, 0).front() != 0 || index->starts(format_.count, 0).front() != tokens)
+      fail(fmt::format("says that its documents do not begin at token 0 or do not end at token {}", tokens));
+    return index;
   }
 
  private:
@@ -126,6 +139,7 @@ class MegatronIndex {
   std::string path_;
   std::int64_t size_;
   int fd_;
+  DocumentIndex::Format format_ = {};
 };
 
 // --- our description -----------------------------------------------------------------------------
@@ -196,6 +210,16 @@ TokenDescription describe_tokens(const std::string& bin_path, DType otherwise) {
     if (text.find("ziggurat tokens") != std::string::npos) return read_description(description, bin_path);
   }
   return {.dtype = otherwise};
+}
+
+std::shared_ptr<const DocumentIndex> open_documents(const std::string& bin_path, std::int64_t tokens) {
+  const std::string index = beside(bin_path, ".idx"), places = beside(bin_path, ".docs");
+  if (std::filesystem::exists(index)) {
+    MegatronIndex megatron(index);
+    megatron.read(bin_path);
+    return megatron.documents(tokens);
+  }
+  return std::filesystem::exists(places) ? DocumentIndex::open_docs(places, tokens) : nullptr;
 }
 
 }  // namespace zg

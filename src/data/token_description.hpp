@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data/document_index.hpp"
 #include "ziggurat/base/dtype.hpp"
 
 namespace zg {
@@ -39,5 +40,9 @@ struct TokenDescription {
 // The description of a token file; its type is `otherwise` where nothing lies beside it. Throws Error(kUsage)
 // for a description that is damaged or that the file contradicts.
 TokenDescription describe_tokens(const std::string& bin_path, DType otherwise);
+
+// Where the documents of a described token file of so many tokens begin; null where nothing beside it says
+// so. Throws Error(kUsage) for files that are damaged.
+std::shared_ptr<const DocumentIndex> open_documents(const std::string& bin_path, std::int64_t tokens);
 
 }  // namespace zg

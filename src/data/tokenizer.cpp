@@ -322,7 +322,7 @@ std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory)
                   type == root.end() ? "none" : type->dump()));
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::string_view training_text) {
+std::unique_ptr<TextTokenizer> make_named_tokenizer(const TokenizerConfig& config) {
   switch (config.kind) {
     case TokenizerConfig::Kind::kBytes:
       return make_byte_tokenizer();
@@ -330,19 +330,28 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::st
       return make_gpt2_tokenizer(config.directory);
     case TokenizerConfig::Kind::kFile:
       return make_file_tokenizer(config.directory);
-    case TokenizerConfig::Kind::kChars: {
-      std::vector<bool> seen(0x110000);
-      if (mark_code_points(training_text, {.where = "training text"}, seen) == 0) {
-        throw Error(Errc::kUsage, "training text", "is empty; its characters are the vocabulary");
-      }
-      return make_char_tokenizer(marked_code_points(seen));
-    }
+    case TokenizerConfig::Kind::kChars:
+      return nullptr;
   }
   ZG_ASSERT(false, "tokenizer kind {}", static_cast<int>(config.kind));
 }
 
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::string_view training_text) {
+  if (auto named = make_named_tokenizer(config)) return named;
+  std::vector<bool> seen(0x110000);
+  if (mark_code_points(training_text, {.where = "training text"}, seen) == 0) {
+    throw Error(Errc::kUsage, "training text", "is empty; its characters are the vocabulary");
+  }
+  return make_char_tokenizer(marked_code_points(seen));
+}
+
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& directory) {
-  return load_text_tokenizer(directory);
+  if (auto saved = load_text_tokenizer(directory)) return saved;
+  for (const char* file : {"tokenizer.json", "tokenizer.model"}) {
+    const std::string path = in_directory(directory, file);
+    if (std::filesystem::exists(path)) return make_file_tokenizer(path);
+  }
+  return nullptr;
 }
 
 }  // namespace zg

@@ -4,6 +4,7 @@
 // A backend has a member function for each op, a template over the storage types. It takes the stream and
 // then the operands of the kernel (kernels/host/elementwise.hpp, kernels/cuda/kernels.hpp).
 #pragma once
+#include "device/checked_operands.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/kernels/arguments.hpp"
 
@@ -22,56 +23,6 @@ struct Epilogue {
 };
 
 namespace checked {
-
-inline DType acc_of(DType dtype) {
-  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-}
-
-// The view must have this type and shape.
-inline void expect(const View& v, const char* name, DType dtype, std::int64_t rows, std::int64_t cols) {
-  ZG_ASSERT(v.dtype == dtype && v.rows == rows && v.cols == cols, "{} is {} [{}, {}], expected {} [{}, {}]",
-            name, name_of(v.dtype), v.rows, v.cols, name_of(dtype), rows, cols);
-  ZG_ASSERT(v.data != nullptr || v.count() == 0, "{} is null", name);
-  ZG_ASSERT(v.ld >= v.cols || v.rows <= 1, "{}: rows of {} elements, {} apart", name, v.cols, v.ld);
-}
-
-// Calls f<T>() for this storage type.
-template <class F>
-void with_type(DType dtype, const F& f) {
-  switch (dtype) {
-    case DType::kF32:
-      return f.template operator()<float>();
-    case DType::kBF16:
-      return f.template operator()<bf16>();
-    case DType::kF16:
-      return f.template operator()<fp16>();
-    case DType::kF64:
-      return f.template operator()<double>();
-    default:
-      ZG_ASSERT(false, "no kernel for {}", name_of(dtype));
-  }
-}
-
-template <class T>
-Strided<T> strided(const View& v) {
-  return v.data == nullptr ? Strided<T>() : Strided<T>(v.as<T>(), v.ld);
-}
-
-inline Extent extent_of(const View& v) {
-  return {v.rows, v.cols};
-}
-
-// The view must have `count` elements, without gaps.
-inline void expect_dense(const View& v, const char* name, std::int64_t count) {
-  ZG_ASSERT(v.count() == count && (v.rows <= 1 || v.ld == v.cols),
-            "{} is [{}, {}] with rows {} apart, expected {} in one piece", name, v.rows, v.cols, v.ld, count);
-  ZG_ASSERT(v.data != nullptr || count == 0, "{} is null", name);
-}
-
-inline void expect_dense(const View& v, const char* name, DType dtype, std::int64_t count) {
-  ZG_ASSERT(v.dtype == dtype, "{} is {}, expected {}", name, name_of(v.dtype), name_of(dtype));
-  expect_dense(v, name, count);
-}
 
 template <class Backend>
 class CheckedOps : public Ops {
@@ -165,7 +116,7 @@ class CheckedOps : public Ops {
     });
   }
 
-  void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats) override {
+  void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats, NormWeight weight) override {
     const DType t = x.dtype;
     expect(x, "x", t, x.rows, x.cols);
     expect(w, "w", t, 1, x.cols);
@@ -176,13 +127,14 @@ class CheckedOps : public Ops {
                             .w = w.as<T>(),
                             .eps = eps,
                             .y = strided<T>(y),
-                            .stats = strided<Acc<T>>(stats)};
+                            .stats = strided<Acc<T>>(stats),
+                            .weight = weight};
       backend_.template rmsnorm<T>(s, extent_of(x), args);
     });
   }
 
-  void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw,
-                        View scratch) override {
+  void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View scratch,
+                        NormWeight weight) override {
     const DType t = x.dtype, a = acc_of(t);
     expect(x, "x", t, x.rows, x.cols);
     expect(dy, "dy", t, x.rows, x.cols);
@@ -201,8 +153,54 @@ class CheckedOps : public Ops {
                                     .stats = strided<A>(stats),
                                     .dx = strided<T>(dx),
                                     .dw = dw.as<A>(),
-                                    .scratch = strided<A>(scratch)};
+                                    .scratch = strided<A>(scratch),
+                                    .weight = weight};
       backend_.template rmsnorm_backward<T>(s, extent_of(x), args);
+    });
+  }
+
+  void head_rmsnorm(Stream& s, View x, View w, double eps, std::int64_t heads, std::int64_t head_size, View y,
+                    View stats, NormWeight weight) override {
+    const DType t = x.dtype;
+    for (const View& v : {x, y}) expect_heads(v, t, x.rows, heads, head_size);
+    expect(w, "w", t, 1, head_size);
+    expect(stats, "stats", acc_of(t), x.rows, heads);
+    with_type(t, [&]<class T>() {
+      const HeadRmsNorm<T> args{.heads = heads,
+                                .head_size = head_size,
+                                .x = strided<T>(x),
+                                .w = w.as<T>(),
+                                .eps = eps,
+                                .y = strided<T>(y),
+                                .stats = strided<Acc<T>>(stats),
+                                .weight = weight};
+      backend_.template head_rmsnorm<T>(s, x.rows, args);
+    });
+  }
+
+  void head_rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, std::int64_t heads,
+                             std::int64_t head_size, View dx, View dw, View scratch,
+                             NormWeight weight) override {
+    const DType t = x.dtype, a = acc_of(t);
+    for (const View& v : {x, dy, dx}) expect_heads(v, t, x.rows, heads, head_size);
+    expect(w, "w", t, 1, head_size);
+    expect(stats, "stats", a, x.rows, heads);
+    expect(dw, "dw", a, 1, head_size);
+    ZG_ASSERT_GE(scratch.cols, head_size);
+    expect(scratch, "scratch", a, row_groups(), scratch.cols);
+    with_type(t, [&]<class T>() {
+      using A = Acc<T>;
+      const HeadRmsNormBackward<T> args{.heads = heads,
+                                        .head_size = head_size,
+                                        .dy = strided<T>(dy),
+                                        .x = strided<T>(x),
+                                        .w = w.as<T>(),
+                                        .stats = strided<A>(stats),
+                                        .dx = strided<T>(dx),
+                                        .dw = dw.as<A>(),
+                                        .scratch = strided<A>(scratch),
+                                        .weight = weight};
+      backend_.template head_rmsnorm_backward<T>(s, x.rows, args);
     });
   }
 
@@ -222,52 +220,60 @@ class CheckedOps : public Ops {
     });
   }
 
-  void swiglu(Stream& s, View gate_up, View y) override {
+  void swiglu(Stream& s, View gate_up, View y, Gate activation) override {
     expect(y, "y", y.dtype, y.rows, y.cols);
     expect(gate_up, "gate_up", y.dtype, y.rows, 2 * y.cols);
     with_type(y.dtype, [&]<class T>() {
-      backend_.template swiglu<T>(s, extent_of(y), strided<T>(gate_up), strided<T>(y));
+      backend_.template swiglu<T>(s, extent_of(y), strided<T>(gate_up), strided<T>(y), activation);
     });
   }
 
-  void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up) override {
+  void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up, Gate activation) override {
     expect(dy, "dy", dy.dtype, dy.rows, dy.cols);
     expect(gate_up, "gate_up", dy.dtype, dy.rows, 2 * dy.cols);
     expect(d_gate_up, "d_gate_up", dy.dtype, dy.rows, 2 * dy.cols);
     with_type(dy.dtype, [&]<class T>() {
       backend_.template swiglu_backward<T>(s, extent_of(dy), strided<T>(gate_up), strided<T>(dy),
-                                           strided<T>(d_gate_up));
+                                           strided<T>(d_gate_up), activation);
     });
   }
 
   void rope(Stream& s, View x, const RowPositions& positions, std::int64_t heads, std::int64_t head_size,
-            double theta, bool inverse) override {
+            const RopeTable& table, bool inverse, const View& first_keys) override {
     expect(x, "x", x.dtype, x.rows, x.cols);
     ZG_ASSERT_GE(positions.time, 1);
     ZG_ASSERT_LE(heads * head_size, x.cols);
-    ZG_ASSERT_EQ(head_size % 2, 0);
+    ZG_ASSERT(table.pairs >= 0 && table.pairs <= kMaxRopePairs && 2 * table.pairs <= head_size,
+              "{} pairs of columns turn, of heads of {}", table.pairs, head_size);
+    const std::int32_t* const first = expect_first_keys(first_keys, x.rows);
     with_type(x.dtype, [&]<class T>() {
-      backend_.template rope<T>(s, x.as<T>(), x.ld, x.rows, positions, heads, head_size, theta, inverse);
+      backend_.template rope<T>(s, x.as<T>(), x.ld, x.rows, positions, heads, head_size, table, inverse,
+                                first);
     });
   }
 
-  void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse, View scratch) override {
+  void attention(Stream& s, View qkv, const AttentionShape& given, View o, View lse, View scratch,
+                 const View& first_keys) override {
+    const std::int32_t* const first = expect_first_keys(first_keys, given.batch * given.time);
+    const AttentionShape shape = with_documents(given, first);
     expect_attention(qkv, shape, o, lse, scratch);
     with_type(qkv.dtype, [&]<class T>() {
       backend_.template attention<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld, lse.as<Acc<T>>(),
-                                     scratch.data);
+                                     scratch.data, first);
     });
   }
 
-  void attention_backward(Stream& s, View qkv, View o, View lse, View d_o, const AttentionShape& shape,
-                          View dqkv, View scratch) override {
+  void attention_backward(Stream& s, View qkv, View o, View lse, View d_o, const AttentionShape& given,
+                          View dqkv, View scratch, const View& first_keys) override {
+    const std::int32_t* const first = expect_first_keys(first_keys, given.batch * given.time);
+    const AttentionShape shape = with_documents(given, first);
     expect_attention(qkv, shape, o, lse, scratch);
     expect(d_o, "d_o", o.dtype, o.rows, o.cols);
     expect(dqkv, "dqkv", qkv.dtype, qkv.rows, qkv.cols);
     with_type(qkv.dtype, [&]<class T>() {
       backend_.template attention_backward<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld,
                                               lse.as<Acc<T>>(), d_o.as<T>(), d_o.ld, dqkv.as<T>(), dqkv.ld,
-                                              scratch.data);
+                                              scratch.data, first);
     });
   }
 
@@ -320,6 +326,15 @@ class CheckedOps : public Ops {
     });
   }
 
+  void scale(Stream& s, View x, double factor, View y) override {
+    expect(x, "x", x.dtype, x.rows, x.cols);
+    expect(y, "y", x.dtype, x.rows, x.cols);
+    with_type(x.dtype, [&]<class T>() {
+      backend_.template scale<T>(s, extent_of(x), strided<T>(x), static_cast<T>(static_cast<Acc<T>>(factor)),
+                                 strided<T>(y));
+    });
+  }
+
   void dropout(Stream& s, View x, const Dropout& dropout, View y) override {
     expect(x, "x", x.dtype, x.rows, x.cols);
     expect(y, "y", x.dtype, x.rows, x.cols);
@@ -346,8 +361,9 @@ class CheckedOps : public Ops {
   }
 
   void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out,
-                 const TablePart& part) override {
+                 const TablePart& part, const View& first_keys) override {
     const DType t = out.dtype;
+    const std::int32_t* const first = expect_first_keys(first_keys, out.rows);
     ZG_ASSERT_GE(positions.time, 1);
     expect_part(part, wte.rows);
     expect(ids, "ids", DType::kI32, 1, out.rows);
@@ -359,6 +375,7 @@ class CheckedOps : public Ops {
                               .vocabulary = wte.rows,
                               .positions = wpe.rows,
                               .rows = positions,
+                              .first_keys = first,
                               .wte = strided<T>(wte),
                               .wpe = strided<T>(wpe),
                               .out = strided<T>(out),
@@ -368,8 +385,9 @@ class CheckedOps : public Ops {
   }
 
   void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte, View dwpe,
-                          const TablePart& part) override {
+                          const TablePart& part, const View& first_keys) override {
     const DType a = acc_of(dout.dtype);
+    const std::int32_t* const first = expect_first_keys(first_keys, dout.rows);
     ZG_ASSERT_GE(positions.time, 1);
     expect_part(part, dwte.rows);
     expect(ids, "ids", DType::kI32, 1, dout.rows);
@@ -382,6 +400,7 @@ class CheckedOps : public Ops {
                                       .vocabulary = dwte.rows,
                                       .positions = dwpe.rows,
                                       .rows = positions,
+                                      .first_keys = first,
                                       .dout = strided<T>(dout),
                                       .dwte = strided<A>(dwte),
                                       .dwpe = strided<A>(dwpe),
@@ -391,13 +410,15 @@ class CheckedOps : public Ops {
   }
 
   void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits, View scratch,
-                     double scale) override {
-    with_loss(logits, targets, loss_sum, dlogits, scratch, scale, [&]<class T>(const CrossEntropy<T>& args) {
+                     double scale, double softcap) override {
+    with_loss(logits, targets, loss_sum, dlogits, scratch, [&]<class T>(CrossEntropy<T> args) {
+      args.scale = scale, args.softcap = softcap;
       backend_.template cross_entropy<T>(s, extent_of(logits), args, scratch.as<double>());
     });
   }
 
-  void softmax_part(Stream& s, View logits, View targets, std::int64_t first, View numbers) override {
+  void softmax_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
+                    double softcap) override {
     expect(logits, "logits", logits.dtype, logits.rows, logits.cols);
     expect(targets, "targets", DType::kI32, 1, logits.rows);
     expect(numbers, "numbers", logits.dtype, 3, logits.rows);
@@ -406,7 +427,8 @@ class CheckedOps : public Ops {
       const SoftmaxPart<T> args{.logits = strided<T>(logits),
                                 .targets = targets.as<std::int32_t>(),
                                 .first = first,
-                                .numbers = numbers.as<T>()};
+                                .numbers = numbers.as<T>(),
+                                .softcap = softcap};
       backend_.template softmax_part<T>(s, extent_of(logits), args);
     };
     if (logits.dtype == DType::kF64) return submit.template operator()<double>();
@@ -415,11 +437,12 @@ class CheckedOps : public Ops {
   }
 
   void cross_entropy_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
-                          View loss_sum, View dlogits, View scratch, double scale) override {
+                          View loss_sum, View dlogits, View scratch, double scale, double softcap) override {
     ZG_ASSERT(numbers.rows > 0 && numbers.rows % 3 == 0, "{} rows of numbers", numbers.rows);
     expect(numbers, "numbers", logits.dtype, numbers.rows, logits.rows);
     expect_dense(numbers, "numbers", numbers.count());
-    with_loss(logits, targets, loss_sum, dlogits, scratch, scale, [&]<class T>(const CrossEntropy<T>& local) {
+    with_loss(logits, targets, loss_sum, dlogits, scratch, [&]<class T>(CrossEntropy<T> local) {
+      local.scale = scale, local.softcap = softcap;
       const CrossEntropyPart<T> args{
           .local = local, .first = first, .numbers = numbers.as<Acc<T>>(), .parts = numbers.rows / 3};
       backend_.template cross_entropy_part<T>(s, extent_of(logits), args, scratch.as<double>());
@@ -506,7 +529,7 @@ class CheckedOps : public Ops {
   // Calls f with the typed operands of cross_entropy().
   template <class F>
   static void with_loss(const View& logits, const View& targets, const View& loss_sum, const View& dlogits,
-                        const View& scratch, double scale, const F& f) {
+                        const View& scratch, const F& f) {
     const DType t = dlogits ? dlogits.dtype : logits.dtype;
     expect(logits, "logits", acc_of(t), logits.rows, logits.cols);
     expect(targets, "targets", DType::kI32, 1, logits.rows);
@@ -517,12 +540,33 @@ class CheckedOps : public Ops {
       f(CrossEntropy<T>{.logits = strided<Acc<T>>(logits),
                         .targets = targets.as<std::int32_t>(),
                         .loss_sum = loss_sum.as<double>(),
-                        .dlogits = strided<T>(dlogits),
-                        .scale = scale});
+                        .dlogits = strided<T>(dlogits)});
     });
+  }
+  static void expect_heads(const View& v, DType t, std::int64_t rows, std::int64_t heads,
+                           std::int64_t head_size) {
+    ZG_ASSERT(heads >= 1 && head_size >= 1 && heads * head_size <= v.cols, "{} heads of {} in {} columns",
+              heads, head_size, v.cols);
+    ZG_ASSERT_LT(rows * heads, std::int64_t{1} << 31);
+    expect(v, "an operand of head_rmsnorm", t, rows, v.cols);
+  }
+  // Null without documents.
+  static const std::int32_t* expect_first_keys(const View& first_keys, std::int64_t rows) {
+    if (!first_keys) return nullptr;
+    expect(first_keys, "first_keys", DType::kI32, 1, rows);
+    return first_keys.as<std::int32_t>();
+  }
+  static AttentionShape with_documents(AttentionShape shape, const std::int32_t* first_keys) {
+    shape.documents = shape.documents || first_keys != nullptr;
+    return shape;
+  }
+  static void expect_rule(const AttentionRule& rule) {
+    ZG_ASSERT(rule.window >= 0 && rule.scale >= 0 && rule.softcap >= 0,
+              "attention with a window of {}, scale {}, softcap {}", rule.window, rule.scale, rule.softcap);
   }
   void expect_attention(const View& qkv, const AttentionShape& shape, const View& o, const View& lse,
                         const View& scratch) const {
+    expect_rule(shape.rule);
     const std::int64_t tokens = shape.batch * shape.time;
     ZG_ASSERT_GE(shape.kv_heads, 1);
     ZG_ASSERT_EQ(shape.heads % shape.kv_heads, 0);
@@ -533,6 +577,8 @@ class CheckedOps : public Ops {
     expect_scratch(scratch, attention_scratch_bytes(qkv.dtype, shape));
   }
   static void expect_block(const View& q, const View& kv, const AttentionBlock& b, const View& lse) {
+    expect_rule(b.rule);
+    ZG_ASSERT(b.rule.window == 0, "a block of keys with a window of {}", b.rule.window);
     ZG_ASSERT_GE(b.kv_heads, 1);
     ZG_ASSERT_EQ(b.heads % b.kv_heads, 0);
     ZG_ASSERT(!b.causal || b.keys == b.queries,
@@ -541,36 +587,6 @@ class CheckedOps : public Ops {
     expect(q, "q", q.dtype, b.query_rows(), b.heads * b.head_size);
     expect(kv, "kv", q.dtype, b.key_rows(), 2 * b.kv_heads * b.head_size);
     expect(lse, "lse", acc_of(q.dtype), b.batch * b.heads, b.queries);
-  }
-  static void expect_scratch(const View& scratch, std::int64_t bytes) {
-    ZG_ASSERT(scratch.count() >= bytes && (scratch.data != nullptr || bytes == 0),
-              "attention needs {} bytes of scratch, given {}", bytes, scratch.count());
-  }
-  static void expect_quantized(const View& values, int bits, const View& codes) {
-    ZG_ASSERT(bits == 8 || bits == 4, "codes of {} bits", bits);
-    expect_dense(values, "values", values.count());
-    expect_dense(codes, "codes", DType::kU8, quantized_bytes(values.count(), bits));
-    ZG_ASSERT_EQ(reinterpret_cast<std::uintptr_t>(codes.data) % 4, 0u);
-  }
-  // Libraries refuse a leading dimension that is too small even where there is only one row.
-  static void expect_leading_dimension(const View& v) { ZG_ASSERT_GE(v.ld, v.cols); }
-  static bool has_epilogue(const GemmOptions& o) {
-    return o.bias || o.addend || o.gelu_input || o.gelu_backward;
-  }
-  static void check_epilogue(const GemmOptions& o, DType t, const View& c) {
-    if (!has_epilogue(o)) return;
-    expect(c, "c", t, c.rows, c.cols);
-    ZG_ASSERT(!o.accumulate,
-              "a bias, or what else is added to a product, would be added once more with every accumulation");
-    if (o.bias) expect(o.bias, "bias", t, 1, c.cols);
-    for (const View& v : {o.addend, o.gelu_input, o.gelu_backward}) {
-      if (!v) continue;
-      expect(v, "an operand of the epilogue", t, c.rows, c.cols);
-      expect_leading_dimension(v);
-      ZG_ASSERT(v.data != c.data, "an operand of the epilogue is C itself");
-    }
-    ZG_ASSERT(!o.addend + !o.gelu_input + !o.gelu_backward >= 2, "more than one of addend and gelu");
-    ZG_ASSERT(!o.gelu_backward || !o.bias, "a bias has no place in a backward");
   }
   void check_bias_gradient(const GemmOptions& o, DType t, const View& c) const {
     if (!o.bias_gradient) return;

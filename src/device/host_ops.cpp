@@ -58,12 +58,15 @@ struct HostBackend {
   ZG_OP(layernorm_backward)
   ZG_OP(rmsnorm)
   ZG_OP(rmsnorm_backward)
+  ZG_OP(head_rmsnorm)
+  ZG_OP(head_rmsnorm_backward)
   ZG_OP(bias_backward)
   ZG_OP(gelu)
   ZG_OP(gelu_backward)
   ZG_OP(swiglu)
   ZG_OP(swiglu_backward)
   ZG_OP(add)
+  ZG_OP(scale)
   ZG_OP(dropout)
   ZG_OP(quantize)
   ZG_OP(dequantize)
@@ -76,15 +79,15 @@ struct HostBackend {
 
   template <class T>
   void attention(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-                 std::int64_t ld_o, Acc<T>* lse, void* /*scratch*/) {
-    enqueue(s, "attention", [=] { host::attention<T>(shape, qkv, ld_qkv, o, ld_o, lse); });
+                 std::int64_t ld_o, Acc<T>* lse, void* /*scratch*/, const std::int32_t* first_keys) {
+    enqueue(s, "attention", [=] { host::attention<T>(shape, qkv, ld_qkv, o, ld_o, lse, first_keys); });
   }
   template <class T>
   void attention_backward(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                           const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                          T* dqkv, std::int64_t ld_dqkv, void* /*scratch*/) {
+                          T* dqkv, std::int64_t ld_dqkv, void* /*scratch*/, const std::int32_t* first_keys) {
     enqueue(s, "attention_backward", [=] {
-      host::attention_backward<T>(shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv);
+      host::attention_backward<T>(shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, first_keys);
     });
   }
   std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const {

@@ -131,15 +131,17 @@ void StepExecutor::issue_pass(const StepOp& op) {
   TileWalk* const tiles = walk ? &*walk : nullptr;
   const std::optional<DropoutPlace> place = dropout_of(op);
   const DropoutPlace* const dropout = place ? &*place : nullptr;
+  const std::int64_t layer = static_cast<std::int64_t>(op.unit) - 1;  // of a block
+  const View documents = w.documents(op.micro_batch);
   const auto forward = [&](const View& out, void* saved) {
     model.block_forward(s, shape, weight(), rows(Operand::kInput), out, saved, w.scratch(), context_.get(),
-                        tiles, dropout);
+                        tiles, dropout, layer, documents);
   };
 
   switch (op.kind) {
     case OpKind::kEmbedding:
       model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput), w.scratch(),
-                              dropout);
+                              dropout, documents);
       break;
     case OpKind::kForward:
       forward(rows(Operand::kOutput), op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved());
@@ -165,7 +167,7 @@ void StepExecutor::issue_pass(const StepOp& op) {
       void* saved = again ? w.saved() : data(Operand::kSaved);
       if (again) forward(View(), saved);
       model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context_.get(), tiles,
-                           dropout);
+                           dropout, layer, documents);
       break;
     }
     case OpKind::kBackwardInput: {
@@ -173,7 +175,7 @@ void StepExecutor::issue_pass(const StepOp& op) {
       void* const saved = data(Operand::kSaved);
       if (layout_.options.recompute) forward(View(), saved);
       model.block_backward_input(s, shape, weights, x, saved, rows(Operand::kActivationGradient), w.scratch(),
-                                 context_.get(), dropout);
+                                 context_.get(), dropout, layer, documents);
       break;
     }
     case OpKind::kBackwardWeight:
@@ -182,7 +184,7 @@ void StepExecutor::issue_pass(const StepOp& op) {
       break;
     case OpKind::kEmbeddingBackward:
       model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient),
-                               accumulator(), into, w.scratch(), dropout);
+                               accumulator(), into, w.scratch(), dropout, documents);
       break;
     default:
       ZG_ASSERT(false, "{} is no work of a stream", name_of(op.kind));

@@ -331,6 +331,9 @@ void StepExecutor::stage(std::int64_t m, const MicroBatch& batch) {
   char* const tokens = static_cast<char*>(staging_->data()) + Workspace::input_bytes(layout_, m);
   std::memcpy(tokens, batch.ids, static_cast<std::size_t>(bytes));
   std::memcpy(tokens + bytes, batch.targets, static_cast<std::size_t>(bytes));
+  ZG_ASSERT_EQ(batch.first_keys != nullptr, layout_.options.micro_batch.documents);
+  if (layout_.options.micro_batch.documents)
+    std::memcpy(tokens + 2 * bytes, batch.first_keys, static_cast<std::size_t>(bytes));
 }
 
 // Copies the staged micro-batches to the device, and zeroes its scalars.
@@ -556,6 +559,8 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   const std::int64_t group = layout_.live_micro_batches();
   const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
   const std::vector<std::int32_t> nothing(rows, 0), ignored(rows, -1);
+  const MicroBatch empty{nothing.data(), ignored.data(),
+                         layout_.options.micro_batch.documents ? nothing.data() : nullptr};
   double loss = 0;
   std::int64_t tokens = 0;
   const RankPlace place = layout_.options.place();
@@ -563,7 +568,7 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   for (std::int64_t first = 0; first < micro_batches; first += step) {
     for (std::int64_t m = 0; m < group; ++m) {
       const std::int64_t i = first + place.micro_batch(m);
-      const MicroBatch b = i < micro_batches ? batch(i) : MicroBatch{nothing.data(), ignored.data()};
+      const MicroBatch b = i < micro_batches ? batch(i) : empty;
       if (place.tells_tokens())
         tokens += std::count_if(b.targets, b.targets + rows, [](auto t) { return t >= 0; });
       stage(m, b);

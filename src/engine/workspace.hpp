@@ -42,14 +42,18 @@ class Workspace {
     return std::max(kQuantBlock, kExchangeValues / l.options.sharding.ranks / kQuantBlock * kQuantBlock);
   }
   void* saved() const { return base_ + scratch_bytes(layout_); }
-  // What a step begins with, in one piece, so that one copy brings it: the scalars, all zero, and then ids
-  // and targets of each micro-batch.
+  // What a step begins with, in one piece, so that one copy brings it: the scalars, all zero, and then ids,
+  // targets and, of packed documents, their first rows, of each micro-batch.
   void* inputs() const { return base_ + inputs_offset(layout_); }
   static std::int64_t input_bytes(const Layout& l, std::int64_t micro_batches) {
-    return round_up(scalar_bytes(l), kTokenAlign) + 2 * micro_batches * token_bytes(l);
+    return round_up(scalar_bytes(l), kTokenAlign) + numbers(l) * micro_batches * token_bytes(l);
   }
-  View ids(std::int64_t micro_batch) const { return tokens(2 * micro_batch); }
-  View targets(std::int64_t micro_batch) const { return tokens(2 * micro_batch + 1); }
+  View ids(std::int64_t micro_batch) const { return tokens(numbers(layout_) * micro_batch); }
+  View targets(std::int64_t micro_batch) const { return tokens(numbers(layout_) * micro_batch + 1); }
+  // Null: sequences are no packed documents.
+  View documents(std::int64_t micro_batch) const {
+    return layout_.options.micro_batch.documents ? tokens(numbers(layout_) * micro_batch + 2) : View();
+  }
   // Scalar 0 is the step's summed loss, the others are the sums of squares of each unit's gradient.
   View scalar(std::int64_t i) const { return {base_ + inputs_offset(layout_) + 8 * i, DType::kF64, 1, 1}; }
   static std::int64_t scalar_bytes(const Layout& l) {
@@ -62,6 +66,8 @@ class Workspace {
   // Of all ranks together: enough for a link at full speed.
   static constexpr std::int64_t kExchangeValues = std::int64_t{4} << 20;
 
+  // Of each token.
+  static std::int64_t numbers(const Layout& l) { return l.options.micro_batch.documents ? 3 : 2; }
   static std::int64_t exchange_bytes(const Layout& l) {
     if (l.options.weight_bits == 0 && l.options.gradient_bits == 0) return 0;
     std::int64_t most = 0;  // values of a rank in one exchange

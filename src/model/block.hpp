@@ -1,4 +1,5 @@
-// One transformer block of either architecture. N = rows of the batch, C = width.
+// One transformer block: GPT-2's, or that of all other families (decoder_block), which goes by a description.
+// N = rows of the batch, C = width.
 //
 // A part of a block has some of the heads and some of the inner width; a call's config has their numbers.
 // Where the residual stream is split by rows, x, out, dx and what norms save have N / parts rows.
@@ -13,7 +14,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
+#include <span>
 
 #include "model/call.hpp"
 
@@ -30,11 +31,11 @@ inline View norm_sums(BufferPlan& plan, DType accumulator, std::int64_t count, s
 }
 
 // Adds norm_sums() to the gradients of these parameters, one for each row.
-inline void add_norm_sums(const Call& call, const View& norms, std::initializer_list<std::size_t> params) {
+inline void add_norm_sums(const Call& call, const View& norms, std::span<const std::size_t> params) {
   std::int64_t row = 0;
   for (const std::size_t param : params) {
     const View sum = call.grad(param);
-    call.ops.add(call.stream, sum, norms.row_range(row++, 1), sum);
+    call.ops.add(call.stream, sum, norms.row_range(row++, 1).col_range(0, sum.cols), sum);
   }
 }
 
@@ -49,11 +50,18 @@ void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* save
 // The second half.
 void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* workspace);
 
-BlockBytes llama_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
-                             const OpSizes& sizes, Backward how);
-void llama_block_forward(const Call& call, View x, View out, void* saved, void* workspace);
-void llama_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx, void* workspace);
-void llama_block_backward_weight(const Call& call, View x, void* saved, void* workspace);
+BlockBytes decoder_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype,
+                               BatchShape shape, const OpSizes& sizes, Backward how);
+void decoder_block_forward(const Call& call, View x, View out, void* saved, void* workspace);
+void decoder_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx,
+                            void* workspace);
+void decoder_block_backward_weight(const Call& call, View x, void* saved, void* workspace);
+
+inline BlockBytes block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
+                              const OpSizes& sizes, Backward how) {
+  return config.arch == Arch::kGpt2 ? gpt2_block_bytes(config, part, dtype, shape, sizes, how)
+                                    : decoder_block_bytes(config, part, dtype, shape, sizes, how);
+}
 
 inline std::int64_t residual_rows(const ModelPart& part, BatchShape shape) {
   return part.sequence ? shape.rows() / part.parts : shape.rows();

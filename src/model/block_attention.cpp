@@ -1,6 +1,8 @@
 #include "model/block_attention.hpp"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace zg::model {
 namespace {
@@ -20,7 +22,7 @@ std::int64_t kv_columns(const ModelConfig& c) {
 }
 
 // Of what attention sees at once: with Ulysses whole sequences, and a share of the heads.
-AttentionShape attention_shape(const ModelConfig& c, BatchShape shape) {
+AttentionShape attention_shape(const ModelConfig& c, BatchShape shape, const AttentionRule& rule) {
   const std::int64_t share = is_ulysses(shape) ? shape.part.parts : 1;
   ZG_ASSERT(c.heads % share == 0 && c.kv_heads % share == 0, "{} and {} heads in {} shares", c.heads,
             c.kv_heads, share);
@@ -28,7 +30,12 @@ AttentionShape attention_shape(const ModelConfig& c, BatchShape shape) {
           .time = shape.time * share,
           .heads = c.heads / share,
           .kv_heads = c.kv_heads / share,
-          .head_size = c.head_size};
+          .head_size = c.head_size,
+          .rule = rule,
+          .documents = shape.documents};
+}
+AttentionShape attention_shape(const Call& call) {
+  return attention_shape(call.config, call.shape, call.rule);
 }
 
 // What the rows of this part see of the keys of part `from`: of their own what causality allows, of a part
@@ -38,10 +45,12 @@ struct RingBlock {
   AttentionBlock block;
   std::int64_t first_query = 0;
 
-  RingBlock(const ModelConfig& c, BatchShape shape, int from) {
+  RingBlock(const ModelConfig& c, BatchShape shape, const AttentionRule& rule, int from) {
+    ZG_ASSERT(rule.window == 0, "a window of {} in a ring", rule.window);
     const std::int64_t time = shape.time, chunk = time / 2;
     block = {.batch = shape.sequences, .queries = time, .keys = time, .query_step = time, .key_step = time};
     block.heads = c.heads, block.kv_heads = c.kv_heads, block.head_size = c.head_size;
+    block.rule = rule;
     block.causal = from == shape.part.part;
     block.merge = !block.causal;
     if (from < shape.part.part) block.keys = chunk;
@@ -63,7 +72,7 @@ void ring_forward(const Call& call, const SavedAttention& saved, const Attention
   const int parts = call.shape.part.parts;
   for (int step = 0; step < parts; ++step) {
     const View &here = w.kv[step % 2], &next = w.kv[(step + 1) % 2];
-    const RingBlock r(call.config, call.shape, part_at(call.shape, step));
+    const RingBlock r(call.config, call.shape, call.rule, part_at(call.shape, step));
     if (step + 1 < parts) call.context->begin_pass(call.stream, here, next);
     call.ops.attention_block(call.stream, r.queries(q), r.keys(here), r.block, r.queries(w.sums),
                              r.lse(saved.lse));
@@ -85,7 +94,7 @@ void ring_backward(const Call& call, const SavedAttention& saved, const Attentio
   for (int step = 0; step < parts; ++step) {
     const View &here = w.kv[step % 2], &next = w.kv[(step + 1) % 2];
     const View &sums = w.dkv[step % 2], &next_sums = w.dkv[(step + 1) % 2];
-    const RingBlock r(call.config, call.shape, part_at(call.shape, step));
+    const RingBlock r(call.config, call.shape, call.rule, part_at(call.shape, step));
     if (step + 1 < parts) call.context->begin_pass(s, here, next);
     ops.attention_block_backward(s, r.queries(q), r.keys(here), r.queries(saved.att), r.lse(saved.lse),
                                  r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch);
@@ -166,20 +175,47 @@ void to_rows(const Call& call, const AttentionWorkspace& w, const Columns& colum
   }
 }
 
+// The keys and values of these tokens go behind those of the tokens before, which all of them see: a first
+// piece of a sequence, or one more token.
+void attention_to_past(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
+  const std::int64_t q_cols = q_columns(call.config), first = call.shape.first, time = call.shape.time;
+  call.ops.cast(call.stream, saved.qkv.col_range(q_cols, kv_columns(call.config)),
+                call.past.row_range(first, time));
+  if (first == 0) {
+    return call.ops.attention(call.stream, saved.qkv, attention_shape(call), saved.att, saved.lse, w.scratch);
+  }
+  const std::int64_t window = call.rule.window, end = first + 1;
+  const std::int64_t keys = window > 0 ? std::min(window, end) : end;
+  AttentionBlock block{.batch = 1, .queries = 1, .keys = keys, .query_step = 1, .key_step = keys};
+  block.heads = call.config.heads, block.kv_heads = call.config.kv_heads;
+  block.head_size = call.config.head_size;
+  block.rule = call.rule;
+  block.rule.window = 0;  // it holds all of these keys
+  call.ops.attention_block(call.stream, saved.qkv.col_range(0, q_cols), call.past.row_range(end - keys, keys),
+                           block, saved.att, saved.lse);
+}
+
 struct UlyssesViews {
   AttentionShape shape;
   View qkv, att;
   UlyssesViews(const Call& call, const SavedAttention& saved)
-      : shape(attention_shape(call.config, call.shape)),
+      : shape(attention_shape(call)),
         qkv(in_shares(saved.qkv, call.shape, width_of(qkv_columns(call.config), call.shape.part.parts))),
         att(in_shares(saved.whole, call.shape, width_of(q_only(call.config), call.shape.part.parts))) {}
 };
 
 }  // namespace
 
+AttentionRule attention_rule(const ModelConfig& c, bool window, std::int64_t time) {
+  const double scalar = c.block.query_pre_attn_scalar;
+  return {.window = window && c.block.window < time ? c.block.window : 0,
+          .scale = scalar > 0 ? 1 / std::sqrt(scalar) : 0,
+          .softcap = c.block.attention_softcap};
+}
+
 SavedAttention::SavedAttention(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape) {
   const std::int64_t n = shape.rows();
-  const AttentionShape a = attention_shape(c, shape);
+  const AttentionShape a = attention_shape(c, shape, {});
   qkv = plan.take(dtype, n, q_columns(c) + kv_columns(c));
   att = plan.take(dtype, n, q_columns(c));
   lse = plan.take(accumulator_of(dtype), a.batch * a.heads, a.time);
@@ -192,12 +228,18 @@ AttentionWorkspace::AttentionWorkspace(BufferPlan& plan, const ModelConfig& c, D
   const DType a = accumulator_of(dtype);
   std::int64_t bytes = 0;
   if (is_ring(shape)) {
-    bytes = sizes.attention_block_scratch_bytes(dtype, RingBlock(c, shape, shape.part.part).block);
+    const RingBlock r(c, shape, attention_rule(c, false, shape.time * shape.part.parts), shape.part.part);
+    bytes = sizes.attention_block_scratch_bytes(dtype, r.block);
     sums = plan.take(a, n, q);
     for (View& v : kv) v = plan.take(dtype, n, kv_cols);
     for (View& v : dkv) v = plan.take(a, n, kv_cols);
   } else {
-    bytes = sizes.attention_scratch_bytes(dtype, attention_shape(c, shape));
+    for (const bool window : {false, true}) {
+      if (window ? !c.any_window() : c.any_window() && !c.layers_differ()) continue;
+      const AttentionShape whole =
+          attention_shape(c, shape, attention_rule(c, window, shape.time * shape.part.parts));
+      bytes = std::max(bytes, sizes.attention_scratch_bytes(dtype, whole));
+    }
   }
   if (is_ulysses(shape)) {
     qkv = plan.take(dtype, n, q + kv_cols);
@@ -212,10 +254,13 @@ View attention_input(const Call& call, const SavedAttention& saved, const Attent
 }
 
 void attention_forward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
+  ZG_ASSERT(!call.documents || call.shape.part.parts == 1, "documents in parts of sequences");
+  if (call.past) return attention_to_past(call, saved, w);
   if (is_ring(call.shape)) return ring_forward(call, saved, w);
-  const AttentionShape shape = attention_shape(call.config, call.shape);
-  if (!is_ulysses(call.shape))
-    return call.ops.attention(call.stream, saved.qkv, shape, saved.att, saved.lse, w.scratch);
+  if (!is_ulysses(call.shape)) {
+    return call.ops.attention(call.stream, saved.qkv, attention_shape(call), saved.att, saved.lse, w.scratch,
+                              call.documents);
+  }
   to_heads(call, w, qkv_columns(call.config), w.qkv, saved.qkv);
   const UlyssesViews v(call, saved);
   call.ops.attention(call.stream, v.qkv, v.shape, v.att, saved.lse, w.scratch);
@@ -224,11 +269,11 @@ void attention_forward(const Call& call, const SavedAttention& saved, const Atte
 
 void attention_backward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w,
                         const View& d_att, const View& d_qkv) {
+  ZG_ASSERT(!call.documents || call.shape.part.parts == 1, "documents in parts of sequences");
   if (is_ring(call.shape)) return ring_backward(call, saved, w, d_att, d_qkv);
-  const AttentionShape shape = attention_shape(call.config, call.shape);
   if (!is_ulysses(call.shape)) {
-    return call.ops.attention_backward(call.stream, saved.qkv, saved.att, saved.lse, d_att, shape, d_qkv,
-                                       w.scratch);
+    return call.ops.attention_backward(call.stream, saved.qkv, saved.att, saved.lse, d_att,
+                                       attention_shape(call), d_qkv, w.scratch, call.documents);
   }
   to_heads(call, w, q_only(call.config), d_att, w.d_whole);
   const UlyssesViews v(call, saved);

@@ -35,6 +35,10 @@ struct AttentionWorkspace {
                      const OpSizes& sizes);
 };
 
+// How layers with or without a window attend to sequences of so many tokens, of which one that is as long
+// hides nothing.
+AttentionRule attention_rule(const ModelConfig& c, bool window, std::int64_t time);
+
 // Where a block puts q, k and v of its rows for attention_forward().
 View attention_input(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w);
 void attention_forward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w);

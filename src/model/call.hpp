@@ -2,6 +2,7 @@
 // memory.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -37,6 +38,11 @@ class BufferPlan {
   char* base_;
   std::int64_t bytes_ = 0;
 };
+
+// What the sum of the embedding is multiplied by.
+inline double embedding_factor(const ModelConfig& c) {
+  return c.block.scaled_embedding ? std::sqrt(static_cast<double>(c.width)) : 1;
+}
 
 // One parameter's part [rows, cols] of a unit's flat tensor (weights or gradients).
 inline View param_view(const View& flat, const Param& param) {
@@ -74,6 +80,12 @@ struct Call {
   TileAccess* tiles = nullptr;
   View sums = {};  // A [N, widest input], where tiles are summed in more bits than T has
   const DropoutPlace* dropout = nullptr;  // null: nothing is dropped
+  // Of a block: how its layer attends and turns heads, and of each row the first row of its document; null:
+  // sequences are one document each.
+  AttentionRule rule = {};
+  const RopeTable* rope = nullptr;
+  View documents = {};
+  View past = {};  // Model::block_next(); null: sequences begin here
 
   bool is_part() const { return part.parts > 1; }
   // The rows that a part has of the embedding.
@@ -101,7 +113,7 @@ struct Call {
   bool drops(Dropped what) const { return dropout != nullptr && rate_of(what) > 0; }
   // y = x, dropped, of the rows that mine() are; y may be x.
   void drop(Dropped what, const View& x, const View& y) const {
-    const RowPositions positions = shape.part.positions(shape.time);
+    const RowPositions positions = shape.positions();
     ops.dropout(stream, x,
                 {.rate = rate_of(what),
                  .key = dropout->keys[what == Dropped::kMlp ? 1 : 0],
@@ -151,6 +163,17 @@ struct Call {
     ops.gemm(stream, dy, x, dw, options);
   }
   void linear_dw(const View& dy, const View& x, const View& dw) const { linear_dw(dy, x, dw, into); }
+
+  // The same, and db = the column sums of dy, or +=. scratch: [row groups, at least the columns of dy].
+  void linear_dw_db(const View& dy, const View& x, const View& dw, const View& db,
+                    const View& scratch) const {
+    GemmOptions options;
+    options.a = Trans::kYes;
+    options.accumulate = into == Gradients::kAdd;
+    options.bias_gradient = db;
+    options.scratch = scratch.col_range(0, dy.cols);
+    ops.gemm(stream, dy, x, dw, options);
+  }
 
   // The same with a matrix of the unit, by its index: whole, or tile by tile.
   //
@@ -215,13 +238,9 @@ struct Call {
   }
   // The same, and db = the column sums of dy, or +=. scratch: [row groups, at least the columns of dy].
   void linear_dw_db(const View& dy, const View& x, std::size_t w, const View& db, const View& scratch) const {
-    GemmOptions options;
-    options.a = Trans::kYes;
-    options.accumulate = into == Gradients::kAdd;
     for_rows(w, TileUse::Kind::kGradient, [&](const View& dw, std::int64_t first) {
-      options.bias_gradient = db.col_range(first, dw.rows);
-      options.scratch = scratch.col_range(first, dw.rows);
-      ops.gemm(stream, dy.col_range(first, dw.rows), x, dw, options);
+      linear_dw_db(dy.col_range(first, dw.rows), x, dw, db.col_range(first, dw.rows),
+                   scratch.col_range(first, dw.rows));
     });
   }
 

@@ -170,7 +170,8 @@ void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* wor
   linear_backward(call, w, call.all_rows_dropped(Dropped::kAttention, x, w.d_narrow, w.all_rows),
                   f.attention.att, kAttProjWeight, kAttProjBias);
   linear_backward(call, w, f.attention.qkv, call.all_rows(f.ln1, w.all_rows), kQkvWeight, kQkvBias);
-  add_norm_sums(call, f.norms, {kLn1Weight, kLn1Bias, kLn2Weight, kLn2Bias});  // in the order of `Norms`
+  static constexpr std::size_t kInOrder[] = {kLn1Weight, kLn1Bias, kLn2Weight, kLn2Bias};  // of `Norms`
+  add_norm_sums(call, f.norms, kInOrder);
 }
 
 }  // namespace zg::model

@@ -48,7 +48,7 @@ void norm(const Call& call, const View& x, const Workspace& w) {
   if (call.config.arch == Arch::kGpt2) {
     call.ops.layernorm(call.stream, x, weight, call.weight(head::kNormBias), eps, normed, w.stats);
   } else {
-    call.ops.rmsnorm(call.stream, x, weight, eps, normed, w.stats);
+    call.ops.rmsnorm(call.stream, x, weight, eps, normed, w.stats, call.config.block.norm_weight);
   }
   call.all_rows(normed, w.normed);
 }
@@ -60,7 +60,8 @@ void norm_backward(const Call& call, const View& x, const Workspace& w, const Vi
     call.ops.layernorm_backward(call.stream, normed, x, weight, w.stats, dx, d_weight,
                                 call.grad(head::kNormBias), w.norm_partials);
   } else {
-    call.ops.rmsnorm_backward(call.stream, normed, x, weight, w.stats, dx, d_weight, w.norm_partials);
+    call.ops.rmsnorm_backward(call.stream, normed, x, weight, w.stats, dx, d_weight, w.norm_partials,
+                              call.config.block.norm_weight);
   }
 }
 
@@ -77,14 +78,17 @@ void for_chunks(const Workspace& w, const Body& body) {
 // of some tokens: it tells the others three numbers for each row, by which all merge the same softmax.
 void cross_entropy(const Call& call, const Workspace& w, const View& logits, const View& targets,
                    const View& loss_sum, const View& dlogits, double scale) {
-  if (!call.is_part())
-    return call.ops.cross_entropy(call.stream, logits, targets, loss_sum, dlogits, w.sum_partials, scale);
+  const double softcap = call.config.block.final_softcap;
+  if (!call.is_part()) {
+    return call.ops.cross_entropy(call.stream, logits, targets, loss_sum, dlogits, w.sum_partials, scale,
+                                  softcap);
+  }
   const View numbers(w.numbers.data, w.numbers.dtype, 3 * call.part.parts, logits.rows);
   const View mine = numbers.row_range(3 * call.part.part, 3);
-  call.ops.softmax_part(call.stream, logits, targets, call.tokens.first, mine);
+  call.ops.softmax_part(call.stream, logits, targets, call.tokens.first, mine, softcap);
   call.exchange->all_gather(call.stream, mine, numbers);
   call.ops.cross_entropy_part(call.stream, logits, targets, call.tokens.first, numbers, loss_sum, dlogits,
-                              w.sum_partials, scale);
+                              w.sum_partials, scale, softcap);
 }
 
 }  // namespace

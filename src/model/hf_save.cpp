@@ -23,10 +23,16 @@ constexpr const char* kIndexName = "model.safetensors.index.json";
 // Elements read at a time: 4 MiB as fp32, and up to as much again for the file's format.
 constexpr std::int64_t kTile = kMiB;
 
+// Several parameters that files hold as one lie one after the other, in one shard.
 struct Placed {
   const Unit* unit;
   const Param* param;
   std::int64_t begin, bytes;  // place in the shard's data
+  // The first of a tensor has the header's entry, whose bytes are those of all its parameters.
+  bool first() const { return param->file_row == 0; }
+  std::int64_t tensor_bytes() const {
+    return param->file_rows > 0 ? bytes / param->whole_rows * param->file_rows : bytes;
+  }
 };
 struct Shard {
   std::string name;
@@ -39,9 +45,12 @@ std::vector<Shard> plan_shards(const Model& model, std::int64_t width, std::int6
   for (const Unit& unit : model.units()) {
     for (const Param& param : unit.params) {
       const std::int64_t bytes = param.whole_count() * width;
-      if (!shards.back().tensors.empty() && shards.back().bytes + bytes > shard_bytes) shards.emplace_back();
+      const Placed placed{&unit, &param, 0, bytes};
+      const bool full = shards.back().bytes + placed.tensor_bytes() > shard_bytes;
+      if (placed.first() && !shards.back().tensors.empty() && full) shards.emplace_back();
       Shard& shard = shards.back();
-      shard.tensors.push_back({&unit, &param, shard.bytes, bytes});
+      shard.tensors.push_back(placed);
+      shard.tensors.back().begin = shard.bytes;
       shard.bytes += bytes;
     }
   }
@@ -58,15 +67,17 @@ std::string header_of(const Shard& shard, DType dtype) {
   ordered_json header;
   header["__metadata__"]["format"] = "pt";
   for (const Placed& t : shard.tensors) {
+    if (!t.first()) continue;
     const Param& p = *t.param;
-    ordered_json& entry = header[p.name];
+    ordered_json& entry = header[p.name_in_files()];
     entry["dtype"] = dtype == DType::kBF16 ? "BF16" : "F32";
     if (p.vector) {
       entry["shape"] = {p.whole_cols};
     } else {
-      entry["shape"] = {p.conv1d ? p.whole_cols : p.whole_rows, p.conv1d ? p.whole_rows : p.whole_cols};
+      const std::int64_t rows = p.file_rows > 0 ? p.file_rows : p.whole_rows;
+      entry["shape"] = {p.conv1d ? p.whole_cols : rows, p.conv1d ? rows : p.whole_cols};
     }
-    entry["data_offsets"] = {t.begin, t.begin + t.bytes};
+    entry["data_offsets"] = {t.begin, t.begin + t.tensor_bytes()};
   }
   std::string text = header.dump();
   text.resize(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(text.size()), 8)), ' ');
@@ -82,7 +93,7 @@ std::string index_of(const std::vector<Shard>& shards) {
   for (const Shard& shard : shards) total += shard.bytes;
   index["metadata"]["total_size"] = total;
   for (const Shard& shard : shards) {
-    for (const Placed& t : shard.tensors) index["weight_map"][t.param->name] = shard.name;
+    for (const Placed& t : shard.tensors) index["weight_map"][t.param->name_in_files()] = shard.name;
   }
   return index.dump(2) + "\n";
 }

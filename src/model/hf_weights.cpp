@@ -29,6 +29,12 @@ struct Source {
   }
 };
 
+// A parameter's tensor in a file, and where in it the parameter begins.
+struct Place {
+  Source source;
+  std::int64_t first = 0;
+};
+
 // By name, without prefix. Ordered, so that of several mistakes always the same one is reported.
 using Sources = std::map<std::string, Source>;
 using Aliases = std::map<std::string, std::string>;
@@ -148,7 +154,7 @@ bool ends_with(const std::string& text, std::string_view end) {
 
 // Causal masks and tables of rotary angles, which some versions of the libraries store beside the parameters.
 bool is_buffer(Arch arch, const std::string& name) {
-  if (arch == Arch::kLlama) return ends_with(name, "rotary_emb.inv_freq");
+  if (arch != Arch::kGpt2) return ends_with(name, "rotary_emb.inv_freq");
   return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
 }
 
@@ -278,7 +284,9 @@ void refuse_missing(const Directory& directory, const Model& model) {
   std::vector<std::string> missing;
   for (const Unit& unit : model.units()) {
     for (const Param& p : unit.params) {
-      if (find_param(directory, model.config(), p.name) == nullptr) missing.push_back(p.name);
+      const std::string& name = p.name_in_files();
+      if (find_param(directory, model.config(), name) != nullptr) continue;
+      if (missing.empty() || missing.back() != name) missing.push_back(name);
     }
   }
   if (missing.empty()) return;
@@ -301,7 +309,7 @@ void refuse_missing(const Directory& directory, const Model& model) {
 // Checks the source's shape and dtype against the parameter, and returns it with its dtype filled in.
 Source checked(const Source& source, const Param& p) {
   const SafeTensors::Entry& entry = *source.entry;
-  std::vector<std::int64_t> expected = {p.whole_rows, p.whole_cols};
+  std::vector<std::int64_t> expected = {p.file_rows > 0 ? p.file_rows : p.whole_rows, p.whole_cols};
   if (p.conv1d) expected = {p.whole_cols, p.whole_rows};
   if (p.vector) expected = {p.whole_cols};
   if (entry.shape != expected) {
@@ -335,7 +343,7 @@ void refuse_untied_pair(const Directory& directory, const ModelConfig& config, c
 
 struct HfWeights::State {
   std::vector<std::unique_ptr<SafeTensors>> files;
-  std::map<std::string, Source> params;
+  std::map<std::string, Place> params;
 };
 
 HfWeights::HfWeights(const std::string& directory_path, const Model& model)
@@ -343,20 +351,22 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
   const ModelConfig& config = model.config();
   const Directory directory(directory_path, config.arch, state_->files);
   refuse_missing(directory, model);
+  std::set<std::string> known;
   for (const Unit& unit : model.units()) {
     for (const Param& p : unit.params) {
-      state_->params[p.name] = checked(*find_param(directory, config, p.name), p);
+      const Source source = checked(*find_param(directory, config, p.name_in_files()), p);
+      state_->params[p.name] = {source, p.file_row * p.whole_cols};
+      known.insert(p.name_in_files());
       if (config.tied && p.name == table_name(config.arch)) refuse_untied_pair(directory, config, p);
     }
   }
   for (const auto& [name, source] : directory.sources()) {
     const bool tied_head = config.tied && name == kHeadName;
-    if (state_->params.count(name) != 0 || tied_head || is_buffer(config.arch, name)) continue;
-    throw Error(
-        Errc::kUsage, source.file->path(),
-        fmt::format("{} is no tensor of this model ({}, {} layers)", hf::in_quotes(source.entry->name),
-                    config.arch == Arch::kGpt2 ? "gpt2" : "llama", config.layers),
-        "config.json and the weights must be of the same model");
+    if (known.count(name) != 0 || tied_head || is_buffer(config.arch, name)) continue;
+    throw Error(Errc::kUsage, source.file->path(),
+                fmt::format("{} is no tensor of this model ({}, {} layers)",
+                            hf::in_quotes(source.entry->name), name_of(config.arch), config.layers),
+                "config.json and the weights must be of the same model");
   }
 }
 
@@ -368,7 +378,8 @@ void HfWeights::read(const Param& param, std::int64_t begin, std::int64_t end, f
   ZG_ASSERT(0 <= begin && begin <= end && end <= param.count(), "{} [{}, {})", param.name, begin, end);
   if (!param.conv1d) {
     param.for_runs(begin, end, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
-      read_straight(it->second, whole, whole + n, out + at - begin);
+      const auto& [source, first] = it->second;
+      read_straight(source, first + whole, first + whole + n, out + at - begin);
     });
     return;
   }
@@ -376,7 +387,7 @@ void HfWeights::read(const Param& param, std::int64_t begin, std::int64_t end, f
     const std::int64_t offset = band.line * param.cols;
     const std::int64_t from = std::max(begin, offset), to = std::min(end, offset + band.lines * param.cols);
     if (from >= to) continue;
-    read_transposed(it->second, {param.whole_rows, band.whole_line, param.first_col}, param.cols,
+    read_transposed(it->second.source, {param.whole_rows, band.whole_line, param.first_col}, param.cols,
                     from - offset, to - offset, out + from - begin);
   }
 }

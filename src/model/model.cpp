@@ -1,79 +1,19 @@
 #include "ziggurat/model/model.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "model/block.hpp"
 #include "model/block_attention.hpp"
 #include "model/head.hpp"
 #include "model/part.hpp"
+#include "model/rope_tables.hpp"
 #include "model/units.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
 namespace {
-
-// The keys of a family's config.json, by which errors name the sizes.
-struct Keys {
-  const char *context, *width, *layers, *heads, *kv_heads, *inner, *eps;
-};
-constexpr Keys kGpt2Keys{"n_positions", "n_embd",  "n_layer",           "n_head",
-                         "n_head",      "n_inner", "layer_norm_epsilon"};
-constexpr Keys kLlamaKeys{
-    "max_position_embeddings", "hidden_size",       "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads",     "intermediate_size", "rms_norm_eps"};
-
-// Token ids have 32 bits. The other limits keep every product of sizes far below 2^63.
-constexpr std::int64_t kMaxVocabulary = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t kMaxWidth = std::int64_t{1} << 24;
-constexpr std::int64_t kMaxLayers = std::int64_t{1} << 16;
-
-void check_size(const char* key, std::int64_t value, std::int64_t limit) {
-  if (value < 1 || value > limit) {
-    throw Error(Errc::kUsage, key, fmt::format("{} is not between 1 and {}", value, limit));
-  }
-}
-
-void check_positive(const char* key, double value) {
-  if (!std::isfinite(value) || value <= 0) {
-    throw Error(Errc::kUsage, key, fmt::format("{} is not a positive number", value));
-  }
-}
-
-void check_rate(const char* key, double value) {
-  if (!(value >= 0 && value < 1)) {
-    throw Error(Errc::kUsage, key, fmt::format("{} is not a number from 0 to below 1", value));
-  }
-}
-
-void check_gpt2_heads(const ModelConfig& c, const Keys& keys) {
-  if (c.width % c.heads != 0) {
-    throw Error(Errc::kUsage, keys.heads,
-                fmt::format("{} heads do not divide {} = {}", c.heads, keys.width, c.width));
-  }
-  if (c.head_size * c.heads != c.width) {
-    throw Error(Errc::kUsage, "head_size",
-                fmt::format("{} heads of {} are not {} = {}", c.heads, c.head_size, keys.width, c.width));
-  }
-  if (c.kv_heads != c.heads) {
-    throw Error(Errc::kUsage, "kv_heads",
-                fmt::format("{}, but GPT-2 has one key and value head for each of its {} heads", c.kv_heads,
-                            c.heads));
-  }
-}
-
-void check_llama_heads(const ModelConfig& c, const Keys& keys) {
-  if (c.heads % c.kv_heads != 0) {
-    throw Error(Errc::kUsage, keys.kv_heads,
-                fmt::format("{} does not divide {} = {}", c.kv_heads, keys.heads, c.heads));
-  }
-  if (c.head_size % 2 != 0) {
-    throw Error(Errc::kUsage, "head_dim",
-                fmt::format("{} is odd, but rotary embeddings turn pairs of elements", c.head_size),
-                fmt::format("{} / {} must be even unless head_dim is given", keys.width, keys.heads));
-  }
-  check_positive("rope_theta", c.rope_theta);
-}
 
 // The output matrix, or its gradient, in its unit's flat tensor: [head_columns(), C], zero rows last.
 View table_view(const ModelConfig& c, const std::vector<Unit>& units, const OpSizes& sizes,
@@ -105,7 +45,7 @@ void check_ids(const View& ids, BatchShape shape) {
 void check_shape(const ModelConfig& c, BatchShape shape) {
   ZG_ASSERT_LE(1, shape.sequences);
   ZG_ASSERT_LE(1, shape.time);
-  ZG_ASSERT_LE(shape.time * shape.part.parts, c.context);
+  ZG_ASSERT_LE(shape.first + shape.time * shape.part.parts, c.longest_sequence());
 }
 
 // A part of a sequence has others to exchange with.
@@ -114,36 +54,7 @@ void check_exchange(BatchShape shape, const ContextExchange* exchange) {
             shape.part.parts);
 }
 
-model::BlockBytes block_bytes(const ModelConfig& c, const ModelPart& part, DType dtype, BatchShape shape,
-                              const OpSizes& sizes, Backward how) {
-  return c.arch == Arch::kGpt2 ? model::gpt2_block_bytes(c, part, dtype, shape, sizes, how)
-                               : model::llama_block_bytes(c, part, dtype, shape, sizes, how);
-}
-
 }  // namespace
-
-void validate(const ModelConfig& c) {
-  const Keys& keys = c.arch == Arch::kGpt2 ? kGpt2Keys : kLlamaKeys;
-  check_size("vocab_size", c.vocab_size, kMaxVocabulary);
-  check_size(keys.context, c.context, kMaxWidth);
-  check_size(keys.width, c.width, kMaxWidth);
-  check_size(keys.layers, c.layers, kMaxLayers);
-  check_size(keys.heads, c.heads, kMaxWidth);
-  check_size(keys.kv_heads, c.kv_heads, kMaxWidth);
-  check_size(keys.inner, c.inner, kMaxWidth);
-  if (c.arch == Arch::kGpt2) {
-    check_gpt2_heads(c, keys);
-  } else {
-    check_size("head_dim", c.head_size, kMaxWidth / c.heads);
-    check_llama_heads(c, keys);
-  }
-  check_positive(keys.eps, c.norm_eps);
-  check_rate("dropout.embedding", c.dropout.embedding);
-  check_rate("dropout.residual", c.dropout.residual);
-  if (!std::isfinite(c.init_std) || c.init_std < 0) {
-    throw Error(Errc::kUsage, "initializer_range", fmt::format("{} is no standard deviation", c.init_std));
-  }
-}
 
 Model::Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes,
              const ModelPart& part, Blocks blocks)
@@ -166,6 +77,9 @@ Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
   units_ = model::make_units(config, part_, model::head_columns(here_, sizes), blocks);
+  if (config.arch == Arch::kGpt2) return;
+  rope_ = model::rope_table_of(config.block.rope, config.head_size);
+  window_rope_ = model::rope_table_of(config.block.window_rope.value_or(config.block.rope), config.head_size);
 }
 
 Model Model::with(PartExchange& exchange) const {
@@ -197,6 +111,20 @@ model::Call Model::call_of(Stream& s, BatchShape shape, const Unit& unit, View w
           context};
 }
 
+void Model::set_layer(model::Call& call, std::int64_t layer, const View& documents) const {
+  if (config_.arch != Arch::kGpt2) {
+    ZG_ASSERT(layer < config_.layers, "layer {} of {}", layer, config_.layers);
+    ZG_ASSERT(layer >= 0 || !config_.layers_differ(),
+              "layers differ, and a call does not say which it is of");
+    const bool window = config_.has_window(std::max<std::int64_t>(layer, 0));
+    const std::int64_t sequence = call.shape.first + call.shape.time * call.shape.part.parts;
+    call.rule = model::attention_rule(config_, window, sequence);
+    call.rope = window ? &window_rope_ : &rope_;
+  }
+  ZG_ASSERT(!documents || call.shape.documents, "the shape says that there are no documents");
+  call.documents = documents;
+}
+
 Ops& Model::ops() const {
   ZG_ASSERT(ops_ != nullptr, "a model that was made to plan with cannot compute");
   return *ops_;
@@ -223,12 +151,12 @@ std::int64_t Model::checkpoint_bytes(BatchShape shape) const {
 }
 
 std::int64_t Model::saved_bytes(BatchShape shape, Backward how) const {
-  return block_bytes(here_, part_, dtype_, shape, *sizes_, how).saved;
+  return model::block_bytes(here_, part_, dtype_, shape, *sizes_, how).saved;
 }
 
 std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const {
   const View sums = tile_sums(shape, nullptr);
-  return block_bytes(here_, part_, dtype_, shape, *sizes_, how).workspace +
+  return model::block_bytes(here_, part_, dtype_, shape, *sizes_, how).workspace +
          sums.count() * static_cast<std::int64_t>(size_of(sums.dtype));
 }
 
@@ -237,13 +165,14 @@ std::int64_t Model::head_workspace_bytes(BatchShape shape) const {
 }
 
 std::int64_t Model::embedding_workspace_bytes(BatchShape shape) const {
-  const bool needed = part_.sequence || config_.dropout.embedding > 0;
+  const bool needed =
+      part_.sequence || config_.dropout.embedding > 0 || model::embedding_factor(config_) != 1;
   return needed ? shape.rows() * config_.width * static_cast<std::int64_t>(size_of(dtype_)) : 0;
 }
 
 // A part adds the rows of its tokens; the positions one of them adds.
 void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x, void* workspace,
-                              const DropoutPlace* dropout) const {
+                              const DropoutPlace* dropout, const View& documents) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -255,18 +184,19 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
   const bool positions = config_.arch == Arch::kGpt2 && part_.part == 0;
   const View rows = part_.sequence ? View(workspace, dtype_, shape.rows(), config_.width) : x;
   ops().embedding(s, ids, call.weight(model::embedding::kTokens),
-                  positions ? call.weight(model::embedding::kPositions) : View{},
-                  shape.part.positions(shape.time), rows, call.table_part());
+                  positions ? call.weight(model::embedding::kPositions) : View{}, shape.positions(), rows,
+                  call.table_part(), documents);
   if (part_.sequence) {
     call.exchange->reduce_scatter(s, rows, x);
   } else {
     call.sum_of_parts(x);
   }
+  if (const double factor = model::embedding_factor(config_); factor != 1) ops().scale(s, x, factor, x);
   if (call.drops(model::Dropped::kEmbedding)) call.drop(model::Dropped::kEmbedding, x, x);
 }
 
 void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads, Gradients into,
-                               void* workspace, const DropoutPlace* dropout) const {
+                               void* workspace, const DropoutPlace* dropout, const View& documents) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(grads, unit, accumulator_dtype());
@@ -274,13 +204,16 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
   check_rows(dx, residual_rows(shape), config_.width, dtype_);
   model::Call call = call_of(s, shape, unit, View{}, grads, into);
   call.dropout = dropout;
-  ZG_ASSERT(workspace != nullptr || !(part_.sequence || call.drops(model::Dropped::kEmbedding)));
+  const double factor = model::embedding_factor(config_);
+  ZG_ASSERT(workspace != nullptr ||
+            !(part_.sequence || call.drops(model::Dropped::kEmbedding) || factor != 1));
   if (into == Gradients::kOverwrite) ops().zero(s, grads);
   const View room(workspace, dtype_, shape.rows(), config_.width);
-  const View all = call.all_rows_dropped(model::Dropped::kEmbedding, dx, room, room);
-  ops().embedding_backward(
-      s, ids, all, shape.part.positions(shape.time), call.grad(model::embedding::kTokens),
-      config_.arch == Arch::kGpt2 ? call.grad(model::embedding::kPositions) : View{}, call.table_part());
+  View all = call.all_rows_dropped(model::Dropped::kEmbedding, dx, room, room);
+  if (factor != 1) ops().scale(s, all, factor, room), all = room;
+  ops().embedding_backward(s, ids, all, shape.positions(), call.grad(model::embedding::kTokens),
+                           config_.arch == Arch::kGpt2 ? call.grad(model::embedding::kPositions) : View{},
+                           call.table_part(), documents);
 }
 
 std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const {
@@ -289,7 +222,7 @@ std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const
 
 void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
                           void* workspace, ContextExchange* context, TileAccess* tiles,
-                          const DropoutPlace* dropout) const {
+                          const DropoutPlace* dropout, std::int64_t layer, const View& documents) const {
   const Unit& unit = units_[1];  // all blocks have the same layout
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -301,16 +234,45 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
   model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
   call.tiles = tiles;
   call.dropout = dropout;
+  set_layer(call, layer, documents);
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_forward(call, x, out, saved, workspace);
   } else {
-    model::llama_block_forward(call, x, out, saved, workspace);
+    model::decoder_block_forward(call, x, out, saved, workspace);
+  }
+}
+
+std::int64_t Model::past_columns() const {
+  return 2 * here_.kv_heads * here_.head_size;
+}
+
+void Model::block_next(Stream& s, BatchShape shape, View weights, View x, View out, View past, void* saved,
+                       void* workspace, std::int64_t layer) const {
+  const Unit& unit = units_[1];
+  check_shape(config_, shape);
+  check_flat(weights, unit, dtype_);
+  check_rows(x, shape.rows(), config_.width, dtype_);
+  check_rows(out, shape.rows(), config_.width, dtype_);
+  check_rows(past, past.rows, past_columns(), dtype_);
+  ZG_ASSERT(x.data != out.data && saved != nullptr && workspace != nullptr);
+  ZG_ASSERT(part_.parts == 1 && !unit.in_tiles() && shape.part.parts == 1 && shape.sequences == 1);
+  ZG_ASSERT(shape.first == 0 || shape.time == 1, "{} tokens behind {}", shape.time, shape.first);
+  ZG_ASSERT_EQ(dtype_, accumulator_dtype());
+  ZG_ASSERT_LE(shape.first + shape.time, past.rows);
+  model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd);
+  set_layer(call, layer, {});
+  call.past = past;
+  if (config_.arch == Arch::kGpt2) {
+    model::gpt2_block_forward(call, x, out, saved, workspace);
+  } else {
+    model::decoder_block_forward(call, x, out, saved, workspace);
   }
 }
 
 void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
                            View grads, void* workspace, Gradients into, ContextExchange* context,
-                           TileAccess* tiles, const DropoutPlace* dropout) const {
+                           TileAccess* tiles, const DropoutPlace* dropout, std::int64_t layer,
+                           const View& documents) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -324,16 +286,17 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   call.tiles = tiles;
   call.sums = tile_sums(shape, workspace);
   call.dropout = dropout;
+  set_layer(call, layer, documents);
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward(call, model::BackwardCall::kWhole, x, saved, dx, workspace);
   } else {
-    model::llama_block_backward(call, model::BackwardCall::kWhole, x, saved, dx, workspace);
+    model::decoder_block_backward(call, model::BackwardCall::kWhole, x, saved, dx, workspace);
   }
 }
 
 void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
-                                 void* workspace, ContextExchange* context,
-                                 const DropoutPlace* dropout) const {
+                                 void* workspace, ContextExchange* context, const DropoutPlace* dropout,
+                                 std::int64_t layer, const View& documents) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -344,10 +307,11 @@ void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View
   ZG_ASSERT(!unit.in_tiles(), "a backward of tiles in halves");
   model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
   call.dropout = dropout;
+  set_layer(call, layer, documents);
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward(call, model::BackwardCall::kInput, x, saved, dx, workspace);
   } else {
-    model::llama_block_backward(call, model::BackwardCall::kInput, x, saved, dx, workspace);
+    model::decoder_block_backward(call, model::BackwardCall::kInput, x, saved, dx, workspace);
   }
 }
 
@@ -364,7 +328,7 @@ void Model::block_backward_weight(Stream& s, BatchShape shape, View x, void* sav
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward_weight(call, x, saved, workspace);
   } else {
-    model::llama_block_backward_weight(call, x, saved, workspace);
+    model::decoder_block_backward_weight(call, x, saved, workspace);
   }
 }
 
@@ -418,6 +382,11 @@ void Model::head_logits(Stream& s, View head_weights, View table, View x, View l
   model::head_logits(call, table_view(here_, units_, *sizes_, table), x, logits, workspace);
 }
 
+double capped_logit(const ModelConfig& c, double logit) {
+  const double cap = c.block.final_softcap;
+  return cap == 0 ? logit : cap * std::tanh(logit / cap);
+}
+
 double training_flops(const ModelConfig& c, std::int64_t tokens, std::int64_t time, bool recompute) {
   const double width = static_cast<double>(c.width), layers = static_cast<double>(c.layers);
   const double q = static_cast<double>(c.heads * c.head_size),
@@ -426,9 +395,13 @@ double training_flops(const ModelConfig& c, std::int64_t tokens, std::int64_t ti
   const double block = width * (2 * q + 2 * kv + mlp_matrices * static_cast<double>(c.inner));
   const double table = width * static_cast<double>(c.vocab_size);
   // Multiply-adds per token: q k^T and p v, half of each masked.
-  const double attention = q * static_cast<double>(time);
+  double attention = 0;  // of all layers
+  for (std::int64_t l = 0; l < c.layers; ++l) {
+    const double seen = static_cast<double>(c.has_window(l) ? std::min(c.block.window, time) : time);
+    attention += q * seen * (2 - seen / static_cast<double>(time));
+  }
   const double block_passes = recompute ? 4 : 3;  // a backward counts as two forwards
-  return 2 * static_cast<double>(tokens) * (block_passes * layers * (block + attention) + 3 * table);
+  return 2 * static_cast<double>(tokens) * (block_passes * (layers * block + attention) + 3 * table);
 }
 
 }  // namespace zg

@@ -36,6 +36,14 @@ void validate_parts(const ModelConfig& c, int parts) {
     throw Error(Errc::kUsage, kKey, fmt::format("{} parts do not divide the {} {}", parts, n, what),
                 fmt::format("heads and inner width are divided by {}", divisors_of(most)));
   };
+  if (parts > 1 && c.arch != Arch::kGpt2 && c.block.head_norms == HeadNorms::kAll) {
+    throw Error(
+        Errc::kUsage, kKey,
+        fmt::format("{} normalises queries and keys over all heads together, of which a part has some",
+                    title_of(c.arch)),
+        "set parallel.tensor to 1, and spread the model by zero_optimization.stage 3 or "
+        "parallel.pipeline");
+  }
   divides(c.heads, "heads of attention");
   divides(c.inner, "elements of the inner width");
   if (model::tokens_of(c, {parts, parts - 1}).count > 0) return;
@@ -118,7 +126,7 @@ std::vector<PartCall> Model::exchanges_of(ModelCall call, BatchShape shape) cons
     case ModelCall::kBlock:
     case ModelCall::kBlockAgain:
       gather(), sum(), gather();
-      if (call == ModelCall::kBlock) sum();
+      if (call == ModelCall::kBlock || config_.norms_after()) sum();
       break;
     case ModelCall::kBlockBackward:
       for (int branch = 0; branch < 2; ++branch) gather(), gather(), sum();

@@ -1,6 +1,6 @@
 // Blocks in tiles: in which order calls ask for them, and the room in which they are summed.
 #include <algorithm>
-#include <span>
+#include <vector>
 
 #include "model/block.hpp"
 #include "model/call.hpp"
@@ -10,19 +10,16 @@ namespace zg {
 namespace {
 
 // The matrices of a block in the order of its forward, and of its backward.
-std::span<const std::size_t> products_of(Arch arch, Pass pass) {
-  static constexpr std::size_t kGpt2[] = {model::gpt2::kQkvWeight, model::gpt2::kAttProjWeight,
-                                          model::gpt2::kFcWeight, model::gpt2::kMlpProjWeight};
-  static constexpr std::size_t kGpt2Back[] = {model::gpt2::kMlpProjWeight, model::gpt2::kFcWeight,
-                                              model::gpt2::kAttProjWeight, model::gpt2::kQkvWeight};
-  static constexpr std::size_t kLlama[] = {model::llama::kQ,   model::llama::kK,    model::llama::kV,
-                                           model::llama::kO,   model::llama::kGate, model::llama::kUp,
-                                           model::llama::kDown};
-  static constexpr std::size_t kLlamaBack[] = {model::llama::kDown, model::llama::kGate, model::llama::kUp,
-                                               model::llama::kO,    model::llama::kQ,    model::llama::kK,
-                                               model::llama::kV};
-  if (arch == Arch::kGpt2) return pass == Pass::kForward ? std::span(kGpt2) : std::span(kGpt2Back);
-  return pass == Pass::kForward ? std::span(kLlama) : std::span(kLlamaBack);
+std::vector<std::size_t> products_of(const ModelConfig& c, Pass pass) {
+  const bool forward = pass == Pass::kForward;
+  if (c.arch == Arch::kGpt2) {
+    using namespace model::gpt2;
+    if (forward) return {kQkvWeight, kAttProjWeight, kFcWeight, kMlpProjWeight};
+    return {kMlpProjWeight, kFcWeight, kAttProjWeight, kQkvWeight};
+  }
+  const model::DecoderParams p(c);
+  if (forward) return {p.q, p.k, p.v, p.o, p.gate, p.up, p.down};
+  return {p.down, p.gate, p.up, p.o, p.q, p.k, p.v};
 }
 
 }  // namespace
@@ -38,8 +35,8 @@ std::vector<TileUse> Model::tile_uses(ModelCall call) const {
         uses.push_back({static_cast<std::int32_t>(i), kind});
     }
   };
-  auto products = products_of(config_.arch, backward ? Pass::kBackward : Pass::kForward);
-  if (again) products = products.first(products.size() - 1);
+  auto products = products_of(config_, backward ? Pass::kBackward : Pass::kForward);
+  if (again && !config_.norms_after()) products.pop_back();
   for (const std::size_t matrix : products) {
     if (backward) add(matrix, TileUse::Kind::kGradient);
     add(matrix, TileUse::Kind::kWeight);
@@ -54,10 +51,7 @@ View Model::tile_sums(BatchShape shape, void* workspace) const {
   for (const Param& p : unit.params) {
     if (!p.vector) widest = std::max(widest, p.cols);
   }
-  const model::BlockBytes bytes =
-      config_.arch == Arch::kGpt2
-          ? model::gpt2_block_bytes(here_, part_, dtype_, shape, *sizes_, Backward::kWhole)
-          : model::llama_block_bytes(here_, part_, dtype_, shape, *sizes_, Backward::kWhole);
+  const model::BlockBytes bytes = model::block_bytes(here_, part_, dtype_, shape, *sizes_, Backward::kWhole);
   void* const at = workspace != nullptr ? static_cast<char*>(workspace) + bytes.workspace : nullptr;
   return {at, accumulator_dtype(), shape.rows(), widest};
 }

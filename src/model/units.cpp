@@ -93,8 +93,24 @@ class UnitBuilder {
     vector(name + ".bias", out, all(out), Init::kZero);
   }
   // With sequence parallelism each part sees a part of the rows.
-  void norm(const std::string& weight, std::int64_t n) {
-    vector(weight, n, all(n), Init::kOne, part_.sequence);
+  void norm(const std::string& weight, std::int64_t n, Init init = Init::kOne) {
+    vector(weight, n, all(n), init, part_.sequence);
+  }
+  // Norms multiply by one at first.
+  static Init norm_init(const BlockDescription& block) {
+    return block.norm_weight == NormWeight::kPlusOne ? Init::kZero : Init::kOne;
+  }
+  // Files hold the last `count` matrices as one, whose rows are theirs, one after the other.
+  void fuse(std::size_t count, const char* name) {
+    std::int64_t rows = 0;
+    for (std::size_t i = unit_.params.size() - count; i < unit_.params.size(); ++i) {
+      Param& p = unit_.params[i];
+      p.file_name = prefix_ + name;
+      p.file_row = rows;
+      rows += p.whole_rows;
+    }
+    for (std::size_t i = unit_.params.size() - count; i < unit_.params.size(); ++i)
+      unit_.params[i].file_rows = rows;
   }
   void layernorm(const std::string& name, std::int64_t n) {
     norm(name + ".weight", n);
@@ -140,19 +156,42 @@ Unit gpt2_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer)
   return b.take();
 }
 
-Unit llama_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
+Unit decoder_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
   UnitBuilder b(part, fmt::format("block.{}", layer), fmt::format("model.layers.{}.", layer));
   const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
   const bool copies = c.kv_heads % part.parts != 0;
-  b.norm("input_layernorm.weight", c.width);
+  const bool before = c.norms_before(), after = c.norms_after();
+  const BlockDescription& block = c.block;
+  const Init one = b.norm_init(block);
+  if (before) b.norm("input_layernorm.weight", c.width, one);
   b.matrix("self_attn.q_proj.weight", q, c.width, b.piece(q), Init::kNormal);
   b.matrix("self_attn.k_proj.weight", kv, c.width, kv_lines(c, part), Init::kNormal, 0, copies);
   b.matrix("self_attn.v_proj.weight", kv, c.width, kv_lines(c, part), Init::kNormal, 0, copies);
+  if (block.fused) b.fuse(3, "self_attn.qkv_proj.weight");
+  if (block.qkv_bias) {
+    b.vector("self_attn.q_proj.bias", q, b.piece(q), Init::kZero);
+    b.vector("self_attn.k_proj.bias", kv, kv_lines(c, part), Init::kZero, copies);
+    b.vector("self_attn.v_proj.bias", kv, kv_lines(c, part), Init::kZero, copies);
+  }
+  if (block.head_norms != HeadNorms::kNone) {
+    const bool each = block.head_norms == HeadNorms::kEach;
+    // Each part sees its own heads alone.
+    for (const auto& [name, width] : {std::pair("q", q), {"k", kv}}) {
+      const std::int64_t n = each ? c.head_size : width;
+      b.vector(fmt::format("self_attn.{}_norm.weight", name), n, b.all(n), one, part.parts > 1);
+    }
+  }
   b.matrix_by_columns("self_attn.o_proj.weight", c.width, q, Init::kNormalResidual);
-  b.norm("post_attention_layernorm.weight", c.width);
+  if (block.o_bias) b.vector("self_attn.o_proj.bias", c.width, b.all(c.width), Init::kZero);
+  if (after) b.norm("post_attention_layernorm.weight", c.width, one);
+  if (before) {
+    b.norm(after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight", c.width, one);
+  }
   b.matrix("mlp.gate_proj.weight", c.inner, c.width, b.piece(c.inner), Init::kNormal);
   b.matrix("mlp.up_proj.weight", c.inner, c.width, b.piece(c.inner), Init::kNormal);
+  if (block.fused) b.fuse(2, "mlp.gate_up_proj.weight");
   b.matrix_by_columns("mlp.down_proj.weight", c.width, c.inner, Init::kNormalResidual);
+  if (after) b.norm("post_feedforward_layernorm.weight", c.width, one);
   return b.take();
 }
 
@@ -177,7 +216,7 @@ Unit head_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_r
   if (c.arch == Arch::kGpt2) {
     b.layernorm("ln_f", c.width);
   } else {
-    b.norm("model.norm.weight", c.width);
+    b.norm("model.norm.weight", c.width, b.norm_init(c.block));
   }
   if (!c.tied) table(b, c, part, "lm_head.weight", table_rows);
   return b.take();
@@ -192,6 +231,29 @@ std::int64_t tile_rows(const Param& p) {
 }
 
 }  // namespace
+
+// In the order in which decoder_block() adds them.
+DecoderParams::DecoderParams(const ModelConfig& c) {
+  const bool before = c.norms_before(), after = c.norms_after();
+  const auto next = [&](bool has) { return has ? count++ : kNone; };
+  norm1 = next(before);
+  q = next(true), k = next(true), v = next(true);
+  q_bias = next(c.block.qkv_bias), (void)next(c.block.qkv_bias), v_bias = next(c.block.qkv_bias);
+  const bool head_norms = c.block.head_norms != HeadNorms::kNone;
+  q_norm = next(head_norms), k_norm = next(head_norms);
+  o = next(true), o_bias = next(c.block.o_bias);
+  after1 = next(after), norm2 = next(before);
+  gate = next(true), up = next(true), down = next(true);
+  after2 = next(after);
+}
+
+NormList DecoderParams::norms() const {
+  NormList list;
+  for (const std::size_t param : {norm1, q_norm, k_norm, after1, norm2, after2}) {
+    if (param != kNone) list.add(param);
+  }
+  return list;
+}
 
 void cut_into_tiles(Unit& unit) {
   std::int64_t end = 0;
@@ -220,14 +282,14 @@ std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::i
   units.reserve(static_cast<std::size_t>(c.layers) + 2);
   units.push_back(embedding_unit(c, part, table_rows));
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    units.push_back(c.arch == Arch::kGpt2 ? gpt2_block(c, part, i) : llama_block(c, part, i));
+    units.push_back(c.arch == Arch::kGpt2 ? gpt2_block(c, part, i) : decoder_block(c, part, i));
     if (blocks == Blocks::kInTiles) cut_into_tiles(units.back());
   }
   units.push_back(head_unit(c, part, table_rows));
   for (Unit& unit : units) {
     if (unit.tiles.empty()) unit.tiles = {{0, unit.count}};
   }
-  const std::size_t expected = c.arch == Arch::kGpt2 ? std::size_t{gpt2::kCount} : std::size_t{llama::kCount};
+  const std::size_t expected = c.arch == Arch::kGpt2 ? std::size_t{gpt2::kCount} : DecoderParams(c).count;
   ZG_ASSERT_EQ(units[1].params.size(), expected);
   return units;
 }

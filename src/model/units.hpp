@@ -2,7 +2,11 @@
 //
 // The enumerations are indices into Unit::params, in the order in which make_units() adds the parameters.
 #pragma once
+#include <algorithm>
+#include <array>
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "ziggurat/model/model.hpp"
@@ -29,9 +33,44 @@ enum Index : std::size_t {
   kCount
 };
 }
-namespace llama {
-enum Index : std::size_t { kNorm1, kQ, kK, kV, kO, kNorm2, kGate, kUp, kDown, kCount };
-}
+// The parameters of a block that are weights of norms, in ascending order. A backward adds to their
+// gradients; products overwrite all others.
+class NormList {
+ public:
+  void add(std::size_t param) { params_[count_++] = param; }
+  std::span<const std::size_t> all() const { return {params_.data(), count_}; }
+  std::size_t size() const { return count_; }
+  std::int64_t row_of(std::size_t param) const {
+    const auto list = all();
+    const auto at = std::find(list.begin(), list.end(), param);
+    ZG_ASSERT(at != list.end(), "parameter {} is no norm", param);
+    return at - list.begin();
+  }
+  // A bit for each parameter that is none.
+  std::uint32_t others() const {
+    std::uint32_t bits = ~0u;
+    for (const std::size_t param : all()) bits &= ~(1u << param);
+    return bits;
+  }
+
+ private:
+  std::array<std::size_t, 6> params_{};
+  std::size_t count_ = 0;
+};
+
+// Of the blocks of all other families, of which the description says what they have.
+struct DecoderParams {
+  static constexpr std::size_t kNone = ~std::size_t{0};
+  std::size_t norm1 = kNone, norm2 = kNone;  // in front of attention, and of the MLP
+  std::size_t q = kNone, k = kNone, v = kNone, o = kNone, gate = kNone, up = kNone, down = kNone;
+  std::size_t q_bias = kNone, v_bias = kNone, o_bias = kNone;  // those of q, k and v follow each other
+  std::size_t q_norm = kNone, k_norm = kNone;
+  std::size_t after1 = kNone, after2 = kNone;  // norms of what attention and the MLP give
+  std::size_t count = 0;
+
+  explicit DecoderParams(const ModelConfig& config);
+  NormList norms() const;
+};
 namespace head {
 enum Index : std::size_t { kNormWeight, kNormBias /* GPT-2 only */ };
 }

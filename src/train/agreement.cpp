@@ -1,6 +1,7 @@
 #include "train/agreement.hpp"
 
 #include "train/optimizer_setup.hpp"
+#include "ziggurat/model/hf.hpp"
 
 namespace zg {
 
@@ -11,17 +12,18 @@ std::vector<std::string> agreement_of(const RunPlan& plan) {
       fmt::format(
           "model {} of {} layers, width {}, {} inside, {} heads of {} and {} for keys, vocabulary {}, "
           "{} positions, {} head",
-          m.arch == Arch::kGpt2 ? "gpt2" : "llama", m.layers, m.width, m.inner, m.heads, m.head_size,
-          m.kv_heads, m.vocab_size, m.context, m.tied ? "tied" : "own"),
+          name_of(m.arch), m.layers, m.width, m.inner, m.heads, m.head_size, m.kv_heads, m.vocab_size,
+          m.context, m.tied ? "tied" : "own"),
       fmt::format("model {}, norm_eps {}, rope_theta {}, init_std {}, dropout {} and {}",
-                  c.model_from.empty() ? "from scratch" : "from a directory", m.norm_eps, m.rope_theta,
+                  c.model_from.empty() ? "from scratch" : "from a directory", m.norm_eps, m.block.rope.theta,
                   m.init_std, m.dropout.embedding, m.dropout.residual),
+      "model as " + write_hf_config(m),
       fmt::format("seed {}", c.seed),
       fmt::format("precision {}, gradients {}", name_of(c.dtype), name_of(c.gradient_dtype)),
       fmt::format("batch of {} micro-batches of {} sequences of {} tokens on each of {} ranks",
                   c.accumulation_steps, c.micro_batch, c.data.seq_len, c.data_ranks()),
-      fmt::format("{} steps, an evaluation every {} of {} micro-batches, {} validation tokens", c.steps,
-                  c.eval_every, c.eval_batches, plan.validation_tokens)};
+      fmt::format("{} steps, an evaluation every {} of {} micro-batches, {} validation sequences", c.steps,
+                  c.eval_every, c.eval_batches, plan.validation_sequences)};
   // The schedule shows in what the updates apply.
   for (const std::int64_t update : {std::int64_t{0}, c.steps / 2, c.steps - 1}) {
     const UpdateRule rule = update_rule(c, update);

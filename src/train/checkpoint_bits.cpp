@@ -10,6 +10,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
+#include "ziggurat/model/hf.hpp"
 
 namespace zg {
 namespace {
@@ -20,8 +21,12 @@ const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel
 constexpr const char* kForeign = "no version of this program has written this checkpoint";
 // With another number of ranks the same batch is divided in another way.
 const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
+constexpr const char* kBlock = "model.block";
+constexpr const char* kPlain = "plain";  // of GPT-2, and of Llamas without options
 constexpr const char* kEmbeddingDropout = "model.dropout.embedding";
 constexpr const char* kResidualDropout = "model.dropout.residual";
+constexpr const char* kBlend = "data.blend";
+constexpr const char* kPacking = "data.packing";
 // The tensors of the checkpoint would not be those of the run.
 bool is_fixed(const std::string& key) {
   if (key == kEmbeddingDropout || key == kResidualDropout) return false;
@@ -57,6 +62,27 @@ std::string instructions() {
 #endif
 }
 
+BlockDescription plain_block(const ModelConfig& m) {
+  BlockDescription plain;
+  plain.rope.theta = m.block.rope.theta;
+  return plain;
+}
+
+// All that decides how blocks compute, and of it nothing else.
+std::string block_text(const ModelConfig& m) {
+  ModelConfig block = m;
+  block.init_std = 0, block.dropout = {};
+  std::string line = write_hf_config(block);
+  std::erase(line, '\n');
+  return line;
+}
+
+// Whether two texts of block_text() mean the same, whichever versions of the program wrote them.
+bool same_block(const std::string& a, const std::string& b) {
+  if (a == kPlain || b == kPlain) return false;
+  return parse_hf_config(a, kBlock) == parse_hf_config(b, kBlock);
+}
+
 class Writer {
  public:
   template <class T>
@@ -65,7 +91,7 @@ class Writer {
   }
 
   void model(const ModelConfig& m) {
-    add("model.arch", m.arch == Arch::kGpt2 ? "gpt2" : "llama");
+    add("model.arch", name_of(m.arch));
     for (const auto& [key, value] :
          std::initializer_list<std::pair<const char*, std::int64_t>>{{"layers", m.layers},
                                                                      {"width", m.width},
@@ -77,8 +103,11 @@ class Writer {
                                                                      {"context", m.context}})
       add(std::string("model.") + key, value);
     add("model.norm_eps", m.norm_eps);
-    add("model.rope_theta", m.rope_theta);
+    add("model.rope_theta", m.block.rope.theta);
     add("model.tied", m.tied);
+    // A checkpoint that does not say it is of GPT-2 or of a plain Llama.
+    if ((m.arch != Arch::kGpt2 && m.arch != Arch::kLlama) || m.block != plain_block(m))
+      add(kBlock, block_text(m));
     // A checkpoint that does not say them is of a run without dropout.
     if (m.dropout.embedding > 0) add(kEmbeddingDropout, m.dropout.embedding);
     if (m.dropout.residual > 0) add(kResidualDropout, m.dropout.residual);
@@ -88,6 +117,14 @@ class Writer {
     add("seed", c.seed);
     add("data.train", sample_of(data));
     add("data.seq_len", c.data.seq_len);
+    // A checkpoint that does not say them is of a run with one source, or with windows.
+    if (c.data.blend.size() > 1) {
+      std::string weights;
+      for (const DataSource& source : c.data.blend)
+        weights += fmt::format("{}{}", weights.empty() ? "" : ", ", source.weight);
+      add(kBlend, "weights " + weights);
+    }
+    if (c.data.packing == Packing::kDocuments) add(kPacking, "documents");
     add("train_batch_size", c.data_ranks() * c.micro_batch * c.accumulation_steps);
     add("train_micro_batch_size_per_gpu", c.micro_batch);
     add("gradient_accumulation_steps", c.accumulation_steps);
@@ -177,6 +214,12 @@ class Writer {
 
 }  // namespace
 
+BitKeys model_bits(const ModelConfig& model) {
+  Writer writer;
+  writer.model(model);
+  return writer.take();
+}
+
 BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
   Writer writer;
   writer.model(plan.model_config);
@@ -203,10 +246,15 @@ ModelConfig model_of(const BitKeys& bits, const std::string& where) {
       throw Error(Errc::kUsage, where, fmt::format("has \"{}\" as model.{}", value, key), kForeign);
   };
   ModelConfig m;
-  m.arch = text("arch") == "gpt2" ? Arch::kGpt2 : Arch::kLlama;
+  if (keys.count(kBlock) > 0) {
+    m = parse_hf_config(keys.at(kBlock), where + ": " + kBlock);
+    m.init_std = ModelConfig{}.init_std;
+  } else {
+    m.arch = text("arch") == "gpt2" ? Arch::kGpt2 : Arch::kLlama;
+  }
   read("layers", m.layers), read("width", m.width), read("inner", m.inner), read("heads", m.heads);
   read("kv_heads", m.kv_heads), read("head_size", m.head_size), read("vocab_size", m.vocab_size);
-  read("context", m.context), read("norm_eps", m.norm_eps), read("rope_theta", m.rope_theta);
+  read("context", m.context), read("norm_eps", m.norm_eps), read("rope_theta", m.block.rope.theta);
   m.tied = text("tied") == "true";
   if (keys.count(kEmbeddingDropout) > 0) read("dropout.embedding", m.dropout.embedding);
   if (keys.count(kResidualDropout) > 0) read("dropout.residual", m.dropout.residual);
@@ -222,10 +270,14 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
       before(checkpoint.begin(), checkpoint.end());
   for (const char* rate : {kEmbeddingDropout, kResidualDropout})
     now.emplace(rate, "0"), before.emplace(rate, "0");
+  now.emplace(kBlock, kPlain), before.emplace(kBlock, kPlain);
+  now.emplace(kBlend, "one source"), before.emplace(kBlend, "one source");
+  now.emplace(kPacking, "none"), before.emplace(kPacking, "none");
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {
     const auto it = now.find(key);
-    if (it != now.end() && it->second != value) changed[key] = {value, it->second};
+    if (it == now.end() || it->second == value || (key == kBlock && same_block(value, it->second))) continue;
+    changed[key] = {value, it->second};
   }
   const bool other_ranks = changed.count("data_ranks") > 0;
   std::vector<std::string> notices, refused, fixed;

@@ -4,57 +4,20 @@
 #include <cmath>
 #include <numeric>
 
-#include "ziggurat/base/buffer.hpp"
+#include "train/inference.hpp"
 #include "ziggurat/base/philox.hpp"
-#include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
 
 namespace zg {
 
 struct Generator::State {
-  explicit State(const std::string& directory)
-      : tokenizer(load_tokenizer(directory)), model(read_hf_config(directory), DType::kF32, host_ops()) {
-    const HfWeights source(directory, model);
-    for (const Unit& unit : model.units()) {
-      auto* flat_data = reinterpret_cast<float*>(weights.emplace_back(unit.count * 4).data());
-      std::fill(flat_data, flat_data + unit.count, 0.0f);
-      for (const Param& p : unit.params) source.read(p, 0, p.count(), flat_data + p.offset);
-    }
-  }
-
-  View flat(std::size_t unit) { return {weights[unit].data(), DType::kF32, 1, model.units()[unit].count}; }
-
-  // The logits of the last token. The sequence is padded to a multiple of 64, so that few shapes occur;
-  // attention is causal, so the padding has no influence.
-  std::vector<float> logits_after(const std::vector<std::int32_t>& all) {
-    const ModelConfig& c = model.config();
-    const auto used = std::min<std::int64_t>(static_cast<std::int64_t>(all.size()), c.context);
-    const BatchShape shape{1, std::min(round_up(used, 64), c.context)};
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.time), 0);
-    std::copy(all.end() - used, all.end(), ids.begin());
-    x.reserve(model.checkpoint_bytes(shape));
-    y.reserve(model.checkpoint_bytes(shape));
-    saved.reserve(model.saved_bytes(shape));
-    workspace.reserve(std::max(model.block_workspace_bytes(shape), model.head_workspace_bytes(shape)));
-    View in(x.data(), DType::kF32, shape.time, c.width), out(y.data(), DType::kF32, shape.time, c.width);
-    HostStream now("generate", HostStream::Mode::kInline);
-    model.embedding_forward(now, shape, flat(0), View(ids.data(), DType::kI32, 1, shape.time), in);
-    for (std::int64_t l = 0; l < c.layers; ++l) {
-      model.block_forward(now, shape, flat(static_cast<std::size_t>(l) + 1), in, out, saved.data(),
-                          workspace.data());
-      std::swap(in, out);
-    }
-    std::vector<float> logits(static_cast<std::size_t>(c.vocab_size));
-    const std::size_t head = model.units().size() - 1;
-    model.head_logits(now, flat(head), c.tied ? flat(0) : flat(head), in.row_range(used - 1, 1),
-                      View(logits.data(), DType::kF32, 1, c.vocab_size), workspace.data());
-    return logits;
-  }
-
+  State(const std::string& directory, std::int64_t memory)
+      : tokenizer(load_tokenizer(directory)),
+        end_ids(read_hf_end_ids(directory)),
+        inference(directory, memory) {}
   std::unique_ptr<Tokenizer> tokenizer;
-  Model model;
-  std::vector<Buffer> weights;
-  Buffer x, y, saved, workspace;
+  std::vector<std::int32_t> end_ids;
+  Inference inference;
 };
 
 namespace {
@@ -88,34 +51,66 @@ std::int32_t choose(const std::vector<float>& logits, const GenerateOptions& o, 
 
 }  // namespace
 
-Generator::Generator(const std::string& directory) : state_(std::make_unique<State>(directory)) {}
+Generator::Generator(const std::string& directory, std::int64_t memory)
+    : state_(std::make_unique<State>(directory, memory)) {}
 Generator::~Generator() = default;
 const Tokenizer* Generator::tokenizer() const {
   return state_->tokenizer.get();
 }
 const ModelConfig& Generator::config() const {
-  return state_->model.config();
+  return state_->inference.config();
+}
+const std::vector<std::int32_t>& Generator::end_ids() const {
+  return state_->end_ids;
+}
+
+void Generator::check_ids(std::span<const std::int32_t> ids, const char* what) const {
+  const std::int64_t vocab = config().vocab_size;
+  for (const std::int32_t id : ids) {
+    if (id < 0 || id >= vocab)
+      throw Error(Errc::kUsage, what,
+                  fmt::format("has the token {}, the model knows 0 to {}", id, vocab - 1));
+  }
 }
 
 std::vector<std::int32_t> Generator::generate(const std::vector<std::int32_t>& prompt,
                                               const GenerateOptions& options,
                                               const std::function<bool(std::int32_t)>& seen) {
   if (prompt.empty()) throw Error(Errc::kUsage, "prompt", "is empty", "give at least one token");
-  const std::int64_t vocab = config().vocab_size;
-  for (const std::int32_t id : prompt) {
-    if (id < 0 || id >= vocab) {
-      throw Error(Errc::kUsage, "prompt",
-                  fmt::format("has the token {}, the model knows 0 to {}", id, vocab - 1));
-    }
-  }
+  check_ids(prompt, "prompt");
+  const std::vector<std::int32_t>& ends = state_->end_ids;
   std::vector<std::int32_t> all = prompt, made;
+  const std::int64_t room = static_cast<std::int64_t>(prompt.size()) + options.tokens;
   for (std::int64_t i = 0; i < options.tokens; ++i) {
-    const std::int32_t id = choose(state_->logits_after(all), options, static_cast<std::uint64_t>(i));
+    const std::vector<float> logits = state_->inference.logits_after(all, room);
+    const std::int32_t id = choose(logits, options, static_cast<std::uint64_t>(i));
     all.push_back(id);
     made.push_back(id);
     if (!seen(id)) break;
+    if (!options.past_the_end && std::find(ends.begin(), ends.end(), id) != ends.end()) break;
   }
   return made;
+}
+
+Generator::Loss Generator::loss_of(std::span<const std::int32_t> ids, std::span<const std::uint8_t> mask,
+                                   std::int64_t context, const std::function<bool()>& stop) {
+  check_ids(ids, "document");
+  ZG_ASSERT(context >= 1 && context <= state_->inference.longest(), "a context of {}", context);
+  ZG_ASSERT(mask.empty() || mask.size() == ids.size());
+  Loss loss;
+  std::vector<std::int32_t> targets;
+  for (std::size_t first = 0; first + 1 < ids.size(); first += targets.size()) {
+    if (stop && stop()) break;
+    const std::size_t count = std::min(static_cast<std::size_t>(context), ids.size() - 1 - first);
+    targets.assign(ids.begin() + static_cast<std::ptrdiff_t>(first + 1),
+                   ids.begin() + static_cast<std::ptrdiff_t>(first + 1 + count));
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!mask.empty() && mask[first + 1 + i] == 0) targets[i] = -1;
+    }
+    loss.tokens += std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
+    loss.sum += state_->inference.loss_of(ids.subspan(first, count), targets);
+  }
+  return loss;
 }
 
 }  // namespace zg

@@ -28,7 +28,16 @@ UpdateTiming update_timing(const RunConfig& config) {
 }
 
 // With Ulysses each rank of a context group has an equal share of the heads that its part of a layer has.
-void check_heads(const ParallelConfig& p, const ModelConfig& model) {
+void check_heads(const ParallelConfig& p, const ModelConfig& model, std::int64_t seq_len) {
+  if (p.context > 1 && p.context_method == ContextMethod::kRing && model.any_window() &&
+      model.block.window < seq_len) {
+    throw Error(
+        Errc::kUsage, "parallel.context_method",
+        fmt::format("ring cannot be combined with attention windows ({} tokens in layers of this model): "
+                    "keys that pass by do not know how far they are from a query",
+                    model.block.window),
+        "set parallel.context_method to ulysses");
+  }
   const AttentionHeads heads = heads_of_part(model, p.tensor);
   const auto divides = [&](int shares) { return heads.queries % shares == 0 && heads.keys % shares == 0; };
   if (p.context_method != ContextMethod::kUlysses || divides(p.context)) return;
@@ -54,6 +63,14 @@ void check_model(const RunConfig& config, const ModelConfig& model) {
                 "lower data.seq_len");
   }
   validate(model);
+  if (config.data.seq_len > model.longest_sequence()) {
+    throw Error(
+        Errc::kUsage, "data.seq_len",
+        fmt::format("is {}; longer sequences than the original context of LongRoPE, {}, would need its long "
+                    "factors, which are not supported",
+                    config.data.seq_len, model.longest_sequence()),
+        "lower data.seq_len");
+  }
 }
 
 void check_pipeline(const RunConfig& config, const ModelConfig& model) {
@@ -127,7 +144,7 @@ class Planner {
     const int parts = config_.parallel.tensor;
     constexpr const char* kKey = "parallel.tensor";
     validate_parts(model, parts);
-    check_heads(config_.parallel, model);
+    check_heads(config_.parallel, model, config_.data.seq_len);
     const int context = config_.parallel.context;
     const std::int64_t rows = config_.micro_batch * config_.data.seq_len / context;
     if (config_.parallel.sequence && rows % parts != 0) {
@@ -189,6 +206,7 @@ class Planner {
     o.groups = parameter_groups(config_.optimizer, *plan_.model);
     o.saves = config_.checkpoint.asked();
     plan_.copies_because.clear(), plan_.choices.pins = false;
+    o.micro_batch.documents = config_.data.packing == Packing::kDocuments;
     // With small budgets segments must be small, since several must fit at once.
     const std::int64_t host = host_.value_or(kGiB);
     o.state_segment_bytes = std::clamp<std::int64_t>(host / 24 / 65536 * 65536, 3 * 65536, 12 * kMiB);
@@ -547,12 +565,12 @@ AfterStep RunPlan::after_step(std::int64_t step, bool stop) const {
   const CheckpointConfig& checkpoint = config.checkpoint;
   const bool save = (checkpoint.every > 0 && (step + 1) % checkpoint.every == 0) ||
                     (checkpoint.regular() && step + 1 == config.steps) || (checkpoint.on_interrupt && stop);
-  return {.evaluate = due && validation_tokens > 0, .last = last, .save = save};
+  return {.evaluate = due && validation_sequences > 0, .last = last, .save = save};
 }
 
 std::int64_t RunPlan::evaluation_batches() const {
-  const std::int64_t windows = std::max<std::int64_t>(1, (validation_tokens - 1) / config.data.seq_len);
-  return std::min(config.eval_batches, (windows + config.micro_batch - 1) / config.micro_batch);
+  const std::int64_t sequences = std::max<std::int64_t>(1, validation_sequences);
+  return std::min(config.eval_batches, (sequences + config.micro_batch - 1) / config.micro_batch);
 }
 
 History RunPlan::history(std::int64_t steps) const {
@@ -583,13 +601,12 @@ std::string RunPlan::describe() const {
       "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
       "update     {}\n"
       "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}{}",
-      m.arch == Arch::kGpt2 ? "GPT-2" : "Llama",
-      config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers, m.width,
-      static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype), m.tied ? ", tied head" : "",
-      dropout, format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],
-      kPlaces[static_cast<int>(config.offload_optimizer)], describe_update(*this),
-      config.data_ranks() * config.micro_batch * config.accumulation_steps, config.data.seq_len,
-      config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
+      title_of(m.arch), config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers,
+      m.width, static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype),
+      m.tied ? ", tied head" : "", dropout, format_bytes(layout->state_bytes()),
+      kPlaces[static_cast<int>(config.offload_param)], kPlaces[static_cast<int>(config.offload_optimizer)],
+      describe_update(*this), config.data_ranks() * config.micro_batch * config.accumulation_steps,
+      config.data.seq_len, config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
       config.data_ranks() == 1 ? "" : " of each rank",
       config.parallel.pipeline > 1                       ? name_of(config.parallel.pipeline_schedule)
       : config.accumulation == Accumulation::kLayerMajor ? "layer-major"
@@ -604,13 +621,13 @@ ModelConfig model_of(const RunConfig& config) {
 }
 
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
-                      std::int64_t validation_tokens, const Hardware& hardware, int rank,
+                      std::int64_t validation_sequences, const Hardware& hardware, int rank,
                       const std::optional<RankChoices>& asked) {
   RunPlan plan;
   plan.rank = rank;
   plan.config = config;
   plan.model_config = model_config;
-  plan.validation_tokens = validation_tokens;
+  plan.validation_sequences = validation_sequences;
   Planner(plan, hardware).run(asked);
   return plan;
 }

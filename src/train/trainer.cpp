@@ -93,6 +93,11 @@ void cut(const RunPlan& plan, Batch& batch) {
   batch.targets = shape.part.cut(batch.targets, shape.time);
 }
 
+MicroBatch micro_batch_of(const Batch& batch) {
+  return {batch.ids.data(), batch.targets.data(),
+          batch.first_keys.empty() ? nullptr : batch.first_keys.data()};
+}
+
 }  // namespace
 
 Straggler slowest_of(const std::vector<double>& own) {
@@ -281,7 +286,7 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     const std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_);
     const auto plan_of = [&](int local, const std::optional<RankChoices>& choices) {
       const int rank = processes_.number() * config.device.ranks + local;
-      return make_run_plan(config, model, data_->validation_tokens(),
+      return make_run_plan(config, model, data_->validation_sequences(),
                            hardware[static_cast<std::size_t>(local)], rank, choices);
     };
     plans_ = plan_ranks(processes_, config.device.ranks, config.parallel.pipeline > 1, plan_of);
@@ -545,7 +550,7 @@ StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
     const std::int64_t first = place.micro_batch(static_cast<std::int64_t>(m)) * config.micro_batch;
     data_->train_batch(config.seed, step, first, config.micro_batch, batches[m]);
     cut(plans_[static_cast<std::size_t>(r)], batches[m]);
-    micro_batches.push_back({batches[m].ids.data(), batches[m].targets.data()});
+    micro_batches.push_back(micro_batch_of(batches[m]));
   }
   state.loader_seconds = seconds_between(begin, Clock::now());
   const StepResult result = rank(r).engine().train_step(step, micro_batches, rule(state), then);
@@ -569,7 +574,7 @@ double Trainer::evaluate_on(int r) {
   return rank(r).engine().evaluate(plan().evaluation_batches(), [&](std::int64_t i) {
     data_->validation_batch(i * plan().config.micro_batch, plan().config.micro_batch, batch);
     cut(plans_[static_cast<std::size_t>(r)], batch);
-    return MicroBatch{batch.ids.data(), batch.targets.data()};
+    return micro_batch_of(batch);
   });
 }
 

@@ -236,6 +236,38 @@ std::vector<Mistake> configurations() {
              "\"data\": {\"train\": \"text.txt\"},"
              "\"steps\": 1, \"train_batch_size\": 1, \"train_micro_batch_size_per_gpu\": 1, \"output\": "
              "{\"dir\": \"out\"}}")},
+      {"WindowsInARing",
+       {"train", "extra.json"},
+       "parallel.context_method",
+       "windows",
+       extra("{\"model\": {\"arch\": \"mistral\", \"sliding_window\": 9, \"max_position_embeddings\": 64, "
+             "\"hidden_size\": 32, "
+             "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"intermediate_size\": 40}, "
+             "\"devices\": \"host:2\", \"parallel\": {\"context\": 2}, \"data\": {\"train\": \"text.txt\", "
+             "\"seq_len\": 32}, "
+             "\"steps\": 1, \"train_batch_size\": 1, \"train_micro_batch_size_per_gpu\": 1, "
+             "\"output\": {\"dir\": \"out\"}}")},
+      {"LongerThanLongRopesOriginalContext",
+       {"train", "extra.json"},
+       "data.seq_len",
+       "LongRoPE",
+       extra("{\"model\": {\"arch\": \"phi3\", \"original_max_position_embeddings\": 16, "
+             "\"max_position_embeddings\": 64, \"hidden_size\": 32, "
+             "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"intermediate_size\": 40, "
+             "\"rope_scaling\": {\"rope_type\": \"longrope\", \"short_factor\": [1, 1, 1, 1], "
+             "\"long_factor\": [2, 2, 2, 2]}}, \"data\": {\"train\": \"text.txt\", \"seq_len\": 32}, "
+             "\"steps\": 1, \"train_batch_size\": 1, \"train_micro_batch_size_per_gpu\": 1, "
+             "\"output\": {\"dir\": \"out\"}}")},
+      {"PartsOfHeadsThatAreNormalisedTogether",
+       {"train", "extra.json"},
+       "parallel.tensor",
+       "OLMo 2",
+       extra("{\"model\": {\"arch\": \"olmo2\", \"max_position_embeddings\": 64, \"hidden_size\": 32, "
+             "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"intermediate_size\": 40}, "
+             "\"devices\": \"host:2\", \"parallel\": {\"tensor\": 2}, \"data\": {\"train\": \"text.txt\", "
+             "\"seq_len\": 32}, "
+             "\"steps\": 1, \"train_batch_size\": 1, \"train_micro_batch_size_per_gpu\": 1, "
+             "\"output\": {\"dir\": \"out\"}}")},
       {"UnknownArchitecture", with({"model.arch=mamba"}), "--set: model", "\"arch\" is \"mamba\""},
       {"Fp16AndBf16", over(), "fp16", "bf16",
        extra("{\"fp16\": {\"enabled\": true}, \"bf16\": {\"enabled\": true}}")},

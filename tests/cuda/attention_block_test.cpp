@@ -51,6 +51,12 @@ TYPED_TEST(CudaAttentionBlocks, AreTheWholeAttention) {
   compare_ring<TypeParam>(ring_shape(1, 4 * 70, 1, 1, 16), 2, 0, DeviceBlocks<TypeParam>());
 }
 
+TYPED_TEST(CudaAttentionBlocks, HaveTheirScaleAndCap) {
+  const AttentionRule capped{.softcap = 2}, both{.scale = 0.3, .softcap = 5};
+  compare_ring<TypeParam>(ring_shape(1, 42, 2, 1, 43, capped), 3, 5, DeviceBlocks<TypeParam>());
+  compare_ring<TypeParam>(ring_shape(1, 136, 2, 1, 16, both), 2, 1, DeviceBlocks<TypeParam>());
+}
+
 TYPED_TEST(CudaAttentionBlocks, NothingOfNothing) {
   using T = TypeParam;
   Matrix<T> q(1, 8), kv(1, 16);

@@ -26,7 +26,8 @@ struct Rows : CrossEntropyRows<T> {
                                   .targets = d_targets.data(),
                                   .loss_sum = d_loss.data(),
                                   .dlogits = {},
-                                  .scale = this->scale};
+                                  .scale = this->scale,
+                                  .softcap = this->softcap};
     if (gradient) args.dlogits = d_dlogits;
     cuda::Launch on = launch();
     if (processors > 0) on.multiprocessors = processors;
@@ -41,7 +42,9 @@ struct Rows : CrossEntropyRows<T> {
   // threads have is added in double.
   void expect_definition() {
     const std::int64_t tile = this->cols <= 8192 ? 1024 : 4096, tiles = (this->cols + tile - 1) / tile;
-    CrossEntropyRows<T>::expect_definition((4 + 5) * static_cast<double>(tiles) + 2 * 2.25 * 200 + 16);
+    // tanh has 2 units, which are 4 roundings of at most the cap in the exponent.
+    CrossEntropyRows<T>::expect_definition((4 + 5) * static_cast<double>(tiles) + 2 * 2.25 * 200 + 16 +
+                                           16 * this->softcap);
   }
 };
 
@@ -73,8 +76,25 @@ TYPED_TEST(CudaCrossEntropy, ScalesTheGradientAndNotTheLoss) {
   expect_definition<TypeParam>(32768);
 }
 
+// Rows that fit shared memory and such that do not, in quads and not; an infinite logit counts as the cap.
+TYPED_TEST(CudaCrossEntropy, CappedLogitsMatchTheirDefinition) {
+  for (const std::int64_t cols : {1, 43, 257, 9000, 50257}) {
+    for (const std::int64_t gap : {0, 5}) {
+      for (const double cap : {2.0, 30.0}) {
+        if (cols > 5000 && cap < 3) continue;
+        SCOPED_TRACE(testing::Message() << cols << " columns, gap " << gap << ", cap " << cap);
+        Rows<TypeParam> t(4, cols, gap);
+        t.scale = 0.37, t.softcap = cap;
+        t.logits.set(1, 0, 200), t.logits.set(3, cols - 1, -std::numeric_limits<double>::infinity());
+        t.run();
+        t.expect_definition();
+      }
+    }
+  }
+}
+
 // In parts of equal and of unequal width, one of which has nothing but -infinity in a row; more rows than
-// there are sums of losses.
+// there are sums of losses. With a cap, too.
 TYPED_TEST(CudaCrossEntropy, PartsTogetherMatchItsDefinition) {
   using T = TypeParam;
   using A = Acc<T>;
@@ -83,7 +103,7 @@ TYPED_TEST(CudaCrossEntropy, PartsTogetherMatchItsDefinition) {
          {std::vector<std::int64_t>{43}, {22, 43}, {11, 22, 33, 43}}) {
       SCOPED_TRACE(testing::Message() << n << " rows, " << ends.size() << " parts");
       CrossEntropyRows<T> t(n, 43, 5, 5);
-      t.scale = 0.37;
+      t.scale = 0.37, t.softcap = n == 7 ? 30 : 0;
       t.logits.set(1, 0, 200);
       for (std::int64_t c = 0; c < ends[0] && ends.size() > 1; ++c)
         t.logits.set(3, c, -std::numeric_limits<double>::infinity());
@@ -103,23 +123,27 @@ TYPED_TEST(CudaCrossEntropy, PartsTogetherMatchItsDefinition) {
           const Extent extent{n, ends[p] - first};
           const Strided<const A> from(logits.data + first, logits.ld);
           if (numbers_first) {
-            cuda::softmax_part<T>(
-                launch(), extent,
-                {from, d_targets.data(), first, d_numbers.data() + 3 * static_cast<std::int64_t>(p) * n});
+            cuda::softmax_part<T>(launch(), extent,
+                                  {from, d_targets.data(), first,
+                                   d_numbers.data() + 3 * static_cast<std::int64_t>(p) * n, t.softcap});
           } else {
-            cuda::cross_entropy_part<T>(
-                launch(), extent,
-                {{from, d_targets.data(), d_loss.data(), {dlogits.data + first, dlogits.ld}, t.scale},
-                 first,
-                 d_numbers.data(),
-                 parts},
-                d_scratch.data());
+            cuda::cross_entropy_part<T>(launch(), extent,
+                                        {{from,
+                                          d_targets.data(),
+                                          d_loss.data(),
+                                          {dlogits.data + first, dlogits.ld},
+                                          t.scale,
+                                          t.softcap},
+                                         first,
+                                         d_numbers.data(),
+                                         parts},
+                                        d_scratch.data());
           }
         }
       }
       d_dlogits.fetch(), d_loss.fetch();
       t.loss = kLossBefore + (sum[0] - kLossBefore) / static_cast<double>(parts);  // every part has added it
-      t.expect_definition(43 + 200 + 16);
+      t.expect_definition(43 + 200 + 16 + 16 * t.softcap);
     }
   }
 }

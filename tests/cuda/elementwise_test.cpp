@@ -2,6 +2,7 @@
 #include <numbers>
 
 #include "tests/cuda/operand.hpp"
+#include "ziggurat/kernels/rope.hpp"
 
 namespace zg::test {
 namespace {
@@ -255,6 +256,52 @@ TYPED_TEST(CudaElementwise, SwigluBackward) {
   });
 }
 
+TYPED_TEST(CudaElementwise, GeluGated) {
+  using T = TypeParam;
+  auto random = generator(7);
+  for_each_shape([&](std::int64_t cols, Layout layout) {
+    Operand<T> gate_up(5, 2 * cols, layout), dy(5, cols, layout), y(5, cols, layout),
+        both(5, 2 * cols, layout);
+    gate_up.fill_normal(random, 0, 2);
+    gate_up.send(), dy.fill_normal(random).send(), y.send(), both.send();
+    cuda::swiglu<T>(launch(), {5, cols}, gate_up.read(), y.view(), Gate::kGeluTanh);
+    cuda::swiglu_backward<T>(launch(), {5, cols}, gate_up.read(), dy.read(), both.view(), Gate::kGeluTanh);
+    y.fetch("y"), both.fetch("d_gate_up");
+    for (std::int64_t r = 0; r < 5; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) {
+        const double g = gate_up(r, c), u = gate_up(r, cols + c), e = dy(r, c), s = sigmoid(two_u(g));
+        const double roundings = sigmoid_roundings(two_u(g)), value = g * s;
+        ASSERT_NEAR(y(r, c), value * u,
+                    bound<T>(value * u, roundings, std::abs(value * u)) + floor_of(g * u));
+        const double slope = 2 * std::sqrt(2 / std::numbers::pi) * (1 + 3 * 0.044715 * g * g);
+        const double d_gate = e * u * (s + g * slope * s * sigmoid(-two_u(g))), d_up = e * value;
+        const double scale = std::abs(e * u) * s * (1 + std::abs(g) * slope);
+        ASSERT_NEAR(both(r, c), d_gate,
+                    bound<T>(d_gate, roundings, scale) + floor_of(e * u) * (1 + std::abs(g) * slope));
+        ASSERT_NEAR(both(r, cols + c), d_up, bound<T>(d_up, roundings, std::abs(d_up)) + floor_of(e * g));
+      }
+    }
+  });
+}
+
+// Rounded once, with the same bits as on the host; in place, too.
+TYPED_TEST(CudaElementwise, Scale) {
+  using T = TypeParam;
+  using A = Acc<T>;
+  auto random = generator(8);
+  const T factor = static_cast<T>(static_cast<A>(std::sqrt(3072.0)));
+  for_each_shape([&](std::int64_t cols, Layout layout) {
+    Operand<T> x(5, cols, layout), y(5, cols, layout), expected(5, cols, layout);
+    x.fill_normal(random);
+    host::scale<T>({5, cols}, x.host_view(), factor, expected.host_view());
+    x.send(), y.send();
+    cuda::scale<T>(launch(), {5, cols}, x.read(), factor, y.view());
+    cuda::scale<T>(launch(), {5, cols}, x.read(), factor, x.view());
+    y.fetch("y"), x.fetch("x");
+    EXPECT_TRUE(y.same_bits(expected) && x.same_bits(expected));
+  });
+}
+
 TYPED_TEST(CudaElementwise, NonFiniteValuesStayVisible) {
   using T = TypeParam;
   Operand<T> x(1, 86), dy(1, 43), y(1, 43), dx(1, 86);
@@ -287,8 +334,8 @@ TYPED_TEST(CudaElementwise, NothingOfNothing) {
   cuda::gelu<T>(launch(), {0, 8}, x.read(), y.view());
   cuda::add<T>(launch(), {1, 0}, x.read(), x.read(), y.view());
   cuda::dropout<T>(launch(), {0, 0}, x.read(), {.rate = 0.5}, y.view());
-  cuda::rope<T>(launch(), y.data(), 8, 0, 1, 1, 8, 10000, false);
-  cuda::rope<T>(launch(), y.data(), 8, 1, 1, 0, 8, 10000, false);
+  cuda::rope<T>(launch(), y.data(), 8, 0, 1, 1, 8, rope_table(10000, 4), false);
+  cuda::rope<T>(launch(), y.data(), 8, 1, 1, 0, 8, rope_table(10000, 4), false);
   y.fetch("y");
   for (std::int64_t c = 0; c < 8; ++c) EXPECT_EQ(y(0, c), 3);
 }
@@ -316,7 +363,8 @@ void expect_turned(const RopeCase& k, double theta, Layout layout, std::mt19937_
   }
   for (const bool inverse : {false, true}) {
     x.send();
-    cuda::rope<T>(launch(), x.data(), x.view().ld, k.rows, k.time, k.heads, k.head_size, theta, inverse);
+    cuda::rope<T>(launch(), x.data(), x.view().ld, k.rows, k.time, k.heads, k.head_size,
+                  rope_table(theta, half), inverse);
     x.fetch("x");
     for (std::int64_t r = 0; r < k.rows; ++r) {
       for (std::int64_t c = 0; c < width; ++c) {
@@ -342,12 +390,59 @@ void expect_turned(const RopeCase& k, double theta, Layout layout, std::mt19937_
 
 TYPED_TEST(CudaElementwise, RopeTurnsPairs) {
   auto random = generator(7);
-  // Heads of packs and not, fewer and more heads than a thread takes, and more pairs than a launch.
+  // Heads of packs and not, fewer and more heads than a thread takes, and the most pairs.
   for (const RopeCase& k : {RopeCase{7, 3, 3, 64}, RopeCase{5, 9, 9, 16}, RopeCase{3, 2, 19, 6},
-                            RopeCase{4, 4, 1, 2}, RopeCase{3, 3, 1, 1040}}) {
+                            RopeCase{4, 4, 1, 2}, RopeCase{3, 3, 1, 512}}) {
     for (const Layout layout : kLayouts) {
       expect_turned<TypeParam>(k, 10000, layout, random);
       if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+// Part of each head, times an amplitude either way, by places in documents.
+TYPED_TEST(CudaElementwise, RopeByATable) {
+  using T = TypeParam;
+  constexpr std::int64_t kRows = 10, kTime = 5, kHeads = 9;
+  std::vector<std::int32_t> first = {0, 0, 2, 2, 2, 0, 1, 2, 2, 4};
+  auto random = generator(9);
+  for (const auto& [head_size, pairs] : {std::pair<std::int64_t, std::int64_t>{64, 16}, {24, 12}, {43, 7}}) {
+    RopeTable table = rope_table(10000, pairs);
+    table.amplitude = 1.3;
+    for (std::int64_t i = 0; i < pairs; ++i)
+      table.frequency[static_cast<std::size_t>(i)] *= 1 - 0.4 / static_cast<double>(i + 1);
+    for (const Layout layout : kLayouts) {
+      for (const bool inverse : {false, true}) {
+        Operand<T> x(kRows, kHeads * head_size, layout), before(kRows, kHeads * head_size, layout);
+        x.fill_normal(random);
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          for (std::int64_t c = 0; c < x.cols(); ++c) before.set(r, c, x(r, c));
+        }
+        x.send();
+        OnDevice<std::int32_t> on_first(first);
+        cuda::rope<T>(launch(), x.data(), x.view().ld, kRows, kTime, kHeads, head_size, table, inverse,
+                      on_first.data());
+        x.fetch("x");
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          for (std::int64_t c = 0; c < x.cols(); ++c) {
+            const std::int64_t i = c % head_size % pairs, left = c - c % head_size + i;
+            if (c % head_size >= 2 * pairs) {
+              ASSERT_EQ(x(r, c), before(r, c));
+              continue;
+            }
+            const double angle = static_cast<double>(r % kTime - first[static_cast<std::size_t>(r)]) *
+                                 table.frequency[static_cast<std::size_t>(i)];
+            const double a = before(r, left), b = before(r, left + pairs);
+            const double cosine = 1.3 * std::cos(angle), sine = 1.3 * std::sin(angle) * (inverse ? -1 : 1);
+            const double expected = c == left ? a * cosine - b * sine : b * cosine + a * sine;
+            // As in expect_turned(), and of the amplitude's product; angles are at most 4.
+            ASSERT_NEAR(x(r, c), expected,
+                        bound<T>(expected, (std::is_same_v<T, double> ? 32 : 4) + 5,
+                                 1.3 * (std::abs(a) + std::abs(b))))
+                << r << ", " << c << ", head size " << head_size << (inverse ? " inverse" : "");
+          }
+        }
+      }
     }
   }
 }
@@ -364,7 +459,7 @@ TYPED_TEST(CudaElementwise, RopeIsAccurateInLongContexts) {
   std::vector<T> x(static_cast<std::size_t>(rows * 2 * half));
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<T>(i % 8 < 4 ? 1.0f : 0.0f);
   OnDevice<T> device(x);
-  cuda::rope<T>(launch(), device.data(), 2 * half, rows, kTime, 1, 2 * half, 10000, false);
+  cuda::rope<T>(launch(), device.data(), 2 * half, rows, kTime, 1, 2 * half, rope_table(10000, half), false);
   device.fetch();
   for (int k = 0; k < 2000; ++k) {
     const std::int64_t p = k == 0 ? kTime - 1 : position(random), i = k % half;

@@ -172,6 +172,65 @@ TYPED_TEST(CudaEmbedding, BackwardOfWideRows) {
   EXPECT_TRUE(dwpe.same_bits(b.in_order(b.dwpe, b.by_position())));
 }
 
+// Positions that restart in documents: forward, and the gradients of the table in the order of the tokens.
+TYPED_TEST(CudaEmbedding, PositionsRestartInDocuments) {
+  using T = TypeParam;
+  using A = Acc<T>;
+  constexpr std::int64_t kVocabulary = 11, kTime = 50, kTokens = 100, kPositions = 30;
+  std::vector<std::int32_t> first(kTokens);
+  for (std::int32_t r = 0; r < kTokens; ++r) {
+    const std::int32_t t = r % kTime;
+    first[static_cast<std::size_t>(r)] = r < kTime ? (t < 30 ? 0 : t < 31 ? 30 : 31) : t / 7 * 7;
+  }
+  for (const std::int64_t cols : {1, 43, 256, 520}) {
+    for (const Gaps& gaps : kGaps) {
+      auto random = generator(4);
+      Ids ids = random_ids(kTokens, kVocabulary, 2);
+      Matrix<T> wte(kVocabulary, cols, gaps[0]), wpe(kPositions, cols, gaps[1]), out(kTokens, cols, gaps[2]);
+      Matrix<T> dout(kTokens, cols, gaps[0]);
+      Matrix<A> dwpe(kPositions, cols, gaps[2]);
+      wte.fill_normal(random), wpe.fill_normal(random), dout.fill_normal(random), dwpe.fill_normal(random);
+      Matrix<A> sums(kPositions, cols), table = dwpe;
+      OnDevice<T> d_wte(wte), d_wpe(wpe), d_out(out), d_dout(dout);
+      OnDevice<A> d_dwpe(dwpe);
+      OnDevice<std::int32_t> d_ids(ids), d_first(first);
+      cuda::embedding<T>(launch(), {kTokens, cols},
+                         {.ids = d_ids.data(),
+                          .vocabulary = kVocabulary,
+                          .positions = kPositions,
+                          .rows = kTime,
+                          .first_keys = d_first.data(),
+                          .wte = d_wte,
+                          .wpe = d_wpe,
+                          .out = d_out});
+      cuda::embedding_backward<T>(launch(), {kTokens, cols},
+                                  {.ids = d_ids.data(),
+                                   .vocabulary = kVocabulary,
+                                   .positions = kPositions,
+                                   .rows = kTime,
+                                   .first_keys = d_first.data(),
+                                   .dout = d_dout,
+                                   .dwte = {},
+                                   .dwpe = d_dwpe});
+      d_out.fetch(), d_dwpe.fetch();
+      for (std::int64_t r = 0; r < kTokens; ++r) {
+        const auto n = static_cast<std::size_t>(r);
+        const std::int64_t place = r % kTime - first[n];
+        for (std::int64_t c = 0; c < cols; ++c) {
+          const auto sum = static_cast<A>(wte.at(ids[n], c)) + static_cast<A>(wpe.at(place, c));
+          ASSERT_EQ(out.get(r, c), static_cast<double>(static_cast<A>(static_cast<T>(sum))));
+          sums.at(place, c) += static_cast<A>(dout.at(r, c));
+        }
+      }
+      for (std::int64_t p = 0; p < kPositions; ++p) {
+        for (std::int64_t c = 0; c < cols; ++c) table.at(p, c) += sums.at(p, c);
+      }
+      ASSERT_TRUE(dwpe.same_bits(table));
+      out.expect_gaps_intact("out");
+    }
+  }
+}
+
 // Ids with few, with many and with so many tokens that a list of them is full several times.
 template <class T>
 Backward<T> frequent_ids(std::int64_t tokens) {

@@ -59,12 +59,12 @@ TEST(CudaAttentionChoice, CudnnTakesWhatItCanAndOursTheRest) {
   std::vector<bf16> qkv(8 * 40), o(8 * 24);
   std::vector<float> lse(16);
   const int asked = log.asked;
-  attention.forward<bf16>({}, kSmall, qkv.data(), 40, o.data(), 24, lse.data(), nullptr);
+  attention.forward<bf16>({}, kSmall, qkv.data(), 40, o.data(), 24, lse.data(), nullptr, nullptr);
   EXPECT_EQ(log.forward, 1);
   EXPECT_EQ(log.last.ld_qkv, 40);
   EXPECT_EQ(log.last.ld_o, 24);
   attention.backward<bf16>({}, kSmall, qkv.data(), 40, o.data(), 24, lse.data(), o.data(), 24, qkv.data(), 40,
-                           nullptr);
+                           nullptr, nullptr);
   EXPECT_EQ(log.backward, 1);
   EXPECT_EQ(log.last.ld_dqkv, 40);
   EXPECT_FALSE(log.last.deterministic);
@@ -77,6 +77,25 @@ TEST(CudaAttentionChoice, OursIsOursAlone) {
   EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kSmall),
             cuda::attention_scratch_bytes(DType::kBF16, kSmall, false));
   EXPECT_EQ(attention.describe(), "own attention");
+}
+
+// What cuDNN is not asked for is ours, with our scratch memory; a scale alone is cuDNN's, too.
+TEST(CudaAttentionChoice, WindowsCapsAndDocumentsAreOurs) {
+  FakeCudnn::Log log;
+  Attention attention(AttentionKernel::kAuto, false, std::make_unique<FakeCudnn>(log), "");
+  AttentionShape window = kSmall, cap = kSmall, documents = kSmall, scale = kSmall;
+  window.rule.window = 3, cap.rule.softcap = 2, documents.documents = true, scale.rule.scale = 0.5;
+  for (const AttentionShape& shape : {window, cap, documents}) {
+    EXPECT_EQ(attention.scratch_bytes(DType::kBF16, shape),
+              cuda::attention_scratch_bytes(DType::kBF16, shape, false));
+  }
+  EXPECT_EQ(log.asked, 0);
+  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, scale), 5000);
+  EXPECT_EQ(attention.scratch_bytes(DType::kBF16, kSmall), 5000);
+  Attention must(AttentionKernel::kCudnn, false, std::make_unique<FakeCudnn>(log), "");
+  EXPECT_HAS(error_of([&] { (void)must.scratch_bytes(DType::kBF16, window); }).message(), "a window of 3");
+  EXPECT_HAS(error_of([&] { (void)must.scratch_bytes(DType::kBF16, cap); }).message(), "capped at 2");
+  EXPECT_HAS(error_of([&] { (void)must.scratch_bytes(DType::kBF16, documents); }).message(), "documents");
 }
 
 // In a deterministic run nobody looks for cuDNN unless it is named. Whoever asked for "auto" is told why.

@@ -55,7 +55,8 @@ struct Settings {
             .validation_share = validation_share,
             .tokenizer = tokenizer,
             .token_dtype = token_dtype,
-            .seq_len = seq_len};
+            .seq_len = seq_len,
+            .blend = {}};
   }
 };
 

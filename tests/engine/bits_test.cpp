@@ -19,6 +19,8 @@ struct Case {
 TinySetup setup_of(const Case& c) {
   TinySetup s;
   s.model = c.arch == Arch::kGpt2 ? tiny_gpt2() : tiny_llama();
+  if (c.arch == Arch::kGemma3) s.model = with_every_option(s.model);
+  if (c.arch == Arch::kOlmo2) s.model = with_norms_after(s.model);
   s.dtype = c.dtype;
   return s;
 }
@@ -217,7 +219,9 @@ TEST_P(Placements, EarlyUpdatesAreDeferredOnesWithoutClipping) {
 INSTANTIATE_TEST_SUITE_P(Models, Placements,
                          testing::Values(Case{"gpt2_f32", Arch::kGpt2, DType::kF32},
                                          Case{"gpt2_bf16", Arch::kGpt2, DType::kBF16},
-                                         Case{"llama_bf16", Arch::kLlama, DType::kBF16}),
+                                         Case{"llama_bf16", Arch::kLlama, DType::kBF16},
+                                         Case{"every_option_bf16", Arch::kGemma3, DType::kBF16},
+                                         Case{"norms_after_f32", Arch::kOlmo2, DType::kF32}),
                          [](const auto& one) { return std::string(one.param.name); });
 
 // With dropout neither placement changes a bit, nor what is kept or repeated, nor the order of micro-batches.

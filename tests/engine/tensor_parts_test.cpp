@@ -26,6 +26,7 @@ std::vector<Case> cases() {
   all.push_back({"llama", llama});
   llama.layers = 2, llama.tied = true, llama.kv_heads = 2;
   all.push_back({"llama_tied_2_kv_heads", llama});
+  all.push_back({"every_option", with_every_option(llama)});
   llama.tied = false, llama.heads = 12, llama.kv_heads = 3, llama.head_size = 14;
   all.push_back({"llama_3_kv_heads", llama});
   return all;

@@ -89,6 +89,16 @@ TEST(Tiles, InFp64AreWholeLayers) {
   }
 }
 
+TEST(Tiles, InFp64LayersOfOtherFamiliesAreWholeLayers) {
+  TinySetup tiles = setup_of(true, DType::kF64), whole = setup_of(true, DType::kF64, Blocks::kWhole);
+  const ModelConfig llama = tiles.model;
+  for (const ModelConfig& model : {with_every_option(llama), with_norms_after(llama)}) {
+    SCOPED_TRACE(title_of(model.arch));
+    tiles.model = whole.model = model;
+    expect_near(train(tiles), train(whole), 1e-11);
+  }
+}
+
 TEST(Tiles, InFewerBitsRoundAlmostAsWholeLayers) {
   for (const bool llama : {false, true}) {
     const TinySetup fp32 = with_sgd(setup_of(llama, DType::kF32));

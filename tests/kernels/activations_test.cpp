@@ -131,6 +131,73 @@ TYPED_TEST(Activations, SwiGluMatchesItsDefinition) {
   });
 }
 
+TYPED_TEST(Activations, GeluGatedMatchesItsDefinition) {
+  using T = TypeParam;
+  for_each_target([] {
+    for (const std::int64_t cols : kWidths) {
+      auto random = generator(7);
+      Matrix<T> gate_up(7, 2 * cols, 3), y(7, cols, 2);
+      gate_up.fill_normal(random, 0, 2);
+      host::swiglu<T>({7, cols}, gate_up, y, Gate::kGeluTanh);
+      gate_up.expect_gaps_intact("gate_up"), y.expect_gaps_intact("y");
+      for (std::int64_t r = 0; r < 7; ++r) {
+        for (std::int64_t c = 0; c < cols; ++c) {
+          const double g = gate_up.get(r, c), expected = gelu_reference(g) * gate_up.get(r, cols + c);
+          ASSERT_NEAR(
+              y.get(r, c), expected,
+              bound<T>(expected, activation_roundings(1.6 * (std::abs(g) + 0.05 * std::pow(g, 3))) + 32,
+                       std::abs(expected)) +
+                  1e-34);
+        }
+      }
+    }
+  });
+}
+
+TEST(ActivationSlopes, GeluGated) {
+  for_each_target([] {
+    constexpr std::int64_t kCols = 43;
+    auto random = generator(8);
+    Matrix<double> gate_up(3, 2 * kCols, 1), y(3, kCols), dy(3, kCols), d(3, 2 * kCols, 2);
+    gate_up.fill_normal(random, 0, 2), dy.fill_normal(random);
+    host::swiglu_backward<double>({3, kCols}, gate_up, dy, d, Gate::kGeluTanh);
+    for (std::int64_t r = 0; r < 3; ++r) {
+      for (std::int64_t c = 0; c < 2 * kCols; ++c) {
+        const double expected = slope(gate_up.at(r, c), [&] {
+          host::swiglu<double>({3, kCols}, gate_up, y, Gate::kGeluTanh);
+          return y.get(r, c % kCols) * dy.get(r, c % kCols);
+        });
+        ASSERT_NEAR(d.get(r, c), expected, kSlopeBound) << r << ", " << c;
+      }
+    }
+  });
+}
+
+TYPED_TEST(Activations, ScaleRoundsOnceAndMayAlias) {
+  using T = TypeParam;
+  using A = Acc<T>;
+  for_each_target([] {
+    for (const std::int64_t cols : kWidths) {
+      auto random = generator(9);
+      Matrix<T> x(5, cols, 3), y(5, cols, 2);
+      x.fill_normal(random);
+      const T factor = static_cast<T>(static_cast<A>(std::sqrt(3072.0)));  // bf16: 55.5
+      host::scale<T>({5, cols}, x, factor, y);
+      y.expect_gaps_intact("y");
+      for (std::int64_t r = 0; r < 5; ++r) {
+        for (std::int64_t c = 0; c < cols; ++c) {
+          const A product = static_cast<A>(x.at(r, c)) * static_cast<A>(factor);
+          ASSERT_EQ(y.get(r, c), static_cast<double>(static_cast<A>(static_cast<T>(product))));
+        }
+      }
+      host::scale<T>({5, cols}, x, factor, x);
+      for (std::int64_t r = 0; r < 5; ++r) {
+        for (std::int64_t c = 0; c < cols; ++c) ASSERT_EQ(x.get(r, c), y.get(r, c));
+      }
+    }
+  });
+}
+
 // The narrower types against the double kernels, in place as the engine uses them.
 TYPED_TEST(Activations, BackwardMatchesDoubleInPlace) {
   using T = TypeParam;
@@ -140,6 +207,10 @@ TYPED_TEST(Activations, BackwardMatchesDoubleInPlace) {
       Matrix<T> x(5, 2 * cols, 3), dy(5, cols, 2), gelu_x(5, cols, 1);
       x.fill_normal(random, 0, 2), dy.fill_normal(random), gelu_x.fill_normal(random, 0, 2);
       auto xd = copy_as<double>(x), dyd = copy_as<double>(dy), gxd = copy_as<double>(gelu_x);
+      Matrix<T> gelu_gated = x;
+      auto gelu_gated_d = xd;
+      host::swiglu_backward<T>({5, cols}, gelu_gated, dy, gelu_gated, Gate::kGeluTanh);
+      host::swiglu_backward<double>({5, cols}, gelu_gated_d, dyd, gelu_gated_d, Gate::kGeluTanh);
       host::swiglu_backward<T>({5, cols}, x, dy, x);
       host::swiglu_backward<double>({5, cols}, xd, dyd, xd);
       host::gelu_backward<T>({5, cols}, gelu_x, dy, dy);
@@ -149,6 +220,8 @@ TYPED_TEST(Activations, BackwardMatchesDoubleInPlace) {
         for (std::int64_t c = 0; c < 2 * cols; ++c) {
           // Values are below 10 and 1 - s errs by units of 1; |argument| is below 20.
           ASSERT_NEAR(x.get(r, c), xd.get(r, c), bound<T>(xd.get(r, c), activation_roundings(20), 50));
+          const double gelu = gelu_gated_d.get(r, c);
+          ASSERT_NEAR(gelu_gated.get(r, c), gelu, bound<T>(gelu, activation_roundings(60), 50));
         }
         for (std::int64_t c = 0; c < cols; ++c) {
           ASSERT_NEAR(dy.get(r, c), dyd.get(r, c), bound<T>(dyd.get(r, c), activation_roundings(60), 20));

@@ -118,7 +118,7 @@ class Ring {
         const std::int64_t s = (r - j + parts) % parts;
         AttentionBlock b{whole.batch, local,       local,          local,
                          local,       whole.heads, whole.kv_heads, whole.head_size};
-        b.causal = r == s, b.merge = r != s;
+        b.causal = r == s, b.merge = r != s, b.rule = whole.rule;
         if (s < r) b.keys = chunk;     // of the rank's later chunk none is visible
         if (s > r) b.queries = chunk;  // the earlier queries see nothing
         body(ranks[static_cast<std::size_t>(r)], ranks[static_cast<std::size_t>(s)], b, s > r ? chunk : 0);
@@ -149,8 +149,14 @@ void compare_ring(const AttentionShape& whole, std::int64_t parts, std::int64_t 
 }
 
 inline AttentionShape ring_shape(std::int64_t batch, std::int64_t time, std::int64_t heads,
-                                 std::int64_t kv_heads, std::int64_t head_size) {
-  return {.batch = batch, .time = time, .heads = heads, .kv_heads = kv_heads, .head_size = head_size};
+                                 std::int64_t kv_heads, std::int64_t head_size,
+                                 const AttentionRule& rule = {}) {
+  return {.batch = batch,
+          .time = time,
+          .heads = heads,
+          .kv_heads = kv_heads,
+          .head_size = head_size,
+          .rule = rule};
 }
 
 }  // namespace zg::test

@@ -40,6 +40,13 @@ TYPED_TEST(AttentionBlocks, AreTheWholeAttention) {
   compare_ring<TypeParam>(ring_shape(1, 6 * 131, 1, 1, 8), 3, 2, HostBlocks<TypeParam>());
 }
 
+TYPED_TEST(AttentionBlocks, HaveTheirScaleAndCap) {
+  const AttentionRule scaled{.scale = 0.4}, capped{.softcap = 2}, both{.scale = 0.3, .softcap = 5};
+  compare_ring<TypeParam>(ring_shape(2, 42, 4, 2, 43, scaled), 3, 5, HostBlocks<TypeParam>());
+  compare_ring<TypeParam>(ring_shape(1, 136, 2, 1, 16, capped), 2, 1, HostBlocks<TypeParam>());
+  compare_ring<TypeParam>(ring_shape(1, 136, 2, 1, 16, both), 2, 1, HostBlocks<TypeParam>());
+}
+
 // Scores of some thousands, of which the block that is merged has all the weight, or none.
 TYPED_TEST(AttentionBlocks, MergesDoNotOverflow) {
   using T = TypeParam;

@@ -1,8 +1,9 @@
-// Attention in fp64, written plainly: the full softmax of the stored inputs, with the sums of magnitudes that
-// bound the errors of a computation in less.
+// Attention in fp64, written plainly: the full softmax of the stored inputs over the keys that the rule and
+// the documents leave, with the sums of magnitudes that bound the errors of a computation in less.
 #pragma once
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/support.hpp"
@@ -17,11 +18,14 @@ constexpr double arithmetic_error() {
 }
 
 struct AttentionReference {
+  // firsts: of each row of all sequences the first row that it sees; empty: all see row 0.
   // tiny: what a probability or a score's gradient may lose beside its relative rounding to T, in units of
   // that.
   template <class T>
-  AttentionReference(const AttentionShape& s, const Matrix<T>& qkv, const Matrix<T>& d_o)
+  AttentionReference(const AttentionShape& s, const Matrix<T>& qkv, const Matrix<T>& d_o,
+                     std::vector<std::int32_t> firsts = {})
       : shape(s),
+        first_keys(std::move(firsts)),
         o(qkv.rows(), s.heads * s.head_size),
         o_size(o),
         dqkv(qkv.rows(), qkv.cols()),
@@ -50,21 +54,30 @@ struct AttentionReference {
   }
 
   AttentionShape shape;
+  std::vector<std::int32_t> first_keys;
   Matrix<double> o, o_size, dqkv, dqkv_size;
   std::vector<double> lse;
   double worst = 0;  // relative error of a probability, in the arithmetic's roundings
   double terms = 0, tiny = 0;
 
  private:
+  // Of the sequence whose first row is `sequence`.
+  bool sees(std::int64_t sequence, std::int64_t query, std::int64_t key) const {
+    if (shape.rule.window > 0 && !(query - shape.rule.window < key)) return false;
+    return first_keys.empty() || key >= first_keys[static_cast<std::size_t>(sequence + query)];
+  }
   template <class T>
   void row(const Matrix<T>& qkv, const Matrix<T>& d_o, std::int64_t b, std::int64_t h, std::int64_t i) {
     const std::int64_t size = shape.head_size, kv = h / (shape.heads / shape.kv_heads),
                        first = b * shape.time;
     const std::int64_t q_at = h * size, k_at = (shape.heads + kv) * size, v_at = k_at + shape.kv_heads * size;
-    const double scale = 1 / std::sqrt(static_cast<double>(size));
-    std::vector<double> p(static_cast<std::size_t>(i + 1)), dp(p), dp_size(p);
+    const double cap = shape.rule.softcap,
+                 scale = shape.rule.scale != 0 ? shape.rule.scale : 1 / std::sqrt(static_cast<double>(size));
+    std::vector<double> p(static_cast<std::size_t>(i + 1)), slope(p), dp(p), dp_size(p);
     double max = -std::numeric_limits<double>::infinity(), sum = 0, error = 0;
     for (std::int64_t j = 0; j <= i; ++j) {
+      p[static_cast<std::size_t>(j)] = -std::numeric_limits<double>::infinity();
+      if (!sees(first, i, j)) continue;
       double s = 0, magnitude = 0;
       for (std::int64_t c = 0; c < size; ++c) {
         const double product = qkv.get(first + i, q_at + c) * qkv.get(first + j, k_at + c);
@@ -73,6 +86,14 @@ struct AttentionReference {
       s *= scale;
       // A score is rounded once for each term and when it is scaled; an exponential once for its argument.
       error = std::max(error, (static_cast<double>(size) + 4) * magnitude * scale + 4 * std::abs(s));
+      if (cap != 0) {
+        // A hyperbolic tangent has 5 roundings, and two products of its own.
+        const double t = std::tanh(s / cap);
+        slope[static_cast<std::size_t>(j)] = 1 - t * t;
+        s = cap * t, error += 7 * std::abs(s);
+      } else {
+        slope[static_cast<std::size_t>(j)] = 1;
+      }
       max = std::max(max, s);
       p[static_cast<std::size_t>(j)] = s;
     }
@@ -82,9 +103,14 @@ struct AttentionReference {
     lse[static_cast<std::size_t>((b * shape.heads + h) * shape.time + i)] = log_sum;
     // Of two scores (the maximum's, or the stored lse's), of lse, of some exponentials and of their sum.
     worst = std::max(worst, 2 * error + 4 * std::abs(log_sum) + 8 + static_cast<double>(i + 1));
+    // The slope of a cap, 1 - t^2 with t's error of at most error / cap, and three roundings.
+    if (cap != 0)
+      worst = std::max(worst,
+                       2 * error * (1 + 1 / cap) + 4 * std::abs(log_sum) + 12 + static_cast<double>(i + 1));
     double delta = 0, delta_size = 0;
     for (std::int64_t j = 0; j <= i; ++j) {
       const auto at = static_cast<std::size_t>(j);
+      if (!sees(first, i, j)) continue;
       for (std::int64_t c = 0; c < size; ++c) {
         const double v = qkv.get(first + j, v_at + c), g = d_o.get(first + i, q_at + c);
         o.at(first + i, q_at + c) += p[at] * v;
@@ -95,7 +121,8 @@ struct AttentionReference {
     }
     for (std::int64_t j = 0; j <= i; ++j) {
       const auto at = static_cast<std::size_t>(j);
-      const double ds = p[at] * (dp[at] - delta) * scale,
+      if (!sees(first, i, j)) continue;
+      const double ds = p[at] * (dp[at] - delta) * scale * slope[at],
                    ds_size = ((p[at] + tiny) * (dp_size[at] + delta_size) + tiny) * scale;
       for (std::int64_t c = 0; c < size; ++c) {
         const double q = qkv.get(first + i, q_at + c), k = qkv.get(first + j, k_at + c);

@@ -1,4 +1,4 @@
-// Attention and rotary embedding against plain double references, and against finite differences.
+// Attention against plain double references, and against finite differences.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -174,55 +174,6 @@ void expect_same_bits() {
 TEST(Attention, BitsDoNotDependOnThreads) {
   expect_same_bits<bf16>();
   expect_same_bits<fp16>();
-}
-
-// ---- rotary embedding
-
-template <class T>
-void compare_rope(std::int64_t head_size) {
-  const std::int64_t time = 37, rows = 2 * time, heads = 3;
-  const double theta = 10000;
-  // Of sine and cosine, of two products and a sum, and of the stored result.
-  const double roundings = 3 * unit_roundoff<Acc<T>>() + unit_roundoff<T>();
-  Matrix<T> x(rows, heads * head_size + 4, kGap);  // the last four columns are not rope's
-  auto random = generator();
-  x.fill_normal(random);
-  const Matrix<T> before = x;
-  host::rope<T>(x.data(), x.ld(), rows, time, heads, head_size, theta, /*inverse=*/false);
-  const std::int64_t half = head_size / 2;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t h = 0; h < heads; ++h) {
-      for (std::int64_t i = 0; i < half; ++i) {
-        const double angle = static_cast<double>(r % time) *
-                             std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_size));
-        const double a = before.get(r, h * head_size + i), b = before.get(r, h * head_size + half + i);
-        const double tolerance = (std::abs(a) + std::abs(b)) * roundings + least_error<T>();
-        ASSERT_NEAR(x.get(r, h * head_size + i), a * std::cos(angle) - b * std::sin(angle), tolerance);
-        ASSERT_NEAR(x.get(r, h * head_size + half + i), b * std::cos(angle) + a * std::sin(angle), tolerance);
-      }
-    }
-    for (std::int64_t c = heads * head_size; c < x.cols(); ++c) ASSERT_EQ(x.get(r, c), before.get(r, c));
-  }
-  x.expect_gaps_intact("x");
-  host::rope<T>(x.data(), x.ld(), rows, time, heads, head_size, theta, /*inverse=*/true);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t c = 0; c < heads * head_size; ++c) {
-      // Two passes over numbers that a rotation makes at most sqrt(2) times the largest of a pair: 6 is ample
-      // here.
-      ASSERT_NEAR(x.get(r, c), before.get(r, c), 6.0 * 4 * roundings);
-    }
-  }
-}
-
-TEST(Rope, RotatesPairsOfHalvesAndBack) {
-  for_each_target([] {
-    for (const std::int64_t head_size : {2, 22, 64, 128}) {
-      compare_rope<float>(head_size);
-      compare_rope<bf16>(head_size);
-      compare_rope<fp16>(head_size);
-      compare_rope<double>(head_size);
-    }
-  });
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ struct CrossEntropyRows {
   Matrix<A> logits;
   Matrix<T> dlogits;
   std::vector<std::int32_t> targets;
-  double loss = kLossBefore, scale = 1;
+  double loss = kLossBefore, scale = 1, softcap = 0;
 
   CrossEntropyRows(std::int64_t n, std::int64_t v, std::int64_t gap, std::int64_t gradient_gap)
       : rows(n),
@@ -35,23 +35,31 @@ struct CrossEntropyRows {
     if (n > 2) targets[2] = -1;
   }
 
+  // A logit as it counts.
+  double logit(std::int64_t r, std::int64_t c) const {
+    const double l = logits.get(r, c);
+    return softcap == 0 ? l : softcap * std::tanh(l / softcap);
+  }
+  double cap_slope(std::int64_t r, std::int64_t c) const {
+    return softcap == 0 ? 1 : 1 - std::pow(std::tanh(logits.get(r, c) / softcap), 2);
+  }
   // roundings: relative, of a sum of exponentials and of each of them over it.
   void expect_definition(double roundings) {
     logits.expect_gaps_intact("logits"), dlogits.expect_gaps_intact("dlogits");
     double sum_of_losses = kLossBefore, size = 1;
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t target = targets[static_cast<std::size_t>(r)];
-      double max = logits.get(r, 0), sum = 0;
-      for (std::int64_t c = 0; c < cols; ++c) max = std::max(max, logits.get(r, c));
-      for (std::int64_t c = 0; c < cols; ++c) sum += std::exp(logits.get(r, c) - max);
+      double max = logit(r, 0), sum = 0;
+      for (std::int64_t c = 0; c < cols; ++c) max = std::max(max, logit(r, c));
+      for (std::int64_t c = 0; c < cols; ++c) sum += std::exp(logit(r, c) - max);
       for (std::int64_t c = 0; c < cols; ++c) {
-        const double p = std::exp(logits.get(r, c) - max) / sum;
-        const double expected = target < 0 ? 0 : scale * (p - (c == target ? 1 : 0));
+        const double p = std::exp(logit(r, c) - max) / sum;
+        const double expected = target < 0 ? 0 : scale * (p - (c == target ? 1 : 0)) * cap_slope(r, c);
         ASSERT_NEAR(dlogits.get(r, c), expected, bound<T>(expected, roundings, scale * p)) << r << ", " << c;
       }
       if (target < 0) continue;
-      sum_of_losses += std::log(sum) - (logits.get(r, target) - max);
-      size += std::log(sum) + max - logits.get(r, target);
+      sum_of_losses += std::log(sum) - (logit(r, target) - max);
+      size += std::log(sum) + max - logit(r, target);
     }
     // The relative error of the sum is the absolute error of its logarithm.
     EXPECT_NEAR(loss, sum_of_losses,

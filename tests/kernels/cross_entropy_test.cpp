@@ -15,7 +15,8 @@ struct Case : CrossEntropyRows<T> {
                                                       .targets = this->targets.data(),
                                                       .loss_sum = &this->loss,
                                                       .dlogits = this->dlogits,
-                                                      .scale = this->scale});
+                                                      .scale = this->scale,
+                                                      .softcap = this->softcap});
   }
 };
 
@@ -48,46 +49,65 @@ TYPED_TEST(CrossEntropy, ScalesTheGradientAndNotTheLoss) {
   expect_definition<TypeParam>(32768);
 }
 
-// In parts of equal and of unequal width, one of which has nothing but -infinity in a row.
+// tanh has 4 units in the last place, which are 8 roundings of at most the cap in the exponent, and the
+// derivative 1 - tanh^2 errs by as many of 1. A logit of 200, or an infinite one, counts as the cap.
+TYPED_TEST(CrossEntropy, CappedLogitsMatchTheirDefinition) {
+  for_each_target([] {
+    for (const std::int64_t cols : {1, 43, 257, 5000}) {
+      for (const double cap : {2.0, 30.0}) {
+        Case<TypeParam> t(7, cols, 5);
+        t.scale = 0.37, t.softcap = cap;
+        t.logits.set(1, 0, 200), t.logits.set(4, cols - 1, -std::numeric_limits<double>::infinity());
+        t.run();
+        t.expect_definition(1024 + 16 * cap + 32);
+      }
+    }
+  });
+}
+
+// In parts of equal and of unequal width, one of which has nothing but -infinity in a row. With a cap, too.
 TYPED_TEST(CrossEntropy, PartsTogetherMatchItsDefinition) {
   using T = TypeParam;
   using A = Acc<T>;
   for_each_target([&] {
     for (const std::vector<std::int64_t>& ends :
          {std::vector<std::int64_t>{257}, {129, 257}, {65, 130, 195, 257}}) {
-      Case<T> t(7, 257, 5);
-      t.scale = 0.37;
-      t.logits.set(1, 0, 200);
-      for (std::int64_t c = 0; c < ends[0] && ends.size() > 1; ++c)
-        t.logits.set(3, c, -std::numeric_limits<double>::infinity());
-      t.targets[3] = 256, t.targets[4] = 0;
-      const auto parts = static_cast<std::int64_t>(ends.size());
-      std::vector<A> numbers(static_cast<std::size_t>(3 * parts * t.rows),
-                             std::numeric_limits<A>::quiet_NaN());
-      const Strided<const A> logits = t.logits;
-      const Strided<T> dlogits = t.dlogits;
-      double losses = 0;
-      for (const bool numbers_first : {true, false}) {
-        std::int64_t first = 0;
-        for (std::size_t p = 0; p < ends.size(); first = ends[p++]) {
-          const Extent extent{t.rows, ends[p] - first};
-          const Strided<const A> from(logits.data + first, logits.ld);
-          if (numbers_first) {
-            host::softmax_part<T>(extent, {from, t.targets.data(), first,
-                                           numbers.data() + 3 * static_cast<std::int64_t>(p) * t.rows});
-            continue;
+      for (const double cap : {0.0, 30.0}) {
+        Case<T> t(7, 257, 5);
+        t.scale = 0.37, t.softcap = cap;
+        t.logits.set(1, 0, 200);
+        for (std::int64_t c = 0; c < ends[0] && ends.size() > 1; ++c)
+          t.logits.set(3, c, -std::numeric_limits<double>::infinity());
+        t.targets[3] = 256, t.targets[4] = 0;
+        const auto parts = static_cast<std::int64_t>(ends.size());
+        std::vector<A> numbers(static_cast<std::size_t>(3 * parts * t.rows),
+                               std::numeric_limits<A>::quiet_NaN());
+        const Strided<const A> logits = t.logits;
+        const Strided<T> dlogits = t.dlogits;
+        double losses = 0;
+        for (const bool numbers_first : {true, false}) {
+          std::int64_t first = 0;
+          for (std::size_t p = 0; p < ends.size(); first = ends[p++]) {
+            const Extent extent{t.rows, ends[p] - first};
+            const Strided<const A> from(logits.data + first, logits.ld);
+            if (numbers_first) {
+              host::softmax_part<T>(extent,
+                                    {from, t.targets.data(), first,
+                                     numbers.data() + 3 * static_cast<std::int64_t>(p) * t.rows, cap});
+              continue;
+            }
+            t.loss = kLossBefore;
+            host::cross_entropy_part<T>(
+                extent, {{from, t.targets.data(), &t.loss, {dlogits.data + first, dlogits.ld}, t.scale, cap},
+                         first,
+                         numbers.data(),
+                         parts});
+            EXPECT_EQ(t.loss, p > 0 ? losses : t.loss) << "every part has the same loss";
+            losses = t.loss;
           }
-          t.loss = kLossBefore;
-          host::cross_entropy_part<T>(
-              extent, {{from, t.targets.data(), &t.loss, {dlogits.data + first, dlogits.ld}, t.scale},
-                       first,
-                       numbers.data(),
-                       parts});
-          EXPECT_EQ(t.loss, p > 0 ? losses : t.loss) << "every part has the same loss";
-          losses = t.loss;
         }
+        t.expect_definition(1024 + 200 + 16 * cap + 32);
       }
-      t.expect_definition(1024 + 200 + 8);
     }
   });
 }
@@ -147,18 +167,21 @@ TYPED_TEST(CrossEntropy, LossOnlyIsTheSameLoss) {
 
 TEST(CrossEntropySlopes, Logits) {
   for_each_target([] {
-    Case<double> t(4, 43, 2);
-    t.run();
-    for (std::int64_t r = 0; r < t.rows; ++r) {
-      for (std::int64_t c = 0; c < t.cols; ++c) {
-        Matrix<double> gradient = t.dlogits;
-        const double expected = slope(t.logits.at(r, c), [&] {
-          t.loss = 0;
-          t.run();
-          return t.loss;
-        });
-        ASSERT_NEAR(gradient.get(r, c), expected, kSlopeBound);
-        t.dlogits = gradient;
+    for (const double cap : {0.0, 5.0}) {
+      Case<double> t(4, 43, 2);
+      t.softcap = cap;
+      t.run();
+      for (std::int64_t r = 0; r < t.rows; ++r) {
+        for (std::int64_t c = 0; c < t.cols; ++c) {
+          Matrix<double> gradient = t.dlogits;
+          const double expected = slope(t.logits.at(r, c), [&] {
+            t.loss = 0;
+            t.run();
+            return t.loss;
+          });
+          ASSERT_NEAR(gradient.get(r, c), expected, kSlopeBound);
+          t.dlogits = gradient;
+        }
       }
     }
   });
@@ -167,18 +190,49 @@ TEST(CrossEntropySlopes, Logits) {
 TYPED_TEST(CrossEntropy, GradientMayOverwriteLogits) {
   using T = TypeParam;
   using A = Acc<T>;
-  Case<T> t(5, 257, 0);
-  Matrix<A> shared = t.logits;
-  t.run();
-  double loss = 0;
-  // Rows of T that start where the rows of logits do.
-  T* start = reinterpret_cast<T*>(shared.data());
-  const std::int64_t ld = 257 * static_cast<std::int64_t>(sizeof(A) / sizeof(T));
-  host::cross_entropy<T>(
-      {5, 257}, {.logits = shared, .targets = t.targets.data(), .loss_sum = &loss, .dlogits = {start, ld}});
-  for (std::int64_t r = 0; r < 5; ++r) {
-    ASSERT_EQ(std::memcmp(start + r * ld, &t.dlogits.at(r, 0), 257 * sizeof(T)), 0) << r;
+  for (const double cap : {0.0, 5.0}) {
+    Case<T> t(5, 257, 0);
+    t.softcap = cap;
+    Matrix<A> shared = t.logits, of_parts = t.logits;
+    t.run();
+    double loss = 0;
+    // Rows of T that start where the rows of logits do.
+    T* start = reinterpret_cast<T*>(shared.data());
+    const std::int64_t ld = 257 * static_cast<std::int64_t>(sizeof(A) / sizeof(T));
+    host::cross_entropy<T>({5, 257}, {.logits = shared,
+                                      .targets = t.targets.data(),
+                                      .loss_sum = &loss,
+                                      .dlogits = {start, ld},
+                                      .softcap = cap});
+    for (std::int64_t r = 0; r < 5; ++r) {
+      ASSERT_EQ(std::memcmp(start + r * ld, &t.dlogits.at(r, 0), 257 * sizeof(T)), 0) << r;
+    }
+    // The one part of all tokens, where gradients are as wide as logits.
+    if constexpr (std::is_same_v<T, A>) {
+      std::vector<A> numbers(15);
+      host::softmax_part<T>({5, 257}, {of_parts, t.targets.data(), 0, numbers.data(), cap});
+      host::cross_entropy_part<T>(
+          {5, 257}, {{of_parts, t.targets.data(), &loss, of_parts, 1, cap}, 0, numbers.data(), 1});
+      for (std::int64_t r = 0; r < 5; ++r) {
+        for (std::int64_t c = 0; c < 257; ++c)
+          ASSERT_NEAR(of_parts.get(r, c), t.dlogits.get(r, c), 1e3 * unit_roundoff<A>()) << r << ", " << c;
+      }
+    }
   }
+}
+
+// A row that is sure of its target has no loss and no gradient, with a cap, too.
+TYPED_TEST(CrossEntropy, ASureRowHasNoLoss) {
+  using T = TypeParam;
+  for_each_target([] {
+    Case<T> t(1, 43, 0);
+    t.softcap = 300;
+    t.logits.fill(-250), t.logits.set(0, 7, 251.3);
+    t.targets[0] = 7;
+    t.run();
+    EXPECT_EQ(t.loss, kLossBefore);
+    EXPECT_EQ(t.dlogits.get(0, 7), 0);
+  });
 }
 
 TYPED_TEST(CrossEntropy, NanIsNotHidden) {

@@ -78,6 +78,67 @@ TYPED_TEST(Embedding, BackwardAddsInTokenOrder) {
   });
 }
 
+// Of each row the first row of its document; of two sequences of 9.
+const std::int32_t kFirstKeys[18] = {0, 0, 0, 3, 4, 4, 4, 4, 4, 0, 1, 1, 1, 1, 1, 1, 7, 7};
+
+TYPED_TEST(Embedding, PositionsRestartInDocuments) {
+  using T = TypeParam;
+  using A = Acc<T>;
+  constexpr std::int64_t kVocabulary = 11, kTime = 9, kTokens = 18, kPositions = 7;
+  for_each_thread_count([](int) {
+    for (const std::int64_t cols : {1, 43, 257}) {
+      auto random = generator(4);
+      auto ids = random_ids(kTokens, kVocabulary);
+      Matrix<T> wte(kVocabulary, cols, 3), wpe(kPositions, cols, 1), out(kTokens, cols, 2),
+          dout(kTokens, cols);
+      Matrix<A> dwpe(kPositions, cols, 1);
+      wte.fill_normal(random), wpe.fill_normal(random), dout.fill_normal(random), dwpe.fill_normal(random);
+      Matrix<A> sums = dwpe;
+      host::embedding<T>({kTokens, cols}, {.ids = ids.data(),
+                                           .vocabulary = kVocabulary,
+                                           .positions = kPositions,
+                                           .rows = kTime,
+                                           .first_keys = kFirstKeys,
+                                           .wte = wte,
+                                           .wpe = wpe,
+                                           .out = out});
+      host::embedding_backward<T>({kTokens, cols}, {.ids = ids.data(),
+                                                    .vocabulary = kVocabulary,
+                                                    .positions = kPositions,
+                                                    .rows = kTime,
+                                                    .first_keys = kFirstKeys,
+                                                    .dout = dout,
+                                                    .dwte = {},
+                                                    .dwpe = dwpe});
+      for (std::int64_t r = 0; r < kTokens; ++r) {
+        const std::int64_t id = ids[static_cast<std::size_t>(r)], place = r % kTime - kFirstKeys[r];
+        for (std::int64_t c = 0; c < cols; ++c) {
+          const auto sum = static_cast<A>(wte.at(id, c)) + static_cast<A>(wpe.at(place, c));
+          ASSERT_EQ(out.get(r, c), static_cast<double>(static_cast<A>(static_cast<T>(sum))));
+          sums.at(place, c) += static_cast<A>(dout.at(r, c));  // in order of the tokens
+        }
+      }
+      out.expect_gaps_intact("out");
+      ASSERT_TRUE(dwpe.same_bits(sums));
+    }
+  });
+}
+
+TEST(EmbeddingDeathTest, PositionInADocumentOutsideTheTable) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  std::vector<std::int32_t> ids(9, 0), first = {0, 0, 0, 3, 3, 3, 3, 3, 3};
+  Matrix<float> wte(7, 3), wpe(5, 3), out(9, 3);
+  EXPECT_DEATH(host::embedding<float>({9, 3}, {.ids = ids.data(),
+                                               .vocabulary = 7,
+                                               .positions = 5,
+                                               .rows = 9,
+                                               .first_keys = first.data(),
+                                               .wte = wte,
+                                               .wpe = wpe,
+                                               .out = out}),
+               "token 8 is at position 5 of its document, of 5");
+}
+
 TEST(EmbeddingDeathTest, IdOutsideTheVocabulary) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   std::int32_t id = 7;

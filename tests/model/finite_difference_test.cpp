@@ -54,6 +54,10 @@ const Case kCases[] = {
     {"llama_tied_odd", odd_llama(), {3, 11}},
     {"gpt2_dropout", dropping(reference_gpt2()), {2, 5}},
     {"llama_dropout", dropping(odd_llama()), {3, 5}},
+    {"every_option", with_every_option(odd_llama()), {2, 11}},
+    {"every_option_dropout", dropping(with_every_option(odd_llama())), {2, 7}},
+    {"norms_after", with_norms_after(odd_llama()), {2, 7}},
+    {"norms_after_dropout", dropping(with_norms_after(odd_llama())), {2, 7}},
 };
 
 class FiniteDifferences : public testing::TestWithParam<Case> {};
@@ -97,7 +101,13 @@ Largest largest_of(const View& g) {
 constexpr double kStep = 0x1p-10;
 constexpr double kTolerance = 1e-7;
 
+// A scaled embedding makes the steps of its elements larger by the root of the width, here 4.4.
+double step_of(const ModelConfig& c) {
+  return c.block.scaled_embedding ? kStep / 4 : kStep;
+}
+
 TEST_P(FiniteDifferences, EveryTensor) {
+  const double step = step_of(GetParam().config);
   const std::uint64_t seed = test_seed(20240611);
   SCOPED_TRACE(testing::Message() << "ZG_TEST_SEED=" << seed);
   HostStream stream("test", HostStream::Mode::kInline);
@@ -123,7 +133,7 @@ TEST_P(FiniteDifferences, EveryTensor) {
             store(w, most.row, most.column, old + h);
             return runner.loss(batch);
           },
-          kStep);
+          step);
       store(w, most.row, most.column, old);
       EXPECT_NEAR(along_one, most.value, kTolerance * std::abs(most.value));
 
@@ -142,7 +152,7 @@ TEST_P(FiniteDifferences, EveryTensor) {
             for (std::size_t i = 0; i < n; ++i) w.as<double>()[i] = before[i] + h * direction[i];
             return runner.loss(batch);
           },
-          8 * kStep);
+          8 * step);
       std::copy(before.begin(), before.end(), w.as<double>());
       // A random direction sees about this much of the gradient.
       EXPECT_NEAR(along_all, expected, kTolerance * std::sqrt(norm_sq / static_cast<double>(n)));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 
+#include "model/adamw_runner.hpp"
 #include "support/golden.hpp"
 #include "support/model_runner.hpp"
 
@@ -102,63 +103,9 @@ TEST_P(Golden, LossAndGradients) {
   }
 }
 
-// AdamW over the flat tensors of a model, one parameter at a time, with the ops of the device.
-class AdamW {
- public:
-  explicit AdamW(ModelRunner& runner) : runner_(runner) {
-    for (std::size_t u = 0; u < runner.units().size(); ++u) {
-      const std::size_t n = static_cast<std::size_t>(runner.units()[u].count);
-      const View w = runner.weights(u);
-      for (auto* all : {&master_, &m_, &v_})
-        all->emplace_back(static_cast<std::int64_t>(n * size_of(w.dtype)));
-      std::memcpy(master_[u].data(), w.data, n * size_of(w.dtype));
-      m_[u].clear();
-      v_[u].clear();
-    }
-  }
-
-  // The norm of the whole gradient / valid, with gradients left in place.
-  double gradient_norm(Stream& s) {
-    double sum = 0;
-    for (std::size_t u = 0; u < runner_.units().size(); ++u) {
-      double part = 0, partials[Ops::kSumPartials];
-      const View scratch(partials, DType::kF64, 1, Ops::kSumPartials);
-      host_ops().finish_gradient(s, runner_.grads(u), runner_.grads(u), View(&part, DType::kF64, 1, 1), scratch);
-      s.synchronize();
-      sum += part;
-    }
-    return std::sqrt(sum) / kReferenceValid;
-  }
-  void step(Stream& s, std::int64_t number, double grad_scale) {
-    for (std::size_t u = 0; u < runner_.units().size(); ++u) {
-      for (const Param& p : runner_.units()[u].params) {
-        UpdateParams a;
-        a.lr = 1e-3;
-        a.beta2 = 0.95;
-        a.weight_decay = p.vector ? 0 : 0.1;
-        a.step = number;
-        a.grad_scale = grad_scale;
-        const DType t = runner_.weights(u).dtype;
-        const auto part = [&](View flat) { return flat.col_range(p.offset, p.count()); };
-        const auto state = [&](const Bytes& b) {
-          return part(View(b.data(), t, 1, runner_.units()[u].count));
-        };
-        host_ops().update(s, part(runner_.grads(u)), part(runner_.weights(u)),
-                          {.master = state(master_[u]), .moment = {state(m_[u]), state(v_[u])}, .scale = {}},
-                          {.full = t}, a);
-      }
-    }
-    s.synchronize();
-  }
-
- private:
-  ModelRunner& runner_;
-  std::vector<Bytes> master_, m_, v_;
-};
-
 TEST_P(Golden, TenStepsOfAdamW) {
   const std::vector<double> losses = doubles("adamw.loss"), norms = doubles("adamw.grad_norm");
-  AdamW optimizer(runner);
+  AdamW optimizer(runner, kReferenceValid);
   // Both ways must train alike; recomputation has the cheaper type.
   const Recompute recompute = GetParam().dtype == DType::kF64 ? Recompute::kNo : Recompute::kYes;
   for (std::size_t step = 0; step < 10; ++step) {

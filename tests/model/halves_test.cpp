@@ -8,16 +8,20 @@
 namespace zg::test {
 namespace {
 
+enum class Kind { kGpt2, kLlama, kEveryOption };
+constexpr const char* kNames[] = {"gpt2_", "llama_", "every_option_"};
+
 struct Case {
-  bool llama = false;
+  Kind kind = Kind::kGpt2;
   DType dtype = DType::kF32;
   Recompute recompute = Recompute::kNo;
 };
 
-ModelConfig model_of(bool llama) {
-  ModelConfig c = llama ? reference_llama() : reference_gpt2();
-  if (!llama) c.inner = 172;  // 43 for each of four parts
+ModelConfig model_of(Kind kind) {
+  ModelConfig c = kind == Kind::kGpt2 ? reference_gpt2() : reference_llama();
+  if (kind == Kind::kGpt2) c.inner = 172;  // 43 for each of four parts
   c.layers = 2;
+  if (kind == Kind::kEveryOption) c = with_every_option(c);
   c.dropout = {.embedding = 0.1, .residual = 0.3};  // where a runner says where it stands
   return c;
 }
@@ -49,14 +53,15 @@ std::vector<std::string> gradients(ModelRunner& r, Recompute recompute, Backward
 class BackwardInHalves : public testing::TestWithParam<Case> {};
 
 TEST_P(BackwardInHalves, HasTheBitsOfTheWhole) {
-  const auto [llama, dtype, recompute] = GetParam();
+  const auto [kind, dtype, recompute] = GetParam();
   for (const int parts : {1, 2, 4}) {
     for (const bool sequence : {false, true}) {
       if (parts == 1 && sequence) continue;
       SCOPED_TRACE(testing::Message() << parts << " parts, sequence " << sequence);
-      LocalParts(parts).run([&, dtype = dtype, recompute = recompute](int part, PartExchange& exchange) {
+      LocalParts(parts).run([&, kind = kind, dtype = dtype, recompute = recompute](int part,
+                                                                                   PartExchange& exchange) {
         HostStream stream("test", HostStream::Mode::kInline);
-        ModelRunner r(model_of(llama), dtype, host_ops(), stream, 0, {parts, part, sequence},
+        ModelRunner r(model_of(kind), dtype, host_ops(), stream, 0, {parts, part, sequence},
                       parts > 1 ? &exchange : nullptr);
         for (const bool dropped : {false, true}) {
           if (dropped) r.drop_as(77, 3, 4);
@@ -74,29 +79,30 @@ TEST_P(BackwardInHalves, HasTheBitsOfTheWhole) {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const bool llama : {false, true}) {
+  for (const Kind kind : {Kind::kGpt2, Kind::kLlama, Kind::kEveryOption}) {
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
-      all.push_back({llama, dtype, Recompute::kNo});
-      all.push_back({llama, dtype, Recompute::kYes});
+      all.push_back({kind, dtype, Recompute::kNo});
+      all.push_back({kind, dtype, Recompute::kYes});
     }
   }
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Models, BackwardInHalves, testing::ValuesIn(cases()), [](const auto& c) {
-  return std::string(c.param.llama ? "llama_" : "gpt2_") + name_of(c.param.dtype) +
+  return std::string(kNames[static_cast<int>(c.param.kind)]) + name_of(c.param.dtype) +
          (c.param.recompute == Recompute::kYes ? "_recomputed" : "");
 });
 
 // What is kept between the halves lies where the first one has used something up: only the sums of the norms
 // are more, and of the workspace a row of the residual stream for each token.
 TEST(BackwardInHalves, KeepsLittleMoreThanIsSaved) {
-  for (const bool llama : {false, true}) {
-    const ModelConfig c = model_of(llama);
+  for (const Kind kind : {Kind::kGpt2, Kind::kLlama, Kind::kEveryOption}) {
+    const ModelConfig c = model_of(kind);
     const Model model(c, DType::kBF16, host_ops());
     const BatchShape shape{2, 64};
     const auto more = [&](auto bytes) { return bytes(Backward::kInHalves) - bytes(Backward::kWhole); };
     const std::int64_t width = (c.width + 255) / 256 * 256;
-    EXPECT_EQ(more([&](Backward how) { return model.saved_bytes(shape, how); }), (llama ? 2 : 4) * width * 4);
+    const auto norms_of = [](Kind k) { return k == Kind::kLlama ? 2 : k == Kind::kGpt2 ? 4 : 6; };
+    EXPECT_EQ(more([&](Backward how) { return model.saved_bytes(shape, how); }), norms_of(kind) * width * 4);
     EXPECT_EQ(more([&](Backward how) { return model.block_workspace_bytes(shape, how); }),
               shape.rows() * c.width * 2);
   }
@@ -106,7 +112,7 @@ TEST(BackwardInHalves, KeepsLittleMoreThanIsSaved) {
 // outputs.
 TEST(BackwardInHalves, ExchangesWhatTheWholeDoes) {
   for (const bool sequence : {false, true}) {
-    const Model model(model_of(true), DType::kF32, host_ops(), 0, {4, 1, sequence});
+    const Model model(model_of(Kind::kLlama), DType::kF32, host_ops(), 0, {4, 1, sequence});
     const auto count = [&](ModelCall call, PartCall::Kind kind) {
       const auto calls = model.exchanges_of(call, {2, 20});
       return std::count_if(calls.begin(), calls.end(), [&](const PartCall& c) { return c.kind == kind; });

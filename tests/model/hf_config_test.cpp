@@ -51,7 +51,7 @@ void expect_equal(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.inner, b.inner);
   EXPECT_EQ(a.norm_eps, b.norm_eps);
   if (a.arch == Arch::kLlama) {
-    EXPECT_EQ(a.rope_theta, b.rope_theta);
+    EXPECT_EQ(a.block.rope.theta, b.block.rope.theta);
   }
   EXPECT_EQ(a.init_std, b.init_std);
   EXPECT_EQ(a.tied, b.tied);
@@ -84,7 +84,8 @@ TEST_F(HfConfigTest, ReadsLlama) {
   expected.arch = Arch::kLlama;
   expected.vocab_size = 32000, expected.context = 2048, expected.width = 2048, expected.layers = 22;
   expected.heads = 32, expected.kv_heads = 4, expected.head_size = 64, expected.inner = 5632;
-  expected.norm_eps = 1e-5, expected.rope_theta = 10000, expected.init_std = 0.02, expected.tied = false;
+  expected.norm_eps = 1e-5, expected.block.rope.theta = 10000, expected.init_std = 0.02,
+  expected.tied = false;
   expect_equal(read(kLlama), expected);
   // What the library assumes when a key is absent.
   json other = json::parse(kLlama);
@@ -97,12 +98,12 @@ TEST_F(HfConfigTest, ReadsLlama) {
   other["head_dim"] = 128;
   other["rope_scaling"] = {{"rope_type", "default"}};
   other["rope_theta"] = 500000;
-  expected.head_size = 128, expected.rope_theta = 500000;
+  expected.head_size = 128, expected.block.rope.theta = 500000;
   expect_equal(read(other.dump()), expected);
   other.erase("rope_theta");
   other.erase("rope_scaling");
   other["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e6}};  // as newer versions write it
-  expected.rope_theta = 1e6;
+  expected.block.rope.theta = 1e6;
   expect_equal(read(other.dump()), expected);
 }
 
@@ -167,7 +168,7 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
       {kGpt2, R"({"add_cross_attention": true})", "only false is supported"},
       {kGpt2, R"({"quantization_config": {"bits": 4}})", "\"quantization_config\" is {\"bits\":4}"},
       {kGpt2, R"({"model_type": "gpt_neo"})", "the architecture is \"gpt_neo\""},
-      {kGpt2, R"({"model_type": null, "architectures": ["MistralForCausalLM"]})", "\"MistralForCausalLM\""},
+      {kGpt2, R"({"model_type": null, "architectures": ["MixtralForCausalLM"]})", "\"MixtralForCausalLM\""},
       {kGpt2, R"({"model_type": null, "architectures": []})", "a list of names"},
       {kGpt2, R"({"model_type": null, "architectures": null})",
        "neither \"model_type\" nor \"architectures\""},
@@ -177,16 +178,41 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
       {kLlama, R"({"num_attention_heads": 28})", "2048 is no multiple of \"num_attention_heads\" 28"},
       {kLlama, R"({"head_dim": 63})", "even"},
       {kLlama, R"({"hidden_act": "gelu"})", "only silu"},
-      {kLlama, R"({"attention_bias": true})", "\"attention_bias\" is true"},
+      {kLlama, R"({"attention_bias": 1})", "true or false"},
+      {kLlama, R"({"sliding_window": 128})", "\"sliding_window\" is 128"},
       {kLlama, R"({"mlp_bias": true})", "\"mlp_bias\" is true"},
       {kLlama, R"({"rope_theta": -1})", "\"rope_theta\" is -1"},
-      {kLlama, R"({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}})", "rope_type \"default\""},
-      {kLlama, R"({"rope_scaling": {"type": "linear", "factor": 2.0}})", "rope_type \"default\""},
-      {kLlama, R"({"rope_scaling": {"factor": 2.0}})", "rope_type \"default\""},
+      {kLlama, R"({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}})",
+       "\"low_freq_factor\" is missing"},
+      {kLlama, R"({"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}})",
+       "\"llama3\" or \"yarn\" is supported"},
+      {kLlama, R"({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}})",
+       "\"rope_type\" is \"longrope\""},
+      {kLlama, R"({"rope_scaling": {"rope_type": "linear", "factor": 2, "mrope_section": [1]}})",
+       "mrope_section"},
+      {kLlama, R"({"rope_scaling": {"type": "linear", "factor": 0}})", "\"factor\" is 0"},
+      {kLlama, R"({"rope_scaling": {"factor": 2.0}})", "an object with \"rope_type\" is supported"},
       {kLlama, R"({"rope_scaling": 2.0})", "null or an object"},
-      {kLlama, R"({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}})", "rope_type \"default\""},
+      {kLlama, R"({"rope_parameters": {"rope_type": 3, "rope_theta": 1e4}})", "a text is expected"},
       {kLlama, R"({"rope_parameters": {"rope_theta": 0}})", "\"rope_theta\" is 0"},
       {kLlama, R"({"partial_rotary_factor": 0.5})", "only 1 is supported"},
+      {kLlama, R"({"model_type": "mixtral"})", "the architecture is \"mixtral\""},
+      {kLlama, R"({"model_type": "gemma3", "text_config": {}})", "nested in \"text_config\""},
+      {kLlama, R"({"model_type": "gemma2", "hidden_activation": "gelu"})", "only gelu_pytorch_tanh"},
+      {kLlama, R"({"model_type": "gemma2", "layer_types": ["full_attention"]})", "for 22 layers"},
+      {kLlama,
+       R"({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": -5, "max_window_layers": 1})",
+       "\"sliding_window\" is -5"},
+      {kLlama, R"({"model_type": "mistral", "num_key_value_heads": null})",
+       "\"num_key_value_heads\" is missing"},
+      {kLlama, R"({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2}})", "\"longrope\""},
+      {kLlama,
+       R"({"model_type": "gemma3_text", "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}})",
+       "\"partial_rotary_factor\" 1 is supported"},
+      {kLlama, R"({"model_type": "mistral", "num_hidden_layers": 1, "layer_types": ["full_attention"]})",
+       "\"sliding_attention\" for all layers"},
+      {kLlama, R"({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 3}})",
+       "\"full_attention\""},
   };
   for (const Refusal& r : table) {
     json config = json::parse(r.base);
@@ -220,6 +246,84 @@ TEST_F(HfConfigTest, RefusesWhatIsNoConfiguration) {
   }
 }
 
+// A Llama's file as one of another family, with these keys.
+ModelConfig family(const char* text) {
+  json config = json::parse(kLlama);
+  config.merge_patch(json::parse(text));
+  return parse_hf_config(config.dump(), "config.json");
+}
+
+TEST(Families, BothSpellingsOfRotaryEmbeddings) {
+  const ModelConfig older =
+      family(R"({"model_type": "llama", "rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3",
+      "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}})");
+  const ModelConfig newer =
+      family(R"({"model_type": "llama", "rope_theta": null, "rope_parameters": {"rope_theta": 5e5,
+      "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+      "original_max_position_embeddings": 8192}})");
+  EXPECT_EQ(older, newer);
+  EXPECT_EQ(older.block.rope.scaling.kind, RopeScaling::Kind::kLlama3);
+  EXPECT_EQ(older.block.rope.scaling.original, 8192);
+  EXPECT_EQ(older.block.rope.theta, 5e5);
+  // Gemma 3: a scaling at the top is of the layers without a window.
+  const ModelConfig gemma =
+      family(R"({"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+      "rope_scaling": {"rope_type": "linear", "factor": 8}, "sliding_window": 512})");
+  EXPECT_EQ(
+      gemma,
+      family(R"({"model_type": "gemma3_text", "rope_theta": null, "sliding_window": 512, "rope_parameters": {
+      "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 1e6},
+      "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}})"));
+  EXPECT_EQ(gemma.block.window_rope->theta, 1e4);
+  EXPECT_EQ(gemma.block.window_rope->scaling.kind, RopeScaling::Kind::kNone);
+}
+
+TEST(Families, WindowsByRuleAndByList) {
+  const auto windows = [](const char* text) {
+    std::string all;
+    const ModelConfig c = family(text);
+    for (std::int64_t l = 0; l < c.layers; ++l) all += c.has_window(l) ? '1' : '0';
+    return all;
+  };
+  EXPECT_EQ(windows(R"({"model_type": "mistral", "sliding_window": 64})"), std::string(22, '1'));
+  // A file that says nothing means 4096, and one that says null none.
+  json mistral = json::parse(kLlama);
+  mistral["model_type"] = "mistral", mistral["max_position_embeddings"] = 8192;
+  EXPECT_EQ(parse_hf_config(mistral.dump(), "config.json").block.window, 4096);
+  mistral["sliding_window"] = nullptr;
+  EXPECT_FALSE(parse_hf_config(mistral.dump(), "config.json").any_window());
+  EXPECT_EQ(windows(R"({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 3})"),
+            std::string(22, '0'));
+  EXPECT_EQ(windows(R"({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 3,
+                        "use_sliding_window": true})"),
+            "000" + std::string(19, '1'));
+  EXPECT_EQ(windows(R"({"model_type": "gemma2", "sliding_window": 64})"), "1010101010101010101010");
+  EXPECT_EQ(windows(R"({"model_type": "gemma3_text", "sliding_window": 64})"), "1111101111101111101111");
+  // A list wins over the rule.
+  EXPECT_EQ(windows(R"({"model_type": "gemma2", "sliding_window": 64, "num_hidden_layers": 3,
+                        "layer_types": ["full_attention", "full_attention", "sliding_attention"]})"),
+            "001");
+}
+
+TEST(Families, WhatFilesDoNotSay) {
+  const ModelConfig qwen2 = family(R"({"model_type": "qwen2"})"),
+                    qwen3 = family(R"({"model_type": "qwen3"})"),
+                    gemma2 = family(R"({"model_type": "gemma2", "tie_word_embeddings": null})"),
+                    olmo2 = family(R"({"model_type": "olmo2"})"), phi3 = family(R"({"model_type": "phi3"})");
+  EXPECT_TRUE(qwen2.block.qkv_bias);
+  EXPECT_FALSE(qwen2.block.o_bias);
+  EXPECT_EQ(qwen3.head_size, 128);  // not 2048 / 32
+  EXPECT_EQ(qwen3.block.head_norms, HeadNorms::kEach);
+  EXPECT_EQ(gemma2.block.norm_weight, NormWeight::kPlusOne);
+  EXPECT_EQ(gemma2.block.attention_softcap, 50);
+  EXPECT_EQ(gemma2.block.query_pre_attn_scalar, 256);
+  EXPECT_TRUE(gemma2.tied);
+  EXPECT_EQ(olmo2.block.norms, NormPlacement::kAfter);
+  EXPECT_EQ(olmo2.block.head_norms, HeadNorms::kAll);
+  EXPECT_TRUE(phi3.block.fused);
+  for (const ModelConfig& c : {qwen2, qwen3, gemma2, olmo2, phi3}) EXPECT_NO_THROW(validate(c));
+}
+
 TEST(ModelSection, TakesTheSameKeysAndNoOthers) {
   const ModelConfig gpt2 = parse_model_config(
       R"({"arch": "gpt2", "n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 4})", "run.json: model");
@@ -240,7 +344,7 @@ TEST(ModelSection, TakesTheSameKeysAndNoOthers) {
     const char *text, *told, *hint;
   };
   const Case table[] = {
-      {R"({"n_embd": 48})", "\"arch\" is missing", "\"gpt2\" or \"llama\""},
+      {R"({"n_embd": 48})", "\"arch\" is missing", "\"gpt2\", \"llama\""},
       {R"({"arch": "bert"})", "\"arch\" is \"bert\"", ""},
       {R"({"arch": "gpt2", "n_layers": 3})", "unknown key \"n_layers\" for gpt2",
        "did you mean \"n_layer\"?"},

@@ -33,7 +33,7 @@ inline ModelConfig tiny_llama(bool tied = false) {
   c.vocab_size = 29, c.context = 64, c.width = 10, c.layers = 2, c.heads = 6, c.kv_heads = 2, c.head_size = 4;
   c.inner = 14;
   c.norm_eps = 1e-6;
-  c.rope_theta = 500000;
+  c.block.rope.theta = 500000;
   c.tied = tied;
   return c;
 }

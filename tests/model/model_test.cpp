@@ -257,7 +257,7 @@ TEST(Validate, NamesTheKeyOfLlama) {
                                      {"num_hidden_layers", [](ModelConfig& c) { c.layers = -1; }},
                                      {"max_position_embeddings", [](ModelConfig& c) { c.context = 0; }},
                                      {"intermediate_size", [](ModelConfig& c) { c.inner = 0; }},
-                                     {"rope_theta", [](ModelConfig& c) { c.rope_theta = 0; }},
+                                     {"rope_theta", [](ModelConfig& c) { c.block.rope.theta = 0; }},
                                      {"rms_norm_eps", [](ModelConfig& c) { c.norm_eps = -1e-5; }}});
 }
 

@@ -36,6 +36,7 @@ std::vector<Case> cases() {
   all.push_back({"one_kv_head", llama});
   llama.heads = 12, llama.kv_heads = 3, llama.head_size = 14;
   all.push_back({"three_kv_heads", llama});
+  all.push_back({"every_option", with_every_option(llama)});
   return all;
 }
 void PrintTo(const Case& c, std::ostream* out) {

@@ -7,6 +7,7 @@
 #include "tests/kernels/support.hpp"
 #include "tests/support/naive_ops.hpp"
 #include "tests/support/test_device.hpp"
+#include "ziggurat/kernels/rope.hpp"
 
 namespace zg::test {
 namespace {
@@ -233,6 +234,38 @@ TYPED_TEST(DeviceOps, RmsNorm) {
   });
 }
 
+TYPED_TEST(DeviceOps, RmsNormWithOnePlusWeight) {
+  Operands<TypeParam> o;
+  const auto x = o.t(kRows, kWidth, 1), y = o.t(kRows, kWidth), dy = o.t(kRows, kWidth),
+             dx = o.t(kRows, kWidth);
+  const auto w = o.t_dense(kWidth, 0);
+  const auto stats = o.a(kRows, 1), dw = o.a_dense(1, kWidth);
+  const auto scratch = o.scratch(o.device().ops().row_groups(), kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.rmsnorm(s, pick(x), pick(w), 1e-5, pick(y), pick(stats), NormWeight::kPlusOne);
+    ops.rmsnorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), pick(dx), pick(dw), pick(scratch),
+                         NormWeight::kPlusOne);
+  });
+}
+
+TYPED_TEST(DeviceOps, HeadRmsNorm) {
+  for (const NormWeight weight : {NormWeight::kPlain, NormWeight::kPlusOne}) {
+    Operands<TypeParam> o;
+    const auto x = o.t(kRows, 4 * 8, 1), y = o.t(kRows, 4 * 8), dy = o.t(kRows, 4 * 8),
+               dx = o.t(kRows, 4 * 8);
+    const auto w = o.t_dense(8, weight == NormWeight::kPlain ? 1 : 0);
+    const auto stats = o.a(kRows, 3), dw = o.a_dense(1, 8);
+    const auto scratch = o.scratch(o.device().ops().row_groups(), 11);
+    o.run([&](Ops& ops, Stream& s, auto pick) {
+      ops.head_rmsnorm(s, pick(x), pick(w), 1e-5, 3, 8, pick(y), pick(stats), weight);
+      ops.head_rmsnorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), 3, 8, pick(dx), pick(dw),
+                                pick(scratch), weight);
+      ops.head_rmsnorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), 3, 8, pick(dy), pick(dw),
+                                pick(scratch), weight);
+    });
+  }
+}
+
 TYPED_TEST(DeviceOps, Activations) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, kWidth), y = o.t(kRows, kWidth), dy = o.t(kRows, kWidth);
@@ -242,6 +275,16 @@ TYPED_TEST(DeviceOps, Activations) {
     ops.gelu_backward(s, pick(x), pick(dy), pick(dy));
     ops.swiglu(s, pick(gate_up), pick(z));
     ops.swiglu_backward(s, pick(gate_up), pick(dz), pick(gate_up));
+    ops.scale(s, pick(x), 0.75, pick(x));
+  });
+}
+
+TYPED_TEST(DeviceOps, GeluGated) {
+  Operands<TypeParam> o;
+  const auto gate_up = o.t(kRows, 2 * kWidth), z = o.t(kRows, kWidth), dz = o.t(kRows, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.swiglu(s, pick(gate_up), pick(z), Gate::kGeluTanh);
+    ops.swiglu_backward(s, pick(gate_up), pick(dz), pick(gate_up), Gate::kGeluTanh);
   });
 }
 
@@ -249,8 +292,8 @@ TYPED_TEST(DeviceOps, Rope) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, 3 * 8), back = o.t(kRows, 3 * 8);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rope(s, pick(x), 3, 2, 8, 10000, false);
-    ops.rope(s, pick(back), 3, 2, 8, 10000, true);
+    ops.rope(s, pick(x), 3, 2, 8, rope_table(10000, 4), false);
+    ops.rope(s, pick(back), 3, 2, 8, rope_table(10000, 4), true);
   });
 }
 
@@ -263,7 +306,7 @@ TYPED_TEST(DeviceOps, RowsOfTwoStretches) {
   const auto wte = o.t(5, kWidth), wpe = o.t(9, kWidth), out = o.t(kRows, kWidth);
   const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(9, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rope(s, pick(x), positions, 2, 8, 10000, false);
+    ops.rope(s, pick(x), positions, 2, 8, rope_table(10000, 4), false);
     ops.embedding(s, pick(ids), pick(wte), pick(wpe), positions, pick(out));
     ops.embedding_backward(s, pick(ids), pick(dout), positions, pick(dwte), pick(dwpe));
   });
@@ -283,6 +326,41 @@ TYPED_TEST(DeviceOps, Attention) {
       ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv), pick(scratch));
     });
   }
+}
+
+TYPED_TEST(DeviceOps, AttentionByARule) {
+  for (const bool with_documents : {false, true}) {
+    AttentionShape shape{.batch = 2, .time = 7, .heads = 4, .kv_heads = 2, .head_size = 8};
+    shape.rule = {.window = 3, .scale = 0.3, .softcap = 2}, shape.documents = with_documents;
+    Operands<TypeParam> o;
+    const auto qkv = o.t(14, 64), out = o.t(14, 32), d_o = o.t(14, 32), dqkv = o.t(14, 64);
+    const auto lse = o.a_dense(8, 7);
+    const auto first = o.ids({0, 0, 0, 0, 4, 4, 6, 0, 1, 1, 1, 1, 1, 1});
+    const auto scratch = o.byte_scratch(o.device().ops().attention_scratch_bytes(dtype_of<TypeParam>, shape));
+    o.run([&](Ops& ops, Stream& s, auto pick) {
+      const View documents = with_documents ? pick(first) : View();
+      ops.attention(s, pick(qkv), shape, pick(out), pick(lse), pick(scratch), documents);
+      ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv), pick(scratch),
+                             documents);
+    });
+  }
+}
+
+// Where documents begin, positions do.
+TYPED_TEST(DeviceOps, PositionsInDocuments) {
+  Operands<TypeParam> o;
+  RopeTable table = rope_table(10000, 3);
+  table.amplitude = 1.2;
+  const auto x = o.t(kRows, 2 * 8), dx = o.t(kRows, 2 * 8);
+  const auto ids = o.ids({4, 0, 4, 2, 2, 4}), first = o.ids({0, 1, 1, 0, 0, 2});
+  const auto wte = o.t(5, kWidth), wpe = o.t(2, kWidth), out = o.t(kRows, kWidth);
+  const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(2, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.rope(s, pick(x), 3, 2, 8, table, false, pick(first));
+    ops.rope(s, pick(dx), 3, 2, 8, table, true, pick(first));
+    ops.embedding(s, pick(ids), pick(wte), pick(wpe), 3, pick(out), {}, pick(first));
+    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(dwte), pick(dwpe), {}, pick(first));
+  });
 }
 
 // A causal block, and one of all keys that is merged with it; of sequences with rows between them.
@@ -373,6 +451,26 @@ TYPED_TEST(DeviceOps, CrossEntropy) {
     ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(dlogits), pick(scratch));
     ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(scaled), pick(scratch), 64.0);
     ops.cross_entropy(s, pick(logits), pick(targets), pick(only_loss), View(), pick(scratch));
+  });
+}
+
+TYPED_TEST(DeviceOps, CappedCrossEntropy) {
+  Operands<TypeParam> o;
+  const auto left = o.a(kRows, kWidth), right = o.a(kRows, kWidth), loss = o.number(), sum = o.number();
+  const auto targets = o.ids({4, 0, -1, static_cast<int>(kWidth) + 2, 2, -100});
+  const auto local = o.ids({4, 0, -1, 12, 2, -100});
+  const auto scratch = o.sum_scratch();
+  const auto numbers = o.a_dense(6, kRows);
+  const auto d_left = o.t(kRows, kWidth), d_right = o.t(kRows, kWidth), d_whole = o.t(kRows, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    const View all = pick(numbers);
+    ops.cross_entropy(s, pick(left), pick(local), pick(sum), pick(d_whole), pick(scratch), 1, 0.5);
+    ops.softmax_part(s, pick(left), pick(targets), 0, all.row_range(0, 3), 0.5);
+    ops.softmax_part(s, pick(right), pick(targets), kWidth, all.row_range(3, 3), 0.5);
+    ops.cross_entropy_part(s, pick(left), pick(targets), 0, all, pick(loss), pick(d_left), pick(scratch),
+                           64.0, 0.5);
+    ops.cross_entropy_part(s, pick(right), pick(targets), kWidth, all, pick(loss), pick(d_right),
+                           pick(scratch), 1.0, 0.5);
   });
 }
 

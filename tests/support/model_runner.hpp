@@ -77,7 +77,8 @@ inline void store(const View& x, std::int64_t row, std::int64_t column, double v
 
 struct Batch {
   BatchShape shape;
-  std::vector<std::int32_t> ids, targets;  // targets: negative where ignored
+  std::vector<std::int32_t> ids, targets;    // targets: negative where ignored
+  std::vector<std::int32_t> documents = {};  // where the shape says that there are some: see Model
 };
 
 enum class Recompute { kNo, kYes };
@@ -154,7 +155,7 @@ class ModelRunner {
     stream_.synchronize();
     std::vector<double> result;
     for (std::int64_t r = 0; r < view.rows; ++r) {
-      for (std::int64_t c = 0; c < v; ++c) result.push_back(load(view, r, c));
+      for (std::int64_t c = 0; c < v; ++c) result.push_back(capped_logit(model_.config(), load(view, r, c)));
     }
     return result;
   }
@@ -174,7 +175,8 @@ class ModelRunner {
       xs.emplace_back(model_.checkpoint_bytes(shape));
       workspace.poison();
       model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), rows(xs[u], batch),
-                           saved.back().data(), workspace.data(), nullptr, nullptr, place(u));
+                           saved.back().data(), workspace.data(), nullptr, nullptr, place(u), layer(u),
+                           documents(batch));
       stream_.synchronize();
     }
     double sum = 0;
@@ -188,17 +190,17 @@ class ModelRunner {
       if (recompute == Recompute::kYes) {
         mine.poison();
         model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), View{}, mine.data(),
-                             workspace.data(), nullptr, nullptr, place(u));
+                             workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch));
       }
       stream_.synchronize();
       workspace.poison();
       const View x = rows(xs[u - 1], batch);
       if (in_halves) {
         model_.block_backward_input(stream_, shape, weights(u), x, mine.data(), rows(dx, batch),
-                                    workspace.data(), nullptr, place(u));
+                                    workspace.data(), nullptr, place(u), layer(u), documents(batch));
       } else {
         model_.block_backward(stream_, shape, weights(u), x, mine.data(), rows(dx, batch), grads(u),
-                              workspace.data(), into, nullptr, nullptr, place(u));
+                              workspace.data(), into, nullptr, nullptr, place(u), layer(u), documents(batch));
       }
       stream_.synchronize();
     }
@@ -212,7 +214,7 @@ class ModelRunner {
     const Bytes embedding_workspace(model_.embedding_workspace_bytes(shape));
     model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), grads(0),
                               model_.config().tied ? Gradients::kAdd : into, embedding_workspace.data(),
-                              place(0));
+                              place(0), documents(batch));
     stream_.synchronize();
     return sum;
   }
@@ -229,7 +231,7 @@ class ModelRunner {
       saved.poison();
       to.poison();
       model_.block_forward(stream_, shape, weights(u), rows(from, batch), rows(to, batch), saved.data(),
-                           workspace.data(), nullptr, nullptr, place(u));
+                           workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch));
       stream_.synchronize();
     }
     return std::move(head() % 2 == 1 ? x : next);
@@ -240,14 +242,16 @@ class ModelRunner {
   }
   static View ids(const Batch& batch) { return ints(batch.ids); }
   static View targets(const Batch& batch) { return ints(batch.targets); }
+  static View documents(const Batch& batch) { return batch.shape.documents ? ints(batch.documents) : View(); }
   std::size_t head() const { return units().size() - 1; }
   std::size_t table() const { return model_.config().tied ? 0 : head(); }  // the unit of the output matrix
 
  private:
+  static std::int64_t layer(std::size_t unit) { return static_cast<std::int64_t>(unit) - 1; }
   void embed(const Batch& batch, const Bytes& x) {
     const Bytes workspace(model_.embedding_workspace_bytes(batch.shape));
     model_.embedding_forward(stream_, batch.shape, weights(0), ids(batch), rows(x, batch), workspace.data(),
-                             place(0));
+                             place(0), documents(batch));
     stream_.synchronize();
   }
   static std::int64_t bytes_of(DType t) { return static_cast<std::int64_t>(size_of(t)); }

@@ -75,26 +75,45 @@ class NaiveOps : public Ops {
       }
     }
   }
-  void rmsnorm(Stream&, View x, View w, double eps, View y, View stats) override {
+  void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats, NormWeight weight) override {
+    head_rmsnorm(s, x, w, eps, 1, x.cols, y, stats, weight);
+  }
+  void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View scratch,
+                        NormWeight weight) override {
+    std::vector<double> before;
+    for (std::int64_t i = 0; i < dx.count(); ++i) before.push_back(at(dx, i / dx.cols, i % dx.cols));
+    head_rmsnorm_backward(s, dy, x, w, stats, 1, x.cols, dx, dw, scratch, weight);
+    for (std::int64_t i = 0; i < dx.count(); ++i)
+      at(dx, i / dx.cols, i % dx.cols) += before[static_cast<std::size_t>(i)];
+  }
+  void head_rmsnorm(Stream&, View x, View w, double eps, std::int64_t heads, std::int64_t n, View y,
+                    View stats, NormWeight weight) override {
     for (std::int64_t r = 0; r < x.rows; ++r) {
-      double mean_square = 0;
-      for (std::int64_t c = 0; c < x.cols; ++c)
-        mean_square += square(at(x, r, c)) / static_cast<double>(x.cols);
-      const double rstd = at(stats, r, 0) = 1 / std::sqrt(mean_square + eps);
-      for (std::int64_t c = 0; c < x.cols; ++c) at(y, r, c) = at(x, r, c) * rstd * at(w, 0, c);
+      for (std::int64_t h = 0; h < heads; ++h) {
+        double mean_square = 0;
+        for (std::int64_t c = 0; c < n; ++c)
+          mean_square += square(at(x, r, h * n + c)) / static_cast<double>(n);
+        const double rstd = at(stats, r, h) = 1 / std::sqrt(mean_square + eps);
+        for (std::int64_t c = 0; c < n; ++c)
+          at(y, r, h * n + c) = at(x, r, h * n + c) * rstd * factor_of(w, c, weight);
+      }
     }
   }
-  void rmsnorm_backward(Stream&, View dy, View x, View w, View stats, View dx, View dw, View) override {
+  void head_rmsnorm_backward(Stream&, View dy, View x, View w, View stats, std::int64_t heads, std::int64_t n,
+                             View dx, View dw, View, NormWeight weight) override {
     for (std::int64_t r = 0; r < x.rows; ++r) {
-      const double rstd = at(stats, r, 0);
-      double sum_gx = 0;
-      for (std::int64_t c = 0; c < x.cols; ++c) {
-        sum_gx += at(dy, r, c) * at(w, 0, c) * at(x, r, c) * rstd;
-        at(dw, 0, c) += at(dy, r, c) * at(x, r, c) * rstd;
-      }
-      for (std::int64_t c = 0; c < x.cols; ++c) {
-        const double hat = at(x, r, c) * rstd;
-        at(dx, r, c) += rstd * (at(dy, r, c) * at(w, 0, c) - hat * sum_gx / static_cast<double>(x.cols));
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const double rstd = at(stats, r, h);
+        double sum_gx = 0;
+        for (std::int64_t c = 0; c < n; ++c) {
+          const double hat = at(x, r, h * n + c) * rstd, d = at(dy, r, h * n + c);
+          sum_gx += d * factor_of(w, c, weight) * hat;
+          at(dw, 0, c) += d * hat;
+        }
+        for (std::int64_t c = 0; c < n; ++c) {
+          const double hat = at(x, r, h * n + c) * rstd, g = at(dy, r, h * n + c) * factor_of(w, c, weight);
+          at(dx, r, h * n + c) = rstd * (g - hat * sum_gx / static_cast<double>(n));
+        }
       }
     }
   }
@@ -105,47 +124,50 @@ class NaiveOps : public Ops {
   void gelu_backward(Stream&, View x, View dy, View dx) override {
     each(dx, [&](std::int64_t r, std::int64_t c) { return at(dy, r, c) * gelu_slope(at(x, r, c)); });
   }
-  void swiglu(Stream&, View gate_up, View y) override {
+  void swiglu(Stream&, View gate_up, View y, Gate activation) override {
     each(y, [&](std::int64_t r, std::int64_t c) {
-      const double g = at(gate_up, r, c);
-      return g / (1 + std::exp(-g)) * at(gate_up, r, y.cols + c);
+      const double g = at(gate_up, r, c), up = at(gate_up, r, y.cols + c);
+      return (activation == Gate::kSilu ? g / (1 + std::exp(-g)) : gelu_of(g)) * up;
     });
   }
-  void swiglu_backward(Stream&, View gate_up, View dy, View d) override {
+  void swiglu_backward(Stream&, View gate_up, View dy, View d, Gate activation) override {
+    const bool silu = activation == Gate::kSilu;
     for (std::int64_t r = 0; r < dy.rows; ++r) {
       for (std::int64_t c = 0; c < dy.cols; ++c) {
         const double g = at(gate_up, r, c), up = at(gate_up, r, dy.cols + c),
-                     sigmoid = 1 / (1 + std::exp(-g));
-        at(d, r, c) = at(dy, r, c) * up * sigmoid * (1 + g * (1 - sigmoid));
-        at(d, r, dy.cols + c) = at(dy, r, c) * g * sigmoid;
+                     sigmoid = 1 / (1 + std::exp(-g)), e = at(dy, r, c);
+        at(d, r, c) = e * up * (silu ? sigmoid * (1 + g * (1 - sigmoid)) : gelu_slope(g));
+        at(d, r, dy.cols + c) = e * (silu ? g * sigmoid : gelu_of(g));
       }
     }
   }
 
   void rope(Stream&, View x, const RowPositions& positions, std::int64_t heads, std::int64_t head_size,
-            double theta, bool inverse) override {
-    const std::int64_t half = head_size / 2;
+            const RopeTable& table, bool inverse, const View& first_keys) override {
+    const std::int64_t half = table.pairs;
     for (std::int64_t r = 0; r < x.rows; ++r) {
       for (std::int64_t h = 0; h < heads; ++h) {
         for (std::int64_t i = 0; i < half; ++i) {
-          const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
-          const double angle = static_cast<double>(positions.of(r)) * frequency * (inverse ? -1 : 1);
+          const double frequency = table.frequency[static_cast<std::size_t>(i)];
+          const double angle =
+              static_cast<double>(place(positions, first_keys, r)) * frequency * (inverse ? -1 : 1);
           double& first = at(x, r, h * head_size + i);
           double& second = at(x, r, h * head_size + half + i);
           const double a = first, b = second;
-          first = a * std::cos(angle) - b * std::sin(angle);
-          second = b * std::cos(angle) + a * std::sin(angle);
+          first = table.amplitude * (a * std::cos(angle) - b * std::sin(angle));
+          second = table.amplitude * (b * std::cos(angle) + a * std::sin(angle));
         }
       }
     }
   }
 
-  void attention(Stream&, View qkv, const AttentionShape& a, View o, View lse, View) override {
+  void attention(Stream&, View qkv, const AttentionShape& a, View o, View lse, View,
+                 const View& first_keys) override {
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
-      const Head v(qkv, a, b, h);
+      const Head v(qkv, a, b, h, first_keys);
       for (std::int64_t i = 0; i < a.time; ++i) {
         std::vector<double> p;
-        for (std::int64_t j = 0; j <= i; ++j) p.push_back(v.score(i, j));
+        for (std::int64_t j = 0; j <= i; ++j) p.push_back(v.sees(i, j) ? v.score(i, j) : -INFINITY);
         const double most = *std::max_element(p.begin(), p.end());
         double sum = 0;
         for (const double score : p) sum += std::exp(score - most);
@@ -160,16 +182,16 @@ class NaiveOps : public Ops {
     });
   }
   void attention_backward(Stream&, View qkv, View, View lse, View d_o, const AttentionShape& a, View dqkv,
-                          View) override {
+                          View, const View& first_keys) override {
     each(dqkv, [](std::int64_t, std::int64_t) { return 0.0; });
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
-      const Head v(qkv, a, b, h), d(dqkv, a, b, h);
+      const Head v(qkv, a, b, h, first_keys), d(dqkv, a, b, h, first_keys);
       std::vector<double> p(static_cast<std::size_t>(a.time)), dp(p.size());
       for (std::int64_t i = 0; i < a.time; ++i) {
         double mean = 0;  // of dp, weighted by p
         for (std::int64_t j = 0; j <= i; ++j) {
           const auto n = static_cast<std::size_t>(j);
-          p[n] = std::exp(v.score(i, j) - at(lse, b * a.heads + h, i));
+          p[n] = v.sees(i, j) ? std::exp(v.score(i, j) - at(lse, b * a.heads + h, i)) : 0;
           dp[n] = 0;
           for (std::int64_t k = 0; k < a.head_size; ++k) {
             const double g = at(d_o, b * a.time + i, h * a.head_size + k);
@@ -180,7 +202,7 @@ class NaiveOps : public Ops {
         }
         for (std::int64_t j = 0; j <= i; ++j) {
           const auto n = static_cast<std::size_t>(j);
-          const double ds = p[n] * (dp[n] - mean) / std::sqrt(static_cast<double>(a.head_size));
+          const double ds = p[n] * (dp[n] - mean) * slope_of(a.rule, a.head_size, v.score(i, j));
           for (std::int64_t k = 0; k < a.head_size; ++k) {
             d.q(i, k) += ds * v.k(j, k);
             d.k(j, k) += ds * v.q(i, k);
@@ -214,7 +236,7 @@ class NaiveOps : public Ops {
         const double p = std::exp(x.score(j) - at(lse, x.lse_row, x.i));
         double dp = 0;
         for (std::int64_t d = 0; d < a.head_size; ++d) dp += at(d_o, x.row, x.q0 + d) * x.v(j, d);
-        const double ds = p * (dp - delta) / std::sqrt(static_cast<double>(a.head_size));
+        const double ds = p * (dp - delta) * slope_of(a.rule, a.head_size, x.score(j));
         for (std::int64_t d = 0; d < a.head_size; ++d) {
           at(dkv, x.key_row + j, x.v0 + d) += p * at(d_o, x.row, x.q0 + d);
           at(dkv, x.key_row + j, x.k0 + d) += ds * at(q, x.row, x.q0 + d);
@@ -226,6 +248,9 @@ class NaiveOps : public Ops {
 
   void add(Stream&, View a, View b, View out) override {
     each(out, [&](std::int64_t r, std::int64_t c) { return at(a, r, c) + at(b, r, c); });
+  }
+  void scale(Stream&, View x, double factor, View y) override {
+    each(y, [&](std::int64_t r, std::int64_t c) { return factor * at(x, r, c); });
   }
   void dropout(Stream&, View x, const Dropout& d, View y) override {
     each(y, [&](std::int64_t r, std::int64_t c) {
@@ -245,37 +270,39 @@ class NaiveOps : public Ops {
   }
 
   void embedding(Stream&, View ids, View wte, View wpe, const RowPositions& positions, View out,
-                 const TablePart& part) override {
+                 const TablePart& part, const View& first_keys) override {
     each(out, [&](std::int64_t r, std::int64_t c) {
       const std::int64_t row = id(ids, r) - part.first;
-      return (row >= 0 && row < wte.rows ? at(wte, row, c) : 0.0) + (wpe ? at(wpe, positions.of(r), c) : 0.0);
+      return (row >= 0 && row < wte.rows ? at(wte, row, c) : 0.0) +
+             (wpe ? at(wpe, place(positions, first_keys, r), c) : 0.0);
     });
   }
   void embedding_backward(Stream&, View ids, View dout, const RowPositions& positions, View dwte, View dwpe,
-                          const TablePart& part) override {
+                          const TablePart& part, const View& first_keys) override {
     for (std::int64_t r = 0; r < dout.rows; ++r) {
       const std::int64_t row = id(ids, r) - part.first;
       for (std::int64_t c = 0; c < dout.cols; ++c) {
         if (row >= 0 && row < dwte.rows) at(dwte, row, c) += at(dout, r, c);
-        if (dwpe) at(dwpe, positions.of(r), c) += at(dout, r, c);
+        if (dwpe) at(dwpe, place(positions, first_keys, r), c) += at(dout, r, c);
       }
     }
   }
 
-  void softmax_part(Stream&, View logits, View targets, std::int64_t first, View numbers) override {
+  void softmax_part(Stream&, View logits, View targets, std::int64_t first, View numbers,
+                    double softcap) override {
+    const auto logit = [&](std::int64_t r, std::int64_t c) { return capped(at(logits, r, c), softcap); };
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r) - first;
       double most = -std::numeric_limits<double>::infinity(), sum = 0;
-      for (std::int64_t c = 0; c < logits.cols; ++c) most = std::max(most, at(logits, r, c));
-      for (std::int64_t c = 0; c < logits.cols; ++c) sum += std::exp(at(logits, r, c) - most);
+      for (std::int64_t c = 0; c < logits.cols; ++c) most = std::max(most, logit(r, c));
+      for (std::int64_t c = 0; c < logits.cols; ++c) sum += std::exp(logit(r, c) - most);
       at(numbers, 0, r) = most;
       at(numbers, 1, r) = sum;
-      at(numbers, 2, r) =
-          target >= 0 && target < logits.cols && id(targets, r) >= 0 ? at(logits, r, target) : 0;
+      at(numbers, 2, r) = target >= 0 && target < logits.cols && id(targets, r) >= 0 ? logit(r, target) : 0;
     }
   }
   void cross_entropy_part(Stream&, View logits, View targets, std::int64_t first, View numbers, View loss_sum,
-                          View dlogits, View, double scale) override {
+                          View dlogits, View, double scale, double softcap) override {
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r);
       double sum = 0, of_target = 0;
@@ -286,24 +313,26 @@ class NaiveOps : public Ops {
       if (target >= 0) at(loss_sum, 0, 0) += std::log(sum) - of_target;
       if (!dlogits) continue;
       for (std::int64_t c = 0; c < logits.cols; ++c) {
-        const double g = std::exp(at(logits, r, c)) / sum - (first + c == target ? 1 : 0);
-        at(dlogits, r, c) = target >= 0 ? scale * g : 0;
+        const double l = at(logits, r, c);
+        const double g = std::exp(capped(l, softcap)) / sum - (first + c == target ? 1 : 0);
+        at(dlogits, r, c) = target >= 0 ? scale * g * cap_slope(l, softcap) : 0;
       }
     }
   }
-  void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits, View,
-                     double scale) override {
+  void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits, View, double scale,
+                     double softcap) override {
+    const auto logit = [&](std::int64_t r, std::int64_t c) { return capped(at(logits, r, c), softcap); };
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r);
       double most = -std::numeric_limits<double>::infinity(), sum = 0;
-      for (std::int64_t c = 0; c < logits.cols; ++c) most = std::max(most, at(logits, r, c));
-      for (std::int64_t c = 0; c < logits.cols; ++c) sum += std::exp(at(logits, r, c) - most);
+      for (std::int64_t c = 0; c < logits.cols; ++c) most = std::max(most, logit(r, c));
+      for (std::int64_t c = 0; c < logits.cols; ++c) sum += std::exp(logit(r, c) - most);
       const double log_sum = most + std::log(sum);
-      if (target >= 0) at(loss_sum, 0, 0) += log_sum - at(logits, r, target);
+      if (target >= 0) at(loss_sum, 0, 0) += log_sum - logit(r, target);
       if (!dlogits) continue;
       for (std::int64_t c = 0; c < logits.cols; ++c) {
-        const double g = std::exp(at(logits, r, c) - log_sum) - (c == target ? 1 : 0);
-        at(dlogits, r, c) = target >= 0 ? scale * g : 0;
+        const double g = std::exp(logit(r, c) - log_sum) - (c == target ? 1 : 0);
+        at(dlogits, r, c) = target >= 0 ? scale * g * cap_slope(at(logits, r, c), softcap) : 0;
       }
     }
   }
@@ -375,7 +404,30 @@ class NaiveOps : public Ops {
     return x.as<double>()[row * x.ld + column];
   }
   static std::int64_t id(const View& ids, std::int64_t n) { return ids.as<std::int32_t>()[n]; }
+  // A row's position in its sequence, or in its document.
+  static std::int64_t place(const RowPositions& positions, const View& first_keys, std::int64_t row) {
+    return positions.of(row) - (first_keys ? id(first_keys, row) : 0);
+  }
+  static double score_of(const AttentionRule& rule, std::int64_t head_size, double product) {
+    const double s = product * (rule.scale == 0 ? 1 / std::sqrt(static_cast<double>(head_size)) : rule.scale);
+    return rule.softcap == 0 ? s : rule.softcap * std::tanh(s / rule.softcap);
+  }
+  // Of a score by the product that it is made of.
+  static double slope_of(const AttentionRule& rule, std::int64_t head_size, double score) {
+    const double scale = rule.scale == 0 ? 1 / std::sqrt(static_cast<double>(head_size)) : rule.scale;
+    return rule.softcap == 0 ? scale : scale * (1 - square(score / rule.softcap));
+  }
   static double square(double x) { return x * x; }
+  // What a norm multiplies column c by.
+  static double factor_of(const View& w, std::int64_t c, NormWeight weight) {
+    return at(w, 0, c) + (weight == NormWeight::kPlusOne ? 1 : 0);
+  }
+  static double capped(double logit, double softcap) {
+    return softcap == 0 ? logit : softcap * std::tanh(logit / softcap);
+  }
+  static double cap_slope(double logit, double softcap) {
+    return softcap == 0 ? 1 : 1 - square(std::tanh(logit / softcap));
+  }
   static double gelu_inner(double x) { return std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x); }
 
   static double gelu_of(double x) { return 0.5 * x * (1 + std::tanh(gelu_inner(x))); }
@@ -403,11 +455,12 @@ class NaiveOps : public Ops {
   struct Query {
     View q, kv;
     std::int64_t i, row, key_row, lse_row, end, q0, k0, v0, size;
+    AttentionRule rule;
     double v(std::int64_t j, std::int64_t d) const { return at(kv, key_row + j, v0 + d); }
     double score(std::int64_t j) const {
       double sum = 0;
       for (std::int64_t d = 0; d < size; ++d) sum += at(q, row, q0 + d) * at(kv, key_row + j, k0 + d);
-      return sum / std::sqrt(static_cast<double>(size));
+      return score_of(rule, size, sum);
     }
   };
   template <class Body>
@@ -418,7 +471,7 @@ class NaiveOps : public Ops {
         for (std::int64_t i = 0; i < a.queries; ++i) {
           body(Query{q, kv, i, b * a.query_step + i, b * a.key_step, b * a.heads + h,
                      a.causal ? i + 1 : a.keys, h * a.head_size, k0, k0 + a.kv_heads * a.head_size,
-                     a.head_size});
+                     a.head_size, a.rule});
         }
       }
     }
@@ -426,8 +479,8 @@ class NaiveOps : public Ops {
 
   // One query head of one sequence, with the key/value head that it reads.
   struct Head {
-    Head(const View& x, const AttentionShape& a, std::int64_t batch, std::int64_t head)
-        : view(x), row(batch * a.time), size(a.head_size) {
+    Head(const View& x, const AttentionShape& a, std::int64_t batch, std::int64_t head, const View& first)
+        : view(x), first_keys(first), row(batch * a.time), size(a.head_size), rule(a.rule) {
       q0 = head * size;
       k0 = (a.heads + head / (a.heads / a.kv_heads)) * size;
       v0 = k0 + a.kv_heads * size;
@@ -438,10 +491,14 @@ class NaiveOps : public Ops {
     double score(std::int64_t i, std::int64_t j) const {
       double sum = 0;
       for (std::int64_t d = 0; d < size; ++d) sum += q(i, d) * k(j, d);
-      return sum / std::sqrt(static_cast<double>(size));
+      return score_of(rule, size, sum);
     }
-    View view;
+    bool sees(std::int64_t i, std::int64_t j) const {
+      return (rule.window == 0 || i - rule.window < j) && (!first_keys || j >= id(first_keys, row + i));
+    }
+    View view, first_keys;
     std::int64_t row, size, q0 = 0, k0 = 0, v0 = 0;
+    AttentionRule rule;
   };
 };
 

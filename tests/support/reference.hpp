@@ -49,6 +49,35 @@ inline ModelConfig reference_llama() {
   return c;
 }
 
+// Every option of a block that can be had with parts of layers; layers differ.
+inline ModelConfig with_every_option(ModelConfig c) {
+  c.arch = Arch::kGemma3;
+  BlockDescription& b = c.block;
+  b.norms = NormPlacement::kBoth;
+  b.norm_weight = NormWeight::kPlusOne;
+  b.head_norms = HeadNorms::kEach;
+  b.qkv_bias = b.o_bias = true;
+  b.gate = Gate::kGeluTanh;
+  b.query_pre_attn_scalar = 5;
+  b.attention_softcap = 2, b.final_softcap = 3;
+  b.scaled_embedding = true;
+  b.window = 3;
+  for (std::int64_t l = 0; l < c.layers; ++l) b.windowed.push_back(l % 2 == 0);
+  b.rope.theta = 1000;
+  b.rope.scaling = {.kind = RopeScaling::Kind::kYarn, .factor = 4, .original = 8};
+  b.window_rope = Rope{.theta = 50, .partial = 0.2};
+  return c;
+}
+
+// Norms behind the branches alone, and over all heads together.
+inline ModelConfig with_norms_after(ModelConfig c) {
+  c.arch = Arch::kOlmo2;
+  c.block.norms = NormPlacement::kAfter;
+  c.block.head_norms = HeadNorms::kAll;
+  c.block.rope.scaling = {.kind = RopeScaling::Kind::kLinear, .factor = 3};
+  return c;
+}
+
 // The position in the Hugging Face tensor of element (row, column) of ours, of the whole parameter.
 inline std::int64_t file_index(const Param& p, std::int64_t row, std::int64_t column) {
   return p.conv1d ? column * p.whole_rows + row : row * p.whole_cols + column;

@@ -28,7 +28,7 @@ LAYERS = [
     ("engine", ["base", "model", "optim", "store", "comm", "device"]),
     ("plan", ["base", "device", "store", "model", "engine"]),
     ("train", ["base", "kernels", "io", "device", "comm", "store", "optim", "model", "data", "config", "engine", "plan"]),
-    ("cli", ["base", "io", "device", "comm", "store", "config", "plan", "train"]),
+    ("cli", ["base", "io", "device", "comm", "store", "data", "config", "plan", "train"]),
     ("python", ["base", "kernels", "io", "device", "store", "optim", "config", "train"]),
 ]
 RANK = {area: rank for rank, (area, _) in enumerate(LAYERS)}

@@ -4,6 +4,7 @@ A new command in a document needs a row, or has to match a pattern of one. A row
 runs together takes a second or two.
 """
 import dataclasses
+import pathlib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ HELPS = {
     "ziggurat": "ziggurat --help",
     "ziggurat train": "ziggurat train --help",
     "ziggurat generate": "ziggurat generate --help",
+    "ziggurat eval": "ziggurat eval --help",
     "ziggurat probe": "ziggurat probe --help",
     "ziggurat io-bench": "ziggurat io-bench --help",
     "ziggurat io-tune": "ziggurat io-tune --help",
@@ -47,6 +49,7 @@ HELPS = {
                            "ziggurat checkpoint show --help ; ziggurat checkpoint verify --help ; "
                            "ziggurat checkpoint discard --help ; ziggurat checkpoint export --help ; "
                            "ziggurat checkpoint import --help",
+    "tokenise.py": "python bench/tokenise.py --help",
     "checkpoint_doors.py": "python tools/checkpoint_doors.py --help ; python tools/checkpoint_doors.py from-dcp --help",
     "ziggurat config": "ziggurat config --help ; ziggurat config keys --help",
     "config_docs.py": "tools/config_docs.py --help",
@@ -67,6 +70,8 @@ HELPS = {
     "make_optimizers.py": "source tests/reference/make_optimizers.py",
     "make_ranks.py": "source tests/reference/make_ranks.py",
     "make_parts.py": "source tests/reference/make_parts.py",
+    "make_families.py": "source tests/reference/make_families.py",
+    "load_family.py": "source tests/reference/load_family.py",
     "seeded_bugs.py": "python tests/tools/seeded_bugs.py --help",
     "ranks_nvme.py": "python bench/ranks_nvme.py --help",
     "documented_commands.py": "python tests/tools/documented_commands.py --help",
@@ -83,6 +88,7 @@ HELPS = {
 }
 
 TEXT = "In the beginning God created the heaven and the earth. And the earth was without form, and void.\n" * 200
+TOKENIZER = (pathlib.Path(__file__).parents[1] / "reference/tokenizers/gpt2.json").read_text()
 BOOK = {"text.txt": TEXT, "build/quickstart/bible.txt": TEXT}
 # A configuration's model in small, and one step: what takes the time is the measuring of the machine before it.
 MODEL = ("--set model.n_layer=1 --set model.n_embd=32 --set model.n_head=2 --set data.seq_len=32 "
@@ -194,6 +200,8 @@ ROWS = (
         more="--devices host --steps 1 --set eval.every=0 --set eval.batches=1 --set sample.tokens=4"),
     Row("train_small_state", ("ziggurat train configs/gpt2-124m-small-state.json *",),
         why="needs the weights of GPT-2; tests/train reads the configuration"),
+    Row("train_finetune", ("ziggurat train configs/finetune/*",),
+        why="needs a model of billions of parameters; tests/train plans each of these configurations"),
     Row("train_plan", ("ziggurat train configs/gpt2-124m.json --plan",), files=BOOK,
         more=f"--devices host {NO_GPT2_FILES}"),
     Row("train_help_parallel", ("ziggurat train --help-parallel",),
@@ -204,7 +212,10 @@ ROWS = (
         set={"--tokens": "4"}),
     Row("generate_synopsis", ("ziggurat generate --model DIR *",), files=BOOK, before=(TRAIN,), instead=(
         "ziggurat generate --model runs/quickstart/model --prompt-ids 1,2,3 --tokens 2 --temperature 0.5 --top-k 3 "
-        "--seed 2 --ids",)),
+        "--seed 2 --ids --past-the-end --memory 64MiB",)),
+    Row("eval", ("ziggurat eval --model runs/quickstart/model *", "ziggurat eval --model DIR *"), files=BOOK | {"held-out.txt": TEXT},
+        before=(TRAIN,), instead=("ziggurat eval --model runs/quickstart/model --data held-out.txt --each --json --context 16",),
+        expect=('"perplexity"',)),
 
     # Measuring drives and the machine.
     Row("probe", ("ziggurat probe", "ziggurat probe /mnt/nvme0 *", "ziggurat probe DIR",
@@ -249,6 +260,10 @@ ROWS = (
                   "tools/ptxas.sh", "tests/tools/documented_rows.py", "tests/tools/documents.py"), why=NAMED),
 
     # Benchmarks.
+    Row("tokenise", ("bench_tokenise", "bench_tokenise *"), files={"book.txt": TEXT, "tokens/tokenizer.json": TOKENIZER},
+        instead=("bench_tokenise --tokenizer tokens --text book.txt --seconds 0.05 --threads 2",), expect=('"tokens":',)),
+    Row("tokenise_beside_others", ("bench/tokenise.py", "bench/tokenise.py *"),
+        why="needs Hugging Face's tokenizers; bench_tokenise, which it runs, has a row"),
     Row("eviction_replay", ("bench_eviction_replay", "bench_eviction_replay *"), instead=(
         "bench_eviction_replay --only gpt2-124m-deferred --rounds 1 --out replay",)),
     Row("gpu_kernels", ("bench_gpu_kernels *",), instead=(
@@ -369,7 +384,9 @@ ROWS = (
         files={"sass.txt": SASS}, expect=(r"\| sm_80 \| `k` \| 4 \| 2 \| 1 \|.* \| 2.00 \| 16 \| 1.00, matrix \|",)),
     Row("reference", ("make_reference.py", "make_optimizers.py", "python make_reference.py --check",
                       "venv/bin/python tests/reference/make_reference.py --check", "make_ranks.py",
-                      "python make_ranks.py", "make_parts.py", "python make_parts.py"),
+                      "python make_ranks.py", "make_parts.py", "python make_parts.py",
+                      "venv/bin/python tests/reference/make_families.py", "python make_families.py *",
+                      "python load_family.py *", "make_families.py", "load_family.py"),
         why="needs PyTorch, and makes files that lie in the tree"),
     Row("tokenizers", ("venv/bin/python tests/reference/make_tokenizers.py *",
                        "venv/bin/python tests/reference/make_tokenizers.py"),

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ziggurat/base/dtype.hpp"
 
@@ -15,8 +16,20 @@ struct TokenizerConfig {
   std::string directory;
 };
 
+// Files of one kind of data. A path with *, ? or [ stands for all files whose names match, in the order of
+// their names.
+struct DataSource {
+  std::vector<std::string> paths;
+  double weight = 1;  // sequences are drawn from the sources in proportion to their weights; above 0
+};
+
+// How documents become sequences.
+//   kNone       they stand one behind the other, and a sequence is a window of them
+//   kDocuments  a sequence has several whole documents, each with positions and attention of its own
+enum class Packing : std::uint8_t { kNone, kDocuments };
+
 struct DataConfig {
-  std::string train;       // text file, documents .jsonl, or token file .bin
+  std::string train;       // text file, documents .jsonl, or token file .bin; or as DataSource's paths
   std::string validation;  // a file of the same kind; empty: the end of the training text
   // The token behind each document of a .jsonl file, by its name; empty: none.
   std::string document_end;
@@ -24,6 +37,8 @@ struct DataConfig {
   TokenizerConfig tokenizer;
   DType token_dtype = DType::kU16;  // of .bin files that do not say it: kU16, or kI32 for uint32
   std::int64_t seq_len = 256;       // tokens of a sequence
+  std::vector<DataSource> blend;    // several sources, in place of `train`
+  Packing packing = Packing::kNone;
 };
 
 }  // namespace zg

@@ -21,14 +21,19 @@ class Tokenizer {
   // The inverse of encode(). Throws Error(kUsage) for an id that is not in the vocabulary, which a model
   // whose vocabulary is padded may generate.
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
+  // What the tokenizer's template puts before and after a document, e.g. BOS.
+  virtual std::vector<std::int32_t> begin_ids() const { return {}; }
+  virtual std::vector<std::int32_t> end_ids() const { return {}; }
+  // The number of a token by its name, e.g. "<|endoftext|>"; -1: there is none.
+  virtual std::int32_t id_of_token(const std::string& name) const = 0;
   // Writes tokenizer.ziggurat.json, and the vocabulary's files if there are any, into a directory, from which
   // load_tokenizer() makes the same tokenizer. Throws Error(kIo).
   virtual void save(const std::string& directory) const = 0;
 };
 // The vocabulary of kChars is the sorted set of code points of `training_text` (UTF-8). Throws Error(kUsage).
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::string_view training_text);
-// The tokenizer that save() wrote into a directory; null if it holds none. Throws Error(kUsage) for one that
-// is damaged.
+// The tokenizer that save() wrote into a directory, or else the tokenizer.json or tokenizer.model of a
+// Hugging Face directory; null if it holds none. Throws Error(kUsage) for one that is damaged.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& directory);
 
 }  // namespace zg

@@ -68,40 +68,63 @@ class Ops : public OpSizes {
   // scratch: A [row_groups(), 2*C].
   virtual void layernorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View db,
                                   View scratch) = 0;
-  // y = x * rstd * w. x, y T [N,C]; w T [1,C]; stats A [N,1] = rstd.
-  virtual void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats) = 0;
+  // y = x * rstd * w, or, with NormWeight::kPlusOne, x * rstd * (1 + w). x, y T [N,C]; w T [1,C]; stats
+  // A [N,1] = rstd.
+  virtual void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats,
+                       NormWeight weight = NormWeight::kPlain) = 0;
   // Adds to dx (T [N,C]) and dw (A [1,C]). dy T [N,C]; stats of rmsnorm().
   // scratch: A [row_groups(), at least C].
   virtual void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw,
-                                View scratch) = 0;
+                                View scratch, NormWeight weight = NormWeight::kPlain) = 0;
+  // rmsnorm() of each of the first `heads` heads of a row by itself. x, y T [N, at least heads*head_size]; w
+  // T [1,head_size], the same for all heads; stats A [N,heads] = rstd. One head of all columns is a norm over
+  // the heads together.
+  virtual void head_rmsnorm(Stream& s, View x, View w, double eps, std::int64_t heads, std::int64_t head_size,
+                            View y, View stats, NormWeight weight = NormWeight::kPlain) = 0;
+  // Overwrites dx (like x; may be dy) and adds to dw (A [1,head_size]): sums over rows and heads, in a fixed
+  // order. dy like x; stats of head_rmsnorm(). scratch: A [row_groups(), at least head_size].
+  virtual void head_rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, std::int64_t heads,
+                                     std::int64_t head_size, View dx, View dw, View scratch,
+                                     NormWeight weight = NormWeight::kPlain) = 0;
   // The tanh approximation of GELU, as in GPT-2. x, y T [N,I]; y may be x.
   virtual void gelu(Stream& s, View x, View y) = 0;
   // dx = dy * gelu'(x), all T [N,I]; dx may be dy.
   virtual void gelu_backward(Stream& s, View x, View dy, View dx) = 0;
-  // y = silu(gate) * up. gate_up T [N,2I]: gate in the left half of the columns, up in the right; y T [N,I].
-  virtual void swiglu(Stream& s, View gate_up, View y) = 0;
+  // y = activation(gate) * up. gate_up T [N,2I]: gate in the left half of the columns, up in the right; y
+  // T [N,I].
+  virtual void swiglu(Stream& s, View gate_up, View y, Gate activation = Gate::kSilu) = 0;
   // dy T [N,I]; d_gate_up T [N,2I], which may be gate_up.
-  virtual void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up) = 0;
+  virtual void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up,
+                               Gate activation = Gate::kSilu) = 0;
 
   // Rotary embedding in place on the first `heads` heads of each row of x, T [N, at least heads*head_size].
-  // Pairs are (i, i + head_size/2), the half-split convention of Hugging Face. inverse: rotates back, for the
-  // backward pass.
+  // Pairs are (i, i + pairs), the half-split convention of Hugging Face. inverse: rotates back, for the
+  // backward pass: with y = a R x, of amplitude a and rotation R, that is dx = a R^T dy, so the amplitude is
+  // the same both ways, and the two undo each other only where it is 1.
+  // first_keys (i32 [1,N], or null): a row's position is its place in its document, which begins at this row
+  // of its sequence.
   virtual void rope(Stream& s, View x, const RowPositions& positions, std::int64_t heads,
-                    std::int64_t head_size, double theta, bool inverse) = 0;
+                    std::int64_t head_size, const RopeTable& table, bool inverse,
+                    const View& first_keys = {}) = 0;
 
-  // Causal attention, scale 1/sqrt(head_size). qkv T [B*T, (heads + 2*kv_heads)*head_size] = q | k | v;
+  // Causal attention by shape.rule. qkv T [B*T, (heads + 2*kv_heads)*head_size] = q | k | v;
   // o T [B*T, heads*head_size]; lse A [B*heads, T], without gaps: the log-sum-exp of each row of scores.
   // Query head h uses key/value head h / (heads / kv_heads). The T x T scores of a head are never stored.
   // scratch: u8 [1, at least attention_scratch_bytes()]; null if that is 0.
-  virtual void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse,
-                         View scratch) = 0;
-  // d_o T like o; dqkv T like qkv, overwritten; o and lse of attention().
+  // first_keys (i32 [1, B*T], or null): of each row the first row of its sequence that it attends to, 0 to
+  // T-1: that of its document, never behind the row itself, and never decreasing in a sequence. Tiles that
+  // neither the window nor the documents leave anything of are not computed, here and in the backward.
+  virtual void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse, View scratch,
+                         const View& first_keys = {}) = 0;
+  // d_o T like o; dqkv T like qkv, overwritten; o and lse of attention(), and the same first_keys.
   virtual void attention_backward(Stream& s, View qkv, View o, View lse, View d_o,
-                                  const AttentionShape& shape, View dqkv, View scratch) = 0;
+                                  const AttentionShape& shape, View dqkv, View scratch,
+                                  const View& first_keys = {}) = 0;
 
-  // Attention to some of the keys (AttentionBlock). q T [query_rows(), heads*head_size]; kv T [key_rows(),
-  // 2*kv_heads*head_size] = k | v; o A like q and lse A [batch*heads, queries] are the result for all keys so
-  // far: overwritten, or merged by the log-sum-exp. Rows between the sequences' are left alone.
+  // Attention to some of the keys (AttentionBlock), without a window. q T [query_rows(), heads*head_size]; kv
+  // T [key_rows(), 2*kv_heads*head_size] = k | v; o A like q and lse A [batch*heads, queries] are the result
+  // for all keys so far: overwritten, or merged by the log-sum-exp. Rows between the sequences' are left
+  // alone.
   virtual void attention_block(Stream& s, View q, View kv, const AttentionBlock& block, View o, View lse) = 0;
   // Adds to dq (A, like q) and dkv (A, like kv) what the block contributes to an attention whose result, for
   // all keys, is o (T, like q) and lse; d_o T like q. scratch: u8 [1, at least
@@ -111,6 +134,8 @@ class Ops : public OpSizes {
 
   // out = a + b, all T [N,C]; out may be a or b.
   virtual void add(Stream& s, View a, View b, View out) = 0;
+  // y = factor * x, rounded once; the factor is first rounded to T. x, y T [N,C]; y may be x.
+  virtual void scale(Stream& s, View x, double factor, View y) = 0;
   // y = x / (1 - rate) where `dropout` keeps the element, else 0, even for a NaN. The backward pass is the
   // same op on the gradient. x, y T [N,C], rows of sequences; y may be x.
   virtual void dropout(Stream& s, View x, const Dropout& dropout, View y) = 0;
@@ -120,32 +145,35 @@ class Ops : public OpSizes {
   // out[n] = wte[ids[n]], plus wpe[position of row n] unless wpe is null. out T [N,C]; ids i32 [1,N];
   // wte T [V,C]; wpe T [P,C] with all positions below P. An id outside of [0, V) ends the process; on a GPU
   // the device fails. `part`: wte has V rows of a larger table, and other tokens' rows count as zeros; that
-  // table is what no id may be outside of.
+  // table is what no id may be outside of. first_keys: as in rope().
   virtual void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out,
-                         const TablePart& part = {}) = 0;
+                         const TablePart& part = {}, const View& first_keys = {}) = 0;
   // dwte (A [V,C]) += rows of dout (T [N,C]) by id; dwpe (A [P,C], or null) += rows by position. Rows are
   // added in a fixed order, unless the device was asked for speed before determinism. `part`: other tokens'
   // rows are not added to dwte.
   virtual void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte,
-                                  View dwpe, const TablePart& part = {}) = 0;
+                                  View dwpe, const TablePart& part = {}, const View& first_keys = {}) = 0;
 
   // loss_sum (f64 [1,1]) += sum over rows of -log softmax(logits)[target]. logits A [N,V]; targets i32 [1,N],
   // a negative one ignores its row. dlogits T [N,V] = scale * (softmax - onehot), 0 in ignored rows; a null
   // view: loss only. dlogits may share the logits' memory if their rows start at the same addresses. `scale`
-  // (positive) keeps small gradients from vanishing in f16; it does not change the loss.
-  // scratch: f64 [1, kSumPartials].
+  // (positive) keeps small gradients from vanishing in f16; it does not change the loss. softcap: logits
+  // count as softcap * tanh(logit / softcap), and dlogits are the gradients of the logits as given; 0: as
+  // they are. scratch: f64 [1, kSumPartials].
   virtual void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits, View scratch,
-                             double scale = 1) = 0;
+                             double scale = 1, double softcap = 0) = 0;
   static constexpr std::int64_t kSumPartials = 1024;
 
   // Cross entropy where several parts have the logits of some tokens each: `logits` A [N,V] are those of
   // tokens first, first + 1, ... Every part's row of numbers, A [3,N], from which all can be merged exactly:
   // the largest logit, the sum of exp(logit - largest), and the target's logit, or 0 if another part has it.
-  virtual void softmax_part(Stream& s, View logits, View targets, std::int64_t first, View numbers) = 0;
+  virtual void softmax_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
+                            double softcap = 0) = 0;
   // cross_entropy() over all parts: numbers A [3 * parts, N], without gaps, are softmax_part()'s of each
   // part; dlogits is the gradient of this part's logits. The loss is that of all parts, and each adds it.
   virtual void cross_entropy_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
-                                  View loss_sum, View dlogits, View scratch, double scale = 1) = 0;
+                                  View loss_sum, View dlogits, View scratch, double scale = 1,
+                                  double softcap = 0) = 0;
 
   virtual void zero(Stream& s, View x) = 0;
   // out = in, rounded to nearest even; any two storage types, of the same shape.

@@ -55,6 +55,8 @@ struct UpdateRule {
 struct MicroBatch {
   const std::int32_t* ids = nullptr;      // [rows]
   const std::int32_t* targets = nullptr;  // [rows]; a row with a negative target does not count
+  // [rows], with BatchShape::documents, else null: the first row of the row's document, of its sequence's.
+  const std::int32_t* first_keys = nullptr;
 };
 
 struct Phases {

@@ -82,6 +82,7 @@ struct RmsNorm {
   double eps = 0;
   Strided<T> y;
   Strided<Acc<T>> stats;  // [rows, 1]: rstd
+  NormWeight weight = NormWeight::kPlain;
 };
 
 template <class T>
@@ -92,15 +93,47 @@ struct RmsNormBackward {
   Strided<T> dx;            // +=
   Acc<T>* dw = nullptr;     // +=
   Strided<Acc<T>> scratch;  // [row groups, cols]
+  NormWeight weight = NormWeight::kPlain;
 };
 
+// RMSNorm of each head by itself: heads lie side by side in the first columns of a row.
+template <class T>
+struct HeadRmsNorm {
+  std::int64_t heads = 0, head_size = 0;
+  Strided<const T> x;
+  const T* w = nullptr;  // [head_size], the same for all heads
+  double eps = 0;
+  Strided<T> y;
+  Strided<Acc<T>> stats;  // [rows, heads]: rstd
+  NormWeight weight = NormWeight::kPlain;
+};
+
+template <class T>
+struct HeadRmsNormBackward {
+  std::int64_t heads = 0, head_size = 0;
+  Strided<const T> dy, x;
+  const T* w = nullptr;
+  Strided<const Acc<T>> stats;
+  Strided<T> dx;            // overwritten; may be dy
+  Acc<T>* dw = nullptr;     // +=
+  Strided<Acc<T>> scratch;  // [row groups, head_size]
+  NormWeight weight = NormWeight::kPlain;
+};
+
+// A row's position in its sequence, or with first_keys in its document.
+constexpr std::int64_t position_of(const RowPositions& rows, const std::int32_t* first_keys,
+                                   std::int64_t row) {
+  return rows.of(row) - (first_keys == nullptr ? 0 : first_keys[row]);
+}
+
 // wte [vocabulary, cols], wpe [positions, cols] or null. Ids outside of a part have rows of zeros, and no
-// gradient.
+// gradient. first_keys: of each row the first row of its document, from which its position counts; or null.
 template <class T>
 struct Embedding {
   const std::int32_t* ids = nullptr;
   std::int64_t vocabulary = 0, positions = 0;
   RowPositions rows = {};
+  const std::int32_t* first_keys = nullptr;
   Strided<const T> wte, wpe;
   Strided<T> out;
   TablePart part = {};
@@ -111,6 +144,7 @@ struct EmbeddingBackward {
   const std::int32_t* ids = nullptr;
   std::int64_t vocabulary = 0, positions = 0;
   RowPositions rows = {};
+  const std::int32_t* first_keys = nullptr;
   Strided<const T> dout;
   Strided<Acc<T>> dwte, dwpe;  // +=; either may be null
   TablePart part = {};
@@ -132,6 +166,7 @@ struct CrossEntropy {
   double* loss_sum = nullptr;             // +=
   Strided<T> dlogits;  // null: loss only; may share the logits' memory if rows start at the same addresses
   double scale = 1;    // factor of dlogits, not of the loss; positive
+  double softcap = 0;  // logits count as softcap * tanh(logit / softcap); 0: as they are
 };
 
 // Of tokens first, first + 1, ..., of which logits [rows, cols] are.
@@ -141,7 +176,8 @@ struct SoftmaxPart {
   const std::int32_t* targets = nullptr;
   std::int64_t first = 0;
   Acc<T>* numbers =
-      nullptr;  // [3, rows]: largest logit, sum of exp(logit - largest), the target's logit or 0
+      nullptr;         // [3, rows]: largest logit, sum of exp(logit - largest), the target's logit or 0
+  double softcap = 0;  // as CrossEntropy's
 };
 // The numbers of all parts, one after the other, and this part's logits.
 template <class T>

@@ -1,5 +1,6 @@
 // Parameters that the kernels and the op set share.
 #pragma once
+#include <array>
 #include <cstdint>
 
 #include "ziggurat/base/dtype.hpp"
@@ -8,9 +9,19 @@ namespace zg {
 
 enum class Trans : bool { kNo, kYes };
 
+// Which keys a query sees, and how scores are made. The defaults are plain causal attention.
+struct AttentionRule {
+  std::int64_t window = 0;  // query i sees key j only where i - window < j (the token itself counts); 0: all
+  double scale = 0;         // of the products of queries and keys; 0: 1/sqrt(head_size)
+  double softcap = 0;       // scores become softcap * tanh(score / softcap) before the mask; 0: they stay
+  bool operator==(const AttentionRule&) const = default;
+};
+
 // batch sequences of `time` tokens. heads is a multiple of kv_heads (grouped-query attention).
 struct AttentionShape {
   std::int64_t batch = 0, time = 0, heads = 0, kv_heads = 0, head_size = 0;
+  AttentionRule rule = {};
+  bool documents = false;  // its scratch memory does for calls with the first keys of documents, too
   bool operator==(const AttentionShape&) const = default;
 };
 
@@ -19,8 +30,9 @@ struct AttentionShape {
 struct AttentionBlock {
   std::int64_t batch = 0, queries = 0, keys = 0, query_step = 0, key_step = 0;
   std::int64_t heads = 0, kv_heads = 0, head_size = 0;  // as of AttentionShape
-  bool causal = false;  // query i attends to keys up to i, of as many; else every query to all keys
-  bool merge = false;   // the result is merged with that of other keys; else it is the first
+  bool causal = false;      // query i attends to keys up to i, of as many; else every query to all keys
+  bool merge = false;       // the result is merged with that of other keys; else it is the first
+  AttentionRule rule = {};  // without a window: a block does not know how far its keys are from its queries
   // From the first row of the first sequence to the last one of the last.
   std::int64_t query_rows() const { return batch == 0 ? 0 : (batch - 1) * query_step + queries; }
   std::int64_t key_rows() const { return batch == 0 ? 0 : (batch - 1) * key_step + keys; }
@@ -42,6 +54,17 @@ struct RowPositions {
     return rows == 0 ? 0 : of((rows < time ? rows : time) - 1) + 1;
   }
   bool operator==(const RowPositions&) const = default;
+};
+
+inline constexpr std::int64_t kMaxRopePairs = 256;
+
+// Rotary embedding of heads: pair i of a head's first 2 * pairs columns, (i, i + pairs), turns by
+// position * frequency[i], and is multiplied by the amplitude. Further columns stay as they are.
+struct RopeTable {
+  std::int64_t pairs = 0;
+  double amplitude = 1;
+  std::array<double, kMaxRopePairs> frequency = {};  // radians from one position to the next
+  bool operator==(const RopeTable&) const = default;
 };
 
 // The update rule; kernels/host/update.hpp has the formulae.
@@ -106,6 +129,13 @@ struct Dropout {
   std::int64_t first_row = 0;       // of these rows, the number of the view's first one
   std::int64_t first_sequence = 0;  // number of the sequence that row 0 is in; all are below 2^32
 };
+
+// What an RMSNorm multiplies a normalised row by: its weight w, or 1 + w (Gemma, whose weights begin at 0).
+// The sum is made in the type of arithmetic.
+enum class NormWeight : std::uint8_t { kPlain, kPlusOne };
+
+// The activation of a gated MLP's gate: silu, or the tanh approximation of GELU (Gemma).
+enum class Gate : std::uint8_t { kSilu, kGeluTanh };
 
 struct UpdateParams {
   double lr = 0;

@@ -1,17 +1,79 @@
-// The sizes of a model and its few architectural choices. Plain values; the functions are pure.
+// The sizes of a model, and how its blocks compute. Plain values; the functions are pure.
+//
+// A family (Arch) is a table of a description: what computes goes by the description alone, but for GPT-2,
+// whose blocks have LayerNorms, learned positions and an MLP without a gate. Files and messages go by the
+// family.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
+
+#include "ziggurat/kernels/types.hpp"
 
 namespace zg {
 
-enum class Arch { kGpt2, kLlama };
+enum class Arch { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kPhi3, kOlmo2, kGemma2, kGemma3 };
+inline constexpr Arch kFamilies[] = {Arch::kGpt2, Arch::kLlama, Arch::kMistral, Arch::kQwen2, Arch::kQwen3,
+                                     Arch::kPhi3, Arch::kOlmo2, Arch::kGemma2,  Arch::kGemma3};
 
 // The shares of elements that training drops, each from 0 to below 1.
 struct DropoutRates {
   double embedding = 0;  // of the sum of token and position embeddings (GPT-2's embd_pdrop)
   double residual = 0;   // of what each attention and each MLP adds to the residual stream (resid_pdrop)
   bool operator==(const DropoutRates&) const = default;
+};
+
+// How the frequencies of a rotary embedding deviate from theta^(-2i/d), so that a model serves longer
+// sequences than those of its first training. `original`: the context of that training.
+struct RopeScaling {
+  enum class Kind : std::uint8_t { kNone, kLinear, kLlama3, kYarn, kLongRope };
+  Kind kind = Kind::kNone;
+  double factor = 1;
+  std::int64_t original = 0;
+  double low_freq_factor = 1, high_freq_factor = 4;  // Llama 3
+  double beta_fast = 32, beta_slow = 1;              // YaRN
+  bool truncate = true;                              // YaRN: the ramp begins and ends at whole pairs
+  double mscale = 0, mscale_all_dim = 0;             // YaRN: of the amplitude; 0: not given
+  double attention_factor = 0;                       // YaRN, LongRoPE: the amplitude; 0: by their formulae
+  // LongRoPE: a divisor of each pair's frequency, for sequences up to the original context, and longer ones.
+  // Sequences are never longer here (ModelConfig::longest_sequence()); the long factors only pass through.
+  std::vector<double> short_factor = {}, long_factor = {};
+  bool operator==(const RopeScaling&) const = default;
+};
+
+struct Rope {
+  double theta = 10000;
+  double partial = 1;  // share of a head that turns: its first columns
+  RopeScaling scaling = {};
+  bool operator==(const Rope&) const = default;
+};
+
+// Where a block has norms: before each of its two branches, behind each of them, before what they give is
+// added (OLMo 2), or both (Gemma).
+enum class NormPlacement : std::uint8_t { kBefore, kAfter, kBoth };
+// What of queries and keys has an RMSNorm before they turn: nothing, each head by itself with one weight for
+// all of them, or all heads together.
+enum class HeadNorms : std::uint8_t { kNone, kEach, kAll };
+
+// How the blocks of all families but GPT-2 compute. The defaults are Llama 2.
+struct BlockDescription {
+  NormPlacement norms = NormPlacement::kBefore;
+  NormWeight norm_weight = NormWeight::kPlain;  // of all norms, the last one and those of heads, too
+  HeadNorms head_norms = HeadNorms::kNone;
+  bool qkv_bias = false, o_bias = false;
+  Gate gate = Gate::kSilu;
+  double query_pre_attn_scalar = 0;  // scores are q k divided by its root; 0: head_size
+  double attention_softcap = 0;      // scores count as softcap * tanh(score / softcap); 0: as they are
+  double final_softcap = 0;          // the same of logits
+  bool scaled_embedding = false;     // the embedding is multiplied by the root of the width
+  // Tokens that a query sees in the layers of `windowed`, itself among them. Empty: no layer has a window.
+  std::int64_t window = 0;
+  std::vector<bool> windowed = {};
+  Rope rope = {};
+  std::optional<Rope> window_rope = {};  // of the layers with a window; otherwise `rope`
+  bool fused = false;                    // files have q, k and v as one matrix, and gate and up
+  bool operator==(const BlockDescription&) const = default;
 };
 
 struct ModelConfig {
@@ -22,21 +84,38 @@ struct ModelConfig {
   std::int64_t layers = 12;
   std::int64_t heads = 12;
   std::int64_t kv_heads = 12;   // heads of keys and values; GPT-2: as many as heads
-  std::int64_t head_size = 64;  // width / heads, unless a Llama's file says otherwise
+  std::int64_t head_size = 64;  // width / heads, unless a file says otherwise
   std::int64_t inner = 3072;    // width inside the MLP
   double norm_eps = 1e-5;
-  double rope_theta = 10000;
   double init_std = 0.02;  // standard deviation of the initial weights
   bool tied = true;        // the output matrix is the embedding
   DropoutRates dropout = {};
+  BlockDescription block = {};  // of all families but GPT-2
+
+  bool has_window(std::int64_t layer) const {
+    return layer < static_cast<std::int64_t>(block.windowed.size()) &&
+           block.windowed[static_cast<std::size_t>(layer)];
+  }
+  bool any_window() const;
+  // Whether layers compute in two ways, so that who calls one must say which.
+  bool layers_differ() const;
+  bool norms_after() const { return arch != Arch::kGpt2 && block.norms != NormPlacement::kBefore; }
+  bool norms_before() const { return arch == Arch::kGpt2 || block.norms != NormPlacement::kAfter; }
+  // Most tokens that a sequence may have: the context, or the original context of LongRoPE.
+  std::int64_t longest_sequence() const;
+  bool operator==(const ModelConfig&) const = default;
 };
+
+// The family as configurations name it ("llama"), and as people do ("Llama").
+const char* name_of(Arch arch);
+const char* title_of(Arch arch);
 
 // Throws Error(kUsage) when sizes do not fit together. The error's place is the key as the family's
 // config.json calls it.
 void validate(const ModelConfig& config);
 
 // Reads the "model" section of a run: the text of a JSON object with the keys of the family's config.json,
-// and with "arch" ("gpt2" or "llama") instead of model_type. `where` names the section in errors. Throws
+// and with "arch" (name_of()) instead of model_type. `where` names the section in errors. Throws
 // Error(kUsage), also for an unknown key.
 ModelConfig parse_model_config(const std::string& json_text, const std::string& where);
 

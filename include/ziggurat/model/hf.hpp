@@ -56,10 +56,15 @@ class SafeTensors {
   std::vector<std::pair<std::string, std::string>> metadata_;
 };
 
-// Reads the config.json of a GPT-2 or Llama model, which is told by its model_type or architectures. Throws
-// Error(kUsage) for another architecture, an activation or RoPE scaling that is not supported, and a missing
-// or wrong key.
+// Reads the config.json of a model, whose family is told by its model_type or architectures. Throws
+// Error(kUsage) for another family, for what changes arithmetic and is not supported, and for a missing or
+// wrong key.
 ModelConfig read_hf_config(const std::string& directory);
+// The same from the text of one, which errors name `where`.
+ModelConfig parse_hf_config(const std::string& json_text, const std::string& where);
+// The tokens with which the model of a directory ends what it says: "eos_token_id" of its
+// generation_config.json, or else of its config.json; none where these name none. Throws Error(kUsage).
+std::vector<std::int32_t> read_hf_end_ids(const std::string& directory);
 // What the config.json in a directory says of dropout, which read_hf_config() leaves aside, where it is not
 // what a run with these rates does: "embd_pdrop 0.1, attn_pdrop 0.1"; empty: nothing differs. Probabilities
 // of attention are never dropped. Throws Error(kUsage) as it does for a file that is not there, or is no JSON

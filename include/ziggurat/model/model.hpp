@@ -1,4 +1,4 @@
-// GPT-2 and Llama as operations over views. A model knows its units, micro-batches and buffers; it knows
+// Models as operations over views. A model knows its units, micro-batches and buffers; it knows
 // nothing of stores, tiers or schedules.
 //
 // A model is a list of units. A unit is one flat tensor of parameters that are fetched, updated and released
@@ -32,10 +32,21 @@ struct Call;
 }
 
 // `time`: tokens of each sequence that are here, which are the part of it that `part` says.
+// `documents`: sequences may consist of documents, each with positions and attention of its own, and calls
+// are told where they begin.
+// `first`: place of the first token in its sequence, where a model continues one (Model::block_next()).
 struct BatchShape {
   std::int64_t sequences = 0, time = 0;
   SequencePart part = {};
+  bool documents = false;
+  std::int64_t first = 0;
   std::int64_t rows() const { return sequences * time; }
+  RowPositions positions() const {
+    RowPositions rows = part.positions(time);
+    rows.early += first;
+    rows.late += first;
+    return rows;
+  }
 };
 
 // Where a call of a training step stands in the run, for dropout. A mask is a pure function of this, of a
@@ -155,34 +166,50 @@ class Model {
   // overwritten) are a unit's flat tensors [1, count], or its first tile's. `ids` and `targets` are i32
   // [1,N]; a target below 0 is not counted.
   //
+  // `documents`: i32 [1,N], of each row the first row of its sequence (0 to T-1) that is of its document;
+  // null: each sequence is one document, as where the shape says that there are no others. A backward takes
+  // the same.
+  //
   // `dropout`: of a training step, which drops by config().dropout; null: nothing is dropped. A backward
   // takes the same as its forward.
   //
   // x [N,C] of T = embedding of the ids. The backward's gradient is that of x, dx [N,C]. Here and below, a
   // part of a sequence-parallel model has residual_rows() in place of N rows of x, out and dx.
   void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x,
-                         void* workspace = nullptr, const DropoutPlace* dropout = nullptr) const;
+                         void* workspace = nullptr, const DropoutPlace* dropout = nullptr,
+                         const View& documents = {}) const;
   void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads,
                           Gradients into = Gradients::kAdd, void* workspace = nullptr,
-                          const DropoutPlace* dropout = nullptr) const;
+                          const DropoutPlace* dropout = nullptr, const View& documents = {}) const;
 
   // out [N,C] = block(x [N,C]), both of T; fills `saved` (saved_bytes()). `out` must not alias `x`. Run again
   // on the same x it gives the same bits, so activations can be recomputed; a null `out` then skips the last
-  // product. `context`: with the other parts of the sequences; null where these are whole. `tiles`: null
-  // where blocks are whole.
+  // product, unless a norm follows it. `context`: with the other parts of the sequences; null where these are
+  // whole. `tiles`: null where blocks are whole. `layer`: from 0; -1 will do where all layers compute alike
+  // (ModelConfig::layers_differ()).
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
                      void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
-                     const DropoutPlace* dropout = nullptr) const;
+                     const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
+                     const View& documents = {}) const;
+  // The same for tokens of one sequence whose keys and values are kept, so that it can be continued: its first
+  // tokens (shape.first 0), or one more behind shape.first others. `past`: T [room, past_columns()], where the
+  // keys, as they turn, and values of the tokens before are; those of these tokens are put behind them. Of a
+  // whole model alone, whose T is accumulator_dtype().
+  std::int64_t past_columns() const;
+  void block_next(Stream& s, BatchShape shape, View weights, View x, View out, View past, void* saved,
+                  void* workspace, std::int64_t layer) const;
   // dx [N,C] of T holds the gradient of the block's output, and is overwritten with that of its input. The
   // content of `saved` is destroyed.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
                       void* workspace, Gradients into = Gradients::kAdd, ContextExchange* context = nullptr,
-                      TileAccess* tiles = nullptr, const DropoutPlace* dropout = nullptr) const;
+                      TileAccess* tiles = nullptr, const DropoutPlace* dropout = nullptr,
+                      std::int64_t layer = -1, const View& documents = {}) const;
   // The same in two calls, of blocks that are no tiles; `saved` and `workspace` are as large as
   // Backward::kInHalves says. The first one overwrites x and `saved` with what the second one needs of them.
   void block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
                             void* workspace, ContextExchange* context = nullptr,
-                            const DropoutPlace* dropout = nullptr) const;
+                            const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
+                            const View& documents = {}) const;
   void block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads, void* workspace,
                              Gradients into = Gradients::kAdd, const DropoutPlace* dropout = nullptr) const;
 
@@ -198,7 +225,8 @@ class Model {
   // The loss alone: loss_sum f64 [1,1] += the sum over the tokens that count.
   void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
                  View loss_sum, void* workspace) const;
-  // logits [n,V], of accumulator_dtype(), of the rows x [n,C] of T. Of a whole model alone.
+  // logits [n,V], of accumulator_dtype(), of the rows x [n,C] of T, before they are capped: capped_logit()
+  // does that. Of a whole model alone.
   void head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace) const;
 
  private:
@@ -209,6 +237,8 @@ class Model {
   Ops& ops() const;
   model::Call call_of(Stream& s, BatchShape shape, const Unit& unit, View weights, View grads, Gradients into,
                       ContextExchange* context = nullptr) const;
+  // How a block's layer attends.
+  void set_layer(model::Call& call, std::int64_t layer, const View& documents) const;
   // The room of a block in tiles for sums of products, behind its workspace [N, widest]; null: it needs none.
   View tile_sums(BatchShape shape, void* workspace) const;
 
@@ -217,7 +247,11 @@ class Model {
   Ops* ops_ = nullptr;                // null: a model for planning
   std::int64_t logits_bytes_;
   std::vector<Unit> units_;
+  RopeTable rope_, window_rope_;  // of layers without and with a window; GPT-2 has none
 };
+
+// A logit of head_logits() as the model means it.
+double capped_logit(const ModelConfig& config, double logit);
 
 // Floating-point operations of the matrix products of one training step, over `tokens` tokens in sequences of
 // `time` tokens:
@@ -225,9 +259,9 @@ class Model {
 //   tokens * (2 * p * layers * (block + attention) + 6 * table)
 //
 // Here `block` and `table` are the elements of a block's matrices and of the output matrix; `attention` is
-// time * heads * head_size (two products, half of each masked away); p is 3 passes, since a backward counts
-// as two, or 4 with recomputation of the blocks. What flash attention recomputes in its backward is not
-// counted.
+// time * heads * head_size (two products, half of each masked away), or in a layer with a window w shorter
+// than that w * (2 - w / time) * heads * head_size; p is 3 passes, since a backward counts as two, or 4 with
+// recomputation of the blocks. What flash attention recomputes in its backward is not counted.
 double training_flops(const ModelConfig& config, std::int64_t tokens, std::int64_t time, bool recompute);
 
 }  // namespace zg

@@ -37,7 +37,11 @@ struct Param {
   std::string name;                 // as in Hugging Face's files, without "transformer.": "h.0.ln_1.weight"
   std::int64_t rows = 1, cols = 0;  // as held here: matrices are [out, in], vectors are [1, n]
   bool vector = false;
-  bool conv1d = false;      // files hold it transposed, [in, out] (GPT-2's Conv1D)
+  bool conv1d = false;  // files hold it transposed, [in, out] (GPT-2's Conv1D)
+  // Files hold several matrices as one of this name, [file_rows, cols], in which this one's rows begin at
+  // file_row (Phi-3). Empty: it is a tensor of its own.
+  std::string file_name = {};
+  std::int64_t file_row = 0, file_rows = 0;
   std::int64_t offset = 0;  // first element in the unit's flat tensor; multiple of kParamAlign
   Init init = Init::kNormal;
   std::int64_t whole_rows = 1, whole_cols = 0;  // of the whole parameter
@@ -52,6 +56,7 @@ struct Param {
   std::int64_t count() const { return rows * cols; }
   std::int64_t whole_count() const { return whole_rows * whole_cols; }
   std::int64_t line() const { return vector ? 1 : cols; }  // elements
+  const std::string& name_in_files() const { return file_name.empty() ? name : file_name; }
   // Whether the part holds the whole parameter.
   bool is_whole() const { return count() == whole_count() && bands.size() == 1; }
 

@@ -68,7 +68,7 @@ struct RunPlan {
   int rank = 0;
   RunConfig config;
   ModelConfig model_config;
-  std::int64_t validation_tokens = 0;
+  std::int64_t validation_sequences = 0;  // that there are; 0: no validation data
   std::unique_ptr<const Model> model;
   std::unique_ptr<const Layout> layout;
   std::unique_ptr<const StepPrograms> programs;
@@ -105,7 +105,7 @@ ModelConfig model_of(const RunConfig& config);
 // budget of its own. `asked`: what rank 0's plan has chosen, or in a pipeline all ranks' plans, since it
 // decides in what order ranks do what they do together; empty: the plan chooses.
 RunPlan make_run_plan(const RunConfig& config, const ModelConfig& model_config,
-                      std::int64_t validation_tokens, const Hardware& hardware, int rank = 0,
+                      std::int64_t validation_sequences, const Hardware& hardware, int rank = 0,
                       const std::optional<RankChoices>& asked = {});
 
 }  // namespace zg

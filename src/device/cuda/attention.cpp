@@ -13,6 +13,14 @@ bool wants_cudnn(AttentionKernel wanted, bool deterministic) {
   return wanted == AttentionKernel::kCudnn || (wanted == AttentionKernel::kAuto && !deterministic);
 }
 
+// What cuDNN is not asked for, of what a shape may ask; empty: nothing.
+std::string objection(const AttentionShape& s) {
+  if (s.documents) return "it is not asked for masks of documents";
+  if (s.rule.window > 0) return fmt::format("it is not asked for a window of {}", s.rule.window);
+  if (s.rule.softcap > 0) return fmt::format("it is not asked for scores capped at {}", s.rule.softcap);
+  return {};
+}
+
 }  // namespace
 
 Attention::Attention(AttentionKernel wanted, bool deterministic)
@@ -45,12 +53,12 @@ CudnnProblem Attention::problem(DType dtype, const AttentionShape& shape) const 
 bool Attention::by_cudnn(const CudnnProblem& p) {
   if (cudnn_ == nullptr) return false;
   const AttentionShape& s = p.shape;
-  const Key key{p.dtype, s.batch, s.time, s.heads, s.kv_heads, s.head_size};
   std::lock_guard lock(mutex_);
-  const auto known = choices_.find(key);
-  if (known != choices_.end()) return known->second;
-  std::string why;
-  const bool takes = cudnn_->supports(p, &why);
+  for (const Choice& known : choices_) {
+    if (known.dtype == p.dtype && known.shape == s) return known.by_cudnn;
+  }
+  std::string why = objection(s);
+  const bool takes = why.empty() && cudnn_->supports(p, &why);
   if (!takes && wanted_ == AttentionKernel::kCudnn) {
     throw Error(Errc::kDevice, "cuda.attention",
                 fmt::format("is \"cudnn\", which does not take {} heads of {} ({}) over {} tokens: {}",
@@ -58,7 +66,7 @@ bool Attention::by_cudnn(const CudnnProblem& p) {
                 "say \"auto\" or \"own\"");
   }
   if (!takes) log::info("attention by our own kernel: cuDNN does not take this shape ({})", why);
-  choices_.emplace(key, takes);
+  choices_.push_back({p.dtype, s, takes});
   return takes;
 }
 

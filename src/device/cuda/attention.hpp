@@ -1,11 +1,10 @@
 // The choice between cuDNN's attention and our own. It is made once for each shape, when its scratch is
 // asked for, so that a run uses one of them throughout.
 #pragma once
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
+#include <vector>
 
 #include "device/cuda/cudnn_attention.hpp"
 #include "kernels/cuda/kernels.hpp"
@@ -24,14 +23,14 @@ class Attention {
 
   // Of forward() and backward(), the larger.
   std::int64_t scratch_bytes(DType dtype, const AttentionShape& shape);
-  // scratch: scratch_bytes(). Throw Error(kDevice).
+  // scratch: scratch_bytes(). first_keys: null unless shape.documents. Throw Error(kDevice).
   template <class T>
   void forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-               std::int64_t ld_o, Acc<T>* lse, void* scratch);
+               std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys);
   template <class T>
   void backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, const T* o,
                 std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
-                std::int64_t ld_dqkv, void* scratch);
+                std::int64_t ld_dqkv, void* scratch, const std::int32_t* first_keys);
   // Whose attention it is, and the reason where kAuto is not cuDNN's.
   std::string describe() const;
 
@@ -45,13 +44,17 @@ class Attention {
   std::unique_ptr<CudnnAttention> cudnn_;  // null: not wanted, or missing
   std::string why_;                        // the reason where kAuto is our own; else empty
   std::mutex mutex_;
-  using Key = std::tuple<DType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
-  std::map<Key, bool> choices_;
+  struct Choice {
+    DType dtype;
+    AttentionShape shape;
+    bool by_cudnn;
+  };
+  std::vector<Choice> choices_;
 };
 
 template <class T>
 void Attention::forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
-                        T* o, std::int64_t ld_o, Acc<T>* lse, void* scratch) {
+                        T* o, std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys) {
   if constexpr (sizeof(T) == 2) {
     CudnnProblem p = problem(dtype_of<T>, shape);
     if (by_cudnn(p)) {
@@ -60,13 +63,13 @@ void Attention::forward(const Launch& on, const AttentionShape& shape, const T* 
       return cudnn_->forward(on.stream, p, qkv, o, lse, scratch);
     }
   }
-  cuda::attention<T>(on, shape, qkv, ld_qkv, o, ld_o, lse);
+  cuda::attention<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, first_keys);
 }
 
 template <class T>
 void Attention::backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                          const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                         T* dqkv, std::int64_t ld_dqkv, void* scratch) {
+                         T* dqkv, std::int64_t ld_dqkv, void* scratch, const std::int32_t* first_keys) {
   if constexpr (sizeof(T) == 2) {
     CudnnProblem p = problem(dtype_of<T>, shape);
     if (by_cudnn(p)) {
@@ -77,7 +80,8 @@ void Attention::backward(const Launch& on, const AttentionShape& shape, const T*
       return cudnn_->backward(on.stream, p, qkv, o, lse, d_o, dqkv, scratch);
     }
   }
-  cuda::attention_backward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, scratch);
+  cuda::attention_backward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, scratch,
+                              first_keys);
 }
 
 }  // namespace zg::cuda

@@ -69,7 +69,8 @@ void set_output(const Tensor& tensor, const fe::graph::Tensor_attributes& as) {
 }
 
 float scale_of(const CudnnProblem& p) {
-  return static_cast<float>(1 / std::sqrt(static_cast<double>(p.shape.head_size)));
+  const double asked = p.shape.rule.scale;
+  return static_cast<float>(asked != 0 ? asked : 1 / std::sqrt(static_cast<double>(p.shape.head_size)));
 }
 
 // A plan of cuDNN's, or the reason why there is none.

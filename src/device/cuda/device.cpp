@@ -112,12 +112,15 @@ class CudaBackend {
   ZG_OP(layernorm_backward)
   ZG_OP(rmsnorm)
   ZG_OP(rmsnorm_backward)
+  ZG_OP(head_rmsnorm)
+  ZG_OP(head_rmsnorm_backward)
   ZG_OP(bias_backward)
   ZG_OP(gelu)
   ZG_OP(gelu_backward)
   ZG_OP(swiglu)
   ZG_OP(swiglu_backward)
   ZG_OP(add)
+  ZG_OP(scale)
   ZG_OP(dropout)
   ZG_OP(quantize)
   ZG_OP(dequantize)
@@ -133,19 +136,20 @@ class CudaBackend {
 
   template <class T>
   void attention(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-                 std::int64_t ld_o, Acc<T>* lse, void* scratch) {
+                 std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys) {
     const auto quiet = first_attention<T>(s, shape, {ld_qkv, ld_o});
     enqueue(c_, s, "attention", [&](const Launch& on) {
-      c_.attention.forward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, scratch);
+      c_.attention.forward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, scratch, first_keys);
     });
   }
   template <class T>
   void attention_backward(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                           const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                          T* dqkv, std::int64_t ld_dqkv, void* scratch) {
+                          T* dqkv, std::int64_t ld_dqkv, void* scratch, const std::int32_t* first_keys) {
     const auto quiet = first_attention<T>(s, shape, {ld_qkv, ld_o, ld_do, ld_dqkv});
     enqueue(c_, s, "attention_backward", [&](const Launch& on) {
-      c_.attention.backward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, scratch);
+      c_.attention.backward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, scratch,
+                               first_keys);
     });
   }
   std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const {
@@ -194,10 +198,11 @@ class CudaBackend {
   }
   template <class T>
   Quiet first_attention(Stream& s, const AttentionShape& shape, std::array<std::int64_t, 4> lds) {
-    return first_use(s,
-                     {static_cast<int>(dtype_of<T>), shape.batch, shape.time, shape.heads, shape.kv_heads,
-                      shape.head_size, lds[0], lds[1], lds[2], lds[3]},
-                     {});
+    return first_use(
+        s,
+        {static_cast<int>(dtype_of<T>), shape.batch, shape.time, shape.heads, shape.kv_heads, shape.head_size,
+         lds[0], lds[1], lds[2], lds[3], std::bit_cast<std::int64_t>(shape.rule.scale)},
+        {});
   }
 
   Context c_;

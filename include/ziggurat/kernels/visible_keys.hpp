@@ -1,0 +1,32 @@
+// Which keys a query sees, and so which tiles of attention are computed.
+#pragma once
+#include <cstdint>
+
+namespace zg {
+
+// The keys that the queries of one sequence attend to in causal attention: query i those from first(i) to i.
+// Since first() never decreases, a tile of queries attends to one stretch of keys, and one stretch of queries
+// to a tile of keys: what lies outside is not computed. The kernels of all devices ask these functions.
+struct VisibleKeys {
+  std::int64_t window = 0;                   // as of AttentionRule
+  const std::int32_t* first_keys = nullptr;  // of each query its document's first row; null: 0 for all
+
+  constexpr bool all() const { return window == 0 && first_keys == nullptr; }
+  constexpr std::int64_t first(std::int64_t query) const {
+    const std::int64_t in_document = first_keys == nullptr ? 0 : first_keys[query];
+    const std::int64_t in_window = window == 0 ? 0 : query - window + 1;
+    return in_document > in_window ? in_document : in_window;
+  }
+  // Behind the last of `time` queries that attends to a key before `key_end`, which is above 0.
+  constexpr std::int64_t end_of_queries(std::int64_t key_end, std::int64_t time) const {
+    if (all() || key_end >= time) return time;
+    std::int64_t attends = key_end - 1, beyond = time;  // a query attends to its own key
+    while (beyond - attends > 1) {
+      const std::int64_t middle = attends + (beyond - attends) / 2;
+      (first(middle) < key_end ? attends : beyond) = middle;
+    }
+    return beyond;
+  }
+};
+
+}  // namespace zg

@@ -1,0 +1,121 @@
+// The tasks of attention on the host, and how each divides its scratch memory. Private to attention.cpp.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/host/attention_scratch.hpp"
+#include "ziggurat/base/dtype.hpp"
+#include "ziggurat/kernels/types.hpp"
+#include "ziggurat/kernels/visible_keys.hpp"
+
+namespace zg::host {
+
+inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+// How the scores of a task become exponents of two. Queries are packed times `query`: with a cap c they are
+// then scores / c, and exponents cap * tanh(); else they are the exponents.
+struct ScoreScale {
+  float natural;    // of the products of queries and keys
+  float query = 0;  // the queries' factor
+  float cap = 0;    // c * log2(e); 0: scores are not capped
+
+  ScoreScale(const AttentionRule& rule, std::int64_t head_size) {
+    const float root = std::sqrt(static_cast<float>(head_size));
+    natural = rule.scale == 0 ? 1.0f / root : static_cast<float>(rule.scale);
+    if (rule.softcap != 0) {
+      query = static_cast<float>(natural / rule.softcap);
+      cap = static_cast<float>(rule.softcap) * kLog2E;
+    } else {
+      query = rule.scale == 0 ? kLog2E / root : natural * kLog2E;
+    }
+  }
+};
+
+// The forward pass of some queries of one head of one sequence.
+template <class T>
+struct ForwardTask {
+  const T* q;
+  std::int64_t ld_q;
+  const T *k, *v;
+  std::int64_t ld;  // of k and v
+  T* o;             // null: `sums` gets the result
+  float* sums;
+  std::int64_t ld_o;
+  float* lse;
+  std::int64_t head_size;
+  std::int64_t first, last;  // queries [first, last) of the sequence
+  std::int64_t keys;         // causal: unused, query i attends to keys up to i
+  bool causal;
+  bool merge;  // `sums` and lse hold the result for other keys
+  VisibleKeys visible;
+  AttentionRule rule;
+  float* scratch;
+};
+
+// The backward pass of one key/value head of one sequence, with all query heads that use it. q, o, d_o and
+// dq are those of the first query head; those of the next begin head_size columns on. Gradients are written
+// to dq, dk and dv of T, or where these are null added to the sums.
+template <class T>
+struct BackwardTask {
+  const T* q;
+  std::int64_t ld_q;
+  const T *k, *v;
+  std::int64_t ld;  // of k and v
+  const T *o, *d_o;
+  std::int64_t ld_o, ld_do;
+  const float* lse;     // of the first query head
+  std::int64_t ld_lse;  // from head to head
+  T *dq, *dk, *dv;
+  float *dq_sums, *dk_sums, *dv_sums;
+  std::int64_t ld_dq, ld_d;  // ld_d: of dk and dv
+  std::int64_t head_size, queries, keys, query_heads;
+  bool causal;
+  VisibleKeys visible;
+  AttentionRule rule;
+  float* scratch;
+};
+
+inline std::int64_t padded_head(std::int64_t head_size) {
+  return (head_size + kPanelUnit - 1) / kPanelUnit * kPanelUnit;
+}
+inline std::int64_t padded_time(std::int64_t time) {
+  return (time + kTile - 1) / kTile * kTile;
+}
+
+// Scratch of a forward task: for each tile of queries its transpose, output, running maximum and sum; and
+// one tile of keys and values.
+struct ForwardScratch {
+  explicit ForwardScratch(BumpAllocator& cut, std::int64_t head_size) {
+    const std::int64_t width = padded_head(head_size);
+    for (std::int64_t i = 0; i < kQueryBlock / kTile; ++i) {
+      qt[i] = cut.take(kTile * width);
+      o[i] = cut.take(kTile * width);
+      max[i] = cut.take(kTile);
+      sum[i] = cut.take(kTile);
+    }
+    k = cut.take(kTile * width);
+    v = cut.take(kTile * width);
+    q = cut.take(kTile * width);
+    scores = cut.take(kTile * kTile);
+    factor = cut.take(kTile);
+  }
+  float *qt[kQueryBlock / kTile], *o[kQueryBlock / kTile], *max[kQueryBlock / kTile],
+      *sum[kQueryBlock / kTile];
+  float *k, *v, *q, *scores, *factor;
+  std::int32_t first[kTile];  // of a tile; see TileMask
+};
+
+// Scratch of a backward task: all keys, values and their gradients, and one tile of queries.
+struct BackwardScratch {
+  BackwardScratch(BumpAllocator& cut, std::int64_t head_size, std::int64_t keys) {
+    const std::int64_t width = padded_head(head_size), all = padded_time(keys) * width, tile = kTile * width;
+    for (float** part : {&k, &v, &dk, &dv}) *part = cut.take(all);
+    for (float** part : {&q, &qt, &d_o, &dot, &dq}) *part = cut.take(tile);
+    for (float** part : {&p, &ds}) *part = cut.take(kTile * kTile);
+    for (float** part : {&lse, &delta}) *part = cut.take(kTile);
+  }
+  float *k, *v, *dk, *dv, *q, *qt, *d_o, *dot, *dq, *p, *ds, *lse, *delta;
+  std::int32_t first[kTile];  // of a tile; see TileMask
+};
+
+}  // namespace zg::host

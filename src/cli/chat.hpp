@@ -1,0 +1,41 @@
+// The turns of a conversation as models with known templates expect them.
+//
+// Templates of models are programs in a language of their own (Jinja), of which files bring any; here are the
+// plain forms of the usual ones, told by the tokens that a vocabulary has. tools/prepare.py applies a model's
+// own.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ziggurat/data/tokenizer.hpp"
+
+namespace zg::cli {
+
+struct ChatTemplate {
+  const char* name;
+  const char* tells;           // the token that only such a vocabulary has
+  const char *before, *after;  // around what the user says; the model goes on behind it
+  const char* end;             // the token that ends the model's turn
+  const char* between;         // behind that token, before the next turn
+};
+
+class Chat {
+ public:
+  // Throws Error(kUsage) for a tokenizer of none of the templates, with what is known.
+  explicit Chat(const Tokenizer& tokenizer);
+  const ChatTemplate& form() const { return form_; }
+  std::int32_t end_id() const { return end_id_; }
+  // All tokens of the conversation, with one more thing that the user says.
+  const std::vector<std::int32_t>& ask(const std::string& text);
+  void answered(
+      const std::vector<std::int32_t>& ids);  // what the model has made, the end of its turn included
+
+ private:
+  const Tokenizer& tokenizer_;
+  const ChatTemplate& form_;
+  std::int32_t end_id_;
+  std::vector<std::int32_t> ids_;
+};
+
+}  // namespace zg::cli

@@ -1,0 +1,26 @@
+// Flags of the commands that use a trained model.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg::cli {
+
+inline void add_memory(CLI::App& command, std::string& memory) {
+  command.add_option(
+      "--memory", memory,
+      "Most memory for the weights, in fp32; what does not fit is read from the model's files for "
+      "each token (default: most of what is free)");
+}
+
+// In bytes; 0: the flag was not given.
+inline std::int64_t memory_of(const std::string& text) {
+  if (text.empty()) return 0;
+  if (const auto bytes = parse_bytes(text); bytes && *bytes > 0) return *bytes;
+  throw Error(Errc::kUsage, "--memory", "found " + text + ", expected a size", "write it like --memory 8GiB");
+}
+
+}  // namespace zg::cli

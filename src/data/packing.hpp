@@ -1,0 +1,51 @@
+// Documents in sequences: several whole ones in each, as many as fit.
+//
+// kPackedTogether neighbouring documents are packed at a time, so that memory does not grow with the data. A
+// document longer than a sequence is cut: pieces of seq_len tokens are sequences of their own, and what is
+// left at its end is packed like a short document. The packing is best-fit decreasing: the longest first,
+// each into the sequence with the least room that still has enough; among equals the earlier one first. A
+// piece without a target (a document of one token, or one token that is left) is left out.
+//
+// Immutable after construction: any thread may call.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "data/document_index.hpp"
+
+namespace zg {
+
+inline constexpr std::int64_t kPackedTogether = 1024;
+
+// Tokens [first, first + length) of a file, of one document. goes_on: the document has a token behind them,
+// which is the last one's target.
+struct DocumentPiece {
+  std::int64_t first = 0, length = 0;
+  bool goes_on = false;
+};
+
+// Which of the pieces (by their lengths, 1 to `room`) go together: a list of their numbers for each sequence.
+std::vector<std::vector<std::size_t>> best_fit_decreasing(std::span<const std::int64_t> lengths,
+                                                          std::int64_t room);
+
+class PackedDocuments {
+ public:
+  // Of documents [first, first + n).
+  PackedDocuments(std::shared_ptr<const DocumentIndex> index, std::int64_t first, std::int64_t n,
+                  std::int64_t seq_len);
+  std::int64_t sequences() const { return ends_.empty() ? 0 : ends_.back(); }
+  std::int64_t tokens() const { return tokens_; }  // in all of them, without padding
+  // The pieces of a sequence, in their order.
+  std::vector<DocumentPiece> sequence(std::int64_t i) const;
+
+ private:
+  std::vector<std::int64_t> starts_of_group(std::size_t group) const;
+
+  std::shared_ptr<const DocumentIndex> index_;
+  std::int64_t first_, count_, seq_len_, tokens_ = 0;
+  std::vector<std::int64_t> ends_;  // of each group of documents, the sequences of all groups up to it
+};
+
+}  // namespace zg

@@ -1,0 +1,44 @@
+// The files of a run's data: found by their names, tokenised where they are texts, cut into training and
+// validation, and checked.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/document_index.hpp"
+#include "data/text_tokenizer.hpp"
+#include "data/token_description.hpp"
+#include "ziggurat/data/options.hpp"
+#include "ziggurat/data/token_file.hpp"
+
+namespace zg {
+
+// Tokens [first, first + count) of a file, which of them are targets of the loss, and the documents that they
+// are.
+struct Split {
+  std::shared_ptr<const TokenFile> file{};
+  std::shared_ptr<const MaskFile> mask{};            // null: all
+  std::shared_ptr<const DocumentIndex> documents{};  // null: unknown, or nobody asked
+  std::int64_t first_document = 0, document_count = 0;
+  std::int64_t first = 0, count = 0;
+};
+
+struct Source {
+  double weight = 1;
+  std::vector<Split> train{}, validation{};
+};
+
+struct Sources {
+  std::unique_ptr<TextTokenizer> tokenizer;  // null: token files that have none
+  std::vector<Source> list;
+  bool tokens_known_below = false;  // texts, whose tokens are below the tokenizer's vocabulary
+
+  static Sources open(const DataConfig& config, const std::string& cache_dir);
+};
+
+// The files that a path or a pattern stands for; a path that is there stands for itself. Throws Error(kUsage)
+// where there is none.
+std::vector<std::string> files_of(const std::string& path);
+
+}  // namespace zg

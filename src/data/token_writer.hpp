@@ -1,0 +1,139 @@
+// The files of a token cache while they are made.
+#pragma once
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/documents.hpp"
+#include "ziggurat/base/dtype.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/system.hpp"
+
+namespace zg {
+
+// Owns a file descriptor, which may be none (-1).
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+// Writes to path + ".part", which finish() renames to `path`.
+class PartWriter {
+ public:
+  // Goes on behind the first `kept` bytes of a part that is there.
+  PartWriter(const std::string& path, std::int64_t kept)
+      : path_(path), part_(path + ".part"), fd_(::open(part_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644)) {
+    if (fd_.get() < 0 || ::ftruncate(fd_.get(), kept) != 0 || ::lseek(fd_.get(), kept, SEEK_SET) != kept)
+      throw Error(Errc::kIo, part_, "cannot be created: " + errno_text(errno));
+  }
+  ~PartWriter() {
+    if (!kept_) ::unlink(part_.c_str());
+  }
+  PartWriter(const PartWriter&) = delete;
+  PartWriter& operator=(const PartWriter&) = delete;
+
+  void write(const void* from, std::size_t n) {
+    const auto* data = static_cast<const char*>(from);
+    while (n > 0) {
+      const ssize_t done = ::write(fd_.get(), data, n);
+      if (done < 0 && errno == EINTR) continue;
+      if (done <= 0)
+        throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(done < 0 ? errno : EIO));
+      data += done, n -= static_cast<std::size_t>(done);
+    }
+  }
+
+  // From now on the part outlives the writer.
+  void keep() {
+    if (::fsync(fd_.get()) != 0) throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(errno));
+    kept_ = true;
+  }
+  void finish() {
+    keep();
+    if (::close(fd_.release()) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0)
+      throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno));
+  }
+
+ private:
+  std::string path_, part_;
+  Descriptor fd_;
+  bool kept_ = false;
+};
+
+// Where the tokens of one file have got to.
+struct Progress {
+  std::int64_t offset = 0, lines = 0, tokens = 0, left_out = 0;  // left_out: by the loss mask
+  std::int64_t documents = 0;
+};
+
+// The tokens of a file, and of documents the loss mask and where each begins.
+class TokenWriter {
+ public:
+  TokenWriter(const std::string& path, DType dtype, bool documents, const Progress& from)
+      : dtype_(dtype),
+        mask_path_(std::filesystem::path(path).replace_extension(".mask").string()),
+        tokens_(path, from.tokens * static_cast<std::int64_t>(size_of(dtype))) {
+    if (!documents) return;
+    mask_.emplace(mask_path_, from.tokens);
+    places_.emplace(std::filesystem::path(path).replace_extension(".docs").string(), 8 * from.documents);
+  }
+
+  void write(const std::vector<std::int32_t>& ids) {
+    if (dtype_ == DType::kI32) return tokens_.write(ids.data(), ids.size() * 4);
+    narrow_.assign(ids.begin(), ids.end());
+    tokens_.write(narrow_.data(), narrow_.size() * 2);
+  }
+  void write(const Document& document, Progress& progress) {
+    write(document.ids);
+    std::vector<std::uint8_t> mask = document.mask;
+    mask.resize(document.ids.size(), 1);
+    for (std::size_t i = 0; i < document.mask.size(); ++i) progress.left_out += mask[i] == 0;
+    if (document.mask.empty()) std::fill(mask.begin(), mask.end(), std::uint8_t{1});
+    mask_->write(mask.data(), mask.size());
+    places_->write(&progress.tokens, sizeof progress.tokens);
+    ++progress.documents;
+    progress.tokens += static_cast<std::int64_t>(document.ids.size());
+  }
+  void keep() {
+    tokens_.keep();
+    if (mask_) mask_->keep();
+    if (places_) places_->keep();
+  }
+  void finish(const Progress& progress) {
+    tokens_.finish();
+    std::error_code ignored;
+    std::filesystem::remove(mask_path_, ignored);
+    if (mask_ && progress.left_out > 0) mask_->finish();
+    if (!places_) return;
+    places_->write(&progress.tokens, sizeof progress.tokens);
+    places_->finish();
+  }
+
+ private:
+  DType dtype_;
+  std::string mask_path_;
+  PartWriter tokens_;
+  std::optional<PartWriter> mask_, places_;
+  std::vector<std::uint16_t> narrow_;
+};
+
+}  // namespace zg

@@ -1,0 +1,154 @@
+// Whether the sizes and the description of a model fit together.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "model/families.hpp"
+#include "model/rope_tables.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/model/config.hpp"
+
+namespace zg {
+namespace {
+
+// The keys of a family's config.json, by which errors name the sizes.
+struct Keys {
+  const char *context, *width, *layers, *heads, *kv_heads, *inner, *eps;
+};
+constexpr Keys kGpt2Keys{"n_positions", "n_embd",  "n_layer",           "n_head",
+                         "n_head",      "n_inner", "layer_norm_epsilon"};
+constexpr Keys kDecoderKeys{
+    "max_position_embeddings", "hidden_size",       "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads",     "intermediate_size", "rms_norm_eps"};
+
+// Token ids have 32 bits. The other limits keep every product of sizes far below 2^63.
+constexpr std::int64_t kMaxVocabulary = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMaxWidth = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxLayers = std::int64_t{1} << 16;
+
+void check_size(const char* key, std::int64_t value, std::int64_t limit) {
+  if (value < 1 || value > limit) {
+    throw Error(Errc::kUsage, key, fmt::format("{} is not between 1 and {}", value, limit));
+  }
+}
+
+void check_positive(const char* key, double value) {
+  if (!std::isfinite(value) || value <= 0) {
+    throw Error(Errc::kUsage, key, fmt::format("{} is not a positive number", value));
+  }
+}
+
+void check_rate(const char* key, double value) {
+  if (!(value >= 0 && value < 1)) {
+    throw Error(Errc::kUsage, key, fmt::format("{} is not a number from 0 to below 1", value));
+  }
+}
+
+void check_gpt2_heads(const ModelConfig& c, const Keys& keys) {
+  if (c.width % c.heads != 0) {
+    throw Error(Errc::kUsage, keys.heads,
+                fmt::format("{} heads do not divide {} = {}", c.heads, keys.width, c.width));
+  }
+  if (c.head_size * c.heads != c.width) {
+    throw Error(Errc::kUsage, "head_size",
+                fmt::format("{} heads of {} are not {} = {}", c.heads, c.head_size, keys.width, c.width));
+  }
+  if (c.kv_heads != c.heads) {
+    throw Error(Errc::kUsage, "kv_heads",
+                fmt::format("{}, but GPT-2 has one key and value head for each of its {} heads", c.kv_heads,
+                            c.heads));
+  }
+}
+
+void check_decoder_heads(const ModelConfig& c, const Keys& keys) {
+  if (c.heads % c.kv_heads != 0) {
+    throw Error(Errc::kUsage, keys.kv_heads,
+                fmt::format("{} does not divide {} = {}", c.kv_heads, keys.heads, c.heads));
+  }
+  if (c.head_size % 2 != 0) {
+    throw Error(Errc::kUsage, "head_dim",
+                fmt::format("{} is odd, but rotary embeddings turn pairs of elements", c.head_size),
+                fmt::format("{} / {} must be even unless head_dim is given", keys.width, keys.heads));
+  }
+}
+
+void check_rope(const Rope& rope, std::int64_t head_size) {
+  using enum RopeScaling::Kind;
+  check_positive("rope_theta", rope.theta);
+  const std::int64_t pairs = model::rope_pairs(rope, head_size);
+  const auto turned = static_cast<std::int64_t>(static_cast<double>(head_size) * rope.partial);
+  if (!(rope.partial > 0 && rope.partial <= 1) || turned % 2 != 0 || pairs < 1 || pairs > kMaxRopePairs) {
+    throw Error(Errc::kUsage, "partial_rotary_factor",
+                fmt::format("{} of the {} columns of a head turn, which are no pairs, or more than {}",
+                            rope.partial, head_size, kMaxRopePairs));
+  }
+  const RopeScaling& s = rope.scaling;
+  if (s.kind == kNone) return;
+  check_positive("rope_scaling: factor", s.factor);
+  if (s.kind == kLinear) return;
+  if (s.original < 2) {
+    throw Error(Errc::kUsage, "rope_scaling: original_max_position_embeddings",
+                fmt::format("{} is no number of positions", s.original));
+  }
+  if (s.kind == kLlama3) {
+    check_positive("rope_scaling: low_freq_factor", s.low_freq_factor);
+    if (s.high_freq_factor > s.low_freq_factor) return;
+    throw Error(Errc::kUsage, "rope_scaling: high_freq_factor",
+                fmt::format("{} is not above low_freq_factor, {}", s.high_freq_factor, s.low_freq_factor));
+  }
+  if (s.kind == kYarn) {
+    check_positive("rope_scaling: beta_fast", s.beta_fast);
+    check_positive("rope_scaling: beta_slow", s.beta_slow);
+    return;
+  }
+  if (static_cast<std::int64_t>(s.short_factor.size()) != pairs) {
+    throw Error(
+        Errc::kUsage, "rope_scaling: short_factor",
+        fmt::format("has {} numbers for {} pairs of columns that turn", s.short_factor.size(), pairs));
+  }
+  for (const double factor : s.short_factor) check_positive("rope_scaling: short_factor", factor);
+}
+
+void check_description(const ModelConfig& c) {
+  const BlockDescription& block = c.block;
+  check_rope(block.rope, c.head_size);
+  if (block.window_rope) check_rope(*block.window_rope, c.head_size);
+  if (!block.windowed.empty() && static_cast<std::int64_t>(block.windowed.size()) != c.layers) {
+    throw Error(Errc::kUsage, "layer_types",
+                fmt::format("has {} layers of {}", block.windowed.size(), c.layers));
+  }
+  if (c.any_window()) check_size("sliding_window", block.window, kMaxWidth);
+  for (const auto& [key, value] : {std::pair("query_pre_attn_scalar", block.query_pre_attn_scalar),
+                                   {"attn_logit_softcapping", block.attention_softcap},
+                                   {"final_logit_softcapping", block.final_softcap}}) {
+    if (value != 0) check_positive(key, value);
+  }
+}
+
+}  // namespace
+
+void validate(const ModelConfig& c) {
+  const Keys& keys = c.arch == Arch::kGpt2 ? kGpt2Keys : kDecoderKeys;
+  check_size("vocab_size", c.vocab_size, kMaxVocabulary);
+  check_size(keys.context, c.context, kMaxWidth);
+  check_size(keys.width, c.width, kMaxWidth);
+  check_size(keys.layers, c.layers, kMaxLayers);
+  check_size(keys.heads, c.heads, kMaxWidth);
+  check_size(keys.kv_heads, c.kv_heads, kMaxWidth);
+  check_size(keys.inner, c.inner, kMaxWidth);
+  if (c.arch == Arch::kGpt2) {
+    check_gpt2_heads(c, keys);
+  } else {
+    check_size("head_dim", c.head_size, kMaxWidth / c.heads);
+    check_decoder_heads(c, keys);
+    check_description(c);
+  }
+  check_positive(keys.eps, c.norm_eps);
+  check_rate("dropout.embedding", c.dropout.embedding);
+  check_rate("dropout.residual", c.dropout.residual);
+  if (!std::isfinite(c.init_std) || c.init_std < 0) {
+    throw Error(Errc::kUsage, "initializer_range", fmt::format("{} is no standard deviation", c.init_std));
+  }
+}
+
+}  // namespace zg

@@ -1,0 +1,449 @@
+// The block of all families but GPT-2: x1 = x + o(attention(rope(q, k), v)), out = x1 + down(gate(g) * up).
+//
+// Norms stand before the two branches, behind them, or both; queries and keys may be normalised before they
+// turn. BlockDescription says what a model has.
+#include <algorithm>
+#include <array>
+
+#include "model/block.hpp"
+#include "model/block_attention.hpp"
+#include "model/units.hpp"
+
+namespace zg::model {
+namespace {
+
+constexpr std::size_t kNone = DecoderParams::kNone;
+
+std::int64_t qk_columns(const ModelConfig& c) {
+  return (c.heads + c.kv_heads) * c.head_size;
+}
+std::int64_t qkv_columns(const ModelConfig& c) {
+  return qk_columns(c) + c.kv_heads * c.head_size;
+}
+
+// Heads that have a norm together count as one.
+struct NormedHeads {
+  std::int64_t heads = 0, head_size = 0;
+};
+NormedHeads normed_heads(const ModelConfig& c, std::int64_t heads) {
+  if (c.block.head_norms == HeadNorms::kAll) return {1, heads * c.head_size};
+  return {heads, c.head_size};
+}
+
+// The widest weight of a norm.
+std::int64_t norm_columns(const ModelConfig& c) {
+  if (c.block.head_norms == HeadNorms::kNone) return c.width;
+  return std::max(c.width, normed_heads(c, c.heads).head_size);
+}
+
+// After a backward gate_up holds its gradient. After the first half of one attention.qkv holds the gradient
+// of the outputs of the first products, and that of the last one's is in x1, or in the place of after2.
+struct Saved {
+  View norm1, stats1, x1, norm2, stats2, gate_up, act;
+  SavedAttention attention;   // q and k after RoPE
+  View qk, q_stats, k_stats;  // q and k before their norms
+  View after1, after_stats1, after2,
+      after_stats2;  // what the norms behind the branches take, [residual rows, C]
+  View norms;        // of a backward in halves: norm_sums(), of all norms, in the order of their parameters
+  std::int64_t bytes = 0;
+
+  Saved(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, Backward how, void* base) {
+    BufferPlan plan(base);
+    const std::int64_t n = shape.rows(), residual = residual_rows(part, shape);
+    const DType a = accumulator_of(t);
+    const auto norm = [&](bool has, View& rows, View& stats) {
+      if (!has) return;
+      rows = plan.take(t, residual, c.width);
+      stats = plan.take(a, residual, 1);
+    };
+    norm(c.norms_before(), norm1, stats1);
+    attention = SavedAttention(plan, c, t, shape);
+    x1 = plan.take(t, residual, c.width);
+    norm(c.norms_before(), norm2, stats2);
+    gate_up = plan.take(t, n, 2 * c.inner);
+    act = plan.take(t, n, c.inner);
+    if (c.block.head_norms != HeadNorms::kNone) {
+      qk = plan.take(t, n, qk_columns(c));
+      q_stats = plan.take(a, n, normed_heads(c, c.heads).heads);
+      k_stats = plan.take(a, n, normed_heads(c, c.kv_heads).heads);
+    }
+    norm(c.norms_after(), after1, after_stats1);
+    norm(c.norms_after(), after2, after_stats2);
+    if (how == Backward::kInHalves) {
+      const NormList list = DecoderParams(c).norms();
+      norms = norm_sums(plan, a, static_cast<std::int64_t>(list.size()), norm_columns(c));
+    }
+    bytes = plan.bytes();
+  }
+};
+
+struct Workspace {
+  View d_act;  // [N, inner]
+  View d_qkv;  // in the memory of d_act, which is no longer needed then
+  // [residual rows, C], in the memory of d_act: gradient of attention's part of the residual stream before it
+  // was dropped, or before its norm; of the MLP's part between the two.
+  View wide;
+  View d_norm;    // [N, C]; of a part's forward, its products; with dropout or a norm what a branch gives
+                  // before, and the gradient of that
+  View d_att;     // [N, heads * head_size], in the same memory as d_norm
+  View narrow;    // [residual rows, C], in the same memory: the counterpart of `wide`
+  View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
+  AttentionWorkspace attention;
+  View norm_partials, bias_partials;  // in the same memory
+  View held;  // of a backward in halves: dx before a norm's backward, until its place is free
+  std::int64_t bytes = 0;
+
+  Workspace(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, const OpSizes& sizes,
+            Backward how, void* base) {
+    BufferPlan plan(base);
+    const std::int64_t n = shape.rows(), q = c.heads * c.head_size, residual = residual_rows(part, shape);
+    const DType a = accumulator_of(t);
+    const bool branches = drops_own_rows(c, part) || c.norms_after();
+    const View first =
+        plan.take(t, n, std::max({c.inner, qkv_columns(c), branches ? c.width : std::int64_t{0}}));
+    d_act = View(first.data, t, n, c.inner);
+    if (branches) wide = View(first.data, t, residual, c.width);
+    d_qkv = View(first.data, t, n, qkv_columns(c));
+    const View second = plan.take(t, n, std::max(c.width, q));
+    d_norm = View(second.data, t, n, c.width);
+    d_att = View(second.data, t, n, q);
+    narrow = View(second.data, t, residual, c.width);
+    if (part.sequence) all_rows = plan.take(t, n, c.width);
+    attention = AttentionWorkspace(plan, c, t, shape, sizes);
+    const std::int64_t biases = c.block.qkv_bias || c.block.o_bias ? std::max(qkv_columns(c), c.width) : 0;
+    const View partials = plan.take(a, sizes.row_groups(), std::max(2 * norm_columns(c), biases));
+    norm_partials = View(partials.data, a, partials.rows, 2 * norm_columns(c));
+    if (biases > 0) bias_partials = View(partials.data, a, partials.rows, biases);
+    if (how == Backward::kInHalves) held = plan.take(t, residual, c.width);
+    bytes = plan.bytes();
+  }
+};
+
+// Matrices with the same input whose outputs lie side by side in one buffer (q|k|v, gate|up). Matrices that
+// follow each other in the unit without padding, as they do at all usual sizes, and so do their biases, are
+// treated as one: fewer and larger products. Where the unit is in tiles, each is multiplied by itself.
+class Stack {
+ public:
+  // bias: index of the first one's; kNone: there are no biases. partials: of their gradients.
+  Stack(const Call& call, std::size_t first, std::size_t last, std::size_t bias = kNone,
+        const View& partials = {})
+      : call_(call), partials_(partials), has_bias_(bias != kNone) {
+    std::int64_t end = -1, bias_end = -1;
+    for (std::size_t i = first; i <= last; ++i) {
+      const Param& p = call.unit.params[i];
+      const std::int64_t bias_at = has_bias_ ? call.unit.params[bias + i - first].offset : bias_end;
+      if (p.offset == end && bias_at == bias_end && call.tiles == nullptr) {
+        pieces_[count_ - 1].rows += p.rows;
+      } else {
+        pieces_[count_++] = {i, p.offset, columns_, p.rows, p.cols, bias_at};
+      }
+      end = p.offset + p.count();
+      if (has_bias_) bias_end = bias_at + p.rows;
+      columns_ += p.rows;
+    }
+  }
+  void forward(const View& x, const View& y) const {
+    for (std::size_t i = 0; i < count_; ++i) {
+      const Piece& piece = pieces_[i];
+      if (call_.tiles != nullptr) {
+        call_.linear(x, piece.param, bias_of(piece, call_.weights), piece.part(y));
+      } else {
+        call_.linear(x, piece.of(call_.weights), bias_of(piece, call_.weights), piece.part(y));
+      }
+    }
+  }
+  // dx = the sum of dy w over the matrices. Writes the gradients of the weights.
+  void backward(const View& dy, const View& x, const View& dx) const {
+    for (std::size_t i = 0; i < count_; ++i) {
+      backward_weight(i, dy, x);
+      backward_input(i, dy, dx);
+    }
+  }
+  // Its halves.
+  void backward_input(const View& dy, const View& dx) const {
+    for (std::size_t i = 0; i < count_; ++i) backward_input(i, dy, dx);
+  }
+  void backward_weight(const View& dy, const View& x) const {
+    for (std::size_t i = 0; i < count_; ++i) backward_weight(i, dy, x);
+  }
+
+ private:
+  void backward_input(std::size_t i, const View& dy, const View& dx) const {
+    const View d = pieces_[i].part(dy);
+    if (call_.tiles != nullptr) {
+      call_.linear_dx(d, pieces_[i].param, dx, i == 0 ? Gradients::kOverwrite : Gradients::kAdd);
+    } else if (i == 0) {
+      call_.linear_dx(d, pieces_[i].of(call_.weights), dx);
+    } else {
+      call_.linear_dx_more(d, pieces_[i].of(call_.weights), dx);
+    }
+  }
+  void backward_weight(std::size_t i, const View& dy, const View& x) const {
+    const Piece& piece = pieces_[i];
+    const View d = piece.part(dy), db = bias_of(piece, call_.grads);
+    if (call_.tiles != nullptr) {
+      db ? call_.linear_dw_db(d, x, piece.param, db, partials_) : call_.linear_dw(d, x, piece.param);
+    } else {
+      const View dw = piece.of(call_.grads);
+      db ? call_.linear_dw_db(d, x, dw, db, partials_) : call_.linear_dw(d, x, dw);
+    }
+  }
+
+  struct Piece {
+    std::size_t param = 0;    // its index, of several that of the first
+    std::int64_t offset = 0;  // first element in the unit
+    std::int64_t column = 0;  // first column of the output
+    std::int64_t rows = 0, cols = 0;
+    std::int64_t bias = 0;  // first element of its biases in the unit
+    View of(const View& flat) const {
+      return {flat.col_range(offset, rows * cols).data, flat.dtype, rows, cols};
+    }
+    View part(const View& y) const { return y.col_range(column, rows); }
+  };
+  View bias_of(const Piece& piece, const View& flat) const {
+    return has_bias_ ? flat.col_range(piece.bias, piece.rows) : View{};
+  }
+
+  const Call& call_;
+  const View partials_;
+  const bool has_bias_;
+  std::array<Piece, 3> pieces_{};
+  std::size_t count_ = 0;
+  std::int64_t columns_ = 0;
+};
+
+// One of the two branches of a block: its last product, and the norm behind it.
+struct Branch {
+  Dropped what;
+  View input;
+  std::size_t matrix = kNone, bias = kNone;
+  std::size_t norm = kNone;  // kNone: there is none
+  View kept, stats;          // what the norm takes
+};
+
+// What the calls on a block have in common.
+struct Block {
+  const Call& call;
+  const ModelConfig& c;
+  Ops& ops;
+  Stream& s;
+  const DecoderParams p;
+  const Saved f;
+  const Workspace w;
+  const Branch attention, mlp;
+
+  Block(const Call& from, Backward how, void* saved, void* workspace)
+      : call(from),
+        c(from.config),
+        ops(from.ops),
+        s(from.stream),
+        p(c),
+        f(c, from.part, from.dtype, from.shape, how, saved),
+        w(c, from.part, from.dtype, from.shape, from.ops, how, workspace),
+        attention{Dropped::kAttention, f.attention.att, p.o, p.o_bias, p.after1, f.after1, f.after_stats1},
+        mlp{Dropped::kMlp, f.act, p.down, kNone, p.after2, f.after2, f.after_stats2} {}
+
+  Stack qkv() const { return {call, p.q, p.v, p.q_bias, w.bias_partials}; }
+  Stack gate_up() const { return {call, p.gate, p.up}; }
+  // The input of a branch's first products: of the norm before it, or the residual stream.
+  View input1(const View& x) const { return p.norm1 == kNone ? x : f.norm1; }
+  View input2() const { return p.norm2 == kNone ? f.x1 : f.norm2; }
+  void norm(std::size_t index, const View& x, const View& y, const View& stats) const {
+    if (index == kNone) return;
+    ops.rmsnorm(s, x, call.weight(index), c.norm_eps, y, stats, c.block.norm_weight);
+  }
+  void rope(const View& qkv, bool inverse) const {
+    // q and k are the first heads of a row, so one call turns both.
+    ops.rope(s, qkv, call.shape.positions(), c.heads + c.kv_heads, c.head_size, *call.rope, inverse,
+             call.documents);
+  }
+  // Calls f(norm's index, its columns of a row, its heads, stats) for queries and for keys.
+  template <class F>
+  void for_head_norms(const F& visit) const {
+    const std::int64_t q = c.heads * c.head_size, k = c.kv_heads * c.head_size;
+    visit(p.q_norm, 0, q, normed_heads(c, c.heads), f.q_stats);
+    visit(p.k_norm, q, k, normed_heads(c, c.kv_heads), f.k_stats);
+  }
+
+  void normalise_heads(const View& qkv) const {
+    if (p.q_norm == kNone) return;
+    ops.cast(s, qkv.col_range(0, f.qk.cols), f.qk);
+    for_head_norms(
+        [&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n, const View& stats) {
+          ops.head_rmsnorm(s, f.qk.col_range(first, columns), call.weight(index), c.norm_eps, n.heads,
+                           n.head_size, qkv.col_range(first, columns), stats, c.block.norm_weight);
+        });
+  }
+
+  // y = addend + what the branch gives; a null y: only what the backward needs.
+  void add(const Branch& b, const View& addend, const View& y) const {
+    const View bias = b.bias == kNone ? View{} : call.weight(b.bias);
+    if (b.norm == kNone) {
+      if (y) call.linear_sum_add(b.what, b.input, b.matrix, bias, addend, y, w.d_norm);
+      return;
+    }
+    if (call.is_part()) {
+      call.linear(b.input, b.matrix, call.part.part == 0 ? bias : View{}, w.d_norm);
+      ops.cast(s, call.sum_of_parts(w.d_norm), b.kept);
+    } else {
+      call.linear(b.input, b.matrix, bias, b.kept);
+    }
+    norm(b.norm, b.kept, w.narrow, b.stats);
+    if (!y) return;
+    if (call.drops(b.what)) call.drop(b.what, w.narrow, w.narrow);
+    ops.add(s, w.narrow, addend, y);
+  }
+};
+
+// A backward, or its first half.
+class BlockBackward : Block {
+ public:
+  BlockBackward(const Call& from, BackwardCall what, void* saved, void* workspace)
+      : Block(from, what == BackwardCall::kWhole ? Backward::kWhole : Backward::kInHalves, saved, workspace),
+        whole_(what == BackwardCall::kWhole),
+        norms_(p.norms()) {}
+
+  void run(const View& x, const View& dx) const {
+    if (!whole_) {
+      ops.zero(s, f.norms);
+    } else if (call.into == Gradients::kOverwrite) {
+      clear_gradients(ops, s, call.grads, call.unit, norms_.others());
+    }
+    through_mlp(dx);
+    through_attention(x, dx);
+  }
+
+ private:
+  // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
+  // norm's backward adds the other part.
+  void through_mlp(const View& dx) const {
+    const View dy = gradient_of(mlp, dx, w.narrow, w.wide);
+    if (whole_) call.linear_dw(dy, f.act, p.down);
+    call.linear_dx(dy, p.down, w.d_act);
+    ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up, c.block.gate);
+    if (whole_) {
+      gate_up().backward(f.gate_up, call.all_rows(input2(), w.all_rows), w.d_norm);
+    } else {
+      gate_up().backward_input(f.gate_up, w.d_norm);
+    }
+    if (holds()) ops.cast(s, dx, w.held);
+    add_through_norm(p.norm2, f.x1, f.stats2, dx);
+    if (holds()) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
+  }
+
+  // Now dx is the gradient of x1, and in the same way a part of x's gradient.
+  void through_attention(const View& x, const View& dx) const {
+    const View dy = gradient_of(attention, dx, w.wide, w.narrow);
+    if (whole_) weight_gradient(attention, dy);
+    call.linear_dx(dy, p.o, w.d_att);
+    attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
+    rope(w.d_qkv, true);
+    if (p.q_norm != kNone) {
+      for_head_norms([&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n,
+                         const View& stats) {
+        const View d = w.d_qkv.col_range(first, columns);
+        ops.head_rmsnorm_backward(s, d, f.qk.col_range(first, columns), call.weight(index), stats, n.heads,
+                                  n.head_size, d, norm_sum(index), w.norm_partials, c.block.norm_weight);
+      });
+    }
+    if (whole_) {
+      qkv().backward(w.d_qkv, call.all_rows(input1(x), w.all_rows), w.d_norm);
+    } else {
+      qkv().backward_input(w.d_qkv, w.d_norm);
+      ops.cast(s, w.d_qkv, f.attention.qkv);
+    }
+    add_through_norm(p.norm1, x, f.stats1, dx);
+    if (holds()) ops.cast(s, w.held, x);
+  }
+
+  // Whether the gradient of a branch's last product is that of the residual stream, which the second half
+  // needs.
+  bool holds() const { return !whole_ && !c.norms_after(); }
+
+  // The gradient of a branch's last product, of all rows, by the gradient dx of the residual stream behind
+  // it: dx itself, or in `place` that of what was dropped or normalised; `other` is for the first of the two.
+  View gradient_of(const Branch& b, const View& dx, const View& place, const View& other) const {
+    if (b.norm == kNone) return call.all_rows_dropped(b.what, dx, place, w.all_rows);
+    if (call.drops(b.what)) call.drop(b.what, dx, other);
+    ops.zero(s, place);
+    ops.rmsnorm_backward(s, call.drops(b.what) ? other : dx, b.kept, call.weight(b.norm), b.stats, place,
+                         norm_sum(b.norm), w.norm_partials, c.block.norm_weight);
+    if (!whole_) ops.cast(s, place, b.kept);
+    return call.all_rows(place, w.all_rows);
+  }
+
+  // Adds w.d_norm, the gradient of a branch's input, to that of the residual stream before it.
+  void add_through_norm(std::size_t index, const View& x, const View& stats, const View& dx) const {
+    const View d = call.sum_of_parts(w.d_norm);
+    if (index == kNone) return ops.add(s, d, dx, dx);
+    ops.rmsnorm_backward(s, d, x, call.weight(index), stats, dx, norm_sum(index), w.norm_partials,
+                         c.block.norm_weight);
+  }
+
+  void weight_gradient(const Branch& b, const View& dy) const {
+    if (b.bias == kNone) return call.linear_dw(dy, b.input, b.matrix);
+    call.linear_dw_db(dy, b.input, b.matrix, call.grad(b.bias), w.bias_partials);
+  }
+
+  // Where the gradient of a norm's weight is added up.
+  View norm_sum(std::size_t index) const {
+    if (whole_) return call.grad(index);
+    return f.norms.row_range(norms_.row_of(index), 1).col_range(0, call.unit.params[index].cols);
+  }
+
+  const bool whole_;
+  const NormList norms_;
+};
+
+}  // namespace
+
+BlockBytes decoder_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype,
+                               BatchShape shape, const OpSizes& sizes, Backward how) {
+  return {Saved(config, part, dtype, shape, how, nullptr).bytes,
+          Workspace(config, part, dtype, shape, sizes, how, nullptr).bytes};
+}
+
+void decoder_block_forward(const Call& call, View x, View out, void* saved, void* workspace) {
+  const Block b(call, Backward::kWhole, saved, workspace);
+  b.norm(b.p.norm1, x, b.f.norm1, b.f.stats1);
+  const View qkv = attention_input(call, b.f.attention, b.w.attention);
+  b.qkv().forward(call.all_rows(b.input1(x), b.w.all_rows), qkv);
+  b.normalise_heads(qkv);
+  b.rope(qkv, false);
+  attention_forward(call, b.f.attention, b.w.attention);
+  b.add(b.attention, x, b.f.x1);
+
+  b.norm(b.p.norm2, b.f.x1, b.f.norm2, b.f.stats2);
+  b.gate_up().forward(call.all_rows(b.input2(), b.w.all_rows), b.f.gate_up);
+  b.ops.swiglu(b.s, b.f.gate_up, b.f.act, b.c.block.gate);
+  b.add(b.mlp, b.f.x1, out);
+}
+
+void decoder_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx,
+                            void* workspace) {
+  BlockBackward(call, what, saved, workspace).run(x, dx);
+}
+
+void decoder_block_backward_weight(const Call& call, View x, void* saved, void* workspace) {
+  const Block b(call, Backward::kInHalves, saved, workspace);
+  const NormList norms = b.p.norms();
+  if (call.into == Gradients::kOverwrite)
+    clear_gradients(call.ops, call.stream, call.grads, call.unit, norms.others());
+  // What the first half has left of the residual stream's gradient behind a branch, or of its norm's input.
+  const auto gradient_of = [&](const Branch& branch, const View& residual) {
+    if (branch.norm != kNone) return call.all_rows(branch.kept, b.w.all_rows);
+    return call.all_rows_dropped(branch.what, residual, b.w.d_norm, b.w.all_rows);
+  };
+  call.linear_dw(gradient_of(b.mlp, b.f.x1), b.f.act, b.p.down);
+  b.gate_up().backward_weight(b.f.gate_up, call.all_rows(b.input2(), b.w.all_rows));
+  const View dy = gradient_of(b.attention, x);
+  if (b.p.o_bias == kNone) {
+    call.linear_dw(dy, b.f.attention.att, b.p.o);
+  } else {
+    call.linear_dw_db(dy, b.f.attention.att, b.p.o, call.grad(b.p.o_bias), b.w.bias_partials);
+  }
+  b.qkv().backward_weight(b.f.attention.qkv, call.all_rows(b.input1(x), b.w.all_rows));
+  add_norm_sums(call, b.f.norms, norms.all());
+}
+
+}  // namespace zg::model

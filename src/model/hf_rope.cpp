@@ -1,0 +1,208 @@
+#include "model/hf_rope.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "model/hf_text.hpp"
+
+namespace zg::hf {
+namespace {
+
+using Kind = RopeScaling::Kind;
+
+struct NamedKind {
+  Kind kind;
+  const char* name;
+};
+constexpr NamedKind kKinds[] = {{Kind::kNone, "default"},
+                                {Kind::kLinear, "linear"},
+                                {Kind::kLlama3, "llama3"},
+                                {Kind::kYarn, "yarn"},
+                                {Kind::kLongRope, "longrope"}};
+
+// What Gemma 3 calls the layers that have a window, and the others.
+constexpr const char *kLocal = "sliding_attention", *kGlobal = "full_attention";
+
+// A key that is not known may change arithmetic.
+void refuse_unknown(const Keys& rope, const std::string& key) {
+  static constexpr std::string_view kKnown[] = {
+      "rope_type",       "type",        "rope_theta",       "partial_rotary_factor",
+      "factor",          "beta_fast",   "beta_slow",        "original_max_position_embeddings",
+      "low_freq_factor", "mscale",      "truncate",         "mscale_all_dim",
+      "short_factor",    "long_factor", "attention_factor", "high_freq_factor"};
+  for (const auto& item : rope.object().items()) {
+    if (std::find(std::begin(kKnown), std::end(kKnown), item.key()) != std::end(kKnown)) continue;
+    throw Error(Errc::kUsage, rope.where(),
+                fmt::format("\"{}\" has {}, which is not supported", key, in_quotes(item.key())),
+                "the model may compute something else than this engine does; choose another model");
+  }
+}
+
+Kind kind_of(const Keys& rope, Arch arch) {
+  // Files of Phi-3 from before LongRoPE had its name; transformers reads them so.
+  const std::string name = rope.text("rope_type", rope.text("type", ""));
+  if (arch == Arch::kPhi3) {
+    if (name == "longrope" || name == "su" || name == "yarn") return Kind::kLongRope;
+    if (name == "default" || name.empty()) return Kind::kNone;
+    rope.unsupported(rope.has("rope_type") ? "rope_type" : "type", "\"default\" or \"longrope\"");
+  }
+  for (const NamedKind& kind : kKinds) {
+    if (name == kind.name && (kind.kind != Kind::kLongRope)) return kind.kind;
+  }
+  if (name.empty()) return Kind::kNone;
+  rope.unsupported(rope.has("rope_type") ? "rope_type" : "type",
+                   "\"default\", \"linear\", \"llama3\" or \"yarn\"");
+}
+
+double required(const Keys& rope, const char* key) {
+  if (!rope.has(key)) {
+    throw Error(Errc::kUsage, rope.where(), fmt::format("\"{}\" is missing; a number > 0 is expected", key),
+                fmt::format("add \"{}\"", key));
+  }
+  return rope.positive(key, 0);
+}
+
+double ratio_of(std::int64_t context, std::int64_t original) {
+  return static_cast<double>(context) / static_cast<double>(original);
+}
+
+RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c) {
+  RopeScaling s;
+  s.kind = kind_of(rope, c.arch);
+  if (s.kind == Kind::kNone) return s;
+  if (s.kind == Kind::kLinear) {
+    s.factor = required(rope, "factor");
+    return s;
+  }
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  s.original = rope.size(kOriginal, c.arch == Arch::kPhi3 ? 4096 : c.context);
+  if (c.arch == Arch::kPhi3) s.original = top.size(kOriginal, s.original);
+  const double ratio = ratio_of(c.context, s.original);
+  s.factor = s.kind == Kind::kLlama3 ? required(rope, "factor") : rope.positive("factor", ratio);
+  if (s.kind == Kind::kLlama3) {
+    s.low_freq_factor = required(rope, "low_freq_factor");
+    s.high_freq_factor = required(rope, "high_freq_factor");
+    return s;
+  }
+  s.attention_factor = rope.positive_or_zero("attention_factor");
+  if (s.kind == Kind::kYarn) {
+    s.beta_fast = rope.positive("beta_fast", 32);
+    s.beta_slow = rope.positive("beta_slow", 1);
+    s.truncate = rope.flag("truncate", true);
+    s.mscale = rope.positive_or_zero("mscale");
+    s.mscale_all_dim = rope.positive_or_zero("mscale_all_dim");
+    return s;
+  }
+  s.short_factor = rope.numbers("short_factor");
+  s.long_factor = rope.numbers("long_factor");
+  return s;
+}
+
+// `key` names the object, which may be null.
+Rope read_object(const Keys& keys, const std::string& key, const json& value, const ModelConfig& c,
+                 double theta) {
+  Rope rope;
+  rope.theta = theta;
+  if (value.is_null()) return rope;
+  if (!value.is_object()) keys.wrong(key, "null or an object");
+  const Keys object(value, keys.where() + ": " + key);
+  refuse_unknown(object, key);
+  rope.theta = object.positive("rope_theta", theta);
+  rope.partial = object.positive("partial_rotary_factor", 1);
+  rope.scaling = read_scaling(object, keys, c);
+  return rope;
+}
+
+// The object that says how frequencies are scaled: the older key is heeded first, as by transformers.
+const char* key_of(const Keys& keys) {
+  const bool older =
+      keys.has("rope_scaling") && !(keys.at("rope_scaling").is_object() && keys.at("rope_scaling").empty());
+  return older ? "rope_scaling" : "rope_parameters";
+}
+
+void read_gemma3(const Keys& keys, ModelConfig& c) {
+  const double global = keys.positive("rope_theta", 1e6), local = keys.positive("rope_local_base_freq", 1e4);
+  const auto nested = [&](const char* layers) {
+    const json& object = keys.at("rope_parameters");
+    return object.contains(layers) ? object[layers] : json();
+  };
+  c.block.rope.theta = global;
+  c.block.window_rope = Rope{.theta = local};
+  if (keys.has("rope_parameters")) {
+    if (!keys.at("rope_parameters").is_object()) keys.wrong("rope_parameters", "null or an object");
+    for (const auto& item : keys.at("rope_parameters").items()) {
+      if (item.key() == kLocal || item.key() == kGlobal) continue;
+      keys.wrong("rope_parameters", fmt::format("an object with \"{}\" and \"{}\"", kGlobal, kLocal));
+    }
+    c.block.rope = read_object(keys, std::string("rope_parameters: ") + kGlobal, nested(kGlobal), c, global);
+    c.block.window_rope =
+        read_object(keys, std::string("rope_parameters: ") + kLocal, nested(kLocal), c, local);
+    if (c.block.window_rope->scaling.kind != Kind::kNone)
+      keys.unsupported("rope_parameters", "\"rope_type\" \"default\" of the layers with a window");
+  }
+  if (keys.has("rope_scaling"))
+    c.block.rope = read_object(keys, "rope_scaling", keys.at("rope_scaling"), c, c.block.rope.theta);
+  if (keys.positive("partial_rotary_factor", 1) != 1) keys.unsupported("partial_rotary_factor", "1");
+  if (c.block.rope.partial != 1 || c.block.window_rope->partial != 1)
+    keys.unsupported("rope_parameters", "\"partial_rotary_factor\" 1");
+}
+
+// LongRoPE's original context stands beside it, and its factor follows from that.
+json scaling_object(const RopeScaling& s, std::int64_t context) {
+  nlohmann::ordered_json out;
+  for (const NamedKind& kind : kKinds) {
+    if (kind.kind == s.kind) out["rope_type"] = kind.name;
+  }
+  const bool longrope = s.kind == Kind::kLongRope;
+  if (!longrope || s.factor != ratio_of(context, s.original)) out["factor"] = s.factor;
+  if (s.kind == Kind::kLinear) return out;
+  if (!longrope) out["original_max_position_embeddings"] = s.original;
+  if (s.kind == Kind::kLlama3) {
+    out["low_freq_factor"] = s.low_freq_factor;
+    out["high_freq_factor"] = s.high_freq_factor;
+    return out;
+  }
+  if (s.attention_factor > 0) out["attention_factor"] = s.attention_factor;
+  if (s.kind == Kind::kYarn) {
+    out["beta_fast"] = s.beta_fast;
+    out["beta_slow"] = s.beta_slow;
+    if (!s.truncate) out["truncate"] = false;
+    if (s.mscale > 0) out["mscale"] = s.mscale;
+    if (s.mscale_all_dim > 0) out["mscale_all_dim"] = s.mscale_all_dim;
+    return out;
+  }
+  out["short_factor"] = s.short_factor;
+  out["long_factor"] = s.long_factor;
+  return out;
+}
+
+}  // namespace
+
+void read_rope(const Keys& keys, ModelConfig& c) {
+  if (c.arch == Arch::kGemma3) return read_gemma3(keys, c);
+  const double theta = keys.positive("rope_theta", 10000);
+  const char* const key = key_of(keys);
+  c.block.rope = read_object(keys, key, keys.has(key) ? keys.at(key) : json(), c, theta);
+  if (keys.has(key) && std::string_view(key) == "rope_scaling" && !keys.at(key).contains("rope_type") &&
+      !keys.at(key).contains("type"))
+    keys.unsupported(key, "null, or an object with \"rope_type\"");
+  const double partial = keys.positive("partial_rotary_factor", c.block.rope.partial);
+  if (c.arch == Arch::kPhi3) {
+    c.block.rope.partial = c.block.rope.partial != 1 ? c.block.rope.partial : partial;
+  } else if (partial != 1 || c.block.rope.partial != 1) {
+    keys.unsupported(keys.has("partial_rotary_factor") ? "partial_rotary_factor" : key, "1");
+  }
+}
+
+void write_rope(const ModelConfig& c, nlohmann::ordered_json& out) {
+  const Rope& rope = c.block.rope;
+  out["rope_theta"] = rope.theta;
+  if (c.block.window_rope) out["rope_local_base_freq"] = c.block.window_rope->theta;
+  if (c.arch == Arch::kPhi3) out["partial_rotary_factor"] = rope.partial;
+  if (rope.scaling.kind == Kind::kNone) return;
+  if (c.arch == Arch::kPhi3) out["original_max_position_embeddings"] = rope.scaling.original;
+  out["rope_scaling"] = scaling_object(rope.scaling, c.context);
+}
+
+}  // namespace zg::hf

@@ -1,0 +1,99 @@
+#include "train/inference.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+// A pass over one token and a pass over this many take about as long, since both read all weights once. More
+// new tokens than that are computed together with those before them, in one pass.
+constexpr std::int64_t kOneByOne = 8;
+
+}  // namespace
+
+Inference::Inference(const std::string& directory, std::int64_t memory)
+    : model_(read_hf_config(directory), DType::kF32, host_ops()),
+      weights_(directory, model_, memory),
+      stream_("generate", HostStream::Mode::kInline),
+      past_(static_cast<std::size_t>(model_.config().layers)) {}
+
+void Inference::make_room(std::int64_t tokens) {
+  if (tokens <= room_) return;
+  const std::int64_t row = model_.past_columns() * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t room = std::min(round_up(tokens, 256), longest());
+  for (Buffer& past : past_) {
+    Buffer larger(room * row);
+    if (!known_.empty()) {
+      std::memcpy(larger.data(), past.data(), known_.size() * static_cast<std::size_t>(row));
+    }
+    past = std::move(larger);
+  }
+  room_ = room;
+}
+
+View Inference::pass(std::span<const std::int32_t> ids, std::int64_t first) {
+  const ModelConfig& c = config();
+  const auto time = static_cast<std::int64_t>(ids.size());
+  BatchShape shape{1, time};
+  shape.first = first;
+  make_room(first + time);
+  x_.reserve(model_.checkpoint_bytes(shape));
+  y_.reserve(model_.checkpoint_bytes(shape));
+  saved_.reserve(model_.saved_bytes(shape));
+  workspace_.reserve(std::max({model_.block_workspace_bytes(shape), model_.head_workspace_bytes(shape),
+                               model_.embedding_workspace_bytes(shape)}));
+  View in(x_.data(), DType::kF32, time, c.width), out(y_.data(), DType::kF32, time, c.width);
+  const View tokens(const_cast<std::int32_t*>(ids.data()), DType::kI32, 1, time);
+  model_.embedding_forward(stream_, shape, weights_.use(0), tokens, in, workspace_.data());
+  for (std::int64_t l = 0; l < c.layers; ++l) {
+    const auto layer = static_cast<std::size_t>(l);
+    const View past(past_[layer].data(), DType::kF32, room_, model_.past_columns());
+    model_.block_next(stream_, shape, weights_.use(layer + 1), in, out, past, saved_.data(),
+                      workspace_.data(), l);
+    std::swap(in, out);
+  }
+  known_.resize(static_cast<std::size_t>(first));
+  known_.insert(known_.end(), ids.begin(), ids.end());
+  computed_ += time;
+  return in;
+}
+
+std::vector<float> Inference::logits_after(std::span<const std::int32_t> ids, std::int64_t room) {
+  const ModelConfig& c = config();
+  ids = ids.last(std::min(ids.size(), static_cast<std::size_t>(longest())));
+  const auto all = static_cast<std::int64_t>(ids.size());
+  auto shared = static_cast<std::int64_t>(
+      std::mismatch(ids.begin(), ids.end(), known_.begin(), known_.end()).first - ids.begin());
+  shared = std::min(shared, all - 1);  // the last token's row is what the head needs
+  if (all - shared > kOneByOne) shared = 0;
+  make_room(std::min(std::max(room, all), longest()));
+  View rows;
+  if (shared == 0) {
+    rows = pass(ids, 0);
+  } else {
+    for (std::int64_t i = shared; i < all; ++i) rows = pass(ids.subspan(static_cast<std::size_t>(i), 1), i);
+  }
+  std::vector<float> logits(static_cast<std::size_t>(c.vocab_size));
+  const std::size_t head = model_.units().size() - 1;
+  model_.head_logits(stream_, weights_.use(head), weights_.use(c.tied ? 0 : head),
+                     rows.row_range(rows.rows - 1, 1), View(logits.data(), DType::kF32, 1, c.vocab_size),
+                     workspace_.data());
+  for (float& logit : logits) logit = static_cast<float>(capped_logit(c, static_cast<double>(logit)));
+  return logits;
+}
+
+double Inference::loss_of(std::span<const std::int32_t> ids, std::span<const std::int32_t> targets) {
+  ZG_ASSERT_EQ(ids.size(), targets.size());
+  const View rows = pass(ids, 0);
+  double loss = 0;
+  const std::size_t head = model_.units().size() - 1;
+  model_.head_loss(stream_, {1, rows.rows}, weights_.use(head), weights_.use(config().tied ? 0 : head), rows,
+                   View(const_cast<std::int32_t*>(targets.data()), DType::kI32, 1, rows.rows),
+                   View(&loss, DType::kF64, 1, 1), workspace_.data());
+  return loss;
+}
+
+}  // namespace zg

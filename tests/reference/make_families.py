@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Golden values for tiny models of today's families, computed by transformers in float64.
+
+Writes families/NAME.safetensors next to this script (or into --out).  Weights,
+tokens and targets are not stored: they come from the hash of make_reference.py.
+Each file's metadata has the model's config.json, from which the C++ tests read
+the model, as they read a directory.  README.md in this folder says more.
+
+    python make_families.py [NAME ...]
+
+transformers computes norms, rotary embeddings and softmax in float32 whatever
+the type of the weights; here float32 is made to mean float64 before its models
+are imported, so that its own formulae are evaluated in double precision.
+
+Needs torch, transformers and numpy; only the CPU is used.
+"""
+
+import argparse
+import json
+import pathlib
+
+import numpy as np
+import torch
+
+torch.float32 = torch.float = torch.float64
+torch.Tensor.float = torch.Tensor.double
+torch.set_default_dtype(torch.float64)
+
+import transformers  # noqa: E402
+from make_reference import ADAMW, IGNORE, hashed, save  # noqa: E402
+
+VOCAB, BATCH, TIME = 97, 2, 24
+VALID = [41, 17]  # valid targets in each micro-batch
+PROMPT, GREEDY = 8, 40
+SAMPLES = 16  # elements that are kept of a tensor
+
+SIZES = dict(vocab_size=VOCAB, hidden_size=36, intermediate_size=44, num_hidden_layers=3, num_attention_heads=6,
+             num_key_value_heads=2, head_dim=10, max_position_embeddings=64, rms_norm_eps=1e-5,
+             tie_word_embeddings=False, attention_dropout=0.0, bos_token_id=None, eos_token_id=None,
+             pad_token_id=None, attn_implementation="eager")
+WINDOW = 7
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+FAMILIES = {
+    # Llama 3.2: frequencies of all three kinds at an original context of 16.
+    "llama3": ("Llama", dict(tie_word_embeddings=True, rope_parameters=dict(
+        rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=16))),
+    "llama_bias": ("Llama", dict(attention_bias=True, rope_parameters=dict(
+        rope_type="linear", rope_theta=10000.0, factor=3.0))),
+    "mistral": ("Mistral", dict(sliding_window=WINDOW, rope_parameters=dict(rope_type="default", rope_theta=1e6))),
+    # Layers from the second on have the window.
+    "qwen2": ("Qwen2", dict(tie_word_embeddings=True, head_dim=6, use_sliding_window=True, sliding_window=WINDOW,
+                            max_window_layers=1, rope_parameters=dict(
+                                rope_type="yarn", rope_theta=1000.0, factor=4.0,
+                                original_max_position_embeddings=16))),
+    "qwen3": ("Qwen3", dict(rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    "phi3": ("Phi3", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=16,
+                          max_position_embeddings=128, original_max_position_embeddings=64, sliding_window=WINDOW,
+                          rope_parameters=dict(
+                              rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75,
+                              original_max_position_embeddings=64, short_factor=[1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+                              long_factor=[1.0, 2.0, 3.0, 5.0, 8.0, 13.0]))),
+    "olmo2": ("Olmo2", dict(head_dim=6, rope_parameters=dict(rope_type="default", rope_theta=5e5))),
+    "gemma2": ("Gemma2", dict(tie_word_embeddings=True, sliding_window=WINDOW, query_pre_attn_scalar=7,
+                              attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
+                              rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    "gemma3": ("Gemma3", dict(tie_word_embeddings=True, sliding_window=WINDOW, query_pre_attn_scalar=12,
+                              layer_types=[LOCAL, GLOBAL, LOCAL], rope_parameters={
+                                  LOCAL: dict(rope_type="default", rope_theta=100.0),
+                                  GLOBAL: dict(rope_type="linear", rope_theta=1e6, factor=8.0)})),
+}
+
+
+def make_model(name):
+    """The model of that name, and its configuration."""
+    family, options = FAMILIES[name]
+    config_class = getattr(transformers, family + ("TextConfig" if family == "Gemma3" else "Config"))
+    config = config_class(**(SIZES | options))
+    torch.manual_seed(0)
+    model = getattr(transformers, family + "ForCausalLM")(config).to(torch.float64)
+    model.eval()
+    fill(model, one=0.0 if family.startswith("Gemma") else 1.0)
+    return model, config
+
+
+def fill(model, one):
+    """Sets all parameters by their names: uniform, norms centred on what multiplies by one."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            u = torch.from_numpy((hashed(name, p.numel()) >> np.uint64(40)).astype(np.float64) * 2.0**-24 - 0.5)
+            value = one + 0.4 * u if "norm.weight" in name else 0.4 * u
+            p.copy_(value.view(p.shape))
+
+
+def batches():
+    shape = (len(VALID), BATCH * TIME)
+    ids = (hashed(name, shape[0] * shape[1]) % np.uint64(VOCAB) for name in ("tokens", "targets"))
+    tokens, targets = (torch.from_numpy(x.astype(np.int64).reshape(shape)) for x in ids)
+    for m, valid in enumerate(VALID):
+        targets[m, valid:] = IGNORE
+    return [(x.view(BATCH, TIME), y.view(BATCH, TIME)) for x, y in zip(tokens, targets)]
+
+
+def logits_of(model, tokens):
+    return model(input_ids=tokens, use_cache=False).logits
+
+
+def backward(model, data):
+    total = 0.0
+    for tokens, targets in data:
+        loss = torch.nn.functional.cross_entropy(logits_of(model, tokens).flatten(0, 1), targets.flatten(),
+                                                 ignore_index=IGNORE, reduction="sum") / sum(VALID)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def train(model, data):
+    """Ten steps as in make_reference.py."""
+    p = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(
+        [{"params": [t for t in p.values() if t.ndim == 2], "weight_decay": ADAMW["weight_decay"]},
+         {"params": [t for t in p.values() if t.ndim == 1], "weight_decay": 0.0}],
+        lr=ADAMW["lr"], betas=ADAMW["betas"], eps=ADAMW["eps"], foreach=False)
+    losses, norms = [], []
+    for _ in range(ADAMW["steps"]):
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(backward(model, data))
+        norm = torch.sqrt(sum(t.grad.square().sum() for t in p.values())).item()
+        norms.append(norm)
+        for t in p.values():
+            t.grad *= min(1.0, ADAMW["max_norm"] / (norm + 1e-6))
+        optimizer.step()
+    return torch.tensor(losses), torch.tensor(norms)
+
+
+def digest(tensor):
+    """float64 [5 + min(SAMPLES, n)]: norm, sum, three signed sums, and elements at equal distances."""
+    x = tensor.detach().double().flatten()
+    n = x.numel()
+    sign = [torch.from_numpy(1.0 - 2.0 * (hashed(f"sign{j}", n) >> np.uint64(63)).astype(np.float64))
+            for j in range(3)]
+    return torch.cat([torch.stack([x.norm(), x.sum(), *((x * s).sum() for s in sign)]),
+                      x[:: max(1, n // SAMPLES)][:SAMPLES]])
+
+
+def greedy(model):
+    """The tokens after a prompt, each the largest logit's."""
+    ids = batches()[0][0][:1, :PROMPT]
+    gap = float("inf")
+    with torch.no_grad():
+        for _ in range(GREEDY):
+            last = logits_of(model, ids)[0, -1]
+            top = last.topk(2).values
+            gap = min(gap, (top[0] - top[1]).item())
+            ids = torch.cat([ids, last.argmax().view(1, 1)], dim=1)
+    return ids[0, PROMPT:].to(torch.int32), gap
+
+
+def make(name, out):
+    model, config = make_model(name)
+    data = batches()
+    values = {"logits": digest(logits_of(model, data[0][0]))}
+    values["greedy"], gap = greedy(model)
+    values["loss"] = torch.tensor([backward(model, data)])
+    parameters = list(model.named_parameters())
+    values |= {f"grad.{n}": digest(p.grad) for n, p in parameters}
+    values["adamw.loss"], values["adamw.grad_norm"] = train(model, data)
+    values |= {f"final.{n}": digest(p) for n, p in parameters}
+    print(f"{name}: {sum(p.numel() for _, p in parameters)} parameters, loss {values['loss'].item():.15g}, "
+          f"{values['adamw.loss'][-1]:.9f} after ten steps; greedy gap {gap:.1e}")
+    text = json.loads(config.to_json_string(use_diff=False))
+    text["architectures"] = [type(model).__name__]
+    save(out / f"{name}.safetensors", values, metadata={
+        "config": json.dumps(text), "transformers": transformers.__version__, "torch": torch.__version__,
+        "made_by": "tests/reference/make_families.py, on the CPU, float64"})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=list(FAMILIES))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "families")
+    args = parser.parse_args()
+    args.out.mkdir(exist_ok=True)
+    torch.set_num_threads(1)  # one order of summation
+    for name in args.names:
+        make(name, args.out)
+
+
+if __name__ == "__main__":
+    main()

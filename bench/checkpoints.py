@@ -5,7 +5,7 @@ torch.distributed.checkpoint writing the same state to the same drive.
     cmake --preset release && ninja -C build ziggurat
     bench/checkpoints.py [--drive DIR] [--steps 21] [--rounds 3] [--torch-python PYTHON] [--out bench/results/NAME.json]
 
-Of each way: seconds in which the training stands still for a checkpoint, bytes of it, and how much more host memory the
+Of each way: seconds in which the training stands still for a checkpoint, bytes that are written for it, and how much more host memory the
 process takes at its peak. PyTorch's processes hold the state as tensors of their own, one for each parameter and
 moment, and sync what they have written, as the checkpoints here are.
 """
@@ -66,20 +66,22 @@ def train(args, out, every):
               re.findall(r"info: checkpoint \S+: [^\n]*? in ([\d.]+) (us|ms|s|min)\b", text)]
     with open(f"{out}/log.jsonl", encoding="utf-8") as file:
         steps = [json.loads(line)["step_ms"] / 1e3 for line in file][1:]
-    return {"steps": steps, "stalls": stalls, "peak": 1024 * usage.ru_maxrss,
+    # Of state that is pinned on drives, what was newer in memory is written there, besides the checkpoint's files.
+    sizes = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+    dirty = [float(number) * sizes[unit] for number, unit in
+             re.findall(r"of which ([\d.]+) (B|[KMGT]iB) were newer in memory", text)]
+    return {"steps": steps, "stalls": stalls, "peak": 1024 * usage.ru_maxrss, "dirty": dirty,
             "bytes": max((bytes_in(p) for p in pathlib.Path(out, "checkpoints").glob("*")), default=0)}
 
 
-def sizes_of(out):
+def sizes_of(args, out):
     """The elements of each parameter in the newest checkpoint."""
-    newest = sorted(pathlib.Path(out, "checkpoints").glob("*"))[-1]
+    said = subprocess.run([args.program, "checkpoint", "show", str(out), "--tensors", "--json"], check=True,
+                          capture_output=True, text=True).stdout
     counts = {}
-    for file in newest.glob("*.safetensors"):
-        with open(file, "rb") as data:
-            header = json.loads(data.read(int.from_bytes(data.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__" and ".exp_avg" not in name:
-                counts[name] = counts.get(name, 0) + (entry["data_offsets"][1] - entry["data_offsets"][0]) // 4
+    for piece in json.loads(said)["pieces"]:
+        if ".exp_avg" not in piece["tensor"]:
+            counts[piece["tensor"]] = counts.get(piece["tensor"], 0) + piece["count"]
     return list(counts.values())
 
 
@@ -117,7 +119,7 @@ def main():
                 out = work / way
                 shutil.rmtree(out, ignore_errors=True)
                 runs[way].append(train(args, out, args.every if way == "every" else 0))
-            for way, what in others(args, work, sizes_of(work / "every")):
+            for way, what in others(args, work, sizes_of(args, work / "every")):
                 theirs.setdefault(way, []).append(what)
             print(f"round {i + 1}/{args.rounds}", flush=True)
     # One checkpoint for `every` steps; that behind the last step is not one of the regular ones.
@@ -125,7 +127,7 @@ def main():
     stalls = [s for r in runs["every"] for s in r["stalls"]]
     share = (mean["every"] + statistics.median(stalls) / args.every) / mean["none"] - 1
     rows = [{"way": "ziggurat", "stall_s": statistics.median(stalls), "mad_s": mad(stalls),
-             "bytes": runs["every"][0]["bytes"], "more_memory": statistics.median(r["peak"] for r in runs["every"])
+             "bytes": runs["every"][0]["bytes"] + max(runs["every"][0]["dirty"], default=0), "more_memory": statistics.median(r["peak"] for r in runs["every"])
              - statistics.median(r["peak"] for r in runs["none"])}]
     for way, all_ in theirs.items():
         rows.append({"way": way, "stall_s": statistics.median(t["stall_s"] for t in all_),

@@ -28,6 +28,10 @@ struct DriveSpec {
   std::function<std::unique_ptr<Queue>(int queue, int depth)> make_queue;
   // Likewise the queue for device memory; null: the drive has none.
   std::function<std::unique_ptr<Queue>(int depth)> make_direct_queue = {};
+  // See Engine. Empty: memory, which has no file.
+  std::function<std::string()> file = {};
+  std::function<int()> sync = {};
+  std::function<void(const std::string& name, bool kept)> renamed = {};
 };
 
 // The same options with a depth, if they have none.
@@ -55,6 +59,11 @@ class EngineCore final : public Engine {
   DriveReport report(int drive) const override;
   Backend backend() const override { return backend_; }
   DirectStorage* direct() const override { return options_.direct.get(); }
+  std::string file(int drive) const override { return at(drive).spec.file ? at(drive).spec.file() : ""; }
+  int sync(int drive) override { return at(drive).spec.sync ? at(drive).spec.sync() : 0; }
+  void renamed(int drive, const std::string& name, bool kept) override {
+    if (at(drive).spec.renamed) at(drive).spec.renamed(name, kept);
+  }
   std::string describe() const override;
   std::string state() const override;
 

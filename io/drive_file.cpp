@@ -8,6 +8,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <sstream>
@@ -113,7 +114,8 @@ DriveFile::DriveFile(const DriveOptions& options)
   switch (options.kind) {
     case FileKind::kTier:
       lock_ = DriveLock::take(path_);
-      fd_ = lock_->make_file();
+      fd_ = options.kept.empty() ? lock_->make_file() : lock_->open_file(options.kept);
+      if (!options.kept.empty()) keep_size();
       preallocate();
       break;
     case FileKind::kScratch:
@@ -127,6 +129,20 @@ DriveFile::DriveFile(const DriveOptions& options)
       break;
   }
   buffered_because_ = try_direct();
+}
+
+std::string DriveFile::name() const {
+  if (lock_ != nullptr) return path_ + "/" + lock_->file();
+  return existing_lock_ ? path_ : "";
+}
+
+int DriveFile::sync() {
+  return fdatasync(fd_.get()) == 0 ? 0 : errno;
+}
+
+void DriveFile::renamed(const std::string& name, bool kept) {
+  ZG_ASSERT(lock_ != nullptr, "{} is no tier", path_);
+  lock_->renamed(name, kept);
 }
 
 // Takes the lock with a descriptor of its own, as for a tier (DriveLock::make_file). It is open for writing,
@@ -158,6 +174,13 @@ void DriveFile::measure_existing() {
   }
   if (bytes_ == 0) bytes_ = whole;
   if (std::int64_t{info.st_blocks} * 512 < bytes_) sparse_because_ = "the file has holes";
+}
+
+// A file that was kept has at least the size that it had: all places in it count.
+void DriveFile::keep_size() {
+  struct stat info {};
+  if (fstat(fd_.get(), &info) != 0) throw Error(Errc::kIo, name(), "fstat: " + errno_text(errno));
+  bytes_ = std::max(bytes_, round_up(std::int64_t{info.st_size}, Engine::alignment()));
 }
 
 void DriveFile::preallocate() {

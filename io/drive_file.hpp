@@ -23,6 +23,9 @@ class DriveFile {
   int fd() const { return fd_.get(); }
   std::int64_t bytes() const { return bytes_; }
   const std::string& path() const { return path_; }  // the directory, or the existing file
+  std::string name() const;                          // the path of the file itself; empty: it has none
+  int sync();                                        // 0 or an errno
+  void renamed(const std::string& name, bool kept);  // see Engine::renamed(); of a tier
   // Why O_DIRECT is not in use; empty when it is.
   const std::string& buffered_because() const { return buffered_because_; }
   // Why the space is not reserved; empty when it is.
@@ -30,6 +33,7 @@ class DriveFile {
 
  private:
   void preallocate();
+  void keep_size();
   void lock_existing();
   void measure_existing();
   std::string try_direct() const;

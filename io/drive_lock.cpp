@@ -224,7 +224,7 @@ DriveLock::DriveLock(const std::string& directory)
 // file goes last, so that the next run finds the space free.
 DriveLock::~DriveLock() {
   if (getpid() != process_) return;
-  if (data_ && is_at(file_, data_)) unlinkat(dir_.get(), file_.c_str(), 0);
+  if (data_ && !kept_ && is_at(file_, data_)) unlinkat(dir_.get(), file_.c_str(), 0);
   data_ = OwnedFd();
   if (lock_ && is_at(kLockName, lock_)) unlinkat(dir_.get(), kLockName, 0);
 }
@@ -409,6 +409,27 @@ OwnedFd DriveLock::make_file() {
   OwnedFd fd(openat(dir_.get(), file_.c_str(), kFlags));
   if (!fd || !is_at(file_, data_))
     throw Error(Errc::kIo, path_of(file_), "was removed by somebody while it was made");
+  return fd;
+}
+
+OwnedFd DriveLock::open_file(const std::string& name) {
+  constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
+  ZG_ASSERT(!data_, "a second data file in {}", directory_);
+  data_ = OwnedFd(openat(dir_.get(), name.c_str(), kFlags));
+  if (!data_) {
+    throw Error(Errc::kUsage, path_of(name), "cannot be opened: " + errno_text(errno),
+                "the checkpoint that names it is damaged: resume from another one");
+  }
+  renamed(name, true);
+  if (const int error = lock_now(data_.get()); error == EWOULDBLOCK) {
+    throw Error(Errc::kUsage, path_of(name), "is in use by a run that lives",
+                "wait for it to end, or end it");
+  } else if (error != 0) {
+    throw lock_error(path_of(name), error);
+  }
+  OwnedFd fd(openat(dir_.get(), name.c_str(), kFlags));
+  if (!fd || !is_at(file_, data_))
+    throw Error(Errc::kIo, path_of(name), "was removed by somebody while it was opened");
   return fd;
 }
 

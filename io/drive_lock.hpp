@@ -3,6 +3,8 @@
 //   DIR/ziggurat.lock                  locked (flock) while its run lives; says in plain lines which run that
 //                                      is
 //   DIR/ziggurat-<16 hex digits>.tier  the data; locked too, in case somebody removes the lock file by hand
+//   DIR/ziggurat-<16 hex digits>.kept  data that outlives its run, since checkpoints name places in it; its
+//                                      run renames it to that (renamed()), and nothing here removes it
 //
 // The kernel releases the locks when a process ends, however it ends. So a file that can be locked belongs to
 // no living process. (Not so on network file systems, some of which apply locks within one host only: there
@@ -60,6 +62,12 @@ class DriveLock {
   // one returned, since io_uring keeps a registered file open for a moment after its process was killed, and
   // the lock must not last that long.
   OwnedFd make_file();
+  // The same with a file that was kept, of at least one byte. Throws Error(kUsage) where it is not there or
+  // in use, Error(kIo).
+  OwnedFd open_file(const std::string& name);
+  const std::string& file() const { return file_; }  // name of the data file
+  // Somebody has given the data file this name. `kept`: it is not removed at the end.
+  void renamed(const std::string& name, bool kept) { file_ = name, kept_ = kept; }
 
  private:
   struct Leftover {
@@ -82,7 +90,8 @@ class DriveLock {
   std::string path_of(const std::string& name) const;
 
   const std::string directory_;
-  const std::string file_;  // name of the data file
+  std::string file_;  // name of the data file
+  bool kept_ = false;
   const pid_t process_;
   OwnedFd dir_;   // all names are opened relative to it, so the path may be renamed meanwhile
   OwnedFd lock_;  // set once it is locked

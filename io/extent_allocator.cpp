@@ -65,6 +65,24 @@ void ExtentAllocator::take(GrainRun run, std::int64_t grains, std::vector<GrainR
   free_ -= grains;
 }
 
+bool ExtentAllocator::take_at(GrainRun run) {
+  const auto behind = by_begin_.upper_bound(run.begin);
+  if (run.grains <= 0 || behind == by_begin_.begin()) return false;
+  const GrainRun whole{std::prev(behind)->first, std::prev(behind)->second};
+  const std::int64_t end = run.begin + run.grains, rest = whole.begin + whole.grains - end;
+  if (rest < 0) return false;
+  Node tail = new_node();
+  Node node = extract(whole);
+  if (rest > 0) insert(std::move(tail), {end, rest});
+  if (run.begin > whole.begin) {
+    insert(std::move(node), {whole.begin, run.begin - whole.begin});
+  } else {
+    keep(std::move(node));
+  }
+  free_ -= run.grains;
+  return true;
+}
+
 void ExtentAllocator::free(GrainRun run) {
   ZG_ASSERT(run.begin >= 0 && run.grains > 0 && run.begin <= grains_ - run.grains, "[{}, +{}) of {} grains",
             run.begin, run.grains, grains_);

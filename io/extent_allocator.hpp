@@ -26,6 +26,8 @@ class ExtentAllocator {
   // Appends the runs taken to `runs`. False, with nothing changed, when fewer grains are free. `grains` must
   // be more than 0. Throws std::bad_alloc only if `runs` must grow.
   bool allocate(std::int64_t grains, std::vector<GrainRun>& runs);
+  // Allocates just these grains; false, with nothing changed, where one of them is not free.
+  bool take_at(GrainRun run);
   // Frees any part of what was allocated. Throws std::bad_alloc, with nothing changed, when memory runs out.
   void free(GrainRun run);
   // Allocates the memory that the next `frees` calls of free() can need, so that they do not throw.

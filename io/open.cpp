@@ -96,18 +96,21 @@ std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
                                    const std::shared_ptr<Files>& files, const std::string& note) {
   std::vector<DriveSpec> specs;
   for (std::size_t i = 0; i < files->files.size(); ++i) {
-    const DriveFile& file = files->files[i];
+    DriveFile& file = files->files[i];
     const int node = numa_node_of(file.path());
     const std::string thread_name = fmt::format("zg-io{}", i);
-    specs.push_back({.name = fmt::format("nvme{}", i),
-                     .path = file.path(),
-                     .bytes = file.bytes(),
-                     .endurance_bytes = drives[i].endurance_bytes,
-                     .numa_node = node,
-                     .cpus = cpus_for(o, drives[i], node),
-                     .make_queue = [o, backend, thread_name, fd = file.fd()](int, int depth) {
-                       return make_file_queue(backend, o, fd, depth, thread_name);
-                     }});
+    specs.push_back(
+        {.name = fmt::format("nvme{}", i),
+         .path = file.path(),
+         .bytes = file.bytes(),
+         .endurance_bytes = drives[i].endurance_bytes,
+         .numa_node = node,
+         .cpus = cpus_for(o, drives[i], node),
+         .make_queue = [o, backend, thread_name, fd = file.fd()](
+                           int, int depth) { return make_file_queue(backend, o, fd, depth, thread_name); },
+         .file = [&file] { return file.name(); },
+         .sync = [&file] { return file.sync(); },
+         .renamed = [&file](const std::string& name, bool kept) { file.renamed(name, kept); }});
     if (o.direct == nullptr) continue;
     specs.back().make_direct_queue = [o, thread_name, file = files->direct[i].get()](int depth) {
       return make_direct_queue(*o.direct, *file, depth, thread_name + ".gpu");
@@ -120,6 +123,7 @@ std::unique_ptr<Engine> open_files(Backend backend, const EngineOptions& o,
 std::shared_ptr<Files> open_drive_files(const EngineOptions& o, const std::vector<DriveOptions>& drives,
                                         Opened& opened, std::vector<std::string>& notes) {
   auto files = std::make_shared<Files>();
+  files->files.reserve(drives.size());  // they stay where they are
   bool all_direct = true;
   for (const DriveOptions& drive : drives) {
     const DriveFile& file = files->files.emplace_back(drive);

@@ -79,6 +79,12 @@ bool ExtentPlacement::reserve(std::int64_t bytes, int slot, std::vector<Piece>& 
   return true;
 }
 
+bool ExtentPlacement::take(const StoredPiece& place) {
+  if (place.offset < 0 || place.offset % grain_ != 0 || place.bytes <= 0) return false;
+  return drives_[static_cast<std::size_t>(place.drive)].take_at(
+      {place.offset / grain_, grains_of(place.bytes)});
+}
+
 void ExtentPlacement::prepare_release(std::span<const Piece> pieces) {
   for (std::size_t d = 0; d < drives_.size(); ++d) {
     const auto frees = std::count_if(pieces.begin(), pieces.end(),

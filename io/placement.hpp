@@ -38,6 +38,8 @@ class ExtentPlacement {
   // of its own, so that what is written together, the same slot of many extents, is spread over the drives.
   bool reserve(std::int64_t bytes, int slot, std::vector<Piece>& pieces);
   void release(std::vector<Piece>& pieces);
+  // Takes the place out of the free space; false if it is not free, or does not begin on a grain.
+  bool take(const StoredPiece& place);
   // To be called before a slot is written again. Moves it to other space if the present split no longer fits
   // the shares and other drives have room; then its contents are lost and this returns true.
   bool move(std::int64_t bytes, int slot, std::vector<Piece>& pieces);

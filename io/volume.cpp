@@ -36,6 +36,16 @@ StripedVolume::Slot& StripedVolume::at(ExtentId id, int slot) {
   return extent.slots[static_cast<std::size_t>(slot)];
 }
 
+void StripedVolume::take(std::span<const StoredPiece> places) {
+  std::lock_guard lock(mutex_);
+  for (const StoredPiece& p : places) {
+    if (p.drive >= 0 && p.drive < engine_.drive_count() && placement_.take(p)) continue;
+    throw Error(Errc::kUsage, "Volume::take",
+                fmt::format("[{}, +{}) of drive {} is not free", p.offset, p.bytes, p.drive),
+                "places of contents must not overlap, and must lie in their drive's file");
+  }
+}
+
 // Everything that can throw is done before the table changes.
 ExtentId StripedVolume::create(const ExtentSpec& spec) {
   ZG_ASSERT(spec.bytes > 0 && spec.slots > 0, "{}: {} slots of {} bytes", spec.name, spec.slots, spec.bytes);
@@ -64,8 +74,10 @@ void StripedVolume::reserve(const ExtentSpec& spec, std::vector<Slot>& slots) {
     for (Slot& slot : slots) placement_.release(slot.pieces);
   };
   bool fits = true;
+  const auto adopted = std::min(spec.adopted.size(), slots.size());
   try {
-    for (int s = 0; fits && s < spec.slots; ++s)
+    for (std::size_t s = 0; s < adopted; ++s) adopt(spec, spec.adopted[s], slots[s]);
+    for (auto s = static_cast<int>(adopted); fits && s < spec.slots; ++s)
       fits = placement_.reserve(spec.bytes, s, slots[static_cast<std::size_t>(s)].pieces);
   } catch (...) {
     release_all();
@@ -74,6 +86,19 @@ void StripedVolume::reserve(const ExtentSpec& spec, std::vector<Slot>& slots) {
   if (fits) return;
   release_all();
   throw_no_room(spec);
+}
+
+// Fills the slot with contents that lie in the drives' files.
+void StripedVolume::adopt(const ExtentSpec& spec, const StoredSlot& stored, Slot& slot) {
+  std::int64_t position = 0;
+  for (const StoredPiece& p : stored.pieces) {
+    slot.pieces.push_back({p.drive, p.offset, p.bytes, position, p.checksum});
+    position += p.bytes;
+  }
+  ZG_ASSERT(position == spec.bytes, "{} has {} bytes, {} are adopted", spec.name, spec.bytes, position);
+  slot.state = State::kFull;
+  slot.version = stored.version;
+  slot.pins = stored.pins;
 }
 
 void StripedVolume::throw_no_room(const ExtentSpec& spec) const {
@@ -119,8 +144,44 @@ void StripedVolume::invalidate(ExtentId id, int slot) {
   Slot& s = at(id, slot);
   ZG_ASSERT(s.operations == nullptr, "slot {} of {} is invalidated while it is transferred", slot,
             at(id).name);
+  ZG_ASSERT(s.pins == 0, "slot {} of {} is invalidated, and pinned", slot, at(id).name);
   s.state = State::kEmpty;
   s.version = -1;
+}
+
+int StripedVolume::slot_to_write(ExtentId id) const {
+  std::lock_guard lock(mutex_);
+  const std::vector<Slot>& slots = at(id).slots;
+  int best = -1;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i].pins > 0) continue;
+    if (best < 0 || slots[i].version < slots[static_cast<std::size_t>(best)].version)
+      best = static_cast<int>(i);
+  }
+  return best;
+}
+
+void StripedVolume::pin(ExtentId id, int slot) {
+  std::lock_guard lock(mutex_);
+  Slot& s = at(id, slot);
+  ZG_ASSERT(s.state == State::kFull, "slot {} of {} has no contents to pin", slot, at(id).name);
+  ++s.pins;
+}
+
+void StripedVolume::unpin(ExtentId id, int slot) {
+  std::lock_guard lock(mutex_);
+  Slot& s = at(id, slot);
+  ZG_ASSERT(s.pins > 0, "slot {} of {} is not pinned", slot, at(id).name);
+  --s.pins;
+}
+
+std::vector<StoredPiece> StripedVolume::stored_pieces(ExtentId id, int slot) const {
+  std::lock_guard lock(mutex_);
+  const Slot& s = at(id, slot);
+  ZG_ASSERT(s.state == State::kFull, "slot {} of {} has no contents", slot, at(id).name);
+  std::vector<StoredPiece> all;
+  for (const Piece& p : s.pieces) all.push_back({p.drive, p.offset, p.bytes, p.checksum});
+  return all;
 }
 
 std::int64_t StripedVolume::transfer_bytes(ExtentId id) const {

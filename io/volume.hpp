@@ -27,6 +27,7 @@ class StripedVolume final : public Volume {
   StripedVolume(const StripedVolume&) = delete;
   StripedVolume& operator=(const StripedVolume&) = delete;
 
+  void take(std::span<const StoredPiece> places) override;
   ExtentId create(const ExtentSpec& spec) override;
   void destroy(ExtentId extent) override;
   void write(const ExtentTransfer& transfer) override { start(Op::kWrite, transfer); }
@@ -39,6 +40,10 @@ class StripedVolume final : public Volume {
   std::int64_t version(ExtentId extent, int slot) const override;
   int newest_slot(ExtentId extent) const override;
   void invalidate(ExtentId extent, int slot) override;
+  int slot_to_write(ExtentId extent) const override;
+  void pin(ExtentId extent, int slot) override;
+  void unpin(ExtentId extent, int slot) override;
+  std::vector<StoredPiece> stored_pieces(ExtentId extent, int slot) const override;
   std::int64_t transfer_bytes(ExtentId extent) const override;
   SpaceReport space(int drive) const override;
   std::string explain(ExtentId extent, Op op, const ExtentResult& result) const override;
@@ -54,6 +59,7 @@ class StripedVolume final : public Volume {
     std::vector<Piece> pieces;
     State state = State::kEmpty;
     std::int64_t version = -1;
+    int pins = 0;                     // with pins it is full
     Operation* operations = nullptr;  // under way
   };
   struct Extent {
@@ -104,6 +110,7 @@ class StripedVolume final : public Volume {
   Slot& at(ExtentId id, int slot);
   const Slot& at(ExtentId id, int slot) const { return const_cast<StripedVolume*>(this)->at(id, slot); }
   void reserve(const ExtentSpec& spec, std::vector<Slot>& slots);
+  static void adopt(const ExtentSpec& spec, const StoredSlot& stored, Slot& slot);
   [[noreturn]] void throw_no_room(const ExtentSpec& spec) const;
   std::string name_of_drive(int drive) const;
 

@@ -102,6 +102,7 @@ void StripedVolume::start(Op op, const ExtentTransfer& transfer) {
             "slot {} of {} is written while it is transferred", transfer.slot, extent.name);
   if (op == Op::kWrite) {
     ZG_ASSERT_GE(transfer.version, 0);
+    ZG_ASSERT(slot.pins == 0, "slot {} of {} is written, and pinned", transfer.slot, extent.name);
     slot.state = State::kEmpty;
     slot.version = -1;
     sample_drives();

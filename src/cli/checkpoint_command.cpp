@@ -77,10 +77,16 @@ std::string problem_of(const std::string& path, const std::function<void()>& wor
   }
 }
 
+// With what is pinned on drives.
+std::int64_t all_bytes(const CheckpointManifest& m) {
+  return m.bytes() + m.pinned;
+}
+
 Json json_of(const CheckpointManifest& m) {
   Json j{{"step", m.step},       {"number", m.number},   {"time", m.time},
          {"bytes", m.bytes()},   {"ranks", m.ranks},     {"updates", m.updates},
          {"skipped", m.skipped}, {"version", m.version}, {"run", m.run}};
+  if (m.pinned > 0) j["pinned_bytes"] = m.pinned;
   if (m.loss == m.loss) j["loss"] = m.loss;
   return j;
 }
@@ -94,8 +100,9 @@ int list(const Flags& flags) {
     const std::string problem = problem_of(entry.path, [&] {
       const CheckpointManifest m = Checkpoint(entry.path).manifest();
       j.update(json_of(m));
-      text += fmt::format("{}  step {}, {}, {}, loss {:.4f}, {} rank{}\n", entry.path, m.step, m.time,
-                          format_bytes(m.bytes()), m.loss, m.ranks, m.ranks == 1 ? "" : "s");
+      text += fmt::format("{}  step {}, {}, {}{}, loss {:.4f}, {} rank{}\n", entry.path, m.step, m.time,
+                          format_bytes(all_bytes(m)), m.pinned > 0 ? " pinned on drives" : "", m.loss,
+                          m.ranks, m.ranks == 1 ? "" : "s");
     });
     if (!problem.empty()) {
       j["problem"] = problem;
@@ -137,6 +144,8 @@ int show(const Flags& flags) {
   j["files"] = Json::array();
   for (const CheckpointFile& file : m.files)
     j["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
+  const std::vector<std::string> drives = checkpoint.drive_files();
+  if (!drives.empty()) j["drive_files"] = drives;
   if (flags.tensors) {
     j["pieces"] = Json::array();
     for (const Checkpoint::Piece& p : checkpoint.pieces())
@@ -155,10 +164,12 @@ int show(const Flags& flags) {
   std::string text = fmt::format(
       "{}\n  step {} ({} updates, {} skipped), loss {:.4f}, written {} by ziggurat {}\n"
       "  {} in {} file{}, of {} rank{} in {} process{}, ZeRO stage {}\n  what bits depend on:\n",
-      checkpoint.path(), m.step, m.updates, m.skipped, m.loss, m.time, m.version, format_bytes(m.bytes()),
+      checkpoint.path(), m.step, m.updates, m.skipped, m.loss, m.time, m.version, format_bytes(all_bytes(m)),
       m.files.size(), m.files.size() == 1 ? "" : "s", m.ranks, m.ranks == 1 ? "" : "s", m.processes,
       m.processes == 1 ? "" : "es", m.stage);
   for (const auto& [key, value] : m.bits) text += fmt::format("    {}: {}\n", key, value);
+  if (!drives.empty()) text += "  the state is pinned in files of drives:\n";
+  for (const std::string& file : drives) text += fmt::format("    {}\n", file);
   if (flags.tensors) {
     text += "  pieces of tensors, in elements:\n";
     for (const Checkpoint::Piece& p : checkpoint.pieces())
@@ -171,7 +182,7 @@ int show(const Flags& flags) {
 
 // Shows how much of a checkpoint is done; all of its bytes are to be read.
 std::function<void(std::int64_t)> progress_of(const Checkpoint& checkpoint) {
-  return [path = checkpoint.path(), bytes = checkpoint.manifest().bytes()](std::int64_t done) {
+  return [path = checkpoint.path(), bytes = all_bytes(checkpoint.manifest())](std::int64_t done) {
     log::progress(fmt::format("{}: {} of {}", path, format_bytes(done), format_bytes(bytes)));
   };
 }
@@ -185,7 +196,7 @@ int verify(const Flags& flags) {
     std::int64_t bytes = 0;
     const std::string problem = problem_of(path, [&] {
       const Checkpoint checkpoint(path);
-      bytes = checkpoint.manifest().bytes();
+      bytes = all_bytes(checkpoint.manifest());
       checkpoint.verify(progress_of(checkpoint));
     });
     log::progress("");
@@ -218,7 +229,7 @@ int export_to(const Flags& flags) {
   }
   log::progress("");
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  const std::int64_t bytes = checkpoint.manifest().bytes();
+  const std::int64_t bytes = all_bytes(checkpoint.manifest());
   if (flags.json) {
     print({{"checkpoint", checkpoint.path()},
            {"path", path},
@@ -305,7 +316,9 @@ void add_checkpoint(CLI::App& app, int& exit_code) {
   sub->add_flag("--model", flags->model,
                 "Write a Hugging Face directory instead: the master weights in fp32, without tokenizer");
   sub->footer(
-      "Compares all hashes on the way. The copy has its name only when all of it is on the drive, and train\n"
+      "Compares all hashes on the way. State that is pinned in the files of drives is in the copy, too, "
+      "which "
+      "needs no\ndrive then. The copy has its name only when all of it is on the drive, and train\n"
       "--resume TO goes on from it. tools/checkpoint_doors.py writes it in the forms of PyTorch and "
       "DeepSpeed.\n"
       "Examples:\n  ziggurat checkpoint export runs/quickstart /mnt/backup/quickstart\n"
@@ -325,7 +338,7 @@ void add_checkpoint(CLI::App& app, int& exit_code) {
       "tools/checkpoint_doors.py makes such files of checkpoints of PyTorch and DeepSpeed.\n"
       "Example:\n  ziggurat checkpoint import theirs.safetensors runs/mine/checkpoints --like runs/first "
       "--step 1000");
-  sub = add("discard", "Remove checkpoints", discard);
+  sub = add("discard", "Remove checkpoints, and the drives' files that they alone need", discard);
   sub->add_option("PATH", flags->paths, "Checkpoints; with --all, directories of them")->required();
   sub->add_flag("--all", flags->all, "All checkpoints of a run, and what was not completed");
   sub->footer("Example:\n  ziggurat checkpoint discard --all runs/quickstart");
@@ -335,8 +348,9 @@ void add_checkpoint(CLI::App& app, int& exit_code) {
       "on from the newest valid one. A checkpoint is a directory: manifest.json, and a safetensors file of "
       "each "
       "rank with\n"
-      "its pieces of the master weights and of the optimizer's moments. It has its name only when it is "
-      "complete.\n"
+      "its pieces of the master weights and of the optimizer's moments; or a list of where they are pinned "
+      "in "
+      "the files of\nthe run's drives. It has its name only when it is complete.\n"
       "Examples:\n"
       "  ziggurat checkpoint list runs/quickstart\n"
       "  ziggurat checkpoint verify runs/quickstart\n"

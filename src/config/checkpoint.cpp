@@ -14,6 +14,14 @@ const Keys& checkpoint_keys() {
        "Number of newest checkpoints that are kept. Older ones are removed when a new one is complete."},
       {"on_interrupt", BoolSpec{}, "Whether a run that is interrupted (Ctrl-C) writes one before it ends.",
        "`true` where `every` or `every_seconds` asks for checkpoints"},
+      {"state", &C::state,
+       ChoiceSpec(C::State::kAuto,
+                  {{"auto", C::State::kAuto}, {"pin", C::State::kPin}, {"copy", C::State::kCopy}}),
+       "What becomes of state that lies on the drives of `tiers.nvme`. `\"pin\"`: it stays in the drives' "
+       "files, where the checkpoint names and pins it, and only what is newer in memory is written; the "
+       "drives "
+       "need room for `keep` + 1 versions of the state. `\"copy\"`: all of it is copied into the checkpoint. "
+       "`\"auto\"`: `\"pin\"` where that can be done; the start of the run says why not."},
       {"path", TextSpec{}, "Directory of the checkpoints. All processes of a run must see it.",
        "`checkpoints` in `output.dir`"},
       {"allow", FormSpec{},

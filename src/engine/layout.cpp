@@ -6,6 +6,7 @@
 
 #include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/engine/pinned_weights.hpp"
 
 namespace zg {
 namespace {
@@ -103,8 +104,11 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer);
   units.emplace_back();
   units.back().unit = u, units.back().first = tile.first, units.back().count = tile.count;
+  int versions = 1;
   const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t count) {
-    return table.add({name + "." + what, dtype, count, role, lowest, 0});
+    TensorSpec spec{name + "." + what, dtype, count, role, lowest, 0};
+    spec.versions = versions;
+    return table.add(spec);
   };
   // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe. Those
   // of tiles take turns for each micro-batch.
@@ -124,13 +128,19 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
   // A gathered weight is dead when it has been used, so it need not be demoted.
   const bool brief_weight = is_sharded() && !sharding.keep_weights;
+  const int kept = o.pins && needs_weight(*this, u) ? o.state_versions : 1;  // of the weight that is updated
+  versions = is_sharded() ? 1 : kept;
   units.back().weight =
       add("weight", model->dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
+  versions = kept;
   if (is_sharded()) units.back().shard = add("shard", model->dtype(), Role::kWeight, weights, shard);
+  versions = 1;
   units.back().accumulator = add_accumulator(whole);
-  // Where only some units are updated on the device, the state of these stays on the device.
+  // Where only some units are updated on the device, the state of these stays on the device, unless it is
+  // pinned on drives.
   const bool all = o.device_updates > head_unit();
-  add_state(name, update_at(u) == Tier::kDevice && !all ? Tier::kDevice : optimizer);
+  const bool stays = update_at(u) == Tier::kDevice && !all && !o.pins;
+  add_state(name, stays ? Tier::kDevice : optimizer);
   find_copies(u);
   if (units.back().state != kNone)
     units.back().gradient =
@@ -274,6 +284,28 @@ Layout::Elements Layout::state_elements(std::int32_t t, std::int32_t i) const {
 
 SegmentId Layout::state_segment(std::int32_t t, std::int32_t i) const {
   return table.tensor(tile(t).state).first_segment + i;
+}
+
+void Layout::visit_ranges(std::int32_t t, std::int32_t i, const RangeVisitor& visit) const {
+  const Elements segment = state_elements(t, i);
+  const std::vector<Param>& params = model->units()[static_cast<std::size_t>(tile(t).unit)].params;
+  for (const StateRange& range : tile(t).ranges) {
+    const std::int64_t begin = std::max(range.state_first, segment.first);
+    const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
+    const std::int64_t first = range.param_first + begin - range.state_first;
+    if (begin < end && first < params[static_cast<std::size_t>(range.param)].count())
+      visit(range, first, end - begin);
+  }
+}
+
+std::vector<SegmentId> Layout::pinned_segments() const {
+  std::vector<SegmentId> all;
+  if (!options.pins || options.sharding.replica() != 0) return all;
+  for (std::int32_t t = 0; t < static_cast<std::int32_t>(units.size()); ++t) {
+    if (pins_weight(*this, t)) all.push_back(whole(updated_weight(t)));
+    for (std::int32_t i = 0; i < state_segments(t); ++i) all.push_back(state_segment(t, i));
+  }
+  return all;
 }
 
 bool Layout::update_rebuilds_weight(std::int32_t t) const {

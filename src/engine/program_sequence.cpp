@@ -23,10 +23,10 @@ std::optional<ProgramStart> ProgramSequence::next() {
   if (pending_ && !rides_along) {
     pending_ = false;
     const bool first_follows = is_step() && (!main_done_ || activity_ == Activity::kStep);
-    if (activity_ == Activity::kFlush) main_done_ = true;
+    if (is_flush()) main_done_ = true;
     return start(p.flush, first_follows ? &p.first : nullptr);
   }
-  if (main_done_ || activity_ == Activity::kFlush) {
+  if (main_done_ || is_flush()) {
     main_done_ = true;
     return std::nullopt;
   }
@@ -34,6 +34,8 @@ std::optional<ProgramStart> ProgramSequence::next() {
   switch (activity_) {
     case Activity::kInitialize:
       return start(p.initialize, nullptr);
+    case Activity::kAdopt:
+      return start(p.adopt, nullptr);
     case Activity::kEvaluate:
       return start(p.evaluate, nullptr);
     case Activity::kEvaluateMore:
@@ -43,6 +45,7 @@ std::optional<ProgramStart> ProgramSequence::next() {
     case Activity::kStep:
     case Activity::kStepThenPause:
     case Activity::kFlush:
+    case Activity::kPin:
       break;
   }
   const bool another = activity_ == Activity::kStep;
@@ -58,6 +61,7 @@ std::vector<Activity> ProgramSequence::followers() const {
     return {Activity::kStep, Activity::kStepThenPause};
   std::vector<Activity> all{Activity::kStep, Activity::kStepThenPause, Activity::kEvaluate};
   if (programs_->save.program.op_count() > 0) all.push_back(Activity::kSave);
+  if (programs_->pins) all.push_back(Activity::kPin);
   return all;
 }
 

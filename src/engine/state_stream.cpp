@@ -44,20 +44,6 @@ void weights_of(const View& weight, const View& master) {
 
 }  // namespace
 
-// Visits the part of each trained parameter that the operation's segment of state holds; `first` counts in
-// the parameter. A part that has nothing but the gap after its parameter is left out.
-void StepExecutor::visit_ranges(const StepOp& op, const RangeVisitor& visit) {
-  const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-  const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
-  for (const Layout::StateRange& range : layout_.tile(op.tile).ranges) {
-    const std::int64_t begin = std::max(range.state_first, segment.first);
-    const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
-    const std::int64_t first = range.param_first + begin - range.state_first;
-    if (begin < end && first < params[static_cast<std::size_t>(range.param)].count())
-      visit(range, first, end - begin);
-  }
-}
-
 // Visits what this rank holds of the unit's frozen parameters, with the last operation of the unit.
 void StepExecutor::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
   if (!layout_.has_frozen(op.unit) || op.segment + 1 < layout_.state_segments(op.tile)) return;
@@ -108,18 +94,20 @@ void StepExecutor::save(const StepOp& op, const TileVisitor& take) {
   if (has_state) {
     state_lease.emplace(on_host(std::move(lease(op, Operand::kState)), tier, Access::kRead));
     const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-    visit_ranges(op, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-      const std::int64_t skip = first - range.param_first;
-      const OptimizerState state = layout_.state().part(state_lease->data(), segment.count,
-                                                        range.state_first + skip - segment.first, count);
-      StateTile tile = tile_of(layout_, op, range, state, first, count);
-      if (format.master == MasterFormat::kSplit) {
-        joined.resize(static_cast<std::size_t>(count));
-        read_masters(format, state, weight.col_range(range.unit_first + skip - shard, count), joined.data());
-        tile.master = View(joined.data(), DType::kF32, 1, tile.count);
-      }
-      take(tile);
-    });
+    layout_.visit_ranges(
+        op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+          const std::int64_t skip = first - range.param_first;
+          const OptimizerState state = layout_.state().part(state_lease->data(), segment.count,
+                                                            range.state_first + skip - segment.first, count);
+          StateTile tile = tile_of(layout_, op, range, state, first, count);
+          if (format.master == MasterFormat::kSplit) {
+            joined.resize(static_cast<std::size_t>(count));
+            read_masters(format, state, weight.col_range(range.unit_first + skip - shard, count),
+                         joined.data());
+            tile.master = View(joined.data(), DType::kF32, 1, tile.count);
+          }
+          take(tile);
+        });
   }
   visit_frozen(op, [&](const Param& p, std::int64_t first, std::int64_t count) {
     take({.unit = op.unit,
@@ -132,7 +120,7 @@ void StepExecutor::save(const StepOp& op, const TileVisitor& take) {
 }
 
 void StepExecutor::restore_state(const TileVisitor& fill) {
-  run_initialize([&](const StepOp& op) { restore(op, fill); });
+  run_initialize(Activity::kInitialize, [&](const StepOp& op) { restore(op, fill); });
 }
 
 void StepExecutor::restore(const StepOp& op, const TileVisitor& fill) {
@@ -149,19 +137,20 @@ void StepExecutor::restore(const StepOp& op, const TileVisitor& fill) {
     const HostLease state_lease = on_host(std::move(lease(op, Operand::kState)), tier, Access::kOverwrite);
     std::memset(state_lease.data(), 0, static_cast<std::size_t>(state_lease.bytes()));
     const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-    visit_ranges(op, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-      const std::int64_t skip = first - range.param_first;
-      const OptimizerState state = layout_.state().part(state_lease.data(), segment.count,
-                                                        range.state_first + skip - segment.first, count);
-      const View weights = weight.col_range(range.unit_first + skip - shard, count);
-      StateTile tile = tile_of(layout_, op, range, state, first, count);
-      joined.assign(static_cast<std::size_t>(count), 0);
-      const bool split = format.master == MasterFormat::kSplit;
-      if (split) tile.master = View(joined.data(), DType::kF32, 1, tile.count);
-      fill(tile);
-      split ? write_masters(format, state, weights, joined.data())
-            : weights_of(weights.col_range(0, tile.count), tile.master);
-    });
+    layout_.visit_ranges(
+        op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+          const std::int64_t skip = first - range.param_first;
+          const OptimizerState state = layout_.state().part(state_lease.data(), segment.count,
+                                                            range.state_first + skip - segment.first, count);
+          const View weights = weight.col_range(range.unit_first + skip - shard, count);
+          StateTile tile = tile_of(layout_, op, range, state, first, count);
+          joined.assign(static_cast<std::size_t>(count), 0);
+          const bool split = format.master == MasterFormat::kSplit;
+          if (split) tile.master = View(joined.data(), DType::kF32, 1, tile.count);
+          fill(tile);
+          split ? write_masters(format, state, weights, joined.data())
+                : weights_of(weights.col_range(0, tile.count), tile.master);
+        });
   }
   visit_frozen(op, [&](const Param& p, std::int64_t first, std::int64_t count) {
     fill({.unit = op.unit,
@@ -171,6 +160,43 @@ void StepExecutor::restore(const StepOp& op, const TileVisitor& fill) {
           .count = count,
           .master = weight.col_range(p.offset + first - shard, count)});
   });
+}
+
+void StepExecutor::adopt_state() {
+  run_initialize(Activity::kAdopt, [&](const StepOp& op) { adopt(op); });
+}
+
+// The weights of a segment of state, rounded from its masters.
+void StepExecutor::adopt(const StepOp& op) {
+  const bool has_state = op.has(Operand::kState);  // a shard may be nothing but padding
+  const Tier tier = has_state ? layout_.update_at(op.unit) : Tier::kDevice;
+  const HostLease weight_lease =
+      on_host(std::move(lease(op, Operand::kWeight)), tier, op.first ? Access::kOverwrite : Access::kWrite);
+  const View weight = whole_view(weight_lease.data(), layout_.updated_weight(op.tile));
+  if (op.first) std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
+  if (!has_state) return;
+  const HostLease state_lease = on_host(std::move(lease(op, Operand::kState)), tier, Access::kRead);
+  const std::int64_t shard = layout_.held_of_tile(op.tile).first;
+  const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
+  layout_.visit_ranges(
+      op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+        const std::int64_t skip = first - range.param_first;
+        const OptimizerState state = layout_.state().part(state_lease.data(), segment.count,
+                                                          range.state_first + skip - segment.first, count);
+        const StateTile tile = tile_of(layout_, op, range, state, first, count);
+        weights_of(weight.col_range(range.unit_first + skip - shard, tile.count), tile.master);
+      });
+}
+
+std::vector<PinnedVersion> StepExecutor::pin_state(std::int64_t& written) {
+  ZG_ASSERT(layout_.options.pins, "the programs of this run know of no pins");
+  flush();
+  for (Stream* stream : {optimizer_.get(), compute_.get()}) stream->synchronize();
+  (void)begin_activity(Activity::kPin);
+  const std::vector<SegmentId> segments = layout_.pinned_segments();
+  const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
+  written = store_.write_back(segments);
+  return store_.pin_versions(segments);
 }
 
 // Takes one lease at a time, since without a program the tiers may not have room for two.

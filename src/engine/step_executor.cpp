@@ -141,15 +141,15 @@ HostLease StepExecutor::host_lease(SegmentId segment, Access access) {
 }
 
 void StepExecutor::initialize(const ParamSource& source) {
-  run_initialize([&](const StepOp& op) { initialize(op, source); });
+  run_initialize(Activity::kInitialize, [&](const StepOp& op) { initialize(op, source); });
 }
 
-void StepExecutor::run_initialize(const std::function<void(const StepOp&)>& each) {
+void StepExecutor::run_initialize(Activity activity, const std::function<void(const StepOp&)>& each) {
   leave_program();
-  const StepProgram& program = *begin_activity(Activity::kInitialize).program;
-  store_.run(&program.program, nullptr);
-  position_->begin_program(program);
-  for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
+  const StepProgram& program = *begin_activity(activity).program;
+  const std::int32_t ops = program.program.op_count();
+  if (ops > 0) store_.run(&program.program, nullptr), position_->begin_program(program);
+  for (std::int32_t i = 0; i < ops; ++i) {
     position_->next_op(i);
     {
       const Position::Waiting waiting(*position_, Position::Waits::kForLease);
@@ -158,7 +158,7 @@ void StepExecutor::run_initialize(const std::function<void(const StepOp&)>& each
     each(program.ops[static_cast<std::size_t>(i)]);
     position_->issued();
   }
-  position_->end_program();
+  if (ops > 0) position_->end_program();
   // From here on the programs alone cause moves, so that the forecast is exact.
   leave_program();
   store_.demote_all();

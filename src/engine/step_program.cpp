@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/engine/pinned_weights.hpp"
 
 namespace zg {
 namespace {
@@ -11,6 +12,7 @@ namespace {
 class Emitter {
  public:
   explicit Emitter(const Layout& layout) : layout_(layout) {}
+  bool adopts = false;  // state has its content when it is initialised
 
   StepProgram emit(const char* name, const Schedule& schedule, bool updates_beside_compute) {
     out_ = {Program(name), {}};
@@ -94,13 +96,15 @@ class Emitter {
   // One operation for each segment of state, at the tier where the unit is updated. A frozen unit has no
   // state; its weight is initialised at the device, which has room for it in any case.
   void initialize(const Slot& slot, std::int32_t t) {
+    if (adopts && pins_weight(layout_, t)) return;  // it has its content, too
     const std::int32_t n = layout_.state_segments(t);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
     if (n == 0) return add(slot, t, {{Operand::kWeight, overwrite(updated(t))}});
     for (std::int32_t i = 0; i < n; ++i) {
       add(slot, t,
           {{Operand::kWeight, {updated(t), tier, i == 0 ? Access::kOverwrite : Access::kWrite}},
-           {Operand::kState, {layout_.state_segment(t, i), tier, Access::kOverwrite}}},
+           {Operand::kState,
+            {layout_.state_segment(t, i), tier, adopts ? Access::kRead : Access::kOverwrite}}},
           1, i);
     }
   }
@@ -410,6 +414,10 @@ StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t, std::int32_t ah
                                                : evaluate_schedule(evaluation),
                           true);
   if (layout.options.saves) save = emitter.emit("save", own(save_schedule(shape), layout), false);
+  pins = layout.options.pins;
+  if (!pins) return;
+  emitter.adopts = true;
+  adopt = emitter.emit("adopt", own(initialize_schedule(shape), layout), false);
 }
 
 }  // namespace zg

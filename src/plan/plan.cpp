@@ -16,22 +16,28 @@ namespace {
 
 // A dry run of a training run.
 struct PaperRun {
-  PaperRun(const Layout& layout, const StepPrograms& programs, const Budgets& budgets)
-      : residency(layout.table, budgets), sequence(programs) {}
+  PaperRun(const Layout& l, const StepPrograms& programs, const Budgets& budgets)
+      : layout(&l), residency(l.table, budgets), sequence(programs) {}
 
   std::optional<NoRoom> run(Activity activity) {
     sequence.begin(activity);
+    std::vector<Action> ignored;
+    if (activity == Activity::kAdopt) {
+      for (const SegmentId id : layout->pinned_segments()) residency.assume_content(id, Tier::kNvme);
+    }
     while (const auto start = sequence.next()) {
       ++programs_run;
       if (auto failure = dry_run(residency, start->program->program)) return failure;
     }
-    if (activity == Activity::kInitialize) {
-      std::vector<Action> ignored;
-      residency.demote_all(ignored);
+    if (activity == Activity::kInitialize || activity == Activity::kAdopt) residency.demote_all(ignored);
+    if (activity != Activity::kPin) return std::nullopt;
+    for (const SegmentId id : layout->pinned_segments()) {
+      if (auto failure = residency.write_back(id, ignored)) return failure;
     }
     return std::nullopt;
   }
 
+  const Layout* layout;
   Residency residency;
   ProgramSequence sequence;
   int programs_run = 0;
@@ -92,7 +98,7 @@ Traffic forecast(const Layout& layout, const StepPrograms& programs, const Budge
       const Traffic before = run.residency.traffic();
       const auto failure = run.run(activity);
       ZG_ASSERT(!failure, "the plan of this run said that it fits");
-      if (activity == Activity::kInitialize) continue;  // not counted
+      if (activity == Activity::kInitialize || activity == Activity::kAdopt) continue;  // not counted
       const Traffic moved = run.residency.traffic() - before;
       total += moved;
       if (std::pair(run.residency.fingerprint(), run.sequence) != state) continue;

@@ -166,7 +166,7 @@ class Reader {
       spec.segment_elements = integer(t[5], at(5), 0, kMost);
       spec.priority = static_cast<int>(
           integer(t[6], at(6), std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
-      if (t.size() == 8) spec.versions = static_cast<int>(integer(t[7], at(7), 1, 2));
+      if (t.size() == 8) spec.versions = static_cast<int>(integer(t[7], at(7), 1, 64));
       const std::int64_t pieces =
           spec.segment_elements == 0 ? 1 : (spec.count - 1) / spec.segment_elements + 1;
       if (pieces > kMostSegments - trace.table.segment_count()) {

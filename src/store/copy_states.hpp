@@ -16,7 +16,7 @@ enum class Event : std::uint8_t {
   kTakeHost,
   kFreeDevice,  // the tier's copy is evicted or dropped
   kFreeHost,
-  kWriteBack,    // the only copy is written back to NVMe, and stays
+  kWriteBack,    // the content is written back to NVMe, and its copies in memory stay
   kWriteDevice,  // new content at the tier: the other copy in memory was freed, the one on NVMe is stale
   kWriteHost,
   kForget,  // the content is dropped; its copies in memory were freed before
@@ -34,7 +34,7 @@ inline constexpr std::array<Row, 8> kNext = {{
     /* nothing */ {{D,         H,         x,     x,     x,     x,      x,      0}},
     /* D       */ {{x,         D | H,     0,     x,     D | N, D,      x,      x}},
     /* H       */ {{D | H,     x,         x,     0,     H | N, x,      H,      x}},
-    /* D H     */ {{x,         x,         H,     D,     x,     x,      x,      x}},
+    /* D H     */ {{x,         x,         H,     D,     D|H|N, x,     x,      x}},
     /* N       */ {{D | N,     H | N,     x,     x,     x,     x,      x,      0}},
     /* D N     */ {{x,         D | H | N, N,     x,     x,     D,      x,      x}},
     /* H N     */ {{D | H | N, x,         x,     N,     x,     x,      H,      x}},

@@ -13,7 +13,8 @@ NvmeCopies::NvmeCopies(const TensorTable& table, const TensorStore::Options& opt
       own_(options.volume != nullptr
                ? nullptr
                : io::make_volume(*options.io, store_volume(options.drive_shares, options.verify))),
-      volume_(options.volume != nullptr ? *options.volume : *own_) {
+      volume_(options.volume != nullptr ? *options.volume : *own_),
+      adopted_(options.adopted) {
   ZG_ASSERT_EQ(options.io->drive_count(), table_.drives());
 }
 
@@ -29,9 +30,17 @@ int NvmeCopies::slots(SegmentId segment) const {
 }
 
 void NvmeCopies::create(SegmentId segment) {
-  copies_[segment].extent = volume_.create({.name = table_.segment_name(segment),
-                                            .bytes = table_.segment(segment).charge,
-                                            .slots = slots(segment)});
+  io::ExtentSpec spec{
+      .name = table_.segment_name(segment), .bytes = table_.segment(segment).charge, .slots = slots(segment)};
+  Copies& c = copies_[segment];
+  if (adopted_ != nullptr) {
+    if (const auto it = adopted_->find(spec.name); it != adopted_->end()) spec.adopted = it->second;
+  }
+  for (std::size_t slot = 0; slot < spec.adopted.size(); ++slot) {
+    c.writes = std::max(c.writes, spec.adopted[slot].version);
+    c.written |= std::uint64_t{1} << slot;
+  }
+  c.extent = volume_.create(spec);
 }
 
 void NvmeCopies::destroy(const Tensor& tensor) {
@@ -51,10 +60,25 @@ io::ExtentTransfer NvmeCopies::to_write(SegmentId segment) {
   Copies& c = copies_[segment];
   io::ExtentTransfer transfer;
   transfer.extent = c.extent;
-  transfer.slot = (volume_.newest_slot(c.extent) + 1) % slots(segment);
-  if (c.writes < slots(segment)) first_written_ += table_.segment(segment).charge;
+  transfer.slot = volume_.slot_to_write(c.extent);
+  ZG_ASSERT(transfer.slot >= 0, "all {} versions of {} are pinned", slots(segment),
+            table_.segment_name(segment));
+  const std::uint64_t bit = std::uint64_t{1} << transfer.slot;
+  if ((c.written & bit) == 0) first_written_ += table_.segment(segment).charge;
+  c.written |= bit;
   transfer.version = ++c.writes;
   return transfer;
+}
+
+int NvmeCopies::pin(SegmentId segment) {
+  const int slot = volume_.newest_slot(extent(segment));
+  ZG_ASSERT(slot >= 0, "{} has no copy on NVMe", table_.segment_name(segment));
+  volume_.pin(extent(segment), slot);
+  return slot;
+}
+
+io::StoredSlot NvmeCopies::stored(SegmentId segment, int slot) const {
+  return {volume_.version(extent(segment), slot), volume_.stored_pieces(extent(segment), slot)};
 }
 
 std::vector<std::int64_t> NvmeCopies::versions(SegmentId segment) const {

@@ -1,7 +1,8 @@
 // The NVMe copies of segments. Each is an extent of a volume, with a slot for every version that is kept.
 //
-// The store's mutex guards all members. The volume itself may be called from any thread. Invariant: versions
-// take the slots in turn, so with two slots a write never touches the newest whole version.
+// The store's mutex guards all members. The volume itself may be called from any thread. Invariant: a version
+// takes the slot with the oldest one that is not pinned. So with two slots and no pin a write never touches
+// the newest whole version, and with pins it never touches a pinned one.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,12 @@ class NvmeCopies {
   io::ExtentId extent(SegmentId segment) const { return copies_[segment].extent; }
   io::Volume& volume() const { return volume_; }
 
+  // Pins the newest version, which is whole and at rest; the slot that has it. unpin() takes that slot.
+  int pin(SegmentId segment);
+  void unpin(SegmentId segment, int slot) { volume_.unpin(extent(segment), slot); }
+  // Where that version lies.
+  io::StoredSlot stored(SegmentId segment, int slot) const;
+
   // The versions that are whole, newest first.
   std::vector<std::int64_t> versions(SegmentId segment) const;
   // Reads a version. Throws Error(kUsage) when there is no such version, Error(kIo) when it cannot be read.
@@ -43,13 +50,15 @@ class NvmeCopies {
  private:
   struct Copies {
     io::ExtentId extent;
-    std::int64_t writes = 0;  // begun so far
+    std::int64_t writes = 0;    // begun so far; the number of the newest version
+    std::uint64_t written = 0;  // a bit for each slot that was written, or adopted
   };
   int slots(SegmentId segment) const;
 
   const TensorTable& table_;
   const std::unique_ptr<io::Volume> own_;  // null: the volume is shared with other stores
   io::Volume& volume_;
+  const AdoptedVersions* const adopted_;  // null: none
   std::int32_t segments_ = 0;
   Blocks<Copies> copies_;
   std::int64_t first_written_ = 0;  // bytes written to slots that were empty

@@ -483,6 +483,26 @@ void Residency::write_back_ahead(std::int64_t bytes, int most, std::vector<Actio
   search_[t] = ++searches_;
 }
 
+std::optional<NoRoom> Residency::write_back(SegmentId id, std::vector<Action>& out) {
+  out_ = &out;
+  ++clock_;
+  if (!has_content(id) || present(id, Tier::kNvme) || table_.segment(id).lowest != Tier::kNvme)
+    return std::nullopt;
+  Tier from = Tier::kHost;
+  if (!present(id, Tier::kHost)) {
+    state(id).hold[index(Tier::kDevice)] = clock_;
+    if (may_go_direct(id)) {
+      from = Tier::kDevice;
+    } else {
+      if (auto failure = make_room(Tier::kHost, id)) return failure;
+      alloc(id, Tier::kHost);
+      copy(id, Tier::kDevice, Tier::kHost);
+    }
+  }
+  copy(id, from, Tier::kNvme);
+  return std::nullopt;
+}
+
 void Residency::pin(SegmentId segment, Tier tier) {
   ++state(segment).pins[index(tier)];
 }

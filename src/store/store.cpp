@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "store/parts.hpp"
+#include "ziggurat/base/units.hpp"
 
 namespace zg {
 
@@ -32,6 +33,9 @@ StoreParts::StoreParts(const TensorStore::Options& o)
   ZG_ASSERT_EQ(table.device_granule() % o.device->arena().granule(), 0);
   ZG_ASSERT_EQ(io::Engine::alignment() % o.host->granule(), 0);
   grow();
+  for (SegmentId id = 0; o.adopted != nullptr && id < table.segment_count(); ++id) {
+    if (o.adopted->count(table.segment_name(id)) > 0) residency.assume_content(id, Tier::kNvme);
+  }
   residency.set_lease_probe(&leases);
 }
 
@@ -265,6 +269,51 @@ void TensorStore::read_version(SegmentId segment, std::int64_t version, void* da
   p.rest(lock);
   if (p.mover.nvme() == nullptr) throw NvmeCopies::no_version(p.table, segment, version);
   p.mover.nvme()->read(segment, version, data);
+}
+
+std::int64_t TensorStore::write_back(std::span<const SegmentId> segments) {
+  StoreParts& p = *parts_;
+  StoreParts::Lock lock(p.mutex);
+  ZG_ASSERT(p.program != nullptr && p.next == nullptr && p.accessed == p.program->access_count(),
+            "content is written back after a program that has ended");
+  p.drain(lock);
+  const std::int64_t before = p.residency.traffic().nvme_write;
+  for (const SegmentId id : segments) {
+    if (const auto no_room = p.residency.write_back(id, p.actions)) {
+      p.actions.clear();  // after a failure the decisions are unusable
+      p.fail(Error(Errc::kMemory, "host tier",
+                   fmt::format("finds no room for {} ({}) on its way to NVMe", p.table.segment_name(id),
+                               format_bytes(no_room->needed)),
+                   "raise this tier's budget"));
+      p.throw_failure();
+    }
+    p.mover.carry_out(p.actions, Urgency::kDemand);
+  }
+  p.drain(lock);
+  return p.residency.traffic().nvme_write - before;
+}
+
+std::vector<PinnedVersion> TensorStore::pin_versions(std::span<const SegmentId> segments) {
+  StoreParts& p = *parts_;
+  StoreParts::Lock lock(p.mutex);
+  p.drain(lock);
+  std::vector<PinnedVersion> pinned;
+  for (const SegmentId id : segments) {
+    ZG_ASSERT(p.residency.present(id, Tier::kNvme), "{} has no current copy on NVMe",
+              p.table.segment_name(id));
+    pinned.push_back({id, p.mover.nvme()->pin(id)});
+  }
+  return pinned;
+}
+
+void TensorStore::unpin_versions(std::span<const PinnedVersion> versions) {
+  std::lock_guard lock(parts_->mutex);
+  for (const PinnedVersion& v : versions) parts_->mover.nvme()->unpin(v.segment, v.slot);
+}
+
+io::StoredSlot TensorStore::stored(const PinnedVersion& version) const {
+  std::lock_guard lock(parts_->mutex);
+  return parts_->mover.nvme()->stored(version.segment, version.slot);
 }
 
 void TensorStore::step_begin(std::string_view name) {

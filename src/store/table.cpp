@@ -12,7 +12,7 @@
 namespace zg {
 namespace {
 constexpr std::int64_t kMostSegments = std::int64_t{1} << 30;
-constexpr int kMostVersions = 2;
+constexpr int kMostVersions = 64;
 constexpr std::int64_t kPage = 4096;
 }  // namespace
 
@@ -63,7 +63,7 @@ TensorId TensorTable::add(const TensorSpec& spec) {
     refuse(fmt::format("has segments of {} elements", spec.segment_elements),
            "expected 0 (one segment) or more");
   if (spec.versions < 1 || spec.versions > kMostVersions)
-    refuse(fmt::format("has {} versions", spec.versions), "expected 1 or 2");
+    refuse(fmt::format("has {} versions", spec.versions), "expected 1 to 64");
   if ((spec.count - 1) / std::max<std::int64_t>(1, spec.segment_elements) >=
           kMostSegments - segment_count() &&
       spec.segment_elements > 0)

@@ -1,4 +1,5 @@
 // Copies of checkpoints elsewhere, and models of them for others.
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
@@ -38,6 +39,10 @@ void copy_files(Files& files, const Checkpoint& checkpoint, const std::string& d
   close();
 }
 
+bool has_pins(const CheckpointManifest& m) {
+  return std::any_of(m.files.begin(), m.files.end(), [](const auto& file) { return file.is_pins(); });
+}
+
 }  // namespace
 
 std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const std::string& directory,
@@ -61,8 +66,17 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
   if (const int failed = files.make_directory(unfinished); failed != 0)
     throw_io(unfinished, "cannot be created", failed);
   try {
-    copy_files(files, checkpoint, unfinished, progress);
-    commit_checkpoint(files, unfinished, path, manifest);
+    std::string written = manifest;
+    if (has_pins(m)) {
+      checkpoint.verify(progress);
+      CheckpointManifest copy = m;
+      copy.files = {checkpoint.copy_tensors(files, unfinished)};
+      copy.format = 2, copy.pinned = 0;
+      written = copy.text();
+    } else {
+      copy_files(files, checkpoint, unfinished, progress);
+    }
+    commit_checkpoint(files, unfinished, path, written);
   } catch (...) {
     (void)remove_directory(files, unfinished);
     throw;
@@ -89,6 +103,7 @@ void export_model(const Checkpoint& checkpoint, const std::string& directory,
             [&](const Unit&, const Param& param, std::int64_t begin, std::int64_t end, float* out) {
               read_values(checkpoint, param.name, 0, {begin, 1, end - begin, 0}, out);
             });
+    checkpoint.check_still_there();
   });
 }
 

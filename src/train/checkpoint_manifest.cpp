@@ -79,6 +79,11 @@ void read_files(const Json& files, const std::string& where, CheckpointManifest&
 
 }  // namespace
 
+bool CheckpointFile::is_pins() const {
+  constexpr std::string_view kEnd = ".pins";
+  return name.size() > kEnd.size() && name.compare(name.size() - kEnd.size(), kEnd.size(), kEnd) == 0;
+}
+
 std::int64_t CheckpointManifest::bytes() const {
   return std::accumulate(files.begin(), files.end(), std::int64_t{0},
                          [](std::int64_t sum, const CheckpointFile& file) { return sum + file.bytes; });
@@ -111,6 +116,7 @@ std::string CheckpointManifest::text() const {
     j["files"].push_back(
         {{"name", file.name}, {"bytes", file.bytes}, {"header_xxh3", io::hash_text(file.header_hash)}});
   }
+  if (pinned > 0) j["pinned_bytes"] = pinned;
   std::string text = j.dump(2, ' ', false, Json::error_handler_t::replace);
   text.resize(text.size() - 2);  // "\n}", which the tail has
   return text + tail_of(text);
@@ -170,6 +176,7 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
     m.bits.emplace_back(key, bits.get<std::string>(key.c_str()));
   m.config = r.get<std::string>("config");
   read_files(r.json("files"), where, m);
+  if (json.contains("pinned_bytes")) m.pinned = r.count("pinned_bytes");
   return m;
 }
 

@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <queue>
 #include <set>
 #include <tuple>
 #include <unordered_map>
 
 #include "train/checkpoint_header.hpp"
+#include "train/checkpoint_writer.hpp"
+#include "train/pinned_reader.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
@@ -162,21 +166,30 @@ std::vector<std::string> unfinished_checkpoints(const std::string& directory) {
 }
 
 struct Checkpoint::State {
+  // What pieces lie in: a safetensors file, or what a rank has pinned.
+  struct Source {
+    std::unique_ptr<SafeTensors> file;
+    std::unique_ptr<PinnedReader> pins;
+    const std::string& path() const { return file ? file->path() : pins->path(); }
+  };
   struct Stored {
     CheckpointBox box;
-    const SafeTensors* file = nullptr;
+    const Source* file = nullptr;
     const SafeTensors::Entry* entry = nullptr;
     // Of codes in blocks of a part's elements: their scales, and the place of the first element in its block.
     const SafeTensors::Entry* scales = nullptr;
     std::int64_t phase = 0;
+    const PinnedPiece* pinned = nullptr;  // the entry then has no data, but sizes
     std::int64_t width() const { return box.count() > 0 ? entry->bytes / box.count() : 0; }
   };
   using Pieces = std::vector<Stored>;  // by first element
-  std::vector<std::unique_ptr<SafeTensors>> files;
+  std::vector<std::unique_ptr<Source>> files;
   std::unordered_map<std::string, Pieces> tensors;
+  std::deque<SafeTensors::Entry> pinned_entries;
   std::unordered_map<const SafeTensors::Entry*, std::uint64_t> hashes;
 
   void add(const std::string& path, const CheckpointFile& wanted);
+  void add_pins(const std::string& path, const CheckpointFile& wanted);
   // Codes whose blocks are those of the whole tensor have another tensor with the scales.
   static bool has_own_blocks(const Pieces& pieces) {
     return std::any_of(pieces.begin(), pieces.end(), [](const Stored& s) { return s.scales != nullptr; });
@@ -192,17 +205,19 @@ void Checkpoint::State::add(const std::string& path, const CheckpointFile& wante
   if (error) throw Error(Errc::kUsage, path, "cannot be examined: " + error.message(), kHint);
   if (static_cast<std::int64_t>(bytes) != wanted.bytes)
     damaged(path, fmt::format("has {} bytes, {} expected", bytes, wanted.bytes));
+  if (wanted.is_pins()) return add_pins(path, wanted);
   if (io::hash_of(header_of(path)) != wanted.header_hash)
     damaged(path, "has a header with another XXH3 than its manifest says: it was changed");
-  files.push_back(std::make_unique<SafeTensors>(path));
-  const SafeTensors& file = *files.back();
+  files.push_back(std::make_unique<Source>());
+  files.back()->file = std::make_unique<SafeTensors>(path);
+  const SafeTensors& file = *files.back()->file;
   std::unordered_map<std::string, std::string> notes(file.metadata().begin(), file.metadata().end());
   for (const SafeTensors::Entry& entry : file.entries()) {
     const auto text = notes.find(entry.name);
     const auto note = text == notes.end() ? std::nullopt : note_of(text->second, entry.count());
     if (!note) damaged(path, fmt::format("does not say which piece of {} it has", entry.name));
     hashes[&entry] = note->hash;
-    Stored piece{note->box, &file, &entry};
+    Stored piece{note->box, files.back().get(), &entry};
     const auto [name, number] = note->part ? numbered(entry.name) : std::pair(entry.name, std::string());
     if (note->part && ends_in(name, kScaleName)) continue;  // belongs to its codes
     if (note->part && entry.dtype == "U8") {
@@ -213,6 +228,27 @@ void Checkpoint::State::add(const std::string& path, const CheckpointFile& wante
         damaged(path, fmt::format("has codes of {} without their {} scales", entry.name, blocks));
     }
     tensors[name].push_back(piece);
+  }
+}
+
+void Checkpoint::State::add_pins(const std::string& path, const CheckpointFile& wanted) {
+  const std::string text = read_text_file(path, "what a checkpoint pins");
+  if (io::hash_of(text) != wanted.header_hash)
+    damaged(path, "has another XXH3 than its manifest says: it was changed");
+  files.push_back(std::make_unique<Source>());
+  files.back()->pins = std::make_unique<PinnedReader>(parse_pinned(text, path), path);
+  PinnedReader& pins = *files.back()->pins;
+  for (const PinnedPiece& p : pins.state().pieces) {
+    const std::int64_t count = p.box.count(), blocks = (p.phase + count + kQuantBlock - 1) / kQuantBlock;
+    const std::int64_t width = p.high_segment >= 0 ? 4 : p.width();
+    pinned_entries.push_back({p.tensor, p.dtype, {count}, nullptr, count * width});
+    Stored piece{p.box, files.back().get(), &pinned_entries.back()};
+    piece.pinned = &p;
+    if (p.scales >= 0) {
+      pinned_entries.push_back({p.tensor, "F32", {blocks}, nullptr, 4 * blocks});
+      piece.scales = &pinned_entries.back(), piece.phase = p.phase;
+    }
+    tensors[p.tensor].push_back(piece);
   }
 }
 
@@ -254,7 +290,18 @@ Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 void Checkpoint::verify(const std::function<void(std::int64_t)>& progress, const Sink& take) const {
   std::int64_t done = 0;
   for (std::size_t i = 0; i < state_->files.size(); ++i) {
-    const SafeTensors& file = *state_->files[i];
+    if (state_->files[i]->pins) {
+      try {
+        state_->files[i]->pins->verify([&](std::int64_t bytes) {
+          if (progress) progress(done += bytes);
+        });
+      } catch (const Error&) {
+        check_still_there();
+        throw;
+      }
+      continue;
+    }
+    const SafeTensors& file = *state_->files[i]->file;
     const CheckpointFile& known = manifest_.files[i];
     std::int64_t offset = 0;
     if (take) {
@@ -350,10 +397,12 @@ void Checkpoint::read(const std::string& tensor, const CheckpointBox& box, void*
     const char* const data = static_cast<const char*>(piece.entry->data);
     std::int64_t begin = piece.box.count(), end = 0;  // what was read of the piece
     for_overlaps(box, piece.box, [&](std::int64_t at, std::int64_t from, std::int64_t count) {
+      if (piece.pinned != nullptr) return piece.file->pins->read(*piece.pinned, from, count, to + at * width);
       std::memcpy(to + at * width, data + from * width, static_cast<std::size_t>(count * width));
       begin = std::min(begin, from), end = std::max(end, from + count);
     });
-    if (begin < end) piece.file->drop(data + begin * width, (end - begin) * width);
+    if (begin < end && piece.pinned == nullptr)
+      piece.file->file->drop(data + begin * width, (end - begin) * width);
   }
 }
 
@@ -365,6 +414,15 @@ void Checkpoint::read_codes(const std::string& tensor, const CheckpointBox& box,
     for (const State::Stored& piece : pieces) {
       const char* const data = static_cast<const char*>(piece.scales->data);  // of any alignment
       for_overlaps(box, piece.box, [&](std::int64_t at, std::int64_t from, std::int64_t count) {
+        if (piece.pinned != nullptr) {
+          const std::int64_t first = (piece.phase + from) / kQuantBlock;
+          const std::int64_t last = (piece.phase + from + count - 1) / kQuantBlock;
+          std::vector<float> blocks(static_cast<std::size_t>(last - first + 1));
+          piece.file->pins->read_scales(*piece.pinned, first, last - first + 1, blocks.data());
+          for (std::int64_t i = 0; i < count; ++i)
+            scales[at + i] = blocks[static_cast<std::size_t>((piece.phase + from + i) / kQuantBlock - first)];
+          return;
+        }
         for (std::int64_t i = 0; i < count; ++i)
           std::memcpy(scales + at + i, data + (piece.phase + from + i) / kQuantBlock * 4, sizeof(float));
       });
@@ -379,6 +437,89 @@ void Checkpoint::read_codes(const std::string& tensor, const CheckpointBox& box,
     for (std::int64_t i = 0; i < box.width; ++i)
       scales[l * box.width + i] = of_blocks[static_cast<std::size_t>((first + i) / kQuantBlock - block)];
   }
+}
+
+std::vector<std::string> Checkpoint::drive_files() const {
+  std::set<std::string> all;
+  for (const auto& source : state_->files) {
+    if (!source->pins) continue;
+    for (const KeptFile& file : source->pins->state().files) all.insert(file.path());
+  }
+  return {all.begin(), all.end()};
+}
+
+// A run takes a checkpoint's name away before it writes to what was pinned.
+void Checkpoint::check_still_there() const {
+  if (manifest_.pinned == 0) return;
+  const std::string name = path_ + "/" + kManifestName;
+  std::error_code error;
+  if (fs::exists(name, error) && read_text_file(name, "the manifest of a checkpoint") == manifest_.text())
+    return;
+  throw Error(Errc::kUsage, path_, "was removed by its run while it was read",
+              "take the newest one, or let the run keep more (checkpoint.keep)");
+}
+
+void Checkpoint::close() {
+  state_ = std::make_unique<State>();
+}
+
+CheckpointFile Checkpoint::copy_tensors(Files& files, const std::string& directory) const {
+  struct Entry {
+    std::string name, note;
+    const State::Stored* piece;
+    const SafeTensors::Entry* from;
+  };
+  std::vector<Entry> entries;
+  for (const CheckpointTensor& tensor : tensors()) {
+    int number = 0;
+    for (const State::Stored& piece : state_->tensors.at(tensor.name)) {
+      const CheckpointBox& box = piece.box;
+      const std::string suffix = ++number > 1 ? fmt::format("[{}]", number) : "";
+      entries.push_back({tensor.name + suffix, fmt::format(" {} {} {}", box.lines, box.stride, piece.phase),
+                         &piece, piece.entry});
+      if (piece.scales == nullptr) continue;
+      entries.push_back(
+          {tensor.name + kScaleName + suffix, fmt::format(" 1 0 {}", piece.phase), &piece, piece.scales});
+    }
+  }
+  std::vector<char> buffer;
+  const auto data_of = [&](const Entry& e) -> const void* {
+    if (e.piece->pinned == nullptr) return e.from->data;
+    buffer.resize(static_cast<std::size_t>(e.from->bytes));
+    if (e.from == e.piece->scales) {
+      e.piece->file->pins->read_scales(*e.piece->pinned, 0, e.from->count(),
+                                       reinterpret_cast<float*>(buffer.data()));
+    } else {
+      e.piece->file->pins->read(*e.piece->pinned, 0, e.piece->box.count(), buffer.data());
+    }
+    return buffer.data();
+  };
+  nlohmann::ordered_json notes{{"format", "pt"}}, json;
+  std::int64_t bytes = 0;
+  for (const Entry& e : entries) {
+    io::Hash hash;
+    hash.update(data_of(e), e.from->bytes);
+    notes[e.name] = fmt::format("{} {}{}", e.piece->box.first, io::hash_text(hash.value()), e.note);
+  }
+  json["__metadata__"] = std::move(notes);
+  for (const Entry& e : entries) {
+    json[e.name] = {{"dtype", e.from->dtype},
+                    {"shape", {e.from->count()}},
+                    {"data_offsets", {bytes, bytes + e.from->bytes}}};
+    bytes += e.from->bytes;
+  }
+  const std::string header = safetensors_header(json);
+  auto offset = static_cast<std::int64_t>(header.size());
+  const CheckpointFile written{"rank-00000.safetensors", offset + bytes, io::hash_of(header)};
+  NewFile out(files, directory + "/" + written.name, written.bytes);
+  out.write(header.data(), offset, 0);
+  for (const Entry& e : entries) {
+    out.write(data_of(e), e.from->bytes, offset);
+    offset += e.from->bytes;
+  }
+  out.sync_and_close();
+  check_still_there();
+  return written;
 }
 
 std::vector<Checkpoint::Piece> Checkpoint::pieces() const {

@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "train/checkpoint_header.hpp"
+#include "train/pinned_state.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -246,10 +248,20 @@ void discard_checkpoint(const std::string& path) {
 
 std::string discard_checkpoint(Files& files, const std::string& path) {
   const std::string gone = path + kUnfinished + "removed";
+  std::vector<KeptFile> kept;
+  try {
+    for (const PinnedState& pins : pins_in(path))
+      kept.insert(kept.end(), pins.files.begin(), pins.files.end());
+  } catch (const Error&) {  // a run that starts on its drives finds them
+  }
   if (const int error = files.rename(path, gone); error != 0) return path + ": " + errno_text(error);
   const std::string parent = std::filesystem::path(path).parent_path();
   if (const int error = files.sync_directory(parent.empty() ? "." : parent); error != 0)
     return parent + ": " + errno_text(error);
+  for (const KeptFile& file : kept) {
+    const std::string problem = release_kept(files, file);
+    if (!problem.empty()) log::warning("{}", problem);
+  }
   return remove_directory(files, gone);
 }
 

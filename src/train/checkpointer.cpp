@@ -6,11 +6,13 @@
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
+#include <thread>
 
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/io/hash.hpp"
 
 namespace zg {
 namespace {
@@ -104,6 +106,94 @@ std::optional<CheckpointFile> Checkpointer::write_part(const std::string& direct
   return result;
 }
 
+// All drives at once, since each flush takes a drive its time. After a failure nobody knows what is there,
+// and the next flush does not tell: then this run pins nothing any more.
+bool Checkpointer::sync_drives() {
+  std::vector<int> errors(static_cast<std::size_t>(o_.io->drive_count()), 0);
+  std::vector<std::thread> threads;
+  for (std::size_t d = 1; d < errors.size(); ++d) {
+    threads.emplace_back(
+        [this, d, &errors] { errors[d] = o_.files->sync_drive(*o_.io, static_cast<int>(d)); });
+  }
+  errors[0] = o_.files->sync_drive(*o_.io, 0);
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t d = 0; d < errors.size(); ++d) {
+    if (errors[d] != 0 && lost_.empty())
+      lost_ = fmt::format("{} could not be flushed ({})", o_.io->file(static_cast<int>(d)),
+                          errno_text(errors[d]));
+  }
+  if (!lost_.empty()) {
+    log::warning(
+        "no checkpoint of step {}: {}; nobody knows what is there, and this run writes no more "
+        "checkpoints: end it, look at the drive, and --resume",
+        step_, lost_);
+    return false;
+  }
+  try {
+    for (int d = 0; d < o_.io->drive_count(); ++d) keep(d);
+  } catch (const Error& error) {
+    warn(fmt::format("no checkpoint of step {}", step_), error);
+    return false;
+  }
+  return true;
+}
+
+// Gives the drive's file a name that lasts.
+void Checkpointer::keep(int drive) {
+  const fs::path path = o_.io->file(drive);
+  const bool kept = path.extension() == kKeptEnd;
+  const std::string name =
+      kept ? path.filename().string() : keep_file(*o_.files, path, o_.plan->config.checkpoint.path);
+  o_.io->renamed(drive, name, true);
+  if (synced_names_.count(name) > 0) return;
+  const std::string directory = path.parent_path();
+  if (const int error = o_.files->sync_directory(directory); error != 0)
+    throw_io(directory, "cannot be brought to the drive", error);
+  synced_names_.insert(name);
+}
+
+// Says where this rank's state lies, which all drives have.
+std::optional<CheckpointFile> Checkpointer::write_pins(const std::string& directory) {
+  if (form_.segments.empty()) return CheckpointFile{};
+  PinnedState pins = form_;
+  for (int d = 0; d < o_.io->drive_count(); ++d) {
+    const fs::path path = fs::absolute(o_.io->file(d));
+    pins.files.push_back({path.parent_path(), path.filename()});
+  }
+  if (o_.rates != nullptr) pins.rates = *o_.rates;
+  const std::vector<PinnedVersion>& versions = pins_.at(o_.number);
+  for (std::size_t i = 0; i < versions.size(); ++i) pins.segments[i].stored = o_.engine->stored(versions[i]);
+  const std::string text = pins.text(), name = pins_name(o_.plan->rank);
+  const auto bytes = static_cast<std::int64_t>(text.size());
+  try {
+    NewFile file(*o_.files, directory + "/" + name, bytes);
+    file.write(text.data(), bytes, 0);
+    file.sync_and_close();
+  } catch (const Error& error) {
+    warn(fmt::format("no checkpoint of step {}", step_), error);
+    return std::nullopt;
+  }
+  return CheckpointFile{name, bytes, io::hash_of(text)};
+}
+
+// Unpins what no checkpoint that stays needs: the new one's if it failed, else those of the oldest. One that
+// was to be removed and is there still loses its state, since a slot must be free for the next write-back;
+// its checksums tell.
+void Checkpointer::settle_pins(bool good) {
+  const auto unpin = [&](auto it) {
+    o_.engine->unpin_state(it->second);
+    pins_.erase(it);
+  };
+  if (!good) {
+    unpin(pins_.find(o_.number));
+    // Files that no checkpoint needs go with the run.
+    for (int d = 0; leads() && pins_.empty() && d < o_.io->drive_count(); ++d)
+      o_.io->renamed(d, fs::path(o_.io->file(d)).filename(), false);
+    return;
+  }
+  while (static_cast<std::int64_t>(pins_.size()) > o_.plan->config.checkpoint.keep) unpin(pins_.begin());
+}
+
 bool Checkpointer::save(const CheckpointManifest& state) {
   began_ = told_ = Clock::now();
   step_ = state.step;
@@ -119,36 +209,51 @@ bool Checkpointer::save(const CheckpointManifest& state) {
       warn(fmt::format("no checkpoint of step {}", step_), error);
     }
   }
+  const bool pins = o_.plan->pins();
+  if (pins) {
+    pins_[o_.number] = o_.engine->pin_state(written_);
+    (void)o_.engine->sum_over_ranks(0);  // all ranks have written before the drives are flushed
+    if (leads() && good) good = sync_drives();
+  }
   good = o_.engine->sum_over_ranks(good ? 0 : 1) == 0;
   std::vector<CheckpointFile> files;
+  std::int64_t pinned = 0;
   if (good) {
-    const std::optional<CheckpointFile> mine = write_part(unfinished);
+    const std::optional<CheckpointFile> mine = pins ? write_pins(unfinished) : write_part(unfinished);
     const CheckpointFile part = mine.value_or(CheckpointFile{});
-    const double numbers[] = {mine ? 1.0 : 0.0, static_cast<double>(part.bytes), high(part.header_hash),
-                              low(part.header_hash)};
+    const double numbers[] = {
+        mine ? 1.0 : 0.0,      static_cast<double>(part.bytes),    high(part.header_hash),
+        low(part.header_hash), static_cast<double>(form_.bytes()), static_cast<double>(written_)};
     int rank = 0;
+    written_ = 0;  // of all ranks, from here on
     for (const std::vector<double>& of : o_.engine->of_all_ranks(numbers)) {
       good = good && of[0] > 0;
       if (of[1] > 0)
-        files.push_back({fmt::format("rank-{:05}.safetensors", rank), static_cast<std::int64_t>(of[1]),
-                         joined(of[2], of[3])});
+        files.push_back({pins ? pins_name(rank) : fmt::format("rank-{:05}.safetensors", rank),
+                         static_cast<std::int64_t>(of[1]), joined(of[2], of[3])});
+      pinned += static_cast<std::int64_t>(of[4]), written_ += static_cast<std::int64_t>(of[5]);
       ++rank;
     }
   }
   if (leads()) {
-    if (good) good = finish(state, files, unfinished, path);
+    if (good) good = finish(state, files, pinned, unfinished, path);
     if (!good) (void)remove_directory(*o_.files, unfinished);
+    // It may have got its name before its commit failed, and its state will not stay.
+    std::error_code error;
+    if (!good && pins && fs::exists(path, error)) (void)discard_checkpoint(*o_.files, path);
   }
   good = o_.engine->sum_over_ranks(leads() && !good ? 1 : 0) == 0;
+  if (pins) settle_pins(good);
   last_ = Clock::now();
   return good;
 }
 
 bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files,
-                          const std::string& unfinished, const std::string& path) {
+                          std::int64_t pinned, const std::string& unfinished, const std::string& path) {
   const RunConfig& config = o_.plan->config;
   CheckpointManifest m = state;
-  m.format = format_of(*o_.plan->layout);
+  m.format = o_.plan->pins() ? 3 : format_of(*o_.plan->layout);
+  m.pinned = pinned;
   m.version = program_version();
   m.time = now_text();
   m.run = o_.run;
@@ -168,8 +273,13 @@ bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<Che
   }
   const double seconds = seconds_between(began_, Clock::now());
   log::progress("");
-  log::info("checkpoint {}: {} in {}, {}", path, format_bytes(m.bytes()), format_seconds(seconds),
-            format_rate(static_cast<double>(m.bytes()) / std::max(1e-6, seconds)));
+  if (pinned > 0) {
+    log::info("checkpoint {}: {} of state pinned on the drives, of which {} were newer in memory, in {}",
+              path, format_bytes(pinned), format_bytes(written_), format_seconds(seconds));
+  } else {
+    log::info("checkpoint {}: {} in {}, {}", path, format_bytes(m.bytes()), format_seconds(seconds),
+              format_rate(static_cast<double>(m.bytes()) / std::max(1e-6, seconds)));
+  }
   remove_old(path);
   return true;
 }
@@ -212,7 +322,7 @@ void check_room(const CheckpointConfig& config, std::int64_t bytes) {
                               : "make room, or name another path");
 }
 
-std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t bytes) {
+std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t bytes, std::int64_t pinned) {
   if (!config.asked())
     return "none: a kill would lose the whole run (checkpoint.every=STEPS asks for checkpoints)";
   std::string when, lost;
@@ -226,7 +336,10 @@ std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t by
   }
   if (config.on_interrupt) when += when.empty() ? "when interrupted" : ", and when interrupted";
   if (lost.empty()) lost = "the whole run";
-  return fmt::format("{}, {} each, the newest {} in {}: a kill would lose {}", when, format_bytes(bytes),
+  const std::string what =
+      pinned > 0 ? fmt::format("{} of state each, pinned where it lies on the drives", format_bytes(pinned))
+                 : format_bytes(bytes) + " each";
+  return fmt::format("{}, {}, the newest {} in {}: a kill would lose {}", when, what,
                      config.keep == 1 ? "one" : std::to_string(config.keep), config.path, lost);
 }
 

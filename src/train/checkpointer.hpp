@@ -5,12 +5,16 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "train/checkpoint_bits.hpp"
+#include "train/drives.hpp"
 #include "train/files.hpp"
+#include "train/pinned_state.hpp"
 #include "ziggurat/base/trace.hpp"
 #include "ziggurat/engine/step_executor.hpp"
 #include "ziggurat/train/checkpoint.hpp"
@@ -30,8 +34,14 @@ class Checkpointer {
     int processes = 1;
     std::int64_t number = 0;     // of the newest checkpoint so far
     std::int64_t all_bytes = 0;  // of a checkpoint, of all ranks
+    io::Engine* io = nullptr;    // the drives, if state is pinned there
+    // The pins of checkpoints that the run has adopted, by their numbers.
+    std::map<std::int64_t, std::vector<PinnedVersion>> pins = {};
+    // The drives' rates as they were measured, for a later run that adopts their files.
+    const std::vector<DriveRates>* rates = nullptr;
   };
-  explicit Checkpointer(const Options& options) : o_(options) {}
+  explicit Checkpointer(const Options& options)
+      : o_(options), form_(o_.plan->pins() ? pinned_form(*o_.plan->layout) : PinnedState{}), pins_(o_.pins) {}
 
   // Whether checkpoint.every_seconds have passed since the last one, or since the start.
   bool due() const;
@@ -43,7 +53,11 @@ class Checkpointer {
   bool leads() const { return o_.plan->rank == 0; }
   std::string name_unfinished();
   std::optional<CheckpointFile> write_part(const std::string& directory);
-  bool finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files,
+  std::optional<CheckpointFile> write_pins(const std::string& directory);
+  bool sync_drives();
+  void keep(int drive);
+  void settle_pins(bool good);
+  bool finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files, std::int64_t pinned,
               const std::string& unfinished, const std::string& path);
   void remove_old(const std::string& newest);
   void say_progress(double share);
@@ -51,7 +65,13 @@ class Checkpointer {
   Options o_;
   Clock::time_point last_ = Clock::now();
   Clock::time_point began_, told_;
-  std::int64_t step_ = 0;  // of the one that is being written
+  std::int64_t step_ = 0;               // of the one that is being written
+  std::string lost_;                    // why the drives are not trusted any more; empty: they are
+  std::set<std::string> synced_names_;  // of drives' files
+  std::int64_t written_ = 0;            // to the drives for it
+  PinnedState form_;                    // this rank's segments and pieces
+  // By the checkpoint's number: its versions stay as they are until it is removed.
+  std::map<std::int64_t, std::vector<PinnedVersion>> pins_;
 };
 
 // What a checkpoint fills: the restored state goes through this. What the checkpoint keeps in another format
@@ -60,7 +80,8 @@ TileVisitor tiles_of(const Checkpoint& checkpoint, const Layout& layout);
 
 // Throws Error(kUsage) where there is no room for the checkpoints that will lie there at the same time.
 void check_room(const CheckpointConfig& config, std::int64_t bytes);
-// "a kill would lose ...": for the lines of a run that starts.
-std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t bytes);
+// "a kill would lose ...": for the lines of a run that starts. `pinned`: bytes of state that checkpoints pin
+// in the drives' files; 0: they copy it.
+std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t bytes, std::int64_t pinned);
 
 }  // namespace zg

@@ -72,6 +72,10 @@ int Files::remove(const std::string& path) {
   return errno_of(std::remove(path.c_str()));
 }
 
+int Files::sync_drive(io::Engine& io, int drive) {
+  return io.sync(drive);
+}
+
 Files& system_files() {
   static Files files;  // has no state
   return files;

@@ -5,6 +5,8 @@
 #include <functional>
 #include <string>
 
+#include "ziggurat/io/engine.hpp"
+
 namespace zg {
 
 class Files {
@@ -20,6 +22,7 @@ class Files {
   virtual int sync_directory(const std::string& path);
   virtual int rename(const std::string& from, const std::string& to);
   virtual int remove(const std::string& path);  // a file, or an empty directory
+  virtual int sync_drive(io::Engine& io, int drive);
 };
 
 // The operating system's.

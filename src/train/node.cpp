@@ -4,8 +4,11 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
+#include <set>
 
 #include "train/drives.hpp"
+#include "train/pinned_state.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/parallel.hpp"
@@ -89,10 +92,22 @@ void prepare_directories(const std::vector<io::DriveOptions>& asked, const Proce
   }
 }
 
+// Counts what is kept for the run's checkpoints as free: a run that goes on from one uses that file.
+void count_kept(const RunConfig& config, std::vector<DriveSpace>& space) {
+  std::map<std::uint64_t, std::int64_t> kept;
+  std::set<std::string> seen;
+  for (std::size_t i = 0; i < space.size(); ++i) {
+    const std::string& path = config.tiers.nvme[i].path;
+    if (seen.insert(path).second) kept[space[i].file_system] += kept_bytes(path, config.checkpoint.path);
+  }
+  for (DriveSpace& one : space) one.free_bytes += kept[one.file_system];
+}
+
 // The drives with the sizes of their files. Removes the files of killed runs first, since their space counts
 // as free. No process takes space before all have looked.
 std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, const CoreAssignment& cores,
-                                           Processes& processes, std::vector<std::string>& own) {
+                                           Processes& processes, std::vector<std::string>& own,
+                                           const std::vector<std::string>& kept) {
   const RunPlan& plan = plans.front();
   std::vector<io::DriveOptions> asked = plan.config.tiers.nvme;
   std::int64_t bytes = 0;
@@ -105,12 +120,14 @@ std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, co
     processes.together([&] { prepare_directories(asked, processes, own); });
     processes.together([&] { space = space_of(asked); });
     for (DriveSpace& one : space) one.free_bytes /= processes.count_here();
+    if (!kept.empty()) count_kept(plan.config, space);
     for (io::DriveOptions& drive : asked)
       drive.path = drive_directory(drive.path, processes.number_here(), processes.count_here());
   }
   std::vector<io::DriveOptions> drives = drives_for(asked, space, bytes);
   for (std::size_t i = 0; i < drives.size(); ++i) {
     drives[i].cpus = cores.cores_of_drive(i);
+    if (!kept.empty()) drives[i].kept = kept[i];
     if (std::min(asked[i].bytes, bytes) - drives[i].bytes >= io::Engine::alignment()) {
       log::info("{}: the tier takes {} of the {} that it may, since {} are free", drives[i].path,
                 format_bytes(drives[i].bytes), format_bytes(asked[i].bytes),
@@ -253,6 +270,7 @@ std::vector<Hardware> hardware_of(const RunConfig& config, const std::vector<Ope
   if (config.aio.backend != io::Backend::kRam) {
     try {
       space = space_of(drives);
+      count_kept(config, space);
     } catch (const Error&) {  // opening the drives will report the error
     }
   }
@@ -286,7 +304,7 @@ struct Node::OwnDirectories {
 };
 
 Node::Node(const std::vector<RunPlan>& plans, const std::vector<OpenGpu>& gpus, Trace* trace,
-           Watchdog* watchdog, Processes& processes)
+           Watchdog* watchdog, Processes& processes, const std::vector<std::string>& kept)
     : cores_(plans.front().cores), verify_(plans.front().config.aio.verify) {
   const RunPlan& plan = plans.front();
   const bool bind = bind_threads(cores_, plan.config.threads.bind);
@@ -310,7 +328,7 @@ Node::Node(const std::vector<RunPlan>& plans, const std::vector<OpenGpu>& gpus, 
     if (!gpus.empty()) o.direct = gpus.front().direct;
     o.trace = trace;
     directories_ = std::make_unique<OwnDirectories>();
-    io_ = io::make_engine(o, sized_drives(plans, cores_, processes, directories_->paths));
+    io_ = io::make_engine(o, sized_drives(plans, cores_, processes, directories_->paths, kept));
     if (watchdog != nullptr) watched_ = watchdog->watch(part_of(*io_));
   }
   std::int64_t host = 0;
@@ -326,9 +344,11 @@ Node::~Node() {
   host_->set_hooks({});
 }
 
-void Node::open_volume(const std::vector<double>& drive_shares) {
+void Node::open_volume(const std::vector<double>& drive_shares, std::span<const io::StoredPiece> adopted) {
   ZG_ASSERT(volume_ == nullptr, "the volume is open");
-  if (io_ != nullptr) volume_ = io::make_volume(*io_, store_volume(drive_shares, verify_));
+  if (io_ == nullptr) return;
+  volume_ = io::make_volume(*io_, store_volume(drive_shares, verify_));
+  volume_->take(adopted);
 }
 
 }  // namespace zg

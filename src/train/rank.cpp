@@ -11,7 +11,8 @@
 
 namespace zg {
 
-Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* trace, Watchdog* watchdog)
+Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* trace, Watchdog* watchdog,
+           const AdoptedVersions* adopted)
     : plan_(plan),
       host_device_(gpu == nullptr ? make_host_device(plan.budgets.device, trace) : nullptr),
       device_(gpu == nullptr ? *host_device_ : *gpu) {
@@ -21,6 +22,7 @@ Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* 
   o.host = &node.host();
   o.io = node.io();
   o.volume = node.volume();
+  o.adopted = adopted;
   o.budgets = plan.resident;
   o.host_quota = plan.budgets.host;
   o.prefetch_depth = plan.config.tiers.prefetch_depth;
@@ -69,6 +71,11 @@ void Rank::initialize() {
 void Rank::restore(const TileVisitor& fill) {
   engine_->agree(agreement_of(plan_));
   engine_->restore_state(fill);
+}
+
+void Rank::adopt() {
+  engine_->agree(agreement_of(plan_));
+  engine_->adopt_state();
 }
 
 Traffic Rank::forecast() const {

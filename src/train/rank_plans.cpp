@@ -10,17 +10,23 @@ std::vector<RunPlan> plan_ranks(Processes& processes, int ranks, bool each, cons
   const int choosing = each ? ranks : processes.number() == 0 ? 1 : 0;
   for (int r = 0; r < choosing; ++r) plans.push_back(plan_of(r, {}));
   RankChoices mine = plans.empty() ? RankChoices{} : plans.front().choices;
-  for (const RunPlan& plan : plans)
+  for (const RunPlan& plan : plans) {
     mine.gather_ahead = std::min(mine.gather_ahead, plan.choices.gather_ahead);
-  const std::array numbers{static_cast<double>(mine.gather_ahead), static_cast<double>(mine.blocks)};
+    mine.pins = mine.pins && plan.choices.pins;
+  }
+  const std::array numbers{static_cast<double>(mine.gather_ahead), static_cast<double>(mine.blocks),
+                           mine.pins ? 1.0 : 0.0};
   const std::vector<std::vector<double>> all = processes.all_gather(numbers);
   RankChoices choices{static_cast<std::int32_t>(all.front()[0]),
-                      static_cast<Blocks>(static_cast<int>(all.front()[1]))};
-  for (std::size_t p = 0; each && p < all.size(); ++p)
+                      static_cast<Blocks>(static_cast<int>(all.front()[1])), all.front()[2] > 0};
+  for (std::size_t p = 0; each && p < all.size(); ++p) {
     choices.gather_ahead = std::min(choices.gather_ahead, static_cast<std::int32_t>(all[p][0]));
+    choices.pins = choices.pins && all[p][2] > 0;
+  }
   for (int r = 0; r < choosing; ++r) {
     RunPlan& plan = plans[static_cast<std::size_t>(r)];
-    if (plan.choices.gather_ahead != choices.gather_ahead) plan = plan_of(r, choices);
+    if (plan.choices.gather_ahead != choices.gather_ahead || plan.choices.pins != choices.pins)
+      plan = plan_of(r, choices);
   }
   for (int r = choosing; r < ranks; ++r) plans.push_back(plan_of(r, choices));
   return plans;

@@ -12,6 +12,8 @@
 namespace zg {
 namespace {
 
+using Pins = std::map<std::int64_t, std::vector<PinnedVersion>>;
+
 // A checkpoint itself, not a directory of them.
 bool is_checkpoint(const std::string& path) {
   std::error_code error;
@@ -38,18 +40,34 @@ RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet&
                                const std::optional<std::string>& resume, Files* files)
     : config_(plans.front().config.checkpoint),
       processes_(processes),
-      files_(files != nullptr ? *files : system_files()) {
+      files_(files != nullptr ? *files : system_files()),
+      copies_because_(plans.front().copies_because) {
+  if (plans.front().config.aio.backend != io::Backend::kRam) {
+    for (const io::DriveOptions& drive : plans.front().config.tiers.nvme) drives_.push_back(drive.path);
+  }
   if (!config_.asked() && !resume) return;
   bits_ = bit_keys(plans.front(), data);
   double mine = 0;
   for (const RunPlan& plan : plans) {
-    if (config_.asked() && writes_file(*plan.layout))
+    pinned_ += plan.pins() ? pinned_form(*plan.layout).bytes() : 0;
+    if (config_.asked() && !plan.pins() && writes_file(*plan.layout))
       mine += static_cast<double>(RankFile(*plan.layout, plan.rank).bytes());
   }
   for (const std::vector<double>& theirs : processes_.all_gather({&mine, 1}))
     bytes_ += static_cast<std::int64_t>(theirs[0]);
+  for (const CheckpointEntry& entry : list_checkpoints(config_.path)) there_.push_back(entry.path);
   if (resume) open(*resume);
   if (from_) compare(plans.front());
+  if (from_ && from_->manifest().pinned > 0) {
+    std::string why;
+    adoption_ = find_adoption(plans, *from_, why);
+    if (adoption_) {
+      rates_ = adoption_->rates;
+      log::info("{} of state stay where they are on the drives", format_bytes(from_->manifest().pinned));
+    } else if (!why.empty()) {
+      log::info("the state of {} is read and written anew, since {}", from_->path(), why);
+    }
+  }
   const std::vector<CheckpointEntry> there = list_checkpoints(config_.path);
   if (!there.empty()) number_ = there.front().number;
   if (from_) number_ = std::max(number_, from_->manifest().number);
@@ -128,9 +146,50 @@ void RunCheckpoints::prepare() const {
                    : log::warning("{} was not completed and cannot be removed: {}", path, failed);
   }
   check_room(config_, bytes_);
+  if (adoption_) take_over();
 }
 
-void RunCheckpoints::add_rank(const RunPlan& plan, StepExecutor& engine) {
+void RunCheckpoints::prepare_drives() const {
+  if (processes_.number() > 0) return;
+  for (const std::string& drive : drives_) reclaim_kept(files_, drive);
+}
+
+// The drives are locked now. Another run may have had them while this one looked at the checkpoints.
+void RunCheckpoints::take_over() const {
+  std::vector<std::string> now;
+  for (const CheckpointEntry& entry : list_checkpoints(config_.path)) now.push_back(entry.path);
+  from_->check_still_there();
+  if (now != there_) {
+    throw Error(Errc::kUsage, config_.path, "has other checkpoints than when this run started",
+                "another run has written there meanwhile: start this one again");
+  }
+  for (const std::string& path : adoption_->surplus) {
+    const std::string failed = discard_checkpoint(files_, path);
+    if (!failed.empty()) throw Error(Errc::kIo, path, "cannot be removed: " + failed);
+  }
+}
+
+void RunCheckpoints::restored() {
+  if (from_ && !adoption_) from_->check_still_there();
+  if (from_) from_->close();
+}
+
+void RunCheckpoints::ended(const io::Engine& io) const {
+  std::vector<KeptFile> kept;
+  for (int d = 0; d < io.drive_count(); ++d) {
+    const std::filesystem::path path = io.file(d);
+    if (path.extension() == kKeptEnd) kept.push_back({path.parent_path(), path.filename()});
+  }
+  if (!kept.empty()) free_unpinned(kept, config_.path);
+}
+
+std::string RunCheckpoints::describe() const {
+  const std::string text = describe_checkpoints(config_, bytes_, pinned_);
+  return copies_because_.empty() ? text : text + "; state is copied, since " + copies_because_;
+}
+
+void RunCheckpoints::add_rank(const RunPlan& plan, StepExecutor& engine, io::Engine* io) {
+  const std::size_t local = ranks_.size();
   ranks_.emplace_back(Checkpointer::Options{.plan = &plan,
                                             .engine = &engine,
                                             .files = &files_,
@@ -138,7 +197,10 @@ void RunCheckpoints::add_rank(const RunPlan& plan, StepExecutor& engine) {
                                             .run = run_,
                                             .processes = processes_.count(),
                                             .number = number_,
-                                            .all_bytes = bytes_});
+                                            .all_bytes = bytes_,
+                                            .io = io,
+                                            .pins = adoption_ ? adoption_->pins[local] : Pins(),
+                                            .rates = &rates_});
 }
 
 }  // namespace zg

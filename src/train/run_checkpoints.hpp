@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "train/adoption.hpp"
 #include "train/checkpointer.hpp"
 #include "ziggurat/comm/processes.hpp"
 
@@ -24,13 +25,25 @@ class RunCheckpoints {
   // Before anything is trained, once the drives are open: whether there is room, and nobody else's
   // checkpoints are in the way. Removes what killed runs have left. In the first process alone.
   void prepare() const;
-  void add_rank(const RunPlan& plan, StepExecutor& engine);
+  void add_rank(const RunPlan& plan, StepExecutor& engine, io::Engine* io);
   Checkpointer& of(int local) { return ranks_[static_cast<std::size_t>(local)]; }
-  std::string describe() const { return describe_checkpoints(config_, bytes_); }
+  std::string describe() const;
+
+  // What the run takes over of the drives; null: nothing.
+  const Adoption* adoption() const { return adoption_ ? &*adoption_ : nullptr; }
+  // Before the drives are opened: removes files there that no checkpoint needs any more. In the first process
+  // alone.
+  void prepare_drives() const;
+  // The state of all ranks is restored: from() keeps its manifest alone.
+  void restored();
+  // The stores are gone: what the checkpoints do not pin of the drives' files is free.
+  void ended(const io::Engine& io) const;
+  void set_rates(const std::vector<DriveRates>& rates) { rates_ = rates; }
 
  private:
   void open(const std::string& asked);
   void compare(const RunPlan& plan);
+  void take_over() const;
 
   const CheckpointConfig& config_;
   Processes& processes_;
@@ -40,6 +53,12 @@ class RunCheckpoints {
   std::string run_;          // names the run
   std::int64_t number_ = 0;  // of the newest checkpoint
   std::int64_t bytes_ = 0;   // of a checkpoint, of all ranks
+  std::int64_t pinned_ = 0;  // bytes of state that it pins on the drives
+  std::string copies_because_;
+  std::optional<Adoption> adoption_;
+  std::vector<DriveRates> rates_;
+  std::vector<std::string> drives_;  // their directories
+  std::vector<std::string> there_;   // all checkpoints in the run's directory, before any was looked at
   std::vector<Checkpointer> ranks_;
 };
 

@@ -9,12 +9,16 @@
 #include "train/optimizer_setup.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/config/composition.hpp"
+#include "ziggurat/engine/pinned_weights.hpp"
 #include "ziggurat/model/attention_heads.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/store/store.hpp"
 
 namespace zg {
 namespace {
+
+// Checkpoints that can be pinned at once: a tensor has at most 64 versions on NVMe.
+constexpr std::int64_t kMostKept = 63;
 
 UpdateTiming update_timing(const RunConfig& config) {
   if (!config.optimizer.overlap) return UpdateTiming::kSeparate;
@@ -106,6 +110,7 @@ class Planner {
   }
 
   void run(const std::optional<RankChoices>& asked) {
+    may_pin_ = !asked || asked->pins, must_pin_ = asked && asked->pins;
     check_composition(config_);
     check_model(config_, plan_.model_config);
     check_pipeline(config_, plan_.model_config);
@@ -200,6 +205,7 @@ class Planner {
     o.state = state_format(config_.optimizer, config_.dtype);
     o.groups = parameter_groups(config_.optimizer, *plan_.model);
     o.saves = config_.checkpoint.asked();
+    plan_.copies_because.clear(), plan_.choices.pins = false;
     o.micro_batch.documents = config_.data.packing == Packing::kDocuments;
     // With small budgets segments must be small, since several must fit at once.
     const std::int64_t host = host_.value_or(kGiB);
@@ -207,6 +213,7 @@ class Planner {
     plan_.layout = std::make_unique<Layout>(*plan_.model, o);
     o.device_updates = device_updates();
     if (o.device_updates > 0) plan_.layout = std::make_unique<Layout>(*plan_.model, o);
+    if (pins_state(o)) return;
     if (o.drives > 0 && config_.aio.backend != io::Backend::kRam) {
       o.state_versions = 2;
       auto twice = std::make_unique<Layout>(*plan_.model, o);
@@ -214,12 +221,61 @@ class Planner {
     }
   }
 
+  // Makes the layout of a run whose checkpoints pin the state that lies on its drives, if that is asked for
+  // and can be done.
+  bool pins_state(LayoutOptions o) {
+    using State = CheckpointConfig::State;
+    const CheckpointConfig& asked = config_.checkpoint;
+    if (!asked.asked() || asked.state == State::kCopy) return false;
+    std::string& why = plan_.copies_because;
+    o.saves = false, o.pins = true;
+    o.state_versions = static_cast<int>(std::min<std::int64_t>(asked.keep, kMostKept)) + 1;
+    auto layout = std::make_unique<Layout>(*plan_.model, o);
+    why = may_pin_ ? why_not_pinned(*layout) : "another rank cannot pin its state";
+    const std::int64_t bytes = ranks_ * layout->table.nvme_bytes();
+    if (why.empty() && !must_pin_ && !drives_have_room(bytes, asked.state == State::kPin ? 1 : 2)) {
+      why = fmt::format("the drives have no room for {} versions of the state, {} with all else",
+                        o.state_versions, format_bytes(bytes));
+    }
+    if (why.empty()) {
+      plan_.layout = std::move(layout);
+      plan_.choices.pins = true;
+      return true;
+    }
+    if (asked.state == State::kPin) {
+      throw Error(Errc::kUsage, "checkpoint.state", "is \"pin\", but " + why,
+                  "say \"copy\", which writes all state into the checkpoint, or \"auto\"");
+    }
+    // Nobody would expect it where there is no file to pin anything in.
+    if (o.drives == 0 || config_.aio.backend == io::Backend::kRam) why.clear();
+    return false;
+  }
+
+  // `layout`: as it would be.
+  std::string why_not_pinned(const Layout& layout) const {
+    if (config_.tiers.nvme.empty()) return "tiers.nvme names no drive";
+    if (config_.aio.backend == io::Backend::kRam) return "aio.backend is ram, which has no files";
+    if (config_.processes > 1) return "the run has several processes";
+    if (!config_.aio.verify) return "aio.verify is off, and pinned state needs its checksums";
+    if (config_.checkpoint.keep > kMostKept) return fmt::format("checkpoint.keep is more than {}", kMostKept);
+    const auto sinks = [&](TensorId id) {
+      return id == Layout::kNone || layout.table.tensor(id).spec.lowest == Tier::kNvme;
+    };
+    for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.units.size()); ++t) {
+      if (!sinks(layout.tile(t).state))
+        return "some of the state may not sink to the drives (offload_optimizer)";
+      if (pins_weight(layout, t) && !sinks(layout.updated_weight(t)))
+        return "some of the weights may not sink to the drives (offload_param), and are split or frozen";
+    }
+    return {};
+  }
+
   // Whether there is room for two versions of the optimizer's state, so that a write never overwrites the
-  // only one: in the stated sizes of the files or, where none is stated, in half of the free space.
-  bool drives_have_room(std::int64_t bytes) const {
+  // only one: in the stated sizes of the files or, where none is stated, in this part of the free space.
+  bool drives_have_room(std::int64_t bytes, std::int64_t part = 2) const {
     std::vector<DriveSpace> space;
     for (const Hardware::Drive& drive : hardware_.drives)
-      space.push_back({drive.space.free_bytes / 2, drive.space.file_system});
+      space.push_back({drive.space.free_bytes / part, drive.space.file_system});
     try {
       (void)drives_for(config_.tiers.nvme, space, bytes);
       return true;
@@ -437,8 +493,9 @@ class Planner {
   RunPlan& plan_;
   const RunConfig& config_;
   const Hardware& hardware_;
-  const std::int64_t ranks_;          // of this machine
-  std::optional<std::int64_t> host_;  // this rank's part of tiers.host
+  const std::int64_t ranks_;                // of this machine
+  std::optional<std::int64_t> host_;        // this rank's part of tiers.host
+  bool may_pin_ = true, must_pin_ = false;  // as all ranks have chosen
 };
 
 // Where layers are in tiles.
@@ -525,7 +582,7 @@ History RunPlan::history(std::int64_t steps) const {
     note(history, after.then() == Then::kPause ? Activity::kStepThenPause : Activity::kStep);
     for (std::int64_t first = 0; after.evaluate && first < batches; first += group)
       note(history, first + group < batches ? Activity::kEvaluateMore : Activity::kEvaluate);
-    if (after.save) note(history, Activity::kSave);
+    if (after.save) note(history, pins() ? Activity::kPin : Activity::kSave);
     if (after.last) break;
   }
   note(history, Activity::kFlush);

@@ -295,7 +295,11 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
   });
 }
 
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+  watched_.end();
+  ranks_.clear();
+  if (has_drives()) checkpoints_->ended(*node_->io());
+}
 
 void Trainer::go_on_from_checkpoint() {
   checkpoints_ =
@@ -392,8 +396,12 @@ Trace* Trainer::trace_of(int r) {
 
 void Trainer::open_node() {
   ZG_ASSERT(node_ == nullptr, "the drives are open");
-  processes_.together(
-      [&] { node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog, processes_); });
+  processes_.together([&] { checkpoints_->prepare_drives(); });
+  processes_.together([&] {
+    const Adoption* const adopted = checkpoints_->adoption();
+    node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog, processes_,
+                                   adopted != nullptr ? adopted->files : std::vector<std::string>());
+  });
   processes_.together([&] { checkpoints_->prepare(); });
 }
 
@@ -429,9 +437,15 @@ std::vector<double> Trainer::measure_here() {
   roofs_.nvme_mixed_reads =
       moved > 0 ? std::clamp(static_cast<double>(planned.nvme_read) / moved, 0.05, 0.95) : 0.5;
   std::vector<double> shares;
-  // Beside the budgets a process has no room for more than the run itself will have in flight.
+  // Beside the budgets a process has no room for more than the run itself will have in flight. Files with
+  // state in them are not written to: what an earlier run has measured counts.
   const std::vector<DriveRates> rates =
-      measure_drives(io, config.aio.block_size, roofs_.nvme_mixed_reads, node_->host().budget());
+      checkpoints_->adoption() != nullptr
+          ? checkpoints_->adoption()->rates
+          : measure_drives(io, config.aio.block_size, roofs_.nvme_mixed_reads, node_->host().budget());
+  checkpoints_->set_rates(rates);
+  if (rates.empty())
+    log::info("the drives' rates are not known: they hold state, and no run has measured them");
   for (std::size_t d = 0; d < rates.size(); ++d) {
     roofs_.nvme_read += rates[d].read;
     roofs_.nvme_write += rates[d].write;
@@ -450,7 +464,13 @@ std::vector<double> Trainer::measure_here() {
 void Trainer::start(const std::vector<double>& drive_shares) {
   if (node_ == nullptr) open_node();
   processes_.together([&] {
-    node_->open_volume(drive_shares);
+    const Adoption* const adopted = checkpoints_->adoption();
+    node_->open_volume(drive_shares, adopted != nullptr ? adopted->places : std::vector<io::StoredPiece>());
+    const auto versions_of = [&](int r) {
+      const AdoptedVersions* const all =
+          adopted != nullptr ? &adopted->versions[static_cast<std::size_t>(r)] : nullptr;
+      return all != nullptr && !all->empty() ? all : nullptr;
+    };
     const CommOptions options{.timeout_seconds = plan().config.parallel.timeout_seconds};
     if (ranks() > 1) comm_ = make_comm_ranks(gpus_, local_ranks(), processes_, options);
     for (int r = 0; r < local_ranks(); ++r) {
@@ -458,18 +478,20 @@ void Trainer::start(const std::vector<double>& drive_shares) {
           std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_,
                                  gpus_.empty() ? nullptr : gpus_[static_cast<std::size_t>(r)].device.get(),
                                  comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
-                                 trace_of(r), options_.watchdog));
-      checkpoints_->add_rank(plans_[static_cast<std::size_t>(r)], rank(r).engine());
+                                 trace_of(r), options_.watchdog, versions_of(r)));
+      checkpoints_->add_rank(plans_[static_cast<std::size_t>(r)], rank(r).engine(), node_->io());
     }
     if (ranks() > 1 && options_.watchdog != nullptr) {
       std::vector<const StepExecutor*> engines;
       for (const auto& one : ranks_) engines.push_back(&one->engine());
       watched_ = options_.watchdog->watch(part_of(std::move(engines)));
     }
-    on_ranks([this](int r) {
+    on_ranks([&](int r) {
       if (resumed_from() == nullptr) return rank(r).initialize();
+      if (versions_of(r) != nullptr) return rank(r).adopt();
       rank(r).restore(tiles_of(*resumed_from(), *plans_[static_cast<std::size_t>(r)].layout));
     });
+    checkpoints_->restored();
     add_up();
   });
 }

@@ -57,9 +57,12 @@ std::string Trainer::describe() const {
   text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets().device),
                       format_bytes(ranks() * layout.workspace_bytes()), format_bytes(budgets().host));
   if (has_drives()) {
-    text += fmt::format(
-        ", nvme {} on {} path(s){}\nI/O        {}", format_bytes(nvme_bytes()), layout.table.drives(),
-        layout.options.state_versions > 1 ? ", two versions of the state" : "", node_->io()->describe());
+    text += fmt::format(", nvme {} on {} path(s){}\nI/O        {}", format_bytes(nvme_bytes()),
+                        layout.table.drives(),
+                        layout.options.state_versions > 1
+                            ? fmt::format(", {} versions of the state", layout.options.state_versions)
+                            : "",
+                        node_->io()->describe());
   }
   if (!ranks_.empty() && plan().budgets.host > 0) {
     const HostMemoryReport got = node_->host().report();

@@ -55,6 +55,75 @@ TEST(Volume, SlotsKeepTheirVersions) {
   EXPECT_FALSE(f.holds(id, 0, 9));
 }
 
+TEST(Volume, PinnedSlotsAreLeftAlone) {
+  Fixture f(ram_engine({kMiB, kMiB}));
+  const ExtentId id = f.volume->create({.name = "state", .bytes = 5 * kGrain, .slots = 3});
+  EXPECT_EQ(f.volume->slot_to_write(id), 0);
+  ASSERT_TRUE(f.write(id, 0, 1).ok());
+  EXPECT_EQ(f.volume->slot_to_write(id), 1);
+  f.volume->pin(id, 0), f.volume->pin(id, 0);
+  ASSERT_TRUE(f.write(id, 1, 2).ok());
+  ASSERT_TRUE(f.write(id, 2, 3).ok());
+  EXPECT_EQ(f.volume->slot_to_write(id), 1);  // the oldest that is not pinned
+  f.volume->pin(id, 1);
+  EXPECT_EQ(f.volume->slot_to_write(id), 2);
+  f.volume->pin(id, 2);
+  EXPECT_EQ(f.volume->slot_to_write(id), -1);
+  f.volume->unpin(id, 0);
+  EXPECT_EQ(f.volume->slot_to_write(id), -1);
+  f.volume->unpin(id, 0);
+  EXPECT_EQ(f.volume->slot_to_write(id), 0);
+  EXPECT_DEATH((void)f.write(id, 1, 4), "is written, and pinned");
+  EXPECT_DEATH(f.volume->invalidate(id, 1), "is invalidated, and pinned");
+}
+
+// Another volume over the same drives takes contents over where they lie, pinned or not; the rest is free.
+TEST(Volume, ContentsAreAdopted) {
+  const std::unique_ptr<Engine> engine = ram_engine({kMiB, kMiB, kMiB});
+  const Memory memory(5 * kGrain), found(5 * kGrain);
+  StoredSlot stored[2];
+  {
+    const std::unique_ptr<Volume> volume = make_volume(*engine, small_pieces());
+    const ExtentId before = volume->create({.name = "other", .bytes = 3 * kGrain});
+    const ExtentId id = volume->create({.name = "state", .bytes = 5 * kGrain, .slots = 2});
+    volume->destroy(before);
+    for (const int slot : {0, 1}) {
+      memory.fill(0, memory.bytes(), static_cast<std::uint64_t>(slot));
+      ASSERT_TRUE(
+          volume->write_and_wait({.extent = id, .slot = slot, .data = memory.data(), .version = 4 + slot})
+              .ok());
+      stored[slot] = {volume->version(id, slot), volume->stored_pieces(id, slot), slot};
+    }
+  }
+  const std::unique_ptr<Volume> volume = make_volume(*engine, small_pieces());
+  for (const StoredSlot& slot : stored) volume->take(slot.pieces);
+  EXPECT_EQ(used_bytes(*volume, 3), 10 * kGrain);
+  EXPECT_THROW(volume->take(stored[0].pieces), Error);  // they are taken
+  const ExtentId id =
+      volume->create({.name = "state", .bytes = 5 * kGrain, .slots = 3, .adopted = {stored[0], stored[1]}});
+  EXPECT_EQ(used_bytes(*volume, 3), 15 * kGrain);
+  EXPECT_EQ(volume->newest_slot(id), 1);
+  EXPECT_EQ(volume->version(id, 0), 4);
+  EXPECT_EQ(volume->slot_to_write(id), 2);
+  for (const int slot : {0, 1}) {
+    ASSERT_TRUE(volume->read_and_wait({.extent = id, .slot = slot, .data = found.data()}).ok());
+    memory.fill(0, memory.bytes(), static_cast<std::uint64_t>(slot));
+    EXPECT_TRUE(same_bytes(memory, found, memory.bytes()));
+  }
+  // What is left holds nothing of theirs, and all of it can be had.
+  const std::int64_t rest = 3 * kMiB - 15 * kGrain;
+  const ExtentId all = volume->create({.name = "all", .bytes = rest});
+  const Memory much(rest);
+  ASSERT_TRUE(volume->write_and_wait({.extent = all, .data = much.data(), .version = 1}).ok());
+  ASSERT_TRUE(volume->read_and_wait({.extent = id, .slot = 1, .data = found.data()}).ok());
+  EXPECT_TRUE(same_bytes(memory, found, memory.bytes()));
+  volume->destroy(all), volume->destroy(id);
+  EXPECT_EQ(used_bytes(*volume, 3), 0);
+  const StoredPiece wrong[] = {
+      {3, 0, kGrain, 0}, {0, 100, kGrain, 0}, {0, kMiB, kGrain, 0}, {0, 0, 2 * kMiB, 0}};
+  for (const StoredPiece& piece : wrong) EXPECT_THROW(volume->take({&piece, 1}), Error);
+}
+
 // Drive 0 fails from its fourth block on: slot 1 of `b` lies there, slot 0 on drive 1.
 TEST(Volume, AFailedWriteEmptiesItsSlotAndNoOther) {
   Fixture f(ram_engine({kMiB, kMiB}, {.fail_after = 3}));

@@ -40,6 +40,8 @@ HALVES = ("zg_test_model", "*BackwardInHalves*")
 CALLS = "src/engine/communication.cpp"
 GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
 TILES = ("zg_test_engine", "Tiles.*")
+SAVER, VOLUME, KEPT = "src/train/checkpointer.cpp", "io/volume.cpp", "src/train/kept_files.cpp"
+PINNED = ("zg_test_train", "Pinned*")
 HEAD_NORMS, CUDA_HEAD_NORMS = ("zg_test_kernels", "*HeadNorm*"), ("zg_test_cuda", "*HeadNorm*")
 DATASET, PACKED = "src/data/dataset.cpp", ("zg_test_data", "PackedData.*")
 DROPOUT = ("zg_test_engine", "Dropout*")
@@ -346,6 +348,36 @@ BUGS = (
           "    if (drops(what)) drop(what, mine(room), mine(room));\n    const View sum = sum_of_parts(room);\n"),), DROPOUT),
     Bug("dropout: positions are counted from the beginning of a part",
         ((CALL, "const RowPositions positions = shape.positions();", "const RowPositions positions(shape.time);"),), MASKS),
+    Bug("a drive is not flushed for a checkpoint",
+        ((SAVER, "for (std::size_t d = 1; d < errors.size(); ++d) {", "for (std::size_t d = 2; d < errors.size(); ++d) {"),),
+        PINNED),
+    Bug("no drive is flushed for a checkpoint before its commit",
+        ((SAVER, "if (leads() && good) good = sync_drives();", ""),
+         (SAVER, "  if (pins) settle_pins(good);\n", "  if (pins && leads()) sync_drives();\n  if (pins) settle_pins(good);\n")), PINNED),
+    Bug("pins of the checkpoint before go when a commit fails",
+        ((SAVER, "    unpin(pins_.find(o_.number));\n", "    while (!pins_.empty()) unpin(pins_.begin());\n"),), PINNED),
+    Bug("a pinned slot is written to",
+        ((VOLUME, "    if (slots[i].pins > 0) continue;\n", ""),
+         ("io/volume_transfers.cpp", "ZG_ASSERT(slot.pins == 0, ", "ZG_ASSERT(slot.pins >= 0, ")), PINNED),
+    Bug("a checkpoint names the slot before the newest",
+        (("src/store/nvme_copies.cpp", "  const int slot = volume_.newest_slot(extent(segment));\n",
+          "  int slot = volume_.newest_slot(extent(segment));\n"
+          "  if (volume_.version(extent(segment), (slot + 1) % slots(segment)) > 0) slot = (slot + 1) % slots(segment);\n"),),
+        PINNED),
+    Bug("what is dirty in memory is not written for a checkpoint",
+        (("src/engine/state_stream.cpp", "  written = store_.write_back(segments);\n", "  written = 0;\n"),), PINNED),
+    Bug("the name of a kept file is not synced",
+        ((SAVER, "if (const int error = o_.files->sync_directory(directory); error != 0)", "if (const int error = 0; error != 0)"),),
+        PINNED),
+    Bug("a kept file is removed for a directory that does not know it",
+        ((KEPT, "return !purpose.empty() && fs::is_regular_file(marker_of(file, purpose), error);",
+          "return !file.name.empty() && fs::is_directory(purpose, error);"),), PINNED),
+    Bug("a failed flush is forgotten by the next one",
+        ((SAVER, "    if (errors[d] != 0 && lost_.empty())", "    if (d == 0) lost_.clear();\n    if (errors[d] != 0 && lost_.empty())"),),
+        PINNED),
+    Bug("a resumed run does not know what older checkpoints pin",
+        (("src/train/run_checkpoints.cpp", "adoption_ ? adoption_->pins[local] : Pins()", "Pins()"),
+         ("src/train/adoption.cpp", "    ++slot->pins;\n", "")), PINNED),
     Bug("attention: a window has one key more",
         ((VISIBLE, "query - window + 1;", "query - window;"),), RULES),
     Bug("attention: the slope of the cap is left out of the backward",

@@ -3,6 +3,7 @@
 // the rest any part, writes torn at sectors. Every state must open to the newest checkpoint or, before its
 // commit has returned, to the one before it: whole, never an error. Mutations of the order turn it red.
 #include <algorithm>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <random>
@@ -10,6 +11,8 @@
 
 #include "support/seed.hpp"
 #include "train/checkpoint_fixture.hpp"
+#include "train/crash_recorder.hpp"
+#include "train/pinned_state.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {
@@ -17,155 +20,32 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Op {
-  enum class Kind { kMakeDirectory, kCreate, kWrite, kSync, kSyncDirectory, kRename, kRemove };
-  Kind kind;
-  std::string path, to;     // kWrite, kSync: the path under which the file was created
-  std::int64_t offset = 0;  // kCreate: the size
-  std::string data;
-};
-
-class Recorder final : public Files {
- public:
-  std::vector<Op> ops;
-
-  int make_directory(const std::string& path) override {
-    ops.push_back({Op::Kind::kMakeDirectory, path, {}, 0, {}});
-    return Files::make_directory(path);
-  }
-  int create(const std::string& path, std::int64_t bytes, int& fd) override {
-    ops.push_back({Op::Kind::kCreate, path, {}, bytes, {}});
-    const int error = Files::create(path, bytes, fd);
-    paths_[fd] = path;
-    return error;
-  }
-  std::int64_t write(int fd, const void* data, std::int64_t bytes, std::int64_t offset) override {
-    ops.push_back({Op::Kind::kWrite,
-                   paths_[fd],
-                   {},
-                   offset,
-                   std::string(static_cast<const char*>(data), static_cast<std::size_t>(bytes))});
-    return Files::write(fd, data, bytes, offset);
-  }
-  int sync(int fd) override {
-    ops.push_back({Op::Kind::kSync, paths_[fd], {}, 0, {}});
-    return Files::sync(fd);
-  }
-  int sync_directory(const std::string& path) override {
-    ops.push_back({Op::Kind::kSyncDirectory, path, {}, 0, {}});
-    return Files::sync_directory(path);
-  }
-  int rename(const std::string& from, const std::string& to) override {
-    ops.push_back({Op::Kind::kRename, from, to, 0, {}});
-    return Files::rename(from, to);
-  }
-  int remove(const std::string& path) override {
-    const int error = Files::remove(path);
-    if (error == 0) ops.push_back({Op::Kind::kRemove, path, {}, 0, {}});
-    return error;
-  }
-
- private:
-  std::map<int, std::string> paths_;
-};
-
-std::string parent_of(const std::string& path) {
-  return fs::path(path).parent_path();
-}
-
-// Which of the operations before a crash are certain to have reached the drive.
-std::vector<bool> certain(const std::vector<Op>& ops, std::size_t crash) {
-  std::vector<bool> sure(crash, false);
-  for (std::size_t i = 0; i < crash; ++i) {
-    const Op& sync = ops[i];
-    for (std::size_t k = 0; k < i; ++k) {
-      const Op& op = ops[k];
-      const bool of_file = op.kind == Op::Kind::kWrite;
-      const bool synced = sync.kind == Op::Kind::kSync ? of_file && op.path == sync.path
-                          : sync.kind == Op::Kind::kSyncDirectory
-                              ? !of_file && op.kind != Op::Kind::kSync && parent_of(op.path) == sync.path
-                              : false;
-      if (synced) sure[k] = true;
-    }
-  }
-  return sure;
-}
-
-// Files by directory and name, as a drive has them: a directory that was renamed keeps its files.
-struct Disk {
-  std::map<std::string, int> directories;  // by path; an identity
-  std::map<std::pair<int, std::string>, std::string> files;
-  std::map<std::string, std::pair<int, std::string>> created;  // by the path that the recorder knows
-};
-
-// Carries out the operations that `happens` lets; `torn` lets the sectors of a write.
-Disk replay(const std::vector<Op>& ops, std::size_t crash, const std::function<bool(std::size_t)>& happens,
-            const std::function<bool(std::size_t)>& torn) {
-  Disk disk;
-  int next = 0;
-  for (std::size_t i = 0; i < crash; ++i) {
-    const Op& op = ops[i];
-    const bool now = happens(i);
-    const std::string parent = parent_of(op.path), name = fs::path(op.path).filename();
-    const auto directory = disk.directories.find(parent);
-    switch (op.kind) {
-      case Op::Kind::kMakeDirectory:
-        if (now) disk.directories[op.path] = next++;
-        break;
-      case Op::Kind::kCreate:
-        if (!now || directory == disk.directories.end()) break;
-        disk.created[op.path] = {directory->second, name};
-        disk.files[{directory->second, name}] = std::string(static_cast<std::size_t>(op.offset), '\0');
-        break;
-      case Op::Kind::kWrite: {
-        const auto file = disk.created.find(op.path);
-        const auto at = file == disk.created.end() ? disk.files.end() : disk.files.find(file->second);
-        if (at == disk.files.end()) break;
-        constexpr std::size_t kSector = 512;
-        for (std::size_t from = 0; from < op.data.size(); from += kSector) {
-          const std::size_t n = std::min(kSector, op.data.size() - from);
-          if (now || torn(i))
-            at->second.replace(static_cast<std::size_t>(op.offset) + from, n, op.data, from, n);
-        }
-        break;
-      }
-      case Op::Kind::kRename:
-        if (!now || disk.directories.count(op.path) == 0) break;
-        disk.directories[op.to] = disk.directories[op.path];
-        disk.directories.erase(op.path);
-        break;
-      case Op::Kind::kRemove:
-        if (!now) break;
-        if (directory != disk.directories.end()) disk.files.erase({directory->second, name});
-        disk.directories.erase(op.path);
-        break;
-      case Op::Kind::kSync:
-      case Op::Kind::kSyncDirectory:
-        break;
-    }
-  }
-  return disk;
-}
-
 class CrashModel : public CheckpointFixture {
  protected:
   // Three checkpoints, of which one stays.
   const std::vector<Op>& recorded() {
     if (!files_.ops.empty()) return files_.ops;
-    Trainer trainer(config("out", {"steps=3", "checkpoint.every=1", "model.n_embd=8", "model.n_head=1",
-                                   "model.n_positions=8", "data.seq_len=8"}),
-                    {.files = &files_});
+    const Strings settings{"steps=3",        "checkpoint.every=1",  "model.n_embd=8",
+                           "model.n_head=1", "model.n_positions=8", "data.seq_len=8"};
+    Trainer trainer(config("out", settings + settings_), {.files = &files_});
+    trainer.open_node();
+    files_.watch(drives_);
+    files_.look();
     trainer.start();
     struct Manifests final : TrainObserver {
       std::function<void()> note;
+      Recorder* files = nullptr;
       void on_checkpoint(std::int64_t) override { note(); }
+      void on_step(const StepRecord&) override { files->look(); }
     } observer;
+    observer.files = &files_;
     const auto note = [&] {
       for (const CheckpointEntry& entry : list_checkpoints(path_))
         manifests_[entry.number] = read(entry.path + "/manifest.json");
     };
     observer.note = note;
     (void)trainer.run({&observer});
+    files_.look();
     note();
     return files_.ops;
   }
@@ -186,19 +66,23 @@ class CrashModel : public CheckpointFixture {
       committed.push_back(end < ops.size() && is_parent_sync(ops[end]) ? end : i);
     }
     for (std::size_t crash = 0; crash <= ops.size(); ++crash) {
+      // Of writes to the drives with nothing in between, any part may have happened in any case.
+      const auto writes = [&](std::size_t i) {
+        return i < ops.size() && ops[i].kind == Op::Kind::kDriveWrite;
+      };
+      if (crash > 0 && writes(crash) && writes(crash - 1)) continue;
       const auto returned =
           std::count_if(committed.begin(), committed.end(), [&](std::size_t at) { return at < crash; });
       const std::vector<bool> sure = certain(ops, crash);
       std::vector<std::size_t> loose;
       for (std::size_t i = 0; i < crash; ++i) {
-        const bool state = ops[i].kind != Op::Kind::kSync && ops[i].kind != Op::Kind::kSyncDirectory;
-        if (state && !sure[i]) loose.push_back(i);
+        if (!is_sync(ops[i]) && !sure[i]) loose.push_back(i);
       }
       const auto try_with = [&](const std::function<bool(std::size_t)>& loose_happens, bool tears) {
         ++states_;
         const Disk disk = replay(
             ops, crash, [&](std::size_t i) { return sure[i] || loose_happens(i); },
-            [&](std::size_t) { return tears && random() % 2 == 0; });
+            [&](std::size_t) { return tears && random() % 2 == 0; }, files_.began);
         return problem_of(disk, returned);
       };
       std::vector<std::string> problems{try_with([](std::size_t) { return false; }, false),
@@ -236,7 +120,12 @@ class CrashModel : public CheckpointFixture {
         if (key.first == identity) add(key.second), add(data);
       }
     }
+    for (const auto& [drive, data] : disk.drives) {
+      const auto name = disk.drive_names.find(drive);
+      add(name == disk.drive_names.end() ? "" : name->second), add(data);
+    }
     if (!seen_.insert(hash.value()).second) return {};
+    for (const auto& [drive, data] : disk.drives) place(drive, disk, data);
     const std::string here = directory_ + "/crash/checkpoints";
     fs::remove_all(here);
     fs::create_directories(here);
@@ -261,8 +150,30 @@ class CrashModel : public CheckpointFixture {
     }
   }
 
+  // Makes the drive's file what the disk has of it. It has no name that a checkpoint could know before it was
+  // renamed.
+  void place(const std::string& drive, const Disk& disk, const std::string& data) {
+    const auto renamed = disk.drive_names.find(drive);
+    const std::string aside = drive + "/aside";
+    std::string name = aside;
+    for (const auto& entry : fs::directory_iterator(drive)) {
+      if (entry.path().extension() == ".kept") fs::rename(entry.path(), aside);
+    }
+    if (renamed != disk.drive_names.end()) fs::rename(aside, name = drive + "/" + renamed->second);
+    std::string& now = placed_[drive];  // empty: not known
+    std::fstream file(name, std::ios::in | std::ios::out | std::ios::binary);
+    constexpr std::size_t kPage = 4096;
+    for (std::size_t at = 0; at < data.size(); at += kPage) {
+      if (!now.empty() && now.compare(at, kPage, data, at, kPage) == 0) continue;
+      file.seekp(static_cast<std::streamoff>(at));
+      file.write(data.data() + at, static_cast<std::streamsize>(std::min(kPage, data.size() - at)));
+    }
+    now = data;
+  }
+
   static bool gets_name(const Op& op) {
-    return op.kind == Op::Kind::kRename && op.to.find(".part-") == std::string::npos;
+    return op.kind == Op::Kind::kRename && op.to.find("-step-") != std::string::npos &&
+           op.to.find(".part-") == std::string::npos;
   }
   bool is_parent_sync(const Op& op) const { return op.kind == Op::Kind::kSyncDirectory && op.path == path_; }
   // The operations without some.
@@ -277,7 +188,27 @@ class CrashModel : public CheckpointFixture {
            path.substr(path.size() - wanted.size()) == wanted;
   }
 
+  // The operations, each of those that `which` names moved by so many places.
+  std::vector<Op> moved(const std::function<bool(const Op&)>& which, std::ptrdiff_t by) {
+    std::vector<Op> ops = recorded();
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const auto to = static_cast<std::ptrdiff_t>(i) + by;
+      if (!which(ops[i]) || to < 0) continue;
+      const Op op = ops[i];
+      ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(i));
+      ops.insert(ops.begin() + to, op);
+    }
+    return ops;
+  }
+  static bool loses_name(const Op& op) {
+    return op.kind == Op::Kind::kRename && op.to.find("-step-") != std::string::npos &&
+           op.to.find(".part-") != std::string::npos;
+  }
+
+  Strings settings_;
+  std::vector<std::string> drives_;  // their directories
   Recorder files_;
+  std::map<std::string, std::string> placed_;  // what lies on each drive now
   std::map<std::int64_t, std::string> manifests_;
   const std::string path_ = directory_ + "/out/checkpoints";
   std::int64_t states_ = 0;
@@ -297,20 +228,6 @@ TEST_F(CrashModel, MutationsAreFound) {
   const auto is_inner_sync = [&](const Op& op) {
     return op.kind == Op::Kind::kSyncDirectory && op.path.find(".part-") != std::string::npos;
   };
-  const auto moved = [&](const std::function<bool(const Op&)>& which, std::ptrdiff_t by) {
-    std::vector<Op> ops = recorded();
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-      const auto to = static_cast<std::ptrdiff_t>(i) + by;
-      if (!which(ops[i]) || to < 0) continue;
-      const Op op = ops[i];
-      ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(i));
-      ops.insert(ops.begin() + to, op);
-    }
-    return ops;
-  };
-  const auto loses_name = [](const Op& op) {
-    return op.kind == Op::Kind::kRename && op.to.find(".part-") != std::string::npos;
-  };
   EXPECT_NE(crash_everywhere(without([](const Op& op) { return is_sync_of(op, ".safetensors"); })), "")
       << "a rank's file is not synced";
   EXPECT_NE(crash_everywhere(without([](const Op& op) { return is_sync_of(op, "manifest.json"); })), "")
@@ -322,6 +239,78 @@ TEST_F(CrashModel, MutationsAreFound) {
   EXPECT_NE(crash_everywhere(moved(gets_name, -3)), "") << "the name comes before the syncs";
   // The one before loses its name right before the new one gets its own.
   EXPECT_NE(crash_everywhere(moved(loses_name, -3)), "") << "the one before is removed too early";
+}
+
+// The same for state that is pinned on two drives: what a run writes to them between and for its checkpoints
+// is noted by page, and each page may be there or not, or be torn, until its drive was flushed.
+class PinnedCrashModel : public CrashModel {
+ protected:
+  PinnedCrashModel() {
+    settings_ = {"tiers.device=600KiB", "tiers.host=300KiB", "aio.backend=threads", "checkpoint.state=pin",
+                 "model.n_embd=16"};
+    for (int d = 0; d < 2; ++d) {
+      drives_.push_back(fmt::format("{}/drive{}", directory_, d));
+      fs::create_directories(drives_.back());
+      settings_.push_back(fmt::format("tiers.nvme.{}.path={}", d, drives_.back()));
+    }
+  }
+  bool is_drive_sync(const Op& op, int drive) const {
+    return op.kind == Op::Kind::kDriveSync && op.path == drives_[static_cast<std::size_t>(drive)];
+  }
+};
+
+TEST_F(PinnedCrashModel, EveryStateOpensWhole) {
+  EXPECT_EQ(crash_everywhere(recorded(), as_asked("ZG_TEST_CRASHES", 384)), "");
+  EXPECT_EQ(manifests_.size(), 3u);
+  const auto writes = std::count_if(files_.ops.begin(), files_.ops.end(),
+                                    [](const Op& op) { return op.kind == Op::Kind::kDriveWrite; });
+  std::printf("%lld crash states of %lld pages written, %zu of which look different\n",
+              static_cast<long long>(states_), static_cast<long long>(writes), seen_.size());
+  EXPECT_GT(states_, 10'000);
+  EXPECT_GT(seen_.size(), 1'000u);
+}
+
+TEST_F(PinnedCrashModel, MutationsAreFound) {
+  for (const int drive : {0, 1}) {
+    EXPECT_NE(crash_everywhere(without([&](const Op& op) { return is_drive_sync(op, drive); })), "")
+        << "drive " << drive << " is not flushed";
+    EXPECT_NE(crash_everywhere(without([&](const Op& op) {
+                return op.kind == Op::Kind::kSyncDirectory &&
+                       op.path == drives_[static_cast<std::size_t>(drive)];
+              })),
+              "")
+        << "the name of the file of drive " << drive << " is not synced";
+  }
+  EXPECT_NE(crash_everywhere(without([](const Op& op) { return is_sync_of(op, ".pins"); })), "")
+      << "what says where state lies is not synced";
+  EXPECT_NE(crash_everywhere(without([&](const Op& op) { return is_parent_sync(op); })), "")
+      << "the directory above is not synced";
+  EXPECT_NE(crash_everywhere(moved(loses_name, -6)), "") << "the one before is removed too early";
+  // Each commit comes before the drives are flushed for it.
+  std::vector<Op> ops = recorded();
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].kind != Op::Kind::kDriveSync) continue;
+    std::size_t to = i;
+    while (to < ops.size() && !gets_name(ops[to])) ++to;
+    if (to == ops.size() || to == i) continue;
+    const Op sync = ops[i];
+    ops.insert(ops.begin() + static_cast<std::ptrdiff_t>(to) + 2, sync);  // behind the sync of the name
+    ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(i--));
+  }
+  EXPECT_NE(crash_everywhere(ops), "") << "the commit comes before the flushes";
+  // What is written after a commit goes to the places that it has pinned: the first page of a segment.
+  ops = recorded();
+  const std::vector<PinnedState> pins = pins_in(list_checkpoints(path_).front().path);
+  const io::StoredPiece& pinned = pins[0].segments[0].stored.pieces[0];
+  std::size_t last = ops.size();
+  while (!gets_name(ops[last - 1])) --last;
+  ops.insert(ops.begin() + static_cast<std::ptrdiff_t>(last) + 1,
+             {Op::Kind::kDriveWrite,
+              drives_[static_cast<std::size_t>(pinned.drive)],
+              {},
+              pinned.offset,
+              std::string(4096, 'x')});
+  EXPECT_NE(crash_everywhere(ops), "") << "a pinned place is written to";
 }
 
 }  // namespace

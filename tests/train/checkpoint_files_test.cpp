@@ -68,7 +68,7 @@ TEST_F(CheckpointFiles, ManifestsOfOthersAreRefused) {
         before + fmt::format(",\n  \"xxh3\": \"{}\"\n}}\n", io::hash_text(io::hash_of(before)));
     return test::error_of([&] { (void)parse_manifest(whole, "m"); }).message();
   };
-  EXPECT_HAS(problem("\"format\": 1", "\"format\": 3"), "format 3; this program knows formats 1 to 2");
+  EXPECT_HAS(problem("\"format\": 1", "\"format\": 4"), "format 4; this program knows formats 1 to 3");
   EXPECT_HAS(problem("\"format\": 1", "\"format\": -1"), "no whole number \"format\"");
   EXPECT_HAS(problem("ziggurat checkpoint", "something else"), "is no manifest");
   EXPECT_HAS(problem("\"step\": 3", "\"stop\": 3"), "\"step\"");

@@ -24,7 +24,8 @@ inline std::int64_t as_asked(const char* variable, std::int64_t usual) {
   return text != nullptr ? std::atoll(text) : usual;
 }
 
-// All logical tensors of a checkpoint, whose hashes agree.
+// All logical tensors of a checkpoint, whose hashes agree. Codes have a scale for each of them, however the
+// checkpoint keeps scales.
 using Tensors = std::map<std::string, std::vector<char>>;
 inline Tensors tensors_in(const std::string& path) {
   const Checkpoint checkpoint(path);
@@ -32,8 +33,21 @@ inline Tensors tensors_in(const std::string& path) {
   const std::map<std::string, std::int64_t> widths{
       {"F64", 8}, {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"U8", 1}};
   Tensors all;
+  std::map<std::string, std::int64_t> counts;
+  for (const CheckpointTensor& tensor : checkpoint.tensors()) counts[tensor.name] = tensor.count;
+  const auto owner = [](const std::string& name) { return name.substr(0, name.rfind('.')); };
   for (const CheckpointTensor& tensor : checkpoint.tensors()) {
+    if (tensor.name.size() > 6 && tensor.name.substr(tensor.name.size() - 6) == ".scale") continue;
     std::vector<char>& bytes = all[tensor.name];
+    if (tensor.dtype == "U8") {
+      const std::int64_t count = counts.at(owner(tensor.name));  // of the master
+      bytes.resize(static_cast<std::size_t>(5 * count));
+      std::vector<float> scales(static_cast<std::size_t>(count));
+      checkpoint.read_codes(tensor.name, {0, 1, count, 0}, reinterpret_cast<std::uint8_t*>(bytes.data()),
+                            scales.data());
+      std::memcpy(bytes.data() + count, scales.data(), static_cast<std::size_t>(4 * count));
+      continue;
+    }
     bytes.resize(static_cast<std::size_t>(tensor.count * widths.at(tensor.dtype)));
     checkpoint.read(tensor.name, 0, tensor.count, bytes.data());
   }

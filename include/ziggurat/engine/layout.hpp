@@ -1,6 +1,7 @@
 // The tensors of a training run, how they are cut into segments, and how far each may be demoted.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <utility>
@@ -44,6 +45,7 @@ struct LayoutOptions {
   int weight_bits = 0, gradient_bits = 0;
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
   bool saves = false;                  // the run may save its state between steps (StepExecutor::save_state)
+  bool pins = false;                   // the same where the state lies on NVMe (StepExecutor::pin_state)
 
   RankPlace place() const { return {sharding, parts}; }
   SequencePart sequence_part() const { return {parts.context, place().context_part(), parts.context_method}; }
@@ -147,6 +149,13 @@ struct Layout {
   Tier update_at(std::int32_t unit) const {
     return unit < options.device_updates ? Tier::kDevice : Tier::kHost;
   }
+  // Visits the part of each trained parameter that the tile's segment `i` of state holds: elements [first,
+  // first + count) of the parameter, with the gap after it. A part that has nothing but such a gap is left
+  // out.
+  using RangeVisitor = std::function<void(const StateRange& range, std::int64_t first, std::int64_t count)>;
+  void visit_ranges(std::int32_t tile, std::int32_t i, const RangeVisitor& visit) const;
+  // With pins: the segments that a checkpoint pins, all of its state; none where another rank has the same.
+  std::vector<SegmentId> pinned_segments() const;
   // Whether the update rebuilds the whole weight of the tile from its master, so that the weight's content
   // may be dropped before the update.
   bool update_rebuilds_weight(std::int32_t tile) const;

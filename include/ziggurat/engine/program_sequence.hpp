@@ -18,12 +18,14 @@ namespace zg {
 
 enum class Activity : std::uint8_t {
   kInitialize,     // once, first
+  kAdopt,          // the same, of a run whose state lies on NVMe already
   kStep,           // a training step; another step is certain to follow
   kStepThenPause,  // a training step; anything may follow
   kFlush,          // the deferred updates, if any wait: before weights or state are read
   kEvaluate,       // one group of micro-batches, after the deferred updates, if any wait
   kEvaluateMore,   // the same; another evaluation is certain to follow
   kSave,           // weights and state are read for a checkpoint, after the deferred updates, if any wait
+  kPin,            // state that NVMe lacks is written there for a checkpoint, after the deferred updates
 };
 
 enum class Then { kTrain, kPause };  // what follows a step: certainly another step, or anything
@@ -55,6 +57,7 @@ class ProgramSequence {
 
  private:
   ProgramStart start(const StepProgram& program, const StepProgram* next);
+  bool is_flush() const { return activity_ == Activity::kFlush || activity_ == Activity::kPin; }
   bool is_step() const { return activity_ == Activity::kStep || activity_ == Activity::kStepThenPause; }
 
   const StepPrograms* programs_;

@@ -108,10 +108,21 @@ class StepExecutor {
   // Instead of initialize(): `fill` writes all values of each tile, as save_state() has shown them.
   void restore_state(const TileVisitor& fill);
 
+  // Instead of initialize(), where the store has adopted all state (TensorStore::Options::adopted): makes the
+  // weights from the masters.
+  void adopt_state();
+
   // Shows all that a later run needs to go on from here, segment by segment, in ascending order of each
   // parameter's elements: what this rank holds of all parameters. Only after a step with Then::kPause, and
   // with LayoutOptions::saves.
   void save_state(const TileVisitor& take);
+
+  // The same for state that lies on NVMe, with LayoutOptions::pins: writes what is newer in memory alone, and
+  // pins the version of each of Layout::pinned_segments(), in their order. `written`: the bytes that it
+  // writes.
+  std::vector<PinnedVersion> pin_state(std::int64_t& written);
+  void unpin_state(const std::vector<PinnedVersion>& versions) { store_.unpin_versions(versions); }
+  io::StoredSlot stored(const PinnedVersion& version) const { return store_.stored(version); }
 
   // With several ranks, every rank makes the same calls. Each has micro-batches of its own, and losses, norms
   // and counts of tokens are those of all. Ranks that differ only in the stage of a pipeline or in their part
@@ -209,12 +220,10 @@ class StepExecutor {
   void visit_state_of_tile(std::int32_t tile, const Param& param, std::int64_t begin, std::int64_t end,
                            Weights weights, const StateVisitor& visit);
   void initialize(const StepOp& op, const ParamSource& source);
-  void run_initialize(const std::function<void(const StepOp&)>& each);
+  void run_initialize(Activity activity, const std::function<void(const StepOp&)>& each);
+  void adopt(const StepOp& op);
   void restore(const StepOp& op, const TileVisitor& fill);
   void save(const StepOp& op, const TileVisitor& take);
-  using RangeVisitor =
-      std::function<void(const Layout::StateRange& range, std::int64_t first, std::int64_t count)>;
-  void visit_ranges(const StepOp& op, const RangeVisitor& visit);
   using FrozenVisitor = std::function<void(const Param& param, std::int64_t first, std::int64_t count)>;
   void visit_frozen(const StepOp& op, const FrozenVisitor& visit);
   Lease& lease(const StepOp& op, Operand operand);

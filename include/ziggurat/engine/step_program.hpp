@@ -72,6 +72,8 @@ struct StepPrograms {
   StepProgram flush;       // the updates alone; deferred: at pauses, separate: after every step
   StepProgram evaluate;    // forward and loss
   StepProgram save;        // with LayoutOptions::saves: reads weights and state between two steps
+  StepProgram adopt;       // with LayoutOptions::pins, in place of initialize: state is read, not written
+  bool pins = false;       // LayoutOptions::pins
 };
 
 }  // namespace zg

@@ -206,6 +206,15 @@ class Engine {
   virtual DriveReport report(int drive) const = 0;
   virtual Backend backend() const = 0;
   virtual DirectStorage* direct() const { return nullptr; }  // EngineOptions::direct
+
+  // The path of the drive's file; empty for memory.
+  virtual std::string file(int /*drive*/) const { return {}; }
+  // Brings all writes to the drive that have completed to where a loss of power leaves them (fdatasync).
+  // Returns 0 or an errno; after a failure nobody knows what is there. Any thread; other transfers may run.
+  virtual int sync(int /*drive*/) { return 0; }
+  // The caller has given the drive's file this name, in its directory. `kept`: the file then stays there when
+  // the engine ends. Only for FileKind::kTier.
+  virtual void renamed(int /*drive*/, const std::string& /*name*/, bool /*kept*/) {}
   // The back end in use and why: "io_uring (depth 32, 1 MiB blocks, O_DIRECT, registered buffers)".
   virtual std::string describe() const = 0;
   // For the watchdog: one line per drive with what waits and what is in flight.

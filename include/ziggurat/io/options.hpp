@@ -69,6 +69,9 @@ struct DriveOptions {
   std::string path = {};   // an existing directory (kExisting: file); the RAM back end ignores it
   std::int64_t bytes = 0;  // size of the preallocated file
   FileKind kind = FileKind::kTier;
+  // kTier: name of a file in the directory that an earlier run has kept (Engine::renamed). It is opened in
+  // place of a new one, keeps its contents, and is not removed at the end. `bytes` may make it larger.
+  std::string kept = {};
   double endurance_bytes = 0;        // rated write endurance (TBW) in bytes; 0: unknown
   std::optional<RamModel> ram = {};  // replaces EngineOptions::ram for this drive
   // Cores on which its I/O threads run; empty: as EngineOptions::bind_threads says.

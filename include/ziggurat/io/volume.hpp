@@ -16,7 +16,10 @@
 // written from then on: an extent moves when it is next written, since it is written whole anyway, provided
 // that other drives have space. When a drive fails, the result names it.
 // Versions: a write drops the old contents of its slot when it begins, and never touches other slots. A write
-// that fails or is interrupted leaves its slot without contents.
+// that fails or is interrupted leaves its slot without contents. A slot may be pinned: its contents then stay
+// as they are, at the same places, until it is unpinned as often. Who knows the places (stored_pieces()) can
+// read them in the drives' files when the volume is gone, and a later volume over the same files can adopt
+// them.
 // Space: it is given in grains. An extent takes as many free runs as it needs, the largest first, so a
 // reservation succeeds exactly if enough grains are free, and no piece is smaller than a grain. So
 // fragmentation can make transfers slower, but cannot make a reservation fail.
@@ -35,6 +38,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,10 +75,28 @@ class ExtentCompletion {
   ~ExtentCompletion() = default;
 };
 
+// A run of an extent's bytes in a drive's file.
+struct StoredPiece {
+  int drive = 0;
+  std::int64_t offset = 0;  // in the drive's file
+  std::int64_t bytes = 0;
+  std::uint64_t checksum = 0;  // XXH3 of these bytes
+  bool operator==(const StoredPiece&) const = default;
+};
+// The contents of a slot: its bytes one after the other.
+struct StoredSlot {
+  std::int64_t version = 0;
+  std::vector<StoredPiece> pieces;
+  int pins = 0;  // of adopted contents, at once
+};
+
 struct ExtentSpec {
   std::string name;        // for messages
   std::int64_t bytes = 0;  // > 0
   int slots = 1;           // 1: a write replaces the only version; 2: the other slot keeps the one before
+  // Contents that the drives' files have already, of the first slots; at places that Volume::take() has
+  // taken.
+  std::vector<StoredSlot> adopted = {};
 };
 
 struct ExtentTransfer {
@@ -118,6 +140,9 @@ class Volume {
  public:
   virtual ~Volume() = default;  // waits for its transfers; a staged write that was not ended is a bug
 
+  // Takes places of the drives' files out of the free space, so that extents can adopt what lies there.
+  // Throws Error(kUsage) for a place that is not free or not in the file.
+  virtual void take(std::span<const StoredPiece> places) = 0;
   // Reserves space. Throws Error(kIo), with what is needed and what is free on each drive, when it is too
   // little.
   virtual ExtentId create(const ExtentSpec& spec) = 0;
@@ -145,6 +170,16 @@ class Volume {
   virtual int newest_slot(ExtentId extent) const = 0;
   // Drops the contents; the space stays reserved. No transfer of the slot may be under way.
   virtual void invalidate(ExtentId extent, int slot) = 0;
+
+  // The slot that a write should take: of those that are not pinned, one without contents, or else the one
+  // with the lowest version; -1: all are pinned.
+  virtual int slot_to_write(ExtentId extent) const = 0;
+  // Nobody may write or invalidate the slot, which has contents, before it is unpinned as often.
+  virtual void pin(ExtentId extent, int slot) = 0;
+  virtual void unpin(ExtentId extent, int slot) = 0;
+  // Where the slot's contents lie, with their checksums (0 without VolumeOptions::verify). No write of the
+  // slot may be under way.
+  virtual std::vector<StoredPiece> stored_pieces(ExtentId extent, int slot) const = 0;
 
   // Bytes that cross the link when the extent is written or read once, in whole pages.
   virtual std::int64_t transfer_bytes(ExtentId extent) const = 0;

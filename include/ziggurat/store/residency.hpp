@@ -129,6 +129,10 @@ class Residency {
   // Writes dirty host copies back, in the order in which they would be evicted, until `bytes` of host memory
   // are free or hold clean copies, or until `most` copies have been examined.
   void write_back_ahead(std::int64_t bytes, int most, std::vector<Action>& out);
+  // Brings the content to NVMe, if it may be demoted that far and no current copy is there; copies in memory
+  // stay. What only the device has passes the host, unless the direct link serves it. Follows the program
+  // that was decided last.
+  std::optional<NoRoom> write_back(SegmentId segment, std::vector<Action>& out);
   // Demotes every copy that is neither leased nor pinned as low as it may be demoted, where there is room
   // below. Afterwards no future is known.
   void demote_all(std::vector<Action>& out);

@@ -31,6 +31,7 @@
 // that the system refuses although the budget has room for it; the error is then Error(kMemory).
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -69,6 +70,16 @@ io::VolumeOptions store_volume(const std::vector<double>& drive_shares, bool ver
 // Devices and drives outlive the arena's use of the hooks.
 Arena::Hooks host_memory_hooks(const std::vector<Device*>& devices, io::Engine* io);
 
+// Versions of segments that lie in the drives' files already, by the segment's name: at places that the
+// volume has taken (io::Volume::take), and in its first slots.
+using AdoptedVersions = std::map<std::string, std::vector<io::StoredSlot>>;
+
+// A version of a segment that is pinned on NVMe, until it is unpinned: write-backs go to other slots.
+struct PinnedVersion {
+  SegmentId segment = -1;
+  int slot = -1;
+};
+
 class TensorStore final {
  public:
   struct Options {
@@ -81,13 +92,16 @@ class TensorStore final {
     // whoever owns it has set the arena's hooks (host_memory_hooks). Null: drives and arena are this store's
     // alone.
     io::Volume* volume = nullptr;
+    // Segments of these names begin with content, the newest of their versions. Null: none. Outlives the
+    // store.
+    const AdoptedVersions* adopted = nullptr;
     // The shares of the two arenas that the store's decisions fill; other users of the arenas must leave it
     // these bytes. While moves are under way the store may hold more memory than this: the arenas bound it,
     // and at the host also host_quota, unless that is 0.
     Budgets budgets;
     std::int64_t host_quota = 0;  // not 0: stores share the arena, and whoever shares it has set its hooks
-    int prefetch_depth = 64;    // operations of a program that are decided ahead of the current one
-    PolicyFactory policy = {};  // empty: the default policy
+    int prefetch_depth = 64;      // operations of a program that are decided ahead of the current one
+    PolicyFactory policy = {};    // empty: the default policy
     // Bytes prefetched for a step and not used yet, at most, per tier. 0: half of its budget.
     std::int64_t read_ahead = 0;
     bool verify = true;                     // checksums of NVMe copies
@@ -126,8 +140,8 @@ class TensorStore final {
   void run(const Program* program, const Program* next);
 
   // Waits for the segment to be at the tier, and leases it. With a program, the access must be the program's
-  // next one. `consumer`: the stream that will use the bytes; null: the caller uses them. With a program and a
-  // consumer, the bytes may still be on their way between host and device when the call returns; the stream
+  // next one. `consumer`: the stream that will use the bytes; null: the caller uses them. With a program and
+  // a consumer, the bytes may still be on their way between host and device when the call returns; the stream
   // waits for them, and only work that it is given afterwards may touch them. Throws Error(kIo) after a
   // failed transfer. Without a program also Error(kMemory) when leases and pins leave no room, and
   // Error(kUsage) when content is read that was never written, or when the wait would never end (see above).
@@ -153,6 +167,19 @@ class TensorStore final {
   // Reads one version into `data`, which has room for the bytes of the segment. Throws Error(kUsage) when
   // there is no such version, Error(kIo) when it cannot be read. The content stays what it is.
   void read_version(SegmentId segment, std::int64_t version, void* data) const;
+
+  // Brings the content of segments to NVMe where there is no current copy, dirty ones alone; copies in memory
+  // stay, clean. All of them may be demoted that far. Only between programs, with one that has ended and
+  // announced no other; its decisions follow that program, as a dry run's do. Throws Error(kIo),
+  // Error(kMemory) where the host has no room for one that is at the device alone.
+  // Returns the bytes that were written to NVMe.
+  std::int64_t write_back(std::span<const SegmentId> segments);
+  // Pins the newest version of each, which must be current: after write_back(). A pin keeps one of the
+  // tensor's `versions`, and one must be left that is not pinned.
+  std::vector<PinnedVersion> pin_versions(std::span<const SegmentId> segments);
+  void unpin_versions(std::span<const PinnedVersion> versions);
+  // Where a pinned version lies, with checksums.
+  io::StoredSlot stored(const PinnedVersion& version) const;
 
   // Without a program: a step begins or ends; steps of one name are alike. The accesses in between are
   // recorded, and expected of the next step of this name.

@@ -3,11 +3,14 @@
 //
 //   checkpoints/0003-step-200/manifest.json            what bits depend on, and each file with its hash
 //   checkpoints/0003-step-200/rank-00000.safetensors   what rank 0 held of all tensors
+//   checkpoints/0003-step-200/rank-00000.pins          or where it lies in the files of the run's drives
 //   checkpoints/0004-step-300.part-...                 one that is being written, or was when its run ended
 //
 // Numbers ascend, so the highest is the newest. A directory has its name only when all of it is on the drive.
 // Files hold logical tensors, as pieces: consecutive elements of a parameter or of a moment, in the engine's
-// order (matrices are [out, in]), or boxes of a matrix. Functions may be called from any thread; errors are
+// order (matrices are [out, in]), or boxes of a matrix. State that a run keeps on drives stays in the drives'
+// files, which then outlive the run; a checkpoint names the places, and its run writes to others until no
+// checkpoint names them. Functions may be called from any thread; errors are
 // Error(kUsage) for what is damaged, with the file, and Error(kIo).
 #pragma once
 #include <cstdint>
@@ -24,17 +27,21 @@
 
 namespace zg {
 
+class Files;
+
 struct CheckpointFile {
   std::string name;
   std::int64_t bytes = 0;
-  // XXH3 of the header, which has those of all tensors.
+  // XXH3 of the header, which has those of all tensors; of one that says where state is pinned, of all of it.
   std::uint64_t header_hash = 0;
+  // Whether it says where state is pinned in the drives' files, and has no tensors itself.
+  bool is_pins() const;
 };
 
 struct CheckpointManifest {
-  static constexpr std::int64_t kFormat = 2;  // this program reads it and all before it
-  // 1 where all pieces are consecutive elements, 2 where some are boxes: an older program refuses these
-  // alone.
+  static constexpr std::int64_t kFormat = 3;  // this program reads it and all before it
+  // 1 where all pieces are consecutive elements, 2 where some are boxes, 3 where state is pinned in drives'
+  // files: an older program refuses these alone.
   std::int64_t format = 1;
   std::string version;                      // of the program that wrote it
   std::string time;                         // UTC, "2026-11-23T05:54:24Z"
@@ -48,8 +55,9 @@ struct CheckpointManifest {
   std::vector<std::pair<std::string, std::string>> bits;
   std::string config;  // as resolved
   std::vector<CheckpointFile> files;
+  std::int64_t pinned = 0;  // bytes of state that lie in the drives' files; format 3
 
-  std::int64_t bytes() const;  // of all files
+  std::int64_t bytes() const;  // of all files, without what is pinned elsewhere
   // JSON that ends with the hash of all before it.
   std::string text() const;
 };
@@ -86,7 +94,8 @@ struct CheckpointBox {
 // An open checkpoint: its manifest and its files, mapped.
 class Checkpoint {
  public:
-  // Checks the manifest, and of each file size and header; not yet the tensors' bytes.
+  // Checks the manifest, and of each file size and header; not yet the tensors' bytes. Opens the drives'
+  // files in which it pins state.
   explicit Checkpoint(const std::string& directory);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
@@ -95,7 +104,7 @@ class Checkpoint {
   const std::string& path() const { return path_; }
   const CheckpointManifest& manifest() const { return manifest_; }
   // Reads all bytes and compares their hashes. `progress` is called with the bytes done; `take` with all
-  // bytes of each file of the manifest, in order.
+  // bytes of each file of the manifest, in order, and nothing of what is pinned.
   using Sink = std::function<void(const CheckpointFile& file, std::int64_t offset, const void* data,
                                   std::int64_t bytes)>;
   void verify(const std::function<void(std::int64_t done)>& progress = {}, const Sink& take = {}) const;
@@ -116,11 +125,23 @@ class Checkpoint {
   void read_codes(const std::string& tensor, const CheckpointBox& box, std::uint8_t* codes,
                   float* scales) const;
 
+  // Writes all tensors, also those that are pinned in drives' files, into one file of a new checkpoint in
+  // `directory`. Throws Error(kIo).
+  CheckpointFile copy_tensors(Files& files, const std::string& directory) const;
+  // Throws Error(kUsage) where its run has removed the checkpoint since, and so may have written to what was
+  // pinned: to be called after the last byte was read, before it is used.
+  void check_still_there() const;
+  // Drops the mappings of all files, so that a file that is removed frees its space; of the rest only
+  // path() and manifest() may be called then.
+  void close();
+
   struct Piece {
     std::string tensor, dtype, file;
     CheckpointBox box;
   };
   std::vector<Piece> pieces() const;  // by tensor and first element
+  // The paths of the drives' files in which state is pinned; none: there is nothing pinned.
+  std::vector<std::string> drive_files() const;
 
  private:
   struct State;
@@ -129,11 +150,13 @@ class Checkpoint {
   std::unique_ptr<State> state_;
 };
 
-// Removes a checkpoint, or the remains of one. Until it is gone it has another name, so that none is ever
+// Removes a checkpoint, or the remains of one, and those drives' files that no other checkpoint of its
+// directory pins state in, unless a run uses them. Until it is gone it has another name, so that none is ever
 // seen in part.
 void discard_checkpoint(const std::string& path);
 
-// Writes a copy into `directory`, which may be on another file system, and returns its path. All bytes are
+// Writes a copy into `directory`, which may be on another file system, and returns its path. The copy has all
+// tensors in it, also those that are pinned in drives' files. All bytes are
 // compared with their hashes on the way, and the copy has its name only when all of it is on the drive.
 // Throws Error(kUsage) where the checkpoint is damaged, or one of its name is there; Error(kIo).
 std::string export_checkpoint(const Checkpoint& checkpoint, const std::string& directory,

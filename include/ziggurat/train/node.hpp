@@ -2,6 +2,7 @@
 // Several processes on one machine have equal shares of it.
 #pragma once
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -55,15 +56,17 @@ class Node {
   // Binds threads to cores, locks the drives' directories, removes the files that killed runs have left
   // there, and reserves space on the drives. `plans`: one for each rank of the process. Host memory is mapped
   // when it is used. `gpus`: those of the ranks. `trace` and `watchdog` may be null; they outlive the node.
-  // All processes call it. Throws Error(kIo), Error(kUsage).
+  // `kept`: files in the drives' directories that are opened in place of new ones (DriveOptions::kept);
+  // empty: none. All processes call it. Throws Error(kIo), Error(kUsage).
   Node(const std::vector<RunPlan>& plans, const std::vector<OpenGpu>& gpus, Trace* trace, Watchdog* watchdog,
-       Processes& processes);
+       Processes& processes, const std::vector<std::string>& kept = {});
   ~Node();  // the stores of all ranks must be gone
   Node(const Node&) = delete;
 
   // Opens the volume for the segments of the ranks' stores. `drive_shares`: the drives' bandwidths, in any
-  // unit, by which writes are spread until the run has learned better ones; empty: equally. Once.
-  void open_volume(const std::vector<double>& drive_shares);
+  // unit, by which writes are spread until the run has learned better ones; empty: equally. `adopted`: places
+  // of kept files that stores will adopt. Once.
+  void open_volume(const std::vector<double>& drive_shares, std::span<const io::StoredPiece> adopted = {});
 
   io::Engine* io() { return io_.get(); }  // null: there is no NVMe tier
   const io::Engine* io() const { return io_.get(); }

@@ -15,8 +15,9 @@ class Rank {
  public:
   // All arguments outlive the rank, and the node's volume is open. `gpu` null: the rank makes a host device.
   // Of the node's host memory the rank uses the plan's budget.
-  // `comm`: null where it is the only rank.
-  Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* trace, Watchdog* watchdog);
+  // `comm`: null where it is the only rank. `adopted`: state that lies in the drives' files; null: none.
+  Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* trace, Watchdog* watchdog,
+       const AdoptedVersions* adopted = nullptr);
   Rank(const Rank&) = delete;
 
   Device& device() { return device_; }
@@ -28,6 +29,8 @@ class Rank {
   void initialize();
   // The same with what a checkpoint holds.
   void restore(const TileVisitor& fill);
+  // The same from the state that was adopted.
+  void adopt();
   // The forecast for the programs that have run so far, without the engine's own bytes.
   Traffic forecast() const;
 

@@ -53,6 +53,7 @@ struct Hardware {
 struct RankChoices {
   std::int32_t gather_ahead = 0;   // StepPrograms
   Blocks blocks = Blocks::kWhole;  // Model
+  bool pins = true;                // whether checkpoints may pin state where it lies on the drives
 };
 
 // What follows a step.
@@ -76,6 +77,10 @@ struct RunPlan {
   Plan dry_run;      // under `resident`
   RankChoices choices;
   CoreAssignment cores;
+  // Why checkpoints copy the state of drives in place of pinning it there, as checkpoint.state would have it;
+  // empty: they pin it, or there are no drives, or it is to be copied.
+  std::string copies_because = {};
+  bool pins() const { return layout->options.pins; }
 
   // The idle share of a stage's step by formula (pipeline.hpp); 0 without a pipeline.
   double bubble_share() const;

@@ -1,0 +1,133 @@
+#include "train/adoption.hpp"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/system.hpp"
+
+namespace zg {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool same_directory(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return fs::equivalent(a, b, error);
+}
+
+// Why these pins are none of this run's drives, or of segments that it has not; empty: they fit.
+std::string mismatch(const RunPlan& plan, const PinnedState& form, const PinnedState& pins) {
+  const std::vector<io::DriveOptions>& drives = plan.config.tiers.nvme;
+  if (pins.files.size() != drives.size()) return "it was written with another number of drives";
+  for (std::size_t d = 0; d < drives.size(); ++d) {
+    if (!same_directory(pins.files[d].directory, drives[d].path))
+      return fmt::format("its state lies in {}, where this run has {}", pins.files[d].path(), drives[d].path);
+    if (!is_kept_for(pins.files[d], plan.config.checkpoint.path))
+      return fmt::format("{} is kept for other checkpoints", pins.files[d].path());
+  }
+  return pins.has_form_of(form) ? "" : "this run cuts its state in other segments";
+}
+
+// The ranks of this process that have pins, in the order of a checkpoint's files.
+struct Writer {
+  std::size_t rank;
+  PinnedState form;
+};
+
+// Adds what the checkpoint pins of one rank; false where a segment has no slot left for it.
+bool add(Adoption& to, const Writer& writer, const RunPlan& plan, const PinnedState& pins,
+         std::int64_t number) {
+  AdoptedVersions& versions = to.versions[writer.rank];
+  std::vector<PinnedVersion>& pinned = to.pins[writer.rank][number];
+  const std::vector<SegmentId> ids = plan.layout->pinned_segments();
+  for (std::size_t i = 0; i < pins.segments.size(); ++i) {
+    const PinnedSegment& segment = pins.segments[i];
+    std::vector<io::StoredSlot>& slots = versions[segment.name];
+    auto slot = std::find_if(slots.begin(), slots.end(),
+                             [&](const io::StoredSlot& one) { return one.pieces == segment.stored.pieces; });
+    if (slot == slots.end()) {
+      // One slot must be left for the next write-back.
+      if (static_cast<int>(slots.size()) + 1 >= plan.layout->options.state_versions) return false;
+      if (!slots.empty() && segment.stored.version > slots.front().version) return false;
+      slots.push_back(segment.stored);
+      slot = std::prev(slots.end());
+      to.places.insert(to.places.end(), slot->pieces.begin(), slot->pieces.end());
+    }
+    ++slot->pins;
+    pinned.push_back({ids[i], static_cast<int>(slot - slots.begin())});
+  }
+  return true;
+}
+
+bool overlap(std::vector<io::StoredPiece> places) {
+  std::sort(places.begin(), places.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.drive, a.offset) < std::pair(b.drive, b.offset);
+  });
+  for (std::size_t i = 1; i < places.size(); ++i) {
+    if (places[i].drive == places[i - 1].drive &&
+        places[i].offset < places[i - 1].offset + places[i - 1].bytes)
+      return true;
+  }
+  return false;
+}
+
+std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint& from, std::string& why) {
+  const RunPlan& first = plans.front();
+  if (first.config.processes > 1 || !first.pins()) return std::nullopt;
+  std::vector<Writer> writers;
+  for (std::size_t r = 0; r < plans.size(); ++r) {
+    PinnedState form = pinned_form(*plans[r].layout);
+    if (!form.segments.empty()) writers.push_back({r, std::move(form)});
+  }
+  Adoption found;
+  found.versions.resize(plans.size());
+  found.pins.resize(plans.size());
+  std::int64_t kept = 0;
+  std::vector<KeptFile> files;  // of the one that the run goes on from
+  for (const CheckpointEntry& entry : list_checkpoints(first.config.checkpoint.path)) {
+    const bool is_from = same_directory(entry.path, from.path());
+    const std::vector<PinnedState> all = pins_in(entry.path);
+    if (all.empty() && !is_from) continue;  // a copy, which needs nothing of the drives
+    if (kept == 0 && !is_from) {
+      why = fmt::format("{} is newer, and pins state, too", entry.path);
+      return std::nullopt;
+    }
+    if (++kept > first.config.checkpoint.keep) {
+      found.surplus.push_back(entry.path);
+      continue;
+    }
+    if (all.size() != writers.size()) why = "it is of another number of ranks";
+    // What lies in other files needs nothing of these, and keeps its own.
+    if (why.empty() && !is_from && all.front().files != files) continue;
+    if (is_from && !all.empty()) files = all.front().files;
+    for (std::size_t w = 0; w < writers.size() && why.empty(); ++w) {
+      const RunPlan& plan = plans[writers[w].rank];
+      why = mismatch(plan, writers[w].form, all[w]);
+      if (why.empty() && !add(found, writers[w], plan, all[w], entry.number))
+        why = "its drives have no room for another version of the state";
+    }
+    if (!why.empty()) return std::nullopt;
+    if (!is_from) continue;
+    for (const KeptFile& file : all.front().files) found.files.push_back(file.name);
+    found.rates = all.front().rates;
+  }
+  if (kept == 0) why = "it lies in another directory than this run's";
+  if (overlap(found.places)) why = "places of its state overlap";
+  if (!why.empty()) return std::nullopt;
+  return found;
+}
+
+}  // namespace
+
+std::optional<Adoption> find_adoption(const std::vector<RunPlan>& plans, const Checkpoint& from,
+                                      std::string& why) {
+  try {
+    return find(plans, from, why);
+  } catch (const Error& error) {
+    why = fmt::format("{} {}", error.where(), error.message());
+    return std::nullopt;
+  }
+}
+
+}  // namespace zg

@@ -1,11 +1,12 @@
 // How fast a text becomes tokens: MB/s of a tokenizer on a text, as a data set's first run does it.
 //
-//   bench_tokenise --tokenizer tokenizer.json --text FILE [--seconds 2] [--threads 1]
+//   bench_tokenise --tokenizer FOLDER --text FILE [--seconds 2] [--threads 1]
 //
 // Prints one JSON object. bench/tokenise.py has Hugging Face's tokenizers take turns with it.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -56,7 +57,11 @@ void run(int argc, char** argv) {
   app.add_option("--text", file, "A text")->required();
   app.add_option("--seconds", seconds, "At least so long")->capture_default_str();
   app.add_option("--threads", threads, "That encode pieces side by side")->check(CLI::Range(1, 1024));
-  app.parse(argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    std::exit(app.exit(e));
+  }
   const auto tokenizer = load_tokenizer(folder);
   if (!tokenizer)
     throw Error(Errc::kUsage, "--tokenizer", folder + " holds no tokenizer", "name a folder with one");
@@ -85,8 +90,6 @@ void run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     zg::run(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return CLI::App{}.exit(e);
   } catch (const zg::Error& e) {
     std::fprintf(stderr, "bench_tokenise: %s\n", e.what());
     return e.exit_code();

@@ -2,10 +2,11 @@
 """Our tokenizers beside Hugging Face's `tokenizers` (PyPI): MB/s on the same text, in turns.
 
     ninja -C build bench_tokenise
-    bench/tokenise.py --text book.txt --tokenizer FOLDER... [--rounds 5] [--seconds 2] [--threads 1,2] [--out FILE.json]
+    bench/tokenise.py --text book.txt --tokenizer FOLDER... [--rounds 5] [--seconds 2] [--threads 1,2]
+                      [--out FILE.json]
 
-For a Python that has `tokenizers`. FOLDER holds a tokenizer.json. Both encode pieces of about 1 MB that end behind a line; Hugging Face's by encode_batch, whose
-threads are set by RAYON_NUM_THREADS, ours by bench_tokenise --threads. Tokens of both are counted, and must be as many.
+For a Python that has `tokenizers`. FOLDER holds a tokenizer.json. Both encode pieces of about 1 MB that end behind a line; Hugging Face's by encode_batch, whose threads
+are set by RAYON_NUM_THREADS, ours by bench_tokenise --threads. Tokens of both are counted, and must be as many.
 Medians of the rounds.
 """
 import argparse
@@ -62,6 +63,8 @@ def main():
                     env = dict(os.environ, RAYON_NUM_THREADS=str(threads), TOKENIZERS_PARALLELISM="true")
                     found[who].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout))
             counts = {who: runs[0]["tokens"] for who, runs in found.items()}
+            if counts["ours"] != counts["tokenizers"]:
+                sys.exit(f"{folder}: {counts} tokens, which must be as many")
             speed = {who: statistics.median(run["mb_per_second"] for run in runs) for who, runs in found.items()}
             results.append({"tokenizer": pathlib.Path(folder).name, "threads": threads, "tokens": counts, "mb_per_second": speed,
                             "ratio": speed["ours"] / speed["tokenizers"]})

@@ -55,7 +55,7 @@ class Checkpoint:
         self.path = pathlib.Path(path)
         manifest = read_json(self.path / "manifest.json")
         if manifest.get("kind") != "ziggurat checkpoint" or not 1 <= manifest["format"] <= 2:
-            raise Refused(f"{path}: is no checkpoint of format 1 or 2")
+            raise Refused(f"{path}: is no checkpoint of format 1 or 2; one that pins state is exported first (ziggurat checkpoint export)")
         self.step, self.updates = manifest["step"], manifest["updates"]
         bits = manifest["bits"]
         self.gpt2 = bits["model.arch"] == "gpt2"

@@ -14,7 +14,7 @@ namespace zg::cli {
 
 struct ChatTemplate {
   const char* name;
-  const char* tells;           // the token that only such a vocabulary has
+  const char* tells;           // a token of its vocabulary by which it is told
   const char *before, *after;  // around what the user says; the model goes on behind it
   const char* end;             // the token that ends the model's turn
   const char* between;         // behind that token, before the next turn
@@ -28,14 +28,16 @@ class Chat {
   std::int32_t end_id() const { return end_id_; }
   // All tokens of the conversation, with one more thing that the user says.
   const std::vector<std::int32_t>& ask(const std::string& text);
-  void answered(
-      const std::vector<std::int32_t>& ids);  // what the model has made, the end of its turn included
+  // What the model has made, with or without the token that ends its turn, or one of `ends`, which end a
+  // text.
+  void answered(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& ends);
 
  private:
   const Tokenizer& tokenizer_;
   const ChatTemplate& form_;
   std::int32_t end_id_;
-  std::vector<std::int32_t> ids_;
+  std::vector<std::int32_t> ids_;  // they end where the model's last turn does, but for its end
+  bool answered_ = false;
 };
 
 }  // namespace zg::cli

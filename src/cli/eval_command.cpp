@@ -45,13 +45,17 @@ class Evaluation {
     if (f_.each && !f_.json)
       std::printf("%-40s %10s %10s %12s\n", "document", "tokens", "loss", "perplexity");
     for (const std::string& path : f_.data) {
+      if (done()) break;
       for_each_document(path, *generator_.tokenizer(), [&](std::int64_t number, const Document& document) {
-        if (interrupted() || (f_.documents > 0 && count_ == f_.documents)) return false;
         add(fmt::format("{}:{}", path, number), document);
-        return true;
+        return !done();
       });
     }
     log::progress("");
+    if (total_.tokens == 0 && !interrupted()) {
+      throw Error(Errc::kUsage, "--data", "has no token that counts",
+                  "a document needs two tokens or more, and a mask that is not 0 everywhere");
+    }
     if (f_.json) {
       nlohmann::ordered_json out = record("all", total_);
       out.erase("document");
@@ -66,9 +70,10 @@ class Evaluation {
   }
 
  private:
+  bool done() const { return interrupted() || (f_.documents > 0 && count_ >= f_.documents); }
   void add(const std::string& name, const Document& document) {
     const Generator::Loss loss =
-        generator_.loss_of(document.ids, document.mask, context_, [] { return interrupted(); });
+        generator_.loss_of(document.ids, document.mask, context_, name, [] { return interrupted(); });
     total_.sum += loss.sum, total_.tokens += loss.tokens;
     ++count_;
     if (f_.each && f_.json) std::printf("%s\n", record(name, loss).dump().c_str());

@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +11,7 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "cli/model_flags.hpp"
+#include "cli/text_stream.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/train/generate.hpp"
@@ -41,40 +43,6 @@ std::vector<std::int32_t> parse_ids(const std::string& text) {
   return ids;
 }
 
-// Prints text as it is made: a token may end in the middle of a character, so what is complete is printed.
-class TextStream {
- public:
-  explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  void add(std::int32_t id) {
-    ids_.push_back(id);
-    show(complete(text_ = tokenizer_.decode(ids_)));
-  }
-  void end() { show(text_.size()); }
-
- private:
-  // The length of the text without an unfinished character at its end.
-  static std::size_t complete(const std::string& text) {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-    for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
-      const std::size_t at = text.size() - back;
-      if ((byte(at) & 0xC0) == 0x80) continue;  // the character goes on
-      const std::size_t bytes = byte(at) >= 0xF0 ? 4 : byte(at) >= 0xE0 ? 3 : byte(at) >= 0xC0 ? 2 : 1;
-      return bytes > back ? at : text.size();
-    }
-    return text.size();
-  }
-  void show(std::size_t end) {
-    if (end > shown_) std::fwrite(text_.data() + shown_, 1, end - shown_, stdout);
-    shown_ = std::max(shown_, end);
-    std::fflush(stdout);
-  }
-
-  const Tokenizer& tokenizer_;
-  std::vector<std::int32_t> ids_;
-  std::string text_;
-  std::size_t shown_ = 0;
-};
-
 void print_ids(Generator& generator, const std::vector<std::int32_t>& prompt,
                const GenerateOptions& options) {
   bool first = true;
@@ -88,7 +56,10 @@ void print_ids(Generator& generator, const std::vector<std::int32_t>& prompt,
 // What the model makes, as text, but for tokens that end one.
 std::vector<std::int32_t> print_text(Generator& generator, const std::vector<std::int32_t>& prompt,
                                      const GenerateOptions& options, std::int32_t end = -1) {
-  TextStream text(*generator.tokenizer());
+  TextStream text(*generator.tokenizer(), prompt, [](std::string_view piece) {
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    std::fflush(stdout);
+  });
   const std::vector<std::int32_t>& ends = generator.end_ids();
   std::vector<std::int32_t> made = generator.generate(prompt, options, [&](std::int32_t id) {
     if (id == end) return false;
@@ -105,30 +76,43 @@ const Tokenizer& tokenizer_of(const Generator& generator, const Flags& f, const 
               "give token ids: --prompt-ids 1,2,3 --ids");
 }
 
+// A line of stdin; false at its end, and where the user interrupts while it is waited for.
+bool read_line(std::string& line) {
+  pollfd input{STDIN_FILENO, POLLIN, 0};
+  while (std::cin.rdbuf()->in_avail() <= 0 && poll(&input, 1, 100) <= 0) {
+    if (interrupted()) return false;
+  }
+  return static_cast<bool>(std::getline(std::cin, line)) && !interrupted();
+}
+
 // One answer to --prompt, or a conversation: a line of stdin is what the user says.
-void talk(const Flags& f, Generator& generator) {
+void talk(const Flags& f, Generator& generator, bool one_answer) {
+  if (generator.config().arch == Arch::kOlmo2) {
+    throw Error(Errc::kUsage, "--chat", "the turns of OLMo 2 are not known here",
+                "write them into --prompt yourself, as the model was trained to see them");
+  }
   Chat chat(tokenizer_of(generator, f, "--chat"));
   const auto answer = [&](const std::string& said) {
-    chat.answered(print_text(generator, chat.ask(said), f.options, chat.end_id()));
+    chat.answered(print_text(generator, chat.ask(said), f.options, chat.end_id()), generator.end_ids());
     std::fputc('\n', stdout);
     std::fflush(stdout);
   };
-  if (!f.prompt.empty()) return answer(f.prompt);
+  if (one_answer) return answer(f.prompt);
   const bool person = isatty(STDIN_FILENO) == 1;
   if (person) std::fprintf(stderr, "%s; an empty line ends the conversation\n", chat.form().name);
   while (!interrupted()) {
     if (person) std::fputs("> ", stderr);
     std::string line;
-    if (!std::getline(std::cin, line) || line.empty()) return;
+    if (!read_line(line) || line.empty()) return;
     answer(line);
   }
 }
 
-void run(const Flags& f, Prompt kind) {
+void run(const Flags& f, Prompt kind, bool has_prompt) {
   std::vector<std::int32_t> prompt;
   if (kind == Prompt::kIds) prompt = parse_ids(f.ids);
   Generator generator(f.model, memory_of(f.memory));
-  if (f.chat) return talk(f, generator);
+  if (f.chat) return talk(f, generator, has_prompt);
   if (kind == Prompt::kText) {
     const Tokenizer& tokenizer = tokenizer_of(generator, f, "--prompt");
     prompt = tokenizer.begin_ids();
@@ -156,7 +140,7 @@ void add_generate(CLI::App& app, int& exit_code) {
   prompt->excludes(ids);
   command->add_option("--tokens", f->options.tokens, "Tokens to make")
       ->capture_default_str()
-      ->check(whole_number(1));
+      ->check(whole_number<std::int64_t>(1, 1'000'000'000));
   command->add_flag("--greedy", f->options.greedy, "Always the most likely token");
   command->add_option("--temperature", f->options.temperature, "Below 1: safer, above 1: wilder")
       ->capture_default_str()
@@ -167,11 +151,12 @@ void add_generate(CLI::App& app, int& exit_code) {
   command->add_option("--seed", f->options.seed, "The same seed gives the same text")
       ->capture_default_str()
       ->check(whole_number<std::uint64_t>(0));
-  command->add_flag("--ids", f->print_ids, "Print token ids instead of text");
+  auto* print_ids = command->add_flag("--ids", f->print_ids, "Print token ids instead of text");
   command->add_flag("--past-the-end", f->options.past_the_end, "Go on behind a token that ends a text");
   auto* chat = command->add_flag(
       "--chat", f->chat, "Talk: each line of stdin, or --prompt alone, is put into the model's template");
   chat->excludes(ids);
+  chat->excludes(print_ids);
   add_memory(*command, f->memory);
   command->footer(
       "Examples:\n"
@@ -185,7 +170,7 @@ void add_generate(CLI::App& app, int& exit_code) {
   command->callback([f, prompt, ids, &exit_code] {
     if (prompt->count() + ids->count() == 0 && !f->chat)
       throw Error(Errc::kUsage, "generate", "needs --prompt, --prompt-ids or --chat", "say what to continue");
-    run(*f, ids->count() > 0 ? Prompt::kIds : Prompt::kText);
+    run(*f, ids->count() > 0 ? Prompt::kIds : Prompt::kText, prompt->count() > 0);
     exit_code = interrupted() ? 130 : 0;
   });
 }

@@ -65,7 +65,7 @@ void check_trace_file(const std::string& path) {
   if (fresh >= 0) ::unlink(path.c_str());
 }
 
-void print_sample(const RunConfig& config, const std::string& model_dir) {
+void print_sample(const RunConfig& config, const std::string& model_dir) try {
   Generator generator(model_dir);
   const Tokenizer* tokenizer = generator.tokenizer();
   if (tokenizer == nullptr) {
@@ -80,8 +80,12 @@ void print_sample(const RunConfig& config, const std::string& model_dir) {
   std::vector<std::int32_t> begin = tokenizer->begin_ids();
   for (const std::int32_t id : tokenizer->encode(prompt)) begin.push_back(id);
   const auto ids = generator.generate(begin, o, [](std::int32_t) { return !interrupted(); });
+  const std::size_t prompt_bytes = tokenizer->decode(begin).size();
+  begin.insert(begin.end(), ids.begin(), ids.end());
   std::printf("\n--- a sample of %zu tokens ---\n%s%s\n", ids.size(), config.sample_prompt.c_str(),
-              tokenizer->decode(ids).c_str());
+              tokenizer->decode(begin).substr(prompt_bytes).c_str());
+} catch (const Error& e) {  // the model is saved, and the run has succeeded
+  log::warning("sample: {}", e.what());
 }
 
 // The records of the steps that the checkpoint has, as a run would have left them that did not stop there.

@@ -170,7 +170,7 @@ std::vector<Key> keys_without_effect() {
       {"dump_state", kIgnoredSwitch, "the merged configuration is kept with the run"},
       {"disable_allgather", kIgnoredSwitch, "weights are gathered as zero_optimization.stage says"},
       {"graph_harvesting", kIgnoredSwitch, "the step is planned ahead in any case"},
-      {"dataloader_drop_last", kIgnoredSwitch, "batches are windows of the text, and always full"},
+      {"dataloader_drop_last", kIgnoredSwitch, "batches always have all of their sequences"},
       {"disable_python_gc", kIgnoredSwitch, "there is no Python"},
       {"steps_per_print", kIgnoredNumber, "progress is shown live, and log.jsonl has every step"},
       {"log_level", kIgnoredText, "the program's own flags set it"},

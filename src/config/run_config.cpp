@@ -76,7 +76,7 @@ const Keys& data_keys() {
        "How documents become sequences: `\"none\"`, as windows of all of them one behind the other; "
        "`\"documents\"`, several whole ones in each sequence, with positions and attention of their own."},
       {"validation", FormSpec{},
-       "Data to validate on: a file, or a share of the training text, taken from its end; 0: none.",
+       "Data to validate on: one file, or a share of each training file, taken from its end; 0: none.",
        fmt::format("`{}`", d.validation_share), "a text, or a number from 0 to below 1"},
       {"tokenizer",
        ChoiceSpec(d.tokenizer.kind, {{"bytes", Kind::kBytes}, {"chars", Kind::kChars}}),
@@ -86,7 +86,7 @@ const Keys& data_keys() {
        {},
        "`\"bytes\"`, `\"chars\"`, `{\"gpt2\": \"DIRECTORY\"}` or `{\"file\": \"PATH\"}`"},
       {"document_end", &D::document_end, TextSpec{},
-       "Name of the token behind each document of a `.jsonl` file, e.g. `</s>`; empty: none."},
+       "Name of the token behind each \"text\" of a `.jsonl` file, e.g. `</s>`; empty: none."},
       {"token_dtype", &D::token_dtype,
        ChoiceSpec(DType::kU16, {{"uint16", DType::kU16}, {"uint32", DType::kI32}}),
        "Type of the tokens in `.bin` files."},

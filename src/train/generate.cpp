@@ -18,6 +18,7 @@ struct Generator::State {
   std::unique_ptr<Tokenizer> tokenizer;
   std::vector<std::int32_t> end_ids;
   Inference inference;
+  std::uint64_t drawn = 0;  // tokens so far, so that the next call draws other random numbers
 };
 
 namespace {
@@ -64,12 +65,12 @@ const std::vector<std::int32_t>& Generator::end_ids() const {
   return state_->end_ids;
 }
 
-void Generator::check_ids(std::span<const std::int32_t> ids, const char* what) const {
+void Generator::check_ids(std::span<const std::int32_t> ids, const std::string& what) const {
   const std::int64_t vocab = config().vocab_size;
   for (const std::int32_t id : ids) {
     if (id < 0 || id >= vocab)
-      throw Error(Errc::kUsage, what,
-                  fmt::format("has the token {}, the model knows 0 to {}", id, vocab - 1));
+      throw Error(Errc::kUsage, what, fmt::format("has the token {}, the model knows 0 to {}", id, vocab - 1),
+                  "the tokenizer and the model must belong together");
   }
 }
 
@@ -82,8 +83,14 @@ std::vector<std::int32_t> Generator::generate(const std::vector<std::int32_t>& p
   std::vector<std::int32_t> all = prompt, made;
   const std::int64_t room = static_cast<std::int64_t>(prompt.size()) + options.tokens;
   for (std::int64_t i = 0; i < options.tokens; ++i) {
-    const std::vector<float> logits = state_->inference.logits_after(all, room);
-    const std::int32_t id = choose(logits, options, static_cast<std::uint64_t>(i));
+    std::vector<float> logits = state_->inference.logits_after(all, room);
+    // A model's table may have more rows than there are tokens, so that it has a convenient size.
+    if (const Tokenizer* tokenizer = state_->tokenizer.get())
+      logits.resize(std::min(logits.size(), static_cast<std::size_t>(tokenizer->vocab_size())));
+    if (std::any_of(logits.begin(), logits.end(), [](float logit) { return std::isnan(logit); }))
+      throw Error(Errc::kNumeric, "generate", "the model's logits are not numbers",
+                  "its training has diverged");
+    const std::int32_t id = choose(logits, options, state_->drawn++);
     all.push_back(id);
     made.push_back(id);
     if (!seen(id)) break;
@@ -93,8 +100,9 @@ std::vector<std::int32_t> Generator::generate(const std::vector<std::int32_t>& p
 }
 
 Generator::Loss Generator::loss_of(std::span<const std::int32_t> ids, std::span<const std::uint8_t> mask,
-                                   std::int64_t context, const std::function<bool()>& stop) {
-  check_ids(ids, "document");
+                                   std::int64_t context, const std::string& name,
+                                   const std::function<bool()>& stop) {
+  check_ids(ids, name);
   ZG_ASSERT(context >= 1 && context <= state_->inference.longest(), "a context of {}", context);
   ZG_ASSERT(mask.empty() || mask.size() == ids.size());
   Loss loss;

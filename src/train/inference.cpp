@@ -8,8 +8,8 @@
 namespace zg {
 namespace {
 
-// A pass over one token and a pass over this many take about as long, since both read all weights once. More
-// new tokens than that are computed together with those before them, in one pass.
+// A pass over one token and a pass over this many take about as long, since both read all weights once. So
+// new tokens are computed one by one where these passes are fewer than those that one pass over all is worth.
 constexpr std::int64_t kOneByOne = 8;
 
 }  // namespace
@@ -40,6 +40,7 @@ View Inference::pass(std::span<const std::int32_t> ids, std::int64_t first) {
   BatchShape shape{1, time};
   shape.first = first;
   make_room(first + time);
+  known_.resize(static_cast<std::size_t>(first));  // what follows overwrites the keys behind
   x_.reserve(model_.checkpoint_bytes(shape));
   y_.reserve(model_.checkpoint_bytes(shape));
   saved_.reserve(model_.saved_bytes(shape));
@@ -55,7 +56,6 @@ View Inference::pass(std::span<const std::int32_t> ids, std::int64_t first) {
                       workspace_.data(), l);
     std::swap(in, out);
   }
-  known_.resize(static_cast<std::size_t>(first));
   known_.insert(known_.end(), ids.begin(), ids.end());
   computed_ += time;
   return in;
@@ -68,7 +68,8 @@ std::vector<float> Inference::logits_after(std::span<const std::int32_t> ids, st
   auto shared = static_cast<std::int64_t>(
       std::mismatch(ids.begin(), ids.end(), known_.begin(), known_.end()).first - ids.begin());
   shared = std::min(shared, all - 1);  // the last token's row is what the head needs
-  if (all - shared > kOneByOne) shared = 0;
+  const std::int64_t most = weights_.read_anew() > 0 ? 1 : std::max<std::int64_t>(1, all / kOneByOne);
+  if (all - shared > most) shared = 0;
   make_room(std::min(std::max(room, all), longest()));
   View rows;
   if (shared == 0) {

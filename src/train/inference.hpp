@@ -22,7 +22,8 @@ class Inference {
   const ModelConfig& config() const { return model_.config(); }
   std::int64_t longest() const { return config().longest_sequence(); }
   // Logits [vocabulary] of the token that follows `ids`, which are valid. Of more than longest() the last
-  // ones count. What they have in common with the sequence of the call before is not computed again. `room`:
+  // ones count. What they have in common with the sequence of the call before is not computed
+  // again, unless one pass over all is cheaper than passes over the new tokens. `room`:
   // tokens that the sequence is going to have, for which memory is taken at once.
   std::vector<float> logits_after(std::span<const std::int32_t> ids, std::int64_t room);
   // The sum of -log p over the targets of a piece of at most longest() tokens; a target below 0 is none.

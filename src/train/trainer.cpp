@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <numeric>
@@ -588,7 +589,7 @@ double Trainer::evaluate() {
   return loss;
 }
 
-// Weights and tokenizer appear together, or not at all.
+// Weights, tokenizer and what the model began with of generation_config.json appear together, or not at all.
 void Trainer::save_model(const std::string& directory) {
   const auto save = [&](const std::string& to) {
     if (!comm_.empty()) {
@@ -609,6 +610,10 @@ void Trainer::save_model(const std::string& directory) {
   replace_directory(directory, [&](const std::string& fresh) {
     save(fresh);
     if (data_->tokenizer() != nullptr) data_->tokenizer()->save(fresh);
+    // It says which tokens end a text.
+    const std::string kept = "/generation_config.json", from = plan().config.model_from + kept;
+    if (!plan().config.model_from.empty() && std::filesystem::exists(from))
+      write_file_atomically(fresh + kept, read_text_file(from, "the model's generation_config.json"));
   });
 }
 

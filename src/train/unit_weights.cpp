@@ -39,7 +39,7 @@ void UnitWeights::choose_residents(std::int64_t memory) {
   if (all <= room || blocks == 0) return;
   const std::int64_t block = bytes_of(units[1]);
   const std::int64_t ends = bytes_of(units.front()) + bytes_of(units.back());
-  const std::int64_t least = ends + 2 * block;
+  const std::int64_t least = ends + std::min<std::int64_t>(2, static_cast<std::int64_t>(blocks)) * block;
   if (room < least) {
     throw Error(
         Errc::kMemory, memory > 0 ? "--memory" : "memory",
@@ -70,11 +70,12 @@ View UnitWeights::use(std::size_t unit) {
   };
   if (is_resident(unit)) return view(residents_[unit]);
   const auto begin = [&](std::size_t next, int slot) {
-    coming_ = next, coming_slot_ = slot;
     reading_ = std::async(std::launch::async, [this, next, slot] { read(next, slots_[slot]); });
+    coming_ = next, coming_slot_ = slot;
   };
   if (used_ == unit) return view(slots_[1 - coming_slot_]);
   if (coming_ != unit) {  // the first one, or not in order
+    coming_ = used_ = 0;
     if (reading_.valid()) reading_.get();
     begin(unit, 0);
   }

@@ -1,10 +1,11 @@
-// Turns of a conversation in the forms that models know.
+// Turns of a conversation in the forms that models know, and the text that a model makes, piece by piece.
 #include "cli/chat.hpp"
 
 #include <gtest/gtest.h>
 
 #include <map>
 
+#include "cli/text_stream.hpp"
 #include "support/errors.hpp"
 
 namespace zg::cli_test {
@@ -16,6 +17,7 @@ class NamedTokens final : public Tokenizer {
   explicit NamedTokens(const std::vector<std::string>& names) {
     for (const std::string& name : names) ids_.emplace(name, 256 + static_cast<std::int32_t>(ids_.size()));
   }
+  void take_blanks_behind(const std::string& name) { takes_blanks_ = name; }
   std::int64_t vocab_size() const override { return 512; }
   std::vector<std::int32_t> encode(std::string_view text) const override {
     std::vector<std::int32_t> ids;
@@ -25,6 +27,7 @@ class NamedTokens final : public Tokenizer {
       const bool named = found != ids_.end();
       ids.push_back(named ? found->second : static_cast<unsigned char>(text[0]));
       text.remove_prefix(named ? found->first.size() : 1);
+      while (named && found->first == takes_blanks_ && text.starts_with('\n')) text.remove_prefix(1);
     }
     return ids;
   }
@@ -50,13 +53,14 @@ class NamedTokens final : public Tokenizer {
 
  private:
   std::map<std::string, std::int32_t> ids_;
+  std::string takes_blanks_;
 };
 
 // What the model sees at its second turn.
 std::string two_turns(const NamedTokens& tokenizer, const std::string& answer) {
   cli::Chat chat(tokenizer);
   (void)chat.ask("Hi");
-  chat.answered(tokenizer.encode(answer));
+  chat.answered(tokenizer.encode(answer), {tokenizer.id_of_token("<eos>")});
   return tokenizer.decode(chat.ask("And?"));
 }
 
@@ -80,15 +84,98 @@ TEST(Chat, AnAnswerThatWasCutIsEnded) {
             "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nYe<end_of_turn>\n"
             "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n");
   EXPECT_EQ(two_turns(NamedTokens({"[INST]", "[/INST]", "</s>"}), ""),
-            "[INST] Hi [/INST]</s>[INST] And? [/INST]");
+            "[INST] Hi[/INST]</s>[INST] And?[/INST]");
   EXPECT_EQ(two_turns(NamedTokens({"<|user|>", "<|assistant|>", "<|end|>"}), "Yes.<|end|>"),
             "<|user|>\nHi<|end|>\n<|assistant|>\nYes.<|end|>\n<|user|>\nAnd?<|end|>\n<|assistant|>\n");
+}
+
+// Phi-4 has ChatML's tokens, too.
+TEST(Chat, Phi4SeparatesRolesByATokenOfItsOwn) {
+  EXPECT_EQ(two_turns(NamedTokens({"<|im_start|>", "<|im_sep|>", "<|im_end|>"}), "Yes.<|im_end|>"),
+            "<|im_start|>user<|im_sep|>Hi<|im_end|><|im_start|>assistant<|im_sep|>Yes.<|im_end|>"
+            "<|im_start|>user<|im_sep|>And?<|im_end|><|im_start|>assistant<|im_sep|>");
+}
+
+TEST(Chat, ATokenThatEndsATextEndsATurn) {
+  EXPECT_EQ(two_turns(NamedTokens({"<|im_start|>", "<|im_end|>", "<eos>"}), "Yes.<eos>"),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
+            "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n");
+}
+
+// What stands between two turns is one text with the token before it, which may take blanks.
+TEST(Chat, ATokenThatTakesTheBlanksBehindItDoesSoBetweenTurns) {
+  NamedTokens tokenizer({"<|user|>", "<|assistant|>", "<|end|>"});
+  tokenizer.take_blanks_behind("<|end|>");
+  EXPECT_EQ(two_turns(tokenizer, "Yes.<|end|>"),
+            "<|user|>\nHi<|end|><|assistant|>\nYes.<|end|><|user|>\nAnd?<|end|><|assistant|>\n");
 }
 
 TEST(Chat, UnknownTemplatesAreRefused) {
   const NamedTokens none({}), half({"<|im_start|>"});
   EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(none); }), "ChatML"));
   EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(half); }), "<|im_end|>"));
+}
+
+// Each id is a byte, but 1000, which is a blank that is not shown at the beginning of a text, and unfinished
+// characters are shown as U+FFFD where `replaces` says so.
+class Bytes final : public Tokenizer {
+ public:
+  explicit Bytes(bool replaces) : replaces_(replaces) {}
+  std::int64_t vocab_size() const override { return 1001; }
+  std::vector<std::int32_t> encode(std::string_view text) const override {
+    std::vector<std::int32_t> ids;
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+  }
+  std::string decode(std::span<const std::int32_t> ids) const override {
+    std::string text;
+    for (const std::int32_t id : ids) {
+      if (id != 1000) text += static_cast<char>(id);
+      if (id == 1000 && !text.empty()) text += ' ';
+    }
+    const std::size_t euro = text.find("\xE2");
+    if (!replaces_ || euro == text.npos || text.size() >= euro + 3) return text;
+    std::string shown = text.substr(0, euro);
+    for (std::size_t i = euro; i < text.size(); ++i) shown += "\uFFFD";
+    return shown;
+  }
+  std::int32_t id_of_token(const std::string&) const override { return -1; }
+  void save(const std::string&) const override {}
+
+ private:
+  bool replaces_;
+};
+
+TEST(TextStream, CharactersComeWhole) {
+  for (const bool replaces : {false, true}) {
+    const Bytes tokenizer(replaces);
+    std::string shown;
+    std::size_t pieces = 0;
+    cli::TextStream stream(tokenizer, {}, [&](std::string_view piece) { shown += piece, ++pieces; });
+    for (const std::int32_t id : tokenizer.encode("a\xE2\x82\xAC!")) stream.add(id);
+    stream.end();
+    EXPECT_EQ(shown, "a\xE2\x82\xAC!");
+    EXPECT_EQ(pieces, 3u);
+  }
+}
+
+TEST(TextStream, WhatIsNoTextIsShownAtTheEnd) {
+  const Bytes tokenizer(false);
+  std::string shown;
+  cli::TextStream stream(tokenizer, {}, [&](std::string_view piece) { shown += piece; });
+  for (const std::int32_t id : {0x61, 0x80, 0x80, 0x80, 0x80, 0xE2}) stream.add(id);
+  EXPECT_EQ(shown, "a\x80\x80\x80\x80");
+  stream.end();
+  EXPECT_EQ(shown, "a\x80\x80\x80\x80\xE2");
+}
+
+TEST(TextStream, TheBlankBehindThePromptIsKept) {
+  const Bytes tokenizer(false);
+  std::string shown;
+  cli::TextStream stream(tokenizer, tokenizer.encode("upon"),
+                         [&](std::string_view piece) { shown += piece; });
+  for (const std::int32_t id : {1000, 0x61}) stream.add(id);
+  EXPECT_EQ(shown, " a");
 }
 
 }  // namespace

@@ -213,6 +213,10 @@ ROWS = (
     Row("generate_synopsis", ("ziggurat generate --model DIR *",), files=BOOK, before=(TRAIN,), instead=(
         "ziggurat generate --model runs/quickstart/model --prompt-ids 1,2,3 --tokens 2 --temperature 0.5 --top-k 3 "
         "--seed 2 --ids --past-the-end --memory 64MiB",)),
+    Row("trained_elsewhere", (
+        "ziggurat generate --model runs/qwen3-8b/model *", "ziggurat eval --model runs/qwen3-8b/model *",
+        "ziggurat generate --model Llama-3.1-70B *", "ziggurat generate --model Qwen3-8B *", "ziggurat eval --model Qwen3-8B *"),
+        why="needs a model of billions of parameters"),
     Row("eval", ("ziggurat eval --model runs/quickstart/model *", "ziggurat eval --model DIR *"), files=BOOK | {"held-out.txt": TEXT},
         before=(TRAIN,), instead=("ziggurat eval --model runs/quickstart/model --data held-out.txt --each --json --context 16",),
         expect=('"perplexity"',)),
@@ -262,7 +266,7 @@ ROWS = (
     # Benchmarks.
     Row("tokenise", ("bench_tokenise", "bench_tokenise *"), files={"book.txt": TEXT, "tokens/tokenizer.json": TOKENIZER},
         instead=("bench_tokenise --tokenizer tokens --text book.txt --seconds 0.05 --threads 2",), expect=('"tokens":',)),
-    Row("tokenise_beside_others", ("bench/tokenise.py", "bench/tokenise.py *"),
+    Row("tokenise_beside_others", ("bench/tokenise.py *",),
         why="needs Hugging Face's tokenizers; bench_tokenise, which it runs, has a row"),
     Row("eviction_replay", ("bench_eviction_replay", "bench_eviction_replay *"), instead=(
         "bench_eviction_replay --only gpt2-124m-deferred --rounds 1 --out replay",)),

@@ -30,10 +30,10 @@ enum class Packing : std::uint8_t { kNone, kDocuments };
 
 struct DataConfig {
   std::string train;       // text file, documents .jsonl, or token file .bin; or as DataSource's paths
-  std::string validation;  // a file of the same kind; empty: the end of the training text
+  std::string validation;  // a file of the same kind; empty: the end of each training file
   // The token behind each document of a .jsonl file, by its name; empty: none.
   std::string document_end;
-  double validation_share = 0.1;  // share of the training text that is cut off then; 0: none
+  double validation_share = 0.1;  // share of each file that is cut off then; 0: none
   TokenizerConfig tokenizer;
   DType token_dtype = DType::kU16;  // of .bin files that do not say it: kU16, or kI32 for uint32
   std::int64_t seq_len = 256;       // tokens of a sequence

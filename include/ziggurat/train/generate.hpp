@@ -36,8 +36,8 @@ class Generator {
   const ModelConfig& config() const;
   const std::vector<std::int32_t>& end_ids() const;  // of tokens that end a text: read_hf_end_ids()
   // Continues `prompt`, which has one id or more. Calls `seen` with each new id; if that returns false, or
-  // the id is one that ends a text, stops. A prompt that goes on where the last call ended costs its new
-  // tokens. Behind the model's longest sequence the last tokens of that length count, and each token costs
+  // the id is one that ends a text, stops. A prompt that goes on where the last call ended costs its new tokens, unless
+  // these are so many that one pass over all is cheaper. Each call draws further random numbers of the seed. Behind the model's longest sequence the last tokens of that length count, and each token costs
   // all of them.
   std::vector<std::int32_t> generate(const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
                                      const std::function<bool(std::int32_t)>& seen);
@@ -48,13 +48,13 @@ class Generator {
     double mean() const { return tokens == 0 ? 0 : sum / static_cast<double>(tokens); }
   };
   // The loss of a document's tokens, each given those before it in its piece of `context` tokens; the first
-  // token of all is given. mask: 0 where a token does not count; empty: all do. Stops at the end of a piece
-  // where `stop` says so.
+  // token of all is given. mask: 0 where a token does not count; empty: all do. `name` names it in errors.
+  // Stops at the end of a piece where `stop` says so.
   Loss loss_of(std::span<const std::int32_t> ids, std::span<const std::uint8_t> mask, std::int64_t context,
-               const std::function<bool()>& stop = {});
+               const std::string& name = "document", const std::function<bool()>& stop = {});
 
  private:
-  void check_ids(std::span<const std::int32_t> ids, const char* what) const;
+  void check_ids(std::span<const std::int32_t> ids, const std::string& what) const;
 
   struct State;
   std::unique_ptr<State> state_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 #include <utility>
 
 #include "cli/chat.hpp"
@@ -56,17 +57,19 @@ void print_ids(Generator& generator, const std::vector<std::int32_t>& prompt,
 // What the model makes, as text, but for tokens that end one.
 std::vector<std::int32_t> print_text(Generator& generator, const std::vector<std::int32_t>& prompt,
                                      const GenerateOptions& options, std::int32_t end = -1) {
-  TextStream text(*generator.tokenizer(), prompt, [](std::string_view piece) {
+  const auto show = [](std::string_view piece) {
     std::fwrite(piece.data(), 1, piece.size(), stdout);
     std::fflush(stdout);
-  });
+  };
+  std::optional<TextStream> text;  // once the prompt has turned out to be one
   const std::vector<std::int32_t>& ends = generator.end_ids();
   std::vector<std::int32_t> made = generator.generate(prompt, options, [&](std::int32_t id) {
     if (id == end) return false;
-    if (options.past_the_end || std::find(ends.begin(), ends.end(), id) == ends.end()) text.add(id);
+    if (!text) text.emplace(*generator.tokenizer(), prompt, show);
+    if (options.past_the_end || std::find(ends.begin(), ends.end(), id) == ends.end()) text->add(id);
     return !interrupted();
   });
-  text.end();
+  if (text) text->end();
   return made;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,12 +16,9 @@ namespace zg::cli {
 class TextStream {
  public:
   // `before`: the tokens that stand before, whose text is not shown. `show` gets each piece.
-  TextStream(const Tokenizer& tokenizer, std::vector<std::int32_t> before,
+  TextStream(const Tokenizer& tokenizer, const std::vector<std::int32_t>& before,
              std::function<void(std::string_view)> show)
-      : tokenizer_(tokenizer), ids_(std::move(before)), show_(std::move(show)) {
-    // The last of them are enough to tell whether a blank stands at the beginning of a text.
-    constexpr std::size_t kMost = 8;
-    if (ids_.size() > kMost) ids_.erase(ids_.begin(), ids_.end() - kMost);
+      : tokenizer_(tokenizer), ids_(last_of(before)), show_(std::move(show)) {
     shown_ = tokenizer_.decode(ids_).size();
   }
   void add(std::int32_t id) {
@@ -31,6 +29,11 @@ class TextStream {
   void end() { show_up_to(text_.size()); }
 
  private:
+  // Enough to tell whether a blank stands at the beginning of a text.
+  static std::vector<std::int32_t> last_of(const std::vector<std::int32_t>& ids) {
+    constexpr std::ptrdiff_t kMost = 8;
+    return {ids.end() - std::min(kMost, std::ssize(ids)), ids.end()};
+  }
   // The length of the text without an unfinished character at its end, which a tokenizer gives as it is or as
   // U+FFFD.
   static std::size_t complete(std::string_view text) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <exception>
-#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <numeric>
@@ -16,7 +15,6 @@
 #include "train/rank_plans.hpp"
 #include "train/roofs.hpp"
 #include "train/run_checkpoints.hpp"
-#include "train/saver.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
@@ -587,34 +585,6 @@ double Trainer::evaluate() {
     if (r == 0) loss = of_rank;
   });
   return loss;
-}
-
-// Weights, tokenizer and what the model began with of generation_config.json appear together, or not at all.
-void Trainer::save_model(const std::string& directory) {
-  const auto save = [&](const std::string& to) {
-    if (!comm_.empty()) {
-      return on_ranks([&](int r) {
-        Saver saver(*this, r);
-        plans_[static_cast<std::size_t>(r)].rank == 0 ? saver.write(to) : saver.follow();
-      });
-    }
-    rank().engine().flush();
-    const auto& units = plan().model->units();
-    save_hf(to, *plan().model, DType::kF32,
-            [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-              rank().engine().read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end,
-                                          out);
-            });
-  };
-  if (processes_.number() > 0) return save(directory);
-  replace_directory(directory, [&](const std::string& fresh) {
-    save(fresh);
-    if (data_->tokenizer() != nullptr) data_->tokenizer()->save(fresh);
-    // It says which tokens end a text.
-    const std::string kept = "/generation_config.json", from = plan().config.model_from + kept;
-    if (!plan().config.model_from.empty() && std::filesystem::exists(from))
-      write_file_atomically(fresh + kept, read_text_file(from, "the model's generation_config.json"));
-  });
 }
 
 }  // namespace zg

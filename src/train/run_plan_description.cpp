@@ -1,0 +1,78 @@
+// What a plan says of itself to people.
+#include <string>
+
+#include "train/optimizer_setup.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/train/run_plan.hpp"
+
+namespace zg {
+namespace {
+
+// Where layers are in tiles.
+std::string describe_tiles(const RunPlan& plan) {
+  if (plan.tile_bytes() == 0) return "";
+  const Unit& layer = plan.model->units()[1];
+  return fmt::format(
+      "\ntiles      each layer's {} of weights are multiplied in {} tiles of at most {}{}; results agree "
+      "with whole layers' to rounding",
+      format_bytes(layer.count * static_cast<std::int64_t>(size_of(plan.model->dtype()))),
+      layer.tiles.size() - 1, format_bytes(plan.tile_bytes()),
+      plan.config.tiers.tiles == TierConfig::Tiles::kOn ? "" : ", since whole layers do not fit");
+}
+
+std::string describe_update(const RunPlan& plan) {
+  static constexpr const char* kWhen[] = {"deferred into the next forward",
+                                          "early, in backward (no clipping)",
+                                          "in a phase of its own (optimizer.overlap is off)"};
+  const Layout& layout = *plan.layout;
+  std::string when = kWhen[static_cast<int>(plan.programs->timing)];
+  if (plan.programs->timing == UpdateTiming::kDeferred) {
+    when += plan.config.gradient_clipping > 0 ? " (gradients are clipped)"
+                                              : " (fp16: it is left out if gradients overflow)";
+  }
+  const std::int32_t units = layout.head_unit() + 1, on_device = layout.options.device_updates;
+  const std::string where =
+      on_device == units ? "on the device"
+      : on_device == 0
+          ? "on the host"
+          : fmt::format("of {} of {} units on the device, of the others on the host", on_device, units);
+  std::int64_t frozen = 0;
+  for (std::size_t u = 0; u < layout.options.groups.size(); ++u) {
+    const std::vector<Param>& params = plan.model->units()[u].params;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (layout.options.groups[u][i] == kFrozen) frozen += params[i].whole_count();
+    }
+  }
+  return fmt::format("{} with {:.3g} bytes of state per parameter, {}, {}{}",
+                     optimizer_name(plan.config.optimizer), layout.state().bytes_per_element(), where, when,
+                     frozen > 0 ? fmt::format("; {} parameters are frozen", frozen) : "");
+}
+
+}  // namespace
+
+std::string RunPlan::describe() const {
+  static constexpr const char* kPlaces[] = {"anywhere that has room", "the device", "the host", "NVMe"};
+  const ModelConfig& m = model_config;
+  const std::string dropout = m.dropout == DropoutRates{}
+                                  ? ""
+                                  : fmt::format(", dropout {} of embeddings and {} of residual branches",
+                                                m.dropout.embedding, m.dropout.residual);
+  return fmt::format(
+      "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}{}\n"
+      "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
+      "update     {}\n"
+      "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}{}",
+      title_of(m.arch), config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers,
+      m.width, static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype),
+      m.tied ? ", tied head" : "", dropout, format_bytes(layout->state_bytes()),
+      kPlaces[static_cast<int>(config.offload_param)], kPlaces[static_cast<int>(config.offload_optimizer)],
+      describe_update(*this), config.data_ranks() * config.micro_batch * config.accumulation_steps,
+      config.data.seq_len, config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
+      config.data_ranks() == 1 ? "" : " of each rank",
+      config.parallel.pipeline > 1                       ? name_of(config.parallel.pipeline_schedule)
+      : config.accumulation == Accumulation::kLayerMajor ? "layer-major"
+                                                         : "micro-batch-major",
+      config.recompute ? "on" : "off", describe_tiles(*this));
+}
+
+}  // namespace zg

@@ -61,7 +61,7 @@ void swiglu_backward(const Launch& on, Extent extent, Strided<const T> gate_up, 
 template <class T>
 void add(const Launch& on, Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out);
 template <class T>
-void scale(const Launch& on, Extent extent, Strided<const T> x, T factor, Strided<T> y);
+void scale(const Launch& on, Extent extent, Strided<const T> x, Acc<T> factor, Strided<T> y);
 template <class T>
 void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions,
           std::int64_t heads, std::int64_t head_size, const RopeTable& table, bool inverse,

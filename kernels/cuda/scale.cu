@@ -17,12 +17,11 @@ struct Scale {
 }  // namespace
 
 template <class T>
-void scale(const Launch& on, Extent extent, Strided<const T> x, T factor, Strided<T> y) {
-  using A = Acc<T>;
-  elementwise<T, 1, 1>("scale", on, extent, {{x}, {y}}, Scale<A>{static_cast<A>(factor)});
+void scale(const Launch& on, Extent extent, Strided<const T> x, Acc<T> factor, Strided<T> y) {
+  elementwise<T, 1, 1>("scale", on, extent, {{x}, {y}}, Scale<Acc<T>>{factor});
 }
 
-#define ZG_INSTANTIATE(T) template void scale(const Launch&, Extent, Strided<const T>, T, Strided<T>);
+#define ZG_INSTANTIATE(T) template void scale(const Launch&, Extent, Strided<const T>, Acc<T>, Strided<T>);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

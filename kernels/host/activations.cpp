@@ -25,7 +25,7 @@ struct ActivationKernels {
   void (*gated[2])(std::int64_t n, const T* gate, const T* up, T* y);
   void (*gated_backward[2])(std::int64_t n, const T* gate, const T* up, const T* dy, T* dgate, T* dup);
   void (*add)(std::int64_t n, const T* a, const T* b, T* out);
-  void (*scale)(std::int64_t n, const T* x, T factor, T* y);
+  void (*scale)(std::int64_t n, const T* x, Acc<T> factor, T* y);
 };
 }  // namespace zg::host
 #endif
@@ -145,9 +145,9 @@ void add(std::int64_t n, const T* a, const T* b, T* out) {
 }
 
 template <class T>
-void scale(std::int64_t n, const T* x, T factor, T* y) {
+void scale(std::int64_t n, const T* x, Acc<T> factor, T* y) {
   const Lanes<T> d;
-  const auto times = hn::Set(d, static_cast<Acc<T>>(factor));
+  const auto times = hn::Set(d, factor);
   for_lanes(d, n,
             [&](std::int64_t i, auto w) HWY_ATTR { save(d, hn::Mul(load(d, x + i, w), times), y + i, w); });
 }
@@ -224,7 +224,7 @@ void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out) 
 }
 
 template <class T>
-void scale(Extent extent, Strided<const T> x, T factor, Strided<T> y) {
+void scale(Extent extent, Strided<const T> x, Acc<T> factor, Strided<T> y) {
   const auto k = kernels<T>();
   for_spans(flattened(extent, x, y), [&](std::int64_t r, std::int64_t c, std::int64_t n) {
     k.scale(n, x.row(r) + c, factor, y.row(r) + c);
@@ -237,7 +237,7 @@ void scale(Extent extent, Strided<const T> x, T factor, Strided<T> y) {
   template void swiglu(Extent, Strided<const T>, Strided<T>, Gate);                            \
   template void swiglu_backward(Extent, Strided<const T>, Strided<const T>, Strided<T>, Gate); \
   template void add(Extent, Strided<const T>, Strided<const T>, Strided<T>);                   \
-  template void scale(Extent, Strided<const T>, T, Strided<T>);
+  template void scale(Extent, Strided<const T>, Acc<T>, Strided<T>);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

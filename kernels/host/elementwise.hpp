@@ -57,9 +57,9 @@ void swiglu_backward(Extent extent, Strided<const T> gate_up, Strided<const T> d
 // out may be a or b.
 template <class T>
 void add(Extent extent, Strided<const T> a, Strided<const T> b, Strided<T> out);
-// y = factor * x; y may be x.
+// y = factor * x, rounded once; y may be x.
 template <class T>
-void scale(Extent extent, Strided<const T> x, T factor, Strided<T> y);
+void scale(Extent extent, Strided<const T> x, Acc<T> factor, Strided<T> y);
 
 // y may be x. A dropped element is 0, even if it was a NaN.
 template <class T>

@@ -330,8 +330,7 @@ class CheckedOps : public Ops {
     expect(x, "x", x.dtype, x.rows, x.cols);
     expect(y, "y", x.dtype, x.rows, x.cols);
     with_type(x.dtype, [&]<class T>() {
-      backend_.template scale<T>(s, extent_of(x), strided<T>(x), static_cast<T>(static_cast<Acc<T>>(factor)),
-                                 strided<T>(y));
+      backend_.template scale<T>(s, extent_of(x), strided<T>(x), static_cast<Acc<T>>(factor), strided<T>(y));
     });
   }
 

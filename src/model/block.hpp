@@ -39,8 +39,14 @@ inline void add_norm_sums(const Call& call, const View& norms, std::span<const s
   }
 }
 
-// What a call of a backward does: all of it, or its first half.
-enum class BackwardCall { kWhole, kInput };
+// What a call of a backward does: all of it, its first half, or all of it for a block whose own parameters are
+// frozen.
+enum class BackwardCall { kWhole, kInput, kFrozen };
+inline Backward sizes_of(BackwardCall what) {
+  return what == BackwardCall::kWhole    ? Backward::kWhole
+         : what == BackwardCall::kInput ? Backward::kInHalves
+                                         : Backward::kFrozen;
+}
 
 // config: the sizes of the part.
 BlockBytes gpt2_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,

@@ -39,9 +39,14 @@ class BufferPlan {
   std::int64_t bytes_ = 0;
 };
 
-// What the sum of the embedding is multiplied by.
-inline double embedding_factor(const ModelConfig& c) {
-  return c.block.scaled_embedding ? std::sqrt(static_cast<double>(c.width)) : 1;
+// What the sum of the embedding is multiplied by: a number of the weights' type.
+inline double embedding_factor(const ModelConfig& c, DType t) {
+  if (!c.block.scaled_embedding) return 1;
+  const double root = std::sqrt(static_cast<double>(c.width));
+  const auto single = static_cast<float>(root);
+  if (t == DType::kBF16) return static_cast<double>(static_cast<float>(bf16(single)));
+  if (t == DType::kF16) return static_cast<double>(static_cast<float>(fp16(single)));
+  return t == DType::kF64 ? root : static_cast<double>(single);
 }
 
 // One parameter's part [rows, cols] of a unit's flat tensor (weights or gradients).
@@ -86,6 +91,7 @@ struct Call {
   const RopeTable* rope = nullptr;
   View documents = {};
   View past = {};  // Model::block_next(); null: sequences begin here
+  AdapterViews adapters = {};  // of a block's second tile
 
   bool is_part() const { return part.parts > 1; }
   // The rows that a part has of the embedding.
@@ -143,6 +149,13 @@ struct Call {
     GemmOptions options;
     options.b = Trans::kYes;
     options.bias = bias;
+    ops.gemm(stream, x, w, y, options);
+  }
+  // y += x w^T
+  void linear_more(const View& x, const View& w, const View& y) const {
+    GemmOptions options;
+    options.b = Trans::kYes;
+    options.accumulate = true;
     ops.gemm(stream, x, w, y, options);
   }
   // dx = dy w

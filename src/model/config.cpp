@@ -125,6 +125,14 @@ void check_description(const ModelConfig& c) {
   }
 }
 
+void check_lora(const ModelConfig& c) {
+  if (!c.lora.on()) return;
+  check_size("lora.rank", c.lora.rank, kMaxWidth);
+  check_positive("lora.alpha", c.lora.alpha);
+  check_rate("lora.dropout", c.lora.dropout);
+  ZG_ASSERT(c.lora.modules != 0 && c.arch != Arch::kGpt2, "adapters of no module of {}", name_of(c.arch));
+}
+
 }  // namespace
 
 void validate(const ModelConfig& c) {
@@ -146,6 +154,7 @@ void validate(const ModelConfig& c) {
   check_positive(keys.eps, c.norm_eps);
   check_rate("dropout.embedding", c.dropout.embedding);
   check_rate("dropout.residual", c.dropout.residual);
+  check_lora(c);
   if (!std::isfinite(c.init_std) || c.init_std < 0) {
     throw Error(Errc::kUsage, "initializer_range", fmt::format("{} is no standard deviation", c.init_std));
   }

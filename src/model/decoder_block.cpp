@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "model/adapters.hpp"
 #include "model/block.hpp"
 #include "model/block_attention.hpp"
 #include "model/units.hpp"
@@ -44,7 +45,8 @@ struct Saved {
   View qk, q_stats, k_stats;  // q and k before their norms
   View after1, after_stats1, after2,
       after_stats2;  // what the norms behind the branches take, [residual rows, C]
-  View norms;        // of a backward in halves: norm_sums(), of all norms, in the order of their parameters
+  AdapterSaved adapters;
+  View norms;  // of a backward in halves: norm_sums(), of all norms, in the order of their parameters
   std::int64_t bytes = 0;
 
   Saved(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, Backward how, void* base) {
@@ -69,6 +71,7 @@ struct Saved {
     }
     norm(c.norms_after(), after1, after_stats1);
     norm(c.norms_after(), after2, after_stats2);
+    adapters = AdapterSaved(plan, c, t, shape);
     if (how == Backward::kInHalves) {
       const NormList list = DecoderParams(c).norms();
       norms = norm_sums(plan, a, static_cast<std::int64_t>(list.size()), norm_columns(c));
@@ -91,6 +94,8 @@ struct Workspace {
   AttentionWorkspace attention;
   View norm_partials, bias_partials;  // in the same memory
   View held;  // of a backward in halves: dx before a norm's backward, until its place is free
+  View unused;  // [1, widest norm], of a frozen block: what norms add to their weights' gradients
+  AdapterWorkspace adapters;
   std::int64_t bytes = 0;
 
   Workspace(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, const OpSizes& sizes,
@@ -115,6 +120,8 @@ struct Workspace {
     norm_partials = View(partials.data, a, partials.rows, 2 * norm_columns(c));
     if (biases > 0) bias_partials = View(partials.data, a, partials.rows, biases);
     if (how == Backward::kInHalves) held = plan.take(t, residual, c.width);
+    adapters = AdapterWorkspace(plan, c, t, shape);
+    if (how == Backward::kFrozen) unused = plan.take(a, 1, norm_columns(c));
     bytes = plan.bytes();
   }
 };
@@ -219,6 +226,7 @@ struct Branch {
   std::size_t matrix = kNone, bias = kNone;
   std::size_t norm = kNone;  // kNone: there is none
   View kept, stats;          // what the norm takes
+  AdapterInput adapters;     // those of the product
 };
 
 // What the calls on a block have in common.
@@ -230,6 +238,7 @@ struct Block {
   const DecoderParams p;
   const Saved f;
   const Workspace w;
+  const Adapters adapters;
   const Branch attention, mlp;
 
   Block(const Call& from, Backward how, void* saved, void* workspace)
@@ -240,8 +249,10 @@ struct Block {
         p(c),
         f(c, from.part, from.dtype, from.shape, how, saved),
         w(c, from.part, from.dtype, from.shape, from.ops, how, workspace),
-        attention{Dropped::kAttention, f.attention.att, p.o, p.o_bias, p.after1, f.after1, f.after_stats1},
-        mlp{Dropped::kMlp, f.act, p.down, kNone, p.after2, f.after2, f.after_stats2} {}
+        adapters(call, f.adapters, w.adapters),
+        attention{Dropped::kAttention, f.attention.att, p.o, p.o_bias,
+                  p.after1, f.after1, f.after_stats1, AdapterInput::kO},
+        mlp{Dropped::kMlp, f.act, p.down, kNone, p.after2, f.after2, f.after_stats2, AdapterInput::kDown} {}
 
   Stack qkv() const { return {call, p.q, p.v, p.q_bias, w.bias_partials}; }
   Stack gate_up() const { return {call, p.gate, p.up}; }
@@ -278,37 +289,48 @@ struct Block {
   // y = addend + what the branch gives; a null y: only what the backward needs.
   void add(const Branch& b, const View& addend, const View& y) const {
     const View bias = b.bias == kNone ? View{} : call.weight(b.bias);
-    if (b.norm == kNone) {
-      if (y) call.linear_sum_add(b.what, b.input, b.matrix, bias, addend, y, w.d_norm);
-      return;
-    }
+    if (b.norm == kNone) return add_product(b, bias, addend, y);
     if (call.is_part()) {
       call.linear(b.input, b.matrix, call.part.part == 0 ? bias : View{}, w.d_norm);
       ops.cast(s, call.sum_of_parts(w.d_norm), b.kept);
     } else {
       call.linear(b.input, b.matrix, bias, b.kept);
     }
+    adapters.forward(b.adapters, b.input, b.kept);
     norm(b.norm, b.kept, w.narrow, b.stats);
     if (!y) return;
     if (call.drops(b.what)) call.drop(b.what, w.narrow, w.narrow);
     ops.add(s, w.narrow, addend, y);
   }
+
+ private:
+  // The same of a branch without a norm. What adapters give is dropped with the product that they stand beside.
+  void add_product(const Branch& b, const View& bias, const View& addend, const View& y) const {
+    if (!y || !adapters.any(b.adapters) || !call.drops(b.what)) {
+      if (y) call.linear_sum_add(b.what, b.input, b.matrix, bias, addend, y, w.d_norm);
+      return adapters.forward(b.adapters, b.input, y);
+    }
+    call.linear(b.input, b.matrix, bias, w.d_norm);
+    adapters.forward(b.adapters, b.input, w.d_norm);
+    call.drop(b.what, w.d_norm, w.d_norm);
+    ops.add(s, w.d_norm, addend, y);
+  }
 };
 
-// A backward, or its first half.
+// A backward, its first half, or that of a frozen block.
 class BlockBackward : Block {
  public:
   BlockBackward(const Call& from, BackwardCall what, void* saved, void* workspace)
-      : Block(from, what == BackwardCall::kWhole ? Backward::kWhole : Backward::kInHalves, saved, workspace),
+      : Block(from, sizes_of(what), saved, workspace),
         whole_(what == BackwardCall::kWhole),
+        half_(what == BackwardCall::kInput),
         norms_(p.norms()) {}
 
   void run(const View& x, const View& dx) const {
-    if (!whole_) {
-      ops.zero(s, f.norms);
-    } else if (call.into == Gradients::kOverwrite) {
+    if (half_) ops.zero(s, f.norms);
+    if (whole_ && call.into == Gradients::kOverwrite)
       clear_gradients(ops, s, call.grads, call.unit, norms_.others());
-    }
+    if (call.adapters.grads) adapters.begin_backward();
     through_mlp(dx);
     through_attention(x, dx);
   }
@@ -320,11 +342,13 @@ class BlockBackward : Block {
     const View dy = gradient_of(mlp, dx, w.narrow, w.wide);
     if (whole_) call.linear_dw(dy, f.act, p.down);
     call.linear_dx(dy, p.down, w.d_act);
+    adapters.backward(AdapterInput::kDown, dy, f.act, w.d_act);
     ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up, c.block.gate);
     if (whole_) {
       gate_up().backward(f.gate_up, call.all_rows(input2(), w.all_rows), w.d_norm);
     } else {
       gate_up().backward_input(f.gate_up, w.d_norm);
+      adapters.backward(AdapterInput::kGateUp, f.gate_up, input2(), w.d_norm);
     }
     if (holds()) ops.cast(s, dx, w.held);
     add_through_norm(p.norm2, f.x1, f.stats2, dx);
@@ -336,6 +360,7 @@ class BlockBackward : Block {
     const View dy = gradient_of(attention, dx, w.wide, w.narrow);
     if (whole_) weight_gradient(attention, dy);
     call.linear_dx(dy, p.o, w.d_att);
+    adapters.backward(AdapterInput::kO, dy, f.attention.att, w.d_att);
     attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
     rope(w.d_qkv, true);
     if (p.q_norm != kNone) {
@@ -350,7 +375,8 @@ class BlockBackward : Block {
       qkv().backward(w.d_qkv, call.all_rows(input1(x), w.all_rows), w.d_norm);
     } else {
       qkv().backward_input(w.d_qkv, w.d_norm);
-      ops.cast(s, w.d_qkv, f.attention.qkv);
+      adapters.backward(AdapterInput::kQkv, w.d_qkv, input1(x), w.d_norm);
+      if (half_) ops.cast(s, w.d_qkv, f.attention.qkv);
     }
     add_through_norm(p.norm1, x, f.stats1, dx);
     if (holds()) ops.cast(s, w.held, x);
@@ -358,7 +384,7 @@ class BlockBackward : Block {
 
   // Whether the gradient of a branch's last product is that of the residual stream, which the second half
   // needs.
-  bool holds() const { return !whole_ && !c.norms_after(); }
+  bool holds() const { return half_ && !c.norms_after(); }
 
   // The gradient of a branch's last product, of all rows, by the gradient dx of the residual stream behind
   // it: dx itself, or in `place` that of what was dropped or normalised; `other` is for the first of the two.
@@ -368,7 +394,7 @@ class BlockBackward : Block {
     ops.zero(s, place);
     ops.rmsnorm_backward(s, call.drops(b.what) ? other : dx, b.kept, call.weight(b.norm), b.stats, place,
                          norm_sum(b.norm), w.norm_partials, c.block.norm_weight);
-    if (!whole_) ops.cast(s, place, b.kept);
+    if (half_) ops.cast(s, place, b.kept);
     return call.all_rows(place, w.all_rows);
   }
 
@@ -388,10 +414,11 @@ class BlockBackward : Block {
   // Where the gradient of a norm's weight is added up.
   View norm_sum(std::size_t index) const {
     if (whole_) return call.grad(index);
+    if (!half_) return w.unused.col_range(0, call.unit.params[index].cols);
     return f.norms.row_range(norms_.row_of(index), 1).col_range(0, call.unit.params[index].cols);
   }
 
-  const bool whole_;
+  const bool whole_, half_;
   const NormList norms_;
 };
 
@@ -408,6 +435,7 @@ void decoder_block_forward(const Call& call, View x, View out, void* saved, void
   b.norm(b.p.norm1, x, b.f.norm1, b.f.stats1);
   const View qkv = attention_input(call, b.f.attention, b.w.attention);
   b.qkv().forward(call.all_rows(b.input1(x), b.w.all_rows), qkv);
+  b.adapters.forward(AdapterInput::kQkv, b.input1(x), qkv);
   b.normalise_heads(qkv);
   b.rope(qkv, false);
   attention_forward(call, b.f.attention, b.w.attention);
@@ -415,6 +443,7 @@ void decoder_block_forward(const Call& call, View x, View out, void* saved, void
 
   b.norm(b.p.norm2, b.f.x1, b.f.norm2, b.f.stats2);
   b.gate_up().forward(call.all_rows(b.input2(), b.w.all_rows), b.f.gate_up);
+  b.adapters.forward(AdapterInput::kGateUp, b.input2(), b.f.gate_up);
   b.ops.swiglu(b.s, b.f.gate_up, b.f.act, b.c.block.gate);
   b.add(b.mlp, b.f.x1, out);
 }

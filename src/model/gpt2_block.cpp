@@ -47,6 +47,7 @@ struct Workspace {
   View partials;  // partial sums over groups of rows
   View norm_partials;
   View held;  // of a backward in halves: dx before a norm's backward, until its place is free
+  View unused;  // [2, C], of a frozen block: what norms add to the gradients of weight and bias
   std::int64_t bytes = 0;
 
   Workspace(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, const OpSizes& sizes,
@@ -66,6 +67,7 @@ struct Workspace {
     partials = plan.take(a, sizes.row_groups(), std::max(wide, 2 * c.width));
     norm_partials = View(partials.data, a, sizes.row_groups(), 2 * c.width);
     if (how == Backward::kInHalves) held = plan.take(t, residual_rows(part, shape), c.width);
+    if (how == Backward::kFrozen) unused = plan.take(a, 2, c.width);
     bytes = plan.bytes();
   }
   View bias_partials(std::int64_t columns) const {
@@ -115,21 +117,19 @@ void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* w
 void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx, void* workspace) {
   using namespace gpt2;
   const ModelConfig& c = call.config;
-  const bool whole = what == BackwardCall::kWhole;
-  const Backward how = whole ? Backward::kWhole : Backward::kInHalves;
+  const bool whole = what == BackwardCall::kWhole, half = what == BackwardCall::kInput;
+  const Backward how = sizes_of(what);
   const Saved f(c, call.part, call.dtype, call.shape, how, saved);
   const Workspace w(c, call.part, call.dtype, call.shape, call.ops, how, workspace);
   Ops& ops = call.ops;
   Stream& s = call.stream;
   const auto norm_sum = [&](Index param, Norms norm) {
-    return whole ? call.grad(param) : f.norms.row_range(norm, 1);
+    return whole ? call.grad(param) : half ? f.norms.row_range(norm, 1) : w.unused.row_range(norm % 2, 1);
   };
 
-  if (!whole) {
-    ops.zero(s, f.norms);
-  } else if (call.into == Gradients::kOverwrite) {
+  if (half) ops.zero(s, f.norms);
+  if (whole && call.into == Gradients::kOverwrite)
     clear_gradients(ops, s, call.grads, call.unit, kOverwritten);
-  }
   // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
   // norm's backward adds the other part. What was dropped has a gradient of its own, where nothing else is
   // then.
@@ -138,10 +138,10 @@ void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* save
   call.linear_dx_gelu(dy, kMlpProjWeight, f.fc, w.d_fc);
   if (whole) linear_backward(call, w, w.d_fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);
   call.linear_dx(w.d_fc, kFcWeight, w.d_narrow);
-  if (!whole) ops.cast(s, w.d_fc, f.fc), ops.cast(s, dx, w.held);
+  if (half) ops.cast(s, w.d_fc, f.fc), ops.cast(s, dx, w.held);
   ops.layernorm_backward(s, call.sum_of_parts(w.d_narrow), f.x1, call.weight(kLn2Weight), f.stats2, dx,
                          norm_sum(kLn2Weight, kWeight2), norm_sum(kLn2Bias, kBias2), w.norm_partials);
-  if (!whole) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
+  if (half) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
 
   // Now dx is the gradient of x1, and in the same way a part of x's gradient.
   dy = call.all_rows_dropped(Dropped::kAttention, dx, w.dropped, w.all_rows);
@@ -150,10 +150,10 @@ void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* save
   attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
   if (whole) linear_backward(call, w, w.d_qkv, call.all_rows(f.ln1, w.all_rows), kQkvWeight, kQkvBias);
   call.linear_dx(w.d_qkv, kQkvWeight, w.d_narrow);
-  if (!whole) ops.cast(s, w.d_qkv, f.attention.qkv);
+  if (half) ops.cast(s, w.d_qkv, f.attention.qkv);
   ops.layernorm_backward(s, call.sum_of_parts(w.d_narrow), x, call.weight(kLn1Weight), f.stats1, dx,
                          norm_sum(kLn1Weight, kWeight1), norm_sum(kLn1Bias, kBias1), w.norm_partials);
-  if (!whole) ops.cast(s, w.held, x);
+  if (half) ops.cast(s, w.held, x);
 }
 
 void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* workspace) {

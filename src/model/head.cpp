@@ -16,12 +16,13 @@ struct Workspace {
   View stats;
   View logits, dlogits;  // [rows of a chunk, head_columns()]
   View norm_partials, sum_partials;
+  View unused;  // [2, C], where the head is frozen: what its norm adds to the gradients of weight and bias
   View numbers;  // [1, 3 * parts * rows of a chunk]: softmax_part() of all parts; null: the model is whole
   std::int64_t bytes = 0;
 
   // rows: N.
   Workspace(const ModelConfig& c, const ModelPart& part, DType t, std::int64_t rows, const OpSizes& sizes,
-            std::int64_t logits_bytes, void* base) {
+            std::int64_t logits_bytes, HeadGradients gradients, void* base) {
     BufferPlan plan(base);
     const DType a = accumulator_of(t);
     const std::int64_t chunk = head_chunk_rows(c, t, rows, sizes, logits_bytes);
@@ -33,12 +34,14 @@ struct Workspace {
     norm_partials = plan.take(a, sizes.row_groups(), 2 * c.width);
     sum_partials = plan.take(DType::kF64, 1, Ops::kSumPartials);
     if (part.parts > 1) numbers = plan.take(a, 1, 3 * part.parts * chunk);
+    if (gradients == HeadGradients::kFrozen) unused = plan.take(a, 2, c.width);
     bytes = plan.bytes();
   }
 };
 
-Workspace workspace_of(const Call& call, std::int64_t rows, void* base) {
-  return {call.config, call.part, call.dtype, rows, call.ops, call.logits_bytes, base};
+Workspace workspace_of(const Call& call, std::int64_t rows, void* base,
+                       HeadGradients gradients = HeadGradients::kAll) {
+  return {call.config, call.part, call.dtype, rows, call.ops, call.logits_bytes, gradients, base};
 }
 
 // The norm of this part's rows, and then that of all rows, which the product needs.
@@ -55,10 +58,13 @@ void norm(const Call& call, const View& x, const Workspace& w) {
 
 void norm_backward(const Call& call, const View& x, const Workspace& w, const View& dx) {
   const View normed = call.sum_of_parts(w.normed);
-  const View weight = call.weight(head::kNormWeight), d_weight = call.grad(head::kNormWeight);
+  const bool frozen = !call.grads;
+  const View weight = call.weight(head::kNormWeight),
+             d_weight = frozen ? w.unused.row_range(0, 1) : call.grad(head::kNormWeight);
   if (call.config.arch == Arch::kGpt2) {
     call.ops.layernorm_backward(call.stream, normed, x, weight, w.stats, dx, d_weight,
-                                call.grad(head::kNormBias), w.norm_partials);
+                                frozen ? w.unused.row_range(1, 1) : call.grad(head::kNormBias),
+                                w.norm_partials);
   } else {
     call.ops.rmsnorm_backward(call.stream, normed, x, weight, w.stats, dx, d_weight, w.norm_partials,
                               call.config.block.norm_weight);
@@ -113,13 +119,14 @@ std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t row
 }
 
 std::int64_t head_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, std::int64_t rows,
-                        const OpSizes& sizes, std::int64_t logits_bytes) {
-  return Workspace(config, part, dtype, rows, sizes, logits_bytes, nullptr).bytes;
+                        const OpSizes& sizes, std::int64_t logits_bytes, HeadGradients gradients) {
+  return Workspace(config, part, dtype, rows, sizes, logits_bytes, gradients, nullptr).bytes;
 }
 
 void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,
                    void* workspace, double loss_scale) {
-  const Workspace w = workspace_of(call, call.shape.rows(), workspace);
+  const HeadGradients gradients = call.grads ? HeadGradients::kAll : HeadGradients::kFrozen;
+  const Workspace w = workspace_of(call, call.shape.rows(), workspace, gradients);
   const std::int64_t v = call.tokens.count;
   norm(call, x, w);
   // Cross entropy leaves the padding alone: that of the gradient stays zero over all chunks.
@@ -129,7 +136,7 @@ void head_backward(const Call& call, View table, View d_table, View x, View targ
     call.linear(normed, table, View{}, logits);
     cross_entropy(call, w, logits.col_range(0, v), targets.col_range(first, n), loss_sum,
                   dlogits.col_range(0, v), loss_scale);
-    call.linear_dw(dlogits, normed, d_table, first == 0 ? call.into : Gradients::kAdd);
+    if (d_table) call.linear_dw(dlogits, normed, d_table, first == 0 ? call.into : Gradients::kAdd);
     call.linear_dx(dlogits, table, normed);
   });
   call.ops.zero(call.stream, dx);

@@ -19,10 +19,11 @@ std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_
 
 // Bytes of the workspace of the following calls. config: the sizes of the part.
 std::int64_t head_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, std::int64_t rows,
-                        const OpSizes& sizes, std::int64_t logits_bytes);
+                        const OpSizes& sizes, std::int64_t logits_bytes, HeadGradients gradients);
 
 // The call's unit is the head. `table` [head_columns(), C] is the output matrix, of which a part has the rows
-// of its tokens, and `d_table` its gradient, which is added to. All gradients are multiplied by loss_scale. x
+// of its tokens, and `d_table` its gradient, which is added to; null: it is not computed, as are those of the
+// norm where the call has no gradients. All gradients are multiplied by loss_scale. x
 // and dx have the part's rows of the residual stream, the loss is that of all rows and all tokens.
 void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,
                    void* workspace, double loss_scale);

@@ -48,6 +48,16 @@ void check_shape(const ModelConfig& c, BatchShape shape) {
   ZG_ASSERT_LE(shape.first + shape.time * shape.part.parts, c.longest_sequence());
 }
 
+// Of a block with adapters, those of its second tile; of another block none.
+void check_adapters(const Unit& unit, const View& view, DType dtype) {
+  ZG_ASSERT_EQ(unit.adapted, static_cast<bool>(view));
+  if (!view) return;
+  const std::int64_t count = unit.tiles.back().count;
+  ZG_ASSERT(view.rows == 1 && view.cols == count && view.dtype == dtype,
+            "{}'s adapters have {} elements, given {} x {} of {}", unit.name, count, view.rows, view.cols,
+            name_of(view.dtype));
+}
+
 // A part of a sequence has others to exchange with.
 void check_exchange(BatchShape shape, const ContextExchange* exchange) {
   ZG_ASSERT(shape.part.parts == 1 || exchange != nullptr, "a part of {} of each sequence, and no others",
@@ -146,6 +156,11 @@ std::array<RandomKey, 2> Model::dropout_keys(std::uint64_t seed, std::size_t uni
   return {key(".dropout"), key(".mlp.dropout")};
 }
 
+RandomKey Model::adapter_dropout_key(std::uint64_t seed, std::size_t unit) const {
+  const std::array<std::uint32_t, 2> words = NamedRandom(seed, units_[unit].name + ".lora.dropout").key();
+  return {{words[0], words[1]}};
+}
+
 std::int64_t Model::checkpoint_bytes(BatchShape shape) const {
   return round_up(residual_rows(shape) * config_.width * static_cast<std::int64_t>(size_of(dtype_)), 4096);
 }
@@ -155,18 +170,18 @@ std::int64_t Model::saved_bytes(BatchShape shape, Backward how) const {
 }
 
 std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const {
-  const View sums = tile_sums(shape, nullptr);
+  const View sums = tile_sums(shape, nullptr, how);
   return model::block_bytes(here_, part_, dtype_, shape, *sizes_, how).workspace +
          sums.count() * static_cast<std::int64_t>(size_of(sums.dtype));
 }
 
-std::int64_t Model::head_workspace_bytes(BatchShape shape) const {
-  return model::head_bytes(here_, part_, dtype_, shape.rows(), *sizes_, logits_bytes_);
+std::int64_t Model::head_workspace_bytes(BatchShape shape, HeadGradients gradients) const {
+  return model::head_bytes(here_, part_, dtype_, shape.rows(), *sizes_, logits_bytes_, gradients);
 }
 
 std::int64_t Model::embedding_workspace_bytes(BatchShape shape) const {
   const bool needed =
-      part_.sequence || config_.dropout.embedding > 0 || model::embedding_factor(config_) != 1;
+      part_.sequence || config_.dropout.embedding > 0 || model::embedding_factor(config_, dtype_) != 1;
   return needed ? shape.rows() * config_.width * static_cast<std::int64_t>(size_of(dtype_)) : 0;
 }
 
@@ -191,7 +206,7 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
   } else {
     call.sum_of_parts(x);
   }
-  if (const double factor = model::embedding_factor(config_); factor != 1) ops().scale(s, x, factor, x);
+  if (const double factor = model::embedding_factor(config_, dtype_); factor != 1) ops().scale(s, x, factor, x);
   if (call.drops(model::Dropped::kEmbedding)) call.drop(model::Dropped::kEmbedding, x, x);
 }
 
@@ -204,7 +219,7 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
   check_rows(dx, residual_rows(shape), config_.width, dtype_);
   model::Call call = call_of(s, shape, unit, View{}, grads, into);
   call.dropout = dropout;
-  const double factor = model::embedding_factor(config_);
+  const double factor = model::embedding_factor(config_, dtype_);
   ZG_ASSERT(workspace != nullptr ||
             !(part_.sequence || call.drops(model::Dropped::kEmbedding) || factor != 1));
   if (into == Gradients::kOverwrite) ops().zero(s, grads);
@@ -222,7 +237,8 @@ std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const
 
 void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
                           void* workspace, ContextExchange* context, TileAccess* tiles,
-                          const DropoutPlace* dropout, std::int64_t layer, const View& documents) const {
+                          const DropoutPlace* dropout, std::int64_t layer, const View& documents,
+                          const View& adapters) const {
   const Unit& unit = units_[1];  // all blocks have the same layout
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -231,9 +247,11 @@ void Model::block_forward(Stream& s, BatchShape shape, View weights, View x, Vie
   ZG_ASSERT(x.data != out.data && saved != nullptr);
   check_exchange(shape, context);
   ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
+  check_adapters(unit, adapters, dtype_);
   model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
   call.tiles = tiles;
   call.dropout = dropout;
+  call.adapters.weights = adapters;
   set_layer(call, layer, documents);
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_forward(call, x, out, saved, workspace);
@@ -272,11 +290,14 @@ void Model::block_next(Stream& s, BatchShape shape, View weights, View x, View o
 void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
                            View grads, void* workspace, Gradients into, ContextExchange* context,
                            TileAccess* tiles, const DropoutPlace* dropout, std::int64_t layer,
-                           const View& documents) const {
+                           const View& documents, const AdapterViews& adapters) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
-  check_flat(grads, unit, accumulator_dtype());
+  if (grads) check_flat(grads, unit, accumulator_dtype());
+  check_adapters(unit, adapters.weights, dtype_);
+  check_adapters(unit, adapters.grads, accumulator_dtype());
+  ZG_ASSERT(!unit.adapted || !grads, "{} has adapters, and its own gradients", unit.name);
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   check_rows(dx, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
@@ -284,13 +305,15 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, weights, grads, into, context);
   call.tiles = tiles;
-  call.sums = tile_sums(shape, workspace);
+  call.sums = tile_sums(shape, workspace, grads ? Backward::kWhole : Backward::kFrozen);
   call.dropout = dropout;
+  call.adapters = adapters;
   set_layer(call, layer, documents);
+  const auto what = grads ? model::BackwardCall::kWhole : model::BackwardCall::kFrozen;
   if (config_.arch == Arch::kGpt2) {
-    model::gpt2_block_backward(call, model::BackwardCall::kWhole, x, saved, dx, workspace);
+    model::gpt2_block_backward(call, what, x, saved, dx, workspace);
   } else {
-    model::decoder_block_backward(call, model::BackwardCall::kWhole, x, saved, dx, workspace);
+    model::decoder_block_backward(call, what, x, saved, dx, workspace);
   }
 }
 
@@ -339,9 +362,9 @@ void Model::head_loss_and_gradient(Stream& s, BatchShape shape, View head_weight
   const Unit& table_unit = config_.tied ? units_.front() : unit;
   check_shape(config_, shape);
   check_flat(head_weights, unit, dtype_);
-  check_flat(head_grads, unit, accumulator_dtype());
+  if (head_grads) check_flat(head_grads, unit, accumulator_dtype());
   check_flat(table, table_unit, dtype_);
-  check_flat(table_grads, table_unit, accumulator_dtype());
+  if (table_grads) check_flat(table_grads, table_unit, accumulator_dtype());
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   check_rows(dx, residual_rows(shape), config_.width, dtype_);
   check_ids(targets, shape);
@@ -350,12 +373,12 @@ void Model::head_loss_and_gradient(Stream& s, BatchShape shape, View head_weight
   const Param& matrix = model::table_param(config_, units_);
   if (into == Gradients::kOverwrite) {
     const std::uint32_t product = 1u << (&matrix - table_unit.params.data());
-    if (config_.tied) model::clear_gradients(ops(), s, head_grads, unit, 0);
-    model::clear_gradients(ops(), s, table_grads, table_unit, product);
+    if (config_.tied && head_grads) model::clear_gradients(ops(), s, head_grads, unit, 0);
+    if (table_grads) model::clear_gradients(ops(), s, table_grads, table_unit, product);
   }
-  model::head_backward(call, table_view(here_, units_, *sizes_, table),
-                       table_view(here_, units_, *sizes_, table_grads), x, targets, loss_sum, dx, workspace,
-                       loss_scale);
+  const View d_table = table_grads ? table_view(here_, units_, *sizes_, table_grads) : View{};
+  model::head_backward(call, table_view(here_, units_, *sizes_, table), d_table, x, targets, loss_sum, dx,
+                       workspace, loss_scale);
 }
 
 void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,

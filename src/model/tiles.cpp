@@ -44,14 +44,14 @@ std::vector<TileUse> Model::tile_uses(ModelCall call) const {
   return uses;
 }
 
-View Model::tile_sums(BatchShape shape, void* workspace) const {
+View Model::tile_sums(BatchShape shape, void* workspace, Backward how) const {
   const Unit& unit = units_[1];
   if (!unit.in_tiles() || dtype_ == accumulator_dtype()) return {};
   std::int64_t widest = 0;
   for (const Param& p : unit.params) {
     if (!p.vector) widest = std::max(widest, p.cols);
   }
-  const model::BlockBytes bytes = model::block_bytes(here_, part_, dtype_, shape, *sizes_, Backward::kWhole);
+  const model::BlockBytes bytes = model::block_bytes(here_, part_, dtype_, shape, *sizes_, how);
   void* const at = workspace != nullptr ? static_cast<char*>(workspace) + bytes.workspace : nullptr;
   return {at, accumulator_dtype(), shape.rows(), widest};
 }

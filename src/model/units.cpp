@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "model/adapters.hpp"
 #include "model/part.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -112,6 +113,18 @@ class UnitBuilder {
     for (std::size_t i = unit_.params.size() - count; i < unit_.params.size(); ++i)
       unit_.params[i].file_rows = rows;
   }
+  // A and B of an adapter, which all parts hold whole.
+  void adapter(const std::string& module, std::int64_t rank, std::int64_t out, std::int64_t in) {
+    matrix(module + ".lora_A.weight", rank, in, all(rank), Init::kUniform);
+    matrix(module + ".lora_B.weight", out, rank, all(out), Init::kZero);
+    for (std::size_t i = unit_.params.size() - 2; i < unit_.params.size(); ++i) unit_.params[i].adapter = true;
+  }
+  std::int64_t count() const { return unit_.count; }
+  // What was added from element `first` on is adapters.
+  void adapted(std::int64_t first) {
+    unit_.adapted = true;
+    unit_.tiles = {{0, first}, {first, unit_.count - first}};
+  }
   void layernorm(const std::string& name, std::int64_t n) {
     norm(name + ".weight", n);
     vector(name + ".bias", n, all(n), Init::kZero, part_.sequence);
@@ -192,6 +205,11 @@ Unit decoder_block(const ModelConfig& c, const ModelPart& part, std::int64_t lay
   if (block.fused) b.fuse(2, "mlp.gate_up_proj.weight");
   b.matrix_by_columns("mlp.down_proj.weight", c.width, c.inner, Init::kNormalResidual);
   if (after) b.norm("post_feedforward_layernorm.weight", c.width, one);
+  if (!c.lora.on()) return b.take();
+  const std::int64_t own = b.count();
+  const AdapterList adapters(c);
+  for (const Adapter& one_of : adapters.all()) b.adapter(one_of.path, c.lora.rank, one_of.out, one_of.in);
+  b.adapted(own);
   return b.take();
 }
 
@@ -289,8 +307,9 @@ std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::i
   for (Unit& unit : units) {
     if (unit.tiles.empty()) unit.tiles = {{0, unit.count}};
   }
-  const std::size_t expected = c.arch == Arch::kGpt2 ? std::size_t{gpt2::kCount} : DecoderParams(c).count;
-  ZG_ASSERT_EQ(units[1].params.size(), expected);
+  const std::size_t own = c.arch == Arch::kGpt2 ? std::size_t{gpt2::kCount} : DecoderParams(c).count;
+  const std::size_t adapters = c.lora.on() ? AdapterList(c).all().size() : 0;
+  ZG_ASSERT_EQ(units[1].params.size(), own + 2 * adapters);
   return units;
 }
 

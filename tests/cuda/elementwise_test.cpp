@@ -289,7 +289,7 @@ TYPED_TEST(CudaElementwise, Scale) {
   using T = TypeParam;
   using A = Acc<T>;
   auto random = generator(8);
-  const T factor = static_cast<T>(static_cast<A>(std::sqrt(3072.0)));
+  const A factor = static_cast<A>(std::sqrt(3072.0));
   for_each_shape([&](std::int64_t cols, Layout layout) {
     Operand<T> x(5, cols, layout), y(5, cols, layout), expected(5, cols, layout);
     x.fill_normal(random);

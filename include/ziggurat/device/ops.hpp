@@ -134,7 +134,7 @@ class Ops : public OpSizes {
 
   // out = a + b, all T [N,C]; out may be a or b.
   virtual void add(Stream& s, View a, View b, View out) = 0;
-  // y = factor * x, rounded once; the factor is first rounded to T. x, y T [N,C]; y may be x.
+  // y = factor * x, rounded once; the factor is of type A. x, y T [N,C]; y may be x.
   virtual void scale(Stream& s, View x, double factor, View y) = 0;
   // y = x / (1 - rate) where `dropout` keeps the element, else 0, even for a NaN. The backward pass is the
   // same op on the gradient. x, y T [N,C], rows of sequences; y may be x.

@@ -54,6 +54,7 @@ struct BatchShape {
 // or the model are spread over ranks and calls, and the backward pass makes the forward pass's mask again.
 struct DropoutPlace {
   std::array<RandomKey, 2> keys = {};  // Model::dropout_keys() of the unit
+  RandomKey adapters = {};             // Model::adapter_dropout_key() of the unit
   std::int64_t step = 0;               // below 2^32
   std::int64_t first_sequence = 0;     // number of the micro-batch's first sequence in the step's whole batch
 };
@@ -72,8 +73,18 @@ enum class Gradients { kAdd, kOverwrite };
 
 // Whether the backward of a block is one call or two. The first half computes the gradient of the block's
 // input, for which others wait; the second one the gradients of its parameters, at any time later. Both have
-// the bits of the one call.
-enum class Backward { kWhole, kInHalves };
+// the bits of the one call. kFrozen: one call, for blocks whose own parameters are not trained; the gradient of
+// the input has the same bits, and those of the parameters are not computed.
+enum class Backward { kWhole, kInHalves, kFrozen };
+
+// Whether the head's calls compute the gradients of its parameters.
+enum class HeadGradients { kAll, kFrozen };
+
+// The adapters of a block (Lora) as the flat tensor of their tile, T, and its gradients, of accumulator_dtype();
+// null: there are none.
+struct AdapterViews {
+  View weights = {}, grads = {};
+};
 
 // What the calls of a part need of the other parts: all parts make the same exchanges in the same order.
 // Views are without gaps. Exchanges are enqueued on the stream of the call.
@@ -148,6 +159,8 @@ class Model {
   // The keys of what calls of a unit drop: the first for the embedding's sum, or for what a block's attention
   // adds to the residual stream, the second for what its MLP adds.
   std::array<RandomKey, 2> dropout_keys(std::uint64_t seed, std::size_t unit) const;
+  // The key of what the unit's adapters drop of their modules' inputs.
+  RandomKey adapter_dropout_key(std::uint64_t seed, std::size_t unit) const;
 
   // Sizes in bytes of the memory that calls take. Memory passed as void* must be aligned to 256 bytes and may
   // hold anything, NaN too.
@@ -157,7 +170,8 @@ class Model {
   std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
   // Scratch of a block's forward and backward.
   std::int64_t block_workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
-  std::int64_t head_workspace_bytes(BatchShape shape) const;  // scratch of the head's calls
+  // Scratch of the head's calls.
+  std::int64_t head_workspace_bytes(BatchShape shape, HeadGradients gradients = HeadGradients::kAll) const;
   // What a block exchanges with the other parts of its sequences in a pass, in order.
   std::vector<ContextCall> context_calls(BatchShape shape, Pass pass) const;
   std::int64_t embedding_workspace_bytes(BatchShape shape) const;  // of the embedding's; 0: it needs none
@@ -190,7 +204,7 @@ class Model {
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
                      void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
                      const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
-                     const View& documents = {}) const;
+                     const View& documents = {}, const View& adapters = {}) const;
   // The same for tokens of one sequence whose keys and values are kept, so that it can be continued: its first
   // tokens (shape.first 0), or one more behind shape.first others. `past`: T [room, past_columns()], where the
   // keys, as they turn, and values of the tokens before are; those of these tokens are put behind them. Of a
@@ -199,11 +213,13 @@ class Model {
   void block_next(Stream& s, BatchShape shape, View weights, View x, View out, View past, void* saved,
                   void* workspace, std::int64_t layer) const;
   // dx [N,C] of T holds the gradient of the block's output, and is overwritten with that of its input. The
-  // content of `saved` is destroyed.
+  // content of `saved` is destroyed. Null `grads`: the block's own parameters are frozen, and `workspace` is as
+  // large as Backward::kFrozen says; those of a block with adapters always are.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
                       void* workspace, Gradients into = Gradients::kAdd, ContextExchange* context = nullptr,
                       TileAccess* tiles = nullptr, const DropoutPlace* dropout = nullptr,
-                      std::int64_t layer = -1, const View& documents = {}) const;
+                      std::int64_t layer = -1, const View& documents = {},
+                      const AdapterViews& adapters = {}) const;
   // The same in two calls, of blocks that are no tiles; `saved` and `workspace` are as large as
   // Backward::kInHalves says. The first one overwrites x and `saved` with what the second one needs of them.
   void block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
@@ -218,7 +234,8 @@ class Model {
   // tied, else the head's own. loss_sum f64 [1,1] += the sum over the tokens that count, on every part. dx
   // [N,C] of T is overwritten with loss_scale * d loss_sum / d x. head_grads and table_grads (the same view
   // when untied), and all gradients that follow from dx, are multiplied by loss_scale; whoever uses them
-  // divides by it.
+  // divides by it. Null head_grads or table_grads are not computed; without head_grads `workspace` is as large as
+  // HeadGradients::kFrozen says.
   void head_loss_and_gradient(Stream& s, BatchShape shape, View head_weights, View table, View x,
                               View targets, View loss_sum, View dx, View head_grads, View table_grads,
                               void* workspace, double loss_scale = 1, Gradients into = Gradients::kAdd) const;
@@ -240,7 +257,7 @@ class Model {
   // How a block's layer attends.
   void set_layer(model::Call& call, std::int64_t layer, const View& documents) const;
   // The room of a block in tiles for sums of products, behind its workspace [N, widest]; null: it needs none.
-  View tile_sums(BatchShape shape, void* workspace) const;
+  View tile_sums(BatchShape shape, void* workspace, Backward how) const;
 
   const OpSizes* sizes_;
   PartExchange* exchange_ = nullptr;  // null: the model is whole, or computes nothing

@@ -15,7 +15,8 @@
 
 namespace zg {
 
-enum class Init { kZero, kOne, kNormal, kNormalResidual };  // residual: std / sqrt(2 * layers)
+// residual: std / sqrt(2 * layers); uniform: between -1 and 1 / sqrt(cols), as PEFT begins the A of an adapter.
+enum class Init { kZero, kOne, kNormal, kNormalResidual, kUniform };
 
 // Part number `part` of a model that `parts` ranks compute together. `sequence`: what lies between the split
 // products (norms, the residual stream) is split, too, by rows: each part has rows / parts neighbouring ones.
@@ -38,6 +39,7 @@ struct Param {
   std::int64_t rows = 1, cols = 0;  // as held here: matrices are [out, in], vectors are [1, n]
   bool vector = false;
   bool conv1d = false;  // files hold it transposed, [in, out] (GPT-2's Conv1D)
+  bool adapter = false;  // of an adapter, which files of its own hold (Lora)
   // Files hold several matrices as one of this name, [file_rows, cols], in which this one's rows begin at
   // file_row (Phi-3). Empty: it is a tensor of its own.
   std::string file_name = {};
@@ -89,7 +91,8 @@ struct Param {
 inline constexpr std::int64_t kParamAlign = kQuantBlock;
 
 // Neighbouring elements of a unit that are fetched, gathered, updated and released together: all of them or,
-// of a unit in tiles, some rows of one of its matrices. The first tile has all vectors then.
+// of a unit in tiles, some rows of one of its matrices. The first tile has all vectors then. Adapters are a tile
+// of their own beside their unit's other parameters.
 struct Tile {
   std::int64_t first = 0, count = 0;  // with the gaps between parameters; begins at a multiple of kParamAlign
   std::int32_t param = -1;            // index of the matrix; -1: several parameters
@@ -101,7 +104,9 @@ struct Unit {
   std::vector<Param> params;
   std::int64_t count = 0;   // elements of the flat tensor, padding included; the same for all parts
   std::vector<Tile> tiles;  // ascending, and all elements
-  bool in_tiles() const { return tiles.size() > 1; }
+  // The unit has adapters: its second and last tile, behind the model's own parameters in the first.
+  bool adapted = false;
+  bool in_tiles() const { return tiles.size() > 1 && !adapted; }
   // The first element behind a parameter and the gap after it.
   std::int64_t end_of(std::size_t param) const;
   // The parameter of that name, or whose name ends in "." and that suffix. Aborts unless there is exactly

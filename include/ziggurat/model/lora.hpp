@@ -1,0 +1,44 @@
+// Low-rank adapters (LoRA): y = W x + factor() * B A x beside matrices of every block, of which A [rank, in] and
+// B [out, rank] alone are trained. With A random and B zero, as they begin, the model computes what it did.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zg {
+
+// The modules of a block that an adapter may stand beside. Those of families whose files have several matrices as
+// one are one module, with one A for all of it.
+enum class LoraModule : std::uint8_t { kQ, kK, kV, kQkv, kO, kGate, kUp, kGateUp, kDown };
+inline constexpr int kLoraModules = 9;
+// As Hugging Face calls it: "q_proj".
+const char* name_of(LoraModule module);
+
+struct Lora {
+  std::int64_t rank = 0;  // 0: there are no adapters
+  double alpha = 0;
+  bool rslora = false;        // rank-stabilised: alpha is divided by the root of the rank
+  double dropout = 0;         // share of the elements of a module's input that training drops before A
+  std::uint32_t modules = 0;  // bits, by LoraModule
+
+  bool on() const { return rank > 0; }
+  bool has(LoraModule module) const { return on() && (modules >> static_cast<int>(module) & 1) != 0; }
+  double factor() const {
+    const auto r = static_cast<double>(rank);
+    return alpha / (rslora ? std::sqrt(r) : r);
+  }
+  bool operator==(const Lora&) const = default;
+};
+
+struct ModelConfig;
+
+// The modules that the model's blocks have, in the order in which they compute; none in GPT-2.
+std::vector<LoraModule> lora_modules(const ModelConfig& model);
+// The bits of the modules that a pattern selects, in which * and ? match as in a shell; "all-linear": all of them.
+// 0: none.
+std::uint32_t match_modules(const ModelConfig& model, const std::string& pattern);
+// "q_proj, k_proj and v_proj"
+std::string names_of(const std::vector<LoraModule>& modules);
+
+}  // namespace zg

@@ -1,0 +1,168 @@
+#include "model/adapters.hpp"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "model/units.hpp"
+
+namespace zg {
+
+const char* name_of(LoraModule module) {
+  static constexpr const char* kNames[kLoraModules] = {"q_proj",    "k_proj",  "v_proj",       "qkv_proj", "o_proj",
+                                                       "gate_proj", "up_proj", "gate_up_proj", "down_proj"};
+  return kNames[static_cast<std::size_t>(module)];
+}
+
+std::vector<LoraModule> lora_modules(const ModelConfig& model) {
+  std::vector<LoraModule> modules;
+  if (model.arch == Arch::kGpt2) return modules;
+  for (const model::Adapter& one : model::AdapterList(model, model::AdapterList::Which::kAll).all())
+    modules.push_back(one.module);
+  return modules;
+}
+
+std::uint32_t match_modules(const ModelConfig& model, const std::string& pattern) {
+  std::uint32_t bits = 0;
+  for (const LoraModule module : lora_modules(model)) {
+    if (pattern == "all-linear" || fnmatch(pattern.c_str(), name_of(module), 0) == 0)
+      bits |= 1u << static_cast<int>(module);
+  }
+  return bits;
+}
+
+std::string names_of(const std::vector<LoraModule>& modules) {
+  std::string text;
+  for (const LoraModule& module : modules) {
+    if (!text.empty()) text += &module == &modules.back() ? " and " : ", ";
+    text += name_of(module);
+  }
+  return text;
+}
+
+namespace model {
+
+AdapterList::AdapterList(const ModelConfig& c, Which which) {
+  const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
+  const auto add = [&](LoraModule module, AdapterInput input, const char* path, std::int64_t in, std::int64_t out,
+                       std::int64_t column = 0) {
+    if (which == Which::kAll || c.lora.has(module)) adapters_[count_++] = {module, input, path, in, out, column};
+  };
+  using enum AdapterInput;
+  if (c.block.fused) {
+    add(LoraModule::kQkv, kQkv, "self_attn.qkv_proj", c.width, q + 2 * kv);
+  } else {
+    add(LoraModule::kQ, kQkv, "self_attn.q_proj", c.width, q);
+    add(LoraModule::kK, kQkv, "self_attn.k_proj", c.width, kv, q);
+    add(LoraModule::kV, kQkv, "self_attn.v_proj", c.width, kv, q + kv);
+  }
+  add(LoraModule::kO, kO, "self_attn.o_proj", q, c.width);
+  if (c.block.fused) {
+    add(LoraModule::kGateUp, kGateUp, "mlp.gate_up_proj", c.width, 2 * c.inner);
+  } else {
+    add(LoraModule::kGate, kGateUp, "mlp.gate_proj", c.width, c.inner);
+    add(LoraModule::kUp, kGateUp, "mlp.up_proj", c.width, c.inner, c.inner);
+  }
+  add(LoraModule::kDown, kDown, "mlp.down_proj", c.inner, c.width);
+}
+
+AdapterSaved::AdapterSaved(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape) {
+  const std::size_t count = config.lora.on() ? AdapterList(config).all().size() : 0;
+  for (std::size_t i = 0; i < count; ++i) low[i] = plan.take(t, shape.rows(), config.lora.rank);
+}
+
+AdapterWorkspace::AdapterWorkspace(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape) {
+  if (!config.lora.on()) return;
+  d_low = plan.take(t, shape.rows(), config.lora.rank);
+  if (config.lora.dropout == 0) return;
+  std::int64_t widest = 0;
+  const AdapterList list(config);
+  for (const Adapter& one : list.all()) widest = std::max(widest, one.in);
+  dropped = plan.take(t, shape.rows(), widest);
+}
+
+// A and B of each adapter follow the block's own parameters.
+const Param& Adapters::param(std::size_t adapter, std::size_t which) const {
+  return call_.unit.params[DecoderParams(call_.config).count + 2 * adapter + which];
+}
+
+namespace {
+
+// The parameter's part of the flat tensor of the unit's second tile.
+View view_in_tile(const View& flat, const Unit& unit, const Param& param) {
+  const View at = flat.col_range(param.offset - unit.tiles.back().first, param.count());
+  return {at.data, at.dtype, param.rows, param.cols};
+}
+
+}  // namespace
+
+View Adapters::weight(std::size_t adapter, std::size_t which) const {
+  return view_in_tile(call_.adapters.weights, call_.unit, param(adapter, which));
+}
+
+View Adapters::grad(std::size_t adapter, std::size_t which) const {
+  return view_in_tile(call_.adapters.grads, call_.unit, param(adapter, which));
+}
+
+bool Adapters::any(AdapterInput input) const {
+  return std::any_of(list_.all().begin(), list_.all().end(), [&](const Adapter& one) { return one.input == input; });
+}
+
+void Adapters::drop(const Adapter& adapter, const View& x, const View& y) const {
+  RandomKey key = call_.dropout->adapters;
+  key.key[0] ^= static_cast<std::uint32_t>(adapter.module);  // a mask of its own for each module
+  call_.ops.dropout(call_.stream, x,
+                    {.rate = call_.config.lora.dropout,
+                     .key = key,
+                     .step = call_.dropout->step,
+                     .positions = call_.shape.positions(),
+                     .first_row = 0,
+                     .first_sequence = call_.dropout->first_sequence},
+                    y);
+}
+
+View Adapters::input_of(const Adapter& adapter, const View& x) const {
+  if (!drops()) return x;
+  const View kept(workspace_.dropped.data, x.dtype, x.rows, x.cols);
+  drop(adapter, x, kept);
+  return kept;
+}
+
+void Adapters::forward(AdapterInput input, const View& x, const View& y) const {
+  const std::span<const Adapter> all = list_.all();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].input != input) continue;
+    const View& low = saved_.low[i];
+    call_.linear(input_of(all[i], x), weight(i, 0), View{}, low);
+    call_.ops.scale(call_.stream, low, call_.config.lora.factor(), low);
+    if (y) call_.linear_more(low, weight(i, 1), y.col_range(all[i].column, all[i].out));
+  }
+}
+
+void Adapters::backward(AdapterInput input, const View& dy, const View& x, const View& dx) const {
+  const std::span<const Adapter> all = list_.all();
+  const View& d_low = workspace_.d_low;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].input != input) continue;
+    const View d = dy.col_range(all[i].column, all[i].out);
+    call_.linear_dx(d, weight(i, 1), d_low);
+    call_.ops.scale(call_.stream, d_low, call_.config.lora.factor(), d_low);
+    call_.linear_dw(d, saved_.low[i], grad(i, 1));
+    call_.linear_dw(d_low, input_of(all[i], x), grad(i, 0));
+    if (!drops()) {
+      call_.linear_dx_more(d_low, weight(i, 0), dx);
+      continue;
+    }
+    const View kept(workspace_.dropped.data, dx.dtype, dx.rows, dx.cols);
+    call_.linear_dx(d_low, weight(i, 0), kept);
+    drop(all[i], kept, kept);
+    call_.ops.add(call_.stream, kept, dx, dx);
+  }
+}
+
+void Adapters::begin_backward() const {
+  if (call_.into == Gradients::kOverwrite) call_.ops.zero(call_.stream, call_.adapters.grads);
+}
+
+}  // namespace model
+}  // namespace zg

@@ -1,0 +1,84 @@
+// The adapters of a block (Lora): which there are, and their part of its calls. N = rows of the batch.
+//
+//   forward   low = factor * (drop(x) A^T);  y += low B^T
+//   backward  d_low = factor * (dy B);  dB = dy^T low;  dA = d_low^T drop(x);  dx += drop'(d_low A)
+//
+// They are added to what the block's own products have given, whose bits stay as they are while B is zero.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "model/call.hpp"
+
+namespace zg::model {
+
+// The products of a block that have one input each.
+enum class AdapterInput : std::uint8_t { kQkv, kO, kGateUp, kDown };
+
+struct Adapter {
+  LoraModule module = LoraModule::kQ;
+  AdapterInput input = AdapterInput::kQkv;
+  const char* path = "";           // of its module within the layer, in names of parameters
+  std::int64_t in = 0, out = 0;    // of the module's matrix
+  std::int64_t column = 0;         // of the output, among those of the products with the same input
+};
+
+// The modules that a block has, in the order in which they compute; and those of them that have an adapter.
+class AdapterList {
+ public:
+  enum class Which { kAll, kAdapted };
+  // config: the sizes of the whole model.
+  explicit AdapterList(const ModelConfig& config, Which which = Which::kAdapted);
+  std::span<const Adapter> all() const { return {adapters_.data(), count_}; }
+
+ private:
+  std::array<Adapter, 7> adapters_{};
+  std::size_t count_ = 0;
+};
+
+// Of forward for backward: each adapter's `low`, T [N, rank].
+struct AdapterSaved {
+  std::array<View, 7> low{};
+  AdapterSaved() = default;
+  AdapterSaved(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape);
+};
+
+struct AdapterWorkspace {
+  View d_low;    // T [N, rank]
+  View dropped;  // T [N, widest input], where inputs are dropped
+  AdapterWorkspace() = default;
+  AdapterWorkspace(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape);
+};
+
+// The adapters of the block that a call computes.
+class Adapters {
+ public:
+  Adapters(const Call& call, const AdapterSaved& saved, const AdapterWorkspace& workspace)
+      : call_(call), saved_(saved), workspace_(workspace), list_(call.config) {}
+
+  bool any(AdapterInput input) const;
+  // y += low B^T for the modules with this input; a null y: only what the backward needs.
+  void forward(AdapterInput input, const View& x, const View& y) const;
+  // Writes, or adds to, the gradients of A and B, and dx += that of the input. dy: of all modules' outputs.
+  void backward(AdapterInput input, const View& dy, const View& x, const View& dx) const;
+  // Zeroes the gaps between gradients that are overwritten, and what else they held.
+  void begin_backward() const;
+
+ private:
+  const Param& param(std::size_t adapter, std::size_t which) const;
+  View weight(std::size_t adapter, std::size_t which) const;
+  View grad(std::size_t adapter, std::size_t which) const;
+  bool drops() const { return call_.dropout != nullptr && call_.config.lora.dropout > 0; }
+  void drop(const Adapter& adapter, const View& x, const View& y) const;
+  // The input of A: x, or in the workspace what is left of it.
+  View input_of(const Adapter& adapter, const View& x) const;
+
+  const Call& call_;
+  const AdapterSaved& saved_;
+  const AdapterWorkspace& workspace_;
+  const AdapterList list_;
+};
+
+}  // namespace zg::model

@@ -19,7 +19,7 @@ namespace {
 constexpr std::int64_t kContext = 4096;
 
 struct Flags {
-  std::string model, memory;
+  std::string model, adapter, memory;
   std::vector<std::string> data;
   std::int64_t context = 0, documents = 0;
   bool json = false, each = false;
@@ -28,7 +28,7 @@ struct Flags {
 class Evaluation {
  public:
   explicit Evaluation(const Flags& f)
-      : f_(f), generator_(f.model, memory_of(f.memory)), longest_(generator_.config().longest_sequence()) {
+      : f_(f), generator_(f.model, memory_of(f.memory), f.adapter), longest_(generator_.config().longest_sequence()) {
     if (generator_.tokenizer() == nullptr) {
       throw Error(Errc::kUsage, "--model", "the directory " + f.model + " holds no tokenizer",
                   "put the tokenizer.json of the model there");
@@ -117,6 +117,7 @@ void add_eval(CLI::App& app, int& exit_code) {
       ->check(whole_number(0));
   command->add_flag("--each", f->each, "A line for each document, too");
   command->add_flag("--json", f->json, "Print JSON, one object a line");
+  add_adapter(*command, f->adapter);
   add_memory(*command, f->memory);
   command->footer(
       "The loss is the mean of -log p over the tokens that count, in natural logarithms; the perplexity is "

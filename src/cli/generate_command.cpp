@@ -21,7 +21,7 @@ namespace zg::cli {
 namespace {
 
 struct Flags {
-  std::string model, prompt, ids, memory;
+  std::string model, adapter, prompt, ids, memory;
   bool print_ids = false, chat = false;
   GenerateOptions options;
 };
@@ -114,7 +114,7 @@ void talk(const Flags& f, Generator& generator, bool one_answer) {
 void run(const Flags& f, Prompt kind, bool has_prompt) {
   std::vector<std::int32_t> prompt;
   if (kind == Prompt::kIds) prompt = parse_ids(f.ids);
-  Generator generator(f.model, memory_of(f.memory));
+  Generator generator(f.model, memory_of(f.memory), f.adapter);
   if (f.chat) return talk(f, generator, has_prompt);
   if (kind == Prompt::kText) {
     const Tokenizer& tokenizer = tokenizer_of(generator, f, "--prompt");
@@ -160,11 +160,13 @@ void add_generate(CLI::App& app, int& exit_code) {
       "--chat", f->chat, "Talk: each line of stdin, or --prompt alone, is put into the model's template");
   chat->excludes(ids);
   chat->excludes(print_ids);
+  add_adapter(*command, f->adapter);
   add_memory(*command, f->memory);
   command->footer(
       "Examples:\n"
       "  ziggurat generate --model runs/quickstart/model --prompt \"And God said\" --tokens 200\n"
       "  ziggurat generate --model runs/quickstart/model --prompt-ids 65,110,100 --tokens 16 --greedy --ids\n"
+      "  ziggurat generate --model Qwen3-8B --adapter runs/qwen3-8b-lora/adapter --prompt Once\n"
       "  ziggurat generate --model Qwen3-8B --chat --tokens 400          # a conversation, until an empty "
       "line\n"
       "  ziggurat generate --model Llama-3.1-70B --prompt Once --memory 48GiB    # layers that do not fit "

@@ -18,7 +18,7 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::strin
   // CLI11 says of a word that is no subcommand only that one is missing, not which word.
   if (!known) {
     what = (first.empty() ? "a subcommand" : first + ": a subcommand") +
-           " is expected: train, generate, eval, probe, io-bench, io-tune, trace, config or checkpoint";
+           " is expected: train, generate, eval, merge, probe, io-bench, io-tune, trace, config or checkpoint";
   }
   std::fprintf(stderr, "ziggurat: %s\n  hint: %s\n", what.c_str(), hint.c_str());
   return 2;
@@ -53,6 +53,7 @@ int main(int argc, char** argv) {
     zg::cli::add_train(app, exit_code);
     zg::cli::add_generate(app, exit_code);
     zg::cli::add_eval(app, exit_code);
+    zg::cli::add_merge(app, exit_code);
     zg::cli::add_probe(app, exit_code);
     zg::cli::add_io_bench(app, exit_code);
     zg::cli::add_io_tune(app, exit_code);

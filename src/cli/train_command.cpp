@@ -65,8 +65,9 @@ void check_trace_file(const std::string& path) {
   if (fresh >= 0) ::unlink(path.c_str());
 }
 
-void print_sample(const RunConfig& config, const std::string& model_dir) try {
-  Generator generator(model_dir);
+void print_sample(const RunConfig& config) try {
+  const bool adapted = config.lora.on();
+  Generator generator(adapted ? config.model_from : config.model_dir(), 0, adapted ? config.model_dir() : "");
   const Tokenizer* tokenizer = generator.tokenizer();
   if (tokenizer == nullptr) {
     log::warning("sample: this data has no tokenizer, so no text is generated");
@@ -100,7 +101,7 @@ void go_on_with_log(const Trainer& trainer, const std::string& path) {
 }
 
 // All steps of a run that is prepared; the first process leaves log.jsonl, config.json (as resolved) and
-// model/ in the output directory.
+// model/, or adapter/, in the output directory.
 RunSummary run(Trainer& trainer) {
   const RunConfig& config = trainer.plan().config;
   std::optional<StepLog> log;
@@ -116,8 +117,8 @@ RunSummary run(Trainer& trainer) {
   });
   const RunSummary summary = trainer.run(observers);
   progress.reset();
-  log::info("saving the model to {}/model", config.output_dir);
-  trainer.save_model(config.output_dir + "/model");
+  log::info("saving the {} to {}", config.lora.on() ? "adapters" : "model", config.model_dir());
+  trainer.save_model(config.model_dir());
   return summary;
 }
 
@@ -195,7 +196,7 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
         log::info("all {} steps were done before: only the model was saved", config.steps);
       }
       if (config.sample_tokens > 0 && !summary.stopped && !interrupted())
-        print_sample(config, config.output_dir + "/model");
+        print_sample(config);
       std::fflush(stdout);
     }
   } catch (...) {
@@ -239,8 +240,8 @@ constexpr const char* kTrainExamples = R"(Examples:
   ziggurat train configs/quickstart.json --set optimizer.type=Lion --set optimizer.params.lr=3e-4
   ziggurat train configs/quickstart.json --set optimizer.overlap=off
   ziggurat train configs/quickstart.json --set checkpoint.every=100 --resume
-Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face layout),
-checkpoints/ where the configuration asks for them (checkpoint.every=STEPS): from these --resume goes on as if
+Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face layout), or
+with a section lora adapter/ (PEFT's), and checkpoints/ where the configuration asks for them (checkpoint.every=STEPS): from these --resume goes on as if
 the run had not stopped.
 Ctrl-C ends the run after the next step and saves the model; twice ends it at once.
 SIGUSR1 (kill -USR1 PID) has the run say what every part of it holds, moves and waits for: on stderr, and in

@@ -297,6 +297,12 @@ Choices overlaps() {
            }}};
 }
 
+Choices adapters() {
+  return {{"off", {}, "the model itself is trained", [](Run r) { return !r.lora.on(); }},
+          {"on", {"lora.rank=16"}, "low-rank adapters are trained beside the model of model.from, which is not written",
+           [](Run r) { return r.lora.on(); }}};
+}
+
 Choices pipelines() {
   return {{"1", {}, "every rank has all layers", [](Run r) { return r.parallel.pipeline == 1; }},
           {"above 1",
@@ -375,7 +381,8 @@ std::vector<Axis> make_axes() {
       {kFormat, state_formats()},
       {kArithmetic, arithmetics()},
       {kCommunication, communication_types()},
-      {"parameter groups", parameter_groups()},
+      {kGroups, parameter_groups()},
+      {kLora, adapters()},
       {"gradient_clipping", clippings()},
       {"optimizer.overlap", overlaps()},
       {kPipeline, pipelines()},

@@ -276,6 +276,7 @@ std::vector<Key> run_keys() {
           {"seed", &RunConfig::seed, IntSpec{},
            "Seed of the weights, of the order of the data, and of all other random numbers."},
           {"model", SectionSpec{model_section_keys}, "What is trained."},
+          {"lora", SectionSpec{lora_keys}, "Adapters that are trained in place of the model (LoRA)."},
           {"data", SectionSpec{data_keys}, "What it is trained on."},
           {"eval", SectionSpec{eval_keys}, "Evaluations."},
           {"sample", SectionSpec{sample_keys}, "Text that is generated at the end."},
@@ -293,6 +294,7 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   run.warnings = tree.notices;
   Section root(tree, tree.root, "", run.warnings, root_keys());
   read_model(root, run);
+  read_lora(root, run);
   read_run(root, run);
   read_data(root, run);
   // Before the batch, which is of all ranks, and the precision: "auto" asks what the device multiplies fast.

@@ -67,9 +67,11 @@ std::vector<ModelCall> model_calls_of(const Layout& layout, const StepOp& op) {
       return {ModelCall::kHeadLoss};
     case OpKind::kHead:
       return {ModelCall::kHeadLossAndGradient};
-    case OpKind::kBackward:
-      if (!layout.options.recompute) return {ModelCall::kBlockBackward};
-      return {ModelCall::kBlockAgain, ModelCall::kBlockBackward};
+    case OpKind::kBackward: {
+      const auto call = layout.is_frozen(op.unit) ? ModelCall::kBlockBackwardInput : ModelCall::kBlockBackward;
+      if (!layout.options.recompute) return {call};
+      return {ModelCall::kBlockAgain, call};
+    }
     case OpKind::kBackwardInput:
       if (!layout.options.recompute) return {ModelCall::kBlockBackwardInput};
       return {ModelCall::kBlockAgain, ModelCall::kBlockBackwardInput};

@@ -72,10 +72,12 @@ std::optional<DropoutPlace> StepExecutor::dropout_of(const StepOp& op) const {
   const bool of_embedding = op.kind == OpKind::kEmbedding || op.kind == OpKind::kEmbeddingBackward;
   const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward ||
                         op.kind == OpKind::kBackwardInput || op.kind == OpKind::kBackwardWeight;
-  const double rate = of_embedding ? rates.embedding : of_block ? rates.residual : 0;
+  const double of_layers = std::max(rates.residual, model().config().lora.dropout);
+  const double rate = of_embedding ? rates.embedding : of_block ? of_layers : 0;
   if (rate == 0 || !dropout_step_) return {};
   const std::int64_t micro_batch = layout_.options.place().micro_batch(op.micro_batch);
   return DropoutPlace{.keys = dropout_keys_[static_cast<std::size_t>(op.unit)],
+                      .adapters = adapter_keys_[static_cast<std::size_t>(op.unit)],
                       .step = *dropout_step_,
                       .first_sequence = micro_batch * layout_.options.micro_batch.sequences};
 }

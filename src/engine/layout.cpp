@@ -50,6 +50,7 @@ Layout::Layout(const Model& m_, const LayoutOptions& given)
             "part {} of {} has the model of part {} of {}", options.parts.tensor_part, options.parts.tensor,
             model->part().part, model->part().parts);
   split();
+  find_frozen();
   for (std::int32_t u = 0; u <= head_unit(); ++u) {
     first_tile_.push_back(static_cast<std::int32_t>(units.size()));
     for (std::size_t i = 0; i < model->units()[static_cast<std::size_t>(u)].tiles.size(); ++i) add_tile(u, i);
@@ -83,6 +84,26 @@ void Layout::split() {
                              pipeline().parts());
 }
 
+// Whether a parameter of the tile is trained. Those of a unit in tiles count together.
+bool Layout::trains(std::int32_t u, std::size_t tile) const {
+  if (options.groups.empty()) return true;
+  const Unit& unit = model->units()[static_cast<std::size_t>(u)];
+  for (std::size_t i = 0; i < unit.params.size(); ++i) {
+    if (unit.adapted && unit.params[i].adapter != (tile == 1)) continue;
+    if (options.groups[static_cast<std::size_t>(u)][i] != kFrozen) return true;
+  }
+  return false;
+}
+
+void Layout::find_frozen() {
+  for (std::int32_t u = 0; u <= head_unit(); ++u) {
+    frozen_.push_back(!is_pipeline() && !trains(u, 0));
+    const bool adapted = model->units()[static_cast<std::size_t>(u)].adapted;
+    ZG_ASSERT(!adapted || (frozen_.back() && trains(u, 1)), "unit {} has adapters, and is trained itself", u);
+    if (first_trained_ == u && frozen_.back() && !adapted && u < head_unit()) ++first_trained_;
+  }
+}
+
 PipelineShape Layout::pipeline() const {
   return {options.parts.stages, options.pipeline.chunks, static_cast<int>(options.micro_batches),
           options.pipeline.schedule, options.pipeline.group};
@@ -98,7 +119,9 @@ int Layout::part_of(std::int32_t u) const {
 void Layout::add_tile(std::int32_t u, std::size_t i) {
   const Unit& unit = model->units()[static_cast<std::size_t>(u)];
   const Tile& tile = unit.tiles[i];
-  const std::string name = unit.in_tiles() ? fmt::format("{}.tile{}", unit.name, i) : unit.name;
+  const std::string name = unit.in_tiles()           ? fmt::format("{}.tile{}", unit.name, i)
+                           : unit.adapted && i == 1 ? unit.name + ".adapters"
+                                                    : unit.name;
   const LayoutOptions& o = options;
   const Sharding& sharding = o.sharding;
   const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer);
@@ -135,7 +158,8 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   versions = kept;
   if (is_sharded()) units.back().shard = add("shard", model->dtype(), Role::kWeight, weights, shard);
   versions = 1;
-  units.back().accumulator = add_accumulator(whole);
+  const bool accumulates = !is_frozen(u) || (unit.adapted && i == 1);
+  if (accumulates) units.back().accumulator = add_accumulator(whole);
   // Where only some units are updated on the device, the state of these stays on the device, unless it is
   // pinned on drives.
   const bool all = o.device_updates > head_unit();

@@ -30,6 +30,16 @@ View StepExecutor::Pass::table() const {
   return op_.has(Operand::kTable) ? flat(Operand::kTable, engine_.layout_.unit(0).weight) : weight();
 }
 
+AdapterViews StepExecutor::Pass::adapters() const {
+  AdapterViews views;
+  if (!op_.has(Operand::kAdapters)) return views;
+  const Layout::UnitTensors& tile = engine_.layout_.tile(engine_.layout_.adapter_tile(op_.unit));
+  views.weights = engine_.unit_view(data(Operand::kAdapters), tile.weight, tile);
+  if (op_.has(Operand::kAdapterAccumulator))
+    views.grads = engine_.unit_view(data(Operand::kAdapterAccumulator), tile.accumulator, tile);
+  return views;
+}
+
 void StepExecutor::Pass::issue() {
   switch (op_.kind) {
     case OpKind::kEmbedding:
@@ -61,7 +71,7 @@ void StepExecutor::Pass::embedding() {
 
 void StepExecutor::Pass::forward(const View& out, void* saved) {
   model_.block_forward(stream_, shape_, weight(), rows(Operand::kInput), out, saved, workspace_.scratch(),
-                       engine_.context_.get(), tiles(), dropout(), layer_, documents_);
+                       engine_.context_.get(), tiles(), dropout(), layer_, documents_, adapters().weights);
 }
 
 void StepExecutor::Pass::head_loss() {
@@ -71,9 +81,9 @@ void StepExecutor::Pass::head_loss() {
 
 void StepExecutor::Pass::head() {
   const View sum = accumulator();
-  const View table_sum = op_.has(Operand::kTableAccumulator)
-                             ? flat(Operand::kTableAccumulator, engine_.layout_.unit(0).accumulator)
-                             : sum;
+  View table_sum = model_.config().tied ? View() : sum;
+  if (op_.has(Operand::kTableAccumulator))
+    table_sum = flat(Operand::kTableAccumulator, engine_.layout_.unit(0).accumulator);
   model_.head_loss_and_gradient(stream_, shape_, weight(), table(), rows(Operand::kInput),
                                 workspace_.targets(op_.micro_batch), workspace_.scalar(0),
                                 rows(Operand::kActivationGradient), sum, table_sum, workspace_.scratch(),
@@ -84,11 +94,12 @@ void StepExecutor::Pass::head() {
 void StepExecutor::Pass::backward() {
   const View x = rows(Operand::kInput), dx = rows(Operand::kActivationGradient), sum = accumulator(),
              weights = weight();
+  const AdapterViews of_adapters = adapters();
   const bool again = !op_.has(Operand::kSaved);
   void* const saved = again ? workspace_.saved() : data(Operand::kSaved);
   if (again) forward(View(), saved);
   model_.block_backward(stream_, shape_, weights, x, saved, dx, sum, workspace_.scratch(), into_,
-                        engine_.context_.get(), tiles(), dropout(), layer_, documents_);
+                        engine_.context_.get(), tiles(), dropout(), layer_, documents_, of_adapters);
 }
 
 void StepExecutor::Pass::backward_input() {

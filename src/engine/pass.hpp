@@ -27,7 +27,12 @@ class StepExecutor::Pass {
   View flat(Operand operand, TensorId id) const;  // of the unit, or of the one that has the table
   View rows(Operand operand) const;
   View weight() const { return flat(Operand::kWeight, unit_.weight); }
-  View accumulator() const { return flat(Operand::kAccumulator, unit_.accumulator); }
+  // Null: the unit's own parameters are frozen.
+  View accumulator() const {
+    return op_.has(Operand::kAccumulator) ? flat(Operand::kAccumulator, unit_.accumulator) : View();
+  }
+  // Null where the unit has no adapters, as their gradient is in a forward.
+  AdapterViews adapters() const;
   // The output matrix: of the embedding's weight if the head is tied, otherwise of the head's own weight.
   View table() const;
   TileAccess* tiles() { return walk_ ? &*walk_ : nullptr; }

@@ -1,5 +1,7 @@
 #include "ziggurat/engine/schedule.hpp"
 
+#include <algorithm>
+
 #include "ziggurat/engine/layout.hpp"
 
 namespace zg {
@@ -69,23 +71,27 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     const auto gather = [&](std::int32_t unit) {
       if (!shape.sharded || unit > shape.head() || !(again || first_group)) return;
       // Head and embedding are gathered once for all passes of a group, unless the embedding is tied.
-      const bool once = unit == shape.head() || (unit == 0 && !shape.tied);
+      const bool once = unit == shape.head() || unit < shape.lowest || (unit == 0 && !shape.tied);
       gather_now(unit, !again || (last_group && once));
       if (unit == shape.head() && shape.tied && again) gather_now(0, last_group);
     };
     const auto gather_again = [&](std::int32_t unit) {
-      if (again && unit > 0) gather_now(unit, last_group);
+      if (again && unit > 0 && unit >= shape.lowest) gather_now(unit, last_group);
     };
     const auto pass = [&](OpKind kind, std::int32_t unit, bool backward) {
       // Kept weights are used until the last backward; the embedding's, unless tied, are not used there.
-      const bool forward = kind == OpKind::kForward || (kind == OpKind::kEmbedding && shape.tied);
+      const bool below = unit < shape.lowest;  // no backward follows
+      const bool forward =
+          (kind == OpKind::kForward && !below) || (kind == OpKind::kEmbedding && shape.tied);
       for (std::int32_t m = begin; m < begin + group; ++m) {
         const bool drop = shape.sharded && kind != OpKind::kEmbeddingBackward &&
                           m == (again ? begin + group : all) - 1 && (again || !forward);
         // Whether this is the last read of the weight before its update. An early update comes within the
         // step, and the weight that it writes is read by the next step.
-        const bool last = kind != OpKind::kForward && kind != OpKind::kEmbeddingBackward && m == all - 1 &&
-                          shape.timing != UpdateTiming::kEarly;
+        const bool last = kind == OpKind::kForward
+                              ? below
+                              : kind != OpKind::kEmbeddingBackward && m == all - 1 &&
+                                    shape.timing != UpdateTiming::kEarly;
         s.push_back({kind, unit, m, backward && m == 0, last, drop});
       }
     };
@@ -107,16 +113,17 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     }
     finish(shape.head());
     // An early update is one unit behind the backward, so that both run at the same time.
-    for (std::int32_t u = layers; u > 0; --u) {
+    for (std::int32_t u = layers; u > 0 && u >= shape.lowest; --u) {
       gather_again(u - ahead);
       pass(OpKind::kBackward, u, true);
       finish(u);
       if (early && last_group) update(u + 1);
     }
+    if (shape.lowest > 0) continue;
     pass(OpKind::kEmbeddingBackward, 0, true);
     finish(0);
   }
-  if (early) update(1), update(0);
+  if (early) update(std::max(1, shape.lowest)), update(0);
   return s;
 }
 

@@ -65,9 +65,11 @@ StepExecutor::StepExecutor(const Options& o)
       random_.back().push_back({{key[0], key[1]}});
     }
   }
-  if (layout_.model->config().dropout != DropoutRates{}) {
-    for (std::size_t u = 0; u < layout_.model->units().size(); ++u)
+  if (const ModelConfig& c = layout_.model->config(); c.dropout != DropoutRates{} || c.lora.dropout > 0) {
+    for (std::size_t u = 0; u < layout_.model->units().size(); ++u) {
       dropout_keys_.push_back(layout_.model->dropout_keys(o.seed, u));
+      adapter_keys_.push_back(layout_.model->adapter_dropout_key(o.seed, u));
+    }
   }
   store_.observe_waits(stall_.get());
   const RankPlace place = layout_.options.place();

@@ -54,7 +54,7 @@ class Emitter {
       case OpKind::kEmbeddingBackward:
         return embedding_backward(slot);
       case OpKind::kFinishGradient:  // in_tiles() finishes all but the first
-        return finish_gradient(slot.unit, layout_.first_tile(slot.unit));
+        return finish_gradient(slot.unit, trained_tile(slot.unit));
       case OpKind::kGather:
         if (gathers_by_use(slot.unit)) return;
         return for_tiles(slot.unit, [&](std::int32_t t) { gather(slot, t, slot.last); });
@@ -151,7 +151,14 @@ class Emitter {
                           {Operand::kOutput, overwrite(activation(layer + 1, m))}};
     if (!layout_.options.recompute && !slot.last)
       uses.push_back({Operand::kSaved, overwrite(saved(layer, m))});
+    add_adapters(slot, slot.drop, uses);
     add(slot, uses, products(slot.unit));
+  }
+
+  // The weights of the unit's adapters, if it has some. `dead`: they are not read again before their update.
+  void add_adapters(const Slot& slot, bool dead, std::vector<Use>& uses) const {
+    const std::int32_t t = layout_.adapter_tile(slot.unit);
+    if (t >= 0) uses.push_back({Operand::kAdapters, read(layout_.whole(layout_.tile(t).weight), dead)});
   }
 
   void head_loss(const Slot& slot) {
@@ -167,21 +174,31 @@ class Emitter {
     if (tied()) uses.push_back({Operand::kTable, read(weight(0), table_is_dead(slot, dead(slot, 0)))});
     uses.push_back({Operand::kInput, read(activation(layers(), m), true)});
     uses.push_back({Operand::kActivationGradient, overwrite(activation_gradient(u, m))});
-    uses.push_back({Operand::kAccumulator, add_to(accumulator(u), slot.first)});
-    if (tied()) uses.push_back({Operand::kTableAccumulator, add_to(accumulator(0), slot.first)});
-    add(slot, uses, 3 * head_products());
+    if (!layout_.is_frozen(u)) uses.push_back({Operand::kAccumulator, add_to(accumulator(u), slot.first)});
+    const bool table = !layout_.is_frozen(tied() ? 0 : u);
+    if (tied() && table) uses.push_back({Operand::kTableAccumulator, add_to(accumulator(0), slot.first)});
+    add(slot, uses, (table ? 3 : 2) * head_products());
   }
 
   void backward(const Slot& slot) {
     const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
-    const bool recompute = layout_.options.recompute;
-    std::vector<Use> uses{
-        {Operand::kWeight, read(weight(slot.unit), dead(slot, slot.unit))},
-        {Operand::kInput, read(activation(layer, m), true)},
-        {Operand::kActivationGradient, {activation_gradient(slot.unit, m), Tier::kDevice, Access::kWrite}},
-        {Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)}};
+    const bool recompute = layout_.options.recompute, frozen = layout_.is_frozen(slot.unit);
+    std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit), dead(slot, slot.unit))},
+                          {Operand::kInput, read(activation(layer, m), true)},
+                          {Operand::kActivationGradient, activation_gradient_of(slot)}};
+    if (!frozen) uses.push_back({Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)});
     if (!recompute) uses.push_back({Operand::kSaved, read(saved(layer, m), true)});
-    add(slot, uses, (recompute ? 3 : 2) * products(slot.unit));
+    if (const std::int32_t t = layout_.adapter_tile(slot.unit); t >= 0) {
+      add_adapters(slot, layout_.is_sharded() ? slot.drop : slot.last && rebuilt(t), uses);
+      uses.push_back({Operand::kAdapterAccumulator, add_to(layout_.whole(layout_.tile(t).accumulator), slot.first)});
+    }
+    add(slot, uses, ((recompute ? 2 : 1) + (frozen ? 0 : 1)) * products(slot.unit));
+  }
+  // Dead behind the last unit that backward passes.
+  AccessStep activation_gradient_of(const Slot& slot) const {
+    AccessStep step = write(activation_gradient(slot.unit, slot.micro_batch));
+    step.last = slot.unit == layout_.first_trained();
+    return step;
   }
 
   // Input and saved activations are written: they are what the second half finds. With recomputation the
@@ -214,8 +231,9 @@ class Emitter {
                {Operand::kAccumulator, add_to(accumulator(0), slot.first)}});
   }
 
-  // The accumulator of a frozen unit, which its kernels fill all the same, is dropped.
+  // In a pipeline the accumulator of a frozen unit, which its kernels fill all the same, is dropped.
   void finish_gradient(std::int32_t unit, std::int32_t t) {
+    if (layout_.tile(t).accumulator == Layout::kNone) return;
     std::vector<Use> uses{{Operand::kAccumulator, read(layout_.whole(layout_.tile(t).accumulator), true)}};
     const TensorId gradient = layout_.tile(t).gradient;
     if (gradient != Layout::kNone) uses.push_back({Operand::kGradient, overwrite(layout_.whole(gradient))});
@@ -236,8 +254,10 @@ class Emitter {
     const bool backward = slot.kind == OpKind::kBackward;
     std::vector<TileUse> all;
     if (backward && layout_.options.recompute) all = model.tile_uses(ModelCall::kBlockAgain);
-    for (const TileUse& use : model.tile_uses(backward ? ModelCall::kBlockBackward : ModelCall::kBlock))
-      all.push_back(use);
+    const bool frozen = layout_.is_frozen(slot.unit);
+    for (const TileUse& use : model.tile_uses(backward ? ModelCall::kBlockBackward : ModelCall::kBlock)) {
+      if (use.kind == TileUse::Kind::kWeight || !frozen) all.push_back(use);
+    }
     const std::int32_t first = layout_.first_tile(slot.unit);
     if (gathers_by_use(slot.unit)) gather(slot, first, backward && slot.last);
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -285,8 +305,11 @@ class Emitter {
       return uses;
     }
     uses.push_back({Operand::kInput, read(activation(layer, m), ends)});
-    uses.push_back({Operand::kActivationGradient, write(activation_gradient(slot.unit, m))});
-    uses.push_back({Operand::kAccumulator, add_to(layout_.whole(vectors.accumulator), begins && slot.first)});
+    AccessStep gradient = activation_gradient_of(slot);
+    gradient.last = gradient.last && ends;
+    uses.push_back({Operand::kActivationGradient, gradient});
+    if (!layout_.is_frozen(slot.unit))
+      uses.push_back({Operand::kAccumulator, add_to(layout_.whole(vectors.accumulator), begins && slot.first)});
     if (!layout_.options.recompute)
       uses.push_back({Operand::kSaved, ends ? read(saved(layer, m), true) : write(saved(layer, m))});
     return uses;
@@ -341,6 +364,11 @@ class Emitter {
   SegmentId activation_gradient(std::int32_t unit, std::int32_t m) const {
     return layout_.whole(layout_.activation_gradient_of(unit, m));
   }
+  // The tile of a unit whose gradient its last backward completes: of one in tiles, the first.
+  std::int32_t trained_tile(std::int32_t unit) const {
+    const std::int32_t adapters = layout_.adapter_tile(unit);
+    return adapters >= 0 ? adapters : layout_.first_tile(unit);
+  }
   bool tied() const { return layout_.model->config().tied; }
   std::int32_t layers() const { return static_cast<std::int32_t>(layout_.layers()); }
   // The time of a forward through the unit (Program::add_op): each row is multiplied by each parameter.
@@ -383,7 +411,8 @@ ScheduleShape shape_of(const Layout& layout, UpdateTiming timing, std::int32_t g
           layout.model->config().tied,
           layout.is_sharded(),
           layout.options.sharding.keep_weights,
-          gather_ahead};
+          gather_ahead,
+          layout.first_trained()};
 }
 
 // The slots of the units that this rank has.

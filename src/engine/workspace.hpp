@@ -82,9 +82,14 @@ class Workspace {
 
   static std::int64_t scratch_bytes(const Layout& l) {
     const BatchShape shape = l.options.micro_batch;
-    const std::int64_t bytes = std::max(
+    std::int64_t bytes = std::max(
         {l.model->block_workspace_bytes(shape, l.backward()), l.model->head_workspace_bytes(shape),
          l.model->embedding_workspace_bytes(shape), Ops::kSumPartials * std::int64_t{sizeof(double)}});
+    for (std::int32_t u = std::max(1, l.first_trained()); u < l.head_unit(); ++u) {
+      if (l.is_frozen(u)) bytes = std::max(bytes, l.model->block_workspace_bytes(shape, Backward::kFrozen));
+    }
+    if (l.is_frozen(l.head_unit()))
+      bytes = std::max(bytes, l.model->head_workspace_bytes(shape, HeadGradients::kFrozen));
     return round_up(bytes, 4096);
   }
   // What a recomputed block saves for a whole backward. Else forwards that nothing is kept of use it.

@@ -1,5 +1,6 @@
 #include "model/adapters.hpp"
 
+#include <fmt/format.h>
 #include <fnmatch.h>
 
 #include <algorithm>
@@ -29,6 +30,16 @@ std::uint32_t match_modules(const ModelConfig& model, const std::string& pattern
       bits |= 1u << static_cast<int>(module);
   }
   return bits;
+}
+
+std::string text_of(const Lora& lora) {
+  if (!lora.on()) return "none";
+  std::vector<LoraModule> modules;
+  for (int m = 0; m < kLoraModules; ++m) {
+    if (lora.has(static_cast<LoraModule>(m))) modules.push_back(static_cast<LoraModule>(m));
+  }
+  return fmt::format("rank {}, alpha {}{}, dropout {}, of {}", lora.rank, lora.alpha, lora.rslora ? " (rslora)" : "",
+                     lora.dropout, names_of(modules));
 }
 
 std::string names_of(const std::vector<LoraModule>& modules) {

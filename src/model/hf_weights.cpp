@@ -7,6 +7,7 @@
 #include <set>
 
 #include "model/hf_text.hpp"
+#include "model/safetensors_values.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
@@ -14,20 +15,7 @@
 namespace zg {
 namespace {
 
-// Bytes of a file that a read makes resident before they are dropped again.
-constexpr std::int64_t kBandBytes = 4 * kMiB;
-
-// A tensor in a file, and the type of its elements.
-struct Source {
-  const SafeTensors* file = nullptr;
-  const SafeTensors::Entry* entry = nullptr;
-  DType dtype = DType::kF32;
-
-  std::int64_t width() const { return static_cast<std::int64_t>(size_of(dtype)); }
-  const char* at(std::int64_t element) const {
-    return static_cast<const char*>(entry->data) + element * width();
-  }
-};
+using namespace hf;
 
 // A parameter's tensor in a file, and where in it the parameter begins.
 struct Place {
@@ -38,66 +26,6 @@ struct Place {
 // By name, without prefix. Ordered, so that of several mistakes always the same one is reported.
 using Sources = std::map<std::string, Source>;
 using Aliases = std::map<std::string, std::string>;
-
-std::optional<DType> float_dtype(const std::string& name) {
-  if (name == "F32") return DType::kF32;
-  if (name == "F64") return DType::kF64;
-  if (name == "F16") return DType::kF16;
-  if (name == "BF16") return DType::kBF16;
-  return std::nullopt;
-}
-
-template <class T>
-T load(const char* p) {  // a file's tensors need not be aligned
-  T value;
-  std::memcpy(&value, p, sizeof value);
-  return value;
-}
-float to_float(double x) {
-  return static_cast<float>(x);
-}
-float to_float(float x) {
-  return x;
-}
-float to_float(bf16 x) {
-  return static_cast<float>(x);
-}
-struct Half {
-  std::uint16_t bits;
-};
-float to_float(Half x) {
-  return half_to_float(x.bits);
-}
-
-// Calls f with a value of the C++ type for the file's dtype.
-template <class F>
-void with_type(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kF64:
-      return f(double{});
-    case DType::kF16:
-      return f(Half{});
-    case DType::kBF16:
-      return f(bf16{});
-    default:
-      ZG_ASSERT_EQ(dtype, DType::kF32);
-      return f(float{});
-  }
-}
-
-// Reads elements [begin, end) in the order of the file.
-void read_straight(const Source& s, std::int64_t begin, std::int64_t end, float* out) {
-  const std::int64_t band = kBandBytes / s.width();
-  for (std::int64_t i = begin; i < end; i += band) {
-    const std::int64_t n = std::min(band, end - i);
-    with_type(s.dtype, [&](auto type) {
-      using T = decltype(type);
-      const char* p = s.at(i);
-      for (std::int64_t j = 0; j < n; ++j) out[i - begin + j] = to_float(load<T>(p + j * s.width()));
-    });
-    s.file->drop(s.at(i), n * s.width());
-  }
-}
 
 // Where the columns of a matrix, or some of them, lie in a file that holds it as [columns, rows].
 struct Turned {
@@ -140,8 +68,8 @@ bool equal(const Source& a, const Source& b) {
   std::vector<float> x(kChunk), y(kChunk);
   for (std::int64_t i = 0; i < count; i += kChunk) {
     const std::int64_t n = std::min(kChunk, count - i);
-    read_straight(a, i, i + n, x.data());
-    read_straight(b, i, i + n, y.data());
+    hf::read_values(a, i, i + n, x.data());
+    hf::read_values(b, i, i + n, y.data());
     // Compared as bits, so that a NaN equals itself.
     if (std::memcmp(x.data(), y.data(), static_cast<std::size_t>(n) * sizeof(float)) != 0) return false;
   }
@@ -284,6 +212,7 @@ void refuse_missing(const Directory& directory, const Model& model) {
   std::vector<std::string> missing;
   for (const Unit& unit : model.units()) {
     for (const Param& p : unit.params) {
+      if (p.adapter) continue;
       const std::string& name = p.name_in_files();
       if (find_param(directory, model.config(), name) != nullptr) continue;
       if (missing.empty() || missing.back() != name) missing.push_back(name);
@@ -354,6 +283,7 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
   std::set<std::string> known;
   for (const Unit& unit : model.units()) {
     for (const Param& p : unit.params) {
+      if (p.adapter) continue;  // files of their own have them
       const Source source = checked(*find_param(directory, config, p.name_in_files()), p);
       state_->params[p.name] = {source, p.file_row * p.whole_cols};
       known.insert(p.name_in_files());
@@ -372,6 +302,11 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
 
 HfWeights::~HfWeights() = default;
 
+bool HfWeights::all_bf16() const {
+  return std::all_of(state_->params.begin(), state_->params.end(),
+                     [](const auto& of) { return of.second.source.dtype == DType::kBF16; });
+}
+
 void HfWeights::read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const {
   const auto it = state_->params.find(param.name);
   ZG_ASSERT(it != state_->params.end(), "no parameter {}", param.name);
@@ -379,7 +314,7 @@ void HfWeights::read(const Param& param, std::int64_t begin, std::int64_t end, f
   if (!param.conv1d) {
     param.for_runs(begin, end, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
       const auto& [source, first] = it->second;
-      read_straight(source, first + whole, first + whole + n, out + at - begin);
+      hf::read_values(source, first + whole, first + whole + n, out + at - begin);
     });
     return;
   }

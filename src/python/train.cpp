@@ -66,7 +66,7 @@ RunSummary run(const ConfigSource& source, const std::optional<std::string>& res
   }
   StepLog log(log_file, trainer.first_step());
   const RunSummary summary = trainer.run({&log, &callback});
-  trainer.save_model(out + "/model");
+  trainer.save_model(config.model_dir());
   return summary;
 }
 

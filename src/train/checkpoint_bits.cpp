@@ -27,10 +27,11 @@ constexpr const char* kEmbeddingDropout = "model.dropout.embedding";
 constexpr const char* kResidualDropout = "model.dropout.residual";
 constexpr const char* kBlend = "data.blend";
 constexpr const char* kPacking = "data.packing";
+constexpr const char* kLora = "lora";
 // The tensors of the checkpoint would not be those of the run.
 bool is_fixed(const std::string& key) {
   if (key == kEmbeddingDropout || key == kResidualDropout) return false;
-  return key.rfind("model.", 0) == 0 || key == "optimizer.type";
+  return key.rfind("model.", 0) == 0 || key == "optimizer.type" || key == kLora;
 }
 
 // A hash of windows from all over the data: a text that was changed, or other tokens for it, are found as
@@ -111,6 +112,8 @@ class Writer {
     // A checkpoint that does not say them is of a run without dropout.
     if (m.dropout.embedding > 0) add(kEmbeddingDropout, m.dropout.embedding);
     if (m.dropout.residual > 0) add(kResidualDropout, m.dropout.residual);
+    // A checkpoint that does not say it is of a run that trains the model itself.
+    if (m.lora.on()) add(kLora, text_of(m.lora));
   }
 
   void batch(const RunConfig& c, const DataSet& data) {
@@ -258,6 +261,10 @@ ModelConfig model_of(const BitKeys& bits, const std::string& where) {
   m.tied = text("tied") == "true";
   if (keys.count(kEmbeddingDropout) > 0) read("dropout.embedding", m.dropout.embedding);
   if (keys.count(kResidualDropout) > 0) read("dropout.residual", m.dropout.residual);
+  if (keys.count(kLora) > 0) {
+    throw Error(Errc::kUsage, where, "is of a run that trains adapters beside a model: " + keys.at(kLora),
+                "resume the run to its end, which saves them: --set steps=STEP --resume");
+  }
   validate(m);
   return m;
 }
@@ -273,6 +280,7 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
   now.emplace(kBlock, kPlain), before.emplace(kBlock, kPlain);
   now.emplace(kBlend, "one source"), before.emplace(kBlend, "one source");
   now.emplace(kPacking, "none"), before.emplace(kPacking, "none");
+  now.emplace(kLora, text_of(Lora{})), before.emplace(kLora, text_of(Lora{}));
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {
     const auto it = now.find(key);

@@ -86,7 +86,7 @@ HeldRange held_by(const Layout& layout, std::int32_t unit, const Param& param) {
   // The plan refuses checkpoints where ranks have shards of tiles.
   ZG_ASSERT(!layout.in_tiles(unit) || !layout.is_sharded(), "{} has shards of its tiles", param.name);
   if (layout.in_tiles(unit)) return {0, param.count()};
-  const Layout::Elements shard = layout.shard_elements(layout.first_tile(unit));
+  const Layout::Elements shard = layout.shard_elements(layout.tile_of(unit, param));
   const std::int64_t first = std::clamp<std::int64_t>(shard.first - param.offset, 0, param.count());
   const std::int64_t end = std::clamp(shard.first + shard.count - param.offset, first, param.count());
   return {first, end - first};

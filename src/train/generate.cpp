@@ -11,10 +11,10 @@
 namespace zg {
 
 struct Generator::State {
-  State(const std::string& directory, std::int64_t memory)
+  State(const std::string& directory, std::int64_t memory, const std::string& adapters)
       : tokenizer(load_tokenizer(directory)),
         end_ids(read_hf_end_ids(directory)),
-        inference(directory, memory) {}
+        inference(directory, memory, adapters) {}
   std::unique_ptr<Tokenizer> tokenizer;
   std::vector<std::int32_t> end_ids;
   Inference inference;
@@ -52,8 +52,8 @@ std::int32_t choose(const std::vector<float>& logits, const GenerateOptions& o, 
 
 }  // namespace
 
-Generator::Generator(const std::string& directory, std::int64_t memory)
-    : state_(std::make_unique<State>(directory, memory)) {}
+Generator::Generator(const std::string& directory, std::int64_t memory, const std::string& adapters)
+    : state_(std::make_unique<State>(directory, memory, adapters)) {}
 Generator::~Generator() = default;
 const Tokenizer* Generator::tokenizer() const {
   return state_->tokenizer.get();

@@ -14,9 +14,9 @@ constexpr std::int64_t kOneByOne = 8;
 
 }  // namespace
 
-Inference::Inference(const std::string& directory, std::int64_t memory)
+Inference::Inference(const std::string& directory, std::int64_t memory, const std::string& adapters)
     : model_(read_hf_config(directory), DType::kF32, host_ops()),
-      weights_(directory, model_, memory),
+      weights_(directory, model_, memory, adapters),
       stream_("generate", HostStream::Mode::kInline),
       past_(static_cast<std::size_t>(model_.config().layers)) {}
 

@@ -16,8 +16,8 @@ namespace zg {
 
 class Inference {
  public:
-  // `directory`: a Hugging Face directory; `memory`: see UnitWeights, whose errors it throws.
-  Inference(const std::string& directory, std::int64_t memory);
+  // `directory`: a Hugging Face directory; `memory`, `adapters`: see UnitWeights, whose errors it throws.
+  Inference(const std::string& directory, std::int64_t memory, const std::string& adapters = "");
 
   const ModelConfig& config() const { return model_.config(); }
   std::int64_t longest() const { return config().longest_sequence(); }

@@ -76,13 +76,16 @@ void check_met(const std::vector<ParamGroup>& groups, const Met& met, const Mode
 
 std::vector<std::vector<int>> parameter_groups(const OptimizerConfig& config, const Model& model) {
   std::vector<std::vector<int>> groups;
-  if (config.groups.empty()) return groups;
+  const bool adapted = model.config().lora.on();
+  if (config.groups.empty() && !adapted) return groups;
   Met met(config.groups);
   bool trained = false;
   for (const Unit& unit : model.units()) {
     groups.emplace_back();
     for (const Param& param : unit.params) {
-      groups.back().push_back(group_of(config.groups, param.name, met));
+      // Beside adapters nothing else is trained.
+      const bool frozen = adapted && !param.adapter;
+      groups.back().push_back(frozen ? kFrozen : group_of(config.groups, param.name, met));
       trained |= groups.back().back() != kFrozen;
     }
   }

@@ -2,14 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "train/agreement.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/philox.hpp"
+#include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/hf.hpp"
 
 namespace zg {
+
+// As PEFT begins A: uniform between -1 and 1 / sqrt(columns); and B: zero.
+void Rank::begin_adapter(const Param& p, std::int64_t begin, std::int64_t end, float* out) const {
+  std::fill(out, out + (end - begin), 0.0f);
+  if (p.init == Init::kZero) return;
+  const NamedRandom random(plan_.config.seed, p.name);
+  const auto bound = static_cast<float>(1 / std::sqrt(static_cast<double>(p.whole_cols)));
+  for (std::int64_t i = begin; i < end; ++i)
+    out[i - begin] = bound * (2 * random.uniform(static_cast<std::uint64_t>(p.whole_element(i))) - 1);
+}
 
 Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* trace, Watchdog* watchdog,
            const AdoptedVersions* adopted)
@@ -45,8 +57,12 @@ void Rank::initialize() {
   const ModelConfig& model = plan_.model_config;
   if (!plan_.config.model_from.empty()) {
     const HfWeights weights(plan_.config.model_from, *plan_.model);
+    std::optional<AdapterWeights> adapters;
+    if (!plan_.config.lora.from.empty()) adapters.emplace(plan_.config.lora.from, model);
     engine_->initialize([&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-      weights.read(p, begin, end, out);
+      if (!p.adapter) return weights.read(p, begin, end, out);
+      if (adapters) return adapters->read(p, begin, end, out);
+      begin_adapter(p, begin, end, out);
     });
     return;
   }

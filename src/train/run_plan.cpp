@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "train/adapter_setup.hpp"
 #include "train/drives.hpp"
 #include "train/optimizer_setup.hpp"
 #include "ziggurat/base/units.hpp"
@@ -386,7 +387,7 @@ class Planner {
     constexpr std::int64_t kLeastLayer = 1 << 16;  // elements
     const ParallelConfig& p = config_.parallel;
     return config_.tiers.tiles == TierConfig::Tiles::kAuto && p.tensor == 1 && p.pipeline == 1 &&
-           config_.offload_param != OffloadTarget::kDevice && plan_.model->units()[1].count >= kLeastLayer;
+           !plan_.model_config.lora.on() && config_.offload_param != OffloadTarget::kDevice && plan_.model->units()[1].count >= kLeastLayer;
   }
   bool in_tiles() const { return plan_.choices.blocks == Blocks::kInTiles; }
   bool must_be_in_tiles() const { return config_.tiers.tiles == TierConfig::Tiles::kOn; }
@@ -512,11 +513,25 @@ std::int64_t RunPlan::tile_bytes() const {
   return most * static_cast<std::int64_t>(size_of(model->dtype()));
 }
 
+// Less what is not computed for frozen units and those below all that is trained, and with the products of adapters.
 double RunPlan::flops_per_step() const {
-  return training_flops(
-      model_config,
-      config.data_ranks() * config.micro_batch * config.accumulation_steps * config.data.seq_len,
-      config.data.seq_len, config.recompute);
+  const std::int64_t tokens =
+      config.data_ranks() * config.micro_batch * config.accumulation_steps * config.data.seq_len;
+  double products = 0;  // multiply-adds of a token that differ
+  const bool tied = model_config.tied;
+  for (std::int32_t u = 0; u <= layout->head_unit(); ++u) {
+    const bool block = u > 0 && u < layout->head_unit(), below = block && u < layout->first_trained();
+    // Passes that a frozen block is spared: the gradient of its matrices, and below what is trained all but one.
+    const int again = config.recompute ? 1 : 0, spared = !layout->is_frozen(u) ? 0 : below ? 2 + again : 1;
+    if (!block && u != (tied ? 0 : layout->head_unit())) continue;
+    for (const Param& p : model->units()[static_cast<std::size_t>(u)].params) {
+      if (p.vector || (u == 0 && &p != model->units().front().params.data())) continue;
+      const auto count = static_cast<double>(p.whole_count());
+      products += p.adapter ? (3 + again) * count : -spared * count;
+    }
+  }
+  return training_flops(model_config, tokens, config.data.seq_len, config.recompute) +
+         2 * static_cast<double>(tokens) * products;
 }
 
 AfterStep RunPlan::after_step(std::int64_t step, bool stop) const {
@@ -552,6 +567,7 @@ History RunPlan::history(std::int64_t steps) const {
 ModelConfig model_of(const RunConfig& config) {
   ModelConfig model = config.model_from.empty() ? *config.model : read_hf_config(config.model_from);
   model.dropout = config.dropout;
+  model.lora = lora_of(config, model);
   return model;
 }
 

@@ -48,6 +48,19 @@ std::string describe_update(const RunPlan& plan) {
                      frozen > 0 ? fmt::format("; {} parameters are frozen", frozen) : "");
 }
 
+// Of a run that trains adapters.
+std::string describe_adapters(const RunPlan& plan) {
+  const Lora& lora = plan.model_config.lora;
+  if (!lora.on()) return "";
+  std::int64_t count = 0;
+  for (const Unit& unit : plan.model->units()) {
+    for (const Param& p : unit.params) count += p.adapter ? p.whole_count() : 0;
+  }
+  return fmt::format("\nadapters   {}{}; {:.3f} M of the parameters, which alone are trained", text_of(lora),
+                     plan.config.lora.from.empty() ? "" : ", from " + plan.config.lora.from,
+                     static_cast<double>(count) / 1e6);
+}
+
 }  // namespace
 
 std::string RunPlan::describe() const {
@@ -72,7 +85,7 @@ std::string RunPlan::describe() const {
       config.parallel.pipeline > 1                       ? name_of(config.parallel.pipeline_schedule)
       : config.accumulation == Accumulation::kLayerMajor ? "layer-major"
                                                          : "micro-batch-major",
-      config.recompute ? "on" : "off", describe_tiles(*this));
+      config.recompute ? "on" : "off", describe_tiles(*this) + describe_adapters(*this));
 }
 
 }  // namespace zg

@@ -10,6 +10,7 @@
 namespace zg {
 
 // Weights, tokenizer and what the model began with of generation_config.json appear together, or not at all.
+// Adapters stand beside a model that has the others.
 void Trainer::save_model(const std::string& directory) {
   const auto save = [&](const std::string& to) {
     if (!comm_.empty()) {
@@ -20,7 +21,7 @@ void Trainer::save_model(const std::string& directory) {
     }
     rank().engine().flush();
     const auto& units = plan().model->units();
-    save_hf(to, *plan().model, DType::kF32,
+    Saver::save(to, plan(),
             [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
               rank().engine().read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end,
                                           out);
@@ -29,6 +30,7 @@ void Trainer::save_model(const std::string& directory) {
   if (processes_.number() > 0) return save(directory);
   replace_directory(directory, [&](const std::string& fresh) {
     save(fresh);
+    if (plan().config.lora.on()) return;
     if (data_->tokenizer() != nullptr) data_->tokenizer()->save(fresh);
     // It says which tokens end a text.
     const std::string kept = "/generation_config.json", from = plan().config.model_from + kept;

@@ -1,4 +1,4 @@
-// Saves the trained model: what all ranks together hold, as one Hugging Face directory.
+// Saves the trained model, or its adapters: what all ranks together hold, as one directory.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/train/trainer.hpp"
 
@@ -28,7 +29,7 @@ class Trainer::Saver {
 
   void write(const std::string& directory) {
     const auto& units = plan_.model->units();
-    save_hf(directory, *plan_.model, DType::kF32,
+    save(directory, plan_,
             [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
               ask({&unit - units.data(), &p - unit.params.data(), begin, end});
               read().write_to(out);
@@ -40,6 +41,11 @@ class Trainer::Saver {
               }
             });
     ask({kDone, 0, 0, 0});
+  }
+  // The model, or of a run with adapters these alone.
+  static void save(const std::string& directory, const RunPlan& plan, const ReadParam& read) {
+    if (!plan.model_config.lora.on()) return save_hf(directory, *plan.model, DType::kF32, read);
+    save_adapters(directory, *plan.model, plan.config.model_from, read);
   }
   void follow() {
     while (ask({}), request_[0] != kDone) {

@@ -15,8 +15,10 @@ std::int64_t bytes_of(const Unit& unit) {
 
 }  // namespace
 
-UnitWeights::UnitWeights(const std::string& directory, const Model& model, std::int64_t memory)
+UnitWeights::UnitWeights(const std::string& directory, const Model& model, std::int64_t memory,
+                         const std::string& adapters)
     : model_(model), source_(directory, model), residents_(model.units().size()) {
+  if (!adapters.empty()) adapters_.emplace(adapters, model.config());
   choose_residents(memory);
   for (std::size_t unit = 0; unit < residents_.size(); ++unit) {
     if (is_resident(unit)) read(unit, residents_[unit]);
@@ -57,7 +59,10 @@ void UnitWeights::read(std::size_t unit, Buffer& into) const {
   into.reserve(bytes_of(u));
   auto* const flat = reinterpret_cast<float*>(into.data());
   std::fill(flat, flat + u.count, 0.0f);
-  for (const Param& p : u.params) source_.read(p, 0, p.count(), flat + p.offset);
+  for (const Param& p : u.params) {
+    source_.read(p, 0, p.count(), flat + p.offset);
+    if (adapters_) adapters_->merge(p, 0, p.count(), flat + p.offset);
+  }
 }
 
 std::size_t UnitWeights::behind(std::size_t unit) const {

@@ -8,11 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ziggurat/base/buffer.hpp"
-#include "ziggurat/model/hf.hpp"
+#include "ziggurat/model/adapter_files.hpp"
 
 namespace zg {
 
@@ -21,7 +22,9 @@ class UnitWeights {
   // `memory`: the most bytes that weights may take; 0: most of what the process may have. `model` must
   // outlive the weights. Throws Error(kUsage) for files that do not fit the model, Error(kMemory) where not
   // even the embedding, the head and two blocks fit.
-  UnitWeights(const std::string& directory, const Model& model, std::int64_t memory);
+  // `adapters`: a directory of adapters that are merged into the weights; empty: none.
+  UnitWeights(const std::string& directory, const Model& model, std::int64_t memory,
+              const std::string& adapters = "");
   ~UnitWeights();
 
   // The unit's flat tensor. Of a block that is read anew it is there until the next such block is asked for.
@@ -40,6 +43,7 @@ class UnitWeights {
 
   const Model& model_;
   const HfWeights source_;
+  std::optional<AdapterWeights> adapters_;
   std::size_t resident_blocks_ = 0;  // units 1 to this one
   std::vector<Buffer> residents_;    // by unit
   // The block in use, and the one that is being read.

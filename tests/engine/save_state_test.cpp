@@ -81,7 +81,9 @@ TinySetup setup_of(const Case& c) {
   s.rule = [kind = c.kind, moments = c.format.format.moment_count](std::int64_t, UpdateRule& rule) {
     if (kind == OptimizerKind::kSgd) rule.params.lr *= 10, rule.params.momentum = moments > 0 ? 0.9 : 0;
   };
-  if (c.frozen) {
+  if (c.frozen && c.llama) {
+    s = with_adapters(s);
+  } else if (c.frozen) {
     const Model model(s.model, s.dtype, host_ops());
     for (std::size_t u = 0; u < model.units().size(); ++u) {
       s.layout.groups.emplace_back();

@@ -162,6 +162,18 @@ inline double reference_element(const Param& p, std::int64_t i) {
   return reference_weight(p, i / p.whole_cols, i % p.whole_cols);
 }
 
+// Adapters beside the modules of the model's blocks, which alone are trained.
+inline TinySetup with_adapters(TinySetup s, const std::string& modules = "all-linear") {
+  s.model.lora = {.rank = 3, .alpha = 5, .modules = match_modules(s.model, modules)};
+  const Model model(s.model, s.dtype, host_ops());
+  s.layout.groups.clear();
+  for (const Unit& unit : model.units()) {
+    s.layout.groups.emplace_back();
+    for (const Param& p : unit.params) s.layout.groups.back().push_back(p.adapter ? 0 : kFrozen);
+  }
+  return s;
+}
+
 class TinyRun {
  public:
   explicit TinyRun(TinySetup setup)

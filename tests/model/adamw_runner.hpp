@@ -40,6 +40,7 @@ class AdamW {
   void step(Stream& s, std::int64_t number, double grad_scale) {
     for (std::size_t u = 0; u < runner_.units().size(); ++u) {
       for (const Param& p : runner_.units()[u].params) {
+        if (runner_.model().config().lora.on() && !p.adapter) continue;
         UpdateParams a;
         a.lr = 1e-3;
         a.beta2 = 0.95;

@@ -17,15 +17,16 @@ inline constexpr const char* kFamilyNames[] = {"llama3", "llama_bias", "mistral"
 
 class FamilyFile {
  public:
-  explicit FamilyFile(const std::string& name)
-      : file_(reference_directory() + "families/" + name + ".safetensors") {}
+  explicit FamilyFile(const std::string& name, const std::string& folder = "families/")
+      : file_(reference_directory() + folder + name + ".safetensors") {}
 
-  std::string config_text() const {
+  std::string text(const std::string& name) const {
     for (const auto& [key, value] : file_.metadata()) {
-      if (key == "config") return value;
+      if (key == name) return value;
     }
-    throw std::runtime_error("no config");
+    throw std::runtime_error("no " + name);
   }
+  std::string config_text() const { return text("config"); }
   ModelConfig config() const { return parse_hf_config(config_text(), file_.path()); }
   template <class T>
   std::vector<T> values(const std::string& name) const {

@@ -102,6 +102,10 @@ class ModelRunner {
   const std::vector<Unit>& units() const { return model_.units(); }
   View weights(std::size_t unit) const { return flat(weights_, unit, model_.dtype()); }
   View grads(std::size_t unit) const { return flat(grads_, unit, model_.accumulator_dtype()); }
+  // Of a block with adapters: its own parameters, and the adapters; null: there are none.
+  View own(std::size_t unit) const { return weights(unit).col_range(0, units()[unit].tiles.front().count); }
+  View adapters(std::size_t unit) const { return second_tile(weights(unit), unit); }
+  View adapter_grads(std::size_t unit) const { return second_tile(grads(unit), unit); }
   View weight(std::size_t unit, const Param& p) const { return part(weights(unit), p); }
   View grad(std::size_t unit, const Param& p) const { return part(grads(unit), p); }
 
@@ -123,7 +127,8 @@ class ModelRunner {
   void drop_as(std::uint64_t seed, std::int64_t step, std::int64_t first_sequence) {
     places_.clear();
     for (std::size_t u = 0; u < units().size(); ++u)
-      places_.push_back({model_.dropout_keys(seed, u), step, first_sequence});
+      places_.push_back(
+          {model_.dropout_keys(seed, u), model_.adapter_dropout_key(seed, u), step, first_sequence});
   }
   const DropoutPlace* place(std::size_t unit) const { return places_.empty() ? nullptr : &places_[unit]; }
   void clear_grads() {
@@ -161,10 +166,13 @@ class ModelRunner {
   }
 
   // Computes the gradients of the sum of losses, times the scale; returns that sum. In halves, the second
-  // ones of all blocks come after the first ones.
+  // ones of all blocks come after the first ones. Frozen, only the embedding's and the adapters' are computed;
+  // beside adapters only these are.
   double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo, double loss_scale = 1,
                           Gradients into = Gradients::kAdd, Backward how = Backward::kWhole) {
     const BatchShape shape = batch.shape;
+    const bool adapted = model_.config().lora.on(), frozen = adapted || how == Backward::kFrozen;
+    if (frozen) how = Backward::kFrozen;
     const bool in_halves = how == Backward::kInHalves, all_saved = in_halves || recompute == Recompute::kNo;
     std::vector<Bytes> xs, saved;
     xs.emplace_back(model_.checkpoint_bytes(shape));
@@ -174,23 +182,26 @@ class ModelRunner {
       if (all_saved || saved.empty()) saved.emplace_back(model_.saved_bytes(shape, how));
       xs.emplace_back(model_.checkpoint_bytes(shape));
       workspace.poison();
-      model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), rows(xs[u], batch),
+      model_.block_forward(stream_, shape, own(u), rows(xs[u - 1], batch), rows(xs[u], batch),
                            saved.back().data(), workspace.data(), nullptr, nullptr, place(u), layer(u),
-                           documents(batch));
+                           documents(batch), adapters(u));
       stream_.synchronize();
     }
     double sum = 0;
     const Bytes dx(model_.checkpoint_bytes(shape));
-    Bytes head_workspace(model_.head_workspace_bytes(shape));
+    Bytes head_workspace(
+        model_.head_workspace_bytes(shape, frozen ? HeadGradients::kFrozen : HeadGradients::kAll));
     model_.head_loss_and_gradient(stream_, shape, weights(head()), weights(table()), rows(xs.back(), batch),
                                   targets(batch), View(&sum, DType::kF64, 1, 1), rows(dx, batch),
-                                  grads(head()), grads(table()), head_workspace.data(), loss_scale, into);
+                                  frozen ? View() : grads(head()), frozen ? View() : grads(table()),
+                                  head_workspace.data(), loss_scale, into);
     for (std::size_t u = head() - 1; u >= 1; --u) {
       Bytes& mine = all_saved ? saved[u - 1] : saved.back();
       if (recompute == Recompute::kYes) {
         mine.poison();
-        model_.block_forward(stream_, shape, weights(u), rows(xs[u - 1], batch), View{}, mine.data(),
-                             workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch));
+        model_.block_forward(stream_, shape, own(u), rows(xs[u - 1], batch), View{}, mine.data(),
+                             workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch),
+                             adapters(u));
       }
       stream_.synchronize();
       workspace.poison();
@@ -199,8 +210,9 @@ class ModelRunner {
         model_.block_backward_input(stream_, shape, weights(u), x, mine.data(), rows(dx, batch),
                                     workspace.data(), nullptr, place(u), layer(u), documents(batch));
       } else {
-        model_.block_backward(stream_, shape, weights(u), x, mine.data(), rows(dx, batch), grads(u),
-                              workspace.data(), into, nullptr, nullptr, place(u), layer(u), documents(batch));
+        model_.block_backward(stream_, shape, own(u), x, mine.data(), rows(dx, batch),
+                              frozen ? View() : grads(u), workspace.data(), into, nullptr, nullptr, place(u),
+                              layer(u), documents(batch), {adapters(u), adapter_grads(u)});
       }
       stream_.synchronize();
     }
@@ -210,10 +222,12 @@ class ModelRunner {
                                    workspace.data(), into, place(u));
       stream_.synchronize();
     }
+    if (adapted) return sum;
     // A tied head has written to the embedding's gradients before.
     const Bytes embedding_workspace(model_.embedding_workspace_bytes(shape));
     model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), grads(0),
-                              model_.config().tied ? Gradients::kAdd : into, embedding_workspace.data(),
+                              model_.config().tied && !frozen ? Gradients::kAdd : into,
+                              embedding_workspace.data(),
                               place(0), documents(batch));
     stream_.synchronize();
     return sum;
@@ -230,8 +244,8 @@ class ModelRunner {
       Bytes& to = u % 2 == 1 ? next : x;
       saved.poison();
       to.poison();
-      model_.block_forward(stream_, shape, weights(u), rows(from, batch), rows(to, batch), saved.data(),
-                           workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch));
+      model_.block_forward(stream_, shape, own(u), rows(from, batch), rows(to, batch), saved.data(),
+                           workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch), adapters(u));
       stream_.synchronize();
     }
     return std::move(head() % 2 == 1 ? x : next);
@@ -257,6 +271,10 @@ class ModelRunner {
   static std::int64_t bytes_of(DType t) { return static_cast<std::int64_t>(size_of(t)); }
   View flat(const std::vector<Bytes>& all, std::size_t unit, DType t) const {
     return {all[unit].data(), t, 1, units()[unit].count};
+  }
+  View second_tile(const View& all, std::size_t unit) const {
+    const Tile& tile = units()[unit].tiles.back();
+    return units()[unit].adapted ? all.col_range(tile.first, tile.count) : View();
   }
   static View part(const View& flat, const Param& p) {
     return {flat.col_range(p.offset, p.count()).data, flat.dtype, p.rows, p.cols};

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "train/checkpoint_bits.hpp"
 #include "train/checkpoint_fixture.hpp"
 #include "ziggurat/config/keys.hpp"
 
@@ -14,6 +15,7 @@ namespace {
 // schedule by total_num_steps alone, and data.validation the training data by its length.
 const Strings kFree{"steps",
                     "model.from",
+                    "lora.from",
                     "model.initializer_range",
                     "eval.*",
                     "sample.*",
@@ -43,6 +45,7 @@ const Strings kFree{"steps",
 // Compared under another name, which stands for several keys.
 const std::vector<std::pair<const char*, const char*>> kUnder{
     {"model.*", "model.width"},  // sizes by the engine's names
+    {"lora.*", "lora"},
     {"data.*", "data.train"},
     {"data_parallel_size", "data_ranks"},
     {"parallel.sequence", "parallel.tensor"},
@@ -69,6 +72,10 @@ TEST_F(CheckpointBits, EveryKeyIsComparedOrFree) {
   const Checkpoint checkpoint(
       run("out", {"steps=1", "model.dropout.embedding=0.1", "model.dropout.residual=0.1"}).newest);
   for (const auto& [key, value] : checkpoint.manifest().bits) compared.insert(key);
+  ModelConfig adapted;
+  adapted.arch = Arch::kLlama;
+  adapted.lora = {.rank = 2, .alpha = 4, .modules = match_modules(adapted, "q_proj")};
+  for (const auto& [key, value] : model_bits(adapted)) compared.insert(key);
   const auto matches = [](const std::string& pattern, const std::string& key) {
     return fnmatch(pattern.c_str(), key.c_str(), 0) == 0;
   };

@@ -119,10 +119,22 @@ struct ParallelConfig {
   std::vector<std::int32_t> stage_layers;
 };
 
+// Adapters that are trained in place of the model (Lora).
+struct LoraConfig {
+  std::int64_t rank = 0;                              // 0: none, unless `from` names some
+  std::optional<double> alpha = {};                   // none: the rank
+  double dropout = 0;
+  bool rslora = false;
+  std::vector<std::string> targets = {"all-linear"};  // names of modules, patterns as in a shell
+  std::string from = {};                              // directory of adapters to start from
+  bool on() const { return rank > 0 || !from.empty(); }
+};
+
 struct RunConfig {
   std::string model_from;            // Hugging Face directory to start from; empty: a new `model`
   std::optional<ModelConfig> model;  // a model that the file describes; vocab_size 0: as the tokenizer's
   DropoutRates dropout;              // of either
+  LoraConfig lora;
   DataConfig data;
   std::int64_t steps = 0;
   std::uint64_t seed = 1337;
@@ -165,6 +177,8 @@ struct RunConfig {
   std::vector<std::string> warnings;
   std::string resolved_json;  // the merged configuration, for the record
 
+  // Directory that what was trained is saved to.
+  std::string model_dir() const { return output_dir + (lora.on() ? "/adapter" : "/model"); }
   int ranks() const { return processes * device.ranks; }  // of all processes
   // Ranks that compute with the same weights, and those among them that have sequences of their own. At least
   // 1, though the degrees may not divide the ranks, for which the run is refused.

@@ -69,7 +69,8 @@ struct Layout {
   struct UnitTensors {
     std::int32_t unit = 0;
     std::int64_t first = 0, count = 0;  // elements of the unit
-    // Flat, padded to a whole number of pieces (Sharding). kNone: the unit is another stage's.
+    // Flat, padded to a whole number of pieces (Sharding). kNone: the unit is another stage's, or, of an
+    // accumulator, frozen.
     TensorId weight = kNone, accumulator = kNone;
     TensorId shard = kNone;  // of the weight, which is gathered from all shards; kNone: there is one shard
     std::int64_t piece = 0;  // elements
@@ -115,7 +116,15 @@ struct Layout {
   TensorId activation_gradient_of(std::int32_t unit, std::int32_t m) const;
   SegmentId whole(TensorId id) const;  // the only segment of a tensor that is not cut
   std::int32_t first_tile(std::int32_t unit) const { return first_tile_[static_cast<std::size_t>(unit)]; }
-  bool in_tiles(std::int32_t unit) const { return first_tile(unit + 1) > first_tile(unit) + 1; }
+  bool in_tiles(std::int32_t unit) const { return model->units()[static_cast<std::size_t>(unit)].in_tiles(); }
+  // The tile with the unit's adapters, -1: it has none.
+  std::int32_t adapter_tile(std::int32_t unit) const {
+    return model->units()[static_cast<std::size_t>(unit)].adapted ? first_tile(unit) + 1 : -1;
+  }
+  // The tile that has a parameter of a unit that is not in tiles.
+  std::int32_t tile_of(std::int32_t unit, const Param& param) const {
+    return first_tile(unit) + (param.adapter ? 1 : 0);
+  }
   const UnitTensors& tile(std::int32_t t) const { return units[static_cast<std::size_t>(t)]; }
   // Those of a unit that is not in tiles.
   const UnitTensors& unit(std::int32_t u) const { return tile(first_tile(u)); }
@@ -162,6 +171,11 @@ struct Layout {
 
   // Whether some parameter of the unit is not trained.
   bool has_frozen(std::int32_t unit) const;
+  // Whether no gradient of the unit's own parameters is computed, so that it has no accumulator: none of them is
+  // trained. Stages of a pipeline compute all gradients, and drop those.
+  bool is_frozen(std::int32_t unit) const { return frozen_[static_cast<std::size_t>(unit)]; }
+  // The first unit that a backward passes: the first one of which something is trained. 0 in a pipeline.
+  std::int32_t first_trained() const { return first_trained_; }
 
   // Device memory besides the tensors: scratch of the largest operation, tokens, sums.
   std::int64_t workspace_bytes() const;
@@ -178,12 +192,16 @@ struct Layout {
   };
   std::vector<Stretch> stretches() const;
   void split();
+  void find_frozen();
+  bool trains(std::int32_t unit, std::size_t tile) const;
   void add_tile(std::int32_t unit, std::size_t tile);
   void add_activations();
   void add_state(const std::string& name, Tier lowest);
   void find_copies(std::int32_t unit);
 
   std::vector<std::int32_t> first_tile_;  // by unit, and the number of tiles
+  std::vector<bool> frozen_;              // by unit
+  std::int32_t first_trained_ = 0;
   std::vector<Stretch> stretches_;        // by chunk
   StateLayout state_;
   std::int64_t largest_copy_ = 0;

@@ -53,6 +53,7 @@ struct ScheduleShape {
   // Weights are gathered from shards before they are used: once a step, or before each pass.
   bool sharded = false, keep_weights = false;
   std::int32_t gather_ahead = 0;  // by how many units a gather comes before the first use of its weight
+  std::int32_t lowest = 0;        // the first unit that backward passes; no pipeline knows one above 0
   std::int32_t head() const { return layers + 1; }
 };
 
@@ -63,7 +64,7 @@ struct Slot {
   bool first = false;  // the first slot that adds to the unit's gradient: it overwrites the old one
   // The slot is the last reader of an operand, whose content is dead afterwards. Embedding, head, backward:
   // of the unit's weight, which the update overwrites before the next read; gather: of its shard, likewise.
-  // Forward: of the slot's input, where no backward follows (evaluation).
+  // Forward: of the slot's input, where no backward follows (evaluations, units below `lowest`).
   bool last = false;
   // The slot is the last user of its unit's gathered weight; of the head also of the embedding's, if tied.
   bool drop = false;

@@ -277,6 +277,7 @@ class StepExecutor {
   std::vector<std::vector<RandomKey>> random_;  // by unit and parameter
   // By unit; empty: nothing is ever dropped.
   std::vector<std::array<RandomKey, 2>> dropout_keys_;
+  std::vector<RandomKey> adapter_keys_;       // likewise
   std::optional<std::int64_t> dropout_step_;  // the step of training that runs; none: an evaluation
   Traffic own_;
   CommTraffic asked_;  // by of_all_ranks()

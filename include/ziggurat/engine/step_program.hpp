@@ -28,8 +28,10 @@ enum class Operand : std::uint8_t {
   kShard,               // this rank's shard of the unit's weight
   kTile,                // the weight of a further tile of the unit
   kTileAccumulator,     // the same for its accumulator
+  kAdapters,            // the weights of the unit's adapters, flat
+  kAdapterAccumulator,  // the same for their accumulator
 };
-inline constexpr std::size_t kOperands = 13;
+inline constexpr std::size_t kOperands = 15;
 
 // Whether there is an operation for each segment of the unit's state, or one where the unit has none.
 constexpr bool is_by_segment(OpKind kind) {
@@ -43,7 +45,7 @@ struct StepOp {
   std::int32_t segment = 0;  // is_by_segment(): the segment of the unit's state
   bool first = false;        // the first to add to its accumulator, or the first segment of its tile
   // By operand: the number of its access within the operation. -1: the operation does not have the operand.
-  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
   // Which of Layout::units it works on. A forward or backward of a unit in tiles is an operation for each use
   // of one of them but the first, which all have beside it, like the activations: `use` is one of
   // Model::tile_uses(), and `goes_on` tells all from the first of them. Between two of them may be operations

@@ -87,6 +87,7 @@ class HfWeights {
   // a few MiB of the file become resident, and are dropped again. A Conv1D is gathered from the transposed
   // file, and each call then walks over the whole tensor: ask for large ranges. Any thread, several at once.
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
+  bool all_bf16() const;  // whether the files hold all parameters as BF16
 
  private:
   struct State;

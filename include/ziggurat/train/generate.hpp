@@ -28,8 +28,8 @@ class Generator {
   // Reads a Hugging Face directory. `memory`: the most bytes that the weights, which are kept in fp32, may
   // take; what does not fit is read from the directory's files for each token. 0: most of what the process
   // may have. Throws Error: kUsage for a directory that holds no such model, kMemory where not even two
-  // layers fit.
-  explicit Generator(const std::string& directory, std::int64_t memory = 0);
+  // layers fit. `adapters`: a directory of adapters (LoRA) that are merged into the weights, in fp32; empty: none.
+  explicit Generator(const std::string& directory, std::int64_t memory = 0, const std::string& adapters = "");
   ~Generator();
 
   const Tokenizer* tokenizer() const;  // null if the directory holds none

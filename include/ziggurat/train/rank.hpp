@@ -35,6 +35,8 @@ class Rank {
   Traffic forecast() const;
 
  private:
+  void begin_adapter(const Param& p, std::int64_t begin, std::int64_t end, float* out) const;
+
   const RunPlan& plan_;
   std::unique_ptr<Device> host_device_;  // null: a GPU computes
   Device& device_;

@@ -1,0 +1,39 @@
+#include "train/adapter_setup.hpp"
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/model/adapter_files.hpp"
+
+namespace zg {
+
+Lora lora_of(const RunConfig& config, const ModelConfig& model) {
+  const LoraConfig& asked = config.lora;
+  if (!asked.on()) return {};
+  if (config.model_from.empty()) {
+    throw Error(Errc::kUsage, "lora", "the model is new, and adapters are left beside one that is not trained",
+                "name a trained model (model.from), or remove the section");
+  }
+  if (model.arch == Arch::kGpt2) {
+    throw Error(Errc::kUsage, "lora", "adapters of GPT-2 are not supported",
+                "remove the section, and freeze what is not to be trained (optimizer.param_groups)");
+  }
+  if (!asked.from.empty()) {
+    Lora lora = AdapterWeights(asked.from, model).lora();
+    lora.dropout = asked.dropout;
+    return lora;
+  }
+  Lora lora{.rank = asked.rank,
+            .alpha = asked.alpha.value_or(static_cast<double>(asked.rank)),
+            .rslora = asked.rslora,
+            .dropout = asked.dropout};
+  for (const std::string& target : asked.targets) {
+    const std::uint32_t found = match_modules(model, target);
+    if (found == 0) {
+      throw Error(Errc::kUsage, "lora.target", fmt::format("\"{}\" matches no module of {}", target, name_of(model.arch)),
+                  "its modules are " + names_of(lora_modules(model)) + "; * matches any text");
+    }
+    lora.modules |= found;
+  }
+  return lora;
+}
+
+}  // namespace zg

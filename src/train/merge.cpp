@@ -1,0 +1,51 @@
+#include "ziggurat/train/merge.hpp"
+
+#include <filesystem>
+
+#include "train/files.hpp"
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/system.hpp"
+#include "ziggurat/device/ops.hpp"
+#include "ziggurat/model/adapter_files.hpp"
+
+namespace zg {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What stands beside the weights for those who use a model.
+constexpr const char* kBeside[] = {"generation_config.json", "tokenizer.json",      "tokenizer_config.json",
+                                   "special_tokens_map.json", "added_tokens.json",  "tokenizer.model",
+                                   "vocab.json",              "merges.txt",         "chat_template.jinja",
+                                   "chars.json"};
+
+void refuse_same(const std::string& out, const std::string& other) {
+  std::error_code error;
+  if (!fs::equivalent(out, other, error) || error) return;
+  throw Error(Errc::kUsage, out, "is the directory that is read, " + other, "name a new directory");
+}
+
+}  // namespace
+
+std::int64_t merge_adapters(const std::string& base, const std::string& adapters, const std::string& out) {
+  refuse_same(out, base), refuse_same(out, adapters);
+  const Model model(read_hf_config(base), DType::kF32, host_ops());
+  const HfWeights weights(base, model);
+  const AdapterWeights merged(adapters, model.config());
+  std::int64_t changed = 0;
+  replace_directory(out, [&](const std::string& fresh) {
+    save_hf(fresh, model, weights.all_bf16() ? DType::kBF16 : DType::kF32,
+            [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* values) {
+              weights.read(p, begin, end, values);
+              const bool here = merged.merge(p, begin, end, values);
+              if (here && begin == 0) ++changed;
+            });
+    for (const char* name : kBeside) {
+      const std::string from = base + "/" + name;
+      if (fs::exists(from)) write_file_atomically(fresh + "/" + name, read_text_file(from, "a file of the model"));
+    }
+  });
+  return changed;
+}
+
+}  // namespace zg

@@ -1,0 +1,377 @@
+// Adapters beside tiny models of today's families, against PEFT: tests/reference/lora. And blocks whose own parameters
+// are frozen, with adapters or without.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "model/adamw_runner.hpp"
+#include "support/errors.hpp"
+#include "support/families.hpp"
+#include "support/files.hpp"
+#include "support/process.hpp"
+#include "ziggurat/model/adapter_files.hpp"
+
+namespace zg::test {
+namespace {
+
+constexpr const char* kAdapted[] = {"llama3", "qwen3", "phi3", "gemma2", "olmo2"};
+
+struct LoraFamilies : testing::TestWithParam<const char*> {
+  LoraFamilies() : file(GetParam(), "lora/"), config(file.config()), batches(family_batches()) {
+    config.lora = parse_adapter_config(file.text("adapter"), "adapter", config);
+  }
+  // B: whether it is as it begins, zero.
+  enum class B { kFilled, kZero };
+  void fill(ModelRunner& to, B b = B::kFilled) const {
+    to.fill([&](const Param& p, std::int64_t r, std::int64_t c) {
+      const bool zero = b == B::kZero && p.adapter && p.init == Init::kZero;
+      return zero ? 0 : family_weight(config, p, r, c);
+    });
+  }
+  ModelRunner runner_of(const ModelConfig& c, DType dtype = DType::kF64, B b = B::kFilled) {
+    ModelRunner runner(c, dtype, host_ops(), stream);
+    fill(runner, b);
+    return runner;
+  }
+  void expect_digest(const std::string& name, const std::vector<double>& actual, double tolerance) const {
+    SCOPED_TRACE(name);
+    const std::vector<double> expected = file.values<double>(name), mine = family_digest(actual);
+    ASSERT_EQ(mine.size(), expected.size());
+    EXPECT_GT(expected[0], 0);
+    const double bound = tolerance * std::max(1.0, expected[0]);
+    for (std::size_t i = 0; i < mine.size(); ++i) EXPECT_NEAR(mine[i], expected[i], bound) << i;
+  }
+  // Of A and B alone.
+  template <class ViewOf>
+  void expect_digests(const std::vector<Unit>& units, const std::string& prefix, double scale, double tolerance,
+                      const ViewOf& view_of) const {
+    int count = 0;
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      for (const Param& p : units[u].params) {
+        if (!p.adapter) continue;
+        ++count;
+        const View view = view_of(u, p);
+        std::vector<double> values;
+        for (std::int64_t r = 0; r < p.rows; ++r) {
+          for (std::int64_t c = 0; c < p.cols; ++c) values.push_back(load(view, r, c) * scale);
+        }
+        expect_digest(prefix + p.name, values, tolerance);
+      }
+    }
+    EXPECT_GT(count, 0);
+  }
+
+  FamilyFile file;
+  ModelConfig config;
+  HostStream stream{"test", HostStream::Mode::kInline};
+  std::vector<Batch> batches;
+};
+
+TEST_P(LoraFamilies, Logits) {
+  expect_digest("logits", runner_of(config).logits(batches[0]), 1e-11);
+}
+
+TEST_P(LoraFamilies, LossAndGradients) {
+  for (const Recompute recompute : {Recompute::kNo, Recompute::kYes}) {
+    for (const Gradients into : {Gradients::kAdd, Gradients::kOverwrite}) {
+      ModelRunner runner = runner_of(config);
+      if (into == Gradients::kOverwrite) runner.poison_grads();
+      double loss = runner.forward_backward(batches[0], recompute, 1, into);
+      loss += runner.forward_backward(batches[1], recompute);
+      EXPECT_NEAR(loss / kFamilyValid, file.values<double>("loss")[0], 1e-12);
+      expect_digests(runner.units(), "grad.", 1 / kFamilyValid, 1e-10,
+                     [&](std::size_t u, const Param& p) { return runner.grad(u, p); });
+    }
+  }
+}
+
+TEST_P(LoraFamilies, TenStepsOfAdamW) {
+  const std::vector<double> losses = file.values<double>("adamw.loss"),
+                            norms = file.values<double>("adamw.grad_norm");
+  ModelRunner runner = runner_of(config);
+  AdamW optimizer(runner, kFamilyValid);
+  for (std::size_t step = 0; step < 10; ++step) {
+    SCOPED_TRACE(step);
+    runner.clear_grads();
+    double loss = 0;
+    for (const Batch& b : batches) loss += runner.forward_backward(b);
+    const double norm = optimizer.gradient_norm(stream), clip = std::min(1.0, 0.5 / (norm + 1e-6));
+    EXPECT_NEAR(loss / kFamilyValid, losses[step], 1e-8);
+    EXPECT_NEAR(norm, norms[step], 1e-8);
+    optimizer.step(stream, static_cast<std::int64_t>(step) + 1, clip / kFamilyValid);
+  }
+  expect_digests(runner.units(), "final.", 1, 1e-8,
+                 [&](std::size_t u, const Param& p) { return runner.weight(u, p); });
+}
+
+// With B zero the model computes what it does without adapters, to the bit, in every type.
+TEST_P(LoraFamilies, BeginAsTheModelItself) {
+  ModelConfig plain = config;
+  plain.lora = {};
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    ModelRunner base = runner_of(plain, dtype), adapted = runner_of(config, dtype, B::kZero);
+    EXPECT_EQ(base.logits(batches[0]), adapted.logits(batches[0])) << name_of(dtype);
+    EXPECT_EQ(base.loss(batches[1]), adapted.loss(batches[1])) << name_of(dtype);
+    EXPECT_NE(runner_of(config, dtype).loss(batches[1]), base.loss(batches[1]));
+  }
+}
+
+// What an adapter drops is the same in forward, in a forward that is run again, and in backward: gradients are those of
+// the loss, by differences along random directions. Masks differ from module to module and from step to step.
+TEST_P(LoraFamilies, DropTheSameForwardAndBackward) {
+  config.lora.dropout = 0.4;
+  ModelRunner runner = runner_of(config);
+  const double whole = runner.loss(batches[0]);
+  runner.drop_as(3, 5, 0);
+  const double dropped = runner.loss(batches[0]);
+  EXPECT_NE(whole, dropped);
+  runner.drop_as(3, 6, 0);
+  EXPECT_NE(runner.loss(batches[0]), dropped);
+  runner.drop_as(3, 5, 0);
+  EXPECT_EQ(runner.forward_backward(batches[0], Recompute::kYes), dropped);
+  for (std::size_t u = 1; u < runner.head(); ++u) {
+    for (const Param& p : runner.units()[u].params) {
+      if (!p.adapter) continue;
+      SCOPED_TRACE(p.name);
+      const View w = runner.weight(u, p), g = runner.grad(u, p);
+      double along = 0, loss[2];
+      constexpr double kStep = 1e-5;
+      const auto direction = [&](std::int64_t i) {
+        return static_cast<double>(reference_hash("direction", static_cast<std::uint64_t>(i)) >> 40) * 0x1p-24 - 0.5;
+      };
+      for (const int side : {0, 1}) {
+        for (std::int64_t i = 0; i < p.count(); ++i) w.as<double>()[i] += (side == 0 ? 1 : -2) * kStep * direction(i);
+        loss[side] = runner.loss(batches[0]);
+      }
+      for (std::int64_t i = 0; i < p.count(); ++i) {
+        w.as<double>()[i] += kStep * direction(i);
+        along += direction(i) * g.as<double>()[i];
+      }
+      // The third derivative times the square of the step, and the rounding of two losses.
+      EXPECT_NEAR((loss[0] - loss[1]) / (2 * kStep), along, 1e-5 * std::max(1.0, std::abs(along)));
+    }
+  }
+}
+
+// Saved and read again: to the bit of fp32, with all that the configuration says.
+TEST_P(LoraFamilies, AreReadAsTheyWereSaved) {
+  const TempDir dir;
+  const Model model(config, DType::kF64, host_ops());
+  const auto value = [&](const Param& p, std::int64_t i) {
+    return static_cast<float>(family_weight(config, p, i / p.whole_cols, i % p.whole_cols));
+  };
+  save_adapters(dir.path(), model, "base", [&](const Unit&, const Param& p, auto begin, auto end, float* out) {
+    for (std::int64_t i = begin; i < end; ++i) out[i - begin] = value(p, i);
+  });
+  const AdapterWeights read(dir.path(), config);
+  EXPECT_EQ(read.lora(), config.lora);
+  for (const Unit& unit : model.units()) {
+    for (const Param& p : unit.params) {
+      if (!p.adapter) continue;
+      std::vector<float> values(static_cast<std::size_t>(p.count()));
+      const std::int64_t half = p.count() / 2;
+      read.read(p, 0, half, values.data());
+      read.read(p, half, p.count(), values.data() + half);
+      for (std::int64_t i = 0; i < p.count(); ++i)
+        ASSERT_EQ(values[static_cast<std::size_t>(i)], value(p, i)) << p.name << " " << i;
+    }
+  }
+}
+
+// A model with the adapters merged into it gives the logits of the two side by side, to fp32's rounding of the
+// merged weights.
+TEST_P(LoraFamilies, MergedGiveTheSameLogits) {
+  const TempDir dir;
+  ModelConfig plain = config;
+  plain.lora = {};
+  ModelRunner adapted = runner_of(config), merged = runner_of(plain);
+  save_adapters(dir.path(), adapted.model(), "base", [&](const Unit&, const Param& p, auto begin, auto end, float* out) {
+    for (std::int64_t i = begin; i < end; ++i)
+      out[i - begin] = static_cast<float>(family_weight(config, p, i / p.whole_cols, i % p.whole_cols));
+  });
+  const AdapterWeights read(dir.path(), plain);
+  int changed = 0;
+  for (std::size_t u = 0; u < merged.units().size(); ++u) {
+    for (const Param& p : merged.units()[u].params) {
+      const View w = merged.weight(u, p);
+      std::vector<float> values(static_cast<std::size_t>(p.count()));
+      for (std::int64_t i = 0; i < p.count(); ++i)
+        values[static_cast<std::size_t>(i)] = static_cast<float>(w.as<double>()[i]);
+      // In pieces that begin and end within rows.
+      std::vector<float> pieces = values;
+      const bool here = read.merge(p, 0, p.count(), values.data());
+      for (std::int64_t i = 0; i < p.count(); i += 101)
+        (void)read.merge(p, i, std::min(p.count(), i + 101), pieces.data() + i);
+      EXPECT_TRUE(pieces == values) << p.name;
+      changed += here ? 1 : 0;
+      for (std::int64_t i = 0; i < p.count(); ++i) w.as<double>()[i] = static_cast<double>(values[static_cast<std::size_t>(i)]);
+    }
+  }
+  EXPECT_GT(changed, 0);
+  const std::vector<double> a = adapted.logits(batches[0]), b = merged.logits(batches[0]);
+  double largest = 0;
+  for (const double logit : a) largest = std::max(largest, std::abs(logit));
+  for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-4 * largest) << i;
+}
+
+// PEFT loads what we save, and gives our logits; what it saves then we read, to the bit.
+TEST_P(LoraFamilies, PeftLoadsOursAndWeItsFiles) {
+  const char* const python = std::getenv("ZG_TEST_TORCH_PYTHON");
+  if (python == nullptr) GTEST_SKIP() << "ZG_TEST_TORCH_PYTHON names no Python with torch and peft";
+  const TempDir dir;
+  ModelRunner runner(config, DType::kF64, host_ops(), stream);
+  const auto value = [&](const Param& p, std::int64_t r, std::int64_t c) {
+    return static_cast<float>(family_weight(config, p, r, c));
+  };
+  const auto read = [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+    for (std::int64_t i = begin; i < end; ++i) out[i - begin] = value(p, i / p.whole_cols, i % p.whole_cols);
+  };
+  runner.fill([&](const Param& p, std::int64_t r, std::int64_t c) { return static_cast<double>(value(p, r, c)); });
+  ModelConfig plain = config;
+  plain.lora = {};
+  save_hf(dir / "base", Model(plain, DType::kF64, host_ops()), DType::kF32, read);
+  save_adapters(dir / "adapter", runner.model(), dir / "base", read);
+  const std::vector<double> logits = runner.logits(batches[0]);
+  const auto bytes = [](const auto& v) {
+    return std::string(reinterpret_cast<const char*>(v.data()), v.size() * sizeof v[0]);
+  };
+  write_file(dir / "base/tokens.i32", bytes(batches[0].ids));
+  write_file(dir / "base/logits.f64", bytes(logits));
+  const Outcome outcome = launch(
+      python, {.arguments = {ZG_SOURCE_DIR "/tests/reference/load_adapter.py", dir / "base", dir / "adapter", dir / "again"}});
+  if (outcome.code == 77) GTEST_SKIP() << outcome.out;
+  ASSERT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  const AdapterWeights ours(dir / "adapter", plain), theirs(dir / "again", plain);
+  EXPECT_EQ(ours.lora(), theirs.lora());
+  for (const Param& p : runner.units()[1].params) {
+    if (!p.adapter) continue;
+    std::vector<float> a(static_cast<std::size_t>(p.count())), b = a;
+    ours.read(p, 0, p.count(), a.data()), theirs.read(p, 0, p.count(), b.data());
+    EXPECT_TRUE(a == b) << p.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Model, LoraFamilies, testing::ValuesIn(kAdapted),
+                         [](const auto& one) { return std::string(one.param); });
+
+// A frozen block and a frozen head pass on the gradient that they pass on where they are trained, to the bit.
+TEST(FrozenBlocks, PassOnTheSameGradient) {
+  HostStream stream{"test", HostStream::Mode::kInline};
+  std::vector<ModelConfig> models{reference_gpt2(), reference_llama()};
+  for (const char* name : kFamilyNames) models.push_back(FamilyFile(name).config());
+  for (ModelConfig& config : models) {
+    SCOPED_TRACE(fmt::format("{}, tied {}", name_of(config.arch), config.tied));
+    if (config.tied) {
+      // The head adds to the embedding's gradient where it is trained. So another table is the head's here.
+      config.tied = false;
+    }
+    Batch batch = family_batches()[0];
+    for (const Recompute recompute : {Recompute::kNo, Recompute::kYes}) {
+      std::vector<std::string> grads;
+      for (const Backward how : {Backward::kWhole, Backward::kFrozen}) {
+        ModelRunner runner(config, DType::kF32, host_ops(), stream);
+        runner.fill([&](const Param& p, std::int64_t r, std::int64_t c) { return family_weight(config, p, r, c); });
+        runner.poison_grads();
+        (void)runner.forward_backward(batch, recompute, 1, Gradients::kOverwrite, how);
+        const View g = runner.grads(0);
+        grads.emplace_back(static_cast<const char*>(g.data), static_cast<std::size_t>(g.cols) * sizeof(float));
+      }
+      EXPECT_TRUE(grads[0] == grads[1]);
+    }
+  }
+}
+
+
+TEST(AdapterFiles, AreRefusedWithOneMessage) {
+  const ModelConfig model = FamilyFile("qwen3").config();
+  Lora lora{.rank = 3, .alpha = 6, .modules = 1u << static_cast<int>(LoraModule::kQ)};
+  const std::string good = write_adapter_config(lora, "base");
+  EXPECT_EQ(parse_adapter_config(good, "here", model), lora);
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const std::size_t at = text.find(from);
+    EXPECT_NE(at, text.npos) << from;
+    return text.replace(at, from.size(), to);
+  };
+  const std::pair<std::string, const char*> cases[] = {
+      {"{", "is not valid JSON"},
+      {replaced("\"LORA\"", "\"IA3\""), "\"peft_type\" is \"IA3\", expected \"LORA\""},
+      {replaced("\"r\": 3", "\"r\": 0"), "\"r\" is 0, expected a number, 1 or more"},
+      {replaced("\"r\": 3", "\"r\": 2.5"), "\"r\" is 2.5, expected a whole number"},
+      {replaced("\"r\": 3", "\"q\": 3"), "\"r\" is nothing"},
+      {replaced("\"lora_alpha\": 6", "\"lora_alpha\": 0"), "expected a number above 0"},
+      {replaced("\"lora_alpha\": 6", "\"lora_alpha\": \"x\""), "\"lora_alpha\" is \"x\""},
+      {replaced("\"lora_dropout\": 0.0", "\"lora_dropout\": 1"), "from 0 to below 1"},
+      {replaced("\"use_dora\": false", "\"use_dora\": true"), "\"use_dora\" is true, expected nothing"},
+      {replaced("\"bias\": \"none\"", "\"bias\": \"all\""), "\"bias\" is \"all\", expected \"none\""},
+      {replaced("\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]"), "\"modules_to_save\" is"},
+      {replaced("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 8}"), "\"rank_pattern\" is"},
+      {replaced("\"q_proj\"", "\"c_attn\""), "expected names among q_proj, k_proj, v_proj, o_proj"},
+      {replaced("\"q_proj\"", "\".*\""), "expected names among"},
+      {replaced("\"use_rslora\": false", "\"use_rslora\": 1"), "\"use_rslora\" is 1, expected true or false"},
+  };
+  for (const auto& [text, said] : cases) {
+    SCOPED_TRACE(said);
+    const Error error = error_of([&] { (void)parse_adapter_config(text, "here", model); });
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_EQ(error.where(), "here");
+    EXPECT_HAS(error.message(), said);
+  }
+  ModelConfig gpt2 = reference_gpt2();
+  EXPECT_HAS(error_of([&] { (void)parse_adapter_config(good, "here", gpt2); }).message(), "GPT-2");
+}
+
+// Files that do not belong together, or are damaged.
+TEST(AdapterFiles, MustFitTheModel) {
+  ModelConfig config = FamilyFile("qwen3").config();
+  config.lora = {.rank = 3, .alpha = 6, .modules = 1u << static_cast<int>(LoraModule::kQ)};
+  const TempDir dir;
+  const auto save = [&](const ModelConfig& of) {
+    save_adapters(dir.path(), Model(of, DType::kF32, host_ops()), "base",
+                  [](const Unit&, const Param&, auto begin, auto end, float* out) { std::fill(out, out + (end - begin), 1.0f); });
+  };
+  const auto refused = [&](const char* said) {
+    const Error error = error_of([&] { const AdapterWeights w(dir.path(), config); });
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_HAS(error.message(), said);
+  };
+  save(config);
+  EXPECT_NO_THROW(AdapterWeights(dir.path(), config));
+  const std::string weights = read_file(dir / "adapter_model.safetensors"), text = read_file(dir / "adapter_config.json");
+  ModelConfig other = config;
+  other.layers = 2;
+  save(other);
+  refused("misses \"base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight\"");
+  other = config, other.width += 2;
+  save(other);
+  refused("has the shape [3, 38]; the configuration and the model ask for [3, 36]");
+  other = config, other.lora.modules |= 1u << static_cast<int>(LoraModule::kV);
+  save(other);
+  write_file(dir / "adapter_config.json", text);
+  refused("is no tensor of these adapters");
+  // Cut off anywhere, or with a changed header: refused, never a crash.
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{7}, std::size_t{100}, weights.size() / 2, weights.size() - 1}) {
+    write_file(dir / "adapter_model.safetensors", weights.substr(0, bytes));
+    EXPECT_EQ(error_of([&] { const AdapterWeights w(dir.path(), config); }).exit_code(), 2) << bytes;
+  }
+  for (std::uint64_t i = 0; i < 400; ++i) {
+    std::string damaged = i % 2 == 0 ? weights : text;
+    const std::size_t header = i % 2 == 0 ? 1200 : text.size();
+    for (std::uint64_t j = 0; j < 1 + i % 5; ++j)
+      damaged[reference_hash("place", 8 * i + j) % header] = static_cast<char>(reference_hash("byte", 8 * i + j));
+    write_file(dir / "adapter_model.safetensors", i % 2 == 0 ? damaged : weights);
+    write_file(dir / "adapter_config.json", i % 2 == 0 ? text : damaged);
+    try {
+      const AdapterWeights w(dir.path(), config);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), 2) << error.what();
+    }
+  }
+  std::filesystem::remove(dir / "adapter_config.json");
+  EXPECT_EQ(error_of([&] { const AdapterWeights w(dir.path(), config); }).exit_code(), 2);
+}
+
+}  // namespace
+}  // namespace zg::test

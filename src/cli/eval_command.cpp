@@ -28,7 +28,9 @@ struct Flags {
 class Evaluation {
  public:
   explicit Evaluation(const Flags& f)
-      : f_(f), generator_(f.model, memory_of(f.memory), f.adapter), longest_(generator_.config().longest_sequence()) {
+      : f_(f),
+        generator_(f.model, memory_of(f.memory), f.adapter),
+        longest_(generator_.config().longest_sequence()) {
     if (generator_.tokenizer() == nullptr) {
       throw Error(Errc::kUsage, "--model", "the directory " + f.model + " holds no tokenizer",
                   "put the tokenizer.json of the model there");

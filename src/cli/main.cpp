@@ -17,8 +17,9 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::strin
   std::string what = e.what(), hint = known ? "see ziggurat " + first + " --help" : "see ziggurat --help";
   // CLI11 says of a word that is no subcommand only that one is missing, not which word.
   if (!known) {
-    what = (first.empty() ? "a subcommand" : first + ": a subcommand") +
-           " is expected: train, generate, eval, merge, probe, io-bench, io-tune, trace, config or checkpoint";
+    what =
+        (first.empty() ? "a subcommand" : first + ": a subcommand") +
+        " is expected: train, generate, eval, merge, probe, io-bench, io-tune, trace, config or checkpoint";
   }
   std::fprintf(stderr, "ziggurat: %s\n  hint: %s\n", what.c_str(), hint.c_str());
   return 2;

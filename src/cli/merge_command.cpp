@@ -16,7 +16,8 @@ void add_merge(CLI::App& app, int& exit_code) {
   command->add_option("adapter", f->adapter, "Directory of adapters, as PEFT or a run writes it")->required();
   command->add_option("out", f->out, "Directory that gets the merged model")->required();
   command->footer(
-      "Sums are made in fp32 and rounded once: to bf16 where all weights of the model are bf16, else to fp32.\n\n"
+      "Sums are made in fp32 and rounded once: to bf16 where all weights of the model are bf16, else to "
+      "fp32.\n\n"
       "Examples:\n"
       "  ziggurat merge Qwen3-8B runs/qwen3-8b-lora/adapter Qwen3-8B-merged");
   command->callback([f, &exit_code] {

@@ -10,9 +10,10 @@
 namespace zg::cli {
 
 inline void add_adapter(CLI::App& command, std::string& adapter) {
-  command.add_option("--adapter", adapter,
-                     "Directory of adapters (LoRA) to merge into the weights, as PEFT writes them (a run with a "
-                     "section lora leaves one in output.dir/adapter)");
+  command.add_option(
+      "--adapter", adapter,
+      "Directory of adapters (LoRA) to merge into the weights, as PEFT writes them (a run with a "
+      "section lora leaves one in output.dir/adapter)");
 }
 
 inline void add_memory(CLI::App& command, std::string& memory) {

@@ -195,8 +195,7 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
       } else {
         log::info("all {} steps were done before: only the model was saved", config.steps);
       }
-      if (config.sample_tokens > 0 && !summary.stopped && !interrupted())
-        print_sample(config);
+      if (config.sample_tokens > 0 && !summary.stopped && !interrupted()) print_sample(config);
       std::fflush(stdout);
     }
   } catch (...) {

@@ -299,7 +299,9 @@ Choices overlaps() {
 
 Choices adapters() {
   return {{"off", {}, "the model itself is trained", [](Run r) { return !r.lora.on(); }},
-          {"on", {"lora.rank=16"}, "low-rank adapters are trained beside the model of model.from, which is not written",
+          {"on",
+           {"lora.rank=16"},
+           "low-rank adapters are trained beside the model of model.from, which is not written",
            [](Run r) { return r.lora.on(); }}};
 }
 

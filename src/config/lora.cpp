@@ -15,12 +15,15 @@ const Keys& lora_keys() {
       {"dropout", &LoraConfig::dropout, NumberSpec{.range = kBelowOne},
        "Share of the elements of a matrix's input that training drops on their way to the adapter."},
       {"target", FormSpec{},
-       "Modules of each layer that get an adapter, by Hugging Face's names (`q_proj`, `k_proj`, `v_proj`, `o_proj`, "
-       "`gate_proj`, `up_proj`, `down_proj`; Phi-3: `qkv_proj`, `gate_up_proj`), in which `*` and `?` match as in a "
+       "Modules of each layer that get an adapter, by Hugging Face's names (`q_proj`, `k_proj`, `v_proj`, "
+       "`o_proj`, "
+       "`gate_proj`, `up_proj`, `down_proj`; Phi-3: `qkv_proj`, `gate_up_proj`), in which `*` and `?` match "
+       "as in a "
        "shell; `all-linear`: all of them.",
        "`\"all-linear\"`", "a text, or a list of texts"},
       {"from", TextSpec{},
-       "Directory of adapters to start from, as PEFT or a run before wrote it, which says rank, alpha, rslora and "
+       "Directory of adapters to start from, as PEFT or a run before wrote it, which says rank, alpha, "
+       "rslora and "
        "target.",
        "new adapters, which change nothing at first"},
   });
@@ -36,7 +39,8 @@ void read_lora(Section& root, RunConfig& run) {
     out.from = section->text("from");
     if (out.from.empty()) section->wrong("from", "a directory");
     for (const char* key : {"rank", "alpha", "rslora", "target"}) {
-      if (section->has(key)) section->fail(key, "is said by the adapters of lora.from", "remove one of the two");
+      if (section->has(key))
+        section->fail(key, "is said by the adapters of lora.from", "remove one of the two");
     }
   } else {
     section->require("rank", "e.g. \"rank\": 16, or \"from\": \"a directory of adapters\"");
@@ -47,7 +51,8 @@ void read_lora(Section& root, RunConfig& run) {
     constexpr const char* kExpected = "\"all-linear\", or a list such as [\"q_proj\", \"v_proj\"]";
     out.targets.clear();
     for (const Json& name : target->is_array() ? *target : Json::array({*target})) {
-      if (!name.is_string() || name.get_ref<const std::string&>().empty()) section->wrong("target", kExpected);
+      if (!name.is_string() || name.get_ref<const std::string&>().empty())
+        section->wrong("target", kExpected);
       out.targets.push_back(name.get<std::string>());
     }
     if (out.targets.empty()) section->wrong("target", kExpected);

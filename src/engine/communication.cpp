@@ -68,7 +68,8 @@ std::vector<ModelCall> model_calls_of(const Layout& layout, const StepOp& op) {
     case OpKind::kHead:
       return {ModelCall::kHeadLossAndGradient};
     case OpKind::kBackward: {
-      const auto call = layout.is_frozen(op.unit) ? ModelCall::kBlockBackwardInput : ModelCall::kBlockBackward;
+      const auto call =
+          layout.is_frozen(op.unit) ? ModelCall::kBlockBackwardInput : ModelCall::kBlockBackward;
       if (!layout.options.recompute) return {call};
       return {ModelCall::kBlockAgain, call};
     }

@@ -119,7 +119,7 @@ int Layout::part_of(std::int32_t u) const {
 void Layout::add_tile(std::int32_t u, std::size_t i) {
   const Unit& unit = model->units()[static_cast<std::size_t>(u)];
   const Tile& tile = unit.tiles[i];
-  const std::string name = unit.in_tiles()           ? fmt::format("{}.tile{}", unit.name, i)
+  const std::string name = unit.in_tiles()          ? fmt::format("{}.tile{}", unit.name, i)
                            : unit.adapted && i == 1 ? unit.name + ".adapters"
                                                     : unit.name;
   const LayoutOptions& o = options;

@@ -81,17 +81,15 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     const auto pass = [&](OpKind kind, std::int32_t unit, bool backward) {
       // Kept weights are used until the last backward; the embedding's, unless tied, are not used there.
       const bool below = unit < shape.lowest;  // no backward follows
-      const bool forward =
-          (kind == OpKind::kForward && !below) || (kind == OpKind::kEmbedding && shape.tied);
+      const bool forward = (kind == OpKind::kForward && !below) || (kind == OpKind::kEmbedding && shape.tied);
       for (std::int32_t m = begin; m < begin + group; ++m) {
         const bool drop = shape.sharded && kind != OpKind::kEmbeddingBackward &&
                           m == (again ? begin + group : all) - 1 && (again || !forward);
         // Whether this is the last read of the weight before its update. An early update comes within the
         // step, and the weight that it writes is read by the next step.
-        const bool last = kind == OpKind::kForward
-                              ? below
-                              : kind != OpKind::kEmbeddingBackward && m == all - 1 &&
-                                    shape.timing != UpdateTiming::kEarly;
+        const bool last = kind == OpKind::kForward ? below
+                                                   : kind != OpKind::kEmbeddingBackward && m == all - 1 &&
+                                                         shape.timing != UpdateTiming::kEarly;
         s.push_back({kind, unit, m, backward && m == 0, last, drop});
       }
     };

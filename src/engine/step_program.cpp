@@ -173,7 +173,9 @@ class Emitter {
     std::vector<Use> uses{{Operand::kWeight, read(weight(u), dead(slot, u))}};
     if (tied()) uses.push_back({Operand::kTable, read(weight(0), table_is_dead(slot, dead(slot, 0)))});
     uses.push_back({Operand::kInput, read(activation(layers(), m), true)});
-    uses.push_back({Operand::kActivationGradient, overwrite(activation_gradient(u, m))});
+    AccessStep gradient = overwrite(activation_gradient(u, m));
+    gradient.last = u == layout_.first_trained();
+    uses.push_back({Operand::kActivationGradient, gradient});
     if (!layout_.is_frozen(u)) uses.push_back({Operand::kAccumulator, add_to(accumulator(u), slot.first)});
     const bool table = !layout_.is_frozen(tied() ? 0 : u);
     if (tied() && table) uses.push_back({Operand::kTableAccumulator, add_to(accumulator(0), slot.first)});
@@ -190,7 +192,8 @@ class Emitter {
     if (!recompute) uses.push_back({Operand::kSaved, read(saved(layer, m), true)});
     if (const std::int32_t t = layout_.adapter_tile(slot.unit); t >= 0) {
       add_adapters(slot, layout_.is_sharded() ? slot.drop : slot.last && rebuilt(t), uses);
-      uses.push_back({Operand::kAdapterAccumulator, add_to(layout_.whole(layout_.tile(t).accumulator), slot.first)});
+      const SegmentId sum = layout_.whole(layout_.tile(t).accumulator);
+      uses.push_back({Operand::kAdapterAccumulator, add_to(sum, slot.first)});
     }
     add(slot, uses, ((recompute ? 2 : 1) + (frozen ? 0 : 1)) * products(slot.unit));
   }
@@ -309,7 +312,8 @@ class Emitter {
     gradient.last = gradient.last && ends;
     uses.push_back({Operand::kActivationGradient, gradient});
     if (!layout_.is_frozen(slot.unit))
-      uses.push_back({Operand::kAccumulator, add_to(layout_.whole(vectors.accumulator), begins && slot.first)});
+      uses.push_back(
+          {Operand::kAccumulator, add_to(layout_.whole(vectors.accumulator), begins && slot.first)});
     if (!layout_.options.recompute)
       uses.push_back({Operand::kSaved, ends ? read(saved(layer, m), true) : write(saved(layer, m))});
     return uses;

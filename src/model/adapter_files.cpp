@@ -36,7 +36,8 @@ class ConfigReader {
   }
   [[noreturn]] void wrong(const char* key, const std::string& expected) const {
     const json* value = find(key);
-    const std::string found = value == nullptr ? "nothing" : value->dump(-1, ' ', true, json::error_handler_t::replace);
+    const std::string found =
+        value == nullptr ? "nothing" : value->dump(-1, ' ', true, json::error_handler_t::replace);
     throw Error(Errc::kUsage, where_,
                 fmt::format("\"{}\" is {}, expected {}", key, found.substr(0, 100), expected),
                 "save the adapter again, or make it with this program");
@@ -70,7 +71,9 @@ class ConfigReader {
 
 std::uint32_t read_modules(const ConfigReader& reader, const ModelConfig& model) {
   const json* value = reader.find("target_modules");
-  const json names = value != nullptr && value->is_string() ? json::array({*value}) : value == nullptr ? json() : *value;
+  const json names = value != nullptr && value->is_string() ? json::array({*value})
+                     : value == nullptr                     ? json()
+                                                            : *value;
   std::uint32_t bits = 0;
   if (!names.is_array() || names.empty()) reader.wrong("target_modules", "a list of names of modules");
   for (const json& one : names) {
@@ -79,8 +82,8 @@ std::uint32_t read_modules(const ConfigReader& reader, const ModelConfig& model)
     const bool plain = name.find_first_of("*?[\\^$|(") == name.npos;
     const std::uint32_t found = plain ? match_modules(model, name) : 0;
     if (found == 0) {
-      reader.wrong("target_modules", fmt::format("names among {}, the modules of {}", names_of(lora_modules(model)),
-                                                 name_of(model.arch)));
+      reader.wrong("target_modules", fmt::format("names among {}, the modules of {}",
+                                                 names_of(lora_modules(model)), name_of(model.arch)));
     }
     bits |= found;
   }
@@ -101,10 +104,12 @@ Lora parse_adapter_config(const std::string& json_text, const std::string& where
   const ConfigReader reader(json_text, where);
   const json* kind = reader.find("peft_type");
   if (kind == nullptr || *kind != "LORA") reader.wrong("peft_type", "\"LORA\"");
-  reader.demand_off({"use_dora", "use_qalora", "use_bdlora", "fan_in_fan_out", "lora_bias", "modules_to_save", "rank_pattern",
-                     "alpha_pattern", "layers_to_transform", "exclude_modules", "layer_replication",
-                     "target_parameters", "trainable_token_indices", "alora_invocation_tokens", "megatron_config"});
-  if (const json* bias = reader.find("bias"); bias != nullptr && *bias != "none") reader.wrong("bias", "\"none\"");
+  reader.demand_off({"use_dora", "use_qalora", "use_bdlora", "fan_in_fan_out", "lora_bias", "modules_to_save",
+                     "rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules",
+                     "layer_replication", "target_parameters", "trainable_token_indices",
+                     "alora_invocation_tokens", "megatron_config"});
+  if (const json* bias = reader.find("bias"); bias != nullptr && *bias != "none")
+    reader.wrong("bias", "\"none\"");
   Lora lora;
   const double rank = reader.number("r", 1);
   lora.rank = rank <= 1 << 24 ? static_cast<std::int64_t>(rank) : 0;
@@ -139,7 +144,8 @@ std::string write_adapter_config(const Lora& lora, const std::string& base) {
   out["use_rslora"] = lora.rslora;
   out["target_modules"] = ordered_json::array();
   for (int m = 0; m < kLoraModules; ++m) {
-    if (lora.has(static_cast<LoraModule>(m))) out["target_modules"].push_back(name_of(static_cast<LoraModule>(m)));
+    if (lora.has(static_cast<LoraModule>(m)))
+      out["target_modules"].push_back(name_of(static_cast<LoraModule>(m)));
   }
   out["bias"] = "none";
   out["use_dora"] = false;
@@ -174,8 +180,8 @@ AdapterWeights::AdapterWeights(const std::string& directory, const ModelConfig& 
         }
         if (!hf::float_dtype(entry->dtype)) {
           throw Error(Errc::kUsage, file_.path(),
-                      fmt::format("{} has the dtype {}; F64, F32, F16 and BF16 can be read", hf::in_quotes(name),
-                                  entry->dtype),
+                      fmt::format("{} has the dtype {}; F64, F32, F16 and BF16 can be read",
+                                  hf::in_quotes(name), entry->dtype),
                       "convert the adapter to one of these");
         }
         known.insert(name);
@@ -184,8 +190,8 @@ AdapterWeights::AdapterWeights(const std::string& directory, const ModelConfig& 
   }
   for (const SafeTensors::Entry& entry : file_.entries()) {
     if (known.count(entry.name) != 0) continue;
-    throw Error(Errc::kUsage, file_.path(),
-                hf::in_quotes(entry.name) + " is no tensor of these adapters", kHint);
+    throw Error(Errc::kUsage, file_.path(), hf::in_quotes(entry.name) + " is no tensor of these adapters",
+                kHint);
   }
 }
 
@@ -209,10 +215,12 @@ bool AdapterWeights::merge(const Param& param, std::int64_t begin, std::int64_t 
   ZG_ASSERT(param.is_whole(), "{} is a part", param.name);
   const std::int64_t rank = lora_.rank, cols = param.cols;
   const std::int64_t first = begin / cols, last = (end - 1) / cols;  // rows, inclusive
-  std::vector<float> all_a(static_cast<std::size_t>(rank * cols)), rows_b(static_cast<std::size_t>((last - first + 1) * rank));
+  std::vector<float> all_a(static_cast<std::size_t>(rank * cols)),
+      rows_b(static_cast<std::size_t>((last - first + 1) * rank));
   hf::read_values(source_of(file_, *a), 0, rank * cols, all_a.data());
   const std::int64_t row_in_file = param.file_row + first;
-  hf::read_values(source_of(file_, *b), row_in_file * rank, row_in_file * rank + static_cast<std::int64_t>(rows_b.size()), rows_b.data());
+  hf::read_values(source_of(file_, *b), row_in_file * rank,
+                  row_in_file * rank + static_cast<std::int64_t>(rows_b.size()), rows_b.data());
   const auto factor = static_cast<float>(lora_.factor());
   parallel_for(last - first + 1, 16, [&](std::int64_t from, std::int64_t to) {
     std::vector<float> sum(static_cast<std::size_t>(cols));
@@ -244,8 +252,9 @@ std::string header_of(const std::vector<Saved>& all) {
   std::int64_t at = 0;
   for (const auto& [unit, param] : all) {
     const std::int64_t bytes = param->whole_count() * std::int64_t{sizeof(float)};
-    header[kPrefix + param->name] = {
-        {"dtype", "F32"}, {"shape", {param->whole_rows, param->whole_cols}}, {"data_offsets", {at, at + bytes}}};
+    header[kPrefix + param->name] = {{"dtype", "F32"},
+                                     {"shape", {param->whole_rows, param->whole_cols}},
+                                     {"data_offsets", {at, at + bytes}}};
     at += bytes;
   }
   std::string text = header.dump();
@@ -258,7 +267,8 @@ std::string header_of(const std::vector<Saved>& all) {
 
 }  // namespace
 
-void save_adapters(const std::string& directory, const Model& model, const std::string& base, const ReadParam& read) {
+void save_adapters(const std::string& directory, const Model& model, const std::string& base,
+                   const ReadParam& read) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) {

@@ -10,8 +10,9 @@
 namespace zg {
 
 const char* name_of(LoraModule module) {
-  static constexpr const char* kNames[kLoraModules] = {"q_proj",    "k_proj",  "v_proj",       "qkv_proj", "o_proj",
-                                                       "gate_proj", "up_proj", "gate_up_proj", "down_proj"};
+  static constexpr const char* kNames[kLoraModules] = {"q_proj",   "k_proj",       "v_proj",
+                                                       "qkv_proj", "o_proj",       "gate_proj",
+                                                       "up_proj",  "gate_up_proj", "down_proj"};
   return kNames[static_cast<std::size_t>(module)];
 }
 
@@ -38,8 +39,8 @@ std::string text_of(const Lora& lora) {
   for (int m = 0; m < kLoraModules; ++m) {
     if (lora.has(static_cast<LoraModule>(m))) modules.push_back(static_cast<LoraModule>(m));
   }
-  return fmt::format("rank {}, alpha {}{}, dropout {}, of {}", lora.rank, lora.alpha, lora.rslora ? " (rslora)" : "",
-                     lora.dropout, names_of(modules));
+  return fmt::format("rank {}, alpha {}{}, dropout {}, of {}", lora.rank, lora.alpha,
+                     lora.rslora ? " (rslora)" : "", lora.dropout, names_of(modules));
 }
 
 std::string names_of(const std::vector<LoraModule>& modules) {
@@ -55,9 +56,10 @@ namespace model {
 
 AdapterList::AdapterList(const ModelConfig& c, Which which) {
   const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
-  const auto add = [&](LoraModule module, AdapterInput input, const char* path, std::int64_t in, std::int64_t out,
-                       std::int64_t column = 0) {
-    if (which == Which::kAll || c.lora.has(module)) adapters_[count_++] = {module, input, path, in, out, column};
+  const auto add = [&](LoraModule module, AdapterInput input, const char* path, std::int64_t in,
+                       std::int64_t out, std::int64_t column = 0) {
+    if (which == Which::kAll || c.lora.has(module))
+      adapters_[count_++] = {module, input, path, in, out, column};
   };
   using enum AdapterInput;
   if (c.block.fused) {
@@ -116,7 +118,8 @@ View Adapters::grad(std::size_t adapter, std::size_t which) const {
 }
 
 bool Adapters::any(AdapterInput input) const {
-  return std::any_of(list_.all().begin(), list_.all().end(), [&](const Adapter& one) { return one.input == input; });
+  return std::any_of(list_.all().begin(), list_.all().end(),
+                     [&](const Adapter& one) { return one.input == input; });
 }
 
 void Adapters::drop(const Adapter& adapter, const View& x, const View& y) const {

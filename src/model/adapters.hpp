@@ -20,9 +20,9 @@ enum class AdapterInput : std::uint8_t { kQkv, kO, kGateUp, kDown };
 struct Adapter {
   LoraModule module = LoraModule::kQ;
   AdapterInput input = AdapterInput::kQkv;
-  const char* path = "";           // of its module within the layer, in names of parameters
-  std::int64_t in = 0, out = 0;    // of the module's matrix
-  std::int64_t column = 0;         // of the output, among those of the products with the same input
+  const char* path = "";         // of its module within the layer, in names of parameters
+  std::int64_t in = 0, out = 0;  // of the module's matrix
+  std::int64_t column = 0;       // of the output, among those of the products with the same input
 };
 
 // The modules that a block has, in the order in which they compute; and those of them that have an adapter.

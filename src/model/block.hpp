@@ -39,13 +39,13 @@ inline void add_norm_sums(const Call& call, const View& norms, std::span<const s
   }
 }
 
-// What a call of a backward does: all of it, its first half, or all of it for a block whose own parameters are
-// frozen.
+// What a call of a backward does: all of it, its first half, or all of it for a block whose own parameters
+// are frozen.
 enum class BackwardCall { kWhole, kInput, kFrozen };
 inline Backward sizes_of(BackwardCall what) {
-  return what == BackwardCall::kWhole    ? Backward::kWhole
+  return what == BackwardCall::kWhole   ? Backward::kWhole
          : what == BackwardCall::kInput ? Backward::kInHalves
-                                         : Backward::kFrozen;
+                                        : Backward::kFrozen;
 }
 
 // config: the sizes of the part.

@@ -90,7 +90,7 @@ struct Call {
   AttentionRule rule = {};
   const RopeTable* rope = nullptr;
   View documents = {};
-  View past = {};  // Model::block_next(); null: sequences begin here
+  View past = {};              // Model::block_next(); null: sequences begin here
   AdapterViews adapters = {};  // of a block's second tile
 
   bool is_part() const { return part.parts > 1; }

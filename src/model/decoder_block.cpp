@@ -93,7 +93,7 @@ struct Workspace {
   View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
   AttentionWorkspace attention;
   View norm_partials, bias_partials;  // in the same memory
-  View held;  // of a backward in halves: dx before a norm's backward, until its place is free
+  View held;    // of a backward in halves: dx before a norm's backward, until its place is free
   View unused;  // [1, widest norm], of a frozen block: what norms add to their weights' gradients
   AdapterWorkspace adapters;
   std::int64_t bytes = 0;
@@ -250,8 +250,8 @@ struct Block {
         f(c, from.part, from.dtype, from.shape, how, saved),
         w(c, from.part, from.dtype, from.shape, from.ops, how, workspace),
         adapters(call, f.adapters, w.adapters),
-        attention{Dropped::kAttention, f.attention.att, p.o, p.o_bias,
-                  p.after1, f.after1, f.after_stats1, AdapterInput::kO},
+        attention{Dropped::kAttention, f.attention.att, p.o, p.o_bias, p.after1, f.after1,
+                  f.after_stats1,      AdapterInput::kO},
         mlp{Dropped::kMlp, f.act, p.down, kNone, p.after2, f.after2, f.after_stats2, AdapterInput::kDown} {}
 
   Stack qkv() const { return {call, p.q, p.v, p.q_bias, w.bias_partials}; }
@@ -304,7 +304,8 @@ struct Block {
   }
 
  private:
-  // The same of a branch without a norm. What adapters give is dropped with the product that they stand beside.
+  // The same of a branch without a norm. What adapters give is dropped with the product that they stand
+  // beside.
   void add_product(const Branch& b, const View& bias, const View& addend, const View& y) const {
     if (!y || !adapters.any(b.adapters) || !call.drops(b.what)) {
       if (y) call.linear_sum_add(b.what, b.input, b.matrix, bias, addend, y, w.d_norm);

@@ -46,7 +46,7 @@ struct Workspace {
   AttentionWorkspace attention;
   View partials;  // partial sums over groups of rows
   View norm_partials;
-  View held;  // of a backward in halves: dx before a norm's backward, until its place is free
+  View held;    // of a backward in halves: dx before a norm's backward, until its place is free
   View unused;  // [2, C], of a frozen block: what norms add to the gradients of weight and bias
   std::int64_t bytes = 0;
 

@@ -16,7 +16,7 @@ struct Workspace {
   View stats;
   View logits, dlogits;  // [rows of a chunk, head_columns()]
   View norm_partials, sum_partials;
-  View unused;  // [2, C], where the head is frozen: what its norm adds to the gradients of weight and bias
+  View unused;   // [2, C], where the head is frozen: what its norm adds to the gradients of weight and bias
   View numbers;  // [1, 3 * parts * rows of a chunk]: softmax_part() of all parts; null: the model is whole
   std::int64_t bytes = 0;
 

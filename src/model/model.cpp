@@ -206,7 +206,8 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
   } else {
     call.sum_of_parts(x);
   }
-  if (const double factor = model::embedding_factor(config_, dtype_); factor != 1) ops().scale(s, x, factor, x);
+  if (const double factor = model::embedding_factor(config_, dtype_); factor != 1)
+    ops().scale(s, x, factor, x);
   if (call.drops(model::Dropped::kEmbedding)) call.drop(model::Dropped::kEmbedding, x, x);
 }
 

@@ -117,7 +117,8 @@ class UnitBuilder {
   void adapter(const std::string& module, std::int64_t rank, std::int64_t out, std::int64_t in) {
     matrix(module + ".lora_A.weight", rank, in, all(rank), Init::kUniform);
     matrix(module + ".lora_B.weight", out, rank, all(out), Init::kZero);
-    for (std::size_t i = unit_.params.size() - 2; i < unit_.params.size(); ++i) unit_.params[i].adapter = true;
+    for (std::size_t i = unit_.params.size() - 2; i < unit_.params.size(); ++i)
+      unit_.params[i].adapter = true;
   }
   std::int64_t count() const { return unit_.count; }
   // What was added from element `first` on is adapters.

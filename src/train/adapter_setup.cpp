@@ -9,7 +9,8 @@ Lora lora_of(const RunConfig& config, const ModelConfig& model) {
   const LoraConfig& asked = config.lora;
   if (!asked.on()) return {};
   if (config.model_from.empty()) {
-    throw Error(Errc::kUsage, "lora", "the model is new, and adapters are left beside one that is not trained",
+    throw Error(Errc::kUsage, "lora",
+                "the model is new, and adapters are left beside one that is not trained",
                 "name a trained model (model.from), or remove the section");
   }
   if (model.arch == Arch::kGpt2) {
@@ -28,7 +29,8 @@ Lora lora_of(const RunConfig& config, const ModelConfig& model) {
   for (const std::string& target : asked.targets) {
     const std::uint32_t found = match_modules(model, target);
     if (found == 0) {
-      throw Error(Errc::kUsage, "lora.target", fmt::format("\"{}\" matches no module of {}", target, name_of(model.arch)),
+      throw Error(Errc::kUsage, "lora.target",
+                  fmt::format("\"{}\" matches no module of {}", target, name_of(model.arch)),
                   "its modules are " + names_of(lora_modules(model)) + "; * matches any text");
     }
     lora.modules |= found;

@@ -4,8 +4,8 @@
 
 namespace zg {
 
-// What the section "lora" asks for of this model; none where there is no such section. Reads lora.from. Throws
-// Error(kUsage) for a model that adapters cannot stand beside, and for a target that it does not have.
+// What the section "lora" asks for of this model; none where there is no such section. Reads lora.from.
+// Throws Error(kUsage) for a model that adapters cannot stand beside, and for a target that it does not have.
 Lora lora_of(const RunConfig& config, const ModelConfig& model);
 
 }  // namespace zg

@@ -14,9 +14,15 @@ namespace {
 namespace fs = std::filesystem;
 
 // What stands beside the weights for those who use a model.
-constexpr const char* kBeside[] = {"generation_config.json", "tokenizer.json",      "tokenizer_config.json",
-                                   "special_tokens_map.json", "added_tokens.json",  "tokenizer.model",
-                                   "vocab.json",              "merges.txt",         "chat_template.jinja",
+constexpr const char* kBeside[] = {"generation_config.json",
+                                   "tokenizer.json",
+                                   "tokenizer_config.json",
+                                   "special_tokens_map.json",
+                                   "added_tokens.json",
+                                   "tokenizer.model",
+                                   "vocab.json",
+                                   "merges.txt",
+                                   "chat_template.jinja",
                                    "chars.json"};
 
 void refuse_same(const std::string& out, const std::string& other) {
@@ -42,7 +48,8 @@ std::int64_t merge_adapters(const std::string& base, const std::string& adapters
             });
     for (const char* name : kBeside) {
       const std::string from = base + "/" + name;
-      if (fs::exists(from)) write_file_atomically(fresh + "/" + name, read_text_file(from, "a file of the model"));
+      if (fs::exists(from))
+        write_file_atomically(fresh + "/" + name, read_text_file(from, "a file of the model"));
     }
   });
   return changed;

@@ -387,7 +387,8 @@ class Planner {
     constexpr std::int64_t kLeastLayer = 1 << 16;  // elements
     const ParallelConfig& p = config_.parallel;
     return config_.tiers.tiles == TierConfig::Tiles::kAuto && p.tensor == 1 && p.pipeline == 1 &&
-           !plan_.model_config.lora.on() && config_.offload_param != OffloadTarget::kDevice && plan_.model->units()[1].count >= kLeastLayer;
+           !plan_.model_config.lora.on() && config_.offload_param != OffloadTarget::kDevice &&
+           plan_.model->units()[1].count >= kLeastLayer;
   }
   bool in_tiles() const { return plan_.choices.blocks == Blocks::kInTiles; }
   bool must_be_in_tiles() const { return config_.tiers.tiles == TierConfig::Tiles::kOn; }
@@ -513,7 +514,8 @@ std::int64_t RunPlan::tile_bytes() const {
   return most * static_cast<std::int64_t>(size_of(model->dtype()));
 }
 
-// Less what is not computed for frozen units and those below all that is trained, and with the products of adapters.
+// Less what is not computed for frozen units and those below all that is trained, and with the products of
+// adapters.
 double RunPlan::flops_per_step() const {
   const std::int64_t tokens =
       config.data_ranks() * config.micro_batch * config.accumulation_steps * config.data.seq_len;
@@ -521,7 +523,8 @@ double RunPlan::flops_per_step() const {
   const bool tied = model_config.tied;
   for (std::int32_t u = 0; u <= layout->head_unit(); ++u) {
     const bool block = u > 0 && u < layout->head_unit(), below = block && u < layout->first_trained();
-    // Passes that a frozen block is spared: the gradient of its matrices, and below what is trained all but one.
+    // Passes that a frozen block is spared: the gradient of its matrices, and below what is trained all but
+    // one.
     const int again = config.recompute ? 1 : 0, spared = !layout->is_frozen(u) ? 0 : below ? 2 + again : 1;
     if (!block && u != (tied ? 0 : layout->head_unit())) continue;
     for (const Param& p : model->units()[static_cast<std::size_t>(u)].params) {

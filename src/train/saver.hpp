@@ -30,16 +30,16 @@ class Trainer::Saver {
   void write(const std::string& directory) {
     const auto& units = plan_.model->units();
     save(directory, plan_,
-            [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-              ask({&unit - units.data(), &p - unit.params.data(), begin, end});
-              read().write_to(out);
-              for (int stage = 0; stage < place_.parts.stages; ++stage) {
-                for (int shard = 0; shard < place_.sharding.shards; ++shard) {
-                  for (int part = 0; part < place_.parts.tensor; ++part)
-                    receive(place_.rank_at(part, shard, stage), out);
-                }
-              }
-            });
+         [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+           ask({&unit - units.data(), &p - unit.params.data(), begin, end});
+           read().write_to(out);
+           for (int stage = 0; stage < place_.parts.stages; ++stage) {
+             for (int shard = 0; shard < place_.sharding.shards; ++shard) {
+               for (int part = 0; part < place_.parts.tensor; ++part)
+                 receive(place_.rank_at(part, shard, stage), out);
+             }
+           }
+         });
     ask({kDone, 0, 0, 0});
   }
   // The model, or of a run with adapters these alone.

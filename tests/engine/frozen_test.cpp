@@ -1,5 +1,5 @@
 // What is not trained: it keeps its value, costs no state, and has no part in the gradient norm.
-#include "engine/tiny_run.hpp"
+#include "engine/ranks_run.hpp"
 
 namespace zg::test {
 namespace {
@@ -149,6 +149,70 @@ TEST(Frozen, CostsNoBytes) {
     EXPECT_EQ(a.device_to_host - b.device_to_host, 4 * gradients);
     EXPECT_EQ(b, forecast(some.layout(), some.programs(), some.budgets(), some.engine().history()));
     EXPECT_GE(a.host_to_device - b.host_to_device, 3 * gradients);
+  }
+}
+
+// Of a whole unit that is frozen no gradient is computed or kept; and below all that is trained there is no
+// backward. What is trained is trained as if all were.
+TEST(Frozen, WholeUnitsHaveNoGradientsAndNoBackwardBelow) {
+  for (const ModelConfig& model : {tiny_gpt2(), tiny_llama()}) {
+    for (const bool recompute : {true, false}) {
+      for (const Blocks blocks : {Blocks::kWhole, Blocks::kInTiles}) {
+        SCOPED_TRACE(fmt::format("{}, recompute {}, in tiles {}", name_of(model.arch), recompute,
+                                 blocks == Blocks::kInTiles));
+        TinySetup whole = tiny(model, {"f32", DType::kF32, {}});
+        whole.clip = 0;
+        whole.blocks = blocks;
+        whole.layout.recompute = recompute;
+        TinySetup part = whole;
+        const auto last = static_cast<std::size_t>(model.layers);
+        // Block 2 and all units above, but for the last block.
+        const auto frozen = [&](std::size_t u) { return u != 2 && u != last; };
+        part.layout.groups = freeze(part, [&](std::size_t u, std::size_t) { return frozen(u); });
+        part.layout.drives = 1;
+        part.room = Room::kSmallest;
+        TinyRun one(whole), two(part);
+        EXPECT_EQ(two.layout().first_trained(), 2);
+        for (const StepOp& op : two.programs().step.ops) {
+          const bool back = op.kind == OpKind::kBackward || op.kind == OpKind::kEmbeddingBackward;
+          EXPECT_TRUE(!back || op.unit >= 2) << op.unit;
+          EXPECT_FALSE(op.has(Operand::kAccumulator) && frozen(static_cast<std::size_t>(op.unit)));
+          EXPECT_FALSE(op.has(Operand::kTableAccumulator));
+        }
+        for (std::size_t u = 0; u < one.model().units().size(); ++u) {
+          const auto t = static_cast<std::size_t>(two.layout().first_tile(static_cast<std::int32_t>(u)));
+          EXPECT_EQ(two.layout().units[t].accumulator == Layout::kNone, frozen(u)) << u;
+        }
+        EXPECT_EQ(one.train(1).losses, two.train(1).losses);
+        for (const std::size_t u : {std::size_t{2}, last}) {
+          for (const Param& p : one.model().units()[u].params)
+            EXPECT_TRUE(one.masters(u, p) == two.masters(u, p)) << p.name;
+        }
+        two.expect_within_budgets();
+        EXPECT_EQ(two.engine().settled_traffic(),
+                  forecast(two.layout(), two.programs(), two.budgets(), two.engine().history()));
+      }
+    }
+  }
+}
+
+// On ranks that have shards, with weights that are kept between the passes and that are not, and gathered
+// ahead.
+TEST(Frozen, WholeUnitsOnSeveralRanks) {
+  for (const std::size_t trained : {std::size_t{2}, std::size_t{4}}) {
+    TinySetup s = tiny(tiny_gpt2(), {"f32", DType::kF32, {}});
+    s.clip = 0.5;
+    s.layout.micro_batches = 4;
+    s.layout.groups = freeze(s, [&](std::size_t u, std::size_t) { return u != trained; });
+    const RanksOutcome plain = train_on_ranks(s, {2, 1}, 3);
+    s.layout.drives = 1;
+    s.room = Room::kSmallest;
+    for (const bool keep : {true, false}) {
+      for (const std::int32_t ahead : {0, 1}) {
+        s.gather_ahead = ahead;
+        expect_same(plain, train_on_ranks(s, {2, 2, keep}, 3));
+      }
+    }
   }
 }
 

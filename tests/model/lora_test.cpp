@@ -1,5 +1,5 @@
-// Adapters beside tiny models of today's families, against PEFT: tests/reference/lora. And blocks whose own parameters
-// are frozen, with adapters or without.
+// Adapters beside tiny models of today's families, against PEFT: tests/reference/lora. And blocks whose own
+// parameters are frozen, with adapters or without.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,8 +45,8 @@ struct LoraFamilies : testing::TestWithParam<const char*> {
   }
   // Of A and B alone.
   template <class ViewOf>
-  void expect_digests(const std::vector<Unit>& units, const std::string& prefix, double scale, double tolerance,
-                      const ViewOf& view_of) const {
+  void expect_digests(const std::vector<Unit>& units, const std::string& prefix, double scale,
+                      double tolerance, const ViewOf& view_of) const {
     int count = 0;
     for (std::size_t u = 0; u < units.size(); ++u) {
       for (const Param& p : units[u].params) {
@@ -118,8 +118,9 @@ TEST_P(LoraFamilies, BeginAsTheModelItself) {
   }
 }
 
-// What an adapter drops is the same in forward, in a forward that is run again, and in backward: gradients are those of
-// the loss, by differences along random directions. Masks differ from module to module and from step to step.
+// What an adapter drops is the same in forward, in a forward that is run again, and in backward: gradients
+// are those of the loss, by differences along random directions. Masks differ from module to module and from
+// step to step.
 TEST_P(LoraFamilies, DropTheSameForwardAndBackward) {
   config.lora.dropout = 0.4;
   ModelRunner runner = runner_of(config);
@@ -139,10 +140,13 @@ TEST_P(LoraFamilies, DropTheSameForwardAndBackward) {
       double along = 0, loss[2];
       constexpr double kStep = 1e-5;
       const auto direction = [&](std::int64_t i) {
-        return static_cast<double>(reference_hash("direction", static_cast<std::uint64_t>(i)) >> 40) * 0x1p-24 - 0.5;
+        return static_cast<double>(reference_hash("direction", static_cast<std::uint64_t>(i)) >> 40) *
+                   0x1p-24 -
+               0.5;
       };
       for (const int side : {0, 1}) {
-        for (std::int64_t i = 0; i < p.count(); ++i) w.as<double>()[i] += (side == 0 ? 1 : -2) * kStep * direction(i);
+        for (std::int64_t i = 0; i < p.count(); ++i)
+          w.as<double>()[i] += (side == 0 ? 1 : -2) * kStep * direction(i);
         loss[side] = runner.loss(batches[0]);
       }
       for (std::int64_t i = 0; i < p.count(); ++i) {
@@ -162,9 +166,10 @@ TEST_P(LoraFamilies, AreReadAsTheyWereSaved) {
   const auto value = [&](const Param& p, std::int64_t i) {
     return static_cast<float>(family_weight(config, p, i / p.whole_cols, i % p.whole_cols));
   };
-  save_adapters(dir.path(), model, "base", [&](const Unit&, const Param& p, auto begin, auto end, float* out) {
-    for (std::int64_t i = begin; i < end; ++i) out[i - begin] = value(p, i);
-  });
+  save_adapters(dir.path(), model, "base",
+                [&](const Unit&, const Param& p, auto begin, auto end, float* out) {
+                  for (std::int64_t i = begin; i < end; ++i) out[i - begin] = value(p, i);
+                });
   const AdapterWeights read(dir.path(), config);
   EXPECT_EQ(read.lora(), config.lora);
   for (const Unit& unit : model.units()) {
@@ -180,17 +185,19 @@ TEST_P(LoraFamilies, AreReadAsTheyWereSaved) {
   }
 }
 
-// A model with the adapters merged into it gives the logits of the two side by side, to fp32's rounding of the
-// merged weights.
+// A model with the adapters merged into it gives the logits of the two side by side, to fp32's rounding of
+// the merged weights.
 TEST_P(LoraFamilies, MergedGiveTheSameLogits) {
   const TempDir dir;
   ModelConfig plain = config;
   plain.lora = {};
   ModelRunner adapted = runner_of(config), merged = runner_of(plain);
-  save_adapters(dir.path(), adapted.model(), "base", [&](const Unit&, const Param& p, auto begin, auto end, float* out) {
-    for (std::int64_t i = begin; i < end; ++i)
-      out[i - begin] = static_cast<float>(family_weight(config, p, i / p.whole_cols, i % p.whole_cols));
-  });
+  save_adapters(dir.path(), adapted.model(), "base",
+                [&](const Unit&, const Param& p, auto begin, auto end, float* out) {
+                  for (std::int64_t i = begin; i < end; ++i)
+                    out[i - begin] =
+                        static_cast<float>(family_weight(config, p, i / p.whole_cols, i % p.whole_cols));
+                });
   const AdapterWeights read(dir.path(), plain);
   int changed = 0;
   for (std::size_t u = 0; u < merged.units().size(); ++u) {
@@ -206,7 +213,8 @@ TEST_P(LoraFamilies, MergedGiveTheSameLogits) {
         (void)read.merge(p, i, std::min(p.count(), i + 101), pieces.data() + i);
       EXPECT_TRUE(pieces == values) << p.name;
       changed += here ? 1 : 0;
-      for (std::int64_t i = 0; i < p.count(); ++i) w.as<double>()[i] = static_cast<double>(values[static_cast<std::size_t>(i)]);
+      for (std::int64_t i = 0; i < p.count(); ++i)
+        w.as<double>()[i] = static_cast<double>(values[static_cast<std::size_t>(i)]);
     }
   }
   EXPECT_GT(changed, 0);
@@ -228,7 +236,8 @@ TEST_P(LoraFamilies, PeftLoadsOursAndWeItsFiles) {
   const auto read = [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
     for (std::int64_t i = begin; i < end; ++i) out[i - begin] = value(p, i / p.whole_cols, i % p.whole_cols);
   };
-  runner.fill([&](const Param& p, std::int64_t r, std::int64_t c) { return static_cast<double>(value(p, r, c)); });
+  runner.fill(
+      [&](const Param& p, std::int64_t r, std::int64_t c) { return static_cast<double>(value(p, r, c)); });
   ModelConfig plain = config;
   plain.lora = {};
   save_hf(dir / "base", Model(plain, DType::kF64, host_ops()), DType::kF32, read);
@@ -239,8 +248,8 @@ TEST_P(LoraFamilies, PeftLoadsOursAndWeItsFiles) {
   };
   write_file(dir / "base/tokens.i32", bytes(batches[0].ids));
   write_file(dir / "base/logits.f64", bytes(logits));
-  const Outcome outcome = launch(
-      python, {.arguments = {ZG_SOURCE_DIR "/tests/reference/load_adapter.py", dir / "base", dir / "adapter", dir / "again"}});
+  const Outcome outcome = launch(python, {.arguments = {ZG_SOURCE_DIR "/tests/reference/load_adapter.py",
+                                                        dir / "base", dir / "adapter", dir / "again"}});
   if (outcome.code == 77) GTEST_SKIP() << outcome.out;
   ASSERT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   const AdapterWeights ours(dir / "adapter", plain), theirs(dir / "again", plain);
@@ -272,17 +281,18 @@ TEST(FrozenBlocks, PassOnTheSameGradient) {
       std::vector<std::string> grads;
       for (const Backward how : {Backward::kWhole, Backward::kFrozen}) {
         ModelRunner runner(config, DType::kF32, host_ops(), stream);
-        runner.fill([&](const Param& p, std::int64_t r, std::int64_t c) { return family_weight(config, p, r, c); });
+        runner.fill(
+            [&](const Param& p, std::int64_t r, std::int64_t c) { return family_weight(config, p, r, c); });
         runner.poison_grads();
         (void)runner.forward_backward(batch, recompute, 1, Gradients::kOverwrite, how);
         const View g = runner.grads(0);
-        grads.emplace_back(static_cast<const char*>(g.data), static_cast<std::size_t>(g.cols) * sizeof(float));
+        grads.emplace_back(static_cast<const char*>(g.data),
+                           static_cast<std::size_t>(g.cols) * sizeof(float));
       }
       EXPECT_TRUE(grads[0] == grads[1]);
     }
   }
 }
-
 
 TEST(AdapterFiles, AreRefusedWithOneMessage) {
   const ModelConfig model = FamilyFile("qwen3").config();
@@ -330,7 +340,9 @@ TEST(AdapterFiles, MustFitTheModel) {
   const TempDir dir;
   const auto save = [&](const ModelConfig& of) {
     save_adapters(dir.path(), Model(of, DType::kF32, host_ops()), "base",
-                  [](const Unit&, const Param&, auto begin, auto end, float* out) { std::fill(out, out + (end - begin), 1.0f); });
+                  [](const Unit&, const Param&, auto begin, auto end, float* out) {
+                    std::fill(out, out + (end - begin), 1.0f);
+                  });
   };
   const auto refused = [&](const char* said) {
     const Error error = error_of([&] { const AdapterWeights w(dir.path(), config); });
@@ -339,7 +351,8 @@ TEST(AdapterFiles, MustFitTheModel) {
   };
   save(config);
   EXPECT_NO_THROW(AdapterWeights(dir.path(), config));
-  const std::string weights = read_file(dir / "adapter_model.safetensors"), text = read_file(dir / "adapter_config.json");
+  const std::string weights = read_file(dir / "adapter_model.safetensors"),
+                    text = read_file(dir / "adapter_config.json");
   ModelConfig other = config;
   other.layers = 2;
   save(other);
@@ -352,7 +365,8 @@ TEST(AdapterFiles, MustFitTheModel) {
   write_file(dir / "adapter_config.json", text);
   refused("is no tensor of these adapters");
   // Cut off anywhere, or with a changed header: refused, never a crash.
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{7}, std::size_t{100}, weights.size() / 2, weights.size() - 1}) {
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{7}, std::size_t{100}, weights.size() / 2, weights.size() - 1}) {
     write_file(dir / "adapter_model.safetensors", weights.substr(0, bytes));
     EXPECT_EQ(error_of([&] { const AdapterWeights w(dir.path(), config); }).exit_code(), 2) << bytes;
   }
@@ -360,7 +374,8 @@ TEST(AdapterFiles, MustFitTheModel) {
     std::string damaged = i % 2 == 0 ? weights : text;
     const std::size_t header = i % 2 == 0 ? 1200 : text.size();
     for (std::uint64_t j = 0; j < 1 + i % 5; ++j)
-      damaged[reference_hash("place", 8 * i + j) % header] = static_cast<char>(reference_hash("byte", 8 * i + j));
+      damaged[reference_hash("place", 8 * i + j) % header] =
+          static_cast<char>(reference_hash("byte", 8 * i + j));
     write_file(dir / "adapter_model.safetensors", i % 2 == 0 ? damaged : weights);
     write_file(dir / "adapter_config.json", i % 2 == 0 ? text : damaged);
     try {

@@ -166,8 +166,8 @@ class ModelRunner {
   }
 
   // Computes the gradients of the sum of losses, times the scale; returns that sum. In halves, the second
-  // ones of all blocks come after the first ones. Frozen, only the embedding's and the adapters' are computed;
-  // beside adapters only these are.
+  // ones of all blocks come after the first ones. Frozen, only the embedding's and the adapters' are
+  // computed; beside adapters only these are.
   double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo, double loss_scale = 1,
                           Gradients into = Gradients::kAdd, Backward how = Backward::kWhole) {
     const BatchShape shape = batch.shape;
@@ -227,8 +227,7 @@ class ModelRunner {
     const Bytes embedding_workspace(model_.embedding_workspace_bytes(shape));
     model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), grads(0),
                               model_.config().tied && !frozen ? Gradients::kAdd : into,
-                              embedding_workspace.data(),
-                              place(0), documents(batch));
+                              embedding_workspace.data(), place(0), documents(batch));
     stream_.synchronize();
     return sum;
   }
@@ -245,7 +244,8 @@ class ModelRunner {
       saved.poison();
       to.poison();
       model_.block_forward(stream_, shape, own(u), rows(from, batch), rows(to, batch), saved.data(),
-                           workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch), adapters(u));
+                           workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch),
+                           adapters(u));
       stream_.synchronize();
     }
     return std::move(head() % 2 == 1 ? x : next);

@@ -51,6 +51,10 @@ CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*AttentionTiles*:*Rope*")
 VISIBLE, ARGUMENTS = "include/ziggurat/kernels/visible_keys.hpp", "include/ziggurat/kernels/arguments.hpp"
 DECODER, ROPE_TABLES = "src/model/decoder_block.cpp", "src/model/rope_tables.cpp"
 FAMILIES = ("zg_test_model", "Model/Families.*:*FamilyFiles*")
+ADAPTERS = "src/model/adapters.cpp"
+LORA = ("zg_test_model", "Model/LoraFamilies.*")
+LORA_RUNS = ("zg_test_train", "LoraRuns.*")
+FROZEN = ("zg_test_engine", "Frozen.*:Lora.*")
 MASKS = ("zg_test_model", "ModelDropout.*:Model/FiniteDifferences.*dropout*")
 
 
@@ -348,6 +352,41 @@ BUGS = (
           "    if (drops(what)) drop(what, mine(room), mine(room));\n    const View sum = sum_of_parts(room);\n"),), DROPOUT),
     Bug("dropout: positions are counted from the beginning of a part",
         ((CALL, "const RowPositions positions = shape.positions();", "const RowPositions positions(shape.time);"),), MASKS),
+    Bug("LoRA: the adapter is scaled twice",
+        ((ADAPTERS, "call_.ops.scale(call_.stream, low, call_.config.lora.factor(), low);",
+          "for (int twice = 0; twice < 2; ++twice) call_.ops.scale(call_.stream, low, call_.config.lora.factor(), low);"),),
+        LORA),
+    Bug("LoRA: the gradient of A is not scaled",
+        ((ADAPTERS, "    call_.ops.scale(call_.stream, d_low, call_.config.lora.factor(), d_low);\n", ""),), LORA),
+    Bug("LoRA: rslora divides by the rank",
+        (("include/ziggurat/model/lora.hpp", "return alpha / (rslora ? std::sqrt(r) : r);", "return alpha / r;"),), LORA),
+    Bug("LoRA: the gradient of the input lacks what passes the adapter",
+        ((ADAPTERS, "      call_.linear_dx_more(d_low, weight(i, 0), dx);\n", ""),), LORA),
+    Bug("LoRA: the keys' adapter adds to the queries",
+        ((ADAPTERS, "add(LoraModule::kK, kQkv, \"self_attn.k_proj\", c.width, kv, q);",
+          "add(LoraModule::kK, kQkv, \"self_attn.k_proj\", c.width, kv);"),), LORA),
+    Bug("LoRA: the gradient of A is that of an input of which nothing is dropped",
+        ((ADAPTERS, "call_.linear_dw(d_low, input_of(all[i], x), grad(i, 0));", "call_.linear_dw(d_low, x, grad(i, 0));"),), LORA),
+    Bug("LoRA: a forward that is run again leaves out the last adapter",
+        (("src/model/decoder_block.cpp", "      return adapters.forward(b.adapters, b.input, y);\n",
+          "      if (y) adapters.forward(b.adapters, b.input, y);\n      return;\n"),), LORA),
+    Bug("LoRA: fused matrices are merged with the rows of the first of them",
+        (("src/model/adapter_files.cpp", "param.file_row + first;", "first;"),), LORA),
+    Bug("LoRA: B begins at random",
+        (("src/train/rank.cpp", "  if (p.init == Init::kZero) return;\n", ""),), LORA_RUNS),
+    Bug("LoRA: A depends on the shards",
+        (("src/train/rank.cpp", "p.whole_element(i)", "i - begin"),), LORA_RUNS),
+    Bug("LoRA: the frozen model is written",
+        (("src/engine/step_program.cpp",
+          "std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit), dead(slot, slot.unit))},\n"
+          "                          {Operand::kInput, read(activation(layer, m), true)},",
+          "std::vector<Use> uses{{Operand::kWeight, write(weight(slot.unit))},\n"
+          "                          {Operand::kInput, read(activation(layer, m), true)},"),), FROZEN),
+    Bug("frozen units: backward goes on below all that is trained",
+        (("src/engine/layout.cpp", "++first_trained_;", "first_trained_ += 0;"),), FROZEN),
+    Bug("frozen units: their weights are dropped too early where they are kept between the passes",
+        (("src/engine/schedule.cpp", "(kind == OpKind::kForward && !below)", "(kind == OpKind::kForward && unit > shape.head())"),),
+        FROZEN),
     Bug("a drive is not flushed for a checkpoint",
         ((SAVER, "for (std::size_t d = 1; d < errors.size(); ++d) {", "for (std::size_t d = 2; d < errors.size(); ++d) {"),),
         PINNED),

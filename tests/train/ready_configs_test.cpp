@@ -9,8 +9,9 @@ namespace {
 
 struct Ready {
   const char* name;
-  double billions;  // of parameters, by the model's card
-  bool on_drives;   // whether state lies there
+  double billions;    // of parameters, by the model's card
+  bool on_drives;     // whether state lies there
+  bool lora = false;  // the file beside it, which trains adapters
 };
 void PrintTo(const Ready& ready, std::ostream* out) {
   *out << ready.name;
@@ -32,9 +33,10 @@ class ReadyConfigurations : public ConfigTest, public testing::WithParamInterfac
     Machine machine;
     machine.has_gpu = [] { return true; };
     machine.gpu_count = [] { return 8; };
-    return load_config(
-        {{std::string(ZG_SOURCE_DIR "/configs/finetune/") + name + ".json"}, {"model.from=" + model}},
-        machine);
+    return load_config({{std::string(ZG_SOURCE_DIR "/configs/finetune/") + name +
+                         (GetParam().lora ? "-lora.json" : ".json")},
+                        {"model.from=" + model}},
+                       machine);
   }
   Hardware node_of_eight(const RunConfig& run) const {
     Hardware machine;
@@ -62,22 +64,31 @@ TEST_P(ReadyConfigurations, FitsItsNode) {
   for (const int rank : {0, 7}) {
     const RunPlan plan = make_run_plan(run, model, 1'000'000, node, rank);
     EXPECT_TRUE(plan.dry_run.fits);
-    EXPECT_NEAR(static_cast<double>(plan.model->parameter_count()) / 1e9, GetParam().billions, 0.05);
+    std::int64_t adapters = 0;
+    for (const Unit& unit : plan.model->units()) {
+      for (const Param& p : unit.params) adapters += p.adapter ? p.whole_count() : 0;
+    }
+    EXPECT_EQ(adapters > 0, GetParam().lora);
+    EXPECT_NEAR(static_cast<double>(plan.model->parameter_count() - adapters) / 1e9, GetParam().billions,
+                0.05);
     EXPECT_EQ(plan.tile_bytes(), 0);  // layers are whole
     EXPECT_EQ(plan.dry_run.per_step.nvme_read > 0, GetParam().on_drives);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shipped, ReadyConfigurations,
-                         testing::Values(Ready{"llama-3.1-8b", 8.03, false},
-                                         Ready{"llama-3.1-70b", 70.55, false}, Ready{"qwen3-8b", 8.19, false},
-                                         Ready{"qwen3-32b", 32.76, false}, Ready{"mistral-7b", 7.25, false},
-                                         Ready{"gemma-2-9b", 9.24, false}),
-                         [](const auto& one) {
-                           std::string name = one.param.name;
-                           for (char& c : name) c = c == '-' || c == '.' ? '_' : c;
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Shipped, ReadyConfigurations,
+    testing::Values(Ready{"llama-3.1-8b", 8.03, false}, Ready{"llama-3.1-70b", 70.55, false},
+                    Ready{"qwen3-8b", 8.19, false}, Ready{"qwen3-32b", 32.76, false},
+                    Ready{"mistral-7b", 7.25, false}, Ready{"gemma-2-9b", 9.24, false},
+                    Ready{"llama-3.1-8b", 8.03, false, true}, Ready{"llama-3.1-70b", 70.55, false, true},
+                    Ready{"qwen3-8b", 8.19, false, true}, Ready{"qwen3-32b", 32.76, false, true},
+                    Ready{"mistral-7b", 7.25, false, true}, Ready{"gemma-2-9b", 9.24, false, true}),
+    [](const auto& one) {
+      std::string name = std::string(one.param.name) + (one.param.lora ? "_lora" : "");
+      for (char& c : name) c = c == '-' || c == '.' ? '_' : c;
+      return name;
+    });
 
 }  // namespace
 }  // namespace zg

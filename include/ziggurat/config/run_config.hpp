@@ -121,8 +121,8 @@ struct ParallelConfig {
 
 // Adapters that are trained in place of the model (Lora).
 struct LoraConfig {
-  std::int64_t rank = 0;                              // 0: none, unless `from` names some
-  std::optional<double> alpha = {};                   // none: the rank
+  std::int64_t rank = 0;             // 0: none, unless `from` names some
+  std::optional<double> alpha = {};  // none: the rank
   double dropout = 0;
   bool rslora = false;
   std::vector<std::string> targets = {"all-linear"};  // names of modules, patterns as in a shell

@@ -171,8 +171,8 @@ struct Layout {
 
   // Whether some parameter of the unit is not trained.
   bool has_frozen(std::int32_t unit) const;
-  // Whether no gradient of the unit's own parameters is computed, so that it has no accumulator: none of them is
-  // trained. Stages of a pipeline compute all gradients, and drop those.
+  // Whether no gradient of the unit's own parameters is computed, so that it has no accumulator: none of them
+  // is trained. Stages of a pipeline compute all gradients, and drop those.
   bool is_frozen(std::int32_t unit) const { return frozen_[static_cast<std::size_t>(unit)]; }
   // The first unit that a backward passes: the first one of which something is trained. 0 in a pipeline.
   std::int32_t first_trained() const { return first_trained_; }
@@ -202,7 +202,7 @@ struct Layout {
   std::vector<std::int32_t> first_tile_;  // by unit, and the number of tiles
   std::vector<bool> frozen_;              // by unit
   std::int32_t first_trained_ = 0;
-  std::vector<Stretch> stretches_;        // by chunk
+  std::vector<Stretch> stretches_;  // by chunk
   StateLayout state_;
   std::int64_t largest_copy_ = 0;
   std::int64_t segment_elements_;  // of a state segment

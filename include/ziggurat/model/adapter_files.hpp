@@ -1,7 +1,7 @@
 // Reads and writes directories of adapters as PEFT does: adapter_config.json and adapter_model.safetensors.
 //
-// To be called at set-up or between steps. Objects that have been opened are immutable, so several threads may call
-// their const members at once.
+// To be called at set-up or between steps. Objects that have been opened are immutable, so several threads
+// may call their const members at once.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,18 +10,18 @@
 
 namespace zg {
 
-// What an adapter_config.json says of adapters for this model. Throws Error(kUsage) for another kind of adapters, for
-// what changes arithmetic and is not supported, for modules that the model does not have, and for a missing or wrong
-// key.
+// What an adapter_config.json says of adapters for this model. Throws Error(kUsage) for another kind of
+// adapters, for what changes arithmetic and is not supported, for modules that the model does not have, and
+// for a missing or wrong key.
 Lora read_adapter_config(const std::string& directory, const ModelConfig& model);
 // The same from the text of one, which errors name `where`.
 Lora parse_adapter_config(const std::string& json_text, const std::string& where, const ModelConfig& model);
 // The text of one. base: the directory of the model that the adapters stand beside.
 std::string write_adapter_config(const Lora& lora, const std::string& base);
 
-// The adapters of a directory. Opening it checks both files against the model: each module that the configuration
-// names must have an A and a B of the right shape and a supported type in every layer, and there may be no other
-// tensor. Throws Error(kUsage). Owns the mapping.
+// The adapters of a directory. Opening it checks both files against the model: each module that the
+// configuration names must have an A and a B of the right shape and a supported type in every layer, and
+// there may be no other tensor. Throws Error(kUsage). Owns the mapping.
 class AdapterWeights {
  public:
   // model: that the adapters stand beside; whether it has a Lora of its own does not matter.
@@ -29,8 +29,8 @@ class AdapterWeights {
   const Lora& lora() const { return lora_; }
   // Writes elements [begin, end) of an adapter's parameter (Param::adapter) to fp32 `out` [end - begin].
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
-  // Adds factor() * B A, computed in fp32, to elements [begin, end) of a parameter of the model, `out` [end - begin],
-  // if the adapters stand beside it. Returns whether they do.
+  // Adds factor() * B A, computed in fp32, to elements [begin, end) of a parameter of the model, `out` [end -
+  // begin], if the adapters stand beside it. Returns whether they do.
   bool merge(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
 
  private:
@@ -40,8 +40,10 @@ class AdapterWeights {
   SafeTensors file_;
 };
 
-// Writes a directory of adapters. model: with a Lora. `read` is called on the calling thread for the parameters with
-// Param::adapter. Files appear whole or not at all, as save_hf() writes them. Throws Error(kIo).
-void save_adapters(const std::string& directory, const Model& model, const std::string& base, const ReadParam& read);
+// Writes a directory of adapters. model: with a Lora. `read` is called on the calling thread for the
+// parameters with Param::adapter. Files appear whole or not at all, as save_hf() writes them. Throws
+// Error(kIo).
+void save_adapters(const std::string& directory, const Model& model, const std::string& base,
+                   const ReadParam& read);
 
 }  // namespace zg

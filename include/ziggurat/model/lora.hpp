@@ -1,5 +1,6 @@
-// Low-rank adapters (LoRA): y = W x + factor() * B A x beside matrices of every block, of which A [rank, in] and
-// B [out, rank] alone are trained. With A random and B zero, as they begin, the model computes what it did.
+// Low-rank adapters (LoRA): y = W x + factor() * B A x beside matrices of every block, of which A [rank, in]
+// and B [out, rank] alone are trained. With A random and B zero, as they begin, the model computes what it
+// did.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace zg {
 
-// The modules of a block that an adapter may stand beside. Those of families whose files have several matrices as
-// one are one module, with one A for all of it.
+// The modules of a block that an adapter may stand beside. Those of families whose files have several
+// matrices as one are one module, with one A for all of it.
 enum class LoraModule : std::uint8_t { kQ, kK, kV, kQkv, kO, kGate, kUp, kGateUp, kDown };
 inline constexpr int kLoraModules = 9;
 // As Hugging Face calls it: "q_proj".
@@ -35,8 +36,8 @@ struct ModelConfig;
 
 // The modules that the model's blocks have, in the order in which they compute; none in GPT-2.
 std::vector<LoraModule> lora_modules(const ModelConfig& model);
-// The bits of the modules that a pattern selects, in which * and ? match as in a shell; "all-linear": all of them.
-// 0: none.
+// The bits of the modules that a pattern selects, in which * and ? match as in a shell; "all-linear": all of
+// them. 0: none.
 std::uint32_t match_modules(const ModelConfig& model, const std::string& pattern);
 // "rank 8, alpha 16, dropout 0, of q_proj, v_proj": all that there is to say of them; "none".
 std::string text_of(const Lora& lora);

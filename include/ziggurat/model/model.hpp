@@ -73,15 +73,15 @@ enum class Gradients { kAdd, kOverwrite };
 
 // Whether the backward of a block is one call or two. The first half computes the gradient of the block's
 // input, for which others wait; the second one the gradients of its parameters, at any time later. Both have
-// the bits of the one call. kFrozen: one call, for blocks whose own parameters are not trained; the gradient of
-// the input has the same bits, and those of the parameters are not computed.
+// the bits of the one call. kFrozen: one call, for blocks whose own parameters are not trained; the gradient
+// of the input has the same bits, and those of the parameters are not computed.
 enum class Backward { kWhole, kInHalves, kFrozen };
 
 // Whether the head's calls compute the gradients of its parameters.
 enum class HeadGradients { kAll, kFrozen };
 
-// The adapters of a block (Lora) as the flat tensor of their tile, T, and its gradients, of accumulator_dtype();
-// null: there are none.
+// The adapters of a block (Lora) as the flat tensor of their tile, T, and its gradients, of
+// accumulator_dtype(); null: there are none.
 struct AdapterViews {
   View weights = {}, grads = {};
 };
@@ -205,16 +205,16 @@ class Model {
                      void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
                      const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
                      const View& documents = {}, const View& adapters = {}) const;
-  // The same for tokens of one sequence whose keys and values are kept, so that it can be continued: its first
-  // tokens (shape.first 0), or one more behind shape.first others. `past`: T [room, past_columns()], where the
-  // keys, as they turn, and values of the tokens before are; those of these tokens are put behind them. Of a
-  // whole model alone, whose T is accumulator_dtype().
+  // The same for tokens of one sequence whose keys and values are kept, so that it can be continued: its
+  // first tokens (shape.first 0), or one more behind shape.first others. `past`: T [room, past_columns()],
+  // where the keys, as they turn, and values of the tokens before are; those of these tokens are put behind
+  // them. Of a whole model alone, whose T is accumulator_dtype().
   std::int64_t past_columns() const;
   void block_next(Stream& s, BatchShape shape, View weights, View x, View out, View past, void* saved,
                   void* workspace, std::int64_t layer) const;
   // dx [N,C] of T holds the gradient of the block's output, and is overwritten with that of its input. The
-  // content of `saved` is destroyed. Null `grads`: the block's own parameters are frozen, and `workspace` is as
-  // large as Backward::kFrozen says; those of a block with adapters always are.
+  // content of `saved` is destroyed. Null `grads`: the block's own parameters are frozen, and `workspace` is
+  // as large as Backward::kFrozen says; those of a block with adapters always are.
   void block_backward(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx, View grads,
                       void* workspace, Gradients into = Gradients::kAdd, ContextExchange* context = nullptr,
                       TileAccess* tiles = nullptr, const DropoutPlace* dropout = nullptr,
@@ -234,8 +234,8 @@ class Model {
   // tied, else the head's own. loss_sum f64 [1,1] += the sum over the tokens that count, on every part. dx
   // [N,C] of T is overwritten with loss_scale * d loss_sum / d x. head_grads and table_grads (the same view
   // when untied), and all gradients that follow from dx, are multiplied by loss_scale; whoever uses them
-  // divides by it. Null head_grads or table_grads are not computed; without head_grads `workspace` is as large as
-  // HeadGradients::kFrozen says.
+  // divides by it. Null head_grads or table_grads are not computed; without head_grads `workspace` is as
+  // large as HeadGradients::kFrozen says.
   void head_loss_and_gradient(Stream& s, BatchShape shape, View head_weights, View table, View x,
                               View targets, View loss_sum, View dx, View head_grads, View table_grads,
                               void* workspace, double loss_scale = 1, Gradients into = Gradients::kAdd) const;

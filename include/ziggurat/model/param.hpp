@@ -15,7 +15,8 @@
 
 namespace zg {
 
-// residual: std / sqrt(2 * layers); uniform: between -1 and 1 / sqrt(cols), as PEFT begins the A of an adapter.
+// residual: std / sqrt(2 * layers); uniform: between -1 and 1 / sqrt(cols), as PEFT begins the A of an
+// adapter.
 enum class Init { kZero, kOne, kNormal, kNormalResidual, kUniform };
 
 // Part number `part` of a model that `parts` ranks compute together. `sequence`: what lies between the split
@@ -38,7 +39,7 @@ struct Param {
   std::string name;                 // as in Hugging Face's files, without "transformer.": "h.0.ln_1.weight"
   std::int64_t rows = 1, cols = 0;  // as held here: matrices are [out, in], vectors are [1, n]
   bool vector = false;
-  bool conv1d = false;  // files hold it transposed, [in, out] (GPT-2's Conv1D)
+  bool conv1d = false;   // files hold it transposed, [in, out] (GPT-2's Conv1D)
   bool adapter = false;  // of an adapter, which files of its own hold (Lora)
   // Files hold several matrices as one of this name, [file_rows, cols], in which this one's rows begin at
   // file_row (Phi-3). Empty: it is a tensor of its own.
@@ -91,8 +92,8 @@ struct Param {
 inline constexpr std::int64_t kParamAlign = kQuantBlock;
 
 // Neighbouring elements of a unit that are fetched, gathered, updated and released together: all of them or,
-// of a unit in tiles, some rows of one of its matrices. The first tile has all vectors then. Adapters are a tile
-// of their own beside their unit's other parameters.
+// of a unit in tiles, some rows of one of its matrices. The first tile has all vectors then. Adapters are a
+// tile of their own beside their unit's other parameters.
 struct Tile {
   std::int64_t first = 0, count = 0;  // with the gaps between parameters; begins at a multiple of kParamAlign
   std::int32_t param = -1;            // index of the matrix; -1: several parameters

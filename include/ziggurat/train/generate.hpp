@@ -28,7 +28,8 @@ class Generator {
   // Reads a Hugging Face directory. `memory`: the most bytes that the weights, which are kept in fp32, may
   // take; what does not fit is read from the directory's files for each token. 0: most of what the process
   // may have. Throws Error: kUsage for a directory that holds no such model, kMemory where not even two
-  // layers fit. `adapters`: a directory of adapters (LoRA) that are merged into the weights, in fp32; empty: none.
+  // layers fit. `adapters`: a directory of adapters (LoRA) that are merged into the weights, in fp32; empty:
+  // none.
   explicit Generator(const std::string& directory, std::int64_t memory = 0, const std::string& adapters = "");
   ~Generator();
 
@@ -36,9 +37,10 @@ class Generator {
   const ModelConfig& config() const;
   const std::vector<std::int32_t>& end_ids() const;  // of tokens that end a text: read_hf_end_ids()
   // Continues `prompt`, which has one id or more. Calls `seen` with each new id; if that returns false, or
-  // the id is one that ends a text, stops. A prompt that goes on where the last call ended costs its new tokens, unless
-  // these are so many that one pass over all is cheaper. Each call draws further random numbers of the seed. Behind the model's longest sequence the last tokens of that length count, and each token costs
-  // all of them.
+  // the id is one that ends a text, stops. A prompt that goes on where the last call ended costs its new
+  // tokens, unless these are so many that one pass over all is cheaper. Each call draws further random
+  // numbers of the seed. Behind the model's longest sequence the last tokens of that length count, and each
+  // token costs all of them.
   std::vector<std::int32_t> generate(const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
                                      const std::function<bool(std::int32_t)>& seen);
 

@@ -1,0 +1,194 @@
+// Runs that train adapters: what they leave, what can be made of it, and what is refused.
+#include <cstring>
+#include <filesystem>
+
+#include "support/families.hpp"
+#include "train/checkpoint_fixture.hpp"
+#include "ziggurat/model/adapter_files.hpp"
+#include "ziggurat/train/generate.hpp"
+#include "ziggurat/train/merge.hpp"
+
+namespace zg {
+namespace {
+
+using test::read_file;
+
+class LoraRuns : public CheckpointFixture {
+ protected:
+  LoraRuns() {
+    ModelConfig c = test::FamilyFile("qwen3").config();
+    c.vocab_size = 256;
+    save_hf(model_, Model(c, DType::kF32, host_ops()), DType::kBF16,
+            [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+              for (std::int64_t i = begin; i < end; ++i)
+                out[i - begin] = static_cast<float>(test::family_weight(c, p, i / p.whole_cols, i % p.whole_cols));
+            });
+  }
+  RunConfig adapted(const std::string& out, const Strings& more = {}) const {
+    return on_book(Strings{"model.from=" + model_, "data.seq_len=16", "data.validation=0.2", "eval.batches=1", "steps=4", "train_batch_size=4",
+                           "train_micro_batch_size_per_gpu=2", "optimizer.params.lr=0.02", "gradient_clipping=1",
+                           "output.dir=" + directory_ + "/" + out} +
+                   more);
+  }
+  Outcome train(const std::string& out, const Strings& more, std::optional<std::string> resume = {}) const {
+    Trainer trainer(adapted(out, more), {.resume = std::move(resume)});
+    trainer.start();
+    Steps steps;
+    Outcome o;
+    o.summary = trainer.run({&steps});
+    EXPECT_EQ(o.summary.measured, o.summary.formula);
+    o.losses = steps.losses, o.norms = steps.norms;
+    trainer.save_model(trainer.plan().config.model_dir());
+    const auto all = list_checkpoints(trainer.plan().config.checkpoint.path);
+    if (!all.empty()) o.newest = all.front().path, o.tensors = tensors_in(o.newest);
+    return o;
+  }
+  std::string adapter(const std::string& out) const { return directory_ + "/" + out + "/adapter"; }
+  std::string weights(const std::string& out) const { return read_file(adapter(out) + "/adapter_model.safetensors"); }
+
+  const std::string model_ = directory_ + "/base";
+};
+
+const Strings kRank4{"lora.rank=4", "lora.alpha=8"};
+
+TEST_F(LoraRuns, LeaveAdaptersBesideAModelThatIsNotWritten) {
+  const std::string before = read_file(model_ + "/model.safetensors");
+  const Outcome o = train("a", kRank4 + Strings{"lora.target=[\"q_proj\", \"*down*\"]"});
+  EXPECT_LT(o.losses.back(), o.losses.front());
+  EXPECT_TRUE(read_file(model_ + "/model.safetensors") == before);
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/a/model"));
+  const ModelConfig model = read_hf_config(model_);
+  const Lora lora = AdapterWeights(adapter("a"), model).lora();
+  EXPECT_EQ(lora.rank, 4);
+  EXPECT_EQ(lora.alpha, 8);
+  EXPECT_EQ(lora.modules, match_modules(model, "q_proj") | match_modules(model, "down_proj"));
+  EXPECT_HAS(read_file(adapter("a") + "/adapter_config.json"), "\"base_model_name_or_path\": \"" + model_ + "\"");
+}
+
+// One rank or three, drives or none: the adapters begin alike, and one step later differ by rounding alone.
+TEST_F(LoraRuns, BeginAlikeWhateverTheRanks) {
+  const Strings once{"steps=1", "optimizer.params.lr=0", "train_batch_size=6"};
+  (void)train("one", kRank4 + once);
+  (void)train("three", kRank4 + once + Strings{"devices=host:3", "zero_optimization.stage=3"});
+  EXPECT_TRUE(weights("one") == weights("three"));
+  (void)train("other", kRank4 + once + Strings{"seed=5"});
+  EXPECT_FALSE(weights("one") == weights("other"));
+  // A is uniform between -1 and 1 / sqrt(in), B is zero.
+  const AdapterWeights read(adapter("one"), read_hf_config(model_));
+  ModelConfig c = read_hf_config(model_);
+  c.lora = read.lora();
+  const Model model(c, DType::kF32, host_ops());
+  for (const Param& p : model.units()[1].params) {
+    if (!p.adapter) continue;
+    std::vector<float> values(static_cast<std::size_t>(p.count()));
+    read.read(p, 0, p.count(), values.data());
+    double square = 0;
+    for (const float v : values) square += static_cast<double>(v) * static_cast<double>(v);
+    const double expected = p.init == Init::kZero ? 0 : 1.0 / (3.0 * static_cast<double>(p.cols));
+    // The mean of n squares of uniform numbers, with a deviation of 0.9 of it / sqrt(n).
+    EXPECT_NEAR(square / static_cast<double>(p.count()), expected, 4 * 0.9 * expected / std::sqrt(p.count())) << p.name;
+  }
+}
+
+TEST_F(LoraRuns, GoOnFromACheckpointToTheBit) {
+  for (const Strings& place : {Strings{}, Strings{"devices=host:2", "zero_optimization.stage=2"}}) {
+    const Strings settings = kRank4 + Strings{"lora.dropout=0.1", "checkpoint.every=2"} + place;
+    const std::string name = place.empty() ? "one" : "two";
+    const Outcome whole = train(name, settings);
+    (void)train(name + "half", settings + Strings{"steps=2"});
+    const Outcome rest = train(name + "half", settings, "");
+    EXPECT_EQ(rest.losses.size(), 2u);
+    expect_tail(whole, rest);
+    EXPECT_TRUE(weights(name) == weights(name + "half"));
+  }
+  const Error error = usage_error([&] {
+    (void)train("onehalf", {"lora.rank=5", "checkpoint.every=2"}, "");
+    return 0;
+  });
+  EXPECT_HAS(error.message(), "lora is rank 5");
+}
+
+// State on drives, pinned there.
+TEST_F(LoraRuns, GoOnFromPinnedState) {
+  std::filesystem::create_directories(directory_ + "/drive");
+  const Strings settings = kRank4 + Strings{"checkpoint.every=2", "tiers.host=600KiB", "tiers.device=900KiB",
+                                            "tiers.nvme.0.path=" + directory_ + "/drive", "bf16.enabled=true"};
+  const Outcome whole = train("whole", settings);
+  (void)train("half", settings + Strings{"steps=2"});
+  const Outcome rest = train("half", settings, "");
+  expect_tail(whole, rest);
+}
+
+TEST_F(LoraRuns, StartFromAdaptersAndLeaveThemAsTheyWere) {
+  (void)train("first", kRank4);
+  const Outcome still = train("second", {"lora.from=" + adapter("first"), "optimizer.params.lr=0"});
+  EXPECT_TRUE(weights("first") == weights("second"));
+  EXPECT_EQ(read_file(adapter("first") + "/adapter_config.json"), read_file(adapter("second") + "/adapter_config.json"));
+  EXPECT_LT(still.losses.front(), train("fresh", kRank4).losses.front());
+}
+
+// Evaluated with its adapters, or merged with them: the same loss, to the rounding of bf16 where the merged weights
+// are rounded.
+TEST_F(LoraRuns, AreEvaluatedAndMerged) {
+  (void)train("run", kRank4 + Strings{"lora.rslora=true"});
+  EXPECT_EQ(merge_adapters(model_, adapter("run"), directory_ + "/merged"), 3 * 7);
+  std::vector<std::int32_t> ids;
+  for (int i = 0; i < 40; ++i) ids.push_back(static_cast<std::int32_t>("all work and no play "[i % 21]));
+  const auto loss = [&](const std::string& model, const std::string& adapters) {
+    return Generator(model, 0, adapters).loss_of(ids, {}, 16).mean();
+  };
+  const double base = loss(model_, ""), with = loss(model_, adapter("run")), merged = loss(directory_ + "/merged", "");
+  EXPECT_LT(with, base);
+  EXPECT_NEAR(with, merged, 0.02 * with);
+  EXPECT_LT(std::abs(with - merged), 0.2 * (base - with));
+  EXPECT_HAS(read_file(directory_ + "/merged/config.json"), "bfloat16");
+  // What is not adapted keeps its bytes.
+  const ModelConfig c = read_hf_config(model_);
+  const Model model(c, DType::kF32, host_ops());
+  const HfWeights before(model_, model), after(directory_ + "/merged", model);
+  for (const Param& p : model.units()[1].params) {
+    std::vector<float> a(static_cast<std::size_t>(p.count())), b = a;
+    before.read(p, 0, p.count(), a.data()), after.read(p, 0, p.count(), b.data());
+    EXPECT_EQ(a == b, p.vector) << p.name;
+  }
+  EXPECT_EQ(usage_error([&] { return merge_adapters(model_, adapter("run"), model_); }).where(), model_);
+}
+
+TEST_F(LoraRuns, RefuseWhatCannotBe) {
+  const auto refused = [&](const Strings& settings, const std::string& where, const std::string& said) {
+    SCOPED_TRACE(said);
+    const Error error = usage_error([&] {
+      const RunConfig run = adapted("refused", settings);
+      Trainer trainer(run, {});
+      return 0;
+    });
+    EXPECT_HAS(error.where(), where);
+    EXPECT_HAS(error.message(), said);
+  };
+  refused({"lora.rank=0"}, "lora.rank", "found 0");
+  refused({"lora.alpha=3"}, "lora.rank", "is missing");
+  refused({"lora.rank=2", "lora.target=[\"c_attn\"]"}, "lora.target", "matches no module of qwen3");
+  refused({"lora.rank=2", "lora.target=[]"}, "lora.target", "expected");
+  refused({"lora.rank=2", "lora.from=x"}, "lora.rank", "is said by the adapters of lora.from");
+  refused({"lora.from=" + directory_ + "/none"}, "adapter_config.json", "");
+  refused({"lora.rank=2", "devices=host:2", "parallel.tensor=2"}, "lora", "adapters are not split into parts so far");
+  refused({"lora.rank=2", "devices=host:2", "parallel.pipeline=2"}, "lora", "stages train whole layers so far");
+  refused({"lora.rank=2", "tiers.tiles=on"}, "tiers.tiles", "adapters stand beside whole matrices so far");
+  refused({"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*norm*\", \"frozen\": true}]"}, "optimizer.param_groups",
+          "all but the adapters is frozen already");
+  refused({"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*norm*\", \"lr_factor\": 2}]"},
+          "optimizer.param_groups.0.params", "matches no parameter");
+  // A group of adapters has a learning rate of its own.
+  EXPECT_NO_THROW(Trainer(adapted("groups", {"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*lora_B*\", "
+                                                            "\"lr_factor\": 16}]"}),
+                          {}));
+  // A model that is new, or GPT-2.
+  EXPECT_HAS(usage_error([&] {
+               Trainer trainer(on_book({"lora.rank=2"}), {});
+               return 0;
+             }).message(),
+             "the model is new");
+}
+
+}  // namespace
+}  // namespace zg

@@ -1,5 +1,5 @@
-// Adapters beside a frozen model: where anything lies changes no bit, the model is streamed and never written, and
-// nothing is computed or kept for what is not trained.
+// Adapters beside a frozen model: where anything lies changes no bit, the model is streamed and never
+// written, and nothing is computed or kept for what is not trained.
 #include "engine/ranks_run.hpp"
 
 namespace zg::test {
@@ -57,7 +57,8 @@ TEST(Lora, PlacementChangesNoBit) {
       EXPECT_LT(expected.losses.back(), expected.losses.front());
       base.layout.drives = 1;
       base.room = Room::kSmallest;
-      for (const UpdateTiming timing : {UpdateTiming::kDeferred, UpdateTiming::kEarly, UpdateTiming::kSeparate}) {
+      for (const UpdateTiming timing :
+           {UpdateTiming::kDeferred, UpdateTiming::kEarly, UpdateTiming::kSeparate}) {
         for (const std::int32_t on_device : {0, kAllUnits}) {
           SCOPED_TRACE(fmt::format("{}, recompute {}, {}, on the device {}", name_of(model.arch), recompute,
                                    name_of(timing), on_device));
@@ -117,8 +118,8 @@ TEST(Lora, TheModelIsLeftAlone) {
   EXPECT_TRUE(before == weights());
 }
 
-// What goes to the drives in a step is the adapters' alone, and the model is read in each pass, at the count of the
-// plan: layers twice, embedding and head once.
+// What goes to the drives in a step is the adapters' alone, and the model is read in each pass, at the count
+// of the plan: layers twice, embedding and head once.
 TEST(Lora, StepsWriteTheAdaptersAlone) {
   TinySetup s = adapted(tiny_llama(), DType::kBF16);
   s.layout.drives = 1;
@@ -133,7 +134,8 @@ TEST(Lora, StepsWriteTheAdaptersAlone) {
       if (id == Layout::kNone) return std::int64_t{0};
       const Tensor& tensor = layout.table.tensor(id);
       std::int64_t sum = 0;
-      for (std::int32_t i = 0; i < tensor.segments; ++i) sum += layout.table.segment(tensor.first_segment + i).bytes;
+      for (std::int32_t i = 0; i < tensor.segments; ++i)
+        sum += layout.table.segment(tensor.first_segment + i).bytes;
       return sum;
     };
     if (tile.first > 0) {

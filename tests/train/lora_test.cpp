@@ -21,12 +21,14 @@ class LoraRuns : public CheckpointFixture {
     save_hf(model_, Model(c, DType::kF32, host_ops()), DType::kBF16,
             [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
               for (std::int64_t i = begin; i < end; ++i)
-                out[i - begin] = static_cast<float>(test::family_weight(c, p, i / p.whole_cols, i % p.whole_cols));
+                out[i - begin] =
+                    static_cast<float>(test::family_weight(c, p, i / p.whole_cols, i % p.whole_cols));
             });
   }
   RunConfig adapted(const std::string& out, const Strings& more = {}) const {
-    return on_book(Strings{"model.from=" + model_, "data.seq_len=16", "data.validation=0.2", "eval.batches=1", "steps=4", "train_batch_size=4",
-                           "train_micro_batch_size_per_gpu=2", "optimizer.params.lr=0.02", "gradient_clipping=1",
+    return on_book(Strings{"model.from=" + model_, "data.seq_len=16", "data.validation=0.2", "eval.batches=1",
+                           "steps=4", "train_batch_size=4", "train_micro_batch_size_per_gpu=2",
+                           "optimizer.params.lr=0.02", "gradient_clipping=1",
                            "output.dir=" + directory_ + "/" + out} +
                    more);
   }
@@ -44,7 +46,9 @@ class LoraRuns : public CheckpointFixture {
     return o;
   }
   std::string adapter(const std::string& out) const { return directory_ + "/" + out + "/adapter"; }
-  std::string weights(const std::string& out) const { return read_file(adapter(out) + "/adapter_model.safetensors"); }
+  std::string weights(const std::string& out) const {
+    return read_file(adapter(out) + "/adapter_model.safetensors");
+  }
 
   const std::string model_ = directory_ + "/base";
 };
@@ -62,7 +66,8 @@ TEST_F(LoraRuns, LeaveAdaptersBesideAModelThatIsNotWritten) {
   EXPECT_EQ(lora.rank, 4);
   EXPECT_EQ(lora.alpha, 8);
   EXPECT_EQ(lora.modules, match_modules(model, "q_proj") | match_modules(model, "down_proj"));
-  EXPECT_HAS(read_file(adapter("a") + "/adapter_config.json"), "\"base_model_name_or_path\": \"" + model_ + "\"");
+  EXPECT_HAS(read_file(adapter("a") + "/adapter_config.json"),
+             "\"base_model_name_or_path\": \"" + model_ + "\"");
 }
 
 // One rank or three, drives or none: the adapters begin alike, and one step later differ by rounding alone.
@@ -86,7 +91,8 @@ TEST_F(LoraRuns, BeginAlikeWhateverTheRanks) {
     for (const float v : values) square += static_cast<double>(v) * static_cast<double>(v);
     const double expected = p.init == Init::kZero ? 0 : 1.0 / (3.0 * static_cast<double>(p.cols));
     // The mean of n squares of uniform numbers, with a deviation of 0.9 of it / sqrt(n).
-    EXPECT_NEAR(square / static_cast<double>(p.count()), expected, 4 * 0.9 * expected / std::sqrt(p.count())) << p.name;
+    EXPECT_NEAR(square / static_cast<double>(p.count()), expected, 4 * 0.9 * expected / std::sqrt(p.count()))
+        << p.name;
   }
 }
 
@@ -111,8 +117,9 @@ TEST_F(LoraRuns, GoOnFromACheckpointToTheBit) {
 // State on drives, pinned there.
 TEST_F(LoraRuns, GoOnFromPinnedState) {
   std::filesystem::create_directories(directory_ + "/drive");
-  const Strings settings = kRank4 + Strings{"checkpoint.every=2", "tiers.host=600KiB", "tiers.device=900KiB",
-                                            "tiers.nvme.0.path=" + directory_ + "/drive", "bf16.enabled=true"};
+  const Strings settings =
+      kRank4 + Strings{"checkpoint.every=2", "tiers.host=600KiB", "tiers.device=900KiB",
+                       "tiers.nvme.0.path=" + directory_ + "/drive", "bf16.enabled=true"};
   const Outcome whole = train("whole", settings);
   (void)train("half", settings + Strings{"steps=2"});
   const Outcome rest = train("half", settings, "");
@@ -123,12 +130,13 @@ TEST_F(LoraRuns, StartFromAdaptersAndLeaveThemAsTheyWere) {
   (void)train("first", kRank4);
   const Outcome still = train("second", {"lora.from=" + adapter("first"), "optimizer.params.lr=0"});
   EXPECT_TRUE(weights("first") == weights("second"));
-  EXPECT_EQ(read_file(adapter("first") + "/adapter_config.json"), read_file(adapter("second") + "/adapter_config.json"));
+  EXPECT_EQ(read_file(adapter("first") + "/adapter_config.json"),
+            read_file(adapter("second") + "/adapter_config.json"));
   EXPECT_LT(still.losses.front(), train("fresh", kRank4).losses.front());
 }
 
-// Evaluated with its adapters, or merged with them: the same loss, to the rounding of bf16 where the merged weights
-// are rounded.
+// Evaluated with its adapters, or merged with them: the same loss, to the rounding of bf16 where the merged
+// weights are rounded.
 TEST_F(LoraRuns, AreEvaluatedAndMerged) {
   (void)train("run", kRank4 + Strings{"lora.rslora=true"});
   EXPECT_EQ(merge_adapters(model_, adapter("run"), directory_ + "/merged"), 3 * 7);
@@ -137,7 +145,8 @@ TEST_F(LoraRuns, AreEvaluatedAndMerged) {
   const auto loss = [&](const std::string& model, const std::string& adapters) {
     return Generator(model, 0, adapters).loss_of(ids, {}, 16).mean();
   };
-  const double base = loss(model_, ""), with = loss(model_, adapter("run")), merged = loss(directory_ + "/merged", "");
+  const double base = loss(model_, ""), with = loss(model_, adapter("run")),
+               merged = loss(directory_ + "/merged", "");
   EXPECT_LT(with, base);
   EXPECT_NEAR(with, merged, 0.02 * with);
   EXPECT_LT(std::abs(with - merged), 0.2 * (base - with));
@@ -171,16 +180,19 @@ TEST_F(LoraRuns, RefuseWhatCannotBe) {
   refused({"lora.rank=2", "lora.target=[]"}, "lora.target", "expected");
   refused({"lora.rank=2", "lora.from=x"}, "lora.rank", "is said by the adapters of lora.from");
   refused({"lora.from=" + directory_ + "/none"}, "adapter_config.json", "");
-  refused({"lora.rank=2", "devices=host:2", "parallel.tensor=2"}, "lora", "adapters are not split into parts so far");
-  refused({"lora.rank=2", "devices=host:2", "parallel.pipeline=2"}, "lora", "stages train whole layers so far");
+  refused({"lora.rank=2", "devices=host:2", "parallel.tensor=2"}, "lora",
+          "adapters are not split into parts so far");
+  refused({"lora.rank=2", "devices=host:2", "parallel.pipeline=2"}, "lora",
+          "stages train whole layers so far");
   refused({"lora.rank=2", "tiers.tiles=on"}, "tiers.tiles", "adapters stand beside whole matrices so far");
-  refused({"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*norm*\", \"frozen\": true}]"}, "optimizer.param_groups",
-          "all but the adapters is frozen already");
+  refused({"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*norm*\", \"frozen\": true}]"},
+          "optimizer.param_groups", "all but the adapters is frozen already");
   refused({"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*norm*\", \"lr_factor\": 2}]"},
           "optimizer.param_groups.0.params", "matches no parameter");
   // A group of adapters has a learning rate of its own.
-  EXPECT_NO_THROW(Trainer(adapted("groups", {"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*lora_B*\", "
-                                                            "\"lr_factor\": 16}]"}),
+  EXPECT_NO_THROW(Trainer(adapted("groups", {"lora.rank=2",
+                                             "optimizer.param_groups=[{\"params\": \"*lora_B*\", "
+                                             "\"lr_factor\": 16}]"}),
                           {}));
   // A model that is new, or GPT-2.
   EXPECT_HAS(usage_error([&] {

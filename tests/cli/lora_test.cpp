@@ -1,0 +1,63 @@
+// Adapters from the command line: trained beside a model, used with it, merged into it, and refused.
+#include "cli/fixture.hpp"
+
+namespace zg {
+namespace {
+
+using namespace cli_test;
+
+class LoraCommands : public CliTest {
+ protected:
+  LoraCommands() {
+    const Strings llama{
+        "model={\"arch\": \"llama\", \"hidden_size\": 32, \"num_hidden_layers\": 2, "
+        "\"num_attention_heads\": 2, \"intermediate_size\": 48, \"max_position_embeddings\": 32}"};
+    train(llama + Strings{"steps=3", "output.dir=base"});
+    train({"model={\"from\": \"base/model\"}", "lora.rank=4", "steps=4", "optimizer.params.lr=0.01",
+           "output.dir=tuned"});
+  }
+  std::string answer(const Strings& flags) const {
+    const Outcome o = run(
+        Strings{"generate", "--prompt-ids", "108,101,116", "--tokens", "12", "--greedy", "--ids"} + flags);
+    EXPECT_EQ(o.code, 0) << o.err;
+    return o.out;
+  }
+};
+
+TEST_F(LoraCommands, AreUsedAndMerged) {
+  EXPECT_TRUE(fs::exists(path("tuned/adapter/adapter_model.safetensors")));
+  EXPECT_FALSE(fs::exists(path("tuned/model")));
+  const Outcome merged = run(Strings{"merge", "base/model", "tuned/adapter", "merged"});
+  EXPECT_EQ(merged.code, 0) << merged.err;
+  EXPECT_HAS(merged.out, "merged: 14 matrices of base/model have changed");
+  EXPECT_EQ(answer({"--model", "merged"}), answer({"--model", "base/model", "--adapter", "tuned/adapter"}));
+  const auto loss = [&](const Strings& flags) {
+    const Outcome o = run(Strings{"eval", "--data", "text.txt", "--json", "--context", "16"} + flags);
+    EXPECT_EQ(o.code, 0) << o.err;
+    return nlohmann::json::parse(o.out)["loss"].get<double>();
+  };
+  const double base = loss({"--model", "base/model"}),
+               both = loss({"--model", "base/model", "--adapter", "tuned/adapter"});
+  EXPECT_LT(both, base);
+  EXPECT_NEAR(loss({"--model", "merged"}), both, 1e-5);
+}
+
+TEST_F(LoraCommands, RefuseWhatDoesNotFit) {
+  const auto refused = [&](const Strings& words, const std::string& said) {
+    const Outcome o = run(words);
+    EXPECT_EQ(o.code, 2) << o.out;
+    EXPECT_HAS(o.err, said);
+  };
+  refused({"merge", "base/model", "tuned/adapter", "base/model"}, "is the directory that is read");
+  refused({"merge", "base/model", "nowhere", "merged"}, "nowhere/adapter_config.json");
+  refused({"merge", "tuned/adapter", "tuned/adapter", "merged"}, "tuned/adapter");
+  const std::string whole = read("tuned/adapter/adapter_model.safetensors");
+  write("tuned/adapter/adapter_model.safetensors", whole.substr(0, whole.size() / 2));
+  refused({"generate", "--model", "base/model", "--adapter", "tuned/adapter", "--prompt-ids", "1"},
+          "tuned/adapter/adapter_model.safetensors");
+  refused({"merge", "base/model", "tuned/adapter", "merged"}, "tuned/adapter/adapter_model.safetensors");
+  EXPECT_FALSE(fs::exists(path("merged")));
+}
+
+}  // namespace
+}  // namespace zg
